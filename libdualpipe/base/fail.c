@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local char last_error[1024];
+
+static dp_log_fn log_fn;
+static void *log_user;
+static atomic_int log_level = -1; /* -1: DUALPIPE_LOG_LEVEL has not been read yet */
+
+static const char *const level_names[] = {"error", "warn", "info", "debug"};
+
+/* Logging must work before and without the option tables, so this one variable is read here; a bad
+ * value is an error there (base/options.c lists it). */
+static int current_level(void)
+{
+    int level = atomic_load_explicit(&log_level, memory_order_relaxed);
+    if (level >= 0)
+        return level;
+
+    level = DP_LOG_WARN;
+    const char *name = getenv("DUALPIPE_LOG_LEVEL");
+    for (int i = 0; name && i <= DP_LOG_DEBUG; i++)
+        if (!strcmp(name, level_names[i]))
+            level = i;
+    atomic_store_explicit(&log_level, level, memory_order_relaxed);
+    return level;
+}
+
+void dp_log_set(dp_log_fn fn, void *user, enum dp_log_level level)
+{
+    log_fn = fn;
+    log_user = user;
+    atomic_store_explicit(&log_level, (int)level, memory_order_relaxed);
+}
+
+static void emit(enum dp_log_level level, const char *line)
+{
+    if ((int)level > current_level())
+        return;
+    if (log_fn)
+        log_fn(log_user, level, line);
+    else
+        fprintf(stderr, "dualpipe: %s: %s\n", level_names[level], line);
+}
+
+void dp_log(enum dp_log_level level, const char *fmt, ...)
+{
+    char line[1024];
+    va_list args;
+
+    if ((int)level > current_level())
+        return;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof(line), fmt, args);
+    va_end(args);
+    emit(level, line);
+}
+
+int dp_fail(int err, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(last_error, sizeof(last_error), fmt, args);
+    va_end(args);
+    emit(DP_LOG_ERROR, last_error);
+    return err;
+}
+
+int dp_fail_quietly(int err, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(last_error, sizeof(last_error), fmt, args);
+    va_end(args);
+    return err;
+}
+
+const char *dp_last_error(void)
+{
+    return last_error;
+}
+
+const char *dp_strerror(int err)
+{
+    switch (err) {
+    case 0:
+        return "success";
+    case DP_EAGAIN:
+        return "DP_EAGAIN";
+    case DP_EINVAL:
+        return "DP_EINVAL";
+    case DP_ENOMEM:
+        return "DP_ENOMEM";
+    case DP_ENODEV:
+        return "DP_ENODEV";
+    case DP_ENOENT:
+        return "DP_ENOENT";
+    case DP_EUNSUPPORTED:
+        return "DP_EUNSUPPORTED";
+    case DP_ESTATE:
+        return "DP_ESTATE";
+    case DP_EMISMATCH:
+        return "DP_EMISMATCH";
+    case DP_ECOMM:
+        return "DP_ECOMM";
+    case DP_ETIMEDOUT:
+        return "DP_ETIMEDOUT";
+    case DP_EIO:
+        return "DP_EIO";
+    case DP_ECALLBACK:
+        return "DP_ECALLBACK";
+    case DP_EABORTED:
+        return "DP_EABORTED";
+    default:
+        return strerror(err < 0 ? -err : err);
+    }
+}
+
+#define TEXT_OF(x)    #x
+#define TEXT_OF_VALUE(x) TEXT_OF(x)
+
+const char *dp_version(void)
+{
+    return TEXT_OF_VALUE(DP_VERSION_MAJOR) "." TEXT_OF_VALUE(DP_VERSION_MINOR) "." TEXT_OF_VALUE(
+        DP_VERSION_PATCH);
+}

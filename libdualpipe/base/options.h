@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options.h - DUALPIPE_<AREA>_<NAME>: one table per component, read once when it opens. This is the
+ * only place that reads those variables. An unknown name in a component's area, or a value outside
+ * what the table allows, is an error that names it, and the nearest known name.
+ *
+ *      struct options { int64_t timeout_ms; const char *transport; };
+ *      static const struct dp_option table[] = {
+ *          {"TIMEOUT", DP_OPTION_INT, "60000", "longest wait, in ms",
+ *           offsetof(struct options, timeout_ms), .min = 1, .max = 86400000},
+ *          {"TRANSPORT", DP_OPTION_CHOICE, "auto", "how messages travel",
+ *           offsetof(struct options, transport), .choices = transports},
+ *      };
+ *      const struct dp_option_area dp_comm_options = {"COMM", table, 2};
+ */
+#ifndef DP_BASE_OPTIONS_H
+#define DP_BASE_OPTIONS_H
+
+#include <dualpipe/dualpipe.h>
+
+enum dp_option_type {
+    DP_OPTION_INT,    /* int64_t, decimal or 0x */
+    DP_OPTION_BOOL,   /* bool: 0 1 no yes off on false true */
+    DP_OPTION_STRING, /* const char *, lives as long as the environment */
+    DP_OPTION_CHOICE  /* const char *, one of choices (a NULL-terminated list) */
+};
+
+struct dp_option {
+    const char *name; /* without DUALPIPE_<AREA>_ */
+    enum dp_option_type type;
+    const char *fallback; /* the default, as text; NULL: none (strings) */
+    const char *help;     /* one line, with the unit */
+    size_t offset;        /* of the member in the component's struct */
+    int64_t min, max;     /* INT; both 0: any */
+    const char *const *choices;
+};
+
+struct dp_option_area {
+    const char *area;
+    const struct dp_option *options;
+    size_t count;
+};
+
+/* All areas, for `dualpipe info --options`; a component adds itself in options.c. */
+extern const struct dp_option_area *const dp_option_areas[];
+extern const size_t dp_option_area_count;
+
+/* Fill the component's struct from the environment and the defaults. DP_EINVAL. */
+int dp_options_read(const struct dp_option_area *area, void *values);
+
+/* DP_EINVAL for a DUALPIPE_ variable whose area is none of dp_option_areas. */
+int dp_options_check_areas(void);
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/text.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Room for `more` bytes and a NUL behind the text. */
+static bool reserve(struct dp_text *t, size_t more)
+{
+    if (t->failed)
+        return false;
+    if (t->len + more < t->capacity)
+        return true;
+
+    size_t capacity = 2 * t->capacity + more + 64;
+    char *data = realloc(t->data, capacity);
+    if (!data) {
+        t->failed = true;
+        return false;
+    }
+    t->data = data;
+    t->capacity = capacity;
+    return true;
+}
+
+void dp_text_add(struct dp_text *t, const char *s, size_t len)
+{
+    if (!reserve(t, len))
+        return;
+    memcpy(t->data + t->len, s, len);
+    t->len += len;
+    t->data[t->len] = '\0';
+}
+
+void dp_text_adds(struct dp_text *t, const char *s)
+{
+    dp_text_add(t, s, strlen(s));
+}
+
+void dp_text_addf(struct dp_text *t, const char *fmt, ...)
+{
+    va_list args;
+    int len;
+
+    if (!reserve(t, 256))
+        return;
+    va_start(args, fmt);
+    len = vsnprintf(t->data + t->len, t->capacity - t->len, fmt, args);
+    va_end(args);
+    if (len < 0) {
+        t->failed = true;
+        return;
+    }
+    if ((size_t)len >= t->capacity - t->len) {
+        if (!reserve(t, (size_t)len))
+            return;
+        va_start(args, fmt);
+        vsnprintf(t->data + t->len, t->capacity - t->len, fmt, args);
+        va_end(args);
+    }
+    t->len += (size_t)len;
+}
+
+int dp_text_take(struct dp_text *t, char **out, size_t *len)
+{
+    if (!reserve(t, 0)) {
+        dp_text_fini(t);
+        return dp_fail(DP_ENOMEM, "no memory for a text");
+    }
+    t->data[t->len] = '\0';
+    if (len)
+        *len = t->len;
+    *out = t->data;
+    *t = (struct dp_text){0};
+    return 0;
+}
+
+void dp_text_fini(struct dp_text *t)
+{
+    free(t->data);
+    *t = (struct dp_text){0};
+}

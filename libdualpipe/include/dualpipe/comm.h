@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm.h - ranks that send each other messages: threads of one process, processes over shared
+ * memory, processes over TCP, MPI. All of them behind one small table.
+ *
+ * A message goes from one rank to another on a *channel*. Each (sender, receiver, channel) is a
+ * FIFO of its own: the k-th send meets the k-th receive, and a message on one channel never waits
+ * for one on another. The tag is checked, never matched: a receive that meets another tag or length
+ * than it announced fails with DP_EMISMATCH, naming both.
+ *
+ * Nothing blocks. isend and irecv start a transfer and fill a request; test moves whatever can be
+ * moved and says whether that request is done. Every waiting function takes or has a deadline.
+ *
+ * Failure. The first rank that fails calls dp_comm_abort (the waiting functions do so themselves on
+ * a deadline; a transport does so when a peer dies). From then on every call on every rank returns
+ * DP_EABORTED, within the deadline, and dp_comm_aborted() tells everywhere the same culprit.
+ *
+ * Threads: one thread at a time may use a comm; the comms of dp_comm_threads_new belong to one
+ * thread each. dp_comm_abort alone may be called from any thread and from a signal handler's
+ * successor, never from the handler itself.
+ */
+#ifndef DUALPIPE_COMM_H
+#define DUALPIPE_COMM_H
+
+#include <dualpipe/dualpipe.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Channels, by kind of traffic. */
+enum dp_channel {
+    DP_CHANNEL_ACTIVATION,
+    DP_CHANNEL_GRADIENT,
+    DP_CHANNEL_REDUCE,
+    DP_CHANNEL_CONTROL, /* collectives of this header */
+    DP_CHANNELS
+};
+
+/* A transfer in flight. The caller owns the memory, which may neither move nor be reused before
+ * dp_comm_test says that the request is done; nothing is allocated per request. */
+struct dp_request {
+    uint64_t opaque[8];
+};
+
+/* Why everything stopped: the same record on every rank. */
+struct dp_abort {
+    int rank;        /* the culprit's rank in the comm; -1: unknown */
+    int error;       /* its negative errno */
+    char text[232];  /* its sentence */
+};
+
+struct dp_comm;
+
+/* What a communicator implements. Every member is set; none is called with a bad rank, channel or
+ * NULL (the functions below check). All return 0 or a negative errno; none blocks but close and
+ * reset, which keep to the comm's deadline. */
+struct dp_comm_ops {
+    const char *name; /* "threads", "shm", "tcp", "mpi", ... */
+    int (*isend)(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
+                 size_t len, struct dp_request *req);
+    int (*irecv)(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf, size_t len,
+                 struct dp_request *req);
+    /* 0: done, the buffer is the caller's again. DP_EAGAIN: not yet. */
+    int (*test)(struct dp_comm *comm, struct dp_request *req);
+    /* Move what can be moved and look for aborts; called while waiting. `waiting_for` is the peer
+     * that the caller waits for, -1 for none: it serves to name the culprit of a stall. */
+    int (*progress)(struct dp_comm *comm, int waiting_for);
+    /* Tell every rank. The first record wins. */
+    int (*abort)(struct dp_comm *comm, const struct dp_abort *why);
+    /* true and *why if an abort happened. */
+    bool (*aborted)(struct dp_comm *comm, struct dp_abort *why);
+    /* Collective, after an abort that left every rank alive: forget the abort and all messages in
+     * flight. DP_ECOMM if a rank is dead. */
+    int (*reset)(struct dp_comm *comm);
+    void (*close)(struct dp_comm *comm);
+};
+
+/* The part that every communicator begins with. */
+struct dp_comm {
+    const struct dp_comm_ops *ops;
+    int rank, size;
+    int64_t deadline_ns; /* longest wait of any call; at creation 60 s or DUALPIPE_COMM_TIMEOUT */
+};
+
+/* ---- creation ------------------------------------------------------------------------------ */
+
+/* `size` communicators of one group for `size` threads of this process. comms[size] receives them;
+ * each is closed by its own thread with dp_comm_close. */
+DP_PUBLIC int dp_comm_threads_new(int size, struct dp_comm **comms);
+
+/* How the processes of a job find each other. Zeroed memory means: take everything from the
+ * environment (dp_comm_config_from_env). */
+struct dp_comm_config {
+    int rank, size;          /* size 0: from the environment */
+    const char *address;     /* "host:port" where rank 0 listens */
+    const char *transport;   /* "auto" (NULL), "shm", "tcp", "mpi" */
+    const char *secret;      /* shared by the ranks of the job; NULL: DUALPIPE_COMM_SECRET, or none */
+    int64_t timeout_ns;      /* to find each other, and later deadline_ns; 0: 60 s */
+};
+
+/* Fill *config from torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else
+ * OpenMPI's, PMIx's or Slurm's. DP_ENOENT if there are none, DP_EINVAL naming the variable that is
+ * missing or wrong. The strings belong to the library and stay. */
+DP_PUBLIC int dp_comm_config_from_env(struct dp_comm_config *config);
+
+/* Join the group. Collective over all its processes. Errors: DP_EINVAL, DP_ETIMEDOUT naming the
+ * ranks that did not come, DP_ECOMM (address in use, refused), DP_EMISMATCH (another size, version
+ * or secret; the stranger is dropped and the rest goes on). */
+DP_PUBLIC int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out);
+
+/* Leave the group; frees comm. Requests in flight are dropped. comm may be NULL. */
+DP_PUBLIC void dp_comm_close(struct dp_comm *comm);
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+/* Start to send buf[len] to peer. The buffer must stay until the request is done. peer may not be
+ * the own rank. len may be 0. DP_EINVAL, DP_ECOMM, DP_EABORTED. */
+DP_PUBLIC int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
+                            const void *buf, size_t len, struct dp_request *req);
+DP_PUBLIC int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
+                            size_t len, struct dp_request *req);
+/* 0: done. DP_EAGAIN: not yet. Else the transfer failed; the request is finished all the same. */
+DP_PUBLIC int dp_comm_test(struct dp_comm *comm, struct dp_request *req);
+/* Test until done; after deadline_ns a DP_ETIMEDOUT that names the peer, which aborts the group. */
+DP_PUBLIC int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer);
+
+/* ---- failure ------------------------------------------------------------------------------- */
+
+DP_PUBLIC int dp_comm_abort(struct dp_comm *comm, int error, const char *text);
+DP_PUBLIC bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why);
+DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
+
+/* ---- small collectives, for set-up and reports, not for a hot path ---------------------------- */
+/* Each is collective, over DP_CHANNEL_CONTROL, and keeps to the deadline. */
+
+DP_PUBLIC int dp_comm_barrier(struct dp_comm *comm);
+/* all[size * len]: rank r's bytes at all + r * len. mine may be all + rank * len. */
+DP_PUBLIC int dp_comm_allgather(struct dp_comm *comm, const void *mine, void *all, size_t len);
+/* Like allgather, but each rank has its own number of bytes: *all is malloc'ed, offsets[size + 1]
+ * says where each rank's bytes begin. */
+DP_PUBLIC int dp_comm_allgatherv(struct dp_comm *comm, const void *mine, size_t len, void **all,
+                                 size_t *offsets);
+DP_PUBLIC int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len, int root);
+/* DP_EMISMATCH on every rank, naming `what` and the ranks that differ from rank 0, unless all ranks
+ * pass the same value. */
+DP_PUBLIC int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value);
+/* The offset to add to dp_now_ns() of this rank to get rank 0's clock, and half the best round
+ * trip as the error. By ping-pong, the quickest of `rounds`. */
+DP_PUBLIC int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns,
+                                   int64_t *error_ns);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dualpipe.h - what every other header of libdualpipe stands on: the version, the error
+ * vocabulary, where messages go.
+ *
+ * Errors. A function that can fail returns 0 or a negative errno out of the short list below, and
+ * writes its outputs only on success. Who first decides that something is wrong describes it once:
+ * the sentence, which names what was wrong and what was expected, goes to the log and stays
+ * readable through dp_last_error() in the thread that called.
+ *
+ * Threads. Objects of this library are not locked: one thread at a time may use one object, and
+ * different threads may use different objects at once. Exceptions are named where they occur.
+ */
+#ifndef DUALPIPE_DUALPIPE_H
+#define DUALPIPE_DUALPIPE_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_PUBLIC __attribute__((visibility("default")))
+#define DP_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+
+#define DP_VERSION_MAJOR 0
+#define DP_VERSION_MINOR 1
+#define DP_VERSION_PATCH 0
+
+/* "0.1.0": the version of the library that is loaded (the macros say which one was compiled
+ * against). */
+DP_PUBLIC const char *dp_version(void);
+
+/* What can go wrong. Each is a negative errno, so strerror(-e) also says something of use. */
+enum dp_error {
+    DP_EAGAIN = -EAGAIN,          /* not done yet: call again */
+    DP_EINVAL = -EINVAL,          /* a bad argument */
+    DP_ENOMEM = -ENOMEM,          /* no memory, or more than a limit allows */
+    DP_ENODEV = -ENODEV,          /* no such device, or none at all */
+    DP_ENOENT = -ENOENT,          /* no such file, library or symbol */
+    DP_EUNSUPPORTED = -ENOTSUP,   /* legal, but not by this device, transport or build */
+    DP_ESTATE = -EBADFD,          /* a call out of order, or state left over */
+    DP_EMISMATCH = -EPROTO,       /* ranks, shapes or messages disagree */
+    DP_ECOMM = -ECONNRESET,       /* a peer or the way to it is gone */
+    DP_ETIMEDOUT = -ETIMEDOUT,    /* a deadline passed */
+    DP_EIO = -EIO,                /* the operating system failed a read, a write, a map */
+    DP_ECALLBACK = -EREMOTEIO,    /* a callback of the user's failed */
+    DP_EABORTED = -ECANCELED,     /* another rank failed; dp_comm_aborted() says which and why */
+};
+
+/* The name of an error of the list above, "DP_EINVAL"; strerror's text for any other number. Never
+ * NULL; any thread. */
+DP_PUBLIC const char *dp_strerror(int err);
+
+/* The sentence that described the last failure in the calling thread, "" before the first. It
+ * stays until the next failure in this thread. */
+DP_PUBLIC const char *dp_last_error(void);
+
+enum dp_log_level { DP_LOG_ERROR, DP_LOG_WARN, DP_LOG_INFO, DP_LOG_DEBUG };
+
+/* Receives every message: one line without its newline, from any thread, several at once. */
+typedef void (*dp_log_fn)(void *user, enum dp_log_level level, const char *line);
+
+/* Send messages to fn instead of standard error, or back to standard error with NULL. Messages
+ * above `level` are dropped before they are formatted. The default is DP_LOG_WARN, or what
+ * DUALPIPE_LOG_LEVEL (error, warn, info, debug) says. Call it before other threads use the
+ * library. */
+DP_PUBLIC void dp_log_set(dp_log_fn fn, void *user, enum dp_log_level level);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

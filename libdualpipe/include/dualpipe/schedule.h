@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * schedule.h - pipeline schedules as data: which rank does what, in which order.
+ *
+ * A schedule is a table of slots (who holds which stage, and who comes before and after it) and,
+ * for every rank, a list of operations. Nothing in it points at anything live: it can be built,
+ * checked, simulated, printed and drawn on any machine, and only then carried out (pipeline.h).
+ *
+ * Words. A *stage* is a part of the model. A *slot* is a place for a stage on a rank; slots of a
+ * rank are numbered from 0. A *stream* is a direction in which micro-batches flow: one, but two for
+ * DualPipe, whose stages exist twice, once for each stream. A *micro-batch* (mb) is numbered inside
+ * its stream, from 0. M counts the micro-batches of a step over all streams.
+ *
+ *      DualPipe, P = 4                          DualPipeV, P = 2
+ *      rank     0   1   2   3                   rank     0   1
+ *      slot 0   s0  s1  s2  s3   stream 0 ->    slot 0   s0  s1  ->.
+ *      slot 1   s3  s2  s1  s0   <- stream 1    slot 1   s3  s2  <-'
+ *
+ * Source: DeepSeek-V3 technical report (DualPipe); the DualPipeV note of its repository; GPipe
+ * (Huang et al., 2019); 1F1B (PipeDream-Flush, Narayanan et al., 2021); zero-bubble pipelines (Qi
+ * et al., 2023) for the split of a backward into I and W.
+ */
+#ifndef DUALPIPE_SCHEDULE_H
+#define DUALPIPE_SCHEDULE_H
+
+#include <dualpipe/dualpipe.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum dp_schedule_kind {
+    DP_SCHEDULE_USER,     /* read from a file, or assembled by hand */
+    DP_SCHEDULE_GPIPE,    /* all forwards, then all backwards; P ranks, P stages */
+    DP_SCHEDULE_1F1B,     /* one forward, one backward; P ranks, P stages */
+    DP_SCHEDULE_DUALPIPE, /* two streams; P ranks (even), P stages, each held twice */
+    DP_SCHEDULE_DUALPIPEV /* one stream down and back; P ranks, 2P stages */
+};
+
+/* "gpipe", "1f1b", "dualpipe", "dualpipev", "user". */
+DP_PUBLIC const char *dp_schedule_kind_name(enum dp_schedule_kind kind);
+/* The kind of a name; DP_EINVAL with the list of names otherwise. */
+DP_PUBLIC int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind);
+
+/* What one operation does. The effects in full: spec of each kind in schedule/README, and
+ * pipeline.h for how they are carried out. */
+enum dp_op_kind {
+    DP_OP_NONE,
+    DP_OP_F,      /* forward of the slot's stage on mb */
+    DP_OP_B,      /* full backward: input gradient and weight gradient */
+    DP_OP_I,      /* backward for the input only; its weight part waits for a W */
+    DP_OP_W,      /* the weight part of the oldest I that still has one */
+    DP_OP_RECV_F, /* post the receive of the slot's input activation from the stage before */
+    DP_OP_RECV_B, /* post the receive of the slot's output gradient from the stage after */
+    DP_OP_SEND_F, /* post the send of the slot's output activation to the stage after */
+    DP_OP_SEND_B, /* post the send of the slot's input gradient to the stage before */
+    DP_OP_COMMIT, /* all that was posted since the last COMMIT starts as one batch; mb = how many */
+    DP_OP_FREE,   /* the output of (slot, mb), sent by the COMMIT before, is given back */
+    DP_OP_REDUCE, /* sum the slot's weight gradients with those of its mirror */
+    DP_OP_KINDS
+};
+
+/* "F", "RECV_F", ...: the names used in text forms and in traces. */
+DP_PUBLIC const char *dp_op_kind_name(enum dp_op_kind kind);
+
+#define DP_MAX_SLOTS 16          /* slots of one rank */
+#define DP_MAX_MB ((1 << 19) - 1) /* micro-batches of one stream */
+
+/* One operation: four bytes, so that a thousand ranks times thousands of micro-batches fit in
+ * memory. Stage and peer follow from the slot. Two neighbours F, B with `overlap` set in the first
+ * are an overlapped pair, handed to the stage as one call where it offers that. */
+struct dp_op {
+    uint32_t kind : 4;    /* enum dp_op_kind */
+    uint32_t overlap : 1; /* F only: the next op is the B that overlaps it */
+    uint32_t unit : 4;    /* section of the rank's program, 1..8 for DualPipe; 0 where none */
+    uint32_t slot : 4;
+    uint32_t mb : 19; /* micro-batch in its stream; COMMIT: number of messages in the batch */
+};
+
+/* A place for a stage on a rank. Ranks here are pipeline ranks; -1: there is none. prev and next
+ * may be the rank itself (DualPipeV turns round on its last rank): then no message is needed. */
+struct dp_slot {
+    int32_t stage;
+    int32_t stream;
+    int32_t phase;             /* the slot's name in DualPipe's program; else the slot's number */
+    int32_t prev, prev_slot;   /* who holds stage - 1 of this stream */
+    int32_t next, next_slot;   /* who holds stage + 1 of this stream */
+    int32_t mirror, mirror_slot; /* who holds the same stage of the other stream (DualPipe) */
+};
+
+/* A schedule. Read it freely; only builders and passes write. Ranks are pipeline ranks;
+ * group_rank[p] is the rank by which the communicator knows pipeline rank p. */
+struct dp_schedule {
+    enum dp_schedule_kind kind;
+    int32_t ranks;          /* P */
+    int32_t stages;         /* S */
+    int32_t streams;        /* 1 or 2 */
+    int32_t slots_per_rank; /* 1 or 2 for the built-in kinds */
+    int32_t microbatches;   /* M, all streams */
+    int32_t mb_per_stream;  /* N = M / streams */
+    bool forward_only;
+    bool return_outputs;    /* outputs of last stages stay until the end of the step */
+    bool overlap;           /* pairs are marked as overlapped; else each is F, then B */
+    int32_t *group_rank;    /* [ranks] */
+    struct dp_slot *slots;  /* [ranks * slots_per_rank] */
+    size_t *first;          /* [ranks + 1]: rank r's ops are ops[first[r]] .. ops[first[r+1]-1] */
+    struct dp_op *ops;
+};
+
+/* What to build. Zeroed memory plus kind, ranks and microbatches is the usual training schedule. */
+struct dp_schedule_spec {
+    enum dp_schedule_kind kind;
+    int ranks;        /* P: >= 1; DualPipe: even */
+    int microbatches; /* M: GPipe and 1F1B >= 1; DualPipe and DualPipeV >= 2P; DualPipe even */
+    bool forward_only;
+    bool return_outputs;
+    bool no_overlap;     /* do not mark pairs as overlapped */
+    bool mirror_reduce;  /* add REDUCE ops (DualPipe training; nothing to do elsewhere) */
+    const int *rank_map; /* [ranks] rank_map[group rank] = pipeline rank; NULL: the same */
+};
+
+/* Build the schedule of all ranks. Errors: DP_EINVAL for a spec outside the limits noted above,
+ * naming the value and what was expected; DP_ENOMEM. The caller frees. Any thread. */
+DP_PUBLIC int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **out);
+DP_PUBLIC void dp_schedule_free(struct dp_schedule *s);
+
+/* Build the list of one pipeline rank only, into ops[capacity]; *count says how long it is, also
+ * when DP_ENOMEM says that it does not fit. Equal to dp_schedule_new's list of that rank. */
+DP_PUBLIC int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank,
+                                     struct dp_op *ops, size_t capacity, size_t *count);
+
+/* Small readers, all inline, none checks its arguments. */
+static inline size_t dp_schedule_count(const struct dp_schedule *s, int rank)
+{
+    return s->first[rank + 1] - s->first[rank];
+}
+static inline const struct dp_op *dp_schedule_ops(const struct dp_schedule *s, int rank)
+{
+    return s->ops + s->first[rank];
+}
+static inline const struct dp_slot *dp_schedule_slot(const struct dp_schedule *s, int rank,
+                                                     int slot)
+{
+    return s->slots + (size_t)rank * (size_t)s->slots_per_rank + (size_t)slot;
+}
+static inline bool dp_slot_is_first(const struct dp_slot *slot)
+{
+    return slot->prev < 0;
+}
+static inline bool dp_slot_is_last(const struct dp_slot *slot)
+{
+    return slot->next < 0;
+}
+
+/* ---- passes: data in, data out ------------------------------------------------------------- */
+
+/* Add the messages and commit points to lists that hold computes only: a receive right before the
+ * compute that consumes it, a send right after the one that produces it, a commit before the next
+ * compute that needs one. Replaces the schedule's lists. DP_ESTATE if it has messages already. */
+DP_PUBLIC int dp_schedule_add_messages(struct dp_schedule *s);
+/* Add a FREE after every COMMIT for the outputs it sent (none with return_outputs). */
+DP_PUBLIC int dp_schedule_add_frees(struct dp_schedule *s);
+/* Add a REDUCE after the last weight gradient of every slot that has a mirror, in an order that
+ * both partners agree on. */
+DP_PUBLIC int dp_schedule_add_reduces(struct dp_schedule *s);
+
+/* ---- the checker --------------------------------------------------------------------------- */
+
+enum dp_rule {
+    DP_RULE_NONE,
+    DP_RULE_SHAPE,      /* slots, ranks or counts that make no sense */
+    DP_RULE_ONCE,       /* every F, B or I + W, message and reduce exactly once */
+    DP_RULE_DEPENDENCY, /* an op before what it needs: locally, or of its own message */
+    DP_RULE_FIFO,       /* k-th send on a directed link is not the peer's k-th receive */
+    DP_RULE_DEADLOCK,   /* with strict rendezvous the ranks wait for each other in a circle */
+    DP_RULE_WEIGHT,     /* W queue: popped empty, out of order, not empty at the end, too deep */
+    DP_RULE_ACTIVATION, /* more live activation sets than the bound */
+    DP_RULE_COMMIT,     /* a batch that is never committed, or whose count is wrong */
+    DP_RULES
+};
+
+DP_PUBLIC const char *dp_rule_name(enum dp_rule rule);
+
+/* The first thing found wrong. */
+struct dp_finding {
+    enum dp_rule rule;
+    int rank;           /* pipeline rank; -1: no one rank */
+    size_t index;       /* in that rank's list */
+    struct dp_op op;    /* the op there; kind NONE at the end of a list */
+    char text[512];     /* one sentence; for a deadlock the whole circle */
+};
+
+/* Bounds that a schedule must keep; 0: the kind's own (DualPipe: P + 1 activation sets and a queue
+ * of h + 1; GPipe M; 1F1B P - rank; a user's: none). */
+struct dp_check_limits {
+    int max_activations;
+    int max_weight_queue;
+};
+
+/* Prove that the schedule can be carried out: every op exactly once, dependencies local and
+ * through messages, FIFO on every directed link (so that no transport needs tags), no deadlock
+ * under strict rendezvous, weight queue order and depth, activation bound. limits may be NULL.
+ * DP_EINVAL with *finding filled (finding may be NULL) at the first violation. */
+DP_PUBLIC int dp_schedule_check(const struct dp_schedule *s, const struct dp_check_limits *limits,
+                                struct dp_finding *finding);
+
+/* ---- timeline and simulator ---------------------------------------------------------------- */
+
+/* One bar of a timeline, simulated or recorded. Times in ns from the start of the step. */
+struct dp_span {
+    int64_t start_ns, end_ns;
+    int32_t rank;       /* pipeline rank */
+    uint32_t index;     /* of the op in the rank's list; an overlapped pair: that of its F */
+    struct dp_op op;    /* an overlapped pair: its F ... */
+    struct dp_op pair;  /* ... and its B; kind NONE otherwise */
+    int64_t waited_ns;  /* time just before start_ns spent waiting for a message */
+    int32_t waited_for; /* pipeline rank it came from, -1: did not wait */
+};
+
+/* A step as it went, or as it would go: the one form that reports and drawings read. */
+struct dp_timeline {
+    int32_t ranks;
+    size_t count;
+    struct dp_span *spans; /* by rank, then start */
+    int64_t makespan_ns;
+};
+
+DP_PUBLIC void dp_timeline_fini(struct dp_timeline *t);
+
+/* What ops cost, in ns. f, i, w, b, fb are of one stage at speed 1; the two scales, where given,
+ * multiply them. */
+struct dp_cost {
+    double f_ns, i_ns, w_ns;
+    double b_ns;               /* 0: i + w */
+    double fb_ns;              /* 0: f + b */
+    double reduce_ns;
+    const double *stage_scale; /* [stages], NULL: 1 */
+    const double *rank_scale;  /* [ranks], NULL: 1 */
+    double link_latency_ns;    /* from a send's start to the arrival of a first byte */
+    double link_bytes_per_ns;  /* 0: without limit */
+    double message_bytes;      /* activation or gradient of one micro-batch */
+};
+
+struct dp_rank_report {
+    int64_t busy_ns;    /* computing */
+    int64_t bubble_ns;  /* makespan - busy */
+    int64_t waiting_ns; /* for messages, within first to last op */
+    int32_t peak_activations;
+    int32_t peak_weight_queue;
+};
+
+struct dp_simulation {
+    int64_t makespan_ns;
+    double bubble_ratio;          /* sum of bubbles / (ranks * makespan) */
+    struct dp_rank_report *ranks; /* [P] */
+    struct dp_timeline timeline;  /* filled if asked for */
+    size_t critical_count;        /* the critical path, first op to last, if asked for */
+    struct dp_span *critical;
+};
+
+enum { DP_SIMULATE_TIMELINE = 1, DP_SIMULATE_CRITICAL = 2 };
+
+/* Carry the schedule out on paper: start and end of every op when sends are eager, receives early
+ * and each wait belongs to the op that consumes (as in pipeline.h). flags: DP_SIMULATE_*.
+ * DP_EINVAL for a negative cost or a schedule that does not pass the checker's ordering rules. */
+DP_PUBLIC int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost,
+                                   unsigned flags, struct dp_simulation *out);
+DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);
+
+/* ---- text, JSON, CSV: forms that round-trip ------------------------------------------------- */
+
+enum dp_format { DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV };
+
+/* Write the schedule: text (a word an op, a line a rank), JSON (the trace schema of the golden
+ * files, with `source`), CSV (a row a rank, a cell an op). *out is malloc'ed, NUL-terminated, *len
+ * without the NUL. */
+DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char **out,
+                                size_t *len);
+/* Read any of the three back. DP_EINVAL names line or JSON path, what stood there and what was
+ * expected. Lists without a message get them by dp_schedule_add_messages. The result has not been
+ * checked: call dp_schedule_check. */
+DP_PUBLIC int dp_schedule_read(const char *text, size_t len, enum dp_format format,
+                               struct dp_schedule **out);
+
+/* Same slots, same ops. */
+DP_PUBLIC bool dp_schedule_equal(const struct dp_schedule *a, const struct dp_schedule *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

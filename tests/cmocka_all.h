@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cmocka_all.h - cmocka with the headers it wants before itself.
+ */
+#ifndef DP_TESTS_CMOCKA_ALL_H
+#define DP_TESTS_CMOCKA_ALL_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#endif

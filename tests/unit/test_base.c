@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cmocka_all.h"
+
+#include "base/fail.h"
+#include "base/nearest.h"
+#include "base/options.h"
+#include "base/text.h"
+#include <dualpipe/random.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void a_failure_keeps_its_sentence(void **state)
+{
+    (void)state;
+    assert_int_equal(dp_fail_quietly(DP_EINVAL, "ranks: %d", 3), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "ranks: 3");
+    assert_string_equal(dp_strerror(DP_EINVAL), "DP_EINVAL");
+}
+
+static void a_text_grows_over_any_number_of_additions(void **state)
+{
+    (void)state;
+    struct dp_text t = {0};
+    char *s;
+    size_t len;
+
+    for (int i = 0; i < 1000; i++)
+        dp_text_addf(&t, "%03d ", i);
+    dp_text_adds(&t, "end");
+    assert_int_equal(dp_text_take(&t, &s, &len), 0);
+    assert_int_equal(len, 4003);
+    assert_memory_equal(s + 3996, "999 end", 8);
+    free(s);
+}
+
+static void the_nearest_name_is_offered_only_if_near(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"dualpipe", "gpipe", "1f1b"};
+    assert_string_equal(dp_nearest("dualpip", names, 3), "dualpipe");
+    assert_string_equal(dp_nearest("gpip", names, 3), "gpipe");
+    assert_null(dp_nearest("interleaved", names, 3));
+}
+
+struct opts {
+    int64_t count;
+    bool on;
+    const char *mode, *file;
+};
+static const char *const modes[] = {"fast", "slow", NULL};
+static const struct dp_option table[] = {
+    {"COUNT", DP_OPTION_INT, "7", "how many", offsetof(struct opts, count), 1, 100, NULL},
+    {"ON", DP_OPTION_BOOL, "no", "whether", offsetof(struct opts, on), 0, 0, NULL},
+    {"MODE", DP_OPTION_CHOICE, "fast", "how", offsetof(struct opts, mode), 0, 0, modes},
+    {"FILE", DP_OPTION_STRING, NULL, "where", offsetof(struct opts, file), 0, 0, NULL},
+};
+static const struct dp_option_area area = {"TESTAREA", table, 4};
+
+static void options_have_defaults_and_take_the_environment(void **state)
+{
+    (void)state;
+    struct opts o;
+
+    assert_int_equal(dp_options_read(&area, &o), 0);
+    assert_int_equal(o.count, 7);
+    assert_false(o.on);
+    assert_string_equal(o.mode, "fast");
+    assert_null(o.file);
+
+    setenv("DUALPIPE_TESTAREA_COUNT", "0x10", 1);
+    setenv("DUALPIPE_TESTAREA_ON", "yes", 1);
+    assert_int_equal(dp_options_read(&area, &o), 0);
+    assert_int_equal(o.count, 16);
+    assert_true(o.on);
+    unsetenv("DUALPIPE_TESTAREA_COUNT");
+    unsetenv("DUALPIPE_TESTAREA_ON");
+}
+
+static void expect_bad(const char *name, const char *value, const char *sentence)
+{
+    struct opts o;
+
+    setenv(name, value, 1);
+    assert_int_equal(dp_options_read(&area, &o), DP_EINVAL);
+    if (!strstr(dp_last_error(), sentence))
+        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
+    unsetenv(name);
+}
+
+static void bad_options_are_named_with_what_was_expected(void **state)
+{
+    (void)state;
+    expect_bad("DUALPIPE_TESTAREA_COUNT", "many", "expected a whole number");
+    expect_bad("DUALPIPE_TESTAREA_COUNT", "0", "from 1 to 100");
+    expect_bad("DUALPIPE_TESTAREA_ON", "maybe", "expected 0, 1");
+    expect_bad("DUALPIPE_TESTAREA_MODE", "medium", "one of fast, slow");
+    expect_bad("DUALPIPE_TESTAREA_CONT", "1", "did you mean DUALPIPE_TESTAREA_COUNT");
+}
+
+static void philox_gives_the_published_numbers(void **state)
+{
+    (void)state;
+    /* Known answers of Random123's kat_vectors for philox4x32-10. */
+    uint32_t out[4];
+
+    dp_random_block((struct dp_random_key){0, 0}, 0, out);
+    assert_int_equal(out[0], 0x6627e8d5);
+    assert_int_equal(out[1], 0xe169c58d);
+    assert_int_equal(out[2], 0xbc57ac4c);
+    assert_int_equal(out[3], 0x9b00dbd8);
+    dp_random_block((struct dp_random_key){UINT64_MAX, UINT64_MAX}, UINT64_MAX, out);
+    assert_int_equal(out[0], 0x408f276d);
+    assert_int_equal(out[1], 0x41c83b0e);
+    assert_int_equal(out[2], 0xa20bc7c6);
+    assert_int_equal(out[3], 0x6d5451fd);
+}
+
+static void random_numbers_do_not_depend_on_how_many_are_drawn_at_once(void **state)
+{
+    (void)state;
+    struct dp_random_key key = dp_random_key(1, 2, 3, 4);
+    float all[37], one, mean = 0;
+    static float many[10000];
+
+    dp_random_uniform(key, 5, all, 37);
+    for (uint64_t i = 0; i < 37; i++) {
+        dp_random_uniform(key, 5 + i, &one, 1);
+        assert_memory_equal(&one, &all[i], sizeof(one));
+    }
+    dp_random_normal(key, 0, many, 10000);
+    for (int i = 0; i < 10000; i++)
+        mean += many[i] / 10000;
+    assert_true(fabsf(mean) < 0.05f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_failure_keeps_its_sentence),
+        cmocka_unit_test(a_text_grows_over_any_number_of_additions),
+        cmocka_unit_test(the_nearest_name_is_offered_only_if_near),
+        cmocka_unit_test(options_have_defaults_and_take_the_environment),
+        cmocka_unit_test(bad_options_are_named_with_what_was_expected),
+        cmocka_unit_test(philox_gives_the_published_numbers),
+        cmocka_unit_test(random_numbers_do_not_depend_on_how_many_are_drawn_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
