@@ -21,12 +21,7 @@ static const struct dp_option log_table[] = {
     {"LEVEL", DP_OPTION_CHOICE, "warn", "messages up to this level are shown",
      offsetof(struct log_options, level), .choices = log_levels},
 };
-static const struct dp_option_area log_area = {"LOG", log_table, 1};
-
-const struct dp_option_area *const dp_option_areas[] = {
-    &log_area,
-};
-const size_t dp_option_area_count = sizeof(dp_option_areas) / sizeof(dp_option_areas[0]);
+const struct dp_option_area dp_log_option_area = {"LOG", log_table, 1};
 
 static int parse_int(const char *text, int64_t *value)
 {

@@ -41,7 +41,10 @@ struct dp_option_area {
     size_t count;
 };
 
-/* All areas, for `dualpipe info --options`; a component adds itself in options.c. */
+extern const struct dp_option_area dp_log_option_area;
+
+/* All areas, for `dualpipe info --options`. A component adds itself in libdualpipe/areas.c; what links
+ * base alone has a list of its own. */
 extern const struct dp_option_area *const dp_option_areas[];
 extern const size_t dp_option_area_count;
 

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * areas.c - the option areas of all layers, one line each. Not in base, which knows no layer.
+ */
+#include "base/options.h"
+#include "device/device.h"
+
+const struct dp_option_area *const dp_option_areas[] = {
+    &dp_log_option_area,
+    &dp_device_option_area,
+};
+const size_t dp_option_area_count = sizeof(dp_option_areas) / sizeof(dp_option_areas[0]);
