@@ -59,6 +59,8 @@ struct dp_stage_call {
     struct dp_random_key random; /* (seed, step, stage, mb_global); derive a layer's from it with
                                   * dp_random_key(random.key, step, layer, mb_global) */
     void *save;             /* save_bytes, the same memory from forward to backward or weight */
+    void *stream;           /* CUDA: the CUstream to queue the work in, without waiting for it (a
+                             * loss waits for its values); NULL on the host */
     const DLTensor *in;     /* the micro-batch's inputs, also in backward and weight */
     DLTensor *const *grads; /* [grad_count] where to add weight gradients: the stage's own, or in
                              * fixed-order mode the library's */
