@@ -45,7 +45,8 @@ struct dp_recorder; /* trace.h */
 /* Zeroed memory plus schedule, comm, stages and borders is the usual pipeline. */
 struct dp_pipeline_config {
     const struct dp_schedule *schedule; /* training or forward-only; must outlive the pipeline */
-    struct dp_comm *comm;               /* size = the schedule's ranks, rank = a group rank */
+    struct dp_comm *comm;               /* size = the schedule's ranks, rank = a group rank; may be
+                                         * NULL for a schedule of one rank */
     struct dp_device *device;           /* NULL: the host */
     const struct dp_stage *stages;      /* [slots_per_rank], by slot */
     const struct dp_border *borders;    /* [stages + 1], the same on every rank */
@@ -82,8 +83,10 @@ DP_PUBLIC void dp_pipeline_free(struct dp_pipeline *pipe);
 struct dp_step {
     const DLTensor *const *inputs; /* [border 0's count], whole batch: batch_dim = N micro-batches */
     const DLTensor *label;
-    double *losses;                /* [mb_per_stream * values per mb] or NULL */
-    int32_t loss_values;           /* out: values per micro-batch */
+    const double *loss_scales;     /* [mb_per_stream] upstream gradient of each micro-batch that ends
+                                    * here (say, 1 / tokens of the batch); NULL: loss_scale */
+    double *losses;                /* room for [mb_per_stream * max_loss_values], or NULL */
+    int32_t loss_values;           /* out: values per micro-batch; losses[mb * loss_values + i] */
     DLTensor *const *outputs;      /* [border S's count] whole batch, written; needs a schedule with
                                     * return_outputs */
 };
@@ -94,6 +97,11 @@ struct dp_step {
  * Errors: those of behaviour rows S1-S14, DP_ECALLBACK on the rank whose callback failed,
  * DP_EABORTED on the others, DP_ETIMEDOUT, DP_ECOMM. */
 DP_PUBLIC int dp_pipeline_step(struct dp_pipeline *pipe, struct dp_step *step);
+
+/* The number of the next step: it keys random numbers and counts up from 0 by each step that
+ * succeeded. To resume a run, and to repeat a step after a failure (a rank may have finished the
+ * step in which another one failed), say on every rank which one comes next. */
+DP_PUBLIC void dp_pipeline_seek(struct dp_pipeline *pipe, uint64_t step);
 
 /* What the plan takes, known before the first step. */
 struct dp_pipeline_memory {

@@ -5,7 +5,9 @@
  * A stage is a part of the model with its own parameters. The library owns every buffer that
  * crosses a border and every save area; the user owns parameters and gradients. Tensors are DLPack's
  * DLTensor, so that a torch, NumPy, CuPy or JAX array passes without a copy; those the library
- * hands out are contiguous (strides NULL), 256-byte aligned, on the pipeline's device.
+ * hands out are contiguous (strides NULL) and on the pipeline's device. They are 256-byte aligned,
+ * but for the inputs of a first stage, labels and returned outputs, which are views of the caller's
+ * batch where its layout allows it.
  *
  * Life of one micro-batch in one stage:
  *
@@ -56,6 +58,7 @@ struct dp_stage_call {
     int32_t mb;             /* in its stream */
     int32_t mb_global;      /* mb + stream * mb_per_stream: its place in the whole batch */
     uint64_t step;          /* counts the steps of the pipeline */
+    bool training;          /* a backward follows; false in a forward-only schedule (no dropout) */
     struct dp_random_key random; /* (seed, step, stage, mb_global); derive a layer's from it with
                                   * dp_random_key(random.key, step, layer, mb_global) */
     void *save;             /* save_bytes, the same memory from forward to backward or weight */
@@ -66,9 +69,12 @@ struct dp_stage_call {
                              * fixed-order mode the library's */
 };
 
-/* The callbacks. forward is always needed; backward for training; weight unless split is false in
- * dp_stage; fwd_bwd is optional. gin tensors arrive uninitialised and must be written in full;
- * those of inputs that carry no gradient have data NULL, and so do gouts where there is none. */
+/* The callbacks. forward is always needed; backward for training; weight too, unless the stage says
+ * no_split; fwd_bwd is optional. Arrays of tensors are as long as the border. Outputs and gins
+ * arrive uninitialised and must be written in full. Where there is no gradient, data is NULL: gins
+ * of the first stage, gins and gouts of tensors that are no_grad. A backward that finds that an
+ * input has no gradient after all sets that gin's data to NULL: the stage before gets zeros.
+ * Any other change to a tensor's description is an error, DP_EMISMATCH. */
 struct dp_stage_ops {
     int (*forward)(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
     int (*backward)(void *user, const struct dp_stage_call *call, const DLTensor *gout,
@@ -94,13 +100,13 @@ struct dp_stage {
     DLTensor *const *grads;  /* stage; float32 or float64, contiguous, on the pipeline's device */
 };
 
-/* The loss, taken on what a last stage puts out. */
+/* The loss, taken on what a last stage puts out. label is NULL where the pipeline has no labels. */
 struct dp_loss_ops {
     /* Write the losses of one micro-batch to values[max], their number (>= 1, the same for every
      * micro-batch) to *count. */
     int (*loss)(void *user, const struct dp_stage_call *call, const DLTensor *out,
                 const DLTensor *label, double *values, int32_t max, int32_t *count);
-    /* Gradient of the sum of values, times scale, with respect to out. */
+    /* Gradient of the sum of values, times scale, with respect to out; gout as gin above. */
     int (*loss_backward)(void *user, const struct dp_stage_call *call, const DLTensor *out,
                          const DLTensor *label, double scale, DLTensor *gout);
 };
