@@ -116,6 +116,7 @@ AC_DEFUN([DP_MPI], [
                     [AC_MSG_ERROR([--with-mpi: pkg-config knows none of ompi-c, mpich, mpi-c (Debian, Ubuntu: libopenmpi-dev)])])])])
         DP_NOTE([mpi], [on], [module dualpipe/mpi.so])],
         [DP_NOTE([mpi], [off], [give --with-mpi])])
+    AS_IF([test $have_mpi = yes], [AC_DEFINE([HAVE_MPI], [1], [the MPI module is built])])
     AM_CONDITIONAL([HAVE_MPI], [test $have_mpi = yes])
 ])
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * command.h - a sub-command of `dualpipe`: a row of the table in main.c and a file of its own.
+ * command.h - a sub-command of `dualpipe`: a row of a table and a file of its own. main.c has the
+ * table of the program; a command with sub-commands of its own has one more.
  */
 #ifndef DP_TOOLS_COMMAND_H
 #define DP_TOOLS_COMMAND_H
@@ -10,8 +11,32 @@ enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 struct command {
     const char *name;
-    const char *summary;                   /* one line */
-    int (*run)(int argc, char **argv);     /* argv[0] is the sub-command's name */
+    const char *summary;               /* one line */
+    int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns an EXIT_ value */
 };
+
+struct command_set {
+    const char *name;               /* "dualpipe", "dualpipe schedule" */
+    const char *about;              /* a paragraph for --help */
+    const struct command *commands; /* ends with a row of NULLs */
+    const char *examples;           /* lines for --help */
+};
+
+/* Find argv[1] in the set and run it; --help prints the set. An unknown name is an EXIT_USAGE with
+ * one line that names the nearest. */
+int command_dispatch(const struct command_set *set, int argc, char **argv);
+
+/* Start and end of the program: messages of the library appear as "dualpipe: ...", and output that
+ * could not be written is a failure. */
+void command_open(void);
+int command_close(int status);
+
+/* What to return after the library has failed with err: EXIT_USAGE where the user's input was at
+ * fault (DP_EINVAL, DP_ENOENT), else EXIT_FAILED. Prints dp_last_error() unless that sentence has
+ * been printed already. */
+int command_failed(int err);
+
+/* One line on standard error, "dualpipe: ...". Returns EXIT_USAGE. */
+int command_misused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * main.c - `dualpipe COMMAND ...`: finds the sub-command and hands over.
+ * main.c - `dualpipe COMMAND ...`: the table of commands.
  */
 #include "command.h"
+#include "commands.h"
 
 #include <dualpipe/dualpipe.h>
 
@@ -10,34 +11,26 @@
 #include <string.h>
 
 static const struct command commands[] = {
-    {NULL, NULL, NULL},
+    {"info", "version, what was built in, what the machine has, all options", run_info},
+    {0},
 };
 
-static void print_help(FILE *to)
-{
-    fprintf(to, "usage: dualpipe COMMAND [OPTION...]\n\n");
-    for (const struct command *c = commands; c->name; c++)
-        fprintf(to, "  %-10s %s\n", c->name, c->summary);
-    fprintf(to, "\n'dualpipe COMMAND --help' explains one. dualpipe %s\n", dp_version());
-}
+static const struct command_set program = {
+    .name = "dualpipe",
+    .about = "Pipeline-parallel training steps in C: schedules as data, a runtime that carries\n"
+             "them out, and a model to train with it.",
+    .commands = commands,
+    .examples = "  dualpipe schedule show dualpipe -P 4 -M 8\n"
+                "  dualpipe schedule compare -P 8 -M 20\n"
+                "  dualpipe info --options\n",
+};
 
 int main(int argc, char **argv)
 {
-    if (argc < 2) {
-        print_help(stderr);
-        return EXIT_USAGE;
-    }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) {
-        print_help(stdout);
-        return EXIT_OK;
-    }
-    if (!strcmp(argv[1], "--version")) {
+    command_open();
+    if (argc > 1 && !strcmp(argv[1], "--version")) {
         printf("dualpipe %s\n", dp_version());
-        return EXIT_OK;
+        return command_close(EXIT_OK);
     }
-    for (const struct command *c = commands; c->name; c++)
-        if (!strcmp(argv[1], c->name))
-            return c->run(argc - 1, argv + 1);
-    fprintf(stderr, "dualpipe: no command '%s'; 'dualpipe --help' lists them\n", argv[1]);
-    return EXIT_USAGE;
+    return command_close(command_dispatch(&program, argc, argv));
 }

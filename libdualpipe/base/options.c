@@ -2,7 +2,7 @@
 #include "base/options.h"
 
 #include "base/fail.h"
-#include "base/nearest.h"
+#include <dualpipe/options.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,142 +23,236 @@ static const struct dp_option log_table[] = {
 };
 const struct dp_option_area dp_log_option_area = {"LOG", log_table, 1};
 
-static int parse_int(const char *text, int64_t *value)
+/* ---- values -------------------------------------------------------------------------------- */
+
+static bool parse_int(const struct dp_option *o, const char *text, int64_t *value)
 {
     char *end;
 
     errno = 0;
     long long v = strtoll(text, &end, 0);
     if (errno || end == text || *end)
-        return DP_EINVAL;
+        return false;
     *value = v;
-    return 0;
+    return (!o->min && !o->max) || (v >= o->min && v <= o->max);
 }
 
-static int parse_bool(const char *text, bool *value)
+static bool parse_bool(const char *text, bool *value)
 {
     static const char *const words[] = {"0", "1", "no", "yes", "off", "on", "false", "true"};
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         if (!strcmp(text, words[i])) {
             *value = i % 2;
-            return 0;
+            return true;
         }
-    return DP_EINVAL;
+    return false;
 }
 
-static int bad_choice(const char *name, const char *text, const char *const *choices)
+static bool parse_choice(const struct dp_option *o, const char *text, const char **value)
 {
-    char list[256] = "";
-
-    for (size_t i = 0, n = 0; choices[i] && n < sizeof(list) - 1; i++)
-        n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i ? ", " : "", choices[i]);
-    return dp_fail(DP_EINVAL, "%s=%s: expected one of %s", name, text, list);
+    for (size_t i = 0; o->choices[i]; i++)
+        if (!strcmp(text, o->choices[i])) {
+            *value = o->choices[i];
+            return true;
+        }
+    return false;
 }
 
-static int set_value(const struct dp_option *o, const char *name, const char *text, void *values)
+static bool parse_value(const struct dp_option *o, const char *text, void *member)
 {
-    void *member = (char *)values + o->offset;
+    switch (o->type) {
+    case DP_OPTION_INT:
+        return parse_int(o, text, member);
+    case DP_OPTION_BOOL:
+        return parse_bool(text, member);
+    case DP_OPTION_CHOICE:
+        return parse_choice(o, text, member);
+    case DP_OPTION_STRING:
+        *(const char **)member = text;
+        return true;
+    }
+    return false;
+}
+
+static void say_expected(const struct dp_option *o, char *out, size_t len)
+{
+    size_t n;
 
     switch (o->type) {
     case DP_OPTION_INT:
-        if (parse_int(text, member))
-            return dp_fail(DP_EINVAL, "%s=%s: expected a whole number (%s)", name, text, o->help);
-        if ((o->min || o->max) && (*(int64_t *)member < o->min || *(int64_t *)member > o->max))
-            return dp_fail(DP_EINVAL, "%s=%s: expected a number from %lld to %lld (%s)", name, text,
-                           (long long)o->min, (long long)o->max, o->help);
-        return 0;
+        if (o->min || o->max)
+            snprintf(out, len, "a whole number from %lld to %lld", (long long)o->min,
+                     (long long)o->max);
+        else
+            snprintf(out, len, "a whole number");
+        return;
     case DP_OPTION_BOOL:
-        if (parse_bool(text, member))
-            return dp_fail(DP_EINVAL, "%s=%s: expected 0, 1, no, yes, off, on, false or true", name,
-                           text);
-        return 0;
+        snprintf(out, len, "0, 1, no, yes, off, on, false or true");
+        return;
     case DP_OPTION_CHOICE:
-        for (size_t i = 0; o->choices[i]; i++)
-            if (!strcmp(text, o->choices[i])) {
-                *(const char **)member = o->choices[i];
-                return 0;
-            }
-        return bad_choice(name, text, o->choices);
+        n = (size_t)snprintf(out, len, "one of ");
+        for (size_t i = 0; o->choices[i] && n < len; i++)
+            n += (size_t)snprintf(out + n, len - n, "%s%s", i ? ", " : "", o->choices[i]);
+        return;
     case DP_OPTION_STRING:
-        *(const char **)member = text;
-        return 0;
+        snprintf(out, len, "any text");
+        return;
     }
-    return DP_EINVAL;
 }
 
-/* A variable of the area that no option of it claims is most likely a misspelt one. */
-static int check_names(const struct dp_option_area *area)
+static void full_name(const struct dp_option_area *area, const struct dp_option *o, char *out,
+                      size_t len)
 {
-    const char *names[64];
-    char start[64];
-    size_t start_len = (size_t)snprintf(start, sizeof(start), "%s%s_", prefix, area->area);
+    snprintf(out, len, "%s%s_%s", prefix, area->area, o->name);
+}
 
-    for (size_t i = 0; i < area->count; i++)
-        names[i] = area->options[i].name;
-    for (char **e = environ; e && *e; e++) {
-        const char *equals = strchr(*e, '=');
-        char name[64];
-        bool known = false;
+/* ---- names --------------------------------------------------------------------------------- */
 
-        if (!equals || strncmp(*e, start, start_len))
-            continue;
-        snprintf(name, sizeof(name), "%.*s", (int)(equals - *e - (ptrdiff_t)start_len),
-                 *e + start_len);
-        for (size_t i = 0; i < area->count && !known; i++)
-            known = !strcmp(name, names[i]);
-        if (known)
-            continue;
-        const char *near = dp_nearest(name, names, area->count);
-        return dp_fail(DP_EINVAL, "%s%s: no such option%s%s%s ('dualpipe info --options' lists all)",
-                       start, name, near ? "; did you mean " : "", near ? start : "",
-                       near ? near : "");
+enum { MAX_NAMES = 128, NAME_LEN = 64 };
+
+/* The full names of some areas' options. */
+struct names {
+    size_t count;
+    char text[MAX_NAMES][NAME_LEN];
+    const char *list[MAX_NAMES];
+};
+
+static void add_names(struct names *names, const struct dp_option_area *area)
+{
+    for (size_t i = 0; i < area->count && names->count < MAX_NAMES; i++) {
+        char *name = names->text[names->count];
+        full_name(area, &area->options[i], name, NAME_LEN);
+        names->list[names->count++] = name;
     }
+}
+
+static void add_all_names(struct names *names)
+{
+    names->count = 0;
+    for (size_t i = 0; i < dp_option_area_count; i++)
+        add_names(names, dp_option_areas[i]);
+}
+
+/* If `entry` of the environment begins with `start` and is none of names, put its name into *name
+ * and the sentence that says so into *why. */
+static bool is_stranger(const char *entry, const char *start, const struct names *names,
+                        char name[NAME_LEN], char *why, size_t why_len)
+{
+    if (strncmp(entry, start, strlen(start)))
+        return false;
+    snprintf(name, NAME_LEN, "%.*s", (int)strcspn(entry, "="), entry);
+    for (size_t i = 0; i < names->count; i++)
+        if (!strcmp(name, names->list[i]))
+            return false;
+    const char *near = dp_nearest(name, names->list, names->count);
+    snprintf(why, why_len, "%s: no such option%s%s%s ('dualpipe info --options' lists all)", name,
+             near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+    return true;
+}
+
+static int fail_on_strangers(const char *start, const struct names *names)
+{
+    char name[NAME_LEN], why[256];
+
+    for (char **e = environ; e && *e; e++)
+        if (is_stranger(*e, start, names, name, why, sizeof(why)))
+            return dp_fail(DP_EINVAL, "%s", why);
     return 0;
+}
+
+/* ---- what components call ------------------------------------------------------------------ */
+
+static int read_one(const struct dp_option_area *area, const struct dp_option *o, void *values)
+{
+    char name[NAME_LEN], expected[256];
+    void *member = (char *)values + o->offset;
+
+    full_name(area, o, name, sizeof(name));
+    const char *text = getenv(name);
+    if (!text)
+        text = o->fallback;
+    if (!text) {
+        *(const char **)member = NULL;
+        return 0;
+    }
+    if (parse_value(o, text, member))
+        return 0;
+    say_expected(o, expected, sizeof(expected));
+    return dp_fail(DP_EINVAL, "%s=%s: expected %s (%s)", name, text, expected, o->help);
 }
 
 int dp_options_read(const struct dp_option_area *area, void *values)
 {
-    int err = check_names(area);
+    struct names names = {.count = 0};
+    char start[NAME_LEN];
 
-    for (size_t i = 0; !err && i < area->count; i++) {
-        const struct dp_option *o = &area->options[i];
-        char name[96];
-        snprintf(name, sizeof(name), "%s%s_%s", prefix, area->area, o->name);
-        const char *text = getenv(name);
-        if (!text)
-            text = o->fallback;
-        if (text)
-            err = set_value(o, name, text, values);
-        else
-            *(const char **)((char *)values + o->offset) = NULL;
-    }
+    add_names(&names, area);
+    snprintf(start, sizeof(start), "%s%s_", prefix, area->area);
+    int err = fail_on_strangers(start, &names);
+    for (size_t i = 0; !err && i < area->count; i++)
+        err = read_one(area, &area->options[i], values);
     return err;
 }
 
-int dp_options_check_areas(void)
+int dp_options_check_names(void)
 {
-    const char *names[16];
+    struct names names;
+
+    add_all_names(&names);
+    return fail_on_strangers(prefix, &names);
+}
+
+/* ---- what programs call (dualpipe/options.h) ------------------------------------------------ */
+
+static int show_one(const struct dp_option_area *area, const struct dp_option *o, dp_option_fn fn,
+                    void *user)
+{
+    char name[NAME_LEN], expected[256], problem[512];
+    union {
+        int64_t number;
+        bool flag;
+        const char *text;
+    } value;
+
+    full_name(area, o, name, sizeof(name));
+    say_expected(o, expected, sizeof(expected));
+    const char *text = getenv(name);
+    struct dp_option_info info = {
+        .name = name, .value = text ? text : o->fallback, .fallback = o->fallback, .help = o->help,
+        .expected = expected, .from_environment = text,
+    };
+    if (text && !parse_value(o, text, &value)) {
+        snprintf(problem, sizeof(problem), "%s=%s: expected %s", name, text, expected);
+        info.problem = problem;
+    }
+    fn(user, &info);
+    return info.problem != NULL;
+}
+
+static int show_strangers(dp_option_fn fn, void *user)
+{
+    struct names names;
+    char name[NAME_LEN], why[256];
+    int count = 0;
+
+    add_all_names(&names);
+    for (char **e = environ; e && *e; e++) {
+        if (!is_stranger(*e, prefix, &names, name, why, sizeof(why)))
+            continue;
+        fn(user, &(struct dp_option_info){.name = name, .value = getenv(name), .problem = why,
+                                          .from_environment = true});
+        count++;
+    }
+    return count;
+}
+
+int dp_options_each(dp_option_fn fn, void *user)
+{
+    int problems = 0;
 
     for (size_t i = 0; i < dp_option_area_count; i++)
-        names[i] = dp_option_areas[i]->area;
-    for (char **e = environ; e && *e; e++) {
-        bool known = false;
-        if (strncmp(*e, prefix, sizeof(prefix) - 1))
-            continue;
-        const char *rest = *e + sizeof(prefix) - 1;
-        for (size_t i = 0; i < dp_option_area_count && !known; i++) {
-            size_t len = strlen(names[i]);
-            known = !strncmp(rest, names[i], len) && rest[len] == '_';
-        }
-        if (known)
-            continue;
-        char area[32];
-        snprintf(area, sizeof(area), "%.*s", (int)strcspn(rest, "_="), rest);
-        const char *near = dp_nearest(area, names, dp_option_area_count);
-        return dp_fail(DP_EINVAL, "%.*s: no such option%s%s%s ('dualpipe info --options' lists all)",
-                       (int)strcspn(*e, "="), *e, near ? "; did you mean DUALPIPE_" : "",
-                       near ? near : "", near ? "_...?" : "");
-    }
-    return 0;
+        for (size_t j = 0; j < dp_option_areas[i]->count; j++)
+            problems += show_one(dp_option_areas[i], &dp_option_areas[i]->options[j], fn, user);
+    return problems + show_strangers(fn, user);
 }

@@ -51,7 +51,7 @@ extern const size_t dp_option_area_count;
 /* Fill the component's struct from the environment and the defaults. DP_EINVAL. */
 int dp_options_read(const struct dp_option_area *area, void *values);
 
-/* DP_EINVAL for a DUALPIPE_ variable whose area is none of dp_option_areas. */
-int dp_options_check_areas(void);
+/* DP_EINVAL for a DUALPIPE_ variable that is in none of dp_option_areas. */
+int dp_options_check_names(void);
 
 #endif

@@ -99,6 +99,41 @@ static void bad_options_are_named_with_what_was_expected(void **state)
     expect_bad("DUALPIPE_TESTAREA_CONT", "1", "did you mean DUALPIPE_TESTAREA_COUNT");
 }
 
+static void remember_name(void *user, const struct dp_option_info *option)
+{
+    static const char name[] = "DUALPIPE_LOG_LEVEL", stranger[] = "DUALPIPE_LOG_LEVELS";
+    int *seen = user;
+
+    if (!strcmp(option->name, name)) {
+        assert_string_equal(option->value, "loud");
+        assert_true(option->from_environment);
+        assert_string_equal(option->fallback, "warn");
+        assert_non_null(strstr(option->problem, "one of error, warn"));
+        seen[0]++;
+    } else if (!strcmp(option->name, stranger)) {
+        assert_non_null(strstr(option->problem, "did you mean DUALPIPE_LOG_LEVEL?"));
+        assert_null(option->help);
+        seen[1]++;
+    } else
+        assert_null(option->problem);
+}
+
+static void all_options_are_listed_with_what_is_wrong_with_them(void **state)
+{
+    (void)state;
+    int seen[2] = {0, 0};
+
+    setenv("DUALPIPE_LOG_LEVEL", "loud", 1);
+    setenv("DUALPIPE_LOG_LEVELS", "warn", 1);
+    assert_int_equal(dp_options_each(remember_name, seen), 2);
+    assert_int_equal(seen[0], 1);
+    assert_int_equal(seen[1], 1);
+    assert_int_equal(dp_options_check_names(), DP_EINVAL);
+    unsetenv("DUALPIPE_LOG_LEVEL");
+    unsetenv("DUALPIPE_LOG_LEVELS");
+    assert_int_equal(dp_options_check_names(), 0);
+}
+
 static void philox_gives_the_published_numbers(void **state)
 {
     (void)state;
@@ -143,6 +178,7 @@ int main(void)
         cmocka_unit_test(the_nearest_name_is_offered_only_if_near),
         cmocka_unit_test(options_have_defaults_and_take_the_environment),
         cmocka_unit_test(bad_options_are_named_with_what_was_expected),
+        cmocka_unit_test(all_options_are_listed_with_what_is_wrong_with_them),
         cmocka_unit_test(philox_gives_the_published_numbers),
         cmocka_unit_test(random_numbers_do_not_depend_on_how_many_are_drawn_at_once),
     };

@@ -60,15 +60,20 @@ DP_PUBLIC const char *dp_strerror(int err);
  * stays until the next failure in this thread. */
 DP_PUBLIC const char *dp_last_error(void);
 
-enum dp_log_level { DP_LOG_ERROR, DP_LOG_WARN, DP_LOG_INFO, DP_LOG_DEBUG };
+enum dp_log_level {
+    DP_LOG_DEFAULT = -1, /* for dp_log_set: DP_LOG_WARN, or what DUALPIPE_LOG_LEVEL says */
+    DP_LOG_ERROR,
+    DP_LOG_WARN,
+    DP_LOG_INFO,
+    DP_LOG_DEBUG
+};
 
 /* Receives every message: one line without its newline, from any thread, several at once. */
 typedef void (*dp_log_fn)(void *user, enum dp_log_level level, const char *line);
 
 /* Send messages to fn instead of standard error, or back to standard error with NULL. Messages
- * above `level` are dropped before they are formatted. The default is DP_LOG_WARN, or what
- * DUALPIPE_LOG_LEVEL (error, warn, info, debug) says. Call it before other threads use the
- * library. */
+ * above `level` are dropped before they are formatted; DUALPIPE_LOG_LEVEL is error, warn, info or
+ * debug. Call it before other threads use the library. */
 DP_PUBLIC void dp_log_set(dp_log_fn fn, void *user, enum dp_log_level level);
 
 #ifdef __cplusplus

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "args.h"
+
+#include "command.h"
+
+#include <dualpipe/options.h>
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_ARGS = 48, HELP_ID = 1000 };
+
+static const struct arg help_arg = {"help", 'h', NULL, "print this", .type = ARG_FLAG};
+
+/* ---- numbers with units -------------------------------------------------------------------- */
+
+struct unit {
+    const char *name;
+    double factor;
+};
+
+static const struct unit no_unit[] = {{"", 1}, {0}};
+static const struct unit time_units[] = {
+    {"", 1e6}, {"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {0},
+};
+static const struct unit byte_units[] = {
+    {"", 1},      {"B", 1},          {"k", 1e3},         {"kB", 1e3},       {"KB", 1e3},
+    {"MB", 1e6},  {"GB", 1e9},       {"K", 1024},        {"M", 1048576},    {"G", 1073741824},
+    {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}, {0},
+};
+static const struct unit rate_units[] = {
+    {"", 1},          {"GB/s", 1},       {"MB/s", 1e-3},      {"kB/s", 1e-6},
+    {"Gb/s", 1 / 8.}, {"Mb/s", 1e-3 / 8}, {"GiB/s", 1.073741824}, {0},
+};
+
+static bool parse_number(const char *text, const struct unit *units, double *value)
+{
+    char *end;
+    double number = strtod(text, &end);
+
+    if (end == text || !isfinite(number))
+        return false;
+    for (const struct unit *u = units; u->name; u++)
+        if (!strcmp(end, u->name)) {
+            *value = number * u->factor;
+            return true;
+        }
+    return false;
+}
+
+bool args_parse_time(const char *text, double *ns)
+{
+    return parse_number(text, time_units, ns);
+}
+
+bool args_parse_bytes(const char *text, double *bytes)
+{
+    return parse_number(text, byte_units, bytes);
+}
+
+bool args_parse_rate(const char *text, double *bytes_per_ns)
+{
+    return parse_number(text, rate_units, bytes_per_ns);
+}
+
+/* ---- one value ----------------------------------------------------------------------------- */
+
+static const struct unit *units_of(enum arg_type type)
+{
+    switch (type) {
+    case ARG_TIME:
+        return time_units;
+    case ARG_BYTES:
+        return byte_units;
+    case ARG_RATE:
+        return rate_units;
+    default:
+        return no_unit;
+    }
+}
+
+static const char *noun_of(enum arg_type type)
+{
+    switch (type) {
+    case ARG_INT:
+        return "a whole number";
+    case ARG_TIME:
+        return "a time such as 5us or 2.5ms (a bare number is in ms)";
+    case ARG_BYTES:
+        return "a size such as 4096, 64KiB or 1.5MB";
+    case ARG_RATE:
+        return "a rate such as 25GB/s or 400Gb/s (a bare number is in GB/s)";
+    default:
+        return "a number";
+    }
+}
+
+static bool parse_int(const char *text, int64_t *value)
+{
+    char *end;
+
+    errno = 0;
+    *value = strtoll(text, &end, 0);
+    return !errno && end != text && !*end;
+}
+
+/* Within the arg's bounds? Else says so in why. */
+static bool bounded(const struct arg *a, double number, char *why, size_t why_len)
+{
+    bool any = a->min == 0 && a->max == 0;
+
+    if (any ? number >= 0 : number >= a->min && number <= a->max)
+        return true;
+    if (any)
+        snprintf(why, why_len, "%s that is not negative", noun_of(a->type));
+    else
+        snprintf(why, why_len, "%s from %.15g to %.15g", noun_of(a->type), a->min, a->max);
+    return false;
+}
+
+static bool set_number(const struct arg *a, const char *text, void *member, char *why,
+                       size_t why_len)
+{
+    int64_t whole = 0;
+    double number = 0;
+    bool good = a->type == ARG_INT ? parse_int(text, &whole)
+                                   : parse_number(text, units_of(a->type), &number);
+
+    if (!good) {
+        snprintf(why, why_len, "%s", noun_of(a->type));
+        return false;
+    }
+    if (!bounded(a, a->type == ARG_INT ? (double)whole : number, why, why_len))
+        return false;
+    if (a->type == ARG_INT)
+        *(int64_t *)member = whole;
+    else
+        *(double *)member = number;
+    return true;
+}
+
+static size_t count_names(const char *const *names)
+{
+    size_t count = 0;
+
+    while (names[count])
+        count++;
+    return count;
+}
+
+static void join_choices(const struct arg *a, const char *separator, char *out, size_t len)
+{
+    size_t used = 0;
+
+    *out = '\0';
+    for (size_t i = 0; a->choices[i] && used < len; i++)
+        used += (size_t)snprintf(out + used, len - used, "%s%s", i ? separator : "",
+                                 a->choices[i]);
+}
+
+static bool set_choice(const struct arg *a, const char *text, const char **member, char *why,
+                       size_t why_len)
+{
+    char list[256];
+
+    for (size_t i = 0; a->choices[i]; i++)
+        if (!strcmp(text, a->choices[i])) {
+            *member = a->choices[i];
+            return true;
+        }
+    join_choices(a, ", ", list, sizeof(list));
+    const char *near = dp_nearest(text, a->choices, count_names(a->choices));
+    if (near)
+        snprintf(why, why_len, "one of %s; did you mean %s?", list, near);
+    else
+        snprintf(why, why_len, "one of %s", list);
+    return false;
+}
+
+static bool add_to_list(struct arg_list *list, const char *text, char *why, size_t why_len)
+{
+    if (list->count == ARG_LIST_MAX) {
+        snprintf(why, why_len, "at most %d of them", ARG_LIST_MAX);
+        return false;
+    }
+    list->items[list->count++] = text;
+    return true;
+}
+
+static bool set_value(const struct arg *a, const char *text, void *values, char *why,
+                      size_t why_len)
+{
+    void *member = (char *)values + a->offset;
+
+    switch (a->type) {
+    case ARG_FLAG:
+        *(bool *)member = true;
+        return true;
+    case ARG_STRING:
+        *(const char **)member = text;
+        return true;
+    case ARG_CHOICE:
+        return set_choice(a, text, member, why, why_len);
+    case ARG_LIST:
+        return add_to_list(member, text, why, why_len);
+    case ARG_PARSE:
+        return a->parse(text, member, why, why_len);
+    default:
+        return set_number(a, text, member, why, why_len);
+    }
+}
+
+static void set_empty(const struct arg *a, void *values)
+{
+    void *member = (char *)values + a->offset;
+
+    switch (a->type) {
+    case ARG_FLAG:
+        *(bool *)member = false;
+        return;
+    case ARG_INT:
+        *(int64_t *)member = 0;
+        return;
+    case ARG_REAL:
+    case ARG_TIME:
+    case ARG_BYTES:
+    case ARG_RATE:
+        *(double *)member = 0;
+        return;
+    case ARG_STRING:
+    case ARG_CHOICE:
+        *(const char **)member = NULL;
+        return;
+    case ARG_LIST:
+        *(struct arg_list *)member = (struct arg_list){0};
+        return;
+    case ARG_PARSE: /* its owner zeroes the values, or gives a fallback */
+        return;
+    }
+}
+
+/* ---- --help -------------------------------------------------------------------------------- */
+
+static void print_arg(const struct arg *a)
+{
+    char left[96], value[256] = "";
+    int len = a->letter ? snprintf(left, sizeof(left), "  -%c, --%s", a->letter, a->name)
+                        : snprintf(left, sizeof(left), "      --%s", a->name);
+
+    if (a->type == ARG_CHOICE)
+        join_choices(a, "|", value, sizeof(value));
+    else if (a->value)
+        snprintf(value, sizeof(value), "%s", a->value);
+    if (*value)
+        len += snprintf(left + len, sizeof(left) - (size_t)len, " %s", value);
+    if (len > 30)
+        printf("%s\n%31s", left, "");
+    else
+        printf("%-31s", left);
+    printf("%s", a->help);
+    if (a->fallback)
+        printf(" (default %s)", a->fallback);
+    putchar('\n');
+}
+
+static void print_help(const struct usage *u)
+{
+    printf("usage: %s%s%s [OPTION...]\n\n%s\n", u->command, u->operands ? " " : "",
+           u->operands ? u->operands : "", u->about);
+    for (const struct arg_group *g = u->groups; g->title; g++) {
+        printf("\n%s:\n", g->title);
+        for (size_t i = 0; i < g->count; i++)
+            print_arg(&g->args[i]);
+    }
+    putchar('\n');
+    print_arg(&help_arg);
+    printf("\nexamples:\n%s", u->examples);
+}
+
+/* ---- the command line ---------------------------------------------------------------------- */
+
+/* All args of all groups, as a flat list and as getopt wants them. */
+struct parser {
+    const struct usage *usage;
+    const struct arg *args[MAX_ARGS];
+    size_t count;
+    struct option longs[MAX_ARGS + 1];
+    char shorts[2 * MAX_ARGS + 3];
+};
+
+static void add_arg(struct parser *p, const struct arg *a)
+{
+    char *s = p->shorts + strlen(p->shorts);
+    int has_value = a->type != ARG_FLAG;
+
+    p->longs[p->count] = (struct option){a->name, has_value, NULL, HELP_ID + (int)p->count};
+    p->args[p->count++] = a;
+    if (!a->letter)
+        return;
+    *s++ = a->letter;
+    if (has_value)
+        *s++ = ':';
+    *s = '\0';
+}
+
+static void init_parser(struct parser *p, const struct usage *u)
+{
+    *p = (struct parser){.usage = u, .shorts = ":"}; /* ':' asks getopt to tell a missing value */
+    add_arg(p, &help_arg);
+    for (const struct arg_group *g = u->groups; g->title; g++)
+        for (size_t i = 0; i < g->count && p->count < MAX_ARGS; i++)
+            add_arg(p, &g->args[i]);
+}
+
+static const struct arg *find_arg(const struct parser *p, int id)
+{
+    if (id >= HELP_ID)
+        return p->args[id - HELP_ID];
+    for (size_t i = 0; i < p->count; i++)
+        if (p->args[i]->letter == id)
+            return p->args[i];
+    return NULL;
+}
+
+/* getopt has stopped at `word`: it is unknown, ambiguous, or a flag that was given a value. */
+static int bad_option(const struct parser *p, const char *word)
+{
+    const char *names[MAX_ARGS], *command = p->usage->command, *near;
+    const struct arg *flag = optopt >= HELP_ID ? find_arg(p, optopt) : NULL;
+    char name[64];
+
+    if (flag)
+        return command_misused("--%s takes no value", flag->name);
+    if (optopt)
+        return command_misused("-%c is no option of '%s'; '%s --help' lists them", optopt, command,
+                               command);
+    for (size_t i = 0; i < p->count; i++)
+        names[i] = p->args[i]->name;
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    near = dp_nearest(name, names, p->count);
+    if (near)
+        return command_misused("--%s is no option of '%s'; did you mean --%s?", name, command,
+                               near);
+    return command_misused("--%s is no option of '%s'; '%s --help' lists them", name, command,
+                           command);
+}
+
+static int missing_value(const struct parser *p)
+{
+    const struct arg *a = find_arg(p, optopt);
+    char choices[256];
+
+    if (a->type != ARG_CHOICE)
+        return command_misused("--%s needs a value: %s (%s)", a->name, a->value, a->help);
+    join_choices(a, ", ", choices, sizeof(choices));
+    return command_misused("--%s needs a value: one of %s", a->name, choices);
+}
+
+static int take_option(const struct parser *p, int id, void *values)
+{
+    const struct arg *a = find_arg(p, id);
+    char why[512] = "something else";
+
+    if (set_value(a, optarg, values, why, sizeof(why)))
+        return EXIT_OK;
+    return command_misused("--%s %s: expected %s", a->name, optarg, why);
+}
+
+static int take_operands(const struct usage *u, int argc, char **argv, struct operands *operands)
+{
+    *operands = (struct operands){argc - optind, argv + optind};
+    if (operands->count < u->min_operands)
+        return command_misused("'%s' needs %s; '%s --help' explains", u->command, u->operands,
+                               u->command);
+    if (u->operands && !u->max_operands)
+        return EXIT_OK;
+    if (operands->count > u->max_operands)
+        return command_misused("'%s' is too much: '%s' takes %s", operands->items[u->max_operands],
+                               u->command, u->operands ? u->operands : "options only");
+    return EXIT_OK;
+}
+
+static void set_defaults(const struct parser *p, void *values)
+{
+    char why[512];
+
+    for (size_t i = 1; i < p->count; i++) { /* 0 is --help, which has no member */
+        set_empty(p->args[i], values);
+        if (p->args[i]->fallback)
+            set_value(p->args[i], p->args[i]->fallback, values, why, sizeof(why));
+    }
+}
+
+bool args_parse(const struct usage *u, int argc, char **argv, void *values,
+                struct operands *operands, int *status)
+{
+    struct parser p;
+    int id;
+
+    init_parser(&p, u);
+    set_defaults(&p, values);
+    *status = EXIT_OK;
+    opterr = 0;
+    optind = 0; /* GNU: begin anew */
+    while (*status == EXIT_OK && (id = getopt_long(argc, argv, p.shorts, p.longs, NULL)) != -1) {
+        if (id == '?')
+            *status = bad_option(&p, argv[optind - 1]);
+        else if (id == ':')
+            *status = missing_value(&p);
+        else if (id == 'h' || id == HELP_ID) {
+            print_help(u);
+            return false;
+        } else
+            *status = take_option(&p, id, values);
+    }
+    if (*status == EXIT_OK)
+        *status = take_operands(u, argc, argv, operands);
+    return *status == EXIT_OK;
+}
