@@ -143,6 +143,20 @@ static inline const struct dp_slot *dp_schedule_slot(const struct dp_schedule *s
 {
     return s->slots + (size_t)rank * (size_t)s->slots_per_rank + (size_t)slot;
 }
+/* The stage that a trace names with an op: that of a message is the stage which produced it. */
+static inline int dp_op_stage(const struct dp_slot *slot, struct dp_op op)
+{
+    return op.kind == DP_OP_RECV_F   ? slot->stage - 1
+           : op.kind == DP_OP_RECV_B ? slot->stage + 1
+                                     : slot->stage;
+}
+/* The pipeline rank at the other end of a message or a REDUCE. */
+static inline int dp_op_peer(const struct dp_slot *slot, struct dp_op op)
+{
+    if (op.kind == DP_OP_REDUCE)
+        return slot->mirror;
+    return op.kind == DP_OP_RECV_F || op.kind == DP_OP_SEND_B ? slot->prev : slot->next;
+}
 static inline bool dp_slot_is_first(const struct dp_slot *slot)
 {
     return slot->prev < 0;

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dualpipe.c - DualPipe and DualPipeV: one program, two placements.
+ *
+ * Both feed micro-batches from two sides into an arm of H ranks that ends at a turning point. In
+ * DualPipe the sides are two streams through P = 2H ranks, and the second half of the ranks runs
+ * the mirror image; in DualPipeV (H = P) they are one stream's way down and its way back. A rank
+ * names its slots by *phase*: phase 0 comes from its own end and goes to the turning point, phase 1
+ * comes back from there.
+ *
+ *      h  place of the rank on its arm, 0 .. H-1; H-1 is the turning rank
+ *      d  = H - 1 - h, ranks between this one and the turning rank
+ *      N  micro-batches of a phase
+ *
+ * Words:
+ *      rF0 sF0 rB0 sB0   post the receive or send of phase 0's next activation or gradient; nothing
+ *                        where the stage before or after is not there, or on this rank
+ *      c                 commit what was posted, if anything was
+ *      F0 B0 I0          forward, backward, backward for the input only, of phase 0's next mb
+ *      W                 the weight part of the oldest I
+ *      X01               F0 and B1, overlapped
+ *
+ * The order of messages is part of the algorithm: the k-th send on a link meets the k-th receive
+ * without tags, and no two ranks wait for each other, because every word keeps this order.
+ *
+ * Source: DeepSeek-V3 technical report and the DualPipe repository's description of its steps; the
+ * word list is that of the project's specification, checked against recorded traces.
+ */
+#include "base/fail.h"
+#include "schedule/build.h"
+
+#include <string.h>
+
+/* Which ranks say a word, and how often. */
+enum who { ALL, TURNING, OTHER };
+enum times { ONCE, D, TWO_D, H, H_1, BULK, HALF, ODD };
+
+static const struct word {
+    int unit;
+    enum who who;
+    enum times times;
+    const char *text;
+} program[] = {
+    /* Fill the way to the turning point. */
+    {1, ALL, TWO_D, "rF0 c F0 sF0"},
+    {2, ALL, ONCE, "rF0"},
+    {2, OTHER, H_1, "c F0 rF0 rF1 c F1 sF1 sF0"},
+    {2, TURNING, H, "c F0 sF0 rF0 rF1 c F1 sF1"},
+    {2, TURNING, ONCE, "c F0 sF0 rF0 rF1 c F1"}, /* its sF1 waits for step 4 */
+    /* First gradients: send them on before doing the weights. */
+    {3, ALL, D, "rB1 c I1 sB1 rF1 c W c F1 sF1"},
+    /* The steady state: two overlapped pairs. */
+    {4, TURNING, ONCE, "c F0 sF1 rB1 c B1 sF0 sB1  rF1 rB0 c X10 sF1 sB0"},
+    {4, OTHER, ONCE, "rB1 c X01 sF0 sB1  rF1 rB0 c X10 sF1 sB0"}, /* its rF0 was in step 2 */
+    {4, ALL, BULK, "rF0 rB1 c X01 sF0 sB1  rF1 rB0 c X10 sF1 sB0"},
+    /* Drain: forwards end, */
+    {5, ALL, D, "rB1 c B1 sB1  rF1 rB0 c X10 sF1 sB0"},
+    /* then 2(h+1) backwards, the second half of which put their weights off, */
+    {6, ALL, HALF, "rB1 c B1 sB1  rB0 c B0 sB0"},
+    {6, ALL, ODD, "rB1 c B1 sB1  rB0 c I0 sB0"},
+    {6, ALL, HALF, "rB1 c I1 sB1  rB0 c I0 sB0"},
+    /* and the weights fill what is left. */
+    {7, ALL, D, "c W rB0 c I0 sB0"},
+    {8, ALL, H_1, "c W"},
+    {8, ALL, ONCE, "c"},
+};
+
+/* A word, ready to be repeated: what this rank has no use for is gone. */
+struct step {
+    struct dp_op op; /* mb: counter's value is added */
+    int counter;     /* next mb of ...; -1: none */
+};
+enum { STEPS_MAX = 16 };
+
+/* Counters of the next mb, one a phase each. B and I share one. */
+enum { NEXT_F = 0, NEXT_B = 2, NEXT_RECV_F = 4, NEXT_RECV_B = 6, NEXT_SEND_F = 8,
+       NEXT_SEND_B = 10, COUNTERS = 12 };
+
+struct speaker {
+    const struct dp_rank_view *view;
+    struct dp_op_list *out;
+    uint32_t next[COUNTERS];
+    uint32_t posted;        /* messages since the last commit */
+    size_t oldest, waiting; /* I's that wait for their W: where the oldest stands, how many */
+};
+
+static int arm_length(const struct dp_schedule *s)
+{
+    return s->streams == 2 ? s->ranks / 2 : s->ranks;
+}
+
+static int place_on_arm(const struct dp_rank_view *view)
+{
+    int mirror = view->s->ranks - 1 - view->rank;
+    return view->s->streams == 2 && mirror < view->rank ? mirror : view->rank;
+}
+
+static int repeats(const struct speaker *sp, enum times times)
+{
+    int h = place_on_arm(sp->view), arm = arm_length(sp->view->s), d = arm - 1 - h;
+
+    switch (times) {
+    case ONCE:
+        return 1;
+    case D:
+        return d;
+    case TWO_D:
+        return 2 * d;
+    case H:
+        return h;
+    case H_1:
+        return h + 1;
+    case BULK:
+        return sp->view->s->mb_per_stream - 2 * arm + h;
+    case HALF:
+        return (h + 1) / 2;
+    case ODD:
+        return (h + 1) % 2;
+    }
+    return 0;
+}
+
+static uint32_t slot_of_phase(const struct dp_rank_view *view, int phase)
+{
+    return view->slots[0].phase == phase ? 0 : 1;
+}
+
+/* Append the ops of one token of a word; none if this rank has no use for it. */
+static int compile_token(const struct speaker *sp, const char *token, struct step *steps)
+{
+    const struct dp_rank_view *view = sp->view;
+    bool training = !view->s->forward_only;
+    int phase = token[strcspn(token, "01")] - '0';
+    uint32_t at = phase >= 0 ? slot_of_phase(view, phase) : 0;
+    const struct dp_slot *slot = &view->slots[at];
+    bool prev = dp_slot_has_remote_prev(slot, view->rank);
+    bool next = dp_slot_has_remote_next(slot, view->rank);
+    bool forward = token[1] == 'F';
+
+#define STEP(wanted, op_kind, next_mb)                                                             \
+    ((wanted) ? (*steps = (struct step){{.kind = (op_kind), .slot = at}, (next_mb)}, 1) : 0)
+    switch (token[0]) {
+    case 'r':
+        return forward ? STEP(prev, DP_OP_RECV_F, NEXT_RECV_F + phase)
+                       : STEP(next && training, DP_OP_RECV_B, NEXT_RECV_B + phase);
+    case 's':
+        return forward ? STEP(next, DP_OP_SEND_F, NEXT_SEND_F + phase)
+                       : STEP(prev && training, DP_OP_SEND_B, NEXT_SEND_B + phase);
+    case 'c':
+        return STEP(true, DP_OP_COMMIT, -1);
+    case 'F':
+        return STEP(true, DP_OP_F, NEXT_F + phase);
+    case 'B':
+        return STEP(training, DP_OP_B, NEXT_B + phase);
+    case 'I':
+        return STEP(training, DP_OP_I, NEXT_B + phase);
+    case 'W':
+        return STEP(training, DP_OP_W, -1);
+    }
+#undef STEP
+    return 0;
+}
+
+static int compile_pair(const struct speaker *sp, const char *token, struct step *steps)
+{
+    bool training = !sp->view->s->forward_only;
+    const char f[] = {'F', token[1], 0}, b[] = {'B', token[2], 0};
+
+    compile_token(sp, f, steps);
+    steps[0].op.overlap = training && sp->view->s->overlap;
+    return 1 + compile_token(sp, b, steps + 1);
+}
+
+static int compile(const struct speaker *sp, const struct word *word, struct step *steps)
+{
+    int count = 0;
+
+    for (const char *t = word->text; *t; t += strcspn(t, " "), t += strspn(t, " "))
+        count += *t == 'X' ? compile_pair(sp, t, steps + count)
+                           : compile_token(sp, t, steps + count);
+    for (int i = 0; i < count; i++)
+        steps[i].op.unit = (uint32_t)word->unit;
+    return count;
+}
+
+static void say_commit(struct speaker *sp, struct dp_op op)
+{
+    if (!sp->posted)
+        return;
+    op.mb = sp->posted;
+    dp_op_list_put(sp->out, op);
+    sp->posted = 0;
+}
+
+/* W takes up the oldest I: the next one in the list from where the last W found its own. */
+static void say_weight(struct speaker *sp, struct dp_op op)
+{
+    const struct dp_op *ops = sp->out->ops;
+
+    while (ops[sp->oldest].kind != DP_OP_I)
+        sp->oldest++;
+    op.slot = ops[sp->oldest].slot;
+    op.mb = ops[sp->oldest].mb;
+    dp_op_list_put(sp->out, op);
+    sp->oldest++;
+    sp->waiting--;
+}
+
+static void say_step(struct speaker *sp, const struct step *step)
+{
+    struct dp_op op = step->op;
+
+    if (op.kind == DP_OP_COMMIT) {
+        say_commit(sp, op);
+    } else if (op.kind == DP_OP_W) {
+        say_weight(sp, op);
+    } else {
+        if (op.kind == DP_OP_I && !sp->waiting++)
+            sp->oldest = sp->out->count;
+        sp->posted += dp_op_is_message(op.kind);
+        op.mb = sp->next[step->counter]++;
+        dp_op_list_put(sp->out, op);
+    }
+}
+
+static void say(struct speaker *sp, const struct word *word)
+{
+    struct step steps[STEPS_MAX];
+    int count = compile(sp, word, steps), times = repeats(sp, word->times);
+
+    if (!dp_op_list_reserve(sp->out, (size_t)count * (size_t)times))
+        return;
+    while (times-- > 0)
+        for (int i = 0; i < count; i++)
+            say_step(sp, &steps[i]);
+}
+
+static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
+{
+    struct speaker sp = {.view = view, .out = out};
+    enum who me = place_on_arm(view) == arm_length(view->s) - 1 ? TURNING : OTHER;
+
+    for (size_t i = 0; i < sizeof(program) / sizeof(program[0]); i++)
+        if (program[i].who == ALL || program[i].who == me)
+            say(&sp, &program[i]);
+}
+
+/* Save areas live from F to B or W; the bound is reached, not merely kept. */
+static int max_activations(const struct dp_rank_view *view)
+{
+    return 2 * arm_length(view->s) + 1;
+}
+
+static int max_weight_queue(const struct dp_rank_view *view)
+{
+    return place_on_arm(view) + 1;
+}
+
+static int check_count(const struct dp_schedule_spec *spec)
+{
+    if (spec->microbatches < 2 * spec->ranks)
+        return dp_fail(DP_EINVAL, "microbatches: %d, expected at least %d, twice the ranks",
+                       spec->microbatches, 2 * spec->ranks);
+    return 0;
+}
+
+static int check_dualpipe(const struct dp_schedule_spec *spec)
+{
+    if (spec->ranks % 2)
+        return dp_fail(DP_EINVAL, "ranks: %d, expected an even number for dualpipe", spec->ranks);
+    if (spec->microbatches % 2)
+        return dp_fail(DP_EINVAL, "microbatches: %d, expected an even number for dualpipe",
+                       spec->microbatches);
+    return check_count(spec);
+}
+
+/* Slot 0 holds stream 0, which goes up the ranks, slot 1 stream 1, which goes down. */
+static void place_dualpipe(int ranks, int rank, struct dp_slot *slots)
+{
+    int second = rank >= ranks / 2, mirror = ranks - 1 - rank;
+    int above = rank + 1 < ranks ? rank + 1 : -1;
+
+    slots[0] = (struct dp_slot){.stage = rank, .stream = 0, .phase = second,
+                                .prev = rank - 1, .prev_slot = 0, .next = above, .next_slot = 0,
+                                .mirror = mirror, .mirror_slot = 1};
+    slots[1] = (struct dp_slot){.stage = mirror, .stream = 1, .phase = 1 - second,
+                                .prev = above, .prev_slot = 1, .next = rank - 1, .next_slot = 1,
+                                .mirror = mirror, .mirror_slot = 0};
+}
+
+/* Slot 0 holds the way down the ranks, slot 1 the way back up; the last rank turns round. */
+static void place_dualpipev(int ranks, int rank, struct dp_slot *slots)
+{
+    bool turns = rank == ranks - 1;
+    int below = turns ? rank : rank + 1;
+
+    slots[0] = (struct dp_slot){.stage = rank, .phase = 0,
+                                .prev = rank - 1, .prev_slot = 0, .next = below, .next_slot = turns,
+                                .mirror = -1, .mirror_slot = 0};
+    slots[1] = (struct dp_slot){.stage = 2 * ranks - 1 - rank, .phase = 1,
+                                .prev = below, .prev_slot = !turns, .next = rank - 1, .next_slot = 1,
+                                .mirror = -1, .mirror_slot = 0};
+}
+
+const struct dp_builder dp_build_dualpipe = {
+    .name = "dualpipe",
+    .slots_per_rank = 2,
+    .stages_per_rank = 1,
+    .streams = 2,
+    .posts_messages = true,
+    .check = check_dualpipe,
+    .place = place_dualpipe,
+    .write = write_rank,
+    .max_activations = max_activations,
+    .max_weight_queue = max_weight_queue,
+};
+
+const struct dp_builder dp_build_dualpipev = {
+    .name = "dualpipev",
+    .slots_per_rank = 2,
+    .stages_per_rank = 2,
+    .streams = 1,
+    .posts_messages = true,
+    .check = check_count,
+    .place = place_dualpipev,
+    .write = write_rank,
+    .max_activations = max_activations,
+    .max_weight_queue = max_weight_queue,
+};

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * messages.c - the pass that turns lists of computes into lists that can be carried out:
+ *
+ *      F 0.3         ->      RECV_F 0.3, COMMIT, F 0.3, SEND_F 0.3
+ *
+ * A receive stands right before the compute that consumes it, a send right after the one that
+ * produces it, and before the next compute what was posted is committed as one batch: the sends of
+ * the last compute together with the receives of the next. That is why neighbours that exchange in
+ * both directions do not wait for each other in a circle.
+ */
+#include "base/fail.h"
+#include "schedule/build.h"
+
+struct poster {
+    const struct dp_rank_view *view;
+    struct dp_op_list *out;
+    uint32_t posted;
+};
+
+static void post(struct poster *p, enum dp_op_kind kind, struct dp_op compute)
+{
+    compute.kind = kind;
+    compute.overlap = 0;
+    dp_op_list_put(p->out, compute);
+    p->posted++;
+}
+
+static void post_receive(struct poster *p, struct dp_op op)
+{
+    const struct dp_slot *slot = &p->view->slots[op.slot];
+
+    if (op.kind == DP_OP_F && dp_slot_has_remote_prev(slot, p->view->rank))
+        post(p, DP_OP_RECV_F, op);
+    if ((op.kind == DP_OP_B || op.kind == DP_OP_I) &&
+        dp_slot_has_remote_next(slot, p->view->rank))
+        post(p, DP_OP_RECV_B, op);
+}
+
+static void post_send(struct poster *p, struct dp_op op)
+{
+    const struct dp_slot *slot = &p->view->slots[op.slot];
+
+    if (op.kind == DP_OP_F && dp_slot_has_remote_next(slot, p->view->rank))
+        post(p, DP_OP_SEND_F, op);
+    if ((op.kind == DP_OP_B || op.kind == DP_OP_I) &&
+        dp_slot_has_remote_prev(slot, p->view->rank))
+        post(p, DP_OP_SEND_B, op);
+}
+
+static void commit(struct poster *p, uint32_t unit)
+{
+    if (!p->posted)
+        return;
+    dp_op_list_put(p->out, (struct dp_op){.kind = DP_OP_COMMIT, .unit = unit, .mb = p->posted});
+    p->posted = 0;
+}
+
+/* An overlapped pair is one call: its receives before, its sends after both. */
+static size_t call_length(const struct dp_op *in, size_t left)
+{
+    return in->kind == DP_OP_F && in->overlap && left > 1 ? 2 : 1;
+}
+
+void dp_add_messages(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                     struct dp_op_list *out)
+{
+    struct poster p = {.view = view, .out = out};
+    size_t length;
+
+    /* Every op brings at most a receive, a commit, itself and a send. */
+    if (!dp_op_list_reserve(out, 4 * count + 1))
+        return;
+    for (size_t i = 0; i < count; i += length) {
+        length = call_length(in + i, count - i);
+        for (size_t k = 0; k < length; k++)
+            post_receive(&p, in[i + k]);
+        commit(&p, in[i].unit);
+        for (size_t k = 0; k < length; k++)
+            dp_op_list_put(out, in[i + k]);
+        for (size_t k = 0; k < length; k++)
+            post_send(&p, in[i + k]);
+    }
+    commit(&p, count ? in[count - 1].unit : 0);
+}
+
+int dp_schedule_add_messages(struct dp_schedule *s)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (dp_op_is_message(s->ops[i].kind) || s->ops[i].kind == DP_OP_COMMIT)
+            return dp_fail(DP_ESTATE, "add messages: op %zu is a %s; expected computes only", i,
+                           dp_op_kind_name(s->ops[i].kind));
+    return dp_schedule_rewrite(s, dp_add_messages);
+}

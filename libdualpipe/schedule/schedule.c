@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * schedule.c - from a spec to a schedule: check it, place the stages, let the builder write each
+ * rank's list, finish the list by passes.
+ */
+#include "base/fail.h"
+#include "schedule/build.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS_MAX = 1 << 20 };
+
+void dp_place_line(int ranks, int rank, struct dp_slot *slots)
+{
+    slots[0] = (struct dp_slot){.stage = rank, .prev = rank - 1,
+                                .next = rank + 1 < ranks ? rank + 1 : -1, .mirror = -1};
+}
+
+/* ---- the spec ------------------------------------------------------------------------------ */
+
+static int check_rank_map(const struct dp_schedule_spec *spec)
+{
+    bool *seen = calloc((size_t)spec->ranks, sizeof(*seen));
+    int err = 0;
+
+    if (!seen)
+        return dp_fail(DP_ENOMEM, "no memory for %d ranks", spec->ranks);
+    for (int i = 0; i < spec->ranks && !err; i++) {
+        int rank = spec->rank_map[i];
+        if (rank < 0 || rank >= spec->ranks || seen[rank])
+            err = dp_fail(DP_EINVAL, "rank_map[%d]: %d, expected each of 0 to %d once", i, rank,
+                          spec->ranks - 1);
+        else
+            seen[rank] = true;
+    }
+    free(seen);
+    return err;
+}
+
+static int check_spec(const struct dp_schedule_spec *spec)
+{
+    const struct dp_builder *builder = dp_builder_of(spec->kind);
+    int err = 0;
+
+    if (!builder)
+        return dp_fail(DP_EINVAL, "kind: %s, expected gpipe, 1f1b, dualpipe or dualpipev; a user's "
+                       "schedule is read, not built", dp_schedule_kind_name(spec->kind));
+    if (spec->ranks < 1 || spec->ranks > RANKS_MAX)
+        return dp_fail(DP_EINVAL, "ranks: %d, expected 1 to %d", spec->ranks, RANKS_MAX);
+    if (spec->microbatches < 1 || spec->microbatches > DP_MAX_MB * builder->streams)
+        return dp_fail(DP_EINVAL, "microbatches: %d, expected 1 to %d", spec->microbatches,
+                       DP_MAX_MB * builder->streams);
+    if (builder->check)
+        err = builder->check(spec);
+    return err || !spec->rank_map ? err : check_rank_map(spec);
+}
+
+static void describe(const struct dp_schedule_spec *spec, struct dp_schedule *s)
+{
+    const struct dp_builder *builder = dp_builder_of(spec->kind);
+
+    *s = (struct dp_schedule){
+        .kind = spec->kind,
+        .ranks = spec->ranks,
+        .stages = spec->ranks * builder->stages_per_rank,
+        .streams = builder->streams,
+        .slots_per_rank = builder->slots_per_rank,
+        .microbatches = spec->microbatches,
+        .mb_per_stream = spec->microbatches / builder->streams,
+        .forward_only = spec->forward_only,
+        .return_outputs = spec->return_outputs,
+        .overlap = !spec->no_overlap,
+    };
+}
+
+/* ---- one rank ------------------------------------------------------------------------------ */
+
+/* Two lists in turn: each pass reads one and writes the other. */
+struct workbench {
+    struct dp_op_list now, other;
+};
+
+static void workbench_fini(struct workbench *w)
+{
+    dp_op_list_fini(&w->now);
+    dp_op_list_fini(&w->other);
+}
+
+static void run_pass(struct workbench *w, dp_pass_fn *pass, const struct dp_rank_view *view)
+{
+    struct dp_op_list in = w->now;
+
+    w->other.count = 0;
+    pass(view, in.ops, in.count, &w->other);
+    w->other.failed |= in.failed;
+    w->now = w->other;
+    w->other = in;
+}
+
+/* Leave the rank's finished list in w->now. */
+static int build(const struct dp_schedule_spec *spec, const struct dp_rank_view *view,
+                 struct workbench *w)
+{
+    const struct dp_builder *builder = dp_builder_of(spec->kind);
+
+    w->now.count = 0;
+    builder->write(view, &w->now);
+    if (!builder->posts_messages)
+        run_pass(w, dp_add_messages, view);
+    if (!spec->return_outputs)
+        run_pass(w, dp_add_frees, view);
+    if (spec->mirror_reduce)
+        run_pass(w, dp_add_reduces, view);
+    if (w->now.failed)
+        return dp_fail(DP_ENOMEM, "no memory for the ops of rank %d", view->rank);
+    return 0;
+}
+
+int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct dp_op *ops,
+                           size_t capacity, size_t *count)
+{
+    struct dp_slot slots[DP_MAX_SLOTS];
+    struct workbench w = {0};
+    struct dp_schedule s;
+    int err = check_spec(spec);
+
+    if (!err && (rank < 0 || rank >= spec->ranks))
+        err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, spec->ranks - 1);
+    if (err)
+        return err;
+    describe(spec, &s);
+    dp_builder_of(spec->kind)->place(spec->ranks, rank, slots);
+    err = build(spec, &(struct dp_rank_view){&s, rank, slots}, &w);
+    if (err)
+        goto free_lists;
+    *count = w.now.count;
+    if (w.now.count > capacity)
+        err = dp_fail_quietly(DP_ENOMEM, "capacity: %zu ops, expected at least %zu for rank %d",
+                              capacity, w.now.count, rank);
+    else
+        memcpy(ops, w.now.ops, w.now.count * sizeof(*ops));
+free_lists:
+    workbench_fini(&w);
+    return err;
+}
+
+/* ---- all ranks ----------------------------------------------------------------------------- */
+
+void dp_schedule_free(struct dp_schedule *s)
+{
+    if (!s)
+        return;
+    free(s->group_rank);
+    free(s->slots);
+    free(s->first);
+    free(s->ops);
+    free(s);
+}
+
+static int allocate(struct dp_schedule *s)
+{
+    size_t ranks = (size_t)s->ranks;
+
+    s->group_rank = calloc(ranks, sizeof(*s->group_rank));
+    s->slots = calloc(ranks * (size_t)s->slots_per_rank, sizeof(*s->slots));
+    s->first = calloc(ranks + 1, sizeof(*s->first));
+    if (!s->group_rank || !s->slots || !s->first)
+        return dp_fail(DP_ENOMEM, "no memory for a schedule of %d ranks", s->ranks);
+    return 0;
+}
+
+static struct dp_rank_view view_of(const struct dp_schedule *s, int rank)
+{
+    return (struct dp_rank_view){s, rank, dp_schedule_slot(s, rank, 0)};
+}
+
+int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedule **out)
+{
+    struct dp_schedule *s;
+    int err = check_spec(spec);
+
+    if (err)
+        return err;
+    s = malloc(sizeof(*s));
+    if (!s)
+        return dp_fail(DP_ENOMEM, "no memory for a schedule");
+    describe(spec, s);
+    err = allocate(s);
+    if (err)
+        goto free_schedule;
+    for (int rank = 0; rank < s->ranks; rank++) {
+        dp_builder_of(s->kind)->place(s->ranks, rank, s->slots + rank * s->slots_per_rank);
+        s->group_rank[spec->rank_map ? spec->rank_map[rank] : rank] = rank;
+    }
+    *out = s;
+    return 0;
+
+free_schedule:
+    dp_schedule_free(s);
+    return err;
+}
+
+/* Hand all ranks' ops to the schedule, which frees those it had. */
+static int take_ops(struct dp_schedule *s, struct dp_op_list *all)
+{
+    if (all->failed) {
+        dp_op_list_fini(all);
+        return dp_fail(DP_ENOMEM, "no memory for the ops of %d ranks", s->ranks);
+    }
+    free(s->ops);
+    s->ops = all->ops;
+    return 0;
+}
+
+int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **out)
+{
+    struct dp_op_list all = {0};
+    struct workbench w = {0};
+    struct dp_schedule *s;
+    int err = dp_schedule_new_empty(spec, &s);
+
+    if (err)
+        return err;
+    for (int rank = 0; rank < s->ranks && !err; rank++) {
+        struct dp_rank_view view = view_of(s, rank);
+        err = build(spec, &view, &w);
+        if (!err)
+            dp_op_list_append(&all, w.now.ops, w.now.count);
+        s->first[rank + 1] = all.count;
+    }
+    workbench_fini(&w);
+    if (err)
+        dp_op_list_fini(&all);
+    else
+        err = take_ops(s, &all);
+    if (err)
+        dp_schedule_free(s);
+    else
+        *out = s;
+    return err;
+}
+
+int dp_schedule_rewrite(struct dp_schedule *s, dp_pass_fn *pass)
+{
+    size_t *first = calloc((size_t)s->ranks + 1, sizeof(*first));
+    struct dp_op_list all = {0};
+    int err;
+
+    if (!first)
+        return dp_fail(DP_ENOMEM, "no memory for a schedule of %d ranks", s->ranks);
+    for (int rank = 0; rank < s->ranks; rank++) {
+        struct dp_rank_view view = view_of(s, rank);
+        pass(&view, dp_schedule_ops(s, rank), dp_schedule_count(s, rank), &all);
+        first[rank + 1] = all.count;
+    }
+    err = take_ops(s, &all);
+    if (err) {
+        free(first);
+        return err;
+    }
+    free(s->first);
+    s->first = first;
+    return 0;
+}
