@@ -1,2 +1,88 @@
 #!/bin/sh
-set -e
+# SPDX-License-Identifier: Apache-2.0
+#
+# run.sh - install what the tests want, build, run every test, and say how many cases passed, failed
+# and were skipped, and why.
+set -eu
+
+usage="usage: sh tests/run.sh [OPTION...] [TEST...]
+
+  TEST                      a test's name as 'make list-tests' prints it, or its last part
+  --sanitizers LIST         build with address,undefined or thread, in build-asan/ or build-tsan/
+  --configure OPTION        one more option for configure
+  --no-install              install no packages
+  --help                    this
+
+DP_TEST_LIMIT_S is the longest that one test may take, in seconds (300)."
+
+die()
+{
+    echo "run.sh: $*" >&2
+    exit 2
+}
+
+need()
+{
+    [ "$1" -ge 2 ] || die "$2 needs a value; --help explains"
+}
+
+cd "$(dirname "$0")/.."
+build=build
+install=yes
+options=
+tests=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --help)
+        echo "$usage"
+        exit 0
+        ;;
+    --no-install) install=no ;;
+    --sanitizers)
+        need $# "$1"
+        case $2 in
+        *thread*) build='build-tsan' ;;
+        *) build='build-asan' ;;
+        esac
+        options="$options --enable-sanitizers=$2"
+        shift
+        ;;
+    --configure)
+        need $# "$1"
+        options="$options $2"
+        shift
+        ;;
+    -*) die "unknown option '$1'; --help lists them" ;;
+    *) tests="$tests $1" ;;
+    esac
+    shift
+done
+
+[ $install = no ] || sh tools/packages.sh test
+echo "Building in $build/ ..."
+# shellcheck disable=SC2086 # words
+sh tools/build.sh $build $options
+
+make="make -C $build -s --no-print-directory -j $(nproc)"
+$make check TESTS= </dev/null >$build/build.log 2>&1 || {
+    tail -n 25 $build/build.log >&2
+    die "the tests do not build; the whole output is in $build/build.log"
+}
+
+# Full names of the tests that were asked for.
+chosen=
+for test in $tests; do
+    name=$($make list-tests | grep -E "(^|/)$test\$") || die "no test named '$test'"
+    chosen="$chosen $name"
+done
+
+# Progress goes by, a line a program; the rest of what make says is in the totals.
+check()
+{
+    $make -k check "$@" </dev/null 2>&1 |
+        grep -E --line-buffered '^(PASS|FAIL|SKIP|XPASS|XFAIL|ERROR): ' || true
+}
+
+find $build/tests -name '*.trs' -exec rm -f {} +
+if [ -n "$chosen" ]; then check TESTS="$chosen"; else check; fi
+sh tests/totals.sh $build

@@ -1,0 +1,66 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# packages.sh build|test - install the distribution's packages that are missing: `build` those that
+# configure and make want, `test` also those of the tests. Debian 12, Ubuntu 22.04 and 24.04, as
+# root or through sudo. Does nothing, and needs no rights, where nothing is missing.
+set -eu
+
+die()
+{
+    echo "packages.sh: $*" >&2
+    exit 1
+}
+
+what=${1-}
+set -- autoconf automake gcc libc6-dev libdlpack-dev libjansson-dev libopenblas-dev libtool make \
+    pkg-config
+case $what in
+build) ;;
+test) set -- "$@" g++ libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck ;;
+*) die "expected 'build' or 'test', not '$what'" ;;
+esac
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    die "knows only Debian, Ubuntu and their relatives; elsewhere install what these packages hold" \
+        "and give --no-install: $*"
+fi
+
+for package; do
+    shift
+    state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) || true
+    [ "$state" = installed ] || set -- "$@" "$package"
+done
+[ $# -gt 0 ] || exit 0
+
+if [ "$(id -u)" = 0 ]; then
+    as_root()
+    {
+        "$@"
+    }
+elif command -v sudo >/dev/null; then
+    as_root()
+    {
+        # Without a terminal nobody could type a password.
+        if [ -t 0 ]; then sudo "$@"; else sudo -n "$@"; fi
+    }
+else
+    die "not root, and no sudo; as root run: apt-get install --no-install-recommends $*"
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+apt()
+{
+    as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 \
+        apt-get -qq -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1
+}
+
+echo "Installing $*"
+# Lists that cannot be refreshed may still be good enough.
+apt update || true
+if ! apt install -y --no-install-recommends "$@"; then
+    tail -n 15 "$log" >&2
+    die "apt-get could not install them; what it said is above (Ubuntu has some in 'universe')"
+fi
