@@ -11,8 +11,10 @@ enum { MAX_COMMANDS = 32 };
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-/* The error printed last in this thread: command_failed does not say it again. */
+/* What has been printed in this thread: the library's last error, and whether there was anything.
+ * command_failed does not say it again. */
 static _Thread_local char printed[1024];
+static _Thread_local bool said;
 
 static void print_message(void *user, enum dp_log_level level, const char *line)
 {
@@ -20,13 +22,27 @@ static void print_message(void *user, enum dp_log_level level, const char *line)
 
     (void)user;
     fprintf(stderr, "dualpipe: %s%s\n", words[level], line);
-    if (level == DP_LOG_ERROR)
+    if (level == DP_LOG_ERROR) {
         snprintf(printed, sizeof(printed), "%s", line);
+        said = true;
+    }
+}
+
+static void drop_message(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    (void)line;
+}
+
+void command_mute(bool muted)
+{
+    dp_log_set(muted ? drop_message : print_message, NULL, DP_LOG_DEFAULT);
 }
 
 void command_open(void)
 {
-    dp_log_set(print_message, NULL, DP_LOG_DEFAULT);
+    command_mute(false);
 }
 
 int command_close(int status)
@@ -41,21 +57,41 @@ int command_failed(int err)
 {
     const char *why = dp_last_error();
 
-    if (strcmp(why, printed))
-        fprintf(stderr, "dualpipe: %s\n", *why ? why : dp_strerror(err));
+    if (*why && strcmp(why, printed))
+        fprintf(stderr, "dualpipe: %s\n", why);
+    else if (!said)
+        fprintf(stderr, "dualpipe: %s\n", dp_strerror(err));
     return err == DP_EINVAL || err == DP_ENOENT ? EXIT_USAGE : EXIT_FAILED;
+}
+
+static void complain(const char *fmt, va_list args)
+{
+    char line[1024];
+
+    vsnprintf(line, sizeof(line), fmt, args);
+    fprintf(stderr, "dualpipe: %s\n", line);
+    snprintf(printed, sizeof(printed), "%s", dp_last_error());
+    said = true;
 }
 
 int command_misused(const char *fmt, ...)
 {
-    char line[1024];
     va_list args;
 
     va_start(args, fmt);
-    vsnprintf(line, sizeof(line), fmt, args);
+    complain(fmt, args);
     va_end(args);
-    fprintf(stderr, "dualpipe: %s\n", line);
     return EXIT_USAGE;
+}
+
+int command_broke(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    complain(fmt, args);
+    va_end(args);
+    return EXIT_FAILED;
 }
 
 /* ---- finding the command ------------------------------------------------------------------- */

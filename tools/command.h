@@ -6,6 +6,8 @@
 #ifndef DP_TOOLS_COMMAND_H
 #define DP_TOOLS_COMMAND_H
 
+#include <stdbool.h>
+
 /* What the program returns to the shell. */
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
@@ -31,12 +33,16 @@ int command_dispatch(const struct command_set *set, int argc, char **argv);
 void command_open(void);
 int command_close(int status);
 
-/* What to return after the library has failed with err: EXIT_USAGE where the user's input was at
- * fault (DP_EINVAL, DP_ENOENT), else EXIT_FAILED. Prints dp_last_error() unless that sentence has
- * been printed already. */
+/* While muted, messages of the library are dropped: for a question whose answer may be no. */
+void command_mute(bool muted);
+
+/* What to return after err: EXIT_USAGE where the user's input was at fault (DP_EINVAL, DP_ENOENT),
+ * else EXIT_FAILED. Prints dp_last_error() unless this thread has printed the reason already. */
 int command_failed(int err);
 
-/* One line on standard error, "dualpipe: ...". Returns EXIT_USAGE. */
+/* One line on standard error, "dualpipe: ...": the user's mistake, which returns EXIT_USAGE, or
+ * what went wrong at run time, which returns EXIT_FAILED. */
 int command_misused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+int command_broke(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

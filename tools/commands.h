@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * commands.h - the functions that main.c's table names, one a file.
+ * commands.h - the functions that the tables of commands name, one a file.
  */
 #ifndef DP_TOOLS_COMMANDS_H
 #define DP_TOOLS_COMMANDS_H
@@ -8,5 +8,11 @@
 int run_bench(int argc, char **argv);
 int run_info(int argc, char **argv);
 int run_schedule(int argc, char **argv);
+
+int run_schedule_check(int argc, char **argv);
+int run_schedule_compare(int argc, char **argv);
+int run_schedule_export(int argc, char **argv);
+int run_schedule_show(int argc, char **argv);
+int run_schedule_simulate(int argc, char **argv);
 
 #endif

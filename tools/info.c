@@ -73,21 +73,14 @@ static void read_memory(struct machine *m)
         fclose(f);
 }
 
-static void drop_message(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 /* That there is no GPU is news here, not an error. */
 static void find_gpu(struct machine *m)
 {
     struct dp_device *dev;
 
-    dp_log_set(drop_message, NULL, DP_LOG_DEFAULT);
+    command_mute(true);
     m->gpu = dp_device_cuda_open(0, &dev) == 0;
-    command_open();
+    command_mute(false);
     snprintf(m->gpu_text, sizeof(m->gpu_text), "%s", m->gpu ? "CUDA device 0" : dp_last_error());
     if (m->gpu)
         dp_device_close(dev);

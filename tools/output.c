@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "output.h"
+
+#include "command.h"
+
+#include <dualpipe/dualpipe.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A device, a pipe: written in place, since nothing can be renamed over it. */
+static bool is_special(const char *path)
+{
+    struct stat st;
+
+    return !stat(path, &st) && !S_ISREG(st.st_mode);
+}
+
+int output_open(const char *path, struct output *out)
+{
+    *out = (struct output){.file = stdout};
+    if (!path || !strcmp(path, "-"))
+        return 0;
+
+    out->path = path;
+    if (!is_special(path) && asprintf(&out->temporary, "%s.%ld", path, (long)getpid()) < 0)
+        return command_broke("no memory for the name of %s", path);
+    out->file = fopen(out->temporary ? out->temporary : path, "we");
+    if (out->file)
+        return 0;
+    command_broke("cannot write %s: %s", path, strerror(errno));
+    free(out->temporary);
+    return EXIT_FAILED;
+}
+
+/* Close, and give the file its name. */
+static int finish_file(struct output *out, int err)
+{
+    bool broken = ferror(out->file);
+
+    if ((fclose(out->file) || broken) && !err)
+        err = DP_EIO;
+    if (!out->temporary)
+        return err;
+    if (!err && rename(out->temporary, out->path))
+        err = DP_EIO;
+    if (err)
+        unlink(out->temporary);
+    free(out->temporary);
+    return err;
+}
+
+int output_close(struct output *out, int err)
+{
+    if (out->path)
+        err = finish_file(out, err);
+    if (!err)
+        return EXIT_OK;
+    if (err != DP_EIO)
+        return command_failed(err);
+    if (out->path)
+        return command_broke("cannot write %s: %s", out->path, strerror(errno));
+    return EXIT_FAILED; /* command_close will say so */
+}
