@@ -13,11 +13,15 @@
  *
  * Failure. The first rank that fails calls dp_comm_abort (the waiting functions do so themselves on
  * a deadline; a transport does so when a peer dies). From then on every call on every rank returns
- * DP_EABORTED, within the deadline, and dp_comm_aborted() tells everywhere the same culprit.
+ * DP_EABORTED, within the deadline, and dp_comm_aborted() tells everywhere the same culprit. Once a
+ * call has returned DP_EABORTED on a rank, all requests of that rank are finished: its buffers are
+ * its own again.
+ *
+ * Leaving. A rank that closes its comm still delivers what it had finished sending. Who then waits
+ * for more from it, or sends to it, gets DP_ECOMM.
  *
  * Threads: one thread at a time may use a comm; the comms of dp_comm_threads_new belong to one
- * thread each. dp_comm_abort alone may be called from any thread and from a signal handler's
- * successor, never from the handler itself.
+ * thread each. dp_comm_abort alone may be called from any thread, but not from a signal handler.
  */
 #ifndef DUALPIPE_COMM_H
 #define DUALPIPE_COMM_H
@@ -53,8 +57,8 @@ struct dp_abort {
 struct dp_comm;
 
 /* What a communicator implements. Every member is set; none is called with a bad rank, channel or
- * NULL (the functions below check). All return 0 or a negative errno; none blocks but close and
- * reset, which keep to the comm's deadline. */
+ * NULL (the functions below check). All return 0 or a negative errno; none blocks but sleep, reset
+ * and close, and abort for at most a second. */
 struct dp_comm_ops {
     const char *name; /* "threads", "shm", "tcp", "mpi", ... */
     int (*isend)(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
@@ -66,12 +70,16 @@ struct dp_comm_ops {
     /* Move what can be moved and look for aborts; called while waiting. `waiting_for` is the peer
      * that the caller waits for, -1 for none: it serves to name the culprit of a stall. */
     int (*progress)(struct dp_comm *comm, int waiting_for);
-    /* Tell every rank. The first record wins. */
+    /* Block until a test may give another answer than it did after the last progress, or until
+     * dp_now_ns() is until_ns; returning early is fine. */
+    void (*sleep)(struct dp_comm *comm, int64_t until_ns);
+    /* Tell every rank; the first record wins. With the error DP_ETIMEDOUT, why->rank is the peer that
+     * this rank waited for in vain: the transport follows who waits for whom, and names the rank at
+     * the end, which waits for nobody. */
     int (*abort)(struct dp_comm *comm, const struct dp_abort *why);
     /* true and *why if an abort happened. */
     bool (*aborted)(struct dp_comm *comm, struct dp_abort *why);
-    /* Collective, after an abort that left every rank alive: forget the abort and all messages in
-     * flight. DP_ECOMM if a rank is dead. */
+    /* See dp_comm_reset. */
     int (*reset)(struct dp_comm *comm);
     void (*close)(struct dp_comm *comm);
 };
@@ -80,7 +88,9 @@ struct dp_comm_ops {
 struct dp_comm {
     const struct dp_comm_ops *ops;
     int rank, size;
-    int64_t deadline_ns; /* longest wait of any call; at creation 60 s or DUALPIPE_COMM_TIMEOUT */
+    int64_t deadline_ns; /* longest wait of any call; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s */
+    int64_t spin_ns;     /* a wait tests this long before it sleeps; at creation about the cost of one
+                          * wake-up, 0 where ranks share cores, or DUALPIPE_COMM_SPIN_US */
 };
 
 /* ---- creation ------------------------------------------------------------------------------ */
@@ -120,33 +130,44 @@ DP_PUBLIC int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_
                             const void *buf, size_t len, struct dp_request *req);
 DP_PUBLIC int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                             size_t len, struct dp_request *req);
-/* 0: done. DP_EAGAIN: not yet. Else the transfer failed; the request is finished all the same. */
+/* 0: done. DP_EAGAIN: not yet. Else the transfer failed; the request is finished all the same. A
+ * receive that met another tag or length is DP_EMISMATCH; its message is gone, the next one meets the
+ * next receive, and the sender's request is done like any other. */
 DP_PUBLIC int dp_comm_test(struct dp_comm *comm, struct dp_request *req);
-/* Test until done; after deadline_ns a DP_ETIMEDOUT that names the peer, which aborts the group. */
+/* Test until done. After deadline_ns DP_ETIMEDOUT, which aborts the group; dp_comm_aborted() names the
+ * rank that everybody waited for. */
 DP_PUBLIC int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer);
 
 /* ---- failure ------------------------------------------------------------------------------- */
 
+/* This rank has failed with `error`, a negative errno, and text says how: end the group. A text too
+ * long for the record is cut. 0, also if the group had been aborted before. */
 DP_PUBLIC int dp_comm_abort(struct dp_comm *comm, int error, const char *text);
+/* Whether the group was aborted, as far as this rank has heard by its last call; why may be NULL. */
 DP_PUBLIC bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why);
+/* Collective, after an abort that left every rank alive (a rank need not have heard of it yet): begin
+ * anew. Requests and messages of before are gone on all ranks. DP_ECOMM if a rank is dead or has
+ * left, DP_ETIMEDOUT naming the ranks that did not call it; the group then stays aborted. */
 DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
 
 /* ---- small collectives, for set-up and reports, not for a hot path ---------------------------- */
-/* Each is collective, over DP_CHANNEL_CONTROL, and keeps to the deadline. */
+/* Each is collective, over DP_CHANNEL_CONTROL, and keeps to the deadline. Where ranks call different
+ * ones, or with different lengths, the group is aborted with DP_EMISMATCH. Only allgatherv
+ * allocates, and agree among more than 512 ranks. */
 
 DP_PUBLIC int dp_comm_barrier(struct dp_comm *comm);
 /* all[size * len]: rank r's bytes at all + r * len. mine may be all + rank * len. */
 DP_PUBLIC int dp_comm_allgather(struct dp_comm *comm, const void *mine, void *all, size_t len);
-/* Like allgather, but each rank has its own number of bytes: *all is malloc'ed, offsets[size + 1]
- * says where each rank's bytes begin. */
+/* Like allgather, but each rank has its own number of bytes: *all is malloc'ed (never NULL),
+ * offsets[size + 1] says where each rank's bytes begin. */
 DP_PUBLIC int dp_comm_allgatherv(struct dp_comm *comm, const void *mine, size_t len, void **all,
                                  size_t *offsets);
 DP_PUBLIC int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len, int root);
 /* DP_EMISMATCH on every rank, naming `what` and the ranks that differ from rank 0, unless all ranks
  * pass the same value. */
 DP_PUBLIC int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value);
-/* The offset to add to dp_now_ns() of this rank to get rank 0's clock, and half the best round
- * trip as the error. By ping-pong, the quickest of `rounds`. */
+/* The offset to add to CLOCK_MONOTONIC of this rank to get rank 0's, and half the best round trip as
+ * the error. By ping-pong, the quickest of `rounds` >= 1. */
 DP_PUBLIC int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns,
                                    int64_t *error_ns);
 

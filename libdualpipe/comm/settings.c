@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: the set of cores */
+
+#include "comm/settings.h"
+
+#include "base/clock.h"
+
+#include <sched.h>
+
+static const struct dp_option table[] = {
+    {"TIMEOUT_MS", DP_OPTION_INT, "60000", "longest wait of any call, in ms",
+     offsetof(struct dp_comm_settings, timeout_ms), .min = 1, .max = 86400000},
+    {"SPIN_US", DP_OPTION_INT, "-1",
+     "how long a wait tests before it sleeps, in us; -1: 50, or 0 where ranks share cores",
+     offsetof(struct dp_comm_settings, spin_us), .min = -1, .max = 1000000},
+};
+const struct dp_option_area dp_comm_option_area = {"COMM", table, sizeof(table) / sizeof(table[0])};
+
+/* Waking a sleeping core takes 30 to 40 us: who spins longer than that has lost more than it can
+ * win. */
+enum { WAKE_UP_US = 50 };
+
+static int cores_count(void)
+{
+    cpu_set_t cores;
+
+    return sched_getaffinity(0, sizeof(cores), &cores) ? 1 : CPU_COUNT(&cores);
+}
+
+void dp_comm_init(struct dp_comm *comm, const struct dp_comm_ops *ops, int rank, int size,
+                  int ranks_here, const struct dp_comm_settings *settings)
+{
+    int64_t spin_us = settings->spin_us;
+
+    if (spin_us < 0)
+        spin_us = ranks_here > cores_count() ? 0 : WAKE_UP_US;
+    *comm = (struct dp_comm){
+        .ops = ops,
+        .rank = rank,
+        .size = size,
+        .deadline_ns = settings->timeout_ms * DP_NS_PER_MS,
+        .spin_ns = spin_us * DP_NS_PER_US,
+    };
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm_group.h - run one function on every rank of a group, whatever the ranks are.
+ */
+#ifndef DP_TESTS_COMM_GROUP_H
+#define DP_TESTS_COMM_GROUP_H
+
+#include <dualpipe/comm.h>
+
+#include <stdio.h>
+#include <string.h>
+
+/* What a rank does. Returns 0 or, if something was not as it should be, -1; use CHECK, since cmocka's
+ * assertions work only in the thread and process that runs the test. The comm is closed afterwards. */
+typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            printf("%s:%d: rank %d: not so: %s (last error: %s)\n", __FILE__, __LINE__,            \
+                   comm->rank, #condition, dp_last_error());                                       \
+            return -1;                                                                             \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK_SAYS(sentence)                                                                       \
+    do {                                                                                           \
+        if (!strstr(dp_last_error(), sentence)) {                                                  \
+            printf("%s:%d: rank %d: '%s' does not say '%s'\n", __FILE__, __LINE__, comm->rank,     \
+                   dp_last_error(), sentence);                                                     \
+            return -1;                                                                             \
+        }                                                                                          \
+    } while (0)
+
+struct comm_kind {
+    const char *name;
+    bool processes; /* a rank can be killed */
+    /* Returns how many ranks did not return 0; a rank that was killed counts, and is counted in
+     * *killed too. deadline_ns is the comm's. */
+    int (*run)(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn, void *arg,
+               int *killed);
+};
+
+/* All there are here, ended by a NULL name. */
+extern const struct comm_kind comm_kinds[];
+
+#endif

@@ -1,0 +1,562 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_comm.c - what every communicator must do; each case runs over all of them.
+ */
+#include "cmocka_all.h"
+#include "comm_group.h"
+
+#include "base/clock.h"
+
+#include <stdlib.h>
+
+static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = 300 * DP_NS_PER_MS;
+
+/* Run it on groups of `size` ranks of every kind; all ranks must return 0. */
+static void on_all_kinds(int size, int64_t deadline_ns, rank_fn fn, void *arg)
+{
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        int killed, failed = kind->run(kind, size, deadline_ns, fn, arg, &killed);
+        if (failed)
+            fail_msg("%s: %d of %d ranks failed", kind->name, failed, size);
+    }
+}
+
+static int blocking_send(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
+                         size_t len)
+{
+    struct dp_request req;
+    int err = dp_comm_isend(comm, peer, channel, tag, buf, len, &req);
+
+    return err ? err : dp_comm_wait(comm, &req, peer);
+}
+
+static int blocking_receive(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
+                            size_t len)
+{
+    struct dp_request req;
+    int err = dp_comm_irecv(comm, peer, channel, tag, buf, len, &req);
+
+    return err ? err : dp_comm_wait(comm, &req, peer);
+}
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static void fill(unsigned char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        buf[i] = (unsigned char)(seed + i * 7 + (i >> 8) * 13);
+}
+
+static bool is_filled(const unsigned char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        if (buf[i] != (unsigned char)(seed + i * 7 + (i >> 8) * 13))
+            return false;
+    return true;
+}
+
+static int exchange_of_size(struct dp_comm *comm, size_t len)
+{
+    unsigned char *out = malloc(len + 1), *in = calloc(1, len + 1);
+    const int peer = !comm->rank;
+    struct dp_request send, receive;
+
+    CHECK(out && in);
+    fill(out, len, (unsigned)comm->rank);
+    CHECK(!dp_comm_irecv(comm, peer, DP_CHANNEL_ACTIVATION, len, in, len, &receive));
+    CHECK(!dp_comm_isend(comm, peer, DP_CHANNEL_ACTIVATION, len, out, len, &send));
+    CHECK(!dp_comm_wait(comm, &receive, peer));
+    CHECK(!dp_comm_wait(comm, &send, peer));
+    CHECK(is_filled(in, len, (unsigned)peer));
+    CHECK(in[len] == 0);
+    free(in);
+    free(out);
+    return 0;
+}
+
+static int exchange_sizes(struct dp_comm *comm, void *arg)
+{
+    static const size_t sizes[] = {0, 1, 7, 8, 40, 41, 63, 64, 65, 1000, 1024, 1025, 4096, 8191,
+                                   8192, 8193, 16384, 16385, 65536, 524288, 1048577, 4194303};
+
+    (void)arg;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        if (exchange_of_size(comm, sizes[i]))
+            return -1;
+    return exchange_of_size(comm, (size_t)64 << 20);
+}
+
+static void messages_of_any_size_arrive_whole(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, exchange_sizes, NULL);
+}
+
+enum { MANY = 200 };
+
+/* Rank 0 sends numbers in order before rank 1 asks for any, and the other way round. */
+static int send_many(struct dp_comm *comm, void *arg)
+{
+    static const size_t len = 3000;
+    const bool receive_first = *(const bool *)arg;
+    struct dp_request *reqs = calloc(MANY, sizeof(*reqs));
+    unsigned char *bufs = calloc(MANY, len);
+
+    CHECK(reqs && bufs);
+    if ((comm->rank == 1) != receive_first)
+        CHECK(!dp_comm_barrier(comm));
+    for (unsigned i = 0; i < MANY; i++) {
+        unsigned char *buf = bufs + i * len;
+        fill(buf, len, comm->rank ? 99 : i);
+        if (comm->rank)
+            CHECK(!dp_comm_irecv(comm, 0, DP_CHANNEL_GRADIENT, i, buf, len - i, &reqs[i]));
+        else
+            CHECK(!dp_comm_isend(comm, 1, DP_CHANNEL_GRADIENT, i, buf, len - i, &reqs[i]));
+    }
+    if ((comm->rank == 1) == receive_first)
+        CHECK(!dp_comm_barrier(comm));
+    for (unsigned i = MANY; i-- > 0;)
+        CHECK(!dp_comm_wait(comm, &reqs[i], !comm->rank));
+    for (unsigned i = 0; i < MANY; i++)
+        CHECK(is_filled(bufs + i * len, len - i, i));
+    free(bufs);
+    free(reqs);
+    return 0;
+}
+
+static void many_messages_in_flight_keep_their_order(void **state)
+{
+    (void)state;
+    bool receive_first = false;
+    on_all_kinds(2, LONG_NS, send_many, &receive_first);
+    receive_first = true;
+    on_all_kinds(2, LONG_NS, send_many, &receive_first);
+}
+
+/* Activations are sent first and asked for last. */
+static int cross_channels(struct dp_comm *comm, void *arg)
+{
+    static const size_t len = 3 << 20;
+    const size_t sizes[] = {len, 100};
+    unsigned char *buf = malloc(len);
+    struct dp_request reqs[2][3];
+
+    (void)arg;
+    CHECK(buf);
+    memset(buf, 1, len);
+    for (int s = 0; s < 2 && comm->rank == 0; s++)
+        for (int channel = 0; channel < 3; channel++)
+            CHECK(!dp_comm_isend(comm, 1, channel, 5, buf, sizes[s], &reqs[s][channel]));
+    for (int s = 0; s < 2; s++)
+        for (int channel = 2; channel >= 0; channel--) {
+            if (comm->rank)
+                CHECK(!blocking_receive(comm, 0, channel, 5, buf, sizes[s]));
+            else
+                CHECK(!dp_comm_wait(comm, &reqs[s][channel], 1));
+        }
+    free(buf);
+    return 0;
+}
+
+static void a_message_never_waits_for_one_on_another_channel(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, cross_channels, NULL);
+}
+
+/* Everybody to everybody, on all channels at once, several rounds. */
+static int all_pairs(struct dp_comm *comm, void *arg)
+{
+    enum { RANKS = 5, ROUNDS = 20, LEN = 5000 };
+    static _Thread_local unsigned char in[RANKS][3][LEN], out[RANKS][3][LEN];
+    struct dp_request sends[RANKS][3], receives[RANKS][3];
+
+    (void)arg;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int peer = 0; peer < RANKS; peer++)
+            for (int c = 0; c < 3 && peer != comm->rank; c++) {
+                size_t len = (size_t)(LEN - round * 250 - 1);
+                fill(out[peer][c], len, (unsigned)(comm->rank * 10 + peer + c + round));
+                CHECK(!dp_comm_isend(comm, peer, c, 1, out[peer][c], len, &sends[peer][c]));
+                CHECK(!dp_comm_irecv(comm, peer, c, 1, in[peer][c], len, &receives[peer][c]));
+            }
+        for (int peer = 0; peer < RANKS; peer++)
+            for (int c = 0; c < 3 && peer != comm->rank; c++) {
+                size_t len = (size_t)(LEN - round * 250 - 1);
+                CHECK(!dp_comm_wait(comm, &receives[peer][c], peer));
+                CHECK(!dp_comm_wait(comm, &sends[peer][c], peer));
+                CHECK(is_filled(in[peer][c], len, (unsigned)(peer * 10 + comm->rank + c + round)));
+            }
+    }
+    return 0;
+}
+
+static void all_ranks_talk_to_all_at_once(void **state)
+{
+    (void)state;
+    on_all_kinds(5, LONG_NS, all_pairs, NULL);
+}
+
+static int mismatch(struct dp_comm *comm, void *arg)
+{
+    char buf[64] = "x";
+
+    (void)arg;
+    if (comm->rank == 0) {
+        CHECK(!blocking_send(comm, 1, 0, 7, buf, 16));
+        CHECK(!blocking_send(comm, 1, 0, 8, buf, 64));
+        CHECK(!blocking_send(comm, 1, 0, 9, buf, 8));
+        return 0;
+    }
+    CHECK(blocking_receive(comm, 0, 0, 6, buf, 16) == DP_EMISMATCH);
+    CHECK_SAYS("expected tag 6 and 16 bytes, it has tag 7 and 16 bytes");
+    CHECK(blocking_receive(comm, 0, 0, 8, buf, 24) == DP_EMISMATCH);
+    CHECK_SAYS("expected tag 8 and 24 bytes, it has tag 8 and 64 bytes");
+    CHECK(!blocking_receive(comm, 0, 0, 9, buf, 8));
+    return 0;
+}
+
+static void another_tag_or_length_than_expected_is_named(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, mismatch, NULL);
+}
+
+static int bad_arguments(struct dp_comm *comm, void *arg)
+{
+    struct dp_request req;
+    char buf[8] = "";
+    size_t offsets[4];
+    int64_t ns;
+
+    (void)arg;
+    CHECK(dp_comm_isend(NULL, 0, 0, 0, buf, 8, &req) == DP_EINVAL);
+    CHECK(dp_comm_isend(comm, !comm->rank, 0, 0, buf, 8, NULL) == DP_EINVAL);
+    CHECK(dp_comm_isend(comm, comm->rank, 0, 0, buf, 8, &req) == DP_EINVAL);
+    CHECK_SAYS("other than the own");
+    CHECK(dp_comm_irecv(comm, 2, 0, 0, buf, 8, &req) == DP_EINVAL);
+    CHECK_SAYS("peer 2: expected a rank from 0 to 1");
+    CHECK(dp_comm_irecv(comm, !comm->rank, DP_CHANNELS, 0, buf, 8, &req) == DP_EINVAL);
+    CHECK_SAYS("channel 4: expected 0 to 3");
+    CHECK(dp_comm_isend(comm, !comm->rank, 1, 0, NULL, 8, &req) == DP_EINVAL);
+    CHECK_SAYS("no buffer for a message of 8 bytes");
+    CHECK(dp_comm_wait(comm, &req, -1) == DP_EINVAL);
+    CHECK(dp_comm_wait(comm, NULL, 0) == DP_EINVAL);
+    CHECK(dp_comm_test(comm, NULL) == DP_EINVAL);
+    CHECK(dp_comm_abort(comm, 0, "no error") == DP_EINVAL);
+    CHECK(dp_comm_broadcast(comm, buf, 8, 2) == DP_EINVAL);
+    CHECK(dp_comm_allgather(comm, NULL, buf, 8) == DP_EINVAL);
+    CHECK(dp_comm_allgatherv(comm, buf, 8, NULL, offsets) == DP_EINVAL);
+    CHECK(dp_comm_agree(comm, NULL, 8) == DP_EINVAL);
+    CHECK(dp_comm_clock_offset(comm, 0, &ns, &ns) == DP_EINVAL);
+    CHECK(dp_comm_barrier(NULL) == DP_EINVAL);
+    CHECK(dp_comm_reset(NULL) == DP_EINVAL);
+    CHECK(!dp_comm_aborted(NULL, NULL));
+    dp_comm_close(NULL);
+    CHECK(!dp_comm_barrier(comm)); /* none of it did any harm */
+    return 0;
+}
+
+static void bad_arguments_are_refused_in_a_sentence(void **state)
+{
+    (void)state;
+    struct dp_comm *comms[1];
+
+    on_all_kinds(2, LONG_NS, bad_arguments, NULL);
+    assert_int_equal(dp_comm_threads_new(0, comms), DP_EINVAL);
+    assert_int_equal(dp_comm_threads_new(1, NULL), DP_EINVAL);
+}
+
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+static int collectives(struct dp_comm *comm, void *arg)
+{
+    const int size = comm->size, rank = comm->rank;
+    int64_t all[8], own = 100 + rank, root_value;
+    size_t offsets[9];
+    char *texts, text[8];
+
+    (void)arg;
+    CHECK(!dp_comm_barrier(comm));
+    CHECK(!dp_comm_allgather(comm, &own, all, sizeof(own)));
+    for (int i = 0; i < size; i++)
+        CHECK(all[i] == 100 + i);
+
+    memset(text, 'a' + rank, sizeof(text));
+    CHECK(!dp_comm_allgatherv(comm, text, (size_t)rank, (void **)&texts, offsets));
+    CHECK(offsets[size] == (size_t)(size * (size - 1) / 2));
+    for (int i = 0; i < size; i++)
+        for (size_t at = offsets[i]; at < offsets[i + 1]; at++)
+            CHECK(texts[at] == 'a' + i);
+    free(texts);
+
+    for (int root = 0; root < size; root++) {
+        root_value = rank == root ? root + 7 : -1;
+        CHECK(!dp_comm_broadcast(comm, &root_value, sizeof(root_value), root));
+        CHECK(root_value == root + 7);
+    }
+    CHECK(!dp_comm_agree(comm, "the answer", 42));
+    return 0;
+}
+
+static void collectives_work_for_any_number_of_ranks(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 8; size++)
+        on_all_kinds(size, LONG_NS, collectives, NULL);
+}
+
+static int disagree(struct dp_comm *comm, void *arg)
+{
+    (void)arg;
+    CHECK(dp_comm_agree(comm, "micro-batches", comm->rank >= 2 ? 10 : 8) == DP_EMISMATCH);
+    CHECK_SAYS("micro-batches: all ranks must agree; rank 0 has 8, but rank 2 has 10, rank 3 has 10");
+    CHECK(!dp_comm_barrier(comm));
+    return 0;
+}
+
+static void ranks_that_disagree_are_named_on_every_rank(void **state)
+{
+    (void)state;
+    on_all_kinds(4, LONG_NS, disagree, NULL);
+}
+
+static int mix_collectives(struct dp_comm *comm, void *arg)
+{
+    int64_t value = 0;
+    int err;
+
+    (void)arg;
+    err = comm->rank ? dp_comm_broadcast(comm, &value, sizeof(value), 0) : dp_comm_barrier(comm);
+    while (!err)
+        err = dp_comm_barrier(comm);
+    CHECK(err == DP_EMISMATCH || err == DP_EABORTED);
+    struct dp_abort why;
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.error == DP_EMISMATCH);
+    return 0;
+}
+
+static void different_collectives_at_once_end_the_group(void **state)
+{
+    (void)state;
+    on_all_kinds(3, LONG_NS, mix_collectives, NULL);
+}
+
+static int compare_clocks(struct dp_comm *comm, void *arg)
+{
+    int64_t offset_ns = -1, error_ns = -1;
+
+    (void)arg;
+    CHECK(!dp_comm_clock_offset(comm, 20, &offset_ns, &error_ns));
+    /* The clocks are one and the same here. */
+    CHECK(error_ns >= 0 && error_ns < LONG_NS);
+    CHECK(offset_ns >= -error_ns && offset_ns <= error_ns);
+    CHECK(comm->rank || (offset_ns == 0 && error_ns == 0));
+    return 0;
+}
+
+static void clocks_are_compared_within_the_stated_error(void **state)
+{
+    (void)state;
+    on_all_kinds(3, LONG_NS, compare_clocks, NULL);
+}
+
+/* ---- failure ------------------------------------------------------------------------------- */
+
+/* One rank fails, the others are in the middle of something. */
+static int abort_from(struct dp_comm *comm, void *arg)
+{
+    const int culprit = *(const int *)arg, peer = (comm->rank + 1) % comm->size;
+    struct dp_abort why;
+    char buf[100];
+
+    if (comm->rank == culprit) {
+        CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "forward of stage 3 returned 7"));
+        CHECK(!dp_comm_abort(comm, DP_EINVAL, "a second thought"));
+    } else {
+        CHECK(blocking_receive(comm, peer, 0, 1, buf, sizeof(buf)) == DP_EABORTED);
+        CHECK_SAYS("forward of stage 3 returned 7");
+    }
+    CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == culprit && why.error == DP_ECALLBACK);
+    CHECK(!strcmp(why.text, "forward of stage 3 returned 7"));
+    return 0;
+}
+
+static void an_abort_of_any_rank_reaches_all(void **state)
+{
+    (void)state;
+    for (int culprit = 0; culprit < 4; culprit++)
+        on_all_kinds(4, LONG_NS, abort_from, &culprit);
+}
+
+/* Rank 0 waits for 1, 1 for 2, and so on; the last one does not come until the others gave up. */
+static int stall(struct dp_comm *comm, void *arg)
+{
+    const int last = comm->size - 1;
+    struct dp_abort why;
+    char buf[100];
+
+    (void)arg;
+    if (comm->rank == last) {
+        while (!dp_comm_aborted(comm, &why) && comm->ops->progress(comm, -1) != DP_EABORTED)
+            comm->ops->sleep(comm, dp_now_ns() + DP_NS_PER_MS);
+    } else {
+        int err = blocking_receive(comm, comm->rank + 1, 0, 1, buf, sizeof(buf));
+        CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
+    }
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.error == DP_ETIMEDOUT);
+    CHECK(why.rank == last);
+    CHECK(strstr(why.text, "in vain for rank"));
+    return 0;
+}
+
+static void a_rank_that_nobody_hears_of_is_found_and_named(void **state)
+{
+    (void)state;
+    on_all_kinds(4, SHORT_NS, stall, NULL);
+}
+
+static int wait_in_a_circle(struct dp_comm *comm, void *arg)
+{
+    char buf[8];
+    int err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+    struct dp_abort why;
+
+    (void)arg;
+    CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(strstr(why.text, "circle"));
+    return 0;
+}
+
+static void a_deadlock_ends_at_the_deadline(void **state)
+{
+    (void)state;
+    on_all_kinds(3, SHORT_NS, wait_in_a_circle, NULL);
+}
+
+/* Fail with messages under way in all states, begin anew, and find nothing of them. */
+static int fail_and_begin_anew(struct dp_comm *comm, void *arg)
+{
+    enum { BIG = 3 << 20 };
+    const int culprit = *(const int *)arg;
+    const int next = (comm->rank + 1) % comm->size, back = (comm->rank + comm->size - 1) % comm->size;
+    unsigned char *big = malloc(BIG);
+    struct dp_request reqs[4];
+    char buf[8] = "old";
+
+    CHECK(big);
+    for (int round = 0; round < 3; round++) {
+        memset(big, 1, BIG);
+        int err = dp_comm_barrier(comm);
+        if (!err)
+            err = dp_comm_isend(comm, next, 0, 1, buf, sizeof(buf), &reqs[0]);
+        if (!err)
+            err = dp_comm_isend(comm, next, 1, 1, big, BIG, &reqs[1]);
+        if (!err)
+            err = dp_comm_irecv(comm, back, 2, 1, buf, sizeof(buf), &reqs[2]);
+        if (!err)
+            err = dp_comm_irecv(comm, back, 1, 1, big, BIG / 2, &reqs[3]);
+        CHECK(!err || err == DP_EABORTED);
+        if (comm->rank == culprit)
+            CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
+        CHECK(err || dp_comm_wait(comm, &reqs[2], back) == DP_EABORTED);
+        memset(big, 2, BIG); /* ours again, and nobody reads or writes it any more */
+        CHECK(!dp_comm_reset(comm));
+        CHECK(!dp_comm_aborted(comm, NULL));
+        for (int channel = 0; channel < 3; channel++)
+            if (comm->rank % 2) {
+                CHECK(!blocking_receive(comm, back, channel, 2, buf, 4));
+                CHECK(!blocking_send(comm, next, channel, 2, "new", 4));
+            } else {
+                CHECK(!blocking_send(comm, next, channel, 2, "new", 4));
+                CHECK(!blocking_receive(comm, back, channel, 2, buf, 4));
+            }
+        CHECK(!strcmp(buf, "new"));
+    }
+    free(big);
+    return 0;
+}
+
+static void after_a_reset_all_is_as_new(void **state)
+{
+    (void)state;
+    for (int culprit = 0; culprit < 4; culprit += 3)
+        on_all_kinds(4, LONG_NS, fail_and_begin_anew, &culprit);
+}
+
+static int reset_alone(struct dp_comm *comm, void *arg)
+{
+    (void)arg;
+    CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
+    if (comm->rank == 1) {
+        int err = dp_comm_reset(comm);
+        CHECK(err == DP_ETIMEDOUT || err == DP_ECOMM);
+        CHECK(dp_comm_aborted(comm, NULL));
+    } else {
+        while (!dp_comm_aborted(comm, NULL))
+            comm->ops->progress(comm, -1);
+    }
+    return 0;
+}
+
+static void a_reset_that_others_do_not_join_fails(void **state)
+{
+    (void)state;
+    on_all_kinds(3, SHORT_NS, reset_alone, NULL);
+}
+
+/* Rank 0 leaves in the middle. What it had sent arrives, more does not come. */
+static int leave_early(struct dp_comm *comm, void *arg)
+{
+    static struct dp_request reqs[3];
+    static char big[3 << 20];
+    char buf[8] = "";
+
+    (void)arg;
+    if (comm->rank == 0) {
+        CHECK(!blocking_send(comm, 1, 0, 1, "last", 5));
+        CHECK(!dp_comm_irecv(comm, 1, 1, 1, big, 8, &reqs[0]));
+        CHECK(!dp_comm_irecv(comm, 1, 2, 1, big, sizeof(big), &reqs[1]));
+        CHECK(!dp_comm_isend(comm, 1, 3, 1, big, sizeof(big), &reqs[2]));
+        return 0;
+    }
+    CHECK(!blocking_receive(comm, 0, 0, 1, buf, 5));
+    CHECK(!strcmp(buf, "last"));
+    CHECK(blocking_receive(comm, 0, 0, 1, buf, 5) == DP_ECOMM);
+    CHECK_SAYS("rank 0 has left");
+    return 0;
+}
+
+static void a_rank_may_leave_with_requests_in_flight(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, leave_early, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(messages_of_any_size_arrive_whole),
+        cmocka_unit_test(many_messages_in_flight_keep_their_order),
+        cmocka_unit_test(a_message_never_waits_for_one_on_another_channel),
+        cmocka_unit_test(all_ranks_talk_to_all_at_once),
+        cmocka_unit_test(another_tag_or_length_than_expected_is_named),
+        cmocka_unit_test(bad_arguments_are_refused_in_a_sentence),
+        cmocka_unit_test(collectives_work_for_any_number_of_ranks),
+        cmocka_unit_test(ranks_that_disagree_are_named_on_every_rank),
+        cmocka_unit_test(different_collectives_at_once_end_the_group),
+        cmocka_unit_test(clocks_are_compared_within_the_stated_error),
+        cmocka_unit_test(an_abort_of_any_rank_reaches_all),
+        cmocka_unit_test(a_rank_that_nobody_hears_of_is_found_and_named),
+        cmocka_unit_test(a_deadlock_ends_at_the_deadline),
+        cmocka_unit_test(after_a_reset_all_is_as_new),
+        cmocka_unit_test(a_reset_that_others_do_not_join_fails),
+        cmocka_unit_test(a_rank_may_leave_with_requests_in_flight),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
