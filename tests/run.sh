@@ -72,7 +72,7 @@ $make check TESTS= </dev/null >$build/build.log 2>&1 || {
 # Full names of the tests that were asked for.
 chosen=
 for test in $tests; do
-    name=$($make list-tests | grep -E "(^|/)$test\$") || die "no test named '$test'"
+    name=$($make list-tests | grep -E "(^|/)$test(\.sh)?\$") || die "no test named '$test'"
     chosen="$chosen $name"
 done
 

@@ -33,19 +33,21 @@ for package; do
 done
 [ $# -gt 0 ] || exit 0
 
+by_hand="as root run: apt-get install --no-install-recommends $*"
 if [ "$(id -u)" = 0 ]; then
     as_root()
     {
         "$@"
     }
 elif command -v sudo >/dev/null; then
+    sudo -n true 2>/dev/null || [ -t 0 ] ||
+        die "sudo wants a password and there is no terminal to type it; $by_hand"
     as_root()
     {
-        # Without a terminal nobody could type a password.
-        if [ -t 0 ]; then sudo "$@"; else sudo -n "$@"; fi
+        sudo "$@"
     }
 else
-    die "not root, and no sudo; as root run: apt-get install --no-install-recommends $*"
+    die "not root, and no sudo; $by_hand"
 fi
 
 log=$(mktemp)

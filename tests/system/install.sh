@@ -1,0 +1,66 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# install.sh - what `make install` puts down is whole: a program builds and runs with nothing but
+# pkg-config's answers, the command runs, and `make uninstall` leaves nothing behind.
+set -eu
+
+# The make that runs the tests must not pass its job slots and its variables on.
+unset MAKEFLAGS MFLAGS MAKELEVEL
+
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+cd "$DP_TOP_BUILDDIR"
+
+fail()
+{
+    echo "install.sh: $*"
+    exit 1
+}
+
+# home NAME - the directory that NAME was installed in.
+home()
+{
+    path=$(find "$root" -name "$1" | head -n 1)
+    [ -n "$path" ] || fail "$1 was not installed"
+    dirname "$path"
+}
+
+make -s install DESTDIR="$root" >"$root/log" 2>&1 || {
+    cat "$root/log"
+    fail "make install failed"
+}
+
+libdir=$(home libdualpipe.so)
+includedir=$(dirname "$(home dualpipe.h)")
+LD_LIBRARY_PATH=$libdir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+PKG_CONFIG_PATH=$libdir/pkgconfig
+PKG_CONFIG_SYSROOT_DIR=$root
+export LD_LIBRARY_PATH PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
+
+# Every installed header, in one program.
+headers=$(cd "$includedir" && find dualpipe -name '*.h' | LC_ALL=C sort)
+{
+    for header in $headers; do echo "#include <$header>"; done
+    cat <<'PROGRAM'
+#include <stdio.h>
+int main(void)
+{
+    return puts(dp_version()) < 0;
+}
+PROGRAM
+} >"$root/program.c"
+
+# shellcheck disable=SC2046,SC2086 # words
+$DP_CC -Wall -Wextra -Werror $(pkg-config --cflags dualpipe) "$root/program.c" \
+    $(pkg-config --libs dualpipe) -o "$root/program" || fail "a program does not build"
+version=$(pkg-config --modversion dualpipe)
+[ "$("$root/program")" = "$version" ] || fail "the program does not say $version"
+command=$(find "$root" -path '*/bin/dualpipe')
+[ "$("$command" --version)" = "dualpipe $version" ] || fail "the command is another version"
+[ -h "$libdir/libdualpipe.so" ] || fail "no link libdualpipe.so for the linker"
+
+make -s uninstall DESTDIR="$root" >>"$root/log" 2>&1 || fail "make uninstall failed"
+rm "$root/program.c" "$root/program" "$root/log"
+left=$(find "$root" ! -type d)
+[ -z "$left" ] || fail "make uninstall left $left"

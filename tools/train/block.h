@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * block.h - one transformer block, pre-norm: attention, then an MLP, each added to what it read.
+ *
+ *      x ---+--> norm 1 -> qkv -> attention -> proj -> dropout --+--> x
+ *      x ---+--> norm 2 -> up  -> gelu      -> down -> dropout --+--> x
+ *
+ * Forward and backward work in place on the residual stream. What the two of them leave in the save
+ * area is all that block_weight needs, so that it may come much later.
+ */
+#ifndef DP_TRAIN_BLOCK_H
+#define DP_TRAIN_BLOCK_H
+
+#include "train/ops.h"
+
+/* The tensors of a block's parameters, in the order in which they lie in memory. */
+enum block_tensor {
+    NORM1_GAIN, NORM1_BIAS, QKV, QKV_BIAS, PROJ, PROJ_BIAS,
+    NORM2_GAIN, NORM2_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
+    BLOCK_TENSORS
+};
+
+enum { MLP_FACTOR = 4 }; /* inner width of the MLP over the model's */
+
+/* What one micro-batch leaves behind in one block. */
+struct block_save {
+    real *norm1, *xhat1, *rstd1, *qkv, *p, *mixed; /* forward, attention half */
+    real *norm2, *xhat2, *rstd2, *slope, *active;  /* forward, MLP half */
+    real *d_norm1, *d_qkv, *d_proj;                /* backward: gradients of the outputs of norm 1, */
+    real *d_norm2, *d_up, *d_down;                 /* qkv, proj; of norm 2, up, down */
+};
+
+/* What is the same for all blocks and micro-batches, and memory that nobody relies on. */
+struct block_shape {
+    struct attention attention;
+    int n;              /* tokens: sequences * context */
+    float dropout_rate;
+    real *branch;       /* scratch [n][width] */
+    real *scores;       /* scratch [context][context] */
+};
+
+/* Lay the save area out from base on; returns its length in reals. base may be NULL, to learn that
+ * length only. */
+size_t block_save_init(struct block_save *save, const struct block_shape *shape, real *base);
+
+/* w[BLOCK_TENSORS]: the parameters; dw: where to add their gradients. keys: of the two dropouts. */
+void block_forward(const struct block_shape *shape, real *const w[], const struct block_save *save,
+                   const struct dp_random_key keys[2], real *x);
+void block_backward(const struct block_shape *shape, real *const w[], const struct block_save *save,
+                    const struct dp_random_key keys[2], real *dx);
+void block_weight(const struct block_shape *shape, const struct block_save *save, real *const dw[]);
+
+#endif

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/params.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Initial weights are drawn as if in a step that no training reaches. */
+static const uint64_t init_step = UINT32_MAX;
+
+static const float deviation = 0.02f;
+
+static int embedding_tensors(const struct gpt_config *c, struct tensor *out)
+{
+    const struct tensor list[EMBEDDING_TENSORS] = {
+        [TABLE] = {"token embedding", 0, GPT_BYTES, c->width, 0, deviation, 0},
+        [POSITIONS] = {"position embedding", 0, c->context, c->width, 0, deviation, 0},
+    };
+    memcpy(out, list, sizeof(list));
+    return EMBEDDING_TENSORS;
+}
+
+/* What is added to the residual stream starts smaller, so that its variance does not grow with the
+ * number of blocks (GPT-2). */
+static int block_tensors(const struct gpt_config *c, int group, struct tensor *out)
+{
+    const int w = c->width, inner = MLP_FACTOR * w;
+    const float residual = deviation / sqrtf(2 * (float)c->layers);
+    const struct tensor list[BLOCK_TENSORS] = {
+        [NORM1_GAIN] = {"norm 1 gain", group, 1, w, 1, 0, 0},
+        [NORM1_BIAS] = {"norm 1 bias", group, 1, w, 0, 0, 0},
+        [QKV] = {"qkv", group, w, 3 * w, 0, deviation, 0},
+        [QKV_BIAS] = {"qkv bias", group, 1, 3 * w, 0, 0, 0},
+        [PROJ] = {"proj", group, w, w, 0, residual, 0},
+        [PROJ_BIAS] = {"proj bias", group, 1, w, 0, 0, 0},
+        [NORM2_GAIN] = {"norm 2 gain", group, 1, w, 1, 0, 0},
+        [NORM2_BIAS] = {"norm 2 bias", group, 1, w, 0, 0, 0},
+        [UP] = {"up", group, w, inner, 0, deviation, 0},
+        [UP_BIAS] = {"up bias", group, 1, inner, 0, 0, 0},
+        [DOWN] = {"down", group, inner, w, 0, residual, 0},
+        [DOWN_BIAS] = {"down bias", group, 1, w, 0, 0, 0},
+    };
+    memcpy(out, list, sizeof(list));
+    return BLOCK_TENSORS;
+}
+
+static int head_tensors(const struct gpt_config *c, struct tensor *out)
+{
+    const int group = c->layers + 1;
+    const struct tensor list[HEAD_TENSORS] = {
+        [FINAL_GAIN] = {"final norm gain", group, 1, c->width, 1, 0, 0},
+        [FINAL_BIAS] = {"final norm bias", group, 1, c->width, 0, 0, 0},
+        [HEAD] = {"head", group, c->width, GPT_BYTES, 0, deviation, 0},
+        [HEAD_BIAS] = {"head bias", group, 1, GPT_BYTES, 0, 0, 0},
+    };
+    memcpy(out, list, sizeof(list));
+    return HEAD_TENSORS;
+}
+
+static int group_tensors(const struct gpt_config *c, int group, struct tensor *out)
+{
+    if (group == 0)
+        return embedding_tensors(c, out);
+    return group <= c->layers ? block_tensors(c, group, out) : head_tensors(c, out);
+}
+
+/* Count the tensors; with p->tensors set also list them there. */
+static void walk(struct params *p, const struct gpt_config *c, int first, int end)
+{
+    p->tensor_count = p->count = 0;
+    for (int group = first; group < end; group++) {
+        struct tensor list[MAX_TENSORS];
+        int n = group_tensors(c, group, list);
+        for (int i = 0; i < n; i++) {
+            list[i].offset = p->count;
+            p->count += (size_t)list[i].rows * (size_t)list[i].cols;
+            if (p->tensors)
+                p->tensors[p->tensor_count] = list[i];
+            p->tensor_count++;
+        }
+    }
+}
+
+size_t params_count(const struct gpt_config *config, int first, int end)
+{
+    struct params p = {0};
+
+    walk(&p, config, first, end);
+    return p.count;
+}
+
+int params_init(struct params *p, const struct gpt_config *config, int first, int end)
+{
+    *p = (struct params){0};
+    walk(p, config, first, end);
+    p->tensors = calloc(p->tensor_count, sizeof(*p->tensors));
+    if (!p->tensors)
+        return DP_ENOMEM;
+    walk(p, config, first, end);
+    return 0;
+}
+
+void params_fini(struct params *p)
+{
+    free(p->tensors);
+}
+
+static void tensor_draw(const struct tensor *t, uint32_t where, uint64_t seed, real *w)
+{
+    size_t count = (size_t)t->rows * (size_t)t->cols;
+    struct dp_random_key key = dp_random_key(seed, init_step, where, 0);
+    float normal[256];
+
+    for (size_t at = 0; at < count; at += 256) {
+        size_t n = count - at < 256 ? count - at : 256;
+        dp_random_normal(key, at, normal, n);
+        for (size_t i = 0; i < n; i++)
+            w[at + i] = t->mean + t->deviation * normal[i];
+    }
+}
+
+void params_draw(const struct params *p, uint64_t seed, real *w)
+{
+    int index = 0; /* in the group */
+
+    for (size_t i = 0; i < p->tensor_count; i++) {
+        const struct tensor *t = p->tensors + i;
+        index = i > 0 && t[-1].group == t->group ? index + 1 : 0;
+        tensor_draw(t, (uint32_t)(t->group * MAX_TENSORS + index), seed, w + t->offset);
+    }
+}
+
+void params_group(const struct params *p, int group, real *base, real *out[])
+{
+    const struct tensor *t = p->tensors, *end = t + p->tensor_count;
+
+    while (t->group != group)
+        t++;
+    for (; t < end && t->group == group; t++)
+        *out++ = base + t->offset;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * params.h - the parameters of the model: which tensors there are, where they lie, how they begin.
+ *
+ *      group 0          embedding of bytes and positions
+ *      group 1 .. L     the blocks (block.h)
+ *      group L + 1      final norm and head: 256 logits
+ *
+ * A stage holds consecutive groups in one array. The initial weights of a group depend on seed and
+ * group alone, so a model begins the same however it is cut.
+ */
+#ifndef DP_TRAIN_PARAMS_H
+#define DP_TRAIN_PARAMS_H
+
+#include "train/block.h"
+
+enum { GPT_BYTES = 256, GPT_MAX_LAYERS = 1024 };
+
+struct gpt_config {
+    int layers, width, heads, context;
+    int batch;     /* sequences of one micro-batch */
+    float dropout; /* share of zeroes, [0, 1) */
+    uint64_t seed;
+};
+
+enum embedding_tensor { TABLE, POSITIONS, EMBEDDING_TENSORS };
+enum head_tensor { FINAL_GAIN, FINAL_BIAS, HEAD, HEAD_BIAS, HEAD_TENSORS };
+enum { MAX_TENSORS = BLOCK_TENSORS }; /* of one group */
+
+/* One parameter tensor. A vector has one row. */
+struct tensor {
+    const char *name;
+    int group, rows, cols;
+    float mean, deviation; /* of the initial values */
+    size_t offset;         /* in the array, in reals */
+};
+
+/* The tensors of the groups of a stage, in order. */
+struct params {
+    size_t tensor_count, count; /* tensors; reals */
+    struct tensor *tensors;
+};
+
+/* List the tensors of groups first .. end - 1. 0 or DP_ENOMEM. */
+int params_init(struct params *p, const struct gpt_config *config, int first, int end);
+void params_fini(struct params *p);
+/* How many reals that would be. */
+size_t params_count(const struct gpt_config *config, int first, int end);
+
+/* w[p->count]: the initial values. */
+void params_draw(const struct params *p, uint64_t seed, real *w);
+
+/* Where the tensors of a group begin in base, an array of parameters or of their gradients. */
+void params_group(const struct params *p, int group, real *base, real *out[]);
+
+#endif
