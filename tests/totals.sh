@@ -4,6 +4,7 @@
 # totals.sh DIR - sum up the tests that `make check` has run in the build directory DIR, as
 # totals.awk says. Returns 1 if any failed or none ran.
 set -eu
+program=$(cd "$(dirname "$0")" && pwd)/totals.awk
 cd "$1"
 
 set --
@@ -14,4 +15,4 @@ if [ $# = 0 ]; then
     echo "0 passed, 0 failed, 0 skipped"
     exit 1
 fi
-LC_ALL=C awk -f "$OLDPWD/tests/totals.awk" "$@"
+LC_ALL=C awk -f "$program" "$@"

@@ -32,7 +32,7 @@ static int parse_number(const char *name, const char *text, int fallback, int *o
 int dp_device_open(const char *name, struct dp_device **out)
 {
     struct dp_device_options options;
-    int number, err;
+    int number = 0, err;
 
     err = dp_options_read(&dp_device_option_area, &options);
     if (err)

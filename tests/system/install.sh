@@ -8,8 +8,10 @@ set -eu
 # The make that runs the tests must not pass its job slots and its variables on.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+mkdir "$root"
 cd "$DP_TOP_BUILDDIR"
 
 fail()
@@ -26,8 +28,8 @@ home()
     dirname "$path"
 }
 
-make -s install DESTDIR="$root" >"$root/log" 2>&1 || {
-    cat "$root/log"
+make -s install DESTDIR="$root" >"$work/log" 2>&1 || {
+    cat "$work/log"
     fail "make install failed"
 }
 
@@ -49,18 +51,17 @@ int main(void)
     return puts(dp_version()) < 0;
 }
 PROGRAM
-} >"$root/program.c"
+} >"$work/program.c"
 
 # shellcheck disable=SC2046,SC2086 # words
-$DP_CC -Wall -Wextra -Werror $(pkg-config --cflags dualpipe) "$root/program.c" \
-    $(pkg-config --libs dualpipe) -o "$root/program" || fail "a program does not build"
+$DP_CC -Wall -Wextra -Werror $(pkg-config --cflags dualpipe) "$work/program.c" \
+    $(pkg-config --libs dualpipe) -o "$work/program" || fail "a program does not build"
 version=$(pkg-config --modversion dualpipe)
-[ "$("$root/program")" = "$version" ] || fail "the program does not say $version"
+[ "$("$work/program")" = "$version" ] || fail "the program does not say $version"
 command=$(find "$root" -path '*/bin/dualpipe')
 [ "$("$command" --version)" = "dualpipe $version" ] || fail "the command is another version"
 [ -h "$libdir/libdualpipe.so" ] || fail "no link libdualpipe.so for the linker"
 
-make -s uninstall DESTDIR="$root" >>"$root/log" 2>&1 || fail "make uninstall failed"
-rm "$root/program.c" "$root/program" "$root/log"
+make -s uninstall DESTDIR="$root" >>"$work/log" 2>&1 || fail "make uninstall failed"
 left=$(find "$root" ! -type d)
 [ -z "$left" ] || fail "make uninstall left $left"
