@@ -6,6 +6,7 @@
 #include "base/nearest.h"
 #include "schedule/build.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct dp_builder *const builders[] = {
@@ -54,4 +55,19 @@ const char *dp_op_kind_name(enum dp_op_kind kind)
         [DP_OP_COMMIT] = "COMMIT", [DP_OP_FREE] = "FREE",     [DP_OP_REDUCE] = "REDUCE",
     };
     return (unsigned)kind < DP_OP_KINDS ? names[kind] : "?";
+}
+
+const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN])
+{
+    static const char *const words[DP_OP_KINDS] = {"none", "F",  "B",  "I", "W", "rF",
+                                                   "rB",   "sF", "sB", "c", "x", "R"};
+    const char *word = op.kind < DP_OP_KINDS ? words[op.kind] : "?";
+
+    if (op.kind == DP_OP_COMMIT)
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u", word, op.mb);
+    else if (op.kind == DP_OP_REDUCE)
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u", word, op.slot);
+    else
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u", word, op.slot, op.mb);
+    return text;
 }

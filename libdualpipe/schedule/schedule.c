@@ -11,12 +11,6 @@
 
 enum { RANKS_MAX = 1 << 20 };
 
-void dp_place_line(int ranks, int rank, struct dp_slot *slots)
-{
-    slots[0] = (struct dp_slot){.stage = rank, .prev = rank - 1,
-                                .next = rank + 1 < ranks ? rank + 1 : -1, .mirror = -1};
-}
-
 /* ---- the spec ------------------------------------------------------------------------------ */
 
 static int check_rank_map(const struct dp_schedule_spec *spec)

@@ -60,7 +60,7 @@ enum dp_op_kind {
     DP_OP_KINDS
 };
 
-/* "F", "RECV_F", ...: the names used in text forms and in traces. */
+/* "F", "RECV_F", ...: the names used in traces. */
 DP_PUBLIC const char *dp_op_kind_name(enum dp_op_kind kind);
 
 #define DP_MAX_SLOTS 16          /* slots of one rank */
@@ -76,6 +76,12 @@ struct dp_op {
     uint32_t slot : 4;
     uint32_t mb : 19; /* micro-batch in its stream; COMMIT: number of messages in the batch */
 };
+
+/* The op as a short word, as text and CSV forms and findings have it, written to text and returned:
+ * "F0.3" (slot 0, micro-batch 3), "B0.3", "I0.3", "W0.3", "rF0.3", "rB0.3", "sF0.3", "sB0.3" for
+ * messages, "c4" for a commit of four, "x0.3" for a FREE, "R1" for the REDUCE of slot 1. */
+enum { DP_OP_TEXT_LEN = 24 };
+DP_PUBLIC const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN]);
 
 /* A place for a stage on a rank. Ranks here are pipeline ranks; -1: there is none. prev and next
  * may be the rank itself (DualPipeV turns round on its last rank): then no message is needed. */

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check.h - the checker's parts: rules of one rank's list, rules between ranks.
+ */
+#ifndef DP_SCHEDULE_CHECK_H
+#define DP_SCHEDULE_CHECK_H
+
+#include <dualpipe/schedule.h>
+
+struct dp_checker {
+    const struct dp_schedule *s;
+    struct dp_finding *finding;
+    bool has_frees, has_reduces;        /* all or none: a list that uses them uses them throughout */
+    int max_activations, max_weight_queue; /* of the rank being checked; -1: no bound */
+    uint16_t *marks;                    /* [slots_per_rank * mb_per_stream], of one rank in turn */
+};
+
+/* Record what is wrong at index of the rank's list (its count: the end), and return DP_EINVAL. The
+ * sentence goes on after "rank 1, op 7 (sF0.3): ". */
+int dp_check_found(struct dp_checker *c, enum dp_rule rule, int rank, size_t index,
+                   const char *fmt, ...) DP_PRINTF(5, 6);
+
+/* Each returns 0, DP_EINVAL with the finding filled in, or DP_ENOMEM. In this order: each relies on
+ * those before. */
+int dp_check_shape(struct dp_checker *c);
+int dp_check_rank_once(struct dp_checker *c, int rank);  /* SHAPE of ops, ONCE */
+int dp_check_rank_order(struct dp_checker *c, int rank); /* COMMIT DEPENDENCY WEIGHT ACTIVATION */
+int dp_check_links(struct dp_checker *c);                /* FIFO, DEADLOCK */
+
+static inline uint16_t *dp_check_mark(const struct dp_checker *c, struct dp_op op)
+{
+    return &c->marks[(size_t)op.slot * (size_t)c->s->mb_per_stream + op.mb];
+}
+
+#endif

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_links.c - all ranks together, under the strictest transport there is: a batch ends only
+ * when the peers have launched every matching message, and a link knows no tags, only order. What
+ * runs to its end here runs on any transport.
+ */
+#include "base/fail.h"
+#include "schedule/build.h"
+#include "schedule/check.h"
+#include "schedule/links.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Launched by one end of a link and not yet by the other. One end waits at a time. */
+struct wire {
+    struct dp_parcels parcels;
+    bool sends; /* the sender waits; else the receiver */
+};
+
+struct runner {
+    size_t next;      /* op to go on with */
+    size_t batch;     /* first op since the last commit */
+    uint32_t missing; /* messages of the launched batch that the peers have not launched */
+    bool at_reduce;   /* waits for its mirror at op `next` */
+};
+
+struct meeting {
+    struct dp_checker *c;
+    const struct dp_schedule *s;
+    struct dp_links links;
+    struct wire *wires;      /* [links.count] */
+    struct runner *runners;  /* [ranks] */
+    int32_t *ready, readies; /* [ranks] stack of ranks that can go on */
+};
+
+static void wake(struct meeting *m, int rank)
+{
+    m->ready[m->readies++] = rank;
+}
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static int report_mismatch(struct meeting *m, int rank, size_t index, int peer, uint32_t other)
+{
+    char word[DP_OP_TEXT_LEN];
+
+    return dp_check_found(m->c, DP_RULE_FIFO, rank, index,
+                          "on its link with rank %d it is the turn of %s (op %u there)", peer,
+                          dp_op_text(dp_schedule_ops(m->s, peer)[other], word), other);
+}
+
+/* Launch one message: meet the peer's, or wait for it. */
+static int launch(struct meeting *m, int rank, size_t index, struct dp_op op)
+{
+    const struct dp_port *port = dp_links_port(&m->links, m->s, rank, op);
+    struct wire *wire = &m->wires[port->link];
+    bool sends = op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B;
+    uint32_t tag = port->tag + op.mb;
+
+    if (!wire->parcels.count || wire->sends == sends) {
+        wire->sends = sends;
+        m->runners[rank].missing++;
+        if (!dp_parcels_push(&wire->parcels, (struct dp_parcel){tag, (uint32_t)index, 0}))
+            return dp_fail(DP_ENOMEM, "no memory for messages under way");
+        return 0;
+    }
+    struct dp_parcel met = dp_parcels_take(&wire->parcels, 0);
+    int peer = sends ? m->links.to[port->link] : m->links.from[port->link];
+    if (met.tag != tag)
+        return report_mismatch(m, rank, index, peer, met.index);
+    if (!--m->runners[peer].missing)
+        wake(m, peer);
+    return 0;
+}
+
+static int launch_batch(struct meeting *m, int rank, size_t commit)
+{
+    const struct dp_op *ops = dp_schedule_ops(m->s, rank);
+    struct runner *runner = &m->runners[rank];
+    int err = 0;
+
+    for (; runner->batch < commit && !err; runner->batch++)
+        if (dp_op_is_message((enum dp_op_kind)ops[runner->batch].kind))
+            err = launch(m, rank, runner->batch, ops[runner->batch]);
+    return err;
+}
+
+/* ---- reduces ------------------------------------------------------------------------------- */
+
+/* Is the mirror waiting at a reduce with this rank? Then *theirs is its op. */
+static bool mirror_is_there(const struct meeting *m, int rank, int mirror, struct dp_op *theirs)
+{
+    const struct runner *runner = &m->runners[mirror];
+
+    if (!runner->at_reduce)
+        return false;
+    *theirs = dp_schedule_ops(m->s, mirror)[runner->next];
+    return dp_schedule_slot(m->s, mirror, (int)theirs->slot)->mirror == rank;
+}
+
+/* Both partners must come to the same stage. *met: the mirror was there, else this rank waits. */
+static int meet_mirror(struct meeting *m, int rank, size_t index, struct dp_op op, bool *met)
+{
+    const struct dp_slot *slot = dp_schedule_slot(m->s, rank, (int)op.slot);
+    struct runner *mirror = &m->runners[slot->mirror];
+    struct dp_op theirs;
+
+    *met = mirror_is_there(m, rank, slot->mirror, &theirs);
+    if (!*met) {
+        m->runners[rank].at_reduce = true;
+        return 0;
+    }
+    if ((int)theirs.slot != slot->mirror_slot)
+        return report_mismatch(m, rank, index, slot->mirror, (uint32_t)mirror->next);
+    mirror->at_reduce = false;
+    mirror->next++;
+    wake(m, slot->mirror);
+    return 0;
+}
+
+/* ---- ranks --------------------------------------------------------------------------------- */
+
+/* Let a rank go on until it must wait. */
+static int run(struct meeting *m, int rank)
+{
+    const struct dp_op *ops = dp_schedule_ops(m->s, rank);
+    size_t count = dp_schedule_count(m->s, rank);
+    struct runner *runner = &m->runners[rank];
+    int err = 0;
+
+    while (runner->next < count && !err) {
+        size_t index = runner->next;
+        bool met = true;
+
+        if (ops[index].kind == DP_OP_COMMIT)
+            err = launch_batch(m, rank, index);
+        else if (ops[index].kind == DP_OP_REDUCE)
+            err = meet_mirror(m, rank, index, ops[index], &met);
+        if (err || !met)
+            break;
+        runner->next++;
+        if (runner->missing)
+            break;
+    }
+    return err;
+}
+
+/* ---- when all wait ------------------------------------------------------------------------- */
+
+/* Has this message of a launched batch not met its peer's? */
+static bool is_waiting(const struct meeting *m, int rank, size_t index, struct dp_op op)
+{
+    const struct dp_port *port = dp_links_port(&m->links, m->s, rank, op);
+    const struct wire *wire = &m->wires[port->link];
+
+    if (wire->sends != (op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B))
+        return false;
+    for (uint32_t k = 0; k < wire->parcels.count; k++)
+        if (dp_parcels_at(&wire->parcels, k)->index == index)
+            return true;
+    return false;
+}
+
+/* The op that a stuck rank waits at: a reduce, or a message of its batch. */
+static size_t waits_at(const struct meeting *m, int rank)
+{
+    const struct dp_op *ops = dp_schedule_ops(m->s, rank);
+    const struct runner *runner = &m->runners[rank];
+    size_t i = runner->next;
+
+    if (runner->at_reduce || !runner->missing)
+        return i;
+    for (i--; !dp_op_is_message((enum dp_op_kind)ops[i].kind) || !is_waiting(m, rank, i, ops[i]);)
+        i--;
+    return i;
+}
+
+static int waits_for(const struct meeting *m, int rank, size_t index)
+{
+    struct dp_op op = dp_schedule_ops(m->s, rank)[index];
+    return dp_op_peer(dp_schedule_slot(m->s, rank, (int)op.slot), op);
+}
+
+/* From a stuck rank, go to whom it waits for, again and again: after as many steps as there are
+ * ranks we are in the circle. Nobody waits for a rank that has ended, because every message is
+ * there at both ends (dp_check_rank_once). */
+static int find_circle(const struct meeting *m, int rank)
+{
+    for (int i = 0; i < m->s->ranks; i++)
+        rank = waits_for(m, rank, waits_at(m, rank));
+    return rank;
+}
+
+/* "rank 0 at op 3 (sF0.1) waits for rank 1 at op 5 (rF0.0), which waits for rank 0" */
+static int report_circle(struct meeting *m, int start)
+{
+    int first = find_circle(m, start), rank = first;
+    char text[sizeof(m->c->finding->text)], word[DP_OP_TEXT_LEN];
+    size_t len = 0, room = sizeof(text) - 40, at = waits_at(m, first);
+
+    do {
+        size_t index = waits_at(m, rank);
+        if (len < room - 60)
+            len += (size_t)snprintf(text + len, room - len, "rank %d at op %zu (%s)%s waits for ",
+                                    rank, index,
+                                    dp_op_text(dp_schedule_ops(m->s, rank)[index], word),
+                                    rank == first ? "" : ", which");
+        else if (text[len - 1] == ' ')
+            len += (size_t)snprintf(text + len, room - len, "others, of which the last for");
+        rank = waits_for(m, rank, index);
+    } while (rank != first);
+    snprintf(text + len, sizeof(text) - len, "%srank %d", text[len - 1] == ' ' ? "" : " ", first);
+    return dp_check_found(m->c, DP_RULE_DEADLOCK, first, at, "%s", text);
+}
+
+static int run_all(struct meeting *m)
+{
+    int err = 0;
+
+    for (int rank = m->s->ranks - 1; rank >= 0; rank--)
+        wake(m, rank);
+    while (m->readies && !err)
+        err = run(m, m->ready[--m->readies]);
+    for (int rank = 0; rank < m->s->ranks && !err; rank++)
+        if (m->runners[rank].missing || m->runners[rank].at_reduce)
+            err = report_circle(m, rank);
+    return err;
+}
+
+static void meeting_fini(struct meeting *m)
+{
+    for (int i = 0; m->wires && i < m->links.count; i++)
+        free(m->wires[i].parcels.ring);
+    free(m->wires);
+    free(m->runners);
+    free(m->ready);
+    dp_links_fini(&m->links);
+}
+
+int dp_check_links(struct dp_checker *c)
+{
+    struct meeting m = {.c = c, .s = c->s};
+    int err = dp_links_init(&m.links, c->s);
+
+    if (err)
+        return err;
+    m.wires = calloc((size_t)m.links.count + 1, sizeof(*m.wires));
+    m.runners = calloc((size_t)c->s->ranks, sizeof(*m.runners));
+    m.ready = calloc((size_t)c->s->ranks, sizeof(*m.ready));
+    if (!m.wires || !m.runners || !m.ready)
+        err = dp_fail(DP_ENOMEM, "no memory to check %d ranks", c->s->ranks);
+    else
+        err = run_all(&m);
+    meeting_fini(&m);
+    return err;
+}
