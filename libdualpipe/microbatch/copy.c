@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * copy.c - elements from one strided tensor to another: runs by memcpy, the rest element by
+ * element, transpositions in tiles that stay in the cache.
+ */
+#include "microbatch/tensor.h"
+#include "microbatch/walk.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows and columns of a tile; 32 x 32 elements of 4 bytes are 4 KiB on each side. */
+enum { TILE = 32 };
+
+static inline int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Inlined with a constant `bytes`, so that each memcpy is one load and one store. */
+static inline void copy_block(const struct dp_walk *w, int64_t row, int64_t rows, int64_t column,
+                              int64_t columns, size_t bytes)
+{
+    for (int64_t r = row; r < row + rows; r++) {
+        char *dst = w->a + r * w->a_row + column * w->a_column;
+        const char *src = w->b + r * w->b_row + column * w->b_column;
+        for (int64_t c = 0; c < columns; c++)
+            memcpy(dst + c * w->a_column, src + c * w->b_column, bytes);
+    }
+}
+
+static inline void copy_tiles(const struct dp_walk *w, size_t bytes)
+{
+    if (llabs(w->b_row) >= llabs(w->b_column)) {
+        copy_block(w, 0, w->rows, 0, w->columns, bytes);
+        return;
+    }
+    for (int64_t r = 0; r < w->rows; r += TILE)
+        for (int64_t c = 0; c < w->columns; c += TILE)
+            copy_block(w, r, min(TILE, w->rows - r), c, min(TILE, w->columns - c), bytes);
+}
+
+static void copy_elements(const struct dp_walk *w)
+{
+    switch (w->bytes) {
+    case 1:
+        copy_tiles(w, 1);
+        break;
+    case 2:
+        copy_tiles(w, 2);
+        break;
+    case 4:
+        copy_tiles(w, 4);
+        break;
+    case 8:
+        copy_tiles(w, 8);
+        break;
+    case 16:
+        copy_tiles(w, 16);
+        break;
+    default:
+        copy_tiles(w, w->bytes);
+    }
+}
+
+static void copy_plane(const struct dp_walk *w)
+{
+    int64_t bytes = (int64_t)w->bytes, run = w->columns * bytes;
+
+    if (w->columns > 1 && (w->a_column != bytes || w->b_column != bytes)) {
+        copy_elements(w);
+    } else if (run <= 16) {
+        /* Short runs are long elements: no call for each. */
+        struct dp_walk wide = {.a = w->a, .b = w->b, .rows = 1, .columns = w->rows,
+                               .a_column = w->a_row, .b_column = w->b_row, .bytes = (size_t)run};
+        copy_elements(&wide);
+    } else {
+        for (int64_t r = 0; r < w->rows; r++)
+            memcpy(w->a + r * w->a_row, w->b + r * w->b_row, (size_t)run);
+    }
+}
+
+void dp_tensor_copy_elements(const DLTensor *dst, const DLTensor *src)
+{
+    struct dp_walk w;
+
+    for (bool more = dp_walk_begin(&w, dst, src); more; more = dp_walk_next(&w))
+        copy_plane(&w);
+}
+
+static bool same_plane(const struct dp_walk *w)
+{
+    bool run = w->columns == 1 ||
+               (w->a_column == (int64_t)w->bytes && w->b_column == (int64_t)w->bytes);
+
+    for (int64_t r = 0; r < w->rows; r++) {
+        const char *a = w->a + r * w->a_row, *b = w->b + r * w->b_row;
+        if (run && memcmp(a, b, (size_t)w->columns * w->bytes))
+            return false;
+        for (int64_t c = 0; !run && c < w->columns; c++)
+            if (memcmp(a + c * w->a_column, b + c * w->b_column, w->bytes))
+                return false;
+    }
+    return true;
+}
+
+bool dp_tensor_same_elements(const DLTensor *a, const DLTensor *b)
+{
+    struct dp_walk w;
+
+    for (bool more = dp_walk_begin(&w, a, b); more; more = dp_walk_next(&w))
+        if (!same_plane(&w))
+            return false;
+    return true;
+}
+
+int dp_tensor_copy(const DLTensor *dst, const DLTensor *src)
+{
+    char to[DP_TENSOR_TEXT], from[DP_TENSOR_TEXT];
+    const char *dst_fault = dst ? dp_tensor_fault(dst) : "is NULL";
+    const char *src_fault = src ? dp_tensor_fault(src) : "is NULL";
+
+    if (dst_fault || src_fault)
+        return dp_fail(DP_EINVAL, "the tensor to copy %s %s", dst_fault ? "to" : "from",
+                       dst_fault ? dst_fault : src_fault);
+    if (!dp_tensor_same_dtype(dst, src) || !dp_tensor_same_shape(dst, src))
+        return dp_fail(DP_EMISMATCH, "copy of %s to %s, expected the same dtype and shape",
+                       dp_tensor_text(src, from), dp_tensor_text(dst, to));
+    if (!dp_tensor_element_bytes(src))
+        return dp_fail(DP_EUNSUPPORTED, "copy of %s, expected elements of whole bytes",
+                       dp_tensor_text(src, from));
+    if (!dp_tensor_on_host(dst) || !dp_tensor_on_host(src))
+        return dp_fail(DP_EUNSUPPORTED,
+                       "copy from device type %d to %d, expected memory that the CPU reaches",
+                       (int)src->device.device_type, (int)dst->device.device_type);
+    dp_tensor_copy_elements(dst, src);
+    return 0;
+}
