@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * split.c - from whole arguments to micro-batches: pair every leaf with its spec, find the number of
+ * micro-batches, make the views.
+ */
+#include "microbatch/microbatches.h"
+#include "microbatch/tensor.h"
+#include "microbatch/tree.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A leaf of args or kwargs, and what is to happen to it. */
+struct leaf {
+    const struct dp_tree *value;
+    bool cut; /* along dim; else the same for all */
+    int dim;
+};
+
+/* args or kwargs. */
+struct side {
+    const char *name;
+    const struct dp_tree *tree;
+    const struct dp_split_options *options;
+    struct leaf *leaves;
+    int32_t count;
+};
+
+static const struct dp_tree no_args = {.kind = DP_TREE_TUPLE};
+static const struct dp_tree no_kwargs = {.kind = DP_TREE_DICT};
+static const struct dp_tree chunk_0 = {.kind = DP_TREE_CHUNK};
+static const struct dp_tree replicate = {.kind = DP_TREE_REPLICATE};
+
+/* ---- pair values with specs ----------------------------------------------------------------- */
+
+static const char *spec_text(const struct dp_tree *spec)
+{
+    switch (spec->kind) {
+    case DP_TREE_ABSENT:
+        return "nothing";
+    case DP_TREE_REDUCE:
+        return "a reducer, which says how to merge";
+    case DP_TREE_STACK:
+        return "Stack, which says how to merge";
+    default:
+        return "not a spec";
+    }
+}
+
+static int resolve_cut(const struct side *s, int32_t at, int dim)
+{
+    const DLTensor *t = s->leaves[at].value->tensor;
+    const char *fault = dp_tensor_fault(t);
+    char text[DP_TENSOR_TEXT];
+
+    if (fault)
+        return dp_fail_at(s->tree, s->name, at, DP_EINVAL, "the tensor %s", fault);
+    if (!t->ndim)
+        return dp_fail_at(s->tree, s->name, at, DP_EINVAL,
+                          "Chunk(%d) of a tensor without dimensions, expected Replicate", dim);
+    if (dim < -t->ndim || dim >= t->ndim)
+        return dp_fail_at(s->tree, s->name, at, DP_EINVAL,
+                          "Chunk(%d) of %s, expected a dimension from %d to %d", dim,
+                          dp_tensor_text(t, text), -t->ndim, t->ndim - 1);
+    if (!dp_tensor_element_bytes(t))
+        return dp_fail_at(s->tree, s->name, at, DP_EUNSUPPORTED,
+                          "Chunk(%d) of %s, expected elements of whole bytes", dim,
+                          dp_tensor_text(t, text));
+    if (s->options->mask && !dp_tensor_on_host(t))
+        return dp_fail_at(s->tree, s->name, at, DP_EUNSUPPORTED,
+                          "a mask of %s on device type %d, expected memory that the CPU reaches",
+                          dp_tensor_text(t, text), (int)t->device.device_type);
+    s->leaves[at].cut = true;
+    s->leaves[at].dim = dim < 0 ? dim + t->ndim : dim;
+    return 0;
+}
+
+static int resolve(const struct side *s, int32_t at, const struct dp_tree *spec)
+{
+    enum dp_tree_kind kind = s->leaves[at].value->kind;
+
+    if (kind == DP_TREE_OPAQUE && spec->kind == DP_TREE_CHUNK && s->options->strict)
+        return dp_fail_at(s->tree, s->name, at, DP_EINVAL,
+                          "Chunk(%d) of an opaque value, expected Replicate", spec->dim);
+    if (kind != DP_TREE_TENSOR || spec->kind == DP_TREE_REPLICATE)
+        return 0;
+    if (spec->kind == DP_TREE_CHUNK)
+        return resolve_cut(s, at, spec->dim);
+    return dp_fail_at(s->tree, s->name, at, DP_EINVAL,
+                      "the spec of a tensor is %s, expected Chunk or Replicate", spec_text(spec));
+}
+
+static int resolve_default(const struct side *s, int32_t at)
+{
+    bool tensor = s->leaves[at].value->kind == DP_TREE_TENSOR;
+    return resolve(s, at, tensor ? &chunk_0 : &replicate);
+}
+
+/* Argument i, whose leaves begin at `first`. */
+static int pair_argument(const struct side *s, int32_t i, int32_t first, const struct dp_tree *spec)
+{
+    const struct dp_tree *value = &s->tree->items[i];
+    int32_t leaves = dp_tree_leaves(value), specs = dp_tree_leaves(spec);
+
+    if (spec->kind == DP_TREE_ABSENT)
+        return 0; /* Replicate */
+    if (leaves != specs)
+        return dp_fail_at_item(s->tree, s->name, i, DP_EINVAL,
+                               "%d leaves and %d leaves in its spec, expected a spec for each leaf",
+                               leaves, specs);
+
+    const struct dp_tree **flat = malloc(((size_t)specs + 1) * sizeof(*flat));
+    if (!flat)
+        return dp_fail(DP_ENOMEM, "%s: no memory for %d specs", s->name, specs);
+    int err = dp_tree_flatten(spec, value, s->name, flat);
+    for (int32_t k = 0; !err && k < leaves; k++)
+        err = resolve(s, first + k, flat[k]);
+    free(flat);
+    return err;
+}
+
+/* The spec of argument i, or NULL for the default. */
+static int find_spec(const struct side *s, const struct dp_tree *specs, int32_t i,
+                     const struct dp_tree **out)
+{
+    *out = NULL;
+    if (!specs)
+        return 0;
+    int32_t at = i;
+    if (s->tree->kind == DP_TREE_DICT) {
+        at = dp_tree_find(specs, s->tree->names[i], i);
+        if (at < 0)
+            return dp_fail(DP_EINVAL, "%s: no spec for \"%.64s\", expected one for each name",
+                           s->name, s->tree->names[i]);
+    }
+    *out = &specs->items[at];
+    return 0;
+}
+
+static int check_specs(const struct side *s, const struct dp_tree *specs)
+{
+    bool dict = s->tree->kind == DP_TREE_DICT;
+    char name[32];
+    int32_t leaves;
+
+    if (!specs)
+        return 0;
+    strcat(strcpy(name, s->name), "_spec");
+    int err = dp_tree_check(specs, name, false, &leaves);
+    if (err)
+        return err;
+    if (dp_tree_is_leaf(specs) || (specs->kind == DP_TREE_DICT) != dict)
+        return dp_fail(DP_EINVAL, "%s: expected a %s with a spec for each value", name,
+                       dict ? "dict" : "tuple");
+    if (specs->count != s->tree->count)
+        return dp_fail(DP_EINVAL, "%s: %d values and %d specs, expected as many", s->name,
+                       s->tree->count, specs->count);
+    return 0;
+}
+
+static int pair_side(struct side *s, const struct dp_tree *specs)
+{
+    int err = check_specs(s, specs);
+
+    for (int32_t i = 0, first = 0; !err && i < s->tree->count; i++) {
+        const struct dp_tree *spec;
+        int32_t leaves = dp_tree_leaves(&s->tree->items[i]);
+        err = find_spec(s, specs, i, &spec);
+        if (!err && (spec || s->options->default_spec == DP_DEFAULT_CHUNK))
+            err = pair_argument(s, i, first, spec ? spec : &chunk_0);
+        else
+            for (int32_t k = 0; !err && k < leaves; k++)
+                err = resolve_default(s, first + k);
+        first += leaves;
+    }
+    return err;
+}
+
+static int side_init(struct side *s, const struct dp_tree *specs)
+{
+    int err = dp_tree_check(s->tree, s->name, true, &s->count);
+
+    if (err)
+        return err;
+    const struct dp_tree **flat = malloc(((size_t)s->count + 1) * sizeof(*flat));
+    s->leaves = calloc((size_t)s->count + 1, sizeof(*s->leaves));
+    if (!flat || !s->leaves) {
+        free(flat);
+        return dp_fail(DP_ENOMEM, "%s: no memory for %d leaves", s->name, s->count);
+    }
+    err = dp_tree_flatten(s->tree, NULL, s->name, flat);
+    for (int32_t i = 0; i < s->count; i++)
+        s->leaves[i].value = flat[i];
+    free(flat);
+    return err ? err : pair_side(s, specs);
+}
+
+/* ---- the number of micro-batches ------------------------------------------------------------ */
+
+/* Lower *count, if the policy lets this side do so. */
+static int side_count(const struct side *s, int32_t *count)
+{
+    enum dp_shrink shrink = s->options->shrink;
+    bool first = true;
+
+    for (int32_t i = 0; i < s->count; i++) {
+        if (!s->leaves[i].cut)
+            continue;
+        int64_t rows = s->leaves[i].value->tensor->shape[s->leaves[i].dim];
+        bool may = shrink == DP_SHRINK_MIN || (shrink == DP_SHRINK_FIRST && first);
+        if (*count < 1)
+            return dp_fail_at(s->tree, s->name, i, DP_EINVAL,
+                              "a tensor to cut into 0 micro-batches, expected at least 1");
+        if (rows < *count && rows && may) {
+            if (shrink == DP_SHRINK_FIRST)
+                dp_log(DP_LOG_WARN, "%d micro-batches asked for, but only %lld rows: as many then",
+                       *count, (long long)rows);
+            *count = (int32_t)rows;
+        } else if (rows < *count) {
+            return dp_fail_at(s->tree, s->name, i, DP_EINVAL,
+                              "%lld rows along dimension %d for %d micro-batches, expected at "
+                              "least %d",
+                              (long long)rows, s->leaves[i].dim, *count, may ? 1 : *count);
+        }
+        first = false;
+    }
+    return 0;
+}
+
+/* ---- pieces --------------------------------------------------------------------------------- */
+
+static const DLTensor *piece_view(struct dp_arena *arena, const struct leaf *l, int64_t begin,
+                                  int64_t size)
+{
+    const DLTensor *t = l->value->tensor;
+    DLTensor *view = dp_arena_array(arena, 1, sizeof(*view));
+    int64_t *dims = dp_arena_array(arena, 2 * (size_t)t->ndim, sizeof(*dims));
+
+    if (!view || !dims)
+        return NULL;
+    dp_tensor_view(t, l->dim, begin, size, dims, view);
+    return view;
+}
+
+static const DLTensor *piece_compact(struct dp_arena *arena, const DLTensor *view)
+{
+    if (!view || dp_tensor_compact(view))
+        return view;
+    DLTensor *copy = dp_tensor_new(arena, view->dtype, view->ndim, view->shape);
+    if (copy)
+        dp_tensor_copy_elements(copy, view);
+    return copy;
+}
+
+/* The whole tensor, zero but for the view's rows. */
+static const DLTensor *piece_masked(struct dp_arena *arena, const struct leaf *l,
+                                    const DLTensor *view, int64_t begin)
+{
+    const DLTensor *t = l->value->tensor;
+    int64_t dims[2 * DP_TREE_MAX_NDIM];
+    DLTensor window, *whole = dp_tensor_new(arena, t->dtype, t->ndim, t->shape);
+
+    if (!view || !whole)
+        return NULL;
+    memset(whole->data, 0, (size_t)dp_tensor_numel(whole) * dp_tensor_element_bytes(whole));
+    dp_tensor_view(whole, l->dim, begin, view->shape[l->dim], dims, &window);
+    dp_tensor_copy_elements(&window, view);
+    return whole;
+}
+
+static int piece(struct dp_arena *arena, const struct side *s, int32_t at, int32_t mb,
+                 int32_t count, struct dp_tree *out)
+{
+    const struct leaf *l = &s->leaves[at];
+    int64_t begin, size;
+
+    *out = *l->value;
+    if (!l->cut)
+        return 0;
+    dp_split_window(l->value->tensor->shape[l->dim], count, mb, &begin, &size);
+    const DLTensor *t = piece_view(arena, l, begin, size);
+    if (t && s->options->contiguous && !s->options->mask && !dp_tensor_compact(t) &&
+        !dp_tensor_on_host(t))
+        return dp_fail_at(s->tree, s->name, at, DP_EUNSUPPORTED,
+                          "packing on device type %d, expected memory that the CPU reaches",
+                          (int)t->device.device_type);
+    if (s->options->mask)
+        t = piece_masked(arena, l, t, begin);
+    else if (s->options->contiguous)
+        t = piece_compact(arena, t);
+    if (!t)
+        return dp_fail_at(s->tree, s->name, at, DP_ENOMEM, "no memory for micro-batch %d", mb);
+    out->tensor = t;
+    return 0;
+}
+
+static int side_build(struct dp_arena *arena, const struct side *s, int32_t count,
+                      const struct dp_tree **out)
+{
+    struct dp_tree *trees = dp_arena_array(arena, (size_t)count, sizeof(*trees));
+    struct dp_tree *leaves = malloc(((size_t)s->count + 1) * sizeof(*leaves));
+    int err = 0;
+
+    if (!trees || !leaves)
+        err = dp_fail(DP_ENOMEM, "%s: no memory for %d micro-batches", s->name, count);
+    for (int32_t mb = 0; !err && mb < count; mb++) {
+        for (int32_t i = 0; !err && i < s->count; i++)
+            err = piece(arena, s, i, mb, count, &leaves[i]);
+        if (!err && !dp_tree_rebuild(arena, s->tree, leaves, &trees[mb]))
+            err = dp_fail(DP_ENOMEM, "%s: no memory for micro-batch %d", s->name, mb);
+    }
+    free(leaves);
+    *out = trees;
+    return err;
+}
+
+static int build(const struct side *args, const struct side *kwargs, int32_t count,
+                 struct dp_microbatches **out)
+{
+    struct dp_arena *arena;
+    struct dp_microbatches *mbs = dp_microbatches_new(&arena);
+
+    if (!mbs)
+        return dp_fail(DP_ENOMEM, "no memory for %d micro-batches", count);
+    mbs->count = count;
+    int err = side_build(arena, args, count, &mbs->args);
+    if (!err)
+        err = side_build(arena, kwargs, count, &mbs->kwargs);
+    if (err)
+        dp_microbatches_free(mbs);
+    else
+        *out = mbs;
+    return err;
+}
+
+/* ---- the functions people came for ---------------------------------------------------------- */
+
+static int check_sides(const struct dp_tree *args, const struct dp_tree *kwargs)
+{
+    if (args && args->kind != DP_TREE_TUPLE && args->kind != DP_TREE_LIST)
+        return dp_fail(DP_EINVAL, "args: expected a tuple or a list of arguments");
+    if (kwargs && kwargs->kind != DP_TREE_DICT)
+        return dp_fail(DP_EINVAL, "kwargs: expected a dict of arguments");
+    return 0;
+}
+
+static int check_options(const struct dp_split_options *o)
+{
+    if (!o)
+        return dp_fail(DP_EINVAL, "options: NULL, expected at least the number of micro-batches");
+    if (o->count < 0 || o->count > DP_MAX_MICROBATCHES)
+        return dp_fail(DP_EINVAL, "count: %d micro-batches, expected 0 to %d", o->count,
+                       DP_MAX_MICROBATCHES);
+    if ((int)o->shrink < DP_SHRINK_NEVER || o->shrink > DP_SHRINK_MIN)
+        return dp_fail(DP_EINVAL, "shrink: %d, expected a DP_SHRINK_ policy", (int)o->shrink);
+    if ((int)o->default_spec < DP_DEFAULT_CHUNK || o->default_spec > DP_DEFAULT_BY_LEAF)
+        return dp_fail(DP_EINVAL, "default_spec: %d, expected DP_DEFAULT_CHUNK or "
+                       "DP_DEFAULT_BY_LEAF", (int)o->default_spec);
+    return 0;
+}
+
+/* Views cost nothing to make late, so args, whose number kwargs may still lower, are cut once,
+ * with the final number. */
+int dp_split(const struct dp_tree *args, const struct dp_tree *kwargs,
+             const struct dp_split_options *options, struct dp_microbatches **out)
+{
+    struct side a = {"args", args ? args : &no_args, options, NULL, 0};
+    struct side k = {"kwargs", kwargs ? kwargs : &no_kwargs, options, NULL, 0};
+    int32_t count;
+    int err = check_options(options);
+
+    if (err || (err = check_sides(args, kwargs)))
+        return err;
+    count = options->count;
+    if (!(err = side_init(&a, options->args_spec)) &&
+        !(err = side_init(&k, options->kwargs_spec)) && !(err = side_count(&a, &count)) &&
+        !(err = side_count(&k, &count)))
+        err = build(&a, &k, count, out);
+    free(a.leaves);
+    free(k.leaves);
+    return err;
+}
