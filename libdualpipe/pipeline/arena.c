@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pipeline/arena.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A stretch of the arena and the life that had it last. */
+struct stretch {
+    size_t begin, end;
+    uint32_t id;
+};
+
+struct stretches {
+    struct stretch *at; /* by begin, without overlap */
+    size_t count;
+};
+
+struct packing {
+    struct dp_life *lives;
+    size_t count;
+    struct stretches live;   /* who is alive now */
+    struct stretches ground; /* who was last, on every byte that ever had an owner */
+    struct stretch *spare;
+    struct dp_arena_before *before;
+};
+
+struct start {
+    uint32_t first, id;
+};
+
+static int by_start(const void *pa, const void *pb)
+{
+    const struct start *a = pa, *b = pb;
+    if (a->first != b->first)
+        return a->first < b->first ? -1 : 1;
+    return a->id < b->id ? -1 : a->id > b->id;
+}
+
+static struct start *starts_sorted(const struct dp_life *lives, size_t count)
+{
+    struct start *starts = malloc((count ? count : 1) * sizeof(*starts));
+    if (!starts)
+        return NULL;
+    for (size_t i = 0; i < count; i++)
+        starts[i] = (struct start){lives[i].first, (uint32_t)i};
+    qsort(starts, count, sizeof(*starts), by_start);
+    return starts;
+}
+
+static void bury(struct packing *p, uint32_t now)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < p->live.count; i++)
+        if (p->lives[p->live.at[i].id].last >= now)
+            p->live.at[kept++] = p->live.at[i];
+    p->live.count = kept;
+}
+
+/* The lowest gap that is wide enough; returns where in the list its owner belongs. */
+static size_t find_gap(const struct packing *p, size_t bytes, size_t *offset)
+{
+    size_t i, at = 0;
+    for (i = 0; i < p->live.count; i++) {
+        if (at + bytes <= p->live.at[i].begin)
+            break;
+        at = p->live.at[i].end;
+    }
+    *offset = at;
+    return i;
+}
+
+static void settle(struct packing *p, size_t place, struct stretch s)
+{
+    struct stretches *live = &p->live;
+    memmove(live->at + place + 1, live->at + place, (live->count - place) * sizeof(s));
+    live->at[place] = s;
+    live->count++;
+}
+
+static int note_before(struct dp_arena_before *before, size_t since, uint32_t id)
+{
+    for (size_t i = since; i < before->count; i++)
+        if (before->ids[i] == id)
+            return 0;
+    if (before->count == before->capacity) {
+        size_t capacity = before->capacity ? 2 * before->capacity : 64;
+        uint32_t *ids = realloc(before->ids, capacity * sizeof(*ids));
+        if (!ids)
+            return dp_fail(DP_ENOMEM, "no memory to plan %zu buffers", before->count);
+        before->ids = ids;
+        before->capacity = capacity;
+    }
+    before->ids[before->count++] = id;
+    return 0;
+}
+
+/* Put s on the ground: what it covers of others goes, and they are noted. Every stretch of s cuts at
+ * most one other in two, so the list never gets longer than twice the number of lives. */
+static int cover_ground(struct packing *p, struct stretch s)
+{
+    struct stretch *out = p->spare;
+    size_t since = p->before->count, n = 0;
+    bool placed = false;
+    int err = 0;
+
+    for (size_t i = 0; i < p->ground.count && !err; i++) {
+        struct stretch g = p->ground.at[i];
+        if (g.begin < s.begin)
+            out[n++] = (struct stretch){g.begin, g.end < s.begin ? g.end : s.begin, g.id};
+        if (!placed && g.end > s.begin) {
+            out[n++] = s;
+            placed = true;
+        }
+        if (g.end > s.end)
+            out[n++] = (struct stretch){g.begin > s.end ? g.begin : s.end, g.end, g.id};
+        if (g.begin < s.end && g.end > s.begin)
+            err = note_before(p->before, since, g.id);
+    }
+    if (!placed)
+        out[n++] = s;
+    p->spare = p->ground.at;
+    p->ground = (struct stretches){out, n};
+    return err;
+}
+
+static int place(struct packing *p, uint32_t id, size_t *total)
+{
+    struct dp_life *life = &p->lives[id];
+    size_t bytes = dp_arena_align(life->bytes);
+    if (!bytes) {
+        life->offset = 0;
+        return 0;
+    }
+    bury(p, life->first);
+    size_t at = find_gap(p, bytes, &life->offset);
+    struct stretch s = {life->offset, life->offset + bytes, id};
+    settle(p, at, s);
+    if (s.end > *total)
+        *total = s.end;
+    return cover_ground(p, s);
+}
+
+static int packing_init(struct packing *p)
+{
+    size_t n = 2 * p->count + 1;
+    p->live.at = malloc(n * sizeof(struct stretch));
+    p->ground.at = malloc(n * sizeof(struct stretch));
+    p->spare = malloc(n * sizeof(struct stretch));
+    p->before->first = calloc(p->count + 1, sizeof(size_t));
+    if (!p->live.at || !p->ground.at || !p->spare || !p->before->first)
+        return dp_fail(DP_ENOMEM, "no memory to plan %zu buffers", p->count);
+    return 0;
+}
+
+/* The lists of `before` were written in order of time: bring them into order of id. */
+static int sort_before(struct dp_arena_before *before, const size_t *end, const struct start *starts,
+                       size_t count)
+{
+    uint32_t *ids = malloc((before->count ? before->count : 1) * sizeof(*ids));
+    if (!ids)
+        return dp_fail(DP_ENOMEM, "no memory to plan %zu buffers", count);
+    for (size_t k = 0; k < count; k++)
+        before->first[starts[k].id + 1] = end[k + 1] - end[k];
+    for (size_t i = 0; i < count; i++)
+        before->first[i + 1] += before->first[i];
+    for (size_t k = 0; k < count; k++)
+        memcpy(ids + before->first[starts[k].id], before->ids + end[k],
+               (end[k + 1] - end[k]) * sizeof(*ids));
+    free(before->ids);
+    before->ids = ids;
+    before->capacity = before->count;
+    return 0;
+}
+
+int dp_arena_pack(struct dp_life *lives, size_t count, size_t *total_bytes,
+                  struct dp_arena_before *before)
+{
+    struct packing p = {.lives = lives, .count = count, .before = before};
+    struct start *starts = starts_sorted(lives, count);
+    size_t *end = calloc(count + 1, sizeof(*end)), total = 0;
+    int err = starts && end ? 0 : dp_fail(DP_ENOMEM, "no memory to plan %zu buffers", count);
+
+    *before = (struct dp_arena_before){0};
+    if (!err)
+        err = packing_init(&p);
+    for (size_t k = 0; k < count && !err; k++) {
+        err = place(&p, starts[k].id, &total);
+        end[k + 1] = before->count;
+    }
+    if (!err && count)
+        err = sort_before(before, end, starts, count);
+    if (err)
+        dp_arena_before_fini(before);
+    else
+        *total_bytes = total;
+    free(p.live.at);
+    free(p.ground.at);
+    free(p.spare);
+    free(end);
+    free(starts);
+    return err;
+}
+
+void dp_arena_before_fini(struct dp_arena_before *before)
+{
+    free(before->first);
+    free(before->ids);
+    *before = (struct dp_arena_before){0};
+}
