@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where the wire can reach the buffers, a message goes straight from one rank's buffer to the
+ * other's. Where it cannot (a CUDA device), it goes through pinned memory of the same layout:
+ *
+ *      send   compute --event--> outgoing: copy, event ... tested ... isend
+ *      recv   irecv ... done, compute: copy, event
+ *
+ * so that a request of the plan stands for two things one after the other: the copy and the
+ * transfer. Nothing but the host's wait for a request, and for a copy whose memory is wanted again,
+ * ever blocks.
+ */
+#include "pipeline/steps.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+
+uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb)
+{
+    return pipe->step << 40 | (uint64_t)channel << 36 | (uint64_t)stage << 20 | mb;
+}
+
+static int group_rank(const struct dp_pipeline *pipe, int rank)
+{
+    return pipe->config.schedule->group_rank[rank];
+}
+
+static struct dp_message_state *state_of(struct dp_pipeline *pipe, uint32_t request)
+{
+    return &pipe->messages[request];
+}
+
+/* ---- sends ---------------------------------------------------------------------------------- */
+
+static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_plan_message *m = &op->message;
+
+    return dp_comm_isend(pipe->config.comm, group_rank(pipe, m->peer), m->channel,
+                         dp_messages_tag(pipe, m->channel, m->stage, op->mb),
+                         pipe->wire + m->offset, m->len, &state_of(pipe, m->request)->request);
+}
+
+/* Copies end in the order they were started: the oldest is the only one worth a test. */
+static int start_copied_sends(struct dp_pipeline *pipe)
+{
+    struct dp_step_state *now = &pipe->now;
+    int err = 0;
+
+    while (now->first_unsent && !err) {
+        const struct dp_plan_op *op = now->first_unsent;
+        struct dp_message_state *state = state_of(pipe, op->message.request);
+        err = pipe->device->ops->event_test(state->copied);
+        if (err == DP_EAGAIN)
+            return 0;
+        now->first_unsent = state->next_unsent;
+        if (!err)
+            err = start_send(pipe, op);
+        state->unsent = false;
+    }
+    return err;
+}
+
+static void queue_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    struct dp_step_state *now = &pipe->now;
+    struct dp_message_state *state = state_of(pipe, op->message.request);
+
+    state->unsent = true;
+    state->next_unsent = NULL;
+    if (now->first_unsent)
+        state_of(pipe, now->last_unsent->message.request)->next_unsent = op;
+    else
+        now->first_unsent = op;
+    now->last_unsent = op;
+}
+
+static int copy_out(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_device_ops *device = pipe->device->ops;
+    const struct dp_plan_message *m = &op->message;
+    struct dp_device_event *copied = state_of(pipe, m->request)->copied;
+
+    int err = device->event_record(copied, pipe->compute);
+    if (!err)
+        err = device->stream_wait(pipe->outgoing, copied);
+    if (!err)
+        err = device->copy(pipe->outgoing, pipe->wire + m->offset, pipe->memory + m->offset,
+                           m->len);
+    if (!err)
+        err = device->event_record(copied, pipe->outgoing);
+    return err;
+}
+
+int dp_messages_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    if (!pipe->staged)
+        return start_send(pipe, op);
+    int err = copy_out(pipe, op);
+    if (err)
+        return err;
+    queue_send(pipe, op);
+    return start_copied_sends(pipe);
+}
+
+/* ---- receives ------------------------------------------------------------------------------- */
+
+/* What was received into this memory before must have left it. */
+static int wait_for_copies(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    int err = 0;
+
+    for (uint32_t i = 0; i < op->waits && !err; i++) {
+        struct dp_plan_wait wait = pipe->plan.waits[op->first_wait + i];
+        err = pipe->device->ops->event_wait(state_of(pipe, wait.request)->copied,
+                                            pipe->deadline_ns);
+    }
+    return err;
+}
+
+int dp_messages_recv(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_plan_message *m = &op->message;
+    int err = wait_for_copies(pipe, op);
+
+    if (err)
+        return err;
+    return dp_comm_irecv(pipe->config.comm, group_rank(pipe, m->peer), m->channel,
+                         dp_messages_tag(pipe, m->channel, m->stage, op->mb),
+                         pipe->wire + m->offset, m->len, &state_of(pipe, m->request)->request);
+}
+
+static int copy_in(struct dp_pipeline *pipe, const struct dp_plan_wait *wait)
+{
+    const struct dp_device_ops *device = pipe->device->ops;
+
+    int err = device->copy(pipe->compute, pipe->memory + wait->offset, pipe->wire + wait->offset,
+                           wait->received);
+    if (!err)
+        err = device->event_record(state_of(pipe, wait->request)->copied, pipe->compute);
+    return err;
+}
+
+/* ---- waits ---------------------------------------------------------------------------------- */
+
+static int wait_for_sending(struct dp_pipeline *pipe, struct dp_message_state *state)
+{
+    int err = 0;
+
+    while (state->unsent && !err) {
+        struct dp_message_state *first = state_of(pipe, pipe->now.first_unsent->message.request);
+        err = pipe->device->ops->event_wait(first->copied, pipe->deadline_ns);
+        if (!err)
+            err = start_copied_sends(pipe);
+    }
+    return err;
+}
+
+/* While messages of this rank wait for their copies, a peer may wait for them: then only test. */
+static int wait_busily(struct dp_pipeline *pipe, struct dp_request *request, int64_t until_ns)
+{
+    int err = DP_EAGAIN;
+
+    while (err == DP_EAGAIN && pipe->now.first_unsent) {
+        int failed = start_copied_sends(pipe);
+        err = failed ? failed : dp_comm_test(pipe->config.comm, request);
+        if (err == DP_EAGAIN && dp_now_ns() > until_ns)
+            err = dp_fail(DP_ETIMEDOUT, "a copy out of device memory did not end within %.1f s",
+                          (double)pipe->deadline_ns / DP_NS_PER_S);
+    }
+    return err;
+}
+
+static void note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer)
+{
+    if (waited_ns > pipe->now.longest_wait_ns) {
+        pipe->now.longest_wait_ns = waited_ns;
+        pipe->now.waited_for = peer;
+    }
+    pipe->now.waited_ns += waited_ns;
+}
+
+int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *request, int peer)
+{
+    int err = dp_comm_test(pipe->config.comm, request);
+
+    if (err != DP_EAGAIN)
+        return err;
+    int64_t start = dp_now_ns();
+    err = wait_busily(pipe, request, start + pipe->deadline_ns);
+    if (err == DP_EAGAIN)
+        err = dp_comm_wait(pipe->config.comm, request, group_rank(pipe, peer));
+    note_wait(pipe, dp_now_ns() - start, peer);
+    return err;
+}
+
+static int wait_for_one(struct dp_pipeline *pipe, const struct dp_plan_wait *wait)
+{
+    struct dp_message_state *state = state_of(pipe, wait->request);
+    int err = wait_for_sending(pipe, state);
+
+    if (!err)
+        err = dp_messages_wait_request(pipe, &state->request, wait->peer);
+    if (!err && pipe->staged && wait->received)
+        err = copy_in(pipe, wait);
+    return err;
+}
+
+int dp_messages_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    int err = 0;
+
+    for (uint32_t i = 0; i < op->waits && !err; i++)
+        err = wait_for_one(pipe, &pipe->plan.waits[op->first_wait + i]);
+    return err;
+}
+
+int dp_messages_finish(struct dp_pipeline *pipe)
+{
+    int err = 0;
+
+    for (size_t i = pipe->plan.last_wait; i < pipe->plan.wait_count && !err; i++)
+        err = wait_for_one(pipe, &pipe->plan.waits[i]);
+    return err;
+}
+
+int dp_messages_progress(struct dp_pipeline *pipe)
+{
+    if (!pipe->config.comm)
+        return 0;
+    int err = start_copied_sends(pipe);
+    return err ? err : pipe->config.comm->ops->progress(pipe->config.comm, -1);
+}

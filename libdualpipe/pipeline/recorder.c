@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pipeline/recorder.h"
+
+#include "base/fail.h"
+#include "pipeline/recording.h"
+
+#include <stdlib.h>
+
+int dp_recorder_new(size_t ops, int steps, struct dp_recorder **out)
+{
+    if (!ops || steps < 1)
+        return dp_fail(DP_EINVAL, "recorder: %zu ops and %d steps, expected at least 1 of each", ops,
+                       steps);
+    struct dp_recorder *rec = calloc(1, sizeof(*rec));
+    if (rec)
+        rec->steps = calloc((size_t)steps, sizeof(*rec->steps));
+    if (rec && rec->steps)
+        rec->records = calloc(ops * (size_t)steps, sizeof(*rec->records));
+    if (!rec || !rec->records) {
+        dp_recorder_free(rec);
+        return dp_fail(DP_ENOMEM, "recorder: no memory for %d steps of %zu ops", steps, ops);
+    }
+    rec->capacity = ops;
+    rec->step_count = steps;
+    rec->current = -1;
+    rec->last = -1;
+    rec->on = true;
+    *out = rec;
+    return 0;
+}
+
+void dp_recorder_free(struct dp_recorder *rec)
+{
+    if (!rec)
+        return;
+    free(rec->records);
+    free(rec->steps);
+    free(rec);
+}
+
+void dp_recorder_enable(struct dp_recorder *rec, bool on)
+{
+    rec->on = on;
+}
+
+bool dp_recorder_enabled(const struct dp_recorder *rec)
+{
+    return rec && rec->on;
+}
+
+void dp_recorder_begin(struct dp_recorder *rec, uint64_t step)
+{
+    rec->current = (rec->last + 1) % rec->step_count;
+    rec->steps[rec->current] = (struct dp_recorded_step){.step = step};
+}
+
+void dp_recorder_add(struct dp_recorder *rec, const struct dp_record *record)
+{
+    struct dp_recorded_step *step = &rec->steps[rec->current];
+
+    if (step->count < rec->capacity)
+        rec->records[(size_t)rec->current * rec->capacity + step->count] = *record;
+    step->count++;
+}
+
+void dp_recorder_end(struct dp_recorder *rec)
+{
+    rec->last = rec->current;
+    rec->current = -1;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * recorder.h - the ring that a pipeline writes to.
+ */
+#ifndef DP_PIPELINE_RECORDER_H
+#define DP_PIPELINE_RECORDER_H
+
+#include <dualpipe/trace.h>
+
+struct dp_record {
+    int64_t start_ns, end_ns; /* dp_now_ns() of this rank */
+    int64_t waited_ns;
+    int32_t waited_for;       /* pipeline rank, -1 */
+    uint32_t index;           /* of the op in the rank's list */
+};
+
+/* A step begins; what is recorded now replaces the oldest step of the ring. */
+void dp_recorder_begin(struct dp_recorder *rec, uint64_t step);
+/* Beyond the ring's ops a step's records are counted, and lost. */
+void dp_recorder_add(struct dp_recorder *rec, const struct dp_record *record);
+/* The step succeeded; one that did not leaves no trace. */
+void dp_recorder_end(struct dp_recorder *rec);
+bool dp_recorder_enabled(const struct dp_recorder *rec);
+
+#endif

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pipeline_job.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct job job_make(const struct dp_schedule *schedule)
+{
+    return (struct job){
+        .schedule = schedule,
+        .model = {.stages = schedule->stages,
+                  .microbatches = schedule->microbatches,
+                  .rows = 3,
+                  .width = 4,
+                  .dropout = 0.3f,
+                  .seed = 7},
+        .fixed_order = true,
+        .forward_loss = true,
+    };
+}
+
+/* ---- results -------------------------------------------------------------------------------- */
+
+static size_t slot_count(const struct job *job)
+{
+    return (size_t)job->schedule->ranks * (size_t)job->schedule->slots_per_rank;
+}
+
+static void *take(struct job_result *result, size_t *at, size_t bytes)
+{
+    void *p = result->map + *at;
+    *at += (bytes + 63) / 64 * 64;
+    return p;
+}
+
+void job_result_init(struct job_result *result, const struct job *job)
+{
+    const struct model *m = &job->model;
+    size_t ranks = (size_t)job->schedule->ranks, at = 0;
+
+    result->bytes = 1 << 20;
+    for (size_t i = 0; i < slot_count(job); i++)
+        result->bytes += model_grad_count(m, job->schedule->slots[i].stage) * sizeof(float) + 64;
+    result->bytes += (size_t)m->microbatches * MODEL_LOSSES * sizeof(double);
+    result->bytes += model_output_count(m) * sizeof(float);
+    result->map = mmap(NULL, result->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    result->losses = take(result, &at, (size_t)m->microbatches * MODEL_LOSSES * sizeof(double));
+    result->outputs = take(result, &at, model_output_count(m) * sizeof(float));
+    result->counts = take(result, &at, ranks * sizeof(int32_t));
+    result->memory = take(result, &at, ranks * sizeof(*result->memory));
+    result->grads = take(result, &at, slot_count(job) * sizeof(float *));
+    for (size_t i = 0; i < slot_count(job); i++)
+        result->grads[i] = take(result, &at, model_grad_count(m, job->schedule->slots[i].stage) *
+                                                 sizeof(float));
+}
+
+void job_result_fini(struct job_result *result, const struct job *job)
+{
+    (void)job;
+    munmap(result->map, result->bytes);
+}
+
+/* ---- one rank ------------------------------------------------------------------------------- */
+
+static const struct dp_slot *slot_of(const struct job_rank *r, int slot)
+{
+    return dp_schedule_slot(r->job->schedule, r->rank, slot);
+}
+
+static int find_rank(const struct dp_schedule *s, const struct dp_comm *comm)
+{
+    for (int r = 0; r < s->ranks && comm; r++)
+        if (s->group_rank[r] == comm->rank)
+            return r;
+    return 0;
+}
+
+static void make_batches(struct job_rank *r)
+{
+    const struct dp_schedule *s = r->job->schedule;
+    const struct model *m = &r->job->model;
+    int n = s->mb_per_stream;
+
+    for (int i = 0; i < s->slots_per_rank; i++) {
+        const struct dp_slot *slot = slot_of(r, i);
+        int first = slot->stream * n;
+        if (dp_slot_is_first(slot)) {
+            model_batch_init(&r->in, m, 0, first, n);
+            r->step.inputs = (const DLTensor *const *)r->in.list;
+        }
+        if (!dp_slot_is_last(slot))
+            continue;
+        if (!s->forward_only || r->job->forward_loss) {
+            model_batch_init_label(&r->label, m, first, n);
+            r->step.label = &r->label.tensors[0];
+            r->step.losses = r->job->result->losses + (size_t)first * MODEL_LOSSES;
+        }
+        if (s->return_outputs) {
+            model_batch_init(&r->out, m, s->stages, first, n);
+            r->step.outputs = r->out.list;
+        }
+    }
+}
+
+int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *comm)
+{
+    const struct dp_schedule *s = job->schedule;
+    struct dp_stage stages[DP_MAX_SLOTS];
+
+    *r = (struct job_rank){.job = job, .rank = find_rank(s, comm)};
+    r->borders = calloc((size_t)s->stages + 1, sizeof(*r->borders));
+    model_borders(&job->model, r->borders);
+    model_label(&job->model, &r->label_spec);
+    for (int i = 0; i < s->slots_per_rank; i++) {
+        model_stage_init(&r->stages[i], &job->model, slot_of(r, i)->stage);
+        r->stages[i].before = job->before;
+        r->stages[i].before_user = job->user;
+        stages[i] = model_stage_config(&r->stages[i], job->ops ? job->ops : &model_ops,
+                                       job->no_split);
+    }
+    make_batches(r);
+    struct dp_pipeline_config config = {
+        .schedule = s,
+        .comm = comm,
+        .stages = stages,
+        .borders = r->borders,
+        .label = &r->label_spec,
+        .loss = s->forward_only && !job->forward_loss ? NULL : &model_loss,
+        .loss_user = (void *)(uintptr_t)&job->model,
+        .max_loss_values = MODEL_LOSSES,
+        .batch_dim = job->model.batch_dim,
+        .seed = job->model.seed,
+        .fixed_order = job->fixed_order,
+    };
+    if (job->edit)
+        job->edit(job->user, r->rank, &config);
+    return dp_pipeline_new(&config, &r->pipe);
+}
+
+/* Back from the layout of a whole batch to the sequential loop's. */
+static void store_outputs(const struct job_rank *r)
+{
+    const struct model *m = &r->job->model;
+    int n = r->job->schedule->mb_per_stream, width = model_width(m, m->stages);
+    const float *from = r->out.data[0];
+    int first = 0;
+
+    for (int i = 0; i < r->job->schedule->slots_per_rank; i++)
+        if (dp_slot_is_last(slot_of(r, i)))
+            first = slot_of(r, i)->stream * n;
+    for (int mb = 0; mb < n; mb++)
+        for (int row = 0; row < m->rows; row++) {
+            int at = m->batch_dim ? (row * n + mb) * width : (mb * m->rows + row) * width;
+            memcpy(r->job->result->outputs + ((first + mb) * m->rows + row) * width, from + at,
+                   (size_t)width * sizeof(float));
+        }
+}
+
+static void store_results(const struct job_rank *r)
+{
+    const struct job *job = r->job;
+    int slots = job->schedule->slots_per_rank;
+
+    for (int i = 0; i < slots; i++)
+        memcpy(job->result->grads[r->rank * slots + i], r->stages[i].gw,
+               model_grad_count(&job->model, r->stages[i].stage) * sizeof(float));
+    if (r->step.outputs)
+        store_outputs(r);
+    job->result->counts[r->rank] = r->step.loss_values;
+    dp_pipeline_memory(r->pipe, &job->result->memory[r->rank]);
+}
+
+int job_rank_step(struct job_rank *r)
+{
+    for (int i = 0; i < r->job->schedule->slots_per_rank; i++)
+        memset(r->stages[i].gw, 0,
+               model_grad_count(&r->job->model, r->stages[i].stage) * sizeof(float));
+    int err = dp_pipeline_step(r->pipe, &r->step);
+    if (!err)
+        store_results(r);
+    return err;
+}
+
+void job_rank_close(struct job_rank *r)
+{
+    dp_pipeline_free(r->pipe);
+    for (int i = 0; i < r->job->schedule->slots_per_rank; i++)
+        model_stage_fini(&r->stages[i]);
+    model_batch_fini(&r->in);
+    model_batch_fini(&r->label);
+    model_batch_fini(&r->out);
+    free(r->borders);
+}
+
+/* ---- comparison ------------------------------------------------------------------------------ */
+
+static bool has_reduce(const struct dp_schedule *s)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (s->ops[i].kind == DP_OP_REDUCE)
+            return true;
+    return false;
+}
+
+/* What slot `slot` should have: its stream's half; both where there is one stream or a reduce. */
+static void expect_grads(const struct job *job, const struct dp_slot *slot,
+                         const struct model_result *want, float *out)
+{
+    const struct dp_schedule *s = job->schedule;
+    const float *first = want->first[slot->stage], *second = want->second[slot->stage];
+
+    for (size_t i = 0; i < model_grad_count(&job->model, slot->stage); i++) {
+        if (s->streams == 2 && !has_reduce(s))
+            out[i] = slot->stream ? second[i] : first[i];
+        else if (s->streams == 2 || job->fixed_order)
+            out[i] = first[i] + second[i];
+        else
+            out[i] = want->all[slot->stage][i];
+    }
+}
+
+static bool grads_equal(const struct job *job, const struct model_result *want)
+{
+    const struct dp_schedule *s = job->schedule;
+    bool equal = true;
+
+    for (size_t i = 0; i < slot_count(job); i++) {
+        size_t bytes = model_grad_count(&job->model, s->slots[i].stage) * sizeof(float);
+        float *expected = malloc(bytes);
+        expect_grads(job, &s->slots[i], want, expected);
+        if (memcmp(expected, job->result->grads[i], bytes)) {
+            printf("gradients of stage %d on rank %zu, slot %zu, are not the sequential ones: "
+                   "%.9g, expected %.9g\n",
+                   s->slots[i].stage, i / (size_t)s->slots_per_rank,
+                   i % (size_t)s->slots_per_rank, (double)job->result->grads[i][0],
+                   (double)expected[0]);
+            equal = false;
+        }
+        free(expected);
+    }
+    return equal;
+}
+
+bool job_result_is_sequential(const struct job *job, uint64_t step)
+{
+    const struct dp_schedule *s = job->schedule;
+    struct model_result want;
+    bool equal = true;
+
+    model_result_init(&want, &job->model);
+    model_run_sequential(&job->model, step, !s->forward_only, &want);
+    if ((!s->forward_only || job->forward_loss) &&
+        memcmp(want.losses, job->result->losses,
+               (size_t)s->microbatches * MODEL_LOSSES * sizeof(double))) {
+        printf("losses are not the sequential ones: %.17g, expected %.17g\n",
+               job->result->losses[0], want.losses[0]);
+        equal = false;
+    }
+    if (s->return_outputs &&
+        memcmp(want.outputs, job->result->outputs, model_output_count(&job->model) * sizeof(float))) {
+        printf("outputs are not the sequential ones\n");
+        equal = false;
+    }
+    if (!s->forward_only)
+        equal = grads_equal(job, &want) && equal;
+    model_result_fini(&want, &job->model);
+    return equal;
+}

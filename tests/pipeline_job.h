@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pipeline_job.h - the model of pipeline_model.h trained by a pipeline: one rank's part, and a place
+ * in shared memory where all ranks, threads or processes, leave what came out.
+ */
+#ifndef DP_TESTS_PIPELINE_JOB_H
+#define DP_TESTS_PIPELINE_JOB_H
+
+#include "pipeline_model.h"
+
+/* What all ranks of one step leave. */
+struct job_result {
+    double *losses;        /* [microbatches * MODEL_LOSSES] */
+    float *outputs;        /* in the order of the sequential loop */
+    float **grads;         /* [ranks * slots_per_rank] */
+    int32_t *counts;       /* [ranks] losses of a micro-batch */
+    struct dp_pipeline_memory *memory; /* [ranks] */
+    char *map;
+    size_t bytes;
+};
+
+struct job {
+    const struct dp_schedule *schedule;
+    struct model model;
+    const struct dp_stage_ops *ops; /* NULL: model_ops */
+    bool no_split, fixed_order, forward_loss;
+    /* A test's changes to a rank's config; may be NULL. */
+    void (*edit)(void *user, int rank, struct dp_pipeline_config *config);
+    /* Called before every callback of a stage; may be NULL. */
+    int (*before)(void *user, const struct dp_stage_call *call, const char *what);
+    void *user;
+    struct job_result *result;
+};
+
+struct job_rank {
+    const struct job *job;
+    int rank;
+    struct model_stage stages[DP_MAX_SLOTS];
+    struct dp_border *borders;
+    struct dp_tensor_spec label_spec;
+    struct dp_pipeline *pipe;
+    struct model_batch in, label, out;
+    struct dp_step step;
+};
+
+/* schedule with the model's stages = schedule->stages and micro-batches. */
+struct job job_make(const struct dp_schedule *schedule);
+void job_result_init(struct job_result *result, const struct job *job);
+void job_result_fini(struct job_result *result, const struct job *job);
+
+int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
+/* Gradients from zero, one step, results to job->result. Returns what dp_pipeline_step did. */
+int job_rank_step(struct job_rank *r);
+void job_rank_close(struct job_rank *r);
+
+/* Is the result what the sequential loop makes of this step, to the last bit? Gradients of a slot
+ * are compared with the part that it should have by now. Says what differs. */
+bool job_result_is_sequential(const struct job *job, uint64_t step);
+
+#endif
