@@ -259,6 +259,8 @@ struct dp_cost {
     double link_latency_ns;    /* from a send's start to the arrival of a first byte */
     double link_bytes_per_ns;  /* 0: without limit */
     double message_bytes;      /* activation or gradient of one micro-batch */
+    const int64_t *op_ns;      /* [all ops, as in s->ops] what each compute and REDUCE takes, instead
+                                * of the costs above; a pair's at its F. NULL: by the costs above */
 };
 
 struct dp_rank_report {
@@ -278,11 +280,17 @@ struct dp_simulation {
     struct dp_span *critical;
 };
 
-enum { DP_SIMULATE_TIMELINE = 1, DP_SIMULATE_CRITICAL = 2 };
+enum {
+    DP_SIMULATE_TIMELINE = 1, /* fill in timeline */
+    DP_SIMULATE_CRITICAL = 2, /* fill in critical */
+    DP_SIMULATE_BATCHES = 4   /* a rank waits at a COMMIT for all that the batch receives, as a
+                               * stream does in one group call; else at the op that consumes it */
+};
 
-/* Carry the schedule out on paper: start and end of every op when sends are eager, receives early
- * and each wait belongs to the op that consumes (as in pipeline.h). flags: DP_SIMULATE_*.
- * DP_EINVAL for a negative cost or a schedule that does not pass the checker's ordering rules. */
+/* Carry the schedule out on paper: start and end of every op when a COMMIT starts its sends at
+ * once, receives are early and each wait belongs to the op that consumes (as in pipeline.h). flags:
+ * DP_SIMULATE_*. Expects a schedule that dp_schedule_check passes. DP_EINVAL for a cost that is
+ * negative or no number, and for a schedule that comes to no end; DP_ENOMEM. */
 DP_PUBLIC int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost,
                                    unsigned flags, struct dp_simulation *out);
 DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The simulator against published formulas and numbers. All times in ns; F is 1000 of them.
+ */
+#include "cmocka_all.h"
+
+#include <dualpipe/schedule.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { T = 1000 };
+
+static const struct dp_cost unit_cost = {.f_ns = T, .i_ns = T, .w_ns = T};
+
+static struct dp_schedule *build(enum dp_schedule_kind kind, int ranks, int microbatches)
+{
+    struct dp_schedule *s;
+
+    if (dp_schedule_new(&(struct dp_schedule_spec){.kind = kind, .ranks = ranks,
+                                                   .microbatches = microbatches}, &s))
+        fail_msg("%s", dp_last_error());
+    return s;
+}
+
+static struct dp_simulation simulate(const struct dp_schedule *s, struct dp_cost cost,
+                                     unsigned flags)
+{
+    struct dp_simulation sim;
+
+    if (dp_schedule_simulate(s, &cost, flags, &sim))
+        fail_msg("%s", dp_last_error());
+    return sim;
+}
+
+static int64_t makespan(enum dp_schedule_kind kind, int ranks, int microbatches,
+                        struct dp_cost cost, unsigned flags)
+{
+    struct dp_schedule *s = build(kind, ranks, microbatches);
+    struct dp_simulation sim = simulate(s, cost, flags);
+    int64_t ns = sim.makespan_ns;
+
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+    return ns;
+}
+
+static void expect_bubble_on_every_rank(enum dp_schedule_kind kind, int ranks, int microbatches,
+                                        struct dp_cost cost, int64_t bubble_ns)
+{
+    struct dp_schedule *s = build(kind, ranks, microbatches);
+    struct dp_simulation sim = simulate(s, cost, 0);
+
+    for (int rank = 0; rank < ranks; rank++)
+        if (sim.ranks[rank].bubble_ns != bubble_ns)
+            fail_msg("%s P=%d M=%d: rank %d idles %ld, the formula says %ld",
+                     dp_schedule_kind_name(kind), ranks, microbatches, rank,
+                     (long)sim.ranks[rank].bubble_ns, (long)bubble_ns);
+    assert_int_equal(sim.ranks[0].busy_ns + bubble_ns, sim.makespan_ns);
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+}
+
+static void gpipe_and_1f1b_idle_for_the_published_time(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 16; ranks++)
+        for (int m = ranks; m <= 3 * ranks; m++) {
+            struct dp_cost cost = {.f_ns = T, .b_ns = 2300};
+            expect_bubble_on_every_rank(DP_SCHEDULE_GPIPE, ranks, m, cost, (ranks - 1) * 3300);
+            expect_bubble_on_every_rank(DP_SCHEDULE_1F1B, ranks, m, cost, (ranks - 1) * 3300);
+        }
+}
+
+/* (PP/2 - 1)(F&B + B - 3W), PP stages; exact where F = I = W. */
+static void dualpipe_and_dualpipev_idle_for_the_published_time(void **state)
+{
+    (void)state;
+    for (int ranks = 2; ranks <= 16; ranks *= 2)
+        for (int m = 2 * ranks; m <= 4 * ranks; m += 2) {
+            expect_bubble_on_every_rank(DP_SCHEDULE_DUALPIPE, ranks, m, unit_cost,
+                                        (ranks / 2 - 1) * 2 * T);
+            expect_bubble_on_every_rank(DP_SCHEDULE_DUALPIPEV, ranks, m, unit_cost,
+                                        (ranks - 1) * 2 * T);
+        }
+}
+
+static void dualpipe_takes_3m_plus_p_minus_2(void **state)
+{
+    (void)state;
+    static const int cases[][3] = {{4, 8, 26}, {4, 20, 62}, {8, 16, 54},
+                                   {8, 20, 66}, {8, 40, 126}, {16, 64, 206}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, cases[i][0], cases[i][1], unit_cost, 0),
+                         cases[i][2] * T);
+}
+
+/* With F&B < F + B outer ranks idle less, and the formula is the most that any does. */
+static void the_formula_is_an_upper_bound_where_it_is_not_exact(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 8, 20);
+    struct dp_cost cost = unit_cost;
+    int64_t most = 0;
+
+    cost.fb_ns = 2500;
+    struct dp_simulation sim = simulate(s, cost, 0);
+    for (int rank = 0; rank < 8; rank++)
+        if (sim.ranks[rank].bubble_ns > most)
+            most = sim.ranks[rank].bubble_ns;
+    assert_int_equal(most, 3 * (2500 + 2000 - 3000));
+    assert_true(sim.ranks[0].bubble_ns < most);
+    dp_simulation_fini(&sim);
+
+    cost = (struct dp_cost){.f_ns = T, .i_ns = 1200, .w_ns = 800};
+    sim = simulate(s, cost, 0);
+    assert_int_equal(sim.ranks[0].bubble_ns, 7200); /* the formula: 7800 */
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+}
+
+/* The published figures, 69 and 81, are those of batches that are waited for as a whole; a wait
+ * that belongs to the op that consumes gains little. */
+static void link_latency_costs_what_was_published(void **state)
+{
+    (void)state;
+    struct dp_cost tenth = unit_cost, half = unit_cost;
+
+    tenth.link_latency_ns = 100;
+    half.link_latency_ns = 500;
+    assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, 8, 20, tenth, DP_SIMULATE_BATCHES), 69000);
+    assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, 8, 20, half, DP_SIMULATE_BATCHES), 81000);
+    assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, 8, 20, tenth, 0), 68600);
+    assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, 8, 20, half, 0), 79500);
+}
+
+static void peak_activations_are_the_published_ones(void **state)
+{
+    (void)state;
+    static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
+                                                  DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
+    for (int k = 0; k < 4; k++) {
+        struct dp_schedule *s = build(kinds[k], 8, 20);
+        struct dp_simulation sim = simulate(s, unit_cost, 0);
+        for (int rank = 0; rank < 8; rank++) {
+            const int expected[] = {20, 8 - rank, 9, 17}, h = rank < 4 ? rank : 7 - rank;
+            const int queue[] = {0, 0, h + 1, rank + 1};
+            assert_int_equal(sim.ranks[rank].peak_activations, expected[k]);
+            assert_in_range(sim.ranks[rank].peak_weight_queue, k > 1, queue[k]);
+        }
+        dp_simulation_fini(&sim);
+        dp_schedule_free(s);
+    }
+}
+
+/* ---- timelines ----------------------------------------------------------------------------- */
+
+static void spans_of_a_rank_follow_each_other_and_say_whom_they_waited_for(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 4, 8);
+    struct dp_simulation sim = simulate(s, unit_cost, DP_SIMULATE_TIMELINE);
+    const struct dp_timeline *t = &sim.timeline;
+
+    for (size_t i = 0; i < t->count; i++) {
+        const struct dp_span *span = &t->spans[i], *before = i ? span - 1 : NULL;
+        bool same = before && before->rank == span->rank;
+        int64_t ready = same ? before->end_ns : 0;
+        assert_true(!before || same || before->rank + 1 == span->rank);
+        assert_int_equal(span->start_ns - span->waited_ns, ready);
+        assert_int_equal(span->waited_for >= 0, span->waited_ns > 0);
+        assert_true(span->op.kind == dp_schedule_ops(s, span->rank)[span->index].kind);
+        assert_int_equal(span->pair.kind, span->op.overlap ? DP_OP_B : DP_OP_NONE);
+        assert_true(!span->waited_ns || abs(span->waited_for - span->rank) == 1);
+    }
+    assert_int_equal(t->makespan_ns, 26 * T);
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+}
+
+static void the_critical_path_leads_from_zero_to_the_end_without_a_gap(void **state)
+{
+    (void)state;
+    for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
+        for (int latency = 0; latency <= 700; latency += 350) {
+            struct dp_schedule *s = build(kind, 4, 12);
+            struct dp_cost cost = {.f_ns = T, .i_ns = 1100, .w_ns = 700,
+                                   .link_latency_ns = latency};
+            struct dp_simulation sim = simulate(s, cost, DP_SIMULATE_CRITICAL);
+            int64_t at = 0;
+            assert_null(sim.timeline.spans);
+            for (size_t i = 0; i < sim.critical_count; i++) {
+                const struct dp_span *span = &sim.critical[i];
+                bool crossed = i && span[-1].rank != span->rank;
+                assert_int_equal(span->start_ns, at + (crossed ? latency : 0));
+                at = span->end_ns;
+            }
+            assert_int_equal(at, sim.makespan_ns);
+            dp_simulation_fini(&sim);
+            dp_schedule_free(s);
+        }
+}
+
+static void a_slow_rank_or_stage_slows_the_step_as_it_must(void **state)
+{
+    (void)state;
+    static const double rank_scale[] = {1, 1, 3, 1}, stage_scale[] = {1, 3, 1, 1};
+    struct dp_cost slow_rank = unit_cost, slow_stage = unit_cost;
+
+    slow_rank.rank_scale = rank_scale;
+    slow_stage.stage_scale = stage_scale;
+    /* GPipe: the slow one computes without a break, others before and after it. */
+    assert_int_equal(makespan(DP_SCHEDULE_GPIPE, 4, 10, slow_rank, 0), (10 * 9 + 3 * 3) * T);
+    assert_int_equal(makespan(DP_SCHEDULE_GPIPE, 4, 10, slow_stage, 0), (10 * 9 + 3 * 3) * T);
+    /* DualPipe holds every stage twice: a slow stage slows two ranks, each for half of its work. */
+    assert_true(makespan(DP_SCHEDULE_DUALPIPE, 4, 20, slow_stage, 0) <
+                makespan(DP_SCHEDULE_DUALPIPE, 4, 20, slow_rank, 0));
+}
+
+static void a_narrow_link_passes_one_message_at_a_time(void **state)
+{
+    (void)state;
+    struct dp_cost cost = {.f_ns = 1, .b_ns = 1, .link_bytes_per_ns = 0.5, .message_bytes = 500};
+
+    /* Four messages of 1000 there, four back; computes take next to nothing. */
+    assert_int_equal(makespan(DP_SCHEDULE_GPIPE, 2, 4, cost, 0), 1 + 4000 + 1 + 1 + 4000 + 1);
+    assert_int_equal(makespan(DP_SCHEDULE_GPIPE, 1, 4, cost, 0), 8);
+}
+
+static void measured_op_times_can_stand_in_for_costs(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 8, 20);
+    size_t count = s->first[s->ranks];
+    int64_t *op_ns = calloc(count, sizeof(*op_ns));
+    struct dp_cost cost = {.op_ns = op_ns};
+
+    for (size_t i = 0; i < count; i++)
+        op_ns[i] = s->ops[i].overlap ? 3 * T : s->ops[i].kind == DP_OP_B ? 2 * T : T;
+    struct dp_simulation sim = simulate(s, cost, 0);
+    assert_int_equal(sim.makespan_ns, 66 * T);
+    dp_simulation_fini(&sim);
+    free(op_ns);
+    dp_schedule_free(s);
+}
+
+static void both_partners_of_a_reduce_take_part_at_the_same_time(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    struct dp_cost cost = unit_cost;
+    int64_t start[4][2] = {{0}};
+
+    cost.reduce_ns = 500;
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 10, .mirror_reduce = true}, &s), 0);
+    struct dp_simulation sim = simulate(s, cost, DP_SIMULATE_TIMELINE);
+    for (size_t i = 0; i < sim.timeline.count; i++) {
+        const struct dp_span *span = &sim.timeline.spans[i];
+        if (span->op.kind != DP_OP_REDUCE)
+            continue;
+        assert_int_equal(span->end_ns - span->start_ns, 500);
+        start[span->rank][span->op.slot] = span->start_ns;
+    }
+    for (int rank = 0; rank < 4; rank++)
+        for (int slot = 0; slot < 2; slot++) {
+            assert_true(start[rank][slot] > 0);
+            assert_int_equal(start[rank][slot], start[3 - rank][1 - slot]);
+        }
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+}
+
+/* ---- what cannot be simulated -------------------------------------------------------------- */
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+static void expect_refused(struct dp_schedule *s, struct dp_cost cost, const char *sentence)
+{
+    struct dp_simulation sim;
+
+    assert_int_equal(dp_schedule_simulate(s, &cost, DP_SIMULATE_CRITICAL, &sim), DP_EINVAL);
+    if (!strstr(dp_last_error(), sentence))
+        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
+}
+
+static void bad_costs_and_schedules_without_end_are_refused(void **state)
+{
+    (void)state;
+    static const double scale[] = {1, -1};
+    struct dp_schedule *s = build(DP_SCHEDULE_1F1B, 2, 2);
+    struct dp_op *first = s->ops + s->first[1];
+
+    expect_refused(s, (struct dp_cost){.f_ns = -1}, "cost f: -1, expected 0 to 1e15");
+    expect_refused(s, (struct dp_cost){.link_latency_ns = 0.0 / 0.0}, "cost latency: ");
+    expect_refused(s, (struct dp_cost){.rank_scale = scale}, "rank_scale[1]: -1");
+    for (size_t i = 0; i < s->first[1]; i++)
+        if (s->ops[i].kind == DP_OP_SEND_F)
+            s->ops[i].kind = DP_OP_FREE;
+    expect_refused(s, unit_cost, "rank 0, op 9 (B0.0) waits for what never comes");
+    first->slot = 3;
+    expect_refused(s, unit_cost, "rank 1, op 0: kind 5, slot 3");
+    first->slot = 0;
+    s->slots[1].prev = 1;
+    expect_refused(s, unit_cost, "neighbours do not hold the stages beside stage 1");
+    dp_schedule_free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gpipe_and_1f1b_idle_for_the_published_time),
+        cmocka_unit_test(dualpipe_and_dualpipev_idle_for_the_published_time),
+        cmocka_unit_test(dualpipe_takes_3m_plus_p_minus_2),
+        cmocka_unit_test(the_formula_is_an_upper_bound_where_it_is_not_exact),
+        cmocka_unit_test(link_latency_costs_what_was_published),
+        cmocka_unit_test(peak_activations_are_the_published_ones),
+        cmocka_unit_test(spans_of_a_rank_follow_each_other_and_say_whom_they_waited_for),
+        cmocka_unit_test(the_critical_path_leads_from_zero_to_the_end_without_a_gap),
+        cmocka_unit_test(a_slow_rank_or_stage_slows_the_step_as_it_must),
+        cmocka_unit_test(a_narrow_link_passes_one_message_at_a_time),
+        cmocka_unit_test(measured_op_times_can_stand_in_for_costs),
+        cmocka_unit_test(both_partners_of_a_reduce_take_part_at_the_same_time),
+        cmocka_unit_test(bad_costs_and_schedules_without_end_are_refused),
+    };
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
