@@ -16,7 +16,7 @@ wait "$pid"
 status=$?
 
 # What the test left running would outlive `make check`.
-kill -KILL -- "-$pid" 2>/dev/null
+kill -s KILL -- "-$pid" 2>/dev/null
 
 took_ms=$(($(date +%s%3N) - began_ms))
 case $status in
