@@ -72,10 +72,294 @@ static void every_schedule_trains_like_a_sequential_loop(void **state)
     }
 }
 
+static const struct dp_schedule_spec some[] = {
+    {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 5},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 6},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 10},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 3},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 3, .microbatches = 6},
+};
+enum { SOME = sizeof(some) / sizeof(*some) };
+
+/* Run `some`, each changed by both functions; either may be NULL. */
+static void expect_some(void (*change_spec)(struct dp_schedule_spec *spec),
+                        void (*change_job)(struct job *job))
+{
+    for (int i = 0; i < SOME; i++) {
+        struct dp_schedule_spec spec = some[i];
+        if (change_spec)
+            change_spec(&spec);
+        struct dp_schedule *s = build(spec);
+        struct job job = job_make(s);
+        if (change_job)
+            change_job(&job);
+        expect_sequential(job);
+        dp_schedule_free(s);
+    }
+}
+
+static void return_outputs(struct dp_schedule_spec *spec)
+{
+    spec->return_outputs = true;
+}
+
+static void forward_only(struct dp_schedule_spec *spec)
+{
+    spec->forward_only = true;
+}
+
+static void forward_and_return(struct dp_schedule_spec *spec)
+{
+    spec->forward_only = spec->return_outputs = true;
+}
+
+static void reduce(struct dp_schedule_spec *spec)
+{
+    spec->mirror_reduce = true;
+}
+
+static void cut_columns(struct job *job)
+{
+    job->model.batch_dim = 1;
+}
+
+static void no_split(struct job *job)
+{
+    job->no_split = true;
+}
+
+static void no_hook(struct job *job)
+{
+    job->ops = &model_ops_no_hook;
+}
+
+static void any_order(struct job *job)
+{
+    job->fixed_order = false;
+}
+
+static void no_loss(struct job *job)
+{
+    job->forward_loss = false;
+}
+
+static void big_gradients(struct job *job)
+{
+    job->model.width = 300; /* several pieces of a reduce */
+    job->model.rows = 1;
+}
+
+static void training_can_return_outputs(void **state)
+{
+    (void)state;
+    expect_some(return_outputs, NULL);
+    expect_some(return_outputs, cut_columns);
+}
+
+static void forward_only_gives_losses_and_outputs(void **state)
+{
+    (void)state;
+    expect_some(forward_only, NULL);
+    expect_some(forward_and_return, NULL);
+    expect_some(forward_and_return, no_loss);
+    expect_some(forward_and_return, cut_columns);
+}
+
+static void a_batch_can_be_cut_along_another_dimension(void **state)
+{
+    (void)state;
+    expect_some(NULL, cut_columns);
+}
+
+static void numbers_do_not_depend_on_hook_or_split(void **state)
+{
+    (void)state;
+    expect_some(NULL, no_hook);
+    expect_some(NULL, no_split);
+}
+
+static void without_fixed_order_one_stream_adds_in_the_order_of_micro_batches(void **state)
+{
+    (void)state;
+    expect_some(NULL, any_order);
+}
+
+static void mirrors_sum_their_gradients(void **state)
+{
+    (void)state;
+    expect_some(reduce, NULL);
+    expect_some(reduce, no_split);
+    expect_some(reduce, big_gradients);
+}
+
+static void ranks_can_be_mapped(void **state)
+{
+    (void)state;
+    static const int maps[][4] = {{3, 1, 0, 2}, {1, 0, 3, 2}, {2, 3, 1, 0}};
+    for (int i = 0; i < 3; i++)
+        for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
+            struct dp_schedule *s = build((struct dp_schedule_spec){
+                .kind = (enum dp_schedule_kind)kind, .ranks = 4, .microbatches = 8,
+                .mirror_reduce = true, .rank_map = maps[i]});
+            expect_sequential(job_make(s));
+            dp_schedule_free(s);
+        }
+}
+
+static void one_rank_needs_no_comm(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 6});
+    struct job job = job_make(s);
+    struct job_result result;
+    struct job_rank r;
+
+    job_result_init(&result, &job);
+    job.result = &result;
+    assert_int_equal(job_rank_open(&r, &job, NULL), 0);
+    for (int i = 0; i < STEPS; i++)
+        assert_int_equal(job_rank_step(&r), 0);
+    assert_true(job_result_is_sequential(&job, STEPS - 1));
+    job_rank_close(&r);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+/* ---- two pipelines on one comm --------------------------------------------------------------- */
+
+struct two_jobs {
+    struct job *job[2];
+};
+
+static int run_by_turns(struct dp_comm *comm, void *arg)
+{
+    const struct two_jobs *two = arg;
+    struct job_rank r[2];
+
+    for (int i = 0; i < 2; i++)
+        CHECK(!job_rank_open(&r[i], two->job[i], comm));
+    for (int i = 0; i < 2 * STEPS; i++)
+        CHECK(!job_rank_step(&r[i % 2]));
+    for (int i = 0; i < 2; i++)
+        job_rank_close(&r[i]);
+    return 0;
+}
+
+static void two_pipelines_take_turns_on_one_comm(void **state)
+{
+    (void)state;
+    struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
+    struct dp_schedule *training = build(spec);
+    spec.forward_only = spec.return_outputs = true;
+    struct dp_schedule *evaluation = build(spec);
+    struct job jobs[2] = {job_make(training), job_make(evaluation)};
+    struct two_jobs two = {{&jobs[0], &jobs[1]}};
+    struct job_result results[2];
+    int killed;
+
+    for (int i = 0; i < 2; i++) {
+        job_result_init(&results[i], &jobs[i]);
+        jobs[i].result = &results[i];
+    }
+    assert_int_equal(comm_kinds[0].run(&comm_kinds[0], 4, deadline_ns, run_by_turns, &two, &killed),
+                     0);
+    for (int i = 0; i < 2; i++) {
+        assert_true(job_result_is_sequential(&jobs[i], STEPS - 1));
+        job_result_fini(&results[i], &jobs[i]);
+    }
+    dp_schedule_free(training);
+    dp_schedule_free(evaluation);
+}
+
+/* ---- what is not bit-equal --------------------------------------------------------------------- */
+
+static int run_misrouted(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    for (int64_t i = 0; r.step.label && i < r.label.shapes[0][0] * r.label.shapes[0][1]; i++)
+        ((float *)r.label.data[0])[i] = ((float *)r.label.data[0])[i / 2];
+    CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void labels_of_other_micro_batches_change_the_loss(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
+    struct job job = job_make(s);
+    struct job_result result;
+    int killed;
+
+    job_result_init(&result, &job);
+    job.result = &result;
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run_misrouted, &job, &killed), 0);
+    printf("expected to differ: ");
+    assert_false(job_result_is_sequential(&job, 0));
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+static int run_scaled(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    double scales[64];
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, job, comm));
+    for (int i = 0; i < job->schedule->mb_per_stream; i++)
+        scales[i] = 0.25;
+    if (r.step.label)
+        r.step.loss_scales = scales;
+    CHECK(!job_rank_step(&r));
+    for (int i = 0; i < job->schedule->slots_per_rank; i++)
+        for (size_t k = 0; k < model_grad_count(&job->model, r.stages[i].stage); k++)
+            r.stages[i].gw[k] *= 4;
+    for (int i = 0; i < job->schedule->slots_per_rank; i++)
+        memcpy(job->result->grads[r.rank * job->schedule->slots_per_rank + i], r.stages[i].gw,
+               model_grad_count(&job->model, r.stages[i].stage) * sizeof(float));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void each_micro_batch_can_have_its_own_scale(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
+    struct job job = job_make(s);
+    struct job_result result;
+    int killed;
+
+    job_result_init(&result, &job);
+    job.result = &result;
+    assert_int_equal(comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run_scaled, &job, &killed),
+                     0);
+    assert_true(job_result_is_sequential(&job, 0)); /* powers of two scale without rounding */
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_trains_like_a_sequential_loop),
+        cmocka_unit_test(training_can_return_outputs),
+        cmocka_unit_test(forward_only_gives_losses_and_outputs),
+        cmocka_unit_test(a_batch_can_be_cut_along_another_dimension),
+        cmocka_unit_test(numbers_do_not_depend_on_hook_or_split),
+        cmocka_unit_test(without_fixed_order_one_stream_adds_in_the_order_of_micro_batches),
+        cmocka_unit_test(mirrors_sum_their_gradients),
+        cmocka_unit_test(ranks_can_be_mapped),
+        cmocka_unit_test(one_rank_needs_no_comm),
+        cmocka_unit_test(two_pipelines_take_turns_on_one_comm),
+        cmocka_unit_test(labels_of_other_micro_batches_change_the_loss),
+        cmocka_unit_test(each_micro_batch_can_have_its_own_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
