@@ -30,27 +30,30 @@ enum field {
     FIELDS
 };
 
+/* How a field's number is told to a reader. */
+enum telling { NUMBER, NAME_OF_KIND, NOTHING };
+
 static const struct {
     const char *name;
-    bool digest; /* the number says nothing to a reader */
+    enum telling telling;
 } fields[FIELDS] = {
-    [FIELD_VERSION] = {"library version", false},
-    [FIELD_STRUCTS] = {"struct sizes", true},
-    [FIELD_KIND] = {"schedule kind", false},
-    [FIELD_MICROBATCHES] = {"micro-batches", false},
-    [FIELD_FORWARD_ONLY] = {"forward_only", false},
-    [FIELD_RETURN_OUTPUTS] = {"return_outputs", false},
-    [FIELD_RANK_MAP] = {"rank map", true},
-    [FIELD_OPS] = {"schedule ops", true},
-    [FIELD_SHAPES] = {"border shapes", true},
-    [FIELD_DTYPES] = {"border dtypes", true},
-    [FIELD_NO_GRAD] = {"no_grad flags", true},
-    [FIELD_BATCH_DIM] = {"batch_dim", false},
-    [FIELD_FIXED_ORDER] = {"fixed_order", false},
-    [FIELD_UNCHECKED] = {"unchecked", false},
-    [FIELD_SEED] = {"seed", false},
-    [FIELD_LOSS_SCALE] = {"loss_scale", true},
-    [FIELD_LOSS] = {"loss (1: given, 2: NULL)", false},
+    [FIELD_VERSION] = {"library version", NUMBER},
+    [FIELD_STRUCTS] = {"struct sizes", NOTHING},
+    [FIELD_KIND] = {"schedule kind", NAME_OF_KIND},
+    [FIELD_MICROBATCHES] = {"micro-batches", NUMBER},
+    [FIELD_FORWARD_ONLY] = {"forward_only", NUMBER},
+    [FIELD_RETURN_OUTPUTS] = {"return_outputs", NUMBER},
+    [FIELD_RANK_MAP] = {"rank map", NOTHING},
+    [FIELD_OPS] = {"schedule ops", NOTHING},
+    [FIELD_SHAPES] = {"border shapes", NOTHING},
+    [FIELD_DTYPES] = {"border dtypes", NOTHING},
+    [FIELD_NO_GRAD] = {"no_grad flags", NOTHING},
+    [FIELD_BATCH_DIM] = {"batch_dim", NUMBER},
+    [FIELD_FIXED_ORDER] = {"fixed_order", NUMBER},
+    [FIELD_UNCHECKED] = {"unchecked", NUMBER},
+    [FIELD_SEED] = {"seed", NUMBER},
+    [FIELD_LOSS_SCALE] = {"loss_scale", NOTHING},
+    [FIELD_LOSS] = {"loss (1: given, 2: NULL)", NUMBER},
 };
 
 /* One rank's part of the exchange. */
@@ -165,33 +168,49 @@ static void fill_report(struct report *report, const struct dp_pipeline_config *
 static int find_failure(const struct report *reports, int size)
 {
     for (int r = 0; r < size; r++)
-        if (reports[r].err)
-            return dp_fail(DP_EABORTED, "rank %d could not set up its pipeline (%s): %s", r,
-                           dp_strerror(reports[r].err), reports[r].text);
+        if (reports[r].err) /* which has been logged there */
+            return dp_fail_quietly(DP_EABORTED, "rank %d could not set up its pipeline (%s): %s", r,
+                                   dp_strerror(reports[r].err), reports[r].text);
     return 0;
 }
 
-static int describe_mismatch(const struct report *reports, int field, int a, int b)
+static void tell(const struct report *report, int field, char *text, size_t len)
 {
-    if (fields[field].digest)
-        return dp_fail(DP_EMISMATCH, "%s: rank %d has others than rank %d", fields[field].name, b,
-                       a);
-    return dp_fail(DP_EMISMATCH, "%s: rank %d has %llu, rank %d has %llu", fields[field].name, b,
-                   (unsigned long long)reports[b].fields[field], a,
-                   (unsigned long long)reports[a].fields[field]);
+    uint64_t value = report->fields[field];
+
+    if (fields[field].telling == NAME_OF_KIND)
+        snprintf(text, len, "%s", dp_schedule_kind_name((enum dp_schedule_kind)value));
+    else
+        snprintf(text, len, "%llu", (unsigned long long)value);
 }
 
-static int compare_field(const struct report *reports, int size, int field)
+/* All ranks know; the one that differs says it aloud. */
+static int describe_mismatch(const struct report *reports, int field, int reference, int rank,
+                             int me)
+{
+    int (*fail)(int, const char *, ...) = me == rank ? dp_fail : dp_fail_quietly;
+    char has[32], wants[32];
+
+    if (fields[field].telling == NOTHING)
+        return fail(DP_EMISMATCH, "%s: rank %d has others than rank %d", fields[field].name, rank,
+                    reference);
+    tell(&reports[rank], field, has, sizeof(has));
+    tell(&reports[reference], field, wants, sizeof(wants));
+    return fail(DP_EMISMATCH, "%s: rank %d has %s, rank %d has %s", fields[field].name, rank, has,
+                reference, wants);
+}
+
+static int compare_field(const struct report *reports, const struct dp_comm *comm, int field)
 {
     int reference = -1;
 
-    for (int r = 0; r < size; r++) {
+    for (int r = 0; r < comm->size; r++) {
         if (field == FIELD_LOSS && !reports[r].fields[field])
             continue;
         if (reference < 0)
             reference = r;
         if (reports[r].fields[field] != reports[reference].fields[field])
-            return describe_mismatch(reports, field, reference, r);
+            return describe_mismatch(reports, field, reference, r, comm->rank);
     }
     return 0;
 }
@@ -205,7 +224,7 @@ static bool has_reduce(const struct dp_schedule *s)
 }
 
 /* Two that hold the same stage sum their gradients: they must have the same ones. */
-static int compare_mirrors(const struct report *reports, const struct dp_schedule *s)
+static int compare_mirrors(const struct report *reports, const struct dp_schedule *s, int me)
 {
     for (int r = 0; r < s->ranks && has_reduce(s); r++)
         for (int i = 0; i < s->slots_per_rank; i++) {
@@ -214,9 +233,9 @@ static int compare_mirrors(const struct report *reports, const struct dp_schedul
                 continue;
             int a = s->group_rank[r], b = s->group_rank[slot->mirror];
             if (reports[a].grads[i] != reports[b].grads[slot->mirror_slot])
-                return dp_fail(DP_EMISMATCH,
-                               "weight gradients of stage %d: rank %d has others than rank %d",
-                               slot->stage, b, a);
+                return (me == b ? dp_fail : dp_fail_quietly)(
+                    DP_EMISMATCH, "weight gradients of stage %d: rank %d has others than rank %d",
+                    slot->stage, b, a);
         }
     return 0;
 }
@@ -226,9 +245,9 @@ static int compare_reports(const struct dp_pipeline_config *config, const struct
     int err = find_failure(reports, config->comm->size);
 
     for (int field = 0; field < FIELDS && !err; field++)
-        err = compare_field(reports, config->comm->size, field);
+        err = compare_field(reports, config->comm, field);
     if (!err)
-        err = compare_mirrors(reports, config->schedule);
+        err = compare_mirrors(reports, config->schedule, config->comm->rank);
     return err;
 }
 
@@ -271,13 +290,14 @@ int dp_step_agree(struct dp_comm *comm, uint64_t step, uint64_t digest, uint64_t
     int err = dp_comm_allgather(comm, mine, both, sizeof(mine));
 
     for (int r = 1; r < comm->size && !err; r++) {
+        int (*fail)(int, const char *, ...) = comm->rank == r ? dp_fail : dp_fail_quietly;
         if (both[2 * r + 1] != both[1])
-            err = dp_fail(DP_EMISMATCH, "rank %d does a step of another pipeline than rank 0", r);
+            err = fail(DP_EMISMATCH, "rank %d does a step of another pipeline than rank 0", r);
         else if (both[2 * r] != both[0])
-            err = dp_fail(DP_EMISMATCH,
-                          "number of the step: rank %d has %llu, rank 0 has %llu "
-                          "(dp_pipeline_seek says which comes next)",
-                          r, (unsigned long long)both[2 * r], (unsigned long long)both[0]);
+            err = fail(DP_EMISMATCH,
+                       "number of the step: rank %d has %llu, rank 0 has %llu "
+                       "(dp_pipeline_seek says which comes next)",
+                       r, (unsigned long long)both[2 * r], (unsigned long long)both[0]);
     }
     return err;
 }

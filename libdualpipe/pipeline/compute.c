@@ -61,9 +61,11 @@ static void view_batch(const struct dp_pipeline *pipe, int border, const DLTenso
 
 /* ---- what a callback must have left alone ------------------------------------------------------ */
 
-static int fail_tensor(const struct dp_pipeline *pipe, const struct frame *f, const char *name,
-                       int k, const DLTensor *tensor, const struct dp_tensor_spec *spec)
+/* Says what is wrong, and puts the shape right that all callbacks get to see. */
+static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const char *name, int border,
+                       int k, const DLTensor *tensor)
 {
+    const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];
     char what[128], has[128], wants[128], has_dtype[32], wants_dtype[32];
 
     dp_pipeline_describe(pipe, f->op, what, sizeof(what));
@@ -74,6 +76,7 @@ static int fail_tensor(const struct dp_pipeline *pipe, const struct frame *f, co
     else
         snprintf(has, sizeof(has), "of %d dimensions", tensor->ndim);
     dp_shape_text(spec->shape, spec->ndim, wants, sizeof(wants));
+    pipe->handed_out[border].tensors[k] = *spec;
     return dp_fail(DP_EMISMATCH,
                    "%s: the stage left tensor %d of %s as %s %s, or in other memory, expected %s %s "
                    "where it was",
@@ -93,19 +96,19 @@ static void remember(const struct dp_pipeline *pipe, struct frame *f, int border
     memcpy(f->made, tensors, (size_t)pipe->borders[border].count * sizeof(*tensors));
 }
 
-static int check_tensors(const struct dp_pipeline *pipe, const struct frame *f, const char *name,
-                         int border, const DLTensor *tensors)
+static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const char *name, int border,
+                         const DLTensor *tensors)
 {
     for (int k = 0; k < pipe->borders[border].count; k++) {
         const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];
         if (!is_as_made(spec, &tensors[k], &f->made[k]))
-            return fail_tensor(pipe, f, name, k, &tensors[k], spec);
+            return fail_tensor(pipe, f, name, border, k, &tensors[k]);
     }
     return 0;
 }
 
 /* A gradient whose data has become NULL is missing: it becomes zeros. */
-static int check_gradients(const struct dp_pipeline *pipe, const struct frame *f, const char *name,
+static int check_gradients(struct dp_pipeline *pipe, const struct frame *f, const char *name,
                            int border, DLTensor *tensors)
 {
     int err = 0;

@@ -1,0 +1,688 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every way to ask a pipeline for what it cannot do: what the rank at fault says, and what the
+ * others say. Rows C1 to S14 of the behaviour that the library promises.
+ */
+#include "cmocka_all.h"
+
+#include "comm_group.h"
+#include "pipeline_job.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS = 2, EVERYWHERE = -1 };
+static const int64_t deadline_ns = INT64_C(10000000000);
+
+/* One thing that is wrong. */
+struct wrong {
+    const char *what;
+    int rank;                                                /* who is at fault, or EVERYWHERE */
+    void (*config)(int rank, struct dp_pipeline_config *config); /* what it does to a config ... */
+    void (*step)(struct job_rank *r);                        /* ... or to a step's arguments */
+    int error;                                               /* of the one at fault */
+    const char *sentence;                                    /* part of it */
+    int elsewhere;                                           /* the others' error */
+};
+
+struct trial {
+    const struct wrong *wrong;
+    struct job *job;
+};
+
+static void edit_config(void *user, int rank, struct dp_pipeline_config *config)
+{
+    const struct wrong *wrong = user;
+    if (wrong->config && (wrong->rank == EVERYWHERE || wrong->rank == rank))
+        wrong->config(rank, config);
+}
+
+static bool is_expected(const struct wrong *wrong, int rank, int err)
+{
+    bool here = wrong->rank == EVERYWHERE || wrong->rank == rank;
+    bool right = err == (here ? wrong->error : wrong->elsewhere) &&
+                 (err == DP_EABORTED || !wrong->sentence ||
+                  strstr(dp_last_error(), wrong->sentence));
+
+    if (!right)
+        printf("%s: rank %d got %s, '%s'; expected %s, '%s'\n", wrong->what, rank, dp_strerror(err),
+               dp_last_error(), dp_strerror(here ? wrong->error : wrong->elsewhere),
+               wrong->sentence);
+    return right;
+}
+
+static int try_it(struct dp_comm *comm, void *arg)
+{
+    const struct trial *trial = arg;
+    const struct wrong *wrong = trial->wrong;
+    struct job_rank r;
+
+    int err = job_rank_open(&r, trial->job, comm);
+    if (wrong->step && err != DP_EABORTED) { /* the other rank may have gone ahead and failed */
+        CHECK(!err);
+        if (wrong->rank == EVERYWHERE || wrong->rank == r.rank)
+            wrong->step(&r);
+        err = job_rank_step(&r);
+    }
+    CHECK(is_expected(wrong, r.rank, err));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void expect_wrong(const struct wrong *wrong, struct dp_schedule_spec spec)
+{
+    struct dp_schedule *s;
+    struct job_result result;
+    int killed;
+
+    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    struct job job = job_make(s);
+    struct trial trial = {wrong, &job};
+    job_result_init(&result, &job);
+    job.result = &result;
+    job.edit = edit_config;
+    job.user = (void *)(uintptr_t)wrong;
+    if (comm_kinds[0].run(&comm_kinds[0], spec.ranks, deadline_ns, try_it, &trial, &killed))
+        fail_msg("%s", wrong->what);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+static void expect_all_wrong(const struct wrong *wrong, size_t count, struct dp_schedule_spec spec)
+{
+    for (size_t i = 0; i < count; i++)
+        expect_wrong(&wrong[i], spec);
+}
+
+#define COUNT(table) (sizeof(table) / sizeof(*(table)))
+
+static const struct dp_schedule_spec training = {
+    .kind = DP_SCHEDULE_DUALPIPE, .ranks = RANKS, .microbatches = 4, .mirror_reduce = true};
+static const struct dp_schedule_spec one_stream = {
+    .kind = DP_SCHEDULE_1F1B, .ranks = RANKS, .microbatches = 4};
+static const struct dp_schedule_spec inference = {.kind = DP_SCHEDULE_DUALPIPE,
+                                                  .ranks = RANKS,
+                                                  .microbatches = 4,
+                                                  .forward_only = true,
+                                                  .return_outputs = true};
+
+/* ---- configs -------------------------------------------------------------------------------- */
+
+/* Configs are copied, but what they point to belongs to the rank's thread. */
+static _Thread_local struct dp_stage some_stages[DP_MAX_SLOTS];
+static _Thread_local struct dp_stage_ops some_ops;
+static _Thread_local struct dp_border some_borders[16];
+static _Thread_local DLTensor some_grad;
+static _Thread_local DLTensor *some_grads[MODEL_GRADS];
+static _Thread_local struct dp_tensor_spec some_label;
+static _Thread_local int64_t some_strides[2];
+static _Thread_local struct dp_schedule some_schedule;
+static _Thread_local int32_t some_ranks[8];
+static _Thread_local struct dp_op some_op_list[4096];
+
+static struct dp_stage *copy_stages(struct dp_pipeline_config *config)
+{
+    memcpy(some_stages, config->stages,
+           (size_t)config->schedule->slots_per_rank * sizeof(*some_stages));
+    some_ops = *some_stages[0].ops;
+    config->stages = some_stages;
+    return some_stages;
+}
+
+static DLTensor *copy_grad(struct dp_pipeline_config *config)
+{
+    struct dp_stage *stage = copy_stages(config);
+
+    some_grad = *stage->grads[0];
+    some_grads[0] = &some_grad;
+    some_grads[1] = stage->grads[1];
+    stage->grads = some_grads;
+    return &some_grad;
+}
+
+static struct dp_border *copy_borders(struct dp_pipeline_config *config)
+{
+    memcpy(some_borders, config->borders,
+           ((size_t)config->schedule->stages + 1) * sizeof(*some_borders));
+    config->borders = some_borders;
+    return some_borders;
+}
+
+static struct dp_schedule *copy_schedule(struct dp_pipeline_config *config)
+{
+    some_schedule = *config->schedule;
+    memcpy(some_ranks, some_schedule.group_rank, (size_t)some_schedule.ranks * sizeof(*some_ranks));
+    memcpy(some_op_list, some_schedule.ops,
+           some_schedule.first[some_schedule.ranks] * sizeof(*some_op_list));
+    some_schedule.group_rank = some_ranks;
+    some_schedule.ops = some_op_list;
+    config->schedule = &some_schedule;
+    return &some_schedule;
+}
+
+static void no_schedule(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->schedule = NULL;
+}
+
+static void no_stages(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->stages = NULL;
+}
+
+static void no_ops(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)[1].ops = NULL;
+}
+
+static void no_forward(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)->ops = &some_ops;
+    some_ops.forward = NULL;
+}
+
+static void no_backward(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)->ops = &some_ops;
+    some_ops.backward = NULL;
+}
+
+static void no_weight(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)->ops = &some_ops;
+    some_ops.weight = NULL;
+}
+
+static void grads_missing(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)->grads = NULL;
+}
+
+static void grad_missing(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_grad(config);
+    some_grads[1] = NULL;
+}
+
+static void grad_elsewhere(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_grad(config)->device = (DLDevice){kDLCUDA, 1};
+}
+
+static void grad_of_integers(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_grad(config)->dtype = (DLDataType){kDLInt, 32, 1};
+}
+
+static void grad_strided(int rank, struct dp_pipeline_config *config)
+{
+    DLTensor *grad = copy_grad(config);
+    (void)rank;
+    some_strides[0] = 1;
+    some_strides[1] = grad->shape[0];
+    grad->strides = some_strides;
+}
+
+static void grads_fewer(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)->grad_count = 1;
+}
+
+static void map_twice(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_schedule(config)->group_rank[1] = 0;
+}
+
+static void map_outside(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_schedule(config)->group_rank[1] = 7;
+}
+
+static void op_missing(int rank, struct dp_pipeline_config *config)
+{
+    struct dp_schedule *s = copy_schedule(config);
+    (void)rank;
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (s->ops[i].kind == DP_OP_B) {
+            s->ops[i].kind = DP_OP_W;
+            return;
+        }
+}
+
+static void no_comm(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->comm = NULL;
+}
+
+static void no_borders(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->borders = NULL;
+}
+
+static void border_empty(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].count = 0;
+}
+
+static void border_overfull(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].count = DP_MAX_TENSORS + 1;
+}
+
+static void border_without_dtype(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].tensors[2].dtype = (DLDataType){0};
+}
+
+static void border_of_many_dimensions(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].tensors[0].ndim = DP_MAX_DIMS + 1;
+}
+
+static void border_negative(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].tensors[0].shape[1] = -4;
+}
+
+static void border_huge(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].tensors[0].shape[0] = INT64_MAX / 2;
+    copy_borders(config)[1].tensors[0].shape[1] = 1000;
+}
+
+static void batch_dim_negative(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->batch_dim = -1;
+}
+
+static void batch_dim_too_high(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->batch_dim = 2;
+}
+
+static void label_flat(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    some_label = *config->label;
+    some_label.ndim = 0;
+    config->label = &some_label;
+}
+
+static void no_loss(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->loss = NULL;
+}
+
+static void half_a_loss(int rank, struct dp_pipeline_config *config)
+{
+    static const struct dp_loss_ops half = {.loss = NULL};
+    (void)rank;
+    config->loss = &half;
+}
+
+static void losses_negative(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->max_loss_values = -1;
+}
+
+static void scale_not_a_number(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->loss_scale = NAN;
+}
+
+static const struct wrong wrong_configs[] = {
+    {"no schedule", 1, no_schedule, NULL, DP_EINVAL, "schedule: NULL", DP_EABORTED},
+    {"no stages", 1, no_stages, NULL, DP_EINVAL, "stages: NULL", DP_EABORTED},
+    {"no callbacks", 0, no_ops, NULL, DP_EINVAL, "slot 1: no callbacks", DP_EABORTED},
+    {"no forward", 0, no_forward, NULL, DP_EINVAL, "no callback forward", DP_EABORTED},
+    {"no backward", 0, no_backward, NULL, DP_EINVAL, "no callback backward", DP_EABORTED},
+    {"no weight", 0, no_weight, NULL, DP_EINVAL, "no callback weight", DP_EABORTED},
+    {"C1 no gradients", 0, grads_missing, NULL, DP_EINVAL, "grads NULL", DP_EABORTED},
+    {"C1 no gradient", 0, grad_missing, NULL, DP_EINVAL, "gradient 1 is NULL", DP_EABORTED},
+    {"C1 gradient elsewhere", 0, grad_elsewhere, NULL, DP_EINVAL, "on device 2:1", DP_EABORTED},
+    {"gradient of integers", 0, grad_of_integers, NULL, DP_EINVAL, "is int32", DP_EABORTED},
+    {"gradient strided", 0, grad_strided, NULL, DP_EINVAL, "strided", DP_EABORTED},
+    {"mirrors differ", 0, grads_fewer, NULL, DP_EMISMATCH, "weight gradients of stage 0",
+     DP_EMISMATCH},
+    {"C2 rank map", EVERYWHERE, map_twice, NULL, DP_EINVAL, "group rank", 0},
+    {"C2 rank map outside", EVERYWHERE, map_outside, NULL, DP_EINVAL, "group rank 7", 0},
+    {"schedule with a hole", 0, op_missing, NULL, DP_EINVAL, "schedule breaks", DP_EABORTED},
+    {"S1 no borders", 1, no_borders, NULL, DP_ESTATE, "borders: not declared", DP_EABORTED},
+    {"S1 empty border", 1, border_empty, NULL, DP_ESTATE, "border 1: no tensor", DP_EABORTED},
+    {"border too full", 1, border_overfull, NULL, DP_EINVAL, "17 tensors", DP_EABORTED},
+    {"border without dtype", 1, border_without_dtype, NULL, DP_EINVAL, "tensor 2: dtype",
+     DP_EABORTED},
+    {"many dimensions", 1, border_of_many_dimensions, NULL, DP_EINVAL, "9 dimensions", DP_EABORTED},
+    {"negative extent", 1, border_negative, NULL, DP_EINVAL, "extent -4", DP_EABORTED},
+    {"huge border", 1, border_huge, NULL, DP_EINVAL, "more bytes", DP_EABORTED},
+    {"batch_dim negative", 1, batch_dim_negative, NULL, DP_EINVAL, "batch_dim: -1", DP_EABORTED},
+    {"batch_dim too high", 1, batch_dim_too_high, NULL, DP_EINVAL, "more than batch_dim 2",
+     DP_EABORTED},
+    {"label too flat", 1, label_flat, NULL, DP_EINVAL, "label: 0 dimensions", DP_EABORTED},
+    {"S4 no loss", 1, no_loss, NULL, DP_EINVAL, "loss: NULL", DP_EABORTED},
+    {"half a loss", 1, half_a_loss, NULL, DP_EINVAL, "no callback loss", DP_EABORTED},
+    {"negative losses", 1, losses_negative, NULL, DP_EINVAL, "max_loss_values: -1", DP_EABORTED},
+    {"loss_scale", 1, scale_not_a_number, NULL, DP_EINVAL, "loss_scale: nan", DP_EABORTED},
+};
+
+static void a_bad_config_is_named_and_told_to_the_other_ranks(void **state)
+{
+    (void)state;
+    expect_all_wrong(wrong_configs, COUNT(wrong_configs), training);
+}
+
+static void more_ranks_than_one_need_a_comm(void **state)
+{
+    (void)state;
+    static const struct wrong wrong = {"no comm",  EVERYWHERE,     no_comm, NULL,
+                                       DP_EINVAL, "comm: NULL", 0};
+    expect_wrong(&wrong, training);
+}
+
+/* ---- ranks that do not agree ------------------------------------------------------------------ */
+
+static struct dp_schedule *others[2];
+
+static void other_microbatches(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->schedule = others[0];
+}
+
+static void other_kind(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->schedule = others[1];
+    static _Thread_local struct dp_border borders[16];
+    memcpy(borders, config->borders, 3 * sizeof(*borders));
+    borders[3] = borders[1];
+    borders[4] = borders[2];
+    config->borders = borders;
+}
+
+static void other_shape(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].tensors[0].shape[0] = 4;
+}
+
+static void other_dtype(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].tensors[0].dtype = (DLDataType){kDLBfloat, 16, 2};
+}
+
+static void other_no_grad(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[1].tensors[2].no_grad = true;
+}
+
+static void other_order(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->fixed_order = false;
+}
+
+static void other_seed(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->seed++;
+}
+
+static void other_checks(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->unchecked = true;
+}
+
+static void other_scale(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->loss_scale = 0.5;
+}
+
+static void other_op(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    struct dp_schedule *s = copy_schedule(config);
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        s->ops[i].overlap = 0;
+}
+
+static const struct wrong disagreements[] = {
+    {"S8 M", 1, other_microbatches, NULL, DP_EMISMATCH, "micro-batches: rank 1 has 6, rank 0 has 4",
+     DP_EMISMATCH},
+    {"S8 kind", 1, other_kind, NULL, DP_EMISMATCH, "schedule kind: rank 1 has dualpipev, rank 0 has dualpipe", DP_EMISMATCH},
+    {"ops", 1, other_op, NULL, DP_EMISMATCH, "schedule ops: rank 1 has others than rank 0", DP_EMISMATCH},
+    {"shapes", 1, other_shape, NULL, DP_EMISMATCH, "border shapes: rank 1", DP_EMISMATCH},
+    {"dtypes", 1, other_dtype, NULL, DP_EMISMATCH, "border dtypes: rank 1", DP_EMISMATCH},
+    {"no_grad", 1, other_no_grad, NULL, DP_EMISMATCH, "no_grad flags: rank 1", DP_EMISMATCH},
+    {"fixed_order", 1, other_order, NULL, DP_EMISMATCH, "fixed_order: rank 1 has 0, rank 0 has 1",
+     DP_EMISMATCH},
+    {"seed", 1, other_seed, NULL, DP_EMISMATCH, "seed: rank 1 has 8, rank 0 has 7", DP_EMISMATCH},
+    {"unchecked", 1, other_checks, NULL, DP_EMISMATCH, "unchecked: rank 1", DP_EMISMATCH},
+    {"scale", 1, other_scale, NULL, DP_EMISMATCH, "loss_scale: rank 1", DP_EMISMATCH},
+};
+
+static const struct wrong inference_disagreements[] = {
+    {"S8 criterion", 1, no_loss, NULL, DP_EMISMATCH, "loss (1: given, 2: NULL): rank 1 has 2",
+     DP_EMISMATCH},
+    {"S8 training", 1, other_microbatches, NULL, DP_EMISMATCH, "forward_only: rank 1 has 0",
+     DP_EMISMATCH},
+};
+
+static void ranks_that_disagree_name_the_field(void **state)
+{
+    (void)state;
+    struct dp_schedule_spec spec = training;
+
+    spec.microbatches = 6;
+    assert_int_equal(dp_schedule_new(&spec, &others[0]), 0);
+    spec = training;
+    spec.kind = DP_SCHEDULE_DUALPIPEV;
+    assert_int_equal(dp_schedule_new(&spec, &others[1]), 0);
+    expect_all_wrong(disagreements, COUNT(disagreements), training);
+
+    dp_schedule_free(others[0]);
+    spec = training;
+    spec.mirror_reduce = false;
+    spec.return_outputs = true;
+    assert_int_equal(dp_schedule_new(&spec, &others[0]), 0);
+    expect_all_wrong(inference_disagreements, COUNT(inference_disagreements), inference);
+    for (int i = 0; i < 2; i++)
+        dp_schedule_free(others[i]);
+}
+
+/* ---- arguments of a step ---------------------------------------------------------------------- */
+
+static void no_inputs(struct job_rank *r)
+{
+    r->step.inputs = NULL;
+}
+
+static void input_absent(struct job_rank *r)
+{
+    r->in.list[1] = NULL;
+}
+
+static void input_indivisible(struct job_rank *r)
+{
+    r->in.shapes[0][0]++;
+}
+
+static void input_of_other_width(struct job_rank *r)
+{
+    r->in.shapes[0][1]++;
+}
+
+static void input_of_other_size(struct job_rank *r)
+{
+    r->in.shapes[0][0] *= 2;
+}
+
+static void input_of_other_dtype(struct job_rank *r)
+{
+    r->in.tensors[1].dtype.bits = 64;
+}
+
+static void input_elsewhere(struct job_rank *r)
+{
+    r->in.tensors[0].device = (DLDevice){kDLCUDA, 0};
+}
+
+static void input_without_data(struct job_rank *r)
+{
+    r->in.tensors[0].data = NULL;
+}
+
+static void input_strided(struct job_rank *r)
+{
+    some_strides[0] = 1;
+    some_strides[1] = r->in.shapes[0][0];
+    r->in.tensors[0].strides = some_strides;
+}
+
+static void no_label(struct job_rank *r)
+{
+    r->step.label = NULL;
+}
+
+static void label_indivisible(struct job_rank *r)
+{
+    r->label.shapes[0][0]++;
+}
+
+static void output_absent(struct job_rank *r)
+{
+    r->step.outputs = NULL;
+}
+
+static void output_of_other_width(struct job_rank *r)
+{
+    r->out.shapes[0][1]++;
+}
+
+static void outputs_unwanted(struct job_rank *r)
+{
+    r->step.outputs = r->in.list;
+}
+
+static const struct wrong wrong_arguments[] = {
+    {"S5 no inputs", 0, NULL, no_inputs, DP_EINVAL, "inputs: NULL, expected 3", DP_EABORTED},
+    {"S5 no input", 0, NULL, input_absent, DP_EINVAL, "input 1: NULL", DP_EABORTED},
+    {"S6 extent", 1, NULL, input_indivisible, DP_EINVAL, "expected a multiple of the 2", DP_EABORTED},
+    {"S7 width", 1, NULL, input_of_other_width, DP_EMISMATCH, "shape [6, 5], expected [6, 4]",
+     DP_EABORTED},
+    {"S7 size", 1, NULL, input_of_other_size, DP_EMISMATCH, "shape [12, 4], expected [6, 4]",
+     DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_of_other_dtype, DP_EMISMATCH, "dtype int64, expected int32",
+     DP_EABORTED},
+    {"device", 1, NULL, input_elsewhere, DP_EINVAL, "on device 2:0", DP_EABORTED},
+    {"data", 1, NULL, input_without_data, DP_EINVAL, "no data", DP_EABORTED},
+    {"strides", 1, NULL, input_strided, DP_EINVAL, "strided", DP_EABORTED},
+    {"S5 no label", 0, NULL, no_label, DP_EINVAL, "label: NULL", DP_EABORTED},
+    {"S6 label", 0, NULL, label_indivisible, DP_EINVAL, "label: extent 7", DP_EABORTED},
+    {"outputs", 0, NULL, outputs_unwanted, DP_EINVAL, "without return_outputs", DP_EABORTED},
+};
+
+static const struct wrong wrong_outputs[] = {
+    {"S5 no outputs", 0, NULL, output_absent, DP_EINVAL, "outputs: NULL, expected 3", DP_EABORTED},
+    {"S7 outputs", 0, NULL, output_of_other_width, DP_EMISMATCH, "output 0: shape", DP_EABORTED},
+};
+
+/* Rank 0 of 1F1B holds the first stage, rank 1 the last. */
+static void inputs_unwanted(struct job_rank *r)
+{
+    r->step.inputs = (const DLTensor *const *)r->label.list;
+}
+
+static void label_unwanted(struct job_rank *r)
+{
+    r->step.label = &r->in.tensors[0];
+}
+
+static void losses_unwanted(struct job_rank *r)
+{
+    r->step.losses = r->job->result->losses;
+}
+
+static void scales_unwanted(struct job_rank *r)
+{
+    r->step.loss_scales = r->job->result->losses;
+}
+
+static const struct wrong unwanted_arguments[] = {
+    {"inputs", 1, NULL, inputs_unwanted, DP_EINVAL, "it holds no first stage", DP_EABORTED},
+    {"label", 0, NULL, label_unwanted, DP_EINVAL, "label: given", DP_EABORTED},
+    {"losses", 0, NULL, losses_unwanted, DP_EINVAL, "losses: given", DP_EABORTED},
+    {"loss_scales", 0, NULL, scales_unwanted, DP_EINVAL, "loss_scales: given", DP_EABORTED},
+};
+
+static void a_bad_argument_of_a_step_is_named_and_told(void **state)
+{
+    (void)state;
+    expect_all_wrong(wrong_arguments, COUNT(wrong_arguments), training);
+    expect_all_wrong(wrong_outputs, COUNT(wrong_outputs), inference);
+    expect_all_wrong(unwanted_arguments, COUNT(unwanted_arguments), one_stream);
+}
+
+static void other_step(struct job_rank *r)
+{
+    dp_pipeline_seek(r->pipe, 5);
+}
+
+static void ranks_that_stand_at_different_steps_notice(void **state)
+{
+    (void)state;
+    static const struct wrong wrong = {"S8 step",    1, NULL, other_step, DP_EMISMATCH,
+                                       "rank 1 has 5, rank 0 has 0", DP_EMISMATCH};
+    expect_wrong(&wrong, training);
+}
+
+static void drop_line(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_bad_config_is_named_and_told_to_the_other_ranks),
+        cmocka_unit_test(more_ranks_than_one_need_a_comm),
+        cmocka_unit_test(ranks_that_disagree_name_the_field),
+        cmocka_unit_test(a_bad_argument_of_a_step_is_named_and_told),
+        cmocka_unit_test(ranks_that_stand_at_different_steps_notice),
+    };
+    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What happens when a rank fails, dies or stalls in the middle of a step: everybody hears who it
+ * was, nobody hangs, nothing is left over, and the next step is right to the last bit.
+ */
+#include "cmocka_all.h"
+
+#include "comm_group.h"
+#include "pipeline_job.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { RANKS = 4, MICROBATCHES = 8, FAILURE = -77 };
+static const int64_t deadline_ns = INT64_C(20000000000);
+static const int64_t short_deadline_ns = INT64_C(1000000000);
+
+enum manner { FAIL, DIE, STALL };
+
+/* Shared by all ranks, threads or processes. */
+struct fault {
+    enum manner manner;
+    int every;              /* try each n-th callback */
+    atomic_int calls[RANKS]; /* callbacks of a step */
+    atomic_int done;        /* ranks whose step has returned */
+};
+
+struct fault_job {
+    struct job job;
+    struct fault *fault;
+};
+
+/* Of this rank, now. */
+static _Thread_local int calls_left, calls_made;
+static _Thread_local struct fault *the_fault;
+
+static int count_down(void *user, const struct dp_stage_call *call, const char *what)
+{
+    (void)user;
+    (void)call;
+    (void)what;
+    calls_made++;
+    if (calls_left < 0 || calls_left-- > 0)
+        return 0;
+    if (the_fault->manner == DIE)
+        raise(SIGKILL);
+    while (the_fault->manner == STALL && atomic_load(&the_fault->done) < RANKS - 1)
+        sched_yield();
+    return the_fault->manner == FAIL ? FAILURE : 0;
+}
+
+static int expect_culprit(struct dp_comm *comm, int culprit, int error)
+{
+    struct dp_abort why;
+
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == culprit);
+    CHECK(why.error == error);
+    if (error == DP_ECALLBACK)
+        CHECK(strstr(why.text, "micro-batch") && strstr(why.text, "failed with -77"));
+    return 0;
+}
+
+/* One step in which rank `culprit` fails at its callback number `at`, then a good one. */
+static int fail_once(struct dp_comm *comm, struct job_rank *r, int culprit, int at)
+{
+    calls_left = comm->rank == culprit ? at : -1;
+    int err = job_rank_step(r);
+    calls_left = -1;
+    if (err) {
+        CHECK(err == (comm->rank == culprit ? DP_ECALLBACK : DP_EABORTED));
+        CHECK(!expect_culprit(comm, culprit, DP_ECALLBACK));
+    }
+    CHECK(job_rank_step(r) == DP_EABORTED || !err); /* until a reset, nothing goes */
+    CHECK(!dp_comm_reset(comm));
+    dp_pipeline_seek(r->pipe, 1);
+    CHECK(!job_rank_step(r));
+    return 0;
+}
+
+static int fail_everywhere(struct dp_comm *comm, void *arg)
+{
+    struct fault_job *f = arg;
+    struct job_rank r;
+
+    the_fault = f->fault;
+    calls_left = -1;
+    CHECK(!job_rank_open(&r, &f->job, comm));
+    calls_made = 0;
+    CHECK(!job_rank_step(&r));
+    atomic_store(&f->fault->calls[comm->rank], calls_made);
+    CHECK(!dp_comm_barrier(comm));
+    for (int culprit = 0; culprit < RANKS; culprit++)
+        for (int at = culprit % f->fault->every; at < atomic_load(&f->fault->calls[culprit]);
+             at += f->fault->every)
+            CHECK(!fail_once(comm, &r, culprit, at));
+    job_rank_close(&r);
+    return 0;
+}
+
+static struct dp_schedule *build(void)
+{
+    struct dp_schedule *s = NULL;
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE,
+                                                                .ranks = RANKS,
+                                                                .microbatches = MICROBATCHES,
+                                                                .mirror_reduce = true},
+                                     &s),
+                     0);
+    return s;
+}
+
+static void fault_job_init(struct fault_job *f, struct job_result *result, enum manner manner)
+{
+    f->job = job_make(build());
+    f->job.before = count_down;
+    job_result_init(result, &f->job);
+    f->job.result = result;
+    f->fault = mmap(NULL, sizeof(*f->fault), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                    0);
+    f->fault->manner = manner;
+}
+
+static void fault_job_fini(struct fault_job *f)
+{
+    job_result_fini(f->job.result, &f->job);
+    munmap(f->fault, sizeof(*f->fault));
+    dp_schedule_free((struct dp_schedule *)(uintptr_t)f->job.schedule);
+}
+
+static void a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        struct job_result result;
+        struct fault_job f;
+        int killed;
+
+        fault_job_init(&f, &result, FAIL);
+        f.fault->every = kind->processes ? 7 : 1;
+        assert_int_equal(kind->run(kind, RANKS, deadline_ns, fail_everywhere, &f, &killed), 0);
+        assert_true(job_result_is_sequential(&f.job, 1));
+        fault_job_fini(&f);
+    }
+}
+
+/* ---- death ---------------------------------------------------------------------------------- */
+
+static int die_once(struct dp_comm *comm, void *arg)
+{
+    struct fault_job *f = arg;
+    struct job_rank r;
+    int culprit = 2;
+
+    the_fault = f->fault;
+    calls_left = comm->rank == culprit ? f->fault->every : -1;
+    CHECK(!job_rank_open(&r, &f->job, comm));
+    int err = job_rank_step(&r);
+    CHECK(err == DP_EABORTED || err == DP_ECOMM);
+    CHECK(!expect_culprit(comm, culprit, DP_ECOMM));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int at = 0; at < 20 && kind->processes; at += 6) {
+            struct job_result result;
+            struct fault_job f;
+            int killed;
+
+            fault_job_init(&f, &result, DIE);
+            f.fault->every = at;
+            assert_int_equal(kind->run(kind, RANKS, deadline_ns, die_once, &f, &killed), 1);
+            assert_int_equal(killed, 1);
+            fault_job_fini(&f);
+        }
+}
+
+/* ---- stall ---------------------------------------------------------------------------------- */
+
+static int stall_once(struct dp_comm *comm, void *arg)
+{
+    struct fault_job *f = arg;
+    struct job_rank r;
+    int culprit = 1;
+
+    the_fault = f->fault;
+    calls_left = comm->rank == culprit ? 9 : -1;
+    CHECK(!job_rank_open(&r, &f->job, comm));
+    int err = job_rank_step(&r);
+    atomic_fetch_add(&f->fault->done, 1);
+    CHECK(err == DP_EABORTED || (err == DP_ETIMEDOUT && comm->rank != culprit));
+    CHECK(!expect_culprit(comm, culprit, DP_ETIMEDOUT));
+    CHECK(!dp_comm_reset(comm));
+    dp_pipeline_seek(r.pipe, 1);
+    CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        struct job_result result;
+        struct fault_job f;
+        int killed;
+
+        fault_job_init(&f, &result, STALL);
+        assert_int_equal(kind->run(kind, RANKS, short_deadline_ns, stall_once, &f, &killed), 0);
+        assert_true(job_result_is_sequential(&f.job, 1));
+        fault_job_fini(&f);
+    }
+}
+
+/* ---- callbacks that break their contract ------------------------------------------------------- */
+
+/* Wraps the model's callbacks and spoils what they leave, on stage 1 and micro-batch 1. */
+struct spoiler {
+    const char *what;
+    int error; /* 0: the step succeeds */
+    const char *sentence;
+};
+static _Thread_local const struct spoiler *spoiler;
+static int64_t other_shape[2] = {1, 1};
+
+static bool spoils(const struct dp_stage_call *call, const char *what)
+{
+    return call->stage == 1 && call->mb_global == 1 && !strcmp(what, spoiler->what);
+}
+
+static int spoiled_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                           DLTensor *out)
+{
+    int err = model_ops.forward(user, call, in, out);
+
+    if (spoils(call, "output in other memory"))
+        out[0].data = (void *)(uintptr_t)in[0].data;
+    if (spoils(call, "output of other shape"))
+        out[0].shape = other_shape;
+    if (spoils(call, "output with a shape written over"))
+        out[0].shape[0]++;
+    if (spoils(call, "output of other type"))
+        out[1].dtype.bits = 64;
+    return err;
+}
+
+static int spoiled_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                            DLTensor *gin, enum dp_backward_mode mode)
+{
+    int err = model_ops.backward(user, call, gout, gin, mode);
+
+    if (spoils(call, "input gradient of other dimensions"))
+        gin[2].ndim = 1;
+    if (spoils(call, "input gradient missing"))
+        gin[0].data = gin[2].data = NULL;
+    return err;
+}
+
+static int spoiled_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                        const DLTensor *label, double *values, int32_t max, int32_t *count)
+{
+    int err = model_loss.loss(user, call, out, label, values, max, count);
+
+    if (spoils(call, "fewer losses"))
+        *count = 1;
+    if (spoils(call, "too many losses"))
+        *count = max + 1;
+    if (spoils(call, "loss fails"))
+        return -5;
+    return err;
+}
+
+static int spoiled_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                                 const DLTensor *label, double scale, DLTensor *gout)
+{
+    int err = model_loss.loss_backward(user, call, out, label, scale, gout);
+
+    if (spoils(call, "loss_backward fails"))
+        return -5;
+    if (spoils(call, "loss gradient missing"))
+        gout[0].data = gout[2].data = NULL;
+    return err;
+}
+
+static const struct dp_stage_ops spoiled_ops = {.forward = spoiled_forward,
+                                                .backward = spoiled_backward};
+static const struct dp_loss_ops spoiled_loss_ops = {spoiled_loss, spoiled_loss_backward};
+
+static void spoil_config(void *user, int rank, struct dp_pipeline_config *config)
+{
+    (void)user;
+    (void)rank;
+    config->loss = &spoiled_loss_ops;
+}
+
+static const struct spoiler *expected; /* by the test's thread, before there are others */
+
+static int run_spoiled(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    spoiler = expected;
+    CHECK(!job_rank_open(&r, arg, comm));
+    int err = job_rank_step(&r);
+    if (r.rank == 1 || !spoiler->error) {
+        CHECK(err == spoiler->error);
+        CHECK(!err || strstr(dp_last_error(), spoiler->sentence));
+    } else {
+        CHECK(err == DP_EABORTED);
+        CHECK_SAYS(spoiler->sentence);
+    }
+    job_rank_close(&r);
+    return 0;
+}
+
+static const struct spoiler spoilers[] = {
+    {"output in other memory", DP_EMISMATCH, "stage left tensor 0 of its output"},
+    {"output of other shape", DP_EMISMATCH, "float32 [1, 1], or in other memory, expected float32 "},
+    {"output with a shape written over", DP_EMISMATCH, "[4, 4], or in other memory"},
+    {"output of other type", DP_EMISMATCH, "tensor 1 of its output as int64"},
+    {"input gradient of other dimensions", DP_EMISMATCH, "tensor 2 of its input gradient"},
+    {"fewer losses", DP_EINVAL, "the loss gave 1 values, expected as for other micro-batches 2"},
+    {"too many losses", DP_EINVAL, "the loss gave 3 values, expected as"},
+    {"loss fails", DP_ECALLBACK, "callback loss failed with -5"},
+    {"loss_backward fails", DP_ECALLBACK, "callback loss_backward failed with -5"},
+    {"input gradient missing", 0, NULL},
+    {"loss gradient missing", 0, NULL},
+};
+
+static void expect_spoiled(const struct spoiler *one, rank_fn run)
+{
+    struct dp_schedule *s;
+    struct job_result result;
+    int killed;
+
+    expected = one;
+    assert_int_equal(
+        dp_schedule_new(&(struct dp_schedule_spec){
+                            .kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4}, &s), 0);
+    struct job job = job_make(s);
+    job.ops = &spoiled_ops;
+    job.edit = spoil_config;
+    job_result_init(&result, &job);
+    job.result = &result;
+    if (comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run, &job, &killed))
+        fail_msg("%s", one->what);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+static void a_callback_that_breaks_its_contract_is_named(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(spoilers) / sizeof(*spoilers); i++)
+        expect_spoiled(&spoilers[i], run_spoiled);
+}
+
+/* A loss gradient that is missing counts as one of zeros. */
+static int run_with_a_hole(struct dp_comm *comm, void *arg)
+{
+    static const struct spoiler nothing = {"nothing", 0, NULL};
+    static const struct spoiler loss_missing = {"loss gradient missing", 0, NULL};
+    static const double scales[] = {1, 0, 1, 1};
+    struct job_rank r;
+    float grads[2][64];
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    CHECK(model_grad_count(&r.job->model, r.rank) <= 64);
+    for (int i = 0; i < 2; i++) {
+        spoiler = i ? &nothing : &loss_missing;
+        r.step.loss_scales = i && r.step.label ? scales : NULL;
+        dp_pipeline_seek(r.pipe, 0);
+        CHECK(!job_rank_step(&r));
+        memcpy(grads[i], r.stages[0].gw,
+               model_grad_count(&r.job->model, r.rank) * sizeof(float));
+    }
+    CHECK(!memcmp(grads[0], grads[1], model_grad_count(&r.job->model, r.rank) * sizeof(float)));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void a_missing_gradient_counts_as_zeros(void **state)
+{
+    (void)state;
+    expect_spoiled(&spoilers[0], run_with_a_hole);
+}
+
+static void drop_line(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right),
+        cmocka_unit_test(a_rank_that_dies_ends_the_step_of_the_others),
+        cmocka_unit_test(a_rank_that_stalls_is_named_by_all_that_wait),
+        cmocka_unit_test(a_callback_that_breaks_its_contract_is_named),
+        cmocka_unit_test(a_missing_gradient_counts_as_zeros),
+    };
+    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

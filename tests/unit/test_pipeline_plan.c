@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cmocka_all.h"
+
+#include "pipeline/plan.h"
+#include <dualpipe/comm.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- arena ---------------------------------------------------------------------------------- */
+
+static bool overlap(size_t a, size_t a_len, size_t b, size_t b_len)
+{
+    return a < b + b_len && b < a + a_len;
+}
+
+static size_t peak_bytes(const struct dp_life *lives, size_t count, uint32_t times)
+{
+    size_t peak = 0;
+
+    for (uint32_t t = 0; t < times; t++) {
+        size_t now = 0;
+        for (size_t i = 0; i < count; i++)
+            if (lives[i].first <= t && t <= lives[i].last)
+                now += dp_arena_align(lives[i].bytes);
+        peak = now > peak ? now : peak;
+    }
+    return peak;
+}
+
+static uint32_t draw(uint64_t *at, uint32_t limit)
+{
+    uint32_t block[4];
+    dp_random_block(dp_random_key(1, 2, 3, 4), (*at)++, block);
+    return block[0] % limit;
+}
+
+static void expect_apart(const struct dp_life *lives, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j < i; j++)
+            if (lives[i].first <= lives[j].last && lives[j].first <= lives[i].last)
+                assert_false(overlap(lives[i].offset, lives[i].bytes, lives[j].offset,
+                                     lives[j].bytes));
+}
+
+static bool is_before(const struct dp_arena_before *before, size_t i, uint32_t id)
+{
+    for (size_t k = before->first[i]; k < before->first[i + 1]; k++)
+        if (before->ids[k] == id)
+            return true;
+    return false;
+}
+
+/* Of those that had a byte of life i before it, the last one is in its list. */
+static void expect_before(const struct dp_life *lives, size_t count,
+                          const struct dp_arena_before *before)
+{
+    for (size_t i = 0; i < count; i++)
+        for (size_t byte = lives[i].offset; byte < lives[i].offset + lives[i].bytes; byte += 256) {
+            int64_t last = -1;
+            for (size_t j = 0; j < count; j++)
+                if (j != i && lives[j].first < lives[i].first &&
+                    overlap(byte, 1, lives[j].offset, dp_arena_align(lives[j].bytes)) &&
+                    (last < 0 || lives[j].first > lives[last].first))
+                    last = (int64_t)j;
+            if (last >= 0)
+                assert_true(is_before(before, i, (uint32_t)last));
+        }
+}
+
+static void pack_random_lives(uint64_t *seed, bool one_size)
+{
+    enum { COUNT = 60, TIMES = 40 };
+    struct dp_life lives[COUNT];
+    struct dp_arena_before before;
+    size_t total;
+
+    for (int i = 0; i < COUNT; i++) {
+        uint32_t first = draw(seed, TIMES), length = draw(seed, 10);
+        lives[i] = (struct dp_life){.bytes = one_size ? 1000 : draw(seed, 3000),
+                                    .first = first,
+                                    .last = first + length};
+    }
+    assert_int_equal(dp_arena_pack(lives, COUNT, &total, &before), 0);
+    expect_apart(lives, COUNT);
+    expect_before(lives, COUNT, &before);
+    if (one_size)
+        assert_int_equal(total, peak_bytes(lives, COUNT, TIMES + 10));
+    dp_arena_before_fini(&before);
+}
+
+static void lives_that_meet_in_time_never_share_memory(void **state)
+{
+    (void)state;
+    uint64_t seed = 0;
+    for (int i = 0; i < 200; i++)
+        pack_random_lives(&seed, false);
+}
+
+static void lives_of_one_size_take_no_more_than_their_peak(void **state)
+{
+    (void)state;
+    uint64_t seed = 1000000;
+    for (int i = 0; i < 200; i++)
+        pack_random_lives(&seed, true);
+}
+
+/* ---- plans ---------------------------------------------------------------------------------- */
+
+enum { SAVE_BYTES = 1000, BORDER_BYTES = 4 * 100 };
+
+struct planned {
+    struct dp_schedule *schedule;
+    struct dp_border_layout *layouts;
+    struct dp_stage stages[DP_MAX_SLOTS];
+    struct dp_plan plan;
+};
+
+static const struct dp_stage_ops no_ops;
+
+static void planned_init(struct planned *p, struct dp_schedule_spec spec, int rank, bool staged)
+{
+    struct dp_border border = {.count = 1,
+                               .tensors = {{.dtype = {kDLFloat, 32, 1}, .ndim = 1, .shape = {100}}}};
+
+    if (dp_schedule_new(&spec, &p->schedule))
+        fail_msg("%s", dp_last_error());
+    p->layouts = calloc((size_t)p->schedule->stages + 1, sizeof(*p->layouts));
+    for (int i = 0; i <= p->schedule->stages; i++)
+        dp_border_lay_out(&border, &p->layouts[i]);
+    for (int i = 0; i < p->schedule->slots_per_rank; i++)
+        p->stages[i] = (struct dp_stage){.ops = &no_ops, .save_bytes = SAVE_BYTES};
+    const struct dp_plan_source source = {.schedule = p->schedule,
+                                          .rank = rank,
+                                          .stages = p->stages,
+                                          .layouts = p->layouts,
+                                          .fixed_order = true,
+                                          .staged = staged};
+    assert_int_equal(dp_plan_init(&p->plan, &source), 0);
+}
+
+static void planned_fini(struct planned *p)
+{
+    dp_plan_fini(&p->plan);
+    dp_schedule_free(p->schedule);
+    free(p->layouts);
+}
+
+static void expect_peak(enum dp_schedule_kind kind, int ranks, int microbatches, int rank, int peak)
+{
+    struct planned p;
+
+    planned_init(&p, (struct dp_schedule_spec){.kind = kind, .ranks = ranks,
+                                               .microbatches = microbatches}, rank, false);
+    assert_int_equal(p.plan.peak_activations, peak);
+    assert_int_equal(p.plan.part_bytes[DP_PART_SAVE], (size_t)peak * dp_arena_align(SAVE_BYTES));
+    planned_fini(&p);
+}
+
+static void save_areas_take_what_the_schedule_promises(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 8; ranks++)
+        for (int m = 2 * ranks; m <= 4 * ranks + 2; m += 2)
+            for (int rank = 0; rank < ranks; rank++) {
+                if (ranks % 2 == 0)
+                    expect_peak(DP_SCHEDULE_DUALPIPE, ranks, m, rank, ranks + 1);
+                expect_peak(DP_SCHEDULE_DUALPIPEV, ranks, m, rank, 2 * ranks + 1 <= 2 * m ?
+                                                                        2 * ranks + 1 : 2 * m);
+                expect_peak(DP_SCHEDULE_1F1B, ranks, m, rank, ranks - rank);
+                expect_peak(DP_SCHEDULE_GPIPE, ranks, m, rank, m);
+            }
+}
+
+/* Follows a plan as a machine with the strictest rules would: nobody writes to memory that a message
+ * may still read or write, and a request is used for one message at a time. */
+struct message_at {
+    bool open, sending;
+    size_t offset, len;
+};
+
+static void expect_no_message_in(const struct message_at *open, uint32_t requests, size_t offset,
+                                 bool reading)
+{
+    for (uint32_t i = 0; i < requests && offset != DP_NOWHERE; i++)
+        if (open[i].open && !(reading && open[i].sending))
+            assert_false(overlap(offset, BORDER_BYTES, open[i].offset, open[i].len));
+}
+
+static void close_waits(struct message_at *open, const struct dp_plan *plan, size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++) {
+        assert_true(open[plan->waits[i].request].open);
+        open[plan->waits[i].request].open = false;
+    }
+}
+
+static void open_message(struct message_at *open, const struct dp_plan *plan,
+                         const struct dp_plan_op *op)
+{
+    const struct dp_plan_message *m = &op->message;
+
+    assert_true(m->request < plan->requests);
+    assert_false(open[m->request].open);
+    expect_no_message_in(open, plan->requests, m->offset, op->kind == DP_PLAN_SEND);
+    open[m->request] = (struct message_at){true, op->kind == DP_PLAN_SEND, m->offset, m->len};
+}
+
+static void follow(const struct dp_plan *plan)
+{
+    struct message_at *open = calloc(plan->requests + 1, sizeof(*open));
+
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct dp_plan_op *op = &plan->ops[i];
+        if (op->kind == DP_PLAN_RECV || op->kind == DP_PLAN_SEND) {
+            open_message(open, plan, op);
+            continue;
+        }
+        if (op->kind == DP_PLAN_MERGE || op->kind == DP_PLAN_REDUCE)
+            continue;
+        close_waits(open, plan, op->first_wait, op->first_wait + op->waits);
+        expect_no_message_in(open, plan->requests, op->at.in, true);
+        expect_no_message_in(open, plan->requests, op->at.out, op->kind != DP_PLAN_FORWARD);
+        if (op->kind == DP_PLAN_BACKWARD || op->kind == DP_PLAN_INPUT) {
+            expect_no_message_in(open, plan->requests, op->at.gout, true);
+            expect_no_message_in(open, plan->requests, op->at.gin, false);
+        }
+    }
+    close_waits(open, plan, plan->last_wait, plan->wait_count);
+    for (uint32_t i = 0; i < plan->requests; i++)
+        assert_false(open[i].open);
+    free(open);
+}
+
+static void no_buffer_is_touched_while_a_message_uses_it(void **state)
+{
+    (void)state;
+    for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
+        for (int forward = 0; forward < 2; forward++)
+            for (int rank = 0; rank < 6; rank++) {
+                struct planned p;
+                planned_init(&p, (struct dp_schedule_spec){.kind = (enum dp_schedule_kind)kind,
+                                                           .ranks = 6, .microbatches = 16,
+                                                           .forward_only = forward},
+                             rank, false);
+                follow(&p.plan);
+                planned_fini(&p);
+            }
+}
+
+/* The op index of the schedule at which each receive of the plan is posted is not later there. */
+static void receives_are_posted_ahead_and_in_the_order_of_the_link(void **state)
+{
+    (void)state;
+    struct planned p;
+    uint32_t reached = 0, early = 0;
+    uint32_t last[8][2] = {{0}};
+
+    planned_init(&p, (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 8,
+                                               .microbatches = 20}, 2, false);
+    for (size_t i = 0; i < p.plan.count; i++) {
+        const struct dp_plan_op *op = &p.plan.ops[i];
+        if (op->kind != DP_PLAN_RECV) {
+            reached = op->index;
+            continue;
+        }
+        assert_true(reached <= op->index);
+        early += reached + 3 < op->index;
+        uint32_t *before = &last[op->message.peer][op->message.channel == DP_CHANNEL_GRADIENT];
+        assert_true(*before <= op->index);
+        *before = op->index;
+    }
+    assert_true(early > 10);
+    planned_fini(&p);
+}
+
+static void a_plan_has_few_requests_and_no_more_memory_than_its_parts(void **state)
+{
+    (void)state;
+    struct planned p;
+    size_t sum = 0;
+
+    planned_init(&p, (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 8,
+                                               .microbatches = 400}, 3, false);
+    for (int i = 0; i < DP_PARTS; i++)
+        sum += p.plan.part_bytes[i];
+    assert_int_equal(p.plan.bytes, sum);
+    assert_true(p.plan.requests < 32);
+    assert_true(p.plan.part_bytes[DP_PART_IN] <= 11 * dp_arena_align(BORDER_BYTES));
+    assert_true(p.plan.part_bytes[DP_PART_OUT] <= 6 * dp_arena_align(BORDER_BYTES));
+    planned_fini(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lives_that_meet_in_time_never_share_memory),
+        cmocka_unit_test(lives_of_one_size_take_no_more_than_their_peak),
+        cmocka_unit_test(save_areas_take_what_the_schedule_promises),
+        cmocka_unit_test(no_buffer_is_touched_while_a_message_uses_it),
+        cmocka_unit_test(receives_are_posted_ahead_and_in_the_order_of_the_link),
+        cmocka_unit_test(a_plan_has_few_requests_and_no_more_memory_than_its_parts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
