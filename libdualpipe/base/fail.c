@@ -61,12 +61,21 @@ void dp_log(enum dp_log_level level, const char *fmt, ...)
     emit(level, line);
 }
 
+/* The sentence may quote the one before it, so it is made beside it first. */
+static void keep(const char *fmt, va_list args)
+{
+    char line[sizeof(last_error)];
+
+    vsnprintf(line, sizeof(line), fmt, args);
+    memcpy(last_error, line, strlen(line) + 1);
+}
+
 int dp_fail(int err, const char *fmt, ...)
 {
     va_list args;
 
     va_start(args, fmt);
-    vsnprintf(last_error, sizeof(last_error), fmt, args);
+    keep(fmt, args);
     va_end(args);
     emit(DP_LOG_ERROR, last_error);
     return err;
@@ -77,7 +86,7 @@ int dp_fail_quietly(int err, const char *fmt, ...)
     va_list args;
 
     va_start(args, fmt);
-    vsnprintf(last_error, sizeof(last_error), fmt, args);
+    keep(fmt, args);
     va_end(args);
     return err;
 }

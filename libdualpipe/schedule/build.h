@@ -42,6 +42,8 @@ extern const struct dp_builder dp_build_gpipe, dp_build_1f1b, dp_build_dualpipe,
 
 /* The builder of a kind, NULL for a user's. */
 const struct dp_builder *dp_builder_of(enum dp_schedule_kind kind);
+/* dp_schedule_kind_parse, without a log line. */
+int dp_schedule_kind_find(const char *name, enum dp_schedule_kind *kind);
 
 /* place() of schedules with one stage a rank, in the ranks' order. */
 void dp_place_line(int ranks, int rank, struct dp_slot *slots);
@@ -73,8 +75,16 @@ typedef void dp_pass_fn(const struct dp_rank_view *view, const struct dp_op *in,
 dp_pass_fn dp_add_messages, dp_add_frees, dp_add_reduces;
 
 /* A schedule of this spec with slots and group ranks, and without ops: first[] is zero. Checks the
- * spec. The caller frees. */
+ * spec. The caller frees. Errors are not logged. */
 int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedule **out);
+
+/* The same for a placement of the user's: slots[ranks * slots_per_rank] with stage, stream and phase,
+ * from which the rest follows. streams: 1 or 2; slots_per_rank: 1 to DP_MAX_SLOTS. */
+int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams, int slots_per_rank,
+                           const struct dp_slot *slots, struct dp_schedule **out);
+
+/* Hand all ranks' ops to the schedule, which frees those it had. */
+int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all);
 
 /* Replace the ops of all ranks by what the pass makes of them. */
 int dp_schedule_rewrite(struct dp_schedule *s, dp_pass_fn *pass);

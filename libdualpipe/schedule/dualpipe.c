@@ -130,8 +130,9 @@ static int compile_token(const struct speaker *sp, const char *token, struct ste
 {
     const struct dp_rank_view *view = sp->view;
     bool training = !view->s->forward_only;
-    int phase = token[strcspn(token, "01")] - '0';
-    uint32_t at = phase >= 0 ? slot_of_phase(view, phase) : 0;
+    char digit = token[strcspn(token, "01 ")]; /* c and W have none */
+    int phase = digit == '1';
+    uint32_t at = digit == '0' || digit == '1' ? slot_of_phase(view, phase) : 0;
     const struct dp_slot *slot = &view->slots[at];
     bool prev = dp_slot_has_remote_prev(slot, view->rank);
     bool next = dp_slot_has_remote_next(slot, view->rank);
@@ -259,18 +260,19 @@ static int max_weight_queue(const struct dp_rank_view *view)
 static int check_count(const struct dp_schedule_spec *spec)
 {
     if (spec->microbatches < 2 * spec->ranks)
-        return dp_fail(DP_EINVAL, "microbatches: %d, expected at least %d, twice the ranks",
-                       spec->microbatches, 2 * spec->ranks);
+        return dp_fail_quietly(DP_EINVAL, "microbatches: %d, expected at least %d, twice the ranks",
+                               spec->microbatches, 2 * spec->ranks);
     return 0;
 }
 
 static int check_dualpipe(const struct dp_schedule_spec *spec)
 {
     if (spec->ranks % 2)
-        return dp_fail(DP_EINVAL, "ranks: %d, expected an even number for dualpipe", spec->ranks);
+        return dp_fail_quietly(DP_EINVAL, "ranks: %d, expected an even number for dualpipe",
+                               spec->ranks);
     if (spec->microbatches % 2)
-        return dp_fail(DP_EINVAL, "microbatches: %d, expected an even number for dualpipe",
-                       spec->microbatches);
+        return dp_fail_quietly(DP_EINVAL, "microbatches: %d, expected an even number for dualpipe",
+                               spec->microbatches);
     return check_count(spec);
 }
 

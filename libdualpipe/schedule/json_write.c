@@ -95,13 +95,30 @@ static void add_rank(struct dp_text *t, const struct dp_schedule *s, int rank)
     dp_text_adds(t, rank + 1 < s->ranks ? "]},\n" : "]}\n");
 }
 
+/* Which stages the ranks hold, where no builder knows it. */
+static void add_slots(struct dp_text *t, const struct dp_schedule *s)
+{
+    dp_text_addf(t, "\"streams\": %d,\n\"slots\": [\n", s->streams);
+    for (int i = 0; i < s->ranks * s->slots_per_rank; i++) {
+        bool first = i % s->slots_per_rank == 0, last = (i + 1) % s->slots_per_rank == 0;
+        dp_text_addf(t, "%s{\"stage\": %d, \"stream\": %d}%s", first ? "[" : "",
+                     s->slots[i].stage, s->slots[i].stream, last ? "" : ", ");
+        if (last)
+            dp_text_adds(t, i + 1 < s->ranks * s->slots_per_rank ? "],\n" : "]\n");
+    }
+    dp_text_adds(t, "],\n");
+}
+
 void dp_write_json(const struct dp_schedule *s, struct dp_text *t)
 {
     dp_text_addf(t, "{\n\"algo\": \"%s\",\n\"P\": %d,\n\"M\": %d,\n",
                  dp_schedule_kind_name(s->kind), s->ranks, s->microbatches);
     dp_text_addf(t, "\"forward_only\": %s,\n\"overlap_hook\": %s,\n\"return_outputs\": %s,\n",
                  yes_no(s->forward_only), yes_no(s->overlap), yes_no(s->return_outputs));
-    dp_text_addf(t, "\"source\": \"dualpipe %s\",\n\"ranks\": [\n", dp_version());
+    dp_text_addf(t, "\"source\": \"dualpipe %s\",\n", dp_version());
+    if (s->kind == DP_SCHEDULE_USER)
+        add_slots(t, s);
+    dp_text_adds(t, "\"ranks\": [\n");
     for (int rank = 0; rank < s->ranks; rank++)
         add_rank(t, s, rank);
     dp_text_adds(t, "]}\n");

@@ -29,7 +29,7 @@ const char *dp_schedule_kind_name(enum dp_schedule_kind kind)
     return builder ? builder->name : "user";
 }
 
-int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind)
+int dp_schedule_kind_find(const char *name, enum dp_schedule_kind *kind)
 {
     const char *names[KINDS];
 
@@ -41,9 +41,15 @@ int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind)
         }
     }
     const char *near = dp_nearest(name, names, KINDS);
-    return dp_fail(DP_EINVAL,
-                   "schedule '%s', expected one of gpipe, 1f1b, dualpipe, dualpipev, user%s%s%s",
-                   name, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+    return dp_fail_quietly(DP_EINVAL, "schedule '%s', expected one of gpipe, 1f1b, dualpipe, "
+                           "dualpipev, user%s%s%s", name, near ? "; did you mean " : "",
+                           near ? near : "", near ? "?" : "");
+}
+
+int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind)
+{
+    int err = dp_schedule_kind_find(name, kind);
+    return err ? dp_fail(err, "%s", dp_last_error()) : 0;
 }
 
 const char *dp_op_kind_name(enum dp_op_kind kind)

@@ -91,9 +91,10 @@ int dp_placement_link(struct dp_schedule *s)
     return 0;
 }
 
-static bool same_neighbours(const struct dp_slot *a, const struct dp_slot *b)
+bool dp_slots_equal(const struct dp_slot *a, const struct dp_slot *b)
 {
-    return a->prev == b->prev && a->next == b->next && a->mirror == b->mirror &&
+    return a->stage == b->stage && a->stream == b->stream && a->phase == b->phase &&
+           a->prev == b->prev && a->next == b->next && a->mirror == b->mirror &&
            (a->prev < 0 || a->prev_slot == b->prev_slot) &&
            (a->next < 0 || a->next_slot == b->next_slot) &&
            (a->mirror < 0 || a->mirror_slot == b->mirror_slot);
@@ -108,7 +109,7 @@ int dp_placement_check(const struct dp_schedule *s)
     for (int i = 0; i < s->ranks * s->slots_per_rank && !err; i++) {
         struct dp_slot linked = s->slots[i];
         link_slot(s, holders, &linked);
-        if (!same_neighbours(&linked, &s->slots[i]))
+        if (!dp_slots_equal(&linked, &s->slots[i]))
             err = dp_fail_quietly(DP_EINVAL, "rank %d, slot %d: neighbours do not hold the stages "
                                   "beside stage %d", i / s->slots_per_rank,
                                   i % s->slots_per_rank, linked.stage);

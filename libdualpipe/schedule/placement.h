@@ -14,4 +14,7 @@ int dp_placement_link(struct dp_schedule *s);
 /* Is every stage of every stream held once, and are the neighbours right? DP_EINVAL, not logged. */
 int dp_placement_check(const struct dp_schedule *s);
 
+/* Slot numbers of neighbours that are not there do not count. */
+bool dp_slots_equal(const struct dp_slot *a, const struct dp_slot *b);
+
 #endif

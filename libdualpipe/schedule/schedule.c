@@ -5,6 +5,7 @@
  */
 #include "base/fail.h"
 #include "schedule/build.h"
+#include "schedule/placement.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +20,12 @@ static int check_rank_map(const struct dp_schedule_spec *spec)
     int err = 0;
 
     if (!seen)
-        return dp_fail(DP_ENOMEM, "no memory for %d ranks", spec->ranks);
+        return dp_fail_quietly(DP_ENOMEM, "no memory for %d ranks", spec->ranks);
     for (int i = 0; i < spec->ranks && !err; i++) {
         int rank = spec->rank_map[i];
         if (rank < 0 || rank >= spec->ranks || seen[rank])
-            err = dp_fail(DP_EINVAL, "rank_map[%d]: %d, expected each of 0 to %d once", i, rank,
-                          spec->ranks - 1);
+            err = dp_fail_quietly(DP_EINVAL, "rank_map[%d]: %d, expected each of 0 to %d once", i,
+                                  rank, spec->ranks - 1);
         else
             seen[rank] = true;
     }
@@ -32,40 +33,54 @@ static int check_rank_map(const struct dp_schedule_spec *spec)
     return err;
 }
 
-static int check_spec(const struct dp_schedule_spec *spec)
+static int check_spec(const struct dp_schedule_spec *spec, int streams)
 {
     const struct dp_builder *builder = dp_builder_of(spec->kind);
     int err = 0;
 
-    if (!builder)
-        return dp_fail(DP_EINVAL, "kind: %s, expected gpipe, 1f1b, dualpipe or dualpipev; a user's "
-                       "schedule is read, not built", dp_schedule_kind_name(spec->kind));
     if (spec->ranks < 1 || spec->ranks > RANKS_MAX)
-        return dp_fail(DP_EINVAL, "ranks: %d, expected 1 to %d", spec->ranks, RANKS_MAX);
-    if (spec->microbatches < 1 || spec->microbatches > DP_MAX_MB * builder->streams)
-        return dp_fail(DP_EINVAL, "microbatches: %d, expected 1 to %d", spec->microbatches,
-                       DP_MAX_MB * builder->streams);
-    if (builder->check)
+        return dp_fail_quietly(DP_EINVAL, "ranks: %d, expected 1 to %d", spec->ranks, RANKS_MAX);
+    if (spec->microbatches < 1 || spec->microbatches > DP_MAX_MB * streams)
+        return dp_fail_quietly(DP_EINVAL, "microbatches: %d, expected 1 to %d", spec->microbatches,
+                               DP_MAX_MB * streams);
+    if (builder && builder->check)
         err = builder->check(spec);
     return err || !spec->rank_map ? err : check_rank_map(spec);
 }
 
-static void describe(const struct dp_schedule_spec *spec, struct dp_schedule *s)
+static int check_build_spec(const struct dp_schedule_spec *spec)
 {
     const struct dp_builder *builder = dp_builder_of(spec->kind);
 
-    *s = (struct dp_schedule){
+    if (!builder)
+        return dp_fail_quietly(DP_EINVAL, "kind: %d (%s), expected one that is built; a user's "
+                               "schedule is read", spec->kind, dp_schedule_kind_name(spec->kind));
+    return check_spec(spec, builder->streams);
+}
+
+/* All but the arrays, which are as long as this says. */
+static struct dp_schedule describe(const struct dp_schedule_spec *spec, int stages, int streams,
+                                   int slots_per_rank)
+{
+    return (struct dp_schedule){
         .kind = spec->kind,
         .ranks = spec->ranks,
-        .stages = spec->ranks * builder->stages_per_rank,
-        .streams = builder->streams,
-        .slots_per_rank = builder->slots_per_rank,
+        .stages = stages,
+        .streams = streams,
+        .slots_per_rank = slots_per_rank,
         .microbatches = spec->microbatches,
-        .mb_per_stream = spec->microbatches / builder->streams,
+        .mb_per_stream = spec->microbatches / streams,
         .forward_only = spec->forward_only,
         .return_outputs = spec->return_outputs,
         .overlap = !spec->no_overlap,
     };
+}
+
+static struct dp_schedule describe_built(const struct dp_schedule_spec *spec)
+{
+    const struct dp_builder *builder = dp_builder_of(spec->kind);
+    return describe(spec, spec->ranks * builder->stages_per_rank, builder->streams,
+                    builder->slots_per_rank);
 }
 
 /* ---- one rank ------------------------------------------------------------------------------ */
@@ -117,13 +132,13 @@ int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct
     struct dp_slot slots[DP_MAX_SLOTS];
     struct workbench w = {0};
     struct dp_schedule s;
-    int err = check_spec(spec);
+    int err = check_build_spec(spec);
 
     if (!err && (rank < 0 || rank >= spec->ranks))
-        err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, spec->ranks - 1);
+        err = dp_fail_quietly(DP_EINVAL, "rank: %d, expected 0 to %d", rank, spec->ranks - 1);
     if (err)
-        return err;
-    describe(spec, &s);
+        return dp_fail(err, "%s", dp_last_error());
+    s = describe_built(spec);
     dp_builder_of(spec->kind)->place(spec->ranks, rank, slots);
     err = build(spec, &(struct dp_rank_view){&s, rank, slots}, &w);
     if (err)
@@ -152,51 +167,79 @@ void dp_schedule_free(struct dp_schedule *s)
     free(s);
 }
 
-static int allocate(struct dp_schedule *s)
-{
-    size_t ranks = (size_t)s->ranks;
-
-    s->group_rank = calloc(ranks, sizeof(*s->group_rank));
-    s->slots = calloc(ranks * (size_t)s->slots_per_rank, sizeof(*s->slots));
-    s->first = calloc(ranks + 1, sizeof(*s->first));
-    if (!s->group_rank || !s->slots || !s->first)
-        return dp_fail(DP_ENOMEM, "no memory for a schedule of %d ranks", s->ranks);
-    return 0;
-}
-
 static struct dp_rank_view view_of(const struct dp_schedule *s, int rank)
 {
     return (struct dp_rank_view){s, rank, dp_schedule_slot(s, rank, 0)};
 }
 
-int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedule **out)
+static int allocate(const struct dp_schedule *described, struct dp_schedule **out)
 {
-    struct dp_schedule *s;
-    int err = check_spec(spec);
+    size_t ranks = (size_t)described->ranks;
+    struct dp_schedule *s = malloc(sizeof(*s));
 
-    if (err)
-        return err;
-    s = malloc(sizeof(*s));
     if (!s)
-        return dp_fail(DP_ENOMEM, "no memory for a schedule");
-    describe(spec, s);
-    err = allocate(s);
-    if (err)
-        goto free_schedule;
-    for (int rank = 0; rank < s->ranks; rank++) {
-        dp_builder_of(s->kind)->place(s->ranks, rank, s->slots + rank * s->slots_per_rank);
-        s->group_rank[spec->rank_map ? spec->rank_map[rank] : rank] = rank;
+        return dp_fail_quietly(DP_ENOMEM, "no memory for a schedule");
+    *s = *described;
+    s->group_rank = calloc(ranks, sizeof(*s->group_rank));
+    s->slots = calloc(ranks * (size_t)s->slots_per_rank, sizeof(*s->slots));
+    s->first = calloc(ranks + 1, sizeof(*s->first));
+    if (!s->group_rank || !s->slots || !s->first) {
+        dp_schedule_free(s);
+        return dp_fail_quietly(DP_ENOMEM, "no memory for a schedule of %zu ranks", ranks);
     }
     *out = s;
     return 0;
+}
 
-free_schedule:
-    dp_schedule_free(s);
+static void set_group_ranks(struct dp_schedule *s, const int *rank_map)
+{
+    for (int i = 0; i < s->ranks; i++)
+        s->group_rank[rank_map ? rank_map[i] : i] = i;
+}
+
+int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedule **out)
+{
+    int err = check_build_spec(spec);
+
+    if (err)
+        return err;
+    struct dp_schedule described = describe_built(spec), *s;
+    err = allocate(&described, &s);
+    if (err)
+        return err;
+    set_group_ranks(s, spec->rank_map);
+    for (int rank = 0; rank < s->ranks; rank++)
+        dp_builder_of(s->kind)->place(s->ranks, rank, s->slots + rank * s->slots_per_rank);
+    *out = s;
+    return 0;
+}
+
+int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams, int slots_per_rank,
+                           const struct dp_slot *slots, struct dp_schedule **out)
+{
+    int err = check_spec(spec, streams);
+
+    if (!err && spec->microbatches % streams)
+        err = dp_fail_quietly(DP_EINVAL, "microbatches: %d, expected an even number for %d streams",
+                              spec->microbatches, streams);
+    if (err)
+        return err;
+    struct dp_schedule described = describe(spec, spec->ranks * slots_per_rank / streams, streams,
+                                            slots_per_rank), *s;
+    err = allocate(&described, &s);
+    if (err)
+        return err;
+    set_group_ranks(s, spec->rank_map);
+    memcpy(s->slots, slots, (size_t)(s->ranks * slots_per_rank) * sizeof(*slots));
+    err = dp_placement_link(s);
+    if (err)
+        dp_schedule_free(s);
+    else
+        *out = s;
     return err;
 }
 
-/* Hand all ranks' ops to the schedule, which frees those it had. */
-static int take_ops(struct dp_schedule *s, struct dp_op_list *all)
+int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all)
 {
     if (all->failed) {
         dp_op_list_fini(all);
@@ -215,7 +258,7 @@ int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **ou
     int err = dp_schedule_new_empty(spec, &s);
 
     if (err)
-        return err;
+        return dp_fail(err, "%s", dp_last_error());
     for (int rank = 0; rank < s->ranks && !err; rank++) {
         struct dp_rank_view view = view_of(s, rank);
         err = build(spec, &view, &w);
@@ -227,7 +270,7 @@ int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **ou
     if (err)
         dp_op_list_fini(&all);
     else
-        err = take_ops(s, &all);
+        err = dp_schedule_take_ops(s, &all);
     if (err)
         dp_schedule_free(s);
     else
@@ -248,7 +291,7 @@ int dp_schedule_rewrite(struct dp_schedule *s, dp_pass_fn *pass)
         pass(&view, dp_schedule_ops(s, rank), dp_schedule_count(s, rank), &all);
         first[rank + 1] = all.count;
     }
-    err = take_ops(s, &all);
+    err = dp_schedule_take_ops(s, &all);
     if (err) {
         free(first);
         return err;

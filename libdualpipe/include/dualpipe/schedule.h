@@ -180,8 +180,8 @@ static inline bool dp_slot_is_last(const struct dp_slot *slot)
 DP_PUBLIC int dp_schedule_add_messages(struct dp_schedule *s);
 /* Add a FREE after every COMMIT for the outputs it sent (none with return_outputs). */
 DP_PUBLIC int dp_schedule_add_frees(struct dp_schedule *s);
-/* Add a REDUCE after the last weight gradient of every slot that has a mirror, in an order that
- * both partners agree on. */
+/* Add a REDUCE for every slot that has a mirror, before the compute that follows its last weight
+ * gradient. Partners that run mirror images of one list agree on the order. */
 DP_PUBLIC int dp_schedule_add_reduces(struct dp_schedule *s);
 
 /* ---- the checker --------------------------------------------------------------------------- */
@@ -299,18 +299,18 @@ DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);
 
 enum dp_format { DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV };
 
-/* Write the schedule: text (a word an op, a line a rank), JSON (the trace schema of the golden
- * files, with `source`), CSV (a row a rank, a cell an op). *out is malloc'ed, NUL-terminated, *len
- * without the NUL. */
+/* Write the schedule: text (a line a rank, a word an op: dp_op_text), JSON (the trace schema of the
+ * golden files, with `source`), CSV (a row a rank, a cell an op). schedule/README.md describes them.
+ * *out is malloc'ed, NUL-terminated, *len without the NUL; len may be NULL. */
 DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char **out,
                                 size_t *len);
 /* Read any of the three back. DP_EINVAL names line or JSON path, what stood there and what was
- * expected. Lists without a message get them by dp_schedule_add_messages. The result has not been
+ * expected. Lists without any message get messages and frees by the passes. The result has not been
  * checked: call dp_schedule_check. */
 DP_PUBLIC int dp_schedule_read(const char *text, size_t len, enum dp_format format,
                                struct dp_schedule **out);
 
-/* Same slots, same ops. */
+/* Same kind, counts and flags, same slots and group ranks, same ops. */
 DP_PUBLIC bool dp_schedule_equal(const struct dp_schedule *a, const struct dp_schedule *b);
 
 #ifdef __cplusplus

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * words_read.c - read text and CSV: lines of words between blanks or commas; '#' begins a comment.
+ *
+ *      KIND P=4 M=8 [streams=2] [forward_only] [return_outputs] [no_overlap] [map=0:2:1:3]
+ *      holds 0: 0 3/1       stages of rank 0's slots, /1: of stream 1; only for kind user
+ *      rank 0: |1| F0.0 sF0.0 c1 F0.3&B1.1 ...
+ *      ... goes on, as long as a line begins with an op
+ */
+#include "base/fail.h"
+#include "schedule/build.h"
+#include "schedule/form.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct word {
+    const char *text;
+    int len;
+};
+
+struct reader {
+    const char *at, *end;   /* what is left of the text */
+    const char *line_end;   /* what is left of the line: at .. line_end */
+    int line;               /* its number, from 1 */
+    struct dp_draft *draft;
+    int held;               /* ranks whose stages have been read */
+    int rank;               /* whose ops are being read; -1: nobody's yet */
+    uint32_t unit;
+};
+
+#define BAD(r, ...) dp_fail_at((r)->line, __VA_ARGS__)
+#define EXPECTED(r, w, what)                                                                       \
+    BAD((r), "'%.*s', expected %s", (w).len > 40 ? 40 : (w).len, (w).text, what)
+
+static int dp_fail_at(int line, const char *fmt, ...) DP_PRINTF(2, 3);
+
+static int dp_fail_at(int line, const char *fmt, ...)
+{
+    char sentence[512];
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(sentence, sizeof(sentence), fmt, args);
+    va_end(args);
+    return dp_fail(DP_EINVAL, "line %d: %s", line, sentence);
+}
+
+/* ---- lines and words ----------------------------------------------------------------------- */
+
+static bool next_line(struct reader *r)
+{
+    if (r->line && r->line_end == r->end)
+        return false;
+    r->at = r->line ? r->line_end + 1 : r->at;
+    r->line_end = memchr(r->at, '\n', (size_t)(r->end - r->at));
+    if (!r->line_end)
+        r->line_end = r->end;
+    r->line++;
+    return true;
+}
+
+static bool separates(char c)
+{
+    return c == ' ' || c == ',' || c == '\t' || c == '\r';
+}
+
+static bool next_word(struct reader *r, struct word *w)
+{
+    while (r->at < r->line_end && separates(*r->at))
+        r->at++;
+    w->text = r->at;
+    while (r->at < r->line_end && !separates(*r->at) && *r->at != '#')
+        r->at++;
+    w->len = (int)(r->at - w->text);
+    return w->len > 0;
+}
+
+static bool word_is(struct word w, const char *text)
+{
+    return (size_t)w.len == strlen(text) && !memcmp(w.text, text, (size_t)w.len);
+}
+
+/* Take a number off the front of w; false if there is none, or one past `most`. */
+static bool take_number(struct word *w, uint32_t most, uint32_t *number)
+{
+    uint64_t value = 0;
+    int digits = 0;
+
+    for (; digits < w->len && w->text[digits] >= '0' && w->text[digits] <= '9'; digits++)
+        if ((value = 10 * value + (uint64_t)(w->text[digits] - '0')) > most)
+            return false;
+    w->text += digits;
+    w->len -= digits;
+    *number = (uint32_t)value;
+    return digits > 0;
+}
+
+static bool take_text(struct word *w, const char *text)
+{
+    size_t len = strlen(text);
+
+    if ((size_t)w->len < len || memcmp(w->text, text, len))
+        return false;
+    w->text += len;
+    w->len -= (int)len;
+    return true;
+}
+
+/* ---- the header ---------------------------------------------------------------------------- */
+
+static int read_kind(struct reader *r, struct word w)
+{
+    char name[32] = "";
+
+    memcpy(name, w.text, (size_t)w.len < sizeof(name) ? (size_t)w.len : sizeof(name) - 1);
+    if (dp_schedule_kind_find(name, &r->draft->spec.kind))
+        return BAD(r, "%s", dp_last_error());
+    return 0;
+}
+
+/* map=2:0:1, the group rank of each pipeline rank; P comes before it. */
+static int read_map(struct reader *r, struct word w)
+{
+    struct word whole = w;
+    uint32_t ranks = (uint32_t)r->draft->spec.ranks, group;
+    int *group_rank = calloc(ranks + 1, sizeof(*group_rank)), err = 0;
+
+    if (!group_rank)
+        return dp_fail(DP_ENOMEM, "no memory for %u ranks", ranks);
+    for (uint32_t rank = 0; rank < ranks && !err; rank++)
+        if ((rank && !take_text(&w, ":")) || !take_number(&w, INT32_MAX, &group))
+            err = EXPECTED(r, whole, "a rank for each of P, with ':' between them");
+        else
+            group_rank[rank] = (int)group;
+    if (!err && (w.len || !ranks))
+        err = EXPECTED(r, whole, "P before it, and as many ranks");
+    if (!err && (err = dp_draft_map(r->draft, group_rank)))
+        err = BAD(r, "%s", dp_last_error());
+    free(group_rank);
+    return err;
+}
+
+static int read_count(struct reader *r, struct word w, int *count)
+{
+    struct word whole = w;
+    uint32_t number;
+
+    if (!take_number(&w, INT32_MAX, &number) || w.len)
+        return EXPECTED(r, whole, "a whole number");
+    *count = (int)number;
+    return 0;
+}
+
+static int read_attribute(struct reader *r, struct word w)
+{
+    struct dp_schedule_spec *spec = &r->draft->spec;
+
+    if (take_text(&w, "P="))
+        return spec->rank_map ? EXPECTED(r, w, "P before map") : read_count(r, w, &spec->ranks);
+    if (take_text(&w, "M="))
+        return read_count(r, w, &spec->microbatches);
+    if (take_text(&w, "streams="))
+        return read_count(r, w, &r->draft->streams);
+    if (take_text(&w, "map="))
+        return spec->rank_map ? EXPECTED(r, w, "one map") : read_map(r, w);
+    if (word_is(w, "forward_only"))
+        spec->forward_only = true;
+    else if (word_is(w, "return_outputs"))
+        spec->return_outputs = true;
+    else if (word_is(w, "no_overlap"))
+        spec->no_overlap = true;
+    else
+        return EXPECTED(r, w, "P=, M=, streams=, map=, forward_only, return_outputs or no_overlap");
+    return 0;
+}
+
+static int read_header(struct reader *r)
+{
+    struct dp_draft *draft = r->draft;
+    struct word w;
+    int err;
+
+    do
+        if (!next_line(r))
+            return BAD(r, "the end, expected a schedule's kind, P= and M=");
+    while (!next_word(r, &w));
+    err = read_kind(r, w);
+    while (!err && next_word(r, &w))
+        err = read_attribute(r, w);
+    if (err)
+        return err;
+    if (draft->streams < 1 || draft->streams > 2)
+        return BAD(r, "streams=%d, expected 1 or 2", draft->streams);
+    /* A rank has a line: do not believe a number of ranks that the text has no room for. */
+    if (draft->spec.ranks > r->end - r->at)
+        return BAD(r, "P=%d, expected as many lines below", draft->spec.ranks);
+    return 0;
+}
+
+/* ---- who holds what ------------------------------------------------------------------------ */
+
+static int read_stage(struct reader *r, struct word w, int rank, int at)
+{
+    struct dp_draft *draft = r->draft;
+    struct word whole = w;
+    uint32_t stage, stream = 0;
+
+    if (!take_number(&w, INT32_MAX, &stage) ||
+        (take_text(&w, "/") && !take_number(&w, 1, &stream)) || w.len)
+        return EXPECTED(r, whole, "a stage, or stage/stream");
+    if (at >= DP_MAX_SLOTS || (rank && at >= draft->slots_per_rank))
+        return BAD(r, "rank %d holds stage %u besides %d others, expected no more", rank, stage, at);
+    if (!rank)
+        draft->slots_per_rank = at + 1;
+    struct dp_slot *slots = realloc(draft->slots, (size_t)(rank * draft->slots_per_rank + at + 1) *
+                                                      sizeof(*slots));
+    if (!slots)
+        return dp_fail(DP_ENOMEM, "no memory for the stages of %d ranks", rank);
+    draft->slots = slots;
+    slots[rank * draft->slots_per_rank + at] =
+        (struct dp_slot){.stage = (int32_t)stage, .stream = (int32_t)stream, .phase = at};
+    return 0;
+}
+
+/* "0:" or "0" */
+static int read_rank_number(struct reader *r, int rank)
+{
+    struct word w, whole;
+    uint32_t number;
+
+    if (!next_word(r, &w))
+        return BAD(r, "the line ends, expected 'rank %d:'", rank);
+    whole = w;
+    if (!take_number(&w, INT32_MAX, &number) || (take_text(&w, ":"), w.len) || (int)number != rank)
+        return BAD(r, "'%.*s', expected rank %d", whole.len > 40 ? 40 : whole.len, whole.text, rank);
+    return 0;
+}
+
+static int read_holds(struct reader *r, int rank)
+{
+    struct word w;
+    int at = 0, err = read_rank_number(r, rank);
+
+    if (!err && rank >= r->draft->spec.ranks)
+        err = BAD(r, "rank %d, expected no more than %d", rank, r->draft->spec.ranks);
+    while (!err && next_word(r, &w))
+        err = read_stage(r, w, rank, at++);
+    if (!err && (!at || at != r->draft->slots_per_rank))
+        err = BAD(r, "rank %d holds %d stages, expected %d", rank, at,
+                  rank ? r->draft->slots_per_rank : 1);
+    return err;
+}
+
+/* ---- ops ----------------------------------------------------------------------------------- */
+
+static const struct spelling {
+    const char *text;
+    enum dp_op_kind kind;
+} spellings[] = {
+    {"rF", DP_OP_RECV_F}, {"rB", DP_OP_RECV_B}, {"sF", DP_OP_SEND_F}, {"sB", DP_OP_SEND_B},
+    {"F", DP_OP_F}, {"B", DP_OP_B}, {"I", DP_OP_I}, {"W", DP_OP_W},
+    {"c", DP_OP_COMMIT}, {"x", DP_OP_FREE}, {"R", DP_OP_REDUCE},
+};
+
+static bool take_kind(struct word *w, enum dp_op_kind *kind)
+{
+    for (size_t i = 0; i < sizeof(spellings) / sizeof(spellings[0]); i++)
+        if (take_text(w, spellings[i].text)) {
+            *kind = spellings[i].kind;
+            return true;
+        }
+    return false;
+}
+
+/* Take "F0.3", "c4", "R1" off the front of w. */
+static bool take_op(struct word *w, struct dp_op *op)
+{
+    enum dp_op_kind kind;
+    uint32_t slot = 0, mb = 0;
+
+    if (!take_kind(w, &kind))
+        return false;
+    if (kind != DP_OP_COMMIT && !take_number(w, DP_MAX_SLOTS - 1, &slot))
+        return false;
+    if (kind != DP_OP_COMMIT && kind != DP_OP_REDUCE && !take_text(w, "."))
+        return false;
+    if (kind != DP_OP_REDUCE && !take_number(w, DP_MAX_MB, &mb))
+        return false;
+    *op = (struct dp_op){.kind = kind, .slot = slot, .mb = mb};
+    return true;
+}
+
+/* Does the schedule have the slot and the micro-batch that the op speaks of? */
+static int check_op(struct reader *r, struct word whole, struct dp_op op)
+{
+    const struct dp_schedule *s = r->draft->s;
+
+    if (op.kind != DP_OP_COMMIT && (int)op.slot >= s->slots_per_rank)
+        return BAD(r, "'%.*s', expected slot 0 to %d", whole.len, whole.text,
+                   s->slots_per_rank - 1);
+    if (op.kind != DP_OP_COMMIT && (int)op.mb >= s->mb_per_stream)
+        return BAD(r, "'%.*s', expected micro-batch 0 to %d", whole.len, whole.text,
+                   s->mb_per_stream - 1);
+    op.unit = r->unit;
+    dp_op_list_add(&r->draft->ops, op);
+    return 0;
+}
+
+static int read_unit(struct reader *r, struct word w)
+{
+    struct word whole = w;
+
+    take_text(&w, "|");
+    if (!take_number(&w, 15, &r->unit) || !word_is(w, "|"))
+        return EXPECTED(r, whole, "a section of the program, |0| to |15|");
+    return 0;
+}
+
+static int read_op(struct reader *r, struct word w)
+{
+    struct word whole = w;
+    struct dp_op first, second;
+    bool pair = false;
+
+    if (w.text[0] == '|')
+        return read_unit(r, w);
+    bool good = take_op(&w, &first);
+    if (good && (pair = take_text(&w, "&")))
+        good = first.kind == DP_OP_F && take_op(&w, &second) && second.kind == DP_OP_B;
+    if (!good || w.len)
+        return EXPECTED(r, whole, "an op such as F0.3, rB1.2, c4, R1 or F0.3&B1.1");
+    first.overlap = pair;
+    int err = check_op(r, whole, first);
+    return err || !pair ? err : check_op(r, whole, second);
+}
+
+/* ---- all of it ----------------------------------------------------------------------------- */
+
+static int place(struct reader *r)
+{
+    if (r->held && r->held < r->draft->spec.ranks)
+        return BAD(r, "ranks, expected 'holds %d:' first", r->held);
+    return dp_draft_place(r->draft) ? BAD(r, "%s", dp_last_error()) : 0;
+}
+
+/* The first line of a rank: its number. The first one of all ends the placement. */
+static int begin_rank(struct reader *r)
+{
+    int err = r->rank < 0 ? place(r) : 0;
+
+    if (!err)
+        err = read_rank_number(r, r->rank + 1);
+    if (err)
+        return err;
+    if (++r->rank >= r->draft->s->ranks)
+        return BAD(r, "rank %d, expected no more than %d ranks", r->rank, r->draft->s->ranks);
+    r->unit = 0;
+    return 0;
+}
+
+static int read_ops(struct reader *r)
+{
+    struct word w;
+    int err = 0;
+
+    while (!err && next_word(r, &w))
+        err = read_op(r, w);
+    dp_draft_end_rank(r->draft, r->rank);
+    return err;
+}
+
+static int read_line(struct reader *r)
+{
+    const char *start = r->at;
+    struct word w;
+    int err = 0;
+
+    if (!next_word(r, &w))
+        return 0;
+    if (word_is(w, "holds")) {
+        if (r->rank >= 0 || r->draft->spec.kind != DP_SCHEDULE_USER)
+            return EXPECTED(r, w, "only before the ranks of a schedule of kind user");
+        return read_holds(r, r->held++);
+    }
+    if (word_is(w, "rank"))
+        err = begin_rank(r);
+    else if (r->rank < 0)
+        err = EXPECTED(r, w, "'rank 0:'");
+    else
+        r->at = start;
+    return err ? err : read_ops(r);
+}
+
+int dp_read_words(const char *text, size_t len, struct dp_draft *draft)
+{
+    struct reader r = {.at = text, .end = text + len, .draft = draft, .rank = -1};
+    int err = read_header(&r);
+
+    while (!err && next_line(&r))
+        err = read_line(&r);
+    if (!err && (!draft->s || r.rank + 1 < draft->s->ranks))
+        err = BAD(&r, "the end, expected 'rank %d:'", r.rank + 1);
+    return err;
+}
