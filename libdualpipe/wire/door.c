@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: accept4 */
+
+#include "wire/door.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static const uint32_t MAGIC = 0x44507731; /* "DPw1" */
+static const uint16_t PROTOCOL = 1;
+static const uint32_t WELCOME = 0x44507757; /* "DPwW" */
+
+void dp_fd_close(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+/* ---- door ---------------------------------------------------------------------------------- */
+
+void dp_door_init(struct dp_door *door, int fd, enum dp_hello_kind kind,
+                  const uint8_t cookie[DP_COOKIE_BYTES], int64_t patience_ns)
+{
+    *door = (struct dp_door){
+        .fd = fd, .kind = (uint16_t)kind, .patience_ns = patience_ns ? patience_ns : 5 * DP_NS_PER_S};
+    memcpy(door->cookie, cookie, DP_COOKIE_BYTES);
+}
+
+static void show_out(struct dp_guest *guest)
+{
+    dp_fd_close(guest->fd);
+    dp_fd_close(guest->passed_fd);
+    *guest = (struct dp_guest){0};
+}
+
+void dp_door_fini(struct dp_door *door)
+{
+    for (int i = 0; i < DP_DOOR_GUESTS; i++)
+        if (door->guests[i].present)
+            show_out(&door->guests[i]);
+    dp_fd_close(door->fd);
+}
+
+/* In the same time whatever is wrong with it. */
+static bool is_same_cookie(const uint8_t *a, const uint8_t *b)
+{
+    uint8_t differing = 0;
+
+    for (int i = 0; i < DP_COOKIE_BYTES; i++)
+        differing |= a[i] ^ b[i];
+    return !differing;
+}
+
+int dp_hello_check(const struct dp_door *door, const void *bytes, size_t len)
+{
+    struct dp_hello hello;
+
+    /* Garbage goes at its first four bytes; a browser has no more to say anyway. */
+    if (len >= sizeof(MAGIC) && memcmp(bytes, &MAGIC, sizeof(MAGIC)))
+        return DP_EMISMATCH;
+    if (len < sizeof(hello))
+        return DP_EAGAIN;
+    memcpy(&hello, bytes, sizeof(hello));
+    if (hello.version != PROTOCOL || hello.kind != door->kind ||
+        !is_same_cookie(hello.cookie, door->cookie))
+        return DP_EMISMATCH;
+    return 0;
+}
+
+static struct dp_guest *find_place(struct dp_door *door)
+{
+    struct dp_guest *eldest = door->guests;
+
+    for (int i = 0; i < DP_DOOR_GUESTS; i++) {
+        if (!door->guests[i].present)
+            return &door->guests[i];
+        if (door->guests[i].until_ns < eldest->until_ns)
+            eldest = &door->guests[i];
+    }
+    show_out(eldest);
+    return eldest;
+}
+
+static void let_guests_in(struct dp_door *door, int64_t now_ns)
+{
+    for (int i = 0; i < DP_DOOR_GUESTS; i++) {
+        int fd = accept4(door->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0)
+            return;
+        struct dp_guest *guest = find_place(door);
+        *guest = (struct dp_guest){.present = true, .fd = fd, .passed_fd = -1,
+                                   .until_ns = now_ns + door->patience_ns};
+    }
+}
+
+/* Keep the file that came along; close any that nobody asked for. */
+static void take_passed_fd(struct dp_guest *guest, struct msghdr *msg)
+{
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
+            dp_fd_close(guest->passed_fd);
+            guest->passed_fd = fd;
+        }
+    }
+}
+
+/* DP_EAGAIN, 0 a good hello, DP_EMISMATCH out with it. Reads no byte beyond the hello. */
+static int listen_to(const struct dp_door *door, struct dp_guest *guest)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    char *hello = (char *)&guest->hello;
+    struct iovec iov = {hello + guest->got, sizeof(guest->hello) - guest->got};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
+                         .msg_controllen = sizeof(control.bytes)};
+
+    ssize_t n = recvmsg(guest->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0)
+        return errno == EAGAIN || errno == EINTR ? DP_EAGAIN : DP_EMISMATCH;
+    if (n == 0)
+        return DP_EMISMATCH;
+    take_passed_fd(guest, &msg);
+    guest->got += (size_t)n;
+    int err = dp_hello_check(door, hello, guest->got);
+    if (!err && send(guest->fd, &WELCOME, sizeof(WELCOME), MSG_NOSIGNAL) != sizeof(WELCOME))
+        return DP_EMISMATCH;
+    return err;
+}
+
+int dp_door_admit(struct dp_door *door, struct dp_guest *out)
+{
+    const int64_t now_ns = dp_now_ns();
+
+    let_guests_in(door, now_ns);
+    for (int i = 0; i < DP_DOOR_GUESTS; i++) {
+        struct dp_guest *guest = &door->guests[i];
+        if (!guest->present)
+            continue;
+        int err = listen_to(door, guest);
+        if (!err) {
+            *out = *guest;
+            *guest = (struct dp_guest){0};
+            return 0;
+        }
+        if (err != DP_EAGAIN || now_ns > guest->until_ns)
+            show_out(guest);
+    }
+    return DP_EAGAIN;
+}
+
+/* ---- call ---------------------------------------------------------------------------------- */
+
+static int refused(struct dp_call *call, const char *what, int error)
+{
+    int fd = call->fd;
+
+    call->fd = -1;
+    dp_fd_close(fd);
+    return dp_fail_quietly(DP_ECOMM, "%s: %s%s%s", call->where, what, error ? ": " : "",
+                           error ? strerror(error) : "");
+}
+
+static int dial(struct dp_call *call, const struct sockaddr *address, socklen_t len)
+{
+    if (!connect(call->fd, address, len)) {
+        call->connected = true;
+        return 0;
+    }
+    if (errno == EINPROGRESS || errno == EINTR)
+        return 0;
+    return refused(call, "cannot connect", errno);
+}
+
+int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_t len,
+                  const char *where, const struct dp_hello *hello, int passed_fd)
+{
+    *call = (struct dp_call){.fd = -1, .passed_fd = passed_fd, .hello = *hello};
+    call->hello.magic = MAGIC;
+    call->hello.version = PROTOCOL;
+    strncpy(call->where, where, sizeof(call->where) - 1);
+    call->fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (call->fd < 0)
+        return dp_fail_quietly(DP_EIO, "%s: no socket: %s", where, strerror(errno));
+    return dial(call, address, len);
+}
+
+static int say_hello(struct dp_call *call)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec iov = {&call->hello, sizeof(call->hello)};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+    if (call->passed_fd >= 0) {
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = sizeof(control.bytes);
+        struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &call->passed_fd, sizeof(int));
+    }
+    /* The first bytes of a connection: they fit, or something is wrong. */
+    if (sendmsg(call->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof(call->hello))
+        return refused(call, "cannot connect", errno);
+    dp_fd_close(call->passed_fd);
+    call->passed_fd = -1;
+    call->said = true;
+    return 0;
+}
+
+static int finish_dialing(struct dp_call *call)
+{
+    struct pollfd fd = {.fd = call->fd, .events = POLLOUT};
+    int error = 0;
+    socklen_t len = sizeof(error);
+
+    if (poll(&fd, 1, 0) <= 0)
+        return DP_EAGAIN;
+    if (getsockopt(call->fd, SOL_SOCKET, SO_ERROR, &error, &len) || error)
+        return refused(call, "cannot connect", error);
+    call->connected = true;
+    return 0;
+}
+
+int dp_call_progress(struct dp_call *call)
+{
+    int err = call->connected ? 0 : finish_dialing(call);
+
+    if (!err && !call->said)
+        err = say_hello(call);
+    if (err)
+        return err;
+
+    uint32_t welcome;
+    ssize_t n = recv(call->fd, &welcome, sizeof(welcome), MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return DP_EAGAIN;
+    if (n != (ssize_t)sizeof(welcome) || welcome != WELCOME)
+        return refused(call, "was there, but did not let us in", n < 0 ? errno : 0);
+    return 0;
+}
+
+short dp_call_events(const struct dp_call *call)
+{
+    return call->connected ? POLLIN : POLLOUT;
+}
+
+void dp_call_fini(struct dp_call *call)
+{
+    dp_fd_close(call->fd);
+    dp_fd_close(call->passed_fd);
+    call->fd = call->passed_fd = -1;
+}

@@ -1,0 +1,558 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tcp.c - a wire over TCP, IPv4 or IPv6. A message is a header and its bytes, handed to the kernel in
+ * one call. What is read ahead of the header that is being looked for goes into a small buffer; the
+ * rest of a long message goes straight to where it belongs.
+ */
+#include "wire/tcp.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/door.h"
+
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum {
+    READ_AHEAD = 16384,
+    TURNS = 16, /* system calls of one progress, so that one wire leaves time for the others */
+    /* Between processes of one host, a long message is copied fastest in pieces that stay in the
+     * cache; a network wants the kernel's own choice. */
+    LOCAL_BUFFER_BYTES = 65536
+};
+
+static const uint32_t MAGIC = 0x44507774; /* "DPwt" */
+
+struct header {
+    uint32_t magic;
+    uint32_t zero;
+    uint64_t len;
+    uint64_t tag;
+};
+
+struct tcp_wire {
+    struct dp_wire base;
+    struct dp_call call; /* until connected */
+    int fd;              /* -1 until connected */
+    int send_error;      /* what can still be received is received first */
+
+    struct header out; /* of sends.head */
+    size_t out_sent;   /* bytes of header and message */
+
+    struct header in; /* of receives.head, once has_in */
+    bool has_in;
+    size_t ahead_at, ahead_end;
+    char ahead[READ_AHEAD];
+};
+
+struct tcp_listener {
+    struct dp_door door;
+};
+
+/* What struct dp_wire_address holds here. */
+struct tcp_address {
+    uint8_t host_id[DP_HOST_ID_BYTES];
+    uint8_t cookie[DP_COOKIE_BYTES];
+    uint8_t ip[16];
+    uint32_t scope;
+    uint16_t port;
+    uint8_t is_v6;
+    uint8_t hears_loopback; /* on the same host, 127.0.0.1 is quicker and needs no network */
+};
+_Static_assert(sizeof(struct tcp_address) <= sizeof(struct dp_wire_address), "an address fits");
+
+static struct tcp_wire *of(struct dp_wire *wire)
+{
+    return (struct tcp_wire *)wire;
+}
+
+static struct tcp_wire *new_wire(void)
+{
+    struct tcp_wire *w = calloc(1, sizeof(*w));
+
+    if (!w)
+        return NULL;
+    dp_wire_init(&w->base, &dp_wire_tcp);
+    w->fd = -1;
+    w->call.fd = w->call.passed_fd = -1;
+    return w;
+}
+
+/* ---- addresses ----------------------------------------------------------------------------- */
+
+static void pack_address(const union dp_sockaddr *place, struct tcp_address *a)
+{
+    a->port = (uint16_t)dp_sockaddr_port(place);
+    a->is_v6 = place->any.sa_family == AF_INET6;
+    if (a->is_v6) {
+        memcpy(a->ip, &place->v6.sin6_addr, 16);
+        a->scope = place->v6.sin6_scope_id;
+    } else {
+        memcpy(a->ip, &place->v4.sin_addr, 4);
+    }
+}
+
+static void unpack_address(const struct tcp_address *a, union dp_sockaddr *place)
+{
+    memset(place, 0, sizeof(*place));
+    if (a->is_v6) {
+        place->v6.sin6_family = AF_INET6;
+        memcpy(&place->v6.sin6_addr, a->ip, 16);
+        place->v6.sin6_scope_id = a->scope;
+    } else {
+        place->v4.sin_family = AF_INET;
+        memcpy(&place->v4.sin_addr, a->ip, 4);
+    }
+    dp_sockaddr_set_port(place, a->port);
+}
+
+void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP_COOKIE_BYTES],
+                         struct dp_wire_address *out)
+{
+    struct tcp_address a = {.hears_loopback = 0};
+
+    pack_address(place, &a);
+    memcpy(a.cookie, cookie, sizeof(a.cookie));
+    memset(out, 0, sizeof(*out));
+    memcpy(out, &a, sizeof(a));
+}
+
+/* Where to connect to: the loopback for a listener of this host, if it hears it. */
+static void choose_way(const struct tcp_address *a, union dp_sockaddr *place)
+{
+    uint8_t host_id[DP_HOST_ID_BYTES];
+
+    unpack_address(a, place);
+    dp_host_id("", host_id);
+    if (!a->hears_loopback || memcmp(host_id, a->host_id, sizeof(host_id)))
+        return;
+    memset(place, 0, sizeof(*place));
+    place->v4.sin_family = AF_INET;
+    place->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    dp_sockaddr_set_port(place, a->port);
+}
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+static void set_options(int fd)
+{
+    union dp_sockaddr here, there;
+    socklen_t here_len = sizeof(here), there_len = sizeof(there);
+    int one = 1, small = LOCAL_BUFFER_BYTES;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if (getsockname(fd, &here.any, &here_len) || getpeername(fd, &there.any, &there_len))
+        return;
+    if (!dp_sockaddr_is_loopback(&there))
+        return;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+}
+
+static int lost(struct tcp_wire *w, int error)
+{
+    dp_wire_fail(&w->base, DP_ECOMM, "%s", error ? strerror(error) : "the connection was closed");
+    return DP_ECOMM;
+}
+
+/* One call for the rest of the first message. false: the socket takes no more. */
+static bool send_some(struct tcp_wire *w)
+{
+    struct dp_wire_request *req = w->base.sends.head;
+
+    if (!w->out_sent)
+        w->out = (struct header){.magic = MAGIC, .len = req->len, .tag = req->tag};
+    const size_t header_sent = w->out_sent < sizeof(w->out) ? w->out_sent : sizeof(w->out);
+    const size_t body_sent = w->out_sent - header_sent;
+    struct iovec iov[2] = {
+        {(char *)&w->out + header_sent, sizeof(w->out) - header_sent},
+        {req->buf + body_sent, req->len - body_sent},
+    };
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+    ssize_t n = sendmsg(w->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0) {
+        if (errno != EAGAIN && errno != EINTR)
+            w->send_error = errno;
+        return false;
+    }
+    w->out_sent += (size_t)n;
+    if (w->out_sent < sizeof(w->out) + req->len)
+        return false;
+    w->out_sent = 0;
+    dp_wire_finish_head(&w->base.sends, 0);
+    return true;
+}
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+static size_t ahead_len(const struct tcp_wire *w)
+{
+    return w->ahead_end - w->ahead_at;
+}
+
+/* Read into buf[len], where there is one, and behind it into the buffer ahead, which is empty or
+ * holds the beginning of a header. DP_EAGAIN, DP_ECOMM, or 0 and *n for buf. */
+static int pull(struct tcp_wire *w, char *buf, size_t len, size_t *n)
+{
+    if (w->ahead_at) {
+        memmove(w->ahead, w->ahead + w->ahead_at, ahead_len(w));
+        w->ahead_end -= w->ahead_at;
+        w->ahead_at = 0;
+    }
+    struct iovec iov[2] = {{buf, len}, {w->ahead + w->ahead_end, READ_AHEAD - w->ahead_end}};
+    ssize_t got = readv(w->fd, iov, 2);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return DP_EAGAIN;
+    if (got <= 0)
+        return lost(w, got ? errno : 0);
+    *n = (size_t)got < len ? (size_t)got : len;
+    w->ahead_end += (size_t)got - *n;
+    return 0;
+}
+
+static size_t take_ahead(struct tcp_wire *w, char *buf, size_t len)
+{
+    size_t n = len < ahead_len(w) ? len : ahead_len(w);
+
+    if (buf && n)
+        memcpy(buf, w->ahead + w->ahead_at, n);
+    w->ahead_at += n;
+    return n;
+}
+
+static int receive_header(struct tcp_wire *w)
+{
+    size_t n;
+
+    while (ahead_len(w) < sizeof(w->in)) {
+        int err = pull(w, NULL, 0, &n);
+        if (err)
+            return err;
+    }
+    take_ahead(w, (char *)&w->in, sizeof(w->in));
+    if (w->in.magic != MAGIC || w->in.zero || w->in.len > DP_WIRE_MAX_BYTES) {
+        dp_wire_fail(&w->base, DP_EMISMATCH, "what arrived is no message");
+        return DP_EMISMATCH;
+    }
+    w->has_in = true;
+    return 0;
+}
+
+/* The message is longer than the room for it: done as far as the receiver is concerned, but its bytes
+ * must still be taken off the wire. */
+static void refuse_message(struct tcp_wire *w)
+{
+    struct dp_wire_request *req = w->base.receives.head;
+
+    w->base.skip = w->in.len;
+    req->len = w->in.len;
+    req->tag = w->in.tag;
+    w->has_in = false;
+    dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
+}
+
+static int skip_message(struct tcp_wire *w)
+{
+    size_t n;
+
+    for (;;) {
+        w->base.skip -= take_ahead(w, NULL, w->base.skip);
+        if (!w->base.skip)
+            return 0;
+        int err = pull(w, NULL, 0, &n);
+        if (err)
+            return err;
+    }
+}
+
+/* Up to one message for the first receive. DP_EAGAIN: nothing more to be had now. */
+static int receive_some(struct tcp_wire *w)
+{
+    struct dp_wire_request *req = w->base.receives.head;
+    size_t n = 0;
+
+    if (w->base.skip)
+        return skip_message(w);
+    int err = w->has_in ? 0 : receive_header(w);
+    if (err)
+        return err;
+    if (w->in.len > req->len) {
+        refuse_message(w);
+        return 0;
+    }
+    req->moved += take_ahead(w, req->buf + req->moved, w->in.len - req->moved);
+    if (req->moved < w->in.len) {
+        err = pull(w, req->buf + req->moved, w->in.len - req->moved, &n);
+        req->moved += n;
+    }
+    if (err || req->moved < w->in.len)
+        return err;
+    req->len = w->in.len;
+    req->tag = w->in.tag;
+    w->has_in = false;
+    dp_wire_finish_head(&w->base.receives, 0);
+    return 0;
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+static bool is_connected(struct tcp_wire *w)
+{
+    if (w->base.connected)
+        return true;
+    int err = dp_call_progress(&w->call);
+    if (err == DP_EAGAIN)
+        return false;
+    if (err) {
+        dp_wire_fail(&w->base, err, "%s", dp_last_error());
+        return false;
+    }
+    w->fd = w->call.fd;
+    w->call.fd = -1;
+    set_options(w->fd);
+    w->base.connected = true;
+    return true;
+}
+
+static void tcp_progress(struct dp_wire *wire)
+{
+    struct tcp_wire *w = of(wire);
+
+    if (wire->error || !is_connected(w))
+        return;
+    for (int i = 0; i < TURNS && wire->sends.head && !w->send_error; i++)
+        if (!send_some(w))
+            break;
+    for (int i = 0; i < TURNS && dp_wire_wants_input(wire); i++)
+        if (receive_some(w))
+            break;
+    /* A peer that is gone breaks the sending first; what it had sent before is still there. */
+    if (w->send_error && wire->sends.head && !wire->receives.head)
+        lost(w, w->send_error);
+}
+
+static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
+{
+    struct tcp_wire *w = of(wire);
+
+    if (wire->error || w->send_error)
+        return false;
+    if (!wire->connected) {
+        *fd = (struct pollfd){.fd = w->call.fd, .events = dp_call_events(&w->call)};
+        return true;
+    }
+    *fd = (struct pollfd){.fd = w->fd};
+    if (dp_wire_wants_input(wire))
+        fd->events |= POLLIN;
+    if (wire->sends.head)
+        fd->events |= POLLOUT;
+    return true;
+}
+
+static void tcp_disarm(struct dp_wire *wire, short revents)
+{
+    (void)wire;
+    (void)revents;
+}
+
+static void tcp_close(struct dp_wire *wire)
+{
+    struct tcp_wire *w = of(wire);
+
+    dp_call_fini(&w->call);
+    dp_fd_close(w->fd);
+    free(w);
+}
+
+static int tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
+{
+    struct tcp_address a;
+    union dp_sockaddr place;
+    char where[DP_SOCKADDR_TEXT];
+    struct dp_hello hello = {.kind = DP_HELLO_TCP, .label = label};
+
+    memcpy(&a, address, sizeof(a));
+    memcpy(hello.cookie, a.cookie, sizeof(hello.cookie));
+    choose_way(&a, &place);
+    dp_sockaddr_text(&place, where);
+    struct tcp_wire *w = new_wire();
+    if (!w)
+        return dp_fail(DP_ENOMEM, "no memory for a connection to %s", where);
+    int err = dp_call_start(&w->call, &place.any, dp_sockaddr_len(&place), where, &hello, -1);
+    if (err)
+        dp_wire_fail(&w->base, err, "%s", dp_last_error());
+    *out = &w->base;
+    return 0;
+}
+
+/* ---- listening ----------------------------------------------------------------------------- */
+
+static int bind_to(union dp_sockaddr *place, int *out)
+{
+    int one = 1, off = 0, fd = socket(place->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    socklen_t len = sizeof(*place);
+
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (place->any.sa_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    if (bind(fd, &place->any, dp_sockaddr_len(place)) || listen(fd, SOMAXCONN) ||
+        getsockname(fd, &place->any, &len)) {
+        int err = -errno;
+        close(fd);
+        return err;
+    }
+    *out = fd;
+    return 0;
+}
+
+/* All addresses of the host, IPv4 and IPv6 by one socket; only IPv4 where there is no IPv6. */
+static int bind_to_all(union dp_sockaddr *place, int port, int *fd)
+{
+    memset(place, 0, sizeof(*place));
+    place->v6.sin6_family = AF_INET6;
+    place->v6.sin6_port = htons((uint16_t)port);
+    int err = bind_to(place, fd);
+    if (err != -EAFNOSUPPORT && err != -EADDRNOTAVAIL)
+        return err;
+    memset(place, 0, sizeof(*place));
+    place->v4.sin_family = AF_INET;
+    place->v4.sin_port = htons((uint16_t)port);
+    return bind_to(place, fd);
+}
+
+static int say_bind_error(int err, const struct dp_wire_config *config)
+{
+    const char *where = config->interface ? config->interface : "all interfaces";
+
+    if (err == -EADDRINUSE)
+        return dp_fail(DP_ECOMM, "port %d on %s is in use by another program: choose another one",
+                       config->port, where);
+    if (err == -EACCES)
+        return dp_fail(DP_ECOMM, "port %d on %s needs more rights: choose one above 1023",
+                       config->port, where);
+    return dp_fail(DP_ECOMM, "cannot listen on port %d of %s: %s", config->port, where,
+                   strerror(-err));
+}
+
+/* What the others are told: the interface asked for, or how others know this host. */
+static void find_reachable(const struct dp_wire_config *config, const union dp_sockaddr *bound,
+                           union dp_sockaddr *out)
+{
+    if (config->interface)
+        *out = *bound;
+    else if (config->reached_by)
+        memcpy(out, config->reached_by, sizeof(*out));
+    else
+        dp_interface_guess(out);
+    dp_sockaddr_set_port(out, dp_sockaddr_port(bound));
+}
+
+static int tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
+                      struct dp_wire_address *address)
+{
+    struct tcp_address a = {.hears_loopback = !config->interface};
+    union dp_sockaddr bound, reachable;
+    static const uint8_t none[DP_COOKIE_BYTES];
+    int fd, err = 0;
+
+    memcpy(a.cookie, config->cookie, sizeof(a.cookie));
+    if (!memcmp(a.cookie, none, sizeof(none)))
+        err = dp_random_bytes(a.cookie, sizeof(a.cookie));
+    if (!err && config->interface)
+        err = dp_interface_address(config->interface, &bound);
+    if (err)
+        return err;
+    if (config->interface) {
+        dp_sockaddr_set_port(&bound, config->port);
+        err = bind_to(&bound, &fd);
+    } else {
+        err = bind_to_all(&bound, config->port, &fd);
+    }
+    if (err)
+        return say_bind_error(err, config);
+
+    struct tcp_listener *listener = calloc(1, sizeof(*listener));
+    if (!listener) {
+        close(fd);
+        return dp_fail(DP_ENOMEM, "no memory for a listener");
+    }
+    dp_door_init(&listener->door, fd, DP_HELLO_TCP, a.cookie, config->patience_ns);
+    find_reachable(config, &bound, &reachable);
+    pack_address(&reachable, &a);
+    dp_host_id("", a.host_id);
+    memset(address, 0, sizeof(*address));
+    memcpy(address, &a, sizeof(a));
+    *out = (struct dp_wire_listener *)listener;
+    return 0;
+}
+
+static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
+{
+    struct dp_guest guest;
+    int err = dp_door_admit(&((struct tcp_listener *)listener)->door, &guest);
+
+    if (err)
+        return err;
+    dp_fd_close(guest.passed_fd);
+    struct tcp_wire *w = new_wire();
+    if (!w) {
+        close(guest.fd);
+        return dp_fail(DP_ENOMEM, "no memory for a connection");
+    }
+    w->fd = guest.fd;
+    w->base.connected = true;
+    set_options(w->fd);
+    *label = guest.hello.label;
+    *out = &w->base;
+    return 0;
+}
+
+static void tcp_unlisten(struct dp_wire_listener *listener)
+{
+    struct tcp_listener *l = (struct tcp_listener *)listener;
+
+    if (!l)
+        return;
+    dp_door_fini(&l->door);
+    free(l);
+}
+
+int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out)
+{
+    socklen_t len = sizeof(*out);
+
+    memset(out, 0, sizeof(*out));
+    if (getsockname(((const struct tcp_wire *)wire)->fd, &out->any, &len))
+        return dp_fail(DP_EIO, "no address of a connection: %s", strerror(errno));
+    return 0;
+}
+
+void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns)
+{
+    const int fd = ((const struct tcp_wire *)wire)->fd, one = 1;
+    const unsigned ms = (unsigned)(ns / DP_NS_PER_MS);
+    const int idle_s = 10, interval_s = 5;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+}
+
+const struct dp_wire_ops dp_wire_tcp = {
+    .name = "tcp",
+    .listen = tcp_listen,
+    .accept = tcp_accept,
+    .unlisten = tcp_unlisten,
+    .connect = tcp_connect,
+    .progress = tcp_progress,
+    .arm = tcp_arm,
+    .disarm = tcp_disarm,
+    .close = tcp_close,
+};

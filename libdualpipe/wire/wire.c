@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "wire/wire.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static void empty(struct dp_wire_queue *queue)
+{
+    queue->head = NULL;
+    queue->end = &queue->head;
+}
+
+static void push(struct dp_wire_queue *queue, struct dp_wire_request *req)
+{
+    *queue->end = req;
+    queue->end = &req->next;
+}
+
+static void start(struct dp_wire *wire, struct dp_wire_queue *queue, struct dp_wire_request *req)
+{
+    if (wire->error) {
+        req->status = wire->error;
+        return;
+    }
+    push(queue, req);
+    wire->ops->progress(wire);
+}
+
+void dp_wire_isend(struct dp_wire *wire, uint64_t tag, const void *buf, size_t len,
+                   struct dp_wire_request *req)
+{
+    *req = (struct dp_wire_request){
+        .buf = (char *)buf, .len = len, .tag = tag, .status = DP_EAGAIN};
+    start(wire, &wire->sends, req);
+}
+
+void dp_wire_irecv(struct dp_wire *wire, void *buf, size_t room, struct dp_wire_request *req)
+{
+    *req = (struct dp_wire_request){.buf = buf, .len = room, .status = DP_EAGAIN};
+    start(wire, &wire->receives, req);
+}
+
+void dp_wire_close(struct dp_wire *wire)
+{
+    if (wire)
+        wire->ops->close(wire);
+}
+
+void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops)
+{
+    wire->ops = ops;
+    empty(&wire->sends);
+    empty(&wire->receives);
+}
+
+void dp_wire_finish_head(struct dp_wire_queue *queue, int status)
+{
+    struct dp_wire_request *req = queue->head;
+
+    queue->head = req->next;
+    if (!queue->head)
+        queue->end = &queue->head;
+    req->status = status;
+}
+
+static void finish_all(struct dp_wire_queue *queue, int status)
+{
+    while (queue->head)
+        dp_wire_finish_head(queue, status);
+}
+
+void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...)
+{
+    va_list args;
+
+    if (!wire->error) {
+        wire->error = error;
+        va_start(args, fmt);
+        vsnprintf(wire->why, sizeof(wire->why), fmt, args);
+        va_end(args);
+    }
+    wire->skip = 0;
+    finish_all(&wire->sends, wire->error);
+    finish_all(&wire->receives, wire->error);
+}

@@ -1,0 +1,736 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_wire.c - what every wire must do; each case runs over all of them. Both ends live in this
+ * process as a rule: nothing blocks, so one thread can be both sides.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/door.h"
+#include "wire/fault.h"
+#include "wire/tcp.h"
+#include "wire/wire.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct kind {
+    const char *name;
+    const struct dp_wire_ops *ops;
+    const char *interface;
+    bool wrapped; /* in a fault wire that does nothing */
+};
+static const struct kind kinds[] = {
+    {"shm", &dp_wire_shm, NULL, false},         {"tcp", &dp_wire_tcp, NULL, false},
+    {"tcp over lo", &dp_wire_tcp, "lo", false}, {"tcp over IPv6", &dp_wire_tcp, "::1", false},
+    {"fault(shm)", &dp_wire_shm, NULL, true},   {"fault(tcp)", &dp_wire_tcp, NULL, true},
+};
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+
+static bool has_ipv6(void)
+{
+    union dp_sockaddr a;
+    bool has = !dp_interface_address("::1", &a);
+    return has;
+}
+
+static bool is_here(const struct kind *kind)
+{
+    return !kind->interface || strcmp(kind->interface, "::1") || has_ipv6();
+}
+
+/* Two connected ends. */
+struct pair {
+    struct dp_wire_listener *listener;
+    const struct dp_wire_ops *ops;
+    struct dp_wire *a, *b;
+};
+
+static void progress(struct pair *p)
+{
+    if (p->a)
+        p->a->ops->progress(p->a);
+    if (p->b)
+        p->b->ops->progress(p->b);
+}
+
+static struct dp_wire *wrap(const struct kind *kind, struct dp_wire *inner,
+                            const struct dp_wire_fault *fault)
+{
+    struct dp_wire *out;
+
+    if (!kind->wrapped && !fault)
+        return inner;
+    assert_int_equal(
+        dp_wire_fault_wrap(inner, fault ? fault : &(struct dp_wire_fault){0}, &out), 0);
+    return out;
+}
+
+static struct pair make_pair(const struct kind *kind, const struct dp_wire_fault *fault)
+{
+    struct pair p = {.ops = kind->ops};
+    const struct dp_wire_config config = {.interface = kind->interface};
+    struct dp_wire_address address;
+    const int64_t until = dp_now_ns() + 5 * DP_NS_PER_S;
+    uint64_t label = 0;
+    int err;
+
+    assert_int_equal(kind->ops->listen(&config, &p.listener, &address), 0);
+    assert_int_equal(kind->ops->connect(&address, 0x1234, &p.a), 0);
+    p.a = wrap(kind, p.a, fault);
+    do {
+        progress(&p);
+        err = kind->ops->accept(p.listener, &label, &p.b);
+        assert_true(dp_now_ns() < until);
+    } while (err == DP_EAGAIN);
+    assert_int_equal(err, 0);
+    assert_int_equal(label, 0x1234);
+    p.b = wrap(kind, p.b, fault);
+    while (!p.a->connected) {
+        progress(&p);
+        assert_int_equal(p.a->error, 0);
+        assert_true(dp_now_ns() < until);
+    }
+    return p;
+}
+
+static void free_pair(struct pair *p)
+{
+    dp_wire_close(p->a);
+    dp_wire_close(p->b);
+    p->ops->unlisten(p->listener);
+}
+
+static void finish(struct pair *p, const struct dp_wire_request *req)
+{
+    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
+
+    while (req->status == DP_EAGAIN) {
+        progress(p);
+        assert_true(dp_now_ns() < until);
+    }
+}
+
+static void on_all_kinds(void (*fn)(struct pair *p))
+{
+    for (int k = 0; k < KINDS; k++) {
+        if (!is_here(&kinds[k]))
+            continue;
+        struct pair p = make_pair(&kinds[k], NULL);
+        fn(&p);
+        free_pair(&p);
+    }
+}
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static void fill(char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        buf[i] = (char)(seed + i * 7 + (i >> 9) * 3);
+}
+
+static void expect_filled(const char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        if (buf[i] != (char)(seed + i * 7 + (i >> 9) * 3))
+            fail_msg("byte %zu of %zu is wrong", i, len);
+}
+
+static void send_each_size(struct pair *p)
+{
+    static const size_t sizes[] = {0,    1,    39,   40,    41,    64,      8191,    8192,
+                                   8193, 9000, 16384, 16400, 70000, 524288, 1 << 20, 9 << 20};
+    static char out[9 << 20], in[(9 << 20) + 1];
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct dp_wire_request send, receive;
+        const size_t len = sizes[i];
+        const bool back = i % 2;
+        fill(out, len, (unsigned)i);
+        in[len] = 'x';
+        dp_wire_isend(back ? p->b : p->a, i, out, len, &send);
+        dp_wire_irecv(back ? p->a : p->b, in, sizeof(in), &receive);
+        finish(p, &receive);
+        finish(p, &send);
+        assert_int_equal(receive.status, 0);
+        assert_int_equal(send.status, 0);
+        assert_int_equal(receive.len, len);
+        assert_int_equal(receive.tag, i);
+        expect_filled(in, len, (unsigned)i);
+        assert_int_equal(in[len], 'x');
+    }
+}
+
+static void messages_of_any_size_arrive_whole(void **state)
+{
+    (void)state;
+    on_all_kinds(send_each_size);
+}
+
+/* More than the wire can hold, both ways at once, the receives in the middle of it. */
+static void send_many(struct pair *p)
+{
+    enum { MANY = 300, LEN = 20000 };
+    struct dp_wire_request *reqs = calloc((size_t)4 * MANY, sizeof(*reqs));
+    char *bufs = malloc((size_t)4 * MANY * LEN);
+
+    assert_true(reqs && bufs);
+    for (int phase = 0; phase < 2; phase++)
+        for (int i = 0; i < MANY; i++)
+            for (int way = 0; way < 2; way++) {
+                const int at = (phase * MANY + i) * 2 + way;
+                char *buf = bufs + (size_t)at * LEN;
+                struct dp_wire *end = (way + phase) % 2 ? p->a : p->b;
+                const size_t len = (size_t)(LEN - 61 * i);
+                if (phase == 0)
+                    fill(buf, len, (unsigned)(i * 2 + way));
+                if (phase == 0)
+                    dp_wire_isend(end, (uint64_t)i, buf, len, &reqs[at]);
+                else
+                    dp_wire_irecv(end, buf, LEN, &reqs[at]);
+            }
+    for (int i = 4 * MANY; i-- > 0;) {
+        finish(p, &reqs[i]);
+        assert_int_equal(reqs[i].status, 0);
+    }
+    for (int i = 0; i < 2 * MANY; i++) {
+        const struct dp_wire_request *r = &reqs[2 * MANY + i];
+        assert_int_equal(r->tag, i / 2);
+        assert_int_equal(r->len, LEN - 61 * (i / 2));
+        expect_filled(r->buf, r->len, (unsigned)i);
+    }
+    free(bufs);
+    free(reqs);
+}
+
+static void many_messages_in_flight_keep_their_order(void **state)
+{
+    (void)state;
+    on_all_kinds(send_many);
+}
+
+static void send_too_long(struct pair *p)
+{
+    static char out[300000], in[300000];
+    const size_t sizes[] = {100, 9000, sizeof(out)};
+    struct dp_wire_request sends[6], receives[6];
+
+    for (int i = 0; i < 6; i++) {
+        fill(out, sizeof(out), 1);
+        dp_wire_isend(p->a, (uint64_t)i, out, sizes[i / 2], &sends[i]);
+    }
+    for (int i = 0; i < 6; i++) {
+        dp_wire_irecv(p->b, in, i % 2 ? sizes[i / 2] : 50, &receives[i]);
+        finish(p, &receives[i]);
+        assert_int_equal(receives[i].status, i % 2 ? 0 : DP_EMISMATCH);
+        assert_int_equal(receives[i].len, sizes[i / 2]);
+        assert_int_equal(receives[i].tag, i);
+        finish(p, &sends[i]);
+        assert_int_equal(sends[i].status, 0);
+    }
+    expect_filled(in, sizeof(in), 1);
+}
+
+static void a_message_longer_than_its_receive_is_refused_and_the_next_arrives(void **state)
+{
+    (void)state;
+    on_all_kinds(send_too_long);
+}
+
+/* ---- ends ---------------------------------------------------------------------------------- */
+
+static void send_and_close(struct pair *p)
+{
+    char out[5000], in[5000];
+    struct dp_wire_request send, receives[2], late;
+
+    fill(out, sizeof(out), 3);
+    dp_wire_isend(p->a, 9, out, sizeof(out), &send);
+    finish(p, &send);
+    dp_wire_close(p->a);
+    p->a = NULL;
+    for (int i = 0; i < 2; i++)
+        dp_wire_irecv(p->b, in, sizeof(in), &receives[i]);
+    finish(p, &receives[0]);
+    assert_int_equal(receives[0].status, 0);
+    expect_filled(in, sizeof(in), 3);
+    finish(p, &receives[1]);
+    assert_int_equal(receives[1].status, DP_ECOMM);
+    assert_int_equal(p->b->error, DP_ECOMM);
+    assert_true(strlen(p->b->why) > 0);
+    dp_wire_isend(p->b, 9, out, sizeof(out), &late);
+    assert_int_equal(late.status, DP_ECOMM);
+}
+
+static void what_was_sent_before_a_close_arrives_and_then_the_wire_is_broken(void **state)
+{
+    (void)state;
+    on_all_kinds(send_and_close);
+}
+
+static void send_into_nothing(struct pair *p)
+{
+    enum { MANY = 100, LEN = 1 << 20 };
+    char *big = calloc(1, LEN);
+    struct dp_wire_request sends[MANY];
+
+    assert_non_null(big);
+    dp_wire_close(p->b);
+    p->b = NULL;
+    for (int i = 0; i < MANY; i++)
+        dp_wire_isend(p->a, 1, big, LEN, &sends[i]);
+    finish(p, &sends[MANY - 1]);
+    assert_int_equal(sends[MANY - 1].status, DP_ECOMM);
+    free(big);
+}
+
+static void sending_to_somebody_who_has_gone_ends(void **state)
+{
+    (void)state;
+    on_all_kinds(send_into_nothing);
+}
+
+static void close_in_the_middle(struct pair *p)
+{
+    static char big[4 << 20];
+    static struct dp_wire_request send, receive, other;
+
+    dp_wire_isend(p->a, 1, big, sizeof(big), &send);
+    dp_wire_irecv(p->b, big, sizeof(big), &receive);
+    dp_wire_irecv(p->a, big, sizeof(big), &other);
+    dp_wire_close(p->a); /* with requests in flight, half a message on its way */
+    p->a = NULL;
+    finish(p, &receive);
+    assert_int_equal(receive.status, DP_ECOMM);
+}
+
+static void a_wire_may_be_closed_in_the_middle_of_a_message(void **state)
+{
+    (void)state;
+    on_all_kinds(close_in_the_middle);
+}
+
+/* ---- sleeping ------------------------------------------------------------------------------ */
+
+static void *send_later(void *arg)
+{
+    struct dp_wire *wire = arg;
+    static struct dp_wire_request send, receive;
+    char word[4];
+
+    dp_wire_irecv(wire, word, sizeof(word), &receive);
+    while (receive.status == DP_EAGAIN) {
+        struct pollfd fd;
+        if (wire->ops->arm(wire, &fd))
+            poll(&fd, 1, 10000);
+        wire->ops->disarm(wire, fd.revents);
+        wire->ops->progress(wire);
+    }
+    dp_wire_isend(wire, 7, "back", 4, &send);
+    return (void *)(intptr_t)send.status;
+}
+
+/* Two threads, each asleep until the other's message comes: had one been missed, it would take the
+ * 10 s of the poll. */
+static void sleep_and_wake(struct pair *p)
+{
+    const int64_t start = dp_now_ns();
+
+    for (int round = 0; round < 20; round++) {
+        struct dp_wire_request send, receive;
+        pthread_t other;
+        char word[4];
+        void *result;
+        pthread_create(&other, NULL, send_later, p->b);
+        dp_wire_irecv(p->a, word, sizeof(word), &receive);
+        dp_wire_isend(p->a, 7, "word", 4, &send);
+        while (receive.status == DP_EAGAIN) {
+            struct pollfd fd = {0};
+            if (p->a->ops->arm(p->a, &fd))
+                poll(&fd, 1, 10000);
+            p->a->ops->disarm(p->a, fd.revents);
+            p->a->ops->progress(p->a);
+        }
+        assert_memory_equal(word, "back", 4);
+        pthread_join(other, &result);
+        assert_null(result);
+    }
+    assert_true(dp_now_ns() - start < 9 * DP_NS_PER_S);
+}
+
+static void a_sleeper_is_woken_by_a_message(void **state)
+{
+    (void)state;
+    on_all_kinds(sleep_and_wake);
+}
+
+static void wake_on_close(struct pair *p)
+{
+    struct dp_wire_request receive;
+    char word[4];
+    struct pollfd fd = {0};
+
+    dp_wire_irecv(p->a, word, sizeof(word), &receive);
+    assert_true(p->a->ops->arm(p->a, &fd));
+    assert_int_equal(poll(&fd, 1, 0), 0);
+    dp_wire_close(p->b);
+    p->b = NULL;
+    assert_int_equal(poll(&fd, 1, 10000), 1);
+    p->a->ops->disarm(p->a, fd.revents);
+    p->a->ops->progress(p->a);
+    assert_int_equal(receive.status, DP_ECOMM);
+}
+
+static void a_sleeper_is_woken_when_the_peer_goes(void **state)
+{
+    (void)state;
+    on_all_kinds(wake_on_close);
+}
+
+/* ---- two processes ----------------------------------------------------------------------------- */
+
+static void be_killed(struct dp_wire *wire)
+{
+    struct dp_wire_request send;
+
+    dp_wire_isend(wire, 1, "last words", 11, &send);
+    while (send.status == DP_EAGAIN)
+        wire->ops->progress(wire);
+    raise(SIGKILL);
+}
+
+static int count_files(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+
+    while (dir && readdir(dir))
+        count++;
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+static void a_killed_process_is_noticed_and_leaves_nothing(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        if (!is_here(&kinds[k]))
+            continue;
+        const int files = count_files();
+        struct pair p = make_pair(&kinds[k], NULL);
+        char words[11];
+        struct dp_wire_request receives[2];
+        int status;
+
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0)
+            be_killed(p.b);
+        dp_wire_close(p.b);
+        p.b = NULL;
+        for (int i = 0; i < 2; i++)
+            dp_wire_irecv(p.a, words, sizeof(words), &receives[i]);
+        finish(&p, &receives[1]);
+        assert_int_equal(receives[0].status, 0);
+        assert_string_equal(words, "last words");
+        assert_int_equal(receives[1].status, DP_ECOMM);
+        waitpid(child, &status, 0);
+        free_pair(&p);
+        assert_int_equal(count_files(), files);
+    }
+}
+
+/* ---- strangers ------------------------------------------------------------------------------- */
+
+static int connect_to(int port)
+{
+    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(connect(fd, (const struct sockaddr *)&place, sizeof(place)), 0);
+    return fd;
+}
+
+static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
+
+static int listen_known(int64_t patience_ns, struct dp_wire_listener **listener,
+                        struct dp_wire_address *address)
+{
+    struct dp_wire_config config = {.interface = "127.0.0.1", .patience_ns = patience_ns};
+    union dp_sockaddr place = {.v4 = {.sin_family = AF_INET,
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+
+    memcpy(config.cookie, cookie, sizeof(cookie));
+    for (config.port = 20011; config.port < 21000; config.port++)
+        if (!dp_wire_tcp.listen(&config, listener, address)) {
+            dp_sockaddr_set_port(&place, config.port);
+            dp_wire_tcp_address(&place, cookie, address);
+            return config.port;
+        }
+    fail_msg("no free port");
+    return 0;
+}
+
+static bool is_shown_out(struct dp_wire_listener *listener, int fd)
+{
+    const int64_t until = dp_now_ns() + 5 * DP_NS_PER_S;
+    struct dp_wire *wire;
+    uint64_t label;
+    char byte;
+
+    while (dp_now_ns() < until) {
+        assert_int_equal(dp_wire_tcp.accept(listener, &label, &wire), DP_EAGAIN);
+        ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno == ECONNRESET))
+            return true;
+        assert_true(n < 0); /* not a byte for him */
+    }
+    return false;
+}
+
+static void strangers_get_nothing_and_do_no_harm(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP};
+    struct {
+        const void *bytes;
+        size_t len;
+    } says[] = {{"GET / HTTP/1.1\r\n\r\n", 18}, {"\0\0\0\0", 4}, {&hello, sizeof(hello)}};
+    int port = listen_known(50 * DP_NS_PER_MS, &listener, &address);
+    int silent[DP_DOOR_GUESTS + 8];
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    for (size_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
+        int fd = connect_to(port);
+        assert_int_equal(send(fd, says[i].bytes, says[i].len, 0), says[i].len);
+        assert_true(is_shown_out(listener, fd));
+        close(fd);
+    }
+    /* More silent ones than there are places; and somebody of ours behind them all. */
+    for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++)
+        silent[i] = connect_to(port);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &a), 0);
+    while (dp_wire_tcp.accept(listener, &label, &b) == DP_EAGAIN)
+        dp_wire_tcp.progress(a);
+    assert_int_equal(label, 5);
+    for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++) {
+        assert_true(is_shown_out(listener, silent[i]));
+        close(silent[i]);
+    }
+    dp_wire_close(a);
+    dp_wire_close(b);
+    dp_wire_tcp.unlisten(listener);
+}
+
+static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP, .label = 3};
+    int port = listen_known(0, &listener, &address), fd = connect_to(port);
+    struct dp_wire *wire;
+    struct dp_wire_request receive;
+    uint64_t label;
+    char buf[8];
+
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    assert_int_equal(send(fd, &hello, sizeof(hello), 0), sizeof(hello));
+    while (dp_wire_tcp.accept(listener, &label, &wire) == DP_EAGAIN)
+        ;
+    assert_int_equal(label, 3);
+    assert_int_equal(send(fd, "what I always wanted to say", 27, 0), 27);
+    dp_wire_irecv(wire, buf, sizeof(buf), &receive);
+    while (receive.status == DP_EAGAIN)
+        dp_wire_tcp.progress(wire);
+    assert_int_equal(receive.status, DP_EMISMATCH);
+    assert_string_equal(wire->why, "what arrived is no message");
+    close(fd);
+    dp_wire_close(wire);
+    dp_wire_tcp.unlisten(listener);
+}
+
+static void a_port_in_use_and_a_bad_interface_are_named(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *first, *second;
+    struct dp_wire_address address;
+    int port = listen_known(0, &first, &address);
+
+    assert_int_equal(dp_wire_tcp.listen(&(struct dp_wire_config){.port = port}, &second, &address),
+                     DP_ECOMM);
+    assert_non_null(strstr(dp_last_error(), "is in use by another program"));
+    assert_int_equal(
+        dp_wire_tcp.listen(&(struct dp_wire_config){.interface = "eth77"}, &second, &address),
+        DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "interface 'eth77': expected"));
+    dp_wire_tcp.unlisten(first);
+    dp_wire_tcp.unlisten(NULL);
+    dp_wire_shm.unlisten(NULL);
+}
+
+static void connect_to_nobody(const struct dp_wire_ops *ops, const char *interface)
+{
+    const struct dp_wire_config config = {.interface = interface};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_wire *wire;
+    struct dp_wire_request receive;
+    char byte;
+
+    assert_int_equal(ops->listen(&config, &listener, &address), 0);
+    ops->unlisten(listener);
+    assert_int_equal(ops->connect(&address, 0, &wire), 0);
+    dp_wire_irecv(wire, &byte, 1, &receive);
+    while (receive.status == DP_EAGAIN)
+        ops->progress(wire);
+    assert_int_equal(receive.status, DP_ECOMM);
+    assert_non_null(strstr(wire->why, "Connection refused"));
+    dp_wire_close(wire);
+}
+
+static void nobody_at_the_address_breaks_the_wire(void **state)
+{
+    (void)state;
+    connect_to_nobody(&dp_wire_tcp, "127.0.0.1");
+    connect_to_nobody(&dp_wire_tcp, NULL);
+    connect_to_nobody(&dp_wire_shm, NULL);
+}
+
+/* ---- faults -------------------------------------------------------------------------------- */
+
+static void faults_are_read_from_a_text(void **state)
+{
+    (void)state;
+    struct dp_wire_fault f;
+
+    assert_int_equal(
+        dp_wire_fault_parse("seed=3,delay_us=50,jitter_us=20,cut=9,shorten=0.5,flip=1", &f), 0);
+    assert_int_equal(f.seed, 3);
+    assert_int_equal(f.delay_ns, 50000);
+    assert_int_equal(f.jitter_ns, 20000);
+    assert_int_equal(f.cut, 9);
+    assert_true(f.shorten == 0.5 && f.flip == 1);
+    assert_int_equal(dp_wire_fault_parse("flap=1", &f), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "nearest is flip"));
+    assert_int_equal(dp_wire_fault_parse("flip=2", &f), DP_EINVAL);
+    assert_int_equal(dp_wire_fault_parse("flip", &f), DP_EINVAL);
+    assert_int_equal(dp_wire_fault_parse("flip=x", &f), DP_EINVAL);
+    assert_int_equal(dp_wire_fault_parse("", &f), 0);
+}
+
+static void a_delay_delays_every_message_by_as_much(void **state)
+{
+    (void)state;
+    const int64_t delay = 20 * DP_NS_PER_MS;
+    for (int k = 0; k < 2; k++) {
+        struct pair p = make_pair(&kinds[k], &(struct dp_wire_fault){.delay_ns = delay});
+        struct dp_wire_request sends[10], receives[10];
+        char in[10];
+        const int64_t start = dp_now_ns();
+        for (int i = 0; i < 10; i++) {
+            dp_wire_isend(p.a, (uint64_t)i, "x", 1, &sends[i]);
+            dp_wire_irecv(p.b, &in[i], 1, &receives[i]);
+        }
+        finish(&p, &receives[0]);
+        assert_true(dp_now_ns() - start >= delay);
+        finish(&p, &receives[9]);
+        assert_true(dp_now_ns() - start < 9 * delay); /* they do not add up */
+        free_pair(&p);
+    }
+}
+
+static void a_cut_breaks_both_ends_after_so_many_messages(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        struct pair p = make_pair(&kinds[k], &(struct dp_wire_fault){.cut = 3});
+        struct dp_wire_request sends[4], receives[4];
+        char in;
+        for (int i = 0; i < 4; i++) {
+            dp_wire_irecv(p.b, &in, 1, &receives[i]);
+            dp_wire_isend(p.a, (uint64_t)i, "x", 1, &sends[i]);
+            finish(&p, &sends[i]);
+            finish(&p, &receives[i]);
+            assert_int_equal(sends[i].status, i < 3 ? 0 : DP_ECOMM);
+            assert_int_equal(receives[i].status, i < 3 ? 0 : DP_ECOMM);
+        }
+        assert_string_equal(p.a->why, "cut on purpose after 3 messages");
+        free_pair(&p);
+    }
+}
+
+static int send_with_fault(const struct dp_wire_fault *fault, size_t lens[50], char ins[50][100])
+{
+    struct pair p = make_pair(&kinds[0], fault);
+    char out[100] = {0};
+    int changed = 0;
+
+    memset(ins, 0, 50 * 100);
+    for (int i = 0; i < 50; i++) {
+        struct dp_wire_request send, receive;
+        dp_wire_isend(p.a, 1, out, sizeof(out), &send);
+        dp_wire_irecv(p.b, ins[i], sizeof(out), &receive);
+        finish(&p, &receive);
+        assert_int_equal(receive.status, 0);
+        lens[i] = receive.len;
+        changed += receive.len != sizeof(out) || memcmp(out, ins[i], sizeof(out));
+    }
+    free_pair(&p);
+    return changed;
+}
+
+static void what_a_seed_shortens_and_flips_it_does_again(void **state)
+{
+    (void)state;
+    const struct dp_wire_fault faults[] = {{.seed = 1, .shorten = 0.3}, {.seed = 2, .flip = 0.3}};
+    static size_t lens[2][50];
+    static char ins[2][50][100];
+
+    for (int f = 0; f < 2; f++) {
+        int changed = 0;
+        for (int again = 0; again < 2; again++)
+            changed = send_with_fault(&faults[f], lens[again], ins[again]);
+        assert_in_range(changed, 5, 30);
+        assert_memory_equal(lens[0], lens[1], sizeof(lens[0]));
+        assert_memory_equal(ins[0], ins[1], sizeof(ins[0]));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(messages_of_any_size_arrive_whole),
+        cmocka_unit_test(many_messages_in_flight_keep_their_order),
+        cmocka_unit_test(a_message_longer_than_its_receive_is_refused_and_the_next_arrives),
+        cmocka_unit_test(what_was_sent_before_a_close_arrives_and_then_the_wire_is_broken),
+        cmocka_unit_test(sending_to_somebody_who_has_gone_ends),
+        cmocka_unit_test(a_wire_may_be_closed_in_the_middle_of_a_message),
+        cmocka_unit_test(a_sleeper_is_woken_by_a_message),
+        cmocka_unit_test(a_sleeper_is_woken_when_the_peer_goes),
+        cmocka_unit_test(a_killed_process_is_noticed_and_leaves_nothing),
+        cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
+        cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),
+        cmocka_unit_test(a_port_in_use_and_a_bad_interface_are_named),
+        cmocka_unit_test(nobody_at_the_address_breaks_the_wire),
+        cmocka_unit_test(faults_are_read_from_a_text),
+        cmocka_unit_test(a_delay_delays_every_message_by_as_much),
+        cmocka_unit_test(a_cut_breaks_both_ends_after_so_many_messages),
+        cmocka_unit_test(what_a_seed_shortens_and_flips_it_does_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
