@@ -11,35 +11,62 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows and columns of a tile; 32 x 32 elements of 4 bytes are 4 KiB on each side. */
-enum { TILE = 32 };
+/* A tile: as many rows as there are elements in a cache line of src, and so many columns. */
+enum { LINE = 64, COLUMNS = 32, LARGEST = 16 };
 
 static inline int64_t min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Inlined with a constant `bytes`, so that each memcpy is one load and one store. */
-static inline void copy_block(const struct dp_walk *w, int64_t row, int64_t rows, int64_t column,
-                              int64_t columns, size_t bytes)
+/* Each of these is compiled anew for every `bytes` that copy_elements names, so that a memcpy is one
+ * load and one store. */
+#define FOR_EACH_SIZE static inline __attribute__((always_inline))
+
+FOR_EACH_SIZE void copy_run(char *dst, int64_t dst_step, const char *src, int64_t src_step,
+                            int64_t n, size_t bytes)
 {
-    for (int64_t r = row; r < row + rows; r++) {
-        char *dst = w->a + r * w->a_row + column * w->a_column;
-        const char *src = w->b + r * w->b_row + column * w->b_column;
-        for (int64_t c = 0; c < columns; c++)
-            memcpy(dst + c * w->a_column, src + c * w->b_column, bytes);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(dst + i * dst_step, src + i * src_step, bytes);
+}
+
+FOR_EACH_SIZE void copy_rows(const struct dp_walk *w, size_t bytes)
+{
+    for (int64_t r = 0; r < w->rows; r++)
+        copy_run(w->a + r * w->a_row, w->a_column, w->b + r * w->b_row, w->b_column, w->columns,
+                 bytes);
+}
+
+/* Through a buffer: src is read line by line and dst written run by run. Without it, lines a power
+ * of two apart would push each other out of the cache before they are used up. */
+FOR_EACH_SIZE void copy_tile(const struct dp_walk *w, int64_t row, int64_t column, size_t bytes)
+{
+    int64_t rows = min(LINE / (int64_t)bytes, w->rows - row);
+    int64_t columns = min(COLUMNS, w->columns - column);
+    int64_t step = (int64_t)bytes, pitch = COLUMNS * step;
+    char tile[LINE * COLUMNS];
+
+    for (int64_t c = 0; c < columns; c++)
+        copy_run(tile + c * step, pitch, w->b + row * w->b_row + (column + c) * w->b_column,
+                 w->b_row, rows, bytes);
+    for (int64_t r = 0; r < rows; r++) {
+        char *dst = w->a + (row + r) * w->a_row + column * w->a_column;
+        if (w->a_column == step)
+            memcpy(dst, tile + r * pitch, (size_t)(columns * step));
+        else
+            copy_run(dst, w->a_column, tile + r * pitch, step, columns, bytes);
     }
 }
 
-static inline void copy_tiles(const struct dp_walk *w, size_t bytes)
+FOR_EACH_SIZE void copy_tiles(const struct dp_walk *w, size_t bytes)
 {
-    if (llabs(w->b_row) >= llabs(w->b_column)) {
-        copy_block(w, 0, w->rows, 0, w->columns, bytes);
+    if (bytes > LARGEST || llabs(w->b_row) >= llabs(w->b_column)) {
+        copy_rows(w, bytes);
         return;
     }
-    for (int64_t r = 0; r < w->rows; r += TILE)
-        for (int64_t c = 0; c < w->columns; c += TILE)
-            copy_block(w, r, min(TILE, w->rows - r), c, min(TILE, w->columns - c), bytes);
+    for (int64_t r = 0; r < w->rows; r += LINE / (int64_t)bytes)
+        for (int64_t c = 0; c < w->columns; c += COLUMNS)
+            copy_tile(w, r, c, bytes);
 }
 
 static void copy_elements(const struct dp_walk *w)
