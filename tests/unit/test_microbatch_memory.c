@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every allocation of every function fails once. Linked with --wrap for the functions below.
+ */
+#include "cmocka_all.h"
+
+#include <dualpipe/microbatch.h>
+
+#include <stdlib.h>
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *p, size_t size);
+void *__real_aligned_alloc(size_t align, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+void *__wrap_aligned_alloc(size_t align, size_t size);
+
+static int until_failure = -1; /* allocations that still succeed; -1: all do */
+
+static bool fails(void)
+{
+    return until_failure >= 0 && until_failure-- == 0;
+}
+
+void *__wrap_malloc(size_t size)
+{
+    return fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return fails() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    return fails() ? NULL : __real_realloc(p, size);
+}
+
+void *__wrap_aligned_alloc(size_t align, size_t size)
+{
+    return fails() ? NULL : __real_aligned_alloc(align, size);
+}
+
+/* Fails at the first allocation, then at the second, ... until it succeeds. */
+static void expect_every_failure_reported(int (*call)(void), int at_least)
+{
+    int failures = 0, err;
+
+    for (;; failures++) {
+        until_failure = failures;
+        err = call();
+        bool done = until_failure >= 0;
+        until_failure = -1;
+        if (done)
+            break;
+        assert_int_equal(err, DP_ENOMEM);
+        assert_true(*dp_last_error() != '\0');
+    }
+    assert_int_equal(err, 0);
+    assert_in_range(failures, at_least, 1000);
+}
+
+static float data[3000];
+static int64_t shape[] = {6, 500};
+static const DLTensor tensor = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, NULL, 0};
+static const char *const names[] = {"x", "y"};
+
+static int call_split(bool mask)
+{
+    struct dp_tree items[] = {dp_tensor(&tensor), dp_opaque(data)};
+    struct dp_tree args = dp_tuple(2, items), kwargs = dp_dict(2, names, items);
+    struct dp_tree specs[] = {dp_chunk(1), dp_replicate()}, spec = dp_tuple(2, specs);
+    struct dp_split_options options = {.count = 6, .args_spec = &spec, .contiguous = true,
+                                       .mask = mask};
+    struct dp_microbatches *mbs;
+    int err = dp_split(&args, &kwargs, &options, &mbs);
+
+    if (!err)
+        dp_microbatches_free(mbs);
+    return err;
+}
+
+static int call_split_contiguous(void)
+{
+    return call_split(false);
+}
+
+static int call_split_mask(void)
+{
+    return call_split(true);
+}
+
+static int call_split_given(void)
+{
+    struct dp_tree kwargs[] = {dp_dict(0, NULL, NULL), dp_dict(0, NULL, NULL)};
+    struct dp_microbatches *mbs;
+    int err = dp_split_given(NULL, 0, kwargs, 2, &mbs);
+
+    if (!err)
+        dp_microbatches_free(mbs);
+    return err;
+}
+
+static int call_merge(bool mask)
+{
+    struct dp_tree items[] = {dp_tensor(&tensor), dp_tensor(&tensor), dp_tensor(&tensor)};
+    struct dp_tree results[] = {dp_tuple(3, items), dp_tuple(3, items)}, *merged;
+    struct dp_tree specs[] = {dp_chunk(1), dp_stack(0), dp_reduce(dp_reducer_sum())};
+    struct dp_tree spec = dp_tuple(3, specs);
+    int err = dp_merge(results, 2, &(struct dp_merge_options){.spec = &spec, .mask = mask}, &merged);
+
+    if (!err)
+        dp_tree_free(merged);
+    return err;
+}
+
+static int call_merge_plain(void)
+{
+    return call_merge(false);
+}
+
+static int call_merge_mask(void)
+{
+    return call_merge(true);
+}
+
+static int call_parse(void)
+{
+    struct dp_tree *spec;
+    int err = dp_spec_parse("({a: 0, b: [1, 2, 3, 4, 5, 6, 7, 8, 9]}, *)", &spec);
+
+    if (!err)
+        dp_tree_free(spec);
+    return err;
+}
+
+static int call_print(void)
+{
+    struct dp_tree leaf = dp_tensor(&tensor);
+    char *text;
+    int err = dp_tree_print(&leaf, &text);
+
+    if (!err)
+        free(text);
+    return err;
+}
+
+static void splitting_survives_every_failed_allocation(void **state)
+{
+    (void)state;
+    expect_every_failure_reported(call_split_contiguous, 10);
+    expect_every_failure_reported(call_split_mask, 10);
+    expect_every_failure_reported(call_split_given, 2);
+}
+
+static void merging_survives_every_failed_allocation(void **state)
+{
+    (void)state;
+    expect_every_failure_reported(call_merge_plain, 7);
+    expect_every_failure_reported(call_merge_mask, 7);
+}
+
+static void texts_survive_every_failed_allocation(void **state)
+{
+    (void)state;
+    expect_every_failure_reported(call_parse, 8);
+    expect_every_failure_reported(call_print, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(splitting_survives_every_failed_allocation),
+        cmocka_unit_test(merging_survives_every_failed_allocation),
+        cmocka_unit_test(texts_survive_every_failed_allocation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
