@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/host.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "device/copy.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+/* A copy this small is done sooner than a worker is woken. */
+static const size_t at_once = (size_t)16 << 10;
+
+/* From the first size on a copy is cut in pieces, of a size between the two others. */
+static const size_t cut_from = (size_t)1 << 20;
+static const size_t least_piece = (size_t)512 << 10, most_piece = (size_t)4 << 20;
+
+struct piece {
+    struct dp_device_stream *stream;
+    enum op_kind kind;
+    char *dst;
+    const char *src;
+    size_t bytes, whole;
+};
+
+static void carry_out(const struct piece *piece)
+{
+    if (piece->kind == OP_ZERO)
+        memset(piece->dst, 0, piece->bytes);
+    else
+        dp_copy_piece(piece->dst, piece->src, piece->bytes, piece->whole);
+}
+
+/* ---- lists of streams; all below until "public" holds the host's lock ------------------------- */
+
+static void append(struct stream_list *list, struct dp_device_stream *s)
+{
+    s->next = NULL;
+    if (list->first)
+        *list->last = s;
+    else
+        list->first = s;
+    list->last = &s->next;
+}
+
+static struct dp_device_stream *take_first(struct stream_list *list)
+{
+    struct dp_device_stream *s = list->first;
+
+    if (s)
+        list->first = s->next;
+    return s;
+}
+
+static void append_all(struct stream_list *list, struct stream_list *from)
+{
+    struct dp_device_stream *s;
+
+    while ((s = take_first(from)))
+        append(list, s);
+}
+
+/* ---- streams ----------------------------------------------------------------------------------- */
+
+static struct op *first_op(struct dp_device_stream *s)
+{
+    uint64_t done = atomic_load_explicit(&s->done, memory_order_relaxed);
+
+    return done < s->given ? &s->ring[done % RING] : NULL;
+}
+
+static void count_done(struct dp_device_stream *s)
+{
+    atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
+    if (s->host->waiting)
+        pthread_cond_broadcast(&s->host->progress);
+}
+
+static void make_ready(struct dp_device_stream *s)
+{
+    append(&s->host->ready, s);
+    if (s->host->idle)
+        pthread_cond_signal(&s->host->work);
+}
+
+/* Pass the waits at the head of s that are over. Whether there were any. */
+static bool pass_waits(struct dp_device_stream *s)
+{
+    bool passed = false;
+    struct op *op;
+
+    while ((op = first_op(s)) && op->kind == OP_WAIT && host_stream_reached(op->other, op->count)) {
+        count_done(s);
+        passed = true;
+    }
+    return passed;
+}
+
+/* s, which is in no list, has a new first op: find its list, and that of every stream that was
+ * waiting for it. */
+static void settle(struct dp_device_stream *s)
+{
+    struct stream_list todo = {0};
+
+    append(&todo, s);
+    for (struct dp_device_stream *t; (t = take_first(&todo));) {
+        if (pass_waits(t) || t == s)
+            append_all(&todo, &t->waiters);
+        struct op *op = first_op(t);
+        if (op)
+            op->kind == OP_WAIT ? append(&op->other->waiters, t) : make_ready(t);
+    }
+}
+
+static size_t piece_size(const struct host *host, size_t bytes)
+{
+    size_t size = bytes / (2 * (size_t)host->workers);
+
+    if (bytes < cut_from)
+        return bytes;
+    size = size < least_piece ? least_piece : size > most_piece ? most_piece : size;
+    return (size + 4095) & ~(size_t)4095;
+}
+
+/* The next piece of the stream that is first in turn; what is left of it goes to the end. */
+static struct piece take_piece(struct host *host)
+{
+    struct dp_device_stream *s = take_first(&host->ready);
+    struct op *op = first_op(s);
+    size_t at = s->handed_out, left = op->bytes - at, size = piece_size(host, op->bytes);
+
+    size = size < left ? size : left;
+    s->handed_out += size;
+    s->in_flight++;
+    if (size < left)
+        append(&host->ready, s);
+    if (host->ready.first && host->idle)
+        pthread_cond_signal(&host->work);
+    return (struct piece){s, op->kind, op->dst + at, op->src ? op->src + at : NULL, size, op->bytes};
+}
+
+static void finish_piece(const struct piece *piece)
+{
+    struct dp_device_stream *s = piece->stream;
+
+    if (--s->in_flight || s->handed_out < piece->whole)
+        return;
+    s->handed_out = 0;
+    count_done(s);
+    settle(s);
+}
+
+static void work_once(struct host *host)
+{
+    struct piece piece = take_piece(host);
+
+    pthread_mutex_unlock(&host->lock);
+    carry_out(&piece);
+    pthread_mutex_lock(&host->lock);
+    finish_piece(&piece);
+}
+
+/* ---- workers ------------------------------------------------------------------------------------- */
+
+static void *work(void *arg)
+{
+    struct host *host = arg;
+
+    prctl(PR_SET_NAME, "dp-copy");
+    pthread_mutex_lock(&host->lock);
+    while (host->ready.first || !host->closing) {
+        if (host->ready.first) {
+            work_once(host);
+            continue;
+        }
+        host->idle++;
+        pthread_cond_wait(&host->work, &host->lock);
+        host->idle--;
+    }
+    pthread_mutex_unlock(&host->lock);
+    return NULL;
+}
+
+int host_workers_start(struct host *host, int workers)
+{
+    sigset_t all, before;
+    int err = 0;
+
+    /* Signals are for the program's own threads. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (!err && host->workers < workers) {
+        err = pthread_create(&host->threads[host->workers], NULL, work, host);
+        host->workers += !err;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (err)
+        return dp_fail(DP_ENOMEM, "host: only %d of %d copy workers could be started (%s)",
+                       host->workers, workers, strerror(err));
+    return 0;
+}
+
+void host_workers_stop(struct host *host)
+{
+    for (struct dp_device_stream *s = host->streams; s; s = s->next_all)
+        host_stream_reach(s, s->given, INT64_MAX);
+    pthread_mutex_lock(&host->lock);
+    host->closing = true;
+    pthread_cond_broadcast(&host->work);
+    pthread_mutex_unlock(&host->lock);
+    while (host->workers > 0)
+        pthread_join(host->threads[--host->workers], NULL);
+}
+
+/* ---- public -------------------------------------------------------------------------------------- */
+
+/* One that was freed, or a new one: events may refer to either for as long as the host is open. */
+int host_stream_new(struct dp_device *dev, struct dp_device_stream **out)
+{
+    struct host *host = (struct host *)dev;
+    struct dp_device_stream *s;
+
+    pthread_mutex_lock(&host->lock);
+    for (s = host->streams; s && s->in_use; s = s->next_all)
+        ;
+    if (!s && (s = calloc(1, sizeof(*s)))) {
+        s->host = host;
+        s->next_all = host->streams;
+        host->streams = s;
+    }
+    if (s)
+        s->in_use = true;
+    pthread_mutex_unlock(&host->lock);
+    if (!s)
+        return dp_fail(DP_ENOMEM, "host: no memory for a stream");
+    *out = s;
+    return 0;
+}
+
+void host_stream_free(struct dp_device_stream *s)
+{
+    if (!s)
+        return;
+    host_stream_reach(s, s->given, INT64_MAX);
+    pthread_mutex_lock(&s->host->lock);
+    s->in_use = false;
+    pthread_mutex_unlock(&s->host->lock);
+}
+
+/* Sleep until something is done. The lock is held before and after. */
+static int await_progress(struct host *host, int64_t deadline_ns)
+{
+    struct timespec t = {deadline_ns / DP_NS_PER_S, deadline_ns % DP_NS_PER_S};
+
+    host->waiting++;
+    int err = pthread_cond_timedwait(&host->progress, &host->lock, &t);
+    host->waiting--;
+    return err ? DP_ETIMEDOUT : 0;
+}
+
+int host_stream_reach(struct dp_device_stream *s, uint64_t count, int64_t deadline_ns)
+{
+    struct host *host = s->host;
+    int err = 0;
+
+    if (host_stream_reached(s, count))
+        return 0;
+    pthread_mutex_lock(&host->lock);
+    while (!host_stream_reached(s, count) && !err) {
+        if (dp_now_ns() >= deadline_ns)
+            err = DP_ETIMEDOUT;
+        else if (host->ready.first)
+            work_once(host);
+        else
+            await_progress(host, deadline_ns);
+    }
+    pthread_mutex_unlock(&host->lock);
+    return err;
+}
+
+static bool better_at_once(const struct dp_device_stream *s, const struct op *op)
+{
+    bool idle = host_stream_reached(s, s->given);
+
+    if (op->kind == OP_WAIT)
+        return host_stream_reached(op->other, op->count);
+    return idle && (!s->host->workers || op->bytes <= at_once);
+}
+
+void host_stream_give(struct dp_device_stream *s, const struct op *op)
+{
+    struct host *host = s->host;
+
+    if (better_at_once(s, op)) {
+        if (op->kind != OP_WAIT)
+            carry_out(&(struct piece){s, op->kind, op->dst, op->src, op->bytes, op->bytes});
+        return;
+    }
+    if (s->given >= RING)
+        host_stream_reach(s, s->given - RING + 1, INT64_MAX); /* the ring is full */
+    pthread_mutex_lock(&host->lock);
+    bool idle = !first_op(s);
+    s->ring[s->given % RING] = *op;
+    s->given++;
+    if (idle)
+        settle(s);
+    pthread_mutex_unlock(&host->lock);
+}

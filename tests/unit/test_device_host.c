@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What only the host device has: workers that can be watched, and several ways of copying.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "device/copy.h"
+#include "device/host.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- copying ------------------------------------------------------------------------------------- */
+
+static void every_way_of_copying_copies_every_byte_and_no_other(void **state)
+{
+    (void)state;
+    enum { ROOM = 100000, GUARD = 64 };
+    static const size_t sizes[] = {0, 1, 63, 64, 65, 4095, 4096, 16384, 16385, 50001};
+    static const size_t shifts[] = {0, 1, 31, 63};
+    char *src = malloc(ROOM), *dst = malloc(ROOM);
+
+    for (size_t i = 0; i < ROOM; i++)
+        src[i] = (char)(i * 7 + i / 251);
+    for (int way = 0; dp_copy_way(way); way++)
+        for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++)
+            for (size_t s = 0; s < 4; s++)
+                for (size_t d = 0; d < 4; d++) {
+                    char *to = dst + GUARD + shifts[d];
+                    memset(dst, 0x77, ROOM);
+                    dp_copy_way(way)(to, src + shifts[s], sizes[k]);
+                    assert_memory_equal(to, src + shifts[s], sizes[k]);
+                    assert_int_equal(to[-1], 0x77);
+                    assert_int_equal(to[sizes[k]], 0x77);
+                }
+    free(src);
+    free(dst);
+}
+
+static void large_copies_are_whole_while_the_ways_take_turns(void **state)
+{
+    (void)state;
+    size_t bytes = (17 << 20) + 13;
+    char *src = malloc(bytes), *dst = malloc(bytes);
+
+    for (size_t i = 0; i < bytes; i++)
+        src[i] = (char)(i % 251);
+    for (int turn = 0; turn < 14; turn++) {
+        memset(dst, 0, bytes);
+        dp_copy(dst, src, bytes);
+        assert_memory_equal(dst, src, bytes);
+    }
+    free(src);
+    free(dst);
+}
+
+/* ---- workers ------------------------------------------------------------------------------------- */
+
+/* An event one op ahead of its stream: whoever waits for it is held until the stream is given one. */
+struct gate {
+    struct dp_device_stream *stream;
+    struct dp_device_event event;
+    char to[32768], from[32768]; /* more than is copied at once */
+};
+
+static void gate_close(struct gate *gate, struct dp_device *dev)
+{
+    assert_int_equal(dev->ops->stream_new(dev, &gate->stream), 0);
+    gate->event.stream = gate->stream;
+    gate->event.count = gate->stream->given + 1;
+}
+
+static void gate_open(struct gate *gate, struct dp_device *dev)
+{
+    assert_int_equal(dev->ops->copy(gate->stream, gate->to, gate->from, sizeof(gate->to)), 0);
+    dev->ops->stream_free(gate->stream);
+}
+
+static void a_wait_holds_its_stream_and_no_other(void **state)
+{
+    (void)state;
+    struct gate *gate = calloc(1, sizeof(*gate));
+    struct dp_device *dev;
+    struct dp_device_stream *held, *flowing;
+    struct dp_device_event *held_end, *flowing_end;
+    char a = 1, b = 2, c = 3;
+
+    assert_int_equal(dp_device_open("host:2", &dev), 0);
+    const struct dp_device_ops *ops = dev->ops;
+    gate_close(gate, dev);
+    assert_int_equal(ops->stream_new(dev, &held), 0);
+    assert_int_equal(ops->stream_new(dev, &flowing), 0);
+    assert_int_equal(ops->event_new(dev, &held_end), 0);
+    assert_int_equal(ops->event_new(dev, &flowing_end), 0);
+    assert_int_equal(ops->stream_wait(held, &gate->event), 0);
+    assert_int_equal(ops->copy(held, &b, &a, 1), 0);
+    assert_int_equal(ops->event_record(held_end, held), 0);
+    assert_int_equal(ops->copy(flowing, &c, &a, 1), 0);
+    assert_int_equal(ops->event_record(flowing_end, flowing), 0);
+
+    assert_int_equal(ops->event_wait(flowing_end, 20 * DP_NS_PER_S), 0);
+    assert_int_equal(c, 1);
+    assert_int_equal(ops->event_test(held_end), DP_EAGAIN);
+    assert_int_equal(ops->event_wait(held_end, DP_NS_PER_MS), DP_ETIMEDOUT);
+    assert_string_equal(dp_last_error(), "host: an event was not reached within 1 ms");
+    assert_int_equal(b, 2);
+
+    gate_open(gate, dev);
+    assert_int_equal(ops->event_wait(held_end, 20 * DP_NS_PER_S), 0);
+    assert_int_equal(b, 1);
+    ops->event_free(held_end);
+    ops->event_free(flowing_end);
+    ops->stream_free(held);
+    ops->stream_free(flowing);
+    dp_device_close(dev);
+    free(gate);
+}
+
+static int64_t process_cpu_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return t.tv_sec * DP_NS_PER_S + t.tv_nsec;
+}
+
+static void idle_workers_and_waiting_threads_cost_no_time(void **state)
+{
+    (void)state;
+    struct gate *gate = calloc(1, sizeof(*gate));
+    struct dp_device *dev;
+
+    assert_int_equal(dp_device_open("host:4", &dev), 0);
+    gate_close(gate, dev);
+    int64_t start = process_cpu_ns();
+    assert_int_equal(dev->ops->event_wait(&gate->event, 200 * DP_NS_PER_MS), DP_ETIMEDOUT);
+    assert_in_range(process_cpu_ns() - start, 0, 20 * DP_NS_PER_MS);
+    gate_open(gate, dev);
+    dp_device_close(dev);
+    free(gate);
+}
+
+static void a_device_closes_with_work_in_flight_done(void **state)
+{
+    (void)state;
+    enum { STREAMS = 6, BYTES = 3 << 20 };
+    char *src = malloc(BYTES), *dst = malloc(STREAMS * BYTES);
+    struct dp_device *dev;
+
+    for (int round = 0; round < 5; round++) {
+        memset(src, round + 1, BYTES);
+        assert_int_equal(dp_device_open("host:2", &dev), 0);
+        for (size_t i = 0; i < STREAMS; i++) {
+            struct dp_device_stream *s;
+            assert_int_equal(dev->ops->stream_new(dev, &s), 0);
+            assert_int_equal(dev->ops->copy(s, dst + i * BYTES, src, BYTES), 0);
+        }
+        dp_device_close(dev);
+        for (size_t i = 0; i < STREAMS * BYTES; i += 4095)
+            assert_int_equal(dst[i], round + 1);
+    }
+    free(src);
+    free(dst);
+}
+
+static void a_stream_that_was_freed_is_used_again(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+    struct dp_device_stream *s, *t;
+
+    assert_int_equal(dp_device_open("host:1", &dev), 0);
+    assert_int_equal(dev->ops->stream_new(dev, &s), 0);
+    dev->ops->stream_free(s);
+    assert_int_equal(dev->ops->stream_new(dev, &t), 0);
+    assert_ptr_equal(s, t);
+    dev->ops->stream_free(t);
+    dp_device_close(dev);
+}
+
+static volatile sig_atomic_t signalled;
+
+static void note_signal(int sig)
+{
+    (void)sig;
+    signalled = 1;
+}
+
+static void signals_never_land_in_a_worker(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+    sigset_t usr1;
+
+    signal(SIGUSR1, note_signal);
+    assert_int_equal(dp_device_open("host:3", &dev), 0);
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &usr1, NULL);
+    kill(getpid(), SIGUSR1);
+    dp_device_close(dev); /* the workers would have had it by now */
+    assert_int_equal(signalled, 0);
+    pthread_sigmask(SIG_UNBLOCK, &usr1, NULL);
+    assert_int_equal(signalled, 1);
+}
+
+/* ---- names --------------------------------------------------------------------------------------- */
+
+static void bad_names_say_what_was_expected(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"", "hots", "host:", "host:x", "host:-1", "cuda:1x", "cudax"};
+    struct dp_device *dev;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        assert_int_equal(dp_device_open(names[i], &dev), DP_EINVAL);
+        assert_non_null(strstr(dp_last_error(), "expected host[:workers] or cuda[:ordinal]"));
+    }
+    assert_int_equal(dp_device_open(NULL, &dev), DP_EINVAL);
+    assert_int_equal(dp_device_host_open(-1, &dev), DP_EINVAL);
+    assert_int_equal(dp_device_host_open(65, &dev), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "host device with 65 copy workers: expected 0 to 64");
+}
+
+static void the_environment_says_how_many_workers(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+
+    setenv("DUALPIPE_DEVICE_WORKERS", "2", 1);
+    assert_int_equal(dp_device_open("host", &dev), 0);
+    assert_int_equal(((struct host *)dev)->workers, 2);
+    dp_device_close(dev);
+    setenv("DUALPIPE_DEVICE_WORKERS", "-2", 1);
+    assert_int_equal(dp_device_open("host", &dev), DP_EINVAL);
+    unsetenv("DUALPIPE_DEVICE_WORKERS");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_way_of_copying_copies_every_byte_and_no_other),
+        cmocka_unit_test(large_copies_are_whole_while_the_ways_take_turns),
+        cmocka_unit_test(a_wait_holds_its_stream_and_no_other),
+        cmocka_unit_test(idle_workers_and_waiting_threads_cost_no_time),
+        cmocka_unit_test(a_device_closes_with_work_in_flight_done),
+        cmocka_unit_test(a_stream_that_was_freed_is_used_again),
+        cmocka_unit_test(signals_never_land_in_a_worker),
+        cmocka_unit_test(bad_names_say_what_was_expected),
+        cmocka_unit_test(the_environment_says_how_many_workers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
