@@ -6,7 +6,7 @@ int dp_device_cuda_open(int ordinal, struct dp_device **out)
 {
     (void)out;
     return dp_fail(DP_EUNSUPPORTED,
-                   "device cuda:%d: this library was built without CUDA (configure found no cuda.h; "
+                   "cuda:%d: this library was built without CUDA (configure found no cuda.h; "
                    "give it --with-cuda=DIR)",
                    ordinal);
 }

@@ -10,8 +10,10 @@
 static const struct dp_option table[] = {
     {"WORKERS", DP_OPTION_INT, "0", "threads that copy for the host device",
      offsetof(struct dp_device_options, workers), .min = 0, .max = DP_HOST_MAX_WORKERS},
+    {"CUDA_LIBRARY", DP_OPTION_STRING, NULL, "file of the CUDA driver, instead of libcuda.so.1",
+     offsetof(struct dp_device_options, cuda_library), .choices = NULL},
 };
-const struct dp_option_area dp_device_option_area = {"DEVICE", table, 1};
+const struct dp_option_area dp_device_option_area = {"DEVICE", table, 2};
 
 /* The number behind the colon of "cuda:1", or `fallback` if there is none. */
 static int parse_number(const char *name, const char *text, int fallback, int *out)

@@ -12,6 +12,7 @@ enum { DP_HOST_MAX_WORKERS = 64 };
 
 struct dp_device_options {
     int64_t workers;
+    const char *cuda_library; /* NULL: libcuda.so.1 */
 };
 
 extern const struct dp_option_area dp_device_option_area;

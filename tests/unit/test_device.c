@@ -1,62 +1,455 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One suite over all devices: the host without and with copy workers, CUDA on the stand-in driver
+ * (tests/fakes: it proves the code path, not a GPU), and CUDA on a real GPU where there is one.
+ */
 #include "cmocka_all.h"
 
-#include <dualpipe/device.h>
+#include "base/clock.h"
+#include "base/fail.h"
+#include "device/device.h"
+#ifdef WITH_CUDA
+#include "fakes/use_fake_cuda.h"
+#endif
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
-static void the_host_copies_zeroes_and_reaches_its_events(void **state)
+/* Asking for more memory than there is must fail, not end the program. */
+DP_PUBLIC const char *__asan_default_options(void);
+const char *__asan_default_options(void)
 {
-    (void)state;
-    struct dp_device *dev;
-    struct dp_device_stream *stream;
-    struct dp_device_event *event;
-    char *a, *b;
-
-    assert_int_equal(dp_device_open("host", &dev), 0);
-    assert_int_equal(dev->dl.device_type, kDLCPU);
-    assert_true(dev->host_accessible);
-    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 5 << 20, (void **)&a), 0);
-    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_PINNED, 5 << 20, (void **)&b), 0);
-    assert_int_equal((uintptr_t)a % 256, 0);
-    assert_int_equal(dev->ops->stream_new(dev, &stream), 0);
-    assert_int_equal(dev->ops->event_new(dev, &event), 0);
-    assert_int_equal(dev->ops->event_test(event), 0);
-    memset(a, 7, 5 << 20);
-    assert_int_equal(dev->ops->copy(stream, b, a, 5 << 20), 0);
-    assert_int_equal(dev->ops->zero(stream, a, 5 << 20), 0);
-    assert_int_equal(dev->ops->event_record(event, stream), 0);
-    assert_int_equal(dev->ops->stream_wait(stream, event), 0);
-    assert_int_equal(dev->ops->event_wait(event, INT64_C(5000000000)), 0);
-    assert_int_equal(b[(5 << 20) - 1], 7);
-    assert_int_equal(a[(5 << 20) - 1], 0);
-    dev->ops->event_free(event);
-    dev->ops->stream_free(stream);
-    dev->ops->free(dev, DP_MEMORY_DEVICE, a);
-    dev->ops->free(dev, DP_MEMORY_PINNED, b);
-    dp_device_close(dev);
+    return "allocator_may_return_null=1";
+}
+DP_PUBLIC const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "allocator_may_return_null=1";
 }
 
-static void bad_names_say_what_was_expected(void **state)
+static const int64_t long_enough_ns = 20 * DP_NS_PER_S;
+
+static struct dp_device *dev; /* the one under test */
+static const struct dp_device_ops *ops;
+
+/* ---- helpers ------------------------------------------------------------------------------------- */
+
+static char *new_buffer(enum dp_memory where, size_t bytes)
+{
+    void *ptr = NULL;
+
+    assert_int_equal(ops->alloc(dev, where, bytes, &ptr), 0);
+    assert_non_null(ptr);
+    return ptr;
+}
+
+static struct dp_device_stream *new_stream(void)
+{
+    struct dp_device_stream *stream = NULL;
+
+    assert_int_equal(ops->stream_new(dev, &stream), 0);
+    return stream;
+}
+
+static struct dp_device_event *new_event(void)
+{
+    struct dp_device_event *event = NULL;
+
+    assert_int_equal(ops->event_new(dev, &event), 0);
+    return event;
+}
+
+static void finish(struct dp_device_stream *stream)
+{
+    struct dp_device_event *event = new_event();
+
+    assert_int_equal(ops->event_record(event, stream), 0);
+    assert_int_equal(ops->event_wait(event, long_enough_ns), 0);
+    assert_int_equal(ops->event_test(event), 0);
+    ops->event_free(event);
+}
+
+static uint32_t next_random(uint64_t *state)
+{
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(*state >> 33);
+}
+
+static void fill(char *bytes, size_t count, uint64_t seed)
+{
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (char)next_random(&seed);
+}
+
+/* ---- memory -------------------------------------------------------------------------------------- */
+
+static void memory_is_aligned_whatever_its_size(void **state)
 {
     (void)state;
-    static const char *const names[] = {"", "hots", "host:", "host:x", "host:-1", "cuda:1x", "cudax"};
-    struct dp_device *dev;
+    static const size_t sizes[] = {0, 1, 255, 256, 4097, (2 << 20) - 1, 2 << 20, (5 << 20) + 3};
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        assert_int_equal(dp_device_open(names[i], &dev), DP_EINVAL);
-        assert_non_null(strstr(dp_last_error(), "expected host[:workers] or cuda[:ordinal]"));
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_PINNED; where++) {
+            char *p = new_buffer(where, sizes[i]);
+            assert_int_equal((uintptr_t)p % 256, 0);
+            if (where == DP_MEMORY_PINNED || dev->host_accessible)
+                memset(p, 1, sizes[i]);
+            ops->free(dev, where, p);
+        }
+    ops->free(dev, DP_MEMORY_DEVICE, NULL);
+    ops->free(dev, DP_MEMORY_PINNED, NULL);
+}
+
+static void too_much_memory_is_refused_with_its_size(void **state)
+{
+    (void)state;
+    void *p = &p;
+
+    for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_PINNED; where++) {
+        assert_int_equal(ops->alloc(dev, where, SIZE_MAX / 4, &p), DP_ENOMEM);
+        assert_ptr_equal(p, &p);
+        assert_non_null(strstr(dp_last_error(), "4611686018427387903 bytes"));
+        assert_int_equal(ops->alloc(dev, where, SIZE_MAX - 5, &p), DP_ENOMEM);
     }
-    assert_int_equal(dp_device_open(NULL, &dev), DP_EINVAL);
-    assert_int_equal(dp_device_host_open(65, &dev), DP_EINVAL);
-    assert_int_equal(dp_device_host_open(-1, &dev), DP_EINVAL);
+}
+
+/* ---- copies -------------------------------------------------------------------------------------- */
+
+static void bytes_survive_the_way_through_every_kind_of_memory(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 63, 4097, 300000, (1 << 20) + 7, (9 << 20) + 3};
+    enum { SHIFT = 5, GUARD = 64 };
+    struct dp_device_stream *s = new_stream();
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        size_t n = sizes[i], room = n + SHIFT + GUARD;
+        char *plain = malloc(room), *up = new_buffer(DP_MEMORY_PINNED, room);
+        char *a = new_buffer(DP_MEMORY_DEVICE, room), *b = new_buffer(DP_MEMORY_DEVICE, room);
+        char *down = new_buffer(DP_MEMORY_PINNED, room);
+        fill(plain, room, i);
+        memset(down, 0x55, room);
+        assert_int_equal(ops->copy(s, up, plain, n), 0);
+        assert_int_equal(ops->copy(s, a + 1, up, n), 0);
+        assert_int_equal(ops->copy(s, b + 3, a + 1, n), 0);
+        assert_int_equal(ops->copy(s, down + SHIFT, b + 3, n), 0);
+        finish(s);
+        assert_memory_equal(down + SHIFT, plain, n);
+        assert_int_equal(down[SHIFT - 1], 0x55);
+        assert_int_equal(down[SHIFT + n], 0x55);
+        free(plain);
+        ops->free(dev, DP_MEMORY_PINNED, up);
+        ops->free(dev, DP_MEMORY_PINNED, down);
+        ops->free(dev, DP_MEMORY_DEVICE, a);
+        ops->free(dev, DP_MEMORY_DEVICE, b);
+    }
+    ops->stream_free(s);
+}
+
+static void zero_clears_its_bytes_and_no_others(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 100, 70000, 3 << 20};
+    struct dp_device_stream *s = new_stream();
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        size_t n = sizes[i];
+        char *host = new_buffer(DP_MEMORY_PINNED, n + 2), *there = new_buffer(DP_MEMORY_DEVICE, n + 2);
+        memset(host, 9, n + 2);
+        assert_int_equal(ops->copy(s, there, host, n + 2), 0);
+        assert_int_equal(ops->zero(s, there + 1, n), 0);
+        assert_int_equal(ops->copy(s, host, there, n + 2), 0);
+        finish(s);
+        assert_int_equal(host[0], 9);
+        assert_int_equal(host[n + 1], 9);
+        for (size_t k = 1; k <= n; k++)
+            if (host[k])
+                fail_msg("byte %zu of %zu is not zero", k, n);
+        ops->free(dev, DP_MEMORY_PINNED, host);
+        ops->free(dev, DP_MEMORY_DEVICE, there);
+    }
+    ops->stream_free(s);
+}
+
+static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **state)
+{
+    (void)state;
+    enum { COPIES = 2000, BYTES = 20000 };
+    char *ping = new_buffer(DP_MEMORY_DEVICE, 2 * BYTES), *host = new_buffer(DP_MEMORY_PINNED, BYTES);
+    struct dp_device_stream *s = new_stream();
+
+    /* Each copy moves the bytes to the other half, one place on: any swap would show. */
+    fill(host, BYTES, 7);
+    char first = host[0];
+    assert_int_equal(ops->copy(s, ping, host, BYTES), 0);
+    for (size_t i = 0; i < COPIES; i++) {
+        char *from = ping + (i % 2 ? BYTES : 0), *to = ping + (i % 2 ? 0 : BYTES);
+        assert_int_equal(ops->copy(s, to + 1, from, BYTES - 1), 0);
+    }
+    assert_int_equal(ops->copy(s, host, ping, BYTES), 0);
+    finish(s);
+    assert_int_equal(host[COPIES], first);
+    ops->stream_free(s);
+    ops->free(dev, DP_MEMORY_DEVICE, ping);
+    ops->free(dev, DP_MEMORY_PINNED, host);
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+static void an_event_never_recorded_holds_nothing_back(void **state)
+{
+    (void)state;
+    struct dp_device_event *event = new_event();
+    struct dp_device_stream *s = new_stream();
+
+    assert_int_equal(ops->event_test(event), 0);
+    assert_int_equal(ops->event_wait(event, 0), 0);
+    assert_int_equal(ops->stream_wait(s, event), 0);
+    finish(s);
+    ops->event_free(event);
+    ops->event_free(NULL);
+    ops->stream_free(s);
+    ops->stream_free(NULL);
+}
+
+static void an_event_outlives_its_stream_and_work_given_is_done(void **state)
+{
+    (void)state;
+    enum { BYTES = 6 << 20 };
+    char *from = new_buffer(DP_MEMORY_PINNED, BYTES), *to = new_buffer(DP_MEMORY_PINNED, BYTES);
+    struct dp_device_event *event = new_event();
+
+    fill(from, BYTES, 3);
+    for (int round = 0; round < 10; round++) {
+        struct dp_device_stream *s = new_stream();
+        memset(to, 0, BYTES);
+        assert_int_equal(ops->copy(s, to, from, BYTES), 0);
+        assert_int_equal(ops->event_record(event, s), 0);
+        ops->stream_free(s);
+        assert_int_equal(ops->event_wait(event, long_enough_ns), 0);
+        assert_memory_equal(to, from, BYTES);
+    }
+    ops->event_free(event);
+    ops->free(dev, DP_MEMORY_PINNED, from);
+    ops->free(dev, DP_MEMORY_PINNED, to);
+}
+
+static void a_wait_holds_to_the_record_it_was_given_for(void **state)
+{
+    (void)state;
+    enum { BYTES = 4 << 20 };
+    char *a = new_buffer(DP_MEMORY_PINNED, BYTES), *b = new_buffer(DP_MEMORY_DEVICE, BYTES);
+    char *c = new_buffer(DP_MEMORY_PINNED, BYTES);
+    struct dp_device_stream *s = new_stream(), *t = new_stream();
+    struct dp_device_event *event = new_event();
+
+    for (int round = 0; round < 20; round++) {
+        memset(a, round + 1, BYTES);
+        assert_int_equal(ops->copy(s, b, a, BYTES), 0);
+        assert_int_equal(ops->event_record(event, s), 0);
+        assert_int_equal(ops->stream_wait(t, event), 0);
+        /* The event moves on, the freed event too: t waits for what it was told. */
+        assert_int_equal(ops->event_record(event, t), 0);
+        ops->event_free(event);
+        event = new_event();
+        assert_int_equal(ops->copy(t, c, b, BYTES), 0);
+        assert_int_equal(ops->event_record(event, t), 0);
+        assert_int_equal(ops->stream_wait(s, event), 0);
+        finish(t);
+        assert_int_equal(c[0], round + 1);
+        assert_int_equal(c[BYTES - 1], round + 1);
+    }
+    finish(s);
+    ops->event_free(event);
+    ops->stream_free(s);
+    ops->stream_free(t);
+    ops->free(dev, DP_MEMORY_PINNED, a);
+    ops->free(dev, DP_MEMORY_DEVICE, b);
+    ops->free(dev, DP_MEMORY_PINNED, c);
+}
+
+/* A random program of copies between blocks, over several streams. Where two touch the same block
+ * and one writes it, an event orders them; nothing else does. The blocks must end up as after doing
+ * all in one row. */
+enum { BLOCKS = 8, STREAMS = 4, STEPS = 300 };
+
+struct program {
+    size_t block_bytes;
+    char *blocks, *oracle; /* BLOCKS of each */
+    struct dp_device_stream *streams[STREAMS];
+    struct dp_device_event *written[BLOCKS];      /* behind its last write */
+    struct dp_device_event *read[BLOCKS][STREAMS]; /* behind the last read in each stream */
+};
+
+static void give_step(struct program *p, uint64_t *seed)
+{
+    size_t dst = next_random(seed) % BLOCKS, src = next_random(seed) % BLOCKS;
+    size_t which = next_random(seed) % STREAMS, bytes = next_random(seed) % p->block_bytes + 1;
+    struct dp_device_stream *s = p->streams[which];
+
+    if (dst == src)
+        return;
+    assert_int_equal(ops->stream_wait(s, p->written[src]), 0);
+    assert_int_equal(ops->stream_wait(s, p->written[dst]), 0);
+    for (int i = 0; i < STREAMS; i++)
+        assert_int_equal(ops->stream_wait(s, p->read[dst][i]), 0);
+    assert_int_equal(
+        ops->copy(s, p->blocks + dst * p->block_bytes, p->blocks + src * p->block_bytes, bytes), 0);
+    assert_int_equal(ops->event_record(p->written[dst], s), 0);
+    assert_int_equal(ops->event_record(p->read[src][which], s), 0);
+    memcpy(p->oracle + dst * p->block_bytes, p->oracle + src * p->block_bytes, bytes);
+}
+
+static void run_program(uint64_t seed, size_t block_bytes)
+{
+    struct program p = {.block_bytes = block_bytes};
+    size_t total = BLOCKS * block_bytes;
+    char *host = new_buffer(DP_MEMORY_PINNED, total);
+
+    p.blocks = new_buffer(DP_MEMORY_DEVICE, total);
+    p.oracle = malloc(total);
+    for (int i = 0; i < STREAMS; i++)
+        p.streams[i] = new_stream();
+    for (int b = 0; b < BLOCKS; b++) {
+        p.written[b] = new_event();
+        for (int i = 0; i < STREAMS; i++)
+            p.read[b][i] = new_event();
+    }
+    fill(host, total, seed);
+    memcpy(p.oracle, host, total);
+    assert_int_equal(ops->copy(p.streams[0], p.blocks, host, total), 0);
+    finish(p.streams[0]);
+
+    for (int i = 0; i < STEPS; i++)
+        give_step(&p, &seed);
+    for (int i = 0; i < STREAMS; i++)
+        finish(p.streams[i]);
+    assert_int_equal(ops->copy(p.streams[0], host, p.blocks, total), 0);
+    finish(p.streams[0]);
+    assert_memory_equal(host, p.oracle, total);
+
+    for (int i = 0; i < STREAMS; i++)
+        ops->stream_free(p.streams[i]);
+    for (int b = 0; b < BLOCKS; b++) {
+        ops->event_free(p.written[b]);
+        for (int i = 0; i < STREAMS; i++)
+            ops->event_free(p.read[b][i]);
+    }
+    ops->free(dev, DP_MEMORY_DEVICE, p.blocks);
+    ops->free(dev, DP_MEMORY_PINNED, host);
+    free(p.oracle);
+}
+
+static void any_program_ordered_by_events_is_as_if_done_in_one_row(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 6; seed++)
+        run_program(seed, 40000);
+    run_program(7, 100);
+    run_program(8, (3 << 20) + 11);
+}
+
+/* ---- threads ------------------------------------------------------------------------------------- */
+
+static void *run_own_stream(void *arg)
+{
+    enum { BYTES = 300000, ROUNDS = 40 };
+    uint64_t seed = (uint64_t)(uintptr_t)arg;
+    struct dp_device_stream *s = new_stream();
+    char *host = new_buffer(DP_MEMORY_PINNED, BYTES), *back = new_buffer(DP_MEMORY_PINNED, BYTES);
+    char *there = new_buffer(DP_MEMORY_DEVICE, BYTES);
+
+    for (int i = 0; i < ROUNDS; i++) {
+        fill(host, 1000, seed + (uint64_t)i);
+        assert_int_equal(ops->copy(s, there, host, BYTES), 0);
+        assert_int_equal(ops->copy(s, back, there, BYTES), 0);
+        finish(s);
+        assert_memory_equal(back, host, 1000);
+    }
+    ops->free(dev, DP_MEMORY_DEVICE, there);
+    ops->free(dev, DP_MEMORY_PINNED, host);
+    ops->free(dev, DP_MEMORY_PINNED, back);
+    ops->stream_free(s);
+    return NULL;
+}
+
+static void threads_use_one_device_each_with_its_own_stream(void **state)
+{
+    (void)state;
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+
+    for (uintptr_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_own_stream, (void *)(i + 1)), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static void another_devices_event_is_refused(void **state)
+{
+    (void)state;
+    struct dp_device *other;
+    struct dp_device_stream *s = new_stream(), *t;
+    struct dp_device_event *event;
+
+    assert_int_equal(dp_device_open(ops->name, &other), 0);
+    assert_int_equal(other->ops->event_new(other, &event), 0);
+    assert_int_equal(other->ops->stream_new(other, &t), 0);
+    assert_int_equal(other->ops->event_record(event, t), 0);
+    assert_int_equal(ops->stream_wait(s, event), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "another device's event"));
+    other->ops->event_free(event);
+    other->ops->stream_free(t);
+    dp_device_close(other);
+    ops->stream_free(s);
+}
+
+/* ---- the devices --------------------------------------------------------------------------------- */
+
+static int run_suite(const char *title)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_is_aligned_whatever_its_size),
+        cmocka_unit_test(too_much_memory_is_refused_with_its_size),
+        cmocka_unit_test(bytes_survive_the_way_through_every_kind_of_memory),
+        cmocka_unit_test(zero_clears_its_bytes_and_no_others),
+        cmocka_unit_test(a_stream_keeps_its_order_over_more_copies_than_fit_its_queue),
+        cmocka_unit_test(an_event_never_recorded_holds_nothing_back),
+        cmocka_unit_test(an_event_outlives_its_stream_and_work_given_is_done),
+        cmocka_unit_test(a_wait_holds_to_the_record_it_was_given_for),
+        cmocka_unit_test(any_program_ordered_by_events_is_as_if_done_in_one_row),
+        cmocka_unit_test(threads_use_one_device_each_with_its_own_stream),
+        cmocka_unit_test(another_devices_event_is_refused),
+    };
+    return cmocka_run_group_tests_name(title, tests, NULL, NULL);
+}
+
+static int run_on(const char *title, const char *name)
+{
+    if (dp_device_open(name, &dev)) {
+        printf("[  SKIPPED ] %s: %s\n", title, dp_last_error());
+        return 0;
+    }
+    ops = dev->ops;
+    int failed = run_suite(title);
+    dp_device_close(dev);
+    return failed;
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_host_copies_zeroes_and_reaches_its_events),
-        cmocka_unit_test(bad_names_say_what_was_expected),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    dp_log_set(NULL, NULL, DP_LOG_ERROR);
+    int failed = run_on("host without workers", "host:0") + run_on("host, 1 worker", "host:1") +
+                 run_on("host, 3 workers", "host:3") + run_on("cuda on a GPU", "cuda:0");
+#ifdef WITH_CUDA
+    const struct fake_cuda *fake = use_fake_cuda();
+    if (!fake)
+        return failed + 1;
+    failed += run_on("cuda on the stand-in", "cuda:0");
+    fake->shake(1, 200);
+    failed += run_on("cuda on the stand-in, at random times", "cuda:1");
+    failed += fake->alive();
+#endif
+    return failed;
 }

@@ -51,7 +51,7 @@ struct dp_device_ops {
     void (*free)(struct dp_device *dev, enum dp_memory where, void *ptr);
 
     int (*stream_new)(struct dp_device *dev, struct dp_device_stream **out);
-    /* Work in flight is finished first. stream may be NULL. */
+    /* Work in flight is finished first; a device that hangs is given 10 s. stream may be NULL. */
     void (*stream_free)(struct dp_device_stream *stream);
     /* What the device's own interface calls the stream, to queue other work in it: a CUstream; NULL
      * on the host. */

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda.c - a CUDA device. Every call makes the device's primary context current and puts back what
+ * the calling thread had, so that any thread may call, also one that works with another context.
+ */
+#include "device/device.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "device/cuda_driver.h"
+
+#include <stdlib.h>
+
+struct cuda {
+    struct dp_device base;
+    struct dp_cuda_driver cu;
+    CUdevice device;
+    CUcontext context; /* the primary one; NULL: not retained yet */
+};
+
+struct dp_device_stream {
+    struct cuda *cuda;
+    CUstream stream;
+};
+
+struct dp_device_event {
+    struct cuda *cuda;
+    CUevent event;
+};
+
+static int enter(struct cuda *cuda)
+{
+    return dp_cuda_check(&cuda->cu, cuda->cu.cuCtxPushCurrent(cuda->context),
+                         "making its context current");
+}
+
+/* Hands the result of the call made inside through. */
+static CUresult leave(struct cuda *cuda, CUresult result)
+{
+    CUcontext context;
+
+    cuda->cu.cuCtxPopCurrent(&context);
+    return result;
+}
+
+static CUdeviceptr address(const void *ptr)
+{
+    return (CUdeviceptr)(uintptr_t)ptr;
+}
+
+/* The driver's own waits know no deadline. So: ask often while it may be a matter of microseconds,
+ * then ever more rarely. */
+static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
+{
+    const int64_t spin_ns = 50 * DP_NS_PER_US, longest_nap_ns = 500 * DP_NS_PER_US;
+    int64_t start = dp_now_ns(), nap_ns = 10 * DP_NS_PER_US;
+    int err;
+
+    while ((err = test(arg)) == DP_EAGAIN) {
+        int64_t waited = dp_now_ns() - start;
+        if (waited >= timeout_ns)
+            return DP_ETIMEDOUT;
+        if (waited < spin_ns)
+            continue;
+        nanosleep(&(struct timespec){0, (long)nap_ns}, NULL);
+        nap_ns = 2 * nap_ns < longest_nap_ns ? 2 * nap_ns : longest_nap_ns;
+    }
+    return err;
+}
+
+/* ---- memory -------------------------------------------------------------------------------------- */
+
+static CUresult alloc_device(const struct dp_cuda_driver *cu, size_t bytes, void **out)
+{
+    CUdeviceptr ptr;
+    CUresult result = cu->cuMemAlloc(&ptr, bytes);
+
+    if (result == CUDA_SUCCESS)
+        *out = (void *)(uintptr_t)ptr;
+    return result;
+}
+
+static int cuda_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+    size_t ask = bytes ? bytes : 1; /* the driver takes 0 for a mistake */
+
+    int err = enter(cuda);
+    if (err)
+        return err;
+    if (where == DP_MEMORY_DEVICE)
+        return dp_cuda_check(&cuda->cu, leave(cuda, alloc_device(&cuda->cu, ask, out)),
+                             "no device memory for a buffer of %zu bytes", bytes);
+    return dp_cuda_check(
+        &cuda->cu, leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
+        "no pinned memory for a buffer of %zu bytes", bytes);
+}
+
+static void cuda_free(struct dp_device *dev, enum dp_memory where, void *ptr)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+    CUresult result;
+
+    if (!ptr || enter(cuda))
+        return;
+    if (where == DP_MEMORY_DEVICE)
+        result = cuda->cu.cuMemFree(address(ptr));
+    else
+        result = cuda->cu.cuMemFreeHost(ptr);
+    dp_cuda_check(&cuda->cu, leave(cuda, result), "freeing the buffer at %p", ptr);
+}
+
+/* ---- streams ------------------------------------------------------------------------------------- */
+
+static const int64_t longest_drain_ns = 10 * DP_NS_PER_S;
+
+static int cuda_stream_new(struct dp_device *dev, struct dp_device_stream **out)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+    struct dp_device_stream *stream = calloc(1, sizeof(*stream));
+
+    if (!stream)
+        return dp_fail(DP_ENOMEM, "cuda: no memory for a stream");
+    stream->cuda = cuda;
+    int err = enter(cuda);
+    if (!err)
+        err = dp_cuda_check(
+            &cuda->cu,
+            leave(cuda, cuda->cu.cuStreamCreate(&stream->stream, CU_STREAM_NON_BLOCKING)),
+            "making a stream");
+    if (err)
+        free(stream);
+    else
+        *out = stream;
+    return err;
+}
+
+static int test_stream(void *arg)
+{
+    struct dp_device_stream *stream = arg;
+
+    return stream->cuda->cu.cuStreamQuery(stream->stream) == CUDA_ERROR_NOT_READY ? DP_EAGAIN : 0;
+}
+
+static void cuda_stream_free(struct dp_device_stream *stream)
+{
+    struct cuda *cuda = stream ? stream->cuda : NULL;
+
+    if (cuda && !enter(cuda)) {
+        if (poll_until(test_stream, stream, longest_drain_ns))
+            dp_log(DP_LOG_WARN, "cuda:%d: a stream is freed with work unfinished after 10 s",
+                   cuda->cu.ordinal);
+        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuStreamDestroy(stream->stream)),
+                      "freeing a stream");
+    }
+    free(stream);
+}
+
+static void *cuda_stream_native(struct dp_device_stream *stream)
+{
+    return stream->stream;
+}
+
+/* Addresses are unified: the driver sees by itself which memory is where. */
+static int cuda_copy(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes)
+{
+    struct cuda *cuda = stream->cuda;
+
+    int err = bytes ? enter(cuda) : 0;
+    if (err || !bytes)
+        return err;
+    CUresult result = cuda->cu.cuMemcpyAsync(address(dst), address(src), bytes, stream->stream);
+    return dp_cuda_check(&cuda->cu, leave(cuda, result), "copying %zu bytes from %p to %p", bytes,
+                         src, dst);
+}
+
+static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
+{
+    struct cuda *cuda = stream->cuda;
+
+    int err = bytes ? enter(cuda) : 0;
+    if (err || !bytes)
+        return err;
+    CUresult result = cuda->cu.cuMemsetD8Async(address(dst), 0, bytes, stream->stream);
+    return dp_cuda_check(&cuda->cu, leave(cuda, result), "zeroing %zu bytes at %p", bytes, dst);
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+static int cuda_event_new(struct dp_device *dev, struct dp_device_event **out)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+    struct dp_device_event *event = calloc(1, sizeof(*event));
+
+    if (!event)
+        return dp_fail(DP_ENOMEM, "cuda: no memory for an event");
+    event->cuda = cuda;
+    int err = enter(cuda);
+    if (!err)
+        err = dp_cuda_check(
+            &cuda->cu, leave(cuda, cuda->cu.cuEventCreate(&event->event, CU_EVENT_DISABLE_TIMING)),
+            "making an event");
+    if (err)
+        free(event);
+    else
+        *out = event;
+    return err;
+}
+
+static void cuda_event_free(struct dp_device_event *event)
+{
+    struct cuda *cuda = event ? event->cuda : NULL;
+
+    if (cuda && !enter(cuda))
+        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuEventDestroy(event->event)),
+                      "freeing an event");
+    free(event);
+}
+
+static int cuda_event_record(struct dp_device_event *event, struct dp_device_stream *stream)
+{
+    struct cuda *cuda = event->cuda;
+
+    int err = enter(cuda);
+    if (err)
+        return err;
+    return dp_cuda_check(&cuda->cu,
+                         leave(cuda, cuda->cu.cuEventRecord(event->event, stream->stream)),
+                         "recording an event");
+}
+
+static int cuda_event_test(struct dp_device_event *event)
+{
+    struct cuda *cuda = event->cuda;
+
+    int err = enter(cuda);
+    if (err)
+        return err;
+    CUresult result = leave(cuda, cuda->cu.cuEventQuery(event->event));
+    if (result == CUDA_ERROR_NOT_READY)
+        return DP_EAGAIN; /* no failure: not a word of it */
+    return dp_cuda_check(&cuda->cu, result, "the work before an event");
+}
+
+static int test_event(void *event)
+{
+    return cuda_event_test(event);
+}
+
+static int cuda_event_wait(struct dp_device_event *event, int64_t timeout_ns)
+{
+    int err = poll_until(test_event, event, timeout_ns);
+
+    if (err != DP_ETIMEDOUT)
+        return err;
+    return dp_fail_quietly(err, "cuda:%d: an event was not reached within %lld ms",
+                           event->cuda->cu.ordinal, (long long)(timeout_ns / DP_NS_PER_MS));
+}
+
+static int cuda_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
+{
+    struct cuda *cuda = stream->cuda;
+
+    if (event->cuda != cuda)
+        return dp_fail(DP_EINVAL, "cuda: a stream cannot wait for another device's event");
+    int err = enter(cuda);
+    if (err)
+        return err;
+    return dp_cuda_check(&cuda->cu,
+                         leave(cuda, cuda->cu.cuStreamWaitEvent(stream->stream, event->event, 0)),
+                         "waiting for an event");
+}
+
+/* ---- the device ---------------------------------------------------------------------------------- */
+
+static void cuda_close(struct dp_device *dev)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+
+    if (cuda->context)
+        dp_cuda_check(&cuda->cu, cuda->cu.cuDevicePrimaryCtxRelease(cuda->device),
+                      "releasing its context");
+    free(cuda);
+}
+
+static const struct dp_device_ops cuda_ops = {
+    .name = "cuda",
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .stream_new = cuda_stream_new,
+    .stream_free = cuda_stream_free,
+    .stream_native = cuda_stream_native,
+    .copy = cuda_copy,
+    .zero = cuda_zero,
+    .event_new = cuda_event_new,
+    .event_free = cuda_event_free,
+    .event_record = cuda_event_record,
+    .event_test = cuda_event_test,
+    .event_wait = cuda_event_wait,
+    .stream_wait = cuda_stream_wait,
+    .close = cuda_close,
+};
+
+static int retain_context(struct cuda *cuda)
+{
+    const struct dp_cuda_driver *cu = &cuda->cu;
+    CUcontext context;
+    int count, err;
+
+    err = dp_cuda_check(cu, cu->cuDeviceGetCount(&count), "counting devices");
+    if (err)
+        return err;
+    if (cu->ordinal < 0 || cu->ordinal >= count)
+        return dp_fail(DP_ENODEV, "cuda:%d: no such device; this machine has %d", cu->ordinal,
+                       count);
+    err = dp_cuda_check(cu, cu->cuDeviceGet(&cuda->device, cu->ordinal), "finding the device");
+    if (err)
+        return err;
+    err = dp_cuda_check(cu, cu->cuDevicePrimaryCtxRetain(&context, cuda->device),
+                        "retaining its context");
+    if (!err)
+        cuda->context = context;
+    return err;
+}
+
+int dp_device_cuda_open(int ordinal, struct dp_device **out)
+{
+    struct dp_device_options options;
+    int err = dp_options_read(&dp_device_option_area, &options);
+    if (err)
+        return err;
+
+    struct cuda *cuda = calloc(1, sizeof(*cuda));
+    if (!cuda)
+        return dp_fail(DP_ENOMEM, "cuda: no memory for a device");
+    cuda->base = (struct dp_device){&cuda_ops, {kDLCUDA, ordinal}, false};
+    err = dp_cuda_driver_load(options.cuda_library, ordinal, &cuda->cu);
+    if (!err)
+        err = retain_context(cuda);
+    if (err)
+        cuda_close(&cuda->base);
+    else
+        *out = &cuda->base;
+    return err;
+}

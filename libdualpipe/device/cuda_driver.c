@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/cuda_driver.h"
+
+#include "base/dl.h"
+#include "base/fail.h"
+
+#include <stdio.h>
+
+/* cuMemAlloc is a macro for cuMemAlloc_v2: the argument is expanded before it becomes text. */
+#define TEXT_OF(x)       #x
+#define TEXT_OF_VALUE(x) TEXT_OF(x)
+
+static const struct dp_dl_symbol symbols[] = {
+#define SYMBOL(name) {TEXT_OF_VALUE(name), offsetof(struct dp_cuda_driver, name), false},
+    DP_CUDA_FUNCTIONS(SYMBOL)
+#undef SYMBOL
+};
+
+/* Both know every error of their own driver, and none of a newer one. */
+static const char *error_name(const struct dp_cuda_driver *cu, CUresult result)
+{
+    const char *name = NULL;
+
+    cu->cuGetErrorName(result, &name);
+    return name ? name : "an error without a name";
+}
+
+static const char *error_text(const struct dp_cuda_driver *cu, CUresult result)
+{
+    const char *text = NULL;
+
+    cu->cuGetErrorString(result, &text);
+    return text ? text : "no explanation";
+}
+
+int dp_cuda_driver_load(const char *library, int ordinal, struct dp_cuda_driver *out)
+{
+    const char *files[] = {library ? library : "libcuda.so.1", NULL};
+    char reason[512];
+    void *handle;
+
+    out->ordinal = ordinal;
+    if (dp_dl_open(files, symbols, sizeof(symbols) / sizeof(symbols[0]), out, &handle)) {
+        snprintf(reason, sizeof(reason), "%s", dp_last_error());
+        return dp_fail(DP_ENODEV, "cuda:%d: no CUDA driver: %s", ordinal, reason);
+    }
+    CUresult result = out->cuInit(0);
+    if (result != CUDA_SUCCESS)
+        return dp_fail(DP_ENODEV, "cuda:%d: the CUDA driver does not start: %s (%s)", ordinal,
+                       error_name(out, result), error_text(out, result));
+    return 0;
+}
+
+static int nearest_error(CUresult result)
+{
+    switch (result) {
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_HANDLE:
+        return DP_EINVAL;
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return DP_ENOMEM;
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+        return DP_ENODEV;
+    case CUDA_ERROR_NOT_SUPPORTED:
+        return DP_EUNSUPPORTED;
+    default:
+        return DP_EIO;
+    }
+}
+
+int dp_cuda_check(const struct dp_cuda_driver *cu, CUresult result, const char *fmt, ...)
+{
+    char what[256];
+    va_list args;
+
+    if (result == CUDA_SUCCESS)
+        return 0;
+    va_start(args, fmt);
+    vsnprintf(what, sizeof(what), fmt, args);
+    va_end(args);
+    return dp_fail(nearest_error(result), "cuda:%d: %s: %s (%s)", cu->ordinal, what,
+                   error_name(cu, result), error_text(cu, result));
+}

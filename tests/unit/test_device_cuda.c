@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The CUDA device on the stand-in driver: what goes wrong, contexts, and waiting. Nothing here says
+ * anything about a real GPU.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "fakes/use_fake_cuda.h"
+#include <dualpipe/device.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const struct fake_cuda *fake;
+static const char *fake_file;
+
+static int reset(void **state)
+{
+    (void)state;
+    fake->reset();
+    setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", fake_file, 1);
+    return 0;
+}
+
+static struct dp_device *open_device(void)
+{
+    struct dp_device *dev = NULL;
+
+    assert_int_equal(dp_device_open("cuda", &dev), 0);
+    return dev;
+}
+
+static void expect_sentence(const char *part)
+{
+    if (!strstr(dp_last_error(), part))
+        fail_msg("'%s' does not say '%s'", dp_last_error(), part);
+}
+
+/* ---- opening ------------------------------------------------------------------------------------- */
+
+static void without_a_driver_the_loaders_reason_is_given(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+
+    setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", "no-such-driver.so", 1);
+    assert_int_equal(dp_device_open("cuda", &dev), DP_ENODEV);
+    expect_sentence("cuda:0: no CUDA driver: no-such-driver.so: cannot open shared object file");
+}
+
+static void a_library_that_is_no_driver_is_named_with_what_it_lacks(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+
+    setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", "libc.so.6", 1);
+    assert_int_equal(dp_device_open("cuda", &dev), DP_ENODEV);
+    expect_sentence("libc.so.6 has no cu");
+}
+
+static void a_driver_that_does_not_start_says_why(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+
+    fake->fail_call("cuInit", 1, CUDA_ERROR_NO_DEVICE);
+    assert_int_equal(dp_device_open("cuda", &dev), DP_ENODEV);
+    expect_sentence("does not start: CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)");
+}
+
+static void an_ordinal_beyond_the_last_device_is_refused_with_their_number(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+
+    assert_int_equal(dp_device_open("cuda:2", &dev), DP_ENODEV);
+    expect_sentence("cuda:2: no such device; this machine has 2");
+    assert_int_equal(dp_device_cuda_open(-1, &dev), DP_ENODEV);
+}
+
+static void tensors_carry_the_ordinal(void **state)
+{
+    (void)state;
+    struct dp_device *dev;
+
+    assert_int_equal(dp_device_open("cuda:1", &dev), 0);
+    assert_int_equal(dev->dl.device_type, kDLCUDA);
+    assert_int_equal(dev->dl.device_id, 1);
+    assert_false(dev->host_accessible);
+    dp_device_close(dev);
+}
+
+/* ---- failures ------------------------------------------------------------------------------------ */
+
+static void errors_are_ours_and_sentences_the_drivers(void **state)
+{
+    (void)state;
+    static const struct {
+        CUresult result;
+        int err;
+        const char *name;
+    } cases[] = {
+        {CUDA_ERROR_OUT_OF_MEMORY, DP_ENOMEM, "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"},
+        {CUDA_ERROR_INVALID_VALUE, DP_EINVAL, "CUDA_ERROR_INVALID_VALUE (invalid argument)"},
+        {CUDA_ERROR_NOT_SUPPORTED, DP_EUNSUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
+        {CUDA_ERROR_LAUNCH_FAILED, DP_EIO, "CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"},
+        {(CUresult)12345, DP_EIO, "an error without a name (no explanation)"},
+    };
+    struct dp_device *dev = open_device();
+    void *ptr;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        fake->fail_call("cuMemAlloc_v2", 1, cases[i].result);
+        assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 1000, &ptr), cases[i].err);
+        expect_sentence("cuda:0: no device memory for a buffer of 1000 bytes: ");
+        expect_sentence(cases[i].name);
+    }
+    dp_device_close(dev);
+}
+
+static void memory_runs_out_where_the_device_ends(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    void *half, *rest;
+
+    assert_int_equal(
+        dev->ops->alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2 + 1, &half), 0);
+    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2, &rest),
+                     DP_ENOMEM);
+    dev->ops->free(dev, DP_MEMORY_DEVICE, half);
+    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2, &rest), 0);
+    dev->ops->free(dev, DP_MEMORY_DEVICE, rest);
+    dp_device_close(dev);
+}
+
+static void a_failure_of_the_device_shows_in_the_event_and_stays(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    const struct dp_device_ops *ops = dev->ops;
+    struct dp_device_stream *s;
+    struct dp_device_event *event;
+    void *there, *more;
+
+    assert_int_equal(ops->alloc(dev, DP_MEMORY_DEVICE, 100, &there), 0);
+    assert_int_equal(ops->stream_new(dev, &s), 0);
+    assert_int_equal(ops->event_new(dev, &event), 0);
+    fake->hold(true);
+    fake->fail_work(2, CUDA_ERROR_LAUNCH_FAILED);
+    assert_int_equal(ops->zero(s, there, 100), 0);
+    assert_int_equal(ops->zero(s, there, 100), 0);
+    assert_int_equal(ops->event_record(event, s), 0);
+    assert_int_equal(ops->event_test(event), DP_EAGAIN);
+    fake->hold(false);
+    assert_int_equal(ops->event_wait(event, 20 * DP_NS_PER_S), DP_EIO);
+    expect_sentence("cuda:0: the work before an event: CUDA_ERROR_LAUNCH_FAILED");
+    assert_int_equal(ops->zero(s, there, 100), DP_EIO);
+    assert_int_equal(ops->alloc(dev, DP_MEMORY_PINNED, 100, &more), DP_EIO);
+    fake->reset();
+    ops->event_free(event);
+    ops->stream_free(s);
+    ops->free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_close(dev);
+}
+
+static void copies_from_nowhere_are_refused(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    struct dp_device_stream *s;
+    char host[64] = {0}, *there;
+
+    assert_int_equal(dev->ops->stream_new(dev, &s), 0);
+    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 512, (void **)&there), 0);
+    assert_int_equal(dev->ops->copy(s, there + 500, host, 64), DP_EINVAL);
+    expect_sentence("copying 64 bytes from");
+    assert_int_equal(dev->ops->copy(s, NULL, there, 64), DP_EINVAL);
+    dev->ops->free(dev, DP_MEMORY_DEVICE, there);
+    assert_int_equal(dev->ops->copy(s, host, there, 64), DP_EINVAL);
+    dev->ops->stream_free(s);
+    dp_device_close(dev);
+}
+
+/* Everything a device does, once. Whether all went well; all is undone in either case. */
+static bool do_everything(void)
+{
+    struct dp_device *dev = NULL;
+    struct dp_device_stream *s = NULL;
+    struct dp_device_event *event = NULL;
+    void *there = NULL, *pinned = NULL;
+
+    if (dp_device_open("cuda", &dev))
+        return false;
+    const struct dp_device_ops *ops = dev->ops;
+    bool well = !ops->alloc(dev, DP_MEMORY_DEVICE, 100, &there) &&
+                !ops->alloc(dev, DP_MEMORY_PINNED, 100, &pinned) && !ops->stream_new(dev, &s) &&
+                !ops->event_new(dev, &event) && !ops->zero(s, there, 100) &&
+                !ops->copy(s, pinned, there, 100) && !ops->event_record(event, s) &&
+                !ops->stream_wait(s, event) && !ops->event_wait(event, 20 * DP_NS_PER_S);
+    if (!well)
+        fake->drain(); /* of work that was started, whatever failed behind it */
+    ops->event_free(event);
+    ops->stream_free(s);
+    ops->free(dev, DP_MEMORY_PINNED, pinned);
+    ops->free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_close(dev);
+    return well;
+}
+
+static void whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing(void **state)
+{
+    (void)state;
+    int alive = fake->alive(), errors = 0;
+
+    for (int n = 1; n < 1000; n++) {
+        fake->fail_call(NULL, n, CUDA_ERROR_NOT_SUPPORTED);
+        bool well = do_everything();
+        if (fake->armed())
+            break;
+        /* A call that frees has no error to return, and what it did not free is alive. */
+        if (well)
+            alive = fake->alive();
+        else
+            assert_int_equal(fake->alive(), alive);
+        errors += !well;
+    }
+    fake->reset();
+    assert_true(do_everything());
+    assert_int_equal(fake->alive(), alive);
+    assert_true(errors >= 22); /* every call that makes or starts something */
+}
+
+/* ---- contexts and threads ------------------------------------------------------------------------ */
+
+typedef CUresult (*get_current_fn)(CUcontext *out);
+typedef CUresult (*push_current_fn)(CUcontext context);
+typedef CUresult (*retain_fn)(CUcontext *out, CUdevice device);
+typedef CUresult (*release_fn)(CUdevice device);
+
+static void *driver_symbol(const char *name)
+{
+    void *handle = dlopen(fake_file, RTLD_NOW | RTLD_LOCAL), *symbol = dlsym(handle, name);
+
+    assert_non_null(symbol);
+    return symbol;
+}
+
+static void the_callers_context_is_current_again_after_every_call(void **state)
+{
+    (void)state;
+    get_current_fn get_current;
+    push_current_fn push_current;
+    retain_fn retain;
+    release_fn release;
+    CUcontext other, now;
+
+    *(void **)&get_current = driver_symbol("cuCtxGetCurrent");
+    *(void **)&push_current = driver_symbol("cuCtxPushCurrent_v2");
+    *(void **)&retain = driver_symbol("cuDevicePrimaryCtxRetain");
+    *(void **)&release = driver_symbol("cuDevicePrimaryCtxRelease_v2");
+
+    assert_true(do_everything());
+    assert_int_equal(get_current(&now), CUDA_SUCCESS);
+    assert_null(now);
+    assert_int_equal(retain(&other, 1), CUDA_SUCCESS);
+    assert_int_equal(push_current(other), CUDA_SUCCESS);
+    assert_true(do_everything());
+    assert_int_equal(get_current(&now), CUDA_SUCCESS);
+    assert_ptr_equal(now, other);
+    *(void **)&get_current = driver_symbol("cuCtxPopCurrent_v2");
+    get_current(&now);
+    release(1);
+}
+
+static void *do_everything_in_a_thread(void *arg)
+{
+    *(bool *)arg = do_everything();
+    return NULL;
+}
+
+static void any_thread_may_call(void **state)
+{
+    (void)state;
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    bool well[THREADS];
+
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, do_everything_in_a_thread, &well[i]);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_true(well[i]);
+    }
+}
+
+/* ---- waiting ------------------------------------------------------------------------------------- */
+
+static void a_wait_for_the_device_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    struct dp_device_stream *s;
+    struct dp_device_event *event;
+    char *there;
+
+    assert_int_equal(dev->ops->stream_new(dev, &s), 0);
+    assert_int_equal(dev->ops->event_new(dev, &event), 0);
+    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 8, (void **)&there), 0);
+    fake->hold(true);
+    assert_int_equal(dev->ops->zero(s, there, 8), 0);
+    assert_int_equal(dev->ops->event_record(event, s), 0);
+    int64_t start = dp_now_ns();
+    assert_int_equal(dev->ops->event_wait(event, 3 * DP_NS_PER_MS), DP_ETIMEDOUT);
+    assert_true(dp_now_ns() - start >= 3 * DP_NS_PER_MS);
+    expect_sentence("cuda:0: an event was not reached within 3 ms");
+    fake->hold(false);
+    assert_int_equal(dev->ops->event_wait(event, 20 * DP_NS_PER_S), 0);
+    dev->ops->free(dev, DP_MEMORY_DEVICE, there);
+    dev->ops->event_free(event);
+    dev->ops->stream_free(s);
+    dp_device_close(dev);
+}
+
+static void the_cpu_cannot_touch_device_memory(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    char *there;
+    int status;
+
+    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 8, (void **)&there), 0);
+    pid_t child = fork();
+    if (!child) {
+        signal(SIGSEGV, SIG_DFL); /* cmocka and the sanitizers would make much of it */
+        there[0] = 1;
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGSEGV);
+    dev->ops->free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_close(dev);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(without_a_driver_the_loaders_reason_is_given, reset),
+        cmocka_unit_test_setup(a_library_that_is_no_driver_is_named_with_what_it_lacks, reset),
+        cmocka_unit_test_setup(a_driver_that_does_not_start_says_why, reset),
+        cmocka_unit_test_setup(an_ordinal_beyond_the_last_device_is_refused_with_their_number,
+                               reset),
+        cmocka_unit_test_setup(tensors_carry_the_ordinal, reset),
+        cmocka_unit_test_setup(errors_are_ours_and_sentences_the_drivers, reset),
+        cmocka_unit_test_setup(memory_runs_out_where_the_device_ends, reset),
+        cmocka_unit_test_setup(a_failure_of_the_device_shows_in_the_event_and_stays, reset),
+        cmocka_unit_test_setup(copies_from_nowhere_are_refused, reset),
+        cmocka_unit_test_setup(whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing,
+                               reset),
+        cmocka_unit_test_setup(the_callers_context_is_current_again_after_every_call, reset),
+        cmocka_unit_test_setup(any_thread_may_call, reset),
+        cmocka_unit_test_setup(a_wait_for_the_device_ends_at_its_deadline, reset),
+        cmocka_unit_test_setup(the_cpu_cannot_touch_device_memory, reset),
+    };
+
+    fake = use_fake_cuda();
+    if (!fake)
+        return 1;
+    fake_file = strdup(getenv("DUALPIPE_DEVICE_CUDA_LIBRARY"));
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free((char *)fake_file);
+    return failed;
+}
