@@ -134,24 +134,37 @@ static int read_spec(const struct place *file, struct dp_draft *draft)
     return err;
 }
 
-/* Ranks stand in order, each with the rank by which the communicator knows it. */
-static int read_group_ranks(const struct place *ranks, struct dp_draft *draft)
+/* Where in the list each rank stands: rank says, or else its place does. */
+static int read_order(const struct place *ranks, int count, int *order)
 {
-    int count = draft->spec.ranks, *group_rank = calloc((size_t)count, sizeof(*group_rank));
     int err = 0;
 
-    if (!group_rank)
-        return dp_fail(DP_ENOMEM, "no memory for %d ranks", count);
+    for (int rank = 0; rank < count; rank++)
+        order[rank] = -1;
+    for (int i = 0, rank; i < count && !err; i++) {
+        struct place at = element(ranks, (size_t)i), in = member(&at, "rank");
+        rank = i;
+        if (in.value)
+            err = get_int(&at, "rank", 0, count - 1, &rank);
+        if (!err && order[rank] >= 0)
+            err = expected(&in, "each rank once");
+        order[rank] = i;
+    }
+    return err;
+}
+
+/* The rank by which the communicator knows each rank; the same where nothing is said. */
+static int read_group_ranks(const struct place *ranks, int count, const int *order,
+                            int *group_rank)
+{
+    int err = 0;
+
     for (int rank = 0; rank < count && !err; rank++) {
-        struct place at = element(ranks, (size_t)rank);
-        err = check_int(&at, "rank", rank);
+        struct place at = element(ranks, (size_t)order[rank]);
         group_rank[rank] = rank;
-        if (!err && member(&at, "group_rank").value)
+        if (member(&at, "group_rank").value)
             err = get_int(&at, "group_rank", 0, count - 1, &group_rank[rank]);
     }
-    if (!err && dp_draft_map(draft, group_rank))
-        err = dp_fail(DP_EINVAL, "ranks: %s", dp_last_error());
-    free(group_rank);
     return err;
 }
 
@@ -300,11 +313,11 @@ static int read_event(const struct rank_reader *r, const struct place *at)
     return read_single(r, at, &name, (uint32_t)step);
 }
 
-static int read_rank(struct dp_draft *draft, const struct place *ranks, int rank)
+static int read_rank(struct dp_draft *draft, const struct place *at, int rank)
 {
     const struct rank_reader r = {draft, draft->s, rank};
-    struct place at = element(ranks, (size_t)rank), events;
-    int err = get_array(&at, "events", &events);
+    struct place events;
+    int err = get_array(at, "events", &events);
 
     for (size_t i = 0; !err && i < json_array_size(events.value); i++) {
         struct place event = element(&events, i);
@@ -316,20 +329,39 @@ static int read_rank(struct dp_draft *draft, const struct place *ranks, int rank
 
 /* ---- all of it ----------------------------------------------------------------------------- */
 
-static int place(const struct place *file, const struct place *ranks, struct dp_draft *draft)
+/* What must be known before the events: ranks, slots, placement. */
+static int place(const struct place *file, const struct place *ranks, struct dp_draft *draft,
+                 const int *order, int *group_rank)
 {
     struct place slots = member(file, "slots");
-    int err = 0;
+    int err = read_group_ranks(ranks, draft->spec.ranks, order, group_rank);
 
-    if ((int)json_array_size(ranks->value) != draft->spec.ranks)
-        err = dp_fail(DP_EINVAL, "ranks: a list of %zu, expected P, %d",
-                      json_array_size(ranks->value), draft->spec.ranks);
-    if (!err)
-        err = read_group_ranks(ranks, draft);
-    if (!err && slots.value && draft->spec.kind == DP_SCHEDULE_USER)
+    if (err)
+        return err;
+    if (dp_draft_map(draft, group_rank))
+        return dp_fail(DP_EINVAL, "ranks: %s", dp_last_error());
+    if (slots.value && draft->spec.kind == DP_SCHEDULE_USER)
         err = read_slots(&slots, draft);
     if (!err && (err = dp_draft_place(draft)))
         err = dp_fail(err, "%s", dp_last_error());
+    return err;
+}
+
+static int read_ranks(const struct place *file, const struct place *ranks, struct dp_draft *draft)
+{
+    int count = draft->spec.ranks, err;
+    int *order = calloc(2 * (size_t)count, sizeof(*order)), *group_rank = order + count;
+
+    if (!order)
+        return dp_fail(DP_ENOMEM, "no memory for %d ranks", count);
+    err = read_order(ranks, count, order);
+    if (!err)
+        err = place(file, ranks, draft, order, group_rank);
+    for (int rank = 0; rank < count && !err; rank++) {
+        struct place at = element(ranks, (size_t)order[rank]);
+        err = read_rank(draft, &at, rank);
+    }
+    free(order);
     return err;
 }
 
@@ -341,11 +373,10 @@ static int read_file(const struct place *file, struct dp_draft *draft)
 
     if (!err)
         err = get_array(file, "ranks", &ranks);
-    if (!err)
-        err = place(file, &ranks, draft);
-    for (int rank = 0; !err && rank < draft->spec.ranks; rank++)
-        err = read_rank(draft, &ranks, rank);
-    return err;
+    if (!err && json_array_size(ranks.value) != (size_t)draft->spec.ranks)
+        err = dp_fail(DP_EINVAL, "ranks: a list of %zu, expected P, %d",
+                      json_array_size(ranks.value), draft->spec.ranks);
+    return err ? err : read_ranks(file, &ranks, draft);
 }
 
 int dp_read_json(const char *text, size_t len, struct dp_draft *draft)

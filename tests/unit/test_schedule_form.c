@@ -95,6 +95,21 @@ static void the_text_form_is_made_to_be_read(void **state)
     dp_schedule_free(s);
 }
 
+static void ranks_of_a_trace_may_stand_in_any_order(void **state)
+{
+    (void)state;
+    const char *text = "{\"algo\": \"gpipe\", \"P\": 2, \"M\": 1, \"forward_only\": true, \"ranks\": ["
+                       "{\"rank\": 1, \"group_rank\": 0, \"events\": []},"
+                       "{\"rank\": 0, \"group_rank\": 1, \"events\": ["
+                       "{\"op\": \"SEND_F\", \"mod\": 0, \"chunk\": 0, \"peer\": 0}]}]}";
+    struct dp_schedule *s = read_form(text, DP_FORMAT_JSON);
+
+    assert_int_equal(s->group_rank[0], 1);
+    assert_int_equal(dp_schedule_count(s, 0), 1);
+    assert_int_equal(dp_schedule_count(s, 1), 0);
+    dp_schedule_free(s);
+}
+
 /* ---- users' files -------------------------------------------------------------------------- */
 
 /* The same schedule three times: two ranks, three stages a rank would be, two slots each. */
@@ -258,7 +273,11 @@ static void bad_json_is_answered_by_path_and_expectation(void **state)
         {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 3, \"ranks\": [{}, {}]}",
          "microbatches: 3, expected an even number"},
         {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 1}, {}]}",
-         "ranks[0].rank: 1, expected 0"},
+         "ranks[1].rank: not there, expected each rank once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 1}, {\"rank\": 1}]}",
+         "ranks[1].rank: 1, expected each rank once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 2}, {}]}",
+         "ranks[0].rank: 2, expected a whole number from 0 to 1"},
         {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"group_rank\": 1}, {}]}",
          "ranks: group rank 1 of rank 1, expected each of 0 to 1 once"},
         {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{}, {}]}",
@@ -331,6 +350,7 @@ int main(void)
         cmocka_unit_test(every_built_schedule_survives_every_form),
         cmocka_unit_test(rank_maps_survive_every_form),
         cmocka_unit_test(the_text_form_is_made_to_be_read),
+        cmocka_unit_test(ranks_of_a_trace_may_stand_in_any_order),
         cmocka_unit_test(computes_of_a_user_get_their_messages_and_can_be_carried_out),
         cmocka_unit_test(a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams),
         cmocka_unit_test(bad_words_are_answered_by_line_and_expectation),
