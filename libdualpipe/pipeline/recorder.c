@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pipeline/recorder.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "pipeline/recording.h"
 
@@ -51,7 +52,7 @@ bool dp_recorder_enabled(const struct dp_recorder *rec)
 void dp_recorder_begin(struct dp_recorder *rec, uint64_t step)
 {
     rec->current = (rec->last + 1) % rec->step_count;
-    rec->steps[rec->current] = (struct dp_recorded_step){.step = step};
+    rec->steps[rec->current] = (struct dp_recorded_step){.step = step, .begin_ns = dp_now_ns()};
 }
 
 void dp_recorder_add(struct dp_recorder *rec, const struct dp_record *record)
@@ -65,6 +66,7 @@ void dp_recorder_add(struct dp_recorder *rec, const struct dp_record *record)
 
 void dp_recorder_end(struct dp_recorder *rec)
 {
+    rec->steps[rec->current].end_ns = dp_now_ns();
     rec->last = rec->current;
     rec->current = -1;
 }

@@ -9,6 +9,7 @@
 
 struct dp_recorded_step {
     uint64_t step;
+    int64_t begin_ns, end_ns;
     size_t count; /* records of the step; those beyond the capacity are lost */
 };
 

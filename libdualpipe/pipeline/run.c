@@ -50,7 +50,8 @@ static void record(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_
                               .end_ns = dp_now_ns(),
                               .waited_ns = pipe->now.waited_ns,
                               .waited_for = pipe->now.waited_for,
-                              .index = op->index};
+                              .index = op->index & INT32_MAX,
+                              .pair = op->pair};
 
     if (op->kind == DP_PLAN_REDUCE)
         entry.start_ns += entry.waited_ns;
