@@ -393,7 +393,8 @@ static int tcp_connect(const struct dp_wire_address *address, uint64_t label, st
 
 static int bind_to(union dp_sockaddr *place, int *out)
 {
-    int one = 1, off = 0, fd = socket(place->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int one = 1, off = 0;
+    int fd = socket(place->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     socklen_t len = sizeof(*place);
 
     if (fd < 0)

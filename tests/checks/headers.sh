@@ -1,0 +1,29 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# headers.sh - every public header is installed and compiles alone, twice, in C11 and in C++17.
+. "$DP_TOP_SRCDIR/tests/checks/cases.sh"
+cd "$DP_TOP_SRCDIR/libdualpipe/include"
+
+# compiles COMPILER... - what it says to a file that includes the header only.
+compiles()
+{
+    printf '#include <%s>\n#include <%s>\n' "$header" "$header" |
+        "$@" -Wall -Wextra -Wpedantic -Werror -I. -fsyntax-only - 2>&1 || echo "status $?"
+}
+
+cxx=
+for compiler in ${DP_CXX:-} c++; do
+    case $compiler in -*) continue ;; esac
+    command -v "$compiler" >/dev/null && cxx=$compiler && break
+done
+cc=${DP_CC%% *}
+
+for header in dualpipe/*.h; do
+    case_is "$header in C11" "$(compiles "$cc" -std=c11 -x c)"
+    [ -z "$cxx" ] || case_is "$header in C++17" "$(compiles "$cxx" -std=c++17 -x c++)"
+    case_is "$header is not installed" \
+        "$(grep -qF "libdualpipe/include/$header" ../Makefile.inc || echo "$header")"
+done
+[ -n "$cxx" ] || case_skipped 'C++17: no C++ compiler here'
+cases_end

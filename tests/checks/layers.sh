@@ -1,0 +1,73 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# layers.sh - includes point down only, and never to a neighbour.
+. "$DP_TOP_SRCDIR/tests/checks/cases.sh"
+cd "$DP_TOP_SRCDIR"
+
+# Every layer with its height and the public headers that are its.
+layers='
+base        0  dualpipe options random
+schedule    1  schedule
+microbatch  1  microbatch
+topology    1  topology placement
+device      2  device
+wire        2
+comm        3  comm
+pipeline    4  stage pipeline trace
+mixing      4  mixing
+'
+
+# Lines "FILE:#include ..." that break the rule. What no layer owns is the system's.
+upward()
+{
+    find libdualpipe -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
+        awk -v layers="$layers" '
+        BEGIN {
+            count = split(layers, line, "\n")
+            for (i = 1; i <= count; i++) {
+                n = split(line[i], word, " ")
+                height[word[1]] = word[2]
+                for (k = 3; k <= n; k++)
+                    owner[word[k]] = word[1]
+            }
+        }
+        function layer_of(path,    part) {
+            if (path ~ /(^|\/)dualpipe\/[a-z0-9]+\.h$/) {
+                sub(/.*\//, "", path)
+                sub(/\.h$/, "", path)
+                return path in owner ? owner[path] : "a header without a layer"
+            }
+            split(path, part, "/")
+            return part[1]
+        }
+        {
+            file = target = $0
+            sub(/:.*/, "", file)
+            sub(/^libdualpipe\//, "", file)
+            sub(/^[^"<]*["<]/, "", target)
+            sub(/[">].*/, "", target)
+            from = layer_of(file)
+            to = layer_of(target)
+            if (to ~ / / || from ~ / / || (from in height && to in height && from != to &&
+                height[from] <= height[to]))
+                print
+            else if (target ~ /\.\./ || (file ~ /^include/ && /include *"/))
+                print
+        }'
+}
+
+# Tools see the public headers, the system and each other.
+private()
+{
+    find tools -name '*.[ch]' -exec grep -H '^ *# *include *"' {} + |
+        while IFS=: read -r file include; do
+            header=${include#*\"}
+            header=${header%\"*}
+            [ -f "tools/$header" ] || [ "$header" = config.h ] || echo "$file: \"$header\""
+        done
+}
+
+case_is 'includes that do not point down' "$(upward)"
+case_is 'a tool that includes what is not public' "$(private)"
+cases_end
