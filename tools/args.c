@@ -271,6 +271,8 @@ static void print_help(const struct usage *u)
 {
     printf("usage: %s%s%s [OPTION...]\n\n%s\n", u->command, u->operands ? " " : "",
            u->operands ? u->operands : "", u->about);
+    if (u->operand_choices)
+        printf("\n  %-29s%s\n", u->operands, u->operand_choices);
     for (const struct arg_group *g = u->groups; g->title; g++) {
         printf("\n%s:\n", g->title);
         for (size_t i = 0; i < g->count; i++)
@@ -355,7 +357,7 @@ static int missing_value(const struct parser *p)
     char choices[256];
 
     if (a->type != ARG_CHOICE)
-        return command_misused("--%s needs a value: %s (%s)", a->name, a->value, a->help);
+        return command_misused("--%s needs a value: %s: %s", a->name, a->value, a->help);
     join_choices(a, ", ", choices, sizeof(choices));
     return command_misused("--%s needs a value: one of %s", a->name, choices);
 }

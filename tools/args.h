@@ -70,6 +70,7 @@ struct arg_group {
 struct usage {
     const char *command;            /* "dualpipe schedule show" */
     const char *operands;           /* "KIND"; NULL: takes none */
+    const char *operand_choices;    /* "gpipe|1f1b" for --help; NULL: anything */
     int min_operands, max_operands; /* max_operands 0 with operands set: any number */
     const char *about;              /* what the command does, a paragraph */
     const struct arg_group *groups; /* ends with a title of NULL */

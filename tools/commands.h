@@ -9,6 +9,11 @@ int run_bench(int argc, char **argv);
 int run_info(int argc, char **argv);
 int run_schedule(int argc, char **argv);
 
+int run_bench_executor(int argc, char **argv);
+int run_bench_schedule(int argc, char **argv);
+int run_bench_step(int argc, char **argv);
+int run_bench_wire(int argc, char **argv);
+
 int run_schedule_check(int argc, char **argv);
 int run_schedule_compare(int argc, char **argv);
 int run_schedule_export(int argc, char **argv);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 static const struct command commands[] = {
+    {"schedule", "show, check, simulate, export and compare pipeline schedules", run_schedule},
     {"info", "version, what was built in, what the machine has, all options", run_info},
     {0},
 };

@@ -36,6 +36,7 @@ struct ascii {
     int margin;     /* columns of "rank 12  " */
     int columns;    /* of the plot, in one panel */
     double scale;   /* columns per ns */
+    double brief_ns; /* one bar in ten is shorter */
     struct row row;
 };
 
@@ -260,18 +261,22 @@ static int print_shape(struct ascii *a)
 
 /* ---- the picture ----------------------------------------------------------------------------- */
 
-/* Columns per ns so that nearly every bar has room for its name and a gap. */
-static int find_scale(const struct dp_timeline *t, double *scale)
+/* Columns per ns so that nearly every bar has room for its name and a gap; how long a short bar is. */
+static int find_scale(struct ascii *a)
 {
     char label[DRAW_LABEL_LEN];
-    double *needs = malloc(t->count * sizeof(*needs));
+    size_t count = a->t->count;
+    double *needs = malloc(2 * count * sizeof(*needs)), *lengths = needs + count;
 
     if (!needs)
         return DP_ENOMEM;
-    for (size_t i = 0; i < t->count; i++)
-        needs[i] = (draw_label(&t->spans[i], label) + 1) /
-                   fmax(1, (double)(t->spans[i].end_ns - t->spans[i].start_ns));
-    *scale = draw_percentile(needs, t->count, 0.95);
+    for (size_t i = 0; i < count; i++) {
+        const struct dp_span *span = &a->t->spans[i];
+        lengths[i] = fmax(1, (double)(span->end_ns - span->start_ns));
+        needs[i] = (draw_label(span, label) + 1) / lengths[i];
+    }
+    a->scale = draw_percentile(needs, count, 0.95);
+    a->brief_ns = draw_percentile(lengths, count, 0.1);
     free(needs);
     return 0;
 }
@@ -289,15 +294,29 @@ static bool use_labels(const struct draw_options *o, double total, int columns)
     return total <= (double)MAX_PANELS * columns;
 }
 
-/* Panels of about equal width that begin at a tick, none wider than `room`. */
+/* Panels of about equal width, none wider than `room`, that begin at a round time, so that few bars
+ * are cut in two. */
 static int panel_columns(const struct ascii *a, int total, int room)
 {
     if (!a->o->width || total <= room)
         return total;
     int panels = (total + room - 1) / room, columns = (total + panels - 1) / panels;
-    struct draw_ticks ticks = draw_ticks((int64_t)(columns / a->scale), columns / TICK_COLUMNS);
-    double step = (double)ticks.step_ns * a->scale, snapped = ceil(columns / step - 1e-9) * step;
-    return snapped <= room ? (int)snapped : columns;
+    for (int tick = TICK_COLUMNS; tick > 0; tick /= 2) {
+        struct draw_ticks ticks = draw_ticks((int64_t)(columns / a->scale), columns / tick);
+        double step = (double)ticks.step_ns * a->scale;
+        double snapped = ceil(columns / step - 1e-9) * step;
+        if (snapped <= room)
+            return (int)snapped;
+    }
+    return columns;
+}
+
+/* Columns of a shape: where a short bar has one at least, each has whole ones. */
+static int shape_columns(const struct ascii *a, int room)
+{
+    double briefs = (double)a->t->makespan_ns / a->brief_ns;
+
+    return briefs > room ? room : (int)ceil(briefs * floor(room / briefs));
 }
 
 static int alloc_row(struct row *row, int width)
@@ -314,11 +333,11 @@ static int draw_body(struct ascii *a)
 
     if (room < TICK_COLUMNS)
         room = TICK_COLUMNS;
-    if ((err = find_scale(a->t, &a->scale)))
+    if ((err = find_scale(a)))
         return err;
     double total = ceil(makespan * a->scale);
     bool labels = use_labels(a->o, total, room);
-    a->columns = labels ? panel_columns(a, (int)total, room) : room;
+    a->columns = labels ? panel_columns(a, (int)total, room) : shape_columns(a, room);
     if (!labels)
         a->scale = a->columns / makespan;
     if ((err = alloc_row(&a->row, a->columns + 1)))

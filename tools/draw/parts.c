@@ -86,7 +86,9 @@ char *draw_time(int64_t ns, char *out, size_t len)
 {
     double value = (double)ns, size = value < 0 ? -value : value;
 
-    if (size >= 1e9)
+    if (!ns)
+        snprintf(out, len, "0");
+    else if (size >= 1e9)
         snprintf(out, len, "%.4g s", value / 1e9);
     else if (size >= 1e6)
         snprintf(out, len, "%.4g ms", value / 1e6);

@@ -34,7 +34,8 @@ enum dp_schedule_kind {
     DP_SCHEDULE_GPIPE,    /* all forwards, then all backwards; P ranks, P stages */
     DP_SCHEDULE_1F1B,     /* one forward, one backward; P ranks, P stages */
     DP_SCHEDULE_DUALPIPE, /* two streams; P ranks (even), P stages, each held twice */
-    DP_SCHEDULE_DUALPIPEV /* one stream down and back; P ranks, 2P stages */
+    DP_SCHEDULE_DUALPIPEV, /* one stream down and back; P ranks, 2P stages */
+    DP_SCHEDULE_KINDS
 };
 
 /* "gpipe", "1f1b", "dualpipe", "dualpipev", "user". */

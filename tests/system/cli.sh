@@ -1,0 +1,153 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# cli.sh - the command as such: help, mistakes, what it says about itself.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+# Every command, as the program lists them: "schedule", "schedule show", ...
+commands()
+{
+    sed -n '/^commands:/,/^$/s/^  \([a-z0-9-]*\) .*/\1/p' "$work/out"
+}
+all_commands()
+{
+    run --help || return
+    for outer in $(commands); do
+        echo "$outer"
+        run "$outer" --help || return
+        for inner in $(commands); do echo "$outer $inner"; done
+    done
+}
+
+says_its_version()
+{
+    run --version && says "dualpipe "
+}
+
+helps_with_every_command()
+{
+    all_commands >"$work/commands" || return
+    [ "$(wc -l <"$work/commands")" -ge 7 ] || wrong "few commands" || return
+    while read -r command; do
+        # shellcheck disable=SC2086 # words
+        run $command --help && says "usage: dualpipe $command" "examples:" || return
+    done <"$work/commands"
+}
+
+# The examples of --help must at least parse: run them with --help behind.
+gives_examples_that_parse()
+{
+    all_commands >"$work/commands" || return
+    while read -r command; do
+        # shellcheck disable=SC2086 # words
+        run $command --help || return
+        sed -n '/^examples:/,$p' "$work/out" | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' |
+            sed -n 's/^  \([A-Z_]*=[a-z]* \)*dualpipe \([^|>]*\).*/\2/p' >"$work/examples"
+        [ -s "$work/examples" ] || wrong "no example for $command" || return
+        while read -r example; do
+            # shellcheck disable=SC2086 # words
+            run $example --help || return
+        done <"$work/examples"
+    done <"$work/commands"
+}
+
+# tests/data/cli/mistakes: STATUS, the arguments, what must be said; tabs between.
+meets_a_mistake()
+{
+    # shellcheck disable=SC2086 # words
+    refuses "$1" "$3" $2 || return
+    [ ! -s "$work/out" ] || wrong "prints something all the same"
+}
+
+fails_where_output_cannot_be_written()
+{
+    [ -w /dev/full ] || skip "no /dev/full"
+    "$dualpipe" info >/dev/full 2>"$work/err" && wrong "does not notice" && return
+    grep -q "cannot write" "$work/err"
+}
+
+# ---- info
+
+tells_about_the_machine()
+{
+    run info && says "built in" "cores" "memory"
+}
+
+tells_about_the_machine_in_json()
+{
+    command -v jq >/dev/null || skip "no jq"
+    run info --json --options || return
+    jq -e '.machine.cores >= 1 and (.features | has("cuda")) and (.options | length) >= 1' \
+        "$work/out" >/dev/null
+}
+
+lists_options_with_value_and_origin()
+{
+    DUALPIPE_LOG_LEVEL=info run info --options &&
+        says "DUALPIPE_LOG_LEVEL" "info (from the environment)"
+}
+
+says_which_option_is_wrong()
+{
+    DUALPIPE_LOG_LEVEL=loud DUALPIPE_LOG_LEVLE=info run info --options >/dev/null
+    [ "$status" = 1 ] || wrong "exits with $status" || return
+    says "WRONG: DUALPIPE_LOG_LEVEL=loud: expected one of error" \
+        "DUALPIPE_LOG_LEVLE: no such option; did you mean DUALPIPE_LOG_LEVEL?"
+}
+
+# ---- what goes with it
+
+# Options and commands that a manual page does not know, or knows and the program does not.
+has_a_manual_in_step()
+{
+    page=$DP_TOP_SRCDIR/tools/man/dualpipe${1:+-$1}.1
+    [ -f "$page" ] || wrong "no $page" || return
+    all_commands >"$work/commands" || return
+    while read -r command; do
+        case "$command " in "$1 "*) ;; *) [ -z "$1" ] || continue ;; esac
+        if [ -z "$1" ]; then
+            grep -q "Cm ${command%% *}\$" "$page" || wrong "$page misses $command" || return
+            continue
+        fi
+        # shellcheck disable=SC2086 # words
+        run $command --help || return
+        for option in $(sed -n 's/^ *\(-[A-Za-z], \)\{0,1\}--\([a-z0-9-]*\).*/\2/p' "$work/out"); do
+            [ "$option" = help ] || grep -q -e "Fl -$option" "$page" ||
+                wrong "$page misses --$option" || return
+        done
+    done <"$work/commands"
+}
+
+has_clean_manuals()
+{
+    command -v mandoc >/dev/null || skip "no mandoc"
+    mandoc -Tlint -Wwarning "$DP_TOP_SRCDIR"/tools/man/*.1
+}
+
+completes_what_it_knows()
+{
+    command -v bash >/dev/null || skip "no bash"
+    all_commands >"$work/commands" || return
+    bash "$DP_TOP_SRCDIR/tests/system/completion.bash" "$dualpipe" \
+        "$DP_TOP_SRCDIR/tools/completion/dualpipe" <"$work/commands"
+}
+
+it says_its_version
+it helps_with_every_command
+it gives_examples_that_parse
+tab=$(printf '\t')
+while IFS=$tab read -r code arguments text; do
+    case $code in '#'* | '') continue ;; esac
+    it meets_a_mistake "$code" "$arguments" "$text"
+done <"$data/mistakes"
+it fails_where_output_cannot_be_written
+it tells_about_the_machine
+it tells_about_the_machine_in_json
+it lists_options_with_value_and_origin
+it says_which_option_is_wrong
+it has_a_manual_in_step ""
+it has_a_manual_in_step schedule
+it has_a_manual_in_step info
+it has_clean_manuals
+it completes_what_it_knows
+finish

@@ -1,0 +1,210 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# schedule.sh - `dualpipe schedule`: what it prints, what it writes, what it reads back.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+kinds="gpipe 1f1b dualpipe dualpipev"
+
+# A transcript: the command in its first line ("$ dualpipe ..."), what it prints in the others.
+prints_what_it_printed()
+{
+    # shellcheck disable=SC2046 # words
+    run $(sed -n '1s/^\$ dualpipe //p' "$1") || return
+    sed 1d "$1" | diff - "$work/out"
+}
+
+# ---- show
+
+keeps_to_the_width()
+{
+    for width in 40 64 80 132; do
+        run schedule show dualpipe -P 8 -M 20 --width $width || return
+        long=$(sed '1,2d; /^F forward/,$d' "$work/out" | awk -v w=$width 'length > w' | head -n 1)
+        [ -z "$long" ] || wrong "wider than $width: $long" || return
+    done
+}
+
+uses_colour_only_where_asked()
+{
+    escape=$(printf '\033')
+    run schedule show dualpipe && ! grep -q "$escape" "$work/out" || return
+    run schedule show dualpipe --colour always && says "$escape"
+}
+
+uses_colour_in_a_terminal_unless_told()
+{
+    command -v script >/dev/null || skip "no script(1) to make a terminal"
+    TERM=xterm script -qec "$dualpipe schedule show 1f1b" "$work/typescript" >/dev/null </dev/null
+    grep -q "$(printf '\033')" "$work/typescript" || wrong "no colour in a terminal" || return
+    NO_COLOR=1 TERM=xterm script -qec "$dualpipe schedule show 1f1b" "$work/typescript" \
+        >/dev/null </dev/null
+    ! grep -q "$(printf '\033')\[30" "$work/typescript" || wrong "colour in spite of NO_COLOR"
+}
+
+# writes_good_svg KIND ARGUMENT... - valid XML, not large, that a renderer takes.
+writes_good_svg()
+{
+    command -v xmllint >/dev/null || skip "no xmllint"
+    run schedule show "$@" --format svg -o "$work/a.svg" || return
+    [ ! -s "$work/out" ] || wrong "prints something" || return
+    xmllint --noout "$work/a.svg" || return
+    [ "$(wc -c <"$work/a.svg")" -lt 200000 ] || wrong "a large file" || return
+    command -v rsvg-convert >/dev/null || return 0
+    rsvg-convert -o "$work/a.png" "$work/a.svg" && [ -s "$work/a.png" ]
+}
+
+draws_every_bar_of_an_svg()
+{
+    run schedule show 1f1b -P 4 -M 8 --format svg || return
+    [ "$(grep -c '<title>rank' "$work/out")" = 64 ] || wrong "not 4 x 8 x 2 bars"
+}
+
+escapes_a_title()
+{
+    command -v xmllint >/dev/null || skip "no xmllint"
+    run schedule show gpipe --title 'a < b & "c"' --format svg &&
+        xmllint --xpath 'string(//*[local-name()="title"])' "$work/out" | grep -qxF 'a < b & "c"'
+}
+
+writes_a_trace_for_perfetto()
+{
+    command -v jq >/dev/null || skip "no jq"
+    run schedule show dualpipe -P 4 -M 8 --format perfetto || return
+    jq -e '.traceEvents | length > 100' "$work/out" >/dev/null
+}
+
+# ---- export and --file
+
+round_trips()
+{
+    kind=$1 form=$2
+    shift 2
+    run schedule export "$kind" "$@" --format "$form" -o "$work/one" || return
+    run schedule check --file "$work/one" || return
+    run schedule export --file "$work/one" --format "$form" -o "$work/two" || return
+    cmp "$work/one" "$work/two" || return
+    # Through standard input, into the other forms and back.
+    "$dualpipe" schedule export --file - --format csv <"$work/one" >"$work/three" &&
+        run schedule export --file "$work/three" --format "$form" -o "$work/four" &&
+        cmp "$work/one" "$work/four"
+}
+
+exports_the_trace_of_a_golden_file()
+{
+    file=$1
+    name=$(basename "$file" .json)
+    kind=${name%%_*}
+    ranks=${name#*_P}
+    ranks=${ranks%%_*}
+    mb=${name#*_M}
+    mb=${mb%%_*}
+    extra=
+    case $name in *_fwd) extra="--forward-only --return-outputs" ;; esac
+    # shellcheck disable=SC2086 # words
+    run schedule export "$kind" -P "$ranks" -M "$mb" $extra || return
+    command -v jq >/dev/null || skip "no jq"
+    jq -S 'del(.source)' "$file" >"$work/want"
+    jq -S 'del(.source)' "$work/out" >"$work/got"
+    cmp "$work/want" "$work/got"
+}
+
+# A schedule that somebody has changed by hand: the last op of rank 0 is gone.
+finds_what_is_wrong()
+{
+    run schedule export gpipe -P 2 -M 4 --format text -o "$work/mine" || return
+    sed 's/^\(rank 0:.*\) [^ ]*$/\1/' "$work/mine" >"$work/broken"
+    refuses 1 "" schedule check --file "$work/broken" || return
+    says "CANNOT be carried out" "rule " || return
+    refuses 1 "" schedule check --file "$work/broken" --format json || return
+    says '"valid": false'
+}
+
+keeps_to_bounds_it_is_given()
+{
+    run schedule check 1f1b -P 4 -M 8 --max-activations 4 || return
+    refuses 1 "" schedule check 1f1b -P 4 -M 8 --max-activations 3 || return
+    says "rule    activation"
+}
+
+refuses_a_file_that_is_no_schedule()
+{
+    echo '{"algo": 5}' >"$work/json"
+    printf 'one,two\n' >"$work/csv"
+    echo 'once upon a time' >"$work/text"
+    : >"$work/empty"
+    for form in json csv text empty; do
+        refuses 2 "" schedule check --file "$work/$form" || return
+    done
+}
+
+leaves_no_half_a_file()
+{
+    refuses 2 "" schedule show --file "$DP_TOP_SRCDIR/tests/system/schedule.sh" -o "$work/new" || return
+    [ ! -e "$work/new" ] || wrong "there is a file"
+    [ "$(find "$work" -name 'new*' | wc -l)" = 0 ]
+}
+
+# ---- simulate and compare
+
+# With F = I = W = 1, B = 2, F&B = 3 a step takes 3M + P - 2 (spec of the cost model).
+takes_as_long_as_published()
+{
+    run schedule simulate dualpipe -P "$1" -M "$2" || return
+    says "makespan  $((3 * $2 + $1 - 2)) ms"
+}
+
+gives_figures_as_json()
+{
+    command -v jq >/dev/null || skip "no jq"
+    run schedule simulate dualpipe -P 8 -M 20 --format json || return
+    jq -e '.makespan_ns == 66000000 and (.per_rank | map(.bubble_ns == 6000000) | all)
+           and (.per_rank | map(.peak_activations == 9) | all) and (.critical_path | length) > 0' \
+        "$work/out" >/dev/null || wrong "simulate: $(cat "$work/out")" || return
+    run schedule compare -P 8 -M 20 --format json || return
+    jq -e '.kinds | length == 4 and all(.possible)' "$work/out" >/dev/null || return
+    run schedule check dualpipe -P 8 -M 20 --format json || return
+    jq -e '.valid and .peak_activations == 9' "$work/out" >/dev/null
+}
+
+compares_only_the_kinds_named()
+{
+    run schedule compare 1f1b dualpipe -P 4 -M 8 || return
+    says 1f1b dualpipe
+    ! grep -q gpipe "$work/out"
+}
+
+sees_a_slow_rank()
+{
+    run schedule simulate gpipe -P 2 -M 4 --rank-scale 1,2 && says "makespan  27 ms"
+}
+
+for transcript in "$data"/transcripts/*.txt; do it prints_what_it_printed "$transcript"; done
+it keeps_to_the_width
+it uses_colour_only_where_asked
+it uses_colour_in_a_terminal_unless_told
+for kind in $kinds; do it writes_good_svg "$kind" -P 4 -M 10; done
+it writes_good_svg dualpipe -P 8 -M 20 --latency 100us --arrows --critical
+it draws_every_bar_of_an_svg
+it escapes_a_title
+it writes_a_trace_for_perfetto
+for kind in $kinds; do
+    for form in text json csv; do it round_trips "$kind" $form -P 4 -M 10; done
+done
+it round_trips dualpipe text -P 4 -M 8 --rank-map 2,0,1,3
+it round_trips dualpipe json -P 4 -M 8 --mirror-reduce
+it round_trips dualpipev csv -P 2 -M 4 --forward-only --return-outputs
+it round_trips gpipe text -P 1 -M 1
+for file in "$DP_TEST_DATA"/golden/dualpipe*.json; do it exports_the_trace_of_a_golden_file "$file"; done
+it finds_what_is_wrong
+it keeps_to_bounds_it_is_given
+it refuses_a_file_that_is_no_schedule
+it leaves_no_half_a_file
+it takes_as_long_as_published 4 8
+it takes_as_long_as_published 4 20
+it takes_as_long_as_published 8 16
+it takes_as_long_as_published 16 64
+it gives_figures_as_json
+it compares_only_the_kinds_named
+it sees_a_slow_rank
+finish

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "schedule_args.h"
+
+#include "command.h"
+
+#include <dualpipe/options.h>
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_RANKS = 4 };
+
+/* ---- lists --------------------------------------------------------------------------------- */
+
+/* Cut the next item off a comma-separated list. NULL at its end. */
+static char *next_item(char **rest)
+{
+    return *rest ? strsep(rest, ",") : NULL;
+}
+
+static bool parse_numbers(const char *text, void *member, char *why, size_t why_len)
+{
+    struct numbers *list = member;
+    char *copy = strdup(text), *rest = copy, *item, *end;
+    bool good = copy;
+
+    list->count = 0;
+    while (good && (item = next_item(&rest))) {
+        double number = strtod(item, &end);
+        good = end != item && !*end && number >= 0 && isfinite(number) && list->count < NUMBERS_MAX;
+        if (good)
+            list->items[list->count++] = number;
+    }
+    free(copy);
+    if (!good)
+        snprintf(why, why_len, "at most %d numbers that are not negative, as in 1,0,2",
+                 NUMBERS_MAX);
+    return good;
+}
+
+static const char *const time_names[] = {"f", "i", "w", "b", "fb", "reduce"};
+enum { TIMES = sizeof(time_names) / sizeof(time_names[0]) };
+
+static double *time_of(struct op_times *times, const char *name)
+{
+    double *const members[TIMES] = {&times->f, &times->i,  &times->w,
+                                    &times->b, &times->fb, &times->reduce};
+
+    for (int i = 0; i < TIMES; i++)
+        if (!strcmp(name, time_names[i]))
+            return members[i];
+    return NULL;
+}
+
+static bool parse_times(const char *text, void *member, char *why, size_t why_len)
+{
+    char *copy = strdup(text), *rest = copy, *item;
+    bool good = copy;
+
+    while (good && (item = next_item(&rest))) {
+        char *value = strchr(item, '=');
+        if (value)
+            *value++ = '\0';
+        double *time = time_of(member, item);
+        good = value && time && args_parse_time(value, time) && *time >= 0;
+    }
+    free(copy);
+    if (!good)
+        snprintf(why, why_len, "times by op (f, i, w, b, fb, reduce), as in f=1,i=1,w=1,fb=2.4 or "
+                               "f=250us,b=0.5ms");
+    return good;
+}
+
+/* ---- the groups ---------------------------------------------------------------------------- */
+
+#define AT(member) .offset = offsetof(struct schedule_args, member)
+
+static const struct arg size_args[] = {
+    {"ranks", 'P', "N", "pipeline ranks (default 4)", ARG_INT, AT(ranks), .min = 1, .max = 65536},
+    {"microbatches", 'M', "N", "micro-batches of a step (default 2 x ranks)", ARG_INT,
+     AT(microbatches), .min = 1, .max = 1 << 20},
+    {"forward-only", 0, NULL, "no backward: evaluation", ARG_FLAG, AT(forward_only)},
+    {"return-outputs", 0, NULL, "keep the last stage's outputs to the end of the step", ARG_FLAG,
+     AT(return_outputs)},
+    {"no-overlap", 0, NULL, "do not pair forwards with backwards", ARG_FLAG, AT(no_overlap)},
+    {"mirror-reduce", 0, NULL, "sum the gradients of DualPipe's two copies of a stage", ARG_FLAG,
+     AT(mirror_reduce)},
+    {"rank-map", 0, "LIST", "pipeline rank of each group rank: 1,0,3,2", ARG_PARSE, AT(rank_map),
+     .parse = parse_numbers},
+};
+static const struct arg file_args[] = {
+    {"file", 0, "FILE", "your own schedule, as text, JSON or CSV, instead of KIND (- for stdin)",
+     ARG_STRING, AT(file)},
+};
+static const struct arg cost_args[] = {
+    {"cost", 0, "OP=TIME,..", "times of F, I, W, B and overlapped pairs FB; B is I + W and FB is F "
+     "+ B\n" "                               if not given; a bare number is in ms",
+     ARG_PARSE, AT(times), .fallback = "f=1,i=1,w=1", .parse = parse_times},
+    {"latency", 0, "TIME", "of a message on its way", ARG_TIME, AT(latency_ns), .fallback = "0"},
+    {"bandwidth", 0, "RATE", "of a link, as in 25GB/s; 0 is without limit", ARG_RATE, AT(bandwidth),
+     .fallback = "0"},
+    {"message-bytes", 0, "SIZE", "of an activation or gradient of one micro-batch", ARG_BYTES,
+     AT(message_bytes), .fallback = "0"},
+};
+static const struct arg scale_args[] = {
+    {"stage-scale", 0, "LIST", "multiplies the times of each stage: 1,1,1.5,1", ARG_PARSE,
+     AT(stage_scale), .parse = parse_numbers},
+    {"rank-scale", 0, "LIST", "multiplies the times of each rank", ARG_PARSE, AT(rank_scale),
+     .parse = parse_numbers},
+};
+
+#define GROUP(title, args) {title, args, sizeof(args) / sizeof(args[0])}
+
+const struct arg_group schedule_size_group = GROUP("which schedule", size_args);
+const struct arg_group schedule_file_group = GROUP("or", file_args);
+const struct arg_group schedule_cost_group = GROUP("what it costs", cost_args);
+const struct arg_group schedule_scale_group = GROUP("what is slower", scale_args);
+
+/* ---- the schedule -------------------------------------------------------------------------- */
+
+const char *schedule_kinds(void)
+{
+    static char list[256];
+    size_t len = 0;
+
+    for (int kind = DP_SCHEDULE_USER + 1; kind < DP_SCHEDULE_KINDS && len < sizeof(list); kind++)
+        len += (size_t)snprintf(list + len, sizeof(list) - len, "%s%s", len ? "|" : "",
+                                dp_schedule_kind_name((enum dp_schedule_kind)kind));
+    return list;
+}
+
+struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_schedule_kind kind,
+                                      int *rank_map)
+{
+    struct dp_schedule_spec spec = {
+        .kind = kind,
+        .ranks = a->ranks ? (int)a->ranks : DEFAULT_RANKS,
+        .forward_only = a->forward_only,
+        .return_outputs = a->return_outputs,
+        .no_overlap = a->no_overlap,
+        .mirror_reduce = a->mirror_reduce,
+        .rank_map = a->rank_map.count ? rank_map : NULL,
+    };
+
+    spec.microbatches = a->microbatches ? (int)a->microbatches : 2 * spec.ranks;
+    for (size_t i = 0; i < a->rank_map.count; i++)
+        rank_map[i] = (int)a->rank_map.items[i];
+    return spec;
+}
+
+static int build(const struct schedule_args *a, const char *kind_name, struct dp_schedule **out)
+{
+    enum dp_schedule_kind kind;
+    int rank_map[NUMBERS_MAX], err;
+
+    if ((err = dp_schedule_kind_parse(kind_name, &kind)))
+        return command_failed(err);
+    struct dp_schedule_spec spec = schedule_spec(a, kind, rank_map);
+    if (spec.rank_map && a->rank_map.count != (size_t)spec.ranks)
+        return command_misused("--rank-map: %zu ranks, expected %d, one for each rank",
+                               a->rank_map.count, spec.ranks);
+    if ((err = dp_schedule_new(&spec, out)))
+        return command_failed(err);
+    return 0;
+}
+
+/* ---- the user's file ----------------------------------------------------------------------- */
+
+static int read_all(FILE *file, char **text, size_t *len)
+{
+    size_t capacity = 1 << 16, n;
+
+    *len = 0;
+    *text = malloc(capacity);
+    while (*text && (n = fread(*text + *len, 1, capacity - *len, file))) {
+        *len += n;
+        if (*len < capacity)
+            continue;
+        char *bigger = realloc(*text, capacity *= 2);
+        if (!bigger)
+            free(*text);
+        *text = bigger;
+    }
+    if (!*text)
+        return command_broke("no memory for a schedule of more than %zu bytes", *len);
+    if (!ferror(file))
+        return 0;
+    free(*text);
+    return command_broke("cannot read the schedule: %s", strerror(errno));
+}
+
+static int read_file(const char *path, char **text, size_t *len)
+{
+    if (!strcmp(path, "-"))
+        return read_all(stdin, text, len);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return command_misused("--file %s: %s", path, strerror(errno));
+    int status = read_all(file, text, len);
+    fclose(file);
+    return status;
+}
+
+/* Blanks, empty lines and lines of comment. */
+static size_t skip_comments(const char *text, size_t len)
+{
+    size_t at = 0;
+
+    for (;;) {
+        while (at < len && strchr(" \t\r\n", text[at]))
+            at++;
+        if (at == len || text[at] != '#')
+            return at;
+        while (at < len && text[at] != '\n')
+            at++;
+    }
+}
+
+/* A JSON text begins with a brace; a CSV has a comma in its first line, a text form never. */
+static enum dp_format detect_format(const char *text, size_t len)
+{
+    size_t at = skip_comments(text, len);
+
+    if (at < len && text[at] == '{')
+        return DP_FORMAT_JSON;
+    for (; at < len && text[at] != '\n'; at++)
+        if (text[at] == ',')
+            return DP_FORMAT_CSV;
+    return DP_FORMAT_TEXT;
+}
+
+static int load_file(const char *path, struct dp_schedule **out)
+{
+    char *text;
+    size_t len;
+    int status = read_file(path, &text, &len);
+
+    if (status)
+        return status;
+    int err = dp_schedule_read(text, len, detect_format(text, len), out);
+    free(text);
+    return err ? command_failed(err) : 0;
+}
+
+int schedule_load(const struct schedule_args *a, const struct operands *operands,
+                  struct dp_schedule **out)
+{
+    if (!a->file && !operands->count)
+        return command_misused("which schedule? expected one of %s, or --file FILE",
+                               schedule_kinds());
+    if (!a->file)
+        return build(a, operands->items[0], out);
+    if (operands->count)
+        return command_misused("'%s' and --file %s: expected one of the two", operands->items[0],
+                               a->file);
+    if (a->ranks || a->microbatches || a->rank_map.count)
+        return command_misused("--ranks, --microbatches and --rank-map do not go with --file: the "
+                               "file says them");
+    return load_file(a->file, out);
+}
+
+/* ---- costs --------------------------------------------------------------------------------- */
+
+static int check_scale(const char *option, const struct numbers *list, int expected,
+                       const char *what)
+{
+    if (!list->count || list->count == (size_t)expected)
+        return 0;
+    return command_misused("--%s: %zu numbers, expected %d, one for each %s", option, list->count,
+                           expected, what);
+}
+
+int schedule_cost(const struct schedule_args *a, const struct dp_schedule *s, struct dp_cost *cost)
+{
+    int status = check_scale("stage-scale", &a->stage_scale, s->stages, "stage");
+
+    if (!status)
+        status = check_scale("rank-scale", &a->rank_scale, s->ranks, "rank");
+    *cost = (struct dp_cost){
+        .f_ns = a->times.f, .i_ns = a->times.i, .w_ns = a->times.w, .b_ns = a->times.b,
+        .fb_ns = a->times.fb, .reduce_ns = a->times.reduce,
+        .stage_scale = a->stage_scale.count ? a->stage_scale.items : NULL,
+        .rank_scale = a->rank_scale.count ? a->rank_scale.items : NULL,
+        .link_latency_ns = a->latency_ns, .link_bytes_per_ns = a->bandwidth,
+        .message_bytes = a->message_bytes,
+    };
+    return status;
+}

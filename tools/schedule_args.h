@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * schedule_args.h - the options that the commands of `dualpipe schedule` share, and what they stand
+ * for: which schedule, and what its ops cost.
+ */
+#ifndef DP_TOOLS_SCHEDULE_ARGS_H
+#define DP_TOOLS_SCHEDULE_ARGS_H
+
+#include "args.h"
+
+#include <dualpipe/schedule.h>
+
+enum { NUMBERS_MAX = 1024 };
+
+/* "1,0,2": a list of numbers. */
+struct numbers {
+    size_t count;
+    double items[NUMBERS_MAX];
+};
+
+/* Times of ops, in ns. */
+struct op_times {
+    double f, i, w, b, fb, reduce;
+};
+
+/* What the groups below fill. A command's values begin with it; zero them before args_parse. */
+struct schedule_args {
+    int64_t ranks, microbatches; /* 0: not given */
+    bool forward_only, return_outputs, no_overlap, mirror_reduce;
+    struct numbers rank_map;
+    const char *file;
+    struct op_times times;
+    double latency_ns, bandwidth, message_bytes;
+    struct numbers stage_scale, rank_scale;
+};
+
+extern const struct arg_group schedule_size_group;  /* ranks, micro-batches, variants */
+extern const struct arg_group schedule_file_group;  /* --file */
+extern const struct arg_group schedule_cost_group;  /* --cost, --latency, ... */
+extern const struct arg_group schedule_scale_group; /* slower stages and ranks */
+
+/* "gpipe|1f1b|...": every kind that can be built, for --help. */
+const char *schedule_kinds(void);
+
+/* The spec that the options and a kind ask for. rank_map[NUMBERS_MAX] holds its map. */
+struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_schedule_kind kind,
+                                      int *rank_map);
+
+/* The schedule that was asked for: that of --file, or that of the kind in operands. Not checked.
+ * 0, else what to exit with; the sentence has been printed. */
+int schedule_load(const struct schedule_args *a, const struct operands *operands,
+                  struct dp_schedule **out);
+
+/* The costs that were asked for. They point into a. 0, else EXIT_USAGE. */
+int schedule_cost(const struct schedule_args *a, const struct dp_schedule *s, struct dp_cost *cost);
+
+#endif
