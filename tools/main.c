@@ -12,6 +12,7 @@
 
 static const struct command commands[] = {
     {"schedule", "show, check, simulate, export and compare pipeline schedules", run_schedule},
+    {"bench", "measure this machine and this library", run_bench},
     {"info", "version, what was built in, what the machine has, all options", run_info},
     {0},
 };

@@ -148,6 +148,7 @@ it says_which_option_is_wrong
 it has_a_manual_in_step ""
 it has_a_manual_in_step schedule
 it has_a_manual_in_step info
+it has_a_manual_in_step bench
 it has_clean_manuals
 it completes_what_it_knows
 finish

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench.c - `dualpipe bench COMMAND ...`: the table of its commands, and the options they share.
+ */
+#include "bench/bench.h"
+#include "command.h"
+#include "commands.h"
+
+static const struct arg args[] = {
+    {"samples", 0, "N", "samples that count, of each figure", ARG_INT,
+     .offset = offsetof(struct bench_options, samples), .fallback = "5", .min = 1,
+     .max = BENCH_SAMPLES_MAX},
+    {"limit", 0, "TIME", "stop after that, with what there is", ARG_TIME,
+     .offset = offsetof(struct bench_options, limit_ns), .fallback = "60s"},
+    {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct bench_options, json)},
+};
+const struct arg_group bench_group = {"measuring", args, sizeof(args) / sizeof(args[0])};
+
+static const struct command commands[] = {
+    {"schedule", "how fast schedules are built, proven and simulated", run_bench_schedule},
+    {"executor", "what an op costs beside its compute", run_bench_executor},
+    {0},
+};
+
+static const struct command_set set = {
+    .name = "dualpipe bench",
+    .about = "Figures of this machine and this library, each beside its target. Samples count only if\n"
+             "little else runs meanwhile; a figure is their median, and the best of them.",
+    .commands = commands,
+    .examples = "  dualpipe bench schedule\n"
+                "  dualpipe bench schedule -P 64 -M 512 --json\n",
+};
+
+int run_bench(int argc, char **argv)
+{
+    return command_dispatch(&set, argc, argv);
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report.c - figures beside their targets.
+ */
+#include "bench/bench.h"
+
+#include <jansson.h>
+
+#include <stdio.h>
+
+static bool is_met(const struct bench_figure *f, double figure)
+{
+    return f->target_is_floor ? figure >= f->target : figure <= f->target;
+}
+
+static void print_figure(const struct bench_case *c, const struct bench_figure *f)
+{
+    char target[48] = "-";
+
+    if (f->target)
+        snprintf(target, sizeof(target), "%s %g: %s", f->target_is_floor ? ">=" : "<=", f->target,
+                 is_met(f, f->median) ? "met" : is_met(f, f->best) ? "met by the best" : "missed");
+    printf("%-46s %9.4g %9.4g  %-6s %-24s %3d %6.2f%s\n", f->what, f->median, f->best, f->unit,
+           target, c->count, c->background, c->noisy ? " (!)" : "");
+}
+
+static json_t *json_figure(const struct bench_case *c, int i)
+{
+    const struct bench_figure *f = &c->figures[i];
+    json_t *samples = json_array();
+
+    for (int k = 0; k < c->count; k++)
+        json_array_append_new(samples, json_pack("{sf, sf}", "figure", c->samples[k].figures[i],
+                                                 "background_cores", c->samples[k].background));
+    json_t *j = json_pack("{ss, ss, sf, sf, sf, sb, so}", "what", f->what, "unit", f->unit,
+                          "median", f->median, "best", f->best, "background_cores", c->background,
+                          "noisy", c->noisy, "samples", samples);
+    if (f->target) {
+        json_object_set_new(j, f->target_is_floor ? "at_least" : "at_most", json_real(f->target));
+        json_object_set_new(j, "met", json_boolean(is_met(f, f->median)));
+    }
+    return j;
+}
+
+static void print_json(const char *title, const struct bench_case *cases, int count)
+{
+    json_t *all = json_array(), *j;
+
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < cases[i].figure_count; k++)
+            json_array_append_new(all, json_figure(&cases[i], k));
+    j = json_pack("{ss, so}", "bench", title, "figures", all);
+    json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    json_decref(j);
+}
+
+void bench_report(const char *title, const struct bench_case *cases, int count,
+                  const struct bench_options *o)
+{
+    bool noisy = false;
+
+    if (o->json) {
+        print_json(title, cases, count);
+        return;
+    }
+    printf("%-46s %9s %9s  %-6s %-24s %3s %6s\n", title, "median", "best", "unit", "target", "of",
+           "load");
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; k < cases[i].figure_count; k++)
+            print_figure(&cases[i], &cases[i].figures[k]);
+        noisy |= cases[i].noisy;
+    }
+    printf("\nof: samples that count; load: cores busy with other work in the worst of them\n");
+    if (noisy)
+        printf("(!) too few samples with less than %g cores of other work: do not trust these\n",
+               BENCH_QUIET_CORES);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rig.h - a pipeline whose model computes nothing: its ops take as long as they are told to (or no
+ * time at all), so that what is left is the cost of the pipeline itself.
+ *
+ * A nap is a sleep to a little before its end and a spin from there: sleep alone wakes up too late,
+ * and spinning alone is impossible with more ranks than cores.
+ */
+#ifndef DP_TOOLS_BENCH_RIG_H
+#define DP_TOOLS_BENCH_RIG_H
+
+#include <dualpipe/pipeline.h>
+#include <dualpipe/schedule.h>
+
+struct rig_config {
+    const struct dp_schedule *schedule; /* must outlive the rig */
+    struct dp_comm *comm;               /* NULL for a schedule of one rank */
+    const struct dp_cost *cost;         /* how long ops nap; NULL: not at all */
+    size_t message_bytes;               /* of one micro-batch, at every border */
+};
+
+/* How long ops of a kind really took. */
+struct rig_clock {
+    double total_ns;
+    int64_t count;
+};
+enum rig_op { RIG_F, RIG_I, RIG_W, RIG_B, RIG_FB, RIG_OPS };
+
+struct rig {
+    double naps_ns[RIG_OPS];
+    struct rig_clock clocks[RIG_OPS]; /* since rig_open, or since they were zeroed */
+    struct dp_pipeline *pipeline;
+    struct dp_border *borders;
+    float *batch;
+    DLTensor input;
+    int64_t shape[2];
+    int rank; /* pipeline rank */
+    bool has_first;
+};
+
+/* Collective over the comm. Errors are those of dp_pipeline_new, and DP_ENOMEM. */
+int rig_open(const struct rig_config *config, struct rig *rig);
+int rig_step(struct rig *rig);
+/* Let ops nap for other times from now on, and zero the clocks. NULL: not at all. */
+void rig_set_naps(struct rig *rig, const struct dp_cost *cost);
+void rig_close(struct rig *rig);
+
+/* Sleep and spin until bench_now_ns() is deadline_ns. */
+void rig_nap_until(int64_t deadline_ns);
+
+#endif
