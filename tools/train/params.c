@@ -8,10 +8,14 @@
 /* Initial weights are drawn as if in a step that no training reaches. */
 static const uint64_t init_step = UINT32_MAX;
 
-static const float deviation = 0.02f;
+static float deviation_of(const struct gpt_config *c)
+{
+    return 1 / sqrtf((float)c->width);
+}
 
 static int embedding_tensors(const struct gpt_config *c, struct tensor *out)
 {
+    const float deviation = deviation_of(c);
     const struct tensor list[EMBEDDING_TENSORS] = {
         [TABLE] = {"token embedding", 0, GPT_BYTES, c->width, 0, deviation, 0},
         [POSITIONS] = {"position embedding", 0, c->context, c->width, 0, deviation, 0},
@@ -25,7 +29,7 @@ static int embedding_tensors(const struct gpt_config *c, struct tensor *out)
 static int block_tensors(const struct gpt_config *c, int group, struct tensor *out)
 {
     const int w = c->width, inner = MLP_FACTOR * w;
-    const float residual = deviation / sqrtf(2 * (float)c->layers);
+    const float deviation = deviation_of(c), residual = deviation / sqrtf(2 * (float)c->layers);
     const struct tensor list[BLOCK_TENSORS] = {
         [NORM1_GAIN] = {"norm 1 gain", group, 1, w, 1, 0, 0},
         [NORM1_BIAS] = {"norm 1 bias", group, 1, w, 0, 0, 0},
@@ -47,6 +51,7 @@ static int block_tensors(const struct gpt_config *c, int group, struct tensor *o
 static int head_tensors(const struct gpt_config *c, struct tensor *out)
 {
     const int group = c->layers + 1;
+    const float deviation = deviation_of(c);
     const struct tensor list[HEAD_TENSORS] = {
         [FINAL_GAIN] = {"final norm gain", group, 1, c->width, 1, 0, 0},
         [FINAL_BIAS] = {"final norm bias", group, 1, c->width, 0, 0, 0},
@@ -67,16 +72,16 @@ static int group_tensors(const struct gpt_config *c, int group, struct tensor *o
 /* Count the tensors; with p->tensors set also list them there. */
 static void walk(struct params *p, const struct gpt_config *c, int first, int end)
 {
-    p->tensor_count = p->count = 0;
+    p->tensors_len = p->count = 0;
     for (int group = first; group < end; group++) {
         struct tensor list[MAX_TENSORS];
         int n = group_tensors(c, group, list);
         for (int i = 0; i < n; i++) {
             list[i].offset = p->count;
-            p->count += (size_t)list[i].rows * (size_t)list[i].cols;
+            p->count += tensor_count(&list[i]);
             if (p->tensors)
-                p->tensors[p->tensor_count] = list[i];
-            p->tensor_count++;
+                p->tensors[p->tensors_len] = list[i];
+            p->tensors_len++;
         }
     }
 }
@@ -93,7 +98,7 @@ int params_init(struct params *p, const struct gpt_config *config, int first, in
 {
     *p = (struct params){0};
     walk(p, config, first, end);
-    p->tensors = calloc(p->tensor_count, sizeof(*p->tensors));
+    p->tensors = calloc(p->tensors_len, sizeof(*p->tensors));
     if (!p->tensors)
         return DP_ENOMEM;
     walk(p, config, first, end);
@@ -107,7 +112,7 @@ void params_fini(struct params *p)
 
 static void tensor_draw(const struct tensor *t, uint32_t where, uint64_t seed, real *w)
 {
-    size_t count = (size_t)t->rows * (size_t)t->cols;
+    size_t count = tensor_count(t);
     struct dp_random_key key = dp_random_key(seed, init_step, where, 0);
     float normal[256];
 
@@ -123,7 +128,7 @@ void params_draw(const struct params *p, uint64_t seed, real *w)
 {
     int index = 0; /* in the group */
 
-    for (size_t i = 0; i < p->tensor_count; i++) {
+    for (size_t i = 0; i < p->tensors_len; i++) {
         const struct tensor *t = p->tensors + i;
         index = i > 0 && t[-1].group == t->group ? index + 1 : 0;
         tensor_draw(t, (uint32_t)(t->group * MAX_TENSORS + index), seed, w + t->offset);
@@ -132,7 +137,7 @@ void params_draw(const struct params *p, uint64_t seed, real *w)
 
 void params_group(const struct params *p, int group, real *base, real *out[])
 {
-    const struct tensor *t = p->tensors, *end = t + p->tensor_count;
+    const struct tensor *t = p->tensors, *end = t + p->tensors_len;
 
     while (t->group != group)
         t++;

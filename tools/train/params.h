@@ -35,9 +35,14 @@ struct tensor {
     size_t offset;         /* in the array, in reals */
 };
 
+static inline size_t tensor_count(const struct tensor *t)
+{
+    return (size_t)t->rows * (size_t)t->cols;
+}
+
 /* The tensors of the groups of a stage, in order. */
 struct params {
-    size_t tensor_count, count; /* tensors; reals */
+    size_t tensors_len, count; /* tensors; reals */
     struct tensor *tensors;
 };
 

@@ -10,7 +10,7 @@
 
 struct sequential {
     struct engine base;
-    struct gpt_stage *model;
+    struct gpt_stage *model; /* base.stages[0] */
     uint64_t step;
     real *save, *logits, *d_logits;
     real *late_grads; /* of the later half of the micro-batches */
@@ -114,6 +114,14 @@ static int evaluate(struct engine *e, const struct batch *batch, double *losses)
     return 0;
 }
 
+static int gather(struct engine *e, real *weights)
+{
+    struct sequential *s = (struct sequential *)e;
+
+    memcpy(weights, s->model->weights, s->model->params.count * sizeof(real));
+    return 0;
+}
+
 static void sequential_free(struct engine *e)
 {
     struct sequential *s = (struct sequential *)e;
@@ -126,7 +134,8 @@ static void sequential_free(struct engine *e)
     free(s);
 }
 
-static const struct engine_ops sequential_ops = {"sequential", train, evaluate, sequential_free};
+static const struct engine_ops sequential_ops = {"sequential", train, evaluate, gather,
+                                                 sequential_free};
 
 static int sequential_alloc(struct sequential *s)
 {
@@ -149,12 +158,14 @@ int sequential_new(const struct gpt_config *config, int microbatches, struct eng
     if (!s)
         return DP_ENOMEM;
 
-    s->base = (struct engine){&sequential_ops, *config, microbatches, 1, &s->model};
+    s->base = (struct engine){
+        .ops = &sequential_ops, .config = *config, .microbatches = microbatches, .stage_count = 1};
     int err = sequential_alloc(s);
     if (err) {
         sequential_free(&s->base);
         return err;
     }
+    s->base.stages[0] = s->model;
     s->late = s->model->grads_tensor;
     s->late.data = s->late_grads;
     s->late_list[0] = &s->late;

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What surrounds the model in `dualpipe train`: the bytes it learns from, AdamW, clipping, the
+ * learning rate, and steps that must be left out.
+ */
+#include "cmocka_all.h"
+
+#include "train/trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- data ---------------------------------------------------------------------------------- */
+
+/* A file of `len` bytes that count up from `first`; the caller unlinks it. */
+static void make_file(char path[32], size_t len, uint8_t first)
+{
+    snprintf(path, 32, "test_gpt_XXXXXX");
+    int fd = mkstemp(path);
+    FILE *f = fdopen(fd, "wb");
+
+    assert_non_null(f);
+    for (size_t i = 0; i < len; i++)
+        fputc((uint8_t)(first + i), f);
+    fclose(f);
+}
+
+static bool open_file(size_t len, int context, struct data *d)
+{
+    char path[32];
+    const char *paths[] = {path};
+
+    make_file(path, len, 0);
+    bool good = data_open(paths, 1, context, 1, d);
+    unlink(path);
+    return good;
+}
+
+static void files_are_read_one_after_the_other(void **state)
+{
+    (void)state;
+    char a[32], b[32];
+    const char *paths[] = {a, b};
+    struct data d;
+
+    make_file(a, 100, 0);
+    make_file(b, 50, 100);
+    assert_true(data_open(paths, 2, 4, 1, &d));
+    assert_int_equal(d.len, 150);
+    for (size_t i = 0; i < 150; i++)
+        assert_int_equal(d.bytes[i], i);
+    data_close(&d);
+    unlink(a);
+    unlink(b);
+}
+
+/* Bytes count up, so a window's first byte says where it lies (in a file of 250 bytes). */
+static void training_never_sees_what_is_held_out(void **state)
+{
+    (void)state;
+    enum { SEQUENCES = 64, CONTEXT = 5 };
+    uint8_t tokens[SEQUENCES * CONTEXT], labels[SEQUENCES * CONTEXT];
+    struct batch batch = {tokens, labels};
+    bool trained[256] = {false};
+    struct data d;
+
+    assert_true(open_file(250, CONTEXT, &d));
+    for (uint64_t step = 0; step < 100; step++) {
+        data_batch(&d, DATA_TRAIN, step, SEQUENCES, &batch);
+        for (size_t i = 0; i < sizeof(tokens); i++) {
+            trained[tokens[i]] = trained[labels[i]] = true;
+            assert_int_equal(labels[i], tokens[i] + 1);
+        }
+    }
+    for (uint64_t number = 0; number < 100; number++) {
+        data_batch(&d, DATA_HELD_OUT, number, SEQUENCES, &batch);
+        for (size_t i = 0; i < sizeof(tokens); i++)
+            assert_false(trained[tokens[i]] || trained[labels[i]]);
+    }
+    data_close(&d);
+}
+
+static void a_batch_is_the_same_whenever_it_is_drawn(void **state)
+{
+    (void)state;
+    uint8_t tokens[2][40], labels[2][40];
+    struct data d;
+
+    assert_true(open_file(200, 5, &d));
+    for (int i = 0; i < 2; i++)
+        data_batch(&d, DATA_TRAIN, 17, 8, &(struct batch){tokens[i], labels[i]});
+    assert_memory_equal(tokens[0], tokens[1], 40);
+    data_batch(&d, DATA_TRAIN, 18, 8, &(struct batch){tokens[1], labels[1]});
+    assert_memory_not_equal(tokens[0], tokens[1], 40);
+    data_close(&d);
+}
+
+static void every_length_from_the_least_on_can_be_cut(void **state)
+{
+    (void)state;
+    enum { CONTEXT = 3 };
+    uint8_t tokens[8 * CONTEXT], labels[8 * CONTEXT];
+    struct data d;
+
+    for (size_t len = 2 * (CONTEXT + 1); len < 300; len++) {
+        assert_true(open_file(len, CONTEXT, &d));
+        assert_true(d.chunk_len - d.held_len >= d.window && d.held_len >= d.window);
+        assert_true(d.chunks * d.chunk_len <= d.len);
+        data_batch(&d, DATA_TRAIN, 0, 8, &(struct batch){tokens, labels});
+        data_batch(&d, DATA_HELD_OUT, 0, 8, &(struct batch){tokens, labels});
+        data_close(&d);
+    }
+    assert_false(open_file(2 * (CONTEXT + 1) - 1, CONTEXT, &d));
+    assert_false(open_file(0, CONTEXT, &d));
+}
+
+static void what_is_no_file_is_refused(void **state)
+{
+    (void)state;
+    const char *missing[] = {"no/such/file"}, *directory[] = {"."};
+    struct data d;
+
+    assert_false(data_open(missing, 1, 4, 1, &d));
+    assert_false(data_open(directory, 1, 4, 1, &d));
+}
+
+static void equally_frequent_bytes_cost_the_logarithm_of_their_number(void **state)
+{
+    (void)state;
+    struct data d;
+
+    assert_true(open_file(128, 5, &d));
+    assert_float_equal(data_entropy(&d), log(128), 1e-12);
+    data_close(&d);
+}
+
+/* ---- the optimizer -------------------------------------------------------------------------- */
+
+static const struct gpt_config tiny = {
+    .layers = 2, .width = 4, .heads = 2, .context = 5, .batch = 2, .seed = 3};
+
+static void the_first_step_moves_every_weight_by_the_rate_against_its_gradient(void **state)
+{
+    (void)state;
+    const double rate = 0.01, decay = 0.5;
+    struct gpt_stage *g, *before;
+    struct optimizer o;
+
+    assert_int_equal(gpt_stage_new(&tiny, 0, 1, &g), 0);
+    assert_int_equal(gpt_stage_new(&tiny, 0, 1, &before), 0);
+    assert_int_equal(optimizer_init(&o, g), 0);
+    for (size_t i = 0; i < g->params.count; i++)
+        g->grads[i] = i % 2 ? -3 : 2;
+    optimizer_step(&o, 0, rate, decay, 0.1);
+    for (size_t k = 0; k < g->params.tensors_len; k++) {
+        const struct tensor *t = g->params.tensors + k;
+        double keep = t->rows > 1 ? 1 - rate * decay : 1; /* vectors do not decay */
+        for (size_t i = t->offset; i < t->offset + tensor_count(t); i++) {
+            double expected = before->weights[i] * keep + (i % 2 ? rate : -rate);
+            assert_float_equal(g->weights[i], expected, 1e-6);
+            assert_true(g->grads[i] == 0);
+        }
+    }
+    optimizer_fini(&o);
+    gpt_stage_free(g);
+    gpt_stage_free(before);
+}
+
+static void the_rate_rises_to_its_peak_and_falls_to_a_tenth(void **state)
+{
+    (void)state;
+    assert_float_equal(optimizer_rate(0, 100, 10, 2), 0.2, 1e-12);
+    assert_float_equal(optimizer_rate(9, 100, 10, 2), 2, 1e-12);
+    assert_float_equal(optimizer_rate(10, 100, 10, 2), 2, 1e-12);
+    assert_float_equal(optimizer_rate(100, 100, 10, 2), 0.2, 1e-12);
+    for (uint64_t step = 10; step < 99; step++)
+        assert_true(optimizer_rate(step + 1, 100, 10, 2) < optimizer_rate(step, 100, 10, 2));
+    assert_float_equal(optimizer_rate(0, 1, 0, 2), 2, 1e-12);
+    assert_true(optimizer_rate(0, 1, 5, 2) > 0); /* a run shorter than its warm-up */
+}
+
+static void clipping_lowers_a_norm_that_is_too_large_and_no_other(void **state)
+{
+    (void)state;
+    assert_float_equal(4 * optimizer_clip(4, 1), 1, 1e-15);
+    assert_float_equal(optimizer_clip(0.5, 1), 1, 0);
+    assert_float_equal(optimizer_clip(4, 0), 1, 0);
+    assert_float_equal(optimizer_clip(0, 1), 1, 0);
+}
+
+static void a_gradient_that_is_not_finite_leaves_the_weights_alone(void **state)
+{
+    (void)state;
+    const struct trainer_config config = {.sequences = 4, .steps = 2, .rate = 0.1};
+    struct step_result r;
+    struct trainer t;
+    struct engine *e;
+    struct data d;
+
+    assert_true(open_file(200, tiny.context, &d));
+    assert_int_equal(sequential_new(&tiny, 2, &e), 0);
+    assert_int_equal(trainer_init(&t, &config, &d, e), 0);
+    real *first = e->stages[0]->weights + e->stages[0]->params.tensors[POSITIONS].offset;
+    real good = *first, other = first[1];
+    *first = NAN; /* every sequence has a first position */
+    for (uint64_t step = 0; step < 2; step++)
+        assert_int_equal(trainer_step(&t, step, &r), 0);
+    assert_true(r.skipped);
+    assert_true(first[1] == other);
+    *first = good;
+    assert_int_equal(trainer_step(&t, 1, &r), 0);
+    assert_false(r.skipped);
+    assert_false(first[1] == other);
+    trainer_fini(&t);
+    e->ops->free(e);
+    data_close(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_are_read_one_after_the_other),
+        cmocka_unit_test(training_never_sees_what_is_held_out),
+        cmocka_unit_test(a_batch_is_the_same_whenever_it_is_drawn),
+        cmocka_unit_test(every_length_from_the_least_on_can_be_cut),
+        cmocka_unit_test(what_is_no_file_is_refused),
+        cmocka_unit_test(equally_frequent_bytes_cost_the_logarithm_of_their_number),
+        cmocka_unit_test(the_first_step_moves_every_weight_by_the_rate_against_its_gradient),
+        cmocka_unit_test(the_rate_rises_to_its_peak_and_falls_to_a_tenth),
+        cmocka_unit_test(clipping_lowers_a_norm_that_is_too_large_and_no_other),
+        cmocka_unit_test(a_gradient_that_is_not_finite_leaves_the_weights_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
