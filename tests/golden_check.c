@@ -24,7 +24,7 @@ struct golden {
     char *text;
     size_t len;
     json_t *value;
-    char note[1024]; /* what was compared, or what is wrong */
+    char note[2048]; /* what was compared, or what is wrong */
 };
 
 enum verdict { PASSED, FAILED, SKIPPED };

@@ -192,26 +192,27 @@ static int find_circle(const struct meeting *m, int rank)
     return rank;
 }
 
-/* "rank 0 at op 3 (sF0.1) waits for rank 1 at op 5 (rF0.0), which waits for rank 0" */
+/* "rank 0, op 3 (sF0.1) -> rank 1, op 5 (rF0.0) -> rank 0"; as much of it as there is room for. */
 static int report_circle(struct meeting *m, int start)
 {
-    int first = find_circle(m, start), rank = first;
-    char text[sizeof(m->c->finding->text)], word[DP_OP_TEXT_LEN];
-    size_t len = 0, room = sizeof(text) - 40, at = waits_at(m, first);
+    int first = find_circle(m, start), rank = first, left_out = 0;
+    char text[900], word[DP_OP_TEXT_LEN], more[40] = "";
+    size_t len = 0, at = waits_at(m, first);
 
     do {
         size_t index = waits_at(m, rank);
-        if (len < room - 60)
-            len += (size_t)snprintf(text + len, room - len, "rank %d at op %zu (%s)%s waits for ",
-                                    rank, index,
-                                    dp_op_text(dp_schedule_ops(m->s, rank)[index], word),
-                                    rank == first ? "" : ", which");
-        else if (text[len - 1] == ' ')
-            len += (size_t)snprintf(text + len, room - len, "others, of which the last for");
+        struct dp_op op = dp_schedule_ops(m->s, rank)[index];
+        if (len + 80 < sizeof(text))
+            len += (size_t)snprintf(text + len, sizeof(text) - len, "rank %d, op %zu (%s) -> ",
+                                    rank, index, dp_op_text(op, word));
+        else
+            left_out++;
         rank = waits_for(m, rank, index);
     } while (rank != first);
-    snprintf(text + len, sizeof(text) - len, "%srank %d", text[len - 1] == ' ' ? "" : " ", first);
-    return dp_check_found(m->c, DP_RULE_DEADLOCK, first, at, "%s", text);
+    if (left_out)
+        snprintf(more, sizeof(more), "%d ranks more -> ", left_out);
+    return dp_check_found(m->c, DP_RULE_DEADLOCK, first, at, "waits in a circle: %s%srank %d", text,
+                          more, first);
 }
 
 static int run_all(struct meeting *m)

@@ -39,12 +39,10 @@ static int check_fields(struct dp_checker *c, int rank, size_t index, struct dp_
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "kind %u, which is none", op.kind);
     if (c->s->forward_only && is_of_training((enum dp_op_kind)op.kind))
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "in a forward-only schedule");
-    if (op.kind == DP_OP_COMMIT)
-        return 0;
     if ((int)op.slot >= c->s->slots_per_rank)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "slot %u, expected 0 to %d", op.slot,
                               c->s->slots_per_rank - 1);
-    if ((int)op.mb >= c->s->mb_per_stream)
+    if (op.kind != DP_OP_COMMIT && (int)op.mb >= c->s->mb_per_stream)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "micro-batch %u, expected 0 to %d",
                               op.mb, c->s->mb_per_stream - 1);
     return 0;
@@ -79,9 +77,9 @@ static int check_op(struct dp_checker *c, int rank, size_t index, const struct d
 {
     int err = check_fields(c, rank, index, *op);
 
+    if (!err && op->overlap)
+        err = check_pair(c, rank, index, op);
     if (err || op->kind == DP_OP_COMMIT)
-        return err;
-    if (op->overlap && (err = check_pair(c, rank, index, op)))
         return err;
     if (op->kind == DP_OP_REDUCE)
         return check_reduce(c, rank, index, *op, reduced);

@@ -6,6 +6,7 @@
 
 #include <dualpipe/schedule.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,10 +44,219 @@ static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
                         .no_overlap = flags & 2, .mirror_reduce = flags & 2});
 }
 
+/* ---- findings ------------------------------------------------------------------------------ */
+
+/* Two ranks, two streams of one micro-batch each, forward only. */
+#define CROSSING(rank0, rank1)                                                                     \
+    "user P=2 M=2 streams=2 forward_only\nholds 0: 0 1/1\nholds 1: 1 0/1\n"                        \
+    "rank 0: " rank0 "\nrank 1: " rank1 "\n"
+
+/* One rank, two micro-batches, a stage; what a user writes need not be good. */
+#define ALONE(ops) "user P=1 M=2\nrank 0: " ops "\n"
+
+static const struct {
+    enum dp_rule rule;
+    int rank, index;
+    const char *op, *text, *schedule;
+} findings[] = {
+    {DP_RULE_ONCE, 0, 3, "none0.0", "rank 0, end of list: B0.1 is missing",
+     ALONE("F0.0 B0.0 F0.1")},
+    {DP_RULE_ONCE, 0, 2, "F0.0", "rank 0, op 2 (F0.0): is there twice", ALONE("F0.0 B0.0 F0.0")},
+    {DP_RULE_ONCE, 0, 5, "none0.0", "rank 0, end of list: B0.0 is there besides I and W",
+     ALONE("F0.0 B0.0 I0.0 W0.0 F0.1")},
+    {DP_RULE_SHAPE, 0, 1, "sF0.0", "rank 0, op 1 (sF0.0): slot 0 has no such message to another "
+                                   "rank", ALONE("F0.0 sF0.0 c1")},
+    {DP_RULE_SHAPE, 0, 0, "R0", "rank 0, op 0 (R0): slot 0 has no mirror", ALONE("R0")},
+    {DP_RULE_SHAPE, 0, 1, "B0.0", "rank 0, op 1 (B0.0): in a forward-only schedule",
+     "user P=1 M=1 forward_only\nrank 0: F0.0 B0.0\n"},
+    {DP_RULE_DEPENDENCY, 0, 1, "B0.0", "rank 0, op 1 (B0.0): overlaps the F that it needs",
+     ALONE("F0.0&B0.0")},
+    {DP_RULE_DEPENDENCY, 0, 0, "B0.0", "rank 0, op 0 (B0.0): its F comes later",
+     ALONE("B0.0 F0.0 F0.1 B0.1")},
+    {DP_RULE_WEIGHT, 0, 4, "W0.1", "rank 0, op 4 (W0.1): the oldest I that waits is I0.0",
+     ALONE("F0.0 F0.1 I0.0 I0.1 W0.1 W0.0")},
+    {DP_RULE_WEIGHT, 0, 1, "W0.0", "rank 0, op 1 (W0.0): no I waits for its weight part",
+     ALONE("F0.0 W0.0 I0.0 F0.1 B0.1")},
+    {DP_RULE_DEPENDENCY, 1, 0, "F0.0", "rank 1, op 0 (F0.0): its input has not been received and "
+                                       "committed",
+     CROSSING("F0.0 sF0.0 rF1.0 c2 F1.0", "F0.0 rF0.0 F1.0 sF1.0 c2")},
+    {DP_RULE_COMMIT, 0, 3, "c3", "rank 0, op 3 (c3): 2 messages have been posted since the last "
+                                 "commit",
+     CROSSING("F0.0 sF0.0 rF1.0 c3 F1.0", "F1.0 sF1.0 rF0.0 c2 F0.0")},
+    {DP_RULE_COMMIT, 0, 5, "none0.0", "rank 0, end of list: 1 messages are posted and never "
+                                      "committed",
+     CROSSING("rF1.0 c1 F1.0 F0.0 sF0.0", "F1.0 sF1.0 rF0.0 c2 F0.0")},
+    {DP_RULE_COMMIT, 0, 0, "c1", "rank 0, op 0 (c1): nothing has been posted since the last commit",
+     CROSSING("c1 F0.0 sF0.0 rF1.0 c2 F1.0", "F1.0 sF1.0 rF0.0 c2 F0.0")},
+    {DP_RULE_DEADLOCK, 0, 0, "rF1.0", "rank 0, op 0 (rF1.0): waits in a circle: rank 0, op 0 "
+                                      "(rF1.0) -> rank 1, op 0 (rF0.0) -> rank 0",
+     CROSSING("rF1.0 c1 F1.0 F0.0 sF0.0 c1", "rF0.0 c1 F0.0 F1.0 sF1.0 c1")},
+    {DP_RULE_FIFO, 1, 0, "rF0.1", "rank 1, op 0 (rF0.1): on its link with rank 0 it is the turn of "
+                                  "sF0.0 (op 1 there)",
+     "user P=2 M=2 forward_only\n"
+     "rank 0: F0.0 sF0.0 c1 F0.1 sF0.1 c1\nrank 1: rF0.1 c1 F0.1 rF0.0 c1 F0.0\n"},
+};
+
+static void every_finding_names_rule_rank_index_and_op(void **state)
+{
+    (void)state;
+    char op[DP_OP_TEXT_LEN];
+
+    for (size_t i = 0; i < sizeof(findings) / sizeof(findings[0]); i++) {
+        const char *text = findings[i].schedule;
+        struct dp_finding f;
+        struct dp_schedule *s;
+        if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s))
+            fail_msg("%s", dp_last_error());
+        assert_int_equal(dp_schedule_check(s, NULL, &f), DP_EINVAL);
+        assert_string_equal(f.text, findings[i].text);
+        assert_string_equal(dp_rule_name(f.rule), dp_rule_name(findings[i].rule));
+        assert_int_equal(f.rank, findings[i].rank);
+        assert_int_equal(f.index, findings[i].index);
+        assert_string_equal(dp_op_text(f.op, op), findings[i].op);
+        dp_schedule_free(s);
+    }
+}
+
+/* Reduces meet in the order of the lists; here partners come to them crosswise. */
+static void reduces_that_partners_come_to_in_different_orders_are_found(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    struct dp_finding f;
+    size_t last[2];
+
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true}, &s), 0);
+    for (int n = 0, i = (int)s->first[1] - 1; n < 2; i--)
+        if (s->ops[i].kind == DP_OP_REDUCE)
+            last[n++] = (size_t)i;
+    /* On rank 0 put the first behind the second, then the second behind that. */
+    struct dp_op first = s->ops[last[1]];
+    memmove(s->ops + last[1], s->ops + last[1] + 1, (last[0] - last[1]) * sizeof(first));
+    s->ops[last[0]] = first;
+    assert_int_equal(dp_schedule_check(s, NULL, &f), DP_EINVAL);
+    assert_int_equal(f.rule, DP_RULE_FIFO);
+    assert_non_null(strstr(f.text, "it is the turn of R"));
+    s->ops[last[0]] = s->ops[last[0] - 1];
+    s->ops[last[0] - 1] = first;
+    assert_int_equal(dp_schedule_check(s, NULL, &f), 0);
+    dp_schedule_free(s);
+}
+
+/* Stages run twice round the ranks, and every rank begins with its second one. */
+static void expect_circle(int ranks, const char *part, const char *end)
+{
+    char text[8192];
+    size_t len = (size_t)sprintf(text, "user P=%d M=1 forward_only\n", ranks);
+    struct dp_schedule *s;
+    struct dp_finding f;
+
+    for (int r = 0; r < ranks; r++)
+        len += (size_t)sprintf(text + len, "holds %d: %d %d\n", r, r, r + ranks);
+    for (int r = 0; r < ranks; r++)
+        len += (size_t)sprintf(text + len, "rank %d: rF1.0 c1 F1.0 %s%sF0.0 sF0.0 c%d\n", r,
+                               r + 1 < ranks ? "sF1.0 " : "",
+                               !r ? "" : r + 1 < ranks ? "rF0.0 c2 " : "rF0.0 c1 ", r ? 1 : 2);
+    assert_int_equal(dp_schedule_read(text, len, DP_FORMAT_TEXT, &s), 0);
+    assert_int_equal(dp_schedule_check(s, NULL, &f), DP_EINVAL);
+    assert_int_equal(f.rule, DP_RULE_DEADLOCK);
+    if (!strstr(f.text, part) || strcmp(f.text + strlen(f.text) - strlen(end), end))
+        fail_msg("'%s', expected '%s ... %s'", f.text, part, end);
+    dp_schedule_free(s);
+}
+
+static void a_circle_is_told_in_one_sentence_however_long(void **state)
+{
+    (void)state;
+    const char *part = "waits in a circle: rank 0, op 0 (rF1.0) -> rank ";
+
+    expect_circle(3, part, "rank 2, op 0 (rF1.0) -> rank 1, op 0 (rF1.0) -> rank 0");
+    expect_circle(24, part, "-> rank 2, op 0 (rF1.0) -> rank 1, op 0 (rF1.0) -> rank 0");
+    expect_circle(99, part, " ranks more -> rank 0");
+}
+
+static void bounds_of_the_callers_are_kept_too(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    struct dp_finding f;
+
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8}, &s), 0);
+    assert_int_equal(dp_schedule_check(s, &(struct dp_check_limits){.max_activations = 5}, &f), 0);
+    assert_int_equal(dp_schedule_check(s, &(struct dp_check_limits){.max_activations = 4}, &f),
+                     DP_EINVAL);
+    assert_int_equal(f.rule, DP_RULE_ACTIVATION);
+    assert_string_equal(f.text, "rank 0, op 21 (F0.3): 5 activation sets are alive, expected at "
+                                "most 4");
+    assert_int_equal(dp_schedule_check(s, &(struct dp_check_limits){.max_weight_queue = 1}, &f),
+                     DP_EINVAL);
+    assert_int_equal(f.rule, DP_RULE_WEIGHT);
+    dp_schedule_free(s);
+}
+
+static void a_placement_that_makes_no_sense_is_found(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    struct dp_finding f;
+
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8}, &s), 0);
+#define EXPECT_SHAPE(member, wrong, sentence)                                                      \
+    do {                                                                                           \
+        int32_t right = s->member;                                                                 \
+        s->member = (wrong);                                                                       \
+        assert_int_equal(dp_schedule_check(s, NULL, &f), DP_EINVAL);                               \
+        assert_int_equal(f.rule, DP_RULE_SHAPE);                                                   \
+        assert_int_equal(f.rank, -1);                                                              \
+        assert_string_equal(f.text, sentence);                                                     \
+        s->member = right;                                                                         \
+    } while (0)
+    EXPECT_SHAPE(slots[3].prev, 3, "rank 1, slot 1: neighbours do not hold the stages beside stage 2");
+    EXPECT_SHAPE(slots[3].mirror, 1, "rank 1, slot 1: neighbours do not hold the stages beside stage 2");
+    EXPECT_SHAPE(slots[3].stage, 1, "rank 2, slot 1: stage 1 of stream 1, which rank 1 holds");
+    EXPECT_SHAPE(slots[3].stage, 4, "rank 1, slot 1: stage 4, expected 0 to 3");
+    EXPECT_SHAPE(slots[3].stream, 2, "rank 1, slot 1: stream 2, expected 0 to 1");
+    EXPECT_SHAPE(stages, 5, "4 ranks with 2 slots, expected room for 10 stages");
+    EXPECT_SHAPE(streams, 3, "4 ranks, 4 stages, 3 streams; expected at least one of each and at "
+                             "most 2 streams");
+    EXPECT_SHAPE(slots_per_rank, 17, "17 slots per rank, expected 1 to 16");
+    EXPECT_SHAPE(microbatches, 9, "9 micro-batches, 4 per stream; expected 1 to 524287 per stream");
+    EXPECT_SHAPE(group_rank[2], 3, "rank 3: group rank 3, expected each of 0 to 3 once");
+    dp_schedule_free(s);
+}
+
+static void without_a_finding_the_sentence_is_the_last_error(void **state)
+{
+    (void)state;
+    const char *text = ALONE("F0.0 B0.0 F0.1");
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
+    assert_int_equal(dp_schedule_check(s, NULL, NULL), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "schedule breaks the once rule: rank 0, end of list: B0.1 "
+                                         "is missing");
+    dp_schedule_free(s);
+}
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_built_schedules_up_to_24_ranks_are_valid),
+        cmocka_unit_test(every_finding_names_rule_rank_index_and_op),
+        cmocka_unit_test(reduces_that_partners_come_to_in_different_orders_are_found),
+        cmocka_unit_test(a_circle_is_told_in_one_sentence_however_long),
+        cmocka_unit_test(bounds_of_the_callers_are_kept_too),
+        cmocka_unit_test(a_placement_that_makes_no_sense_is_found),
+        cmocka_unit_test(without_a_finding_the_sentence_is_the_last_error),
     };
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -208,7 +208,7 @@ struct dp_finding {
     int rank;           /* pipeline rank; -1: no one rank */
     size_t index;       /* in that rank's list */
     struct dp_op op;    /* the op there; kind NONE at the end of a list */
-    char text[512];     /* one sentence; for a deadlock the whole circle */
+    char text[1024];    /* one sentence; for a deadlock the whole circle */
 };
 
 /* Bounds that a schedule must keep; 0: the kind's own (DualPipe: P + 1 activation sets and a queue

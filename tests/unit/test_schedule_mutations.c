@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every small change of a valid schedule is either still valid, by an oracle that knows nothing of
+ * the checker, or refused under a rule that it breaks.
+ */
+#include "cmocka_all.h"
+#include "schedule_oracle.h"
+
+#include <dualpipe/schedule.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How often each rule was the answer; DP_RULE_NONE: still valid. */
+static int answers[DP_RULES];
+
+static void judge(const struct dp_schedule *s, const char *what)
+{
+    unsigned broken = oracle_broken_rules(s);
+    struct dp_finding finding;
+    int err = dp_schedule_check(s, NULL, &finding);
+
+    answers[finding.rule]++;
+    if (!err && !broken)
+        return;
+    if (err && broken >> finding.rule & 1 && *finding.text)
+        return;
+    fail_msg("%s: the checker says %s (%s), the oracle's rules are %#x", what,
+             err ? dp_rule_name(finding.rule) : "valid", finding.text, broken);
+}
+
+/* ---- changes ------------------------------------------------------------------------------- */
+
+struct mutant {
+    struct dp_schedule s;
+    const struct dp_schedule *original;
+};
+
+/* A copy with room for one op more. */
+static struct mutant mutant_of(const struct dp_schedule *original)
+{
+    struct mutant m = {.s = *original, .original = original};
+    size_t ranks = (size_t)original->ranks, count = original->first[ranks];
+
+    m.s.first = malloc((ranks + 1) * sizeof(*m.s.first));
+    m.s.ops = malloc((count + 1) * sizeof(*m.s.ops));
+    return m;
+}
+
+static void reset(struct mutant *m)
+{
+    size_t ranks = (size_t)m->s.ranks;
+
+    memcpy(m->s.first, m->original->first, (ranks + 1) * sizeof(*m->s.first));
+    memcpy(m->s.ops, m->original->ops, m->s.first[ranks] * sizeof(*m->s.ops));
+}
+
+static void mutant_fini(struct mutant *m)
+{
+    free(m->s.first);
+    free(m->s.ops);
+}
+
+/* Make the rank's list longer (1) or shorter (-1) at ops[at]. */
+static void shift(struct mutant *m, int rank, size_t at, int by)
+{
+    size_t end = m->s.first[m->s.ranks];
+
+    if (by > 0)
+        memmove(m->s.ops + at + 1, m->s.ops + at, (end - at) * sizeof(*m->s.ops));
+    else
+        memmove(m->s.ops + at, m->s.ops + at + 1, (end - at - 1) * sizeof(*m->s.ops));
+    for (int r = rank + 1; r <= m->s.ranks; r++)
+        m->s.first[r] += (size_t)by;
+}
+
+static const char *name(const char *change, int rank, size_t i, size_t j)
+{
+    static char text[100];
+    snprintf(text, sizeof(text), "%s in rank %d: op %zu, %zu", change, rank, i, j);
+    return text;
+}
+
+static void delete_each(struct mutant *m, int rank)
+{
+    for (size_t i = m->original->first[rank]; i < m->original->first[rank + 1]; i++) {
+        reset(m);
+        shift(m, rank, i, -1);
+        judge(&m->s, name("deletion", rank, i - m->original->first[rank], 0));
+    }
+}
+
+/* Say each op twice: the second time right behind it, and as the last of the list. */
+static void duplicate_each(struct mutant *m, int rank)
+{
+    size_t first = m->original->first[rank], end = m->original->first[rank + 1];
+
+    for (size_t i = first; i < end; i++)
+        for (size_t to = i + 1; to <= end; to = to < end ? end : end + 1) {
+            reset(m);
+            shift(m, rank, to, 1);
+            m->s.ops[to] = m->original->ops[i];
+            judge(&m->s, name("duplication", rank, i - first, to - first));
+        }
+}
+
+static void swap_each(struct mutant *m, int rank)
+{
+    size_t first = m->original->first[rank], end = m->original->first[rank + 1];
+
+    for (size_t i = first; i < end; i++)
+        for (size_t j = i + 1; j < end; j++) {
+            reset(m);
+            m->s.ops[i] = m->original->ops[j];
+            m->s.ops[j] = m->original->ops[i];
+            judge(&m->s, name("swap", rank, i - first, j - first));
+        }
+}
+
+/* Another kind, slot, micro-batch or count, and the other overlap mark. */
+static void change_each(struct mutant *m, int rank)
+{
+    for (size_t i = m->original->first[rank]; i < m->original->first[rank + 1]; i++) {
+        struct dp_op op = m->original->ops[i];
+        for (uint32_t change = 1; change < 16 + 5; change++) {
+            reset(m);
+            struct dp_op *to = &m->s.ops[i];
+            to->kind = change < 16 ? op.kind ^ change : op.kind;
+            to->slot = change == 16 ? op.slot ^ 1 : change == 20 ? 15 : op.slot;
+            to->mb = change == 17 ? op.mb + 1 : change == 18 ? op.mb - 1 : op.mb;
+            to->overlap = change == 19 ? !op.overlap : op.overlap;
+            judge(&m->s, name("change", rank, i - m->original->first[rank], change));
+        }
+    }
+}
+
+static void mutate(struct dp_schedule_spec spec, void (*change)(struct mutant *, int))
+{
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    judge(s, "built");
+    struct mutant m = mutant_of(s);
+    for (int rank = 0; rank < s->ranks; rank++)
+        change(&m, rank);
+    mutant_fini(&m);
+    dp_schedule_free(s);
+}
+
+/* ---- schedules ----------------------------------------------------------------------------- */
+
+static const struct dp_schedule_spec specs[] = {
+    {.kind = DP_SCHEDULE_GPIPE, .ranks = 3, .microbatches = 3},
+    {.kind = DP_SCHEDULE_1F1B, .ranks = 4, .microbatches = 5},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .no_overlap = true,
+     .return_outputs = true},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .forward_only = true},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 4},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 3, .microbatches = 6},
+};
+
+static void mutate_all(void (*change)(struct mutant *, int))
+{
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++)
+        mutate(specs[i], change);
+}
+
+static void every_deletion_is_judged_rightly(void **state)
+{
+    (void)state;
+    mutate_all(delete_each);
+}
+
+static void every_duplication_is_judged_rightly(void **state)
+{
+    (void)state;
+    mutate_all(duplicate_each);
+}
+
+static void every_swap_is_judged_rightly(void **state)
+{
+    (void)state;
+    mutate_all(swap_each);
+}
+
+static void every_change_of_a_field_is_judged_rightly(void **state)
+{
+    (void)state;
+    mutate_all(change_each);
+}
+
+static void all_rules_were_answers(void **state)
+{
+    (void)state;
+    for (int rule = 0; rule < DP_RULES; rule++) {
+        print_message("%s %d\n", dp_rule_name((enum dp_rule)rule), answers[rule]);
+        assert_true(answers[rule] > 0);
+    }
+}
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_deletion_is_judged_rightly),
+        cmocka_unit_test(every_duplication_is_judged_rightly),
+        cmocka_unit_test(every_swap_is_judged_rightly),
+        cmocka_unit_test(every_change_of_a_field_is_judged_rightly),
+        cmocka_unit_test(all_rules_were_answers),
+    };
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
