@@ -4,6 +4,7 @@
 #include "command.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -174,7 +175,7 @@ static int compare_doubles(const void *a, const void *b)
 double draw_percentile(double *values, size_t count, double share)
 {
     qsort(values, count, sizeof(*values), compare_doubles);
-    return values[(size_t)(share * (double)(count - 1))];
+    return values[lround(share * (double)(count - 1))];
 }
 
 /* ---- the terminal -------------------------------------------------------------------------- */
