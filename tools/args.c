@@ -16,7 +16,7 @@ enum { MAX_ARGS = 48, HELP_ID = 1000 };
 
 static const struct arg help_arg = {"help", 'h', NULL, "print this", .type = ARG_FLAG};
 
-/* ---- numbers with units -------------------------------------------------------------------- */
+/* ---- numbers with units --------------------------------------------------------------------- */
 
 struct unit {
     const char *name;
@@ -67,7 +67,7 @@ bool args_parse_rate(const char *text, double *bytes_per_ns)
     return parse_number(text, rate_units, bytes_per_ns);
 }
 
-/* ---- one value ----------------------------------------------------------------------------- */
+/* ---- one value ------------------------------------------------------------------------------ */
 
 static const struct unit *units_of(enum arg_type type)
 {
@@ -243,7 +243,7 @@ static void set_empty(const struct arg *a, void *values)
     }
 }
 
-/* ---- --help -------------------------------------------------------------------------------- */
+/* ---- --help --------------------------------------------------------------------------------- */
 
 static void print_arg(const struct arg *a)
 {
@@ -283,7 +283,7 @@ static void print_help(const struct usage *u)
     printf("\nexamples:\n%s", u->examples);
 }
 
-/* ---- the command line ---------------------------------------------------------------------- */
+/* ---- the command line ----------------------------------------------------------------------- */
 
 /* All args of all groups, as a flat list and as getopt wants them. */
 struct parser {

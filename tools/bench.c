@@ -24,8 +24,9 @@ static const struct command commands[] = {
 
 static const struct command_set set = {
     .name = "dualpipe bench",
-    .about = "Figures of this machine and this library, each beside its target. Samples count only if\n"
-             "little else runs meanwhile; a figure is their median, and the best of them.",
+    .about = "Figures of this machine and this library, each beside its target. Samples count\n"
+             "only if little else runs meanwhile; a figure is their median, and the best of\n"
+             "them.",
     .commands = commands,
     .examples = "  dualpipe bench schedule\n"
                 "  dualpipe bench schedule -P 64 -M 512 --json\n",

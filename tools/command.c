@@ -9,7 +9,7 @@
 
 enum { MAX_COMMANDS = 32 };
 
-/* ---- messages ------------------------------------------------------------------------------ */
+/* ---- messages ------------------------------------------------------------------------------- */
 
 /* What has been printed in this thread: the library's last error, and whether there was anything.
  * command_failed does not say it again. */
@@ -94,7 +94,7 @@ int command_broke(const char *fmt, ...)
     return EXIT_FAILED;
 }
 
-/* ---- finding the command ------------------------------------------------------------------- */
+/* ---- finding the command -------------------------------------------------------------------- */
 
 static void print_set(const struct command_set *set, FILE *to)
 {

@@ -31,7 +31,7 @@
 #define HAVE_BLAS 0
 #endif
 
-/* ---- what was built in --------------------------------------------------------------------- */
+/* ---- what was built in ---------------------------------------------------------------------- */
 
 struct feature {
     const char *name;
@@ -47,7 +47,7 @@ static const struct feature features[] = {
 };
 enum { FEATURES = sizeof(features) / sizeof(features[0]) };
 
-/* ---- what the machine has ------------------------------------------------------------------ */
+/* ---- what the machine has ------------------------------------------------------------------- */
 
 struct machine {
     struct utsname system;
@@ -101,7 +101,7 @@ static void look_at_machine(struct machine *m)
     find_gpu(m);
 }
 
-/* ---- as text ------------------------------------------------------------------------------- */
+/* ---- as text -------------------------------------------------------------------------------- */
 
 static const double gib = 1024.0 * 1024 * 1024;
 
@@ -138,7 +138,7 @@ static void print_option(void *user, const struct dp_option_info *o)
         printf("      WRONG: %s\n", o->problem);
 }
 
-/* ---- as JSON ------------------------------------------------------------------------------- */
+/* ---- as JSON -------------------------------------------------------------------------------- */
 
 static json_t *json_features(void)
 {
@@ -184,7 +184,7 @@ static int print_json(const struct machine *m, bool options)
     return problems;
 }
 
-/* ---- the command --------------------------------------------------------------------------- */
+/* ---- the command ---------------------------------------------------------------------------- */
 
 struct info_options {
     bool options, json;
@@ -198,9 +198,9 @@ static const struct arg args[] = {
 static const struct arg_group groups[] = {{"options", args, 2}, {0}};
 static const struct usage usage = {
     .command = "dualpipe info",
-    .about = "Say what this build can do, what this machine has, and with --options what can be set\n"
-             "through the environment and what has been. A variable that cannot be used makes the\n"
-             "exit status 1.",
+    .about = "Say what this build can do, what this machine has, and with --options what can\n"
+             "be set through the environment and what has been. A variable that cannot be\n"
+             "used makes the exit status 1.",
     .groups = groups,
     .examples = "  dualpipe info\n"
                 "  DUALPIPE_LOG_LEVEL=debug dualpipe info --options\n"

@@ -19,8 +19,8 @@ static const struct command commands[] = {
 
 static const struct command_set program = {
     .name = "dualpipe",
-    .about = "Pipeline-parallel training steps in C: schedules as data, a runtime that carries\n"
-             "them out, and a model to train with it.",
+    .about = "Pipeline-parallel training steps in C: schedules as data, a runtime that\n"
+             "carries them out, and a model to train with it.",
     .commands = commands,
     .examples = "  dualpipe schedule show dualpipe -P 4 -M 8\n"
                 "  dualpipe schedule compare -P 8 -M 20\n"

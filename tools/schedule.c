@@ -18,8 +18,8 @@ static const struct command commands[] = {
 
 static const struct command_set set = {
     .name = "dualpipe schedule",
-    .about = "Pipeline schedules as data: who computes, sends and receives what, in which order.\n"
-             "KIND is a built-in schedule; --file FILE is one of your own.",
+    .about = "Pipeline schedules as data: who computes, sends and receives what, in which\n"
+             "order. KIND is a built-in schedule; --file FILE is one of your own.",
     .commands = commands,
     .examples = "  dualpipe schedule show dualpipe -P 4 -M 8\n"
                 "  dualpipe schedule show dualpipev -P 4 -M 10 --format svg -o dualpipev.svg\n"

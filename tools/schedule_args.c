@@ -13,7 +13,7 @@
 
 enum { DEFAULT_RANKS = 4 };
 
-/* ---- lists --------------------------------------------------------------------------------- */
+/* ---- lists ---------------------------------------------------------------------------------- */
 
 /* Cut the next item off a comma-separated list. NULL at its end. */
 static char *next_item(char **rest)
@@ -74,7 +74,7 @@ static bool parse_times(const char *text, void *member, char *why, size_t why_le
     return good;
 }
 
-/* ---- the groups ---------------------------------------------------------------------------- */
+/* ---- the groups ----------------------------------------------------------------------------- */
 
 #define AT(member) .offset = offsetof(struct schedule_args, member)
 
@@ -119,7 +119,7 @@ const struct arg_group schedule_file_group = GROUP("or", file_args);
 const struct arg_group schedule_cost_group = GROUP("what it costs", cost_args);
 const struct arg_group schedule_scale_group = GROUP("what is slower", scale_args);
 
-/* ---- the schedule -------------------------------------------------------------------------- */
+/* ---- the schedule --------------------------------------------------------------------------- */
 
 const char *schedule_kinds(void)
 {
@@ -167,7 +167,7 @@ static int build(const struct schedule_args *a, const char *kind_name, struct dp
     return 0;
 }
 
-/* ---- the user's file ----------------------------------------------------------------------- */
+/* ---- the user's file ------------------------------------------------------------------------ */
 
 static int read_all(FILE *file, char **text, size_t *len)
 {
@@ -262,7 +262,7 @@ int schedule_load(const struct schedule_args *a, const struct operands *operands
     return load_file(a->file, out);
 }
 
-/* ---- costs --------------------------------------------------------------------------------- */
+/* ---- costs ---------------------------------------------------------------------------------- */
 
 static int check_scale(const char *option, const struct numbers *list, int expected,
                        const char *what)

@@ -163,8 +163,8 @@ int run_schedule_check(int argc, char **argv)
         .operands = "[KIND]",
         .operand_choices = schedule_kinds(),
         .max_operands = 1,
-        .about = "Prove that a schedule can be carried out, or name the rule that it breaks, the rank,\n"
-                 "the place in that rank's list and the op there. Exit status 1: it cannot.",
+        .about = "Prove that a schedule can be carried out, or name the rule that it breaks, the\n"
+                 "rank, the place in that rank's list and the op there. Exit status 1: it cannot.",
         .groups = groups,
         .examples = "  dualpipe schedule check dualpipe -P 8 -M 20\n"
                     "  dualpipe schedule check --file mine.txt\n"

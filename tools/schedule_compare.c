@@ -35,7 +35,7 @@ struct candidate {
     size_t messages;
 };
 
-/* ---- measuring a kind ------------------------------------------------------------------------ */
+/* ---- measuring a kind ----------------------------------------------------------------------- */
 
 static void take_figures(const struct dp_schedule *s, const struct dp_simulation *sim,
                          struct candidate *c)
@@ -103,7 +103,7 @@ free_schedule:
     return err;
 }
 
-/* ---- which kinds ------------------------------------------------------------------------------ */
+/* ---- which kinds ---------------------------------------------------------------------------- */
 
 static int choose_kinds(const struct operands *operands, struct candidate *c, int *count)
 {
@@ -121,7 +121,7 @@ static int choose_kinds(const struct operands *operands, struct candidate *c, in
     return 0;
 }
 
-/* ---- reports ---------------------------------------------------------------------------------- */
+/* ---- reports -------------------------------------------------------------------------------- */
 
 static void print_costs(const struct schedule_args *a)
 {
@@ -190,7 +190,7 @@ static void print_json(const struct schedule_args *a, const struct candidate *c,
     json_decref(j);
 }
 
-/* ---- the command ------------------------------------------------------------------------------ */
+/* ---- the command ---------------------------------------------------------------------------- */
 
 static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
@@ -224,9 +224,10 @@ int run_schedule_compare(int argc, char **argv)
         .command = "dualpipe schedule compare",
         .operands = "[KIND...]",
         .operand_choices = schedule_kinds(),
-        .about = "Set kinds of schedules side by side (all, if none is named) for the same devices, model\n"
-                 "and batch: time, bubble, memory. Says why where a kind is not possible. Costs are\n"
-                 "those of 1/P of the model; DualPipeV cuts it into 2P stages of half the cost.",
+        .about = "Set kinds of schedules side by side (all, if none is named) for the same\n"
+                 "devices, model and batch: time, bubble, memory. Says why where a kind is not\n"
+                 "possible. Costs are those of 1/P of the model; DualPipeV cuts it into 2P stages\n"
+                 "of half the cost.",
         .groups = groups,
         .examples = "  dualpipe schedule compare -P 8 -M 20\n"
                     "  dualpipe schedule compare -P 8 -M 20 --cost f=5,i=5,w=5,fb=13 --latency 100us\n"

@@ -23,7 +23,7 @@ struct show_args {
     bool arrows, critical;
 };
 
-/* ---- pictures: simulate, then draw ----------------------------------------------------------- */
+/* ---- pictures: simulate, then draw ---------------------------------------------------------- */
 
 typedef int (*draw_fn)(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
                        const struct draw_options *options);
@@ -92,7 +92,7 @@ static int write_perfetto(const struct show_args *a, const struct dp_schedule *s
     return err ? err : put_text(to, json, len);
 }
 
-/* ---- formats --------------------------------------------------------------------------------- */
+/* ---- formats -------------------------------------------------------------------------------- */
 
 /* A format is a form of the schedule itself, or a picture of its simulation. */
 struct format {
@@ -159,7 +159,7 @@ free_simulation:
     return status;
 }
 
-/* ---- the commands ---------------------------------------------------------------------------- */
+/* ---- the commands --------------------------------------------------------------------------- */
 
 #define AT(member) .offset = offsetof(struct show_args, member)
 
@@ -213,9 +213,10 @@ int run_schedule_show(int argc, char **argv)
         .operands = "[KIND]",
         .operand_choices = schedule_kinds(),
         .max_operands = 1,
-        .about = "Draw a schedule: ranks down, time across. F3 is the forward of micro-batch 3, B its\n"
-                 "backward, I and W the input and weight parts of a backward that was split, F3&b1 an\n"
-                 "overlapped pair; lower case is the other direction; dots are idle time.",
+        .about = "Draw a schedule: ranks down, time across. F3 is the forward of micro-batch 3, B\n"
+                 "its backward, I and W the input and weight parts of a backward that was split,\n"
+                 "F3&b1 an overlapped pair; lower case is the other direction; dots are idle\n"
+                 "time.",
         .groups = groups,
         .examples = "  dualpipe schedule show dualpipe -P 4 -M 8\n"
                     "  dualpipe schedule show dualpipe -P 8 -M 20 --cost f=1,i=1,w=1,fb=2.4\n"

@@ -154,10 +154,10 @@ int run_schedule_simulate(int argc, char **argv)
         .operands = "[KIND]",
         .operand_choices = schedule_kinds(),
         .max_operands = 1,
-        .about = "Carry a schedule out on paper: sends are eager, receives are posted early, and an op\n"
-                 "waits only for what it needs. Bubble is the time in which a rank computes nothing,\n"
-                 "waiting the part of it between its first and last op; activations are the\n"
-                 "micro-batches alive at once.",
+        .about = "Carry a schedule out on paper: sends are eager, receives are posted early, and\n"
+                 "an op waits only for what it needs. Bubble is the time in which a rank computes\n"
+                 "nothing, waiting the part of it between its first and last op; activations are\n"
+                 "the micro-batches alive at once.",
         .groups = groups,
         .examples = "  dualpipe schedule simulate dualpipe -P 8 -M 20\n"
                     "  dualpipe schedule simulate 1f1b -P 8 -M 20 --cost f=5ms,b=15ms \\\n"

@@ -9,6 +9,7 @@
 #       finish
 
 dualpipe=$DP_TOP_BUILDDIR/tools/dualpipe
+# shellcheck disable=SC2034 # for who sources this
 data=$DP_TEST_DATA/cli
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

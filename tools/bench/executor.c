@@ -34,7 +34,7 @@ struct worker {
     int rank;
 };
 
-/* ---- a sample ----------------------------------------------------------------------------------- */
+/* ---- a sample ------------------------------------------------------------------------------- */
 
 /* One rank's share: steps, timed without the first, which warms up. */
 static int run_rank(struct job *job, int rank)
@@ -92,7 +92,7 @@ static int sample(void *user, double *figures)
     return 0;
 }
 
-/* ---- jobs --------------------------------------------------------------------------------------- */
+/* ---- jobs ----------------------------------------------------------------------------------- */
 
 static int open_job(struct job *job, enum dp_schedule_kind kind, int ranks, const struct values *v)
 {
@@ -139,7 +139,7 @@ static int measure(const struct values *v)
     return err ? command_failed(err) : EXIT_OK;
 }
 
-/* ---- the command -------------------------------------------------------------------------------- */
+/* ---- the command ---------------------------------------------------------------------------- */
 
 static const struct arg args[] = {
     {"microbatches", 'M', "N", "micro-batches of a step", ARG_INT,
@@ -155,8 +155,9 @@ int run_bench_executor(int argc, char **argv)
     };
     const struct usage usage = {
         .command = "dualpipe bench executor",
-        .about = "Time steps whose callbacks do nothing, and divide by the ops of a rank: computes,\n"
-                 "messages, commits, frees. With several ranks that includes waiting for the other.",
+        .about = "Time steps whose callbacks do nothing, and divide by the ops of a rank:\n"
+                 "computes, messages, commits, frees. With several ranks that includes waiting\n"
+                 "for the other.",
         .groups = groups,
         .examples = "  dualpipe bench executor\n"
                     "  dualpipe bench executor -M 1000 --json\n",

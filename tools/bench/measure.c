@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- time and load --------------------------------------------------------------------------- */
+/* ---- time and load -------------------------------------------------------------------------- */
 
 int64_t bench_now_ns(void)
 {
@@ -81,7 +81,7 @@ static int take_sample(struct bench_case *c)
     return 0;
 }
 
-/* ---- which samples count ----------------------------------------------------------------------- */
+/* ---- which samples count -------------------------------------------------------------------- */
 
 static int by_background(const void *a, const void *b)
 {

@@ -12,7 +12,7 @@
 /* A sleeper wakes up to 90 us late; from here on the end is waited for with eyes open. */
 #define SPIN_NS INT64_C(100000)
 
-/* ---- naps ------------------------------------------------------------------------------------- */
+/* ---- naps ----------------------------------------------------------------------------------- */
 
 void rig_nap_until(int64_t deadline_ns)
 {
@@ -37,7 +37,7 @@ static void nap(struct rig *rig, enum rig_op op)
     rig->clocks[op].count++;
 }
 
-/* ---- the model ---------------------------------------------------------------------------------- */
+/* ---- the model ------------------------------------------------------------------------------ */
 
 static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
@@ -108,7 +108,7 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
 static const struct dp_stage_ops stage_ops = {forward, backward, weight, forward_backward};
 static const struct dp_loss_ops loss_ops = {loss, loss_backward};
 
-/* ---- setting up --------------------------------------------------------------------------------- */
+/* ---- setting up ----------------------------------------------------------------------------- */
 
 void rig_set_naps(struct rig *rig, const struct dp_cost *c)
 {

@@ -22,7 +22,7 @@ struct values {
     int64_t ranks, microbatches;
 };
 
-/* ---- the whole schedule, in a process of its own ------------------------------------------------ */
+/* ---- the whole schedule, in a process of its own -------------------------------------------- */
 
 /* What one process found; -1: it failed, and said why. */
 struct whole {
@@ -105,7 +105,7 @@ static int sample_whole(void *user, double *figures)
     return err;
 }
 
-/* ---- one rank's list ---------------------------------------------------------------------------- */
+/* ---- one rank's list ------------------------------------------------------------------------ */
 
 struct one_rank {
     struct dp_schedule_spec spec;
@@ -145,7 +145,7 @@ static int alloc_one_rank(struct one_rank *r)
     return r->ops ? 0 : command_broke("no memory for %zu ops", r->capacity);
 }
 
-/* ---- the command -------------------------------------------------------------------------------- */
+/* ---- the command ---------------------------------------------------------------------------- */
 
 static const struct arg args[] = {
     {"ranks", 'P', "N", "pipeline ranks", ARG_INT, .offset = offsetof(struct values, ranks),
@@ -194,8 +194,9 @@ int run_bench_schedule(int argc, char **argv)
         .operands = "[KIND]",
         .operand_choices = schedule_kinds(),
         .max_operands = 1,
-        .about = "Time how fast a schedule is built, proven and simulated, in a process of its own whose\n"
-                 "memory is measured, and how fast a rank builds its own list. The default is DualPipe.",
+        .about = "Time how fast a schedule is built, proven and simulated, in a process of its\n"
+                 "own whose memory is measured, and how fast a rank builds its own list. The\n"
+                 "default is DualPipe.",
         .groups = groups,
         .examples = "  dualpipe bench schedule\n"
                     "  dualpipe bench schedule 1f1b -P 64 -M 512 --json\n",

@@ -40,7 +40,7 @@ struct ascii {
     struct row row;
 };
 
-/* ---- rows ---------------------------------------------------------------------------------- */
+/* ---- rows ----------------------------------------------------------------------------------- */
 
 static signed char look_code(struct draw_look look)
 {
@@ -92,7 +92,7 @@ static const struct dp_span *rank_begin(const struct dp_timeline *t, int rank)
     return t->spans + low;
 }
 
-/* ---- labels -------------------------------------------------------------------------------- */
+/* ---- labels --------------------------------------------------------------------------------- */
 
 /* Fill columns [from, to) with a bar: its name, dashes (or colour), a gap if there is room. */
 static void put_bar(const struct ascii *a, const struct dp_span *span, int from, int to)
@@ -132,7 +132,7 @@ static void fill_labels(const struct ascii *a, int rank, int panel)
     }
 }
 
-/* ---- shape --------------------------------------------------------------------------------- */
+/* ---- shape ---------------------------------------------------------------------------------- */
 
 enum { LOOKS = 2 * DRAW_KINDS };
 
@@ -187,7 +187,7 @@ static int fill_shape(const struct ascii *a, int rank)
     return 0;
 }
 
-/* ---- around the rows ------------------------------------------------------------------------- */
+/* ---- around the rows ------------------------------------------------------------------------ */
 
 /* "0       2       4 ms" over a panel whose left edge is column `left` of the whole picture. */
 static void print_axis(const struct ascii *a, int left)
@@ -259,7 +259,7 @@ static int print_shape(struct ascii *a)
     return err;
 }
 
-/* ---- the picture ----------------------------------------------------------------------------- */
+/* ---- the picture ---------------------------------------------------------------------------- */
 
 /* Columns per ns so that nearly every bar has room for its name and a gap; how long a short bar is. */
 static int find_scale(struct ascii *a)

@@ -10,7 +10,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* ---- looks --------------------------------------------------------------------------------- */
+/* ---- looks ---------------------------------------------------------------------------------- */
 
 bool draw_look_of(struct dp_op op, struct draw_look *look)
 {
@@ -81,7 +81,7 @@ void draw_census(const struct dp_timeline *t, struct draw_census *census)
     }
 }
 
-/* ---- words --------------------------------------------------------------------------------- */
+/* ---- words ---------------------------------------------------------------------------------- */
 
 char *draw_time(int64_t ns, char *out, size_t len)
 {
@@ -126,7 +126,7 @@ void draw_sum(const struct dp_timeline *t, char *out, size_t len)
              all > 0 ? 100 * (1 - busy / all) : 0);
 }
 
-/* ---- errors -------------------------------------------------------------------------------- */
+/* ---- errors --------------------------------------------------------------------------------- */
 
 bool draw_is_empty(const struct dp_timeline *t)
 {
@@ -145,7 +145,7 @@ int draw_finish(FILE *to, int err)
     return fflush(to) || ferror(to) ? DP_EIO : 0;
 }
 
-/* ---- scale --------------------------------------------------------------------------------- */
+/* ---- scale ---------------------------------------------------------------------------------- */
 
 struct draw_ticks draw_ticks(int64_t length_ns, int max)
 {
@@ -178,7 +178,7 @@ double draw_percentile(double *values, size_t count, double share)
     return values[lround(share * (double)(count - 1))];
 }
 
-/* ---- the terminal -------------------------------------------------------------------------- */
+/* ---- the terminal --------------------------------------------------------------------------- */
 
 int draw_terminal_columns(FILE *to)
 {

@@ -30,7 +30,7 @@ struct svg {
     struct svg_entry entries[SVG_ENTRIES_MAX];
 };
 
-/* ---- small pieces (svg_pieces.c) ------------------------------------------------------------- */
+/* ---- small pieces (svg_pieces.c) ------------------------------------------------------------ */
 
 double svg_x(const struct svg *v, int64_t ns);
 int svg_y(const struct svg *v, int rank); /* of the bars' upper edge */
@@ -45,7 +45,7 @@ void svg_escaped(const struct svg *v, const char *text);
 /* "f0" .. "r1": the class of a look. */
 const char *svg_class(struct draw_look look);
 
-/* ---- parts ------------------------------------------------------------------------------------ */
+/* ---- parts ---------------------------------------------------------------------------------- */
 
 /* The legend (svg_legend.c): place its entries within v->plot and return the y below them; then
  * write them. */

@@ -14,7 +14,7 @@ static int width_of(const struct svg_entry *e)
     return e->swatch + (e->swatch ? 6 : 0) + (int)(CHAR_PX * (double)strlen(e->text)) + GAP_PX;
 }
 
-/* ---- which entries, and where ----------------------------------------------------------------- */
+/* ---- which entries, and where --------------------------------------------------------------- */
 
 static void add(struct svg *v, struct svg_entry entry)
 {
@@ -57,7 +57,7 @@ int svg_place_legend(struct svg *v, int y)
     return y + LINE_PX;
 }
 
-/* ---- writing them ----------------------------------------------------------------------------- */
+/* ---- writing them --------------------------------------------------------------------------- */
 
 static void put_swatch(const struct svg *v, const char *class, int x, int y, int width, int height)
 {
