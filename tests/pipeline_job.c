@@ -158,7 +158,7 @@ static void store_outputs(const struct job_rank *r)
         }
 }
 
-static void store_results(const struct job_rank *r)
+void job_rank_store(const struct job_rank *r)
 {
     const struct job *job = r->job;
     int slots = job->schedule->slots_per_rank;
@@ -179,7 +179,7 @@ int job_rank_step(struct job_rank *r)
                model_grad_count(&r->job->model, r->stages[i].stage) * sizeof(float));
     int err = dp_pipeline_step(r->pipe, &r->step);
     if (!err)
-        store_results(r);
+        job_rank_store(r);
     return err;
 }
 

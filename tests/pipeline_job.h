@@ -51,6 +51,8 @@ void job_result_fini(struct job_result *result, const struct job *job);
 int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
 /* Gradients from zero, one step, results to job->result. Returns what dp_pipeline_step did. */
 int job_rank_step(struct job_rank *r);
+/* The last part of that: results, which must be in host memory, to job->result. */
+void job_rank_store(const struct job_rank *r);
 void job_rank_close(struct job_rank *r);
 
 /* Is the result what the sequential loop makes of this step, to the last bit? Gradients of a slot

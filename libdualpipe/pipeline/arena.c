@@ -165,7 +165,7 @@ static int sort_before(struct dp_arena_before *before, const size_t *end, const 
         before->first[starts[k].id + 1] = end[k + 1] - end[k];
     for (size_t i = 0; i < count; i++)
         before->first[i + 1] += before->first[i];
-    for (size_t k = 0; k < count; k++)
+    for (size_t k = 0; k < count && before->count; k++)
         memcpy(ids + before->first[starts[k].id], before->ids + end[k],
                (end[k + 1] - end[k]) * sizeof(*ids));
     free(before->ids);

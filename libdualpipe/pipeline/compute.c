@@ -17,6 +17,16 @@ struct frame {
     DLTensor made[DP_MAX_TENSORS]; /* what the callback is to fill, as it was handed out */
 };
 
+int dp_compute_settle(struct dp_pipeline *pipe)
+{
+    const struct dp_device_ops *device = pipe->device->ops;
+
+    if (pipe->native_stream)
+        return 0;
+    int err = device->event_record(pipe->done, pipe->compute);
+    return err ? err : device->event_wait(pipe->done, pipe->deadline_ns);
+}
+
 /* ---- tensors -------------------------------------------------------------------------------- */
 
 static char *address(const struct dp_pipeline *pipe, size_t offset)
@@ -119,6 +129,8 @@ static int check_gradients(struct dp_pipeline *pipe, const struct frame *f, cons
         tensors[k].data = f->made[k].data;
         err = pipe->device->ops->zero(pipe->compute, tensors[k].data,
                                       dp_spec_bytes(&pipe->borders[border].tensors[k]));
+        if (!err)
+            err = dp_compute_settle(pipe);
     }
     return err ? err : check_tensors(pipe, f, name, border, tensors);
 }
@@ -209,7 +221,7 @@ static int read_inputs(struct dp_pipeline *pipe, struct frame *f)
         err = dp_batch_read(&cut, pipe->now.args->inputs[k], (int)f->op->mb, f->in[k].data,
                             pipe->device->ops, pipe->compute);
     }
-    return err;
+    return err ? err : dp_compute_settle(pipe);
 }
 
 static int write_outputs(struct dp_pipeline *pipe, struct frame *f)
@@ -224,7 +236,7 @@ static int write_outputs(struct dp_pipeline *pipe, struct frame *f)
         err = dp_batch_write(&cut, pipe->now.args->outputs[k], (int)f->op->mb, f->out[k].data,
                              pipe->device->ops, pipe->compute);
     }
-    return err;
+    return err ? err : dp_compute_settle(pipe);
 }
 
 /* ---- loss ----------------------------------------------------------------------------------- */
@@ -249,8 +261,9 @@ static int make_label(struct dp_pipeline *pipe, const struct frame *f, DLTensor 
         return 0;
     }
     label->data = pipe->label_memory;
-    return dp_batch_read(&cut, batch, (int)f->op->mb, label->data, pipe->device->ops,
-                         pipe->compute);
+    int err = dp_batch_read(&cut, batch, (int)f->op->mb, label->data, pipe->device->ops,
+                            pipe->compute);
+    return err ? err : dp_compute_settle(pipe);
 }
 
 static int note_losses(struct dp_pipeline *pipe, const struct frame *f, int32_t count)

@@ -224,6 +224,13 @@ int dp_messages_finish(struct dp_pipeline *pipe)
     return err;
 }
 
+void dp_messages_forget(struct dp_pipeline *pipe)
+{
+    for (uint32_t i = 0; i < pipe->plan.requests; i++)
+        pipe->messages[i].unsent = false;
+    pipe->now.first_unsent = pipe->now.last_unsent = NULL;
+}
+
 int dp_messages_progress(struct dp_pipeline *pipe)
 {
     if (!pipe->config.comm)

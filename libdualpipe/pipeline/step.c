@@ -99,7 +99,8 @@ static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
         dp_recorder_begin(pipe->config.recorder, pipe->step);
     if (!pipe->halves.bytes)
         return 0;
-    return pipe->device->ops->zero(pipe->compute, pipe->halves.memory, pipe->halves.bytes);
+    int err = pipe->device->ops->zero(pipe->compute, pipe->halves.memory, pipe->halves.bytes);
+    return err ? err : dp_compute_settle(pipe);
 }
 
 static void end_step(struct dp_pipeline *pipe)
@@ -115,8 +116,12 @@ static void end_step(struct dp_pipeline *pipe)
 static int drain(struct dp_pipeline *pipe)
 {
     const struct dp_device_ops *device = pipe->device->ops;
-    int err = device->event_record(pipe->done, pipe->compute);
+    int err = device->event_record(pipe->done, pipe->outgoing);
 
+    if (!err)
+        err = device->stream_wait(pipe->compute, pipe->done);
+    if (!err)
+        err = device->event_record(pipe->done, pipe->compute);
     return err ? err : device->event_wait(pipe->done, pipe->deadline_ns);
 }
 
@@ -126,6 +131,7 @@ static int abort_step(struct dp_pipeline *pipe, int err)
 {
     struct dp_comm *comm = pipe->config.comm;
     struct dp_abort why;
+    char first[512];
 
     if (comm && err != DP_EABORTED)
         dp_comm_abort(comm, err, dp_last_error());
@@ -134,9 +140,11 @@ static int abort_step(struct dp_pipeline *pipe, int err)
     if (err == DP_EABORTED && dp_comm_aborted(comm, &why))
         dp_fail_quietly(err, "the step was ended by rank %d (%s): %s", why.rank,
                         dp_strerror(why.error), why.text);
+    snprintf(first, sizeof(first), "%s", dp_last_error());
+    dp_messages_forget(pipe);
     drain(pipe);
     pipe->now = (struct dp_step_state){0};
-    return err;
+    return dp_fail_quietly(err, "%s", first); /* a broken device has failed once more since */
 }
 
 int dp_pipeline_step(struct dp_pipeline *pipe, struct dp_step *step)

@@ -16,6 +16,8 @@ int dp_messages_send(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 int dp_messages_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* The sends still open at the end of a step. */
 int dp_messages_finish(struct dp_pipeline *pipe);
+/* After a failure: sends that wait for a copy are not sent any more. */
+void dp_messages_forget(struct dp_pipeline *pipe);
 /* Move what can be moved; for when nobody waits. */
 int dp_messages_progress(struct dp_pipeline *pipe);
 /* Wait for one request of this rank. peer: pipeline rank. */
@@ -27,6 +29,9 @@ uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage,
 
 /* FORWARD, BACKWARD, INPUT, WEIGHT; a FORWARD with `pair` does op[1], its BACKWARD, too. */
 int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* Where stages run in the calling thread and not in the stream: wait for what the stream was given,
+ * which they are about to use. */
+int dp_compute_settle(struct dp_pipeline *pipe);
 
 /* ---- reduce.c ------------------------------------------------------------------------------- */
 
