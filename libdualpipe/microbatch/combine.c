@@ -29,7 +29,7 @@ static const char *value_text(const struct dp_tree *value, char *text)
     }
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
+/* ---- checks --------------------------------------------------------------------------------- */
 
 static int check_formed(const struct dp_column *c, int32_t mb)
 {
@@ -88,7 +88,8 @@ static int check_alike(const struct dp_column *c, const char *how, int but)
             alike = i == but || first->shape[i] == t->shape[i];
         if (!alike)
             return fail_here(c, DP_EMISMATCH,
-                             "micro-batch %d has %s and micro-batch 0 %s, which do not fit under %s",
+                             "micro-batch %d has %s and micro-batch 0 %s, which do not fit under "
+                             "%s",
                              mb, dp_tensor_text(t, text), dp_tensor_text(first, first_text), how);
     }
     return 0;
@@ -101,8 +102,8 @@ static int check_dim(const struct dp_column *c, const char *how, int ndim, int *
 
     if (!ndim)
         return fail_here(c, DP_EINVAL,
-                         "%s(%d) of tensors without dimensions, expected Stack or a reducer such as "
-                         "sum",
+                         "%s(%d) of tensors without dimensions, expected Stack or a reducer such "
+                         "as sum",
                          how, *dim);
     if (*dim < -ndim || *dim >= ndim)
         return fail_here(c, DP_EINVAL, "%s(%d) of %s, expected a dimension from %d to %d", how,
@@ -120,11 +121,11 @@ static int new_tensor(const struct dp_column *c, int ndim, int64_t *shape, DLTen
 
     if (fault)
         return fail_here(c, DP_EINVAL, "the merged tensor %s", fault);
-    *out = dp_tensor_new(c->arena, plan.dtype, ndim, shape);
+    *out = dp_tensor_new(c->region, plan.dtype, ndim, shape);
     return *out ? 0 : no_memory(c);
 }
 
-/* ---- tensors side by side -------------------------------------------------------------------- */
+/* ---- tensors side by side ------------------------------------------------------------------- */
 
 static int total_rows(const struct dp_column *c, int dim, int64_t *rows)
 {
@@ -201,8 +202,8 @@ int dp_combine_stack(const struct dp_column *c, int dim, struct dp_tree *out)
         (err = check_alike(c, "Stack", -1)))
         return err;
     if (first->ndim == DP_TREE_MAX_NDIM)
-        return fail_here(c, DP_EINVAL, "Stack(%d) of %d dimensions, which is as many as there may be",
-                         dim, first->ndim);
+        return fail_here(c, DP_EINVAL, "Stack(%d) of %d dimensions, expected fewer than %d", dim,
+                         first->ndim, DP_TREE_MAX_NDIM);
     insert_extent(shape, first->shape, first->ndim, dim, c->count);
     if ((err = new_tensor(c, first->ndim + 1, shape, &whole)))
         return err;
@@ -221,7 +222,7 @@ int dp_combine_stack(const struct dp_column *c, int dim, struct dp_tree *out)
     return 0;
 }
 
-/* ---- fold ------------------------------------------------------------------------------------ */
+/* ---- fold ----------------------------------------------------------------------------------- */
 
 /* The tensor that the accumulator begins as, or NULL for a leaf of another kind. */
 static const DLTensor *fold_begin(const struct dp_column *c, const struct dp_reducer *r)
@@ -247,7 +248,7 @@ static int fold_init(const struct dp_column *c, const struct dp_reducer *r, stru
                          "the tensor that reducer '%s' begins with: expected whole bytes in memory "
                          "that the CPU reaches",
                          r->name);
-    DLTensor *t = dp_tensor_new(c->arena, like->dtype, like->ndim, like->shape);
+    DLTensor *t = dp_tensor_new(c->region, like->dtype, like->ndim, like->shape);
     if (!t)
         return no_memory(c);
     if (r->init.kind == DP_TREE_TENSOR)
@@ -292,7 +293,7 @@ int dp_combine_fold(const struct dp_column *c, const struct dp_reducer *r, struc
     return 0;
 }
 
-/* ---- equality -------------------------------------------------------------------------------- */
+/* ---- equality ------------------------------------------------------------------------------- */
 
 /* Whether no element need be read: one and the same memory, seen in the same way. */
 static bool same_view(const DLTensor *a, const DLTensor *b)

@@ -19,8 +19,8 @@ static inline int64_t min(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Each of these is compiled anew for every `bytes` that copy_elements names, so that a memcpy is one
- * load and one store. */
+/* Each of these is compiled anew for every `bytes` that copy_elements names, so that a memcpy is
+ * one load and one store. */
 #define FOR_EACH_SIZE static inline __attribute__((always_inline))
 
 FOR_EACH_SIZE void copy_run(char *dst, int64_t dst_step, const char *src, int64_t src_step,

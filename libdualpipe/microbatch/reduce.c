@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-/* ---- kernels: a row of `n` elements of `parts` numbers each ---------------------------------- */
+/* ---- kernels: a row of `n` elements of `parts` numbers each --------------------------------- */
 
 /* acc = (acc + weight * value) / divisor; integers know no other weight and divisor than 1. */
 struct factors {
@@ -100,7 +100,7 @@ static int add(const struct dp_tree *acc, const struct dp_tree *value, bool weig
     return 0;
 }
 
-/* ---- reducers -------------------------------------------------------------------------------- */
+/* ---- reducers ------------------------------------------------------------------------------- */
 
 static int fold_sum(void *user, struct dp_tree *acc, const struct dp_tree *value, int32_t mb,
                     int32_t count)

@@ -34,11 +34,11 @@ struct dp_tree dp_spec_from_names(int32_t count, const char *const *names, const
     return t;
 }
 
-/* ---- parse ----------------------------------------------------------------------------------- */
+/* ---- parse ---------------------------------------------------------------------------------- */
 
 struct parser {
     const char *text, *at;
-    struct dp_arena *arena;
+    struct dp_region *region;
     int depth, nodes;
 };
 
@@ -143,7 +143,7 @@ static int parse_name(struct parser *p, const char **out)
     if (quoted ? !take(p, '"') : s == begin)
         return expected(p, quoted ? "a closing quote" : "a name");
 
-    char *name = dp_arena_array(p->arena, (size_t)(s - begin) + 1, 1);
+    char *name = dp_region_array(p->region, (size_t)(s - begin) + 1, 1);
     if (!name)
         return dp_fail(DP_ENOMEM, "no memory for a spec");
     *out = name;
@@ -158,7 +158,7 @@ static int parse_name(struct parser *p, const char **out)
 
 static int parse_tree(struct parser *p, struct dp_tree *out);
 
-/* Items so far; they move to the arena when all are known. */
+/* Items so far; they move to the region when all are known. */
 struct items {
     struct dp_tree *trees;
     const char **names;
@@ -201,8 +201,8 @@ static int keep_items(struct parser *p, enum dp_tree_kind kind, const struct ite
                       struct dp_tree *out)
 {
     size_t n = (size_t)items->count;
-    struct dp_tree *trees = dp_arena_array(p->arena, n, sizeof(*trees));
-    const char **names = dp_arena_array(p->arena, n, sizeof(*names));
+    struct dp_tree *trees = dp_region_array(p->region, n, sizeof(*trees));
+    const char **names = dp_region_array(p->region, n, sizeof(*names));
 
     if (!trees || !names)
         return dp_fail(DP_ENOMEM, "no memory for a spec");
@@ -262,7 +262,7 @@ int dp_spec_parse(const char *text, struct dp_tree **out)
 
     if (!text)
         return dp_fail(DP_EINVAL, "spec: NULL, expected its text");
-    struct dp_tree *root = dp_tree_root_new(&p.arena);
+    struct dp_tree *root = dp_region_object_new(sizeof(*root), &p.region);
     if (!root)
         return dp_fail(DP_ENOMEM, "no memory for a spec");
     int err = parse_tree(&p, root);
@@ -277,7 +277,7 @@ int dp_spec_parse(const char *text, struct dp_tree **out)
     return err;
 }
 
-/* ---- print ----------------------------------------------------------------------------------- */
+/* ---- print ---------------------------------------------------------------------------------- */
 
 static void print_leaf(struct dp_text *t, const struct dp_tree *leaf)
 {

@@ -178,16 +178,16 @@ int dp_tensor_window(const DLTensor *t, int dim, int64_t begin, int64_t size, in
     return 0;
 }
 
-DLTensor *dp_tensor_new(struct dp_arena *arena, DLDataType dtype, int ndim, const int64_t *shape)
+DLTensor *dp_tensor_new(struct dp_region *region, DLDataType dtype, int ndim, const int64_t *shape)
 {
-    DLTensor *t = dp_arena_array(arena, 1, sizeof(*t));
-    int64_t *dims = dp_arena_array(arena, (size_t)ndim, sizeof(*dims));
+    DLTensor *t = dp_region_array(region, 1, sizeof(*t));
+    int64_t *dims = dp_region_array(region, (size_t)ndim, sizeof(*dims));
     if (!t || !dims)
         return NULL;
 
     *t = (DLTensor){.device = {kDLCPU, 0}, .ndim = ndim, .dtype = dtype, .shape = dims};
     if (ndim)
         memcpy(dims, shape, (size_t)ndim * sizeof(*dims));
-    t->data = dp_arena_data(arena, (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
+    t->data = dp_region_data(region, (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
     return t->data ? t : NULL;
 }

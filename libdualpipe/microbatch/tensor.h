@@ -5,7 +5,7 @@
 #ifndef DP_MICROBATCH_TENSOR_H
 #define DP_MICROBATCH_TENSOR_H
 
-#include "microbatch/arena.h"
+#include "microbatch/region.h"
 
 #include <dualpipe/microbatch.h>
 
@@ -30,8 +30,8 @@ const char *dp_tensor_text(const DLTensor *t, char *text);
 /* dp_tensor_window of a tensor, dimension and window known to be good. */
 void dp_tensor_view(const DLTensor *t, int dim, int64_t begin, int64_t size, int64_t *dims,
                     DLTensor *out);
-/* A compact tensor in host memory of the arena, its elements not set; NULL: no memory. */
-DLTensor *dp_tensor_new(struct dp_arena *arena, DLDataType dtype, int ndim, const int64_t *shape);
+/* A compact tensor in host memory of the region, its elements not set; NULL: no memory. */
+DLTensor *dp_tensor_new(struct dp_region *region, DLDataType dtype, int ndim, const int64_t *shape);
 
 /* Both on the host, of the same shape, elements of the same whole number of bytes. */
 void dp_tensor_copy_elements(const DLTensor *dst, const DLTensor *src);

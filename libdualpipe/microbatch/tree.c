@@ -23,7 +23,7 @@ int32_t dp_tree_leaves(const struct dp_tree *t)
     return n;
 }
 
-/* ---- paths --------------------------------------------------------------------------------- */
+/* ---- paths ---------------------------------------------------------------------------------- */
 
 /* The way from the root to a node: the item taken at every level. */
 struct path {
@@ -58,7 +58,7 @@ static void print_path(const struct path *p, char *text)
     }
 }
 
-static int fail_at(const struct path *p, int err, const char *fmt, va_list args)
+static DP_PRINTF(3, 0) int fail_at(const struct path *p, int err, const char *fmt, va_list args)
 {
     char path[DP_TREE_PATH], sentence[512];
 
@@ -67,22 +67,36 @@ static int fail_at(const struct path *p, int err, const char *fmt, va_list args)
     return dp_fail(err, "%s: %s", path, sentence);
 }
 
+static void find_leaf(const struct dp_tree *t, int32_t leaf, struct path *p)
+{
+    for (; !dp_tree_is_leaf(t); p->depth++) {
+        int32_t item = 0, n = dp_tree_leaves(&t->items[0]);
+        while (leaf >= n) {
+            leaf -= n;
+            n = dp_tree_leaves(&t->items[++item]);
+        }
+        p->nodes[p->depth] = t;
+        p->items[p->depth] = item;
+        t = &t->items[item];
+    }
+}
+
+const char *dp_tree_path(const struct dp_tree *t, const char *name, int32_t leaf, char *text)
+{
+    struct path p = {.name = name};
+
+    find_leaf(t, leaf, &p);
+    print_path(&p, text);
+    return text;
+}
+
 int dp_fail_at(const struct dp_tree *t, const char *name, int32_t leaf, int err, const char *fmt,
                ...)
 {
     struct path p = {.name = name};
     va_list args;
 
-    for (; !dp_tree_is_leaf(t); p.depth++) {
-        int32_t item = 0, n = dp_tree_leaves(&t->items[0]);
-        while (leaf >= n) {
-            leaf -= n;
-            n = dp_tree_leaves(&t->items[++item]);
-        }
-        p.nodes[p.depth] = t;
-        p.items[p.depth] = item;
-        t = &t->items[item];
-    }
+    find_leaf(t, leaf, &p);
     va_start(args, fmt);
     fail_at(&p, err, fmt, args);
     va_end(args);
@@ -101,7 +115,7 @@ int dp_fail_at_item(const struct dp_tree *t, const char *name, int32_t item, int
     return err;
 }
 
-/* ---- check --------------------------------------------------------------------------------- */
+/* ---- check ---------------------------------------------------------------------------------- */
 
 struct check {
     struct path path; /* of the node being looked at */
@@ -183,7 +197,8 @@ static int check_node(struct check *c, const struct dp_tree *t)
     if (depth == DP_TREE_MAX_DEPTH)
         return refuse(c, "the tree is deeper than %d levels", DP_TREE_MAX_DEPTH);
     if (t->count < 0 || (t->count && !t->items))
-        return refuse(c, "a node with %d items%s", t->count, t->items ? "" : " and no array of them");
+        return refuse(c, "a node with %d items%s", t->count,
+                      t->items ? "" : " and no array of them");
     if (t->kind == DP_TREE_DICT)
         err = check_names(c, t);
 
@@ -207,7 +222,7 @@ int dp_tree_check(const struct dp_tree *t, const char *name, bool value, int32_t
     return err;
 }
 
-/* ---- flatten and rebuild ------------------------------------------------------------------- */
+/* ---- flatten and rebuild -------------------------------------------------------------------- */
 
 int32_t dp_tree_find(const struct dp_tree *dict, const char *name, int32_t hint)
 {
@@ -247,51 +262,54 @@ int dp_tree_flatten(const struct dp_tree *t, const struct dp_tree *like, const c
     return flatten(t, like, name, &leaves);
 }
 
-static bool rebuild(struct dp_arena *arena, const struct dp_tree *t, const struct dp_tree **leaves,
-                    struct dp_tree *out)
+struct rebuilding {
+    struct dp_region *region;
+    const struct dp_tree *next_leaf;
+    bool own_names;
+};
+
+static const char *const *copy_names(struct dp_region *region, const struct dp_tree *dict)
 {
+    const char **names = dp_region_array(region, (size_t)dict->count, sizeof(*names));
+
+    for (int32_t i = 0; names && i < dict->count; i++) {
+        size_t size = strlen(dict->names[i]) + 1;
+        char *name = dp_region_array(region, size, 1);
+        if (!name)
+            return NULL;
+        names[i] = memcpy(name, dict->names[i], size);
+    }
+    return names;
+}
+
+static bool rebuild(struct rebuilding *r, const struct dp_tree *t, struct dp_tree *out)
+{
+    const char *const *names = t->names;
+
     if (dp_tree_is_leaf(t)) {
-        *out = *(*leaves)++;
+        *out = *r->next_leaf++;
         return true;
     }
-    struct dp_tree *items = dp_arena_array(arena, (size_t)t->count, sizeof(*items));
+    if (t->kind == DP_TREE_DICT && r->own_names && !(names = copy_names(r->region, t)))
+        return false;
+    struct dp_tree *items = dp_region_array(r->region, (size_t)t->count, sizeof(*items));
     if (!items)
         return false;
     for (int32_t i = 0; i < t->count; i++)
-        if (!rebuild(arena, &t->items[i], leaves, &items[i]))
+        if (!rebuild(r, &t->items[i], &items[i]))
             return false;
-    *out = dp_tree_node(t->kind, t->count, items, t->names);
+    *out = dp_tree_node(t->kind, t->count, items, names);
     return true;
 }
 
-bool dp_tree_rebuild(struct dp_arena *arena, const struct dp_tree *t, const struct dp_tree *leaves,
-                     struct dp_tree *out)
+bool dp_tree_rebuild(struct dp_region *region, const struct dp_tree *t,
+                     const struct dp_tree *leaves, bool own_names, struct dp_tree *out)
 {
-    return rebuild(arena, t, &leaves, out);
+    struct rebuilding r = {region, leaves, own_names};
+    return rebuild(&r, t, out);
 }
 
-/* ---- roots --------------------------------------------------------------------------------- */
-
-struct root {
-    struct dp_tree tree; /* first, since this is what the user holds */
-    struct dp_arena arena;
-};
-
-struct dp_tree *dp_tree_root_new(struct dp_arena **arena)
+void dp_tree_free(struct dp_tree *root)
 {
-    struct root *root = calloc(1, sizeof(*root));
-    if (!root)
-        return NULL;
-    *arena = &root->arena;
-    return &root->tree;
-}
-
-void dp_tree_free(struct dp_tree *tree)
-{
-    struct root *root = (struct root *)tree;
-
-    if (!root)
-        return;
-    dp_arena_fini(&root->arena);
-    free(root);
+    dp_region_object_free(root);
 }

@@ -7,7 +7,7 @@
 #ifndef DP_MICROBATCH_TREE_H
 #define DP_MICROBATCH_TREE_H
 
-#include "microbatch/arena.h"
+#include "microbatch/region.h"
 
 #include <dualpipe/microbatch.h>
 
@@ -31,19 +31,21 @@ int dp_tree_flatten(const struct dp_tree *t, const struct dp_tree *like, const c
 /* The item of a dict, or -1. The search begins at item `hint`, where it usually is. */
 int32_t dp_tree_find(const struct dp_tree *dict, const char *name, int32_t hint);
 
-/* The nodes of t again, with `leaves` as its leaves, in the arena. false: no memory. */
-bool dp_tree_rebuild(struct dp_arena *arena, const struct dp_tree *t, const struct dp_tree *leaves,
-                     struct dp_tree *out);
+/* The nodes of t again, with `leaves` as its leaves, in the region; the names are copied, too, or
+ * those of t serve. false: no memory. */
+bool dp_tree_rebuild(struct dp_region *region, const struct dp_tree *t,
+                     const struct dp_tree *leaves, bool own_names, struct dp_tree *out);
 
-/* dp_fail with the path of leaf `leaf` of t, which is called `name`, before the sentence. */
+/* The path of leaf `leaf` of t, which is called `name`: args[0]["x"]; in text[DP_TREE_PATH], which
+ * is returned. */
+const char *dp_tree_path(const struct dp_tree *t, const char *name, int32_t leaf, char *text);
+
+/* dp_fail with the path of that leaf before the sentence. */
 int dp_fail_at(const struct dp_tree *t, const char *name, int32_t leaf, int err, const char *fmt,
                ...) DP_PRINTF(5, 6);
 
 /* The same with the path of the root's item `item`. */
 int dp_fail_at_item(const struct dp_tree *t, const char *name, int32_t item, int err,
                     const char *fmt, ...) DP_PRINTF(5, 6);
-
-/* A malloc'ed root with an arena for all it owns, as dp_tree_free wants it. NULL: no memory. */
-struct dp_tree *dp_tree_root_new(struct dp_arena **arena);
 
 #endif

@@ -66,7 +66,7 @@ static void expect_every_failure_reported(int (*call)(void), int at_least)
 static float data[3000];
 static int64_t shape[] = {6, 500};
 static const DLTensor tensor = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, NULL, 0};
-static const char *const names[] = {"x", "y"};
+static const char *const names[] = {"x", "y", "z"};
 
 static int call_split(bool mask)
 {
@@ -107,10 +107,11 @@ static int call_split_given(void)
 static int call_merge(bool mask)
 {
     struct dp_tree items[] = {dp_tensor(&tensor), dp_tensor(&tensor), dp_tensor(&tensor)};
-    struct dp_tree results[] = {dp_tuple(3, items), dp_tuple(3, items)}, *merged;
+    struct dp_tree results[] = {dp_dict(3, names, items), dp_dict(3, names, items)}, *merged;
     struct dp_tree specs[] = {dp_chunk(1), dp_stack(0), dp_reduce(dp_reducer_sum())};
-    struct dp_tree spec = dp_tuple(3, specs);
-    int err = dp_merge(results, 2, &(struct dp_merge_options){.spec = &spec, .mask = mask}, &merged);
+    struct dp_tree spec = dp_dict(3, names, specs);
+    struct dp_merge_options options = {.spec = &spec, .mask = mask};
+    int err = dp_merge(results, 2, &options, &merged);
 
     if (!err)
         dp_tree_free(merged);

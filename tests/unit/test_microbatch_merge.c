@@ -38,7 +38,7 @@ static void merge_case(void **state)
     case_fini(&d);
 }
 
-/* ---- reducers of one's own --------------------------------------------------------------------- */
+/* ---- reducers of one's own ------------------------------------------------------------------ */
 
 /* One number of a dtype, as a leaf. */
 struct scalar {
@@ -138,7 +138,7 @@ static void a_reducer_that_fails_is_named(void **state)
     assert_null(merged);
 }
 
-/* ---- losses ------------------------------------------------------------------------------------ */
+/* ---- losses --------------------------------------------------------------------------------- */
 
 /* Micro-batches of 3 and 1 tokens with mean losses 2 and 6: over all 4 tokens the mean is 3. */
 static void a_token_weighted_mean_is_the_mean_over_all_tokens(void **state)
@@ -182,7 +182,7 @@ static void weights_that_do_not_fit_are_refused(void **state)
                            "other than 0");
 }
 
-/* ---- halves ------------------------------------------------------------------------------------ */
+/* ---- halves --------------------------------------------------------------------------------- */
 
 static void every_float16_and_bfloat16_survives_float(void **state)
 {
@@ -218,7 +218,7 @@ static void halves_are_rounded_to_the_nearest_even(void **state)
     assert_int_equal(dp_bfloat16_store(1.01171875f), 0x3f82);
 }
 
-/* ---- ownership and equality -------------------------------------------------------------------- */
+/* ---- ownership and equality ----------------------------------------------------------------- */
 
 static void replicated_results_are_those_of_the_first_microbatch(void **state)
 {
@@ -228,6 +228,21 @@ static void replicated_results_are_those_of_the_first_microbatch(void **state)
 
     assert_int_equal(dp_merge(results, 2, &(struct dp_merge_options){.spec = &spec}, &merged), 0);
     assert_ptr_equal(merged->tensor, &s[0].t);
+    dp_tree_free(merged);
+}
+
+static void a_merged_tree_outlives_its_spec(void **state)
+{
+    (void)state;
+    struct scalar s;
+    struct dp_tree leaf = scalar(&s, 4), results[] = {dp_dict(1, (const char *[]){"loss"}, &leaf)};
+    struct dp_tree *spec, *merged;
+
+    assert_int_equal(dp_spec_parse("{loss: mean}", &spec), 0);
+    assert_int_equal(dp_merge(results, 1, &(struct dp_merge_options){.spec = spec}, &merged), 0);
+    dp_tree_free(spec);
+    assert_string_equal(merged->names[0], "loss");
+    assert_true(number(&merged->items[0]) == 4);
     dp_tree_free(merged);
 }
 
@@ -252,6 +267,22 @@ static bool same_text(void *user, const void *a, const void *b)
 {
     (*(int *)user)++;
     return !strcmp(a, b);
+}
+
+static void one_device_memory_seen_in_the_same_way_is_equal(void **state)
+{
+    (void)state;
+    char there;
+    int64_t shape[] = {2, 3}, strides[] = {3, 1}, other[] = {1, 2};
+    DLTensor a = {&there, {kDLCUDA, 0}, 2, {kDLFloat, 32, 1}, shape, NULL, 0}, b = a;
+    struct dp_tree results[] = {dp_tensor(&a), dp_tensor(&b)}, spec = dp_replicate(), *merged;
+    struct dp_merge_options options = {.spec = &spec};
+
+    b.strides = strides;
+    assert_int_equal(dp_merge(results, 2, &options, &merged), 0);
+    dp_tree_free(merged);
+    b.strides = other;
+    assert_int_equal(dp_merge(results, 2, &options, &merged), DP_EUNSUPPORTED);
 }
 
 static void opaque_values_are_compared_as_the_user_says(void **state)
@@ -285,6 +316,64 @@ static void bad_options_are_refused(void **state)
     assert_null(merged);
 }
 
+static void a_reducer_must_begin_with_a_readable_tensor(void **state)
+{
+    (void)state;
+    struct scalar s, init;
+    struct dp_tree results[] = {scalar(&s, 1)}, *merged = NULL;
+    struct dp_reducer sum = *dp_reducer_sum();
+    struct dp_tree spec = dp_reduce(&sum);
+    struct dp_merge_options options = {.spec = &spec};
+
+    sum.init = scalar(&init, 0);
+    init.t.data = NULL;
+    assert_int_equal(dp_merge(results, 1, &options, &merged), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "result: the tensor that reducer 'sum' begins with has "
+                                         "elements but no data");
+    init.t.data = &init.f64;
+    init.t.device.device_type = kDLCUDA;
+    assert_int_equal(dp_merge(results, 1, &options, &merged), DP_EUNSUPPORTED);
+    assert_null(merged);
+}
+
+static void a_stack_has_no_more_dimensions_than_a_tensor_may_have(void **state)
+{
+    (void)state;
+    int32_t one = 1;
+    int64_t shape[DP_TREE_MAX_NDIM];
+    DLTensor t = {&one, {kDLCPU, 0}, DP_TREE_MAX_NDIM, {kDLInt, 32, 1}, shape, NULL, 0};
+    struct dp_tree results[] = {dp_tensor(&t), dp_tensor(&t)}, *merged = NULL;
+    struct dp_tree spec = dp_stack(64);
+    struct dp_merge_options options = {.spec = &spec};
+
+    for (int i = 0; i < DP_TREE_MAX_NDIM; i++)
+        shape[i] = 1;
+    assert_int_equal(dp_merge(results, 2, &options, &merged), DP_EINVAL);
+    assert_string_equal(dp_last_error(),
+                        "result: Stack(64) of 64 dimensions, expected fewer than 64");
+    t.ndim--;
+    spec.dim = -1;
+    assert_int_equal(dp_merge(results, 2, &options, &merged), 0);
+    assert_int_equal(merged->tensor->ndim, 64);
+    assert_int_equal(merged->tensor->shape[63], 2);
+    dp_tree_free(merged);
+}
+
+static void malformed_trees_are_refused(void **state)
+{
+    (void)state;
+    struct dp_tree bad = dp_list(1, NULL), good = dp_absent(), *merged = NULL;
+    struct dp_tree results[] = {good, bad};
+    struct dp_merge_options options = {.spec = &bad};
+
+    assert_int_equal(dp_merge(&good, 1, &options, &merged), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "spec: a node with 1 items and no array of them");
+    assert_int_equal(dp_merge(&bad, 1, NULL, &merged), DP_EINVAL);
+    assert_int_equal(dp_merge(results, 2, NULL, &merged), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "micro-batch 1: a node with 1 items and no array of them");
+    assert_null(merged);
+}
+
 /* Rows of no elements: no memory is needed, but there is an end to counting. */
 static void more_rows_than_can_be_counted_are_refused(void **state)
 {
@@ -314,9 +403,14 @@ int main(void)
         cmocka_unit_test(every_float16_and_bfloat16_survives_float),
         cmocka_unit_test(halves_are_rounded_to_the_nearest_even),
         cmocka_unit_test(replicated_results_are_those_of_the_first_microbatch),
+        cmocka_unit_test(a_merged_tree_outlives_its_spec),
         cmocka_unit_test(merged_tensors_are_aligned_and_their_own),
+        cmocka_unit_test(one_device_memory_seen_in_the_same_way_is_equal),
         cmocka_unit_test(opaque_values_are_compared_as_the_user_says),
         cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(a_reducer_must_begin_with_a_readable_tensor),
+        cmocka_unit_test(a_stack_has_no_more_dimensions_than_a_tensor_may_have),
+        cmocka_unit_test(malformed_trees_are_refused),
         cmocka_unit_test(more_rows_than_can_be_counted_are_refused),
     };
     return case_run("merge.json", merge_case, more, sizeof(more) / sizeof(more[0]));

@@ -53,10 +53,10 @@ static void run_cases(const char *(*one)(void))
     }
 }
 
-/* ---- random values with specs that fit ---------------------------------------------------------- */
+/* ---- random values with specs that fit ------------------------------------------------------ */
 
 struct making {
-    struct dp_arena *arena;
+    struct dp_region *region;
     int32_t count;  /* of micro-batches: no chunked extent is smaller */
     int leaves;     /* so far */
 };
@@ -65,9 +65,9 @@ struct making {
  * rows. */
 static const DLTensor *make_tensor(const struct making *m, int ndim, int dim)
 {
-    DLTensor *t = dp_arena_array(m->arena, 1, sizeof(*t));
-    int64_t *shape = dp_arena_array(m->arena, (size_t)ndim, sizeof(*shape));
-    int64_t *strides = dp_arena_array(m->arena, (size_t)ndim, sizeof(*strides));
+    DLTensor *t = dp_region_array(m->region, 1, sizeof(*t));
+    int64_t *shape = dp_region_array(m->region, (size_t)ndim, sizeof(*shape));
+    int64_t *strides = dp_region_array(m->region, (size_t)ndim, sizeof(*strides));
     int64_t step = 1, first = 0;
     bool compact = below(2);
 
@@ -83,7 +83,7 @@ static const DLTensor *make_tensor(const struct making *m, int ndim, int dim)
         step *= shape[i] ? shape[i] : 1;
     }
     size_t bytes = dp_tensor_element_bytes(t);
-    uint8_t *data = dp_arena_data(m->arena, (size_t)step * bytes + 1);
+    uint8_t *data = dp_region_data(m->region, (size_t)step * bytes + 1);
     for (size_t i = 0; i < (size_t)step * bytes + 1; i++)
         data[i] = (uint8_t)random_u32();
     t->data = data;
@@ -126,8 +126,8 @@ static void make_tree(struct making *m, int depth, struct dp_tree *value, struct
         return;
     }
     int32_t count = below(5);
-    struct dp_tree *values = dp_arena_array(m->arena, (size_t)count, sizeof(*values));
-    struct dp_tree *specs = dp_arena_array(m->arena, (size_t)count, sizeof(*specs));
+    struct dp_tree *values = dp_region_array(m->region, (size_t)count, sizeof(*values));
+    struct dp_tree *specs = dp_region_array(m->region, (size_t)count, sizeof(*specs));
     for (int32_t i = 0; i < count; i++)
         make_tree(m, depth - 1, &values[i], &specs[i]);
     *value = dp_tree_node(kind, count, values, kind == DP_TREE_DICT ? names : NULL);
@@ -148,7 +148,7 @@ static struct dp_tree make_root(struct making *m, enum dp_tree_kind kind, struct
     return value;
 }
 
-/* ---- what goes in comes out ---------------------------------------------------------------------- */
+/* ---- what goes in comes out ----------------------------------------------------------------- */
 
 static bool same_leaf(const struct dp_tree *a, const struct dp_tree *b)
 {
@@ -212,11 +212,11 @@ static const char *split_and_merge(struct making *m)
 
 static const char *round_trip(void)
 {
-    struct dp_arena arena = {0};
-    struct making m = {&arena, 1 + below(6), 0};
+    struct dp_region region = {0};
+    struct making m = {&region, 1 + below(6), 0};
     const char *wrong = split_and_merge(&m);
 
-    dp_arena_fini(&arena);
+    dp_region_fini(&region);
     return wrong;
 }
 
@@ -226,7 +226,7 @@ static void merging_undoes_splitting_for_random_trees(void **state)
     run_cases(round_trip);
 }
 
-/* ---- trees that are wrong somewhere --------------------------------------------------------------- */
+/* ---- trees that are wrong somewhere --------------------------------------------------------- */
 
 /* Break what can be broken without lying about the memory behind a pointer. */
 static void damage_tensor(struct dp_tree *leaf, DLTensor *copy, int64_t *dims)
@@ -307,8 +307,8 @@ static void damage(struct dp_tree *root, DLTensor *copy, int64_t *dims)
 
 static const char *damaged(void)
 {
-    struct dp_arena arena = {0};
-    struct making m = {&arena, 1 + below(4), 0};
+    struct dp_region region = {0};
+    struct making m = {&region, 1 + below(4), 0};
     struct dp_tree args_spec, kwargs_spec;
     struct dp_tree args = make_root(&m, DP_TREE_TUPLE, &args_spec);
     struct dp_tree kwargs = make_root(&m, DP_TREE_DICT, &kwargs_spec);
@@ -329,7 +329,7 @@ static const char *damaged(void)
     if (err && (mbs || !*dp_last_error()))
         wrong = "a failure with a result or without a sentence";
     dp_microbatches_free(mbs);
-    dp_arena_fini(&arena);
+    dp_region_fini(&region);
     return wrong;
 }
 
@@ -346,7 +346,7 @@ static void damaged_trees_are_refused_or_split_never_more(void **state)
     dp_log_set(NULL, NULL, DP_LOG_WARN);
 }
 
-/* ---- texts ----------------------------------------------------------------------------------------- */
+/* ---- texts ---------------------------------------------------------------------------------- */
 
 static const char *text_once(void)
 {

@@ -70,7 +70,7 @@ static void split_case(void **state)
     case_fini(&d);
 }
 
-/* ---- what text cannot show ------------------------------------------------------------------- */
+/* ---- what text cannot show ------------------------------------------------------------------ */
 
 static void pieces_are_views_that_write_through(void **state)
 {
@@ -197,13 +197,20 @@ static void the_trees_that_went_in_may_go_before_the_result(void **state)
     *t = (DLTensor){data, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, shape, NULL, 0};
     *items = dp_tensor(t);
     *specs = dp_chunk(0);
+    char *name = strdup("x");
+    const char **names = malloc(sizeof(*names));
+    *names = name;
     struct dp_tree args = dp_list(1, items), spec = dp_list(1, specs);
+    struct dp_tree kwargs = dp_dict(1, names, items);
     struct dp_split_options options = {.count = 2, .args_spec = &spec};
-    assert_int_equal(dp_split(&args, NULL, &options, &mbs), 0);
+    assert_int_equal(dp_split(&args, &kwargs, &options, &mbs), 0);
+    free(names);
+    free(name);
     free(specs);
     free(items);
     free(t);
     free(shape);
+    assert_string_equal(mbs->kwargs[1].names[0], "x");
     assert_int_equal(mbs->args[1].kind, DP_TREE_LIST);
     assert_int_equal(mbs->args[1].items[0].tensor->shape[0], 2);
     assert_int_equal(*(int32_t *)dp_tensor_address(mbs->args[1].items[0].tensor), 2);
@@ -226,7 +233,7 @@ static void bad_options_are_refused(void **state)
     assert_null(mbs);
 }
 
-/* ---- given micro-batches ---------------------------------------------------------------------- */
+/* ---- given micro-batches -------------------------------------------------------------------- */
 
 static void given_microbatches_are_passed_on(void **state)
 {

@@ -18,7 +18,7 @@ static void expect_refused(int err, int expected, const char *sentence)
     assert_string_equal(dp_last_error(), sentence);
 }
 
-/* ---- windows ------------------------------------------------------------------------------------ */
+/* ---- windows -------------------------------------------------------------------------------- */
 
 static void a_window_is_the_same_memory(void **state)
 {
@@ -77,7 +77,7 @@ static void bad_windows_are_refused(void **state)
     expect_refused(dp_tensor_window(&t, 0, 0, 1, dims, &w), DP_EINVAL, "the tensor has no shape");
 }
 
-/* ---- copies -------------------------------------------------------------------------------------- */
+/* ---- copies --------------------------------------------------------------------------------- */
 
 enum { NDIM = 4, ROOM = 1 << 16 };
 
@@ -197,7 +197,8 @@ static void bad_copies_are_refused(void **state)
     (void)state;
     uint8_t data[16];
     int64_t shape[] = {4, 2}, other[] = {2, 4};
-    DLTensor t = bytes_tensor(data, 2, shape, NULL, 1), u = bytes_tensor(data + 8, 2, other, NULL, 1);
+    DLTensor t = bytes_tensor(data, 2, shape, NULL, 1);
+    DLTensor u = bytes_tensor(data + 8, 2, other, NULL, 1);
 
     expect_refused(dp_tensor_copy(&t, NULL), DP_EINVAL, "the tensor to copy from is NULL");
     expect_refused(dp_tensor_copy(NULL, &t), DP_EINVAL, "the tensor to copy to is NULL");

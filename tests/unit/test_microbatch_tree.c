@@ -55,7 +55,9 @@ static void bad_specs_are_refused_with_the_place(void **state)
         {"(0 1)", "'1)' at character 3, expected a , or )"},
         {"(,)", "',)' at character 1, expected a dimension, *, -, sum, mean, stack, (, [ or {"},
         {"(0))", "')' at character 3, expected the end"},
-        {"summit", "'summit' at character 0, expected a dimension, *, -, sum, mean, stack, (, [ or {"},
+        {"less", "'less' at character 0, expected a dimension, *, -, sum, mean, stack, (, [ or {"},
+        {"(summit)", "'summit)' at character 1, expected a dimension, *, -, sum, mean, stack, (, "
+                     "[ or {"},
         {"99999999999", "'99999999999' at character 0, expected the number of a dimension"},
         {"stack(x)", "'x)' at character 6, expected the number of a dimension"},
         {"stack(1", "ends after character 7, expected a ) after the dimension of stack"},
@@ -131,7 +133,7 @@ static void values_are_written_by_their_types(void **state)
     expect_printed(&list, "[bfloat16[4, 8], opaque, -, malformed tensor, reducer]");
 }
 
-/* ---- hostile trees ------------------------------------------------------------------------------ */
+/* ---- hostile trees -------------------------------------------------------------------------- */
 
 static void expect_refused(const struct dp_tree *t, const char *sentence)
 {
@@ -156,8 +158,8 @@ static void malformed_trees_are_refused_by_their_path(void **state)
     items[1] = dp_tensor(NULL);
     expect_refused(&outer, "args[\"x\"][1]: a tensor without a DLTensor");
     items[1] = dp_chunk(0);
-    expect_refused(&outer, "args[\"x\"][1]: a leaf of a spec, expected a tensor, an opaque value or "
-                           "nothing");
+    expect_refused(&outer, "args[\"x\"][1]: a leaf of a spec, expected a tensor, an opaque value "
+                           "or nothing");
     items[1] = dp_reduce(NULL);
     expect_refused(&outer, "args[\"x\"][1]: a reducer without a fold function");
     items[1] = dp_list(-1, items);

@@ -14,14 +14,14 @@
  *      ... mbs->args[3].items[0].tensor is rows 3/8 .. 4/8 of ids ...
  *      dp_microbatches_free(mbs);
  *
- * Who owns what. A tree node owns nothing: a tree that you build refers to your tensors, arrays and
- * names. A result (struct dp_microbatches, or the root that dp_merge and dp_spec_parse hand out) is
- * one piece of memory with all its nodes, its views and what had to be copied, freed by one call; it
- * refers to the tensors' data, the names, the opaque values and the replicated tensors that went
- * in, which must therefore outlive it. The trees and spec trees that went in need not.
+ * Who owns what. A tree node owns nothing: a tree that you build refers to your tensors, arrays
+ * and names. A result (struct dp_microbatches, or the root that dp_merge and dp_spec_parse hand
+ * out) owns all its nodes, names and views and what had to be copied, and is freed by one call. It
+ * refers to the data of the tensors that were cut, to replicated tensors and to opaque values,
+ * which must therefore outlive it. Trees, names, specs and the DLTensors that were cut need not.
  *
- * Limits, so that no tree can hang or exhaust the stack: DP_TREE_MAX_DEPTH levels, DP_TREE_MAX_NODES
- * nodes, tensors of DP_TREE_MAX_NDIM dimensions, DP_MAX_MICROBATCHES micro-batches.
+ * Limits, so that no tree can hang or exhaust the stack: DP_TREE_MAX_DEPTH levels of containers,
+ * DP_TREE_MAX_NODES nodes, tensors of DP_TREE_MAX_NDIM dimensions, DP_MAX_MICROBATCHES.
  *
  * Errors name the leaf by its path, such as kwargs["mask"][1].
  *
@@ -45,7 +45,7 @@ extern "C" {
 #define DP_TREE_MAX_NDIM    64
 #define DP_MAX_MICROBATCHES 65536
 
-/* ---- sizes --------------------------------------------------------------------------------- */
+/* ---- sizes ---------------------------------------------------------------------------------- */
 
 /* How `extent` rows are cut into `count` pieces by the tensor_split rule: the first extent % count
  * pieces have one row more than the rest, so 8 into 3 is 3, 3, 2, and 2 into 3 is 1, 1, 0.
@@ -61,7 +61,7 @@ DP_PUBLIC int dp_split_window(int64_t extent, int32_t count, int32_t piece, int6
  * sizes needs room for count; *made says how many were written. DP_EINVAL as above. */
 DP_PUBLIC int dp_chunk_sizes(int64_t extent, int32_t count, int64_t *sizes, int32_t *made);
 
-/* ---- tensors ------------------------------------------------------------------------------- */
+/* ---- tensors -------------------------------------------------------------------------------- */
 
 /* View of rows begin .. begin + size - 1 of dimension `dim` (negative: from the end): the same
  * memory, the same strides, nothing allocated. dims[2 * t->ndim] holds the view's shape and strides
@@ -77,7 +77,7 @@ DP_PUBLIC int dp_tensor_window(const DLTensor *t, int dim, int64_t begin, int64_
  * tensors, DP_EMISMATCH if shape or dtype differ. */
 DP_PUBLIC int dp_tensor_copy(const DLTensor *dst, const DLTensor *src);
 
-/* ---- trees --------------------------------------------------------------------------------- */
+/* ---- trees ---------------------------------------------------------------------------------- */
 
 enum dp_tree_kind {
     DP_TREE_ABSENT, /* nothing; zeroed memory is this leaf */
@@ -208,7 +208,7 @@ DP_PUBLIC int dp_tree_print(const struct dp_tree *tree, char **out);
 /* Free a root that dp_spec_parse or dp_merge handed out, with all it owns. May be NULL. */
 DP_PUBLIC void dp_tree_free(struct dp_tree *root);
 
-/* ---- split --------------------------------------------------------------------------------- */
+/* ---- split ---------------------------------------------------------------------------------- */
 
 /* What happens if a tensor has fewer rows than there are micro-batches. */
 enum dp_shrink {
@@ -269,7 +269,7 @@ DP_PUBLIC int dp_split_given(const struct dp_tree *args, int32_t args_count,
 
 DP_PUBLIC void dp_microbatches_free(struct dp_microbatches *mbs); /* may be NULL */
 
-/* ---- merge --------------------------------------------------------------------------------- */
+/* ---- merge ---------------------------------------------------------------------------------- */
 
 /* How the values of a leaf become one: fold from the left,
  *
@@ -315,9 +315,9 @@ struct dp_merge_options {
 };
 
 /* Put results[count] together; options NULL: all zero. The result has the tree of the spec, or of
- * results[0] without one. Chunk and Stack copy into new compact memory, 256-byte aligned. Replicate,
- * and any other leaf in a spec, wants equal values (tensors: shape, dtype, bytes) and refers to that
- * of results[0].
+ * results[0] without one. Chunk and Stack copy into new compact memory, 256-byte aligned.
+ * Replicate, and any other leaf in a spec, wants equal values (tensors: shape, dtype, bytes) and
+ * refers to that of results[0].
  *
  * Errors: DP_EINVAL for no micro-batch, malformed trees, numbers of leaves that differ, a value
  * that is not a tensor where one is needed, 0-dimensional tensors under Chunk, a dimension out of

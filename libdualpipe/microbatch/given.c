@@ -1,42 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * microbatches.c - what a split hands out, and how it is made of micro-batches that exist already.
+ * given.c - micro-batches that were made elsewhere, in the form that a split has.
  */
-#include "microbatch/microbatches.h"
-
+#include "microbatch/region.h"
 #include "microbatch/tree.h"
 
 #include "base/fail.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-struct object {
-    struct dp_microbatches mbs; /* first, since this is what the user holds */
-    struct dp_arena arena;
-};
-
-struct dp_microbatches *dp_microbatches_new(struct dp_arena **arena)
-{
-    struct object *o = calloc(1, sizeof(*o));
-    if (!o)
-        return NULL;
-    *arena = &o->arena;
-    return &o->mbs;
-}
-
-void dp_microbatches_free(struct dp_microbatches *mbs)
-{
-    struct object *o = (struct object *)mbs;
-
-    if (!o)
-        return;
-    dp_arena_fini(&o->arena);
-    free(o);
-}
-
-/* ---- given micro-batches --------------------------------------------------------------------- */
 
 /* Whether both have the same inner nodes. */
 static bool same_nodes(const struct dp_tree *a, const struct dp_tree *b)
@@ -88,9 +60,9 @@ static int check_counts(const struct dp_tree *args, int32_t args_count,
 }
 
 /* `count` empty nodes, for the side that was not given. */
-static const struct dp_tree *none(struct dp_arena *arena, enum dp_tree_kind kind, int32_t count)
+static const struct dp_tree *none(struct dp_region *region, enum dp_tree_kind kind, int32_t count)
 {
-    struct dp_tree *trees = dp_arena_array(arena, (size_t)count, sizeof(*trees));
+    struct dp_tree *trees = dp_region_array(region, (size_t)count, sizeof(*trees));
 
     for (int32_t mb = 0; trees && mb < count; mb++)
         trees[mb] = dp_tree_leaf(kind);
@@ -100,19 +72,19 @@ static const struct dp_tree *none(struct dp_arena *arena, enum dp_tree_kind kind
 int dp_split_given(const struct dp_tree *args, int32_t args_count, const struct dp_tree *kwargs,
                    int32_t kwargs_count, struct dp_microbatches **out)
 {
-    struct dp_arena *arena;
+    struct dp_region *region;
     struct dp_microbatches *mbs;
     int err = check_counts(args, args_count, kwargs, kwargs_count);
 
     if (err || (err = check_given(args, args_count, "args", false)) ||
         (err = check_given(kwargs, kwargs_count, "kwargs", true)))
         return err;
-    mbs = dp_microbatches_new(&arena);
+    mbs = dp_region_object_new(sizeof(*mbs), &region);
     if (!mbs)
         return dp_fail(DP_ENOMEM, "no memory for %d micro-batches", args_count);
     mbs->count = args ? args_count : kwargs_count;
-    mbs->args = args ? args : none(arena, DP_TREE_TUPLE, mbs->count);
-    mbs->kwargs = kwargs ? kwargs : none(arena, DP_TREE_DICT, mbs->count);
+    mbs->args = args ? args : none(region, DP_TREE_TUPLE, mbs->count);
+    mbs->kwargs = kwargs ? kwargs : none(region, DP_TREE_DICT, mbs->count);
     if (!mbs->args || !mbs->kwargs) {
         dp_microbatches_free(mbs);
         return dp_fail(DP_ENOMEM, "no memory for %d micro-batches", args_count);
