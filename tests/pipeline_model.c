@@ -153,8 +153,17 @@ static void stage_weight_gradient(const struct model_stage *s, const struct dp_s
         }
 }
 
+void (*model_sync)(void *stream);
+
+static void sync_stream(const struct dp_stage_call *call)
+{
+    if (call && call->stream && model_sync)
+        model_sync(call->stream);
+}
+
 static int before(struct model_stage *s, const struct dp_stage_call *call, const char *what)
 {
+    sync_stream(call);
     return s->before ? s->before(s->before_user, call, what) : 0;
 }
 
@@ -254,7 +263,7 @@ static int loss_values(void *user, const struct dp_stage_call *call, const DLTen
     const float *y = out[0].data, *want = label->data;
     int n = m->rows * model_width(m, m->stages);
 
-    (void)call;
+    sync_stream(call);
     if (max < MODEL_LOSSES)
         return DP_EINVAL;
     values[0] = values[1] = 0;
@@ -273,7 +282,7 @@ static int loss_gradient(void *user, const struct dp_stage_call *call, const DLT
     const float *y = out[0].data, *want = label->data;
     int n = m->rows * model_width(m, m->stages);
 
-    (void)call;
+    sync_stream(call);
     for (int i = 0; i < n; i++)
         ((float *)gout[0].data)[i] = (y[i] - want[i]) * (float)scale;
     for (int r = 0; r < m->rows; r++)

@@ -58,6 +58,8 @@ void model_label(const struct model *m, struct dp_tensor_spec *spec);
 extern const struct dp_stage_ops model_ops;         /* with the overlap hook */
 extern const struct dp_stage_ops model_ops_no_hook;
 extern const struct dp_loss_ops model_loss;         /* user: struct model */
+/* Waits for what is queued in dp_stage_call.stream; NULL: nothing ever is. */
+extern void (*model_sync)(void *stream);
 
 void model_stage_init(struct model_stage *stage, const struct model *m, int index);
 void model_stage_fini(struct model_stage *stage);

@@ -667,6 +667,35 @@ static void ranks_that_stand_at_different_steps_notice(void **state)
     expect_wrong(&wrong, training);
 }
 
+/* ---- schedules that are legal, but not for this pipeline ------------------------------------------ */
+
+static void expect_unsupported(const char *text, const char *sentence)
+{
+    struct dp_schedule *s;
+    struct job_result result;
+    struct job_rank r;
+
+    if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s))
+        fail_msg("%s", dp_last_error());
+    struct job job = job_make(s);
+    job_result_init(&result, &job);
+    job.result = &result;
+    assert_int_equal(job_rank_open(&r, &job, NULL), DP_EUNSUPPORTED);
+    assert_non_null(strstr(dp_last_error(), sentence));
+    job_rank_close(&r);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+static void a_schedule_that_asks_for_too_much_is_refused(void **state)
+{
+    (void)state;
+    expect_unsupported("user P=1 M=2\nrank 0: F0.0 F0.1 I0.0 B0.1 W0.0\n",
+                       "adds the weights of micro-batch 1 of slot 0, expected 0");
+    expect_unsupported("user P=1 M=2 streams=2\nholds 0: 0 0/1\nrank 0: F0.0 B0.0 F1.0 B1.0\n",
+                       "rank 0 holds 2 first and 2 last stages");
+}
+
 static void drop_line(void *user, enum dp_log_level level, const char *line)
 {
     (void)user;
@@ -682,6 +711,7 @@ int main(void)
         cmocka_unit_test(ranks_that_disagree_name_the_field),
         cmocka_unit_test(a_bad_argument_of_a_step_is_named_and_told),
         cmocka_unit_test(ranks_that_stand_at_different_steps_notice),
+        cmocka_unit_test(a_schedule_that_asks_for_too_much_is_refused),
     };
     dp_log_set(drop_line, NULL, DP_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -275,6 +275,46 @@ static void receives_are_posted_ahead_and_in_the_order_of_the_link(void **state)
     planned_fini(&p);
 }
 
+/* Staged: the last message received into the same memory must have been copied out of it. */
+static bool waits_for(const struct dp_plan *plan, const struct dp_plan_op *op, uint32_t request)
+{
+    for (uint32_t i = 0; i < op->waits; i++)
+        if (plan->waits[op->first_wait + i].request == request)
+            return true;
+    return false;
+}
+
+static const struct dp_plan_op *last_received(const struct dp_plan *plan, size_t before,
+                                              size_t offset)
+{
+    for (size_t i = before; i-- > 0;)
+        if (plan->ops[i].kind == DP_PLAN_RECV && plan->ops[i].message.offset == offset)
+            return &plan->ops[i];
+    return NULL;
+}
+
+static void staged_receives_wait_for_the_copy_before_them(void **state)
+{
+    (void)state;
+    struct planned p;
+    int waits = 0;
+
+    planned_init(&p, (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 4,
+                                               .microbatches = 20}, 2, true);
+    for (size_t i = 0; i < p.plan.count; i++) {
+        const struct dp_plan_op *op = &p.plan.ops[i];
+        if (op->kind != DP_PLAN_RECV)
+            continue;
+        const struct dp_plan_op *before = last_received(&p.plan, i, op->message.offset);
+        if (!before)
+            continue;
+        assert_true(waits_for(&p.plan, op, before->message.request));
+        waits++;
+    }
+    assert_true(waits > 10);
+    planned_fini(&p);
+}
+
 static void a_plan_has_few_requests_and_no_more_memory_than_its_parts(void **state)
 {
     (void)state;
@@ -300,6 +340,7 @@ int main(void)
         cmocka_unit_test(save_areas_take_what_the_schedule_promises),
         cmocka_unit_test(no_buffer_is_touched_while_a_message_uses_it),
         cmocka_unit_test(receives_are_posted_ahead_and_in_the_order_of_the_link),
+        cmocka_unit_test(staged_receives_wait_for_the_copy_before_them),
         cmocka_unit_test(a_plan_has_few_requests_and_no_more_memory_than_its_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

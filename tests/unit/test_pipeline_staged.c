@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pipelines on a device whose memory no wire can reach: messages go through pinned memory, by copies
+ * that take place late.
+ */
+#include "cmocka_all.h"
+
+#include "comm_group.h"
+#include "fake_device.h"
+#include "pipeline_job.h"
+
+static const int64_t deadline_ns = INT64_C(10000000000);
+static _Thread_local struct dp_device *device;
+
+static void set_device(void *user, int rank, struct dp_pipeline_config *config)
+{
+    (void)user;
+    (void)rank;
+    config->device = device;
+}
+
+static int run_steps(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    CHECK(!fake_device_open(&device));
+    CHECK(!job_rank_open(&r, arg, comm));
+    for (int i = 0; i < 2; i++)
+        CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    CHECK(fake_device_copies(device) > 0);
+    dp_device_close(device);
+    return 0;
+}
+
+static void expect_sequential(struct dp_schedule_spec spec, int batch_dim)
+{
+    struct dp_schedule *s;
+    struct job_result result;
+    int killed;
+
+    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    struct job job = job_make(s);
+    job.edit = set_device;
+    job.model.batch_dim = batch_dim;
+    job_result_init(&result, &job);
+    job.result = &result;
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], s->ranks, deadline_ns, run_steps, &job, &killed), 0);
+    assert_true(job_result_is_sequential(&job, 1));
+    assert_true(result.memory[0].total_bytes > 2 * result.memory[0].activations_bytes);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+static void messages_through_pinned_memory_change_no_bit(void **state)
+{
+    (void)state;
+    model_sync = fake_device_sync;
+    for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
+        for (int variant = 0; variant < 8; variant++)
+            expect_sequential((struct dp_schedule_spec){.kind = (enum dp_schedule_kind)kind,
+                                                        .ranks = 4,
+                                                        .microbatches = 10,
+                                                        .forward_only = variant & 1,
+                                                        .return_outputs = variant & 2,
+                                                        .mirror_reduce = true},
+                              variant & 4 ? 1 : 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(messages_through_pinned_memory_change_no_bit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
