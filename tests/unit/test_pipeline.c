@@ -21,18 +21,22 @@ static int run_steps(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void expect_sequential(struct job job)
+static void expect_sequential_by(struct job job, rank_fn run)
 {
     struct job_result result;
     int killed;
 
     job_result_init(&result, &job);
     job.result = &result;
-    assert_int_equal(comm_kinds[0].run(&comm_kinds[0], job.schedule->ranks, deadline_ns, run_steps,
-                                       &job, &killed),
-                     0);
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], job.schedule->ranks, deadline_ns, run, &job, &killed), 0);
     assert_true(job_result_is_sequential(&job, STEPS - 1));
     job_result_fini(&result, &job);
+}
+
+static void expect_sequential(struct job job)
+{
+    expect_sequential_by(job, run_steps);
 }
 
 static struct dp_schedule *build(struct dp_schedule_spec spec)
@@ -226,6 +230,42 @@ static void one_rank_needs_no_comm(void **state)
     dp_schedule_free(s);
 }
 
+/* ---- the host's copy workers ------------------------------------------------------------------- */
+
+static _Thread_local struct dp_device *workers;
+
+static void use_workers(void *user, int rank, struct dp_pipeline_config *config)
+{
+    (void)user;
+    (void)rank;
+    config->device = workers;
+}
+
+static int run_with_workers(struct dp_comm *comm, void *arg)
+{
+    CHECK(!dp_device_host_open(2, &workers));
+    int err = run_steps(comm, arg);
+    dp_device_close(workers);
+    return err;
+}
+
+static void copy_workers_change_no_number(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SOME; i++) {
+        struct dp_schedule_spec spec = some[i];
+        spec.mirror_reduce = i % 2;
+        struct dp_schedule *s = build(spec);
+        struct job job = job_make(s);
+        job.edit = use_workers;
+        job.model.batch_dim = i % 2;
+        job.model.rows = 1;
+        job.model.width = 200; /* gradients of a size that is not copied at once */
+        expect_sequential_by(job, run_with_workers);
+        dp_schedule_free(s);
+    }
+}
+
 /* ---- two pipelines on one comm --------------------------------------------------------------- */
 
 struct two_jobs {
@@ -357,6 +397,7 @@ int main(void)
         cmocka_unit_test(mirrors_sum_their_gradients),
         cmocka_unit_test(ranks_can_be_mapped),
         cmocka_unit_test(one_rank_needs_no_comm),
+        cmocka_unit_test(copy_workers_change_no_number),
         cmocka_unit_test(two_pipelines_take_turns_on_one_comm),
         cmocka_unit_test(labels_of_other_micro_batches_change_the_loss),
         cmocka_unit_test(each_micro_batch_can_have_its_own_scale),
