@@ -14,7 +14,7 @@ die()
 
 what=${1-}
 set -- autoconf automake gcc libc6-dev libdlpack-dev libjansson-dev libopenblas-dev libtool make \
-    pkg-config
+    nettle-dev pkg-config
 case $what in
 build) ;;
 test) set -- "$@" g++ libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck ;;

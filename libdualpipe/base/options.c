@@ -69,6 +69,7 @@ static bool parse_value(const struct dp_option *o, const char *text, void *membe
     case DP_OPTION_CHOICE:
         return parse_choice(o, text, member);
     case DP_OPTION_STRING:
+    case DP_OPTION_SECRET:
         *(const char **)member = text;
         return true;
     }
@@ -96,6 +97,7 @@ static void say_expected(const struct dp_option *o, char *out, size_t len)
             n += (size_t)snprintf(out + n, len - n, "%s%s", i ? ", " : "", o->choices[i]);
         return;
     case DP_OPTION_STRING:
+    case DP_OPTION_SECRET:
         snprintf(out, len, "any text");
         return;
     }
@@ -195,6 +197,13 @@ int dp_options_read(const struct dp_option_area *area, void *values)
     return err;
 }
 
+const char *dp_foreign_variable(const char *name)
+{
+    const char *text = getenv(name);
+
+    return text && *text ? text : NULL;
+}
+
 int dp_options_check_names(void)
 {
     struct names names;
@@ -218,8 +227,9 @@ static int show_one(const struct dp_option_area *area, const struct dp_option *o
     full_name(area, o, name, sizeof(name));
     say_expected(o, expected, sizeof(expected));
     const char *text = getenv(name);
+    const char *shown = text && o->type == DP_OPTION_SECRET ? "(set)" : text;
     struct dp_option_info info = {
-        .name = name, .value = text ? text : o->fallback, .fallback = o->fallback, .help = o->help,
+        .name = name, .value = shown ? shown : o->fallback, .fallback = o->fallback, .help = o->help,
         .expected = expected, .from_environment = text,
     };
     if (text && !parse_value(o, text, &value)) {

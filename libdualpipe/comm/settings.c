@@ -7,12 +7,33 @@
 
 #include <sched.h>
 
+static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
+
 static const struct dp_option table[] = {
     {"TIMEOUT_MS", DP_OPTION_INT, "60000", "longest wait of any call, in ms",
      offsetof(struct dp_comm_settings, timeout_ms), .min = 1, .max = 86400000},
     {"SPIN_US", DP_OPTION_INT, "-1",
      "how long a wait tests before it sleeps, in us; -1: 50, or 0 where ranks share cores",
      offsetof(struct dp_comm_settings, spin_us), .min = -1, .max = 1000000},
+    {"TRANSPORT", DP_OPTION_CHOICE, "auto",
+     "how messages travel; auto: shm between processes of one host, tcp between hosts",
+     offsetof(struct dp_comm_settings, transport), .choices = transports},
+    {"ADDRESS", DP_OPTION_STRING, NULL,
+     "host:port where rank 0 listens; without it by the launcher's variables",
+     offsetof(struct dp_comm_settings, address), .choices = NULL},
+    {"PORT", DP_OPTION_INT, "0",
+     "where rank 0 listens; 0: MASTER_PORT + 1, since torchrun itself uses MASTER_PORT",
+     offsetof(struct dp_comm_settings, port), .min = 0, .max = 65535},
+    {"INTERFACE", DP_OPTION_STRING, NULL,
+     "network interface, or address of this host, for messages over tcp",
+     offsetof(struct dp_comm_settings, interface), .choices = NULL},
+    {"SECRET", DP_OPTION_SECRET, NULL, "a text that all ranks must know to take part",
+     offsetof(struct dp_comm_settings, secret), .choices = NULL},
+    {"FAULT", DP_OPTION_STRING, NULL,
+     "make messages fail for a test: seed=1,delay_us=50,jitter_us=20,cut=9,shorten=0.1,flip=0.1",
+     offsetof(struct dp_comm_settings, fault), .choices = NULL},
+    {"MODULE_DIR", DP_OPTION_STRING, NULL, "where mpi.so is; without it where it was installed",
+     offsetof(struct dp_comm_settings, module_dir), .choices = NULL},
 };
 const struct dp_option_area dp_comm_option_area = {"COMM", table, sizeof(table) / sizeof(table[0])};
 

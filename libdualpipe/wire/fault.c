@@ -82,10 +82,10 @@ static void finish_receive(struct fault_wire *w)
     struct dp_wire_request *req = w->base.receives.head;
 
     w->receiving = false;
-    req->len = w->receive.len;
+    req->moved = w->receive.moved;
     req->tag = w->receive.tag;
-    if (!w->receive.status && req->len && (double)draw(w) < w->fault.flip)
-        flip_bit(w, req->buf, req->len);
+    if (!w->receive.status && req->moved && (double)draw(w) < w->fault.flip)
+        flip_bit(w, req->buf, req->moved);
     dp_wire_finish_head(&w->base.receives, w->receive.status);
 }
 

@@ -204,7 +204,7 @@ static void receive_piece(struct shm_wire *w)
     }
     req->tag = line->tag;
     if (message_len > req->len) {
-        req->len = message_len;
+        req->moved = message_len;
         w->base.skip = message_len - len;
         free_slot(w);
         dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
@@ -214,10 +214,8 @@ static void receive_piece(struct shm_wire *w)
         memcpy(req->buf + req->moved, len <= INLINE_BYTES ? line->bytes : w->in->slots[slot], len);
     req->moved += len;
     free_slot(w);
-    if (req->moved == message_len) {
-        req->len = message_len;
+    if (req->moved == message_len)
         dp_wire_finish_head(&w->base.receives, 0);
-    }
 }
 
 static void receive_pieces(struct shm_wire *w)

@@ -249,7 +249,7 @@ static void refuse_message(struct tcp_wire *w)
     struct dp_wire_request *req = w->base.receives.head;
 
     w->base.skip = w->in.len;
-    req->len = w->in.len;
+    req->moved = w->in.len;
     req->tag = w->in.tag;
     w->has_in = false;
     dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
@@ -291,7 +291,6 @@ static int receive_some(struct tcp_wire *w)
     }
     if (err || req->moved < w->in.len)
         return err;
-    req->len = w->in.len;
     req->tag = w->in.tag;
     w->has_in = false;
     dp_wire_finish_head(&w->base.receives, 0);

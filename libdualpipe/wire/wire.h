@@ -47,11 +47,11 @@ struct dp_wire_config {
 struct dp_wire_request {
     struct dp_wire_request *next;
     char *buf;      /* of a send only read */
-    size_t len;     /* of a receive: the room in buf; once done, the length of the message */
-    size_t moved;
+    size_t len;     /* of a receive: the room in buf */
+    size_t moved;   /* once done: the length of the message */
     uint64_t tag;   /* of a receive: the sender's, once done */
-    int status;     /* DP_EAGAIN: in flight. 0: done. DP_EMISMATCH: the message (len) was longer than
-                     * the room, and is gone. Else the wire's error. */
+    int status;     /* DP_EAGAIN: in flight. 0: done. DP_EMISMATCH: the message was longer than the
+                     * room, and is gone. Else the wire's error. */
 };
 
 struct dp_wire_queue {

@@ -1,9 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm_group.h"
 
+#include <arpa/inet.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { MAX_RANKS = 64 };
+
+/* ---- threads ------------------------------------------------------------------------------- */
 
 struct rank_thread {
     pthread_t thread;
@@ -46,7 +54,69 @@ static int run_threads(const struct comm_kind *kind, int size, int64_t deadline_
     return failed;
 }
 
+/* ---- processes ----------------------------------------------------------------------------- */
+
+int find_free_port(void)
+{
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(any);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    if (bind(fd, (struct sockaddr *)&any, len) || getsockname(fd, (struct sockaddr *)&any, &len))
+        abort();
+    close(fd);
+    return ntohs(any.sin_port);
+}
+
+static int be_rank(const struct comm_kind *kind, int rank, int size, int port, int64_t deadline_ns,
+                   rank_fn fn, void *arg)
+{
+    struct dp_comm *comm;
+    char address[32];
+
+    snprintf(address, sizeof(address), "127.0.0.1:%d", port);
+    const struct dp_comm_config config = {.rank = rank,
+                                          .size = size,
+                                          .address = address,
+                                          .transport = kind->name,
+                                          .timeout_ns = 30 * INT64_C(1000000000)};
+    if (dp_comm_open(&config, &comm))
+        return -1;
+    comm->deadline_ns = deadline_ns;
+    int result = fn(comm, arg);
+    dp_comm_close(comm);
+    return result;
+}
+
+static int run_processes(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn,
+                         void *arg, int *killed)
+{
+    const int port = find_free_port();
+    pid_t children[MAX_RANKS];
+    int failed = 0;
+
+    *killed = 0;
+    fflush(NULL);
+    for (int rank = 0; rank < size; rank++) {
+        children[rank] = fork();
+        if (children[rank] == 0) {
+            int result = be_rank(kind, rank, size, port, deadline_ns, fn, arg);
+            fflush(NULL);
+            _exit(result ? 1 : 0);
+        }
+    }
+    for (int rank = 0; rank < size; rank++) {
+        int status = -1;
+        waitpid(children[rank], &status, 0);
+        failed += status != 0;
+        *killed += WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    }
+    return failed;
+}
+
 const struct comm_kind comm_kinds[] = {
     {"threads", false, run_threads},
+    {"shm", true, run_processes},
+    {"tcp", true, run_processes},
     {NULL, false, NULL},
 };

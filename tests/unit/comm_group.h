@@ -44,4 +44,7 @@ struct comm_kind {
 /* All there are here, ended by a NULL name. */
 extern const struct comm_kind comm_kinds[];
 
+/* A TCP port of the loopback that was free a moment ago. */
+int find_free_port(void);
+
 #endif

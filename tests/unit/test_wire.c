@@ -163,7 +163,7 @@ static void send_each_size(struct pair *p)
         finish(p, &send);
         assert_int_equal(receive.status, 0);
         assert_int_equal(send.status, 0);
-        assert_int_equal(receive.len, len);
+        assert_int_equal(receive.moved, len);
         assert_int_equal(receive.tag, i);
         expect_filled(in, len, (unsigned)i);
         assert_int_equal(in[len], 'x');
@@ -205,8 +205,8 @@ static void send_many(struct pair *p)
     for (int i = 0; i < 2 * MANY; i++) {
         const struct dp_wire_request *r = &reqs[2 * MANY + i];
         assert_int_equal(r->tag, i / 2);
-        assert_int_equal(r->len, LEN - 61 * (i / 2));
-        expect_filled(r->buf, r->len, (unsigned)i);
+        assert_int_equal(r->moved, LEN - 61 * (i / 2));
+        expect_filled(r->buf, r->moved, (unsigned)i);
     }
     free(bufs);
     free(reqs);
@@ -232,7 +232,7 @@ static void send_too_long(struct pair *p)
         dp_wire_irecv(p->b, in, i % 2 ? sizes[i / 2] : 50, &receives[i]);
         finish(p, &receives[i]);
         assert_int_equal(receives[i].status, i % 2 ? 0 : DP_EMISMATCH);
-        assert_int_equal(receives[i].len, sizes[i / 2]);
+        assert_int_equal(receives[i].moved, sizes[i / 2]);
         assert_int_equal(receives[i].tag, i);
         finish(p, &sends[i]);
         assert_int_equal(sends[i].status, 0);
@@ -687,8 +687,8 @@ static int send_with_fault(const struct dp_wire_fault *fault, size_t lens[50], c
         dp_wire_irecv(p.b, ins[i], sizeof(out), &receive);
         finish(&p, &receive);
         assert_int_equal(receive.status, 0);
-        lens[i] = receive.len;
-        changed += receive.len != sizeof(out) || memcmp(out, ins[i], sizeof(out));
+        lens[i] = receive.moved;
+        changed += receive.moved != sizeof(out) || memcmp(out, ins[i], sizeof(out));
     }
     free_pair(&p);
     return changed;

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launcher.c - the variables of launchers. All of them tell rank and size. torchrun also tells where
+ * rank 0 is, and a port, but that one is torchrun's own: ours is the next. The others tell the job,
+ * from which all its processes derive the same port.
+ */
+#include "comm/launcher.h"
+
+#include "base/fail.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct launcher {
+    const char *name, *rank, *size;
+    const char *job[2]; /* what tells one job, and step, of a user from another */
+};
+
+/* In this order: under `srun mpirun torchrun ...` the innermost one is meant. */
+static const struct launcher launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", {"TORCHELASTIC_RUN_ID", NULL}},
+    {"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", {"PMIX_NAMESPACE", NULL}},
+    {"PMI", "PMI_RANK", "PMI_SIZE", {"PMI_JOBID", NULL}},
+    {"PMIx under Slurm", "PMIX_RANK", "SLURM_NTASKS", {"PMIX_NAMESPACE", "SLURM_STEP_ID"}},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+};
+
+enum { FIRST_PORT = 20000, PORTS = 10000 }; /* below the ports that the system gives away */
+
+typedef const char *get_fn(const char *name);
+
+static int read_number(get_fn *get, const char *name, int min, int max, int *out)
+{
+    const char *text = get(name);
+    char *end;
+
+    if (!text)
+        return dp_fail(DP_EINVAL, "%s is not set: expected a number from %d to %d", name, min, max);
+    long number = strtol(text, &end, 10);
+    if (end == text || *end || number < min || number > max)
+        return dp_fail(DP_EINVAL, "%s=%s: expected a number from %d to %d", name, text, min, max);
+    *out = (int)number;
+    return 0;
+}
+
+static const struct launcher *find_launcher(get_fn *get)
+{
+    for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++)
+        if (get(launchers[i].rank))
+            return &launchers[i];
+    return NULL;
+}
+
+/* FNV-1a over what identifies the job. */
+static int derive_port(get_fn *get, const struct launcher *l)
+{
+    uint32_t hash = 2166136261u;
+
+    for (int i = 0; i < 2; i++) {
+        const char *text = l->job[i] ? get(l->job[i]) : NULL;
+        for (; text && *text; text++)
+            hash = (hash ^ (uint8_t)*text) * 16777619u;
+    }
+    return FIRST_PORT + (int)(hash % PORTS);
+}
+
+/* The first host of Slurm's short form: "gpu[03-07,12],login" is gpu03 first. */
+static bool first_host(const char *list, char *host, size_t len)
+{
+    size_t stem = strcspn(list, "[,"), digits = 0;
+    const char *number = list + stem;
+
+    if (list[stem] == '[') {
+        number++;
+        digits = strcspn(number, "-,]");
+    }
+    if (!stem || stem + digits >= len)
+        return false;
+    memcpy(host, list, stem);
+    memcpy(host + stem, number, digits);
+    host[stem + digits] = '\0';
+    return true;
+}
+
+static bool is_one_host(get_fn *get, const struct launcher *l)
+{
+    const char *here = get("OMPI_COMM_WORLD_LOCAL_SIZE"), *all = get(l->size);
+
+    return here && all && !strcmp(here, all);
+}
+
+static int find_host(get_fn *get, const struct launcher *l, char *host, size_t len)
+{
+    const char *master = get("MASTER_ADDR"), *nodes = get("SLURM_STEP_NODELIST");
+
+    if (!nodes)
+        nodes = get("SLURM_JOB_NODELIST");
+    if (master && strlen(master) < len)
+        strcpy(host, master);
+    else if (is_one_host(get, l))
+        snprintf(host, len, "127.0.0.1");
+    else if (!nodes || !first_host(nodes, host, len))
+        return dp_fail(DP_EINVAL,
+                       "%s does not tell where rank 0 is: set MASTER_ADDR to its host, or "
+                       "DUALPIPE_COMM_ADDRESS to host:port",
+                       l->name);
+    return 0;
+}
+
+static int find_port(get_fn *get, const struct launcher *l, int64_t wanted, int *port)
+{
+    if (wanted) {
+        *port = (int)wanted;
+        return 0;
+    }
+    if (!get("MASTER_PORT") && l != launchers) {
+        *port = derive_port(get, l);
+        return 0;
+    }
+    int err = read_number(get, "MASTER_PORT", 1, 65534, port);
+    if (!err)
+        ++*port;
+    return err;
+}
+
+static int find_address(get_fn *get, const struct launcher *l,
+                        const struct dp_comm_settings *settings, char out[DP_ADDRESS_TEXT])
+{
+    char host[DP_ADDRESS_TEXT - 16];
+    int port, err;
+
+    if (settings->address) {
+        snprintf(out, DP_ADDRESS_TEXT, "%s", settings->address);
+        return 0;
+    }
+    err = find_host(get, l, host, sizeof(host));
+    if (!err)
+        err = find_port(get, l, settings->port, &port);
+    if (!err)
+        snprintf(out, DP_ADDRESS_TEXT, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
+    return err;
+}
+
+int dp_launch_read(get_fn *get, const struct dp_comm_settings *settings, struct dp_launch *out)
+{
+    const struct launcher *l = find_launcher(get);
+    struct dp_launch launch = {0};
+
+    if (!l)
+        return dp_fail_quietly(DP_ENOENT, "not started by torchrun, mpirun or srun: none of RANK, "
+                               "OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID is set");
+    int err = read_number(get, l->size, 1, 1 << 20, &launch.size);
+    if (!err)
+        err = read_number(get, l->rank, 0, launch.size - 1, &launch.rank);
+    if (!err)
+        err = find_address(get, l, settings, launch.address);
+    if (!err)
+        *out = launch;
+    return err;
+}
+
+int dp_comm_config_from_env(struct dp_comm_config *config)
+{
+    /* One per process: the environment is one, too. */
+    static struct dp_launch launch;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    struct dp_comm_settings settings;
+
+    if (!config)
+        return dp_fail(DP_EINVAL, "no config to fill from the environment");
+    int err = dp_options_read(&dp_comm_option_area, &settings);
+    if (err)
+        return err;
+    pthread_mutex_lock(&lock);
+    err = dp_launch_read(dp_foreign_variable, &settings, &launch);
+    pthread_mutex_unlock(&lock);
+    if (err)
+        return err;
+    *config = (struct dp_comm_config){
+        .rank = launch.rank,
+        .size = launch.size,
+        .address = launch.address,
+        .transport = settings.transport,
+        .secret = settings.secret,
+        .timeout_ns = settings.timeout_ms * 1000000,
+    };
+    return 0;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mesh.h - the wires of a rank: one to each other rank for each channel, so that channels never wait
+ * for each other, and what a wire cannot take stays with the sender.
+ */
+#ifndef DP_COMM_MESH_H
+#define DP_COMM_MESH_H
+
+#include "comm/settings.h"
+#include "comm/star.h"
+#include "wire/fault.h"
+
+enum dp_mesh_transport { DP_MESH_AUTO, DP_MESH_SHM, DP_MESH_TCP };
+
+struct dp_mesh {
+    int rank, size;
+    enum dp_mesh_transport transport;
+    struct dp_wire_listener *shm, *tcp;
+    struct dp_wire **wires; /* [size * DP_CHANNELS]; NULL to the own rank */
+    bool has_fault;
+    struct dp_wire_fault fault;
+    uint32_t epoch; /* of the star; wires of an earlier one are not let in */
+};
+
+static inline struct dp_wire *dp_mesh_wire(const struct dp_mesh *mesh, int peer, int channel)
+{
+    return mesh->wires[peer * DP_CHANNELS + channel];
+}
+
+/* Listen; *card is what the others must know. Zeroed memory is a mesh. */
+int dp_mesh_init(struct dp_mesh *mesh, struct dp_star *star, const char *transport,
+                 const struct dp_comm_settings *settings, struct dp_card *card);
+/* Collective, after a gather: connect to all, by their cards. DP_EMISMATCH, DP_ETIMEDOUT and DP_ECOMM
+ * name the ranks. */
+int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t until_ns);
+/* Close the wires, but go on listening. */
+void dp_mesh_disconnect(struct dp_mesh *mesh);
+void dp_mesh_fini(struct dp_mesh *mesh);
+
+/* How many of all ranks are on the host of `rank`. */
+int dp_mesh_count_here(const struct dp_card *cards, int size, int rank);
+
+#endif

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wired.c - ranks that are processes: a mesh of wires for messages, a star of connections for what
+ * concerns all.
+ *
+ * The hot path is one wire: isend and irecv queue a request there, test moves it along. Wires with
+ * something to do are on a list, which is gone through when a test has been in vain. The star is looked
+ * after now and then, between tests in vain.
+ *
+ * A wire that breaks does not say why. Has its peer left? Then it is the caller's error. Has it died?
+ * The root will soon know. So the request waits for the star to tell, for a second at most.
+ */
+#include "config.h" /* GNU extensions: ppoll */
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "comm/mesh.h"
+#include "comm/wired.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+static const int64_t STAR_EVERY_NS = 200 * DP_NS_PER_US, STAR_PER_PEER_NS = 20 * DP_NS_PER_US;
+static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire waits for its reason */
+static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is told to the root */
+
+struct request {
+    struct dp_wire_request wire;
+    uint64_t tag; /* wire.tag becomes that of the message */
+    int32_t peer;
+    uint8_t channel;
+    bool is_send;
+};
+_Static_assert(sizeof(struct request) <= sizeof(struct dp_request), "a request fits");
+
+struct wired_comm {
+    struct dp_comm base;
+    struct dp_star *star;
+    struct dp_mesh mesh;
+    struct dp_card card;
+
+    int *active; /* indices of wires with requests */
+    bool *is_active;
+    int active_count;
+    struct pollfd *fds;
+    int wake; /* an eventfd: another thread has called abort */
+
+    int64_t polled_ns;
+    int waiting_for;
+    int64_t waiting_since_ns;
+    bool waiting_told;
+    int64_t *broken_since_ns; /* [size] 0: no wire to this peer is broken */
+    bool any_broken;
+    bool finished; /* after an abort: no request of this rank is left */
+};
+
+static struct wired_comm *of(struct dp_comm *comm)
+{
+    return (struct wired_comm *)comm;
+}
+
+/* ---- wires ---------------------------------------------------------------------------------- */
+
+static void activate(struct wired_comm *c, int index)
+{
+    if (c->is_active[index] || !dp_wire_is_busy(c->mesh.wires[index]))
+        return;
+    c->is_active[index] = true;
+    c->active[c->active_count++] = index;
+}
+
+static void progress_wires(struct wired_comm *c)
+{
+    for (int i = 0; i < c->active_count;) {
+        const int index = c->active[i];
+        struct dp_wire *wire = c->mesh.wires[index];
+        wire->ops->progress(wire);
+        if (dp_wire_is_busy(wire)) {
+            i++;
+            continue;
+        }
+        c->is_active[index] = false;
+        c->active[i] = c->active[--c->active_count];
+    }
+}
+
+/* No request of this rank is left, nor will a wire touch a buffer again. */
+static void finish_requests(struct wired_comm *c)
+{
+    while (c->active_count) {
+        const int index = c->active[--c->active_count];
+        c->is_active[index] = false;
+        dp_wire_fail(c->mesh.wires[index], DP_EABORTED, "aborted");
+    }
+    c->finished = true;
+}
+
+static int check_abort(struct wired_comm *c)
+{
+    if (!dp_blame_get(&c->star->blame, NULL))
+        return 0;
+    if (!c->finished)
+        finish_requests(c);
+    return DP_EABORTED;
+}
+
+/* ---- star ---------------------------------------------------------------------------------- */
+
+static int poll_star(struct wired_comm *c, int64_t now_ns)
+{
+    if (now_ns - c->polled_ns >= STAR_EVERY_NS + STAR_PER_PEER_NS * c->base.size) {
+        c->polled_ns = now_ns;
+        dp_star_poll(c->star);
+    }
+    return check_abort(c);
+}
+
+/* Only a wait that has become long is worth a message. */
+static int64_t tell_after_ns(const struct wired_comm *c)
+{
+    return c->base.deadline_ns / 4 < TELL_NS ? c->base.deadline_ns / 4 : TELL_NS;
+}
+
+static void note_waiting(struct wired_comm *c, int peer, int64_t now_ns)
+{
+    if (peer != c->waiting_for) {
+        if (c->waiting_told)
+            dp_star_tell_waiting(c->star, -1);
+        c->waiting_told = false;
+        c->waiting_for = peer;
+        c->waiting_since_ns = now_ns;
+    }
+    if (peer >= 0 && !c->waiting_told && now_ns - c->waiting_since_ns >= tell_after_ns(c)) {
+        dp_star_tell_waiting(c->star, peer);
+        c->waiting_told = true;
+    }
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static int wired_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
+                       size_t len, struct dp_request *req)
+{
+    struct wired_comm *c = of(comm);
+    struct request *r = (struct request *)req;
+    int err = check_abort(c);
+
+    if (err)
+        return err;
+    r->tag = tag;
+    r->peer = peer;
+    r->channel = (uint8_t)channel;
+    r->is_send = true;
+    dp_wire_isend(dp_mesh_wire(&c->mesh, peer, channel), tag, buf, len, &r->wire);
+    activate(c, peer * DP_CHANNELS + channel);
+    return 0;
+}
+
+static int wired_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
+                       size_t len, struct dp_request *req)
+{
+    struct wired_comm *c = of(comm);
+    struct request *r = (struct request *)req;
+    int err = check_abort(c);
+
+    if (err)
+        return err;
+    r->tag = tag;
+    r->peer = peer;
+    r->channel = (uint8_t)channel;
+    r->is_send = false;
+    dp_wire_irecv(dp_mesh_wire(&c->mesh, peer, channel), buf, len, &r->wire);
+    activate(c, peer * DP_CHANNELS + channel);
+    return 0;
+}
+
+/* See the top. DP_EAGAIN while nobody has told. */
+static int find_reason(struct wired_comm *c, int peer, const struct dp_wire *wire)
+{
+    const int64_t now_ns = dp_now_ns();
+    struct dp_abort why = {.rank = peer, .error = wire->error};
+
+    dp_star_poll(c->star);
+    if (check_abort(c))
+        return DP_EABORTED;
+    if (dp_star_has_left(c->star, peer))
+        return dp_fail(DP_ECOMM, "rank %d has left the group", peer);
+    if (!c->broken_since_ns[peer]) {
+        c->broken_since_ns[peer] = now_ns;
+        c->any_broken = true;
+    }
+    if (now_ns - c->broken_since_ns[peer] < SUSPECT_NS)
+        return DP_EAGAIN;
+    snprintf(why.text, sizeof(why.text), "the connection between rank %d and rank %d broke: %s",
+             c->base.rank, peer, wire->why);
+    dp_star_abort(c->star, &why);
+    return check_abort(c);
+}
+
+static int check_message(const struct request *r)
+{
+    if (r->is_send || (!r->wire.status && r->wire.tag == r->tag && r->wire.moved == r->wire.len))
+        return 0;
+    return dp_fail(DP_EMISMATCH,
+                   "message of rank %d: expected tag %" PRIu64 " and %zu bytes, it has tag %" PRIu64
+                   " and %zu bytes",
+                   r->peer, r->tag, r->wire.len, r->wire.tag, r->wire.moved);
+}
+
+static int wired_test(struct dp_comm *comm, struct dp_request *req)
+{
+    struct wired_comm *c = of(comm);
+    struct request *r = (struct request *)req;
+    struct dp_wire *wire = dp_mesh_wire(&c->mesh, r->peer, r->channel);
+    int err = check_abort(c);
+
+    if (err)
+        return err;
+    if (r->wire.status == DP_EAGAIN)
+        wire->ops->progress(wire);
+    if (r->wire.status == DP_EAGAIN) {
+        progress_wires(c);
+        err = poll_star(c, dp_now_ns());
+        return err ? err : DP_EAGAIN;
+    }
+    if (r->wire.status && r->wire.status == wire->error)
+        return find_reason(c, r->peer, wire);
+    return check_message(r);
+}
+
+static int wired_progress(struct dp_comm *comm, int waiting_for)
+{
+    struct wired_comm *c = of(comm);
+    const int64_t now_ns = dp_now_ns();
+
+    progress_wires(c);
+    int err = poll_star(c, now_ns);
+    if (!err)
+        note_waiting(c, waiting_for, now_ns);
+    return err;
+}
+
+/* ---- sleeping ------------------------------------------------------------------------------ */
+
+/* false: there is work to do now; *armed wires must be disarmed all the same. */
+static bool arm_wires(struct wired_comm *c, struct pollfd *fds, int *armed)
+{
+    for (*armed = 0; *armed < c->active_count;) {
+        struct dp_wire *wire = c->mesh.wires[c->active[*armed]];
+        fds[*armed] = (struct pollfd){.fd = -1};
+        if (!wire->ops->arm(wire, &fds[(*armed)++]))
+            return false;
+    }
+    return true;
+}
+
+static void disarm_wires(struct wired_comm *c, const struct pollfd *fds, int armed)
+{
+    for (int i = 0; i < armed; i++) {
+        struct dp_wire *wire = c->mesh.wires[c->active[i]];
+        wire->ops->disarm(wire, fds[i].revents);
+    }
+}
+
+static void drain(int eventfd)
+{
+    uint64_t count;
+    ssize_t n = read(eventfd, &count, sizeof(count));
+
+    (void)n;
+}
+
+static void sleep_on(struct wired_comm *c, int controls, int wires, int64_t ns)
+{
+    const struct timespec timeout = {.tv_sec = ns / DP_NS_PER_S, .tv_nsec = ns % DP_NS_PER_S};
+
+    if (ppoll(c->fds, (nfds_t)(1 + controls + wires), &timeout, NULL) <= 0)
+        return;
+    if (c->fds[0].revents)
+        drain(c->wake);
+    for (int i = 0; i <= controls; i++)
+        if (c->fds[i].revents)
+            c->polled_ns = 0; /* the next progress looks at the star */
+}
+
+static void wired_sleep(struct dp_comm *comm, int64_t until_ns)
+{
+    struct wired_comm *c = of(comm);
+    int64_t now_ns = dp_now_ns(), ns = until_ns - now_ns;
+    int armed = 0;
+
+    /* Back in time for what no message announces. */
+    if (c->waiting_for >= 0 && !c->waiting_told &&
+        ns > c->waiting_since_ns + tell_after_ns(c) - now_ns)
+        ns = c->waiting_since_ns + tell_after_ns(c) - now_ns;
+    if (c->any_broken && ns > 10 * DP_NS_PER_MS)
+        ns = 10 * DP_NS_PER_MS;
+    if (ns <= 0)
+        return;
+
+    c->fds[0] = (struct pollfd){.fd = c->wake, .events = POLLIN};
+    int controls = dp_star_arm(c->star, c->fds + 1);
+    if (controls < 0) {
+        c->polled_ns = 0;
+        return;
+    }
+    struct pollfd *fds = c->fds + 1 + controls;
+    if (arm_wires(c, fds, &armed))
+        sleep_on(c, controls, armed, ns);
+    disarm_wires(c, fds, armed);
+}
+
+/* ---- failure, end ---------------------------------------------------------------------------- */
+
+static int wired_abort(struct dp_comm *comm, const struct dp_abort *why)
+{
+    struct wired_comm *c = of(comm);
+    const uint64_t one = 1;
+
+    dp_star_abort(c->star, why);
+    ssize_t n = write(c->wake, &one, sizeof(one));
+    (void)n;
+    return 0;
+}
+
+static bool wired_aborted(struct dp_comm *comm, struct dp_abort *why)
+{
+    return dp_blame_get(&of(comm)->star->blame, why);
+}
+
+/* Connect to all, and know that all have. */
+static int connect_all(struct wired_comm *c, int64_t until_ns)
+{
+    int err = dp_mesh_connect(&c->mesh, c->star, until_ns);
+
+    if (!err)
+        return dp_star_gather(c->star, &c->card, false, until_ns);
+    struct dp_abort why = {.rank = c->base.rank, .error = err};
+    snprintf(why.text, sizeof(why.text), "%s", dp_last_error());
+    dp_star_abort(c->star, &why);
+    return err;
+}
+
+static int wired_reset(struct dp_comm *comm)
+{
+    struct wired_comm *c = of(comm);
+    const int64_t until_ns = dp_now_ns() + comm->deadline_ns;
+
+    finish_requests(c);
+    dp_mesh_disconnect(&c->mesh);
+    c->star->timeout_ns = comm->deadline_ns;
+    int err = dp_star_gather(c->star, &c->card, true, until_ns);
+    if (!err)
+        err = connect_all(c, until_ns);
+    if (err) {
+        const struct dp_abort why = {.rank = comm->rank, .error = err, .text = "reset failed"};
+        dp_blame_put(&c->star->blame, &why); /* stay aborted */
+        return err;
+    }
+    memset(c->broken_since_ns, 0, (size_t)comm->size * sizeof(*c->broken_since_ns));
+    c->any_broken = c->waiting_told = c->finished = false;
+    c->waiting_for = -1;
+    return 0;
+}
+
+static void free_comm(struct wired_comm *c)
+{
+    dp_mesh_fini(&c->mesh);
+    if (c->wake >= 0)
+        close(c->wake);
+    free(c->broken_since_ns);
+    free(c->fds);
+    free(c->is_active);
+    free(c->active);
+    free(c);
+}
+
+static void wired_close(struct dp_comm *comm)
+{
+    struct wired_comm *c = of(comm);
+
+    finish_requests(c);
+    dp_mesh_disconnect(&c->mesh);
+    c->star->timeout_ns = comm->deadline_ns;
+    dp_star_leave(c->star);
+    free_comm(c);
+}
+
+static const struct dp_comm_ops wired_ops[] = {
+#define OPS(NAME)                                                                                  \
+    {                                                                                              \
+        .name = NAME, .isend = wired_isend, .irecv = wired_irecv, .test = wired_test,              \
+        .progress = wired_progress, .sleep = wired_sleep, .abort = wired_abort,                    \
+        .aborted = wired_aborted, .reset = wired_reset, .close = wired_close,                      \
+    }
+    [DP_MESH_AUTO] = OPS("auto"),
+    [DP_MESH_SHM] = OPS("shm"),
+    [DP_MESH_TCP] = OPS("tcp"),
+#undef OPS
+};
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static struct wired_comm *new_comm(int size)
+{
+    const size_t wires = (size_t)size * DP_CHANNELS;
+    struct wired_comm *c = calloc(1, sizeof(*c));
+
+    if (!c)
+        return NULL;
+    c->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    c->waiting_for = -1;
+    c->active = calloc(wires, sizeof(*c->active));
+    c->is_active = calloc(wires, sizeof(*c->is_active));
+    c->fds = calloc(1 + (size_t)size + wires, sizeof(*c->fds));
+    c->broken_since_ns = calloc((size_t)size, sizeof(*c->broken_since_ns));
+    if (c->wake >= 0 && c->active && c->is_active && c->fds && c->broken_since_ns)
+        return c;
+    free_comm(c);
+    return NULL;
+}
+
+/* The first gather tells everybody's cards, the second that all wires are there. */
+static int meet(struct wired_comm *c, const char *transport,
+                const struct dp_comm_settings *settings, int64_t until_ns)
+{
+    int err = dp_mesh_init(&c->mesh, c->star, transport, settings, &c->card);
+
+    if (!err)
+        err = dp_star_gather(c->star, &c->card, true, until_ns);
+    return err ? err : connect_all(c, until_ns);
+}
+
+int dp_comm_wired_open(const struct dp_star_config *config, const char *transport,
+                       const struct dp_comm_settings *settings, struct dp_comm **out)
+{
+    const int64_t until_ns = dp_now_ns() + config->timeout_ns;
+    struct wired_comm *c = new_comm(config->size);
+
+    if (!c)
+        return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", config->size);
+    int err = dp_star_join(config, &c->star);
+    if (!err)
+        err = meet(c, transport, settings, until_ns);
+    if (err) {
+        if (c->star)
+            dp_star_free(c->star);
+        free_comm(c);
+        return err;
+    }
+    dp_comm_init(&c->base, &wired_ops[c->mesh.transport], config->rank, config->size,
+                 dp_mesh_count_here(c->star->cards, config->size, config->rank), settings);
+    c->base.deadline_ns = config->timeout_ns;
+    *out = &c->base;
+    return 0;
+}
