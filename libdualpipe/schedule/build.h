@@ -59,6 +59,12 @@ static inline bool dp_slot_has_remote_next(const struct dp_slot *slot, int rank)
     return slot->next >= 0 && slot->next != rank;
 }
 
+/* Are the weights of this slot's stage elsewhere too? (Two slots of one rank can share theirs.) */
+static inline bool dp_slot_has_remote_mirror(const struct dp_slot *slot, int rank)
+{
+    return slot->mirror >= 0 && slot->mirror != rank;
+}
+
 /* A compute is what occupies a rank: F, B, I, W. */
 static inline bool dp_op_is_compute(enum dp_op_kind kind)
 {

@@ -64,8 +64,9 @@ static int check_pair(struct dp_checker *c, int rank, size_t index, const struct
 static int check_reduce(struct dp_checker *c, int rank, size_t index, struct dp_op op,
                         uint32_t *reduced)
 {
-    if (dp_schedule_slot(c->s, rank, op.slot)->mirror < 0)
-        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "slot %u has no mirror", op.slot);
+    if (!dp_slot_has_remote_mirror(dp_schedule_slot(c->s, rank, (int)op.slot), rank))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index,
+                              "slot %u has no mirror on another rank", op.slot);
     if (*reduced >> op.slot & 1)
         return dp_check_found(c, DP_RULE_ONCE, rank, index, "is there twice");
     *reduced |= 1u << op.slot;
@@ -126,7 +127,7 @@ static int check_slot(struct dp_checker *c, int rank, int at, uint32_t reduced)
         bool is_split = marks & (MARK(DP_OP_I) | MARK(DP_OP_W));
         return missing_or_surplus(c, rank, op, marks, is_split ? split : whole);
     }
-    if (c->has_reduces && slot->mirror >= 0 && !(reduced >> at & 1))
+    if (c->has_reduces && dp_slot_has_remote_mirror(slot, rank) && !(reduced >> at & 1))
         return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank),
                               "the REDUCE of slot %d is missing", at);
     return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * reduces.c - the pass that sums weight gradients with the mirror's: a REDUCE for every slot that
- * has a mirror, once its last weight gradient is done. It stands before the next compute, behind
+ * has a mirror on another rank, once its last weight gradient is done. It stands before the next compute, behind
  * the messages that others wait for:
  *
  *      B1.3 sB1.3 rB0.2 c2 R1 I0.2
@@ -41,7 +41,7 @@ void dp_add_reduces(const struct dp_rank_view *view, const struct dp_op *in, siz
             flush(&due, out);
         dp_op_list_put(out, in[i]);
         if (adds_weight_gradient(in[i]) && last[in[i].slot] == i &&
-            view->slots[in[i].slot].mirror >= 0)
+            dp_slot_has_remote_mirror(&view->slots[in[i].slot], view->rank))
             due = in[i];
     }
     flush(&due, out);

@@ -98,7 +98,7 @@ static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct 
     if (op->kind == DP_OP_FREE && (dp_schedule_slot(s, rank, (int)op->slot)->next < 0 ||
                                    dp_schedule_slot(s, rank, (int)op->slot)->next == rank))
         broken |= RULE(SHAPE);
-    if (op->kind == DP_OP_REDUCE && dp_schedule_slot(s, rank, (int)op->slot)->mirror < 0)
+    if (op->kind == DP_OP_REDUCE && !has_message(s, rank, *op))
         broken |= RULE(SHAPE);
     return broken;
 }
@@ -135,7 +135,8 @@ static int reduces_of(const struct dp_schedule *s, int rank, int slot)
 static bool slot_is_complete(const struct dp_schedule *s, int rank, int slot)
 {
     bool training = !s->forward_only, frees = is_used(s, DP_OP_FREE);
-    bool mirrored = dp_schedule_slot(s, rank, slot)->mirror >= 0;
+    int mirror = dp_schedule_slot(s, rank, slot)->mirror;
+    bool mirrored = mirror >= 0 && mirror != rank;
 
     for (int mb = 0; mb < s->mb_per_stream; mb++) {
         bool sent = has_message(s, rank, (struct dp_op){.kind = DP_OP_SEND_F,

@@ -66,7 +66,8 @@ static const struct {
      ALONE("F0.0 B0.0 I0.0 W0.0 F0.1")},
     {DP_RULE_SHAPE, 0, 1, "sF0.0", "rank 0, op 1 (sF0.0): slot 0 has no such message to another "
                                    "rank", ALONE("F0.0 sF0.0 c1")},
-    {DP_RULE_SHAPE, 0, 0, "R0", "rank 0, op 0 (R0): slot 0 has no mirror", ALONE("R0")},
+    {DP_RULE_SHAPE, 0, 0, "R0", "rank 0, op 0 (R0): slot 0 has no mirror on another rank",
+     ALONE("R0")},
     {DP_RULE_SHAPE, 0, 1, "B0.0", "rank 0, op 1 (B0.0): in a forward-only schedule",
      "user P=1 M=1 forward_only\nrank 0: F0.0 B0.0\n"},
     {DP_RULE_DEPENDENCY, 0, 1, "B0.0", "rank 0, op 1 (B0.0): overlaps the F that it needs",

@@ -303,7 +303,7 @@ static void bad_costs_and_schedules_without_end_are_refused(void **state)
             s->ops[i].kind = DP_OP_FREE;
     expect_refused(s, unit_cost, "rank 0, op 9 (B0.0) waits for what never comes");
     first->slot = 3;
-    expect_refused(s, unit_cost, "rank 1, op 0: kind 5, slot 3");
+    expect_refused(s, unit_cost, "rank 1, op 0 (rF3.0) makes no sense");
     first->slot = 0;
     s->slots[1].prev = 1;
     expect_refused(s, unit_cost, "neighbours do not hold the stages beside stage 1");
