@@ -45,7 +45,7 @@ static const char *spec_text(const struct dp_tree *spec)
     case DP_TREE_STACK:
         return "Stack, which says how to merge";
     default:
-        return "not a spec";
+        return "a value";
     }
 }
 

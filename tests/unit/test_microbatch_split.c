@@ -233,6 +233,24 @@ static void bad_options_are_refused(void **state)
     assert_null(mbs);
 }
 
+static void a_value_is_no_spec_for_a_tensor(void **state)
+{
+    (void)state;
+    int64_t shape[] = {2};
+    DLTensor t = {shape, {kDLCPU, 0}, 1, {kDLInt, 64, 1}, shape, NULL, 0};
+    struct dp_tree tensor = dp_tensor(&t), value = dp_opaque(&t), args = dp_tuple(1, &tensor);
+    struct dp_tree spec = dp_tuple(1, &value), other = dp_tuple(1, &tensor);
+    struct dp_microbatches *mbs = NULL;
+    struct dp_split_options options = {.count = 2, .args_spec = &spec};
+
+    assert_int_equal(dp_split(&args, NULL, &options, &mbs), DP_EINVAL);
+    assert_string_equal(dp_last_error(),
+                        "args[0]: the spec of a tensor is a value, expected Chunk or Replicate");
+    options.args_spec = &other;
+    assert_int_equal(dp_split(&args, NULL, &options, &mbs), DP_EINVAL);
+    assert_null(mbs);
+}
+
 /* ---- given micro-batches -------------------------------------------------------------------- */
 
 static void given_microbatches_are_passed_on(void **state)
@@ -310,6 +328,7 @@ int main(void)
         cmocka_unit_test(views_can_be_cut_again),
         cmocka_unit_test(a_handle_is_moved_by_its_byte_offset),
         cmocka_unit_test(the_trees_that_went_in_may_go_before_the_result),
+        cmocka_unit_test(a_value_is_no_spec_for_a_tensor),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(given_microbatches_are_passed_on),
         cmocka_unit_test(given_microbatches_that_do_not_fit_are_refused),

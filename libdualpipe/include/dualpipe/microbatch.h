@@ -214,16 +214,17 @@ DP_PUBLIC void dp_tree_free(struct dp_tree *root);
 enum dp_shrink {
     DP_SHRINK_NEVER, /* an error: a schedule needs the number that it was made for */
     DP_SHRINK_FIRST, /* the first chunked tensor of args, then the first of kwargs, may lower the
-                      * number, with a warning; shorter ones after it are an error (PyTorch up to
-                      * 2.9) */
-    DP_SHRINK_MIN    /* the number is the smallest extent of all chunked tensors (PyTorch later) */
+                      * number, with a warning; shorter ones after it are an error (as in
+                      * PyTorch before 2026) */
+    DP_SHRINK_MIN    /* the number is the smallest extent of all chunked tensors (as in later
+                      * PyTorch) */
 };
 
 /* What stands for a spec that is not given. */
 enum dp_default_spec {
     DP_DEFAULT_CHUNK,  /* split: one Chunk(0) for each argument, which must then have one leaf;
-                        * merge: Chunk(0) for each leaf (PyTorch up to 2.9) */
-    DP_DEFAULT_BY_LEAF /* Chunk(0) for each tensor, Replicate for everything else (later) */
+                        * merge: Chunk(0) for each leaf */
+    DP_DEFAULT_BY_LEAF /* Chunk(0) for each tensor, Replicate for everything else */
 };
 
 struct dp_split_options {
@@ -238,7 +239,7 @@ struct dp_split_options {
     bool contiguous; /* views that are not compact are copied into compact memory of the result */
 };
 
-/* Micro-batch k of count is args[k], a tuple, and kwargs[k], a dict, shaped as what went in. */
+/* Micro-batch mb of count is args[mb] and kwargs[mb], trees of the same nodes as what went in. */
 struct dp_microbatches {
     int32_t count;
     const struct dp_tree *args, *kwargs; /* [count] */
