@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * reduces.c - the pass that sums weight gradients with the mirror's: a REDUCE for every slot that
- * has a mirror on another rank, once its last weight gradient is done. It stands before the next compute, behind
- * the messages that others wait for:
+ * has a mirror on another rank, once its last weight gradient is done. It stands before the next
+ * compute, behind the messages that others wait for:
  *
  *      B1.3 sB1.3 rB0.2 c2 R1 I0.2
  *
