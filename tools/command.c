@@ -64,7 +64,7 @@ int command_failed(int err)
     return err == DP_EINVAL || err == DP_ENOENT ? EXIT_USAGE : EXIT_FAILED;
 }
 
-static void complain(const char *fmt, va_list args)
+DP_PRINTF(1, 0) static void complain(const char *fmt, va_list args)
 {
     char line[1024];
 

@@ -62,7 +62,7 @@ void dp_log(enum dp_log_level level, const char *fmt, ...)
 }
 
 /* The sentence may quote the one before it, so it is made beside it first. */
-static void keep(const char *fmt, va_list args)
+DP_PRINTF(1, 0) static void keep(const char *fmt, va_list args)
 {
     char line[sizeof(last_error)];
 

@@ -226,7 +226,7 @@ struct rank_reader {
 /* mod and chunk; then what else the event says of the slot must be so. */
 static int read_slot_and_mb(const struct rank_reader *r, const struct place *at, struct dp_op *op)
 {
-    int slot, mb = 0, err = get_int(at, "mod", 0, r->s->slots_per_rank - 1, &slot);
+    int slot = 0, mb = 0, err = get_int(at, "mod", 0, r->s->slots_per_rank - 1, &slot);
 
     if (!err && op->kind != DP_OP_REDUCE)
         err = get_int(at, "chunk", 0, r->s->mb_per_stream - 1, &mb);
@@ -281,14 +281,14 @@ static int read_single(const struct rank_reader *r, const struct place *at,
 {
     struct dp_op op = {.unit = unit};
     enum dp_op_kind kind = DP_OP_NONE;
-    int n, err = read_op_kind(name, &kind);
+    int n = 0, err = read_op_kind(name, &kind);
 
     if (err)
         return err;
     op.kind = kind;
     if (kind == DP_OP_COMMIT) {
         err = get_int(at, "n", 0, DP_MAX_MB, &n);
-        op.mb = err ? 0 : (uint32_t)n;
+        op.mb = (uint32_t)n;
     } else {
         err = read_slot_and_mb(r, at, &op);
     }

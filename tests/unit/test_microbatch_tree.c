@@ -177,8 +177,9 @@ static void malformed_trees_are_refused_by_their_path(void **state)
 static void a_tree_that_contains_itself_ends_at_a_limit(void **state)
 {
     (void)state;
-    struct dp_tree deep = dp_list(1, &deep), wide[3];
+    struct dp_tree deep = {0}, wide[3];
 
+    deep = dp_list(1, &deep);
     assert_int_equal(dp_tree_check(&deep, "args", true, &(int32_t){0}), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "the tree is deeper than 64 levels"));
 
