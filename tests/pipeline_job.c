@@ -87,11 +87,11 @@ static void make_batches(struct job_rank *r)
     for (int i = 0; i < s->slots_per_rank; i++) {
         const struct dp_slot *slot = slot_of(r, i);
         int first = slot->stream * n;
-        if (dp_slot_is_first(slot)) {
+        if (dp_slot_is_first(slot) && !r->step.inputs) {
             model_batch_init(&r->in, m, 0, first, n);
             r->step.inputs = (const DLTensor *const *)r->in.list;
         }
-        if (!dp_slot_is_last(slot))
+        if (!dp_slot_is_last(slot) || r->step.label)
             continue;
         if (!s->forward_only || r->job->forward_loss) {
             model_batch_init_label(&r->label, m, first, n);
