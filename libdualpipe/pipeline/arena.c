@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of one arena; so that sums of a few cannot overflow. */
+#define MAX_BYTES (SIZE_MAX / 64)
+
 /* A stretch of the arena and the life that had it last. */
 struct stretch {
     size_t begin, end;
@@ -128,13 +131,16 @@ static int cover_ground(struct packing *p, struct stretch s)
 static int place(struct packing *p, uint32_t id, size_t *total)
 {
     struct dp_life *life = &p->lives[id];
-    size_t bytes = dp_arena_align(life->bytes);
+    size_t bytes = dp_arena_align(life->bytes < MAX_BYTES ? life->bytes : MAX_BYTES + 1);
     if (!bytes) {
         life->offset = 0;
         return 0;
     }
     bury(p, life->first);
     size_t at = find_gap(p, bytes, &life->offset);
+    if (life->offset + bytes > MAX_BYTES)
+        return dp_fail(DP_ENOMEM, "no memory for a buffer of %zu bytes beside %zu others",
+                       life->bytes, life->offset);
     struct stretch s = {life->offset, life->offset + bytes, id};
     settle(p, at, s);
     if (s.end > *total)

@@ -12,6 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* So that a sanitizer too says no to an allocation that is too large, instead of ending the test. */
+DP_PUBLIC const char *__asan_default_options(void);
+DP_PUBLIC const char *__tsan_default_options(void);
+
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+const char *__tsan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
 enum { RANKS = 2, EVERYWHERE = -1 };
 static const int64_t deadline_ns = INT64_C(10000000000);
 
@@ -357,7 +371,22 @@ static void scale_not_a_number(int rank, struct dp_pipeline_config *config)
     config->loss_scale = NAN;
 }
 
+static void save_area_huge(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)->save_bytes = SIZE_MAX - 100;
+}
+
+static void save_areas_large(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_stages(config)->save_bytes = (size_t)1 << 50;
+}
+
 static const struct wrong wrong_configs[] = {
+    {"huge save area", 1, save_area_huge, NULL, DP_ENOMEM, "no memory for a buffer of", DP_EABORTED},
+    {"large save areas", 1, save_areas_large, NULL, DP_ENOMEM, "no memory for a buffer of",
+     DP_EABORTED},
     {"no schedule", 1, no_schedule, NULL, DP_EINVAL, "schedule: NULL", DP_EABORTED},
     {"no stages", 1, no_stages, NULL, DP_EINVAL, "stages: NULL", DP_EABORTED},
     {"no callbacks", 0, no_ops, NULL, DP_EINVAL, "slot 1: no callbacks", DP_EABORTED},
@@ -703,6 +732,51 @@ static void drop_line(void *user, enum dp_log_level level, const char *line)
     (void)line;
 }
 
+/* Without the agreement before each step, the first message notices. */
+static void unchecked(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->unchecked = true;
+}
+
+static int run_unchecked(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    CHECK(!job_rank_step(&r));
+    if (comm->rank == 1)
+        dp_pipeline_seek(r.pipe, 7);
+    int err = job_rank_step(&r);
+    CHECK(err == DP_EMISMATCH || err == DP_EABORTED);
+    CHECK(!dp_comm_reset(comm));
+    dp_pipeline_seek(r.pipe, 7);
+    CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void unchecked_steps_notice_a_message_of_another_step(void **state)
+{
+    (void)state;
+    const struct wrong wrong = {.rank = EVERYWHERE, .config = unchecked};
+    struct dp_schedule *s;
+    struct job_result result;
+    int killed;
+
+    assert_int_equal(dp_schedule_new(&training, &s), 0);
+    struct job job = job_make(s);
+    job_result_init(&result, &job);
+    job.result = &result;
+    job.edit = edit_config;
+    job.user = (void *)(uintptr_t)&wrong;
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], RANKS, deadline_ns, run_unchecked, &job, &killed), 0);
+    assert_true(job_result_is_sequential(&job, 7));
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -711,6 +785,7 @@ int main(void)
         cmocka_unit_test(ranks_that_disagree_name_the_field),
         cmocka_unit_test(a_bad_argument_of_a_step_is_named_and_told),
         cmocka_unit_test(ranks_that_stand_at_different_steps_notice),
+        cmocka_unit_test(unchecked_steps_notice_a_message_of_another_step),
         cmocka_unit_test(a_schedule_that_asks_for_too_much_is_refused),
     };
     dp_log_set(drop_line, NULL, DP_LOG_ERROR);
