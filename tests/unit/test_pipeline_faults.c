@@ -170,7 +170,7 @@ static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
 {
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int at = 0; at < 20 && kind->processes; at += 6) {
+        for (int at = 0; at < 18 && kind->processes; at += 6) {
             struct job_result result;
             struct fault_job f;
             int killed;
