@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * example_pipeline.c - learn y = 16 x with DualPipeV. Each of the 2P stages of the model multiplies
- * by a number of its own; each of the P processes holds two of them.
+ * example_pipeline.c - learn y = 16 x with DualPipeV. Every stage multiplies by a number of its own;
+ * P processes hold two stages each. Micro-batches are single numbers, to keep the example short.
  */
 #include <dualpipe/pipeline.h>
 
 #include <stdio.h>
 
-enum { WIDTH = 4, MAX_MB = 64, STEPS = 40 };
+enum { MB = 8, STEPS = 40 }; /* 8 micro-batches are enough for up to 4 ranks */
 
-/* A stage: its parameter, and the gradient that the library adds to. */
+/* What a stage holds: its weight, and the gradient that is added to during a step. */
 struct factor {
     float weight, gradient;
 };
 
-static float *values(const DLTensor *t)
+static float *number(const DLTensor *t)
 {
     return (float *)((char *)t->data + t->byte_offset);
 }
@@ -22,29 +22,25 @@ static float *values(const DLTensor *t)
 static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
     (void)call;
-    for (int i = 0; i < WIDTH; i++)
-        values(out)[i] = ((struct factor *)user)->weight * values(in)[i];
+    *number(out) = ((struct factor *)user)->weight * *number(in);
     return 0;
 }
 
-/* The weight part, which DualPipe may put off to fill a gap: needs the input, which the library
- * keeps, and the output's gradient, which backward has put into the save area. */
+/* The weight's part of a backward, which the schedule may put off to fill a gap. By then only the
+ * input and the save area are left, so backward has put the output's gradient there. */
 static int weight(void *user, const struct dp_stage_call *call)
 {
     (void)user;
-    for (int i = 0; i < WIDTH; i++)
-        values(call->grads[0])[0] += ((float *)call->save)[i] * values(call->in)[i];
+    *number(call->grads[0]) += *(float *)call->save * *number(call->in);
     return 0;
 }
 
 static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
                     DLTensor *gin, enum dp_backward_mode mode)
 {
-    for (int i = 0; i < WIDTH; i++) {
-        ((float *)call->save)[i] = values(gout)[i];
-        if (gin->data) /* the first stage's input wants no gradient */
-            values(gin)[i] = ((struct factor *)user)->weight * values(gout)[i];
-    }
+    *(float *)call->save = *number(gout);
+    if (gin->data) /* the model's input needs no gradient */
+        *number(gin) = ((struct factor *)user)->weight * *number(gout);
     return mode == DP_BACKWARD_FULL ? weight(user, call) : 0;
 }
 
@@ -52,12 +48,9 @@ static int loss(void *user, const struct dp_stage_call *call, const DLTensor *ou
                 const DLTensor *label, double *losses, int32_t max, int32_t *count)
 {
     (void)user, (void)call, (void)max;
+    float miss = *number(out) - *number(label);
+    losses[0] = 0.5 * miss * miss;
     *count = 1;
-    losses[0] = 0;
-    for (int i = 0; i < WIDTH; i++) {
-        float d = values(out)[i] - values(label)[i];
-        losses[0] += 0.5 * d * d;
-    }
     return 0;
 }
 
@@ -65,15 +58,14 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
                          const DLTensor *label, double scale, DLTensor *gout)
 {
     (void)user, (void)call;
-    for (int i = 0; i < WIDTH; i++)
-        values(gout)[i] = (float)scale * (values(out)[i] - values(label)[i]);
+    *number(gout) = (float)scale * (*number(out) - *number(label));
     return 0;
 }
 
-static DLTensor tensor(float *data, int32_t ndim, int64_t *shape)
+static DLTensor numbers(float *data, int64_t *count)
 {
-    return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = ndim,
-                      .dtype = {kDLFloat, 32, 1}, .shape = shape};
+    return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1},
+                      .shape = count};
 }
 
 int main(void)
@@ -81,61 +73,61 @@ int main(void)
     static const struct dp_stage_ops ops = {.forward = forward, .backward = backward,
                                             .weight = weight};
     static const struct dp_loss_ops loss_ops = {loss, loss_backward};
-    static float x[MAX_MB][WIDTH], y[MAX_MB][WIDTH];
-    struct dp_tensor_spec row = {{kDLFloat, 32, 1}, .ndim = 2, .shape = {1, WIDTH}};
-    struct dp_border borders[MAX_MB + 1];
-    struct dp_comm *comm = NULL;
-    struct dp_schedule *schedule = NULL;
-    struct dp_pipeline *pipe = NULL;
-    double losses[MAX_MB];
+    static const struct dp_tensor_spec one = {{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}};
+    struct dp_comm *comm;
+    struct dp_schedule *schedule;
+    struct dp_pipeline *pipe;
 
-    /* Who am I, and how many are we: torchrun's variables say, or those of mpirun or Slurm. */
+    /* Who am I, and how many are we? Zeroed memory: torchrun's variables say, or mpirun's. What goes
+     * wrong here or below has been said on standard error. */
     if (dp_comm_open(&(struct dp_comm_config){0}, &comm))
         return 1;
-    int microbatches = 2 * comm->size;
     if (dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV,
-                                                   .ranks = comm->size,
-                                                   .microbatches = microbatches},
+                                                   .ranks = comm->size, .microbatches = MB},
                         &schedule))
         return 1;
 
-    /* My two stages, the same border between all, and the whole batch, which only rank 0 gives. */
-    struct factor factors[2] = {{1.5f, 0}, {1.5f, 0}};
+    /* This rank's two stages; and the same border before, between and after all of them. */
+    int64_t single = 1, all = MB;
+    struct factor factors[2] = {{.weight = 1.5f}, {.weight = 1.5f}};
     DLTensor grads[2], *grad[2];
     struct dp_stage stages[2];
+    struct dp_border borders[MB + 1];
     for (int i = 0; i < 2; i++) {
-        grads[i] = tensor(&factors[i].gradient, 1, (int64_t[]){1});
+        grads[i] = numbers(&factors[i].gradient, &single);
         grad[i] = &grads[i];
-        stages[i] = (struct dp_stage){.ops = &ops, .user = &factors[i], .grad_count = 1,
-                                      .grads = &grad[i], .save_bytes = WIDTH * sizeof(float)};
+        stages[i] = (struct dp_stage){.ops = &ops, .user = &factors[i], .grads = &grad[i],
+                                      .grad_count = 1, .save_bytes = sizeof(float)};
     }
     for (int i = 0; i <= schedule->stages; i++)
-        borders[i] = (struct dp_border){1, {row}};
-    for (int i = 0; i < microbatches * WIDTH; i++) {
-        x[0][i] = (float)(i % 7 - 3) / 8;
-        y[0][i] = 16 * x[0][i];
-    }
-    DLTensor batch = tensor(x[0], 2, (int64_t[]){microbatches, WIDTH});
-    DLTensor label = tensor(y[0], 2, (int64_t[]){microbatches, WIDTH});
-
+        borders[i] = (struct dp_border){1, {one}};
     if (dp_pipeline_new(&(struct dp_pipeline_config){.schedule = schedule, .comm = comm,
                                                      .stages = stages, .borders = borders,
-                                                     .label = &row, .loss = &loss_ops},
-                        &pipe))
+                                                     .label = &one, .loss = &loss_ops}, &pipe))
         return 1;
-    for (int step = 0; step < STEPS; step++) {
-        struct dp_step s = {0};
-        if (comm->rank == 0)
-            s = (struct dp_step){.inputs = (const DLTensor *[]){&batch}, .label = &label,
-                                 .losses = losses};
-        if (dp_pipeline_step(pipe, &s))
+
+    /* The batch and its labels enter at rank 0, where DualPipeV's losses come out too. */
+    float x[MB], y[MB];
+    double losses[MB];
+    for (int i = 0; i < MB; i++) {
+        x[i] = (float)(i + 1) / MB;
+        y[i] = 16 * x[i];
+    }
+    DLTensor batch = numbers(x, &all), labels = numbers(y, &all);
+    struct dp_step step = {0};
+    if (comm->rank == 0)
+        step = (struct dp_step){.inputs = (const DLTensor *[]){&batch}, .label = &labels,
+                                .losses = losses};
+
+    for (int i = 0; i < STEPS; i++) {
+        if (dp_pipeline_step(pipe, &step))
             return 1;
-        for (int i = 0; i < 2; i++) {
-            factors[i].weight -= 0.002f * factors[i].gradient;
-            factors[i].gradient = 0;
+        for (int j = 0; j < 2; j++) {
+            factors[j].weight -= 0.001f * factors[j].gradient;
+            factors[j].gradient = 0;
         }
-        if (comm->rank == 0 && step % 10 == 9)
-            printf("step %d loss %.6f\n", step + 1, losses[0]);
+        if (comm->rank == 0 && (i == 0 || i == STEPS - 1))
+            printf("step %d: loss %.4f\n", i + 1, losses[MB - 1]);
     }
     printf("rank %d learned %.3f and %.3f\n", comm->rank, factors[0].weight, factors[1].weight);
 

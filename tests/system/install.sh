@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# install.sh - what `make install` puts down is whole: a program builds and runs with nothing but
+# install.sh - what `make install` puts down is whole: programs build and run with nothing but
 # pkg-config's answers, the command runs, and `make uninstall` leaves nothing behind.
 set -eu
 
@@ -61,6 +61,22 @@ version=$(pkg-config --modversion dualpipe)
 command=$(find "$root" -path '*/bin/dualpipe')
 [ "$("$command" --version)" = "dualpipe $version" ] || fail "the command is another version"
 [ -h "$libdir/libdualpipe.so" ] || fail "no link libdualpipe.so for the linker"
+
+# The example of the README, as its reader would build and run it.
+# shellcheck disable=SC2046,SC2086 # words
+$DP_CC -Wall -Wextra -Werror "$DP_TOP_SRCDIR/tests/system/example_pipeline.c" \
+    $(pkg-config --cflags --libs dualpipe) -o "$work/example" || fail "the example does not build"
+WORLD_SIZE=2
+MASTER_ADDR=127.0.0.1
+MASTER_PORT=$((20000 + $$ % 10000))
+export WORLD_SIZE MASTER_ADDR MASTER_PORT
+RANK=1 "$work/example" >"$work/rank1" 2>&1 &
+RANK=0 "$work/example" >"$work/rank0" 2>&1 || fail "rank 0 of the example: $(cat "$work/rank0")"
+wait "$!" || fail "rank 1 of the example: $(cat "$work/rank1")"
+for rank in 0 1; do
+    grep -qx "rank $rank learned 2.000 and 2.000" "$work/rank$rank" ||
+        fail "the example learned something else: $(cat "$work/rank$rank")"
+done
 
 make -s uninstall DESTDIR="$root" >>"$work/log" 2>&1 || fail "make uninstall failed"
 left=$(find "$root" ! -type d)
