@@ -205,20 +205,22 @@ static bool has_reduce(const struct dp_schedule *s)
     return false;
 }
 
-/* What slot `slot` should have: its stream's half; both where there is one stream or a reduce. */
-static void expect_grads(const struct job *job, const struct dp_slot *slot,
-                         const struct model_result *want, float *out)
+/* What the i-th slot of all should have: its stream's half; both where there is one stream or a
+ * reduce (which is for mirrors on another rank). */
+static void expect_grads(const struct job *job, size_t i, const struct model_result *want, float *out)
 {
     const struct dp_schedule *s = job->schedule;
+    const struct dp_slot *slot = &s->slots[i];
+    bool reduced = has_reduce(s) && slot->mirror != (int)i / s->slots_per_rank;
     const float *first = want->first[slot->stage], *second = want->second[slot->stage];
 
-    for (size_t i = 0; i < model_grad_count(&job->model, slot->stage); i++) {
-        if (s->streams == 2 && !has_reduce(s))
-            out[i] = slot->stream ? second[i] : first[i];
+    for (size_t k = 0; k < model_grad_count(&job->model, slot->stage); k++) {
+        if (s->streams == 2 && !reduced)
+            out[k] = slot->stream ? second[k] : first[k];
         else if (s->streams == 2 || job->fixed_order)
-            out[i] = first[i] + second[i];
+            out[k] = first[k] + second[k];
         else
-            out[i] = want->all[slot->stage][i];
+            out[k] = want->all[slot->stage][k];
     }
 }
 
@@ -238,7 +240,7 @@ static bool grads_equal(const struct job *job, const struct model_result *want)
     for (size_t i = 0; i < slot_count(job); i++) {
         size_t count = model_grad_count(&job->model, s->slots[i].stage);
         float *expected = malloc(count * sizeof(*expected));
-        expect_grads(job, &s->slots[i], want, expected);
+        expect_grads(job, i, want, expected);
         if (!is_near(job, job->result->grads[i], expected, count)) {
             printf("gradients of stage %d on rank %zu, slot %zu, are not the sequential ones: "
                    "%.9g, expected %.9g\n",
