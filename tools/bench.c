@@ -17,6 +17,7 @@ static const struct arg args[] = {
 const struct arg_group bench_group = {"measuring", args, sizeof(args) / sizeof(args[0])};
 
 static const struct command commands[] = {
+    {"copy", "how fast the host copies, beside libc", run_bench_copy},
     {"schedule", "how fast schedules are built, proven and simulated", run_bench_schedule},
     {"executor", "what an op costs beside its compute", run_bench_executor},
     {0},

@@ -132,6 +132,15 @@ completes_what_it_knows()
         "$DP_TOP_SRCDIR/tools/completion/dualpipe" <"$work/commands"
 }
 
+# Figures of a busy machine are no test; that there are some is one.
+measures_copies()
+{
+    run bench copy --largest 4KiB --samples 1 --limit 1ms &&
+        says "4 KiB" "1 thread" "2 threads, a copy each" ">= 0.97" &&
+        run bench copy --largest 4KiB --samples 1 --limit 1ms --json &&
+        says '"what": "4 KiB, 1 thread: ours over libc"' '"at_least": 0.97'
+}
+
 it says_its_version
 it helps_with_every_command
 it gives_examples_that_parse
@@ -145,6 +154,7 @@ it tells_about_the_machine
 it tells_about_the_machine_in_json
 it lists_options_with_value_and_origin
 it says_which_option_is_wrong
+it measures_copies
 it has_a_manual_in_step ""
 it has_a_manual_in_step schedule
 it has_a_manual_in_step info

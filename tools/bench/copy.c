@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * copy.c - `dualpipe bench copy`: the host device's copies against libc's memcpy, with the same
+ * buffers, in turns of about a millisecond.
+ */
+#include "bench/bench.h"
+#include "command.h"
+#include "commands.h"
+
+#include <dualpipe/device.h>
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <threads.h>
+
+struct values {
+    struct bench_options common;
+    double smallest, largest; /* bytes */
+};
+
+enum { LANES = 2, SIZES_MAX = 24, SAMPLE_MS = 120, WARM_UPS = 16 };
+
+/* How copies are made. */
+enum mode {
+    MODE_ONE,   /* one thread */
+    MODE_TWO,   /* two threads at once, each between buffers of its own; both together count */
+    MODE_SHARED /* one copy, cut over a worker and the thread that waits for it */
+};
+
+/* Where a thread copies. */
+struct lane {
+    struct dp_device *dev;
+    struct dp_device_stream *stream;
+    struct dp_device_event *event;
+    void *dst, *src;
+};
+
+/* One size in one mode. */
+struct job {
+    struct lane *lanes;
+    enum mode mode;
+    size_t bytes;
+    int copies, rounds; /* of a turn; turns of a sample, for each way */
+    double ours_ns[LANES], libc_ns[LANES]; /* out: of one copy */
+    atomic_int arrived;
+    int err;
+    char names[3][48];
+};
+
+struct worker {
+    struct job *job;
+    int lane;
+};
+
+/* ---- turns ---------------------------------------------------------------------------------- */
+
+static int lanes_of(const struct job *job)
+{
+    return job->mode == MODE_TWO ? LANES : 1;
+}
+
+/* All lanes start a turn together. */
+static void meet(struct job *job, int *meetings)
+{
+    atomic_fetch_add(&job->arrived, 1);
+    ++*meetings;
+    while (atomic_load(&job->arrived) < *meetings * lanes_of(job))
+        thrd_yield();
+}
+
+static int64_t time_libc(const struct lane *lane, const struct job *job)
+{
+    int64_t began = bench_now_ns();
+
+    for (int i = 0; i < job->copies; i++) {
+        memcpy(lane->dst, lane->src, job->bytes);
+        atomic_signal_fence(memory_order_seq_cst); /* or all but the last copy could be left out */
+    }
+    return bench_now_ns() - began;
+}
+
+static int copy_ours(const struct lane *lane, const struct job *job)
+{
+    const struct dp_device_ops *ops = lane->dev->ops;
+    int err = 0;
+
+    for (int i = 0; i < job->copies && !err; i++)
+        err = ops->copy(lane->stream, lane->dst, lane->src, job->bytes);
+    if (!err)
+        err = ops->event_record(lane->event, lane->stream);
+    return err ? err : ops->event_wait(lane->event, INT64_C(60000000000));
+}
+
+static int64_t time_ours(const struct lane *lane, struct job *job)
+{
+    int64_t began = bench_now_ns();
+    int err = copy_ours(lane, job);
+
+    if (err)
+        job->err = err;
+    return bench_now_ns() - began;
+}
+
+/* Ours, libc's, libc's, ours, ... */
+static int run_lane(void *user)
+{
+    const struct worker *w = user;
+    struct job *job = w->job;
+    const struct lane *lane = &job->lanes[w->lane];
+    int64_t ours_ns = 0, libc_ns = 0;
+    int meetings = 0;
+
+    for (int turn = 0; turn < 2 * job->rounds; turn++) {
+        meet(job, &meetings);
+        if ((turn % 4 == 0) || (turn % 4 == 3))
+            ours_ns += time_ours(lane, job);
+        else
+            libc_ns += time_libc(lane, job);
+    }
+    job->ours_ns[w->lane] = (double)ours_ns / job->rounds / job->copies;
+    job->libc_ns[w->lane] = (double)libc_ns / job->rounds / job->copies;
+    return 0;
+}
+
+static int run_lanes(struct job *job)
+{
+    struct worker workers[LANES] = {{job, 0}, {job, 1}};
+    thrd_t thread;
+
+    atomic_store(&job->arrived, 0);
+    if (lanes_of(job) > 1 && thrd_create(&thread, run_lane, &workers[1]) != thrd_success)
+        return command_broke("cannot start a thread"), DP_ENOMEM;
+    run_lane(&workers[0]);
+    if (lanes_of(job) > 1)
+        thrd_join(thread, NULL);
+    return job->err;
+}
+
+/* ---- samples -------------------------------------------------------------------------------- */
+
+enum { RATIO, OURS, LIBC, FIGURES };
+
+/* GB/s of all lanes. */
+static double rate(const struct job *job, const double *ns)
+{
+    double sum = 0;
+
+    for (int i = 0; i < lanes_of(job); i++)
+        sum += (double)job->bytes / ns[i];
+    return sum;
+}
+
+static int sample(void *user, double *figures)
+{
+    struct job *job = user;
+    int err = run_lanes(job);
+
+    if (err) {
+        command_failed(err);
+        return err;
+    }
+    figures[OURS] = rate(job, job->ours_ns);
+    figures[LIBC] = rate(job, job->libc_ns);
+    figures[RATIO] = figures[OURS] / figures[LIBC];
+    return 0;
+}
+
+/* Let the library find its way of copying this size, then see how many copies make a sample. */
+static int prepare(struct job *job)
+{
+    double copy_ns;
+    int err;
+
+    job->copies = 1;
+    job->rounds = WARM_UPS;
+    err = run_lanes(job);
+    if (err)
+        return err;
+    copy_ns = job->libc_ns[0] + 1;
+    job->copies = 1 + (int)(1e6 / copy_ns);
+    job->rounds = 2 + (int)(SAMPLE_MS * 1e6 / 2 / (copy_ns * job->copies));
+    return 0;
+}
+
+/* ---- lanes ---------------------------------------------------------------------------------- */
+
+static void close_lane(struct lane *lane)
+{
+    if (!lane->dev)
+        return;
+    lane->dev->ops->event_free(lane->event);
+    lane->dev->ops->stream_free(lane->stream);
+    lane->dev->ops->free(lane->dev, DP_MEMORY_PINNED, lane->dst);
+    lane->dev->ops->free(lane->dev, DP_MEMORY_PINNED, lane->src);
+    dp_device_close(lane->dev);
+}
+
+static int open_lane(struct lane *lane, int workers, size_t bytes)
+{
+    int err = dp_device_host_open(workers, &lane->dev);
+
+    if (err)
+        return err;
+    const struct dp_device_ops *ops = lane->dev->ops;
+    err = ops->alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->dst);
+    if (!err)
+        err = ops->alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->src);
+    if (!err)
+        err = ops->stream_new(lane->dev, &lane->stream);
+    if (!err)
+        err = ops->event_new(lane->dev, &lane->event);
+    if (!err)
+        memset(lane->src, 1, bytes); /* or every page of it is the kernel's one page of zeroes */
+    return err;
+}
+
+/* ---- report --------------------------------------------------------------------------------- */
+
+static const char *const mode_names[] = {"1 thread", "2 threads, a copy each", "1 copy on 2 threads"};
+
+static void size_text(size_t bytes, char *text, size_t len)
+{
+    if (bytes < 1 << 20)
+        snprintf(text, len, "%zu KiB", bytes >> 10);
+    else
+        snprintf(text, len, "%zu MiB", bytes >> 20);
+}
+
+/* From 16 MiB on the caches are no help. The shared copy has no peer, hence no target. */
+static double target_of(const struct job *job)
+{
+    if (job->mode == MODE_SHARED)
+        return 0;
+    return job->bytes >= 16 << 20 ? 1.4 : 0.97;
+}
+
+static void make_case(struct bench_case *c, struct job *job)
+{
+    static const char *const what[] = {"ours over libc", "ours", "libc"};
+    char size[24];
+
+    size_text(job->bytes, size, sizeof(size));
+    *c = (struct bench_case){.sample = sample, .user = job, .figure_count = FIGURES};
+    for (int i = 0; i < FIGURES; i++) {
+        snprintf(job->names[i], sizeof(job->names[i]), "%s, %s: %s", size, mode_names[job->mode],
+                 what[i]);
+        c->figures[i] = (struct bench_figure){.what = job->names[i],
+                                              .unit = i == RATIO ? "x" : "GB/s",
+                                              .target = i == RATIO ? target_of(job) : 0,
+                                              .target_is_floor = true};
+    }
+}
+
+static void print_row(const struct bench_case *c)
+{
+    const struct job *job = c->user;
+    const struct bench_figure *ratio = &c->figures[RATIO];
+    char size[24], target[24] = "-";
+
+    size_text(job->bytes, size, sizeof(size));
+    if (ratio->target)
+        snprintf(target, sizeof(target), ">= %.2f: %s", ratio->target,
+                 ratio->median >= ratio->target ? "met" : "missed");
+    printf("%9s  %-24s %7.1f %7.1f  %6.2f  %-15s %4d %5.2f%s\n", size, mode_names[job->mode],
+           c->figures[OURS].median, c->figures[LIBC].median, ratio->median, target, c->count,
+           c->background, c->noisy ? " (!)" : "");
+}
+
+static void print_table(const struct bench_case *cases, int count)
+{
+    printf("%9s  %-24s %7s %7s  %6s  %-15s %4s %5s\n", "one copy", "", "ours", "libc", "ratio",
+           "target", "of", "load");
+    for (int i = 0; i < count; i++)
+        print_row(&cases[i]);
+    printf("\nGB/s of all threads and their ratio, medians; of: samples that count; load: cores "
+           "busy\nwith other work in the worst of them. The same buffers over and over: the "
+           "smaller ones\nstay in the caches.\n");
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+/* Large enough for all: static. */
+static struct job jobs[3 * SIZES_MAX];
+static struct bench_case cases[3 * SIZES_MAX];
+
+/* Small copies are never cut, so they are not measured so. Four times as large each, twice once the
+ * caches are behind. */
+static int list_jobs(const struct values *v, struct lane *lanes, struct lane *shared)
+{
+    int count = 0;
+
+    for (size_t bytes = (size_t)v->smallest; bytes <= (size_t)v->largest && count < 3 * SIZES_MAX - 3;
+         bytes *= bytes < 16 << 20 ? 4 : 2)
+        for (enum mode mode = MODE_ONE; mode <= MODE_SHARED; mode++)
+            if (mode != MODE_SHARED || bytes >= 1 << 20)
+                jobs[count++] = (struct job){.lanes = mode == MODE_SHARED ? shared : lanes,
+                                             .mode = mode,
+                                             .bytes = bytes};
+    return count;
+}
+
+static int measure_lanes(const struct values *v, struct lane *lanes, struct lane *shared)
+{
+    int count = list_jobs(v, lanes, shared), err = 0;
+
+    for (int i = 0; i < count && !err; i++) {
+        make_case(&cases[i], &jobs[i]);
+        err = prepare(&jobs[i]);
+    }
+    if (!err)
+        err = bench_run(cases, count, &v->common);
+    if (err)
+        return err;
+    if (v->common.json)
+        bench_report("host copies", cases, count, &v->common);
+    else
+        print_table(cases, count);
+    return 0;
+}
+
+static int measure(const struct values *v)
+{
+    struct lane lanes[LANES] = {0}, shared = {0};
+    int err = open_lane(&shared, 1, (size_t)v->largest);
+
+    for (int i = 0; i < LANES && !err; i++)
+        err = open_lane(&lanes[i], 0, (size_t)v->largest);
+    if (!err)
+        err = measure_lanes(v, lanes, &shared);
+    for (int i = 0; i < LANES; i++)
+        close_lane(&lanes[i]);
+    close_lane(&shared);
+    return err ? command_failed(err) : EXIT_OK;
+}
+
+static const struct arg args[] = {
+    {"smallest", 0, "SIZE", "first size", ARG_BYTES, .offset = offsetof(struct values, smallest),
+     .fallback = "4KiB", .min = 1024, .max = 1 << 30},
+    {"largest", 0, "SIZE", "last size", ARG_BYTES, .offset = offsetof(struct values, largest),
+     .fallback = "128MiB", .min = 1024, .max = 1 << 30},
+};
+
+int run_bench_copy(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
+    };
+    const struct usage usage = {
+        .command = "dualpipe bench copy",
+        .about = "Copy on the host with one and two threads, against libc's memcpy in turns.",
+        .groups = groups,
+        .examples = "  dualpipe bench copy\n"
+                    "  dualpipe bench copy --smallest 16MiB --json\n",
+    };
+    struct operands operands;
+    struct values v;
+    int status;
+
+    if (!args_parse(&usage, argc, argv, &v, &operands, &status))
+        return status;
+    if (v.smallest > v.largest)
+        return command_misused("--smallest is more than --largest, expected at most as much");
+    return measure(&v);
+}
