@@ -93,16 +93,15 @@ struct tuning {
     _Atomic int64_t cost[WAYS];  /* best so far, in ns per MiB; 0: none yet */
 };
 
-/* Class i holds sizes from 4 MiB << i on, the last one everything above. Smaller copies may well hit
- * the caches: there libc is the best there is. */
-enum { CLASSES = 6, SMALLEST_LOG2 = 22 };
+/* Class i holds sizes from DP_COPY_LARGE << i on, the last one everything above. */
+enum { CLASSES = 6 };
 static struct tuning tunings[CLASSES];
 
 static int size_class(size_t bytes)
 {
-    int log2 = 63 - __builtin_clzll(bytes);
+    int class = 63 - __builtin_clzll(bytes / DP_COPY_LARGE);
 
-    return log2 - SMALLEST_LOG2 < CLASSES ? log2 - SMALLEST_LOG2 : CLASSES - 1;
+    return class < CLASSES ? class : CLASSES - 1;
 }
 
 static int count_ways(void)
@@ -145,12 +144,8 @@ static void take_turn(struct tuning *t, int way, void *dst, const void *src, siz
         atomic_store_explicit(&t->cost[way], cost, memory_order_relaxed);
 }
 
-void dp_copy_piece(void *dst, const void *src, size_t bytes, size_t whole)
+void dp_copy_large(void *dst, const void *src, size_t bytes, size_t whole)
 {
-    if (whole < (size_t)1 << SMALLEST_LOG2) {
-        memcpy(dst, src, bytes);
-        return;
-    }
     struct tuning *t = &tunings[size_class(whole)];
     int ways = count_ways(), turns = atomic_load_explicit(&t->turns, memory_order_relaxed);
     if (turns >= TURNS * ways || bytes < least_timed) {

@@ -10,10 +10,23 @@
 #define DP_DEVICE_COPY_H
 
 #include <stddef.h>
+#include <string.h>
+
+/* Smaller copies may well hit the caches: there libc is the best there is. */
+#define DP_COPY_LARGE ((size_t)4 << 20)
+
+/* For copies from DP_COPY_LARGE on. */
+void dp_copy_large(void *dst, const void *src, size_t bytes, size_t whole);
 
 /* Copy as memcpy does; `whole` is the size of the copy that this is a piece of (another thread may
  * have the others). Any thread. */
-void dp_copy_piece(void *dst, const void *src, size_t bytes, size_t whole);
+static inline void dp_copy_piece(void *dst, const void *src, size_t bytes, size_t whole)
+{
+    if (whole < DP_COPY_LARGE)
+        memcpy(dst, src, bytes);
+    else
+        dp_copy_large(dst, src, bytes, whole);
+}
 
 static inline void dp_copy(void *dst, const void *src, size_t bytes)
 {

@@ -3,8 +3,10 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "device/copy.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -63,7 +65,11 @@ static void *host_stream_native(struct dp_device_stream *stream)
 
 static int host_copy(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes)
 {
-    if (bytes)
+    if (!bytes)
+        return 0;
+    if (host_stream_at_once(stream, bytes))
+        dp_copy(dst, src, bytes);
+    else
         host_stream_give(stream, &(struct op){.kind = OP_COPY, .dst = dst, .src = src,
                                               .bytes = bytes});
     return 0;
@@ -71,7 +77,11 @@ static int host_copy(struct dp_device_stream *stream, void *dst, const void *src
 
 static int host_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
 {
-    if (bytes)
+    if (!bytes)
+        return 0;
+    if (host_stream_at_once(stream, bytes))
+        memset(dst, 0, bytes);
+    else
         host_stream_give(stream, &(struct op){.kind = OP_ZERO, .dst = dst, .bytes = bytes});
     return 0;
 }
@@ -108,10 +118,12 @@ static int host_event_test(struct dp_device_event *event)
 
 static int host_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 {
+    if (!host_event_test(event))
+        return 0;
     int64_t now = dp_now_ns();
     int64_t deadline_ns = timeout_ns < INT64_MAX - now ? now + timeout_ns : INT64_MAX;
 
-    if (!event->stream || !host_stream_reach(event->stream, event->count, deadline_ns))
+    if (!host_stream_reach(event->stream, event->count, deadline_ns))
         return 0;
     return dp_fail_quietly(DP_ETIMEDOUT, "host: an event was not reached within %lld ms",
                            (long long)(timeout_ns / DP_NS_PER_MS));
@@ -119,12 +131,11 @@ static int host_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 
 static int host_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
 {
-    if (!event->stream)
-        return 0;
-    if (event->stream->host != stream->host)
+    if (event->stream && event->stream->host != stream->host)
         return dp_fail(DP_EINVAL, "host: a stream cannot wait for another device's event");
-    host_stream_give(stream, &(struct op){.kind = OP_WAIT, .other = event->stream,
-                                          .count = event->count});
+    if (host_event_test(event))
+        host_stream_give(stream, &(struct op){.kind = OP_WAIT, .other = event->stream,
+                                              .count = event->count});
     return 0;
 }
 

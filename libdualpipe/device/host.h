@@ -32,6 +32,7 @@ struct op {
 };
 
 enum { RING = 128 };
+#define HOST_AT_ONCE ((size_t)16 << 10) /* bytes */
 
 struct stream_list {
     struct dp_device_stream *first, **last;
@@ -75,7 +76,6 @@ void host_workers_stop(struct host *host);
 
 int host_stream_new(struct dp_device *dev, struct dp_device_stream **out);
 void host_stream_free(struct dp_device_stream *stream);
-/* Carry the op out at once where that is right and quicker, else append it. */
 void host_stream_give(struct dp_device_stream *stream, const struct op *op);
 /* Wait until `count` ops are done, copying meanwhile; deadline_ns on dp_now_ns()'s clock.
  * DP_ETIMEDOUT. */
@@ -84,6 +84,13 @@ int host_stream_reach(struct dp_device_stream *stream, uint64_t count, int64_t d
 static inline bool host_stream_reached(const struct dp_device_stream *stream, uint64_t count)
 {
     return atomic_load_explicit(&stream->done, memory_order_acquire) >= count;
+}
+
+/* Is a copy of that size done sooner by the calling thread than by a worker who is woken for it? */
+static inline bool host_stream_at_once(const struct dp_device_stream *stream, size_t bytes)
+{
+    return (bytes <= HOST_AT_ONCE || !stream->host->workers) &&
+           host_stream_reached(stream, stream->given);
 }
 
 #endif

@@ -10,9 +10,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-/* A copy this small is done sooner than a worker is woken. */
-static const size_t at_once = (size_t)16 << 10;
-
 /* From the first size on a copy is cut in pieces, of a size between the two others. */
 static const size_t cut_from = (size_t)1 << 20;
 static const size_t least_piece = (size_t)512 << 10, most_piece = (size_t)4 << 20;
@@ -280,24 +277,10 @@ int host_stream_reach(struct dp_device_stream *s, uint64_t count, int64_t deadli
     return err;
 }
 
-static bool better_at_once(const struct dp_device_stream *s, const struct op *op)
-{
-    bool idle = host_stream_reached(s, s->given);
-
-    if (op->kind == OP_WAIT)
-        return host_stream_reached(op->other, op->count);
-    return idle && (!s->host->workers || op->bytes <= at_once);
-}
-
 void host_stream_give(struct dp_device_stream *s, const struct op *op)
 {
     struct host *host = s->host;
 
-    if (better_at_once(s, op)) {
-        if (op->kind != OP_WAIT)
-            carry_out(&(struct piece){s, op->kind, op->dst, op->src, op->bytes, op->bytes});
-        return;
-    }
     if (s->given >= RING)
         host_stream_reach(s, s->given - RING + 1, INT64_MAX); /* the ring is full */
     pthread_mutex_lock(&host->lock);
