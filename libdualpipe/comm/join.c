@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "comm/nap.h"
 #include "comm/star.h"
+#include "wire/door.h"
 #include "wire/tcp.h"
 
 #include <stdio.h>
@@ -20,7 +21,7 @@
 /* No secret: it only says that this is the control port of a group and not another kind of service. */
 static const uint8_t CONTROL_COOKIE[DP_COOKIE_BYTES] = "dualpipe-control";
 
-enum { CANDIDATES = 64, MAX_PLACES = 8 };
+enum { CANDIDATES = 128, MAX_PLACES = 8 };
 static const int64_t PATIENCE_NS = 5 * DP_NS_PER_S;
 
 /* ---- root ---------------------------------------------------------------------------------- */
@@ -157,7 +158,8 @@ static void attend(struct reception *r, struct candidate *c, int64_t now_ns)
     }
 }
 
-static struct candidate *find_place(struct reception *r)
+/* A free place, or that of the eldest if he has had time enough to speak. */
+static struct candidate *find_place(struct reception *r, int64_t now_ns)
 {
     struct candidate *eldest = r->candidates;
 
@@ -167,17 +169,21 @@ static struct candidate *find_place(struct reception *r)
         if (r->candidates[i].until_ns < eldest->until_ns)
             eldest = &r->candidates[i];
     }
+    if (now_ns < eldest->until_ns - PATIENCE_NS + DP_DOOR_STAY_NS)
+        return NULL;
     drop(eldest);
     return eldest;
 }
 
 static void let_in(struct reception *r, int64_t now_ns)
 {
-    struct dp_wire *wire;
+    struct candidate *c;
     uint64_t label;
 
-    while (!dp_wire_tcp.accept(r->listener, &label, &wire)) {
-        struct candidate *c = find_place(r);
+    while ((c = find_place(r, now_ns))) {
+        struct dp_wire *wire;
+        if (dp_wire_tcp.accept(r->listener, &label, &wire))
+            return;
         *c = (struct candidate){
             .stage = HELLO_EXPECTED, .wire = wire, .until_ns = now_ns + PATIENCE_NS};
         dp_wire_irecv(wire, &c->in, sizeof(c->in), &c->receive);
@@ -209,7 +215,7 @@ static int say_who_did_not_come(struct reception *r)
 static int receive_members(struct reception *r)
 {
     const int64_t until_ns = dp_now_ns() + r->star->timeout_ns;
-    unsigned rounds = 0;
+    unsigned nap_us = 0;
 
     while (r->missing) {
         const int64_t now_ns = dp_now_ns();
@@ -220,8 +226,8 @@ static int receive_members(struct reception *r)
         if (now_ns > until_ns)
             return say_who_did_not_come(r);
         if (r->missing < missing)
-            rounds = 0;
-        dp_nap(&rounds);
+            nap_us = 0;
+        dp_nap(&nap_us);
     }
     return 0;
 }
@@ -271,14 +277,14 @@ struct visit {
 /* DP_ECOMM: the connection is no good; another one may be. DP_ETIMEDOUT. */
 static int wait_for(struct visit *v, const struct dp_wire_request *req)
 {
-    unsigned rounds = 0;
+    unsigned nap_us = 0;
 
     while (req->status == DP_EAGAIN) {
         if (dp_now_ns() > v->until_ns)
             return dp_fail_quietly(DP_ETIMEDOUT, "no answer");
         v->wire->ops->progress(v->wire);
         if (req->status == DP_EAGAIN)
-            dp_nap(&rounds);
+            dp_nap(&nap_us);
     }
     return req->status ? dp_fail_quietly(DP_ECOMM, "%s", v->wire->why) : 0;
 }
@@ -351,7 +357,7 @@ static int join_as_member(struct dp_star *star, const struct dp_star_config *con
     union dp_sockaddr places[MAX_PLACES];
     struct visit v = {.config = config, .until_ns = dp_now_ns() + config->timeout_ns};
     char reason[160] = "";
-    unsigned rounds = 100;
+    unsigned nap_us = 1000;
     int count, err = dp_net_resolve(config->host, config->port, places, MAX_PLACES, &count);
 
     if (err)
@@ -364,7 +370,7 @@ static int join_as_member(struct dp_star *star, const struct dp_star_config *con
         if (dp_now_ns() > v.until_ns)
             return dp_fail(DP_ETIMEDOUT, "no rank 0 at %s:%d within %.1f s (%s)", config->host,
                            config->port, (double)config->timeout_ns / DP_NS_PER_S, reason);
-        dp_nap(&rounds);
+        dp_nap(&nap_us);
     }
     if (!err)
         dp_star_adopt(star, &star->peers[0], v.wire);

@@ -193,7 +193,7 @@ static int check_transports(const struct dp_mesh *mesh, const struct dp_card *ca
 
 int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t until_ns)
 {
-    unsigned rounds = 0;
+    unsigned nap_us = 0;
 
     mesh->epoch = star->epoch;
     int err = check_transports(mesh, star->cards);
@@ -208,7 +208,7 @@ int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t un
         if (err != DP_EAGAIN)
             break;
         err = dp_now_ns() > until_ns ? say_missing(mesh) : 0;
-        dp_nap(&rounds);
+        dp_nap(&nap_us);
     }
     return err;
 }

@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nap.h - between two looks at something that other processes do, while a group is being set up: let
- * them run, and after a while be out of their way.
+ * nap.h - between two looks at something that other processes do, while a group is being set up: a
+ * short sleep, and longer ones the longer it takes. Not a yield: where cores are short it would hand
+ * a whole time slice to somebody who has nothing to do with it.
  */
 #ifndef DP_COMM_NAP_H
 #define DP_COMM_NAP_H
 
-#include <poll.h>
-#include <sched.h>
+#include <time.h>
 
-/* rounds: 0 at first, and again whenever something has gone forward. */
-static inline void dp_nap(unsigned *rounds)
+/* us: 0 at first, and again whenever something has gone forward. */
+static inline void dp_nap(unsigned *us)
 {
-    if (++*rounds < 100)
-        sched_yield();
-    else
-        poll(NULL, 0, 1);
+    enum { FIRST_US = 30, LAST_US = 1000 };
+
+    *us = *us ? 2 * *us : FIRST_US;
+    if (*us > LAST_US)
+        *us = LAST_US;
+    nanosleep(&(struct timespec){.tv_nsec = *us * 1000L}, NULL);
 }
 
 #endif

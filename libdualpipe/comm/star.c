@@ -123,8 +123,8 @@ static bool handle_at_root(struct dp_star *star, int rank, const struct dp_star_
     case DP_STAR_ABORT:
         if (m->rank < 0 || m->rank >= star->size || m->value >= 0)
             return false;
-        if (m->count == star->epoch)
-            decide(star, message_record(m));
+        if (m->count == star->epoch && !star->accusation.error)
+            star->accusation = message_record(m);
         return true;
     case DP_STAR_LEFT:
         note_left(star, rank);
@@ -204,10 +204,14 @@ static void poll_peer(struct dp_star *star, int rank, struct dp_star_peer *p)
     }
 }
 
+/* The root hears everybody before it decides: who waits for whom may be news as old as the abort. */
 static void poll_all(struct dp_star *star)
 {
     for (int i = 0; i < dp_star_peer_count(star); i++)
         poll_peer(star, star->rank ? 0 : i, &star->peers[i]);
+    if (star->accusation.error)
+        decide(star, star->accusation);
+    star->accusation.error = 0;
 }
 
 void dp_star_poll(struct dp_star *star)
@@ -240,18 +244,18 @@ int dp_star_arm(struct dp_star *star, struct pollfd *fds)
     return count;
 }
 
-/* Handle what comes, sleeping a little in between. The lock is held, but not while asleep; each
- * sleeper would need fds of its own, so that this is for one thread at a time. */
-static void poll_and_sleep(struct dp_star *star)
+/* Sleep a little, or until something comes, and handle that. The lock is held, but not while asleep;
+ * each sleeper would need fds of its own, so that this is for one thread at a time. */
+static void sleep_and_poll(struct dp_star *star)
 {
     enum { AT_MOST_MS = 20 };
-
-    poll_all(star);
     int count = arm(star, star->fds);
+
     pthread_mutex_unlock(&star->lock);
     if (count >= 0)
         poll(star->fds, (nfds_t)count, AT_MOST_MS);
     pthread_mutex_lock(&star->lock);
+    poll_all(star);
 }
 
 /* ---- gathering ------------------------------------------------------------------------------- */
@@ -326,7 +330,7 @@ static void send_table(struct dp_star *star, int64_t until_ns)
         for (int i = 1; i < star->size; i++)
             sending |= star->peers[i].table.status == DP_EAGAIN;
         if (sending)
-            poll_and_sleep(star);
+            sleep_and_poll(star);
     }
 }
 
@@ -338,7 +342,7 @@ static int gather_at_root(struct dp_star *star, const struct dp_card *mine, bool
     star->cards[0] = *mine;
     star->came[0] = star->gather;
     while ((err = check_gather(star, anew, until_ns)) == DP_EAGAIN)
-        poll_and_sleep(star);
+        sleep_and_poll(star);
     if (err)
         return err;
     begin_epoch(star);
@@ -361,7 +365,7 @@ static int gather_at_member(struct dp_star *star, const struct dp_card *mine, in
             err = dp_fail(DP_ETIMEDOUT, "no word from rank 0 within %.1f s",
                           (double)star->timeout_ns / DP_NS_PER_S);
         else
-            poll_and_sleep(star);
+            sleep_and_poll(star);
     }
     if (star->failure.error)
         err = dp_fail(star->failure.error, "%s", star->failure.text);
@@ -472,7 +476,7 @@ void dp_star_leave(struct dp_star *star)
     tell_all(star, &m);
     while ((star->rank ? is_anything_unsent(star) : is_anybody_here(star)) &&
            dp_now_ns() < until_ns)
-        poll_and_sleep(star);
+        sleep_and_poll(star);
     pthread_mutex_unlock(&star->lock);
     dp_star_free(star);
 }

@@ -97,7 +97,8 @@ struct dp_star {
     uint32_t *came;        /* [size], at the root: the last gather that a rank has come to */
     struct dp_card *cards; /* [size], from the last gather; at the root as they come */
     struct dp_card *table; /* [size], the root's, on its way to the members */
-    struct dp_abort failure; /* of this gather; error 0: none */
+    struct dp_abort failure;    /* of this gather; error 0: none */
+    struct dp_abort accusation; /* the first that came since the root last decided; error 0: none */
 };
 
 static inline int dp_star_peer_count(const struct dp_star *star)

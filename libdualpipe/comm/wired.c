@@ -183,7 +183,7 @@ static int wired_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag
 static int find_reason(struct wired_comm *c, int peer, const struct dp_wire *wire)
 {
     const int64_t now_ns = dp_now_ns();
-    struct dp_abort why = {.rank = peer, .error = wire->error};
+    struct dp_abort why = {.rank = peer, .error = wire->error ? wire->error : DP_ECOMM};
 
     dp_star_poll(c->star);
     if (check_abort(c))
@@ -200,6 +200,13 @@ static int find_reason(struct wired_comm *c, int peer, const struct dp_wire *wir
              c->base.rank, peer, wire->why);
     dp_star_abort(c->star, &why);
     return check_abort(c);
+}
+
+/* A receive may also be refused its message, by a wire that works. */
+static bool is_lost(const struct request *r, const struct dp_wire *wire)
+{
+    return r->wire.status &&
+           (r->is_send || r->wire.status != DP_EMISMATCH || wire->error == DP_EMISMATCH);
 }
 
 static int check_message(const struct request *r)
@@ -228,7 +235,7 @@ static int wired_test(struct dp_comm *comm, struct dp_request *req)
         err = poll_star(c, dp_now_ns());
         return err ? err : DP_EAGAIN;
     }
-    if (r->wire.status && r->wire.status == wire->error)
+    if (is_lost(r, wire))
         return find_reason(c, r->peer, wire);
     return check_message(r);
 }

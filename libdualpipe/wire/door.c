@@ -70,7 +70,7 @@ int dp_hello_check(const struct dp_door *door, const void *bytes, size_t len)
     return 0;
 }
 
-static struct dp_guest *find_place(struct dp_door *door)
+static struct dp_guest *find_place(struct dp_door *door, int64_t now_ns)
 {
     struct dp_guest *eldest = door->guests;
 
@@ -80,17 +80,20 @@ static struct dp_guest *find_place(struct dp_door *door)
         if (door->guests[i].until_ns < eldest->until_ns)
             eldest = &door->guests[i];
     }
+    if (now_ns < eldest->until_ns - door->patience_ns + DP_DOOR_STAY_NS)
+        return NULL;
     show_out(eldest);
     return eldest;
 }
 
 static void let_guests_in(struct dp_door *door, int64_t now_ns)
 {
-    for (int i = 0; i < DP_DOOR_GUESTS; i++) {
+    struct dp_guest *guest;
+
+    while ((guest = find_place(door, now_ns))) {
         int fd = accept4(door->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0)
             return;
-        struct dp_guest *guest = find_place(door);
         *guest = (struct dp_guest){.present = true, .fd = fd, .passed_fd = -1,
                                    .until_ns = now_ns + door->patience_ns};
     }
@@ -181,19 +184,6 @@ static int dial(struct dp_call *call, const struct sockaddr *address, socklen_t 
     return refused(call, "cannot connect", errno);
 }
 
-int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_t len,
-                  const char *where, const struct dp_hello *hello, int passed_fd)
-{
-    *call = (struct dp_call){.fd = -1, .passed_fd = passed_fd, .hello = *hello};
-    call->hello.magic = MAGIC;
-    call->hello.version = PROTOCOL;
-    strncpy(call->where, where, sizeof(call->where) - 1);
-    call->fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (call->fd < 0)
-        return dp_fail_quietly(DP_EIO, "%s: no socket: %s", where, strerror(errno));
-    return dial(call, address, len);
-}
-
 static int say_hello(struct dp_call *call)
 {
     union {
@@ -235,16 +225,37 @@ static int finish_dialing(struct dp_call *call)
     return 0;
 }
 
-int dp_call_progress(struct dp_call *call)
+/* Connected, and the hello said. */
+static int get_through(struct dp_call *call)
 {
     int err = call->connected ? 0 : finish_dialing(call);
 
-    if (!err && !call->said)
-        err = say_hello(call);
+    return err || call->said ? err : say_hello(call);
+}
+
+int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_t len,
+                  const char *where, const struct dp_hello *hello, int passed_fd)
+{
+    *call = (struct dp_call){.fd = -1, .passed_fd = passed_fd, .hello = *hello};
+    call->hello.magic = MAGIC;
+    call->hello.version = PROTOCOL;
+    strncpy(call->where, where, sizeof(call->where) - 1);
+    call->fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (call->fd < 0)
+        return dp_fail_quietly(DP_EIO, "%s: no socket: %s", where, strerror(errno));
+    int err = dial(call, address, len);
+    if (!err)
+        err = get_through(call);
+    return err == DP_EAGAIN ? 0 : err;
+}
+
+int dp_call_progress(struct dp_call *call)
+{
+    uint32_t welcome;
+    int err = get_through(call);
+
     if (err)
         return err;
-
-    uint32_t welcome;
     ssize_t n = recv(call->fd, &welcome, sizeof(welcome), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return DP_EAGAIN;

@@ -8,7 +8,8 @@
  *                                    <-   welcome
  *
  * A guest is a connection that has not said its hello yet. Guests are looked at without ever waiting
- * for one, so that none can keep the others out; when all places are taken, the eldest goes.
+ * for one, so that none can keep the others out. When all places are taken, those who come wait in the
+ * system's queue, until the eldest guest has stayed DP_DOOR_STAY_NS and goes.
  */
 #ifndef DP_WIRE_DOOR_H
 #define DP_WIRE_DOOR_H
@@ -28,7 +29,8 @@ struct dp_hello {
 };
 
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
-enum { DP_DOOR_GUESTS = 32 };
+enum { DP_DOOR_GUESTS = 256 };
+#define DP_DOOR_STAY_NS INT64_C(500000000)
 
 struct dp_guest {
     bool present;
@@ -65,7 +67,7 @@ struct dp_call {
     char where[80]; /* for sentences */
 };
 
-/* Start to connect; never waits. DP_EIO if there is no socket to be had. where tells the address. */
+/* Start to connect, and say hello if that can be done at once; never waits. DP_EIO if there is no socket to be had. where tells the address. */
 int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_t len,
                   const char *where, const struct dp_hello *hello, int passed_fd);
 /* 0: welcome. DP_EAGAIN. DP_ECOMM: nobody there, or not let in; dp_last_error() says which. */

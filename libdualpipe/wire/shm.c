@@ -259,11 +259,10 @@ static void shm_progress(struct dp_wire *wire)
 
     if (wire->error || !is_connected(w))
         return;
-    if (wire->sends.head) {
+    if (wire->sends.head)
         send_pieces(w);
-        if (w->peer_gone && wire->sends.head && !wire->receives.head)
-            dp_wire_fail(wire, DP_ECOMM, "the connection was closed");
-    }
+    if (wire->sends.head && w->peer_gone)
+        dp_wire_fail_sends(wire, "the connection was closed");
     if (dp_wire_wants_input(wire))
         receive_pieces(w);
     if (dp_wire_is_busy(wire))

@@ -38,7 +38,7 @@ struct tcp_wire {
     struct dp_wire base;
     struct dp_call call; /* until connected */
     int fd;              /* -1 until connected */
-    int send_error;      /* what can still be received is received first */
+    int send_error;      /* an errno: the peer takes nothing any more */
 
     struct header out; /* of sends.head */
     size_t out_sent;   /* bytes of header and message */
@@ -329,16 +329,15 @@ static void tcp_progress(struct dp_wire *wire)
     for (int i = 0; i < TURNS && dp_wire_wants_input(wire); i++)
         if (receive_some(w))
             break;
-    /* A peer that is gone breaks the sending first; what it had sent before is still there. */
-    if (w->send_error && wire->sends.head && !wire->receives.head)
-        lost(w, w->send_error);
+    if (w->send_error)
+        dp_wire_fail_sends(wire, strerror(w->send_error));
 }
 
 static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     struct tcp_wire *w = of(wire);
 
-    if (wire->error || w->send_error)
+    if (wire->error)
         return false;
     if (!wire->connected) {
         *fd = (struct pollfd){.fd = w->call.fd, .events = dp_call_events(&w->call)};

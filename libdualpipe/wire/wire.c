@@ -69,6 +69,13 @@ static void finish_all(struct dp_wire_queue *queue, int status)
         dp_wire_finish_head(queue, status);
 }
 
+void dp_wire_fail_sends(struct dp_wire *wire, const char *reason)
+{
+    if (!wire->why[0])
+        snprintf(wire->why, sizeof(wire->why), "%s", reason);
+    finish_all(&wire->sends, DP_ECOMM);
+}
+
 void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...)
 {
     va_list args;

@@ -90,7 +90,7 @@ struct dp_wire {
     size_t skip;    /* bytes of a message that was too long for its receive, still to come */
     bool connected; /* the other side has let us in */
     int error;      /* 0 while it works: DP_ECOMM the peer is gone, DP_EMISMATCH nonsense arrived */
-    char why[160];  /* error's sentence */
+    char why[160];  /* the sentence of error, or of why sends fail */
 };
 
 extern const struct dp_wire_ops dp_wire_shm, dp_wire_tcp;
@@ -118,6 +118,9 @@ static inline bool dp_wire_is_busy(const struct dp_wire *wire)
 void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops);
 /* The head of the queue is done; 0 or DP_EMISMATCH. */
 void dp_wire_finish_head(struct dp_wire_queue *queue, int status);
+/* The peer takes nothing any more, but what it had sent before may still be received: finish the
+ * sends with DP_ECOMM. `reason` becomes why, unless there is one. */
+void dp_wire_fail_sends(struct dp_wire *wire, const char *reason);
 /* Set error and why unless they are set; finish all requests. */
 void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...) DP_PRINTF(3, 4);
 

@@ -2,6 +2,7 @@
 #include "comm_group.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -68,9 +69,23 @@ int find_free_port(void)
     return ntohs(any.sin_port);
 }
 
+static int count_files(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    int count = 0;
+
+    while (dir && readdir(dir))
+        count++;
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+/* A rank must leave as many files open as it found. */
 static int be_rank(const struct comm_kind *kind, int rank, int size, int port, int64_t deadline_ns,
                    rank_fn fn, void *arg)
 {
+    const int files = count_files();
     struct dp_comm *comm;
     char address[32];
 
@@ -85,6 +100,10 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
     comm->deadline_ns = deadline_ns;
     int result = fn(comm, arg);
     dp_comm_close(comm);
+    if (count_files() != files) {
+        printf("rank %d: %d files open before, %d after\n", rank, files, count_files());
+        result = -1;
+    }
     return result;
 }
 

@@ -7,7 +7,9 @@
 
 #include "base/clock.h"
 
+#include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = 300 * DP_NS_PER_MS;
 
@@ -392,24 +394,35 @@ static void an_abort_of_any_rank_reaches_all(void **state)
         on_all_kinds(4, LONG_NS, abort_from, &culprit);
 }
 
-/* Rank 0 waits for 1, 1 for 2, and so on; the last one does not come until the others gave up. */
+/* Everybody waits for the next rank, but one calls nothing at all until the others gave up. */
+struct stall {
+    int culprit;
+    int done[2]; /* a pipe: a byte from each rank that gave up */
+};
+
 static int stall(struct dp_comm *comm, void *arg)
 {
-    const int last = comm->size - 1;
+    const struct stall *s = arg;
     struct dp_abort why;
     char buf[100];
 
-    (void)arg;
-    if (comm->rank == last) {
-        while (!dp_comm_aborted(comm, &why) && comm->ops->progress(comm, -1) != DP_EABORTED)
-            comm->ops->sleep(comm, dp_now_ns() + DP_NS_PER_MS);
+    if (comm->rank == s->culprit) {
+        for (int others = comm->size - 1; others > 0;) {
+            ssize_t n = read(s->done[0], buf, (size_t)others);
+            CHECK(n > 0);
+            others -= (int)n;
+        }
+        CHECK(dp_comm_barrier(comm) == DP_EABORTED);
     } else {
-        int err = blocking_receive(comm, comm->rank + 1, 0, 1, buf, sizeof(buf));
+        const int64_t start = dp_now_ns();
+        int err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+        CHECK(dp_now_ns() - start < SHORT_NS + DP_NS_PER_S);
+        CHECK(write(s->done[1], "x", 1) == 1);
         CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
     }
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(why.error == DP_ETIMEDOUT);
-    CHECK(why.rank == last);
+    CHECK(why.rank == s->culprit);
     CHECK(strstr(why.text, "in vain for rank"));
     return 0;
 }
@@ -417,7 +430,47 @@ static int stall(struct dp_comm *comm, void *arg)
 static void a_rank_that_nobody_hears_of_is_found_and_named(void **state)
 {
     (void)state;
-    on_all_kinds(4, SHORT_NS, stall, NULL);
+    for (int culprit = 0; culprit < 4; culprit++) {
+        struct stall s = {.culprit = culprit};
+        assert_int_equal(pipe(s.done), 0);
+        on_all_kinds(4, SHORT_NS, stall, &s);
+        close(s.done[0]);
+        close(s.done[1]);
+    }
+}
+
+/* One rank is killed; the others are in the middle of something with it or with each other. */
+static int die(struct dp_comm *comm, void *arg)
+{
+    const int culprit = *(const int *)arg;
+    struct dp_abort why;
+    char buf[100];
+    int err = dp_comm_barrier(comm);
+
+    if (comm->rank == culprit)
+        raise(SIGKILL);
+    const int64_t start = dp_now_ns();
+    if (!err)
+        err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+    CHECK(err == DP_EABORTED);
+    CHECK(dp_now_ns() - start < 2 * DP_NS_PER_S); /* not at the deadline */
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == culprit && why.error == DP_ECOMM);
+    CHECK(strstr(why.text, "has ended"));
+    CHECK(dp_comm_reset(comm) == DP_ECOMM);
+    CHECK(dp_comm_aborted(comm, NULL));
+    return 0;
+}
+
+static void a_killed_rank_is_named_on_all_others(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int culprit = 0; culprit < 4 && kind->processes; culprit++) {
+            int killed;
+            assert_int_equal(kind->run(kind, 4, LONG_NS, die, &culprit, &killed), 1);
+            assert_int_equal(killed, 1);
+        }
 }
 
 static int wait_in_a_circle(struct dp_comm *comm, void *arg)
@@ -553,6 +606,7 @@ int main(void)
         cmocka_unit_test(clocks_are_compared_within_the_stated_error),
         cmocka_unit_test(an_abort_of_any_rank_reaches_all),
         cmocka_unit_test(a_rank_that_nobody_hears_of_is_found_and_named),
+        cmocka_unit_test(a_killed_rank_is_named_on_all_others),
         cmocka_unit_test(a_deadlock_ends_at_the_deadline),
         cmocka_unit_test(after_a_reset_all_is_as_new),
         cmocka_unit_test(a_reset_that_others_do_not_join_fails),
