@@ -113,6 +113,11 @@ int dp_check_shape(struct dp_checker *c)
     return err == DP_EINVAL ? dp_check_found(c, DP_RULE_SHAPE, -1, 0, "%s", dp_last_error()) : err;
 }
 
+void dp_check_clear_marks(struct dp_checker *c)
+{
+    memset(c->marks, 0, (size_t)c->s->slots_per_rank * c->mbs * sizeof(*c->marks));
+}
+
 /* ---- all of it ----------------------------------------------------------------------------- */
 
 static void see_what_is_used(struct dp_checker *c)
@@ -140,11 +145,11 @@ static int check_ranks(struct dp_checker *c, const struct dp_check_limits *limit
 {
     int err = 0;
 
-    for (int rank = 0; rank < c->s->ranks && !err; rank++)
-        err = dp_check_rank_once(c, rank);
     for (int rank = 0; rank < c->s->ranks && !err; rank++) {
         set_limits(c, limits, rank);
-        err = dp_check_rank_order(c, rank);
+        err = dp_check_rank_once(c, rank);
+        if (!err)
+            err = dp_check_rank_order(c, rank);
     }
     return err;
 }
@@ -156,8 +161,8 @@ static int check(struct dp_checker *c, const struct dp_check_limits *limits)
     if (err)
         return err;
     see_what_is_used(c);
-    c->marks = malloc((size_t)c->s->slots_per_rank * (size_t)c->s->mb_per_stream *
-                      sizeof(*c->marks));
+    c->mbs = (size_t)c->s->mb_per_stream;
+    c->marks = malloc((size_t)c->s->slots_per_rank * c->mbs * sizeof(*c->marks));
     if (!c->marks)
         return dp_fail(DP_ENOMEM, "no memory to check %d micro-batches", c->s->mb_per_stream);
     err = check_ranks(c, limits);

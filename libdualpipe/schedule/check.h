@@ -12,7 +12,8 @@ struct dp_checker {
     struct dp_finding *finding;
     bool has_frees, has_reduces;        /* all or none: a list that uses them uses them throughout */
     int max_activations, max_weight_queue; /* of the rank being checked; -1: no bound */
-    uint16_t *marks;                    /* [slots_per_rank * mb_per_stream], of one rank in turn */
+    size_t mbs;      /* per stream */
+    uint16_t *marks; /* [slots_per_rank * mbs], of one rank in turn */
 };
 
 /* Record what is wrong at index of the rank's list (its count: the end), and return DP_EINVAL. The
@@ -27,9 +28,10 @@ int dp_check_rank_once(struct dp_checker *c, int rank);  /* SHAPE of ops, ONCE *
 int dp_check_rank_order(struct dp_checker *c, int rank); /* COMMIT DEPENDENCY WEIGHT ACTIVATION */
 int dp_check_links(struct dp_checker *c);                /* FIFO, DEADLOCK */
 
-static inline uint16_t *dp_check_mark(const struct dp_checker *c, struct dp_op op)
+static inline uint16_t *dp_check_mark(const struct dp_checker *c, uint32_t slot, uint32_t mb)
 {
-    return &c->marks[(size_t)op.slot * (size_t)c->s->mb_per_stream + op.mb];
+    return &c->marks[slot * c->mbs + mb];
 }
+void dp_check_clear_marks(struct dp_checker *c);
 
 #endif

@@ -20,7 +20,8 @@ struct wire {
 
 struct runner {
     size_t next;      /* op to go on with */
-    size_t batch;     /* first op since the last commit */
+    size_t batch;     /* first message that is posted and not launched */
+    uint32_t posted;  /* how many there are */
     uint32_t missing; /* messages of the launched batch that the peers have not launched */
     bool at_reduce;   /* waits for its mirror at op `next` */
 };
@@ -33,6 +34,11 @@ struct meeting {
     struct runner *runners;  /* [ranks] */
     int32_t *ready, readies; /* [ranks] stack of ranks that can go on */
 };
+
+static const struct dp_port *port_of(const struct meeting *m, int rank, struct dp_op op)
+{
+    return dp_port_of(dp_links_ports(&m->links, m->s, rank), op.slot, (enum dp_op_kind)op.kind);
+}
 
 static void wake(struct meeting *m, int rank)
 {
@@ -53,7 +59,7 @@ static int report_mismatch(struct meeting *m, int rank, size_t index, int peer, 
 /* Launch one message: meet the peer's, or wait for it. */
 static int launch(struct meeting *m, int rank, size_t index, struct dp_op op)
 {
-    const struct dp_port *port = dp_links_port(&m->links, m->s, rank, op);
+    const struct dp_port *port = port_of(m, rank, op);
     struct wire *wire = &m->wires[port->link];
     bool sends = op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B;
     uint32_t tag = port->tag + op.mb;
@@ -66,24 +72,33 @@ static int launch(struct meeting *m, int rank, size_t index, struct dp_op op)
         return 0;
     }
     struct dp_parcel met = dp_parcels_take(&wire->parcels, 0);
-    int peer = sends ? m->links.to[port->link] : m->links.from[port->link];
     if (met.tag != tag)
-        return report_mismatch(m, rank, index, peer, met.index);
-    if (!--m->runners[peer].missing)
-        wake(m, peer);
+        return report_mismatch(m, rank, index, port->peer, met.index);
+    if (!--m->runners[port->peer].missing)
+        wake(m, port->peer);
     return 0;
 }
 
-static int launch_batch(struct meeting *m, int rank, size_t commit)
+static int launch_batch(struct meeting *m, int rank)
 {
     const struct dp_op *ops = dp_schedule_ops(m->s, rank);
     struct runner *runner = &m->runners[rank];
     int err = 0;
 
-    for (; runner->batch < commit && !err; runner->batch++)
-        if (dp_op_is_message((enum dp_op_kind)ops[runner->batch].kind))
-            err = launch(m, rank, runner->batch, ops[runner->batch]);
+    for (; runner->posted && !err; runner->batch++) {
+        struct dp_op op = ops[runner->batch];
+        if (!dp_op_is_message((enum dp_op_kind)op.kind))
+            continue;
+        err = launch(m, rank, runner->batch, op);
+        runner->posted--;
+    }
     return err;
+}
+
+static void post(struct runner *runner)
+{
+    if (!runner->posted++)
+        runner->batch = runner->next;
 }
 
 /* ---- reduces ------------------------------------------------------------------------------- */
@@ -130,19 +145,23 @@ static int run(struct meeting *m, int rank)
     int err = 0;
 
     while (runner->next < count && !err) {
-        size_t index = runner->next;
+        struct dp_op op = ops[runner->next];
         bool met = true;
 
-        if (ops[index].kind == DP_OP_COMMIT)
-            err = launch_batch(m, rank, index);
-        else if (ops[index].kind == DP_OP_REDUCE)
-            err = meet_mirror(m, rank, index, ops[index], &met);
+        if (dp_op_is_message((enum dp_op_kind)op.kind))
+            post(runner);
+        else if (op.kind == DP_OP_COMMIT)
+            err = launch_batch(m, rank);
+        else if (op.kind == DP_OP_REDUCE)
+            err = meet_mirror(m, rank, runner->next, op, &met);
         if (err || !met)
             break;
         runner->next++;
         if (runner->missing)
             break;
     }
+    /* Ranks take turns in short stretches: by its next one, the rest of the list is at hand. */
+    __builtin_prefetch(&ops[runner->next + 16]);
     return err;
 }
 
@@ -151,8 +170,7 @@ static int run(struct meeting *m, int rank)
 /* Has this message of a launched batch not met its peer's? */
 static bool is_waiting(const struct meeting *m, int rank, size_t index, struct dp_op op)
 {
-    const struct dp_port *port = dp_links_port(&m->links, m->s, rank, op);
-    const struct wire *wire = &m->wires[port->link];
+    const struct wire *wire = &m->wires[port_of(m, rank, op)->link];
 
     if (wire->sends != (op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B))
         return false;

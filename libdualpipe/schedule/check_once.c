@@ -6,8 +6,6 @@
 #include "schedule/build.h"
 #include "schedule/check.h"
 
-#include <string.h>
-
 #define MARK(kind) ((uint16_t)(1u << (kind)))
 
 static bool is_of_training(enum dp_op_kind kind)
@@ -84,7 +82,7 @@ static int check_op(struct dp_checker *c, int rank, size_t index, const struct d
         return err;
     if (op->kind == DP_OP_REDUCE)
         return check_reduce(c, rank, index, *op, reduced);
-    uint16_t *marks = dp_check_mark(c, *op), mark = MARK(op->kind);
+    uint16_t *marks = dp_check_mark(c, op->slot, op->mb), mark = MARK(op->kind);
     if (!(possible[op->slot] & mark))
         return dp_check_found(c, DP_RULE_SHAPE, rank, index,
                               "slot %u has no such message to another rank", op->slot);
@@ -121,7 +119,7 @@ static int check_slot(struct dp_checker *c, int rank, int at, uint32_t reduced)
 
     for (int mb = 0; mb < c->s->mb_per_stream; mb++) {
         op.mb = (uint32_t)mb;
-        uint16_t marks = *dp_check_mark(c, op);
+        uint16_t marks = *dp_check_mark(c, op.slot, op.mb);
         if (marks == whole || marks == split)
             continue;
         bool is_split = marks & (MARK(DP_OP_I) | MARK(DP_OP_W));
@@ -141,8 +139,7 @@ int dp_check_rank_once(struct dp_checker *c, int rank)
     uint32_t reduced = 0;
     int err = 0;
 
-    memset(c->marks, 0, (size_t)c->s->slots_per_rank * (size_t)c->s->mb_per_stream *
-                            sizeof(*c->marks));
+    dp_check_clear_marks(c);
     for (int at = 0; at < c->s->slots_per_rank; at++) {
         const struct dp_slot *slot = dp_schedule_slot(c->s, rank, at);
         possible[at] = expected_marks(c, rank, slot, false) | expected_marks(c, rank, slot, true);

@@ -6,8 +6,6 @@
 #include "schedule/build.h"
 #include "schedule/check.h"
 
-#include <string.h>
-
 /* What has happened to (slot, mb) so far. */
 enum {
     HAS_INPUT = 1,    /* RECV_F committed */
@@ -20,10 +18,11 @@ enum {
 struct walk {
     struct dp_checker *c;
     int rank;
+    const struct dp_slot *slots;
     const struct dp_op *ops;
     size_t index;           /* of the op at hand */
-    size_t batch;           /* first op since the last commit */
-    uint32_t posted;        /* messages since then */
+    size_t batch;           /* first message since the last commit */
+    uint32_t posted;        /* how many there are */
     size_t oldest, waiting; /* weight queue: where its oldest I stands at the least, how many */
     int alive;              /* activation sets */
     int weights_left[DP_MAX_SLOTS];
@@ -33,7 +32,7 @@ struct walk {
 
 static uint16_t *mark_of(const struct walk *w, uint32_t slot, uint32_t mb)
 {
-    return dp_check_mark(w->c, (struct dp_op){.slot = slot, .mb = mb});
+    return dp_check_mark(w->c, slot, mb);
 }
 
 /* ---- computes ------------------------------------------------------------------------------ */
@@ -131,28 +130,43 @@ static int on_weight(struct walk *w, struct dp_op op)
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-static int on_send(struct walk *w, struct dp_op op, uint16_t needed, const char *what)
+static int on_post(struct walk *w)
 {
-    w->posted++;
-    if (!(*mark_of(w, op.slot, op.mb) & needed))
-        return FOUND(w, DP_RULE_DEPENDENCY, "%s comes later", what);
+    if (!w->posted++)
+        w->batch = w->index;
     return 0;
 }
 
-static int on_commit(struct walk *w, struct dp_op op)
+static int on_send(struct walk *w, struct dp_op op, uint16_t needed, const char *what)
+{
+    if (!(*mark_of(w, op.slot, op.mb) & needed))
+        return FOUND(w, DP_RULE_DEPENDENCY, "%s comes later", what);
+    return on_post(w);
+}
+
+/* All messages posted since the last commit are under way. */
+static void launch(struct walk *w)
 {
     static const uint16_t done[DP_OP_KINDS] = {
         [DP_OP_RECV_F] = HAS_INPUT, [DP_OP_RECV_B] = HAS_GRADIENT, [DP_OP_SEND_F] = SENT};
 
+    for (; w->posted; w->batch++) {
+        struct dp_op op = w->ops[w->batch];
+        if (!dp_op_is_message((enum dp_op_kind)op.kind))
+            continue;
+        *mark_of(w, op.slot, op.mb) |= done[op.kind];
+        w->posted--;
+    }
+}
+
+static int on_commit(struct walk *w, struct dp_op op)
+{
     if (!w->posted)
         return FOUND(w, DP_RULE_COMMIT, "nothing has been posted since the last commit");
     if (op.mb != w->posted)
         return FOUND(w, DP_RULE_COMMIT, "%u messages have been posted since the last commit",
                      w->posted);
-    for (; w->batch < w->index; w->batch++)
-        if (done[w->ops[w->batch].kind])
-            *dp_check_mark(w->c, w->ops[w->batch]) |= done[w->ops[w->batch].kind];
-    w->posted = 0;
+    launch(w);
     return 0;
 }
 
@@ -175,7 +189,7 @@ static int on_reduce(struct walk *w, struct dp_op op)
 
 static int step(struct walk *w, struct dp_op op)
 {
-    const struct dp_slot *slot = dp_schedule_slot(w->c->s, w->rank, op.slot);
+    const struct dp_slot *slot = &w->slots[op.slot];
 
     switch ((enum dp_op_kind)op.kind) {
     case DP_OP_F:
@@ -187,8 +201,7 @@ static int step(struct walk *w, struct dp_op op)
         return on_weight(w, op);
     case DP_OP_RECV_F:
     case DP_OP_RECV_B:
-        w->posted++;
-        return 0;
+        return on_post(w);
     case DP_OP_SEND_F:
         return on_send(w, op, FORWARD, "its F");
     case DP_OP_SEND_B:
@@ -217,12 +230,12 @@ static int check_end(struct walk *w)
 
 int dp_check_rank_order(struct dp_checker *c, int rank)
 {
-    struct walk w = {.c = c, .rank = rank, .ops = dp_schedule_ops(c->s, rank)};
+    struct walk w = {.c = c, .rank = rank, .slots = dp_schedule_slot(c->s, rank, 0),
+                     .ops = dp_schedule_ops(c->s, rank)};
     size_t count = dp_schedule_count(c->s, rank);
     int err = 0;
 
-    memset(c->marks, 0, (size_t)c->s->slots_per_rank * (size_t)c->s->mb_per_stream *
-                            sizeof(*c->marks));
+    dp_check_clear_marks(c);
     for (int at = 0; at < c->s->slots_per_rank; at++)
         w.weights_left[at] = c->s->mb_per_stream;
     for (; w.index < count && !err; w.index++)

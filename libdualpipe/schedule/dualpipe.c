@@ -224,16 +224,53 @@ static void say_step(struct speaker *sp, const struct step *step)
     }
 }
 
+/* Write the `length` ops before `to` again, `times` times, each time one micro-batch later. Ops are
+ * added up as words of 32 bits, which is several times as fast as saying them again. */
+static void write_later(struct dp_op *to, size_t length, int times)
+{
+    const struct dp_op one_mb = {.mb = 1};
+    uint32_t later[STEPS_MAX] = {0}, op;
+
+    for (size_t i = 0; i < length; i++)
+        if (to[i - length].kind != DP_OP_COMMIT)
+            memcpy(&later[i], &one_mb, sizeof(later[i]));
+    for (; times > 0; times--, to += length)
+        for (size_t i = 0; i < length; i++) {
+            memcpy(&op, &to[i - length], sizeof(op));
+            op += later[i];
+            memcpy(&to[i], &op, sizeof(op));
+        }
+}
+
+/* From the third time on, a repeat is the one before, one micro-batch later: a word speaks of every
+ * sort of op once. (Not so where the weight queue has a say.) */
+static void replay(struct speaker *sp, const struct step *steps, int count, int times,
+                   size_t length)
+{
+    write_later(sp->out->ops + sp->out->count, length, times);
+    sp->out->count += (size_t)times * length;
+    for (int i = 0; i < count; i++)
+        if (steps[i].counter >= 0)
+            sp->next[steps[i].counter] += (uint32_t)times;
+}
+
 static void say(struct speaker *sp, const struct word *word)
 {
     struct step steps[STEPS_MAX];
     int count = compile(sp, word, steps), times = repeats(sp, word->times);
+    bool replays = !strpbrk(word->text, "IW");
 
     if (!dp_op_list_reserve(sp->out, (size_t)count * (size_t)times))
         return;
-    while (times-- > 0)
+    for (int said = 0; said < times; said++) {
+        size_t before = sp->out->count;
         for (int i = 0; i < count; i++)
             say_step(sp, &steps[i]);
+        if (said == 1 && replays) {
+            replay(sp, steps, count, times - 2, sp->out->count - before);
+            break;
+        }
+    }
 }
 
 static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)

@@ -6,23 +6,42 @@
  */
 #include "schedule/build.h"
 
+/* Append a FREE for each of the `sent` activations that are sent from in[at] on. */
+static struct dp_op *free_sent(struct dp_op *to, const struct dp_op *in, size_t sent,
+                               uint32_t unit)
+{
+    for (; sent; in++) {
+        struct dp_op op = *in;
+        if (op.kind != DP_OP_SEND_F)
+            continue;
+        op.kind = DP_OP_FREE;
+        op.unit = unit;
+        *to++ = op;
+        sent--;
+    }
+    return to;
+}
+
 void dp_add_frees(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
                   struct dp_op_list *out)
 {
-    size_t batch = 0; /* where the batch to be committed begins */
+    size_t oldest = 0, sent = 0; /* activations sent since the last COMMIT: the first, how many */
+    struct dp_op *to;
 
     (void)view;
     if (!dp_op_list_reserve(out, 2 * count))
         return;
+    to = out->ops + out->count;
     for (size_t i = 0; i < count; i++) {
-        dp_op_list_put(out, in[i]);
-        if (in[i].kind != DP_OP_COMMIT)
-            continue;
-        for (; batch < i; batch++)
-            if (in[batch].kind == DP_OP_SEND_F)
-                dp_op_list_put(out, (struct dp_op){.kind = DP_OP_FREE, .unit = in[i].unit,
-                                                   .slot = in[batch].slot, .mb = in[batch].mb});
+        struct dp_op op = *to++ = in[i];
+        if (op.kind == DP_OP_SEND_F && !sent++)
+            oldest = i;
+        if (op.kind == DP_OP_COMMIT) {
+            to = free_sent(to, in + oldest, sent, op.unit);
+            sent = 0;
+        }
     }
+    out->count = (size_t)(to - out->ops);
 }
 
 int dp_schedule_add_frees(struct dp_schedule *s)

@@ -6,90 +6,103 @@
 
 #include <stdlib.h>
 
-/* Links leaving a rank have neighbouring numbers: first[rank] .. first[rank + 1] - 1. */
-static int find(const struct dp_links *links, const int32_t *first, int from, int to)
+/* Links while they are numbered: those that leave a rank have neighbouring numbers. */
+struct numbering {
+    int32_t *first; /* [ranks + 1] */
+    int32_t *to;    /* [links] */
+    int32_t count;
+};
+
+static int find(const struct numbering *n, int from, int to)
 {
-    for (int32_t i = first[from]; i < first[from + 1]; i++)
-        if (links->to[i] == to)
+    for (int32_t i = n->first[from]; i < n->first[from + 1]; i++)
+        if (n->to[i] == to)
             return i;
     return -1;
 }
 
-static void add_link(struct dp_links *links, int32_t *first, int from, int to)
+/* Ranks come in order. */
+static void add(struct numbering *n, int from, int to)
 {
-    first[from + 1] = links->count;
-    if (to < 0 || to == from || find(links, first, from, to) >= 0)
+    n->first[from + 1] = n->count;
+    if (to < 0 || to == from || find(n, from, to) >= 0)
         return;
-    links->from[links->count] = from;
-    links->to[links->count] = to;
-    first[from + 1] = ++links->count;
+    n->to[n->count] = to;
+    n->first[from + 1] = ++n->count;
 }
 
-/* A message's name is what its receiver calls it: activation or gradient, slot, micro-batch. */
-static uint32_t tag_of(bool gradient, int receiving_slot)
+/* One end of the messages that `receiver` gets in `slot`. */
+static struct dp_port port(const struct dp_schedule *s, int link, int peer, int receiver, int slot,
+                           bool gradient)
 {
-    return ((uint32_t)gradient << 4 | (uint32_t)receiving_slot) << 19;
+    return (struct dp_port){
+        .link = link,
+        .peer = peer,
+        .flow = 2 * (receiver * s->slots_per_rank + slot) + gradient,
+        .tag = ((uint32_t)gradient << 4 | (uint32_t)slot) << 19,
+    };
 }
 
-static void fill_ports(const struct dp_links *links, const int32_t *first, int rank,
-                       const struct dp_slot *slot, int at, struct dp_port *ports)
+static void fill_ports(const struct numbering *n, const struct dp_schedule *s, int rank, int at,
+                       struct dp_port *ports)
 {
-    int prev = dp_slot_has_remote_prev(slot, rank) ? slot->prev : -1;
-    int next = dp_slot_has_remote_next(slot, rank) ? slot->next : -1;
+    const struct dp_slot *slot = dp_schedule_slot(s, rank, at);
+    int prev = slot->prev, next = slot->next;
 
     for (int i = 0; i < 4; i++)
-        ports[i] = (struct dp_port){-1, 0};
-    if (prev >= 0) {
-        ports[0] = (struct dp_port){find(links, first, prev, rank), tag_of(false, at)};
-        ports[3] = (struct dp_port){find(links, first, rank, prev), tag_of(true, slot->prev_slot)};
+        ports[i].link = -1;
+    if (dp_slot_has_remote_prev(slot, rank)) {
+        ports[0] = port(s, find(n, prev, rank), prev, rank, at, false);
+        ports[3] = port(s, find(n, rank, prev), prev, prev, slot->prev_slot, true);
     }
-    if (next >= 0) {
-        ports[1] = (struct dp_port){find(links, first, next, rank), tag_of(true, at)};
-        ports[2] = (struct dp_port){find(links, first, rank, next), tag_of(false, slot->next_slot)};
+    if (dp_slot_has_remote_next(slot, rank)) {
+        ports[1] = port(s, find(n, next, rank), next, rank, at, true);
+        ports[2] = port(s, find(n, rank, next), next, next, slot->next_slot, false);
     }
 }
 
-static void fill(struct dp_links *links, int32_t *first, const struct dp_schedule *s)
+static void fill(struct dp_links *links, struct numbering *n, const struct dp_schedule *s)
 {
     int per_rank = s->slots_per_rank;
 
     for (int i = 0; i < s->ranks * per_rank; i++) {
-        add_link(links, first, i / per_rank, s->slots[i].prev);
-        add_link(links, first, i / per_rank, s->slots[i].next);
+        add(n, i / per_rank, s->slots[i].prev);
+        add(n, i / per_rank, s->slots[i].next);
     }
     for (int i = 0; i < s->ranks * per_rank; i++)
-        fill_ports(links, first, i / per_rank, &s->slots[i], i % per_rank, &links->ports[4 * i]);
+        fill_ports(n, s, i / per_rank, i % per_rank, &links->ports[4 * i]);
+    links->count = n->count;
+    links->flows = 2 * s->ranks * per_rank;
 }
 
 int dp_links_init(struct dp_links *links, const struct dp_schedule *s)
 {
     size_t slots = (size_t)s->ranks * (size_t)s->slots_per_rank;
-    int32_t *first = calloc((size_t)s->ranks + 1, sizeof(*first));
-
-    *links = (struct dp_links){
-        .from = malloc(2 * slots * sizeof(*links->from)),
-        .to = malloc(2 * slots * sizeof(*links->to)),
-        .ports = malloc(4 * slots * sizeof(*links->ports)),
+    struct numbering n = {
+        .first = calloc((size_t)s->ranks + 1, sizeof(*n.first)),
+        .to = malloc(2 * slots * sizeof(*n.to)),
     };
-    if (!first || !links->from || !links->to || !links->ports) {
-        free(first);
+    int err = 0;
+
+    *links = (struct dp_links){.ports = calloc(4 * slots, sizeof(*links->ports))};
+    if (n.first && n.to && links->ports)
+        fill(links, &n, s);
+    else
+        err = dp_fail(DP_ENOMEM, "no memory for the links of %d ranks", s->ranks);
+    free(n.first);
+    free(n.to);
+    if (err)
         dp_links_fini(links);
-        return dp_fail(DP_ENOMEM, "no memory for the links of %d ranks", s->ranks);
-    }
-    fill(links, first, s);
-    free(first);
-    return 0;
+    return err;
 }
 
 void dp_links_fini(struct dp_links *links)
 {
-    free(links->from);
-    free(links->to);
     free(links->ports);
     *links = (struct dp_links){0};
 }
 
-static bool grow(struct dp_parcels *q)
+bool dp_parcels_grow(struct dp_parcels *q)
 {
     uint32_t capacity = q->capacity ? 2 * q->capacity : 4;
     struct dp_parcel *ring = malloc(capacity * sizeof(*ring));
@@ -103,24 +116,4 @@ static bool grow(struct dp_parcels *q)
     q->head = 0;
     q->capacity = capacity;
     return true;
-}
-
-bool dp_parcels_push(struct dp_parcels *q, struct dp_parcel parcel)
-{
-    if (q->count == q->capacity && !grow(q))
-        return false;
-    q->ring[(q->head + q->count++) & (q->capacity - 1)] = parcel;
-    return true;
-}
-
-struct dp_parcel dp_parcels_take(struct dp_parcels *q, uint32_t k)
-{
-    struct dp_parcel parcel = *dp_parcels_at(q, k);
-    uint32_t mask = q->capacity - 1;
-
-    for (; k > 0; k--) /* close the gap from the front: it is short */
-        q->ring[(q->head + k) & mask] = q->ring[(q->head + k - 1) & mask];
-    q->head = (q->head + 1) & mask;
-    q->count--;
-    return parcel;
 }

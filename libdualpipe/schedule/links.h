@@ -8,16 +8,17 @@
 
 #include <dualpipe/schedule.h>
 
-/* Where a message op of one slot goes, and the name of its message: the same at both ends, and
- * different from all others of the link. */
+/* Where a message op of one slot goes. */
 struct dp_port {
     int32_t link; /* -1: this slot has no such message */
-    uint32_t tag; /* of micro-batch 0; others add their number */
+    int32_t peer; /* pipeline rank at the other end */
+    int32_t flow; /* what the message belongs to: the activations, or gradients, of the slot that
+                   * receives it; the same number at both ends */
+    uint32_t tag; /* micro-batch 0's name on the link, the same at both ends; others add their mb */
 };
 
 struct dp_links {
-    int32_t count;
-    int32_t *from, *to;    /* [count] pipeline ranks */
+    int32_t count, flows;
     struct dp_port *ports; /* [ranks * slots_per_rank * 4]: RECV_F, RECV_B, SEND_F, SEND_B */
 };
 
@@ -25,12 +26,16 @@ struct dp_links {
 int dp_links_init(struct dp_links *links, const struct dp_schedule *s);
 void dp_links_fini(struct dp_links *links);
 
-static inline const struct dp_port *dp_links_port(const struct dp_links *links,
-                                                  const struct dp_schedule *s, int rank,
-                                                  struct dp_op op)
+/* A rank's ports; and of these, that of a message op. */
+static inline const struct dp_port *dp_links_ports(const struct dp_links *links,
+                                                   const struct dp_schedule *s, int rank)
 {
-    size_t slot = (size_t)rank * (size_t)s->slots_per_rank + op.slot;
-    return &links->ports[4 * slot + (op.kind - DP_OP_RECV_F)];
+    return links->ports + 4 * (size_t)rank * (size_t)s->slots_per_rank;
+}
+static inline const struct dp_port *dp_port_of(const struct dp_port *ports, uint32_t slot,
+                                               enum dp_op_kind kind)
+{
+    return &ports[4 * slot + (kind - DP_OP_RECV_F)];
 }
 
 /* One message under way. */
@@ -46,12 +51,31 @@ struct dp_parcels {
     struct dp_parcel *ring;
 };
 
-bool dp_parcels_push(struct dp_parcels *q, struct dp_parcel parcel); /* false: no memory */
-/* Take out the k-th, 0 the oldest. */
-struct dp_parcel dp_parcels_take(struct dp_parcels *q, uint32_t k);
-static inline const struct dp_parcel *dp_parcels_at(const struct dp_parcels *q, uint32_t k)
+static inline struct dp_parcel *dp_parcels_at(const struct dp_parcels *q, uint32_t k)
 {
     return &q->ring[(q->head + k) & (q->capacity - 1)];
+}
+
+bool dp_parcels_grow(struct dp_parcels *q); /* false: no memory */
+
+static inline bool dp_parcels_push(struct dp_parcels *q, struct dp_parcel parcel)
+{
+    if (q->count == q->capacity && !dp_parcels_grow(q))
+        return false;
+    *dp_parcels_at(q, q->count++) = parcel;
+    return true;
+}
+
+/* Take out the k-th, 0 the oldest. The gap is closed from the front: it is short. */
+static inline struct dp_parcel dp_parcels_take(struct dp_parcels *q, uint32_t k)
+{
+    struct dp_parcel parcel = *dp_parcels_at(q, k);
+
+    for (; k > 0; k--)
+        *dp_parcels_at(q, k) = *dp_parcels_at(q, k - 1);
+    q->head = (q->head + 1) & (q->capacity - 1);
+    q->count--;
+    return parcel;
 }
 
 #endif

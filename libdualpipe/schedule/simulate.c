@@ -15,23 +15,23 @@
 #include "schedule/durations.h"
 #include "schedule/links.h"
 #include "schedule/placement.h"
+#include "schedule/timeline.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#define NO_SPAN UINT32_MAX
-
 struct clock {
-    size_t next;            /* op to go on with */
-    size_t sent, received;  /* ops before these have been taken up by a COMMIT */
+    size_t next;           /* op to go on with */
+    size_t sent, received; /* no send, or receive, that a COMMIT must take up stands before these */
+    uint32_t unsent;       /* sends since the last COMMIT */
     int64_t now_ns;
-    int64_t idle_since_ns;  /* end of the last compute */
-    int32_t waited_for;     /* who sent what moved `now` last, since then */
-    uint32_t cause;         /* the span that `now` is the end of, or whose message came then */
-    size_t span;            /* where the rank's next span goes */
-    int32_t alive, queued;  /* activation sets, weight parts */
-    bool ready;             /* in the queue of ranks that may go on */
-    bool at_reduce, met;    /* waits for its mirror; its mirror has come */
+    int64_t idle_since_ns; /* end of the last compute */
+    int32_t waited_for;    /* who sent what moved `now` last, since then */
+    uint32_t cause;        /* the span that `now` is the end of, or whose message came then */
+    size_t span;           /* number of the rank's next span, counted over all ranks */
+    int32_t alive, queued; /* activation sets, weight parts */
+    bool ready;            /* in the queue of ranks that may go on */
+    bool at_reduce, met;   /* waits for its mirror; its mirror has come */
 };
 
 struct simulator {
@@ -41,35 +41,40 @@ struct simulator {
     int64_t latency_ns, transfer_ns;
     struct dp_links links;
     int64_t *link_free_ns;       /* [links.count] */
-    struct dp_parcels *arrivals; /* [ranks * slots * 2]: activations, gradients; tag: the mb */
+    struct dp_parcels *arrivals; /* [links.flows]; tag: the mb */
     struct clock *clocks;        /* [ranks] */
     int32_t *ready, *full;       /* [ranks] queue of ranks to go on; ranks whose peer is behind */
     uint32_t ready_head, ready_count, full_count;
-    uint32_t limit;              /* messages under way to a slot before its sender pauses */
+    uint32_t limit;              /* messages of a flow under way before its sender pauses */
     size_t moves;                /* ops done since the full ones were let go on */
     struct dp_simulation *out;
-    size_t *span_start;          /* [ranks + 1] */
     uint32_t *causes;            /* [spans] */
+};
+
+/* A rank going on: what is looked up once. */
+struct turn {
+    struct simulator *sim;
+    int rank;
+    struct clock *clock;
+    const struct dp_op *ops;
+    const struct dp_port *ports;
+    struct dp_rank_report *report;
 };
 
 enum outcome { GOES_ON, WAITS, PAUSES, FAILED };
 
 static void wake(struct simulator *sim, int rank)
 {
+    uint32_t ranks = (uint32_t)sim->s->ranks, at = sim->ready_head + sim->ready_count;
+
     if (sim->clocks[rank].ready)
         return;
     sim->clocks[rank].ready = true;
-    sim->ready[(sim->ready_head + sim->ready_count++) % (uint32_t)sim->s->ranks] = rank;
+    sim->ready[at < ranks ? at : at - ranks] = rank;
+    sim->ready_count++;
 }
 
 /* ---- messages ------------------------------------------------------------------------------ */
-
-static struct dp_parcels *arrivals_of(const struct simulator *sim, int rank, int slot,
-                                      bool gradient)
-{
-    return &sim->arrivals[2 * ((size_t)rank * (size_t)sim->s->slots_per_rank + (size_t)slot) +
-                          gradient];
-}
 
 static void move_clock(struct clock *clock, int64_t to_ns, int peer, uint32_t cause)
 {
@@ -80,202 +85,211 @@ static void move_clock(struct clock *clock, int64_t to_ns, int peer, uint32_t ca
     clock->cause = cause;
 }
 
-/* Wait until slot's message mb is there. */
-static enum outcome take(struct simulator *sim, int rank, struct dp_op op, bool gradient, int peer)
-{
-    struct dp_parcels *q = arrivals_of(sim, rank, (int)op.slot, gradient);
+/* A message that an op needs, and where it is in the queue of its flow. */
+struct need {
+    struct dp_parcels *queue; /* NULL: the op needs none */
+    int peer;
+    uint32_t k;
+};
 
-    for (uint32_t k = 0; k < q->count; k++) {
-        if (dp_parcels_at(q, k)->tag != op.mb)
-            continue;
-        struct dp_parcel parcel = dp_parcels_take(q, k);
-        move_clock(&sim->clocks[rank], parcel.time_ns, peer, parcel.index);
-        return GOES_ON;
-    }
-    return WAITS;
+/* Look up the message; false if it has not been sent yet. */
+static bool is_there(const struct turn *t, const struct dp_port *port, uint32_t mb,
+                     struct need *need)
+{
+    struct dp_parcels *q = port->link < 0 ? NULL : &t->sim->arrivals[port->flow];
+
+    *need = (struct need){q, port->peer, 0};
+    while (q && need->k < q->count && dp_parcels_at(q, need->k)->tag != mb)
+        need->k++;
+    return !q || need->k < q->count;
+}
+
+static void take(struct turn *t, const struct need *need)
+{
+    if (!need->queue)
+        return;
+    struct dp_parcel parcel = dp_parcels_take(need->queue, need->k);
+    move_clock(t->clock, parcel.time_ns, need->peer, parcel.index);
 }
 
 /* Put a message on its link at the sender's time. */
-static enum outcome send(struct simulator *sim, int rank, struct dp_op op)
+static enum outcome send(struct turn *t, struct dp_op op)
 {
-    const struct dp_slot *slot = dp_schedule_slot(sim->s, rank, (int)op.slot);
-    bool gradient = op.kind == DP_OP_SEND_B;
-    int peer = gradient ? slot->prev : slot->next;
-    int peer_slot = gradient ? slot->prev_slot : slot->next_slot;
-    struct dp_parcels *q = arrivals_of(sim, peer, peer_slot, gradient);
-    int64_t *free_ns = &sim->link_free_ns[dp_links_port(&sim->links, sim->s, rank, op)->link];
-    int64_t start = sim->clocks[rank].now_ns > *free_ns ? sim->clocks[rank].now_ns : *free_ns;
+    const struct dp_port *port = dp_port_of(t->ports, op.slot, (enum dp_op_kind)op.kind);
+    struct dp_parcels *q = &t->sim->arrivals[port->flow];
+    int64_t *free_ns = &t->sim->link_free_ns[port->link];
+    int64_t start = t->clock->now_ns > *free_ns ? t->clock->now_ns : *free_ns;
 
-    if (q->count >= sim->limit)
+    if (q->count >= t->sim->limit)
         return PAUSES;
-    *free_ns = start + sim->transfer_ns;
-    if (!dp_parcels_push(q, (struct dp_parcel){op.mb, sim->clocks[rank].cause,
-                                               *free_ns + sim->latency_ns}))
+    *free_ns = start + t->sim->transfer_ns;
+    if (!dp_parcels_push(q, (struct dp_parcel){op.mb, t->clock->cause,
+                                               *free_ns + t->sim->latency_ns}))
         return FAILED;
-    wake(sim, peer);
+    wake(t->sim, port->peer);
     return GOES_ON;
 }
 
-/* Start the batch's sends; where batches are waited for, wait for its receives. */
-static enum outcome commit(struct simulator *sim, int rank, const struct dp_op *ops)
+static enum outcome start_sends(struct turn *t)
 {
-    struct clock *clock = &sim->clocks[rank];
-    enum outcome outcome;
+    struct clock *clock = t->clock;
 
-    for (; clock->sent < clock->next; clock->sent++) {
-        struct dp_op op = ops[clock->sent];
+    for (; clock->unsent; clock->sent++) {
+        struct dp_op op = t->ops[clock->sent];
         if (op.kind != DP_OP_SEND_F && op.kind != DP_OP_SEND_B)
             continue;
-        if ((outcome = send(sim, rank, op)) != GOES_ON)
+        enum outcome outcome = send(t, op);
+        if (outcome != GOES_ON)
             return outcome;
-    }
-    if (!(sim->flags & DP_SIMULATE_BATCHES))
-        return GOES_ON;
-    for (; clock->received < clock->next; clock->received++) {
-        struct dp_op op = ops[clock->received];
-        if (op.kind != DP_OP_RECV_F && op.kind != DP_OP_RECV_B)
-            continue;
-        int peer = dp_op_peer(dp_schedule_slot(sim->s, rank, (int)op.slot), op);
-        if ((outcome = take(sim, rank, op, op.kind == DP_OP_RECV_B, peer)) != GOES_ON)
-            return outcome;
+        clock->unsent--;
     }
     return GOES_ON;
+}
+
+static enum outcome wait_for_receives(struct turn *t)
+{
+    struct clock *clock = t->clock;
+    struct need need;
+
+    for (; clock->received < clock->next; clock->received++) {
+        struct dp_op op = t->ops[clock->received];
+        if (op.kind != DP_OP_RECV_F && op.kind != DP_OP_RECV_B)
+            continue;
+        if (!is_there(t, dp_port_of(t->ports, op.slot, (enum dp_op_kind)op.kind), op.mb, &need))
+            return WAITS;
+        take(t, &need);
+    }
+    return GOES_ON;
+}
+
+static enum outcome commit(struct turn *t)
+{
+    enum outcome outcome = start_sends(t);
+
+    return outcome == GOES_ON && t->sim->flags & DP_SIMULATE_BATCHES ? wait_for_receives(t)
+                                                                     : outcome;
 }
 
 /* ---- computes ------------------------------------------------------------------------------ */
 
-static void account_activations(struct clock *clock, struct dp_rank_report *report,
-                                struct dp_op op)
+static void account(struct turn *t, struct dp_op op)
 {
+    struct clock *clock = t->clock;
+
     clock->alive += (op.kind == DP_OP_F) - (op.kind == DP_OP_B || op.kind == DP_OP_W);
     clock->queued += (op.kind == DP_OP_I) - (op.kind == DP_OP_W);
-    if (clock->alive > report->peak_activations)
-        report->peak_activations = clock->alive;
-    if (clock->queued > report->peak_weight_queue)
-        report->peak_weight_queue = clock->queued;
+    if (clock->alive > t->report->peak_activations)
+        t->report->peak_activations = clock->alive;
+    if (clock->queued > t->report->peak_weight_queue)
+        t->report->peak_weight_queue = clock->queued;
 }
 
-static void write_span(struct simulator *sim, int rank, const struct dp_op *op, int64_t end_ns)
+static void write_span(struct turn *t, const struct dp_op *op, int64_t end_ns)
 {
-    const struct clock *clock = &sim->clocks[rank];
-    bool waited = clock->now_ns > clock->idle_since_ns;
+    const struct clock *clock = t->clock;
+    int64_t waited_ns = clock->now_ns - clock->idle_since_ns;
 
-    sim->causes[clock->span] = clock->cause;
-    sim->out->timeline.spans[clock->span] = (struct dp_span){
+    t->sim->causes[clock->span] = clock->cause;
+    t->sim->out->timeline.spans[clock->span] = (struct dp_span){
         .start_ns = clock->now_ns,
         .end_ns = end_ns,
-        .rank = rank,
+        .rank = t->rank,
         .index = (uint32_t)clock->next,
         .op = *op,
         .pair = op->overlap ? op[1] : (struct dp_op){0},
-        .waited_ns = clock->now_ns - clock->idle_since_ns,
-        .waited_for = waited ? clock->waited_for : -1,
+        .waited_ns = waited_ns,
+        .waited_for = waited_ns ? clock->waited_for : -1,
     };
 }
 
 /* Let the op, whose messages are there, take its time. */
-static void spend(struct simulator *sim, int rank, const struct dp_op *op)
+static void spend(struct turn *t, const struct dp_op *op)
 {
-    struct clock *clock = &sim->clocks[rank];
-    struct dp_rank_report *report = &sim->out->ranks[rank];
-    int64_t duration = dp_duration_ns(&sim->durations, sim->s, rank, op);
+    struct clock *clock = t->clock;
+    int64_t duration_ns = dp_duration_ns(&t->sim->durations, t->sim->s, t->rank, op);
 
-    if (sim->causes)
-        write_span(sim, rank, op, clock->now_ns + duration);
-    report->busy_ns += duration;
-    report->waiting_ns += clock->now_ns - clock->idle_since_ns;
-    clock->now_ns += duration;
+    if (t->sim->causes)
+        write_span(t, op, clock->now_ns + duration_ns);
+    t->report->busy_ns += duration_ns;
+    t->report->waiting_ns += clock->now_ns - clock->idle_since_ns;
+    clock->now_ns += duration_ns;
     clock->idle_since_ns = clock->now_ns;
     clock->cause = (uint32_t)clock->span++;
 }
 
-/* The messages that a compute consumes. */
-static enum outcome receive(struct simulator *sim, int rank, struct dp_op op)
+/* The message that a compute consumes; where batches are waited for, its COMMIT has taken it. */
+static bool is_input_there(const struct turn *t, struct dp_op op, struct need *need)
 {
-    const struct dp_slot *slot = dp_schedule_slot(sim->s, rank, (int)op.slot);
-
-    if (op.kind == DP_OP_F && dp_slot_has_remote_prev(slot, rank))
-        return take(sim, rank, op, false, slot->prev);
-    if ((op.kind == DP_OP_B || op.kind == DP_OP_I) && dp_slot_has_remote_next(slot, rank))
-        return take(sim, rank, op, true, slot->next);
-    return GOES_ON;
-}
-
-/* Is all there that an op (and the one it overlaps) needs? Looks before it takes, so that nothing
- * has to be put back. */
-static bool is_there(const struct simulator *sim, int rank, struct dp_op op)
-{
-    const struct dp_slot *slot = dp_schedule_slot(sim->s, rank, (int)op.slot);
-    bool gradient = op.kind != DP_OP_F;
-    const struct dp_parcels *q = arrivals_of(sim, rank, (int)op.slot, gradient);
-
-    if (gradient ? !dp_slot_has_remote_next(slot, rank) : !dp_slot_has_remote_prev(slot, rank))
+    *need = (struct need){0};
+    if (op.kind == DP_OP_W || t->sim->flags & DP_SIMULATE_BATCHES)
         return true;
-    for (uint32_t k = 0; k < q->count; k++)
-        if (dp_parcels_at(q, k)->tag == op.mb)
-            return true;
-    return false;
+    return is_there(t, dp_port_of(t->ports, op.slot,
+                                  op.kind == DP_OP_F ? DP_OP_RECV_F : DP_OP_RECV_B), op.mb, need);
 }
 
-static enum outcome compute(struct simulator *sim, int rank, const struct dp_op *op)
+static enum outcome compute(struct turn *t, const struct dp_op *op)
 {
-    struct clock *clock = &sim->clocks[rank];
-    bool batches = sim->flags & DP_SIMULATE_BATCHES;
+    struct need first, second = {0};
 
-    if (!batches && op->overlap && !is_there(sim, rank, op[1]))
+    if (!is_input_there(t, op[0], &first) ||
+        (op->overlap && !is_input_there(t, op[1], &second)))
         return WAITS;
-    if (!batches && receive(sim, rank, op[0]) == WAITS)
-        return WAITS;
-    if (!batches && op->overlap)
-        receive(sim, rank, op[1]);
-    spend(sim, rank, op);
-    account_activations(clock, &sim->out->ranks[rank], op[0]);
-    if (op->overlap)
-        account_activations(clock, &sim->out->ranks[rank], op[1]);
-    clock->next += op->overlap;
+    take(t, &first);
+    take(t, &second);
+    spend(t, op);
+    account(t, op[0]);
+    if (op->overlap) {
+        account(t, op[1]);
+        t->clock->next++;
+    }
     return GOES_ON;
 }
 
 /* ---- reduces ------------------------------------------------------------------------------- */
 
 /* Both partners start together. The one that comes second moves the clock of the first. */
-static enum outcome reduce(struct simulator *sim, int rank, const struct dp_op *op)
+static enum outcome reduce(struct turn *t, const struct dp_op *op)
 {
-    const struct dp_slot *slot = dp_schedule_slot(sim->s, rank, (int)op->slot);
-    struct clock *clock = &sim->clocks[rank], *mirror = &sim->clocks[slot->mirror];
+    const struct dp_schedule *s = t->sim->s;
+    const struct dp_slot *slot = dp_schedule_slot(s, t->rank, (int)op->slot);
+    struct clock *clock = t->clock, *mirror = &t->sim->clocks[slot->mirror];
 
     if (!clock->met) {
         if (!mirror->at_reduce ||
-            (int)dp_schedule_ops(sim->s, slot->mirror)[mirror->next].slot != slot->mirror_slot) {
+            (int)dp_schedule_ops(s, slot->mirror)[mirror->next].slot != slot->mirror_slot) {
             clock->at_reduce = true;
             return WAITS;
         }
         mirror->at_reduce = false;
         mirror->met = true;
         move_clock(clock, mirror->now_ns, slot->mirror, mirror->cause);
-        move_clock(mirror, clock->now_ns, rank, clock->cause);
-        wake(sim, slot->mirror);
+        move_clock(mirror, clock->now_ns, t->rank, clock->cause);
+        wake(t->sim, slot->mirror);
     }
     clock->met = false;
-    spend(sim, rank, op);
+    spend(t, op);
     return GOES_ON;
 }
 
 /* ---- the run ------------------------------------------------------------------------------- */
 
-static enum outcome step(struct simulator *sim, int rank, const struct dp_op *ops,
-                         const struct dp_op *op)
+static enum outcome step(struct turn *t, const struct dp_op *op)
 {
     switch ((enum dp_op_kind)op->kind) {
     case DP_OP_F:
     case DP_OP_B:
     case DP_OP_I:
     case DP_OP_W:
-        return compute(sim, rank, op);
+        return compute(t, op);
+    case DP_OP_SEND_F:
+    case DP_OP_SEND_B:
+        if (!t->clock->unsent++)
+            t->clock->sent = t->clock->next;
+        return GOES_ON;
     case DP_OP_COMMIT:
-        return commit(sim, rank, ops);
+        return commit(t);
     case DP_OP_REDUCE:
-        return reduce(sim, rank, op);
+        return reduce(t, op);
     default:
         return GOES_ON;
     }
@@ -283,17 +297,21 @@ static enum outcome step(struct simulator *sim, int rank, const struct dp_op *op
 
 static enum outcome run(struct simulator *sim, int rank)
 {
-    const struct dp_op *ops = dp_schedule_ops(sim->s, rank);
-    size_t count = dp_schedule_count(sim->s, rank);
     struct clock *clock = &sim->clocks[rank];
+    struct turn t = {sim, rank, clock, dp_schedule_ops(sim->s, rank),
+                     dp_links_ports(&sim->links, sim->s, rank), &sim->out->ranks[rank]};
+    size_t start = clock->next, count = dp_schedule_count(sim->s, rank);
     enum outcome outcome = GOES_ON;
 
     clock->ready = false;
-    for (; clock->next < count; clock->next++, sim->moves++)
-        if ((outcome = step(sim, rank, ops, &ops[clock->next])) != GOES_ON)
+    for (; clock->next < count; clock->next++)
+        if ((outcome = step(&t, &t.ops[clock->next])) != GOES_ON)
             break;
+    sim->moves += clock->next - start;
     if (outcome == PAUSES)
         sim->full[sim->full_count++] = rank;
+    /* Ranks take turns in short stretches: by its next one, the rest of the list is at hand. */
+    __builtin_prefetch(&t.ops[clock->next + 16]);
     return outcome;
 }
 
@@ -309,13 +327,11 @@ static void let_full_ones_go_on(struct simulator *sim)
 
 static int run_all(struct simulator *sim)
 {
-    uint32_t ranks = (uint32_t)sim->s->ranks;
-
     for (int rank = 0; rank < sim->s->ranks; rank++)
         wake(sim, rank);
     while (sim->ready_count) {
         int rank = sim->ready[sim->ready_head];
-        sim->ready_head = (sim->ready_head + 1) % ranks;
+        sim->ready_head = (sim->ready_head + 1) % (uint32_t)sim->s->ranks;
         sim->ready_count--;
         if (run(sim, rank) == FAILED)
             return dp_fail(DP_ENOMEM, "no memory for messages under way");
@@ -339,8 +355,6 @@ static int check_all_ended(const struct simulator *sim)
     return 0;
 }
 
-/* ---- results ------------------------------------------------------------------------------- */
-
 static void sum_up(struct simulator *sim)
 {
     struct dp_simulation *out = sim->out;
@@ -357,36 +371,6 @@ static void sum_up(struct simulator *sim)
     if (out->makespan_ns)
         out->bubble_ratio = bubbles / ((double)sim->s->ranks * (double)out->makespan_ns);
     out->timeline.makespan_ns = out->makespan_ns;
-}
-
-static uint32_t last_span(const struct simulator *sim)
-{
-    const struct dp_timeline *t = &sim->out->timeline;
-    uint32_t last = 0;
-
-    for (uint32_t i = 1; i < t->count; i++)
-        if (t->spans[i].end_ns > t->spans[last].end_ns)
-            last = i;
-    return last;
-}
-
-/* From the span that ends last back through what each one waited for. */
-static int trace_critical_path(struct simulator *sim)
-{
-    struct dp_simulation *out = sim->out;
-    size_t count = 0;
-
-    if (!out->timeline.count)
-        return 0;
-    for (uint32_t i = last_span(sim); i != NO_SPAN; i = sim->causes[i])
-        count++;
-    out->critical = malloc(count * sizeof(*out->critical));
-    if (!out->critical)
-        return dp_fail(DP_ENOMEM, "no memory for a critical path of %zu ops", count);
-    out->critical_count = count;
-    for (uint32_t i = last_span(sim); i != NO_SPAN; i = sim->causes[i])
-        out->critical[--count] = out->timeline.spans[i];
-    return 0;
 }
 
 /* ---- setting up ---------------------------------------------------------------------------- */
@@ -445,7 +429,7 @@ static int set_up_spans(struct simulator *sim)
         count += count_spans(dp_schedule_ops(sim->s, rank), dp_schedule_count(sim->s, rank));
     }
     *t = (struct dp_timeline){.ranks = sim->s->ranks, .count = count};
-    if (count >= NO_SPAN)
+    if (count >= DP_NO_SPAN)
         return dp_fail(DP_EUNSUPPORTED, "a timeline of %zu ops, expected less than 2^32", count);
     t->spans = malloc((count + 1) * sizeof(*t->spans));
     sim->causes = malloc((count + 1) * sizeof(*sim->causes));
@@ -457,7 +441,7 @@ static int set_up_spans(struct simulator *sim)
 static int set_up(struct simulator *sim, const struct dp_cost *cost)
 {
     const struct dp_schedule *s = sim->s;
-    size_t ranks = (size_t)s->ranks, slots = ranks * (size_t)s->slots_per_rank;
+    size_t ranks = (size_t)s->ranks;
     int err = dp_durations_init(&sim->durations, s, cost);
 
     if (!err)
@@ -467,9 +451,9 @@ static int set_up(struct simulator *sim, const struct dp_cost *cost)
     sim->latency_ns = llround(cost->link_latency_ns);
     if (cost->link_bytes_per_ns > 0)
         sim->transfer_ns = llround(cost->message_bytes / cost->link_bytes_per_ns);
-    sim->limit = 16;
+    sim->limit = 4; /* short queues stay in the cache */
     sim->link_free_ns = calloc((size_t)sim->links.count + 1, sizeof(*sim->link_free_ns));
-    sim->arrivals = calloc(2 * slots, sizeof(*sim->arrivals));
+    sim->arrivals = calloc((size_t)sim->links.flows, sizeof(*sim->arrivals));
     sim->clocks = calloc(ranks, sizeof(*sim->clocks));
     sim->ready = malloc(ranks * sizeof(*sim->ready));
     sim->full = malloc(ranks * sizeof(*sim->full));
@@ -478,15 +462,13 @@ static int set_up(struct simulator *sim, const struct dp_cost *cost)
         !sim->out->ranks)
         return dp_fail(DP_ENOMEM, "no memory to simulate %d ranks", s->ranks);
     for (int rank = 0; rank < s->ranks; rank++)
-        sim->clocks[rank].cause = NO_SPAN;
+        sim->clocks[rank].cause = DP_NO_SPAN;
     return sim->flags & (DP_SIMULATE_TIMELINE | DP_SIMULATE_CRITICAL) ? set_up_spans(sim) : 0;
 }
 
 static void simulator_fini(struct simulator *sim)
 {
-    size_t queues = 2 * (size_t)sim->s->ranks * (size_t)sim->s->slots_per_rank;
-
-    for (size_t i = 0; sim->arrivals && i < queues; i++)
+    for (int i = 0; sim->arrivals && i < sim->links.flows; i++)
         free(sim->arrivals[i].ring);
     free(sim->arrivals);
     free(sim->link_free_ns);
@@ -519,7 +501,7 @@ int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost
     if (!err)
         sum_up(&sim);
     if (!err && flags & DP_SIMULATE_CRITICAL)
-        err = trace_critical_path(&sim);
+        err = dp_trace_critical_path(&result, sim.causes);
     simulator_fini(&sim);
     if (!(flags & DP_SIMULATE_TIMELINE))
         dp_timeline_fini(&result.timeline);
@@ -528,18 +510,4 @@ int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost
     else
         *out = result;
     return err;
-}
-
-void dp_timeline_fini(struct dp_timeline *t)
-{
-    free(t->spans);
-    *t = (struct dp_timeline){0};
-}
-
-void dp_simulation_fini(struct dp_simulation *sim)
-{
-    free(sim->ranks);
-    free(sim->critical);
-    dp_timeline_fini(&sim->timeline);
-    *sim = (struct dp_simulation){0};
 }
