@@ -205,10 +205,19 @@ static bool is_armed(void)
     return armed;
 }
 
+static int count_busy(void)
+{
+    pthread_mutex_lock(&fake.lock);
+    int n = fake_busy();
+    pthread_mutex_unlock(&fake.lock);
+    return n;
+}
+
 static void drain(void)
 {
     pthread_mutex_lock(&fake.lock);
-    fake_drain();
+    while (fake_busy())
+        pthread_cond_wait(&fake.change, &fake.lock);
     pthread_mutex_unlock(&fake.lock);
 }
 
@@ -245,6 +254,7 @@ EXPORT const struct fake_cuda fake_cuda = {
     .fail_call = fail_call,
     .fail_work = fail_work,
     .armed = is_armed,
+    .busy = count_busy,
     .drain = drain,
     .reach = reach_memory,
     .alive = count_alive,

@@ -38,7 +38,8 @@ struct fake_cuda {
     void (*fail_work)(int n, CUresult result);
     /* Whether a fault is armed that has not struck yet. */
     bool (*armed)(void);
-    /* Wait until all that streams were given is done. */
+    /* Streams with work that is not done; and wait until there are none. */
+    int (*busy)(void);
     void (*drain)(void);
     /* Where the CPU can reach device memory: for the "kernels" of a test (cuLaunchHostFunc). */
     void *(*reach)(const void *device_ptr);

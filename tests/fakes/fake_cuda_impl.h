@@ -87,8 +87,8 @@ CUresult fake_end(CUresult result);
 /* The calling thread's current context; NULL: none. */
 CUcontext fake_current(void);
 
-/* Sleep until all streams are idle; with the lock. */
-void fake_drain(void);
+/* Streams with work that is not done; with the lock. */
+int fake_busy(void);
 
 /* Reserve a device's memory. */
 bool fake_map_memory(CUcontext context);

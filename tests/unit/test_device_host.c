@@ -119,6 +119,37 @@ static void a_wait_holds_its_stream_and_no_other(void **state)
     free(gate);
 }
 
+static void a_wait_goes_through_a_stream_that_only_waits(void **state)
+{
+    (void)state;
+    struct gate *gate = calloc(1, sizeof(*gate));
+    struct dp_device_stream *streams[3];
+    struct dp_device_event *events[3];
+    struct dp_device *dev;
+    char a = 1, b = 2;
+
+    assert_int_equal(dp_device_open("host:1", &dev), 0);
+    const struct dp_device_ops *ops = dev->ops;
+    gate_close(gate, dev);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(ops->stream_new(dev, &streams[i]), 0);
+        assert_int_equal(ops->event_new(dev, &events[i]), 0);
+        assert_int_equal(ops->stream_wait(streams[i], i ? events[i - 1] : &gate->event), 0);
+        if (i == 2)
+            assert_int_equal(ops->copy(streams[i], &b, &a, 1), 0);
+        assert_int_equal(ops->event_record(events[i], streams[i]), 0);
+    }
+    gate_open(gate, dev);
+    assert_int_equal(ops->event_wait(events[2], 20 * DP_NS_PER_S), 0);
+    assert_int_equal(b, 1);
+    for (int i = 0; i < 3; i++) {
+        ops->event_free(events[i]);
+        ops->stream_free(streams[i]);
+    }
+    dp_device_close(dev);
+    free(gate);
+}
+
 static int64_t process_cpu_ns(void)
 {
     struct timespec t;
@@ -245,6 +276,7 @@ int main(void)
         cmocka_unit_test(every_way_of_copying_copies_every_byte_and_no_other),
         cmocka_unit_test(large_copies_are_whole_while_the_ways_take_turns),
         cmocka_unit_test(a_wait_holds_its_stream_and_no_other),
+        cmocka_unit_test(a_wait_goes_through_a_stream_that_only_waits),
         cmocka_unit_test(idle_workers_and_waiting_threads_cost_no_time),
         cmocka_unit_test(a_device_closes_with_work_in_flight_done),
         cmocka_unit_test(a_stream_that_was_freed_is_used_again),

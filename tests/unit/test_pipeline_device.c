@@ -112,6 +112,8 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
     int err = cuda_job_step(&r);
     CHECK(err == (comm->rank == 1 ? DP_ECALLBACK : DP_EABORTED));
     CHECK(!dp_comm_reset(comm));
+    CHECK(!fake->busy()); /* of all ranks: none has begun again */
+    CHECK(!dp_comm_barrier(comm));
     CHECK(!cuda_job_step(&r));
     cuda_job_close(&r);
     return 0;
