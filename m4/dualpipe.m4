@@ -74,7 +74,7 @@ AC_DEFUN([DP_COVERAGE], [
     AS_CASE([$enable_coverage,$GCOVR,$LCOV],
         [no,*], [DP_NOTE([coverage], [off], [give --enable-coverage])],
         [yes,,], [AC_MSG_ERROR([--enable-coverage: neither gcovr nor lcov found (Debian, Ubuntu: gcovr)])],
-        [DP_COV_FLAGS=--coverage
+        [DP_COV_FLAGS="--coverage -fprofile-update=atomic" # ranks are threads in many tests
          AS_IF([test "x$dp_user_cflags" = x], [CFLAGS="-g -O0"])
          DP_NOTE([coverage], [on], ['make coverage' prints a table with ${GCOVR:-$LCOV}])])
     AC_SUBST([DP_COV_FLAGS])

@@ -38,20 +38,6 @@ int dp_config_last_slot(const struct dp_schedule *s, int rank)
 
 /* ---- schedule and comm ---------------------------------------------------------------------- */
 
-static int check_rank_map(const struct dp_schedule *s)
-{
-    for (int r = 0; r < s->ranks; r++) {
-        if (s->group_rank[r] < 0 || s->group_rank[r] >= s->ranks)
-            return dp_fail(DP_EINVAL, "rank map: group rank %d of rank %d, expected 0 to %d",
-                           s->group_rank[r], r, s->ranks - 1);
-        for (int q = 0; q < r; q++)
-            if (s->group_rank[q] == s->group_rank[r])
-                return dp_fail(DP_EINVAL, "rank map: ranks %d and %d both have group rank %d", q, r,
-                               s->group_rank[r]);
-    }
-    return 0;
-}
-
 static int check_comm(const struct dp_pipeline_config *config)
 {
     int ranks = config->schedule->ranks;
@@ -86,7 +72,7 @@ static int check_schedule(const struct dp_pipeline_config *config)
                            "one of each",
                            rank, first, last);
     }
-    return check_rank_map(s);
+    return 0;
 }
 
 /* ---- stages --------------------------------------------------------------------------------- */

@@ -210,6 +210,147 @@ static void ranks_can_be_mapped(void **state)
         }
 }
 
+static int run_with_strides(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+    int64_t strides[MODEL_TENSORS][2];
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    for (int k = 0; r.step.inputs && k < MODEL_TENSORS; k++) {
+        strides[k][0] = r.in.shapes[k][1];
+        strides[k][1] = 1;
+        r.in.tensors[k].strides = strides[k];
+    }
+    for (int i = 0; i < STEPS; i++)
+        CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void contiguous_strides_are_none(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(some[0]);
+    struct job job = job_make(s);
+    struct job_result result;
+    int killed;
+
+    job_result_init(&result, &job);
+    job.result = &result;
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], s->ranks, deadline_ns, run_with_strides, &job, &killed),
+        0);
+    assert_true(job_result_is_sequential(&job, STEPS - 1));
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+/* ---- a model of its own: gradients in float64, one loss, no labels ------------------------------ */
+
+enum { DOUBLES = 40 };
+
+static int count_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                         DLTensor *out)
+{
+    (void)user;
+    (void)call;
+    memcpy(out[0].data, in[0].data, sizeof(float));
+    return 0;
+}
+
+/* Each micro-batch adds its number, counted from 1, to every gradient. */
+static int count_weight(void *user, const struct dp_stage_call *call)
+{
+    double *sums = call->grads[0]->data;
+    (void)user;
+    for (int i = 0; i < DOUBLES; i++)
+        sums[i] += call->mb_global + 1;
+    return 0;
+}
+
+static int count_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                          DLTensor *gin, enum dp_backward_mode mode)
+{
+    (void)gout;
+    gin[0].data = NULL;
+    return mode == DP_BACKWARD_FULL ? count_weight(user, call) : 0;
+}
+
+static int count_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                      const DLTensor *label, double *values, int32_t max, int32_t *count)
+{
+    (void)user;
+    (void)call;
+    values[0] = (double)*(const float *)out[0].data;
+    *count = label ? 0 : max;
+    return 0;
+}
+
+static int count_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                               const DLTensor *label, double scale, DLTensor *gout)
+{
+    (void)user;
+    (void)call;
+    (void)out;
+    (void)label;
+    *(float *)gout[0].data = (float)scale;
+    return 0;
+}
+
+static int run_counting(struct dp_comm *comm, void *arg)
+{
+    static const struct dp_stage_ops ops = {count_forward, count_backward, count_weight, NULL};
+    static const struct dp_loss_ops loss = {count_loss, count_loss_backward};
+    const struct dp_schedule *s = arg;
+    double sums[2][DOUBLES] = {{0}}, losses[8];
+    float batch[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    int64_t shape[1] = {s->mb_per_stream}, grad_shape[1] = {DOUBLES};
+    struct dp_border borders[8];
+    DLTensor grads[2], input = {.data = batch, .device = {kDLCPU, 0}, .ndim = 1,
+                                .dtype = {kDLFloat, 32, 1}, .shape = shape};
+    DLTensor *lists[2] = {&grads[0], &grads[1]}, *inputs = &input;
+    struct dp_stage stages[2];
+    struct dp_pipeline *pipe;
+
+    for (int i = 0; i <= s->stages; i++)
+        borders[i] = (struct dp_border){1, {{.dtype = {kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}}};
+    for (int i = 0; i < 2; i++) {
+        grads[i] = (DLTensor){.data = sums[i], .device = {kDLCPU, 0}, .ndim = 1,
+                              .dtype = {kDLFloat, 64, 1}, .shape = grad_shape};
+        stages[i] = (struct dp_stage){.ops = &ops, .grad_count = 1, .grads = &lists[i]};
+    }
+    CHECK(!dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s, .comm = comm,
+                                                        .stages = stages, .borders = borders,
+                                                        .loss = &loss, .fixed_order = true},
+                           &pipe));
+    bool ends_here = s->kind == DP_SCHEDULE_DUALPIPE || comm->rank == 0;
+    struct dp_step step = {.inputs = ends_here ? (const DLTensor *const *)&inputs : NULL,
+                           .losses = ends_here ? losses : NULL};
+    CHECK(!dp_pipeline_step(pipe, &step));
+    CHECK(step.loss_values == ends_here);
+    CHECK(!ends_here || losses[s->mb_per_stream - 1] == (double)s->mb_per_stream);
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < DOUBLES; k++)
+            CHECK(sums[i][k] == s->microbatches * (s->microbatches + 1) / 2);
+    dp_pipeline_free(pipe);
+    return 0;
+}
+
+static void gradients_can_be_doubles_and_labels_absent(void **state)
+{
+    (void)state;
+    static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
+    int killed;
+
+    for (int i = 0; i < 2; i++) {
+        struct dp_schedule *s = build((struct dp_schedule_spec){
+            .kind = kinds[i], .ranks = 2, .microbatches = 6, .mirror_reduce = true});
+        assert_int_equal(
+            comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run_counting, s, &killed), 0);
+        dp_schedule_free(s);
+    }
+}
+
 static void one_rank_needs_no_comm(void **state)
 {
     (void)state;
@@ -396,6 +537,8 @@ int main(void)
         cmocka_unit_test(without_fixed_order_one_stream_adds_in_the_order_of_micro_batches),
         cmocka_unit_test(mirrors_sum_their_gradients),
         cmocka_unit_test(ranks_can_be_mapped),
+        cmocka_unit_test(contiguous_strides_are_none),
+        cmocka_unit_test(gradients_can_be_doubles_and_labels_absent),
         cmocka_unit_test(one_rank_needs_no_comm),
         cmocka_unit_test(copy_workers_change_no_number),
         cmocka_unit_test(two_pipelines_take_turns_on_one_comm),

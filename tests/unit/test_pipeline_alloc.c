@@ -20,6 +20,8 @@
 
 static _Thread_local bool counting;
 static _Thread_local int allocations;
+static _Thread_local int left = -1; /* allocations until one fails; -1: none does */
+static _Thread_local int held;      /* taken and not yet given back, while counting */
 
 #if COUNTS
 extern void *__libc_malloc(size_t bytes);
@@ -28,40 +30,51 @@ extern void *__libc_realloc(void *ptr, size_t bytes);
 extern void *__libc_memalign(size_t alignment, size_t bytes);
 extern void __libc_free(void *ptr);
 
-void *malloc(size_t bytes)
+static bool refuse(void)
 {
     allocations += counting;
-    return __libc_malloc(bytes);
+    return left >= 0 && left-- == 0;
+}
+
+static void *hold(void *ptr)
+{
+    held += counting && ptr;
+    return ptr;
+}
+
+void *malloc(size_t bytes)
+{
+    return refuse() ? NULL : hold(__libc_malloc(bytes));
 }
 
 void *calloc(size_t count, size_t bytes)
 {
-    allocations += counting;
-    return __libc_calloc(count, bytes);
+    return refuse() ? NULL : hold(__libc_calloc(count, bytes));
 }
 
 void *realloc(void *ptr, size_t bytes)
 {
-    allocations += counting;
-    return __libc_realloc(ptr, bytes);
+    if (refuse())
+        return NULL;
+    held -= counting && ptr;
+    return hold(__libc_realloc(ptr, bytes));
 }
 
 void *aligned_alloc(size_t alignment, size_t bytes)
 {
-    allocations += counting;
-    return __libc_memalign(alignment, bytes);
+    return refuse() ? NULL : hold(__libc_memalign(alignment, bytes));
 }
 
 int posix_memalign(void **out, size_t alignment, size_t bytes)
 {
-    allocations += counting;
-    *out = __libc_memalign(alignment, bytes);
+    *out = refuse() ? NULL : hold(__libc_memalign(alignment, bytes));
     return *out ? 0 : ENOMEM;
 }
 
 void free(void *ptr)
 {
     allocations += counting;
+    held -= counting && ptr;
     __libc_free(ptr);
 }
 #endif
@@ -131,10 +144,79 @@ static void a_step_allocates_nothing(void **state)
             expect_none(kind, (enum dp_schedule_kind)s);
 }
 
+/* ---- without memory ------------------------------------------------------------------------------- */
+
+static struct dp_pipeline_config kept;
+
+static void keep_config(void *user, int rank, struct dp_pipeline_config *config)
+{
+    static struct dp_stage stages[2];
+
+    (void)user;
+    (void)rank;
+    kept = *config;
+    stages[0] = config->stages[0];
+    stages[1] = config->stages[1];
+    kept.stages = stages;
+}
+
+static void drop_line(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    (void)line;
+}
+
+/* Let the first allocation fail, then the second, and so on until none does. */
+static int fail_each_allocation(struct dp_pipeline **pipe)
+{
+    int err = DP_ENOMEM, tries = 0;
+
+    for (; err == DP_ENOMEM; tries++) {
+        held = 0;
+        counting = true;
+        left = tries;
+        err = dp_pipeline_new(&kept, pipe);
+        counting = false;
+        left = -1;
+        assert_true(err == DP_ENOMEM ? held == 0 : !err);
+    }
+    return tries;
+}
+
+static void a_pipeline_that_gets_no_memory_says_so_and_leaves_none_behind(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    struct job_result result;
+    struct job_rank r;
+    struct dp_pipeline *pipe = NULL;
+
+    if (!COUNTS)
+        skip();
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV,
+                                                                .ranks = 1,
+                                                                .microbatches = 4},
+                                     &s),
+                     0);
+    struct job job = job_make(s);
+    job_result_init(&result, &job);
+    job.result = &result;
+    job.edit = keep_config;
+    assert_int_equal(job_rank_open(&r, &job, NULL), 0);
+    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    assert_true(fail_each_allocation(&pipe) > 20);
+    dp_pipeline_free(pipe);
+    job_rank_close(&r);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_allocates_nothing),
+        cmocka_unit_test(a_pipeline_that_gets_no_memory_says_so_and_leaves_none_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -456,6 +456,12 @@ static void other_kind(int rank, struct dp_pipeline_config *config)
     config->borders = borders;
 }
 
+static void other_ranks(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->schedule = others[0];
+}
+
 static void other_shape(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
@@ -550,6 +556,20 @@ static void ranks_that_disagree_name_the_field(void **state)
         dp_schedule_free(others[i]);
 }
 
+static void a_comm_of_another_size_is_refused(void **state)
+{
+    (void)state;
+    static const struct wrong wrong = {"size", EVERYWHERE, other_ranks, NULL, DP_EINVAL,
+                                       "comm: 2 ranks, expected the schedule's 4", 0};
+    struct dp_schedule_spec spec = training;
+
+    spec.ranks = 4;
+    spec.microbatches = 8;
+    assert_int_equal(dp_schedule_new(&spec, &others[0]), 0);
+    expect_wrong(&wrong, training);
+    dp_schedule_free(others[0]);
+}
+
 /* ---- arguments of a step ---------------------------------------------------------------------- */
 
 static void no_inputs(struct job_rank *r)
@@ -590,6 +610,26 @@ static void input_elsewhere(struct job_rank *r)
 static void input_without_data(struct job_rank *r)
 {
     r->in.tensors[0].data = NULL;
+}
+
+static void input_of_pairs(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLBfloat, 16, 2};
+}
+
+static void input_of_bits(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLUInt, 1, 1};
+}
+
+static void input_complex(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLComplex, 64, 1};
+}
+
+static void input_opaque(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLOpaqueHandle, 32, 1};
 }
 
 static void input_strided(struct job_rank *r)
@@ -634,6 +674,10 @@ static const struct wrong wrong_arguments[] = {
      DP_EABORTED},
     {"S7 dtype", 1, NULL, input_of_other_dtype, DP_EMISMATCH, "dtype int64, expected int32",
      DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_of_pairs, DP_EMISMATCH, "dtype bfloat16x2, expected", DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_of_bits, DP_EMISMATCH, "dtype uint1, expected", DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_complex, DP_EMISMATCH, "dtype complex64, expected", DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_opaque, DP_EMISMATCH, "dtype type32, expected", DP_EABORTED},
     {"device", 1, NULL, input_elsewhere, DP_EINVAL, "on device 2:0", DP_EABORTED},
     {"data", 1, NULL, input_without_data, DP_EINVAL, "no data", DP_EABORTED},
     {"strides", 1, NULL, input_strided, DP_EINVAL, "strided", DP_EABORTED},
@@ -732,6 +776,41 @@ static void drop_line(void *user, enum dp_log_level level, const char *line)
     (void)line;
 }
 
+/* Rank 1 takes the two pipelines in another order. */
+static int run_crosswise(struct dp_comm *comm, void *arg)
+{
+    struct job *jobs = arg;
+    struct job_rank r[2];
+
+    for (int i = 0; i < 2; i++)
+        CHECK(!job_rank_open(&r[i], &jobs[i], comm));
+    CHECK(job_rank_step(&r[comm->rank]) == DP_EMISMATCH);
+    CHECK_SAYS("rank 1 does a step of another pipeline than rank 0");
+    for (int i = 0; i < 2; i++) /* the comm is as good as before */
+        CHECK(!job_rank_step(&r[i]));
+    for (int i = 0; i < 2; i++)
+        job_rank_close(&r[i]);
+    return 0;
+}
+
+static void ranks_that_take_pipelines_in_another_order_notice(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    struct job_result result;
+    int killed;
+
+    assert_int_equal(dp_schedule_new(&training, &s), 0);
+    struct job jobs[2] = {job_make(s), job_make(s)};
+    jobs[1].model.seed++;
+    job_result_init(&result, &jobs[0]);
+    jobs[0].result = jobs[1].result = &result;
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], RANKS, deadline_ns, run_crosswise, jobs, &killed), 0);
+    job_result_fini(&result, &jobs[0]);
+    dp_schedule_free(s);
+}
+
 /* Without the agreement before each step, the first message notices. */
 static void unchecked(int rank, struct dp_pipeline_config *config)
 {
@@ -783,8 +862,10 @@ int main(void)
         cmocka_unit_test(a_bad_config_is_named_and_told_to_the_other_ranks),
         cmocka_unit_test(more_ranks_than_one_need_a_comm),
         cmocka_unit_test(ranks_that_disagree_name_the_field),
+        cmocka_unit_test(a_comm_of_another_size_is_refused),
         cmocka_unit_test(a_bad_argument_of_a_step_is_named_and_told),
         cmocka_unit_test(ranks_that_stand_at_different_steps_notice),
+        cmocka_unit_test(ranks_that_take_pipelines_in_another_order_notice),
         cmocka_unit_test(unchecked_steps_notice_a_message_of_another_step),
         cmocka_unit_test(a_schedule_that_asks_for_too_much_is_refused),
     };

@@ -158,6 +158,41 @@ static void a_step_that_not_all_have_recorded_is_refused(void **state)
     dp_schedule_free(s);
 }
 
+/* One rank, no comm; a ring that is too small, then one that is not. */
+static void a_rank_alone_gathers_its_own_steps(void **state)
+{
+    (void)state;
+    struct dp_schedule *s, *other = build(DP_SCHEDULE_1F1B);
+    struct dp_timeline t;
+    struct job_result result;
+    struct job_rank rank;
+
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV,
+                                                                .ranks = 1,
+                                                                .microbatches = 4},
+                                     &s),
+                     0);
+    struct job job = job_make(s);
+    job_result_init(&result, &job);
+    job.result = &result;
+    job.edit = set_recorder;
+    for (size_t ops = 5; ops <= 100; ops += 95) {
+        assert_int_equal(dp_recorder_new(ops, 1, &the_recorder), 0);
+        assert_int_equal(job_rank_open(&rank, &job, NULL), 0);
+        for (int i = 0; i < STEPS; i++)
+            assert_int_equal(job_rank_step(&rank), 0);
+        assert_int_equal(dp_recorder_gather(the_recorder, other, NULL, &t), DP_EINVAL);
+        assert_int_equal(dp_recorder_gather(the_recorder, s, NULL, &t), ops == 5 ? DP_ESTATE : 0);
+        job_rank_close(&rank);
+        dp_recorder_free(the_recorder);
+    }
+    expect_whole(&t, s);
+    dp_timeline_fini(&t);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+    dp_schedule_free(other);
+}
+
 static void a_recorder_refuses_to_hold_nothing(void **state)
 {
     (void)state;
@@ -420,6 +455,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_recorded_step_has_every_compute_once_and_in_order),
         cmocka_unit_test(a_step_that_not_all_have_recorded_is_refused),
+        cmocka_unit_test(a_rank_alone_gathers_its_own_steps),
         cmocka_unit_test(a_recorder_refuses_to_hold_nothing),
         cmocka_unit_test(a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message),
         cmocka_unit_test(a_simulated_step_opens_in_perfetto_too),

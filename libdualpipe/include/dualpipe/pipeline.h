@@ -72,9 +72,12 @@ struct dp_pipeline_config {
  * halves. A user's schedule whose weight parts of a slot are not in mb order cannot have it:
  * DP_EUNSUPPORTED. */
 
-/* Errors: DP_EINVAL for a bad config and for a schedule that does not pass the checker, naming what;
- * DP_EMISMATCH on every rank where ranks disagree on schedule, borders or flags; DP_ENOMEM with the
- * bytes asked for. Collective over the comm. */
+/* Collective over the comm, which stays usable whatever comes out. Errors: DP_EINVAL for a bad config
+ * and for a schedule that does not pass the checker, DP_ESTATE for a border without tensors, both
+ * naming what; DP_EUNSUPPORTED (fixed_order, above; two first or two last stages on a rank);
+ * DP_ENOMEM with the bytes asked for; DP_EABORTED where it was another rank's config, naming the rank
+ * and its sentence; DP_EMISMATCH on every rank where ranks disagree on schedule, borders or flags,
+ * naming the field, the ranks and their values. */
 DP_PUBLIC int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline **out);
 DP_PUBLIC void dp_pipeline_free(struct dp_pipeline *pipe);
 
@@ -92,10 +95,16 @@ struct dp_step {
 };
 
 /* Carry out one step. Gradients have been added to the stages' grads when it returns, and where the
- * schedule has REDUCE ops, summed with the mirror's. After a failure no state of the step is left:
- * the comm is aborted, and after dp_comm_reset on all ranks the pipeline can be used again.
- * Errors: those of behaviour rows S1-S14, DP_ECALLBACK on the rank whose callback failed,
- * DP_EABORTED on the others, DP_ETIMEDOUT, DP_ECOMM. */
+ * schedule has REDUCE ops, the whole of them has been summed with the mirror's (so they should be
+ * zero when such a step begins). After a failure no state of the step is left: the comm is aborted,
+ * and after dp_comm_reset on all ranks the pipeline can be used again.
+ *
+ * Errors. DP_EINVAL: an argument is missing or not wanted here, elsewhere, strided, or its extent
+ * along batch_dim no multiple of the micro-batches; a loss that gives another number of values than
+ * before. DP_EMISMATCH: another shape or dtype than declared, of an argument or of what a stage put
+ * out; ranks at different steps or pipelines (then all ranks say so, and the comm is not aborted).
+ * DP_ECALLBACK on the rank whose callback failed; DP_EABORTED on all others, whatever it was;
+ * DP_ETIMEDOUT, DP_ECOMM. dp_last_error() names the rank, the op, the stage and the micro-batch. */
 DP_PUBLIC int dp_pipeline_step(struct dp_pipeline *pipe, struct dp_step *step);
 
 /* The number of the next step: it keys random numbers and counts up from 0 by each step that
