@@ -12,6 +12,7 @@
 
 static const struct command commands[] = {
     {"schedule", "show, check, simulate, export and compare pipeline schedules", run_schedule},
+    {"train", "train a small GPT on text, its layers spread over processes", run_train},
     {"bench", "measure this machine and this library", run_bench},
     {"info", "version, what was built in, what the machine has, all options", run_info},
     {0},
@@ -24,6 +25,7 @@ static const struct command_set program = {
     .commands = commands,
     .examples = "  dualpipe schedule show dualpipe -P 4 -M 8\n"
                 "  dualpipe schedule compare -P 8 -M 20\n"
+                "  dualpipe train --data book.txt --timeline step.svg\n"
                 "  dualpipe info --options\n",
 };
 

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `dualpipe train` as a set of processes: it ends when it should, all of it, and says why; its
+ * output is what it claims to be.
+ */
+#include "config.h"
+
+#include "cmocka_all.h"
+
+#include <jansson.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MAX_ARGS = 48, MAX_RANKS = 8, OUTPUT = 1 << 16 };
+
+/* ---- a run of the command ------------------------------------------------------------------- */
+
+struct run {
+    pid_t pid;
+    FILE *out, *err; /* temporary files */
+    int status;      /* as the shell would see it */
+    char out_text[OUTPUT], err_text[OUTPUT];
+};
+
+/* A model that takes no time, and text that is always there. */
+static const char tiny[] = "--layers 4 --width 8 --heads 2 --context 8 --batch 8 --sample 10";
+/* It would go on for hours. */
+static const char endless[] = "--steps 1000000000 --eval-every 0";
+
+static void exec_train(const char *options)
+{
+    char command[4096], text[4096], *argv[MAX_ARGS] = {command, "train", "--data", text}, *word;
+    int argc = 4;
+
+    snprintf(command, sizeof(command), "%s/tools/dualpipe", getenv("DP_TOP_BUILDDIR"));
+    snprintf(text, sizeof(text), "%s/LICENSE", getenv("DP_TOP_SRCDIR"));
+    for (word = strtok(strdup(options), " "); word && argc < MAX_ARGS - 1; word = strtok(NULL, " "))
+        argv[argc++] = word;
+    execv(command, argv);
+    _exit(127);
+}
+
+/* before: called in the process that becomes the command. */
+static void start(struct run *r, const char *more, void (*before)(void *), void *user)
+{
+    char options[1024];
+
+    memset(r, 0, sizeof(*r));
+    snprintf(options, sizeof(options), "%s %s", tiny, more);
+    r->out = tmpfile();
+    r->err = tmpfile();
+    assert_non_null(r->out);
+    assert_non_null(r->err);
+    r->pid = fork();
+    if (r->pid == 0) {
+        dup2(fileno(r->out), STDOUT_FILENO);
+        dup2(fileno(r->err), STDERR_FILENO);
+        signal(SIGINT, SIG_DFL);
+        if (before)
+            before(user);
+        exec_train(options);
+    }
+    assert_true(r->pid > 0);
+}
+
+static void read_text(FILE *f, char text[OUTPUT])
+{
+    ssize_t len = pread(fileno(f), text, OUTPUT - 1, 0);
+
+    text[len > 0 ? len : 0] = '\0';
+}
+
+static void finish(struct run *r)
+{
+    int how;
+
+    assert_int_equal(waitpid(r->pid, &how, 0), r->pid);
+    r->status = WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
+    read_text(r->out, r->out_text);
+    read_text(r->err, r->err_text);
+    fclose(r->out);
+    fclose(r->err);
+}
+
+static void run(struct run *r, const char *options)
+{
+    start(r, options, NULL, NULL);
+    finish(r);
+}
+
+static void assert_says(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static void assert_one_line(const char *text)
+{
+    const char *end = strchr(text, '\n');
+
+    if (!end || end[1])
+        fail_msg("not one line: %s", text);
+}
+
+static bool has_ended(const struct run *r)
+{
+    siginfo_t info = {0};
+
+    return waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid;
+}
+
+/* Until the run has printed two steps: all ranks are at work. */
+static void wait_for_steps(struct run *r)
+{
+    do
+        read_text(r->out, r->out_text);
+    while (!strstr(r->out_text, "\"step\":2") && !has_ended(r));
+}
+
+/* The processes that pid has started, eldest first. */
+static int children_of(pid_t pid, pid_t *out)
+{
+    char path[64];
+    int count = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)pid, (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    while (count < MAX_RANKS && fscanf(f, "%d", &out[count]) == 1)
+        count++;
+    fclose(f);
+    return count;
+}
+
+/* Start an endless run of four ranks; returns false where /proc does not list children. */
+static bool start_endless(struct run *r, pid_t ranks[4])
+{
+    char options[256];
+    pid_t found[MAX_RANKS];
+
+    snprintf(options, sizeof(options), "-P 4 --json %s", endless);
+    start(r, options, NULL, NULL);
+    wait_for_steps(r);
+    if (children_of(r->pid, found) != 4) {
+        kill(r->pid, SIGKILL);
+        finish(r);
+        return false;
+    }
+    memcpy(ranks, found, 4 * sizeof(pid_t));
+    return true;
+}
+
+static void no_children(void)
+{
+    print_message("/proc does not list a process's children here\n");
+    skip();
+}
+
+static void assert_all_gone(const pid_t *ranks)
+{
+    for (int i = 0; i < 4; i++)
+        if (!kill(ranks[i], 0))
+            fail_msg("rank %d is still there", i);
+}
+
+/* ---- how it ends ---------------------------------------------------------------------------- */
+
+static void an_interrupt_ends_all_ranks_at_once(void **state)
+{
+    (void)state;
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct run r;
+    pid_t ranks[4];
+
+    for (int i = 0; i < 3; i++) {
+        if (!start_endless(&r, ranks))
+            no_children();
+        kill(r.pid, signals[i]);
+        finish(&r);
+        assert_int_equal(r.status, 128 + signals[i]);
+        assert_string_equal(r.err_text, "");
+        assert_all_gone(ranks);
+    }
+}
+
+static void a_rank_that_dies_is_named_and_ends_the_others(void **state)
+{
+    (void)state;
+    struct run r;
+    pid_t ranks[4];
+    char expected[64];
+
+    for (int rank = 0; rank < 4; rank += 3) {
+        if (!start_endless(&r, ranks))
+            no_children();
+        kill(ranks[rank], SIGKILL);
+        finish(&r);
+        assert_int_equal(r.status, 1);
+        snprintf(expected, sizeof(expected), "rank %d was killed by signal 9 (Killed)", rank);
+        assert_says(r.err_text, expected);
+        assert_one_line(r.err_text);
+        assert_all_gone(ranks);
+    }
+}
+
+static void a_rank_that_stops_is_named(void **state)
+{
+    (void)state;
+    struct run r;
+    pid_t ranks[4];
+
+    setenv("DUALPIPE_COMM_TIMEOUT_MS", "1000", 1);
+    bool started = start_endless(&r, ranks);
+    unsetenv("DUALPIPE_COMM_TIMEOUT_MS");
+    if (!started)
+        no_children();
+    kill(ranks[2], SIGSTOP);
+    finish(&r);
+    assert_int_equal(r.status, 1);
+    assert_says(r.err_text, "rank 2");
+    assert_one_line(r.err_text);
+    assert_all_gone(ranks);
+}
+
+/* Ranks of a parent that was killed are this process's to wait for. */
+static void ranks_end_with_their_parent(void **state)
+{
+    (void)state;
+    struct run r;
+    pid_t ranks[4];
+    int how;
+
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (!start_endless(&r, ranks))
+        no_children();
+    kill(r.pid, SIGKILL);
+    finish(&r);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(waitpid(ranks[i], &how, 0), ranks[i]);
+        assert_true(WIFSIGNALED(how));
+    }
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+static int listen_somewhere(int *port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, len), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
+    *port = ntohs(at.sin_port);
+    return fd;
+}
+
+static void a_port_that_is_taken_is_refused(void **state)
+{
+    (void)state;
+    char options[64];
+    struct run r;
+    int port, fd = listen_somewhere(&port);
+
+    snprintf(options, sizeof(options), "--port %d", port);
+    run(&r, options);
+    close(fd);
+    assert_int_equal(r.status, 2);
+    assert_says(r.err_text, "Address already in use; expected a free port");
+    assert_one_line(r.err_text);
+}
+
+static void limit_memory(void *user)
+{
+    (void)user;
+    setrlimit(RLIMIT_AS, &(struct rlimit){UINT64_C(1) << 30, UINT64_C(1) << 30});
+}
+
+static void too_little_memory_is_refused(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("sanitizers map more memory than any limit\n");
+    skip();
+#endif
+    struct run r;
+
+    start(&r, "--width 2048 --layers 16 -P 4", limit_memory, NULL);
+    finish(&r);
+    assert_int_equal(r.status, 2);
+    assert_says(r.err_text, "the limit of a process leaves (ulimit -v)");
+    assert_one_line(r.err_text);
+}
+
+/* ---- ranks that somebody else starts ---------------------------------------------------------- */
+
+struct launched {
+    int rank, port;
+};
+
+static void set_variables(void *user)
+{
+    const struct launched *l = user;
+    char rank[16], port[16];
+
+    snprintf(rank, sizeof(rank), "%d", l->rank);
+    snprintf(port, sizeof(port), "%d", l->port);
+    setenv("RANK", rank, 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", port, 1);
+}
+
+/* Two ranks as torchrun would start them, with these options. */
+static void run_two(struct run r[2], const char *options0, const char *options1)
+{
+    struct launched l[2];
+    int port, fd = listen_somewhere(&port);
+
+    close(fd);
+    for (int i = 0; i < 2; i++) {
+        l[i] = (struct launched){.rank = i, .port = port};
+        start(&r[i], i ? options1 : options0, set_variables, &l[i]);
+    }
+    for (int i = 0; i < 2; i++)
+        finish(&r[i]);
+}
+
+static void ranks_of_torchrun_find_each_other(void **state)
+{
+    (void)state;
+    struct run r[2];
+
+    run_two(r, "--steps 2 --json", "--steps 2 --json");
+    for (int i = 0; i < 2; i++) {
+        assert_string_equal(r[i].err_text, "");
+        assert_int_equal(r[i].status, 0);
+    }
+    assert_says(r[0].out_text, "\"event\":\"end\"");
+    assert_string_equal(r[1].out_text, "");
+}
+
+static void ranks_of_torchrun_must_have_been_told_the_same(void **state)
+{
+    (void)state;
+    struct run r[2];
+
+    run_two(r, "--steps 2 --seed 1", "--steps 2 --seed 2");
+    for (int i = 0; i < 2; i++) {
+        assert_int_not_equal(r[i].status, 0);
+        assert_says(r[i].err_text, "--seed");
+    }
+}
+
+static void the_number_of_ranks_must_be_that_of_torchrun(void **state)
+{
+    (void)state;
+    struct run r[2];
+
+    run_two(r, "-P 4", "-P 4");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(r[i].status, 2);
+        assert_says(r[i].err_text, "-P 4: expected 2, the WORLD_SIZE");
+        assert_one_line(r[i].err_text);
+    }
+}
+
+/* ---- what it prints ------------------------------------------------------------------------- */
+
+static json_t *next_event(char **at, const char *event)
+{
+    char *line = strsep(at, "\n");
+    json_error_t error;
+
+    assert_non_null(line);
+    json_t *o = json_loads(line, 0, &error);
+    if (!o)
+        fail_msg("%s: %s", error.text, line);
+    assert_string_equal(json_string_value(json_object_get(o, "event")), event);
+    return o;
+}
+
+static double number(const json_t *o, const char *key)
+{
+    const json_t *value = json_object_get(o, key);
+
+    if (!json_is_number(value))
+        fail_msg("no number '%s'", key);
+    return json_number_value(value);
+}
+
+static void json_is_an_object_a_line(void **state)
+{
+    (void)state;
+    struct run r;
+    json_t *o;
+
+    run(&r, "--json --steps 4 --eval-every 2 -P 2 --schedule 1f1b");
+    assert_int_equal(r.status, 0);
+    assert_string_equal(r.err_text, "");
+    char *at = r.out_text;
+    o = next_event(&at, "begin");
+    assert_true(number(o, "parameters") > 0 && number(o, "ranks") == 2);
+    json_decref(o);
+    for (int step = 1; step <= 4; step++) {
+        o = next_event(&at, "step");
+        assert_true(number(o, "step") == step && number(o, "loss") > 0 && number(o, "rate") > 0);
+        assert_true(json_is_number(json_object_get(o, "held_out")) == (step % 2 == 0));
+        json_decref(o);
+    }
+    o = next_event(&at, "end");
+    assert_true(number(o, "steps") == 4 && number(o, "held_out") > 0);
+    assert_true(number(o, "bubble") >= 0 && number(o, "simulated_ms") > 0);
+    assert_true(json_is_string(json_object_get(o, "sample")));
+    json_decref(o);
+    assert_string_equal(at, "");
+}
+
+static void the_trace_is_json_of_all_ranks(void **state)
+{
+    (void)state;
+    char path[] = "test_train_XXXXXX", options[128];
+    bool seen[4] = {false};
+    struct run r;
+    json_t *e;
+    size_t i;
+
+    close(mkstemp(path));
+    snprintf(options, sizeof(options), "--steps 2 --trace %s", path);
+    run(&r, options);
+    assert_int_equal(r.status, 0);
+    json_t *trace = json_load_file(path, 0, NULL);
+    unlink(path);
+    assert_non_null(trace);
+    json_array_foreach(json_object_get(trace, "traceEvents"), i, e) {
+        json_int_t pid = json_integer_value(json_object_get(e, "pid"));
+        if (pid >= 0 && pid < 4)
+            seen[pid] = true;
+    }
+    assert_true(seen[0] && seen[1] && seen[2] && seen[3]);
+    json_decref(trace);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_interrupt_ends_all_ranks_at_once),
+        cmocka_unit_test(a_rank_that_dies_is_named_and_ends_the_others),
+        cmocka_unit_test(a_rank_that_stops_is_named),
+        cmocka_unit_test(ranks_end_with_their_parent),
+        cmocka_unit_test(a_port_that_is_taken_is_refused),
+        cmocka_unit_test(too_little_memory_is_refused),
+        cmocka_unit_test(ranks_of_torchrun_find_each_other),
+        cmocka_unit_test(ranks_of_torchrun_must_have_been_told_the_same),
+        cmocka_unit_test(the_number_of_ranks_must_be_that_of_torchrun),
+        cmocka_unit_test(json_is_an_object_a_line),
+        cmocka_unit_test(the_trace_is_json_of_all_ranks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/job.h"
+
+#include "train/report.h"
+#include "train/sample.h"
+#include "train/timeline.h"
+#include "train/trainer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+struct job {
+    const struct settings *s;
+    const struct data *data;
+    struct dp_comm *comm;
+    struct engine *engine;
+    struct trainer trainer;
+    struct report report;
+};
+
+static bool is_first(const struct job *j)
+{
+    return !j->comm || j->comm->rank == 0;
+}
+
+/* ---- training ------------------------------------------------------------------------------- */
+
+/* After a step: what is worth a look now and then. */
+static int look(struct job *j, struct progress *p)
+{
+    uint64_t every = (uint64_t)j->s->eval_every, steps = (uint64_t)j->s->steps;
+    struct step_times times;
+    int err = 0;
+
+    if (p->step == steps || (every && p->step % every == 0))
+        err = trainer_evaluate(&j->trainer, &p->held_out);
+    if (!err && j->engine->recorder && report_due(j->s, p->step)) {
+        err = timeline_measure(j->engine, &times);
+        p->bubble = times.bubble;
+    }
+    return err;
+}
+
+static int train(struct job *j, struct summary *summary)
+{
+    for (uint64_t step = 0; step < (uint64_t)j->s->steps; step++) {
+        struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
+        int err = trainer_step(&j->trainer, step, &p.result);
+        if (!err)
+            err = look(j, &p);
+        if (err)
+            return err;
+        if (step == 0)
+            summary->first_loss = p.result.loss;
+        summary->last_loss = p.result.loss;
+        summary->held_out = p.held_out;
+        summary->skipped += p.result.skipped;
+        if (is_first(j))
+            report_progress(&j->report, &p);
+    }
+    return 0;
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+static int measure_memory(struct job *j, struct summary *summary)
+{
+    int ranks = (int)j->s->ranks;
+    double *all = calloc((size_t)ranks, sizeof(*all));
+    struct rusage usage;
+
+    if (!all)
+        return DP_ENOMEM;
+    getrusage(RUSAGE_SELF, &usage);
+    all[0] = (double)usage.ru_maxrss * 1024;
+    double mine = all[0];
+    int err = j->comm ? dp_comm_allgather(j->comm, &mine, all, sizeof(mine)) : 0;
+    for (int rank = 0; !err && rank < ranks; rank++)
+        if (all[rank] > summary->memory_bytes) {
+            summary->memory_bytes = all[rank];
+            summary->memory_rank = rank;
+        }
+    free(all);
+    return err;
+}
+
+static int measure_step(struct job *j, struct summary *summary)
+{
+    struct step_times times = {NAN, NAN, NAN};
+    int err = j->engine->recorder ? timeline_write(j->engine, j->s, &times) : 0;
+
+    summary->bubble = times.bubble;
+    summary->step_ms = times.step_ms;
+    summary->simulated_ms = times.simulated_ms;
+    return err;
+}
+
+static int finish(struct job *j, struct summary *summary)
+{
+    size_t len = (size_t)j->s->sample;
+    uint8_t *text = malloc(len + 1);
+
+    int err = text ? measure_step(j, summary) : DP_ENOMEM;
+    if (!err)
+        err = measure_memory(j, summary);
+    if (!err)
+        err = sample_text(j->engine, len, text);
+    summary->sample = text;
+    summary->sample_len = len;
+    if (!err && is_first(j))
+        report_end(&j->report, summary);
+    free(text);
+    return err;
+}
+
+/* ---- setting up ---------------------------------------------------------------------------- */
+
+/* Ranks that were started apart from each other may have been told different things. */
+static int agree(struct job *j)
+{
+    const struct settings *s = j->s;
+    const struct { const char *what; int64_t value; } values[] = {
+        {"--microbatches", s->microbatches}, {"--layers", s->layers}, {"--width", s->width},
+        {"--heads", s->heads}, {"--context", s->context}, {"--batch", s->batch},
+        {"--steps", s->steps}, {"--warmup", s->warmup}, {"--seed", s->seed},
+        {"--eval-every", s->eval_every}, {"--sample", s->sample},
+        {"--lr", (int64_t)(s->rate * 1e12)}, {"--decay", (int64_t)(s->decay * 1e12)},
+        {"--clip", (int64_t)(s->clip * 1e6)}, {"--dropout", (int64_t)(s->dropout * 1e12)},
+        {"--any-order", s->any_order}, {"length of --data", (int64_t)j->data->len},
+    };
+    int err = 0;
+
+    for (size_t i = 0; j->comm && !err && i < sizeof(values) / sizeof(values[0]); i++)
+        err = dp_comm_agree(j->comm, values[i].what, (uint64_t)values[i].value);
+    return err;
+}
+
+static int make_engine(struct job *j)
+{
+    const struct settings *s = j->s;
+
+    if (!s->training)
+        return sequential_new(&s->model, (int)s->microbatches, &j->engine);
+    return pipelined_new(&(struct pipelined_config){
+        .model = s->model,
+        .training = s->training,
+        .forward = s->forward,
+        .comm = j->comm,
+        .any_order = s->any_order,
+    }, &j->engine);
+}
+
+static int make_trainer(struct job *j)
+{
+    const struct settings *s = j->s;
+
+    return trainer_init(&j->trainer, &(struct trainer_config){
+        .sequences = (int)s->batch,
+        .steps = (uint64_t)s->steps,
+        .warmup = (uint64_t)s->warmup,
+        .rate = s->rate,
+        .decay = s->decay,
+        .clip = s->clip,
+    }, j->data, j->engine);
+}
+
+static int run(struct job *j)
+{
+    struct summary summary = {0};
+
+    int err = agree(j);
+    if (!err)
+        err = make_engine(j);
+    if (!err)
+        err = make_trainer(j);
+    if (!err && is_first(j))
+        report_begin(&j->report, j->s, j->data);
+    if (!err)
+        err = train(j, &summary);
+    return err ? err : finish(j, &summary);
+}
+
+int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm)
+{
+    struct job j = {.s = s, .data = data, .comm = comm};
+
+    int err = run(&j);
+    if (err && comm)
+        dp_comm_abort(comm, err, *dp_last_error() ? dp_last_error() : dp_strerror(err));
+    trainer_fini(&j.trainer);
+    if (j.engine)
+        j.engine->ops->free(j.engine);
+    return err;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "train/launch.h"
+
+#include "command.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How long ranks may take to end by themselves after one of them has failed. */
+enum { GRACE_S = 5 };
+
+struct launch {
+    int ranks, alive;
+    pid_t *pids;       /* [ranks], 0: has ended, or not begun */
+    int reports[2];    /* a pipe; a rank that fails writes its struct dp_abort */
+    int port_fd;       /* keeps the port for rank 0 */
+    char address[32], secret[33];
+    sigset_t signals, before;
+    int interrupted;   /* the signal that ended everything, 0: none */
+    int dead_rank, dead_signal; /* the first rank that a signal killed, -1: none */
+    int status;        /* the first that was not EXIT_OK */
+    int status_rank;
+    struct timespec deadline;
+};
+
+/* ---- before any rank ------------------------------------------------------------------------ */
+
+/* Bind the port but do not listen: with SO_REUSEADDR on both sides rank 0 can still have it, and
+ * nobody else. */
+static int keep_port(struct launch *l, int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    socklen_t len = sizeof(at);
+    int on = 1;
+
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    l->port_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (l->port_fd < 0 || setsockopt(l->port_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+        bind(l->port_fd, (struct sockaddr *)&at, len) ||
+        getsockname(l->port_fd, (struct sockaddr *)&at, &len))
+        return command_misused("--port %d: %s; expected a free port, or 0 for any", port,
+                               strerror(errno));
+    snprintf(l->address, sizeof(l->address), "127.0.0.1:%d", ntohs(at.sin_port));
+    return EXIT_OK;
+}
+
+/* Only who knows it may join the ranks. */
+static void draw_secret(char out[33])
+{
+    unsigned char bytes[16] = {0};
+
+    if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
+        return;
+    for (int i = 0; i < 16; i++)
+        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+
+static int prepare(struct launch *l, int port)
+{
+    sigemptyset(&l->signals);
+    sigaddset(&l->signals, SIGCHLD);
+    sigaddset(&l->signals, SIGINT);
+    sigaddset(&l->signals, SIGTERM);
+    sigaddset(&l->signals, SIGHUP);
+    sigprocmask(SIG_BLOCK, &l->signals, &l->before);
+    draw_secret(l->secret);
+    l->pids = calloc((size_t)l->ranks, sizeof(*l->pids));
+    if (!l->pids || pipe2(l->reports, O_CLOEXEC | O_NONBLOCK))
+        return command_broke("cannot start %d ranks: %s", l->ranks, strerror(errno));
+    return keep_port(l, port);
+}
+
+/* ---- a rank -------------------------------------------------------------------------------- */
+
+/* Ctrl-C reaches every process of the terminal; the parent alone is to act on it. */
+static void become_rank(const struct launch *l, pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(EXIT_FAILED);
+    signal(SIGINT, SIG_IGN);
+    sigprocmask(SIG_SETMASK, &l->before, NULL);
+    close(l->reports[0]);
+}
+
+static void run_rank(const struct launch *l, int rank, pid_t parent, const char *transport,
+                     launch_fn run, void *user)
+{
+    struct dp_abort why = {.rank = rank};
+
+    become_rank(l, parent);
+    int err = run(user, &(struct dp_comm_config){
+        .rank = rank, .size = l->ranks, .address = l->address, .transport = transport,
+        .secret = l->secret}, &why);
+    /* If the pipe is full, enough ranks have said why. */
+    if (err && write(l->reports[1], &why, sizeof(why)) < 0)
+        _exit(EXIT_FAILED);
+    fflush(stdout);
+    _exit(err ? EXIT_FAILED : EXIT_OK);
+}
+
+static int start_ranks(struct launch *l, const char *transport, launch_fn run, void *user)
+{
+    pid_t parent = getpid();
+
+    fflush(stdout);
+    for (int rank = 0; rank < l->ranks; rank++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            run_rank(l, rank, parent, transport, run, user);
+        if (pid < 0)
+            return command_broke("cannot start rank %d of %d: %s", rank, l->ranks,
+                                   strerror(errno));
+        l->pids[rank] = pid;
+        l->alive++;
+    }
+    return EXIT_OK;
+}
+
+/* ---- the end of the ranks ------------------------------------------------------------------- */
+
+static void kill_ranks(const struct launch *l)
+{
+    for (int rank = 0; rank < l->ranks; rank++)
+        if (l->pids[rank] > 0)
+            kill(l->pids[rank], SIGKILL);
+}
+
+static bool has_failure(const struct launch *l)
+{
+    return l->dead_rank >= 0 || l->status_rank >= 0;
+}
+
+static void note_end(struct launch *l, int rank, int how)
+{
+    bool first = !has_failure(l);
+
+    l->pids[rank] = 0;
+    l->alive--;
+    if (WIFSIGNALED(how) && l->dead_rank < 0) {
+        l->dead_rank = rank;
+        l->dead_signal = WTERMSIG(how);
+    }
+    if (WIFEXITED(how) && WEXITSTATUS(how) != EXIT_OK && l->status_rank < 0) {
+        l->status_rank = rank;
+        l->status = WEXITSTATUS(how);
+    }
+    if (first && has_failure(l)) {
+        clock_gettime(CLOCK_MONOTONIC, &l->deadline);
+        l->deadline.tv_sec += GRACE_S;
+    }
+}
+
+/* Take note of every rank that has ended. */
+static void reap(struct launch *l, int flags)
+{
+    pid_t pid;
+    int how;
+
+    while (l->alive > 0 && (pid = waitpid(-1, &how, flags)) > 0)
+        for (int rank = 0; rank < l->ranks; rank++)
+            if (l->pids[rank] == pid)
+                note_end(l, rank, how);
+}
+
+/* Until a signal comes, or after a failure until the deadline. Returns the signal, 0: none. */
+static int wait_for_news(const struct launch *l)
+{
+    struct timespec left, now;
+
+    if (!has_failure(l))
+        return sigwaitinfo(&l->signals, NULL);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    left.tv_sec = l->deadline.tv_sec - now.tv_sec;
+    left.tv_nsec = 0;
+    int signal = left.tv_sec > 0 ? sigtimedwait(&l->signals, NULL, &left) : 0;
+    return signal > 0 ? signal : 0;
+}
+
+static void wait_for_ranks(struct launch *l)
+{
+    while (l->alive > 0 && !l->interrupted) {
+        int signal = wait_for_news(l);
+        if (signal == SIGCHLD)
+            reap(l, WNOHANG);
+        else if (signal > 0)
+            l->interrupted = signal;
+        else if (has_failure(l))
+            break; /* those that are left do not listen */
+    }
+    kill_ranks(l);
+    while (l->alive > 0)
+        reap(l, 0);
+}
+
+/* ---- what to say --------------------------------------------------------------------------- */
+
+/* The record of the culprit itself, or what another rank knows of it. */
+static bool read_reason(const struct launch *l, struct dp_abort *why)
+{
+    struct dp_abort one;
+    bool found = false;
+
+    while (read(l->reports[0], &one, sizeof(one)) == sizeof(one))
+        if (!found || one.rank == l->status_rank) {
+            *why = one;
+            found = true;
+        }
+    return found;
+}
+
+static int conclude(const struct launch *l)
+{
+    struct dp_abort why;
+
+    if ((l->interrupted || has_failure(l)) && isatty(STDOUT_FILENO))
+        putchar('\n'); /* the line of progress may be on the screen */
+    fflush(stdout);
+    if (l->interrupted)
+        return 128 + l->interrupted;
+    if (!has_failure(l))
+        return EXIT_OK;
+    if (l->dead_rank >= 0 && l->dead_signal == SIGPIPE)
+        return 128 + SIGPIPE; /* who reads the output has had enough of it */
+    if (l->dead_rank >= 0)
+        fprintf(stderr, "dualpipe: rank %d was killed by signal %d (%s); all ranks have ended\n",
+                l->dead_rank, l->dead_signal, strsignal(l->dead_signal));
+    else if (read_reason(l, &why))
+        fprintf(stderr, "dualpipe: rank %d failed: %s; all ranks have ended\n", why.rank, why.text);
+    else
+        fprintf(stderr, "dualpipe: rank %d ended with status %d; all ranks have ended\n",
+                l->status_rank, l->status);
+    return EXIT_FAILED;
+}
+
+int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user)
+{
+    struct launch l = {.ranks = ranks, .reports = {-1, -1}, .port_fd = -1, .dead_rank = -1,
+                       .status_rank = -1};
+
+    int status = prepare(&l, port);
+    if (status == EXIT_OK) {
+        status = start_ranks(&l, transport, run, user);
+        if (status != EXIT_OK)
+            kill_ranks(&l);
+        wait_for_ranks(&l);
+    }
+    if (status == EXIT_OK)
+        status = conclude(&l);
+    close(l.port_fd);
+    close(l.reports[0]);
+    close(l.reports[1]);
+    free(l.pids);
+    sigprocmask(SIG_SETMASK, &l.before, NULL);
+    return status;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launch.h - ranks as processes of this machine: start them, and see to it that all of them end.
+ *
+ * A rank ends with its parent, whatever happens to that (PR_SET_PDEATHSIG). A rank that fails or
+ * dies ends the others; one line says which one it was. Ctrl-C ends all at once.
+ */
+#ifndef DP_TRAIN_LAUNCH_H
+#define DP_TRAIN_LAUNCH_H
+
+#include <dualpipe/comm.h>
+
+/* What a rank does, in its own process: 0, or a negative errno with *why filled. */
+typedef int (*launch_fn)(void *user, const struct dp_comm_config *config, struct dp_abort *why);
+
+/* Run `ranks` processes, which meet at `port` of the loopback interface (0: any that is free), until
+ * all have ended. Returns what the program returns to the shell: EXIT_OK, EXIT_USAGE for a port that
+ * is taken, 128 + signal after SIGINT, SIGTERM or SIGHUP, else EXIT_FAILED. */
+int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user);
+
+#endif

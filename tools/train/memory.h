@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * memory.h - will it fit? Said before it is tried.
+ */
+#ifndef DP_TRAIN_MEMORY_H
+#define DP_TRAIN_MEMORY_H
+
+#include "train/settings.h"
+
+/* What there is: the kernel's MemAvailable, what the control group has left, and what one process
+ * may still map. Infinite where there is no such limit. */
+struct memory_limits {
+    double available_bytes, group_bytes, process_bytes;
+};
+
+/* root: "" for this machine, or a directory with captured proc and sys trees. */
+void memory_limits_read(const char *root, struct memory_limits *limits);
+
+/* What one rank will need, and all of those that this machine runs. */
+double memory_of_rank(const struct settings *s, int rank);
+
+/* false, after one line that says what is needed, what there is, and which options to lower.
+ * `local` ranks run on this machine. */
+bool memory_check(const struct settings *s, int local, const struct memory_limits *limits);
+
+#endif

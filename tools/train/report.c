@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/report.h"
+
+#include <jansson.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LINES = 10 }; /* elsewhere than on a terminal */
+static const int64_t refresh_ns = 100000000; /* on a terminal */
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Tokens, which are bytes, learned from per second since time `ns`, when `step` steps were done. */
+static double tokens_per_second(const struct report *r, uint64_t done, int64_t ns, uint64_t step)
+{
+    double tokens = (double)(done - step) * (double)r->settings->batch *
+                    (double)r->settings->context;
+
+    return tokens / ((double)(now_ns() - ns) * 1e-9);
+}
+
+bool report_due(const struct settings *s, uint64_t step)
+{
+    uint64_t steps = (uint64_t)s->steps, every = steps > LINES ? steps / LINES : 1;
+
+    return step % every == 0 || step == steps;
+}
+
+/* ---- for programs -------------------------------------------------------------------------- */
+
+static void set_number(json_t *object, const char *key, double value)
+{
+    if (isfinite(value))
+        json_object_set_new(object, key, json_real(value));
+    else if (!isnan(value)) /* JSON has no infinity */
+        json_object_set_new(object, key, json_string(value > 0 ? "Infinity" : "-Infinity"));
+}
+
+static void print_json(json_t *object)
+{
+    json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    putchar('\n');
+    fflush(stdout);
+    json_decref(object);
+}
+
+static void json_begin(const struct settings *s, const struct data *data, size_t param_count)
+{
+    print_json(json_pack("{s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
+        "event", "begin", "parameters", (json_int_t)param_count, "schedule", s->schedule_name,
+        "ranks", (json_int_t)s->ranks, "microbatches", (json_int_t)s->microbatches,
+        "layers", (json_int_t)s->layers, "width", (json_int_t)s->width,
+        "context", (json_int_t)s->context, "batch", (json_int_t)s->batch,
+        "data_bytes", (json_int_t)data->len,
+        "held_out_bytes", (json_int_t)(data->chunks * data->held_len),
+        "unigram_entropy", data_entropy(data)));
+}
+
+static void json_progress(const struct report *r, const struct progress *p)
+{
+    json_t *o = json_pack("{s:s, s:I}", "event", "step", "step", (json_int_t)p->step);
+
+    set_number(o, "loss", p->result.loss);
+    set_number(o, "norm", p->result.norm);
+    set_number(o, "rate", p->result.rate);
+    set_number(o, "held_out", p->held_out);
+    set_number(o, "bubble", p->bubble);
+    set_number(o, "tokens_per_second", tokens_per_second(r, p->step, r->start_ns, 0));
+    print_json(o);
+}
+
+/* Text as a JSON string: as it is if it is UTF-8, else as if it were Latin-1. */
+static json_t *json_text(const uint8_t *text, size_t len)
+{
+    json_t *string = json_stringn((const char *)text, len);
+    if (string || !len)
+        return string;
+
+    char *utf8 = malloc(2 * len);
+    size_t used = 0;
+    for (size_t i = 0; utf8 && i < len; i++) {
+        if (text[i] >= 0x80)
+            utf8[used++] = (char)(0xC0 | text[i] >> 6);
+        utf8[used++] = (char)(text[i] >= 0x80 ? 0x80 | (text[i] & 0x3F) : text[i]);
+    }
+    string = json_stringn(utf8, used);
+    free(utf8);
+    return string;
+}
+
+static void json_end(const struct report *r, const struct summary *m)
+{
+    const struct settings *s = r->settings;
+    json_t *o = json_pack("{s:s, s:I, s:I}", "event", "end", "steps", (json_int_t)s->steps,
+                          "skipped", (json_int_t)m->skipped);
+
+    set_number(o, "first_loss", m->first_loss);
+    set_number(o, "last_loss", m->last_loss);
+    set_number(o, "held_out", m->held_out);
+    set_number(o, "seconds", (double)(now_ns() - r->start_ns) * 1e-9);
+    set_number(o, "tokens_per_second", tokens_per_second(r, (uint64_t)s->steps, r->start_ns, 0));
+    set_number(o, "bubble", m->bubble);
+    set_number(o, "step_ms", m->step_ms);
+    set_number(o, "simulated_ms", m->simulated_ms);
+    set_number(o, "memory_bytes", m->memory_bytes);
+    if (s->timeline)
+        json_object_set_new(o, "timeline", json_string(s->timeline));
+    if (s->trace)
+        json_object_set_new(o, "trace", json_string(s->trace));
+    json_object_set_new(o, "sample", json_text(m->sample, m->sample_len));
+    print_json(o);
+}
+
+/* ---- for people ---------------------------------------------------------------------------- */
+
+static void text_begin(const struct settings *s, const struct data *data, size_t param_count)
+{
+    printf("model     %d blocks of width %d, %d heads, context %d: %zu parameters\n",
+           s->model.layers, s->model.width, s->model.heads, s->model.context, param_count);
+    printf("data      %zu bytes, %zu of them held out; a guess by frequency costs %.3f nats a byte\n",
+           data->len, data->chunks * data->held_len, data_entropy(data));
+    printf("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
+           s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
+           s->model.batch, s->model.context);
+    fflush(stdout);
+}
+
+static const char *time_left(const struct report *r, uint64_t done, char *out, size_t len)
+{
+    double per_step = (double)(now_ns() - r->start_ns) * 1e-9 / (double)done;
+    uint64_t left = (uint64_t)(per_step * (double)((uint64_t)r->settings->steps - done) + 0.5);
+
+    snprintf(out, len, "%" PRIu64 ":%02" PRIu64, left / 60, left % 60);
+    return out;
+}
+
+static void text_progress(struct report *r, const struct progress *p)
+{
+    char left[32];
+
+    printf("%sstep %*" PRIu64 "/%" PRId64 "  loss %.3f", r->terminal ? "\r\033[K" : "",
+           snprintf(NULL, 0, "%" PRId64, r->settings->steps), p->step, r->settings->steps,
+           p->result.loss);
+    if (!isnan(r->held_out))
+        printf("  held-out %.3f", r->held_out);
+    printf("  %.1fk tokens/s", tokens_per_second(r, p->step, r->shown_ns, r->shown_step) * 1e-3);
+    if (!isnan(r->bubble))
+        printf("  bubble %.0f %%", 100 * r->bubble);
+    printf("  %s left%s", time_left(r, p->step, left, sizeof(left)), r->terminal ? "" : "\n");
+    fflush(stdout);
+    r->shown_ns = now_ns();
+    r->shown_step = p->step;
+}
+
+/* What a terminal would not print as text appears as a dot. */
+static void print_sample(const uint8_t *text, size_t len)
+{
+    printf("sample    ");
+    for (size_t i = 0; i < len; i++) {
+        bool plain = text[i] >= ' ' && text[i] < 0x7F;
+        if (text[i] == '\n')
+            printf("\n          ");
+        else
+            putchar(plain ? text[i] : '.');
+    }
+    putchar('\n');
+}
+
+static void text_end(const struct report *r, const struct summary *m)
+{
+    const struct settings *s = r->settings;
+
+    printf("%sdone      %" PRId64 " steps in %.1f s, %.1fk tokens/s\n", r->terminal ? "\n" : "",
+           s->steps, (double)(now_ns() - r->start_ns) * 1e-9,
+           tokens_per_second(r, (uint64_t)s->steps, r->start_ns, 0) * 1e-3);
+    printf("loss      %.4f at first, %.4f at last, %.4f held out (nats a byte)\n", m->first_loss,
+           m->last_loss, m->held_out);
+    if (m->skipped)
+        printf("skipped   %" PRIu64 " steps, whose gradient was not finite\n", m->skipped);
+    if (!isnan(m->bubble))
+        printf("bubble    %.0f %% of the last step, which took %.1f ms; simulated with the same op "
+               "times %.1f ms\n", 100 * m->bubble, m->step_ms, m->simulated_ms);
+    printf("memory    %.0f MiB at most, on rank %d\n", m->memory_bytes / (1024 * 1024),
+           (int)m->memory_rank);
+    if (s->timeline)
+        printf("timeline  %s\n", s->timeline);
+    if (s->trace)
+        printf("trace     %s (open it in ui.perfetto.dev)\n", s->trace);
+    if (m->sample_len)
+        print_sample(m->sample, m->sample_len);
+}
+
+/* ---- either -------------------------------------------------------------------------------- */
+
+void report_begin(struct report *r, const struct settings *s, const struct data *data)
+{
+    size_t param_count = params_count(&s->model, 0, s->model.layers + 2);
+
+    *r = (struct report){
+        .settings = s,
+        .terminal = !s->json && isatty(STDOUT_FILENO),
+        .held_out = NAN,
+        .bubble = NAN,
+        .start_ns = now_ns(),
+        .shown_ns = now_ns(),
+    };
+    if (s->json)
+        json_begin(s, data, param_count);
+    else
+        text_begin(s, data, param_count);
+}
+
+void report_progress(struct report *r, const struct progress *p)
+{
+    if (!isnan(p->held_out))
+        r->held_out = p->held_out;
+    if (!isnan(p->bubble))
+        r->bubble = p->bubble;
+    if (r->settings->json)
+        json_progress(r, p);
+    else if (r->terminal ? now_ns() - r->shown_ns >= refresh_ns || report_due(r->settings, p->step)
+                         : report_due(r->settings, p->step))
+        text_progress(r, p);
+}
+
+void report_end(struct report *r, const struct summary *summary)
+{
+    if (r->settings->json)
+        json_end(r, summary);
+    else
+        text_end(r, summary);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * report.h - what rank 0 tells about the run: for people, one line that changes in place on a
+ * terminal and a line now and then elsewhere; for programs, one JSON object a line.
+ */
+#ifndef DP_TRAIN_REPORT_H
+#define DP_TRAIN_REPORT_H
+
+#include "train/settings.h"
+#include "train/trainer.h"
+
+/* Numbers that are not known (yet) are NAN. */
+struct progress {
+    uint64_t step; /* steps done */
+    struct step_result result;
+    double held_out, bubble;
+};
+
+struct summary {
+    double first_loss, last_loss, held_out;
+    uint64_t skipped;                      /* steps whose gradient was not finite */
+    double bubble, step_ms, simulated_ms;  /* of the last step; NAN without a pipeline */
+    double memory_bytes, memory_rank;      /* most that a rank held, and which */
+    const uint8_t *sample;                 /* [sample_len] */
+    size_t sample_len;
+};
+
+struct report {
+    const struct settings *settings;
+    bool terminal;
+    int64_t start_ns, shown_ns;
+    uint64_t shown_step;
+    double held_out, bubble; /* the last ones that were known */
+};
+
+/* Is this a step at which all ranks collect what a line wants to know? */
+bool report_due(const struct settings *s, uint64_t step);
+
+void report_begin(struct report *r, const struct settings *s, const struct data *data);
+void report_progress(struct report *r, const struct progress *p);
+void report_end(struct report *r, const struct summary *summary);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/sample.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Below 1, likely bytes become likelier: fewer slips, less variety. */
+static const double temperature = 0.8;
+
+/* Random numbers are keyed by a step that no training reaches and a place that no layer has. */
+static const uint64_t sample_step = UINT32_MAX;
+enum { WHERE_SAMPLE = 0xFFFF };
+
+/* The whole model, for one sequence at a time. */
+struct writer {
+    struct gpt_stage *model;
+    void *save;
+    uint8_t *window; /* [context] the bytes that the model looks back at */
+    real *logits;    /* [context][256] */
+};
+
+static void writer_fini(struct writer *w)
+{
+    gpt_stage_free(w->model);
+    free(w->save);
+    free(w->window);
+    free(w->logits);
+}
+
+static int writer_init(struct writer *w, const struct gpt_config *config)
+{
+    struct gpt_config one = *config;
+
+    *w = (struct writer){0};
+    one.batch = 1;
+    int err = gpt_stage_new(&one, 0, 1, &w->model);
+    if (err)
+        return err;
+    w->save = malloc(w->model->save_bytes);
+    w->window = calloc((size_t)one.context, 1);
+    w->logits = calloc((size_t)one.context * GPT_BYTES, sizeof(real));
+    if (w->save && w->window && w->logits)
+        return 0;
+    writer_fini(w);
+    return DP_ENOMEM;
+}
+
+static int look(struct writer *w)
+{
+    int64_t shape[] = {1, w->model->config.context, GPT_BYTES};
+    DLTensor in = {w->window, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+    DLTensor out = {w->logits, {kDLCPU, 0}, 3, {kDLFloat, 8 * sizeof(real), 1}, shape, NULL, 0};
+    struct dp_stage_call call = {.save = w->save, .in = &in};
+
+    return gpt_stage_ops.forward(w->model, &call, &in, &out);
+}
+
+/* The byte at which the cumulative probability passes u. */
+static uint8_t draw(const real *logits, float u)
+{
+    double p[GPT_BYTES], sum = 0, most = -INFINITY;
+    int byte = 0;
+
+    for (int b = 0; b < GPT_BYTES; b++)
+        most = fmax(most, (double)logits[b]);
+    for (int b = 0; b < GPT_BYTES; b++)
+        sum += p[b] = exp(((double)logits[b] - most) / temperature);
+    for (double left = (double)u * sum; byte < GPT_BYTES - 1 && left >= p[byte]; byte++)
+        left -= p[byte];
+    return (uint8_t)byte;
+}
+
+/* The window fills from the left; once full, it moves along. */
+static int write_text(struct writer *w, size_t count, uint8_t *text)
+{
+    size_t context = (size_t)w->model->config.context, len = 1;
+    struct dp_random_key key = dp_random_key(w->model->config.seed, sample_step, WHERE_SAMPLE, 0);
+    int err = 0;
+
+    w->window[0] = '\n';
+    for (size_t i = 0; !err && i < count; i++) {
+        float u;
+        err = look(w);
+        dp_random_uniform(key, i, &u, 1);
+        text[i] = draw(w->logits + (len - 1) * GPT_BYTES, u);
+        if (len == context)
+            memmove(w->window, w->window + 1, --len);
+        w->window[len++] = text[i];
+    }
+    return err;
+}
+
+int sample_text(struct engine *e, size_t count, uint8_t *text)
+{
+    struct writer w;
+
+    if (e->comm && e->comm->rank > 0)
+        return e->ops->gather(e, NULL);
+    int err = writer_init(&w, &e->config);
+    if (err)
+        return err;
+    err = e->ops->gather(e, w.model->weights);
+    if (!err)
+        err = write_text(&w, count, text);
+    writer_fini(&w);
+    return err;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/timeline.h"
+
+#include "command.h"
+#include "draw/draw.h"
+#include "output.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static int measure(const struct engine *e, const struct dp_timeline *t, struct step_times *times)
+{
+    struct dp_trace_report report;
+
+    int err = dp_trace_report(t, e->schedule, &report);
+    if (err)
+        return err;
+    *times = (struct step_times){
+        .bubble = report.bubble_ratio,
+        .step_ms = (double)report.makespan_ns * 1e-6,
+        .simulated_ms = (double)report.simulated_ns * 1e-6,
+    };
+    dp_trace_report_fini(&report);
+    return 0;
+}
+
+static int write_trace(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s)
+{
+    char *json;
+    size_t len;
+
+    int err = dp_timeline_write_perfetto(t, s, &json, &len);
+    if (err)
+        return err;
+    err = fwrite(json, 1, len, f) == len ? 0 : DP_EIO;
+    free(json);
+    return err;
+}
+
+static int write_drawing(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s)
+{
+    return draw_svg(f, t, s, &(struct draw_options){.arrows = true});
+}
+
+typedef int (*write_fn)(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s);
+
+/* The sentence has been printed if it fails. */
+static int write_file(const char *path, write_fn write, const struct engine *e,
+                      const struct dp_timeline *t)
+{
+    struct output out;
+
+    if (!path)
+        return 0;
+    if (output_open(path, &out) != EXIT_OK)
+        return DP_EIO;
+    return output_close(&out, write(out.file, t, e->schedule)) == EXIT_OK ? 0 : DP_EIO;
+}
+
+int timeline_write(struct engine *e, const struct settings *s, struct step_times *times)
+{
+    struct dp_timeline t;
+    bool first = !e->comm || e->comm->rank == 0;
+
+    *times = (struct step_times){NAN, NAN, NAN};
+    int err = dp_recorder_gather(e->recorder, e->schedule, e->comm, &t);
+    if (err || !first)
+        return err;
+    err = measure(e, &t, times);
+    if (!err && s)
+        err = write_file(s->trace, write_trace, e, &t);
+    if (!err && s)
+        err = write_file(s->timeline, write_drawing, e, &t);
+    dp_timeline_fini(&t);
+    return err;
+}
+
+int timeline_measure(struct engine *e, struct step_times *times)
+{
+    return timeline_write(e, NULL, times);
+}

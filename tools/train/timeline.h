@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * timeline.h - what the last step looked like: how much of it was bubble, and files to look at.
+ */
+#ifndef DP_TRAIN_TIMELINE_H
+#define DP_TRAIN_TIMELINE_H
+
+#include "train/engine.h"
+#include "train/settings.h"
+
+struct step_times {
+    double bubble; /* share of all ranks' time in which they did not compute */
+    double step_ms, simulated_ms;
+};
+
+/* Collective: collect the last step on rank 0 and measure it. On other ranks *times becomes NAN.
+ * DP_ENOMEM, or the errors of dp_recorder_gather. */
+int timeline_measure(struct engine *e, struct step_times *times);
+
+/* The same, and rank 0 writes the files that the settings ask for. DP_EIO if one cannot be
+ * written. */
+int timeline_write(struct engine *e, const struct settings *s, struct step_times *times);
+
+#endif

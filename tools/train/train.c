@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * train.c - `dualpipe train`: check what was asked for, start the ranks, run the job on each.
+ */
+#include "command.h"
+#include "commands.h"
+#include "train/data.h"
+#include "train/job.h"
+#include "train/launch.h"
+#include "train/memory.h"
+#include "train/settings.h"
+
+#include <cblas.h>
+
+#include <stdio.h>
+#include <string.h>
+
+struct run {
+    struct settings settings;
+    struct data data;
+};
+
+/* A failure is told once, by whoever knows what the other ranks say. */
+static void drop_message(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+static void explain(struct dp_comm *comm, int rank, int err, struct dp_abort *why)
+{
+    if (comm && dp_comm_aborted(comm, why))
+        return;
+    const char *text = *dp_last_error() ? dp_last_error() : dp_strerror(err);
+    *why = (struct dp_abort){.rank = rank, .error = err};
+    snprintf(why->text, sizeof(why->text), "%s", text);
+}
+
+static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
+{
+    struct run *run = user;
+    struct dp_comm *comm = NULL;
+
+    dp_log_set(drop_message, NULL, DP_LOG_ERROR);
+    int err = dp_comm_open(config, &comm);
+    if (!err)
+        err = job_run(&run->settings, &run->data, comm);
+    if (err)
+        explain(comm, config->rank, err, why);
+    dp_comm_close(comm);
+    return err;
+}
+
+static int run_alone(struct run *run)
+{
+    int err = job_run(&run->settings, &run->data, NULL);
+
+    return err ? command_failed(err) : EXIT_OK;
+}
+
+/* One rank of a job that somebody else has started. */
+static int run_started(struct run *run, struct dp_comm_config *config)
+{
+    struct dp_abort why;
+
+    if (run->settings.transport)
+        config->transport = run->settings.transport;
+    int err = run_rank(run, config, &why);
+    if (!err)
+        return EXIT_OK;
+    fprintf(stderr, "dualpipe: rank %d failed: %s\n", why.rank, why.text);
+    return err == DP_EINVAL ? EXIT_USAGE : EXIT_FAILED;
+}
+
+static int run_all(struct run *run, struct dp_comm_config *started)
+{
+    const struct settings *s = &run->settings;
+    struct memory_limits limits;
+
+    memory_limits_read("", &limits);
+    if (!memory_check(s, started->size ? 1 : (int)s->ranks, &limits))
+        return EXIT_USAGE;
+    if (s->ranks == 1)
+        return run_alone(run);
+    if (started->size)
+        return run_started(run, started);
+    return launch_ranks((int)s->ranks, (int)s->port, s->transport, run_rank, run);
+}
+
+int run_train(int argc, char **argv)
+{
+    struct dp_comm_config started = {0};
+    struct run run;
+    int status;
+
+    openblas_set_num_threads(1);
+    int err = dp_comm_config_from_env(&started);
+    if (err && err != DP_ENOENT)
+        return command_failed(err);
+    if (!settings_parse(argc, argv, started.size, &run.settings, &status))
+        return status;
+    const struct settings *s = &run.settings;
+    status = EXIT_USAGE;
+    if (data_open(s->data.items, s->data.count, s->model.context, s->model.seed, &run.data)) {
+        status = run_all(&run, &started);
+        data_close(&run.data);
+    }
+    settings_fini(&run.settings);
+    return status;
+}
