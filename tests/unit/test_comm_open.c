@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_comm_open.c - how processes find each other, and what keeps strangers and mistakes out.
+ */
+#include "cmocka_all.h"
+#include "comm_group.h"
+
+#include "base/clock.h"
+#include "base/options.h"
+#include "comm/launcher.h"
+#include "comm/star.h"
+#include "wire/door.h"
+#include "wire/tcp.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- processes that open a comm ------------------------------------------------------------------ */
+
+static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = 300 * DP_NS_PER_MS;
+
+struct rank {
+    int rank, size, port;
+    const void *arg;
+};
+typedef int (*open_fn)(const struct rank *r);
+
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            printf("%s:%d: rank %d: not so: %s (last error: %s)\n", __FILE__, __LINE__, r->rank,   \
+                   #condition, dp_last_error());                                                   \
+            return -1;                                                                             \
+        }                                                                                          \
+    } while (0)
+#define EXPECT_SAYS(sentence) EXPECT(strstr(dp_last_error(), sentence))
+
+static pid_t start_rank(int rank, int size, int port, open_fn fn, const void *arg)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        int result = fn(&(struct rank){.rank = rank, .size = size, .port = port, .arg = arg});
+        fflush(NULL);
+        _exit(result ? 1 : 0);
+    }
+    return child;
+}
+
+static int wait_for(pid_t child)
+{
+    int status = -1;
+
+    waitpid(child, &status, 0);
+    return status;
+}
+
+/* Start ranks 0 to count - 1 of a group of `size`; all must return 0. */
+static void run_some(int count, int size, open_fn fn, const void *arg)
+{
+    const int port = find_free_port();
+    pid_t children[16];
+    int failed = 0;
+
+    for (int i = 0; i < count; i++)
+        children[i] = start_rank(i, size, port, fn, arg);
+    for (int i = 0; i < count; i++)
+        failed += wait_for(children[i]) != 0;
+    assert_int_equal(failed, 0);
+}
+
+static int try_open(const struct rank *r, struct dp_comm_config config, struct dp_comm **comm)
+{
+    static char address[64];
+
+    config.rank = r->rank;
+    config.size = r->size;
+    if (!config.address) {
+        snprintf(address, sizeof(address), "localhost:%d", r->port);
+        config.address = address;
+    }
+    if (!config.timeout_ns)
+        config.timeout_ns = LONG_NS;
+    return dp_comm_open(&config, comm);
+}
+
+static int open_and_meet(const struct rank *r)
+{
+    struct dp_comm *comm;
+
+    EXPECT(!try_open(r, (struct dp_comm_config){.secret = r->arg}, &comm));
+    EXPECT(comm->rank == r->rank && comm->size == r->size);
+    EXPECT(!dp_comm_barrier(comm));
+    dp_comm_close(comm);
+    return 0;
+}
+
+static void ranks_find_each_other_with_and_without_a_secret(void **state)
+{
+    (void)state;
+    run_some(4, 4, open_and_meet, NULL);
+    run_some(4, 4, open_and_meet, "what only we know");
+    run_some(1, 1, open_and_meet, NULL);
+}
+
+static int come_alone(const struct rank *r)
+{
+    struct dp_comm *comm;
+
+    EXPECT(try_open(r, (struct dp_comm_config){.timeout_ns = SHORT_NS}, &comm) == DP_ETIMEDOUT);
+    EXPECT_SAYS("of 4 ranks, these did not come within 0.3 s: 2, 3");
+    return 0;
+}
+
+static void ranks_that_do_not_come_are_named_to_those_who_did(void **state)
+{
+    (void)state;
+    run_some(2, 4, come_alone, NULL);
+}
+
+static int come_without_root(const struct rank *r)
+{
+    struct dp_comm *comm;
+    struct rank second = *r;
+
+    second.rank = 1;
+    EXPECT(try_open(&second, (struct dp_comm_config){.timeout_ns = SHORT_NS}, &comm) ==
+           DP_ETIMEDOUT);
+    EXPECT_SAYS("no rank 0 at localhost:");
+    EXPECT_SAYS("Connection refused");
+    return 0;
+}
+
+static void a_rank_0_that_does_not_come_is_named(void **state)
+{
+    (void)state;
+    run_some(1, 2, come_without_root, NULL);
+}
+
+/* ---- what does not fit ----------------------------------------------------------------------- */
+
+static int be_refused(const struct rank *r, const char *secret, const char *sentence)
+{
+    struct dp_comm *comm;
+
+    EXPECT(try_open(r, (struct dp_comm_config){.secret = secret}, &comm) == DP_EMISMATCH);
+    EXPECT_SAYS(sentence);
+    return 0;
+}
+
+static int with_wrong_secret(const struct rank *r)
+{
+    return be_refused(r, r->arg, "the secret is not the same");
+}
+
+static int of_wrong_size(const struct rank *r)
+{
+    return be_refused(r, r->arg, "this group has 3 ranks, not 5");
+}
+
+/* The intruders come first, and keep nobody from meeting afterwards. */
+static void who_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
+{
+    (void)state;
+    const int port = find_free_port();
+    const char *secret = "right";
+    pid_t root = start_rank(0, 3, port, open_and_meet, secret);
+    pid_t intruders[] = {
+        start_rank(1, 3, port, with_wrong_secret, "wrong"),
+        start_rank(1, 3, port, with_wrong_secret, NULL),
+        start_rank(1, 5, port, of_wrong_size, secret),
+    };
+
+    for (size_t i = 0; i < sizeof(intruders) / sizeof(intruders[0]); i++)
+        assert_int_equal(wait_for(intruders[i]), 0);
+    pid_t first = start_rank(1, 3, port, open_and_meet, secret);
+    pid_t second = start_rank(2, 3, port, open_and_meet, secret);
+    assert_int_equal(wait_for(first), 0);
+    assert_int_equal(wait_for(second), 0);
+    assert_int_equal(wait_for(root), 0);
+}
+
+/* A rank 0 that does not know the secret cannot have guessed its proof. */
+static int meet_false_root(const struct rank *r)
+{
+    struct dp_comm *comm;
+
+    if (r->rank == 0) {
+        int err = try_open(
+            r, (struct dp_comm_config){.secret = "guess", .timeout_ns = SHORT_NS}, &comm);
+        EXPECT(err == DP_ETIMEDOUT);
+        return 0;
+    }
+    return be_refused(r, "right", "the secret is not the same");
+}
+
+static void a_rank_0_with_another_secret_gets_nobody(void **state)
+{
+    (void)state;
+    run_some(2, 2, meet_false_root, NULL);
+}
+
+static int with_transport_of_its_own(const struct rank *r)
+{
+    struct dp_comm *comm;
+
+    int err = try_open(
+        r, (struct dp_comm_config){.transport = r->rank == 2 ? "tcp" : "shm"}, &comm);
+    EXPECT(err == DP_EMISMATCH);
+    EXPECT_SAYS("rank 0 has shm, but rank 2 has tcp");
+    return 0;
+}
+
+static void ranks_that_want_different_transports_are_named(void **state)
+{
+    (void)state;
+    run_some(3, 3, with_transport_of_its_own, NULL);
+}
+
+/* ---- strangers ------------------------------------------------------------------------------- */
+
+static int dial(int port)
+{
+    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int64_t until_ns = dp_now_ns() + 10 * DP_NS_PER_S;
+    int fd = -1;
+
+    while (dp_now_ns() < until_ns) {
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (!connect(fd, (const struct sockaddr *)&place, sizeof(place)))
+            return fd;
+        close(fd);
+    }
+    fail_msg("nobody listens at port %d", port);
+    return -1;
+}
+
+/* What a member says first, as bytes: the door's hello, then a message's header, then HELLO. */
+struct first_words {
+    struct dp_hello hello;
+    struct {
+        uint32_t magic, zero;
+        uint64_t len, tag;
+    } header;
+    struct dp_star_message message;
+};
+
+static struct first_words right_words(void)
+{
+    struct first_words w = {
+        .hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP},
+        .header = {0x44507774, 0, sizeof(struct dp_star_message), DP_STAR_HELLO},
+        .message = {.kind = DP_STAR_HELLO, .rank = 1, .value = 2},
+    };
+
+    memcpy(w.hello.cookie, "dualpipe-control", DP_COOKIE_BYTES);
+    return w;
+}
+
+static uint32_t next_random(uint32_t *seed)
+{
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 17;
+    *seed ^= *seed << 5;
+    return *seed;
+}
+
+/* Words cut off, with bytes changed, or followed by more than they should be. */
+static void say_something_wrong(int fd, uint32_t *seed)
+{
+    unsigned char bytes[sizeof(struct first_words) + 64];
+    const struct first_words right = right_words();
+    size_t len = sizeof(right);
+
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)next_random(seed);
+    memcpy(bytes, &right, sizeof(right));
+    switch (next_random(seed) % 3) {
+    case 0:
+        len = next_random(seed) % sizeof(right);
+        break;
+    case 1:
+        for (int i = 0; i < 4; i++)
+            bytes[next_random(seed) % sizeof(right)] = (unsigned char)next_random(seed);
+        break;
+    case 2:
+        len = sizeof(bytes);
+        break;
+    }
+    ssize_t n = send(fd, bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)n;
+}
+
+static void strangers_at_the_door_of_a_group_do_no_harm(void **state)
+{
+    (void)state;
+    enum { STRANGERS = 400, SILENT = 20 };
+    const int port = find_free_port();
+    pid_t root = start_rank(0, 2, port, open_and_meet, "right");
+    uint32_t seed = 20240607;
+    int silent[SILENT];
+
+    for (int i = 0; i < SILENT; i++)
+        silent[i] = dial(port);
+    for (int i = 0; i < STRANGERS; i++) {
+        int fd = dial(port);
+        say_something_wrong(fd, &seed);
+        if (i % 2) {
+            char answer[512];
+            ssize_t n = recv(fd, answer, sizeof(answer), MSG_DONTWAIT);
+            (void)n;
+        }
+        close(fd);
+    }
+    pid_t member = start_rank(1, 2, port, open_and_meet, "right");
+    assert_int_equal(wait_for(member), 0);
+    assert_int_equal(wait_for(root), 0);
+    for (int i = 0; i < SILENT; i++)
+        close(silent[i]);
+}
+
+/* The other way round: what a member takes for rank 0 says anything. */
+static int meet_liar(const struct rank *r)
+{
+    struct dp_comm *comm;
+    struct rank second = *r;
+
+    second.rank = 1;
+    int err = try_open(&second, (struct dp_comm_config){.timeout_ns = SHORT_NS}, &comm);
+    EXPECT(err == DP_ETIMEDOUT || err == DP_EMISMATCH || err == DP_ECOMM);
+    return 0;
+}
+
+static void a_false_rank_0_does_no_harm_either(void **state)
+{
+    (void)state;
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(any);
+    int door = socket(AF_INET, SOCK_STREAM, 0);
+    uint32_t seed = 7;
+
+    assert_int_equal(bind(door, (struct sockaddr *)&any, len), 0);
+    assert_int_equal(listen(door, 100), 0);
+    assert_int_equal(getsockname(door, (struct sockaddr *)&any, &len), 0);
+    pid_t member = start_rank(0, 2, ntohs(any.sin_port), meet_liar, NULL);
+    struct timeval patience = {.tv_sec = 1};
+    setsockopt(door, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    for (int fd; (fd = accept(door, NULL, NULL)) >= 0;) {
+        const uint32_t welcome = 0x44507757;
+        ssize_t n = send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL);
+        (void)n;
+        say_something_wrong(fd, &seed);
+        close(fd);
+    }
+    assert_int_equal(wait_for(member), 0);
+    close(door);
+}
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static void expect_refusal(struct dp_comm_config config, int error, const char *sentence)
+{
+    struct dp_comm *comm;
+
+    assert_int_equal(dp_comm_open(&config, &comm), error);
+    if (!strstr(dp_last_error(), sentence))
+        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
+}
+
+static void bad_configs_are_refused_in_a_sentence(void **state)
+{
+    (void)state;
+    struct dp_comm *comm;
+    const char *here = "127.0.0.1:1";
+
+    assert_int_equal(dp_comm_open(NULL, &comm), DP_EINVAL);
+    expect_refusal((struct dp_comm_config){.rank = 2, .size = 2, .address = here}, DP_EINVAL,
+                   "rank 2 of 2: expected a rank from 0 to 1");
+    expect_refusal((struct dp_comm_config){.size = 2, .address = here, .transport = "pigeon"},
+                   DP_EINVAL, "transport 'pigeon': expected auto, shm");
+    expect_refusal((struct dp_comm_config){.size = 2}, DP_EINVAL, "no address: expected host:port");
+    expect_refusal((struct dp_comm_config){.size = 2, .address = "host"}, DP_EINVAL,
+                   "address 'host': expected host:port");
+    expect_refusal((struct dp_comm_config){.size = 2, .address = "host:0"}, DP_EINVAL,
+                   "port from 1 to 65535");
+    expect_refusal((struct dp_comm_config){.size = 2, .address = "[::1:5"}, DP_EINVAL,
+                   "expected host:port");
+    expect_refusal((struct dp_comm_config){.size = 2, .address = here, .timeout_ns = -1}, DP_EINVAL,
+                   "timeout of -1 ns");
+    expect_refusal((struct dp_comm_config){.rank = 1, .size = 2, .address = "no..host:5"}, DP_ECOMM,
+                   "host 'no..host': ");
+    expect_refusal((struct dp_comm_config){.size = 0}, DP_EINVAL,
+                   "no rank and size given, and not started by torchrun, mpirun or srun");
+    setenv("DUALPIPE_COMM_TRANSPRT", "tcp", 1);
+    expect_refusal((struct dp_comm_config){.size = 2, .address = here}, DP_EINVAL,
+                   "did you mean DUALPIPE_COMM_TRANSPORT");
+    unsetenv("DUALPIPE_COMM_TRANSPRT");
+}
+
+static void a_port_in_use_is_named(void **state)
+{
+    (void)state;
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(any);
+    int taken = socket(AF_INET, SOCK_STREAM, 0);
+    char address[32], sentence[64];
+
+    assert_int_equal(bind(taken, (struct sockaddr *)&any, len), 0);
+    assert_int_equal(listen(taken, 1), 0);
+    assert_int_equal(getsockname(taken, (struct sockaddr *)&any, &len), 0);
+    snprintf(address, sizeof(address), "127.0.0.1:%d", ntohs(any.sin_port));
+    snprintf(sentence, sizeof(sentence), "port %d on 127.0.0.1 is in use", ntohs(any.sin_port));
+    expect_refusal((struct dp_comm_config){.size = 2, .address = address}, DP_ECOMM, sentence);
+    close(taken);
+}
+
+/* ---- launchers ------------------------------------------------------------------------------- */
+
+static const char *const *variables; /* NAME=value ..., NULL */
+
+static const char *get_variable(const char *name)
+{
+    for (const char *const *v = variables; *v; v++)
+        if (!strncmp(*v, name, strlen(name)) && (*v)[strlen(name)] == '=')
+            return *v + strlen(name) + 1;
+    return NULL;
+}
+
+static int read_launch(const char *const *set, const char *address, int64_t port,
+                       struct dp_launch *out)
+{
+    const struct dp_comm_settings settings = {.address = address, .port = port};
+
+    variables = set;
+    return dp_launch_read(get_variable, &settings, out);
+}
+
+/* An address that ends with a colon has a port that is derived from the job. Returns the port. */
+static int expect_launch(const char *const *set, int rank, int size, const char *address)
+{
+    struct dp_launch launch;
+    const char *colon;
+
+    assert_int_equal(read_launch(set, NULL, 0, &launch), 0);
+    assert_int_equal(launch.rank, rank);
+    assert_int_equal(launch.size, size);
+    colon = strrchr(launch.address, ':');
+    const bool any_port = address[strlen(address) - 1] == ':';
+    if (any_port ? strncmp(launch.address, address, (size_t)(colon + 1 - launch.address))
+                 : strcmp(launch.address, address))
+        fail_msg("address %s, expected %s", launch.address, address);
+    if (any_port)
+        assert_in_range(atoi(colon + 1), 20000, 29999);
+    return atoi(colon + 1);
+}
+
+#define VARIABLES(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void launchers_variables_tell_rank_size_and_address(void **state)
+{
+    (void)state;
+    expect_launch(VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=node0", "MASTER_PORT=29500"), 3,
+                  8, "node0:29501");
+    expect_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=fe80::1", "MASTER_PORT=1"), 0, 2,
+                  "[fe80::1]:2");
+    expect_launch(VARIABLES("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4",
+                            "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=12345"),
+                  1, 4, "127.0.0.1:");
+    expect_launch(VARIABLES("PMI_RANK=1", "PMI_SIZE=4", "MASTER_ADDR=a", "MASTER_PORT=7"), 1, 4,
+                  "a:8");
+    int port = expect_launch(VARIABLES("SLURM_PROCID=5", "SLURM_NTASKS=6", "SLURM_JOB_ID=77",
+                                       "SLURM_STEP_ID=0",
+                                       "SLURM_STEP_NODELIST=gpu[03-07,12],login"),
+                             5, 6, "gpu03:");
+    int other = expect_launch(VARIABLES("SLURM_PROCID=0", "SLURM_NTASKS=6", "SLURM_JOB_ID=78",
+                                        "SLURM_STEP_ID=0", "SLURM_JOB_NODELIST=solo"),
+                              0, 6, "solo:");
+    assert_int_not_equal(port, other);
+    /* The innermost launcher is meant. */
+    expect_launch(VARIABLES("SLURM_PROCID=0", "SLURM_NTASKS=2", "RANK=9", "WORLD_SIZE=16",
+                            "MASTER_ADDR=m", "MASTER_PORT=10"),
+                  9, 16, "m:11");
+}
+
+static void what_is_set_by_hand_comes_before_what_a_launcher_says(void **state)
+{
+    (void)state;
+    struct dp_launch launch;
+    const char *const *set = VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=m", "MASTER_PORT=1");
+
+    assert_int_equal(read_launch(set, NULL, 4000, &launch), 0);
+    assert_string_equal(launch.address, "m:4000");
+    assert_int_equal(read_launch(set, "other:5", 4000, &launch), 0);
+    assert_string_equal(launch.address, "other:5");
+}
+
+static void expect_no_launch(const char *const *set, int error, const char *sentence)
+{
+    struct dp_launch launch;
+
+    assert_int_equal(read_launch(set, NULL, 0, &launch), error);
+    if (!strstr(dp_last_error(), sentence))
+        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
+}
+
+static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
+{
+    (void)state;
+    expect_no_launch(VARIABLES("HOME=x"), DP_ENOENT, "not started by torchrun");
+    expect_no_launch(VARIABLES("RANK=0"), DP_EINVAL, "WORLD_SIZE is not set");
+    expect_no_launch(VARIABLES("RANK=2", "WORLD_SIZE=2"), DP_EINVAL,
+                     "RANK=2: expected a number from 0 to 1");
+    expect_no_launch(VARIABLES("RANK=x", "WORLD_SIZE=2"), DP_EINVAL, "RANK=x: expected a number");
+    expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2"), DP_EINVAL, "set MASTER_ADDR");
+    expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=a"), DP_EINVAL,
+                     "MASTER_PORT is not set");
+    expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=65535"),
+                     DP_EINVAL, "MASTER_PORT=65535: expected a number from 1 to 65534");
+    expect_no_launch(VARIABLES("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4",
+                               "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
+                     DP_EINVAL, "OpenMPI does not tell where rank 0 is");
+}
+
+static int open_from_environment(const struct rank *r)
+{
+    char text[16];
+    struct dp_comm *comm;
+
+    snprintf(text, sizeof(text), "%d", r->rank);
+    setenv("RANK", text, 1);
+    setenv("WORLD_SIZE", "3", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    snprintf(text, sizeof(text), "%d", r->port - 1);
+    setenv("MASTER_PORT", text, 1);
+    setenv("DUALPIPE_COMM_TIMEOUT_MS", "7000", 1);
+    setenv("DUALPIPE_COMM_SECRET", "s", 1);
+    setenv("DUALPIPE_COMM_FAULT", "delay_us=100,jitter_us=100", 1);
+    EXPECT(!dp_comm_open(&(struct dp_comm_config){.size = 0}, &comm));
+    EXPECT(comm->rank == r->rank && comm->size == 3);
+    EXPECT(comm->deadline_ns == 7 * DP_NS_PER_S);
+    EXPECT(!dp_comm_barrier(comm));
+    dp_comm_close(comm);
+    return 0;
+}
+
+static void all_of_it_can_come_from_the_environment(void **state)
+{
+    (void)state;
+    run_some(3, 3, open_from_environment, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_find_each_other_with_and_without_a_secret),
+        cmocka_unit_test(ranks_that_do_not_come_are_named_to_those_who_did),
+        cmocka_unit_test(a_rank_0_that_does_not_come_is_named),
+        cmocka_unit_test(who_does_not_fit_is_refused_and_the_rest_goes_on),
+        cmocka_unit_test(a_rank_0_with_another_secret_gets_nobody),
+        cmocka_unit_test(ranks_that_want_different_transports_are_named),
+        cmocka_unit_test(strangers_at_the_door_of_a_group_do_no_harm),
+        cmocka_unit_test(a_false_rank_0_does_no_harm_either),
+        cmocka_unit_test(bad_configs_are_refused_in_a_sentence),
+        cmocka_unit_test(a_port_in_use_is_named),
+        cmocka_unit_test(launchers_variables_tell_rank_size_and_address),
+        cmocka_unit_test(what_is_set_by_hand_comes_before_what_a_launcher_says),
+        cmocka_unit_test(a_launchers_variable_that_is_missing_or_wrong_is_named),
+        cmocka_unit_test(all_of_it_can_come_from_the_environment),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
