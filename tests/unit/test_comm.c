@@ -269,6 +269,64 @@ static void bad_arguments_are_refused_in_a_sentence(void **state)
     assert_int_equal(dp_comm_threads_new(1, NULL), DP_EINVAL);
 }
 
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* Linked with --wrap for these: the library's calls come here. */
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *p, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+
+static _Thread_local int allocations;
+
+void *__wrap_malloc(size_t size)
+{
+    allocations++;
+    return __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    allocations++;
+    return __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    allocations++;
+    return __real_realloc(p, size);
+}
+
+static int count_allocations(struct dp_comm *comm, void *arg)
+{
+    const int peer = !comm->rank;
+    static _Thread_local char in[100000], out[100000];
+    struct dp_request send, receive;
+    uint64_t all[2];
+
+    (void)arg;
+    CHECK(allocations > 0 || comm->size < 2 || !strcmp(comm->ops->name, "threads"));
+    allocations = 0;
+    for (size_t len = 0; len <= sizeof(in); len += 5000) {
+        CHECK(!dp_comm_isend(comm, peer, 0, 1, out, len, &send));
+        CHECK(!dp_comm_irecv(comm, peer, 0, 1, in, len, &receive));
+        CHECK(!dp_comm_wait(comm, &receive, peer));
+        CHECK(!dp_comm_wait(comm, &send, peer));
+        CHECK(!dp_comm_agree(comm, "length", len));
+        CHECK(!dp_comm_allgather(comm, &len, all, sizeof(len)));
+    }
+    CHECK(allocations == 0);
+    return 0;
+}
+
+static void messages_and_collectives_allocate_nothing(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, count_allocations, NULL);
+}
+
 /* ---- collectives ----------------------------------------------------------------------------- */
 
 static int collectives(struct dp_comm *comm, void *arg)
@@ -600,6 +658,7 @@ int main(void)
         cmocka_unit_test(all_ranks_talk_to_all_at_once),
         cmocka_unit_test(another_tag_or_length_than_expected_is_named),
         cmocka_unit_test(bad_arguments_are_refused_in_a_sentence),
+        cmocka_unit_test(messages_and_collectives_allocate_nothing),
         cmocka_unit_test(collectives_work_for_any_number_of_ranks),
         cmocka_unit_test(ranks_that_disagree_are_named_on_every_rank),
         cmocka_unit_test(different_collectives_at_once_end_the_group),

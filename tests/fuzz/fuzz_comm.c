@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz_comm.c - what somebody sends who is let in as a rank, but is none. The first byte says whether
+ * the root or a member hears it; the rest is what comes over the wire. It ends with the connection,
+ * and the rank that sent it is gone.
+ */
+#include "fuzz.h"
+
+#include "comm/star.h"
+#include "wire/door.h"
+#include "wire/tcp.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const uint8_t cookie[DP_COOKIE_BYTES] = "fuzz";
+
+static void must(bool so)
+{
+    if (!so)
+        abort();
+}
+
+static struct dp_wire_listener *listen_somewhere(int *port)
+{
+    struct dp_wire_config config = {.interface = "127.0.0.1"};
+    struct dp_wire_listener *listener = NULL;
+    struct dp_wire_address address;
+
+    memcpy(config.cookie, cookie, sizeof(cookie));
+    for (config.port = 21000; config.port < 29000; config.port++)
+        if (!dp_wire_tcp.listen(&config, &listener, &address))
+            break;
+    *port = config.port;
+    return listener;
+}
+
+/* The other end of the wire, with all that comes out of it already inside. */
+static void send_all(int port, const uint8_t *data, size_t size)
+{
+    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    must(!connect(fd, (const struct sockaddr *)&place, sizeof(place)));
+    must(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
+    ssize_t n = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)n;
+    close(fd);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct dp_wire_listener *listener;
+    static int port;
+    struct dp_star *star;
+    struct dp_wire *wire;
+    uint64_t label;
+
+    if (!listener)
+        listener = listen_somewhere(&port);
+    if (!listener || !size)
+        return 0;
+    send_all(port, data + 1, size - 1);
+    while (dp_wire_tcp.accept(listener, &label, &wire))
+        ;
+    const bool member = data[0] & 1;
+    must(!dp_star_new(member ? 2 : 0, 4, 1000000, &star));
+    struct dp_star_peer *peer = &star->peers[member ? 0 : 1];
+    star->gather = 1;
+    star->is_gathering = true;
+    dp_star_adopt(star, peer, wire);
+    while (!peer->is_gone)
+        dp_star_poll(star);
+    /* It has said that it leaves, or it is known to be dead; a member may have heard other news. */
+    struct dp_abort why;
+    const bool aborted = dp_blame_get(&star->blame, &why);
+    must(aborted || star->left[member ? 0 : 1]);
+    must(!aborted || (why.rank >= 0 && why.rank < 4 && memchr(why.text, 0, sizeof(why.text))));
+    dp_star_free(star);
+    return 0;
+}
