@@ -67,7 +67,8 @@ struct dp_call {
     char where[80]; /* for sentences */
 };
 
-/* Start to connect, and say hello if that can be done at once; never waits. DP_EIO if there is no socket to be had. where tells the address. */
+/* Start to connect, and say hello if that can be done at once; never waits. DP_EIO if there is no
+ * socket to be had. where tells the address. */
 int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_t len,
                   const char *where, const struct dp_hello *hello, int passed_fd);
 /* 0: welcome. DP_EAGAIN. DP_ECOMM: nobody there, or not let in; dp_last_error() says which. */
