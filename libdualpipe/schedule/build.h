@@ -80,6 +80,10 @@ typedef void dp_pass_fn(const struct dp_rank_view *view, const struct dp_op *in,
                         struct dp_op_list *out);
 dp_pass_fn dp_add_messages, dp_add_frees, dp_add_reduces;
 
+/* The other way to add messages, to a whole schedule of computes: see lockstep.c. DP_EINVAL, not
+ * logged, if the computes themselves can come to no end. */
+int dp_add_messages_in_lockstep(struct dp_schedule *s);
+
 /* A schedule of this spec with slots and group ranks, and without ops: first[] is zero. Checks the
  * spec. The caller frees. Errors are not logged. */
 int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedule **out);
@@ -89,8 +93,9 @@ int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedul
 int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams, int slots_per_rank,
                            const struct dp_slot *slots, struct dp_schedule **out);
 
-/* Hand all ranks' ops to the schedule, which frees those it had. */
-int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all);
+/* Hand all ranks' ops, and where each rank's begin, to the schedule, which frees those it had. If
+ * either could not be allocated, both are freed: DP_ENOMEM. */
+int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all, size_t *first);
 
 /* Replace the ops of all ranks by what the pass makes of them. */
 int dp_schedule_rewrite(struct dp_schedule *s, dp_pass_fn *pass);

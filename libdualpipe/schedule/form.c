@@ -92,9 +92,8 @@ static bool has_messages(const struct dp_schedule *s)
 
 int dp_draft_finish(struct dp_draft *draft, struct dp_schedule **out)
 {
-    int err = dp_schedule_take_ops(draft->s, &draft->ops);
+    int err = dp_schedule_take_ops(draft->s, &draft->ops, draft->s->first);
 
-    draft->ops = (struct dp_op_list){0};
     if (!err && !has_messages(draft->s)) {
         err = dp_schedule_add_messages(draft->s);
         if (!err)

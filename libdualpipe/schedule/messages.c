@@ -6,8 +6,9 @@
  *
  * A receive stands right before the compute that consumes it, a send right after the one that
  * produces it, and before the next compute what was posted is committed as one batch: the sends of
- * the last compute together with the receives of the next. That is why neighbours that exchange in
- * both directions do not wait for each other in a circle.
+ * the last compute together with the receives of the next. So neighbours that exchange in both
+ * directions meet in one batch, as in 1F1B. Where they do not, and ranks would wait for each other,
+ * lockstep.c has a way that costs more buffers and always works.
  */
 #include "base/fail.h"
 #include "schedule/build.h"
@@ -84,11 +85,44 @@ void dp_add_messages(const struct dp_rank_view *view, const struct dp_op *in, si
     commit(&p, count ? in[count - 1].unit : 0);
 }
 
-int dp_schedule_add_messages(struct dp_schedule *s)
+static void drop_messages(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                          struct dp_op_list *out)
+{
+    (void)view;
+    for (size_t i = 0; i < count; i++)
+        if (!dp_op_is_message((enum dp_op_kind)in[i].kind) && in[i].kind != DP_OP_COMMIT)
+            dp_op_list_add(out, in[i]);
+}
+
+/* Would the ranks, or the two ends of a link, wait for each other? */
+static bool blocks(const struct dp_schedule *s)
+{
+    struct dp_finding finding;
+
+    return dp_schedule_check(s, NULL, &finding) == DP_EINVAL &&
+           (finding.rule == DP_RULE_FIFO || finding.rule == DP_RULE_DEADLOCK);
+}
+
+static int check_has_none(const struct dp_schedule *s)
 {
     for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (dp_op_is_message(s->ops[i].kind) || s->ops[i].kind == DP_OP_COMMIT)
+        if (dp_op_is_message((enum dp_op_kind)s->ops[i].kind) || s->ops[i].kind == DP_OP_COMMIT)
             return dp_fail(DP_ESTATE, "add messages: op %zu is a %s; expected computes only", i,
-                           dp_op_kind_name(s->ops[i].kind));
-    return dp_schedule_rewrite(s, dp_add_messages);
+                           dp_op_kind_name((enum dp_op_kind)s->ops[i].kind));
+    return 0;
+}
+
+int dp_schedule_add_messages(struct dp_schedule *s)
+{
+    int err = check_has_none(s);
+
+    if (!err)
+        err = dp_schedule_rewrite(s, dp_add_messages);
+    if (err || !blocks(s))
+        return err;
+    err = dp_schedule_rewrite(s, drop_messages);
+    if (!err)
+        err = dp_add_messages_in_lockstep(s);
+    /* Where the computes themselves wait in a circle, leave it to the checker to tell. */
+    return err == DP_EINVAL ? dp_schedule_rewrite(s, dp_add_messages) : err;
 }

@@ -121,9 +121,7 @@ static int build(const struct dp_schedule_spec *spec, const struct dp_rank_view 
         run_pass(w, dp_add_frees, view);
     if (spec->mirror_reduce)
         run_pass(w, dp_add_reduces, view);
-    if (w->now.failed)
-        return dp_fail(DP_ENOMEM, "no memory for the ops of rank %d", view->rank);
-    return 0;
+    return w->now.failed ? DP_ENOMEM : 0;
 }
 
 int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct dp_op *ops,
@@ -141,8 +139,10 @@ int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct
     s = describe_built(spec);
     dp_builder_of(spec->kind)->place(spec->ranks, rank, slots);
     err = build(spec, &(struct dp_rank_view){&s, rank, slots}, &w);
-    if (err)
+    if (err) {
+        dp_fail(err, "no memory for the ops of rank %d", rank);
         goto free_lists;
+    }
     *count = w.now.count;
     if (w.now.count > capacity)
         err = dp_fail_quietly(DP_ENOMEM, "capacity: %zu ops, expected at least %zu for rank %d",
@@ -239,38 +239,49 @@ int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams, int
     return err;
 }
 
-int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all)
+int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all, size_t *first)
 {
-    if (all->failed) {
+    if (all->failed || !first) {
         dp_op_list_fini(all);
+        if (first != s->first)
+            free(first);
         return dp_fail(DP_ENOMEM, "no memory for the ops of %d ranks", s->ranks);
     }
+    if (s->first != first)
+        free(s->first);
     free(s->ops);
+    s->first = first;
     s->ops = all->ops;
+    *all = (struct dp_op_list){0};
     return 0;
+}
+
+static int build_all(const struct dp_schedule_spec *spec, struct dp_schedule *s)
+{
+    size_t *first = calloc((size_t)s->ranks + 1, sizeof(*first));
+    struct dp_op_list all = {0};
+    struct workbench w = {0};
+    int err = 0;
+
+    for (int rank = 0; first && rank < s->ranks && !err; rank++) {
+        struct dp_rank_view view = view_of(s, rank);
+        err = build(spec, &view, &w);
+        dp_op_list_append(&all, w.now.ops, w.now.count);
+        first[rank + 1] = all.count;
+    }
+    workbench_fini(&w);
+    all.failed |= err;
+    return dp_schedule_take_ops(s, &all, first);
 }
 
 int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **out)
 {
-    struct dp_op_list all = {0};
-    struct workbench w = {0};
     struct dp_schedule *s;
     int err = dp_schedule_new_empty(spec, &s);
 
     if (err)
         return dp_fail(err, "%s", dp_last_error());
-    for (int rank = 0; rank < s->ranks && !err; rank++) {
-        struct dp_rank_view view = view_of(s, rank);
-        err = build(spec, &view, &w);
-        if (!err)
-            dp_op_list_append(&all, w.now.ops, w.now.count);
-        s->first[rank + 1] = all.count;
-    }
-    workbench_fini(&w);
-    if (err)
-        dp_op_list_fini(&all);
-    else
-        err = dp_schedule_take_ops(s, &all);
+    err = build_all(spec, s);
     if (err)
         dp_schedule_free(s);
     else
@@ -282,21 +293,11 @@ int dp_schedule_rewrite(struct dp_schedule *s, dp_pass_fn *pass)
 {
     size_t *first = calloc((size_t)s->ranks + 1, sizeof(*first));
     struct dp_op_list all = {0};
-    int err;
 
-    if (!first)
-        return dp_fail(DP_ENOMEM, "no memory for a schedule of %d ranks", s->ranks);
-    for (int rank = 0; rank < s->ranks; rank++) {
+    for (int rank = 0; first && rank < s->ranks; rank++) {
         struct dp_rank_view view = view_of(s, rank);
         pass(&view, dp_schedule_ops(s, rank), dp_schedule_count(s, rank), &all);
         first[rank + 1] = all.count;
     }
-    err = dp_schedule_take_ops(s, &all);
-    if (err) {
-        free(first);
-        return err;
-    }
-    free(s->first);
-    s->first = first;
-    return 0;
+    return dp_schedule_take_ops(s, &all, first);
 }

@@ -177,7 +177,9 @@ static inline bool dp_slot_is_last(const struct dp_slot *slot)
 
 /* Add the messages and commit points to lists that hold computes only: a receive right before the
  * compute that consumes it, a send right after the one that produces it, a commit before the next
- * compute that needs one. Replaces the schedule's lists. DP_ESTATE if it has messages already. */
+ * compute. Where ranks would then wait for each other, receives stand earlier, in an order of
+ * messages that both ends of every link keep. Replaces the schedule's lists. DP_ESTATE if it has
+ * messages already. */
 DP_PUBLIC int dp_schedule_add_messages(struct dp_schedule *s);
 /* Add a FREE after every COMMIT for the outputs it sent (none with return_outputs). */
 DP_PUBLIC int dp_schedule_add_frees(struct dp_schedule *s);
