@@ -24,7 +24,7 @@ FNR == 1 && !in_log { end_program(); begin_program(FILENAME) }
 /^took: [0-9]+ ms$/ { took_ms = $2; next }
 /^(SKIP|PASS|FAIL|XFAIL|XPASS|ERROR) .*\(exit status: [0-9]+\)$/ { next }
 
-/^\[ RUN +\] / { running = $0; sub(/^\[ RUN +\] /, "", running); next }
+/^\[ RUN +\] / { running = $0; sub(/^\[ RUN +\] /, "", running); last = ""; next }
 running != "" && has("[       OK ] " running) { passed++; running = ""; next }
 running != "" && has("[  SKIPPED ] " running) { skip(running ": " last); running = ""; next }
 running != "" && /\[  (FAILED  |ERROR   )\] / { fail(running); running = ""; next }
@@ -66,6 +66,7 @@ function begin_program(file)
 function skip(why)
 {
     skipped++
+    sub(/: $/, ": it does not say why", why)
     skips = skips "  " program ": " why "\n"
 }
 

@@ -114,10 +114,10 @@ int main(void)
         y[i] = 16 * x[i];
     }
     DLTensor batch = numbers(x, &all), labels = numbers(y, &all);
+    const DLTensor *inputs[] = {&batch};
     struct dp_step step = {0};
     if (comm->rank == 0)
-        step = (struct dp_step){.inputs = (const DLTensor *[]){&batch}, .label = &labels,
-                                .losses = losses};
+        step = (struct dp_step){.inputs = inputs, .label = &labels, .losses = losses};
 
     for (int i = 0; i < STEPS; i++) {
         if (dp_pipeline_step(pipe, &step))

@@ -39,7 +39,7 @@ expect()
 expect 1 '0 passed, 0 failed, 0 skipped'
 
 program cmocka PASS <<'END'
-[==========] Running 3 test(s).
+[==========] Running 4 test(s).
 [ RUN      ] it_adds
 a word without a newline[       OK ] it_adds
 [ RUN      ] it_needs_a_device
@@ -47,9 +47,11 @@ no device here
 [  SKIPPED ] it_needs_a_device
 [ RUN      ] it_subtracts
 [       OK ] it_subtracts
-[==========] 3 test(s) run.
+[ RUN      ] it_is_shy
+[  SKIPPED ] it_is_shy
+[==========] 4 test(s) run.
 [  PASSED  ] 2 test(s).
-[  SKIPPED ] 1 test(s), listed below:
+[  SKIPPED ] 2 test(s), listed below:
 [  SKIPPED ] it_needs_a_device
 took: 1500 ms
 PASS tests/cmocka (exit status: 0)
@@ -65,10 +67,11 @@ took: 4 ms
 SKIP tests/absent (exit status: 77)
 END
 expect 0 '  tests/cmocka: it_needs_a_device: no device here' \
+    '  tests/cmocka: it_is_shy: it does not say why' \
     '  tests/lines: mandoc is not there' \
     '  tests/absent: no debugger here' \
     '      1.5 s  tests/cmocka' \
-    '6 passed, 0 failed, 3 skipped'
+    '6 passed, 0 failed, 4 skipped'
 
 program crashed FAIL <<'END'
 [ RUN      ] it_starts
@@ -94,4 +97,4 @@ expect 1 '  tests/crashed: it_ends (never ended)' \
     '    | 1 != 2' \
     '  tests/mute: exited with an error, naming no case' \
     '  tests/gone: could not run' \
-    '9 passed, 6 failed, 3 skipped'
+    '9 passed, 6 failed, 4 skipped'
