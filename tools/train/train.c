@@ -4,9 +4,9 @@
  */
 #include "command.h"
 #include "commands.h"
+#include "launch.h"
 #include "train/data.h"
 #include "train/job.h"
-#include "train/launch.h"
 #include "train/memory.h"
 #include "train/settings.h"
 

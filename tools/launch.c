@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h"
 
-#include "train/launch.h"
+#include "launch.h"
 
 #include "command.h"
 

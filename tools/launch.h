@@ -5,8 +5,8 @@
  * A rank ends with its parent, whatever happens to that (PR_SET_PDEATHSIG). A rank that fails or
  * dies ends the others; one line says which one it was. Ctrl-C ends all at once.
  */
-#ifndef DP_TRAIN_LAUNCH_H
-#define DP_TRAIN_LAUNCH_H
+#ifndef DP_TOOLS_LAUNCH_H
+#define DP_TOOLS_LAUNCH_H
 
 #include <dualpipe/comm.h>
 
