@@ -55,7 +55,7 @@ static double *time_of(struct op_times *times, const char *name)
     return NULL;
 }
 
-static bool parse_times(const char *text, void *member, char *why, size_t why_len)
+bool schedule_parse_times(const char *text, void *member, char *why, size_t why_len)
 {
     char *copy = strdup(text), *rest = copy, *item;
     bool good = copy;
@@ -98,7 +98,7 @@ static const struct arg file_args[] = {
 static const struct arg cost_args[] = {
     {"cost", 0, "OP=TIME,..", "times of F, I, W, B and overlapped pairs FB; B is I + W and FB is F "
      "+ B\n" "                               if not given; a bare number is in ms",
-     ARG_PARSE, AT(times), .fallback = "f=1,i=1,w=1", .parse = parse_times},
+     ARG_PARSE, AT(times), .fallback = "f=1,i=1,w=1", .parse = schedule_parse_times},
     {"latency", 0, "TIME", "of a message on its way", ARG_TIME, AT(latency_ns), .fallback = "0"},
     {"bandwidth", 0, "RATE", "of a link, as in 25GB/s; 0 is without limit", ARG_RATE, AT(bandwidth),
      .fallback = "0"},
@@ -151,13 +151,21 @@ struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_sch
     return spec;
 }
 
-static int build(const struct schedule_args *a, const char *kind_name, struct dp_schedule **out)
+int schedule_operand(const struct operands *operands, enum dp_schedule_kind *kind)
 {
-    enum dp_schedule_kind kind;
-    int rank_map[NUMBERS_MAX], err;
+    int err = operands->count ? dp_schedule_kind_parse(operands->items[0], kind) : 0;
 
-    if ((err = dp_schedule_kind_parse(kind_name, &kind)))
-        return command_failed(err);
+    return err ? command_failed(err) : 0;
+}
+
+static int build(const struct schedule_args *a, const struct operands *operands,
+                 struct dp_schedule **out)
+{
+    enum dp_schedule_kind kind = DP_SCHEDULE_USER;
+    int rank_map[NUMBERS_MAX], err = schedule_operand(operands, &kind);
+
+    if (err)
+        return err;
     struct dp_schedule_spec spec = schedule_spec(a, kind, rank_map);
     if (spec.rank_map && a->rank_map.count != (size_t)spec.ranks)
         return command_misused("--rank-map: %zu ranks, expected %d, one for each rank",
@@ -245,14 +253,14 @@ static int load_file(const char *path, struct dp_schedule **out)
     return err ? command_failed(err) : 0;
 }
 
-int schedule_load(const struct schedule_args *a, const struct operands *operands,
-                  struct dp_schedule **out)
+static int load(const struct schedule_args *a, const struct operands *operands,
+                struct dp_schedule **out)
 {
     if (!a->file && !operands->count)
         return command_misused("which schedule? expected one of %s, or --file FILE",
                                schedule_kinds());
     if (!a->file)
-        return build(a, operands->items[0], out);
+        return build(a, operands, out);
     if (operands->count)
         return command_misused("'%s' and --file %s: expected one of the two", operands->items[0],
                                a->file);
@@ -260,6 +268,22 @@ int schedule_load(const struct schedule_args *a, const struct operands *operands
         return command_misused("--ranks, --microbatches and --rank-map do not go with --file: the "
                                "file says them");
     return load_file(a->file, out);
+}
+
+int schedule_run(const struct usage *usage, int argc, char **argv, void *values,
+                 int (*act)(const void *values, const struct dp_schedule *s))
+{
+    struct operands operands;
+    struct dp_schedule *s;
+    int status;
+
+    if (!args_parse(usage, argc, argv, values, &operands, &status))
+        return status;
+    if ((status = load(values, &operands, &s)))
+        return status;
+    status = act(values, s);
+    dp_schedule_free(s);
+    return status;
 }
 
 /* ---- costs ---------------------------------------------------------------------------------- */
@@ -273,19 +297,23 @@ static int check_scale(const char *option, const struct numbers *list, int expec
                            expected, what);
 }
 
+struct dp_cost schedule_times_cost(const struct op_times *t)
+{
+    return (struct dp_cost){.f_ns = t->f, .i_ns = t->i, .w_ns = t->w, .b_ns = t->b, .fb_ns = t->fb,
+                            .reduce_ns = t->reduce};
+}
+
 int schedule_cost(const struct schedule_args *a, const struct dp_schedule *s, struct dp_cost *cost)
 {
     int status = check_scale("stage-scale", &a->stage_scale, s->stages, "stage");
 
     if (!status)
         status = check_scale("rank-scale", &a->rank_scale, s->ranks, "rank");
-    *cost = (struct dp_cost){
-        .f_ns = a->times.f, .i_ns = a->times.i, .w_ns = a->times.w, .b_ns = a->times.b,
-        .fb_ns = a->times.fb, .reduce_ns = a->times.reduce,
-        .stage_scale = a->stage_scale.count ? a->stage_scale.items : NULL,
-        .rank_scale = a->rank_scale.count ? a->rank_scale.items : NULL,
-        .link_latency_ns = a->latency_ns, .link_bytes_per_ns = a->bandwidth,
-        .message_bytes = a->message_bytes,
-    };
+    *cost = schedule_times_cost(&a->times);
+    cost->stage_scale = a->stage_scale.count ? a->stage_scale.items : NULL;
+    cost->rank_scale = a->rank_scale.count ? a->rank_scale.items : NULL;
+    cost->link_latency_ns = a->latency_ns;
+    cost->link_bytes_per_ns = a->bandwidth;
+    cost->message_bytes = a->message_bytes;
     return status;
 }

@@ -42,14 +42,24 @@ extern const struct arg_group schedule_scale_group; /* slower stages and ranks *
 /* "gpipe|1f1b|...": every kind that can be built, for --help. */
 const char *schedule_kinds(void);
 
+/* ARG_PARSE of "f=1,fb=2.4ms" into a struct op_times; what is not named stays as it is. */
+bool schedule_parse_times(const char *text, void *member, char *why, size_t why_len);
+/* Those times as costs, links aside. */
+struct dp_cost schedule_times_cost(const struct op_times *times);
+
 /* The spec that the options and a kind ask for. rank_map[NUMBERS_MAX] holds its map. */
 struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_schedule_kind kind,
                                       int *rank_map);
 
-/* The schedule that was asked for: that of --file, or that of the kind in operands. Not checked.
- * 0, else what to exit with; the sentence has been printed. */
-int schedule_load(const struct schedule_args *a, const struct operands *operands,
-                  struct dp_schedule **out);
+/* A command about one schedule: parse the command line into *values, which begins with a struct
+ * schedule_args and is zero; take the schedule of --file, or of the kind that is its operand, which
+ * has not been checked; and let act do something with it. Returns what act returns, or what to exit
+ * with. */
+int schedule_run(const struct usage *usage, int argc, char **argv, void *values,
+                 int (*act)(const void *values, const struct dp_schedule *s));
+
+/* The kind that is the operand, if there is one, else *kind stays. 0, else EXIT_USAGE. */
+int schedule_operand(const struct operands *operands, enum dp_schedule_kind *kind);
 
 /* The costs that were asked for. They point into a. 0, else EXIT_USAGE. */
 int schedule_cost(const struct schedule_args *a, const struct dp_schedule *s, struct dp_cost *cost);

@@ -137,8 +137,9 @@ static const struct arg args[] = {
      .choices = formats},
 };
 
-static int check(const struct check_args *a, const struct dp_schedule *s)
+static int check(const void *values, const struct dp_schedule *s)
 {
+    const struct check_args *a = values;
     const struct dp_check_limits limits = {(int)a->max_activations, (int)a->max_weight_queue};
     bool json = !strcmp(a->format, "json");
     struct dp_finding finding;
@@ -171,15 +172,6 @@ int run_schedule_check(int argc, char **argv)
                     "  dualpipe schedule check --file mine.csv --max-activations 5 --format json\n",
     };
     struct check_args a = {0};
-    struct operands operands;
-    struct dp_schedule *s;
-    int status;
 
-    if (!args_parse(&usage, argc, argv, &a, &operands, &status))
-        return status;
-    if ((status = schedule_load(&a.common, &operands, &s)))
-        return status;
-    status = check(&a, s);
-    dp_schedule_free(s);
-    return status;
+    return schedule_run(&usage, argc, argv, &a, check);
 }

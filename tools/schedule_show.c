@@ -140,8 +140,9 @@ static int write_form(const struct dp_schedule *s, enum dp_format form, FILE *to
     return err ? err : put_text(to, text, len);
 }
 
-static int write_schedule(const struct show_args *a, const struct dp_schedule *s)
+static int write_schedule(const void *values, const struct dp_schedule *s)
 {
+    const struct show_args *a = values;
     const struct format *format = find_format(a->format);
     struct dp_simulation sim = {0};
     struct output out;
@@ -184,22 +185,6 @@ static const char *const whens[] = {"auto", "always", "never", NULL};
 static const struct arg show_args[] = {OUTPUT_ARGS("ascii")};
 static const struct arg export_args[] = {OUTPUT_ARGS("json")};
 
-static int run(const struct usage *usage, int argc, char **argv)
-{
-    struct show_args a = {0};
-    struct operands operands;
-    struct dp_schedule *s;
-    int status;
-
-    if (!args_parse(usage, argc, argv, &a, &operands, &status))
-        return status;
-    if ((status = schedule_load(&a.common, &operands, &s)))
-        return status;
-    status = write_schedule(&a, s);
-    dp_schedule_free(s);
-    return status;
-}
-
 #define LEN(array) (sizeof(array) / sizeof((array)[0]))
 
 int run_schedule_show(int argc, char **argv)
@@ -223,8 +208,9 @@ int run_schedule_show(int argc, char **argv)
                     "  dualpipe schedule show 1f1b -P 4 -M 8 --format svg --critical -o 1f1b.svg\n"
                     "  dualpipe schedule show --file mine.txt --format perfetto -o trace.json\n",
     };
+    struct show_args a = {0};
 
-    return run(&usage, argc, argv);
+    return schedule_run(&usage, argc, argv, &a, write_schedule);
 }
 
 int run_schedule_export(int argc, char **argv)
@@ -245,6 +231,7 @@ int run_schedule_export(int argc, char **argv)
                     "  dualpipe schedule export gpipe -P 2 -M 4 --format text\n"
                     "  dualpipe schedule export --file mine.txt --format csv -o mine.csv\n",
     };
+    struct show_args a = {0};
 
-    return run(&usage, argc, argv);
+    return schedule_run(&usage, argc, argv, &a, write_schedule);
 }

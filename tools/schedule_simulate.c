@@ -125,8 +125,9 @@ static const struct arg args[] = {
      .choices = formats},
 };
 
-static int simulate(const struct simulate_args *a, const struct dp_schedule *s)
+static int simulate(const void *values, const struct dp_schedule *s)
 {
+    const struct simulate_args *a = values;
     struct dp_simulation sim;
     struct dp_cost cost;
     int status = schedule_cost(&a->common, s, &cost), err;
@@ -165,15 +166,6 @@ int run_schedule_simulate(int argc, char **argv)
                     "  dualpipe schedule simulate gpipe -P 4 -M 8 --rank-scale 1,1,1.5,1\n",
     };
     struct simulate_args a = {0};
-    struct operands operands;
-    struct dp_schedule *s;
-    int status;
 
-    if (!args_parse(&usage, argc, argv, &a, &operands, &status))
-        return status;
-    if ((status = schedule_load(&a.common, &operands, &s)))
-        return status;
-    status = simulate(&a, s);
-    dp_schedule_free(s);
-    return status;
+    return schedule_run(&usage, argc, argv, &a, simulate);
 }
