@@ -20,6 +20,8 @@ static const struct command commands[] = {
     {"copy", "how fast the host copies, beside libc", run_bench_copy},
     {"schedule", "how fast schedules are built, proven and simulated", run_bench_schedule},
     {"executor", "what an op costs beside its compute", run_bench_executor},
+    {"step", "a real step of a process a rank, against its critical path", run_bench_step},
+    {"wire", "messages between two processes: latency and bandwidth", run_bench_wire},
     {0},
 };
 
@@ -30,7 +32,8 @@ static const struct command_set set = {
              "them.",
     .commands = commands,
     .examples = "  dualpipe bench schedule\n"
-                "  dualpipe bench schedule -P 64 -M 512 --json\n",
+                "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5\n"
+                "  dualpipe bench wire --transport tcp --json\n",
 };
 
 int run_bench(int argc, char **argv)

@@ -1,0 +1,40 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# bench.sh - `dualpipe bench`: every command measures something and says so. Whether the figures are
+# any good is not asked here.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+brief="--samples 1 --limit 200ms"
+
+# measures WORDS ARGUMENT... - prints a table that has these words, and JSON that has figures.
+measures()
+{
+    words=$1
+    shift
+    # shellcheck disable=SC2086 # words
+    run bench "$@" $brief || return
+    # shellcheck disable=SC2086 # words
+    says median best target load $words || return
+    command -v jq >/dev/null || return 0
+    # shellcheck disable=SC2086 # words
+    run bench "$@" $brief --json || return
+    jq -es 'length > 0 and all(.[]; .figures | length > 0 and all(.[]; .median > 0 or .what == "  CPU of all ranks"))' \
+        "$work/out" >/dev/null || wrong "no figures: $(cat "$work/out")"
+}
+
+refuses_what_no_schedule_can_be()
+{
+    refuses 2 "expected an even number" bench schedule dualpipe -P 3 -M 8 || return
+    refuses 2 "expected at least" bench step dualpipe -P 2 -M 2
+}
+
+it measures "build check simulate list" schedule -P 8 -M 16
+it measures "build check simulate list" schedule 1f1b -P 4 -M 4
+it measures "us/op messages threads" executor -M 8
+it measures "critical step CPU shm" step -P 2 -M 4 --cost f=1,i=1,w=1 --transport shm
+it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transport tcp
+it measures "latency GB/s memcpy shm" wire --transport shm
+it measures "latency GB/s memcpy tcp" wire --transport tcp
+it refuses_what_no_schedule_can_be
+finish

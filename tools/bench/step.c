@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step.c - `dualpipe bench step`: a real step, a process a rank, whose ops nap, against the critical
+ * path of the same step on paper.
+ *
+ *      rank 0      take a sample:  say which times |  step  step  step  | hear what all measured
+ *      rank 1..    wait for a word                 |  step  step  step  | tell
+ *
+ * All ranks are started once. The yardstick is the schedule simulated with the times that the naps
+ * really took, so that what is left is what messages and the executor add.
+ */
+#include "bench/bench.h"
+#include "bench/rig.h"
+#include "command.h"
+#include "commands.h"
+#include "launch.h"
+#include "schedule_args.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { CASES_MAX = 2, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40 };
+
+struct values {
+    struct bench_options common;
+    int64_t ranks, microbatches;
+    struct op_times times; /* all 0: not given */
+    double message_bytes;
+    const char *transport;
+};
+
+/* What a rank measured in one sample. */
+struct told {
+    int64_t cpu_ns;
+    struct rig_clock clocks[RIG_OPS];
+};
+
+/* When a rank was in a step, by the clock that all processes of a machine share. */
+struct stay {
+    int64_t began_ns, ended_ns;
+};
+
+struct job {
+    const struct values *v;
+    struct dp_schedule *schedule;
+    int case_count;
+    struct dp_cost costs[CASES_MAX];
+    int steps[CASES_MAX]; /* of a sample */
+    /* In each rank's process: */
+    struct dp_comm *comm;
+    struct rig rig;
+    struct told *told; /* [ranks] */
+    struct stay *stays; /* [ranks] */
+    double step_ns;    /* mean, of the last sample */
+};
+
+/* ---- steps, on every rank ---------------------------------------------------------------------- */
+
+/* From the first rank's start to the last one's end. */
+static int time_step(struct job *j, double *ns)
+{
+    struct stay mine;
+    int err = dp_comm_barrier(j->comm);
+
+    if (err)
+        return err;
+    mine.began_ns = bench_now_ns();
+    if ((err = rig_step(&j->rig)))
+        return err;
+    mine.ended_ns = bench_now_ns();
+    if ((err = dp_comm_allgather(j->comm, &mine, j->stays, sizeof(mine))))
+        return err;
+    for (int rank = 0; rank < j->comm->size; rank++) {
+        if (j->stays[rank].began_ns < mine.began_ns)
+            mine.began_ns = j->stays[rank].began_ns;
+        if (j->stays[rank].ended_ns > mine.ended_ns)
+            mine.ended_ns = j->stays[rank].ended_ns;
+    }
+    *ns = (double)(mine.ended_ns - mine.began_ns);
+    return 0;
+}
+
+static int take_steps(struct job *j, int which)
+{
+    struct told mine = {.cpu_ns = -bench_self_ns()};
+    double total = 0, one;
+    int err = 0;
+
+    rig_set_naps(&j->rig, &j->costs[which]);
+    for (int i = 0; i < j->steps[which] && !err; i++) {
+        err = time_step(j, &one);
+        total += one;
+    }
+    if (err)
+        return err;
+    j->step_ns = total / j->steps[which];
+    mine.cpu_ns += bench_self_ns();
+    memcpy(mine.clocks, j->rig.clocks, sizeof(mine.clocks));
+    return dp_comm_allgather(j->comm, &mine, j->told, sizeof(mine));
+}
+
+/* ---- samples, on rank 0 ------------------------------------------------------------------------- */
+
+/* The mean of what all ranks' naps of one kind took. */
+static double mean_ns(const struct job *j, enum rig_op op, double fallback)
+{
+    double total = 0, count = 0;
+
+    for (int rank = 0; rank < j->comm->size; rank++) {
+        total += j->told[rank].clocks[op].total_ns;
+        count += (double)j->told[rank].clocks[op].count;
+    }
+    return count > 0 ? total / count : fallback;
+}
+
+/* How long the step takes on paper, with the times that ops really took. */
+static int simulate_ns(const struct job *j, int which, double *ns)
+{
+    const struct dp_cost *c = &j->costs[which];
+    struct dp_cost real = {
+        .f_ns = mean_ns(j, RIG_F, c->f_ns),
+        .i_ns = mean_ns(j, RIG_I, c->i_ns),
+        .w_ns = mean_ns(j, RIG_W, c->w_ns),
+        .b_ns = mean_ns(j, RIG_B, c->b_ns),
+        .fb_ns = mean_ns(j, RIG_FB, c->fb_ns),
+    };
+    struct dp_simulation sim;
+    int err = dp_schedule_simulate(j->schedule, &real, 0, &sim);
+
+    if (err)
+        return err;
+    *ns = (double)sim.makespan_ns;
+    dp_simulation_fini(&sim);
+    return 0;
+}
+
+enum { RATIO, STEP, CPU, STEP_FIGURES };
+
+struct sampler {
+    struct job *job;
+    int which;
+};
+
+static int sample(void *user, double *figures)
+{
+    const struct sampler *s = user;
+    struct job *j = s->job;
+    double simulated, cpu = 0;
+    int32_t word = s->which;
+
+    int64_t began = bench_now_ns();
+    int err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
+    if (!err)
+        err = take_steps(j, s->which);
+    if (!err)
+        err = simulate_ns(j, s->which, &simulated);
+    if (err)
+        return err;
+    double wall = (double)(bench_now_ns() - began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
+    for (int rank = 0; rank < j->comm->size; rank++)
+        cpu += (double)j->told[rank].cpu_ns;
+    bench_add_own((int64_t)cpu - j->told[0].cpu_ns);
+    figures[RATIO] = j->step_ns / simulated;
+    figures[STEP] = j->step_ns / 1e6;
+    figures[CPU] = 100 * cpu / wall;
+    return 0;
+}
+
+static void describe_case(struct bench_case *c, const struct dp_cost *cost, struct sampler *s,
+                          double target)
+{
+    static char names[CASES_MAX][96];
+    double b = cost->b_ns > 0 ? cost->b_ns : cost->i_ns + cost->w_ns;
+
+    snprintf(names[s->which], sizeof(names[0]), "F %g, B %g, W %g, F&B %g ms: over critical path",
+             cost->f_ns / 1e6, b / 1e6, cost->w_ns / 1e6,
+             (cost->fb_ns > 0 ? cost->fb_ns : cost->f_ns + b) / 1e6);
+    *c = (struct bench_case){.sample = sample, .user = s, .figure_count = STEP_FIGURES, .figures = {
+        [RATIO] = {.what = names[s->which], .unit = "", .target = target},
+        [STEP] = {.what = "  step", .unit = "ms"},
+        [CPU] = {.what = "  CPU of all ranks", .unit = "%", .target = CPU_PERCENT_MAX},
+    }};
+}
+
+static int lead(struct job *j)
+{
+    static struct bench_case cases[CASES_MAX];
+    static const double targets[CASES_MAX] = {1.02, 1.035};
+    struct sampler samplers[CASES_MAX];
+    int32_t stop = STOP;
+    char title[64];
+
+    for (int i = 0; i < j->case_count; i++) {
+        samplers[i] = (struct sampler){j, i};
+        describe_case(&cases[i], &j->costs[i], &samplers[i], j->case_count > 1 ? targets[i] : 0);
+    }
+    int err = bench_run(cases, j->case_count, &j->v->common);
+    if (err)
+        return err;
+    snprintf(title, sizeof(title), "%s, %d ranks, %d micro-batches, %s",
+             dp_schedule_kind_name(j->schedule->kind), j->schedule->ranks,
+             j->schedule->microbatches, j->comm->ops->name);
+    bench_report(title, cases, j->case_count, &j->v->common);
+    return dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
+}
+
+static int follow(struct job *j)
+{
+    int32_t word = 0;
+    int err = 0;
+
+    while (!err && word != STOP) {
+        err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
+        if (!err && word != STOP)
+            err = take_steps(j, word);
+    }
+    return err;
+}
+
+/* ---- a rank ------------------------------------------------------------------------------------- */
+
+static int open_rank(struct job *j, const struct dp_comm_config *config)
+{
+    int err = dp_comm_open(config, &j->comm);
+
+    if (err)
+        return err;
+    j->told = calloc((size_t)config->size, sizeof(*j->told));
+    j->stays = calloc((size_t)config->size, sizeof(*j->stays));
+    if (!j->told || !j->stays)
+        return command_broke("no memory for %d ranks", config->size), DP_ENOMEM;
+    return rig_open(&(struct rig_config){
+        .schedule = j->schedule, .comm = j->comm,
+        .message_bytes = (size_t)j->v->message_bytes}, &j->rig);
+}
+
+static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
+{
+    struct job *j = user;
+
+    command_mute(true); /* launch_ranks says what went wrong, once */
+    int err = open_rank(j, config);
+    if (!err)
+        err = config->rank ? follow(j) : lead(j);
+    if (err) {
+        *why = (struct dp_abort){.rank = config->rank, .error = err};
+        snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
+        if (j->comm)
+            dp_comm_abort(j->comm, err, why->text);
+    }
+    rig_close(&j->rig);
+    dp_comm_close(j->comm);
+    free(j->told);
+    free(j->stays);
+    return err;
+}
+
+/* ---- the command --------------------------------------------------------------------------------- */
+
+#define AT(member) .offset = offsetof(struct values, member)
+
+static const char *const transports[] = {"auto", "shm", "tcp", NULL};
+static const struct arg args[] = {
+    {"ranks", 'P', "N", "pipeline ranks, a process each", ARG_INT, AT(ranks), .fallback = "8",
+     .min = 1, .max = 256},
+    {"microbatches", 'M', "N", "micro-batches of a step", ARG_INT, AT(microbatches),
+     .fallback = "20", .min = 1, .max = 100000},
+    {"cost", 0, "OP=TIME,..", "how long ops nap, instead of 5 ms and 1 ms in turn", ARG_PARSE,
+     AT(times), .parse = schedule_parse_times},
+    {"message-bytes", 0, "SIZE", "of one message", ARG_BYTES, AT(message_bytes),
+     .fallback = "64KiB", .min = 4, .max = 1 << 26},
+    {"transport", 0, NULL, "how messages travel", ARG_CHOICE, AT(transport), .fallback = "auto",
+     .choices = transports},
+};
+
+/* Which naps, and how many steps of each make a sample long enough to tell the load. */
+static int choose_costs(struct job *j)
+{
+    const struct op_times *t = &j->v->times;
+    double ns;
+
+    if (t->f + t->i + t->w + t->b + t->fb > 0) {
+        j->costs[j->case_count++] = schedule_times_cost(t);
+    } else {
+        j->costs[j->case_count++] = (struct dp_cost){.f_ns = 5e6, .i_ns = 5e6, .w_ns = 5e6};
+        j->costs[j->case_count++] = (struct dp_cost){.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6};
+    }
+    for (int i = 0; i < j->case_count; i++) {
+        struct dp_simulation sim;
+        int err = dp_schedule_simulate(j->schedule, &j->costs[i], 0, &sim);
+        if (err)
+            return err;
+        ns = (double)sim.makespan_ns;
+        j->steps[i] = 1 + (int)(SAMPLE_MS * 1e6 / (ns + 1e5));
+        dp_simulation_fini(&sim);
+    }
+    return 0;
+}
+
+static int measure(const struct values *v, enum dp_schedule_kind kind)
+{
+    const struct dp_schedule_spec spec = {
+        .kind = kind, .ranks = (int)v->ranks, .microbatches = (int)v->microbatches};
+    static struct job job; /* large, and copied into each rank's process */
+    int err;
+
+    job = (struct job){.v = v};
+    if ((err = dp_schedule_new(&spec, &job.schedule)))
+        return command_failed(err);
+    err = choose_costs(&job);
+    int status = err ? command_failed(err)
+                     : launch_ranks(spec.ranks, 0, v->transport, run_rank, &job);
+    dp_schedule_free(job.schedule);
+    return status;
+}
+
+int run_bench_step(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        {"which step", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
+    };
+    const struct usage usage = {
+        .command = "dualpipe bench step",
+        .operands = "[KIND]",
+        .operand_choices = schedule_kinds(),
+        .max_operands = 1,
+        .about = "Carry out real steps, a process a rank, whose ops sleep as long as they are\n"
+                 "told to, and set them beside the critical path of the same step on paper with\n"
+                 "the times that the ops really took. The default is DualPipe. With more than\n"
+                 "40 % of all cores in use, ranks stand in each other's way.",
+        .groups = groups,
+        .examples = "  dualpipe bench step\n"
+                    "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5 --transport tcp\n",
+    };
+    enum dp_schedule_kind kind = DP_SCHEDULE_DUALPIPE;
+    struct values v = {0};
+    struct operands operands;
+    int status;
+
+    if (!args_parse(&usage, argc, argv, &v, &operands, &status))
+        return status;
+    status = schedule_operand(&operands, &kind);
+    return status ? status : measure(&v, kind);
+}
