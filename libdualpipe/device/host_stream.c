@@ -113,7 +113,8 @@ static void settle(struct dp_device_stream *s)
 
 static size_t piece_size(const struct host *host, size_t bytes)
 {
-    size_t size = bytes / (2 * (size_t)host->workers);
+    size_t hands = (size_t)host->workers + 1; /* who waits copies, too */
+    size_t size = bytes / (4 * hands);
 
     if (bytes < cut_from)
         return bytes;
