@@ -69,13 +69,22 @@ static void draw_secret(char out[33])
         snprintf(out + 2 * i, 3, "%02x", bytes[i]);
 }
 
+/* The signals that end a run. Under nohup SIGHUP is ignored, and stays so. */
+static void list_signals(sigset_t *out)
+{
+    struct sigaction hangup;
+
+    sigemptyset(out);
+    sigaddset(out, SIGINT);
+    sigaddset(out, SIGTERM);
+    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN)
+        sigaddset(out, SIGHUP);
+}
+
 static int prepare(struct launch *l, int port)
 {
-    sigemptyset(&l->signals);
+    list_signals(&l->signals);
     sigaddset(&l->signals, SIGCHLD);
-    sigaddset(&l->signals, SIGINT);
-    sigaddset(&l->signals, SIGTERM);
-    sigaddset(&l->signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &l->signals, &l->before);
     draw_secret(l->secret);
     l->pids = calloc((size_t)l->ranks, sizeof(*l->pids));
@@ -106,10 +115,14 @@ static void run_rank(const struct launch *l, int rank, pid_t parent, const char 
     int err = run(user, &(struct dp_comm_config){
         .rank = rank, .size = l->ranks, .address = l->address, .transport = transport,
         .secret = l->secret}, &why);
+    if (!err && (fflush(stdout) || ferror(stdout))) {
+        err = DP_EIO;
+        snprintf(why.text, sizeof(why.text), "cannot write to standard output: %s",
+                 strerror(errno));
+    }
     /* If the pipe is full, enough ranks have said why. */
     if (err && write(l->reports[1], &why, sizeof(why)) < 0)
         _exit(EXIT_FAILED);
-    fflush(stdout);
     _exit(err ? EXIT_FAILED : EXIT_OK);
 }
 
@@ -177,30 +190,35 @@ static void reap(struct launch *l, int flags)
                 note_end(l, rank, how);
 }
 
-/* Until a signal comes, or after a failure until the deadline. Returns the signal, 0: none. */
+static int64_t grace_left_ns(const struct launch *l)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)(l->deadline.tv_sec - now.tv_sec) * 1000000000 + l->deadline.tv_nsec -
+           now.tv_nsec;
+}
+
+/* Until a signal comes; after a failure, until the grace is over. Returns the signal, or -1. */
 static int wait_for_news(const struct launch *l)
 {
-    struct timespec left, now;
-
     if (!has_failure(l))
         return sigwaitinfo(&l->signals, NULL);
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    left.tv_sec = l->deadline.tv_sec - now.tv_sec;
-    left.tv_nsec = 0;
-    int signal = left.tv_sec > 0 ? sigtimedwait(&l->signals, NULL, &left) : 0;
-    return signal > 0 ? signal : 0;
+    int64_t left = grace_left_ns(l);
+    if (left <= 0)
+        return -1;
+    return sigtimedwait(&l->signals, NULL,
+                        &(struct timespec){left / 1000000000, left % 1000000000});
 }
 
 static void wait_for_ranks(struct launch *l)
 {
-    while (l->alive > 0 && !l->interrupted) {
+    while (l->alive > 0 && !l->interrupted && !(has_failure(l) && grace_left_ns(l) <= 0)) {
         int signal = wait_for_news(l);
         if (signal == SIGCHLD)
             reap(l, WNOHANG);
         else if (signal > 0)
             l->interrupted = signal;
-        else if (has_failure(l))
-            break; /* those that are left do not listen */
     }
     kill_ranks(l);
     while (l->alive > 0)
@@ -245,6 +263,23 @@ static int conclude(const struct launch *l)
         fprintf(stderr, "dualpipe: rank %d ended with status %d; all ranks have ended\n",
                 l->status_rank, l->status);
     return EXIT_FAILED;
+}
+
+/* ---- the whole ----------------------------------------------------------------------------- */
+
+static void leave(int signal)
+{
+    _exit(128 + signal);
+}
+
+void launch_alone(void)
+{
+    sigset_t signals;
+
+    list_signals(&signals);
+    for (int signal = 1; signal < NSIG; signal++)
+        if (sigismember(&signals, signal) == 1)
+            sigaction(signal, &(struct sigaction){.sa_handler = leave}, NULL);
 }
 
 int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user)

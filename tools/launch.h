@@ -13,9 +13,12 @@
 /* What a rank does, in its own process: 0, or a negative errno with *why filled. */
 typedef int (*launch_fn)(void *user, const struct dp_comm_config *config, struct dp_abort *why);
 
-/* Run `ranks` processes, which meet at `port` of the loopback interface (0: any that is free), until
- * all have ended. Returns what the program returns to the shell: EXIT_OK, EXIT_USAGE for a port that
- * is taken, 128 + signal after SIGINT, SIGTERM or SIGHUP, else EXIT_FAILED. */
+/* Run `ranks` processes, which meet at `port` of the loopback interface (0: any that is free),
+ * until all have ended. Returns what the program returns to the shell: EXIT_OK, EXIT_USAGE for a
+ * port that is taken, 128 + signal after SIGINT, SIGTERM or SIGHUP, else EXIT_FAILED. */
 int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user);
+
+/* For a rank that runs in this very process: those signals end it with the same status. */
+void launch_alone(void);
 
 #endif

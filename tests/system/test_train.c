@@ -305,7 +305,7 @@ static void too_little_memory_is_refused(void **state)
     assert_one_line(r.err_text);
 }
 
-/* ---- ranks that somebody else starts ---------------------------------------------------------- */
+/* ---- ranks that somebody else starts ------------------------------------------------------- */
 
 struct launched {
     int rank, port;

@@ -65,6 +65,15 @@ says_why_a_file_could_not_be_written()
     grep -q 'cannot write /dev/full: No space left on device' "$work/err" || wrong "$(cat "$work/err")"
 }
 
+notices_that_nobody_can_read_it()
+{
+    [ -c /dev/full ] || skip 'no /dev/full'
+    # shellcheck disable=SC2086 # words
+    "$dualpipe" train $small "$@" >/dev/full 2>"$work/err" && wrong 'does not notice' && return
+    grep -q 'cannot write to standard output: No space left on device' "$work/err" &&
+        [ "$(wc -l <"$work/err")" = 1 ] || wrong "$(cat "$work/err")"
+}
+
 while IFS='|' read -r options says; do
     case $options in '#'*) continue ;; esac
     it refuses_bad_input "$says" "$options"
@@ -79,4 +88,6 @@ it prints_the_numbers_of_the_plain_loop -P 1 --schedule gpipe
 it learns
 it draws_the_last_step
 it says_why_a_file_could_not_be_written
+it notices_that_nobody_can_read_it
+it notices_that_nobody_can_read_it --schedule none
 finish

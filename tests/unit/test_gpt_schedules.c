@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The model of `dualpipe train` learns exactly the same, to the last bit, under every schedule, with
- * every number of ranks and over every communicator as in the plain loop of sequential.c: losses,
- * gradient norms, held-out losses and, in the end, all weights.
+ * The model of `dualpipe train` learns exactly the same, to the last bit, under every schedule,
+ * with every number of ranks and over every communicator as in the plain loop of sequential.c:
+ * losses, gradient norms, held-out losses and, in the end, all weights.
  */
 #include "cmocka_all.h"
 

@@ -24,10 +24,12 @@ enum { MLP_FACTOR = 4 }; /* inner width of the MLP over the model's */
 
 /* What one micro-batch leaves behind in one block. */
 struct block_save {
-    real *norm1, *xhat1, *rstd1, *qkv, *p, *mixed; /* forward, attention half */
-    real *norm2, *xhat2, *rstd2, *slope, *active;  /* forward, MLP half */
-    real *d_norm1, *d_qkv, *d_proj;                /* backward: gradients of the outputs of norm 1, */
-    real *d_norm2, *d_up, *d_down;                 /* qkv, proj; of norm 2, up, down */
+    /* Forward: p are the probabilities of attention, slope is gelu'. */
+    real *norm1, *xhat1, *rstd1, *qkv, *p, *mixed;
+    real *norm2, *xhat2, *rstd2, *slope, *active;
+    /* Backward: gradients with respect to the outputs of norm 1, qkv, ... */
+    real *d_norm1, *d_qkv, *d_proj;
+    real *d_norm2, *d_up, *d_down;
 };
 
 /* What is the same for all blocks and micro-batches, and memory that nobody relies on. */

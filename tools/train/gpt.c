@@ -32,7 +32,7 @@ static size_t stage_save_init(struct stage_save *save, const struct gpt_stage *g
     return used;
 }
 
-/* ---- forward, backward, weight ---------------------------------------------------------------- */
+/* ---- forward, backward, weight ------------------------------------------------------------- */
 
 static void *data_of(const DLTensor *t)
 {
@@ -67,11 +67,12 @@ static void block_call_init(struct block_call *b, const struct gpt_stage *g, int
 static void embedding_forward(const struct gpt_stage *g, const struct dp_stage_call *call,
                               float dropout_rate, const uint8_t *tokens, real *x)
 {
+    int n = g->shape.n, width = g->config.width;
     real *w[EMBEDDING_TENSORS];
 
     params_group(&g->params, 0, g->weights, w);
-    embed_forward(g->shape.n, g->config.context, g->config.width, tokens, w[TABLE], w[POSITIONS], x);
-    dropout(dropout_key(call, 0, 0), dropout_rate, (size_t)g->shape.n * (size_t)g->config.width, x);
+    embed_forward(n, g->config.context, width, tokens, w[TABLE], w[POSITIONS], x);
+    dropout(dropout_key(call, 0, 0), dropout_rate, (size_t)n * (size_t)width, x);
 }
 
 static void head_forward(const struct gpt_stage *g, const struct stage_save *save, const real *x,
@@ -206,9 +207,11 @@ static const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
 
 void gpt_borders(const struct gpt_config *c, int stages, struct dp_border *borders)
 {
+    const struct dp_tensor_spec tokens = {dtype_byte, 2, {c->batch, c->context}, true};
+    const struct dp_tensor_spec x = {dtype_real, 3, {c->batch, c->context, c->width}, false};
+
     for (int s = 0; s <= stages; s++)
-        borders[s] = (struct dp_border){1, {{dtype_real, 3, {c->batch, c->context, c->width}, false}}};
-    borders[0].tensors[0] = (struct dp_tensor_spec){dtype_byte, 2, {c->batch, c->context}, true};
+        borders[s] = (struct dp_border){1, {s == 0 ? tokens : x}};
     borders[stages].tensors[0].shape[2] = GPT_BYTES;
 }
 

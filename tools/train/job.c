@@ -7,7 +7,9 @@
 #include "train/trainer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 
 struct job {
@@ -181,13 +183,34 @@ static int run(struct job *j)
     return err ? err : finish(j, &summary);
 }
 
-int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm)
+/* `before` was the library's last sentence when the job began: if there is no later one, it was the
+ * job itself that failed. */
+static void explain(const struct job *j, int err, const char *before, struct dp_abort *why)
+{
+    const char *text = dp_last_error();
+
+    if (!strcmp(text, before))
+        text = err == DP_ENOMEM  ? "out of memory"
+               : err == DP_EIO   ? "its output could not be written"
+                                 : dp_strerror(err);
+    *why = (struct dp_abort){.rank = j->comm ? j->comm->rank : 0, .error = err};
+    snprintf(why->text, sizeof(why->text), "%s", text);
+    if (j->comm) {
+        dp_comm_abort(j->comm, err, why->text);
+        dp_comm_aborted(j->comm, why); /* another rank may have been the first */
+    }
+}
+
+int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm,
+            struct dp_abort *why)
 {
     struct job j = {.s = s, .data = data, .comm = comm};
+    char before[1024];
 
+    snprintf(before, sizeof(before), "%s", dp_last_error());
     int err = run(&j);
-    if (err && comm)
-        dp_comm_abort(comm, err, *dp_last_error() ? dp_last_error() : dp_strerror(err));
+    if (err)
+        explain(&j, err, before, why);
     trainer_fini(&j.trainer);
     if (j.engine)
         j.engine->ops->free(j.engine);

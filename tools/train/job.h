@@ -11,7 +11,9 @@
 #include <dualpipe/comm.h>
 
 /* Run the whole job on this rank; collective over comm, which is NULL for a rank that is alone.
- * 0 or a negative errno; whoever fails first has aborted comm. */
-int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm);
+ * 0, or a negative errno with *why saying which rank failed and for what reason; then comm has been
+ * aborted. */
+int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm,
+            struct dp_abort *why);
 
 #endif

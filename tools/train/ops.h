@@ -32,8 +32,8 @@ void linear_backward(int n, int in, int out, const real *dy, const real *w, real
 void linear_weight(int n, int in, int out, const real *x, const real *dy, real *dw, real *db);
 
 /* Layer normalisation of each row: y = xhat gain + bias, xhat = (x - mean) rstd. The backward needs
- * xhat[n][width] and rstd[n], and *adds* to dx, which already holds the gradient that came round the
- * block on the residual path. */
+ * xhat[n][width] and rstd[n], and *adds* to dx, which already holds the gradient that came round
+ * the block on the residual path. */
 void norm_forward(int n, int width, const real *x, const real *gain, const real *bias, real *y,
                   real *xhat, real *rstd);
 void norm_backward(int n, int width, const real *dy, const real *gain, const real *xhat,

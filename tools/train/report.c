@@ -128,8 +128,8 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
 {
     printf("model     %d blocks of width %d, %d heads, context %d: %zu parameters\n",
            s->model.layers, s->model.width, s->model.heads, s->model.context, param_count);
-    printf("data      %zu bytes, %zu of them held out; a guess by frequency costs %.3f nats a byte\n",
-           data->len, data->chunks * data->held_len, data_entropy(data));
+    printf("data      %zu bytes, %zu of them held out; a guess by frequency costs %.3f nats a "
+           "byte\n", data->len, data->chunks * data->held_len, data_entropy(data));
     printf("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
            s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
            s->model.batch, s->model.context);

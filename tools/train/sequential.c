@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sequential.c - the baseline: one micro-batch after the other through the whole model. This is what
- * every pipelined run must be equal to, so it shares nothing with the pipeline but the model.
+ * sequential.c - the baseline: one micro-batch after the other through the whole model. This is
+ * what every pipelined run must be equal to, so it shares nothing with the pipeline but the model.
  */
 #include "train/engine.h"
 
@@ -30,7 +30,8 @@ static void views_init(struct views *v, const struct sequential *s, const struct
     const struct gpt_config *c = &s->base.config;
     size_t at = (size_t)mb * (size_t)c->batch * (size_t)c->context;
     const DLTensor bytes = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
-    const DLTensor reals = {NULL, {kDLCPU, 0}, 3, {kDLFloat, 8 * sizeof(real), 1}, v->shape, NULL, 0};
+    const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
+    const DLTensor reals = {NULL, {kDLCPU, 0}, 3, dtype_real, v->shape, NULL, 0};
 
     memcpy(v->shape, (int64_t[]){c->batch, c->context, GPT_BYTES}, sizeof(v->shape));
     v->tokens = v->labels = bytes;

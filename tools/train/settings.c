@@ -82,10 +82,10 @@ static const struct usage usage = {
     .operands = "[FILE...]",
     .max_operands = 0,
     .about =
-        "Train a byte-level GPT on text, its layers spread over the ranks of a pipeline. The ranks\n"
-        "are processes that the command starts and ends itself; under torchrun (RANK, WORLD_SIZE,\n"
-        "MASTER_ADDR, MASTER_PORT) each process is one. Every schedule gives the same losses, to the\n"
-        "last bit, as '--schedule none' in one process.",
+        "Train a byte-level GPT on text, its layers spread over the ranks of a pipeline. The\n"
+        "ranks are processes that the command starts and ends itself; under torchrun (RANK,\n"
+        "WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each process is one. Every schedule gives the\n"
+        "same losses, to the last bit, as '--schedule none' in one process.",
     .groups = groups,
     .examples =
         "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
@@ -105,7 +105,7 @@ static bool take_files(struct settings *s, const struct operands *more)
 {
     for (int i = 0; i < more->count; i++) {
         if (s->data.count == ARG_LIST_MAX) {
-            command_misused("--data: more than %d files, expected fewer; put them together with cat",
+            command_misused("--data: expected at most %d files; put them together with cat",
                             ARG_LIST_MAX);
             return false;
         }
@@ -120,21 +120,17 @@ static bool take_files(struct settings *s, const struct operands *more)
 
 static bool take_ranks(struct settings *s, int world)
 {
-    int expected = is_sequential(s) ? 1 : world;
-
     if (s->ranks == 0)
-        s->ranks = expected ? expected : 4;
-    if (is_sequential(s) && s->ranks != 1) {
-        command_misused("-P %d: expected -P 1 with --schedule none, which has one rank",
-                        (int)s->ranks);
-        return false;
-    }
-    if (world && s->ranks != world) {
+        s->ranks = world ? world : is_sequential(s) ? 1 : 4;
+    if (world && s->ranks != world)
         command_misused("-P %d: expected %d, the WORLD_SIZE that this process was started with",
                         (int)s->ranks, world);
-        return false;
-    }
-    return true;
+    else if (is_sequential(s) && s->ranks != 1)
+        command_misused("-P %d: expected -P 1 with --schedule none, which has one rank",
+                        (int)s->ranks);
+    else
+        return true;
+    return false;
 }
 
 /* false, and one line, unless number is a multiple of unit. */
@@ -142,7 +138,8 @@ static bool multiple(const char *name, int64_t number, int64_t unit, const char 
 {
     if (number % unit == 0)
         return true;
-    command_misused("%s %d: expected a multiple of %d, %s", name, (int)number, (int)unit, unit_name);
+    command_misused("%s %d: expected a multiple of %d, %s", name, (int)number, (int)unit,
+                    unit_name);
     return false;
 }
 

@@ -13,7 +13,6 @@
 #include <cblas.h>
 
 #include <stdio.h>
-#include <string.h>
 
 struct run {
     struct settings settings;
@@ -21,40 +20,39 @@ struct run {
 };
 
 /* A failure is told once, by whoever knows what the other ranks say. */
-static void drop_message(void *user, enum dp_log_level level, const char *line)
+static void print_but_errors(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user, (void)level, (void)line;
-}
-
-static void explain(struct dp_comm *comm, int rank, int err, struct dp_abort *why)
-{
-    if (comm && dp_comm_aborted(comm, why))
-        return;
-    const char *text = *dp_last_error() ? dp_last_error() : dp_strerror(err);
-    *why = (struct dp_abort){.rank = rank, .error = err};
-    snprintf(why->text, sizeof(why->text), "%s", text);
+    (void)user;
+    if (level != DP_LOG_ERROR)
+        fprintf(stderr, "dualpipe: %s\n", line);
 }
 
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
 {
     struct run *run = user;
-    struct dp_comm *comm = NULL;
+    struct dp_comm *comm;
 
-    dp_log_set(drop_message, NULL, DP_LOG_ERROR);
+    dp_log_set(print_but_errors, NULL, DP_LOG_DEFAULT);
     int err = dp_comm_open(config, &comm);
-    if (!err)
-        err = job_run(&run->settings, &run->data, comm);
-    if (err)
-        explain(comm, config->rank, err, why);
+    if (err) {
+        *why = (struct dp_abort){.rank = config->rank, .error = err};
+        snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
+        return err;
+    }
+    err = job_run(&run->settings, &run->data, comm, why);
     dp_comm_close(comm);
     return err;
 }
 
 static int run_alone(struct run *run)
 {
-    int err = job_run(&run->settings, &run->data, NULL);
+    struct dp_abort why;
 
-    return err ? command_failed(err) : EXIT_OK;
+    launch_alone();
+    dp_log_set(print_but_errors, NULL, DP_LOG_DEFAULT);
+    if (!job_run(&run->settings, &run->data, NULL, &why))
+        return EXIT_OK;
+    return command_broke("%s", why.text);
 }
 
 /* One rank of a job that somebody else has started. */
@@ -62,12 +60,13 @@ static int run_started(struct run *run, struct dp_comm_config *config)
 {
     struct dp_abort why;
 
+    launch_alone();
     if (run->settings.transport)
         config->transport = run->settings.transport;
     int err = run_rank(run, config, &why);
     if (!err)
         return EXIT_OK;
-    fprintf(stderr, "dualpipe: rank %d failed: %s\n", why.rank, why.text);
+    command_broke("rank %d failed: %s", why.rank, why.text);
     return err == DP_EINVAL ? EXIT_USAGE : EXIT_FAILED;
 }
 

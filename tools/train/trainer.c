@@ -34,8 +34,8 @@ static double sum_of(const double *values, size_t count)
 }
 
 /* Into t->sums: what this rank knows of a step, then what all know. The whole gradient counts each
- * parameter once, although DualPipe holds it twice, and is added up group by group, so that its norm
- * is the same under every schedule. */
+ * parameter once, although DualPipe holds it twice, and is added up group by group, so that its
+ * norm is the same under every schedule. */
 static int share(struct trainer *t)
 {
     struct engine *e = t->engine;

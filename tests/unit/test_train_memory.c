@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What `dualpipe train` makes of the memory there is (captured trees in tests/data/train) and of
+ * what a run will need.
+ */
+#include "cmocka_all.h"
+
+#include "train/memory.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const double mib = 1024.0 * 1024;
+
+static struct memory_limits limits_of(const char *machine)
+{
+    struct memory_limits limits;
+    char root[4096];
+
+    snprintf(root, sizeof(root), "%s/train/%s", getenv("DP_TEST_DATA"), machine);
+    memory_limits_read(root, &limits);
+    return limits;
+}
+
+static void the_kernel_says_how_much_is_available(void **state)
+{
+    (void)state;
+    struct memory_limits limits = limits_of("plain");
+
+    assert_float_equal(limits.available_bytes, 4096 * mib, 0);
+    assert_true(isinf(limits.group_bytes));
+}
+
+static void a_control_group_may_allow_less(void **state)
+{
+    (void)state;
+    assert_float_equal(limits_of("group2").group_bytes, 768 * mib, 0);
+    assert_float_equal(limits_of("group1").group_bytes, 384 * mib, 0);
+    assert_true(isinf(limits_of("unlimited").group_bytes));
+}
+
+static void what_a_machine_does_not_tell_is_no_limit(void **state)
+{
+    (void)state;
+    struct memory_limits limits = limits_of("no such machine");
+
+    assert_true(isinf(limits.available_bytes) && isinf(limits.group_bytes));
+}
+
+static bool parse(char **argv, struct settings *s)
+{
+    int argc = 0, status;
+
+    while (argv[argc])
+        argc++;
+    return settings_parse(argc, argv, 0, s, &status);
+}
+
+static void a_run_must_fit_every_limit(void **state)
+{
+    (void)state;
+    char *argv[] = {"train", "-d", "x", "-P", "2", NULL};
+    struct settings s;
+
+    assert_true(parse(argv, &s));
+    double most = fmax(memory_of_rank(&s, 0), memory_of_rank(&s, 1));
+    double both = memory_of_rank(&s, 0) + memory_of_rank(&s, 1);
+    struct memory_limits enough = {both, both, most}, limits = enough;
+    assert_true(memory_check(&s, 2, &limits));
+    limits.available_bytes = both - 1;
+    assert_false(memory_check(&s, 2, &limits));
+    assert_true(memory_check(&s, 1, &limits)); /* the other rank is on another machine */
+    limits = enough;
+    limits.group_bytes = both - 1;
+    assert_false(memory_check(&s, 2, &limits));
+    limits = enough;
+    limits.process_bytes = most - 1;
+    assert_false(memory_check(&s, 2, &limits));
+    settings_fini(&s);
+}
+
+static void more_of_anything_needs_more_memory(void **state)
+{
+    (void)state;
+    char *small[] = {"train", "-d", "x", NULL};
+    char *more[][8] = {
+        {"train", "-d", "x", "--width", "128"}, {"train", "-d", "x", "--layers", "16"},
+        {"train", "-d", "x", "--batch", "32"}, {"train", "-d", "x", "--context", "128"}};
+    struct settings s, larger;
+
+    assert_true(parse(small, &s));
+    for (int i = 0; i < 4; i++) {
+        assert_true(parse(more[i], &larger));
+        for (int rank = 0; rank < 4; rank++)
+            assert_true(memory_of_rank(&larger, rank) > memory_of_rank(&s, rank));
+        settings_fini(&larger);
+    }
+    settings_fini(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_kernel_says_how_much_is_available),
+        cmocka_unit_test(a_control_group_may_allow_less),
+        cmocka_unit_test(what_a_machine_does_not_tell_is_no_limit),
+        cmocka_unit_test(a_run_must_fit_every_limit),
+        cmocka_unit_test(more_of_anything_needs_more_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
