@@ -25,3 +25,22 @@ cd "$(dirname "$0")/.."
 echo "Building in build/ ..."
 sh tools/build.sh build
 
+
+# Text to learn from: the licences that every Debian and Ubuntu carries, always in the same order;
+# where they have been removed, this project's own sources.
+text=build/text.txt
+find /usr/share/common-licenses -type f 2>/dev/null | LC_ALL=C sort | xargs -r cat >$text
+[ "$(wc -c <$text)" -ge 100000 ] || cat libdualpipe/*/*.[ch] tools/*.[ch] >>$text
+
+set -- build/tools/dualpipe train --data $text --schedule dualpipe -P 4 -M 8 \
+    --timeline build/step.svg --trace build/step.json
+echo "$*"
+"$@" || die "the training failed; what it said is above"
+
+cat <<'END'
+
+What four processes did in the last step, op by op:
+  build/step.svg   a drawing, for any browser
+  build/step.json  a trace, for ui.perfetto.dev
+Next: 'build/tools/dualpipe --help', and 'sh tests/run.sh' to run the tests.
+END
