@@ -8,8 +8,8 @@
 #include "command.h"
 #include "commands.h"
 
+#include <pthread.h>
 #include <stdio.h>
-#include <threads.h>
 
 struct values {
     struct bench_options common;
@@ -31,7 +31,7 @@ struct job {
 
 struct worker {
     struct job *job;
-    int rank;
+    int rank, err;
 };
 
 /* ---- a sample ------------------------------------------------------------------------------- */
@@ -53,28 +53,35 @@ static int run_rank(struct job *job, int rank)
     return err;
 }
 
-static int run_worker(void *user)
+static void *run_worker(void *user)
 {
     struct worker *w = user;
 
-    return run_rank(w->job, w->rank);
+    w->err = run_rank(w->job, w->rank);
+    return NULL;
 }
 
+/* Rank 0 here, the others in threads. */
 static int run_ranks(struct job *job)
 {
     struct worker workers[MAX_RANKS];
-    thrd_t threads[MAX_RANKS];
-    int ranks = job->schedule->ranks, started = 1, err, other;
+    pthread_t threads[MAX_RANKS];
+    int ranks = job->schedule->ranks, started = 1, err = 0;
 
-    for (; started < ranks; started++) {
-        workers[started] = (struct worker){job, started};
-        if (thrd_create(&threads[started], run_worker, &workers[started]) != thrd_success)
-            return command_broke("cannot start a thread"), DP_ENOMEM;
+    for (; started < ranks && !err; started++) {
+        workers[started] = (struct worker){job, started, 0};
+        err = -pthread_create(&threads[started], NULL, run_worker, &workers[started]);
     }
-    err = run_rank(job, 0);
+    if (err) {
+        command_broke("cannot start a thread: %s", dp_strerror(err));
+        started--;
+    }
+    /* If one is missing, the others give up after the deadline of their comm. */
+    if (!err)
+        err = run_rank(job, 0);
     while (--started > 0) {
-        thrd_join(threads[started], &other);
-        err = err ? err : other;
+        pthread_join(threads[started], NULL);
+        err = err ? err : workers[started].err;
     }
     return err;
 }

@@ -101,7 +101,7 @@ static int lay_out(struct svg *v)
         return DP_ENOMEM;
     for (size_t i = 0; i < v->t->count; i++)
         lengths[i] = fmax(1, (double)(v->t->spans[i].end_ns - v->t->spans[i].start_ns));
-    double brief = draw_percentile(lengths, v->t->count, 0.1);
+    double brief = draw_percentile(lengths, v->t->count, 0.25);
     free(lengths);
 
     v->bar = v->t->ranks <= 32 ? 26 : v->t->ranks <= 128 ? 12 : 4;
