@@ -37,7 +37,7 @@ struct dp_builder {
     int (*max_weight_queue)(const struct dp_rank_view *view);
 };
 
-extern const struct dp_builder dp_build_gpipe, dp_build_1f1b, dp_build_dualpipe,
+extern const struct dp_builder dp_build_gpipe, dp_build_1f1b, dp_build_zb1p, dp_build_dualpipe,
     dp_build_dualpipev;
 
 /* The builder of a kind, NULL for a user's. */

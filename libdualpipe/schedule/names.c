@@ -13,14 +13,15 @@ static const struct dp_builder *const builders[] = {
     [DP_SCHEDULE_USER] = NULL,
     [DP_SCHEDULE_GPIPE] = &dp_build_gpipe,
     [DP_SCHEDULE_1F1B] = &dp_build_1f1b,
+    [DP_SCHEDULE_ZB1P] = &dp_build_zb1p,
     [DP_SCHEDULE_DUALPIPE] = &dp_build_dualpipe,
     [DP_SCHEDULE_DUALPIPEV] = &dp_build_dualpipev,
 };
-enum { KINDS = sizeof(builders) / sizeof(builders[0]) };
+_Static_assert(sizeof(builders) / sizeof(builders[0]) == DP_SCHEDULE_KINDS, "a builder each");
 
 const struct dp_builder *dp_builder_of(enum dp_schedule_kind kind)
 {
-    return (unsigned)kind < KINDS ? builders[kind] : NULL;
+    return (unsigned)kind < DP_SCHEDULE_KINDS ? builders[kind] : NULL;
 }
 
 const char *dp_schedule_kind_name(enum dp_schedule_kind kind)
@@ -31,17 +32,17 @@ const char *dp_schedule_kind_name(enum dp_schedule_kind kind)
 
 int dp_schedule_kind_find(const char *name, enum dp_schedule_kind *kind)
 {
-    const char *names[KINDS];
+    const char *names[DP_SCHEDULE_KINDS];
 
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < DP_SCHEDULE_KINDS; k++) {
         names[k] = dp_schedule_kind_name((enum dp_schedule_kind)k);
         if (!strcmp(names[k], name)) {
             *kind = (enum dp_schedule_kind)k;
             return 0;
         }
     }
-    const char *near = dp_nearest(name, names, KINDS);
-    return dp_fail_quietly(DP_EINVAL, "schedule '%s', expected one of gpipe, 1f1b, dualpipe, "
+    const char *near = dp_nearest(name, names, DP_SCHEDULE_KINDS);
+    return dp_fail_quietly(DP_EINVAL, "schedule '%s', expected one of gpipe, 1f1b, zb1p, dualpipe, "
                            "dualpipev, user%s%s%s", name, near ? "; did you mean " : "",
                            near ? near : "", near ? "?" : "");
 }

@@ -4,7 +4,7 @@
 # schedule.sh - `dualpipe schedule`: what it prints, what it writes, what it reads back.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
-kinds="gpipe 1f1b dualpipe dualpipev"
+kinds="gpipe 1f1b zb1p dualpipe dualpipev"
 
 # A transcript: the command in its first line ("$ dualpipe ..."), what it prints in the others.
 prints_what_it_printed()
@@ -162,7 +162,7 @@ gives_figures_as_json()
            and (.per_rank | map(.peak_activations == 9) | all) and (.critical_path | length) > 0' \
         "$work/out" >/dev/null || wrong "simulate: $(cat "$work/out")" || return
     run schedule compare -P 8 -M 20 --format json || return
-    jq -e '.kinds | length == 4 and all(.possible)' "$work/out" >/dev/null || return
+    jq -e '.kinds | length == 5 and all(.possible)' "$work/out" >/dev/null || return
     run schedule check dualpipe -P 8 -M 20 --format json || return
     jq -e '.valid and .peak_activations == 9' "$work/out" >/dev/null
 }

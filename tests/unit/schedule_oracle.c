@@ -231,6 +231,8 @@ static int most_activations(const struct dp_schedule *s, int rank)
         return s->microbatches;
     case DP_SCHEDULE_1F1B:
         return s->ranks - rank;
+    case DP_SCHEDULE_ZB1P:
+        return s->ranks;
     case DP_SCHEDULE_DUALPIPE:
         return s->ranks + 1;
     case DP_SCHEDULE_DUALPIPEV:
@@ -242,7 +244,8 @@ static int most_activations(const struct dp_schedule *s, int rank)
 
 static int longest_queue(const struct dp_schedule *s, int rank)
 {
-    if (s->kind == DP_SCHEDULE_DUALPIPE || s->kind == DP_SCHEDULE_DUALPIPEV)
+    if (s->kind == DP_SCHEDULE_ZB1P || s->kind == DP_SCHEDULE_DUALPIPE ||
+        s->kind == DP_SCHEDULE_DUALPIPEV)
         return place_on_arm(s, rank) + 1;
     return s->kind == DP_SCHEDULE_USER ? NOWHERE : 0;
 }

@@ -205,8 +205,8 @@ static void bad_words_are_answered_by_line_and_expectation(void **state)
     static const char *const cases[][2] = {
         {"", "line 1: the end, expected a schedule's kind"},
         {"# nothing\n\n", "line 3: the end, expected a schedule's kind"},
-        {"dualpip P=2 M=4\n", "line 1: schedule 'dualpip', expected one of gpipe, 1f1b, dualpipe, "
-                              "dualpipev, user; did you mean dualpipe?"},
+        {"dualpip P=2 M=4\n", "line 1: schedule 'dualpip', expected one of gpipe, 1f1b, zb1p, "
+                              "dualpipe, dualpipev, user; did you mean dualpipe?"},
         {"dualpipe P=two M=4", "line 1: 'two', expected a whole number"},
         {"dualpipe P=2 M=4 N=3", "line 1: 'N=3', expected P=, M=, streams=, map=, forward_only"},
         {"dualpipe P=2 M=4", "line 1: P=2, expected as many lines below"},

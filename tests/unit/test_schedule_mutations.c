@@ -153,6 +153,7 @@ static void mutate(struct dp_schedule_spec spec, void (*change)(struct mutant *,
 static const struct dp_schedule_spec specs[] = {
     {.kind = DP_SCHEDULE_GPIPE, .ranks = 3, .microbatches = 3},
     {.kind = DP_SCHEDULE_1F1B, .ranks = 4, .microbatches = 5},
+    {.kind = DP_SCHEDULE_ZB1P, .ranks = 3, .microbatches = 5},
     {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true},
     {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true},
     {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .no_overlap = true,

@@ -72,6 +72,20 @@ static void gpipe_and_1f1b_idle_for_the_published_time(void **state)
         }
 }
 
+/* (PP - 1)(F + B - 2W), B = I + W; exact where W is no longer than F and I. */
+static void zb1p_idles_for_the_published_time(void **state)
+{
+    (void)state;
+    static const struct dp_cost costs[] = {{.f_ns = T, .i_ns = T, .w_ns = T},
+                                           {.f_ns = T, .i_ns = 1200, .w_ns = 800},
+                                           {.f_ns = 2 * T, .i_ns = 2 * T, .w_ns = T}};
+    for (int ranks = 1; ranks <= 16; ranks++)
+        for (int m = ranks; m <= 3 * ranks; m++)
+            for (int i = 0; i < 3; i++)
+                expect_bubble_on_every_rank(DP_SCHEDULE_ZB1P, ranks, m, costs[i], (ranks - 1) *
+                    (int64_t)(costs[i].f_ns + costs[i].i_ns - costs[i].w_ns));
+}
+
 /* (PP/2 - 1)(F&B + B - 3W), PP stages; exact where F = I = W. */
 static void dualpipe_and_dualpipev_idle_for_the_published_time(void **state)
 {
@@ -138,16 +152,14 @@ static void link_latency_costs_what_was_published(void **state)
 static void peak_activations_are_the_published_ones(void **state)
 {
     (void)state;
-    static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
-                                                  DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
-    for (int k = 0; k < 4; k++) {
-        struct dp_schedule *s = build(kinds[k], 8, 20);
+    for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
+        struct dp_schedule *s = build((enum dp_schedule_kind)kind, 8, 20);
         struct dp_simulation sim = simulate(s, unit_cost, 0);
         for (int rank = 0; rank < 8; rank++) {
-            const int expected[] = {20, 8 - rank, 9, 17}, h = rank < 4 ? rank : 7 - rank;
-            const int queue[] = {0, 0, h + 1, rank + 1};
-            assert_int_equal(sim.ranks[rank].peak_activations, expected[k]);
-            assert_in_range(sim.ranks[rank].peak_weight_queue, k > 1, queue[k]);
+            const int alive[] = {0, 20, 8 - rank, 8, 9, 17}, h = rank < 4 ? rank : 7 - rank;
+            const int queue[] = {0, 0, 0, rank + 1, h + 1, rank + 1};
+            assert_int_equal(sim.ranks[rank].peak_activations, alive[kind]);
+            assert_int_equal(sim.ranks[rank].peak_weight_queue, queue[kind]);
         }
         dp_simulation_fini(&sim);
         dp_schedule_free(s);
@@ -314,6 +326,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gpipe_and_1f1b_idle_for_the_published_time),
+        cmocka_unit_test(zb1p_idles_for_the_published_time),
         cmocka_unit_test(dualpipe_and_dualpipev_idle_for_the_published_time),
         cmocka_unit_test(dualpipe_takes_3m_plus_p_minus_2),
         cmocka_unit_test(the_formula_is_an_upper_bound_where_it_is_not_exact),

@@ -17,8 +17,8 @@
  *      slot 1   s3  s2  s1  s0   <- stream 1    slot 1   s3  s2  <-'
  *
  * Source: DeepSeek-V3 technical report (DualPipe); the DualPipeV note of its repository; GPipe
- * (Huang et al., 2019); 1F1B (PipeDream-Flush, Narayanan et al., 2021); zero-bubble pipelines (Qi
- * et al., 2023) for the split of a backward into I and W.
+ * (Huang et al., 2019); 1F1B (PipeDream-Flush, Narayanan et al., 2021); ZB1P, and the split of a
+ * backward into I and W: zero-bubble pipelines (Qi et al., 2023).
  */
 #ifndef DUALPIPE_SCHEDULE_H
 #define DUALPIPE_SCHEDULE_H
@@ -33,12 +33,13 @@ enum dp_schedule_kind {
     DP_SCHEDULE_USER,     /* read from a file, or assembled by hand */
     DP_SCHEDULE_GPIPE,    /* all forwards, then all backwards; P ranks, P stages */
     DP_SCHEDULE_1F1B,     /* one forward, one backward; P ranks, P stages */
+    DP_SCHEDULE_ZB1P,     /* 1F1B whose backwards are split (ZB-H1) */
     DP_SCHEDULE_DUALPIPE, /* two streams; P ranks (even), P stages, each held twice */
     DP_SCHEDULE_DUALPIPEV, /* one stream down and back; P ranks, 2P stages */
     DP_SCHEDULE_KINDS
 };
 
-/* "gpipe", "1f1b", "dualpipe", "dualpipev", "user". */
+/* "gpipe", "1f1b", "zb1p", "dualpipe", "dualpipev", "user". */
 DP_PUBLIC const char *dp_schedule_kind_name(enum dp_schedule_kind kind);
 /* The kind of a name; DP_EINVAL with the list of names otherwise. */
 DP_PUBLIC int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind);
@@ -118,7 +119,7 @@ struct dp_schedule {
 struct dp_schedule_spec {
     enum dp_schedule_kind kind;
     int ranks;        /* P: >= 1; DualPipe: even */
-    int microbatches; /* M: GPipe and 1F1B >= 1; DualPipe and DualPipeV >= 2P; DualPipe even */
+    int microbatches; /* M: GPipe, 1F1B and ZB1P >= 1; DualPipe and DualPipeV >= 2P; DualPipe even */
     bool forward_only;
     bool return_outputs;
     bool no_overlap;     /* do not mark pairs as overlapped */
@@ -214,7 +215,8 @@ struct dp_finding {
 };
 
 /* Bounds that a schedule must keep; 0: the kind's own (DualPipe: P + 1 activation sets and a queue
- * of h + 1; GPipe M; 1F1B P - rank; a user's: none). */
+ * of h + 1, h as in README.md; DualPipeV 2P + 1 and rank + 1; GPipe M; 1F1B P - rank; ZB1P P and
+ * rank + 1; a user's: none). */
 struct dp_check_limits {
     int max_activations;
     int max_weight_queue;
