@@ -17,7 +17,7 @@ set -- autoconf automake gcc libc6-dev libdlpack-dev libjansson-dev libopenblas-
     nettle-dev pkg-config
 case $what in
 build) ;;
-test) set -- "$@" g++ libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck ;;
+test) set -- "$@" g++ jq libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck ;;
 *) die "expected 'build' or 'test', not '$what'" ;;
 esac
 

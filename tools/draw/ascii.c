@@ -99,7 +99,7 @@ static void put_bar(const struct ascii *a, const struct dp_span *span, int from,
 {
     char label[DRAW_LABEL_LEN];
     int len = draw_label(span, label), width = to - from;
-    int drawn = width > len || width > 1 + len / 2 ? width - (width > len) : width;
+    int drawn = width > len ? width - 1 : width, middle = (int)strcspn(label, "&");
     struct draw_look first, second;
 
     draw_look_of(span->op, &first);
@@ -109,7 +109,7 @@ static void put_bar(const struct ascii *a, const struct dp_span *span, int from,
         bool gap = i >= drawn;
         a->row.text[from + i] = i < len ? label[i] : gap ? ' ' : a->o->colour ? ' ' : '-';
         if (!gap)
-            a->row.looks[from + i] = look_code(2 * i < drawn ? first : second);
+            a->row.looks[from + i] = look_code(i <= middle ? first : second);
     }
 }
 
