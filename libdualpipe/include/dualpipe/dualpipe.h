@@ -47,7 +47,7 @@ enum dp_error {
     DP_EMISMATCH = -EPROTO,       /* ranks, shapes or messages disagree */
     DP_ECOMM = -ECONNRESET,       /* a peer or the way to it is gone */
     DP_ETIMEDOUT = -ETIMEDOUT,    /* a deadline passed */
-    DP_EIO = -EIO,                /* the operating system failed a read, a write, a map */
+    DP_EIO = -EIO,                /* the system failed a read, a write, a map; or a device failed */
     DP_ECALLBACK = -EREMOTEIO,    /* a callback of the user's failed */
     DP_EABORTED = -ECANCELED,     /* another rank failed; dp_comm_aborted() says which and why */
 };
