@@ -32,6 +32,7 @@ struct op {
 };
 
 enum { RING = 128 };
+#define NOT_AWAITED  UINT64_MAX
 #define HOST_AT_ONCE ((size_t)16 << 10) /* bytes */
 
 struct stream_list {
@@ -48,6 +49,7 @@ struct dp_device_stream {
     size_t handed_out;     /* bytes of the op at `done` that have been given to workers */
     int in_flight;         /* pieces of it that they have not finished */
     struct stream_list waiters;
+    uint64_t awaited; /* the least count of done that a sleeping thread waits for; NOT_AWAITED */
     struct op ring[RING];
 };
 
@@ -62,9 +64,8 @@ struct host {
     pthread_t threads[DP_HOST_MAX_WORKERS];
     pthread_mutex_t lock; /* of all below and of the streams */
     pthread_cond_t work;  /* there is something ready, or it is time to go */
-    pthread_cond_t progress;
-    int idle;    /* workers that wait for work */
-    int waiting; /* threads that wait for progress */
+    pthread_cond_t progress; /* some stream is as far as it is awaited */
+    int idle; /* workers that wait for work */
     bool closing;
     struct stream_list ready;
     struct dp_device_stream *streams;

@@ -30,7 +30,7 @@ static void carry_out(const struct piece *piece)
         dp_copy_piece(piece->dst, piece->src, piece->bytes, piece->whole);
 }
 
-/* ---- lists of streams; all below until "public" holds the host's lock ------------------------- */
+/* ---- lists of streams; the host's lock is held from here to the workers ---------------------------- */
 
 static void append(struct stream_list *list, struct dp_device_stream *s)
 {
@@ -70,9 +70,12 @@ static struct op *first_op(struct dp_device_stream *s)
 
 static void count_done(struct dp_device_stream *s)
 {
-    atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
-    if (s->host->waiting)
+    uint64_t before = atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
+
+    if (before + 1 >= s->awaited) {
+        s->awaited = NOT_AWAITED;
         pthread_cond_broadcast(&s->host->progress);
+    }
 }
 
 static void make_ready(struct dp_device_stream *s)
@@ -212,7 +215,7 @@ void host_workers_stop(struct host *host)
         pthread_join(host->threads[--host->workers], NULL);
 }
 
-/* ---- public -------------------------------------------------------------------------------------- */
+/* ---- for host.c ---------------------------------------------------------------------------------- */
 
 /* One that was freed, or a new one: events may refer to either for as long as the host is open. */
 int host_stream_new(struct dp_device *dev, struct dp_device_stream **out)
@@ -225,6 +228,7 @@ int host_stream_new(struct dp_device *dev, struct dp_device_stream **out)
         ;
     if (!s && (s = calloc(1, sizeof(*s)))) {
         s->host = host;
+        s->awaited = NOT_AWAITED;
         s->next_all = host->streams;
         host->streams = s;
     }
@@ -247,15 +251,13 @@ void host_stream_free(struct dp_device_stream *s)
     pthread_mutex_unlock(&s->host->lock);
 }
 
-/* Sleep until something is done. The lock is held before and after. */
-static int await_progress(struct host *host, int64_t deadline_ns)
+/* Sleep until the stream may be that far. The lock is held before and after. */
+static void await_progress(struct dp_device_stream *s, uint64_t count, int64_t deadline_ns)
 {
     struct timespec t = {deadline_ns / DP_NS_PER_S, deadline_ns % DP_NS_PER_S};
 
-    host->waiting++;
-    int err = pthread_cond_timedwait(&host->progress, &host->lock, &t);
-    host->waiting--;
-    return err ? DP_ETIMEDOUT : 0;
+    s->awaited = count < s->awaited ? count : s->awaited;
+    pthread_cond_timedwait(&s->host->progress, &s->host->lock, &t);
 }
 
 int host_stream_reach(struct dp_device_stream *s, uint64_t count, int64_t deadline_ns)
@@ -272,7 +274,7 @@ int host_stream_reach(struct dp_device_stream *s, uint64_t count, int64_t deadli
         else if (host->ready.first)
             work_once(host);
         else
-            await_progress(host, deadline_ns);
+            await_progress(s, count, deadline_ns);
     }
     pthread_mutex_unlock(&host->lock);
     return err;
