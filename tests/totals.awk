@@ -11,7 +11,8 @@
 # saying which case, because it crashed or was killed, is one failed case.
 #
 # Why something was skipped: the line before cmocka's SKIPPED, a script's lines "skipped: WHY", or
-# the last line of a program that returned 77.
+# the last line of a program that returned 77. What failed: the name of a case, a script's lines
+# "FAILED: WHAT".
 
 FNR == 1 { in_log = FILENAME ~ /\.log$/ }
 FNR == 1 && !in_log { end_program(); begin_program(FILENAME) }
@@ -19,7 +20,7 @@ FNR == 1 && !in_log { end_program(); begin_program(FILENAME) }
 !in_log && $1 == ":test-result:" { result = $2 }
 !in_log { next }
 
-{ tail[tail_count++] = $0 }
+!/^skipped: / { tail[tail_count++] = $0 }
 
 /^took: [0-9]+ ms$/ { took_ms = $2; next }
 /^(SKIP|PASS|FAIL|XFAIL|XPASS|ERROR) .*\(exit status: [0-9]+\)$/ { next }
@@ -31,12 +32,12 @@ running != "" && /\[  (FAILED  |ERROR   )\] / { fail(running); running = ""; nex
 
 /^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$/ {
     passed += $1
-    for (i = 0; i < $3; i++)
-        fail("a case of its own count")
+    said_failed += $3
     said_skipped += $5
     next
 }
 /^skipped: / { skip(substr($0, 10)); said_skipped--; next }
+/^FAILED: / { fail(substr($0, 9)); said_failed--; next }
 
 NF { last = $0 }
 
@@ -60,7 +61,8 @@ function begin_program(file)
     sub(/\.trs$/, "", program)
     sub(/^\.\//, "", program)
     result = last = running = ""
-    passed = failed = skipped = said_skipped = tail_count = took_ms = 0
+    passed = failed = skipped = said_failed = said_skipped = 0
+    tail_count = took_ms = 0
 }
 
 function skip(why)
@@ -84,6 +86,8 @@ function end_program(    i)
         fail(running " (never ended)")
     for (i = 0; i < said_skipped; i++)
         skip("the script does not say why")
+    for (i = 0; i < said_failed; i++)
+        fail("a case without a name")
     if (result ~ /^(FAIL|XPASS|ERROR)$/) {
         if (!failed)
             fail(result == "ERROR" ? "could not run" : "exited with an error, naming no case")

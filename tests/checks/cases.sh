@@ -7,7 +7,6 @@ set -eu
 LC_ALL=C
 export LC_ALL
 
-check=$(basename "$0")
 passed=0 failed=0 skipped=0
 
 # case_is NAME FINDINGS - the case has passed if nothing was found.
@@ -18,7 +17,7 @@ case_is()
         return
     fi
     failed=$((failed + 1))
-    printf '%s: %s:\n%s\n' "$check" "$1" "$2"
+    printf 'FAILED: %s\n%s\n' "$1" "$2"
 }
 
 case_skipped()

@@ -29,7 +29,7 @@ verdict()
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
-        echo "README.md: $2"
+        echo "FAILED: README.md: $2"
     fi
 }
 

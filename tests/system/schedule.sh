@@ -35,7 +35,8 @@ uses_colour_only_where_asked()
 uses_colour_in_a_terminal_unless_told()
 {
     command -v script >/dev/null || skip "no script(1) to make a terminal"
-    TERM=xterm script -qec "$dualpipe schedule show 1f1b" "$work/typescript" >/dev/null </dev/null
+    TERM=xterm script -qec "$dualpipe schedule show 1f1b" "$work/typescript" >/dev/null </dev/null ||
+        skip "no pseudo-terminal to be had"
     grep -q "$(printf '\033')" "$work/typescript" || wrong "no colour in a terminal" || return
     NO_COLOR=1 TERM=xterm script -qec "$dualpipe schedule show 1f1b" "$work/typescript" \
         >/dev/null </dev/null

@@ -87,6 +87,7 @@ program wrong FAIL <<'END'
 [  FAILED  ] it_is_right
 END
 program counts FAIL <<'END'
+FAILED: it_counts
 2 passed, 2 failed
 END
 program mute FAIL </dev/null
@@ -95,6 +96,8 @@ expect 1 '  tests/crashed: it_ends (never ended)' \
     '    | Segmentation fault' \
     '  tests/wrong: it_is_right' \
     '    | 1 != 2' \
+    '  tests/counts: it_counts' \
+    '  tests/counts: a case without a name' \
     '  tests/mute: exited with an error, naming no case' \
     '  tests/gone: could not run' \
     '9 passed, 6 failed, 4 skipped'
