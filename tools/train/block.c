@@ -3,24 +3,30 @@
 
 #include <string.h>
 
+size_t parts_lay_out(const struct part *parts, size_t len, real *base)
+{
+    size_t used = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        *parts[i].at = base ? base + used : NULL;
+        used += parts[i].count;
+    }
+    return used;
+}
+
 size_t block_save_init(struct block_save *save, const struct block_shape *shape, real *base)
 {
     size_t n = (size_t)shape->n, nc = n * (size_t)shape->attention.width;
     size_t scores = n * (size_t)shape->attention.heads * (size_t)shape->attention.context;
-    const struct { real **at; size_t count; } parts[] = {
+    const struct part parts[] = {
         {&save->norm1, nc}, {&save->xhat1, nc}, {&save->rstd1, n}, {&save->qkv, 3 * nc},
         {&save->p, scores}, {&save->mixed, nc}, {&save->norm2, nc}, {&save->xhat2, nc},
         {&save->rstd2, n}, {&save->slope, MLP_FACTOR * nc}, {&save->active, MLP_FACTOR * nc},
         {&save->d_norm1, nc}, {&save->d_qkv, 3 * nc}, {&save->d_proj, nc}, {&save->d_norm2, nc},
         {&save->d_up, MLP_FACTOR * nc}, {&save->d_down, nc},
     };
-    size_t used = 0;
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        *parts[i].at = base ? base + used : NULL;
-        used += parts[i].count;
-    }
-    return used;
+    return parts_lay_out(parts, sizeof(parts) / sizeof(parts[0]), base);
 }
 
 void block_forward(const struct block_shape *shape, real *const w[], const struct block_save *save,

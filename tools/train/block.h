@@ -41,6 +41,14 @@ struct block_shape {
     real *scores;       /* scratch [context][context] */
 };
 
+/* Memory that is cut into parts: each *at becomes where its count reals begin, one part after the
+ * other from base on. Returns their total; base may be NULL, to learn that only. */
+struct part {
+    real **at;
+    size_t count;
+};
+size_t parts_lay_out(const struct part *parts, size_t len, real *base);
+
 /* Lay the save area out from base on; returns its length in reals. base may be NULL, to learn that
  * length only. */
 size_t block_save_init(struct block_save *save, const struct block_shape *shape, real *base);

@@ -7,9 +7,9 @@
 /* ---- the save area ------------------------------------------------------------------------- */
 
 struct stage_save {
-    real *d_embedding;                                 /* first stage */
-    real *blocks;                                      /* of each block, one after the other */
-    real *norm, *xhat, *rstd, *d_norm, *d_logits;      /* last stage */
+    real *d_embedding;                            /* first stage */
+    real *blocks;                                 /* of each block, one after the other */
+    real *norm, *xhat, *rstd, *d_norm, *d_logits; /* last stage */
 };
 
 static size_t stage_save_init(struct stage_save *save, const struct gpt_stage *g, real *base)
@@ -17,19 +17,14 @@ static size_t stage_save_init(struct stage_save *save, const struct gpt_stage *g
     struct block_save block;
     size_t n = (size_t)g->shape.n, nc = n * (size_t)g->config.width;
     size_t head = g->has_head ? 1 : 0, blocks = (size_t)(g->end_block - g->first_block);
-    const struct { real **at; size_t count; } parts[] = {
+    const struct part parts[] = {
         {&save->d_embedding, g->has_embedding ? nc : 0},
         {&save->blocks, blocks * block_save_init(&block, &g->shape, NULL)},
         {&save->norm, head * nc}, {&save->xhat, head * nc}, {&save->rstd, head * n},
         {&save->d_norm, head * nc}, {&save->d_logits, head * n * GPT_BYTES},
     };
-    size_t used = 0;
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        *parts[i].at = base ? base + used : NULL;
-        used += parts[i].count;
-    }
-    return used;
+    return parts_lay_out(parts, sizeof(parts) / sizeof(parts[0]), base);
 }
 
 /* ---- forward, backward, weight ------------------------------------------------------------- */

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/resource.h>
 
+enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less than a step */
+
 struct job {
     const struct settings *s;
     const struct data *data;
@@ -37,7 +39,8 @@ static int look(struct job *j, struct progress *p)
 
     if (p->step == steps || (every && p->step % every == 0))
         err = trainer_evaluate(&j->trainer, &p->held_out);
-    if (!err && j->engine->recorder && report_due(j->s, p->step)) {
+    if (!err && j->engine->recorder &&
+        (p->step % MEASURE_EVERY == 0 || report_due(j->s, p->step))) {
         err = timeline_measure(j->engine, &times);
         p->bubble = times.bubble;
     }
