@@ -79,7 +79,7 @@ while IFS='|' read -r options says; do
     it refuses_bad_input "$says" "$options"
 done <"$DP_TEST_DATA/train/refused.txt"
 for transport in shm tcp; do
-    for schedule in '-P 4' '-P 2' '-P 4 -s dualpipev' '-P 4 -s 1f1b' '-P 2 -s gpipe'; do
+    for schedule in '-P 4' '-P 2' '-P 4 -s dualpipev' '-P 4 -s zb1p' '-P 4 -s 1f1b' '-P 2 -s gpipe'; do
         # shellcheck disable=SC2086 # words
         it prints_the_numbers_of_the_plain_loop $schedule --transport $transport
     done

@@ -148,8 +148,9 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
     (void)state;
     static const struct { enum dp_schedule_kind kind; int ranks; } cases[] = {
         {DP_SCHEDULE_DUALPIPE, 2}, {DP_SCHEDULE_DUALPIPE, 4}, {DP_SCHEDULE_DUALPIPEV, 2},
-        {DP_SCHEDULE_DUALPIPEV, 4}, {DP_SCHEDULE_1F1B, 2}, {DP_SCHEDULE_1F1B, 4},
-        {DP_SCHEDULE_GPIPE, 4}, {DP_SCHEDULE_GPIPE, 8},
+        {DP_SCHEDULE_DUALPIPEV, 4}, {DP_SCHEDULE_ZB1P, 2}, {DP_SCHEDULE_ZB1P, 4},
+        {DP_SCHEDULE_1F1B, 2}, {DP_SCHEDULE_1F1B, 4}, {DP_SCHEDULE_GPIPE, 4},
+        {DP_SCHEDULE_GPIPE, 8},
     };
     struct curve *expected = curve_new(), *curve = curve_new();
 

@@ -14,7 +14,9 @@
 /* ---- the command line ---------------------------------------------------------------------- */
 
 static const char sequential[] = "none";
-static const char *const schedules[] = {"dualpipe", "dualpipev", "1f1b", "gpipe", sequential, NULL};
+static const char *const schedules[] = {
+    "dualpipe", "dualpipev", "zb1p", "1f1b", "gpipe", sequential, NULL,
+};
 static const char *const transports[] = {"auto", "shm", "tcp", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
