@@ -35,7 +35,7 @@ static _Thread_local struct {
     int fail_in; /* the n-th callback from now fails; 0: none */
 } here;
 
-/* ---- kernels: the model's callbacks, as work in a stream ------------------------------------------ */
+/* ---- kernels: the model's callbacks, as work in a stream ------------------------------------- */
 
 /* What one callback was given, with every address where the CPU can reach it. */
 struct side {
@@ -230,7 +230,7 @@ static int cuda_loss_backward(void *user, const struct dp_stage_call *call, cons
 
 static const struct dp_loss_ops cuda_loss_ops = {cuda_loss, cuda_loss_backward};
 
-/* ---- a rank on a device -------------------------------------------------------------------------- */
+/* ---- a rank on a device ---------------------------------------------------------------------- */
 
 static int finish_copies(void)
 {
@@ -268,7 +268,8 @@ static char *add_buffer(void *host, size_t bytes)
 
 static void move_stage(struct model_stage *stage)
 {
-    char *there = add_buffer(stage->gw, model_grad_count(stage->model, stage->stage) * sizeof(float));
+    size_t bytes = model_grad_count(stage->model, stage->stage) * sizeof(float);
+    char *there = add_buffer(stage->gw, bytes);
 
     for (int i = 0; i < MODEL_GRADS; i++)
         stage->tensors[i].device = here.dev->dl;
@@ -369,7 +370,7 @@ void cuda_job_take_memory(size_t bytes)
     add_buffer(NULL, bytes);
 }
 
-/* ---- all ranks ----------------------------------------------------------------------------------- */
+/* ---- all ranks ------------------------------------------------------------------------------- */
 
 const struct fake_cuda *cuda_job_init(void)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuda_job.h - the job of pipeline_job.h on the stand-in for CUDA. The model's "kernels" are host
- * functions in the pipeline's stream (cuLaunchHostFunc) that reach device memory the stand-in's way;
- * gradients and batches are in device memory. A rank is a thread and has a device to itself or shares
- * it: rank r uses device r % FAKE_CUDA_DEVICES.
+ * functions in the pipeline's stream (cuLaunchHostFunc) that reach device memory the stand-in's
+ * way; gradients and batches are in device memory. A rank is a thread, and rank r uses device
+ * r % FAKE_CUDA_DEVICES.
  */
 #ifndef DP_TESTS_CUDA_JOB_H
 #define DP_TESTS_CUDA_JOB_H

@@ -34,8 +34,8 @@ __attribute__((target("avx2"))) static inline void stream_line(char *dst, const 
     _mm256_stream_si256((__m256i *)(dst + 32), high);
 }
 
-/* Lines are taken from `pages` neighbouring pages in turn: 1 is plain sequential order; 4 keeps four
- * rows of memory open at once. */
+/* Lines are taken from `pages` neighbouring pages in turn: 1 is plain sequential order; 4 keeps
+ * four rows of memory open at once. */
 __attribute__((target("avx2"))) static inline void copy_streaming(char *dst, const char *src,
                                                                   size_t bytes, size_t pages)
 {

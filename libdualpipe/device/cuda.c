@@ -68,7 +68,7 @@ static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
     return err;
 }
 
-/* ---- memory -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static CUresult alloc_device(const struct dp_cuda_driver *cu, size_t bytes, void **out)
 {
@@ -110,7 +110,7 @@ static void cuda_free(struct dp_device *dev, enum dp_memory where, void *ptr)
     dp_cuda_check(&cuda->cu, leave(cuda, result), "freeing the buffer at %p", ptr);
 }
 
-/* ---- streams ------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static const int64_t longest_drain_ns = 10 * DP_NS_PER_S;
 
@@ -185,7 +185,7 @@ static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
     return dp_cuda_check(&cuda->cu, leave(cuda, result), "zeroing %zu bytes at %p", bytes, dst);
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static int cuda_event_new(struct dp_device *dev, struct dp_device_event **out)
 {
@@ -271,7 +271,7 @@ static int cuda_stream_wait(struct dp_device_stream *stream, struct dp_device_ev
                          "waiting for an event");
 }
 
-/* ---- the device ---------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------ */
 
 static void cuda_close(struct dp_device *dev)
 {

@@ -43,8 +43,8 @@ struct dp_cuda_driver {
 #undef DP_CUDA_MEMBER
 };
 
-/* Load `library` (NULL: libcuda.so.1) and initialise it. It stays loaded: it has threads of its own.
- * DP_ENODEV with the reason. */
+/* Load `library` (NULL: libcuda.so.1) and initialise it. It stays loaded: it has threads of its
+ * own. DP_ENODEV with the reason. */
 int dp_cuda_driver_load(const char *library, int ordinal, struct dp_cuda_driver *out);
 
 /* 0 for CUDA_SUCCESS; else the error of ours that is nearest, and a sentence: the device, what it

@@ -13,7 +13,7 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older kernels refuse it */
 #endif
 
-/* ---- memory -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 enum { ALIGNMENT = 256 };
 static const size_t huge_page = (size_t)2 << 20;
@@ -23,8 +23,8 @@ static size_t round_up(size_t n, size_t multiple)
     return (n + multiple - 1) / multiple * multiple;
 }
 
-/* Two wishes that a kernel may refuse: fewer, larger pages; and pinned memory all there now, so that
- * no page fault falls into a copy. */
+/* Two wishes that a kernel may refuse: fewer, larger pages; and pinned memory all there now, so
+ * that no page fault falls into a copy. */
 static void advise(void *ptr, size_t bytes, enum dp_memory where)
 {
     madvise(ptr, bytes, MADV_HUGEPAGE);
@@ -55,7 +55,7 @@ static void host_free(struct dp_device *dev, enum dp_memory where, void *ptr)
     free(ptr);
 }
 
-/* ---- streams and events -------------------------------------------------------------------------- */
+/* ---- streams and events ---------------------------------------------------------------------- */
 
 static void *host_stream_native(struct dp_device_stream *stream)
 {
@@ -139,7 +139,7 @@ static int host_stream_wait(struct dp_device_stream *stream, struct dp_device_ev
     return 0;
 }
 
-/* ---- the device ---------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------ */
 
 static void host_close(struct dp_device *dev)
 {

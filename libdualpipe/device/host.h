@@ -9,8 +9,9 @@
  *      ring    . . . c c W c . .        c copy or zero, W wait for another stream's count
  *              done ---^     ^--- given
  *
- * A stream is in one list at a time: of those with something to copy (ready), of those that wait for
- * another stream (that stream's waiters), or in none (idle, or its last pieces are being copied).
+ * A stream is in one list at a time: of those with something to copy (ready), of those that wait
+ * for another stream (that stream's waiters), or in none (idle, or its last pieces are being
+ * copied).
  */
 #ifndef DP_DEVICE_HOST_H
 #define DP_DEVICE_HOST_H

@@ -30,7 +30,7 @@ static void carry_out(const struct piece *piece)
         dp_copy_piece(piece->dst, piece->src, piece->bytes, piece->whole);
 }
 
-/* ---- lists of streams; the host's lock is held from here to the workers ---------------------------- */
+/* ---- lists of streams; from here to the workers the host's lock is held ---------------------- */
 
 static void append(struct stream_list *list, struct dp_device_stream *s)
 {
@@ -59,7 +59,7 @@ static void append_all(struct stream_list *list, struct stream_list *from)
         append(list, s);
 }
 
-/* ---- streams ----------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static struct op *first_op(struct dp_device_stream *s)
 {
@@ -139,7 +139,12 @@ static struct piece take_piece(struct host *host)
         append(&host->ready, s);
     if (host->ready.first && host->idle)
         pthread_cond_signal(&host->work);
-    return (struct piece){s, op->kind, op->dst + at, op->src ? op->src + at : NULL, size, op->bytes};
+    return (struct piece){.stream = s,
+                          .kind = op->kind,
+                          .dst = op->dst + at,
+                          .src = op->src ? op->src + at : NULL,
+                          .bytes = size,
+                          .whole = op->bytes};
 }
 
 static void finish_piece(const struct piece *piece)
@@ -163,7 +168,7 @@ static void work_once(struct host *host)
     finish_piece(&piece);
 }
 
-/* ---- workers ------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 static void *work(void *arg)
 {
@@ -215,7 +220,7 @@ void host_workers_stop(struct host *host)
         pthread_join(host->threads[--host->workers], NULL);
 }
 
-/* ---- for host.c ---------------------------------------------------------------------------------- */
+/* ---- for host.c ------------------------------------------------------------------------------ */
 
 /* One that was freed, or a new one: events may refer to either for as long as the host is open. */
 int host_stream_new(struct dp_device *dev, struct dp_device_stream **out)

@@ -13,7 +13,7 @@ struct fake_state fake = {
 static _Thread_local CUcontext stack[8];
 static _Thread_local int depth;
 
-/* ---- every call begins here ---------------------------------------------------------------------- */
+/* ---- every call begins here ------------------------------------------------------------------ */
 
 /* "Any function" leaves out the one that a driver never fails and a caller could not make good. */
 static bool strikes(const char *function)
@@ -48,7 +48,7 @@ CUcontext fake_current(void)
     return depth ? stack[depth - 1] : NULL;
 }
 
-/* ---- devices and contexts -------------------------------------------------------------------------- */
+/* ---- devices and contexts -------------------------------------------------------------------- */
 
 EXPORT CUresult cuInit(unsigned flags)
 {
@@ -162,7 +162,7 @@ EXPORT CUresult cuGetErrorString(CUresult result, const char **out)
     return look_up(result, &name, out);
 }
 
-/* ---- for tests ----------------------------------------------------------------------------------- */
+/* ---- for tests ------------------------------------------------------------------------------- */
 
 static void set_hold(bool hold)
 {

@@ -2,13 +2,14 @@
  *
  * fake_cuda.h - a stand-in for libcuda.so.1 on machines without a GPU: what tests may ask of it.
  *
- * It is there for two things: to run the code that talks to the driver at all, and to make the driver
- * fail in ways that a real one rarely does. It proves nothing about a real GPU, nor about speed.
+ * It is there for two things: to run the code that talks to the driver at all, and to make the
+ * driver fail in ways that a real one rarely does. It proves nothing about a real GPU, nor about
+ * speed.
  *
  *   - Device memory is reserved address space without access: a read or write by the CPU crashes.
  *     The stand-in itself reaches it by a second mapping.
- *   - Every stream is a thread, so copies really are late; hold() stops them all, and shake() delays
- *     each by a random time, so that an order nobody asked for shows up as wrong bytes.
+ *   - Every stream is a thread, so copies really are late; hold() stops them all, and shake()
+ *     delays each by a random time, so that an order nobody asked for shows up as wrong bytes.
  *   - As with the driver, nearly every call wants a current context, and an error of the device is
  *     sticky: all later calls in that context return it.
  *

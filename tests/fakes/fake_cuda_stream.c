@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- streams ------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static unsigned shake_us(void)
 {
@@ -158,8 +158,10 @@ EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CU
         return fake_end(CUDA_ERROR_INVALID_HANDLE);
     if (!fake_accessible(s->context, to, bytes) || !fake_accessible(s->context, from, bytes))
         return fake_end(CUDA_ERROR_INVALID_VALUE);
-    return fake_end(give(s, (struct work){
-                           .kind = WORK_COPY, .dst = fake_reach(to), .src = fake_reach(from), .bytes = bytes}));
+    return fake_end(give(s, (struct work){.kind = WORK_COPY,
+                                          .dst = fake_reach(to),
+                                          .src = fake_reach(from),
+                                          .bytes = bytes}));
 }
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t bytes, CUstream s)
@@ -171,8 +173,10 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t byt
         return fake_end(CUDA_ERROR_INVALID_HANDLE);
     if (!fake_accessible(s->context, to, bytes))
         return fake_end(CUDA_ERROR_INVALID_VALUE);
-    return fake_end(give(s, (struct work){
-                           .kind = WORK_ZERO, .dst = fake_reach(to), .value = value, .bytes = bytes}));
+    return fake_end(give(s, (struct work){.kind = WORK_ZERO,
+                                          .dst = fake_reach(to),
+                                          .value = value,
+                                          .bytes = bytes}));
 }
 
 EXPORT CUresult cuLaunchHostFunc(CUstream s, CUhostFn fn, void *user)
@@ -183,7 +187,7 @@ EXPORT CUresult cuLaunchHostFunc(CUstream s, CUhostFn fn, void *user)
     return fake_end(give(s, (struct work){.kind = WORK_HOST, .fn = fn, .user = user}));
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
 {
@@ -219,7 +223,8 @@ EXPORT CUresult cuEventRecord(CUevent e, CUstream s)
 EXPORT CUresult cuEventQuery(CUevent e)
 {
     BEGIN(true)
-    return fake_end(!e->stream || e->stream->done >= e->count ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+    bool reached = !e->stream || e->stream->done >= e->count;
+    return fake_end(reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 EXPORT CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
@@ -230,5 +235,6 @@ EXPORT CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
         return fake_end(CUDA_ERROR_INVALID_HANDLE);
     if (!e->stream)
         return fake_end(CUDA_SUCCESS);
-    return fake_end(give(s, (struct work){.kind = WORK_WAIT, .other = e->stream, .count = e->count}));
+    return fake_end(
+        give(s, (struct work){.kind = WORK_WAIT, .other = e->stream, .count = e->count}));
 }

@@ -34,7 +34,7 @@ static const int64_t long_enough_ns = 20 * DP_NS_PER_S;
 static struct dp_device *dev; /* the one under test */
 static const struct dp_device_ops *ops;
 
-/* ---- helpers ------------------------------------------------------------------------------------- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static char *new_buffer(enum dp_memory where, size_t bytes)
 {
@@ -83,7 +83,7 @@ static void fill(char *bytes, size_t count, uint64_t seed)
         bytes[i] = (char)next_random(&seed);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void memory_is_aligned_whatever_its_size(void **state)
 {
@@ -115,7 +115,7 @@ static void too_much_memory_is_refused_with_its_size(void **state)
     }
 }
 
-/* ---- copies -------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 static void bytes_survive_the_way_through_every_kind_of_memory(void **state)
 {
@@ -156,7 +156,8 @@ static void zero_clears_its_bytes_and_no_others(void **state)
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         size_t n = sizes[i];
-        char *host = new_buffer(DP_MEMORY_PINNED, n + 2), *there = new_buffer(DP_MEMORY_DEVICE, n + 2);
+        char *host = new_buffer(DP_MEMORY_PINNED, n + 2);
+        char *there = new_buffer(DP_MEMORY_DEVICE, n + 2);
         memset(host, 9, n + 2);
         assert_int_equal(ops->copy(s, there, host, n + 2), 0);
         assert_int_equal(ops->zero(s, there + 1, n), 0);
@@ -177,7 +178,8 @@ static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **
 {
     (void)state;
     enum { COPIES = 2000, BYTES = 20000 };
-    char *ping = new_buffer(DP_MEMORY_DEVICE, 2 * BYTES), *host = new_buffer(DP_MEMORY_PINNED, BYTES);
+    char *ping = new_buffer(DP_MEMORY_DEVICE, 2 * BYTES);
+    char *host = new_buffer(DP_MEMORY_PINNED, BYTES);
     struct dp_device_stream *s = new_stream();
 
     /* Each copy moves the bytes to the other half, one place on: any swap would show. */
@@ -196,7 +198,7 @@ static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **
     ops->free(dev, DP_MEMORY_PINNED, host);
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void an_event_never_recorded_holds_nothing_back(void **state)
 {
@@ -351,7 +353,7 @@ static void any_program_ordered_by_events_is_as_if_done_in_one_row(void **state)
     run_program(8, (3 << 20) + 11);
 }
 
-/* ---- threads ------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static void *run_own_stream(void *arg)
 {
@@ -406,7 +408,7 @@ static void another_devices_event_is_refused(void **state)
     ops->stream_free(s);
 }
 
-/* ---- the devices --------------------------------------------------------------------------------- */
+/* ---- the devices ----------------------------------------------------------------------------- */
 
 static int run_suite(const char *title)
 {

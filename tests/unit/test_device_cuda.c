@@ -40,7 +40,7 @@ static void expect_sentence(const char *part)
         fail_msg("'%s' does not say '%s'", dp_last_error(), part);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static void without_a_driver_the_loaders_reason_is_given(void **state)
 {
@@ -94,7 +94,7 @@ static void tensors_carry_the_ordinal(void **state)
     dp_device_close(dev);
 }
 
-/* ---- failures ------------------------------------------------------------------------------------ */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void errors_are_ours_and_sentences_the_drivers(void **state)
 {
@@ -235,7 +235,7 @@ static void whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing(voi
     assert_true(errors >= 22); /* every call that makes or starts something */
 }
 
-/* ---- contexts and threads ------------------------------------------------------------------------ */
+/* ---- contexts and threads -------------------------------------------------------------------- */
 
 typedef CUresult (*get_current_fn)(CUcontext *out);
 typedef CUresult (*push_current_fn)(CUcontext context);
@@ -298,7 +298,7 @@ static void any_thread_may_call(void **state)
     }
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static void a_wait_for_the_device_ends_at_its_deadline(void **state)
 {

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- copying ------------------------------------------------------------------------------------- */
+/* ---- copying --------------------------------------------------------------------------------- */
 
 static void every_way_of_copying_copies_every_byte_and_no_other(void **state)
 {
@@ -57,9 +57,9 @@ static void large_copies_are_whole_while_the_ways_take_turns(void **state)
     free(dst);
 }
 
-/* ---- workers ------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
-/* An event one op ahead of its stream: whoever waits for it is held until the stream is given one. */
+/* An event one op ahead of its stream: who waits for it is held until the stream is given one. */
 struct gate {
     struct dp_device_stream *stream;
     struct dp_device_event event;
@@ -238,12 +238,13 @@ static void signals_never_land_in_a_worker(void **state)
     assert_int_equal(signalled, 1);
 }
 
-/* ---- names --------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static void bad_names_say_what_was_expected(void **state)
 {
     (void)state;
-    static const char *const names[] = {"", "hots", "host:", "host:x", "host:-1", "cuda:1x", "cudax"};
+    static const char *const names[] = {"",        "hots",    "host:", "host:x",
+                                        "host:-1", "cuda:1x", "cudax"};
     struct dp_device *dev;
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {

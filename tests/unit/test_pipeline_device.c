@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The same numbers on a device whose memory the CPU cannot touch: CUDA on the stand-in driver, where
- * the model's "kernels" are functions in a stream, device memory crashes whoever touches it otherwise,
- * and every copy and kernel comes late by a random time. It proves the order of copies, kernels and
- * messages, not a real GPU.
+ * The same numbers on a device whose memory the CPU cannot touch: CUDA on the stand-in driver,
+ * where the model's "kernels" are functions in a stream, device memory crashes whoever touches it
+ * otherwise, and every copy and kernel comes late by a random time. It proves the order of copies,
+ * kernels and messages, not a real GPU.
  */
 #include "cmocka_all.h"
 
@@ -22,7 +22,7 @@ static int clean_up(void **state)
     return 0;
 }
 
-/* ---- the same numbers ---------------------------------------------------------------------------- */
+/* ---- the same numbers ------------------------------------------------------------------------ */
 
 static int train_on_cuda(struct dp_comm *comm, void *arg)
 {
@@ -98,7 +98,7 @@ static void a_device_that_is_late_at_random_changes_no_number(void **state)
     }
 }
 
-/* ---- failures ------------------------------------------------------------------------------------ */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 /* Rank 1's n-th callback fails; then all start over. */
 static int fail_then_train(struct dp_comm *comm, void *arg)

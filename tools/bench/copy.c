@@ -217,7 +217,8 @@ static int open_lane(struct lane *lane, int workers, size_t bytes)
 
 /* ---- report --------------------------------------------------------------------------------- */
 
-static const char *const mode_names[] = {"1 thread", "2 threads, a copy each", "1 copy on 2 threads"};
+static const char *const mode_names[] = {"1 thread", "2 threads, a copy each",
+                                         "1 copy on 2 threads"};
 
 static void size_text(size_t bytes, char *text, size_t len)
 {
@@ -288,9 +289,10 @@ static struct bench_case cases[3 * SIZES_MAX];
  * caches are behind. */
 static int list_jobs(const struct values *v, struct lane *lanes, struct lane *shared)
 {
+    size_t largest = (size_t)v->largest;
     int count = 0;
 
-    for (size_t bytes = (size_t)v->smallest; bytes <= (size_t)v->largest && count < 3 * SIZES_MAX - 3;
+    for (size_t bytes = (size_t)v->smallest; bytes <= largest && count <= 3 * (SIZES_MAX - 1);
          bytes *= bytes < 16 << 20 ? 4 : 2)
         for (enum mode mode = MODE_ONE; mode <= MODE_SHARED; mode++)
             if (mode != MODE_SHARED || bytes >= 1 << 20)
