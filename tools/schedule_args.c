@@ -15,12 +15,6 @@ enum { DEFAULT_RANKS = 4 };
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-/* Cut the next item off a comma-separated list. NULL at its end. */
-static char *next_item(char **rest)
-{
-    return *rest ? strsep(rest, ",") : NULL;
-}
-
 static bool parse_numbers(const char *text, void *member, char *why, size_t why_len)
 {
     struct numbers *list = member;
@@ -28,7 +22,7 @@ static bool parse_numbers(const char *text, void *member, char *why, size_t why_
     bool good = copy;
 
     list->count = 0;
-    while (good && (item = next_item(&rest))) {
+    while (good && (item = strsep(&rest, ","))) {
         double number = strtod(item, &end);
         good = end != item && !*end && number >= 0 && isfinite(number) && list->count < NUMBERS_MAX;
         if (good)
@@ -39,6 +33,20 @@ static bool parse_numbers(const char *text, void *member, char *why, size_t why_
         snprintf(why, why_len, "at most %d numbers that are not negative, as in 1,0,2",
                  NUMBERS_MAX);
     return good;
+}
+
+static bool parse_ranks(const char *text, void *member, char *why, size_t why_len)
+{
+    const struct numbers *list = member;
+
+    if (!parse_numbers(text, member, why, why_len))
+        return false;
+    for (size_t i = 0; i < list->count; i++)
+        if (list->items[i] != floor(list->items[i]) || list->items[i] > INT32_MAX) {
+            snprintf(why, why_len, "ranks, as in 1,0,2");
+            return false;
+        }
+    return true;
 }
 
 static const char *const time_names[] = {"f", "i", "w", "b", "fb", "reduce"};
@@ -60,7 +68,7 @@ bool schedule_parse_times(const char *text, void *member, char *why, size_t why_
     char *copy = strdup(text), *rest = copy, *item;
     bool good = copy;
 
-    while (good && (item = next_item(&rest))) {
+    while (good && (item = strsep(&rest, ","))) {
         char *value = strchr(item, '=');
         if (value)
             *value++ = '\0';
@@ -89,7 +97,7 @@ static const struct arg size_args[] = {
     {"mirror-reduce", 0, NULL, "sum the gradients of DualPipe's two copies of a stage", ARG_FLAG,
      AT(mirror_reduce)},
     {"rank-map", 0, "LIST", "pipeline rank of each group rank: 1,0,3,2", ARG_PARSE, AT(rank_map),
-     .parse = parse_numbers},
+     .parse = parse_ranks},
 };
 static const struct arg file_args[] = {
     {"file", 0, "FILE", "your own schedule, as text, JSON or CSV, instead of KIND (- for stdin)",

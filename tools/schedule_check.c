@@ -52,6 +52,36 @@ static int find_peaks(const struct dp_schedule *s, int *activations, int *weight
 
 /* ---- reports -------------------------------------------------------------------------------- */
 
+static void print_proof_json(const struct dp_schedule *s, const struct census *c, int activations,
+                             int weight_queue)
+{
+    json_t *j = json_pack("{sb, ss, si, si, sI, sI, si, si}", "valid", 1, "kind",
+                          dp_schedule_kind_name(s->kind), "ranks", s->ranks, "microbatches",
+                          s->microbatches, "ops", (json_int_t)c->ops, "messages",
+                          (json_int_t)c->messages, "peak_activations", activations,
+                          "peak_weight_queue", weight_queue);
+
+    json_dumpf(j, stdout, JSON_INDENT(2));
+    putchar('\n');
+    json_decref(j);
+}
+
+static void print_proof_text(const struct dp_schedule *s, const struct census *c, int activations,
+                             int weight_queue)
+{
+    printf("%s, %d ranks, %d micro-batches: can be carried out\n\n",
+           dp_schedule_kind_name(s->kind), s->ranks, s->microbatches);
+    printf("  once         each of %zu ops exactly once: %zu F, %zu B, %zu I, %zu W\n", c->ops,
+           c->counts[DP_OP_F], c->counts[DP_OP_B], c->counts[DP_OP_I], c->counts[DP_OP_W]);
+    printf("  dependency   every op after what it needs, on its rank and through messages\n");
+    printf("  fifo         %zu messages: the k-th send of every link is its k-th receive\n",
+           c->messages);
+    printf("  deadlock     none, even where a send waits for its receive\n");
+    printf("  weight       weight parts in order, at most %d waiting\n", weight_queue);
+    printf("  activation   at most %d micro-batches of a rank alive\n", activations);
+    printf("  commit       %zu batches, each complete\n", c->counts[DP_OP_COMMIT]);
+}
+
 static int print_proof(const struct dp_schedule *s, bool json)
 {
     struct census c;
@@ -60,28 +90,10 @@ static int print_proof(const struct dp_schedule *s, bool json)
     if (err)
         return command_failed(err);
     count_ops(s, &c);
-    if (json) {
-        json_t *j = json_pack("{sb, ss, si, si, sI, sI, si, si}", "valid", 1, "kind",
-                              dp_schedule_kind_name(s->kind), "ranks", s->ranks, "microbatches",
-                              s->microbatches, "ops", (json_int_t)c.ops, "messages",
-                              (json_int_t)c.messages, "peak_activations", activations,
-                              "peak_weight_queue", weight_queue);
-        json_dumpf(j, stdout, JSON_INDENT(2));
-        putchar('\n');
-        json_decref(j);
-        return EXIT_OK;
-    }
-    printf("%s, %d ranks, %d micro-batches: can be carried out\n\n",
-           dp_schedule_kind_name(s->kind), s->ranks, s->microbatches);
-    printf("  once         each of %zu ops exactly once: %zu F, %zu B, %zu I, %zu W\n", c.ops,
-           c.counts[DP_OP_F], c.counts[DP_OP_B], c.counts[DP_OP_I], c.counts[DP_OP_W]);
-    printf("  dependency   every op after what it needs, on its rank and through messages\n");
-    printf("  fifo         %zu messages: the k-th send of every link is its k-th receive\n",
-           c.messages);
-    printf("  deadlock     none, even where a send waits for its receive\n");
-    printf("  weight       weight parts in order, at most %d waiting\n", weight_queue);
-    printf("  activation   at most %d micro-batches of a rank alive\n", activations);
-    printf("  commit       %zu batches, each complete\n", c.counts[DP_OP_COMMIT]);
+    if (json)
+        print_proof_json(s, &c, activations, weight_queue);
+    else
+        print_proof_text(s, &c, activations, weight_queue);
     return EXIT_OK;
 }
 
