@@ -226,7 +226,9 @@ static bool has_reduce(const struct dp_schedule *s)
 /* Two that hold the same stage sum their gradients: they must have the same ones. */
 static int compare_mirrors(const struct report *reports, const struct dp_schedule *s, int me)
 {
-    for (int r = 0; r < s->ranks && has_reduce(s); r++)
+    if (!has_reduce(s))
+        return 0;
+    for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->slots_per_rank; i++) {
             const struct dp_slot *slot = dp_schedule_slot(s, r, i);
             if (slot->mirror < 0)

@@ -70,7 +70,10 @@ struct dp_pipeline_config {
  * begins. A sequential run that adds in this order is equal to the last bit; so are DualPipe,
  * DualPipeV, 1F1B and GPipe among each other. Costs one more set of gradients where a slot sees both
  * halves. A user's schedule whose weight parts of a slot are not in mb order cannot have it:
- * DP_EUNSUPPORTED. */
+ * DP_EUNSUPPORTED.
+ *
+ * Without it, a slot adds up in the order of its own weight parts, in all built-in schedules that of
+ * its micro-batches: the same in every run, but rounded differently under another schedule. */
 
 /* Collective over the comm, which stays usable whatever comes out. Errors: DP_EINVAL for a bad config
  * and for a schedule that does not pass the checker, DP_ESTATE for a border without tensors, both
