@@ -24,6 +24,15 @@ static int explain(struct dp_comm *comm, int err)
                            dp_strerror(why.error), why.text);
 }
 
+/* Whoever worked on the transfers while the caller computed, now the caller does. */
+static inline void come_back(struct dp_comm *comm)
+{
+    if (!comm->is_away)
+        return;
+    comm->is_away = false;
+    comm->ops->come_back(comm);
+}
+
 static int check_transfer(const struct dp_comm *comm, int peer, int channel, const void *buf,
                           size_t len, const struct dp_request *req)
 {
@@ -47,6 +56,7 @@ int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, con
 
     if (err)
         return err;
+    come_back(comm);
     return explain(comm, comm->ops->isend(comm, peer, channel, tag, buf, len, req));
 }
 
@@ -57,6 +67,7 @@ int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, voi
 
     if (err)
         return err;
+    come_back(comm);
     return explain(comm, comm->ops->irecv(comm, peer, channel, tag, buf, len, req));
 }
 
@@ -64,6 +75,7 @@ int dp_comm_test(struct dp_comm *comm, struct dp_request *req)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a test without a %s", comm ? "request" : "comm");
+    come_back(comm);
     return explain(comm, comm->ops->test(comm, req));
 }
 
@@ -120,8 +132,23 @@ int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
     if (peer < 0 || peer >= comm->size || peer == comm->rank)
         return dp_fail(DP_EINVAL, "wait for peer %d: expected a rank from 0 to %d other than %d",
                        peer, comm->size - 1, comm->rank);
+    come_back(comm);
     int err = comm->ops->test(comm, req);
     return explain(comm, err == DP_EAGAIN ? wait_long(comm, req, peer) : err);
+}
+
+int dp_comm_progress(struct dp_comm *comm)
+{
+    if (!comm)
+        return dp_fail(DP_EINVAL, "progress without a comm");
+    come_back(comm);
+    return explain(comm, comm->ops->progress(comm, -1));
+}
+
+void dp_comm_away(struct dp_comm *comm)
+{
+    if (comm && !comm->is_away && comm->ops->away)
+        comm->is_away = comm->ops->away(comm);
 }
 
 int dp_comm_abort(struct dp_comm *comm, int error, const char *text)
@@ -143,11 +170,14 @@ int dp_comm_reset(struct dp_comm *comm)
 {
     if (!comm)
         return dp_fail(DP_EINVAL, "reset without a comm");
+    come_back(comm);
     return comm->ops->reset(comm);
 }
 
 void dp_comm_close(struct dp_comm *comm)
 {
-    if (comm)
-        comm->ops->close(comm);
+    if (!comm)
+        return;
+    come_back(comm);
+    comm->ops->close(comm);
 }

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/mesh.h"
+#include "comm/mover.h"
 #include "comm/wired.h"
 
 #include <inttypes.h>
@@ -57,6 +58,7 @@ struct wired_comm {
     int64_t *broken_since_ns; /* [size] 0: no wire to this peer is broken */
     bool any_broken;
     bool finished; /* after an abort: no request of this rank is left */
+    struct dp_mover *mover;
 };
 
 static struct wired_comm *of(struct dp_comm *comm)
@@ -322,6 +324,53 @@ static void wired_sleep(struct dp_comm *comm, int64_t until_ns)
     disarm_wires(c, fds, armed);
 }
 
+/* ---- away ---------------------------------------------------------------------------------- */
+
+static void mover_move(void *user)
+{
+    progress_wires(user);
+}
+
+static bool mover_arm(void *user, struct pollfd *fds, int *count)
+{
+    return arm_wires(user, fds, count);
+}
+
+static void mover_disarm(void *user, const struct pollfd *fds, int count)
+{
+    disarm_wires(user, fds, count);
+}
+
+static const struct dp_mover_ops mover_ops = {mover_move, mover_arm, mover_disarm};
+
+/* A send that is not done yet has met a full wire, and so will one that is too long for it. */
+static bool needs_a_hand(const struct dp_wire *wire)
+{
+    if (wire->sends.head)
+        return true;
+    for (const struct dp_wire_request *req = wire->receives.head; req; req = req->next)
+        if (req->len > wire->buffer_bytes)
+            return true;
+    return false;
+}
+
+static bool wired_away(struct dp_comm *comm)
+{
+    struct wired_comm *c = of(comm);
+
+    for (int i = 0; i < c->active_count; i++)
+        if (needs_a_hand(c->mesh.wires[c->active[i]])) {
+            dp_mover_start(c->mover);
+            return true;
+        }
+    return false;
+}
+
+static void wired_come_back(struct dp_comm *comm)
+{
+    dp_mover_stop(of(comm)->mover);
+}
+
 /* ---- failure, end ---------------------------------------------------------------------------- */
 
 static int wired_abort(struct dp_comm *comm, const struct dp_abort *why)
@@ -391,6 +440,7 @@ static void wired_close(struct dp_comm *comm)
 {
     struct wired_comm *c = of(comm);
 
+    dp_mover_free(c->mover);
     finish_requests(c);
     dp_mesh_disconnect(&c->mesh);
     c->star->timeout_ns = comm->deadline_ns;
@@ -402,8 +452,9 @@ static const struct dp_comm_ops wired_ops[] = {
 #define OPS(NAME)                                                                                  \
     {                                                                                              \
         .name = NAME, .isend = wired_isend, .irecv = wired_irecv, .test = wired_test,              \
-        .progress = wired_progress, .sleep = wired_sleep, .abort = wired_abort,                    \
-        .aborted = wired_aborted, .reset = wired_reset, .close = wired_close,                      \
+        .progress = wired_progress, .sleep = wired_sleep, .away = wired_away,                      \
+        .come_back = wired_come_back, .abort = wired_abort, .aborted = wired_aborted,              \
+        .reset = wired_reset, .close = wired_close,                                                \
     }
     [DP_MESH_AUTO] = OPS("auto"),
     [DP_MESH_SHM] = OPS("shm"),
@@ -451,10 +502,13 @@ int dp_comm_wired_open(const struct dp_star_config *config, const char *transpor
 
     if (!c)
         return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", config->size);
-    int err = dp_star_join(config, &c->star);
+    int err = dp_mover_new(&mover_ops, c, config->size * DP_CHANNELS, &c->mover);
+    if (!err)
+        err = dp_star_join(config, &c->star);
     if (!err)
         err = meet(c, transport, settings, until_ns);
     if (err) {
+        dp_mover_free(c->mover);
         if (c->star)
             dp_star_free(c->star);
         free_comm(c);

@@ -236,5 +236,5 @@ int dp_messages_progress(struct dp_pipeline *pipe)
     if (!pipe->config.comm)
         return 0;
     int err = start_copied_sends(pipe);
-    return err ? err : pipe->config.comm->ops->progress(pipe->config.comm, -1);
+    return err ? err : dp_comm_progress(pipe->config.comm);
 }

@@ -26,6 +26,7 @@ static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     case DP_PLAN_REDUCE:
         return dp_reduce_run(pipe, op);
     default:
+        dp_comm_away(pipe->config.comm);
         return dp_compute_run(pipe, op);
     }
 }

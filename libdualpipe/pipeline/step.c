@@ -136,7 +136,7 @@ static int abort_step(struct dp_pipeline *pipe, int err)
     if (comm && err != DP_EABORTED)
         dp_comm_abort(comm, err, dp_last_error());
     if (comm)
-        comm->ops->progress(comm, -1);
+        dp_comm_progress(comm);
     if (err == DP_EABORTED && dp_comm_aborted(comm, &why))
         dp_fail_quietly(err, "the step was ended by rank %d (%s): %s", why.rank,
                         dp_strerror(why.error), why.text);

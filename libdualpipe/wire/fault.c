@@ -178,6 +178,7 @@ int dp_wire_fault_wrap(struct dp_wire *inner, const struct dp_wire_fault *fault,
     w->inner = inner;
     w->fault = *fault;
     w->base.connected = inner->connected;
+    w->base.buffer_bytes = inner->buffer_bytes;
     *out = &w->base;
     return 0;
 }

@@ -319,6 +319,7 @@ static struct shm_wire *new_wire(void)
     if (!w)
         return NULL;
     dp_wire_init(&w->base, &dp_wire_shm);
+    w->base.buffer_bytes = (size_t)SLOTS * SLOT_BYTES;
     w->fd = w->call.fd = w->call.passed_fd = -1;
     return w;
 }

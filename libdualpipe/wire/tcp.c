@@ -77,6 +77,7 @@ static struct tcp_wire *new_wire(void)
     if (!w)
         return NULL;
     dp_wire_init(&w->base, &dp_wire_tcp);
+    w->base.buffer_bytes = LOCAL_BUFFER_BYTES;
     w->fd = -1;
     w->call.fd = w->call.passed_fd = -1;
     return w;

@@ -88,6 +88,7 @@ struct dp_wire {
     const struct dp_wire_ops *ops;
     struct dp_wire_queue sends, receives;
     size_t skip;    /* bytes of a message that was too long for its receive, still to come */
+    size_t buffer_bytes; /* about what a sender gets rid of before there is a receive */
     bool connected; /* the other side has let us in */
     int error;      /* 0 while it works: DP_ECOMM the peer is gone, DP_EMISMATCH nonsense arrived */
     char why[160];  /* the sentence of error, or of why sends fail */

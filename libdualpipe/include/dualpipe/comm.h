@@ -73,6 +73,11 @@ struct dp_comm_ops {
     /* Block until a test may give another answer than it did after the last progress, or until
      * dp_now_ns() is until_ns; returning early is fine. */
     void (*sleep)(struct dp_comm *comm, int64_t until_ns);
+    /* The caller will compute for a while: let transfers that need this rank go on without it, if
+     * there are any. true: somebody works on them now, and come_back is called before anything else.
+     * Both may be NULL where transfers need nobody. */
+    bool (*away)(struct dp_comm *comm);
+    void (*come_back)(struct dp_comm *comm);
     /* Tell every rank; the first record wins. With the error DP_ETIMEDOUT, why->rank is the peer that
      * this rank waited for in vain: the transport follows who waits for whom, and names the rank at
      * the end, which waits for nobody. */
@@ -91,6 +96,7 @@ struct dp_comm {
     int64_t deadline_ns; /* longest wait of any call; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s */
     int64_t spin_ns;     /* a wait tests this long before it sleeps; at creation about the cost of one
                           * wake-up, 0 where ranks share cores, or DUALPIPE_COMM_SPIN_US */
+    bool is_away;        /* see dp_comm_away; the functions below look after it */
 };
 
 /* ---- creation ------------------------------------------------------------------------------ */
@@ -137,6 +143,14 @@ DP_PUBLIC int dp_comm_test(struct dp_comm *comm, struct dp_request *req);
 /* Test until done. After deadline_ns DP_ETIMEDOUT, which aborts the group; dp_comm_aborted() names the
  * rank that everybody waited for. */
 DP_PUBLIC int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer);
+
+/* Move what can be moved, and hear of aborts. For when nobody waits. */
+DP_PUBLIC int dp_comm_progress(struct dp_comm *comm);
+/* The caller is about to compute for a while, and will not call meanwhile. Between processes, a
+ * message that is larger than what a wire holds (512 KiB in shared memory, 64 KiB over TCP) moves only
+ * while both ends look after it: until this rank's next call a thread does so in its place. Costs a
+ * few ns if there is no such message. */
+DP_PUBLIC void dp_comm_away(struct dp_comm *comm);
 
 /* ---- failure ------------------------------------------------------------------------------- */
 
