@@ -255,17 +255,39 @@ static void ranks_end_with_their_parent(void **state)
     prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-static int listen_somewhere(int *port)
+/* A socket that listens on a port of loopback, 0: any that is free; -1 if the port is taken. */
+static int listen_on(int port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof(at);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
 
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, len), 0);
-    assert_int_equal(listen(fd, 1), 0);
+    at.sin_port = htons((uint16_t)port);
+    assert_true(fd >= 0);
+    if (!bind(fd, (struct sockaddr *)&at, sizeof(at)) && !listen(fd, 1))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static int port_of(int fd)
+{
+    struct sockaddr_in at;
+    socklen_t len = sizeof(at);
+
     assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
-    *port = ntohs(at.sin_port);
-    return fd;
+    return ntohs(at.sin_port);
+}
+
+/* A MASTER_PORT: the ranks meet on the port above it. Below the range from which the system gives
+ * ports to connections, so that none takes it before the ranks are there. */
+static int find_master_port(void)
+{
+    int fd, port = 20000 + 2 * (getpid() % 5000);
+
+    while ((fd = listen_on(port + 1)) < 0)
+        assert_true((port += 2) < 32000);
+    close(fd);
+    return port;
 }
 
 static void a_port_that_is_taken_is_refused(void **state)
@@ -273,9 +295,9 @@ static void a_port_that_is_taken_is_refused(void **state)
     (void)state;
     char options[64];
     struct run r;
-    int port, fd = listen_somewhere(&port);
+    int fd = listen_on(0);
 
-    snprintf(options, sizeof(options), "--port %d", port);
+    snprintf(options, sizeof(options), "--port %d", port_of(fd));
     run(&r, options);
     close(fd);
     assert_int_equal(r.status, 2);
@@ -328,9 +350,8 @@ static void set_variables(void *user)
 static void run_two(struct run r[2], const char *options0, const char *options1)
 {
     struct launched l[2];
-    int port, fd = listen_somewhere(&port);
+    int port = find_master_port();
 
-    close(fd);
     for (int i = 0; i < 2; i++) {
         l[i] = (struct launched){.rank = i, .port = port};
         start(&r[i], i ? options1 : options0, set_variables, &l[i]);
