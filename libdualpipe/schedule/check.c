@@ -82,23 +82,13 @@ static int check_counts(struct dp_checker *c)
 
 static int check_group_ranks(struct dp_checker *c)
 {
-    const struct dp_schedule *s = c->s;
-    bool *seen = calloc((size_t)s->ranks, sizeof(*seen));
-    int err = 0;
+    int bad, err = dp_permutation_check(c->s->group_rank, c->s->ranks, &bad);
 
-    if (!seen)
-        return dp_fail(DP_ENOMEM, "no memory for %d ranks", s->ranks);
-    for (int rank = 0; rank < s->ranks && !err; rank++) {
-        int group = s->group_rank[rank];
-        if (group < 0 || group >= s->ranks || seen[group])
-            err = dp_check_found(c, DP_RULE_SHAPE, -1, 0,
-                                 "rank %d: group rank %d, expected each of 0 to %d once", rank,
-                                 group, s->ranks - 1);
-        else
-            seen[group] = true;
-    }
-    free(seen);
-    return err;
+    if (err != DP_EINVAL)
+        return err;
+    return dp_check_found(c, DP_RULE_SHAPE, -1, 0,
+                          "rank %d: group rank %d, expected each of 0 to %d once", bad,
+                          c->s->group_rank[bad], c->s->ranks - 1);
 }
 
 int dp_check_shape(struct dp_checker *c)

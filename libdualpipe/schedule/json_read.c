@@ -338,8 +338,8 @@ static int place(const struct place *file, const struct place *ranks, struct dp_
 
     if (err)
         return err;
-    if (dp_draft_map(draft, group_rank))
-        return dp_fail(DP_EINVAL, "ranks: %s", dp_last_error());
+    if ((err = dp_draft_map(draft, group_rank)))
+        return dp_fail(err, "ranks: %s", dp_last_error());
     if (slots.value && draft->spec.kind == DP_SCHEDULE_USER)
         err = read_slots(&slots, draft);
     if (!err && (err = dp_draft_place(draft)))

@@ -21,32 +21,34 @@ struct poster {
 
 static void post(struct poster *p, enum dp_op_kind kind, struct dp_op compute)
 {
+    if (kind == DP_OP_NONE)
+        return;
     compute.kind = kind;
     compute.overlap = 0;
     dp_op_list_put(p->out, compute);
     p->posted++;
 }
 
-static void post_receive(struct poster *p, struct dp_op op)
+static enum dp_op_kind receive_for(const struct dp_rank_view *view, struct dp_op op)
 {
-    const struct dp_slot *slot = &p->view->slots[op.slot];
+    const struct dp_slot *slot = &view->slots[op.slot];
 
-    if (op.kind == DP_OP_F && dp_slot_has_remote_prev(slot, p->view->rank))
-        post(p, DP_OP_RECV_F, op);
-    if ((op.kind == DP_OP_B || op.kind == DP_OP_I) &&
-        dp_slot_has_remote_next(slot, p->view->rank))
-        post(p, DP_OP_RECV_B, op);
+    if (op.kind == DP_OP_F)
+        return dp_slot_has_remote_prev(slot, view->rank) ? DP_OP_RECV_F : DP_OP_NONE;
+    if (op.kind == DP_OP_B || op.kind == DP_OP_I)
+        return dp_slot_has_remote_next(slot, view->rank) ? DP_OP_RECV_B : DP_OP_NONE;
+    return DP_OP_NONE;
 }
 
-static void post_send(struct poster *p, struct dp_op op)
+static enum dp_op_kind send_of(const struct dp_rank_view *view, struct dp_op op)
 {
-    const struct dp_slot *slot = &p->view->slots[op.slot];
+    const struct dp_slot *slot = &view->slots[op.slot];
 
-    if (op.kind == DP_OP_F && dp_slot_has_remote_next(slot, p->view->rank))
-        post(p, DP_OP_SEND_F, op);
-    if ((op.kind == DP_OP_B || op.kind == DP_OP_I) &&
-        dp_slot_has_remote_prev(slot, p->view->rank))
-        post(p, DP_OP_SEND_B, op);
+    if (op.kind == DP_OP_F)
+        return dp_slot_has_remote_next(slot, view->rank) ? DP_OP_SEND_F : DP_OP_NONE;
+    if (op.kind == DP_OP_B || op.kind == DP_OP_I)
+        return dp_slot_has_remote_prev(slot, view->rank) ? DP_OP_SEND_B : DP_OP_NONE;
+    return DP_OP_NONE;
 }
 
 static void commit(struct poster *p, uint32_t unit)
@@ -75,12 +77,12 @@ void dp_add_messages(const struct dp_rank_view *view, const struct dp_op *in, si
     for (size_t i = 0; i < count; i += length) {
         length = call_length(in + i, count - i);
         for (size_t k = 0; k < length; k++)
-            post_receive(&p, in[i + k]);
+            post(&p, receive_for(view, in[i + k]), in[i + k]);
         commit(&p, in[i].unit);
         for (size_t k = 0; k < length; k++)
             dp_op_list_put(out, in[i + k]);
         for (size_t k = 0; k < length; k++)
-            post_send(&p, in[i + k]);
+            post(&p, send_of(view, in[i + k]), in[i + k]);
     }
     commit(&p, count ? in[count - 1].unit : 0);
 }
@@ -95,12 +97,14 @@ static void drop_messages(const struct dp_rank_view *view, const struct dp_op *i
 }
 
 /* Would the ranks, or the two ends of a link, wait for each other? */
-static bool blocks(const struct dp_schedule *s)
+static int check_blocks(const struct dp_schedule *s, bool *blocks)
 {
     struct dp_finding finding;
+    int err = dp_schedule_check(s, NULL, &finding);
 
-    return dp_schedule_check(s, NULL, &finding) == DP_EINVAL &&
-           (finding.rule == DP_RULE_FIFO || finding.rule == DP_RULE_DEADLOCK);
+    *blocks = err == DP_EINVAL &&
+              (finding.rule == DP_RULE_FIFO || finding.rule == DP_RULE_DEADLOCK);
+    return err == DP_EINVAL ? 0 : err; /* what else is wrong is not our business */
 }
 
 static int check_has_none(const struct dp_schedule *s)
@@ -115,10 +119,13 @@ static int check_has_none(const struct dp_schedule *s)
 int dp_schedule_add_messages(struct dp_schedule *s)
 {
     int err = check_has_none(s);
+    bool blocks;
 
     if (!err)
         err = dp_schedule_rewrite(s, dp_add_messages);
-    if (err || !blocks(s))
+    if (!err)
+        err = check_blocks(s, &blocks);
+    if (err || !blocks)
         return err;
     err = dp_schedule_rewrite(s, drop_messages);
     if (!err)

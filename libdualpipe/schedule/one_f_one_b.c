@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * one_f_one_b.c - one forward, one backward in turn (PipeDream-Flush, Narayanan et al., 2021): as
- * fast as GPipe, with P - rank instead of M activation sets alive. P = 3, M = 4, B two wide:
+ * one_f_one_b.c - one forward, one backward in turn: 1F1B, and ZB1P whose backwards are split.
  *
- *      rank 0  F0 F1 F2 .  .  .  B0 B0 F3 B1 B1 ...
- *      rank 1  .  F0 F1 .  B0 B0 F2 B1 B1 F3 ...
- *      rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 ...
+ * 1F1B (PipeDream-Flush, Narayanan et al., 2021) is as fast as GPipe, with P - rank instead of M
+ * activation sets alive. P = 3, M = 4, B two wide:
+ *
+ *      rank 0  F0 F1 F2 .  .  .  .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
+ *      rank 1  .  F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3
+ *      rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
+ *
+ * ZB1P (ZB-H1, Qi et al., 2023) sends the gradient on as soon as I is done, and rank r keeps r weight
+ * parts back for the time when it would wait for gradients: P activation sets on every rank, and a
+ * third of the bubble where F = I = W:
+ *
+ *      rank 0  F0 F1 F2 .  .  I0 W0 F3 I1 W1 I2 W2 I3 W3
+ *      rank 1  .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+ *      rank 2  .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
  */
 #include "schedule/build.h"
 
@@ -14,6 +24,34 @@ enum { WARM_UP = 1, STEADY = 2, DRAIN = 3 };
 static void add(struct dp_op_list *out, enum dp_op_kind kind, uint32_t unit, int mb)
 {
     dp_op_list_add(out, (struct dp_op){.kind = kind, .unit = unit, .mb = (uint32_t)mb});
+}
+
+static bool is_split(const struct dp_rank_view *view)
+{
+    return view->s->kind == DP_SCHEDULE_ZB1P;
+}
+
+/* The backward of one micro-batch; split, its I and the W of `rank` micro-batches before. */
+static void add_backward(const struct dp_rank_view *view, struct dp_op_list *out, uint32_t unit,
+                         int mb)
+{
+    if (!is_split(view)) {
+        add(out, DP_OP_B, unit, mb);
+        return;
+    }
+    add(out, DP_OP_I, unit, mb);
+    if (mb >= view->rank)
+        add(out, DP_OP_W, unit, mb - view->rank);
+}
+
+static void write_backwards(const struct dp_rank_view *view, struct dp_op_list *out, int from)
+{
+    int count = view->s->mb_per_stream, kept = view->rank < count ? view->rank : count;
+
+    for (int mb = from; mb < count; mb++)
+        add_backward(view, out, DRAIN, mb);
+    for (int mb = count - kept; is_split(view) && mb < count; mb++)
+        add(out, DP_OP_W, DRAIN, mb);
 }
 
 static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
@@ -29,25 +67,35 @@ static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
     for (int mb = ahead; mb < count; mb++) {
         add(out, DP_OP_F, STEADY, mb);
         if (training)
-            add(out, DP_OP_B, STEADY, mb - ahead);
+            add_backward(view, out, STEADY, mb - ahead);
     }
-    for (int mb = count - ahead; training && mb < count; mb++)
-        add(out, DP_OP_B, DRAIN, mb);
+    if (training)
+        write_backwards(view, out, count - ahead);
 }
 
 static int max_activations(const struct dp_rank_view *view)
 {
-    return view->s->ranks - view->rank;
+    return is_split(view) ? view->s->ranks : view->s->ranks - view->rank;
 }
 
 static int max_weight_queue(const struct dp_rank_view *view)
 {
-    (void)view;
-    return 0;
+    return is_split(view) ? view->rank + 1 : 0;
 }
 
 const struct dp_builder dp_build_1f1b = {
     .name = "1f1b",
+    .slots_per_rank = 1,
+    .stages_per_rank = 1,
+    .streams = 1,
+    .place = dp_place_line,
+    .write = write_rank,
+    .max_activations = max_activations,
+    .max_weight_queue = max_weight_queue,
+};
+
+const struct dp_builder dp_build_zb1p = {
+    .name = "zb1p",
     .slots_per_rank = 1,
     .stages_per_rank = 1,
     .streams = 1,

@@ -16,6 +16,20 @@ void dp_place_line(int ranks, int rank, struct dp_slot *slots)
                                 .next = rank + 1 < ranks ? rank + 1 : -1, .mirror = -1};
 }
 
+int dp_permutation_check(const int *map, int count, int *bad)
+{
+    bool *seen = calloc((size_t)count, sizeof(*seen));
+    int i = 0;
+
+    if (!seen)
+        return dp_fail_quietly(DP_ENOMEM, "no memory for %d ranks", count);
+    for (; i < count && map[i] >= 0 && map[i] < count && !seen[map[i]]; i++)
+        seen[map[i]] = true;
+    free(seen);
+    *bad = i;
+    return i < count ? DP_EINVAL : 0;
+}
+
 /* Where each (stream, stage) is: an index into slots, -1 nowhere. */
 static int fill_holders(const struct dp_schedule *s, int *holders)
 {

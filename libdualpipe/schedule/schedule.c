@@ -16,21 +16,12 @@ enum { RANKS_MAX = 1 << 20 };
 
 static int check_rank_map(const struct dp_schedule_spec *spec)
 {
-    bool *seen = calloc((size_t)spec->ranks, sizeof(*seen));
-    int err = 0;
+    int bad, err = dp_permutation_check(spec->rank_map, spec->ranks, &bad);
 
-    if (!seen)
-        return dp_fail_quietly(DP_ENOMEM, "no memory for %d ranks", spec->ranks);
-    for (int i = 0; i < spec->ranks && !err; i++) {
-        int rank = spec->rank_map[i];
-        if (rank < 0 || rank >= spec->ranks || seen[rank])
-            err = dp_fail_quietly(DP_EINVAL, "rank_map[%d]: %d, expected each of 0 to %d once", i,
-                                  rank, spec->ranks - 1);
-        else
-            seen[rank] = true;
-    }
-    free(seen);
-    return err;
+    if (err != DP_EINVAL)
+        return err;
+    return dp_fail_quietly(DP_EINVAL, "rank_map[%d]: %d, expected each of 0 to %d once", bad,
+                           spec->rank_map[bad], spec->ranks - 1);
 }
 
 static int check_spec(const struct dp_schedule_spec *spec, int streams)

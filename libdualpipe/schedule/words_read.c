@@ -47,6 +47,12 @@ static int dp_fail_at(int line, const char *fmt, ...)
     return dp_fail(DP_EINVAL, "line %d: %s", line, sentence);
 }
 
+/* Tell where what has just gone wrong did so. */
+static int fail_here(const struct reader *r, int err)
+{
+    return dp_fail(err, "line %d: %s", r->line, dp_last_error());
+}
+
 /* ---- lines and words ----------------------------------------------------------------------- */
 
 static bool next_line(struct reader *r)
@@ -115,9 +121,8 @@ static int read_kind(struct reader *r, struct word w)
     char name[32] = "";
 
     memcpy(name, w.text, (size_t)w.len < sizeof(name) ? (size_t)w.len : sizeof(name) - 1);
-    if (dp_schedule_kind_find(name, &r->draft->spec.kind))
-        return BAD(r, "%s", dp_last_error());
-    return 0;
+    int err = dp_schedule_kind_find(name, &r->draft->spec.kind);
+    return err ? fail_here(r, err) : 0;
 }
 
 /* map=2:0:1, the group rank of each pipeline rank; P comes before it. */
@@ -137,7 +142,7 @@ static int read_map(struct reader *r, struct word w)
     if (!err && (w.len || !ranks))
         err = EXPECTED(r, whole, "P before it, and as many ranks");
     if (!err && (err = dp_draft_map(r->draft, group_rank)))
-        err = BAD(r, "%s", dp_last_error());
+        err = fail_here(r, err);
     free(group_rank);
     return err;
 }
@@ -342,7 +347,8 @@ static int place(struct reader *r)
 {
     if (r->held && r->held < r->draft->spec.ranks)
         return BAD(r, "ranks, expected 'holds %d:' first", r->held);
-    return dp_draft_place(r->draft) ? BAD(r, "%s", dp_last_error()) : 0;
+    int err = dp_draft_place(r->draft);
+    return err ? fail_here(r, err) : 0;
 }
 
 /* The first line of a rank: its number. The first one of all ends the placement. */
