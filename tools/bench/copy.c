@@ -9,10 +9,11 @@
 
 #include <dualpipe/device.h>
 
+#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <threads.h>
 
 struct values {
     struct bench_options common;
@@ -66,7 +67,7 @@ static void meet(struct job *job, int *meetings)
     atomic_fetch_add(&job->arrived, 1);
     ++*meetings;
     while (atomic_load(&job->arrived) < *meetings * lanes_of(job))
-        thrd_yield();
+        sched_yield();
 }
 
 static int64_t time_libc(const struct lane *lane, const struct job *job)
@@ -103,7 +104,7 @@ static int64_t time_ours(const struct lane *lane, struct job *job)
 }
 
 /* Ours, libc's, libc's, ours, ... */
-static int run_lane(void *user)
+static void *run_lane(void *user)
 {
     const struct worker *w = user;
     struct job *job = w->job;
@@ -120,20 +121,20 @@ static int run_lane(void *user)
     }
     job->ours_ns[w->lane] = (double)ours_ns / job->rounds / job->copies;
     job->libc_ns[w->lane] = (double)libc_ns / job->rounds / job->copies;
-    return 0;
+    return NULL;
 }
 
 static int run_lanes(struct job *job)
 {
     struct worker workers[LANES] = {{job, 0}, {job, 1}};
-    thrd_t thread;
+    pthread_t thread;
 
     atomic_store(&job->arrived, 0);
-    if (lanes_of(job) > 1 && thrd_create(&thread, run_lane, &workers[1]) != thrd_success)
+    if (lanes_of(job) > 1 && pthread_create(&thread, NULL, run_lane, &workers[1]))
         return command_broke("cannot start a thread"), DP_ENOMEM;
     run_lane(&workers[0]);
     if (lanes_of(job) > 1)
-        thrd_join(thread, NULL);
+        pthread_join(thread, NULL);
     return job->err;
 }
 
