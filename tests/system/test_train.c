@@ -386,6 +386,21 @@ static void ranks_of_torchrun_must_have_been_told_the_same(void **state)
     }
 }
 
+static void the_port_of_torchrun_may_be_taken(void **state)
+{
+    (void)state;
+    struct run r;
+    int fd = listen_on(0);
+    struct launched l = {.rank = 0, .port = port_of(fd) - 1};
+
+    start(&r, "--steps 2", set_variables, &l);
+    finish(&r);
+    close(fd);
+    assert_int_equal(r.status, 2);
+    assert_says(r.err_text, "in use");
+    assert_one_line(r.err_text);
+}
+
 static void the_number_of_ranks_must_be_that_of_torchrun(void **state)
 {
     (void)state;
@@ -486,6 +501,7 @@ int main(void)
         cmocka_unit_test(too_little_memory_is_refused),
         cmocka_unit_test(ranks_of_torchrun_find_each_other),
         cmocka_unit_test(ranks_of_torchrun_must_have_been_told_the_same),
+        cmocka_unit_test(the_port_of_torchrun_may_be_taken),
         cmocka_unit_test(the_number_of_ranks_must_be_that_of_torchrun),
         cmocka_unit_test(json_is_an_object_a_line),
         cmocka_unit_test(the_trace_is_json_of_all_ranks),

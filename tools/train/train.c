@@ -17,6 +17,7 @@
 struct run {
     struct settings settings;
     struct data data;
+    bool joined; /* this rank has found the others */
 };
 
 /* A failure is told once, by whoever knows what the other ranks say. */
@@ -39,6 +40,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
         snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
         return err;
     }
+    run->joined = true;
     err = job_run(&run->settings, &run->data, comm, why);
     dp_comm_close(comm);
     return err;
@@ -55,7 +57,8 @@ static int run_alone(struct run *run)
     return command_broke("%s", why.text);
 }
 
-/* One rank of a job that somebody else has started. */
+/* One rank of a job that somebody else has started. If it cannot join, for a port that is taken or
+ * another secret, it was started wrongly. */
 static int run_started(struct run *run, struct dp_comm_config *config)
 {
     struct dp_abort why;
@@ -67,7 +70,7 @@ static int run_started(struct run *run, struct dp_comm_config *config)
     if (!err)
         return EXIT_OK;
     command_broke("rank %d failed: %s", why.rank, why.text);
-    return err == DP_EINVAL ? EXIT_USAGE : EXIT_FAILED;
+    return run->joined || err == DP_ETIMEDOUT ? EXIT_FAILED : EXIT_USAGE;
 }
 
 static int run_all(struct run *run, struct dp_comm_config *started)
@@ -88,7 +91,7 @@ static int run_all(struct run *run, struct dp_comm_config *started)
 int run_train(int argc, char **argv)
 {
     struct dp_comm_config started = {0};
-    struct run run;
+    struct run run = {0};
     int status;
 
     openblas_set_num_threads(1);
