@@ -240,24 +240,32 @@ static const char *choose_interface(const char *host)
     return strcmp(host, "::1") ? NULL : host;
 }
 
-static int join_as_root(struct dp_star *star, const struct dp_star_config *config)
+static int listen_for_members(const struct dp_star_config *config, struct dp_wire_listener **out)
 {
-    struct reception *r = calloc(1, sizeof(*r));
     struct dp_wire_address unused;
     struct dp_wire_config listening = {
         .interface = choose_interface(config->host), .port = config->port, .patience_ns = PATIENCE_NS};
 
-    if (!r)
-        return dp_fail(DP_ENOMEM, "no memory to receive %d ranks", config->size);
     memcpy(listening.cookie, CONTROL_COOKIE, sizeof(listening.cookie));
+    return dp_wire_tcp.listen(&listening, out, &unused);
+}
+
+static int join_as_root(struct dp_star *star, const struct dp_star_config *config)
+{
+    struct reception *r = calloc(1, sizeof(*r));
+
+    if (!r) {
+        dp_wire_tcp.unlisten(config->listener);
+        return dp_fail(DP_ENOMEM, "no memory to receive %d ranks", config->size);
+    }
     r->star = star;
     r->secret = config->secret;
     r->missing = config->size - 1;
-    int err = dp_wire_tcp.listen(&listening, &r->listener, &unused);
-    if (!err) {
+    r->listener = config->listener;
+    int err = r->listener ? 0 : listen_for_members(config, &r->listener);
+    if (!err)
         err = receive_members(r);
-        dp_wire_tcp.unlisten(r->listener);
-    }
+    dp_wire_tcp.unlisten(r->listener);
     for (int i = 0; i < CANDIDATES; i++)
         drop(&r->candidates[i]);
     free(r);
@@ -268,6 +276,9 @@ static int join_as_root(struct dp_star *star, const struct dp_star_config *confi
 
 struct visit {
     const struct dp_star_config *config;
+    char where[280];
+    struct dp_wire_address places[MAX_PLACES];
+    int place_count;
     struct dp_wire *wire;
     int64_t until_ns;
     struct dp_meeting meeting;
@@ -306,8 +317,8 @@ static int ask(struct visit *v, enum dp_star_kind say, enum dp_star_kind expecte
         return err;
     v->in.text[sizeof(v->in.text) - 1] = '\0';
     if (receive.moved == sizeof(v->in) && v->in.kind == DP_STAR_REFUSAL)
-        return dp_fail(DP_EMISMATCH, "rank 0 at %s:%d refused rank %d: %s", v->config->host,
-                       v->config->port, v->config->rank, v->in.text);
+        return dp_fail(DP_EMISMATCH, "rank 0 at %s refused rank %d: %s", v->where, v->config->rank,
+                       v->in.text);
     if (receive.moved != sizeof(v->in) || v->in.kind != expected)
         return dp_fail_quietly(DP_ECOMM, "rank 0 said something unexpected");
     return 0;
@@ -331,18 +342,15 @@ static int introduce(struct visit *v)
     if (err)
         return err;
     if (!dp_secret_is_proof(v->config->secret, DP_PROVER_ROOT, &v->meeting, v->in.auth.proof))
-        return dp_fail(DP_EMISMATCH, "who answers at %s:%d does not know the secret",
-                       v->config->host, v->config->port);
+        return dp_fail(DP_EMISMATCH, "who answers at %s does not know the secret", v->where);
     return 0;
 }
 
 /* One try at one address. On success the wire is the caller's. */
-static int visit(struct visit *v, const union dp_sockaddr *place)
+static int visit(struct visit *v, const struct dp_wire_address *place)
 {
-    struct dp_wire_address address;
+    int err = dp_wire_tcp.connect(place, 0, &v->wire);
 
-    dp_wire_tcp_address(place, CONTROL_COOKIE, &address);
-    int err = dp_wire_tcp.connect(&address, 0, &v->wire);
     if (!err)
         err = introduce(v);
     if (err && v->wire) {
@@ -352,24 +360,42 @@ static int visit(struct visit *v, const union dp_sockaddr *place)
     return err;
 }
 
+static int find_places(struct visit *v)
+{
+    const struct dp_star_config *config = v->config;
+    union dp_sockaddr found[MAX_PLACES];
+
+    if (config->address) {
+        snprintf(v->where, sizeof(v->where), "the address it told");
+        v->places[0] = *config->address;
+        v->place_count = 1;
+        return 0;
+    }
+    snprintf(v->where, sizeof(v->where), "%s:%d", config->host, config->port);
+    int err = dp_net_resolve(config->host, config->port, found, MAX_PLACES, &v->place_count);
+    for (int i = 0; !err && i < v->place_count; i++)
+        dp_wire_tcp_address(&found[i], CONTROL_COOKIE, &v->places[i]);
+    return err;
+}
+
+/* Until somebody is there: rank 0 may be slower than we are. */
 static int join_as_member(struct dp_star *star, const struct dp_star_config *config)
 {
-    union dp_sockaddr places[MAX_PLACES];
     struct visit v = {.config = config, .until_ns = dp_now_ns() + config->timeout_ns};
     char reason[160] = "";
     unsigned nap_us = 1000;
-    int count, err = dp_net_resolve(config->host, config->port, places, MAX_PLACES, &count);
+    int err = find_places(&v);
 
     if (err)
         return err;
-    for (int i = 0;; i = (i + 1) % count) {
-        err = visit(&v, &places[i]);
+    for (int i = 0;; i = (i + 1) % v.place_count) {
+        err = visit(&v, &v.places[i]);
         if (!err || err == DP_EMISMATCH || err == DP_ENOMEM || err == DP_EIO)
             break;
         snprintf(reason, sizeof(reason), "%s", dp_last_error());
         if (dp_now_ns() > v.until_ns)
-            return dp_fail(DP_ETIMEDOUT, "no rank 0 at %s:%d within %.1f s (%s)", config->host,
-                           config->port, (double)config->timeout_ns / DP_NS_PER_S, reason);
+            return dp_fail(DP_ETIMEDOUT, "no rank 0 at %s within %.1f s (%s)", v.where,
+                           (double)config->timeout_ns / DP_NS_PER_S, reason);
         dp_nap(&nap_us);
     }
     if (!err)

@@ -34,11 +34,15 @@ int dp_mesh_count_here(const struct dp_card *cards, int size, int rank)
     return count;
 }
 
+enum { TRANSPORTS = DP_MESH_MPI + 1 };
+static const char *const transports[TRANSPORTS] = {"auto", "shm", "tcp", "mpi"};
+
 static enum dp_mesh_transport parse_transport(const char *name)
 {
-    if (!strcmp(name, "shm"))
-        return DP_MESH_SHM;
-    return strcmp(name, "tcp") ? DP_MESH_AUTO : DP_MESH_TCP;
+    for (int i = 0; i < TRANSPORTS; i++)
+        if (!strcmp(name, transports[i]))
+            return (enum dp_mesh_transport)i;
+    return DP_MESH_AUTO;
 }
 
 static int listen_tcp(struct dp_mesh *mesh, const struct dp_star *star, const char *interface,
@@ -53,8 +57,11 @@ static int listen_tcp(struct dp_mesh *mesh, const struct dp_star *star, const ch
 }
 
 int dp_mesh_init(struct dp_mesh *mesh, struct dp_star *star, const char *transport,
-                 const struct dp_comm_settings *settings, struct dp_card *card)
+                 struct dp_mesh_mpi mpi, const struct dp_comm_settings *settings,
+                 struct dp_card *card)
 {
+    const bool shm = parse_transport(transport) <= DP_MESH_SHM;
+    const bool tcp = !strcmp(transport, "auto") || !strcmp(transport, "tcp");
     int err = 0;
 
     *card = (struct dp_card){.transport = (uint8_t)parse_transport(transport)};
@@ -63,6 +70,7 @@ int dp_mesh_init(struct dp_mesh *mesh, struct dp_star *star, const char *transpo
         .rank = star->rank,
         .size = star->size,
         .transport = parse_transport(transport),
+        .mpi = mpi,
         .has_fault = settings->fault,
         .wires = calloc((size_t)star->size * DP_CHANNELS, sizeof(*mesh->wires)),
     };
@@ -70,9 +78,9 @@ int dp_mesh_init(struct dp_mesh *mesh, struct dp_star *star, const char *transpo
         return dp_fail(DP_ENOMEM, "no memory for wires to %d ranks", star->size);
     if (settings->fault)
         err = dp_wire_fault_parse(settings->fault, &mesh->fault);
-    if (!err && mesh->transport != DP_MESH_TCP)
+    if (!err && shm)
         err = dp_wire_shm.listen(&(struct dp_wire_config){0}, &mesh->shm, &card->shm);
-    if (!err && mesh->transport != DP_MESH_SHM)
+    if (!err && tcp)
         err = listen_tcp(mesh, star, settings->interface, card);
     return err;
 }
@@ -116,6 +124,20 @@ static int connect_below(struct dp_mesh *mesh, const struct dp_card *cards)
         }
     }
     return 0;
+}
+
+/* MPI needs nobody to be let in: both sides of a wire come to be by themselves. */
+static int connect_by_mpi(struct dp_mesh *mesh)
+{
+    int err = 0;
+
+    for (int peer = 0; peer < mesh->size && !err; peer++)
+        for (int channel = 0; channel < DP_CHANNELS && peer != mesh->rank && !err; channel++) {
+            struct dp_wire *wire = mesh->mpi.ops->wire(mesh->mpi.group, peer, channel, mesh->epoch);
+            err = wire ? put(mesh, peer, channel, wire)
+                       : dp_fail(DP_ENOMEM, "no memory for a wire to rank %d", peer);
+        }
+    return err;
 }
 
 /* A caller who shows the cookie but says something strange is one of an earlier connect. */
@@ -181,13 +203,12 @@ static int say_missing(const struct dp_mesh *mesh)
 /* Who would use which wire must be clear on both sides. */
 static int check_transports(const struct dp_mesh *mesh, const struct dp_card *cards)
 {
-    static const char *const names[] = {"auto", "shm", "tcp"};
-
     for (int i = 1; i < mesh->size; i++)
         if (cards[i].transport != cards[0].transport)
             return dp_fail(DP_EMISMATCH,
                            "transport: all ranks must agree; rank 0 has %s, but rank %d has %s",
-                           names[cards[0].transport % 3], i, names[cards[i].transport % 3]);
+                           transports[cards[0].transport % TRANSPORTS], i,
+                           transports[cards[i].transport % TRANSPORTS]);
     return 0;
 }
 
@@ -198,7 +219,7 @@ int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t un
     mesh->epoch = star->epoch;
     int err = check_transports(mesh, star->cards);
     if (!err)
-        err = connect_below(mesh, star->cards);
+        err = mesh->mpi.ops ? connect_by_mpi(mesh) : connect_below(mesh, star->cards);
     while (!err) {
         err = let_in(mesh, &dp_wire_shm, mesh->shm);
         if (!err)

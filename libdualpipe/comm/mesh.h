@@ -6,16 +6,24 @@
 #ifndef DP_COMM_MESH_H
 #define DP_COMM_MESH_H
 
+#include "comm/mpi.h"
 #include "comm/settings.h"
 #include "comm/star.h"
 #include "wire/fault.h"
 
-enum dp_mesh_transport { DP_MESH_AUTO, DP_MESH_SHM, DP_MESH_TCP };
+enum dp_mesh_transport { DP_MESH_AUTO, DP_MESH_SHM, DP_MESH_TCP, DP_MESH_MPI };
+
+/* Where messages go over MPI; NULL members: they do not. */
+struct dp_mesh_mpi {
+    const struct dp_mpi *ops;
+    struct dp_mpi_group *group;
+};
 
 struct dp_mesh {
     int rank, size;
     enum dp_mesh_transport transport;
     struct dp_wire_listener *shm, *tcp;
+    struct dp_mesh_mpi mpi;
     struct dp_wire **wires; /* [size * DP_CHANNELS]; NULL to the own rank */
     bool has_fault;
     struct dp_wire_fault fault;
@@ -29,7 +37,8 @@ static inline struct dp_wire *dp_mesh_wire(const struct dp_mesh *mesh, int peer,
 
 /* Listen; *card is what the others must know. Zeroed memory is a mesh. */
 int dp_mesh_init(struct dp_mesh *mesh, struct dp_star *star, const char *transport,
-                 const struct dp_comm_settings *settings, struct dp_card *card);
+                 struct dp_mesh_mpi mpi, const struct dp_comm_settings *settings,
+                 struct dp_card *card);
 /* Collective, after a gather: connect to all, by their cards. DP_EMISMATCH, DP_ETIMEDOUT and DP_ECOMM
  * name the ranks. */
 int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t until_ns);

@@ -46,7 +46,8 @@ static int check_config(const struct dp_comm_config *config)
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
         is_known |= !strcmp(config->transport, known[i]);
     if (!is_known)
-        return dp_fail(DP_EINVAL, "transport '%s': expected auto, shm or tcp", config->transport);
+        return dp_fail(DP_EINVAL, "transport '%s': expected auto, shm, tcp or mpi",
+                       config->transport);
     if (!config->address && config->size > 1)
         return dp_fail(DP_EINVAL, "no address: expected host:port of rank 0, in the config or in "
                        "DUALPIPE_COMM_ADDRESS");
@@ -73,6 +74,8 @@ int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out)
     if (!config || !out)
         return dp_fail(DP_EINVAL, "open without a %s", config ? "place for the comm" : "config");
     int err = dp_options_read(&dp_comm_option_area, &settings);
+    if (!err && !strcmp(config->transport ? config->transport : settings.transport, "mpi"))
+        return dp_comm_mpi_open(config, &settings, out);
     if (!err)
         err = fill_config(config, &settings, &full);
     if (!err)
@@ -90,5 +93,5 @@ int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out)
                                         .port = port,
                                         .secret = full.secret,
                                         .timeout_ns = full.timeout_ns};
-    return dp_comm_wired_open(&star, full.transport, &settings, out);
+    return dp_comm_wired_open(&star, full.transport, (struct dp_mesh_mpi){0}, &settings, out);
 }

@@ -113,6 +113,10 @@ struct dp_star_config {
     int port;
     const char *secret; /* NULL: none */
     int64_t timeout_ns;
+    /* Where there is another way to tell it, rank 0 listens already, and the others have the address;
+     * host and port are not used then. The listener is taken. */
+    struct dp_wire_listener *listener;
+    const struct dp_wire_address *address;
 };
 
 /* Find each other. Errors are those of dp_comm_open. */

@@ -14,9 +14,9 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "comm/mesh.h"
 #include "comm/mover.h"
 #include "comm/wired.h"
+#include "wire/tcp.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -43,6 +43,7 @@ struct wired_comm {
     struct dp_comm base;
     struct dp_star *star;
     struct dp_mesh mesh;
+    struct dp_mesh_mpi mpi;
     struct dp_card card;
 
     int *active; /* indices of wires with requests */
@@ -94,11 +95,11 @@ static void progress_wires(struct wired_comm *c)
 /* No request of this rank is left, nor will a wire touch a buffer again. */
 static void finish_requests(struct wired_comm *c)
 {
-    while (c->active_count) {
-        const int index = c->active[--c->active_count];
-        c->is_active[index] = false;
-        dp_wire_fail(c->mesh.wires[index], DP_EABORTED, "aborted");
-    }
+    for (int i = 0; i < c->base.size * DP_CHANNELS; i++)
+        if (c->mesh.wires[i])
+            dp_wire_fail(c->mesh.wires[i], DP_EABORTED, "aborted");
+    memset(c->is_active, 0, (size_t)c->base.size * DP_CHANNELS * sizeof(*c->is_active));
+    c->active_count = 0;
     c->finished = true;
 }
 
@@ -268,6 +269,23 @@ static bool arm_wires(struct wired_comm *c, struct pollfd *fds, int *armed)
     return true;
 }
 
+/* Some wires (MPI's) have nothing to poll for: come back the later the longer it has taken already. */
+static int64_t limit_sleep(const struct wired_comm *c, const struct pollfd *fds, int armed,
+                           int64_t ns)
+{
+    const int64_t waited_ns = dp_now_ns() - c->waiting_since_ns;
+    int64_t limit_ns = waited_ns / 4;
+
+    if (limit_ns < 20 * DP_NS_PER_US)
+        limit_ns = 20 * DP_NS_PER_US;
+    if (limit_ns > DP_NS_PER_MS)
+        limit_ns = DP_NS_PER_MS;
+    for (int i = 0; i < armed; i++)
+        if (fds[i].fd < 0 && ns > limit_ns)
+            return limit_ns;
+    return ns;
+}
+
 static void disarm_wires(struct wired_comm *c, const struct pollfd *fds, int armed)
 {
     for (int i = 0; i < armed; i++) {
@@ -320,7 +338,7 @@ static void wired_sleep(struct dp_comm *comm, int64_t until_ns)
     }
     struct pollfd *fds = c->fds + 1 + controls;
     if (arm_wires(c, fds, &armed))
-        sleep_on(c, controls, armed, ns);
+        sleep_on(c, controls, armed, limit_sleep(c, fds, armed, ns));
     disarm_wires(c, fds, armed);
 }
 
@@ -358,7 +376,8 @@ static bool wired_away(struct dp_comm *comm)
 {
     struct wired_comm *c = of(comm);
 
-    for (int i = 0; i < c->active_count; i++)
+    /* MPI may not be called by a thread that it has not been told of. */
+    for (int i = 0; i < c->active_count && !c->mpi.ops; i++)
         if (needs_a_hand(c->mesh.wires[c->active[i]])) {
             dp_mover_start(c->mover);
             return true;
@@ -427,6 +446,8 @@ static int wired_reset(struct dp_comm *comm)
 static void free_comm(struct wired_comm *c)
 {
     dp_mesh_fini(&c->mesh);
+    if (c->mpi.ops)
+        c->mpi.ops->end(c->mpi.group);
     if (c->wake >= 0)
         close(c->wake);
     free(c->broken_since_ns);
@@ -441,7 +462,6 @@ static void wired_close(struct dp_comm *comm)
     struct wired_comm *c = of(comm);
 
     dp_mover_free(c->mover);
-    finish_requests(c);
     dp_mesh_disconnect(&c->mesh);
     c->star->timeout_ns = comm->deadline_ns;
     dp_star_leave(c->star);
@@ -459,6 +479,7 @@ static const struct dp_comm_ops wired_ops[] = {
     [DP_MESH_AUTO] = OPS("auto"),
     [DP_MESH_SHM] = OPS("shm"),
     [DP_MESH_TCP] = OPS("tcp"),
+    [DP_MESH_MPI] = OPS("mpi"),
 #undef OPS
 };
 
@@ -487,7 +508,7 @@ static struct wired_comm *new_comm(int size)
 static int meet(struct wired_comm *c, const char *transport,
                 const struct dp_comm_settings *settings, int64_t until_ns)
 {
-    int err = dp_mesh_init(&c->mesh, c->star, transport, settings, &c->card);
+    int err = dp_mesh_init(&c->mesh, c->star, transport, c->mpi, settings, &c->card);
 
     if (!err)
         err = dp_star_gather(c->star, &c->card, true, until_ns);
@@ -495,15 +516,23 @@ static int meet(struct wired_comm *c, const char *transport,
 }
 
 int dp_comm_wired_open(const struct dp_star_config *config, const char *transport,
-                       const struct dp_comm_settings *settings, struct dp_comm **out)
+                       struct dp_mesh_mpi mpi, const struct dp_comm_settings *settings,
+                       struct dp_comm **out)
 {
     const int64_t until_ns = dp_now_ns() + config->timeout_ns;
     struct wired_comm *c = new_comm(config->size);
 
-    if (!c)
+    if (!c) {
+        dp_wire_tcp.unlisten(config->listener);
+        if (mpi.ops)
+            mpi.ops->end(mpi.group);
         return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", config->size);
+    }
+    c->mpi = mpi;
     int err = dp_mover_new(&mover_ops, c, config->size * DP_CHANNELS, &c->mover);
-    if (!err)
+    if (err)
+        dp_wire_tcp.unlisten(config->listener);
+    else
         err = dp_star_join(config, &c->star);
     if (!err)
         err = meet(c, transport, settings, until_ns);

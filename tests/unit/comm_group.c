@@ -140,9 +140,44 @@ static int run_processes(const struct comm_kind *kind, int size, int64_t deadlin
     return failed;
 }
 
-const struct comm_kind comm_kinds[] = {
-    {"threads", false, run_threads},
-    {"shm", true, run_processes},
-    {"tcp", true, run_processes},
-    {NULL, false, NULL},
+/* ---- MPI ------------------------------------------------------------------------------------ */
+
+/* This process is one of the ranks. */
+static int run_mpi(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn,
+                   void *arg, int *killed)
+{
+    const struct dp_comm_config config = {.transport = kind->name,
+                                          .timeout_ns = 30 * INT64_C(1000000000)};
+    const char *ranks = getenv("DP_TEST_RANKS");
+    struct dp_comm *comm;
+
+    *killed = 0;
+    if (!ranks || atoi(ranks) != size)
+        return 0;
+    if (dp_comm_open(&config, &comm))
+        return 1;
+    comm->deadline_ns = deadline_ns;
+    int result = fn(comm, arg);
+    dp_comm_close(comm);
+    return result != 0;
+}
+
+static const struct comm_kind usual_kinds[] = {
+    {"threads", false, true, run_threads},
+    {"shm", true, true, run_processes},
+    {"tcp", true, true, run_processes},
+    {NULL, false, false, NULL},
 };
+static const struct comm_kind mpi_kinds[] = {
+    {"mpi", false, false, run_mpi},
+    {NULL, false, false, NULL},
+};
+const struct comm_kind *comm_kinds = usual_kinds;
+
+__attribute__((constructor)) static void choose_kinds(void)
+{
+    const char *which = getenv("DP_TEST_COMM");
+
+    if (which && !strcmp(which, "mpi"))
+        comm_kinds = mpi_kinds;
+}

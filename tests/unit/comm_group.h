@@ -34,15 +34,17 @@ typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
 
 struct comm_kind {
     const char *name;
-    bool processes; /* a rank can be killed */
+    bool processes;     /* a rank can be killed */
+    bool shares_files;  /* ranks have the files that the test opened before */
     /* Returns how many ranks did not return 0; a rank that was killed counts, and is counted in
      * *killed too. deadline_ns is the comm's. */
     int (*run)(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn, void *arg,
                int *killed);
 };
 
-/* All there are here, ended by a NULL name. */
-extern const struct comm_kind comm_kinds[];
+/* All there are here, ended by a NULL name. With DP_TEST_COMM=mpi, only "mpi": the program itself is
+ * one of several ranks that mpirun has started, and groups of other sizes are passed over. */
+extern const struct comm_kind *comm_kinds;
 
 /* A TCP port of the loopback that was free a moment ago. */
 int find_free_port(void);

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mpi_module.c - mpi.so, see mpi.h. A wire over MPI: messages are cut into pieces, which go through
+ * buffers of the wire's own, so that MPI never holds a caller's buffer, and a wire can be closed at any
+ * time.
+ *
+ * Receives for all buffers are posted always. A send is synchronous (MPI_Issend), which ends when its
+ * receive was posted: so the sender can never be more than the buffers of both sides ahead.
+ */
+#include "base/clock.h"
+#include "comm/mpi.h"
+
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BUFFERS = 4,          /* each way */
+    PIECE_BYTES = 32768,
+    CHANNELS = 8,         /* room for them in MPI's tags */
+    EPOCHS = 4096,        /* after so many resets, an epoch's tags come again; 8 * 4096 is legal */
+};
+static const uint64_t GOODBYE = UINT64_MAX; /* a message_len: the wire was closed */
+static const int64_t GOODBYE_NS = 200 * DP_NS_PER_MS;
+
+struct mpi_wire;
+struct dp_mpi_group {
+    MPI_Comm comm;
+    struct mpi_wire *closed; /* wires that MPI may still read a piece of */
+};
+
+struct piece {
+    uint64_t message_len, tag;
+    uint64_t len;
+    char bytes[PIECE_BYTES];
+};
+enum { HEAD_BYTES = offsetof(struct piece, bytes) };
+
+struct mpi_wire {
+    struct dp_wire base;
+    struct dp_mpi_group *group;
+    struct mpi_wire *next_closed;
+    int peer, tag;
+    unsigned sent, freed, received; /* pieces */
+    MPI_Request sends[BUFFERS], receives[BUFFERS];
+    struct piece out[BUFFERS], in[BUFFERS];
+};
+
+static struct mpi_wire *of(struct dp_wire *wire)
+{
+    return (struct mpi_wire *)wire;
+}
+
+/* false, with the wire's error set, if MPI failed. */
+static bool check(struct mpi_wire *w, int err)
+{
+    char text[MPI_MAX_ERROR_STRING] = "?";
+    int len;
+
+    if (err == MPI_SUCCESS)
+        return true;
+    MPI_Error_string(err, text, &len);
+    dp_wire_fail(&w->base, DP_ECOMM, "MPI: %.140s", text);
+    return false;
+}
+
+static bool is_done(struct mpi_wire *w, MPI_Request *req)
+{
+    int done = 0;
+
+    return check(w, MPI_Test(req, &done, MPI_STATUS_IGNORE)) && done;
+}
+
+/* ---- sending ------------------------------------------------------------------------------- */
+
+static bool has_room(struct mpi_wire *w)
+{
+    while (w->freed != w->sent && is_done(w, &w->sends[w->freed % BUFFERS]))
+        w->freed++;
+    return !w->base.error && w->sent - w->freed < BUFFERS;
+}
+
+static bool send_piece(struct mpi_wire *w, uint64_t message_len, uint64_t tag, const char *bytes,
+                       size_t len)
+{
+    const unsigned slot = w->sent % BUFFERS;
+    struct piece *piece = &w->out[slot];
+
+    piece->message_len = message_len;
+    piece->tag = tag;
+    piece->len = len;
+    if (len)
+        memcpy(piece->bytes, bytes, len);
+    if (!check(w, MPI_Issend(piece, (int)(HEAD_BYTES + len), MPI_BYTE, w->peer, w->tag,
+                             w->group->comm, &w->sends[slot])))
+        return false;
+    w->sent++;
+    return true;
+}
+
+static void send_some(struct mpi_wire *w)
+{
+    struct dp_wire_request *req = w->base.sends.head;
+    const size_t left = req->len - req->moved, len = left < PIECE_BYTES ? left : PIECE_BYTES;
+
+    if (!send_piece(w, req->len, req->tag, req->buf + req->moved, len))
+        return;
+    req->moved += len;
+    if (req->moved == req->len)
+        dp_wire_finish_head(&w->base.sends, 0);
+}
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+static bool post_receive(struct mpi_wire *w, unsigned slot)
+{
+    return check(w, MPI_Irecv(&w->in[slot], sizeof(w->in[slot]), MPI_BYTE, w->peer, w->tag,
+                              w->group->comm, &w->receives[slot]));
+}
+
+static void take_piece(struct mpi_wire *w, const struct piece *piece)
+{
+    struct dp_wire_request *req = w->base.receives.head;
+
+    if (piece->message_len == GOODBYE) {
+        dp_wire_fail(&w->base, DP_ECOMM, "the wire was closed");
+        return;
+    }
+    if (w->base.skip) {
+        w->base.skip = piece->len < w->base.skip ? w->base.skip - piece->len : 0;
+        return;
+    }
+    req->tag = piece->tag;
+    if (piece->message_len > req->len) {
+        w->base.skip = piece->message_len - piece->len;
+        req->moved = piece->message_len;
+        dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
+        return;
+    }
+    if (piece->len)
+        memcpy(req->buf + req->moved, piece->bytes, piece->len);
+    req->moved += piece->len;
+    if (req->moved == piece->message_len)
+        dp_wire_finish_head(&w->base.receives, 0);
+}
+
+static void receive_pieces(struct mpi_wire *w)
+{
+    while (dp_wire_wants_input(&w->base) && is_done(w, &w->receives[w->received % BUFFERS])) {
+        const unsigned slot = w->received++ % BUFFERS;
+        take_piece(w, &w->in[slot]);
+        if (w->base.error || !post_receive(w, slot))
+            return;
+    }
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+static void mpi_progress(struct dp_wire *wire)
+{
+    struct mpi_wire *w = of(wire);
+
+    while (!wire->error && wire->sends.head && has_room(w))
+        send_some(w);
+    if (!wire->error)
+        receive_pieces(w);
+}
+
+/* MPI has nothing to poll for: who sleeps must come back by himself. */
+static bool mpi_arm(struct dp_wire *wire, struct pollfd *fd)
+{
+    *fd = (struct pollfd){.fd = -1};
+    return !wire->error;
+}
+
+static void mpi_disarm(struct dp_wire *wire, short revents)
+{
+    (void)wire;
+    (void)revents;
+}
+
+static void cancel_receives(struct mpi_wire *w)
+{
+    for (int i = 0; i < BUFFERS; i++)
+        if (w->receives[i] != MPI_REQUEST_NULL) {
+            MPI_Cancel(&w->receives[i]);
+            MPI_Wait(&w->receives[i], MPI_STATUS_IGNORE);
+        }
+}
+
+/* Let the other side know, behind all that it was sent; unless it has let us know first. */
+static void say_goodbye(struct mpi_wire *w)
+{
+    const int64_t until_ns = dp_now_ns() + GOODBYE_NS;
+
+    while (!w->base.error && !has_room(w))
+        if (dp_now_ns() > until_ns)
+            return;
+    if (!w->base.error)
+        send_piece(w, GOODBYE, 0, NULL, 0);
+}
+
+/* Free the closed wires that MPI is done with. A piece that the other side never takes stays where
+ * MPI may look for it: rather that than memory given back that is still read. */
+static void sweep(struct dp_mpi_group *group)
+{
+    for (struct mpi_wire **at = &group->closed; *at;) {
+        struct mpi_wire *w = *at;
+        while (w->freed != w->sent && is_done(w, &w->sends[w->freed % BUFFERS]))
+            w->freed++;
+        if (w->freed != w->sent) {
+            at = &w->next_closed;
+            continue;
+        }
+        *at = w->next_closed;
+        free(w);
+    }
+}
+
+static void mpi_close(struct dp_wire *wire)
+{
+    struct mpi_wire *w = of(wire);
+
+    cancel_receives(w);
+    say_goodbye(w);
+    w->next_closed = w->group->closed;
+    w->group->closed = w;
+    sweep(w->group);
+}
+
+static const struct dp_wire_ops mpi_ops = {
+    .name = "mpi",
+    .progress = mpi_progress,
+    .arm = mpi_arm,
+    .disarm = mpi_disarm,
+    .close = mpi_close,
+};
+
+static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int channel,
+                                   uint32_t epoch)
+{
+    struct mpi_wire *w = calloc(1, sizeof(*w));
+
+    sweep(group);
+    if (!w)
+        return NULL;
+    dp_wire_init(&w->base, &mpi_ops);
+    w->base.connected = true;
+    w->group = group;
+    w->peer = peer;
+    w->tag = (int)(epoch % EPOCHS) * CHANNELS + channel;
+    for (int i = 0; i < BUFFERS; i++)
+        w->sends[i] = w->receives[i] = MPI_REQUEST_NULL;
+    for (unsigned i = 0; i < BUFFERS && post_receive(w, i); i++)
+        ;
+    return &w->base;
+}
+
+/* ---- groups -------------------------------------------------------------------------------- */
+
+static int say(int err, const char *what, char *why)
+{
+    char text[MPI_MAX_ERROR_STRING] = "?";
+    int len;
+
+    if (err == MPI_SUCCESS)
+        return 0;
+    MPI_Error_string(err, text, &len);
+    snprintf(why, DP_MPI_WHY, "%s: %.200s", what, text);
+    return -1;
+}
+
+static void end_mpi(void)
+{
+    int ended = 1;
+
+    MPI_Finalized(&ended);
+    if (!ended)
+        MPI_Finalize();
+}
+
+static int start_mpi(char *why)
+{
+    int started = 0, ended = 0, level;
+
+    MPI_Finalized(&ended);
+    if (ended) {
+        snprintf(why, DP_MPI_WHY, "MPI has been ended in this process, and cannot start again");
+        return -1;
+    }
+    MPI_Initialized(&started);
+    if (started)
+        return 0;
+    int err = say(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread", why);
+    if (!err)
+        atexit(end_mpi);
+    return err;
+}
+
+static int module_begin(struct dp_mpi_group **out, int *rank, int *size, char *why)
+{
+    struct dp_mpi_group *group = calloc(1, sizeof(*group));
+    int err = group ? start_mpi(why) : -1;
+
+    if (!group)
+        snprintf(why, DP_MPI_WHY, "no memory");
+    if (!err)
+        err = say(MPI_Comm_dup(MPI_COMM_WORLD, &group->comm), "MPI_Comm_dup", why);
+    if (err) {
+        free(group);
+        return err;
+    }
+    MPI_Comm_set_errhandler(group->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(group->comm, rank);
+    MPI_Comm_size(group->comm, size);
+    *out = group;
+    return 0;
+}
+
+static int module_broadcast(struct dp_mpi_group *group, void *buf, size_t len, char *why)
+{
+    return say(MPI_Bcast(buf, (int)len, MPI_BYTE, 0, group->comm), "MPI_Bcast", why);
+}
+
+/* Not MPI_Comm_free, which is collective: the handle is given up. Pieces that are still on their way
+ * stay with their wires. */
+static void module_end(struct dp_mpi_group *group)
+{
+    if (!group)
+        return;
+    sweep(group);
+    if (!group->closed)
+        free(group);
+}
+
+extern DP_PUBLIC const struct dp_mpi dp_mpi_module;
+const struct dp_mpi dp_mpi_module = {
+    .version = DP_MODULE_VERSION,
+    .wire_bytes = sizeof(struct dp_wire),
+    .begin = module_begin,
+    .broadcast = module_broadcast,
+    .wire = module_wire,
+    .end = module_end,
+};
