@@ -26,7 +26,10 @@ run()
     what=$1
     shift
     "$@" >>"$log" 2>&1 || {
-        tail -n 15 "$log" >&2
+        case $what in
+        configure) tail -n 1 "$log" ;;
+        *) tail -n 25 "$log" ;;
+        esac >&2
         die "$what failed in $PWD; the whole output is in $log"
     }
 }
