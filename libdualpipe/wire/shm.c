@@ -203,6 +203,8 @@ static void receive_piece(struct shm_wire *w)
         return;
     }
     req->tag = line->tag;
+    if (w->base.aim && !req->moved)
+        w->base.aim(req, req->tag, message_len);
     if (message_len > req->len) {
         req->moved = message_len;
         w->base.skip = message_len - len;
@@ -403,7 +405,7 @@ static int shm_connect(const struct dp_wire_address *address, uint64_t label, st
     memcpy(&a, address, sizeof(a));
     dp_host_id("", host_id);
     if (memcmp(host_id, a.host_id, sizeof(host_id)))
-        return dp_fail(DP_EUNSUPPORTED, "shared memory does not reach another host");
+        return dp_fail_quietly(DP_EUNSUPPORTED, "shared memory does not reach another host");
     struct shm_wire *w = new_wire();
     if (!w)
         return dp_fail(DP_ENOMEM, "no memory for a wire");
@@ -500,6 +502,7 @@ static void shm_unlisten(struct dp_wire_listener *listener)
 
 const struct dp_wire_ops dp_wire_shm = {
     .name = "shm",
+    .address_bytes = sizeof(struct shm_address),
     .listen = shm_listen,
     .accept = shm_accept,
     .unlisten = shm_unlisten,

@@ -240,6 +240,8 @@ static int receive_header(struct tcp_wire *w)
         return DP_EMISMATCH;
     }
     w->has_in = true;
+    if (w->base.aim)
+        w->base.aim(w->base.receives.head, w->in.tag, w->in.len);
     return 0;
 }
 
@@ -547,6 +549,7 @@ void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns)
 
 const struct dp_wire_ops dp_wire_tcp = {
     .name = "tcp",
+    .address_bytes = sizeof(struct tcp_address),
     .listen = tcp_listen,
     .accept = tcp_accept,
     .unlisten = tcp_unlisten,

@@ -64,6 +64,7 @@ struct dp_wire_listener;
 /* What a wire implements; every member is set. */
 struct dp_wire_ops {
     const char *name;
+    size_t address_bytes; /* of struct dp_wire_address, from its beginning, that are used */
     /* Errors: DP_EINVAL naming interface or port, DP_ECOMM (port in use), DP_EIO, DP_ENOMEM. */
     int (*listen)(const struct dp_wire_config *config, struct dp_wire_listener **out,
                   struct dp_wire_address *address);
@@ -71,7 +72,8 @@ struct dp_wire_ops {
     int (*accept)(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out);
     void (*unlisten)(struct dp_wire_listener *listener);
     /* The wire may be used at once; that nobody answers shows later, as its error. The label is for
-     * the accepting side, to know who it is. */
+     * the accepting side, to know who it is. DP_EUNSUPPORTED: it does not reach that far (shm to
+     * another host); DP_EIO, DP_ENOMEM. */
     int (*connect)(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out);
     /* Move what can be moved. Errors show in wire->error and in all requests. */
     void (*progress)(struct dp_wire *wire);
@@ -90,6 +92,9 @@ struct dp_wire {
     size_t skip;    /* bytes of a message that was too long for its receive, still to come */
     size_t buffer_bytes; /* about what a sender gets rid of before there is a receive */
     bool connected; /* the other side has let us in */
+    /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are
+     * known and before its first byte is stored, to say in the receive's buf and len where to. */
+    void (*aim)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
     int error;      /* 0 while it works: DP_ECOMM the peer is gone, DP_EMISMATCH nonsense arrived */
     char why[160];  /* the sentence of error, or of why sends fail */
 };
