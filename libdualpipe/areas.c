@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * areas.c - the option areas of all layers, one line each. Not in base, which knows no layer.
+ * areas.c - the option areas of all layers and of the plugin, one line each. Not in base, which
+ * knows no layer.
  */
 #include "base/options.h"
 #include "comm/settings.h"
 #include "device/device.h"
+#include "nccl-plugin/net_options.h"
 
 const struct dp_option_area *const dp_option_areas[] = {
     &dp_log_option_area,
     &dp_comm_option_area,
     &dp_device_option_area,
+    &dpn_net_option_area,
 };
 const size_t dp_option_area_count = sizeof(dp_option_areas) / sizeof(dp_option_areas[0]);

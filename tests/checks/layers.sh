@@ -68,6 +68,17 @@ private()
         done
 }
 
+# The plugin stands on the lower layers. Of it the library knows the options only, to list them.
+around_plugin()
+{
+    find nccl-plugin -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
+        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa)/[^>]*>|<dualpipe/dualpipe\.h>)' |
+        grep -vE 'include *"((nccl-plugin|base|topology|wire|device)/[^"]*|config\.h)"' || :
+    grep -rH 'include *"nccl-plugin/' libdualpipe tools |
+        grep -v '^libdualpipe/areas\.c:.*"nccl-plugin/net_options\.h"' || :
+}
+
 case_is 'includes that do not point down' "$(upward)"
+case_is 'includes of the plugin, or into it, that may not be' "$(around_plugin)"
 case_is 'a tool that includes what is not public' "$(private)"
 cases_end

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net.h - the net plugin without NCCL's versions: connections in one direction between two ranks,
+ * over libdualpipe's wires. Errors are ours (dualpipe.h); net_v6.c ... net_v12.c translate.
+ *
+ *      receiver                                  sender
+ *      listen -> handle   -- by NCCL's means -->  connect, connect ... -> comm
+ *      accept, accept ... -> comm
+ *      irecv: a grant (tags, room)       ----->  kept, eldest first
+ *                                        <-----  isend: the message, to the eldest grant of its tag
+ *      test, test ...                            test, test ...
+ *
+ * The receiver grants, so no message ever arrives without a place to go to, whatever the order of
+ * tags, and none stands in the way of another. A sender without a grant is told to try again.
+ *
+ * Nothing blocks: DP_EAGAIN says that the same call is to be made again.
+ *
+ * Threads: any number in different comms at once; in one comm one thread for isend, irecv and test,
+ * and at the same time others for registration. Everything else takes locks of its own.
+ */
+#ifndef DPN_NET_H
+#define DPN_NET_H
+
+#include "nccl-plugin/nccl_abi.h"
+#include "nccl-plugin/net_devices.h"
+
+enum { DPN_MAX_RECEIVES = 8 };             /* of one irecv */
+#define DPN_MAX_BYTES ((size_t)1 << 30)    /* of one message: NCCL's own limit, and its int holds it */
+
+struct dpn_net; /* what one communicator of NCCL has opened */
+struct dpn_listener;
+struct dpn_comm;
+struct dpn_memory;
+struct dpn_request;
+
+/* The first of a process reads the options and looks for devices. Without any it succeeds, and there
+ * are 0. DP_EINVAL for an option, DP_ENOMEM. */
+int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out);
+/* Closes what is still open. NULL is fine. */
+void dpn_net_finalize(struct dpn_net *net);
+
+/* For versions without a context: one for the process, never finalized; NULL before its init. */
+int dpn_net_init_shared(ncclDebugLogger_t logger);
+struct dpn_net *dpn_net_shared(void);
+
+/* DP_ESTATE before the first init. */
+int dpn_net_devices(int *count);
+/* *out stays. DP_EINVAL naming the number. */
+int dpn_net_device(int dev, const struct dpn_device **out);
+
+/* handle: 128 bytes to write. */
+int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listener **out);
+/* The same memory in every repetition. DP_EMISMATCH: the handle of something else; DP_EUNSUPPORTED: no
+ * wire in common; DP_ECOMM, DP_ETIMEDOUT: nobody there. The state of the attempt is gone then. */
+int dpn_net_connect(struct dpn_net *net, int dev, const void *handle, struct dpn_comm **out);
+/* Any number of peers, one after the other. */
+int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out);
+/* All closers: NULL is fine; never wait; requests in flight are dropped. */
+void dpn_net_close_listener(struct dpn_listener *listener);
+void dpn_net_close(struct dpn_comm *comm);
+
+/* Host memory only: DP_EUNSUPPORTED. */
+int dpn_net_register(struct dpn_comm *comm, void *data, size_t size, int type,
+                     struct dpn_memory **out);
+/* With a request in flight that uses the memory the connection is broken off: when this returns,
+ * nobody touches the memory any more. NULL is fine. */
+int dpn_net_deregister(struct dpn_comm *comm, struct dpn_memory *memory);
+
+/* *out NULL: try again. memory may be NULL. DP_EMISMATCH: the receiver has less room. */
+int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
+                  struct dpn_memory *memory, struct dpn_request **out);
+/* A group of n receives, which is done when all are. */
+int dpn_net_irecv(struct dpn_comm *comm, int n, void *const *data, const size_t *sizes,
+                  const int *tags, struct dpn_memory *const *memories, struct dpn_request **out);
+/* Moves everything in the comm. With *done the request is gone. sizes: one of a send, n of a
+ * receive; NULL is fine. */
+int dpn_net_test(struct dpn_request *request, bool *done, int *sizes);
+
+#endif

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net_connect.c - from a handle to a comm on both sides. A listener hears every wire that the option
+ * allows; who connects takes the best that both have and that reaches so far.
+ */
+#include "nccl-plugin/net_comm.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/tcp.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_allowed(enum dpn_wire w)
+{
+    return !strcmp(dpn_options.wire, "auto") || !strcmp(dpn_options.wire, dpn_wires[w]->name);
+}
+
+static int64_t timeout_ns(void)
+{
+    return dpn_options.timeout_s * DP_NS_PER_S;
+}
+
+/* ---- comms --------------------------------------------------------------------------------- */
+
+static void close_comm(struct dpn_open *open)
+{
+    struct dpn_comm *comm = (struct dpn_comm *)open;
+
+    dpn_open_remove(open);
+    /* Unread bytes would make the kernel break a connection off, and what was sent would be lost. With
+     * requests in flight their memory may be gone already. */
+    if (!comm->handle_at && comm->free == UINT32_MAX)
+        dpn_comm_progress(comm);
+    dp_wire_close(comm->wire);
+    while (comm->memories) {
+        struct dpn_memory *memory = comm->memories;
+        comm->memories = memory->next;
+        free(memory);
+    }
+    pthread_mutex_destroy(&comm->lock);
+    free(comm);
+}
+
+void dpn_net_close(struct dpn_comm *comm)
+{
+    if (comm)
+        close_comm(&comm->open);
+}
+
+/* Takes the wire. */
+static int new_comm(struct dpn_net *net, struct dp_wire *wire, bool is_sender, struct dpn_comm **out)
+{
+    struct dpn_comm *comm = calloc(1, sizeof(*comm));
+
+    if (!comm) {
+        dp_wire_close(wire);
+        return dp_fail(DP_ENOMEM, "no memory for a connection");
+    }
+    comm->open.close = close_comm;
+    comm->is_sender = is_sender;
+    comm->wire = wire;
+    comm->free = UINT32_MAX;
+    pthread_mutex_init(&comm->lock, NULL);
+    for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
+        comm->requests[i].comm = comm;
+    dpn_open_add(&comm->open, net);
+    *out = comm;
+    return 0;
+}
+
+static void start(struct dpn_comm *comm)
+{
+    if (comm->wire->ops == &dp_wire_tcp)
+        dp_wire_tcp_set_patience(comm->wire, timeout_ns());
+    dpn_comm_start(comm);
+}
+
+/* ---- listen, accept ------------------------------------------------------------------------- */
+
+static void close_listener(struct dpn_open *open)
+{
+    struct dpn_listener *listener = (struct dpn_listener *)open;
+
+    dpn_open_remove(open);
+    for (int w = 0; w < DPN_WIRES; w++)
+        if (listener->on[w])
+            dpn_wires[w]->unlisten(listener->on[w]);
+    free(listener);
+}
+
+void dpn_net_close_listener(struct dpn_listener *listener)
+{
+    if (listener)
+        close_listener(&listener->open);
+}
+
+static int listen_on_wires(const struct dpn_device *device, struct dpn_listener *listener,
+                           struct dpn_addresses *addresses)
+{
+    const struct dp_wire_config config = {.interface = device->interface.address};
+
+    for (int w = 0; w < DPN_WIRES; w++) {
+        if (!is_allowed(w))
+            continue;
+        int err = dpn_wires[w]->listen(&config, &listener->on[w], &addresses->on[w]);
+        if (err)
+            return err;
+        addresses->present[w] = true;
+    }
+    return 0;
+}
+
+int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listener **out)
+{
+    struct dpn_addresses addresses = {.present = {false}};
+    const struct dpn_device *device;
+    int err = dpn_net_device(dev, &device);
+
+    if (err)
+        return err;
+    struct dpn_listener *listener = calloc(1, sizeof(*listener));
+    if (!listener)
+        return dp_fail(DP_ENOMEM, "no memory for a listener");
+    listener->open.close = close_listener;
+    dpn_open_add(&listener->open, net);
+    err = listen_on_wires(device, listener, &addresses);
+    if (!err)
+        err = dpn_handle_write(&addresses, handle);
+    if (err) {
+        dpn_net_close_listener(listener);
+        return err;
+    }
+    *out = listener;
+    return 0;
+}
+
+static int accept_on_wires(struct dpn_listener *listener, struct dp_wire **out)
+{
+    uint64_t label;
+    int err = DP_EAGAIN;
+
+    for (int w = 0; w < DPN_WIRES && err == DP_EAGAIN; w++)
+        if (listener->on[w])
+            err = dpn_wires[w]->accept(listener->on[w], &label, out);
+    return err;
+}
+
+int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out)
+{
+    struct dp_wire *wire;
+    int err = accept_on_wires(listener, &wire);
+
+    if (err == DP_EAGAIN) {
+        const int64_t now_ns = dp_now_ns();
+        if (!listener->waiting_since_ns)
+            listener->waiting_since_ns = now_ns;
+        if (now_ns - listener->waiting_since_ns > timeout_ns())
+            err = dp_fail(DP_ETIMEDOUT, "no peer has connected for %lld s (DUALPIPE_NET_TIMEOUT)",
+                          (long long)dpn_options.timeout_s);
+    }
+    if (err)
+        return err;
+    listener->waiting_since_ns = 0;
+    err = new_comm(listener->open.net, wire, false, out);
+    if (!err)
+        start(*out);
+    return err;
+}
+
+/* ---- connect ------------------------------------------------------------------------------- */
+
+static int no_wire(const struct dpn_addresses *addresses)
+{
+    const bool shm = addresses->present[DPN_SHM], tcp = addresses->present[DPN_TCP];
+
+    return dp_fail(DP_EUNSUPPORTED,
+                   "no way to the peer: it listens on %s%s%s, here DUALPIPE_NET_WIRE is %s, and shm "
+                   "stays within a host; set it to auto on all ranks",
+                   shm ? "shm" : "", shm && tcp ? " and " : "", tcp ? "tcp" : "", dpn_options.wire);
+}
+
+static int connect_best_wire(const struct dpn_addresses *addresses, struct dp_wire **out)
+{
+    for (int w = 0; w < DPN_WIRES; w++) {
+        if (!addresses->present[w] || !is_allowed(w))
+            continue;
+        int err = dpn_wires[w]->connect(&addresses->on[w], 0, out);
+        if (err != DP_EUNSUPPORTED)
+            return err;
+    }
+    return no_wire(addresses);
+}
+
+/* An attempt is known by the place of its handle and by what it says: another handle may be put into
+ * the same memory when an attempt was given up. handle_at NULL: none any more. */
+static void mark_attempt(struct dpn_comm *comm, const void *handle_at)
+{
+    pthread_mutex_lock(&comm->open.net->lock);
+    if (handle_at)
+        memcpy(comm->handle, handle_at, sizeof(comm->handle));
+    comm->handle_at = handle_at;
+    pthread_mutex_unlock(&comm->open.net->lock);
+}
+
+static int begin_connecting(struct dpn_net *net, const void *handle, struct dpn_comm **out)
+{
+    struct dpn_addresses addresses;
+    struct dp_wire *wire;
+    int err = dpn_handle_read(handle, &addresses);
+
+    if (!err)
+        err = connect_best_wire(&addresses, &wire);
+    if (!err)
+        err = new_comm(net, wire, true, out);
+    if (err)
+        return err;
+    (*out)->until_ns = dp_now_ns() + timeout_ns();
+    mark_attempt(*out, handle);
+    return 0;
+}
+
+static struct dpn_comm *find_attempt(struct dpn_net *net, const void *handle)
+{
+    struct dpn_comm *found = NULL;
+
+    pthread_mutex_lock(&net->lock);
+    for (struct dpn_open *o = net->open; o && !found; o = o->next) {
+        struct dpn_comm *comm = (struct dpn_comm *)o;
+        if (o->close == close_comm && comm->is_sender && comm->handle_at == handle &&
+            !memcmp(comm->handle, handle, sizeof(comm->handle)))
+            found = comm;
+    }
+    pthread_mutex_unlock(&net->lock);
+    return found;
+}
+
+static int go_on_connecting(struct dpn_comm *comm)
+{
+    struct dp_wire *wire = comm->wire;
+
+    wire->ops->progress(wire);
+    if (wire->error)
+        return dp_fail(wire->error, "cannot connect over %s: %s", wire->ops->name, wire->why);
+    if (wire->connected)
+        return 0;
+    if (dp_now_ns() > comm->until_ns)
+        return dp_fail(DP_ETIMEDOUT, "no answer over %s for %lld s (DUALPIPE_NET_TIMEOUT)",
+                       wire->ops->name, (long long)dpn_options.timeout_s);
+    return DP_EAGAIN;
+}
+
+int dpn_net_connect(struct dpn_net *net, int dev, const void *handle, struct dpn_comm **out)
+{
+    const struct dpn_device *device;
+    struct dpn_comm *comm = find_attempt(net, handle);
+    int err = dpn_net_device(dev, &device);
+
+    if (!err && !comm)
+        err = begin_connecting(net, handle, &comm);
+    if (err)
+        return err;
+    err = go_on_connecting(comm);
+    if (err == DP_EAGAIN)
+        return err;
+    if (err) {
+        dpn_net_close(comm);
+        return err;
+    }
+    mark_attempt(comm, NULL);
+    start(comm);
+    *out = comm;
+    return 0;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net_handle.h - the 128 bytes that NCCL carries from a listener to whoever is to connect to it: who
+ * made them, and the address of the listener on each wire that it hears. The addresses hold its
+ * 128-bit random cookie, which the peer must show.
+ */
+#ifndef DPN_NET_HANDLE_H
+#define DPN_NET_HANDLE_H
+
+#include "nccl-plugin/nccl_abi.h"
+#include "wire/wire.h"
+
+/* Best first. */
+enum dpn_wire { DPN_SHM, DPN_TCP, DPN_WIRES };
+extern const struct dp_wire_ops *const dpn_wires[DPN_WIRES];
+
+/* The addresses of a listener, as far as it has them. */
+struct dpn_addresses {
+    bool present[DPN_WIRES];
+    struct dp_wire_address on[DPN_WIRES];
+};
+
+/* DP_EINVAL if the addresses do not fit. */
+int dpn_handle_write(const struct dpn_addresses *addresses, void *handle);
+/* DP_EMISMATCH, with a sentence that says what differs from ours: another plugin, another version,
+ * damage on the way. */
+int dpn_handle_read(const void *handle, struct dpn_addresses *out);
+
+#endif

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net_options.h - DUALPIPE_NET_*.
+ */
+#ifndef DPN_NET_OPTIONS_H
+#define DPN_NET_OPTIONS_H
+
+#include "base/options.h"
+
+struct dpn_net_options {
+    const char *wire; /* auto, shm, tcp */
+    int64_t devices;  /* at most */
+    int64_t timeout_s;
+};
+
+extern const struct dp_option_area dpn_net_option_area;
+
+#endif
