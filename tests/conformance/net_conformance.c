@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net_conformance.c - drives a net plugin as NCCL does, through the table of any version.
+ *
+ *      net-conformance [--full | --quick] [--version N] PLUGIN.so
+ *
+ * Every case runs in a process of its own. --full: messages of up to 1 GiB; --quick: fewer
+ * repetitions. Without --version all versions that the plugin has. It fails too when the plugin has no
+ * device, or takes no groups of receives. NET_CONFORMANCE_LOG=1 shows what the plugin says.
+ */
+#include "net_cases.h"
+#include "net_pair.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct net_setup setup;
+
+static int passed, failed;
+
+static void run_case(const struct net_case *c)
+{
+    int status;
+
+    fflush(stdout);
+    pid_t child = fork();
+    if (child < 0) {
+        perror("fork");
+        exit(1);
+    }
+    if (!child) {
+        alarm(setup.full ? 300 : 40);
+        must(in_time());
+        c->run();
+        net_finalize_all();
+        fflush(stdout);
+        exit(0);
+    }
+    waitpid(child, &status, 0);
+    if (!status) {
+        passed++;
+        return;
+    }
+    failed++;
+    printf("v%d: failed to %s", setup.net->version, c->name);
+    if (WIFSIGNALED(status))
+        printf(" (%s)", strsignal(WTERMSIG(status)));
+    putchar('\n');
+}
+
+static void run_version(int version)
+{
+    static const struct net_case *const all[] = {net_life_cases, net_data_cases, net_trouble_cases};
+
+    setup.net = net_caller_find(setup.library, version);
+    if (!setup.net)
+        return;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        for (const struct net_case *c = all[i]; c->name; c++)
+            run_case(c);
+}
+
+static int usage(void)
+{
+    fprintf(stderr, "usage: net-conformance [--full | --quick] [--version N] PLUGIN.so\n");
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    int only = 0;
+
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--full"))
+            setup.full = true;
+        else if (!strcmp(argv[i], "--quick"))
+            setup.quick = true;
+        else if (!strcmp(argv[i], "--version") && i + 1 < argc)
+            only = atoi(argv[++i]);
+        else if (!setup.file && argv[i][0] != '-')
+            setup.file = argv[i];
+        else
+            return usage();
+    }
+    if (!setup.file)
+        return usage();
+    setup.library = dlopen(setup.file, RTLD_NOW | RTLD_LOCAL);
+    if (!setup.library) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 2;
+    }
+    for (int v = OLDEST_VERSION; v <= NEWEST_VERSION; v++)
+        if (!only || only == v)
+            run_version(v);
+    if (!passed && !failed)
+        failed++, printf("%s has no such table\n", setup.file);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

@@ -1,0 +1,30 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# net_conformance.sh - the net plugin does what NCCL asks of it, in every version and on every wire;
+# and the program that says so is not easily pleased.
+. "$DP_TOP_SRCDIR/tests/checks/cases.sh"
+cd "$DP_TOP_BUILDDIR"
+
+plugin=nccl-plugin/.libs/libnccl-net-dualpipe.so
+program=tests/conformance/net-conformance
+NCCL_SOCKET_IFNAME=lo
+export NCCL_SOCKET_IFNAME
+
+# conform ARGUMENT... - what the program finds wrong.
+conform()
+{
+    out=$($program "$@" 2>&1) || printf '%s\n' "$out" "status $?"
+}
+
+for wire in shm tcp; do
+    for version in 6 7 8 9 10 11; do
+        case_is "v$version over $wire" \
+            "$(DUALPIPE_NET_WIRE=$wire conform --quick --version $version $plugin)"
+    done
+    case_is "v12 over $wire" "$(DUALPIPE_NET_WIRE=$wire conform --version 12 $plugin)"
+done
+case_is 'v12 over the best wire' "$(conform --quick --version 12 $plugin)"
+case_is 'a plugin without devices passes' \
+    "$(DUALPIPE_NET_DEVICES=0 conform --quick --version 12 $plugin | grep -q 'status 1' || echo yes)"
+cases_end
