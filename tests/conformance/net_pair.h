@@ -29,7 +29,7 @@ unsigned times(unsigned n);
 bool in_time(void);
 
 void net_logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
-                const char *fmt, ...);
+                const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* A context of one communicator; what is left at the end of a case is finalized. */
 void *net_init(void);
 void net_finalize(void *ctx);
