@@ -28,6 +28,9 @@ int dp_check_rank_once(struct dp_checker *c, int rank);  /* SHAPE of ops, ONCE *
 int dp_check_rank_order(struct dp_checker *c, int rank); /* COMMIT DEPENDENCY WEIGHT ACTIVATION */
 int dp_check_links(struct dp_checker *c);                /* FIFO, DEADLOCK */
 
+/* Can every op be looked up without harm? DP_EINVAL, logged, if not. Needs a right placement only. */
+int dp_check_sound(const struct dp_schedule *s);
+
 static inline uint16_t *dp_check_mark(const struct dp_checker *c, uint32_t slot, uint32_t mb)
 {
     return &c->marks[slot * c->mbs + mb];

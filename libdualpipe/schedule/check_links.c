@@ -187,7 +187,7 @@ static size_t waits_at(const struct meeting *m, int rank)
     const struct runner *runner = &m->runners[rank];
     size_t i = runner->next;
 
-    if (runner->at_reduce || !runner->missing)
+    if (runner->at_reduce)
         return i;
     for (i--; !dp_op_is_message((enum dp_op_kind)ops[i].kind) || !is_waiting(m, rank, i, ops[i]);)
         i--;

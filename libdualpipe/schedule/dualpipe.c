@@ -23,8 +23,8 @@
  * The order of messages is part of the algorithm: the k-th send on a link meets the k-th receive
  * without tags, and no two ranks wait for each other, because every word keeps this order.
  *
- * Source: DeepSeek-V3 technical report and the DualPipe repository's description of its steps; the
- * word list is that of the project's specification, checked against recorded traces.
+ * Source: DeepSeek-V3 technical report; the steps of DeepSeek's DualPipe implementation, whose recorded
+ * traces (tests/data/golden) this program meets event for event.
  */
 #include "base/fail.h"
 #include "schedule/build.h"
@@ -33,7 +33,16 @@
 
 /* Which ranks say a word, and how often. */
 enum who { ALL, TURNING, OTHER };
-enum times { ONCE, D, TWO_D, H, H_1, BULK, HALF, ODD };
+enum times {
+    ONCE,
+    D,
+    TWO_D, /* 2d */
+    H,     /* h */
+    H_1,   /* h + 1 */
+    BULK,  /* N - 2H + h */
+    HALF,  /* half of h + 1, rounded down */
+    ODD    /* 1 if h + 1 is odd, else 0 */
+};
 
 static const struct word {
     int unit;
@@ -125,41 +134,48 @@ static uint32_t slot_of_phase(const struct dp_rank_view *view, int phase)
     return view->slots[0].phase == phase ? 0 : 1;
 }
 
-/* Append the ops of one token of a word; none if this rank has no use for it. */
-static int compile_token(const struct speaker *sp, const char *token, struct step *steps)
-{
-    const struct dp_rank_view *view = sp->view;
-    bool training = !view->s->forward_only;
-    char digit = token[strcspn(token, "01 ")]; /* c and W have none */
-    int phase = digit == '1';
-    uint32_t at = digit == '0' || digit == '1' ? slot_of_phase(view, phase) : 0;
-    const struct dp_slot *slot = &view->slots[at];
-    bool prev = dp_slot_has_remote_prev(slot, view->rank);
-    bool next = dp_slot_has_remote_next(slot, view->rank);
-    bool forward = token[1] == 'F';
+/* What a token stands for, but for X, which is an F and a B. */
+static const struct token {
+    const char *text; /* without its phase */
+    enum dp_op_kind kind;
+    int counter;      /* of phase 0, that of phase 1 is the next; -1: none */
+    enum { NOBODY, PREV, NEXT } needs; /* on another rank, the stage before, or after */
+    bool trains;      /* said only when training */
+} tokens[] = {
+    {"rF", DP_OP_RECV_F, NEXT_RECV_F, PREV, false},
+    {"rB", DP_OP_RECV_B, NEXT_RECV_B, NEXT, true},
+    {"sF", DP_OP_SEND_F, NEXT_SEND_F, NEXT, false},
+    {"sB", DP_OP_SEND_B, NEXT_SEND_B, PREV, true},
+    {"c", DP_OP_COMMIT, -1, NOBODY, false},
+    {"F", DP_OP_F, NEXT_F, NOBODY, false},
+    {"B", DP_OP_B, NEXT_B, NOBODY, true},
+    {"I", DP_OP_I, NEXT_B, NOBODY, true},
+    {"W", DP_OP_W, -1, NOBODY, true},
+};
 
-#define STEP(wanted, op_kind, next_mb)                                                             \
-    ((wanted) ? (*steps = (struct step){{.kind = (op_kind), .slot = at}, (next_mb)}, 1) : 0)
-    switch (token[0]) {
-    case 'r':
-        return forward ? STEP(prev, DP_OP_RECV_F, NEXT_RECV_F + phase)
-                       : STEP(next && training, DP_OP_RECV_B, NEXT_RECV_B + phase);
-    case 's':
-        return forward ? STEP(next, DP_OP_SEND_F, NEXT_SEND_F + phase)
-                       : STEP(prev && training, DP_OP_SEND_B, NEXT_SEND_B + phase);
-    case 'c':
-        return STEP(true, DP_OP_COMMIT, -1);
-    case 'F':
-        return STEP(true, DP_OP_F, NEXT_F + phase);
-    case 'B':
-        return STEP(training, DP_OP_B, NEXT_B + phase);
-    case 'I':
-        return STEP(training, DP_OP_I, NEXT_B + phase);
-    case 'W':
-        return STEP(training, DP_OP_W, -1);
-    }
-#undef STEP
-    return 0;
+static bool is_of_use(const struct dp_rank_view *view, const struct token *token, uint32_t slot)
+{
+    if (token->trains && view->s->forward_only)
+        return false;
+    if (token->needs == PREV)
+        return dp_slot_has_remote_prev(&view->slots[slot], view->rank);
+    return token->needs == NOBODY || dp_slot_has_remote_next(&view->slots[slot], view->rank);
+}
+
+/* Append the op of one token; how many: none if this rank has no use for it. */
+static int compile_token(const struct speaker *sp, const char *text, struct step *steps)
+{
+    const struct token *token = tokens;
+
+    while (strncmp(text, token->text, strlen(token->text)))
+        token++;
+    int phase = text[strlen(token->text)] == '1';
+    uint32_t slot = token->counter < 0 ? 0 : slot_of_phase(sp->view, phase);
+    if (!is_of_use(sp->view, token, slot))
+        return 0;
+    *steps = (struct step){{.kind = token->kind, .slot = slot},
+                           token->counter < 0 ? -1 : token->counter + phase};
+    return 1;
 }
 
 static int compile_pair(const struct speaker *sp, const char *token, struct step *steps)

@@ -13,13 +13,36 @@
 #include "base/fail.h"
 #include "schedule/build.h"
 
+/* The messages that a compute needs and makes; DP_OP_NONE: none. */
+struct traffic {
+    uint8_t receive, send;
+};
+
 struct poster {
-    const struct dp_rank_view *view;
+    struct traffic of[DP_MAX_SLOTS][DP_OP_W + 1]; /* by slot and kind of compute */
     struct dp_op_list *out;
     uint32_t posted;
 };
 
-static void post(struct poster *p, enum dp_op_kind kind, struct dp_op compute)
+static void look_up_traffic(struct poster *p, const struct dp_rank_view *view)
+{
+    for (int at = 0; at < view->s->slots_per_rank; at++) {
+        const struct dp_slot *slot = &view->slots[at];
+        bool prev = dp_slot_has_remote_prev(slot, view->rank);
+        bool next = dp_slot_has_remote_next(slot, view->rank);
+        struct traffic *of = p->of[at];
+        of[DP_OP_F] = (struct traffic){prev ? DP_OP_RECV_F : 0, next ? DP_OP_SEND_F : 0};
+        of[DP_OP_B] = (struct traffic){next ? DP_OP_RECV_B : 0, prev ? DP_OP_SEND_B : 0};
+        of[DP_OP_I] = of[DP_OP_B];
+    }
+}
+
+static struct traffic traffic_of(const struct poster *p, struct dp_op op)
+{
+    return op.kind <= DP_OP_W ? p->of[op.slot][op.kind] : (struct traffic){0};
+}
+
+static void post(struct poster *p, uint8_t kind, struct dp_op compute)
 {
     if (kind == DP_OP_NONE)
         return;
@@ -29,33 +52,16 @@ static void post(struct poster *p, enum dp_op_kind kind, struct dp_op compute)
     p->posted++;
 }
 
-static enum dp_op_kind receive_for(const struct dp_rank_view *view, struct dp_op op)
-{
-    const struct dp_slot *slot = &view->slots[op.slot];
-
-    if (op.kind == DP_OP_F)
-        return dp_slot_has_remote_prev(slot, view->rank) ? DP_OP_RECV_F : DP_OP_NONE;
-    if (op.kind == DP_OP_B || op.kind == DP_OP_I)
-        return dp_slot_has_remote_next(slot, view->rank) ? DP_OP_RECV_B : DP_OP_NONE;
-    return DP_OP_NONE;
-}
-
-static enum dp_op_kind send_of(const struct dp_rank_view *view, struct dp_op op)
-{
-    const struct dp_slot *slot = &view->slots[op.slot];
-
-    if (op.kind == DP_OP_F)
-        return dp_slot_has_remote_next(slot, view->rank) ? DP_OP_SEND_F : DP_OP_NONE;
-    if (op.kind == DP_OP_B || op.kind == DP_OP_I)
-        return dp_slot_has_remote_prev(slot, view->rank) ? DP_OP_SEND_B : DP_OP_NONE;
-    return DP_OP_NONE;
-}
-
-static void commit(struct poster *p, uint32_t unit)
+/* Before `next`, if anything has been posted. */
+static void commit(struct poster *p, struct dp_op next)
 {
     if (!p->posted)
         return;
-    dp_op_list_put(p->out, (struct dp_op){.kind = DP_OP_COMMIT, .unit = unit, .mb = p->posted});
+    next.kind = DP_OP_COMMIT;
+    next.overlap = 0;
+    next.slot = 0;
+    next.mb = p->posted;
+    dp_op_list_put(p->out, next);
     p->posted = 0;
 }
 
@@ -68,23 +74,25 @@ static size_t call_length(const struct dp_op *in, size_t left)
 void dp_add_messages(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
                      struct dp_op_list *out)
 {
-    struct poster p = {.view = view, .out = out};
+    struct poster p = {.out = out};
     size_t length;
 
     /* Every op brings at most a receive, a commit, itself and a send. */
     if (!dp_op_list_reserve(out, 4 * count + 1))
         return;
+    look_up_traffic(&p, view);
     for (size_t i = 0; i < count; i += length) {
         length = call_length(in + i, count - i);
-        for (size_t k = 0; k < length; k++)
-            post(&p, receive_for(view, in[i + k]), in[i + k]);
-        commit(&p, in[i].unit);
-        for (size_t k = 0; k < length; k++)
-            dp_op_list_put(out, in[i + k]);
-        for (size_t k = 0; k < length; k++)
-            post(&p, send_of(view, in[i + k]), in[i + k]);
+        for (size_t k = i; k < i + length; k++)
+            post(&p, traffic_of(&p, in[k]).receive, in[k]);
+        commit(&p, in[i]);
+        for (size_t k = i; k < i + length; k++)
+            dp_op_list_put(out, in[k]);
+        for (size_t k = i; k < i + length; k++)
+            post(&p, traffic_of(&p, in[k]).send, in[k]);
     }
-    commit(&p, count ? in[count - 1].unit : 0);
+    if (count)
+        commit(&p, in[count - 1]);
 }
 
 static void drop_messages(const struct dp_rank_view *view, const struct dp_op *in, size_t count,

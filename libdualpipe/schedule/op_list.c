@@ -4,19 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool dp_op_list_reserve(struct dp_op_list *list, size_t more)
+bool dp_op_list_grow(struct dp_op_list *list, size_t more)
 {
     if (list->failed)
         return false;
-    if (more <= list->capacity - list->count)
-        return true;
 
     size_t capacity = 2 * list->capacity + more + 64;
-    struct dp_op *ops = realloc(list->ops, capacity * sizeof(*ops));
+    struct dp_op *ops = realloc(list->borrowed ? NULL : list->ops, capacity * sizeof(*ops));
     if (!ops) {
         list->failed = true;
         return false;
     }
+    if (list->borrowed)
+        memcpy(ops, list->ops, list->count * sizeof(*ops));
+    list->borrowed = false;
     list->ops = ops;
     list->capacity = capacity;
     return true;
@@ -32,6 +33,7 @@ void dp_op_list_append(struct dp_op_list *list, const struct dp_op *ops, size_t 
 
 void dp_op_list_fini(struct dp_op_list *list)
 {
-    free(list->ops);
+    if (!list->borrowed)
+        free(list->ops);
     *list = (struct dp_op_list){0};
 }

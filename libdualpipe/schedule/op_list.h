@@ -11,13 +11,19 @@
 struct dp_op_list {
     struct dp_op *ops;
     size_t count, capacity;
+    bool borrowed; /* ops is not the list's own: grow elsewhere, do not free */
     bool failed;
 };
 
-/* Make room for `more` ops, so that as many dp_op_list_put may follow. False: no memory. */
-bool dp_op_list_reserve(struct dp_op_list *list, size_t more);
+bool dp_op_list_grow(struct dp_op_list *list, size_t more);
 void dp_op_list_append(struct dp_op_list *list, const struct dp_op *ops, size_t count);
 void dp_op_list_fini(struct dp_op_list *list);
+
+/* Make room for `more` ops, so that as many dp_op_list_put may follow. False: no memory. */
+static inline bool dp_op_list_reserve(struct dp_op_list *list, size_t more)
+{
+    return (more <= list->capacity - list->count && !list->failed) || dp_op_list_grow(list, more);
+}
 
 /* Write into room that was reserved. */
 static inline void dp_op_list_put(struct dp_op_list *list, struct dp_op op)

@@ -76,15 +76,33 @@ static struct dp_schedule describe_built(const struct dp_schedule_spec *spec)
 
 /* ---- one rank ------------------------------------------------------------------------------ */
 
-/* Two lists in turn: each pass reads one and writes the other. */
+/* Two lists in turn: each pass reads one and writes the other. Both begin in one block that is large
+ * enough for any of our kinds; the C library keeps one such block at hand, and not two. */
 struct workbench {
+    struct dp_op *block;
     struct dp_op_list now, other;
 };
+
+static int workbench_init(struct workbench *w, const struct dp_schedule *s)
+{
+    /* Of (slot, mb): three computes, four messages, a FREE, two commits at the most. A pass may ask
+     * for twice as much as it then writes. */
+    size_t capacity = 2 * 10 * (size_t)s->slots_per_rank * (size_t)s->mb_per_stream + 64;
+
+    *w = (struct workbench){.block = malloc(2 * capacity * sizeof(*w->block))};
+    if (!w->block)
+        return dp_fail_quietly(DP_ENOMEM, "no memory for %zu ops of a rank", capacity);
+    w->now = (struct dp_op_list){.ops = w->block, .capacity = capacity, .borrowed = true};
+    w->other = w->now;
+    w->other.ops += capacity;
+    return 0;
+}
 
 static void workbench_fini(struct workbench *w)
 {
     dp_op_list_fini(&w->now);
     dp_op_list_fini(&w->other);
+    free(w->block);
 }
 
 static void run_pass(struct workbench *w, dp_pass_fn *pass, const struct dp_rank_view *view)
@@ -115,12 +133,23 @@ static int build(const struct dp_schedule_spec *spec, const struct dp_rank_view 
     return w->now.failed ? DP_ENOMEM : 0;
 }
 
+static int copy_out(const struct dp_op_list *list, int rank, struct dp_op *ops, size_t capacity,
+                    size_t *count)
+{
+    *count = list->count;
+    if (list->count > capacity)
+        return dp_fail_quietly(DP_ENOMEM, "capacity: %zu ops, expected at least %zu for rank %d",
+                               capacity, list->count, rank);
+    memcpy(ops, list->ops, list->count * sizeof(*ops));
+    return 0;
+}
+
 int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct dp_op *ops,
                            size_t capacity, size_t *count)
 {
     struct dp_slot slots[DP_MAX_SLOTS];
-    struct workbench w = {0};
     struct dp_schedule s;
+    struct workbench w;
     int err = check_build_spec(spec);
 
     if (!err && (rank < 0 || rank >= spec->ranks))
@@ -128,19 +157,15 @@ int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct
     if (err)
         return dp_fail(err, "%s", dp_last_error());
     s = describe_built(spec);
+    err = workbench_init(&w, &s);
+    if (err)
+        return dp_fail(err, "%s", dp_last_error());
     dp_builder_of(spec->kind)->place(spec->ranks, rank, slots);
     err = build(spec, &(struct dp_rank_view){&s, rank, slots}, &w);
-    if (err) {
+    if (err)
         dp_fail(err, "no memory for the ops of rank %d", rank);
-        goto free_lists;
-    }
-    *count = w.now.count;
-    if (w.now.count > capacity)
-        err = dp_fail_quietly(DP_ENOMEM, "capacity: %zu ops, expected at least %zu for rank %d",
-                              capacity, w.now.count, rank);
     else
-        memcpy(ops, w.now.ops, w.now.count * sizeof(*ops));
-free_lists:
+        err = copy_out(&w.now, rank, ops, capacity, count);
     workbench_fini(&w);
     return err;
 }
@@ -251,8 +276,8 @@ static int build_all(const struct dp_schedule_spec *spec, struct dp_schedule *s)
 {
     size_t *first = calloc((size_t)s->ranks + 1, sizeof(*first));
     struct dp_op_list all = {0};
-    struct workbench w = {0};
-    int err = 0;
+    struct workbench w;
+    int err = workbench_init(&w, s);
 
     for (int rank = 0; first && rank < s->ranks && !err; rank++) {
         struct dp_rank_view view = view_of(s, rank);

@@ -12,6 +12,7 @@
  */
 #include "base/fail.h"
 #include "schedule/build.h"
+#include "schedule/check.h"
 #include "schedule/durations.h"
 #include "schedule/links.h"
 #include "schedule/placement.h"
@@ -375,40 +376,6 @@ static void sum_up(struct simulator *sim)
 
 /* ---- setting up ---------------------------------------------------------------------------- */
 
-static bool has_partner(const struct dp_schedule *s, int rank, struct dp_op op)
-{
-    int peer = dp_op_peer(dp_schedule_slot(s, rank, (int)op.slot), op);
-    return peer >= 0 && peer != rank;
-}
-
-/* Is the op one that the simulator can look up without harm? More than that is the checker's. */
-static bool is_sound(const struct dp_schedule *s, int rank, const struct dp_op *op, bool last)
-{
-    bool talks = dp_op_is_message((enum dp_op_kind)op->kind) || op->kind == DP_OP_REDUCE;
-
-    if (op->kind >= DP_OP_KINDS || (int)op->slot >= s->slots_per_rank)
-        return false;
-    if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
-        return false;
-    return !talks || has_partner(s, rank, *op);
-}
-
-static int check_ops(const struct dp_schedule *s)
-{
-    char text[DP_OP_TEXT_LEN];
-
-    for (int rank = 0; rank < s->ranks; rank++) {
-        const struct dp_op *ops = dp_schedule_ops(s, rank);
-        size_t count = dp_schedule_count(s, rank);
-        for (size_t i = 0; i < count; i++)
-            if (!is_sound(s, rank, &ops[i], i + 1 == count))
-                return dp_fail(DP_EINVAL, "simulate: rank %d, op %zu (%s) makes no sense; expected "
-                               "a schedule that passes the checker", rank, i,
-                               dp_op_text(ops[i], text));
-    }
-    return 0;
-}
-
 static size_t count_spans(const struct dp_op *ops, size_t count)
 {
     size_t spans = 0;
@@ -490,7 +457,7 @@ int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost
     if (err == DP_EINVAL)
         err = dp_fail(err, "simulate: %s", dp_last_error());
     if (!err)
-        err = check_ops(s);
+        err = dp_check_sound(s);
     if (err)
         return err;
     err = set_up(&sim, cost);

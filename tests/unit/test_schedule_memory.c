@@ -132,8 +132,8 @@ static int tear_down(void **state)
 static void building_survives_every_failed_allocation(void **state)
 {
     (void)state;
-    expect_every_failure_reported(call_new, 8);
-    expect_every_failure_reported(call_build_rank, 3);
+    expect_every_failure_reported(call_new, 7);
+    expect_every_failure_reported(call_build_rank, 2);
 }
 
 static void checking_and_simulating_survive_every_failed_allocation(void **state)
