@@ -73,8 +73,10 @@ int dp_mesh_init(struct dp_mesh *mesh, struct dp_star *star, const char *transpo
         .mpi = mpi,
         .has_fault = settings->fault,
         .wires = calloc((size_t)star->size * DP_CHANNELS, sizeof(*mesh->wires)),
+        .busy = calloc((size_t)star->size * DP_CHANNELS, sizeof(*mesh->busy)),
+        .is_busy = calloc((size_t)star->size * DP_CHANNELS, sizeof(*mesh->is_busy)),
     };
-    if (!mesh->wires)
+    if (!mesh->wires || !mesh->busy || !mesh->is_busy)
         return dp_fail(DP_ENOMEM, "no memory for wires to %d ranks", star->size);
     if (settings->fault)
         err = dp_wire_fault_parse(settings->fault, &mesh->fault);
@@ -234,8 +236,71 @@ int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t un
     return err;
 }
 
+/* ---- wires with something to do ------------------------------------------------------------------ */
+
+void dp_mesh_note(struct dp_mesh *mesh, int peer, int channel)
+{
+    const int index = peer * DP_CHANNELS + channel;
+
+    if (mesh->is_busy[index] || !dp_wire_is_busy(mesh->wires[index]))
+        return;
+    mesh->is_busy[index] = true;
+    mesh->busy[mesh->busy_count++] = index;
+}
+
+void dp_mesh_progress(struct dp_mesh *mesh)
+{
+    for (int i = 0; i < mesh->busy_count;) {
+        const int index = mesh->busy[i];
+        struct dp_wire *wire = mesh->wires[index];
+        wire->ops->progress(wire);
+        if (dp_wire_is_busy(wire)) {
+            i++;
+            continue;
+        }
+        mesh->is_busy[index] = false;
+        mesh->busy[i] = mesh->busy[--mesh->busy_count];
+    }
+}
+
+bool dp_mesh_arm(struct dp_mesh *mesh, struct pollfd *fds, int *armed)
+{
+    for (*armed = 0; *armed < mesh->busy_count;) {
+        struct dp_wire *wire = mesh->wires[mesh->busy[*armed]];
+        fds[*armed] = (struct pollfd){.fd = -1};
+        if (!wire->ops->arm(wire, &fds[(*armed)++]))
+            return false;
+    }
+    return true;
+}
+
+void dp_mesh_disarm(struct dp_mesh *mesh, const struct pollfd *fds, int armed)
+{
+    for (int i = 0; i < armed; i++) {
+        struct dp_wire *wire = mesh->wires[mesh->busy[i]];
+        wire->ops->disarm(wire, fds[i].revents);
+    }
+}
+
+static void forget_busy(struct dp_mesh *mesh)
+{
+    while (mesh->busy_count)
+        mesh->is_busy[mesh->busy[--mesh->busy_count]] = false;
+}
+
+void dp_mesh_fail(struct dp_mesh *mesh)
+{
+    for (int i = 0; i < mesh->size * DP_CHANNELS; i++)
+        if (mesh->wires[i])
+            dp_wire_fail(mesh->wires[i], DP_EABORTED, "aborted");
+    forget_busy(mesh);
+}
+
+/* ---- end ----------------------------------------------------------------------------------- */
+
 void dp_mesh_disconnect(struct dp_mesh *mesh)
 {
+    forget_busy(mesh);
     for (int i = 0; mesh->wires && i < mesh->size * DP_CHANNELS; i++) {
         dp_wire_close(mesh->wires[i]);
         mesh->wires[i] = NULL;
@@ -247,6 +312,8 @@ void dp_mesh_fini(struct dp_mesh *mesh)
     dp_mesh_disconnect(mesh);
     dp_wire_shm.unlisten(mesh->shm);
     dp_wire_tcp.unlisten(mesh->tcp);
+    free(mesh->is_busy);
+    free(mesh->busy);
     free(mesh->wires);
     mesh->wires = NULL;
 }

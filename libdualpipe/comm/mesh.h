@@ -25,6 +25,9 @@ struct dp_mesh {
     struct dp_wire_listener *shm, *tcp;
     struct dp_mesh_mpi mpi;
     struct dp_wire **wires; /* [size * DP_CHANNELS]; NULL to the own rank */
+    int *busy;              /* [busy_count] indices of the wires that have something to do */
+    bool *is_busy;          /* [size * DP_CHANNELS] */
+    int busy_count;
     bool has_fault;
     struct dp_wire_fault fault;
     uint32_t epoch; /* of the star; wires of an earlier one are not let in */
@@ -44,7 +47,18 @@ int dp_mesh_init(struct dp_mesh *mesh, struct dp_star *star, const char *transpo
 int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t until_ns);
 /* Close the wires, but go on listening. */
 void dp_mesh_disconnect(struct dp_mesh *mesh);
+/* Finish all requests with DP_EABORTED; no wire touches a buffer again. */
+void dp_mesh_fail(struct dp_mesh *mesh);
 void dp_mesh_fini(struct dp_mesh *mesh);
+
+/* A request was queued in this wire. */
+void dp_mesh_note(struct dp_mesh *mesh, int peer, int channel);
+/* Move along all wires that have something to do. */
+void dp_mesh_progress(struct dp_mesh *mesh);
+/* Say what to poll for before a sleep. false: there is work to do now. In either case *armed wires are
+ * to be disarmed behind it. */
+bool dp_mesh_arm(struct dp_mesh *mesh, struct pollfd *fds, int *armed);
+void dp_mesh_disarm(struct dp_mesh *mesh, const struct pollfd *fds, int armed);
 
 /* How many of all ranks are on the host of `rank`. */
 int dp_mesh_count_here(const struct dp_card *cards, int size, int rank);

@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/text.h"
 #include "wire/tcp.h"
 
 #include <stdio.h>
@@ -20,9 +19,7 @@ static bool is_here(const struct dp_star_peer *p)
     return p->wire && !p->is_gone;
 }
 
-/* A peer that has not read what it was told for so long is told no more: nothing here is worth waiting
- * for it. */
-static void tell(struct dp_star_peer *p, const struct dp_star_message *m)
+void dp_star_tell(struct dp_star_peer *p, const struct dp_star_message *m)
 {
     if (!is_here(p))
         return;
@@ -35,14 +32,14 @@ static void tell(struct dp_star_peer *p, const struct dp_star_message *m)
     }
 }
 
-static void tell_all(struct dp_star *star, const struct dp_star_message *m)
+void dp_star_tell_all(struct dp_star *star, const struct dp_star_message *m)
 {
     for (int i = 0; i < dp_star_peer_count(star); i++)
-        tell(&star->peers[i], m);
+        dp_star_tell(&star->peers[i], m);
 }
 
-static struct dp_star_message record_message(const struct dp_star *star, enum dp_star_kind kind,
-                                             const struct dp_abort *why)
+struct dp_star_message dp_star_record(const struct dp_star *star, enum dp_star_kind kind,
+                                      const struct dp_abort *why)
 {
     struct dp_star_message m = {
         .kind = kind, .count = star->epoch, .rank = why->rank, .value = why->error};
@@ -71,8 +68,8 @@ static void decide(struct dp_star *star, struct dp_abort why)
         dp_blame_follow(&why, star->waiting_for, star->size);
     if (!dp_blame_put(&star->blame, &why))
         return;
-    struct dp_star_message m = record_message(star, DP_STAR_VERDICT, &why);
-    tell_all(star, &m);
+    struct dp_star_message m = dp_star_record(star, DP_STAR_VERDICT, &why);
+    dp_star_tell_all(star, &m);
 }
 
 static void lose(struct dp_star *star, int rank, const char *reason)
@@ -98,7 +95,7 @@ static void note_left(struct dp_star *star, int rank)
     star->left[rank] = true;
     if (star->rank == 0) {
         star->peers[rank].is_gone = true;
-        tell_all(star, &m);
+        dp_star_tell_all(star, &m);
     } else if (rank == 0) {
         star->peers[0].is_gone = true;
     }
@@ -155,16 +152,6 @@ static bool handle_at_member(struct dp_star *star, const struct dp_star_message 
     return false;
 }
 
-/* All ranks have come to the gather: what was before is over. On a member this happens as soon as it
- * is told, since the next message may already belong to the new epoch. */
-static void begin_epoch(struct dp_star *star)
-{
-    star->epoch = star->gather;
-    for (int i = 0; i < star->size; i++)
-        atomic_store(&star->waiting_for[i], -1);
-    dp_blame_clear(&star->blame);
-}
-
 static bool handle_table(struct dp_star *star, const struct dp_star_peer *p)
 {
     const size_t bytes = (size_t)star->size * sizeof(*star->cards);
@@ -174,7 +161,7 @@ static bool handle_table(struct dp_star *star, const struct dp_star_peer *p)
     if (!star->is_gathering || p->receive.tag >> 32 != star->gather)
         return true;
     memcpy(star->cards, p->in, bytes);
-    begin_epoch(star);
+    dp_star_begin_epoch(star);
     return true;
 }
 
@@ -244,9 +231,7 @@ int dp_star_arm(struct dp_star *star, struct pollfd *fds)
     return count;
 }
 
-/* Sleep a little, or until something comes, and handle that. The lock is held, but not while asleep;
- * each sleeper would need fds of its own, so that this is for one thread at a time. */
-static void sleep_and_poll(struct dp_star *star)
+void dp_star_sleep(struct dp_star *star)
 {
     enum { AT_MOST_MS = 20 };
     int count = arm(star, star->fds);
@@ -258,132 +243,6 @@ static void sleep_and_poll(struct dp_star *star)
     poll_all(star);
 }
 
-/* ---- gathering ------------------------------------------------------------------------------- */
-
-static bool have_all_come(const struct dp_star *star)
-{
-    for (int i = 0; i < star->size; i++)
-        if (star->came[i] != star->gather)
-            return false;
-    return true;
-}
-
-/* The gather has failed, on all ranks for one reason. */
-static int fail_gather(struct dp_star *star, int rank, int error, const char *text)
-{
-    struct dp_abort why = {.rank = rank, .error = error};
-
-    snprintf(why.text, sizeof(why.text), "%s", text);
-    struct dp_star_message m = record_message(star, DP_STAR_FAILED, &why);
-    m.count = star->gather;
-    tell_all(star, &m);
-    return dp_fail(error, "%s", why.text);
-}
-
-static int say_missing(struct dp_star *star)
-{
-    struct dp_text t = {0};
-    int first = -1;
-
-    for (int i = 0; i < star->size; i++)
-        if (star->came[i] != star->gather) {
-            dp_text_addf(&t, "%s%d", t.len ? ", " : "", i);
-            first = first < 0 ? i : first;
-        }
-    char text[200];
-    snprintf(text, sizeof(text), "no word from rank %s within %.1f s", t.data ? t.data : "?",
-             (double)star->timeout_ns / DP_NS_PER_S);
-    dp_text_fini(&t);
-    return fail_gather(star, first, DP_ETIMEDOUT, text);
-}
-
-/* The root's look at the gather: DP_EAGAIN while it may still succeed. */
-static int check_gather(struct dp_star *star, bool anew, int64_t until_ns)
-{
-    struct dp_abort why;
-    char text[64];
-
-    for (int i = 1; i < star->size; i++)
-        if (star->peers[i].is_gone) {
-            snprintf(text, sizeof(text), "rank %d %s", i,
-                     star->left[i] ? "has left the group" : "is gone: its process has ended");
-            return fail_gather(star, i, DP_ECOMM, text);
-        }
-    if (!anew && dp_blame_get(&star->blame, &why))
-        return fail_gather(star, why.rank, why.error, why.text);
-    if (have_all_come(star))
-        return 0;
-    return dp_now_ns() > until_ns ? say_missing(star) : DP_EAGAIN;
-}
-
-static void send_table(struct dp_star *star, int64_t until_ns)
-{
-    const uint64_t tag = (uint64_t)star->gather << 32 | DP_STAR_TABLE;
-    const size_t bytes = (size_t)star->size * sizeof(*star->cards);
-    bool sending = true;
-
-    memcpy(star->table, star->cards, bytes); /* cards for the next gather may come meanwhile */
-    for (int i = 1; i < star->size; i++)
-        dp_wire_isend(star->peers[i].wire, tag, star->table, bytes, &star->peers[i].table);
-    while (sending && dp_now_ns() < until_ns) {
-        sending = false;
-        for (int i = 1; i < star->size; i++)
-            sending |= star->peers[i].table.status == DP_EAGAIN;
-        if (sending)
-            sleep_and_poll(star);
-    }
-}
-
-static int gather_at_root(struct dp_star *star, const struct dp_card *mine, bool anew,
-                          int64_t until_ns)
-{
-    int err;
-
-    star->cards[0] = *mine;
-    star->came[0] = star->gather;
-    while ((err = check_gather(star, anew, until_ns)) == DP_EAGAIN)
-        sleep_and_poll(star);
-    if (err)
-        return err;
-    begin_epoch(star);
-    send_table(star, until_ns);
-    return 0;
-}
-
-static int gather_at_member(struct dp_star *star, const struct dp_card *mine, int64_t until_ns)
-{
-    const struct dp_star_message m = {
-        .kind = DP_STAR_CARD, .count = star->gather, .rank = star->rank, .card = *mine};
-    int err = 0;
-
-    star->failure.error = 0;
-    tell(&star->peers[0], &m);
-    while (star->epoch != star->gather && !star->failure.error && !err) {
-        if (star->peers[0].is_gone)
-            err = dp_fail(DP_ECOMM, "rank 0 is gone: its process has ended");
-        else if (dp_now_ns() > until_ns)
-            err = dp_fail(DP_ETIMEDOUT, "no word from rank 0 within %.1f s",
-                          (double)star->timeout_ns / DP_NS_PER_S);
-        else
-            sleep_and_poll(star);
-    }
-    if (star->failure.error)
-        err = dp_fail(star->failure.error, "%s", star->failure.text);
-    return err;
-}
-
-int dp_star_gather(struct dp_star *star, const struct dp_card *mine, bool anew, int64_t until_ns)
-{
-    pthread_mutex_lock(&star->lock);
-    star->gather++;
-    star->is_gathering = true;
-    int err = star->rank ? gather_at_member(star, mine, until_ns + DP_NS_PER_S)
-                         : gather_at_root(star, mine, anew, until_ns);
-    star->is_gathering = false;
-    pthread_mutex_unlock(&star->lock);
-    return err;
-}
-
 /* ---- what a rank says ------------------------------------------------------------------------ */
 
 void dp_star_tell_waiting(struct dp_star *star, int peer)
@@ -393,7 +252,7 @@ void dp_star_tell_waiting(struct dp_star *star, int peer)
 
     pthread_mutex_lock(&star->lock);
     if (star->rank)
-        tell(&star->peers[0], &m);
+        dp_star_tell(&star->peers[0], &m);
     else
         atomic_store(&star->waiting_for[0], peer);
     pthread_mutex_unlock(&star->lock);
@@ -414,11 +273,11 @@ static void take_own_word(struct dp_star *star, const struct dp_abort *why)
 
 static void ask_root(struct dp_star *star, const struct dp_abort *why)
 {
-    const struct dp_star_message m = record_message(star, DP_STAR_ABORT, why);
+    const struct dp_star_message m = dp_star_record(star, DP_STAR_ABORT, why);
     const int64_t until_ns = dp_now_ns() + VERDICT_NS;
     struct pollfd fd;
 
-    tell(&star->peers[0], &m);
+    dp_star_tell(&star->peers[0], &m);
     while (!dp_blame_get(&star->blame, NULL) && is_here(&star->peers[0]) && dp_now_ns() < until_ns) {
         struct dp_wire *wire = star->peers[0].wire;
         bool armed = wire->ops->arm(wire, &fd);
@@ -473,10 +332,10 @@ void dp_star_leave(struct dp_star *star)
     const bool aborted = dp_blame_get(&star->blame, NULL);
     int64_t until_ns = dp_now_ns() + (aborted || star->rank ? DP_NS_PER_S : star->timeout_ns);
     poll_all(star);
-    tell_all(star, &m);
+    dp_star_tell_all(star, &m);
     while ((star->rank ? is_anything_unsent(star) : is_anybody_here(star)) &&
            dp_now_ns() < until_ns)
-        sleep_and_poll(star);
+        dp_star_sleep(star);
     pthread_mutex_unlock(&star->lock);
     dp_star_free(star);
 }

@@ -144,11 +144,24 @@ bool dp_star_has_left(struct dp_star *star, int rank);
 /* Say goodbye; the root waits for the others, who may still need it, up to the timeout. Frees. */
 void dp_star_leave(struct dp_star *star);
 
-/* ---- for join.c ---------------------------------------------------------------------------------- */
+/* ---- for join.c and star_gather.c; the lock is held, where there is anybody else yet -------------- */
 
 int dp_star_new(int rank, int size, int64_t timeout_ns, struct dp_star **out);
 void dp_star_free(struct dp_star *star);
 /* Takes a wire whose other end is who he says he is. */
 void dp_star_adopt(struct dp_star *star, struct dp_star_peer *peer, struct dp_wire *wire);
+
+/* A peer that has not read what it was told for so long is told no more: nothing here is worth waiting
+ * for it. */
+void dp_star_tell(struct dp_star_peer *p, const struct dp_star_message *m);
+void dp_star_tell_all(struct dp_star *star, const struct dp_star_message *m);
+struct dp_star_message dp_star_record(const struct dp_star *star, enum dp_star_kind kind,
+                                      const struct dp_abort *why);
+/* Sleep a little, or until something comes, and handle that. Not locked while asleep; each sleeper
+ * would need fds of its own, so that this is for one thread at a time. */
+void dp_star_sleep(struct dp_star *star);
+/* All ranks have come to the gather: what was before is over. On a member this happens as soon as it
+ * is told, since the next message may already belong to the new epoch. */
+void dp_star_begin_epoch(struct dp_star *star);
 
 #endif

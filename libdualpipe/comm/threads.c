@@ -1,62 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.c - ranks that are threads of one process.
- *
- * Each (sender, receiver, channel) is a lane: a queue of the sends that no receive has met yet, or
- * of the receives that no send has met; never both. Who comes second copies, straight from one
- * caller's buffer to the other's:
- *
- *      rank 0   isend A     isend B                    lane 0 -> 1:   A   A B   B   (empty)
- *      rank 1                         irecv a  irecv b                     copies A to a, B to b
- *
- * A short message that comes before its receive is put aside in the lane, so that its send is done
- * at once. Nothing is allocated after dp_comm_threads_new.
- *
- * A transfer lives in the caller's request. It may go away as soon as its state says that it is
- * finished, so that storing the state is always the last thing that the other side does to it.
+ * threads.c - ranks that are threads of one process: a lane for each sender, receiver and channel, and
+ * for each rank a bell that wakes it. Nothing is allocated after dp_comm_threads_new.
  */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/blame.h"
+#include "comm/lane.h"
 #include "comm/settings.h"
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-enum { SHORT_BYTES = 1024, SHORT_COUNT = 4 };
-
-enum state { WAITING, DONE, LEFT /* the peer has closed its comm */ };
-
-struct transfer {
-    struct transfer *next;
-    char *buf; /* of a send only read */
-    size_t len, met_len;
-    uint64_t tag, met_tag; /* met_*: of a receive, what the message really had */
-    struct lane *lane;
-    atomic_int state;
-    bool is_send, put_aside;
-};
-_Static_assert(sizeof(struct transfer) <= sizeof(struct dp_request), "a transfer is a request");
-
-/* A short message and its bytes, in the order of the lane's queue. */
-struct aside {
-    struct transfer transfer;
-    char bytes[SHORT_BYTES];
-};
-
-struct lane {
-    pthread_mutex_t lock; /* held for a few instructions, or the copy of a short message */
-    struct transfer *head, **end;
-    int sender, receiver;
-    unsigned asides_put, asides_taken;
-    bool closed;
-    atomic_int copying; /* a transfer taken out of the queue is still being read or written */
-    struct aside *asides;
-};
 
 /* What a rank sleeps on. Everybody who changes something for the rank counts up. */
 struct bell {
@@ -69,8 +25,8 @@ struct bell {
 
 struct group {
     int size;
-    struct lane *lanes; /* [sender][receiver][channel] */
-    struct aside *asides;
+    struct dp_lane *lanes; /* [sender][receiver][channel] */
+    struct dp_lane_aside *asides;
     struct bell *bells;
     atomic_int *waiting_for;
     struct dp_blame blame;
@@ -93,10 +49,18 @@ static struct thread_comm *of(struct dp_comm *comm)
     return (struct thread_comm *)comm;
 }
 
-static struct lane *lane_at(const struct group *g, int sender, int receiver, int channel)
+static struct dp_lane *lane_at(const struct group *g, int sender, int receiver, int channel)
 {
     return &g->lanes[((size_t)sender * (size_t)g->size + (size_t)receiver) * DP_CHANNELS +
                      (size_t)channel];
+}
+
+/* To or from a peer. */
+static struct dp_lane *own_lane(struct dp_comm *comm, int peer, int channel, bool sending)
+{
+    const struct group *g = of(comm)->group;
+
+    return sending ? lane_at(g, comm->rank, peer, channel) : lane_at(g, peer, comm->rank, channel);
 }
 
 /* ---- sleeping ------------------------------------------------------------------------------ */
@@ -137,112 +101,18 @@ static void threads_sleep(struct dp_comm *comm, int64_t until_ns)
     pthread_mutex_unlock(&bell->lock);
 }
 
-/* ---- lanes; the lock is held ------------------------------------------------------------------- */
-
-static void push(struct lane *lane, struct transfer *t)
-{
-    t->next = NULL;
-    *lane->end = t;
-    lane->end = &t->next;
-}
-
-static struct transfer *pop(struct lane *lane)
-{
-    struct transfer *t = lane->head;
-
-    lane->head = t->next;
-    if (!lane->head)
-        lane->end = &lane->head;
-    return t;
-}
-
-/* Let go of what one side has queued. */
-static void drop(struct lane *lane, bool sends)
-{
-    struct transfer **at = &lane->head;
-
-    while (*at) {
-        struct transfer *t = *at;
-        if (t->is_send != sends || t->put_aside) {
-            at = &t->next;
-            continue;
-        }
-        *at = t->next;
-        atomic_store_explicit(&t->state, LEFT, memory_order_release);
-    }
-    lane->end = at;
-}
-
-static bool put_aside(struct lane *lane, const struct transfer *send)
-{
-    if (send->len > SHORT_BYTES || lane->asides_put - lane->asides_taken == SHORT_COUNT)
-        return false;
-    struct aside *a = &lane->asides[lane->asides_put++ % SHORT_COUNT];
-    a->transfer = *send;
-    a->transfer.buf = a->bytes;
-    a->transfer.put_aside = true;
-    if (send->len)
-        memcpy(a->bytes, send->buf, send->len);
-    push(lane, &a->transfer);
-    return true;
-}
-
 /* ---- transfers ------------------------------------------------------------------------------ */
 
-static void copy_message(const struct transfer *send, struct transfer *receive)
-{
-    receive->met_tag = send->tag;
-    receive->met_len = send->len;
-    if (send->tag == receive->tag && send->len == receive->len && send->len)
-        memcpy(receive->buf, send->buf, send->len);
-}
-
-/* Take the first of the other side's transfers and copy. Its owner may be gone right after its state
- * is stored; `copying` keeps the owner from leaving before. */
-static void meet(struct group *g, struct lane *lane, struct transfer *mine)
-{
-    struct transfer *theirs = pop(lane);
-    struct transfer *send = mine->is_send ? mine : theirs;
-    struct transfer *receive = mine->is_send ? theirs : mine;
-
-    if (theirs->put_aside) {
-        copy_message(send, receive);
-        lane->asides_taken++;
-        pthread_mutex_unlock(&lane->lock);
-        atomic_store_explicit(&mine->state, DONE, memory_order_relaxed);
-        return;
-    }
-    atomic_fetch_add_explicit(&lane->copying, 1, memory_order_relaxed);
-    pthread_mutex_unlock(&lane->lock);
-    copy_message(send, receive);
-    atomic_store_explicit(&mine->state, DONE, memory_order_relaxed);
-    atomic_store_explicit(&theirs->state, DONE, memory_order_release);
-    atomic_fetch_sub_explicit(&lane->copying, 1, memory_order_release);
-    ring(&g->bells[mine->is_send ? lane->receiver : lane->sender]);
-}
-
-static int start(struct dp_comm *comm, struct lane *lane, struct transfer *t)
+static int start(struct dp_comm *comm, int sender, int receiver, int channel,
+                 struct dp_transfer *t)
 {
     struct group *g = of(comm)->group;
+    bool met;
+    int err = dp_lane_start(lane_at(g, sender, receiver, channel), t, &met);
 
-    t->lane = lane;
-    atomic_init(&t->state, WAITING);
-    pthread_mutex_lock(&lane->lock);
-    if (lane->head && lane->head->is_send != t->is_send) {
-        meet(g, lane, t);
-        return 0;
-    }
-    if (lane->closed) {
-        pthread_mutex_unlock(&lane->lock);
-        return dp_fail(DP_ECOMM, "rank %d has left the group",
-                       t->is_send ? lane->receiver : lane->sender);
-    }
-    if (t->is_send && put_aside(lane, t))
-        atomic_store_explicit(&t->state, DONE, memory_order_relaxed);
-    else
-        push(lane, t);
-    pthread_mutex_unlock(&lane->lock);
-    return 0;
+    if (!err && met)
+        ring(&g->bells[t->is_send ? receiver : sender]);
+    return err;
 }
 
 /* After an abort: take this rank's requests out of all lanes, and wait until nobody copies from or
@@ -255,15 +125,8 @@ static void finish_requests(struct dp_comm *comm)
         return;
     for (int peer = 0; peer < g->size; peer++)
         for (int channel = 0; channel < DP_CHANNELS; channel++)
-            for (int sending = 0; sending < 2; sending++) {
-                struct lane *lane = sending ? lane_at(g, comm->rank, peer, channel)
-                                            : lane_at(g, peer, comm->rank, channel);
-                pthread_mutex_lock(&lane->lock);
-                drop(lane, sending);
-                pthread_mutex_unlock(&lane->lock);
-                while (atomic_load_explicit(&lane->copying, memory_order_acquire))
-                    sched_yield();
-            }
+            for (int sending = 0; sending < 2; sending++)
+                dp_lane_drop(own_lane(comm, peer, channel, sending), sending);
     of(comm)->finished = true;
 }
 
@@ -278,38 +141,38 @@ static int check_abort(struct dp_comm *comm)
 static int threads_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
                          const void *buf, size_t len, struct dp_request *req)
 {
-    struct transfer *t = (struct transfer *)req;
+    struct dp_transfer *t = (struct dp_transfer *)req;
     int err = check_abort(comm);
 
     if (err)
         return err;
-    *t = (struct transfer){.buf = (char *)buf, .len = len, .tag = tag, .is_send = true};
-    return start(comm, lane_at(of(comm)->group, comm->rank, peer, channel), t);
+    *t = (struct dp_transfer){.buf = (char *)buf, .len = len, .tag = tag, .is_send = true};
+    return start(comm, comm->rank, peer, channel, t);
 }
 
 static int threads_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                          size_t len, struct dp_request *req)
 {
-    struct transfer *t = (struct transfer *)req;
+    struct dp_transfer *t = (struct dp_transfer *)req;
     int err = check_abort(comm);
 
     if (err)
         return err;
-    *t = (struct transfer){.buf = buf, .len = len, .tag = tag};
-    return start(comm, lane_at(of(comm)->group, peer, comm->rank, channel), t);
+    *t = (struct dp_transfer){.buf = buf, .len = len, .tag = tag};
+    return start(comm, peer, comm->rank, channel, t);
 }
 
 static int threads_test(struct dp_comm *comm, struct dp_request *req)
 {
-    struct transfer *t = (struct transfer *)req;
+    struct dp_transfer *t = (struct dp_transfer *)req;
     int err = check_abort(comm);
 
     if (err)
         return err;
     switch (atomic_load_explicit(&t->state, memory_order_acquire)) {
-    case WAITING:
+    case DP_TRANSFER_WAITING:
         return DP_EAGAIN;
-    case LEFT:
+    case DP_TRANSFER_LEFT:
         return dp_fail(DP_ECOMM, "rank %d has left the group",
                        t->is_send ? t->lane->receiver : t->lane->sender);
     }
@@ -352,14 +215,8 @@ static bool threads_aborted(struct dp_comm *comm, struct dp_abort *why)
 /* All ranks are here and none has a request left: as if new. */
 static void begin_anew(struct group *g)
 {
-    for (size_t i = 0; i < (size_t)g->size * (size_t)g->size * DP_CHANNELS; i++) {
-        struct lane *lane = &g->lanes[i];
-        pthread_mutex_lock(&lane->lock);
-        lane->head = NULL;
-        lane->end = &lane->head;
-        lane->asides_put = lane->asides_taken = 0;
-        pthread_mutex_unlock(&lane->lock);
-    }
+    for (size_t i = 0; i < (size_t)g->size * (size_t)g->size * DP_CHANNELS; i++)
+        dp_lane_clear(&g->lanes[i]);
     for (int i = 0; i < g->size; i++)
         g->came[i] = false;
     g->came_count = 0;
@@ -417,7 +274,7 @@ static void free_group(struct group *g)
     if (!g)
         return;
     for (size_t i = 0; g->lanes && i < (size_t)g->size * (size_t)g->size * DP_CHANNELS; i++)
-        pthread_mutex_destroy(&g->lanes[i].lock);
+        dp_lane_fini(&g->lanes[i]);
     for (int i = 0; g->bells && i < g->size; i++) {
         pthread_cond_destroy(&g->bells[i].rung);
         pthread_mutex_destroy(&g->bells[i].lock);
@@ -440,14 +297,8 @@ static void leave_lanes(struct dp_comm *comm)
 
     for (int peer = 0; peer < g->size; peer++)
         for (int channel = 0; channel < DP_CHANNELS; channel++)
-            for (int sending = 0; sending < 2; sending++) {
-                struct lane *lane = sending ? lane_at(g, comm->rank, peer, channel)
-                                            : lane_at(g, peer, comm->rank, channel);
-                pthread_mutex_lock(&lane->lock);
-                lane->closed = true;
-                drop(lane, !sending);
-                pthread_mutex_unlock(&lane->lock);
-            }
+            for (int sending = 0; sending < 2; sending++)
+                dp_lane_leave(own_lane(comm, peer, channel, sending), sending);
 }
 
 static void threads_close(struct dp_comm *comm)
@@ -485,12 +336,9 @@ static void init_lanes(struct group *g)
     for (int s = 0; s < g->size; s++)
         for (int r = 0; r < g->size; r++)
             for (int channel = 0; channel < DP_CHANNELS; channel++) {
-                struct lane *lane = lane_at(g, s, r, channel);
-                pthread_mutex_init(&lane->lock, NULL);
-                lane->end = &lane->head;
-                lane->sender = s;
-                lane->receiver = r;
-                lane->asides = g->asides + (size_t)(lane - g->lanes) * SHORT_COUNT;
+                struct dp_lane *lane = lane_at(g, s, r, channel);
+                dp_lane_init(lane, s, r,
+                             g->asides + (size_t)(lane - g->lanes) * DP_LANE_SHORT_COUNT);
             }
 }
 
@@ -508,7 +356,7 @@ static struct group *new_group(int size)
     pthread_cond_init(&g->all_came, &monotonic);
     g->size = g->members = size;
     g->lanes = calloc(lanes, sizeof(*g->lanes));
-    g->asides = calloc(lanes * SHORT_COUNT, sizeof(*g->asides));
+    g->asides = calloc(lanes * DP_LANE_SHORT_COUNT, sizeof(*g->asides));
     g->bells = calloc((size_t)size, sizeof(*g->bells));
     g->waiting_for = calloc((size_t)size, sizeof(*g->waiting_for));
     g->came = calloc((size_t)size, sizeof(*g->came));

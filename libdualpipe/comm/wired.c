@@ -46,9 +46,6 @@ struct wired_comm {
     struct dp_mesh_mpi mpi;
     struct dp_card card;
 
-    int *active; /* indices of wires with requests */
-    bool *is_active;
-    int active_count;
     struct pollfd *fds;
     int wake; /* an eventfd: another thread has called abort */
 
@@ -67,39 +64,12 @@ static struct wired_comm *of(struct dp_comm *comm)
     return (struct wired_comm *)comm;
 }
 
-/* ---- wires ---------------------------------------------------------------------------------- */
+/* ---- abort --------------------------------------------------------------------------------- */
 
-static void activate(struct wired_comm *c, int index)
-{
-    if (c->is_active[index] || !dp_wire_is_busy(c->mesh.wires[index]))
-        return;
-    c->is_active[index] = true;
-    c->active[c->active_count++] = index;
-}
-
-static void progress_wires(struct wired_comm *c)
-{
-    for (int i = 0; i < c->active_count;) {
-        const int index = c->active[i];
-        struct dp_wire *wire = c->mesh.wires[index];
-        wire->ops->progress(wire);
-        if (dp_wire_is_busy(wire)) {
-            i++;
-            continue;
-        }
-        c->is_active[index] = false;
-        c->active[i] = c->active[--c->active_count];
-    }
-}
-
-/* No request of this rank is left, nor will a wire touch a buffer again. */
+/* No request of this rank is left. */
 static void finish_requests(struct wired_comm *c)
 {
-    for (int i = 0; i < c->base.size * DP_CHANNELS; i++)
-        if (c->mesh.wires[i])
-            dp_wire_fail(c->mesh.wires[i], DP_EABORTED, "aborted");
-    memset(c->is_active, 0, (size_t)c->base.size * DP_CHANNELS * sizeof(*c->is_active));
-    c->active_count = 0;
+    dp_mesh_fail(&c->mesh);
     c->finished = true;
 }
 
@@ -146,39 +116,41 @@ static void note_waiting(struct wired_comm *c, int peer, int64_t now_ns)
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static int wired_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
-                       size_t len, struct dp_request *req)
+static int prepare(struct dp_comm *comm, int peer, int channel, uint64_t tag, bool is_send,
+                   struct request *r)
 {
-    struct wired_comm *c = of(comm);
-    struct request *r = (struct request *)req;
-    int err = check_abort(c);
-
-    if (err)
-        return err;
     r->tag = tag;
     r->peer = peer;
     r->channel = (uint8_t)channel;
-    r->is_send = true;
-    dp_wire_isend(dp_mesh_wire(&c->mesh, peer, channel), tag, buf, len, &r->wire);
-    activate(c, peer * DP_CHANNELS + channel);
+    r->is_send = is_send;
+    return check_abort(of(comm));
+}
+
+static int wired_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
+                       size_t len, struct dp_request *req)
+{
+    struct dp_mesh *mesh = &of(comm)->mesh;
+    struct request *r = (struct request *)req;
+    int err = prepare(comm, peer, channel, tag, true, r);
+
+    if (err)
+        return err;
+    dp_wire_isend(dp_mesh_wire(mesh, peer, channel), tag, buf, len, &r->wire);
+    dp_mesh_note(mesh, peer, channel);
     return 0;
 }
 
 static int wired_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                        size_t len, struct dp_request *req)
 {
-    struct wired_comm *c = of(comm);
+    struct dp_mesh *mesh = &of(comm)->mesh;
     struct request *r = (struct request *)req;
-    int err = check_abort(c);
+    int err = prepare(comm, peer, channel, tag, false, r);
 
     if (err)
         return err;
-    r->tag = tag;
-    r->peer = peer;
-    r->channel = (uint8_t)channel;
-    r->is_send = false;
-    dp_wire_irecv(dp_mesh_wire(&c->mesh, peer, channel), buf, len, &r->wire);
-    activate(c, peer * DP_CHANNELS + channel);
+    dp_wire_irecv(dp_mesh_wire(mesh, peer, channel), buf, len, &r->wire);
+    dp_mesh_note(mesh, peer, channel);
     return 0;
 }
 
@@ -234,7 +206,7 @@ static int wired_test(struct dp_comm *comm, struct dp_request *req)
     if (r->wire.status == DP_EAGAIN)
         wire->ops->progress(wire);
     if (r->wire.status == DP_EAGAIN) {
-        progress_wires(c);
+        dp_mesh_progress(&c->mesh);
         err = poll_star(c, dp_now_ns());
         return err ? err : DP_EAGAIN;
     }
@@ -248,7 +220,7 @@ static int wired_progress(struct dp_comm *comm, int waiting_for)
     struct wired_comm *c = of(comm);
     const int64_t now_ns = dp_now_ns();
 
-    progress_wires(c);
+    dp_mesh_progress(&c->mesh);
     int err = poll_star(c, now_ns);
     if (!err)
         note_waiting(c, waiting_for, now_ns);
@@ -256,18 +228,6 @@ static int wired_progress(struct dp_comm *comm, int waiting_for)
 }
 
 /* ---- sleeping ------------------------------------------------------------------------------ */
-
-/* false: there is work to do now; *armed wires must be disarmed all the same. */
-static bool arm_wires(struct wired_comm *c, struct pollfd *fds, int *armed)
-{
-    for (*armed = 0; *armed < c->active_count;) {
-        struct dp_wire *wire = c->mesh.wires[c->active[*armed]];
-        fds[*armed] = (struct pollfd){.fd = -1};
-        if (!wire->ops->arm(wire, &fds[(*armed)++]))
-            return false;
-    }
-    return true;
-}
 
 /* Some wires (MPI's) have nothing to poll for: come back the later the longer it has taken already. */
 static int64_t limit_sleep(const struct wired_comm *c, const struct pollfd *fds, int armed,
@@ -284,14 +244,6 @@ static int64_t limit_sleep(const struct wired_comm *c, const struct pollfd *fds,
         if (fds[i].fd < 0 && ns > limit_ns)
             return limit_ns;
     return ns;
-}
-
-static void disarm_wires(struct wired_comm *c, const struct pollfd *fds, int armed)
-{
-    for (int i = 0; i < armed; i++) {
-        struct dp_wire *wire = c->mesh.wires[c->active[i]];
-        wire->ops->disarm(wire, fds[i].revents);
-    }
 }
 
 static void drain(int eventfd)
@@ -337,26 +289,26 @@ static void wired_sleep(struct dp_comm *comm, int64_t until_ns)
         return;
     }
     struct pollfd *fds = c->fds + 1 + controls;
-    if (arm_wires(c, fds, &armed))
+    if (dp_mesh_arm(&c->mesh, fds, &armed))
         sleep_on(c, controls, armed, limit_sleep(c, fds, armed, ns));
-    disarm_wires(c, fds, armed);
+    dp_mesh_disarm(&c->mesh, fds, armed);
 }
 
 /* ---- away ---------------------------------------------------------------------------------- */
 
 static void mover_move(void *user)
 {
-    progress_wires(user);
+    dp_mesh_progress(user);
 }
 
 static bool mover_arm(void *user, struct pollfd *fds, int *count)
 {
-    return arm_wires(user, fds, count);
+    return dp_mesh_arm(user, fds, count);
 }
 
 static void mover_disarm(void *user, const struct pollfd *fds, int count)
 {
-    disarm_wires(user, fds, count);
+    dp_mesh_disarm(user, fds, count);
 }
 
 static const struct dp_mover_ops mover_ops = {mover_move, mover_arm, mover_disarm};
@@ -377,8 +329,8 @@ static bool wired_away(struct dp_comm *comm)
     struct wired_comm *c = of(comm);
 
     /* MPI may not be called by a thread that it has not been told of. */
-    for (int i = 0; i < c->active_count && !c->mpi.ops; i++)
-        if (needs_a_hand(c->mesh.wires[c->active[i]])) {
+    for (int i = 0; i < c->mesh.busy_count && !c->mpi.ops; i++)
+        if (needs_a_hand(c->mesh.wires[c->mesh.busy[i]])) {
             dp_mover_start(c->mover);
             return true;
         }
@@ -452,8 +404,6 @@ static void free_comm(struct wired_comm *c)
         close(c->wake);
     free(c->broken_since_ns);
     free(c->fds);
-    free(c->is_active);
-    free(c->active);
     free(c);
 }
 
@@ -494,11 +444,9 @@ static struct wired_comm *new_comm(int size)
         return NULL;
     c->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     c->waiting_for = -1;
-    c->active = calloc(wires, sizeof(*c->active));
-    c->is_active = calloc(wires, sizeof(*c->is_active));
     c->fds = calloc(1 + (size_t)size + wires, sizeof(*c->fds));
     c->broken_since_ns = calloc((size_t)size, sizeof(*c->broken_since_ns));
-    if (c->wake >= 0 && c->active && c->is_active && c->fds && c->broken_since_ns)
+    if (c->wake >= 0 && c->fds && c->broken_since_ns)
         return c;
     free_comm(c);
     return NULL;
@@ -529,7 +477,7 @@ int dp_comm_wired_open(const struct dp_star_config *config, const char *transpor
         return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", config->size);
     }
     c->mpi = mpi;
-    int err = dp_mover_new(&mover_ops, c, config->size * DP_CHANNELS, &c->mover);
+    int err = dp_mover_new(&mover_ops, &c->mesh, config->size * DP_CHANNELS, &c->mover);
     if (err)
         dp_wire_tcp.unlisten(config->listener);
     else

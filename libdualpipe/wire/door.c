@@ -5,7 +5,9 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "wire/net.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,14 +23,6 @@ void dp_fd_close(int fd)
 
 /* ---- door ---------------------------------------------------------------------------------- */
 
-void dp_door_init(struct dp_door *door, int fd, enum dp_hello_kind kind,
-                  const uint8_t cookie[DP_COOKIE_BYTES], int64_t patience_ns)
-{
-    *door = (struct dp_door){
-        .fd = fd, .kind = (uint16_t)kind, .patience_ns = patience_ns ? patience_ns : 5 * DP_NS_PER_S};
-    memcpy(door->cookie, cookie, DP_COOKIE_BYTES);
-}
-
 static void show_out(struct dp_guest *guest)
 {
     dp_fd_close(guest->fd);
@@ -36,12 +30,42 @@ static void show_out(struct dp_guest *guest)
     *guest = (struct dp_guest){0};
 }
 
-void dp_door_fini(struct dp_door *door)
+int dp_door_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_COOKIE_BYTES],
+                 int64_t patience_ns, struct dp_wire_listener **out)
 {
+    struct dp_wire_listener *door = calloc(1, sizeof(*door));
+
+    if (!door) {
+        close(fd);
+        return dp_fail(DP_ENOMEM, "no memory for a listener");
+    }
+    door->fd = fd;
+    door->kind = (uint16_t)kind;
+    door->patience_ns = patience_ns ? patience_ns : 5 * DP_NS_PER_S;
+    memcpy(door->cookie, cookie, DP_COOKIE_BYTES);
+    *out = door;
+    return 0;
+}
+
+void dp_door_close(struct dp_wire_listener *door)
+{
+    if (!door)
+        return;
     for (int i = 0; i < DP_DOOR_GUESTS; i++)
         if (door->guests[i].present)
             show_out(&door->guests[i]);
     dp_fd_close(door->fd);
+    free(door);
+}
+
+int dp_door_choose_cookie(const struct dp_wire_config *config, uint8_t cookie[DP_COOKIE_BYTES])
+{
+    static const uint8_t none[DP_COOKIE_BYTES];
+
+    if (!memcmp(config->cookie, none, sizeof(none)))
+        return dp_random_bytes(cookie, DP_COOKIE_BYTES);
+    memcpy(cookie, config->cookie, DP_COOKIE_BYTES);
+    return 0;
 }
 
 /* In the same time whatever is wrong with it. */
@@ -54,7 +78,7 @@ static bool is_same_cookie(const uint8_t *a, const uint8_t *b)
     return !differing;
 }
 
-int dp_hello_check(const struct dp_door *door, const void *bytes, size_t len)
+int dp_hello_check(const struct dp_wire_listener *door, const void *bytes, size_t len)
 {
     struct dp_hello hello;
 
@@ -70,7 +94,7 @@ int dp_hello_check(const struct dp_door *door, const void *bytes, size_t len)
     return 0;
 }
 
-static struct dp_guest *find_place(struct dp_door *door, int64_t now_ns)
+static struct dp_guest *find_place(struct dp_wire_listener *door, int64_t now_ns)
 {
     struct dp_guest *eldest = door->guests;
 
@@ -86,7 +110,7 @@ static struct dp_guest *find_place(struct dp_door *door, int64_t now_ns)
     return eldest;
 }
 
-static void let_guests_in(struct dp_door *door, int64_t now_ns)
+static void let_guests_in(struct dp_wire_listener *door, int64_t now_ns)
 {
     struct dp_guest *guest;
 
@@ -116,7 +140,7 @@ static void take_passed_fd(struct dp_guest *guest, struct msghdr *msg)
 }
 
 /* DP_EAGAIN, 0 a good hello, DP_EMISMATCH out with it. Reads no byte beyond the hello. */
-static int listen_to(const struct dp_door *door, struct dp_guest *guest)
+static int listen_to(const struct dp_wire_listener *door, struct dp_guest *guest)
 {
     union {
         struct cmsghdr align;
@@ -140,7 +164,7 @@ static int listen_to(const struct dp_door *door, struct dp_guest *guest)
     return err;
 }
 
-int dp_door_admit(struct dp_door *door, struct dp_guest *out)
+int dp_door_admit(struct dp_wire_listener *door, struct dp_guest *out)
 {
     const int64_t now_ns = dp_now_ns();
 
@@ -264,9 +288,23 @@ int dp_call_progress(struct dp_call *call)
     return 0;
 }
 
-short dp_call_events(const struct dp_call *call)
+bool dp_call_connect(struct dp_call *call, struct dp_wire *wire, int *fd)
 {
-    return call->connected ? POLLIN : POLLOUT;
+    int err = dp_call_progress(call);
+
+    if (err && err != DP_EAGAIN)
+        dp_wire_fail(wire, err, "%s", dp_last_error());
+    if (err)
+        return false;
+    *fd = call->fd;
+    call->fd = -1;
+    wire->connected = true;
+    return true;
+}
+
+struct pollfd dp_call_poll(const struct dp_call *call)
+{
+    return (struct pollfd){.fd = call->fd, .events = call->connected ? POLLIN : POLLOUT};
 }
 
 void dp_call_fini(struct dp_call *call)

@@ -41,7 +41,7 @@ struct dp_guest {
     struct dp_hello hello;
 };
 
-struct dp_door {
+struct dp_wire_listener {
     int fd; /* listening, non-blocking */
     uint16_t kind;
     uint8_t cookie[DP_COOKIE_BYTES];
@@ -49,14 +49,17 @@ struct dp_door {
     struct dp_guest guests[DP_DOOR_GUESTS];
 };
 
-/* Takes fd. */
-void dp_door_init(struct dp_door *door, int fd, enum dp_hello_kind kind,
-                  const uint8_t cookie[DP_COOKIE_BYTES], int64_t patience_ns);
-void dp_door_fini(struct dp_door *door);
+/* Takes fd, also on failure. */
+int dp_door_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_COOKIE_BYTES],
+                 int64_t patience_ns, struct dp_wire_listener **out);
+/* door may be NULL. */
+void dp_door_close(struct dp_wire_listener *door);
+/* The config's cookie, or a random one. */
+int dp_door_choose_cookie(const struct dp_wire_config *config, uint8_t cookie[DP_COOKIE_BYTES]);
 /* DP_EAGAIN, or 0 and *out: a guest who said the right hello. Its files are the caller's. */
-int dp_door_admit(struct dp_door *door, struct dp_guest *out);
+int dp_door_admit(struct dp_wire_listener *door, struct dp_guest *out);
 /* Whether these bytes are the right hello: 0, DP_EAGAIN for too few, DP_EMISMATCH. */
-int dp_hello_check(const struct dp_door *door, const void *bytes, size_t len);
+int dp_hello_check(const struct dp_wire_listener *door, const void *bytes, size_t len);
 
 /* The other side. */
 struct dp_call {
@@ -73,8 +76,11 @@ int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_
                   const char *where, const struct dp_hello *hello, int passed_fd);
 /* 0: welcome. DP_EAGAIN. DP_ECOMM: nobody there, or not let in; dp_last_error() says which. */
 int dp_call_progress(struct dp_call *call);
-/* What to poll for while DP_EAGAIN. */
-short dp_call_events(const struct dp_call *call);
+/* The same for a wire: true once it is connected, and then *fd is its socket. Fails the wire if that
+ * cannot be. */
+bool dp_call_connect(struct dp_call *call, struct dp_wire *wire, int *fd);
+/* What to poll for until then. */
+struct pollfd dp_call_poll(const struct dp_call *call);
 void dp_call_fini(struct dp_call *call);
 
 /* -1 is fine. */

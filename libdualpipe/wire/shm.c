@@ -77,10 +77,6 @@ struct shm_wire {
     unsigned received;
 };
 
-struct shm_listener {
-    struct dp_door door;
-};
-
 struct shm_address {
     uint8_t host_id[DP_HOST_ID_BYTES];
     uint8_t name[16];
@@ -240,19 +236,7 @@ static void receive_pieces(struct shm_wire *w)
 
 static bool is_connected(struct shm_wire *w)
 {
-    if (w->base.connected)
-        return true;
-    int err = dp_call_progress(&w->call);
-    if (err == DP_EAGAIN)
-        return false;
-    if (err) {
-        dp_wire_fail(&w->base, err, "%s", dp_last_error());
-        return false;
-    }
-    w->fd = w->call.fd;
-    w->call.fd = -1;
-    w->base.connected = true;
-    return true;
+    return w->base.connected || dp_call_connect(&w->call, &w->base, &w->fd);
 }
 
 static void shm_progress(struct dp_wire *wire)
@@ -278,7 +262,7 @@ static bool shm_arm(struct dp_wire *wire, struct pollfd *fd)
     if (wire->error || w->peer_gone)
         return false;
     if (!wire->connected) {
-        *fd = (struct pollfd){.fd = w->call.fd, .events = dp_call_events(&w->call)};
+        *fd = dp_call_poll(&w->call);
         return true;
     }
     *fd = (struct pollfd){.fd = w->fd, .events = POLLIN};
@@ -439,34 +423,26 @@ static int shm_listen(const struct dp_wire_config *config, struct dp_wire_listen
                       struct dp_wire_address *address)
 {
     struct shm_address a;
-    static const uint8_t none[DP_COOKIE_BYTES];
-    int fd = -1;
+    int fd = -1, err = dp_random_bytes(a.name, sizeof(a.name));
 
-    memcpy(a.cookie, config->cookie, sizeof(a.cookie));
-    int err = dp_random_bytes(a.name, sizeof(a.name));
-    if (!err && !memcmp(a.cookie, none, sizeof(none)))
-        err = dp_random_bytes(a.cookie, sizeof(a.cookie));
+    if (!err)
+        err = dp_door_choose_cookie(config, a.cookie);
     if (!err)
         err = bind_to_name(a.name, &fd);
+    if (!err)
+        err = dp_door_open(fd, DP_HELLO_SHM, a.cookie, config->patience_ns, out);
     if (err)
         return err;
-    struct shm_listener *listener = calloc(1, sizeof(*listener));
-    if (!listener) {
-        close(fd);
-        return dp_fail(DP_ENOMEM, "no memory for a listener");
-    }
-    dp_door_init(&listener->door, fd, DP_HELLO_SHM, a.cookie, config->patience_ns);
     dp_host_id("", a.host_id);
     memset(address, 0, sizeof(*address));
     memcpy(address, &a, sizeof(a));
-    *out = (struct dp_wire_listener *)listener;
     return 0;
 }
 
 static int shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
 {
     struct dp_guest guest;
-    int err = dp_door_admit(&((struct shm_listener *)listener)->door, &guest);
+    int err = dp_door_admit(listener, &guest);
 
     if (err)
         return err;
@@ -490,22 +466,12 @@ static int shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct
     return 0;
 }
 
-static void shm_unlisten(struct dp_wire_listener *listener)
-{
-    struct shm_listener *l = (struct shm_listener *)listener;
-
-    if (!l)
-        return;
-    dp_door_fini(&l->door);
-    free(l);
-}
-
 const struct dp_wire_ops dp_wire_shm = {
     .name = "shm",
     .address_bytes = sizeof(struct shm_address),
     .listen = shm_listen,
     .accept = shm_accept,
-    .unlisten = shm_unlisten,
+    .unlisten = dp_door_close,
     .connect = shm_connect,
     .progress = shm_progress,
     .arm = shm_arm,

@@ -49,22 +49,6 @@ struct tcp_wire {
     char ahead[READ_AHEAD];
 };
 
-struct tcp_listener {
-    struct dp_door door;
-};
-
-/* What struct dp_wire_address holds here. */
-struct tcp_address {
-    uint8_t host_id[DP_HOST_ID_BYTES];
-    uint8_t cookie[DP_COOKIE_BYTES];
-    uint8_t ip[16];
-    uint32_t scope;
-    uint16_t port;
-    uint8_t is_v6;
-    uint8_t hears_loopback; /* on the same host, 127.0.0.1 is quicker and needs no network */
-};
-_Static_assert(sizeof(struct tcp_address) <= sizeof(struct dp_wire_address), "an address fits");
-
 static struct tcp_wire *of(struct dp_wire *wire)
 {
     return (struct tcp_wire *)wire;
@@ -81,60 +65,6 @@ static struct tcp_wire *new_wire(void)
     w->fd = -1;
     w->call.fd = w->call.passed_fd = -1;
     return w;
-}
-
-/* ---- addresses ----------------------------------------------------------------------------- */
-
-static void pack_address(const union dp_sockaddr *place, struct tcp_address *a)
-{
-    a->port = (uint16_t)dp_sockaddr_port(place);
-    a->is_v6 = place->any.sa_family == AF_INET6;
-    if (a->is_v6) {
-        memcpy(a->ip, &place->v6.sin6_addr, 16);
-        a->scope = place->v6.sin6_scope_id;
-    } else {
-        memcpy(a->ip, &place->v4.sin_addr, 4);
-    }
-}
-
-static void unpack_address(const struct tcp_address *a, union dp_sockaddr *place)
-{
-    memset(place, 0, sizeof(*place));
-    if (a->is_v6) {
-        place->v6.sin6_family = AF_INET6;
-        memcpy(&place->v6.sin6_addr, a->ip, 16);
-        place->v6.sin6_scope_id = a->scope;
-    } else {
-        place->v4.sin_family = AF_INET;
-        memcpy(&place->v4.sin_addr, a->ip, 4);
-    }
-    dp_sockaddr_set_port(place, a->port);
-}
-
-void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP_COOKIE_BYTES],
-                         struct dp_wire_address *out)
-{
-    struct tcp_address a = {.hears_loopback = 0};
-
-    pack_address(place, &a);
-    memcpy(a.cookie, cookie, sizeof(a.cookie));
-    memset(out, 0, sizeof(*out));
-    memcpy(out, &a, sizeof(a));
-}
-
-/* Where to connect to: the loopback for a listener of this host, if it hears it. */
-static void choose_way(const struct tcp_address *a, union dp_sockaddr *place)
-{
-    uint8_t host_id[DP_HOST_ID_BYTES];
-
-    unpack_address(a, place);
-    dp_host_id("", host_id);
-    if (!a->hears_loopback || memcmp(host_id, a->host_id, sizeof(host_id)))
-        return;
-    memset(place, 0, sizeof(*place));
-    place->v4.sin_family = AF_INET;
-    place->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    dp_sockaddr_set_port(place, a->port);
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -306,17 +236,9 @@ static bool is_connected(struct tcp_wire *w)
 {
     if (w->base.connected)
         return true;
-    int err = dp_call_progress(&w->call);
-    if (err == DP_EAGAIN)
+    if (!dp_call_connect(&w->call, &w->base, &w->fd))
         return false;
-    if (err) {
-        dp_wire_fail(&w->base, err, "%s", dp_last_error());
-        return false;
-    }
-    w->fd = w->call.fd;
-    w->call.fd = -1;
     set_options(w->fd);
-    w->base.connected = true;
     return true;
 }
 
@@ -343,7 +265,7 @@ static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
     if (wire->error)
         return false;
     if (!wire->connected) {
-        *fd = (struct pollfd){.fd = w->call.fd, .events = dp_call_events(&w->call)};
+        *fd = dp_call_poll(&w->call);
         return true;
     }
     *fd = (struct pollfd){.fd = w->fd};
@@ -371,14 +293,11 @@ static void tcp_close(struct dp_wire *wire)
 
 static int tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
 {
-    struct tcp_address a;
     union dp_sockaddr place;
     char where[DP_SOCKADDR_TEXT];
     struct dp_hello hello = {.kind = DP_HELLO_TCP, .label = label};
 
-    memcpy(&a, address, sizeof(a));
-    memcpy(hello.cookie, a.cookie, sizeof(hello.cookie));
-    choose_way(&a, &place);
+    dp_wire_tcp_way(address, &place, hello.cookie);
     dp_sockaddr_text(&place, where);
     struct tcp_wire *w = new_wire();
     if (!w)
@@ -390,114 +309,10 @@ static int tcp_connect(const struct dp_wire_address *address, uint64_t label, st
     return 0;
 }
 
-/* ---- listening ----------------------------------------------------------------------------- */
-
-static int bind_to(union dp_sockaddr *place, int *out)
-{
-    int one = 1, off = 0;
-    int fd = socket(place->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    socklen_t len = sizeof(*place);
-
-    if (fd < 0)
-        return -errno;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (place->any.sa_family == AF_INET6)
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    if (bind(fd, &place->any, dp_sockaddr_len(place)) || listen(fd, SOMAXCONN) ||
-        getsockname(fd, &place->any, &len)) {
-        int err = -errno;
-        close(fd);
-        return err;
-    }
-    *out = fd;
-    return 0;
-}
-
-/* All addresses of the host, IPv4 and IPv6 by one socket; only IPv4 where there is no IPv6. */
-static int bind_to_all(union dp_sockaddr *place, int port, int *fd)
-{
-    memset(place, 0, sizeof(*place));
-    place->v6.sin6_family = AF_INET6;
-    place->v6.sin6_port = htons((uint16_t)port);
-    int err = bind_to(place, fd);
-    if (err != -EAFNOSUPPORT && err != -EADDRNOTAVAIL)
-        return err;
-    memset(place, 0, sizeof(*place));
-    place->v4.sin_family = AF_INET;
-    place->v4.sin_port = htons((uint16_t)port);
-    return bind_to(place, fd);
-}
-
-static int say_bind_error(int err, const struct dp_wire_config *config)
-{
-    const char *where = config->interface ? config->interface : "all interfaces";
-
-    if (err == -EADDRINUSE)
-        return dp_fail(DP_ECOMM, "port %d on %s is in use by another program: choose another one",
-                       config->port, where);
-    if (err == -EACCES)
-        return dp_fail(DP_ECOMM, "port %d on %s needs more rights: choose one above 1023",
-                       config->port, where);
-    return dp_fail(DP_ECOMM, "cannot listen on port %d of %s: %s", config->port, where,
-                   strerror(-err));
-}
-
-/* What the others are told: the interface asked for, or how others know this host. */
-static void find_reachable(const struct dp_wire_config *config, const union dp_sockaddr *bound,
-                           union dp_sockaddr *out)
-{
-    if (config->interface)
-        *out = *bound;
-    else if (config->reached_by)
-        memcpy(out, config->reached_by, sizeof(*out));
-    else
-        dp_interface_guess(out);
-    dp_sockaddr_set_port(out, dp_sockaddr_port(bound));
-}
-
-static int tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
-                      struct dp_wire_address *address)
-{
-    struct tcp_address a = {.hears_loopback = !config->interface};
-    union dp_sockaddr bound, reachable;
-    static const uint8_t none[DP_COOKIE_BYTES];
-    int fd, err = 0;
-
-    memcpy(a.cookie, config->cookie, sizeof(a.cookie));
-    if (!memcmp(a.cookie, none, sizeof(none)))
-        err = dp_random_bytes(a.cookie, sizeof(a.cookie));
-    if (!err && config->interface)
-        err = dp_interface_address(config->interface, &bound);
-    if (err)
-        return err;
-    if (config->interface) {
-        dp_sockaddr_set_port(&bound, config->port);
-        err = bind_to(&bound, &fd);
-    } else {
-        err = bind_to_all(&bound, config->port, &fd);
-    }
-    if (err)
-        return say_bind_error(err, config);
-
-    struct tcp_listener *listener = calloc(1, sizeof(*listener));
-    if (!listener) {
-        close(fd);
-        return dp_fail(DP_ENOMEM, "no memory for a listener");
-    }
-    dp_door_init(&listener->door, fd, DP_HELLO_TCP, a.cookie, config->patience_ns);
-    find_reachable(config, &bound, &reachable);
-    pack_address(&reachable, &a);
-    dp_host_id("", a.host_id);
-    memset(address, 0, sizeof(*address));
-    memcpy(address, &a, sizeof(a));
-    *out = (struct dp_wire_listener *)listener;
-    return 0;
-}
-
 static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
 {
     struct dp_guest guest;
-    int err = dp_door_admit(&((struct tcp_listener *)listener)->door, &guest);
+    int err = dp_door_admit(listener, &guest);
 
     if (err)
         return err;
@@ -513,16 +328,6 @@ static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct
     *label = guest.hello.label;
     *out = &w->base;
     return 0;
-}
-
-static void tcp_unlisten(struct dp_wire_listener *listener)
-{
-    struct tcp_listener *l = (struct tcp_listener *)listener;
-
-    if (!l)
-        return;
-    dp_door_fini(&l->door);
-    free(l);
 }
 
 int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out)
@@ -549,10 +354,10 @@ void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns)
 
 const struct dp_wire_ops dp_wire_tcp = {
     .name = "tcp",
-    .address_bytes = sizeof(struct tcp_address),
-    .listen = tcp_listen,
+    .address_bytes = sizeof(struct dp_tcp_address),
+    .listen = dp_wire_tcp_listen,
     .accept = tcp_accept,
-    .unlisten = tcp_unlisten,
+    .unlisten = dp_door_close,
     .connect = tcp_connect,
     .progress = tcp_progress,
     .arm = tcp_arm,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tcp.h - beside the table of wire.h: addresses that did not come from a listener.
+ * tcp.h - what the parts of the TCP wire share, and what it has beside the table of wire.h.
  */
 #ifndef DP_WIRE_TCP_H
 #define DP_WIRE_TCP_H
@@ -8,9 +8,29 @@
 #include "wire/net.h"
 #include "wire/wire.h"
 
+/* What struct dp_wire_address holds here. */
+struct dp_tcp_address {
+    uint8_t host_id[DP_HOST_ID_BYTES];
+    uint8_t cookie[DP_COOKIE_BYTES];
+    uint8_t ip[16];
+    uint32_t scope;
+    uint16_t port;
+    uint8_t is_v6;
+    uint8_t hears_loopback; /* on the same host, 127.0.0.1 is quicker and needs no network */
+};
+_Static_assert(sizeof(struct dp_tcp_address) <= sizeof(struct dp_wire_address), "an address fits");
+
 /* The address of a listener at a known place with a known cookie. */
 void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP_COOKIE_BYTES],
                          struct dp_wire_address *out);
+
+/* Where to connect to for an address, and with which cookie: over the loopback to a listener of this
+ * host, if it hears that. */
+void dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
+                     uint8_t cookie[DP_COOKIE_BYTES]);
+
+int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
+                       struct dp_wire_address *address);
 
 /* This end of a connected wire. */
 int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out);

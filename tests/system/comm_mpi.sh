@@ -1,18 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# comm_mpi.sh - the suite of the communicators over MPI: mpirun starts test_comm as so many ranks, and
-# it runs the cases that are for so many.
+# comm_mpi.sh - the suite of the communicators over MPI: mpirun starts its programs as so many ranks,
+# and they run the cases that are for so many.
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
 
 DUALPIPE_COMM_MODULE_DIR=$DP_TOP_BUILDDIR/libdualpipe/.libs
 DP_TEST_COMM=mpi
 export DUALPIPE_COMM_MODULE_DIR DP_TEST_COMM
-program=$DP_TOP_BUILDDIR/tests/unit/test_comm
+programs=$DP_TOP_BUILDDIR/tests/unit/test_comm
 
 reason=
 [ -e "$DUALPIPE_COMM_MODULE_DIR/mpi.so" ] || reason='not configured --with-mpi'
-[ -x "$program" ] || reason='test_comm was not built: no cmocka'
+[ -x "$programs" ] || reason='test_comm was not built: no cmocka'
 command -v mpirun >/dev/null || reason='no mpirun'
 case $(mpirun --version 2>/dev/null) in
 *'Open MPI'*) flags='--allow-run-as-root --oversubscribe' ;;
@@ -31,8 +31,10 @@ for DP_TEST_RANKS in 2 3 4 5; do
         case_skipped "$DP_TEST_RANKS ranks over MPI: $reason"
         continue
     fi
-    # shellcheck disable=SC2086 # several flags
-    mpirun $flags -n $DP_TEST_RANKS "$program" >"$log" 2>&1 && findings= || findings=$(cat "$log")
-    case_is "$DP_TEST_RANKS ranks over MPI" "$findings"
+    for program in "$programs" "${programs}_failure"; do
+        # shellcheck disable=SC2086 # several flags
+        mpirun $flags -n $DP_TEST_RANKS "$program" >"$log" 2>&1 && findings= || findings=$(cat "$log")
+        case_is "$DP_TEST_RANKS ranks over MPI" "$findings"
+    done
 done
 cases_end

@@ -6,8 +6,6 @@
 #include "comm_group.h"
 
 #include "base/clock.h"
-#include "base/options.h"
-#include "comm/launcher.h"
 #include "comm/star.h"
 #include "wire/door.h"
 #include "wire/tcp.h"
@@ -418,112 +416,7 @@ static void a_port_in_use_is_named(void **state)
     close(taken);
 }
 
-/* ---- launchers ------------------------------------------------------------------------------- */
-
-static const char *const *variables; /* NAME=value ..., NULL */
-
-static const char *get_variable(const char *name)
-{
-    for (const char *const *v = variables; *v; v++)
-        if (!strncmp(*v, name, strlen(name)) && (*v)[strlen(name)] == '=')
-            return *v + strlen(name) + 1;
-    return NULL;
-}
-
-static int read_launch(const char *const *set, const char *address, int64_t port,
-                       struct dp_launch *out)
-{
-    const struct dp_comm_settings settings = {.address = address, .port = port};
-
-    variables = set;
-    return dp_launch_read(get_variable, &settings, out);
-}
-
-/* An address that ends with a colon has a port that is derived from the job. Returns the port. */
-static int expect_launch(const char *const *set, int rank, int size, const char *address)
-{
-    struct dp_launch launch;
-    const char *colon;
-
-    assert_int_equal(read_launch(set, NULL, 0, &launch), 0);
-    assert_int_equal(launch.rank, rank);
-    assert_int_equal(launch.size, size);
-    colon = strrchr(launch.address, ':');
-    const bool any_port = address[strlen(address) - 1] == ':';
-    if (any_port ? strncmp(launch.address, address, (size_t)(colon + 1 - launch.address))
-                 : strcmp(launch.address, address))
-        fail_msg("address %s, expected %s", launch.address, address);
-    if (any_port)
-        assert_in_range(atoi(colon + 1), 20000, 29999);
-    return atoi(colon + 1);
-}
-
-#define VARIABLES(...) ((const char *const[]){__VA_ARGS__, NULL})
-
-static void launchers_variables_tell_rank_size_and_address(void **state)
-{
-    (void)state;
-    expect_launch(VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=node0", "MASTER_PORT=29500"), 3,
-                  8, "node0:29501");
-    expect_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=fe80::1", "MASTER_PORT=1"), 0, 2,
-                  "[fe80::1]:2");
-    expect_launch(VARIABLES("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4",
-                            "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=12345"),
-                  1, 4, "127.0.0.1:");
-    expect_launch(VARIABLES("PMI_RANK=1", "PMI_SIZE=4", "MASTER_ADDR=a", "MASTER_PORT=7"), 1, 4,
-                  "a:8");
-    int port = expect_launch(VARIABLES("SLURM_PROCID=5", "SLURM_NTASKS=6", "SLURM_JOB_ID=77",
-                                       "SLURM_STEP_ID=0",
-                                       "SLURM_STEP_NODELIST=gpu[03-07,12],login"),
-                             5, 6, "gpu03:");
-    int other = expect_launch(VARIABLES("SLURM_PROCID=0", "SLURM_NTASKS=6", "SLURM_JOB_ID=78",
-                                        "SLURM_STEP_ID=0", "SLURM_JOB_NODELIST=solo"),
-                              0, 6, "solo:");
-    assert_int_not_equal(port, other);
-    /* The innermost launcher is meant. */
-    expect_launch(VARIABLES("SLURM_PROCID=0", "SLURM_NTASKS=2", "RANK=9", "WORLD_SIZE=16",
-                            "MASTER_ADDR=m", "MASTER_PORT=10"),
-                  9, 16, "m:11");
-}
-
-static void what_is_set_by_hand_comes_before_what_a_launcher_says(void **state)
-{
-    (void)state;
-    struct dp_launch launch;
-    const char *const *set = VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=m", "MASTER_PORT=1");
-
-    assert_int_equal(read_launch(set, NULL, 4000, &launch), 0);
-    assert_string_equal(launch.address, "m:4000");
-    assert_int_equal(read_launch(set, "other:5", 4000, &launch), 0);
-    assert_string_equal(launch.address, "other:5");
-}
-
-static void expect_no_launch(const char *const *set, int error, const char *sentence)
-{
-    struct dp_launch launch;
-
-    assert_int_equal(read_launch(set, NULL, 0, &launch), error);
-    if (!strstr(dp_last_error(), sentence))
-        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
-}
-
-static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
-{
-    (void)state;
-    expect_no_launch(VARIABLES("HOME=x"), DP_ENOENT, "not started by torchrun");
-    expect_no_launch(VARIABLES("RANK=0"), DP_EINVAL, "WORLD_SIZE is not set");
-    expect_no_launch(VARIABLES("RANK=2", "WORLD_SIZE=2"), DP_EINVAL,
-                     "RANK=2: expected a number from 0 to 1");
-    expect_no_launch(VARIABLES("RANK=x", "WORLD_SIZE=2"), DP_EINVAL, "RANK=x: expected a number");
-    expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2"), DP_EINVAL, "set MASTER_ADDR");
-    expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=a"), DP_EINVAL,
-                     "MASTER_PORT is not set");
-    expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=65535"),
-                     DP_EINVAL, "MASTER_PORT=65535: expected a number from 1 to 65534");
-    expect_no_launch(VARIABLES("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4",
-                               "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
-                     DP_EINVAL, "OpenMPI does not tell where rank 0 is");
-}
+/* ---- environment ------------------------------------------------------------------------------ */
 
 static int open_from_environment(const struct rank *r)
 {
@@ -566,9 +459,6 @@ int main(void)
         cmocka_unit_test(a_false_rank_0_does_no_harm_either),
         cmocka_unit_test(bad_configs_are_refused_in_a_sentence),
         cmocka_unit_test(a_port_in_use_is_named),
-        cmocka_unit_test(launchers_variables_tell_rank_size_and_address),
-        cmocka_unit_test(what_is_set_by_hand_comes_before_what_a_launcher_says),
-        cmocka_unit_test(a_launchers_variable_that_is_missing_or_wrong_is_named),
         cmocka_unit_test(all_of_it_can_come_from_the_environment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tcp_listen.c - where a TCP wire listens, and what it says of that to others.
+ */
+#include "wire/tcp.h"
+
+#include "base/fail.h"
+#include "wire/door.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* ---- addresses ----------------------------------------------------------------------------- */
+
+static void pack_address(const union dp_sockaddr *place, struct dp_tcp_address *a)
+{
+    a->port = (uint16_t)dp_sockaddr_port(place);
+    a->is_v6 = place->any.sa_family == AF_INET6;
+    if (a->is_v6) {
+        memcpy(a->ip, &place->v6.sin6_addr, 16);
+        a->scope = place->v6.sin6_scope_id;
+    } else {
+        memcpy(a->ip, &place->v4.sin_addr, 4);
+    }
+}
+
+static void unpack_address(const struct dp_tcp_address *a, union dp_sockaddr *place)
+{
+    memset(place, 0, sizeof(*place));
+    if (a->is_v6) {
+        place->v6.sin6_family = AF_INET6;
+        memcpy(&place->v6.sin6_addr, a->ip, 16);
+        place->v6.sin6_scope_id = a->scope;
+    } else {
+        place->v4.sin_family = AF_INET;
+        memcpy(&place->v4.sin_addr, a->ip, 4);
+    }
+    dp_sockaddr_set_port(place, a->port);
+}
+
+void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP_COOKIE_BYTES],
+                         struct dp_wire_address *out)
+{
+    struct dp_tcp_address a = {.hears_loopback = 0};
+
+    pack_address(place, &a);
+    memcpy(a.cookie, cookie, sizeof(a.cookie));
+    memset(out, 0, sizeof(*out));
+    memcpy(out, &a, sizeof(a));
+}
+
+void dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
+                     uint8_t cookie[DP_COOKIE_BYTES])
+{
+    uint8_t host_id[DP_HOST_ID_BYTES];
+    struct dp_tcp_address a;
+
+    memcpy(&a, address, sizeof(a));
+    memcpy(cookie, a.cookie, sizeof(a.cookie));
+    unpack_address(&a, place);
+    dp_host_id("", host_id);
+    if (!a.hears_loopback || memcmp(host_id, a.host_id, sizeof(host_id)))
+        return;
+    memset(place, 0, sizeof(*place));
+    place->v4.sin_family = AF_INET;
+    place->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    dp_sockaddr_set_port(place, a.port);
+}
+
+/* ---- listening ----------------------------------------------------------------------------- */
+
+static int bind_to(union dp_sockaddr *place, int *out)
+{
+    int one = 1, off = 0;
+    int fd = socket(place->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    socklen_t len = sizeof(*place);
+
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (place->any.sa_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    if (bind(fd, &place->any, dp_sockaddr_len(place)) || listen(fd, SOMAXCONN) ||
+        getsockname(fd, &place->any, &len)) {
+        int err = -errno;
+        close(fd);
+        return err;
+    }
+    *out = fd;
+    return 0;
+}
+
+/* All addresses of the host, IPv4 and IPv6 by one socket; only IPv4 where there is no IPv6. */
+static int bind_to_all(union dp_sockaddr *place, int port, int *fd)
+{
+    memset(place, 0, sizeof(*place));
+    place->v6.sin6_family = AF_INET6;
+    place->v6.sin6_port = htons((uint16_t)port);
+    int err = bind_to(place, fd);
+    if (err != -EAFNOSUPPORT && err != -EADDRNOTAVAIL)
+        return err;
+    memset(place, 0, sizeof(*place));
+    place->v4.sin_family = AF_INET;
+    place->v4.sin_port = htons((uint16_t)port);
+    return bind_to(place, fd);
+}
+
+static int say_bind_error(int err, const struct dp_wire_config *config)
+{
+    const char *where = config->interface ? config->interface : "all interfaces";
+
+    if (err == -EADDRINUSE)
+        return dp_fail(DP_ECOMM, "port %d on %s is in use by another program: choose another one",
+                       config->port, where);
+    if (err == -EACCES)
+        return dp_fail(DP_ECOMM, "port %d on %s needs more rights: choose one above 1023",
+                       config->port, where);
+    return dp_fail(DP_ECOMM, "cannot listen on port %d of %s: %s", config->port, where,
+                   strerror(-err));
+}
+
+/* What the others are told: the interface asked for, or how others know this host. */
+static void find_reachable(const struct dp_wire_config *config, const union dp_sockaddr *bound,
+                           union dp_sockaddr *out)
+{
+    if (config->interface)
+        *out = *bound;
+    else if (config->reached_by)
+        memcpy(out, config->reached_by, sizeof(*out));
+    else
+        dp_interface_guess(out);
+    dp_sockaddr_set_port(out, dp_sockaddr_port(bound));
+}
+
+static int bind_as_told(const struct dp_wire_config *config, union dp_sockaddr *bound, int *fd)
+{
+    if (!config->interface)
+        return bind_to_all(bound, config->port, fd);
+    dp_sockaddr_set_port(bound, config->port);
+    return bind_to(bound, fd);
+}
+
+int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
+                       struct dp_wire_address *address)
+{
+    struct dp_tcp_address a = {.hears_loopback = !config->interface};
+    union dp_sockaddr bound, reachable;
+    int fd = -1, err = dp_door_choose_cookie(config, a.cookie);
+
+    if (!err && config->interface)
+        err = dp_interface_address(config->interface, &bound);
+    if (err)
+        return err;
+    err = bind_as_told(config, &bound, &fd);
+    if (err)
+        return say_bind_error(err, config);
+    err = dp_door_open(fd, DP_HELLO_TCP, a.cookie, config->patience_ns, out);
+    if (err)
+        return err;
+    find_reachable(config, &bound, &reachable);
+    pack_address(&reachable, &a);
+    dp_host_id("", a.host_id);
+    memset(address, 0, sizeof(*address));
+    memcpy(address, &a, sizeof(a));
+    return 0;
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm_cases.h - for cases that every communicator must pass.
+ */
+#ifndef DP_TESTS_COMM_CASES_H
+#define DP_TESTS_COMM_CASES_H
+
+#include "comm_group.h"
+
+/* Run it on groups of `size` ranks of every kind; all ranks must return 0. */
+void on_all_kinds(int size, int64_t deadline_ns, rank_fn fn, void *arg);
+
+int blocking_send(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
+                  size_t len);
+int blocking_receive(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
+                     size_t len);
+
+#endif

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_comm_failure.c - aborts, stalls, deaths and ends of every communicator; each case runs over all
+ * of them.
+ */
+#include "cmocka_all.h"
+#include "comm_cases.h"
+
+#include "base/clock.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = 300 * DP_NS_PER_MS;
+
+/* ---- failure ------------------------------------------------------------------------------- */
+
+/* One rank fails, the others are in the middle of something. */
+static int abort_from(struct dp_comm *comm, void *arg)
+{
+    const int culprit = *(const int *)arg, peer = (comm->rank + 1) % comm->size;
+    struct dp_abort why;
+    char buf[100];
+
+    if (comm->rank == culprit) {
+        CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "forward of stage 3 returned 7"));
+        CHECK(!dp_comm_abort(comm, DP_EINVAL, "a second thought"));
+    } else {
+        CHECK(blocking_receive(comm, peer, 0, 1, buf, sizeof(buf)) == DP_EABORTED);
+        CHECK_SAYS("forward of stage 3 returned 7");
+    }
+    CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == culprit && why.error == DP_ECALLBACK);
+    CHECK(!strcmp(why.text, "forward of stage 3 returned 7"));
+    return 0;
+}
+
+static void an_abort_of_any_rank_reaches_all(void **state)
+{
+    (void)state;
+    for (int culprit = 0; culprit < 4; culprit++)
+        on_all_kinds(4, LONG_NS, abort_from, &culprit);
+}
+
+/* Everybody waits for the next rank, but one calls nothing at all until the others gave up. */
+struct stall {
+    int culprit;
+    int done[2]; /* a pipe: a byte from each rank that gave up */
+};
+
+static int stall(struct dp_comm *comm, void *arg)
+{
+    const struct stall *s = arg;
+    struct dp_abort why;
+    char buf[100];
+
+    if (comm->rank == s->culprit) {
+        for (int others = comm->size - 1; others > 0;) {
+            ssize_t n = read(s->done[0], buf, (size_t)others);
+            CHECK(n > 0);
+            others -= (int)n;
+        }
+        CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    } else {
+        const int64_t start = dp_now_ns();
+        int err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+        CHECK(dp_now_ns() - start < SHORT_NS + DP_NS_PER_S);
+        CHECK(write(s->done[1], "x", 1) == 1);
+        CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
+    }
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.error == DP_ETIMEDOUT);
+    CHECK(why.rank == s->culprit);
+    CHECK(strstr(why.text, "in vain for rank"));
+    return 0;
+}
+
+static void a_rank_that_nobody_hears_of_is_found_and_named(void **state)
+{
+    (void)state;
+    for (int culprit = 0; culprit < 4 && comm_kinds->shares_files; culprit += 2) {
+        struct stall s = {.culprit = culprit};
+        assert_int_equal(pipe(s.done), 0);
+        on_all_kinds(4, SHORT_NS, stall, &s);
+        close(s.done[0]);
+        close(s.done[1]);
+    }
+}
+
+/* One rank is killed; the others are in the middle of something with it or with each other. */
+static int die(struct dp_comm *comm, void *arg)
+{
+    const int culprit = *(const int *)arg;
+    struct dp_abort why;
+    char buf[100];
+    int err = dp_comm_barrier(comm);
+
+    if (comm->rank == culprit)
+        raise(SIGKILL);
+    const int64_t start = dp_now_ns();
+    if (!err)
+        err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+    CHECK(err == DP_EABORTED);
+    CHECK(dp_now_ns() - start < 2 * DP_NS_PER_S); /* not at the deadline */
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == culprit && why.error == DP_ECOMM);
+    CHECK(strstr(why.text, "has ended"));
+    CHECK(dp_comm_reset(comm) == DP_ECOMM);
+    CHECK(dp_comm_aborted(comm, NULL));
+    return 0;
+}
+
+static void a_killed_rank_is_named_on_all_others(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int culprit = 0; culprit < 4 && kind->processes; culprit++) {
+            int killed;
+            assert_int_equal(kind->run(kind, 4, LONG_NS, die, &culprit, &killed), 1);
+            assert_int_equal(killed, 1);
+        }
+}
+
+static int wait_in_a_circle(struct dp_comm *comm, void *arg)
+{
+    char buf[8];
+    int err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+    struct dp_abort why;
+
+    (void)arg;
+    CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(strstr(why.text, "circle"));
+    return 0;
+}
+
+static void a_deadlock_ends_at_the_deadline(void **state)
+{
+    (void)state;
+    on_all_kinds(3, SHORT_NS, wait_in_a_circle, NULL);
+}
+
+/* Fail with messages under way in all states, begin anew, and find nothing of them. */
+static int fail_and_begin_anew(struct dp_comm *comm, void *arg)
+{
+    enum { BIG = 3 << 20 };
+    const int culprit = *(const int *)arg;
+    const int next = (comm->rank + 1) % comm->size, back = (comm->rank + comm->size - 1) % comm->size;
+    unsigned char *big = malloc(BIG);
+    struct dp_request reqs[4];
+    char buf[8] = "old";
+
+    CHECK(big);
+    for (int round = 0; round < 3; round++) {
+        memset(big, 1, BIG);
+        int err = dp_comm_barrier(comm);
+        if (!err)
+            err = dp_comm_isend(comm, next, 0, 1, buf, sizeof(buf), &reqs[0]);
+        if (!err)
+            err = dp_comm_isend(comm, next, 1, 1, big, BIG, &reqs[1]);
+        if (!err)
+            err = dp_comm_irecv(comm, back, 2, 1, buf, sizeof(buf), &reqs[2]);
+        if (!err)
+            err = dp_comm_irecv(comm, back, 1, 1, big, BIG / 2, &reqs[3]);
+        CHECK(!err || err == DP_EABORTED);
+        if (comm->rank == culprit)
+            CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
+        CHECK(err || dp_comm_wait(comm, &reqs[2], back) == DP_EABORTED);
+        memset(big, 2, BIG); /* ours again, and nobody reads or writes it any more */
+        CHECK(!dp_comm_reset(comm));
+        CHECK(!dp_comm_aborted(comm, NULL));
+        for (int channel = 0; channel < 3; channel++)
+            if (comm->rank % 2) {
+                CHECK(!blocking_receive(comm, back, channel, 2, buf, 4));
+                CHECK(!blocking_send(comm, next, channel, 2, "new", 4));
+            } else {
+                CHECK(!blocking_send(comm, next, channel, 2, "new", 4));
+                CHECK(!blocking_receive(comm, back, channel, 2, buf, 4));
+            }
+        CHECK(!strcmp(buf, "new"));
+    }
+    free(big);
+    return 0;
+}
+
+static void after_a_reset_all_is_as_new(void **state)
+{
+    (void)state;
+    for (int culprit = 0; culprit < 4; culprit += 3)
+        on_all_kinds(4, LONG_NS, fail_and_begin_anew, &culprit);
+}
+
+static int reset_alone(struct dp_comm *comm, void *arg)
+{
+    (void)arg;
+    CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
+    if (comm->rank == 1) {
+        int err = dp_comm_reset(comm);
+        CHECK(err == DP_ETIMEDOUT || err == DP_ECOMM);
+        CHECK(dp_comm_aborted(comm, NULL));
+    } else {
+        while (!dp_comm_aborted(comm, NULL))
+            comm->ops->progress(comm, -1);
+    }
+    return 0;
+}
+
+static void a_reset_that_others_do_not_join_fails(void **state)
+{
+    (void)state;
+    on_all_kinds(3, SHORT_NS, reset_alone, NULL);
+}
+
+/* Rank 0 leaves in the middle. What it had sent arrives, more does not come. */
+static int leave_early(struct dp_comm *comm, void *arg)
+{
+    static struct dp_request reqs[3];
+    static char big[3 << 20];
+    char buf[8] = "";
+
+    (void)arg;
+    if (comm->rank == 0) {
+        CHECK(!blocking_send(comm, 1, 0, 1, "last", 5));
+        CHECK(!dp_comm_irecv(comm, 1, 1, 1, big, 8, &reqs[0]));
+        CHECK(!dp_comm_irecv(comm, 1, 2, 1, big, sizeof(big), &reqs[1]));
+        CHECK(!dp_comm_isend(comm, 1, 3, 1, big, sizeof(big), &reqs[2]));
+        return 0;
+    }
+    CHECK(!blocking_receive(comm, 0, 0, 1, buf, 5));
+    CHECK(!strcmp(buf, "last"));
+    CHECK(blocking_receive(comm, 0, 0, 1, buf, 5) == DP_ECOMM);
+    CHECK_SAYS("rank 0 has left");
+    return 0;
+}
+
+static void a_rank_may_leave_with_requests_in_flight(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, leave_early, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_abort_of_any_rank_reaches_all),
+        cmocka_unit_test(a_rank_that_nobody_hears_of_is_found_and_named),
+        cmocka_unit_test(a_killed_rank_is_named_on_all_others),
+        cmocka_unit_test(a_deadlock_ends_at_the_deadline),
+        cmocka_unit_test(after_a_reset_all_is_as_new),
+        cmocka_unit_test(a_reset_that_others_do_not_join_fails),
+        cmocka_unit_test(a_rank_may_leave_with_requests_in_flight),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

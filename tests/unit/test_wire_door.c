@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_wire_door.c - who is let in where a wire listens, and what is said where that cannot be.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/door.h"
+#include "wire/tcp.h"
+
+#include <arpa/inet.h>
+#include <string.h>
+#include <unistd.h>
+
+static int connect_to(int port)
+{
+    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(connect(fd, (const struct sockaddr *)&place, sizeof(place)), 0);
+    return fd;
+}
+
+static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
+
+static int listen_known(int64_t patience_ns, struct dp_wire_listener **listener,
+                        struct dp_wire_address *address)
+{
+    struct dp_wire_config config = {.interface = "127.0.0.1", .patience_ns = patience_ns};
+    union dp_sockaddr place = {.v4 = {.sin_family = AF_INET,
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+
+    memcpy(config.cookie, cookie, sizeof(cookie));
+    for (config.port = 20011; config.port < 21000; config.port++)
+        if (!dp_wire_tcp.listen(&config, listener, address)) {
+            dp_sockaddr_set_port(&place, config.port);
+            dp_wire_tcp_address(&place, cookie, address);
+            return config.port;
+        }
+    fail_msg("no free port");
+    return 0;
+}
+
+static bool is_shown_out(struct dp_wire_listener *listener, int fd)
+{
+    const int64_t until = dp_now_ns() + 5 * DP_NS_PER_S;
+    struct dp_wire *wire;
+    uint64_t label;
+    char byte;
+
+    while (dp_now_ns() < until) {
+        assert_int_equal(dp_wire_tcp.accept(listener, &label, &wire), DP_EAGAIN);
+        ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno == ECONNRESET))
+            return true;
+        assert_true(n < 0); /* not a byte for him */
+    }
+    return false;
+}
+
+static void strangers_get_nothing_and_do_no_harm(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP};
+    struct {
+        const void *bytes;
+        size_t len;
+    } says[] = {{"GET / HTTP/1.1\r\n\r\n", 18}, {"\0\0\0\0", 4}, {&hello, sizeof(hello)}};
+    int port = listen_known(50 * DP_NS_PER_MS, &listener, &address);
+    int silent[DP_DOOR_GUESTS + 8];
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    for (size_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
+        int fd = connect_to(port);
+        assert_int_equal(send(fd, says[i].bytes, says[i].len, 0), says[i].len);
+        assert_true(is_shown_out(listener, fd));
+        close(fd);
+    }
+    /* More silent ones than there are places; and somebody of ours behind them all. */
+    for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++)
+        silent[i] = connect_to(port);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &a), 0);
+    while (dp_wire_tcp.accept(listener, &label, &b) == DP_EAGAIN)
+        dp_wire_tcp.progress(a);
+    assert_int_equal(label, 5);
+    for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++) {
+        assert_true(is_shown_out(listener, silent[i]));
+        close(silent[i]);
+    }
+    dp_wire_close(a);
+    dp_wire_close(b);
+    dp_wire_tcp.unlisten(listener);
+}
+
+static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP, .label = 3};
+    int port = listen_known(0, &listener, &address), fd = connect_to(port);
+    struct dp_wire *wire;
+    struct dp_wire_request receive;
+    uint64_t label;
+    char buf[8];
+
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    assert_int_equal(send(fd, &hello, sizeof(hello), 0), sizeof(hello));
+    while (dp_wire_tcp.accept(listener, &label, &wire) == DP_EAGAIN)
+        ;
+    assert_int_equal(label, 3);
+    assert_int_equal(send(fd, "what I always wanted to say", 27, 0), 27);
+    dp_wire_irecv(wire, buf, sizeof(buf), &receive);
+    while (receive.status == DP_EAGAIN)
+        dp_wire_tcp.progress(wire);
+    assert_int_equal(receive.status, DP_EMISMATCH);
+    assert_string_equal(wire->why, "what arrived is no message");
+    close(fd);
+    dp_wire_close(wire);
+    dp_wire_tcp.unlisten(listener);
+}
+
+static void a_port_in_use_and_a_bad_interface_are_named(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *first, *second;
+    struct dp_wire_address address;
+    int port = listen_known(0, &first, &address);
+
+    assert_int_equal(dp_wire_tcp.listen(&(struct dp_wire_config){.port = port}, &second, &address),
+                     DP_ECOMM);
+    assert_non_null(strstr(dp_last_error(), "is in use by another program"));
+    assert_int_equal(
+        dp_wire_tcp.listen(&(struct dp_wire_config){.interface = "eth77"}, &second, &address),
+        DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "interface 'eth77': expected"));
+    dp_wire_tcp.unlisten(first);
+    dp_wire_tcp.unlisten(NULL);
+    dp_wire_shm.unlisten(NULL);
+}
+
+static void connect_to_nobody(const struct dp_wire_ops *ops, const char *interface)
+{
+    const struct dp_wire_config config = {.interface = interface};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_wire *wire;
+    struct dp_wire_request receive;
+    char byte;
+
+    assert_int_equal(ops->listen(&config, &listener, &address), 0);
+    ops->unlisten(listener);
+    assert_int_equal(ops->connect(&address, 0, &wire), 0);
+    dp_wire_irecv(wire, &byte, 1, &receive);
+    while (receive.status == DP_EAGAIN)
+        ops->progress(wire);
+    assert_int_equal(receive.status, DP_ECOMM);
+    assert_non_null(strstr(wire->why, "Connection refused"));
+    dp_wire_close(wire);
+}
+
+static void nobody_at_the_address_breaks_the_wire(void **state)
+{
+    (void)state;
+    connect_to_nobody(&dp_wire_tcp, "127.0.0.1");
+    connect_to_nobody(&dp_wire_tcp, NULL);
+    connect_to_nobody(&dp_wire_shm, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
+        cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),
+        cmocka_unit_test(a_port_in_use_and_a_bad_interface_are_named),
+        cmocka_unit_test(nobody_at_the_address_breaks_the_wire),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
