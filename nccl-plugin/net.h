@@ -23,6 +23,7 @@
 
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net_devices.h"
+#include "nccl-plugin/net_transport.h"
 
 enum { DPN_MAX_RECEIVES = 8 };             /* of one irecv */
 #define DPN_MAX_BYTES ((size_t)1 << 30)    /* of one message: NCCL's own limit, and its int holds it */
@@ -59,8 +60,9 @@ int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out);
 void dpn_net_close_listener(struct dpn_listener *listener);
 void dpn_net_close(struct dpn_comm *comm);
 
-/* Host memory only: DP_EUNSUPPORTED. */
-int dpn_net_register(struct dpn_comm *comm, void *data, size_t size, int type,
+/* DP_EUNSUPPORTED: memory that the comm's transport cannot reach, as a GPU's from shm and tcp. The
+ * dma-buf, if any, may be closed when this returns. */
+int dpn_net_register(struct dpn_comm *comm, const struct dpn_region *region,
                      struct dpn_memory **out);
 /* With a request in flight that uses the memory the connection is broken off: when this returns,
  * nobody touches the memory any more. NULL is fine. */
@@ -72,6 +74,9 @@ int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
 /* A group of n receives, which is done when all are. */
 int dpn_net_irecv(struct dpn_comm *comm, int n, void *const *data, const size_t *sizes,
                   const int *tags, struct dpn_memory *const *memories, struct dpn_request **out);
+/* Make n receives that are done visible to the GPU that the memory is of. *out NULL: they are. */
+int dpn_net_iflush(struct dpn_comm *comm, int n, void *const *data, const int *sizes,
+                   struct dpn_memory *const *memories, struct dpn_request **out);
 /* Moves everything in the comm. With *done the request is gone. sizes: one of a send, n of a
  * receive; NULL is fine. */
 int dpn_net_test(struct dpn_request *request, bool *done, int *sizes);

@@ -160,13 +160,18 @@ ncclResult_t dpn_closeListen_v6(void *listenComm)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-ncclResult_t dpn_regMr_v8(void *comm, void *data, size_t size, int type, void **mhandle)
+static ncclResult_t reg_region(void *comm, const struct dpn_region *region, void **mhandle)
 {
     struct dpn_memory *memory = NULL;
-    int err = dpn_net_register(comm, data, size, type, &memory);
+    int err = dpn_net_register(comm, region, &memory);
 
     *mhandle = memory;
     return dpn_result(err);
+}
+
+ncclResult_t dpn_regMr_v8(void *comm, void *data, size_t size, int type, void **mhandle)
+{
+    return reg_region(comm, &(struct dpn_region){data, size, type, -1, 0}, mhandle);
 }
 
 ncclResult_t dpn_regMr_v6(void *comm, void *data, int size, int type, void **mhandle)
@@ -177,14 +182,7 @@ ncclResult_t dpn_regMr_v6(void *comm, void *data, int size, int type, void **mha
 ncclResult_t dpn_regMrDmaBuf_v6(void *comm, void *data, size_t size, int type, uint64_t offset,
                                 int fd, void **mhandle)
 {
-    (void)comm;
-    (void)data;
-    (void)type;
-    (void)offset;
-    (void)fd;
-    *mhandle = NULL;
-    return dpn_result(dp_fail(DP_EUNSUPPORTED, "registering %zu bytes of a dma-buf: only host memory",
-                              size));
+    return reg_region(comm, &(struct dpn_region){data, size, type, fd, offset}, mhandle);
 }
 
 ncclResult_t dpn_deregMr_v6(void *comm, void *mhandle)
@@ -245,17 +243,14 @@ ncclResult_t dpn_irecv_v6(void *recvComm, int n, void **data, int *sizes, int *t
     return dpn_irecv_v10(recvComm, n, data, wide, tags, mhandles, NULL, request);
 }
 
-/* What arrived in host memory is there: nothing to wait for. */
 ncclResult_t dpn_iflush_v6(void *recvComm, int n, void **data, int *sizes, void **mhandles,
                            void **request)
 {
-    (void)recvComm;
-    (void)n;
-    (void)data;
-    (void)sizes;
-    (void)mhandles;
-    *request = NULL;
-    return ncclSuccess;
+    struct dpn_request *req = NULL;
+    int err = dpn_net_iflush(recvComm, n, data, sizes, (struct dpn_memory **)mhandles, &req);
+
+    *request = req;
+    return dpn_result(err);
 }
 
 ncclResult_t dpn_test_v6(void *request, int *done, int *sizes)

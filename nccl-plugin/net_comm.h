@@ -6,8 +6,8 @@
 #define DPN_NET_COMM_H
 
 #include "nccl-plugin/net.h"
-#include "nccl-plugin/net_grants.h"
 #include "nccl-plugin/net_handle.h"
+#include "nccl-plugin/net_transport.h"
 
 #include <pthread.h>
 
@@ -25,31 +25,20 @@ struct dpn_net {
 
 struct dpn_listener {
     struct dpn_open open;
+    int dev;
     int64_t waiting_since_ns; /* 0: accept has not been called for the next peer yet */
+    struct dpn_comm *half;    /* a peer that is in, but not ready yet */
     struct dp_wire_listener *on[DPN_WIRES];
 };
 
+/* A transport's begins with this. */
 struct dpn_memory {
     struct dpn_memory *next;
 };
 
-/* One receive of a group. */
-struct dpn_room {
-    char *data;
-    size_t size; /* the room; once done the message */
-    int tag;
-    bool done;
-    const struct dpn_memory *memory;
-};
-
-/* In use from isend or irecv until test says done. */
+/* A transport's begins with this. In use from isend, irecv or iflush until test says done. */
 struct dpn_request {
     struct dpn_comm *comm;
-    struct dp_wire_request wire;        /* the message; of a receive the grant */
-    const struct dpn_memory *memory;    /* of a send */
-    unsigned count, left;               /* of a receive: rooms, and those not done */
-    struct dpn_grant grant;
-    struct dpn_room rooms[DPN_MAX_RECEIVES];
 };
 
 struct dpn_comm {
@@ -64,23 +53,14 @@ struct dpn_comm {
 
     pthread_mutex_t lock; /* all below; nobody else wants it but who deregisters */
     struct dp_wire *wire;
+    const struct dpn_transport *transport; /* NULL until the wire is connected */
+    void *state;                           /* the transport's */
     struct dpn_memory *memories;
-    struct dp_wire_request incoming;
-    struct dpn_grant arrived; /* sender: where incoming goes */
-    struct dpn_grants grants; /* sender */
-    struct dp_wire_request refusal;
-    uint32_t free; /* a bit per request */
-    struct dpn_request requests[NCCL_NET_MAX_REQUESTS];
 };
 
 extern struct dpn_net_options dpn_options;
 
 void dpn_open_add(struct dpn_open *open, struct dpn_net *net);
 void dpn_open_remove(struct dpn_open *open);
-
-/* Wait for the first message from the other side. */
-void dpn_comm_start(struct dpn_comm *comm);
-/* Move what can be moved; the lock is held. */
-void dpn_comm_progress(struct dpn_comm *comm);
 
 #endif

@@ -29,16 +29,16 @@ static void close_comm(struct dpn_open *open)
     struct dpn_comm *comm = (struct dpn_comm *)open;
 
     dpn_open_remove(open);
-    /* Unread bytes would make the kernel break a connection off, and what was sent would be lost. With
-     * requests in flight their memory may be gone already. */
-    if (!comm->handle_at && comm->free == UINT32_MAX)
-        dpn_comm_progress(comm);
-    dp_wire_close(comm->wire);
+    pthread_mutex_lock(&comm->lock);
+    if (comm->transport)
+        comm->transport->close(comm);
     while (comm->memories) {
         struct dpn_memory *memory = comm->memories;
         comm->memories = memory->next;
-        free(memory);
+        comm->transport->dereg(comm, memory);
     }
+    dp_wire_close(comm->wire);
+    pthread_mutex_unlock(&comm->lock);
     pthread_mutex_destroy(&comm->lock);
     free(comm);
 }
@@ -50,7 +50,8 @@ void dpn_net_close(struct dpn_comm *comm)
 }
 
 /* Takes the wire. */
-static int new_comm(struct dpn_net *net, struct dp_wire *wire, bool is_sender, struct dpn_comm **out)
+static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_sender,
+                    struct dpn_comm **out)
 {
     struct dpn_comm *comm = calloc(1, sizeof(*comm));
 
@@ -60,21 +61,31 @@ static int new_comm(struct dpn_net *net, struct dp_wire *wire, bool is_sender, s
     }
     comm->open.close = close_comm;
     comm->is_sender = is_sender;
+    comm->dev = dev;
     comm->wire = wire;
-    comm->free = UINT32_MAX;
+    comm->until_ns = dp_now_ns() + timeout_ns();
     pthread_mutex_init(&comm->lock, NULL);
-    for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
-        comm->requests[i].comm = comm;
     dpn_open_add(&comm->open, net);
     *out = comm;
     return 0;
 }
 
-static void start(struct dpn_comm *comm)
+static void choose_transport(struct dpn_comm *comm)
 {
     if (comm->wire->ops == &dp_wire_tcp)
         dp_wire_tcp_set_patience(comm->wire, timeout_ns());
-    dpn_comm_start(comm);
+    comm->transport = &dpn_wired;
+}
+
+/* The wire is connected. */
+static int open_transport(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    if (!comm->transport)
+        choose_transport(comm);
+    int err = comm->transport->open(comm);
+    pthread_mutex_unlock(&comm->lock);
+    return err;
 }
 
 /* ---- listen, accept ------------------------------------------------------------------------- */
@@ -83,6 +94,7 @@ static void close_listener(struct dpn_open *open)
 {
     struct dpn_listener *listener = (struct dpn_listener *)open;
 
+    dpn_net_close(listener->half);
     dpn_open_remove(open);
     for (int w = 0; w < DPN_WIRES; w++)
         if (listener->on[w])
@@ -124,6 +136,7 @@ int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listen
     if (!listener)
         return dp_fail(DP_ENOMEM, "no memory for a listener");
     listener->open.close = close_listener;
+    listener->dev = dev;
     dpn_open_add(&listener->open, net);
     err = listen_on_wires(device, listener, &addresses);
     if (!err)
@@ -147,26 +160,55 @@ static int accept_on_wires(struct dpn_listener *listener, struct dp_wire **out)
     return err;
 }
 
-int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out)
+static int let_in(struct dpn_listener *listener)
 {
     struct dp_wire *wire;
     int err = accept_on_wires(listener, &wire);
 
-    if (err == DP_EAGAIN) {
-        const int64_t now_ns = dp_now_ns();
-        if (!listener->waiting_since_ns)
-            listener->waiting_since_ns = now_ns;
-        if (now_ns - listener->waiting_since_ns > timeout_ns())
-            err = dp_fail(DP_ETIMEDOUT, "no peer has connected for %lld s (DUALPIPE_NET_TIMEOUT)",
-                          (long long)dpn_options.timeout_s);
-    }
-    if (err)
+    return err ? err
+               : new_comm(listener->open.net, listener->dev, wire, false, &listener->half);
+}
+
+/* A peer that is in but does not go on is given up; the next one may do better. */
+static int go_on_accepting(struct dpn_listener *listener, struct dpn_comm **out)
+{
+    struct dpn_comm *half = listener->half;
+    int err = open_transport(half);
+
+    if (err == DP_EAGAIN && dp_now_ns() > half->until_ns)
+        err = dp_fail(DP_ETIMEDOUT, "a peer that has connected has been silent for %lld s "
+                      "(DUALPIPE_NET_TIMEOUT)", (long long)dpn_options.timeout_s);
+    if (err == DP_EAGAIN)
         return err;
-    listener->waiting_since_ns = 0;
-    err = new_comm(listener->open.net, wire, false, out);
-    if (!err)
-        start(*out);
+    listener->half = NULL;
+    if (err)
+        dpn_net_close(half);
+    else
+        *out = half;
     return err;
+}
+
+static int check_waiting(struct dpn_listener *listener)
+{
+    const int64_t now_ns = dp_now_ns();
+
+    if (!listener->waiting_since_ns)
+        listener->waiting_since_ns = now_ns;
+    if (now_ns - listener->waiting_since_ns > timeout_ns())
+        return dp_fail(DP_ETIMEDOUT, "no peer has connected for %lld s (DUALPIPE_NET_TIMEOUT)",
+                       (long long)dpn_options.timeout_s);
+    return DP_EAGAIN;
+}
+
+int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out)
+{
+    if (!listener->half) {
+        int err = let_in(listener);
+        if (err)
+            return err == DP_EAGAIN ? check_waiting(listener) : err;
+        listener->waiting_since_ns = 0;
+    }
+    return go_on_accepting(listener, out);
 }
 
 /* ---- connect ------------------------------------------------------------------------------- */
@@ -204,7 +246,8 @@ static void mark_attempt(struct dpn_comm *comm, const void *handle_at)
     pthread_mutex_unlock(&comm->open.net->lock);
 }
 
-static int begin_connecting(struct dpn_net *net, const void *handle, struct dpn_comm **out)
+static int begin_connecting(struct dpn_net *net, int dev, const void *handle,
+                            struct dpn_comm **out)
 {
     struct dpn_addresses addresses;
     struct dp_wire *wire;
@@ -213,10 +256,9 @@ static int begin_connecting(struct dpn_net *net, const void *handle, struct dpn_
     if (!err)
         err = connect_best_wire(&addresses, &wire);
     if (!err)
-        err = new_comm(net, wire, true, out);
+        err = new_comm(net, dev, wire, true, out);
     if (err)
         return err;
-    (*out)->until_ns = dp_now_ns() + timeout_ns();
     mark_attempt(*out, handle);
     return 0;
 }
@@ -240,15 +282,15 @@ static int go_on_connecting(struct dpn_comm *comm)
 {
     struct dp_wire *wire = comm->wire;
 
-    wire->ops->progress(wire);
+    if (!comm->transport)
+        wire->ops->progress(wire);
     if (wire->error)
         return dp_fail(wire->error, "cannot connect over %s: %s", wire->ops->name, wire->why);
-    if (wire->connected)
-        return 0;
-    if (dp_now_ns() > comm->until_ns)
+    int err = wire->connected ? open_transport(comm) : DP_EAGAIN;
+    if (err == DP_EAGAIN && dp_now_ns() > comm->until_ns)
         return dp_fail(DP_ETIMEDOUT, "no answer over %s for %lld s (DUALPIPE_NET_TIMEOUT)",
                        wire->ops->name, (long long)dpn_options.timeout_s);
-    return DP_EAGAIN;
+    return err;
 }
 
 int dpn_net_connect(struct dpn_net *net, int dev, const void *handle, struct dpn_comm **out)
@@ -258,7 +300,7 @@ int dpn_net_connect(struct dpn_net *net, int dev, const void *handle, struct dpn
     int err = dpn_net_device(dev, &device);
 
     if (!err && !comm)
-        err = begin_connecting(net, handle, &comm);
+        err = begin_connecting(net, dev, handle, &comm);
     if (err)
         return err;
     err = go_on_connecting(comm);
@@ -269,7 +311,6 @@ int dpn_net_connect(struct dpn_net *net, int dev, const void *handle, struct dpn
         return err;
     }
     mark_attempt(comm, NULL);
-    start(comm);
     *out = comm;
     return 0;
 }
