@@ -58,7 +58,15 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-[ $install = no ] || sh tools/packages.sh test
+# Without virtual machines the tests that want one are skipped.
+if [ $install = yes ]; then
+    sh tools/packages.sh test
+    if ! grep -q '^VERSION_CODENAME=bookworm' /etc/os-release 2>/dev/null; then
+        echo 'No virtual machines for the tests: their kernel is that of Debian 12'
+    elif ! sh tools/packages.sh guests || ! sh tests/rdma-vm/kernel.sh fetch; then
+        echo 'No virtual machines for the tests: the reason is above'
+    fi
+fi
 echo "Building in $build/ ..."
 # shellcheck disable=SC2086 # words
 sh tools/build.sh $build $options

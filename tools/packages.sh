@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# packages.sh build|test - install the distribution's packages that are missing: `build` those that
-# configure and make want, `test` also those of the tests. Debian 12, Ubuntu 22.04 and 24.04, as
-# root or through sudo. Does nothing, and needs no rights, where nothing is missing.
+# packages.sh build|test|guests - install the distribution's packages that are missing: `build` those
+# that configure and make want, `test` also those of the tests, `guests` those of the virtual machines
+# in which some tests run. Debian 12, Ubuntu 22.04 and 24.04, as root or through sudo. Does nothing,
+# and needs no rights, where nothing is missing.
 set -eu
 
 die()
@@ -18,7 +19,9 @@ set -- autoconf automake gcc libc6-dev libdlpack-dev libjansson-dev libopenblas-
 case $what in
 build) ;;
 test) set -- "$@" g++ jq libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck ;;
-*) die "expected 'build' or 'test', not '$what'" ;;
+guests) set -- busybox-static ibverbs-providers ibverbs-utils iproute2 kmod perftest \
+    qemu-system-x86 xz-utils ;;
+*) die "expected 'build', 'test' or 'guests', not '$what'" ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
