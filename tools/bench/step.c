@@ -85,7 +85,7 @@ static int time_step(struct job *j, double *ns)
 static int take_steps(struct job *j, int which)
 {
     struct told mine = {.cpu_ns = -bench_self_ns()};
-    double total = 0, one;
+    double total = 0, one = 0;
     int err = 0;
 
     rig_set_naps(&j->rig, &j->costs[which]);
