@@ -17,10 +17,10 @@ for compiler in ${DP_CXX:-} c++; do
     case $compiler in -*) continue ;; esac
     command -v "$compiler" >/dev/null && cxx=$compiler && break
 done
-cc=${DP_CC%% *}
 
 for header in dualpipe/*.h; do
-    case_is "$header in C11" "$(compiles "$cc" -std=c11 -x c)"
+    # shellcheck disable=SC2086 # words
+    case_is "$header in C11" "$(compiles $DP_CC -std=c11 -x c)"
     [ -z "$cxx" ] || case_is "$header in C++17" "$(compiles "$cxx" -std=c++17 -x c++)"
     case_is "$header is not installed" \
         "$(grep -qF "libdualpipe/include/$header" ../Makefile.inc || echo "$header")"
