@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "net_caller.h"
+#include "nccl-plugin/net_caller.h"
 
 #include <dlfcn.h>
 
 /* The same text once per version. */
 #define VERSION 6
-#include "net_caller_version.h"
+#include "nccl-plugin/net_caller_version.h"
 #define VERSION 7
-#include "net_caller_version.h"
+#include "nccl-plugin/net_caller_version.h"
 #define VERSION 8
-#include "net_caller_version.h"
+#include "nccl-plugin/net_caller_version.h"
 #define VERSION 9
-#include "net_caller_version.h"
+#include "nccl-plugin/net_caller_version.h"
 #define VERSION 10
-#include "net_caller_version.h"
+#include "nccl-plugin/net_caller_version.h"
 #define VERSION 11
-#include "net_caller_version.h"
+#include "nccl-plugin/net_caller_version.h"
 #define VERSION 12
-#include "net_caller_version.h"
+#include "nccl-plugin/net_caller_version.h"
 
 const struct net_caller *net_caller_find(void *library, int version)
 {

@@ -3,8 +3,8 @@
  * net_caller.h - any net plugin, in any version of its table, behind one table of ours. As NCCL does,
  * it hands over sizes as the version takes them, and lets the plugin's results through unchanged.
  */
-#ifndef DP_TESTS_NET_CALLER_H
-#define DP_TESTS_NET_CALLER_H
+#ifndef DPN_NET_CALLER_H
+#define DPN_NET_CALLER_H
 
 #include "nccl-plugin/nccl_abi.h"
 
