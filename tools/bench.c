@@ -21,6 +21,7 @@ static const struct command commands[] = {
     {"schedule", "how fast schedules are built, proven and simulated", run_bench_schedule},
     {"executor", "what an op costs beside its compute", run_bench_executor},
     {"step", "a real step of a process a rank, against its critical path", run_bench_step},
+    {"net", "net plugins for NCCL, beside each other and what the machine could do", run_bench_net},
     {"wire", "messages between two processes: latency and bandwidth", run_bench_wire},
     {0},
 };

@@ -69,6 +69,12 @@ int bench_run(struct bench_case *cases, int count, const struct bench_options *o
 void bench_report(const char *title, const struct bench_case *cases, int count,
                   const struct bench_options *options);
 
+/* "8 B", "512 KiB", "4 MiB". */
+void bench_size_text(size_t bytes, char *text, size_t len);
+
+/* Figure `at` of a case as a JSON object, for commands that have more to say of it; the caller's. */
+struct json_t *bench_json_figure(const struct bench_case *c, int at);
+
 int64_t bench_now_ns(void);
 
 /* CPU time that the sampled work used in processes that are still running: what those have told,

@@ -221,14 +221,6 @@ static int open_lane(struct lane *lane, int workers, size_t bytes)
 static const char *const mode_names[] = {"1 thread", "2 threads, a copy each",
                                          "1 copy on 2 threads"};
 
-static void size_text(size_t bytes, char *text, size_t len)
-{
-    if (bytes < 1 << 20)
-        snprintf(text, len, "%zu KiB", bytes >> 10);
-    else
-        snprintf(text, len, "%zu MiB", bytes >> 20);
-}
-
 /* From 16 MiB on the caches are no help. The shared copy has no peer, hence no target. */
 static double target_of(const struct job *job)
 {
@@ -242,7 +234,7 @@ static void make_case(struct bench_case *c, struct job *job)
     static const char *const what[] = {"ours over libc", "ours", "libc"};
     char size[24];
 
-    size_text(job->bytes, size, sizeof(size));
+    bench_size_text(job->bytes, size, sizeof(size));
     *c = (struct bench_case){.sample = sample, .user = job, .figure_count = FIGURES};
     for (int i = 0; i < FIGURES; i++) {
         snprintf(job->names[i], sizeof(job->names[i]), "%s, %s: %s", size, mode_names[job->mode],
@@ -260,7 +252,7 @@ static void print_row(const struct bench_case *c)
     const struct bench_figure *ratio = &c->figures[RATIO];
     char size[24], target[24] = "-";
 
-    size_text(job->bytes, size, sizeof(size));
+    bench_size_text(job->bytes, size, sizeof(size));
     if (ratio->target)
         snprintf(target, sizeof(target), ">= %.2f: %s", ratio->target,
                  ratio->median >= ratio->target ? "met" : "missed");

@@ -8,6 +8,16 @@
 
 #include <stdio.h>
 
+void bench_size_text(size_t bytes, char *text, size_t len)
+{
+    if (bytes < 1 << 10 || bytes % (1 << 10))
+        snprintf(text, len, "%zu B", bytes);
+    else if (bytes < 1 << 20 || bytes % (1 << 20))
+        snprintf(text, len, "%zu KiB", bytes >> 10);
+    else
+        snprintf(text, len, "%zu MiB", bytes >> 20);
+}
+
 static bool is_met(const struct bench_figure *f, double figure)
 {
     return f->target_is_floor ? figure >= f->target : figure <= f->target;
@@ -24,7 +34,7 @@ static void print_figure(const struct bench_case *c, const struct bench_figure *
            target, c->count, c->background, c->noisy ? " (!)" : "");
 }
 
-static json_t *json_figure(const struct bench_case *c, int i)
+struct json_t *bench_json_figure(const struct bench_case *c, int i)
 {
     const struct bench_figure *f = &c->figures[i];
     json_t *samples = json_array();
@@ -48,7 +58,7 @@ static void print_json(const char *title, const struct bench_case *cases, int co
 
     for (int i = 0; i < count; i++)
         for (int k = 0; k < cases[i].figure_count; k++)
-            json_array_append_new(all, json_figure(&cases[i], k));
+            json_array_append_new(all, bench_json_figure(&cases[i], k));
     j = json_pack("{ss, so}", "bench", title, "figures", all);
     json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     putchar('\n');

@@ -25,21 +25,7 @@ void svg_px(const struct svg *v, double px)
 
 void svg_escaped(const struct svg *v, const char *text)
 {
-    for (; *text; text++)
-        switch (*text) {
-        case '&':
-            fputs("&amp;", v->to);
-            break;
-        case '<':
-            fputs("&lt;", v->to);
-            break;
-        case '>':
-            fputs("&gt;", v->to);
-            break;
-        default:
-            if ((unsigned char)*text >= ' ')
-                putc(*text, v->to);
-        }
+    draw_escaped(v->to, text);
 }
 
 void svg_box(const struct svg *v, double x, double y, double width, double height)

@@ -1,0 +1,74 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# bench_net.sh - `dualpipe bench net`: plugins beside each other, in every form of output, and files
+# that are none. Whether the figures are any good is not asked here.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+brief="--samples 1 --limit 1ms"
+plugin=$DP_TOP_BUILDDIR/nccl-plugin/.libs/libnccl-net-dualpipe.so
+NCCL_SOCKET_IFNAME=lo
+export NCCL_SOCKET_IFNAME
+
+sets_net_plugins_beside_each_other()
+{
+    # shellcheck disable=SC2086 # words
+    run bench net $brief --sizes 8 --connections 2 --no-limits --plugin "$plugin" \
+        --plugin "DUALPIPE_NET_WIRE=tcp $plugin" &&
+        says "A  dualpipe v12, device lo" "B  dualpipe v12, device lo" "DUALPIPE_NET_WIRE=tcp /" \
+            "latency, us one way" "bandwidth, GB/s, 2 connections" "rate, million/s, 2 connections"
+}
+
+# What man dualpipe-bench promises of the JSON, and every figure that was asked for.
+tells_net_figures_in_json()
+{
+    command -v jq >/dev/null || skip "no jq"
+    # shellcheck disable=SC2086 # words
+    run bench net $brief --sizes 8,64KiB --connections 1 --plugin "$plugin" --abi 9 --json || return
+    jq -e '.bench == "net" and .format == 1 and (.contenders | length) == 4 and
+        (.contenders[0] | .contender == "A" and .kind == "plugin" and .abi == 9 and .device == "lo" and
+            .plugin == "dualpipe" and .environment == "" and .speed_mbps > 0) and
+        ([.figures[] | select(.contender == "A")] | length) == 2 + 2 + 2 and
+        all(.figures[]; .median > 0 and .best > 0 and (.samples | length) > 0 and
+            (.noisy | type) == "boolean" and .size_bytes >= 8 and .connections >= 1) and
+        ([.figures[] | .what + " " + .unit] | unique) ==
+            ["bandwidth GB/s", "latency us", "rate million/s"]' "$work/out" >/dev/null ||
+        wrong "not as promised: $(cat "$work/out")"
+}
+
+draws_net_figures()
+{
+    # shellcheck disable=SC2086 # words
+    run bench net $brief --sizes 8,64KiB --connections 2 --plugin "$plugin" --no-limits --svg "$work/net.svg" || return
+    grep -q '</svg>' "$work/net.svg" && grep -q 'A: dualpipe v12' "$work/net.svg" &&
+        grep -q 'bandwidth, 2 connections' "$work/net.svg" || wrong "no drawing"
+    ! command -v xmllint >/dev/null || xmllint --noout "$work/net.svg"
+}
+
+# The plugin that belongs to the program.
+finds_its_own_net_plugin()
+{
+    run bench net --sizes 8 --connections 1 --no-limits $brief && says "libnccl-net-dualpipe.so"
+}
+
+refuses_what_is_no_net_plugin()
+{
+    echo text >"$work/text.so"
+    refuses 2 "cannot load the plugin: $work/text.so" bench net --plugin "$work/text.so" || return
+    refuses 2 "is no net plugin: it has none of ncclNetPlugin_v6 to _v12" \
+        bench net --plugin "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so" || return
+    refuses 2 "has no ncclNetPlugin_v5" bench net --abi 5 --plugin "$plugin" || return
+    refuses 1 "has no device on this machine" \
+        bench net --plugin "DUALPIPE_NET_DEVICES=0 $plugin" || return
+    refuses 1 "init returns ncclInvalidArgument" \
+        bench net --plugin "DUALPIPE_NET_WIRE=string $plugin" || return
+    refuses 2 "has no such device" bench net --device eth99 --plugin "$plugin" || return
+    refuses 2 "no file behind the variables" bench net --plugin "A=1 "
+}
+
+it sets_net_plugins_beside_each_other
+it tells_net_figures_in_json
+it draws_net_figures
+it finds_its_own_net_plugin
+it refuses_what_is_no_net_plugin
+finish

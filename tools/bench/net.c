@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net.c - `dualpipe bench net`: the command line, and which contenders it means.
+ */
+#include "config.h"
+
+#include "bench/net.h"
+#include "command.h"
+#include "commands.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- lists ------------------------------------------------------------------------------------- */
+
+static bool parse_list(const char *text, struct net_list *list, double most,
+                       bool (*parse)(const char *, double *))
+{
+    char *rest = NULL, *copy = strdup(text);
+    bool good = copy && *text;
+
+    list->count = 0;
+    for (char *word = copy ? strtok_r(copy, ",", &rest) : NULL; word && good;
+         word = strtok_r(NULL, ",", &rest)) {
+        double *item = &list->items[list->count];
+        good = list->count < NET_LIST_MAX && parse(word, item) && *item >= 1 && *item <= most &&
+               *item == floor(*item);
+        list->count += good;
+    }
+    free(copy);
+    return good && list->count;
+}
+
+static bool parse_sizes(const char *text, void *member, char *why, size_t why_len)
+{
+    snprintf(why, why_len, "up to %d sizes from 1 to 1GiB, such as 8,4KiB,512KiB", NET_LIST_MAX);
+    return parse_list(text, member, 1 << 30, args_parse_bytes);
+}
+
+static bool parse_count(const char *text, double *value)
+{
+    char *end;
+
+    *value = strtod(text, &end);
+    return end != text && !*end;
+}
+
+static bool parse_connections(const char *text, void *member, char *why, size_t why_len)
+{
+    snprintf(why, why_len, "up to %d numbers from 1 to %d, such as 1,4", NET_LIST_MAX,
+             NET_CONNECTIONS_MAX);
+    return parse_list(text, member, NET_CONNECTIONS_MAX, parse_count);
+}
+
+/* ---- contenders ------------------------------------------------------------------------------ */
+
+/* Where this program's own plugin is: beside it in the build tree, or where it was installed. */
+static const char *find_own_plugin(void)
+{
+    static const char *const places[] = {"/../../nccl-plugin/.libs/", "/../nccl-plugin/.libs/",
+                                         "/../lib/"};
+    static const char name[] = "libnccl-net-dualpipe.so";
+    static char path[4096 + 64];
+    char self[4096];
+    ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char *slash = len > 0 ? (self[len] = '\0', strrchr(self, '/')) : NULL;
+
+    for (size_t i = 0; slash && i < sizeof(places) / sizeof(places[0]); i++) {
+        snprintf(path, sizeof(path), "%.*s%s%s", (int)(slash - self), self, places[i], name);
+        if (!access(path, R_OK))
+            return realpath(path, self) ? snprintf(path, sizeof(path), "%s", self), path : path;
+    }
+    snprintf(path, sizeof(path), "%s/%s", DP_PLUGIN_DIR, name);
+    return access(path, R_OK) ? name : path;
+}
+
+/* "NAME=VALUE " at the beginning of text: its length, else 0. */
+static size_t assignment_len(const char *text)
+{
+    size_t len = 0;
+
+    while (isupper((unsigned char)text[len]) || text[len] == '_' ||
+           (len && isdigit((unsigned char)text[len])))
+        len++;
+    if (!len || text[len] != '=')
+        return 0;
+    len += strcspn(text + len, " ");
+    return len + strspn(text + len, " ");
+}
+
+/* "[NAME=VALUE ...] FILE" */
+static int read_plugin(const char *text, struct net_contender *c)
+{
+    const char *file = text;
+
+    for (size_t len; (len = assignment_len(file)) > 0;)
+        file += len;
+    c->way = &net_way_plugin;
+    c->file = file;
+    c->assignments = strndup(text, (size_t)(file - text));
+    if (!*file)
+        return command_misused("--plugin '%s': no file behind the variables", text);
+    return c->assignments ? 0 : command_broke("no memory for a name");
+}
+
+static int list_plugins(const struct net_values *v, struct net_contender *list, int *count)
+{
+    int status = 0;
+
+    if (v->plugins.count > NET_PLUGINS_MAX)
+        return command_misused("%zu plugins, expected at most %d", v->plugins.count,
+                               NET_PLUGINS_MAX);
+    for (size_t i = 0; i < v->plugins.count && !status; i++)
+        status = read_plugin(v->plugins.items[i], &list[(*count)++]);
+    if (!v->plugins.count)
+        status = read_plugin(find_own_plugin(), &list[(*count)++]);
+    for (int i = 0; i < *count && !status; i++) {
+        snprintf(list[i].label, sizeof(list[i].label), "%c", 'A' + i);
+        status = net_probe(v, &list[i]);
+    }
+    return status;
+}
+
+static void add_limits(struct net_contender *list, int *count)
+{
+    static const struct net_way *const ways[] = {&net_way_shm, &net_way_tcp, &net_way_memcpy};
+
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        struct net_contender *c = &list[(*count)++];
+        c->way = ways[i];
+        snprintf(c->label, sizeof(c->label), "%s", ways[i]->name);
+    }
+}
+
+static int measure(const struct net_values *v)
+{
+    struct net_contender list[NET_CONTENDERS_MAX] = {0};
+    int count = 0, status = list_plugins(v, list, &count);
+
+    if (!status && !v->no_limits)
+        add_limits(list, &count);
+    if (!status)
+        status = net_run(v, list, count);
+    for (int i = 0; i < count; i++)
+        free(list[i].assignments);
+    return status;
+}
+
+/* ---- the command line -------------------------------------------------------------------------- */
+
+static const struct arg args[] = {
+    {"plugin", 0, "FILE", "a net plugin, NAME=VALUE ... may stand in front of the file; again for "
+     "more", ARG_LIST, .offset = offsetof(struct net_values, plugins)},
+    {"sizes", 0, "SIZE,...", "of a message", ARG_PARSE, .offset = offsetof(struct net_values, sizes),
+     .fallback = "8,4KiB,64KiB,512KiB,4MiB", .parse = parse_sizes},
+    {"connections", 0, "N,...", "that carry a stream at once", ARG_PARSE,
+     .offset = offsetof(struct net_values, connections), .fallback = "1,4",
+     .parse = parse_connections},
+    {"device", 0, "NAME", "a plugin's device: its name, or a number from 0", ARG_STRING,
+     .offset = offsetof(struct net_values, device)},
+    {"abi", 0, "N", "use this version of a plugin's table; 0: the newest", ARG_INT,
+     .offset = offsetof(struct net_values, abi), .fallback = "0", .min = 0, .max = 12},
+    {"no-limits", 0, NULL, "leave out what the machine could do", ARG_FLAG,
+     .offset = offsetof(struct net_values, no_limits)},
+    {"svg", 0, "FILE", "also draw the figures", ARG_STRING,
+     .offset = offsetof(struct net_values, svg)},
+};
+
+int run_bench_net(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
+    };
+    const struct usage usage = {
+        .command = "dualpipe bench net",
+        .about = "Drive net plugins for NCCL as NCCL does, each between two processes on cores of\n"
+                 "their own: latency, bandwidth and message rate, by size and number of\n"
+                 "connections, beside what the machine could do. Without --plugin this program's\n"
+                 "own. NCCL's own Socket and IB nets are no files, so they cannot take part.",
+        .groups = groups,
+        .examples = "  dualpipe bench net\n"
+                    "  dualpipe bench net --sizes 8,512KiB --connections 1 --svg net.svg\n"
+                    "  dualpipe bench net --plugin libnccl-net-dualpipe.so --plugin other.so --json\n",
+    };
+    struct operands operands;
+    struct net_values v;
+    int status;
+
+    if (!args_parse(&usage, argc, argv, &v, &operands, &status))
+        return status;
+    return measure(&v);
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net_run.c - the pairs of processes: rank 0 takes the samples and tells the others what to do.
+ */
+#include "config.h"
+
+#include "bench/net.h"
+#include "command.h"
+#include "launch.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum {
+    STOP = -1,
+    SAMPLE_MS = 120,
+    POLLS_BETWEEN_LOOKS = 4096, /* at the clock, while nothing moves */
+    TESTS_MAX = NET_LIST_MAX * (NET_LIST_MAX + 1),
+    LINE_BYTES = 64,
+    PATIENCE_S = 60
+};
+static const size_t room_limit = 64 << 20;
+/* On a busy machine a sample takes its time, and the other pairs wait for it. */
+static const int64_t comm_deadline_ns = INT64_C(600000000000);
+
+struct job {
+    const struct net_values *values;
+    const struct net_contender *contenders;
+    int contender_count, test_count;
+    struct net_test tests[TESTS_MAX];
+    struct net_shared shared;
+    size_t room;
+};
+
+/* ---- what every way uses ----------------------------------------------------------------------- */
+
+int net_side_fail(struct net_side *s, int err, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(s->why, sizeof(s->why), fmt, args);
+    va_end(args);
+    return err;
+}
+
+int net_side_idle(struct net_side *s)
+{
+    if (++s->idle % POLLS_BETWEEN_LOOKS)
+        return 0;
+    sched_yield(); /* where there is one core for both sides */
+    const int64_t now_ns = bench_now_ns();
+    if (!s->idle_since_ns)
+        s->idle_since_ns = now_ns;
+    if (now_ns - s->idle_since_ns < PATIENCE_S * INT64_C(1000000000))
+        return 0;
+    return net_side_fail(s, DP_ETIMEDOUT, "%s: nothing has moved for %d s",
+                         s->contender->file ? s->contender->file : s->contender->label, PATIENCE_S);
+}
+
+static size_t stride_of(size_t size)
+{
+    return (size + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+}
+
+size_t net_slot(size_t room, size_t size, int connection, int at)
+{
+    const size_t stride = stride_of(size), slots = room / stride;
+
+    return ((size_t)connection * NET_WINDOW + (size_t)at % NET_WINDOW) % slots * stride;
+}
+
+/* ---- tests ------------------------------------------------------------------------------------- */
+
+static void list_tests(struct job *j)
+{
+    const struct net_list *sizes = &j->values->sizes, *connections = &j->values->connections;
+
+    for (int i = 0; i < sizes->count; i++)
+        j->tests[j->test_count++] = (struct net_test){false, (size_t)sizes->items[i], 1};
+    for (int k = 0; k < connections->count; k++)
+        for (int i = 0; i < sizes->count; i++)
+            j->tests[j->test_count++] = (struct net_test){true, (size_t)sizes->items[i],
+                                                          (int)connections->items[k]};
+}
+
+/* A limit is that of the machine: it has one connection. */
+static bool can(const struct net_contender *c, const struct net_test *t)
+{
+    if (!t->is_stream)
+        return c->way->ping_pong;
+    return !c->way->name || t->connections == 1;
+}
+
+static double largest(const struct net_list *list)
+{
+    double most = 0;
+
+    for (int i = 0; i < list->count; i++)
+        most = list->items[i] > most ? list->items[i] : most;
+    return most;
+}
+
+/* NET_WINDOW messages of each connection lie side by side, as far as that is not too much. */
+static size_t room_for(const struct net_values *v)
+{
+    const size_t stride = stride_of((size_t)largest(&v->sizes));
+    const size_t all = stride * NET_WINDOW * (size_t)largest(&v->connections);
+
+    return all <= room_limit ? all : stride <= room_limit ? room_limit : stride;
+}
+
+/* ---- a rank -------------------------------------------------------------------------------------- */
+
+/* What all ranks are told, and what they answer. */
+struct order {
+    int32_t contender, test, times;
+};
+struct answer {
+    int64_t cpu_ns, ns;
+};
+
+static int carry_out(struct job *j, struct net_side *s, const struct order *o, int64_t *ns)
+{
+    const struct net_way *way = s->contender->way;
+    const struct net_test *t = &j->tests[o->test];
+    int64_t began = bench_now_ns();
+    int err = t->is_stream ? way->stream(s, t->size, t->connections, o->times)
+                           : way->ping_pong(s, t->size, o->times);
+
+    *ns = bench_now_ns() - began;
+    return err;
+}
+
+/* All ranks: hear the order, let those whom it concerns carry it out, tell each other. ns: how long
+ * side 0 took. */
+static int do_order(struct job *j, struct net_side *s, struct order *o, int64_t *ns)
+{
+    struct answer mine = {0}, all[2 * NET_CONTENDERS_MAX];
+    int err = dp_comm_broadcast(s->comm, o, sizeof(*o), 0);
+
+    if (err || o->contender == STOP)
+        return err;
+    mine.cpu_ns = -bench_self_ns();
+    if (o->contender == s->comm->rank / 2)
+        err = carry_out(j, s, o, &mine.ns);
+    mine.cpu_ns += bench_self_ns();
+    if (!err)
+        err = dp_comm_allgather(s->comm, &mine, all, sizeof(mine));
+    if (err)
+        return err;
+    for (int r = 0; r < s->comm->size; r++)
+        if (r != s->comm->rank)
+            bench_add_own(all[r].cpu_ns);
+    *ns = all[2 * o->contender].ns;
+    return 0;
+}
+
+/* ---- the lead ------------------------------------------------------------------------------------ */
+
+struct sampler {
+    struct job *job;
+    struct net_side *side;
+    int contender, test, times; /* times that fill a sample; 0: not known yet */
+};
+
+static int order(struct sampler *s, int times, int64_t *ns)
+{
+    struct order o = {s->contender, s->test, times};
+
+    return do_order(s->job, s->side, &o, ns);
+}
+
+static int calibrate(struct sampler *s)
+{
+    int64_t ns;
+
+    for (int times = 1;; times *= 4) {
+        int err = order(s, times, &ns);
+        if (err)
+            return err;
+        if (ns < SAMPLE_MS * INT64_C(1000000) / 8 && times < 1 << 24)
+            continue;
+        s->times = 1 + (int)(times * (SAMPLE_MS * 1e6 / (double)ns));
+        return 0;
+    }
+}
+
+static int sample(void *user, double *figures)
+{
+    struct sampler *s = user;
+    const struct net_test *t = &s->job->tests[s->test];
+    int64_t ns = 1;
+    int err = s->times ? 0 : calibrate(s);
+
+    if (!err)
+        err = order(s, s->times, &ns);
+    const double messages = (double)s->times * t->connections;
+    if (t->is_stream) {
+        figures[0] = messages * (double)t->size / (double)ns;
+        figures[1] = messages / (double)ns * 1e3;
+    } else {
+        figures[0] = (double)ns / 2 / s->times / 1e3;
+    }
+    return err;
+}
+
+static struct bench_case case_of(struct sampler *s)
+{
+    if (s->job->tests[s->test].is_stream)
+        return (struct bench_case){
+            .sample = sample, .user = s, .figure_count = 2,
+            .figures = {{.what = "bandwidth", .unit = "GB/s", .target_is_floor = true},
+                        {.what = "rate", .unit = "million/s", .target_is_floor = true}}};
+    return (struct bench_case){.sample = sample, .user = s, .figure_count = 1,
+                               .figures = {{.what = "latency", .unit = "us"}}};
+}
+
+/* For each test all contenders, one after the other: their samples alternate. */
+static int measure(struct job *j, struct net_side *side, struct bench_case *cases,
+                   struct sampler *samplers, struct net_result *results)
+{
+    int count = 0;
+
+    for (int t = 0; t < j->test_count; t++)
+        for (int c = 0; c < j->contender_count; c++) {
+            if (!can(&j->contenders[c], &j->tests[t]))
+                continue;
+            samplers[count] = (struct sampler){.job = j, .side = side, .contender = c, .test = t};
+            cases[count] = case_of(&samplers[count]);
+            results[count] = (struct net_result){&j->tests[t], c, &cases[count]};
+            count++;
+        }
+    int err = bench_run(cases, count, &j->values->common);
+    if (err)
+        return err;
+    err = net_print(&(struct net_report){j->values, j->contenders, j->contender_count, j->test_count,
+                                         count, j->tests, results});
+    return err ? err : do_order(j, side, &(struct order){.contender = STOP}, NULL);
+}
+
+static int lead(struct job *j, struct net_side *side)
+{
+    const size_t most = (size_t)(j->test_count * j->contender_count);
+    struct bench_case *cases = calloc(most, sizeof(*cases));
+    struct sampler *samplers = calloc(most, sizeof(*samplers));
+    struct net_result *results = calloc(most, sizeof(*results));
+    int err = cases && samplers && results
+                  ? measure(j, side, cases, samplers, results)
+                  : net_side_fail(side, DP_ENOMEM, "no memory for %zu figures", most);
+
+    free(cases);
+    free(samplers);
+    free(results);
+    return err;
+}
+
+static int follow(struct job *j, struct net_side *side)
+{
+    struct order o = {0};
+    int64_t ns;
+    int err = 0;
+
+    while (!err && o.contender != STOP)
+        err = do_order(j, side, &o, &ns);
+    return err;
+}
+
+/* Sides 0 keep to one core, sides 1 to another, if there are two. */
+static void pin(int side)
+{
+    cpu_set_t usable, own;
+    int seen = 0;
+
+    if (sched_getaffinity(0, sizeof(usable), &usable) || CPU_COUNT(&usable) < 2)
+        return;
+    CPU_ZERO(&own);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &usable) && seen++ == side)
+            CPU_SET(cpu, &own);
+    sched_setaffinity(0, sizeof(own), &own);
+}
+
+static int open_side(struct job *j, struct net_side *s)
+{
+    s->out = malloc(j->room);
+    s->in = malloc(j->room);
+    if (!s->out || !s->in)
+        return net_side_fail(s, DP_ENOMEM, "no memory for two buffers of %zu bytes", j->room);
+    memset(s->out, 1, j->room);
+    memset(s->in, 2, j->room);
+    return s->contender->way->open ? s->contender->way->open(s) : 0;
+}
+
+static int run_side(struct job *j, struct net_side *s)
+{
+    int err = open_side(j, s);
+
+    if (!err)
+        err = dp_comm_barrier(s->comm);
+    if (!err)
+        err = s->comm->rank ? follow(j, s) : lead(j, s);
+    if (s->contender->way->close)
+        s->contender->way->close(s);
+    free(s->out);
+    free(s->in);
+    return err;
+}
+
+static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
+{
+    struct job *j = user;
+    struct net_side s = {.values = j->values, .contender = &j->contenders[config->rank / 2],
+                         .shared = &j->shared, .side = config->rank % 2,
+                         .connections = (int)largest(&j->values->connections), .room = j->room};
+
+    command_mute(true); /* launch_ranks says what went wrong, once */
+    pin(s.side);
+    int err = dp_comm_open(config, &s.comm);
+    net_set_environment(s.contender);
+    if (!err) {
+        s.comm->deadline_ns = comm_deadline_ns;
+        err = run_side(j, &s);
+    }
+    if (err) {
+        *why = (struct dp_abort){.rank = config->rank, .error = err};
+        snprintf(why->text, sizeof(why->text), "%s", *s.why ? s.why : dp_last_error());
+    }
+    dp_comm_close(s.comm);
+    return err;
+}
+
+/* ---- what the ranks inherit ------------------------------------------------------------------- */
+
+static int connect_to(int listener, struct sockaddr_in *at, int tcp[2])
+{
+    socklen_t len = sizeof(*at);
+    int on = 1;
+
+    if (bind(listener, (struct sockaddr *)at, len) || listen(listener, 1) ||
+        getsockname(listener, (struct sockaddr *)at, &len))
+        return -1;
+    tcp[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (tcp[0] < 0 || connect(tcp[0], (struct sockaddr *)at, len))
+        return -1;
+    tcp[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    for (int i = 0; i < 2; i++)
+        if (setsockopt(tcp[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)))
+            return -1;
+    return 0;
+}
+
+static int open_tcp(int tcp[2])
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int err = listener < 0 || connect_to(listener, &at, tcp)
+                  ? command_broke("cannot connect over the loopback: %s", strerror(errno))
+                  : 0;
+
+    if (listener >= 0)
+        close(listener);
+    return err;
+}
+
+static char *share(size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    return at == MAP_FAILED ? NULL : at;
+}
+
+enum { BOARD_BYTES = 4096 };
+
+static int open_shared(struct job *j)
+{
+    j->shared.board = (struct net_board *)(void *)share(BOARD_BYTES);
+    j->shared.memory = share(2 * j->room);
+    if (!j->shared.board || !j->shared.memory)
+        return command_broke("no memory for messages of %zu bytes: %s", j->room, strerror(errno));
+    return open_tcp(j->shared.tcp);
+}
+
+static void close_shared(struct job *j)
+{
+    if (j->shared.board)
+        munmap(j->shared.board, BOARD_BYTES);
+    if (j->shared.memory)
+        munmap(j->shared.memory, 2 * j->room);
+    for (int i = 0; i < 2; i++)
+        if (j->shared.tcp[i] >= 0)
+            close(j->shared.tcp[i]);
+}
+
+int net_run(const struct net_values *values, const struct net_contender *contenders, int count)
+{
+    struct job job = {.values = values, .contenders = contenders, .contender_count = count,
+                      .shared = {.tcp = {-1, -1}}, .room = room_for(values)};
+
+    list_tests(&job);
+    int status = open_shared(&job);
+    if (!status)
+        status = launch_ranks(2 * count, 0, "shm", run_rank, &job);
+    close_shared(&job);
+    return status;
+}
