@@ -208,8 +208,12 @@ static int wired_test(struct dp_comm *comm, struct dp_request *req)
     if (r->wire.status == DP_EAGAIN) {
         dp_mesh_progress(&c->mesh);
         err = poll_star(c, dp_now_ns());
-        return err ? err : DP_EAGAIN;
+        if (err)
+            return err;
     }
+    /* Looked at once more: who is told to try again may sleep, and nobody wakes him for what is done. */
+    if (r->wire.status == DP_EAGAIN)
+        return DP_EAGAIN;
     if (is_lost(r, wire))
         return find_reason(c, r->peer, wire);
     return check_message(r);
