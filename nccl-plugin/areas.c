@@ -3,9 +3,11 @@
  * areas.c - the option areas of the plugin. libdualpipe has a list of its own.
  */
 #include "nccl-plugin/net_options.h"
+#include "nccl-plugin/tuner_options.h"
 
 const struct dp_option_area *const dp_option_areas[] = {
     &dp_log_option_area,
     &dpn_net_option_area,
+    &dpn_tuner_option_area,
 };
 const size_t dp_option_area_count = sizeof(dp_option_areas) / sizeof(dp_option_areas[0]);

@@ -14,7 +14,7 @@ static void pass_on(void *user, enum dp_log_level level, const char *line)
                                                   : NCCL_LOG_TRACE;
 
     (void)user;
-    logger(as, NCCL_INIT | NCCL_NET, __FILE__, __LINE__, "NET/dualpipe: %s", line);
+    logger(as, NCCL_INIT | NCCL_NET | NCCL_TUNING, __FILE__, __LINE__, "dualpipe: %s", line);
 }
 
 void dpn_log_to(ncclDebugLogger_t logger)
@@ -44,6 +44,7 @@ ncclResult_t dpn_result(int err)
     case DP_ENOMEM:
     case DP_EIO:
     case DP_ENODEV:
+    case DP_ENOENT:
         return ncclSystemError;
     default:
         return ncclInternalError;

@@ -11,6 +11,7 @@ base        0  dualpipe options random
 schedule    1  schedule
 microbatch  1  microbatch
 topology    1  topology placement
+tuning      2  tuning
 device      2  device
 wire        2
 comm        3  comm
@@ -74,10 +75,11 @@ private()
 around_plugin()
 {
     find nccl-plugin -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
-        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa)/[^>]*>|<dualpipe/dualpipe\.h>)' |
-        grep -vE 'include *"((nccl-plugin|base|topology|wire|device)/[^"]*|config\.h)"' || :
+        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa)/[^>]*>|<dualpipe/(dualpipe|tuning)\.h>)' |
+        grep -vE 'include *"((nccl-plugin|base|topology|tuning|wire|device)/[^"]*|config\.h)"' || :
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
         grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/net_options\.h"' \
+            -e '^libdualpipe/areas\.c:.*"nccl-plugin/tuner_options\.h"' \
             -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net_caller\.h"' || :
 }
 

@@ -13,10 +13,13 @@ for tool in nm readelf; do
     }
 done
 
-expected=$(for v in 10 11 12 6 7 8 9; do echo ncclNetPlugin_v$v; done)
+expected=$(
+    for v in 10 11 12 6 7 8 9; do echo ncclNetPlugin_v$v; done
+    for v in 1 2 3 4 5 6; do echo ncclTunerPlugin_v$v; done
+)
 exported=$(nm -D --defined-only "$plugin" | awk '{ print $3 }' | sort)
 [ "$exported" = "$expected" ] || different=$exported
-case_is 'exports something else than ncclNetPlugin_v6 to _v12' "${different:-}"
+case_is 'exports something else than ncclNetPlugin_v6 to _v12 and ncclTunerPlugin_v1 to _v6' "${different:-}"
 
 # A sanitizer and coverage need libraries of their own.
 case $DP_CC in

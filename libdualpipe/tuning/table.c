@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * table.c - a table, from a text or a file.
+ */
+#include "base/fail.h"
+#include "base/text.h"
+#include "tuning/rule.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A table is read whenever a communicator is made; this is a hundred thousand rules. */
+enum { MAX_FILE = 8 << 20 };
+
+static int grow(struct dp_tuning_draft *draft)
+{
+    size_t capacity = 2 * draft->capacity + 16;
+    struct dp_tuning_rule *rules = realloc(draft->rules, capacity * sizeof(*rules));
+
+    if (!rules)
+        return dp_fail(DP_ENOMEM, "%s: no memory for %zu rules", draft->name, capacity);
+    draft->rules = rules;
+    draft->capacity = capacity;
+    return 0;
+}
+
+int dp_tuning_draft_add(struct dp_tuning_draft *draft, const struct dp_tuning_rule *rule)
+{
+    char why[DP_RULE_WHY];
+
+    if (!dp_tuning_rule_check(rule, why))
+        return dp_fail(DP_EINVAL, "%s:%d: %s", draft->name, rule->line, why);
+    int err = draft->count < draft->capacity ? 0 : grow(draft);
+    if (!err)
+        draft->rules[draft->count++] = *rule;
+    return err;
+}
+
+static int make_table(struct dp_tuning_draft *draft, struct dp_tuning_table **out)
+{
+    struct dp_tuning_table *table = calloc(1, sizeof(*table));
+    char *name = strdup(draft->name);
+
+    if (!table || !name) {
+        free(table);
+        free(name);
+        return dp_fail(DP_ENOMEM, "%s: no memory for the table", draft->name);
+    }
+    *table = (struct dp_tuning_table){name, draft->count, draft->rules};
+    *out = table;
+    return 0;
+}
+
+int dp_tuning_table_read(const char *text, size_t len, const char *name,
+                         struct dp_tuning_table **out)
+{
+    struct dp_tuning_draft draft = {.name = name};
+    int err = dp_tuning_read_csv(text, len, &draft);
+
+    if (!err && !draft.count)
+        err = dp_fail(DP_EINVAL, "%s: no rules, expected at least one", name);
+    if (!err)
+        err = make_table(&draft, out);
+    if (err)
+        free(draft.rules);
+    return err;
+}
+
+static int read_all(FILE *file, const char *path, struct dp_text *text)
+{
+    char block[4096];
+    size_t n;
+
+    while ((n = fread(block, 1, sizeof(block), file)) > 0 && text->len <= MAX_FILE)
+        dp_text_add(text, block, n);
+    if (ferror(file))
+        return dp_fail(DP_EIO, "%s: %s", path, strerror(errno));
+    if (text->len > MAX_FILE)
+        return dp_fail(DP_EINVAL, "%s: more than %d MiB, expected a table", path, MAX_FILE >> 20);
+    return text->failed ? dp_fail(DP_ENOMEM, "%s: no memory for the file", path) : 0;
+}
+
+int dp_tuning_table_load(const char *path, struct dp_tuning_table **out)
+{
+    struct dp_text text = {0};
+    FILE *file = fopen(path, "re");
+
+    if (!file)
+        return dp_fail(errno == ENOENT ? DP_ENOENT : DP_EIO, "%s: %s", path, strerror(errno));
+    int err = read_all(file, path, &text);
+    fclose(file);
+    if (!err)
+        err = dp_tuning_table_read(text.data ? text.data : "", text.len, path, out);
+    dp_text_fini(&text);
+    return err;
+}
+
+void dp_tuning_table_free(struct dp_tuning_table *table)
+{
+    if (!table)
+        return;
+    free(table->name);
+    free(table->rules);
+    free(table);
+}

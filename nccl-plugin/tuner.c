@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/tuner.h"
+
+#include "base/fail.h"
+#include "nccl-plugin/net_log.h"
+#include "nccl-plugin/tuner_allowed.h"
+#include "nccl-plugin/tuner_options.h"
+
+#include <dualpipe/tuning.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct dpn_tuner {
+    struct dp_tuner *tuner; /* NULL: nothing is known, and NCCL chooses by itself */
+    size_t ranks, nodes;
+    struct dpn_allowed allowed; /* for versions without costs */
+};
+
+/* ---- open ----------------------------------------------------------------------------------- */
+
+static bool trusts_registration(const struct dpn_tuner_options *o)
+{
+    return !strcmp(o->registered, "trust");
+}
+
+static void warn_of_registration(const struct dp_tuning_table *table)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < table->count; i++)
+        count += table->rules[i].registered == DP_TUNING_REGISTERED;
+    if (count)
+        dp_log(DP_LOG_WARN, "%s: %zu rules for registered buffers do not apply without "
+                            "DUALPIPE_TUNER_REGISTERED=trust",
+               table->name, count);
+}
+
+/* FNV-1a of what the rules say, to compare the logs of two ranks. */
+static uint64_t fingerprint(const struct dp_tuning_table *table)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+
+    for (size_t i = 0; i < table->count; i++) {
+        const struct dp_tuning_rule *r = &table->rules[i];
+        const int64_t facts[] = {r->function,    r->bytes.least, r->bytes.most, r->ranks.least,
+                                 r->ranks.most,  r->nodes.least, r->nodes.most, r->registered,
+                                 r->algorithm,   r->protocol,    r->channels,   r->chunk_bytes};
+        for (size_t k = 0; k < sizeof(facts) / sizeof(facts[0]); k++)
+            hash = (hash ^ (uint64_t)facts[k]) * 0x100000001b3;
+    }
+    return hash;
+}
+
+static int open_table(struct dpn_tuner *t, const struct dpn_tuner_options *o)
+{
+    struct dp_tuning_table *table;
+    int err = dp_tuning_table_load(o->table, &table);
+
+    if (err)
+        return err;
+    const struct dp_tuner_config config = {.table = table, .ranks = (int64_t)t->ranks,
+                                           .nodes = (int64_t)t->nodes,
+                                           .trusts_registration = trusts_registration(o)};
+    err = dp_tuner_new(&config, &t->tuner);
+    if (!err && !config.trusts_registration)
+        warn_of_registration(table);
+    if (!err)
+        dp_log(DP_LOG_INFO, "tuner: %zu ranks on %zu nodes, %zu rules of %s, fingerprint %016llx",
+               t->ranks, t->nodes, table->count, table->name,
+               (unsigned long long)fingerprint(table));
+    dp_tuning_table_free(table);
+    return err;
+}
+
+static int open_by_options(struct dpn_tuner *t, bool *is_strict)
+{
+    struct dpn_tuner_options o = {0};
+    int err = dp_options_read(&dpn_tuner_option_area, &o);
+
+    *is_strict = o.is_strict;
+    if (err)
+        return err;
+    if (o.table && *o.table)
+        return open_table(t, &o);
+    dp_log(DP_LOG_INFO, "tuner: no DUALPIPE_TUNER_TABLE, so NCCL chooses by itself");
+    return 0;
+}
+
+int dpn_tuner_open(size_t ranks, size_t nodes, ncclDebugLogger_t logger, struct dpn_tuner **out)
+{
+    struct dpn_tuner *t = calloc(1, sizeof(*t));
+    bool is_strict = false;
+
+    dpn_log_to(logger);
+    if (!t)
+        return dp_fail(DP_ENOMEM, "tuner: no memory for a communicator");
+    t->ranks = ranks;
+    t->nodes = nodes;
+    dpn_allowed_read(&t->allowed);
+    int err = open_by_options(t, &is_strict);
+    if (err && is_strict) {
+        dpn_tuner_close(t);
+        return err;
+    }
+    if (err)
+        dp_log(DP_LOG_WARN, "tuner: NCCL chooses by itself on this rank, for the reason above; all "
+                            "ranks must, or they may hang (DUALPIPE_TUNER_STRICT=1 would fail)");
+    *out = t;
+    return 0;
+}
+
+void dpn_tuner_close(struct dpn_tuner *t)
+{
+    if (!t)
+        return;
+    dp_tuner_free(t->tuner);
+    free(t);
+}
+
+/* ---- choose --------------------------------------------------------------------------------- */
+
+static bool is_collnet(int algorithm)
+{
+    return algorithm == NCCL_ALGO_COLLNET_DIRECT || algorithm == NCCL_ALGO_COLLNET_CHAIN;
+}
+
+/* NCCL brings a number that is too large down to what it has, but not for CollNet. */
+static void set_channels(const struct dp_tuning_answer *answer, int most, int *channels)
+{
+    if (!answer->channels || is_collnet(answer->algorithm))
+        return;
+    *channels = answer->channels < most ? answer->channels : most;
+}
+
+void dpn_tuner_choose(const struct dpn_tuner *t, const struct dpn_tuner_question *q, int *channels)
+{
+    const struct dp_tuning_question question = {
+        .function = (int)q->function,
+        .bytes = q->bytes < INT64_MAX ? (int64_t)q->bytes : INT64_MAX,
+        .is_registered = q->is_registered,
+        .costs = q->costs,
+        .algorithms = q->algorithms,
+        .protocols = q->protocols,
+    };
+    struct dp_tuning_answer answer;
+
+    if (!t || !t->tuner)
+        return;
+    dp_tuner_ask(t->tuner, &question, &answer);
+    if (answer.algorithm == DP_TUNING_DEFAULT)
+        return;
+    q->costs[answer.algorithm * q->protocols + answer.protocol] = 0;
+    set_channels(&answer, q->channels_max, channels);
+}
+
+void dpn_tuner_choose_without_costs(const struct dpn_tuner *t, ncclFunc_t function, size_t bytes,
+                                    bool has_collnet, bool has_nvls, int *algorithm, int *protocol,
+                                    int *channels)
+{
+    float costs[DPN_ALGORITHMS_V1][NCCL_NUM_PROTOCOLS];
+    const struct dpn_tuner_question q = {
+        .function = function, .bytes = bytes, .costs = (float *)costs, .algorithms = DPN_ALGORITHMS_V1,
+        .protocols = NCCL_NUM_PROTOCOLS, .channels_max = DPN_CHANNELS_MAX_V1,
+    };
+
+    if (!t)
+        return;
+    const struct dpn_support support = {has_collnet, has_nvls, t->ranks, t->nodes};
+    dpn_allowed_costs(&t->allowed, &support, function, costs);
+    dpn_tuner_choose(t, &q, channels);
+    for (int a = 0; a < DPN_ALGORITHMS_V1; a++)
+        for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
+            if (costs[a][p] == 0) {
+                *algorithm = a;
+                *protocol = p;
+            }
+}
+
+void dpn_tuner_chunk(const struct dpn_tuner *t, ncclFunc_t function, size_t bytes, int algorithm,
+                     int protocol, size_t *chunk)
+{
+    if (!t || !t->tuner)
+        return;
+    int64_t asked = dp_tuner_chunk_bytes(t->tuner, (int)function,
+                                         bytes < INT64_MAX ? (int64_t)bytes : INT64_MAX, algorithm,
+                                         protocol);
+    if (asked)
+        *chunk = (size_t)asked;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/tuner_calls.h"
+
+#include "nccl-plugin/net_log.h"
+#include "nccl-plugin/tuner.h"
+
+ncclResult_t dpn_tuner_init_v2(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                               void **context)
+{
+    struct dpn_tuner *tuner = NULL;
+    int err = dpn_tuner_open(nRanks, nNodes, logFunction, &tuner);
+
+    *context = tuner;
+    return dpn_result(err);
+}
+
+ncclResult_t dpn_tuner_destroy_v2(void *context)
+{
+    dpn_tuner_close(context);
+    return ncclSuccess;
+}
+
+static void choose(void *context, ncclFunc_t function, size_t bytes, float **costs, int algorithms,
+                   int protocols, int registered, int channels_max, int *channels)
+{
+    const struct dpn_tuner_question question = {
+        .function = function,
+        .bytes = bytes,
+        .costs = (float *)costs, /* it is one block, whatever its type says */
+        .algorithms = algorithms,
+        .protocols = protocols,
+        .is_registered = registered,
+        .channels_max = channels_max,
+    };
+
+    dpn_tuner_choose(context, &question, channels);
+}
+
+ncclResult_t dpn_tuner_getCollInfo_v4(void *context, ncclFunc_t collType, size_t nBytes,
+                                      int numPipeOps, float **collCostTable, int numAlgo,
+                                      int numProto, int regBuff, int *nChannels)
+{
+    (void)numPipeOps;
+    choose(context, collType, nBytes, collCostTable, numAlgo, numProto, regBuff, DPN_CHANNELS_MAX_V1,
+           nChannels);
+    return ncclSuccess;
+}
+
+ncclResult_t dpn_tuner_init_v5(void **ctx, uint64_t commId, size_t nRanks, size_t nNodes,
+                               ncclDebugLogger_t logFunction,
+                               struct ncclNvlDomainInfo_v5 *nvlDomainInfo,
+                               struct ncclTunerConstants_v5 *constants)
+{
+    (void)commId, (void)nvlDomainInfo, (void)constants;
+    return dpn_tuner_init_v2(nRanks, nNodes, logFunction, ctx);
+}
+
+ncclResult_t dpn_tuner_getCollInfo_v5(void *context, ncclFunc_t collType, size_t nBytes,
+                                      int numPipeOps, float **collCostTable, int numAlgo,
+                                      int numProto, int regBuff, int *nChannels)
+{
+    (void)numPipeOps;
+    choose(context, collType, nBytes, collCostTable, numAlgo, numProto, regBuff, DPN_CHANNELS_MAX_V5,
+           nChannels);
+    return ncclSuccess;
+}

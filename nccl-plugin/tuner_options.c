@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/tuner_options.h"
+
+static const char *const registered[] = {"ignore", "trust", NULL};
+
+static const struct dp_option table[] = {
+    {"REGISTERED", DP_OPTION_CHOICE, "ignore",
+     "trust: all ranks register the same buffers, so rules may ask whether they did",
+     offsetof(struct dpn_tuner_options, registered), .choices = registered},
+    {"STRICT", DP_OPTION_BOOL, "no",
+     "a table that cannot be used fails the communicator; no: NCCL chooses by itself",
+     offsetof(struct dpn_tuner_options, is_strict), .choices = NULL},
+    {"TABLE", DP_OPTION_STRING, NULL, "the file with the rules, the same on every rank",
+     offsetof(struct dpn_tuner_options, table), .choices = NULL},
+};
+const struct dp_option_area dpn_tuner_option_area = {"TUNER", table,
+                                                     sizeof(table) / sizeof(table[0])};

@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_tuner_plugin.c - the tuner as NCCL meets it: through the symbols of the shared object, in
+ * every version.
+ */
+#include "cmocka_all.h"
+
+#include "tuner_caller.h"
+
+#include <dualpipe/random.h>
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void *library;
+static char directory[] = "/tmp/dp-tuner-XXXXXX";
+static char table_path[64], said[4096];
+
+/* ---- what NCCL would have ------------------------------------------------------------------- */
+
+static void keep_log(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
+                     const char *fmt, ...)
+{
+    va_list args;
+    size_t used = strlen(said);
+
+    (void)level, (void)flags, (void)file, (void)line;
+    va_start(args, fmt);
+    vsnprintf(said + used, sizeof(said) - used, fmt, args);
+    va_end(args);
+}
+
+static void write_table(const char *text)
+{
+    FILE *file = fopen(table_path, "w");
+
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    setenv("DUALPIPE_TUNER_TABLE", table_path, 1);
+}
+
+static struct tuner_caller open_tuner(int version, size_t ranks, size_t nodes)
+{
+    struct tuner_caller caller;
+
+    *said = '\0';
+    assert_true(tuner_find(library, version, &caller));
+    assert_int_equal(tuner_init(&caller, ranks, nodes, keep_log), ncclSuccess);
+    return caller;
+}
+
+/* An all-reduce for which NCCL would take ring and simple. */
+static struct tuner_call all_reduce(size_t bytes)
+{
+    struct tuner_call call = {.function = ncclFuncAllReduce, .bytes = bytes};
+
+    for (int a = 0; a < NCCL_NUM_ALGORITHMS; a++)
+        for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
+            call.costs[a][p] = 20;
+    call.costs[NCCL_ALGO_RING][NCCL_PROTO_SIMPLE] = 10;
+    return call;
+}
+
+static void assert_choice(struct tuner_caller *caller, struct tuner_call call, int algorithm,
+                          int protocol, int channels)
+{
+    assert_int_equal(tuner_ask(caller, &call), ncclSuccess);
+    assert_int_equal(call.algorithm, algorithm);
+    assert_int_equal(call.protocol, protocol);
+    assert_int_equal(call.channels, channels);
+}
+
+/* What NCCL does with no opinion: its least cost, or nothing said. */
+static void assert_left_alone(struct tuner_caller *caller, struct tuner_call call)
+{
+    struct tuner_call before = call;
+    const bool has_costs = tuner_has_costs(caller->version);
+
+    assert_int_equal(tuner_ask(caller, &call), ncclSuccess);
+    assert_memory_equal(call.costs, before.costs, sizeof(call.costs));
+    assert_int_equal(call.algorithm, has_costs ? NCCL_ALGO_RING : NCCL_ALGO_UNDEF);
+    assert_int_equal(call.protocol, has_costs ? NCCL_PROTO_SIMPLE : NCCL_PROTO_UNDEF);
+    assert_int_equal(call.channels, before.channels);
+}
+
+/* ---- tests ---------------------------------------------------------------------------------- */
+
+static void every_version_takes_what_the_table_says(void **state)
+{
+    (void)state;
+    write_table("allreduce,0,65536,ring,ll,4,-1,-1\nallreduce,65537,any,tree,simple,-1,-1,-1\n");
+    for (int v = TUNER_FIRST; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 16, 2);
+        assert_choice(&caller, all_reduce(65536), NCCL_ALGO_RING, NCCL_PROTO_LL, 4);
+        assert_choice(&caller, all_reduce(65537), NCCL_ALGO_TREE, NCCL_PROTO_SIMPLE, 0);
+        assert_int_equal(tuner_destroy(&caller), ncclSuccess);
+    }
+}
+
+static void a_cell_that_is_ruled_out_stays_so(void **state)
+{
+    (void)state;
+    write_table("allreduce,0,any,tree,ll,8,-1,-1\n");
+    for (int v = 3; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 8, 1);
+        struct tuner_call call = all_reduce(1024);
+        call.costs[NCCL_ALGO_TREE][NCCL_PROTO_LL] = NCCL_ALGO_PROTO_IGNORE;
+        assert_left_alone(&caller, call);
+        assert_int_equal(tuner_destroy(&caller), ncclSuccess);
+    }
+}
+
+static void without_a_table_nothing_is_touched(void **state)
+{
+    (void)state;
+    unsetenv("DUALPIPE_TUNER_TABLE");
+    for (int v = 2; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 8, 1);
+        struct tuner_call call = all_reduce(1024);
+        size_t chunk = 77;
+        call.channels = 5;
+        assert_left_alone(&caller, call);
+        if (v >= 6)
+            assert_int_equal(tuner_ask_chunk(&caller, &call, &chunk), ncclSuccess);
+        assert_int_equal(chunk, 77);
+        assert_int_equal(tuner_destroy(&caller), ncclSuccess);
+    }
+}
+
+static void a_table_that_cannot_be_read_leaves_nccl_alone_and_says_why(void **state)
+{
+    (void)state;
+    write_table("allreduce,0,any,rng,ll,8,-1,-1\n");
+    for (int v = 2; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 8, 1);
+        assert_non_null(strstr(said, ":1: algorithm: 'rng', expected one of tree"));
+        assert_non_null(strstr(said, "NCCL chooses by itself on this rank"));
+        assert_left_alone(&caller, all_reduce(1024));
+        assert_int_equal(tuner_destroy(&caller), ncclSuccess);
+    }
+}
+
+static void a_strict_user_gets_an_error_instead(void **state)
+{
+    (void)state;
+    struct tuner_caller caller;
+
+    setenv("DUALPIPE_TUNER_TABLE", "no/such/file", 1);
+    setenv("DUALPIPE_TUNER_STRICT", "yes", 1);
+    assert_true(tuner_find(library, TUNER_LAST, &caller));
+    assert_int_equal(tuner_init(&caller, 8, 1, keep_log), ncclSystemError);
+    assert_null(caller.context);
+    assert_int_equal(tuner_destroy(&caller), ncclSuccess);
+    unsetenv("DUALPIPE_TUNER_STRICT");
+}
+
+static void a_table_is_read_again_for_the_next_communicator_only(void **state)
+{
+    (void)state;
+    write_table("allreduce,0,any,ring,ll,-1,-1,-1\n");
+    struct tuner_caller first = open_tuner(TUNER_LAST, 8, 1);
+    write_table("allreduce,0,any,tree,ll,-1,-1,-1\n");
+    struct tuner_caller second = open_tuner(TUNER_LAST, 8, 1);
+
+    assert_choice(&first, all_reduce(8), NCCL_ALGO_RING, NCCL_PROTO_LL, 0);
+    assert_choice(&second, all_reduce(8), NCCL_ALGO_TREE, NCCL_PROTO_LL, 0);
+    tuner_destroy(&first);
+    tuner_destroy(&second);
+}
+
+static void channels_stay_within_what_nccl_has(void **state)
+{
+    (void)state;
+    write_table("allreduce,0,8,ring,ll,64,-1,-1\nallreduce,9,any,collnet_chain,simple,64,-1,-1\n");
+    for (int v = 2; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 8, 1);
+        struct tuner_call collnet = all_reduce(9);
+        collnet.has_collnet = true;
+        assert_choice(&caller, all_reduce(8), NCCL_ALGO_RING, NCCL_PROTO_LL, v < 5 ? 32 : 64);
+        assert_choice(&caller, collnet, NCCL_ALGO_COLLNET_CHAIN, NCCL_PROTO_SIMPLE, 0);
+        tuner_destroy(&caller);
+    }
+}
+
+static void a_chunk_is_set_for_the_cell_of_its_rule(void **state)
+{
+    (void)state;
+    write_table("collective,algorithm,protocol,chunk_bytes\nallreduce,ring,ll,32KiB\n");
+    struct tuner_caller caller = open_tuner(6, 8, 1);
+    struct tuner_call call = all_reduce(1024);
+    size_t chunk = 1;
+
+    tuner_ask(&caller, &call);
+    assert_int_equal(tuner_ask_chunk(&caller, &call, &chunk), ncclSuccess);
+    assert_int_equal(chunk, 32768);
+    call.protocol = NCCL_PROTO_SIMPLE;
+    chunk = 1;
+    assert_int_equal(tuner_ask_chunk(&caller, &call, &chunk), ncclSuccess);
+    assert_int_equal(chunk, 1);
+    tuner_destroy(&caller);
+}
+
+static void without_costs_only_what_surely_exists_is_chosen(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rule, *algorithms, *protocols;
+        size_t nodes;
+        bool collnet, nvls, is_chosen;
+    } cases[] = {
+        {"allreduce,0,any,ring,ll128,-1,-1,-1", NULL, NULL, 1, true, true, false},
+        {"allreduce,0,any,ring,ll128,-1,-1,-1", NULL, "^LL", 1, true, true, false},
+        {"allreduce,0,any,ring,ll128,-1,-1,-1", NULL, "LL128,Simple", 1, true, true, true},
+        {"allreduce,0,any,ring,ll,-1,-1,-1", NULL, "^LL", 1, false, false, false},
+        {"allreduce,0,any,ring,ll,-1,-1,-1", "Tree", NULL, 1, false, false, false},
+        {"allreduce,0,any,ring,ll,-1,-1,-1", "tree,ring", NULL, 1, false, false, true},
+        {"allreduce,0,any,nvls,simple,-1,-1,-1", NULL, NULL, 1, false, false, false},
+        {"allreduce,0,any,nvls,simple,-1,-1,-1", NULL, NULL, 1, false, true, true},
+        {"allreduce,0,any,nvls,ll,-1,-1,-1", NULL, NULL, 1, false, true, false},
+        {"allreduce,0,any,nvls,simple,-1,-1,-1", NULL, NULL, 2, false, true, false},
+        {"allreduce,0,any,nvls_tree,simple,-1,-1,-1", NULL, NULL, 2, false, true, true},
+        {"allreduce,0,any,collnet_direct,simple,-1,-1,-1", NULL, NULL, 2, true, true, true},
+        {"allreduce,0,any,collnet_chain,simple,-1,-1,-1", NULL, NULL, 2, false, true, false},
+        {"allreduce,0,any,pat,simple,-1,-1,-1", NULL, NULL, 2, true, true, false},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        if (cases[i].algorithms)
+            setenv("NCCL_ALGO", cases[i].algorithms, 1);
+        if (cases[i].protocols)
+            setenv("NCCL_PROTO", cases[i].protocols, 1);
+        write_table(cases[i].rule);
+        struct tuner_caller caller = open_tuner(2, 16, cases[i].nodes);
+        struct tuner_call call = {.function = ncclFuncAllReduce, .bytes = 1,
+                                  .has_collnet = cases[i].collnet, .has_nvls = cases[i].nvls};
+        assert_int_equal(tuner_ask(&caller, &call), ncclSuccess);
+        if ((call.algorithm >= 0) != cases[i].is_chosen || (call.protocol >= 0) != cases[i].is_chosen)
+            fail_msg("%s, case %zu: %d %d", cases[i].rule, i, call.algorithm, call.protocol);
+        tuner_destroy(&caller);
+        unsetenv("NCCL_ALGO");
+        unsetenv("NCCL_PROTO");
+    }
+}
+
+static void rules_for_registered_buffers_are_warned_of(void **state)
+{
+    (void)state;
+    write_table("allreduce,0,any,ring,ll,-1,-1,-1,-1,yes\n");
+    struct tuner_caller caller = open_tuner(5, 8, 1);
+    struct tuner_call call = all_reduce(1);
+
+    assert_non_null(strstr(said, "1 rules for registered buffers do not apply"));
+    call.is_registered = true;
+    assert_left_alone(&caller, call);
+    tuner_destroy(&caller);
+    setenv("DUALPIPE_TUNER_REGISTERED", "trust", 1);
+    caller = open_tuner(5, 8, 1);
+    assert_choice(&caller, call, NCCL_ALGO_RING, NCCL_PROTO_LL, 0);
+    tuner_destroy(&caller);
+    unsetenv("DUALPIPE_TUNER_REGISTERED");
+}
+
+/* ---- ranks agree ---------------------------------------------------------------------------- */
+
+enum { RANKS = 4, QUESTIONS = 2000 };
+
+static uint64_t throws;
+
+static uint32_t below(uint32_t n)
+{
+    uint32_t block[4];
+
+    dp_random_block(dp_random_key(2, 0, 0, 0), throws++, block);
+    return block[0] % n;
+}
+
+/* What NCCL has in common on all ranks is random; what is a rank's own differs from rank to rank. */
+static void assert_agreement(int version, struct tuner_caller *ranks)
+{
+    struct tuner_call common = {.function = (ncclFunc_t)below(12), .bytes = below(1u << 20),
+                                .has_collnet = below(2), .has_nvls = below(2)};
+    struct tuner_call first = common;
+
+    for (int a = 0; a < NCCL_NUM_ALGORITHMS; a++)
+        for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
+            common.costs[a][p] = below(3) ? 1 + (float)below(100) : NCCL_ALGO_PROTO_IGNORE;
+    for (int r = 0; r < RANKS; r++) {
+        struct tuner_call call = common;
+        size_t chunk = 4096;
+        call.is_registered = below(2);
+        assert_int_equal(tuner_ask(&ranks[r], &call), ncclSuccess);
+        for (int a = 0; a < NCCL_NUM_ALGORITHMS; a++)
+            for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
+                assert_int_equal(call.costs[a][p] < 0, common.costs[a][p] < 0);
+        if (version >= 6)
+            tuner_ask_chunk(&ranks[r], &call, &chunk);
+        if (!r)
+            first = call;
+        assert_int_equal(call.algorithm, first.algorithm);
+        assert_int_equal(call.protocol, first.protocol);
+        assert_int_equal(call.channels, first.channels);
+    }
+}
+
+/* Another communicator comes and goes on some ranks only. */
+static void ranks_agree_whatever_is_their_own(void **state)
+{
+    (void)state;
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/tuner/example.csv", getenv("DP_TEST_DATA"));
+    setenv("DUALPIPE_TUNER_TABLE", path, 1);
+    for (int v = TUNER_FIRST; v <= TUNER_LAST; v++) {
+        struct tuner_caller ranks[RANKS], other = {0};
+        for (int r = 0; r < RANKS; r++) {
+            if (r == 1)
+                other = open_tuner(v, 2, 2);
+            ranks[r] = open_tuner(v, 16, 2);
+        }
+        for (int i = 0; i < QUESTIONS; i++) {
+            if (i == QUESTIONS / 2)
+                tuner_destroy(&other);
+            assert_agreement(v, ranks);
+        }
+        for (int r = 0; r < RANKS; r++)
+            tuner_destroy(&ranks[r]);
+    }
+}
+
+/* ---- set up --------------------------------------------------------------------------------- */
+
+static int set_up(void **state)
+{
+    char path[4096];
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/nccl-plugin/.libs/libnccl-net-dualpipe.so",
+             getenv("DP_TOP_BUILDDIR"));
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        print_message("%s\n", dlerror());
+    if (!library || !mkdtemp(directory))
+        return -1;
+    snprintf(table_path, sizeof(table_path), "%s/table.csv", directory);
+    unsetenv("NCCL_ALGO");
+    unsetenv("NCCL_PROTO");
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    unlink(table_path);
+    rmdir(directory);
+    dlclose(library);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_version_takes_what_the_table_says),
+        cmocka_unit_test(a_cell_that_is_ruled_out_stays_so),
+        cmocka_unit_test(without_a_table_nothing_is_touched),
+        cmocka_unit_test(a_table_that_cannot_be_read_leaves_nccl_alone_and_says_why),
+        cmocka_unit_test(a_strict_user_gets_an_error_instead),
+        cmocka_unit_test(a_table_is_read_again_for_the_next_communicator_only),
+        cmocka_unit_test(channels_stay_within_what_nccl_has),
+        cmocka_unit_test(a_chunk_is_set_for_the_cell_of_its_rule),
+        cmocka_unit_test(without_costs_only_what_surely_exists_is_chosen),
+        cmocka_unit_test(rules_for_registered_buffers_are_warned_of),
+        cmocka_unit_test(ranks_agree_whatever_is_their_own),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

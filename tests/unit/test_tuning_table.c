@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cmocka_all.h"
+
+#include <dualpipe/tuning.h>
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct dp_tuning_table *load(const char *name)
+{
+    struct dp_tuning_table *table;
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/tuner/%s", getenv("DP_TEST_DATA"), name);
+    assert_int_equal(dp_tuning_table_load(path, &table), 0);
+    return table;
+}
+
+static void a_file_of_nccls_example_tuner_is_read_as_it_is(void **state)
+{
+    (void)state;
+    struct dp_tuning_table *table = load("example.csv");
+    const struct dp_tuning_rule *r = table->rules;
+
+    assert_int_equal(table->count, 6);
+    assert_int_equal(r[0].function, DP_TUNING_ALLREDUCE);
+    assert_int_equal(r[0].bytes.least, 0);
+    assert_int_equal(r[0].bytes.most, 65536);
+    assert_int_equal(r[0].algorithm, DP_TUNING_RING);
+    assert_int_equal(r[0].protocol, DP_TUNING_LL);
+    assert_int_equal(r[0].channels, 4);
+    assert_int_equal(r[0].line, 3);
+    assert_int_equal(r[1].channels, 0);
+    assert_int_equal(r[1].nodes.least, 2);
+    assert_int_equal(r[1].nodes.most, 2);
+    assert_int_equal(r[1].ranks.most, 16);
+    assert_int_equal(r[1].registered, DP_TUNING_EITHER);
+    assert_int_equal(r[3].nodes.most, 64);
+    assert_int_equal(r[3].bytes.most, INT64_MAX);
+    assert_int_equal(r[4].bytes.least, 32768);
+    assert_int_equal(r[4].registered, DP_TUNING_REGISTERED);
+    assert_int_equal(r[5].algorithm, DP_TUNING_DEFAULT);
+    dp_tuning_table_free(table);
+}
+
+static void columns_may_have_names_and_any_order(void **state)
+{
+    (void)state;
+    struct dp_tuning_table *table = load("named.csv");
+    const struct dp_tuning_rule *r = table->rules;
+
+    assert_int_equal(table->count, 2);
+    assert_int_equal(r[0].function, DP_TUNING_ALLREDUCE);
+    assert_int_equal(r[0].protocol, DP_TUNING_LL128);
+    assert_int_equal(r[0].bytes.most, 65536);
+    assert_int_equal(r[0].chunk_bytes, 32768);
+    assert_int_equal(r[0].ranks.least, 2);
+    assert_int_equal(r[0].ranks.most, 8);
+    assert_int_equal(r[1].chunk_bytes, 524288);
+    assert_int_equal(r[1].ranks.least, 0);
+    dp_tuning_table_free(table);
+}
+
+/* The first line of each file, behind its "#" or its comment, is in the sentence that refuses it. */
+static void refuse(const char *dir, const char *name)
+{
+    struct dp_tuning_table *table;
+    char path[4400], expected[256], line[256];
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    file = fopen(path, "r");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof(line), file));
+    fclose(file);
+    line[strcspn(line, "\n")] = '\0';
+    snprintf(expected, sizeof(expected), "%s", line + 2);
+    if (dp_tuning_table_load(path, &table) != DP_EINVAL)
+        fail_msg("%s is not refused", name);
+    if (!strstr(dp_last_error(), expected) || strncmp(dp_last_error(), path, strlen(path)))
+        fail_msg("%s: '%s' does not say '%s'", name, dp_last_error(), expected);
+}
+
+static void what_is_wrong_is_named_with_its_line(void **state)
+{
+    (void)state;
+    char dir[4096];
+    int count = 0;
+
+    snprintf(dir, sizeof(dir), "%s/tuner/refused", getenv("DP_TEST_DATA"));
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        if (*e->d_name != '.') {
+            refuse(dir, e->d_name);
+            count++;
+        }
+    closedir(d);
+    assert_true(count >= 20);
+}
+
+static void a_line_of_any_length_is_refused_or_read(void **state)
+{
+    (void)state;
+    char text[4096];
+    struct dp_tuning_table *table;
+
+    memset(text, 'x', sizeof(text));
+    assert_int_equal(dp_tuning_table_read(text, sizeof(text), "t", &table), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "t:1: a line of more than 1023 characters");
+    memset(text, 0, 3);
+    assert_int_equal(dp_tuning_table_read(text, 3, "t", &table), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "t:1: a NUL, expected text");
+    assert_int_equal(dp_tuning_table_read(text, 0, "t", &table), DP_EINVAL);
+    const char *rule = "allreduce,0,any,ring,ll,-1,-1,-1";
+    assert_int_equal(dp_tuning_table_read(rule, strlen(rule), "t", &table), 0);
+    dp_tuning_table_free(table);
+}
+
+static void a_file_that_is_not_there_is_named(void **state)
+{
+    (void)state;
+    struct dp_tuning_table *table;
+
+    assert_int_equal(dp_tuning_table_load("no/such/table.csv", &table), DP_ENOENT);
+    assert_string_equal(dp_last_error(), "no/such/table.csv: No such file or directory");
+    assert_int_equal(dp_tuning_table_load(".", &table), DP_EIO);
+}
+
+static void names_are_those_of_the_file_format(void **state)
+{
+    (void)state;
+    assert_string_equal(dp_tuning_function_name(DP_TUNING_ALLREDUCE), "allreduce");
+    assert_string_equal(dp_tuning_algorithm_name(DP_TUNING_PAT), "pat");
+    assert_string_equal(dp_tuning_protocol_name(DP_TUNING_LL128), "ll128");
+    assert_string_equal(dp_tuning_protocol_name(DP_TUNING_DEFAULT), "default");
+    assert_string_equal(dp_tuning_algorithm_name(7), "unknown");
+}
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_file_of_nccls_example_tuner_is_read_as_it_is),
+        cmocka_unit_test(columns_may_have_names_and_any_order),
+        cmocka_unit_test(what_is_wrong_is_named_with_its_line),
+        cmocka_unit_test(a_line_of_any_length_is_refused_or_read),
+        cmocka_unit_test(a_file_that_is_not_there_is_named),
+        cmocka_unit_test(names_are_those_of_the_file_format),
+    };
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
