@@ -88,8 +88,8 @@ int dp_add_messages_in_lockstep(struct dp_schedule *s);
  * spec. The caller frees. Errors are not logged. */
 int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedule **out);
 
-/* The same for a placement of the user's: slots[ranks * slots_per_rank] with stage, stream and phase,
- * from which the rest follows. streams: 1 or 2; slots_per_rank: 1 to DP_MAX_SLOTS. */
+/* The same for a placement of the user's: slots[ranks * slots_per_rank] with stage, stream and
+ * phase, from which the rest follows. streams: 1 or 2; slots_per_rank: 1 to DP_MAX_SLOTS. */
 int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams, int slots_per_rank,
                            const struct dp_slot *slots, struct dp_schedule **out);
 

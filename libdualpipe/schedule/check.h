@@ -10,7 +10,7 @@
 struct dp_checker {
     const struct dp_schedule *s;
     struct dp_finding *finding;
-    bool has_frees, has_reduces;        /* all or none: a list that uses them uses them throughout */
+    bool has_frees, has_reduces; /* all or none: a schedule that uses them does so throughout */
     int max_activations, max_weight_queue; /* of the rank being checked; -1: no bound */
     size_t mbs;      /* per stream */
     uint16_t *marks; /* [slots_per_rank * mbs], of one rank in turn */
@@ -28,7 +28,7 @@ int dp_check_rank_once(struct dp_checker *c, int rank);  /* SHAPE of ops, ONCE *
 int dp_check_rank_order(struct dp_checker *c, int rank); /* COMMIT DEPENDENCY WEIGHT ACTIVATION */
 int dp_check_links(struct dp_checker *c);                /* FIFO, DEADLOCK */
 
-/* Can every op be looked up without harm? DP_EINVAL, logged, if not. Needs a right placement only. */
+/* Can every op be looked up without harm? DP_EINVAL, logged, if not. Needs a right placement. */
 int dp_check_sound(const struct dp_schedule *s);
 
 static inline uint16_t *dp_check_mark(const struct dp_checker *c, uint32_t slot, uint32_t mb)

@@ -23,8 +23,8 @@
  * The order of messages is part of the algorithm: the k-th send on a link meets the k-th receive
  * without tags, and no two ranks wait for each other, because every word keeps this order.
  *
- * Source: DeepSeek-V3 technical report; the steps of DeepSeek's DualPipe implementation, whose recorded
- * traces (tests/data/golden) this program meets event for event.
+ * Source: DeepSeek-V3 technical report; the steps of DeepSeek's DualPipe implementation, whose
+ * recorded traces (tests/data/golden) this program meets event for event.
  */
 #include "base/fail.h"
 #include "schedule/build.h"
@@ -350,11 +350,11 @@ static void place_dualpipev(int ranks, int rank, struct dp_slot *slots)
     int below = turns ? rank : rank + 1;
 
     slots[0] = (struct dp_slot){.stage = rank, .phase = 0,
-                                .prev = rank - 1, .prev_slot = 0, .next = below, .next_slot = turns,
-                                .mirror = -1, .mirror_slot = 0};
+                                .prev = rank - 1, .prev_slot = 0,
+                                .next = below, .next_slot = turns, .mirror = -1};
     slots[1] = (struct dp_slot){.stage = 2 * ranks - 1 - rank, .phase = 1,
-                                .prev = below, .prev_slot = !turns, .next = rank - 1, .next_slot = 1,
-                                .mirror = -1, .mirror_slot = 0};
+                                .prev = below, .prev_slot = !turns,
+                                .next = rank - 1, .next_slot = 1, .mirror = -1};
 }
 
 const struct dp_builder dp_build_dualpipe = {

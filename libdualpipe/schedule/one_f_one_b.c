@@ -9,9 +9,9 @@
  *      rank 1  .  F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3
  *      rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
  *
- * ZB1P (ZB-H1, Qi et al., 2023) sends the gradient on as soon as I is done, and rank r keeps r weight
- * parts back for the time when it would wait for gradients: P activation sets on every rank, and a
- * third of the bubble where F = I = W:
+ * ZB1P (ZB-H1, Qi et al., 2023) sends the gradient on as soon as I is done, and rank r keeps r
+ * weight parts back for the time when it would wait for gradients: P activation sets on every rank,
+ * and a third of the bubble where F = I = W:
  *
  *      rank 0  F0 F1 F2 .  .  I0 W0 F3 I1 W1 I2 W2 I3 W3
  *      rank 1  .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3

@@ -14,8 +14,8 @@ int dp_placement_link(struct dp_schedule *s);
 /* Is every stage of every stream held once, and are the neighbours right? DP_EINVAL, not logged. */
 int dp_placement_check(const struct dp_schedule *s);
 
-/* Is each of 0 .. count - 1 in map[count] once? DP_EINVAL, not logged: *bad is the first index where
- * it is not; DP_ENOMEM. */
+/* Is each of 0 .. count - 1 in map[count] once? DP_EINVAL, not logged: *bad is the first index
+ * where it is not; DP_ENOMEM. */
 int dp_permutation_check(const int *map, int count, int *bad);
 
 /* Slot numbers of neighbours that are not there do not count. */

@@ -76,8 +76,8 @@ static struct dp_schedule describe_built(const struct dp_schedule_spec *spec)
 
 /* ---- one rank ------------------------------------------------------------------------------ */
 
-/* Two lists in turn: each pass reads one and writes the other. Both begin in one block that is large
- * enough for any of our kinds; the C library keeps one such block at hand, and not two. */
+/* Two lists in turn: each pass reads one and writes the other. Both begin in one block that is
+ * large enough for any of our kinds; the C library keeps one such block at hand, and not two. */
 struct workbench {
     struct dp_op *block;
     struct dp_op_list now, other;

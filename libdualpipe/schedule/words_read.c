@@ -216,7 +216,8 @@ static int read_stage(struct reader *r, struct word w, int rank, int at)
         (take_text(&w, "/") && !take_number(&w, 1, &stream)) || w.len)
         return EXPECTED(r, whole, "a stage, or stage/stream");
     if (at >= DP_MAX_SLOTS || (rank && at >= draft->slots_per_rank))
-        return BAD(r, "rank %d holds stage %u besides %d others, expected no more", rank, stage, at);
+        return BAD(r, "rank %d holds stage %u besides %d others, expected no more", rank, stage,
+                   at);
     if (!rank)
         draft->slots_per_rank = at + 1;
     struct dp_slot *slots = realloc(draft->slots, (size_t)(rank * draft->slots_per_rank + at + 1) *
@@ -239,7 +240,8 @@ static int read_rank_number(struct reader *r, int rank)
         return BAD(r, "the line ends, expected 'rank %d:'", rank);
     whole = w;
     if (!take_number(&w, INT32_MAX, &number) || (take_text(&w, ":"), w.len) || (int)number != rank)
-        return BAD(r, "'%.*s', expected rank %d", whole.len > 40 ? 40 : whole.len, whole.text, rank);
+        return BAD(r, "'%.*s', expected rank %d", whole.len > 40 ? 40 : whole.len, whole.text,
+                   rank);
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_schedule.c - any bytes read as a schedule. What can be read can be checked, can be written in
- * every form, and comes back the same; what the checker passes can be simulated.
+ * fuzz_schedule.c - any bytes read as a schedule. What can be read can be checked, can be written
+ * in every form, and comes back the same; what the checker passes can be simulated.
  */
 #include "fuzz.h"
 
@@ -38,8 +38,8 @@ static void check_and_simulate(const struct dp_schedule *s)
 
     must(valid || *finding.text);
     for (int batches = 0; batches < 2; batches++) {
-        bool simulated = !dp_schedule_simulate(s, &cost, flags | (batches ? DP_SIMULATE_BATCHES : 0),
-                                               &sim);
+        unsigned how = flags | (batches ? DP_SIMULATE_BATCHES : 0);
+        bool simulated = !dp_schedule_simulate(s, &cost, how, &sim);
         must(simulated || !valid);
         if (simulated)
             dp_simulation_fini(&sim);

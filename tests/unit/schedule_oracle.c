@@ -46,7 +46,8 @@ static int position(const struct dp_schedule *s, int rank, enum dp_op_kind kind,
     return NOWHERE;
 }
 
-static int occurrences(const struct dp_schedule *s, int rank, enum dp_op_kind kind, int slot, int mb)
+static int occurrences(const struct dp_schedule *s, int rank, enum dp_op_kind kind, int slot,
+                       int mb)
 {
     const struct dp_op *ops = dp_schedule_ops(s, rank);
     int n = 0;
@@ -75,7 +76,8 @@ static bool has_message(const struct dp_schedule *s, int rank, struct dp_op op)
 
 /* ---- first round: each list as a set -------------------------------------------------------- */
 
-static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct dp_op *op, bool last)
+static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct dp_op *op,
+                            bool last)
 {
     unsigned broken = 0;
 
@@ -185,14 +187,16 @@ static int arrival(const struct dp_schedule *s, int rank, int slot, int mb, bool
     if (from < 0)
         return -1;
     if (from != rank)
-        return commit_of(s, rank, position(s, rank, gradient ? DP_OP_RECV_B : DP_OP_RECV_F, slot, mb));
+        return commit_of(s, rank, position(s, rank, gradient ? DP_OP_RECV_B : DP_OP_RECV_F, slot,
+                                           mb));
     return gradient ? backward_position(s, rank, from_slot, mb)
                     : position(s, rank, DP_OP_F, from_slot, mb);
 }
 
 static bool order_is_right(const struct dp_schedule *s, int rank, int slot, int mb)
 {
-    int f = position(s, rank, DP_OP_F, slot, mb), send_f = position(s, rank, DP_OP_SEND_F, slot, mb);
+    int f = position(s, rank, DP_OP_F, slot, mb);
+    int send_f = position(s, rank, DP_OP_SEND_F, slot, mb);
     int release = position(s, rank, DP_OP_FREE, slot, mb);
     bool right = arrival(s, rank, slot, mb, false) < f && f < send_f &&
                  (release == NOWHERE || commit_of(s, rank, send_f) < release);

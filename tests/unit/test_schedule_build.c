@@ -72,7 +72,8 @@ static void expect_same_text(const char *name, char *ours, char *golden)
                  golden + i);
 }
 
-static void compare_with_trace(enum dp_schedule_kind kind, int ranks, int microbatches, bool forward)
+static void compare_with_trace(enum dp_schedule_kind kind, int ranks, int microbatches,
+                               bool forward)
 {
     char name[100], *ours, *golden;
     struct dp_schedule *s = build((struct dp_schedule_spec){
@@ -302,7 +303,7 @@ static void keep_computes_only(struct dp_schedule *s)
     s->first[s->ranks] = to;
 }
 
-/* What GPipe, 1F1B and ZB1P do by default; for DualPipe there is another order that works as well. */
+/* What GPipe, 1F1B and ZB1P do by default; for DualPipe there is another order that works, too. */
 static void computes_alone_can_be_given_messages(void **state)
 {
     (void)state;

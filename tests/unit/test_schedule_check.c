@@ -128,7 +128,8 @@ static void reduces_that_partners_come_to_in_different_orders_are_found(void **s
     size_t last[2];
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
-        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true}, &s), 0);
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4,
+        .mirror_reduce = true}, &s), 0);
     for (int n = 0, i = (int)s->first[1] - 1; n < 2; i--)
         if (s->ops[i].kind == DP_OP_REDUCE)
             last[n++] = (size_t)i;
@@ -215,8 +216,10 @@ static void a_placement_that_makes_no_sense_is_found(void **state)
         assert_string_equal(f.text, sentence);                                                     \
         s->member = right;                                                                         \
     } while (0)
-    EXPECT_SHAPE(slots[3].prev, 3, "rank 1, slot 1: neighbours do not hold the stages beside stage 2");
-    EXPECT_SHAPE(slots[3].mirror, 1, "rank 1, slot 1: neighbours do not hold the stages beside stage 2");
+    EXPECT_SHAPE(slots[3].prev, 3, "rank 1, slot 1: neighbours do not hold the stages beside stage "
+                                   "2");
+    EXPECT_SHAPE(slots[3].mirror, 1, "rank 1, slot 1: neighbours do not hold the stages beside "
+                                     "stage 2");
     EXPECT_SHAPE(slots[3].stage, 1, "rank 2, slot 1: stage 1 of stream 1, which rank 1 holds");
     EXPECT_SHAPE(slots[3].stage, 4, "rank 1, slot 1: stage 4, expected 0 to 3");
     EXPECT_SHAPE(slots[3].stream, 2, "rank 1, slot 1: stream 2, expected 0 to 1");

@@ -98,7 +98,8 @@ static void the_text_form_is_made_to_be_read(void **state)
 static void ranks_of_a_trace_may_stand_in_any_order(void **state)
 {
     (void)state;
-    const char *text = "{\"algo\": \"gpipe\", \"P\": 2, \"M\": 1, \"forward_only\": true, \"ranks\": ["
+    const char *text = "{\"algo\": \"gpipe\", \"P\": 2, \"M\": 1, \"forward_only\": true, "
+                       "\"ranks\": ["
                        "{\"rank\": 1, \"group_rank\": 0, \"events\": []},"
                        "{\"rank\": 0, \"group_rank\": 1, \"events\": ["
                        "{\"op\": \"SEND_F\", \"mod\": 0, \"chunk\": 0, \"peer\": 0}]}]}";
@@ -252,7 +253,9 @@ static void bad_words_are_answered_by_line_and_expectation(void **state)
         expect_answer(cases[i][0], DP_FORMAT_TEXT, cases[i][1]);
 }
 
-#define EVENTS(e) "{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"events\": [" e "]}, {\"events\": []}]}"
+#define EVENTS(e)                                                                                  \
+    "{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"events\": [" e                      \
+    "]}, {\"events\": []}]}"
 
 static void bad_json_is_answered_by_path_and_expectation(void **state)
 {
@@ -297,8 +300,10 @@ static void bad_json_is_answered_by_path_and_expectation(void **state)
          "ranks[0].events[0].peer: 0, expected 1"},
         {EVENTS("{\"op\": \"SEND_F\", \"mod\": 1, \"chunk\": 1, \"peer\": 1}"),
          "ranks[0].events[0].peer: 1, expected -1"},
-        {EVENTS("{\"op\": \"COMMIT\"}"), "ranks[0].events[0].n: not there, expected a whole number"},
-        {EVENTS("{\"op\": \"FB\", \"f\": 3}"), "events[0].f: 3, expected a record of mod and chunk"},
+        {EVENTS("{\"op\": \"COMMIT\"}"),
+         "ranks[0].events[0].n: not there, expected a whole number"},
+        {EVENTS("{\"op\": \"FB\", \"f\": 3}"),
+         "ranks[0].events[0].f: 3, expected a record of mod and chunk"},
         {EVENTS("{\"op\": \"FB\", \"f\": {\"mod\": 0, \"chunk\": 9}}"),
          "ranks[0].events[0].f.chunk: 9, expected"},
         {"{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [], \"ranks\": [{\"events\": []}]}",

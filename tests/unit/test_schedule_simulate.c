@@ -266,7 +266,8 @@ static void both_partners_of_a_reduce_take_part_at_the_same_time(void **state)
 
     cost.reduce_ns = 500;
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
-        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 10, .mirror_reduce = true}, &s), 0);
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 10,
+        .mirror_reduce = true}, &s), 0);
     struct dp_simulation sim = simulate(s, cost, DP_SIMULATE_TIMELINE);
     for (size_t i = 0; i < sim.timeline.count; i++) {
         const struct dp_span *span = &sim.timeline.spans[i];

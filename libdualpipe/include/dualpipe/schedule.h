@@ -119,7 +119,7 @@ struct dp_schedule {
 struct dp_schedule_spec {
     enum dp_schedule_kind kind;
     int ranks;        /* P: >= 1; DualPipe: even */
-    int microbatches; /* M: GPipe, 1F1B and ZB1P >= 1; DualPipe and DualPipeV >= 2P; DualPipe even */
+    int microbatches; /* M: >= 1; DualPipe and DualPipeV >= 2P; DualPipe even */
     bool forward_only;
     bool return_outputs;
     bool no_overlap;     /* do not mark pairs as overlapped */
@@ -264,8 +264,8 @@ struct dp_cost {
     double link_latency_ns;    /* from a send's start to the arrival of a first byte */
     double link_bytes_per_ns;  /* 0: without limit */
     double message_bytes;      /* activation or gradient of one micro-batch */
-    const int64_t *op_ns;      /* [all ops, as in s->ops] what each compute and REDUCE takes, instead
-                                * of the costs above; a pair's at its F. NULL: by the costs above */
+    const int64_t *op_ns;      /* [all ops, as in s->ops] what each compute and REDUCE takes,
+                                * instead of the costs above; a pair's at its F. NULL: by those */
 };
 
 struct dp_rank_report {
@@ -305,7 +305,7 @@ DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);
 enum dp_format { DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV };
 
 /* Write the schedule: text (a line a rank, a word an op: dp_op_text), JSON (the trace schema of the
- * golden files, with `source`), CSV (a row a rank, a cell an op). schedule/README.md describes them.
+ * golden files, with `source`), CSV (a row a rank, a cell an op). schedule/README.md has more.
  * *out is malloc'ed, NUL-terminated, *len without the NUL; len may be NULL. */
 DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char **out,
                                 size_t *len);
