@@ -236,7 +236,7 @@ static void run_two_processes(void)
     pid_t child = fork();
     must(child >= 0);
     if (!child) {
-        alarm(30);
+        alarm(120);
         be_one_of_two(to_child[0], to_parent[1]);
         _exit(0); /* what the parent has open is not the child's */
     }

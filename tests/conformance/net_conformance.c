@@ -33,7 +33,7 @@ static void run_case(const struct net_case *c)
         exit(1);
     }
     if (!child) {
-        alarm(setup.full ? 300 : 40);
+        alarm(setup.full ? 300 : 120);
         must(in_time());
         c->run();
         net_finalize_all();

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { STEPS = 2 };
-static const int64_t deadline_ns = INT64_C(10000000000);
+static const int64_t deadline_ns = INT64_C(20000000000);
 
 static int run_steps(struct dp_comm *comm, void *arg)
 {

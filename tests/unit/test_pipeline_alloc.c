@@ -79,7 +79,7 @@ void free(void *ptr)
 }
 #endif
 
-static const int64_t deadline_ns = INT64_C(10000000000);
+static const int64_t deadline_ns = INT64_C(20000000000);
 static _Thread_local struct dp_recorder *recorder;
 
 static void set_recorder(void *user, int rank, struct dp_pipeline_config *config)

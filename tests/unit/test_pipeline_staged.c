@@ -9,7 +9,7 @@
 #include "fake_device.h"
 #include "pipeline_job.h"
 
-static const int64_t deadline_ns = INT64_C(10000000000);
+static const int64_t deadline_ns = INT64_C(20000000000);
 static _Thread_local struct dp_device *device;
 
 static void set_device(void *user, int rank, struct dp_pipeline_config *config)

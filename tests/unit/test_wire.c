@@ -79,7 +79,7 @@ static struct pair make_pair(const struct kind *kind, const struct dp_wire_fault
     struct pair p = {.ops = kind->ops};
     const struct dp_wire_config config = {.interface = kind->interface};
     struct dp_wire_address address;
-    const int64_t until = dp_now_ns() + 5 * DP_NS_PER_S;
+    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
     uint64_t label = 0;
     int err;
 

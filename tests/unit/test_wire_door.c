@@ -45,7 +45,7 @@ static int listen_known(int64_t patience_ns, struct dp_wire_listener **listener,
 
 static bool is_shown_out(struct dp_wire_listener *listener, int fd)
 {
-    const int64_t until = dp_now_ns() + 5 * DP_NS_PER_S;
+    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
     struct dp_wire *wire;
     uint64_t label;
     char byte;

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pipeline_wrong.h - one thing after the other that a pipeline must refuse: what the rank at fault says,
+ * and what the others say.
+ */
+#ifndef TESTS_UNIT_PIPELINE_WRONG_H
+#define TESTS_UNIT_PIPELINE_WRONG_H
+
+#include "cmocka_all.h"
+#include "comm_group.h"
+#include "pipeline_job.h"
+
+enum { RANKS = 2, EVERYWHERE = -1 };
+#define WRONG_DEADLINE_NS INT64_C(20000000000)
+
+/* One thing that is wrong. */
+struct wrong {
+    const char *what;
+    int rank;                                                /* who is at fault, or EVERYWHERE */
+    void (*config)(int rank, struct dp_pipeline_config *config); /* what it does to a config ... */
+    void (*step)(struct job_rank *r);                        /* ... or to a step's arguments */
+    int error;                                               /* of the one at fault */
+    const char *sentence;                                    /* part of it */
+    int elsewhere;                                           /* the others' error */
+};
+
+#define COUNT(table) (sizeof(table) / sizeof(*(table)))
+
+/* The schedules that are asked for what they cannot do. */
+extern const struct dp_schedule_spec training, one_stream, inference;
+
+/* For struct job: user is a struct wrong. */
+void edit_config(void *user, int rank, struct dp_pipeline_config *config);
+void expect_wrong(const struct wrong *wrong, struct dp_schedule_spec spec);
+void expect_all_wrong(const struct wrong *wrong, size_t count, struct dp_schedule_spec spec);
+void drop_line(void *user, enum dp_log_level level, const char *line);
+
+#endif

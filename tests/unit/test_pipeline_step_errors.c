@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_pipeline_step_errors.c - every step that cannot be taken. Rows S1 and on of the behaviour that
+ * the library promises.
+ */
+#include "pipeline_wrong.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- arguments of a step ---------------------------------------------------------------------- */
+
+static void no_inputs(struct job_rank *r)
+{
+    r->step.inputs = NULL;
+}
+
+static void input_absent(struct job_rank *r)
+{
+    r->in.list[1] = NULL;
+}
+
+static void input_indivisible(struct job_rank *r)
+{
+    r->in.shapes[0][0]++;
+}
+
+static void input_of_other_width(struct job_rank *r)
+{
+    r->in.shapes[0][1]++;
+}
+
+static void input_of_other_size(struct job_rank *r)
+{
+    r->in.shapes[0][0] *= 2;
+}
+
+static void input_of_other_dtype(struct job_rank *r)
+{
+    r->in.tensors[1].dtype.bits = 64;
+}
+
+static void input_elsewhere(struct job_rank *r)
+{
+    r->in.tensors[0].device = (DLDevice){kDLCUDA, 0};
+}
+
+static void input_without_data(struct job_rank *r)
+{
+    r->in.tensors[0].data = NULL;
+}
+
+static void input_of_pairs(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLBfloat, 16, 2};
+}
+
+static void input_of_bits(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLUInt, 1, 1};
+}
+
+static void input_complex(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLComplex, 64, 1};
+}
+
+static void input_opaque(struct job_rank *r)
+{
+    r->in.tensors[1].dtype = (DLDataType){kDLOpaqueHandle, 32, 1};
+}
+
+static void input_strided(struct job_rank *r)
+{
+    static _Thread_local int64_t some_strides[2];
+
+    some_strides[0] = 1;
+    some_strides[1] = r->in.shapes[0][0];
+    r->in.tensors[0].strides = some_strides;
+}
+
+static void no_label(struct job_rank *r)
+{
+    r->step.label = NULL;
+}
+
+static void label_indivisible(struct job_rank *r)
+{
+    r->label.shapes[0][0]++;
+}
+
+static void output_absent(struct job_rank *r)
+{
+    r->step.outputs = NULL;
+}
+
+static void output_of_other_width(struct job_rank *r)
+{
+    r->out.shapes[0][1]++;
+}
+
+static void outputs_unwanted(struct job_rank *r)
+{
+    r->step.outputs = r->in.list;
+}
+
+static const struct wrong wrong_arguments[] = {
+    {"S5 no inputs", 0, NULL, no_inputs, DP_EINVAL, "inputs: NULL, expected 3", DP_EABORTED},
+    {"S5 no input", 0, NULL, input_absent, DP_EINVAL, "input 1: NULL", DP_EABORTED},
+    {"S6 extent", 1, NULL, input_indivisible, DP_EINVAL, "expected a multiple of the 2", DP_EABORTED},
+    {"S7 width", 1, NULL, input_of_other_width, DP_EMISMATCH, "shape [6, 5], expected [6, 4]",
+     DP_EABORTED},
+    {"S7 size", 1, NULL, input_of_other_size, DP_EMISMATCH, "shape [12, 4], expected [6, 4]",
+     DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_of_other_dtype, DP_EMISMATCH, "dtype int64, expected int32",
+     DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_of_pairs, DP_EMISMATCH, "dtype bfloat16x2, expected", DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_of_bits, DP_EMISMATCH, "dtype uint1, expected", DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_complex, DP_EMISMATCH, "dtype complex64, expected", DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_opaque, DP_EMISMATCH, "dtype type32, expected", DP_EABORTED},
+    {"device", 1, NULL, input_elsewhere, DP_EINVAL, "on device 2:0", DP_EABORTED},
+    {"data", 1, NULL, input_without_data, DP_EINVAL, "no data", DP_EABORTED},
+    {"strides", 1, NULL, input_strided, DP_EINVAL, "strided", DP_EABORTED},
+    {"S5 no label", 0, NULL, no_label, DP_EINVAL, "label: NULL", DP_EABORTED},
+    {"S6 label", 0, NULL, label_indivisible, DP_EINVAL, "label: extent 7", DP_EABORTED},
+    {"outputs", 0, NULL, outputs_unwanted, DP_EINVAL, "without return_outputs", DP_EABORTED},
+};
+
+static const struct wrong wrong_outputs[] = {
+    {"S5 no outputs", 0, NULL, output_absent, DP_EINVAL, "outputs: NULL, expected 3", DP_EABORTED},
+    {"S7 outputs", 0, NULL, output_of_other_width, DP_EMISMATCH, "output 0: shape", DP_EABORTED},
+};
+
+/* Rank 0 of 1F1B holds the first stage, rank 1 the last. */
+static void inputs_unwanted(struct job_rank *r)
+{
+    r->step.inputs = (const DLTensor *const *)r->label.list;
+}
+
+static void label_unwanted(struct job_rank *r)
+{
+    r->step.label = &r->in.tensors[0];
+}
+
+static void losses_unwanted(struct job_rank *r)
+{
+    r->step.losses = r->job->result->losses;
+}
+
+static void scales_unwanted(struct job_rank *r)
+{
+    r->step.loss_scales = r->job->result->losses;
+}
+
+static const struct wrong unwanted_arguments[] = {
+    {"inputs", 1, NULL, inputs_unwanted, DP_EINVAL, "it holds no first stage", DP_EABORTED},
+    {"label", 0, NULL, label_unwanted, DP_EINVAL, "label: given", DP_EABORTED},
+    {"losses", 0, NULL, losses_unwanted, DP_EINVAL, "losses: given", DP_EABORTED},
+    {"loss_scales", 0, NULL, scales_unwanted, DP_EINVAL, "loss_scales: given", DP_EABORTED},
+};
+
+static void a_bad_argument_of_a_step_is_named_and_told(void **state)
+{
+    (void)state;
+    expect_all_wrong(wrong_arguments, COUNT(wrong_arguments), training);
+    expect_all_wrong(wrong_outputs, COUNT(wrong_outputs), inference);
+    expect_all_wrong(unwanted_arguments, COUNT(unwanted_arguments), one_stream);
+}
+
+static void other_step(struct job_rank *r)
+{
+    dp_pipeline_seek(r->pipe, 5);
+}
+
+static void ranks_that_stand_at_different_steps_notice(void **state)
+{
+    (void)state;
+    static const struct wrong wrong = {"S8 step",    1, NULL, other_step, DP_EMISMATCH,
+                                       "rank 1 has 5, rank 0 has 0", DP_EMISMATCH};
+    expect_wrong(&wrong, training);
+}
+
+/* ---- steps that do not belong together --------------------------------------------------- */
+
+/* Rank 1 takes the two pipelines in another order. */
+static int run_crosswise(struct dp_comm *comm, void *arg)
+{
+    struct job *jobs = arg;
+    struct job_rank r[2];
+
+    for (int i = 0; i < 2; i++)
+        CHECK(!job_rank_open(&r[i], &jobs[i], comm));
+    CHECK(job_rank_step(&r[comm->rank]) == DP_EMISMATCH);
+    CHECK_SAYS("rank 1 does a step of another pipeline than rank 0");
+    for (int i = 0; i < 2; i++) /* the comm is as good as before */
+        CHECK(!job_rank_step(&r[i]));
+    for (int i = 0; i < 2; i++)
+        job_rank_close(&r[i]);
+    return 0;
+}
+
+static void ranks_that_take_pipelines_in_another_order_notice(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    struct job_result result;
+    int killed;
+
+    assert_int_equal(dp_schedule_new(&training, &s), 0);
+    struct job jobs[2] = {job_make(s), job_make(s)};
+    jobs[1].model.seed++;
+    job_result_init(&result, &jobs[0]);
+    jobs[0].result = jobs[1].result = &result;
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], RANKS, WRONG_DEADLINE_NS, run_crosswise, jobs, &killed), 0);
+    job_result_fini(&result, &jobs[0]);
+    dp_schedule_free(s);
+}
+
+/* Without the agreement before each step, the first message notices. */
+static void unchecked(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->unchecked = true;
+}
+
+static int run_unchecked(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    CHECK(!job_rank_step(&r));
+    if (comm->rank == 1)
+        dp_pipeline_seek(r.pipe, 7);
+    int err = job_rank_step(&r);
+    CHECK(err == DP_EMISMATCH || err == DP_EABORTED);
+    CHECK(!dp_comm_reset(comm));
+    dp_pipeline_seek(r.pipe, 7);
+    CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void unchecked_steps_notice_a_message_of_another_step(void **state)
+{
+    (void)state;
+    const struct wrong wrong = {.rank = EVERYWHERE, .config = unchecked};
+    struct dp_schedule *s;
+    struct job_result result;
+    int killed;
+
+    assert_int_equal(dp_schedule_new(&training, &s), 0);
+    struct job job = job_make(s);
+    job_result_init(&result, &job);
+    job.result = &result;
+    job.edit = edit_config;
+    job.user = (void *)(uintptr_t)&wrong;
+    assert_int_equal(
+        comm_kinds[0].run(&comm_kinds[0], RANKS, WRONG_DEADLINE_NS, run_unchecked, &job, &killed), 0);
+    assert_true(job_result_is_sequential(&job, 7));
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_bad_argument_of_a_step_is_named_and_told),
+        cmocka_unit_test(ranks_that_stand_at_different_steps_notice),
+        cmocka_unit_test(ranks_that_take_pipelines_in_another_order_notice),
+        cmocka_unit_test(unchecked_steps_notice_a_message_of_another_step),
+    };
+    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
