@@ -115,6 +115,24 @@ AC_DEFUN([DP_CUDA], [
     AM_CONDITIONAL([HAVE_CUDA], [test $have_cuda = yes])
 ])
 
+# RDMA: only the header is wanted; libibverbs.so.1 is loaded at run time.
+AC_DEFUN([DP_VERBS], [
+    AC_ARG_WITH([verbs], [AS_HELP_STRING([--with-verbs],
+        [let the net plugin use RDMA devices (default: if libibverbs' header is found)])],
+        [DP_YES_OR_NO([--with-verbs], [$with_verbs])], [with_verbs=check])
+    have_verbs=no
+    AS_IF([test "x$with_verbs" != xno],
+        [AC_CHECK_TYPE([struct ibv_gid_entry], [have_verbs=yes], [],
+            [[#include <infiniband/verbs.h>]])])
+    AS_CASE([$with_verbs,$have_verbs],
+        [*,yes], [AC_DEFINE([HAVE_VERBS], [1], [infiniband/verbs.h is there])
+            DP_NOTE([verbs], [on], [RDMA in the net plugin; libibverbs.so.1 is loaded at run time])],
+        [no,*], [DP_NOTE([verbs], [off], [--without-verbs])],
+        [check,*], [DP_NOTE([verbs], [off], [no infiniband/verbs.h of rdma-core >= 33 (libibverbs-dev)])],
+        [AC_MSG_ERROR([--with-verbs: no infiniband/verbs.h of rdma-core >= 33 (Debian, Ubuntu: libibverbs-dev)])])
+    AM_CONDITIONAL([HAVE_VERBS], [test $have_verbs = yes])
+])
+
 # MPI: a module of its own, so that libdualpipe needs no MPI to load.
 AC_DEFUN([DP_MPI], [
     AC_ARG_WITH([mpi], [AS_HELP_STRING([--with-mpi],

@@ -3,12 +3,12 @@
 
 #include "base/fail.h"
 #include "base/text.h"
+#include "nccl-plugin/net_pci.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* What NCCL assumes of a device that does not know; virtual ones say -1. */
 enum { UNKNOWN_SPEED_MBPS = 10000 };
@@ -28,37 +28,12 @@ static int read_speed(const char *root, const char *name)
     return mbps > 0 && mbps < INT_MAX ? (int)mbps : UNKNOWN_SPEED_MBPS;
 }
 
-static bool is_pci(const char *dir)
-{
-    char link[PATH_MAX + 16], target[PATH_MAX];
-
-    snprintf(link, sizeof(link), "%s/subsystem", dir);
-    ssize_t n = readlink(link, target, sizeof(target) - 1);
-    if (n <= 0)
-        return false;
-    target[n] = '\0';
-    const char *name = strrchr(target, '/');
-    return name && !strcmp(name, "/pci");
-}
-
-/* The interface's device, or the nearest above it on the PCI bus: a virtio device or a sub-function
- * stands below the function that NCCL knows. */
 static char *find_pci_path(const char *root, const char *name)
 {
     char path[PATH_MAX];
 
     snprintf(path, sizeof(path), "%s/sys/class/net/%s/device", root, name);
-    char *dir = realpath(path, NULL);
-    while (dir && !is_pci(dir)) {
-        char *slash = strrchr(dir, '/');
-        if (slash && slash != dir) {
-            *slash = '\0';
-            continue;
-        }
-        free(dir);
-        dir = NULL;
-    }
-    return dir;
+    return dpn_pci_path(path);
 }
 
 static void say(const struct dpn_devices *d, const char *why)

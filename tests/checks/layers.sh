@@ -75,7 +75,7 @@ private()
 around_plugin()
 {
     find nccl-plugin -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
-        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa)/[^>]*>|<dualpipe/(dualpipe|tuning)\.h>)' |
+        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa|infiniband)/[^>]*>|<dualpipe/(dualpipe|tuning)\.h>)' |
         grep -vE 'include *"((nccl-plugin|base|topology|tuning|wire|device)/[^"]*|config\.h)"' || :
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
         grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/net_options\.h"' \

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_choice.c - which ports are used, and which of their GIDs towards a peer.
+ */
+#include "cmocka_all.h"
+
+#include "nccl-plugin/verbs/verbs_filter.h"
+#include "nccl-plugin/verbs/verbs_gid.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- NCCL_IB_HCA ----------------------------------------------------------------------------- */
+
+static void the_filter_admits_what_it_names(void **state)
+{
+    static const struct {
+        const char *list, *device;
+        int port;
+        bool admitted;
+        int rail, plane;
+    } cases[] = {
+        {NULL, "mlx5_0", 1, true, -1, -1},
+        {"", "mlx5_0", 1, true, -1, -1},
+        {"mlx5", "mlx5_0", 1, true, -1, -1},
+        {"mlx5", "bnxt_re0", 1, false, -1, -1},
+        {"mlx5_1", "mlx5_10", 1, true, -1, -1},
+        {"=mlx5_1", "mlx5_10", 1, false, -1, -1},
+        {"=mlx5_1", "mlx5_1", 2, true, -1, -1},
+        {"mlx5_0:1", "mlx5_0", 1, true, -1, -1},
+        {"mlx5_0:1", "mlx5_0", 2, false, -1, -1},
+        {"mlx5_0:1,mlx5_2:2", "mlx5_2", 2, true, -1, -1},
+        {"^mlx5_2", "mlx5_2", 1, false, -1, -1},
+        {"^mlx5_2", "mlx5_20", 1, false, -1, -1},
+        {"^=mlx5_2", "mlx5_20", 1, true, -1, -1},
+        {"^mlx5_2:1", "mlx5_2", 2, true, -1, -1},
+        {"mlx5_0:1:3:2", "mlx5_0", 1, true, 3, 2},
+        {"mlx5_0:1:3", "mlx5_0", 1, true, 3, -1},
+        {"mlx5_0:x", "mlx5_0", 2, true, -1, -1},
+        {",,", "mlx5_0", 1, false, -1, -1},
+        {"^", "mlx5_0", 1, true, -1, -1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dpn_rail_place place;
+        const bool admitted =
+            dpn_verbs_filter(cases[i].list, cases[i].device, cases[i].port, &place);
+        if (admitted != cases[i].admitted || place.rail != cases[i].rail ||
+            place.plane != cases[i].plane)
+            fail_msg("NCCL_IB_HCA=%s, %s port %d", cases[i].list, cases[i].device, cases[i].port);
+    }
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static void a_range_is_an_address_and_a_number_of_bits(void **state)
+{
+    static const char *const wrong[] = {"", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "/8",
+                                        "10.0.0.0/8x", "10.0.0/8", "fd00::/129", "fd00::/-1",
+                                        "1234567890123456789012345678901234567890123456789/8"};
+    struct dpn_range range;
+
+    (void)state;
+    assert_int_equal(dpn_range_parse("10.1.0.0/16", &range), 0);
+    assert_int_equal(range.prefix, 112);
+    assert_int_equal(dpn_range_parse("fd00::/64", &range), 0);
+    assert_int_equal(range.prefix, 64);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        assert_int_equal(dpn_range_parse(wrong[i], &range), DP_EINVAL);
+}
+
+static void variables_of_nccl_are_read_and_wrong_ones_left_aside(void **state)
+{
+    struct dpn_verbs_options o;
+
+    (void)state;
+    dpn_verbs_options_read(&o);
+    assert_int_equal(o.timeout, 20);
+    assert_int_equal(o.gid_index, DPN_AUTO);
+    assert_int_equal(o.range.prefix, 0);
+    assert_true(o.ece);
+    setenv("NCCL_IB_TIMEOUT", "14", 1);
+    setenv("NCCL_IB_RETRY_CNT", "8", 1); /* 7 at most */
+    setenv("NCCL_IB_ADDR_FAMILY", "AF_INET6", 1);
+    setenv("NCCL_IB_ADDR_RANGE", "10.0.0.0/8", 1);
+    setenv("NCCL_IB_ECE_ENABLE", "0", 1);
+    dpn_verbs_options_read(&o);
+    assert_int_equal(o.timeout, 14);
+    assert_int_equal(o.retries, 7);
+    assert_int_equal(o.family, AF_INET6);
+    assert_int_equal(o.range.prefix, 104);
+    assert_false(o.ece);
+    for (int i = 0; i < 5; i++)
+        unsetenv((const char *[]){"NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_ADDR_FAMILY",
+                                  "NCCL_IB_ADDR_RANGE", "NCCL_IB_ECE_ENABLE"}[i]);
+}
+
+/* ---- GIDs ------------------------------------------------------------------------------------ */
+
+enum { V1 = IBV_GID_TYPE_ROCE_V1, V2 = IBV_GID_TYPE_ROCE_V2, IB = IBV_GID_TYPE_IB };
+
+struct line {
+    int index, type;
+    const char *address;
+};
+
+static struct ibv_gid_entry entry(const struct line *line)
+{
+    struct ibv_gid_entry e = {.gid_index = (uint32_t)line->index, .port_num = 1,
+                              .gid_type = (uint32_t)line->type};
+
+    if (strchr(line->address, ':')) {
+        assert_int_equal(inet_pton(AF_INET6, line->address, e.gid.raw), 1);
+    } else {
+        memset(&e.gid.raw[10], 0xff, 2);
+        assert_int_equal(inet_pton(AF_INET, line->address, &e.gid.raw[12]), 1);
+    }
+    return e;
+}
+
+/* Lines end with a NULL address. */
+static struct dpn_gids gids(const struct line *lines, const struct dpn_verbs_options *options)
+{
+    struct ibv_gid_entry table[32];
+    struct dpn_gids out;
+    int count = 0;
+
+    for (; lines[count].address; count++)
+        table[count] = entry(&lines[count]);
+    dpn_gids_choose(table, count, 1, options, &out);
+    return out;
+}
+
+static struct dpn_verbs_options defaults(void)
+{
+    return (struct dpn_verbs_options){.gid_index = DPN_AUTO, .roce_version = DPN_AUTO};
+}
+
+/* As a RoCE card has them with one IPv4 address and one of IPv6. */
+static const struct line usual[] = {{0, V1, "fe80::1"}, {1, V2, "fe80::1"}, {2, V1, "10.0.0.1"},
+                                    {3, V2, "10.0.0.1"}, {4, V1, "fd00::1"}, {5, V2, "fd00::1"},
+                                    {0, 0, NULL}};
+
+static void must_choose(const struct line *ours, const struct line *theirs,
+                        const struct dpn_verbs_options *options, int our, int their)
+{
+    const struct dpn_gids a = gids(ours, options), b = gids(theirs, options);
+    struct dpn_gid x = {.index = 99}, y = {.index = 99};
+
+    assert_int_equal(dpn_gids_match(&a, &b, options, &x, &y), our >= 0);
+    if (our < 0)
+        return;
+    assert_int_equal(x.index, our);
+    assert_int_equal(y.index, their);
+}
+
+static void version_2_over_ipv4_is_the_usual_choice(void **state)
+{
+    struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    must_choose(usual, usual, &o, 3, 3);
+    o.roce_version = 1;
+    must_choose(usual, usual, &o, 2, 2);
+}
+
+static void link_local_is_for_those_who_have_nothing_better(void **state)
+{
+    static const struct line lonely[] = {{0, V2, "fe80::2"}, {0, 0, NULL}};
+    static const struct line self_made[] = {{0, V2, "169.254.3.4"}, {1, V1, "10.0.0.2"}, {0, 0, NULL}};
+    const struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    must_choose(usual, lonely, &o, 1, 0);
+    must_choose(usual, self_made, &o, 2, 1); /* even if it takes version 1 */
+}
+
+static void the_subnet_of_the_peer_decides_among_equals(void **state)
+{
+    static const struct line many[] = {{0, V2, "192.168.7.1"}, {1, V2, "10.2.0.1"}, {2, V2, "10.1.0.1"},
+                                       {0, 0, NULL}};
+    static const struct line peer[] = {{4, V2, "172.16.0.9"}, {5, V2, "10.1.0.9"}, {0, 0, NULL}};
+    const struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    must_choose(many, peer, &o, 2, 5);
+}
+
+static void the_order_of_the_table_is_of_no_importance(void **state)
+{
+    static const struct line shuffled[] = {{7, V2, "10.0.0.1"}, {0, V1, "10.0.0.1"}, {3, V2, "fe80::1"},
+                                           {0, 0, NULL}};
+    const struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    must_choose(shuffled, usual, &o, 7, 3);
+}
+
+static void options_narrow_the_choice(void **state)
+{
+    struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    o.family = AF_INET6;
+    must_choose(usual, usual, &o, 5, 5);
+    o = defaults();
+    o.gid_index = 1;
+    must_choose(usual, usual, &o, 1, 1);
+    o = defaults();
+    assert_int_equal(dpn_range_parse("fd00::/16", &o.range), 0);
+    must_choose(usual, usual, &o, 5, 5);
+    o = defaults();
+    o.gid_index = 77; /* nobody has it */
+    must_choose(usual, usual, &o, -1, -1);
+}
+
+static void what_cannot_talk_is_not_joined(void **state)
+{
+    static const struct line v4[] = {{0, V2, "10.0.0.1"}, {0, 0, NULL}};
+    static const struct line v6[] = {{0, V2, "fd00::1"}, {0, 0, NULL}};
+    static const struct line ib[] = {{0, IB, "fe80::2"}, {0, 0, NULL}};
+    const struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    must_choose(v4, v6, &o, -1, -1);
+    must_choose(v4, ib, &o, -1, -1);
+    must_choose(ib, ib, &o, 0, 0);
+}
+
+static void holes_are_left_out_and_the_best_of_many_stay(void **state)
+{
+    struct line lines[32] = {{0, V2, "::"}};
+    const struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    for (int i = 1; i < 31; i++)
+        lines[i] = (struct line){i, V1, "fe80::1"};
+    lines[30] = (struct line){30, V2, "10.0.0.1"};
+    const struct dpn_gids g = gids(lines, &o);
+    assert_int_equal(g.count, DPN_MAX_GIDS);
+    assert_int_equal(g.list[0].index, 30);
+    for (int i = 0; i < g.count; i++)
+        assert_int_not_equal(g.list[i].index, 0);
+}
+
+static void a_gid_is_told_with_index_and_kind(void **state)
+{
+    const struct dpn_verbs_options o = defaults();
+    const struct dpn_gids g = gids(usual, &o);
+    char text[DPN_GID_TEXT];
+
+    (void)state;
+    assert_string_equal(dpn_gid_text(&g.list[0], text), "10.0.0.1 (index 3, RoCE v2)");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_filter_admits_what_it_names),
+        cmocka_unit_test(a_range_is_an_address_and_a_number_of_bits),
+        cmocka_unit_test(variables_of_nccl_are_read_and_wrong_ones_left_aside),
+        cmocka_unit_test(version_2_over_ipv4_is_the_usual_choice),
+        cmocka_unit_test(link_local_is_for_those_who_have_nothing_better),
+        cmocka_unit_test(the_subnet_of_the_peer_decides_among_equals),
+        cmocka_unit_test(the_order_of_the_table_is_of_no_importance),
+        cmocka_unit_test(options_narrow_the_choice),
+        cmocka_unit_test(what_cannot_talk_is_not_joined),
+        cmocka_unit_test(holes_are_left_out_and_the_best_of_many_stay),
+        cmocka_unit_test(a_gid_is_told_with_index_and_kind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

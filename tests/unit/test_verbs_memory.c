@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_memory.c - what is registered with a device, and how often. The device is made of the
+ * functions below.
+ */
+#include "cmocka_all.h"
+
+#include "nccl-plugin/nccl_abi.h"
+#include "nccl-plugin/verbs/verbs_device.h"
+#include "nccl-plugin/verbs/verbs_load.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int registered, given_back, error;
+static unsigned last_access;
+static size_t last_len;
+
+static struct ibv_mr *make(size_t len, unsigned flags)
+{
+    if (error) {
+        errno = error;
+        return NULL;
+    }
+    registered++;
+    last_len = len;
+    last_access = flags;
+    return calloc(1, sizeof(struct ibv_mr));
+}
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *data, size_t len, int flags)
+{
+    (void)pd;
+    (void)data;
+    return make(len, (unsigned)flags);
+}
+
+static struct ibv_mr *reg_mr_iova2(struct ibv_pd *pd, void *data, size_t len, uint64_t iova,
+                                   unsigned flags)
+{
+    assert_true((uintptr_t)data == iova);
+    (void)pd;
+    return make(len, flags);
+}
+
+static struct ibv_mr *no_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova,
+                                int fd, int flags)
+{
+    (void)pd;
+    (void)offset;
+    (void)len;
+    (void)iova;
+    (void)fd;
+    (void)flags;
+    errno = EOPNOTSUPP;
+    return NULL;
+}
+
+static int dereg_mr(struct ibv_mr *mr)
+{
+    given_back++;
+    free(mr);
+    return 0;
+}
+
+static struct dpn_hca hca;
+
+static int set_up(void **state)
+{
+    (void)state;
+    registered = given_back = error = 0;
+    hca = (struct dpn_hca){.name = "mlx5_0"};
+    pthread_mutex_init(&hca.lock, NULL);
+    dpn_ibv = (struct dpn_ibv){.reg_mr = reg_mr, .reg_mr_iova2 = reg_mr_iova2,
+                               .reg_dmabuf_mr = no_dmabuf, .dereg_mr = dereg_mr};
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    assert_int_equal(hca.cache.count, 0);
+    assert_int_equal(registered, given_back);
+    free(hca.cache.entries);
+    return 0;
+}
+
+static struct dpn_region host(uintptr_t at, size_t size)
+{
+    return (struct dpn_region){(void *)at, size, NCCL_PTR_HOST, -1, 0};
+}
+
+static struct ibv_mr *get(uintptr_t at, size_t size)
+{
+    const struct dpn_region region = host(at, size);
+    struct ibv_mr *mr = NULL;
+
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), 0);
+    return mr;
+}
+
+static void the_same_pages_are_registered_once(void **state)
+{
+    (void)state;
+    struct ibv_mr *a = get(0x10010, 100), *b = get(0x10800, 0x800), *c = get(0x10010, 100);
+
+    assert_int_equal(last_len, 0x1000);
+    assert_ptr_equal(a, b);
+    assert_ptr_equal(a, c);
+    assert_int_equal(registered, 1);
+    dpn_mr_put(&hca, a);
+    dpn_mr_put(&hca, b);
+    assert_int_equal(given_back, 0);
+    dpn_mr_put(&hca, c);
+    assert_int_equal(given_back, 1);
+}
+
+/* Else the pages around it would stay when the whole is given back. */
+static void a_part_is_registered_by_itself(void **state)
+{
+    (void)state;
+    struct ibv_mr *whole = get(0x10000, 0x8000), *part = get(0x12000, 0x1000);
+
+    assert_ptr_not_equal(whole, part);
+    dpn_mr_put(&hca, whole);
+    assert_int_equal(given_back, 1);
+    dpn_mr_put(&hca, part);
+}
+
+static void many_are_found_again(void **state)
+{
+    enum { MANY = 300 };
+    struct ibv_mr *mrs[MANY];
+
+    (void)state;
+    for (int i = 0; i < MANY; i++)
+        mrs[i] = get(0x100000 + (uintptr_t)(i * 7 % MANY) * 0x2000, 0x1000u + (i % 3) * 0x1000u);
+    assert_int_equal(registered, MANY);
+    for (int i = 0; i < MANY; i++)
+        assert_ptr_equal(
+            get(0x100000 + (uintptr_t)(i * 7 % MANY) * 0x2000, 0x1000u + (i % 3) * 0x1000u), mrs[i]);
+    for (int i = 0; i < 2 * MANY; i++)
+        dpn_mr_put(&hca, mrs[i % MANY]);
+}
+
+static void ordering_is_relaxed_where_the_device_may(void **state)
+{
+    (void)state;
+    dpn_mr_put(&hca, get(0x10000, 1));
+    assert_false(last_access & IBV_ACCESS_RELAXED_ORDERING);
+    hca.relaxed_ordering = true;
+    dpn_mr_put(&hca, get(0x10000, 1));
+    assert_true(last_access & IBV_ACCESS_RELAXED_ORDERING);
+}
+
+static void peer_memory_does_what_a_dma_buf_does_not(void **state)
+{
+    const struct dpn_region region = {(void *)0x10000, 0x1000, NCCL_PTR_CUDA, 5, 0};
+    struct ibv_mr *mr;
+
+    (void)state;
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_EUNSUPPORTED);
+    hca.pointers = NCCL_PTR_CUDA;
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), 0);
+    dpn_mr_put(&hca, mr);
+}
+
+static void a_limit_is_told_with_the_way_to_raise_it(void **state)
+{
+    const struct dpn_region region = host(0x10000, 0x1000);
+    struct ibv_mr *mr;
+
+    (void)state;
+    error = ENOMEM;
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_ENOMEM);
+    assert_non_null(strstr(dp_last_error(), "4096 bytes of host memory with mlx5_0"));
+    assert_non_null(strstr(dp_last_error(), "ulimit -l"));
+    error = EINVAL;
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_EIO);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(the_same_pages_are_registered_once),
+        TEST(a_part_is_registered_by_itself),
+        TEST(many_are_found_again),
+        TEST(ordering_is_relaxed_where_the_device_may),
+        TEST(peer_memory_does_what_a_dma_buf_does_not),
+        TEST(a_limit_is_told_with_the_way_to_raise_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
