@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * build.h - put a topology together: add nodes (a parent before its children), links, ports, notes in
+ * any order, then finish, which brings them into the order that topology.h promises, and checks.
+ *
+ *      struct dp_topo_builder b = {0};
+ *      int32_t host = dp_topo_add_node(&b, DP_TOPO_HOST, -1);
+ *      dp_topo_node(&b, host)->name = dp_topo_add_text(&b, "node0");
+ *      ...
+ *      return dp_topo_finish(&b, out);
+ *
+ * A failed allocation is remembered; what is added after it goes nowhere, and finish says DP_ENOMEM.
+ */
+#ifndef DP_TOPOLOGY_BUILD_H
+#define DP_TOPOLOGY_BUILD_H
+
+#include <dualpipe/topology.h>
+
+enum { DP_TOPO_NODES_MAX = 1 << 24 };
+
+struct dp_topo_builder {
+    struct dp_topology t; /* counts and arrays, in the order of adding */
+    int32_t node_room, link_room, port_room, gid_room, note_room;
+    size_t text_room;
+    uint32_t *texts; /* hash table of offsets, 0: free */
+    size_t text_slots, text_count;
+    bool failed;
+    struct dp_topo_node no_node; /* what is written to after a failure */
+    struct dp_topo_link no_link;
+    struct dp_topo_port no_port;
+};
+
+/* The offset of s, of which there is one copy; 0 for NULL and "". */
+uint32_t dp_topo_add_text(struct dp_topo_builder *b, const char *s);
+uint32_t dp_topo_add_textf(struct dp_topo_builder *b, const char *fmt, ...) DP_PRINTF(2, 3);
+
+/* The new node's number, 0 after a failure. Its numbers that may be unknown are -1. */
+int32_t dp_topo_add_node(struct dp_topo_builder *b, enum dp_topo_kind kind, int32_t parent);
+/* Valid until the next node is added. */
+struct dp_topo_node *dp_topo_node(struct dp_topo_builder *b, int32_t node);
+
+/* A link of one, with the kind's usual latency. Valid until the next link is added. */
+struct dp_topo_link *dp_topo_add_link(struct dp_topo_builder *b, enum dp_topo_link_kind kind,
+                                      int32_t from, int32_t to, double bytes_per_ns);
+/* A PCI link that runs at a generation and width, of which it could do more or does not say (0). */
+struct dp_topo_link *dp_topo_add_pci_link(struct dp_topo_builder *b, int32_t from, int32_t to,
+                                          int gen, int width, int gen_max, int width_max);
+
+/* A port of a NIC, of no rail; valid until the next port is added. */
+struct dp_topo_port *dp_topo_add_port(struct dp_topo_builder *b, int32_t nic, int32_t number);
+/* A GID of the port that was added last. */
+void dp_topo_add_gid(struct dp_topo_builder *b, int index, enum dp_topo_gid_type type,
+                     const uint8_t raw[16]);
+/* Join a port (its number in the builder) to a rail by a link of the port's rate. */
+void dp_topo_join_rail(struct dp_topo_builder *b, int32_t port, int32_t rail);
+
+void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, int32_t node,
+                      const char *fmt, ...) DP_PRINTF(4, 5);
+
+/* Hand over what was added, in order and checked; b is empty again, also after an error. */
+int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out);
+void dp_topo_builder_fini(struct dp_topo_builder *b);
+
+/* ---- usual figures (usual.c) ---------------------------------------------------------------- */
+
+/* Bytes per ns of a PCI lane after line coding; 0 for a generation that is not known. */
+double dp_pci_lane_rate(int gen);
+enum { DP_PCI_GEN_MAX = 7 };
+/* The generation whose lanes run at so many GT/s (2.5, 5, 8, 16, 32, 64, 128); 0: none. */
+int dp_pci_gen(double gigatransfers);
+double dp_topo_usual_latency(enum dp_topo_link_kind kind);
+/* Between two NUMA nodes: of one package or of two, by the CPU's vendor ("GenuineIntel", ...). */
+double dp_topo_usual_cpu_rate(const char *vendor, bool same_package);
+/* Of one NVLink of a GPU with this compute capability; 0: not known. */
+double dp_topo_usual_nvlink_rate(int sm);
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * form.c - write and read topologies; what all forms have in common.
+ */
+#include "topology/form.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int dp_topology_write(const struct dp_topology *t, enum dp_topology_format format, char **text,
+                      size_t *len)
+{
+    struct dp_text out = {0};
+
+    switch (format) {
+    case DP_TOPOLOGY_JSON:
+        dp_topo_write_json(t, &out);
+        break;
+    default:
+        return dp_fail(DP_EINVAL, "format: %d, expected DP_TOPOLOGY_JSON", format);
+    }
+    return dp_text_take(&out, text, len);
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+static enum dp_topology_format detect(const char *text, size_t len)
+{
+    size_t at = 0;
+
+    while (at < len && strchr(" \t\r\n", text[at]) && text[at])
+        at++;
+    return at < len && text[at] == '{' ? DP_TOPOLOGY_JSON : DP_TOPOLOGY_SYNTHETIC;
+}
+
+static int read_synthetic(const char *text, size_t len, struct dp_topology **out)
+{
+    char *description = malloc(len + 1);
+
+    if (!description)
+        return dp_fail(DP_ENOMEM, "no memory for a description of %zu bytes", len);
+    memcpy(description, text, len);
+    description[len] = '\0';
+    int err = strlen(description) < len
+                  ? dp_fail(DP_EINVAL, "a NUL in the text, expected words")
+                  : dp_topology_new_synthetic(description, out);
+    free(description);
+    return err;
+}
+
+int dp_topology_read(const char *text, size_t len, enum dp_topology_format format,
+                     struct dp_topology **out)
+{
+    switch (format == DP_TOPOLOGY_AUTO ? detect(text, len) : format) {
+    case DP_TOPOLOGY_JSON:
+        return dp_topo_read_json(text, len, out);
+    case DP_TOPOLOGY_SYNTHETIC:
+        return read_synthetic(text, len, out);
+    default:
+        return dp_fail(DP_EINVAL, "format: %d, expected one of dp_topology_format", format);
+    }
+}

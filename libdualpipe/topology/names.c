@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * names.c - what nodes are called, and which node a name means.
+ */
+#include "base/fail.h"
+#include "base/nearest.h"
+#include "base/text.h"
+#include "topology/names.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- words ---------------------------------------------------------------------------------- */
+
+const char *const dp_topo_kind_names[DP_TOPO_KINDS + 1] = {
+    "host", "numa", "root", "switch", "gpu", "nic", "nvswitch", "rail", "spine", NULL,
+};
+const char *const dp_topo_link_kind_names[DP_TOPO_LINK_KINDS + 1] = {
+    "mesh", "pci", "cpu", "nvlink", "c2c", "net", NULL,
+};
+
+const char *const dp_topo_fabric_names[] = {"ethernet", "infiniband", NULL};
+const char *const dp_topo_gid_type_names[] = {"ib", "rocev1", "rocev2", NULL};
+const char *const dp_topo_note_kind_names[] = {"missing", "assumed", NULL};
+
+const char *dp_topo_kind_name(enum dp_topo_kind kind)
+{
+    return (unsigned)kind < DP_TOPO_KINDS ? dp_topo_kind_names[kind] : "?";
+}
+
+const char *dp_topo_link_kind_name(enum dp_topo_link_kind kind)
+{
+    return (unsigned)kind < DP_TOPO_LINK_KINDS ? dp_topo_link_kind_names[kind] : "?";
+}
+
+const char *dp_topo_class_name(enum dp_topo_class kind)
+{
+    static const char *const names[DP_TOPO_CLASSES] = {
+        "X", "NV", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "NET*", "-",
+    };
+
+    return (unsigned)kind < DP_TOPO_CLASSES ? names[kind] : "?";
+}
+
+int dp_topo_name_index(const char *name, size_t len, const char *const *names)
+{
+    for (int i = 0; names[i]; i++)
+        if (strlen(names[i]) == len && !memcmp(name, names[i], len))
+            return i;
+    return -1;
+}
+
+/* ---- labels --------------------------------------------------------------------------------- */
+
+int32_t dp_topology_next(const struct dp_topology *t, enum dp_topo_kind kind, int32_t within,
+                         int32_t from)
+{
+    int32_t end = within < 0 ? t->node_count : t->nodes[within].end;
+
+    for (int32_t i = from > within ? from : within + 1; i < end; i++)
+        if (t->nodes[i].kind == kind)
+            return i;
+    return -1;
+}
+
+const char *dp_topology_label(const struct dp_topology *t, int32_t node,
+                              char text[DP_TOPO_LABEL_LEN])
+{
+    const struct dp_topo_node *n = &t->nodes[node];
+    const char *host = n->host >= 0 ? dp_topology_text(t, t->nodes[n->host].name) : "";
+
+    if (n->kind == DP_TOPO_HOST || n->kind == DP_TOPO_RAIL || n->kind == DP_TOPO_SPINE)
+        snprintf(text, DP_TOPO_LABEL_LEN, "%s", dp_topology_text(t, n->name));
+    else
+        snprintf(text, DP_TOPO_LABEL_LEN, "%.*s%s%s%d", 60, t->host_count > 1 ? host : "",
+                 t->host_count > 1 && *host ? "/" : "", dp_topo_kind_name(n->kind), n->index);
+    return text;
+}
+
+/* ---- finding -------------------------------------------------------------------------------- */
+
+static bool names_pci(const struct dp_topo_pci *pci, const char *name)
+{
+    unsigned domain = 0, bus, device, function;
+    int end = -1;
+
+    if (!pci->known || (sscanf(name, "%x:%x:%x.%x%n", &domain, &bus, &device, &function, &end) < 4 &&
+                        (domain = 0, sscanf(name, "%x:%x.%x%n", &bus, &device, &function, &end) < 3)))
+        return false;
+    return end > 0 && !name[end] && domain == pci->domain && bus == pci->bus &&
+           device == pci->device && function == pci->function;
+}
+
+int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *first)
+{
+    int32_t low = 0, high = t->port_count, end;
+
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (t->ports[middle].nic < nic)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (end = low; end < t->port_count && t->ports[end].nic == nic;)
+        end++;
+    *first = low;
+    return end - low;
+}
+
+static bool names_port(const struct dp_topology *t, int32_t nic, const char *name)
+{
+    int32_t first, count = dp_topology_ports(t, nic, &first);
+
+    for (int32_t i = first; i < first + count; i++)
+        if (!strcmp(dp_topology_text(t, t->ports[i].rdma), name) ||
+            !strcmp(dp_topology_text(t, t->ports[i].net), name))
+            return true;
+    return false;
+}
+
+/* Is this one of the node's own names, without its host? */
+static bool is_called(const struct dp_topology *t, int32_t node, const char *name)
+{
+    const struct dp_topo_node *n = &t->nodes[node];
+    char numbered[32];
+
+    snprintf(numbered, sizeof(numbered), "%s%d", dp_topo_kind_name(n->kind), n->index);
+    return !strcmp(name, numbered) || !strcmp(name, dp_topology_text(t, n->name)) ||
+           !strcmp(name, dp_topology_text(t, n->uuid)) || names_pci(&n->pci, name) ||
+           (n->kind == DP_TOPO_NIC && names_port(t, node, name));
+}
+
+/* The nodes that `name` may mean: those of the host before its '/', or all. */
+static const char *narrow(const struct dp_topology *t, const char *name, int32_t *from, int32_t *end)
+{
+    const char *slash = strchr(name, '/');
+
+    *from = 0;
+    *end = t->node_count;
+    for (int32_t i = 0; slash && i < t->node_count && t->nodes[i].kind == DP_TOPO_HOST;
+         i = t->nodes[i].end) {
+        const char *host = dp_topology_text(t, t->nodes[i].name);
+        if (strlen(host) == (size_t)(slash - name) && !strncmp(host, name, strlen(host))) {
+            *from = i + 1;
+            *end = t->nodes[i].end;
+            return slash + 1;
+        }
+    }
+    return name;
+}
+
+/* The nearest of the labels, which are built for the purpose. */
+static int no_such_node(const struct dp_topology *t, const char *name)
+{
+    enum { LOOK_AT = 4096 };
+    size_t count = (size_t)(t->node_count < LOOK_AT ? t->node_count : LOOK_AT);
+    char (*labels)[DP_TOPO_LABEL_LEN] = malloc(count * sizeof(*labels));
+    const char **names = malloc(count * sizeof(*names));
+    const char *near = NULL;
+
+    for (size_t i = 0; labels && names && i < count; i++)
+        names[i] = dp_topology_label(t, (int32_t)i, labels[i]);
+    if (labels && names)
+        near = dp_nearest(name, names, count);
+    int err = dp_fail(DP_EINVAL, "'%s' is no node of this topology%s%s%s", name,
+                      near ? "; did you mean '" : "; expected one such as gpu0, nic0, numa0 or a PCI "
+                      "address", near ? near : "", near ? "'?" : "");
+    free(labels);
+    free(names);
+    return err;
+}
+
+int dp_topology_find(const struct dp_topology *t, const char *name, int32_t *node)
+{
+    int32_t from, end;
+    const char *own = narrow(t, name, &from, &end);
+
+    for (int32_t i = from; *own && i < end; i++)
+        if (is_called(t, i, own)) {
+            *node = i;
+            return 0;
+        }
+    return no_such_node(t, name);
+}

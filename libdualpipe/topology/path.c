@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * path.c - the way between two nodes. On a host in two searches: how wide can it be, and which of the
+ * ways as wide as that is the nearest. Between hosts over the best pair of NICs.
+ */
+#include "base/fail.h"
+
+#include <dualpipe/topology.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- searching one host --------------------------------------------------------------------- */
+
+enum { FEW_NODES = 256 };
+
+/* What a search knows of the nodes from `base` on; `count` of them, those of a host. */
+struct search {
+    const struct dp_topology *t;
+    int32_t base, count;
+    double *best;  /* the widest way so far, or the shortest */
+    int32_t *link; /* by which it arrives; -1: none */
+    bool *done;
+    void *memory;  /* where `few` is too small */
+    struct {
+        double best[FEW_NODES];
+        int32_t link[FEW_NODES];
+        bool done[FEW_NODES];
+    } few;
+};
+
+static int search_init(struct search *s, const struct dp_topology *t, int32_t host)
+{
+    s->t = t;
+    s->base = host;
+    s->count = t->nodes[host].end - host;
+    s->best = s->few.best;
+    s->link = s->few.link;
+    s->done = s->few.done;
+    s->memory = NULL;
+    if (s->count <= FEW_NODES)
+        return 0;
+    size_t n = (size_t)s->count;
+    s->memory = malloc(n * (sizeof(*s->best) + sizeof(*s->link) + sizeof(*s->done)));
+    if (!s->memory)
+        return dp_fail(DP_ENOMEM, "no memory for a way among %d nodes", s->count);
+    s->best = s->memory;
+    s->link = (int32_t *)(s->best + n);
+    s->done = (bool *)(s->link + n);
+    return 0;
+}
+
+static void search_fini(struct search *s)
+{
+    free(s->memory);
+}
+
+static double width_of(const struct dp_topo_link *l)
+{
+    return l->bytes_per_ns > 0 ? l->bytes_per_ns : INFINITY;
+}
+
+/* Data goes through these; GPUs and NICs forward nothing for others. */
+static bool forwards(const struct dp_topology *t, int32_t node)
+{
+    enum dp_topo_kind kind = t->nodes[node].kind;
+
+    return kind == DP_TOPO_NUMA || kind == DP_TOPO_ROOT || kind == DP_TOPO_SWITCH;
+}
+
+/* How good the way to a node becomes over link l: larger is better. With least 0 the width of its
+ * narrowest link; else the nearness (minus the latency) over links that are at least so wide. */
+static double extend(double best, const struct dp_topo_link *l, double least)
+{
+    if (least <= 0)
+        return fmin(best, width_of(l));
+    return width_of(l) >= least ? best - l->latency_ns : -INFINITY;
+}
+
+/* The best way from `from` to every node of the host, or until `to` is reached. */
+static void search(struct search *s, int32_t from, int32_t to, double least)
+{
+    const struct dp_topology *t = s->t;
+
+    for (int32_t i = 0; i < s->count; i++) {
+        s->best[i] = -INFINITY;
+        s->link[i] = -1;
+        s->done[i] = false;
+    }
+    s->best[from - s->base] = least <= 0 ? INFINITY : 0;
+    for (;;) {
+        int32_t at = -1;
+        for (int32_t i = 0; i < s->count; i++)
+            if (!s->done[i] && s->best[i] > -INFINITY && (at < 0 || s->best[i] > s->best[at]))
+                at = i;
+        if (at < 0 || at + s->base == to)
+            return;
+        s->done[at] = true;
+        int32_t node = at + s->base;
+        if (node != from && !forwards(t, node))
+            continue;
+        for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++) {
+            int32_t link = t->around[k], next = dp_topology_across(t, link, node) - s->base;
+            if (next < 0 || next >= s->count || s->done[next])
+                continue;
+            double way = extend(s->best[at], &t->links[link], least);
+            if (way > s->best[next]) {
+                s->best[next] = way;
+                s->link[next] = link;
+            }
+        }
+    }
+}
+
+/* ---- a path that grows ---------------------------------------------------------------------- */
+
+static void path_begin(struct dp_topo_path *p, int32_t from)
+{
+    *p = (struct dp_topo_path){.class_ = DP_TOPO_NONE, .bottleneck = -1, .nodes = {from}};
+}
+
+static bool path_add(const struct dp_topology *t, struct dp_topo_path *p, int32_t link)
+{
+    if (p->hops == DP_TOPO_HOPS_MAX)
+        return false;
+    p->links[p->hops] = link;
+    p->nodes[p->hops + 1] = dp_topology_across(t, link, p->nodes[p->hops]);
+    p->hops++;
+    return true;
+}
+
+/* Append the found way from the path's end, where the search began, to `to`. */
+static bool path_add_found(const struct search *s, struct dp_topo_path *p, int32_t to)
+{
+    int32_t from = p->nodes[p->hops], back[DP_TOPO_HOPS_MAX], count = 0;
+
+    for (int32_t at = to; at != from; at = dp_topology_across(s->t, back[count - 1], at)) {
+        int32_t link = s->link[at - s->base];
+        if (link < 0 || count == DP_TOPO_HOPS_MAX)
+            return false;
+        back[count++] = link;
+    }
+    while (count)
+        if (!path_add(s->t, p, back[--count]))
+            return false;
+    return true;
+}
+
+/* The widest and nearest way within one host. */
+static bool path_add_local(struct search *s, struct dp_topo_path *p, int32_t to)
+{
+    int32_t from = p->nodes[p->hops];
+
+    if (from == to)
+        return true;
+    search(s, from, to, 0);
+    double width = s->best[to - s->base];
+    if (width <= 0)
+        return false;
+    search(s, from, to, width);
+    return path_add_found(s, p, to);
+}
+
+/* ---- what a path amounts to ----------------------------------------------------------------- */
+
+static enum dp_topo_class class_of(const struct dp_topology *t, const struct dp_topo_path *p)
+{
+    int links[DP_TOPO_LINK_KINDS] = {0}, nodes[DP_TOPO_KINDS] = {0};
+
+    if (!p->hops)
+        return DP_TOPO_SELF;
+    for (int32_t i = 0; i < p->hops; i++) {
+        links[t->links[p->links[i]].kind]++;
+        nodes[t->nodes[p->nodes[i]].kind]++;
+    }
+    nodes[t->nodes[p->nodes[p->hops]].kind]++;
+    if (links[DP_TOPO_NET])
+        return nodes[DP_TOPO_SPINE] ? DP_TOPO_SPINED : DP_TOPO_RAILED;
+    if (links[DP_TOPO_NVLINK])
+        return DP_TOPO_NV;
+    if (links[DP_TOPO_CPU])
+        return DP_TOPO_SYS;
+    if (links[DP_TOPO_C2C] == p->hops)
+        return DP_TOPO_CHIP;
+    if (nodes[DP_TOPO_NUMA] && nodes[DP_TOPO_ROOT] > 1)
+        return DP_TOPO_NODE;
+    if (nodes[DP_TOPO_NUMA] || nodes[DP_TOPO_ROOT])
+        return DP_TOPO_PHB;
+    return nodes[DP_TOPO_SWITCH] > 1 ? DP_TOPO_PXB : DP_TOPO_PIX;
+}
+
+static void path_sum_up(const struct dp_topology *t, struct dp_topo_path *p)
+{
+    double narrowest = INFINITY;
+
+    for (int32_t i = 0; i < p->hops; i++) {
+        const struct dp_topo_link *l = &t->links[p->links[i]];
+        if (width_of(l) < narrowest) {
+            narrowest = width_of(l);
+            p->bottleneck = p->links[i];
+        }
+        if (l->kind == DP_TOPO_NVLINK && (!p->nvlinks || l->count < p->nvlinks))
+            p->nvlinks = l->count;
+        p->latency_ns += l->latency_ns;
+    }
+    p->bytes_per_ns = isfinite(narrowest) ? narrowest : 0;
+    p->class_ = class_of(t, p);
+}
+
+/* ---- NVLink --------------------------------------------------------------------------------- */
+
+/* The link of this kind between two nodes that are neighbours; -1: none. */
+static int32_t link_between(const struct dp_topology *t, int32_t a, int32_t b,
+                            enum dp_topo_link_kind kind)
+{
+    for (int32_t k = t->first_around[a]; k < t->first_around[a + 1]; k++)
+        if (t->links[t->around[k]].kind == kind && dp_topology_across(t, t->around[k], a) == b)
+            return t->around[k];
+    return -1;
+}
+
+/* A link of two GPUs, or an NVSwitch that both have one to. */
+static bool path_over_nvlink(const struct dp_topology *t, struct dp_topo_path *p, int32_t b)
+{
+    int32_t a = p->nodes[0], direct = link_between(t, a, b, DP_TOPO_NVLINK);
+
+    if (direct >= 0)
+        return path_add(t, p, direct);
+    for (int32_t k = t->first_around[a]; k < t->first_around[a + 1]; k++) {
+        int32_t up = t->around[k], down, middle = dp_topology_across(t, up, a);
+        if (t->links[up].kind == DP_TOPO_NVLINK && t->nodes[middle].kind == DP_TOPO_NVSWITCH &&
+            (down = link_between(t, b, middle, DP_TOPO_NVLINK)) >= 0)
+            return path_add(t, p, up) && path_add(t, p, down);
+    }
+    return false;
+}
+
+/* ---- between hosts -------------------------------------------------------------------------- */
+
+/* A way out of a host: a NIC's link to a rail, with the way to the NIC. */
+struct exit {
+    int32_t nic, link, rail;
+    double width, nearness;
+    int32_t turn; /* how far the NIC's turn is from the node's: see dp_topology_nics */
+};
+
+struct exits {
+    struct exit *list;
+    int32_t count;
+};
+
+static int32_t count_below(const struct dp_topology *t, int32_t host, enum dp_topo_kind kind)
+{
+    int32_t count = 0;
+
+    for (int32_t i = host; (i = dp_topology_next(t, kind, host, i + 1)) >= 0;)
+        count++;
+    return count;
+}
+
+static bool leads_to_rail(const struct dp_topology *t, int32_t link)
+{
+    const struct dp_topo_link *l = &t->links[link];
+
+    return l->kind == DP_TOPO_NET && t->nodes[l->b].kind == DP_TOPO_RAIL &&
+           (l->port < 0 || t->ports[l->port].up);
+}
+
+static void collect_exits(const struct search *wide, const struct search *near, int32_t from,
+                          struct exits *out)
+{
+    const struct dp_topology *t = wide->t;
+    int32_t host = t->nodes[from].host, nics = count_below(t, host, DP_TOPO_NIC);
+    bool is_nic = t->nodes[from].kind == DP_TOPO_NIC;
+
+    for (int32_t nic = host; (nic = dp_topology_next(t, DP_TOPO_NIC, host, nic + 1)) >= 0;)
+        for (int32_t k = t->first_around[nic]; k < t->first_around[nic + 1]; k++) {
+            int32_t link = t->around[k];
+            double width = wide->best[nic - host];
+            if (!leads_to_rail(t, link) || width <= 0 || (is_nic && nic != from))
+                continue;
+            out->list[out->count++] = (struct exit){
+                .nic = nic, .link = link, .rail = t->links[link].b,
+                .width = fmin(width, width_of(&t->links[link])),
+                .nearness = near->best[nic - host],
+                .turn = (t->nodes[nic].index - t->nodes[from].index % nics + nics) % nics,
+            };
+        }
+}
+
+static int find_exits(const struct dp_topology *t, int32_t from, struct exits *out)
+{
+    int32_t host = t->nodes[from].host, room = 1;
+    struct search wide, near;
+    int err;
+
+    for (int32_t i = host; i < t->nodes[host].end; i++)
+        if (t->nodes[i].kind == DP_TOPO_NIC)
+            room += t->first_around[i + 1] - t->first_around[i];
+    *out = (struct exits){malloc((size_t)room * sizeof(*out->list)), 0};
+    if (!out->list)
+        return dp_fail(DP_ENOMEM, "no memory for the ways out of a host");
+    if ((err = search_init(&wide, t, host)))
+        goto free_list;
+    if ((err = search_init(&near, t, host)))
+        goto fini_wide;
+    search(&wide, from, -1, 0);
+    search(&near, from, -1, 1e-30);
+    collect_exits(&wide, &near, from, out);
+    search_fini(&near);
+fini_wide:
+    search_fini(&wide);
+free_list:
+    if (err)
+        free(out->list);
+    return err;
+}
+
+/* From rail to rail: nothing, or the two links to a spine that both have. */
+struct crossing {
+    int32_t up, down; /* links; -1: the same rail */
+    double width;
+};
+
+/* A rail's links to spines are its last ones, behind those to perhaps thousands of NICs. */
+static int32_t uplink(const struct dp_topology *t, int32_t rail, int32_t spine)
+{
+    for (int32_t k = t->first_around[rail + 1] - 1; k >= t->first_around[rail]; k--) {
+        const struct dp_topo_link *l = &t->links[t->around[k]];
+        if (l->a != rail)
+            break;
+        if (spine < 0 || l->b == spine)
+            return t->around[k];
+    }
+    return -1;
+}
+
+static bool cross(const struct dp_topology *t, int32_t a, int32_t b, struct crossing *out)
+{
+    *out = (struct crossing){-1, -1, INFINITY};
+    if (a == b)
+        return true;
+    int32_t up = uplink(t, a, -1), down = up < 0 ? -1 : uplink(t, b, t->links[up].b);
+    if (down < 0)
+        return false;
+    *out = (struct crossing){up, down, fmin(width_of(&t->links[up]), width_of(&t->links[down]))};
+    return true;
+}
+
+struct choice {
+    const struct exit *out, *in;
+    struct crossing crossing;
+    double width, nearness;
+    int32_t turn;
+};
+
+/* Wider; else on one rail; else nearer; else whose turn it is. */
+static bool is_better(const struct choice *a, const struct choice *b)
+{
+    if (!b->out || a->width != b->width)
+        return !b->out || a->width > b->width;
+    if ((a->crossing.up < 0) != (b->crossing.up < 0))
+        return a->crossing.up < 0;
+    if (a->nearness != b->nearness)
+        return a->nearness > b->nearness;
+    return a->turn < b->turn;
+}
+
+static struct choice choose(const struct dp_topology *t, const struct exits *out,
+                            const struct exits *in)
+{
+    struct choice best = {0};
+
+    for (int32_t i = 0; i < out->count; i++)
+        for (int32_t k = 0; k < in->count; k++) {
+            struct choice c = {.out = &out->list[i], .in = &in->list[k]};
+            if (!cross(t, c.out->rail, c.in->rail, &c.crossing))
+                continue;
+            c.width = fmin(fmin(c.out->width, c.in->width), c.crossing.width);
+            c.nearness = c.out->nearness + c.in->nearness;
+            c.turn = c.out->turn + c.in->turn;
+            if (is_better(&c, &best))
+                best = c;
+        }
+    return best;
+}
+
+/* The way from `from` to the exit's NIC, or back from there to `to`. */
+static int walk_leg(const struct dp_topology *t, struct dp_topo_path *p, int32_t host, int32_t to,
+                    bool *found)
+{
+    struct search s;
+    int err = search_init(&s, t, host);
+
+    if (err)
+        return err;
+    *found = path_add_local(&s, p, to);
+    search_fini(&s);
+    return 0;
+}
+
+static int walk(const struct dp_topology *t, const struct choice *c, int32_t b,
+                struct dp_topo_path *p, bool *found)
+{
+    int err = walk_leg(t, p, t->nodes[p->nodes[0]].host, c->out->nic, found);
+
+    if (err || !*found)
+        return err;
+    *found = path_add(t, p, c->out->link);
+    if (*found && c->crossing.up >= 0)
+        *found = path_add(t, p, c->crossing.up) && path_add(t, p, c->crossing.down);
+    *found = *found && path_add(t, p, c->in->link);
+    return *found ? walk_leg(t, p, t->nodes[b].host, b, found) : 0;
+}
+
+static int path_between_hosts(const struct dp_topology *t, struct dp_topo_path *p, int32_t b,
+                              bool *found)
+{
+    struct exits out, in;
+    int err = find_exits(t, p->nodes[0], &out);
+
+    if (err)
+        return err;
+    if ((err = find_exits(t, b, &in)))
+        goto free_out;
+    struct choice best = choose(t, &out, &in);
+    if (best.out)
+        err = walk(t, &best, b, p, found);
+    free(in.list);
+free_out:
+    free(out.list);
+    return err;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+/* Rails, spines and shared NVSwitches: only to a neighbour. */
+static bool path_to_neighbour(const struct dp_topology *t, struct dp_topo_path *p, int32_t b)
+{
+    int32_t a = p->nodes[0], inside = t->nodes[a].host >= 0 ? a : b;
+
+    for (int32_t k = t->first_around[inside]; k < t->first_around[inside + 1]; k++)
+        if (dp_topology_across(t, t->around[k], inside) == (inside == a ? b : a))
+            return path_add(t, p, t->around[k]);
+    return false;
+}
+
+int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b, struct dp_topo_path *path)
+{
+    struct dp_topo_path p;
+    bool found = false;
+    int err = 0;
+
+    if (a < 0 || b < 0 || a >= t->node_count || b >= t->node_count)
+        return dp_fail(DP_EINVAL, "a way from node %d to node %d, expected two of %d nodes", a, b,
+                       t->node_count);
+    a += t->nodes[a].kind == DP_TOPO_HOST; /* its first NUMA node */
+    b += t->nodes[b].kind == DP_TOPO_HOST;
+    path_begin(&p, a);
+    if (a == b)
+        found = true;
+    else if (t->nodes[a].host < 0 || t->nodes[b].host < 0)
+        found = path_to_neighbour(t, &p, b);
+    else if (!(found = path_over_nvlink(t, &p, b)))
+        err = t->nodes[a].host == t->nodes[b].host ? walk_leg(t, &p, t->nodes[b].host, b, &found)
+                                                   : path_between_hosts(t, &p, b, &found);
+    if (err)
+        return err;
+    if (found)
+        path_sum_up(t, &p);
+    else
+        path_begin(&p, a);
+    *path = p;
+    return 0;
+}

@@ -1,0 +1,569 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_topology.c - the model: descriptions, order, the checker, names, ways, JSON.
+ */
+#include "cmocka_all.h"
+
+#include "base/fail.h"
+
+#include <dualpipe/topology.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct dp_topology *made(const char *description)
+{
+    struct dp_topology *t = NULL;
+
+    assert_int_equal(dp_topology_new_synthetic(description, &t), 0);
+    return t;
+}
+
+static int32_t node(const struct dp_topology *t, const char *name)
+{
+    int32_t n = -1;
+
+    assert_int_equal(dp_topology_find(t, name, &n), 0);
+    return n;
+}
+
+static struct dp_topo_path way(const struct dp_topology *t, const char *a, const char *b)
+{
+    struct dp_topo_path path;
+
+    assert_int_equal(dp_topology_path(t, node(t, a), node(t, b), &path), 0);
+    return path;
+}
+
+static void assert_way(const struct dp_topology *t, const char *a, const char *b,
+                       enum dp_topo_class class_, double bytes_per_ns)
+{
+    struct dp_topo_path there = way(t, a, b), back = way(t, b, a);
+
+    assert_string_equal(dp_topo_class_name(there.class_), dp_topo_class_name(class_));
+    assert_int_equal(back.class_, class_);
+    assert_true(fabs(there.bytes_per_ns - bytes_per_ns) < 0.05);
+    assert_true(there.bytes_per_ns == back.bytes_per_ns);
+}
+
+static int32_t count_of(const struct dp_topology *t, enum dp_topo_kind kind)
+{
+    int32_t count = 0;
+
+    for (int32_t i = -1; (i = dp_topology_next(t, kind, -1, i + 1)) >= 0;)
+        count++;
+    return count;
+}
+
+/* ---- descriptions --------------------------------------------------------------------------- */
+
+static void every_usual_machine_is_a_topology(void **state)
+{
+    (void)state;
+    for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
+        struct dp_topology *t = made(p->name);
+        assert_int_equal(dp_topology_check(t), 0);
+        assert_true(count_of(t, DP_TOPO_GPU) > 0);
+        dp_topology_free(t);
+    }
+}
+
+static void words_nest_and_multiply(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
+
+    assert_int_equal(t->host_count, 3);
+    assert_int_equal(count_of(t, DP_TOPO_NUMA), 6);
+    assert_int_equal(count_of(t, DP_TOPO_SWITCH), 3 * 2 * 2 * (2 + 4));
+    assert_int_equal(count_of(t, DP_TOPO_GPU), 3 * 2 * 2 * 2 * 2 * 2);
+    assert_int_equal(count_of(t, DP_TOPO_NIC), 6);
+    assert_int_equal(count_of(t, DP_TOPO_ROOT), 3 * 2 * (2 + 1));
+    assert_int_equal(count_of(t, DP_TOPO_RAIL), 2);
+    assert_int_equal(count_of(t, DP_TOPO_SPINE), 1);
+    dp_topology_free(t);
+}
+
+static void later_words_replace_those_of_a_usual_machine(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
+
+    assert_int_equal(count_of(t, DP_TOPO_GPU), 4);
+    assert_way(t, "node0/gpu0", "node1/gpu0", DP_TOPO_RAILED, 12.5);
+    dp_topology_free(t);
+}
+
+static void a_wrong_word_is_named(void **state)
+{
+    static const struct {
+        const char *description, *says;
+    } cases[] = {
+        {"gpus:8", "something like gpu"},
+        {"dgx-h10", "something like dgx-h100"},
+        {"gpu:8 laptop", "'laptop'"},
+        {"pcie=9x16", "'pcie=9x16': expected a generation"},
+        {"gpu:-1", "'gpu:-1': expected a number from 0"},
+        {"numa:0", "'numa:0': expected a number from 1"},
+        {"switch:2 numa:2", "'numa:2': expected numa, root and switch in this order"},
+        {"net=fast", "'net=fast': expected a rate"},
+        {"nvlink=ring:1x25", "'nvlink=ring:1x25': expected none, or a shape"},
+        {"memory=12X", "expected a size"},
+        {"host:1000000 gpu:8", "expected at most"},
+        {"name=a/b", "expected a name"},
+        {"rail:2", "'rail:2'"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_topology *t = NULL;
+        assert_int_equal(dp_topology_new_synthetic(cases[i].description, &t), DP_EINVAL);
+        assert_null(t);
+        if (!strstr(dp_last_error(), cases[i].says))
+            fail_msg("'%s' says: %s", cases[i].description, dp_last_error());
+    }
+}
+
+/* ---- order ---------------------------------------------------------------------------------- */
+
+static void nodes_stand_in_preorder_and_links_in_order(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("hgx-a100 host:3");
+
+    for (int32_t i = 1; i < t->node_count; i++) {
+        assert_true(t->nodes[i].parent < i);
+        assert_true(t->nodes[i].parent < 0 || t->nodes[t->nodes[i].parent].end >= t->nodes[i].end);
+    }
+    for (int32_t i = 1; i < t->link_count; i++)
+        assert_true(t->links[i - 1].a <= t->links[i].a && t->links[i].a < t->links[i].b);
+    for (int32_t n = 0; n < t->node_count; n++)
+        for (int32_t k = t->first_around[n]; k < t->first_around[n + 1]; k++)
+            assert_true(t->links[t->around[k]].a == n || t->links[t->around[k]].b == n);
+    assert_int_equal(t->first_around[t->node_count], 2 * t->link_count);
+    dp_topology_free(t);
+}
+
+/* ---- the checker ---------------------------------------------------------------------------- */
+
+struct damage {
+    const char *what;
+    void (*do_it)(struct dp_topology *t);
+    const char *says;
+};
+
+static void give_a_gpu_to_a_host(struct dp_topology *t)
+{
+    t->nodes[node(t, "gpu0")].parent = 0;
+}
+static void take_a_host(struct dp_topology *t)
+{
+    t->nodes[0].kind = DP_TOPO_NUMA;
+}
+static void shorten_a_part(struct dp_topology *t)
+{
+    t->nodes[node(t, "numa0")].end = node(t, "numa0");
+}
+static void use_a_name_twice(struct dp_topology *t)
+{
+    t->nodes[node(t, "node1")].name = t->nodes[node(t, "node0")].name;
+}
+static void take_a_name(struct dp_topology *t)
+{
+    t->nodes[node(t, "rail0")].name = 0;
+}
+static void turn_a_link(struct dp_topology *t)
+{
+    t->links[0].b = t->links[0].a;
+}
+static void make_pci_of_a_cpu_link(struct dp_topology *t)
+{
+    for (int32_t i = 0; i < t->link_count; i++)
+        if (t->links[i].kind == DP_TOPO_CPU)
+            t->links[i].kind = DP_TOPO_PCI;
+}
+static void make_a_rate_a_nan(struct dp_topology *t)
+{
+    t->links[3].bytes_per_ns = NAN;
+}
+static void lose_a_port(struct dp_topology *t)
+{
+    for (int32_t i = 0; i < t->link_count; i++)
+        if (t->links[i].port >= 0)
+            t->links[i].port = -1;
+}
+static void make_a_gpu_a_port(struct dp_topology *t)
+{
+    t->ports[0].nic = node(t, "gpu0");
+}
+static void number_ports_alike(struct dp_topology *t)
+{
+    t->ports[1].nic = t->ports[0].nic;
+    t->ports[1].number = t->ports[0].number;
+}
+static void claim_gids(struct dp_topology *t)
+{
+    t->ports[0].gid_count = 3;
+}
+static void leave_a_numa_node_alone(struct dp_topology *t)
+{
+    for (int32_t i = 0; i < t->link_count; i++)
+        if (t->links[i].kind == DP_TOPO_CPU)
+            memmove(&t->links[i], &t->links[i + 1],
+                    (size_t)(--t->link_count - i) * sizeof(*t->links));
+    for (int32_t i = 0; i <= t->node_count; i++)
+        t->first_around[i] = 0;
+}
+static void point_behind_the_text(struct dp_topology *t)
+{
+    t->nodes[2].model = (uint32_t)t->text_len;
+}
+
+static void the_checker_names_what_is_wrong(void **state)
+{
+    static const struct damage cases[] = {
+        {"a GPU right below a host", give_a_gpu_to_a_host, "a gpu may not stand in a host"},
+        {"no host first", take_a_host, "expected a host first"},
+        {"a part that ends too early", shorten_a_part, "its part ends before"},
+        {"two hosts of one name", use_a_name_twice, "two nodes are named 'node0'"},
+        {"a rail without a name", take_a_name, "expected a name"},
+        {"a link to itself", turn_a_link, "expected a smaller to a larger"},
+        {"PCI between CPUs", make_pci_of_a_cpu_link, "a pci link cannot join node0/numa0 and"},
+        {"a rate that is no number", make_a_rate_a_nan, "expected numbers that are not negative"},
+        {"a link to a rail without a port", lose_a_port, "port -1, expected one of the NIC's"},
+        {"a port of a GPU", make_a_gpu_a_port, "expected a NIC"},
+        {"a port twice", number_ports_alike, "each once"},
+        {"GIDs that are not there", claim_gids, "expected some of 0"},
+        {"NUMA nodes apart", leave_a_numa_node_alone, "has no link to an earlier NUMA node"},
+        {"a text that is not there", point_behind_the_text, "a text at"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_topology *t = made("host:2 numa:2 switch:1 gpu:1 nic:1");
+        cases[i].do_it(t);
+        assert_int_equal(dp_topology_check(t), DP_EINVAL);
+        if (!strstr(dp_last_error(), cases[i].says))
+            fail_msg("%s: %s", cases[i].what, dp_last_error());
+        dp_topology_free(t);
+    }
+}
+
+/* ---- names ---------------------------------------------------------------------------------- */
+
+static void a_label_finds_its_node(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("gb200-nvl72 host:3");
+    char label[DP_TOPO_LABEL_LEN];
+
+    for (int32_t i = 0; i < t->node_count; i++)
+        assert_int_equal(node(t, dp_topology_label(t, i, label)), i);
+    dp_topology_free(t);
+}
+
+static void a_node_has_several_names(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("dgx-h100 host:2");
+    const struct dp_topo_pci *pci = &t->nodes[node(t, "node1/gpu0")].pci;
+    char address[32];
+
+    assert_int_equal(node(t, "gpu0"), node(t, "node0/gpu0"));
+    assert_int_equal(node(t, "node1/mlx5_3"), node(t, "node1/nic3"));
+    snprintf(address, sizeof(address), "node1/%04x:%02x:%02x.%x", pci->domain, pci->bus, pci->device,
+             pci->function);
+    assert_int_equal(node(t, address), node(t, "node1/gpu0"));
+    assert_int_equal(node(t, "rail7"), t->node_count - 2);
+    dp_topology_free(t);
+}
+
+static void a_name_that_is_none_gets_the_nearest(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("laptop");
+    int32_t n = 77;
+
+    assert_int_equal(dp_topology_find(t, "gpu1", &n), DP_EINVAL);
+    assert_int_equal(n, 77);
+    assert_non_null(strstr(dp_last_error(), "did you mean 'gpu0'?"));
+    assert_int_equal(dp_topology_find(t, "", &n), DP_EINVAL);
+    dp_topology_free(t);
+}
+
+/* ---- ways ----------------------------------------------------------------------------------- */
+
+static void classes_are_those_of_nvidia_smi(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("numa:2 root:2 switch:1 switch:2 gpu:2 cpu=40 pcie=4x16");
+
+    assert_way(t, "gpu0", "gpu0", DP_TOPO_SELF, 0);
+    assert_way(t, "gpu0", "gpu1", DP_TOPO_PIX, 31.5);
+    assert_way(t, "gpu0", "gpu2", DP_TOPO_PXB, 31.5);
+    assert_way(t, "gpu0", "gpu4", DP_TOPO_NODE, 31.5);
+    assert_way(t, "gpu0", "gpu8", DP_TOPO_SYS, 31.5);
+    assert_way(t, "gpu0", "numa0", DP_TOPO_PHB, 31.5);
+    assert_way(t, "gpu0", "numa1", DP_TOPO_SYS, 31.5);
+    dp_topology_free(t);
+
+    t = made("root:1 switch:2 gpu:1");
+    assert_way(t, "gpu0", "gpu1", DP_TOPO_PHB, 31.5);
+    dp_topology_free(t);
+}
+
+static void nvlink_goes_before_pci(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("dgx-h100");
+
+    assert_way(t, "gpu0", "gpu7", DP_TOPO_NV, 450);
+    assert_int_equal(way(t, "gpu0", "gpu7").nvlinks, 18);
+    assert_int_equal(way(t, "gpu0", "gpu7").hops, 2);
+    dp_topology_free(t);
+
+    t = made("gpu:4 nvlink=pair:4x25");
+    assert_way(t, "gpu0", "gpu1", DP_TOPO_NV, 100);
+    assert_way(t, "gpu1", "gpu2", DP_TOPO_NODE, 31.5);
+    dp_topology_free(t);
+
+    t = made("gb200-nvl72");
+    assert_way(t, "node0/gpu0", "node17/gpu3", DP_TOPO_NV, 900);
+    dp_topology_free(t);
+}
+
+static void the_wider_of_two_ways_is_taken(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("grace-hopper");
+
+    assert_way(t, "gpu0", "numa0", DP_TOPO_CHIP, 450);
+    assert_way(t, "gpu0", "nic0", DP_TOPO_PHB, 63);
+    dp_topology_free(t);
+}
+
+static void the_bottleneck_is_the_slowest_link(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("switch:2 gpu:2 pcie=5x16 uplink=4x8");
+    struct dp_topo_path p = way(t, "gpu0", "gpu3");
+
+    assert_int_equal(t->links[p.bottleneck].kind, DP_TOPO_PCI);
+    assert_int_equal(t->links[p.bottleneck].gen, 4);
+    assert_int_equal(t->links[p.bottleneck].width, 8);
+    assert_true(p.latency_ns > 0);
+    for (int32_t i = 0; i < p.hops; i++)
+        assert_int_equal(dp_topology_across(t, p.links[i], p.nodes[i]), p.nodes[i + 1]);
+    dp_topology_free(t);
+}
+
+static void hosts_meet_on_a_rail(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("dgx-h100 host:2");
+    struct dp_topo_path p = way(t, "node0/gpu5", "node1/gpu5");
+
+    assert_int_equal(p.class_, DP_TOPO_RAILED);
+    assert_true(p.bytes_per_ns == 50);
+    assert_int_equal(t->nodes[p.nodes[2]].index, 5);
+    assert_string_equal(dp_topology_text(t, t->nodes[p.nodes[3]].name), "rail5");
+    dp_topology_free(t);
+}
+
+static void without_a_rail_in_common_the_spine_joins(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("host:2 nic:2 gpu:2 spine=5");
+
+    assert_way(t, "node0/nic0", "node1/nic1", DP_TOPO_SPINED, 5);
+    assert_way(t, "node0/nic0", "node1/nic0", DP_TOPO_RAILED, 25);
+    dp_topology_free(t);
+    t = made("host:2 nic:2 gpu:2 spine=none");
+    assert_int_equal(way(t, "node0/nic0", "node1/nic1").class_, DP_TOPO_NONE);
+    assert_int_equal(way(t, "node0/nic0", "node1/nic1").hops, 0);
+    dp_topology_free(t);
+    t = made("host:2 gpu:2");
+    assert_int_equal(way(t, "node0/gpu0", "node1/gpu0").class_, DP_TOPO_NONE);
+    dp_topology_free(t);
+}
+
+static void a_port_that_is_down_leads_nowhere(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("host:2 nic:2 gpu:1");
+
+    t->ports[0].up = false;
+    struct dp_topo_path p = way(t, "node0/gpu0", "node1/gpu0");
+    assert_string_equal(dp_topology_text(t, t->nodes[t->links[p.links[p.hops / 2]].b].name), "rail1");
+    dp_topology_free(t);
+}
+
+/* A host of more nodes than a search has room for by itself. */
+static void a_large_host_is_no_special_case(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("numa:4 root:8 switch:4 gpu:2 nic:1");
+
+    assert_true(t->nodes[0].end > 256);
+    assert_way(t, "gpu0", "gpu255", DP_TOPO_SYS, 20);
+    dp_topology_free(t);
+}
+
+static void what_is_no_node_has_no_way(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("laptop");
+    struct dp_topo_path p;
+
+    assert_int_equal(dp_topology_path(t, 0, t->node_count, &p), DP_EINVAL);
+    assert_int_equal(dp_topology_path(t, -1, 0, &p), DP_EINVAL);
+    dp_topology_free(t);
+}
+
+/* ---- NICs ----------------------------------------------------------------------------------- */
+
+static void a_gpu_gets_the_nearest_nics_first(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("hgx-a100");
+    int32_t nics[8], count, first[8];
+
+    for (int32_t g = 0; g < 8; g++) {
+        char name[8];
+        snprintf(name, sizeof(name), "gpu%d", g);
+        assert_int_equal(dp_topology_nics(t, node(t, name), nics, 8, &count), 0);
+        assert_int_equal(count, 8);
+        first[g] = t->nodes[nics[0]].index;
+        assert_int_equal(first[g] / 2, g / 2); /* on the same switch */
+        assert_int_equal(t->nodes[nics[1]].index / 2, g / 2);
+    }
+    for (int32_t g = 0; g < 8; g += 2)
+        assert_int_not_equal(first[g], first[g + 1]);
+    assert_int_equal(dp_topology_nics(t, node(t, "gpu0"), nics, 3, &count), 0);
+    assert_int_equal(count, 3);
+    assert_int_equal(dp_topology_nics(t, node(t, "nic0"), nics, 3, &count), DP_EINVAL);
+    dp_topology_free(t);
+}
+
+static void nics_that_are_down_are_left_out(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("gpu:1 nic:2");
+    int32_t nics[2], count;
+
+    t->ports[0].up = false;
+    assert_int_equal(dp_topology_nics(t, node(t, "gpu0"), nics, 2, &count), 0);
+    assert_int_equal(count, 1);
+    assert_int_equal(t->nodes[nics[0]].index, 1);
+    dp_topology_free(t);
+}
+
+/* ---- JSON ----------------------------------------------------------------------------------- */
+
+static void json_gives_back_the_same(void **state)
+{
+    (void)state;
+    for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
+        struct dp_topology *t = made(p->name), *back = NULL;
+        char *text, *again;
+        size_t len;
+
+        assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_JSON, &text, &len), 0);
+        assert_int_equal(dp_topology_read(text, len, DP_TOPOLOGY_AUTO, &back), 0);
+        assert_true(dp_topology_equal(t, back));
+        assert_int_equal(dp_topology_write(back, DP_TOPOLOGY_JSON, &again, NULL), 0);
+        assert_string_equal(text, again);
+        free(text);
+        free(again);
+        dp_topology_free(back);
+        dp_topology_free(t);
+    }
+}
+
+static void json_that_is_wrong_says_where(void **state)
+{
+    static const struct {
+        const char *json, *says;
+    } cases[] = {
+        {"{", "expected JSON"},
+        {"{}", "dualpipe_topology: not there"},
+        {"{\"dualpipe_topology\": 2}", "expected a whole number from 1 to 1"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{}], \"links\": [], \"ports\": []}",
+         "nodes[0]: {}, expected a node"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"cpu\"}], \"links\": [], \"ports\": []}",
+         "nodes[0].kind: \"cpu\", expected one of host, numa"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [], \"links\": [], \"ports\": []}",
+         "expected a host first"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\"}, {\"kind\": "
+         "\"numa\", \"parent\": 0}], \"links\": [{\"kind\": \"cpu\", \"a\": 0, \"b\": 7}], \"ports\": []}",
+         "links[0].b: 7, expected a whole number from 0 to 1"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\", \"pci\": "
+         "\"1b:zz\"}], \"links\": [], \"ports\": []}", "nodes[0].pci: \"1b:zz\", expected an address"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_topology *t = NULL;
+        assert_int_equal(dp_topology_read(cases[i].json, strlen(cases[i].json), DP_TOPOLOGY_JSON, &t),
+                         DP_EINVAL);
+        assert_null(t);
+        if (!strstr(dp_last_error(), cases[i].says))
+            fail_msg("%s", dp_last_error());
+    }
+}
+
+static void a_thousand_hosts_are_built_read_and_searched(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("dgx-h100 host:1024"), *back = NULL;
+    char *text;
+    size_t len;
+
+    assert_int_equal(count_of(t, DP_TOPO_GPU), 8192);
+    assert_way(t, "node0/gpu3", "node1023/gpu3", DP_TOPO_RAILED, 50);
+    assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_JSON, &text, &len), 0);
+    assert_int_equal(dp_topology_read(text, len, DP_TOPOLOGY_JSON, &back), 0);
+    assert_true(dp_topology_equal(t, back));
+    free(text);
+    dp_topology_free(back);
+    dp_topology_free(t);
+}
+
+static void drop(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_usual_machine_is_a_topology),
+        cmocka_unit_test(words_nest_and_multiply),
+        cmocka_unit_test(later_words_replace_those_of_a_usual_machine),
+        cmocka_unit_test(a_wrong_word_is_named),
+        cmocka_unit_test(nodes_stand_in_preorder_and_links_in_order),
+        cmocka_unit_test(the_checker_names_what_is_wrong),
+        cmocka_unit_test(a_label_finds_its_node),
+        cmocka_unit_test(a_node_has_several_names),
+        cmocka_unit_test(a_name_that_is_none_gets_the_nearest),
+        cmocka_unit_test(classes_are_those_of_nvidia_smi),
+        cmocka_unit_test(nvlink_goes_before_pci),
+        cmocka_unit_test(the_wider_of_two_ways_is_taken),
+        cmocka_unit_test(the_bottleneck_is_the_slowest_link),
+        cmocka_unit_test(hosts_meet_on_a_rail),
+        cmocka_unit_test(without_a_rail_in_common_the_spine_joins),
+        cmocka_unit_test(a_port_that_is_down_leads_nowhere),
+        cmocka_unit_test(a_large_host_is_no_special_case),
+        cmocka_unit_test(what_is_no_node_has_no_way),
+        cmocka_unit_test(a_gpu_gets_the_nearest_nics_first),
+        cmocka_unit_test(nics_that_are_down_are_left_out),
+        cmocka_unit_test(json_gives_back_the_same),
+        cmocka_unit_test(json_that_is_wrong_says_where),
+        cmocka_unit_test(a_thousand_hosts_are_built_read_and_searched),
+    };
+
+    dp_log_set(drop, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
