@@ -258,11 +258,20 @@ static void tcp_progress(struct dp_wire *wire)
         dp_wire_fail_sends(wire, strerror(w->send_error));
 }
 
+/* What has been read ahead rings no bell: a progress that stopped because it had had its turns may
+ * have left whole messages there. */
+static bool has_more_ahead(const struct tcp_wire *w)
+{
+    const bool in_message = w->has_in || w->base.skip;
+
+    return dp_wire_wants_input(&w->base) && ahead_len(w) >= (in_message ? 1 : sizeof(w->in));
+}
+
 static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     struct tcp_wire *w = of(wire);
 
-    if (wire->error)
+    if (wire->error || has_more_ahead(w))
         return false;
     if (!wire->connected) {
         *fd = dp_call_poll(&w->call);

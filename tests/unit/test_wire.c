@@ -373,6 +373,36 @@ static void a_sleeper_is_woken_by_a_message(void **state)
     on_all_kinds(sleep_and_wake);
 }
 
+/* More messages than one progress takes in. What it leaves, wherever it has got to by then, must not
+ * be slept on: each look of the receiver's is followed by a nap that ends at once. */
+static void nap_between_looks(struct pair *p)
+{
+    enum { MANY = 60 };
+    static struct dp_wire_request sends[MANY], receives[MANY];
+    static char words[MANY];
+
+    for (int i = 0; i < MANY; i++)
+        dp_wire_irecv(p->b, &words[i], 1, &receives[i]);
+    for (int i = 0; i < MANY; i++)
+        dp_wire_isend(p->a, (uint64_t)i, "x", 1, &sends[i]);
+    while (receives[MANY - 1].status == DP_EAGAIN) {
+        struct pollfd fd = {0};
+        if (p->b->ops->arm(p->b, &fd))
+            assert_int_equal(poll(&fd, 1, 20000), 1);
+        p->b->ops->disarm(p->b, fd.revents);
+        p->b->ops->progress(p->b);
+        p->a->ops->progress(p->a);
+    }
+    for (int i = 0; i < MANY; i++)
+        assert_true(!receives[i].status && words[i] == 'x');
+}
+
+static void nobody_sleeps_on_messages_that_have_come(void **state)
+{
+    (void)state;
+    on_all_kinds(nap_between_looks);
+}
+
 static void wake_on_close(struct pair *p)
 {
     struct dp_wire_request receive;
@@ -560,6 +590,7 @@ int main(void)
         cmocka_unit_test(sending_to_somebody_who_has_gone_ends),
         cmocka_unit_test(a_wire_may_be_closed_in_the_middle_of_a_message),
         cmocka_unit_test(a_sleeper_is_woken_by_a_message),
+        cmocka_unit_test(nobody_sleeps_on_messages_that_have_come),
         cmocka_unit_test(a_sleeper_is_woken_when_the_peer_goes),
         cmocka_unit_test(a_killed_process_is_noticed_and_leaves_nothing),
         cmocka_unit_test(faults_are_read_from_a_text),
