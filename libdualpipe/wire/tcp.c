@@ -18,7 +18,8 @@
 #include <unistd.h>
 
 enum {
-    READ_AHEAD = 16384,
+    READ_AHEAD = 8192, /* of a long message it is copied twice; a page and its header fit */
+    TOGETHER = 1024,   /* a message so short goes out as one piece of memory with its header */
     TURNS = 16, /* system calls of one progress, so that one wire leaves time for the others */
     /* Between processes of one host, a long message is copied fastest in pieces that stay in the
      * cache; a network wants the kernel's own choice. */
@@ -42,6 +43,7 @@ struct tcp_wire {
 
     struct header out; /* of sends.head */
     size_t out_sent;   /* bytes of header and message */
+    char together[sizeof(struct header) + TOGETHER];
 
     struct header in; /* of receives.head, once has_in */
     bool has_in;
@@ -90,21 +92,36 @@ static int lost(struct tcp_wire *w, int error)
     return DP_ECOMM;
 }
 
-/* One call for the rest of the first message. false: the socket takes no more. */
-static bool send_some(struct tcp_wire *w)
+/* Two pieces of memory for one call cost the kernel more than it does to copy a short one. */
+static ssize_t send_short(struct tcp_wire *w, const struct dp_wire_request *req)
 {
-    struct dp_wire_request *req = w->base.sends.head;
+    memcpy(w->together, &w->out, sizeof(w->out));
+    if (req->len)
+        memcpy(w->together + sizeof(w->out), req->buf, req->len);
+    return send(w->fd, w->together, sizeof(w->out) + req->len, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
 
-    if (!w->out_sent)
-        w->out = (struct header){.magic = MAGIC, .len = req->len, .tag = req->tag};
+static ssize_t send_rest(struct tcp_wire *w, const struct dp_wire_request *req)
+{
     const size_t header_sent = w->out_sent < sizeof(w->out) ? w->out_sent : sizeof(w->out);
     const size_t body_sent = w->out_sent - header_sent;
     struct iovec iov[2] = {
         {(char *)&w->out + header_sent, sizeof(w->out) - header_sent},
         {req->buf + body_sent, req->len - body_sent},
     };
-    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
-    ssize_t n = sendmsg(w->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+
+    return sendmsg(w->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* One call for the rest of the first message. false: the socket takes no more. */
+static bool send_some(struct tcp_wire *w)
+{
+    const struct dp_wire_request *req = w->base.sends.head;
+
+    if (!w->out_sent)
+        w->out = (struct header){.magic = MAGIC, .len = req->len, .tag = req->tag};
+    ssize_t n = !w->out_sent && req->len <= TOGETHER ? send_short(w, req) : send_rest(w, req);
     if (n < 0) {
         if (errno != EAGAIN && errno != EINTR)
             w->send_error = errno;
@@ -135,7 +152,8 @@ static int pull(struct tcp_wire *w, char *buf, size_t len, size_t *n)
         w->ahead_at = 0;
     }
     struct iovec iov[2] = {{buf, len}, {w->ahead + w->ahead_end, READ_AHEAD - w->ahead_end}};
-    ssize_t got = readv(w->fd, iov, 2);
+    ssize_t got = len ? readv(w->fd, iov, 2)
+                      : recv(w->fd, iov[1].iov_base, iov[1].iov_len, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return DP_EAGAIN;
     if (got <= 0)
