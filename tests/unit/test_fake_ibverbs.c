@@ -259,6 +259,8 @@ static void a_dma_buf_is_memory_like_any_other(void **state)
                                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     assert_non_null(mr);
     assert_null(ibv_reg_dmabuf_mr(b.pd, 4096, 16384, 0x10000, fd, IBV_ACCESS_LOCAL_WRITE));
+    assert_null(ibv_reg_dmabuf_mr(b.pd, 0, 0, 0, -1, 0));
+    assert_int_equal(errno, EBADF);
     fill(&a, 0, 100, 0x66);
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
     r.wr.wr.rdma.remote_addr = 0x10000 + 200;

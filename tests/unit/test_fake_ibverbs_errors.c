@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_fake_ibverbs_errors.c - the stand-in for libibverbs fails as hardware does, on both sides, and
- * between processes.
+ * test_fake_ibverbs_errors.c - the stand-in for libibverbs fails as hardware does, on both sides.
  */
-#include "config.h" /* GNU extensions: dlvsym */
-
 #include "cmocka_all.h"
 #include "unit/fake_fabric.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static struct end a, b;
 static struct card of_a, of_b;
@@ -361,106 +353,6 @@ static void a_gid_that_moves_is_found_at_its_new_place(void **state)
     assert_event(&a, IBV_EVENT_GID_CHANGE);
 }
 
-/* ---- processes ---------------------------------------------------------------------------------- */
-
-/* A child with an end of its own. It is sent the parent's card, and answers with its own. */
-struct child {
-    pid_t pid;
-    int to, from;
-};
-
-static void be_the_child(int from, int to)
-{
-    struct card parent, mine;
-    struct ibv_wc wc = {0};
-    struct end e;
-
-    end_open(&e, 1, 3);
-    mine = end_card(&e);
-    if (write(to, &mine, sizeof(mine)) != sizeof(mine) ||
-        read(from, &parent, sizeof(parent)) != sizeof(parent))
-        _exit(1);
-    end_connect(&e, &parent);
-    if (end_post_recv(&e, 5, 0, 100) || write(to, "", 1) != 1)
-        _exit(2);
-    wc = end_wait(&e);
-    if (wc.status != IBV_WC_SUCCESS || wc.byte_len != 100 || e.data[99] != 9)
-        _exit(3);
-    char byte;
-    if (write(to, "", 1) != 1 || read(from, &byte, 1))
-        _exit(4);
-    end_close(&e);
-    _exit(fake_verbs.alive());
-}
-
-static struct child start_child(struct card *out)
-{
-    int there[2], back[2];
-    char byte;
-
-    assert_int_equal(pipe(there), 0);
-    assert_int_equal(pipe(back), 0);
-    struct child c = {fork(), there[1], back[0]};
-    if (!c.pid) {
-        close(there[1]);
-        close(back[0]);
-        be_the_child(there[0], back[1]);
-    }
-    close(there[0]);
-    close(back[1]);
-    assert_int_equal(end_to(&a, IBV_QPS_RESET), 0);
-    assert_int_equal(read(c.from, out, sizeof(*out)), sizeof(*out));
-    assert_int_equal(write(c.to, &of_a, sizeof(of_a)), sizeof(of_a));
-    end_connect(&a, out);
-    assert_int_equal(read(c.from, &byte, 1), 1);
-    struct request r;
-    memset(a.data, 9, 100);
-    request_init(&r, &a, IBV_WR_SEND, 0, 100, NULL);
-    assert_int_equal(end_post(&a, &r), 0);
-    assert_done(&a, IBV_WC_SUCCESS);
-    assert_int_equal(read(c.from, &byte, 1), 1);
-    return c;
-}
-
-static int end_child(struct child *c)
-{
-    int status;
-
-    close(c->to);
-    close(c->from);
-    assert_int_equal(waitpid(c->pid, &status, 0), c->pid);
-    return status;
-}
-
-static void messages_go_between_processes(void **state)
-{
-    struct card peer;
-    struct child c = start_child(&peer);
-    struct request r;
-
-    (void)state;
-    request_init(&r, &a, IBV_WR_RDMA_READ, 0, 100, &peer);
-    memset(a.data, 0, 100);
-    assert_int_equal(end_post(&a, &r), 0);
-    assert_done(&a, IBV_WC_SUCCESS);
-    assert_int_equal(a.data[0], 9);
-    assert_int_equal(end_child(&c), 0);
-}
-
-static void a_process_that_died_does_not_answer(void **state)
-{
-    struct card peer;
-    struct child c = start_child(&peer);
-    struct request r;
-
-    (void)state;
-    kill(c.pid, SIGKILL);
-    assert_int_equal(end_child(&c), SIGKILL);
-    request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 1, &peer);
-    assert_int_equal(end_post(&a, &r), 0);
-    assert_done(&a, IBV_WC_RETRY_EXC_ERR);
-}
-
 /* Last, as nothing works any more afterwards. */
 static void a_device_that_dies_takes_all_with_it(void **state)
 {
@@ -473,31 +365,10 @@ static void a_device_that_dies_takes_all_with_it(void **state)
     assert_int_equal(errno, EIO);
 }
 
-/* Lines "NAME VERSION" of functions that a program of libibverbs may look for. */
-static void the_symbols_have_the_versions_of_libibverbs(void **state)
-{
-    static const char *const all[][2] = {
-        {"ibv_create_comp_channel", "IBVERBS_1.0"}, {"ibv_open_device", "IBVERBS_1.1"},
-        {"ibv_query_port", "IBVERBS_1.1"},          {"ibv_get_pkey_index", "IBVERBS_1.5"},
-        {"ibv_reg_mr_iova", "IBVERBS_1.7"},         {"ibv_reg_mr_iova2", "IBVERBS_1.8"},
-        {"ibv_set_ece", "IBVERBS_1.10"},            {"_ibv_query_gid_ex", "IBVERBS_1.11"},
-        {"ibv_reg_dmabuf_mr", "IBVERBS_1.12"},      {"ibv_is_fork_initialized", "IBVERBS_1.13"},
-    };
-    void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
-
-    (void)state;
-    assert_non_null(library);
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        if (!dlvsym(library, all[i][0], all[i][1]))
-            fail_msg("no %s of version %s", all[i][0], all[i][1]);
-    dlclose(library);
-}
-
 int main(void)
 {
 #define WITH_TWO(test) cmocka_unit_test_setup_teardown(test, connect_two, close_two)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_symbols_have_the_versions_of_libibverbs),
         WITH_TWO(a_wrong_remote_key_is_refused),
         WITH_TWO(a_local_key_is_no_remote_key),
         WITH_TWO(a_write_beyond_the_end_is_refused),
@@ -518,8 +389,6 @@ int main(void)
         WITH_TWO(a_call_fails_when_it_is_told_to),
         WITH_TWO(memory_that_is_not_there_is_not_registered),
         WITH_TWO(a_gid_that_moves_is_found_at_its_new_place),
-        WITH_TWO(messages_go_between_processes),
-        WITH_TWO(a_process_that_died_does_not_answer),
         WITH_TWO(a_device_that_dies_takes_all_with_it),
     };
 

@@ -8,6 +8,7 @@
 #include "verbs_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
@@ -158,10 +159,14 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
                                         int fd, int access)
 {
     const size_t skip = offset & 4095;
-    struct fv_my_region *m = len ? calloc(1, sizeof(*m)) : NULL;
+    struct fv_my_region *m = calloc(1, sizeof(*m));
 
     if (!m)
-        return fail(m, len ? ENOMEM : EINVAL);
+        return fail(m, ENOMEM);
+    if (fcntl(fd, F_GETFD) < 0)
+        return fail(m, EBADF); /* first, as the kernel does: callers ask with -1 what is known */
+    if (!len || skip != (iova & 4095))
+        return fail(m, EINVAL);
     const size_t bytes = len + skip;
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - skip));
     if (at == MAP_FAILED)
