@@ -52,5 +52,6 @@ struct dp_tuning_draft {
 int dp_tuning_draft_add(struct dp_tuning_draft *draft, const struct dp_tuning_rule *rule);
 
 int dp_tuning_read_csv(const char *text, size_t len, struct dp_tuning_draft *draft);
+int dp_tuning_read_json(const char *text, size_t len, struct dp_tuning_draft *draft);
 
 #endif

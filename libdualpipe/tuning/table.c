@@ -52,11 +52,21 @@ static int make_table(struct dp_tuning_draft *draft, struct dp_tuning_table **ou
     return 0;
 }
 
+/* No rule of a CSV file begins with a bracket. */
+static bool is_json(const char *text, size_t len)
+{
+    size_t i = 0;
+
+    while (i < len && strchr(" \t\r\n", text[i]) && text[i])
+        i++;
+    return i < len && (text[i] == '{' || text[i] == '[');
+}
+
 int dp_tuning_table_read(const char *text, size_t len, const char *name,
                          struct dp_tuning_table **out)
 {
     struct dp_tuning_draft draft = {.name = name};
-    int err = dp_tuning_read_csv(text, len, &draft);
+    int err = (is_json(text, len) ? dp_tuning_read_json : dp_tuning_read_csv)(text, len, &draft);
 
     if (!err && !draft.count)
         err = dp_fail(DP_EINVAL, "%s: no rules, expected at least one", name);

@@ -3,7 +3,6 @@
 
 #include <dualpipe/tuning.h>
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,42 +62,94 @@ static void columns_may_have_names_and_any_order(void **state)
     dp_tuning_table_free(table);
 }
 
-/* The first line of each file, behind its "#" or its comment, is in the sentence that refuses it. */
-static void refuse(const char *dir, const char *name)
+static void refuse(const char *name, const char *expected)
 {
     struct dp_tuning_table *table;
-    char path[4400], expected[256], line[256];
-    FILE *file;
+    char path[4096];
 
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    file = fopen(path, "r");
-    assert_non_null(file);
-    assert_non_null(fgets(line, sizeof(line), file));
-    fclose(file);
-    line[strcspn(line, "\n")] = '\0';
-    snprintf(expected, sizeof(expected), "%s", line + 2);
+    snprintf(path, sizeof(path), "%s/tuner/refused/%s", getenv("DP_TEST_DATA"), name);
     if (dp_tuning_table_load(path, &table) != DP_EINVAL)
         fail_msg("%s is not refused", name);
     if (!strstr(dp_last_error(), expected) || strncmp(dp_last_error(), path, strlen(path)))
         fail_msg("%s: '%s' does not say '%s'", name, dp_last_error(), expected);
 }
 
+/* refused.txt: a file, a tab, what the sentence has that refuses it. */
 static void what_is_wrong_is_named_with_its_line(void **state)
 {
     (void)state;
-    char dir[4096];
+    char path[4096], line[256];
     int count = 0;
 
-    snprintf(dir, sizeof(dir), "%s/tuner/refused", getenv("DP_TEST_DATA"));
-    DIR *d = opendir(dir);
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));)
-        if (*e->d_name != '.') {
-            refuse(dir, e->d_name);
-            count++;
-        }
-    closedir(d);
-    assert_true(count >= 20);
+    snprintf(path, sizeof(path), "%s/tuner/refused.txt", getenv("DP_TEST_DATA"));
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    for (; fgets(line, sizeof(line), file); count++) {
+        char *tab = strchr(line, '\t');
+        assert_non_null(tab);
+        *tab = '\0';
+        tab[1 + strcspn(tab + 1, "\n")] = '\0';
+        refuse(line, tab + 1);
+    }
+    fclose(file);
+    assert_true(count >= 40);
+}
+
+static void json_says_the_same_as_csv(void **state)
+{
+    (void)state;
+    struct dp_tuning_table *table = load("named.json");
+    const struct dp_tuning_rule *r = table->rules;
+
+    assert_int_equal(table->count, 2);
+    assert_int_equal(r[0].bytes.most, 65536);
+    assert_int_equal(r[0].ranks.least, 2);
+    assert_int_equal(r[0].protocol, DP_TUNING_LL128);
+    assert_int_equal(r[0].registered, DP_TUNING_EITHER);
+    assert_int_equal(r[0].line, 4);
+    assert_int_equal(r[1].line, 6);
+    assert_int_equal(r[1].ranks.most, INT64_MAX);
+    assert_int_equal(r[1].registered, DP_TUNING_REGISTERED);
+    assert_true(r[1].time_us == 12.5 && r[1].default_us == 15);
+    dp_tuning_table_free(table);
+}
+
+static void assert_same_rules(const struct dp_tuning_table *a, const struct dp_tuning_table *b)
+{
+    assert_int_equal(a->count, b->count);
+    for (size_t i = 0; i < a->count; i++) {
+        struct dp_tuning_rule x = a->rules[i], y = b->rules[i];
+        assert_int_equal(x.function, y.function);
+        assert_memory_equal(&x.bytes, &y.bytes, sizeof(x.bytes));
+        assert_memory_equal(&x.ranks, &y.ranks, sizeof(x.ranks));
+        assert_memory_equal(&x.nodes, &y.nodes, sizeof(x.nodes));
+        assert_int_equal(x.registered, y.registered);
+        assert_int_equal(x.algorithm, y.algorithm);
+        assert_int_equal(x.protocol, y.protocol);
+        assert_int_equal(x.channels, y.channels);
+        assert_int_equal(x.chunk_bytes, y.chunk_bytes);
+        assert_true(x.time_us == y.time_us && x.default_us == y.default_us);
+    }
+}
+
+static void what_is_written_comes_back_the_same(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"example.csv", "named.csv", "named.json"};
+
+    for (int i = 0; i < 6; i++) {
+        struct dp_tuning_table *table = load(files[i / 2]), *back;
+        char *text;
+        size_t len;
+        const enum dp_tuning_format format = i % 2 ? DP_TUNING_JSON : DP_TUNING_CSV;
+        assert_int_equal(dp_tuning_table_write(table, format, &text, &len), 0);
+        assert_int_equal(strlen(text), len);
+        assert_int_equal(dp_tuning_table_read(text, len, "back", &back), 0);
+        assert_same_rules(table, back);
+        free(text);
+        dp_tuning_table_free(back);
+        dp_tuning_table_free(table);
+    }
 }
 
 static void a_line_of_any_length_is_refused_or_read(void **state)
@@ -149,6 +200,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_of_nccls_example_tuner_is_read_as_it_is),
         cmocka_unit_test(columns_may_have_names_and_any_order),
+        cmocka_unit_test(json_says_the_same_as_csv),
+        cmocka_unit_test(what_is_written_comes_back_the_same),
         cmocka_unit_test(what_is_wrong_is_named_with_its_line),
         cmocka_unit_test(a_line_of_any_length_is_refused_or_read),
         cmocka_unit_test(a_file_that_is_not_there_is_named),

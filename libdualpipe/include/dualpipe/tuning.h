@@ -58,7 +58,7 @@ enum dp_tuning_registered { DP_TUNING_UNREGISTERED, DP_TUNING_REGISTERED, DP_TUN
 /* Where it applies, and what to take there. */
 struct dp_tuning_rule {
     int function;                 /* enum dp_tuning_function */
-    struct dp_tuning_range bytes; /* of the whole operation, as nccl-tests counts; most INT64_MAX: any */
+    struct dp_tuning_range bytes; /* of the whole operation, as nccl-tests counts; INT64_MAX: any */
     struct dp_tuning_range ranks, nodes; /* {0, INT64_MAX}: any */
     enum dp_tuning_registered registered; /* buffers are known to NCCL's registration */
     int algorithm, protocol; /* both DP_TUNING_DEFAULT, or neither */
@@ -76,8 +76,10 @@ struct dp_tuning_table {
     struct dp_tuning_rule *rules;
 };
 
-/* Read a table from a text (which needs no NUL), or from a file. CSV, a rule a line, "#" begins a
- * comment. A line of names says which columns there are and in which order:
+/* Read a table from a text (which needs no NUL), or from a file. JSON, if it begins with a bracket:
+ * {"dualpipe_tuning": 1, "rules": [{"collective": "allreduce", "ranks": "2-16", ...}]}, with the
+ * names below. Else CSV, a rule a line, "#" begins a comment. A line of names says which columns
+ * there are, and in which order:
  *
  *      collective,min_bytes,max_bytes,algorithm,protocol,channels,nodes,ranks,pipe_ops,registered,
  *      chunk_bytes,time_us,default_us
@@ -89,6 +91,12 @@ struct dp_tuning_table {
 DP_PUBLIC int dp_tuning_table_read(const char *text, size_t len, const char *name,
                                    struct dp_tuning_table **out);
 DP_PUBLIC int dp_tuning_table_load(const char *path, struct dp_tuning_table **out);
+
+/* Text that can be read again, malloc'ed and NUL-terminated. DP_ENOMEM. */
+enum dp_tuning_format { DP_TUNING_CSV, DP_TUNING_JSON };
+DP_PUBLIC int dp_tuning_table_write(const struct dp_tuning_table *table,
+                                    enum dp_tuning_format format, char **out, size_t *len);
+
 DP_PUBLIC void dp_tuning_table_free(struct dp_tuning_table *table);
 
 /* ---- answers -------------------------------------------------------------------------------- */
