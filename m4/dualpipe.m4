@@ -173,6 +173,8 @@ AC_DEFUN([DP_TESTS], [
         [have_cmocka=yes; DP_NOTE([tests], [on], [cmocka found])],
         [have_cmocka=no; DP_NOTE([tests], [off], [cmocka >= 1.1.3 not found (libcmocka-dev)])])
     AM_CONDITIONAL([HAVE_CMOCKA], [test $have_cmocka = yes])
+    # tests/simcuda writes machine code.
+    AM_CONDITIONAL([HAVE_SIMCUDA], [test "$host_cpu" = x86_64])
 ])
 
 AC_DEFUN([DP_BASH_COMPLETION], [

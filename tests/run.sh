@@ -10,7 +10,7 @@ usage="usage: sh tests/run.sh [OPTION...] [TEST...]
   TEST                      a test's name as 'make list-tests' prints it, or its last part
   --sanitizers LIST         build with address,undefined or thread, in build-asan/ or build-tsan/
   --configure OPTION        one more option for configure
-  --no-install              install no packages
+  --no-install              install no packages and load no NCCL (190 MB, once)
   --help                    this
 
 DP_TEST_LIMIT_S is the longest that one test may take, in seconds (300)."
@@ -58,9 +58,13 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# Without virtual machines the tests that want one are skipped.
+# What tests load from the network is kept for all builds. Without virtual machines or NCCL the tests that
+# want them are skipped.
+DP_TEST_CACHE=$PWD/build/cache
+export DP_TEST_CACHE
 if [ $install = yes ]; then
     sh tools/packages.sh test
+    sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl"
     if ! grep -q '^VERSION_CODENAME=bookworm' /etc/os-release 2>/dev/null; then
         echo 'No virtual machines for the tests: their kernel is that of Debian 12'
     elif ! sh tools/packages.sh guests || ! sh tests/rdma-vm/kernel.sh fetch; then

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_api.h - what NCCL calls of CUDA's runtime and driver, declared in our own words: names, numbers
+ * and layouts as NVIDIA's manuals give them, no more than is needed. Errors are plain int, 0 is success.
+ */
+#ifndef DP_TESTS_SIMCUDA_CUDA_API_H
+#define DP_TESTS_SIMCUDA_CUDA_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_EXPORT __attribute__((visibility("default")))
+
+enum sim_error {
+    SIM_INVALID_VALUE = 1,
+    SIM_OUT_OF_MEMORY = 2,
+    SIM_INVALID_DEVICE = 101,
+    SIM_CANNOT_MAP = 205,
+    SIM_NOT_READY = 600,
+    SIM_NOT_REGISTERED = 713,
+    SIM_NOT_SUPPORTED = 801,
+};
+
+struct sim_stream;
+struct sim_event;
+
+/* cudaPointerAttributes: what all releases of CUDA have. */
+struct sim_pointer_attributes {
+    enum { SIM_UNREGISTERED, SIM_HOST, SIM_DEVICE } type;
+    int device;
+    void *device_pointer, *host_pointer;
+};
+
+/* cudaDeviceProp as far as NCCL reads it. */
+struct sim_properties {
+    char name[256];
+    char skipped_uuid[32];
+    size_t memory_bytes;
+    char skipped_sizes[64];
+    int major, minor;
+};
+_Static_assert(offsetof(struct sim_properties, memory_bytes) == 288, "totalGlobalMem");
+_Static_assert(offsetof(struct sim_properties, major) == 360, "major");
+
+/* cudaFuncAttributes as far as NCCL reads it. */
+struct sim_function_attributes {
+    size_t shared_bytes, const_bytes, local_bytes;
+    int max_threads_per_block, registers, ptx_version, binary_version, caches, max_dynamic_shared_bytes;
+};
+
+struct sim_ipc_handle {
+    char bytes[64];
+};
+
+/* CUlaunchConfig. */
+struct sim_launch {
+    unsigned grid[3], block[3], shared_bytes;
+    struct sim_stream *stream;
+    void *attributes;
+    unsigned attribute_count;
+};
+_Static_assert(offsetof(struct sim_launch, stream) == 32, "hStream");
+
+/* CU_LAUNCH_PARAM_*: how the arguments of a kernel are given. */
+enum { SIM_PARAM_END = 0, SIM_PARAM_BUFFER = 1, SIM_PARAM_BYTES = 2 };
+
+/* cudaDeviceAttr and CUdevice_attribute share their numbers. */
+enum sim_attribute {
+    SIM_MAX_THREADS_PER_BLOCK = 1,
+    SIM_MAX_SHARED_PER_BLOCK = 8,
+    SIM_WARP_SIZE = 10,
+    SIM_CLOCK_KHZ = 13,
+    SIM_MULTIPROCESSORS = 16,
+    SIM_CAN_MAP_HOST_MEMORY = 19,
+    SIM_UNIFIED_ADDRESSING = 41,
+    SIM_MAJOR = 75,
+    SIM_MINOR = 76,
+    SIM_MAX_SHARED_PER_MULTIPROCESSOR = 81,
+    SIM_HOST_NATIVE_ATOMICS = 86,
+    SIM_MAX_SHARED_OPTIN = 97,
+    SIM_GPUDIRECT_WITH_VMM = 110,
+    SIM_MEMORY_POOLS = 115,
+    SIM_GPUDIRECT = 116,
+    SIM_FLUSH_OPTIONS = 117,
+    SIM_DMABUF = 124,
+};
+
+/* What the test program calls; the rest is called by NCCL alone, through redirected functions. */
+SIM_EXPORT int cudaSetDevice(int device);
+SIM_EXPORT int cudaMalloc(void **out, size_t bytes);
+SIM_EXPORT int cudaFree(void *ptr);
+SIM_EXPORT int cudaMemcpy(void *dst, const void *src, size_t bytes, int kind);
+SIM_EXPORT int cudaStreamCreateWithFlags(struct sim_stream **out, unsigned flags);
+SIM_EXPORT int cudaStreamDestroy(struct sim_stream *stream);
+SIM_EXPORT int cudaStreamQuery(struct sim_stream *stream);
+SIM_EXPORT int cudaStreamSynchronize(struct sim_stream *stream);
+
+/* Make the libnccl that holds this address use the functions of this library from now on; before
+ * anything else of it is called. 0, or -1 after saying why not. */
+SIM_EXPORT int sim_attach(const void *in_libnccl);
+
+#endif

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * nccl_job.c - a job on the real NCCL: processes that each take themselves for a host of their own, so that
+ * NCCL sends everything over its net plugin, run cases and check what arrives.
+ */
+#include "simcuda/nccl_job.h"
+
+#include "simcuda/nccl_data.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char usage[] =
+    "usage: nccl-job [--ranks N] [--bytes N,N...] [--types N,N...] [--seconds N] LIBNCCL LIBNVML CASE...\n"
+    "\n"
+    "  --ranks    processes, each a host (2)\n"
+    "  --bytes    sizes that every case runs with (1048576)\n"
+    "  --types    numbers of ncclDataType_t, likewise (7, float32)\n"
+    "  --seconds  kill it all after so many (240)\n"
+    "\n"
+    "Status 0: all cases passed, 1: one did not, 2: misuse.\n";
+
+enum { MOST = 16, MOST_RANKS = 8 };
+
+struct settings {
+    long ranks, seconds;
+    long bytes[MOST], types[MOST];
+    int bytes_count, types_count;
+    const char *libnccl, *libnvml;
+    const struct nccl_case *cases[MOST];
+    int case_count;
+    bool dies; /* the last rank is to be killed */
+};
+
+/* ---- a rank ------------------------------------------------------------------------------------ */
+
+void nccl_job_fail(const struct nccl_job *job, const char *format, ...)
+{
+    char line[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    fprintf(stderr, "rank %d of %d: %s\n", job->rank, job->count, line);
+    _exit(1);
+}
+
+void nccl_job_try(const struct nccl_job *job, int result, const char *what)
+{
+    if (result != NCCL_SUCCESS)
+        nccl_job_fail(job, "%s: %s: %s", what, job->nccl->GetErrorString(result),
+                      job->nccl->GetLastError(NULL));
+}
+
+/* A pipe keeps writes of this size whole. The next identity is sent only after all have joined by this. */
+static struct nccl_id exchange_id(struct nccl_job *job)
+{
+    struct nccl_id id;
+
+    if (job->rank == 0) {
+        NCCL_TRY(job, GetUniqueId(&id));
+        for (int r = 1; r < job->count; r++)
+            if (write(job->id_pipe[1], &id, sizeof(id)) != (ssize_t)sizeof(id))
+                nccl_job_fail(job, "cannot send the identity of a communicator");
+    } else if (read(job->id_pipe[0], &id, sizeof(id)) != (ssize_t)sizeof(id)) {
+        nccl_job_fail(job, "no identity of a communicator from rank 0");
+    }
+    return id;
+}
+
+void *nccl_job_open(struct nccl_job *job)
+{
+    struct nccl_id id = exchange_id(job);
+    void *comm;
+
+    NCCL_TRY(job, CommInitRank(&comm, job->count, id, job->rank));
+    return comm;
+}
+
+void nccl_job_close(struct nccl_job *job, void *comm)
+{
+    NCCL_TRY(job, CommFinalize(comm));
+    NCCL_TRY(job, CommDestroy(comm));
+}
+
+static void run_case(struct nccl_job *job, const struct settings *s, const struct nccl_case *the_case)
+{
+    for (int b = 0; b < s->bytes_count; b++)
+        for (int t = 0; t < s->types_count; t++) {
+            job->bytes = (size_t)s->bytes[b];
+            job->type = (int)s->types[t];
+            the_case->run(job);
+        }
+}
+
+static size_t largest(const struct settings *s)
+{
+    long most = 0;
+
+    for (int i = 0; i < s->bytes_count; i++)
+        most = s->bytes[i] > most ? s->bytes[i] : most;
+    return (size_t)most;
+}
+
+/* Two processes on one GPU are refused unless they seem to be on different hosts. */
+static void prepare_environment(int rank)
+{
+    char host[32];
+
+    snprintf(host, sizeof(host), "host-%d", rank);
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    setenv("NCCL_IB_DISABLE", "1", 0);
+    setenv("NCCL_RAS_ENABLE", "0", 0);
+    setenv("NCCL_PAT_ENABLE", "0", 0);
+}
+
+static void run_rank(const struct settings *s, struct nccl_job *job)
+{
+    size_t most = largest(s);
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prepare_environment(job->rank);
+    job->nccl = nccl_api_load(s->libnccl, s->libnvml);
+    if (!job->nccl)
+        exit(2);
+    cudaSetDevice(0);
+    if (cudaStreamCreateWithFlags(&job->stream, 0) || cudaMalloc((void **)&job->in, most) ||
+        cudaMalloc((void **)&job->out, most))
+        nccl_job_fail(job, "no memory");
+    job->comm = nccl_job_open(job);
+    for (int i = 0; i < s->case_count; i++)
+        run_case(job, s, s->cases[i]);
+    if (job->comm)
+        nccl_job_close(job, job->comm);
+    cudaFree(job->in);
+    cudaFree(job->out);
+    cudaStreamDestroy(job->stream);
+    exit(0);
+}
+
+/* ---- all of them ------------------------------------------------------------------------------- */
+
+static long now_s(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
+/* Whether a rank ended as it should. */
+static bool has_ended_well(const struct settings *s, int rank, int status)
+{
+    if (s->dies && rank == s->ranks - 1)
+        return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (WIFSIGNALED(status))
+        fprintf(stderr, "rank %d was killed: %s\n", rank, strsignal(WTERMSIG(status)));
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static int rank_of(const pid_t pids[], long ranks, pid_t pid)
+{
+    int rank = 0;
+
+    while (rank < ranks && pids[rank] != pid)
+        rank++;
+    return rank;
+}
+
+/* Wait for SIGCHLD or the deadline. */
+static bool is_in_time(const sigset_t *child, long until_s)
+{
+    struct timespec left = {until_s - now_s(), 0};
+
+    if (left.tv_sec > 0 && (sigtimedwait(child, NULL, &left) >= 0 || errno == EINTR))
+        return true;
+    return left.tv_sec > 0 && now_s() < until_s;
+}
+
+static int await_ranks(const struct settings *s, const sigset_t *child, pid_t pids[])
+{
+    long until_s = now_s() + s->seconds;
+    bool is_well = true;
+    int left = (int)s->ranks, status;
+
+    while (left && is_well) {
+        pid_t pid = waitpid(-1, &status, WNOHANG);
+        if (pid > 0) {
+            int rank = rank_of(pids, s->ranks, pid);
+            is_well = has_ended_well(s, rank, status);
+            pids[rank] = 0;
+            left--;
+        } else if (!is_in_time(child, until_s)) {
+            fprintf(stderr, "not done after %ld seconds\n", s->seconds);
+            is_well = false;
+        }
+    }
+    for (int r = 0; r < s->ranks; r++)
+        if (pids[r] > 0)
+            kill(pids[r], SIGKILL);
+    while (waitpid(-1, &status, 0) > 0)
+        ;
+    return is_well ? 0 : 1;
+}
+
+static int run_job(const struct settings *s)
+{
+    struct nccl_job job = {.count = (int)s->ranks};
+    pid_t pids[MOST_RANKS] = {0};
+    sigset_t child, before;
+
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, &before);
+    if (pipe(job.id_pipe)) {
+        perror("pipe");
+        return 1;
+    }
+    for (job.rank = 0; job.rank < job.count; job.rank++) {
+        pids[job.rank] = fork();
+        if (pids[job.rank] == 0) {
+            sigprocmask(SIG_SETMASK, &before, NULL);
+            run_rank(s, &job);
+        }
+        if (pids[job.rank] < 0)
+            perror("fork");
+    }
+    return await_ranks(s, &child, pids);
+}
+
+/* ---- arguments --------------------------------------------------------------------------------- */
+
+static bool read_list(const char *text, long out[], int *count)
+{
+    char *end;
+
+    for (*count = 0; *count < MOST; text = end + 1) {
+        out[(*count)++] = strtol(text, &end, 10);
+        if (end == text || (*end && *end != ','))
+            return false;
+        if (!*end)
+            return true;
+    }
+    return false;
+}
+
+static bool read_option(struct settings *s, const char *name, const char *value)
+{
+    long number[MOST];
+    int count;
+
+    if (!strcmp(name, "--bytes"))
+        return read_list(value, s->bytes, &s->bytes_count);
+    if (!strcmp(name, "--types"))
+        return read_list(value, s->types, &s->types_count);
+    if (!read_list(value, number, &count) || count != 1 || number[0] < 1)
+        return false;
+    if (!strcmp(name, "--ranks"))
+        s->ranks = number[0];
+    else if (!strcmp(name, "--seconds"))
+        s->seconds = number[0];
+    else
+        return false;
+    return s->ranks >= 2 && s->ranks <= MOST_RANKS;
+}
+
+static const struct nccl_case *find_case(const char *name)
+{
+    for (const struct nccl_case *c = nccl_cases; c->name; c++)
+        if (!strcmp(c->name, name))
+            return c;
+    for (const struct nccl_case *c = nccl_end_cases; c->name; c++)
+        if (!strcmp(c->name, name))
+            return c;
+    return NULL;
+}
+
+static bool read_arguments(struct settings *s, char **args)
+{
+    for (; args[0] && !strncmp(args[0], "--", 2); args += 2)
+        if (!args[1] || !read_option(s, args[0], args[1]))
+            return false;
+    if (!args[0] || !args[1])
+        return false;
+    s->libnccl = *args++;
+    s->libnvml = *args++;
+    for (; *args; args++) {
+        if (s->case_count == MOST || !(s->cases[s->case_count++] = find_case(*args)))
+            return false;
+        s->dies |= !strcmp(*args, "peer-death");
+    }
+    return s->case_count > 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct settings s = {.ranks = 2, .seconds = 240, .bytes = {1 << 20}, .bytes_count = 1,
+                         .types = {NCCL_FLOAT32}, .types_count = 1};
+
+    (void)argc;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!read_arguments(&s, argv + 1)) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    return run_job(&s);
+}
