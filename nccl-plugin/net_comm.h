@@ -7,6 +7,7 @@
 
 #include "nccl-plugin/net.h"
 #include "nccl-plugin/net_handle.h"
+#include "nccl-plugin/net_stat.h"
 #include "nccl-plugin/net_transport.h"
 
 #include <pthread.h>
@@ -39,6 +40,7 @@ struct dpn_memory {
 /* A transport's begins with this. In use from isend, irecv or iflush until test says done. */
 struct dpn_request {
     struct dpn_comm *comm;
+    struct dpn_stat_mark mark; /* the core's */
 };
 
 struct dpn_comm {
@@ -56,6 +58,7 @@ struct dpn_comm {
     const struct dpn_transport *transport; /* NULL until the wire is connected */
     void *state;                           /* the transport's */
     struct dpn_memory *memories;
+    struct dpn_stat stat;
 };
 
 extern struct dpn_net_options dpn_options;

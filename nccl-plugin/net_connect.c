@@ -38,6 +38,7 @@ static void close_comm(struct dpn_open *open)
         comm->transport->dereg(comm, memory);
     }
     dp_wire_close(comm->wire);
+    dpn_stat_close(&comm->stat);
     pthread_mutex_unlock(&comm->lock);
     pthread_mutex_destroy(&comm->lock);
     free(comm);
@@ -77,6 +78,19 @@ static void choose_transport(struct dpn_comm *comm)
     comm->transport = &dpn_wired;
 }
 
+/* Who is at the other end, for people. */
+static void begin_counting(struct dpn_comm *comm)
+{
+    const bool is_wired = comm->transport == &dpn_wired;
+    union dp_sockaddr address;
+    char peer[DP_SOCKADDR_TEXT] = "this host";
+
+    if (comm->wire && comm->wire->ops == &dp_wire_tcp && !dp_wire_tcp_peer(comm->wire, &address))
+        dp_sockaddr_text(&address, peer);
+    dpn_stat_open(&comm->stat, comm->dev, comm->is_sender,
+                  is_wired ? comm->wire->ops->name : comm->transport->name, peer);
+}
+
 /* The wire is connected. */
 static int open_transport(struct dpn_comm *comm)
 {
@@ -84,6 +98,8 @@ static int open_transport(struct dpn_comm *comm)
     if (!comm->transport)
         choose_transport(comm);
     int err = comm->transport->open(comm);
+    if (!err)
+        begin_counting(comm);
     pthread_mutex_unlock(&comm->lock);
     return err;
 }

@@ -1,9 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net_data.c - messages: what is the same for every transport.
+ * net_data.c - messages: what is the same for every transport; it counts, too.
  */
 #include "base/fail.h"
 #include "nccl-plugin/net_comm.h"
+
+/* A request for `count` messages was asked for, and there may be one now. */
+static void count_begun(struct dpn_comm *comm, int err, int count, size_t bytes,
+                        struct dpn_request *req)
+{
+    if (err)
+        dpn_stat_count(&comm->stat, DPN_STAT_ERRORS, 1);
+    else if (req)
+        dpn_stat_began(&comm->stat, count, bytes, &req->mark);
+    else
+        dpn_stat_held_up(&comm->stat);
+}
 
 int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
                   struct dpn_memory *memory, struct dpn_request **out)
@@ -16,6 +28,7 @@ int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
     *out = NULL;
     pthread_mutex_lock(&comm->lock);
     int err = comm->transport->isend(comm, &piece, out);
+    count_begun(comm, err, 1, size, *out);
     pthread_mutex_unlock(&comm->lock);
     return err;
 }
@@ -41,6 +54,7 @@ int dpn_net_irecv(struct dpn_comm *comm, int n, void *const *data, const size_t 
     *out = NULL;
     pthread_mutex_lock(&comm->lock);
     err = comm->transport->irecv(comm, n, pieces, out);
+    count_begun(comm, err, n, sizes[0], *out);
     pthread_mutex_unlock(&comm->lock);
     return err;
 }
@@ -59,6 +73,8 @@ int dpn_net_iflush(struct dpn_comm *comm, int n, void *const *data, const int *s
     *out = NULL;
     pthread_mutex_lock(&comm->lock);
     err = comm->transport->iflush(comm, n, pieces, out);
+    if (*out)
+        (*out)->mark = (struct dpn_stat_mark){0};
     pthread_mutex_unlock(&comm->lock);
     return err;
 }
@@ -68,9 +84,14 @@ int dpn_net_test(struct dpn_request *req, bool *done, int *sizes)
     if (!req)
         return dp_fail(DP_EINVAL, "test of no request");
     struct dpn_comm *comm = req->comm;
+    int own_sizes[DPN_MAX_RECEIVES] = {0};
     *done = false;
     pthread_mutex_lock(&comm->lock);
-    int err = comm->transport->test(req, done, sizes);
+    int err = comm->transport->test(req, done, sizes ? sizes : own_sizes);
+    if (err)
+        dpn_stat_count(&comm->stat, DPN_STAT_ERRORS, 1);
+    else if (*done)
+        dpn_stat_ended(&comm->stat, &req->mark, sizes ? sizes : own_sizes);
     pthread_mutex_unlock(&comm->lock);
     return err;
 }

@@ -6,6 +6,11 @@ static const char *const wires[] = {"auto", "shm", "tcp", NULL};
 static const struct dp_option table[] = {
     {"DEVICES", DP_OPTION_INT, "32", "offer NCCL at most so many devices; 0: none at all",
      offsetof(struct dpn_net_options, devices), .max = 32},
+    {"STAT", DP_OPTION_BOOL, "0", "count what connections do, for `dualpipe stat` to show",
+     offsetof(struct dpn_net_options, stat), .choices = NULL},
+    {"STAT_DIR", DP_OPTION_STRING, NULL,
+     "where the counters of processes are, a directory of mode 0700; /dev/shm/dualpipe-UID as a rule",
+     offsetof(struct dpn_net_options, stat_dir), .choices = NULL},
     {"TIMEOUT", DP_OPTION_INT, "120",
      "give a peer up that does not answer, or whose host is silent, for so long, in s",
      offsetof(struct dpn_net_options, timeout_s), .min = 1, .max = 86400},

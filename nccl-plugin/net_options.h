@@ -11,6 +11,8 @@ struct dpn_net_options {
     const char *wire; /* auto, shm, tcp */
     int64_t devices;  /* at most */
     int64_t timeout_s;
+    bool stat;            /* count, for `dualpipe stat` */
+    const char *stat_dir; /* NULL: see net_stat_page.h */
 };
 
 extern const struct dp_option_area dpn_net_option_area;

@@ -357,14 +357,25 @@ static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct
     return 0;
 }
 
-int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out)
+static int name_end(const struct dp_wire *wire, int (*name)(int, struct sockaddr *, socklen_t *),
+                    union dp_sockaddr *out)
 {
     socklen_t len = sizeof(*out);
 
     memset(out, 0, sizeof(*out));
-    if (getsockname(((const struct tcp_wire *)wire)->fd, &out->any, &len))
+    if (name(((const struct tcp_wire *)wire)->fd, &out->any, &len))
         return dp_fail(DP_EIO, "no address of a connection: %s", strerror(errno));
     return 0;
+}
+
+int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out)
+{
+    return name_end(wire, getsockname, out);
+}
+
+int dp_wire_tcp_peer(const struct dp_wire *wire, union dp_sockaddr *out)
+{
+    return name_end(wire, getpeername, out);
 }
 
 void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns)

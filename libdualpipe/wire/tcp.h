@@ -34,6 +34,8 @@ int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_liste
 
 /* This end of a connected wire. */
 int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out);
+/* The other end. */
+int dp_wire_tcp_peer(const struct dp_wire *wire, union dp_sockaddr *out);
 
 /* Give up after this long without a sign of life from the peer's host. */
 void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns);
