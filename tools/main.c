@@ -14,6 +14,7 @@ static const struct command commands[] = {
     {"schedule", "show, check, simulate, export and compare pipeline schedules", run_schedule},
     {"train", "train a small GPT on text, its layers spread over processes", run_train},
     {"bench", "measure this machine and this library", run_bench},
+    {"stat", "what the net plugin counts in running processes", run_stat},
     {"info", "version, what was built in, what the machine has, all options", run_info},
     {0},
 };

@@ -65,13 +65,13 @@ private()
         while IFS=: read -r file include; do
             header=${include#*\"}
             header=${header%\"*}
-            case $header in nccl-plugin/net_caller.h | config.h) continue ;; esac
+            case $header in nccl-plugin/net_caller.h | nccl-plugin/net_stat_page.h | config.h) continue ;; esac
             [ -f "tools/$header" ] || echo "$file: \"$header\""
         done
 }
 
 # The plugin stands on the lower layers. Of it the library knows the options only, to list them, and
-# the tools what calls any plugin.
+# the tools what calls any plugin, and what ours counts.
 around_plugin()
 {
     find nccl-plugin -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
@@ -80,7 +80,8 @@ around_plugin()
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
         grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/net_options\.h"' \
             -e '^libdualpipe/areas\.c:.*"nccl-plugin/tuner_options\.h"' \
-            -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net_caller\.h"' || :
+            -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net_caller\.h"' \
+            -e '^tools/stat/pages\.h:.*"nccl-plugin/net_stat_page\.h"' || :
 }
 
 case_is 'includes that do not point down' "$(upward)"

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "stat/pages.h"
+
+#include "command.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+
+enum { TRIES = 100 };
+
+const char *stat_way_name(uint32_t way)
+{
+    return way == DPN_STAT_SEND ? "send" : "receive";
+}
+
+const char *stat_what_name(enum dpn_stat_what what)
+{
+    static const char *const names[DPN_STAT_WHATS] = {
+        "messages", "bytes", "requests", "finished", "stalls", "stall_ns", "full", "retries",
+        "failovers", "errors", "timed_ns",
+    };
+
+    return names[what];
+}
+
+/* ---- a moment of a page ------------------------------------------------------------------------ */
+
+static void add_counts(const struct dpn_stat_counters *from, struct stat_counts *to)
+{
+    for (int i = 0; i < DPN_STAT_WHATS; i++)
+        to->counts[i] += atomic_load_explicit(&from->counts[i], memory_order_relaxed);
+    for (int i = 0; i < DPN_STAT_SIZES; i++)
+        to->sizes[i] += atomic_load_explicit(&from->sizes[i], memory_order_relaxed);
+    for (int i = 0; i < DPN_STAT_TIMES; i++)
+        to->times[i] += atomic_load_explicit(&from->times[i], memory_order_relaxed);
+}
+
+static void sum_counts(const struct stat_counts *from, struct stat_counts *to)
+{
+    for (int i = 0; i < DPN_STAT_WHATS; i++)
+        to->counts[i] += from->counts[i];
+    for (int i = 0; i < DPN_STAT_SIZES; i++)
+        to->sizes[i] += from->sizes[i];
+    for (int i = 0; i < DPN_STAT_TIMES; i++)
+        to->times[i] += from->times[i];
+}
+
+/* A text of somebody else's memory: ended, and without what a terminal would obey. */
+static void copy_text(const char *from, char *to, size_t len)
+{
+    memcpy(to, from, len);
+    to[len - 1] = '\0';
+    for (char *c = to; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 127)
+            *c = '?';
+}
+
+static void read_devices(const struct dpn_stat_page *page, struct stat_process *p)
+{
+    p->device_count = (int)page->device_count;
+    for (int i = 0; i < p->device_count; i++) {
+        struct stat_device *d = &p->devices[i];
+        *d = (struct stat_device){.speed_mbps = page->devices[i].speed_mbps};
+        copy_text(page->devices[i].name, d->name, sizeof(d->name));
+        for (int way = 0; way < DPN_STAT_WAYS; way++)
+            add_counts(&page->devices[i].closed[way], &d->ways[way]);
+    }
+}
+
+/* false: what is there makes no sense. */
+static bool read_connection(const struct dpn_stat_connection *c, struct stat_process *p)
+{
+    struct stat_connection *to = &p->connections[p->connection_count];
+
+    *to = (struct stat_connection){.number = c->number, .device = c->device, .way = c->way,
+                                   .opened_ns = c->opened_ns};
+    if (to->device >= (uint32_t)p->device_count || to->way >= DPN_STAT_WAYS)
+        return false;
+    copy_text(c->transport, to->transport, sizeof(to->transport));
+    copy_text(c->peer, to->peer, sizeof(to->peer));
+    add_counts(&c->counters, &to->counted);
+    p->devices[to->device].open[to->way]++;
+    sum_counts(&to->counted, &p->devices[to->device].ways[to->way]);
+    p->connection_count++;
+    return true;
+}
+
+static bool read_once(const struct dpn_stat_page *page, struct stat_process *p)
+{
+    bool good = page->device_count <= DPN_STAT_DEVICES &&
+                page->connection_count <= DPN_STAT_CONNECTIONS;
+
+    p->connection_count = 0;
+    if (good)
+        read_devices(page, p);
+    for (uint32_t i = 0; good && i < page->connection_count; i++)
+        if (atomic_load_explicit(&page->connections[i].in_use, memory_order_relaxed))
+            good = read_connection(&page->connections[i], p);
+    p->opened = atomic_load_explicit(&page->opened, memory_order_relaxed);
+    p->left_out = atomic_load_explicit(&page->left_out, memory_order_relaxed);
+    return good;
+}
+
+/* While connections come and go, again; who died in the middle of that is taken as he is. */
+static bool read_steadily(const struct dpn_stat_page *page, struct stat_process *p)
+{
+    bool good = false;
+
+    for (int i = 0; i < TRIES; i++) {
+        const uint64_t before = atomic_load_explicit(&page->changes, memory_order_acquire);
+        good = read_once(page, p);
+        atomic_thread_fence(memory_order_acquire);
+        if (before % 2 == 0 &&
+            before == atomic_load_explicit(&page->changes, memory_order_relaxed))
+            break;
+    }
+    return good;
+}
+
+/* ---- a file ------------------------------------------------------------------------------------ */
+
+static int by_number(const void *a, const void *b)
+{
+    const struct stat_connection *x = a, *y = b;
+
+    return (x->number > y->number) - (x->number < y->number);
+}
+
+static int take(const char *directory, const char *file, const struct dpn_stat_page *page,
+                struct stat_process *p)
+{
+    struct timespec now;
+
+    snprintf(p->file, sizeof(p->file), "%s", file);
+    p->pid = page->pid;
+    p->opened_ns = page->opened_ns;
+    copy_text(page->command, p->command, sizeof(p->command));
+    if (!read_steadily(page, p))
+        return command_broke("%s/%s is damaged: it counts for a device that it does not have",
+                             directory, file);
+    clock_gettime(CLOCK_REALTIME, &now);
+    p->read_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+    qsort(p->connections, (size_t)p->connection_count, sizeof(*p->connections), by_number);
+    return 0;
+}
+
+static int read_mapped(const char *directory, const char *file, int fd, struct stat_process *p)
+{
+    struct dpn_stat_page *page = mmap(NULL, sizeof(*page), PROT_READ, MAP_SHARED, fd, 0);
+
+    if (page == MAP_FAILED)
+        return command_broke("cannot read %s/%s: %s", directory, file, strerror(errno));
+    int status = take(directory, file, page, p);
+    munmap(page, sizeof(*page));
+    return status;
+}
+
+static struct stat_process *new_process(void)
+{
+    struct stat_process *p = calloc(1, sizeof(*p));
+
+    if (p)
+        p->connections = calloc(DPN_STAT_CONNECTIONS, sizeof(*p->connections));
+    if (p && p->connections)
+        return p;
+    free(p);
+    return NULL;
+}
+
+static void free_process(struct stat_process *p)
+{
+    free(p->connections);
+    free(p);
+}
+
+static int add(struct stat_list *list, struct stat_process *p)
+{
+    const size_t count = (size_t)list->count + 1;
+    struct stat_process **more = realloc(list->processes, count * sizeof(*more));
+
+    if (!more)
+        return command_broke("no memory for %zu processes", count);
+    list->processes = more;
+    list->processes[list->count++] = p;
+    return 0;
+}
+
+/* Whether it can be read; -1: its process has ended. */
+static int check_file(const char *directory, const char *file, int fd)
+{
+    struct dpn_stat_head head;
+    struct stat st;
+
+    if (fstat(fd, &st))
+        return command_broke("cannot read %s/%s: %s", directory, file, strerror(errno));
+    if (st.st_uid != geteuid())
+        return command_broke("%s/%s belongs to user %u: it is not read", directory, file,
+                             (unsigned)st.st_uid);
+    if (!dpn_stat_read_head(fd, &head))
+        return command_broke("%s/%s is no page of counters", directory, file);
+    if (!dpn_stat_is_live(fd))
+        return -1;
+    if (head.version != DPN_STAT_VERSION)
+        return command_broke("%s/%s has layout %u, expected %d: another version of dualpipe writes it",
+                             directory, file, head.version, DPN_STAT_VERSION);
+    if (head.bytes != sizeof(struct dpn_stat_page) || st.st_size != (off_t)head.bytes)
+        return command_broke("%s/%s is damaged: it has %lld bytes, expected %zu", directory, file,
+                             (long long)st.st_size, sizeof(struct dpn_stat_page));
+    return 0;
+}
+
+/* A page of a live process joins the list. */
+static int read_file(const char *directory, const char *file, int fd, struct stat_list *list)
+{
+    int status = check_file(directory, file, fd);
+
+    if (status)
+        return status;
+    struct stat_process *p = new_process();
+    if (!p)
+        return command_broke("no memory for a process");
+    status = read_mapped(directory, file, fd, p);
+    if (!status)
+        status = add(list, p);
+    if (status)
+        free_process(p);
+    return status;
+}
+
+/* ---- the directory ----------------------------------------------------------------------------- */
+
+static bool is_page_name(const char *name)
+{
+    const size_t len = strlen(name), end = strlen(DPN_STAT_SUFFIX);
+
+    return len > end && !strcmp(name + len - end, DPN_STAT_SUFFIX);
+}
+
+static void read_entry(const char *directory, int dir, const char *name, struct stat_list *list)
+{
+    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+    if (fd < 0 && errno == ENOENT)
+        return; /* it has just ended */
+    int status = fd < 0 ? command_broke("cannot read %s/%s: %s", directory, name, strerror(errno))
+                        : read_file(directory, name, fd, list);
+    if (status < 0)
+        unlinkat(dir, name, 0);
+    list->refused += status > 0;
+    if (fd >= 0)
+        close(fd);
+}
+
+static int by_pid(const void *a, const void *b)
+{
+    const struct stat_process *x = *(struct stat_process *const *)a;
+    const struct stat_process *y = *(struct stat_process *const *)b;
+
+    return (x->pid > y->pid) - (x->pid < y->pid);
+}
+
+static int read_directory(const char *directory, int dir, struct stat_list *out)
+{
+    struct stat st;
+    DIR *list;
+
+    if (fstat(dir, &st))
+        return command_broke("cannot read %s: %s", directory, strerror(errno));
+    if (st.st_uid != geteuid())
+        return command_broke("%s belongs to user %u: only your own processes are shown", directory,
+                             (unsigned)st.st_uid);
+    int copy = dup(dir);
+    list = copy < 0 ? NULL : fdopendir(copy);
+    if (!list) {
+        if (copy >= 0)
+            close(copy);
+        return command_broke("cannot read %s: %s", directory, strerror(errno));
+    }
+    for (struct dirent *e; (e = readdir(list));)
+        if (is_page_name(e->d_name))
+            read_entry(directory, dir, e->d_name, out);
+    closedir(list);
+    if (out->count)
+        qsort(out->processes, (size_t)out->count, sizeof(*out->processes), by_pid);
+    return 0;
+}
+
+int stat_read(const char *directory, struct stat_list *out)
+{
+    char usual[64];
+
+    *out = (struct stat_list){0};
+    snprintf(usual, sizeof(usual), DPN_STAT_DIRECTORY "%ld", (long)geteuid());
+    const char *name = directory ? directory : usual;
+    int dir = open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir < 0 && errno == ENOENT && !directory)
+        return 0;
+    if (dir < 0)
+        return command_misused("cannot open the directory %s: %s", name, strerror(errno));
+    int status = read_directory(name, dir, out);
+    close(dir);
+    if (status)
+        stat_list_fini(out);
+    return status;
+}
+
+void stat_list_fini(struct stat_list *list)
+{
+    for (int i = 0; i < list->count; i++)
+        free_process(list->processes[i]);
+    free(list->processes);
+    *list = (struct stat_list){0};
+}

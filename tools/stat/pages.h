@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pages.h - the counters of the net plugin in this user's processes, read from their pages
+ * (nccl-plugin/net_stat_page.h).
+ */
+#ifndef DP_TOOLS_STAT_PAGES_H
+#define DP_TOOLS_STAT_PAGES_H
+
+#include "nccl-plugin/net_stat_page.h"
+
+/* One moment of a set of counters. */
+struct stat_counts {
+    uint64_t counts[DPN_STAT_WHATS];
+    uint64_t sizes[DPN_STAT_SIZES], times[DPN_STAT_TIMES];
+};
+
+/* What all connections of a device have counted, open and closed. */
+struct stat_device {
+    char name[DPN_STAT_NAME_LEN];
+    int speed_mbps;
+    int open[DPN_STAT_WAYS]; /* connections */
+    struct stat_counts ways[DPN_STAT_WAYS];
+};
+
+struct stat_connection {
+    uint32_t number, device, way;
+    int64_t opened_ns;
+    char transport[16], peer[DPN_STAT_NAME_LEN];
+    struct stat_counts counted;
+};
+
+struct stat_process {
+    char file[64]; /* of its page */
+    int64_t pid, opened_ns, read_ns; /* CLOCK_REALTIME */
+    char command[DPN_STAT_NAME_LEN];
+    uint64_t opened, left_out;
+    int device_count, connection_count;
+    struct stat_device devices[DPN_STAT_DEVICES];
+    struct stat_connection *connections; /* [connection_count], open ones by number */
+};
+
+/* Zeroed memory is an empty list. */
+struct stat_list {
+    int count, refused; /* pages that could not be read; one line each has been printed */
+    struct stat_process **processes;
+};
+
+/* "send", "receive" */
+const char *stat_way_name(uint32_t way);
+/* "messages", "bytes", ...: as in JSON. */
+const char *stat_what_name(enum dpn_stat_what what);
+
+/* All that live, by pid; pages of processes that have ended are removed. `directory` NULL: where they
+ * are as a rule, and that there is none is an empty list. 0, or an EXIT_ value after one line. */
+int stat_read(const char *directory, struct stat_list *out);
+void stat_list_fini(struct stat_list *list);
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stat.h - what `dualpipe stat` shows, in three forms.
+ */
+#ifndef DP_TOOLS_STAT_STAT_H
+#define DP_TOOLS_STAT_STAT_H
+
+#include "stat/pages.h"
+
+#include <stdio.h>
+
+enum { STAT_FORMAT = 1 }; /* of the JSON; man dualpipe-stat describes it */
+
+/* A table for people. before: the last look, for rates; may be empty. */
+void stat_print_table(const struct stat_list *list, const struct stat_list *before,
+                      bool connections);
+
+/* One JSON object. DP_EIO, DP_ENOMEM. */
+int stat_print_json(const struct stat_list *list);
+
+/* Prometheus' text format, by device. DP_EIO. */
+int stat_print_prometheus(FILE *to, const struct stat_list *list);
+
+#endif
