@@ -6,6 +6,7 @@
 #define DP_TOOLS_COMMANDS_H
 
 int run_bench(int argc, char **argv);
+int run_doctor(int argc, char **argv);
 int run_info(int argc, char **argv);
 int run_schedule(int argc, char **argv);
 int run_stat(int argc, char **argv);

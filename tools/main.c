@@ -15,6 +15,7 @@ static const struct command commands[] = {
     {"train", "train a small GPT on text, its layers spread over processes", run_train},
     {"bench", "measure this machine and this library", run_bench},
     {"stat", "what the net plugin counts in running processes", run_stat},
+    {"doctor", "say why NCCL is slow here, or does not use the plugin", run_doctor},
     {"info", "version, what was built in, what the machine has, all options", run_info},
     {0},
 };

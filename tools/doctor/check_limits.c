@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_limits.c - what the process may have: locked memory, processors, memory.
+ */
+#include "config.h"
+
+#include "doctor/doctor.h"
+#include "doctor/devices.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double mib = 1024.0 * 1024, gib = 1024.0 * 1024 * 1024;
+
+/* ---- locked memory: setrlimit(2) ------------------------------------------------------------ */
+
+/* The soft limit of a line of /proc/PID/limits, in bytes; -1: unlimited. */
+static bool soft_limit(struct doctor *d, const char *name, double *bytes)
+{
+    size_t len;
+    char *lines = tree_read(&d->tree, &len, "/proc/%s/limits", d->process), word[32];
+    const char *line = lines ? strstr(lines, name) : NULL;
+    bool found = line && sscanf(line + strlen(name), "%31s", word) == 1;
+
+    free(lines);
+    if (found)
+        *bytes = strcmp(word, "unlimited") ? strtod(word, NULL) : -1;
+    return found;
+}
+
+/* Every registered buffer is locked. NCCL's own take some 10 MiB a channel and peer. */
+static void look_at_memlock(struct doctor *d)
+{
+    const char *file = doctor_text(d, "/proc/%s/limits, Max locked memory", d->process);
+    double bytes;
+
+    if (!soft_limit(d, "Max locked memory", &bytes)) {
+        doctor_add(d, (struct finding){.severity = DOCTOR_UNKNOWN,
+                                       .what = "the limit of locked memory cannot be read",
+                                       .evidence = file});
+        return;
+    }
+    if (bytes < 0 || bytes >= 64 * gib) {
+        doctor_add(d, (struct finding){.what = "locked memory is not limited", .evidence = file});
+        return;
+    }
+    bool rdma = tree_has(&d->tree, "/sys/class/infiniband/.");
+    doctor_add(d, (struct finding){
+        .severity = rdma ? DOCTOR_FAULT : DOCTOR_FINE,
+        .what = doctor_text(d, "only %.1f MiB of memory may be locked%s", bytes / mib,
+                            rdma ? "" : ", and no RDMA device needs more"),
+        .evidence = file,
+        .consequence = rdma ? "registering memory for RDMA fails: 'Cannot allocate memory'" : NULL,
+        .remedy = rdma ? "ulimit -l unlimited; limits.conf or LimitMEMLOCK=infinity for services, "
+                         "--ulimit memlock=-1 for containers" : NULL});
+}
+
+/* ---- the container's share: cgroups(7), version 2 ------------------------------------------- */
+
+/* The group's directory: "0::/path" in /proc/PID/cgroup. A container sees its own as "/". */
+static bool own_group(struct doctor *d, struct tree_path *dir)
+{
+    size_t len;
+    char *lines = tree_read(&d->tree, &len, "/proc/%s/cgroup", d->process), name[512] = "";
+    const char *line = lines ? strstr(lines, "0::/") : NULL;
+    bool found = line && sscanf(line + 3, "%511[^\n]", name) == 1;
+
+    free(lines);
+    if (found)
+        snprintf(dir->text, sizeof(dir->text), "/sys/fs/cgroup%s", strcmp(name, "/") ? name : "");
+    return found && tree_has(&d->tree, "%s/cgroup.controllers", dir->text);
+}
+
+/* "200000 100000": two processors' time, in us of each period; "max 100000": all. */
+static void look_at_processors(struct doctor *d, const char *group)
+{
+    double quota_us, period_us;
+    char line[256];
+
+    if (!tree_line(&d->tree, line, "%s/cpu.max", group) ||
+        sscanf(line, "%lf %lf", &quota_us, &period_us) != 2 || period_us <= 0)
+        return;
+    double processors = quota_us / period_us, wanted = 2.0 * devices_gpu_count(d) + 2;
+    bool few = processors < wanted;
+    doctor_add(d, (struct finding){
+        .severity = few ? DOCTOR_WARNING : DOCTOR_FINE,
+        .what = doctor_text(d, "the container may use %.1f processors", processors),
+        .evidence = doctor_text(d, "%s/cpu.max", group),
+        .consequence = few ? doctor_text(d, "NCCL's threads spin, two a GPU, and are stopped when "
+                                            "the share is used up; some %.0f are wanted", wanted)
+                           : NULL,
+        .remedy = few ? "raise the limit, or bind to processors (cpuset) instead" : NULL});
+}
+
+static void look_at_memory(struct doctor *d, const char *group)
+{
+    double limit = 0, used = 0;
+    char line[256];
+
+    if (!tree_line(&d->tree, line, "%s/memory.max", group) || !strcmp(line, "max"))
+        return;
+    limit = strtod(line, NULL);
+    bool known = tree_number(&d->tree, &used, "%s/memory.current", group);
+    bool tight = known && used > 0.9 * limit;
+    doctor_add(d, (struct finding){
+        .severity = tight ? DOCTOR_WARNING : DOCTOR_FINE,
+        .what = doctor_text(d, "the container uses %.1f of %.1f GiB of memory", used / gib,
+                            limit / gib),
+        .evidence = doctor_text(d, "%s/memory.max", group),
+        .consequence = tight ? "pinned buffers may not fit, and the kernel may kill the job" : NULL,
+        .remedy = tight ? "raise the container's memory limit" : NULL});
+}
+
+void doctor_limits(struct doctor *d)
+{
+    struct tree_path group;
+
+    look_at_memlock(d);
+    if (!own_group(d, &group)) {
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_UNKNOWN,
+            .what = "no limits of a cgroup (version 2) can be read",
+            .evidence = doctor_text(d, "/proc/%s/cgroup, /sys/fs/cgroup", d->process),
+            .consequence = "a share of processors or memory may be set all the same"});
+        return;
+    }
+    look_at_processors(d, group.text);
+    look_at_memory(d, group.text);
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_links.c - every PCIe link between a GPU or a network card and its processor: as wide and as
+ * fast as both ends can.
+ */
+#include "config.h"
+
+#include "doctor/devices.h"
+#include "doctor/doctor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What the function and the one above it can both do; a number of the file max_link_..., else 0. */
+static double both_can(struct doctor *d, const char *path, const char *above, const char *what)
+{
+    double mine, theirs;
+
+    if (!tree_number(&d->tree, &mine, "%s/max_link_%s", path, what))
+        return 0;
+    if (*above && tree_number(&d->tree, &theirs, "%s/max_link_%s", above, what) && theirs > 0 &&
+        theirs < mine)
+        return theirs;
+    return mine;
+}
+
+static bool look_at_width(struct doctor *d, const char *path, const char *above, const char *name)
+{
+    double now, can = both_can(d, path, above, "width");
+
+    if (!tree_number(&d->tree, &now, "%s/current_link_width", path) || now <= 0 || now >= can)
+        return true;
+    doctor_add(d, (struct finding){
+        .severity = DOCTOR_WARNING,
+        .what = doctor_text(d, "the PCIe link of %s, on the way to %s, has %.0f of %.0f lanes",
+                            tree_base(path), name, now, can),
+        .evidence = doctor_text(d, "%s/current_link_width, max_link_width", path),
+        .consequence = doctor_text(d, "at most %.0f %% of its bandwidth", 100 * now / can),
+        .remedy = "seat the card again, try another slot; look into the BIOS for bifurcation"});
+    return false;
+}
+
+/* An idle GPU lets its link slow down. */
+static bool look_at_speed(struct doctor *d, const char *path, const char *above,
+                          const struct device *device)
+{
+    double now, can = both_can(d, path, above, "speed");
+
+    if (!tree_number(&d->tree, &now, "%s/current_link_speed", path) || now <= 0 || now >= can)
+        return true;
+    doctor_add(d, (struct finding){
+        .severity = device->gpu ? DOCTOR_UNKNOWN : DOCTOR_WARNING,
+        .what = doctor_text(d, "the PCIe link of %s, on the way to %s, runs at %g of %g GT/s",
+                            tree_base(path), device->name, now, can),
+        .evidence = doctor_text(d, "%s/current_link_speed, max_link_speed", path),
+        .consequence = device->gpu ? "slow, unless the GPU is idle: then its link rests"
+                                   : doctor_text(d, "at most %.0f %% of its bandwidth",
+                                                 100 * now / can),
+        .remedy = device->gpu ? "look again while the GPU works"
+                              : "seat the card again, try another slot; look for errors of the "
+                                "link in the kernel's log (AER)"});
+    return false;
+}
+
+/* Every link up to the processor. */
+static bool look_at_way(struct doctor *d, const struct device *device)
+{
+    struct tree_path at = device->path;
+    bool good = true;
+
+    while (*at.text) {
+        struct tree_path above = devices_parent(d, at.text);
+        good &= look_at_width(d, at.text, above.text, device->name);
+        good &= look_at_speed(d, at.text, above.text, device);
+        at = above;
+    }
+    return good;
+}
+
+void doctor_links(struct doctor *d)
+{
+    struct devices devices = devices_find(d);
+    bool good = true;
+    int seen = 0;
+
+    for (size_t i = 0; i < devices.count; i++)
+        if (*devices.items[i].path.text) {
+            good &= look_at_way(d, &devices.items[i]);
+            seen++;
+        }
+    if (good && seen)
+        doctor_add(d, (struct finding){
+            .what = doctor_text(d, "the PCIe links of %d GPUs and network cards run as they can",
+                                seen),
+            .evidence = "/sys/bus/pci/devices/*/current_link_*"});
+    devices_free(&devices);
+}

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_plugin.c - which files NCCL would load as net plugin and as tuner, and what it would take of
+ * them. The rules are those of NCCL's plugin loader:
+ *
+ *      unset or empty     libnccl-net.so
+ *      none               nothing (since 2.28)
+ *      a prefix of        the program itself: "s" and "static" too
+ *      STATIC_PLUGIN
+ *      NAME               NAME as it is; then libnccl-net-NAME.so, unless NAME has a slash or is
+ *                         lib*.so itself
+ *      A,B                a list since 2.27, at most 14; blanks belong to the names
+ */
+#include "config.h"
+
+#include "doctor/doctor.h"
+#include "doctor/library.h"
+
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum { NCCL_LISTS = 22700, NCCL_NONE = 22803, LIST_MAX = 14 };
+
+struct kind {
+    const char *variable, *file, *symbol, *word;
+};
+static const struct kind net = {"NCCL_NET_PLUGIN", "libnccl-net", "ncclNetPlugin_v", "net plugin"};
+static const struct kind tuner = {"NCCL_TUNER_PLUGIN", "libnccl-tuner", "ncclTunerPlugin_v",
+                                  "tuner"};
+
+/* Without an NCCL to ask, a recent one. */
+static int nccl_version(const struct doctor *d)
+{
+    return d->nccl.version ? d->nccl.version : 22809;
+}
+
+/* ---- one name ------------------------------------------------------------------------------- */
+
+static bool is_static(const char *name)
+{
+    return *name && !strncasecmp(name, "STATIC_PLUGIN", strlen(name));
+}
+
+static bool find_named(struct doctor *d, const struct kind *kind, const char *name,
+                       struct tree_path *path, const char **how)
+{
+    const char *rule;
+
+    if (library_find(d, name, path, &rule)) {
+        *how = doctor_text(d, "as '%s', by %s", name, rule);
+        return true;
+    }
+    if (strchr(name, '/') || !fnmatch("lib*.so", name, 0))
+        return false;
+    const char *longer = doctor_text(d, "%s-%s.so", kind->file, name);
+    if (!library_find(d, longer, path, &rule))
+        return false;
+    *how = doctor_text(d, "as '%s', by %s", longer, rule);
+    return true;
+}
+
+static void add_missing(struct doctor *d, const struct kind *kind, const char *name)
+{
+    bool blank = *name == ' ' || (*name && name[strlen(name) - 1] == ' ');
+
+    doctor_add(d, (struct finding){
+        .severity = DOCTOR_FAULT,
+        .what = doctor_text(d, "no library for the %s '%s'", kind->word, name),
+        .evidence = doctor_origin(d, kind->variable),
+        .consequence = "NCCL goes on without it, and says so only with NCCL_DEBUG=INFO",
+        .remedy = blank ? "take the blanks out: they belong to the name"
+                        : doctor_text(d, "put the directory of %s-%s.so into LD_LIBRARY_PATH, or "
+                                         "give its path", kind->file, name)});
+}
+
+static void add_static(struct doctor *d, const struct kind *kind, const char *name)
+{
+    doctor_add(d, (struct finding){
+        .severity = DOCTOR_FAULT,
+        .what = doctor_text(d, "'%s' begins the word STATIC_PLUGIN", name),
+        .evidence = doctor_origin(d, kind->variable),
+        .consequence = "NCCL looks for the symbols in the program itself, not in a library",
+        .remedy = "give the library's full name or its path"});
+}
+
+/* ---- what is in it -------------------------------------------------------------------------- */
+
+static void add_lacking(struct doctor *d, const struct library *library, const char *path)
+{
+    char *names = strdup(library->needs), *rest = names, *name;
+    struct tree_path found;
+    const char *rule;
+
+    while (names && (name = strsep(&rest, "\n")))
+        if (*name && !library_find(d, name, &found, &rule))
+            doctor_add(d, (struct finding){
+                .severity = DOCTOR_FAULT,
+                .what = doctor_text(d, "%s needs %s, which is not there", tree_base(path), name),
+                .evidence = path,
+                .consequence = "dlopen fails, and NCCL goes on without the plugin",
+                .remedy = doctor_text(d, "install %s, or put its directory into LD_LIBRARY_PATH",
+                                      name)});
+    free(names);
+}
+
+/* The version that NCCL would take, 0 if it would take none. */
+static int taken(const struct doctor *d, const struct kind *kind, const struct library *library)
+{
+    return d->nccl.strings && library_newest(d->nccl.strings, kind->symbol)
+               ? library_common(library->exports, d->nccl.strings, kind->symbol)
+               : library_newest(library->exports, kind->symbol);
+}
+
+static void add_found(struct doctor *d, const struct kind *kind, const char *file, const char *how)
+{
+    const char *path = doctor_text(d, "%s", file);
+    struct library library;
+
+    if (!library_read(d, path, &library)) {
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_FAULT,
+            .what = doctor_text(d, "%s is no shared library of this kind of machine",
+                                tree_base(path)),
+            .evidence = path,
+            .consequence = "dlopen fails, and NCCL goes on without it",
+            .remedy = "install it again"});
+        return;
+    }
+    int version = taken(d, kind, &library);
+    if (version)
+        doctor_add(d, (struct finding){
+            .what = doctor_text(d, "%s %s is found %s; NCCL takes %s%d", kind->word,
+                                tree_base(path), how, kind->symbol, version),
+            .evidence = path});
+    else
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_FAULT,
+            .what = doctor_text(d, "%s has no %s that NCCL %s knows (it has %d)", tree_base(path),
+                                kind->symbol, d->nccl.version_text,
+                                library_newest(library.exports, kind->symbol)),
+            .evidence = path,
+            .consequence = kind == &tuner
+                               ? "there is no tuner: a tuner inside the net plugin is hidden by it"
+                               : "NCCL loads the file and does not use it",
+            .remedy = kind == &tuner ? "remove the file, or set NCCL_TUNER_PLUGIN to the net "
+                                       "plugin's path"
+                                     : "install the plugin's release for this NCCL"});
+    add_lacking(d, &library, path);
+    library_free(&library);
+}
+
+static bool look_at(struct doctor *d, const struct kind *kind, const char *name,
+                    struct tree_path *path)
+{
+    const char *how;
+
+    if (is_static(name)) {
+        add_static(d, kind, name);
+        return false;
+    }
+    if (!find_named(d, kind, name, path, &how)) {
+        add_missing(d, kind, name);
+        return false;
+    }
+    add_found(d, kind, path->text, how);
+    return true;
+}
+
+/* ---- the net plugin ------------------------------------------------------------------------- */
+
+static void look_at_list(struct doctor *d, const char *value)
+{
+    char *names = strdup(value), *rest = names, *name;
+    struct tree_path path;
+    int count = 0;
+
+    /* An old NCCL takes the whole for one name. */
+    const char *between = nccl_version(d) >= NCCL_LISTS ? "," : "";
+    while (names && (name = strsep(&rest, between))) {
+        if (count++ < LIST_MAX && look_at(d, &net, name, &path) && !*d->net_plugin.text)
+            d->net_plugin = path;
+    }
+    if (count > LIST_MAX)
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_WARNING,
+            .what = doctor_text(d, "%d net plugins are named, NCCL takes the first %d", count,
+                                LIST_MAX),
+            .evidence = doctor_origin(d, net.variable),
+            .consequence = "the others are not looked at",
+            .remedy = "name fewer"});
+    free(names);
+}
+
+static void look_at_default(struct doctor *d)
+{
+    const char *how;
+
+    if (find_named(d, &net, "libnccl-net.so", &d->net_plugin, &how)) {
+        add_found(d, &net, d->net_plugin.text, how);
+        return;
+    }
+    d->net_plugin.text[0] = 0;
+    doctor_add(d, (struct finding){
+        .severity = DOCTOR_FAULT,
+        .what = "no net plugin is asked for, and there is no libnccl-net.so",
+        .evidence = doctor_origin(d, net.variable),
+        .consequence = "NCCL uses its own network code",
+        .remedy = "export NCCL_NET_PLUGIN=dualpipe"});
+}
+
+/* A running process shows what has really been loaded. */
+static void look_at_process(struct doctor *d)
+{
+    struct tree_path path;
+
+    if (library_mapped(d, "libnccl-net", &path))
+        doctor_add(d, (struct finding){
+            .what = doctor_text(d, "process %s has loaded %s", d->process, tree_base(path.text)),
+            .evidence = doctor_text(d, "/proc/%s/maps", d->process)});
+    else if (library_mapped(d, "libnccl.so", &path))
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_FAULT,
+            .what = doctor_text(d, "process %s has NCCL but no net plugin", d->process),
+            .evidence = doctor_text(d, "/proc/%s/maps", d->process),
+            .consequence = "it uses NCCL's own network code, or has made no communicator yet",
+            .remedy = "see the other findings about the plugin; NCCL_DEBUG=INFO shows why"});
+}
+
+void doctor_plugin(struct doctor *d)
+{
+    const char *value = doctor_variable(d, net.variable);
+
+    if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_FAULT,
+            .what = "net plugins are switched off",
+            .evidence = doctor_origin(d, net.variable),
+            .consequence = "NCCL uses its own network code",
+            .remedy = "export NCCL_NET_PLUGIN=dualpipe"});
+    else if (value && *value)
+        look_at_list(d, value);
+    else
+        look_at_default(d);
+    if (strcmp(d->process, "self"))
+        look_at_process(d);
+}
+
+/* ---- the tuner ------------------------------------------------------------------------------ */
+
+/* Where no tuner library opens, NCCL looks for the symbol in the net plugin. */
+static void look_into_net(struct doctor *d)
+{
+    struct library library;
+
+    if (!*d->net_plugin.text || !library_read(d, d->net_plugin.text, &library)) {
+        doctor_add(d, (struct finding){.what = "no tuner: NCCL decides by itself",
+                                       .evidence = doctor_origin(d, tuner.variable)});
+        return;
+    }
+    int version = taken(d, &tuner, &library);
+    doctor_add(d, (struct finding){
+        .what = version ? doctor_text(d, "the net plugin is the tuner too; NCCL takes %s%d",
+                                      tuner.symbol, version)
+                        : "no tuner: NCCL decides by itself, as the net plugin has none",
+        .evidence = doctor_text(d, "%s", d->net_plugin.text)});
+    library_free(&library);
+}
+
+void doctor_tuner(struct doctor *d)
+{
+    const char *value = doctor_variable(d, tuner.variable), *how;
+    struct tree_path path;
+
+    if (value && !strcasecmp(value, "none"))
+        doctor_add(d, (struct finding){.what = "tuners are switched off",
+                                       .evidence = doctor_origin(d, tuner.variable)});
+    else if ((!value || !*value) && find_named(d, &tuner, "libnccl-tuner.so", &path, &how))
+        add_found(d, &tuner, path.text, how);
+    else if (!value || !*value || !look_at(d, &tuner, value, &path))
+        look_into_net(d);
+}

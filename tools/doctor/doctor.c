@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * doctor.c - `dualpipe doctor`: runs the checks and prints what they found, the worst first.
+ */
+#include "config.h"
+
+#include "doctor/doctor.h"
+
+#include "args.h"
+#include "command.h"
+#include "commands.h"
+
+#include <jansson.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Above what the program itself returns. */
+enum { EXIT_WARNING = 3, EXIT_FAULT = 4 };
+
+static const struct doctor_check checks[] = {
+    {"nccl", doctor_nccl},           {"plugin", doctor_plugin},
+    {"tuner", doctor_tuner},         {"versions", doctor_versions},
+    {"variables", doctor_variables}, {"limits", doctor_limits},
+    {"memory", doctor_memory},       {"rdma", doctor_rdma},
+    {"links", doctor_links},         {"isolation", doctor_isolation},
+    {"places", doctor_places},
+};
+enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
+
+/* ---- for the checks ------------------------------------------------------------------------- */
+
+void doctor_add(struct doctor *d, struct finding finding)
+{
+    struct finding *more = realloc(d->findings, (d->finding_count + 1) * sizeof(*more));
+
+    if (!more)
+        return;
+    finding.check = d->check;
+    d->findings = more;
+    d->findings[d->finding_count++] = finding;
+}
+
+const char *doctor_text(struct doctor *d, const char *fmt, ...)
+{
+    char **more = realloc(d->texts, (d->text_count + 1) * sizeof(*more)), *text;
+    va_list args;
+
+    if (!more)
+        return "(no memory)";
+    d->texts = more;
+    va_start(args, fmt);
+    int len = vasprintf(&text, fmt, args);
+    va_end(args);
+    if (len < 0)
+        return "(no memory)";
+    return d->texts[d->text_count++] = text;
+}
+
+/* ---- what is printed ------------------------------------------------------------------------ */
+
+static const char *const names[] = {"fine", "unknown", "warning", "fault"};
+static const char *const titles[] = {"Fine", "Could not be seen", "Warnings", "Faults"};
+
+static size_t count_of(const struct doctor *d, enum doctor_severity severity)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < d->finding_count; i++)
+        count += d->findings[i].severity == severity;
+    return count;
+}
+
+static void print_line(const char *label, const char *text)
+{
+    if (text)
+        printf("      %-12s %s\n", label, text);
+}
+
+static void print_severity(const struct doctor *d, enum doctor_severity severity)
+{
+    if (!count_of(d, severity))
+        return;
+    printf("%s\n", titles[severity]);
+    for (size_t i = 0; i < d->finding_count; i++) {
+        const struct finding *f = &d->findings[i];
+        if (f->severity != severity)
+            continue;
+        printf("  %-10s %s\n", f->check, f->what);
+        print_line("seen in", f->evidence);
+        print_line("therefore", f->consequence);
+        print_line("remedy", f->remedy);
+    }
+    putchar('\n');
+}
+
+static void print_text(const struct doctor *d)
+{
+    for (int severity = DOCTOR_FAULT; severity >= DOCTOR_FINE; severity--)
+        print_severity(d, (enum doctor_severity)severity);
+    printf("faults: %zu, warnings: %zu, not seen: %zu, fine: %zu\n", count_of(d, DOCTOR_FAULT),
+           count_of(d, DOCTOR_WARNING), count_of(d, DOCTOR_UNKNOWN), count_of(d, DOCTOR_FINE));
+}
+
+static void print_json(const struct doctor *d)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < d->finding_count; i++) {
+        const struct finding *f = &d->findings[i];
+        json_array_append_new(
+            list, json_pack("{ss, ss, ss, ss?, ss?, ss?}", "check", f->check, "severity",
+                            names[f->severity], "what", f->what, "evidence", f->evidence,
+                            "consequence", f->consequence, "remedy", f->remedy));
+    }
+    json_t *all = json_pack("{si, so}", "version", 1, "findings", list);
+    json_dumpf(all, stdout, JSON_INDENT(2));
+    putchar('\n');
+    json_decref(all);
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+struct doctor_options {
+    const char *root;
+    int64_t pid;
+    struct arg_list only;
+    bool json;
+};
+
+static const struct arg args[] = {
+    {"pid", 'p', "N", "look at a running process, not at what would be started from here",
+     ARG_INT, .offset = offsetof(struct doctor_options, pid), .fallback = "0", .min = 0,
+     .max = 1 << 22},
+    {"root", 0, "DIR", "look at the files of another machine, captured below DIR", ARG_STRING,
+     .offset = offsetof(struct doctor_options, root), .fallback = ""},
+    {"only", 0, "CHECK", "report this check only; may be given again", ARG_LIST,
+     .offset = offsetof(struct doctor_options, only)},
+    {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct doctor_options, json)},
+};
+static const struct arg_group groups[] = {{"options", args, 4}, {0}};
+static const struct usage usage = {
+    .command = "dualpipe doctor",
+    .about = "Say why NCCL is slow here, or does not use the plugin: looks at files and at the\n"
+             "environment, and prints what is wrong, where that can be seen, what follows from\n"
+             "it and what helps. The exit status is 0 if nothing is wrong, 3 after a warning,\n"
+             "4 after a fault. Root sees more. The checks are nccl, plugin, tuner, versions,\n"
+             "variables, limits, memory, rdma, links, isolation and places.",
+    .groups = groups,
+    .examples = "  NCCL_NET_PLUGIN=dualpipe dualpipe doctor\n"
+                "  dualpipe doctor --pid 4711\n"
+                "  dualpipe doctor --only plugin --only rdma\n"
+                "  dualpipe doctor --json | jq '.findings[] | select(.severity == \"fault\")'\n",
+};
+
+static bool is_chosen(const struct arg_list *only, const char *name)
+{
+    for (size_t i = 0; i < only->count; i++)
+        if (!strcmp(only->items[i], name))
+            return true;
+    return !only->count;
+}
+
+static bool is_check(const char *name)
+{
+    for (size_t i = 0; i < CHECKS; i++)
+        if (!strcmp(checks[i].name, name))
+            return true;
+    return false;
+}
+
+/* A name of no check is the user's mistake. */
+static int know_all(const struct arg_list *only)
+{
+    char known[256] = "";
+
+    for (size_t i = 0, at = 0; i < CHECKS; i++)
+        at += (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", i ? ", " : "",
+                               checks[i].name);
+    for (size_t i = 0; i < only->count; i++)
+        if (!is_check(only->items[i]))
+            return command_misused("no check '%s'; expected one of %s", only->items[i], known);
+    return EXIT_OK;
+}
+
+/* All run, since later ones build on earlier ones; what was not asked for is dropped. */
+static void run_checks(struct doctor *d, const struct arg_list *only)
+{
+    d->check = "variables";
+    doctor_variables_read(d);
+    for (size_t i = 0; i < CHECKS; i++) {
+        d->check = checks[i].name;
+        checks[i].run(d);
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < d->finding_count; i++)
+        if (is_chosen(only, d->findings[i].check))
+            d->findings[kept++] = d->findings[i];
+    d->finding_count = kept;
+}
+
+static void doctor_free(struct doctor *d)
+{
+    for (size_t i = 0; i < d->variable_count; i++) {
+        free(d->variables[i].name);
+        free(d->variables[i].value);
+    }
+    for (size_t i = 0; i < d->text_count; i++)
+        free(d->texts[i]);
+    free(d->variables);
+    free(d->findings);
+    free(d->texts);
+    free(d->nccl.strings);
+}
+
+int run_doctor(int argc, char **argv)
+{
+    struct doctor_options o;
+    struct operands operands;
+    struct doctor d = {.process = "self"};
+    int status;
+
+    if (!args_parse(&usage, argc, argv, &o, &operands, &status))
+        return status;
+    if ((status = know_all(&o.only)))
+        return status;
+    d.tree.root = o.root;
+    if (o.pid)
+        snprintf(d.process, sizeof(d.process), "%lld", (long long)o.pid);
+    if (!tree_has(&d.tree, "/proc/%s", d.process))
+        return o.pid ? command_misused("no process %s in %s/proc", d.process, o.root)
+                     : command_misused("no directory %s/proc: expected the files of a machine",
+                                       o.root);
+    run_checks(&d, &o.only);
+    if (o.json)
+        print_json(&d);
+    else
+        print_text(&d);
+    status = count_of(&d, DOCTOR_FAULT) ? EXIT_FAULT
+             : count_of(&d, DOCTOR_WARNING) ? EXIT_WARNING : EXIT_OK;
+    doctor_free(&d);
+    return status;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * doctor.h - `dualpipe doctor`: a table of checks, each of which looks at one thing and adds findings.
+ * A check decides nothing from what it cannot see: that is a finding of its own, DOCTOR_UNKNOWN.
+ */
+#ifndef DP_TOOLS_DOCTOR_DOCTOR_H
+#define DP_TOOLS_DOCTOR_DOCTOR_H
+
+#include "doctor/tree.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum doctor_severity {
+    DOCTOR_FINE,    /* as it should be */
+    DOCTOR_UNKNOWN, /* could not be seen */
+    DOCTOR_WARNING, /* works, but slower, or otherwise than meant */
+    DOCTOR_FAULT    /* does not work, or is not used */
+};
+
+struct finding {
+    enum doctor_severity severity;
+    const char *what;        /* a sentence */
+    const char *evidence;    /* the file, the variable or the call that says so */
+    const char *consequence; /* NULL where it is fine */
+    const char *remedy;      /* NULL where it is fine */
+    const char *check;       /* the name of the check; doctor_add sets it */
+};
+
+struct doctor {
+    struct tree tree;
+    char process[16]; /* "self", or the number of a process: below /proc */
+
+    /* What NCCL will read: NAME=VALUE, and where that is from. */
+    struct variable {
+        char *name, *value;
+        const char *origin;
+    } *variables;
+    size_t variable_count;
+
+    const char *check; /* the one at work */
+    struct finding *findings;
+    size_t finding_count;
+    char **texts; /* of doctor_text */
+    size_t text_count;
+
+    /* What earlier checks have learned for later ones. */
+    struct nccl {
+        struct tree_path path; /* "": none found */
+        int version;           /* 22809; 0: not known */
+        char version_text[32], cuda[16];
+        char *strings; /* every NCCL_... and nccl...Plugin_v... in it, a line each; NULL: none */
+    } nccl;
+    struct tree_path net_plugin; /* that NCCL would load; "": none */
+};
+
+struct doctor_check {
+    const char *name;
+    void (*run)(struct doctor *d);
+};
+
+/* In the order in which they run: doctor_nccl and doctor_plugin come first. */
+void doctor_nccl(struct doctor *d);
+void doctor_plugin(struct doctor *d);
+void doctor_tuner(struct doctor *d);
+void doctor_versions(struct doctor *d);
+void doctor_variables(struct doctor *d);
+void doctor_limits(struct doctor *d);
+void doctor_memory(struct doctor *d);
+void doctor_rdma(struct doctor *d);
+void doctor_links(struct doctor *d);
+void doctor_isolation(struct doctor *d);
+void doctor_places(struct doctor *d);
+
+void doctor_add(struct doctor *d, struct finding finding);
+
+/* A text that lives as long as d. */
+const char *doctor_text(struct doctor *d, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* A variable as NCCL would see it: the process's environment, then its files. NULL: not set. The
+ * second is for evidence: "NCCL_NET in the environment". */
+const char *doctor_variable(const struct doctor *d, const char *name);
+const char *doctor_origin(struct doctor *d, const char *name);
+void doctor_variables_read(struct doctor *d);
+
+#endif

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * library.c - where dlopen would find a library; see ld.so(8) for the order.
+ */
+#include "config.h"
+
+#include "doctor/library.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool has(struct doctor *d, const char *dir, size_t len, const char *name,
+                struct tree_path *path)
+{
+    if (!len || !tree_has(&d->tree, "%.*s/%s", (int)len, dir, name))
+        return false;
+    return (size_t)snprintf(path->text, sizeof(path->text), "%.*s/%s", (int)len, dir, name) <
+           sizeof(path->text);
+}
+
+/* Directories with colons between. */
+static bool find_in_path(struct doctor *d, const char *dirs, const char *name,
+                         struct tree_path *path)
+{
+    for (; dirs; dirs = strchr(dirs, ':') ? strchr(dirs, ':') + 1 : NULL)
+        if (has(d, dirs, strcspn(dirs, ":"), name, path))
+            return true;
+    return false;
+}
+
+static bool find_in_conf(struct doctor *d, const char *file, const char *name, int depth,
+                         struct tree_path *path);
+
+static bool find_in_included(struct doctor *d, const char *pattern, const char *name, int depth,
+                             struct tree_path *path)
+{
+    struct tree_list files = tree_glob(&d->tree, "%s%s", *pattern == '/' ? "" : "/etc/", pattern);
+    bool found = false;
+
+    for (size_t i = 0; i < files.count && !found; i++)
+        found = find_in_conf(d, files.paths[i], name, depth - 1, path);
+    tree_list_free(&files);
+    return found;
+}
+
+/* What ldconfig puts into the cache: a directory a line, or files with more of them. */
+static bool find_in_conf(struct doctor *d, const char *file, const char *name, int depth,
+                         struct tree_path *path)
+{
+    size_t len;
+    char *lines = depth ? tree_read(&d->tree, &len, "%s", file) : NULL, *rest = lines, *line;
+    bool found = false;
+
+    while (lines && !found && (line = strsep(&rest, "\n"))) {
+        char pattern[256];
+        if (sscanf(line, " include %255s", pattern) == 1)
+            found = find_in_included(d, pattern, name, depth, path);
+        else if (*line == '/')
+            found = has(d, line, strcspn(line, " \t#"), name, path);
+    }
+    free(lines);
+    return found;
+}
+
+bool library_find(struct doctor *d, const char *name, struct tree_path *path, const char **rule)
+{
+    const char *dirs = doctor_variable(d, "LD_LIBRARY_PATH");
+
+    if (strchr(name, '/')) {
+        *rule = "its path";
+        snprintf(path->text, sizeof(path->text), "%s", name);
+        return tree_has(&d->tree, "%s", name);
+    }
+    *rule = "LD_LIBRARY_PATH";
+    if (dirs && find_in_path(d, dirs, name, path))
+        return true;
+    *rule = "ld.so.conf, where ldconfig has been run";
+    if (find_in_conf(d, "/etc/ld.so.conf", name, 4, path))
+        return true;
+    *rule = "the system's directories";
+    return find_in_path(d, "/lib/x86_64-linux-gnu:/usr/lib/x86_64-linux-gnu:"
+                           "/lib/aarch64-linux-gnu:/usr/lib/aarch64-linux-gnu:"
+                           "/lib64:/usr/lib64:/lib:/usr/lib", name, path);
+}
+
+bool library_mapped(struct doctor *d, const char *prefix, struct tree_path *path)
+{
+    size_t len;
+    char *lines = tree_read(&d->tree, &len, "/proc/%s/maps", d->process), *rest = lines, *line;
+    bool found = false;
+
+    while (lines && !found && (line = strsep(&rest, "\n"))) {
+        const char *file = strchr(line, '/');
+        found = file && !strncmp(tree_base(file), prefix, strlen(prefix));
+        if (found)
+            snprintf(path->text, sizeof(path->text), "%s", file);
+    }
+    free(lines);
+    return found;
+}
+
+/* Is there a line that is symbol and number? */
+static bool has_line(const char *lines, const char *symbol, int number)
+{
+    char line[64];
+
+    snprintf(line, sizeof(line), "\n%s%d\n", symbol, number);
+    return strstr(lines, line);
+}
+
+int library_common(const char *lines, const char *others, const char *symbol)
+{
+    for (int n = 99; n > 0; n--)
+        if (has_line(lines, symbol, n) && has_line(others, symbol, n))
+            return n;
+    return 0;
+}
+
+int library_newest(const char *lines, const char *symbol)
+{
+    return library_common(lines, lines, symbol);
+}

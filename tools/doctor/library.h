@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * library.h - shared libraries as files: where dlopen would find one, and what is in it. Nothing is
+ * loaded, so nothing of a stranger's runs.
+ */
+#ifndef DP_TOOLS_DOCTOR_LIBRARY_H
+#define DP_TOOLS_DOCTOR_LIBRARY_H
+
+#include "doctor/doctor.h"
+
+/* What dlopen(name) would open in the process: with a slash the file itself, else the first of
+ * LD_LIBRARY_PATH, the directories of ld.so.conf and the system's. false if there is none. *rule
+ * says which place it was. */
+bool library_find(struct doctor *d, const char *name, struct tree_path *path, const char **rule);
+
+/* A library that the process has mapped whose file name begins with `prefix`. */
+bool library_mapped(struct doctor *d, const char *prefix, struct tree_path *path);
+
+/* What a shared object offers and wants; lines, to be freed, or NULL. false: not one of this kind
+ * of machine. */
+struct library {
+    char *exports; /* names, a line each, with a line's end before the first too */
+    char *needs;   /* the libraries it is linked with, likewise */
+};
+bool library_read(struct doctor *d, const char *path, struct library *out);
+void library_free(struct library *library);
+
+/* The greatest N for which the exports have `symbol`N; 0: none. The second looks at what both have,
+ * as NCCL chooses. */
+int library_newest(const char *lines, const char *symbol);
+int library_common(const char *lines, const char *others, const char *symbol);
+
+#endif
