@@ -139,7 +139,7 @@ static int take(const char *directory, const char *file, const struct dpn_stat_p
 {
     struct timespec now;
 
-    snprintf(p->file, sizeof(p->file), "%s", file);
+    snprintf(p->file, sizeof(p->file), "%.*s", (int)sizeof(p->file) - 1, file);
     p->pid = page->pid;
     p->opened_ns = page->opened_ns;
     copy_text(page->command, p->command, sizeof(p->command));
