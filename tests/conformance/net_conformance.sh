@@ -27,4 +27,12 @@ done
 case_is 'v12 over the best wire' "$(conform --quick --version 12 $plugin)"
 case_is 'a plugin without devices passes' \
     "$(DUALPIPE_NET_DEVICES=0 conform --quick --version 12 $plugin | grep -q 'status 1' || echo yes)"
+
+# It finds out what is wrong with another plugin, too.
+for fault in no-devices one-receive flips grows; do
+    case_is "a plugin passes that has the fault $fault" \
+        "$(BROKEN_NET=$fault BROKEN_NET_PLUGIN=$PWD/$plugin DUALPIPE_NET_WIRE=shm \
+            conform --quick --version 12 tests/fakes/net/.libs/broken_net.so |
+            grep -q 'failed to' || echo yes)"
+done
 cases_end
