@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "faults/traffic.h"
+
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WINDOW = 6, UNTOUCHED = 0xee };
+
+struct flow;
+
+/* A message here, or a group of receives. */
+struct item {
+    void *req;
+    int done, first, n;
+    int sizes[PLAN_GROUP];
+};
+
+/* One direction of the connections: all of one comm. */
+struct flow {
+    const struct traffic *t;
+    bool is_send, failed, closed;
+    int sender, number; /* as the plan counts */
+    void *listener, *comm, *memory;
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    unsigned char *bytes; /* PLAN_MESSAGES times PLAN_BYTES */
+    bool left[PLAN_MESSAGES]; /* nobody may write there any more */
+    struct item items[PLAN_MESSAGES];
+    int given, taken, count; /* items */
+};
+
+static bool says_all;
+static time_t until;
+static struct traffic_result *result;
+
+static void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
+                   const char *fmt, ...)
+{
+    va_list args;
+
+    (void)flags;
+    (void)file;
+    (void)line;
+    if (!says_all || level > NCCL_LOG_INFO)
+        return;
+    va_start(args, fmt);
+    fprintf(stderr, "[%d] ", (int)getpid());
+    vfprintf(stderr, fmt, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+/* Only the first thing that is wrong counts. */
+static void __attribute__((format(printf, 1, 2))) wrong(const char *fmt, ...)
+{
+    va_list args;
+
+    if (result->wrong[0])
+        return;
+    va_start(args, fmt);
+    vsnprintf(result->wrong, sizeof(result->wrong), fmt, args);
+    va_end(args);
+}
+
+static bool in_time(const char *what)
+{
+    if (time(NULL) < until)
+        return true;
+    wrong("hangs while it should %s", what);
+    return false;
+}
+
+/* ---- messages --------------------------------------------------------------------------------- */
+
+static unsigned char *place(const struct flow *f, int message)
+{
+    return f->bytes + (size_t)message * PLAN_BYTES;
+}
+
+static struct plan_message planned(const struct flow *f, int message)
+{
+    return plan_message(f->t->plan, f->sender, f->number, message);
+}
+
+static void fill_all(struct flow *f)
+{
+    for (int i = 0; i < PLAN_MESSAGES && f->is_send; i++)
+        plan_fill(f->t->plan, f->sender, f->number, i, place(f, i));
+}
+
+static void leave(struct flow *f, int message)
+{
+    if (!f->left[message])
+        memset(place(f, message), UNTOUCHED, PLAN_BYTES);
+    f->left[message] = true;
+}
+
+static bool all_are(const unsigned char *bytes, size_t len, int value)
+{
+    return !len || (bytes[0] == value && !memcmp(bytes, bytes + 1, len - 1));
+}
+
+static void check_untouched(const struct flow *f)
+{
+    for (int i = 0; i < PLAN_MESSAGES; i++)
+        if (!all_are(place(f, i), PLAN_BYTES, UNTOUCHED))
+            wrong("message %d of connection %d was written to after it was done", i, f->number);
+}
+
+static void check_message(struct flow *f, int message, int size)
+{
+    const struct plan_message m = planned(f, message);
+    unsigned char sent[PLAN_BYTES];
+
+    plan_fill(f->t->plan, f->sender, f->number, message, sent);
+    if (size != (int)m.size)
+        wrong("message %d of connection %d has %d bytes, expected %zu", message, f->number, size,
+              m.size);
+    else if (memcmp(place(f, message), sent, m.size))
+        wrong("message %d of connection %d is not what was sent", message, f->number);
+    else if (!all_are(place(f, message) + m.room, PLAN_BYTES - m.room, 0))
+        wrong("message %d of connection %d is written beyond its room", message, f->number);
+}
+
+static void plan_items(struct flow *f)
+{
+    for (int i = 0; i < PLAN_MESSAGES; i += f->items[f->count++].n)
+        f->items[f->count] = (struct item){
+            .first = i, .n = f->is_send ? 1 : plan_group(f->t->plan, f->sender, f->number, i)};
+}
+
+static ncclResult_t begin(struct flow *f, struct item *item)
+{
+    void *data[PLAN_GROUP], *memories[PLAN_GROUP];
+    size_t sizes[PLAN_GROUP];
+    int tags[PLAN_GROUP];
+
+    for (int i = 0; i < item->n; i++) {
+        const struct plan_message m = planned(f, item->first + i);
+        data[i] = place(f, item->first + i);
+        memories[i] = f->memory;
+        sizes[i] = f->is_send ? m.size : m.room;
+        tags[i] = m.tag;
+    }
+    if (f->is_send)
+        return f->t->net->isend(f->comm, data[0], sizes[0], tags[0], memories[0], &item->req);
+    return f->t->net->irecv(f->comm, item->n, data, sizes, tags, memories, &item->req);
+}
+
+static void finish(struct flow *f, struct item *item)
+{
+    for (int i = 0; i < item->n; i++) {
+        if (!f->is_send)
+            check_message(f, item->first + i, item->sizes[i]);
+        leave(f, item->first + i);
+        result->messages++;
+    }
+}
+
+/* NCCL tests the eldest only, and begins what there is room for. Returns whether it goes on. */
+static bool move(struct flow *f)
+{
+    ncclResult_t err = ncclSuccess;
+
+    while (!err && f->given < f->count && f->given - f->taken < WINDOW) {
+        err = begin(f, &f->items[f->given]);
+        if (!f->items[f->given].req)
+            break;
+        f->given++;
+    }
+    if (!err && f->taken < f->given) {
+        struct item *eldest = &f->items[f->taken];
+        err = f->t->net->test(eldest->req, &eldest->done, eldest->sizes);
+        if (!err && eldest->done) {
+            finish(f, eldest);
+            f->taken++;
+        }
+    }
+    return !err;
+}
+
+/* ---- connections ------------------------------------------------------------------------------ */
+
+/* As NCCL does after an error: requests may be in flight. */
+static void end_flow(struct flow *f)
+{
+    const struct net_caller *net = f->t->net;
+
+    if (f->closed)
+        return;
+    f->closed = true;
+    if (f->memory)
+        net->dereg(f->comm, f->memory);
+    for (int i = 0; i < PLAN_MESSAGES; i++)
+        leave(f, i);
+    if (f->comm && f->is_send)
+        net->close_send(f->comm);
+    else if (f->comm)
+        net->close_recv(f->comm);
+    if (f->listener)
+        net->close_listen(f->listener);
+}
+
+static void fail_flow(struct flow *f)
+{
+    f->failed = true;
+    result->failed++;
+    end_flow(f);
+}
+
+static void open_flow(struct flow *f, void *ctx, int dev)
+{
+    f->bytes = calloc(PLAN_MESSAGES, PLAN_BYTES);
+    if (!f->bytes)
+        abort();
+    fill_all(f);
+    plan_items(f);
+    if (!f->is_send && f->t->net->listen(ctx, dev, f->handle, &f->listener))
+        fail_flow(f);
+}
+
+/* Returns whether there is nothing more to do. */
+static bool connect_flow(struct flow *f, void *ctx, int dev)
+{
+    const struct net_caller *net = f->t->net;
+
+    if (f->failed || f->memory)
+        return true;
+    if (!f->comm && (f->is_send ? net->connect(ctx, dev, f->handle, &f->comm)
+                                : net->accept(f->listener, &f->comm))) {
+        fail_flow(f);
+        return true;
+    }
+    if (!f->comm)
+        return false;
+    result->connected++;
+    if (net->reg(f->comm, f->bytes, (size_t)PLAN_MESSAGES * PLAN_BYTES, NCCL_PTR_HOST, &f->memory))
+        fail_flow(f);
+    return true;
+}
+
+/* ---- the other process ------------------------------------------------------------------------- */
+
+static bool tell(const struct traffic *t, const void *bytes, size_t len)
+{
+    if (write(t->out, bytes, len) == (ssize_t)len)
+        return true;
+    wrong("cannot write to the other process");
+    return false;
+}
+
+static bool hear(const struct traffic *t, void *bytes, size_t len)
+{
+    struct pollfd ready = {.fd = t->in, .events = POLLIN};
+
+    for (size_t at = 0; at < len;) {
+        if (poll(&ready, 1, 2 * t->limit_s * 1000) != 1) {
+            wrong("the other process says nothing");
+            return false;
+        }
+        const ssize_t n = read(t->in, (char *)bytes + at, len - at);
+        if (n <= 0) {
+            wrong("the other process is gone");
+            return false;
+        }
+        at += (size_t)n;
+    }
+    return true;
+}
+
+/* ---- the whole --------------------------------------------------------------------------------- */
+
+enum { FLOWS = 2 * PLAN_CONNECTIONS };
+
+static bool exchange_handles(const struct traffic *t, struct flow *flows)
+{
+    for (int i = 0; i < PLAN_CONNECTIONS; i++)
+        if (!tell(t, flows[PLAN_CONNECTIONS + i].handle, NCCL_NET_HANDLE_MAXSIZE))
+            return false;
+    for (int i = 0; i < PLAN_CONNECTIONS; i++)
+        if (!hear(t, flows[i].handle, NCCL_NET_HANDLE_MAXSIZE))
+            return false;
+    return true;
+}
+
+static void connect_all(struct flow *flows, void *ctx, int devices)
+{
+    for (bool ready = false; !ready && in_time("connect");) {
+        ready = true;
+        for (int i = 0; i < FLOWS; i++)
+            ready &= connect_flow(&flows[i], ctx, flows[i].number % devices);
+    }
+}
+
+static void move_all(struct flow *flows)
+{
+    for (bool ready = false; !ready && in_time("carry messages");) {
+        ready = true;
+        for (int i = 0; i < FLOWS; i++) {
+            struct flow *f = &flows[i];
+            if (f->failed || f->taken == f->count)
+                continue;
+            if (!move(f))
+                fail_flow(f);
+            ready = false;
+        }
+    }
+}
+
+static void set_up(const struct traffic *t, struct flow *flows, void *ctx, int devices)
+{
+    for (int i = 0; i < FLOWS; i++) {
+        struct flow *f = &flows[i];
+        *f = (struct flow){.t = t, .is_send = i < PLAN_CONNECTIONS, .number = i % PLAN_CONNECTIONS};
+        f->sender = f->is_send ? t->rank : 1 - t->rank;
+        open_flow(f, ctx, f->number % devices);
+    }
+}
+
+static void tear_down(struct flow *flows)
+{
+    for (int i = 0; i < FLOWS; i++)
+        end_flow(&flows[i]);
+}
+
+static void check_all(struct flow *flows)
+{
+    for (int i = 0; i < FLOWS; i++) {
+        check_untouched(&flows[i]);
+        free(flows[i].bytes);
+    }
+}
+
+void traffic_run(const struct traffic *t, struct traffic_result *out)
+{
+    static struct flow flows[FLOWS];
+    void *ctx = NULL;
+    int devices = 0;
+    char byte = 0;
+
+    *out = (struct traffic_result){.failed = 0};
+    result = out;
+    says_all = t->says_all;
+    until = time(NULL) + t->limit_s;
+    if (t->net->init(&ctx, logger) || t->net->devices(&devices) || devices < 1) {
+        wrong("has no device");
+        return;
+    }
+    set_up(t, flows, ctx, devices);
+    if (exchange_handles(t, flows)) {
+        connect_all(flows, ctx, devices);
+        move_all(flows);
+    }
+    /* Neither leaves before the other is done; then what is late has time to come. */
+    if (tell(t, &byte, 1))
+        hear(t, &byte, 1);
+    tear_down(flows);
+    t->net->finalize(ctx);
+    if (tell(t, &byte, 1))
+        hear(t, &byte, 1);
+    check_all(flows);
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verbs_faults.c - runs a net plugin over the stand-in for libibverbs, under many seeds: two processes,
+ * several connections each way, and all that may go wrong with RDMA. No message may be lost, doubled,
+ * changed or written late; a connection may end with an error, but neither side may hang.
+ *
+ *      verbs-faults [--seeds FIRST-LAST] [--faults "WORDS"] [--limit S] [--verbose] PLUGIN.so
+ *
+ * --faults: these instead of the seed's own, as fake_verbs.h lists them. --limit: who is not done by
+ * then hangs. --verbose: print what the plugin says. LD_LIBRARY_PATH names the directory of the
+ * stand-in.
+ */
+#include "faults/traffic.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct {
+    const char *file, *faults;
+    unsigned long first, last;
+    bool verbose;
+    int limit_s;
+    const struct net_caller *net;
+    char dir[200];
+} setup = {.last = 99, .limit_s = 40};
+
+/* ---- the fabric's directory -------------------------------------------------------------------- */
+
+static bool make_dir(void)
+{
+    const char *tmp = getenv("TMPDIR");
+
+    snprintf(setup.dir, sizeof(setup.dir), "%s/verbs-faults-XXXXXX", tmp ? tmp : P_tmpdir);
+    return mkdtemp(setup.dir) != NULL;
+}
+
+static void empty_dir(void)
+{
+    DIR *d = opendir(setup.dir);
+    char path[512];
+
+    for (struct dirent *e; d && (e = readdir(d));) {
+        snprintf(path, sizeof(path), "%s/%s", setup.dir, e->d_name);
+        unlink(path);
+    }
+    if (d)
+        closedir(d);
+}
+
+/* ---- one seed ---------------------------------------------------------------------------------- */
+
+struct process {
+    pid_t pid;
+    int from; /* its result comes here */
+};
+
+static void set_environment(const struct plan *plan, int rank)
+{
+    char text[8];
+
+    snprintf(text, sizeof(text), "%d", rank);
+    setenv("FAKE_VERBS_RANK", text, 1);
+    setenv("FAKE_VERBS_FAULTS", plan->faults, 1);
+    setenv("FAKE_VERBS_FABRIC", setup.dir, 1);
+    setenv("FAKE_VERBS_RETRY_MS", "10", 0);
+}
+
+static struct process start(const struct plan *plan, int rank, int in, int out)
+{
+    int ends[2];
+
+    if (pipe(ends))
+        abort();
+    fflush(stdout);
+    const struct process p = {fork(), ends[0]};
+    if (p.pid) {
+        close(ends[1]);
+        return p;
+    }
+    struct traffic t = {.net = setup.net, .plan = plan, .rank = rank, .in = in, .out = out,
+                        .limit_s = setup.limit_s, .says_all = setup.verbose};
+    struct traffic_result result;
+    alarm(120);
+    set_environment(plan, rank);
+    traffic_run(&t, &result);
+    _exit(write(ends[1], &result, sizeof(result)) == sizeof(result) ? 0 : 1);
+}
+
+static bool end(const struct process *p, struct traffic_result *out)
+{
+    int status = -1;
+    const ssize_t n = read(p->from, out, sizeof(*out));
+
+    close(p->from);
+    waitpid(p->pid, &status, 0);
+    if (n == sizeof(*out) && !status)
+        return true;
+    *out = (struct traffic_result){.failed = 0};
+    snprintf(out->wrong, sizeof(out->wrong), "the process ended with %s",
+             WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "an error");
+    return false;
+}
+
+static struct {
+    unsigned long seeds, bad;
+    long connected, failed, messages;
+} totals;
+
+static void judge(const struct plan *plan, int rank, struct traffic_result *r)
+{
+    if (plan->is_mild && r->failed && !r->wrong[0])
+        snprintf(r->wrong, sizeof(r->wrong), "%d connections ended, though nothing was broken",
+                 r->failed);
+    totals.connected += r->connected;
+    totals.failed += r->failed;
+    totals.messages += r->messages;
+    if (r->wrong[0])
+        printf("seed %llu, process %d (%s): %s\n", (unsigned long long)plan->seed, rank,
+               plan->faults, r->wrong);
+}
+
+static void run_seed(unsigned long seed)
+{
+    int there[2], back[2];
+    struct traffic_result r[2];
+    struct plan plan;
+
+    plan_make(seed, setup.faults, &plan);
+    if (pipe(there) || pipe(back))
+        abort();
+    const struct process a = start(&plan, 0, back[0], there[1]);
+    const struct process b = start(&plan, 1, there[0], back[1]);
+    close(there[0]), close(there[1]), close(back[0]), close(back[1]);
+    end(&a, &r[0]);
+    end(&b, &r[1]);
+    judge(&plan, 0, &r[0]);
+    judge(&plan, 1, &r[1]);
+    totals.seeds++;
+    totals.bad += r[0].wrong[0] || r[1].wrong[0];
+    empty_dir();
+}
+
+/* ---- the whole --------------------------------------------------------------------------------- */
+
+static bool parse(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const bool has_value = i + 1 < argc;
+        if (!strcmp(argv[i], "--verbose")) {
+            setup.verbose = true;
+        } else if (!strcmp(argv[i], "--faults") && has_value) {
+            setup.faults = argv[++i];
+        } else if (!strcmp(argv[i], "--limit") && has_value) {
+            setup.limit_s = atoi(argv[++i]);
+        } else if (!strcmp(argv[i], "--seeds") && has_value) {
+            char *rest;
+            setup.first = setup.last = strtoul(argv[++i], &rest, 10);
+            if (*rest == '-')
+                setup.last = strtoul(rest + 1, &rest, 10);
+            if (*rest || setup.last < setup.first)
+                return false;
+        } else if (!setup.file && argv[i][0] != '-') {
+            setup.file = argv[i];
+        } else {
+            return false;
+        }
+    }
+    return setup.file != NULL;
+}
+
+static bool load(void)
+{
+    void *library = dlopen(setup.file, RTLD_NOW | RTLD_LOCAL);
+
+    setup.net = library ? net_caller_find(library, NEWEST_VERSION) : NULL;
+    if (!setup.net)
+        fprintf(stderr, "%s\n", library ? "the plugin has no table of version 12" : dlerror());
+    return setup.net != NULL;
+}
+
+int main(int argc, char **argv)
+{
+    if (!parse(argc, argv)) {
+        fprintf(stderr, "usage: verbs-faults [--seeds FIRST-LAST] [--faults \"WORDS\"] [--limit S] "
+                        "[--verbose] PLUGIN.so\n");
+        return 2;
+    }
+    if (!load() || !make_dir())
+        return 2;
+    for (unsigned long seed = setup.first; seed <= setup.last; seed++)
+        run_seed(seed);
+    rmdir(setup.dir);
+    printf("%lu seeds: %ld messages, %ld connections, of which %ld ended with an error\n", totals.seeds,
+           totals.messages, totals.connected, totals.failed);
+    if (totals.bad)
+        printf("%lu seeds failed; to repeat one: verbs-faults --verbose --seeds N %s\n", totals.bad,
+               setup.file);
+    return totals.bad > 0;
+}
