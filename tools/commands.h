@@ -10,6 +10,7 @@ int run_doctor(int argc, char **argv);
 int run_info(int argc, char **argv);
 int run_schedule(int argc, char **argv);
 int run_stat(int argc, char **argv);
+int run_topo(int argc, char **argv);
 int run_train(int argc, char **argv);
 
 int run_bench_copy(int argc, char **argv);
@@ -25,5 +26,11 @@ int run_schedule_compare(int argc, char **argv);
 int run_schedule_export(int argc, char **argv);
 int run_schedule_show(int argc, char **argv);
 int run_schedule_simulate(int argc, char **argv);
+
+int run_topo_json(int argc, char **argv);
+int run_topo_matrix(int argc, char **argv);
+int run_topo_nics(int argc, char **argv);
+int run_topo_path(int argc, char **argv);
+int run_topo_show(int argc, char **argv);
 
 #endif

@@ -12,6 +12,8 @@
 
 static const struct command commands[] = {
     {"schedule", "show, check, simulate, export and compare pipeline schedules", run_schedule},
+    {"topo", "show what is near what in this machine or another, and how wide the ways are",
+     run_topo},
     {"train", "train a small GPT on text, its layers spread over processes", run_train},
     {"bench", "measure this machine and this library", run_bench},
     {"stat", "what the net plugin counts in running processes", run_stat},

@@ -84,3 +84,11 @@ refuses()
     *) wrong "dualpipe $*: '$(cat "$work/err")' does not say '$text'" ;;
     esac
 }
+
+# A transcript: the command in its first line ("$ dualpipe ..."), what it prints in the others.
+prints_what_it_printed()
+{
+    # shellcheck disable=SC2046 # words
+    run $(sed -n '1s/^\$ dualpipe //p' "$1") || return
+    sed 1d "$1" | diff - "$work/out"
+}

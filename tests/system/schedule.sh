@@ -6,14 +6,6 @@
 
 kinds="gpipe 1f1b zb1p dualpipe dualpipev"
 
-# A transcript: the command in its first line ("$ dualpipe ..."), what it prints in the others.
-prints_what_it_printed()
-{
-    # shellcheck disable=SC2046 # words
-    run $(sed -n '1s/^\$ dualpipe //p' "$1") || return
-    sed 1d "$1" | diff - "$work/out"
-}
-
 # ---- show
 
 keeps_to_the_width()

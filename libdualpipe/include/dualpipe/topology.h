@@ -309,6 +309,12 @@ DP_PUBLIC int dp_topology_write(const struct dp_topology *t, enum dp_topology_fo
 DP_PUBLIC int dp_topology_read(const char *text, size_t len, enum dp_topology_format format,
                                struct dp_topology **out);
 
+/* A machine as Linux describes it below root: "" for this machine, else a directory with the files of
+ * /sys and some of /proc (cpuinfo, sys/kernel/hostname, driver/nvidia) that were captured elsewhere.
+ * NVLink, and the CPU's links' rates, are not described there. What cannot be seen is left out, and
+ * noted; DP_ENOENT only where there is no root/sys. DP_ENOMEM. */
+DP_PUBLIC int dp_topology_read_sysfs(const char *root, struct dp_topology **out);
+
 /* The same in every member, texts compared as texts? */
 DP_PUBLIC bool dp_topology_equal(const struct dp_topology *a, const struct dp_topology *b);
 

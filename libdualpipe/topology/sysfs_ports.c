@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sysfs_ports.c - the ports of a NIC: those of its RDMA device, each with the interface that its GIDs
+ * belong to; else its interfaces. Virtio and the like put a directory of theirs in between.
+ */
+#include "topology/sysfs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct nic {
+    struct dp_topo_builder *b;
+    const char *root;
+    char dir[PATH_MAX]; /* what has infiniband/ and net/ */
+    int32_t node;
+};
+
+/* ---- interfaces ----------------------------------------------------------------------------- */
+
+/* Mb/s; -1 where the link is down or virtual. */
+static double read_net_rate(const struct nic *n, const char *net)
+{
+    int64_t mbps = dp_sysfs_number(n->root, 0, "%s/net/%s/speed", n->dir, net);
+
+    return mbps > 0 ? (double)mbps / 8000 : 0;
+}
+
+static void add_net_port(const struct nic *n, const char *net, int32_t number)
+{
+    char state[DP_SYSFS_LINE];
+    uint32_t name = dp_topo_add_text(n->b, net);
+    struct dp_topo_port *p = dp_topo_add_port(n->b, n->node, number);
+
+    dp_sysfs_line(n->root, state, "%s/net/%s/operstate", n->dir, net);
+    p->net = name;
+    p->up = !strcmp(state, "up") || !strcmp(state, "unknown");
+    p->mtu_bytes = (int32_t)dp_sysfs_number(n->root, 0, "%s/net/%s/mtu", n->dir, net);
+    p->bytes_per_ns = read_net_rate(n, net);
+}
+
+static void add_net_ports(const struct nic *n, const struct dp_sysfs_names *nets)
+{
+    for (int i = 0; i < nets->count; i++)
+        add_net_port(n, nets->names[i], i + 1);
+    if (nets->count > 0)
+        dp_topo_node(n->b, n->node)->name = dp_topo_add_text(n->b, nets->names[0]);
+}
+
+/* ---- RDMA ----------------------------------------------------------------------------------- */
+
+/* "fe80:0000:0000:0000:ba59:9f03:00d0:8f4a"; false for a hole in the table, which is all zeros. */
+static bool parse_gid(const char *s, uint8_t raw[16])
+{
+    bool any = false;
+
+    for (int i = 0; i < 8; i++) {
+        char *end;
+        unsigned long group = strtoul(s, &end, 16);
+        if (end != s + 4 || *end != (i < 7 ? ':' : '\0'))
+            return false;
+        raw[2 * i] = (uint8_t)(group >> 8);
+        raw[2 * i + 1] = (uint8_t)group;
+        any |= group;
+        s = end + 1;
+    }
+    return any;
+}
+
+static enum dp_topo_gid_type read_gid_type(const struct nic *n, const char *port, const char *index,
+                                           enum dp_topo_fabric fabric)
+{
+    char type[DP_SYSFS_LINE];
+
+    dp_sysfs_line(n->root, type, "%s/gid_attrs/types/%s", port, index);
+    if (fabric == DP_TOPO_INFINIBAND)
+        return DP_TOPO_GID_IB;
+    return strstr(type, "v2") ? DP_TOPO_GID_ROCE_V2 : DP_TOPO_GID_ROCE_V1;
+}
+
+static void read_gids(const struct nic *n, const char *port, enum dp_topo_fabric fabric)
+{
+    struct dp_sysfs_names names = dp_sysfs_list(n->root, "%s/gids", port);
+    char line[DP_SYSFS_LINE];
+    uint8_t raw[16];
+
+    for (int i = 0; i < names.count; i++)
+        if (dp_sysfs_line(n->root, line, "%s/gids/%s", port, names.names[i]) && parse_gid(line, raw))
+            dp_topo_add_gid(n->b, atoi(names.names[i]),
+                            read_gid_type(n, port, names.names[i], fabric), raw);
+    dp_sysfs_names_fini(&names);
+}
+
+/* The interface of the first GID, else that with the port's number; "" for none. */
+static void find_net(const struct nic *n, const char *port, int number, char net[DP_SYSFS_LINE])
+{
+    struct dp_sysfs_names nets;
+
+    if (dp_sysfs_line(n->root, net, "%s/gid_attrs/ndevs/0", port) && *net)
+        return;
+    nets = dp_sysfs_list(n->root, "%s/net", n->dir);
+    for (int i = 0; i < nets.count && !*net; i++)
+        if (nets.count == 1 ||
+            dp_sysfs_number(n->root, -1, "%s/net/%s/dev_port", n->dir, nets.names[i]) == number - 1)
+            snprintf(net, DP_SYSFS_LINE, "%s", nets.names[i]);
+    dp_sysfs_names_fini(&nets);
+}
+
+/* "0c42:a103:0012:3456" */
+static uint64_t read_guid(const struct nic *n, const char *device)
+{
+    char line[DP_SYSFS_LINE];
+    uint64_t guid = 0;
+
+    dp_sysfs_line(n->root, line, "%s/infiniband/%s/sys_image_guid", n->dir, device);
+    for (const char *at = line; *at; at++) {
+        const char *digits = "0123456789abcdef", *digit = strchr(digits, *at);
+        if (digit)
+            guid = guid << 4 | (uint64_t)(digit - digits);
+    }
+    return guid;
+}
+
+static void add_rdma_port(const struct nic *n, const char *device, int number)
+{
+    char port[PATH_MAX], line[DP_SYSFS_LINE], net[DP_SYSFS_LINE];
+
+    if (snprintf(port, sizeof(port), "%s/infiniband/%s/ports/%d", n->dir, device, number) >=
+        (int)sizeof(port))
+        return;
+    find_net(n, port, number, net);
+    uint32_t rdma = dp_topo_add_text(n->b, device), net_text = dp_topo_add_text(n->b, net);
+    struct dp_topo_port *p = dp_topo_add_port(n->b, n->node, number);
+    p->rdma = rdma;
+    p->net = net_text;
+    dp_sysfs_line(n->root, line, "%s/link_layer", port);
+    p->fabric = strcmp(line, "InfiniBand") ? DP_TOPO_ETHERNET : DP_TOPO_INFINIBAND;
+    dp_sysfs_line(n->root, line, "%s/state", port); /* "4: ACTIVE" */
+    p->up = strtol(line, NULL, 10) == 4;
+    dp_sysfs_line(n->root, line, "%s/rate", port); /* "400 Gb/sec (4X NDR)" */
+    p->bytes_per_ns = strtod(line, NULL) / 8;
+    if (!(p->bytes_per_ns > 0 && p->bytes_per_ns < 1e6))
+        p->bytes_per_ns = 0;
+    p->mtu_bytes = *net ? (int32_t)dp_sysfs_number(n->root, 0, "%s/net/%s/mtu", n->dir, net) : 0;
+    p->guid = read_guid(n, device);
+    read_gids(n, port, p->fabric);
+}
+
+static void add_rdma_ports(const struct nic *n, const char *device)
+{
+    struct dp_sysfs_names ports = dp_sysfs_list(n->root, "%s/infiniband/%s/ports", n->dir, device);
+
+    for (int i = 0; i < ports.count; i++)
+        add_rdma_port(n, device, atoi(ports.names[i]));
+    dp_sysfs_names_fini(&ports);
+    dp_topo_node(n->b, n->node)->name = dp_topo_add_text(n->b, device);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+/* Ports of what lies right in n->dir; false: none. */
+static bool add_ports(const struct nic *n)
+{
+    struct dp_sysfs_names rdma = dp_sysfs_list(n->root, "%s/infiniband", n->dir);
+    struct dp_sysfs_names nets = dp_sysfs_list(n->root, "%s/net", n->dir);
+    bool found = rdma.count > 0 || nets.count > 0;
+
+    if (rdma.count > 0)
+        add_rdma_ports(n, rdma.names[0]);
+    else
+        add_net_ports(n, &nets);
+    dp_sysfs_names_fini(&rdma);
+    dp_sysfs_names_fini(&nets);
+    return found;
+}
+
+void dp_sysfs_ports(struct dp_topo_builder *b, const char *root, const char *dir, int32_t nic)
+{
+    struct nic n = {.b = b, .root = root, .node = nic};
+    struct dp_sysfs_names below;
+
+    if (snprintf(n.dir, sizeof(n.dir), "%s", dir) >= (int)sizeof(n.dir) || add_ports(&n))
+        return;
+    below = dp_sysfs_list(root, "%s", dir);
+    for (int i = 0; i < below.count; i++)
+        if (!strncmp(below.names[i], "virtio", 6) &&
+            snprintf(n.dir, sizeof(n.dir), "%s/%s", dir, below.names[i]) < (int)sizeof(n.dir) &&
+            add_ports(&n))
+            break;
+    dp_sysfs_names_fini(&below);
+}

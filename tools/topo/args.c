@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * args.c - where a topology comes from.
+ */
+#include "command.h"
+#include "output.h"
+#include "topo/topo.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(member) .offset = offsetof(struct topo_args, member)
+
+static const struct arg source_args[] = {
+    {"input", 'i', "FILE", "a topology that was written before (- for standard input)", ARG_LIST,
+     AT(inputs)},
+    {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
+     AT(sysfs)},
+    {"synthetic", 's', "STR", "a description such as 'dgx-h100 host:4' or 'numa:2 gpu:4'", ARG_STRING,
+     AT(synthetic)},
+    {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output)},
+};
+const struct arg_group topo_source_group = {"topology (default: this machine)", source_args,
+                                            sizeof(source_args) / sizeof(source_args[0])};
+
+/* ---- loading -------------------------------------------------------------------------------- */
+
+/* All of a file. NULL with errno. */
+static char *slurp(FILE *f, size_t *len)
+{
+    size_t room = 1 << 16;
+    char *text = malloc(room);
+
+    for (*len = 0; text;) {
+        size_t got = fread(text + *len, 1, room - *len, f);
+        *len += got;
+        if (ferror(f)) {
+            free(text);
+            return NULL;
+        }
+        if (!got)
+            return text;
+        if (*len == room) {
+            char *more = realloc(text, room *= 2);
+            if (!more)
+                free(text);
+            text = more;
+        }
+    }
+    return NULL;
+}
+
+static int load_file(const char *path, struct dp_topology **out)
+{
+    bool is_stdin = !strcmp(path, "-");
+    FILE *f = is_stdin ? stdin : fopen(path, "re");
+    size_t len;
+
+    if (!f)
+        return command_misused("cannot read %s: %s", path, strerror(errno));
+    char *text = slurp(f, &len);
+    int err = text ? dp_topology_read(text, len, DP_TOPOLOGY_AUTO, out) : 0;
+    int status = !text ? command_misused("cannot read %s: %s", path, strerror(errno))
+                 : err ? command_failed(err) : 0;
+    free(text);
+    if (!is_stdin)
+        fclose(f);
+    return status;
+}
+
+int topo_load(const struct topo_args *a, struct dp_topology **out)
+{
+    size_t sources = a->inputs.count + !!a->sysfs + !!a->synthetic;
+    int err;
+
+    if (sources > 1)
+        return command_misused("expected one of --input, --sysfs and --synthetic");
+    if (a->inputs.count)
+        return load_file(a->inputs.items[0], out);
+    if (a->synthetic)
+        err = dp_topology_new_synthetic(a->synthetic, out);
+    else
+        err = dp_topology_read_sysfs(a->sysfs ? a->sysfs : "", out);
+    return err ? command_failed(err) : 0;
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+int topo_finish(FILE *to)
+{
+    return fflush(to) || ferror(to) ? DP_EIO : 0;
+}
+
+int topo_run(const struct usage *usage, int argc, char **argv, void *values, topo_write_fn write)
+{
+    const struct topo_args *a = values; /* every values struct begins with one */
+    struct operands operands;
+    struct dp_topology *t;
+    struct output out;
+    int status;
+
+    if (!args_parse(usage, argc, argv, values, &operands, &status))
+        return status;
+    status = topo_load(a, &t);
+    if (status)
+        return status;
+    status = output_open(a->output, &out);
+    if (!status)
+        status = output_close(&out, write(values, &operands, t, out.file));
+    dp_topology_free(t);
+    return status;
+}

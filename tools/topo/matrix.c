@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * matrix.c - `dualpipe topo matrix`: how near every GPU and NIC of a host is to every other and to
+ * every NUMA node, as `nvidia-smi topo -m` prints it; how wide the way is; and what limits it.
+ */
+#include "command.h"
+#include "commands.h"
+#include "topo/topo.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { COLUMNS_MAX = 128 };
+
+struct matrix_args {
+    struct topo_args common;
+    const char *host;
+    bool limits;
+};
+
+/* Devices across and down; of one host, or of two. */
+struct table {
+    const struct dp_topology *t;
+    int32_t rows[COLUMNS_MAX], columns[COLUMNS_MAX];
+    int row_count, column_count;
+    FILE *to;
+};
+
+static void collect(const struct dp_topology *t, int32_t host, enum dp_topo_kind kind,
+                    int32_t list[COLUMNS_MAX], int *count)
+{
+    for (int32_t i = host; (i = dp_topology_next(t, kind, host, i + 1)) >= 0 && *count < COLUMNS_MAX;)
+        list[(*count)++] = i;
+}
+
+/* ---- a table -------------------------------------------------------------------------------- */
+
+/* Within a table of one host the host's name says nothing. */
+static const char *short_label(const struct dp_topology *t, int32_t node, char text[TOPO_WORD])
+{
+    snprintf(text, TOPO_WORD, "%s%d", dp_topo_kind_name(t->nodes[node].kind), t->nodes[node].index);
+    return text;
+}
+
+static const char *cell_class(const struct dp_topology *t, const struct dp_topo_path *p,
+                              char text[TOPO_WORD])
+{
+    (void)t;
+    return topo_class(p, text);
+}
+
+static const char *cell_rate(const struct dp_topology *t, const struct dp_topo_path *p,
+                             char text[TOPO_WORD])
+{
+    bool is_assumed = p->bottleneck >= 0 && t->links[p->bottleneck].flags & DP_TOPO_RATE_ASSUMED;
+
+    if (p->class_ == DP_TOPO_SELF || p->class_ == DP_TOPO_NONE)
+        snprintf(text, TOPO_WORD, "%s", dp_topo_class_name(p->class_));
+    else if (p->bytes_per_ns > 0)
+        snprintf(text, TOPO_WORD, "%s%.3g", is_assumed ? "~" : "", p->bytes_per_ns);
+    else
+        snprintf(text, TOPO_WORD, "?");
+    return text;
+}
+
+typedef const char *(*cell_fn)(const struct dp_topology *t, const struct dp_topo_path *p,
+                               char text[TOPO_WORD]);
+
+/* The numbers and names of the CPUs next to a device, as nvidia-smi has them behind each row. */
+static void put_affinity(const struct table *m, int32_t node)
+{
+    const struct dp_topology *t = m->t;
+
+    while (node >= 0 && t->nodes[node].kind != DP_TOPO_NUMA)
+        node = t->nodes[node].parent;
+    if (node >= 0)
+        fprintf(m->to, "  %d  %s", t->nodes[node].os_index, dp_topology_text(t, t->nodes[node].cpus));
+}
+
+static int put_table(const struct table *m, const char *title, cell_fn cell, bool with_affinity)
+{
+    char word[TOPO_WORD];
+
+    fprintf(m->to, "%-8s", title);
+    for (int k = 0; k < m->column_count; k++)
+        fprintf(m->to, " %6s", short_label(m->t, m->columns[k], word));
+    fputs(with_affinity ? "  NUMA and CPUs\n" : "\n", m->to);
+    for (int i = 0; i < m->row_count; i++) {
+        fprintf(m->to, "%-8s", short_label(m->t, m->rows[i], word));
+        for (int k = 0; k < m->column_count; k++) {
+            struct dp_topo_path p;
+            int err = dp_topology_path(m->t, m->rows[i], m->columns[k], &p);
+            if (err)
+                return err;
+            fprintf(m->to, " %6s", cell(m->t, &p, word));
+        }
+        if (with_affinity)
+            put_affinity(m, m->rows[i]);
+        fputc('\n', m->to);
+    }
+    return 0;
+}
+
+/* Each pair once, with the link that limits it. */
+static int put_limits(const struct table *m)
+{
+    char a[DP_TOPO_LABEL_LEN], b[DP_TOPO_LABEL_LEN], word[TOPO_WORD], link[TOPO_WORD], rate[TOPO_WORD];
+
+    fputs("\nthe slowest link of each way\n", m->to);
+    for (int i = 0; i < m->row_count; i++)
+        for (int k = 0; k < m->column_count; k++) {
+            struct dp_topo_path p;
+            if (m->rows[i] >= m->columns[k] && m->t->nodes[m->columns[k]].kind != DP_TOPO_NUMA)
+                continue;
+            int err = dp_topology_path(m->t, m->rows[i], m->columns[k], &p);
+            if (err)
+                return err;
+            if (p.bottleneck < 0)
+                continue;
+            const struct dp_topo_link *l = &m->t->links[p.bottleneck];
+            fprintf(m->to, "  %-8s", short_label(m->t, m->rows[i], word));
+            fprintf(m->to, " %-8s", short_label(m->t, m->columns[k], word));
+            fprintf(m->to, " %-5s %s to %s: %s, %s\n", topo_class(&p, word),
+                    dp_topology_label(m->t, l->a, a), dp_topology_label(m->t, l->b, b),
+                    topo_link(l, link), topo_rate(l, rate));
+        }
+    return 0;
+}
+
+/* ---- hosts ---------------------------------------------------------------------------------- */
+
+static void fill(struct table *m, int32_t rows_host, int32_t columns_host)
+{
+    collect(m->t, rows_host, DP_TOPO_GPU, m->rows, &m->row_count);
+    collect(m->t, columns_host, DP_TOPO_GPU, m->columns, &m->column_count);
+    if (rows_host != columns_host)
+        return;
+    collect(m->t, rows_host, DP_TOPO_NIC, m->rows, &m->row_count);
+    collect(m->t, rows_host, DP_TOPO_NIC, m->columns, &m->column_count);
+    collect(m->t, rows_host, DP_TOPO_NUMA, m->columns, &m->column_count);
+    if (!m->row_count)
+        collect(m->t, rows_host, DP_TOPO_NUMA, m->rows, &m->row_count);
+}
+
+static int put_host(const struct dp_topology *t, int32_t host, bool limits, FILE *to)
+{
+    struct table m = {.t = t, .to = to};
+    char word[TOPO_WORD];
+
+    fill(&m, host, host);
+    int err = put_table(&m, "", cell_class, true);
+    fputc('\n', to);
+    if (!err)
+        err = put_table(&m, "GB/s", cell_rate, false);
+    if (!err && limits)
+        err = put_limits(&m);
+    for (int i = 0; i < m.row_count && !err; i++)
+        if (t->nodes[m.rows[i]].kind == DP_TOPO_NIC)
+            fprintf(to, "%s%s: %s\n", i && t->nodes[m.rows[i - 1]].kind == DP_TOPO_NIC ? "" : "\n",
+                    short_label(t, m.rows[i], word), dp_topology_text(t, t->nodes[m.rows[i]].name));
+    return err;
+}
+
+static int put_between(const struct dp_topology *t, int32_t a, int32_t b, FILE *to)
+{
+    struct table m = {.t = t, .to = to};
+    int err;
+
+    fill(&m, a, b);
+    if (!m.row_count || !m.column_count)
+        return 0;
+    fprintf(to, "\n%s (rows) to %s\n", dp_topology_text(t, t->nodes[a].name),
+            dp_topology_text(t, t->nodes[b].name));
+    err = put_table(&m, "", cell_class, false);
+    fputc('\n', to);
+    return err ? err : put_table(&m, "GB/s", cell_rate, false);
+}
+
+static const char legend[] =
+    "\nNV# NVLinks  C2C chip to chip  PIX one PCI switch  PXB several  PHB PCI root  NODE two roots\n"
+    "SYS between NUMA nodes  NET one rail  NET* over the spine  - no way  ~ assumed  ? not known\n";
+
+static int put_all(const struct dp_topology *t, bool limits, FILE *to)
+{
+    struct topo_hosts *h = topo_hosts_compare(t);
+    int err = h ? 0 : DP_ENOMEM;
+
+    for (int32_t i = 0; i < t->host_count && !err; i++) {
+        if (h->first[i] != i)
+            continue;
+        if (t->host_count > 1) {
+            fputs(i ? "\n" : "", to);
+            topo_hosts_put(t, h, i, to);
+            fputs("\n", to);
+        }
+        err = put_host(t, h->nodes[i], limits, to);
+    }
+    if (!err && t->host_count > 1)
+        err = put_between(t, h->nodes[0], h->nodes[1], to);
+    free(h);
+    return err;
+}
+
+/* ---- JSON ----------------------------------------------------------------------------------- */
+
+static int put_json_cell(const struct table *m, int32_t a, int32_t b, bool is_first)
+{
+    char label[DP_TOPO_LABEL_LEN], word[TOPO_WORD];
+    struct dp_topo_path p;
+    int err = dp_topology_path(m->t, a, b, &p);
+
+    if (err)
+        return err;
+    fprintf(m->to, "%s{\"a\": ", is_first ? "" : ",\n");
+    topo_put_json(m->to, dp_topology_label(m->t, a, label));
+    fputs(", \"b\": ", m->to);
+    topo_put_json(m->to, dp_topology_label(m->t, b, label));
+    fprintf(m->to, ", \"class\": \"%s\", \"bytes_per_ns\": %.15g, \"latency_ns\": %.15g, \"slowest\": ",
+            topo_class(&p, word), p.bytes_per_ns, p.latency_ns);
+    if (p.bottleneck < 0)
+        fputs("null}", m->to);
+    else
+        fprintf(m->to, "%d}", p.bottleneck);
+    return 0;
+}
+
+static int put_json(const struct dp_topology *t, FILE *to)
+{
+    struct topo_hosts *h = topo_hosts_compare(t);
+    bool is_first = true;
+    int err = h ? 0 : DP_ENOMEM;
+
+    fputs("[", to);
+    for (int32_t i = 0; i < t->host_count && !err; i++) {
+        struct table m = {.t = t, .to = to};
+        if (h->first[i] != i)
+            continue;
+        fill(&m, h->nodes[i], h->nodes[i]);
+        for (int r = 0; r < m.row_count; r++)
+            for (int c = 0; c < m.column_count && !err; c++, is_first = false)
+                err = put_json_cell(&m, m.rows[r], m.columns[c], is_first);
+    }
+    fputs("]\n", to);
+    free(h);
+    return err;
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+static int write_matrix(const void *values, const struct operands *operands,
+                        const struct dp_topology *t, FILE *to)
+{
+    const struct matrix_args *a = values;
+    int32_t host;
+    int err;
+
+    (void)operands;
+    if (!strcmp(a->common.format, "json")) {
+        err = put_json(t, to);
+    } else if (a->host) {
+        err = dp_topology_find(t, a->host, &host);
+        if (!err && t->nodes[host].host >= 0)
+            err = put_host(t, t->nodes[host].host, a->limits, to);
+    } else {
+        err = put_all(t, a->limits, to);
+    }
+    if (!err && strcmp(a->common.format, "json"))
+        fputs(legend, to);
+    return err ? err : topo_finish(to);
+}
+
+#define AT(member) .offset = offsetof(struct matrix_args, member)
+
+static const char *const formats[] = {"text", "json", NULL};
+static const struct arg args[] = {
+    {"format", 'f', NULL, "what to write", ARG_CHOICE, AT(common.format), .fallback = "text",
+     .choices = formats},
+    {"host", 0, "NAME", "of this host only (default: of each kind of host)", ARG_STRING, AT(host)},
+    {"limits", 'l', NULL, "also print the slowest link of each way", ARG_FLAG, AT(limits)},
+};
+
+int run_topo_matrix(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        topo_source_group, {"output", args, sizeof(args) / sizeof(args[0])}, {0},
+    };
+    const struct usage usage = {
+        .command = "dualpipe topo matrix",
+        .about = "Print how near every GPU and NIC is to every other and to every NUMA node, in the\n"
+                 "classes of 'nvidia-smi topo -m', and how many GB/s the way carries. Hosts that are\n"
+                 "alike are printed once; of several, the ways from the first to the second, too.",
+        .groups = groups,
+        .examples = "  dualpipe topo matrix\n"
+                    "  dualpipe topo matrix --synthetic pcie-server --limits\n"
+                    "  dualpipe topo matrix --synthetic 'dgx-h100 host:2'\n",
+    };
+    struct matrix_args a = {.host = NULL};
+
+    return topo_run(&usage, argc, argv, &a, write_matrix);
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * topo.h - what the commands of `dualpipe topo` share: where a topology comes from, hosts that are
+ * alike, and words for what it says.
+ */
+#ifndef DP_TOOLS_TOPO_H
+#define DP_TOOLS_TOPO_H
+
+#include "args.h"
+
+#include <dualpipe/topology.h>
+
+#include <stdio.h>
+
+/* ---- arguments (args.c) --------------------------------------------------------------------- */
+
+struct topo_args {
+    struct arg_list inputs;
+    const char *sysfs, *synthetic, *output, *format;
+};
+
+/* --input, --sysfs, --synthetic, --output: for every command. */
+extern const struct arg_group topo_source_group;
+
+/* The topology that the arguments name, this machine's if none does. 0, else an EXIT_ value, the
+ * sentence has been printed. The caller frees. */
+int topo_load(const struct topo_args *a, struct dp_topology **out);
+
+/* Parse, load, write to --output through `write`, which returns 0 or a negative errno. */
+typedef int (*topo_write_fn)(const void *values, const struct operands *operands,
+                             const struct dp_topology *t, FILE *to);
+int topo_run(const struct usage *usage, int argc, char **argv, void *values, topo_write_fn write);
+
+/* What has been printed to `to` has arrived: 0 or DP_EIO. */
+int topo_finish(FILE *to);
+
+/* ---- hosts that are alike (alike.c) --------------------------------------------------------- */
+
+/* first[i]: the number of the first host that host number i is like, but for names, addresses and
+ * serial numbers; hosts[i]: its node. NULL: no memory. One block, the caller frees it. */
+struct topo_hosts {
+    int32_t *first, *nodes;
+};
+struct topo_hosts *topo_hosts_compare(const struct dp_topology *t);
+
+/* "node0", "node0 to node1023 (1024 hosts)", "node0, node4, node5": those like host number `first`. */
+void topo_hosts_put(const struct dp_topology *t, const struct topo_hosts *h, int32_t first, FILE *to);
+
+/* ---- words (words.c) ------------------------------------------------------------------------ */
+
+enum { TOPO_WORD = 128 };
+
+/* "450 GB/s", "~40 GB/s" if assumed, "unlimited", "unknown rate". */
+const char *topo_rate(const struct dp_topo_link *l, char out[TOPO_WORD]);
+/* "PCIe 5.0 x16", "18 NVLinks", "CPU link", ... */
+const char *topo_link(const struct dp_topo_link *l, char out[TOPO_WORD]);
+/* "80 GiB" */
+const char *topo_size(uint64_t bytes, char out[TOPO_WORD]);
+/* "NV18", "PIX", "NET*" */
+const char *topo_class(const struct dp_topo_path *p, char out[TOPO_WORD]);
+/* "400 Gb/s InfiniBand" */
+const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD]);
+
+/* A JSON string, quotes included. */
+void topo_put_json(FILE *to, const char *s);
+
+#endif
