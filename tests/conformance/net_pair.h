@@ -25,7 +25,7 @@ void must_be(bool so, const char *what, const char *file, int line);
 /* How often to do what is done n times. */
 unsigned times(unsigned n);
 
-/* false once 20 s have gone by since the case began. */
+/* false once 100 s have gone by since the case began: machines are slow, and busy. */
 bool in_time(void);
 
 void net_logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
@@ -63,7 +63,8 @@ struct message {
 struct message message_send(void *comm, size_t size, int tag, unsigned seed);
 struct message message_recv(void *comm, size_t size, int tag);
 void message_add_recv(struct message *m, size_t size, int tag);
-/* One try or one test. */
+/* One try or one test; the second takes an error for the end of the case. */
+ncclResult_t message_try(struct message *m);
 void message_poll(struct message *m);
 /* Until all are done. */
 void messages_finish(struct message *all, int count);
