@@ -69,6 +69,14 @@ int bench_run(struct bench_case *cases, int count, const struct bench_options *o
 void bench_report(const char *title, const struct bench_case *cases, int count,
                   const struct bench_options *options);
 
+/* How often run must do a thing to fill a sample: more and more, until it takes long enough to tell.
+ * 0, or an error of run. */
+int bench_find_times(int (*run)(void *user, int times, int64_t *ns), void *user, int sample_ms,
+                     int *times);
+
+/* Keep this process to the first core that it may use, or to the second, if there are two. */
+void bench_pin(int which);
+
 /* "8 B", "512 KiB", "4 MiB". */
 void bench_size_text(size_t bytes, char *text, size_t len);
 

@@ -2,10 +2,13 @@
  *
  * measure.c - samples in turn, and which of them count.
  */
+#include "config.h"
+
 #include "bench/bench.h"
 
 #include "command.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +82,37 @@ static int take_sample(struct bench_case *c)
     s->background = others > 0 && wall > 0 ? others / wall : 0;
     c->count++;
     return 0;
+}
+
+int bench_find_times(int (*run)(void *user, int times, int64_t *ns), void *user, int sample_ms,
+                     int *times)
+{
+    const double wanted_ns = sample_ms * 1e6;
+    int64_t ns;
+
+    for (int n = 1;; n *= 4) {
+        int err = run(user, n, &ns);
+        if (err)
+            return err;
+        if ((double)ns < wanted_ns / 8 && n < 1 << 24)
+            continue;
+        *times = 1 + (int)(n * (wanted_ns / (double)ns));
+        return 0;
+    }
+}
+
+void bench_pin(int which)
+{
+    cpu_set_t usable, own;
+    int seen = 0;
+
+    if (sched_getaffinity(0, sizeof(usable), &usable) || CPU_COUNT(&usable) < 2)
+        return;
+    CPU_ZERO(&own);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &usable) && seen++ == which)
+            CPU_SET(cpu, &own);
+    sched_setaffinity(0, sizeof(own), &own);
 }
 
 /* ---- which samples count -------------------------------------------------------------------- */

@@ -172,26 +172,12 @@ struct sampler {
     int contender, test, times; /* times that fill a sample; 0: not known yet */
 };
 
-static int order(struct sampler *s, int times, int64_t *ns)
+static int order(void *user, int times, int64_t *ns)
 {
+    const struct sampler *s = user;
     struct order o = {s->contender, s->test, times};
 
     return do_order(s->job, s->side, &o, ns);
-}
-
-static int calibrate(struct sampler *s)
-{
-    int64_t ns;
-
-    for (int times = 1;; times *= 4) {
-        int err = order(s, times, &ns);
-        if (err)
-            return err;
-        if (ns < SAMPLE_MS * INT64_C(1000000) / 8 && times < 1 << 24)
-            continue;
-        s->times = 1 + (int)(times * (SAMPLE_MS * 1e6 / (double)ns));
-        return 0;
-    }
 }
 
 static int sample(void *user, double *figures)
@@ -199,7 +185,7 @@ static int sample(void *user, double *figures)
     struct sampler *s = user;
     const struct net_test *t = &s->job->tests[s->test];
     int64_t ns = 1;
-    int err = s->times ? 0 : calibrate(s);
+    int err = s->times ? 0 : bench_find_times(order, s, SAMPLE_MS, &s->times);
 
     if (!err)
         err = order(s, s->times, &ns);
@@ -274,21 +260,6 @@ static int follow(struct job *j, struct net_side *side)
     return err;
 }
 
-/* Sides 0 keep to one core, sides 1 to another, if there are two. */
-static void pin(int side)
-{
-    cpu_set_t usable, own;
-    int seen = 0;
-
-    if (sched_getaffinity(0, sizeof(usable), &usable) || CPU_COUNT(&usable) < 2)
-        return;
-    CPU_ZERO(&own);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, &usable) && seen++ == side)
-            CPU_SET(cpu, &own);
-    sched_setaffinity(0, sizeof(own), &own);
-}
-
 static int open_side(struct job *j, struct net_side *s)
 {
     s->out = malloc(j->room);
@@ -323,7 +294,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
                          .connections = (int)largest(&j->values->connections), .room = j->room};
 
     command_mute(true); /* launch_ranks says what went wrong, once */
-    pin(s.side);
+    bench_pin(s.side); /* sides 0 on one core, sides 1 on another */
     int err = dp_comm_open(config, &s.comm);
     net_set_environment(s.contender);
     if (!err) {

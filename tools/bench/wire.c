@@ -15,7 +15,6 @@
 #include <dualpipe/comm.h>
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -221,27 +220,18 @@ static int order(struct job *j, int which, int times, int64_t *ns)
     return err || which == STOP ? err : do_together(j, word, ns);
 }
 
-/* More and more of them, until they fill a sample. */
-static int calibrate(struct sampler *s)
+static int run_times(void *user, int times, int64_t *ns)
 {
-    int64_t ns;
+    const struct sampler *s = user;
 
-    for (int times = 1;; times *= 4) {
-        int err = order(s->job, s->which, times, &ns);
-        if (err)
-            return err;
-        if (ns < SAMPLE_MS * INT64_C(1000000) / 8 && times < 1 << 24)
-            continue;
-        s->times = 1 + (int)(times * (SAMPLE_MS * 1e6 / (double)ns));
-        return 0;
-    }
+    return order(s->job, s->which, times, ns);
 }
 
 static int sample(void *user, double *figures)
 {
     struct sampler *s = user;
     const struct method *m = &methods[s->which];
-    int err = s->times ? 0 : calibrate(s);
+    int err = s->times ? 0 : bench_find_times(run_times, s, SAMPLE_MS, &s->times);
     int64_t ns = 1;
 
     if (!err)
@@ -291,28 +281,13 @@ static int follow(struct job *j)
 
 /* ---- a rank ------------------------------------------------------------------------------------- */
 
-/* Each rank keeps to a core of its own, if there are two. */
-static void pin(int rank)
-{
-    cpu_set_t usable, own;
-    int seen = 0;
-
-    if (sched_getaffinity(0, sizeof(usable), &usable) || CPU_COUNT(&usable) < 2)
-        return;
-    CPU_ZERO(&own);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, &usable) && seen++ == rank)
-            CPU_SET(cpu, &own);
-    sched_setaffinity(0, sizeof(own), &own);
-}
-
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
 {
     struct job *j = user;
 
     command_mute(true); /* launch_ranks says what went wrong, once */
     int err = dp_comm_open(config, &j->comm);
-    pin(config->rank);
+    bench_pin(config->rank);
     j->buffer = malloc(BIGGEST);
     j->other = malloc(BIGGEST);
     if (!err && (!j->buffer || !j->other))
