@@ -140,7 +140,6 @@ static void fill_page(struct dpn_stat_page *p)
     p->pid = getpid();
     p->opened_ns = real_ns();
     read_command(p->command, sizeof(p->command));
-    p->connection_count = DPN_STAT_CONNECTIONS;
     list_devices(p);
 }
 
@@ -235,7 +234,7 @@ static struct dpn_stat_connection *find_place(void)
 {
     for (int i = 0; i < DPN_STAT_CONNECTIONS; i++)
         if (!atomic_load_explicit(&page->connections[i].in_use, memory_order_relaxed))
-            return &page->connections[i];
+            return &page->connections[i]; /* a low one: a reader looks at the first ones only */
     return NULL;
 }
 
@@ -280,6 +279,8 @@ static void take_place(struct dpn_stat *stat, int dev, bool is_sender, const cha
         list_devices(page);
     fill_connection(c, dev, is_sender, transport, peer);
     atomic_store_explicit(&c->in_use, 1, memory_order_relaxed);
+    if (!stat->is_private && c >= &page->connections[page->connection_count])
+        page->connection_count = (uint32_t)(c - page->connections) + 1;
     dpn_stat_add(&page->opened, 1);
     dpn_stat_add(&page->left_out, stat->is_private);
     end_change();

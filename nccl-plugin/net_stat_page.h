@@ -95,7 +95,7 @@ struct dpn_stat_page {
     int64_t opened_ns;       /* CLOCK_REALTIME */
     char command[DPN_STAT_NAME_LEN];
     dpn_stat_counter changes;
-    uint32_t device_count, connection_count; /* of the arrays below, that may be in use */
+    uint32_t device_count, connection_count; /* of the arrays below, that have ever been in use */
     dpn_stat_counter opened;   /* connections, ever */
     dpn_stat_counter left_out; /* connections that are open and for which there was no place */
     uint64_t rest[8];

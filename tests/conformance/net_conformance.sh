@@ -25,6 +25,10 @@ for wire in shm tcp; do
     case_is "v12 over $wire" "$(DUALPIPE_NET_WIRE=$wire conform --version 12 $plugin)"
 done
 case_is 'v12 over the best wire' "$(conform --quick --version 12 $plugin)"
+counters=$(mktemp -d)
+case_is 'v12 over the best wire, counting' \
+    "$(DUALPIPE_NET_STAT=1 DUALPIPE_NET_STAT_DIR=$counters conform --quick --version 12 $plugin)"
+rm -rf "$counters"
 case_is 'a plugin without devices passes' \
     "$(DUALPIPE_NET_DEVICES=0 conform --quick --version 12 $plugin | grep -q 'status 1' || echo yes)"
 

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { TRIES = 100 };
+enum { TRIES_AT_ONCE = 50, TRIES = 3000 };
 
 const char *stat_way_name(uint32_t way)
 {
@@ -109,20 +109,26 @@ static bool read_once(const struct dpn_stat_page *page, struct stat_process *p)
     return good;
 }
 
-/* While connections come and go, again; who died in the middle of that is taken as he is. */
-static bool read_steadily(const struct dpn_stat_page *page, struct stat_process *p)
+static bool is_steady(const struct dpn_stat_page *page, uint64_t since)
 {
-    bool good = false;
+    atomic_thread_fence(memory_order_acquire);
+    return since % 2 == 0 && since == atomic_load_explicit(&page->changes, memory_order_relaxed);
+}
+
+/* While connections come and go, again. NULL, or why there is nothing to be had. */
+static const char *read_steadily(const struct dpn_stat_page *page, struct stat_process *p)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
 
     for (int i = 0; i < TRIES; i++) {
-        const uint64_t before = atomic_load_explicit(&page->changes, memory_order_acquire);
-        good = read_once(page, p);
-        atomic_thread_fence(memory_order_acquire);
-        if (before % 2 == 0 &&
-            before == atomic_load_explicit(&page->changes, memory_order_relaxed))
-            break;
+        const uint64_t since = atomic_load_explicit(&page->changes, memory_order_acquire);
+        const bool good = read_once(page, p);
+        if (is_steady(page, since))
+            return good ? NULL : "is damaged: it counts for a device that it does not have";
+        if (i >= TRIES_AT_ONCE)
+            nanosleep(&pause, NULL);
     }
-    return good;
+    return "is being changed by a process that does not go on";
 }
 
 /* ---- a file ------------------------------------------------------------------------------------ */
@@ -138,14 +144,14 @@ static int take(const char *directory, const char *file, const struct dpn_stat_p
                 struct stat_process *p)
 {
     struct timespec now;
+    const char *flaw = read_steadily(page, p);
 
-    snprintf(p->file, sizeof(p->file), "%.*s", (int)sizeof(p->file) - 1, file);
+    if (flaw)
+        return command_broke("%s/%s %s", directory, file, flaw);
+    snprintf(p->file, sizeof(p->file), "%s", file);
     p->pid = page->pid;
     p->opened_ns = page->opened_ns;
     copy_text(page->command, p->command, sizeof(p->command));
-    if (!read_steadily(page, p))
-        return command_broke("%s/%s is damaged: it counts for a device that it does not have",
-                             directory, file);
     clock_gettime(CLOCK_REALTIME, &now);
     p->read_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
     qsort(p->connections, (size_t)p->connection_count, sizeof(*p->connections), by_number);

@@ -30,7 +30,7 @@ struct stat_connection {
 };
 
 struct stat_process {
-    char file[64]; /* of its page */
+    char file[256]; /* of its page */
     int64_t pid, opened_ns, read_ns; /* CLOCK_REALTIME */
     char command[DPN_STAT_NAME_LEN];
     uint64_t opened, left_out;

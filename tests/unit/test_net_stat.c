@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a connection counts, call by call, and what a reader may see meanwhile.
+ */
+#include "config.h"
+
+#include "cmocka_all.h"
+#include "nccl-plugin/net_comm.h"
+#include "stat/pages.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char directory[] = "/tmp/dualpipe-counters-XXXXXX";
+
+static uint64_t counted(const struct dpn_stat *stat, enum dpn_stat_what what)
+{
+    return atomic_load(&stat->on->counters.counts[what]);
+}
+
+static uint64_t timed(const struct dpn_stat *stat)
+{
+    uint64_t all = 0;
+
+    for (int i = 0; i < DPN_STAT_TIMES; i++)
+        all += atomic_load(&stat->on->counters.times[i]);
+    return all;
+}
+
+static void open_sender(struct dpn_stat *stat)
+{
+    *stat = (struct dpn_stat){0};
+    dpn_stat_open(stat, 0, true, "test", "nobody");
+    assert_non_null(stat->on);
+}
+
+static void send_one(struct dpn_stat *stat, int size)
+{
+    struct dpn_stat_mark mark;
+
+    dpn_stat_began(stat, 1, (size_t)size, &mark);
+    dpn_stat_ended(stat, &mark, &size);
+}
+
+/* ---- one connection ------------------------------------------------------------------------------ */
+
+static void sizes_and_times_have_a_place_by_their_digits(void **state)
+{
+    (void)state;
+    assert_int_equal(dpn_stat_place(0, 32), 0);
+    assert_int_equal(dpn_stat_place(1, 32), 1);
+    assert_int_equal(dpn_stat_place(2, 32), 2);
+    assert_int_equal(dpn_stat_place(3, 32), 2);
+    assert_int_equal(dpn_stat_place(4, 32), 3);
+    assert_int_equal(dpn_stat_place(DPN_MAX_BYTES, DPN_STAT_SIZES), DPN_STAT_SIZES - 1);
+    assert_int_equal(dpn_stat_place(UINT64_MAX, 40), 39);
+}
+
+static void one_short_message_in_thirteen_is_timed(void **state)
+{
+    (void)state;
+    struct dpn_stat stat;
+    open_sender(&stat);
+    for (int i = 0; i < 10 * DPN_STAT_EVERY; i++)
+        send_one(&stat, 8);
+    assert_int_equal(counted(&stat, DPN_STAT_MESSAGES), 10 * DPN_STAT_EVERY);
+    assert_int_equal(timed(&stat), 10);
+    dpn_stat_close(&stat);
+}
+
+static void every_long_message_is_timed(void **state)
+{
+    (void)state;
+    struct dpn_stat stat;
+    open_sender(&stat);
+    for (int i = 0; i < 20; i++)
+        send_one(&stat, DPN_STAT_LONG_BYTES);
+    assert_int_equal(timed(&stat), 20);
+    assert_true(counted(&stat, DPN_STAT_TIMED_NS) > 0);
+    dpn_stat_close(&stat);
+}
+
+static void a_send_that_is_tried_often_stalls_once(void **state)
+{
+    (void)state;
+    struct dpn_stat stat;
+    open_sender(&stat);
+    for (int i = 0; i < 50; i++)
+        dpn_stat_held_up(&stat);
+    assert_int_equal(counted(&stat, DPN_STAT_STALLS), 1);
+    assert_int_equal(counted(&stat, DPN_STAT_STALL_NS), 0);
+    send_one(&stat, 1);
+    assert_true(counted(&stat, DPN_STAT_STALL_NS) > 0);
+    dpn_stat_held_up(&stat);
+    assert_int_equal(counted(&stat, DPN_STAT_STALLS), 2);
+    assert_int_equal(counted(&stat, DPN_STAT_FULL), 0);
+    dpn_stat_close(&stat);
+}
+
+static void with_all_requests_in_use_it_is_no_stall(void **state)
+{
+    (void)state;
+    struct dpn_stat stat;
+    struct dpn_stat_mark mark;
+    open_sender(&stat);
+    for (int i = 0; i < DPN_STAT_REQUESTS_MAX; i++)
+        dpn_stat_began(&stat, 1, 1, &mark);
+    dpn_stat_held_up(&stat);
+    assert_int_equal(counted(&stat, DPN_STAT_FULL), 1);
+    assert_int_equal(counted(&stat, DPN_STAT_STALLS), 0);
+    dpn_stat_close(&stat);
+}
+
+static void a_transport_adds_what_it_alone_knows(void **state)
+{
+    (void)state;
+    struct dpn_stat stat, off = {0};
+    open_sender(&stat);
+    dpn_stat_count(&stat, DPN_STAT_RETRIES, 3);
+    dpn_stat_count(&stat, DPN_STAT_FAILOVERS, 1);
+    assert_int_equal(counted(&stat, DPN_STAT_RETRIES), 3);
+    assert_int_equal(counted(&stat, DPN_STAT_FAILOVERS), 1);
+    dpn_stat_close(&stat);
+    dpn_stat_count(&off, DPN_STAT_RETRIES, 3); /* nothing happens */
+    dpn_stat_close(&off);
+}
+
+/* ---- many, and a reader -------------------------------------------------------------------------- */
+
+/* Runs `work` in a process of its own, for which the test is the reader. */
+static pid_t start(void (*job)(int ready))
+{
+    int ends[2];
+    char byte;
+
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(ends[0]);
+        job(ends[1]);
+        _exit(0);
+    }
+    assert_true(pid > 0);
+    close(ends[1]);
+    assert_int_equal(read(ends[0], &byte, 1), 1);
+    close(ends[0]);
+    return pid;
+}
+
+static void stop(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+static void tell_ready(int ready)
+{
+    if (write(ready, "", 1) != 1)
+        _exit(1);
+}
+
+enum { TOO_MANY = DPN_STAT_CONNECTIONS + 6 };
+
+static void open_too_many(int ready)
+{
+    static struct dpn_stat all[TOO_MANY];
+
+    for (int i = 0; i < TOO_MANY; i++) {
+        open_sender(&all[i]);
+        send_one(&all[i], 10);
+    }
+    for (int i = TOO_MANY - 2; i < TOO_MANY; i++)
+        dpn_stat_close(&all[i]);
+    tell_ready(ready);
+    for (;;)
+        pause();
+}
+
+static void connections_without_a_place_count_once_they_are_closed(void **state)
+{
+    (void)state;
+    struct stat_list list;
+    pid_t pid = start(open_too_many);
+    assert_int_equal(stat_read(directory, &list), 0);
+    assert_int_equal(list.count, 1);
+    const struct stat_process *p = list.processes[0];
+    assert_int_equal(p->connection_count, DPN_STAT_CONNECTIONS);
+    assert_int_equal(p->opened, TOO_MANY);
+    assert_int_equal(p->left_out, 4);
+    assert_int_equal(p->devices[0].ways[DPN_STAT_SEND].counts[DPN_STAT_MESSAGES],
+                     DPN_STAT_CONNECTIONS + 2);
+    stat_list_fini(&list);
+    stop(pid);
+}
+
+static void come_and_go(int ready)
+{
+    struct dpn_stat stat[8];
+
+    for (int i = 0; i < 8; i++)
+        open_sender(&stat[i]);
+    tell_ready(ready);
+    for (unsigned n = 0;; n++) {
+        send_one(&stat[n % 8], 7);
+        if (n % 101)
+            continue;
+        dpn_stat_close(&stat[n % 8]);
+        open_sender(&stat[n % 8]);
+    }
+}
+
+static void a_sum_never_shrinks_while_connections_come_and_go(void **state)
+{
+    (void)state;
+    uint64_t messages = 0, bytes = 0;
+    pid_t pid = start(come_and_go);
+    for (int i = 0; i < 300; i++) {
+        struct stat_list list;
+        assert_int_equal(stat_read(directory, &list), 0);
+        if (!list.count)
+            continue; /* the writer was put aside in the middle of a change: nothing is shown */
+        const uint64_t *now = list.processes[0]->devices[0].ways[DPN_STAT_SEND].counts;
+        assert_true(now[DPN_STAT_MESSAGES] >= messages);
+        assert_true(now[DPN_STAT_BYTES] >= bytes);
+        messages = now[DPN_STAT_MESSAGES];
+        bytes = now[DPN_STAT_BYTES];
+        stat_list_fini(&list);
+    }
+    assert_true(messages > 0);
+    stop(pid);
+}
+
+/* ---- all ----------------------------------------------------------------------------------------- */
+
+static int set_up(void **state)
+{
+    struct dpn_net *net;
+
+    (void)state;
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    if (!mkdtemp(directory) || dpn_net_init(NULL, &net))
+        return -1;
+    dpn_net_finalize(net);
+    dpn_options.stat = true;
+    dpn_options.stat_dir = directory;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    char command[256];
+
+    (void)state;
+    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(connections_without_a_place_count_once_they_are_closed),
+        cmocka_unit_test(a_sum_never_shrinks_while_connections_come_and_go),
+        cmocka_unit_test(sizes_and_times_have_a_place_by_their_digits),
+        cmocka_unit_test(one_short_message_in_thirteen_is_timed),
+        cmocka_unit_test(every_long_message_is_timed),
+        cmocka_unit_test(a_send_that_is_tried_often_stalls_once),
+        cmocka_unit_test(with_all_requests_in_use_it_is_no_stall),
+        cmocka_unit_test(a_transport_adds_what_it_alone_knows),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
