@@ -55,7 +55,8 @@ static int find_interfaces(const struct dpn_net_options *options, struct dpn_int
 {
     const char *list = dp_foreign_variable("NCCL_SOCKET_IFNAME");
     const char *family = dp_foreign_variable("NCCL_SOCKET_FAMILY");
-    int count = dpn_interfaces_find(list, family, out, DPN_MAX_DEVICES);
+    const struct dpn_interface_rules rules = {list, family, dp_foreign_variable("NCCL_COMM_ID")};
+    int count = dpn_interfaces_find(&rules, out, DPN_MAX_DEVICES);
 
     snprintf(why, why_len, "%s%s%s%s, DUALPIPE_NET_WIRE=%s", list ? "NCCL_SOCKET_IFNAME=" : "all "
              "interfaces of the best kind", list ? list : "", family ? ", " : "",

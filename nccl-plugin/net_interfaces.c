@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <netdb.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -43,16 +44,19 @@ int dpn_interface_group(const char *name)
     return 1;
 }
 
+static const uint8_t *bytes_of(const struct sockaddr *a)
+{
+    return a->sa_family == AF_INET
+               ? (const void *)&((const struct sockaddr_in *)(const void *)a)->sin_addr
+               : (const void *)&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr;
+}
+
 static bool write_address(const struct sockaddr *a, char out[DPN_ADDRESS_TEXT])
 {
-    const void *ip = &((const struct sockaddr_in *)(const void *)a)->sin_addr;
+    const void *ip = bytes_of(a);
 
-    if (a->sa_family == AF_INET6) {
-        const struct in6_addr *v6 = &((const struct sockaddr_in6 *)(const void *)a)->sin6_addr;
-        if (IN6_IS_ADDR_LINKLOCAL(v6))
-            return false;
-        ip = v6;
-    }
+    if (a->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL((const struct in6_addr *)ip))
+        return false; /* it means nothing without its scope */
     return inet_ntop(a->sa_family, ip, out, DPN_ADDRESS_TEXT);
 }
 
@@ -64,14 +68,50 @@ static bool is_known(const struct dpn_interface *all, int count, const char *nam
     return false;
 }
 
-/* Append the interfaces that have an address of one family. */
+/* ---- subnets ---------------------------------------------------------------------------------- */
+
+static bool is_near(const struct ifaddrs *i, const struct sockaddr *near)
+{
+    const size_t len = near->sa_family == AF_INET ? 4 : 16;
+
+    if (i->ifa_addr->sa_family != near->sa_family || !i->ifa_netmask)
+        return false;
+    for (size_t k = 0; k < len; k++)
+        if ((bytes_of(i->ifa_addr)[k] ^ bytes_of(near)[k]) & bytes_of(i->ifa_netmask)[k])
+            return false;
+    return true;
+}
+
+/* "10.0.0.1:1234", "[fd00::1]:1234" */
+static bool read_comm_id(const char *text, struct sockaddr_storage *out)
+{
+    const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM};
+    const bool brackets = text && *text == '[';
+    const char *host = brackets ? text + 1 : text;
+    const char *end = host ? strchr(host, brackets ? ']' : ':') : NULL;
+    struct addrinfo *found;
+    char name[DPN_ADDRESS_TEXT];
+
+    if (!end || (size_t)(end - host) >= sizeof(name))
+        return false;
+    snprintf(name, sizeof(name), "%.*s", (int)(end - host), host);
+    if (getaddrinfo(name, NULL, &hints, &found))
+        return false;
+    memcpy(out, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    return true;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------- */
+
+/* Append the interfaces that have an address of one family; near: in one subnet with it, if not NULL. */
 static int add_family(const struct ifaddrs *all, const char *list, int family,
-                      struct dpn_interface *out, int count, int max)
+                      const struct sockaddr *near, struct dpn_interface *out, int count, int max)
 {
     for (const struct ifaddrs *i = all; i && count < max; i = i->ifa_next) {
         if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
             is_known(out, count, i->ifa_name) ||
-            (list && !dpn_interface_is_wanted(list, i->ifa_name)))
+            (list && !dpn_interface_is_wanted(list, i->ifa_name)) || (near && !is_near(i, near)))
             continue;
         if (!write_address(i->ifa_addr, out[count].address))
             continue;
@@ -80,30 +120,64 @@ static int add_family(const struct ifaddrs *all, const char *list, int family,
     return count;
 }
 
-static int keep_first_group(struct dpn_interface *all, int count)
+static int add(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+               const struct sockaddr *near, struct dpn_interface *out, int max)
 {
-    int first = INT32_MAX, kept = 0;
+    const char *family = rules->family;
+    int count = 0;
+
+    if (!family || strcmp(family, "AF_INET6"))
+        count = add_family(all, rules->list, AF_INET, near, out, count, max);
+    if (!family || strcmp(family, "AF_INET"))
+        count = add_family(all, rules->list, AF_INET6, near, out, count, max);
+    return count;
+}
+
+static int first_group(const struct dpn_interface *all, int count)
+{
+    int first = INT32_MAX;
 
     for (int i = 0; i < count; i++)
         if (dpn_interface_group(all[i].name) < first)
             first = dpn_interface_group(all[i].name);
+    return first;
+}
+
+static int keep_group(struct dpn_interface *all, int count, int group)
+{
+    int kept = 0;
+
     for (int i = 0; i < count; i++)
-        if (dpn_interface_group(all[i].name) == first)
+        if (dpn_interface_group(all[i].name) == group)
             all[kept++] = all[i];
     return kept;
 }
 
-int dpn_interfaces_find(const char *list, const char *family, struct dpn_interface *out, int max)
+int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                          struct dpn_interface *out, int max)
+{
+    struct sockaddr_storage near;
+    int count = add(all, rules, NULL, out, max);
+    const int first = first_group(out, count);
+
+    if (rules->list)
+        return count;
+    if (first > 0 && read_comm_id(rules->comm_id, &near)) {
+        const int near_count = add(all, rules, (const struct sockaddr *)&near, out, max);
+        if (near_count)
+            return near_count;
+        count = add(all, rules, NULL, out, max);
+    }
+    return keep_group(out, count, first);
+}
+
+int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max)
 {
     struct ifaddrs *all = NULL;
-    int count = 0;
 
     if (getifaddrs(&all))
         return 0;
-    if (!family || strcmp(family, "AF_INET6"))
-        count = add_family(all, list, AF_INET, out, count, max);
-    if (!family || strcmp(family, "AF_INET"))
-        count = add_family(all, list, AF_INET6, out, count, max);
+    const int count = dpn_interfaces_choose(all, rules, out, max);
     freeifaddrs(all);
-    return list ? count : keep_first_group(out, count);
+    return count;
 }

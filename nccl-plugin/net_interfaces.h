@@ -18,12 +18,23 @@ struct dpn_interface {
  * names with = before it ("=eth0"), or of what is not to be used with ^ ("^docker,lo"). */
 bool dpn_interface_is_wanted(const char *list, const char *name);
 
-/* Without NCCL_SOCKET_IFNAME all interfaces of the first group that there is: 0 ib*; 1 any other; 2
- * docker*; 3 lo*; 4 virbr*. */
+/* What is first where there is a choice: 0 ib*; 1 any other; 2 docker*; 3 lo*; 4 virbr*. */
 int dpn_interface_group(const char *name);
 
-/* Those that are up and have an address of family ("AF_INET", "AF_INET6", NULL: either, IPv4 first),
- * each once, at most max; addresses that need a scope are none. 0 found is no error. */
-int dpn_interfaces_find(const char *list, const char *family, struct dpn_interface *out, int max);
+/* What NCCL's variables say; NULL: nothing. */
+struct dpn_interface_rules {
+    const char *list;    /* NCCL_SOCKET_IFNAME */
+    const char *family;  /* NCCL_SOCKET_FAMILY: "AF_INET", "AF_INET6"; else either, IPv4 first */
+    const char *comm_id; /* NCCL_COMM_ID: "10.0.0.1:1234", "[fd00::1]:1234"; names are not looked up */
+};
+
+/* Those that are up and have an address, each once, at most max; addresses that need a scope are
+ * none. Without a list the first of these that there are: ib*; in one subnet with comm_id; the first
+ * group. 0 found is no error. */
+struct ifaddrs;
+int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                          struct dpn_interface *out, int max);
+/* The same of what this host has. */
+int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max);
 
 #endif

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_net_interfaces.c - which interfaces the plugin offers to NCCL, and what sysfs says of them. The
+ * hosts are made up.
+ */
+#include "cmocka_all.h"
+
+#include "nccl-plugin/net_devices.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- names ------------------------------------------------------------------------------------ */
+
+static void a_list_admits_what_it_names(void **state)
+{
+    static const struct {
+        const char *list, *name;
+        bool admitted;
+    } cases[] = {
+        {"eth", "eth0", true},       {"eth", "veth0", false},    {"eth0", "eth01", true},
+        {"=eth0", "eth01", false},   {"=eth0", "eth0", true},    {"eth,ib", "ib0", true},
+        {"eth,ib", "lo", false},     {"^eth", "eth0", false},    {"^eth", "lo", true},
+        {"^docker,lo", "lo", false}, {"^docker,lo", "eth0", true}, {"^=eth0", "eth01", true},
+        {"^=eth0", "eth0", false},   {"=eth0,eth1", "eth1", true}, {"=eth0,eth1", "eth10", false},
+        {"eth0,,ib", "lo", false},   {",", "lo", false},         {"^", "lo", true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        if (dpn_interface_is_wanted(cases[i].list, cases[i].name) != cases[i].admitted)
+            fail_msg("%s: %s", cases[i].list, cases[i].name);
+}
+
+/* ---- hosts ------------------------------------------------------------------------------------ */
+
+enum { MOST = 8 };
+
+/* "NAME ADDRESS/PREFIX", with ! before what is down. */
+struct host {
+    struct ifaddrs list[MOST];
+    struct sockaddr_storage addresses[MOST], masks[MOST];
+    char names[MOST][IFNAMSIZ];
+};
+
+static void *bytes_of(struct sockaddr_storage *a)
+{
+    return a->ss_family == AF_INET ? (void *)&((struct sockaddr_in *)(void *)a)->sin_addr
+                                   : (void *)&((struct sockaddr_in6 *)(void *)a)->sin6_addr;
+}
+
+static void add(struct host *h, int at, const char *line)
+{
+    char address[64];
+    int prefix;
+
+    h->list[at].ifa_flags = *line == '!' ? 0 : IFF_UP;
+    assert_int_equal(sscanf(line + (*line == '!'), "%15s %63[^/]/%d", h->names[at], address, &prefix),
+                     3);
+    const sa_family_t family = strchr(address, ':') ? AF_INET6 : AF_INET;
+    h->addresses[at].ss_family = h->masks[at].ss_family = family;
+    assert_int_equal(inet_pton(family, address, bytes_of(&h->addresses[at])), 1);
+    for (int bit = 0; bit < prefix; bit++)
+        ((unsigned char *)bytes_of(&h->masks[at]))[bit / 8] |= (unsigned char)(0x80 >> bit % 8);
+    h->list[at].ifa_name = h->names[at];
+    h->list[at].ifa_addr = (struct sockaddr *)&h->addresses[at];
+    h->list[at].ifa_netmask = (struct sockaddr *)&h->masks[at];
+    if (at)
+        h->list[at - 1].ifa_next = &h->list[at];
+}
+
+/* The names and addresses that are chosen, as one line. */
+static const char *choose(const char *const *lines, const char *list, const char *family,
+                          const char *comm_id)
+{
+    const struct dpn_interface_rules rules = {list, family, comm_id};
+    struct dpn_interface chosen[MOST];
+    struct host h = {.list = {{.ifa_next = NULL}}};
+    static char text[MOST * 80];
+
+    for (int i = 0; lines[i]; i++)
+        add(&h, i, lines[i]);
+    const int count = dpn_interfaces_choose(h.list, &rules, chosen, MOST);
+    char *at = text;
+    *at = '\0';
+    for (int i = 0; i < count; i++)
+        at += sprintf(at, "%s%.15s %.47s", i ? ", " : "", chosen[i].name, chosen[i].address);
+    return text;
+}
+
+static const char *const plain[] = {
+    "lo 127.0.0.1/8", "eth0 10.0.0.1/24",     "eth1 10.0.1.1/24", "docker0 172.17.0.1/16",
+    "lo ::1/128",     "eth0 fe80::1/64",      "eth1 fd00::1/64",  NULL,
+};
+
+static void without_a_rule_the_best_kind_is_taken(void **state)
+{
+    static const char *const with_ib[] = {"eth0 10.0.0.1/24", "ib0 10.1.0.1/24", "ib1 10.1.1.1/24",
+                                          NULL};
+    static const char *const docker_only[] = {"lo 127.0.0.1/8", "docker0 172.17.0.1/16",
+                                              "virbr0 192.168.122.1/24", NULL};
+    static const char *const virbr_only[] = {"virbr0 192.168.122.1/24", "!eth0 10.0.0.1/24", NULL};
+
+    (void)state;
+    assert_string_equal(choose(plain, NULL, NULL, NULL), "eth0 10.0.0.1, eth1 10.0.1.1");
+    assert_string_equal(choose(with_ib, NULL, NULL, NULL), "ib0 10.1.0.1, ib1 10.1.1.1");
+    assert_string_equal(choose(docker_only, NULL, NULL, NULL), "docker0 172.17.0.1");
+    assert_string_equal(choose(virbr_only, NULL, NULL, NULL), "virbr0 192.168.122.1");
+}
+
+static void a_list_is_all_that_counts(void **state)
+{
+    (void)state;
+    assert_string_equal(choose(plain, "lo,docker", NULL, NULL), "lo 127.0.0.1, docker0 172.17.0.1");
+    assert_string_equal(choose(plain, "^lo,docker", NULL, "127.0.0.1:1"),
+                        "eth0 10.0.0.1, eth1 10.0.1.1");
+    assert_string_equal(choose(plain, "=eth", NULL, NULL), "");
+}
+
+static void a_family_excludes_the_other(void **state)
+{
+    (void)state;
+    assert_string_equal(choose(plain, NULL, "AF_INET6", NULL), "eth1 fd00::1");
+    assert_string_equal(choose(plain, NULL, "AF_INET", NULL), "eth0 10.0.0.1, eth1 10.0.1.1");
+    assert_string_equal(choose(plain, "eth0", "AF_INET6", NULL), "");
+}
+
+static void the_subnet_of_the_communicator_is_preferred(void **state)
+{
+    (void)state;
+    assert_string_equal(choose(plain, NULL, NULL, "10.0.1.77:4000"), "eth1 10.0.1.1");
+    assert_string_equal(choose(plain, NULL, NULL, "172.17.5.5:4000"), "docker0 172.17.0.1");
+    assert_string_equal(choose(plain, NULL, NULL, "127.0.0.1:4000"), "lo 127.0.0.1");
+    assert_string_equal(choose(plain, NULL, NULL, "[fd00::77]:4000"), "eth1 fd00::1");
+}
+
+static void another_subnet_changes_nothing(void **state)
+{
+    static const char *const ids[] = {"10.9.9.9:4000", "[fd01::1]:4000", "a-host:4000", "", "10.0.1.1",
+                                      "[fd00::77:4000", "999.0.0.1:1"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++)
+        assert_string_equal(choose(plain, NULL, NULL, ids[i]), "eth0 10.0.0.1, eth1 10.0.1.1");
+}
+
+static void infiniband_comes_before_the_subnet(void **state)
+{
+    static const char *const lines[] = {"eth0 10.0.0.1/24", "ib0 10.1.0.1/24", NULL};
+
+    (void)state;
+    assert_string_equal(choose(lines, NULL, NULL, "10.0.0.2:1"), "ib0 10.1.0.1");
+}
+
+static void several_interfaces_of_one_subnet_are_several_devices(void **state)
+{
+    static const char *const lines[] = {"eth0 10.0.0.1/24", "eth1 10.0.0.2/24", "eth0 10.0.0.3/24",
+                                        NULL};
+
+    (void)state;
+    assert_string_equal(choose(lines, NULL, NULL, "10.0.0.9:1"), "eth0 10.0.0.1, eth1 10.0.0.2");
+}
+
+/* ---- sysfs ------------------------------------------------------------------------------------ */
+
+static char root[200];
+
+static void in_root(const char *path, char out[512])
+{
+    snprintf(out, 512, "%s/%s", root, path);
+}
+
+/* A directory and all above it. */
+static void make_dir(const char *path)
+{
+    char full[512];
+
+    in_root(path, full);
+    for (char *slash = full + strlen(root) + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
+        *slash = '\0';
+        mkdir(full, 0700);
+    }
+    mkdir(full, 0700);
+}
+
+static void make_file(const char *path, const char *text)
+{
+    char full[512];
+
+    in_root(path, full);
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void make_link(const char *path, const char *to)
+{
+    char full[512];
+
+    in_root(path, full);
+    assert_int_equal(symlink(to, full), 0);
+}
+
+/* An interface lo of a card, as /sys shows a virtio device: a step below the PCI function. */
+static int make_root(void **state)
+{
+    const char *tmp = getenv("TMPDIR");
+
+    (void)state;
+    snprintf(root, sizeof(root), "%s/net-sysfs-XXXXXX", tmp ? tmp : P_tmpdir);
+    if (!mkdtemp(root))
+        return -1;
+    make_dir("sys/devices/pci0000:00/0000:00:03.0/virtio0/net/lo");
+    make_dir("sys/bus/pci");
+    make_dir("sys/bus/virtio");
+    make_dir("sys/class/net");
+    make_link("sys/devices/pci0000:00/0000:00:03.0/subsystem", "../../../bus/pci");
+    make_link("sys/devices/pci0000:00/0000:00:03.0/virtio0/subsystem", "../../../../bus/virtio");
+    make_link("sys/class/net/lo", "../../devices/pci0000:00/0000:00:03.0/virtio0/net/lo");
+    make_link("sys/devices/pci0000:00/0000:00:03.0/virtio0/net/lo/device", "../../../virtio0");
+    setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
+    return 0;
+}
+
+static int remove_root(void **state)
+{
+    char command[300];
+
+    (void)state;
+    unsetenv("NCCL_SOCKET_IFNAME");
+    snprintf(command, sizeof(command), "rm -r '%s'", root);
+    return system(command);
+}
+
+static struct dpn_device find_lo(void)
+{
+    const struct dpn_net_options options = {.devices = 4, .wire = "auto"};
+    static struct dpn_devices found;
+
+    dpn_devices_find(root, &options, &found);
+    assert_int_equal(found.count, 1);
+    assert_string_equal(found.list[0].interface.name, "lo");
+    return found.list[0];
+}
+
+static void the_pci_function_is_found_above_a_virtual_device(void **state)
+{
+    struct dpn_device d = find_lo();
+    char wanted[512];
+
+    (void)state;
+    in_root("sys/devices/pci0000:00/0000:00:03.0", wanted);
+    assert_string_equal(d.pci_path, wanted);
+    free(d.pci_path);
+}
+
+static void a_speed_that_nobody_knows_is_what_nccl_assumes(void **state)
+{
+    static const struct {
+        const char *text;
+        int speed_mbps;
+    } cases[] = {{"100000\n", 100000}, {"-1\n", 10000}, {"", 10000}, {"fast\n", 10000},
+                 {"99999999999\n", 10000}, {"0\n", 10000}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        make_file("sys/class/net/lo/speed", cases[i].text);
+        struct dpn_device d = find_lo();
+        assert_int_equal(d.speed_mbps, cases[i].speed_mbps);
+        free(d.pci_path);
+    }
+}
+
+static void what_is_not_on_the_bus_has_no_path(void **state)
+{
+    char path[512];
+
+    (void)state;
+    in_root("sys/devices/pci0000:00/0000:00:03.0/subsystem", path);
+    unlink(path);
+    assert_null(find_lo().pci_path);
+}
+
+static void with_no_devices_wanted_none_is_looked_for(void **state)
+{
+    const struct dpn_net_options options = {.devices = 0, .wire = "auto"};
+    static struct dpn_devices found;
+
+    (void)state;
+    dpn_devices_find("", &options, &found);
+    assert_int_equal(found.count, 0);
+}
+
+static void a_list_that_admits_nothing_leaves_no_device(void **state)
+{
+    const struct dpn_net_options options = {.devices = 4, .wire = "auto"};
+    static struct dpn_devices found;
+
+    (void)state;
+    setenv("NCCL_SOCKET_IFNAME", "=nothing", 1);
+    dpn_devices_find("", &options, &found);
+    unsetenv("NCCL_SOCKET_IFNAME");
+    assert_int_equal(found.count, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_list_admits_what_it_names),
+        cmocka_unit_test(without_a_rule_the_best_kind_is_taken),
+        cmocka_unit_test(a_list_is_all_that_counts),
+        cmocka_unit_test(a_family_excludes_the_other),
+        cmocka_unit_test(the_subnet_of_the_communicator_is_preferred),
+        cmocka_unit_test(another_subnet_changes_nothing),
+        cmocka_unit_test(infiniband_comes_before_the_subnet),
+        cmocka_unit_test(several_interfaces_of_one_subnet_are_several_devices),
+        cmocka_unit_test(with_no_devices_wanted_none_is_looked_for),
+        cmocka_unit_test(a_list_that_admits_nothing_leaves_no_device),
+        cmocka_unit_test_setup_teardown(the_pci_function_is_found_above_a_virtual_device, make_root,
+                                        remove_root),
+        cmocka_unit_test_setup_teardown(a_speed_that_nobody_knows_is_what_nccl_assumes, make_root,
+                                        remove_root),
+        cmocka_unit_test_setup_teardown(what_is_not_on_the_bus_has_no_path, make_root, remove_root),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
