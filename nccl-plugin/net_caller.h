@@ -39,6 +39,8 @@ struct net_caller {
     ncclResult_t (*close_recv)(void *comm);
     ncclResult_t (*close_listen)(void *listener);
     ncclResult_t (*finalize)(void *ctx); /* older than 11: does nothing */
+    /* One device out of several, at most 4; ncclInvalidUsage where the version cannot. */
+    ncclResult_t (*fuse)(int count, const int *devices, int *fused);
 };
 
 /* The table of a version in an open library; NULL: it has no such symbol. */

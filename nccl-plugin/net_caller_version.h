@@ -177,13 +177,32 @@ static ncclResult_t NAMED(finalize_)(void *ctx)
 #endif
 }
 
+static ncclResult_t NAMED(fuse_)(int count, const int *devices, int *fused)
+{
+#if VERSION >= 9
+#if VERSION >= 12
+    struct ncclNetVDeviceProps_v12 props = {.ndevs = count};
+#else
+    struct ncclNetVDeviceProps_v9 props = {.ndevs = count};
+#endif
+    if (!NAMED(table_)->makeVDevice)
+        return ncclInvalidUsage;
+    for (int i = 0; i < count && i < 4; i++)
+        props.devs[i] = devices[i];
+    return NAMED(table_)->makeVDevice(fused, &props);
+#else
+    (void)count, (void)devices, (void)fused;
+    return ncclInvalidUsage;
+#endif
+}
+
 static const struct net_caller *NAMED(find_)(void *library)
 {
     static const struct net_caller caller = {
         VERSION, NAMED(name_), NAMED(init_), NAMED(devices_), NAMED(properties_), NAMED(listen_),
         NAMED(connect_), NAMED(accept_), NAMED(reg_), NAMED(dereg_), NAMED(isend_), NAMED(irecv_),
         NAMED(iflush_), NAMED(test_), NAMED(close_send_), NAMED(close_recv_), NAMED(close_listen_),
-        NAMED(finalize_),
+        NAMED(finalize_), NAMED(fuse_),
     };
 
     NAMED(table_) = dlsym(library, "ncclNetPlugin_v" TEXT(VERSION));

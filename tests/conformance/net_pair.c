@@ -90,7 +90,7 @@ void pair_connect(struct pair *p)
     while (!p->sender || !p->receiver) {
         must(in_time());
         if (!p->sender)
-            must_succeed(setup.net->connect(p->ctx, 0, p->handle, &p->sender));
+            must_succeed(setup.net->connect(p->ctx, setup.connects_from, p->handle, &p->sender));
         if (!p->receiver)
             must_succeed(setup.net->accept(p->listener, &p->receiver));
     }
@@ -99,7 +99,7 @@ void pair_connect(struct pair *p)
 void pair_open(struct pair *p, void *ctx)
 {
     *p = (struct pair){.ctx = ctx};
-    must_succeed(setup.net->listen(ctx, 0, p->handle, &p->listener));
+    must_succeed(setup.net->listen(ctx, setup.listens_on, p->handle, &p->listener));
     must(p->listener);
     pair_connect(p);
 }

@@ -15,6 +15,7 @@ struct net_setup {
     const struct net_caller *net;
     bool full;  /* the largest sizes too */
     bool quick; /* a tenth of the repetitions */
+    int listens_on, connects_from; /* devices */
 };
 extern struct net_setup setup;
 

@@ -2,14 +2,16 @@
  *
  * net_traffic.c - messages over one connection each way while something is done to the network:
  *
- *      net-traffic [--messages N] [--size N] [--at N COMMAND]... [--rank N --meet ADDRESS:PORT] PLUGIN.so
+ *      net-traffic [--messages N] [--size N] [--limit S] [--at N COMMAND]... [--from DEVICE,...]
+ *                  [--to DEVICE,...] [--rank N --meet ADDRESS:PORT] PLUGIN.so
  *
- * Once message N has arrived COMMAND is run, with messages on their way. Without --meet both ends are
- * in this process; with it the other is in another one, rank 0 listening at that address.
+ * Once message N has arrived COMMAND is run, with messages on their way. Several devices, by
+ * number, are fused. Without --meet both ends are in this process; with it the other is in another
+ * one, rank 0 listening at that address.
  *
- * Every message has other bytes, so that one that is lost, doubled or changed is found out. Returns 0 if
- * all have arrived, 3 if the plugin has failed one, as it may when no rail is left, and 1 for what it
- * must not do. --limit is the longest that all may take, in seconds (60).
+ * Every message has other bytes, so that one that is lost, doubled or changed is found out. Returns
+ * 0 if all have arrived, 3 if the plugin has failed one, as it may when no rail is left, and 1 for
+ * what it must not do. --limit is the longest that all may take, in seconds (60).
  */
 #include "net_pair.h"
 
@@ -35,7 +37,7 @@ struct traffic {
     size_t size;
     struct event events[EVENTS];
     int event_count, rank;
-    const char *meet;
+    const char *from, *to, *meet;
 };
 
 struct net_setup setup;
@@ -164,6 +166,21 @@ static void exchange(struct traffic *t, struct pair *p)
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
+/* "0,2": one device of both. */
+static int device_of(const char *numbers)
+{
+    int devices[4], count = 0, fused;
+
+    for (const char *at = numbers; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        must(count < 4);
+        devices[count++] = atoi(at);
+    }
+    if (count < 2)
+        return count ? devices[0] : 0;
+    must_succeed(setup.net->fuse(count, devices, &fused));
+    return fused;
+}
+
 static void run(struct traffic *t)
 {
     struct pair p = {.ctx = net_init()};
@@ -171,7 +188,9 @@ static void run(struct traffic *t)
     struct sockaddr_in a;
     int fd = -1;
 
-    must_succeed(setup.net->listen(p.ctx, 0, mine, &p.listener));
+    setup.connects_from = device_of(t->from);
+    setup.listens_on = t->to ? device_of(t->to) : setup.connects_from;
+    must_succeed(setup.net->listen(p.ctx, setup.listens_on, mine, &p.listener));
     memcpy(p.handle, mine, sizeof(mine));
     if (t->meet) {
         a = address_of(t->meet);
@@ -190,7 +209,8 @@ static void run(struct traffic *t)
 static int usage(void)
 {
     fprintf(stderr, "usage: net-traffic [--messages N] [--size N] [--limit S] [--at N COMMAND]... "
-                    "[--rank N --meet ADDRESS:PORT] PLUGIN.so\n");
+                    "[--from DEVICE,...] [--to DEVICE,...] [--rank N --meet ADDRESS:PORT] "
+                    "PLUGIN.so\n");
     return 2;
 }
 
@@ -213,6 +233,10 @@ static bool parse(int argc, char **argv, struct traffic *t)
             t->limit_s = (unsigned)atoi(value);
         else if (!strcmp(argv[i - 1], "--rank"))
             t->rank = atoi(value);
+        else if (!strcmp(argv[i - 1], "--from"))
+            t->from = value;
+        else if (!strcmp(argv[i - 1], "--to"))
+            t->to = value;
         else if (!strcmp(argv[i - 1], "--meet"))
             t->meet = value;
         else if (!strcmp(argv[i - 1], "--at") && i + 1 < argc && t->event_count < EVENTS)
