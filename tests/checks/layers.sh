@@ -10,7 +10,8 @@ layers='
 base        0  dualpipe options random
 schedule    1  schedule
 microbatch  1  microbatch
-topology    1  topology placement
+topology    1  topology
+placement   2  placement
 tuning      2  tuning
 device      2  device
 wire        2

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_placement.c - what is placed where, on descriptions of machines of a few words.
+ */
+#include "cmocka_all.h"
+
+#include <dualpipe/placement.h>
+#include <dualpipe/random.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what is placed ------------------------------------------------------------------------- */
+
+struct fixture {
+    struct dp_topology *t;
+    struct dp_schedule *s;
+    struct dp_placement_spec spec;
+};
+
+static struct fixture make(const char *description, enum dp_schedule_kind kind, int ranks,
+                           int replicas)
+{
+    struct fixture f = {0};
+    const struct dp_schedule_spec schedule = {
+        .kind = kind, .ranks = ranks, .microbatches = 2 * ranks + 2, .mirror_reduce = true};
+
+    if (dp_topology_new_synthetic(description, &f.t) || dp_schedule_new(&schedule, &f.s))
+        fail_msg("%s", dp_last_error());
+    f.spec = (struct dp_placement_spec){.topology = f.t,
+                                        .schedule = f.s,
+                                        .replicas = replicas,
+                                        .activation_bytes = 64e6,
+                                        .parameter_bytes = 500e6};
+    return f;
+}
+
+static void unmake(struct fixture *f)
+{
+    dp_schedule_free(f->s);
+    dp_topology_free(f->t);
+}
+
+static struct dp_placement *place(const struct dp_placement_spec *spec)
+{
+    struct dp_placement *p;
+
+    if (dp_placement_new(spec, &p))
+        fail_msg("%s", dp_last_error());
+    return p;
+}
+
+/* The GPUs of a topology in an order that only the seed knows. */
+static int32_t *shuffle_gpus(const struct dp_topology *t, int32_t count, uint64_t seed)
+{
+    int32_t *gpus = malloc((size_t)count * sizeof(*gpus)), n = 0;
+
+    for (int32_t g = -1; n < count && (g = dp_topology_next(t, DP_TOPO_GPU, -1, g + 1)) >= 0;)
+        gpus[n++] = g;
+    assert_int_equal(n, count);
+    for (int32_t i = count - 1; i > 0; i--) {
+        uint32_t block[4];
+        dp_random_block(dp_random_key(seed, 1, 2, 3), (uint64_t)i, block);
+        const int32_t k = (int32_t)(block[0] % (uint32_t)(i + 1)), gpu = gpus[i];
+        gpus[i] = gpus[k];
+        gpus[k] = gpu;
+    }
+    return gpus;
+}
+
+/* ---- traffic -------------------------------------------------------------------------------- */
+
+static double sum_flows(const struct dp_placement *p, enum dp_flow_kind kind)
+{
+    double bytes = 0;
+
+    for (int32_t i = 0; i < p->flow_count; i++)
+        if (p->flows[i].kind == kind)
+            bytes += p->flows[i].bytes;
+    return bytes;
+}
+
+static void a_flow_carries_every_message_of_the_schedule(void **state)
+{
+    (void)state;
+    struct fixture f = make("dgx-h100", DP_SCHEDULE_DUALPIPE, 4, 2);
+    double forwards = 0, backwards = 0, reduces = 0;
+
+    f.spec.gradient_bytes = 32e6;
+    f.spec.offload_bytes = 7e6;
+    struct dp_placement *p = place(&f.spec);
+    for (size_t i = 0; i < f.s->first[4]; i++) {
+        forwards += f.s->ops[i].kind == DP_OP_SEND_F;
+        backwards += f.s->ops[i].kind == DP_OP_SEND_B;
+        reduces += f.s->ops[i].kind == DP_OP_REDUCE;
+    }
+    assert_true(forwards > 0 && backwards > 0 && reduces > 0);
+    assert_true(sum_flows(p, DP_FLOW_ACTIVATION) == 2 * forwards * 64e6);
+    assert_true(sum_flows(p, DP_FLOW_GRADIENT) == 2 * backwards * 32e6);
+    assert_true(sum_flows(p, DP_FLOW_MIRROR) == 2 * reduces * 500e6);
+    assert_true(sum_flows(p, DP_FLOW_MIXING) == 4 * 2 * 2 * 500e6); /* ranks, ways, stages */
+    assert_true(sum_flows(p, DP_FLOW_OFFLOAD) == 8 * 7e6);
+    dp_placement_free(p);
+    unmake(&f);
+}
+
+static void only_the_pairs_that_are_named_mix(void **state)
+{
+    (void)state;
+    const struct dp_replica_pair pairs[] = {{0, 2}, {1, 3}};
+    struct fixture f = make("dgx-h100", DP_SCHEDULE_1F1B, 2, 4);
+
+    f.spec.mixing = pairs;
+    f.spec.mixing_count = 2;
+    struct dp_placement *p = place(&f.spec);
+    for (int32_t i = 0; i < p->flow_count; i++)
+        if (p->flows[i].kind == DP_FLOW_MIXING)
+            assert_int_equal(abs(p->flows[i].from - p->flows[i].to), 2 * 2);
+    assert_true(sum_flows(p, DP_FLOW_MIXING) == 2 * 2 * 2 * 500e6);
+    dp_placement_free(p);
+    unmake(&f);
+}
+
+/* ---- small groups: the best of all orders --------------------------------------------------- */
+
+static double weigh(const struct dp_placement_spec *spec, const int32_t *gpus)
+{
+    double ns;
+
+    if (dp_placement_weigh(spec, gpus, &ns))
+        fail_msg("%s", dp_last_error());
+    return ns;
+}
+
+/* Every order of gpus[at] and on. */
+static double try_orders(const struct dp_placement_spec *spec, int32_t *gpus, int at, int count)
+{
+    double best = INFINITY;
+
+    if (at == count)
+        return weigh(spec, gpus);
+    for (int i = at; i < count; i++) {
+        int32_t gpu = gpus[at];
+        gpus[at] = gpus[i];
+        gpus[i] = gpu;
+        best = fmin(best, try_orders(spec, gpus, at + 1, count));
+        gpus[i] = gpus[at];
+        gpus[at] = gpu;
+    }
+    return best;
+}
+
+static const struct small {
+    const char *description;
+    enum dp_schedule_kind kind;
+    int ranks, replicas;
+} small[] = {
+    {"hgx-a100", DP_SCHEDULE_DUALPIPE, 4, 1},
+    {"host:2 numa:2 root:1 switch:1 gpu:1 nic:1 pcie=4x16 net=100Gb/s", DP_SCHEDULE_1F1B, 4, 1},
+    {"host:3 numa:2 gpu:1 nic:1 pcie=4x16 net=100Gb/s", DP_SCHEDULE_1F1B, 3, 2},
+    {"host:2 numa:1 gpu:3 nic:1 pcie=5x16 nvlink=mesh:4x25 net=200Gb/s", DP_SCHEDULE_DUALPIPE, 2, 3},
+    {"numa:2 root:1 switch:1 gpu:3 pcie=3x16", DP_SCHEDULE_DUALPIPE, 6, 1},
+};
+
+static void up_to_eight_workers_are_placed_as_trying_all_orders_would(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(small) / sizeof(*small); i++) {
+        struct fixture f = make(small[i].description, small[i].kind, small[i].ranks,
+                                small[i].replicas);
+        const int workers = small[i].ranks * small[i].replicas;
+        int32_t *gpus = shuffle_gpus(f.t, workers, i), placed[8];
+        double least = try_orders(&f.spec, gpus, 0, workers);
+        f.spec.gpus = gpus;
+        struct dp_placement *p = place(&f.spec);
+        assert_true(p->exact);
+        for (int w = 0; w < workers; w++)
+            placed[w] = p->workers[w].gpu;
+        if (fabs(weigh(&f.spec, placed) - least) > 1e-6 * least)
+            fail_msg("%s: %g, expected %g", small[i].description, weigh(&f.spec, placed), least);
+        assert_true(p->after_ns <= least * (1 + 1e-9));
+        dp_placement_free(p);
+        free(gpus);
+        unmake(&f);
+    }
+}
+
+/* ---- large groups --------------------------------------------------------------------------- */
+
+static void check_seats(const struct dp_placement *p, const int32_t *came, int32_t workers)
+{
+    char *seen = calloc((size_t)workers, 1);
+
+    for (int32_t w = 0; w < workers; w++) {
+        const struct dp_placed_worker *x = &p->workers[w];
+        assert_in_range(x->came_as, 0, workers - 1);
+        assert_int_equal(came[x->came_as], x->gpu);
+        assert_false(seen[x->came_as]++);
+    }
+    free(seen);
+}
+
+static void no_order_of_arrival_is_better_than_what_is_found(void **state)
+{
+    (void)state;
+    static const char *const machines[] = {
+        "dgx-h100 host:4", "host:8 numa:2 root:1 switch:1 gpu:2 nic:1 pcie=4x16 net=100Gb/s",
+        "host:4 numa:1 gpu:8 nic:2 pcie=4x16 nvlink=switch:12x25 net=200Gb/s spine=50"};
+    static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_1F1B,
+                                                  DP_SCHEDULE_DUALPIPEV};
+    for (int i = 0; i < 9; i++) {
+        struct fixture f = make(machines[i % 3], kinds[i / 3], i % 2 ? 8 : 4, i % 2 ? 4 : 8);
+        int32_t *gpus = shuffle_gpus(f.t, 32, (uint64_t)i);
+        f.spec.gpus = gpus;
+        f.spec.effort = 2000;
+        f.spec.offload_bytes = i % 2 ? 1e9 : 0;
+        struct dp_placement *p = place(&f.spec);
+        assert_false(p->exact);
+        check_seats(p, gpus, 32);
+        assert_true(fabs(p->before_ns - weigh(&f.spec, gpus)) <= 1e-9 * p->before_ns);
+        assert_true(p->after_ns <= p->before_ns * (1 + 1e-9));
+        dp_placement_free(p);
+        free(gpus);
+        unmake(&f);
+    }
+}
+
+static void neighbours_of_a_pipeline_come_to_one_host(void **state)
+{
+    (void)state;
+    struct fixture f = make("dgx-h100 host:4", DP_SCHEDULE_1F1B, 8, 4);
+    int32_t *gpus = shuffle_gpus(f.t, 32, 7);
+
+    f.spec.gpus = gpus;
+    f.spec.parameter_bytes = 0;
+    struct dp_placement *p = place(&f.spec);
+    for (int32_t i = 0; i < p->flow_count; i++)
+        assert_int_equal(p->flows[i].class_, DP_TOPO_NV);
+    assert_true(p->after_ns < p->before_ns / 2);
+    dp_placement_free(p);
+    free(gpus);
+    unmake(&f);
+}
+
+static void the_same_spec_gives_the_same_placement(void **state)
+{
+    (void)state;
+    struct fixture f = make("hgx-a100 host:3", DP_SCHEDULE_DUALPIPE, 6, 4);
+    int32_t *gpus = shuffle_gpus(f.t, 24, 3);
+    char *a, *b;
+
+    f.spec.gpus = gpus;
+    f.spec.effort = 3000;
+    struct dp_placement *p = place(&f.spec), *q = place(&f.spec);
+    assert_int_equal(dp_placement_write(p, f.t, &a, NULL), 0);
+    assert_int_equal(dp_placement_write(q, f.t, &b, NULL), 0);
+    assert_string_equal(a, b);
+    free(a);
+    free(b);
+    dp_placement_free(p);
+    dp_placement_free(q);
+    free(gpus);
+    unmake(&f);
+}
+
+/* ---- ways ----------------------------------------------------------------------------------- */
+
+/* One GPU and two NICs a host: without a choice both flows of a GPU would take the same NIC. */
+static void flows_share_the_nics_of_a_host(void **state)
+{
+    (void)state;
+    struct fixture f = make("host:4 numa:1 root:1 switch:1 gpu:1 nic:4 pcie=5x16 net=100Gb/s rails=one",
+                            DP_SCHEDULE_DUALPIPE, 4, 1);
+    struct dp_placement *p = place(&f.spec);
+    int used = 0;
+
+    assert_true(p->after_ns < 0.75 * p->before_ns);
+    for (int32_t i = 0; i < p->flow_count; i++) {
+        assert_true(p->flows[i].nic_from >= 0 && p->flows[i].nic_to >= 0 && p->flows[i].rail >= 0);
+        used += p->flows[i].from == 1 && p->flows[i].nic_from != p->workers[1].nics[0];
+    }
+    assert_true(used > 0);
+    assert_int_equal(p->workers[0].nic_count, 4);
+    assert_int_equal(p->workers[0].qps[0], 1);
+    dp_placement_free(p);
+    unmake(&f);
+}
+
+static void an_offload_uses_the_memory_next_to_the_gpu(void **state)
+{
+    (void)state;
+    struct fixture f = make("numa:2 root:1 switch:1 gpu:2 nic:1 pcie=4x16 memory=256G",
+                            DP_SCHEDULE_1F1B, 4, 1);
+
+    f.spec.offload_bytes = 1e9;
+    struct dp_placement *p = place(&f.spec);
+    for (int w = 0; w < 4; w++) {
+        int32_t at = p->workers[w].gpu;
+        while (f.t->nodes[at].kind != DP_TOPO_NUMA)
+            at = f.t->nodes[at].parent;
+        assert_int_equal(p->workers[w].memory, at);
+    }
+    dp_placement_free(p);
+    unmake(&f);
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static void a_file_gives_back_what_was_written(void **state)
+{
+    (void)state;
+    struct fixture f = make("dgx-h100 host:2", DP_SCHEDULE_DUALPIPE, 4, 4);
+    struct dp_placement *p, *q;
+    char *a, *b;
+    size_t len;
+
+    f.spec.offload_bytes = 1e9;
+    f.spec.effort = 100;
+    p = place(&f.spec);
+    assert_int_equal(dp_placement_write(p, f.t, &a, &len), 0);
+    if (dp_placement_read(a, len, f.t, &q))
+        fail_msg("%s", dp_last_error());
+    assert_int_equal(dp_placement_write(q, f.t, &b, NULL), 0);
+    assert_string_equal(a, b);
+    assert_int_equal(q->links[0].link, p->links[0].link);
+    free(a);
+    free(b);
+    dp_placement_free(p);
+    dp_placement_free(q);
+    unmake(&f);
+}
+
+/* The same GPUs in a topology where they have other numbers. */
+static void a_file_finds_nodes_by_their_names(void **state)
+{
+    (void)state;
+    struct fixture f = make("host:2 numa:1 root:1 gpu:2 nic:1 net=100Gb/s", DP_SCHEDULE_1F1B, 4, 1);
+    struct dp_topology *other;
+    struct dp_placement *p = place(&f.spec), *q;
+    char label[2][DP_TOPO_LABEL_LEN], *text;
+    size_t len;
+
+    assert_int_equal(dp_topology_new_synthetic(
+                         "host:2 numa:2 root:1 gpu:2 nic:1 net=100Gb/s", &other), 0);
+    assert_int_equal(dp_placement_write(p, f.t, &text, &len), 0);
+    if (dp_placement_read(text, len, other, &q))
+        fail_msg("%s", dp_last_error());
+    for (int w = 0; w < 4; w++)
+        assert_string_equal(dp_topology_label(f.t, p->workers[w].gpu, label[0]),
+                            dp_topology_label(other, q->workers[w].gpu, label[1]));
+    free(text);
+    dp_placement_free(p);
+    dp_placement_free(q);
+    dp_topology_free(other);
+    unmake(&f);
+}
+
+static void a_file_that_is_wrong_is_refused_with_the_place(void **state)
+{
+    (void)state;
+#define HEAD "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, "
+#define LISTS "\"flows\": [], \"links\": []}"
+    static const struct {
+        const char *text, *sentence;
+    } wrong[] = {
+        {"{}", "dualpipe_placement"},
+        {"{\"dualpipe_placement\": 2}", "dualpipe_placement"},
+        {HEAD "\"nodes\": []}", "workers"},
+        {HEAD "\"nodes\": [], \"workers\": [], " LISTS, "workers"},
+        {HEAD "\"nodes\": [{\"id\": 0}], \"workers\": [{}], " LISTS, "label"},
+        {HEAD "\"nodes\": [{\"id\": 0, \"label\": \"gpu9\"}], \"workers\": [{}], " LISTS, "gpu9"},
+        {HEAD "\"nodes\": [], \"workers\": [{\"replica\": 0, \"rank\": 0, \"came_as\": 0, \"gpu\": 5}], "
+         LISTS, "workers[0].gpu"},
+        {HEAD "\"nodes\": [{\"id\": 5, \"label\": \"numa0\"}], \"workers\": [{\"replica\": 0, "
+         "\"rank\": 0, \"came_as\": 0, \"gpu\": 5}], " LISTS, "the id of a gpu"},
+        {HEAD "\"nodes\": [", "line 1"},
+    };
+    struct fixture f = make("numa:1 gpu:1", DP_SCHEDULE_1F1B, 1, 1);
+    struct dp_placement *p;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        assert_int_equal(dp_placement_read(wrong[i].text, strlen(wrong[i].text), f.t, &p), DP_EINVAL);
+        if (!strstr(dp_last_error(), wrong[i].sentence))
+            fail_msg("'%s' does not say '%s'", dp_last_error(), wrong[i].sentence);
+    }
+    unmake(&f);
+}
+
+/* ---- errors --------------------------------------------------------------------------------- */
+
+static void expect_refusal(const struct dp_placement_spec *spec, const char *sentence)
+{
+    struct dp_placement *p;
+
+    assert_int_equal(dp_placement_new(spec, &p), DP_EINVAL);
+    if (!strstr(dp_last_error(), sentence))
+        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
+}
+
+static void a_spec_that_is_wrong_is_refused_by_name(void **state)
+{
+    (void)state;
+    struct fixture f = make("numa:2 gpu:2", DP_SCHEDULE_1F1B, 4, 1);
+    const struct dp_replica_pair pair = {0, 1};
+    int32_t gpus[4], n = 0;
+    struct dp_placement_spec spec = f.spec;
+
+    for (int32_t g = -1; n < 4 && (g = dp_topology_next(f.t, DP_TOPO_GPU, -1, g + 1)) >= 0;)
+        gpus[n++] = g;
+    spec.replicas = 2;
+    expect_refusal(&spec, "topology: 4 GPUs, expected one for each of 8 workers");
+    spec.replicas = -1;
+    expect_refusal(&spec, "replicas: -1");
+    spec = f.spec;
+    spec.activation_bytes = -1;
+    expect_refusal(&spec, "activation_bytes: -1");
+    spec.activation_bytes = NAN;
+    expect_refusal(&spec, "activation_bytes");
+    spec = f.spec;
+    spec.mixing = &pair;
+    spec.mixing_count = 1;
+    expect_refusal(&spec, "mixing: pair 0 is of replicas 0 and 1");
+    spec = f.spec;
+    spec.schedule = NULL;
+    expect_refusal(&spec, "schedule: NULL");
+    spec = f.spec;
+    spec.gpus = gpus;
+    gpus[3] = gpus[0];
+    expect_refusal(&spec, "gpus[3]: gpu0, which stands there already");
+    gpus[3] = 0;
+    expect_refusal(&spec, "expected a GPU");
+    gpus[3] = 99999;
+    expect_refusal(&spec, "gpus[3]: node 99999");
+    unmake(&f);
+}
+
+static void gpus_without_a_way_between_them_are_named(void **state)
+{
+    (void)state;
+    struct fixture f = make("host:2 numa:1 gpu:1", DP_SCHEDULE_1F1B, 2, 1);
+
+    expect_refusal(&f.spec, "there is no way from");
+    unmake(&f);
+}
+
+static void drop_line(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_flow_carries_every_message_of_the_schedule),
+        cmocka_unit_test(only_the_pairs_that_are_named_mix),
+        cmocka_unit_test(up_to_eight_workers_are_placed_as_trying_all_orders_would),
+        cmocka_unit_test(no_order_of_arrival_is_better_than_what_is_found),
+        cmocka_unit_test(neighbours_of_a_pipeline_come_to_one_host),
+        cmocka_unit_test(the_same_spec_gives_the_same_placement),
+        cmocka_unit_test(flows_share_the_nics_of_a_host),
+        cmocka_unit_test(an_offload_uses_the_memory_next_to_the_gpu),
+        cmocka_unit_test(a_file_gives_back_what_was_written),
+        cmocka_unit_test(a_file_finds_nodes_by_their_names),
+        cmocka_unit_test(a_file_that_is_wrong_is_refused_with_the_place),
+        cmocka_unit_test(a_spec_that_is_wrong_is_refused_by_name),
+        cmocka_unit_test(gpus_without_a_way_between_them_are_named),
+    };
+    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
