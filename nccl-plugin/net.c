@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "nccl-plugin/net_comm.h"
+#include "nccl-plugin/net_ll128.h"
 #include "nccl-plugin/net_log.h"
 
 #include <stdlib.h>
@@ -27,37 +28,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Whether a list like "LL,Simple" or "^LL" lets NCCL use LL128. */
-static bool admits_ll128(const char *list)
-{
-    bool is_named = false;
-
-    for (const char *at = list + (*list == '^'); *at; at += *at == ',') {
-        size_t len = strcspn(at, ",");
-        is_named |= len == 5 && !strncasecmp(at, "LL128", 5);
-        at += len;
-    }
-    return is_named != (*list == '^');
-}
-
-/* LL128 needs that a line of 128 bytes never shows its last 8 before the others. The copies of our
- * wires, by the C library and by the kernel, promise no such thing, and the GPU polls the host memory
- * that they write to; so NCCL must not choose it. It reads this variable after our init. */
-static void rule_out_ll128(void)
-{
-    const char *asked = dp_foreign_variable("NCCL_PROTO");
-
-    if (!asked) {
-        setenv("NCCL_PROTO", "^LL128", 1);
-        dp_log(DP_LOG_INFO, "NCCL_PROTO=^LL128 from now on: LL128 needs an order of stores that shm "
-                            "and tcp do not keep");
-    } else if (admits_ll128(asked)) {
-        dp_log(DP_LOG_WARN, "NCCL_PROTO=%s admits LL128, which needs an order of stores that shm and "
-                            "tcp do not keep: data may arrive wrong", asked);
-    }
-}
-
-static int look_around(void)
+static int look_around(bool names_watched)
 {
     int err = dp_options_read(&dpn_net_option_area, &dpn_options);
 
@@ -65,7 +36,7 @@ static int look_around(void)
         return err;
     dpn_devices_find("", &dpn_options, &devices);
     if (devices.count)
-        rule_out_ll128();
+        dpn_ll128_decide(names_watched);
     pthread_atfork(before_fork, after_fork, after_fork);
     is_known = true;
     return 0;
@@ -82,10 +53,10 @@ static int new_net(struct dpn_net **out)
     return 0;
 }
 
-static int init_locked(ncclDebugLogger_t logger, struct dpn_net **out)
+static int init_locked(ncclDebugLogger_t logger, bool names_watched, struct dpn_net **out)
 {
     dpn_log_to(logger);
-    int err = is_known ? 0 : look_around();
+    int err = is_known ? 0 : look_around(names_watched);
     return err || *out ? err : new_net(out);
 }
 
@@ -94,17 +65,17 @@ int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out)
     struct dpn_net *net = NULL;
 
     pthread_mutex_lock(&lock);
-    int err = init_locked(logger, &net);
+    int err = init_locked(logger, true, &net);
     pthread_mutex_unlock(&lock);
     if (!err)
         *out = net;
     return err;
 }
 
-int dpn_net_init_shared(ncclDebugLogger_t logger)
+int dpn_net_init_shared(ncclDebugLogger_t logger, bool names_watched)
 {
     pthread_mutex_lock(&lock);
-    int err = init_locked(logger, &shared);
+    int err = init_locked(logger, names_watched, &shared);
     pthread_mutex_unlock(&lock);
     return err;
 }

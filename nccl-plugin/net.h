@@ -40,8 +40,9 @@ int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out);
 /* Closes what is still open. NULL is fine. */
 void dpn_net_finalize(struct dpn_net *net);
 
-/* For versions without a context: one for the process, never finalized; NULL before its init. */
-int dpn_net_init_shared(ncclDebugLogger_t logger);
+/* For versions without a context: one for the process, never finalized; NULL before its init.
+ * names_watched: the version has irecv tell which receives are watched. */
+int dpn_net_init_shared(ncclDebugLogger_t logger, bool names_watched);
 struct dpn_net *dpn_net_shared(void);
 
 /* DP_ESTATE before the first init. */
@@ -71,9 +72,10 @@ int dpn_net_deregister(struct dpn_comm *comm, struct dpn_memory *memory);
 /* *out NULL: try again. memory may be NULL. DP_EMISMATCH: the receiver has less room. */
 int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
                   struct dpn_memory *memory, struct dpn_request **out);
-/* A group of n receives, which is done when all are. */
+/* A group of n receives, which is done when all are. is_watched: see net_lines.h. */
 int dpn_net_irecv(struct dpn_comm *comm, int n, void *const *data, const size_t *sizes,
-                  const int *tags, struct dpn_memory *const *memories, struct dpn_request **out);
+                  const int *tags, struct dpn_memory *const *memories, bool is_watched,
+                  struct dpn_request **out);
 /* Make n receives that are done visible to the GPU that the memory is of. *out NULL: they are. */
 int dpn_net_iflush(struct dpn_comm *comm, int n, void *const *data, const int *sizes,
                    struct dpn_memory *const *memories, struct dpn_request **out);

@@ -9,7 +9,12 @@
 
 ncclResult_t dpn_init_v6(ncclDebugLogger_t logFunction)
 {
-    return dpn_result(dpn_net_init_shared(logFunction));
+    return dpn_result(dpn_net_init_shared(logFunction, false));
+}
+
+ncclResult_t dpn_init_v9(ncclDebugLogger_t logFunction)
+{
+    return dpn_result(dpn_net_init_shared(logFunction, true));
 }
 
 ncclResult_t dpn_init_v11(void **ctx, uint64_t commId, struct ncclNetCommConfig_v10 *config,
@@ -215,12 +220,15 @@ ncclResult_t dpn_isend_v6(void *sendComm, void *data, int size, int tag, void *m
     return dpn_isend_v10(sendComm, data, (size_t)size, tag, mhandle, NULL, request);
 }
 
-/* That *request may ask for an early completion (NCCL_NET_OPTIONAL_RECV_COMPLETION) is no duty. */
+/* Before the call *request says whether NCCL's kernel watches the memory. The receive might then be
+ * done early, which is no duty. */
 ncclResult_t dpn_irecv_v10(void *recvComm, int n, void **data, size_t *sizes, int *tags,
                            void **mhandles, void **phandles, void **request)
 {
     struct dpn_request *req = NULL;
-    int err = dpn_net_irecv(recvComm, n, data, sizes, tags, (struct dpn_memory **)mhandles, &req);
+    bool is_watched = (uintptr_t)*request == NCCL_NET_OPTIONAL_RECV_COMPLETION;
+    int err = dpn_net_irecv(recvComm, n, data, sizes, tags, (struct dpn_memory **)mhandles,
+                            is_watched, &req);
 
     (void)phandles;
     *request = req;
@@ -238,6 +246,7 @@ ncclResult_t dpn_irecv_v6(void *recvComm, int n, void **data, int *sizes, int *t
 {
     size_t wide[DPN_MAX_RECEIVES];
 
+    *request = NULL; /* which is not asked anything here */
     for (int i = 0; i < n && i < DPN_MAX_RECEIVES; i++)
         wide[i] = (size_t)sizes[i];
     return dpn_irecv_v10(recvComm, n, data, wide, tags, mhandles, NULL, request);

@@ -10,6 +10,7 @@
 
 /* In the table's order. */
 ncclResult_t dpn_init_v6(ncclDebugLogger_t logFunction);
+ncclResult_t dpn_init_v9(ncclDebugLogger_t logFunction);
 ncclResult_t dpn_init_v11(void **ctx, uint64_t commId, struct ncclNetCommConfig_v10 *config,
                           ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction);
 ncclResult_t dpn_devices_v6(int *ndev);

@@ -20,7 +20,7 @@ static void count_begun(struct dpn_comm *comm, int err, int count, size_t bytes,
 int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
                   struct dpn_memory *memory, struct dpn_request **out)
 {
-    const struct dpn_piece piece = {(void *)data, size, tag, memory};
+    const struct dpn_piece piece = {(void *)data, size, tag, memory, false};
 
     if (size > DPN_MAX_BYTES)
         return dp_fail(DP_EINVAL, "send of %zu bytes: the longest message is %zu", size,
@@ -42,7 +42,8 @@ static int check_group(int n)
 }
 
 int dpn_net_irecv(struct dpn_comm *comm, int n, void *const *data, const size_t *sizes,
-                  const int *tags, struct dpn_memory *const *memories, struct dpn_request **out)
+                  const int *tags, struct dpn_memory *const *memories, bool is_watched,
+                  struct dpn_request **out)
 {
     struct dpn_piece pieces[DPN_MAX_RECEIVES];
     int err = check_group(n);
@@ -50,7 +51,8 @@ int dpn_net_irecv(struct dpn_comm *comm, int n, void *const *data, const size_t 
     if (err)
         return err;
     for (int i = 0; i < n; i++)
-        pieces[i] = (struct dpn_piece){data[i], sizes[i], tags[i], memories ? memories[i] : NULL};
+        pieces[i] = (struct dpn_piece){data[i], sizes[i], tags[i], memories ? memories[i] : NULL,
+                                       is_watched};
     *out = NULL;
     pthread_mutex_lock(&comm->lock);
     err = comm->transport->irecv(comm, n, pieces, out);

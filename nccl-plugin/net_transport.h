@@ -35,6 +35,7 @@ struct dpn_piece {
     size_t size;
     int tag;
     struct dpn_memory *memory; /* NULL: none, where the transport needs none */
+    bool is_watched;           /* of a receive: needs the order of stores of net_lines.h */
 };
 
 /* Every member is set. Errors are those of net.h. */

@@ -7,7 +7,7 @@
 static ncclResult_t init_v10(ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction)
 {
     (void)profFunction;
-    return dpn_init_v6(logFunction);
+    return dpn_init_v9(logFunction);
 }
 
 static ncclResult_t connect_v10(int dev, struct ncclNetCommConfig_v10 *config, void *handle,

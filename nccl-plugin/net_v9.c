@@ -7,7 +7,7 @@
 extern const struct ncclNet_v9 ncclNetPlugin_v9;
 __attribute__((visibility("default"))) const struct ncclNet_v9 ncclNetPlugin_v9 = {
     .name = "dualpipe",
-    .init = dpn_init_v6,
+    .init = dpn_init_v9,
     .devices = dpn_devices_v6,
     .getProperties = dpn_properties_v9,
     .listen = dpn_listen_v6,

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * net_wired.c - messages over the comm's own wire. The tag of a message on the wire is its place at
- * the receiver, who gave it in the grant; so the bytes go straight to where they belong.
+ * the receiver, who gave it in the grant; so the bytes go straight to where they belong. What NCCL's
+ * kernels watch for flags is copied there, in order, once it is complete (net_lines.h).
  */
 #include "base/fail.h"
 #include "nccl-plugin/net_comm.h"
 #include "nccl-plugin/net_grants.h"
+#include "nccl-plugin/net_lines.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +23,7 @@ struct room {
     char *data;
     size_t size; /* the room; once done the message */
     int tag;
-    bool done;
+    bool done, is_watched;
     const struct dpn_memory *memory;
 };
 
@@ -40,6 +42,8 @@ struct wired {
     bool is_sender;
     struct dp_wire_request incoming;
     struct dpn_grant arrived; /* sender: where incoming goes */
+    char *staging;            /* receiver: where incoming goes if it is watched */
+    size_t staging_bytes;
     struct dpn_grants grants; /* sender */
     struct dp_wire_request refusal;
     uint32_t free; /* a bit per request */
@@ -74,7 +78,7 @@ static void aim(struct dp_wire_request *incoming, uint64_t tag, size_t message_l
     const struct room *room = find_room(w, tag, &req);
 
     (void)message_len;
-    incoming->buf = room ? room->data : NULL;
+    incoming->buf = !room ? NULL : room->is_watched ? w->staging : room->data;
     incoming->len = room ? room->size : 0;
 }
 
@@ -104,6 +108,8 @@ static void take_message(struct wired *w)
         return;
     }
     room->size = w->incoming.moved;
+    if (room->is_watched)
+        dpn_lines_copy(room->data, w->staging, room->size);
     room->done = true;
     req->left--;
 }
@@ -206,11 +212,36 @@ static void fill_rooms(struct request *req, int n, const struct dpn_piece *piece
     req->grant.count = (unsigned)n;
     for (int i = 0; i < n; i++) {
         req->rooms[i] = (struct room){.data = pieces[i].data, .size = pieces[i].size,
-                                      .tag = pieces[i].tag, .memory = pieces[i].memory};
+                                      .tag = pieces[i].tag, .memory = pieces[i].memory,
+                                      .is_watched = pieces[i].is_watched};
         req->grant.rooms[i].bytes = pieces[i].size;
         req->grant.rooms[i].tag = pieces[i].tag;
         req->grant.rooms[i].zero = 0;
     }
+}
+
+static size_t watched_bytes(int n, const struct dpn_piece *pieces)
+{
+    size_t most = 0;
+
+    for (int i = 0; i < n; i++)
+        if (pieces[i].is_watched && pieces[i].size > most)
+            most = pieces[i].size;
+    return most;
+}
+
+/* The rooms of a protocol are all of one size, so this is done once for each. DP_EAGAIN: a message
+ * is just coming in there. */
+static int grow_staging(struct wired *w, size_t bytes)
+{
+    if (bytes <= w->staging_bytes)
+        return 0;
+    if (w->staging && w->incoming.buf == w->staging)
+        return DP_EAGAIN;
+    free(w->staging);
+    w->staging = malloc(bytes);
+    w->staging_bytes = w->staging ? bytes : 0;
+    return w->staging ? 0 : dp_fail(DP_ENOMEM, "no memory to receive %zu bytes in", bytes);
 }
 
 static int irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
@@ -220,6 +251,9 @@ static int irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
 
     if (w->wire->error)
         return broken(w, "receive");
+    int err = grow_staging(w, watched_bytes(n, pieces));
+    if (err)
+        return err == DP_EAGAIN ? 0 : err;
     struct request *req = take_request(w);
     if (!req)
         return 0;
@@ -345,6 +379,8 @@ static void close_wired(struct dpn_comm *comm)
     dp_wire_close(comm->wire);
     comm->wire = NULL;
     comm->state = NULL;
+    if (w)
+        free(w->staging);
     free(w);
 }
 

@@ -161,6 +161,29 @@ static void use_requests_again_for_ever(void)
     pair_close(&p);
 }
 
+/* Of any size after any other, among receives that are not watched. */
+static void carry_what_kernels_watch(void)
+{
+    static const size_t sizes[] = {16, 0, 65536, 100, 614400, 24, 128, 1000003, 2048, 7};
+    enum { N = sizeof(sizes) / sizeof(sizes[0]) };
+    struct message all[2 * N];
+    struct pair p;
+
+    pair_open(&p, net_init());
+    for (unsigned i = 0; i < N; i++) {
+        all[2 * i] = message_recv(p.receiver, sizes[i], 1);
+        all[2 * i].is_watched = i % 3 != 0;
+        all[2 * i + 1] = message_send(p.sender, sizes[i], 1, i);
+    }
+    for (int i = 0; i < 2 * N; i += 2) /* in order, whoever has to be asked again */
+        messages_finish(&all[i], 2);
+    for (unsigned i = 0; i < N; i++)
+        message_check(&all[2 * i], 0, sizes[i], i);
+    for (int i = 0; i < 2 * N; i++)
+        message_free(&all[i]);
+    pair_close(&p);
+}
+
 static void wait_for_no_flush_of_host_memory(void)
 {
     struct pair p;
@@ -186,6 +209,7 @@ const struct net_case net_data_cases[] = {
     {"match tags within a group", match_tags_within_a_group},
     {"give the eldest receive the first message", give_the_eldest_receive_the_first_message},
     {"use requests again for ever", use_requests_again_for_ever},
+    {"carry what kernels watch", carry_what_kernels_watch},
     {"wait for no flush of host memory", wait_for_no_flush_of_host_memory},
     {NULL, NULL},
 };

@@ -162,6 +162,8 @@ ncclResult_t message_try(struct message *m)
         return ncclSuccess;
     if (m->req)
         return setup.net->test(m->req, &m->done, m->got);
+    if (m->is_watched)
+        m->req = (void *)(uintptr_t)NCCL_NET_OPTIONAL_RECV_COMPLETION;
     if (m->is_send)
         return setup.net->isend(m->comm, m->data[0], m->sizes[0], m->tags[0], m->memories[0],
                                 &m->req);

@@ -55,6 +55,7 @@ struct message {
     size_t sizes[32];
     int tags[32];
     void *memories[32];
+    bool is_watched; /* a receive as NCCL makes it for LL and LL128 */
     void *req;
     int done;
     int got[32];

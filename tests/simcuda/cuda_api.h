@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_api.h - what NCCL calls of CUDA's runtime and driver, declared in our own words: names, numbers
- * and layouts as NVIDIA's manuals give them, no more than is needed. Errors are plain int, 0 is success.
+ * cuda_api.h - what NCCL calls of CUDA's runtime and driver, declared in our own words: names,
+ * numbers and layouts as NVIDIA's manuals give them, no more than is needed. Errors are plain int,
+ * 0 is success.
  */
 #ifndef DP_TESTS_SIMCUDA_CUDA_API_H
 #define DP_TESTS_SIMCUDA_CUDA_API_H
@@ -45,7 +46,8 @@ _Static_assert(offsetof(struct sim_properties, major) == 360, "major");
 /* cudaFuncAttributes as far as NCCL reads it. */
 struct sim_function_attributes {
     size_t shared_bytes, const_bytes, local_bytes;
-    int max_threads_per_block, registers, ptx_version, binary_version, caches, max_dynamic_shared_bytes;
+    int max_threads_per_block, registers, ptx_version, binary_version, caches,
+        max_dynamic_shared_bytes;
 };
 
 struct sim_ipc_handle {

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# fetch.sh DIR [PACKAGE...] - put libnccl.so.2 of each package of Python's index into DIR/PACKAGE, unless it is
-# there. Says why not and returns 0 where it cannot be had: who wants it then skips. About 190 MB to
-# load and 210 MB to keep for each.
+# fetch.sh DIR [PACKAGE...] - put libnccl.so.2 of each of Python's packages into DIR/PACKAGE, unless
+# it is there. Says why not and returns 0 where it cannot be had: who wants it then skips. About
+# 190 MB to load and 210 MB to keep for each.
 set -eu
 
 dir=${1:?fetch.sh DIR [PACKAGE...]}

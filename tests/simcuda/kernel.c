@@ -32,19 +32,21 @@ static bool await(struct kernel_block *block, const uint64_t *at, uint64_t ahead
     return true;
 }
 
-bool kernel_await_tail(struct kernel_block *block, const struct nccl_connection *from, uint64_t step)
+bool kernel_await_tail(struct kernel_block *block, const struct nccl_connection *from,
+                       uint64_t step)
 {
     return await(block, from->tail, 0, step);
 }
 
-/* The head starts at minus NCCL_SLOTS where the proxy first has to say where the slots are; the sum wraps
- * around to 0. */
+/* The head starts at minus NCCL_SLOTS where the proxy first has to say where the slots are; the sum
+ * wraps around to 0. */
 bool kernel_await_room(struct kernel_block *block, const struct nccl_connection *to, uint64_t step)
 {
     return await(block, to->head, NCCL_SLOTS, step);
 }
 
-/* ---- the release: known once the first kernel runs ------------------------------------------------- */
+/* ---- the release: known once the first kernel runs
+ * ------------------------------------------------- */
 
 static const struct nccl_release *the_release;
 
@@ -59,10 +61,12 @@ static void find_release(void)
         call(&version);
     the_release = nccl_release_find(version);
     if (!the_release)
-        sim_die("NCCL %d: its kernels' structures are known for %s only", version, nccl_release_names());
+        sim_die("NCCL %d: its kernels' structures are known for %s only", version,
+                nccl_release_names());
 }
 
-/* ---- batches of work ------------------------------------------------------------------------------- */
+/* ---- batches of work
+ * ------------------------------------------------------------------------------- */
 
 enum { MOST_WORKS = 64 };
 #define MOST_WORK_BYTES 128
@@ -81,7 +85,8 @@ static size_t work_bytes(const struct kernel_block *block, unsigned kind)
     case NCCL_WORK_COLLECTIVE:
         return block->release->collective_bytes;
     default:
-        sim_die("work of kind %u: collectives on registered NVLink buffers are not simulated", kind);
+        sim_die("work of kind %u: collectives on registered NVLink buffers are not simulated",
+                kind);
     }
 }
 
@@ -97,7 +102,8 @@ static void collect(const struct kernel_block *block, const struct nccl_launch *
         if (out->count == MOST_WORKS)
             sim_die("a batch of more than %d works", MOST_WORKS);
         memcpy(out->works[out->count++],
-               launch->storage == 0 ? (const char *)launch + at : launch->ring + (at & launch->ring_mask),
+               launch->storage == 0 ? (const char *)launch + at
+                                    : launch->ring + (at & launch->ring_mask),
                bytes);
     }
 }
@@ -113,7 +119,8 @@ static void run_collective(struct kernel_block *block, const struct kernel_funct
         kernel_run_tree(block, function, &work);
     else
         sim_die("algorithm %d of collective %d is not simulated; set NCCL_ALGO=Ring,Tree and "
-                "NCCL_PAT_ENABLE=0", function->algorithm, function->function);
+                "NCCL_PAT_ENABLE=0",
+                function->algorithm, function->function);
 }
 
 static void run_p2p(struct kernel_block *block, const struct works *works)
@@ -125,7 +132,8 @@ static void run_p2p(struct kernel_block *block, const struct works *works)
     kernel_run_p2p(block, list, works->count);
 }
 
-static void run_works(struct kernel_block *block, const struct nccl_batch *batch, const struct works *works)
+static void run_works(struct kernel_block *block, const struct nccl_batch *batch,
+                      const struct works *works)
 {
     struct kernel_function function = kernel_function_of(batch->function, block->release);
 
@@ -138,7 +146,8 @@ static void run_works(struct kernel_block *block, const struct nccl_batch *batch
             run_collective(block, &function, works->works[i]);
 }
 
-static void run_batches(struct kernel_block *block, const struct nccl_launch *launch, unsigned first)
+static void run_batches(struct kernel_block *block, const struct nccl_launch *launch,
+                        unsigned first)
 {
     const struct nccl_batch *batches = (const void *)(launch + 1), *batch = &batches[first];
     struct works works;
@@ -157,7 +166,8 @@ static void run_batches(struct kernel_block *block, const struct nccl_launch *la
     }
 }
 
-/* ---- a launch: a thread for every block ------------------------------------------------------------ */
+/* ---- a launch: a thread for every block
+ * ------------------------------------------------------------ */
 
 struct job {
     const struct nccl_launch *launch;

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernel.h - a stand-in, on the CPU, for the kernels of NCCL: it reads the same work from memory and moves
- * the same data through the same buffers, hand in hand with NCCL's own proxy threads.
+ * kernel.h - a stand-in, on the CPU, for the kernels of NCCL: it reads the same work from memory
+ * and moves the same data through the same buffers, hand in hand with NCCL's own proxy threads.
  *
- *   kernel.c        a launch: blocks, batches of work                kernel_table.c  what a number of a
- *   kernel_ring.c   a collective around a ring                                       function stands for
- *   kernel_tree.c   an all-reduce up and down a tree                 kernel_math.c   reductions
- *   kernel_p2p.c    send and receive
- *   kernel_flow.c   from one's neighbours, through the reduction, to others; and its protocols:
- *                   kernel_flow.c Simple, kernel_lines.c LL and LL128
+ *   kernel.c        a launch: blocks, batches of work                kernel_table.c  what a number
+ * of a kernel_ring.c   a collective around a ring                                       function
+ * stands for kernel_tree.c   an all-reduce up and down a tree                 kernel_math.c
+ * reductions kernel_p2p.c    send and receive kernel_flow.c   from one's neighbours, through the
+ * reduction, to others; and its protocols: kernel_flow.c Simple, kernel_lines.c LL and LL128
  */
 #ifndef DP_TESTS_SIMCUDA_KERNEL_H
 #define DP_TESTS_SIMCUDA_KERNEL_H
@@ -18,7 +17,8 @@
 
 #include <stdatomic.h>
 
-/* ---- kernel.c: a block, which works for one channel ------------------------------------------------ */
+/* ---- kernel.c: a block, which works for one channel
+ * ------------------------------------------------ */
 
 struct kernel_block {
     const struct nccl_comm *comm;
@@ -32,7 +32,8 @@ struct kernel_block {
 /* Between two looks at memory that another thread writes: let it run. False: NCCL aborts. */
 bool kernel_pause(struct kernel_block *block, unsigned *looks);
 /* Until all before step was received, or may be written to. False: NCCL aborts. */
-bool kernel_await_tail(struct kernel_block *block, const struct nccl_connection *from, uint64_t step);
+bool kernel_await_tail(struct kernel_block *block, const struct nccl_connection *from,
+                       uint64_t step);
 bool kernel_await_room(struct kernel_block *block, const struct nccl_connection *to, uint64_t step);
 
 static inline uint64_t kernel_load(const uint64_t *at)
@@ -45,7 +46,8 @@ static inline void kernel_store(uint64_t *at, uint64_t value)
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
-/* ---- kernel_table.c -------------------------------------------------------------------------------- */
+/* ---- kernel_table.c
+ * -------------------------------------------------------------------------------- */
 
 struct kernel_function {
     bool is_known;
@@ -57,7 +59,8 @@ struct kernel_function {
 };
 struct kernel_function kernel_function_of(unsigned id, const struct nccl_release *release);
 
-/* ---- kernel_math.c --------------------------------------------------------------------------------- */
+/* ---- kernel_math.c
+ * --------------------------------------------------------------------------------- */
 
 struct kernel_math {
     enum nccl_device_op op;
@@ -73,7 +76,8 @@ void kernel_math_reduce(const struct kernel_math *math, void *sum, const void *i
 void kernel_math_before(const struct kernel_math *math, void *inout, size_t count);
 void kernel_math_after(const struct kernel_math *math, void *inout, size_t count);
 
-/* ---- kernel_flow.c --------------------------------------------------------------------------------- */
+/* ---- kernel_flow.c
+ * --------------------------------------------------------------------------------- */
 
 enum { KERNEL_NEIGHBOURS = 3 };
 
@@ -120,10 +124,12 @@ void kernel_flow_end(struct kernel_flow *flow);
 void kernel_lines_move(struct kernel_flow *flow, const struct kernel_chunk *chunk);
 
 /* The reduction for some elements: from `in` and `received` into `sum`. */
-void kernel_flow_reduce(const struct kernel_flow *flow, const struct kernel_chunk *chunk, const char *in,
-                        const char *const received[], int received_count, char *sum, size_t count);
+void kernel_flow_reduce(const struct kernel_flow *flow, const struct kernel_chunk *chunk,
+                        const char *in, const char *const received[], int received_count, char *sum,
+                        size_t count);
 
-/* ---- kinds of work --------------------------------------------------------------------------------- */
+/* ---- kinds of work
+ * --------------------------------------------------------------------------------- */
 
 void kernel_run_p2p(struct kernel_block *block, const struct nccl_p2p *works, int count);
 void kernel_run_ring(struct kernel_block *block, const struct kernel_function *function,
@@ -135,8 +141,9 @@ void kernel_run_tree(struct kernel_block *block, const struct kernel_function *f
 struct kernel_part {
     size_t all, offset, count, chunk;
 };
-struct kernel_part kernel_part_of(const struct kernel_block *block, const struct nccl_collective *work,
-                                  enum nccl_protocol protocol, size_t element_bytes);
+struct kernel_part kernel_part_of(const struct kernel_block *block,
+                                  const struct nccl_collective *work, enum nccl_protocol protocol,
+                                  size_t element_bytes);
 
 static inline size_t kernel_min(size_t a, size_t b)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernel_flow.c - a flow of chunks, and the protocol Simple: data goes into a slot, then its size is told
- * to the proxy, then the tail moves; who has read a slot moves the head.
+ * kernel_flow.c - a flow of chunks, and the protocol Simple: data goes into a slot, then its size
+ * is told to the proxy, then the tail moves; who has read a slot moves the head.
  *
  *      from: proxy moves tail >= step + slice     to: proxy or peer moves head >= step + slice - 8
  *            kernel reads the slot, moves head        kernel fills the slot, moves tail
@@ -42,8 +42,8 @@ static char *data_of(const struct kernel_link *link)
     return c->buffers[NCCL_SIMPLE] + link->step % NCCL_SLOTS * (size_t)c->slot_bytes;
 }
 
-static struct kernel_link open_link(const struct kernel_flow *flow, struct nccl_connection *connection,
-                                    bool is_direct)
+static struct kernel_link open_link(const struct kernel_flow *flow,
+                                    struct nccl_connection *connection, bool is_direct)
 {
     unsigned unit = (unsigned)(flow->slices * flow->slice_steps);
 
@@ -76,7 +76,8 @@ void kernel_flow_begin(struct kernel_flow *flow, const struct kernel_route *rout
         struct kernel_link *link = &flow->from[flow->from_count];
         if (route->from[i] < 0)
             continue;
-        *link = open_link(flow, &peers[route->from[i]]->recv[route->connection], route->is_recv_direct);
+        *link =
+            open_link(flow, &peers[route->from[i]]->recv[route->connection], route->is_recv_direct);
         begin_receiving(flow, link);
         flow->from_count++;
     }
@@ -86,8 +87,9 @@ void kernel_flow_begin(struct kernel_flow *flow, const struct kernel_route *rout
                 flow, &peers[route->to[i]]->send[route->connection], route->is_send_direct);
 }
 
-void kernel_flow_reduce(const struct kernel_flow *flow, const struct kernel_chunk *chunk, const char *in,
-                        const char *const received[], int received_count, char *sum, size_t count)
+void kernel_flow_reduce(const struct kernel_flow *flow, const struct kernel_chunk *chunk,
+                        const char *in, const char *const received[], int received_count, char *sum,
+                        size_t count)
 {
     const struct kernel_math *math = &flow->math;
     size_t bytes = count * math->element_bytes;
@@ -106,7 +108,8 @@ void kernel_flow_reduce(const struct kernel_flow *flow, const struct kernel_chun
         kernel_math_after(math, sum, count);
 }
 
-/* ---- Simple: a slice ------------------------------------------------------------------------------- */
+/* ---- Simple: a slice
+ * ------------------------------------------------------------------------------- */
 
 struct slice {
     size_t offset, count; /* elements of the chunk */
@@ -115,11 +118,13 @@ struct slice {
     int received_count, sent_count;
 };
 
-static bool await_received(struct kernel_flow *flow, const struct kernel_chunk *chunk, struct slice *slice)
+static bool await_received(struct kernel_flow *flow, const struct kernel_chunk *chunk,
+                           struct slice *slice)
 {
     for (int i = 0; i < flow->from_count; i++) {
         struct kernel_link *link = &flow->from[i];
-        if (!kernel_await_tail(flow->block, link->connection, link->step + (uint64_t)flow->slice_steps))
+        if (!kernel_await_tail(flow->block, link->connection,
+                               link->step + (uint64_t)flow->slice_steps))
             return false;
         const char *at = data_of(link);
         if (link->is_direct)
@@ -134,7 +139,8 @@ static bool await_room(struct kernel_flow *flow, struct slice *slice)
 {
     for (int i = 0; i < flow->to_count; i++) {
         struct kernel_link *link = &flow->to[i];
-        if (!kernel_await_room(flow->block, link->connection, link->step + (uint64_t)flow->slice_steps))
+        if (!kernel_await_room(flow->block, link->connection,
+                               link->step + (uint64_t)flow->slice_steps))
             return false;
         tell_bytes(link, slice->count * flow->math.element_bytes);
         /* What is passed on from a registered buffer already lies where the network takes it. */
@@ -144,7 +150,8 @@ static bool await_room(struct kernel_flow *flow, struct slice *slice)
     return true;
 }
 
-static void move_data(const struct kernel_flow *flow, const struct kernel_chunk *chunk, struct slice *slice)
+static void move_data(const struct kernel_flow *flow, const struct kernel_chunk *chunk,
+                      struct slice *slice)
 {
     size_t at = slice->offset * flow->math.element_bytes;
     size_t bytes = slice->count * flow->math.element_bytes;
@@ -211,10 +218,12 @@ void kernel_flow_move(struct kernel_flow *flow, const struct kernel_chunk *chunk
         kernel_lines_move(flow, chunk);
 }
 
-/* The user's memory may be used again only after the network has read it; the proxy then says -1. */
+/* The user's memory may be used again only after the network has read it; the proxy then says -1.
+ */
 static void await_direct(struct kernel_flow *flow, struct kernel_link *link)
 {
-    struct kernel_link last = {.connection = link->connection, .step = link->step - (uint64_t)flow->slice_steps};
+    struct kernel_link last = {.connection = link->connection,
+                               .step = link->step - (uint64_t)flow->slice_steps};
     const struct nccl_slot *slot = slot_of(&last);
     unsigned looks = 0;
 

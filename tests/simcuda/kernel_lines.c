@@ -5,8 +5,8 @@
  *      LL      a line of 16 bytes:   4 data, 4 flag, 4 data, 4 flag; each 8 arrive at once
  *      LL128   a line of 128 bytes:  120 data, 8 flag; the flag arrives last
  *
- * As NCCL's kernel does, a line of LL128 is read again once its flag is there. If the network brought the
- * flag before the data, this reads the data of eight steps ago.
+ * As NCCL's kernel does, a line of LL128 is read again once its flag is there. If the network
+ * brought the flag before the data, this reads the data of eight steps ago.
  */
 #include "simcuda/kernel.h"
 
@@ -33,7 +33,8 @@ static struct format format_of(const struct kernel_flow *flow, size_t count)
     f.line_elements = f.data_bytes / flow->math.element_bytes;
     f.line_count = (count + f.line_elements - 1) / f.line_elements;
     if (is_ll128)
-        f.line_count = (f.line_count + LL128_LINES_AT_ONCE - 1) / LL128_LINES_AT_ONCE * LL128_LINES_AT_ONCE;
+        f.line_count =
+            (f.line_count + LL128_LINES_AT_ONCE - 1) / LL128_LINES_AT_ONCE * LL128_LINES_AT_ONCE;
     return f;
 }
 
@@ -87,8 +88,8 @@ static void read_line(const uint64_t *line, const struct format *f, char *out)
     memcpy(out, words, f->data_bytes);
 }
 
-static bool await_line(struct kernel_flow *flow, const struct kernel_link *link, const struct format *f,
-                       size_t index, char *out)
+static bool await_line(struct kernel_flow *flow, const struct kernel_link *link,
+                       const struct format *f, size_t index, char *out)
 {
     const uint64_t *line = line_of(flow, link, f, index);
     unsigned looks = 0;
@@ -100,8 +101,8 @@ static bool await_line(struct kernel_flow *flow, const struct kernel_link *link,
     return true;
 }
 
-static bool move_line(struct kernel_flow *flow, const struct kernel_chunk *chunk, const struct format *f,
-                      size_t index)
+static bool move_line(struct kernel_flow *flow, const struct kernel_chunk *chunk,
+                      const struct format *f, size_t index)
 {
     char received[KERNEL_NEIGHBOURS][LL128_DATA], sum[LL128_LINE] = {0};
     const char *list[KERNEL_NEIGHBOURS];
@@ -114,7 +115,8 @@ static bool move_line(struct kernel_flow *flow, const struct kernel_chunk *chunk
             return false;
         list[i] = received[i];
     }
-    kernel_flow_reduce(flow, chunk, chunk->in ? chunk->in + at : NULL, list, from_count, sum, count);
+    kernel_flow_reduce(flow, chunk, chunk->in ? chunk->in + at : NULL, list, from_count, sum,
+                       count);
     for (int i = 0; chunk->is_sent && i < flow->to_count; i++)
         write_line(line_of(flow, &flow->to[i], f, index), f, flow->to[i].step, sum);
     if (chunk->out)
@@ -131,12 +133,14 @@ static bool await_room(struct kernel_flow *flow, const struct format *f)
         if (!kernel_await_room(flow->block, c, link->step + 1))
             return false;
         if (c->slots)
-            __atomic_store_n(&c->slots[link->step % NCCL_SLOTS].bytes, (int64_t)bytes, __ATOMIC_RELAXED);
+            __atomic_store_n(&c->slots[link->step % NCCL_SLOTS].bytes, (int64_t)bytes,
+                             __ATOMIC_RELAXED);
     }
     return true;
 }
 
-static void step_on(struct kernel_flow *flow, const struct kernel_chunk *chunk, const struct format *f)
+static void step_on(struct kernel_flow *flow, const struct kernel_chunk *chunk,
+                    const struct format *f)
 {
     static const char nothing[LL128_DATA];
 

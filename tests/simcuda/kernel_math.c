@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernel_math.c - reductions. Half precision is computed in float and rounded after every operation.
+ * kernel_math.c - reductions. Half precision is computed in float and rounded after every
+ * operation.
  */
 #include "simcuda/kernel.h"
 
@@ -21,52 +22,52 @@ struct kernel_math kernel_math_of(enum nccl_device_op op, int type, uint64_t arg
 
 /* The minimum and the maximum are one operation: of integers, flipped by the argument so that the
  * smaller wins; of floats, the last bit says which. Sums and products of integers wrap around. */
-#define INTEGER(name, type, utype)                                                      \
-    static type one_##name(const struct kernel_math *math, type a, type b)              \
-    {                                                                                   \
-        utype mask = (utype)math->arg;                                                  \
-        switch (math->op) {                                                             \
-        case NCCL_PROD:                                                                 \
-            return (type)((uint64_t)a * (uint64_t)b);                                   \
-        case NCCL_MIN_MAX:                                                              \
-            return (utype)((utype)a ^ mask) < (utype)((utype)b ^ mask) ? a : b;         \
-        default:                                                                        \
-            return (type)((uint64_t)a + (uint64_t)b);                                   \
-        }                                                                               \
-    }                                                                                   \
-    static type before_##name(const struct kernel_math *math, type a)                   \
-    {                                                                                   \
-        type factor;                                                                    \
-        memcpy(&factor, &math->arg, sizeof(factor));                                    \
-        return (type)((uint64_t)a * (uint64_t)factor);                                  \
-    }                                                                                   \
-    static type after_##name(const struct kernel_math *math, type a)                    \
-    {                                                                                   \
-        return (type)(a / (type)(uint32_t)(math->arg >> 1));                            \
+#define INTEGER(name, type, utype)                                                                 \
+    static type one_##name(const struct kernel_math *math, type a, type b)                         \
+    {                                                                                              \
+        utype mask = (utype)math->arg;                                                             \
+        switch (math->op) {                                                                        \
+        case NCCL_PROD:                                                                            \
+            return (type)((uint64_t)a * (uint64_t)b);                                              \
+        case NCCL_MIN_MAX:                                                                         \
+            return (utype)((utype)a ^ mask) < (utype)((utype)b ^ mask) ? a : b;                    \
+        default:                                                                                   \
+            return (type)((uint64_t)a + (uint64_t)b);                                              \
+        }                                                                                          \
+    }                                                                                              \
+    static type before_##name(const struct kernel_math *math, type a)                              \
+    {                                                                                              \
+        type factor;                                                                               \
+        memcpy(&factor, &math->arg, sizeof(factor));                                               \
+        return (type)((uint64_t)a * (uint64_t)factor);                                             \
+    }                                                                                              \
+    static type after_##name(const struct kernel_math *math, type a)                               \
+    {                                                                                              \
+        return (type)(a / (type)(uint32_t)(math->arg >> 1));                                       \
     }
-#define FLOATING(name, type, compute, load, store)                                      \
-    static type one_##name(const struct kernel_math *math, type x, type y)              \
-    {                                                                                   \
-        compute a = load(x), b = load(y);                                               \
-        switch (math->op) {                                                             \
-        case NCCL_PROD:                                                                 \
-            return store(a * b);                                                        \
-        case NCCL_MIN_MAX:                                                              \
-            return store((math->arg & 1) == (a < b) ? b : a);                           \
-        default:                                                                        \
-            return store(a + b);                                                        \
-        }                                                                               \
-    }                                                                                   \
-    static type before_##name(const struct kernel_math *math, type x)                   \
-    {                                                                                   \
-        type factor;                                                                    \
-        memcpy(&factor, &math->arg, sizeof(factor));                                    \
-        return store(load(x) * load(factor));                                           \
-    }                                                                                   \
-    static type after_##name(const struct kernel_math *math, type x)                    \
-    {                                                                                   \
-        (void)math;                                                                     \
-        return x;                                                                       \
+#define FLOATING(name, type, compute, load, store)                                                 \
+    static type one_##name(const struct kernel_math *math, type x, type y)                         \
+    {                                                                                              \
+        compute a = load(x), b = load(y);                                                          \
+        switch (math->op) {                                                                        \
+        case NCCL_PROD:                                                                            \
+            return store(a * b);                                                                   \
+        case NCCL_MIN_MAX:                                                                         \
+            return store((math->arg & 1) == (a < b) ? b : a);                                      \
+        default:                                                                                   \
+            return store(a + b);                                                                   \
+        }                                                                                          \
+    }                                                                                              \
+    static type before_##name(const struct kernel_math *math, type x)                              \
+    {                                                                                              \
+        type factor;                                                                               \
+        memcpy(&factor, &math->arg, sizeof(factor));                                               \
+        return store(load(x) * load(factor));                                                      \
+    }                                                                                              \
+    static type after_##name(const struct kernel_math *math, type x)                               \
+    {                                                                                              \
+        (void)math;                                                                                \
+        return x;                                                                                  \
     }
 #define SAME(x) (x)
 
@@ -82,36 +83,36 @@ FLOATING(float64, double, double, SAME, SAME)
 FLOATING(bfloat16, uint16_t, float, dp_bfloat16_load, dp_bfloat16_store)
 
 /* A function of each type, to be called for every element of arrays of any alignment. */
-#define EVERY_TYPE(DO)             \
-    DO(INT8, int8, int8_t)         \
-    DO(UINT8, uint8, uint8_t)      \
-    DO(INT32, int32, int32_t)      \
-    DO(UINT32, uint32, uint32_t)   \
-    DO(INT64, int64, int64_t)      \
-    DO(UINT64, uint64, uint64_t)   \
-    DO(FLOAT16, float16, uint16_t) \
-    DO(FLOAT32, float32, float)    \
-    DO(FLOAT64, float64, double)   \
+#define EVERY_TYPE(DO)                                                                             \
+    DO(INT8, int8, int8_t)                                                                         \
+    DO(UINT8, uint8, uint8_t)                                                                      \
+    DO(INT32, int32, int32_t)                                                                      \
+    DO(UINT32, uint32, uint32_t)                                                                   \
+    DO(INT64, int64, int64_t)                                                                      \
+    DO(UINT64, uint64, uint64_t)                                                                   \
+    DO(FLOAT16, float16, uint16_t)                                                                 \
+    DO(FLOAT32, float32, float)                                                                    \
+    DO(FLOAT64, float64, double)                                                                   \
     DO(BFLOAT16, bfloat16, uint16_t)
 
-#define REDUCE(number, name, type)                   \
-    case number:                                     \
-        for (size_t i = 0; i < count; i++) {         \
-            type a, b;                               \
-            memcpy(&a, to + i * sizeof(a), sizeof(a)); \
-            memcpy(&b, from + i * sizeof(b), sizeof(b)); \
-            a = one_##name(math, a, b);              \
-            memcpy(to + i * sizeof(a), &a, sizeof(a)); \
-        }                                            \
+#define REDUCE(number, name, type)                                                                 \
+    case number:                                                                                   \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            type a, b;                                                                             \
+            memcpy(&a, to + i * sizeof(a), sizeof(a));                                             \
+            memcpy(&b, from + i * sizeof(b), sizeof(b));                                           \
+            a = one_##name(math, a, b);                                                            \
+            memcpy(to + i * sizeof(a), &a, sizeof(a));                                             \
+        }                                                                                          \
         break;
-#define CHANGE(number, name, type)                   \
-    case number:                                     \
-        for (size_t i = 0; i < count; i++) {         \
-            type a;                                  \
-            memcpy(&a, at + i * sizeof(a), sizeof(a)); \
-            a = CHANGE_BY(name)(math, a);            \
-            memcpy(at + i * sizeof(a), &a, sizeof(a)); \
-        }                                            \
+#define CHANGE(number, name, type)                                                                 \
+    case number:                                                                                   \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            type a;                                                                                \
+            memcpy(&a, at + i * sizeof(a), sizeof(a));                                             \
+            a = CHANGE_BY(name)(math, a);                                                          \
+            memcpy(at + i * sizeof(a), &a, sizeof(a));                                             \
+        }                                                                                          \
         break;
 
 void kernel_math_reduce(const struct kernel_math *math, void *sum, const void *in, size_t count)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernel_p2p.c - send and receive: the messages of one group go at the same time, each in a thread, as
- * each has warps of its own on a GPU.
+ * kernel_p2p.c - send and receive: the messages of one group go at the same time, each in a thread,
+ * as each has warps of its own on a GPU.
  */
 #include "simcuda/kernel.h"
 
@@ -37,10 +37,15 @@ static void *run_message(void *arg)
         .slice_steps = 1,
     };
     struct kernel_route route = {
-        .from = &m->peer, .from_count = !m->is_sent, .is_recv_direct = m->is_registered,
-        .to = &m->peer, .to_count = m->is_sent, .is_send_direct = m->is_registered,
+        .from = &m->peer,
+        .from_count = !m->is_sent,
+        .is_recv_direct = m->is_registered,
+        .to = &m->peer,
+        .to_count = m->is_sent,
+        .is_send_direct = m->is_registered,
         .connection = 1,
-        .step_bytes = m->is_registered ? NCCL_LONGEST_MESSAGE : (size_t)m->block->comm->p2p_chunk_bytes,
+        .step_bytes =
+            m->is_registered ? NCCL_LONGEST_MESSAGE : (size_t)m->block->comm->p2p_chunk_bytes,
     };
     size_t done = 0;
 
@@ -72,13 +77,21 @@ static void cut_part(struct message *m, int part, int part_count, size_t bytes)
     m->bytes = end - begin;
 }
 
-static int add_messages(struct kernel_block *block, const struct nccl_p2p *work, struct message *out)
+static int add_messages(struct kernel_block *block, const struct nccl_p2p *work,
+                        struct message *out)
 {
     int part = (block->channel_index - work->channel_base) & (work->channel_count - 1), count = 0;
-    struct message send = {.block = block, .addr = work->send_addr, .peer = work->send_rank, .is_sent = true,
-                           .is_ll = work->is_send_ll, .is_registered = work->is_send_registered};
-    struct message recv = {.block = block, .addr = work->recv_addr, .peer = work->recv_rank,
-                           .is_ll = work->is_recv_ll, .is_registered = work->is_recv_registered};
+    struct message send = {.block = block,
+                           .addr = work->send_addr,
+                           .peer = work->send_rank,
+                           .is_sent = true,
+                           .is_ll = work->is_send_ll,
+                           .is_registered = work->is_send_registered};
+    struct message recv = {.block = block,
+                           .addr = work->recv_addr,
+                           .peer = work->recv_rank,
+                           .is_ll = work->is_recv_ll,
+                           .is_registered = work->is_recv_registered};
 
     send.chunk_bytes = send.is_registered ? NCCL_LONGEST_MESSAGE : decode_chunk(work->send_chunk);
     recv.chunk_bytes = recv.is_registered ? NCCL_LONGEST_MESSAGE : decode_chunk(work->recv_chunk);
@@ -107,9 +120,9 @@ void kernel_run_p2p(struct kernel_block *block, const struct nccl_p2p *works, in
     for (int i = 0; i < count; i++)
         total += add_messages(block, &works[i], &messages[total]);
     for (int i = 0; i < total; i++) {
-        sim_say("%s %d: %zu bytes, channel %d, LL %d, registered %d", messages[i].is_sent ? "to" : "from",
-                messages[i].peer, messages[i].bytes, block->channel_index, messages[i].is_ll,
-                messages[i].is_registered);
+        sim_say("%s %d: %zu bytes, channel %d, LL %d, registered %d",
+                messages[i].is_sent ? "to" : "from", messages[i].peer, messages[i].bytes,
+                block->channel_index, messages[i].is_ll, messages[i].is_registered);
         if (pthread_create(&messages[i].thread, NULL, run_message, &messages[i]))
             sim_die("no thread for a message");
     }

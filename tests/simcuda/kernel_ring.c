@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernel_ring.c - collectives around a ring: of each chunk, a rank passes on to the next what it has
- * from the one before, reduced with its own or as it is.
+ * kernel_ring.c - collectives around a ring: of each chunk, a rank passes on to the next what it
+ * has from the one before, reduced with its own or as it is.
  */
 #include "simcuda/kernel.h"
 
 #include <string.h>
 
-struct kernel_part kernel_part_of(const struct kernel_block *block, const struct nccl_collective *work,
-                                  enum nccl_protocol protocol, size_t element_bytes)
+struct kernel_part kernel_part_of(const struct kernel_block *block,
+                                  const struct nccl_collective *work, enum nccl_protocol protocol,
+                                  size_t element_bytes)
 {
     static const size_t grain_bytes[NCCL_PROTOCOLS] = {16, 1920, 512};
     const struct nccl_cut *cut = &work->cut;
     size_t grain = grain_bytes[protocol] / element_bytes;
-    int index = block->channel_index, first = (int)work->first_channel, last = (int)work->last_channel;
+    int index = block->channel_index, first = (int)work->first_channel,
+        last = (int)work->last_channel;
     size_t between = last > first ? (size_t)(last - first - 1) : 0;
-    struct kernel_part part = {.all = cut->first + cut->middle * between + (last > first ? cut->last : 0)};
+    struct kernel_part part = {.all = cut->first + cut->middle * between +
+                                      (last > first ? cut->last : 0)};
 
     if (index == first) {
         part.count = cut->first;
@@ -43,9 +46,9 @@ struct circle {
 };
 
 /* Chunks from i on, of at most part.chunk elements. */
-#define EACH_CHUNK(c, i, n)                                                                   \
-    for (size_t i = 0, n; i < (c)->part.count && !atomic_load(&(c)->flow.block->is_aborted) && \
-                          ((n) = kernel_min((c)->part.chunk, (c)->part.count - i), true);      \
+#define EACH_CHUNK(c, i, n)                                                                        \
+    for (size_t i = 0, n; i < (c)->part.count && !atomic_load(&(c)->flow.block->is_aborted) &&     \
+                          ((n) = kernel_min((c)->part.chunk, (c)->part.count - i), true);          \
          i += (c)->part.chunk)
 
 enum { SEND = 1, RECEIVE = 2, INPUT = 4, RESULT = 8 };
@@ -127,7 +130,8 @@ static void reduce_scatter(struct circle *c)
     }
 }
 
-/* One round of an all-reduce: every rank's chunk of it goes around twice, the first time reduced. */
+/* One round of an all-reduce: every rank's chunk of it goes around twice, the first time reduced.
+ */
 static void all_reduce_round(struct circle *c, size_t begin, size_t count, size_t chunk)
 {
     int ranks = c->ranks, own = c->ring.index;
@@ -164,8 +168,8 @@ static void all_reduce(struct circle *c)
     }
 }
 
-/* With registered buffers the network takes our part from the user's input, so nobody copies it to the
- * output in passing; other warps do it. */
+/* With registered buffers the network takes our part from the user's input, so nobody copies it to
+ * the output in passing; other warps do it. */
 static void copy_own_part(struct circle *c, bool is_gathered)
 {
     size_t bytes = c->flow.math.element_bytes, at = c->part.offset * bytes;
@@ -177,8 +181,8 @@ static void copy_own_part(struct circle *c, bool is_gathered)
 }
 
 static void (*const collectives[])(struct circle *c) = {
-    [NCCL_BROADCAST] = broadcast,           [NCCL_REDUCE] = reduce,
-    [NCCL_ALL_GATHER] = all_gather,         [NCCL_REDUCE_SCATTER] = reduce_scatter,
+    [NCCL_BROADCAST] = broadcast,   [NCCL_REDUCE] = reduce,
+    [NCCL_ALL_GATHER] = all_gather, [NCCL_REDUCE_SCATTER] = reduce_scatter,
     [NCCL_ALL_REDUCE] = all_reduce,
 };
 
@@ -193,12 +197,13 @@ static uint64_t argument(const struct nccl_collective *work, size_t bytes)
     return arg;
 }
 
-static struct kernel_math math_of(const struct kernel_function *function, const struct nccl_collective *work)
+static struct kernel_math math_of(const struct kernel_function *function,
+                                  const struct nccl_collective *work)
 {
     enum { UINT8 = 1 };
     bool is_copy = function->function == NCCL_ALL_GATHER || function->function == NCCL_BROADCAST;
-    struct kernel_math math = kernel_math_of(is_copy ? NCCL_SUM : function->op,
-                                             is_copy ? UINT8 : function->type, 0);
+    struct kernel_math math =
+        kernel_math_of(is_copy ? NCCL_SUM : function->op, is_copy ? UINT8 : function->type, 0);
 
     math.arg = argument(work, math.element_bytes);
     return math;
@@ -208,25 +213,37 @@ void kernel_run_ring(struct kernel_block *block, const struct kernel_function *f
                      const struct nccl_collective *work)
 {
     enum nccl_function what = function->function;
-    bool is_gathered = what == NCCL_ALL_GATHER, is_reduced_once = what == NCCL_REDUCE_SCATTER || what == NCCL_REDUCE;
+    bool is_gathered = what == NCCL_ALL_GATHER,
+         is_reduced_once = what == NCCL_REDUCE_SCATTER || what == NCCL_REDUCE;
     bool is_long = is_gathered || what == NCCL_ALL_REDUCE || what == NCCL_REDUCE_SCATTER;
     struct circle c = {
-        .flow = {.block = block, .math = math_of(function, work), .protocol = function->protocol,
-                 .slices = is_long ? 2 : 1, .slice_steps = is_long ? 2 : 1},
+        .flow = {.block = block,
+                 .math = math_of(function, work),
+                 .protocol = function->protocol,
+                 .slices = is_long ? 2 : 1,
+                 .slice_steps = is_long ? 2 : 1},
         .ring = block->release->ring(block->channel),
-        .in = work->in, .out = work->out,
-        .ranks = block->comm->rank_count, .rank = block->comm->rank, .root = (int)work->root,
+        .in = work->in,
+        .out = work->out,
+        .ranks = block->comm->rank_count,
+        .rank = block->comm->rank,
+        .root = (int)work->root,
     };
     bool is_direct = work->is_net_registered && !is_reduced_once;
-    struct kernel_route route = {.from = &c.ring.prev, .to = &c.ring.next, .from_count = 1, .to_count = 1,
-                                 .is_recv_direct = is_direct, .is_send_direct = is_direct};
+    struct kernel_route route = {.from = &c.ring.prev,
+                                 .to = &c.ring.next,
+                                 .from_count = 1,
+                                 .to_count = 1,
+                                 .is_recv_direct = is_direct,
+                                 .is_send_direct = is_direct};
 
     if (work->is_registered)
         sim_die("collectives on buffers registered with NVLink are not simulated");
     if (work->is_net_registered && what == NCCL_ALL_REDUCE)
         sim_die("a ring all-reduce on registered buffers is not simulated");
     c.part = kernel_part_of(block, work, function->protocol, c.flow.math.element_bytes);
-    if (work->is_rank_a_node && work->is_net_registered && (is_gathered || what == NCCL_BROADCAST)) {
+    if (work->is_rank_a_node && work->is_net_registered &&
+        (is_gathered || what == NCCL_BROADCAST)) {
         copy_own_part(&c, is_gathered);
         if (is_gathered) { /* the longest messages that there are, and signals only */
             c.part.chunk = route.step_bytes = NCCL_LONGEST_MESSAGE;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernel_table.c - NCCL numbers its device functions when it is built. Its library holds a table from all
- * combinations, in a fixed order, to the number that carries each out, or -1; we read it backwards.
+ * kernel_table.c - NCCL numbers its device functions when it is built. Its library holds a table
+ * from all combinations, in a fixed order, to the number that carries each out, or -1; we read it
+ * backwards.
  */
 #include "simcuda/kernel.h"
 
@@ -14,7 +15,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const int *next_row;
 static const struct nccl_release *the_release;
 
-static const enum nccl_algorithm gathering[] = {NCCL_RING, NCCL_COLLNET_DIRECT, NCCL_NVLS, NCCL_PAT};
+static const enum nccl_algorithm gathering[] = {NCCL_RING, NCCL_COLLNET_DIRECT, NCCL_NVLS,
+                                                NCCL_PAT};
 static const enum nccl_algorithm reducing[] = {
     NCCL_TREE, NCCL_RING, NCCL_COLLNET_DIRECT, NCCL_COLLNET_CHAIN, NCCL_NVLS, NCCL_NVLS_TREE,
 };
@@ -33,7 +35,8 @@ static void add(struct kernel_function function)
     functions[id] = function;
 }
 
-static void add_protocols(struct kernel_function function, const enum nccl_algorithm *algorithms, int count)
+static void add_protocols(struct kernel_function function, const enum nccl_algorithm *algorithms,
+                          int count)
 {
     for (int a = 0; a < count; a++)
         for (int p = 0; p < NCCL_PROTOCOLS; p++) {
@@ -47,7 +50,8 @@ static void add_types(enum nccl_function which, const enum nccl_algorithm *algor
 {
     for (int op = 0; op < NCCL_DEVICE_OPS; op++)
         for (int type = 0; type < NCCL_TYPES; type++) {
-            struct kernel_function function = {.function = which, .op = (enum nccl_device_op)op, .type = type};
+            struct kernel_function function = {
+                .function = which, .op = (enum nccl_device_op)op, .type = type};
             add_protocols(function, algorithms, count);
         }
 }

@@ -66,10 +66,16 @@ void kernel_run_tree(struct kernel_block *block, const struct kernel_function *f
                      const struct nccl_collective *work)
 {
     struct nccl_tree tree = block->release->tree(block->channel);
-    struct way up = {.block = block, .function = function, .work = work,
+    struct way up = {.block = block,
+                     .function = function,
+                     .work = work,
                      .route = {.from = tree.down, .from_count = 3, .to = &tree.up, .to_count = 1}};
-    struct way down = {.block = block, .function = function, .work = work, .is_down = true,
-                       .route = {.from = &tree.up, .from_count = 1, .to = tree.down, .to_count = 3}};
+    struct way down = {
+        .block = block,
+        .function = function,
+        .work = work,
+        .is_down = true,
+        .route = {.from = &tree.up, .from_count = 1, .to = tree.down, .to_count = 3}};
 
     if (work->is_registered || work->is_net_registered || work->is_arg_pointer)
         sim_die("a tree on registered buffers, or with an operation of the user, is not simulated");

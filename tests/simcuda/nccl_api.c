@@ -27,8 +27,8 @@ const struct nccl_api *nccl_api_load(const char *libnccl, const char *libnvml)
         fprintf(stderr, "%s\n", dlerror());
         return NULL;
     }
-#define FIND(result, name, parameters)                \
-    if (!find(library, "nccl" #name, &api.name)) \
+#define FIND(result, name, parameters)                                                             \
+    if (!find(library, "nccl" #name, &api.name))                                                   \
         return NULL;
     NCCL_FUNCTIONS(FIND)
 #undef FIND

@@ -47,8 +47,8 @@ static void check_in(struct nccl_job *job, const char *what, const char *from, s
     for (size_t i = 0; i < count; i++) {
         nccl_data_store(want, job->type, value(job, i, arg));
         if (memcmp(data + i * bytes, want, bytes) != 0)
-            nccl_job_fail(job, "%s of %zu bytes, type %d: element %zu of %zu is wrong", what, job->bytes,
-                          job->type, i, count);
+            nccl_job_fail(job, "%s of %zu bytes, type %d: element %zu of %zu is wrong", what,
+                          job->bytes, job->type, i, count);
     }
     free(data);
 }
@@ -86,15 +86,18 @@ static double largest_at(const struct nccl_job *job, size_t index, int unused)
     return most;
 }
 
-/* ---- collectives ------------------------------------------------------------------------------- */
+/* ---- collectives -------------------------------------------------------------------------------
+ */
 
 static void all_reduce(struct nccl_job *job)
 {
     fill(job);
-    NCCL_TRY(job, AllReduce(job->in, job->out, elements(job), job->type, NCCL_OP_SUM, job->comm, job->stream));
+    NCCL_TRY(job, AllReduce(job->in, job->out, elements(job), job->type, NCCL_OP_SUM, job->comm,
+                            job->stream));
     check(job, "all-reduce", elements(job), sum_at, 0);
     fill(job);
-    NCCL_TRY(job, AllReduce(job->in, job->out, elements(job), job->type, NCCL_OP_MAX, job->comm, job->stream));
+    NCCL_TRY(job, AllReduce(job->in, job->out, elements(job), job->type, NCCL_OP_MAX, job->comm,
+                            job->stream));
     check(job, "all-reduce of the maximum", elements(job), largest_at, 0);
 }
 
@@ -102,7 +105,8 @@ static void broadcast(struct nccl_job *job)
 {
     for (int root = 0; root < job->count; root += job->count - 1) {
         fill(job);
-        NCCL_TRY(job, Broadcast(job->in, job->out, elements(job), job->type, root, job->comm, job->stream));
+        NCCL_TRY(job, Broadcast(job->in, job->out, elements(job), job->type, root, job->comm,
+                                job->stream));
         check(job, "broadcast", elements(job), of_rank, root);
     }
 }
@@ -112,7 +116,8 @@ static void reduce(struct nccl_job *job)
     int root = job->count - 1;
 
     fill(job);
-    NCCL_TRY(job, Reduce(job->in, job->out, elements(job), job->type, NCCL_OP_SUM, root, job->comm, job->stream));
+    NCCL_TRY(job, Reduce(job->in, job->out, elements(job), job->type, NCCL_OP_SUM, root, job->comm,
+                         job->stream));
     cudaStreamSynchronize(job->stream);
     if (job->rank == root)
         check(job, "reduce", elements(job), sum_at, 0);
@@ -149,16 +154,18 @@ static void reduce_scatter(struct nccl_job *job)
     if (!block)
         return;
     fill(job);
-    NCCL_TRY(job, ReduceScatter(job->in, job->out, block, job->type, NCCL_OP_SUM, job->comm, job->stream));
+    NCCL_TRY(job, ReduceScatter(job->in, job->out, block, job->type, NCCL_OP_SUM, job->comm,
+                                job->stream));
     check(job, "reduce-scatter", block, sum_of_own_block, 0);
 }
 
-/* ---- messages ---------------------------------------------------------------------------------- */
+/* ---- messages ----------------------------------------------------------------------------------
+ */
 
 /* Around the ring, and back. */
 static void send_recv(struct nccl_job *job)
 {
-    for (int way = 1; way < job->count; way += job->count > 2 ? job->count - 2 : 1) {
+    for (int way = 1; way<job->count; way += job->count> 2 ? job->count - 2 : 1) {
         int to = (job->rank + way) % job->count, from = (job->rank + job->count - way) % job->count;
         fill(job);
         NCCL_TRY(job, GroupStart());
@@ -174,7 +181,8 @@ static double of_others_block(const struct nccl_job *job, size_t index, int unus
     size_t block = block_elements(job);
 
     (void)unused;
-    return nccl_data_value((int)(index / block), (size_t)job->rank * block + index % block, job->round);
+    return nccl_data_value((int)(index / block), (size_t)job->rank * block + index % block,
+                           job->round);
 }
 
 /* Every rank sends every rank a block, itself too. */
@@ -187,14 +195,17 @@ static void all_to_all(struct nccl_job *job)
     fill(job);
     NCCL_TRY(job, GroupStart());
     for (int p = 0; p < job->count; p++) {
-        NCCL_TRY(job, Send(job->in + (size_t)p * bytes, block, job->type, p, job->comm, job->stream));
-        NCCL_TRY(job, Recv(job->out + (size_t)p * bytes, block, job->type, p, job->comm, job->stream));
+        NCCL_TRY(job,
+                 Send(job->in + (size_t)p * bytes, block, job->type, p, job->comm, job->stream));
+        NCCL_TRY(job,
+                 Recv(job->out + (size_t)p * bytes, block, job->type, p, job->comm, job->stream));
     }
     NCCL_TRY(job, GroupEnd());
     check(job, "all-to-all", block * (size_t)job->count, of_others_block, 0);
 }
 
-/* ---- memory and communicators ------------------------------------------------------------------ */
+/* ---- memory and communicators ------------------------------------------------------------------
+ */
 
 /* Buffers that the network may read and write itself. */
 static void registered(struct nccl_job *job)
@@ -218,7 +229,8 @@ static void split(struct nccl_job *job)
 
     NCCL_TRY(job, CommSplit(job->comm, job->rank % 2, job->rank, &half.comm, NULL));
     fill(&half);
-    NCCL_TRY(&half, Broadcast(half.in, half.out, elements(job), job->type, 0, half.comm, job->stream));
+    NCCL_TRY(&half,
+             Broadcast(half.in, half.out, elements(job), job->type, 0, half.comm, job->stream));
     check(&half, "broadcast in half of the ranks", elements(job), of_rank, job->rank % 2);
     nccl_job_close(&half, half.comm);
     job->round = half.round;
@@ -234,8 +246,10 @@ static void two_comms(struct nccl_job *job)
     cudaStreamCreateWithFlags(&other.stream, 0);
     cudaMalloc((void **)&other.out, job->bytes);
     fill(job);
-    NCCL_TRY(job, AllReduce(job->in, job->out, elements(job), job->type, NCCL_OP_SUM, job->comm, job->stream));
-    NCCL_TRY(job, AllReduce(job->in, other.out, elements(job), job->type, NCCL_OP_MAX, other.comm, other.stream));
+    NCCL_TRY(job, AllReduce(job->in, job->out, elements(job), job->type, NCCL_OP_SUM, job->comm,
+                            job->stream));
+    NCCL_TRY(job, AllReduce(job->in, other.out, elements(job), job->type, NCCL_OP_MAX, other.comm,
+                            other.stream));
     check(job, "all-reduce of the first", elements(job), sum_at, 0);
     cudaStreamSynchronize(other.stream);
     check_in(job, "all-reduce of the second", other.out, elements(job), largest_at, 0);

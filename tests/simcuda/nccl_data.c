@@ -28,10 +28,10 @@ size_t nccl_data_type_bytes(int type)
     }
 }
 
-#define STORE(type, number)                 \
-    do {                                    \
-        type stored = (type)(number);       \
-        memcpy(at, &stored, sizeof(stored)); \
+#define STORE(type, number)                                                                        \
+    do {                                                                                           \
+        type stored = (type)(number);                                                              \
+        memcpy(at, &stored, sizeof(stored));                                                       \
     } while (0)
 
 void nccl_data_store(void *at, int type, double value)

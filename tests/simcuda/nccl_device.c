@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nccl_device.c - our declarations have the layouts of nccl_device_layout.h, or this does not compile;
- * and what differs between releases, made the same.
+ * nccl_device.c - our declarations have the layouts of nccl_device_layout.h, or this does not
+ * compile; and what differs between releases, made the same.
  */
 #include "simcuda/nccl_device.h"
 
 #include <string.h>
 
-#define AT(type, member, offset) \
+#define AT(type, member, offset)                                                                   \
     _Static_assert(offsetof(struct type, member) == (offset), #type "." #member);
 #define SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), #type);
 #include "simcuda/nccl_device_layout.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nccl_device.h - what NCCL leaves in memory for its kernels, in our own words: the structures that our
- * stand-in of the kernels reads, with the layouts of the releases that it knows. Members are named
- * for what they mean, those that no one reads are `skipped`. nccl_device.c has the asserts.
+ * nccl_device.h - what NCCL leaves in memory for its kernels, in our own words: the structures that
+ * our stand-in of the kernels reads, with the layouts of the releases that it knows. Members are
+ * named for what they mean, those that no one reads are `skipped`. nccl_device.c has the asserts.
  */
 #ifndef DP_TESTS_SIMCUDA_NCCL_DEVICE_H
 #define DP_TESTS_SIMCUDA_NCCL_DEVICE_H
@@ -29,7 +29,14 @@ enum nccl_algorithm {
     NCCL_PAT,
 };
 enum nccl_protocol { NCCL_LL, NCCL_LL128, NCCL_SIMPLE, NCCL_PROTOCOLS };
-enum nccl_device_op { NCCL_SUM, NCCL_PROD, NCCL_MIN_MAX, NCCL_PRE_MUL_SUM, NCCL_SUM_POST_DIV, NCCL_DEVICE_OPS };
+enum nccl_device_op {
+    NCCL_SUM,
+    NCCL_PROD,
+    NCCL_MIN_MAX,
+    NCCL_PRE_MUL_SUM,
+    NCCL_SUM_POST_DIV,
+    NCCL_DEVICE_OPS,
+};
 
 enum {
     NCCL_TYPES = 12,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nccl_device_layout.h - where NCCL 2.28 and 2.30 have what their kernels read, measured with a compiler on
- * NCCL's own headers. Included with AT(structure, member, offset) and SIZE(structure, bytes) defined.
+ * nccl_device_layout.h - where NCCL 2.28 and 2.30 have what their kernels read, measured with a
+ * compiler on NCCL's own headers. Included with AT(structure, member, offset) and SIZE(structure,
+ * bytes) defined.
  */
 SIZE(nccl_launch, 32)
 AT(nccl_launch, comm, 0)

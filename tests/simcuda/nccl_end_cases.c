@@ -13,7 +13,8 @@ static int reduce_or_fail(struct nccl_job *job)
 {
     int err = NCCL_SUCCESS;
 
-    NCCL_TRY(job, AllReduce(job->in, job->out, job->bytes / 4, NCCL_FLOAT32, NCCL_OP_SUM, job->comm, job->stream));
+    NCCL_TRY(job, AllReduce(job->in, job->out, job->bytes / 4, NCCL_FLOAT32, NCCL_OP_SUM, job->comm,
+                            job->stream));
     while (!err && cudaStreamQuery(job->stream)) {
         nanosleep(&(struct timespec){0, 1000000}, NULL);
         NCCL_TRY(job, CommGetAsyncError(job->comm, &err));
@@ -28,8 +29,8 @@ static void abort_all(struct nccl_job *job)
     job->comm = NULL;
 }
 
-/* The last rank dies in the middle of an operation; the others hear of it and can give up. The parent's
- * deadline is the limit. */
+/* The last rank dies in the middle of an operation; the others hear of it and can give up. The
+ * parent's deadline is the limit. */
 static void peer_death(struct nccl_job *job)
 {
     int err = reduce_or_fail(job);
@@ -37,8 +38,8 @@ static void peer_death(struct nccl_job *job)
     if (err)
         nccl_job_fail(job, "error %d although nobody has died yet", err);
     if (job->rank == job->count - 1) {
-        NCCL_TRY(job, AllReduce(job->in, job->out, job->bytes / 4, NCCL_FLOAT32, NCCL_OP_SUM, job->comm,
-                                job->stream));
+        NCCL_TRY(job, AllReduce(job->in, job->out, job->bytes / 4, NCCL_FLOAT32, NCCL_OP_SUM,
+                                job->comm, job->stream));
         raise(SIGKILL);
     }
     while (!err)
@@ -51,8 +52,8 @@ static void peer_death(struct nccl_job *job)
 static void give_up(struct nccl_job *job)
 {
     if (job->rank == 0)
-        NCCL_TRY(job, AllReduce(job->in, job->out, job->bytes / 4, NCCL_FLOAT32, NCCL_OP_SUM, job->comm,
-                                job->stream));
+        NCCL_TRY(job, AllReduce(job->in, job->out, job->bytes / 4, NCCL_FLOAT32, NCCL_OP_SUM,
+                                job->comm, job->stream));
     abort_all(job);
 }
 

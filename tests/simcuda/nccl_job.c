@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nccl_job.c - a job on the real NCCL: processes that each take themselves for a host of their own, so that
- * NCCL sends everything over its net plugin, run cases and check what arrives.
+ * nccl_job.c - a job on the real NCCL: processes that each take themselves for a host of their own,
+ * so that NCCL sends everything over its net plugin, run cases and check what arrives.
  */
 #include "simcuda/nccl_job.h"
 
@@ -18,15 +18,15 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char usage[] =
-    "usage: nccl-job [--ranks N] [--bytes N,N...] [--types N,N...] [--seconds N] LIBNCCL LIBNVML CASE...\n"
-    "\n"
-    "  --ranks    processes, each a host (2)\n"
-    "  --bytes    sizes that every case runs with (1048576)\n"
-    "  --types    numbers of ncclDataType_t, likewise (7, float32)\n"
-    "  --seconds  kill it all after so many (240)\n"
-    "\n"
-    "Status 0: all cases passed, 1: one did not, 2: misuse.\n";
+static const char usage[] = "usage: nccl-job [--ranks N] [--bytes N,N...] [--types N,N...] "
+                            "[--seconds N] LIBNCCL LIBNVML CASE...\n"
+                            "\n"
+                            "  --ranks    processes, each a host (2)\n"
+                            "  --bytes    sizes that every case runs with (1048576)\n"
+                            "  --types    numbers of ncclDataType_t, likewise (7, float32)\n"
+                            "  --seconds  kill it all after so many (240)\n"
+                            "\n"
+                            "Status 0: all cases passed, 1: one did not, 2: misuse.\n";
 
 enum { MOST = 16, MOST_RANKS = 8 };
 
@@ -40,7 +40,8 @@ struct settings {
     bool dies; /* the last rank is to be killed */
 };
 
-/* ---- a rank ------------------------------------------------------------------------------------ */
+/* ---- a rank ------------------------------------------------------------------------------------
+ */
 
 void nccl_job_fail(const struct nccl_job *job, const char *format, ...)
 {
@@ -61,7 +62,8 @@ void nccl_job_try(const struct nccl_job *job, int result, const char *what)
                       job->nccl->GetLastError(NULL));
 }
 
-/* A pipe keeps writes of this size whole. The next identity is sent only after all have joined by this. */
+/* A pipe keeps writes of this size whole. The next identity is sent only after all have joined by
+ * this. */
 static struct nccl_id exchange_id(struct nccl_job *job)
 {
     struct nccl_id id;
@@ -92,7 +94,8 @@ void nccl_job_close(struct nccl_job *job, void *comm)
     NCCL_TRY(job, CommDestroy(comm));
 }
 
-static void run_case(struct nccl_job *job, const struct settings *s, const struct nccl_case *the_case)
+static void run_case(struct nccl_job *job, const struct settings *s,
+                     const struct nccl_case *the_case)
 {
     for (int b = 0; b < s->bytes_count; b++)
         for (int t = 0; t < s->types_count; t++) {
@@ -148,7 +151,8 @@ static void run_rank(const struct settings *s, struct nccl_job *job)
     exit(0);
 }
 
-/* ---- all of them ------------------------------------------------------------------------------- */
+/* ---- all of them -------------------------------------------------------------------------------
+ */
 
 static long now_s(void)
 {
@@ -238,7 +242,8 @@ static int run_job(const struct settings *s)
     return await_ranks(s, &child, pids);
 }
 
-/* ---- arguments --------------------------------------------------------------------------------- */
+/* ---- arguments ---------------------------------------------------------------------------------
+ */
 
 static bool read_list(const char *text, long out[], int *count)
 {
@@ -304,8 +309,12 @@ static bool read_arguments(struct settings *s, char **args)
 
 int main(int argc, char **argv)
 {
-    struct settings s = {.ranks = 2, .seconds = 240, .bytes = {1 << 20}, .bytes_count = 1,
-                         .types = {NCCL_FLOAT32}, .types_count = 1};
+    struct settings s = {.ranks = 2,
+                         .seconds = 240,
+                         .bytes = {1 << 20},
+                         .bytes_count = 1,
+                         .types = {NCCL_FLOAT32},
+                         .types_count = 1};
 
     (void)argc;
     setvbuf(stdout, NULL, _IOLBF, 0);

@@ -36,7 +36,7 @@ struct nccl_case {
     const char *name;
     void (*run)(struct nccl_job *job);
 };
-extern const struct nccl_case nccl_cases[];      /* nccl_cases.c: NULL ends it */
-extern const struct nccl_case nccl_end_cases[];  /* nccl_end_cases.c: they end the job */
+extern const struct nccl_case nccl_cases[];     /* nccl_cases.c: NULL ends it */
+extern const struct nccl_case nccl_end_cases[]; /* nccl_end_cases.c: they end the job */
 
 #endif

@@ -2,8 +2,8 @@
  *
  * sim.h - the simulated CUDA inside: what its files ask of each other.
  *
- *      test program ---> NCCL as shipped ---> sim_memory, sim_stream, sim_event, sim_copy, sim_device
- *           |                 |    ^                            | launch
+ *      test program ---> NCCL as shipped ---> sim_memory, sim_stream, sim_event, sim_copy,
+ * sim_device |                 |    ^                            | launch
  *           +-- sim_attach ---+    | proxies' head and tail     v
  *                                  +------------------------ kernel*: NCCL's kernels on the CPU
  */
@@ -14,7 +14,8 @@
 
 #include <stdbool.h>
 
-/* ---- sim_say.c: sentences on standard error ---------------------------------------------------- */
+/* ---- sim_say.c: sentences on standard error ----------------------------------------------------
+ */
 
 /* For those who look for a fault: shown when SIMCUDA_LOG is set. */
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -23,9 +24,15 @@ _Noreturn void sim_die(const char *format, ...) __attribute__((format(printf, 1,
 /* A number of the environment. */
 int sim_setting(const char *name, int otherwise);
 
-/* ---- sim_memory.c ------------------------------------------------------------------------------ */
+/* ---- sim_memory.c ------------------------------------------------------------------------------
+ */
 
-enum sim_memory_kind { SIM_MEMORY_NONE, SIM_MEMORY_DEVICE, SIM_MEMORY_PINNED, SIM_MEMORY_REGISTERED };
+enum sim_memory_kind {
+    SIM_MEMORY_NONE,
+    SIM_MEMORY_DEVICE,
+    SIM_MEMORY_PINNED,
+    SIM_MEMORY_REGISTERED
+};
 
 struct sim_memory {
     char *start;
@@ -35,21 +42,25 @@ struct sim_memory {
 };
 struct sim_memory sim_memory_find(const void *ptr);
 
-/* ---- sim_stream.c: each stream a thread that does one thing after the other --------------------- */
+/* ---- sim_stream.c: each stream a thread that does one thing after the other ---------------------
+ */
 
 /* Do run(arg) after what was given before. arg is a copy of bytes bytes, gone afterwards. */
-void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const void *arg, size_t bytes);
+void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const void *arg,
+                     size_t bytes);
 void sim_stream_drain(struct sim_stream *stream);
 void sim_stream_drain_all(void);
 
-/* ---- sim_attach.c ------------------------------------------------------------------------------ */
+/* ---- sim_attach.c ------------------------------------------------------------------------------
+ */
 
 /* A symbol of the attached libnccl, local ones included; NULL: it has none of that name. */
 const void *sim_nccl_symbol(const char *name);
 /* The simulation's own function of CUDA of that name; NULL: it has none. */
 void *sim_own_function(const char *name);
 
-/* ---- kernel.c ---------------------------------------------------------------------------------- */
+/* ---- kernel.c ----------------------------------------------------------------------------------
+ */
 
 /* Carry out a launch of NCCL's kernel with that many blocks, and return when it is done. */
 void kernel_run(unsigned blocks, const void *args);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * sim_attach.c - NCCL's library carries CUDA's runtime inside it, yet keeps the names of all its
- * functions. So once it is loaded we write, in this process's memory alone, a jump to our function at
- * the start of each of the runtime's. The file stays as it was shipped. A function that we do not
- * have says so and returns "not supported".
+ * functions. So once it is loaded we write, in this process's memory alone, a jump to our function
+ * at the start of each of the runtime's. The file stays as it was shipped. A function that we do
+ * not have says so and returns "not supported".
  */
 #include "config.h" /* GNU extensions: dladdr */
 #include "simcuda/sim.h"
@@ -42,7 +42,7 @@ struct missing {
 struct library {
     const char *base;
     const char *file; /* its bytes, mapped; stays */
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     size_t count;
     const char *names;
 };
@@ -95,25 +95,26 @@ void *sim_own_function(const char *name)
     return dlsym(own, name);
 }
 
-static const ElfW(Sym) *symbol_end(void)
+static const ElfW(Sym) * symbol_end(void)
 {
     return nccl.symbols + nccl.count;
 }
 
-static const char *symbol_name(const ElfW(Sym) *symbol)
+static const char *symbol_name(const ElfW(Sym) * symbol)
 {
     return nccl.names + symbol->st_name;
 }
 
-static bool is_of_the_runtime(const ElfW(Sym) *symbol)
+static bool is_of_the_runtime(const ElfW(Sym) * symbol)
 {
     const char *name = symbol_name(symbol);
 
     return ELF64_ST_TYPE(symbol->st_info) == STT_FUNC && symbol->st_shndx != SHN_UNDEF &&
-           symbol->st_size >= JUMP_BYTES && !strncmp(name, "cuda", 4) && name[4] >= 'A' && name[4] <= 'Z';
+           symbol->st_size >= JUMP_BYTES && !strncmp(name, "cuda", 4) && name[4] >= 'A' &&
+           name[4] <= 'Z';
 }
 
-static void redirect(const ElfW(Sym) *symbol)
+static void redirect(const ElfW(Sym) * symbol)
 {
     char *at = (char *)(uintptr_t)(nccl.base + symbol->st_value);
     char *page = (char *)((uintptr_t)at & ~(uintptr_t)4095);
@@ -130,8 +131,9 @@ static const char *map_library(const char *path)
 {
     struct stat about;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    void *file = fd < 0 || fstat(fd, &about) ? MAP_FAILED
-                                             : mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    void *file = fd < 0 || fstat(fd, &about)
+                     ? MAP_FAILED
+                     : mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
 
     if (fd >= 0)
         close(fd);

@@ -142,6 +142,12 @@ SIM_EXPORT int cudaGetDeviceProperties(struct sim_properties *out, int device)
     return 0;
 }
 
+/* CUDA 12's name for it. */
+SIM_EXPORT int cudaGetDeviceProperties_v2(struct sim_properties *out, int device)
+{
+    return cudaGetDeviceProperties(out, device);
+}
+
 SIM_EXPORT int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     *free_bytes = (size_t)8 << 30;
@@ -175,7 +181,8 @@ SIM_EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
     return fails(SIM_NOT_SUPPORTED);
 }
 
-/* ---- functions of the device: there are only NCCL's kernels ---------------------------------------- */
+/* ---- functions of the device: there are only NCCL's kernels
+ * ---------------------------------------- */
 
 SIM_EXPORT int cudaFuncGetAttributes(struct sim_function_attributes *out, const void *function)
 {
@@ -198,7 +205,8 @@ SIM_EXPORT int cudaGetFuncBySymbol(const void **out, const void *symbol)
     return 0;
 }
 
-/* ---- what CUDA's driver calls it ------------------------------------------------------------------- */
+/* ---- what CUDA's driver calls it
+ * ------------------------------------------------------------------- */
 
 static char the_context;
 

@@ -75,7 +75,8 @@ static void await(void *arg)
     put(event);
 }
 
-/* ---- what CUDA calls it ------------------------------------------------------------------------ */
+/* ---- what CUDA calls it ------------------------------------------------------------------------
+ */
 
 SIM_EXPORT int cudaEventCreateWithFlags(struct sim_event **out, unsigned flags)
 {
@@ -110,13 +111,15 @@ SIM_EXPORT int cudaEventRecord(struct sim_event *event, struct sim_stream *strea
     return 0;
 }
 
-SIM_EXPORT int cudaEventRecordWithFlags(struct sim_event *event, struct sim_stream *stream, unsigned flags)
+SIM_EXPORT int cudaEventRecordWithFlags(struct sim_event *event, struct sim_stream *stream,
+                                        unsigned flags)
 {
     (void)flags;
     return cudaEventRecord(event, stream);
 }
 
-SIM_EXPORT int cudaStreamWaitEvent(struct sim_stream *stream, struct sim_event *event, unsigned flags)
+SIM_EXPORT int cudaStreamWaitEvent(struct sim_stream *stream, struct sim_event *event,
+                                   unsigned flags)
 {
     struct round round = take(event, false);
 

@@ -45,7 +45,8 @@ static int give(struct sim_stream *stream, unsigned blocks, void **extra)
     return 0;
 }
 
-SIM_EXPORT int cuLaunchKernelEx(const struct sim_launch *launch, void *function, void **params, void **extra)
+SIM_EXPORT int cuLaunchKernelEx(const struct sim_launch *launch, void *function, void **params,
+                                void **extra)
 {
     (void)function, (void)params;
     return give(launch->stream, launch->grid[0], extra);
@@ -53,14 +54,16 @@ SIM_EXPORT int cuLaunchKernelEx(const struct sim_launch *launch, void *function,
 
 SIM_EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                               unsigned block_x, unsigned block_y, unsigned block_z,
-                              unsigned shared_bytes, struct sim_stream *stream, void **params, void **extra)
+                              unsigned shared_bytes, struct sim_stream *stream, void **params,
+                              void **extra)
 {
     (void)function, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
     (void)shared_bytes, (void)params;
     return give(stream, grid_x, extra);
 }
 
-/* ---- the driver's functions ------------------------------------------------------------------------ */
+/* ---- the driver's functions
+ * ------------------------------------------------------------------------ */
 
 SIM_EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
                                                 unsigned long long flags, int *status)
@@ -76,7 +79,8 @@ SIM_EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **out, un
     return 0;
 }
 
-SIM_EXPORT int cudaGetDriverEntryPoint(const char *name, void **out, unsigned long long flags, int *status)
+SIM_EXPORT int cudaGetDriverEntryPoint(const char *name, void **out, unsigned long long flags,
+                                       int *status)
 {
     return cudaGetDriverEntryPointByVersion(name, out, 0, flags, status);
 }

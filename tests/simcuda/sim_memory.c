@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sim_memory.c - memory of the device and pinned memory: each allocation a memory file of its own, so
- * that other processes can map it (CUDA IPC) and it has a descriptor to give away (dma-buf).
+ * sim_memory.c - memory of the device and pinned memory: each allocation a memory file of its own,
+ * so that other processes can map it (CUDA IPC) and it has a descriptor to give away (dma-buf).
  */
 #include "config.h" /* GNU extensions: memfd_create */
 #include "simcuda/sim.h"
@@ -124,7 +124,8 @@ static void release_late(void *arg)
     release(*(void **)arg);
 }
 
-/* ---- what CUDA calls it ------------------------------------------------------------------------ */
+/* ---- what CUDA calls it ------------------------------------------------------------------------
+ */
 
 SIM_EXPORT int cudaMalloc(void **out, size_t bytes)
 {
@@ -143,7 +144,8 @@ SIM_EXPORT int cudaMallocAsync(void **out, size_t bytes, struct sim_stream *stre
     return cudaMalloc(out, bytes);
 }
 
-SIM_EXPORT int cudaMallocFromPoolAsync(void **out, size_t bytes, void *pool, struct sim_stream *stream)
+SIM_EXPORT int cudaMallocFromPoolAsync(void **out, size_t bytes, void *pool,
+                                       struct sim_stream *stream)
 {
     (void)pool;
     return cudaMallocAsync(out, bytes, stream);
@@ -196,7 +198,9 @@ SIM_EXPORT int cudaPointerGetAttributes(struct sim_pointer_attributes *out, cons
     bool is_device = memory.kind == SIM_MEMORY_DEVICE, is_known = memory.kind != SIM_MEMORY_NONE;
 
     *out = (struct sim_pointer_attributes){
-        .type = is_device ? SIM_DEVICE : is_known ? SIM_HOST : SIM_UNREGISTERED,
+        .type = is_device  ? SIM_DEVICE
+                : is_known ? SIM_HOST
+                           : SIM_UNREGISTERED,
         .device = is_known ? 0 : -2,
         .device_pointer = is_known ? at : NULL,
         .host_pointer = is_device ? NULL : at,
@@ -223,7 +227,8 @@ SIM_EXPORT int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
     return 0;
 }
 
-/* ---- between processes: the owner's memory file, reopened ---------------------------------------- */
+/* ---- between processes: the owner's memory file, reopened
+ * ---------------------------------------- */
 
 struct ipc {
     uint64_t bytes;
@@ -264,7 +269,8 @@ SIM_EXPORT int cudaIpcCloseMemHandle(void *ptr)
     return release(ptr);
 }
 
-/* ---- what CUDA's driver calls it ----------------------------------------------------------------- */
+/* ---- what CUDA's driver calls it
+ * ----------------------------------------------------------------- */
 
 SIM_EXPORT int cuMemGetAddressRange(uintptr_t *start, size_t *bytes, uintptr_t ptr)
 {

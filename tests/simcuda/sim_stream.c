@@ -71,7 +71,8 @@ static void start(struct sim_stream *stream)
     stream->is_started = true;
 }
 
-void sim_stream_give(struct sim_stream *handle, void (*run)(void *arg), const void *arg, size_t bytes)
+void sim_stream_give(struct sim_stream *handle, void (*run)(void *arg), const void *arg,
+                     size_t bytes)
 {
     struct sim_stream *stream = the_stream(handle);
     size_t len = (sizeof(struct work) + bytes + 63) & ~(size_t)63;
@@ -123,7 +124,8 @@ void sim_stream_drain_all(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- what CUDA calls it ------------------------------------------------------------------------ */
+/* ---- what CUDA calls it ------------------------------------------------------------------------
+ */
 
 SIM_EXPORT int cudaStreamCreateWithPriority(struct sim_stream **out, unsigned flags, int priority)
 {
@@ -230,7 +232,8 @@ SIM_EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return 0;
 }
 
-/* ---- no graph is ever captured ------------------------------------------------------------------- */
+/* ---- no graph is ever captured
+ * ------------------------------------------------------------------- */
 
 SIM_EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode)
 {
@@ -249,13 +252,21 @@ SIM_EXPORT int cudaStreamIsCapturing(struct sim_stream *stream, int *out)
     return 0;
 }
 
-SIM_EXPORT int cudaStreamGetCaptureInfo(struct sim_stream *stream, int *status, unsigned long long *id,
-                                        void **graph, const void **nodes, const void **edges,
-                                        size_t *count)
+SIM_EXPORT int cudaStreamGetCaptureInfo(struct sim_stream *stream, int *status,
+                                        unsigned long long *id, void **graph, const void **nodes,
+                                        const void **edges, size_t *count)
 {
     (void)stream, (void)id, (void)graph, (void)nodes, (void)edges, (void)count;
     *status = 0;
     return 0;
+}
+
+/* CUDA 12's, without edges. */
+SIM_EXPORT int cudaStreamGetCaptureInfo_v2(struct sim_stream *stream, int *status,
+                                           unsigned long long *id, void **graph, const void **nodes,
+                                           size_t *count)
+{
+    return cudaStreamGetCaptureInfo(stream, status, id, graph, nodes, NULL, count);
 }
 
 struct host_call {
