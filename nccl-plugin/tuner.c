@@ -51,53 +51,90 @@ static uint64_t fingerprint(const struct dp_tuning_table *table)
     return hash;
 }
 
-static int open_table(struct dpn_tuner *t, const struct dpn_tuner_options *o)
-{
-    struct dp_tuning_table *table;
-    int err = dp_tuning_table_load(o->table, &table);
+/* What the options name, until it is in the tuner. */
+struct sources {
+    struct dp_tuning_table *table; /* NULL: none */
+    struct dp_tuning_links links;
+    struct dp_tuning_latencies latencies;
+};
 
+static void say_sources(const struct dpn_tuner *t, const struct sources *s, bool has_links)
+{
+    char links[DP_TUNING_LINKS_LEN];
+
+    if (s->table)
+        dp_log(DP_LOG_INFO, "tuner: %zu ranks on %zu nodes, %zu rules of %s, fingerprint %016llx",
+               t->ranks, t->nodes, s->table->count, s->table->name,
+               (unsigned long long)fingerprint(s->table));
+    if (has_links)
+        dp_log(DP_LOG_INFO, "tuner: %zu ranks on %zu nodes, a model of links %s", t->ranks, t->nodes,
+               dp_tuning_links_text(&s->links, links));
+    if (!s->table && !has_links)
+        dp_log(DP_LOG_INFO, "tuner: no DUALPIPE_TUNER_TABLE and no DUALPIPE_TUNER_LINKS, so NCCL "
+                            "chooses by itself");
+}
+
+/* NCCL's arrays and ours have the same shape. */
+static void copy_latencies(const struct ncclTunerConstants_v5 *constants,
+                           struct dp_tuning_latencies *out)
+{
+    _Static_assert(sizeof(out->base_us) == sizeof(constants->baseLatencies), "latencies to begin");
+    _Static_assert(sizeof(out->hop_us) == sizeof(constants->hwLatencies), "latencies of hops");
+    memcpy(out->base_us, constants->baseLatencies, sizeof(out->base_us));
+    memcpy(out->hop_us, constants->hwLatencies, sizeof(out->hop_us));
+}
+
+static int open_sources(struct dpn_tuner *t, const struct dpn_tuner_config *config,
+                        const struct dpn_tuner_options *o, struct sources *s)
+{
+    const bool has_links = o->links && *o->links && config->has_costs;
+    int err = has_links ? dp_tuning_links_parse(o->links, &s->links) : 0;
+
+    if (!err && o->table && *o->table)
+        err = dp_tuning_table_load(o->table, &s->table);
     if (err)
         return err;
-    const struct dp_tuner_config config = {.table = table, .ranks = (int64_t)t->ranks,
-                                           .nodes = (int64_t)t->nodes,
-                                           .trusts_registration = trusts_registration(o)};
-    err = dp_tuner_new(&config, &t->tuner);
-    if (!err && !config.trusts_registration)
-        warn_of_registration(table);
+    if (config->constants)
+        copy_latencies(config->constants, &s->latencies);
+    const struct dp_tuner_config c = {
+        .table = s->table, .ranks = (int64_t)t->ranks, .nodes = (int64_t)t->nodes,
+        .trusts_registration = trusts_registration(o), .links = has_links ? &s->links : NULL,
+        .latencies = config->constants ? &s->latencies : NULL,
+    };
+    err = dp_tuner_new(&c, &t->tuner);
+    if (!err && s->table && !c.trusts_registration)
+        warn_of_registration(s->table);
     if (!err)
-        dp_log(DP_LOG_INFO, "tuner: %zu ranks on %zu nodes, %zu rules of %s, fingerprint %016llx",
-               t->ranks, t->nodes, table->count, table->name,
-               (unsigned long long)fingerprint(table));
-    dp_tuning_table_free(table);
+        say_sources(t, s, has_links);
     return err;
 }
 
-static int open_by_options(struct dpn_tuner *t, bool *is_strict)
+static int open_by_options(struct dpn_tuner *t, const struct dpn_tuner_config *config,
+                           bool *is_strict)
 {
     struct dpn_tuner_options o = {0};
+    struct sources s = {0};
     int err = dp_options_read(&dpn_tuner_option_area, &o);
 
     *is_strict = o.is_strict;
-    if (err)
-        return err;
-    if (o.table && *o.table)
-        return open_table(t, &o);
-    dp_log(DP_LOG_INFO, "tuner: no DUALPIPE_TUNER_TABLE, so NCCL chooses by itself");
-    return 0;
+    if (!err)
+        err = open_sources(t, config, &o, &s);
+    dp_tuning_table_free(s.table);
+    return err;
 }
 
-int dpn_tuner_open(size_t ranks, size_t nodes, ncclDebugLogger_t logger, struct dpn_tuner **out)
+int dpn_tuner_open(const struct dpn_tuner_config *config, struct dpn_tuner **out)
 {
     struct dpn_tuner *t = calloc(1, sizeof(*t));
     bool is_strict = false;
 
-    dpn_log_to(logger);
+    dpn_log_to(config->logger);
     if (!t)
         return dp_fail(DP_ENOMEM, "tuner: no memory for a communicator");
-    t->ranks = ranks;
-    t->nodes = nodes;
+    t->ranks = config->ranks;
+    t->nodes = config->nodes;
     dpn_allowed_read(&t->allowed);
-    int err = open_by_options(t, &is_strict);
+    int err = open_by_options(t, config, &is_strict);
     if (err && is_strict) {
         dpn_tuner_close(t);
         return err;

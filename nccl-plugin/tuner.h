@@ -22,10 +22,17 @@ struct dpn_tuner;
 /* Channels that a communicator can have: up to NCCL 2.24, and later. Version 4 serves both. */
 enum { DPN_CHANNELS_MAX_V1 = 32, DPN_CHANNELS_MAX_V5 = 64 };
 
-/* ranks 0: NCCL does not say which communicator it will ask for. Messages go to the logger from now
- * on. What is wrong with the options or the table is said there, and leaves the choice to NCCL;
- * with DUALPIPE_TUNER_STRICT it is an error. Also DP_ENOMEM. */
-int dpn_tuner_open(size_t ranks, size_t nodes, ncclDebugLogger_t logger, struct dpn_tuner **out);
+struct dpn_tuner_config {
+    size_t ranks, nodes; /* 0: NCCL does not say which communicator it will ask for */
+    ncclDebugLogger_t logger;
+    /* There are costs to a question, so that the model can tell what NCCL would take. */
+    bool has_costs;
+    const struct ncclTunerConstants_v5 *constants; /* NCCL's own, or NULL */
+};
+
+/* Messages go to the logger from now on. What is wrong with the options or the table is said there,
+ * and leaves the choice to NCCL; with DUALPIPE_TUNER_STRICT it is an error. Also DP_ENOMEM. */
+int dpn_tuner_open(const struct dpn_tuner_config *config, struct dpn_tuner **out);
 void dpn_tuner_close(struct dpn_tuner *tuner); /* NULL is fine */
 
 struct dpn_tuner_question {

@@ -4,14 +4,25 @@
 #include "nccl-plugin/net_log.h"
 #include "nccl-plugin/tuner.h"
 
-ncclResult_t dpn_tuner_init_v2(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
-                               void **context)
+static ncclResult_t open_tuner(const struct dpn_tuner_config *config, void **context)
 {
     struct dpn_tuner *tuner = NULL;
-    int err = dpn_tuner_open(nRanks, nNodes, logFunction, &tuner);
+    int err = dpn_tuner_open(config, &tuner);
 
     *context = tuner;
     return dpn_result(err);
+}
+
+ncclResult_t dpn_tuner_init_v2(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                               void **context)
+{
+    return open_tuner(&(struct dpn_tuner_config){nRanks, nNodes, logFunction, false, NULL}, context);
+}
+
+ncclResult_t dpn_tuner_init_v3(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                               void **context)
+{
+    return open_tuner(&(struct dpn_tuner_config){nRanks, nNodes, logFunction, true, NULL}, context);
 }
 
 ncclResult_t dpn_tuner_destroy_v2(void *context)
@@ -51,8 +62,8 @@ ncclResult_t dpn_tuner_init_v5(void **ctx, uint64_t commId, size_t nRanks, size_
                                struct ncclNvlDomainInfo_v5 *nvlDomainInfo,
                                struct ncclTunerConstants_v5 *constants)
 {
-    (void)commId, (void)nvlDomainInfo, (void)constants;
-    return dpn_tuner_init_v2(nRanks, nNodes, logFunction, ctx);
+    (void)commId, (void)nvlDomainInfo;
+    return open_tuner(&(struct dpn_tuner_config){nRanks, nNodes, logFunction, true, constants}, ctx);
 }
 
 ncclResult_t dpn_tuner_getCollInfo_v5(void *context, ncclFunc_t collType, size_t nBytes,

@@ -11,6 +11,8 @@
 
 ncclResult_t dpn_tuner_init_v2(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
                                void **context);
+ncclResult_t dpn_tuner_init_v3(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                               void **context);
 ncclResult_t dpn_tuner_destroy_v2(void *context);
 ncclResult_t dpn_tuner_getCollInfo_v4(void *context, ncclFunc_t collType, size_t nBytes,
                                       int numPipeOps, float **collCostTable, int numAlgo,

@@ -4,6 +4,9 @@
 static const char *const registered[] = {"ignore", "trust", NULL};
 
 static const struct dp_option table[] = {
+    {"LINKS", DP_OPTION_STRING, NULL,
+     "intra=GB/s,inter=GB/s,intra_us=US,inter_us=US: what joins the ranks, for the cost model",
+     offsetof(struct dpn_tuner_options, links), .choices = NULL},
     {"REGISTERED", DP_OPTION_CHOICE, "ignore",
      "trust: all ranks register the same buffers, so rules may ask whether they did",
      offsetof(struct dpn_tuner_options, registered), .choices = registered},

@@ -10,6 +10,7 @@
 struct dpn_tuner_options {
     const char *table;      /* path; NULL or empty: none */
     const char *registered; /* ignore, trust */
+    const char *links;      /* for dp_tuning_links_parse; NULL or empty: none */
     bool is_strict;
 };
 

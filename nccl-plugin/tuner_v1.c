@@ -15,9 +15,11 @@ static struct dpn_tuner *shared; /* stays, as a communicator may be asking */
 
 static ncclResult_t init_v1(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction)
 {
+    const struct dpn_tuner_config config = {.logger = logFunction};
+
     (void)nRanks, (void)nNodes;
     pthread_mutex_lock(&lock);
-    int err = shared ? 0 : dpn_tuner_open(0, 0, logFunction, &shared);
+    int err = shared ? 0 : dpn_tuner_open(&config, &shared);
     pthread_mutex_unlock(&lock);
     return dpn_result(err);
 }

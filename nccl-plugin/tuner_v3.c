@@ -15,7 +15,7 @@ static ncclResult_t get_coll_info_v3(void *context, ncclFunc_t collType, size_t 
 extern const struct ncclTuner_v3 ncclTunerPlugin_v3;
 __attribute__((visibility("default"))) const struct ncclTuner_v3 ncclTunerPlugin_v3 = {
     .name = "dualpipe",
-    .init = dpn_tuner_init_v2,
+    .init = dpn_tuner_init_v3,
     .getCollInfo = get_coll_info_v3,
     .destroy = dpn_tuner_destroy_v2,
 };

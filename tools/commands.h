@@ -12,6 +12,7 @@ int run_schedule(int argc, char **argv);
 int run_stat(int argc, char **argv);
 int run_topo(int argc, char **argv);
 int run_train(int argc, char **argv);
+int run_tune(int argc, char **argv);
 
 int run_bench_copy(int argc, char **argv);
 int run_bench_executor(int argc, char **argv);
@@ -32,5 +33,7 @@ int run_topo_matrix(int argc, char **argv);
 int run_topo_nics(int argc, char **argv);
 int run_topo_path(int argc, char **argv);
 int run_topo_show(int argc, char **argv);
+
+int run_tune_explain(int argc, char **argv);
 
 #endif

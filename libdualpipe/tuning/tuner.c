@@ -5,6 +5,7 @@
  */
 #include "base/fail.h"
 #include "tuning/intervals.h"
+#include "tuning/model.h"
 
 #include <stdlib.h>
 
@@ -14,6 +15,7 @@ struct dp_tuner {
     size_t count;
     struct dp_intervals by_bytes[DP_TUNING_FUNCTIONS][2]; /* [is registered] */
     int32_t *rule_of[DP_TUNING_FUNCTIONS][2];             /* a range of those -> rules[] */
+    struct dp_tuning_model model;
 };
 
 /* ---- made once ------------------------------------------------------------------------------ */
@@ -78,6 +80,7 @@ int dp_tuner_new(const struct dp_tuner_config *config, struct dp_tuner **out)
     if (!t)
         return dp_fail(DP_ENOMEM, "no memory for a tuner");
     t->trusts_registration = config->trusts_registration;
+    dp_tuning_model_init(&t->model, config->links, config->latencies, config->ranks, config->nodes);
     int err = keep_rules(t, config);
     for (int i = 0; i < 2 * DP_TUNING_FUNCTIONS && !err; i++)
         err = sort_rules(t, i / 2, i % 2);
@@ -112,11 +115,58 @@ static const struct dp_tuning_rule *find_rule(const struct dp_tuner *t, int func
 }
 
 /* A cell below zero is not there: NCCL has no kernel, no transport or no leave for it. */
-static bool may_choose(const struct dp_tuning_question *q, const struct dp_tuning_rule *rule)
+static bool may_choose(const struct dp_tuning_question *q, int algorithm, int protocol)
 {
-    return rule->algorithm >= 0 && rule->algorithm < q->algorithms &&
-           rule->protocol < q->protocols &&
-           q->costs[rule->algorithm * q->protocols + rule->protocol] >= 0;
+    return algorithm >= 0 && algorithm < q->algorithms && protocol >= 0 &&
+           protocol < q->protocols && q->costs[algorithm * q->protocols + protocol] >= 0;
+}
+
+static void take_rule(const struct dp_tuning_rule *rule, struct dp_tuning_answer *answer)
+{
+    answer->source = DP_TUNING_FROM_TABLE;
+    answer->algorithm = rule->algorithm;
+    answer->protocol = rule->protocol;
+    answer->channels = rule->channels;
+    answer->time_us = rule->time_us;
+    answer->default_us = rule->default_us;
+}
+
+/* What the model says of the cell that NCCL would take; negative: nothing. */
+static double default_time(const struct dp_tuner *t, const struct dp_tuning_question *q)
+{
+    float least = -1;
+    double time_us = -1;
+
+    for (int a = 0; a < q->algorithms; a++)
+        for (int p = 0; p < q->protocols; p++)
+            if (may_choose(q, a, p) && (least < 0 || q->costs[a * q->protocols + p] < least)) {
+                least = q->costs[a * q->protocols + p];
+                time_us = dp_tuner_time_us(t, q->function, a, p, q->bytes);
+            }
+    return time_us;
+}
+
+/* Less than this share of the time of NCCL's choice must be left: a model is no measurement. */
+#define WORTH_IT 0.9
+
+static void ask_model(const struct dp_tuner *t, const struct dp_tuning_question *q,
+                      struct dp_tuning_answer *answer)
+{
+    double default_us = default_time(t, q), best_us = WORTH_IT * default_us;
+
+    if (default_us < 0)
+        return;
+    answer->time_us = answer->default_us = default_us;
+    for (int a = 0; a < q->algorithms; a++)
+        for (int p = 0; p < q->protocols; p++) {
+            double us = may_choose(q, a, p) ? dp_tuner_time_us(t, q->function, a, p, q->bytes) : -1;
+            if (us < 0 || us >= best_us)
+                continue;
+            best_us = answer->time_us = us;
+            answer->source = DP_TUNING_FROM_MODEL;
+            answer->algorithm = a;
+            answer->protocol = p;
+        }
 }
 
 void dp_tuner_ask(const struct dp_tuner *t, const struct dp_tuning_question *q,
@@ -127,12 +177,10 @@ void dp_tuner_ask(const struct dp_tuner *t, const struct dp_tuning_question *q,
 
     *answer = (struct dp_tuning_answer){.algorithm = DP_TUNING_DEFAULT,
                                         .protocol = DP_TUNING_DEFAULT, .rule = rule};
-    if (rule && may_choose(q, rule)) {
-        answer->source = DP_TUNING_FROM_TABLE;
-        answer->algorithm = rule->algorithm;
-        answer->protocol = rule->protocol;
-        answer->channels = rule->channels;
-    }
+    if (rule && may_choose(q, rule->algorithm, rule->protocol))
+        take_rule(rule, answer);
+    else if (t->model.is_known && !(rule && rule->algorithm == DP_TUNING_DEFAULT))
+        ask_model(t, q, answer);
 }
 
 /* Rules with a chunk are for registered buffers and others alike. */
@@ -142,4 +190,69 @@ int64_t dp_tuner_chunk_bytes(const struct dp_tuner *t, int function, int64_t byt
     const struct dp_tuning_rule *rule = find_rule(t, function, bytes, false);
 
     return rule && rule->algorithm == algorithm && rule->protocol == protocol ? rule->chunk_bytes : 0;
+}
+
+/* ---- the model ------------------------------------------------------------------------------ */
+
+static const struct dp_tuning_line *line_of(const struct dp_tuner *t, int function, int algorithm,
+                                            int protocol)
+{
+    if (!t->model.is_known || function < 0 || function >= DP_TUNING_FUNCTIONS || algorithm < 0 ||
+        algorithm >= DP_TUNING_ALGORITHMS || protocol < 0 || protocol >= DP_TUNING_PROTOCOLS)
+        return NULL;
+    const struct dp_tuning_line *line = &t->model.lines[function][algorithm][protocol];
+    return line->latency_us < 0 ? NULL : line;
+}
+
+double dp_tuner_time_us(const struct dp_tuner *t, int function, int algorithm, int protocol,
+                        int64_t bytes)
+{
+    const struct dp_tuning_line *line = line_of(t, function, algorithm, protocol);
+
+    return line ? dp_tuning_line_us(line, bytes) : -1;
+}
+
+/* Where `other` begins to be the faster one; negative: nowhere. */
+static double meets_at(const struct dp_tuning_line *line, const struct dp_tuning_line *other)
+{
+    if (other->us_per_byte >= line->us_per_byte)
+        return -1;
+    return (other->latency_us - line->latency_us) / (line->us_per_byte - other->us_per_byte);
+}
+
+/* The line that is the first to go below `line` (NULL: the lowest at 0), and where. */
+static const struct dp_tuning_line *next_line(const struct dp_tuner *t, int function,
+                                              const float *costs, const struct dp_tuning_line *line,
+                                              struct dp_tuning_crossing *at)
+{
+    const struct dp_tuning_line *next = NULL;
+    double first = 0;
+
+    for (int i = 0; i < DP_TUNING_CROSSINGS_MAX; i++) {
+        int a = i / DP_TUNING_PROTOCOLS, p = i % DP_TUNING_PROTOCOLS;
+        const struct dp_tuning_line *other = costs[i] >= 0 ? line_of(t, function, a, p) : NULL;
+        if (!other)
+            continue;
+        double where = line ? meets_at(line, other) : other->latency_us;
+        if (where < 0 || (next && (where > first || (where == first &&
+                                                     other->us_per_byte >= next->us_per_byte))))
+            continue;
+        next = other;
+        first = where;
+        *at = (struct dp_tuning_crossing){line ? (int64_t)where + 1 : 0, a, p};
+    }
+    return next;
+}
+
+/* Along the lower border of all lines: each is flatter than the one before. */
+int dp_tuner_crossings(const struct dp_tuner *t, int function, const float *costs,
+                       struct dp_tuning_crossing out[DP_TUNING_CROSSINGS_MAX])
+{
+    const struct dp_tuning_line *line = NULL;
+    int count = 0;
+
+    while (count < DP_TUNING_CROSSINGS_MAX &&
+           (line = next_line(t, function, costs, line, &out[count])))
+        count++;
+    return count;
 }

@@ -160,6 +160,7 @@ it has_a_manual_in_step schedule
 it has_a_manual_in_step info
 it has_a_manual_in_step bench
 it has_a_manual_in_step stat
+it has_a_manual_in_step tune
 it has_clean_manuals
 it completes_what_it_knows
 finish

@@ -264,6 +264,52 @@ static void rules_for_registered_buffers_are_warned_of(void **state)
     unsetenv("DUALPIPE_TUNER_REGISTERED");
 }
 
+/* 32 far nodes: NCCL would take ring and simple for 1 KiB, the model a tree and LL. */
+static void links_give_later_versions_a_model(void **state)
+{
+    (void)state;
+    unsetenv("DUALPIPE_TUNER_TABLE");
+    setenv("DUALPIPE_TUNER_LINKS", "inter=3,inter_us=25", 1);
+    for (int v = 2; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 32, 32);
+        struct tuner_call call = all_reduce(1024);
+        for (int a = NCCL_ALGO_COLLNET_DIRECT; a < NCCL_NUM_ALGORITHMS; a++)
+            for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
+                call.costs[a][p] = NCCL_ALGO_PROTO_IGNORE;
+        if (!tuner_has_costs(v))
+            assert_left_alone(&caller, call);
+        else
+            assert_choice(&caller, call, NCCL_ALGO_TREE, NCCL_PROTO_LL, 0);
+        tuner_destroy(&caller);
+    }
+    setenv("DUALPIPE_TUNER_LINKS", "outer=3", 1);
+    struct tuner_caller caller = open_tuner(6, 32, 32);
+    assert_non_null(strstr(said, "links: 'outer', expected intra, inter, intra_us or inter_us"));
+    assert_left_alone(&caller, all_reduce(1024));
+    tuner_destroy(&caller);
+    unsetenv("DUALPIPE_TUNER_LINKS");
+}
+
+/* NCCL's own constants count, and stay what they were. */
+static void constants_are_read_and_never_written(void **state)
+{
+    (void)state;
+    struct tuner_caller caller;
+    struct tuner_call call = all_reduce(8);
+
+    setenv("DUALPIPE_TUNER_LINKS", "intra=450", 1);
+    assert_true(tuner_find(library, 5, &caller));
+    for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
+        caller.constants.baseLatencies[NCCL_ALGO_RING][p] = 1000;
+    const struct ncclTunerConstants_v5 before = caller.constants;
+    assert_int_equal(tuner_init(&caller, 8, 1, keep_log), ncclSuccess);
+    assert_memory_equal(&caller.constants, &before, sizeof(before));
+    assert_int_equal(tuner_ask(&caller, &call), ncclSuccess);
+    assert_int_not_equal(call.algorithm, NCCL_ALGO_RING);
+    tuner_destroy(&caller);
+    unsetenv("DUALPIPE_TUNER_LINKS");
+}
+
 /* ---- ranks agree ---------------------------------------------------------------------------- */
 
 enum { RANKS = 4, QUESTIONS = 2000 };
@@ -314,6 +360,7 @@ static void ranks_agree_whatever_is_their_own(void **state)
 
     snprintf(path, sizeof(path), "%s/tuner/example.csv", getenv("DP_TEST_DATA"));
     setenv("DUALPIPE_TUNER_TABLE", path, 1);
+    setenv("DUALPIPE_TUNER_LINKS", "intra=100,inter=12,inter_us=9", 1);
     for (int v = TUNER_FIRST; v <= TUNER_LAST; v++) {
         struct tuner_caller ranks[RANKS], other = {0};
         for (int r = 0; r < RANKS; r++) {
@@ -373,6 +420,8 @@ int main(void)
         cmocka_unit_test(a_chunk_is_set_for_the_cell_of_its_rule),
         cmocka_unit_test(without_costs_only_what_surely_exists_is_chosen),
         cmocka_unit_test(rules_for_registered_buffers_are_warned_of),
+        cmocka_unit_test(links_give_later_versions_a_model),
+        cmocka_unit_test(constants_are_read_and_never_written),
         cmocka_unit_test(ranks_agree_whatever_is_their_own),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

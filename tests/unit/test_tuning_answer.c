@@ -20,7 +20,8 @@ static struct dp_tuning_table *read_table(const char *text)
 static struct dp_tuner *make(const struct dp_tuning_table *table, int ranks, int nodes, bool trusts)
 {
     struct dp_tuner *tuner;
-    const struct dp_tuner_config config = {table, ranks, nodes, trusts};
+    const struct dp_tuner_config config = {.table = table, .ranks = ranks, .nodes = nodes,
+                                           .trusts_registration = trusts};
 
     assert_int_equal(dp_tuner_new(&config, &tuner), 0);
     return tuner;

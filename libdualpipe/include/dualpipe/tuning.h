@@ -99,6 +99,30 @@ DP_PUBLIC int dp_tuning_table_write(const struct dp_tuning_table *table,
 
 DP_PUBLIC void dp_tuning_table_free(struct dp_tuning_table *table);
 
+/* ---- the cost model ------------------------------------------------------------------------- */
+
+/* What joins the ranks of a communicator, one way; 0: not known. */
+struct dp_tuning_links {
+    double intra_gbs; /* of one GPU to the others of its node, GB/s; above 70 it is taken for NVLink */
+    double inter_gbs; /* of one node to the others, all its NICs together, GB/s */
+    double intra_us, inter_us; /* what a hop takes beyond what NCCL counts with, us */
+};
+
+/* "intra=450,inter=50,inter_us=3"; what is left out is not known. DP_EINVAL. */
+DP_PUBLIC int dp_tuning_links_parse(const char *text, struct dp_tuning_links *out);
+/* The same, to be parsed again. Returns text. */
+enum { DP_TUNING_LINKS_LEN = 128 };
+DP_PUBLIC const char *dp_tuning_links_text(const struct dp_tuning_links *links,
+                                           char text[DP_TUNING_LINKS_LEN]);
+
+enum dp_tuning_link { DP_TUNING_NVLINK, DP_TUNING_PCI, DP_TUNING_NET, DP_TUNING_LINKS };
+
+/* What NCCL counts with, us: to begin, and for a hop. */
+struct dp_tuning_latencies {
+    double base_us[DP_TUNING_ALGORITHMS][DP_TUNING_PROTOCOLS];
+    double hop_us[DP_TUNING_LINKS][DP_TUNING_ALGORITHMS][DP_TUNING_PROTOCOLS];
+};
+
 /* ---- answers -------------------------------------------------------------------------------- */
 
 struct dp_tuner_config {
@@ -109,6 +133,10 @@ struct dp_tuner_config {
     /* Whether a rank finds buffers registered is its own observation. Only if all ranks register
      * alike may answers depend on it; else every buffer counts as not registered. */
     bool trusts_registration;
+    /* For the model, which has a say where no rule applies; both may be NULL. Without links, or where
+     * they do not say enough for these ranks and nodes, there is no model. */
+    const struct dp_tuning_links *links;
+    const struct dp_tuning_latencies *latencies; /* NULL: those of NCCL 2.28 */
 };
 
 struct dp_tuning_question {
@@ -120,7 +148,7 @@ struct dp_tuning_question {
     int algorithms, protocols;
 };
 
-enum dp_tuning_source { DP_TUNING_FROM_NCCL, DP_TUNING_FROM_TABLE };
+enum dp_tuning_source { DP_TUNING_FROM_NCCL, DP_TUNING_FROM_TABLE, DP_TUNING_FROM_MODEL };
 
 struct dp_tuning_answer {
     enum dp_tuning_source source;
@@ -128,6 +156,8 @@ struct dp_tuning_answer {
     int channels;                      /* 0: as many as NCCL likes */
     const struct dp_tuning_rule *rule; /* the first that applies, even if its cell may not be chosen
                                           and NCCL is left alone; NULL: none */
+    double time_us, default_us; /* of this choice and of NCCL's own: measured, as the rule says, or by
+                                   the model; 0: not known */
 };
 
 /* What was decided up front for one communicator. Any number of threads may ask it at once. */
@@ -136,13 +166,30 @@ struct dp_tuner;
 DP_PUBLIC int dp_tuner_new(const struct dp_tuner_config *config, struct dp_tuner **out);
 DP_PUBLIC void dp_tuner_free(struct dp_tuner *tuner);
 
-/* Allocates nothing, cannot fail; tens of ns at ten thousand rules. */
+/* First the table; where it has no rule, the model, if by it another choice takes 10 % less than
+ * NCCL's own (that of the least cost); else NCCL. Allocates nothing, cannot fail; tens of ns at ten
+ * thousand rules. */
 DP_PUBLIC void dp_tuner_ask(const struct dp_tuner *tuner, const struct dp_tuning_question *question,
                             struct dp_tuning_answer *answer);
 
 /* The chunk for an operation that runs with this algorithm and protocol; 0: as NCCL likes. */
 DP_PUBLIC int64_t dp_tuner_chunk_bytes(const struct dp_tuner *tuner, int function, int64_t bytes,
                                        int algorithm, int protocol);
+
+/* By the model: the us that it takes, -1 for what does not exist or is not known. */
+DP_PUBLIC double dp_tuner_time_us(const struct dp_tuner *tuner, int function, int algorithm,
+                                  int protocol, int64_t bytes);
+
+/* From `bytes` on, up to the next one, this combination is the fastest by the model. */
+struct dp_tuning_crossing {
+    int64_t bytes;
+    int algorithm, protocol;
+};
+enum { DP_TUNING_CROSSINGS_MAX = DP_TUNING_ALGORITHMS * DP_TUNING_PROTOCOLS };
+/* The first is at 0. costs as in a question, for all algorithms and protocols: only cells that may be
+ * chosen take part. Returns their number; 0 without a model. */
+DP_PUBLIC int dp_tuner_crossings(const struct dp_tuner *tuner, int function, const float *costs,
+                                 struct dp_tuning_crossing out[DP_TUNING_CROSSINGS_MAX]);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,62 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# tune.sh - `dualpipe tune`: what it explains, and what it makes of measurements.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+tables=$DP_TEST_DATA/tuner
+
+# ---- explain
+
+explains_every_collective()
+{
+    for collective in allreduce allgather reducescatter broadcast reduce; do
+        run tune explain $collective --ranks 16 --nodes 2 --links intra=450,inter=400 &&
+            says "$collective, 16 ranks on 2 nodes, links intra=450,inter=400" "1 KiB" "1 GiB" \
+                "fastest by the model: " || return
+    done
+}
+
+says_which_rule_it_is()
+{
+    run tune explain -n 16 -N 2 -T "$tables/example.csv" --smallest 64KiB --largest 128KiB &&
+        says "6 rules of" "example.csv:3" "example.csv:4" "ring/ll" "tree/ll128" &&
+        run tune explain broadcast -n 2 -T "$tables/example.csv" --smallest 4KiB --largest 8KiB &&
+        says "example.csv:8 leaves it to NCCL" "NCCL's own" "no rule applies"
+}
+
+says_what_the_model_gains()
+{
+    run tune explain -n 16 -N 16 --links inter=3,inter_us=25 --smallest 512KiB --largest 1MiB &&
+        says "model: 41 % less" "ring/ll128" "tree/ll128"
+}
+
+reads_a_topology()
+{
+    run tune explain --topology "dgx-h100 host:4" &&
+        says "32 ranks on 4 nodes" "intra=450" "inter=400"
+}
+
+lets_links_come_before_the_topology()
+{
+    run tune explain --topology dgx-h100 --links intra=100 && says "8 ranks on 1 node" "intra=100"
+}
+
+explains_in_json()
+{
+    command -v jq >/dev/null || skip "no jq"
+    run tune explain -n 8 --links intra=450 --format json --algorithms ring,nvls || return
+    jq -e '.collective == "allreduce" and .ranks == 8 and .nodes == 1 and
+           (.sizes | length) == 21 and (.sizes[0] | .bytes == 1024 and .source == "nccl" and
+           .answer.algorithm == "ring" and .answer.us > 0) and .crossings[0].from_bytes == 0 and
+           (.crossings[-1].algorithm == "nvls")' "$work/out" >/dev/null ||
+        wrong "$(cat "$work/out")"
+}
+
+it explains_every_collective
+it says_which_rule_it_is
+it says_what_the_model_gains
+it reads_a_topology
+it lets_links_come_before_the_topology
+it explains_in_json
+finish
