@@ -261,8 +261,8 @@ static int load_file(const char *path, struct dp_schedule **out)
     return err ? command_failed(err) : 0;
 }
 
-static int load(const struct schedule_args *a, const struct operands *operands,
-                struct dp_schedule **out)
+int schedule_load(const struct schedule_args *a, const struct operands *operands,
+                  struct dp_schedule **out)
 {
     if (!a->file && !operands->count)
         return command_misused("which schedule? expected one of %s, or --file FILE",
@@ -287,7 +287,7 @@ int schedule_run(const struct usage *usage, int argc, char **argv, void *values,
 
     if (!args_parse(usage, argc, argv, values, &operands, &status))
         return status;
-    if ((status = load(values, &operands, &s)))
+    if ((status = schedule_load(values, &operands, &s)))
         return status;
     status = act(values, s);
     dp_schedule_free(s);

@@ -58,6 +58,11 @@ struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_sch
 int schedule_run(const struct usage *usage, int argc, char **argv, void *values,
                  int (*act)(const void *values, const struct dp_schedule *s));
 
+/* The schedule of --file, or of the kind that is the operand. 0, else an EXIT_ value, the sentence has
+ * been printed. The caller frees. */
+int schedule_load(const struct schedule_args *a, const struct operands *operands,
+                  struct dp_schedule **out);
+
 /* The kind that is the operand, if there is one, else *kind stays. 0, else EXIT_USAGE. */
 int schedule_operand(const struct operands *operands, enum dp_schedule_kind *kind);
 

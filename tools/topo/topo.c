@@ -50,6 +50,8 @@ static const struct command commands[] = {
     {"matrix", "print how near devices are to one another, and how wide the ways are",
      run_topo_matrix},
     {"path", "print the way between two nodes", run_topo_path},
+    {"place", "print which GPU should do whose work, and which ways its bytes should take",
+     run_topo_place},
     {"nics", "print which NICs each GPU should use", run_topo_nics},
     {"json", "write all of it, for --input and for programs", run_topo_json},
     {0},

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * place.c - `dualpipe topo place`: which GPU does whose work, and which way every byte takes.
+ */
+#include "command.h"
+#include "commands.h"
+#include "draw/parts.h"
+#include "schedule_args.h"
+#include "topo/topo.h"
+
+#include <dualpipe/placement.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TIME_LEN = 24, PAIRS_MAX = 1024, WORKERS_MAX = 1 << 20 };
+
+struct pairs {
+    bool given;
+    int count;
+    struct dp_replica_pair items[PAIRS_MAX];
+};
+
+struct place_args {
+    struct topo_args topo; /* first: for topo_run */
+    struct schedule_args schedule;
+    int64_t replicas, effort, seed, lines;
+    double activation_bytes, gradient_bytes, parameter_bytes, offload_bytes;
+    const char *gpus;
+    struct pairs mixing;
+};
+
+/* ---- as text -------------------------------------------------------------------------------- */
+
+struct report {
+    const struct place_args *a;
+    const struct dp_placement *p;
+    const struct dp_topology *t;
+    FILE *to;
+};
+
+static const char *name_worker(const struct report *r, int32_t worker, char out[TOPO_WORD])
+{
+    if (r->p->replicas == 1)
+        snprintf(out, TOPO_WORD, "rank %" PRId32, worker % r->p->ranks);
+    else
+        snprintf(out, TOPO_WORD, "replica %" PRId32 " rank %" PRId32, worker / r->p->ranks,
+                 worker % r->p->ranks);
+    return out;
+}
+
+static const char *name_nic(const struct dp_topology *t, int32_t nic, char label[DP_TOPO_LABEL_LEN])
+{
+    const char *name = dp_topology_text(t, t->nodes[nic].name);
+
+    return *name ? name : dp_topology_label(t, nic, label);
+}
+
+/* Says how many of a list are not shown. */
+static bool is_enough(const struct report *r, int32_t shown, int32_t count)
+{
+    if (shown < r->a->lines)
+        return false;
+    fprintf(r->to, "  ... and %" PRId32 " more (--lines)\n", count - shown);
+    return true;
+}
+
+static void put_workers(const struct report *r)
+{
+    const int32_t count = r->p->ranks * r->p->replicas;
+    char name[TOPO_WORD], label[DP_TOPO_LABEL_LEN];
+
+    fprintf(r->to, "\n  %-24s  %-14s  %-8s  %-14s  NICs\n", "worker", "GPU", "came as", "memory");
+    for (int32_t i = 0; i < count && !is_enough(r, i, count); i++) {
+        const struct dp_placed_worker *w = &r->p->workers[i];
+        fprintf(r->to, "  %-24s  ", name_worker(r, i, name));
+        fprintf(r->to, "%-14s  %-8" PRId32 "  ", dp_topology_label(r->t, w->gpu, label), w->came_as);
+        fprintf(r->to, "%-14s  ",
+                w->memory < 0 ? "-" : dp_topology_label(r->t, w->memory, label));
+        for (int32_t k = 0; k < w->nic_count && k < 4; k++)
+            fprintf(r->to, "%s%s", k ? ", " : "", name_nic(r->t, w->nics[k], label));
+        fputs(w->nic_count > 4 ? ", ...\n" : w->nic_count ? "\n" : "-\n", r->to);
+    }
+}
+
+static void put_flow(const struct report *r, const struct dp_flow *f)
+{
+    char from[TOPO_WORD], to[TOPO_WORD], size[TOPO_WORD], label[DP_TOPO_LABEL_LEN];
+
+    fprintf(r->to, "  %-10s  %s to %s, %s: ", dp_flow_kind_name(f->kind),
+            name_worker(r, f->from, from), name_worker(r, f->to, to),
+            topo_size((uint64_t)f->bytes, size));
+    fprintf(r->to, "%s", f->nic_from < 0 ? "?" : name_nic(r->t, f->nic_from, label));
+    fprintf(r->to, " to %s", f->nic_to < 0 ? "?" : name_nic(r->t, f->nic_to, label));
+    fprintf(r->to, " over %s\n", f->rail < 0 ? "the spine" : dp_topology_label(r->t, f->rail, label));
+}
+
+static void put_flows(const struct report *r)
+{
+    int32_t count = 0, shown = 0;
+
+    for (int32_t i = 0; i < r->p->flow_count; i++)
+        count += r->p->flows[i].class_ >= DP_TOPO_RAILED;
+    if (count)
+        fprintf(r->to, "\n  flows between hosts, in a step\n");
+    for (int32_t i = 0; i < r->p->flow_count; i++) {
+        if (r->p->flows[i].class_ < DP_TOPO_RAILED)
+            continue;
+        if (is_enough(r, shown, count))
+            break;
+        put_flow(r, &r->p->flows[i]);
+        shown++;
+    }
+}
+
+static void put_links(const struct report *r)
+{
+    char from[DP_TOPO_LABEL_LEN], to[DP_TOPO_LABEL_LEN], before[TIME_LEN], after[TIME_LEN];
+    char link[TOPO_WORD];
+
+    fprintf(r->to, "\n  %10s  %10s  link, busy in a step\n", "before", "after");
+    for (int32_t i = 0; i < r->p->link_count && !is_enough(r, i, r->p->link_count); i++) {
+        const struct dp_placed_link *l = &r->p->links[i];
+        fprintf(r->to, "  %10s  %10s  %s to %s, %s\n",
+                draw_time((int64_t)l->before_ns, before, TIME_LEN),
+                draw_time((int64_t)l->after_ns, after, TIME_LEN),
+                dp_topology_label(r->t, l->from, from), dp_topology_label(r->t, l->to, to),
+                topo_link(&r->t->links[l->link], link));
+    }
+}
+
+static void put_text(const struct report *r, const struct dp_schedule *s)
+{
+    char title[96], before[TIME_LEN], after[TIME_LEN];
+
+    draw_title(s, title, sizeof(title));
+    fprintf(r->to, "%s, %" PRId32 " replica%s: %s\n", title, r->p->replicas,
+            r->p->replicas > 1 ? "s" : "",
+            r->p->exact ? "the best of all orders" : "the best order that was found");
+    fprintf(r->to, "the slowest link is busy for %s of a step, as the ranks came %s\n",
+            draw_time((int64_t)r->p->after_ns, after, TIME_LEN),
+            draw_time((int64_t)r->p->before_ns, before, TIME_LEN));
+    put_workers(r);
+    put_flows(r);
+    if (r->p->link_count)
+        put_links(r);
+}
+
+/* ---- the spec ------------------------------------------------------------------------------- */
+
+static int find_gpus(const struct dp_topology *t, const char *names, int32_t *gpus, int32_t workers)
+{
+    char *copy = strdup(names), *rest = copy;
+    int32_t count = 0;
+    int err = copy ? 0 : DP_ENOMEM;
+
+    for (char *name; !err && (name = strsep(&rest, ",")); count++)
+        if (count < workers)
+            err = dp_topology_find(t, name, &gpus[count]);
+    free(copy);
+    if (err || count == workers)
+        return err;
+    command_misused("--gpus: %" PRId32 " names, expected %" PRId32 ", one for each worker", count,
+                    workers);
+    return DP_EINVAL;
+}
+
+static int write_placement(const struct place_args *a, const struct dp_placement_spec *spec,
+                           const struct dp_topology *t, FILE *to)
+{
+    struct dp_placement *p;
+    char *text;
+    size_t len;
+    int err = dp_placement_new(spec, &p);
+
+    if (err)
+        return err;
+    if (!strcmp(a->topo.format, "text")) {
+        put_text(&(struct report){a, p, t, to}, spec->schedule);
+    } else if (!(err = dp_placement_write(p, t, &text, &len))) {
+        fwrite(text, 1, len, to);
+        free(text);
+    }
+    dp_placement_free(p);
+    return err ? err : topo_finish(to);
+}
+
+static int place_schedule(const struct place_args *a, const struct dp_schedule *s,
+                          const struct dp_topology *t, FILE *to)
+{
+    const int64_t workers = a->replicas * s->ranks;
+    int32_t *gpus = a->gpus && workers <= WORKERS_MAX ? malloc((size_t)workers * sizeof(*gpus)) : NULL;
+    const struct dp_placement_spec spec = {
+        .topology = t,
+        .schedule = s,
+        .replicas = (int)a->replicas,
+        .activation_bytes = a->activation_bytes,
+        .gradient_bytes = a->gradient_bytes,
+        .parameter_bytes = a->parameter_bytes,
+        .offload_bytes = a->offload_bytes,
+        .mixing = a->mixing.given ? a->mixing.items : NULL,
+        .mixing_count = a->mixing.count,
+        .gpus = gpus,
+        .effort = (long)a->effort,
+        .seed = (uint64_t)a->seed,
+    };
+    int err = gpus ? find_gpus(t, a->gpus, gpus, (int32_t)workers) : 0; /* too many: refused below */
+
+    if (!err)
+        err = write_placement(a, &spec, t, to);
+    free(gpus);
+    return err;
+}
+
+static int place(const void *values, const struct operands *operands, const struct dp_topology *t,
+                 FILE *to)
+{
+    struct place_args a = *(const struct place_args *)values;
+    struct dp_schedule *s;
+
+    a.schedule.mirror_reduce = a.parameter_bytes > 0 && !a.schedule.forward_only;
+    if (schedule_load(&a.schedule, operands, &s))
+        return DP_EINVAL;
+    int err = place_schedule(&a, s, t, to);
+    dp_schedule_free(s);
+    return err;
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+/* "0-2,1-3" or "none" */
+static bool parse_mixing(const char *text, void *member, char *why, size_t why_len)
+{
+    struct pairs *pairs = member;
+
+    pairs->given = true;
+    for (int end = 0; strcmp(text, "none") && *text; text += end) {
+        struct dp_replica_pair *p = &pairs->items[pairs->count];
+        if (pairs->count == PAIRS_MAX || sscanf(text, "%d-%d%n", &p->a, &p->b, &end) != 2 ||
+            (text[end] && text[end] != ',')) {
+            snprintf(why, why_len, "up to %d pairs of replicas such as 0-2,1-3, or none",
+                     PAIRS_MAX);
+            return false;
+        }
+        end += text[end] == ',';
+        pairs->count++;
+    }
+    return true;
+}
+
+#define AT(member) .offset = offsetof(struct place_args, member)
+
+static const struct arg schedule_rows[] = {
+    {"ranks", 'P', "N", "pipeline ranks (default 4)", ARG_INT, AT(schedule.ranks), .min = 1,
+     .max = 65536},
+    {"microbatches", 'M', "N", "micro-batches of a step (default 2 x ranks)", ARG_INT,
+     AT(schedule.microbatches), .min = 1, .max = 1 << 20},
+    {"forward-only", 0, NULL, "no backward: evaluation", ARG_FLAG, AT(schedule.forward_only)},
+    {"file", 0, "FILE", "your own schedule instead of KIND (- for stdin)", ARG_STRING,
+     AT(schedule.file)},
+    {"replicas", 'D', "N", "copies of the pipeline", ARG_INT, AT(replicas), .fallback = "1", .min = 1,
+     .max = 1 << 20},
+    {"gpus", 0, "LIST", "GPUs in the order in which ranks come: gpu0,gpu2,... (default: as listed)",
+     ARG_STRING, AT(gpus)},
+};
+static const struct arg traffic_rows[] = {
+    {"activation-bytes", 0, "SIZE", "of a micro-batch, from stage to stage", ARG_BYTES,
+     AT(activation_bytes), .fallback = "16MiB"},
+    {"gradient-bytes", 0, "SIZE", "of a micro-batch, back (default: as an activation)", ARG_BYTES,
+     AT(gradient_bytes), .fallback = "0"},
+    {"parameter-bytes", 0, "SIZE", "of a stage: between its mirrors, and between replicas", ARG_BYTES,
+     AT(parameter_bytes), .fallback = "0"},
+    {"offload-bytes", 0, "SIZE", "that a GPU sends to host memory in a step, and gets back", ARG_BYTES,
+     AT(offload_bytes), .fallback = "0"},
+    {"mixing", 0, "PAIRS", "replicas that mix: 0-2,1-3, or none (default: a ring)", ARG_PARSE,
+     AT(mixing), .parse = parse_mixing},
+};
+static const char *const formats[] = {"text", "json", NULL};
+static const struct arg search_rows[] = {
+    {"effort", 0, "N", "swaps that the search tries; 0: by the number of workers", ARG_INT, AT(effort),
+     .fallback = "0", .max = 1e9},
+    {"seed", 0, "N", "of the search", ARG_INT, AT(seed), .fallback = "0", .max = 1e15},
+    {"format", 'f', NULL, "what to write; json is what others read", ARG_CHOICE, AT(topo.format),
+     .fallback = "text", .choices = formats},
+    {"lines", 0, "N", "of each list, as text", ARG_INT, AT(lines), .fallback = "16", .min = 1,
+     .max = 1e9},
+};
+
+#define GROUP(title, rows) {title, rows, sizeof(rows) / sizeof(rows[0])}
+
+int run_topo_place(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        GROUP("what is placed", schedule_rows), GROUP("what travels in a step", traffic_rows),
+        topo_source_group, GROUP("search and output", search_rows), {0}};
+    const struct usage usage = {
+        .command = "dualpipe topo place",
+        .operands = "[KIND]",
+        .operand_choices = schedule_kinds(),
+        .max_operands = 1,
+        .about = "Say which GPU holds which pipeline rank of which replica, the NICs and rails of\n"
+                 "what goes between hosts, and the NUMA nodes of pinned buffers, so that the\n"
+                 "slowest link of a step is least loaded. Up to 8 workers all orders are tried;\n"
+                 "for more, the best that is found is never worse than the order of the ranks.",
+        .groups = groups,
+        .examples = "  dualpipe topo place dualpipe -P 8 -M 20\n"
+                    "  dualpipe topo place 1f1b -P 8 -D 4 --parameter-bytes 2GB \\\n"
+                    "      --synthetic 'dgx-h100 host:4' -f json -o placement.json\n"
+                    "  dualpipe topo place dualpipe -P 4 -D 2 --offload-bytes 4GB \\\n"
+                    "      --synthetic hgx-a100\n",
+    };
+    static struct place_args a;
+
+    return topo_run(&usage, argc, argv, &a, place);
+}
