@@ -51,6 +51,33 @@ finds_its_own_net_plugin()
     run bench net --sizes 8 --connections 1 --no-limits $brief && says "libnccl-net-dualpipe.so"
 }
 
+# As on two machines: each process is one side. A port may be taken: then another.
+measures_between_processes_that_others_start()
+{
+    for try in 1 2 3 4; do
+        port=$((20000 + ($$ * 7 + try * 1009) % 10000))
+        launched="env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port $dualpipe bench net $brief"
+        # shellcheck disable=SC2086 # words
+        RANK=1 $launched --sizes 8 --connections 2 >"$work/out1" 2>"$work/err1" &
+        # shellcheck disable=SC2086 # words
+        RANK=0 $launched --sizes 8 --connections 2 --json >"$work/out" 2>"$work/err" && break
+        kill $! 2>/dev/null
+        wait $!
+    done
+    wait $! || wrong "rank 1: $(cat "$work/err1")" || return
+    [ ! -s "$work/out1" ] || wrong "rank 1 prints" || return
+    says '"hosts": 1' '"what": "latency"' '"what": "rate"' '"contender": "A"' || return
+    ! grep -q limit "$work/out" || wrong "a limit between processes of others"
+}
+
+refuses_ranks_that_are_no_pair()
+{
+    export RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=20000
+    refuses 2 "expected 2: the sides of a connection" bench net || return
+    export WORLD_SIZE=2
+    refuses 2 "2 plugins, expected one" bench net --plugin a --plugin b
+}
+
 refuses_what_is_no_net_plugin()
 {
     echo text >"$work/text.so"
@@ -70,5 +97,7 @@ it sets_net_plugins_beside_each_other
 it tells_net_figures_in_json
 it draws_net_figures
 it finds_its_own_net_plugin
+it measures_between_processes_that_others_start
+it refuses_ranks_that_are_no_pair
 it refuses_what_is_no_net_plugin
 finish

@@ -136,15 +136,34 @@ static void add_limits(struct net_contender *list, int *count)
     }
 }
 
+/* What somebody else has started, if so, must be the two sides of one plugin. */
+static int check_launched(const struct net_values *v, struct dp_comm_config *launched)
+{
+    int err = dp_comm_config_from_env(launched);
+
+    if (err)
+        return err == DP_ENOENT ? 0 : command_failed(err);
+    if (launched->size != 2)
+        return command_misused("started as one of %d ranks, expected 2: the sides of a connection",
+                               launched->size);
+    if (v->plugins.count > 1)
+        return command_misused("%zu plugins, expected one for ranks that somebody else has started",
+                               v->plugins.count);
+    return 0;
+}
+
 static int measure(const struct net_values *v)
 {
     struct net_contender list[NET_CONTENDERS_MAX] = {0};
-    int count = 0, status = list_plugins(v, list, &count);
+    struct dp_comm_config launched = {0};
+    int count = 0, status = check_launched(v, &launched);
 
-    if (!status && !v->no_limits)
+    if (!status)
+        status = list_plugins(v, list, &count);
+    if (!status && !v->no_limits && !launched.size)
         add_limits(list, &count);
     if (!status)
-        status = net_run(v, list, count);
+        status = net_run(v, list, count, &launched);
     for (int i = 0; i < count; i++)
         free(list[i].assignments);
     return status;
@@ -180,7 +199,9 @@ int run_bench_net(int argc, char **argv)
         .about = "Drive net plugins for NCCL as NCCL does, each between two processes on cores of\n"
                  "their own: latency, bandwidth and message rate, by size and number of\n"
                  "connections, beside what the machine could do. Without --plugin this program's\n"
-                 "own. NCCL's own Socket and IB nets are no files, so they cannot take part.",
+                 "own. NCCL's own Socket and IB nets are no files, so they cannot take part. Started\n"
+                 "twice with RANK=0 and 1, WORLD_SIZE=2, MASTER_ADDR and MASTER_PORT, it measures\n"
+                 "one plugin between two machines.",
         .groups = groups,
         .examples = "  dualpipe bench net\n"
                     "  dualpipe bench net --sizes 8,512KiB --connections 1 --svg net.svg\n"

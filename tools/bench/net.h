@@ -7,6 +7,9 @@
  *      ranks 0, 1    contender 0, sides 0 and 1
  *      ranks 2, 3    contender 1, sides 0 and 1 ...
  *
+ * Started by a launcher as one of two ranks, which may be on different machines, it is the one side of
+ * the only pair.
+ *
  * A pair of its own gives every plugin an environment of its own, and keeps its crashes to itself.
  */
 #ifndef DP_TOOLS_BENCH_NET_H
@@ -128,13 +131,15 @@ struct net_result {
 struct net_report {
     const struct net_values *values;
     const struct net_contender *contenders;
-    int contender_count, test_count, result_count;
+    int contender_count, test_count, result_count, host_count;
     const struct net_test *tests;
     const struct net_result *results;
 };
 
-/* All ranks of all pairs, until the lead has its samples. Returns an EXIT_ value. */
-int net_run(const struct net_values *values, const struct net_contender *contenders, int count);
+/* All ranks of all pairs, until the lead has its samples. With launched->size 2 this process is one
+ * rank of the only pair, and somebody else has started the other one. Returns an EXIT_ value. */
+int net_run(const struct net_values *values, const struct net_contender *contenders, int count,
+            const struct dp_comm_config *launched);
 /* What the lead does with its samples. */
 int net_print(const struct net_report *report);
 

@@ -43,7 +43,9 @@ static void print_contenders(const struct net_report *r)
             printf("%s  %s v%d, device %s (%d Mbit/s): %s%s\n", c->label, c->facts.plugin,
                    c->facts.version, c->facts.device, c->facts.speed_mbps, c->assignments, c->file);
     }
-    if (!r->values->no_limits)
+    if (r->host_count > 1)
+        printf("between two machines; load is that of the first\n");
+    else if (!r->contenders[r->contender_count - 1].file)
         printf("limits, spinning: shm in and out of shared memory, tcp over the loopback,\n"
                "memcpy one copy cut over both cores\n");
 }
@@ -143,8 +145,8 @@ static void print_json(const struct net_report *r)
     for (int i = 0; i < r->result_count; i++)
         for (int k = 0; k < r->results[i].measured->figure_count; k++)
             json_array_append_new(figures, json_result(r, &r->results[i], k));
-    json_t *all = json_pack("{ss, si, so, so}", "bench", "net", "format", FORMAT, "contenders",
-                            contenders, "figures", figures);
+    json_t *all = json_pack("{ss, si, si, so, so}", "bench", "net", "format", FORMAT, "hosts",
+                            r->host_count, "contenders", contenders, "figures", figures);
     json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     putchar('\n');
     json_decref(all);
