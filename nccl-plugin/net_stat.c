@@ -37,62 +37,61 @@ static int64_t real_ns(void)
 
 /* ---- a file of its own ------------------------------------------------------------------------- */
 
-static int no_page(const char *what, const char *where, const char *why)
+static void no_page(const char *what, const char *where, const char *why)
 {
     dp_log(DP_LOG_WARN, "DUALPIPE_NET_STAT: nothing is counted: cannot %s %s: %s", what, where, why);
-    return DP_EIO;
 }
 
-/* The directory must be this user's, and nobody else's business. */
+/* The directory must be this user's, and nobody else's business. -1: it cannot be used. */
 static int open_directory(const char *name)
 {
     struct stat st;
-    int fd;
+    int fd = mkdir(name, 0700) && errno != EEXIST
+                 ? -1
+                 : open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-    if (mkdir(name, 0700) && errno != EEXIST)
-        return no_page("make", name, strerror(errno));
-    fd = open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st)) {
+    if (fd < 0 || fstat(fd, &st))
         no_page("open", name, strerror(errno));
-    } else if (st.st_uid != geteuid() || st.st_mode & 077) {
+    else if (st.st_uid != geteuid() || st.st_mode & 077)
         no_page("use", name, "it is not this user's alone (mode 0700)");
-    } else {
+    else
         return fd;
-    }
     if (fd >= 0)
         close(fd);
-    return DP_EIO;
+    return -1;
 }
 
 /* Processes that were killed leave their pages behind. Those that carry our own number are left
  * alone: one may be ours, of a copy of this library. */
+static void sweep_entry(int dir, const char *name)
+{
+    struct dpn_stat_head head;
+    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    if (dpn_stat_read_head(fd, &head) && !dpn_stat_is_live(fd))
+        unlinkat(dir, name, 0);
+    close(fd);
+}
+
 static void sweep(int dir)
 {
     char own[32];
-    struct dpn_stat_head head;
-    DIR *list = fdopendir(dir);
+    int copy = fcntl(dir, F_DUPFD_CLOEXEC, 0);
+    DIR *list = copy < 0 ? NULL : fdopendir(copy);
 
     snprintf(own, sizeof(own), "%ld-", (long)getpid());
-    for (struct dirent *e; list && (e = readdir(list));) {
-        const size_t len = strlen(e->d_name), end = strlen(DPN_STAT_SUFFIX);
-        if (len < end || strcmp(e->d_name + len - end, DPN_STAT_SUFFIX) != 0 ||
-            !strncmp(e->d_name, own, strlen(own)))
-            continue;
-        int fd = openat(dir, e->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        if (dpn_stat_read_head(fd, &head) && !dpn_stat_is_live(fd))
-            unlinkat(dir, e->d_name, 0);
-        close(fd);
-    }
+    for (struct dirent *e; list && (e = readdir(list));)
+        if (dpn_stat_is_name(e->d_name) && strncmp(e->d_name, own, strlen(own)) != 0)
+            sweep_entry(dir, e->d_name);
     if (list)
         closedir(list);
-    else
-        close(dir);
+    else if (copy >= 0)
+        close(copy);
 }
 
-/* The lock shows that the process lives; it is its own even after a fork. The file stays open: the
- * lock goes with it. */
+/* The lock shows that the process lives; it is its own even after a fork. */
 static int fill_file(int fd, size_t bytes, void **out)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -144,7 +143,7 @@ static void fill_page(struct dpn_stat_page *p)
 }
 
 /* It appears in the directory only once it is whole. */
-static int publish(const char *directory, int fd)
+static int publish(const char *directory, int dir, int fd)
 {
     char self[64];
     uint32_t salt = 0;
@@ -153,22 +152,21 @@ static int publish(const char *directory, int fd)
         return errno;
     snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
     snprintf(path, sizeof(path), "%s/%ld-%08x%s", directory, (long)getpid(), salt, DPN_STAT_SUFFIX);
-    return linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) ? errno : 0;
+    if (linkat(AT_FDCWD, self, dir, strrchr(path, '/') + 1, AT_SYMLINK_FOLLOW))
+        return errno;
+    return 0;
 }
 
-static int make_page(const char *directory)
+/* The file stays open, and its lock with it. */
+static int make_file(const char *directory, int dir)
 {
     void *at = MAP_FAILED;
-    int dir = open_directory(directory), err;
+    int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int err = fd < 0 ? errno : fill_file(fd, sizeof(*page), &at);
 
-    if (dir < 0)
-        return dir;
-    sweep(dir);
-    int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    err = fd < 0 ? errno : fill_file(fd, sizeof(*page), &at);
     if (!err) {
         fill_page(at);
-        err = publish(directory, fd);
+        err = publish(directory, dir, fd);
     }
     if (!err) {
         page = at;
@@ -179,7 +177,20 @@ static int make_page(const char *directory)
         munmap(at, sizeof(*page));
     if (fd >= 0)
         close(fd);
-    return no_page("make a page in", directory, strerror(err));
+    return err;
+}
+
+static void make_page(const char *directory)
+{
+    int dir = open_directory(directory);
+
+    if (dir < 0)
+        return;
+    sweep(dir);
+    int err = make_file(directory, dir);
+    if (err)
+        no_page("make a page in", directory, strerror(err));
+    close(dir);
 }
 
 /* ---- fork, and the end of the process ---------------------------------------------------------- */

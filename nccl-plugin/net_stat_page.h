@@ -120,6 +120,14 @@ static inline bool dpn_stat_is_live(int fd)
     return fcntl(fd, F_GETLK, &all) || all.l_type != F_UNLCK;
 }
 
+/* Whether a file is called like a page. */
+static inline bool dpn_stat_is_name(const char *name)
+{
+    const size_t len = strlen(name), end = strlen(DPN_STAT_SUFFIX);
+
+    return len > end && !strcmp(name + len - end, DPN_STAT_SUFFIX);
+}
+
 /* false: the file is no page at all. */
 static inline bool dpn_stat_read_head(int fd, struct dpn_stat_head *head)
 {

@@ -243,13 +243,6 @@ static int read_file(const char *directory, const char *file, int fd, struct sta
 
 /* ---- the directory ----------------------------------------------------------------------------- */
 
-static bool is_page_name(const char *name)
-{
-    const size_t len = strlen(name), end = strlen(DPN_STAT_SUFFIX);
-
-    return len > end && !strcmp(name + len - end, DPN_STAT_SUFFIX);
-}
-
 static void read_entry(const char *directory, int dir, const char *name, struct stat_list *list)
 {
     int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -291,7 +284,7 @@ static int read_directory(const char *directory, int dir, struct stat_list *out)
         return command_broke("cannot read %s: %s", directory, strerror(errno));
     }
     for (struct dirent *e; (e = readdir(list));)
-        if (is_page_name(e->d_name))
+        if (dpn_stat_is_name(e->d_name))
             read_entry(directory, dir, e->d_name, out);
     closedir(list);
     if (out->count)
