@@ -1,0 +1,51 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# real_tuner.sh - NCCL as it is shipped asks our tuner, takes the algorithm, the protocol and the
+# channels of its rules, and still computes what is right.
+. "$DP_TOP_SRCDIR/tests/simcuda/real.sh"
+
+NCCL_TUNER_PLUGIN=$NCCL_NET_PLUGIN
+DUALPIPE_TUNER_TABLE=$DP_TEST_DATA/tuner/real.csv
+export NCCL_TUNER_PLUGIN DUALPIPE_TUNER_TABLE
+
+# chose COLLECTIVE BYTES ALGORITHM PROTOCOL CHANNELS - as the log of the last job says.
+chose()
+{
+    logged "$1: $2 Bytes -> Algo $3 proto $4 channel.*=\{0\.\.$(($5 - 1))\}"
+}
+
+case_is 'all collectives are right with a tuner' \
+    "$(job --bytes 8,4100,1500000 all-reduce broadcast reduce all-gather reduce-scatter)"
+case_is 'NCCL takes the tuner' "$(logged 'Using dualpipe \(v[56]\)')"
+case_is 'the table is read' "$(logged 'tuner: 2 ranks on 2 nodes, 5 rules of .*, fingerprint')"
+case_is 'a tree for small ones' "$(chose AllReduce 8 TREE LL 1)"
+case_is 'a ring of two channels between two' "$(chose AllReduce 1500000 RING SIMPLE 2)"
+case_is 'a protocol that NCCL would not take' "$(chose AllGather 750000 RING LL 1)"
+case_is 'what is not there is left to NCCL' \
+    "$(chose Broadcast 8 RING LL 1; not_logged 'Broadcast: .*NVLS')"
+
+case_is 'three ranks have another rule' \
+    "$(job --ranks 3 --bytes 1500000 all-reduce; chose AllReduce 1500000 TREE SIMPLE 1)"
+
+case_is 'without a table NCCL chooses as if there were no tuner' "$(
+    unset DUALPIPE_TUNER_TABLE
+    job --bytes 8,1500000 all-reduce
+    grep -o 'AllReduce: .*' "$work/log" >"$work/with"
+    NCCL_TUNER_PLUGIN=none job --bytes 8,1500000 all-reduce
+    grep -o 'AllReduce: .*' "$work/log" | diff "$work/with" -
+)"
+case_is 'a table with a mistake is named, and the job goes on' "$(
+    DUALPIPE_TUNER_TABLE=$DP_TEST_DATA/tuner/refused/algorithm.csv job --bytes 8 all-reduce
+    logged "algorithm.csv:2: algorithm: 'rng', expected one of tree"
+)"
+case_is 'with DUALPIPE_TUNER_STRICT it ends the job' "$(
+    DUALPIPE_TUNER_STRICT=1 DUALPIPE_TUNER_TABLE=no/such/table job --bytes 8 all-reduce |
+        grep -q 'status 1' || echo 'it goes on'
+)"
+case_is 'links give NCCL a model' "$(
+    unset DUALPIPE_TUNER_TABLE
+    DUALPIPE_TUNER_LINKS=inter=3,inter_us=25 job --bytes 8 all-reduce
+    logged 'tuner: 2 ranks on 2 nodes, a model of links inter=3,inter_us=25'
+)"
+cases_end
