@@ -70,7 +70,8 @@ static void join(void)
         return;
     }
     fv = map(fd);
-    close(fd); /* and the lock is gone */
+    flock(fd, LOCK_UN); /* the mapping would keep it when fd is closed */
+    close(fd);
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY); /* for kernels that let only parents in */
 }
 

@@ -67,7 +67,8 @@ static void keep_send(struct fv_my_qp *q, const struct ibv_send_wr *wr)
         .count = wr->num_sge,
         .is_inline = wr->send_flags & IBV_SEND_INLINE,
     };
-    memcpy(s->sges, wr->sg_list, (size_t)wr->num_sge * sizeof(s->sges[0]));
+    if (s->count)
+        memcpy(s->sges, wr->sg_list, (size_t)wr->num_sge * sizeof(s->sges[0]));
     if (s->is_inline)
         keep_inline(q, s);
     atomic_fetch_add(&fv_me.waiting, 1);
