@@ -5,6 +5,7 @@
 #include "nccl-plugin/net_comm.h"
 #include "nccl-plugin/net_ll128.h"
 #include "nccl-plugin/net_log.h"
+#include "nccl-plugin/verbs/verbs.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,8 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_known;
 static struct dpn_devices devices;
+static int plain_devices; /* the rest is fused, and forgotten with the last context */
+static int contexts;
 static struct dpn_net *shared;
 
 struct dpn_net_options dpn_options;
@@ -28,6 +31,13 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* A device writes to memory in the order of addresses, so with RDMA alone LL128 is safe. */
+static bool keeps_order(void)
+{
+    return devices.list[0].rail_count &&
+           (!strcmp(dpn_options.wire, "verbs") || dpn_device_reaches_gpus(&devices.list[0]));
+}
+
 static int look_around(bool names_watched)
 {
     int err = dp_options_read(&dpn_net_option_area, &dpn_options);
@@ -35,7 +45,8 @@ static int look_around(bool names_watched)
     if (err)
         return err;
     dpn_devices_find("", &dpn_options, &devices);
-    if (devices.count)
+    plain_devices = devices.count;
+    if (devices.count && !keeps_order())
         dpn_ll128_decide(names_watched);
     pthread_atfork(before_fork, after_fork, after_fork);
     is_known = true;
@@ -49,6 +60,8 @@ static int new_net(struct dpn_net **out)
     if (!net)
         return dp_fail(DP_ENOMEM, "no memory for a context");
     pthread_mutex_init(&net->lock, NULL);
+    net->traffic_class = NCCL_NET_TRAFFIC_CLASS_UNDEF;
+    contexts++;
     *out = net;
     return 0;
 }
@@ -100,6 +113,15 @@ void dpn_net_finalize(struct dpn_net *net)
         dp_log(DP_LOG_INFO, "closed %d connections and listeners that were left open", leaked);
     pthread_mutex_destroy(&net->lock);
     free(net);
+    pthread_mutex_lock(&lock);
+    if (!--contexts)
+        devices.count = plain_devices; /* NCCL counts anew, and takes all for plain */
+    pthread_mutex_unlock(&lock);
+}
+
+void dpn_net_set_traffic_class(struct dpn_net *net, int traffic_class)
+{
+    net->traffic_class = traffic_class;
 }
 
 int dpn_net_devices(int *count)
@@ -122,6 +144,44 @@ int dpn_net_device(int dev, const struct dpn_device **out)
         return dp_fail(DP_EINVAL, "device %d: there are %d, counted from 0", dev, count);
     *out = &devices.list[dev];
     return 0;
+}
+
+/* A name that NCCL may keep for ever; the same device again has the same. */
+static int fuse_locked(const struct dpn_device *const *members, int count, int *out)
+{
+    struct dpn_device *device = &devices.list[devices.count];
+
+    if (devices.count == DPN_MAX_DEVICES)
+        return dp_fail(DP_EUNSUPPORTED, "fusing devices: there are %d already", DPN_MAX_DEVICES);
+    int err = dpn_verbs_fuse(members, count, device);
+    if (err)
+        return err;
+    device->member_count = count;
+    for (int i = 0; i < count; i++)
+        device->members[i] = (int)(members[i] - devices.list);
+    dp_log(DP_LOG_INFO, "device %d is %s, %d Mbit/s", devices.count, device->name,
+           device->speed_mbps);
+    *out = devices.count++;
+    return 0;
+}
+
+int dpn_net_fuse(const int *devs, int count, int *out)
+{
+    const struct dpn_device *members[DPN_DEVICE_RAILS];
+
+    if (count < 1 || count > DPN_DEVICE_RAILS)
+        return dp_fail(DP_EINVAL, "fusing %d devices: expected 1 to %d", count, DPN_DEVICE_RAILS);
+    for (int i = 0; i < count; i++) {
+        int err = dpn_net_device(devs[i], &members[i]);
+        if (!err && members[i]->member_count > 1)
+            err = dp_fail(DP_EINVAL, "fusing device %d, which is fused already", devs[i]);
+        if (err)
+            return err;
+    }
+    pthread_mutex_lock(&lock);
+    int err = fuse_locked(members, count, out);
+    pthread_mutex_unlock(&lock);
+    return err;
 }
 
 void dpn_open_add(struct dpn_open *open, struct dpn_net *net)

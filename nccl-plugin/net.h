@@ -40,6 +40,9 @@ int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out);
 /* Closes what is still open. NULL is fine. */
 void dpn_net_finalize(struct dpn_net *net);
 
+/* As the user gave it for a communicator; NCCL_NET_TRAFFIC_CLASS_UNDEF: not. Before it connects. */
+void dpn_net_set_traffic_class(struct dpn_net *net, int traffic_class);
+
 /* For versions without a context: one for the process, never finalized; NULL before its init.
  * names_watched: the version has irecv tell which receives are watched. */
 int dpn_net_init_shared(ncclDebugLogger_t logger, bool names_watched);
@@ -49,6 +52,10 @@ struct dpn_net *dpn_net_shared(void);
 int dpn_net_devices(int *count);
 /* *out stays. DP_EINVAL naming the number. */
 int dpn_net_device(int dev, const struct dpn_device **out);
+
+/* Fuse RDMA ports into a further device, which dpn_net_devices counts until the last context is
+ * finalized. DP_EUNSUPPORTED: they cannot be; DP_EINVAL. */
+int dpn_net_fuse(const int *devs, int count, int *out);
 
 /* handle: 128 bytes to write. */
 int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listener **out);

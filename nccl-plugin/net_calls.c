@@ -5,6 +5,8 @@
 #include "nccl-plugin/net.h"
 #include "nccl-plugin/net_log.h"
 
+#include <string.h>
+
 /* ---- life ---------------------------------------------------------------------------------- */
 
 ncclResult_t dpn_init_v6(ncclDebugLogger_t logFunction)
@@ -23,9 +25,10 @@ ncclResult_t dpn_init_v11(void **ctx, uint64_t commId, struct ncclNetCommConfig_
     struct dpn_net *net;
 
     (void)commId;
-    (void)config;
     (void)profFunction;
     int err = dpn_net_init(logFunction, &net);
+    if (!err && config)
+        dpn_net_set_traffic_class(net, config->trafficClass);
     *ctx = err ? NULL : net;
     return dpn_result(err);
 }
@@ -36,7 +39,7 @@ ncclResult_t dpn_finalize_v11(void *ctx)
     return ncclSuccess;
 }
 
-/* A hint about what is to come; shm and tcp have nothing to choose by it. */
+/* A hint about what is to come; nothing here chooses by it yet. */
 ncclResult_t dpn_setNetAttr_v11(void *ctx, struct ncclNetAttr_v11 *netAttr)
 {
     (void)ctx;
@@ -59,24 +62,49 @@ ncclResult_t dpn_properties_v12(int dev, struct ncclNetProperties_v12 *props)
     if (err)
         return dpn_result(err);
     *props = (struct ncclNetProperties_v12){
-        .name = (char *)device->interface.name,
+        .name = (char *)device->name,
         .pciPath = device->pci_path,
-        .guid = (uint64_t)dev, /* the same on all ranks, as NCCL_CROSS_NIC=0 wants it */
-        .ptrSupport = NCCL_PTR_HOST,
+        .guid = device->guid,
+        .ptrSupport = device->pointers,
         .speed = device->speed_mbps,
-        .port = 0,
+        .port = device->port,
         .latency = 0, /* unknown; NCCL assumes its own */
         .maxComms = 65536,
         .maxRecvs = DPN_MAX_RECEIVES,
         .netDeviceType = NCCL_NET_DEVICE_HOST,
-        .vProps = {.ndevs = 1, .devs = {dev}},
+        .vProps = {.ndevs = device->member_count},
         .maxP2pBytes = DPN_MAX_BYTES,
         .maxCollBytes = DPN_MAX_BYTES,
         .maxMultiRequestSize = 1,
-        .railId = NCCL_NET_ID_UNDEF,
-        .planeId = NCCL_NET_ID_UNDEF,
+        .railId = (int16_t)device->rail,
+        .planeId = (int16_t)device->plane,
     };
+    memcpy(props->vProps.devs, device->members, sizeof(props->vProps.devs));
     return ncclSuccess;
+}
+
+/* More than four are fused only by who knows v12. */
+struct ncclNetVDeviceProps_v9 dpn_members_v9(const struct ncclNetProperties_v12 *p)
+{
+    struct ncclNetVDeviceProps_v9 out = {.ndevs = p->vProps.ndevs};
+
+    if (out.ndevs > NCCL_NET_MAX_DEVS_PER_NIC_V9)
+        out.ndevs = NCCL_NET_MAX_DEVS_PER_NIC_V9;
+    memcpy(out.devs, p->vProps.devs, sizeof(out.devs));
+    return out;
+}
+
+ncclResult_t dpn_makeVDevice_v12(int *d, struct ncclNetVDeviceProps_v12 *props)
+{
+    return dpn_result(dpn_net_fuse(props->devs, props->ndevs, d));
+}
+
+ncclResult_t dpn_makeVDevice_v9(int *d, struct ncclNetVDeviceProps_v9 *props)
+{
+    if (props->ndevs > NCCL_NET_MAX_DEVS_PER_NIC_V9)
+        return dpn_result(dp_fail(DP_EINVAL, "fusing %d devices: expected at most %d", props->ndevs,
+                                  NCCL_NET_MAX_DEVS_PER_NIC_V9));
+    return dpn_result(dpn_net_fuse(props->devs, props->ndevs, d));
 }
 
 ncclResult_t dpn_properties_v9(int dev, struct ncclNetProperties_v9 *props)
@@ -91,7 +119,7 @@ ncclResult_t dpn_properties_v9(int dev, struct ncclNetProperties_v9 *props)
         .regIsGlobal = p.regIsGlobal, .forceFlush = p.forceFlush, .speed = p.speed, .port = p.port,
         .latency = p.latency, .maxComms = p.maxComms, .maxRecvs = p.maxRecvs,
         .netDeviceType = p.netDeviceType, .netDeviceVersion = p.netDeviceVersion,
-        .vProps = {.ndevs = 1, .devs = {dev}}, .maxP2pBytes = p.maxP2pBytes,
+        .vProps = dpn_members_v9(&p), .maxP2pBytes = p.maxP2pBytes,
         .maxCollBytes = p.maxCollBytes,
     };
     return ncclSuccess;

@@ -17,6 +17,9 @@ ncclResult_t dpn_devices_v6(int *ndev);
 /* Older versions take from it what they have. */
 ncclResult_t dpn_properties_v12(int dev, struct ncclNetProperties_v12 *props);
 ncclResult_t dpn_properties_v9(int dev, struct ncclNetProperties_v9 *props);
+struct ncclNetVDeviceProps_v9 dpn_members_v9(const struct ncclNetProperties_v12 *p);
+ncclResult_t dpn_makeVDevice_v9(int *d, struct ncclNetVDeviceProps_v9 *props);
+ncclResult_t dpn_makeVDevice_v12(int *d, struct ncclNetVDeviceProps_v12 *props);
 ncclResult_t dpn_listen_v6(int dev, void *handle, void **listenComm);
 ncclResult_t dpn_listen_v11(void *ctx, int dev, void *handle, void **listenComm);
 ncclResult_t dpn_connect_v7(int dev, void *handle, void **sendComm,

@@ -20,6 +20,7 @@ struct dpn_open {
 };
 
 struct dpn_net {
+    int traffic_class; /* that NCCL was given for it; NCCL_NET_TRAFFIC_CLASS_UNDEF */
     pthread_mutex_t lock;
     struct dpn_open *open; /* under lock */
 };
@@ -55,6 +56,7 @@ struct dpn_comm {
 
     pthread_mutex_t lock; /* all below; nobody else wants it but who deregisters */
     struct dp_wire *wire;
+    bool is_beside;                        /* the wire is for words, messages go by RDMA */
     const struct dpn_transport *transport; /* NULL until the wire is connected */
     void *state;                           /* the transport's */
     struct dpn_memory *memories;

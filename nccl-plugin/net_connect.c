@@ -7,14 +7,26 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "nccl-plugin/verbs/verbs.h"
 #include "wire/tcp.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+static bool is_asked_for(const char *name)
+{
+    return !strcmp(dpn_options.wire, name);
+}
+
+/* For messages; verbs needs tcp for its words. */
 static bool is_allowed(enum dpn_wire w)
 {
-    return !strcmp(dpn_options.wire, "auto") || !strcmp(dpn_options.wire, dpn_wires[w]->name);
+    return is_asked_for("auto") || is_asked_for(dpn_wires[w]->name);
+}
+
+static bool is_heard(enum dpn_wire w)
+{
+    return is_allowed(w) || (w == DPN_TCP && is_asked_for("verbs"));
 }
 
 static int64_t timeout_ns(void)
@@ -52,7 +64,7 @@ void dpn_net_close(struct dpn_comm *comm)
 
 /* Takes the wire. */
 static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_sender,
-                    struct dpn_comm **out)
+                    bool is_beside, struct dpn_comm **out)
 {
     struct dpn_comm *comm = calloc(1, sizeof(*comm));
 
@@ -64,6 +76,7 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
     comm->is_sender = is_sender;
     comm->dev = dev;
     comm->wire = wire;
+    comm->is_beside = is_beside;
     comm->until_ns = dp_now_ns() + timeout_ns();
     pthread_mutex_init(&comm->lock, NULL);
     dpn_open_add(&comm->open, net);
@@ -75,7 +88,28 @@ static void choose_transport(struct dpn_comm *comm)
 {
     if (comm->wire->ops == &dp_wire_tcp)
         dp_wire_tcp_set_patience(comm->wire, timeout_ns());
+    comm->transport = comm->is_beside ? &dpn_verbs : &dpn_wired;
+}
+
+/* Both sides find out alike that there is no RDMA between them. Not where it was asked for, nor where
+ * NCCL counts on what no other wire can do: GPU memory. */
+static bool may_do_without_rdma(const struct dpn_comm *comm)
+{
+    const struct dpn_device *device;
+
+    return comm->is_beside && is_asked_for("auto") && !dpn_net_device(comm->dev, &device) &&
+           !dpn_device_reaches_gpus(device);
+}
+
+static int do_without_rdma(struct dpn_comm *comm)
+{
+    dp_log(DP_LOG_WARN, "%s; going on over tcp", dp_last_error());
+    comm->transport->close(comm);
+    if (!comm->wire)
+        return dp_fail(DP_ECOMM, "the wire was lost while looking for RDMA");
+    comm->is_beside = false;
     comm->transport = &dpn_wired;
+    return comm->transport->open(comm);
 }
 
 /* Who is at the other end, for people. */
@@ -98,6 +132,10 @@ static int open_transport(struct dpn_comm *comm)
     if (!comm->transport)
         choose_transport(comm);
     int err = comm->transport->open(comm);
+    if (err == DP_EUNSUPPORTED && may_do_without_rdma(comm))
+        err = do_without_rdma(comm);
+    else if (err == DP_EUNSUPPORTED)
+        dp_log(DP_LOG_ERROR, "%s", dp_last_error());
     if (!err)
         begin_counting(comm);
     pthread_mutex_unlock(&comm->lock);
@@ -130,13 +168,14 @@ static int listen_on_wires(const struct dpn_device *device, struct dpn_listener 
     const struct dp_wire_config config = {.interface = device->interface.address};
 
     for (int w = 0; w < DPN_WIRES; w++) {
-        if (!is_allowed(w))
+        if (!is_heard(w))
             continue;
         int err = dpn_wires[w]->listen(&config, &listener->on[w], &addresses->on[w]);
         if (err)
             return err;
         addresses->present[w] = true;
     }
+    addresses->offers_verbs = device->rail_count && addresses->present[DPN_TCP];
     return 0;
 }
 
@@ -165,24 +204,33 @@ int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listen
     return 0;
 }
 
-static int accept_on_wires(struct dpn_listener *listener, struct dp_wire **out)
+static int accept_on_wires(struct dpn_listener *listener, uint64_t *label, struct dp_wire **out)
 {
-    uint64_t label;
     int err = DP_EAGAIN;
 
     for (int w = 0; w < DPN_WIRES && err == DP_EAGAIN; w++)
         if (listener->on[w])
-            err = dpn_wires[w]->accept(listener->on[w], &label, out);
+            err = dpn_wires[w]->accept(listener->on[w], label, out);
     return err;
 }
 
 static int let_in(struct dpn_listener *listener)
 {
+    const struct dpn_device *device;
     struct dp_wire *wire;
-    int err = accept_on_wires(listener, &wire);
+    uint64_t label;
+    int err = accept_on_wires(listener, &label, &wire);
 
-    return err ? err
-               : new_comm(listener->open.net, listener->dev, wire, false, &listener->half);
+    if (!err)
+        err = dpn_net_device(listener->dev, &device);
+    if (err)
+        return err;
+    if (label == DPN_BY_VERBS && !device->rail_count) {
+        dp_wire_close(wire);
+        return dp_fail(DP_EMISMATCH, "the peer wants RDMA of %s, which has none", device->name);
+    }
+    return new_comm(listener->open.net, listener->dev, wire, false, label == DPN_BY_VERBS,
+                    &listener->half);
 }
 
 /* A peer that is in but does not go on is given up; the next one may do better. */
@@ -231,20 +279,32 @@ int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out)
 
 static int no_wire(const struct dpn_addresses *addresses)
 {
-    const bool shm = addresses->present[DPN_SHM], tcp = addresses->present[DPN_TCP];
-
     return dp_fail(DP_EUNSUPPORTED,
-                   "no way to the peer: it listens on %s%s%s, here DUALPIPE_NET_WIRE is %s, and shm "
+                   "no way to the peer: it listens on%s%s%s, here DUALPIPE_NET_WIRE is %s, and shm "
                    "stays within a host; set it to auto on all ranks",
-                   shm ? "shm" : "", shm && tcp ? " and " : "", tcp ? "tcp" : "", dpn_options.wire);
+                   addresses->present[DPN_SHM] ? " shm" : "",
+                   addresses->present[DPN_TCP] ? " tcp" : "",
+                   addresses->offers_verbs ? " verbs" : "", dpn_options.wire);
 }
 
-static int connect_best_wire(const struct dpn_addresses *addresses, struct dp_wire **out)
+/* Within a host, too, if GPU memory is to be reached. */
+static bool is_better_by_verbs(const struct dpn_device *device, const struct dpn_addresses *addresses,
+                               enum dpn_wire w)
+{
+    return addresses->offers_verbs && device->rail_count &&
+           (w == DPN_TCP || dpn_device_reaches_gpus(device));
+}
+
+static int connect_best_wire(const struct dpn_device *device, const struct dpn_addresses *addresses,
+                             bool *is_beside, struct dp_wire **out)
 {
     for (int w = 0; w < DPN_WIRES; w++) {
-        if (!addresses->present[w] || !is_allowed(w))
+        const bool by_verbs = is_better_by_verbs(device, addresses, w);
+        if (!addresses->present[w] || (by_verbs ? w != DPN_TCP || !is_heard(w) : !is_allowed(w)))
             continue;
-        int err = dpn_wires[w]->connect(&addresses->on[w], 0, out);
+        *is_beside = by_verbs;
+        int err = dpn_wires[w]->connect(&addresses->on[w], by_verbs ? DPN_BY_VERBS : DPN_BY_WIRE,
+                                        out);
         if (err != DP_EUNSUPPORTED)
             return err;
     }
@@ -265,14 +325,18 @@ static void mark_attempt(struct dpn_comm *comm, const void *handle_at)
 static int begin_connecting(struct dpn_net *net, int dev, const void *handle,
                             struct dpn_comm **out)
 {
+    const struct dpn_device *device;
     struct dpn_addresses addresses;
     struct dp_wire *wire;
+    bool is_beside;
     int err = dpn_handle_read(handle, &addresses);
 
     if (!err)
-        err = connect_best_wire(&addresses, &wire);
+        err = dpn_net_device(dev, &device);
     if (!err)
-        err = new_comm(net, dev, wire, true, out);
+        err = connect_best_wire(device, &addresses, &is_beside, &wire);
+    if (!err)
+        err = new_comm(net, dev, wire, true, is_beside, out);
     if (err)
         return err;
     mark_attempt(*out, handle);

@@ -3,7 +3,9 @@
 
 #include "base/fail.h"
 #include "base/text.h"
+#include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net_pci.h"
+#include "nccl-plugin/verbs/verbs.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -42,8 +44,8 @@ static void say(const struct dpn_devices *d, const char *why)
 
     for (int i = 0; i < d->count; i++) {
         const struct dpn_device *dev = &d->list[i];
-        dp_text_addf(&t, "%s%s (%s, %d Mbit/s)", i ? ", " : "", dev->interface.name,
-                     dev->interface.address, dev->speed_mbps);
+        dp_text_addf(&t, "%s%s (%s%s, %d Mbit/s)", i ? ", " : "", dev->name,
+                     dev->rail_count ? "RDMA, " : "", dev->interface.address, dev->speed_mbps);
     }
     dp_log(DP_LOG_INFO, "%d device%s: %s%s%s", d->count, d->count == 1 ? "" : "s",
            t.data ? t.data : "", d->count ? "; " : "", why);
@@ -71,11 +73,50 @@ static int find_interfaces(const struct dpn_net_options *options, struct dpn_int
     return count;
 }
 
+static void add_interfaces(const char *root, const struct dpn_interface *interfaces, int count,
+                           struct dpn_devices *out)
+{
+    for (int i = 0; i < count; i++) {
+        struct dpn_device *device = &out->list[out->count++];
+        *device = (struct dpn_device){
+            .interface = interfaces[i],
+            .pci_path = find_pci_path(root, interfaces[i].name),
+            .speed_mbps = read_speed(root, interfaces[i].name),
+            .guid = (uint64_t)i, /* the same on all ranks, as NCCL_CROSS_NIC=0 wants it */
+            .pointers = NCCL_PTR_HOST, .rail = NCCL_NET_ID_UNDEF, .plane = NCCL_NET_ID_UNDEF,
+        };
+        snprintf(device->name, sizeof(device->name), "%.*s", DPN_INTERFACE_NAME - 1,
+                 interfaces[i].name);
+    }
+}
+
+/* The wire beside the queue pairs goes over the first interface, as NCCL's own sockets do. */
+static void add_ports(const struct dpn_interface *interface, int most, struct dpn_devices *out,
+                      char *why, size_t why_len)
+{
+    out->count = dpn_verbs_find(out->list, most, why, why_len);
+    for (int i = 0; i < out->count; i++)
+        out->list[i].interface = *interface;
+}
+
+static bool wants(const struct dpn_net_options *options, const char *wire)
+{
+    return !strcmp(options->wire, "auto") || !strcmp(options->wire, wire);
+}
+
+static void name_members(struct dpn_devices *devices)
+{
+    for (int i = 0; i < devices->count; i++) {
+        devices->list[i].member_count = 1;
+        devices->list[i].members[0] = i;
+    }
+}
+
 void dpn_devices_find(const char *root, const struct dpn_net_options *options,
                       struct dpn_devices *out)
 {
     struct dpn_interface interfaces[DPN_MAX_DEVICES];
-    char why[256];
+    char why[256], why_no_rdma[256] = "";
 
     out->count = 0;
     if (!options->devices) {
@@ -83,13 +124,14 @@ void dpn_devices_find(const char *root, const struct dpn_net_options *options,
         return;
     }
     int count = find_interfaces(options, interfaces, why, sizeof(why));
-    for (int i = 0; i < count && i < options->devices; i++) {
-        out->list[i] = (struct dpn_device){
-            .interface = interfaces[i],
-            .pci_path = find_pci_path(root, interfaces[i].name),
-            .speed_mbps = read_speed(root, interfaces[i].name),
-        };
-        out->count++;
-    }
+    if (count > options->devices)
+        count = (int)options->devices;
+    if (count && wants(options, "verbs"))
+        add_ports(&interfaces[0], (int)options->devices, out, why_no_rdma, sizeof(why_no_rdma));
+    if (!out->count && strcmp(options->wire, "verbs"))
+        add_interfaces(root, interfaces, count, out);
+    name_members(out);
+    if (why_no_rdma[0])
+        dp_log(DP_LOG_INFO, "RDMA: %s", why_no_rdma);
     say(out, why);
 }

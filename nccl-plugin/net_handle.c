@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-enum { VERSION = 1 };
+enum { VERSION = 2 };
+static const uint16_t VERBS = 1u << 15; /* among the wires */
 static const uint32_t MAGIC = 0x4e507044; /* "DpPN" in memory */
 
 struct handle {
@@ -44,6 +45,7 @@ int dpn_handle_write(const struct dpn_addresses *addresses, void *handle)
         h.wires |= (uint16_t)(1u << w);
         at += len;
     }
+    h.wires |= addresses->offers_verbs ? VERBS : 0;
     h.check = checksum(&h);
     memcpy(handle, &h, sizeof(h));
     return 0;
@@ -61,7 +63,8 @@ static int check(const struct handle *h)
                        "the peer's handle is of version %u, expected %u: it runs another version "
                        "of dualpipe",
                        h->version, VERSION);
-    if (h->check != checksum(h) || !h->wires || h->wires >> DPN_WIRES)
+    if (h->check != checksum(h) || !(h->wires & ~VERBS) ||
+        (h->wires & ~VERBS) >> DPN_WIRES)
         return dp_fail(DP_EMISMATCH, "the peer's handle was damaged on its way (checksum 0x%08x, "
                        "expected 0x%08x, wires 0x%x)", h->check, checksum(h), h->wires);
     return 0;
@@ -77,6 +80,7 @@ int dpn_handle_read(const void *handle, struct dpn_addresses *out)
     if (err)
         return err;
     memset(out, 0, sizeof(*out));
+    out->offers_verbs = h.wires & VERBS;
     for (int w = 0; w < DPN_WIRES; w++) {
         if (!(h.wires & 1u << w))
             continue;

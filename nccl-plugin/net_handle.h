@@ -14,9 +14,13 @@
 enum dpn_wire { DPN_SHM, DPN_TCP, DPN_WIRES };
 extern const struct dp_wire_ops *const dpn_wires[DPN_WIRES];
 
+/* What who connects says of what is to travel over the wire: messages, or the words beside RDMA. */
+enum dpn_label { DPN_BY_WIRE, DPN_BY_VERBS };
+
 /* The addresses of a listener, as far as it has them. */
 struct dpn_addresses {
     bool present[DPN_WIRES];
+    bool offers_verbs; /* to who connects over tcp with the label DPN_BY_VERBS */
     struct dp_wire_address on[DPN_WIRES];
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nccl-plugin/net_options.h"
 
-static const char *const wires[] = {"auto", "shm", "tcp", NULL};
+static const char *const wires[] = {"auto", "shm", "tcp", "verbs", NULL};
 
 static const struct dp_option table[] = {
     {"DEVICES", DP_OPTION_INT, "32", "offer NCCL at most so many devices; 0: none at all",
@@ -15,7 +15,7 @@ static const struct dp_option table[] = {
      "give a peer up that does not answer, or whose host is silent, for so long, in s",
      offsetof(struct dpn_net_options, timeout_s), .min = 1, .max = 86400},
     {"WIRE", DP_OPTION_CHOICE, "auto",
-     "how NCCL's messages travel; auto: shm within a host, else tcp",
+     "how NCCL's messages travel; auto: shm within a host, else verbs (RDMA), else tcp",
      offsetof(struct dpn_net_options, wire), .choices = wires},
 };
 const struct dp_option_area dpn_net_option_area = {"NET", table, sizeof(table) / sizeof(table[0])};

@@ -8,7 +8,7 @@
 #include "base/options.h"
 
 struct dpn_net_options {
-    const char *wire; /* auto, shm, tcp */
+    const char *wire; /* auto, shm, tcp, verbs */
     int64_t devices;  /* at most */
     int64_t timeout_s;
     bool stat;            /* count, for `dualpipe stat` */

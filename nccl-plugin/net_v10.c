@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net_v10.c - a traffic class, which shm and tcp have no use for, and handles for a profiler.
+ * net_v10.c - a traffic class, for RDMA, and handles for a profiler.
  */
+#include "nccl-plugin/net.h"
 #include "nccl-plugin/net_calls.h"
 
 static ncclResult_t init_v10(ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction)
@@ -13,7 +14,8 @@ static ncclResult_t init_v10(ncclDebugLogger_t logFunction, ncclProfilerCallback
 static ncclResult_t connect_v10(int dev, struct ncclNetCommConfig_v10 *config, void *handle,
                                 void **sendComm, struct ncclNetDeviceHandle_v7 **sendDevComm)
 {
-    (void)config;
+    if (config && dpn_net_shared())
+        dpn_net_set_traffic_class(dpn_net_shared(), config->trafficClass);
     return dpn_connect_v7(dev, handle, sendComm, sendDevComm);
 }
 
@@ -38,5 +40,5 @@ __attribute__((visibility("default"))) const struct ncclNet_v10 ncclNetPlugin_v1
     .closeListen = dpn_closeListen_v6,
     .getDeviceMr = NULL, /* for what takes over part of the receive */
     .irecvConsumed = NULL,
-    .makeVDevice = NULL, /* do not fuse */
+    .makeVDevice = dpn_makeVDevice_v9,
 };

@@ -17,7 +17,7 @@ static ncclResult_t get_properties_v11(int dev, struct ncclNetProperties_v11 *pr
         .latency = p.latency, .maxComms = p.maxComms, .maxRecvs = p.maxRecvs,
         .netDeviceType = p.netDeviceType, .netDeviceVersion = p.netDeviceVersion,
         .maxP2pBytes = p.maxP2pBytes, .maxCollBytes = p.maxCollBytes,
-        .maxMultiRequestSize = p.maxMultiRequestSize, .vProps = {.ndevs = 1, .devs = {dev}},
+        .maxMultiRequestSize = p.maxMultiRequestSize, .vProps = dpn_members_v9(&p),
     };
     return ncclSuccess;
 }
@@ -43,7 +43,7 @@ __attribute__((visibility("default"))) const struct ncclNet_v11 ncclNetPlugin_v1
     .closeListen = dpn_closeListen_v6,
     .getDeviceMr = NULL, /* for what takes over part of the receive */
     .irecvConsumed = NULL,
-    .makeVDevice = NULL, /* do not fuse */
+    .makeVDevice = dpn_makeVDevice_v9,
     .finalize = dpn_finalize_v11,
     .setNetAttr = dpn_setNetAttr_v11,
 };

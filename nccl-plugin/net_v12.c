@@ -25,7 +25,7 @@ __attribute__((visibility("default"))) const struct ncclNet_v12 ncclNetPlugin_v1
     .closeListen = dpn_closeListen_v6,
     .getDeviceMr = NULL, /* for what takes over part of the receive */
     .irecvConsumed = NULL,
-    .makeVDevice = NULL, /* do not fuse */
+    .makeVDevice = dpn_makeVDevice_v12,
     .finalize = dpn_finalize_v11,
     .setNetAttr = dpn_setNetAttr_v11,
 };

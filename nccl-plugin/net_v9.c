@@ -25,5 +25,5 @@ __attribute__((visibility("default"))) const struct ncclNet_v9 ncclNetPlugin_v9 
     .closeListen = dpn_closeListen_v6,
     .getDeviceMr = NULL, /* for what takes over part of the receive */
     .irecvConsumed = NULL,
-    .makeVDevice = NULL, /* do not fuse */
+    .makeVDevice = dpn_makeVDevice_v9,
 };

@@ -24,6 +24,30 @@ for wire in shm tcp; do
     done
     case_is "v12 over $wire" "$(DUALPIPE_NET_WIRE=$wire conform --version 12 $plugin)"
 done
+# RDMA, on a stand-in for libibverbs.
+over_verbs()
+(
+    FAKE_VERBS_FABRIC=$(mktemp -d)
+    trap 'rm -rf "$FAKE_VERBS_FABRIC"' EXIT
+    LD_LIBRARY_PATH=tests/fakes/ibverbs/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    DUALPIPE_NET_WIRE=verbs
+    export FAKE_VERBS_FABRIC LD_LIBRARY_PATH DUALPIPE_NET_WIRE
+    conform "$@"
+)
+if [ -e tests/fakes/ibverbs/.libs/libibverbs.so.1 ]; then
+    for version in 6 7 8 9 10 11; do
+        case_is "v$version over verbs" "$(over_verbs --quick --version $version $plugin)"
+    done
+    case_is 'v12 over verbs' "$(over_verbs --version 12 $plugin)"
+    case_is 'v12 over verbs, four queue pairs' \
+        "$(NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=1 \
+            over_verbs --quick --version 12 $plugin)"
+    case_is 'v12 over verbs, with adaptive routing' \
+        "$(NCCL_IB_QPS_PER_CONNECTION=2 NCCL_IB_ADAPTIVE_ROUTING=1 \
+            over_verbs --quick --version 12 $plugin)"
+else
+    case_skipped 'over verbs: built without infiniband/verbs.h'
+fi
 case_is 'v12 over the best wire' "$(conform --quick --version 12 $plugin)"
 counters=$(mktemp -d)
 case_is 'v12 over the best wire, counting' \

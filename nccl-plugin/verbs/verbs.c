@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verbs.c - the transport: how two sides agree on rails and lanes, what they register, and the end.
+ */
+#include "nccl-plugin/verbs/verbs.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "nccl-plugin/verbs/verbs_comm.h"
+#include "nccl-plugin/verbs/verbs_load.h"
+#include "nccl-plugin/verbs/verbs_qp.h"
+#include "nccl-plugin/verbs/verbs_state.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- failure --------------------------------------------------------------------------------- */
+
+static void free_qps(struct dpn_verbs *v)
+{
+    for (int i = 0; i < DPN_MAX_LANES; i++) {
+        dpn_qp_free(v->lanes[i].qp);
+        v->lanes[i].qp = NULL;
+        v->lanes[i].state = DPN_LANE_DOWN;
+    }
+    for (int r = 0; r < v->rail_count; r++) {
+        dpn_qp_free(v->rails[r].flush_qp);
+        v->rails[r].flush_qp = NULL;
+    }
+    v->up = 0;
+}
+
+void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
+{
+    va_list args;
+
+    if (v->error)
+        return;
+    v->error = error;
+    va_start(args, fmt);
+    vsnprintf(v->why, sizeof(v->why), fmt, args);
+    va_end(args);
+    free_qps(v);
+}
+
+/* ---- rails ----------------------------------------------------------------------------------- */
+
+static int open_rail(struct dpn_verbs *v, struct dpn_rail *rail)
+{
+    const struct dpn_region block = {v->block, sizeof(*v->block), NCCL_PTR_HOST, -1, 0};
+    const int room = v->lanes_per_rail * (2 * DPN_SEND_QUEUE + 2 * DPN_RECV_QUEUE) +
+                     NCCL_NET_MAX_REQUESTS;
+    int err = dpn_mr_get(rail->port->hca, &block, &rail->block_mr);
+
+    if (err)
+        return err;
+    rail->cq = dpn_ibv.create_cq(rail->port->hca->context, room, NULL, NULL, 0);
+    if (!rail->cq)
+        return dp_fail(DP_EIO, "%s gives no completion queue of %d entries: %s (max_cq, max_cqe of "
+                       "'ibv_devinfo -v', 'ulimit -l')", rail->port->name, room, strerror(errno));
+    return v->is_sender ? 0 : dpn_rail_open_flush(v, rail);
+}
+
+static bool is_adaptive(const struct dpn_port *port)
+{
+    const int wanted = dpn_verbs_state.options.adaptive_routing;
+
+    return wanted == DPN_AUTO ? !port->is_ethernet : wanted;
+}
+
+static int open_rails(struct dpn_verbs *v)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    int err = 0;
+
+    v->block = aligned_alloc(page, (sizeof(*v->block) + page - 1) / page * page);
+    if (!v->block)
+        return dp_fail(DP_ENOMEM, "no memory for a connection");
+    memset(v->block, 0, sizeof(*v->block));
+    for (int r = 0; r < v->rail_count && !err; r++) {
+        v->rails[r].adaptive = is_adaptive(v->rails[r].port);
+        err = open_rail(v, &v->rails[r]);
+    }
+    v->lane_count = v->rail_count * v->lanes_per_rail;
+    for (int i = 0; i < v->lane_count; i++)
+        v->lanes[i].rail = (uint8_t)(i % v->rail_count);
+    v->is_troubled = true;
+    return err;
+}
+
+/* ---- agreement ------------------------------------------------------------------------------- */
+
+static void describe(const struct dpn_device *device, struct dpn_talk_port *ports)
+{
+    for (int i = 0; i < device->rail_count; i++) {
+        const struct dpn_port *port = device->rails[i];
+        snprintf(ports[i].name, sizeof(ports[i].name), "%.31s", port->name);
+        ports[i].is_ethernet = port->is_ethernet;
+        ports[i].speed_mbps = (uint32_t)port->speed_mbps;
+    }
+}
+
+static uint32_t most_of(const struct dpn_device *device)
+{
+    uint32_t most = UINT32_MAX;
+
+    for (int i = 0; i < device->rail_count; i++)
+        if (device->rails[i]->max_message < most)
+            most = device->rails[i]->max_message;
+    return most;
+}
+
+/* The operator's class, else what the communicator was given. */
+static void choose_class(struct dpn_verbs *v)
+{
+    const struct dpn_verbs_options *o = &dpn_verbs_state.options;
+    const int given = v->comm->open.net->traffic_class;
+    const int class = o->traffic_class != DPN_AUTO ? o->traffic_class : given;
+    const int level = o->service_level != DPN_AUTO ? o->service_level : given;
+
+    v->traffic_class = class > 0 && class < 256 ? (uint8_t)class : 0;
+    v->service_level = level > 0 && level < 16 ? (uint8_t)level : 0;
+}
+
+static void say_hello(struct dpn_verbs *v)
+{
+    union dpn_talk talk;
+
+    memset(&talk, 0, sizeof(talk));
+    choose_class(v);
+    talk.hello = (struct dpn_hello){
+        .version = DPN_TALK_VERSION, .port_count = (uint8_t)v->device->rail_count,
+        .qps = (uint8_t)dpn_verbs_state.options.qps, .traffic_class = v->traffic_class,
+        .service_level = v->service_level, .max_message = most_of(v->device),
+    };
+    describe(v->device, talk.hello.ports);
+    dpn_verbs_say(v, DPN_HELLO, &talk);
+}
+
+/* Ports that meet: each of the side that has more with one of the other, in turn, if they are of one
+ * kind. */
+static void pair_ports(const struct dpn_verbs *v, const struct dpn_hello *hello,
+                       struct dpn_plan *plan)
+{
+    const int ours = v->device->rail_count, theirs = hello->port_count;
+
+    for (int i = 0; i < (ours > theirs ? ours : theirs); i++) {
+        const int s = i % theirs, r = i % ours;
+        if (hello->ports[s].is_ethernet != v->device->rails[r]->is_ethernet)
+            continue;
+        plan->rail[plan->rails].sender = (uint8_t)s;
+        plan->rail[plan->rails].receiver = (uint8_t)r;
+        plan->rails++;
+    }
+}
+
+static uint8_t lanes_per_rail(const struct dpn_hello *hello, int rails)
+{
+    const int ours = dpn_verbs_state.options.qps;
+    const int wanted = hello->qps > ours ? hello->qps : ours;
+
+    return (uint8_t)(wanted * rails > DPN_MAX_LANES ? DPN_MAX_LANES / rails : wanted);
+}
+
+static void set_rail(struct dpn_verbs *v, int r, struct dpn_port *port,
+                     const struct dpn_talk_port *peer)
+{
+    v->rails[r].port = port;
+    snprintf(v->rails[r].peer, sizeof(v->rails[r].peer), "%s", peer->name);
+    v->rails[r].speed_mbps = (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps
+                                                                      : port->speed_mbps;
+}
+
+static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, struct dpn_plan *plan)
+{
+    struct dpn_talk_port ports[DPN_MAX_RAILS];
+
+    pair_ports(v, hello, plan);
+    if (!plan->rails)
+        return dp_fail_quietly(DP_EUNSUPPORTED, "%s is of InfiniBand and %s of Ethernet, or the "
+                               "other way round", v->device->rails[0]->name, hello->ports[0].name);
+    memset(ports, 0, sizeof(ports));
+    describe(v->device, ports);
+    plan->lanes_per_rail = lanes_per_rail(hello, plan->rails);
+    plan->max_message = most_of(v->device);
+    if (hello->max_message < plan->max_message)
+        plan->max_message = hello->max_message;
+    v->rail_count = plan->rails;
+    v->lanes_per_rail = plan->lanes_per_rail;
+    v->traffic_class = hello->traffic_class;
+    v->service_level = hello->service_level;
+    for (int r = 0; r < plan->rails; r++) {
+        plan->ports[r] = ports[plan->rail[r].receiver];
+        set_rail(v, r, v->device->rails[plan->rail[r].receiver],
+                 &hello->ports[plan->rail[r].sender]);
+    }
+    return open_rails(v);
+}
+
+/* The receiver's last word; after it there is none of ours on the wire. */
+static void part(struct dpn_verbs *v, const char *reason)
+{
+    union dpn_talk talk;
+
+    memset(&talk, 0, sizeof(talk));
+    snprintf(v->reason, sizeof(v->reason), "%s", reason);
+    snprintf(talk.plan.reason, sizeof(talk.plan.reason), "%.127s", reason);
+    dpn_verbs_say(v, DPN_PLAN, &talk);
+    v->step = DPN_STEP_PART;
+}
+
+static int take_hello(struct dpn_verbs *v)
+{
+    union dpn_talk talk;
+    enum dpn_talk_kind kind;
+
+    if (!dpn_verbs_hear(v, &kind))
+        return DP_EAGAIN;
+    if (kind != DPN_HELLO)
+        return dp_fail(DP_EMISMATCH, "the peer does not begin with hello");
+    memset(&talk, 0, sizeof(talk));
+    if (answer_hello(v, &v->heard.hello, &talk.plan)) {
+        part(v, dp_last_error());
+        return DP_EAGAIN;
+    }
+    talk.plan.agreed = 1;
+    dpn_verbs_say(v, DPN_PLAN, &talk);
+    v->step = DPN_STEP_LANES;
+    return DP_EAGAIN;
+}
+
+static int take_plan(struct dpn_verbs *v)
+{
+    const struct dpn_plan *plan = &v->heard.plan;
+    enum dpn_talk_kind kind;
+
+    if (!dpn_verbs_hear(v, &kind))
+        return DP_EAGAIN;
+    if (kind != DPN_PLAN)
+        return dp_fail(DP_EMISMATCH, "the peer does not answer with a plan");
+    if (!plan->agreed) {
+        snprintf(v->reason, sizeof(v->reason), "%s", plan->reason);
+        v->step = DPN_STEP_PART;
+        return DP_EAGAIN;
+    }
+    v->rail_count = plan->rails;
+    v->lanes_per_rail = plan->lanes_per_rail;
+    v->max_message = plan->max_message;
+    for (int r = 0; r < plan->rails; r++) {
+        if (plan->rail[r].sender >= v->device->rail_count)
+            return dp_fail(DP_EMISMATCH, "the peer's plan names port %u of %d",
+                           plan->rail[r].sender, v->device->rail_count);
+        set_rail(v, r, v->device->rails[plan->rail[r].sender], &plan->ports[r]);
+    }
+    int err = open_rails(v);
+    for (int i = 0; i < v->lane_count && !err; i++)
+        dpn_lane_open(v, &v->lanes[i]);
+    v->step = DPN_STEP_LANES;
+    return err ? err : DP_EAGAIN;
+}
+
+/* ---- open ------------------------------------------------------------------------------------ */
+
+static bool are_all_tried(const struct dpn_verbs *v)
+{
+    for (int i = 0; i < v->lane_count; i++)
+        if (v->lanes[i].state != DPN_LANE_UP && !v->lanes[i].failures)
+            return false;
+    return true;
+}
+
+static int wait_for_lanes(struct dpn_verbs *v)
+{
+    union dpn_talk talk = {.ready = {.lanes = 0}};
+
+    if (!v->is_sender || !are_all_tried(v))
+        return DP_EAGAIN;
+    talk.ready.lanes = (uint32_t)__builtin_popcount(v->up);
+    dpn_verbs_say(v, DPN_READY, &talk);
+    v->step = talk.ready.lanes ? DPN_STEP_READY : DPN_STEP_AGREE;
+    return DP_EAGAIN;
+}
+
+/* The receiver says once more that there is nothing. */
+static int agree_to_part(struct dpn_verbs *v)
+{
+    enum dpn_talk_kind kind;
+
+    if (!v->is_sender) {
+        part(v, v->reason[0] ? v->reason : "no lane came up; see the sender's log");
+        return DP_EAGAIN;
+    }
+    while (v->step == DPN_STEP_AGREE && dpn_verbs_hear(v, &kind))
+        if (kind == DPN_PLAN)
+            v->step = DPN_STEP_PART;
+    return DP_EAGAIN;
+}
+
+static int step(struct dpn_verbs *v)
+{
+    switch (v->step) {
+    case DPN_STEP_BEGIN:
+        if (v->is_sender)
+            say_hello(v);
+        v->step = DPN_STEP_PLAN;
+        return DP_EAGAIN;
+    case DPN_STEP_PLAN:
+        return v->is_sender ? take_plan(v) : take_hello(v);
+    case DPN_STEP_LANES:
+        return wait_for_lanes(v);
+    case DPN_STEP_AGREE:
+        return agree_to_part(v);
+    case DPN_STEP_PART:
+        return dpn_verbs_is_talking(v)
+                   ? DP_EAGAIN
+                   : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->reason);
+    case DPN_STEP_READY:
+        return 0;
+    }
+    return DP_EAGAIN;
+}
+
+static struct dpn_verbs_request new_request(struct dpn_verbs *v, enum dpn_request_kind kind,
+                                            unsigned index)
+{
+    return (struct dpn_verbs_request){.base = {.comm = v->comm}, .verbs = v, .kind = kind,
+                                      .index = index};
+}
+
+static int new_state(struct dpn_comm *comm)
+{
+    struct dpn_verbs *v = calloc(1, sizeof(*v));
+
+    if (!v)
+        return dp_fail(DP_ENOMEM, "no memory for a connection");
+    v->comm = comm;
+    v->is_sender = comm->is_sender;
+    v->free = v->flushes_free = UINT32_MAX;
+    for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
+        v->sends[i].base = new_request(v, DPN_SEND, i);
+        v->recvs[i].base = new_request(v, DPN_RECV, i);
+        v->flushes[i] = new_request(v, DPN_FLUSH, i);
+    }
+    comm->state = v;
+    return dpn_net_device(comm->dev, &v->device);
+}
+
+/* Words while there are no lanes; then they are heard among the rest. */
+static int open_verbs(struct dpn_comm *comm)
+{
+    int err = comm->state ? 0 : new_state(comm);
+    struct dpn_verbs *v = comm->state;
+
+    if (err)
+        return err;
+    if (v->step == DPN_STEP_LANES)
+        dpn_verbs_progress(v);
+    else
+        comm->wire->ops->progress(comm->wire);
+    if (v->error)
+        return dp_fail(v->error, "connecting over RDMA: %s", v->why);
+    err = step(v);
+    if (err == DP_EAGAIN && comm->wire->error)
+        return dp_fail(comm->wire->error, "connecting over RDMA: the peer is gone: %s",
+                       comm->wire->why);
+    return err;
+}
+
+static void close_verbs(struct dpn_comm *comm)
+{
+    struct dpn_verbs *v = comm->state;
+
+    if (!v)
+        return;
+    free_qps(v);
+    for (int r = 0; r < v->rail_count; r++) {
+        if (v->rails[r].cq)
+            dpn_ibv.destroy_cq(v->rails[r].cq);
+        dpn_mr_put(v->rails[r].port->hca, v->rails[r].block_mr);
+    }
+    /* Words on their way, and the room for the next one, are the wire's until it is closed; if both
+     * sides have parted there are none. */
+    if (v->step != DPN_STEP_PART || dpn_verbs_is_talking(v)) {
+        dp_wire_close(comm->wire);
+        comm->wire = NULL;
+    }
+    dpn_verbs_forget_letters(v);
+    free(v->block);
+    free(v);
+    comm->state = NULL;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void put_all(const struct dpn_verbs_memory *memory)
+{
+    for (int r = 0; r < memory->rail_count; r++)
+        dpn_mr_put(memory->hcas[r], memory->mrs[r]);
+}
+
+static bool is_supported(const struct dpn_verbs *v, const struct dpn_region *region)
+{
+    int wanted = NCCL_PTR_HOST;
+
+    if (region->fd >= 0)
+        wanted = NCCL_PTR_DMABUF | NCCL_PTR_CUDA;
+    else if (region->type != NCCL_PTR_HOST)
+        wanted = NCCL_PTR_CUDA;
+    for (int r = 0; r < v->rail_count; r++)
+        if (!(v->rails[r].port->hca->pointers & wanted))
+            return false;
+    return true;
+}
+
+static int reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out)
+{
+    struct dpn_verbs *v = comm->state;
+    int err = 0;
+
+    if (!is_supported(v, region))
+        return dp_fail(DP_EUNSUPPORTED, "registering %zu bytes of %s: %s does not reach it",
+                       region->size, region->fd >= 0 ? "a dma-buf" : "GPU memory",
+                       v->rails[0].port->name);
+    struct dpn_verbs_memory *memory = calloc(1, sizeof(*memory));
+    if (!memory)
+        return dp_fail(DP_ENOMEM, "no memory for a registration");
+    memory->from = (uintptr_t)region->data;
+    memory->to = memory->from + region->size;
+    memory->type = region->type;
+    for (; memory->rail_count < v->rail_count && !err; memory->rail_count += !err) {
+        const int r = memory->rail_count;
+        memory->hcas[r] = v->rails[r].port->hca;
+        err = dpn_mr_get(memory->hcas[r], region, &memory->mrs[r]);
+    }
+    if (err) {
+        put_all(memory);
+        free(memory);
+        return err;
+    }
+    *out = &memory->base;
+    return 0;
+}
+
+static bool recv_uses(const struct dpn_recv *recv, const struct dpn_memory *memory)
+{
+    for (unsigned i = 0; i < recv->count; i++)
+        if (!recv->rooms[i].done && recv->rooms[i].memory == memory)
+            return true;
+    return false;
+}
+
+static bool is_in_flight(const struct dpn_verbs *v, const struct dpn_memory *memory)
+{
+    for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
+        const struct dpn_send *send = &v->sends[i];
+        if (v->free >> i & 1)
+            continue;
+        if (v->is_sender ? send->base.left && &send->memory->base == memory
+                         : recv_uses(&v->recvs[i], memory))
+            return true;
+    }
+    return false;
+}
+
+static void dereg(struct dpn_comm *comm, struct dpn_memory *base)
+{
+    struct dpn_verbs_memory *memory = (struct dpn_verbs_memory *)base;
+
+    if (comm->state && is_in_flight(comm->state, base))
+        dpn_verbs_fail(comm->state, DP_EABORTED,
+                       "memory was deregistered while a request still used it");
+    put_all(memory);
+    free(memory);
+}
+
+/* ---- test ------------------------------------------------------------------------------------ */
+
+static bool is_free(const struct dpn_verbs_request *req)
+{
+    const struct dpn_verbs *v = req->verbs;
+
+    return (req->kind == DPN_FLUSH ? v->flushes_free : v->free) >> req->index & 1;
+}
+
+static void finish(struct dpn_verbs_request *req, int *sizes)
+{
+    struct dpn_verbs *v = req->verbs;
+    const uint32_t bit = 1u << req->index;
+
+    if (req->kind == DPN_FLUSH) {
+        v->flushes_free |= bit;
+        return;
+    }
+    v->free |= bit;
+    if (sizes && req->kind == DPN_SEND)
+        sizes[0] = (int)v->sends[req->index].size;
+    for (unsigned i = 0; sizes && req->kind == DPN_RECV && i < v->recvs[req->index].count; i++)
+        sizes[i] = (int)v->recvs[req->index].rooms[i].size;
+}
+
+static int test(struct dpn_request *request, bool *done, int *sizes)
+{
+    static const char *const names[] = {"send", "receive", "flush"};
+    struct dpn_verbs_request *req = (struct dpn_verbs_request *)request;
+    struct dpn_verbs *v = req->verbs;
+
+    if (is_free(req))
+        return dp_fail(DP_EINVAL, "test of a request that is done already");
+    if (req->left && !v->error)
+        dpn_verbs_progress(v);
+    *done = !req->left;
+    if (*done)
+        finish(req, sizes);
+    else if (v->error)
+        return dp_fail(v->error, "%s: %s", names[req->kind], v->why);
+    return 0;
+}
+
+const struct dpn_transport dpn_verbs = {
+    .name = "verbs",
+    .open = open_verbs,
+    .reg = reg,
+    .dereg = dereg,
+    .isend = dpn_verbs_isend,
+    .irecv = dpn_verbs_irecv,
+    .iflush = dpn_verbs_iflush,
+    .test = test,
+    .close = close_verbs,
+};

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verbs_comm.h - a connection over RDMA.
+ *
+ *      rail    a port here and a port there
+ *      lane    a queue pair here and one there, on a rail; some lanes per rail
+ *      line    64 bytes that the receiver writes into the sender's memory: room for one message
+ *      stripe  the part of a message that goes over one lane
+ *      block   what a side lets the other write to, and writes from
+ *
+ *      receiver                                            sender
+ *      irecv: lines       -- RDMA write over any lane -->  its ring of lines
+ *      its memory        <-- RDMA write, one stripe per lane --  isend
+ *      completion        <-- the immediate of each stripe: which message, which stripe of how many
+ *
+ * Who receives knows from the immediates what has arrived, whatever the order; a stripe that comes
+ * once more, over another lane, writes the same bytes to the same place. When a lane fails, each side
+ * destroys its queue pair and then says so (FENCED), the receiver with what has arrived. Only then is
+ * the rest sent over other lanes; so no write of the old lane can come late, when the receive is done
+ * and the memory somebody else's, nor is a buffer read that the sender was given back.
+ */
+#ifndef DPN_VERBS_COMM_H
+#define DPN_VERBS_COMM_H
+
+#include "nccl-plugin/net_comm.h"
+#include "nccl-plugin/net_grants.h"
+#include "nccl-plugin/verbs/verbs.h"
+#include "nccl-plugin/verbs/verbs_device.h"
+#include "nccl-plugin/verbs/verbs_talk.h"
+
+#include <endian.h>
+
+enum {
+    DPN_LINES = NCCL_NET_MAX_REQUESTS * DPN_MAX_RECEIVES, /* never more are unread; 2^n */
+    DPN_SEND_QUEUE = 128,                                  /* work requests of a lane */
+    DPN_RECV_QUEUE = DPN_LINES + 1,                        /* a stripe of each message, a probe */
+    DPN_INLINE_BYTES = 128,
+    DPN_GENERATIONS = 0x7fff, /* and this one is a probe's */
+    DPN_STRIPE_UNIT = 128     /* LL128: a line of the GPU is never divided */
+};
+
+/* ---- what travels ---------------------------------------------------------------------------- */
+
+/* Written by the device in whatever pieces, so it counts only once check is right. */
+struct dpn_line {
+    uint64_t address;
+    uint32_t bytes;
+    int32_t tag;
+    uint32_t keys[DPN_MAX_RAILS];
+    uint8_t slot, sub, count, zero;
+    uint16_t generation, zero_too;
+    uint32_t number; /* of lines since the beginning */
+    uint32_t check;
+};
+_Static_assert(sizeof(struct dpn_line) == 64, "a line is one of the cache");
+
+/* How long a message is whose immediates do not tell. */
+struct dpn_record {
+    uint32_t generation, size;
+};
+
+/* Sender: lines come, records go. Receiver: the other way round. */
+struct dpn_block {
+    struct dpn_line lines[DPN_LINES];
+    struct dpn_record records[DPN_LINES]; /* by slot and sub */
+    uint64_t scratch;                     /* flushes read into it */
+};
+
+/* An immediate: slot 5 bits, sub 3, stripe 4, stripes - 1 4, has a record 1, generation 15. */
+struct dpn_mark {
+    unsigned slot, sub, stripe, count, generation;
+    bool has_record;
+};
+
+static inline uint32_t dpn_mark_pack(struct dpn_mark m)
+{
+    return m.slot << 27 | m.sub << 24 | m.stripe << 20 | (m.count - 1) << 16 |
+           (uint32_t)m.has_record << 15 | m.generation;
+}
+
+static inline struct dpn_mark dpn_mark_unpack(uint32_t imm)
+{
+    return (struct dpn_mark){imm >> 27, imm >> 24 & 7, imm >> 20 & 15, (imm >> 16 & 15) + 1,
+                             imm & 0x7fff, imm >> 15 & 1};
+}
+
+/* What a work request was, in its wr_id. */
+enum dpn_work_kind {
+    DPN_WORK_DATA,
+    DPN_WORK_PROBE,
+    DPN_WORK_LINES,
+    DPN_WORK_RECV,
+    DPN_WORK_FLUSH,
+    DPN_WORK_PART /* completes only when it fails; what comes after it counts */
+};
+
+struct dpn_work {
+    enum dpn_work_kind kind;
+    unsigned lane, epoch; /* of a flush: rail, 0 */
+    unsigned slot, stripe;
+    unsigned requests; /* so many places in the send queue are free again */
+};
+
+static inline uint64_t dpn_work_pack(struct dpn_work w)
+{
+    return (uint64_t)w.kind << 56 | (uint64_t)w.lane << 48 | (uint64_t)w.epoch << 32 |
+           (uint64_t)w.slot << 24 | (uint64_t)w.stripe << 16 | w.requests;
+}
+
+static inline struct dpn_work dpn_work_unpack(uint64_t id)
+{
+    return (struct dpn_work){(enum dpn_work_kind)(id >> 56), id >> 48 & 0xff, id >> 32 & 0xffff,
+                             id >> 24 & 0xff, id >> 16 & 0xff, id & 0xffff};
+}
+
+/* ---- rails and lanes ------------------------------------------------------------------------- */
+
+struct dpn_rail {
+    struct dpn_port *port;
+    struct ibv_cq *cq;
+    struct ibv_mr *block_mr;
+    struct ibv_qp *flush_qp; /* NULL: nothing to flush */
+    char peer[DPN_TALK_NAME]; /* its port */
+    int speed_mbps;           /* of the slower side */
+    bool adaptive;            /* its packets may overtake each other */
+};
+
+enum dpn_lane_state {
+    DPN_LANE_DOWN,    /* no queue pair */
+    DPN_LANE_OPENING, /* sender: OPENED is to come. Receiver: the probe is */
+    DPN_LANE_PROBING, /* sender */
+    DPN_LANE_UP,
+    DPN_LANE_FENCING  /* the queue pair is in error and gives back what it has */
+};
+
+struct dpn_lane {
+    enum dpn_lane_state state;
+    uint8_t rail;
+    uint16_t epoch;
+    struct ibv_qp *qp;
+    uint32_t psn;
+    unsigned inline_bytes;
+    unsigned sends_out;    /* completions that are to come */
+    unsigned requests_out; /* places of the send queue in use */
+    unsigned unsignaled;
+    unsigned recvs_out, recvs_owed; /* posted; to be posted again */
+    uint64_t peer_block;
+    uint32_t peer_key, peer_number;
+    struct dpn_gid gid, peer_gid;
+    bool is_fenced_there, is_fenced_here; /* of this epoch; both: it may be opened again */
+    bool has_been_up;
+    bool is_without_ece;   /* it went wrong with it */
+    bool uses_ece;
+    unsigned completed, seen; /* to notice that nothing moves */
+    int64_t since_ns;      /* of this state, or of the last completion */
+    int64_t retry_ns;      /* when to try again */
+    int failures;          /* in a row */
+};
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+enum dpn_request_kind { DPN_SEND, DPN_RECV, DPN_FLUSH };
+
+struct dpn_verbs_request {
+    struct dpn_request base;
+    struct dpn_verbs *verbs;
+    enum dpn_request_kind kind;
+    unsigned index;
+    unsigned left; /* stripes, receives, reads that are not done */
+};
+
+enum dpn_stripe_state { DPN_STRIPE_WAITING, DPN_STRIPE_SENT, DPN_STRIPE_DONE };
+
+struct dpn_stripe {
+    uint32_t offset, len, sent;
+    unsigned chains; /* of work requests that are out */
+    enum dpn_stripe_state state;
+    uint8_t lane;
+    uint16_t epoch;
+};
+
+struct dpn_send {
+    struct dpn_verbs_request base;
+    const char *data;
+    size_t size;
+    int tag;
+    const struct dpn_verbs_memory *memory;
+    struct dpn_place place;
+    unsigned generation;
+    bool has_record;
+    unsigned count;
+    struct dpn_stripe stripes[DPN_MAX_LANES];
+};
+
+struct dpn_room {
+    size_t size; /* the room; once done the message */
+    int tag;
+    const struct dpn_memory *memory;
+    uint16_t stripes; /* that have arrived, a bit each */
+    bool done;
+    size_t got;
+};
+
+struct dpn_recv {
+    struct dpn_verbs_request base;
+    unsigned generation, count;
+    struct dpn_room rooms[DPN_MAX_RECEIVES];
+};
+
+struct dpn_verbs_memory {
+    struct dpn_memory base;
+    uintptr_t from, to;
+    int type;
+    int rail_count;
+    struct ibv_mr *mrs[DPN_MAX_RAILS]; /* by rail */
+    struct dpn_hca *hcas[DPN_MAX_RAILS];
+};
+
+/* Where a granted message goes; and whether it went, over which lanes. */
+struct dpn_target {
+    uint64_t address;
+    uint32_t keys[DPN_MAX_RAILS];
+    uint16_t generation;
+    bool is_done;
+    uint8_t count;
+    uint8_t lanes[DPN_MAX_LANES];
+};
+
+/* ---- the connection -------------------------------------------------------------------------- */
+
+enum dpn_step {
+    DPN_STEP_BEGIN,
+    DPN_STEP_PLAN,
+    DPN_STEP_LANES,
+    DPN_STEP_AGREE, /* that there is no lane */
+    DPN_STEP_PART,  /* once the last word is out, the wire is free */
+    DPN_STEP_READY
+};
+
+struct dpn_letter; /* a word on its way */
+
+struct dpn_verbs {
+    struct dpn_comm *comm;
+    bool is_sender;
+    enum dpn_step step;
+    struct dpn_device const *device;
+    int error;
+    char why[512];
+    char reason[384]; /* why a lane went down last */
+
+    int rail_count, lane_count, lanes_per_rail;
+    struct dpn_rail rails[DPN_MAX_RAILS];
+    struct dpn_lane lanes[DPN_MAX_LANES];
+    uint16_t up; /* lanes that are; a bit each */
+    bool is_troubled; /* not all of them */
+    int64_t down_ns;       /* for so long none is */
+    int failures;     /* of lanes, since a message was done */
+    uint32_t max_message;
+    uint8_t traffic_class, service_level;
+    struct dpn_block *block;
+
+    uint32_t free; /* requests, a bit each */
+    /* sender */
+    struct dpn_send sends[NCCL_NET_MAX_REQUESTS];
+    struct dpn_grants grants;
+    struct dpn_grant arriving; /* its lines come one after the other */
+    unsigned lines_of_group;   /* that have */
+    struct dpn_target targets[NCCL_NET_MAX_REQUESTS][DPN_MAX_RECEIVES];
+    uint32_t lines_read;
+    unsigned waiting; /* stripes that are not sent to their end */
+    unsigned next_lane;
+    struct dpn_fenced_receiver reports[DPN_MAX_LANES];
+    /* receiver */
+    struct dpn_recv recvs[NCCL_NET_MAX_REQUESTS];
+    uint32_t lines_made, lines_sent;
+    uint32_t flushes_free;
+    struct dpn_verbs_request flushes[NCCL_NET_MAX_REQUESTS];
+
+    unsigned idle; /* polls that found nothing */
+    int64_t looked_ns, peer_gone_ns;
+    struct dp_wire_request incoming;
+    union dpn_talk heard;
+    bool is_listening; /* incoming is on its way */
+    struct dpn_letter *letters;
+};
+
+/* The first failure of the connection counts. Destroys all queue pairs: nothing is touched after. */
+void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...) DP_PRINTF(3, 4);
+
+/* verbs_control.c: the words. */
+void dpn_verbs_say(struct dpn_verbs *v, enum dpn_talk_kind kind, const union dpn_talk *talk);
+void dpn_verbs_listen(struct dpn_verbs *v);
+/* The next word, which is in v->heard then. */
+bool dpn_verbs_hear(struct dpn_verbs *v, enum dpn_talk_kind *kind);
+/* Whether a word of ours is still on its way. */
+bool dpn_verbs_is_talking(struct dpn_verbs *v);
+void dpn_verbs_forget_letters(struct dpn_verbs *v);
+
+/* verbs_lane.c: the lives of lanes. */
+void dpn_lane_open(struct dpn_verbs *v, struct dpn_lane *lane);
+void dpn_lane_take_open(struct dpn_verbs *v, const struct dpn_open_lane *open);
+void dpn_lane_take_opened(struct dpn_verbs *v, const struct dpn_opened_lane *opened);
+void dpn_lane_is_up(struct dpn_verbs *v, struct dpn_lane *lane);
+/* The line in the log is written here. */
+void dpn_lane_fence(struct dpn_verbs *v, struct dpn_lane *lane, const char *what, const char *status,
+                    const char *hint);
+void dpn_lane_take_fenced(struct dpn_verbs *v, unsigned lane, unsigned epoch);
+/* What time brings: fences that are done, attempts, deadlines. */
+void dpn_lanes_tend(struct dpn_verbs *v, int64_t now_ns);
+static inline unsigned dpn_lane_index(const struct dpn_verbs *v, const struct dpn_lane *lane)
+{
+    return (unsigned)(lane - v->lanes);
+}
+
+/* verbs_progress.c */
+void dpn_verbs_progress(struct dpn_verbs *v);
+/* Completions only; whether there were any. */
+bool dpn_verbs_poll(struct dpn_verbs *v);
+
+/* verbs_send.c */
+int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out);
+void dpn_verbs_push(struct dpn_verbs *v);
+void dpn_verbs_sent(struct dpn_verbs *v, struct dpn_work work);
+/* A lane is gone on both sides: what did not arrive by it is to be sent again. */
+void dpn_verbs_resend(struct dpn_verbs *v, unsigned lane, const struct dpn_fenced_receiver *report);
+
+/* verbs_recv.c */
+int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
+                    struct dpn_request **out);
+void dpn_verbs_push_lines(struct dpn_verbs *v);
+/* The sender has read the lines before this one; the others are to be written again. */
+void dpn_verbs_rewind_lines(struct dpn_verbs *v, uint32_t lines_read);
+void dpn_verbs_take_mark(struct dpn_verbs *v, uint32_t imm, uint32_t bytes);
+void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report);
+int dpn_lane_post_recvs(struct dpn_verbs *v, struct dpn_lane *lane, unsigned count);
+
+/* verbs_flush.c */
+int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
+                     struct dpn_request **out);
+int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail);
+
+/* verbs_line.c */
+void dpn_line_seal(struct dpn_line *line);
+/* Copy what is at `from` if it is line `number`, whole. */
+bool dpn_line_read(const struct dpn_line *from, uint32_t number, struct dpn_line *out);
+
+static inline bool dpn_memory_holds(const struct dpn_verbs_memory *memory, const void *data,
+                                    size_t size)
+{
+    const uintptr_t at = (uintptr_t)data;
+
+    return !size || (memory && at >= memory->from && at <= memory->to && size <= memory->to - at);
+}
+
+#endif

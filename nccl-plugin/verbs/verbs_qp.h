@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verbs_qp.h - a reliable queue pair, from nothing to ready to send:
+ *
+ *      new (INIT)    ->    its number to the other side, and the other's here    ->    join (RTR, RTS)
+ *
+ * Nothing waits for the network.
+ */
+#ifndef DPN_VERBS_QP_H
+#define DPN_VERBS_QP_H
+
+#include "nccl-plugin/verbs/verbs_device.h"
+
+/* What the two sides have to know of each other. */
+struct dpn_path {
+    const struct dpn_port *port;
+    const struct dpn_verbs_options *options;
+    uint32_t peer_number, psn, peer_psn;
+    uint16_t peer_lid;
+    uint8_t mtu; /* of the smaller side */
+    struct dpn_gid gid, peer_gid;
+    uint8_t traffic_class, service_level;
+    const struct ibv_ece *ece; /* the other's wish or answer; NULL: without */
+};
+
+/* Queues of so many work requests; *inline_bytes in: wanted, out: what there is, maybe 0. DP_EIO naming
+ * the limit that was met, DP_ENOMEM. */
+int dpn_qp_new(const struct dpn_port *port, const struct dpn_verbs_options *options,
+               struct ibv_cq *cq, unsigned sends, unsigned recvs, unsigned *inline_bytes,
+               struct ibv_qp **out);
+
+/* DP_EIO, quietly, with a sentence. */
+int dpn_qp_join(struct ibv_qp *qp, const struct dpn_path *path);
+
+/* From now on nothing moves; what is queued comes back. */
+void dpn_qp_stop(struct ibv_qp *qp);
+
+/* When it returns the device touches nothing for it any more. NULL is fine. */
+void dpn_qp_free(struct ibv_qp *qp);
+
+#endif

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/verbs/verbs_talk.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+/* Who may hear what, and how long it is. */
+static const struct {
+    size_t len;
+    bool by_sender, by_receiver;
+    const char *name;
+} kinds[] = {
+    [DPN_HELLO] = {sizeof(struct dpn_hello), false, true, "hello"},
+    [DPN_PLAN] = {sizeof(struct dpn_plan), true, false, "plan"},
+    [DPN_OPEN] = {sizeof(struct dpn_open_lane), false, true, "open"},
+    [DPN_OPENED] = {sizeof(struct dpn_opened_lane), true, false, "opened"},
+    [DPN_READY] = {sizeof(struct dpn_ready), false, true, "ready"},
+    [DPN_FENCED_SENDER] = {sizeof(struct dpn_fenced_sender), false, true, "fenced"},
+    [DPN_FENCED_RECEIVER] = {sizeof(struct dpn_fenced_receiver), true, false, "fenced"},
+    [DPN_REFUSED] = {sizeof(struct dpn_refused), false, true, "refused"},
+};
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+
+size_t dpn_talk_len(uint64_t kind)
+{
+    return kind < KINDS ? kinds[kind].len : 0;
+}
+
+static bool is_text(const char *text, size_t len)
+{
+    return memchr(text, '\0', len) != NULL;
+}
+
+static bool are_ports(const struct dpn_talk_port *ports, int count)
+{
+    if (count > DPN_MAX_RAILS)
+        return false;
+    for (int i = 0; i < count; i++)
+        if (!is_text(ports[i].name, sizeof(ports[i].name)) || !ports[i].speed_mbps)
+            return false;
+    return true;
+}
+
+static bool is_gid(const struct dpn_gid *gid)
+{
+    return gid->type <= IBV_GID_TYPE_ROCE_V2;
+}
+
+static bool is_qp(const struct dpn_talk_qp *qp)
+{
+    return qp->number < 1u << 24 && qp->psn < 1u << 24 && qp->mtu >= IBV_MTU_256 &&
+           qp->mtu <= IBV_MTU_4096;
+}
+
+static bool is_hello(const struct dpn_hello *h)
+{
+    return h->port_count && are_ports(h->ports, h->port_count) && h->qps &&
+           h->qps <= DPN_MAX_LANES && h->max_message && h->service_level < 16;
+}
+
+static bool is_plan(const struct dpn_plan *p)
+{
+    if (!is_text(p->reason, sizeof(p->reason)))
+        return false;
+    if (!p->agreed)
+        return true;
+    for (int i = 0; i < DPN_MAX_RAILS; i++)
+        if (p->rail[i].sender >= DPN_MAX_RAILS)
+            return false;
+    return p->rails && are_ports(p->ports, p->rails) && p->lanes_per_rail && p->max_message &&
+           p->rails * p->lanes_per_rail <= DPN_MAX_LANES;
+}
+
+static bool is_open(const struct dpn_open_lane *o)
+{
+    if (o->lane >= DPN_MAX_LANES || o->gids.count < 0 || o->gids.count > DPN_MAX_GIDS)
+        return false;
+    for (int i = 0; i < o->gids.count; i++)
+        if (!is_gid(&o->gids.list[i]))
+            return false;
+    return is_qp(&o->qp);
+}
+
+static bool is_opened(const struct dpn_opened_lane *o)
+{
+    return o->lane < DPN_MAX_LANES && is_text(o->reason, sizeof(o->reason)) &&
+           (!o->is_open || (is_qp(&o->qp) && is_gid(&o->sender) && is_gid(&o->receiver)));
+}
+
+static bool is_report(const struct dpn_fenced_receiver *f)
+{
+    for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
+        if (f->arrived[i].count > DPN_MAX_RECEIVES)
+            return false;
+    return f->lane < DPN_MAX_LANES;
+}
+
+static bool makes_sense(uint64_t kind, const union dpn_talk *t)
+{
+    switch ((enum dpn_talk_kind)kind) {
+    case DPN_HELLO:
+        return is_hello(&t->hello);
+    case DPN_PLAN:
+        return is_plan(&t->plan);
+    case DPN_OPEN:
+        return is_open(&t->open);
+    case DPN_OPENED:
+        return is_opened(&t->opened);
+    case DPN_READY:
+        return t->ready.lanes <= DPN_MAX_LANES;
+    case DPN_FENCED_SENDER:
+        return t->fenced_sender.lane < DPN_MAX_LANES;
+    case DPN_FENCED_RECEIVER:
+        return is_report(&t->fenced_receiver);
+    case DPN_REFUSED:
+        return t->refused.slot < NCCL_NET_MAX_REQUESTS && t->refused.sub < DPN_MAX_RECEIVES;
+    }
+    return false;
+}
+
+int dpn_talk_check(uint64_t kind, bool is_sender, const union dpn_talk *talk, size_t len)
+{
+    const bool known = dpn_talk_len(kind) &&
+                       (is_sender ? kinds[kind].by_sender : kinds[kind].by_receiver);
+
+    if (!known)
+        return dp_fail_quietly(DP_EMISMATCH, "a word of kind %llu, which a %s never hears",
+                               (unsigned long long)kind, is_sender ? "sender" : "receiver");
+    if (kind == DPN_HELLO && len >= sizeof(talk->hello.version) &&
+        talk->hello.version != DPN_TALK_VERSION)
+        return dp_fail_quietly(DP_EMISMATCH, "version %u of dualpipe's verbs transport, expected %d",
+                               talk->hello.version, DPN_TALK_VERSION);
+    if (len != kinds[kind].len)
+        return dp_fail_quietly(DP_EMISMATCH, "the word %s of %zu bytes, expected %zu",
+                               kinds[kind].name, len, kinds[kind].len);
+    if (!makes_sense(kind, talk))
+        return dp_fail_quietly(DP_EMISMATCH, "the word %s with a value out of bounds",
+                               kinds[kind].name);
+    return 0;
+}
