@@ -2,8 +2,6 @@
  *
  * net_stat.c - the page of this process: made with its first connection, gone with its end.
  */
-#include "config.h" /* GNU extensions: O_TMPFILE */
-
 #include "nccl-plugin/net_stat.h"
 
 #include "base/fail.h"
@@ -61,8 +59,6 @@ static int open_directory(const char *name)
     return -1;
 }
 
-/* Processes that were killed leave their pages behind. Those that carry our own number are left
- * alone: one may be ours, of a copy of this library. */
 static void sweep_entry(int dir, const char *name)
 {
     struct dpn_stat_head head;
@@ -75,6 +71,8 @@ static void sweep_entry(int dir, const char *name)
     close(fd);
 }
 
+/* Processes that were killed leave their pages behind. Those that carry our own number are left
+ * alone: one may be ours, of a copy of this library. */
 static void sweep(int dir)
 {
     char own[32];
@@ -92,7 +90,7 @@ static void sweep(int dir)
 }
 
 /* The lock shows that the process lives; it is its own even after a fork. */
-static int fill_file(int fd, size_t bytes, void **out)
+static int map_file(int fd, size_t bytes, void **out)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int err = fcntl(fd, F_SETLK, &all) ? errno : posix_fallocate(fd, 0, (off_t)bytes);
@@ -142,54 +140,50 @@ static void fill_page(struct dpn_stat_page *p)
     list_devices(p);
 }
 
-/* It appears in the directory only once it is whole. */
-static int publish(const char *directory, int dir, int fd)
+/* Map a new file, fill it, and only then let it be called like a page. It stays open, and its lock
+ * with it. */
+static int make_file(int dir, const char *name, struct dpn_stat_page **out)
 {
-    char self[64];
-    uint32_t salt = 0;
-
-    if (getrandom(&salt, sizeof(salt), 0) != sizeof(salt))
-        return errno;
-    snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
-    snprintf(path, sizeof(path), "%s/%ld-%08x%s", directory, (long)getpid(), salt, DPN_STAT_SUFFIX);
-    if (linkat(AT_FDCWD, self, dir, strrchr(path, '/') + 1, AT_SYMLINK_FOLLOW))
-        return errno;
-    return 0;
-}
-
-/* The file stays open, and its lock with it. */
-static int make_file(const char *directory, int dir)
-{
+    char early[64];
     void *at = MAP_FAILED;
-    int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    int err = fd < 0 ? errno : fill_file(fd, sizeof(*page), &at);
 
+    snprintf(early, sizeof(early), "%s.new", name);
+    int fd = openat(dir, early, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return errno;
+    int err = map_file(fd, sizeof(**out), &at);
     if (!err) {
         fill_page(at);
-        err = publish(directory, dir, fd);
+        err = renameat(dir, early, dir, name) ? errno : 0;
     }
     if (!err) {
-        page = at;
+        *out = at;
         return 0;
     }
-    path[0] = '\0';
     if (at != MAP_FAILED)
-        munmap(at, sizeof(*page));
-    if (fd >= 0)
-        close(fd);
+        munmap(at, sizeof(**out));
+    unlinkat(dir, early, 0);
+    close(fd);
     return err;
 }
 
 static void make_page(const char *directory)
 {
+    char name[48];
+    uint32_t salt = 0;
     int dir = open_directory(directory);
 
     if (dir < 0)
         return;
     sweep(dir);
-    int err = make_file(directory, dir);
+    if (getrandom(&salt, sizeof(salt), 0) < 0)
+        salt = 0; /* the number of the process will do */
+    snprintf(name, sizeof(name), "%ld-%08x" DPN_STAT_SUFFIX, (long)getpid(), salt);
+    int err = make_file(dir, name, &page);
     if (err)
         no_page("make a page in", directory, strerror(err));
+    else
+        snprintf(path, sizeof(path), "%s/%s", directory, name);
     close(dir);
 }
 

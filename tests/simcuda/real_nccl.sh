@@ -55,6 +55,10 @@ case_is 'LL128 is ruled out where NCCL does not say what is watched' \
 case_is 'communicators after the last one was destroyed' \
     "$(NCCL_NET_PLUGIN_REF_COUNT=1 job --bytes 100000 reload)"
 
+case_is 'connections that count' \
+    "$(DUALPIPE_NET_STAT=1 DUALPIPE_NET_STAT_DIR=$work/pages job --bytes 4100 all-reduce send-recv
+        not_logged 'nothing is counted')"
+
 # shellcheck disable=SC2086 # words
 case_is 'four hosts over the best wire, other types' \
     "$(job --ranks 4 --bytes 40000 --types 1,4,9 $collectives $messages split)"
