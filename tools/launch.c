@@ -20,8 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long ranks may take to end by themselves after one of them has failed. */
-enum { GRACE_S = 5 };
+/* How long ranks may take to end by themselves after one of them has failed; and how long to wait for
+ * a signal that a thread of a library (BLAS has some) may have got instead of us. */
+enum { GRACE_S = 5, LOOK_S = 1 };
 
 struct launch {
     int ranks, alive;
@@ -199,11 +200,12 @@ static int64_t grace_left_ns(const struct launch *l)
            now.tv_nsec;
 }
 
-/* Until a signal comes; after a failure, until the grace is over. Returns the signal, or -1. */
+/* Until a signal comes, for a while; after a failure, until the grace is over. Returns the signal, or
+ * -1. */
 static int wait_for_news(const struct launch *l)
 {
     if (!has_failure(l))
-        return sigwaitinfo(&l->signals, NULL);
+        return sigtimedwait(&l->signals, NULL, &(struct timespec){.tv_sec = LOOK_S});
     int64_t left = grace_left_ns(l);
     if (left <= 0)
         return -1;
@@ -215,10 +217,10 @@ static void wait_for_ranks(struct launch *l)
 {
     while (l->alive > 0 && !l->interrupted && !(has_failure(l) && grace_left_ns(l) <= 0)) {
         int signal = wait_for_news(l);
-        if (signal == SIGCHLD)
-            reap(l, WNOHANG);
-        else if (signal > 0)
+        if (signal > 0 && signal != SIGCHLD)
             l->interrupted = signal;
+        else
+            reap(l, WNOHANG);
     }
     kill_ranks(l);
     while (l->alive > 0)
