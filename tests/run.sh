@@ -10,6 +10,7 @@ usage="usage: sh tests/run.sh [OPTION...] [TEST...]
   TEST                      a test's name as 'make list-tests' prints it, or its last part
   --sanitizers LIST         build with address,undefined or thread, in build-asan/ or build-tsan/
   --configure OPTION        one more option for configure
+  --full                    the long form of tests that have one, which takes an hour
   --no-install              install no packages and load no NCCL (190 MB, once)
   --help                    this
 
@@ -36,6 +37,10 @@ while [ $# -gt 0 ]; do
     --help)
         echo "$usage"
         exit 0
+        ;;
+    --full)
+        DP_TEST_FULL=yes
+        export DP_TEST_FULL
         ;;
     --no-install) install=no ;;
     --sanitizers)
@@ -65,6 +70,8 @@ export DP_TEST_CACHE
 if [ $install = yes ]; then
     sh tools/packages.sh test
     sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl"
+    [ -z "${DP_TEST_FULL:-}" ] ||
+        sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl" nvidia-nccl-cu12==2.28.9 nvidia-nccl-cu13==2.30.7
     if ! grep -q '^VERSION_CODENAME=bookworm' /etc/os-release 2>/dev/null; then
         echo 'No virtual machines for the tests: their kernel is that of Debian 12'
     elif ! sh tools/packages.sh guests || ! sh tests/rdma-vm/kernel.sh fetch; then

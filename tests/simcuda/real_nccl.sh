@@ -51,6 +51,17 @@ case_is 'LL128 is ruled out where NCCL does not say what is watched' \
     "$(NCCL_NET_OPTIONAL_RECV_COMPLETION=0 job --bytes 8 all-reduce
         logged 'NCCL_PROTO=.LL128 from now on')"
 
+# A plugin with a fault is found out, so that the cases above mean something.
+# fault NAME PROTOCOL
+fault()
+{
+    NCCL_NET_PLUGIN=$PWD/tests/fakes/net/.libs/broken_net.so BROKEN_NET=$1 NCCL_PROTO=$2 \
+        BROKEN_NET_PLUGIN=$plugin job --bytes 1000000 all-reduce |
+        grep -q ' is wrong' || echo 'nobody noticed'
+}
+case_is 'a bit flipped on the way' "$(fault flips Simple)"
+case_is 'flags of LL128 before their data' "$(fault unordered LL128)"
+
 # NCCL up to 2.29 forgets the plugin's name when it lets go of it, unless it never does.
 case_is 'communicators after the last one was destroyed' \
     "$(NCCL_NET_PLUGIN_REF_COUNT=1 job --bytes 100000 reload)"
@@ -62,4 +73,33 @@ case_is 'connections that count' \
 # shellcheck disable=SC2086 # words
 case_is 'four hosts over the best wire, other types' \
     "$(job --ranks 4 --bytes 40000 --types 1,4,9 $collectives $messages split)"
+
+# The rest takes minutes: other releases of NCCL, more hosts, larger messages.
+[ -n "${DP_TEST_FULL:-}" ] || {
+    cases_end
+    exit
+}
+for other in nvidia-nccl-cu12==2.28.9 nvidia-nccl-cu13==2.30.7; do
+    libnccl=$cache/$other/libnccl.so.2
+    [ -e "$libnccl" ] || {
+        case_skipped "no $other"
+        continue
+    }
+    for wire in shm tcp; do
+        # shellcheck disable=SC2086 # words
+        case_is "$other over $wire" "$(DUALPIPE_NET_WIRE=$wire NCCL_NET_PLUGIN_REF_COUNT=1 \
+            job --ranks 3 --bytes 8,4100,1500000 --types 1,7 $collectives $messages registered split \
+                two-comms reload)"
+    done
+    case_is "$other, a rank is killed" "$(job --ranks 3 --bytes 4000000 peer-death)"
+done
+libnccl=$cache/$package/libnccl.so.2
+for wire in shm tcp; do
+    for ranks in 2 3 5 6; do
+        # shellcheck disable=SC2086 # words
+        case_is "$ranks hosts over $wire, every type and size" "$(DUALPIPE_NET_WIRE=$wire \
+            job --seconds 900 --ranks $ranks --bytes 1,100,65536,1000001,20000000 --types 1,2,4,7,9 \
+                $collectives $messages registered split two-comms)"
+    done
+done
 cases_end
