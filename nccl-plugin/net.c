@@ -13,6 +13,7 @@
 /* What the first init of the process found; it stays, as NCCL keeps pointers into it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_known;
+static bool is_inherited; /* known by the parent: a child has to open RDMA devices for itself */
 static struct dpn_devices devices;
 static int plain_devices; /* the rest is fused, and forgotten with the last context */
 static int contexts;
@@ -29,6 +30,12 @@ static void before_fork(void)
 static void after_fork(void)
 {
     pthread_mutex_unlock(&lock);
+}
+
+static void after_fork_in_child(void)
+{
+    is_inherited = true;
+    after_fork();
 }
 
 /* A device writes to memory in the order of addresses, so with RDMA alone LL128 is safe. */
@@ -48,8 +55,10 @@ static int look_around(bool names_watched)
     plain_devices = devices.count;
     if (devices.count && !keeps_order())
         dpn_ll128_decide(names_watched);
-    pthread_atfork(before_fork, after_fork, after_fork);
+    if (!is_known)
+        pthread_atfork(before_fork, after_fork, after_fork_in_child);
     is_known = true;
+    is_inherited = false;
     return 0;
 }
 
@@ -69,7 +78,7 @@ static int new_net(struct dpn_net **out)
 static int init_locked(ncclDebugLogger_t logger, bool names_watched, struct dpn_net **out)
 {
     dpn_log_to(logger);
-    int err = is_known ? 0 : look_around(names_watched);
+    int err = is_known && !is_inherited ? 0 : look_around(names_watched);
     return err || *out ? err : new_net(out);
 }
 

@@ -32,6 +32,8 @@ int dpn_verbs_find(struct dpn_device *out, int max, char *why, size_t why_len)
     struct dpn_ports *ports = &dpn_verbs_state.ports;
     int count = 0;
 
+    /* What is here already is the parent's, from before a fork: not ours to close. */
+    *ports = (struct dpn_ports){.count = 0};
     dpn_verbs_options_read(&dpn_verbs_state.options);
     dpn_ports_find(&dpn_verbs_state.options, ports, why, why_len);
     for (; count < ports->count && count < max; count++)
