@@ -2,11 +2,12 @@
  *
  * net_conformance.c - drives a net plugin as NCCL does, through the table of any version.
  *
- *      net-conformance [--full | --quick] [--version N] PLUGIN.so
+ *      net-conformance [--full | --quick] [--version N] [--case WORDS] PLUGIN.so
  *
  * Every case runs in a process of its own. --full: messages of up to 1 GiB; --quick: fewer
- * repetitions. Without --version all versions that the plugin has. It fails too when the plugin has no
- * device, or takes no groups of receives. NET_CONFORMANCE_LOG=1 shows what the plugin says.
+ * repetitions. Without --version all versions that the plugin has; with --case only the cases whose
+ * names have these words. It fails too when the plugin has no device, or takes no groups of receives.
+ * NET_CONFORMANCE_LOG=1 shows what the plugin says.
  */
 #include "net_cases.h"
 #include "net_pair.h"
@@ -52,7 +53,7 @@ static void run_case(const struct net_case *c)
     putchar('\n');
 }
 
-static void run_version(int version)
+static void run_version(int version, const char *words)
 {
     static const struct net_case *const all[] = {net_life_cases, net_data_cases, net_trouble_cases};
 
@@ -61,17 +62,20 @@ static void run_version(int version)
         return;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         for (const struct net_case *c = all[i]; c->name; c++)
-            run_case(c);
+            if (strstr(c->name, words))
+                run_case(c);
 }
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: net-conformance [--full | --quick] [--version N] PLUGIN.so\n");
+    fprintf(stderr, "usage: net-conformance [--full | --quick] [--version N] [--case WORDS] "
+                    "PLUGIN.so\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
+    const char *words = "";
     int only = 0;
 
     for (int i = 1; i < argc; i++) {
@@ -81,6 +85,8 @@ int main(int argc, char **argv)
             setup.quick = true;
         else if (!strcmp(argv[i], "--version") && i + 1 < argc)
             only = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--case") && i + 1 < argc)
+            words = argv[++i];
         else if (!setup.file && argv[i][0] != '-')
             setup.file = argv[i];
         else
@@ -95,9 +101,9 @@ int main(int argc, char **argv)
     }
     for (int v = OLDEST_VERSION; v <= NEWEST_VERSION; v++)
         if (!only || only == v)
-            run_version(v);
+            run_version(v, words);
     if (!passed && !failed)
-        failed++, printf("%s has no such table\n", setup.file);
+        failed++, printf("%s has no such table, or no case these words\n", setup.file);
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
 }

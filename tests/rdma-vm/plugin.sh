@@ -1,0 +1,38 @@
+# shellcheck shell=sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# plugin.sh - sourced by what runs in a guest: the programs of tests/conformance over verbs. A lost
+# packet is missed after some 70 ms, and given up after half a second.
+plugin=$DP_TOP_BUILDDIR/nccl-plugin/.libs/libnccl-net-dualpipe.so
+export DUALPIPE_NET_WIRE=verbs DUALPIPE_NET_TIMEOUT=10 NCCL_IB_HCA=rxe NCCL_IB_TIMEOUT=14 \
+    NCCL_IB_RETRY_CNT=6
+
+conformance()
+{
+    timeout -k 5 200 "$DP_TOP_BUILDDIR/tests/conformance/net-conformance" "$@"
+}
+
+traffic()
+{
+    timeout -k 5 130 "$DP_TOP_BUILDDIR/tests/conformance/net-traffic" --limit 120 "$@" "$plugin"
+}
+
+# wrong COMMAND... - what it says, if it fails.
+wrong()
+{
+    out=$("$@" 2>&1) || printf '%s\n' "$out" "status $?"
+}
+
+# fails COMMAND... - what it says, unless it ends with an error of the plugin's.
+fails()
+{
+    status=0
+    out=$("$@" 2>&1) || status=$?
+    [ $status = 3 ] || printf '%s\n' "$out" "status $status"
+}
+
+# sent_packets I - of device rxeI, so far.
+sent_packets()
+{
+    cat "/sys/class/infiniband/rxe$1/ports/1/hw_counters/sent_pkts"
+}
