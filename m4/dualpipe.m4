@@ -150,6 +150,23 @@ AC_DEFUN([DP_MPI], [
     AM_CONDITIONAL([HAVE_MPI], [test "x$with_mpi" = xyes])
 ])
 
+# expat: only files of NCCL's topology want it, to be read.
+AC_DEFUN([DP_EXPAT], [
+    AC_ARG_WITH([expat], [AS_HELP_STRING([--with-expat],
+        [read topology files of NCCL with expat (default: if found)])],
+        [DP_YES_OR_NO([--with-expat], [$with_expat])], [with_expat=check])
+    have_expat=no
+    AS_IF([test "x$with_expat" != xno],
+        [PKG_CHECK_MODULES([EXPAT], [expat], [have_expat=yes], [:])])
+    AS_CASE([$with_expat,$have_expat],
+        [*,yes], [AC_DEFINE([HAVE_EXPAT], [1], [expat is there])
+            DP_NOTE([expat], [on], [topology files of NCCL can be read])],
+        [no,*], [DP_NOTE([expat], [off], [--without-expat: topology files of NCCL are only written])],
+        [check,*], [DP_NOTE([expat], [off],
+            [expat not found (libexpat1-dev): topology files of NCCL are only written])],
+        [AC_MSG_ERROR([--with-expat: pkg-config does not know expat (Debian, Ubuntu: libexpat1-dev)])])
+])
+
 # BLAS: only the model of `dualpipe train` wants it.
 AC_DEFUN([DP_BLAS], [
     AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas],

@@ -28,8 +28,10 @@ int run_schedule_export(int argc, char **argv);
 int run_schedule_show(int argc, char **argv);
 int run_schedule_simulate(int argc, char **argv);
 
+int run_topo_diff(int argc, char **argv);
 int run_topo_json(int argc, char **argv);
 int run_topo_matrix(int argc, char **argv);
+int run_topo_nccl_xml(int argc, char **argv);
 int run_topo_nics(int argc, char **argv);
 int run_topo_path(int argc, char **argv);
 int run_topo_place(int argc, char **argv);

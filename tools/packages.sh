@@ -14,7 +14,7 @@ die()
 }
 
 what=${1-}
-set -- autoconf automake gcc libc6-dev libdlpack-dev libibverbs-dev libjansson-dev \
+set -- autoconf automake gcc libc6-dev libdlpack-dev libexpat1-dev libibverbs-dev libjansson-dev \
     libopenblas-dev libtool make nettle-dev pkg-config
 case $what in
 build) ;;

@@ -13,15 +13,21 @@ int dp_topology_write(const struct dp_topology *t, enum dp_topology_format forma
                       size_t *len)
 {
     struct dp_text out = {0};
+    int err = 0;
 
     switch (format) {
     case DP_TOPOLOGY_JSON:
         dp_topo_write_json(t, &out);
         break;
+    case DP_TOPOLOGY_NCCL_XML:
+        err = dp_topo_write_nccl(t, &out);
+        break;
     default:
-        return dp_fail(DP_EINVAL, "format: %d, expected DP_TOPOLOGY_JSON", format);
+        return dp_fail(DP_EINVAL, "format: %d, expected DP_TOPOLOGY_JSON or _NCCL_XML", format);
     }
-    return dp_text_take(&out, text, len);
+    if (err)
+        dp_text_fini(&out);
+    return err ? err : dp_text_take(&out, text, len);
 }
 
 /* ---- reading -------------------------------------------------------------------------------- */
@@ -32,7 +38,10 @@ static enum dp_topology_format detect(const char *text, size_t len)
 
     while (at < len && strchr(" \t\r\n", text[at]) && text[at])
         at++;
-    return at < len && text[at] == '{' ? DP_TOPOLOGY_JSON : DP_TOPOLOGY_SYNTHETIC;
+    if (at == len)
+        return DP_TOPOLOGY_SYNTHETIC;
+    return text[at] == '{' ? DP_TOPOLOGY_JSON : text[at] == '<' ? DP_TOPOLOGY_NCCL_XML
+                                                                : DP_TOPOLOGY_SYNTHETIC;
 }
 
 static int read_synthetic(const char *text, size_t len, struct dp_topology **out)
@@ -56,6 +65,8 @@ int dp_topology_read(const char *text, size_t len, enum dp_topology_format forma
     switch (format == DP_TOPOLOGY_AUTO ? detect(text, len) : format) {
     case DP_TOPOLOGY_JSON:
         return dp_topo_read_json(text, len, out);
+    case DP_TOPOLOGY_NCCL_XML:
+        return dp_topo_read_nccl(text, len, out);
     case DP_TOPOLOGY_SYNTHETIC:
         return read_synthetic(text, len, out);
     default:

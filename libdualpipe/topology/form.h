@@ -14,4 +14,16 @@ enum { DP_TOPO_JSON_VERSION = 1 };
 void dp_topo_write_json(const struct dp_topology *t, struct dp_text *out);
 int dp_topo_read_json(const char *text, size_t len, struct dp_topology **out);
 
+/* NCCL's files: of one host. DP_EINVAL. */
+int dp_topo_write_nccl(const struct dp_topology *t, struct dp_text *out);
+/* DP_EUNSUPPORTED in a build without expat. */
+int dp_topo_read_nccl(const char *text, size_t len, struct dp_topology **out);
+
+/* ---- pieces of XML (nccl_write.c) ----------------------------------------------------------- */
+
+/* " KEY="VALUE"", escaped. */
+void dp_xml_add(struct dp_text *out, const char *key, const char *value);
+/* A list of CPUs as groups of 32 bits in hexadecimal, the highest first: "00000000,0000010f". */
+void dp_topo_add_mask(struct dp_text *out, const char *cpus);
+
 #endif

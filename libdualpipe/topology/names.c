@@ -80,16 +80,28 @@ const char *dp_topology_label(const struct dp_topology *t, int32_t node,
 
 /* ---- finding -------------------------------------------------------------------------------- */
 
-static bool names_pci(const struct dp_topo_pci *pci, const char *name)
+/* "0000:1b:00.0" or "1b:00.0". */
+static bool parse_address(const char *name, unsigned address[4])
 {
-    unsigned domain = 0, bus, device, function;
     int end = -1;
 
-    if (!pci->known || (sscanf(name, "%x:%x:%x.%x%n", &domain, &bus, &device, &function, &end) < 4 &&
-                        (domain = 0, sscanf(name, "%x:%x.%x%n", &bus, &device, &function, &end) < 3)))
-        return false;
-    return end > 0 && !name[end] && domain == pci->domain && bus == pci->bus &&
-           device == pci->device && function == pci->function;
+    address[0] = 0;
+    if (sscanf(name, "%x:%x:%x.%x%n", &address[0], &address[1], &address[2], &address[3], &end) < 4) {
+        address[0] = 0;
+        end = -1;
+        sscanf(name, "%x:%x.%x%n", &address[1], &address[2], &address[3], &end);
+    }
+    return end > 0 && !name[end];
+}
+
+/* A root has the address of the first device on its bus, which is the one that is meant. */
+static bool names_pci(const struct dp_topo_node *n, const char *name)
+{
+    unsigned a[4];
+
+    return n->pci.known && n->kind != DP_TOPO_ROOT && parse_address(name, a) &&
+           a[0] == n->pci.domain && a[1] == n->pci.bus && a[2] == n->pci.device &&
+           a[3] == n->pci.function;
 }
 
 int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *first)
@@ -128,7 +140,7 @@ static bool is_called(const struct dp_topology *t, int32_t node, const char *nam
 
     snprintf(numbered, sizeof(numbered), "%s%d", dp_topo_kind_name(n->kind), n->index);
     return !strcmp(name, numbered) || !strcmp(name, dp_topology_text(t, n->name)) ||
-           !strcmp(name, dp_topology_text(t, n->uuid)) || names_pci(&n->pci, name) ||
+           !strcmp(name, dp_topology_text(t, n->uuid)) || names_pci(n, name) ||
            (n->kind == DP_TOPO_NIC && names_port(t, node, name));
 }
 

@@ -73,6 +73,58 @@ names_the_slowest_link()
         says "gpu0     gpu1     SYS   numa0 to numa1: between CPUs, 10 GB/s"
 }
 
+writes_what_nccl_reads()
+{
+    command -v xmllint >/dev/null || skip "no xmllint"
+    run topo nccl-xml --synthetic "$1 host:2" --host node1 -o "$work/topo.xml" || return
+    xmllint --noout "$work/topo.xml" || return
+    # The one difference of hosts that are alike.
+    sed -i 's/ guid="[^"]*"//' "$work/topo.xml"
+    run topo nccl-xml --synthetic "$1" || return
+    sed 's/ guid="[^"]*"//' "$work/out" | cmp - "$work/topo.xml"
+}
+
+writes_what_a_guest_needs()
+{
+    printf 'gpu0 0001:00:00.0\nmlx5_0 0101:00:00.0\n' >"$work/map"
+    run topo nccl-xml --synthetic dgx-h100 --map "$work/map" || return
+    says 'busid="0001:00:00.0" class="0x030200"' 'busid="0101:00:00.0" class="0x020700"' ||
+        return
+    [ "$(grep -c '<gpu ' "$work/out")" = 1 ] || wrong "more than was passed on"
+}
+
+reads_what_nccl_wrote()
+{
+    run topo path 0001:00:00.0 0101:00:00.0 --input "$DP_TEST_DATA/topology/nccl-vm.xml" ||
+        { grep -q 'has no expat' "$work/err" && skip "built without expat"; } || return
+    says "PIX"
+}
+
+joins_machines()
+{
+    for name in a b; do
+        run topo json --synthetic "hgx-a100 name=$name" -o "$work/$name.json" || return
+    done
+    run topo path a/gpu0 b/gpu0 --input "$work/a.json" --input "$work/b.json" && says "NET, 25 GB/s"
+}
+
+finds_differences()
+{
+    run topo json --synthetic hgx-a100 -o "$work/one" || return
+    run topo diff "$work/one" "$work/one" || return
+    [ ! -s "$work/out" ] || wrong "finds something" || return
+    sed 's/"gen": 4, "width": 16, "gen_max": 4/"gen": 3, "width": 16, "gen_max": 4/
+        s/"mlx5_5", "mtu_bytes"/"mlx5_5", "up": false, "mtu_bytes"/; s/, "up": true\(.*mlx5_5\)/\1/' \
+        "$work/one" >"$work/two"
+    run topo diff "$work/one" "$work/two" >/dev/null
+    [ "$status" = 1 ] || wrong "exits with $status" || return
+    says "nic5: state: up -> down" \
+        "gpu0: links: to switch0 PCIe 4.0 x16, 31.5 GB/s" "-> to switch0 PCIe 3.0 x16" || return
+    run topo json --synthetic 'hgx-a100 gpu:1' -o "$work/three" || return
+    run topo diff "$work/one" "$work/three" >/dev/null
+    says "only in the first: gpu7"
+}
+
 for transcript in "$data"/topo/*.txt; do it prints_what_it_printed "$transcript"; done
 it shows_this_machine
 for tree in server vm container; do
@@ -88,6 +140,11 @@ for machine in dgx-h100 hgx-a100 gb200-nvl72 grace-hopper pcie-server cloud-vm l
     it takes_json_back "$machine"
 done
 it writes_json_that_others_read
+for machine in dgx-h100 laptop; do it writes_what_nccl_reads $machine; done
+it writes_what_a_guest_needs
+it reads_what_nccl_wrote
+it joins_machines
+it finds_differences
 it prints_a_thousand_hosts_as_one
 it names_the_slowest_link
 finish

@@ -13,8 +13,8 @@
 #define AT(member) .offset = offsetof(struct topo_args, member)
 
 static const struct arg source_args[] = {
-    {"input", 'i', "FILE", "a topology that was written before (- for standard input)", ARG_LIST,
-     AT(inputs)},
+    {"input", 'i', "FILE", "JSON, NCCL's XML, a description (- for standard input); several: a cluster",
+     ARG_LIST, AT(inputs)},
     {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
      AT(sysfs)},
     {"synthetic", 's', "STR", "a description such as 'dgx-h100 host:4' or 'numa:2 gpu:4'", ARG_STRING,
@@ -51,33 +51,58 @@ static char *slurp(FILE *f, size_t *len)
     return NULL;
 }
 
-static int load_file(const char *path, struct dp_topology **out)
+char *topo_read_file(const char *path, size_t *len)
 {
     bool is_stdin = !strcmp(path, "-");
     FILE *f = is_stdin ? stdin : fopen(path, "re");
-    size_t len;
+    char *text = f ? slurp(f, len) : NULL;
 
-    if (!f)
-        return command_misused("cannot read %s: %s", path, strerror(errno));
-    char *text = slurp(f, &len);
-    int err = text ? dp_topology_read(text, len, DP_TOPOLOGY_AUTO, out) : 0;
-    int status = !text ? command_misused("cannot read %s: %s", path, strerror(errno))
-                 : err ? command_failed(err) : 0;
-    free(text);
-    if (!is_stdin)
+    if (!text)
+        command_misused("cannot read %s: %s", path, strerror(errno));
+    if (f && !is_stdin)
         fclose(f);
+    return text;
+}
+
+int topo_load_file(const char *path, struct dp_topology **out)
+{
+    size_t len;
+    char *text = topo_read_file(path, &len);
+
+    if (!text)
+        return EXIT_USAGE;
+    int err = dp_topology_read(text, len, DP_TOPOLOGY_AUTO, out);
+    free(text);
+    return err ? command_failed(err) : 0;
+}
+
+/* Several files are the hosts of a cluster. */
+static int load_files(const struct arg_list *files, struct dp_topology **out)
+{
+    struct dp_topology *parts[ARG_LIST_MAX] = {NULL};
+    int status = 0, err;
+
+    if (files->count == 1)
+        return topo_load_file(files->items[0], out);
+    for (size_t i = 0; i < files->count && !status; i++)
+        status = topo_load_file(files->items[i], &parts[i]);
+    if (!status && (err = dp_topology_merge((const struct dp_topology *const *)parts, files->count,
+                                            out)))
+        status = command_failed(err);
+    for (size_t i = 0; i < files->count; i++)
+        dp_topology_free(parts[i]);
     return status;
 }
 
 int topo_load(const struct topo_args *a, struct dp_topology **out)
 {
-    size_t sources = a->inputs.count + !!a->sysfs + !!a->synthetic;
+    int sources = !!a->inputs.count + !!a->sysfs + !!a->synthetic;
     int err;
 
     if (sources > 1)
         return command_misused("expected one of --input, --sysfs and --synthetic");
     if (a->inputs.count)
-        return load_file(a->inputs.items[0], out);
+        return load_files(&a->inputs, out);
     if (a->synthetic)
         err = dp_topology_new_synthetic(a->synthetic, out);
     else

@@ -7,41 +7,7 @@
 #include "command.h"
 #include "commands.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-/* ---- json ----------------------------------------------------------------------------------- */
-
-static int write_json(const void *values, const struct operands *operands,
-                      const struct dp_topology *t, FILE *to)
-{
-    char *text;
-    size_t len;
-    int err = dp_topology_write(t, DP_TOPOLOGY_JSON, &text, &len);
-
-    (void)values, (void)operands;
-    if (err)
-        return err;
-    fwrite(text, 1, len, to);
-    free(text);
-    return topo_finish(to);
-}
-
-int run_topo_json(int argc, char **argv)
-{
-    const struct arg_group groups[] = {topo_source_group, {0}};
-    const struct usage usage = {
-        .command = "dualpipe topo json",
-        .about = "Write all of the topology as JSON, which --input reads back. Its members are\n"
-                 "described in dualpipe-topo(1).",
-        .groups = groups,
-        .examples = "  dualpipe topo json -o here.json\n"
-                    "  dualpipe topo json --synthetic 'hgx-a100 host:8' | jq '.nodes | length'\n",
-    };
-    struct topo_args a = {.format = NULL};
-
-    return topo_run(&usage, argc, argv, &a, write_json);
-}
 
 /* ---- the table ------------------------------------------------------------------------------ */
 
@@ -53,7 +19,9 @@ static const struct command commands[] = {
     {"place", "print which GPU should do whose work, and which ways its bytes should take",
      run_topo_place},
     {"nics", "print which NICs each GPU should use", run_topo_nics},
+    {"diff", "print in what two topologies differ", run_topo_diff},
     {"json", "write all of it, for --input and for programs", run_topo_json},
+    {"nccl-xml", "write a host for NCCL_TOPO_FILE, also as a guest on it sees it", run_topo_nccl_xml},
     {0},
 };
 

@@ -26,6 +26,11 @@ extern const struct arg_group topo_source_group;
  * sentence has been printed. The caller frees. */
 int topo_load(const struct topo_args *a, struct dp_topology **out);
 
+/* The topology of a file, and the text of any file ("-": standard input), to be freed. EXIT_USAGE and
+ * NULL once the sentence has been printed. */
+int topo_load_file(const char *path, struct dp_topology **out);
+char *topo_read_file(const char *path, size_t *len);
+
 /* Parse, load, write to --output through `write`, which returns 0 or a negative errno. */
 typedef int (*topo_write_fn)(const void *values, const struct operands *operands,
                              const struct dp_topology *t, FILE *to);

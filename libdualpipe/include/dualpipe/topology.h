@@ -297,7 +297,8 @@ DP_PUBLIC const struct dp_topology_preset *dp_topology_presets(void);
 enum dp_topology_format {
     DP_TOPOLOGY_AUTO,  /* for reading: tell by the first characters */
     DP_TOPOLOGY_JSON,  /* all of it; topology/README.md documents the members */
-    DP_TOPOLOGY_SYNTHETIC /* for reading: a description as above */
+    DP_TOPOLOGY_SYNTHETIC, /* for reading: a description as above */
+    DP_TOPOLOGY_NCCL_XML /* one host, as in NCCL_TOPO_FILE; reading DP_EUNSUPPORTED without expat */
 };
 
 /* Write all of t. *text is malloc'ed, the caller frees it; *len (may be NULL) is without the NUL that
@@ -314,6 +315,25 @@ DP_PUBLIC int dp_topology_read(const char *text, size_t len, enum dp_topology_fo
  * NVLink, and the CPU's links' rates, are not described there. What cannot be seen is left out, and
  * noted; DP_ENOENT only where there is no root/sys. DP_ENOMEM. */
 DP_PUBLIC int dp_topology_read_sysfs(const char *root, struct dp_topology **out);
+
+/* Several machines that nothing joins yet into one cluster: the k-th ports of all hosts on rail k, rails
+ * joined by a spine as wide as their ports together. Two hosts of one name are DP_EINVAL. */
+DP_PUBLIC int dp_topology_merge(const struct dp_topology *const *parts, size_t count,
+                                struct dp_topology **out);
+
+/* One host (its node) alone, without rails. */
+DP_PUBLIC int dp_topology_take_host(const struct dp_topology *t, int32_t host,
+                                    struct dp_topology **out);
+
+/* One host as a guest on it sees it, for NCCL in virtual machines that are shown a flat PCI bus. map
+ * has a line for each device that was passed on, its name here and its PCI address in the guest, and
+ * for each NUMA node whose CPUs are others there, its name and their list; '#' begins a comment:
+ *      0000:1b:00.0 0001:00:00.0
+ *      mlx5_3       0002:00:00.0
+ *      numa0        0-47
+ * Other devices are left out; bridges get addresses that no guest uses. DP_EINVAL names the line. */
+DP_PUBLIC int dp_topology_remap(const struct dp_topology *t, const char *map,
+                                struct dp_topology **out);
 
 /* The same in every member, texts compared as texts? */
 DP_PUBLIC bool dp_topology_equal(const struct dp_topology *a, const struct dp_topology *b);

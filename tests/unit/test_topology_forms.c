@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_topology_forms.c - NCCL's topology files, clusters out of machines and machines out of clusters,
+ * machines as their guests see them.
+ */
+#include "config.h"
+
+#include "cmocka_all.h"
+
+#include <dualpipe/topology.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct dp_topology *made(const char *description)
+{
+    struct dp_topology *t = NULL;
+
+    assert_int_equal(dp_topology_new_synthetic(description, &t), 0);
+    return t;
+}
+
+static int32_t node(const struct dp_topology *t, const char *name)
+{
+    int32_t n = -1;
+
+    if (dp_topology_find(t, name, &n))
+        fail_msg("%s", dp_last_error());
+    return n;
+}
+
+static struct dp_topo_path way(const struct dp_topology *t, const char *a, const char *b)
+{
+    struct dp_topo_path p;
+
+    assert_int_equal(dp_topology_path(t, node(t, a), node(t, b), &p), 0);
+    return p;
+}
+
+static char *written(const struct dp_topology *t, enum dp_topology_format format)
+{
+    char *text = NULL;
+
+    if (dp_topology_write(t, format, &text, NULL))
+        fail_msg("%s", dp_last_error());
+    return text;
+}
+
+static void drop(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+/* ---- NCCL's files --------------------------------------------------------------------------- */
+
+static void nccl_is_given_all_attributes(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("grace-hopper fabric=infiniband nicname=a\"<&>b");
+    char *xml = written(t, DP_TOPOLOGY_NCCL_XML);
+    static const char *const parts[] = {
+        "<cpu numaid=\"0\" affinity=\"000000ff,ffffffff,ffffffff\" arch=\"arm64\" vendor=\"ARM\" "
+        "familyid=\"6\" modelid=\"143\">",
+        "<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2330\" "
+        "subsystem_vendor=\"0x0000\" subsystem_device=\"0x0000\" link_speed=\"32.0 GT/s PCIe\" "
+        "link_width=\"16\">",
+        "<gpu dev=\"0\" sm=\"90\" gdr=\"1\">\n<c2c bw=\"450000\" count=\"1\"/>",
+        "<net name=\"a&quot;&lt;&amp;&gt;b0\" dev=\"0\" speed=\"400000\" port=\"1\"",
+    };
+
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (!strstr(xml, parts[i]))
+            fail_msg("no %s in %s", parts[i], xml);
+    free(xml);
+    dp_topology_free(t);
+}
+
+static void a_file_of_nccl_is_one_host_on_pci(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("laptop host:2");
+    char *text = NULL;
+
+    assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_NCCL_XML, &text, NULL), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "this topology has 2"));
+    dp_topology_free(t);
+    t = made("laptop");
+    t->nodes[node(t, "gpu0")].pci.known = false;
+    assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_NCCL_XML, &text, NULL), DP_EUNSUPPORTED);
+    assert_non_null(strstr(dp_last_error(), "gpu0 has no PCI address"));
+    assert_null(text);
+    dp_topology_free(t);
+}
+
+#ifdef HAVE_EXPAT
+
+static void ways_survive_a_file_of_nccl(void **state)
+{
+    static const char *const machines[] = {"dgx-h100", "hgx-a100", "pcie-server", "laptop",
+                                           "gpu:4 sm=80 nvlink=pair:4x25", "gpu:4 sm=80 nvlink=mesh:2x25",
+                                           "numa:2 switch:2 switch:2 gpu:2 nic:1 vendor=ARM"};
+
+    (void)state;
+    for (size_t m = 0; m < sizeof(machines) / sizeof(machines[0]); m++) {
+        struct dp_topology *t = made(machines[m]), *back = NULL;
+        char *xml = written(t, DP_TOPOLOGY_NCCL_XML);
+        assert_int_equal(dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &back), 0);
+        assert_int_equal(t->node_count, back->node_count);
+        for (int32_t i = 1; i < t->node_count; i++)
+            for (int32_t k = 1; k < t->node_count; k++) {
+                struct dp_topo_path p, q;
+                assert_int_equal(t->nodes[i].kind, back->nodes[i].kind);
+                assert_int_equal(dp_topology_path(t, i, k, &p), 0);
+                assert_int_equal(dp_topology_path(back, i, k, &q), 0);
+                assert_int_equal(p.class_, q.class_);
+                assert_int_equal(p.nvlinks, q.nvlinks);
+                assert_true(p.bytes_per_ns == q.bytes_per_ns);
+            }
+        char *again = written(back, DP_TOPOLOGY_NCCL_XML);
+        assert_string_equal(xml, again);
+        free(again);
+        free(xml);
+        dp_topology_free(t);
+        dp_topology_free(back);
+    }
+}
+
+static char *load(const char *name)
+{
+    char path[4096], *text = calloc(1, 1 << 16);
+
+    snprintf(path, sizeof(path), "%s/topology/%s", getenv("DP_TEST_DATA"), name);
+    FILE *f = fopen(path, "re");
+    assert_true(f && text);
+    assert_true(fread(text, 1, (1 << 16) - 1, f) > 0);
+    fclose(f);
+    return text;
+}
+
+static void files_of_clouds_are_read(void **state)
+{
+    (void)state;
+    char *xml = load("nccl-vm.xml");
+    struct dp_topology *t = NULL;
+
+    if (dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_NCCL_XML, &t))
+        fail_msg("%s", dp_last_error());
+    assert_int_equal(way(t, "0001:00:00.0", "0002:00:00.0").class_, DP_TOPO_PIX);
+    assert_int_equal(way(t, "0001:00:00.0", "0101:00:00.0").class_, DP_TOPO_PIX);
+    assert_int_equal(way(t, "gpu1", "eth0").class_, DP_TOPO_SYS);
+    assert_int_equal(way(t, "0003:00:00.0", "0001:00:00.0").nvlinks, 4);
+    assert_string_equal(dp_topology_text(t, t->nodes[node(t, "numa0")].cpus), "0-15,32-47");
+    assert_int_equal(dp_topology_next(t, DP_TOPO_GPU, -1, node(t, "gpu2") + 1), -1);
+    dp_topology_free(t);
+    free(xml);
+}
+
+static void a_file_that_is_none_of_nccl_says_where(void **state)
+{
+    static const struct {
+        const char *xml, *says;
+    } cases[] = {
+        {"<system>", "expected XML"},
+        {"<system><cpu></system>", "line 1, column 15: mismatched tag"},
+        {"<machine/>", "line 1: <machine>: expected <system>"},
+        {"<system/>", "has no <cpu>"},
+        {"<system>\n<cpu><pci/></cpu></system>", "line 2: <pci>: expected a busid"},
+        {"<system><cpu><pci busid=\"1:2:3\"/></cpu></system>", "expected a busid"},
+        {"<system><cpu><pci busid=\"0000:01:00.0\" class=\"0x030200\"><gpu><nvlink target=\"x\"/></gpu>"
+         "</pci></cpu></system>", "<nvlink>: expected a count"},
+        {"<system><cpu familyid=\"-5\"/></system>", "negative"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_topology *t = NULL;
+        assert_int_equal(dp_topology_read(cases[i].xml, strlen(cases[i].xml), DP_TOPOLOGY_AUTO, &t),
+                         DP_EINVAL);
+        assert_null(t);
+        if (!strstr(dp_last_error(), cases[i].says))
+            fail_msg("%s says: %s", cases[i].xml, dp_last_error());
+    }
+}
+
+static void too_deep_a_file_is_refused(void **state)
+{
+    (void)state;
+    char xml[2048] = "<system>";
+    struct dp_topology *t = NULL;
+
+    for (int i = 0; i < 100; i++)
+        strcat(xml, "<a>");
+    assert_int_equal(dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &t), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "more than 64 elements"));
+}
+
+#else
+
+static void without_expat_that_is_said(void **state)
+{
+    (void)state;
+    struct dp_topology *t = NULL;
+
+    assert_int_equal(dp_topology_read("<system/>", 9, DP_TOPOLOGY_AUTO, &t), DP_EUNSUPPORTED);
+    assert_non_null(strstr(dp_last_error(), "has no expat"));
+}
+
+#endif
+
+/* ---- clusters ------------------------------------------------------------------------------- */
+
+static void machines_become_a_cluster(void **state)
+{
+    (void)state;
+    struct dp_topology *a = made("dgx-h100 name=a"), *b = made("dgx-h100 name=b"), *c = NULL;
+    const struct dp_topology *parts[] = {a, b};
+
+    assert_int_equal(dp_topology_merge(parts, 2, &c), 0);
+    assert_int_equal(c->host_count, 2);
+    assert_int_equal(way(c, "a/gpu3", "b/gpu3").class_, DP_TOPO_RAILED);
+    assert_int_equal(way(c, "a/nic0", "b/nic1").class_, DP_TOPO_SPINED);
+    assert_true(way(c, "a/nic0", "b/nic1").bytes_per_ns == 50);
+    dp_topology_free(a);
+    dp_topology_free(b);
+    dp_topology_free(c);
+}
+
+static void a_cluster_like_the_described_one_comes_out(void **state)
+{
+    (void)state;
+    struct dp_topology *whole = made("hgx-a100 host:2"), *parts[2], *merged = NULL;
+
+    for (int32_t i = 0, host = 0; i < 2; i++, host = whole->nodes[host].end)
+        assert_int_equal(dp_topology_take_host(whole, host, &parts[i]), 0);
+    assert_int_equal(dp_topology_merge((const struct dp_topology *const *)parts, 2, &merged), 0);
+    for (int32_t i = 0; i < merged->link_count; i++)
+        if (merged->nodes[merged->links[i].b].kind == DP_TOPO_SPINE)
+            merged->links[i].flags = 0; /* nobody has said so, here */
+    assert_true(dp_topology_equal(whole, merged));
+    dp_topology_free(parts[0]);
+    dp_topology_free(parts[1]);
+    dp_topology_free(merged);
+    dp_topology_free(whole);
+}
+
+static void what_cannot_be_merged_is_refused(void **state)
+{
+    (void)state;
+    struct dp_topology *a = made("laptop"), *b = made("laptop"), *c = made("laptop host:2"), *out = NULL;
+
+    assert_int_equal(dp_topology_merge((const struct dp_topology *const[]){a, b}, 2, &out), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "two nodes are named 'node'"));
+    assert_int_equal(dp_topology_merge((const struct dp_topology *const[]){a, c}, 2, &out), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "rail0 joins its hosts already"));
+    assert_int_equal(dp_topology_merge(NULL, 0, &out), DP_EINVAL);
+    assert_int_equal(dp_topology_take_host(a, 1, &out), DP_EINVAL);
+    assert_null(out);
+    dp_topology_free(a);
+    dp_topology_free(b);
+    dp_topology_free(c);
+}
+
+/* ---- guests --------------------------------------------------------------------------------- */
+
+static void a_guest_has_what_was_passed_on(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("hgx-a100"), *guest = NULL;
+
+    assert_int_equal(dp_topology_remap(t, "# two GPUs, a NIC\r\ngpu0 0001:00:00.0\n\n"
+                                          "gpu1\t 0002:00:00.0 # the second\nmlx5_1 0101:00:00.1\n"
+                                          "gpu7 0003:00:00.0\nnuma0 0-47\n", &guest), 0);
+    assert_int_equal(dp_topology_next(guest, DP_TOPO_GPU, -1, node(guest, "gpu2") + 1), -1);
+    assert_int_equal(way(guest, "0001:00:00.0", "0101:00:00.1").class_, DP_TOPO_PIX);
+    assert_int_equal(way(guest, "gpu0", "nic0").class_, DP_TOPO_PIX);
+    assert_int_equal(way(guest, "gpu0", "0003:00:00.0").nvlinks, 12);
+    assert_string_equal(dp_topology_text(guest, guest->nodes[node(guest, "numa0")].cpus), "0-47");
+    assert_int_equal(guest->nodes[node(guest, "switch0")].pci.domain, 0xffff);
+    dp_topology_free(guest);
+    dp_topology_free(t);
+}
+
+static void a_wrong_map_says_which_line(void **state)
+{
+    static const struct {
+        const char *map, *says;
+    } cases[] = {
+        {"gpu0", "line 1 of the map: expected two words"},
+        {"\ngpu0 0001:00:00.0 x", "line 2 of the map: expected two words"},
+        {"gpu99 0001:00:00.0", "'gpu99' is no node"},
+        {"gpu0 1", "line 1 of the map: '1', expected an address"},
+        {"gpu0 0001:00:00.0\ngpu0 0002:00:00.0", "line 2 of the map: gpu0 or 0002:00:00.0 is there twice"},
+        {"gpu0 0001:00:00.0\ngpu1 0001:00:00.0", "is there twice"},
+        {"numa0 all", "expected CPUs"},
+        {"switch0 0001:00:00.0", "switch0 is a switch, expected a GPU"},
+    };
+
+    (void)state;
+    struct dp_topology *t = made("hgx-a100"), *guest = NULL;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(dp_topology_remap(t, cases[i].map, &guest), DP_EINVAL);
+        if (!strstr(dp_last_error(), cases[i].says))
+            fail_msg("%s says: %s", cases[i].map, dp_last_error());
+    }
+    dp_topology_free(t);
+    t = made("laptop host:2");
+    assert_int_equal(dp_topology_remap(t, "", &guest), DP_EINVAL);
+    assert_null(guest);
+    dp_topology_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nccl_is_given_all_attributes),
+        cmocka_unit_test(a_file_of_nccl_is_one_host_on_pci),
+#ifdef HAVE_EXPAT
+        cmocka_unit_test(ways_survive_a_file_of_nccl),
+        cmocka_unit_test(files_of_clouds_are_read),
+        cmocka_unit_test(a_file_that_is_none_of_nccl_says_where),
+        cmocka_unit_test(too_deep_a_file_is_refused),
+#else
+        cmocka_unit_test(without_expat_that_is_said),
+#endif
+        cmocka_unit_test(machines_become_a_cluster),
+        cmocka_unit_test(a_cluster_like_the_described_one_comes_out),
+        cmocka_unit_test(what_cannot_be_merged_is_refused),
+        cmocka_unit_test(a_guest_has_what_was_passed_on),
+        cmocka_unit_test(a_wrong_map_says_which_line),
+    };
+
+    dp_log_set(drop, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
