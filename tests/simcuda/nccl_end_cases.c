@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Start an all-reduce and wait until it is done or NCCL says that something is wrong. */
 static int reduce_or_fail(struct nccl_job *job)
@@ -29,6 +30,18 @@ static void abort_all(struct nccl_job *job)
     job->comm = NULL;
 }
 
+/* The last rank goes on when all others have come here: what they still wanted of it has arrived. */
+static void meet_last(struct nccl_job *job)
+{
+    char here = 0;
+
+    if (job->rank < job->count - 1 && write(job->id_pipe[1], &here, 1) != 1)
+        nccl_job_fail(job, "cannot tell the last rank");
+    for (int i = 1; job->rank == job->count - 1 && i < job->count; i++)
+        if (read(job->id_pipe[0], &here, 1) != 1)
+            nccl_job_fail(job, "cannot hear of the others");
+}
+
 /* The last rank dies in the middle of an operation; the others hear of it and can give up. The
  * parent's deadline is the limit. */
 static void peer_death(struct nccl_job *job)
@@ -37,6 +50,7 @@ static void peer_death(struct nccl_job *job)
 
     if (err)
         nccl_job_fail(job, "error %d although nobody has died yet", err);
+    meet_last(job);
     if (job->rank == job->count - 1) {
         NCCL_TRY(job, AllReduce(job->in, job->out, job->bytes / 4, NCCL_FLOAT32, NCCL_OP_SUM,
                                 job->comm, job->stream));
