@@ -38,5 +38,6 @@ int run_topo_place(int argc, char **argv);
 int run_topo_show(int argc, char **argv);
 
 int run_tune_explain(int argc, char **argv);
+int run_tune_fit(int argc, char **argv);
 
 #endif

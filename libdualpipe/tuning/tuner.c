@@ -179,7 +179,9 @@ void dp_tuner_ask(const struct dp_tuner *t, const struct dp_tuning_question *q,
                                         .protocol = DP_TUNING_DEFAULT, .rule = rule};
     if (rule && may_choose(q, rule->algorithm, rule->protocol))
         take_rule(rule, answer);
-    else if (t->model.is_known && !(rule && rule->algorithm == DP_TUNING_DEFAULT))
+    else if (rule && rule->algorithm == DP_TUNING_DEFAULT)
+        answer->time_us = answer->default_us = rule->default_us;
+    else if (t->model.is_known)
         ask_model(t, q, answer);
 }
 

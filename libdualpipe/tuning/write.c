@@ -8,6 +8,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { VALUE_LEN = 48 };
@@ -30,12 +31,18 @@ static void write_range(const struct dp_tuning_range *r, char *out)
         snprintf(out, VALUE_LEN, "%" PRId64 "-%" PRId64, r->least, r->most);
 }
 
+/* With as few digits as give it back. */
 static void write_time(double us, char *out)
 {
-    if (us > 0)
-        snprintf(out, VALUE_LEN, "%.17g", us);
-    else
+    if (us <= 0) {
         snprintf(out, VALUE_LEN, "any");
+        return;
+    }
+    for (int digits = 4; digits <= 17; digits++) {
+        snprintf(out, VALUE_LEN, "%.*g", digits, us);
+        if (strtod(out, NULL) == us)
+            return;
+    }
 }
 
 /* The text that dp_tuning_rule_set would take. */

@@ -53,10 +53,71 @@ explains_in_json()
         wrong "$(cat "$work/out")"
 }
 
+# ---- fit
+
+# Outputs of tests/data/tuner/results, which its README describes.
+fit()
+{
+    cd "$tables/results" || return
+    run tune fit allreduce-own.txt ring/ll=allreduce-ring-ll.txt ring/ll128=allreduce-ring-ll128.txt \
+        tree/ll=allreduce-tree-ll.txt allreduce-tree-ll128.txt ring/simple=allreduce-ring-simple.txt \
+        tree/simple=allreduce-tree-simple.txt allgather-*.json "$@"
+}
+
+makes_a_table()
+{
+    fit -o "$work/table.csv" || return
+    grep -qF "allreduce, 16 ranks on 2 nodes: 7 of 21 sizes changed, up to 47 % less time" \
+        "$work/err" || wrong "$(cat "$work/err")" || return
+    grep -q '^allreduce,5931642,11863283,16,2,any,tree,ll128,any,any,151.1,286.295$' \
+        "$work/table.csv" || wrong "$(cat "$work/table.csv")" || return
+    run tune explain -n 16 -N 2 --table "$work/table.csv" --smallest 8MiB --largest 64MiB &&
+        says "tree/ll128" "table.csv:26" "151" "286" "leaves it to NCCL"
+}
+
+makes_the_same_table_as_json()
+{
+    fit -o "$work/table.csv" && fit -o "$work/table.json" --format json || return
+    for form in csv json; do
+        run tune explain -n 16 -N 2 --table "$work/table.$form" --format json || return
+        grep -v because "$work/out" >"$work/$form"
+    done
+    cmp "$work/csv" "$work/json"
+}
+
+wants_more_for_a_change()
+{
+    fit --gain 50 -o "$work/table.csv" || return
+    grep -q "0 of 21 sizes changed" "$work/err" || wrong "$(cat "$work/err")"
+}
+
+draws_before_and_after()
+{
+    fit -o "$work/table.csv" --svg "$work/gain.svg" || return
+    for words in "NCCL's own choice" "with the table" "allreduce, 16 ranks on 2 nodes" \
+        "allgather, 8 ranks on 1 node"; do
+        grep -qF "$words" "$work/gain.svg" || wrong "the drawing lacks '$words'" || return
+    done
+    command -v xmllint >/dev/null || return 0
+    xmllint --noout "$work/gain.svg"
+}
+
+says_what_was_not_measured()
+{
+    head -n 40 "$tables/results/allreduce-own.txt" >"$work/own.txt"
+    run tune fit "$work/own.txt" "tree/ll=$tables/results/allreduce-tree-ll.txt" || return
+    grep -q "sizes left out: NCCL's own choice was not measured there" "$work/err"
+}
+
 it explains_every_collective
 it says_which_rule_it_is
 it says_what_the_model_gains
 it reads_a_topology
 it lets_links_come_before_the_topology
 it explains_in_json
+it makes_a_table
+it makes_the_same_table_as_json
+it wants_more_for_a_change
+it draws_before_and_after
+it says_what_was_not_measured
 finish

@@ -19,7 +19,8 @@ enum {
     PANEL_WIDTH = 420, PANEL_HEIGHT = 250, /* px with axes and title */
     LEFT = 56, RIGHT = 18, ABOVE = 34, BELOW = 34,
     PLOT_WIDTH = PANEL_WIDTH - LEFT - RIGHT, PLOT_HEIGHT = PANEL_HEIGHT - ABOVE - BELOW,
-    MARGIN = 12, TITLE = 36, LEGEND_LINE = 19, COLOURS = 8
+    MARGIN = 12, TITLE = 36, LEGEND_LINE = 19, COLOURS = 8,
+    LABELS_MAX = 8 /* along an axis */
 };
 
 static const char style[] =
@@ -84,7 +85,7 @@ static void put_axes(FILE *to, const struct chart_panel *p, struct scale scale)
         fprintf(to, "<path class=\"g\" d=\"M%d %.1fh%d\"/><text class=\"y\" x=\"%d\" y=\"%.1f\">%g"
                     "</text>\n", LEFT, y, PLOT_WIDTH, LEFT - 6, y + 4, pow(10, decade));
     }
-    for (int i = 0; i < p->count; i++) {
+    for (int i = 0; i < p->count; i += 1 + (p->count - 1) / LABELS_MAX) {
         fprintf(to, "<text class=\"x\" x=\"%.1f\" y=\"%d\">", x_of(p, i), PANEL_HEIGHT - BELOW + 18);
         draw_escaped(to, p->labels[i]);
         fputs("</text>\n", to);

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-enum { CHART_SERIES_MAX = 16, CHART_PLACES_MAX = 16, CHART_PANELS_MAX = 40 };
+enum { CHART_SERIES_MAX = 16, CHART_PLACES_MAX = 40, CHART_PANELS_MAX = 40 };
 
 /* Something that was measured again and again, the same in every panel. */
 struct chart_series {

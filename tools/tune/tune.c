@@ -2,7 +2,7 @@
  *
  * tune.c - `dualpipe tune COMMAND ...`: the table of its commands, and what they share.
  */
-#include "tune.h"
+#include "tune/tune.h"
 
 #include "command.h"
 #include "commands.h"
@@ -12,6 +12,7 @@
 
 static const struct command commands[] = {
     {"explain", "what the tuner would answer, size by size, and why", run_tune_explain},
+    {"fit", "turn what NCCL's tests measured into a table for the tuner", run_tune_fit},
     {0},
 };
 
@@ -21,7 +22,8 @@ static const struct command_set set = {
              "libnccl-tuner-dualpipe.so.",
     .commands = commands,
     .examples = "  dualpipe tune explain allreduce --ranks 16 --nodes 2 --links intra=450,inter=400\n"
-                "  dualpipe tune explain --topology dgx-h100 --table cluster.csv\n",
+                "  dualpipe tune explain --topology dgx-h100 --table cluster.csv\n"
+                "  dualpipe tune fit own.txt ring/ll128=b.txt tree/ll=c.txt -o cluster.csv\n",
 };
 
 int run_tune(int argc, char **argv)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tune_explain.c - `dualpipe tune explain`: the answers of the tuner for sizes from small to large,
+ * explain.c - `dualpipe tune explain`: the answers of the tuner for sizes from small to large,
  * beside what NCCL would choose, and where each answer comes from.
  *
  * NCCL's own choice is that of the model with NCCL's latencies and nothing added to them: NCCL's
@@ -8,7 +8,7 @@
  */
 #include "command.h"
 #include "commands.h"
-#include "tune.h"
+#include "tune/tune.h"
 
 #include <jansson.h>
 
@@ -114,6 +114,8 @@ static void explain_size(const struct explained *e, int64_t bytes, struct row *r
         row->answer.time_us = dp_tuner_time_us(e->tuner, e->function, row->answer.algorithm,
                                                row->answer.protocol, bytes);
     say_why(e, row);
+    if (row->default_us < 0) /* no model, but perhaps a measurement */
+        row->default_us = row->answer.default_us;
 }
 
 /* ---- reports -------------------------------------------------------------------------------- */
@@ -157,7 +159,7 @@ static void print_row(const struct row *r)
     if (r->answer.channels)
         snprintf(channels, sizeof(channels), "%d", r->answer.channels);
     printf("%10s  %-22s", tune_size_text(r->bytes, size),
-           r->algorithm < 0 ? "-" : tune_cell_text(r->algorithm, r->protocol, cell));
+           r->algorithm < 0 ? "NCCL's own" : tune_cell_text(r->algorithm, r->protocol, cell));
     print_time(r->default_us);
     printf("  %-22s", r->answer.algorithm < 0 ? "NCCL's own"
                                               : tune_cell_text(r->answer.algorithm,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tune_topology.c - from a cluster to the few numbers that the model of the tuner counts with. The
+ * topology.c - from a cluster to the few numbers that the model of the tuner counts with. The
  * first host stands for all of them.
  */
-#include "tune.h"
+#include "tune/tune.h"
 
 #include "command.h"
 #include "topo/topo.h"

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fit_command.c - `dualpipe tune fit`: outputs of NCCL's tests become a table for the tuner.
+ */
+#include "command.h"
+#include "commands.h"
+#include "draw/chart.h"
+#include "output.h"
+#include "tune/fit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct values {
+    int64_t ranks, nodes;
+    double gain;
+    const char *collective, *format, *output, *svg;
+};
+
+/* The sizes of one collective in one communicator: sizes[first .. end). */
+struct place {
+    size_t first, end;
+};
+
+static bool next_place(const struct tune_fit *fit, struct place *at)
+{
+    at->first = at->end;
+    while (at->end < fit->count && tune_is_same_place(fit->sizes[at->first].points,
+                                                      fit->sizes[at->end].points))
+        at->end++;
+    return at->first < at->end;
+}
+
+static double default_us(const struct tune_size *size)
+{
+    return tune_point_us(&size->points[0]);
+}
+
+/* ---- the drawing ---------------------------------------------------------------------------- */
+
+/* Of more sizes than fit, every second one, or third one, ... */
+static void fill_panel(const struct tune_fit *fit, const struct place *at, struct chart_panel *panel)
+{
+    const struct tune_point *p = fit->sizes[at->first].points;
+    size_t step = 1 + (at->end - at->first - 1) / CHART_PLACES_MAX;
+
+    *panel = (struct chart_panel){.series_count = 2, .unit = "us"};
+    snprintf(panel->title, sizeof(panel->title), "%s, %lld ranks on %lld node%s",
+             dp_tuning_function_name(p->function), (long long)p->ranks, (long long)p->nodes,
+             p->nodes == 1 ? "" : "s");
+    for (size_t i = at->first; i < at->end; i += step) {
+        char size[TUNE_SIZE_LEN];
+        tune_size_text(fit->sizes[i].points->bytes, size);
+        snprintf(panel->labels[panel->count], sizeof(panel->labels[0]), "%.15s", size);
+        panel->values[0][panel->count] = default_us(&fit->sizes[i]);
+        panel->values[1][panel->count++] = tune_point_us(fit->sizes[i].choice);
+    }
+}
+
+static int draw(const struct tune_fit *fit, const char *path)
+{
+    struct chart *chart = calloc(1, sizeof(*chart));
+    struct place at = {0, 0};
+    struct output out;
+    int status;
+
+    if (!chart)
+        return command_broke("no memory for a drawing");
+    chart->title = "Collectives of NCCL before and after";
+    chart->series_count = 2;
+    snprintf(chart->series[0].name, sizeof(chart->series[0].name), "NCCL's own choice");
+    snprintf(chart->series[1].name, sizeof(chart->series[1].name), "with the table");
+    while (chart->panel_count < CHART_PANELS_MAX && next_place(fit, &at))
+        fill_panel(fit, &at, &chart->panels[chart->panel_count++]);
+    status = output_open(path, &out);
+    if (!status)
+        status = output_close(&out, draw_chart(out.file, chart));
+    free(chart);
+    return status;
+}
+
+/* ---- the table and what it is worth ----------------------------------------------------------- */
+
+static int write_table(const struct tune_fit *fit, const struct values *v)
+{
+    struct output out;
+    char *text;
+    size_t len;
+    int err = dp_tuning_table_write(
+        fit->table, strcmp(v->format, "json") ? DP_TUNING_CSV : DP_TUNING_JSON, &text, &len);
+
+    if (err)
+        return command_failed(err);
+    int status = output_open(v->output, &out);
+    if (!status)
+        status = output_close(&out, fwrite(text, 1, len, out.file) == len ? 0 : DP_EIO);
+    free(text);
+    return status;
+}
+
+/* On standard error, as the table may go to standard output. */
+static void say_gain(const struct tune_fit *fit, const struct place *at)
+{
+    const struct tune_point *p = fit->sizes[at->first].points;
+    size_t changed = 0;
+    double most = 0;
+
+    for (size_t i = at->first; i < at->end; i++) {
+        double share = 1 - tune_point_us(fit->sizes[i].choice) / default_us(&fit->sizes[i]);
+        changed += fit->sizes[i].choice != fit->sizes[i].points;
+        most = share > most ? share : most;
+    }
+    fprintf(stderr, "%s, %lld ranks on %lld node%s: %zu of %zu sizes changed",
+            dp_tuning_function_name(p->function), (long long)p->ranks, (long long)p->nodes,
+            p->nodes == 1 ? "" : "s", changed, at->end - at->first);
+    fprintf(stderr, changed ? ", up to %.0f %% less time\n" : "\n", 100 * most);
+}
+
+static int report(const struct tune_fit *fit, const struct values *v)
+{
+    struct place at = {0, 0};
+    int status = write_table(fit, v);
+
+    if (!status && v->svg)
+        status = draw(fit, v->svg);
+    while (!status && next_place(fit, &at))
+        say_gain(fit, &at);
+    if (!status && fit->without_default)
+        fprintf(stderr, "%zu sizes left out: NCCL's own choice was not measured there\n",
+                fit->without_default);
+    return status;
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+static const char *const formats[] = {"csv", "json", NULL};
+static const char *const collectives[] = {"broadcast",     "reduce",    "allgather",
+                                          "reducescatter", "allreduce", NULL};
+
+#define AT(member) .offset = offsetof(struct values, member)
+static const struct arg read_args[] = {
+    {"collective", 0, NULL, "of outputs that do not say it", ARG_CHOICE, AT(collective),
+     .choices = collectives},
+    {"ranks", 'n', "N", "instead of what the outputs say", ARG_INT, AT(ranks), .min = 1,
+     .max = 1 << 20},
+    {"nodes", 'N', "N", "the same", ARG_INT, AT(nodes), .min = 1, .max = 1 << 20},
+};
+static const struct arg write_args[] = {
+    {"gain", 0, "PERCENT", "change NCCL's choice only for so much less time", ARG_REAL, AT(gain),
+     .fallback = "3", .min = 0, .max = 99},
+    {"format", 'f', NULL, "of the table", ARG_CHOICE, AT(format), .fallback = "csv",
+     .choices = formats},
+    {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output), .min = 0},
+    {"svg", 0, "FILE", "draw the times before and after", ARG_STRING, AT(svg), .min = 0},
+};
+
+static int fit_all(const struct values *v, const struct operands *operands)
+{
+    struct tune_run assumed = {.function = -1, .ranks = v->ranks, .nodes = v->nodes,
+                               .algorithm = DP_TUNING_DEFAULT, .protocol = DP_TUNING_DEFAULT};
+    struct tune_results results = {0};
+    struct tune_fit fit = {0};
+    int status = 0;
+
+    if (v->collective)
+        assumed.function = tune_find(dp_tuning_function_name, DP_TUNING_FUNCTIONS, v->collective,
+                                     strlen(v->collective));
+    for (int i = 0; i < operands->count && !status; i++)
+        status = tune_results_read(operands->items[i], &assumed, &results);
+    if (!status)
+        status = tune_fit(&results, v->gain / 100, &fit);
+    if (!status)
+        status = report(&fit, v);
+    tune_fit_fini(&fit);
+    tune_results_fini(&results);
+    return status;
+}
+
+int run_tune_fit(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        {"what was measured", read_args, sizeof(read_args) / sizeof(read_args[0])},
+        {"the table", write_args, sizeof(write_args) / sizeof(write_args[0])},
+        {0},
+    };
+    const struct usage usage = {
+        .command = "dualpipe tune fit",
+        .operands = "RESULTS...",
+        .min_operands = 1,
+        .about = "Turn outputs of NCCL's tests, text or JSON (-J), into a table for the tuner. One\n"
+                 "run must be NCCL's own choice; the others were made to take another one, with\n"
+                 "NCCL_ALGO and NCCL_PROTO. JSON says which; text does with NCCL_DEBUG=INFO, or\n"
+                 "say it: ring/ll128=FILE, or ring/ll128/8=FILE with 8 channels.",
+        .groups = groups,
+        .examples = "  dualpipe tune fit own.txt ring/ll128=b.txt tree/ll=c.txt -o cluster.csv\n"
+                    "  dualpipe tune fit own.json ring.json tree.json --svg gain.svg -f json\n"
+                    "  dualpipe tune fit --collective allgather -n 16 -N 2 own.txt ring/ll=b.txt\n",
+    };
+    struct operands operands;
+    struct values v;
+    int status;
+
+    if (!args_parse(&usage, argc, argv, &v, &operands, &status))
+        return status;
+    return fit_all(&v, &operands);
+}

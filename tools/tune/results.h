@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * results.h - what NCCL's tests measured: their output, text or JSON, as points. A point is a size of
+ * a collective in a communicator, by one choice: NCCL's own, or a combination that it was made to
+ * take.
+ */
+#ifndef DP_TOOLS_TUNE_RESULTS_H
+#define DP_TOOLS_TUNE_RESULTS_H
+
+#include "tune/tune.h"
+
+/* What was measured where. Several measurements of the same become one, their mean. */
+struct tune_point {
+    int function;
+    int64_t ranks, nodes, bytes;
+    int algorithm, protocol; /* DP_TUNING_DEFAULT: NCCL's own choice */
+    int channels;            /* 0: as many as NCCL likes */
+    double sum_us;
+    int count;
+};
+
+/* Zeroed memory is empty. */
+struct tune_results {
+    struct tune_point *points;
+    size_t count, capacity;
+    size_t measured; /* all that was read */
+};
+
+/* Of a whole output: what it says of itself, or what the user says of it. */
+struct tune_run {
+    const char *path;
+    int function;         /* -1: not known */
+    int64_t ranks, nodes; /* 0: not known */
+    int algorithm, protocol, channels;
+    bool is_labelled; /* the user says which choice it is */
+};
+
+/* Read "FILE" or "ALGORITHM/PROTOCOL[/CHANNELS]=FILE"; "default=FILE" is NCCL's own choice, which is
+ * also what a file is that does not say something else of itself (NCCL_ALGO, NCCL_PROTO). `assumed`
+ * comes before what the file says. 0, else an EXIT_ value; the sentence has been printed. */
+int tune_results_read(const char *operand, const struct tune_run *assumed, struct tune_results *r);
+void tune_results_fini(struct tune_results *r);
+
+static inline double tune_point_us(const struct tune_point *p)
+{
+    return p->sum_us / p->count;
+}
+
+/* By communicator, collective and size, NCCL's own choice first. */
+void tune_results_sort(struct tune_results *r);
+
+/* ---- for the readers of the two forms --------------------------------------------------------- */
+
+/* A variable that the run was made with: NCCL_ALGO, NCCL_PROTO, NCCL_MIN_NCHANNELS. Others are left
+ * alone, as is a run that is labelled. */
+int tune_run_variable(struct tune_run *run, const char *name, const char *value);
+/* "all_reduce_perf", with or without directories; other programs leave the function unknown. */
+void tune_run_program(struct tune_run *run, const char *program);
+/* A measured size; run says the rest. line 0: JSON. */
+int tune_run_add(const struct tune_run *run, int line, int64_t bytes, double us,
+                 struct tune_results *r);
+
+int tune_read_text(char *text, struct tune_run *run, struct tune_results *r);
+int tune_read_json(const char *text, size_t len, struct tune_run *run, struct tune_results *r);
+
+#endif
