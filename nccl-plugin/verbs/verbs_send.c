@@ -280,13 +280,24 @@ void dpn_verbs_sent(struct dpn_verbs *v, struct dpn_work work)
 
 /* ---- failover -------------------------------------------------------------------------------- */
 
+/* Generations go round, and two of one slot are never far apart. */
+static bool is_later(unsigned generation, unsigned than)
+{
+    const unsigned ahead = (generation + DPN_GENERATIONS - than) % DPN_GENERATIONS;
+
+    return ahead && ahead < DPN_GENERATIONS / 2;
+}
+
+/* The receiver may have granted the receive after its report, over a lane that was up: what was then
+ * sent over the lost one, before that was known here, has not arrived. */
 static bool has_arrived(const struct dpn_fenced_receiver *report, unsigned slot, unsigned sub,
                         unsigned generation, unsigned stripe)
 {
     const struct dpn_arrived *a = &report->arrived[slot];
 
-    return a->generation != generation || !a->is_open || sub >= a->count ||
-           a->stripes[sub] >> stripe & 1;
+    if (a->generation != generation)
+        return !is_later(generation, a->generation);
+    return !a->is_open || sub >= a->count || a->stripes[sub] >> stripe & 1;
 }
 
 static void resend_one(struct dpn_verbs *v, unsigned lane, struct dpn_send *send,
