@@ -30,9 +30,16 @@ enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), MILD = 3 };
 
 void plan_make(uint64_t seed, const char *faults, struct plan *out)
 {
-    const unsigned kind = seed % KINDS;
+    const unsigned kind = seed % KINDS, shape = seed / KINDS % PLAN_SHAPES;
 
-    *out = (struct plan){.seed = seed, .is_mild = !faults && kind < MILD};
+    *out = (struct plan){
+        .seed = seed,
+        .is_mild = !faults && kind < MILD,
+        .is_fused = shape & 1,
+        .qps = shape > 1 ? 3 : 1,
+        .splits = shape > 1,
+        .adaptive = shape == 3,
+    };
     snprintf(out->faults, sizeof(out->faults), "seed=%llu %s", (unsigned long long)seed,
              faults ? faults : kinds[kind]);
 }

@@ -16,6 +16,7 @@ enum {
     PLAN_GROUP = 3,       /* the most receives of one irecv */
     PLAN_BYTES = 10000,   /* the longest message */
     PLAN_TEXT = 160,
+    PLAN_SHAPES = 4,
 };
 
 struct plan_message {
@@ -28,6 +29,10 @@ struct plan {
     uint64_t seed;
     char faults[PLAN_TEXT]; /* FAKE_VERBS_FAULTS */
     bool is_mild;           /* no fault of it may end a connection */
+    bool is_fused;          /* over two devices as one */
+    int qps;                /* per device */
+    bool splits;            /* messages over all of them */
+    bool adaptive;          /* packets may overtake each other */
 };
 
 void plan_make(uint64_t seed, const char *faults, struct plan *out);

@@ -274,93 +274,149 @@ static bool hear(const struct traffic *t, void *bytes, size_t len)
 
 /* ---- the whole --------------------------------------------------------------------------------- */
 
-enum { FLOWS = 2 * PLAN_CONNECTIONS };
+enum { FLOWS = 2 * PLAN_CONNECTIONS }; /* of one rank: first what it sends, then what it receives */
 
-static bool exchange_handles(const struct traffic *t, struct flow *flows)
+/* One rank's part. */
+struct side {
+    void *ctx;
+    int devices, fused; /* fused: -1: none */
+    struct flow flows[FLOWS];
+};
+
+static int device_of(const struct side *s, const struct flow *f)
 {
-    for (int i = 0; i < PLAN_CONNECTIONS; i++)
+    return s->fused >= 0 ? s->fused : f->number % s->devices;
+}
+
+/* Handles go from who listens to who connects. */
+static void swap_handles(struct side *sides)
+{
+    for (int i = 0; i < 2 * PLAN_CONNECTIONS; i++) {
+        const int rank = i / PLAN_CONNECTIONS, k = i % PLAN_CONNECTIONS;
+        memcpy(sides[1 - rank].flows[k].handle, sides[rank].flows[PLAN_CONNECTIONS + k].handle,
+               NCCL_NET_HANDLE_MAXSIZE);
+    }
+}
+
+static bool exchange_handles(const struct traffic *t, struct side *sides)
+{
+    struct flow *flows = sides->flows;
+
+    if (t->is_alone)
+        swap_handles(sides);
+    for (int i = 0; i < PLAN_CONNECTIONS && !t->is_alone; i++)
         if (!tell(t, flows[PLAN_CONNECTIONS + i].handle, NCCL_NET_HANDLE_MAXSIZE))
             return false;
-    for (int i = 0; i < PLAN_CONNECTIONS; i++)
+    for (int i = 0; i < PLAN_CONNECTIONS && !t->is_alone; i++)
         if (!hear(t, flows[i].handle, NCCL_NET_HANDLE_MAXSIZE))
             return false;
     return true;
 }
 
-static void connect_all(struct flow *flows, void *ctx, int devices)
+/* Neither goes on before the other has come so far. */
+static void meet(const struct traffic *t)
 {
-    for (bool ready = false; !ready && in_time("connect");) {
-        ready = true;
-        for (int i = 0; i < FLOWS; i++)
-            ready &= connect_flow(&flows[i], ctx, flows[i].number % devices);
-    }
+    char byte = 0;
+
+    if (!t->is_alone && tell(t, &byte, 1))
+        hear(t, &byte, 1);
 }
 
-static void move_all(struct flow *flows)
+static bool connect_side(struct side *s)
 {
-    for (bool ready = false; !ready && in_time("carry messages");) {
-        ready = true;
-        for (int i = 0; i < FLOWS; i++) {
-            struct flow *f = &flows[i];
-            if (f->failed || f->taken == f->count)
-                continue;
-            if (!move(f))
-                fail_flow(f);
-            ready = false;
-        }
-    }
+    bool ready = true;
+
+    for (int i = 0; i < FLOWS; i++)
+        ready &= connect_flow(&s->flows[i], s->ctx, device_of(s, &s->flows[i]));
+    return ready;
 }
 
-static void set_up(const struct traffic *t, struct flow *flows, void *ctx, int devices)
+static bool move_side(struct side *s)
 {
+    bool ready = true;
+
     for (int i = 0; i < FLOWS; i++) {
-        struct flow *f = &flows[i];
-        *f = (struct flow){.t = t, .is_send = i < PLAN_CONNECTIONS, .number = i % PLAN_CONNECTIONS};
-        f->sender = f->is_send ? t->rank : 1 - t->rank;
-        open_flow(f, ctx, f->number % devices);
+        struct flow *f = &s->flows[i];
+        if (f->failed || f->taken == f->count)
+            continue;
+        if (!move(f))
+            fail_flow(f);
+        ready = false;
+    }
+    return ready;
+}
+
+static void move_all(struct side *sides, int count, bool (*step)(struct side *), const char *what)
+{
+    for (bool ready = false; !ready && in_time(what);) {
+        ready = true;
+        for (int i = 0; i < count; i++)
+            ready &= step(&sides[i]);
     }
 }
 
-static void tear_down(struct flow *flows)
+/* Once per process, as NCCL does; where nothing can be fused, plain devices do. */
+static int fuse_two(const struct traffic *t, int devices)
+{
+    static int fused = -1;
+    const int both[] = {0, 1};
+
+    if (t->plan->is_fused && fused < 0 && devices >= 2 && t->net->fuse(2, both, &fused))
+        fused = -1;
+    return fused;
+}
+
+static bool set_up(const struct traffic *t, int rank, struct side *s)
+{
+    if (t->net->init(&s->ctx, logger) || t->net->devices(&s->devices) || s->devices < 1) {
+        wrong("has no device");
+        return false;
+    }
+    s->fused = fuse_two(t, s->devices);
+    for (int i = 0; i < FLOWS; i++) {
+        struct flow *f = &s->flows[i];
+        *f = (struct flow){.t = t, .is_send = i < PLAN_CONNECTIONS, .number = i % PLAN_CONNECTIONS};
+        f->sender = f->is_send ? rank : 1 - rank;
+        open_flow(f, s->ctx, device_of(s, f));
+    }
+    return true;
+}
+
+static void tear_down(const struct traffic *t, struct side *s)
 {
     for (int i = 0; i < FLOWS; i++)
-        end_flow(&flows[i]);
+        end_flow(&s->flows[i]);
+    t->net->finalize(s->ctx);
 }
 
-static void check_all(struct flow *flows)
+static void check_all(struct side *s)
 {
     for (int i = 0; i < FLOWS; i++) {
-        check_untouched(&flows[i]);
-        free(flows[i].bytes);
+        check_untouched(&s->flows[i]);
+        free(s->flows[i].bytes);
     }
 }
 
 void traffic_run(const struct traffic *t, struct traffic_result *out)
 {
-    static struct flow flows[FLOWS];
-    void *ctx = NULL;
-    int devices = 0;
-    char byte = 0;
+    static struct side sides[2];
+    const int count = t->is_alone ? 2 : 1;
 
     *out = (struct traffic_result){.failed = 0};
     result = out;
     says_all = t->says_all;
     until = time(NULL) + t->limit_s;
-    if (t->net->init(&ctx, logger) || t->net->devices(&devices) || devices < 1) {
-        wrong("has no device");
-        return;
+    for (int i = 0; i < count; i++)
+        if (!set_up(t, t->is_alone ? i : t->rank, &sides[i]))
+            return;
+    if (exchange_handles(t, sides)) {
+        move_all(sides, count, connect_side, "connect");
+        move_all(sides, count, move_side, "carry messages");
     }
-    set_up(t, flows, ctx, devices);
-    if (exchange_handles(t, flows)) {
-        connect_all(flows, ctx, devices);
-        move_all(flows);
-    }
-    /* Neither leaves before the other is done; then what is late has time to come. */
-    if (tell(t, &byte, 1))
-        hear(t, &byte, 1);
-    tear_down(flows);
-    t->net->finalize(ctx);
-    if (tell(t, &byte, 1))
-        hear(t, &byte, 1);
-    check_all(flows);
+    meet(t);
+    for (int i = 0; i < count; i++)
+        tear_down(t, &sides[i]);
+    meet(t); /* what is late has come now */
+    for (int i = 0; i < count; i++)
+        check_all(&sides[i]);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * traffic.h - one of two processes: connects to the other by a net plugin, sends and receives what the
- * plan says, and looks at every byte. A connection may end with an error, but then on both sides and
- * in time.
+ * traffic.h - two ranks, in one process each or both in one thread: they connect to each other by a net
+ * plugin, send and receive what the plan says, and look at every byte. A connection may end with an
+ * error, but then on both sides and in time.
  */
 #ifndef DP_TESTS_FAULTS_TRAFFIC_H
 #define DP_TESTS_FAULTS_TRAFFIC_H
@@ -13,7 +13,8 @@
 struct traffic {
     const struct net_caller *net;
     const struct plan *plan;
-    int rank, in, out; /* pipes from and to the other process */
+    bool is_alone;     /* both ranks are here */
+    int rank, in, out; /* else: pipes from and to the other process */
     int limit_s;       /* longer than any deadline of the plugin here; who is not done by then hangs */
     bool says_all;     /* what the plugin says is printed */
 };
