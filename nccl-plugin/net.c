@@ -174,6 +174,16 @@ static int fuse_locked(const struct dpn_device *const *members, int count, int *
     return 0;
 }
 
+/* NCCL 2.28 loses a fused device that has no place on the PCI bus and then finds none at all; if it may
+ * not fuse them it keeps them. */
+static int has_place(const struct dpn_device *device)
+{
+    if (device->pci_path || dp_foreign_variable("NCCL_NET_FORCE_MERGE"))
+        return 0;
+    dp_log(DP_LOG_INFO, "%s is not fused: it has no place on the PCI bus", device->name);
+    return dp_fail_quietly(DP_EUNSUPPORTED, "%s has no place on the PCI bus", device->name);
+}
+
 int dpn_net_fuse(const int *devs, int count, int *out)
 {
     const struct dpn_device *members[DPN_DEVICE_RAILS];
@@ -184,6 +194,8 @@ int dpn_net_fuse(const int *devs, int count, int *out)
         int err = dpn_net_device(devs[i], &members[i]);
         if (!err && members[i]->member_count > 1)
             err = dp_fail(DP_EINVAL, "fusing device %d, which is fused already", devs[i]);
+        if (!err)
+            err = has_place(members[i]);
         if (err)
             return err;
     }

@@ -177,6 +177,7 @@ static int device_of(const char *numbers)
     }
     if (count < 2)
         return count ? devices[0] : 0;
+    setenv("NCCL_NET_FORCE_MERGE", "these", 0); /* wherever they are */
     must_succeed(setup.net->fuse(count, devices, &fused));
     return fused;
 }

@@ -94,59 +94,57 @@ void nccl_job_close(struct nccl_job *job, void *comm)
     NCCL_TRY(job, CommDestroy(comm));
 }
 
+static void take_buffers(struct nccl_job *job, size_t bytes)
+{
+    job->bytes = bytes;
+    if (cudaMalloc((void **)&job->in, bytes) || cudaMalloc((void **)&job->out, bytes))
+        nccl_job_fail(job, "no memory");
+}
+
 static void run_case(struct nccl_job *job, const struct settings *s,
                      const struct nccl_case *the_case)
 {
     for (int b = 0; b < s->bytes_count; b++)
         for (int t = 0; t < s->types_count; t++) {
-            job->bytes = (size_t)s->bytes[b];
+            take_buffers(job, (size_t)s->bytes[b]);
             job->type = (int)s->types[t];
             the_case->run(job);
+            cudaFree(job->in);
+            cudaFree(job->out);
         }
 }
 
-static size_t largest(const struct settings *s)
-{
-    long most = 0;
-
-    for (int i = 0; i < s->bytes_count; i++)
-        most = s->bytes[i] > most ? s->bytes[i] : most;
-    return (size_t)most;
-}
-
-/* Two processes on one GPU are refused unless they seem to be on different hosts. */
+/* Two processes on one GPU are refused unless they seem to be on different hosts. RDMA devices, if
+ * they are not real (tests/fakes/ibverbs), are each host's own. */
 static void prepare_environment(int rank)
 {
     char host[32];
 
     snprintf(host, sizeof(host), "host-%d", rank);
     setenv("NCCL_HOSTID", host, 1);
+    setenv("FAKE_VERBS_HOST", host, 0);
+    snprintf(host, sizeof(host), "%d", rank);
+    setenv("FAKE_VERBS_RANK", host, 0);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-    setenv("NCCL_IB_DISABLE", "1", 0);
     setenv("NCCL_RAS_ENABLE", "0", 0);
     setenv("NCCL_PAT_ENABLE", "0", 0);
 }
 
 static void run_rank(const struct settings *s, struct nccl_job *job)
 {
-    size_t most = largest(s);
-
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prepare_environment(job->rank);
     job->nccl = nccl_api_load(s->libnccl, s->libnvml);
     if (!job->nccl)
         exit(2);
     cudaSetDevice(0);
-    if (cudaStreamCreateWithFlags(&job->stream, 0) || cudaMalloc((void **)&job->in, most) ||
-        cudaMalloc((void **)&job->out, most))
-        nccl_job_fail(job, "no memory");
+    if (cudaStreamCreateWithFlags(&job->stream, 0))
+        nccl_job_fail(job, "no stream");
     job->comm = nccl_job_open(job);
     for (int i = 0; i < s->case_count; i++)
         run_case(job, s, s->cases[i]);
     if (job->comm)
         nccl_job_close(job, job->comm);
-    cudaFree(job->in);
-    cudaFree(job->out);
     cudaStreamDestroy(job->stream);
     exit(0);
 }

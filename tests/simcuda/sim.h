@@ -42,6 +42,11 @@ struct sim_memory {
 };
 struct sim_memory sim_memory_find(const void *ptr);
 
+/* ---- sim_dmabuf.c ------------------------------------------------------------------------------ */
+
+/* The memory goes away, and the files that were made for parts of it. */
+void sim_dmabuf_forget(const char *start, size_t bytes);
+
 /* ---- sim_stream.c: each stream a thread that does one thing after the other ---------------------
  */
 

@@ -114,6 +114,7 @@ static int release(void *ptr)
         return 0;
     if (memory.kind != SIM_MEMORY_DEVICE && memory.kind != SIM_MEMORY_PINNED)
         return SIM_INVALID_VALUE;
+    sim_dmabuf_forget(memory.start, memory.bytes);
     munmap(memory.start, whole_pages(memory.bytes));
     close(memory.fd);
     return 0;
@@ -282,20 +283,6 @@ SIM_EXPORT int cuMemGetAddressRange(uintptr_t *start, size_t *bytes, uintptr_t p
         *start = (uintptr_t)memory.start;
     if (bytes)
         *bytes = memory.bytes;
-    return 0;
-}
-
-/* A descriptor of the memory file stands in for a dma-buf. */
-SIM_EXPORT int cuMemGetHandleForAddressRange(int *out, uintptr_t ptr, size_t bytes, int type,
-                                             unsigned long long flags)
-{
-    struct sim_memory memory = sim_memory_find((const void *)ptr);
-
-    (void)bytes, (void)type, (void)flags;
-    int fd = memory.fd < 0 ? -1 : fcntl(memory.fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0)
-        return SIM_INVALID_VALUE;
-    *out = fd;
     return 0;
 }
 
