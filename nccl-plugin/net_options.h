@@ -10,6 +10,7 @@
 struct dpn_net_options {
     const char *wire; /* auto, shm, tcp, verbs */
     int64_t devices;  /* at most */
+    int64_t stripe_bytes;
     int64_t timeout_s;
     bool stat;            /* count, for `dualpipe stat` */
     const char *stat_dir; /* NULL: see net_stat_page.h */

@@ -265,10 +265,15 @@ static int take_plan(struct dpn_verbs *v)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
+enum { ATTEMPTS = 5 }; /* to bring up a first lane, in some 2 s */
+
+/* With one lane there is no hurry for the others; without any each is tried again. */
 static bool are_all_tried(const struct dpn_verbs *v)
 {
+    const int enough = v->up ? 1 : ATTEMPTS;
+
     for (int i = 0; i < v->lane_count; i++)
-        if (v->lanes[i].state != DPN_LANE_UP && !v->lanes[i].failures)
+        if (v->lanes[i].state != DPN_LANE_UP && v->lanes[i].failures < enough)
             return false;
     return true;
 }

@@ -152,6 +152,7 @@ struct dpn_lane {
     bool is_without_ece;   /* it went wrong with it */
     bool uses_ece;
     unsigned completed, seen; /* to notice that nothing moves */
+    unsigned drain_looks;
     int64_t since_ns;      /* of this state, or of the last completion */
     int64_t retry_ns;      /* when to try again */
     int failures;          /* in a row */

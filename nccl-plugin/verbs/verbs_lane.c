@@ -27,7 +27,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const int64_t DRAIN_NS = 2 * DP_NS_PER_S;
+static const int64_t DRAIN_NS = 5 * DP_NS_PER_S;
+enum { DRAIN_LOOKS = 1000 }; /* a process may have been stopped for all that time */
 static const int64_t FIRST_RETRY_NS = 100 * DP_NS_PER_MS, LAST_RETRY_NS = 5 * DP_NS_PER_S;
 enum { FAILURES_PER_LANE = 20 }; /* in a row, without one message done */
 
@@ -85,7 +86,7 @@ static int make_qp(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_talk_q
         return err;
     lane->psn &= 0xffffff;
     lane->sends_out = lane->requests_out = lane->recvs_out = lane->recvs_owed = 0;
-    lane->unsignaled = lane->completed = lane->seen = 0;
+    lane->unsignaled = lane->completed = lane->seen = lane->drain_looks = 0;
     lane->is_fenced_here = lane->is_fenced_there = lane->uses_ece = false;
     lane->retry_ns = 0;
     *ours = (struct dpn_talk_qp){
@@ -289,7 +290,10 @@ void dpn_lane_fence(struct dpn_verbs *v, struct dpn_lane *lane, const char *what
     if (lane->uses_ece && lane->state != DPN_LANE_UP)
         lane->is_without_ece = true;
     lane->failures++;
-    v->failures += lane->state == DPN_LANE_UP; /* an attempt may fail as often as it likes */
+    if (lane->state == DPN_LANE_UP) { /* an attempt may fail as often as it likes */
+        v->failures++;
+        dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
+    }
     set_state(v, lane, DPN_LANE_FENCING);
     tell_end(v, lane, what, status, hint);
     dpn_qp_stop(lane->qp);
@@ -348,8 +352,10 @@ static bool is_drained(const struct dpn_verbs *v, const struct dpn_lane *lane)
  * twice, with the same bytes. */
 static void go_on_fencing(struct dpn_verbs *v, struct dpn_lane *lane, int64_t now_ns)
 {
-    if (!is_drained(v, lane) && now_ns - lane->since_ns < DRAIN_NS &&
-        !atomic_load(&port_of(v, lane)->hca->is_dead))
+    const bool is_patient = now_ns - lane->since_ns < DRAIN_NS &&
+                            !atomic_load(&port_of(v, lane)->hca->is_dead);
+
+    if (!is_drained(v, lane) && (is_patient || lane->drain_looks++ < DRAIN_LOOKS))
         return;
     dpn_verbs_poll(v);
     if (v->error)

@@ -8,8 +8,6 @@
 
 #include <string.h>
 
-enum { LEAST_STRIPE = 32768 }; /* below, a second lane costs more than it brings */
-
 /* ---- lines ----------------------------------------------------------------------------------- */
 
 static bool is_next(const struct dpn_verbs *v, const struct dpn_line *line)
@@ -68,9 +66,9 @@ static unsigned choose_lanes(struct dpn_verbs *v, size_t size, uint8_t lanes[DPN
 {
     const unsigned usable = usable_lanes(v);
     unsigned count = 0, rails = 0;
-    const unsigned most = size / LEAST_STRIPE ? (unsigned)(size / LEAST_STRIPE) : 1;
+    const size_t most = size / (size_t)dpn_options.stripe_bytes; /* a second costs something, too */
 
-    for (int i = 0; i < v->lane_count && count < most; i++) {
+    for (int i = 0; i < v->lane_count && (!count || count < most); i++) {
         const unsigned lane = (v->next_lane + (unsigned)i) % (unsigned)v->lane_count;
         const unsigned rail = 1u << v->lanes[lane].rail;
         if (!(usable >> lane & 1) || (rails & rail && !dpn_verbs_state.options.split))
@@ -313,6 +311,7 @@ static void resend_one(struct dpn_verbs *v, unsigned lane, struct dpn_send *send
             continue;
         v->waiting -= has && was_waiting;
         v->waiting += !has && !was_waiting;
+        dpn_stat_count(&v->comm->stat, DPN_STAT_RETRIES, !has && s->sent);
         send->base.left += !has && s->state == DPN_STRIPE_DONE;
         s->state = DPN_STRIPE_WAITING;
         s->lane = DPN_MAX_LANES; /* any */
