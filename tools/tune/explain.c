@@ -8,6 +8,7 @@
  */
 #include "command.h"
 #include "commands.h"
+#include "topo/topo.h"
 #include "tune/tune.h"
 
 #include <jansson.h>
@@ -48,7 +49,8 @@ struct row {
 /* Without links nothing is known of costs, and all that may be chosen costs the same. */
 static void fill_costs(const struct explained *e, int64_t bytes, float *costs)
 {
-    const bool is_known = dp_tuner_time_us(e->plain, e->function, DP_TUNING_RING, DP_TUNING_LL, 1) >= 0;
+    const bool is_known =
+        dp_tuner_time_us(e->plain, e->function, DP_TUNING_RING, DP_TUNING_LL, bytes) >= 0;
 
     for (int i = 0; i < CELLS; i++) {
         double us = dp_tuner_time_us(e->plain, e->function, i / DP_TUNING_PROTOCOLS,
@@ -154,11 +156,11 @@ static void print_time(double us)
 
 static void print_row(const struct row *r)
 {
-    char size[TUNE_SIZE_LEN], cell[TUNE_CELL_LEN], channels[16] = "-";
+    char size[TOPO_WORD], cell[TUNE_CELL_LEN], channels[16] = "-";
 
     if (r->answer.channels)
         snprintf(channels, sizeof(channels), "%d", r->answer.channels);
-    printf("%10s  %-22s", tune_size_text(r->bytes, size),
+    printf("%10s  %-22s", topo_size((uint64_t)r->bytes, size),
            r->algorithm < 0 ? "NCCL's own" : tune_cell_text(r->algorithm, r->protocol, cell));
     print_time(r->default_us);
     printf("  %-22s", r->answer.algorithm < 0 ? "NCCL's own"
@@ -172,11 +174,12 @@ static void print_crossings(const struct explained *e)
 {
     struct dp_tuning_crossing c[CELLS];
     int count = count_crossings(e, c);
-    char size[TUNE_SIZE_LEN], cell[TUNE_CELL_LEN];
+    char size[TOPO_WORD], cell[TUNE_CELL_LEN];
 
     for (int i = 0; i < count; i++)
         printf("%s%s from %s", i ? ", " : "\nfastest by the model: ",
-               tune_cell_text(c[i].algorithm, c[i].protocol, cell), tune_size_text(c[i].bytes, size));
+               tune_cell_text(c[i].algorithm, c[i].protocol, cell),
+               topo_size((uint64_t)c[i].bytes, size));
     if (count)
         putchar('\n');
 }
@@ -359,8 +362,8 @@ static const struct arg place_args[] = {
      .min = 1, .max = 1 << 20},
     {"nodes", 'N', "N", "nodes that they are on (all hosts of the topology)", ARG_INT, AT(nodes),
      .min = 1, .max = 1 << 20},
-    {"topology", 't', "FILE", "or a description in a few words, as in 'dgx-h100 host:4'", ARG_STRING,
-     AT(topology), .min = 0},
+    {"topology", 't', "FILE", "or a description in a few words, as in 'dgx-h100 host:4'",
+     ARG_STRING, AT(topology), .min = 0},
     {"links", 'l', "LINKS", "as in intra=450,inter=400,inter_us=3: GB/s, us", ARG_STRING, AT(links),
      .min = 0},
     {"table", 'T', "FILE", "rules", ARG_STRING, AT(table), .min = 0},
@@ -412,6 +415,7 @@ int run_tune_explain(int argc, char **argv)
         function = tune_find(dp_tuning_function_name, DP_TUNING_FUNCTIONS, operands.items[0],
                              strlen(operands.items[0]));
     if (function < 0)
-        return command_misused("'%s', expected one of %s", operands.items[0], usage.operand_choices);
+        return command_misused("'%s', expected one of %s", operands.items[0],
+                               usage.operand_choices);
     return explain(&v, function);
 }

@@ -82,7 +82,8 @@ static struct dp_tuning_rule rule_of(const struct tune_fit *fit, size_t i)
 
     return (struct dp_tuning_rule){
         .function = p->function,
-        .bytes = {has_last ? border(s - 1, s) + 1 : p->bytes, has_next ? border(s, next) : p->bytes},
+        .bytes = {has_last ? border(s - 1, s) + 1 : p->bytes,
+                  has_next ? border(s, next) : p->bytes},
         .ranks = {p->ranks, p->ranks},
         .nodes = {p->nodes, p->nodes},
         .registered = DP_TUNING_EITHER,
@@ -119,8 +120,8 @@ int tune_fit(struct tune_results *results, double gain, struct tune_fit *fit)
     tune_results_sort(results);
     list_sizes(results, gain, fit);
     if (!fit->count)
-        return command_misused("NCCL's own choice was not measured, expected an output of a run without "
-                               "NCCL_ALGO and NCCL_PROTO: without it nobody knows what is better");
+        return command_misused("NCCL's own choice was not measured, expected an output of a run "
+                               "without NCCL_ALGO and NCCL_PROTO: nobody knows what is better");
     return make_table(fit);
 }
 

@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "draw/chart.h"
 #include "output.h"
+#include "topo/topo.h"
 #include "tune/fit.h"
 
 #include <stdio.h>
@@ -50,8 +51,8 @@ static void fill_panel(const struct tune_fit *fit, const struct place *at, struc
              dp_tuning_function_name(p->function), (long long)p->ranks, (long long)p->nodes,
              p->nodes == 1 ? "" : "s");
     for (size_t i = at->first; i < at->end; i += step) {
-        char size[TUNE_SIZE_LEN];
-        tune_size_text(fit->sizes[i].points->bytes, size);
+        char size[TOPO_WORD];
+        topo_size((uint64_t)fit->sizes[i].points->bytes, size);
         snprintf(panel->labels[panel->count], sizeof(panel->labels[0]), "%.15s", size);
         panel->values[0][panel->count] = default_us(&fit->sizes[i]);
         panel->values[1][panel->count++] = tune_point_us(fit->sizes[i].choice);

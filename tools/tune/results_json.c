@@ -29,15 +29,19 @@ static int read_environment(const json_t *env, struct tune_run *run)
     return status;
 }
 
+static const char *host_of(const json_t *devices, size_t i)
+{
+    const char *name = json_string_value(json_object_get(json_array_get(devices, i), "hostname"));
+
+    return name ? name : "";
+}
+
 static bool is_new_host(const json_t *devices, size_t device)
 {
-    const char *name = json_string_value(json_object_get(json_array_get(devices, device), "hostname"));
-    bool is_new = name;
+    bool is_new = true;
 
-    for (size_t i = 0; i < device && is_new; i++) {
-        const char *other = json_string_value(json_object_get(json_array_get(devices, i), "hostname"));
-        is_new = !other || strcmp(name, other);
-    }
+    for (size_t i = 0; i < device && is_new; i++)
+        is_new = strcmp(host_of(devices, device), host_of(devices, i));
     return is_new;
 }
 

@@ -47,17 +47,3 @@ int tune_find(const char *(*name_of)(int), int count, const char *name, size_t l
             return i;
     return -1;
 }
-
-const char *tune_size_text(int64_t bytes, char out[TUNE_SIZE_LEN])
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double value = (double)bytes;
-    int unit = 0;
-
-    while (value >= 1024 && unit < 4) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(out, TUNE_SIZE_LEN, value < 1000 ? "%.3g %s" : "%.0f %s", value, units[unit]);
-    return out;
-}

@@ -22,8 +22,4 @@ const char *tune_cell_text(int algorithm, int protocol, char out[TUNE_CELL_LEN])
 /* The place of name in dp_tuning_function_name, dp_tuning_algorithm_name, ...; -1: none. */
 int tune_find(const char *(*name_of)(int), int count, const char *name, size_t len);
 
-/* "8 B", "64 KiB", "1 MiB": three digits where it is none of these. Returns out. */
-enum { TUNE_SIZE_LEN = 24 };
-const char *tune_size_text(int64_t bytes, char out[TUNE_SIZE_LEN]);
-
 #endif
