@@ -100,6 +100,25 @@ reads_what_nccl_wrote()
     says "PIX"
 }
 
+# draws_good_svg ARGUMENT... - valid XML that a renderer takes.
+draws_good_svg()
+{
+    command -v xmllint >/dev/null || skip "no xmllint"
+    run topo svg "$@" -o "$work/a.svg" || return
+    xmllint --noout "$work/a.svg" || return
+    command -v rsvg-convert >/dev/null || return 0
+    rsvg-convert -o "$work/a.png" "$work/a.svg" && [ -s "$work/a.png" ]
+}
+
+draws_what_it_is_asked_for()
+{
+    run topo svg --synthetic 'dgx-h100 host:4' || return
+    [ "$(grep -c 'rect class="gpu"' "$work/out")" = 8 ] || wrong "not one host of four" || return
+    run topo svg --synthetic 'dgx-h100 host:4' --path node1/gpu0,node3/gpu0 || return
+    [ "$(grep -c 'rect class="gpu"' "$work/out")" = 16 ] || wrong "not two hosts" || return
+    [ "$(grep -c 'class="way"' "$work/out")" -ge 6 ] || wrong "no way"
+}
+
 joins_machines()
 {
     for name in a b; do
@@ -143,6 +162,11 @@ it writes_json_that_others_read
 for machine in dgx-h100 laptop; do it writes_what_nccl_reads $machine; done
 it writes_what_a_guest_needs
 it reads_what_nccl_wrote
+for machine in dgx-h100 pcie-server gb200-nvl72 cloud-vm 'name=a<b&"c gpu:4 nvlink=mesh:2x25'; do
+    it draws_good_svg --synthetic "$machine"
+done
+it draws_good_svg
+it draws_what_it_is_asked_for
 it joins_machines
 it finds_differences
 it prints_a_thousand_hosts_as_one

@@ -431,7 +431,7 @@ static void a_gpu_gets_the_nearest_nics_first(void **state)
     int32_t nics[8], count, first[8];
 
     for (int32_t g = 0; g < 8; g++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof(name), "gpu%d", g);
         assert_int_equal(dp_topology_nics(t, node(t, name), nics, 8, &count), 0);
         assert_int_equal(count, 8);

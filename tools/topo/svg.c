@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * svg.c - `dualpipe topo svg`: a topology as a stand-alone picture for a report. Lines are as wide as
+ * their links are fast, the ways that were asked for stand out.
+ */
+#include "config.h" /* open_memstream */
+
+#include "topo/svg.h"
+
+#include "command.h"
+#include "commands.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char style[] =
+    "<style>\n"
+    "text{fill:#1f2430;font-size:12px;text-anchor:middle}\n"
+    ".t{font-size:17px;font-weight:bold;text-anchor:start}.h{font-size:13px;font-weight:bold;"
+    "text-anchor:start}\n"
+    ".k{text-anchor:start;fill:#5b6472}.n{font-weight:bold}.d{font-size:10px;fill:#404854}\n"
+    ".bg{fill:#fff}.host{fill:#f4f5f7;stroke:#c9ced6}\n"
+    ".numa{fill:#dfe6f2;stroke:#8fa3c4}.root{fill:#eceff4;stroke:#a9b0bb}\n"
+    ".switch{fill:#d9cdee;stroke:#9277bd}.gpu{fill:#b4e0cc;stroke:#3d9a76}\n"
+    ".nic{fill:#fbdf9f;stroke:#c98f1f}.nvswitch{fill:#8fd0b4;stroke:#2f8564}\n"
+    ".pci,.mesh{stroke:#8a93a1}.cpu{stroke:#6f8ab8}.nvlink{stroke:#3d9a76}.c2c{stroke:#2f8564}\n"
+    ".net{stroke:#c98f1f}.link{fill:none;stroke-linecap:round}\n"
+    ".unsure{stroke-dasharray:5 4}.bad{stroke:#d65a24;stroke-dasharray:5 4}\n"
+    ".way{stroke:#d6245d;fill:none;stroke-linecap:round;opacity:.85}.rail{fill:#fff3d6;"
+    "stroke:#c98f1f}\n"
+    "@media (prefers-color-scheme:dark){.bg{fill:#14171c}.t,.k{fill:#e6e9ef}}\n"
+    "</style>\n";
+
+/* "NVIDIA H100 80GB HBM3" is "H100 80GB HBM3" in a narrow box. */
+static const char *short_model(const char *model)
+{
+    return strncmp(model, "NVIDIA ", 7) ? model : model + 7;
+}
+
+/* ---- boxes ---------------------------------------------------------------------------------- */
+
+static const struct dp_topo_link *uplink(const struct dp_topology *t, int32_t node)
+{
+    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
+        if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
+            return &t->links[t->around[k]];
+    return NULL;
+}
+
+/* "5.0 x16"; "5.0 x8 of x16" where it could be more. */
+static void pcie_text(const struct dp_topo_link *l, char text[TOPO_WORD])
+{
+    text[0] = '\0';
+    if (l && l->gen && l->flags & DP_TOPO_DEGRADED)
+        snprintf(text, TOPO_WORD, "%d.0 x%d of %d.0 x%d", l->gen, l->width, l->gen_max, l->width_max);
+    else if (l && l->gen)
+        snprintf(text, TOPO_WORD, "PCIe %d.0 x%d", l->gen, l->width);
+}
+
+static void put_device_text(const struct topo_svg *v, int32_t node, const struct topo_box *b)
+{
+    const struct dp_topo_node *n = &v->t->nodes[node];
+    char text[TOPO_WORD];
+
+    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 29,
+             n->kind == DP_TOPO_GPU ? short_model(dp_topology_text(v->t, n->model))
+                                    : dp_topology_text(v->t, n->name), 14);
+    pcie_text(uplink(v->t, node), text);
+    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 43, text, 22);
+}
+
+static void put_numa_text(const struct topo_svg *v, const struct dp_topo_node *n,
+                          const struct topo_box *b)
+{
+    char text[2 * TOPO_WORD], size[TOPO_WORD];
+    const char *cpus = dp_topology_text(v->t, n->cpus);
+
+    snprintf(text, sizeof(text), "%s%s%s%s", *cpus ? "CPUs " : "no CPUs", cpus,
+             n->memory_bytes ? ", " : "", n->memory_bytes ? topo_size(n->memory_bytes, size) : "");
+    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 31, text, (int)(b->width / 5.4));
+}
+
+/* Its GPUs mostly have as many links each. */
+static void describe_hub(const struct dp_topology *t, int32_t hub, char text[TOPO_WORD])
+{
+    char link[TOPO_WORD], rate[TOPO_WORD];
+
+    if (t->first_around[hub] == t->first_around[hub + 1])
+        return;
+    const struct dp_topo_link *l = &t->links[t->around[t->first_around[hub]]];
+    snprintf(text, TOPO_WORD, "nvswitch%d: %.30s, %.30s for a GPU", t->nodes[hub].index,
+             topo_link(l, link), topo_rate(l, rate));
+}
+
+static void put_inside(const struct topo_svg *v, int32_t node, const struct topo_box *b)
+{
+    const struct dp_topo_node *n = &v->t->nodes[node];
+    char text[TOPO_WORD];
+
+    snprintf(text, sizeof(text), "%s%d", dp_topo_kind_name(n->kind), n->index);
+    if (n->kind == DP_TOPO_NVSWITCH)
+        describe_hub(v->t, node, text);
+    topo_svg_text(v, n->kind == DP_TOPO_ROOT ? "d" : "n", topo_svg_middle(b),
+             b->y + (n->kind == DP_TOPO_NVSWITCH ? 16 : n->kind == DP_TOPO_SWITCH ? 13 : 15), text, -1);
+    if (n->kind == DP_TOPO_NUMA)
+        put_numa_text(v, n, b);
+    else if (n->kind == DP_TOPO_GPU || n->kind == DP_TOPO_NIC)
+        put_device_text(v, node, b);
+    else if (n->kind == DP_TOPO_SWITCH) {
+        pcie_text(uplink(v->t, node), text);
+        topo_svg_text(v, "d", topo_svg_middle(b), b->y + 25, text, 22);
+    }
+}
+
+static void put_box(const struct topo_svg *v, int32_t node)
+{
+    const struct dp_topo_node *n = &v->t->nodes[node];
+    const struct topo_box *b = &v->boxes[node];
+
+    fprintf(v->to, "<g><title>");
+    topo_svg_escaped(v->to, dp_topology_text(v->t, n->model), -1);
+    fprintf(v->to, "</title><rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
+            "rx=\"%d\"/>\n", dp_topo_kind_name(n->kind), b->x, b->y, b->width, b->height,
+            n->kind == DP_TOPO_ROOT ? 10 : 5);
+    put_inside(v, node, b);
+    fputs("</g>\n", v->to);
+}
+
+/* What a NIC's ports are cabled to, and how fast. */
+static void put_cables(const struct topo_svg *v, int32_t nic)
+{
+    const struct dp_topology *t = v->t;
+    const struct topo_box *b = &v->boxes[nic];
+    int32_t first, count = dp_topology_ports(t, nic, &first);
+    char text[TOPO_WORD];
+
+    for (int32_t i = first; i < first + count && i < first + 2; i++) {
+        const struct dp_topo_port *p = &t->ports[i];
+        int len = p->bytes_per_ns > 0 ? snprintf(text, sizeof(text), "%.4g Gb/s", 8 * p->bytes_per_ns)
+                                      : snprintf(text, sizeof(text), "port %d", p->number);
+        if (!p->up)
+            snprintf(text + len, sizeof(text) - (size_t)len, " down");
+        topo_svg_text(v, "d", topo_svg_middle(b), b->y + b->height + 12 + 13 * (i - first), text, 18);
+        if (p->rail >= 0 && count == 1)
+            topo_svg_text(v, "d", topo_svg_middle(b), b->y + b->height + 25,
+                     dp_topology_text(t, t->nodes[p->rail].name), 14);
+    }
+}
+
+/* The hosts that this one stands for, too, are in its heading. */
+static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, int32_t host)
+{
+    const struct topo_box *b = &v->boxes[host];
+    int32_t number = 0;
+
+    while (alike->nodes[number] != host)
+        number++;
+    fprintf(v->to, "<rect class=\"host\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
+            "rx=\"8\"/>\n<text class=\"h\" x=\"%.1f\" y=\"%.1f\">", b->x, b->y, b->width, b->height,
+            b->x + 14, b->y + 20);
+    char *heading = NULL;
+    size_t len;
+    FILE *f = open_memstream(&heading, &len);
+    if (f) {
+        if (alike->first[number] == number)
+            topo_hosts_put(v->t, alike, number, f);
+        else
+            fputs(dp_topology_text(v->t, v->t->nodes[host].name), f);
+        fclose(f);
+        topo_svg_escaped(v->to, heading, 100);
+    }
+    free(heading);
+    fputs("</text>\n", v->to);
+}
+
+/* ---- the legend ----------------------------------------------------------------------------- */
+
+static void put_legend(const struct topo_svg *v)
+{
+    static const struct {
+        double x, rate;
+        const char *class_, *text;
+    } entries[] = {
+        {24, 16, "link pci", "16 GB/s"}, {134, 63, "link pci", "63 GB/s"},
+        {244, 450, "link nvlink", "450 GB/s"}, {24, 63, "link pci unsure", "not known"},
+        {144, 63, "link bad", "could be faster"}, {294, 63, "way", "the chosen way"},
+    };
+
+    for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
+        struct dp_topo_link l = {.bytes_per_ns = entries[i].rate};
+        double y = v->height - (i < 3 ? 38 : 18);
+        fprintf(v->to, "<path class=\"%s\" stroke-width=\"%.1f\" d=\"M%.1f %.1fh30\"/>\n",
+                entries[i].class_, topo_svg_width(&l), entries[i].x, y);
+        topo_svg_text(v, "k", entries[i].x + 40, y + 4, entries[i].text, -1);
+    }
+}
+
+/* ---- the picture ---------------------------------------------------------------------------- */
+
+static void put_fabric(const struct topo_svg *v)
+{
+    const struct dp_topology *t = v->t;
+    int32_t rails = 0, spines = 0;
+    char text[TOPO_WORD];
+
+    for (int32_t i = 0; i < t->node_count; i++) {
+        rails += t->nodes[i].kind == DP_TOPO_RAIL;
+        spines += t->nodes[i].kind == DP_TOPO_SPINE;
+    }
+    if (!rails)
+        return;
+    snprintf(text, sizeof(text), "%d host%s, %d rail%s%s", t->host_count, t->host_count == 1 ? "" : "s",
+             rails, rails == 1 ? "" : "s", spines ? " joined by a spine" : "");
+    topo_svg_text(v, "k", 460, v->height - 14, text, -1);
+}
+
+static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike)
+{
+    fprintf(v->to,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 "
+            "%.0f %.0f\" font-family=\"Helvetica,Arial,sans-serif\">\n<title>", v->width, v->height,
+            v->width, v->height);
+    topo_svg_escaped(v->to, v->title, -1);
+    fprintf(v->to, "</title>\n%s<path class=\"bg\" d=\"M0 0h%.0fv%.0fH0z\"/>\n", style, v->width,
+            v->height);
+    topo_svg_text(v, "t", 24, 34, v->title, -1);
+    for (int i = 0; i < v->host_count; i++)
+        put_host(v, alike, v->hosts[i]);
+    topo_svg_put_links(v);
+    for (int32_t i = 0; i < v->t->node_count; i++)
+        if (v->boxes[i].width > 0 && v->t->nodes[i].kind != DP_TOPO_HOST) {
+            put_box(v, i);
+            if (v->t->nodes[i].kind == DP_TOPO_NIC)
+                put_cables(v, i);
+        }
+    put_legend(v);
+    put_fabric(v);
+    fputs("</svg>\n", v->to);
+}
+
+/* ---- the command ---------------------------------------------------------------------------- */
+
+struct svg_args {
+    struct topo_args common;
+    const char *title;
+    struct arg_list paths;
+};
+
+static void draw_host(struct topo_svg *v, int32_t host)
+{
+    for (int i = 0; i < v->host_count; i++)
+        if (v->hosts[i] == host)
+            return;
+    if (host >= 0 && v->host_count < TOPO_SVG_HOSTS_MAX)
+        v->hosts[v->host_count++] = host;
+}
+
+/* The first and the last NIC of a way between hosts. */
+static void mark_cable(struct topo_svg *v, const struct dp_topo_path *p)
+{
+    int32_t nics[2] = {-1, -1};
+
+    for (int32_t i = 0; i <= p->hops; i++)
+        if (v->t->nodes[p->nodes[i]].kind == DP_TOPO_NIC) {
+            nics[0] = nics[0] < 0 ? p->nodes[i] : nics[0];
+            nics[1] = p->nodes[i];
+        }
+    if (nics[0] == nics[1] || v->cable_count == TOPO_SVG_WAYS_MAX ||
+        v->t->nodes[nics[0]].host == v->t->nodes[nics[1]].host)
+        return;
+    memcpy(v->cables[v->cable_count++], nics, sizeof(nics));
+}
+
+/* "A,B": mark the links of the way, and draw the hosts that it begins and ends in. */
+static int mark(struct topo_svg *v, const char *pair)
+{
+    const char *comma = strchr(pair, ',');
+    char name[DP_TOPO_LABEL_LEN];
+    struct dp_topo_path p;
+    int32_t a, b;
+
+    if (!comma || comma - pair >= (int)sizeof(name)) {
+        command_misused("--path %s: expected two nodes, as in gpu0,nic1", pair);
+        return DP_EINVAL;
+    }
+    snprintf(name, sizeof(name), "%.*s", (int)(comma - pair), pair);
+    int err = dp_topology_find(v->t, name, &a);
+    if (!err)
+        err = dp_topology_find(v->t, comma + 1, &b);
+    if (!err)
+        err = dp_topology_path(v->t, a, b, &p);
+    if (err)
+        return err;
+    for (int32_t i = 0; i < p.hops; i++)
+        v->marked[p.links[i]] = true;
+    mark_cable(v, &p);
+    draw_host(v, v->t->nodes[a].host);
+    draw_host(v, v->t->nodes[b].host);
+    return 0;
+}
+
+static int draw(struct topo_svg *v, const struct svg_args *a, const struct topo_hosts *alike)
+{
+    int err = 0;
+
+    for (size_t i = 0; i < a->paths.count && !err; i++)
+        err = mark(v, a->paths.items[i]);
+    for (int32_t i = 0; i < v->t->host_count && !a->paths.count; i++)
+        if (alike->first[i] == i)
+            draw_host(v, alike->nodes[i]);
+    if (err)
+        return err;
+    topo_svg_lay_out(v);
+    put_picture(v, alike);
+    return topo_finish(v->to);
+}
+
+static int write_svg(const void *values, const struct operands *operands, const struct dp_topology *t,
+                     FILE *to)
+{
+    const struct svg_args *a = values;
+    struct topo_hosts *alike = topo_hosts_compare(t);
+    char title[TOPO_WORD];
+    struct topo_svg v = {
+        .t = t, .to = to, .title = a->title ? a->title : title,
+        .boxes = calloc((size_t)t->node_count, sizeof(*v.boxes)),
+        .marked = calloc((size_t)t->link_count + 1, sizeof(*v.marked)),
+    };
+    int err = DP_ENOMEM;
+
+    (void)operands;
+    if (t->host_count > 1)
+        snprintf(title, sizeof(title), "%d hosts", t->host_count);
+    else
+        snprintf(title, sizeof(title), "%.50s  %.60s", dp_topology_text(t, t->nodes[0].name),
+                 dp_topology_text(t, t->nodes[0].model));
+    if (alike && v.boxes && v.marked)
+        err = draw(&v, a, alike);
+    free(v.boxes);
+    free(v.marked);
+    free(alike);
+    return err;
+}
+
+#define AT(member) .offset = offsetof(struct svg_args, member)
+
+static const struct arg args[] = {
+    {"path", 'p', "A,B", "draw the way from A to B, and only the hosts of such ways", ARG_LIST,
+     AT(paths)},
+    {"title", 0, "TEXT", "over the picture", ARG_STRING, AT(title)},
+};
+
+int run_topo_svg(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        topo_source_group, {"output", args, sizeof(args) / sizeof(args[0])}, {0},
+    };
+    const struct usage usage = {
+        .command = "dualpipe topo svg",
+        .about = "Draw hosts as an SVG: NUMA nodes, PCI roots and switches, GPUs, NICs, and lines as\n"
+                 "wide as the links are fast. Hosts that are alike are drawn once. --path, which may\n"
+                 "be given several times, draws the way that data takes.",
+        .groups = groups,
+        .examples = "  dualpipe topo svg -o here.svg\n"
+                    "  dualpipe topo svg --synthetic dgx-h100 --path gpu0,gpu4 -o dgx.svg\n",
+    };
+    struct svg_args a = {.title = NULL};
+
+    return topo_run(&usage, argc, argv, &a, write_svg);
+}

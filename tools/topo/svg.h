@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * svg.h - a topology being drawn: where everything stands (svg_layout.c), and the drawing (svg.c).
+ *
+ *      title
+ *      +- host ---------------------------------------------+
+ *      | [ numa0            ]~~~~~~~~[ numa1              ] |
+ *      |   (root0)   (root1)           (root2)   (root3)    |
+ *      |    [sw]       [sw]              [sw]      [sw]     |
+ *      |  [gpu][nic] [gpu][nic]        ...                  |   devices in one row
+ *      |        rail0      rail1                            |   what each NIC is cabled to
+ *      |  [ nvswitch                                      ] |
+ *      +----------------------------------------------------+
+ *      legend
+ */
+#ifndef DP_TOOLS_TOPO_SVG_H
+#define DP_TOOLS_TOPO_SVG_H
+
+#include "topo/topo.h"
+
+struct topo_box {
+    double x, y, width, height; /* px; width 0: not drawn */
+};
+
+enum { TOPO_SVG_HOSTS_MAX = 16, TOPO_SVG_WAYS_MAX = 64 };
+
+struct topo_svg {
+    const struct dp_topology *t;
+    FILE *to;
+    const char *title;
+    struct topo_box *boxes; /* [nodes] */
+    bool *marked;           /* [links] on a way that was asked for */
+    int cable_count;        /* from NIC to NIC on such ways */
+    int32_t cables[TOPO_SVG_WAYS_MAX][2];
+    int host_count;         /* drawn */
+    int32_t hosts[TOPO_SVG_HOSTS_MAX];
+    double width, height;
+};
+
+/* Fill in boxes, width and height for v->hosts. */
+void topo_svg_lay_out(struct topo_svg *v);
+
+/* ---- pieces (svg_links.c) ------------------------------------------------------------------- */
+
+void topo_svg_escaped(FILE *to, const char *s, int most); /* at most so many bytes; -1: all */
+void topo_svg_text(const struct topo_svg *v, const char *class_, double x, double y, const char *s,
+                   int most);
+double topo_svg_width(const struct dp_topo_link *l); /* px of its line */
+double topo_svg_middle(const struct topo_box *b);
+/* All links between boxes, those on ways above the others. */
+void topo_svg_put_links(const struct topo_svg *v);
+
+#endif

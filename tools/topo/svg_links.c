@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * svg_links.c - text and lines of a drawn topology.
+ */
+#include "topo/svg.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- text ----------------------------------------------------------------------------------- */
+
+void topo_svg_escaped(FILE *to, const char *s, int most)
+{
+    for (; *s && most; s++, most--) {
+        const char *special = strchr("&<>", *s);
+        static const char *const names[] = {"&amp;", "&lt;", "&gt;"};
+        if (special)
+            fputs(names[special - "&<>"], to);
+        else if ((unsigned char)*s >= ' ')
+            putc(*s, to);
+    }
+}
+
+void topo_svg_text(const struct topo_svg *v, const char *class_, double x, double y, const char *s,
+                     int most)
+{
+    fprintf(v->to, "<text%s%s%s x=\"%.1f\" y=\"%.1f\">", *class_ ? " class=\"" : "", class_,
+            *class_ ? "\"" : "", x, y);
+    topo_svg_escaped(v->to, s, most);
+    fputs("</text>\n", v->to);
+}
+
+/* ---- lines ---------------------------------------------------------------------------------- */
+
+/* px; 16 GB/s are 2, 63 about 3, 450 about 6. */
+double topo_svg_width(const struct dp_topo_link *l)
+{
+    return l->bytes_per_ns > 0 ? fmin(10, 1 + sqrt(l->bytes_per_ns) / 4) : 1.5;
+}
+
+double topo_svg_middle(const struct topo_box *b)
+{
+    return b->x + b->width / 2;
+}
+
+/* Where a link leaves the upper box: of a wide one, above the lower. */
+static double start_of(const struct topo_box *upper, const struct topo_box *lower)
+{
+    return fmin(fmax(topo_svg_middle(lower), upper->x + 8), upper->x + upper->width - 8);
+}
+
+/* Two NUMA nodes: an arc between neighbours' sides. */
+static void put_bridge(FILE *to, const struct topo_box *a, const struct topo_box *b)
+{
+    double from = a->x + a->width, y = a->y + a->height / 2, rise = b->x - from > 40 ? 46 : 0;
+
+    fprintf(to, "M%.1f %.1fC%.1f %.1f %.1f %.1f %.1f %.1f", from, y, from + 20, y - rise, b->x - 20,
+            y - rise, b->x, y);
+}
+
+/* Two GPUs: an arc below them. */
+static void put_arc(FILE *to, const struct topo_box *a, const struct topo_box *b)
+{
+    double from = topo_svg_middle(a), end = topo_svg_middle(b), y = a->y + a->height;
+    double dip = y + 12 + fabs(end - from) / 9;
+
+    fprintf(to, "M%.1f %.1fC%.1f %.1f %.1f %.1f %.1f %.1f", from, y, from, dip, end, dip, end, y);
+}
+
+/* The data of a path from the upper box a to the lower b, or between neighbours. */
+static void put_line(FILE *to, const struct dp_topo_link *l, const struct topo_box *a,
+                     const struct topo_box *b)
+{
+    double bottom = a->y + a->height;
+
+    if (l->kind == DP_TOPO_CPU)
+        put_bridge(to, a, b);
+    else if (l->kind == DP_TOPO_NVLINK && fabs(a->y - b->y) < 1)
+        put_arc(to, a, b);
+    else if (l->kind == DP_TOPO_NVLINK) /* a GPU and the bar below it */
+        fprintf(to, "M%.1f %.1fV%.1f", topo_svg_middle(a), bottom, b->y);
+    else if (l->kind == DP_TOPO_C2C) /* beside the way over PCI */
+        fprintf(to, "M%.1f %.1fV%.1f", b->x + 12, bottom, b->y);
+    else
+        fprintf(to, "M%.1f %.1fL%.1f %.1f", start_of(a, b), bottom, topo_svg_middle(b), b->y);
+}
+
+static bool is_drawn(const struct topo_svg *v, const struct dp_topo_link *l)
+{
+    return v->boxes[l->a].width > 0 && v->boxes[l->b].width > 0;
+}
+
+static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
+{
+    const struct dp_topo_link *l = &v->t->links[link];
+    const char *look = l->flags & DP_TOPO_DEGRADED ? " bad"
+                       : l->flags & DP_TOPO_RATE_UNKNOWN ? " unsure" : "";
+    char word[TOPO_WORD], rate[TOPO_WORD];
+
+    if (on_way)
+        fputs("<path class=\"way\"", v->to);
+    else
+        fprintf(v->to, "<path class=\"link %s%s\"", dp_topo_link_kind_name(l->kind), look);
+    fprintf(v->to, " stroke-width=\"%.1f\" d=\"", topo_svg_width(l) + (on_way ? 2.5 : 0));
+    put_line(v->to, l, &v->boxes[l->a], &v->boxes[l->b]);
+    fputs("\"><title>", v->to);
+    topo_svg_escaped(v->to, topo_link(l, word), -1);
+    fputs(", ", v->to);
+    topo_svg_escaped(v->to, topo_rate(l, rate), -1);
+    fputs("</title></path>\n", v->to);
+}
+
+/* Between hosts, behind all boxes: the fabric itself is not drawn. */
+static void put_cable(const struct topo_svg *v, const int32_t nics[2])
+{
+    const struct topo_box *a = &v->boxes[nics[0]], *b = &v->boxes[nics[1]];
+    double from = topo_svg_middle(a), end = topo_svg_middle(b), below = a->y + a->height;
+
+    fputs("<path class=\"way\" stroke-width=\"4\" stroke-dasharray=\"2 7\" d=\"", v->to);
+    fprintf(v->to, "M%.1f %.1f", from, below);
+    fprintf(v->to, "C%.1f %.1f %.1f %.1f %.1f %.1f\"/>\n", from, below + 60, end,
+            b->y + b->height + 60, end, b->y + b->height);
+}
+
+void topo_svg_put_links(const struct topo_svg *v)
+{
+    for (int i = 0; i < v->cable_count; i++)
+        put_cable(v, v->cables[i]);
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t i = 0; i < v->t->link_count; i++)
+            if (is_drawn(v, &v->t->links[i]) && (!pass || v->marked[i]))
+                put_link(v, i, pass);
+}
