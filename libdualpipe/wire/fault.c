@@ -123,6 +123,7 @@ static void fault_progress(struct dp_wire *wire)
     set_times(w);
     w->inner->ops->progress(w->inner);
     wire->skip = w->inner->skip;
+    wire->buffer_bytes = w->inner->buffer_bytes;
     wire->connected = w->inner->connected;
     while (w->inner && move_sends(w))
         ;
@@ -148,6 +149,14 @@ static void fault_disarm(struct dp_wire *wire, short revents)
         w->inner->ops->disarm(w->inner, revents);
 }
 
+static void fault_let_go(struct dp_wire *wire)
+{
+    struct fault_wire *w = of(wire);
+
+    if (w->inner)
+        w->inner->ops->let_go(w->inner);
+}
+
 static void fault_close(struct dp_wire *wire)
 {
     struct fault_wire *w = of(wire);
@@ -162,6 +171,7 @@ static const struct dp_wire_ops fault_ops = {
     .progress = fault_progress,
     .arm = fault_arm,
     .disarm = fault_disarm,
+    .let_go = fault_let_go,
     .close = fault_close,
 };
 

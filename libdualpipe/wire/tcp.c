@@ -309,6 +309,12 @@ static void tcp_disarm(struct dp_wire *wire, short revents)
     (void)revents;
 }
 
+/* Memory is read and written in progress only. */
+static void tcp_let_go(struct dp_wire *wire)
+{
+    (void)wire;
+}
+
 static void tcp_close(struct dp_wire *wire)
 {
     struct tcp_wire *w = of(wire);
@@ -400,5 +406,6 @@ const struct dp_wire_ops dp_wire_tcp = {
     .progress = tcp_progress,
     .arm = tcp_arm,
     .disarm = tcp_disarm,
+    .let_go = tcp_let_go,
     .close = tcp_close,
 };

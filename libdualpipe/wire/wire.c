@@ -87,6 +87,7 @@ void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...)
         va_end(args);
     }
     wire->skip = 0;
+    wire->ops->let_go(wire);
     finish_all(&wire->sends, wire->error);
     finish_all(&wire->receives, wire->error);
 }

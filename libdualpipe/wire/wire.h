@@ -81,7 +81,10 @@ struct dp_wire_ops {
      * or not, disarm comes next. */
     bool (*arm)(struct dp_wire *wire, struct pollfd *fd);
     void (*disarm)(struct dp_wire *wire, short revents);
-    /* What was sent (status 0) still arrives. */
+    /* Requests are about to be dropped: see to it that nobody reads or writes their memory any more.
+     * dp_wire_fail calls it. */
+    void (*let_go)(struct dp_wire *wire);
+    /* What was sent (status 0) still arrives. Lets go first. */
     void (*close)(struct dp_wire *wire);
 };
 
@@ -93,7 +96,8 @@ struct dp_wire {
     size_t buffer_bytes; /* about what a sender gets rid of before there is a receive */
     bool connected; /* the other side has let us in */
     /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are
-     * known and before its first byte is stored, to say in the receive's buf and len where to. */
+     * known and before its first byte is stored, to say in the receive's buf and len where to. It may
+     * be called twice for one message, and says the same then. */
     void (*aim)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
     int error;      /* 0 while it works: DP_ECOMM the peer is gone, DP_EMISMATCH nonsense arrived */
     char why[160];  /* the sentence of error, or of why sends fail */

@@ -48,6 +48,8 @@ if [ -e tests/fakes/ibverbs/.libs/libibverbs.so.1 ]; then
 else
     case_skipped 'over verbs: built without infiniband/verbs.h'
 fi
+case_is 'v12 over shm, large messages by the ring' \
+    "$(DUALPIPE_NET_WIRE=shm DUALPIPE_WIRE_DIRECT=0 conform --version 12 $plugin)"
 case_is 'v12 over the best wire' "$(conform --quick --version 12 $plugin)"
 counters=$(mktemp -d)
 case_is 'v12 over the best wire, counting' \

@@ -92,6 +92,7 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
     struct dp_comm *comm;
     char address[32];
 
+    setenv("DUALPIPE_WIRE_DIRECT", kind->by_ring ? "0" : "1", 1);
     snprintf(address, sizeof(address), "127.0.0.1:%d", port);
     const struct dp_comm_config config = {.rank = rank,
                                           .size = size,
@@ -163,14 +164,16 @@ static int run_mpi(const struct comm_kind *kind, int size, int64_t deadline_ns, 
 }
 
 static const struct comm_kind usual_kinds[] = {
-    {"threads", false, true, run_threads},
-    {"shm", true, true, run_processes},
-    {"tcp", true, true, run_processes},
-    {NULL, false, false, NULL},
+    {.name = "threads", .shares_files = true, .run = run_threads},
+    {.name = "shm", .processes = true, .shares_files = true, .run = run_processes},
+    {.name = "shm", .processes = true, .shares_files = true, .run = run_processes,
+     .by_ring = true},
+    {.name = "tcp", .processes = true, .shares_files = true, .run = run_processes},
+    {.name = NULL},
 };
 static const struct comm_kind mpi_kinds[] = {
-    {"mpi", false, false, run_mpi},
-    {NULL, false, false, NULL},
+    {.name = "mpi", .run = run_mpi},
+    {.name = NULL},
 };
 const struct comm_kind *comm_kinds = usual_kinds;
 

@@ -33,13 +33,14 @@ typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
     } while (0)
 
 struct comm_kind {
-    const char *name;
+    const char *name;      /* of the transport */
     bool processes;     /* a rank can be killed */
     bool shares_files;  /* ranks have the files that the test opened before */
     /* Returns how many ranks did not return 0; a rank that was killed counts, and is counted in
      * *killed too. deadline_ns is the comm's. */
     int (*run)(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn, void *arg,
                int *killed);
+    bool by_ring; /* shm: large messages go through the ring, too */
 };
 
 /* All there are here, ended by a NULL name. With DP_TEST_COMM=mpi, only "mpi": the program itself is

@@ -27,11 +27,16 @@ struct kind {
     const struct dp_wire_ops *ops;
     const char *interface;
     bool wrapped; /* in a fault wire that does nothing */
+    bool by_ring; /* large messages, too */
 };
 static const struct kind kinds[] = {
-    {"shm", &dp_wire_shm, NULL, false},         {"tcp", &dp_wire_tcp, NULL, false},
-    {"tcp over lo", &dp_wire_tcp, "lo", false}, {"tcp over IPv6", &dp_wire_tcp, "::1", false},
-    {"fault(shm)", &dp_wire_shm, NULL, true},   {"fault(tcp)", &dp_wire_tcp, NULL, true},
+    {.name = "shm", .ops = &dp_wire_shm},
+    {.name = "tcp", .ops = &dp_wire_tcp},
+    {.name = "tcp over lo", .ops = &dp_wire_tcp, .interface = "lo"},
+    {.name = "tcp over IPv6", .ops = &dp_wire_tcp, .interface = "::1"},
+    {.name = "fault(shm)", .ops = &dp_wire_shm, .wrapped = true},
+    {.name = "fault(tcp)", .ops = &dp_wire_tcp, .wrapped = true},
+    {.name = "shm by the ring", .ops = &dp_wire_shm, .by_ring = true},
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
@@ -83,6 +88,7 @@ static struct pair make_pair(const struct kind *kind, const struct dp_wire_fault
     uint64_t label = 0;
     int err;
 
+    setenv("DUALPIPE_WIRE_DIRECT", kind->by_ring ? "0" : "1", 1);
     assert_int_equal(kind->ops->listen(&config, &p.listener, &address), 0);
     assert_int_equal(kind->ops->connect(&address, 0x1234, &p.a), 0);
     p.a = wrap(kind, p.a, fault);

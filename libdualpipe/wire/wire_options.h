@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wire_options.h - DUALPIPE_WIRE_*: how wires carry bytes, whoever uses them. Read whenever a wire comes
+ * to be.
+ */
+#ifndef DP_WIRE_WIRE_OPTIONS_H
+#define DP_WIRE_WIRE_OPTIONS_H
+
+#include "base/options.h"
+
+struct dp_wire_options {
+    bool direct;
+};
+
+extern const struct dp_option_area dp_wire_option_area;
+
+#endif

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_wire_large.c - messages that two processes copy straight from one to the other, over shared
+ * memory: either of them alone, both, neither; and what happens to the memory when one of them goes.
+ * (test_wire.c has what every wire must do, with and without this.)
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "wire/shm.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { BIG = 8 << 20, HUGE_MESSAGE = 64 << 20 };
+static const int64_t LONG_NS = 20 * DP_NS_PER_S;
+
+struct pair {
+    struct dp_wire_listener *listener;
+    struct dp_wire *a, *b;
+};
+
+static void progress(struct dp_wire *wire)
+{
+    if (wire)
+        wire->ops->progress(wire);
+}
+
+static struct dp_wire *accept_one(struct dp_wire_listener *listener, struct dp_wire *other)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+    struct dp_wire *wire = NULL;
+    uint64_t label;
+
+    while (dp_wire_shm.accept(listener, &label, &wire) == DP_EAGAIN) {
+        progress(other);
+        assert_true(dp_now_ns() < until);
+    }
+    assert_non_null(wire);
+    return wire;
+}
+
+static struct pair make_pair(void)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+    struct dp_wire_address address;
+    struct pair p = {.listener = NULL};
+
+    assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
+    assert_int_equal(dp_wire_shm.connect(&address, 0, &p.a), 0);
+    p.b = accept_one(p.listener, p.a);
+    while (!dp_shm_of(p.a)->direct.tried || !dp_shm_of(p.b)->direct.tried) {
+        progress(p.a);
+        progress(p.b);
+        assert_true(dp_now_ns() < until);
+    }
+    return p;
+}
+
+static void free_pair(struct pair *p)
+{
+    dp_wire_close(p->a);
+    dp_wire_close(p->b);
+    dp_wire_shm.unlisten(p->listener);
+}
+
+static void finish(struct pair *p, const struct dp_wire_request *req)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+
+    while (req->status == DP_EAGAIN) {
+        progress(p->a);
+        progress(p->b);
+        assert_true(dp_now_ns() < until);
+    }
+}
+
+static bool goes_straight(const struct pair *p)
+{
+    return dp_shm_of(p->a)->direct.reaches;
+}
+
+static void need_right(struct pair *p)
+{
+    if (goes_straight(p))
+        return;
+    free_pair(p);
+    skip_because("processes may not copy from each other's memory here");
+}
+
+static void fill(char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        buf[i] = (char)(seed + i * 7 + (i >> 9) * 3);
+}
+
+static bool is_filled(const char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        if (buf[i] != (char)(seed + i * 7 + (i >> 9) * 3))
+            return false;
+    return true;
+}
+
+static char out[BIG], in[BIG];
+
+/* ---- who copies ------------------------------------------------------------------------------ */
+
+static void send_sizes(struct pair *p, bool straight)
+{
+    static const size_t lens[] = {DP_SHM_LARGE, 200001, 524288, (1 << 20) + 1, 5000000, BIG};
+    enum { LENS = sizeof(lens) / sizeof(lens[0]) };
+
+    for (unsigned i = 0; i < LENS; i++) {
+        struct dp_wire_request send, receive;
+        fill(out, lens[i], i);
+        dp_wire_isend(p->a, i, out, lens[i], &send);
+        dp_wire_irecv(p->b, in, sizeof(in), &receive);
+        finish(p, &receive);
+        finish(p, &send);
+        assert_true(!receive.status && !send.status);
+        assert_int_equal(receive.moved, lens[i]);
+        assert_int_equal(receive.tag, i);
+        assert_true(is_filled(in, lens[i], i));
+    }
+    assert_int_equal(dp_shm_of(p->a)->straight, straight ? LENS : 0);
+}
+
+static void large_messages_go_straight(void **state)
+{
+    (void)state;
+    struct pair p = make_pair();
+
+    need_right(&p);
+    send_sizes(&p, true);
+    free_pair(&p);
+}
+
+static void the_user_may_forbid_it(void **state)
+{
+    (void)state;
+    setenv("DUALPIPE_WIRE_DIRECT", "0", 1);
+    struct pair p = make_pair();
+    unsetenv("DUALPIPE_WIRE_DIRECT");
+
+    assert_false(goes_straight(&p));
+    send_sizes(&p, false);
+    free_pair(&p);
+}
+
+/* From here on the kernel denies this process what it may deny, for good. */
+static void deny_copies(void)
+{
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof(steps) / sizeof(steps[0]), steps};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, 2, &program, 0, 0))
+        _exit(77);
+}
+
+/* In a child, whose exit status says how it went. */
+static int run_in_child(void (*fn)(void))
+{
+    int status;
+
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        fn();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void send_denied(void)
+{
+    deny_copies();
+    struct pair p = make_pair();
+    if (goes_straight(&p))
+        _exit(1);
+    send_sizes(&p, false);
+    free_pair(&p);
+}
+
+static void send_denied_half_way(void)
+{
+    struct pair p = make_pair();
+    send_sizes(&p, goes_straight(&p));
+    dp_shm_of(p.a)->straight = 0;
+    deny_copies();
+    send_sizes(&p, false);
+    free_pair(&p);
+}
+
+static void where_the_system_denies_it_the_ring_serves(void **state)
+{
+    (void)state;
+    int status = run_in_child(send_denied);
+
+    if (status == 77)
+        skip_because("no seccomp filters here, to deny copies with");
+    assert_int_equal(status, 0);
+    assert_int_equal(run_in_child(send_denied_half_way), 0);
+}
+
+static void either_side_alone_moves_all_chunks(void **state)
+{
+    (void)state;
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+
+    need_right(&p);
+    fill(out, BIG, 1);
+    dp_wire_isend(p.a, 1, out, BIG, &send);
+    dp_wire_irecv(p.b, in, BIG, &receive);
+    while (receive.status == DP_EAGAIN)
+        progress(p.b); /* the sender computes */
+    assert_true(is_filled(in, BIG, 1));
+    assert_int_equal(send.status, DP_EAGAIN);
+    finish(&p, &send);
+
+    fill(out, BIG, 2);
+    dp_wire_isend(p.a, 1, out, BIG, &send);
+    dp_wire_irecv(p.b, in, BIG, &receive); /* accepts, moves some, and then computes */
+    assert_true(dp_shm_of(p.b)->is_taken);
+    while (dp_direct_has_chunk(&dp_shm_of(p.a)->offered))
+        progress(p.a);
+    progress(p.b);
+    assert_int_equal(receive.status, 0);
+    assert_true(is_filled(in, BIG, 2));
+    finish(&p, &send);
+    free_pair(&p);
+}
+
+/* ---- memory that no other process can copy ------------------------------------------------------ */
+
+static char *secret_memory(size_t len)
+{
+#ifdef SYS_memfd_secret
+    int fd = (int)syscall(SYS_memfd_secret, 0);
+    void *at = MAP_FAILED;
+
+    if (fd >= 0 && !ftruncate(fd, (off_t)len))
+        at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    return at == MAP_FAILED ? NULL : at;
+#else
+    (void)len;
+    return NULL;
+#endif
+}
+
+static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **state)
+{
+    (void)state;
+    enum { LEN = 300000, TIMES = 6 };
+    char *secret = secret_memory(LEN);
+    struct pair p = make_pair();
+
+    if (!secret) {
+        free_pair(&p);
+        skip_because("no secret memory here");
+    }
+    for (unsigned i = 0; i < 2 * TIMES; i++) {
+        const bool from = i < TIMES;
+        struct dp_wire_request send, receive;
+        char *source = from ? secret : out, *target = from ? in : secret;
+        fill(source, LEN, i);
+        dp_wire_isend(p.a, i, source, LEN, &send);
+        dp_wire_irecv(p.b, target, LEN, &receive);
+        finish(&p, &receive);
+        finish(&p, &send);
+        assert_true(!send.status && !receive.status);
+        assert_true(is_filled(target, LEN, i));
+    }
+    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    munmap(secret, LEN);
+    free_pair(&p);
+}
+
+/* ---- ends ---------------------------------------------------------------------------------- */
+
+static void nobody_writes_into_a_receive_that_was_dropped(void **state)
+{
+    (void)state;
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+
+    need_right(&p);
+    fill(out, BIG, 1);
+    dp_wire_isend(p.a, 1, out, BIG, &send);
+    dp_wire_irecv(p.b, in, BIG, &receive);
+    assert_true(dp_shm_of(p.b)->is_taken);
+    dp_wire_fail(p.b, DP_EABORTED, "aborted");
+    memset(in, 'z', BIG);
+    for (int i = 0; i < 100; i++)
+        progress(p.a);
+    for (size_t i = 0; i < BIG; i++)
+        assert_int_equal(in[i], 'z');
+    assert_int_equal(send.status, DP_EAGAIN);
+    dp_wire_close(p.b);
+    p.b = NULL;
+    finish(&p, &send);
+    assert_int_equal(send.status, DP_ECOMM);
+    free_pair(&p);
+}
+
+static void a_send_that_was_dropped_is_never_received(void **state)
+{
+    (void)state;
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+
+    need_right(&p);
+    dp_wire_isend(p.a, 1, out, BIG, &send);
+    dp_wire_irecv(p.b, in, BIG, &receive);
+    dp_wire_fail(p.a, DP_EABORTED, "aborted");
+    for (int i = 0; i < 100; i++)
+        progress(p.b);
+    assert_int_equal(receive.status, DP_EAGAIN);
+    dp_wire_close(p.a);
+    p.a = NULL;
+    finish(&p, &receive);
+    assert_int_equal(receive.status, DP_ECOMM);
+    free_pair(&p);
+}
+
+/* A child with one end, in the middle of a message of which it moves nothing more. */
+static pid_t start_child(const struct dp_wire_address *address, char *buf, bool sends)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child)
+        return child;
+
+    struct dp_wire_request req;
+    struct dp_wire *wire;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (dp_wire_shm.connect(address, 0, &wire))
+        _exit(1);
+    while (!wire->error && !dp_shm_of(wire)->direct.tried)
+        progress(wire);
+    if (sends)
+        dp_wire_isend(wire, 1, buf, HUGE_MESSAGE, &req);
+    else
+        dp_wire_irecv(wire, buf, HUGE_MESSAGE, &req);
+    while (!wire->error && !dp_shm_of(wire)->is_taken && !dp_shm_of(wire)->is_offered)
+        progress(wire);
+    for (;;)
+        pause();
+}
+
+static bool has_moved_some(const struct dp_shm_wire *w)
+{
+    return (w->is_taken && w->taken.done) || (w->is_offered && w->offered.done);
+}
+
+static void kill_in_the_middle(bool child_sends)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+    char *buf = mmap(NULL, HUGE_MESSAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct dp_wire_address address;
+    struct pair p = {.listener = NULL};
+    struct dp_wire_request req;
+    int status;
+
+    assert_ptr_not_equal(buf, MAP_FAILED);
+    assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
+    pid_t child = start_child(&address, buf, child_sends);
+    p.b = accept_one(p.listener, NULL);
+    while (!dp_shm_of(p.b)->direct.tried && dp_now_ns() < until)
+        progress(p.b);
+    if (child_sends)
+        dp_wire_irecv(p.b, buf, HUGE_MESSAGE, &req);
+    else
+        dp_wire_isend(p.b, 1, buf, HUGE_MESSAGE, &req);
+    while (!has_moved_some(dp_shm_of(p.b)) && dp_now_ns() < until)
+        progress(p.b);
+    assert_int_equal(req.status, DP_EAGAIN);
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    finish(&p, &req);
+    assert_int_equal(req.status, DP_ECOMM);
+    free_pair(&p);
+    munmap(buf, HUGE_MESSAGE);
+}
+
+static void a_process_killed_in_the_middle_of_a_message_breaks_the_wire(void **state)
+{
+    (void)state;
+    struct pair p = make_pair();
+
+    need_right(&p);
+    free_pair(&p);
+    kill_in_the_middle(true);
+    kill_in_the_middle(false);
+}
+
+/* A child that inherits an end has other memory at the same addresses. */
+static void a_child_that_inherits_a_wire_sends_and_receives_its_own_memory(void **state)
+{
+    (void)state;
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+    int status;
+
+    fill(out, BIG, 1);
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        dp_wire_irecv(p.b, in, BIG, &receive);
+        while (receive.status == DP_EAGAIN)
+            progress(p.b);
+        bool good = !receive.status && is_filled(in, BIG, 1);
+        fill(out, BIG, 2);
+        dp_wire_isend(p.b, 1, out, BIG, &send);
+        while (send.status == DP_EAGAIN)
+            progress(p.b);
+        _exit(!good || send.status);
+    }
+    dp_wire_close(p.b);
+    p.b = NULL;
+    dp_wire_isend(p.a, 1, out, BIG, &send);
+    finish(&p, &send);
+    dp_wire_irecv(p.a, in, BIG, &receive);
+    finish(&p, &receive);
+    assert_true(!send.status && !receive.status);
+    assert_true(is_filled(in, BIG, 2));
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    free_pair(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(large_messages_go_straight),
+        cmocka_unit_test(the_user_may_forbid_it),
+        cmocka_unit_test(where_the_system_denies_it_the_ring_serves),
+        cmocka_unit_test(either_side_alone_moves_all_chunks),
+        cmocka_unit_test(memory_that_cannot_be_copied_straight_goes_through_the_ring),
+        cmocka_unit_test(nobody_writes_into_a_receive_that_was_dropped),
+        cmocka_unit_test(a_send_that_was_dropped_is_never_received),
+        cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_breaks_the_wire),
+        cmocka_unit_test(a_child_that_inherits_a_wire_sends_and_receives_its_own_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
