@@ -79,6 +79,15 @@ bool dp_sockaddr_is_loopback(const union dp_sockaddr *a)
     return ntohl(a->v4.sin_addr.s_addr) >> 24 == 127;
 }
 
+bool dp_sockaddr_is_same_ip(const union dp_sockaddr *a, const union dp_sockaddr *b)
+{
+    if (a->any.sa_family != b->any.sa_family)
+        return false;
+    return a->any.sa_family == AF_INET6
+               ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, sizeof(a->v6.sin6_addr))
+               : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
+}
+
 int dp_sockaddr_port(const union dp_sockaddr *a)
 {
     return ntohs(a->any.sa_family == AF_INET6 ? a->v6.sin6_port : a->v4.sin_port);
@@ -115,15 +124,6 @@ static void copy_ip(const struct ifaddrs *i, union dp_sockaddr *out)
     memset(out, 0, sizeof(*out));
     memcpy(out, i->ifa_addr,
            i->ifa_addr->sa_family == AF_INET6 ? sizeof(out->v6) : sizeof(out->v4));
-}
-
-static bool is_same_ip(const union dp_sockaddr *a, const union dp_sockaddr *b)
-{
-    if (a->any.sa_family != b->any.sa_family)
-        return false;
-    return a->any.sa_family == AF_INET6
-               ? !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, sizeof(a->v6.sin6_addr))
-               : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
 }
 
 static bool parse_ip(const char *text, union dp_sockaddr *out)
@@ -197,7 +197,7 @@ int dp_interface_address(const char *name, union dp_sockaddr *out)
         if (!is_ip(i) || rank_interface(i) >= best)
             continue;
         copy_ip(i, &a);
-        if (is_literal ? is_same_ip(&a, &literal) : !strcmp(i->ifa_name, name)) {
+        if (is_literal ? dp_sockaddr_is_same_ip(&a, &literal) : !strcmp(i->ifa_name, name)) {
             best = rank_interface(i);
             found = a;
         }

@@ -26,6 +26,8 @@ void dp_host_id(const char *root, uint8_t id[DP_HOST_ID_BYTES]);
 
 socklen_t dp_sockaddr_len(const union dp_sockaddr *a);
 bool dp_sockaddr_is_loopback(const union dp_sockaddr *a);
+/* The same host, whatever the ports. */
+bool dp_sockaddr_is_same_ip(const union dp_sockaddr *a, const union dp_sockaddr *b);
 int dp_sockaddr_port(const union dp_sockaddr *a);
 void dp_sockaddr_set_port(union dp_sockaddr *a, int port);
 /* "10.0.0.1:80", "[fe80::1]:80" */

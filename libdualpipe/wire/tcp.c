@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "wire/door.h"
+#include "wire/wire_options.h"
 
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -23,7 +24,8 @@ enum {
     TURNS = 16, /* system calls of one progress, so that one wire leaves time for the others */
     /* Between processes of one host, a long message is copied fastest in pieces that stay in the
      * cache; a network wants the kernel's own choice. */
-    LOCAL_BUFFER_BYTES = 65536
+    LOCAL_BUFFER_BYTES = 256 << 10,
+    LEAST_BUFFER_BYTES = 64 << 10 /* what fits in any case */
 };
 
 static const uint32_t MAGIC = 0x44507774; /* "DPwt" */
@@ -39,6 +41,7 @@ struct tcp_wire {
     struct dp_wire base;
     struct dp_call call; /* until connected */
     int fd;              /* -1 until connected */
+    int64_t buffer_kib;  /* the user's option */
     int send_error;      /* an errno: the peer takes nothing any more */
 
     struct header out; /* of sends.head */
@@ -56,34 +59,50 @@ static struct tcp_wire *of(struct dp_wire *wire)
     return (struct tcp_wire *)wire;
 }
 
-static struct tcp_wire *new_wire(void)
+static int new_wire(struct tcp_wire **out)
 {
-    struct tcp_wire *w = calloc(1, sizeof(*w));
+    struct dp_wire_options options;
+    int err = dp_options_read(&dp_wire_option_area, &options);
 
+    if (err)
+        return err;
+    struct tcp_wire *w = calloc(1, sizeof(*w));
     if (!w)
-        return NULL;
+        return dp_fail(DP_ENOMEM, "no memory for a connection");
     dp_wire_init(&w->base, &dp_wire_tcp);
-    w->base.buffer_bytes = LOCAL_BUFFER_BYTES;
+    w->base.buffer_bytes = LEAST_BUFFER_BYTES;
+    w->buffer_kib = options.tcp_buffer_kib;
     w->fd = -1;
     w->call.fd = w->call.passed_fd = -1;
-    return w;
+    *out = w;
+    return 0;
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-static void set_options(int fd)
+/* Over the loopback, or between two addresses of this host. */
+static bool stays_here(int fd)
 {
-    union dp_sockaddr here, there;
+    union dp_sockaddr here = {.room = {0}}, there = {.room = {0}};
     socklen_t here_len = sizeof(here), there_len = sizeof(there);
-    int one = 1, small = LOCAL_BUFFER_BYTES;
 
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    if (getsockname(fd, &here.any, &here_len) || getpeername(fd, &there.any, &there_len))
-        return;
-    if (!dp_sockaddr_is_loopback(&there))
-        return;
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
-    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    return !getsockname(fd, &here.any, &here_len) && !getpeername(fd, &there.any, &there_len) &&
+           (dp_sockaddr_is_loopback(&there) || dp_sockaddr_is_same_ip(&here, &there));
+}
+
+/* Only what may be under way is limited. What the receiver takes is left to the kernel: with a small
+ * buffer there it would offer less room than a segment is long, acknowledge late, and the sender would
+ * wait for that. */
+static void set_options(struct tcp_wire *w)
+{
+    const int one = 1;
+    int bytes = w->buffer_kib >= 0 ? (int)w->buffer_kib << 10 : 0;
+
+    if (w->buffer_kib < 0 && stays_here(w->fd))
+        bytes = LOCAL_BUFFER_BYTES;
+    setsockopt(w->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if (bytes)
+        setsockopt(w->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 }
 
 static int lost(struct tcp_wire *w, int error)
@@ -256,7 +275,7 @@ static bool is_connected(struct tcp_wire *w)
         return true;
     if (!dp_call_connect(&w->call, &w->base, &w->fd))
         return false;
-    set_options(w->fd);
+    set_options(w);
     return true;
 }
 
@@ -332,10 +351,11 @@ static int tcp_connect(const struct dp_wire_address *address, uint64_t label, st
 
     dp_wire_tcp_way(address, &place, hello.cookie);
     dp_sockaddr_text(&place, where);
-    struct tcp_wire *w = new_wire();
-    if (!w)
-        return dp_fail(DP_ENOMEM, "no memory for a connection to %s", where);
-    int err = dp_call_start(&w->call, &place.any, dp_sockaddr_len(&place), where, &hello, -1);
+    struct tcp_wire *w;
+    int err = new_wire(&w);
+    if (err)
+        return err;
+    err = dp_call_start(&w->call, &place.any, dp_sockaddr_len(&place), where, &hello, -1);
     if (err)
         dp_wire_fail(&w->base, err, "%s", dp_last_error());
     *out = &w->base;
@@ -350,14 +370,15 @@ static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct
     if (err)
         return err;
     dp_fd_close(guest.passed_fd);
-    struct tcp_wire *w = new_wire();
-    if (!w) {
+    struct tcp_wire *w;
+    err = new_wire(&w);
+    if (err) {
         close(guest.fd);
-        return dp_fail(DP_ENOMEM, "no memory for a connection");
+        return err;
     }
     w->fd = guest.fd;
     w->base.connected = true;
-    set_options(w->fd);
+    set_options(w);
     *label = guest.hello.label;
     *out = &w->base;
     return 0;
