@@ -39,8 +39,8 @@ while [ $# -gt 0 ]; do
         exit 0
         ;;
     --full)
-        DP_TEST_FULL=yes
-        export DP_TEST_FULL
+        DP_TEST_FULL=yes DP_TEST_LIMIT_S=${DP_TEST_LIMIT_S:-3600}
+        export DP_TEST_FULL DP_TEST_LIMIT_S
         ;;
     --no-install) install=no ;;
     --sanitizers)

@@ -100,5 +100,7 @@ SIM_EXPORT int cudaStreamSynchronize(struct sim_stream *stream);
 /* Make the libnccl that holds this address use the functions of this library from now on; before
  * anything else of it is called. 0, or -1 after saying why not. */
 SIM_EXPORT int sim_attach(const void *in_libnccl);
+/* NULL if the kernels of this version of NCCL can be simulated, else those whose can, in words. */
+SIM_EXPORT const char *sim_known_instead(int nccl_version);
 
 #endif

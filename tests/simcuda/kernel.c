@@ -65,6 +65,11 @@ static void find_release(void)
                 nccl_release_names());
 }
 
+const char *sim_known_instead(int nccl_version)
+{
+    return nccl_release_find(nccl_version) ? NULL : nccl_release_names();
+}
+
 /* ---- batches of work
  * ------------------------------------------------------------------------------- */
 

@@ -18,15 +18,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char usage[] = "usage: nccl-job [--ranks N] [--bytes N,N...] [--types N,N...] "
-                            "[--seconds N] LIBNCCL LIBNVML CASE...\n"
-                            "\n"
-                            "  --ranks    processes, each a host (2)\n"
-                            "  --bytes    sizes that every case runs with (1048576)\n"
-                            "  --types    numbers of ncclDataType_t, likewise (7, float32)\n"
-                            "  --seconds  kill it all after so many (240)\n"
-                            "\n"
-                            "Status 0: all cases passed, 1: one did not, 2: misuse.\n";
+static const char usage[] =
+    "usage: nccl-job [--ranks N] [--bytes N,N...] [--types N,N...] [--seconds N]\n"
+    "                LIBNCCL LIBNVML [CASE...]\n"
+    "\n"
+    "  --ranks    processes, each a host (2)\n"
+    "  --bytes    sizes that every case runs with (1048576)\n"
+    "  --types    numbers of ncclDataType_t, likewise (7, float32)\n"
+    "  --seconds  kill it all after so many (240)\n"
+    "\n"
+    "Status 0: all cases passed, 1: one did not, 2: misuse. Without cases, 0: this NCCL can be\n"
+    "simulated, 77: it cannot, for the reason that is printed.\n";
 
 enum { MOST = 16, MOST_RANKS = 8 };
 
@@ -147,6 +149,22 @@ static void run_rank(const struct settings *s, struct nccl_job *job)
         nccl_job_close(job, job->comm);
     cudaStreamDestroy(job->stream);
     exit(0);
+}
+
+/* ---- without cases: whether there could be any ----------------------------------------------- */
+
+static int check_library(const struct settings *s)
+{
+    const struct nccl_api *nccl = nccl_api_load(s->libnccl, s->libnvml);
+    int version = 0;
+
+    if (!nccl)
+        return 2;
+    nccl->GetVersion(&version);
+    const char *known = sim_known_instead(version);
+    if (known)
+        printf("NCCL %d: its kernels' structures are known for %s only\n", version, known);
+    return known ? 77 : 0;
 }
 
 /* ---- all of them -------------------------------------------------------------------------------
@@ -302,7 +320,7 @@ static bool read_arguments(struct settings *s, char **args)
             return false;
         s->dies |= !strcmp(*args, "peer-death");
     }
-    return s->case_count > 0;
+    return true;
 }
 
 int main(int argc, char **argv)
@@ -320,5 +338,5 @@ int main(int argc, char **argv)
         fputs(usage, stderr);
         return 2;
     }
-    return run_job(&s);
+    return s.case_count ? run_job(&s) : check_library(&s);
 }

@@ -23,8 +23,8 @@ skip_all()
 }
 
 [ -x $job ] || skip_all 'the simulated CUDA is written for x86-64'
-[ -e "$libnccl" ] || skip_all "no $package: $(cat "$cache/why" 2>/dev/null ||
-    echo 'sh tests/simcuda/fetch.sh loads it, as tests/run.sh does')"
+[ -e "$libnccl" ] || skip_all "no $package: $(tail -n 1 "$cache/why" 2>/dev/null |
+    grep . || echo 'sh tests/simcuda/fetch.sh loads it, as tests/run.sh does')"
 case " $DP_CC " in
 *-fsanitize=thread*) skip_all 'the thread sanitizer cannot see what NCCL does and takes it for races' ;;
 esac
@@ -39,6 +39,18 @@ export NCCL_NET_PLUGIN NCCL_NET NCCL_DEBUG NCCL_DEBUG_SUBSYS
 # NCCL leaves some of its own memory behind; ours would not have this function below it.
 echo 'leak:ncclCalloc' >"$work/leaks"
 export LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
+
+status=0
+why=$($job "$libnccl" $libnvml 2>&1) || status=$?
+case $status in
+0) ;;
+77) skip_all "$why" ;;
+*)
+    case_is "$package can be loaded" "$why"
+    cases_end
+    exit 1
+    ;;
+esac
 
 # job ARGUMENT... - run it; what is wrong, if anything. NCCL's log is in $work/log.
 job()

@@ -20,48 +20,6 @@ for wire in shm tcp; do
 done
 unset DUALPIPE_NET_WIRE
 
-# reduce_by PROTOCOL ALGORITHM WIRE RANKS
-reduce_by()
-{
-    NCCL_PROTO=$1 NCCL_ALGO="allreduce:$2" DUALPIPE_NET_WIRE=$3
-    export NCCL_PROTO NCCL_ALGO DUALPIPE_NET_WIRE
-    case_is "$1, $2 over $3 between $4 hosts" \
-        "$(job --ranks "$4" --bytes 8,1000000 --types 7,9 all-reduce all-gather)"
-    unset NCCL_PROTO NCCL_ALGO DUALPIPE_NET_WIRE
-}
-
-# LL128 needs an order of stores that only our copies keep (net_lines.h): with memcpy this finds
-# wrong data.
-reduce_by LL Ring shm 2
-reduce_by LL128 Ring shm 2
-reduce_by LL128 Ring tcp 2
-reduce_by LL128 Tree shm 3
-reduce_by Simple Tree tcp 3
-if [ -n "${DP_TEST_FULL:-}" ]; then
-    for wire in shm tcp; do
-        for protocol in LL LL128 Simple; do
-            for algorithm in Ring Tree; do
-                reduce_by $protocol $algorithm $wire 5
-            done
-        done
-    done
-fi
-case_is 'LL128 is left to NCCL' "$(job --bytes 8 all-reduce; not_logged 'NCCL_PROTO=.LL128')"
-case_is 'LL128 is ruled out where NCCL does not say what is watched' \
-    "$(NCCL_NET_OPTIONAL_RECV_COMPLETION=0 job --bytes 8 all-reduce
-        logged 'NCCL_PROTO=.LL128 from now on')"
-
-# A plugin with a fault is found out, so that the cases above mean something.
-# fault NAME PROTOCOL
-fault()
-{
-    NCCL_NET_PLUGIN=$PWD/tests/fakes/net/.libs/broken_net.so BROKEN_NET=$1 NCCL_PROTO=$2 \
-        BROKEN_NET_PLUGIN=$plugin job --bytes 1000000 all-reduce |
-        grep -q ' is wrong' || echo 'nobody noticed'
-}
-case_is 'a bit flipped on the way' "$(fault flips Simple)"
-case_is 'flags of LL128 before their data' "$(fault unordered LL128)"
-
 # NCCL up to 2.29 forgets the plugin's name when it lets go of it, unless it never does.
 case_is 'communicators after the last one was destroyed' \
     "$(NCCL_NET_PLUGIN_REF_COUNT=1 job --bytes 100000 reload)"
