@@ -70,6 +70,7 @@ static int new_net(struct dpn_net **out)
         return dp_fail(DP_ENOMEM, "no memory for a context");
     pthread_mutex_init(&net->lock, NULL);
     net->traffic_class = NCCL_NET_TRAFFIC_CLASS_UNDEF;
+    net->ops = UINT32_MAX;
     contexts++;
     *out = net;
     return 0;
@@ -126,6 +127,11 @@ void dpn_net_finalize(struct dpn_net *net)
     if (!--contexts)
         devices.count = plain_devices; /* NCCL counts anew, and takes all for plain */
     pthread_mutex_unlock(&lock);
+}
+
+void dpn_net_set_ops(struct dpn_net *net, uint32_t ops)
+{
+    net->ops = ops;
 }
 
 void dpn_net_set_traffic_class(struct dpn_net *net, int traffic_class)

@@ -43,6 +43,9 @@ void dpn_net_finalize(struct dpn_net *net);
 /* As the user gave it for a communicator; NCCL_NET_TRAFFIC_CLASS_UNDEF: not. Before it connects. */
 void dpn_net_set_traffic_class(struct dpn_net *net, int traffic_class);
 
+/* What its next connections are for: net_traffic.h. From any thread. */
+void dpn_net_set_ops(struct dpn_net *net, uint32_t ops);
+
 /* For versions without a context: one for the process, never finalized; NULL before its init.
  * names_watched: the version has irecv tell which receives are watched. */
 int dpn_net_init_shared(ncclDebugLogger_t logger, bool names_watched);

@@ -39,11 +39,11 @@ ncclResult_t dpn_finalize_v11(void *ctx)
     return ncclSuccess;
 }
 
-/* A hint about what is to come; nothing here chooses by it yet. */
+/* A hint about what is to come; either may be NULL. */
 ncclResult_t dpn_setNetAttr_v11(void *ctx, struct ncclNetAttr_v11 *netAttr)
 {
-    (void)ctx;
-    (void)netAttr;
+    if (ctx && netAttr)
+        dpn_net_set_ops(ctx, netAttr->op);
     return ncclSuccess;
 }
 

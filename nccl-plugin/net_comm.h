@@ -20,6 +20,7 @@ struct dpn_open {
 };
 
 struct dpn_net {
+    _Atomic uint32_t ops; /* what the next connections are for, see net_traffic.h */
     int traffic_class; /* that NCCL was given for it; NCCL_NET_TRAFFIC_CLASS_UNDEF */
     pthread_mutex_t lock;
     struct dpn_open *open; /* under lock */

@@ -7,9 +7,15 @@
 
 #include "base/options.h"
 
+/* Of a kind of connections; -1: nothing of its own. */
+struct dpn_class {
+    int64_t traffic_class, service_level;
+};
+
 struct dpn_net_options {
     const char *wire; /* auto, shm, tcp, verbs */
     int64_t devices;  /* at most */
+    struct dpn_class pipeline, gradient;
     int64_t stripe_bytes;
     int64_t timeout_s;
     bool stat;            /* count, for `dualpipe stat` */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verbs.c - the transport: how two sides agree on rails and lanes, what they register, and the end.
+ * verbs.c - the transport: how two sides agree on rails and lanes, when a request is done, and the end.
  */
 #include "nccl-plugin/verbs/verbs.h"
 
-#include "base/clock.h"
 #include "base/fail.h"
+#include "nccl-plugin/net_traffic.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
 #include "nccl-plugin/verbs/verbs_load.h"
 #include "nccl-plugin/verbs/verbs_qp.h"
@@ -114,16 +114,20 @@ static uint32_t most_of(const struct dpn_device *device)
     return most;
 }
 
-/* The operator's class, else what the communicator was given. */
 static void choose_class(struct dpn_verbs *v)
 {
+    static const struct dpn_class none = {-1, -1};
     const struct dpn_verbs_options *o = &dpn_verbs_state.options;
-    const int given = v->comm->open.net->traffic_class;
-    const int class = o->traffic_class != DPN_AUTO ? o->traffic_class : given;
-    const int level = o->service_level != DPN_AUTO ? o->service_level : given;
+    const struct dpn_net *net = v->comm->open.net;
+    const enum dpn_traffic traffic = dpn_traffic_of(net->ops);
+    const struct dpn_class *kind = traffic == DPN_TRAFFIC_PIPELINE   ? &dpn_options.pipeline
+                                   : traffic == DPN_TRAFFIC_GRADIENT ? &dpn_options.gradient
+                                                                     : &none;
 
-    v->traffic_class = class > 0 && class < 256 ? (uint8_t)class : 0;
-    v->service_level = level > 0 && level < 16 ? (uint8_t)level : 0;
+    v->traffic_class = (uint8_t)dpn_traffic_choose(kind->traffic_class, o->traffic_class,
+                                                   net->traffic_class, 255);
+    v->service_level = (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level,
+                                                   net->traffic_class, 15);
 }
 
 static void say_hello(struct dpn_verbs *v)
@@ -399,89 +403,6 @@ static void close_verbs(struct dpn_comm *comm)
     comm->state = NULL;
 }
 
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-static void put_all(const struct dpn_verbs_memory *memory)
-{
-    for (int r = 0; r < memory->rail_count; r++)
-        dpn_mr_put(memory->hcas[r], memory->mrs[r]);
-}
-
-static bool is_supported(const struct dpn_verbs *v, const struct dpn_region *region)
-{
-    int wanted = NCCL_PTR_HOST;
-
-    if (region->fd >= 0)
-        wanted = NCCL_PTR_DMABUF | NCCL_PTR_CUDA;
-    else if (region->type != NCCL_PTR_HOST)
-        wanted = NCCL_PTR_CUDA;
-    for (int r = 0; r < v->rail_count; r++)
-        if (!(v->rails[r].port->hca->pointers & wanted))
-            return false;
-    return true;
-}
-
-static int reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out)
-{
-    struct dpn_verbs *v = comm->state;
-    int err = 0;
-
-    if (!is_supported(v, region))
-        return dp_fail(DP_EUNSUPPORTED, "registering %zu bytes of %s: %s does not reach it",
-                       region->size, region->fd >= 0 ? "a dma-buf" : "GPU memory",
-                       v->rails[0].port->name);
-    struct dpn_verbs_memory *memory = calloc(1, sizeof(*memory));
-    if (!memory)
-        return dp_fail(DP_ENOMEM, "no memory for a registration");
-    memory->from = (uintptr_t)region->data;
-    memory->to = memory->from + region->size;
-    memory->type = region->type;
-    for (; memory->rail_count < v->rail_count && !err; memory->rail_count += !err) {
-        const int r = memory->rail_count;
-        memory->hcas[r] = v->rails[r].port->hca;
-        err = dpn_mr_get(memory->hcas[r], region, &memory->mrs[r]);
-    }
-    if (err) {
-        put_all(memory);
-        free(memory);
-        return err;
-    }
-    *out = &memory->base;
-    return 0;
-}
-
-static bool recv_uses(const struct dpn_recv *recv, const struct dpn_memory *memory)
-{
-    for (unsigned i = 0; i < recv->count; i++)
-        if (!recv->rooms[i].done && recv->rooms[i].memory == memory)
-            return true;
-    return false;
-}
-
-static bool is_in_flight(const struct dpn_verbs *v, const struct dpn_memory *memory)
-{
-    for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
-        const struct dpn_send *send = &v->sends[i];
-        if (v->free >> i & 1)
-            continue;
-        if (v->is_sender ? send->base.left && &send->memory->base == memory
-                         : recv_uses(&v->recvs[i], memory))
-            return true;
-    }
-    return false;
-}
-
-static void dereg(struct dpn_comm *comm, struct dpn_memory *base)
-{
-    struct dpn_verbs_memory *memory = (struct dpn_verbs_memory *)base;
-
-    if (comm->state && is_in_flight(comm->state, base))
-        dpn_verbs_fail(comm->state, DP_EABORTED,
-                       "memory was deregistered while a request still used it");
-    put_all(memory);
-    free(memory);
-}
-
 /* ---- test ------------------------------------------------------------------------------------ */
 
 static bool is_free(const struct dpn_verbs_request *req)
@@ -528,8 +449,8 @@ static int test(struct dpn_request *request, bool *done, int *sizes)
 const struct dpn_transport dpn_verbs = {
     .name = "verbs",
     .open = open_verbs,
-    .reg = reg,
-    .dereg = dereg,
+    .reg = dpn_verbs_reg,
+    .dereg = dpn_verbs_dereg,
     .isend = dpn_verbs_isend,
     .irecv = dpn_verbs_irecv,
     .iflush = dpn_verbs_iflush,

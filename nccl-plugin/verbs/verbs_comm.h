@@ -340,6 +340,10 @@ int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *piece
                      struct dpn_request **out);
 int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail);
 
+/* verbs_reg.c */
+int dpn_verbs_reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out);
+void dpn_verbs_dereg(struct dpn_comm *comm, struct dpn_memory *base);
+
 /* verbs_line.c */
 void dpn_line_seal(struct dpn_line *line);
 /* Copy what is at `from` if it is line `number`, whole. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_choice.c - which ports are used, and which of their GIDs towards a peer.
+ * test_verbs_choice.c - which ports are used, which of their GIDs towards a peer, and of which class.
  */
 #include "cmocka_all.h"
 
+#include "nccl-plugin/net_traffic.h"
 #include "nccl-plugin/verbs/verbs_filter.h"
 #include "nccl-plugin/verbs/verbs_gid.h"
 
@@ -255,6 +256,31 @@ static void a_gid_is_told_with_index_and_kind(void **state)
     assert_string_equal(dpn_gid_text(&g.list[0], text), "10.0.0.1 (index 3, RoCE v2)");
 }
 
+/* ---- classes --------------------------------------------------------------------------------- */
+
+static void connections_for_send_and_receive_are_the_pipelines(void **state)
+{
+    const uint32_t all_reduce = 1u << 4, send_recv = 1u << 5, send = 1u << 6, all_to_all = 1u << 8;
+
+    (void)state;
+    assert_int_equal(dpn_traffic_of(send), DPN_TRAFFIC_PIPELINE);
+    assert_int_equal(dpn_traffic_of(send_recv | send | all_to_all), DPN_TRAFFIC_PIPELINE);
+    assert_int_equal(dpn_traffic_of(all_reduce), DPN_TRAFFIC_GRADIENT);
+    assert_int_equal(dpn_traffic_of(all_reduce | send), DPN_TRAFFIC_GRADIENT);
+    assert_int_equal(dpn_traffic_of(UINT32_MAX), DPN_TRAFFIC_ANY);
+    assert_int_equal(dpn_traffic_of(0), DPN_TRAFFIC_ANY);
+}
+
+static void a_kinds_class_goes_before_the_operators_and_the_communicators(void **state)
+{
+    (void)state;
+    assert_int_equal(dpn_traffic_choose(96, 104, 8, 255), 96);
+    assert_int_equal(dpn_traffic_choose(-1, 104, 8, 255), 104);
+    assert_int_equal(dpn_traffic_choose(-1, -1, 8, 255), 8);
+    assert_int_equal(dpn_traffic_choose(-1, -1, -1, 255), 0);
+    assert_int_equal(dpn_traffic_choose(-1, -1, 104, 15), 0); /* no service level */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +295,8 @@ int main(void)
         cmocka_unit_test(what_cannot_talk_is_not_joined),
         cmocka_unit_test(holes_are_left_out_and_the_best_of_many_stay),
         cmocka_unit_test(a_gid_is_told_with_index_and_kind),
+        cmocka_unit_test(connections_for_send_and_receive_are_the_pipelines),
+        cmocka_unit_test(a_kinds_class_goes_before_the_operators_and_the_communicators),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_talk.c - what crosses the border between two sides of an RDMA connection: words, which
+ * may be anything; lines, which may be half written; and the numbers that are packed into few bits.
+ */
+#include "cmocka_all.h"
+
+#include "nccl-plugin/verbs/verbs_comm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+static struct dpn_talk_qp some_qp(void)
+{
+    return (struct dpn_talk_qp){.number = 17, .psn = 1, .mtu = IBV_MTU_4096};
+}
+
+/* A word of each kind that makes sense. */
+static union dpn_talk good(enum dpn_talk_kind kind)
+{
+    union dpn_talk t;
+
+    memset(&t, 0, sizeof(t));
+    switch (kind) {
+    case DPN_HELLO:
+        t.hello = (struct dpn_hello){.version = DPN_TALK_VERSION, .port_count = 1, .qps = 1,
+                                     .max_message = 1 << 23,
+                                     .ports = {{.name = "mlx5_0", .speed_mbps = 100000}}};
+        break;
+    case DPN_PLAN:
+        t.plan = (struct dpn_plan){.agreed = 1, .rails = 1, .lanes_per_rail = 1,
+                                   .max_message = 1 << 23,
+                                   .ports = {{.name = "mlx5_0", .speed_mbps = 100000}}};
+        break;
+    case DPN_OPEN:
+        t.open = (struct dpn_open_lane){.lane = 1, .epoch = 1, .qp = some_qp()};
+        break;
+    case DPN_OPENED:
+        t.opened = (struct dpn_opened_lane){.lane = 1, .is_open = 1, .epoch = 1, .qp = some_qp()};
+        break;
+    case DPN_READY:
+    case DPN_FENCED_SENDER:
+    case DPN_FENCED_RECEIVER:
+    case DPN_REFUSED:
+        break;
+    }
+    return t;
+}
+
+static bool is_for_sender(enum dpn_talk_kind kind)
+{
+    return kind == DPN_PLAN || kind == DPN_OPENED || kind == DPN_FENCED_RECEIVER;
+}
+
+static void words_are_understood_by_whom_they_are_for(void **state)
+{
+    (void)state;
+    for (unsigned kind = DPN_HELLO; kind <= DPN_REFUSED; kind++) {
+        const union dpn_talk t = good(kind);
+        const size_t len = dpn_talk_len(kind);
+        assert_int_equal(dpn_talk_check(kind, is_for_sender(kind), &t, len), 0);
+        assert_int_equal(dpn_talk_check(kind, !is_for_sender(kind), &t, len), DP_EMISMATCH);
+    }
+}
+
+static void words_of_another_length_or_kind_are_none(void **state)
+{
+    const union dpn_talk t = good(DPN_HELLO);
+
+    (void)state;
+    for (size_t len = 0; len < sizeof(struct dpn_hello); len++)
+        assert_int_equal(dpn_talk_check(DPN_HELLO, false, &t, len), DP_EMISMATCH);
+    assert_int_equal(dpn_talk_check(0, false, &t, 0), DP_EMISMATCH);
+    assert_int_equal(dpn_talk_check(DPN_REFUSED + 1, false, &t, 0), DP_EMISMATCH);
+    assert_int_equal(dpn_talk_check(UINT64_MAX, true, &t, 0), DP_EMISMATCH);
+}
+
+static void another_version_is_named(void **state)
+{
+    union dpn_talk t = good(DPN_HELLO);
+
+    (void)state;
+    t.hello.version = 9;
+    assert_int_equal(dpn_talk_check(DPN_HELLO, false, &t, sizeof(t.hello)), DP_EMISMATCH);
+    assert_non_null(strstr(dp_last_error(), "version 9"));
+}
+
+static void values_out_of_bounds_are_refused(void **state)
+{
+    union dpn_talk t;
+
+#define REFUSED(kind, member, value)                                                               \
+    t = good(kind);                                                                                \
+    t.member = (value);                                                                            \
+    assert_int_equal(dpn_talk_check(kind, is_for_sender(kind), &t, dpn_talk_len(kind)),            \
+                     DP_EMISMATCH)
+    (void)state;
+    REFUSED(DPN_HELLO, hello.port_count, 0);
+    REFUSED(DPN_HELLO, hello.port_count, DPN_MAX_RAILS + 1);
+    REFUSED(DPN_HELLO, hello.qps, DPN_MAX_LANES + 1);
+    REFUSED(DPN_HELLO, hello.ports[0].speed_mbps, 0);
+    REFUSED(DPN_PLAN, plan.rails, DPN_MAX_RAILS + 1);
+    REFUSED(DPN_PLAN, plan.lanes_per_rail, DPN_MAX_LANES + 1);
+    REFUSED(DPN_PLAN, plan.rail[0].sender, DPN_MAX_RAILS);
+    REFUSED(DPN_OPEN, open.lane, DPN_MAX_LANES);
+    REFUSED(DPN_OPEN, open.gids.count, DPN_MAX_GIDS + 1);
+    REFUSED(DPN_OPEN, open.gids.count, -1);
+    REFUSED(DPN_OPEN, open.qp.mtu, 0);
+    REFUSED(DPN_OPENED, opened.sender.type, 3);
+    REFUSED(DPN_READY, ready.lanes, DPN_MAX_LANES + 1);
+    REFUSED(DPN_FENCED_SENDER, fenced_sender.lane, DPN_MAX_LANES);
+    REFUSED(DPN_FENCED_RECEIVER, fenced_receiver.arrived[31].count, DPN_MAX_RECEIVES + 1);
+    REFUSED(DPN_REFUSED, refused.slot, NCCL_NET_MAX_REQUESTS);
+    t = good(DPN_PLAN);
+    memset(t.plan.reason, 'x', sizeof(t.plan.reason));
+    assert_int_equal(dpn_talk_check(DPN_PLAN, true, &t, sizeof(t.plan)), DP_EMISMATCH);
+}
+
+/* Whatever is let through has every index within bounds: a sanitizer would tell. */
+static void garbage_does_no_harm(void **state)
+{
+    uint32_t seed = 1;
+    int let_through = 0;
+
+    (void)state;
+    for (int turn = 0; turn < 20000; turn++) {
+        const unsigned kind = DPN_HELLO + (unsigned)turn % DPN_REFUSED;
+        union dpn_talk t = good(kind);
+        for (int i = 0; i < 1 + turn % 5; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            ((uint8_t *)&t)[(seed >> 8) % dpn_talk_len(kind)] = (uint8_t)(seed >> 24);
+        }
+        let_through += !dpn_talk_check(kind, is_for_sender(kind), &t, dpn_talk_len(kind));
+    }
+    assert_in_range(let_through, 1, 19999);
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+static struct dpn_line some_line(uint32_t number)
+{
+    struct dpn_line line = {.address = 0x7f0012345678, .bytes = 4096, .tag = 7, .keys = {1, 2, 3},
+                            .slot = 31, .count = 1, .generation = 5, .number = number};
+
+    dpn_line_seal(&line);
+    return line;
+}
+
+static void a_line_is_read_in_its_turn(void **state)
+{
+    const struct dpn_line line = some_line(0), empty = {.number = 0};
+    struct dpn_line out;
+
+    (void)state;
+    assert_true(dpn_line_read(&line, 0, &out));
+    assert_memory_equal(&line, &out, sizeof(out));
+    assert_false(dpn_line_read(&line, 1, &out));
+    assert_false(dpn_line_read(&empty, 0, &out));
+}
+
+/* A device may write it in any pieces, in any order. */
+static void a_line_that_is_half_there_is_not_there(void **state)
+{
+    const struct dpn_line old = some_line(3), new = some_line(3 + DPN_LINES);
+    struct dpn_line out;
+
+    (void)state;
+    for (size_t from = 0; from < sizeof(new); from++)
+        for (size_t to = from + 1; to <= sizeof(new); to++) {
+            struct dpn_line line = old;
+            memcpy((char *)&line + from, (const char *)&new + from, to - from);
+            if (dpn_line_read(&line, new.number, &out))
+                assert_memory_equal(&out, &new, sizeof(out));
+        }
+}
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+static void marks_and_work_come_back_as_they_were(void **state)
+{
+    const struct dpn_mark mark = {31, 7, 15, 16, DPN_GENERATIONS - 1, true};
+    const struct dpn_work work = {DPN_WORK_PART, 15, 0xffff, 31, 15, 3};
+
+    (void)state;
+    const struct dpn_mark m = dpn_mark_unpack(dpn_mark_pack(mark));
+    assert_true(m.slot == 31 && m.sub == 7 && m.stripe == 15 && m.count == 16 && m.has_record &&
+                m.generation == DPN_GENERATIONS - 1);
+    const struct dpn_work w = dpn_work_unpack(dpn_work_pack(work));
+    assert_true(w.kind == DPN_WORK_PART && w.lane == 15 && w.epoch == 0xffff && w.slot == 31 &&
+                w.stripe == 15 && w.requests == 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(words_are_understood_by_whom_they_are_for),
+        cmocka_unit_test(words_of_another_length_or_kind_are_none),
+        cmocka_unit_test(another_version_is_named),
+        cmocka_unit_test(values_out_of_bounds_are_refused),
+        cmocka_unit_test(garbage_does_no_harm),
+        cmocka_unit_test(a_line_is_read_in_its_turn),
+        cmocka_unit_test(a_line_that_is_half_there_is_not_there),
+        cmocka_unit_test(marks_and_work_come_back_as_they_were),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
