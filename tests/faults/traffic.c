@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 enum { WINDOW = 6, UNTOUCHED = 0xee };
+/* One more than there are messages: for the receive of a next step, which nobody sends to. */
+enum { AHEAD = PLAN_MESSAGES, PLACES };
 
 struct flow;
 
@@ -27,9 +29,9 @@ struct flow {
     int sender, number; /* as the plan counts */
     void *listener, *comm, *memory;
     char handle[NCCL_NET_HANDLE_MAXSIZE];
-    unsigned char *bytes; /* PLAN_MESSAGES times PLAN_BYTES */
-    bool left[PLAN_MESSAGES]; /* nobody may write there any more */
-    struct item items[PLAN_MESSAGES];
+    unsigned char *bytes; /* PLACES times PLAN_BYTES */
+    bool left[PLACES]; /* nobody may write there any more */
+    struct item items[PLAN_MESSAGES], ahead;
     int given, taken, count; /* items */
 };
 
@@ -106,7 +108,7 @@ static bool all_are(const unsigned char *bytes, size_t len, int value)
 
 static void check_untouched(const struct flow *f)
 {
-    for (int i = 0; i < PLAN_MESSAGES; i++)
+    for (int i = 0; i < PLACES; i++)
         if (!all_are(place(f, i), PLAN_BYTES, UNTOUCHED))
             wrong("message %d of connection %d was written to after it was done", i, f->number);
 }
@@ -183,6 +185,25 @@ static bool move(struct flow *f)
     return !err;
 }
 
+/* A job goes on: who has received everything waits for what the next step brings, and so hears of a
+ * sender that is not sure yet. Returns whether it goes on. */
+static bool look_ahead(struct flow *f)
+{
+    void *data[] = {place(f, AHEAD)}, *memories[] = {f->memory};
+    size_t sizes[] = {PLAN_BYTES};
+    int tags[] = {0};
+    ncclResult_t err;
+
+    leave(f, AHEAD);
+    if (!f->ahead.req)
+        err = f->t->net->irecv(f->comm, 1, data, sizes, tags, memories, &f->ahead.req);
+    else
+        err = f->t->net->test(f->ahead.req, &f->ahead.done, f->ahead.sizes);
+    if (!err && f->ahead.done)
+        wrong("connection %d brings a message more", f->number);
+    return !err && !f->ahead.done;
+}
+
 /* ---- connections ------------------------------------------------------------------------------ */
 
 /* As NCCL does after an error: requests may be in flight. */
@@ -195,7 +216,7 @@ static void end_flow(struct flow *f)
     f->closed = true;
     if (f->memory)
         net->dereg(f->comm, f->memory);
-    for (int i = 0; i < PLAN_MESSAGES; i++)
+    for (int i = 0; i < PLACES; i++)
         leave(f, i);
     if (f->comm && f->is_send)
         net->close_send(f->comm);
@@ -214,7 +235,7 @@ static void fail_flow(struct flow *f)
 
 static void open_flow(struct flow *f, void *ctx, int dev)
 {
-    f->bytes = calloc(PLAN_MESSAGES, PLAN_BYTES);
+    f->bytes = calloc(PLACES, PLAN_BYTES);
     if (!f->bytes)
         abort();
     fill_all(f);
@@ -238,7 +259,7 @@ static bool connect_flow(struct flow *f, void *ctx, int dev)
     if (!f->comm)
         return false;
     result->connected++;
-    if (net->reg(f->comm, f->bytes, (size_t)PLAN_MESSAGES * PLAN_BYTES, NCCL_PTR_HOST, &f->memory))
+    if (net->reg(f->comm, f->bytes, (size_t)PLACES * PLAN_BYTES, NCCL_PTR_HOST, &f->memory))
         fail_flow(f);
     return true;
 }
@@ -313,14 +334,6 @@ static bool exchange_handles(const struct traffic *t, struct side *sides)
     return true;
 }
 
-/* Neither goes on before the other has come so far. */
-static void meet(const struct traffic *t)
-{
-    char byte = 0;
-
-    if (!t->is_alone && tell(t, &byte, 1))
-        hear(t, &byte, 1);
-}
 
 static bool connect_side(struct side *s)
 {
@@ -337,13 +350,36 @@ static bool move_side(struct side *s)
 
     for (int i = 0; i < FLOWS; i++) {
         struct flow *f = &s->flows[i];
-        if (f->failed || f->taken == f->count)
+        const bool is_done = f->taken == f->count;
+        if (f->failed || (is_done && f->is_send))
             continue;
-        if (!move(f))
+        if (!(is_done ? look_ahead(f) : move(f)))
             fail_flow(f);
-        ready = false;
+        ready &= is_done;
     }
     return ready;
+}
+
+/* Neither goes on before the other has come so far. */
+static void meet(const struct traffic *t)
+{
+    char byte = 0;
+
+    if (!t->is_alone && tell(t, &byte, 1))
+        hear(t, &byte, 1);
+}
+
+/* The same, and what the other still wants from here is done in between. */
+static void meet_at_work(const struct traffic *t, struct side *s)
+{
+    struct pollfd ready = {.fd = t->in, .events = POLLIN};
+    char byte = 0;
+
+    if (t->is_alone || !tell(t, &byte, 1))
+        return;
+    while (!poll(&ready, 1, 1) && in_time("wait for the other process"))
+        move_side(s);
+    hear(t, &byte, 1);
 }
 
 static void move_all(struct side *sides, int count, bool (*step)(struct side *), const char *what)
@@ -361,6 +397,7 @@ static int fuse_two(const struct traffic *t, int devices)
     static int fused = -1;
     const int both[] = {0, 1};
 
+    setenv("NCCL_NET_FORCE_MERGE", "these", 0); /* which have no place on the PCI bus */
     if (t->plan->is_fused && fused < 0 && devices >= 2 && t->net->fuse(2, both, &fused))
         fused = -1;
     return fused;
@@ -413,7 +450,7 @@ void traffic_run(const struct traffic *t, struct traffic_result *out)
         move_all(sides, count, connect_side, "connect");
         move_all(sides, count, move_side, "carry messages");
     }
-    meet(t);
+    meet_at_work(t, sides);
     for (int i = 0; i < count; i++)
         tear_down(t, &sides[i]);
     meet(t); /* what is late has come now */
