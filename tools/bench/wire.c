@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * wire.c - `dualpipe bench wire`: latency and bandwidth of messages between two processes, against
- * what memcpy and a pipe do on the same machine in the same run.
+ * what memcpy and a pipe do on the same machine in the same run; what a rank costs that only waits;
+ * and what becomes of it all where other threads want the cores.
  *
  * Rank 0 takes the samples and tells rank 1 what to do: which case, how often.
  */
@@ -15,9 +16,12 @@
 #include <dualpipe/comm.h>
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SAMPLE_MS = 150, WINDOW = 4, STOP = -1, BIGGEST = 64 << 20, PIPE_CHUNK = 64 << 10 };
@@ -42,12 +46,16 @@ struct word {
     int32_t times;
 };
 
+/* What a method is measured by: us one way, GB/s, % of a core that rank 0 has used. */
+enum figure { LATENCY, STREAM, SHARE };
+static const char *const units[] = {"us", "GB/s", "%"};
+
 /* A way to move `size` bytes `times` times; both ranks call it. */
 struct method {
     const char *what;
     size_t size;
     int (*run)(struct job *j, size_t size, int times);
-    bool is_stream;         /* GB/s, else us one way */
+    enum figure figure;
     double shm_target, tcp_target;
 };
 
@@ -112,6 +120,63 @@ static int stream(struct job *j, size_t size, int times)
     return err ? err : wait_all(j, &last, 1);
 }
 
+/* ---- waiting, and company ---------------------------------------------------------------------- */
+
+/* Rank 0 waits for a message that is 10 ms away, times over. */
+static int idle(struct job *j, size_t size, int times)
+{
+    static const struct timespec nap = {.tv_nsec = 10 * 1000 * 1000};
+    struct dp_request req;
+    int err = 0;
+
+    for (int i = 0; i < times && !err; i++) {
+        if (j->comm->rank)
+            nanosleep(&nap, NULL);
+        err = j->comm->rank ? send_one(j, size, &req) : receive_one(j, size, &req);
+        if (!err)
+            err = wait_all(j, &req, 1);
+    }
+    return err;
+}
+
+static void *burn(void *stop)
+{
+    while (!atomic_load_explicit((atomic_bool *)stop, memory_order_relaxed))
+        ;
+    return NULL;
+}
+
+/* With a thread beside each rank, on the rank's own core, that computes all the time. spin_ns < 0: as
+ * the communicator would have it. */
+static int in_company(struct job *j, int64_t spin_ns, size_t size, int times)
+{
+    int (*run)(struct job *, size_t, int) = size < 1 << 18 ? ping_pong : stream;
+    const int64_t usual_ns = j->comm->spin_ns;
+    atomic_bool stop = false;
+    pthread_t hog;
+
+    int error = pthread_create(&hog, NULL, burn, &stop);
+    if (error)
+        return command_broke("cannot start a thread: %s", strerror(error)), DP_EIO;
+    if (spin_ns >= 0)
+        j->comm->spin_ns = spin_ns;
+    int err = run(j, size, times);
+    j->comm->spin_ns = usual_ns;
+    atomic_store(&stop, true);
+    pthread_join(hog, NULL);
+    return err;
+}
+
+static int beside_hogs(struct job *j, size_t size, int times)
+{
+    return in_company(j, -1, size, times);
+}
+
+static int asleep_beside_hogs(struct job *j, size_t size, int times)
+{
+    return in_company(j, 0, size, times);
+}
+
 /* ---- peers -------------------------------------------------------------------------------------- */
 
 static int copy(struct job *j, size_t size, int times)
@@ -171,19 +236,24 @@ static int pipe_stream(struct job *j, size_t size, int times)
 }
 
 /* Targets: nine tenths of the best other library's latency, 1.12 to 1.7 times its bandwidth, as
- * measured on two virtual CPUs. */
+ * measured on two virtual CPUs. Beside hogs it is what they do without spinning, less a tenth. */
 static const struct method methods[] = {
-    {"8 B", 8, ping_pong, false, 0.225, 3.26},
-    {"4 KiB", 4 << 10, ping_pong, false, 0, 0},
-    {"64 KiB", 64 << 10, ping_pong, false, 0, 0},
-    {"512 KiB", 512 << 10, stream, true, 45, 7.95},
-    {"4 MiB", 4 << 20, stream, true, 26.5, 0},
-    {"64 MiB", BIGGEST, stream, true, 18.2, 5.95},
-    {"  for comparison: a pipe, 8 B", 8, pipe_ping_pong, false, 0, 0},
-    {"  for comparison: a pipe, 64 KiB", PIPE_CHUNK, pipe_stream, true, 0, 0},
-    {"  for comparison: memcpy, 512 KiB", 512 << 10, copy, true, 0, 0},
-    {"  for comparison: memcpy, 4 MiB", 4 << 20, copy, true, 0, 0},
-    {"  for comparison: memcpy, 64 MiB", BIGGEST, copy, true, 0, 0},
+    {"8 B", 8, ping_pong, LATENCY, 0.225, 3.26},
+    {"4 KiB", 4 << 10, ping_pong, LATENCY, 0, 0},
+    {"64 KiB", 64 << 10, ping_pong, LATENCY, 0, 0},
+    {"512 KiB", 512 << 10, stream, STREAM, 45, 7.95},
+    {"4 MiB", 4 << 20, stream, STREAM, 26.5, 0},
+    {"64 MiB", BIGGEST, stream, STREAM, 18.2, 5.95},
+    {"waiting, of a core", 8, idle, SHARE, 2, 2},
+    {"8 B, a hog on each core", 8, beside_hogs, LATENCY, 0, 0},
+    {"8 B, the same without spinning", 8, asleep_beside_hogs, LATENCY, 0, 0},
+    {"512 KiB, a hog on each core", 512 << 10, beside_hogs, STREAM, 0, 0},
+    {"512 KiB, the same without spinning", 512 << 10, asleep_beside_hogs, STREAM, 0, 0},
+    {"  for comparison: a pipe, 8 B", 8, pipe_ping_pong, LATENCY, 0, 0},
+    {"  for comparison: a pipe, 64 KiB", PIPE_CHUNK, pipe_stream, STREAM, 0, 0},
+    {"  for comparison: memcpy, 512 KiB", 512 << 10, copy, STREAM, 0, 0},
+    {"  for comparison: memcpy, 4 MiB", 4 << 20, copy, STREAM, 0, 0},
+    {"  for comparison: memcpy, 64 MiB", BIGGEST, copy, STREAM, 0, 0},
 };
 enum { METHODS = sizeof(methods) / sizeof(methods[0]) };
 
@@ -195,7 +265,7 @@ struct sampler {
 };
 
 /* Both ranks do it; the other one's CPU time is added to our own. */
-static int do_together(struct job *j, struct word word, int64_t *ns)
+static int do_together(struct job *j, struct word word, int64_t *ns, int64_t *cpu_ns)
 {
     int64_t cpu = -bench_self_ns(), all[2];
     int err = dp_comm_barrier(j->comm);
@@ -205,6 +275,7 @@ static int do_together(struct job *j, struct word word, int64_t *ns)
         err = methods[word.which].run(j, methods[word.which].size, word.times);
     *ns = bench_now_ns() - began;
     cpu += bench_self_ns();
+    *cpu_ns = cpu;
     if (!err)
         err = dp_comm_allgather(j->comm, &cpu, all, sizeof(cpu));
     if (!err)
@@ -212,32 +283,44 @@ static int do_together(struct job *j, struct word word, int64_t *ns)
     return err;
 }
 
-static int order(struct job *j, int which, int times, int64_t *ns)
+static int order(struct job *j, int which, int times, int64_t *ns, int64_t *cpu_ns)
 {
     struct word word = {which, times};
     int err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
 
-    return err || which == STOP ? err : do_together(j, word, ns);
+    return err || which == STOP ? err : do_together(j, word, ns, cpu_ns);
 }
 
 static int run_times(void *user, int times, int64_t *ns)
 {
     const struct sampler *s = user;
+    int64_t cpu_ns;
 
-    return order(s->job, s->which, times, ns);
+    return order(s->job, s->which, times, ns, &cpu_ns);
+}
+
+static double figure_of(const struct method *m, int times, int64_t ns, int64_t cpu_ns)
+{
+    switch (m->figure) {
+    case LATENCY:
+        return (double)ns / 2 / times / 1e3;
+    case STREAM:
+        return (double)m->size * times / (double)ns;
+    case SHARE:
+        break;
+    }
+    return 100 * (double)cpu_ns / (double)ns;
 }
 
 static int sample(void *user, double *figures)
 {
     struct sampler *s = user;
-    const struct method *m = &methods[s->which];
     int err = s->times ? 0 : bench_find_times(run_times, s, SAMPLE_MS, &s->times);
-    int64_t ns = 1;
+    int64_t ns = 1, cpu_ns = 0;
 
     if (!err)
-        err = order(s->job, s->which, s->times, &ns);
-    figures[0] = m->is_stream ? (double)m->size * s->times / (double)ns
-                              : (double)ns / 2 / s->times / 1e3;
+        err = order(s->job, s->which, s->times, &ns, &cpu_ns);
+    figures[0] = figure_of(&methods[s->which], s->times ? s->times : 1, ns, cpu_ns);
     return err;
 }
 
@@ -253,28 +336,28 @@ static int lead(struct job *j)
         samplers[i] = (struct sampler){.job = j, .which = i};
         cases[i] = (struct bench_case){.sample = sample, .user = &samplers[i], .figure_count = 1,
                                        .figures = {{.what = m->what,
-                                                    .unit = m->is_stream ? "GB/s" : "us",
+                                                    .unit = units[m->figure],
                                                     .target = tcp ? m->tcp_target : m->shm_target,
-                                                    .target_is_floor = m->is_stream}}};
+                                                    .target_is_floor = m->figure == STREAM}}};
     }
     int err = bench_run(cases, METHODS, &j->v->common);
     if (err)
         return err;
     snprintf(title, sizeof(title), "%s: latency one way, streams", j->comm->ops->name);
     bench_report(title, cases, METHODS, &j->v->common);
-    return order(j, STOP, 0, NULL);
+    return order(j, STOP, 0, NULL, NULL);
 }
 
 static int follow(struct job *j)
 {
     struct word word = {0, 0};
-    int64_t ns;
+    int64_t ns, cpu_ns;
     int err = 0;
 
     while (!err && word.which != STOP) {
         err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
         if (!err && word.which != STOP)
-            err = do_together(j, word, &ns);
+            err = do_together(j, word, &ns, &cpu_ns);
     }
     return err;
 }
@@ -342,8 +425,9 @@ int run_bench_wire(int argc, char **argv)
     const struct usage usage = {
         .command = "dualpipe bench wire",
         .about = "Time messages between two processes, each on a core of its own: one at a time\n"
-                 "there and back, and streams of large ones. Targets are those of the machine\n"
-                 "that this library is developed on.",
+                 "there and back, and streams of large ones; what a rank costs that waits for\n"
+                 "10 ms; and both again while a thread that computes shares each core. Targets\n"
+                 "are those of the machine that this library is developed on.",
         .groups = groups,
         .examples = "  dualpipe bench wire\n"
                     "  dualpipe bench wire --transport tcp --samples 9\n",
