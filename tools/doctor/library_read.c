@@ -22,7 +22,7 @@ struct image {
 /* count things of `size` bytes at an offset, or NULL if the file has not so much. */
 static const void *at(const struct image *i, uint64_t offset, uint64_t size, uint64_t count)
 {
-    if (offset > i->len || offset % 4 || (size && count > (i->len - offset) / size))
+    if (offset > i->len || offset % 8 || (size && count > (i->len - offset) / size))
         return NULL;
     return i->bytes + offset;
 }
