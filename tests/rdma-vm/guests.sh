@@ -36,6 +36,11 @@ in_guests()
         $run --limit $((left_s > 1 ? left_s : 1)) --single "$@" >"$guests_log" 2>&1 || status=$?
     fi
     sed 's/^\[[0-9]*\] //' "$guests_log"
-    [ $status != 77 ] || skip "$(tail -n 1 "$guests_log")"
+    case $status in
+    77) skip "$(tail -n 1 "$guests_log")" ;;
+    124) grep -q FAILED: "$guests_log" ||
+        skip "out of time after $guests_limit_s s: this machine is slow, or busy" ;;
+    125) skip 'the guest hung twice: look at QEMU' ;;
+    esac
     exit $status
 }

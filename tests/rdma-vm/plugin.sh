@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # plugin.sh - sourced by what runs in a guest: the programs of tests/conformance over verbs. A lost
-# packet is missed after some 70 ms, and given up after half a second.
+# packet is missed after some 70 ms, and given up after half a second. The ends of a connection find
+# each other over an interface that nothing is done to: $socket_interface, or the loopback.
 plugin=$DP_TOP_BUILDDIR/nccl-plugin/.libs/libnccl-net-dualpipe.so
-export DUALPIPE_NET_WIRE=verbs DUALPIPE_NET_TIMEOUT=10 NCCL_IB_HCA=rxe NCCL_IB_TIMEOUT=14 \
-    NCCL_IB_RETRY_CNT=6
+export DUALPIPE_NET_WIRE=verbs DUALPIPE_NET_TIMEOUT=40 NCCL_IB_HCA=rxe NCCL_IB_TIMEOUT=14 \
+    NCCL_IB_RETRY_CNT=6 NCCL_SOCKET_IFNAME="${socket_interface:-lo}"
 
 conformance()
 {

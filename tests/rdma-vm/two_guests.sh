@@ -4,6 +4,7 @@
 # two_guests.sh - what is tried between two guests with two RDMA devices each. In both, by
 # tests/system/rdma_two_guests.sh; each knows by RDMA_VM_HOST which it is, and counts what it sees.
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
+socket_interface=roce0
 . "$DP_TOP_SRCDIR/tests/rdma-vm/plugin.sh"
 
 # between PORT ARGUMENT... - this guest's end of messages between both.
@@ -31,7 +32,7 @@ case_is 'a host loses a rail' "$(wrong between 7004 --from 0,1 --at 30 "$lose")"
 [ "$RDMA_VM_HOST" = 0 ] || lose='kill -9 $PPID'
 case_is 'the other host dies: an error, and in time' "$(
     if [ "$RDMA_VM_HOST" = 0 ]; then
-        fails between 7005 --messages 1000 --from 0
+        DUALPIPE_NET_TIMEOUT=10 fails between 7005 --messages 1000 --from 0
     else
         between 7005 --messages 1000 --from 0 --at 30 "$lose" >/dev/null 2>&1 || :
     fi
