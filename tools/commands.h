@@ -8,6 +8,7 @@
 int run_bench(int argc, char **argv);
 int run_doctor(int argc, char **argv);
 int run_info(int argc, char **argv);
+int run_run(int argc, char **argv);
 int run_schedule(int argc, char **argv);
 int run_stat(int argc, char **argv);
 int run_topo(int argc, char **argv);

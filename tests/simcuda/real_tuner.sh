@@ -48,4 +48,12 @@ case_is 'links give NCCL a model' "$(
     DUALPIPE_TUNER_LINKS=inter=3,inter_us=25 job --bytes 8 all-reduce
     logged 'tuner: 2 ranks on 2 nodes, a model of links inter=3,inter_us=25'
 )"
+case_is 'dualpipe run gives a job both plugins' "$(
+    unset NCCL_NET_PLUGIN NCCL_NET NCCL_TUNER_PLUGIN DUALPIPE_TUNER_TABLE
+    cp "$DP_TEST_DATA/tuner/real.csv" "$work/table.csv"
+    job="tools/dualpipe run --table $work/table.csv -- $job"
+    job --bytes 8 all-reduce
+    logged 'via NET/dualpipe/0'
+    chose AllReduce 8 TREE LL 1
+)"
 cases_end

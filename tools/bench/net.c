@@ -7,13 +7,13 @@
 #include "bench/net.h"
 #include "command.h"
 #include "commands.h"
+#include "plugin_path.h"
 
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- lists ------------------------------------------------------------------------------------- */
 
@@ -58,26 +58,6 @@ static bool parse_connections(const char *text, void *member, char *why, size_t 
 
 /* ---- contenders ------------------------------------------------------------------------------ */
 
-/* Where this program's own plugin is: beside it in the build tree, or where it was installed. */
-static const char *find_own_plugin(void)
-{
-    static const char *const places[] = {"/../../nccl-plugin/.libs/", "/../nccl-plugin/.libs/",
-                                         "/../lib/"};
-    static const char name[] = "libnccl-net-dualpipe.so";
-    static char path[4096 + 64];
-    char self[4096];
-    ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char *slash = len > 0 ? (self[len] = '\0', strrchr(self, '/')) : NULL;
-
-    for (size_t i = 0; slash && i < sizeof(places) / sizeof(places[0]); i++) {
-        snprintf(path, sizeof(path), "%.*s%s%s", (int)(slash - self), self, places[i], name);
-        if (!access(path, R_OK))
-            return realpath(path, self) ? snprintf(path, sizeof(path), "%s", self), path : path;
-    }
-    snprintf(path, sizeof(path), "%s/%s", DP_PLUGIN_DIR, name);
-    return access(path, R_OK) ? name : path;
-}
-
 /* "NAME=VALUE " at the beginning of text: its length, else 0. */
 static size_t assignment_len(const char *text)
 {
@@ -117,7 +97,7 @@ static int list_plugins(const struct net_values *v, struct net_contender *list, 
     for (size_t i = 0; i < v->plugins.count && !status; i++)
         status = read_plugin(v->plugins.items[i], &list[(*count)++]);
     if (!v->plugins.count)
-        status = read_plugin(find_own_plugin(), &list[(*count)++]);
+        status = read_plugin(plugin_path(), &list[(*count)++]);
     for (int i = 0; i < *count && !status; i++) {
         snprintf(list[i].label, sizeof(list[i].label), "%c", 'A' + i);
         status = net_probe(v, &list[i]);

@@ -1,0 +1,89 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# run.sh - `dualpipe run`: what the command that it becomes finds.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+for name in NCCL_NET_PLUGIN NCCL_NET NCCL_NET_PLUGIN_REF_COUNT NCCL_TUNER_PLUGIN \
+    DUALPIPE_TUNER_TABLE DUALPIPE_TUNER_LINKS; do
+    unset $name
+done
+
+gives_the_command_both_plugins()
+{
+    run run -- env || return
+    says "NCCL_NET=dualpipe" "NCCL_NET_PLUGIN_REF_COUNT=1" || return
+    for name in NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN; do
+        plugin=$(sed -n "s/^$name=//p" "$work/out")
+        case $plugin in
+        /*libnccl-net-dualpipe.so) [ -f "$plugin" ] || wrong "there is no $plugin" || return ;;
+        *) wrong "$name is '$plugin'" || return ;;
+        esac
+    done
+}
+
+leaves_out_what_is_not_wanted()
+{
+    run run --no-net -- env || return
+    grep -q '^NCCL_NET' "$work/out" && wrong "sets the net" && return 1
+    run run --no-tuner -- env || return
+    ! grep -q 'TUNER' "$work/out" || wrong "sets the tuner"
+}
+
+finds_the_table_from_anywhere()
+{
+    cd "$DP_TEST_DATA/tuner" || return
+    run run --table example.csv -- sh -c 'cd / && head -n 1 "$DUALPIPE_TUNER_TABLE"' &&
+        says "A table in the format"
+}
+
+works_out_links()
+{
+    run run --topology "dgx-h100 host:2" -- env && says "DUALPIPE_TUNER_LINKS=intra=450,inter=400"
+}
+
+keeps_what_is_set()
+{
+    NCCL_NET=Socket run run -- env || return
+    says "NCCL_NET=Socket" || return
+    grep -q "NCCL_NET=Socket stays, it was set before" "$work/err" || wrong "$(cat "$work/err")"
+}
+
+passes_arguments_and_the_status_on()
+{
+    run run -- sh -c 'echo "$1|$2"; exit 7' sh 'a b' --print >/dev/null
+    [ "$status" = 7 ] || wrong "exits with $status" || return
+    says "a b|--print"
+}
+
+prints_what_a_shell_takes()
+{
+    run run --links intra=450 --print || return
+    (
+        # shellcheck disable=SC1091 # made above
+        . "$work/out"
+        [ "$NCCL_NET:$DUALPIPE_TUNER_LINKS" = "dualpipe:intra=450" ]
+    ) || wrong "$(cat "$work/out")"
+}
+
+refuses_a_table_with_a_mistake()
+{
+    refuses 2 "algorithm.csv:2: algorithm: 'rng'" run --table \
+        "$DP_TEST_DATA/tuner/refused/algorithm.csv" -- true
+}
+
+says_why_a_command_cannot_run()
+{
+    refuses 126 "Permission denied" run -- /
+}
+
+it gives_the_command_both_plugins
+it leaves_out_what_is_not_wanted
+it finds_the_table_from_anywhere
+it works_out_links
+it keeps_what_is_set
+it passes_arguments_and_the_status_on
+it prints_what_a_shell_takes
+it refuses_a_table_with_a_mistake
+it says_why_a_command_cannot_run
+finish

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * run.c - `dualpipe run -- COMMAND`: a job as it is, with NCCL's net and tuner plugins of this
+ * program. It sets variables and becomes the command.
+ */
+#include "command.h"
+#include "commands.h"
+#include "plugin_path.h"
+#include "tune/tune.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EXIT_CANNOT_RUN = 126, EXIT_NOT_FOUND = 127, SETTINGS_MAX = 8 };
+
+struct values {
+    const char *table, *links, *topology;
+    bool no_net, no_tuner, only_prints;
+};
+
+struct setting {
+    const char *name, *value;
+};
+
+/* What is to be set, and the memory that it needs. */
+struct settings {
+    size_t count;
+    struct setting list[SETTINGS_MAX];
+    char *table;
+    char links[DP_TUNING_LINKS_LEN];
+};
+
+static void add(struct settings *s, const char *name, const char *value)
+{
+    s->list[s->count++] = (struct setting){name, value};
+}
+
+/* ---- what is to be set ------------------------------------------------------------------------ */
+
+/* A table with a mistake is better found here than by every rank. */
+static int add_table(const char *path, struct settings *s)
+{
+    struct dp_tuning_table *table;
+    int err = dp_tuning_table_load(path, &table);
+
+    if (err)
+        return command_failed(err);
+    dp_tuning_table_free(table);
+    s->table = realpath(path, NULL); /* the command may go elsewhere */
+    if (!s->table)
+        return command_broke("%s: %s", path, strerror(errno));
+    add(s, "DUALPIPE_TUNER_TABLE", s->table);
+    return 0;
+}
+
+static int add_links(const struct values *v, struct settings *s)
+{
+    struct dp_tuning_links links;
+    int64_t ranks, nodes;
+
+    if (v->links && v->topology)
+        return command_misused("--links and --topology: expected one of the two");
+    if (v->topology) {
+        int status = tune_read_topology(v->topology, &links, &ranks, &nodes);
+        if (status)
+            return status;
+    } else {
+        int err = dp_tuning_links_parse(v->links, &links);
+        if (err)
+            return command_failed(err);
+    }
+    add(s, "DUALPIPE_TUNER_LINKS", dp_tuning_links_text(&links, s->links));
+    return 0;
+}
+
+/* NCCL 2.27 to 2.29 forget a plugin's name when they let go of it. */
+static int choose(const struct values *v, struct settings *s)
+{
+    const char *plugin = plugin_path();
+    int status = 0;
+
+    if (!strchr(plugin, '/'))
+        return command_broke("%s is neither beside this program nor where it was to be installed",
+                             plugin);
+    if (!v->no_net) {
+        add(s, "NCCL_NET_PLUGIN", plugin);
+        add(s, "NCCL_NET", "dualpipe");
+        add(s, "NCCL_NET_PLUGIN_REF_COUNT", "1");
+    }
+    if (v->no_tuner)
+        return v->table || v->links || v->topology
+                   ? command_misused("--no-tuner goes with no --table, --links or --topology")
+                   : 0;
+    add(s, "NCCL_TUNER_PLUGIN", plugin);
+    if (v->table)
+        status = add_table(v->table, s);
+    if (!status && (v->links || v->topology))
+        status = add_links(v, s);
+    return status;
+}
+
+/* ---- setting and becoming --------------------------------------------------------------------- */
+
+/* In quotes, as a shell takes it. */
+static void print_quoted(const char *value)
+{
+    putchar('\'');
+    for (; *value; value++)
+        fputs(*value == '\'' ? "'\\''" : (char[]){*value, '\0'}, stdout);
+    putchar('\'');
+}
+
+static void print_settings(const struct settings *s)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        printf("export %s=", s->list[i].name);
+        print_quoted(s->list[i].value);
+        putchar('\n');
+    }
+}
+
+/* What the user has set already is the user's wish. */
+static int apply(const struct settings *s)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        const char *set = getenv(s->list[i].name);
+        if (set && strcmp(set, s->list[i].value))
+            fprintf(stderr, "dualpipe: %s=%s stays, it was set before\n", s->list[i].name, set);
+        else if (setenv(s->list[i].name, s->list[i].value, 1))
+            return command_broke("cannot set %s: %s", s->list[i].name, strerror(errno));
+    }
+    return 0;
+}
+
+static int become(char **command)
+{
+    execvp(command[0], command);
+    int err = errno;
+    command_broke("cannot run %s: %s", command[0], strerror(err));
+    return err == ENOENT ? EXIT_NOT_FOUND : EXIT_CANNOT_RUN;
+}
+
+static int run(const struct values *v, const struct operands *operands)
+{
+    struct settings s = {0};
+    int status = choose(v, &s);
+
+    if (!status && v->only_prints)
+        print_settings(&s);
+    else if (!status && !operands->count)
+        status = command_misused("no command to run, expected one behind --");
+    else if (!status && !(status = apply(&s)))
+        status = become(operands->items);
+    free(s.table);
+    return status;
+}
+
+/* ---- the command ------------------------------------------------------------------------------ */
+
+#define AT(member) .offset = offsetof(struct values, member)
+static const struct arg args[] = {
+    {"table", 'T', "FILE", "rules for the tuner", ARG_STRING, AT(table), .min = 0},
+    {"links", 'l', "LINKS", "for its cost model: as in intra=450,inter=400", ARG_STRING, AT(links),
+     .min = 0},
+    {"topology", 't', "FILE", "or a few words, to work the links out from", ARG_STRING,
+     AT(topology), .min = 0},
+    {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},
+    {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner),
+     .min = 0},
+    {"print", 'p', NULL, "only print what would be set, for a shell", ARG_FLAG, AT(only_prints),
+     .min = 0},
+};
+
+int run_run(int argc, char **argv)
+{
+    const struct arg_group groups[] = {
+        {"what the job gets", args, sizeof(args) / sizeof(args[0])}, {0},
+    };
+    const struct usage usage = {
+        .command = "dualpipe run",
+        .operands = "[-- COMMAND [ARGUMENT...]]",
+        .about = "Run a job that uses NCCL, as it is, with the net and the tuner plugin: set NCCL's\n"
+                 "variables and become the command. What is set already stays. Ranks on other\n"
+                 "machines need the same, so it goes behind mpirun or srun.",
+        .groups = groups,
+        .examples = "  dualpipe run -- python train.py\n"
+                    "  mpirun -np 16 dualpipe run --table cluster.csv -- all_reduce_perf -b 1K -e 1G\n"
+                    "  dualpipe run --no-net --topology dgx-h100 --print\n",
+    };
+    struct operands operands;
+    struct values v;
+    int status;
+
+    if (!args_parse(&usage, argc, argv, &v, &operands, &status))
+        return status;
+    return run(&v, &operands);
+}
