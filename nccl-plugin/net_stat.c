@@ -125,7 +125,8 @@ static void list_devices(struct dpn_stat_page *p)
     (void)dpn_net_devices(&count);
     for (int i = (int)p->device_count; i < count && i < DPN_STAT_DEVICES; i++)
         if (!dpn_net_device(i, &device)) {
-            snprintf(p->devices[i].name, DPN_STAT_NAME_LEN, "%.*s", DPN_STAT_NAME_LEN - 1, device->name);
+            snprintf(p->devices[i].name, DPN_STAT_DEVICE_LEN, "%.*s", DPN_STAT_DEVICE_LEN - 1,
+                     device->name);
             p->devices[i].speed_mbps = device->speed_mbps;
             p->device_count = (uint32_t)i + 1;
         }

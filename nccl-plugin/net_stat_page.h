@@ -35,7 +35,8 @@ enum {
     DPN_STAT_CONNECTIONS = 1024,
     DPN_STAT_SIZES = 32, /* sizes[k]: messages whose size in bytes has k binary digits */
     DPN_STAT_TIMES = 40, /* times[k]: the same for ns; the last one has all that are longer */
-    DPN_STAT_NAME_LEN = 64
+    DPN_STAT_NAME_LEN = 64,
+    DPN_STAT_DEVICE_LEN = 120 /* a fused one is called after all that it is made of */
 };
 
 enum dpn_stat_way { DPN_STAT_RECEIVE, DPN_STAT_SEND, DPN_STAT_WAYS };
@@ -52,7 +53,7 @@ enum dpn_stat_what {
     DPN_STAT_STALL_NS,  /* and how long */
     DPN_STAT_FULL,      /* times that all requests were in use */
     DPN_STAT_RETRIES,   /* messages, or parts of them, that the transport has sent again */
-    DPN_STAT_FAILOVERS, /* times that it went on over other rails */
+    DPN_STAT_FAILOVERS, /* times that one of its ways failed, and it went on over others */
     DPN_STAT_ERRORS,    /* calls that failed */
     DPN_STAT_TIMED_NS,  /* sum of what is in times[] */
     DPN_STAT_WHATS
@@ -66,9 +67,9 @@ struct dpn_stat_counters {
 };
 
 struct dpn_stat_device {
-    char name[DPN_STAT_NAME_LEN];
+    char name[DPN_STAT_DEVICE_LEN];
     int32_t speed_mbps;
-    uint8_t rest[60];
+    uint32_t rest;
     struct dpn_stat_counters closed[DPN_STAT_WAYS];
 };
 

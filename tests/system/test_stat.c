@@ -4,7 +4,14 @@
  */
 #include "config.h"
 
+#ifndef HAVE_VERBS
+#define HAVE_VERBS 0
+#endif
+
 #include "cmocka_all.h"
+#if HAVE_VERBS
+#include "fakes/ibverbs/fake_verbs.h"
+#endif
 #include "nccl-plugin/net_caller.h"
 #include "nccl-plugin/net_stat_page.h"
 
@@ -40,7 +47,7 @@ struct worker {
 
 /* In the worker: both ends of a connection. */
 static const struct net_caller *net;
-static void *ctx, *listener, *sender, *receiver;
+static void *ctx, *listener, *sender, *receiver, *memories[2];
 static char buffer[2][LARGE];
 
 static void must(bool so, const char *what)
@@ -51,14 +58,22 @@ static void must(bool so, const char *what)
     _exit(1);
 }
 
-static void say_nothing(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
-                        const char *fmt, ...)
+static int lost_lanes; /* that the plugin has told of */
+
+static void note_lost_lanes(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
+                            const char *fmt, ...)
 {
+    char text[1024];
+    va_list args;
+
     (void)level;
     (void)flags;
     (void)file;
     (void)line;
-    (void)fmt;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    lost_lanes += strstr(text, "lanes are left") != NULL;
 }
 
 static void open_pair(void)
@@ -71,31 +86,81 @@ static void open_pair(void)
         must(sender || !net->connect(ctx, 0, handle, &sender), "connect");
         must(receiver || !net->accept(listener, &receiver), "accept");
     }
+    must(!net->reg(sender, buffer[0], LARGE, NCCL_PTR_HOST, &memories[0]), "regMr");
+    must(!net->reg(receiver, buffer[1], LARGE, NCCL_PTR_HOST, &memories[1]), "regMr");
 }
 
 static void close_pair(void)
 {
+    net->dereg(sender, memories[0]);
+    net->dereg(receiver, memories[1]);
     net->close_send(sender);
     net->close_recv(receiver);
     net->close_listen(listener);
 }
 
+#if HAVE_VERBS
+/* The port of the only RDMA device. */
+static const struct fake_verbs *fake;
+static bool is_port_down;
+
+static void set_port(bool up)
+{
+    is_port_down = !up;
+    must(fake->set_port("fake0", 1, up), "the port");
+}
+
+/* In place of the library of that name: the plugin finds it loaded. */
+static void load_stand_in(void)
+{
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/tests/fakes/ibverbs/.libs/libibverbs.so.1",
+             getenv("DP_TOP_BUILDDIR"));
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    fake = library ? dlsym(library, "fake_verbs") : NULL;
+    must(fake, "the stand-in for libibverbs");
+}
+
+/* The plugin has said that it cannot go on: from now on it can. */
+static void mend_port(void)
+{
+    if (is_port_down && lost_lanes)
+        set_port(true);
+}
+#else
+static void set_port(bool up)
+{
+    (void)up;
+}
+
+static void load_stand_in(void)
+{
+}
+
+static void mend_port(void)
+{
+}
+#endif
+
 /* `n` messages of a size, as one group of receives; the first send is tried before there is one. */
 static void transfer(int n, size_t size)
 {
-    void *data[8], *memories[8] = {NULL}, *recv = NULL, *send = NULL;
+    void *data[8], *into[8], *recv = NULL, *send = NULL;
     size_t sizes[8];
     int tags[8] = {0, 1, 2, 3, 4, 5, 6, 7}, done = 0, got[8];
 
     for (int i = 0; i < n; i++) {
         data[i] = buffer[1];
+        into[i] = memories[1];
         sizes[i] = size;
     }
-    must(!net->isend(sender, buffer[0], size, 0, NULL, &send) && !send, "a send has a grant");
-    must(!net->irecv(receiver, n, data, sizes, tags, memories, &recv) && recv, "irecv");
+    must(!net->isend(sender, buffer[0], size, 0, memories[0], &send) && !send, "a send has a grant");
+    must(!net->irecv(receiver, n, data, sizes, tags, into, &recv) && recv, "irecv");
     for (int sent = 0; sent < n || !done;) {
+        mend_port();
         if (sent < n && !send)
-            must(!net->isend(sender, buffer[0], size, sent, NULL, &send), "isend");
+            must(!net->isend(sender, buffer[0], size, sent, memories[0], &send), "isend");
         if (send) {
             must(!net->test(send, &done, got), "test of a send");
             sent += done;
@@ -113,12 +178,15 @@ static void load(void)
 {
     char path[4096];
 
+    if (getenv("FAKE_VERBS_FABRIC"))
+        load_stand_in();
+
     snprintf(path, sizeof(path), "%s/nccl-plugin/.libs/libnccl-net-dualpipe.so",
              getenv("DP_TOP_BUILDDIR"));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     must(library, "the plugin");
     net = net_caller_find(library, NEWEST_VERSION);
-    must(net && !net->init(&ctx, say_nothing), "init");
+    must(net && !net->init(&ctx, note_lost_lanes), "init");
 }
 
 static void transfer_all(void)
@@ -145,7 +213,8 @@ static void fork_another(void)
         pause();
 }
 
-/* Orders: t transfer, c close, f fork, e end by itself. Each is answered when it is done. */
+/* Orders: t transfer, b one message more, over a port that is down for a while, c close, f fork, e end
+ * by itself. Each is answered when it is done. */
 static void serve(int orders, int answers)
 {
     char order;
@@ -156,6 +225,10 @@ static void serve(int orders, int answers)
     while (read(orders, &order, 1) == 1) {
         if (order == 't')
             transfer_all();
+        if (order == 'b') {
+            set_port(false);
+            transfer(1, SMALL);
+        }
         if (order == 'c')
             close_pair();
         if (order == 'f')
@@ -181,6 +254,17 @@ static void tell(const struct worker *w, char order)
     expect(w, order);
 }
 
+/* The worker has an RDMA device, of the stand-in for libibverbs. */
+static void add_rdma(void)
+{
+    char fabric[128];
+
+    snprintf(fabric, sizeof(fabric), "%s/fabric", work);
+    mkdir(fabric, 0700);
+    setenv("FAKE_VERBS_FABRIC", fabric, 1);
+    setenv("FAKE_VERBS_RETRY_MS", "1", 1);
+}
+
 static struct worker start(const char *wire, const char *directory)
 {
     int orders[2], answers[2];
@@ -197,6 +281,8 @@ static struct worker start(const char *wire, const char *directory)
         setenv("DUALPIPE_NET_STAT_DIR", directory, 1);
         setenv("DUALPIPE_NET_WIRE", wire, 1);
         setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+        if (!strcmp(wire, "verbs"))
+            add_rdma();
         serve(orders[0], answers[1]);
     }
     assert_true(pid > 0);
@@ -376,6 +462,28 @@ static void connections_over_tcp_count_what_they_do(void **state)
 {
     (void)state;
     count_over("tcp");
+}
+
+static void connections_over_rdma_count_failovers(void **state)
+{
+    (void)state;
+    if (!HAVE_VERBS)
+        skip_because("built without infiniband/verbs.h");
+    struct worker w = start("verbs", pages);
+    tell(&w, 't');
+    json_t *all = run_json();
+    check_both_ways(process_at(all, 0), 1);
+    json_decref(all);
+    tell(&w, 'b');
+    all = run_json();
+    json_t *send = way(process_at(all, 0), "send"), *receive = way(process_at(all, 0), "receive");
+    assert_int_equal(count(send, "messages"), MESSAGES + 1);
+    assert_int_equal(count(receive, "messages"), MESSAGES + 1);
+    assert_true(count(send, "failovers") + count(receive, "failovers") > 0);
+    assert_int_equal(count(send, "errors"), 0);
+    assert_int_equal(count(receive, "errors"), 0);
+    json_decref(all);
+    stop(&w);
 }
 
 static void what_closed_connections_have_counted_stays(void **state)
@@ -595,7 +703,7 @@ static void a_table_has_processes_devices_and_connections(void **state)
     snprintf(process, sizeof(process), "\nprocess %d: ", (int)w.pid);
     assert_non_null(strstr(out, "1 process of this user counts\n"));
     assert_non_null(strstr(out, process));
-    assert_non_null(strstr(out, "\nlo                   send       1         29   502 kB"));
+    assert_non_null(strstr(out, "\nlo                       send       1         29   502 kB"));
     assert_non_null(strstr(out, "tcp 127.0.0.1:"));
     stop(&w);
 }
@@ -723,6 +831,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(connections_over_shm_count_what_they_do),
         cmocka_unit_test(connections_over_tcp_count_what_they_do),
+        cmocka_unit_test(connections_over_rdma_count_failovers),
         cmocka_unit_test(what_closed_connections_have_counted_stays),
         cmocka_unit_test(a_forked_child_counts_for_itself),
         cmocka_unit_test(a_page_is_its_users_alone),

@@ -16,7 +16,7 @@ struct stat_counts {
 
 /* What all connections of a device have counted, open and closed. */
 struct stat_device {
-    char name[DPN_STAT_NAME_LEN];
+    char name[DPN_STAT_DEVICE_LEN];
     int speed_mbps;
     int open[DPN_STAT_WAYS]; /* connections */
     struct stat_counts ways[DPN_STAT_WAYS];

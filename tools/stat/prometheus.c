@@ -45,7 +45,8 @@ static const struct counter counters[] = {
     {DPN_STAT_STALL_NS, "stall_seconds", "How long such sends waited.", 1e9},
     {DPN_STAT_FULL, "full", "Times that all requests of a connection were in use.", 1},
     {DPN_STAT_RETRIES, "retries", "Messages, or parts of them, that were sent again.", 1},
-    {DPN_STAT_FAILOVERS, "failovers", "Times that a connection went on over other rails.", 1},
+    {DPN_STAT_FAILOVERS, "failovers",
+     "Times that a way of a connection failed, and it went on over others.", 1},
     {DPN_STAT_ERRORS, "errors", "Calls that failed.", 1},
 };
 

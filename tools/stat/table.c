@@ -64,7 +64,7 @@ static const char *time_text(const struct stat_counts *c, double share, char *te
 
 static void print_head(const char *first)
 {
-    printf("%-20s %-7s %4s %10s %8s %7s %6s %6s %8s %6s %5s %5s %6s %7s %8s %8s\n", first, "", "open",
+    printf("%-24s %-7s %4s %10s %8s %7s %6s %6s %8s %6s %5s %5s %6s %7s %8s %8s\n", first, "", "open",
            "messages", "bytes", "GB/s", "flight", "stalls", "stalled", "full", "retry", "fails",
            "errors", "size", "time", "99 %");
 }
@@ -86,7 +86,7 @@ static void print_counts(const char *name, const char *way, int open, const stru
 
     if (rate >= 0)
         snprintf(gain, sizeof(gain), "%.3g", rate);
-    printf("%-20s %-7s %4d %10llu %8s %7s %6llu %6llu %8s %6llu %5llu %5llu %6llu %7s %8s %8s\n", name,
+    printf("%-24s %-7s %4d %10llu %8s %7s %6llu %6llu %8s %6llu %5llu %5llu %6llu %7s %8s %8s\n", name,
            way, open, (unsigned long long)n[DPN_STAT_MESSAGES],
            bytes_text((double)n[DPN_STAT_BYTES], bytes, sizeof(bytes)), gain, in_flight(n),
            (unsigned long long)n[DPN_STAT_STALLS],
