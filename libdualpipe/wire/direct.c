@@ -39,7 +39,7 @@ static void let_in(uint32_t pid)
 {
     static atomic_bool has_let_in;
 
-    if (is_yama_restricted() && !atomic_exchange(&has_let_in, true))
+    if (pid != (uint32_t)getpid() && is_yama_restricted() && !atomic_exchange(&has_let_in, true))
         prctl(PR_SET_PTRACER, (unsigned long)pid, 0, 0, 0);
 }
 

@@ -355,7 +355,7 @@ static pid_t start_child(const struct dp_wire_address *address, char *buf, bool 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (dp_wire_shm.connect(address, 0, &wire))
         _exit(1);
-    while (!wire->error && !dp_shm_of(wire)->direct.tried)
+    while (!wire->error && !dp_direct_works(&dp_shm_of(wire)->direct))
         progress(wire);
     if (sends)
         dp_wire_isend(wire, 1, buf, HUGE_MESSAGE, &req);
@@ -372,7 +372,8 @@ static bool has_moved_some(const struct dp_shm_wire *w)
     return (w->is_taken && w->taken.done) || (w->is_offered && w->offered.done);
 }
 
-static void kill_in_the_middle(bool child_sends)
+/* false: this process may not copy from and to the child's memory. */
+static bool kill_in_the_middle(bool child_sends)
 {
     const int64_t until = dp_now_ns() + LONG_NS;
     char *buf = mmap(NULL, HUGE_MESSAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -387,11 +388,12 @@ static void kill_in_the_middle(bool child_sends)
     p.b = accept_one(p.listener, NULL);
     while (!dp_shm_of(p.b)->direct.tried && dp_now_ns() < until)
         progress(p.b);
+    const bool reaches = dp_shm_of(p.b)->direct.reaches;
     if (child_sends)
         dp_wire_irecv(p.b, buf, HUGE_MESSAGE, &req);
     else
         dp_wire_isend(p.b, 1, buf, HUGE_MESSAGE, &req);
-    while (!has_moved_some(dp_shm_of(p.b)) && dp_now_ns() < until)
+    while (reaches && !has_moved_some(dp_shm_of(p.b)) && dp_now_ns() < until)
         progress(p.b);
     assert_int_equal(req.status, DP_EAGAIN);
     kill(child, SIGKILL);
@@ -400,17 +402,14 @@ static void kill_in_the_middle(bool child_sends)
     assert_int_equal(req.status, DP_ECOMM);
     free_pair(&p);
     munmap(buf, HUGE_MESSAGE);
+    return reaches;
 }
 
 static void a_process_killed_in_the_middle_of_a_message_breaks_the_wire(void **state)
 {
     (void)state;
-    struct pair p = make_pair();
-
-    need_right(&p);
-    free_pair(&p);
-    kill_in_the_middle(true);
-    kill_in_the_middle(false);
+    if (!kill_in_the_middle(true) || !kill_in_the_middle(false))
+        skip_because("processes may not copy from each other's memory here");
 }
 
 /* A child that inherits an end has other memory at the same addresses. */
@@ -425,6 +424,7 @@ static void a_child_that_inherits_a_wire_sends_and_receives_its_own_memory(void 
     fflush(NULL);
     pid_t child = fork();
     if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         dp_wire_irecv(p.b, in, BIG, &receive);
         while (receive.status == DP_EAGAIN)
             progress(p.b);
