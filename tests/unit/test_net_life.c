@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_net_life.c - the net plugin from its first init on: options, contexts, and what it says when
+ * something is wrong. What it knows stays for the life of a process, so each case has one of its own.
+ */
+#include "cmocka_all.h"
+
+#include "base/fail.h"
+#include "nccl-plugin/net.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char said[4096]; /* all lines of NCCL's logger */
+static int warnings;
+
+static void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
+                   const char *fmt, ...)
+{
+    const size_t at = strlen(said);
+    va_list args;
+
+    (void)flags;
+    (void)file;
+    (void)line;
+    warnings += level == NCCL_LOG_WARN;
+    va_start(args, fmt);
+    vsnprintf(said + at, sizeof(said) - at, fmt, args);
+    va_end(args);
+    strncat(said, "\n", sizeof(said) - strlen(said) - 1);
+}
+
+/* In the child: says what is not so, and ends it. */
+#define must(so) must_be((so), #so, __LINE__)
+static void must_be(bool so, const char *what, int line)
+{
+    if (so)
+        return;
+    printf("line %d: not so: %s\nthe plugin said: %s\n", line, what, said);
+    fflush(stdout);
+    _exit(1);
+}
+
+static void run_in_child(void (*run)(void))
+{
+    int status;
+
+    fflush(stdout);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(60);
+        setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+        setenv("NCCL_IB_DISABLE", "1", 1);
+        unsetenv("NCCL_PROTO");
+        run();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+/* ---- options ---------------------------------------------------------------------------------- */
+
+static void try_wrong(const char *name, const char *value, const char *expected)
+{
+    struct dpn_net *net = NULL;
+    int count;
+
+    said[0] = '\0';
+    warnings = 0;
+    setenv(name, value, 1);
+    must(dpn_net_init(logger, &net) != 0 && !net);
+    must(warnings == 1 && strstr(said, name) && strstr(said, value) && strstr(said, expected));
+    must(dpn_net_devices(&count) == DP_ESTATE);
+    unsetenv(name);
+}
+
+static void options(void)
+{
+    struct dpn_net *net = NULL;
+
+    try_wrong("DUALPIPE_NET_WIRE", "carrier", "expected one of auto, shm, tcp");
+    try_wrong("DUALPIPE_NET_TIMEOUT", "0", "1");
+    try_wrong("DUALPIPE_NET_DEVICES", "33", "32");
+    try_wrong("DUALPIPE_NET_DEVICES", "many", "32");
+    must(!dpn_net_init(logger, &net) && net);
+    dpn_net_finalize(net);
+}
+
+static void a_wrong_option_is_one_sentence_and_can_be_put_right(void **state)
+{
+    (void)state;
+    run_in_child(options);
+}
+
+static void misspelt(void)
+{
+    struct dpn_net *net = NULL;
+
+    setenv("DUALPIPE_NET_WIER", "tcp", 1);
+    must(dpn_net_init(logger, &net) == DP_EINVAL && !net);
+    must(warnings == 1 && strstr(said, "DUALPIPE_NET_WIER") && strstr(said, "DUALPIPE_NET_WIRE"));
+}
+
+static void a_misspelt_option_is_told_the_nearest(void **state)
+{
+    (void)state;
+    run_in_child(misspelt);
+}
+
+static void no_devices(void)
+{
+    struct dpn_net *net = NULL;
+    int count = -1;
+
+    setenv("DUALPIPE_NET_DEVICES", "0", 1);
+    must(!dpn_net_init(logger, &net) && net);
+    must(!dpn_net_devices(&count) && count == 0);
+    must(!warnings && strstr(said, "DUALPIPE_NET_DEVICES=0"));
+    must(!getenv("NCCL_PROTO"));
+    dpn_net_finalize(net);
+}
+
+static void without_devices_init_succeeds_and_says_why(void **state)
+{
+    (void)state;
+    run_in_child(no_devices);
+}
+
+static void before_init(void)
+{
+    int count;
+
+    must(dpn_net_devices(&count) == DP_ESTATE);
+    must(!dpn_net_shared());
+    dpn_net_finalize(NULL);
+}
+
+static void before_init_there_is_nothing(void **state)
+{
+    (void)state;
+    run_in_child(before_init);
+}
+
+/* ---- contexts --------------------------------------------------------------------------------- */
+
+static void *init_and_finalize(void *failures)
+{
+    for (int i = 0; i < 50; i++) {
+        struct dpn_net *net = NULL;
+        int count = 0;
+        if (dpn_net_init(NULL, &net) || dpn_net_devices(&count) || count != 1)
+            __atomic_fetch_add((int *)failures, 1, __ATOMIC_RELAXED);
+        dpn_net_finalize(net);
+    }
+    return NULL;
+}
+
+static void threads(void)
+{
+    pthread_t all[4];
+    int failures = 0;
+
+    for (int i = 0; i < 4; i++)
+        must(!pthread_create(&all[i], NULL, init_and_finalize, &failures));
+    for (int i = 0; i < 4; i++)
+        must(!pthread_join(all[i], NULL));
+    must(!failures);
+}
+
+static void communicators_come_and_go_in_several_threads(void **state)
+{
+    (void)state;
+    run_in_child(threads);
+}
+
+static void once(void)
+{
+    struct dpn_net *first = NULL, *second = NULL;
+    const struct dpn_device *before, *after;
+
+    must(!dpn_net_init(logger, &first) && !dpn_net_device(0, &before));
+    said[0] = '\0';
+    setenv("NCCL_SOCKET_IFNAME", "nothing", 1);
+    must(!dpn_net_init(logger, &second) && second != first && !dpn_net_device(0, &after));
+    must(before == after && !said[0]); /* NCCL keeps pointers into the first look */
+    dpn_net_finalize(first);
+    dpn_net_finalize(second);
+    must(!dpn_net_device(0, &after) && before == after);
+}
+
+static void devices_are_looked_for_once(void **state)
+{
+    (void)state;
+    run_in_child(once);
+}
+
+/* ---- messages --------------------------------------------------------------------------------- */
+
+struct ends {
+    struct dpn_net *net;
+    struct dpn_listener *listener;
+    struct dpn_comm *sender, *receiver;
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+};
+
+static void open_ends(struct ends *e)
+{
+    *e = (struct ends){.net = NULL};
+    must(!dpn_net_init(logger, &e->net));
+    must(!dpn_net_listen(e->net, 0, e->handle, &e->listener));
+    while (!e->sender || !e->receiver) {
+        int err = e->sender ? 0 : dpn_net_connect(e->net, 0, e->handle, &e->sender);
+        must(!err || err == DP_EAGAIN);
+        err = e->receiver ? 0 : dpn_net_accept(e->listener, &e->receiver);
+        must(!err || err == DP_EAGAIN);
+    }
+}
+
+static void too_long(void)
+{
+    char there[100], here[101] = "";
+    struct dpn_request *receive = NULL, *send = NULL;
+    const size_t room = sizeof(there);
+    void *data = there;
+    struct ends e;
+    bool done = false;
+    int tag = 7, sizes[DPN_MAX_RECEIVES], err = 0;
+
+    open_ends(&e);
+    must(!dpn_net_irecv(e.receiver, 1, &data, &room, &tag, NULL, false, &receive) && receive);
+    while (!err && !send)
+        err = dpn_net_isend(e.sender, here, sizeof(here), tag, NULL, &send);
+    must(err == DP_EMISMATCH && strstr(said, "send of 101 bytes (tag 7): the peer's receive has 100"));
+    for (err = 0; !err && !done;)
+        err = dpn_net_test(receive, &done, sizes);
+    must(err && strstr(said, "101"));
+    must(dpn_net_isend(e.sender, here, DPN_MAX_BYTES + 1, tag, NULL, &send) == DP_EINVAL);
+    must(strstr(said, "1073741825"));
+    dpn_net_finalize(e.net);
+}
+
+static void a_message_that_does_not_fit_is_told_to_both_sides(void **state)
+{
+    (void)state;
+    run_in_child(too_long);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_wrong_option_is_one_sentence_and_can_be_put_right),
+        cmocka_unit_test(a_misspelt_option_is_told_the_nearest),
+        cmocka_unit_test(without_devices_init_succeeds_and_says_why),
+        cmocka_unit_test(before_init_there_is_nothing),
+        cmocka_unit_test(communicators_come_and_go_in_several_threads),
+        cmocka_unit_test(devices_are_looked_for_once),
+        cmocka_unit_test(a_message_that_does_not_fit_is_told_to_both_sides),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
