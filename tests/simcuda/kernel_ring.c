@@ -209,13 +209,12 @@ static struct kernel_math math_of(const struct kernel_function *function,
     return math;
 }
 
-void kernel_run_ring(struct kernel_block *block, const struct kernel_function *function,
-                     const struct nccl_collective *work)
+static struct circle circle_of(struct kernel_block *block, const struct kernel_function *function,
+                               const struct nccl_collective *work)
 {
     enum nccl_function what = function->function;
-    bool is_gathered = what == NCCL_ALL_GATHER,
-         is_reduced_once = what == NCCL_REDUCE_SCATTER || what == NCCL_REDUCE;
-    bool is_long = is_gathered || what == NCCL_ALL_REDUCE || what == NCCL_REDUCE_SCATTER;
+    bool is_long =
+        what == NCCL_ALL_GATHER || what == NCCL_ALL_REDUCE || what == NCCL_REDUCE_SCATTER;
     struct circle c = {
         .flow = {.block = block,
                  .math = math_of(function, work),
@@ -229,7 +228,39 @@ void kernel_run_ring(struct kernel_block *block, const struct kernel_function *f
         .rank = block->comm->rank,
         .root = (int)work->root,
     };
-    bool is_direct = work->is_net_registered && !is_reduced_once;
+
+    c.part = kernel_part_of(block, work, function->protocol, c.flow.math.element_bytes);
+    return c;
+}
+
+/* Where every rank is a node the network moves what is registered from user to user; an all-gather
+ * then goes in the longest messages that there are, and the kernel gives signals only. */
+static void use_registered(struct circle *c, struct kernel_route *route, bool is_gathered)
+{
+    copy_own_part(c, is_gathered);
+    if (!is_gathered)
+        return;
+    c->part.chunk = route->step_bytes = NCCL_LONGEST_MESSAGE;
+    c->flow.slices = c->flow.slice_steps = 1;
+    c->flow.is_signal_only = true;
+}
+
+static void refuse_what_is_not_simulated(enum nccl_function what,
+                                         const struct nccl_collective *work)
+{
+    if (work->is_registered)
+        sim_die("collectives on buffers registered with NVLink are not simulated");
+    if (work->is_net_registered && what == NCCL_ALL_REDUCE)
+        sim_die("a ring all-reduce on registered buffers is not simulated");
+}
+
+void kernel_run_ring(struct kernel_block *block, const struct kernel_function *function,
+                     const struct nccl_collective *work)
+{
+    enum nccl_function what = function->function;
+    struct circle c = circle_of(block, function, work);
+    bool is_passed_on = what == NCCL_ALL_GATHER || what == NCCL_BROADCAST;
+    bool is_direct = work->is_net_registered && is_passed_on;
     struct kernel_route route = {.from = &c.ring.prev,
                                  .to = &c.ring.next,
                                  .from_count = 1,
@@ -237,20 +268,9 @@ void kernel_run_ring(struct kernel_block *block, const struct kernel_function *f
                                  .is_recv_direct = is_direct,
                                  .is_send_direct = is_direct};
 
-    if (work->is_registered)
-        sim_die("collectives on buffers registered with NVLink are not simulated");
-    if (work->is_net_registered && what == NCCL_ALL_REDUCE)
-        sim_die("a ring all-reduce on registered buffers is not simulated");
-    c.part = kernel_part_of(block, work, function->protocol, c.flow.math.element_bytes);
-    if (work->is_rank_a_node && work->is_net_registered &&
-        (is_gathered || what == NCCL_BROADCAST)) {
-        copy_own_part(&c, is_gathered);
-        if (is_gathered) { /* the longest messages that there are, and signals only */
-            c.part.chunk = route.step_bytes = NCCL_LONGEST_MESSAGE;
-            c.flow.slices = c.flow.slice_steps = 1;
-            c.flow.is_signal_only = true;
-        }
-    }
+    refuse_what_is_not_simulated(what, work);
+    if (is_direct && work->is_rank_a_node)
+        use_registered(&c, &route, what == NCCL_ALL_GATHER);
     sim_say("ring: collective %d, protocol %d, channel %d, %zu elements, registered %d", what,
             function->protocol, block->channel_index, c.part.count, (int)work->is_net_registered);
     kernel_flow_begin(&c.flow, &route);

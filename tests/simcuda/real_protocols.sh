@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# real_protocols.sh - NCCL as it is shipped gets from our plugin what its protocols need, LL128 most of
-# all; and a plugin that does not give it is found out.
+# real_protocols.sh - NCCL as it is shipped gets from our plugin what its protocols and settings need,
+# LL128 most of all; and a plugin that does not give it is found out.
 . "$DP_TOP_SRCDIR/tests/simcuda/real.sh"
 
 # reduce_by PROTOCOL ALGORITHM WIRE RANKS
@@ -35,6 +35,16 @@ case_is 'LL128 is left to NCCL' "$(job --bytes 8 all-reduce; not_logged 'NCCL_PR
 case_is 'LL128 is ruled out where NCCL does not say what is watched' \
     "$(NCCL_NET_OPTIONAL_RECV_COMPLETION=0 job --bytes 8 all-reduce
         logged 'NCCL_PROTO=.LL128 from now on')"
+
+case_is 'messages with buffers of their own, short ones by LL' \
+    "$(NCCL_NET_SHARED_BUFFERS=0 SIMCUDA_LOG=1 job --ranks 3 --bytes 8,300000 send-recv all-to-all
+        logged 'simcuda .* channel [0-9], LL 1')"
+case_is 'messages over four channels, without shared connections' \
+    "$(NCCL_MIN_P2P_NCHANNELS=4 NCCL_NET_SHARED_COMMS=0 SIMCUDA_LOG=1 \
+        job --ranks 3 --bytes 300000 send-recv all-to-all
+        logged 'simcuda .* channel 3, LL 0')"
+case_is 'the bootstrap goes through the plugin, too' \
+    "$(NCCL_OOB_NET_ENABLE=1 job --ranks 3 --bytes 4100 all-reduce)"
 
 # A plugin with a fault is found out, so that the cases above mean something.
 # fault NAME PROTOCOL
