@@ -167,6 +167,23 @@ AC_DEFUN([DP_EXPAT], [
         [AC_MSG_ERROR([--with-expat: pkg-config does not know expat (Debian, Ubuntu: libexpat1-dev)])])
 ])
 
+# hwloc: this machine through its eyes, and its XML files. /sys is read without it.
+AC_DEFUN([DP_HWLOC], [
+    AC_ARG_WITH([hwloc], [AS_HELP_STRING([--with-hwloc],
+        [read topologies through hwloc, and its XML files (default: if found)])],
+        [DP_YES_OR_NO([--with-hwloc], [$with_hwloc])], [with_hwloc=check])
+    have_hwloc=no
+    AS_IF([test "x$with_hwloc" != xno],
+        [PKG_CHECK_MODULES([HWLOC], [hwloc >= 2.0], [have_hwloc=yes], [:])])
+    AS_CASE([$with_hwloc,$have_hwloc],
+        [*,yes], [AC_DEFINE([HAVE_HWLOC], [1], [hwloc is there])
+            DP_NOTE([hwloc], [on], [topologies through hwloc and of its XML files])],
+        [no,*], [DP_NOTE([hwloc], [off], [--without-hwloc: topologies from /sys only])],
+        [check,*], [DP_NOTE([hwloc], [off],
+            [hwloc >= 2.0 not found (libhwloc-dev): topologies from /sys only])],
+        [AC_MSG_ERROR([--with-hwloc: pkg-config does not know hwloc >= 2.0 (Debian, Ubuntu: libhwloc-dev)])])
+])
+
 # BLAS: only the model of `dualpipe train` wants it.
 AC_DEFUN([DP_BLAS], [
     AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas],

@@ -14,8 +14,8 @@ die()
 }
 
 what=${1-}
-set -- autoconf automake gcc libc6-dev libdlpack-dev libexpat1-dev libibverbs-dev libjansson-dev \
-    libopenblas-dev libtool make nettle-dev pkg-config
+set -- autoconf automake gcc libc6-dev libdlpack-dev libexpat1-dev libhwloc-dev libibverbs-dev \
+    libjansson-dev libopenblas-dev libtool make nettle-dev pkg-config
 case $what in
 build) ;;
 test) set -- "$@" g++ jq libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck ;;

@@ -238,3 +238,16 @@ void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, in
     b->t.notes = notes;
     notes[b->t.note_count++] = (struct dp_topo_note){kind, node, text};
 }
+
+uint64_t dp_topo_parse_guid(const char *text)
+{
+    static const char digits[] = "0123456789abcdef";
+    uint64_t guid = 0;
+
+    for (; *text; text++) {
+        const char *digit = strchr(digits, *text);
+        if (digit)
+            guid = guid << 4 | (uint64_t)(digit - digits);
+    }
+    return guid;
+}

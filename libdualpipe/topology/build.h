@@ -57,6 +57,9 @@ void dp_topo_join_rail(struct dp_topo_builder *b, int32_t port, int32_t rail);
 void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, int32_t node,
                       const char *fmt, ...) DP_PRINTF(4, 5);
 
+/* "0c42:a103:0012:3456", as the kernel writes GUIDs, as a number. */
+uint64_t dp_topo_parse_guid(const char *text);
+
 /* Hand over what was added, in order and checked; b is empty again, also after an error. */
 int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out);
 void dp_topo_builder_fini(struct dp_topo_builder *b);

@@ -2,6 +2,8 @@
  *
  * form.c - write and read topologies; what all forms have in common.
  */
+#include "config.h" /* memmem */
+
 #include "topology/form.h"
 
 #include "base/fail.h"
@@ -32,16 +34,24 @@ int dp_topology_write(const struct dp_topology *t, enum dp_topology_format forma
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
+/* Files of hwloc are told from those of NCCL by their first element, which may be preceded by a
+ * declaration and comments. */
+static enum dp_topology_format detect_xml(const char *text, size_t len)
+{
+    const char *system = memmem(text, len, "<system", 7), *hwloc = memmem(text, len, "<topology", 9);
+
+    return hwloc && (!system || hwloc < system) ? DP_TOPOLOGY_HWLOC_XML : DP_TOPOLOGY_NCCL_XML;
+}
+
 static enum dp_topology_format detect(const char *text, size_t len)
 {
     size_t at = 0;
 
     while (at < len && strchr(" \t\r\n", text[at]) && text[at])
         at++;
-    if (at == len)
-        return DP_TOPOLOGY_SYNTHETIC;
-    return text[at] == '{' ? DP_TOPOLOGY_JSON : text[at] == '<' ? DP_TOPOLOGY_NCCL_XML
-                                                                : DP_TOPOLOGY_SYNTHETIC;
+    if (at < len && text[at] == '{')
+        return DP_TOPOLOGY_JSON;
+    return at < len && text[at] == '<' ? detect_xml(text, len) : DP_TOPOLOGY_SYNTHETIC;
 }
 
 static int read_synthetic(const char *text, size_t len, struct dp_topology **out)
@@ -67,9 +77,16 @@ int dp_topology_read(const char *text, size_t len, enum dp_topology_format forma
         return dp_topo_read_json(text, len, out);
     case DP_TOPOLOGY_NCCL_XML:
         return dp_topo_read_nccl(text, len, out);
+    case DP_TOPOLOGY_HWLOC_XML:
+        return dp_topo_read_hwloc(text, len, out);
     case DP_TOPOLOGY_SYNTHETIC:
         return read_synthetic(text, len, out);
     default:
         return dp_fail(DP_EINVAL, "format: %d, expected one of dp_topology_format", format);
     }
+}
+
+int dp_topology_read_hwloc(struct dp_topology **out)
+{
+    return dp_topo_read_hwloc(NULL, 0, out);
 }

@@ -19,6 +19,9 @@ int dp_topo_write_nccl(const struct dp_topology *t, struct dp_text *out);
 /* DP_EUNSUPPORTED in a build without expat. */
 int dp_topo_read_nccl(const char *text, size_t len, struct dp_topology **out);
 
+/* hwloc's files; xml NULL: this machine. DP_EUNSUPPORTED in a build without hwloc. */
+int dp_topo_read_hwloc(const char *xml, size_t len, struct dp_topology **out);
+
 /* ---- pieces of XML (nccl_write.c) ----------------------------------------------------------- */
 
 /* " KEY="VALUE"", escaped. */

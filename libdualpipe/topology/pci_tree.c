@@ -100,8 +100,12 @@ static void link_up(const struct tree *t, const struct dp_pci_function *f, int32
     int width_max = least_known(f->width_max, above ? above->width_max : 0);
     bool idles = dp_pci_is_gpu(&f->id) && f->gen && gen_max > f->gen;
 
-    dp_topo_add_pci_link(t->b, container, f->node, idles ? gen_max : f->gen, f->width, gen_max,
-                         width_max);
+    struct dp_topo_link *l = dp_topo_add_pci_link(t->b, container, f->node, idles ? gen_max : f->gen,
+                                                  f->width, gen_max, width_max);
+    if (!f->gen && f->rate > 0) {
+        l->bytes_per_ns = f->rate;
+        l->flags &= ~(uint32_t)DP_TOPO_RATE_UNKNOWN;
+    }
     if (idles)
         dp_topo_add_note(t->b, DP_TOPO_ASSUMED, f->node,
                          "%04x:%02x:%02x.%x: the link of the GPU rests at PCIe %d; taken to run at "

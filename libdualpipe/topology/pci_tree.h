@@ -18,7 +18,8 @@ struct dp_pci_function {
     uint8_t root_bus;
     int32_t numa;          /* the kernel's number; -1: not said */
     int gen, width, gen_max, width_max; /* of its link upwards; 0: not known */
-    const char *model;     /* "": not known */
+    double rate;           /* of the link, bytes per ns, where gen and width are not known; 0 */
+    const char *model;     /* NULL, "": not known */
     char *dir;             /* where sysfs describes it; NULL: nowhere */
     int32_t node;          /* out: its node; -1: none */
 };

@@ -106,19 +106,12 @@ static void find_net(const struct nic *n, const char *port, int number, char net
     dp_sysfs_names_fini(&nets);
 }
 
-/* "0c42:a103:0012:3456" */
 static uint64_t read_guid(const struct nic *n, const char *device)
 {
     char line[DP_SYSFS_LINE];
-    uint64_t guid = 0;
 
     dp_sysfs_line(n->root, line, "%s/infiniband/%s/sys_image_guid", n->dir, device);
-    for (const char *at = line; *at; at++) {
-        const char *digits = "0123456789abcdef", *digit = strchr(digits, *at);
-        if (digit)
-            guid = guid << 4 | (uint64_t)(digit - digits);
-    }
-    return guid;
+    return dp_topo_parse_guid(line);
 }
 
 static void add_rdma_port(const struct nic *n, const char *device, int number)

@@ -121,12 +121,25 @@ static bool has_kind(const struct dp_topo_builder *b, enum dp_topo_kind kind)
     return false;
 }
 
+/* How GPUs are joined besides PCI only their driver knows. */
+static void note_nvlink(struct dp_topo_builder *b, int32_t host)
+{
+    int32_t gpus = 0;
+
+    for (int32_t i = 0; i < b->t.node_count; i++)
+        gpus += b->t.nodes[i].kind == DP_TOPO_GPU && b->t.nodes[i].pci.vendor_id == 0x10de;
+    if (gpus > 1)
+        dp_topo_add_note(b, DP_TOPO_MISSING, host, "/sys does not describe NVLink: the %d GPUs are "
+                         "shown as if PCI alone joined them", gpus);
+}
+
 static void note_what_is_missing(struct dp_topo_builder *b, int32_t host, bool has_pci)
 {
     if (!has_pci)
         dp_topo_add_note(b, DP_TOPO_MISSING, host, "/sys/bus/pci is not there: no PCI devices are seen");
     else if (!has_kind(b, DP_TOPO_GPU))
         dp_topo_add_note(b, DP_TOPO_MISSING, host, "no GPU is seen on the PCI buses");
+    note_nvlink(b, host);
     if (has_pci && !has_kind(b, DP_TOPO_NIC))
         dp_topo_add_note(b, DP_TOPO_MISSING, host, "no network device is seen on the PCI buses");
     for (int32_t i = 0; i < b->t.link_count; i++)

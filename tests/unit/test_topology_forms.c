@@ -208,6 +208,96 @@ static void without_expat_that_is_said(void **state)
 
 #endif
 
+/* ---- hwloc ---------------------------------------------------------------------------------- */
+
+#ifdef HAVE_HWLOC
+
+static char *load_hwloc(void)
+{
+    char path[4096], *text = calloc(1, 1 << 16);
+
+    snprintf(path, sizeof(path), "%s/topology/hwloc.xml", getenv("DP_TEST_DATA"));
+    FILE *f = fopen(path, "re");
+    assert_true(f && text);
+    assert_true(fread(text, 1, (1 << 16) - 1, f) > 0);
+    fclose(f);
+    return text;
+}
+
+static void files_of_hwloc_are_read(void **state)
+{
+    (void)state;
+    char *xml = load_hwloc();
+    struct dp_topology *t = NULL;
+    int32_t first;
+
+    if (dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &t))
+        fail_msg("%s", dp_last_error());
+    assert_string_equal(dp_topology_text(t, t->nodes[0].name), "server8");
+    assert_string_equal(dp_topology_text(t, t->nodes[0].vendor), "GenuineIntel");
+    assert_int_equal(t->nodes[0].cpu_model, 143);
+    assert_string_equal(dp_topology_text(t, t->nodes[node(t, "numa1")].cpus), "2-3");
+    assert_int_equal(t->nodes[node(t, "numa1")].cache_bytes, 32 << 20);
+    assert_int_equal(t->nodes[node(t, "gpu0")].parent, node(t, "switch0"));
+    assert_int_equal(node(t, "GPU-11111111-2222-3333-4444-555555555555"), node(t, "gpu0"));
+    assert_int_equal(way(t, "gpu0", "mlx5_0").class_, DP_TOPO_PIX);
+    assert_int_equal(way(t, "gpu0", "ens2np0").class_, DP_TOPO_SYS);
+    assert_true(way(t, "numa1", "ens2np0").bytes_per_ns > 15.7);
+    assert_int_equal(dp_topology_ports(t, node(t, "mlx5_0"), &first), 1);
+    assert_true(t->ports[first].up && t->ports[first].fabric == DP_TOPO_INFINIBAND);
+    assert_int_equal(t->ports[first].guid, UINT64_C(0x0c42a10300123450));
+    assert_string_equal(dp_topology_text(t, t->ports[first].net), "ibs1");
+    dp_topology_free(t);
+    free(xml);
+}
+
+static void a_file_that_is_none_of_hwloc_is_refused(void **state)
+{
+    (void)state;
+    static const char xml[] = "<topology version=\"2.0\"><object type=\"Machine\"/></topology>";
+    struct dp_topology *t = NULL;
+
+    assert_int_equal(dp_topology_read(xml, sizeof(xml) - 1, DP_TOPOLOGY_AUTO, &t), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "expected XML of hwloc 2"));
+    assert_null(t);
+}
+
+/* Two readers of one machine. */
+static void hwloc_and_sysfs_see_the_same_machine(void **state)
+{
+    (void)state;
+    struct dp_topology *a = NULL, *b = NULL;
+
+    assert_int_equal(dp_topology_read_hwloc(&a), 0);
+    assert_int_equal(dp_topology_read_sysfs("", &b), 0);
+    for (int32_t i = 0; i < b->node_count; i++)
+        if (b->nodes[i].kind == DP_TOPO_GPU || b->nodes[i].kind == DP_TOPO_NIC) {
+            char address[32];
+            const struct dp_topo_pci *p = &b->nodes[i].pci;
+            snprintf(address, sizeof(address), "%04x:%02x:%02x.%x", p->domain, p->bus, p->device,
+                     p->function);
+            int32_t same = -1;
+            if (p->domain <= 0xffff && !dp_topology_find(a, address, &same))
+                assert_int_equal(a->nodes[same].kind, b->nodes[i].kind);
+        }
+    dp_topology_free(a);
+    dp_topology_free(b);
+}
+
+#else
+
+static void without_hwloc_that_is_said(void **state)
+{
+    (void)state;
+    struct dp_topology *t = NULL;
+
+    assert_int_equal(dp_topology_read("<topology/>", 11, DP_TOPOLOGY_AUTO, &t), DP_EUNSUPPORTED);
+    assert_int_equal(dp_topology_read_hwloc(&t), DP_EUNSUPPORTED);
+    assert_non_null(strstr(dp_last_error(), "no hwloc"));
+}
+
+#endif
+
 /* ---- clusters ------------------------------------------------------------------------------- */
 
 static void machines_become_a_cluster(void **state)
@@ -322,6 +412,13 @@ int main(void)
         cmocka_unit_test(too_deep_a_file_is_refused),
 #else
         cmocka_unit_test(without_expat_that_is_said),
+#endif
+#ifdef HAVE_HWLOC
+        cmocka_unit_test(files_of_hwloc_are_read),
+        cmocka_unit_test(a_file_that_is_none_of_hwloc_is_refused),
+        cmocka_unit_test(hwloc_and_sysfs_see_the_same_machine),
+#else
+        cmocka_unit_test(without_hwloc_that_is_said),
 #endif
         cmocka_unit_test(machines_become_a_cluster),
         cmocka_unit_test(a_cluster_like_the_described_one_comes_out),

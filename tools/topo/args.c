@@ -13,8 +13,10 @@
 #define AT(member) .offset = offsetof(struct topo_args, member)
 
 static const struct arg source_args[] = {
-    {"input", 'i', "FILE", "JSON, NCCL's XML, a description (- for standard input); several: a cluster",
+    {"input", 'i', "FILE", "JSON, XML of NCCL or hwloc, a description (- for stdin); several: a cluster",
      ARG_LIST, AT(inputs)},
+    {"hwloc", 0, NULL, "this machine as hwloc sees it, instead of as /sys describes it", ARG_FLAG,
+     AT(hwloc)},
     {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
      AT(sysfs)},
     {"synthetic", 's', "STR", "a description such as 'dgx-h100 host:4' or 'numa:2 gpu:4'", ARG_STRING,
@@ -96,15 +98,17 @@ static int load_files(const struct arg_list *files, struct dp_topology **out)
 
 int topo_load(const struct topo_args *a, struct dp_topology **out)
 {
-    int sources = !!a->inputs.count + !!a->sysfs + !!a->synthetic;
+    int sources = !!a->inputs.count + !!a->sysfs + !!a->synthetic + a->hwloc;
     int err;
 
     if (sources > 1)
-        return command_misused("expected one of --input, --sysfs and --synthetic");
+        return command_misused("expected one of --input, --sysfs, --synthetic and --hwloc");
     if (a->inputs.count)
         return load_files(&a->inputs, out);
     if (a->synthetic)
         err = dp_topology_new_synthetic(a->synthetic, out);
+    else if (a->hwloc)
+        err = dp_topology_read_hwloc(out);
     else
         err = dp_topology_read_sysfs(a->sysfs ? a->sysfs : "", out);
     return err ? command_failed(err) : 0;

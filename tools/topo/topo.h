@@ -17,6 +17,7 @@
 struct topo_args {
     struct arg_list inputs;
     const char *sysfs, *synthetic, *output, *format;
+    bool hwloc;
 };
 
 /* --input, --sysfs, --synthetic, --output: for every command. */

@@ -298,7 +298,8 @@ enum dp_topology_format {
     DP_TOPOLOGY_AUTO,  /* for reading: tell by the first characters */
     DP_TOPOLOGY_JSON,  /* all of it; topology/README.md documents the members */
     DP_TOPOLOGY_SYNTHETIC, /* for reading: a description as above */
-    DP_TOPOLOGY_NCCL_XML /* one host, as in NCCL_TOPO_FILE; reading DP_EUNSUPPORTED without expat */
+    DP_TOPOLOGY_NCCL_XML, /* one host, as in NCCL_TOPO_FILE; reading DP_EUNSUPPORTED without expat */
+    DP_TOPOLOGY_HWLOC_XML /* for reading: of hwloc 2 (lstopo FILE.xml); DP_EUNSUPPORTED without hwloc */
 };
 
 /* Write all of t. *text is malloc'ed, the caller frees it; *len (may be NULL) is without the NUL that
@@ -315,6 +316,10 @@ DP_PUBLIC int dp_topology_read(const char *text, size_t len, enum dp_topology_fo
  * NVLink, and the CPU's links' rates, are not described there. What cannot be seen is left out, and
  * noted; DP_ENOENT only where there is no root/sys. DP_ENOMEM. */
 DP_PUBLIC int dp_topology_read_sysfs(const char *root, struct dp_topology **out);
+
+/* This machine as hwloc sees it, which knows platforms on which /sys says little; of links only how much
+ * they carry, of ports no rates. DP_EUNSUPPORTED in a build without hwloc. */
+DP_PUBLIC int dp_topology_read_hwloc(struct dp_topology **out);
 
 /* Several machines that nothing joins yet into one cluster: the k-th ports of all hosts on rail k, rails
  * joined by a spine as wide as their ports together. Two hosts of one name are DP_EINVAL. */
