@@ -330,6 +330,7 @@ static void assert_agreement(int version, struct tuner_caller *ranks)
     struct tuner_call common = {.function = (ncclFunc_t)below(12), .bytes = below(1u << 20),
                                 .has_collnet = below(2), .has_nvls = below(2)};
     struct tuner_call first = common;
+    size_t first_chunk = 0;
 
     for (int a = 0; a < NCCL_NUM_ALGORITHMS; a++)
         for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
@@ -344,11 +345,14 @@ static void assert_agreement(int version, struct tuner_caller *ranks)
                 assert_int_equal(call.costs[a][p] < 0, common.costs[a][p] < 0);
         if (version >= 6)
             tuner_ask_chunk(&ranks[r], &call, &chunk);
-        if (!r)
+        if (!r) {
             first = call;
+            first_chunk = chunk;
+        }
         assert_int_equal(call.algorithm, first.algorithm);
         assert_int_equal(call.protocol, first.protocol);
         assert_int_equal(call.channels, first.channels);
+        assert_int_equal(chunk, first_chunk);
     }
 }
 
