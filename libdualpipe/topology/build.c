@@ -239,6 +239,24 @@ void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, in
     notes[b->t.note_count++] = (struct dp_topo_note){kind, node, text};
 }
 
+/* ---- texts that several forms have ---------------------------------------------------------- */
+
+bool dp_topo_parse_pci(const char *text, struct dp_topo_pci *pci)
+{
+    unsigned domain, bus, device, function;
+    int end = -1;
+
+    if (sscanf(text, "%8x:%2x:%2x.%1x%n", &domain, &bus, &device, &function, &end) != 4 || end < 0 ||
+        text[end])
+        return false;
+    pci->known = true;
+    pci->domain = domain;
+    pci->bus = (uint8_t)bus;
+    pci->device = (uint8_t)device;
+    pci->function = (uint8_t)function;
+    return true;
+}
+
 uint64_t dp_topo_parse_guid(const char *text)
 {
     static const char digits[] = "0123456789abcdef";

@@ -57,6 +57,8 @@ void dp_topo_join_rail(struct dp_topo_builder *b, int32_t port, int32_t rail);
 void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, int32_t node,
                       const char *fmt, ...) DP_PRINTF(4, 5);
 
+/* The address "0000:1b:00.0" into pci, whose other members stay; false: it is none. */
+bool dp_topo_parse_pci(const char *text, struct dp_topo_pci *pci);
 /* "0c42:a103:0012:3456", as the kernel writes GUIDs, as a number. */
 uint64_t dp_topo_parse_guid(const char *text);
 

@@ -64,22 +64,6 @@ static long get_number(const char *const *attributes, const char *key, long othe
     return end != text && number > -1000000000 && number < 1000000000 ? number : otherwise;
 }
 
-static bool parse_busid(const char *text, struct dp_topo_pci *pci)
-{
-    unsigned domain, bus, device, function;
-    int end = -1;
-
-    if (sscanf(text, "%8x:%2x:%2x.%1x%n", &domain, &bus, &device, &function, &end) != 4 || end < 0 ||
-        text[end])
-        return false;
-    pci->known = true;
-    pci->domain = domain;
-    pci->bus = (uint8_t)bus;
-    pci->device = (uint8_t)device;
-    pci->function = (uint8_t)function;
-    return true;
-}
-
 /* "0000ffff,ffff0000" to "16-47". */
 static uint32_t add_cpus(struct reader *r, const char *mask)
 {
@@ -162,7 +146,7 @@ static int32_t open_pci(struct reader *r, const char *const *attributes)
     };
     long width = get_number(attributes, "link_width", 0);
 
-    if (!parse_busid(get(attributes, "busid"), &pci)) {
+    if (!dp_topo_parse_pci(get(attributes, "busid"), &pci)) {
         wrong(r, "pci", "expected a busid such as 0000:1b:00.0");
         return -1;
     }
@@ -197,7 +181,7 @@ static void open_nvlink(struct reader *r, const char *const *attributes)
 
     link.is_switch = class_ >> 8 == 0x0680;
     if (link.count < 1 || link.count > 1024 ||
-        (!parse_busid(get(attributes, "target"), &link.target) && !link.is_switch)) {
+        (!dp_topo_parse_pci(get(attributes, "target"), &link.target) && !link.is_switch)) {
         wrong(r, "nvlink", "expected a count of 1 to 1024 and a target such as 0000:1b:00.0");
         return;
     }

@@ -22,22 +22,6 @@ static bool is_device(enum dp_topo_kind kind)
     return kind == DP_TOPO_GPU || kind == DP_TOPO_NIC;
 }
 
-static bool parse_address(const char *s, struct dp_topo_pci *pci)
-{
-    unsigned domain, bus, device, function;
-    int end = -1;
-
-    if (sscanf(s, "%8x:%2x:%2x.%1x%n", &domain, &bus, &device, &function, &end) != 4 || end < 0 ||
-        s[end])
-        return false;
-    pci->known = true;
-    pci->domain = domain;
-    pci->bus = (uint8_t)bus;
-    pci->device = (uint8_t)device;
-    pci->function = (uint8_t)function;
-    return true;
-}
-
 /* The device that has this address in the guest already; -1: none. */
 static int32_t find_taken(const struct remap *r, const struct dp_topo_pci *pci)
 {
@@ -66,7 +50,7 @@ static int read_pair(struct remap *r, int line, const char *what, const char *be
     if (!is_device(r->t->nodes[node].kind))
         return dp_fail(DP_EINVAL, "line %d of the map: %s is a %s, expected a GPU, a NIC or a NUMA node",
                        line, what, dp_topo_kind_name(r->t->nodes[node].kind));
-    if (!parse_address(becomes, &pci))
+    if (!dp_topo_parse_pci(becomes, &pci))
         return dp_fail(DP_EINVAL, "line %d of the map: '%s', expected an address such as 0001:00:00.0",
                        line, becomes);
     if (r->pci[node].known || find_taken(r, &pci) >= 0)

@@ -47,6 +47,20 @@ static char *written(const struct dp_topology *t, enum dp_topology_format format
     return text;
 }
 
+#if defined(HAVE_EXPAT) || defined(HAVE_HWLOC)
+static char *load(const char *name)
+{
+    char path[4096], *text = calloc(1, 1 << 16);
+
+    snprintf(path, sizeof(path), "%s/topology/%s", getenv("DP_TEST_DATA"), name);
+    FILE *f = fopen(path, "re");
+    assert_true(f && text);
+    assert_true(fread(text, 1, (1 << 16) - 1, f) > 0);
+    fclose(f);
+    return text;
+}
+#endif
+
 static void drop(void *user, enum dp_log_level level, const char *line)
 {
     (void)user, (void)level, (void)line;
@@ -126,18 +140,6 @@ static void ways_survive_a_file_of_nccl(void **state)
     }
 }
 
-static char *load(const char *name)
-{
-    char path[4096], *text = calloc(1, 1 << 16);
-
-    snprintf(path, sizeof(path), "%s/topology/%s", getenv("DP_TEST_DATA"), name);
-    FILE *f = fopen(path, "re");
-    assert_true(f && text);
-    assert_true(fread(text, 1, (1 << 16) - 1, f) > 0);
-    fclose(f);
-    return text;
-}
-
 static void files_of_clouds_are_read(void **state)
 {
     (void)state;
@@ -212,22 +214,10 @@ static void without_expat_that_is_said(void **state)
 
 #ifdef HAVE_HWLOC
 
-static char *load_hwloc(void)
-{
-    char path[4096], *text = calloc(1, 1 << 16);
-
-    snprintf(path, sizeof(path), "%s/topology/hwloc.xml", getenv("DP_TEST_DATA"));
-    FILE *f = fopen(path, "re");
-    assert_true(f && text);
-    assert_true(fread(text, 1, (1 << 16) - 1, f) > 0);
-    fclose(f);
-    return text;
-}
-
 static void files_of_hwloc_are_read(void **state)
 {
     (void)state;
-    char *xml = load_hwloc();
+    char *xml = load("hwloc.xml");
     struct dp_topology *t = NULL;
     int32_t first;
 
