@@ -328,6 +328,7 @@ static int step(struct dpn_verbs *v)
                    ? DP_EAGAIN
                    : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->reason);
     case DPN_STEP_READY:
+        dpn_verbs_keep(v);
         return 0;
     }
     return DP_EAGAIN;
@@ -385,6 +386,7 @@ static void close_verbs(struct dpn_comm *comm)
 
     if (!v)
         return;
+    dpn_verbs_unkeep(v);
     free_qps(v);
     for (int r = 0; r < v->rail_count; r++) {
         if (v->rails[r].cq)

@@ -283,6 +283,8 @@ struct dpn_verbs {
     union dpn_talk heard;
     bool is_listening; /* incoming is on its way */
     struct dpn_letter *letters;
+    bool is_kept; /* in the keeper's list; under its lock */
+    struct dpn_verbs *next_kept;
 };
 
 /* The first failure of the connection counts. Destroys all queue pairs: nothing is touched after. */
@@ -315,6 +317,8 @@ static inline unsigned dpn_lane_index(const struct dpn_verbs *v, const struct dp
 
 /* verbs_progress.c */
 void dpn_verbs_progress(struct dpn_verbs *v);
+/* The same, and the rest for sure. */
+void dpn_verbs_look(struct dpn_verbs *v);
 /* Completions only; whether there were any. */
 bool dpn_verbs_poll(struct dpn_verbs *v);
 
@@ -339,6 +343,10 @@ int dpn_lane_post_recvs(struct dpn_verbs *v, struct dpn_lane *lane, unsigned cou
 int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                      struct dpn_request **out);
 int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail);
+
+/* verbs_keeper.c: from when it is ready until it is closed. */
+void dpn_verbs_keep(struct dpn_verbs *v);
+void dpn_verbs_unkeep(struct dpn_verbs *v);
 
 /* verbs_reg.c */
 int dpn_verbs_reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out);

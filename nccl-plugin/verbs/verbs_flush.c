@@ -81,6 +81,8 @@ int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *piece
     for (int r = 0; r < v->rail_count && !err; r++)
         if (v->rails[r].flush_qp)
             err = read_back(v, req, r, piece);
+    if (err)
+        dpn_verbs_fail(v, err, "%s", dp_last_error());
     if (err || !req->left)
         return err;
     v->flushes_free &= ~(1u << req->index);

@@ -191,3 +191,12 @@ void dpn_verbs_progress(struct dpn_verbs *v)
     if (!v->error)
         push(v);
 }
+
+void dpn_verbs_look(struct dpn_verbs *v)
+{
+    dpn_verbs_poll(v);
+    if (!v->error)
+        look_around(v, dp_now_ns());
+    if (!v->error)
+        push(v);
+}
