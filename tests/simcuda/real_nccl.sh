@@ -56,11 +56,12 @@ for wire in shm tcp; do
     for ranks in 2 3 5 6; do
         # shellcheck disable=SC2086 # words
         case_is "$ranks hosts over $wire, every type" "$(DUALPIPE_NET_WIRE=$wire \
-            job --ranks $ranks --bytes 1,100,65536,1000001 --types 1,2,4,7,9 \
-                $collectives $messages registered split two-comms)"
+            job --seconds 900 --ranks $ranks --bytes 1,100,65536,1000001 --types 1,2,4,7,9 \
+                $collectives $messages)"
         # shellcheck disable=SC2086 # words
         case_is "$ranks hosts over $wire, 20 MB" "$(DUALPIPE_NET_WIRE=$wire \
-            job --ranks $ranks --bytes 20000000 $collectives $messages registered)"
+            job --seconds 900 --ranks $ranks --bytes 20000000 \
+                $collectives $messages registered split two-comms)"
     done
 done
 cases_end
