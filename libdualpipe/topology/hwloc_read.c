@@ -259,6 +259,11 @@ static int load(hwloc_topology_t h, const char *xml, size_t len)
 {
     int err = hwloc_topology_set_io_types_filter(h, HWLOC_TYPE_FILTER_KEEP_ALL);
 
+#if HWLOC_API_VERSION >= 0x00020100
+    /* Its plugin over libpciaccess never frees the names of vendors; hwloc reads /sys as well. */
+    if (!err && !xml)
+        err = hwloc_topology_set_components(h, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "pci");
+#endif
     if (!err && xml)
         err = hwloc_topology_set_xmlbuffer(h, xml, (int)len);
     if (!err)
