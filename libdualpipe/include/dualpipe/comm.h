@@ -18,7 +18,14 @@
  * its own again.
  *
  * Leaving. A rank that closes its comm still delivers what it had finished sending. Who then waits
- * for more from it, or sends to it, gets DP_ECOMM.
+ * for more from it, or sends to it, gets DP_ECOMM. Between processes, rank 0 knows for all who has left
+ * and who has died: so its close waits until the others have closed theirs or died, for deadline_ns
+ * at most, and for a second after an abort.
+ *
+ * Security. Processes that share a secret prove it to each other when they meet, without telling it; and
+ * every connection between two ranks needs a random number that only the group knows. That keeps out
+ * strangers and mistakes. Nothing is encrypted or signed: who can read or change what goes over the
+ * network can read or change the messages, so use a network that you trust.
  *
  * Threads: one thread at a time may use a comm; the comms of dp_comm_threads_new belong to one
  * thread each. dp_comm_abort alone may be called from any thread, but not from a signal handler.
@@ -116,8 +123,11 @@ struct dp_comm_config {
 };
 
 /* Fill *config from torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else
- * OpenMPI's, PMIx's or Slurm's. DP_ENOENT if there are none, DP_EINVAL naming the variable that is
- * missing or wrong. The strings belong to the library and stay. */
+ * OpenMPI's, PMIx's or Slurm's. The address is DUALPIPE_COMM_ADDRESS; without it MASTER_ADDR, or the
+ * first host of the job, and the port is the first of these that there is: DUALPIPE_COMM_PORT;
+ * MASTER_PORT + 1, since torchrun itself uses MASTER_PORT; a number from 20000 to 29999 made of the
+ * job's name, which is the same for all ranks. DP_ENOENT if there are no such variables, DP_EINVAL
+ * naming the one that is missing or wrong. The strings belong to the library and stay. */
 DP_PUBLIC int dp_comm_config_from_env(struct dp_comm_config *config);
 
 /* Join the group. Collective over all its processes. Errors: DP_EINVAL, DP_ETIMEDOUT naming the
@@ -125,7 +135,8 @@ DP_PUBLIC int dp_comm_config_from_env(struct dp_comm_config *config);
  * or secret; the stranger is dropped and the rest goes on). */
 DP_PUBLIC int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out);
 
-/* Leave the group; frees comm. Requests in flight are dropped. comm may be NULL. */
+/* Leave the group; frees comm. Requests in flight are dropped. Rank 0 waits for the others, see the
+ * top. comm may be NULL. */
 DP_PUBLIC void dp_comm_close(struct dp_comm *comm);
 
 /* ---- messages ------------------------------------------------------------------------------ */
