@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 static const uint32_t MAGIC = 0x44507731; /* "DPw1" */
-static const uint16_t PROTOCOL = 1;
+static const uint16_t PROTOCOL = 2;
 static const uint32_t WELCOME = 0x44507757; /* "DPwW" */
 
 void dp_fd_close(int fd)

@@ -42,7 +42,7 @@ static void send_all(int port, const uint8_t *data, size_t size)
 {
     const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
                                       .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP};
+    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
 
     memcpy(hello.cookie, cookie, sizeof(cookie));

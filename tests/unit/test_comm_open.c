@@ -242,7 +242,7 @@ struct first_words {
     struct dp_hello hello;
     struct {
         uint32_t magic, zero;
-        uint64_t len, tag;
+        uint64_t len, tag, padding[5];
     } header;
     struct dp_star_message message;
 };
@@ -250,8 +250,9 @@ struct first_words {
 static struct first_words right_words(void)
 {
     struct first_words w = {
-        .hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP},
-        .header = {0x44507774, 0, sizeof(struct dp_star_message), DP_STAR_HELLO},
+        .hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP},
+        .header = {.magic = 0x44507774, .len = sizeof(struct dp_star_message),
+                   .tag = DP_STAR_HELLO},
         .message = {.kind = DP_STAR_HELLO, .rank = 1, .value = 2},
     };
 

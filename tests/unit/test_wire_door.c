@@ -65,7 +65,7 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     (void)state;
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
-    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP};
+    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP};
     struct {
         const void *bytes;
         size_t len;
@@ -102,7 +102,7 @@ static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state
     (void)state;
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
-    struct dp_hello hello = {.magic = 0x44507731, .version = 1, .kind = DP_HELLO_TCP, .label = 3};
+    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP, .label = 3};
     int port = listen_known(0, &listener, &address), fd = connect_to(port);
     struct dp_wire *wire;
     struct dp_wire_request receive;
