@@ -248,7 +248,7 @@ static struct dpn_stat_connection *find_place(void)
 static void begin_change(void)
 {
     dpn_stat_add(&page->changes, 1);
-    atomic_thread_fence(memory_order_seq_cst);
+    dpn_stat_fence();
 }
 
 static void end_change(void)

@@ -108,7 +108,8 @@ uint32_t dp_topo_add_text(struct dp_topo_builder *b, const char *s)
     return *slot;
 }
 
-static uint32_t add_formatted(struct dp_topo_builder *b, const char *fmt, va_list args)
+DP_PRINTF(2, 0) static uint32_t add_formatted(struct dp_topo_builder *b, const char *fmt,
+                                              va_list args)
 {
     char *s;
 

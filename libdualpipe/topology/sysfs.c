@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool read_line(const char *root, char line[DP_SYSFS_LINE], const char *fmt, va_list args)
+DP_PRINTF(3, 0) static bool read_line(const char *root, char line[DP_SYSFS_LINE], const char *fmt,
+                                      va_list args)
 {
     char path[PATH_MAX];
     int len = snprintf(path, sizeof(path), "%s", root);

@@ -39,6 +39,7 @@ static bool says_all;
 static time_t until;
 static struct traffic_result *result;
 
+__attribute__((format(printf, 5, 6)))
 static void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
                    const char *fmt, ...)
 {

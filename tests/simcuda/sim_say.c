@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+__attribute__((format(printf, 1, 0)))
 static void say(const char *format, va_list args)
 {
     char line[512];

@@ -60,6 +60,7 @@ static void must(bool so, const char *what)
 
 static int lost_lanes; /* that the plugin has told of */
 
+__attribute__((format(printf, 5, 6)))
 static void note_lost_lanes(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
                             const char *fmt, ...)
 {

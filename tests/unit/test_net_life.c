@@ -18,6 +18,7 @@
 static char said[4096]; /* all lines of NCCL's logger */
 static int warnings;
 
+__attribute__((format(printf, 5, 6)))
 static void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
                    const char *fmt, ...)
 {
@@ -181,7 +182,7 @@ static void communicators_come_and_go_in_several_threads(void **state)
 static void once(void)
 {
     struct dpn_net *first = NULL, *second = NULL;
-    const struct dpn_device *before, *after;
+    const struct dpn_device *before = NULL, *after = NULL;
 
     must(!dpn_net_init(logger, &first) && !dpn_net_device(0, &before));
     said[0] = '\0';

@@ -21,6 +21,7 @@ static char table_path[64], said[4096];
 
 /* ---- what NCCL would have ------------------------------------------------------------------- */
 
+__attribute__((format(printf, 5, 6)))
 static void keep_log(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
                      const char *fmt, ...)
 {

@@ -162,8 +162,8 @@ static void what_cannot_be_used_is_refused(void **state)
         "x NCCL INFO NCCL_ALGO set by environment to Ring\n" START RANK NAMES ROW,
         "{", "{\"results\": 1}", "{\"args\": [\"all_reduce_perf\"], \"results\": [{}]}",
         "{\"args\": [\"all_reduce_perf\"], \"results\": [{\"size\": 8, \"in_place\": {\"time\": 1}}]}",
-        "{\"args\": [\"all_reduce_perf\"], \"config\": {\"devices\": [{}]},"
-        " \"results\": [{\"size\": 8, \"in_place\": {\"time\": 1, \"nwrong\": 2}}]}",
+        ("{\"args\": [\"all_reduce_perf\"], \"config\": {\"devices\": [{}]},"
+         " \"results\": [{\"size\": 8, \"in_place\": {\"time\": 1, \"nwrong\": 2}}]}"),
     };
     struct tune_results r = {0};
 

@@ -21,6 +21,7 @@ enum { PROBE_S = 60 };
 
 static char last_warning[160];
 
+__attribute__((format(printf, 5, 6)))
 static void keep_warning(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
                          const char *fmt, ...)
 {

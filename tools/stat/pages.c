@@ -111,7 +111,7 @@ static bool read_once(const struct dpn_stat_page *page, struct stat_process *p)
 
 static bool is_steady(const struct dpn_stat_page *page, uint64_t since)
 {
-    atomic_thread_fence(memory_order_acquire);
+    dpn_stat_fence();
     return since % 2 == 0 && since == atomic_load_explicit(&page->changes, memory_order_relaxed);
 }
 
