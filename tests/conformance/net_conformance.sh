@@ -31,8 +31,8 @@ over_verbs()
     trap 'rm -rf "$FAKE_VERBS_FABRIC"' EXIT
     LD_LIBRARY_PATH=tests/fakes/ibverbs/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     DUALPIPE_NET_WIRE=verbs
-    # The child of a fork starts a thread of its own.
-    TSAN_OPTIONS=die_after_fork=0${TSAN_OPTIONS:+:$TSAN_OPTIONS}
+    # The child of a fork starts a thread of its own; and no process waits a second for such at its end.
+    TSAN_OPTIONS=die_after_fork=0:atexit_sleep_ms=0${TSAN_OPTIONS:+:$TSAN_OPTIONS}
     export FAKE_VERBS_FABRIC LD_LIBRARY_PATH DUALPIPE_NET_WIRE TSAN_OPTIONS
     conform "$@"
 )

@@ -65,7 +65,7 @@ static int check_cap(const struct fv_device *d, const struct ibv_qp_init_attr *a
         a->cap.max_recv_wr > d->wrs || a->cap.max_send_sge > FV_SGES ||
         a->cap.max_recv_sge > FV_SGES || a->cap.max_inline_data > d->inline_bytes)
         return EINVAL;
-    return d->qps_used >= d->qps ? ENOMEM : 0;
+    return 0;
 }
 
 static bool alloc_queues(struct fv_my_qp *q)
@@ -171,7 +171,7 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
     if (!alloc_queues(q))
         return give_up(q, ENOMEM);
     fv_lock();
-    err = enter(q, pd);
+    err = d->qps_used >= d->qps ? ENOMEM : enter(q, pd);
     if (!err)
         link_in(q);
     fv_unlock();
