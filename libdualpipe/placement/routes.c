@@ -11,7 +11,7 @@
 enum { ENTRIES = 1 << 15 };
 
 struct dp_route_entry {
-    int32_t from, to; /* from -1: free */
+    int32_t from, to; /* from 0: free, since node 0 is a host */
     struct dp_route route;
 };
 
@@ -28,14 +28,12 @@ void dp_route_add(struct dp_route *route, const struct dp_topology *t,
 int dp_routes_init(struct dp_routes *r, const struct dp_topology *t)
 {
     *r = (struct dp_routes){.t = t};
-    r->entries = malloc(ENTRIES * sizeof(*r->entries));
+    r->entries = calloc(ENTRIES, sizeof(*r->entries)); /* pages that nobody uses cost nothing */
     r->memory = calloc((size_t)t->node_count, sizeof(*r->memory));
     if (!r->entries || !r->memory) {
         dp_routes_fini(r);
         return dp_fail(DP_ENOMEM, "no memory for ways through %d nodes", t->node_count);
     }
-    for (int i = 0; i < ENTRIES; i++)
-        r->entries[i].from = -1;
     return 0;
 }
 
@@ -129,7 +127,7 @@ int dp_routes_get(struct dp_routes *r, int32_t from, int32_t to, const struct dp
     struct dp_route_entry *e = &r->entries[hash >> 17];
 
     if (e->from != from || e->to != to) {
-        e->from = -1;
+        e->from = 0;
         e->route.count = 0;
         int err = from == to ? find_offload(r, from, &e->route)
                              : find_way(r->t, from, to, &e->route);
