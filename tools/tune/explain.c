@@ -13,6 +13,7 @@
 
 #include <jansson.h>
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35,13 +36,16 @@ struct explained {
     bool allowed[CELLS];
 };
 
+/* "example.csv:3", with the longest name that a file can have. */
+enum { RULE_TEXT = NAME_MAX + 16 };
+
 /* One size. */
 struct row {
     int64_t bytes;
     int algorithm, protocol; /* NCCL's; DP_TUNING_DEFAULT: not known */
     double default_us;
     struct dp_tuning_answer answer;
-    char because[160];
+    char because[RULE_TEXT + 64];
 };
 
 /* ---- a row ---------------------------------------------------------------------------------- */
@@ -76,14 +80,22 @@ static void find_default(const struct explained *e, const float *costs, struct r
     row->protocol = best % DP_TUNING_PROTOCOLS;
 }
 
+/* The headline has the path of the table: here its last part does. */
+static void name_rule(const struct explained *e, const struct dp_tuning_rule *rule, char *text)
+{
+    const char *slash = strrchr(e->table->name, '/');
+
+    snprintf(text, RULE_TEXT, "%.*s:%d", NAME_MAX, slash ? slash + 1 : e->table->name, rule->line);
+}
+
 static void say_why(const struct explained *e, struct row *row)
 {
     const struct dp_tuning_answer *a = &row->answer;
     const bool has_model = row->default_us >= 0;
-    char rule[96] = "";
+    char rule[RULE_TEXT] = "";
 
     if (a->rule)
-        snprintf(rule, sizeof(rule), "%.80s:%d", e->table->name, a->rule->line);
+        name_rule(e, a->rule, rule);
     if (a->source == DP_TUNING_FROM_TABLE)
         snprintf(row->because, sizeof(row->because), "%s", rule);
     else if (a->source == DP_TUNING_FROM_MODEL)
