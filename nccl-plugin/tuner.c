@@ -44,7 +44,8 @@ static uint64_t fingerprint(const struct dp_tuning_table *table)
         const struct dp_tuning_rule *r = &table->rules[i];
         const int64_t facts[] = {r->function,    r->bytes.least, r->bytes.most, r->ranks.least,
                                  r->ranks.most,  r->nodes.least, r->nodes.most, r->registered,
-                                 r->algorithm,   r->protocol,    r->channels,   r->chunk_bytes};
+                                 r->algorithm,   r->protocol,    r->channels,   r->chunk_bytes,
+                                 r->pipe_ops.least, r->pipe_ops.most};
         for (size_t k = 0; k < sizeof(facts) / sizeof(facts[0]); k++)
             hash = (hash ^ (uint64_t)facts[k]) * 0x100000001b3;
     }
@@ -175,6 +176,7 @@ void dpn_tuner_choose(const struct dpn_tuner *t, const struct dpn_tuner_question
         .function = (int)q->function,
         .bytes = q->bytes < INT64_MAX ? (int64_t)q->bytes : INT64_MAX,
         .is_registered = q->is_registered,
+        .pipe_ops = q->pipe_ops > 0 ? q->pipe_ops : 0,
         .costs = q->costs,
         .algorithms = q->algorithms,
         .protocols = q->protocols,
@@ -191,13 +193,18 @@ void dpn_tuner_choose(const struct dpn_tuner *t, const struct dpn_tuner_question
 }
 
 void dpn_tuner_choose_without_costs(const struct dpn_tuner *t, ncclFunc_t function, size_t bytes,
-                                    bool has_collnet, bool has_nvls, int *algorithm, int *protocol,
-                                    int *channels)
+                                    int pipe_ops, bool has_collnet, bool has_nvls, int *algorithm,
+                                    int *protocol, int *channels)
 {
     float costs[DPN_ALGORITHMS_V1][NCCL_NUM_PROTOCOLS];
     const struct dpn_tuner_question q = {
-        .function = function, .bytes = bytes, .costs = (float *)costs, .algorithms = DPN_ALGORITHMS_V1,
-        .protocols = NCCL_NUM_PROTOCOLS, .channels_max = DPN_CHANNELS_MAX_V1,
+        .function = function,
+        .bytes = bytes,
+        .costs = (float *)costs,
+        .algorithms = DPN_ALGORITHMS_V1,
+        .protocols = NCCL_NUM_PROTOCOLS,
+        .pipe_ops = pipe_ops,
+        .channels_max = DPN_CHANNELS_MAX_V1,
     };
 
     if (!t)

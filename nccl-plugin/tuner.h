@@ -41,6 +41,7 @@ struct dpn_tuner_question {
     float *costs; /* us, [algorithms][protocols]; below 0: may not be chosen */
     int algorithms, protocols;
     bool is_registered;
+    int pipe_ops; /* NCCL's numPipeOps */
     int channels_max; /* what any communicator of this version of NCCL may have */
 };
 
@@ -56,7 +57,7 @@ void dpn_tuner_chunk(const struct dpn_tuner *tuner, ncclFunc_t function, size_t 
 /* For versions 1 and 2 (tuner_allowed.h says what may be chosen there). Both of *algorithm and
  * *protocol are written, or none. */
 void dpn_tuner_choose_without_costs(const struct dpn_tuner *tuner, ncclFunc_t function, size_t bytes,
-                                    bool has_collnet, bool has_nvls, int *algorithm, int *protocol,
-                                    int *channels);
+                                    int pipe_ops, bool has_collnet, bool has_nvls, int *algorithm,
+                                    int *protocol, int *channels);
 
 #endif

@@ -31,8 +31,8 @@ ncclResult_t dpn_tuner_destroy_v2(void *context)
     return ncclSuccess;
 }
 
-static void choose(void *context, ncclFunc_t function, size_t bytes, float **costs, int algorithms,
-                   int protocols, int registered, int channels_max, int *channels)
+static void choose(void *context, ncclFunc_t function, size_t bytes, int pipe_ops, float **costs,
+                   int algorithms, int protocols, int registered, int channels_max, int *channels)
 {
     const struct dpn_tuner_question question = {
         .function = function,
@@ -41,6 +41,7 @@ static void choose(void *context, ncclFunc_t function, size_t bytes, float **cos
         .algorithms = algorithms,
         .protocols = protocols,
         .is_registered = registered,
+        .pipe_ops = pipe_ops,
         .channels_max = channels_max,
     };
 
@@ -51,9 +52,8 @@ ncclResult_t dpn_tuner_getCollInfo_v4(void *context, ncclFunc_t collType, size_t
                                       int numPipeOps, float **collCostTable, int numAlgo,
                                       int numProto, int regBuff, int *nChannels)
 {
-    (void)numPipeOps;
-    choose(context, collType, nBytes, collCostTable, numAlgo, numProto, regBuff, DPN_CHANNELS_MAX_V1,
-           nChannels);
+    choose(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto, regBuff,
+           DPN_CHANNELS_MAX_V1, nChannels);
     return ncclSuccess;
 }
 
@@ -70,8 +70,7 @@ ncclResult_t dpn_tuner_getCollInfo_v5(void *context, ncclFunc_t collType, size_t
                                       int numPipeOps, float **collCostTable, int numAlgo,
                                       int numProto, int regBuff, int *nChannels)
 {
-    (void)numPipeOps;
-    choose(context, collType, nBytes, collCostTable, numAlgo, numProto, regBuff, DPN_CHANNELS_MAX_V5,
-           nChannels);
+    choose(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto, regBuff,
+           DPN_CHANNELS_MAX_V5, nChannels);
     return ncclSuccess;
 }

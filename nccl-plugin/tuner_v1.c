@@ -36,9 +36,8 @@ static ncclResult_t get_coll_info_v1(ncclFunc_t collType, size_t nBytes, int col
                                      int nvlsSupport, int numPipeOps, int *algorithm, int *protocol,
                                      int *nChannels)
 {
-    (void)numPipeOps;
-    dpn_tuner_choose_without_costs(get_shared(), collType, nBytes, collNetSupport, nvlsSupport,
-                                   algorithm, protocol, nChannels);
+    dpn_tuner_choose_without_costs(get_shared(), collType, nBytes, numPipeOps, collNetSupport,
+                                   nvlsSupport, algorithm, protocol, nChannels);
     return ncclSuccess;
 }
 

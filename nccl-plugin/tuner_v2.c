@@ -9,9 +9,8 @@ static ncclResult_t get_coll_info_v2(void *context, ncclFunc_t collType, size_t 
                                      int collNetSupport, int nvlsSupport, int numPipeOps,
                                      int *algorithm, int *protocol, int *nChannels)
 {
-    (void)numPipeOps;
-    dpn_tuner_choose_without_costs(context, collType, nBytes, collNetSupport, nvlsSupport,
-                                   algorithm, protocol, nChannels);
+    dpn_tuner_choose_without_costs(context, collType, nBytes, numPipeOps, collNetSupport,
+                                   nvlsSupport, algorithm, protocol, nChannels);
     return ncclSuccess;
 }
 

@@ -21,6 +21,7 @@ const struct dp_tuning_rule dp_tuning_rule_open = {
     .bytes = {0, INT64_MAX},
     .ranks = {0, INT64_MAX},
     .nodes = {0, INT64_MAX},
+    .pipe_ops = {0, INT64_MAX},
     .registered = DP_TUNING_EITHER,
     .algorithm = DP_TUNING_DEFAULT,
     .protocol = DP_TUNING_DEFAULT,
@@ -197,8 +198,8 @@ bool dp_tuning_rule_set(struct dp_tuning_rule *r, enum dp_tuning_column column, 
         return set_range(column, text, &r->nodes, why);
     case DP_COLUMN_RANKS:
         return set_range(column, text, &r->ranks, why);
-    case DP_COLUMN_PIPE_OPS: /* of NCCL's example tuner; this one does not look at it */
-        return is_open(text) || refuse(why, column, text, "any: this tuner does not tell them apart");
+    case DP_COLUMN_PIPE_OPS:
+        return set_range(column, text, &r->pipe_ops, why);
     case DP_COLUMN_REGISTERED:
         return set_registered(text, &r->registered, why);
     case DP_COLUMN_CHUNK_BYTES:
@@ -211,6 +212,11 @@ bool dp_tuning_rule_set(struct dp_tuning_rule *r, enum dp_tuning_column column, 
         break;
     }
     return false;
+}
+
+static bool is_for_any(const struct dp_tuning_range *range)
+{
+    return !range->least && range->most == INT64_MAX;
 }
 
 bool dp_tuning_rule_check(const struct dp_tuning_rule *r, char why[DP_RULE_WHY])
@@ -230,6 +236,9 @@ bool dp_tuning_rule_check(const struct dp_tuning_rule *r, char why[DP_RULE_WHY])
     else if (r->chunk_bytes && r->registered != DP_TUNING_EITHER)
         problem = "chunk_bytes for registered or other buffers only: NCCL does not say which they are "
                   "when it asks for a chunk";
+    else if (r->chunk_bytes && !is_for_any(&r->pipe_ops))
+        problem = "chunk_bytes for some pipe_ops only: NCCL does not say how many there are when it "
+                  "asks for a chunk";
     if (problem)
         snprintf(why, DP_RULE_WHY, "%s", problem);
     return !problem;

@@ -105,13 +105,36 @@ void dp_tuner_free(struct dp_tuner *t)
 
 /* ---- asked often ---------------------------------------------------------------------------- */
 
-static const struct dp_tuning_rule *find_rule(const struct dp_tuner *t, int function, int64_t bytes,
-                                              bool is_registered)
+/* What a rule must be for. */
+struct place {
+    int function;
+    int64_t bytes, pipe_ops;
+    bool is_registered;
+};
+
+/* The first rule from `rule` on that is for this place. */
+static const struct dp_tuning_rule *scan_rules(const struct dp_tuner *t, const struct place *at,
+                                               const struct dp_tuning_rule *rule)
 {
-    if (function < 0 || function >= DP_TUNING_FUNCTIONS)
+    for (; rule < t->rules + t->count; rule++)
+        if (is_about(rule, at->function, at->is_registered) && at->bytes >= rule->bytes.least &&
+            at->bytes <= rule->bytes.most && admits(&rule->pipe_ops, at->pipe_ops))
+            return rule;
+    return NULL;
+}
+
+/* The intervals know the first rule for these bytes. Only where it is for other numbers of pipe_ops,
+ * which few tables tell apart, those behind it are looked at one by one. */
+static const struct dp_tuning_rule *find_rule(const struct dp_tuner *t, const struct place *at)
+{
+    if (at->function < 0 || at->function >= DP_TUNING_FUNCTIONS)
         return NULL;
-    int32_t found = dp_intervals_find(&t->by_bytes[function][is_registered], bytes < 0 ? 0 : bytes);
-    return found < 0 ? NULL : &t->rules[t->rule_of[function][is_registered][found]];
+    int32_t found = dp_intervals_find(&t->by_bytes[at->function][at->is_registered], at->bytes);
+    if (found < 0)
+        return NULL;
+    const struct dp_tuning_rule *rule =
+        &t->rules[t->rule_of[at->function][at->is_registered][found]];
+    return admits(&rule->pipe_ops, at->pipe_ops) ? rule : scan_rules(t, at, rule + 1);
 }
 
 /* A cell below zero is not there: NCCL has no kernel, no transport or no leave for it. */
@@ -172,8 +195,11 @@ static void ask_model(const struct dp_tuner *t, const struct dp_tuning_question 
 void dp_tuner_ask(const struct dp_tuner *t, const struct dp_tuning_question *q,
                   struct dp_tuning_answer *answer)
 {
-    const struct dp_tuning_rule *rule =
-        find_rule(t, q->function, q->bytes, t->trusts_registration && q->is_registered);
+    const struct place at = {.function = q->function,
+                             .bytes = q->bytes < 0 ? 0 : q->bytes,
+                             .pipe_ops = q->pipe_ops,
+                             .is_registered = t->trusts_registration && q->is_registered};
+    const struct dp_tuning_rule *rule = find_rule(t, &at);
 
     *answer = (struct dp_tuning_answer){.algorithm = DP_TUNING_DEFAULT,
                                         .protocol = DP_TUNING_DEFAULT, .rule = rule};
@@ -185,11 +211,12 @@ void dp_tuner_ask(const struct dp_tuner *t, const struct dp_tuning_question *q,
         ask_model(t, q, answer);
 }
 
-/* Rules with a chunk are for registered buffers and others alike. */
+/* Rules with a chunk are for registered buffers and others alike, and for any pipe_ops. */
 int64_t dp_tuner_chunk_bytes(const struct dp_tuner *t, int function, int64_t bytes, int algorithm,
                              int protocol)
 {
-    const struct dp_tuning_rule *rule = find_rule(t, function, bytes, false);
+    const struct place at = {.function = function, .bytes = bytes < 0 ? 0 : bytes};
+    const struct dp_tuning_rule *rule = find_rule(t, &at);
 
     return rule && rule->algorithm == algorithm && rule->protocol == protocol ? rule->chunk_bytes : 0;
 }

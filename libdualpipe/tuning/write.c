@@ -75,6 +75,9 @@ static void write_value(const struct dp_tuning_rule *r, enum dp_tuning_column co
     case DP_COLUMN_RANKS:
         write_range(&r->ranks, out);
         return;
+    case DP_COLUMN_PIPE_OPS:
+        write_range(&r->pipe_ops, out);
+        return;
     case DP_COLUMN_REGISTERED:
         snprintf(out, VALUE_LEN, "%s", registered[r->registered]);
         return;
@@ -87,7 +90,6 @@ static void write_value(const struct dp_tuning_rule *r, enum dp_tuning_column co
     case DP_COLUMN_DEFAULT_US:
         write_time(r->default_us, out);
         return;
-    case DP_COLUMN_PIPE_OPS:
     case DP_COLUMNS:
         snprintf(out, VALUE_LEN, "any");
     }
@@ -95,9 +97,10 @@ static void write_value(const struct dp_tuning_rule *r, enum dp_tuning_column co
 
 /* Where one form goes for people is where the other one goes. */
 static const enum dp_tuning_column order[] = {
-    DP_COLUMN_COLLECTIVE, DP_COLUMN_MIN_BYTES,   DP_COLUMN_MAX_BYTES, DP_COLUMN_RANKS,
-    DP_COLUMN_NODES,      DP_COLUMN_REGISTERED,  DP_COLUMN_ALGORITHM, DP_COLUMN_PROTOCOL,
-    DP_COLUMN_CHANNELS,   DP_COLUMN_CHUNK_BYTES, DP_COLUMN_TIME_US,   DP_COLUMN_DEFAULT_US,
+    DP_COLUMN_COLLECTIVE, DP_COLUMN_MIN_BYTES,   DP_COLUMN_MAX_BYTES,  DP_COLUMN_RANKS,
+    DP_COLUMN_NODES,      DP_COLUMN_REGISTERED,  DP_COLUMN_PIPE_OPS,   DP_COLUMN_ALGORITHM,
+    DP_COLUMN_PROTOCOL,   DP_COLUMN_CHANNELS,    DP_COLUMN_CHUNK_BYTES, DP_COLUMN_TIME_US,
+    DP_COLUMN_DEFAULT_US,
 };
 enum { ORDER = sizeof(order) / sizeof(order[0]) };
 

@@ -21,6 +21,7 @@ static void must_be_same(const struct dp_tuning_rule *a, const struct dp_tuning_
     must(a->bytes.least == b->bytes.least && a->bytes.most == b->bytes.most);
     must(a->ranks.least == b->ranks.least && a->ranks.most == b->ranks.most);
     must(a->nodes.least == b->nodes.least && a->nodes.most == b->nodes.most);
+    must(a->pipe_ops.least == b->pipe_ops.least && a->pipe_ops.most == b->pipe_ops.most);
     must(a->algorithm == b->algorithm && a->protocol == b->protocol);
     must(a->channels == b->channels && a->chunk_bytes == b->chunk_bytes);
     must(a->time_us == b->time_us && a->default_us == b->default_us);
@@ -41,10 +42,10 @@ static void write_and_read_back(const struct dp_tuning_table *table, enum dp_tun
     free(text);
 }
 
-static void ask(const struct dp_tuner *tuner, int function, int64_t bytes)
+static void ask(const struct dp_tuner *tuner, int function, int64_t bytes, int64_t pipe_ops)
 {
     static const float costs[DP_TUNING_ALGORITHMS * DP_TUNING_PROTOCOLS] = {1, -1, 1, 1, -1, -1, 1};
-    const struct dp_tuning_question q = {function, bytes, false, costs, DP_TUNING_ALGORITHMS,
+    const struct dp_tuning_question q = {function, bytes, false, pipe_ops, costs, DP_TUNING_ALGORITHMS,
                                          DP_TUNING_PROTOCOLS};
     struct dp_tuning_answer answer;
 
@@ -60,8 +61,9 @@ static void ask_at_borders(const struct dp_tuning_table *table)
 
     must(!dp_tuner_new(&(struct dp_tuner_config){.table = table, .ranks = 8, .nodes = 1}, &tuner));
     for (size_t i = 0; i < table->count; i++) {
-        ask(tuner, table->rules[i].function, table->rules[i].bytes.least);
-        ask(tuner, table->rules[i].function, table->rules[i].bytes.most);
+        const struct dp_tuning_rule *r = &table->rules[i];
+        ask(tuner, r->function, r->bytes.least, r->pipe_ops.least);
+        ask(tuner, r->function, r->bytes.most, r->pipe_ops.most);
     }
     dp_tuner_free(tuner);
 }

@@ -20,9 +20,19 @@ explains_every_collective()
 says_which_rule_it_is()
 {
     run tune explain -n 16 -N 2 -T "$tables/example.csv" --smallest 64KiB --largest 128KiB &&
-        says "6 rules of" "example.csv:3" "example.csv:4" "ring/ll" "tree/ll128" &&
+        says "8 rules of" "example.csv:3" "example.csv:4" "ring/ll" "tree/ll128" &&
         run tune explain broadcast -n 2 -T "$tables/example.csv" --smallest 4KiB --largest 8KiB &&
         says "example.csv:8 leaves it to NCCL" "NCCL's own" "no rule applies"
+}
+
+tells_pipe_ops_apart()
+{
+    run tune explain reduce -n 2 -T "$tables/example.csv" --smallest 4KiB --largest 4KiB &&
+        says "example.csv:9" "ring/simple" || return
+    run tune explain reduce -n 2 -T "$tables/example.csv" --smallest 4KiB --largest 4KiB --pipe-ops 8 &&
+        says "example.csv:10" "tree/ll" || return
+    run tune explain reduce -n 2 -T "$tables/example.csv" --smallest 4KiB --largest 4KiB --pipe-ops 9 &&
+        says "no rule applies"
 }
 
 says_what_the_model_gains()
@@ -69,7 +79,7 @@ makes_a_table()
     fit -o "$work/table.csv" || return
     grep -qF "allreduce, 16 ranks on 2 nodes: 7 of 21 sizes changed, up to 47 % less time" \
         "$work/err" || wrong "$(cat "$work/err")" || return
-    grep -q '^allreduce,5931642,11863283,16,2,any,tree,ll128,any,any,151.1,286.295$' \
+    grep -q '^allreduce,5931642,11863283,16,2,any,any,tree,ll128,any,any,151.1,286.295$' \
         "$work/table.csv" || wrong "$(cat "$work/table.csv")" || return
     run tune explain -n 16 -N 2 --table "$work/table.csv" --smallest 8MiB --largest 64MiB &&
         says "tree/ll128" "table.csv:26" "151" "286" "leaves it to NCCL"
@@ -111,6 +121,7 @@ says_what_was_not_measured()
 
 it explains_every_collective
 it says_which_rule_it_is
+it tells_pipe_ops_apart
 it says_what_the_model_gains
 it reads_a_topology
 it lets_links_come_before_the_topology

@@ -57,7 +57,7 @@ static struct tuner_caller open_tuner(int version, size_t ranks, size_t nodes)
 /* An all-reduce for which NCCL would take ring and simple. */
 static struct tuner_call all_reduce(size_t bytes)
 {
-    struct tuner_call call = {.function = ncclFuncAllReduce, .bytes = bytes};
+    struct tuner_call call = {.function = ncclFuncAllReduce, .bytes = bytes, .pipe_ops = 1};
 
     for (int a = 0; a < NCCL_NUM_ALGORITHMS; a++)
         for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
@@ -98,6 +98,22 @@ static void every_version_takes_what_the_table_says(void **state)
         struct tuner_caller caller = open_tuner(v, 16, 2);
         assert_choice(&caller, all_reduce(65536), NCCL_ALGO_RING, NCCL_PROTO_LL, 4);
         assert_choice(&caller, all_reduce(65537), NCCL_ALGO_TREE, NCCL_PROTO_SIMPLE, 0);
+        assert_int_equal(tuner_destroy(&caller), ncclSuccess);
+    }
+}
+
+static void every_version_passes_on_how_many_operations_are_in_a_row(void **state)
+{
+    (void)state;
+    write_table("allreduce,0,any,ring,ll,-1,-1,-1,1\nallreduce,0,any,tree,ll,-1,-1,-1,2-4\n");
+    for (int v = TUNER_FIRST + 1; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 16, 2);
+        struct tuner_call call = all_reduce(8);
+        assert_choice(&caller, call, NCCL_ALGO_RING, NCCL_PROTO_LL, 0);
+        call.pipe_ops = 4;
+        assert_choice(&caller, call, NCCL_ALGO_TREE, NCCL_PROTO_LL, 0);
+        call.pipe_ops = 5;
+        assert_left_alone(&caller, call);
         assert_int_equal(tuner_destroy(&caller), ncclSuccess);
     }
 }
@@ -329,6 +345,7 @@ static uint32_t below(uint32_t n)
 static void assert_agreement(int version, struct tuner_caller *ranks)
 {
     struct tuner_call common = {.function = (ncclFunc_t)below(12), .bytes = below(1u << 20),
+                                .pipe_ops = 1 + (int)below(9),
                                 .has_collnet = below(2), .has_nvls = below(2)};
     struct tuner_call first = common;
     size_t first_chunk = 0;
@@ -416,6 +433,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_version_takes_what_the_table_says),
+        cmocka_unit_test(every_version_passes_on_how_many_operations_are_in_a_row),
         cmocka_unit_test(a_cell_that_is_ruled_out_stays_so),
         cmocka_unit_test(without_a_table_nothing_is_touched),
         cmocka_unit_test(a_table_that_cannot_be_read_leaves_nccl_alone_and_says_why),

@@ -32,11 +32,25 @@ static struct dp_tuning_answer ask(const struct dp_tuner *tuner, int function, i
 {
     static const float free_choice[CELLS];
     struct dp_tuning_answer answer;
-    const struct dp_tuning_question q = {function, bytes, is_registered, costs ? costs : free_choice,
-                                         DP_TUNING_ALGORITHMS, DP_TUNING_PROTOCOLS};
+    const struct dp_tuning_question q = {
+        function, bytes, is_registered, 1, costs ? costs : free_choice,
+        DP_TUNING_ALGORITHMS, DP_TUNING_PROTOCOLS};
 
     dp_tuner_ask(tuner, &q, &answer);
     return answer;
+}
+
+static const struct dp_tuning_rule *find(const struct dp_tuner *tuner, int function, int64_t bytes,
+                                         bool is_registered, int64_t pipe_ops)
+{
+    static const float costs[CELLS];
+    struct dp_tuning_answer answer;
+    const struct dp_tuning_question q = {function,   bytes, is_registered,
+                                         pipe_ops,   costs, DP_TUNING_ALGORITHMS,
+                                         DP_TUNING_PROTOCOLS};
+
+    dp_tuner_ask(tuner, &q, &answer);
+    return answer.rule;
 }
 
 /* ---- which rule ----------------------------------------------------------------------------- */
@@ -79,6 +93,30 @@ static void rules_are_for_some_ranks_and_nodes(void **state)
     dp_tuning_table_free(table);
 }
 
+static void rules_are_for_some_pipe_ops(void **state)
+{
+    (void)state;
+    struct dp_tuning_table *table = read_table("allreduce,0,63,ring,ll,-1,-1,-1,1\n"
+                                               "broadcast,0,any,ring,ll,-1,-1,-1,2\n"
+                                               "allreduce,0,31,tree,ll,-1,-1,-1,2-4\n"
+                                               "allreduce,0,any,tree,ll128,-1,-1,-1,any\n");
+    const struct {
+        int64_t bytes, pipe_ops;
+        int line;
+    } cases[] = {{8, 1, 1}, {8, 2, 3}, {8, 4, 3}, {8, 5, 4}, {32, 2, 4}, {64, 1, 4}, {8, 0, 4}};
+    struct dp_tuner *tuner = make(table, 8, 1, false);
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct dp_tuning_rule *rule =
+            find(tuner, DP_TUNING_ALLREDUCE, cases[i].bytes, false, cases[i].pipe_ops);
+        assert_non_null(rule);
+        assert_int_equal(rule->line, cases[i].line);
+    }
+    assert_null(find(tuner, DP_TUNING_BROADCAST, 8, false, 3));
+    dp_tuner_free(tuner);
+    dp_tuning_table_free(table);
+}
+
 static void registration_counts_only_if_it_is_trusted(void **state)
 {
     (void)state;
@@ -102,7 +140,7 @@ static void a_cell_that_may_not_be_chosen_is_left_alone(void **state)
     struct dp_tuner *tuner = make(table, 8, 1, false);
     float costs[CELLS] = {0};
     struct dp_tuning_answer answer;
-    struct dp_tuning_question q = {DP_TUNING_ALLREDUCE, 1, false, costs, 6, 3};
+    struct dp_tuning_question q = {DP_TUNING_ALLREDUCE, 1, false, 1, costs, 6, 3};
 
     dp_tuner_ask(tuner, &q, &answer); /* no row for it in an older NCCL */
     assert_int_equal(answer.source, DP_TUNING_FROM_NCCL);
@@ -153,6 +191,7 @@ static struct dp_tuning_rule random_rule(void)
         .bytes = {below(POINT_MAX), 0},
         .ranks = {0, INT64_MAX},
         .nodes = {0, INT64_MAX},
+        .pipe_ops = {0, INT64_MAX},
         .registered = (enum dp_tuning_registered)below(3),
         .algorithm = (int)below(DP_TUNING_ALGORITHMS),
         .protocol = (int)below(DP_TUNING_PROTOCOLS),
@@ -161,16 +200,20 @@ static struct dp_tuning_rule random_rule(void)
     r.bytes.most = below(9) ? r.bytes.least + below(POINT_MAX / 20) : INT64_MAX;
     if (!below(4))
         r.ranks = (struct dp_tuning_range){1 + below(8), 8 + below(8)};
+    if (!below(4))
+        r.pipe_ops = (struct dp_tuning_range){1 + below(3), 3 + below(3)};
     return r;
 }
 
 static const struct dp_tuning_rule *scan(const struct dp_tuning_table *table, int function,
-                                         int64_t bytes, int ranks, bool is_registered)
+                                         int64_t bytes, int ranks, bool is_registered,
+                                         int64_t pipe_ops)
 {
     for (size_t i = 0; i < table->count; i++) {
         const struct dp_tuning_rule *r = &table->rules[i];
         if (r->function == function && bytes >= r->bytes.least && bytes <= r->bytes.most &&
             ranks >= r->ranks.least && ranks <= r->ranks.most &&
+            pipe_ops >= r->pipe_ops.least && pipe_ops <= r->pipe_ops.most &&
             (r->registered == DP_TUNING_EITHER || (int)r->registered == is_registered))
             return r;
     }
@@ -198,11 +241,11 @@ static void intervals_find_what_a_scan_of_all_rules_finds(void **state)
         struct dp_tuner *tuner = make(&table, 9, 1, true);
         for (int64_t bytes = 0; bytes < POINT_MAX + POINT_MAX / 10; bytes++)
             for (int k = 0; k < 2 * DP_TUNING_FUNCTIONS; k++)
-                assert_same(ask(tuner, k / 2, bytes, k % 2, NULL).rule,
-                            scan(&table, k / 2, bytes, 9, k % 2));
+                assert_same(find(tuner, k / 2, bytes, k % 2, bytes % 7),
+                            scan(&table, k / 2, bytes, 9, k % 2, bytes % 7));
         for (int k = 0; k < DP_TUNING_FUNCTIONS; k++)
-            assert_same(ask(tuner, k, INT64_MAX, false, NULL).rule,
-                        scan(&table, k, INT64_MAX, 9, false));
+            assert_same(find(tuner, k, INT64_MAX, false, 1),
+                        scan(&table, k, INT64_MAX, 9, false, 1));
         dp_tuner_free(tuner);
     }
 }
@@ -240,6 +283,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_rule_that_applies_counts),
         cmocka_unit_test(rules_are_for_some_ranks_and_nodes),
+        cmocka_unit_test(rules_are_for_some_pipe_ops),
         cmocka_unit_test(registration_counts_only_if_it_is_trusted),
         cmocka_unit_test(a_cell_that_may_not_be_chosen_is_left_alone),
         cmocka_unit_test(a_chunk_goes_with_its_algorithm),

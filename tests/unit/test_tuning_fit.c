@@ -190,7 +190,7 @@ static void ask(const struct tune_fit *fit, const struct tune_size *size, int64_
                 struct dp_tuning_answer *answer)
 {
     static const float costs[CELLS];
-    const struct dp_tuning_question q = {size->points->function, bytes, false, costs,
+    const struct dp_tuning_question q = {size->points->function, bytes, false, 1, costs,
                                          DP_TUNING_ALGORITHMS, DP_TUNING_PROTOCOLS};
     struct dp_tuner *tuner;
 

@@ -38,7 +38,7 @@ static struct dp_tuning_answer ask(const struct dp_tuner *tuner, int function, i
                                    const float *costs)
 {
     struct dp_tuning_answer answer;
-    const struct dp_tuning_question q = {function, bytes, false, costs, DP_TUNING_ALGORITHMS,
+    const struct dp_tuning_question q = {function, bytes, false, 1, costs, DP_TUNING_ALGORITHMS,
                                          DP_TUNING_PROTOCOLS};
 
     dp_tuner_ask(tuner, &q, &answer);

@@ -23,7 +23,7 @@ static void a_file_of_nccls_example_tuner_is_read_as_it_is(void **state)
     struct dp_tuning_table *table = load("example.csv");
     const struct dp_tuning_rule *r = table->rules;
 
-    assert_int_equal(table->count, 6);
+    assert_int_equal(table->count, 8);
     assert_int_equal(r[0].function, DP_TUNING_ALLREDUCE);
     assert_int_equal(r[0].bytes.least, 0);
     assert_int_equal(r[0].bytes.most, 65536);
@@ -41,6 +41,11 @@ static void a_file_of_nccls_example_tuner_is_read_as_it_is(void **state)
     assert_int_equal(r[4].bytes.least, 32768);
     assert_int_equal(r[4].registered, DP_TUNING_REGISTERED);
     assert_int_equal(r[5].algorithm, DP_TUNING_DEFAULT);
+    assert_int_equal(r[5].pipe_ops.least, 0);
+    assert_int_equal(r[5].pipe_ops.most, INT64_MAX);
+    assert_int_equal(r[6].pipe_ops.most, 1);
+    assert_int_equal(r[7].pipe_ops.least, 2);
+    assert_int_equal(r[7].pipe_ops.most, 8);
     dp_tuning_table_free(table);
 }
 
@@ -123,6 +128,7 @@ static void assert_same_rules(const struct dp_tuning_table *a, const struct dp_t
         assert_memory_equal(&x.bytes, &y.bytes, sizeof(x.bytes));
         assert_memory_equal(&x.ranks, &y.ranks, sizeof(x.ranks));
         assert_memory_equal(&x.nodes, &y.nodes, sizeof(x.nodes));
+        assert_memory_equal(&x.pipe_ops, &y.pipe_ops, sizeof(x.pipe_ops));
         assert_int_equal(x.registered, y.registered);
         assert_int_equal(x.algorithm, y.algorithm);
         assert_int_equal(x.protocol, y.protocol);

@@ -70,28 +70,28 @@ static ncclResult_t ask(struct tuner_caller *c, struct tuner_call *q)
     switch (c->version) {
     case 1:
         return ((const struct ncclTuner_v1 *)c->table)
-            ->getCollInfo(q->function, q->bytes, q->has_collnet, q->has_nvls, 1, &q->algorithm,
-                          &q->protocol, &q->channels);
+            ->getCollInfo(q->function, q->bytes, q->has_collnet, q->has_nvls, q->pipe_ops,
+                          &q->algorithm, &q->protocol, &q->channels);
     case 2:
         return ((const struct ncclTuner_v2 *)c->table)
-            ->getCollInfo(c->context, q->function, q->bytes, q->has_collnet, q->has_nvls, 1,
-                          &q->algorithm, &q->protocol, &q->channels);
+            ->getCollInfo(c->context, q->function, q->bytes, q->has_collnet, q->has_nvls,
+                          q->pipe_ops, &q->algorithm, &q->protocol, &q->channels);
     case 3:
         return ((const struct ncclTuner_v3 *)c->table)
-            ->getCollInfo(c->context, q->function, q->bytes, 1, costs, algorithms, protocols,
-                          &q->channels);
+            ->getCollInfo(c->context, q->function, q->bytes, q->pipe_ops, costs, algorithms,
+                          protocols, &q->channels);
     case 4:
         return ((const struct ncclTuner_v4 *)c->table)
-            ->getCollInfo(c->context, q->function, q->bytes, 1, costs, algorithms, protocols,
-                          q->is_registered, &q->channels);
+            ->getCollInfo(c->context, q->function, q->bytes, q->pipe_ops, costs, algorithms,
+                          protocols, q->is_registered, &q->channels);
     case 5:
         return ((const struct ncclTuner_v5 *)c->table)
-            ->getCollInfo(c->context, q->function, q->bytes, 1, costs, algorithms, protocols,
-                          q->is_registered, &q->channels);
+            ->getCollInfo(c->context, q->function, q->bytes, q->pipe_ops, costs, algorithms,
+                          protocols, q->is_registered, &q->channels);
     default:
         return ((const struct ncclTuner_v6 *)c->table)
-            ->getCollInfo(c->context, q->function, q->bytes, 1, costs, algorithms, protocols,
-                          q->is_registered, &q->channels);
+            ->getCollInfo(c->context, q->function, q->bytes, q->pipe_ops, costs, algorithms,
+                          protocols, q->is_registered, &q->channels);
     }
 }
 

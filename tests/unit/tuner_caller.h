@@ -33,6 +33,7 @@ ncclResult_t tuner_destroy(struct tuner_caller *caller);
 struct tuner_call {
     ncclFunc_t function;
     size_t bytes;
+    int pipe_ops;
     bool has_collnet, has_nvls, is_registered;
     float costs[NCCL_NUM_ALGORITHMS][NCCL_NUM_PROTOCOLS]; /* in and out, from version 3 on */
     /* Out: versions 1 and 2 say it, later ones by the least cost that is not negative. */

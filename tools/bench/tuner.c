@@ -39,8 +39,12 @@ static void make_rules(struct rig *rig)
         rig->table.rules[i] = (struct dp_tuning_rule){
             .function = DP_TUNING_ALLREDUCE,
             .bytes = {(int64_t)i * SPAN, (int64_t)i * SPAN + SPAN - 1},
-            .ranks = {0, INT64_MAX}, .nodes = {0, INT64_MAX}, .registered = DP_TUNING_EITHER,
-            .algorithm = i % 2 ? DP_TUNING_RING : DP_TUNING_TREE, .protocol = (int)(i % 3),
+            .ranks = {0, INT64_MAX},
+            .nodes = {0, INT64_MAX},
+            .pipe_ops = {0, INT64_MAX},
+            .registered = DP_TUNING_EITHER,
+            .algorithm = i % 2 ? DP_TUNING_RING : DP_TUNING_TREE,
+            .protocol = (int)(i % 3),
             .line = (int)i + 1,
         };
 }
@@ -80,7 +84,7 @@ static void close_rig(struct rig *rig)
 static int ask(const struct rig *rig, int64_t bytes)
 {
     struct dp_tuning_answer answer;
-    const struct dp_tuning_question q = {DP_TUNING_ALLREDUCE, bytes, false, rig->costs,
+    const struct dp_tuning_question q = {DP_TUNING_ALLREDUCE, bytes, false, 1, rig->costs,
                                          DP_TUNING_ALGORITHMS, DP_TUNING_PROTOCOLS};
 
     dp_tuner_ask(rig->tuner, &q, &answer);

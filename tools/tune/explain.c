@@ -20,7 +20,7 @@
 enum { CELLS = DP_TUNING_CROSSINGS_MAX };
 
 struct values {
-    int64_t ranks, nodes;
+    int64_t ranks, nodes, pipe_ops;
     const char *topology, *table, *algorithms, *protocols, *links, *format;
     double smallest, largest;
     bool is_registered;
@@ -113,8 +113,15 @@ static void say_why(const struct explained *e, struct row *row)
 static void explain_size(const struct explained *e, int64_t bytes, struct row *row)
 {
     float costs[CELLS];
-    const struct dp_tuning_question q = {e->function, bytes, e->v->is_registered, costs,
-                                         DP_TUNING_ALGORITHMS, DP_TUNING_PROTOCOLS};
+    const struct dp_tuning_question q = {
+        .function = e->function,
+        .bytes = bytes,
+        .is_registered = e->v->is_registered,
+        .pipe_ops = e->v->pipe_ops,
+        .costs = costs,
+        .algorithms = DP_TUNING_ALGORITHMS,
+        .protocols = DP_TUNING_PROTOCOLS,
+    };
 
     *row = (struct row){.bytes = bytes};
     fill_costs(e, bytes, costs);
@@ -391,6 +398,8 @@ static const struct arg what_args[] = {
      .max = 1e15},
     {"registered", 0, NULL, "buffers are registered on all ranks", ARG_FLAG, AT(is_registered),
      .min = 0},
+    {"pipe-ops", 0, "N", "collectives of a group that a channel runs", ARG_INT, AT(pipe_ops),
+     .fallback = "1", .min = 1, .max = 1 << 20},
     {"format", 'f', NULL, "what to print", ARG_CHOICE, AT(format), .fallback = "text",
      .choices = formats},
 };

@@ -86,6 +86,7 @@ static struct dp_tuning_rule rule_of(const struct tune_fit *fit, size_t i)
                   has_next ? border(s, next) : p->bytes},
         .ranks = {p->ranks, p->ranks},
         .nodes = {p->nodes, p->nodes},
+        .pipe_ops = {0, INT64_MAX},
         .registered = DP_TUNING_EITHER,
         .algorithm = p->algorithm,
         .protocol = p->protocol,

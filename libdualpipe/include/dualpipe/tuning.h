@@ -59,7 +59,7 @@ enum dp_tuning_registered { DP_TUNING_UNREGISTERED, DP_TUNING_REGISTERED, DP_TUN
 struct dp_tuning_rule {
     int function;                 /* enum dp_tuning_function */
     struct dp_tuning_range bytes; /* of the whole operation, as nccl-tests counts; INT64_MAX: any */
-    struct dp_tuning_range ranks, nodes; /* {0, INT64_MAX}: any */
+    struct dp_tuning_range ranks, nodes, pipe_ops; /* {0, INT64_MAX}: any */
     enum dp_tuning_registered registered; /* buffers are known to NCCL's registration */
     int algorithm, protocol; /* both DP_TUNING_DEFAULT, or neither */
     int channels;            /* 0: as many as NCCL likes */
@@ -85,9 +85,9 @@ struct dp_tuning_table {
  *      chunk_bytes,time_us,default_us
  *
  * Without it they are these, from eight to ten of them: files of NCCL's example tuner are read as
- * they are. Sizes may end in KiB, MiB or GiB; nodes and ranks are a number or a range as in 2-16;
- * "any", -1 or nothing leaves a column open. DP_EINVAL with "NAME:LINE: what was wrong", DP_ENOENT,
- * DP_EIO, DP_ENOMEM. */
+ * they are. Sizes may end in KiB, MiB or GiB; nodes, ranks and pipe_ops are a number or a range as
+ * in 2-16; "any", -1 or nothing leaves a column open. DP_EINVAL with "NAME:LINE: what was wrong",
+ * DP_ENOENT, DP_EIO, DP_ENOMEM. */
 DP_PUBLIC int dp_tuning_table_read(const char *text, size_t len, const char *name,
                                    struct dp_tuning_table **out);
 DP_PUBLIC int dp_tuning_table_load(const char *path, struct dp_tuning_table **out);
@@ -143,6 +143,9 @@ struct dp_tuning_question {
     int function;
     int64_t bytes;
     bool is_registered;
+    /* Collectives of one group that a channel runs one after the other, as NCCL estimates it; 0:
+     * not known, and only rules for any number of them apply. */
+    int64_t pipe_ops;
     /* us, cost[algorithm * protocols + protocol]; a negative cell may not be chosen. */
     const float *costs;
     int algorithms, protocols;
@@ -168,7 +171,7 @@ DP_PUBLIC void dp_tuner_free(struct dp_tuner *tuner);
 
 /* First the table; where it has no rule, the model, if by it another choice takes 10 % less than
  * NCCL's own (that of the least cost); else NCCL. Allocates nothing, cannot fail; tens of ns at ten
- * thousand rules. */
+ * thousand rules, and a few ns for each rule that is passed over because of its pipe_ops. */
 DP_PUBLIC void dp_tuner_ask(const struct dp_tuner *tuner, const struct dp_tuning_question *question,
                             struct dp_tuning_answer *answer);
 
