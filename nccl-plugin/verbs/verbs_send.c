@@ -255,12 +255,17 @@ void dpn_verbs_push(struct dpn_verbs *v)
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
+/* A receiver that has the message may have granted the place anew before its acknowledgement was seen
+ * here: then the target is another one's. */
 static void finish_stripe(struct dpn_verbs *v, struct dpn_send *send, struct dpn_stripe *s)
 {
+    struct dpn_target *target = &v->targets[send->place.slot][send->place.sub];
+
     s->state = DPN_STRIPE_DONE;
     if (--send->base.left)
         return;
-    v->targets[send->place.slot][send->place.sub].is_done = true;
+    if (target->generation == send->generation)
+        target->is_done = true;
     v->failures = 0;
 }
 

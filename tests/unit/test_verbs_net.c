@@ -176,6 +176,51 @@ static void a_message_goes_on_over_the_other_rail(void **state)
     dpn_net_finalize(net);
 }
 
+static struct dpn_request *begin_receive(struct pair *p, struct dpn_memory *memory)
+{
+    struct dpn_request *recv = NULL;
+
+    assert_int_equal(dpn_net_irecv(p->receiver, 1, (void *[]){to}, (size_t[]){8}, (int[]){7},
+                                   &memory, false, &recv), 0);
+    return recv;
+}
+
+static struct dpn_request *begin_send(struct pair *p, struct dpn_memory *memory, const char *data)
+{
+    struct dpn_request *req = NULL;
+    const int64_t began_ns = dp_now_ns();
+
+    while (!req) {
+        must_be_in_time(began_ns);
+        assert_int_equal(dpn_net_isend(p->sender, data, 8, 7, memory, &req), 0);
+    }
+    return req;
+}
+
+/* The second message takes the place of the first, whose acknowledgement is seen only then. */
+static void a_late_acknowledgement_is_not_the_next_messages(void **state)
+{
+    (void)state;
+    struct pair p = connect_over(0);
+    struct dpn_memory *source = reg(p.sender, from, NCCL_PTR_HOST);
+    struct dpn_memory *target = reg(p.receiver, to, NCCL_PTR_HOST);
+    const struct dpn_verbs *v = p.sender->state;
+
+    memcpy(from, "firstly secondly", 16);
+    struct dpn_request *recv = begin_receive(&p, target);
+    struct dpn_request *first = begin_send(&p, source, from);
+    finish(recv, NULL);
+    recv = begin_receive(&p, target);
+    assert_true(fake_verbs.hold(true));
+    assert_true(fake_verbs.fail_send(v->lanes[0].qp, 1, IBV_WC_RETRY_EXC_ERR, FAKE_ARRIVES_NEVER));
+    struct dpn_request *second = begin_send(&p, source, from + 8);
+    finish(first, NULL);
+    assert_true(fake_verbs.hold(false));
+    finish(second, recv);
+    assert_memory_equal(to, "secondly", 8);
+    end(&p);
+}
+
 static void the_only_lane_comes_back_with_the_message(void **state)
 {
     (void)state;
@@ -245,6 +290,7 @@ int main(void)
         cmocka_unit_test(fused_devices_use_all_rails_and_are_forgotten),
         cmocka_unit_test(what_cannot_be_fused_is_said),
         cmocka_unit_test(a_message_goes_on_over_the_other_rail),
+        cmocka_unit_test(a_late_acknowledgement_is_not_the_next_messages),
         cmocka_unit_test(the_only_lane_comes_back_with_the_message),
         cmocka_unit_test(gpu_memory_is_flushed_and_host_memory_is_not),
         cmocka_unit_test(only_registered_memory_is_carried),
