@@ -94,26 +94,6 @@ static int open_rails(struct dpn_verbs *v)
 
 /* ---- agreement ------------------------------------------------------------------------------- */
 
-static void describe(const struct dpn_device *device, struct dpn_talk_port *ports)
-{
-    for (int i = 0; i < device->rail_count; i++) {
-        const struct dpn_port *port = device->rails[i];
-        snprintf(ports[i].name, sizeof(ports[i].name), "%.31s", port->name);
-        ports[i].is_ethernet = port->is_ethernet;
-        ports[i].speed_mbps = (uint32_t)port->speed_mbps;
-    }
-}
-
-static uint32_t most_of(const struct dpn_device *device)
-{
-    uint32_t most = UINT32_MAX;
-
-    for (int i = 0; i < device->rail_count; i++)
-        if (device->rails[i]->max_message < most)
-            most = device->rails[i]->max_message;
-    return most;
-}
-
 static void choose_class(struct dpn_verbs *v)
 {
     static const struct dpn_class none = {-1, -1};
@@ -139,27 +119,12 @@ static void say_hello(struct dpn_verbs *v)
     talk.hello = (struct dpn_hello){
         .version = DPN_TALK_VERSION, .port_count = (uint8_t)v->device->rail_count,
         .qps = (uint8_t)dpn_verbs_state.options.qps, .traffic_class = v->traffic_class,
-        .service_level = v->service_level, .max_message = most_of(v->device),
+        .service_level = v->service_level, .max_message = dpn_verbs_max_message(v),
+        .other_count = (uint8_t)(v->port_count - v->device->rail_count),
+        .subnet_bits = (uint8_t)dpn_verbs_state.options.subnet_bits,
     };
-    describe(v->device, talk.hello.ports);
+    dpn_verbs_describe_ports(v, talk.hello.ports);
     dpn_verbs_say(v, DPN_HELLO, &talk);
-}
-
-/* Ports that meet: each of the side that has more with one of the other, in turn, if they are of one
- * kind. */
-static void pair_ports(const struct dpn_verbs *v, const struct dpn_hello *hello,
-                       struct dpn_plan *plan)
-{
-    const int ours = v->device->rail_count, theirs = hello->port_count;
-
-    for (int i = 0; i < (ours > theirs ? ours : theirs); i++) {
-        const int s = i % theirs, r = i % ours;
-        if (hello->ports[s].is_ethernet != v->device->rails[r]->is_ethernet)
-            continue;
-        plan->rail[plan->rails].sender = (uint8_t)s;
-        plan->rail[plan->rails].receiver = (uint8_t)r;
-        plan->rails++;
-    }
 }
 
 static uint8_t lanes_per_rail(const struct dpn_hello *hello, int rails)
@@ -173,6 +138,9 @@ static uint8_t lanes_per_rail(const struct dpn_hello *hello, int rails)
 static void set_rail(struct dpn_verbs *v, int r, struct dpn_port *port,
                      const struct dpn_talk_port *peer)
 {
+    if (dpn_verbs_state.options.warns_of_rails && strcmp(port->name, peer->name))
+        dp_log(DP_LOG_WARN, "%s talks to the peer's %s, which may be of another rail "
+               "(NCCL_IB_WARN_RAIL_LOCAL)", port->name, peer->name);
     v->rails[r].port = port;
     snprintf(v->rails[r].peer, sizeof(v->rails[r].peer), "%s", peer->name);
     v->rails[r].speed_mbps = (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps
@@ -183,25 +151,28 @@ static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, stru
 {
     struct dpn_talk_port ports[DPN_MAX_RAILS];
 
-    pair_ports(v, hello, plan);
+    memset(ports, 0, sizeof(ports));
+    dpn_verbs_describe_ports(v, ports);
+    dpn_verbs_pair_ports(v, hello, ports, plan);
     if (!plan->rails)
         return dp_fail_quietly(DP_EUNSUPPORTED, "%s is of InfiniBand and %s of Ethernet, or the "
                                "other way round", v->device->rails[0]->name, hello->ports[0].name);
-    memset(ports, 0, sizeof(ports));
-    describe(v->device, ports);
     plan->lanes_per_rail = lanes_per_rail(hello, plan->rails);
-    plan->max_message = most_of(v->device);
+    plan->max_message = dpn_verbs_max_message(v);
     if (hello->max_message < plan->max_message)
         plan->max_message = hello->max_message;
     v->rail_count = plan->rails;
     v->lanes_per_rail = plan->lanes_per_rail;
+    v->any_order = plan->max_message >= DPN_MAX_BYTES;
     v->traffic_class = hello->traffic_class;
     v->service_level = hello->service_level;
     for (int r = 0; r < plan->rails; r++) {
-        plan->ports[r] = ports[plan->rail[r].receiver];
-        set_rail(v, r, v->device->rails[plan->rail[r].receiver],
-                 &hello->ports[plan->rail[r].sender]);
+        const int own = plan->rail[r].receiver, s = plan->rail[r].sender;
+        plan->ports[r] = ports[own];
+        v->any_order &= ports[own].any_order && hello->ports[s].any_order;
+        set_rail(v, r, v->ports[own], &hello->ports[s]);
     }
+    plan->any_order = v->any_order;
     return open_rails(v);
 }
 
@@ -254,11 +225,12 @@ static int take_plan(struct dpn_verbs *v)
     v->rail_count = plan->rails;
     v->lanes_per_rail = plan->lanes_per_rail;
     v->max_message = plan->max_message;
+    v->any_order = plan->any_order;
     for (int r = 0; r < plan->rails; r++) {
-        if (plan->rail[r].sender >= v->device->rail_count)
+        if (plan->rail[r].sender >= v->port_count)
             return dp_fail(DP_EMISMATCH, "the peer's plan names port %u of %d",
-                           plan->rail[r].sender, v->device->rail_count);
-        set_rail(v, r, v->device->rails[plan->rail[r].sender], &plan->ports[r]);
+                           plan->rail[r].sender, v->port_count);
+        set_rail(v, r, v->ports[plan->rail[r].sender], &plan->ports[r]);
     }
     int err = open_rails(v);
     for (int i = 0; i < v->lane_count && !err; i++)
@@ -356,7 +328,10 @@ static int new_state(struct dpn_comm *comm)
         v->flushes[i] = new_request(v, DPN_FLUSH, i);
     }
     comm->state = v;
-    return dpn_net_device(comm->dev, &v->device);
+    int err = dpn_net_device(comm->dev, &v->device);
+    if (!err)
+        dpn_verbs_gather_ports(v);
+    return err;
 }
 
 /* Words while there are no lanes; then they are heard among the rest. */

@@ -245,6 +245,8 @@ struct dpn_verbs {
     bool is_sender;
     enum dpn_step step;
     struct dpn_device const *device;
+    struct dpn_port *ports[DPN_MAX_RAILS]; /* the device's first, then those that may stand in */
+    int port_count;
     int error;
     char why[512];
     char reason[384]; /* why a lane went down last */
@@ -252,6 +254,7 @@ struct dpn_verbs {
     int rail_count, lane_count, lanes_per_rail;
     struct dpn_rail rails[DPN_MAX_RAILS];
     struct dpn_lane lanes[DPN_MAX_LANES];
+    bool any_order; /* messages of a lane may overtake each other */
     uint16_t up; /* lanes that are; a bit each */
     bool is_troubled; /* not all of them */
     int64_t down_ns;       /* for so long none is */
@@ -289,6 +292,17 @@ struct dpn_verbs {
 
 /* The first failure of the connection counts. Destroys all queue pairs: nothing is touched after. */
 void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...) DP_PRINTF(3, 4);
+
+/* verbs_ports.c: the device's ports and, if the sender is to look for the receiver's subnet, others that
+ * may stand in for them. */
+void dpn_verbs_gather_ports(struct dpn_verbs *v);
+void dpn_verbs_describe_ports(const struct dpn_verbs *v, struct dpn_talk_port *ports);
+/* The most that one work request may carry on all of them. */
+uint32_t dpn_verbs_max_message(const struct dpn_verbs *v);
+/* Ports that meet: each of the side that has more with one of the other, in turn, if they are of one
+ * kind. */
+void dpn_verbs_pair_ports(const struct dpn_verbs *v, const struct dpn_hello *hello,
+                          const struct dpn_talk_port *own, struct dpn_plan *plan);
 
 /* verbs_control.c: the words. */
 void dpn_verbs_say(struct dpn_verbs *v, enum dpn_talk_kind kind, const union dpn_talk *talk);

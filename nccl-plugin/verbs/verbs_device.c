@@ -7,6 +7,7 @@
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net_pci.h"
 #include "nccl-plugin/verbs/verbs_load.h"
+#include "nccl-plugin/verbs/verbs_mlx5.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -98,6 +99,23 @@ static bool knows_dma_bufs(struct ibv_pd *pd)
 
 enum { SOFT_VENDOR = 0xffffff };
 
+/* NCCL is told where that function is, as it decides by the distance to the GPU. */
+static void look_for_data_direct(struct dpn_hca *hca, const struct dpn_verbs_options *options)
+{
+    char *path = dpn_mlx5_find_direct(hca->context);
+
+    if (!path) {
+        if (options->data_direct > 0)
+            dp_log(DP_LOG_INFO, "NCCL_IB_DATA_DIRECT=%d: %s has no Data Direct: %s",
+                   options->data_direct, hca->name, strerror(errno));
+        return;
+    }
+    dp_log(DP_LOG_INFO, "%s reaches GPU memory by Data Direct, %s", hca->name, path);
+    free(hca->pci_path);
+    hca->pci_path = path;
+    hca->has_data_direct = true;
+}
+
 static void look_closer(struct ibv_device *device, const struct ibv_device_attr *attr,
                         const struct dpn_verbs_options *options, struct dpn_hca *hca)
 {
@@ -111,6 +129,10 @@ static void look_closer(struct ibv_device *device, const struct ibv_device_attr 
         hca->pointers |= NCCL_PTR_CUDA;
     if (knows_dma_bufs(hca->pd))
         hca->pointers |= NCCL_PTR_DMABUF;
+    if (attr->vendor_id == DPN_MLX5_VENDOR)
+        dpn_mlx5_load();
+    if (options->data_direct && hca->pointers & NCCL_PTR_DMABUF)
+        look_for_data_direct(hca, options);
 }
 
 /* ---- ports ----------------------------------------------------------------------------------- */
@@ -127,10 +149,13 @@ static int speed_of(const struct ibv_port_attr *attr)
 }
 
 /* The kernel knows speeds that the structure has no bits for: "800 Gb/sec (4X XDR)". */
-static int read_speed(const char *dir, int port, const struct ibv_port_attr *attr)
+static int read_speed(const char *dir, int port, const struct ibv_port_attr *attr,
+                      const struct dpn_verbs_options *options)
 {
     char file[64], line[64];
 
+    if (!options->asks_kernel_speed)
+        return speed_of(attr);
     snprintf(file, sizeof(file), "ports/%d/rate", port);
     double gbps = read_line(dir, file, line, sizeof(line)) ? strtod(line, NULL) : 0;
     return gbps >= 1 && gbps < 1e6 ? (int)(gbps * 1000) : speed_of(attr);
@@ -140,7 +165,7 @@ static int read_speed(const char *dir, int port, const struct ibv_port_attr *att
 enum { MOST_BYTES = 1 << 30, LEAST_BYTES = 1 << 20 };
 
 static void add_port(struct dpn_ports *ports, struct dpn_hca *hca, int number, int port_count,
-                     const char *dir, const struct ibv_port_attr *attr, struct dpn_rail_place place)
+                     int speed_mbps, const struct ibv_port_attr *attr, struct dpn_rail_place place)
 {
     struct dpn_port *port = &ports->list[ports->count++];
     const uint32_t max = attr->max_msg_sz;
@@ -150,7 +175,7 @@ static void add_port(struct dpn_ports *ports, struct dpn_hca *hca, int number, i
         .is_ethernet = attr->link_layer == IBV_LINK_LAYER_ETHERNET,
         .mtu = (uint8_t)attr->active_mtu, .lid = attr->lid,
         .max_message = max > MOST_BYTES ? MOST_BYTES : max < LEAST_BYTES ? LEAST_BYTES : max,
-        .speed_mbps = read_speed(dir, number, attr),
+        .speed_mbps = speed_mbps,
     };
     snprintf(port->name, sizeof(port->name), port_count > 1 ? "%s:%d" : "%s", hca->name, number);
 }
@@ -169,7 +194,8 @@ static void add_ports(struct dpn_ports *ports, struct dpn_hca *hca, struct ibv_d
             (attr.link_layer != IBV_LINK_LAYER_ETHERNET &&
              attr.link_layer != IBV_LINK_LAYER_INFINIBAND))
             continue;
-        add_port(ports, hca, p, port_count, device->ibdev_path, &attr, place);
+        add_port(ports, hca, p, port_count, read_speed(device->ibdev_path, p, &attr, options), &attr,
+                 place);
     }
 }
 
@@ -229,7 +255,8 @@ static void try_all(struct ibv_device **devices, int count, const struct dpn_ver
 {
     for (int i = 0; i < count && out->hca_count < DPN_MAX_PORTS; i++)
         try_device(devices[i], options, out);
-    qsort(out->list, (size_t)out->count, sizeof(out->list[0]), by_place);
+    if (options->sorts_by_pci)
+        qsort(out->list, (size_t)out->count, sizeof(out->list[0]), by_place);
 }
 
 void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *out, char *why,

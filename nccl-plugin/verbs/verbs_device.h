@@ -28,6 +28,7 @@ struct dpn_hca {
     bool relaxed_ordering;
     bool is_soft;   /* Soft-RoCE */
     pthread_mutex_t lock; /* of what follows */
+    bool has_data_direct; /* for dma-bufs; see verbs_mlx5.h */
     struct dpn_mr_cache cache;
     int64_t events_read_ns;
     atomic_bool is_dead;

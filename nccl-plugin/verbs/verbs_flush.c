@@ -29,7 +29,7 @@ int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail)
     dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
     dpn_gids_match(&gids, &gids, &dpn_verbs_state.options, &path.gid, &path.peer_gid);
     int err = dpn_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, NCCL_NET_MAX_REQUESTS, 1,
-                         &inline_bytes, &rail->flush_qp);
+                         false, &inline_bytes, &rail->flush_qp);
     if (err)
         return err;
     path.peer_number = rail->flush_qp->qp_num;

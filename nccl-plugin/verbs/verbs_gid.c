@@ -70,19 +70,38 @@ static void add(struct dpn_gids *gids, const struct dpn_gid *gid,
     gids->list[at] = *gid;
 }
 
-void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
-                     const struct dpn_verbs_options *options, struct dpn_gids *out)
+uint16_t dpn_gid_flid(const struct dpn_gid *gid)
+{
+    return gid->type == IBV_GID_TYPE_IB ? (uint16_t)(gid->raw.raw[4] << 8 | gid->raw.raw[5]) : 0;
+}
+
+static bool is_routable(const struct dpn_gid *gid, const struct dpn_verbs_options *options)
+{
+    return options->gid_index < 0 && gid->index == options->flid_index && dpn_gid_flid(gid);
+}
+
+static bool is_admitted(const struct dpn_gid *gid, const struct dpn_verbs_options *options)
 {
     static const union ibv_gid none;
 
+    return memcmp(&gid->raw, &none, sizeof(none)) &&
+           (options->gid_index < 0 || options->gid_index == gid->index);
+}
+
+void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
+                     const struct dpn_verbs_options *options, struct dpn_gids *out)
+{
     out->count = 0;
     for (int i = 0; i < count; i++) {
         const struct dpn_gid gid = {.raw = table[i].gid, .index = (uint16_t)table[i].gid_index,
                                     .type = (uint8_t)table[i].gid_type};
-        if ((int)table[i].port_num != port || !memcmp(&gid.raw, &none, sizeof(none)))
+        if ((int)table[i].port_num != port || !is_admitted(&gid, options))
             continue;
-        if (options->gid_index < 0 || options->gid_index == (int)table[i].gid_index)
-            add(out, &gid, options);
+        if (is_routable(&gid, options)) {
+            *out = (struct dpn_gids){.count = 1, .list = {gid}};
+            return;
+        }
+        add(out, &gid, options);
     }
 }
 
@@ -134,6 +153,14 @@ bool dpn_gids_match(const struct dpn_gids *ours, const struct dpn_gids *theirs,
             *their = theirs->list[k];
         }
     return found;
+}
+
+bool dpn_gids_are_near(const struct dpn_gid *a, const struct dpn_gid *b, int ipv4_bits)
+{
+    const int bits = family(a) == AF_INET ? 96 + ipv4_bits : 64;
+
+    return a->type == b->type && family(a) == family(b) &&
+           common_bits(a->raw.raw, b->raw.raw) >= bits;
 }
 
 const char *dpn_gid_text(const struct dpn_gid *gid, char text[DPN_GID_TEXT])

@@ -35,7 +35,8 @@ struct dpn_gids {
     struct dpn_gid list[DPN_MAX_GIDS];
 };
 
-/* What of a table may be used at all: NCCL_IB_GID_INDEX admits one. Holes are left out; of more than
+/* What of a table may be used at all: NCCL_IB_GID_INDEX admits one; on InfiniBand the one at
+ * NCCL_IB_ROUTABLE_FLID_GID_INDEX, if it has a FLID, stands for all. Holes are left out; of more than
  * DPN_MAX_GIDS the best stay. */
 void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
                      const struct dpn_verbs_options *options, struct dpn_gids *out);
@@ -44,6 +45,12 @@ void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
 bool dpn_gids_match(const struct dpn_gids *ours, const struct dpn_gids *theirs,
                     const struct dpn_verbs_options *options, struct dpn_gid *our,
                     struct dpn_gid *their);
+
+/* Whether two addresses are of one subnet: the first so many bits of IPv4, 64 of IPv6 and InfiniBand. */
+bool dpn_gids_are_near(const struct dpn_gid *a, const struct dpn_gid *b, int ipv4_bits);
+
+/* The LID by which routers of InfiniBand know the port; 0: none. */
+uint16_t dpn_gid_flid(const struct dpn_gid *gid);
 
 /* "10.0.0.1 (index 3, RoCE v2)". Returns text. */
 const char *dpn_gid_text(const struct dpn_gid *gid, char text[DPN_GID_TEXT]);

@@ -72,14 +72,19 @@ static void plan_retry(struct dpn_lane *lane)
 
 /* ---- a new life ------------------------------------------------------------------------------ */
 
+static bool is_inline(const struct dpn_verbs *v)
+{
+    return v->is_sender || dpn_verbs_state.options.inlines_lines;
+}
+
 static int make_qp(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_talk_qp *ours)
 {
     const struct dpn_rail *rail = &v->rails[lane->rail];
     const unsigned recvs = v->is_sender ? 1 : DPN_RECV_QUEUE;
 
-    lane->inline_bytes = DPN_INLINE_BYTES;
+    lane->inline_bytes = is_inline(v) ? DPN_INLINE_BYTES : 0;
     int err = dpn_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, DPN_SEND_QUEUE, recvs,
-                         &lane->inline_bytes, &lane->qp);
+                         v->any_order, &lane->inline_bytes, &lane->qp);
     if (!err)
         err = dp_random_bytes(&lane->psn, sizeof(lane->psn));
     if (err)
@@ -114,6 +119,14 @@ static void tell_ece(struct dpn_lane *lane, struct dpn_talk_qp *ours)
     ours->ece_mask = ece.comp_mask;
 }
 
+/* A receiver sends nothing but lines, and acknowledgements. */
+static uint8_t class_of(const struct dpn_verbs *v)
+{
+    const int wanted = dpn_verbs_state.options.line_class;
+
+    return v->is_sender || wanted == DPN_AUTO ? v->traffic_class : (uint8_t)wanted;
+}
+
 static int join(struct dpn_verbs *v, struct dpn_lane *lane, const struct dpn_talk_qp *peer)
 {
     const struct dpn_port *port = port_of(v, lane);
@@ -128,7 +141,7 @@ static int join(struct dpn_verbs *v, struct dpn_lane *lane, const struct dpn_tal
         .psn = lane->psn, .peer_psn = peer->psn, .peer_lid = peer->lid,
         .mtu = peer->mtu < port->mtu ? peer->mtu : port->mtu,
         .gid = lane->gid, .peer_gid = lane->peer_gid,
-        .traffic_class = v->traffic_class, .service_level = v->service_level,
+        .traffic_class = class_of(v), .service_level = v->service_level,
         .ece = lane->uses_ece ? &ece : NULL,
     });
 }

@@ -5,6 +5,7 @@
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/verbs/verbs_device.h"
 #include "nccl-plugin/verbs/verbs_load.h"
+#include "nccl-plugin/verbs/verbs_mlx5.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -78,10 +79,27 @@ static struct ibv_mr *register_pages(struct dpn_hca *hca, uintptr_t from, uintpt
     return dpn_ibv.reg_mr(hca->pd, data, to - from, (int)ACCESS);
 }
 
+/* What it does not take it never will: the kernel or the GPU's driver is too old for it. */
+static struct ibv_mr *register_direct(struct dpn_hca *hca, const struct dpn_region *region,
+                                      unsigned access)
+{
+    struct ibv_mr *mr = dpn_mlx5_reg_direct(hca->pd, region->offset, region->size,
+                                            (uintptr_t)region->data, region->fd, access);
+
+    hca->has_data_direct = mr || errno == ENOMEM || errno == EAGAIN;
+    if (!hca->has_data_direct)
+        dp_log(DP_LOG_INFO, "%s: no dma-buf by Data Direct (%s), going on without", hca->name,
+               strerror(errno));
+    return mr;
+}
+
 static struct ibv_mr *register_dma_buf(struct dpn_hca *hca, const struct dpn_region *region)
 {
     const unsigned access = ACCESS | (hca->relaxed_ordering ? IBV_ACCESS_RELAXED_ORDERING : 0);
+    struct ibv_mr *mr = hca->has_data_direct ? register_direct(hca, region, access) : NULL;
 
+    if (mr)
+        return mr;
     if (!dpn_ibv.reg_dmabuf_mr) {
         errno = EOPNOTSUPP;
         return NULL;

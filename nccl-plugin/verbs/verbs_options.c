@@ -94,11 +94,13 @@ static struct dpn_range range(void)
 void dpn_verbs_options_read(struct dpn_verbs_options *out)
 {
     const int adaptive = number("NCCL_IB_ADAPTIVE_ROUTING", -2, -2, 1);
+    const int bits = number("NCCL_IB_SUBNET_PREFIX_LEN", 24, 1, 32);
 
     *out = (struct dpn_verbs_options){
         .disabled = flag("NCCL_IB_DISABLE", false),
         .hca = dp_foreign_variable("NCCL_IB_HCA"),
         .gid_index = number("NCCL_IB_GID_INDEX", DPN_AUTO, DPN_AUTO, 255),
+        .flid_index = number("NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1, 0, 255),
         .roce_version = number("NCCL_IB_ROCE_VERSION_NUM", DPN_AUTO, 1, 2),
         .family = family(),
         .range = range(),
@@ -107,14 +109,22 @@ void dpn_verbs_options_read(struct dpn_verbs_options *out)
         .pkey_index = number("NCCL_IB_PKEY", 0, 0, 65535),
         .service_level = number("NCCL_IB_SL", DPN_AUTO, DPN_AUTO, 15),
         .traffic_class = number("NCCL_IB_TC", DPN_AUTO, DPN_AUTO, 255),
+        .line_class = number("NCCL_IB_FIFO_TC", DPN_AUTO, DPN_AUTO, 255),
+        .inlines_lines = flag("NCCL_IB_USE_INLINE", true),
         .qps = number("NCCL_IB_QPS_PER_CONNECTION", 1, 1, 16),
         .split = flag("NCCL_IB_SPLIT_DATA_ON_QPS", false),
         .relaxed_ordering = number("NCCL_IB_PCI_RELAXED_ORDERING", 2, 0, 2),
         .adaptive_routing = adaptive < 0 ? DPN_AUTO : adaptive,
         .adaptive_bytes = number("NCCL_IB_AR_THRESHOLD", 8192, 0, 1 << 30),
+        .out_of_order = flag("NCCL_IB_OOO_RQ", false),
+        .data_direct = number("NCCL_IB_DATA_DIRECT", DPN_AUTO, 0, 2),
         .ece = flag("NCCL_IB_ECE_ENABLE", true),
         .merge_functions = flag("NCCL_IB_MERGE_VFS", true),
         .merge_nics = flag("NCCL_IB_MERGE_NICS", true),
+        .sorts_by_pci = flag("NCCL_IB_DEVICE_PCI_ORDER", true),
+        .asks_kernel_speed = flag("NCCL_IB_QUERY_PORT_SPEED", true),
+        .warns_of_rails = flag("NCCL_IB_WARN_RAIL_LOCAL", false),
+        .subnet_bits = flag("NCCL_IB_SUBNET_AWARE_ROUTING", false) ? bits : 0,
         .heeds_events = flag("NCCL_IB_RETURN_ASYNC_EVENTS", true),
         .flushes = !flag("NCCL_GDR_FLUSH_DISABLE", false),
     };

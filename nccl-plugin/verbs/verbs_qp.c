@@ -3,12 +3,13 @@
 
 #include "base/fail.h"
 #include "nccl-plugin/verbs/verbs_load.h"
+#include "nccl-plugin/verbs/verbs_mlx5.h"
 
 #include <errno.h>
 #include <string.h>
 
 static struct ibv_qp *create(const struct dpn_port *port, struct ibv_cq *cq, unsigned sends,
-                             unsigned recvs, unsigned *inline_bytes)
+                             unsigned recvs, bool any_order, unsigned *inline_bytes)
 {
     struct ibv_qp_init_attr attr = {
         .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
@@ -16,7 +17,8 @@ static struct ibv_qp *create(const struct dpn_port *port, struct ibv_cq *cq, uns
                 .max_inline_data = *inline_bytes},
     };
 
-    struct ibv_qp *qp = dpn_ibv.create_qp(port->hca->pd, &attr);
+    struct ibv_qp *qp = any_order ? dpn_mlx5_new_qp(port->hca->pd, &attr)
+                                  : dpn_ibv.create_qp(port->hca->pd, &attr);
     *inline_bytes = qp ? attr.cap.max_inline_data : 0;
     return qp;
 }
@@ -35,13 +37,13 @@ static int start(struct ibv_qp *qp, const struct dpn_port *port,
 }
 
 int dpn_qp_new(const struct dpn_port *port, const struct dpn_verbs_options *options,
-               struct ibv_cq *cq, unsigned sends, unsigned recvs, unsigned *inline_bytes,
-               struct ibv_qp **out)
+               struct ibv_cq *cq, unsigned sends, unsigned recvs, bool any_order,
+               unsigned *inline_bytes, struct ibv_qp **out)
 {
     errno = 0;
-    struct ibv_qp *qp = create(port, cq, sends, recvs, inline_bytes);
+    struct ibv_qp *qp = create(port, cq, sends, recvs, any_order, inline_bytes);
     if (!qp && errno == EINVAL) /* it has no room for inline data */
-        qp = create(port, cq, sends, recvs, inline_bytes);
+        qp = create(port, cq, sends, recvs, any_order, inline_bytes);
     if (!qp)
         return dp_fail_quietly(errno == ENOMEM ? DP_ENOMEM : DP_EIO,
                                "%s gives no queue pair of %u + %u work requests: %s (max_qp, "
@@ -60,12 +62,24 @@ int dpn_qp_new(const struct dpn_port *port, const struct dpn_verbs_options *opti
 
 /* ---- the way to the other side --------------------------------------------------------------- */
 
+/* Subnets of InfiniBand have the last 16 bits of the prefix for themselves. Between two there is a
+ * router if the GIDs say by what LID it is reached (FLID); else they are taken for one. */
+static uint16_t find_router(const struct dpn_path *path)
+{
+    const uint8_t *our = path->gid.raw.raw, *their = path->peer_gid.raw.raw;
+
+    return path->port->is_ethernet || !memcmp(our + 6, their + 6, 2) ? 0 : dpn_gid_flid(&path->peer_gid);
+}
+
 static struct ibv_ah_attr address(const struct dpn_path *path)
 {
     struct ibv_ah_attr ah = {.port_num = (uint8_t)path->port->number, .dlid = path->peer_lid,
                              .sl = path->service_level};
+    const uint16_t router = find_router(path);
 
-    if (path->port->is_ethernet || !path->peer_lid) {
+    if (router)
+        ah.dlid = router;
+    if (path->port->is_ethernet || !path->peer_lid || router) {
         ah.is_global = 1;
         ah.grh = (struct ibv_global_route){.dgid = path->peer_gid.raw, .hop_limit = 255,
                                            .sgid_index = (uint8_t)path->gid.index,

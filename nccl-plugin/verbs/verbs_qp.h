@@ -23,11 +23,12 @@ struct dpn_path {
     const struct ibv_ece *ece; /* the other's wish or answer; NULL: without */
 };
 
-/* Queues of so many work requests; *inline_bytes in: wanted, out: what there is, maybe 0. DP_EIO naming
- * the limit that was met, DP_ENOMEM. */
+/* Queues of so many work requests; any_order: what arrives may be in any order, both sides must want
+ * it; *inline_bytes in: wanted, out: what there is, maybe 0. DP_EIO naming the limit that was met,
+ * DP_ENOMEM. */
 int dpn_qp_new(const struct dpn_port *port, const struct dpn_verbs_options *options,
-               struct ibv_cq *cq, unsigned sends, unsigned recvs, unsigned *inline_bytes,
-               struct ibv_qp **out);
+               struct ibv_cq *cq, unsigned sends, unsigned recvs, bool any_order,
+               unsigned *inline_bytes, struct ibv_qp **out);
 
 /* DP_EIO, quietly, with a sentence. */
 int dpn_qp_join(struct ibv_qp *qp, const struct dpn_path *path);

@@ -360,7 +360,7 @@ static bool needs_record(const struct dpn_verbs *v, const struct dpn_send *send)
     for (unsigned k = 0; k < send->count; k++) {
         const struct dpn_rail *rail = &v->rails[v->lanes[send->stripes[k].lane].rail];
         if (send->stripes[k].len > v->max_message ||
-            (rail->adaptive &&
+            (rail->adaptive && !v->any_order &&
              send->size > (size_t)dpn_verbs_state.options.adaptive_bytes))
             return true;
     }

@@ -55,8 +55,9 @@ static bool is_qp(const struct dpn_talk_qp *qp)
 
 static bool is_hello(const struct dpn_hello *h)
 {
-    return h->port_count && are_ports(h->ports, h->port_count) && h->qps &&
-           h->qps <= DPN_MAX_LANES && h->max_message && h->service_level < 16;
+    return h->port_count && are_ports(h->ports, h->port_count + h->other_count) && h->qps &&
+           h->qps <= DPN_MAX_LANES && h->max_message && h->service_level < 16 &&
+           h->subnet_bits <= 32;
 }
 
 static bool is_plan(const struct dpn_plan *p)

@@ -29,7 +29,7 @@ enum {
     DPN_MAX_LANES = 16,
     DPN_TALK_NAME = 32,
     DPN_TALK_REASON = 128,
-    DPN_TALK_VERSION = 1
+    DPN_TALK_VERSION = 2
 };
 
 enum dpn_talk_kind {
@@ -46,8 +46,10 @@ enum dpn_talk_kind {
 struct dpn_talk_port {
     char name[DPN_TALK_NAME];
     uint8_t is_ethernet;
-    uint8_t zero[3];
+    uint8_t any_order; /* wants, and can make, such queue pairs: verbs_mlx5.h */
+    uint8_t zero[2];
     uint32_t speed_mbps;
+    struct dpn_gid gid; /* the best; says the subnet */
 };
 
 struct dpn_hello {
@@ -55,13 +57,16 @@ struct dpn_hello {
     uint8_t port_count, qps;
     uint8_t traffic_class, service_level;
     uint32_t max_message;
+    uint8_t other_count; /* ports that may stand in for one in another subnet; after the device's */
+    uint8_t subnet_bits; /* of IPv4; 0: subnets are of no importance */
+    uint8_t zero[6];
     struct dpn_talk_port ports[DPN_MAX_RAILS];
 };
 
 struct dpn_plan {
     uint8_t agreed;
     uint8_t rails, lanes_per_rail;
-    uint8_t zero;
+    uint8_t any_order; /* of all lanes */
     uint32_t max_message;
     struct {
         uint8_t sender, receiver; /* which port */

@@ -82,20 +82,31 @@ static void variables_of_nccl_are_read_and_wrong_ones_left_aside(void **state)
     assert_int_equal(o.gid_index, DPN_AUTO);
     assert_int_equal(o.range.prefix, 0);
     assert_true(o.ece);
+    assert_int_equal(o.line_class, DPN_AUTO);
+    assert_int_equal(o.subnet_bits, 0);
+    assert_true(o.sorts_by_pci && o.asks_kernel_speed && o.inlines_lines);
     setenv("NCCL_IB_TIMEOUT", "14", 1);
     setenv("NCCL_IB_RETRY_CNT", "8", 1); /* 7 at most */
     setenv("NCCL_IB_ADDR_FAMILY", "AF_INET6", 1);
     setenv("NCCL_IB_ADDR_RANGE", "10.0.0.0/8", 1);
     setenv("NCCL_IB_ECE_ENABLE", "0", 1);
+    setenv("NCCL_IB_FIFO_TC", "184", 1);
+    setenv("NCCL_IB_SUBNET_AWARE_ROUTING", "1", 1);
+    setenv("NCCL_IB_DEVICE_PCI_ORDER", "0", 1);
     dpn_verbs_options_read(&o);
     assert_int_equal(o.timeout, 14);
+    assert_int_equal(o.line_class, 184);
+    assert_int_equal(o.subnet_bits, 24);
+    assert_false(o.sorts_by_pci);
     assert_int_equal(o.retries, 7);
     assert_int_equal(o.family, AF_INET6);
     assert_int_equal(o.range.prefix, 104);
     assert_false(o.ece);
-    for (int i = 0; i < 5; i++)
-        unsetenv((const char *[]){"NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_ADDR_FAMILY",
-                                  "NCCL_IB_ADDR_RANGE", "NCCL_IB_ECE_ENABLE"}[i]);
+    static const char *const set[] = {"NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_ADDR_FAMILY",
+                                      "NCCL_IB_ADDR_RANGE", "NCCL_IB_ECE_ENABLE", "NCCL_IB_FIFO_TC",
+                                      "NCCL_IB_SUBNET_AWARE_ROUTING", "NCCL_IB_DEVICE_PCI_ORDER"};
+    for (size_t i = 0; i < sizeof(set) / sizeof(set[0]); i++)
+        unsetenv(set[i]);
 }
 
 /* ---- GIDs ------------------------------------------------------------------------------------ */
@@ -217,6 +228,24 @@ static void options_narrow_the_choice(void **state)
     must_choose(usual, usual, &o, -1, -1);
 }
 
+static void a_gid_that_routers_know_stands_for_the_port(void **state)
+{
+    static const struct line far[] = {{0, IB, "fe80::2"}, {1, IB, "fe80:0:12:34::2"}, {0, 0, NULL}};
+    static const struct line near[] = {{0, IB, "fe80::3"}, {1, IB, "fe80::1:0:0:0:3"}, {0, 0, NULL}};
+    struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    o.flid_index = 1;
+    must_choose(far, far, &o, 1, 1);
+    must_choose(near, near, &o, 0, 0);
+    assert_int_equal(dpn_gid_flid(&gids(far, &o).list[0]), 0x12);
+    o.flid_index = 2;
+    must_choose(far, near, &o, 0, 0);
+    o.flid_index = 1;
+    o.gid_index = 0; /* as told */
+    must_choose(far, far, &o, 0, 0);
+}
+
 static void what_cannot_talk_is_not_joined(void **state)
 {
     static const struct line v4[] = {{0, V2, "10.0.0.1"}, {0, 0, NULL}};
@@ -292,6 +321,7 @@ int main(void)
         cmocka_unit_test(the_subnet_of_the_peer_decides_among_equals),
         cmocka_unit_test(the_order_of_the_table_is_of_no_importance),
         cmocka_unit_test(options_narrow_the_choice),
+        cmocka_unit_test(a_gid_that_routers_know_stands_for_the_port),
         cmocka_unit_test(what_cannot_talk_is_not_joined),
         cmocka_unit_test(holes_are_left_out_and_the_best_of_many_stay),
         cmocka_unit_test(a_gid_is_told_with_index_and_kind),

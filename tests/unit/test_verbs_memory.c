@@ -8,8 +8,10 @@
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/verbs/verbs_device.h"
 #include "nccl-plugin/verbs/verbs_load.h"
+#include "nccl-plugin/verbs/verbs_mlx5.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -166,6 +168,55 @@ static void peer_memory_does_what_a_dma_buf_does_not(void **state)
     dpn_mr_put(&hca, mr);
 }
 
+static int direct_error, direct_flags; /* 0: none; of the last call */
+
+static struct ibv_mr *reg_direct(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
+                                 int flags, int own)
+{
+    (void)pd;
+    assert_true(offset == 64 && iova == 0x10000 && fd == 5);
+    direct_flags = own;
+    errno = direct_error;
+    return direct_error ? NULL : make(len, (unsigned)flags);
+}
+
+static int say_direct_path(struct ibv_context *context, char *path, size_t room)
+{
+    (void)context;
+    snprintf(path, room, "/devices/pci0001:00/0001:00:00.0");
+    return direct_error;
+}
+
+static void dma_bufs_go_by_data_direct_where_it_is_taken(void **state)
+{
+    const struct dpn_region region = {(void *)0x10000, 0x1000, NCCL_PTR_CUDA, 5, 64};
+    struct ibv_mr *mr;
+
+    (void)state;
+    dpn_mlx5 = (struct dpn_mlx5){.reg_dmabuf_mr = reg_direct,
+                                 .get_data_direct_sysfs_path = say_direct_path};
+    direct_error = 0;
+    char *path = dpn_mlx5_find_direct(NULL);
+    assert_string_equal(path, "/sys/devices/pci0001:00/0001:00:00.0");
+    free(path);
+    hca.has_data_direct = true;
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), 0);
+    assert_int_equal(direct_flags, 1);
+    dpn_mr_put(&hca, mr);
+    direct_error = ENOMEM; /* does not tell what is possible */
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_EUNSUPPORTED);
+    assert_true(hca.has_data_direct);
+    direct_error = EOPNOTSUPP;
+    hca.pointers = NCCL_PTR_CUDA;
+    assert_int_equal(dpn_mr_get(&hca, &region, &mr), 0); /* otherwise */
+    assert_false(hca.has_data_direct);
+    dpn_mr_put(&hca, mr);
+    assert_null(dpn_mlx5_find_direct(NULL));
+    dpn_mlx5 = (struct dpn_mlx5){.reg_dmabuf_mr = NULL};
+    assert_null(dpn_mlx5_find_direct(NULL));
+    assert_int_equal(errno, EOPNOTSUPP);
+}
+
 static void a_limit_is_told_with_the_way_to_raise_it(void **state)
 {
     const struct dpn_region region = host(0x10000, 0x1000);
@@ -189,6 +240,7 @@ int main(void)
         TEST(many_are_found_again),
         TEST(ordering_is_relaxed_where_the_device_may),
         TEST(peer_memory_does_what_a_dma_buf_does_not),
+        TEST(dma_bufs_go_by_data_direct_where_it_is_taken),
         TEST(a_limit_is_told_with_the_way_to_raise_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

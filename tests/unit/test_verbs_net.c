@@ -11,8 +11,13 @@
 #include "nccl-plugin/net.h"
 #include "nccl-plugin/net_comm.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
+#include "nccl-plugin/verbs/verbs_load.h"
+#include "nccl-plugin/verbs/verbs_mlx5.h"
+#include "nccl-plugin/verbs/verbs_qp.h"
 #include "nccl-plugin/verbs/verbs_state.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +35,7 @@ static void must_be_in_time(int64_t since_ns)
     assert_true(dp_now_ns() - since_ns < 60 * DP_NS_PER_S);
 }
 
-static struct pair connect_over(int dev)
+static struct pair connect_between(int dev, int dev_there)
 {
     struct pair p = {.net = NULL};
     char handle[NCCL_NET_HANDLE_MAXSIZE];
@@ -38,7 +43,7 @@ static struct pair connect_over(int dev)
     int err;
 
     assert_int_equal(dpn_net_init(NULL, &p.net), 0);
-    assert_int_equal(dpn_net_listen(p.net, dev, handle, &p.listener), 0);
+    assert_int_equal(dpn_net_listen(p.net, dev_there, handle, &p.listener), 0);
     while (!p.sender || !p.receiver) {
         must_be_in_time(began_ns);
         err = p.sender ? 0 : dpn_net_connect(p.net, dev, handle, &p.sender);
@@ -48,6 +53,11 @@ static struct pair connect_over(int dev)
     }
     assert_ptr_equal(p.sender->transport, &dpn_verbs);
     return p;
+}
+
+static struct pair connect_over(int dev)
+{
+    return connect_between(dev, dev);
 }
 
 static void end(struct pair *p)
@@ -268,6 +278,250 @@ static void only_registered_memory_is_carried(void **state)
     end(&p);
 }
 
+/* ---- NCCL_IB_*: what a queue pair is made with ------------------------------------------------- */
+
+struct made {
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+};
+
+static struct made made_of(const struct dpn_comm *comm)
+{
+    const struct dpn_verbs *v = comm->state;
+    struct made m;
+
+    assert_int_equal(ibv_query_qp(v->lanes[0].qp, &m.attr, 0, &m.init), 0);
+    return m;
+}
+
+static void clear_to_send_has_a_class_of_its_own(void **state)
+{
+    struct dpn_verbs_options *o = &dpn_verbs_state.options;
+
+    (void)state;
+    struct pair p = connect_over(0);
+    assert_int_equal(made_of(p.receiver).attr.ah_attr.grh.traffic_class, 0);
+    end(&p);
+    o->traffic_class = 96;
+    o->line_class = 184;
+    p = connect_over(0);
+    assert_int_equal(made_of(p.sender).attr.ah_attr.grh.traffic_class, 96);
+    assert_int_equal(made_of(p.receiver).attr.ah_attr.grh.traffic_class, 184);
+    transfer(&p, NCCL_PTR_HOST, -1);
+    end(&p);
+    o->traffic_class = o->line_class = DPN_AUTO;
+}
+
+static void clear_to_send_is_inline_unless_told_otherwise(void **state)
+{
+    (void)state;
+    dpn_verbs_state.options.inlines_lines = false;
+    struct pair p = connect_over(0);
+    assert_int_equal(((struct dpn_verbs *)p.receiver->state)->lanes[0].inline_bytes, 0);
+    assert_true(((struct dpn_verbs *)p.sender->state)->lanes[0].inline_bytes > 0);
+    transfer(&p, NCCL_PTR_HOST, -1);
+    end(&p);
+    dpn_verbs_state.options.inlines_lines = true;
+}
+
+static int made_so; /* queue pairs for any order */
+
+static struct ibv_qp *make_any_order(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,
+                                     struct dpn_mlx5_qp *own)
+{
+    struct ibv_qp_init_attr plain = {.send_cq = attr->send_cq, .recv_cq = attr->recv_cq,
+                                     .cap = attr->cap, .qp_type = attr->qp_type};
+
+    assert_true(attr->comp_mask == IBV_QP_INIT_ATTR_PD && attr->pd->context == context);
+    assert_true(own->mask == 1 && own->flags == 1u << 7);
+    made_so++;
+    struct ibv_qp *qp = ibv_create_qp(attr->pd, &plain);
+    attr->cap = plain.cap;
+    return qp;
+}
+
+static struct ibv_qp *make_none(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,
+                                struct dpn_mlx5_qp *own)
+{
+    (void)context;
+    (void)attr;
+    (void)own;
+    errno = EOPNOTSUPP;
+    return NULL;
+}
+
+static void messages_overtake_each_other_if_both_sides_can(void **state)
+{
+    const struct {
+        struct ibv_qp *(*make)(struct ibv_context *, struct ibv_qp_init_attr_ex *,
+                               struct dpn_mlx5_qp *);
+        bool any_order;
+    } cases[] = {{make_any_order, true}, {make_none, false}, {NULL, false}};
+
+    (void)state;
+    dpn_verbs_state.options.out_of_order = true;
+    dpn_verbs_state.options.adaptive_routing = 1;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        dpn_mlx5.create_qp = cases[i].make;
+        made_so = 0;
+        struct pair p = connect_over(0);
+        const struct dpn_verbs *sender = p.sender->state, *receiver = p.receiver->state;
+        assert_int_equal(sender->any_order, cases[i].any_order);
+        assert_int_equal(receiver->any_order, cases[i].any_order);
+        assert_int_equal(made_so, cases[i].any_order ? 4 : 0); /* each side tries, and makes, one */
+        transfer(&p, NCCL_PTR_HOST, -1);
+        assert_int_equal(sender->sends[0].has_record, !cases[i].any_order);
+        transfer(&p, NCCL_PTR_HOST, 0);
+        end(&p);
+    }
+    dpn_verbs_state.options.out_of_order = false;
+    dpn_verbs_state.options.adaptive_routing = DPN_AUTO;
+}
+
+static void count_rails(void *user, enum dp_log_level level, const char *line)
+{
+    *(int *)user += level == DP_LOG_WARN && strstr(line, "NCCL_IB_WARN_RAIL_LOCAL");
+}
+
+static void ports_of_other_names_are_warned_of_if_asked(void **state)
+{
+    int warned = 0;
+
+    (void)state;
+    dp_log_set(count_rails, &warned, DP_LOG_DEFAULT);
+    dpn_verbs_state.options.warns_of_rails = true;
+    struct pair p = connect_over(0);
+    end(&p);
+    assert_int_equal(warned, 0);
+    p = connect_between(0, 1);
+    end(&p);
+    assert_int_equal(warned, 2); /* by each side */
+    dpn_verbs_state.options.warns_of_rails = false;
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+}
+
+/* fake0 and fake1 have different addresses. */
+static void a_port_of_the_subnet_of_the_peer_stands_in(void **state)
+{
+    (void)state;
+    struct pair p = connect_between(0, 1);
+    const struct dpn_verbs *v = p.sender->state;
+    assert_string_equal(v->rails[0].port->name, "fake0");
+    end(&p);
+    dpn_verbs_state.options.subnet_bits = 32;
+    p = connect_between(0, 1);
+    v = p.sender->state;
+    assert_int_equal(v->rail_count, 1);
+    assert_string_equal(v->rails[0].port->name, "fake1");
+    transfer(&p, NCCL_PTR_HOST, 0);
+    end(&p);
+    dpn_verbs_state.options.subnet_bits = 24; /* its own is near as well */
+    p = connect_between(0, 1);
+    v = p.sender->state;
+    assert_string_equal(v->rails[0].port->name, "fake0");
+    end(&p);
+    dpn_verbs_state.options.subnet_bits = 0;
+}
+
+static int vendor_of_mlx5(struct ibv_context *context, struct ibv_device_attr *out)
+{
+    const int error = ibv_query_device(context, out);
+
+    out->vendor_id = DPN_MLX5_VENDOR;
+    return error;
+}
+
+static int no_direct(struct ibv_context *context, char *path, size_t room)
+{
+    (void)context;
+    snprintf(path, room, "/devices/pci0001:00/0001:00:00.0");
+    return ENODEV;
+}
+
+static int a_direct(struct ibv_context *context, char *path, size_t room)
+{
+    return no_direct(context, path, room) != ENODEV;
+}
+
+static struct ibv_mr *no_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
+                            int flags, int own)
+{
+    (void)pd, (void)offset, (void)len, (void)iova, (void)fd, (void)flags, (void)own;
+    errno = EOPNOTSUPP;
+    return NULL;
+}
+
+/* Another look at the same devices, which is thrown away. */
+static struct dpn_hca look_again(const struct dpn_verbs_options *options)
+{
+    static struct dpn_ports ports;
+    char why[256];
+
+    memset(&ports, 0, sizeof(ports));
+    dpn_ports_find(options, &ports, why, sizeof(why));
+    assert_int_equal(ports.hca_count, 2);
+    const struct dpn_hca first = ports.hcas[0];
+    for (int i = 0; i < ports.hca_count; i++) {
+        dpn_ibv.dealloc_pd(ports.hcas[i].pd);
+        dpn_ibv.close_device(ports.hcas[i].context);
+        if (i)
+            free(ports.hcas[i].pci_path);
+    }
+    return first;
+}
+
+static void a_device_is_where_its_data_direct_is(void **state)
+{
+    struct dpn_verbs_options o = dpn_verbs_state.options;
+
+    (void)state;
+    dpn_ibv.query_device = vendor_of_mlx5;
+    dpn_mlx5 = (struct dpn_mlx5){.get_data_direct_sysfs_path = a_direct, .reg_dmabuf_mr = no_mr};
+    struct dpn_hca hca = look_again(&o);
+    assert_true(hca.has_data_direct);
+    assert_string_equal(hca.pci_path, "/sys/devices/pci0001:00/0001:00:00.0");
+    free(hca.pci_path);
+    o.data_direct = 0;
+    assert_false(look_again(&o).has_data_direct);
+    o.data_direct = 1;
+    dpn_mlx5.get_data_direct_sysfs_path = no_direct;
+    assert_false(look_again(&o).has_data_direct);
+    dpn_ibv.query_device = ibv_query_device;
+}
+
+static struct ibv_ah_attr asked; /* where the next queue pair is to send to */
+
+static int take_address(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+    (void)qp;
+    if (mask & IBV_QP_AV)
+        asked = attr->ah_attr;
+    return 0;
+}
+
+static void routers_are_addressed_by_the_lid_they_know(void **state)
+{
+    struct dpn_port port = {.is_ethernet = false, .number = 1, .name = "ib0"};
+    struct dpn_path path = {.port = &port, .options = &dpn_verbs_state.options, .peer_lid = 7,
+                            .gid = {.raw.raw = {0xfe, 0x80, [7] = 8, [15] = 2}, .index = 1},
+                            .peer_gid = {.raw.raw = {0xfe, 0x80, 0, 0, 0x12, 0x34, 0, 8, [15] = 1}}};
+    int (*modify)(struct ibv_qp *, struct ibv_qp_attr *, int) = dpn_ibv.modify_qp;
+    struct dpn_hca hca = {.is_soft = false};
+
+    (void)state;
+    port.hca = &hca;
+    dpn_ibv.modify_qp = take_address;
+    assert_int_equal(dpn_qp_join(NULL, &path), 0); /* both in subnet 8 */
+    assert_true(asked.dlid == 7 && !asked.is_global);
+    path.peer_gid.raw.raw[7] = 9;
+    assert_int_equal(dpn_qp_join(NULL, &path), 0);
+    assert_true(asked.dlid == 0x1234 && asked.is_global && asked.grh.sgid_index == 1);
+    path.peer_gid.raw.raw[4] = path.peer_gid.raw.raw[5] = 0; /* no router says how */
+    assert_int_equal(dpn_qp_join(NULL, &path), 0);
+    assert_true(asked.dlid == 7 && !asked.is_global);
+    dpn_ibv.modify_qp = modify;
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -294,6 +548,13 @@ int main(void)
         cmocka_unit_test(the_only_lane_comes_back_with_the_message),
         cmocka_unit_test(gpu_memory_is_flushed_and_host_memory_is_not),
         cmocka_unit_test(only_registered_memory_is_carried),
+        cmocka_unit_test(clear_to_send_has_a_class_of_its_own),
+        cmocka_unit_test(clear_to_send_is_inline_unless_told_otherwise),
+        cmocka_unit_test(messages_overtake_each_other_if_both_sides_can),
+        cmocka_unit_test(ports_of_other_names_are_warned_of_if_asked),
+        cmocka_unit_test(a_port_of_the_subnet_of_the_peer_stands_in),
+        cmocka_unit_test(a_device_is_where_its_data_direct_is),
+        cmocka_unit_test(routers_are_addressed_by_the_lid_they_know),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
