@@ -8,6 +8,7 @@
 
 #include "base/fail.h"
 #include "topology/form.h"
+#include "topology/nvml.h"
 #include "topology/pci_tree.h"
 
 #ifdef HAVE_HWLOC
@@ -273,8 +274,10 @@ static int load(hwloc_topology_t h, const char *xml, size_t len)
     return err ? dp_fail(DP_EIO, "hwloc cannot read this machine: %s", strerror(errno)) : 0;
 }
 
-static int read_loaded(struct reader *r, struct dp_topology **out)
+static int read_loaded(struct reader *r, bool is_here, struct dp_topology **out)
 {
+    int err = 0;
+
     add_host(r);
     add_numas(r);
     walk_all(r, hwloc_get_root_obj(r->h));
@@ -284,7 +287,11 @@ static int read_loaded(struct reader *r, struct dp_topology **out)
     }
     free(r->f.list); /* without directories */
     free(r->objects);
-    return dp_topo_finish(&r->b, out);
+    if (!r->b.failed && is_here)
+        err = dp_nvml_add(&r->b, r->host, true);
+    if (err)
+        dp_topo_builder_fini(&r->b);
+    return err ? err : dp_topo_finish(&r->b, out);
 }
 
 int dp_topo_read_hwloc(const char *xml, size_t len, struct dp_topology **out)
@@ -297,7 +304,7 @@ int dp_topo_read_hwloc(const char *xml, size_t len, struct dp_topology **out)
         return dp_fail(DP_ENOMEM, "no memory for hwloc");
     int err = load(r.h, xml, len);
     if (!err)
-        err = read_loaded(&r, out);
+        err = read_loaded(&r, !xml, out);
     hwloc_topology_destroy(r.h);
     return err;
 }

@@ -4,6 +4,7 @@
  * captured. What is not there is noted, never an error: containers and virtual machines hide much.
  */
 #include "base/fail.h"
+#include "topology/nvml.h"
 #include "topology/sysfs.h"
 
 #include <stdio.h>
@@ -121,25 +122,12 @@ static bool has_kind(const struct dp_topo_builder *b, enum dp_topo_kind kind)
     return false;
 }
 
-/* How GPUs are joined besides PCI only their driver knows. */
-static void note_nvlink(struct dp_topo_builder *b, int32_t host)
-{
-    int32_t gpus = 0;
-
-    for (int32_t i = 0; i < b->t.node_count; i++)
-        gpus += b->t.nodes[i].kind == DP_TOPO_GPU && b->t.nodes[i].pci.vendor_id == 0x10de;
-    if (gpus > 1)
-        dp_topo_add_note(b, DP_TOPO_MISSING, host, "/sys does not describe NVLink: the %d GPUs are "
-                         "shown as if PCI alone joined them", gpus);
-}
-
 static void note_what_is_missing(struct dp_topo_builder *b, int32_t host, bool has_pci)
 {
     if (!has_pci)
         dp_topo_add_note(b, DP_TOPO_MISSING, host, "/sys/bus/pci is not there: no PCI devices are seen");
     else if (!has_kind(b, DP_TOPO_GPU))
         dp_topo_add_note(b, DP_TOPO_MISSING, host, "no GPU is seen on the PCI buses");
-    note_nvlink(b, host);
     if (has_pci && !has_kind(b, DP_TOPO_NIC))
         dp_topo_add_note(b, DP_TOPO_MISSING, host, "no network device is seen on the PCI buses");
     for (int32_t i = 0; i < b->t.link_count; i++)
@@ -167,8 +155,11 @@ int dp_topology_read_sysfs(const char *root, struct dp_topology **out)
     if (!b.failed)
         dp_pci_tree_add(&b, host, &f);
     describe(&b, root, &f);
+    int err = b.failed ? 0 : dp_nvml_add(&b, host, !*root);
     if (!b.failed)
         note_what_is_missing(&b, host, has_pci);
     dp_pci_functions_fini(&f);
-    return dp_topo_finish(&b, out);
+    if (err)
+        dp_topo_builder_fini(&b);
+    return err ? err : dp_topo_finish(&b, out);
 }

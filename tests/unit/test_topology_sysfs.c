@@ -135,7 +135,7 @@ static void a_resting_link_of_a_gpu_counts_as_running(void **state)
 
     assert_int_equal(uplink(t, "gpu1")->gen, 5);
     assert_false(uplink(t, "gpu1")->flags & DP_TOPO_DEGRADED);
-    assert_true(notes(t, "/sys does not describe NVLink: the 2 GPUs"));
+    assert_true(notes(t, "NVLink is not known, the 2 GPUs"));
     assert_true(notes(t, "0000:96:00.0: the link of the GPU rests at PCIe 1"));
     dp_topology_free(t);
 }

@@ -313,12 +313,13 @@ DP_PUBLIC int dp_topology_read(const char *text, size_t len, enum dp_topology_fo
 
 /* A machine as Linux describes it below root: "" for this machine, else a directory with the files of
  * /sys and some of /proc (cpuinfo, sys/kernel/hostname, driver/nvidia) that were captured elsewhere.
- * NVLink, and the CPU's links' rates, are not described there. What cannot be seen is left out, and
- * noted; DP_ENOENT only where there is no root/sys. DP_ENOMEM. */
+ * How NVLink joins this machine's GPUs is asked of NVML, which is loaded at run time; a captured tree
+ * does not say it, and neither the rates of the CPU's links. What cannot be seen is left out, and noted;
+ * DP_ENOENT only where there is no root/sys. DP_EINVAL for a DUALPIPE_TOPOLOGY_ variable. DP_ENOMEM. */
 DP_PUBLIC int dp_topology_read_sysfs(const char *root, struct dp_topology **out);
 
 /* This machine as hwloc sees it, which knows platforms on which /sys says little; of links only how much
- * they carry, of ports no rates. DP_EUNSUPPORTED in a build without hwloc. */
+ * they carry, of ports no rates. NVLink as above. DP_EUNSUPPORTED in a build without hwloc. */
 DP_PUBLIC int dp_topology_read_hwloc(struct dp_topology **out);
 
 /* Several machines that nothing joins yet into one cluster: the k-th ports of all hosts on rail k, rails
