@@ -29,6 +29,20 @@ refuses_what_no_schedule_can_be()
     refuses 2 "expected at least" bench step dualpipe -P 2 -M 2
 }
 
+# A stand-in for a peer that is installed but does not work.
+leaves_out_a_peer_that_fails()
+{
+    mkdir -p "$work/bin"
+    printf '#!/bin/sh\necho sorry\nexit 1\n' >"$work/bin/ucx_perftest"
+    chmod +x "$work/bin/ucx_perftest"
+    PATH=$work/bin:$PATH
+    # shellcheck disable=SC2086 # words
+    run bench wire --transport shm --peers $brief || return
+    grep -q "UCX posix is left out: its server has ended at once" "$work/err" ||
+        wrong "does not say who is left out: $(cat "$work/err")" || return
+    says latency GB/s
+}
+
 it measures "build check simulate list" schedule -P 8 -M 16
 it measures "build check simulate list" schedule 1f1b -P 4 -M 4
 it measures "us/op messages threads" executor -M 8
@@ -37,5 +51,6 @@ it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transpo
 it measures "answer scan ns" tuner --rules 100
 it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
+it leaves_out_a_peer_that_fails
 it refuses_what_no_schedule_can_be
 finish

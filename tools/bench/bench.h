@@ -74,7 +74,8 @@ void bench_report(const char *title, const struct bench_case *cases, int count,
 int bench_find_times(int (*run)(void *user, int times, int64_t *ns), void *user, int sample_ms,
                      int *times);
 
-/* Keep this process to the first core that it may use, or to the second, if there are two. */
+/* Keep this process to the first core that it may use, or to the second, if there are two. A process
+ * that comes of one that has done so is counted from the same first core. */
 void bench_pin(int which);
 
 /* "8 B", "512 KiB", "4 MiB". */

@@ -101,16 +101,27 @@ int bench_find_times(int (*run)(void *user, int times, int64_t *ns), void *user,
     }
 }
 
+/* What this process, or who has started it, could use before it kept to one. */
+static const cpu_set_t *usable_cores(void)
+{
+    static cpu_set_t usable;
+
+    if (!CPU_COUNT(&usable) && sched_getaffinity(0, sizeof(usable), &usable))
+        CPU_ZERO(&usable);
+    return &usable;
+}
+
 void bench_pin(int which)
 {
-    cpu_set_t usable, own;
+    const cpu_set_t *usable = usable_cores();
+    cpu_set_t own;
     int seen = 0;
 
-    if (sched_getaffinity(0, sizeof(usable), &usable) || CPU_COUNT(&usable) < 2)
+    if (CPU_COUNT(usable) < 2)
         return;
     CPU_ZERO(&own);
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, &usable) && seen++ == which)
+        if (CPU_ISSET(cpu, usable) && seen++ == which)
             CPU_SET(cpu, &own);
     sched_setaffinity(0, sizeof(own), &own);
 }

@@ -6,273 +6,44 @@
  *
  * Rank 0 takes the samples and tells rank 1 what to do: which case, how often.
  */
-#include "config.h"
+#include "bench/wire.h"
 
-#include "bench/bench.h"
+#include "bench/peers.h"
 #include "command.h"
 #include "commands.h"
 #include "launch.h"
 
-#include <dualpipe/comm.h>
-
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { SAMPLE_MS = 150, WINDOW = 4, STOP = -1, BIGGEST = 64 << 20, PIPE_CHUNK = 64 << 10 };
-
-struct values {
-    struct bench_options common;
-    const char *transport;
-};
-
-struct job {
-    const struct values *v;
-    const char *transport;
-    int there[2], back[2]; /* pipes between the ranks, as a peer */
-    /* In each rank's process: */
-    struct dp_comm *comm;
-    char *buffer, *other; /* [BIGGEST] each */
-};
+enum { SAMPLE_MS = 150, STOP = -1 };
+static const char *const units[] = {"us", "GB/s", "%"};
 
 /* What rank 1 is to do. */
 struct word {
-    int32_t which; /* of methods, or STOP */
+    int32_t which; /* of wire_methods, or STOP */
     int32_t times;
 };
 
-/* What a method is measured by: us one way, GB/s, % of a core that rank 0 has used. */
-enum figure { LATENCY, STREAM, SHARE };
-static const char *const units[] = {"us", "GB/s", "%"};
-
-/* A way to move `size` bytes `times` times; both ranks call it. */
-struct method {
-    const char *what;
-    size_t size;
-    int (*run)(struct job *j, size_t size, int times);
-    enum figure figure;
-    double shm_target, tcp_target;
-};
-
-/* ---- messages ----------------------------------------------------------------------------------- */
-
-static int wait_all(struct job *j, struct dp_request *requests, int count)
-{
-    int err = 0;
-
-    for (int i = 0; i < count && !err; i++)
-        err = dp_comm_wait(j->comm, &requests[i], 1 - j->comm->rank);
-    return err;
-}
-
-static int send_one(struct job *j, size_t size, struct dp_request *req)
-{
-    return dp_comm_isend(j->comm, 1 - j->comm->rank, DP_CHANNEL_ACTIVATION, 0, j->buffer, size, req);
-}
-
-static int receive_one(struct job *j, size_t size, struct dp_request *req)
-{
-    return dp_comm_irecv(j->comm, 1 - j->comm->rank, DP_CHANNEL_ACTIVATION, 0, j->other, size, req);
-}
-
-/* One message there, one back. */
-static int ping_pong(struct job *j, size_t size, int times)
-{
-    struct dp_request in, out;
-    int err = 0;
-
-    for (int i = 0; i < times && !err; i++) {
-        err = receive_one(j, size, &in);
-        if (!err && j->comm->rank == 0)
-            err = send_one(j, size, &out);
-        if (!err)
-            err = wait_all(j, &in, 1);
-        if (!err && j->comm->rank == 1)
-            err = send_one(j, size, &out);
-        if (!err)
-            err = wait_all(j, &out, 1);
-    }
-    return err;
-}
-
-/* Messages one way, WINDOW of them under way; at the end a word back says that all have come. */
-static int stream(struct job *j, size_t size, int times)
-{
-    int (*start)(struct job *, size_t, struct dp_request *) = j->comm->rank ? receive_one : send_one;
-    struct dp_request window[WINDOW], last;
-    int err = 0, begun = 0;
-
-    for (int done = 0; done < times && !err; done++) {
-        while (!err && begun < times && begun < done + WINDOW) {
-            err = start(j, size, &window[begun % WINDOW]);
-            begun++;
-        }
-        if (!err)
-            err = wait_all(j, &window[done % WINDOW], 1);
-    }
-    if (!err)
-        err = j->comm->rank ? send_one(j, 1, &last) : receive_one(j, 1, &last);
-    return err ? err : wait_all(j, &last, 1);
-}
-
-/* ---- waiting, and company ---------------------------------------------------------------------- */
-
-/* Rank 0 waits for a message that is 10 ms away, times over. */
-static int idle(struct job *j, size_t size, int times)
-{
-    static const struct timespec nap = {.tv_nsec = 10 * 1000 * 1000};
-    struct dp_request req;
-    int err = 0;
-
-    for (int i = 0; i < times && !err; i++) {
-        if (j->comm->rank)
-            nanosleep(&nap, NULL);
-        err = j->comm->rank ? send_one(j, size, &req) : receive_one(j, size, &req);
-        if (!err)
-            err = wait_all(j, &req, 1);
-    }
-    return err;
-}
-
-static void *burn(void *stop)
-{
-    while (!atomic_load_explicit((atomic_bool *)stop, memory_order_relaxed))
-        ;
-    return NULL;
-}
-
-/* With a thread beside each rank, on the rank's own core, that computes all the time. spin_ns < 0: as
- * the communicator would have it. */
-static int in_company(struct job *j, int64_t spin_ns, size_t size, int times)
-{
-    int (*run)(struct job *, size_t, int) = size < 1 << 18 ? ping_pong : stream;
-    const int64_t usual_ns = j->comm->spin_ns;
-    atomic_bool stop = false;
-    pthread_t hog;
-
-    int error = pthread_create(&hog, NULL, burn, &stop);
-    if (error)
-        return command_broke("cannot start a thread: %s", strerror(error)), DP_EIO;
-    if (spin_ns >= 0)
-        j->comm->spin_ns = spin_ns;
-    int err = run(j, size, times);
-    j->comm->spin_ns = usual_ns;
-    atomic_store(&stop, true);
-    pthread_join(hog, NULL);
-    return err;
-}
-
-static int beside_hogs(struct job *j, size_t size, int times)
-{
-    return in_company(j, -1, size, times);
-}
-
-static int asleep_beside_hogs(struct job *j, size_t size, int times)
-{
-    return in_company(j, 0, size, times);
-}
-
-/* ---- peers -------------------------------------------------------------------------------------- */
-
-static int copy(struct job *j, size_t size, int times)
-{
-    for (int i = 0; i < times && !j->comm->rank; i++)
-        memcpy(j->other, j->buffer, size);
-    return 0;
-}
-
-static int pipe_read(int fd, char *buffer, size_t size)
-{
-    while (size) {
-        ssize_t len = read(fd, buffer, size);
-        if (len <= 0)
-            return command_broke("a pipe has ended: %s", strerror(errno)), DP_EIO;
-        size -= (size_t)len;
-    }
-    return 0;
-}
-
-static int pipe_write(int fd, const char *buffer, size_t size)
-{
-    while (size) {
-        ssize_t len = write(fd, buffer, size);
-        if (len <= 0)
-            return command_broke("a pipe has ended: %s", strerror(errno)), DP_EIO;
-        size -= (size_t)len;
-    }
-    return 0;
-}
-
-static int pipe_ping_pong(struct job *j, size_t size, int times)
-{
-    int err = 0;
-
-    for (int i = 0; i < times && !err; i++) {
-        if (!j->comm->rank)
-            err = pipe_write(j->there[1], j->buffer, size);
-        if (!err)
-            err = pipe_read(j->comm->rank ? j->there[0] : j->back[0], j->other, size);
-        if (!err && j->comm->rank)
-            err = pipe_write(j->back[1], j->buffer, size);
-    }
-    return err;
-}
-
-static int pipe_stream(struct job *j, size_t size, int times)
-{
-    int err = 0;
-
-    for (int i = 0; i < times && !err; i++)
-        err = j->comm->rank ? pipe_read(j->there[0], j->other, size)
-                            : pipe_write(j->there[1], j->buffer, size);
-    if (err)
-        return err;
-    return j->comm->rank ? pipe_write(j->back[1], j->buffer, 1) : pipe_read(j->back[0], j->other, 1);
-}
-
-/* Targets: nine tenths of the best other library's latency, 1.12 to 1.7 times its bandwidth, as
- * measured on two virtual CPUs. Beside hogs it is what they do without spinning, less a tenth. */
-static const struct method methods[] = {
-    {"8 B", 8, ping_pong, LATENCY, 0.225, 3.26},
-    {"4 KiB", 4 << 10, ping_pong, LATENCY, 0, 0},
-    {"64 KiB", 64 << 10, ping_pong, LATENCY, 0, 0},
-    {"512 KiB", 512 << 10, stream, STREAM, 45, 7.95},
-    {"4 MiB", 4 << 20, stream, STREAM, 26.5, 0},
-    {"64 MiB", BIGGEST, stream, STREAM, 18.2, 5.95},
-    {"waiting, of a core", 8, idle, SHARE, 2, 2},
-    {"8 B, a hog on each core", 8, beside_hogs, LATENCY, 0, 0},
-    {"8 B, the same without spinning", 8, asleep_beside_hogs, LATENCY, 0, 0},
-    {"512 KiB, a hog on each core", 512 << 10, beside_hogs, STREAM, 0, 0},
-    {"512 KiB, the same without spinning", 512 << 10, asleep_beside_hogs, STREAM, 0, 0},
-    {"  for comparison: a pipe, 8 B", 8, pipe_ping_pong, LATENCY, 0, 0},
-    {"  for comparison: a pipe, 64 KiB", PIPE_CHUNK, pipe_stream, STREAM, 0, 0},
-    {"  for comparison: memcpy, 512 KiB", 512 << 10, copy, STREAM, 0, 0},
-    {"  for comparison: memcpy, 4 MiB", 4 << 20, copy, STREAM, 0, 0},
-    {"  for comparison: memcpy, 64 MiB", BIGGEST, copy, STREAM, 0, 0},
-};
-enum { METHODS = sizeof(methods) / sizeof(methods[0]) };
-
-/* ---- samples, on rank 0 ------------------------------------------------------------------------- */
+/* ---- samples, on rank 0 ---------------------------------------------------------------------- */
 
 struct sampler {
-    struct job *job;
+    struct wire_job *job;
     int which, times; /* times that fill a sample; 0: not known yet */
 };
 
 /* Both ranks do it; the other one's CPU time is added to our own. */
-static int do_together(struct job *j, struct word word, int64_t *ns, int64_t *cpu_ns)
+static int do_together(struct wire_job *j, struct word word, int64_t *ns, int64_t *cpu_ns)
 {
     int64_t cpu = -bench_self_ns(), all[2];
     int err = dp_comm_barrier(j->comm);
 
     int64_t began = bench_now_ns();
     if (!err)
-        err = methods[word.which].run(j, methods[word.which].size, word.times);
+        err = wire_methods[word.which].run(j, wire_methods[word.which].size, word.times);
     *ns = bench_now_ns() - began;
     cpu += bench_self_ns();
     *cpu_ns = cpu;
@@ -283,7 +54,7 @@ static int do_together(struct job *j, struct word word, int64_t *ns, int64_t *cp
     return err;
 }
 
-static int order(struct job *j, int which, int times, int64_t *ns, int64_t *cpu_ns)
+static int order(struct wire_job *j, int which, int times, int64_t *ns, int64_t *cpu_ns)
 {
     struct word word = {which, times};
     int err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
@@ -299,7 +70,7 @@ static int run_times(void *user, int times, int64_t *ns)
     return order(s->job, s->which, times, ns, &cpu_ns);
 }
 
-static double figure_of(const struct method *m, int times, int64_t ns, int64_t cpu_ns)
+static double figure_of(const struct wire_method *m, int times, int64_t ns, int64_t cpu_ns)
 {
     switch (m->figure) {
     case LATENCY:
@@ -320,35 +91,128 @@ static int sample(void *user, double *figures)
 
     if (!err)
         err = order(s->job, s->which, s->times, &ns, &cpu_ns);
-    figures[0] = figure_of(&methods[s->which], s->times ? s->times : 1, ns, cpu_ns);
+    figures[0] = figure_of(&wire_methods[s->which], s->times ? s->times : 1, ns, cpu_ns);
     return err;
 }
 
-static int lead(struct job *j)
+/* ---- beside others --------------------------------------------------------------------------- */
+
+enum { CASES_MAX = WIRE_METHODS_MAX * 2 + PEERS_MAX * WIRE_METHODS_MAX, WHAT_LEN = 64 };
+
+/* The rows of the report: those that are measured, then how ours compare with the peers'. */
+struct plan {
+    struct wire_job *job;
+    struct bench_case cases[CASES_MAX];
+    char what[CASES_MAX][WHAT_LEN];
+    int count;
+    struct sampler samplers[WIRE_METHODS_MAX];
+    int own[WIRE_METHODS_MAX]; /* where the method's own row is; its peers' follow */
+};
+
+static const struct wire_goal *goal_of(const struct plan *p, const struct wire_method *m)
 {
-    static struct bench_case cases[METHODS];
-    struct sampler samplers[METHODS];
-    bool tcp = !strcmp(j->transport, "tcp");
+    return strcmp(p->job->transport, "tcp") ? &m->shm : &m->tcp;
+}
+
+static struct bench_case *add_row(struct plan *p, const char *what, const char *peer,
+                                  struct bench_figure figure)
+{
+    struct bench_case *c = &p->cases[p->count];
+    char *text = p->what[p->count++];
+
+    snprintf(text, WHAT_LEN, "%s%s%s", what, peer ? ", " : "", peer ? peer : "");
+    *c = (struct bench_case){.figure_count = 1, .figures = {figure}};
+    c->figures[0].what = text;
+    return c;
+}
+
+static void add_method(struct plan *p, int which)
+{
+    const struct wire_method *m = &wire_methods[which];
+    struct bench_figure figure = {.unit = units[m->figure],
+                                  .target = goal_of(p, m)->figure,
+                                  .target_is_floor = m->figure == STREAM};
+
+    p->samplers[which] = (struct sampler){.job = p->job, .which = which};
+    p->own[which] = p->count;
+    struct bench_case *c = add_row(p, m->what, NULL, figure);
+    c->sample = sample;
+    c->user = &p->samplers[which];
+}
+
+static void add_peers(struct plan *p, int which)
+{
+    const struct wire_method *m = &wire_methods[which];
+    const struct wire_peers *peers = &p->job->peers[which];
+
+    for (int i = 0; i < peers->count; i++) {
+        struct bench_case *c = add_row(p, m->what, peers->runs[i].name,
+                                       (struct bench_figure){.unit = units[m->figure],
+                                                             .target_is_floor = m->figure == STREAM});
+        c->sample = peer_sample;
+        c->user = (void *)&peers->runs[i];
+    }
+}
+
+static void make_plan(struct plan *p)
+{
+    for (int i = 0; i < wire_method_count; i++) {
+        const bool beside_peers = p->job->v->peers && wire_method_has_peers(&wire_methods[i]);
+        if (p->job->v->peers && !beside_peers)
+            continue;
+        add_method(p, i);
+        if (beside_peers)
+            add_peers(p, i);
+    }
+}
+
+/* One more row: ours over the best peer's. */
+static void compare(struct plan *p, int which)
+{
+    const struct wire_method *m = &wire_methods[which];
+    const struct wire_peers *peers = &p->job->peers[which];
+    const struct bench_case *own = &p->cases[p->own[which]], *best = own + 1;
+    const bool more_is_better = m->figure == STREAM;
+
+    for (const struct bench_case *c = own + 1; c <= own + peers->count; c++)
+        if ((c->figures[0].median > best->figures[0].median) == more_is_better)
+            best = c;
+    char what[WHAT_LEN];
+    snprintf(what, sizeof(what), "%s over %s", m->what, peers->runs[best - own - 1].name);
+    struct bench_case *c =
+        add_row(p, what, NULL,
+                (struct bench_figure){.unit = "x",
+                                      .target = goal_of(p, m)->ratio,
+                                      .target_is_floor = more_is_better,
+                                      .median = own->figures[0].median / best->figures[0].median,
+                                      .best = own->figures[0].best / best->figures[0].best});
+    c->noisy = own->noisy || best->noisy;
+    c->background = own->background > best->background ? own->background : best->background;
+    c->count = own->count < best->count ? own->count : best->count;
+    for (int i = 0; i < c->count; i++)
+        c->samples[i] = (struct bench_sample){
+            {own->samples[i].figures[0] / best->samples[i].figures[0]}, c->background};
+}
+
+static int lead(struct wire_job *j)
+{
+    static struct plan p;
     char title[64];
 
-    for (int i = 0; i < METHODS; i++) {
-        const struct method *m = &methods[i];
-        samplers[i] = (struct sampler){.job = j, .which = i};
-        cases[i] = (struct bench_case){.sample = sample, .user = &samplers[i], .figure_count = 1,
-                                       .figures = {{.what = m->what,
-                                                    .unit = units[m->figure],
-                                                    .target = tcp ? m->tcp_target : m->shm_target,
-                                                    .target_is_floor = m->figure == STREAM}}};
-    }
-    int err = bench_run(cases, METHODS, &j->v->common);
+    p.job = j;
+    make_plan(&p);
+    int err = bench_run(p.cases, p.count, &j->v->common);
     if (err)
         return err;
+    for (int i = 0; i < wire_method_count; i++)
+        if (j->peers[i].count)
+            compare(&p, i);
     snprintf(title, sizeof(title), "%s: latency one way, streams", j->comm->ops->name);
-    bench_report(title, cases, METHODS, &j->v->common);
+    bench_report(title, p.cases, p.count, &j->v->common);
     return order(j, STOP, 0, NULL, NULL);
 }
 
-static int follow(struct job *j)
+static int follow(struct wire_job *j)
 {
     struct word word = {0, 0};
     int64_t ns, cpu_ns;
@@ -362,22 +226,22 @@ static int follow(struct job *j)
     return err;
 }
 
-/* ---- a rank ------------------------------------------------------------------------------------- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
 {
-    struct job *j = user;
+    struct wire_job *j = user;
 
     command_mute(true); /* launch_ranks says what went wrong, once */
     int err = dp_comm_open(config, &j->comm);
     bench_pin(config->rank);
-    j->buffer = malloc(BIGGEST);
-    j->other = malloc(BIGGEST);
+    j->buffer = malloc(WIRE_BIGGEST);
+    j->other = malloc(WIRE_BIGGEST);
     if (!err && (!j->buffer || !j->other))
         err = (command_broke("no memory for messages of 64 MiB"), DP_ENOMEM);
     if (!err) {
-        memset(j->buffer, 1, BIGGEST);
-        memset(j->other, 2, BIGGEST);
+        memset(j->buffer, 1, WIRE_BIGGEST);
+        memset(j->other, 2, WIRE_BIGGEST);
         err = config->rank ? follow(j) : lead(j);
     }
     if (err) {
@@ -390,12 +254,25 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     return err;
 }
 
-/* ---- the command -------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
-static int measure(const struct values *v, const char *transport)
+/* Before there are ranks, which would not wait for each other that long. */
+static void find_peers(struct wire_job *j)
 {
-    struct job job = {.v = v, .transport = transport};
+    for (int i = 0; i < wire_method_count; i++) {
+        const struct wire_method *m = &wire_methods[i];
+        const enum peer_test test = m->figure == STREAM ? PEER_STREAM : PEER_LATENCY;
+        if (wire_method_has_peers(m))
+            j->peers[i].count = peers_find(j->transport, test, m->size, j->peers[i].runs);
+    }
+}
 
+static int measure(const struct wire_values *v, const char *transport)
+{
+    struct wire_job job = {.v = v, .transport = transport};
+
+    if (v->peers)
+        find_peers(&job);
     if (pipe(job.there))
         return command_broke("cannot make a pipe: %s", strerror(errno));
     if (pipe(job.back)) {
@@ -413,8 +290,11 @@ static int measure(const struct values *v, const char *transport)
 
 static const char *const transports[] = {"both", "shm", "tcp", NULL};
 static const struct arg args[] = {
-    {"transport", 0, NULL, "which of them", ARG_CHOICE, .offset = offsetof(struct values, transport),
+    {"transport", 0, NULL, "which of them", ARG_CHOICE,
+     .offset = offsetof(struct wire_values, transport),
      .fallback = "both", .choices = transports},
+    {"peers", 0, NULL, "beside other libraries that are installed", ARG_FLAG,
+     .offset = offsetof(struct wire_values, peers)},
 };
 
 int run_bench_wire(int argc, char **argv)
@@ -427,13 +307,14 @@ int run_bench_wire(int argc, char **argv)
         .about = "Time messages between two processes, each on a core of its own: one at a time\n"
                  "there and back, and streams of large ones; what a rank costs that waits for\n"
                  "10 ms; and both again while a thread that computes shares each core. Targets\n"
-                 "are those of the machine that this library is developed on.",
+                 "are those of the machine that this library is developed on. With --peers:\n"
+                 "latency and streams only, in turns with other libraries, and ours over theirs.",
         .groups = groups,
         .examples = "  dualpipe bench wire\n"
                     "  dualpipe bench wire --transport tcp --samples 9\n",
     };
     struct operands operands;
-    struct values v;
+    struct wire_values v;
     int status;
 
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wire.h - what the parts of `dualpipe bench wire` share: a rank, and the ways to move messages.
+ */
+#ifndef DP_TOOLS_BENCH_WIRE_H
+#define DP_TOOLS_BENCH_WIRE_H
+
+#include "bench/bench.h"
+#include "bench/peers.h"
+
+#include <dualpipe/comm.h>
+
+enum { WIRE_METHODS_MAX = 32 };
+#define WIRE_BIGGEST ((size_t)64 << 20) /* message */
+
+struct wire_values {
+    struct bench_options common;
+    const char *transport;
+    bool peers;
+};
+
+/* Those that can do what a method does. */
+struct wire_peers {
+    struct peer_run runs[PEERS_MAX];
+    int count;
+};
+
+struct wire_job {
+    const struct wire_values *v;
+    const char *transport;
+    int there[2], back[2]; /* pipes between the ranks, as something to compare with */
+    struct wire_peers peers[WIRE_METHODS_MAX];
+    /* In each rank's process: */
+    struct dp_comm *comm;
+    char *buffer, *other; /* [WIRE_BIGGEST] each */
+};
+
+/* What a method is measured by: us one way, GB/s, % of a core that rank 0 has used. */
+enum wire_figure { LATENCY, STREAM, SHARE };
+
+/* 0: none. */
+struct wire_goal {
+    double figure;
+    double ratio; /* to the best peer */
+};
+
+/* A way to move `size` bytes `times` times; both ranks call it. */
+struct wire_method {
+    const char *what;
+    size_t size;
+    int (*run)(struct wire_job *j, size_t size, int times);
+    enum wire_figure figure;
+    struct wire_goal shm, tcp;
+};
+extern const struct wire_method wire_methods[];
+extern const int wire_method_count;
+
+/* Whether it is what other libraries can do, too. */
+bool wire_method_has_peers(const struct wire_method *method);
+
+#endif
