@@ -2,11 +2,13 @@
 #include "schedule_args.h"
 
 #include "command.h"
+#include "input.h"
 
 #include <dualpipe/options.h>
 
 #include <errno.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,39 +187,10 @@ static int build(const struct schedule_args *a, const struct operands *operands,
 
 /* ---- the user's file ------------------------------------------------------------------------ */
 
-static int read_all(FILE *file, char **text, size_t *len)
-{
-    size_t capacity = 1 << 16, n;
-
-    *len = 0;
-    *text = malloc(capacity);
-    while (*text && (n = fread(*text + *len, 1, capacity - *len, file))) {
-        *len += n;
-        if (*len < capacity)
-            continue;
-        char *bigger = realloc(*text, capacity *= 2);
-        if (!bigger)
-            free(*text);
-        *text = bigger;
-    }
-    if (!*text)
-        return command_broke("no memory for a schedule of more than %zu bytes", *len);
-    if (!ferror(file))
-        return 0;
-    free(*text);
-    return command_broke("cannot read the schedule: %s", strerror(errno));
-}
-
 static int read_file(const char *path, char **text, size_t *len)
 {
-    if (!strcmp(path, "-"))
-        return read_all(stdin, text, len);
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return command_misused("--file %s: %s", path, strerror(errno));
-    int status = read_all(file, text, len);
-    fclose(file);
-    return status;
+    *text = input_read(path, SIZE_MAX, len);
+    return *text ? 0 : command_misused("--file %s: %s", path, strerror(errno));
 }
 
 /* Blanks, empty lines and lines of comment. */

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "doctor/tree.h"
+#include "input.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,46 +33,10 @@ static void place(const struct tree *tree, struct tree_path *full, const char *p
     place(tree, &full, path, args); \
     va_end(args)
 
-/* Files of proc and sys do not say how long they are. */
-static char *read_all(FILE *file, size_t *len)
-{
-    size_t room = 4096, used = 0;
-    char *bytes = malloc(room + 1), *more;
-
-    while (bytes && (used += fread(bytes + used, 1, room - used, file)) == room) {
-        room *= 2;
-        more = realloc(bytes, room + 1);
-        if (!more)
-            free(bytes);
-        bytes = more;
-    }
-    if (bytes)
-        bytes[used] = 0;
-    *len = used;
-    return bytes;
-}
-
-static char *read_placed(const struct tree_path *full, size_t *len)
-{
-    FILE *file = fopen(full->text, "re");
-    char *bytes = NULL;
-
-    if (!file)
-        return NULL;
-    errno = 0;
-    bytes = read_all(file, len);
-    if (ferror(file)) {
-        free(bytes);
-        bytes = NULL;
-    }
-    fclose(file);
-    return bytes;
-}
-
 char *tree_read(const struct tree *tree, size_t *len, const char *path, ...)
 {
     PLACE(full);
-    return read_placed(&full, len);
+    return input_read(full.text, SIZE_MAX, len);
 }
 
 const char *tree_map(const struct tree *tree, size_t *len, const char *path, ...)
@@ -101,7 +66,7 @@ void tree_unmap(const char *bytes, size_t len)
 static bool line_of(const struct tree_path *full, char line[static 256])
 {
     size_t len;
-    char *bytes = read_placed(full, &len);
+    char *bytes = input_read(full->text, SIZE_MAX, &len);
 
     if (!bytes)
         return false;

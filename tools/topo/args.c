@@ -3,10 +3,12 @@
  * args.c - where a topology comes from.
  */
 #include "command.h"
+#include "input.h"
 #include "output.h"
 #include "topo/topo.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,41 +30,12 @@ const struct arg_group topo_source_group = {"topology (default: this machine)", 
 
 /* ---- loading -------------------------------------------------------------------------------- */
 
-/* All of a file. NULL with errno. */
-static char *slurp(FILE *f, size_t *len)
-{
-    size_t room = 1 << 16;
-    char *text = malloc(room);
-
-    for (*len = 0; text;) {
-        size_t got = fread(text + *len, 1, room - *len, f);
-        *len += got;
-        if (ferror(f)) {
-            free(text);
-            return NULL;
-        }
-        if (!got)
-            return text;
-        if (*len == room) {
-            char *more = realloc(text, room *= 2);
-            if (!more)
-                free(text);
-            text = more;
-        }
-    }
-    return NULL;
-}
-
 char *topo_read_file(const char *path, size_t *len)
 {
-    bool is_stdin = !strcmp(path, "-");
-    FILE *f = is_stdin ? stdin : fopen(path, "re");
-    char *text = f ? slurp(f, len) : NULL;
+    char *text = input_read(path, SIZE_MAX, len);
 
     if (!text)
         command_misused("cannot read %s: %s", path, strerror(errno));
-    if (f && !is_stdin)
-        fclose(f);
     return text;
 }
 

@@ -73,18 +73,12 @@ static int remap(const char *path, struct dp_topology **t)
 {
     struct dp_topology *seen;
     size_t len;
-    char *map = topo_read_file(path, &len), *text;
+    char *map = topo_read_file(path, &len);
 
     if (!map)
         return DP_EINVAL;
-    text = realloc(map, len + 1);
-    if (!text) {
-        free(map);
-        return DP_ENOMEM;
-    }
-    text[len] = '\0';
-    int err = dp_topology_remap(*t, text, &seen);
-    free(text);
+    int err = dp_topology_remap(*t, map, &seen);
+    free(map);
     if (err)
         return err;
     dp_topology_free(*t);

@@ -27,8 +27,8 @@ extern const struct arg_group topo_source_group;
  * sentence has been printed. The caller frees. */
 int topo_load(const struct topo_args *a, struct dp_topology **out);
 
-/* The topology of a file, and the text of any file ("-": standard input), to be freed. EXIT_USAGE and
- * NULL once the sentence has been printed. */
+/* The topology of a file, and the text of any file ("-": standard input) with a NUL behind it, to be
+ * freed. EXIT_USAGE and NULL once the sentence has been printed. */
 int topo_load_file(const char *path, struct dp_topology **out);
 char *topo_read_file(const char *path, size_t *len);
 

@@ -2,6 +2,7 @@
 #include "tune/results.h"
 
 #include "command.h"
+#include "input.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -193,29 +194,13 @@ static bool parse_label(const char *text, size_t len, struct tune_run *run)
 /* malloc'ed, with a NUL. */
 static int read_file(const char *path, char **out, size_t *len)
 {
-    FILE *file = fopen(path, "re");
-    char *text = malloc(FILE_MAX + 1);
-    int status = 0;
-
-    if (!file)
-        status = command_misused("%s: %s", path, strerror(errno));
-    else if (!text)
-        status = command_broke("no memory to read %s", path);
-    *len = status ? 0 : fread(text, 1, FILE_MAX + 1, file);
-    if (!status && ferror(file))
-        status = command_broke("cannot read %s: %s", path, strerror(errno));
-    else if (!status && *len > FILE_MAX)
-        status = command_misused("%s: more than %d MiB, expected an output of NCCL's tests", path,
-                                 FILE_MAX >> 20);
-    if (file)
-        fclose(file);
-    if (status) {
-        free(text);
-        return status;
-    }
-    text[*len] = '\0';
-    *out = text;
-    return 0;
+    *out = input_read(path, FILE_MAX, len);
+    if (*out)
+        return 0;
+    if (errno == EFBIG)
+        return command_misused("%s: more than %d MiB, expected an output of NCCL's tests", path,
+                               FILE_MAX >> 20);
+    return command_misused("%s: %s", path, strerror(errno));
 }
 
 static struct tune_run run_of(const char *operand, const struct tune_run *assumed)

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * input.h - all of a file, of one that does not say how long it is, too: those of proc and sys,
+ * pipes, standard input.
+ */
+#ifndef DP_TOOLS_INPUT_H
+#define DP_TOOLS_INPUT_H
+
+#include <stddef.h>
+
+/* malloc'ed, with a NUL behind its *len bytes; path "-": standard input. NULL with errno, quietly;
+ * EFBIG: it has more than `most` bytes. */
+char *input_read(const char *path, size_t most, size_t *len);
+
+#endif
