@@ -4,8 +4,9 @@
 # train.sh - `dualpipe train`: what it refuses, and that every schedule over every transport prints
 # the numbers of the plain loop. Signals and dying ranks: test_train.c.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
-text=$DP_TOP_SRCDIR/LICENSE
 cd "$work" || exit 1
+text=text # a name without blanks, wherever the sources are
+cp "$DP_TOP_SRCDIR/LICENSE" $text || exit 1
 
 # A model that is as small as the largest of the pipelines below allows.
 small="--data $text --layers 8 --width 8 --heads 2 --context 16 --batch 16 --steps 6 --eval-every 3 --sample 20"
