@@ -35,7 +35,7 @@ library()
     for symbol; do echo "int $symbol = 1;"; done >"$work/library.c"
     # shellcheck disable=SC2086 # words
     $DP_CC -fno-sanitize=all -shared -fPIC -nostdlib -o "$path" "$work/library.c" \
-        -Wl,--no-as-needed $needs
+        -Wl,--no-as-needed ${needs:+"$needs"}
 }
 
 # What one writes into a file of sysfs.
