@@ -42,8 +42,13 @@ case_is 'requests that fail and ports that go down' \
 FAKE_VERBS_SYSFS=$work SIMCUDA_DMABUF=1 NCCL_NET_GDR_LEVEL=SYS
 export FAKE_VERBS_SYSFS SIMCUDA_DMABUF NCCL_NET_GDR_LEVEL
 case_is 'a fused device from GPU memory' \
-    "$(over_fabric --ranks 3 --bytes 8,4100,1500000 all-reduce all-gather send-recv registered)"
+    "$(SIMCUDA_LOG=1 over_fabric --ranks 3 --bytes 8,4100,1500000 \
+        all-reduce all-gather send-recv registered)"
 case_is 'NCCL uses the fused device and GPUDirect' "$(logged 'via NET/dualpipe/2/GDRDMA')"
+case_is 'the network reads and writes buffers of the user that were registered' \
+    "$(logged 'simcuda .* ring: collective 2, .* registered 1'
+        logged 'simcuda .* ring: collective 0, .* registered 1'
+        logged 'simcuda .* from [0-9]: .* registered 1')"
 case_is 'a rank is killed in the middle, with GPU memory' \
     "$(over_fabric --ranks 3 --bytes 4000000 peer-death)"
 cases_end

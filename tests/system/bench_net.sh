@@ -51,16 +51,23 @@ finds_its_own_net_plugin()
     run bench net --sizes 8 --connections 1 --no-limits $brief && says "libnccl-net-dualpipe.so"
 }
 
+# side RANK ARGUMENT... - one of two processes that find each other, in place of this shell.
+side()
+{
+    RANK=$1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+    export RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+    shift
+    # shellcheck disable=SC2086 # words
+    exec "$dualpipe" bench net $brief --sizes 8 --connections 2 "$@"
+}
+
 # As on two machines: each process is one side. A port may be taken: then another.
 measures_between_processes_that_others_start()
 {
     for try in 1 2 3 4; do
         port=$((20000 + ($$ * 7 + try * 1009) % 10000))
-        launched="env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port $dualpipe bench net $brief"
-        # shellcheck disable=SC2086 # words
-        RANK=1 $launched --sizes 8 --connections 2 >"$work/out1" 2>"$work/err1" &
-        # shellcheck disable=SC2086 # words
-        RANK=0 $launched --sizes 8 --connections 2 --json >"$work/out" 2>"$work/err" && break
+        side 1 >"$work/out1" 2>"$work/err1" &
+        (side 0 --json) >"$work/out" 2>"$work/err" && break
         kill $! 2>/dev/null
         wait $!
     done

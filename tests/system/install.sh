@@ -70,10 +70,16 @@ $DP_CC -Wall -Wextra -Werror "$DP_TOP_SRCDIR/tests/system/example_pipeline.c" \
     $(pkg-config --cflags --libs dualpipe) -o "$work/example" || fail "the example does not build"
 WORLD_SIZE=2
 MASTER_ADDR=127.0.0.1
-MASTER_PORT=$((20000 + $$ % 10000))
 export WORLD_SIZE MASTER_ADDR MASTER_PORT
-RANK=1 "$work/example" >"$work/rank1" 2>&1 &
-RANK=0 "$work/example" >"$work/rank0" 2>&1 || fail "rank 0 of the example: $(cat "$work/rank0")"
+for try in 1 2 3 4; do # a port may be taken: then another
+    MASTER_PORT=$((20000 + ($$ * 7 + try * 1009) % 10000))
+    RANK=1 "$work/example" >"$work/rank1" 2>&1 &
+    RANK=0 "$work/example" >"$work/rank0" 2>&1 && break
+    grep -q 'Address already in use' "$work/rank0" && [ $try -lt 4 ] ||
+        fail "rank 0 of the example: $(cat "$work/rank0")"
+    kill "$!"
+    wait "$!" || :
+done
 wait "$!" || fail "rank 1 of the example: $(cat "$work/rank1")"
 for rank in 0 1; do
     grep -qx "rank $rank learned 2.000 and 2.000" "$work/rank$rank" ||
