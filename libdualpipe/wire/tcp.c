@@ -19,14 +19,18 @@
 #include <unistd.h>
 
 enum {
-    READ_AHEAD = 8192, /* of a long message it is copied twice; a page and its header fit */
-    TOGETHER = 1024,   /* a message so short goes out as one piece of memory with its header */
+    READ_AHEAD = 8192, /* it is copied twice; a page and its header fit */
+    TOGETHER = 4096,   /* a message so short goes out as one piece of memory with its header */
     TURNS = 16, /* system calls of one progress, so that one wire leaves time for the others */
-    /* Between processes of one host, a long message is copied fastest in pieces that stay in the
-     * cache; a network wants the kernel's own choice. */
-    LOCAL_BUFFER_BYTES = 256 << 10,
+    /* Between processes of one host: what is under way stays in the cache. A network wants the
+     * kernel's own choice. */
+    LOCAL_BUFFER_BYTES = 1 << 20,
     LEAST_BUFFER_BYTES = 64 << 10 /* what fits in any case */
 };
+
+/* Between processes of one host there is no congestion. Of the ways to control it this one is in every
+ * kernel, free to all users, and lets go at once what may go; others (BBR) would space it out. */
+static const char LOCAL_CONGESTION[] = "reno";
 
 static const uint32_t MAGIC = 0x44507774; /* "DPwt" */
 
@@ -97,16 +101,38 @@ static bool stays_here(int fd)
 /* Only what may be under way is limited. What the receiver takes is left to the kernel: with a small
  * buffer there it would offer less room than a segment is long, acknowledge late, and the sender would
  * wait for that. */
+static void set_buffer(int fd, int bytes)
+{
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+}
+
+/* Where the system grants less (net.core.wmem_max), its own choice may become larger than that. */
+static void set_local_buffer(int fd)
+{
+    int granted = 0;
+    socklen_t len = sizeof(granted);
+
+    set_buffer(fd, LOCAL_BUFFER_BYTES);
+    getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &granted, &len);
+#ifdef SO_BUF_LOCK
+    const int unlock = 0;
+    if (granted < LOCAL_BUFFER_BYTES)
+        setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &unlock, sizeof(unlock));
+#endif
+}
+
 static void set_options(struct tcp_wire *w)
 {
+    const bool here = stays_here(w->fd);
     const int one = 1;
-    int bytes = w->buffer_kib >= 0 ? (int)w->buffer_kib << 10 : 0;
 
-    if (w->buffer_kib < 0 && stays_here(w->fd))
-        bytes = LOCAL_BUFFER_BYTES;
     setsockopt(w->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    if (bytes)
-        setsockopt(w->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    if (here)
+        setsockopt(w->fd, IPPROTO_TCP, TCP_CONGESTION, LOCAL_CONGESTION, strlen(LOCAL_CONGESTION));
+    if (here && w->buffer_kib < 0)
+        set_local_buffer(w->fd);
+    else if (w->buffer_kib > 0)
+        set_buffer(w->fd, (int)w->buffer_kib << 10);
 }
 
 static int lost(struct tcp_wire *w, int error)
@@ -165,16 +191,28 @@ static size_t ahead_len(const struct tcp_wire *w)
     return w->ahead_end - w->ahead_at;
 }
 
+/* How far ahead to read: only the next header behind a long message, and before one. How long one will
+ * be is told by the receive, or, where that is aimed later, guessed from the message before. */
+static size_t ahead_limit(const struct tcp_wire *w)
+{
+    if (w->base.skip)
+        return READ_AHEAD;
+    size_t len = w->has_in || w->base.aim ? w->in.len : w->base.receives.head->len;
+    return len > READ_AHEAD ? sizeof(struct header) : READ_AHEAD;
+}
+
 /* Read into buf[len], where there is one, and behind it into the buffer ahead, which is empty or
  * holds the beginning of a header. DP_EAGAIN, DP_ECOMM, or 0 and *n for buf. */
 static int pull(struct tcp_wire *w, char *buf, size_t len, size_t *n)
 {
+    const size_t limit = ahead_limit(w);
+
     if (w->ahead_at) {
         memmove(w->ahead, w->ahead + w->ahead_at, ahead_len(w));
         w->ahead_end -= w->ahead_at;
         w->ahead_at = 0;
     }
-    struct iovec iov[2] = {{buf, len}, {w->ahead + w->ahead_end, READ_AHEAD - w->ahead_end}};
+    struct iovec iov[2] = {{buf, len}, {w->ahead + w->ahead_end, limit - w->ahead_end}};
     ssize_t got = len ? readv(w->fd, iov, 2)
                       : recv(w->fd, iov[1].iov_base, iov[1].iov_len, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
@@ -307,6 +345,7 @@ static void tcp_progress(struct dp_wire *wire)
     for (int i = 0; i < TURNS && dp_wire_wants_input(wire); i++)
         if (receive_some(w))
             break;
+    wire->nothing_ahead = !ahead_len(w);
     if (w->send_error)
         dp_wire_fail_sends(wire, strerror(w->send_error));
 }

@@ -16,14 +16,14 @@ static void push(struct dp_wire_queue *queue, struct dp_wire_request *req)
     queue->end = &req->next;
 }
 
-static void start(struct dp_wire *wire, struct dp_wire_queue *queue, struct dp_wire_request *req)
+/* false: the wire is broken, and the request is done. */
+static bool start(struct dp_wire *wire, struct dp_wire_queue *queue, struct dp_wire_request *req)
 {
-    if (wire->error) {
+    if (wire->error)
         req->status = wire->error;
-        return;
-    }
-    push(queue, req);
-    wire->ops->progress(wire);
+    else
+        push(queue, req);
+    return !wire->error;
 }
 
 void dp_wire_isend(struct dp_wire *wire, uint64_t tag, const void *buf, size_t len,
@@ -31,13 +31,15 @@ void dp_wire_isend(struct dp_wire *wire, uint64_t tag, const void *buf, size_t l
 {
     *req = (struct dp_wire_request){
         .buf = (char *)buf, .len = len, .tag = tag, .status = DP_EAGAIN};
-    start(wire, &wire->sends, req);
+    if (start(wire, &wire->sends, req))
+        wire->ops->progress(wire);
 }
 
 void dp_wire_irecv(struct dp_wire *wire, void *buf, size_t room, struct dp_wire_request *req)
 {
     *req = (struct dp_wire_request){.buf = buf, .len = room, .status = DP_EAGAIN};
-    start(wire, &wire->receives, req);
+    if (start(wire, &wire->receives, req) && !wire->nothing_ahead)
+        wire->ops->progress(wire);
 }
 
 void dp_wire_close(struct dp_wire *wire)

@@ -7,7 +7,7 @@ static const struct dp_option table[] = {
      "lets them",
      offsetof(struct dp_wire_options, direct), .choices = NULL},
     {"TCP_BUFFER", DP_OPTION_INT, "-1",
-     "send buffer of a tcp connection, in KiB; 0: the kernel's choice; -1: 256 within a host, else 0",
+     "send buffer of a tcp connection, in KiB; 0: the kernel's choice; -1: 1024 within a host, else 0",
      offsetof(struct dp_wire_options, tcp_buffer_kib), .min = -1, .max = 1 << 20},
 };
 const struct dp_option_area dp_wire_option_area = {"WIRE", table, sizeof(table) / sizeof(table[0])};
