@@ -139,6 +139,7 @@ struct dpn_lane {
     uint16_t epoch;
     struct ibv_qp *qp;
     uint32_t psn;
+    uint8_t mtu; /* enum ibv_mtu */
     unsigned inline_bytes;
     unsigned sends_out;    /* completions that are to come */
     unsigned requests_out; /* places of the send queue in use */

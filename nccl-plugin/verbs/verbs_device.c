@@ -292,3 +292,12 @@ void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *
 
     dpn_gids_choose(table, count > 0 ? (int)count : 0, port->number, options, out);
 }
+
+void dpn_port_look(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu)
+{
+    struct ibv_port_attr attr = {.lid = port->lid, .active_mtu = (enum ibv_mtu)port->mtu};
+
+    dpn_ibv.query_port(port->hca->context, (uint8_t)port->number, &attr);
+    *lid = attr.lid;
+    *mtu = (uint8_t)attr.active_mtu;
+}

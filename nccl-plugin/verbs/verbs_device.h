@@ -63,6 +63,9 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
 void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
                    struct dpn_gids *out);
 
+/* Its LID and MTU as they are now: a subnet manager may give others, as an administrator may. */
+void dpn_port_look(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu);
+
 /* Read what the devices have to say about themselves, at most once per millisecond; from any
  * thread, never waits. */
 void dpn_hca_hear(struct dpn_hca *hca, int64_t now_ns);

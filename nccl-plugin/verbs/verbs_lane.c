@@ -95,9 +95,11 @@ static int make_qp(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_talk_q
     lane->is_fenced_here = lane->is_fenced_there = lane->uses_ece = false;
     lane->retry_ns = 0;
     *ours = (struct dpn_talk_qp){
-        .number = lane->qp->qp_num, .psn = lane->psn, .lid = rail->port->lid,
-        .mtu = rail->port->mtu, .key = rail->block_mr->rkey, .address = (uintptr_t)v->block,
+        .number = lane->qp->qp_num, .psn = lane->psn, .key = rail->block_mr->rkey,
+        .address = (uintptr_t)v->block,
     };
+    dpn_port_look(rail->port, &ours->lid, &ours->mtu);
+    lane->mtu = ours->mtu;
     return 0;
 }
 
@@ -139,7 +141,7 @@ static int join(struct dpn_verbs *v, struct dpn_lane *lane, const struct dpn_tal
     return dpn_qp_join(lane->qp, &(struct dpn_path){
         .port = port, .options = &dpn_verbs_state.options, .peer_number = peer->number,
         .psn = lane->psn, .peer_psn = peer->psn, .peer_lid = peer->lid,
-        .mtu = peer->mtu < port->mtu ? peer->mtu : port->mtu,
+        .mtu = peer->mtu < lane->mtu ? peer->mtu : lane->mtu,
         .gid = lane->gid, .peer_gid = lane->peer_gid,
         .traffic_class = class_of(v), .service_level = v->service_level,
         .ece = lane->uses_ece ? &ece : NULL,
@@ -250,9 +252,10 @@ static int probe(struct dpn_verbs *v, struct dpn_lane *lane)
     lane->sends_out++;
     lane->requests_out++;
     int error = ibv_post_send(lane->qp, &wr, &bad);
-    return error ? dp_fail_quietly(DP_EIO, "%s: cannot probe: %s", port_of(v, lane)->name,
-                                   strerror(error))
-                 : 0;
+    if (!error)
+        return 0;
+    lane->sends_out--; /* it will not complete */
+    return dp_fail_quietly(DP_EIO, "%s: cannot probe: %s", port_of(v, lane)->name, strerror(error));
 }
 
 void dpn_lane_take_opened(struct dpn_verbs *v, const struct dpn_opened_lane *opened)

@@ -54,10 +54,12 @@ static void take_recv(struct dpn_verbs *v, struct dpn_lane *lane, const struct i
 {
     const uint32_t imm = be32toh(wc->imm_data);
 
-    if ((imm & DPN_GENERATIONS) == DPN_GENERATIONS)
+    if ((imm & DPN_GENERATIONS) == DPN_GENERATIONS) {
         dpn_lane_is_up(v, lane);
-    else
+    } else {
+        lane->failures = 0; /* what fails next is news again */
         dpn_verbs_take_mark(v, imm, wc->byte_len);
+    }
     lane->recvs_owed++;
     if (lane->recvs_owed >= BATCH && lane->state != DPN_LANE_FENCING && !v->error &&
         dpn_lane_post_recvs(v, lane, lane->recvs_owed))

@@ -66,6 +66,7 @@ static bool write_lines(struct dpn_verbs *v, struct dpn_lane *lane, uint32_t cou
     int error = ibv_post_send(lane->qp, &wr, &bad);
     if (!error)
         return true;
+    lane->sends_out -= is_signaled; /* it will not complete */
     dpn_lane_fence(v, lane, "clear-to-send", strerror(error), ": the send queue takes no more");
     return false;
 }

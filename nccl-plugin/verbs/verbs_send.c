@@ -192,6 +192,8 @@ static bool post(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_stripe *
     int error = ibv_post_send(lane->qp, c->wrs, &bad);
     if (!error)
         return true;
+    lane->sends_out--; /* its end was not taken, so that will not complete */
+    s->chains--;
     dpn_lane_fence(v, lane, "send", strerror(error), ": the send queue takes no more");
     return false;
 }

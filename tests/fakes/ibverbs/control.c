@@ -49,6 +49,19 @@ static bool move_gid(const char *device, int number, int from, int to)
     return done;
 }
 
+static bool set_lid(const char *device, int number, int lid)
+{
+    struct fv_port *port = find_port(device, number);
+
+    if (!port || port->link_layer == IBV_LINK_LAYER_ETHERNET)
+        return false;
+    fv_lock();
+    port->lid = lid;
+    fv_post_port_event(port, IBV_EVENT_LID_CHANGE);
+    fv_unlock();
+    return true;
+}
+
 static bool kill_device(const char *device)
 {
     struct fv_device *d = find_device(device);
@@ -104,6 +117,7 @@ static int waiting(void)
 EXPORT const struct fake_verbs fake_verbs = {
     .set_port = set_port,
     .move_gid = move_gid,
+    .set_lid = set_lid,
     .kill_device = kill_device,
     .fail_send = fail_send,
     .fail_call = fv_fail_call,

@@ -50,12 +50,15 @@ struct fake_verbs {
     /* The cable of a port, for all processes. */
     bool (*set_port)(const char *device, int port, bool up);
     bool (*move_gid)(const char *device, int port, int from, int to);
+    /* As a subnet manager does. */
+    bool (*set_lid)(const char *device, int port, int lid);
     /* In this process only. */
     bool (*kill_device)(const char *device);
     /* The n-th work request from now (1: the next) of this queue pair. */
     bool (*fail_send)(struct ibv_qp *qp, int n, enum ibv_wc_status status,
                       enum fake_verbs_arrival arrival);
-    /* The n-th call from now of ibv_reg_mr, ibv_modify_qp or any function that makes something. */
+    /* The n-th call from now of ibv_reg_mr, ibv_modify_qp, ibv_post_send or any function that makes
+     * something. */
     bool (*fail_call)(const char *function, int n, int error);
     /* While held nothing leaves this process. */
     bool (*hold)(bool held);

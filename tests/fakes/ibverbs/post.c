@@ -78,7 +78,7 @@ static void keep_send(struct fv_my_qp *q, const struct ibv_send_wr *wr)
 int fv_post_send(struct ibv_qp *ib, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     struct fv_my_qp *q = (struct fv_my_qp *)(void *)ib;
-    int err = 0;
+    int err = fv_call_error("ibv_post_send");
 
     fv_lock();
     for (; wr && !err; wr = err ? wr : wr->next) {
