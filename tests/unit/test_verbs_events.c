@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_events.c - what devices, ports, addresses and queue pairs do while there are messages: the
+ * message arrives, and the log says which device, port, peer and operation, and where to look.
+ */
+#include "fake_fabric.h"
+#include "verbs_pair.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { INFINIBAND = 2 }; /* the device */
+#define PORT_OF_FAKE0 "fake0 port 1 -> fake0, GID 192.168.0.10 (index 3, RoCE v2) -> 192.168.0.10 "
+
+/* ---- what was said ----------------------------------------------------------------------------- */
+
+static struct {
+    pthread_mutex_t lock;
+    size_t len;
+    char text[1 << 16];
+} said = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void listen_to(void *none, enum dp_log_level level, const char *line)
+{
+    (void)none;
+    (void)level;
+    pthread_mutex_lock(&said.lock);
+    const size_t room = sizeof(said.text) - said.len;
+    const int n = snprintf(said.text + said.len, room, "%s\n", line);
+    said.len += (size_t)n < room ? (size_t)n : room - 1;
+    pthread_mutex_unlock(&said.lock);
+}
+
+static bool was_said(const char *words)
+{
+    pthread_mutex_lock(&said.lock);
+    const bool was = strstr(said.text, words);
+    pthread_mutex_unlock(&said.lock);
+    return was;
+}
+
+static void must_be_said(const char *words)
+{
+    if (!was_said(words))
+        fail_msg("not said: \"%s\"; but:\n%s", words, said.text);
+}
+
+static int forget_all(void **state)
+{
+    (void)state;
+    pthread_mutex_lock(&said.lock);
+    said.len = 0;
+    said.text[0] = '\0';
+    pthread_mutex_unlock(&said.lock);
+    return 0;
+}
+
+/* ---- lanes ------------------------------------------------------------------------------------- */
+
+static unsigned lanes_up(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const unsigned up = ((const struct dpn_verbs *)comm->state)->up;
+    pthread_mutex_unlock(&comm->lock);
+    return up;
+}
+
+static unsigned epoch_of(struct dpn_comm *comm, unsigned lane)
+{
+    pthread_mutex_lock(&comm->lock);
+    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->lanes[lane].epoch;
+    pthread_mutex_unlock(&comm->lock);
+    return epoch;
+}
+
+static struct ibv_qp *qp_of(struct dpn_comm *comm, unsigned lane)
+{
+    return ((const struct dpn_verbs *)comm->state)->lanes[lane].qp;
+}
+
+/* Messages until both sides use these lanes, a bit each. */
+static void transfer_until(struct pair *p, unsigned lanes)
+{
+    const int64_t began_ns = dp_now_ns();
+
+    do {
+        must_be_in_time(began_ns);
+        pair_transfer(p, NCCL_PTR_HOST, -1);
+    } while (lanes_up(p->sender) != lanes || lanes_up(p->receiver) != lanes);
+}
+
+/* Events are read now and then. */
+static void transfer_until_said(struct pair *p, const char *words)
+{
+    const int64_t began_ns = dp_now_ns();
+
+    while (!was_said(words)) {
+        must_be_in_time(began_ns);
+        pair_transfer(p, NCCL_PTR_HOST, -1);
+    }
+}
+
+/* Over fake0 and fake1; the context is what they are fused in. */
+static struct pair connect_over_both(struct dpn_net **context)
+{
+    assert_int_equal(dpn_net_init(NULL, context), 0);
+    struct pair p = pair_connect(pair_fuse_both());
+    transfer_until(&p, 3);
+    return p;
+}
+
+/* ---- cases ------------------------------------------------------------------------------------- */
+
+static void a_port_that_is_down_leaves_its_messages_to_the_other(void **state)
+{
+    struct dpn_net *context;
+
+    (void)state;
+    struct pair p = connect_over_both(&context);
+    assert_true(fake_verbs.set_port("fake0", 1, false));
+    transfer_until(&p, 2);
+    must_be_said("fake0 port 1 is down: look at its cable and switch");
+    must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): port: it is down: look at the cable and the "
+                 "switch; queue pair 0x");
+    must_be_said(", 1 of 2 lanes are left");
+    assert_true(fake_verbs.set_port("fake0", 1, true));
+    transfer_until(&p, 3);
+    must_be_said("fake0 port 1 is up again");
+    must_be_said("fake0 -> fake0 is in use again: 192.168.0.10 (index 3, RoCE v2)");
+    pair_end(&p);
+    dpn_net_finalize(context);
+}
+
+static void the_only_port_is_waited_for(void **state)
+{
+    const int64_t began_ns = dp_now_ns();
+    bool done = false;
+    int size;
+
+    (void)state;
+    struct pair p = pair_connect(0);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_true(fake_verbs.set_port("fake0", 1, false));
+    struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
+    while (!was_said("fake0 port 1 is down")) {
+        must_be_in_time(began_ns);
+        assert_int_equal(dpn_net_test(send, &done, &size), 0);
+        assert_false(done);
+    }
+    assert_true(fake_verbs.set_port("fake0", 1, true));
+    pair_finish(send, recv);
+    assert_int_equal(epoch_of(p.sender, 0), 1);
+    pair_end(&p);
+}
+
+static void a_gid_that_has_moved_is_found_again(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    assert_true(fake_verbs.move_gid("fake0", 1, 3, 6));
+    pair_transfer(&p, NCCL_PTR_HOST, 0);
+    transfer_until(&p, 1);
+    transfer_until_said(&p, "fake0: GID table change");
+    must_be_said("is in use again: 192.168.0.10 (index 6, RoCE v2) -> 192.168.0.10 (index 6, RoCE v2)");
+    assert_true(fake_verbs.move_gid("fake0", 1, 6, 3));
+    pair_end(&p);
+}
+
+static void a_new_lid_is_told_to_the_peer(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(INFINIBAND);
+    struct dpn_verbs *v = p.sender->state;
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_true(fake_verbs.set_lid("ib0", 1, 99));
+    struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
+    dpn_lane_fence(v, &v->lanes[0], "test", "pulled", ""); /* sooner than by its retries */
+    pair_finish(send, recv);
+    transfer_until_said(&p, "ib0: LID change");
+    pair_end(&p);
+}
+
+static void an_error_says_where_to_look(void **state)
+{
+    static const struct {
+        enum ibv_wc_status status;
+        const char *hint;
+    } errors[] = {
+        {IBV_WC_RETRY_EXC_ERR, "the peer's port does not answer; look at the link, the switch"},
+        {IBV_WC_WR_FLUSH_ERR, "the queue pair was ended by the device, or by the peer"},
+        {IBV_WC_REM_ACCESS_ERR, "memory was deregistered or freed too early"},
+        {IBV_WC_LOC_PROT_ERR, "memory was deregistered or freed too early"},
+        {IBV_WC_LOC_QP_OP_ERR, "the port is down, or the device in trouble; look at the kernel's log"},
+        {IBV_WC_GENERAL_ERR, "the port is down, or the device in trouble; look at the kernel's log"},
+    };
+
+    struct pair p = pair_connect(0);
+    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+        forget_all(state);
+        assert_true(fake_verbs.fail_send(qp_of(p.sender, 0), 1, errors[i].status,
+                                         FAKE_ARRIVES_NEVER));
+        transfer_until(&p, 1);
+        must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): send: ");
+        must_be_said(errors[i].hint);
+    }
+    pair_end(&p);
+}
+
+static void a_queue_that_takes_no_more_is_made_anew(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_true(fake_verbs.fail_call("ibv_post_send", 1, ENOMEM));
+    pair_finish(pair_send(&p, source, pair_from, PAIR_BYTES), recv);
+    must_be_said("send: Cannot allocate memory: the send queue takes no more");
+    assert_true(fake_verbs.fail_call("ibv_post_send", 1, ENOMEM));
+    recv = pair_receive(&p, target, PAIR_BYTES);
+    pair_finish(pair_send(&p, source, pair_from, PAIR_BYTES), recv);
+    must_be_said("clear-to-send: Cannot allocate memory: the send queue takes no more");
+    pair_end(&p);
+}
+
+/* Until there is an error. */
+static void must_fail(struct dpn_request *req, const char *why)
+{
+    const int64_t began_ns = dp_now_ns();
+    bool done = false;
+    int err = 0, size;
+
+    while (!err) {
+        must_be_in_time(began_ns);
+        err = dpn_net_test(req, &done, &size);
+        assert_false(done);
+    }
+    assert_int_equal(err, DP_EIO);
+    assert_non_null(strstr(dp_last_error(), why));
+}
+
+/* The last one: they do not come back. */
+static void devices_fail_one_after_the_other(void **state)
+{
+    struct dpn_net *context;
+
+    (void)state;
+    struct pair p = connect_over_both(&context);
+    assert_true(fake_verbs.kill_device("fake1"));
+    transfer_until(&p, 1);
+    transfer_until_said(&p, "fake1 has failed: look at the kernel's log");
+    must_be_said("fake1 port 1 -> fake1, GID 192.168.0.11 ");
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_true(fake_verbs.kill_device("fake0"));
+    must_fail(recv, "all its devices have failed: fake0 port 1 -> fake0");
+    pair_end(&p);
+    dpn_net_finalize(context);
+}
+
+/* A port that is down shows by its event, not by packets that are lost. */
+static int set_up(void **state)
+{
+    const char *data = getenv("DP_TEST_DATA"), name[] = "/rdma/ethernet-and-infiniband";
+    const size_t len = data ? strlen(data) : 0;
+    char *path = data ? malloc(len + sizeof(name)) : NULL;
+
+    (void)state;
+    if (!path)
+        return -1;
+    memcpy(path, data, len);
+    memcpy(path + len, name, sizeof(name));
+    setenv("FAKE_VERBS_DEVICES", path, 1);
+    free(path);
+    fabric_begin();
+    setenv("FAKE_VERBS_RETRY_MS", "20000", 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("DUALPIPE_NET_WIRE", "verbs", 1);
+    dp_log_set(listen_to, NULL, DP_LOG_INFO);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    fabric_end();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(a_port_that_is_down_leaves_its_messages_to_the_other, forget_all),
+        cmocka_unit_test_setup(the_only_port_is_waited_for, forget_all),
+        cmocka_unit_test_setup(a_gid_that_has_moved_is_found_again, forget_all),
+        cmocka_unit_test_setup(a_new_lid_is_told_to_the_peer, forget_all),
+        cmocka_unit_test_setup(an_error_says_where_to_look, forget_all),
+        cmocka_unit_test_setup(a_queue_that_takes_no_more_is_made_anew, forget_all),
+        cmocka_unit_test_setup(devices_fail_one_after_the_other, forget_all),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verbs_pair.h - both sides of a connection over RDMA in one process, on the devices of the stand-in
+ * for libibverbs. What goes wrong fails the test that calls.
+ */
+#ifndef DP_TESTS_VERBS_PAIR_H
+#define DP_TESTS_VERBS_PAIR_H
+
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "nccl-plugin/net.h"
+#include "nccl-plugin/net_comm.h"
+#include "nccl-plugin/verbs/verbs_comm.h"
+
+enum { PAIR_BYTES = 300000 };
+
+struct pair {
+    struct dpn_net *net;
+    struct dpn_listener *listener;
+    struct dpn_comm *sender, *receiver;
+};
+
+/* What messages come from, and go to. */
+extern char pair_from[PAIR_BYTES], pair_to[PAIR_BYTES];
+
+/* Generous: the machine may be busy. */
+static inline void must_be_in_time(int64_t since_ns)
+{
+    assert_true(dp_now_ns() - since_ns < 60 * DP_NS_PER_S);
+}
+
+struct pair pair_connect(int dev);
+struct pair pair_connect_between(int dev, int dev_there);
+void pair_end(struct pair *p);
+/* The first two devices as one; needs a context that is open. */
+int pair_fuse_both(void);
+
+/* data[PAIR_BYTES] of NCCL_PTR_HOST or another type. */
+struct dpn_memory *pair_reg(struct dpn_comm *comm, void *data, int type);
+/* len bytes to pair_to; len bytes from data. */
+struct dpn_request *pair_receive(struct pair *p, struct dpn_memory *memory, size_t len);
+struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const char *data,
+                              size_t len);
+/* Test both until they are done; either may be NULL. */
+void pair_finish(struct dpn_request *a, struct dpn_request *b);
+
+/* One message of PAIR_BYTES; lose: this lane of the sender, once the message is on it, -1 none.
+ * Returns the memory that it went to. */
+struct dpn_memory *pair_transfer(struct pair *p, int type, int lose);
+
+#endif
