@@ -276,13 +276,13 @@ static int read_ranks(const struct dp_json *file, const struct dp_json *ranks,
                       struct dp_draft *draft)
 {
     int count = draft->spec.ranks, err;
-    int *order = calloc(2 * (size_t)count, sizeof(*order)), *group_rank = order + count;
+    int *order = calloc(2 * (size_t)count, sizeof(*order));
 
     if (!order)
         return dp_fail(DP_ENOMEM, "no memory for %d ranks", count);
     err = read_order(ranks, count, order);
     if (!err)
-        err = place(file, ranks, draft, order, group_rank);
+        err = place(file, ranks, draft, order, order + count);
     for (int rank = 0; rank < count && !err; rank++) {
         struct dp_json at = dp_json_element(ranks, (size_t)order[rank]);
         err = read_rank(draft, &at, rank);

@@ -266,10 +266,11 @@ static int find_scale(struct ascii *a)
 {
     char label[DRAW_LABEL_LEN];
     size_t count = a->t->count;
-    double *needs = malloc(2 * count * sizeof(*needs)), *lengths = needs + count;
+    double *needs = malloc(2 * count * sizeof(*needs));
 
     if (!needs)
         return DP_ENOMEM;
+    double *lengths = needs + count;
     for (size_t i = 0; i < count; i++) {
         const struct dp_span *span = &a->t->spans[i];
         lengths[i] = fmax(1, (double)(span->end_ns - span->start_ns));
