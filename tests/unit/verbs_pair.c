@@ -95,11 +95,19 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
     return send;
 }
 
+void pair_lose(struct pair *p, unsigned lane)
+{
+    struct dpn_verbs *v = p->sender->state;
+
+    pthread_mutex_lock(&p->sender->lock);
+    dpn_lane_fence(v, &v->lanes[lane], "test", "pulled", "");
+    pthread_mutex_unlock(&p->sender->lock);
+}
+
 struct dpn_memory *pair_transfer(struct pair *p, int type, int lose)
 {
     struct dpn_memory *source = pair_reg(p->sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p->receiver, pair_to, type);
-    struct dpn_verbs *v = p->sender->state;
 
     for (size_t i = 0; i < PAIR_BYTES; i++)
         pair_from[i] = (char)(i * 2654435761u >> 13);
@@ -107,7 +115,7 @@ struct dpn_memory *pair_transfer(struct pair *p, int type, int lose)
     struct dpn_request *recv = pair_receive(p, target, PAIR_BYTES);
     struct dpn_request *send = pair_send(p, source, pair_from, PAIR_BYTES);
     if (lose >= 0)
-        dpn_lane_fence(v, &v->lanes[lose], "test", "pulled", "");
+        pair_lose(p, (unsigned)lose);
     pair_finish(send, recv);
     assert_memory_equal(pair_from, pair_to, PAIR_BYTES);
     return target;

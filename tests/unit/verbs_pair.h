@@ -45,6 +45,9 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
 /* Test both until they are done; either may be NULL. */
 void pair_finish(struct dpn_request *a, struct dpn_request *b);
 
+/* A lane of the sender; the keeper may look at the connection just now. */
+void pair_lose(struct pair *p, unsigned lane);
+
 /* One message of PAIR_BYTES; lose: this lane of the sender, once the message is on it, -1 none.
  * Returns the memory that it went to. */
 struct dpn_memory *pair_transfer(struct pair *p, int type, int lose);
