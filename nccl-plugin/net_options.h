@@ -17,6 +17,7 @@ struct dpn_net_options {
     int64_t devices;  /* at most */
     struct dpn_class pipeline, gradient;
     int64_t stripe_bytes;
+    int64_t eager_bytes;
     int64_t timeout_s;
     bool stat;            /* count, for `dualpipe stat` */
     const char *stat_dir; /* NULL: see net_stat_page.h */

@@ -30,7 +30,7 @@
 #define DPN_STAT_DIRECTORY "/dev/shm/dualpipe-" /* and the number of the user */
 
 enum {
-    DPN_STAT_VERSION = 1,
+    DPN_STAT_VERSION = 2,
     DPN_STAT_DEVICES = 32,
     DPN_STAT_CONNECTIONS = 1024,
     DPN_STAT_SIZES = 32, /* sizes[k]: messages whose size in bytes has k binary digits */
@@ -56,6 +56,7 @@ enum dpn_stat_what {
     DPN_STAT_FAILOVERS, /* times that one of its ways failed, and it went on over others */
     DPN_STAT_ERRORS,    /* calls that failed */
     DPN_STAT_TIMED_NS,  /* sum of what is in times[] */
+    DPN_STAT_EAGER,     /* messages that did not wait for their receive */
     DPN_STAT_WHATS
 };
 
@@ -63,7 +64,7 @@ struct dpn_stat_counters {
     dpn_stat_counter counts[DPN_STAT_WHATS];
     dpn_stat_counter sizes[DPN_STAT_SIZES];
     dpn_stat_counter times[DPN_STAT_TIMES]; /* from isend or irecv until test says done */
-    uint64_t rest[5];
+    uint64_t rest[4];
 };
 
 struct dpn_stat_device {
@@ -106,11 +107,11 @@ struct dpn_stat_page {
 
 _Static_assert(sizeof(dpn_stat_counter) == 8, "a counter is its number");
 /* All in whole lines of 64 bytes, so that no two connections write to the same one. */
-_Static_assert(sizeof(struct dpn_stat_counters) == 704, "layout of version 1");
-_Static_assert(sizeof(struct dpn_stat_device) == 128 + 2 * 704, "layout of version 1");
-_Static_assert(offsetof(struct dpn_stat_connection, counters) == 128, "layout of version 1");
-_Static_assert(offsetof(struct dpn_stat_page, devices) == 192, "layout of version 1");
-_Static_assert(sizeof(struct dpn_stat_page) == 192 + 32 * 1536 + 1024 * 832, "layout of version 1");
+_Static_assert(sizeof(struct dpn_stat_counters) == 704, "layout of version 2");
+_Static_assert(sizeof(struct dpn_stat_device) == 128 + 2 * 704, "layout of version 2");
+_Static_assert(offsetof(struct dpn_stat_connection, counters) == 128, "layout of version 2");
+_Static_assert(offsetof(struct dpn_stat_page, devices) == 192, "layout of version 2");
+_Static_assert(sizeof(struct dpn_stat_page) == 192 + 32 * 1536 + 1024 * 832, "layout of version 2");
 
 /* Whether the process lives that writes to this file. Not for that process itself: who closes a file
  * loses his own lock on it. */

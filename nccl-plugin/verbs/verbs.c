@@ -49,11 +49,16 @@ void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
 
 /* ---- rails ----------------------------------------------------------------------------------- */
 
+static size_t block_bytes(const struct dpn_verbs *v)
+{
+    return sizeof(*v->block) + (v->is_sender ? 0 : dpn_eager_ring_bytes(v->eager_bytes));
+}
+
 static int open_rail(struct dpn_verbs *v, struct dpn_rail *rail)
 {
-    const struct dpn_region block = {v->block, sizeof(*v->block), NCCL_PTR_HOST, -1, 0};
+    const struct dpn_region block = {v->block, block_bytes(v), NCCL_PTR_HOST, -1, 0};
     const int room = v->lanes_per_rail * (2 * DPN_SEND_QUEUE + 2 * DPN_RECV_QUEUE) +
-                     NCCL_NET_MAX_REQUESTS;
+                     NCCL_NET_MAX_REQUESTS + DPN_EAGER_SLOTS;
     int err = dpn_mr_get(rail->port->hca, &block, &rail->block_mr);
 
     if (err)
@@ -77,10 +82,10 @@ static int open_rails(struct dpn_verbs *v)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     int err = 0;
 
-    v->block = aligned_alloc(page, (sizeof(*v->block) + page - 1) / page * page);
+    v->block = aligned_alloc(page, (block_bytes(v) + page - 1) / page * page);
     if (!v->block)
         return dp_fail(DP_ENOMEM, "no memory for a connection");
-    memset(v->block, 0, sizeof(*v->block));
+    memset(v->block, 0, block_bytes(v));
     for (int r = 0; r < v->rail_count && !err; r++) {
         v->rails[r].adaptive = is_adaptive(v->rails[r].port);
         err = open_rail(v, &v->rails[r]);
@@ -121,6 +126,7 @@ static void say_hello(struct dpn_verbs *v)
         .qps = (uint8_t)dpn_verbs_state.options.qps, .traffic_class = v->traffic_class,
         .service_level = v->service_level, .max_message = dpn_verbs_max_message(v),
         .other_count = (uint8_t)(v->port_count - v->device->rail_count),
+        .eager_bytes = (uint32_t)dpn_options.eager_bytes,
         .subnet_bits = (uint8_t)dpn_verbs_state.options.subnet_bits,
     };
     dpn_verbs_describe_ports(v, talk.hello.ports);
@@ -145,6 +151,15 @@ static void set_rail(struct dpn_verbs *v, int r, struct dpn_port *port,
     snprintf(v->rails[r].peer, sizeof(v->rails[r].peer), "%s", peer->name);
     v->rails[r].speed_mbps = (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps
                                                                       : port->speed_mbps;
+}
+
+static uint32_t choose_eager(const struct dpn_verbs *v, const struct dpn_hello *hello)
+{
+    const uint32_t ours = (uint32_t)dpn_options.eager_bytes;
+
+    if (!dpn_port_takes_eager(v->rails[0].port))
+        return 0;
+    return hello->eager_bytes < ours ? hello->eager_bytes : ours;
 }
 
 static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, struct dpn_plan *plan)
@@ -173,6 +188,7 @@ static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, stru
         set_rail(v, r, v->ports[own], &hello->ports[s]);
     }
     plan->any_order = v->any_order;
+    v->eager_bytes = plan->eager_bytes = choose_eager(v, hello);
     return open_rails(v);
 }
 
@@ -226,6 +242,7 @@ static int take_plan(struct dpn_verbs *v)
     v->lanes_per_rail = plan->lanes_per_rail;
     v->max_message = plan->max_message;
     v->any_order = plan->any_order;
+    v->eager_bytes = plan->eager_bytes;
     for (int r = 0; r < plan->rails; r++) {
         if (plan->rail[r].sender >= v->port_count)
             return dp_fail(DP_EMISMATCH, "the peer's plan names port %u of %d",

@@ -7,6 +7,7 @@
  *      line    64 bytes that the receiver writes into the sender's memory: room for one message
  *      stripe  the part of a message that goes over one lane
  *      block   what a side lets the other write to, and writes from
+ *      eager   a short message that does not wait for its line: verbs_eager.c
  *
  *      receiver                                            sender
  *      irecv: lines       -- RDMA write over any lane -->  its ring of lines
@@ -31,13 +32,17 @@
 #include <endian.h>
 
 enum {
-    DPN_LINES = NCCL_NET_MAX_REQUESTS * DPN_MAX_RECEIVES, /* never more are unread; 2^n */
-    DPN_SEND_QUEUE = 128,                                  /* work requests of a lane */
-    DPN_RECV_QUEUE = DPN_LINES + 1,                        /* a stripe of each message, a probe */
+    DPN_PLACES = NCCL_NET_MAX_REQUESTS * DPN_MAX_RECEIVES, /* of receives that are open */
+    DPN_EAGER_SLOTS = 16, /* of the ring of short messages; each may end a receive with unread lines */
+    DPN_LINES = 2 * DPN_PLACES,                           /* never more are unread; 2^n */
+    DPN_SEND_QUEUE = 128,                                 /* work requests of a lane */
+    DPN_RECV_QUEUE = DPN_PLACES + DPN_EAGER_SLOTS + 1,    /* a stripe of each message, a probe */
     DPN_INLINE_BYTES = 128,
     DPN_GENERATIONS = 0x7fff, /* and this one is a probe's */
     DPN_STRIPE_UNIT = 128     /* LL128: a line of the GPU is never divided */
 };
+_Static_assert(DPN_LINES >= DPN_PLACES + DPN_EAGER_SLOTS * DPN_MAX_RECEIVES,
+               "no line is overwritten before it is read");
 
 /* ---- what travels ---------------------------------------------------------------------------- */
 
@@ -48,7 +53,8 @@ struct dpn_line {
     int32_t tag;
     uint32_t keys[DPN_MAX_RAILS];
     uint8_t slot, sub, count, zero;
-    uint16_t generation, zero_too;
+    uint16_t generation;
+    uint16_t taken;  /* short messages that were copied, the last 16 bits */
     uint32_t number; /* of lines since the beginning */
     uint32_t check;
 };
@@ -59,12 +65,22 @@ struct dpn_record {
     uint32_t generation, size;
 };
 
-/* Sender: lines come, records go. Receiver: the other way round. */
+/* Before a short message in the ring; see verbs_eager.c. */
+struct dpn_eager_head {
+    uint32_t number, size;
+    int32_t tag;
+    uint32_t line; /* of the lines from this on, one is its own */
+};
+
+/* Sender: lines come, records go. Receiver: the other way round, and the ring of short messages
+ * follows. */
 struct dpn_block {
     struct dpn_line lines[DPN_LINES];
-    struct dpn_record records[DPN_LINES]; /* by slot and sub */
-    uint64_t scratch;                     /* flushes read into it */
+    struct dpn_record records[DPN_PLACES];         /* by slot and sub */
+    struct dpn_eager_head heads[DPN_EAGER_SLOTS];  /* of the sender */
+    uint64_t scratch[8];                           /* flushes read into it */
 };
+_Static_assert(sizeof(struct dpn_block) % 64 == 0, "the ring begins at a line of the cache");
 
 /* An immediate: slot 5 bits, sub 3, stripe 4, stripes - 1 4, has a record 1, generation 15. */
 struct dpn_mark {
@@ -84,6 +100,9 @@ static inline struct dpn_mark dpn_mark_unpack(uint32_t imm)
                              imm & 0x7fff, imm >> 15 & 1};
 }
 
+/* Of a short message: its number above, and this below; a probe's has nothing above and one bit less. */
+enum { DPN_EAGER_MARK = 0xffff };
+
 /* What a work request was, in its wr_id. */
 enum dpn_work_kind {
     DPN_WORK_DATA,
@@ -91,6 +110,7 @@ enum dpn_work_kind {
     DPN_WORK_LINES,
     DPN_WORK_RECV,
     DPN_WORK_FLUSH,
+    DPN_WORK_COPY, /* of a short message, to a GPU */
     DPN_WORK_PART /* completes only when it fails; what comes after it counts */
 };
 
@@ -189,7 +209,8 @@ struct dpn_send {
     const struct dpn_verbs_memory *memory;
     struct dpn_place place;
     unsigned generation;
-    bool has_record;
+    bool has_record, is_eager;
+    uint32_t number; /* of an eager one */
     unsigned count;
     struct dpn_stripe stripes[DPN_MAX_LANES];
 };
@@ -197,8 +218,10 @@ struct dpn_send {
 struct dpn_room {
     size_t size; /* the room; once done the message */
     int tag;
+    void *data;
     const struct dpn_memory *memory;
     uint16_t stripes; /* that have arrived, a bit each */
+    bool is_copied;   /* a short message is, or is being */
     bool done;
     size_t got;
 };
@@ -206,6 +229,7 @@ struct dpn_room {
 struct dpn_recv {
     struct dpn_verbs_request base;
     unsigned generation, count;
+    uint32_t line; /* the number of the first */
     struct dpn_room rooms[DPN_MAX_RECEIVES];
 };
 
@@ -226,6 +250,15 @@ struct dpn_target {
     bool is_done;
     uint8_t count;
     uint8_t lanes[DPN_MAX_LANES];
+};
+
+/* A short message, until its slot is free again. */
+struct dpn_eager_send {
+    uint32_t number, size;
+    int tag;
+    bool waits; /* for the line that it is for */
+    bool is_done;
+    uint8_t lane;
 };
 
 /* ---- the connection -------------------------------------------------------------------------- */
@@ -265,7 +298,11 @@ struct dpn_verbs {
     struct dpn_block *block;
 
     uint32_t free; /* requests, a bit each */
+    uint32_t eager_bytes; /* the longest of the short messages; 0: there are none */
+    uint32_t eager_taken; /* so many were copied */
     /* sender */
+    uint32_t eager_sent;
+    struct dpn_eager_send eager_sends[DPN_EAGER_SLOTS]; /* by number */
     struct dpn_send sends[NCCL_NET_MAX_REQUESTS];
     struct dpn_grants grants;
     struct dpn_grant arriving; /* its lines come one after the other */
@@ -278,6 +315,8 @@ struct dpn_verbs {
     /* receiver */
     struct dpn_recv recvs[NCCL_NET_MAX_REQUESTS];
     uint32_t lines_made, lines_sent;
+    uint32_t eager_seen; /* all before this have come */
+    uint16_t eager_here, eager_busy, eager_waits; /* by number: after that one; in a slot; unmatched */
     uint32_t flushes_free;
     struct dpn_verbs_request flushes[NCCL_NET_MAX_REQUESTS];
 
@@ -344,6 +383,29 @@ void dpn_verbs_sent(struct dpn_verbs *v, struct dpn_work work);
 /* A lane is gone on both sides: what did not arrive by it is to be sent again. */
 void dpn_verbs_resend(struct dpn_verbs *v, unsigned lane, const struct dpn_fenced_receiver *report);
 
+/* There is no room for so many bytes. */
+void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place);
+
+/* verbs_eager.c: short messages that do not wait. Sender: */
+size_t dpn_eager_ring_bytes(uint32_t eager_bytes);
+uint64_t dpn_eager_slot(uint64_t block, uint32_t eager_bytes, uint32_t number);
+bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece);
+void dpn_eager_begin(struct dpn_verbs *v, struct dpn_send *send);
+/* The group that has arrived is granted. */
+void dpn_eager_match_lines(struct dpn_verbs *v, unsigned slot, unsigned count);
+void dpn_eager_credit(struct dpn_verbs *v, uint16_t taken);
+void dpn_eager_done(struct dpn_verbs *v, const struct dpn_send *send);
+bool dpn_eager_has_arrived(const struct dpn_fenced_receiver *report, uint32_t number);
+bool dpn_eager_is_lost(const struct dpn_verbs *v, unsigned lane,
+                       const struct dpn_fenced_receiver *report);
+/* Receiver: */
+void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes);
+void dpn_eager_match_recv(struct dpn_verbs *v, struct dpn_recv *recv);
+void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number);
+/* The sender may leave when all it sent has come: there is something left, and nobody waits in vain. */
+bool dpn_eager_goes_on(const struct dpn_verbs *v);
+void dpn_eager_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report);
+
 /* verbs_recv.c */
 int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                     struct dpn_request **out);
@@ -358,6 +420,10 @@ int dpn_lane_post_recvs(struct dpn_verbs *v, struct dpn_lane *lane, unsigned cou
 int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                      struct dpn_request **out);
 int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail);
+/* Whether a short message can be copied to whatever memory the port reaches. */
+bool dpn_port_takes_eager(const struct dpn_port *port);
+void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, const void *from,
+                           unsigned slot);
 
 /* verbs_keeper.c: from when it is ready until it is closed. */
 void dpn_verbs_keep(struct dpn_verbs *v);

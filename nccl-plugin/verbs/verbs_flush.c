@@ -11,9 +11,18 @@
 
 #include <string.h>
 
+enum { LOOP_QUEUE = NCCL_NET_MAX_REQUESTS + DPN_EAGER_SLOTS };
+
 static bool reaches_gpus(const struct dpn_rail *rail)
 {
     return rail->port->hca->pointers & (NCCL_PTR_CUDA | NCCL_PTR_DMABUF);
+}
+
+bool dpn_port_takes_eager(const struct dpn_port *port)
+{
+    const bool reaches_gpu = port->hca->pointers & (NCCL_PTR_CUDA | NCCL_PTR_DMABUF);
+
+    return !reaches_gpu || dpn_verbs_state.options.flushes;
 }
 
 int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail)
@@ -28,7 +37,7 @@ int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail)
         return 0;
     dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
     dpn_gids_match(&gids, &gids, &dpn_verbs_state.options, &path.gid, &path.peer_gid);
-    int err = dpn_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, NCCL_NET_MAX_REQUESTS, 1,
+    int err = dpn_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, LOOP_QUEUE, 1,
                          false, &inline_bytes, &rail->flush_qp);
     if (err)
         return err;
@@ -40,7 +49,7 @@ static int read_back(struct dpn_verbs *v, struct dpn_verbs_request *req, int r,
                      const struct dpn_piece *piece)
 {
     const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)piece->memory;
-    struct ibv_sge sge = {(uintptr_t)&v->block->scratch, 1, v->rails[r].block_mr->lkey};
+    struct ibv_sge sge = {(uintptr_t)v->block->scratch, 1, v->rails[r].block_mr->lkey};
     struct ibv_send_wr *bad, wr = {
         .wr_id = dpn_work_pack((struct dpn_work){DPN_WORK_FLUSH, (unsigned)r, 0, req->index, 0, 1}),
         .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED,
@@ -52,6 +61,24 @@ static int read_back(struct dpn_verbs *v, struct dpn_verbs_request *req, int r,
         return dp_fail(DP_EIO, "flush on %s: %s", v->rails[r].port->name, strerror(error));
     req->left++;
     return 0;
+}
+
+/* The CPU may not reach that memory, the device does: from itself to itself. */
+void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, const void *from,
+                           unsigned slot)
+{
+    const struct dpn_room *room = &recv->rooms[sub];
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
+    struct ibv_sge sge = {(uintptr_t)from, (uint32_t)room->size, v->rails[0].block_mr->lkey};
+    struct ibv_send_wr *bad, wr = {
+        .wr_id = dpn_work_pack((struct dpn_work){DPN_WORK_COPY, 0, 0, recv->base.index, sub, slot}),
+        .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+        .wr.rdma = {(uintptr_t)room->data, memory->mrs[0]->rkey},
+    };
+    int error = ibv_post_send(v->rails[0].flush_qp, &wr, &bad);
+
+    if (error)
+        dpn_verbs_fail(v, DP_EIO, "copy on %s: %s", v->rails[0].port->name, strerror(error));
 }
 
 /* The last piece is enough: reads do not pass writes. */

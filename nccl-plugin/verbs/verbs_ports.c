@@ -36,7 +36,7 @@ static bool can_any_order(const struct dpn_port *port)
     static atomic_flag is_said = ATOMIC_FLAG_INIT;
     struct ibv_qp_init_attr attr = {
         .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = DPN_SEND_QUEUE, .max_recv_wr = DPN_RECV_QUEUE, .max_send_sge = 1,
+        .cap = {.max_send_wr = DPN_SEND_QUEUE, .max_recv_wr = DPN_RECV_QUEUE, .max_send_sge = 2,
                 .max_recv_sge = 1},
     };
 

@@ -42,7 +42,7 @@ static void take_failure(struct dpn_verbs *v, struct dpn_lane *lane, enum dpn_wo
                          const struct ibv_wc *wc)
 {
     static const char *const names[] = {"send", "connecting", "clear-to-send", "receive", "flush",
-                                        "send"};
+                                        "copy", "send"};
     char status[96];
 
     snprintf(status, sizeof(status), "%s (%d, vendor 0x%x)", dpn_ibv.wc_status_str(wc->status),
@@ -54,11 +54,14 @@ static void take_recv(struct dpn_verbs *v, struct dpn_lane *lane, const struct i
 {
     const uint32_t imm = be32toh(wc->imm_data);
 
-    if ((imm & DPN_GENERATIONS) == DPN_GENERATIONS) {
+    if (imm == DPN_GENERATIONS) {
         dpn_lane_is_up(v, lane);
     } else {
         lane->failures = 0; /* what fails next is news again */
-        dpn_verbs_take_mark(v, imm, wc->byte_len);
+        if ((imm & DPN_EAGER_MARK) == DPN_EAGER_MARK)
+            dpn_eager_take(v, (uint16_t)(imm >> 16), wc->byte_len);
+        else
+            dpn_verbs_take_mark(v, imm, wc->byte_len);
     }
     lane->recvs_owed++;
     if (lane->recvs_owed >= BATCH && lane->state != DPN_LANE_FENCING && !v->error &&
@@ -82,6 +85,7 @@ static void take_success(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_
         break;
     case DPN_WORK_LINES:
     case DPN_WORK_FLUSH:
+    case DPN_WORK_COPY:
     case DPN_WORK_PART:
         break;
     }
@@ -101,10 +105,12 @@ static void count(struct dpn_lane *lane, struct dpn_work work)
 static void take_flush(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
 {
     if (wc->status)
-        dpn_verbs_fail(v, DP_EIO, "flush on %s: %s", v->rails[work.lane].port->name,
-                       dpn_ibv.wc_status_str(wc->status));
-    else
+        dpn_verbs_fail(v, DP_EIO, "%s on %s: %s", work.kind == DPN_WORK_FLUSH ? "flush" : "copy",
+                       v->rails[work.lane].port->name, dpn_ibv.wc_status_str(wc->status));
+    else if (work.kind == DPN_WORK_FLUSH)
         v->flushes[work.slot].left--;
+    else
+        dpn_eager_copied(v, &v->recvs[work.slot], work.stripe, work.requests);
 }
 
 /* Of a life that is over nothing counts. */
@@ -112,7 +118,7 @@ static void take(struct dpn_verbs *v, const struct ibv_wc *wc)
 {
     const struct dpn_work work = dpn_work_unpack(wc->wr_id);
 
-    if (work.kind == DPN_WORK_FLUSH) {
+    if (work.kind == DPN_WORK_FLUSH || work.kind == DPN_WORK_COPY) {
         take_flush(v, work, wc);
         return;
     }
@@ -156,7 +162,7 @@ static void look_for_peer(struct dpn_verbs *v, int64_t now_ns)
         return;
     if (!v->peer_gone_ns)
         v->peer_gone_ns = now_ns;
-    if (now_ns - v->peer_gone_ns > GRACE_NS)
+    if (now_ns - v->peer_gone_ns > GRACE_NS && (v->is_sender || !dpn_eager_goes_on(v)))
         dpn_verbs_fail(v, wire->error, "the peer is gone: %s", wire->why);
 }
 

@@ -13,7 +13,7 @@ static struct ibv_qp *create(const struct dpn_port *port, struct ibv_cq *cq, uns
 {
     struct ibv_qp_init_attr attr = {
         .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = sends, .max_recv_wr = recvs, .max_send_sge = 1, .max_recv_sge = 1,
+        .cap = {.max_send_wr = sends, .max_recv_wr = recvs, .max_send_sge = 2, .max_recv_sge = 1,
                 .max_inline_data = *inline_bytes},
     };
 

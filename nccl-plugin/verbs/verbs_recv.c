@@ -94,7 +94,8 @@ static void make_line(struct dpn_verbs *v, const struct dpn_recv *recv, unsigned
     *line = (struct dpn_line){
         .address = (uintptr_t)piece->data, .bytes = (uint32_t)piece->size, .tag = piece->tag,
         .slot = (uint8_t)recv->base.index, .sub = (uint8_t)sub, .count = (uint8_t)recv->count,
-        .generation = (uint16_t)recv->generation, .number = v->lines_made,
+        .generation = (uint16_t)recv->generation, .taken = (uint16_t)v->eager_taken,
+        .number = v->lines_made,
     };
     for (int r = 0; r < v->rail_count; r++)
         line->keys[r] = memory ? memory->mrs[r]->rkey : 0;
@@ -128,6 +129,7 @@ void dpn_verbs_take_mark(struct dpn_verbs *v, uint32_t imm, uint32_t bytes)
     const uint16_t bit = (uint16_t)(1u << mark.stripe), all = (uint16_t)((1u << mark.count) - 1);
 
     if (recv->generation != mark.generation || mark.sub >= recv->count || room->done ||
+        room->is_copied ||
         mark.stripe >= mark.count) {
         dpn_verbs_fail(v, DP_EMISMATCH, "what arrived belongs to no receive (0x%08x)", imm);
         return;
@@ -141,6 +143,7 @@ void dpn_verbs_take_mark(struct dpn_verbs *v, uint32_t imm, uint32_t bytes)
 
 void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report)
 {
+    dpn_eager_report(v, report);
     for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
         const struct dpn_recv *recv = &v->recvs[i];
         struct dpn_arrived *a = &report->arrived[i];
@@ -182,12 +185,15 @@ int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces
     v->free &= ~(1u << recv->base.index);
     recv->generation = (recv->generation + 1) % DPN_GENERATIONS;
     recv->count = recv->base.left = (unsigned)n;
+    recv->line = v->lines_made;
     for (int i = 0; i < n; i++) {
         recv->rooms[i] = (struct dpn_room){.size = pieces[i].size, .tag = pieces[i].tag,
+                                           .data = pieces[i].data,
                                            .memory = pieces[i].memory};
         make_line(v, recv, (unsigned)i, &pieces[i]);
     }
     dpn_verbs_push_lines(v);
+    dpn_eager_match_recv(v, recv);
     *out = &recv->base.base;
     return 0;
 }

@@ -33,9 +33,13 @@ static void take_line(struct dpn_verbs *v, const struct dpn_line *line)
     v->lines_of_group = (line->sub + 1u) % line->count;
     *target = (struct dpn_target){.address = line->address, .generation = line->generation};
     memcpy(target->keys, line->keys, sizeof(target->keys));
-    if (!v->lines_of_group &&
-        dpn_grants_add(&v->grants, &v->arriving, dpn_grant_len(line->count)))
+    dpn_eager_credit(v, line->taken);
+    if (v->lines_of_group || v->error)
+        return;
+    if (dpn_grants_add(&v->grants, &v->arriving, dpn_grant_len(line->count)))
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer grants receive %u twice", line->slot);
+    else
+        dpn_eager_match_lines(v, line->slot, line->count);
 }
 
 static void read_lines(struct dpn_verbs *v)
@@ -147,6 +151,26 @@ static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned 
         wr->send_flags |= IBV_SEND_INLINE;
 }
 
+/* A short message, behind its head. */
+static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct chain *c)
+{
+    const struct dpn_lane *lane = &v->lanes[send->stripes[0].lane];
+    struct ibv_send_wr *wr = &c->wrs[c->count++];
+
+    c->sges[0] = (struct ibv_sge){(uintptr_t)&v->block->heads[send->number % DPN_EAGER_SLOTS],
+                                  sizeof(struct dpn_eager_head),
+                                  v->rails[lane->rail].block_mr->lkey};
+    c->sges[1] = (struct ibv_sge){(uintptr_t)send->data, (uint32_t)send->size,
+                                  send->size ? send->memory->mrs[lane->rail]->lkey : 0};
+    *wr = (struct ibv_send_wr){.sg_list = c->sges, .num_sge = 1 + (send->size > 0),
+                               .opcode = IBV_WR_RDMA_WRITE};
+    wr->wr.rdma.remote_addr = dpn_eager_slot(lane->peer_block, v->eager_bytes, send->number);
+    wr->wr.rdma.rkey = lane->peer_key;
+    if (sizeof(struct dpn_eager_head) + send->size <= lane->inline_bytes &&
+        (!send->size || send->memory->type == NCCL_PTR_HOST))
+        wr->send_flags = IBV_SEND_INLINE;
+}
+
 /* Where immediates cannot tell the length: packets of a message that ends in one keep their order, so
  * the bytes go before, and the length into the receiver's table. */
 static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigned k, struct chain *c)
@@ -178,7 +202,8 @@ static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send,
     last->send_flags |= IBV_SEND_SIGNALED;
     if (is_last) {
         last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-        last->imm_data = htobe32(dpn_mark_pack(mark_of(send, k)));
+        last->imm_data = htobe32(send->is_eager ? send->number << 16 | DPN_EAGER_MARK
+                                                : dpn_mark_pack(mark_of(send, k)));
     }
 }
 
@@ -198,6 +223,16 @@ static bool post(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_stripe *
     return false;
 }
 
+static void note_lane(struct dpn_verbs *v, const struct dpn_send *send, unsigned k)
+{
+    const uint8_t lane = send->stripes[k].lane;
+
+    if (send->is_eager)
+        v->eager_sends[send->number % DPN_EAGER_SLOTS].lane = lane;
+    else
+        v->targets[send->place.slot][send->place.sub].lanes[k] = lane;
+}
+
 /* As much of a stripe as there is room for. Returns whether all of it is on its way. */
 static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
 {
@@ -210,7 +245,10 @@ static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
         c.count = 0;
         const uint32_t rest = s->len - s->sent;
         const uint32_t len = rest < v->max_message ? rest : v->max_message;
-        add_data(v, send, k, len, &c);
+        if (send->is_eager)
+            add_eager(v, send, &c);
+        else
+            add_data(v, send, k, len, &c);
         if (len == rest && send->has_record)
             add_record(v, send, k, &c);
         finish_chain(v, send, k, len == rest, &c);
@@ -219,7 +257,7 @@ static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
         s->sent += len;
         if (len == rest) {
             s->state = DPN_STRIPE_SENT;
-            v->targets[send->place.slot][send->place.sub].lanes[k] = s->lane;
+            note_lane(v, send, k);
             return true;
         }
     }
@@ -266,7 +304,9 @@ static void finish_stripe(struct dpn_verbs *v, struct dpn_send *send, struct dpn
     s->state = DPN_STRIPE_DONE;
     if (--send->base.left)
         return;
-    if (target->generation == send->generation)
+    if (send->is_eager)
+        dpn_eager_done(v, send);
+    else if (target->generation == send->generation)
         target->is_done = true;
     v->failures = 0;
 }
@@ -313,7 +353,9 @@ static void resend_one(struct dpn_verbs *v, unsigned lane, struct dpn_send *send
         if (s->lane != lane)
             continue;
         const bool was_waiting = s->state == DPN_STRIPE_WAITING;
-        const bool has = has_arrived(report, send->place.slot, send->place.sub, send->generation, k);
+        const bool has = send->is_eager ? dpn_eager_has_arrived(report, send->number)
+                                        : has_arrived(report, send->place.slot, send->place.sub,
+                                                      send->generation, k);
         if (has && s->state == DPN_STRIPE_DONE)
             continue;
         v->waiting -= has && was_waiting;
@@ -340,15 +382,23 @@ static bool is_lost(const struct dpn_verbs *v, unsigned lane, unsigned slot, uns
     return false;
 }
 
-void dpn_verbs_resend(struct dpn_verbs *v, unsigned lane, const struct dpn_fenced_receiver *report)
+static bool is_any_lost(const struct dpn_verbs *v, unsigned lane,
+                        const struct dpn_fenced_receiver *report)
 {
     for (unsigned slot = 0; slot < NCCL_NET_MAX_REQUESTS; slot++)
         for (unsigned sub = 0; sub < DPN_MAX_RECEIVES; sub++)
-            if (is_lost(v, lane, slot, sub, report)) {
-                dpn_verbs_fail(v, DP_ECOMM, "the peer's device lost a message that it had "
-                               "acknowledged: %s", v->reason);
-                return;
-            }
+            if (is_lost(v, lane, slot, sub, report))
+                return true;
+    return dpn_eager_is_lost(v, lane, report);
+}
+
+void dpn_verbs_resend(struct dpn_verbs *v, unsigned lane, const struct dpn_fenced_receiver *report)
+{
+    if (is_any_lost(v, lane, report)) {
+        dpn_verbs_fail(v, DP_ECOMM, "the peer's device lost a message that it had acknowledged: %s",
+                       v->reason);
+        return;
+    }
     for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
         if (!(v->free >> i & 1))
             resend_one(v, lane, &v->sends[i], report);
@@ -369,36 +419,59 @@ static bool needs_record(const struct dpn_verbs *v, const struct dpn_send *send)
     return false;
 }
 
-static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn_place place)
+void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place)
 {
-    const size_t room = dpn_grants_room(&v->grants, place);
-    union dpn_talk talk = {.refused = {.generation = v->targets[place.slot][place.sub].generation,
-                                       .slot = (uint8_t)place.slot, .sub = (uint8_t)place.sub,
-                                       .size = piece->size}};
+    const union dpn_talk talk = {
+        .refused = {.generation = v->targets[place.slot][place.sub].generation,
+                    .slot = (uint8_t)place.slot, .sub = (uint8_t)place.sub, .size = size}};
 
     dpn_grants_take(&v->grants, place);
     dpn_verbs_say(v, DPN_REFUSED, &talk);
+}
+
+static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn_place place)
+{
+    const size_t room = dpn_grants_room(&v->grants, place);
+
+    dpn_verbs_refuse(v, piece->size, place);
     return dp_fail(DP_EMISMATCH, "send of %zu bytes (tag %d): the peer's receive has %zu",
                    piece->size, piece->tag, room);
 }
 
-static void begin(struct dpn_verbs *v, struct dpn_send *send, const struct dpn_piece *piece,
-                  struct dpn_place place, const uint8_t *lanes)
+/* To where it was granted. */
+static void aim(struct dpn_verbs *v, struct dpn_send *send, struct dpn_place place)
 {
     struct dpn_target *target = &v->targets[place.slot][place.sub];
 
-    send->data = piece->data;
-    send->size = piece->size;
-    send->memory = (const struct dpn_verbs_memory *)piece->memory;
+    send->is_eager = false;
     send->place = place;
     send->generation = target->generation;
-    cut(v, send, lanes);
     send->has_record = needs_record(v, send);
-    v->waiting += send->count;
-    send->base.left = send->count;
     target->count = (uint8_t)send->count;
     dpn_grants_take(&v->grants, place);
-    push_one(v, send);
+}
+
+static struct dpn_send *new_send(struct dpn_verbs *v, const struct dpn_piece *piece, unsigned count,
+                                 const uint8_t *lanes)
+{
+    struct dpn_send *send = &v->sends[__builtin_ctz(v->free)];
+
+    v->free &= ~(1u << send->base.index);
+    send->data = piece->data;
+    send->size = piece->size;
+    send->tag = piece->tag;
+    send->memory = (const struct dpn_verbs_memory *)piece->memory;
+    send->has_record = false;
+    send->count = send->base.left = count;
+    cut(v, send, lanes);
+    v->waiting += count;
+    return send;
+}
+
+static int try_later(struct dpn_verbs *v)
+{
+    dpn_verbs_progress(v);
+    return v->error ? dp_fail(v->error, "send: %s", v->why) : 0;
 }
 
 int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out)
@@ -406,27 +479,27 @@ int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct
     struct dpn_verbs *v = comm->state;
     uint8_t lanes[DPN_MAX_LANES];
     struct dpn_place place;
-    unsigned count;
 
     if (!dpn_memory_holds((const struct dpn_verbs_memory *)piece->memory, piece->data, piece->size))
         return dp_fail(DP_EINVAL, "send of %zu bytes that are not in the memory registered for it",
                        piece->size);
     read_lines(v);
-    if (v->error || !v->free || !dpn_grants_find(&v->grants, piece->tag, &place)) {
-        dpn_verbs_progress(v);
-        return v->error ? dp_fail(v->error, "send: %s", v->why) : 0;
-    }
-    if (piece->size > dpn_grants_room(&v->grants, place))
+    if (v->error || !v->free)
+        return try_later(v);
+    const bool is_granted = dpn_grants_find(&v->grants, piece->tag, &place);
+    if (!is_granted && !dpn_eager_may(v, piece))
+        return try_later(v);
+    if (is_granted && piece->size > dpn_grants_room(&v->grants, place))
         return refuse(v, piece, place);
-    count = choose_lanes(v, piece->size, lanes);
-    if (!count) {
-        dpn_verbs_progress(v);
-        return v->error ? dp_fail(v->error, "send: %s", v->why) : 0;
-    }
-    struct dpn_send *send = &v->sends[__builtin_ctz(v->free)];
-    v->free &= ~(1u << send->base.index);
-    send->count = count;
-    begin(v, send, piece, place, lanes);
+    const unsigned count = choose_lanes(v, is_granted ? piece->size : 1, lanes);
+    if (!count)
+        return try_later(v);
+    struct dpn_send *send = new_send(v, piece, count, lanes);
+    if (is_granted)
+        aim(v, send, place);
+    else
+        dpn_eager_begin(v, send);
+    push_one(v, send);
     *out = &send->base.base;
     return 0;
 }

@@ -57,7 +57,7 @@ static bool is_hello(const struct dpn_hello *h)
 {
     return h->port_count && are_ports(h->ports, h->port_count + h->other_count) && h->qps &&
            h->qps <= DPN_MAX_LANES && h->max_message && h->service_level < 16 &&
-           h->subnet_bits <= 32;
+           h->subnet_bits <= 32 && h->eager_bytes <= DPN_MAX_EAGER;
 }
 
 static bool is_plan(const struct dpn_plan *p)
@@ -70,6 +70,7 @@ static bool is_plan(const struct dpn_plan *p)
         if (p->rail[i].sender >= DPN_MAX_RAILS)
             return false;
     return p->rails && are_ports(p->ports, p->rails) && p->lanes_per_rail && p->max_message &&
+           p->eager_bytes <= DPN_MAX_EAGER &&
            p->rails * p->lanes_per_rail <= DPN_MAX_LANES;
 }
 

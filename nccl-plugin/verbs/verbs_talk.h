@@ -29,7 +29,8 @@ enum {
     DPN_MAX_LANES = 16,
     DPN_TALK_NAME = 32,
     DPN_TALK_REASON = 128,
-    DPN_TALK_VERSION = 2
+    DPN_MAX_EAGER = 65536, /* bytes */
+    DPN_TALK_VERSION = 3
 };
 
 enum dpn_talk_kind {
@@ -59,7 +60,8 @@ struct dpn_hello {
     uint32_t max_message;
     uint8_t other_count; /* ports that may stand in for one in another subnet; after the device's */
     uint8_t subnet_bits; /* of IPv4; 0: subnets are of no importance */
-    uint8_t zero[6];
+    uint8_t zero[2];
+    uint32_t eager_bytes; /* the longest message that may come unasked; 0: none */
     struct dpn_talk_port ports[DPN_MAX_RAILS];
 };
 
@@ -68,6 +70,7 @@ struct dpn_plan {
     uint8_t rails, lanes_per_rail;
     uint8_t any_order; /* of all lanes */
     uint32_t max_message;
+    uint32_t eager_bytes; /* of both */
     struct {
         uint8_t sender, receiver; /* which port */
     } rail[DPN_MAX_RAILS];
@@ -122,6 +125,8 @@ struct dpn_arrived {
 struct dpn_fenced_receiver {
     uint8_t lane, zero;
     uint16_t epoch;
+    uint32_t eager_seen, eager_taken; /* short messages: all before this came; were copied */
+    uint32_t eager_here;              /* of those later, a bit each by number % 16 */
     struct dpn_arrived arrived[NCCL_NET_MAX_REQUESTS];
 };
 

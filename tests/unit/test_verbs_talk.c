@@ -101,6 +101,8 @@ static void values_out_of_bounds_are_refused(void **state)
     REFUSED(DPN_HELLO, hello.port_count, DPN_MAX_RAILS + 1);
     REFUSED(DPN_HELLO, hello.other_count, DPN_MAX_RAILS);
     REFUSED(DPN_HELLO, hello.subnet_bits, 33);
+    REFUSED(DPN_HELLO, hello.eager_bytes, DPN_MAX_EAGER + 1);
+    REFUSED(DPN_PLAN, plan.eager_bytes, DPN_MAX_EAGER + 1);
     REFUSED(DPN_HELLO, hello.qps, DPN_MAX_LANES + 1);
     REFUSED(DPN_HELLO, hello.ports[0].speed_mbps, 0);
     REFUSED(DPN_PLAN, plan.rails, DPN_MAX_RAILS + 1);

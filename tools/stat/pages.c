@@ -25,7 +25,7 @@ const char *stat_what_name(enum dpn_stat_what what)
 {
     static const char *const names[DPN_STAT_WHATS] = {
         "messages", "bytes", "requests", "finished", "stalls", "stall_ns", "full", "retries",
-        "failovers", "errors", "timed_ns",
+        "failovers", "errors", "timed_ns", "eager",
     };
 
     return names[what];

@@ -48,6 +48,7 @@ static const struct counter counters[] = {
     {DPN_STAT_FAILOVERS, "failovers",
      "Times that a way of a connection failed, and it went on over others.", 1},
     {DPN_STAT_ERRORS, "errors", "Calls that failed.", 1},
+    {DPN_STAT_EAGER, "eager", "Messages that did not wait for their receive.", 1},
 };
 
 struct histogram {

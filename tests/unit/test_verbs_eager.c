@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_eager.c - short messages that do not wait for a receive: which one they are for, whatever
+ * came first; that their room in the receiver's ring is used again; and what becomes of them when
+ * something fails.
+ */
+#include "unit/verbs_pair.h"
+#include "fake_fabric.h"
+
+#include "nccl-plugin/verbs/verbs_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What a pair sends from and receives to. */
+struct both {
+    struct pair pair;
+    struct dpn_memory *from, *to;
+};
+
+static struct both connect_both(int type)
+{
+    struct both b = {.pair = pair_connect(0)};
+
+    b.from = pair_reg(b.pair.sender, pair_from, NCCL_PTR_HOST);
+    b.to = pair_reg(b.pair.receiver, pair_to, type);
+    for (size_t i = 0; i < PAIR_BYTES; i++)
+        pair_from[i] = (char)(i * 2654435761u >> 11);
+    memset(pair_to, 0, PAIR_BYTES);
+    return b;
+}
+
+static const struct dpn_verbs *sender_of(const struct both *b)
+{
+    return b->pair.sender->state;
+}
+
+static const struct dpn_verbs *receiver_of(const struct both *b)
+{
+    return b->pair.receiver->state;
+}
+
+/* [at, at + len) with this tag; NULL: the receiver is not ready. */
+static struct dpn_request *try_send(struct both *b, size_t at, size_t len, int tag)
+{
+    struct dpn_request *req = NULL;
+
+    assert_int_equal(dpn_net_isend(b->pair.sender, pair_from + at, len, tag, b->from, &req), 0);
+    return req;
+}
+
+/* One message that does not wait, and is there when this returns. */
+static void send_early(struct both *b, size_t at, size_t len, int tag)
+{
+    struct dpn_request *req = try_send(b, at, len, tag);
+
+    assert_non_null(req);
+    pair_finish(req, NULL);
+}
+
+static struct dpn_request *receive(struct both *b, size_t at, size_t len, int tag)
+{
+    struct dpn_request *req = NULL;
+
+    assert_int_equal(dpn_net_irecv(b->pair.receiver, 1, (void *[]){pair_to + at}, &len, &tag,
+                                   &b->to, false, &req), 0);
+    assert_non_null(req);
+    return req;
+}
+
+static void must_have(size_t at, size_t from, size_t len)
+{
+    assert_memory_equal(pair_to + at, pair_from + from, len);
+}
+
+/* ---- which receive ----------------------------------------------------------------------------- */
+
+static void a_short_message_does_not_wait_for_its_receive(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    send_early(&b, 0, 8192, 7);
+    send_early(&b, 9000, 0, 7);
+    send_early(&b, 10000, 1, 7);
+    assert_null(try_send(&b, 0, 8193, 7)); /* too long for that */
+    for (int i = 0; i < 3; i++)
+        pair_finish(NULL, receive(&b, (size_t)i * 10000, 8192, 7));
+    must_have(0, 0, 8192);
+    must_have(20000, 10000, 1);
+    assert_int_equal(pair_to[10000] | pair_to[20001] | pair_to[8192], 0);
+    pair_end(&b.pair);
+}
+
+static void messages_of_one_tag_keep_their_order_however_they_travel(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    struct dpn_request *recvs[3];
+
+    send_early(&b, 0, 100, 7);
+    for (int i = 0; i < 3; i++)
+        recvs[i] = receive(&b, (size_t)i * 1000, 1000, 7);
+    /* The second and third know where to: the line of the first is taken already. */
+    struct dpn_request *sends[] = {pair_send(&b.pair, b.from, pair_from + 1000, 200),
+                                   pair_send(&b.pair, b.from, pair_from + 2000, 300)};
+    pair_finish(recvs[2], sends[1]);
+    pair_finish(recvs[1], sends[0]);
+    pair_finish(recvs[0], NULL);
+    for (size_t i = 0; i < 3; i++)
+        must_have(i * 1000, i * 1000, (i + 1) * 100);
+    pair_end(&b.pair);
+}
+
+/* A receive for it is on its way when it is sent, and one that is not for it in between. */
+static void a_message_passes_receives_of_other_tags(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    assert_true(fake_verbs.hold(true));
+    struct dpn_request *other = receive(&b, 5000, 1000, 9), *own = receive(&b, 0, 1000, 7);
+    struct dpn_request *send = try_send(&b, 0, 500, 7);
+    assert_non_null(send);
+    assert_true(fake_verbs.hold(false));
+    pair_finish(own, send);
+    must_have(0, 0, 500);
+    struct dpn_request *late = try_send(&b, 5000, 600, 9);
+    while (!late)
+        late = try_send(&b, 5000, 600, 9);
+    pair_finish(other, late);
+    must_have(5000, 5000, 600);
+    pair_end(&b.pair);
+}
+
+static void a_group_takes_what_came_before_it_by_tags(void **state)
+{
+    void *data[] = {pair_to, pair_to + 1000, pair_to + 2000, pair_to + 3000};
+    const size_t sizes[] = {1000, 1000, 1000, 1000};
+    const int tags[] = {1, 2, 3, 2};
+    struct dpn_request *group = NULL, *last;
+
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    struct dpn_memory *memories[] = {b.to, b.to, b.to, b.to};
+    send_early(&b, 2000, 30, 3);
+    send_early(&b, 1000, 20, 2);
+    send_early(&b, 9000, 90, 9); /* of none of them */
+    assert_int_equal(dpn_net_irecv(b.pair.receiver, 4, data, sizes, tags, memories, false, &group), 0);
+    while (!(last = try_send(&b, 3000, 40, 2)))
+        ;
+    pair_finish(last, NULL);
+    while (!(last = try_send(&b, 0, 10, 1)))
+        ;
+    pair_finish(last, group);
+    for (size_t i = 0; i < 4; i++)
+        must_have(i * 1000, i * 1000, (i + 1) * 10);
+    pair_finish(NULL, receive(&b, 9000, 100, 9));
+    must_have(9000, 9000, 90);
+    pair_end(&b.pair);
+}
+
+/* ---- the ring ---------------------------------------------------------------------------------- */
+
+static void the_ring_is_used_again_as_receives_come(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    for (int round = 0; round < 10; round++) {
+        size_t sent = 0;
+        struct dpn_request *req;
+        while (sent <= DPN_EAGER_SLOTS && (req = try_send(&b, sent * 10 + (size_t)round, 10, 7))) {
+            pair_finish(req, NULL);
+            sent++;
+        }
+        /* A slot is known to be free with the line after the one that it went to. */
+        assert_true(sent <= DPN_EAGER_SLOTS && sent >= DPN_EAGER_SLOTS - (round > 0));
+        for (size_t i = 0; i < sent; i++) {
+            pair_finish(NULL, receive(&b, i * 10, 10, 7));
+            must_have(i * 10, i * 10 + (size_t)round, 10);
+        }
+    }
+    assert_true(sender_of(&b)->eager_sent > 9 * (DPN_EAGER_SLOTS - 1));
+    pair_end(&b.pair);
+}
+
+static void without_it_every_message_waits(void **state)
+{
+    (void)state;
+    dpn_options.eager_bytes = 0;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    assert_null(try_send(&b, 0, 0, 7));
+    assert_null(try_send(&b, 0, 1, 7));
+    struct dpn_request *recv = receive(&b, 0, 100, 7);
+    pair_finish(pair_send(&b.pair, b.from, pair_from, 100), recv);
+    must_have(0, 0, 100);
+    pair_end(&b.pair);
+    dpn_options.eager_bytes = 8192;
+}
+
+/* ---- GPUs -------------------------------------------------------------------------------------- */
+
+static void reach_gpus(int pointers)
+{
+    for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++)
+        dpn_verbs_state.ports.hcas[i].pointers = NCCL_PTR_HOST | pointers;
+}
+
+static void the_device_copies_what_is_for_a_gpu(void **state)
+{
+    (void)state;
+    reach_gpus(NCCL_PTR_CUDA);
+    struct both b = connect_both(NCCL_PTR_CUDA);
+    for (size_t i = 0; i < 40; i++) {
+        send_early(&b, i * 100, 100, 7);
+        send_early(&b, 0, 0, 7);
+        pair_finish(NULL, receive(&b, i * 100, 8192, 7));
+        pair_finish(NULL, receive(&b, 200000, 8192, 7));
+    }
+    must_have(0, 0, 4000);
+    pair_end(&b.pair);
+    reach_gpus(0);
+}
+
+static void without_a_way_to_a_gpu_every_message_waits(void **state)
+{
+    (void)state;
+    reach_gpus(NCCL_PTR_CUDA);
+    dpn_verbs_state.options.flushes = false;
+    struct both b = connect_both(NCCL_PTR_CUDA);
+    assert_null(try_send(&b, 0, 1, 7));
+    pair_end(&b.pair);
+    dpn_verbs_state.options.flushes = true;
+    reach_gpus(0);
+}
+
+/* ---- trouble ----------------------------------------------------------------------------------- */
+
+static void one_that_is_too_long_is_told_on_both_sides(void **state)
+{
+    struct dpn_request *req = NULL;
+    const int64_t began_ns = dp_now_ns();
+    bool done = false;
+    int size;
+
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    send_early(&b, 0, 101, 7);
+    req = receive(&b, 0, 100, 7);
+    assert_int_equal(dpn_net_test(req, &done, &size), DP_EMISMATCH);
+    assert_non_null(strstr(dp_last_error(), "101 bytes for a receive of 100 (tag 7)"));
+    assert_int_equal(pair_to[0], 0);
+    int err = 0;
+    for (req = NULL; !err; must_be_in_time(began_ns))
+        err = dpn_net_isend(b.pair.sender, pair_from, 9000, 7, b.from, &req);
+    assert_int_equal(err, DP_EMISMATCH);
+    assert_non_null(strstr(dp_last_error(), "send of 101 bytes (tag 7): the peer's receive has 100"));
+    pair_end(&b.pair);
+}
+
+/* Lost before it has arrived, and after that but before this is known. */
+static void a_lost_lane_loses_and_doubles_none(void **state)
+{
+    static const enum fake_verbs_arrival arrivals[] = {FAKE_ARRIVES_NEVER, FAKE_ARRIVES_BEFORE};
+
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    for (size_t i = 0; i < 6; i++) {
+        struct ibv_qp *qp = sender_of(&b)->lanes[0].qp;
+        assert_true(fake_verbs.fail_send(qp, 1 + (int)i % 3, IBV_WC_RETRY_EXC_ERR, arrivals[i % 2]));
+        struct dpn_request *sends[3], *recvs[3];
+        for (size_t k = 0; k < 3; k++)
+            sends[k] = pair_send(&b.pair, b.from, pair_from + i * 1000 + k * 100, 100);
+        for (size_t k = 0; k < 3; k++)
+            recvs[k] = receive(&b, k * 100, 100, 7);
+        for (size_t k = 0; k < 3; k++)
+            pair_finish(sends[k], recvs[k]);
+        must_have(0, i * 1000, 300);
+    }
+    assert_int_equal(receiver_of(&b)->eager_busy, 0);
+    assert_int_equal(receiver_of(&b)->eager_seen, sender_of(&b)->eager_sent);
+    pair_end(&b.pair);
+}
+
+static void what_has_come_is_received_when_the_sender_is_gone(void **state)
+{
+    struct dpn_request *req = NULL;
+    const int64_t began_ns = dp_now_ns();
+    bool done = false;
+    int err = 0;
+
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    send_early(&b, 0, 100, 7);
+    send_early(&b, 100, 100, 7);
+    assert_int_equal(dpn_net_deregister(b.pair.sender, b.from), 0);
+    dpn_net_close(b.pair.sender);
+    struct dpn_verbs *v = b.pair.receiver->state;
+    while (!v->peer_gone_ns || dp_now_ns() - v->peer_gone_ns < DP_NS_PER_S / 2) {
+        must_be_in_time(began_ns);
+        dpn_verbs_look(v);
+    }
+    for (size_t i = 0; i < 2; i++)
+        pair_finish(NULL, receive(&b, i * 100, 100, 7));
+    must_have(0, 0, 200);
+    /* And no more is coming. */
+    while (!err) {
+        must_be_in_time(began_ns);
+        const size_t len = 1;
+        if (!req)
+            err = dpn_net_irecv(b.pair.receiver, 1, (void *[]){pair_to}, &len, (int[]){7}, &b.to, false,
+                                &req);
+        else
+            err = dpn_net_test(req, &done, NULL);
+        assert_false(done);
+    }
+    pair_end(&b.pair);
+}
+
+static void what_is_no_short_message_ends_the_connection(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    struct dpn_verbs *v = b.pair.receiver->state;
+    dpn_eager_take(v, 3, 100); /* nothing is there */
+    assert_int_equal(v->error, DP_EMISMATCH);
+    pair_end(&b.pair);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    fabric_begin();
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("DUALPIPE_NET_WIRE", "verbs", 1);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    fabric_end();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_short_message_does_not_wait_for_its_receive),
+        cmocka_unit_test(messages_of_one_tag_keep_their_order_however_they_travel),
+        cmocka_unit_test(a_message_passes_receives_of_other_tags),
+        cmocka_unit_test(a_group_takes_what_came_before_it_by_tags),
+        cmocka_unit_test(the_ring_is_used_again_as_receives_come),
+        cmocka_unit_test(without_it_every_message_waits),
+        cmocka_unit_test(the_device_copies_what_is_for_a_gpu),
+        cmocka_unit_test(without_a_way_to_a_gpu_every_message_waits),
+        cmocka_unit_test(one_that_is_too_long_is_told_on_both_sides),
+        cmocka_unit_test(a_lost_lane_loses_and_doubles_none),
+        cmocka_unit_test(what_has_come_is_received_when_the_sender_is_gone),
+        cmocka_unit_test(what_is_no_short_message_ends_the_connection),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
