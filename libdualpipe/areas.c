@@ -8,6 +8,7 @@
 #include "device/device.h"
 #include "nccl-plugin/net_options.h"
 #include "nccl-plugin/tuner_options.h"
+#include "seats/seats_options.h"
 #include "topology/nvml.h"
 #include "wire/wire_options.h"
 
@@ -15,6 +16,7 @@ const struct dp_option_area *const dp_option_areas[] = {
     &dp_log_option_area,
     &dp_comm_option_area,
     &dp_device_option_area,
+    &dp_seats_option_area,
     &dp_topology_option_area,
     &dp_wire_option_area,
     &dpn_net_option_area,

@@ -4,11 +4,13 @@
  */
 #include "nccl-plugin/net_options.h"
 #include "nccl-plugin/tuner_options.h"
+#include "seats/seats_options.h"
 #include "wire/wire_options.h"
 
 const struct dp_option_area *const dp_option_areas[] = {
     &dp_log_option_area,
     &dpn_net_option_area,
+    &dp_seats_option_area,
     &dpn_tuner_option_area,
     &dp_wire_option_area,
 };

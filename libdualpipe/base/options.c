@@ -106,7 +106,7 @@ static void say_expected(const struct dp_option *o, char *out, size_t len)
 static void full_name(const struct dp_option_area *area, const struct dp_option *o, char *out,
                       size_t len)
 {
-    snprintf(out, len, "%s%s_%s", prefix, area->area, o->name);
+    snprintf(out, len, "%s%s%s%s", prefix, area->area, *o->name ? "_" : "", o->name);
 }
 
 /* ---- names --------------------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ enum dp_option_type {
 };
 
 struct dp_option {
-    const char *name; /* without DUALPIPE_<AREA>_ */
+    const char *name; /* without DUALPIPE_<AREA>_; "": DUALPIPE_<AREA> itself */
     enum dp_option_type type;
     const char *fallback; /* the default, as text; NULL: none (strings) */
     const char *help;     /* one line, with the unit */

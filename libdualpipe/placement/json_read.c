@@ -137,6 +137,25 @@ static int read_worker(struct reader *r, const struct dp_json *at, size_t i)
     return err ? err : read_nics(r, at, w);
 }
 
+/* Every process sits once. */
+static int check_came_as(const struct reader *r, const struct dp_json *workers)
+{
+    const int32_t count = r->p->ranks * r->p->replicas;
+    bool *is_taken = calloc((size_t)count, sizeof(*is_taken));
+    int err = is_taken ? 0 : dp_fail(DP_ENOMEM, "no memory for %d workers", count);
+
+    for (int32_t i = 0; !err && i < count; i++) {
+        const struct dp_json worker = dp_json_element(workers, (size_t)i);
+        const struct dp_json in = dp_json_member(&worker, "came_as");
+        const int32_t came_as = r->p->workers[i].came_as;
+        if (is_taken[came_as])
+            err = dp_json_expected(&in, "a number that no worker before it has");
+        is_taken[came_as] = true;
+    }
+    free(is_taken);
+    return err;
+}
+
 /* ---- flows and links ------------------------------------------------------------------------ */
 
 static int read_name(const struct dp_json *at, const char *key, const char *(*name)(int), int count,
@@ -163,6 +182,14 @@ static const char *class_name(int class_)
     return dp_topo_class_name((enum dp_topo_class)class_);
 }
 
+static int take_class(const struct dp_json *at, uint8_t *out)
+{
+    int class_ = 0, err = dp_json_take_int(at, "traffic_class", 0, 255, &class_);
+
+    *out = (uint8_t)class_;
+    return err;
+}
+
 static int read_flow(struct reader *r, const struct dp_json *at, size_t i)
 {
     struct dp_flow *f = &r->p->flows[i];
@@ -183,6 +210,8 @@ static int read_flow(struct reader *r, const struct dp_json *at, size_t i)
         err = take_node(r, at, "nic_from", DP_TOPO_NIC, &f->nic_from);
     if (!err)
         err = take_node(r, at, "nic_to", DP_TOPO_NIC, &f->nic_to);
+    if (!err)
+        err = take_class(at, &f->traffic_class);
     return err ? err : take_node(r, at, "rail", DP_TOPO_RAIL, &f->rail);
 }
 
@@ -277,6 +306,8 @@ static int read_file(struct reader *r, const struct dp_json *file)
     err = read_nodes(r, &nodes);
     if (!err)
         err = read_list(r, &workers, read_worker);
+    if (!err)
+        err = check_came_as(r, &workers);
     if (!err)
         err = read_list(r, &flows, read_flow);
     return err ? err : read_list(r, &links, read_link);

@@ -17,6 +17,7 @@ struct writer {
     const struct dp_topology *t;
     struct dp_text *out;
     bool *is_named; /* [node_count] */
+    int err;        /* the first of a search */
 };
 
 static void add_number(const struct writer *w, const char *key, double value)
@@ -31,6 +32,20 @@ static void add_node_number(const struct writer *w, const char *key, int32_t nod
         dp_text_addf(w->out, ", \"%s\": %" PRId32, key, node);
 }
 
+/* The way of a copy between the GPU and its pinned memory. Ways longer than a reader has room for are
+ * left out; there is none in any machine that we know. */
+static struct dp_topo_path find_copy(struct writer *w, const struct dp_placed_worker *worker)
+{
+    struct dp_topo_path path = {.class_ = DP_TOPO_NONE};
+    int err = worker->memory < 0 ? 0 : dp_topology_path(w->t, worker->gpu, worker->memory, &path);
+
+    if (err || path.class_ == DP_TOPO_NONE || path.hops >= DP_SEAT_COPY_MAX)
+        path.hops = -1;
+    if (!w->err)
+        w->err = err;
+    return path;
+}
+
 /* ---- nodes ---------------------------------------------------------------------------------- */
 
 static void name_node(const struct writer *w, int32_t node)
@@ -39,7 +54,7 @@ static void name_node(const struct writer *w, int32_t node)
         w->is_named[node] = true;
 }
 
-static void name_nodes(const struct writer *w)
+static void name_nodes(struct writer *w)
 {
     for (int32_t i = 0; i < w->p->ranks * w->p->replicas; i++) {
         const struct dp_placed_worker *worker = &w->p->workers[i];
@@ -47,6 +62,9 @@ static void name_nodes(const struct writer *w)
         name_node(w, worker->memory);
         for (int32_t k = 0; k < worker->nic_count; k++)
             name_node(w, worker->nics[k]);
+        const struct dp_topo_path copy = find_copy(w, worker);
+        for (int32_t k = 0; k <= copy.hops; k++)
+            name_node(w, copy.nodes[k]);
     }
     for (int32_t i = 0; i < w->p->flow_count; i++) {
         name_node(w, w->p->flows[i].nic_from);
@@ -60,7 +78,7 @@ static void name_nodes(const struct writer *w)
 }
 
 /* What RDMA and the kernel call the NIC's ports. */
-static void add_ports(const struct writer *w, int32_t nic)
+static void add_ports(struct writer *w, int32_t nic)
 {
     int32_t first, count = dp_topology_ports(w->t, nic, &first);
 
@@ -77,7 +95,7 @@ static void add_ports(const struct writer *w, int32_t nic)
     dp_text_adds(w->out, "]");
 }
 
-static void add_node(const struct writer *w, int32_t i)
+static void add_node(struct writer *w, int32_t i)
 {
     const struct dp_topo_node *n = &w->t->nodes[i];
     char label[DP_TOPO_LABEL_LEN];
@@ -103,7 +121,7 @@ static void add_node(const struct writer *w, int32_t i)
     dp_text_adds(w->out, "}");
 }
 
-static void add_nodes(const struct writer *w)
+static void add_nodes(struct writer *w)
 {
     const char *between = "\n";
 
@@ -120,7 +138,7 @@ static void add_nodes(const struct writer *w)
 
 /* ---- the rest ------------------------------------------------------------------------------- */
 
-static void add_numbers(const struct writer *w, const char *key, const int32_t *numbers,
+static void add_numbers(struct writer *w, const char *key, const int32_t *numbers,
                         int32_t count)
 {
     dp_text_addf(w->out, ", \"%s\": [", key);
@@ -129,9 +147,10 @@ static void add_numbers(const struct writer *w, const char *key, const int32_t *
     dp_text_adds(w->out, "]");
 }
 
-static void add_worker(const struct writer *w, int32_t i)
+static void add_worker(struct writer *w, int32_t i)
 {
     const struct dp_placed_worker *worker = &w->p->workers[i];
+    const struct dp_topo_path copy = find_copy(w, worker);
 
     dp_text_addf(w->out, "{\"replica\": %" PRId32 ", \"rank\": %" PRId32 ", \"gpu\": %" PRId32
                          ", \"came_as\": %" PRId32,
@@ -139,10 +158,12 @@ static void add_worker(const struct writer *w, int32_t i)
     add_node_number(w, "memory", worker->memory);
     add_numbers(w, "nics", worker->nics, worker->nic_count);
     add_numbers(w, "qps", worker->qps, worker->nic_count);
+    if (copy.hops >= 0)
+        add_numbers(w, "copy", copy.nodes, copy.hops + 1);
     dp_text_adds(w->out, "}");
 }
 
-static void add_flow(const struct writer *w, int32_t i)
+static void add_flow(struct writer *w, int32_t i)
 {
     const struct dp_flow *f = &w->p->flows[i];
 
@@ -152,10 +173,12 @@ static void add_flow(const struct writer *w, int32_t i)
     add_node_number(w, "nic_from", f->nic_from);
     add_node_number(w, "nic_to", f->nic_to);
     add_node_number(w, "rail", f->rail);
+    if (f->traffic_class)
+        dp_text_addf(w->out, ", \"traffic_class\": %u", f->traffic_class);
     dp_text_addf(w->out, ", \"class\": \"%s\"}", dp_topo_class_name(f->class_));
 }
 
-static void add_link(const struct writer *w, int32_t i)
+static void add_link(struct writer *w, int32_t i)
 {
     const struct dp_placed_link *l = &w->p->links[i];
 
@@ -166,8 +189,8 @@ static void add_link(const struct writer *w, int32_t i)
     dp_text_adds(w->out, "}");
 }
 
-static void add_list(const struct writer *w, const char *name, int32_t count,
-                     void (*add)(const struct writer *w, int32_t i))
+static void add_list(struct writer *w, const char *name, int32_t count,
+                     void (*add)(struct writer *w, int32_t i))
 {
     dp_text_addf(w->out, ",\n\"%s\": [", name);
     for (int32_t i = 0; i < count; i++) {
@@ -181,10 +204,12 @@ int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t
                        size_t *len)
 {
     struct dp_text out = {0};
-    const struct writer w = {p, t, &out, calloc((size_t)t->node_count, sizeof(bool))};
+    struct writer w = {p, t, &out, calloc((size_t)t->node_count, sizeof(bool)), 0};
+    double inner = 0, outer = 0;
 
     if (!w.is_named)
         return dp_fail(DP_ENOMEM, "no memory for %d nodes", t->node_count);
+    w.err = dp_topology_rates(t, &inner, &outer);
     name_nodes(&w);
     dp_text_addf(&out, "{\"dualpipe_placement\": %d, \"source\": \"dualpipe %s\"",
                  DP_PLACEMENT_JSON_VERSION, dp_version());
@@ -192,11 +217,19 @@ int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t
                  p->ranks, p->replicas, p->exact ? "true" : "false");
     add_number(&w, "before_ns", p->before_ns);
     add_number(&w, "after_ns", p->after_ns);
+    dp_text_adds(&out, ",\n\"rates\": {\"intra_gbs\": ");
+    dp_json_add_number(&out, inner);
+    add_number(&w, "inter_gbs", outer);
+    dp_text_adds(&out, "}");
     add_nodes(&w);
     add_list(&w, "workers", p->ranks * p->replicas, add_worker);
     add_list(&w, "flows", p->flow_count, add_flow);
     add_list(&w, "links", p->link_count, add_link);
     dp_text_adds(&out, "}\n");
     free(w.is_named);
+    if (w.err) {
+        dp_text_fini(&out);
+        return w.err;
+    }
     return dp_text_take(&out, text, len);
 }

@@ -6,14 +6,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const char *const flow_kinds[DP_FLOW_KINDS] = {"activation", "gradient", "mirror", "mixing",
-                                                      "offload"};
-
-const char *dp_flow_kind_name(enum dp_flow_kind kind)
-{
-    return (unsigned)kind < DP_FLOW_KINDS ? flow_kinds[kind] : "?";
-}
-
 /* ---- the spec ------------------------------------------------------------------------------- */
 
 static int check_bytes(const char *member, double bytes)

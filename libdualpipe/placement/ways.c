@@ -323,6 +323,9 @@ int dp_ways_choose(const struct dp_search *s, struct dp_placement *p)
         err = improve(&x);
     for (int32_t w = 0, flow = 0; !err && w < s->traffic->workers; w++)
         flow = order_nics(&x, w, flow);
+    for (int32_t i = 0; i < p->flow_count; i++)
+        if (p->flows[i].nic_from >= 0)
+            p->flows[i].traffic_class = s->spec->traffic_class[p->flows[i].kind];
     free(x.order);
     free(x.at);
     return err;

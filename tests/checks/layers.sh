@@ -11,6 +11,7 @@ base        0  dualpipe options random
 schedule    1  schedule
 microbatch  1  microbatch
 topology    1  topology
+seats       1  seats
 placement   2  placement
 tuning      2  tuning
 device      2  device
@@ -76,8 +77,8 @@ private()
 around_plugin()
 {
     find nccl-plugin -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
-        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa|infiniband)/[^>]*>|<dualpipe/(dualpipe|tuning)\.h>)' |
-        grep -vE 'include *"((nccl-plugin|base|topology|tuning|wire|device)/[^"]*|config\.h)"' || :
+        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa|infiniband)/[^>]*>|<dualpipe/(dualpipe|seats|tuning)\.h>)' |
+        grep -vE 'include *"((nccl-plugin|base|topology|seats|tuning|wire|device)/[^"]*|config\.h)"' || :
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
         grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/net_options\.h"' \
             -e '^libdualpipe/areas\.c:.*"nccl-plugin/tuner_options\.h"' \

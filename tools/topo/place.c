@@ -29,6 +29,7 @@ struct place_args {
     double activation_bytes, gradient_bytes, parameter_bytes, offload_bytes;
     const char *gpus;
     struct pairs mixing;
+    uint8_t traffic_class[DP_FLOW_KINDS];
 };
 
 /* ---- as text -------------------------------------------------------------------------------- */
@@ -191,7 +192,7 @@ static int place_schedule(const struct place_args *a, const struct dp_schedule *
 {
     const int64_t workers = a->replicas * s->ranks;
     int32_t *gpus = a->gpus && workers <= WORKERS_MAX ? malloc((size_t)workers * sizeof(*gpus)) : NULL;
-    const struct dp_placement_spec spec = {
+    struct dp_placement_spec spec = {
         .topology = t,
         .schedule = s,
         .replicas = (int)a->replicas,
@@ -205,6 +206,7 @@ static int place_schedule(const struct place_args *a, const struct dp_schedule *
         .effort = (long)a->effort,
         .seed = (uint64_t)a->seed,
     };
+    memcpy(spec.traffic_class, a->traffic_class, sizeof(spec.traffic_class));
     int err = gpus ? find_gpus(t, a->gpus, gpus, (int32_t)workers) : 0; /* too many: refused below */
 
     if (!err)
@@ -249,6 +251,38 @@ static bool parse_mixing(const char *text, void *member, char *why, size_t why_l
     return true;
 }
 
+static int find_kind(const char *name, size_t len)
+{
+    int kind = 0;
+
+    while (kind < DP_FLOW_OFFLOAD && (strlen(dp_flow_kind_name((enum dp_flow_kind)kind)) != len ||
+                                      strncmp(dp_flow_kind_name((enum dp_flow_kind)kind), name, len)))
+        kind++;
+    return kind;
+}
+
+/* "activation=104,mirror=8" */
+static bool parse_classes(const char *text, void *member, char *why, size_t why_len)
+{
+    uint8_t *classes = member;
+
+    while (*text) {
+        const size_t len = strcspn(text, "=");
+        const int kind = find_kind(text, len);
+        char *end;
+        long number = text[len] ? strtol(text + len + 1, &end, 10) : -1;
+        if (kind == DP_FLOW_OFFLOAD || number < 0 || number > 255 || end == text + len + 1 ||
+            (*end && *end != ',')) {
+            snprintf(why, why_len, "KIND=N such as activation=104,mirror=8, with the kinds "
+                                   "activation, gradient, mirror and mixing, and N from 0 to 255");
+            return false;
+        }
+        classes[kind] = (uint8_t)number;
+        text = end + (*end == ',');
+    }
+    return true;
+}
+
 #define AT(member) .offset = offsetof(struct place_args, member)
 
 static const struct arg schedule_rows[] = {
@@ -275,6 +309,8 @@ static const struct arg traffic_rows[] = {
      AT(offload_bytes), .fallback = "0"},
     {"mixing", 0, "PAIRS", "replicas that mix: 0-2,1-3, or none (default: a ring)", ARG_PARSE,
      AT(mixing), .parse = parse_mixing},
+    {"traffic-class", 0, "KIND=N,...", "of RDMA, for flows of a kind between hosts: activation=104",
+     ARG_PARSE, AT(traffic_class), .parse = parse_classes},
 };
 static const char *const formats[] = {"text", "json", NULL};
 static const struct arg search_rows[] = {

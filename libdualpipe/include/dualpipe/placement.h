@@ -15,7 +15,8 @@
  *
  * Workers are numbered replica * P + pipeline rank. GPUs are nodes of the topology. A placement is
  * plain data, holds no pointer to the topology or the schedule, and round-trips through a JSON file
- * (placement/README.md documents it) that the runtime, the net plugin and the offload engine read.
+ * (placement/README.md documents it). seats.h reads what one process needs of that file, without the
+ * topology: so do the runtime, the net plugin and the tuner.
  *
  * Source of the problem: process mapping, e.g. Hoefler and Snir, "Generic topology mapping strategies
  * for large-scale parallel architectures", ICS 2011. It is NP-hard; see effort.
@@ -24,6 +25,7 @@
 #define DUALPIPE_PLACEMENT_H
 
 #include <dualpipe/schedule.h>
+#include <dualpipe/seats.h>
 #include <dualpipe/topology.h>
 
 #ifdef __cplusplus
@@ -31,17 +33,6 @@ extern "C" {
 #endif
 
 /* ---- what is to be placed ------------------------------------------------------------------- */
-
-enum dp_flow_kind {
-    DP_FLOW_ACTIVATION, /* to the next stage */
-    DP_FLOW_GRADIENT,   /* to the stage before */
-    DP_FLOW_MIRROR,     /* weight gradients between the two holders of a stage (REDUCE) */
-    DP_FLOW_MIXING,     /* parameters between replicas */
-    DP_FLOW_OFFLOAD,    /* between a GPU and its pinned memory; from and to are the same worker */
-    DP_FLOW_KINDS
-};
-/* "activation", "gradient", "mirror", "mixing", "offload". */
-DP_PUBLIC const char *dp_flow_kind_name(enum dp_flow_kind kind);
 
 /* Replicas a and b exchange their parameters in every step. */
 struct dp_replica_pair {
@@ -65,6 +56,7 @@ struct dp_placement_spec {
     long effort;                   /* swaps that the search tries; 0: 100 000 at most, 20 000 for
                                     * more than 256 workers, so that 4096 GPUs take seconds */
     uint64_t seed;                 /* of the search; the same spec gives the same placement */
+    uint8_t traffic_class[DP_FLOW_KINDS]; /* that flows over the network ask for; 0: none */
 };
 
 /* ---- what comes out ------------------------------------------------------------------------- */
@@ -76,9 +68,9 @@ struct dp_flow {
     int32_t nic_from, nic_to; /* nodes, of flows between hosts; else -1 */
     int32_t rail;             /* node; -1: none, or over a spine */
     enum dp_topo_class class_; /* of the way */
+    uint8_t traffic_class;     /* of flows between hosts; 0: none is asked for */
 };
 
-enum { DP_PLACEMENT_NICS_MAX = 16 };
 struct dp_placed_worker {
     int32_t gpu;       /* node */
     int32_t came_as;   /* place of this GPU in the order in which the ranks came */

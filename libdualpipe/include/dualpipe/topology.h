@@ -253,6 +253,10 @@ DP_PUBLIC int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b
 DP_PUBLIC int dp_topology_nics(const struct dp_topology *t, int32_t gpu, int32_t *nics, int32_t max,
                                int32_t *count);
 
+/* What joins the GPUs of a host, and what a host has to the others, all its ports together; 0: not
+ * known, or not there. The first host stands for all. DP_ENOMEM. Any thread. */
+DP_PUBLIC int dp_topology_rates(const struct dp_topology *t, double *inner, double *outer);
+
 /* ---- building, reading, writing ------------------------------------------------------------- */
 
 /* Build what a short description says: words, separated by blanks. KIND:COUNT words nest: each stands
