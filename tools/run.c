@@ -8,16 +8,18 @@
 #include "plugin_path.h"
 #include "tune/tune.h"
 
+#include <dualpipe/seats.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { EXIT_CANNOT_RUN = 126, EXIT_NOT_FOUND = 127, SETTINGS_MAX = 8 };
+enum { EXIT_CANNOT_RUN = 126, EXIT_NOT_FOUND = 127, SETTINGS_MAX = 12 };
 
 struct values {
-    const char *table, *links, *topology;
+    const char *table, *links, *topology, *placement;
     bool no_net, no_tuner, only_prints;
 };
 
@@ -29,7 +31,7 @@ struct setting {
 struct settings {
     size_t count;
     struct setting list[SETTINGS_MAX];
-    char *table;
+    char *table, *placement;
     char links[DP_TUNING_LINKS_LEN];
 };
 
@@ -53,6 +55,37 @@ static int add_table(const char *path, struct settings *s)
     if (!s->table)
         return command_broke("%s: %s", path, strerror(errno));
     add(s, "DUALPIPE_TUNER_TABLE", s->table);
+    return 0;
+}
+
+/* What it is used for is told, as a job does not say much. */
+static void say_placement(const struct dp_seats *seats)
+{
+    int flows = 0;
+
+    for (int32_t i = 0; i < seats->flow_count; i++)
+        flows += seats->flows[i].nic_from >= 0;
+    fprintf(stderr, "dualpipe: placement %s: %d workers (%d x %d), the NICs of %d flows, links of %g "
+                    "GB/s within a host and %g out of it\n",
+            seats->name, seats->seat_count, seats->replicas, seats->ranks, flows, seats->intra_gbs,
+            seats->inter_gbs);
+}
+
+static int add_placement(const char *path, struct settings *s)
+{
+    struct dp_seats *seats;
+    int err = dp_seats_load(path, &seats);
+
+    if (err) {
+        command_failed(err);
+        return EXIT_USAGE;
+    }
+    say_placement(seats);
+    dp_seats_free(seats);
+    s->placement = realpath(path, NULL);
+    if (!s->placement)
+        return command_broke("%s: %s", path, strerror(errno));
+    add(s, "DUALPIPE_PLACEMENT", s->placement);
     return 0;
 }
 
@@ -90,6 +123,8 @@ static int choose(const struct values *v, struct settings *s)
         add(s, "NCCL_NET", "dualpipe");
         add(s, "NCCL_NET_PLUGIN_REF_COUNT", "1");
     }
+    if (v->placement && (status = add_placement(v->placement, s)))
+        return status;
     if (v->no_tuner)
         return v->table || v->links || v->topology
                    ? command_misused("--no-tuner goes with no --table, --links or --topology")
@@ -155,6 +190,7 @@ static int run(const struct values *v, const struct operands *operands)
     else if (!status && !(status = apply(&s)))
         status = become(operands->items);
     free(s.table);
+    free(s.placement);
     return status;
 }
 
@@ -167,6 +203,8 @@ static const struct arg args[] = {
      .min = 0},
     {"topology", 't', "FILE", "or a few words, to work the links out from", ARG_STRING,
      AT(topology), .min = 0},
+    {"placement", 0, "FILE", "of topo place, for programs that place their ranks by it", ARG_STRING,
+     AT(placement), .min = 0},
     {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},
     {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner),
      .min = 0},

@@ -5,7 +5,7 @@
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 for name in NCCL_NET_PLUGIN NCCL_NET NCCL_NET_PLUGIN_REF_COUNT NCCL_TUNER_PLUGIN \
-    DUALPIPE_TUNER_TABLE DUALPIPE_TUNER_LINKS; do
+    DUALPIPE_TUNER_TABLE DUALPIPE_TUNER_LINKS DUALPIPE_PLACEMENT; do
     unset $name
 done
 
@@ -40,6 +40,24 @@ finds_the_table_from_anywhere()
 works_out_links()
 {
     run run --topology "dgx-h100 host:2" -- env && says "DUALPIPE_TUNER_LINKS=intra=450,inter=400"
+}
+
+finds_the_placement_from_anywhere()
+{
+    cd "$DP_TEST_DATA/fuzz/placement" || return
+    run run --placement two.json -- sh -c 'cd / && head -c 25 "$DUALPIPE_PLACEMENT"' || return
+    says '{"dualpipe_placement": 1,' || return
+    [ "$(wc -l <"$work/err")" = 1 ] || wrong "not one line: $(cat "$work/err")" || return
+    grep -q "placement two.json: 2 workers (1 x 2)" "$work/err" || wrong "$(cat "$work/err")"
+}
+
+refuses_a_placement_that_is_none()
+{
+    echo '{"dualpipe_placement": 3}' >"$work/three.json"
+    refuses 2 "three.json:1: dualpipe_placement: expected 1" run --placement "$work/three.json" -- true ||
+        return
+    refuses 2 "none.json: No such file" run --placement "$work/none.json" -- true || return
+    refuses 2 "Is a directory" run --placement "$work" -- true
 }
 
 keeps_what_is_set()
@@ -81,6 +99,8 @@ it gives_the_command_both_plugins
 it leaves_out_what_is_not_wanted
 it finds_the_table_from_anywhere
 it works_out_links
+it finds_the_placement_from_anywhere
+it refuses_a_placement_that_is_none
 it keeps_what_is_set
 it passes_arguments_and_the_status_on
 it prints_what_a_shell_takes

@@ -20,9 +20,14 @@ struct pipelined {
 
 /* ---- a step -------------------------------------------------------------------------------- */
 
+/* The pipeline rank of this process, which a placement may have mapped. */
 static int rank_of(const struct engine *e)
 {
-    return e->comm ? e->comm->rank : 0;
+    int rank = 0;
+
+    while (e->comm && e->schedule->group_rank[rank] != e->comm->rank)
+        rank++;
+    return rank;
 }
 
 /* The part of the batch that flows in a slot's stream begins at this micro-batch. */
@@ -70,18 +75,20 @@ static int evaluate(struct engine *e, const struct batch *batch, double *losses)
 
 /* ---- all weights on rank 0 ------------------------------------------------------------------- */
 
-/* The first rank that holds a stage, and in which slot; copies are all equal. */
+/* The first rank that holds a stage, in which slot, and which process that is; copies are all
+ * equal. */
 struct holder {
-    int rank, slot;
+    int rank, slot, process;
 };
 
 static struct holder holder_of(const struct dp_schedule *s, int stage)
 {
-    struct holder h = {0, 0};
+    struct holder h = {0};
 
     while (dp_schedule_slot(s, h.rank, h.slot)->stage != stage)
         if (++h.slot == s->slots_per_rank)
-            h = (struct holder){h.rank + 1, 0};
+            h = (struct holder){.rank = h.rank + 1};
+    h.process = s->group_rank[h.rank];
     return h;
 }
 
@@ -112,10 +119,10 @@ static int gather(struct engine *e, real *weights)
     for (int stage = 0; !err && stage < s->stages; stage++) {
         size_t count = gpt_stage_size(&e->config, stage, s->stages).param_count;
         struct holder h = holder_of(s, stage);
-        if (weights && h.rank == 0)
+        if (weights && h.process == 0)
             memcpy(weights + at, e->stages[h.slot]->weights, count * sizeof(real));
         else if (weights)
-            err = receive_weights(e, h.rank, stage, weights + at, count);
+            err = receive_weights(e, h.process, stage, weights + at, count);
         else if (h.rank == rank_of(e))
             err = send_weights(e, e->stages[h.slot], stage);
         at += count;

@@ -133,6 +133,8 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
     printf("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
            s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
            s->model.batch, s->model.context);
+    if (s->seats)
+        printf("placement %s: a rank for each process\n", s->seats->name);
     fflush(stdout);
 }
 

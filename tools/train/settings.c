@@ -42,6 +42,9 @@ static const struct arg schedule_args[] = {
      ARG_FLAG, AT(fixed_order)},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
      ARG_FLAG, AT(any_order)},
+    {"placement", 0, "FILE",
+     "of topo place: which process has which rank, and its CPUs (default DUALPIPE_PLACEMENT)",
+     ARG_STRING, AT(placement)},
     {"transport", 0, NULL, "how ranks send each other messages (default auto)", ARG_CHOICE,
      AT(transport), .choices = transports},
     {"port", 0, "N", "where rank 0 listens for the others; 0: any that is free", ARG_INT, AT(port),
@@ -120,10 +123,32 @@ static bool take_files(struct settings *s, const struct operands *more)
     return false;
 }
 
+/* One rank has nothing to be placed; but who asks for it should hear so. */
+static bool take_placement(struct settings *s, int *status)
+{
+    int err = 0;
+
+    if (is_sequential(s) && s->placement)
+        return command_misused("--placement: expected a schedule; --schedule none has one rank"),
+               false;
+    if (s->placement)
+        err = dp_seats_load(s->placement, &s->seats);
+    else if (!is_sequential(s))
+        err = dp_seats_from_env(&s->seats);
+    if (err)
+        *status = command_failed(err);
+    return !err;
+}
+
+static int usual_ranks(const struct settings *s)
+{
+    return s->seats ? s->seats->ranks : is_sequential(s) ? 1 : 4;
+}
+
 static bool take_ranks(struct settings *s, int world)
 {
     if (s->ranks == 0)
-        s->ranks = world ? world : is_sequential(s) ? 1 : 4;
+        s->ranks = world ? world : usual_ranks(s);
     if (world && s->ranks != world)
         command_misused("-P %d: expected %d, the WORLD_SIZE that this process was started with",
                         (int)s->ranks, world);
@@ -145,11 +170,25 @@ static bool multiple(const char *name, int64_t number, int64_t unit, const char 
     return false;
 }
 
+/* The pipeline rank of each process, malloc'ed; NULL: as they come. */
+static int make_map(const struct settings *s, int **out)
+{
+    int err = s->seats ? dp_seats_check(s->seats, 1, (int)s->ranks) : 0;
+
+    *out = s->seats && !err ? malloc((size_t)s->ranks * sizeof(**out)) : NULL;
+    if (!err && s->seats)
+        err = *out ? dp_seats_map(s->seats, 0, *out) : DP_ENOMEM;
+    return err;
+}
+
 static bool build_schedules(struct settings *s, int *status)
 {
     struct dp_schedule_spec spec = {.ranks = (int)s->ranks, .microbatches = (int)s->microbatches};
-    int err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
+    int *map = NULL, err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
 
+    if (!err)
+        err = make_map(s, &map);
+    spec.rank_map = map;
     spec.mirror_reduce = true;
     if (!err)
         err = dp_schedule_new(&spec, &s->training);
@@ -157,6 +196,7 @@ static bool build_schedules(struct settings *s, int *status)
     spec.mirror_reduce = false;
     if (!err)
         err = dp_schedule_new(&spec, &s->forward);
+    free(map);
     if (err)
         *status = command_failed(err);
     return !err;
@@ -216,7 +256,8 @@ static bool check_order(const struct settings *s)
 static bool check(struct settings *s, const struct operands *files, int world, int *status)
 {
     *status = EXIT_USAGE;
-    return take_files(s, files) && take_ranks(s, world) && check_order(s) && check_outputs(s) &&
+    return take_files(s, files) && take_placement(s, status) && take_ranks(s, world) &&
+           check_order(s) && check_outputs(s) &&
            (is_sequential(s) || build_schedules(s, status)) && check_model(s);
 }
 
@@ -247,4 +288,5 @@ void settings_fini(struct settings *s)
 {
     dp_schedule_free(s->training);
     dp_schedule_free(s->forward);
+    dp_seats_free(s->seats);
 }

@@ -10,10 +10,11 @@
 #include "train/params.h"
 
 #include <dualpipe/schedule.h>
+#include <dualpipe/seats.h>
 
 struct settings {
     struct arg_list data;
-    const char *schedule_name, *transport, *trace, *timeline;
+    const char *schedule_name, *transport, *placement, *trace, *timeline;
     int64_t ranks, microbatches, layers, width, heads, context, batch, steps, warmup, eval_every;
     int64_t sample, seed, port;
     double rate, decay, clip, dropout;
@@ -22,6 +23,7 @@ struct settings {
     /* What follows from these. */
     struct gpt_config model;
     struct dp_schedule *training, *forward; /* NULL: sequential */
+    struct dp_seats *seats;                 /* NULL: ranks as they come */
 };
 
 /* The command line, into *s. `world` is the number of ranks that were started from outside, 0 if

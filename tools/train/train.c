@@ -28,13 +28,21 @@ static void print_but_errors(void *user, enum dp_log_level level, const char *li
         fprintf(stderr, "dualpipe: %s\n", line);
 }
 
+/* Before anything is allocated: memory is to come from there, too. */
+static int bind_rank(const struct dp_seats *seats, int process)
+{
+    return dp_seats_bind(seats, dp_seats_find(seats, process));
+}
+
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
 {
     struct run *run = user;
     struct dp_comm *comm;
 
     dp_log_set(print_but_errors, NULL, DP_LOG_DEFAULT);
-    int err = dp_comm_open(config, &comm);
+    int err = run->settings.seats ? bind_rank(run->settings.seats, config->rank) : 0;
+    if (!err)
+        err = dp_comm_open(config, &comm);
     if (err) {
         *why = (struct dp_abort){.rank = config->rank, .error = err};
         snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
