@@ -29,18 +29,21 @@ refuses_what_no_schedule_can_be()
     refuses 2 "expected at least" bench step dualpipe -P 2 -M 2
 }
 
-# A stand-in for a peer that is installed but does not work.
-leaves_out_a_peer_that_fails()
+# Stand-ins for peers: one that is installed but does not work, and one that takes no time.
+stands_beside_peers_that_work()
 {
     mkdir -p "$work/bin"
     printf '#!/bin/sh\necho sorry\nexit 1\n' >"$work/bin/ucx_perftest"
-    chmod +x "$work/bin/ucx_perftest"
+    printf '#!/bin/sh\necho a line of its own\necho 0.5\n' >"$work/bin/mpirun"
+    chmod +x "$work/bin/ucx_perftest" "$work/bin/mpirun"
     PATH=$work/bin:$PATH
     # shellcheck disable=SC2086 # words
     run bench wire --transport shm --peers $brief || return
     grep -q "UCX posix is left out: its server has ended at once" "$work/err" ||
         wrong "does not say who is left out: $(cat "$work/err")" || return
-    says latency GB/s
+    says latency GB/s || return
+    [ -x "$DP_TOP_BUILDDIR/tools/bench/mpi-peer" ] || return 0
+    says "512 KiB, OpenMPI vader " "512 KiB over OpenMPI"
 }
 
 it measures "build check simulate list" schedule -P 8 -M 16
@@ -51,6 +54,6 @@ it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transpo
 it measures "answer scan ns" tuner --rules 100
 it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
-it leaves_out_a_peer_that_fails
+it stands_beside_peers_that_work
 it refuses_what_no_schedule_can_be
 finish

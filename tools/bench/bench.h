@@ -77,6 +77,8 @@ int bench_find_times(int (*run)(void *user, int times, int64_t *ns), void *user,
 /* Keep this process to the first core that it may use, or to the second, if there are two. A process
  * that comes of one that has done so is counted from the same first core. */
 void bench_pin(int which);
+/* As it was before bench_pin. */
+void bench_unpin(void);
 
 /* "8 B", "512 KiB", "4 MiB". */
 void bench_size_text(size_t bytes, char *text, size_t len);

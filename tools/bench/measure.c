@@ -126,6 +126,14 @@ void bench_pin(int which)
     sched_setaffinity(0, sizeof(own), &own);
 }
 
+void bench_unpin(void)
+{
+    const cpu_set_t *usable = usable_cores();
+
+    if (CPU_COUNT(usable))
+        sched_setaffinity(0, sizeof(*usable), usable);
+}
+
 /* ---- which samples count -------------------------------------------------------------------- */
 
 static int by_background(const void *a, const void *b)

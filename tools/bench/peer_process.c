@@ -10,6 +10,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -52,8 +53,28 @@ static void nap(void)
 
 /* ---- the words of a command ------------------------------------------------------------------ */
 
+/* Where mpi-peer is: beside this program in its build tree, or where it is installed. */
+static const char *mpi_peer(void)
+{
+    static const char *const beside[] = {"/../bench/mpi-peer", "/bench/mpi-peer"};
+    static char path[PATH_MAX + 32];
+    char self[PATH_MAX];
+    const ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    const char *slash = len > 0 ? (self[len] = '\0', strrchr(self, '/')) : NULL;
+
+    for (int i = 0; slash && i < 2; i++) {
+        snprintf(path, sizeof(path), "%.*s%s", (int)(slash - self), self, beside[i]);
+        if (!access(path, X_OK))
+            return path;
+    }
+    return DP_HELPER_DIR "/mpi-peer";
+}
+
 bool peer_process_is_installed(const char *command)
 {
+    if (strstr(command, "@mpi-peer") && access(mpi_peer(), X_OK))
+        return false;
+
     const int len = (int)strcspn(command, " ");
     const char *path = getenv("PATH");
     bool found = false;
@@ -74,6 +95,7 @@ struct words {
     char *text;
     char *words[WORDS_MAX + 1];
     char port[16], size[32], times[16], warmup[16];
+    char mpi_peer[PATH_MAX + 32];
 };
 
 static char *fill_in(struct words *w, char *word)
@@ -82,7 +104,7 @@ static char *fill_in(struct words *w, char *word)
         const char *name;
         char *value;
     } known[] = {{"@port", w->port}, {"@size", w->size}, {"@times", w->times},
-                 {"@warmup", w->warmup}};
+                 {"@warmup", w->warmup}, {"@mpi-peer", w->mpi_peer}};
 
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
         if (!strcmp(word, known[i].name))
@@ -99,6 +121,7 @@ static void split(struct words *w, const struct peer_command *c, const char *tex
     snprintf(w->size, sizeof(w->size), "%zu", c->size);
     snprintf(w->times, sizeof(w->times), "%d", c->times);
     snprintf(w->warmup, sizeof(w->warmup), "%d", 1 + c->times / 8);
+    snprintf(w->mpi_peer, sizeof(w->mpi_peer), "%s", mpi_peer());
     w->text = strdup(text);
     for (char *word = w->text ? strtok_r(w->text, " ", &rest) : NULL; word && count < WORDS_MAX;
          word = strtok_r(NULL, " ", &rest))
@@ -126,7 +149,11 @@ static void become(const struct peer_command *c, const char *text, int port, int
     struct words w;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    bench_pin(core);
+    /* Who starts both sides puts them on their cores. */
+    if (c->server)
+        bench_pin(core);
+    else
+        bench_unpin();
     set_environment(c->environment);
     split(&w, c, text, port);
     dup2(fd, STDOUT_FILENO);

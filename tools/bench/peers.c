@@ -18,7 +18,8 @@
 #include <string.h>
 
 /* Words of a command that begin with "@" stand for something: @port, that both sides shall meet at;
- * @size of a message in bytes; @times, how many; @warmup, how many before those. */
+ * @size of a message in bytes; @times, how many; @warmup, how many before those; @mpi-peer, the program
+ * of that name beside this one. */
 struct peer {
     const char *name;
     const char *transport;    /* of ours that it stands beside */
@@ -31,6 +32,15 @@ struct peer {
     } ways[PEER_TESTS];
 };
 
+#define MPI_FLAGS                                                                                  \
+    "--allow-run-as-root --bind-to core --map-by core -n 2 --mca pml ob1 --mca btl self,vader "    \
+    "--mca btl_vader_single_copy_mechanism "
+#define MPI_WAYS(mechanism)                                                                        \
+    {                                                                                              \
+        {NULL, "mpirun " MPI_FLAGS mechanism " @mpi-peer latency @size @times", 0, 1},              \
+        {NULL, "mpirun " MPI_FLAGS mechanism " @mpi-peer stream @size @times", 0, 1},               \
+    }
+
 #define UCX_SERVER "ucx_perftest -p @port"
 #define UCX_CLIENT "ucx_perftest 127.0.0.1 -p @port -s @size -n @times -w @warmup -f -v -t "
 #define UCX_WAYS                                                                                   \
@@ -42,9 +52,11 @@ struct peer {
 static const struct peer peers[] = {
     {"UCX posix+cma", "shm", "UCX_TLS=posix,cma UCX_WARN_UNUSED_ENV_VARS=n", UCX_WAYS},
     {"UCX posix", "shm", "UCX_TLS=posix UCX_WARN_UNUSED_ENV_VARS=n", UCX_WAYS},
+    {"OpenMPI vader+cma", "shm", NULL, MPI_WAYS("cma")},
+    {"OpenMPI vader", "shm", NULL, MPI_WAYS("none")},
     {"UCX tcp", "tcp", "UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n", UCX_WAYS},
 };
-enum { PEERS = sizeof(peers) / sizeof(peers[0]), FIRST_TIMES = 16, SAMPLE_MS = 200 };
+enum { PEERS = sizeof(peers) / sizeof(peers[0]), LEAST_TIMES = 4, SAMPLE_MS = 200 };
 _Static_assert(sizeof(peers) / sizeof(peers[0]) <= (size_t)PEERS_MAX, "a run for each");
 
 /* ---- what they say --------------------------------------------------------------------------- */
@@ -95,20 +107,23 @@ static int find_times(const struct peer_run *r, double figure)
         r->test == PEER_LATENCY ? 2 * figure : (double)r->size / (figure * 1e3);
     const double times = SAMPLE_MS * 1e3 / one_us;
 
-    return times < FIRST_TIMES / 4 ? FIRST_TIMES / 4 : times > 1e7 ? (int)1e7 : (int)times;
+    return times < LEAST_TIMES ? LEAST_TIMES : times > 1e7 ? (int)1e7 : (int)times;
 }
 
-/* The few also warm up what is slow only once: they count too much for a rest of that. So twice. */
+/* So few that they take no time, and so many that what is slow only once counts little. */
+static int first_times(enum peer_test test, size_t size)
+{
+    return test == PEER_LATENCY ? 4096 : size > 8 << 20 ? 8 : 256;
+}
+
+/* Do it once, and see how often it must. */
 static int find_out(struct peer_run *r, char *why, size_t why_len)
 {
     double figure;
-    int err = 0;
+    int err = measure(r, &figure, why, why_len);
 
-    for (int i = 0; i < 2 && !err; i++) {
-        err = measure(r, &figure, why, why_len);
-        if (!err)
-            r->times = find_times(r, figure);
-    }
+    if (!err)
+        r->times = find_times(r, figure);
     return err;
 }
 
@@ -124,7 +139,7 @@ int peers_find(const char *transport, enum peer_test test, size_t size,
         if (is_left_out[i] || strcmp(p->transport, transport) || !p->ways[test].client ||
             !peer_process_is_installed(p->ways[test].client))
             continue;
-        runs[count] = (struct peer_run){p, p->name, test, size, FIRST_TIMES};
+        runs[count] = (struct peer_run){p, p->name, test, size, first_times(test, size)};
         is_left_out[i] = find_out(&runs[count], why, sizeof(why));
         if (is_left_out[i])
             command_broke("%s is left out: %s", p->name, why);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 enum { SAMPLE_MS = 150, STOP = -1 };
+static const int64_t PEERS_NS = INT64_C(300000000000); /* longest for all peers between two of ours */
 static const char *const units[] = {"us", "GB/s", "%"};
 
 /* What rank 1 is to do. */
@@ -154,15 +155,20 @@ static void add_peers(struct plan *p, int which)
     }
 }
 
+static bool is_shown(const struct wire_job *j, const struct wire_method *m)
+{
+    if (m->run == wire_limit_copy)
+        return j->may_copy_straight && !strcmp(j->transport, "shm");
+    return !j->v->peers || wire_method_has_peers(m);
+}
+
 static void make_plan(struct plan *p)
 {
     for (int i = 0; i < wire_method_count; i++) {
-        const bool beside_peers = p->job->v->peers && wire_method_has_peers(&wire_methods[i]);
-        if (p->job->v->peers && !beside_peers)
+        if (!is_shown(p->job, &wire_methods[i]))
             continue;
         add_method(p, i);
-        if (beside_peers)
-            add_peers(p, i);
+        add_peers(p, i);
     }
 }
 
@@ -234,6 +240,8 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 
     command_mute(true); /* launch_ranks says what went wrong, once */
     int err = dp_comm_open(config, &j->comm);
+    if (!err && j->v->peers)
+        j->comm->deadline_ns = PEERS_NS;
     bench_pin(config->rank);
     j->buffer = malloc(WIRE_BIGGEST);
     j->other = malloc(WIRE_BIGGEST);
@@ -242,8 +250,10 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     if (!err) {
         memset(j->buffer, 1, WIRE_BIGGEST);
         memset(j->other, 2, WIRE_BIGGEST);
-        err = config->rank ? follow(j) : lead(j);
+        err = wire_limit_meet(j);
     }
+    if (!err)
+        err = config->rank ? follow(j) : lead(j);
     if (err) {
         *why = (struct dp_abort){.rank = config->rank, .error = err};
         snprintf(why->text, sizeof(why->text), "%s", dp_last_error());

@@ -32,7 +32,12 @@ struct wire_job {
     struct wire_peers peers[WIRE_METHODS_MAX];
     /* In each rank's process: */
     struct dp_comm *comm;
-    char *buffer, *other; /* [WIRE_BIGGEST] each */
+    char *buffer, *other; /* [WIRE_BIGGEST] each: what is sent, and what comes */
+    struct wire_place {
+        int64_t pid;
+        char *buffer, *other; /* in that process */
+    } peer;
+    bool may_copy_straight; /* both ranks may copy from and to each other's memory */
 };
 
 /* What a method is measured by: us one way, GB/s, % of a core that rank 0 has used. */
@@ -57,5 +62,10 @@ extern const int wire_method_count;
 
 /* Whether it is what other libraries can do, too. */
 bool wire_method_has_peers(const struct wire_method *method);
+
+/* Both ranks call it once: tell each other where their buffers are, and see who may copy. */
+int wire_limit_meet(struct wire_job *j);
+/* A method: both sides copy, straight. */
+int wire_limit_copy(struct wire_job *j, size_t size, int times);
 
 #endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wire_limit.c - what a message from one process's memory to another's could cost at best: each side
+ * copies half of it (process_vm_readv and writev), and nobody waits for anybody.
+ */
+#include "config.h"
+
+#include "bench/wire.h"
+
+#include "command.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { CHUNK = 256 << 10 };
+
+/* The other rank's buffer of what comes, if this one sends; of what goes, if it receives. */
+static bool copy_part(const struct wire_job *j, size_t at, size_t len)
+{
+    const bool pushes = j->comm->rank == 0;
+    const struct iovec here = {(pushes ? j->buffer : j->other) + at, len};
+    const struct iovec there = {(pushes ? j->peer.other : j->peer.buffer) + at, len};
+    const ssize_t n = pushes ? process_vm_writev((pid_t)j->peer.pid, &here, 1, &there, 1, 0)
+                             : process_vm_readv((pid_t)j->peer.pid, &here, 1, &there, 1, 0);
+
+    return n == (ssize_t)len;
+}
+
+int wire_limit_meet(struct wire_job *j)
+{
+    struct wire_place places[2];
+    const struct wire_place mine = {(int64_t)getpid(), j->buffer, j->other};
+    int32_t works[2], mine_works;
+    int err = dp_comm_allgather(j->comm, &mine, places, sizeof(mine));
+
+    if (err)
+        return err;
+    j->peer = places[1 - j->comm->rank];
+    mine_works = copy_part(j, 0, 1);
+    err = dp_comm_allgather(j->comm, &mine_works, works, sizeof(mine_works));
+    if (!err)
+        j->may_copy_straight = works[0] && works[1];
+    return err;
+}
+
+int wire_limit_copy(struct wire_job *j, size_t size, int times)
+{
+    const size_t half = size / 2, begin = j->comm->rank ? 0 : half, end = begin + half;
+
+    for (int i = 0; i < times; i++)
+        for (size_t at = begin; at < end; at += CHUNK)
+            if (!copy_part(j, at, end - at < CHUNK ? end - at : CHUNK))
+                return command_broke("cannot copy between two processes: %s", strerror(errno)),
+                       DP_EIO;
+    return dp_comm_barrier(j->comm);
+}
