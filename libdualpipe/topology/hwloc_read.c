@@ -95,7 +95,7 @@ static void add_numa(struct reader *r, hwloc_obj_t numa)
     struct dp_topo_node *n = dp_topo_node(&r->b, dp_topo_add_node(&r->b, DP_TOPO_NUMA, r->host));
     n->os_index = (int32_t)numa->os_index;
     n->cpus = text;
-    n->package = package ? (int32_t)package->logical_index : -1;
+    n->package = package ? (int32_t)package->os_index : -1;
     n->memory_bytes = numa->attr->numanode.local_memory;
     n->cache_bytes = cache_of(r, numa);
 }
@@ -232,12 +232,18 @@ static void add_ports(struct reader *r, int32_t nic, hwloc_obj_t o)
     }
 }
 
+/* NVML's object, "nvml0", has its UUID; CUDA's, "cuda0", its memory in KiB. */
 static void describe_gpu(struct reader *r, int32_t gpu, hwloc_obj_t o)
 {
     for (hwloc_obj_t c = o->io_first_child; c; c = c->next_sibling) {
         const char *model = hwloc_obj_get_info_by_name(c, "GPUModel");
         const char *uuid = hwloc_obj_get_info_by_name(c, "NVIDIAUUID");
+        const char *memory = hwloc_obj_get_info_by_name(c, "CUDAGlobalMemorySize");
         struct dp_topo_node *n = dp_topo_node(&r->b, gpu);
+        if (c->name && !strncmp(c->name, "nvml", 4) && c->name[4])
+            n->os_index = atoi(c->name + 4);
+        if (memory)
+            n->memory_bytes = strtoull(memory, NULL, 10) << 10;
         n->model = model ? dp_topo_add_text(&r->b, model) : n->model;
         n->uuid = uuid ? dp_topo_add_text(&r->b, uuid) : n->uuid;
     }

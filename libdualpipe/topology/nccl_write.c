@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NVSWITCH_CLASS = 0x068000, CPUS_MAX = 8192 };
+enum { NVSWITCH_CLASS = 0x068000 };
 
 struct writer {
     const struct dp_topology *t;
@@ -48,9 +48,9 @@ static void add_text(const struct writer *w, const char *key, uint32_t text, con
 }
 
 /* "0-3,8" to "00000000,0000010f". */
-void dp_topo_add_mask(struct dp_text *out, const char *cpus)
+void dp_topo_add_mask(struct dp_text *out, const char *prefix, const char *cpus)
 {
-    uint32_t words[CPUS_MAX / 32] = {0};
+    uint32_t words[DP_TOPO_CPUS_MAX / 32] = {0};
     int top = 0;
 
     while (*cpus) {
@@ -60,14 +60,14 @@ void dp_topo_add_mask(struct dp_text *out, const char *cpus)
             break;
         if (*end == '-')
             last = strtoul(end + 1, &end, 10);
-        for (unsigned long i = first; i <= last && i < CPUS_MAX; i++) {
+        for (unsigned long i = first; i <= last && i < DP_TOPO_CPUS_MAX; i++) {
             words[i / 32] |= 1u << i % 32;
             top = (int)(i / 32) > top ? (int)(i / 32) : top;
         }
         cpus = end + (*end == ',');
     }
     for (int i = top; i >= 0; i--)
-        dp_text_addf(out, "%08" PRIx32 "%s", words[i], i ? "," : "");
+        dp_text_addf(out, "%s%08" PRIx32 "%s", prefix, words[i], i ? "," : "");
 }
 
 static void add_busid(const struct writer *w, const char *key, const struct dp_topo_pci *pci)
@@ -76,7 +76,7 @@ static void add_busid(const struct writer *w, const char *key, const struct dp_t
                  pci->function);
 }
 
-static const struct dp_topo_link *uplink(const struct dp_topology *t, int32_t node)
+const struct dp_topo_link *dp_topo_uplink(const struct dp_topology *t, int32_t node)
 {
     for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
         if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
@@ -93,7 +93,7 @@ static void open_pci(const struct writer *w, int32_t node)
         "64.0 GT/s PCIe", "128.0 GT/s PCIe",
     };
     const struct dp_topo_node *n = &w->t->nodes[node];
-    const struct dp_topo_link *l = uplink(w->t, node);
+    const struct dp_topo_link *l = dp_topo_uplink(w->t, node);
 
     dp_text_adds(w->out, "<pci");
     add_busid(w, "busid", &n->pci);
@@ -190,7 +190,7 @@ static void add_cpu(struct writer *w, int32_t numa)
 
     dp_text_addf(w->out, "<cpu numaid=\"%" PRId32 "\" affinity=\"",
                  n->os_index < 0 ? n->index : n->os_index);
-    dp_topo_add_mask(w->out, dp_topology_text(w->t, n->cpus));
+    dp_topo_add_mask(w->out, "", dp_topology_text(w->t, n->cpus));
     dp_text_adds(w->out, "\"");
     dp_xml_add(w->out, "arch", nccl_arch(dp_topology_text(w->t, host->arch)));
     add_text(w, "vendor", host->vendor, "GenuineIntel");

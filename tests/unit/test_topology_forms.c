@@ -9,6 +9,7 @@
 
 #include <dualpipe/topology.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +275,140 @@ static void hwloc_and_sysfs_see_the_same_machine(void **state)
     dp_topology_free(b);
 }
 
+/* The node of b that stands for node i of a, which has NVSwitches besides. */
+static int32_t partner(const struct dp_topology *a, int32_t i)
+{
+    int32_t place = i;
+
+    for (int32_t k = 0; k < i; k++)
+        place -= a->nodes[k].kind == DP_TOPO_NVSWITCH;
+    return place;
+}
+
+static void compare_text(const struct dp_topology *a, uint32_t x, const struct dp_topology *b,
+                         uint32_t y)
+{
+    assert_string_equal(dp_topology_text(a, x), dp_topology_text(b, y));
+}
+
+static void compare_nodes(const struct dp_topology *a, int32_t i, const struct dp_topology *b)
+{
+    const struct dp_topo_node *x = &a->nodes[i], *y = &b->nodes[partner(a, i)];
+
+    assert_int_equal(x->kind, y->kind);
+    assert_int_equal(x->parent < 0 ? -1 : partner(a, x->parent), y->parent);
+    compare_text(a, x->name, b, y->name);
+    compare_text(a, x->model, b, y->model);
+    compare_text(a, x->cpus, b, y->cpus);
+    compare_text(a, x->uuid, b, y->uuid);
+    compare_text(a, x->arch, b, y->arch);
+    compare_text(a, x->vendor, b, y->vendor);
+    assert_int_equal(x->family, y->family);
+    assert_int_equal(x->package, y->package);
+    assert_int_equal(x->memory_bytes, y->memory_bytes);
+    assert_int_equal(x->cache_bytes, y->cache_bytes);
+    assert_int_equal(x->pci.domain, y->pci.domain);
+    assert_int_equal(x->pci.bus, y->pci.bus);
+    assert_int_equal(x->pci.class_code >> 8, y->pci.class_code >> 8);
+    assert_int_equal(x->pci.device_id, y->pci.device_id);
+}
+
+static const struct dp_topo_link *pci_link(const struct dp_topology *t, int32_t node)
+{
+    for (int32_t i = 0; i < t->link_count; i++)
+        if (t->links[i].b == node && t->links[i].kind == DP_TOPO_PCI)
+            return &t->links[i];
+    return NULL;
+}
+
+static void compare_ports(const struct dp_topology *a, const struct dp_topology *b)
+{
+    assert_int_equal(a->port_count, b->port_count);
+    for (int32_t i = 0; i < a->port_count; i++) {
+        const struct dp_topo_port *x = &a->ports[i], *y = &b->ports[i];
+        assert_int_equal(partner(a, x->nic), y->nic);
+        assert_int_equal(x->fabric, y->fabric);
+        assert_int_equal(x->rdma ? x->guid : 0, y->guid);
+        compare_text(a, x->rdma, b, y->rdma);
+        compare_text(a, x->net, b, y->net);
+        assert_true(x->up == y->up);
+    }
+}
+
+/* All that hwloc has a place for. */
+static void compare_through_hwloc(const struct dp_topology *a)
+{
+    struct dp_topology *b = NULL;
+    char *xml;
+    size_t len;
+
+    assert_int_equal(dp_topology_write(a, DP_TOPOLOGY_HWLOC_XML, &xml, &len), 0);
+    if (dp_topology_read(xml, len, DP_TOPOLOGY_AUTO, &b))
+        fail_msg("%s", dp_last_error());
+    assert_int_equal(b->node_count, partner(a, a->node_count));
+    for (int32_t i = 0; i < a->node_count; i++) {
+        if (a->nodes[i].kind == DP_TOPO_NVSWITCH)
+            continue;
+        const struct dp_topo_link *x = pci_link(a, i), *y = pci_link(b, partner(a, i));
+        compare_nodes(a, i, b);
+        assert_true(!x == !y);
+        assert_true(!x || fabs(x->bytes_per_ns - y->bytes_per_ns) < 1e-5 * x->bytes_per_ns + 1e-9);
+    }
+    compare_ports(a, b);
+    dp_topology_free(b);
+    free(xml);
+}
+
+static void what_hwloc_can_hold_comes_back(void **state)
+{
+    (void)state;
+    static const char *const more[] = {
+        "cpus=4 numa:4 root:1 switch:1 switch:2 gpu:1 nic:1 ports=2", "cpus=1 name=a<b&\"c gpu:2 nic:2",
+        "cpus=2 numa:3 gpu:40", "cpus=3 numa:2 gpu:1 fabric=infiniband nic:1",
+    };
+
+    for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
+        struct dp_topology *all = made(p->name), *t = NULL;
+        assert_int_equal(dp_topology_take_host(all, 0, &t), 0);
+        compare_through_hwloc(t);
+        dp_topology_free(t);
+        dp_topology_free(all);
+    }
+    for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
+        struct dp_topology *t = made(more[i]);
+        compare_through_hwloc(t);
+        dp_topology_free(t);
+    }
+}
+
+static void a_host_without_cpus_gets_one_for_hwloc(void **state)
+{
+    (void)state;
+    struct dp_topology *a = made("numa:2 gpu:1"), *b = NULL;
+    char *xml;
+    size_t len;
+
+    assert_int_equal(dp_topology_write(a, DP_TOPOLOGY_HWLOC_XML, &xml, &len), 0);
+    assert_int_equal(dp_topology_read(xml, len, DP_TOPOLOGY_HWLOC_XML, &b), 0);
+    assert_string_equal(dp_topology_text(b, b->nodes[node(b, "numa0")].cpus), "0");
+    assert_int_equal(b->nodes[node(b, "gpu0")].host, 0);
+    dp_topology_free(a);
+    dp_topology_free(b);
+    free(xml);
+}
+
+static void files_for_hwloc_hold_one_host(void **state)
+{
+    (void)state;
+    struct dp_topology *t = made("laptop host:2");
+    char *xml = NULL;
+
+    assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_HWLOC_XML, &xml, NULL), DP_EINVAL);
+    assert_null(xml);
+    assert_non_null(strstr(dp_last_error(), "describe one host, this topology has 2"));
+    dp_topology_free(t);
+}
+
 #else
 
 static void without_hwloc_that_is_said(void **state)
@@ -407,6 +542,9 @@ int main(void)
         cmocka_unit_test(files_of_hwloc_are_read),
         cmocka_unit_test(a_file_that_is_none_of_hwloc_is_refused),
         cmocka_unit_test(hwloc_and_sysfs_see_the_same_machine),
+        cmocka_unit_test(what_hwloc_can_hold_comes_back),
+        cmocka_unit_test(a_host_without_cpus_gets_one_for_hwloc),
+        cmocka_unit_test(files_for_hwloc_hold_one_host),
 #else
         cmocka_unit_test(without_hwloc_that_is_said),
 #endif
