@@ -268,7 +268,7 @@ static int check_port(const struct dp_topology *t, int32_t i)
     if (p->first_gid < 0 || p->gid_count < 0 || p->first_gid > t->gid_count - p->gid_count)
         return dp_fail(DP_EINVAL, "port %d: %d GIDs from %d on, expected some of %d", i, p->gid_count,
                        p->first_gid, t->gid_count);
-    if (p->rdma >= t->text_len || p->net >= t->text_len)
+    if (p->rdma >= t->text_len || p->net >= t->text_len || p->subnet >= t->text_len)
         return dp_fail(DP_EINVAL, "port %d: a text behind the last", i);
     return 0;
 }

@@ -45,6 +45,7 @@ static void copy_port(const struct copy *c, int32_t i)
     p.rail = p.rail < 0 ? -1 : c->place[p.rail];
     p.rdma = copy_text(c, p.rdma);
     p.net = copy_text(c, p.net);
+    p.subnet = copy_text(c, p.subnet);
     out = dp_topo_add_port(c->b, p.nic, p.number);
     p.first_gid = out->first_gid;
     p.gid_count = 0;

@@ -54,7 +54,8 @@ static bool same_port(const struct two *t, int32_t i)
 
     return a->nic == b->nic && a->number == b->number && a->rail == b->rail &&
            a->fabric == b->fabric && a->up == b->up && same_text(t, a->rdma, b->rdma) &&
-           same_text(t, a->net, b->net) && a->mtu_bytes == b->mtu_bytes && a->guid == b->guid &&
+           same_text(t, a->net, b->net) && same_text(t, a->subnet, b->subnet) &&
+           a->mtu_bytes == b->mtu_bytes && a->guid == b->guid &&
            a->bytes_per_ns == b->bytes_per_ns && a->first_gid == b->first_gid &&
            a->gid_count == b->gid_count;
 }

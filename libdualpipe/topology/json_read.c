@@ -257,6 +257,8 @@ static int read_port(struct reader *r, const struct dp_json *at)
     if (!err)
         err = take_text(r, at, "net", &p->net);
     if (!err)
+        err = take_text(r, at, "subnet", &p->subnet);
+    if (!err)
         err = dp_json_take_int(at, "mtu_bytes", 0, INT32_MAX, &p->mtu_bytes);
     if (!err)
         err = read_guid(at, &p->guid);

@@ -136,6 +136,7 @@ static void add_port(const struct writer *w, int32_t i)
                  p->up ? "true" : "false");
     add_string(w, "rdma", p->rdma);
     add_string(w, "net", p->net);
+    add_string(w, "subnet", p->subnet);
     add_int(w, "mtu_bytes", p->mtu_bytes, 0);
     if (p->guid)
         dp_text_addf(w->out, ", \"guid\": \"%016" PRIx64 "\"", p->guid);

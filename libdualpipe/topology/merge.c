@@ -40,51 +40,165 @@ int dp_topology_take_host(const struct dp_topology *t, int32_t host, struct dp_t
 
 /* ---- a cluster ------------------------------------------------------------------------------ */
 
-/* The rail or spine of this name, added where there is none yet. */
-static int32_t get_shared(struct dp_topo_builder *b, enum dp_topo_kind kind, const char *name)
+/* What a rail is known by, beside its place: the subnet that made it ("" for none), and which of the
+ * ports of each host in it is on this rail, -1 for all. */
+struct rail {
+    uint32_t subnet;
+    int32_t turn, node;
+    bool is_infiniband;
+    double rate; /* of its ports together */
+};
+
+struct joiner {
+    struct dp_topo_builder *b;
+    int32_t *hosts; /* [ports] */
+    bool *shared;   /* [ports] ports of another host are in its subnet, too */
+    struct rail *rails;
+    int32_t rail_count, spine_count;
+};
+
+static int32_t host_of(const struct dp_topo_builder *b, int32_t node)
 {
-    for (int32_t i = 0; i < b->t.node_count; i++)
-        if (b->t.nodes[i].kind == kind && !strcmp(b->t.text + b->t.nodes[i].name, name))
-            return i;
-    uint32_t text = dp_topo_add_text(b, name);
-    int32_t node = dp_topo_add_node(b, kind, -1);
-    dp_topo_node(b, node)->name = text;
+    while (b->t.nodes[node].parent >= 0)
+        node = b->t.nodes[node].parent;
     return node;
 }
 
-/* The k-th port of the host, over all its NICs, on rail k. */
-static void join_ports(struct dp_topo_builder *b)
+/* Equal texts have one place in a builder. */
+static bool same_subnet(const struct dp_topo_port *x, const struct dp_topo_port *y)
 {
-    char name[32];
-    int32_t last_host = -1, k = 0;
+    return x->subnet == y->subnet && x->fabric == y->fabric;
+}
 
-    for (int32_t i = 0; i < b->t.port_count && !b->failed; i++) {
-        int32_t host = b->t.ports[i].nic;
-        while (b->t.nodes[host].parent >= 0)
-            host = b->t.nodes[host].parent;
-        k = host == last_host ? k + 1 : 0;
-        last_host = host;
-        snprintf(name, sizeof(name), "rail%d", k);
-        dp_topo_join_rail(b, i, get_shared(b, DP_TOPO_RAIL, name));
+struct order {
+    uint32_t subnet;
+    int32_t fabric, host, port;
+};
+
+static int compare_orders(const void *a, const void *b)
+{
+    const struct order *x = a, *y = b;
+
+    if (x->subnet != y->subnet)
+        return x->subnet < y->subnet ? -1 : 1;
+    if (x->fabric != y->fabric)
+        return x->fabric < y->fabric ? -1 : 1;
+    return x->host != y->host ? (x->host < y->host ? -1 : 1) : x->port - y->port;
+}
+
+/* Ports of one subnet stand together; it is shared if they are of several hosts. */
+static void find_shared(struct joiner *j)
+{
+    int32_t count = j->b->t.port_count, end;
+    struct order *order = malloc(((size_t)count + 1) * sizeof(*order));
+
+    j->b->failed |= !order;
+    for (int32_t i = 0; order && i < count; i++)
+        order[i] = (struct order){j->b->t.ports[i].subnet, (int32_t)j->b->t.ports[i].fabric,
+                                  j->hosts[i], i};
+    if (order)
+        qsort(order, (size_t)count, sizeof(*order), compare_orders);
+    for (int32_t i = 0; order && i < count; i = end) {
+        for (end = i + 1; end < count && order[end].subnet == order[i].subnet &&
+                          order[end].fabric == order[i].fabric;)
+            end++;
+        for (int32_t k = i; k < end; k++)
+            j->shared[order[k].port] = order[i].subnet && order[i].host != order[end - 1].host;
+    }
+    free(order);
+}
+
+/* Which of its host's ports a port is: of all, or of those in its InfiniBand subnet. */
+static int32_t turn_of(const struct joiner *j, int32_t port)
+{
+    const struct dp_topo_port *ports = j->b->t.ports;
+    int32_t turn = 0;
+
+    for (int32_t i = port - 1; i >= 0 && j->hosts[i] == j->hosts[port]; i--)
+        turn += !j->shared[port] || (j->shared[i] && same_subnet(&ports[i], &ports[port]));
+    return turn;
+}
+
+static int32_t add_shared_node(struct joiner *j, enum dp_topo_kind kind, int32_t number)
+{
+    uint32_t text = dp_topo_add_textf(j->b, "%s%d", dp_topo_kind_name(kind), number);
+    int32_t node = dp_topo_add_node(j->b, kind, -1);
+
+    dp_topo_node(j->b, node)->name = text;
+    return node;
+}
+
+static struct rail *get_rail(struct joiner *j, const struct rail *wanted)
+{
+    struct rail *r = j->rails;
+
+    for (; r < j->rails + j->rail_count; r++)
+        if (r->subnet == wanted->subnet && r->turn == wanted->turn &&
+            r->is_infiniband == wanted->is_infiniband)
+            return r;
+    *r = *wanted;
+    r->node = add_shared_node(j, DP_TOPO_RAIL, j->rail_count++);
+    return r;
+}
+
+/* See topology.h for the rule. */
+static void join_ports(struct joiner *j)
+{
+    for (int32_t i = 0; i < j->b->t.port_count && !j->b->failed; i++) {
+        const struct dp_topo_port *p = &j->b->t.ports[i];
+        bool is_infiniband = j->shared[i] && p->fabric == DP_TOPO_INFINIBAND;
+        struct rail *r = get_rail(j, &(struct rail){
+            .subnet = j->shared[i] ? p->subnet : 0, .is_infiniband = is_infiniband,
+            .turn = j->shared[i] && !is_infiniband ? -1 : turn_of(j, i),
+        });
+        r->rate += p->bytes_per_ns;
+        dp_topo_join_rail(j->b, i, r->node);
     }
 }
 
-/* Several rails to one spine, by as much as the ports of each together. */
-static void join_rails(struct dp_topo_builder *b)
+static bool same_spine(const struct rail *a, const struct rail *b)
 {
-    int32_t nodes = b->t.node_count, links = b->t.link_count, rails = 0, spine = -1;
+    return a->is_infiniband == b->is_infiniband && (!a->is_infiniband || a->subnet == b->subnet);
+}
 
-    for (int32_t i = 0; i < nodes; i++)
-        rails += b->t.nodes[i].kind == DP_TOPO_RAIL;
-    for (int32_t i = 0; i < nodes && rails > 1; i++) {
-        double rate = 0;
-        if (b->t.nodes[i].kind != DP_TOPO_RAIL)
-            continue;
-        for (int32_t k = 0; k < links; k++)
-            rate += b->t.links[k].b == i ? b->t.links[k].bytes_per_ns : 0;
-        spine = spine < 0 ? get_shared(b, DP_TOPO_SPINE, "spine0") : spine;
-        dp_topo_add_link(b, DP_TOPO_NET, i, spine, rate)->flags = DP_TOPO_RATE_ASSUMED;
-    }
+/* One spine for the rails that are like rail `first`, which is the first of them. */
+static void join_rails(struct joiner *j, const struct rail *first)
+{
+    const struct rail *end = j->rails + j->rail_count;
+    int32_t spine = -1;
+
+    for (const struct rail *r = j->rails; r < first; r++)
+        if (same_spine(r, first))
+            return;
+    for (const struct rail *r = first + 1; r < end && spine < 0; r++)
+        if (same_spine(r, first))
+            spine = add_shared_node(j, DP_TOPO_SPINE, j->spine_count++);
+    for (const struct rail *r = first; r < end && spine >= 0; r++)
+        if (same_spine(r, first))
+            dp_topo_add_link(j->b, DP_TOPO_NET, r->node, spine, r->rate)->flags =
+                DP_TOPO_RATE_ASSUMED;
+}
+
+static void join_hosts(struct dp_topo_builder *b)
+{
+    size_t ports = (size_t)b->t.port_count + 1;
+    struct joiner j = {
+        .b = b, .hosts = calloc(ports, sizeof(*j.hosts)), .shared = calloc(ports, sizeof(*j.shared)),
+        .rails = calloc(ports, sizeof(*j.rails)),
+    };
+
+    b->failed |= !j.hosts || !j.shared || !j.rails;
+    for (int32_t i = 0; i < b->t.port_count && !b->failed; i++)
+        j.hosts[i] = host_of(b, b->t.ports[i].nic);
+    if (!b->failed)
+        find_shared(&j);
+    if (!b->failed)
+        join_ports(&j);
+    for (int32_t i = 0; i < j.rail_count && !b->failed; i++)
+        join_rails(&j, &j.rails[i]);
+    free(j.hosts);
+    free(j.shared);
+    free(j.rails);
 }
 
 static int check_part(const struct dp_topology *t, size_t number)
@@ -113,8 +227,6 @@ int dp_topology_merge(const struct dp_topology *const *parts, size_t count, stru
         free(place);
     }
     if (!b.failed)
-        join_ports(&b);
-    if (!b.failed)
-        join_rails(&b);
+        join_hosts(&b);
     return dp_topo_finish(&b, out);
 }

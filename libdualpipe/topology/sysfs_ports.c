@@ -5,6 +5,7 @@
  */
 #include "topology/sysfs.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,14 +27,38 @@ static double read_net_rate(const struct nic *n, const char *net)
     return mbps > 0 ? (double)mbps / 8000 : 0;
 }
 
+/* "10.1.0.0/16": the network of an interface, from the table of routes. */
+static uint32_t read_network(const struct nic *n, const char *net)
+{
+    char path[PATH_MAX], line[DP_SYSFS_LINE], name[DP_SYSFS_LINE];
+    unsigned destination, gateway, mask;
+    uint32_t text = 0;
+
+    if (snprintf(path, sizeof(path), "%s/proc/net/route", n->root) >= (int)sizeof(path))
+        return 0;
+    FILE *f = fopen(path, "re");
+    while (f && !text && fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "%4095s %x %x %*x %*d %*d %*d %x", name, &destination, &gateway, &mask) != 4 ||
+            strcmp(name, net) || gateway || !destination || !mask || mask == UINT32_MAX)
+            continue;
+        destination = ntohl(destination); /* as it lies in memory of the machine */
+        text = dp_topo_add_textf(n->b, "%u.%u.%u.%u/%d", destination >> 24, destination >> 16 & 255,
+                                 destination >> 8 & 255, destination & 255, __builtin_popcount(mask));
+    }
+    if (f)
+        fclose(f);
+    return text;
+}
+
 static void add_net_port(const struct nic *n, const char *net, int32_t number)
 {
     char state[DP_SYSFS_LINE];
-    uint32_t name = dp_topo_add_text(n->b, net);
+    uint32_t name = dp_topo_add_text(n->b, net), subnet = read_network(n, net);
     struct dp_topo_port *p = dp_topo_add_port(n->b, n->node, number);
 
     dp_sysfs_line(n->root, state, "%s/net/%s/operstate", n->dir, net);
     p->net = name;
+    p->subnet = subnet;
     p->up = !strcmp(state, "up") || !strcmp(state, "unknown");
     p->mtu_bytes = (int32_t)dp_sysfs_number(n->root, 0, "%s/net/%s/mtu", n->dir, net);
     p->bytes_per_ns = read_net_rate(n, net);
@@ -91,6 +116,45 @@ static void read_gids(const struct nic *n, const char *port, enum dp_topo_fabric
     dp_sysfs_names_fini(&names);
 }
 
+/* What the first GID says that says anything: an IPv4 address, of which it does not say how long the
+ * network's part is, or an IPv6 one. */
+static uint32_t guess_network(const struct nic *n, const struct dp_topo_port *p)
+{
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+    for (int32_t i = p->first_gid; i < p->first_gid + p->gid_count && !n->b->failed; i++) {
+        const uint8_t *raw = n->b->t.gids[i].raw;
+        if (!memcmp(raw, mapped, sizeof(mapped))) {
+            dp_topo_add_note(n->b, DP_TOPO_ASSUMED, n->node, "%u.%u.%u.%u of %s: its network is taken to "
+                             "be as long as three bytes", raw[12], raw[13], raw[14], raw[15],
+                             n->b->t.text + p->rdma);
+            return dp_topo_add_textf(n->b, "%u.%u.%u.0/24", raw[12], raw[13], raw[14]);
+        }
+        if (raw[0] != 0xfe)
+            return dp_topo_add_textf(n->b, "%02x%02x:%02x%02x:%02x%02x:%02x%02x::/64", raw[0], raw[1],
+                                     raw[2], raw[3], raw[4], raw[5], raw[6], raw[7]);
+    }
+    return 0;
+}
+
+/* Of the port that was added last, whose directory is `port`. */
+static uint32_t read_subnet(const struct nic *n, const char *port, const char *net)
+{
+    const struct dp_topo_port *p = &n->b->t.ports[n->b->t.port_count - 1];
+    char prefix[DP_SYSFS_LINE];
+    uint32_t network;
+
+    if (p->fabric == DP_TOPO_ETHERNET) {
+        network = *net ? read_network(n, net) : 0;
+        return network ? network : guess_network(n, p);
+    }
+    dp_sysfs_line(n->root, prefix, "%s/gids/0", port);
+    int64_t manager = dp_sysfs_number(n->root, 0, "%s/sm_lid", port);
+    if (strlen(prefix) < 19 || manager <= 0)
+        return 0;
+    return dp_topo_add_textf(n->b, "%.19s sm %lld", prefix, (long long)manager);
+}
+
 /* The interface of the first GID, else that with the port's number; "" for none. */
 static void find_net(const struct nic *n, const char *port, int number, char net[DP_SYSFS_LINE])
 {
@@ -137,6 +201,8 @@ static void add_rdma_port(const struct nic *n, const char *device, int number)
     p->mtu_bytes = *net ? (int32_t)dp_sysfs_number(n->root, 0, "%s/net/%s/mtu", n->dir, net) : 0;
     p->guid = read_guid(n, device);
     read_gids(n, port, p->fabric);
+    uint32_t subnet = n->b->failed || !p->up ? 0 : read_subnet(n, port, net);
+    p->subnet = subnet;
 }
 
 static void add_rdma_ports(const struct nic *n, const char *device)

@@ -210,6 +210,67 @@ static void a_container_without_devices_is_a_host(void **state)
     dp_topology_free(t);
 }
 
+static int32_t rail_of(const struct dp_topology *t, const char *nic)
+{
+    int32_t first;
+
+    assert_int_equal(dp_topology_ports(t, node(t, nic), &first), 1);
+    return t->ports[first].rail;
+}
+
+static const char *subnet_of(const struct dp_topology *t, const char *nic)
+{
+    int32_t first;
+
+    assert_int_equal(dp_topology_ports(t, node(t, nic), &first), 1);
+    return text(t, t->ports[first].subnet);
+}
+
+static void ports_have_subnets(void **state)
+{
+    (void)state;
+    struct dp_topology *t = unpacked("rails-a"), *back = NULL;
+    char *json;
+    size_t len;
+
+    assert_string_equal(subnet_of(t, "mlx5_0"), "10.1.0.0/16");
+    assert_string_equal(subnet_of(t, "mlx5_2"), "fe80:0000:0000:0000 sm 1");
+    assert_string_equal(subnet_of(t, "mlx5_4"), "172.16.5.0/24");
+    assert_string_equal(subnet_of(t, "eth9"), "192.168.7.0/24");
+    assert_true(notes(t, "172.16.5.9 of mlx5_4: its network is taken to be as long as three bytes"));
+    assert_false(notes(t, "10.1.0.5"));
+    assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_JSON, &json, &len), 0);
+    assert_int_equal(dp_topology_read(json, len, DP_TOPOLOGY_JSON, &back), 0);
+    assert_true(dp_topology_equal(t, back));
+    free(json);
+    dp_topology_free(t);
+    dp_topology_free(back);
+}
+
+static void hosts_that_are_merged_find_their_rails(void **state)
+{
+    (void)state;
+    struct dp_topology *a = unpacked("rails-a"), *b = unpacked("rails-b"), *t = NULL;
+    const struct dp_topology *parts[] = {a, b};
+
+    assert_int_equal(dp_topology_merge(parts, 2, &t), 0);
+    assert_int_equal(rail_of(t, "a/mlx5_0"), rail_of(t, "b/mlx5_1"));
+    assert_int_equal(rail_of(t, "a/mlx5_1"), rail_of(t, "b/mlx5_0"));
+    assert_int_not_equal(rail_of(t, "a/mlx5_0"), rail_of(t, "a/mlx5_1"));
+    assert_int_equal(rail_of(t, "a/mlx5_2"), rail_of(t, "b/mlx5_2"));
+    assert_int_equal(rail_of(t, "a/mlx5_3"), rail_of(t, "b/mlx5_3"));
+    assert_int_not_equal(rail_of(t, "a/mlx5_2"), rail_of(t, "a/mlx5_3"));
+    assert_int_equal(rail_of(t, "a/mlx5_4"), rail_of(t, "b/mlx5_4"));
+    assert_int_equal(rail_of(t, "a/eth9"), rail_of(t, "b/eth9")); /* the sixth of each */
+    assert_int_equal(class_between(t, "a/mlx5_0", "b/mlx5_1"), DP_TOPO_RAILED);
+    assert_int_equal(class_between(t, "a/mlx5_0", "b/mlx5_0"), DP_TOPO_SPINED);
+    assert_int_equal(class_between(t, "a/mlx5_2", "b/mlx5_3"), DP_TOPO_SPINED);
+    assert_int_equal(class_between(t, "a/mlx5_1", "b/mlx5_2"), DP_TOPO_NONE); /* two fabrics */
+    dp_topology_free(a);
+    dp_topology_free(b);
+    dp_topology_free(t);
+}
+
 static void what_is_no_tree_is_refused(void **state)
 {
     (void)state;
@@ -248,6 +309,8 @@ int main(void)
         cmocka_unit_test(ports_have_rates_states_and_gids),
         cmocka_unit_test(a_virtual_machine_says_what_it_does_not_know),
         cmocka_unit_test(a_container_without_devices_is_a_host),
+        cmocka_unit_test(ports_have_subnets),
+        cmocka_unit_test(hosts_that_are_merged_find_their_rails),
         cmocka_unit_test(what_is_no_tree_is_refused),
         cmocka_unit_test(this_machine_is_a_topology),
     };

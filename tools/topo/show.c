@@ -67,6 +67,7 @@ static void put_ports(const struct show *s, int32_t nic)
         put_text(s, " ", p->rdma);
         put_text(s, " ", p->net);
         fprintf(s->to, " %s %s", topo_port(p, word), p->up ? "up" : "down");
+        put_text(s, " in ", p->subnet);
         if (p->rail >= 0)
             put_text(s, " ", t->nodes[p->rail].name);
     }

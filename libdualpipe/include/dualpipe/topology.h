@@ -126,6 +126,10 @@ struct dp_topo_port {
     uint64_t guid;        /* of the adapter (system image), as a number; 0: not known */
     double bytes_per_ns;  /* 0: not known */
     int32_t first_gid, gid_count; /* in gids */
+    /* Text: what it reaches without a router, "10.1.0.0/16", "2001:db8::/64" with all its groups; of
+     * InfiniBand the whole fabric, by its prefix and subnet manager, "fe80:0000:0000:0000 sm 1"; "" if
+     * not known. Only equality means something. */
+    uint32_t subnet;
 };
 
 enum dp_topo_gid_type { DP_TOPO_GID_IB, DP_TOPO_GID_ROCE_V1, DP_TOPO_GID_ROCE_V2 };
@@ -327,8 +331,11 @@ DP_PUBLIC int dp_topology_read_sysfs(const char *root, struct dp_topology **out)
  * they carry, of ports no rates. NVLink as above. DP_EUNSUPPORTED in a build without hwloc. */
 DP_PUBLIC int dp_topology_read_hwloc(struct dp_topology **out);
 
-/* Several machines that nothing joins yet into one cluster: the k-th ports of all hosts on rail k, rails
- * joined by a spine as wide as their ports together. Two hosts of one name are DP_EINVAL. */
+/* Several machines that nothing joins yet into one cluster. Ports in one Ethernet subnet are on one rail.
+ * An InfiniBand subnet is a whole fabric: in one, the k-th ports of all hosts are on a rail. So are the
+ * k-th ports of those whose subnet is not known, or that no other host is in. The rails of an
+ * InfiniBand subnet, and all others, are joined by a spine as wide as their ports together. Two hosts of
+ * one name are DP_EINVAL. */
 DP_PUBLIC int dp_topology_merge(const struct dp_topology *const *parts, size_t count,
                                 struct dp_topology **out);
 
