@@ -22,6 +22,7 @@ static const struct command commands[] = {
     {"executor", "what an op costs beside its compute", run_bench_executor},
     {"step", "a real step of a process a rank, against its critical path", run_bench_step},
     {"net", "net plugins for NCCL, beside each other and what the machine could do", run_bench_net},
+    {"topology", "machines of many GPUs, beside lstopo", run_bench_topology},
     {"tuner", "an answer of the tuner of NCCL, against a scan of all rules", run_bench_tuner},
     {"wire", "messages between two processes: latency and bandwidth", run_bench_wire},
     {0},

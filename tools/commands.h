@@ -20,6 +20,7 @@ int run_bench_executor(int argc, char **argv);
 int run_bench_net(int argc, char **argv);
 int run_bench_schedule(int argc, char **argv);
 int run_bench_step(int argc, char **argv);
+int run_bench_topology(int argc, char **argv);
 int run_bench_tuner(int argc, char **argv);
 int run_bench_wire(int argc, char **argv);
 

@@ -112,24 +112,29 @@ int dp_json_take_string(const struct dp_json *at, const char *key, const char **
     return 0;
 }
 
+static int expected_word(const struct dp_json *in, const char *const *words)
+{
+    struct dp_text list = {0};
+
+    for (int i = 0; words[i]; i++)
+        dp_text_addf(&list, "%s%s", i ? ", " : "one of ", words[i]);
+    int err = dp_json_expected(in, list.data ? list.data : "another word");
+    dp_text_fini(&list);
+    return err;
+}
+
 int dp_json_take_word(const struct dp_json *at, const char *key, const char *const *words,
                       int *out)
 {
     struct dp_json in = dp_json_member(at, key);
     const char *word = json_string_value(in.value);
-    struct dp_text list = {0};
 
-    for (int i = 0; words[i]; i++) {
-        if (word && !strcmp(word, words[i])) {
+    for (int i = 0; word && words[i]; i++)
+        if (!strcmp(word, words[i])) {
             *out = i;
-            dp_text_fini(&list);
             return 0;
         }
-        dp_text_addf(&list, "%s%s", i ? ", " : "one of ", words[i]);
-    }
-    int err = in.value ? dp_json_expected(&in, list.data ? list.data : "another word") : 0;
-    dp_text_fini(&list);
-    return err;
+    return in.value ? expected_word(&in, words) : 0;
 }
 
 void dp_json_add_number(struct dp_text *t, double number)

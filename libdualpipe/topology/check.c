@@ -174,32 +174,33 @@ static bool may_join(const struct dp_topology *t, const struct dp_topo_link *l)
 static int check_link(const struct dp_topology *t, int32_t i)
 {
     const struct dp_topo_link *l = &t->links[i], *last = i ? l - 1 : NULL;
-    char a[DP_TOPO_LABEL_LEN], b[DP_TOPO_LABEL_LEN];
+    char a[DP_TOPO_LABEL_LEN], b[DP_TOPO_LABEL_LEN]; /* made where a sentence needs them */
 
     if (l->a < 0 || l->b >= t->node_count || l->a >= l->b)
         return dp_fail(DP_EINVAL, "link %d: from node %d to node %d, expected a smaller to a larger "
                        "of %d nodes", i, l->a, l->b, t->node_count);
-    dp_topology_label(t, l->a, a);
-    dp_topology_label(t, l->b, b);
     if (!may_join(t, l))
         return dp_fail(DP_EINVAL, "link %d: a %s link cannot join %s and %s", i,
-                       dp_topo_link_kind_name(l->kind), a, b);
+                       dp_topo_link_kind_name(l->kind), dp_topology_label(t, l->a, a),
+                       dp_topology_label(t, l->b, b));
     if (last && (l->a < last->a || (l->a == last->a && l->b < last->b)))
-        return dp_fail(DP_EINVAL, "link %d: %s to %s stands behind a later one", i, a, b);
+        return dp_fail(DP_EINVAL, "link %d: %s to %s stands behind a later one", i,
+                       dp_topology_label(t, l->a, a), dp_topology_label(t, l->b, b));
     if (last && l->a == last->a && l->b == last->b && l->kind == last->kind && l->port == last->port)
         return dp_fail(DP_EINVAL, "link %d: %s and %s are joined twice, expected one link that counts "
-                       "both", i, a, b);
+                       "both", i, dp_topology_label(t, l->a, a), dp_topology_label(t, l->b, b));
     if (!isfinite(l->bytes_per_ns) || l->bytes_per_ns < 0 || !isfinite(l->latency_ns) ||
         l->latency_ns < 0)
         return dp_fail(DP_EINVAL, "link %d: %s to %s: %g GB/s and %g ns, expected numbers that are not "
-                       "negative", i, a, b, l->bytes_per_ns, l->latency_ns);
+                       "negative", i, dp_topology_label(t, l->a, a), dp_topology_label(t, l->b, b),
+                       l->bytes_per_ns, l->latency_ns);
     if (l->count < 1 || l->gen < 0 || l->width < 0 || l->gen_max < 0 || l->width_max < 0)
         return dp_fail(DP_EINVAL, "link %d: %s to %s: a count below 1, or a negative generation or "
-                       "width", i, a, b);
+                       "width", i, dp_topology_label(t, l->a, a), dp_topology_label(t, l->b, b));
     if (l->kind == DP_TOPO_NET && t->nodes[l->a].kind == DP_TOPO_NIC &&
         (l->port < 0 || l->port >= t->port_count || t->ports[l->port].nic != l->a))
-        return dp_fail(DP_EINVAL, "link %d: %s to %s: port %d, expected one of the NIC's", i, a, b,
-                       l->port);
+        return dp_fail(DP_EINVAL, "link %d: %s to %s: port %d, expected one of the NIC's", i,
+                       dp_topology_label(t, l->a, a), dp_topology_label(t, l->b, b), l->port);
     return 0;
 }
 

@@ -51,6 +51,7 @@ it measures "build check simulate list" schedule 1f1b -P 4 -M 4
 it measures "us/op messages threads" executor -M 8
 it measures "critical step CPU shm" step -P 2 -M 4 --cost f=1,i=1,w=1 --transport shm
 it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transport tcp
+it measures "256 GPUs 1024 hosts JSON" topology
 it measures "answer scan ns" tuner --rules 100
 it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
