@@ -47,15 +47,30 @@ static enum dp_topology_format detect_xml(const char *text, size_t len)
     return hwloc && (!system || hwloc < system) ? DP_TOPOLOGY_HWLOC_XML : DP_TOPOLOGY_NCCL_XML;
 }
 
-static enum dp_topology_format detect(const char *text, size_t len)
+static bool is_text(const char *text, size_t len)
+{
+    size_t at = 0;
+
+    while (at < len && ((unsigned char)text[at] >= ' ' || strchr("\t\r\n", text[at])) && text[at])
+        at++;
+    return at == len;
+}
+
+/* By the first character that is no blank. */
+static int detect(const char *text, size_t len, enum dp_topology_format *format)
 {
     size_t at = 0;
 
     while (at < len && strchr(" \t\r\n", text[at]) && text[at])
         at++;
-    if (at < len && text[at] == '{')
-        return DP_TOPOLOGY_JSON;
-    return at < len && text[at] == '<' ? detect_xml(text, len) : DP_TOPOLOGY_SYNTHETIC;
+    if (at == len || !is_text(text, len < 4096 ? len : 4096))
+        return dp_fail(DP_EINVAL, "%s, expected JSON, XML of NCCL or hwloc, or a description",
+                       at == len ? "nothing is in it" : "it is no text");
+    if (text[at] == '{' || text[at] == '[')
+        *format = DP_TOPOLOGY_JSON;
+    else
+        *format = text[at] == '<' ? detect_xml(text, len) : DP_TOPOLOGY_SYNTHETIC;
+    return 0;
 }
 
 static int read_synthetic(const char *text, size_t len, struct dp_topology **out)
@@ -76,7 +91,11 @@ static int read_synthetic(const char *text, size_t len, struct dp_topology **out
 int dp_topology_read(const char *text, size_t len, enum dp_topology_format format,
                      struct dp_topology **out)
 {
-    switch (format == DP_TOPOLOGY_AUTO ? detect(text, len) : format) {
+    int err = format == DP_TOPOLOGY_AUTO ? detect(text, len, &format) : 0;
+
+    if (err)
+        return err;
+    switch (format) {
     case DP_TOPOLOGY_JSON:
         return dp_topo_read_json(text, len, out);
     case DP_TOPOLOGY_NCCL_XML:

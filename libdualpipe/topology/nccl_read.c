@@ -274,7 +274,7 @@ static void XMLCALL on_start(void *user, const char *name, const char **attribut
         return;
     }
     if (!r->depth && strcmp(name, "system")) {
-        wrong(r, name, "expected <system>, as in NCCL's topology files");
+        wrong(r, name, "expected <system> of NCCL's files, or <topology> of hwloc's");
         return;
     }
     int32_t node = r->depth ? open_element(r, name, (const char *const *)attributes) : r->host;

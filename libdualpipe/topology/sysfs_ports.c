@@ -125,8 +125,8 @@ static uint32_t guess_network(const struct nic *n, const struct dp_topo_port *p)
     for (int32_t i = p->first_gid; i < p->first_gid + p->gid_count && !n->b->failed; i++) {
         const uint8_t *raw = n->b->t.gids[i].raw;
         if (!memcmp(raw, mapped, sizeof(mapped))) {
-            dp_topo_add_note(n->b, DP_TOPO_ASSUMED, n->node, "%u.%u.%u.%u of %s: its network is taken to "
-                             "be as long as three bytes", raw[12], raw[13], raw[14], raw[15],
+            dp_topo_add_note(n->b, DP_TOPO_ASSUMED, n->node, "%u.%u.%u.%u of %s: its network is taken "
+                             "to be as long as three bytes", raw[12], raw[13], raw[14], raw[15],
                              n->b->t.text + p->rdma);
             return dp_topo_add_textf(n->b, "%u.%u.%u.0/24", raw[12], raw[13], raw[14]);
         }

@@ -157,7 +157,7 @@ static int write_for_lstopo(struct rig *rig)
 
     if (err)
         return err;
-    int room = snprintf(rig->file, sizeof(rig->file), "%s/dualpipe-bench-XXXXXX", tmp ? tmp : "/tmp");
+    int room = snprintf(rig->file, sizeof(rig->file), "%s/dualpipe-bench-XXXXXX", tmp ? tmp : P_tmpdir);
     int fd = room < (int)sizeof(rig->file) ? mkstemp(rig->file) : -1;
     bool written = fd >= 0 && write(fd, xml, len) == (ssize_t)len;
     free(xml);
@@ -190,7 +190,7 @@ static int measure(const struct bench_options *options)
         err = write_for_lstopo(&rig);
     int count = rig.file[0] ? 4 : 3;
     if (!err && !(err = bench_run(cases, count, options)))
-        bench_report(rig.file[0] ? "topology" : "topology (no lstopo-no-graphics to compare with)", cases,
+        bench_report(count == 4 ? "topology" : "topology (no lstopo-no-graphics to compare with)", cases,
                      count, options);
     if (rig.file[0])
         unlink(rig.file);

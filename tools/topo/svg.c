@@ -163,7 +163,7 @@ static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, i
     size_t len;
     FILE *f = open_memstream(&heading, &len);
     if (f) {
-        if (alike->first[number] == number)
+        if (alike->first[number] == number && !v->picked)
             topo_hosts_put(v->t, alike, number, f);
         else
             fputs(dp_topology_text(v->t, v->t->nodes[host].name), f);
@@ -304,6 +304,7 @@ static int draw(struct topo_svg *v, const struct svg_args *a, const struct topo_
 {
     int err = 0;
 
+    v->picked = a->paths.count > 0;
     for (size_t i = 0; i < a->paths.count && !err; i++)
         err = mark(v, a->paths.items[i]);
     for (int32_t i = 0; i < v->t->host_count && !a->paths.count; i++)

@@ -33,6 +33,7 @@ struct topo_svg {
     int cable_count;        /* from NIC to NIC on such ways */
     int32_t cables[TOPO_SVG_WAYS_MAX][2];
     int host_count;         /* drawn */
+    bool picked;            /* for the ways that were asked for: each stands for itself alone */
     int32_t hosts[TOPO_SVG_HOSTS_MAX];
     double width, height;
 };

@@ -9,7 +9,7 @@
 
 enum {
     MARGIN = 24, TOP = 56, LEGEND = 58,
-    COLUMN = 100, BOX = 90,         /* a device's column and box */
+    COLUMN = 112, BOX = 102,        /* a device's column and box */
     NUMA_HEIGHT = 40, ROOT_HEIGHT = 20, SWITCH_HEIGHT = 30, DEVICE_HEIGHT = 52, HUB_HEIGHT = 24,
     STEP = 62,                      /* from level to level */
     HOST_HEAD = 30, HOST_GAP = 26,

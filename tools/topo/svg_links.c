@@ -110,22 +110,24 @@ static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
     fputs("</title></path>\n", v->to);
 }
 
-/* Between hosts, behind all boxes: the fabric itself is not drawn. */
-static void put_cable(const struct topo_svg *v, const int32_t nics[2])
+/* Between hosts: down beside what the NIC's port is called, along the left edge past what lies between,
+ * and up to the other NIC. The fabric itself is not drawn. */
+static void put_cable(const struct topo_svg *v, int number)
 {
-    const struct topo_box *a = &v->boxes[nics[0]], *b = &v->boxes[nics[1]];
-    double from = topo_svg_middle(a), end = topo_svg_middle(b), below = a->y + a->height;
+    enum { BESIDE = 38, BELOW = 30, EDGE = 18 };
+    const struct topo_box *a = &v->boxes[v->cables[number][0]], *b = &v->boxes[v->cables[number][1]];
+    double from = topo_svg_middle(a) + BESIDE, end = topo_svg_middle(b) + BESIDE;
+    double edge = EDGE - 5 * (number % 3), down = BELOW - 4 * (number % 3);
 
-    fputs("<path class=\"way\" stroke-width=\"4\" stroke-dasharray=\"2 7\" d=\"", v->to);
-    fprintf(v->to, "M%.1f %.1f", from, below);
-    fprintf(v->to, "C%.1f %.1f %.1f %.1f %.1f %.1f\"/>\n", from, below + 60, end,
-            b->y + b->height + 60, end, b->y + b->height);
+    fputs("<path class=\"way\" stroke-width=\"4\" stroke-linejoin=\"round\" d=\"", v->to);
+    fprintf(v->to, "M%.1f %.1fv%.1fH%.1fV%.1fH%.1fv%.1f\"/>\n", from, a->y + a->height, down, edge,
+            b->y + b->height + down, end, -down);
 }
 
 void topo_svg_put_links(const struct topo_svg *v)
 {
     for (int i = 0; i < v->cable_count; i++)
-        put_cable(v, v->cables[i]);
+        put_cable(v, i);
     for (int pass = 0; pass < 2; pass++)
         for (int32_t i = 0; i < v->t->link_count; i++)
             if (is_drawn(v, &v->t->links[i]) && (!pass || v->marked[i]))

@@ -307,7 +307,7 @@ enum dp_topology_format {
     DP_TOPOLOGY_JSON,  /* all of it; topology/README.md documents the members */
     DP_TOPOLOGY_SYNTHETIC, /* for reading: a description as above */
     DP_TOPOLOGY_NCCL_XML, /* one host, as in NCCL_TOPO_FILE; reading DP_EUNSUPPORTED without expat */
-    DP_TOPOLOGY_HWLOC_XML /* one host, as of hwloc 2 (lstopo FILE.xml), which has no place for NVLink, C2C
+    DP_TOPOLOGY_HWLOC_XML /* one host, as of hwloc 2 (lstopo FILE.xml), which has no place for NVLink
                              and the fabric; reading DP_EUNSUPPORTED without hwloc */
 };
 
@@ -331,11 +331,11 @@ DP_PUBLIC int dp_topology_read_sysfs(const char *root, struct dp_topology **out)
  * they carry, of ports no rates. NVLink as above. DP_EUNSUPPORTED in a build without hwloc. */
 DP_PUBLIC int dp_topology_read_hwloc(struct dp_topology **out);
 
-/* Several machines that nothing joins yet into one cluster. Ports in one Ethernet subnet are on one rail.
- * An InfiniBand subnet is a whole fabric: in one, the k-th ports of all hosts are on a rail. So are the
- * k-th ports of those whose subnet is not known, or that no other host is in. The rails of an
- * InfiniBand subnet, and all others, are joined by a spine as wide as their ports together. Two hosts of
- * one name are DP_EINVAL. */
+/* Several machines that nothing joins yet into one cluster. Ports in one Ethernet subnet are on one
+ * rail. An InfiniBand subnet is a whole fabric: in one, the k-th ports of all hosts are on a rail. So
+ * are the k-th ports of those whose subnet is not known, or that no other host is in. The rails of an
+ * InfiniBand subnet, and all others, are joined by a spine as wide as their ports together. Two hosts
+ * of one name are DP_EINVAL. */
 DP_PUBLIC int dp_topology_merge(const struct dp_topology *const *parts, size_t count,
                                 struct dp_topology **out);
 
