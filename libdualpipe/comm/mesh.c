@@ -263,6 +263,15 @@ void dp_mesh_progress(struct dp_mesh *mesh)
     }
 }
 
+unsigned dp_mesh_moves(const struct dp_mesh *mesh)
+{
+    unsigned moves = 0;
+
+    for (int i = 0; i < mesh->busy_count; i++)
+        moves += mesh->wires[mesh->busy[i]]->moves;
+    return moves;
+}
+
 bool dp_mesh_arm(struct dp_mesh *mesh, struct pollfd *fds, int *armed)
 {
     for (*armed = 0; *armed < mesh->busy_count;) {

@@ -55,6 +55,8 @@ void dp_mesh_fini(struct dp_mesh *mesh);
 void dp_mesh_note(struct dp_mesh *mesh, int peer, int channel);
 /* Move along all wires that have something to do. */
 void dp_mesh_progress(struct dp_mesh *mesh);
+/* Changes whenever bytes move on one of these wires. */
+unsigned dp_mesh_moves(const struct dp_mesh *mesh);
 /* Say what to poll for before a sleep. false: there is work to do now. In either case *armed wires are
  * to be disarmed behind it. */
 bool dp_mesh_arm(struct dp_mesh *mesh, struct pollfd *fds, int *armed);

@@ -50,6 +50,8 @@ struct wired_comm {
     int wake; /* an eventfd: another thread has called abort */
 
     int64_t polled_ns;
+    unsigned moves; /* dp_mesh_moves when last looked at, and since when */
+    int64_t moved_ns;
     int waiting_for;
     int64_t waiting_since_ns;
     bool waiting_told;
@@ -271,12 +273,25 @@ static void sleep_on(struct wired_comm *c, int controls, int wires, int64_t ns)
             c->polled_ns = 0; /* the next progress looks at the star */
 }
 
+/* A long message comes in many pieces: the next one is as near as it was at first, when the rank spun. */
+static bool is_moving(struct wired_comm *c, int64_t now_ns)
+{
+    const unsigned moves = dp_mesh_moves(&c->mesh);
+
+    if (moves != c->moves)
+        c->moved_ns = now_ns;
+    c->moves = moves;
+    return now_ns - c->moved_ns < c->base.spin_ns;
+}
+
 static void wired_sleep(struct dp_comm *comm, int64_t until_ns)
 {
     struct wired_comm *c = of(comm);
     int64_t now_ns = dp_now_ns(), ns = until_ns - now_ns;
     int armed = 0;
 
+    if (is_moving(c, now_ns))
+        return;
     /* Back in time for what no message announces. */
     if (c->waiting_for >= 0 && !c->waiting_told &&
         ns > c->waiting_since_ns + tell_after_ns(c) - now_ns)

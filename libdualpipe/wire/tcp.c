@@ -176,6 +176,7 @@ static bool send_some(struct tcp_wire *w)
             w->send_error = errno;
         return false;
     }
+    w->base.moves++;
     w->out_sent += (size_t)n;
     if (w->out_sent < sizeof(w->out) + req->len)
         return false;
@@ -219,6 +220,7 @@ static int pull(struct tcp_wire *w, char *buf, size_t len, size_t *n)
         return DP_EAGAIN;
     if (got <= 0)
         return lost(w, got ? errno : 0);
+    w->base.moves++;
     *n = (size_t)got < len ? (size_t)got : len;
     w->ahead_end += (size_t)got - *n;
     return 0;
