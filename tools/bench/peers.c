@@ -49,12 +49,21 @@ struct peer {
         {UCX_SERVER, UCX_CLIENT "tag_bw", 5, 1048576e-9}, /* overall, MiB/s */                     \
     }
 
+/* It sends one message at a time only. */
+#define FABRIC_COMMAND "fi_pingpong -p tcp -e msg -I @times -S @size "
+#define FABRIC_WAYS                                                                                \
+    {                                                                                              \
+        {FABRIC_COMMAND "-B @port", FABRIC_COMMAND "-P @port 127.0.0.1", 6, 1}, /* us */            \
+        {NULL, NULL, 0, 0},                                                                        \
+    }
+
 static const struct peer peers[] = {
     {"UCX posix+cma", "shm", "UCX_TLS=posix,cma UCX_WARN_UNUSED_ENV_VARS=n", UCX_WAYS},
     {"UCX posix", "shm", "UCX_TLS=posix UCX_WARN_UNUSED_ENV_VARS=n", UCX_WAYS},
     {"OpenMPI vader+cma", "shm", NULL, MPI_WAYS("cma")},
     {"OpenMPI vader", "shm", NULL, MPI_WAYS("none")},
     {"UCX tcp", "tcp", "UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n", UCX_WAYS},
+    {"libfabric tcp", "tcp", "FI_PROVIDER=tcp", FABRIC_WAYS},
 };
 enum { PEERS = sizeof(peers) / sizeof(peers[0]), LEAST_TIMES = 4, SAMPLE_MS = 200 };
 _Static_assert(sizeof(peers) / sizeof(peers[0]) <= (size_t)PEERS_MAX, "a run for each");
