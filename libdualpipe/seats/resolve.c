@@ -17,7 +17,8 @@ static int compare_ids(const void *a, const void *b)
 
 static int sort_nodes(struct dp_seats *s)
 {
-    qsort(s->nodes, (size_t)s->node_count, sizeof(*s->nodes), compare_ids);
+    if (s->node_count)
+        qsort(s->nodes, (size_t)s->node_count, sizeof(*s->nodes), compare_ids);
     for (int32_t i = 0; i < s->node_count; i++) {
         if (s->nodes[i].id < 0)
             return dp_fail(DP_EINVAL, "%s: nodes: one without an id, expected a number from 0 on",
@@ -34,7 +35,7 @@ static bool resolve_id(const struct dp_seats *s, const char *kind, int32_t *id)
 {
     const struct dp_seat_node key = {.id = *id};
     const struct dp_seat_node *found =
-        bsearch(&key, s->nodes, (size_t)s->node_count, sizeof(key), compare_ids);
+        s->node_count ? bsearch(&key, s->nodes, (size_t)s->node_count, sizeof(key), compare_ids) : NULL;
 
     if (!found || (kind && strcmp(dp_seats_text(s, found->kind), kind)))
         return false;
