@@ -228,14 +228,14 @@ static int stream(struct net_side *s, size_t size, int connections, int times)
     return err ? err : move_all(s, s->side ? l->outs : l->ins, 1, 1, 1);
 }
 
-/* Until the receive and the send, as far as they have begun, are done. */
-static int finish_both(struct net_side *s, struct end *in, struct end *out)
+/* Until so many messages have come, and all that were begun have gone. */
+static int finish_both(struct net_side *s, struct end *in, int count, struct end *out)
 {
     int err = 0;
 
-    while (!err && (in->done < in->begun || out->done < out->begun)) {
+    while (!err && (in->done < count || out->done < out->begun)) {
         bool in_done = false, out_done = false;
-        if (in->done < in->begun)
+        if (in->done < count)
             err = test(s, in, in->done, &in_done);
         if (!err && out->done < out->begun)
             err = test(s, out, out->done, &out_done);
@@ -264,26 +264,36 @@ static int begin_surely(struct net_side *s, struct end *e, size_t size)
     return err;
 }
 
-/* A receive is always waiting before the message to it can have been sent, as NCCL sees to it. */
+/* As many receives as there may be are waiting. */
+static int top_up(struct net_side *s, struct end *in, size_t size, int times)
+{
+    int err = 0;
+
+    while (!err && in->begun < times && in->begun - in->done < NET_WINDOW)
+        err = begin_surely(s, in, size);
+    return err;
+}
+
+/* As NCCL sees to it, receives wait long before the messages to them can have been sent; the next one
+ * is begun behind an answer, not before it. */
 static int ping_pong(struct net_side *s, size_t size, int times)
 {
     struct lanes *l = s->state;
     struct end *in = &l->ins[0], *out = &l->outs[0];
-    int err;
+    int err = 0;
 
     in->begun = in->done = out->begun = out->done = 0;
-    err = begin_surely(s, in, size);
     for (int i = 0; i < times && !err; i++) {
         if (!s->side)
             err = begin_surely(s, out, size);
         if (!err)
-            err = finish_both(s, in, out);
-        if (!err && i + 1 < times)
-            err = begin_surely(s, in, size);
+            err = top_up(s, in, size, times);
+        if (!err)
+            err = finish_both(s, in, i + 1, out);
         if (!err && s->side)
             err = begin_surely(s, out, size);
     }
-    return err ? err : finish_both(s, in, out);
+    return err ? err : finish_both(s, in, times, out);
 }
 
 const struct net_way net_way_plugin = {
