@@ -1,32 +1,149 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench.sh - in a guest: the plugin over verbs beside perftest, on the same device, by turns. Only the
-# ratio of two neighbouring lines says something.
+# bench.sh [perftest] [nccl] - in a guest: the plugin over verbs beside perftest, and in the real NCCL
+# beside NCCL's own transport; by turns, on one device. Medians of BENCH_TURNS turns (3); only the
+# ratios say something.
 #
-#       sh tests/rdma-vm/run.sh sh tests/rdma-vm/bench.sh
+#       sh tests/rdma-vm/run.sh --memory 3072 sh tests/rdma-vm/bench.sh
 set -eu
 cd "$(dirname "$0")/../.."
 build=${DP_TOP_BUILDDIR:-build}
 dualpipe=$build/tools/dualpipe
-plugin=$build/nccl-plugin/.libs/libnccl-net-dualpipe.so
+plugin=$(cd "$build" && pwd)/nccl-plugin/.libs/libnccl-net-dualpipe.so
+package=${DP_TEST_NCCL:-nvidia-nccl-cu13==2.28.9}
+libnccl=${DP_TEST_CACHE:-$build/cache}/nccl/$package/libnccl.so.2
+export NCCL_IB_HCA=rxe0
 . tests/rdma-vm/peers.sh
 
-# perftest NAME SIZE COUNT COLUMN - a figure of its table.
-perftest()
+# ---- figures --------------------------------------------------------------------------------------
+
+figures=/run/figures
+
+is_number()
 {
-    serve "$1" -F -d rxe0 -x 1 -s "$2" -n "$3"
-    wrong=$(visit "$1" -F -d rxe0 -x 1 -s "$2" -n "$3" 10.10.0.1)
-    served
-    [ -z "$wrong" ] || echo "$wrong" >&2
-    awk -v column="$4" '/#bytes/ { getline; print $column }' /run/client.out
+    case $1 in
+    '' | *[!0-9.e+-]*) return 1 ;;
+    esac
 }
 
-for turn in 1 2 3; do
-    echo "ib_write_lat 8 B: $(perftest ib_write_lat 8 1000 6) us"
-    echo "ib_write_lat 4 KiB: $(perftest ib_write_lat 4096 1000 6) us"
-    echo "ib_write_bw 512 KiB: $(perftest ib_write_bw 524288 100 4) MiB/s"
-    DUALPIPE_NET_WIRE=verbs NCCL_IB_HCA=rxe0 "$dualpipe" bench net --plugin "$plugin" \
-        --sizes 8,4KiB,512KiB --connections 1 --samples 1 --limit 60s --no-limits --device rxe0 |
-        sed "s/^/turn $turn: /"
+# figure WHO WHAT VALUE
+figure()
+{
+    is_number "$3" || { echo "no figure of $1 for $2: '$3'" >&2 && exit 1; }
+    echo "$1|$2|$3" >>$figures
+}
+
+# report PEER - a line for each of what there are figures of, in the order in which they came.
+report()
+{
+    sort -t '|' -s -k 3,3g $figures | awk -F '|' -v peer="$1" -v order="$figures" '
+        { value[$1, $2, ++n[$1, $2]] = $3 }
+        function median(who, what) { return value[who, what, int((n[who, what] + 1) / 2)] }
+        END {
+            printf "%-34s %10s %10s %6s\n", "", peer, "dualpipe", "ratio"
+            while ((getline line < order) > 0) {
+                split(line, part, "|")
+                what = part[2]
+                if (seen[what]++) continue
+                ours = median("dualpipe", what); theirs = median(peer, what)
+                printf "%-34s %10.4g %10.4g %6.2f\n", what, theirs, ours, ours / theirs
+            }
+        }'
+    rm $figures
+}
+
+# ---- perftest -------------------------------------------------------------------------------------
+
+# of_perftest NAME SIZE COUNT COLUMN - a figure of its table. On a busy machine it sometimes mistakes
+# the speed of the clock and says inf or nan; then once more.
+of_perftest()
+{
+    for _ in 1 2 3 4 5; do
+        serve "$1" -F -d rxe0 -x 1 -s "$2" -n "$3" --report_gbits
+        wrong=$(visit "$1" -F -d rxe0 -x 1 -s "$2" -n "$3" --report_gbits 10.10.0.1)
+        served
+        value=$(awk -v column="$4" '/#bytes/ { getline; print $column }' /run/client.out)
+        if is_number "$value"; then break; fi
+    done
+    [ -z "$wrong" ] || echo "$wrong" >&2
+    echo "$value"
+}
+
+# of_ours WHAT SIZE - from the table in /run/ours.
+of_ours()
+{
+    awk -v what="$1" -v size="$2" '
+        $1 == what { on = 1 }
+        on && $1 " " $2 == size { print $3; exit }' /run/ours
+}
+
+beside_perftest()
+{
+    for _ in $(seq "$turns"); do
+        figure perftest 'latency of 8 B, us' "$(of_perftest ib_write_lat 8 1000 6)"
+        figure perftest 'latency of 4 KiB, us' "$(of_perftest ib_write_lat 4096 1000 6)"
+        figure perftest 'bandwidth at 512 KiB, MB/s' \
+            "$(of_perftest ib_write_bw 524288 100 4 | awk '{ print $1 * 125 }')"
+        DUALPIPE_NET_WIRE=verbs "$dualpipe" bench net --plugin "$plugin" --device rxe0 \
+            --sizes 8,4KiB,512KiB --connections 1 --samples 3 --limit 60s --no-limits >/run/ours
+        figure dualpipe 'latency of 8 B, us' "$(of_ours latency, '8 B')"
+        figure dualpipe 'latency of 4 KiB, us' "$(of_ours latency, '4 KiB')"
+        figure dualpipe 'bandwidth at 512 KiB, MB/s' \
+            "$(of_ours bandwidth, '512 KiB' | awk '{ print $1 * 1000 }')"
+    done
+    report perftest
+}
+
+# ---- NCCL -----------------------------------------------------------------------------------------
+
+# NCCL wants to know where a device is on the PCI bus, or it ends in a segmentation fault; of a
+# Soft-RoCE device the kernel does not say.
+place_device()
+{
+    mkdir -p /run/infiniband/rxe0
+    ln -sf "$(readlink -f /sys/class/infiniband/rxe0)"/* /run/infiniband/rxe0/
+    ln -sf "$(readlink -f /sys/class/net/roce0/device)" /run/infiniband/rxe0/device
+    mount --bind /run/infiniband /sys/class/infiniband
+}
+
+# job WHO NAME=VALUE... - the figures of a job on NCCL. NCCL_GIN_TYPE: NCCL 2.28 ends in a segmentation
+# fault when its own transport is told to choose one that the (simulated) GPU cannot have.
+job()
+{
+    who=$1
+    shift
+    env "$@" NCCL_DEBUG=WARN NCCL_GIN_TYPE=2 NCCL_SOCKET_IFNAME=lo "$build/tests/simcuda/nccl-job" \
+        --bytes 8,524288 "$libnccl" "$build/tests/simcuda/.libs/libnvidia-ml.so.1" \
+        timed >/run/job 2>&1 || { cat /run/job >&2 && exit 1; }
+    for size in 8 524288; do
+        figure "$who" "send and receive of $size B, us" \
+            "$(awk -v size=$size '/^send and receive/ && $5 == size { print $7 }' /run/job)"
+    done
+}
+
+beside_nccl()
+{
+    if ! [ -e "$libnccl" ]; then
+        echo "beside NCCL's own transport: skipped, no $package; sh tests/simcuda/fetch.sh loads it"
+        return
+    fi
+    place_device
+    for _ in $(seq "$turns"); do
+        job NCCL_IB NCCL_NET=IB NCCL_NET_PLUGIN=none
+        job dualpipe NCCL_NET=dualpipe "NCCL_NET_PLUGIN=$plugin" DUALPIPE_NET_WIRE=verbs
+    done
+    report NCCL_IB
+}
+
+# ---- all of it ------------------------------------------------------------------------------------
+
+turns=${BENCH_TURNS:-3}
+rm -f $figures
+[ $# -gt 0 ] || set -- perftest nccl
+for part; do
+    case $part in
+    perftest | nccl) "beside_$part" ;;
+    *) echo "bench.sh: expected 'perftest' or 'nccl', not '$part'" >&2 && exit 2 ;;
+    esac
 done

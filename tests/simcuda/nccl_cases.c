@@ -5,8 +5,10 @@
 #include "simcuda/nccl_data.h"
 #include "simcuda/nccl_job.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static size_t elements(const struct nccl_job *job)
 {
@@ -162,18 +164,60 @@ static void reduce_scatter(struct nccl_job *job)
 /* ---- messages ----------------------------------------------------------------------------------
  */
 
+static void exchange(struct nccl_job *job, int to, int from)
+{
+    NCCL_TRY(job, GroupStart());
+    NCCL_TRY(job, Send(job->in, elements(job), job->type, to, job->comm, job->stream));
+    NCCL_TRY(job, Recv(job->out, elements(job), job->type, from, job->comm, job->stream));
+    NCCL_TRY(job, GroupEnd());
+}
+
 /* Around the ring, and back. */
 static void send_recv(struct nccl_job *job)
 {
     for (int way = 1; way<job->count; way += job->count> 2 ? job->count - 2 : 1) {
         int to = (job->rank + way) % job->count, from = (job->rank + job->count - way) % job->count;
         fill(job);
-        NCCL_TRY(job, GroupStart());
-        NCCL_TRY(job, Send(job->in, elements(job), job->type, to, job->comm, job->stream));
-        NCCL_TRY(job, Recv(job->out, elements(job), job->type, from, job->comm, job->stream));
-        NCCL_TRY(job, GroupEnd());
+        exchange(job, to, from);
         check(job, "send and receive", elements(job), of_rank, from);
     }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double now_us(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
+}
+
+enum { TIMED = 20 };
+
+/* How long a message takes, once connections are made; for comparisons on one machine only. */
+static void timed(struct nccl_job *job)
+{
+    const int to = (job->rank + 1) % job->count, from = (job->rank + job->count - 1) % job->count;
+    double times_us[TIMED];
+
+    send_recv(job);
+    fill(job);
+    for (int i = 0; i < TIMED; i++) {
+        times_us[i] = -now_us();
+        exchange(job, to, from);
+        cudaStreamSynchronize(job->stream);
+        times_us[i] += now_us();
+    }
+    check(job, "timed send and receive", elements(job), of_rank, from);
+    qsort(times_us, TIMED, sizeof(times_us[0]), by_value);
+    if (job->rank == 0)
+        printf("send and receive of %zu bytes: %.0f us\n", job->bytes, times_us[TIMED / 2]);
 }
 
 static double of_others_block(const struct nccl_job *job, size_t index, int unused)
@@ -280,5 +324,6 @@ const struct nccl_case nccl_cases[] = {
     {"split", split},
     {"two-comms", two_comms},
     {"reload", reload},
+    {"timed", timed},
     {NULL, NULL},
 };
