@@ -5,6 +5,7 @@
 #include "nccl-plugin/net_comm.h"
 #include "nccl-plugin/net_ll128.h"
 #include "nccl-plugin/net_log.h"
+#include "nccl-plugin/net_placement.h"
 #include "nccl-plugin/verbs/verbs.h"
 
 #include <stdlib.h>
@@ -51,6 +52,7 @@ static int look_around(bool names_watched)
 
     if (err)
         return err;
+    dpn_placement_open();
     dpn_devices_find("", &dpn_options, &devices);
     plain_devices = devices.count;
     if (devices.count && !keeps_order())

@@ -48,7 +48,9 @@ struct dpn_request {
 struct dpn_comm {
     struct dpn_open open;
     bool is_sender;
-    int dev;
+    int dev;             /* that NCCL chose */
+    int counted_dev;     /* that carries the bytes, as a placement may have it */
+    int32_t peer_worker; /* see net_placement.h; -1: not known */
 
     /* While connecting: where the handle is and what is in it, to find this again. */
     const void *handle_at;

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "nccl-plugin/net_placement.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "wire/tcp.h"
 
@@ -74,7 +75,8 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
     }
     comm->open.close = close_comm;
     comm->is_sender = is_sender;
-    comm->dev = dev;
+    comm->dev = comm->counted_dev = dev;
+    comm->peer_worker = -1;
     comm->wire = wire;
     comm->is_beside = is_beside;
     comm->until_ns = dp_now_ns() + timeout_ns();
@@ -121,7 +123,7 @@ static void begin_counting(struct dpn_comm *comm)
 
     if (comm->wire && comm->wire->ops == &dp_wire_tcp && !dp_wire_tcp_peer(comm->wire, &address))
         dp_sockaddr_text(&address, peer);
-    dpn_stat_open(&comm->stat, comm->dev, comm->is_sender,
+    dpn_stat_open(&comm->stat, comm->counted_dev, comm->is_sender,
                   is_wired ? comm->wire->ops->name : comm->transport->name, peer);
 }
 
@@ -181,7 +183,7 @@ static int listen_on_wires(const struct dpn_device *device, struct dpn_listener 
 
 int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listener **out)
 {
-    struct dpn_addresses addresses = {.present = {false}};
+    struct dpn_addresses addresses = {.worker = dpn_placement_worker()};
     const struct dpn_device *device;
     int err = dpn_net_device(dev, &device);
 
@@ -339,6 +341,7 @@ static int begin_connecting(struct dpn_net *net, int dev, const void *handle,
         err = new_comm(net, dev, wire, true, is_beside, out);
     if (err)
         return err;
+    (*out)->peer_worker = addresses.worker;
     mark_attempt(*out, handle);
     return 0;
 }

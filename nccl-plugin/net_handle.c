@@ -3,9 +3,10 @@
 
 #include "base/fail.h"
 
+#include <stddef.h>
 #include <string.h>
 
-enum { VERSION = 2 };
+enum { VERSION = 3 };
 static const uint16_t VERBS = 1u << 15; /* among the wires */
 static const uint32_t MAGIC = 0x4e507044; /* "DpPN" in memory */
 
@@ -14,7 +15,8 @@ struct handle {
     uint16_t version;
     uint16_t wires; /* 1 << DPN_SHM | ...; their addresses follow each other in bytes */
     uint32_t check; /* of all that follows and of wires */
-    uint8_t bytes[NCCL_NET_HANDLE_MAXSIZE - 12];
+    int32_t worker; /* see net_placement.h */
+    uint8_t bytes[NCCL_NET_HANDLE_MAXSIZE - 16];
 };
 _Static_assert(sizeof(struct handle) == NCCL_NET_HANDLE_MAXSIZE, "a handle fits");
 
@@ -23,16 +25,17 @@ const struct dp_wire_ops *const dpn_wires[DPN_WIRES] = {&dp_wire_shm, &dp_wire_t
 /* FNV-1a: against mistakes; against malice there is the cookie. */
 static uint32_t checksum(const struct handle *h)
 {
+    const size_t from = offsetof(struct handle, worker);
     uint32_t sum = 2166136261u ^ h->wires;
 
-    for (size_t i = 0; i < sizeof(h->bytes); i++)
-        sum = (sum ^ h->bytes[i]) * 16777619u;
+    for (size_t i = from; i < sizeof(*h); i++)
+        sum = (sum ^ ((const uint8_t *)h)[i]) * 16777619u;
     return sum;
 }
 
 int dpn_handle_write(const struct dpn_addresses *addresses, void *handle)
 {
-    struct handle h = {.magic = MAGIC, .version = VERSION};
+    struct handle h = {.magic = MAGIC, .version = VERSION, .worker = addresses->worker};
     size_t at = 0;
 
     for (int w = 0; w < DPN_WIRES; w++) {
@@ -81,6 +84,7 @@ int dpn_handle_read(const void *handle, struct dpn_addresses *out)
         return err;
     memset(out, 0, sizeof(*out));
     out->offers_verbs = h.wires & VERBS;
+    out->worker = h.worker;
     for (int w = 0; w < DPN_WIRES; w++) {
         if (!(h.wires & 1u << w))
             continue;

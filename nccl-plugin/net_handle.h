@@ -21,6 +21,7 @@ enum dpn_label { DPN_BY_WIRE, DPN_BY_VERBS };
 struct dpn_addresses {
     bool present[DPN_WIRES];
     bool offers_verbs; /* to who connects over tcp with the label DPN_BY_VERBS */
+    int32_t worker;    /* of the listener's process by its placement, -1: none */
     struct dp_wire_address on[DPN_WIRES];
 };
 

@@ -6,6 +6,7 @@
 #include "nccl-plugin/tuner_allowed.h"
 #include "nccl-plugin/tuner_options.h"
 
+#include <dualpipe/seats.h>
 #include <dualpipe/tuning.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,8 +72,8 @@ static void say_sources(const struct dpn_tuner *t, const struct sources *s, bool
         dp_log(DP_LOG_INFO, "tuner: %zu ranks on %zu nodes, a model of links %s", t->ranks, t->nodes,
                dp_tuning_links_text(&s->links, links));
     if (!s->table && !has_links)
-        dp_log(DP_LOG_INFO, "tuner: no DUALPIPE_TUNER_TABLE and no DUALPIPE_TUNER_LINKS, so NCCL "
-                            "chooses by itself");
+        dp_log(DP_LOG_INFO, "tuner: no DUALPIPE_TUNER_TABLE, DUALPIPE_TUNER_LINKS or "
+                            "DUALPIPE_PLACEMENT, so NCCL chooses by itself");
 }
 
 /* NCCL's arrays and ours have the same shape. */
@@ -85,11 +86,25 @@ static void copy_latencies(const struct ncclTunerConstants_v5 *constants,
     memcpy(out->hop_us, constants->hwLatencies, sizeof(out->hop_us));
 }
 
+/* Those that are given, else those of the placement, which is the same on all ranks, too. */
+static int find_links(const struct dpn_tuner_options *o, struct dp_tuning_links *out)
+{
+    struct dp_seats *seats = NULL;
+
+    if (o->links && *o->links)
+        return dp_tuning_links_parse(o->links, out);
+    int err = dp_seats_from_env(&seats);
+    if (!err && seats)
+        *out = (struct dp_tuning_links){.intra_gbs = seats->intra_gbs, .inter_gbs = seats->inter_gbs};
+    dp_seats_free(seats);
+    return err;
+}
+
 static int open_sources(struct dpn_tuner *t, const struct dpn_tuner_config *config,
                         const struct dpn_tuner_options *o, struct sources *s)
 {
-    const bool has_links = o->links && *o->links && config->has_costs;
-    int err = has_links ? dp_tuning_links_parse(o->links, &s->links) : 0;
+    int err = config->has_costs ? find_links(o, &s->links) : 0;
+    const bool has_links = s->links.intra_gbs > 0 || s->links.inter_gbs > 0;
 
     if (!err && o->table && *o->table)
         err = dp_tuning_table_load(o->table, &s->table);

@@ -203,7 +203,7 @@ static const struct arg args[] = {
      .min = 0},
     {"topology", 't', "FILE", "or a few words, to work the links out from", ARG_STRING,
      AT(topology), .min = 0},
-    {"placement", 0, "FILE", "of topo place, for programs that place their ranks by it", ARG_STRING,
+    {"placement", 0, "FILE", "of topo place: for ranks, the net plugin and the tuner", ARG_STRING,
      AT(placement), .min = 0},
     {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},
     {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner),

@@ -5,7 +5,7 @@
 #include "nccl-plugin/verbs/verbs.h"
 
 #include "base/fail.h"
-#include "nccl-plugin/net_traffic.h"
+#include "nccl-plugin/net_placement.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
 #include "nccl-plugin/verbs/verbs_load.h"
 #include "nccl-plugin/verbs/verbs_qp.h"
@@ -99,35 +99,53 @@ static int open_rails(struct dpn_verbs *v)
 
 /* ---- agreement ------------------------------------------------------------------------------- */
 
+static enum dpn_traffic traffic_of(const struct dpn_verbs *v)
+{
+    return dpn_traffic_of(v->comm->open.net->ops);
+}
+
+/* The placement's class stands between the option for this kind and what holds for all. */
 static void choose_class(struct dpn_verbs *v)
 {
     static const struct dpn_class none = {-1, -1};
     const struct dpn_verbs_options *o = &dpn_verbs_state.options;
     const struct dpn_net *net = v->comm->open.net;
-    const enum dpn_traffic traffic = dpn_traffic_of(net->ops);
+    const enum dpn_traffic traffic = traffic_of(v);
     const struct dpn_class *kind = traffic == DPN_TRAFFIC_PIPELINE   ? &dpn_options.pipeline
                                    : traffic == DPN_TRAFFIC_GRADIENT ? &dpn_options.gradient
                                                                      : &none;
 
-    v->traffic_class = (uint8_t)dpn_traffic_choose(kind->traffic_class, o->traffic_class,
-                                                   net->traffic_class, 255);
+    const int64_t wanted = kind->traffic_class < 0 && v->placed_class ? v->placed_class
+                                                                       : kind->traffic_class;
+    v->traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, net->traffic_class,
+                                                   255);
     v->service_level = (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level,
                                                    net->traffic_class, 15);
 }
 
+static int wanted_qps(const struct dpn_verbs *v)
+{
+    const int ours = dpn_verbs_state.options.qps, wanted = v->placed_qps > ours ? v->placed_qps : ours;
+
+    return wanted < DPN_MAX_LANES ? wanted : DPN_MAX_LANES;
+}
+
 static void say_hello(struct dpn_verbs *v)
 {
+    const int32_t worker = dpn_placement_worker();
     union dpn_talk talk;
 
     memset(&talk, 0, sizeof(talk));
+    dpn_verbs_place(v, worker, v->comm->peer_worker, traffic_of(v));
     choose_class(v);
     talk.hello = (struct dpn_hello){
         .version = DPN_TALK_VERSION, .port_count = (uint8_t)v->device->rail_count,
-        .qps = (uint8_t)dpn_verbs_state.options.qps, .traffic_class = v->traffic_class,
+        .qps = (uint8_t)wanted_qps(v), .traffic_class = v->traffic_class,
         .service_level = v->service_level, .max_message = dpn_verbs_max_message(v),
         .other_count = (uint8_t)(v->port_count - v->device->rail_count),
         .eager_bytes = (uint32_t)dpn_options.eager_bytes,
         .subnet_bits = (uint8_t)dpn_verbs_state.options.subnet_bits,
+        .worker = worker, .traffic = traffic_of(v),
     };
     dpn_verbs_describe_ports(v, talk.hello.ports);
     dpn_verbs_say(v, DPN_HELLO, &talk);
@@ -166,6 +184,7 @@ static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, stru
 {
     struct dpn_talk_port ports[DPN_MAX_RAILS];
 
+    dpn_verbs_place(v, hello->worker, dpn_placement_worker(), (enum dpn_traffic)hello->traffic);
     memset(ports, 0, sizeof(ports));
     dpn_verbs_describe_ports(v, ports);
     dpn_verbs_pair_ports(v, hello, ports, plan);
@@ -250,6 +269,7 @@ static int take_plan(struct dpn_verbs *v)
         set_rail(v, r, v->ports[plan->rail[r].sender], &plan->ports[r]);
     }
     int err = open_rails(v);
+    dpn_verbs_prefer_placed(v, plan);
     for (int i = 0; i < v->lane_count && !err; i++)
         dpn_lane_open(v, &v->lanes[i]);
     v->step = DPN_STEP_LANES;

@@ -25,6 +25,7 @@
 
 #include "nccl-plugin/net_comm.h"
 #include "nccl-plugin/net_grants.h"
+#include "nccl-plugin/net_traffic.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "nccl-plugin/verbs/verbs_device.h"
 #include "nccl-plugin/verbs/verbs_talk.h"
@@ -278,7 +279,10 @@ struct dpn_verbs {
     struct dpn_comm *comm;
     bool is_sender;
     enum dpn_step step;
-    struct dpn_device const *device;
+    struct dpn_device const *device; /* NCCL's, or own_device */
+    struct dpn_device own_device;    /* of a placement */
+    int placed_ports;                /* its first ports are those that the placement names */
+    int placed_qps, placed_class;
     struct dpn_port *ports[DPN_MAX_RAILS]; /* the device's first, then those that may stand in */
     int port_count;
     int error;
@@ -290,6 +294,7 @@ struct dpn_verbs {
     struct dpn_lane lanes[DPN_MAX_LANES];
     bool any_order; /* messages of a lane may overtake each other */
     uint16_t up; /* lanes that are; a bit each */
+    uint16_t preferred; /* sender: lanes that the placement names; none: all are alike */
     bool is_troubled; /* not all of them */
     int64_t down_ns;       /* for so long none is */
     int failures;     /* of lanes, since a message was done */
@@ -368,6 +373,11 @@ static inline unsigned dpn_lane_index(const struct dpn_verbs *v, const struct dp
 {
     return (unsigned)(lane - v->lanes);
 }
+
+/* verbs_placement.c: the ports that the placement names for a flow between two workers, before a side
+ * tells its own; and, of the sender, its lanes once there are some. */
+void dpn_verbs_place(struct dpn_verbs *v, int32_t from, int32_t to, enum dpn_traffic traffic);
+void dpn_verbs_prefer_placed(struct dpn_verbs *v, const struct dpn_plan *plan);
 
 /* verbs_progress.c */
 void dpn_verbs_progress(struct dpn_verbs *v);

@@ -59,10 +59,12 @@ static void read_lines(struct dpn_verbs *v)
 
 /* ---- which lanes ----------------------------------------------------------------------------- */
 
-/* The rails that a message may take: all that work. A placement would choose here. */
+/* What a message may take: of those that work the ones that the placement names, else all. */
 static unsigned usable_lanes(const struct dpn_verbs *v)
 {
-    return v->up;
+    const unsigned preferred = v->up & v->preferred;
+
+    return preferred ? preferred : v->up;
 }
 
 /* One of each rail in turn, or all of them. */

@@ -2,6 +2,7 @@
 #include "nccl-plugin/verbs/verbs_talk.h"
 
 #include "base/fail.h"
+#include "nccl-plugin/net_traffic.h"
 
 #include <string.h>
 
@@ -57,7 +58,8 @@ static bool is_hello(const struct dpn_hello *h)
 {
     return h->port_count && are_ports(h->ports, h->port_count + h->other_count) && h->qps &&
            h->qps <= DPN_MAX_LANES && h->max_message && h->service_level < 16 &&
-           h->subnet_bits <= 32 && h->eager_bytes <= DPN_MAX_EAGER;
+           h->subnet_bits <= 32 && h->eager_bytes <= DPN_MAX_EAGER &&
+           h->traffic <= DPN_TRAFFIC_GRADIENT;
 }
 
 static bool is_plan(const struct dpn_plan *p)

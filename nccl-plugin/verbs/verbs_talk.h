@@ -30,7 +30,7 @@ enum {
     DPN_TALK_NAME = 32,
     DPN_TALK_REASON = 128,
     DPN_MAX_EAGER = 65536, /* bytes */
-    DPN_TALK_VERSION = 3
+    DPN_TALK_VERSION = 4
 };
 
 enum dpn_talk_kind {
@@ -62,6 +62,8 @@ struct dpn_hello {
     uint8_t subnet_bits; /* of IPv4; 0: subnets are of no importance */
     uint8_t zero[2];
     uint32_t eager_bytes; /* the longest message that may come unasked; 0: none */
+    int32_t worker;   /* see net_placement.h */
+    uint32_t traffic; /* enum dpn_traffic */
     struct dpn_talk_port ports[DPN_MAX_RAILS];
 };
 

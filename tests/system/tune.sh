@@ -52,6 +52,17 @@ lets_links_come_before_the_topology()
     run tune explain --topology dgx-h100 --links intra=100 && says "8 ranks on 1 node" "intra=100"
 }
 
+reads_a_placement()
+{
+    run topo place 1f1b -P 4 --synthetic 'host:2 numa:1 gpu:2 nic:1 net=100Gb/s' --format json \
+        -o "$work/place.json" || return
+    run tune explain --placement "$work/place.json" || return
+    says "4 ranks on 2 nodes" "inter=12.5" || return
+    run tune explain --placement "$work/place.json" --links inter=25 && says "inter=25" || return
+    refuses 2 "--topology and --placement: expected one" tune explain --placement "$work/place.json" \
+        --topology dgx-h100
+}
+
 explains_in_json()
 {
     command -v jq >/dev/null || skip "no jq"
@@ -125,6 +136,7 @@ it tells_pipe_ops_apart
 it says_what_the_model_gains
 it reads_a_topology
 it lets_links_come_before_the_topology
+it reads_a_placement
 it explains_in_json
 it makes_a_table
 it makes_the_same_table_as_json

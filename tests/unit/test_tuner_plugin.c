@@ -307,6 +307,46 @@ static void links_give_later_versions_a_model(void **state)
     unsetenv("DUALPIPE_TUNER_LINKS");
 }
 
+static void write_placement(char *path, const char *text)
+{
+    int fd = mkstemp(path);
+
+    assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    close(fd);
+    setenv("DUALPIPE_PLACEMENT", path, 1);
+}
+
+static void expect_said(int version, const char *sentence)
+{
+    struct tuner_caller caller = open_tuner(version, 8, 1);
+
+    if (!strstr(said, sentence))
+        fail_msg("'%s' is not in: %s", sentence, said);
+    tuner_destroy(&caller);
+}
+
+static void a_placement_gives_links_unless_they_are_given(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/dpn-tuner-XXXXXX", wrong[] = "/tmp/dpn-tuner-XXXXXX";
+
+    unsetenv("DUALPIPE_TUNER_TABLE");
+    write_placement(path, "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, \"rates\": "
+                          "{\"intra_gbs\": 450, \"inter_gbs\": 50}, \"nodes\": [{\"id\": 1, \"kind\": "
+                          "\"gpu\"}], \"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 1, "
+                          "\"came_as\": 0}]}");
+    expect_said(5, "a model of links intra=450,inter=50");
+    expect_said(2, "so NCCL chooses by itself"); /* is not told costs */
+    setenv("DUALPIPE_TUNER_LINKS", "intra=100", 1);
+    expect_said(5, "a model of links intra=100");
+    unsetenv("DUALPIPE_TUNER_LINKS");
+    write_placement(wrong, "{}");
+    expect_said(5, "no \"dualpipe_placement\": 1");
+    unsetenv("DUALPIPE_PLACEMENT");
+    unlink(path);
+    unlink(wrong);
+}
+
 /* NCCL's own constants count, and stay what they were. */
 static void constants_are_read_and_never_written(void **state)
 {
@@ -444,6 +484,7 @@ int main(void)
         cmocka_unit_test(without_costs_only_what_surely_exists_is_chosen),
         cmocka_unit_test(rules_for_registered_buffers_are_warned_of),
         cmocka_unit_test(links_give_later_versions_a_model),
+        cmocka_unit_test(a_placement_gives_links_unless_they_are_given),
         cmocka_unit_test(constants_are_read_and_never_written),
         cmocka_unit_test(ranks_agree_whatever_is_their_own),
     };

@@ -7,6 +7,7 @@
 #include "fake_fabric.h"
 #include "verbs_pair.h"
 
+#include "nccl-plugin/net_placement.h"
 #include "nccl-plugin/verbs/verbs_load.h"
 #include "nccl-plugin/verbs/verbs_mlx5.h"
 #include "nccl-plugin/verbs/verbs_qp.h"
@@ -16,6 +17,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+static char counters[] = "/tmp/dualpipe-counters-XXXXXX";
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -385,12 +389,98 @@ static void routers_are_addressed_by_the_lid_they_know(void **state)
     dpn_ibv.modify_qp = modify;
 }
 
+/* ---- a placement ------------------------------------------------------------------------------ */
+
+/* This process is both ends of the flow. NCCL's choice will be fake0. */
+static void place_on_fake1(char *path)
+{
+    char host[256] = "";
+    FILE *file = fdopen(mkstemp(path), "w");
+
+    assert_non_null(file);
+    gethostname(host, sizeof(host) - 1);
+    fprintf(file,
+            "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, \"nodes\": [{\"id\": 1, "
+            "\"kind\": \"gpu\", \"host\": \"%s\"}, {\"id\": 2, \"kind\": \"nic\", \"ports\": "
+            "[{\"number\": 1, \"rdma\": \"fake1\"}]}], \"workers\": [{\"replica\": 0, \"rank\": 0, "
+            "\"gpu\": 1, \"came_as\": 0, \"nics\": [2], \"qps\": [2]}], \"flows\": [{\"kind\": "
+            "\"activation\", \"from\": 0, \"to\": 0, \"nic_from\": 2, \"nic_to\": 2, "
+            "\"traffic_class\": 104}]}", host);
+    fclose(file);
+    setenv("DUALPIPE_PLACEMENT", path, 1);
+    setenv("RANK", "0", 1);
+    dpn_placement_open();
+}
+
+static void forget_placement(const char *path)
+{
+    unlink(path);
+    unsetenv("DUALPIPE_PLACEMENT");
+    unsetenv("RANK");
+    dpn_placement_open();
+}
+
+static unsigned completed_on(const struct dpn_verbs *v, int rail)
+{
+    unsigned completed = 0;
+
+    for (int i = 0; i < v->lane_count; i++)
+        completed += v->lanes[i].rail == rail ? v->lanes[i].completed : 0;
+    return completed;
+}
+
+static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
+{
+    char path[] = "/tmp/dpn-placed-XXXXXX";
+
+    (void)state;
+    place_on_fake1(path);
+    struct pair p = pair_connect(0);
+    const struct dpn_verbs *v = p.sender->state;
+    assert_string_equal(v->rails[0].port->name, "fake1");
+    assert_string_equal(v->rails[0].peer, "fake1");
+    assert_int_equal(v->lanes_per_rail, 2);
+    assert_int_equal(v->traffic_class, 104);
+    const unsigned spare = completed_on(v, 1);
+    for (int i = 0; i < 3; i++)
+        pair_transfer(&p, NCCL_PTR_HOST, -1);
+    assert_int_equal(p.sender->stat.on->device, 1);
+    assert_int_equal(p.receiver->stat.on->device, 1);
+    assert_int_equal(atomic_load(&p.sender->stat.on->counters.counts[DPN_STAT_BYTES]), 3 * PAIR_BYTES);
+    assert_int_equal(completed_on(v, 1), spare);
+    pair_end(&p);
+    forget_placement(path);
+}
+
+/* NCCL's device stands in, and the message arrives. */
+static void a_placed_flow_goes_on_over_the_other_device(void **state)
+{
+    char path[] = "/tmp/dpn-placed-XXXXXX";
+
+    (void)state;
+    place_on_fake1(path);
+    struct pair p = pair_connect(0);
+    struct dpn_verbs *v = p.sender->state;
+    assert_int_equal(v->rail_count, 2);
+    assert_string_equal(v->rails[1].port->name, "fake0");
+    for (int i = 0; i < v->lane_count; i++)
+        if (v->lanes[i].rail == 0 && v->up >> i & 1)
+            pair_transfer(&p, NCCL_PTR_HOST, i);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    pair_end(&p);
+    forget_placement(path);
+}
+
 static int set_up(void **state)
 {
     (void)state;
     fabric_begin();
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("DUALPIPE_NET_WIRE", "verbs", 1);
+    if (!mkdtemp(counters))
+        return -1;
+    setenv("DUALPIPE_NET_STAT", "1", 1);
+    setenv("DUALPIPE_NET_STAT_DIR", counters, 1);
     return 0;
 }
 
@@ -398,12 +488,16 @@ static int tear_down(void **state)
 {
     (void)state;
     fabric_end();
-    return 0;
+    char command[64];
+    snprintf(command, sizeof(command), "rm -rf '%s'", counters);
+    return system(command);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_placed_flow_goes_over_the_rail_of_the_placement),
+        cmocka_unit_test(a_placed_flow_goes_on_over_the_other_device),
         cmocka_unit_test(fused_devices_use_all_rails_and_are_forgotten),
         cmocka_unit_test(what_cannot_be_fused_is_said),
         cmocka_unit_test(a_message_goes_on_over_the_other_rail),

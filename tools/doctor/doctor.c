@@ -26,7 +26,7 @@ static const struct doctor_check checks[] = {
     {"variables", doctor_variables}, {"limits", doctor_limits},
     {"memory", doctor_memory},       {"rdma", doctor_rdma},
     {"links", doctor_links},         {"isolation", doctor_isolation},
-    {"places", doctor_places},
+    {"places", doctor_places},       {"placement", doctor_placement},
 };
 enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
 
@@ -147,7 +147,7 @@ static const struct usage usage = {
              "environment, and prints what is wrong, where that can be seen, what follows from\n"
              "it and what helps. The exit status is 0 if nothing is wrong, 3 after a warning,\n"
              "4 after a fault. Root sees more. The checks are nccl, plugin, tuner, versions,\n"
-             "variables, limits, memory, rdma, links, isolation and places.",
+             "variables, limits, memory, rdma, links, isolation, places and placement.",
     .groups = groups,
     .examples = "  NCCL_NET_PLUGIN=dualpipe dualpipe doctor\n"
                 "  dualpipe doctor --pid 4711\n"

@@ -71,6 +71,7 @@ void doctor_rdma(struct doctor *d);
 void doctor_links(struct doctor *d);
 void doctor_isolation(struct doctor *d);
 void doctor_places(struct doctor *d);
+void doctor_placement(struct doctor *d);
 
 void doctor_add(struct doctor *d, struct finding finding);
 

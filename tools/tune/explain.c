@@ -21,7 +21,7 @@ enum { CELLS = DP_TUNING_CROSSINGS_MAX };
 
 struct values {
     int64_t ranks, nodes, pipe_ops;
-    const char *topology, *table, *algorithms, *protocols, *links, *format;
+    const char *topology, *placement, *table, *algorithms, *protocols, *links, *format;
     double smallest, largest;
     bool is_registered;
 };
@@ -317,9 +317,15 @@ static int find_place(struct explained *e)
     struct dp_tuning_links given;
     const struct values *v = e->v;
 
-    if (!v->topology && !v->links && !v->table)
-        return command_misused("nothing to answer with: expected --topology, --links or --table");
-    int status = v->topology ? tune_read_topology(v->topology, &e->links, &e->ranks, &e->nodes) : 0;
+    if (!v->topology && !v->placement && !v->links && !v->table)
+        return command_misused("nothing to answer with: expected --topology, --placement, --links or "
+                               "--table");
+    if (v->topology && v->placement)
+        return command_misused("--topology and --placement: expected one of the two");
+    int status = v->topology ? tune_read_topology(v->topology, &e->links, &e->ranks, &e->nodes)
+                 : v->placement
+                     ? tune_read_placement(v->placement, &e->links, &e->ranks, &e->nodes)
+                     : 0;
     if (!status && v->links) {
         int err = dp_tuning_links_parse(v->links, &given);
         status = err ? command_failed(err) : EXIT_OK;
@@ -383,6 +389,8 @@ static const struct arg place_args[] = {
      .min = 1, .max = 1 << 20},
     {"topology", 't', "FILE", "or a description in a few words, as in 'dgx-h100 host:4'",
      ARG_STRING, AT(topology), .min = 0},
+    {"placement", 0, "FILE", "of topo place: its links and its workers", ARG_STRING, AT(placement),
+     .min = 0},
     {"links", 'l', "LINKS", "as in intra=450,inter=400,inter_us=3: GB/s, us", ARG_STRING, AT(links),
      .min = 0},
     {"table", 'T', "FILE", "rules", ARG_STRING, AT(table), .min = 0},

@@ -8,6 +8,9 @@
 #include "command.h"
 #include "topo/topo.h"
 
+#include <dualpipe/seats.h>
+
+#include <string.h>
 #include <unistd.h>
 
 /* 0, else an EXIT_ value. */
@@ -43,4 +46,36 @@ int tune_read_topology(const char *text, struct dp_tuning_links *links, int64_t 
     int err = dp_topology_rates(t, &links->intra_gbs, &links->inter_gbs);
     dp_topology_free(t);
     return err ? command_failed(err) : EXIT_OK;
+}
+
+static const char *host_of(const struct dp_seats *s, int32_t worker)
+{
+    return dp_seats_text(s, s->nodes[s->seats[worker].gpu].host);
+}
+
+static int64_t count_hosts(const struct dp_seats *s)
+{
+    int64_t count = 0;
+
+    for (int32_t i = 0, k; i < s->seat_count; i++) {
+        for (k = 0; k < i && strcmp(host_of(s, k), host_of(s, i)); k++)
+            ;
+        count += k == i;
+    }
+    return count;
+}
+
+int tune_read_placement(const char *path, struct dp_tuning_links *links, int64_t *ranks,
+                        int64_t *nodes)
+{
+    struct dp_seats *s;
+    int err = dp_seats_load(path, &s);
+
+    if (err)
+        return command_failed(err);
+    *links = (struct dp_tuning_links){.intra_gbs = s->intra_gbs, .inter_gbs = s->inter_gbs};
+    *ranks = s->seat_count;
+    *nodes = count_hosts(s);
+    dp_seats_free(s);
+    return EXIT_OK;
 }

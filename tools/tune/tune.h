@@ -15,6 +15,10 @@
 int tune_read_topology(const char *text, struct dp_tuning_links *links, int64_t *ranks,
                        int64_t *nodes);
 
+/* The same of the cluster that a placement was made for, as the plugin takes it from there. */
+int tune_read_placement(const char *path, struct dp_tuning_links *links, int64_t *ranks,
+                        int64_t *nodes);
+
 /* "ring/simple". Returns out. */
 enum { TUNE_CELL_LEN = 32 };
 const char *tune_cell_text(int algorithm, int protocol, char out[TUNE_CELL_LEN]);
