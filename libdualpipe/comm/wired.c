@@ -273,7 +273,7 @@ static void sleep_on(struct wired_comm *c, int controls, int wires, int64_t ns)
             c->polled_ns = 0; /* the next progress looks at the star */
 }
 
-/* A long message comes in many pieces: the next one is as near as it was at first, when the rank spun. */
+/* A long message comes in many pieces: the next one is as near as the first was, when the rank spun. */
 static bool is_moving(struct wired_comm *c, int64_t now_ns)
 {
     const unsigned moves = dp_mesh_moves(&c->mesh);

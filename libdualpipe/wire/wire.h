@@ -95,7 +95,7 @@ struct dp_wire {
     size_t skip;    /* bytes of a message that was too long for its receive, still to come */
     size_t buffer_bytes; /* about what a sender gets rid of before there is a receive */
     bool connected; /* the other side has let us in */
-    unsigned moves; /* tcp: counts the calls that have moved bytes: where there were some, more may be near */
+    unsigned moves; /* tcp: calls that have moved bytes: where there were some, more may be near */
     bool nothing_ahead; /* to look for a message takes a system call: a new receive waits for progress */
     /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are
      * known and before its first byte is stored, to say in the receive's buf and len where to. It may
