@@ -25,7 +25,7 @@ enum {
     NET_LIST_MAX = 16,
     NET_CONNECTIONS_MAX = 64,
     NET_WINDOW = 8, /* NCCL has at most so many requests of a connection in flight */
-    NET_WHY_LEN = 224
+    NET_WHY_LEN = 1024 /* a path and a sentence */
 };
 
 struct net_list {

@@ -321,7 +321,8 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     }
     if (err) {
         *why = (struct dp_abort){.rank = config->rank, .error = err};
-        snprintf(why->text, sizeof(why->text), "%s", *s.why ? s.why : dp_last_error());
+        snprintf(why->text, sizeof(why->text), "%.*s", (int)sizeof(why->text) - 1,
+                 *s.why ? s.why : dp_last_error());
     }
     dp_comm_close(s.comm);
     return err;
