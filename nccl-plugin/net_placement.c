@@ -2,6 +2,7 @@
 #include "nccl-plugin/net_placement.h"
 
 #include "base/fail.h"
+#include "base/launchers.h"
 #include "base/options.h"
 #include "seats/bind.h"
 
@@ -18,22 +19,11 @@ static int32_t worker = -1;
 
 /* ---- who this process is -------------------------------------------------------------------- */
 
-/* As comm/launcher.c reads them: the innermost launcher counts. */
-static const char *read_rank(const char *(*get)(const char *name))
-{
-    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
-                                        "SLURM_PROCID"};
-    const char *text = NULL;
-
-    for (size_t i = 0; !text && i < sizeof(names) / sizeof(names[0]); i++)
-        text = get(names[i]);
-    return text;
-}
-
 int32_t dpn_placement_find(const struct dp_seats *s, const char *(*get)(const char *name),
                            const char *host, char *why, size_t why_len)
 {
-    const char *text = read_rank(get);
+    const struct dp_launcher *launcher = dp_launcher_find(get);
+    const char *text = launcher ? get(launcher->rank) : NULL;
     char *end;
     long rank = text ? strtol(text, &end, 10) : -1;
 

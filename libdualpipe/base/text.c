@@ -78,6 +78,33 @@ int dp_text_take(struct dp_text *t, char **out, size_t *len)
     return 0;
 }
 
+static int add_stream(struct dp_text *t, FILE *file, const char *path, size_t most,
+                      const char *expected)
+{
+    const size_t before = t->len;
+    char block[4096];
+    size_t n;
+
+    while ((n = fread(block, 1, sizeof(block), file)) > 0 && t->len - before <= most)
+        dp_text_add(t, block, n);
+    if (ferror(file))
+        return dp_fail(DP_EIO, "%s: %s", path, strerror(errno));
+    if (t->len - before > most)
+        return dp_fail(DP_EINVAL, "%s: more than %zu MiB, expected %s", path, most >> 20, expected);
+    return t->failed ? dp_fail(DP_ENOMEM, "%s: no memory for the file", path) : 0;
+}
+
+int dp_text_add_file(struct dp_text *t, const char *path, size_t most, const char *expected)
+{
+    FILE *file = fopen(path, "re");
+
+    if (!file)
+        return dp_fail(errno == ENOENT ? DP_ENOENT : DP_EIO, "%s: %s", path, strerror(errno));
+    int err = add_stream(t, file, path, most, expected);
+    fclose(file);
+    return err;
+}
+
 void dp_text_fini(struct dp_text *t)
 {
     free(t->data);

@@ -24,6 +24,9 @@ void dp_text_addf(struct dp_text *t, const char *fmt, ...) DP_PRINTF(2, 3);
 /* Hand the malloc'ed string to *out (never NULL on success) and its length, if wanted, to *len; t is
  * empty again. DP_ENOMEM if any addition failed. */
 int dp_text_take(struct dp_text *t, char **out, size_t *len);
+/* Add all of a file, at most `most` bytes of it; expected: what it should be, for the sentence that
+ * says that it is longer. DP_ENOENT, DP_EIO, DP_EINVAL, DP_ENOMEM. */
+int dp_text_add_file(struct dp_text *t, const char *path, size_t most, const char *expected);
 void dp_text_fini(struct dp_text *t);
 
 #endif

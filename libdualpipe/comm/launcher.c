@@ -7,25 +7,12 @@
 #include "comm/launcher.h"
 
 #include "base/fail.h"
+#include "base/launchers.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct launcher {
-    const char *name, *rank, *size;
-    const char *job[2]; /* what tells one job, and step, of a user from another */
-};
-
-/* In this order: under `srun mpirun torchrun ...` the innermost one is meant. */
-static const struct launcher launchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", {"TORCHELASTIC_RUN_ID", NULL}},
-    {"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", {"PMIX_NAMESPACE", NULL}},
-    {"PMI", "PMI_RANK", "PMI_SIZE", {"PMI_JOBID", NULL}},
-    {"PMIx under Slurm", "PMIX_RANK", "SLURM_NTASKS", {"PMIX_NAMESPACE", "SLURM_STEP_ID"}},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
-};
 
 enum { FIRST_PORT = 20000, PORTS = 10000 }; /* below the ports that the system gives away */
 
@@ -45,16 +32,8 @@ static int read_number(get_fn *get, const char *name, int min, int max, int *out
     return 0;
 }
 
-static const struct launcher *find_launcher(get_fn *get)
-{
-    for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++)
-        if (get(launchers[i].rank))
-            return &launchers[i];
-    return NULL;
-}
-
 /* FNV-1a over what identifies the job. */
-static int derive_port(get_fn *get, const struct launcher *l)
+static int derive_port(get_fn *get, const struct dp_launcher *l)
 {
     uint32_t hash = 2166136261u;
 
@@ -84,14 +63,14 @@ static bool first_host(const char *list, char *host, size_t len)
     return true;
 }
 
-static bool is_one_host(get_fn *get, const struct launcher *l)
+static bool is_one_host(get_fn *get, const struct dp_launcher *l)
 {
     const char *here = get("OMPI_COMM_WORLD_LOCAL_SIZE"), *all = get(l->size);
 
     return here && all && !strcmp(here, all);
 }
 
-static int find_host(get_fn *get, const struct launcher *l, char *host, size_t len)
+static int find_host(get_fn *get, const struct dp_launcher *l, char *host, size_t len)
 {
     const char *master = get("MASTER_ADDR"), *nodes = get("SLURM_STEP_NODELIST");
 
@@ -109,13 +88,13 @@ static int find_host(get_fn *get, const struct launcher *l, char *host, size_t l
     return 0;
 }
 
-static int find_port(get_fn *get, const struct launcher *l, int64_t wanted, int *port)
+static int find_port(get_fn *get, const struct dp_launcher *l, int64_t wanted, int *port)
 {
     if (wanted) {
         *port = (int)wanted;
         return 0;
     }
-    if (!get("MASTER_PORT") && l != launchers) {
+    if (!get("MASTER_PORT") && !l->tells_port) {
         *port = derive_port(get, l);
         return 0;
     }
@@ -125,7 +104,7 @@ static int find_port(get_fn *get, const struct launcher *l, int64_t wanted, int 
     return err;
 }
 
-static int find_address(get_fn *get, const struct launcher *l,
+static int find_address(get_fn *get, const struct dp_launcher *l,
                         const struct dp_comm_settings *settings, char out[DP_ADDRESS_TEXT])
 {
     char host[DP_ADDRESS_TEXT - 16];
@@ -145,7 +124,7 @@ static int find_address(get_fn *get, const struct launcher *l,
 
 int dp_launch_read(get_fn *get, const struct dp_comm_settings *settings, struct dp_launch *out)
 {
-    const struct launcher *l = find_launcher(get);
+    const struct dp_launcher *l = dp_launcher_find(get);
     struct dp_launch launch = {0};
 
     if (!l)

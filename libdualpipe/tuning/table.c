@@ -77,29 +77,11 @@ int dp_tuning_table_read(const char *text, size_t len, const char *name,
     return err;
 }
 
-static int read_all(FILE *file, const char *path, struct dp_text *text)
-{
-    char block[4096];
-    size_t n;
-
-    while ((n = fread(block, 1, sizeof(block), file)) > 0 && text->len <= MAX_FILE)
-        dp_text_add(text, block, n);
-    if (ferror(file))
-        return dp_fail(DP_EIO, "%s: %s", path, strerror(errno));
-    if (text->len > MAX_FILE)
-        return dp_fail(DP_EINVAL, "%s: more than %d MiB, expected a table", path, MAX_FILE >> 20);
-    return text->failed ? dp_fail(DP_ENOMEM, "%s: no memory for the file", path) : 0;
-}
-
 int dp_tuning_table_load(const char *path, struct dp_tuning_table **out)
 {
     struct dp_text text = {0};
-    FILE *file = fopen(path, "re");
+    int err = dp_text_add_file(&text, path, MAX_FILE, "a table");
 
-    if (!file)
-        return dp_fail(errno == ENOENT ? DP_ENOENT : DP_EIO, "%s: %s", path, strerror(errno));
-    int err = read_all(file, path, &text);
-    fclose(file);
     if (!err)
         err = dp_tuning_table_read(text.data ? text.data : "", text.len, path, out);
     dp_text_fini(&text);

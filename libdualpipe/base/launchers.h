@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * launchers.h - which variables the launchers of processes tell rank, size and job by.
+ */
+#ifndef DP_BASE_LAUNCHERS_H
+#define DP_BASE_LAUNCHERS_H
+
+#include <stdbool.h>
+
+struct dp_launcher {
+    const char *name, *rank, *size;
+    const char *job[2]; /* what tells one job, and step, of a user from another */
+    bool tells_port;    /* MASTER_PORT */
+};
+
+/* Whose rank is set; under `srun mpirun torchrun ...` the innermost one; NULL: none. get: how to read
+ * a variable, NULL if unset; a test has its own. */
+const struct dp_launcher *dp_launcher_find(const char *(*get)(const char *name));
+
+#endif
