@@ -19,7 +19,4 @@ struct dp_seat_site {
 int dp_seats_site(const struct dp_seats *s, int32_t worker, const char *root, const char *host,
                   const cpu_set_t *allowed, struct dp_seat_site *out);
 
-/* "node0.cluster.org" is node0. */
-bool dp_seats_is_host(const char *name, const char *host);
-
 #endif

@@ -48,20 +48,12 @@ static struct dp_seats *read_file(struct doctor *d, const char *path)
     return s;
 }
 
-/* "node0.cluster.org" is node0. */
-static bool is_host(const char *name, const char *host)
-{
-    const size_t len = strcspn(name, ".");
-
-    return len == strcspn(host, ".") && !strncmp(name, host, len);
-}
-
 static int32_t count_workers(const struct dp_seats *s, const char *host)
 {
     int32_t count = 0;
 
     for (int32_t w = 0; w < s->seat_count; w++)
-        count += is_host(dp_seats_text(s, s->nodes[s->seats[w].gpu].host), host);
+        count += dp_seats_is_host(dp_seats_text(s, s->nodes[s->seats[w].gpu].host), host);
     return count;
 }
 
@@ -70,7 +62,7 @@ static const char *find_stranger(const struct doctor *d, const struct dp_seats *
 {
     for (int32_t i = 0; i < s->node_count; i++) {
         const struct dp_seat_node *n = &s->nodes[i];
-        if (!is_host(dp_seats_text(s, n->host), host))
+        if (!dp_seats_is_host(dp_seats_text(s, n->host), host))
             continue;
         for (int32_t k = n->first_port; k < n->first_port + n->port_count; k++) {
             const char *rdma = dp_seats_text(s, s->ports[k].rdma);

@@ -107,6 +107,9 @@ DP_PUBLIC int32_t dp_seats_find(const struct dp_seats *s, int process);
  * replica, in the order in which they came. DP_EINVAL for a replica that is not there; DP_ENOMEM. */
 DP_PUBLIC int dp_seats_map(const struct dp_seats *s, int replica, int *map);
 
+/* Whether a host's name in the file means this one: "node0.cluster.org" is node0. */
+DP_PUBLIC bool dp_seats_is_host(const char *name, const char *host);
+
 /* Bind the calling thread, and those that it starts, to the CPUs of the worker's memory node, and let
  * memory come from there, unless DUALPIPE_PLACEMENT_BIND is 0. On another host than the worker's, or
  * where there is no such node, nothing happens but a line in the log. DP_EINVAL for a bad option. */
