@@ -294,20 +294,12 @@ static void add_processors(struct writer *w, const char *cpus, const char *node)
 {
     char one[24];
 
-    while (*cpus) {
-        char *end;
-        unsigned long first = strtoul(cpus, &end, 10), last = first;
-        if (end == cpus)
-            break;
-        if (*end == '-')
-            last = strtoul(end + 1, &end, 10);
-        for (unsigned long i = first; i <= last && i < DP_TOPO_CPUS_MAX; i++) {
+    for (unsigned long i, last; dp_topo_next_cpus(&cpus, &i, &last);)
+        for (; i <= last; i++) {
             snprintf(one, sizeof(one), "%lu", i);
             open_object(w, "PU", (int64_t)i, one, node);
             dp_text_adds(w->out, "/>\n");
         }
-        cpus = end + (*end == ',');
-    }
 }
 
 static void add_memory(struct writer *w, int32_t numa)

@@ -47,25 +47,31 @@ static void add_text(const struct writer *w, const char *key, uint32_t text, con
     dp_xml_add(w->out, key, text ? dp_topology_text(w->t, text) : otherwise);
 }
 
+bool dp_topo_next_cpus(const char **cpus, unsigned long *first, unsigned long *last)
+{
+    char *end;
+
+    *first = *last = strtoul(*cpus, &end, 10);
+    if (end == *cpus)
+        return false;
+    if (*end == '-')
+        *last = strtoul(end + 1, &end, 10);
+    *last = *last < DP_TOPO_CPUS_MAX ? *last : DP_TOPO_CPUS_MAX - 1;
+    *cpus = end + (*end == ',');
+    return true;
+}
+
 /* "0-3,8" to "00000000,0000010f". */
 void dp_topo_add_mask(struct dp_text *out, const char *prefix, const char *cpus)
 {
     uint32_t words[DP_TOPO_CPUS_MAX / 32] = {0};
     int top = 0;
 
-    while (*cpus) {
-        char *end;
-        unsigned long first = strtoul(cpus, &end, 10), last = first;
-        if (end == cpus)
-            break;
-        if (*end == '-')
-            last = strtoul(end + 1, &end, 10);
-        for (unsigned long i = first; i <= last && i < DP_TOPO_CPUS_MAX; i++) {
+    for (unsigned long i, last; dp_topo_next_cpus(&cpus, &i, &last);)
+        for (; i <= last; i++) {
             words[i / 32] |= 1u << i % 32;
             top = (int)(i / 32) > top ? (int)(i / 32) : top;
         }
-        cpus = end + (*end == ',');
-    }
     for (int i = top; i >= 0; i--)
         dp_text_addf(out, "%s%08" PRIx32 "%s", prefix, words[i], i ? "," : "");
 }
