@@ -160,24 +160,25 @@ void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, 
 static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
 {
     const struct dpn_eager_head *head = head_of(v, number);
+    const uint32_t size = head->size; /* read once: the peer can write there */
     struct dpn_room *room = &recv->rooms[sub];
     const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
 
     v->eager_waits &= (uint16_t)~bit_of(number);
-    if (head->size > room->size) {
+    if (size > room->size) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %u bytes for a receive of %zu (tag %d)",
-                       head->size, room->size, room->tag);
+                       size, room->size, room->tag);
         return;
     }
-    room->size = head->size;
+    room->size = size;
     room->is_copied = true;
     dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
-    if (head->size && memory->type != NCCL_PTR_HOST) {
+    if (size && memory->type != NCCL_PTR_HOST) {
         dpn_verbs_copy_to_gpu(v, recv, sub, head + 1, number % DPN_EAGER_SLOTS);
         return;
     }
-    if (head->size) /* somebody may watch the memory: see net_lines.h */
-        dpn_lines_copy(room->data, head + 1, head->size);
+    if (size) /* somebody may watch the memory: see net_lines.h */
+        dpn_lines_copy(room->data, head + 1, size);
     dpn_eager_copied(v, recv, sub, number);
 }
 
