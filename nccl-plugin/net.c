@@ -182,8 +182,8 @@ static int fuse_locked(const struct dpn_device *const *members, int count, int *
     return 0;
 }
 
-/* NCCL 2.28 loses a fused device that has no place on the PCI bus and then finds none at all; if it may
- * not fuse them it keeps them. */
+/* NCCL 2.28 loses a fused device that has no place on the PCI bus and then finds none at all; if it
+ * may not fuse them it keeps them. */
 static int has_place(const struct dpn_device *device)
 {
     if (device->pci_path || dp_foreign_variable("NCCL_NET_FORCE_MERGE"))

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/net_placement.h"
+#include "nccl-plugin/net_sockets.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "wire/tcp.h"
 
@@ -89,18 +90,22 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
 static void choose_transport(struct dpn_comm *comm)
 {
     if (comm->wire->ops == &dp_wire_tcp)
-        dp_wire_tcp_set_patience(comm->wire, timeout_ns());
+        dp_wire_tcp_set_patience(comm->wire, comm->is_beside ? timeout_ns() / 2 : timeout_ns());
     comm->transport = comm->is_beside ? &dpn_verbs : &dpn_wired;
 }
 
 /* Both sides find out alike that there is no RDMA between them. Not where it was asked for, nor where
  * NCCL counts on what no other wire can do: GPU memory. */
-static bool may_do_without_rdma(const struct dpn_comm *comm)
+static bool may_do_without_rdma(const struct dpn_device *device)
+{
+    return is_asked_for("auto") && !dpn_device_reaches_gpus(device);
+}
+
+static bool comm_may_do_without_rdma(const struct dpn_comm *comm)
 {
     const struct dpn_device *device;
 
-    return comm->is_beside && is_asked_for("auto") && !dpn_net_device(comm->dev, &device) &&
-           !dpn_device_reaches_gpus(device);
+    return comm->is_beside && !dpn_net_device(comm->dev, &device) && may_do_without_rdma(device);
 }
 
 static int do_without_rdma(struct dpn_comm *comm)
@@ -134,7 +139,7 @@ static int open_transport(struct dpn_comm *comm)
     if (!comm->transport)
         choose_transport(comm);
     int err = comm->transport->open(comm);
-    if (err == DP_EUNSUPPORTED && may_do_without_rdma(comm))
+    if (err == DP_EUNSUPPORTED && comm_may_do_without_rdma(comm))
         err = do_without_rdma(comm);
     else if (err == DP_EUNSUPPORTED)
         dp_log(DP_LOG_ERROR, "%s", dp_last_error());
@@ -176,6 +181,11 @@ static int listen_on_wires(const struct dpn_device *device, struct dpn_listener 
         if (err)
             return err;
         addresses->present[w] = true;
+    }
+    if (addresses->present[DPN_TCP]) {
+        int err = dpn_sockets_tell(&addresses->on[DPN_TCP]);
+        if (err)
+            return err;
     }
     addresses->offers_verbs = device->rail_count && addresses->present[DPN_TCP];
     return 0;
@@ -297,6 +307,17 @@ static bool is_better_by_verbs(const struct dpn_device *device, const struct dpn
            (w == DPN_TCP || dpn_device_reaches_gpus(device));
 }
 
+/* Words beside RDMA need one socket, unless messages might have to go that way after all. */
+static struct dp_wire_address choose_sockets(const struct dpn_device *device,
+                                             const struct dp_wire_address *tcp, bool by_verbs)
+{
+    struct dp_wire_address address = *tcp;
+
+    if (by_verbs && !may_do_without_rdma(device))
+        dp_wire_tcp_ask_for(&address, 1);
+    return address;
+}
+
 static int connect_best_wire(const struct dpn_device *device, const struct dpn_addresses *addresses,
                              bool *is_beside, struct dp_wire **out)
 {
@@ -305,8 +326,9 @@ static int connect_best_wire(const struct dpn_device *device, const struct dpn_a
         if (!addresses->present[w] || (by_verbs ? w != DPN_TCP || !is_heard(w) : !is_allowed(w)))
             continue;
         *is_beside = by_verbs;
-        int err = dpn_wires[w]->connect(&addresses->on[w], by_verbs ? DPN_BY_VERBS : DPN_BY_WIRE,
-                                        out);
+        const struct dp_wire_address address =
+            choose_sockets(device, &addresses->on[w], by_verbs);
+        int err = dpn_wires[w]->connect(&address, by_verbs ? DPN_BY_VERBS : DPN_BY_WIRE, out);
         if (err != DP_EUNSUPPORTED)
             return err;
     }
@@ -330,7 +352,7 @@ static int begin_connecting(struct dpn_net *net, int dev, const void *handle,
     const struct dpn_device *device;
     struct dpn_addresses addresses;
     struct dp_wire *wire;
-    bool is_beside;
+    bool is_beside = false;
     int err = dpn_handle_read(handle, &addresses);
 
     if (!err)

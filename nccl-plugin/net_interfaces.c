@@ -68,7 +68,7 @@ static bool is_known(const struct dpn_interface *all, int count, const char *nam
     return false;
 }
 
-/* ---- subnets ---------------------------------------------------------------------------------- */
+/* ---- subnets --------------------------------------------------------------------------------- */
 
 static bool is_near(const struct ifaddrs *i, const struct sockaddr *near)
 {
@@ -102,9 +102,10 @@ static bool read_comm_id(const char *text, struct sockaddr_storage *out)
     return true;
 }
 
-/* ---- the choice ------------------------------------------------------------------------------- */
+/* ---- the choice ------------------------------------------------------------------------------ */
 
-/* Append the interfaces that have an address of one family; near: in one subnet with it, if not NULL. */
+/* Append the interfaces that have an address of one family; near: in one subnet with it, if not
+ * NULL. */
 static int add_family(const struct ifaddrs *all, const char *list, int family,
                       const struct sockaddr *near, struct dpn_interface *out, int count, int max)
 {

@@ -41,6 +41,7 @@ int dpn_net_deregister(struct dpn_comm *comm, struct dpn_memory *memory)
     if (is_ours)
         comm->transport->dereg(comm, memory);
     pthread_mutex_unlock(&comm->lock);
-    return is_ours ? 0
-                   : dp_fail(DP_EINVAL, "deregistering what was not registered with this connection");
+    return is_ours
+               ? 0
+               : dp_fail(DP_EINVAL, "deregistering what was not registered with this connection");
 }

@@ -21,8 +21,8 @@ static bool is_pci(const char *dir)
     return name && !strcmp(name, "/pci");
 }
 
-/* The device itself, or the nearest above it on the PCI bus: a virtio device or a sub-function stands
- * below the function that NCCL knows. */
+/* The device itself, or the nearest above it on the PCI bus: a virtio device or a sub-function
+ * stands below the function that NCCL knows. */
 char *dpn_pci_path(const char *device)
 {
     char *dir = realpath(device, NULL);

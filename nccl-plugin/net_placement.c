@@ -19,6 +19,23 @@ static int32_t worker = -1;
 
 /* ---- who this process is -------------------------------------------------------------------- */
 
+/* A process is one worker and has one GPU. Where the launcher says how many there are, it can be told
+ * that a process drives several, or that the file is of another job: the first ranks would then take
+ * the places of others, on the host where these are and without a word. */
+static bool is_job_of(const struct dp_seats *s, const struct dp_launcher *launcher,
+                      const char *(*get)(const char *name), char *why, size_t why_len)
+{
+    const char *text = get(launcher->size);
+    char *end;
+    long size = text ? strtol(text, &end, 10) : 0;
+
+    if (!text || end == text || *end || size == s->seat_count)
+        return true;
+    snprintf(why, why_len, "%s is %ld, expected %d: a process with one GPU for each worker",
+             launcher->size, size, s->seat_count);
+    return false;
+}
+
 int32_t dpn_placement_find(const struct dp_seats *s, const char *(*get)(const char *name),
                            const char *host, char *why, size_t why_len)
 {
@@ -31,6 +48,8 @@ int32_t dpn_placement_find(const struct dp_seats *s, const char *(*get)(const ch
         snprintf(why, why_len, "no rank in the environment, expected RANK as launchers set it");
         return -1;
     }
+    if (!is_job_of(s, launcher, get, why, why_len))
+        return -1;
     const int32_t found = rank < s->seat_count ? dp_seats_find(s, (int)rank) : -1;
     if (found < 0) {
         snprintf(why, why_len, "rank %ld, expected one from 0 to %d", rank, s->seat_count - 1);

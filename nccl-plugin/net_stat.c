@@ -33,11 +33,12 @@ static int64_t real_ns(void)
     return t.tv_sec * DP_NS_PER_S + t.tv_nsec;
 }
 
-/* ---- a file of its own ------------------------------------------------------------------------- */
+/* ---- a file of its own ----------------------------------------------------------------------- */
 
 static void no_page(const char *what, const char *where, const char *why)
 {
-    dp_log(DP_LOG_WARN, "DUALPIPE_NET_STAT: nothing is counted: cannot %s %s: %s", what, where, why);
+    dp_log(DP_LOG_WARN, "DUALPIPE_NET_STAT: nothing is counted: cannot %s %s: %s", what, where,
+           why);
 }
 
 /* The directory must be this user's, and nobody else's business. -1: it cannot be used. */
@@ -188,7 +189,7 @@ static void make_page(const char *directory)
     close(dir);
 }
 
-/* ---- fork, and the end of the process ---------------------------------------------------------- */
+/* ---- fork, and the end of the process -------------------------------------------------------- */
 
 static void before_fork(void)
 {
@@ -219,7 +220,7 @@ __attribute__((destructor)) static void remove_page(void)
         unlink(path);
 }
 
-/* ---- connections ------------------------------------------------------------------------------- */
+/* ---- connections ----------------------------------------------------------------------------- */
 
 static void ensure_page(void)
 {

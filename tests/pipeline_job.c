@@ -36,7 +36,7 @@ static void *take(struct job_result *result, size_t *at, size_t bytes)
     return p;
 }
 
-void job_result_init(struct job_result *result, const struct job *job)
+void job_result_init(struct job_result *result, struct job *job)
 {
     const struct model *m = &job->model;
     size_t ranks = (size_t)job->schedule->ranks, at = 0;
@@ -55,6 +55,7 @@ void job_result_init(struct job_result *result, const struct job *job)
     for (size_t i = 0; i < slot_count(job); i++)
         result->grads[i] = take(result, &at, model_grad_count(m, job->schedule->slots[i].stage) *
                                                  sizeof(float));
+    job->result = result;
 }
 
 void job_result_fini(struct job_result *result, const struct job *job)

@@ -262,7 +262,7 @@ static void print_arg(const struct arg *a)
     else
         printf("%-31s", left);
     printf("%s", a->help);
-    if (a->fallback)
+    if (a->fallback && *a->fallback)
         printf(" (default %s)", a->fallback);
     putchar('\n');
 }

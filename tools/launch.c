@@ -20,8 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long ranks may take to end by themselves after one of them has failed; and how long to wait for
- * a signal that a thread of a library (BLAS has some) may have got instead of us. */
+/* How long ranks may take to end by themselves after one of them has failed; and how long to wait
+ * for a signal that a thread of a library (BLAS has some) may have got instead of us. */
 enum { GRACE_S = 5, LOOK_S = 1 };
 
 struct launch {
@@ -33,6 +33,7 @@ struct launch {
     sigset_t signals, before;
     int interrupted;   /* the signal that ended everything, 0: none */
     int dead_rank, dead_signal; /* the first rank that a signal killed, -1: none */
+    bool is_over;               /* signals that kill are our own from here on */
     int status;        /* the first that was not EXIT_OK */
     int status_rank;
     struct timespec deadline;
@@ -147,8 +148,9 @@ static int start_ranks(struct launch *l, const char *transport, launch_fn run, v
 
 /* ---- the end of the ranks ------------------------------------------------------------------- */
 
-static void kill_ranks(const struct launch *l)
+static void kill_ranks(struct launch *l)
 {
+    l->is_over = true;
     for (int rank = 0; rank < l->ranks; rank++)
         if (l->pids[rank] > 0)
             kill(l->pids[rank], SIGKILL);
@@ -165,7 +167,7 @@ static void note_end(struct launch *l, int rank, int how)
 
     l->pids[rank] = 0;
     l->alive--;
-    if (WIFSIGNALED(how) && l->dead_rank < 0) {
+    if (WIFSIGNALED(how) && l->dead_rank < 0 && !l->is_over) {
         l->dead_rank = rank;
         l->dead_signal = WTERMSIG(how);
     }
@@ -200,8 +202,8 @@ static int64_t grace_left_ns(const struct launch *l)
            now.tv_nsec;
 }
 
-/* Until a signal comes, for a while; after a failure, until the grace is over. Returns the signal, or
- * -1. */
+/* Until a signal comes, for a while; after a failure, until the grace is over. Returns the signal,
+ * or -1. */
 static int wait_for_news(const struct launch *l)
 {
     if (!has_failure(l))

@@ -18,7 +18,11 @@ set -- autoconf automake gcc libc6-dev libdlpack-dev libexpat1-dev libhwloc-dev 
     libjansson-dev libopenblas-dev libtool make nettle-dev pkg-config
 case $what in
 build) ;;
-test) set -- "$@" g++ jq libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck ;;
+test)
+    set -- "$@" g++ jq libcmocka-dev libopenmpi-dev libxml2-utils mandoc openmpi-bin shellcheck
+    # Not beside hwloc, which it would push out, and which has the same tools.
+    command -v lstopo-no-graphics >/dev/null || set -- "$@" hwloc-nox
+    ;;
 guests) set -- busybox-static ibverbs-providers ibverbs-utils iproute2 kmod perftest \
     qemu-system-x86 xz-utils ;;
 *) die "expected 'build', 'test' or 'guests', not '$what'" ;;

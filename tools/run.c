@@ -40,7 +40,7 @@ static void add(struct settings *s, const char *name, const char *value)
     s->list[s->count++] = (struct setting){name, value};
 }
 
-/* ---- what is to be set ------------------------------------------------------------------------ */
+/* ---- what is to be set ----------------------------------------------------------------------- */
 
 /* A table with a mistake is better found here than by every rank. */
 static int add_table(const char *path, struct settings *s)
@@ -65,8 +65,9 @@ static void say_placement(const struct dp_seats *seats)
 
     for (int32_t i = 0; i < seats->flow_count; i++)
         flows += seats->flows[i].nic_from >= 0;
-    fprintf(stderr, "dualpipe: placement %s: %d workers (%d x %d), the NICs of %d flows, links of %g "
-                    "GB/s within a host and %g out of it\n",
+    fprintf(stderr,
+            "dualpipe: placement %s: %d workers (%d x %d), the NICs of %d flows, links of %g "
+            "GB/s within a host and %g out of it\n",
             seats->name, seats->seat_count, seats->replicas, seats->ranks, flows, seats->intra_gbs,
             seats->inter_gbs);
 }
@@ -137,7 +138,7 @@ static int choose(const struct values *v, struct settings *s)
     return status;
 }
 
-/* ---- setting and becoming --------------------------------------------------------------------- */
+/* ---- setting and becoming -------------------------------------------------------------------- */
 
 /* In quotes, as a shell takes it. */
 static void print_quoted(const char *value)
@@ -194,7 +195,7 @@ static int run(const struct values *v, const struct operands *operands)
     return status;
 }
 
-/* ---- the command ------------------------------------------------------------------------------ */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 #define AT(member) .offset = offsetof(struct values, member)
 static const struct arg args[] = {

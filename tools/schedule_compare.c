@@ -145,8 +145,8 @@ static void print_row(const struct candidate *c)
     }
     printf("%-10s %10s %8.2f %% %11s %12g %10gx %8d %8d %9zu\n", dp_schedule_kind_name(c->kind),
            draw_time(c->makespan_ns, makespan, TIME_LEN), 100 * c->bubble_ratio,
-           draw_time(c->worst_bubble_ns, bubble, TIME_LEN), c->activations, c->parameters, c->stages,
-           c->weight_queue, c->messages);
+           draw_time(c->worst_bubble_ns, bubble, TIME_LEN), c->activations, c->parameters,
+           c->stages, c->weight_queue, c->messages);
 }
 
 static void print_table(const struct schedule_args *a, const struct candidate *c, int count)
@@ -194,8 +194,8 @@ static void print_json(const struct schedule_args *a, const struct candidate *c,
 
 static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
-    {"format", 'f', NULL, "what to print", ARG_CHOICE, .offset = offsetof(struct compare_args, format),
-     .fallback = "text", .choices = formats},
+    {"format", 'f', NULL, "what to print", ARG_CHOICE,
+     .offset = offsetof(struct compare_args, format), .fallback = "text", .choices = formats},
 };
 
 static int compare(const struct compare_args *a, const struct operands *operands)

@@ -64,7 +64,8 @@ static void print_text(const struct dp_schedule *s, const struct dp_simulation *
     printf("%s\n\n", title);
     printf("  makespan  %s\n", draw_time(sim->makespan_ns, makespan, TIME_LEN));
     printf("  bubble    %.2f %% of all ranks' time\n", 100 * sim->bubble_ratio);
-    printf("  critical  %zu ops%s\n", sim->critical_count, critical ? "" : " (--critical lists them)");
+    printf("  critical  %zu ops%s\n", sim->critical_count,
+           critical ? "" : " (--critical lists them)");
     print_ranks(s, sim);
     if (critical)
         print_critical(sim);

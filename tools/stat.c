@@ -25,7 +25,7 @@ struct values {
     const char *directory, *prometheus;
 };
 
-/* ---- again and again, until a signal ------------------------------------------------------------- */
+/* ---- again and again, until a signal --------------------------------------------------------- */
 
 static int wake[2];
 
@@ -57,7 +57,7 @@ static bool wait_for_next(double ns)
     return !fd.revents;
 }
 
-/* ---- one look ------------------------------------------------------------------------------------ */
+/* ---- one look -------------------------------------------------------------------------------- */
 
 static int write_prometheus(const char *path, const struct stat_list *list)
 {
@@ -67,7 +67,8 @@ static int write_prometheus(const char *path, const struct stat_list *list)
     return status ? status : output_close(&out, stat_print_prometheus(out.file, list));
 }
 
-static int show(const struct values *v, const struct stat_list *list, const struct stat_list *before)
+static int show(const struct values *v, const struct stat_list *list,
+                const struct stat_list *before)
 {
     if (v->prometheus)
         return write_prometheus(v->prometheus, list);
@@ -108,7 +109,7 @@ static int look_on(const struct values *v)
     return status;
 }
 
-/* ---- the command --------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 /* Where the plugin writes, if the same variable says so here. */
 static void take_directory(void *user, const struct dp_option_info *o)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
 
+#include "base/number.h"
+
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +58,7 @@ void dp_log(enum dp_log_level level, const char *fmt, ...)
     if ((int)level > current_level())
         return;
     va_start(args, fmt);
-    vsnprintf(line, sizeof(line), fmt, args);
+    dp_vsnprintf(line, sizeof(line), fmt, args);
     va_end(args);
     emit(level, line);
 }
@@ -66,7 +68,7 @@ DP_PRINTF(1, 0) static void keep(const char *fmt, va_list args)
 {
     char line[sizeof(last_error)];
 
-    vsnprintf(line, sizeof(line), fmt, args);
+    dp_vsnprintf(line, sizeof(line), fmt, args);
     memcpy(last_error, line, strlen(line) + 1);
 }
 

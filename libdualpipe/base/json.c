@@ -2,6 +2,7 @@
 #include "base/json.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,9 +142,9 @@ void dp_json_add_number(struct dp_text *t, double number)
 {
     char digits[40];
 
-    snprintf(digits, sizeof(digits), "%.15g", number);
-    if (strtod(digits, NULL) != number)
-        snprintf(digits, sizeof(digits), "%.17g", number);
+    dp_snprintf(digits, sizeof(digits), "%.15g", number);
+    if (dp_strtod(digits, NULL) != number)
+        dp_snprintf(digits, sizeof(digits), "%.17g", number);
     dp_text_adds(t, digits);
 }
 

@@ -2,6 +2,7 @@
 #include "base/text.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +49,7 @@ void dp_text_addf(struct dp_text *t, const char *fmt, ...)
     if (!reserve(t, 256))
         return;
     va_start(args, fmt);
-    len = vsnprintf(t->data + t->len, t->capacity - t->len, fmt, args);
+    len = dp_vsnprintf(t->data + t->len, t->capacity - t->len, fmt, args);
     va_end(args);
     if (len < 0) {
         t->failed = true;
@@ -58,7 +59,7 @@ void dp_text_addf(struct dp_text *t, const char *fmt, ...)
         if (!reserve(t, (size_t)len))
             return;
         va_start(args, fmt);
-        vsnprintf(t->data + t->len, t->capacity - t->len, fmt, args);
+        dp_vsnprintf(t->data + t->len, t->capacity - t->len, fmt, args);
         va_end(args);
     }
     t->len += (size_t)len;

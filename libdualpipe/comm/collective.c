@@ -226,8 +226,8 @@ static int say_differing(const struct dp_comm *comm, const char *what, const uin
         dp_text_addf(&t, " and %d more", differing - NAMED_AT_MOST);
     int err = 0;
     if (differing)
-        err = dp_fail(DP_EMISMATCH, "%s: all ranks must agree; rank 0 has %" PRIu64 ", but %s", what,
-                      values[0], t.data ? t.data : "others differ");
+        err = dp_fail(DP_EMISMATCH, "%s: all ranks must agree; rank 0 has %" PRIu64 ", but %s",
+                      what, values[0], t.data ? t.data : "others differ");
     dp_text_fini(&t);
     return err;
 }

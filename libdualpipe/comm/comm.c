@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "comm/relax.h"
 #include <dualpipe/comm.h>
 
@@ -83,8 +84,8 @@ static int give_up(struct dp_comm *comm, int peer, int64_t waited_ns)
 {
     struct dp_abort why = {.rank = peer, .error = DP_ETIMEDOUT};
 
-    snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for rank %d", comm->rank,
-             (double)waited_ns / DP_NS_PER_S, peer);
+    dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for rank %d", comm->rank,
+                (double)waited_ns / DP_NS_PER_S, peer);
     comm->ops->abort(comm, &why);
     comm->ops->aborted(comm, &why);
     return dp_fail(DP_ETIMEDOUT, "%s (DUALPIPE_COMM_TIMEOUT_MS says how long to wait)", why.text);

@@ -2,12 +2,13 @@
  *
  * join.c - how the ranks of a star find each other. See star.h for who says what.
  *
- * The root takes every connection for a candidate, and hears all of them without waiting for any one:
- * who says something else than he should is refused or dropped, who says nothing goes when his time is
- * over or his place is wanted, and the rest goes on.
+ * The root takes every connection for a candidate, and hears all of them without waiting for any
+ * one: who says something else than he should is refused or dropped, who says nothing goes when his
+ * time is over or his place is wanted, and the rest goes on.
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "comm/nap.h"
 #include "comm/star.h"
@@ -18,7 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* No secret: it only says that this is the control port of a group and not another kind of service. */
+/* No secret: it only says that this is the control port of a group and not another kind of
+ * service. */
 static const uint8_t CONTROL_COOKIE[DP_COOKIE_BYTES] = "dualpipe-control";
 
 enum { CANDIDATES = 128, MAX_PLACES = 8 };
@@ -199,8 +201,8 @@ static int say_who_did_not_come(struct reception *r)
     for (int i = 1; i < r->star->size; i++)
         if (!r->star->peers[i].wire)
             dp_text_addf(&t, "%s%d", t.len ? ", " : "", i);
-    snprintf(m.text, sizeof(m.text), "of %d ranks, these did not come within %.1f s: %s",
-             r->star->size, (double)r->star->timeout_ns / DP_NS_PER_S, t.data ? t.data : "?");
+    dp_snprintf(m.text, sizeof(m.text), "of %d ranks, these did not come within %.1f s: %s",
+                r->star->size, (double)r->star->timeout_ns / DP_NS_PER_S, t.data ? t.data : "?");
     dp_text_fini(&t);
     for (int i = 1; i < r->star->size; i++) {
         struct dp_star_peer *p = &r->star->peers[i];
@@ -243,8 +245,9 @@ static const char *choose_interface(const char *host)
 static int listen_for_members(const struct dp_star_config *config, struct dp_wire_listener **out)
 {
     struct dp_wire_address unused;
-    struct dp_wire_config listening = {
-        .interface = choose_interface(config->host), .port = config->port, .patience_ns = PATIENCE_NS};
+    struct dp_wire_config listening = {.interface = choose_interface(config->host),
+                                       .port = config->port,
+                                       .patience_ns = PATIENCE_NS};
 
     memcpy(listening.cookie, CONTROL_COOKIE, sizeof(listening.cookie));
     return dp_wire_tcp.listen(&listening, out, &unused);

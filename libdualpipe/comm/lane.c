@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* ---- the queue; the lock is held ------------------------------------------------------------------ */
+/* ---- the queue; the lock is held ------------------------------------------------------------- */
 
 static void push(struct dp_lane *lane, struct dp_transfer *t)
 {
@@ -66,9 +66,9 @@ static void copy_message(const struct dp_transfer *send, struct dp_transfer *rec
         memcpy(receive->buf, send->buf, send->len);
 }
 
-/* Take the first of the other side's transfers and copy; the lock is held, and given back. The owner of
- * `theirs` may be gone right after its state is stored; `copying` keeps him from leaving before. true:
- * there is an owner who should know. */
+/* Take the first of the other side's transfers and copy; the lock is held, and given back. The
+ * owner of `theirs` may be gone right after its state is stored; `copying` keeps him from leaving
+ * before. true: there is an owner who should know. */
 static bool meet(struct dp_lane *lane, struct dp_transfer *mine)
 {
     struct dp_transfer *theirs = pop(lane);

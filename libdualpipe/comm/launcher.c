@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launcher.c - the variables of launchers. All of them tell rank and size. torchrun also tells where
- * rank 0 is, and a port, but that one is torchrun's own: ours is the next. The others tell the job,
- * from which all its processes derive the same port.
+ * launcher.c - the variables of launchers. All of them tell rank and size. torchrun also tells
+ * where rank 0 is, and a port, but that one is torchrun's own: ours is the next. The others tell
+ * the job, from which all its processes derive the same port.
  */
 #include "comm/launcher.h"
 
@@ -76,7 +76,10 @@ static int find_host(get_fn *get, const struct dp_launcher *l, char *host, size_
 
     if (!nodes)
         nodes = get("SLURM_JOB_NODELIST");
-    if (master && strlen(master) < len)
+    if (master && strlen(master) >= len)
+        return dp_fail(DP_EINVAL, "MASTER_ADDR has %zu characters: expected a host of less than %zu",
+                       strlen(master), len);
+    if (master)
         strcpy(host, master);
     else if (is_one_host(get, l))
         snprintf(host, len, "127.0.0.1");

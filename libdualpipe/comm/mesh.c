@@ -236,7 +236,7 @@ int dp_mesh_connect(struct dp_mesh *mesh, const struct dp_star *star, int64_t un
     return err;
 }
 
-/* ---- wires with something to do ------------------------------------------------------------------ */
+/* ---- wires with something to do -------------------------------------------------------------- */
 
 void dp_mesh_note(struct dp_mesh *mesh, int peer, int channel)
 {

@@ -58,7 +58,8 @@ static void move_on(struct dp_mover *m)
         disarm(m, m->none);
 }
 
-/* A mutex goes to whoever is awake, and that is the mover: so it looks whether the rank wants it. */
+/* A mutex goes to whoever is awake, and that is the mover: so it looks whether the rank wants
+ * it. */
 static void *run(void *arg)
 {
     struct dp_mover *m = arg;
@@ -82,7 +83,8 @@ void dp_mover_start(struct dp_mover *m)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* A mover that naps is not waited for: it will find that its nap has been ended, and touch nothing. */
+/* A mover that naps is not waited for: it will find that its nap has been ended, and touch
+ * nothing. */
 void dp_mover_stop(struct dp_mover *m)
 {
     const uint64_t one = 1;

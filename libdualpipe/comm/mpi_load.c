@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* MPI loads parts of its own later, which look for its symbols: hence global. And what has started MPI
- * must stay until the process ends: hence never closed. */
+/* MPI loads parts of its own later, which look for its symbols: hence global. And what has started
+ * MPI must stay until the process ends: hence never closed. */
 int dp_mpi_load(const char *dir, const struct dp_mpi **out)
 {
     char file[4096];

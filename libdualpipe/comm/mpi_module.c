@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mpi_module.c - mpi.so, see mpi.h. A wire over MPI: messages are cut into pieces, which go through
- * buffers of the wire's own, so that MPI never holds a caller's buffer, and a wire can be closed at any
- * time.
+ * buffers of the wire's own, so that MPI never holds a caller's buffer, and a wire can be closed at
+ * any time.
  *
- * Receives for all buffers are posted always. A send is synchronous (MPI_Issend), which ends when its
- * receive was posted: so the sender can never be more than the buffers of both sides ahead.
+ * Receives for all buffers are posted always. A send is synchronous (MPI_Issend), which ends when
+ * its receive was posted: so the sender can never be more than the buffers of both sides ahead.
  */
 #include "base/clock.h"
 #include "comm/mpi.h"
@@ -330,8 +330,8 @@ static int module_broadcast(struct dp_mpi_group *group, void *buf, size_t len, c
     return say(MPI_Bcast(buf, (int)len, MPI_BYTE, 0, group->comm), "MPI_Bcast", why);
 }
 
-/* Not MPI_Comm_free, which is collective: the handle is given up. Pieces that are still on their way
- * stay with their wires. */
+/* Not MPI_Comm_free, which is collective: the handle is given up. Pieces that are still on their
+ * way stay with their wires. */
 static void module_end(struct dp_mpi_group *group)
 {
     if (!group)

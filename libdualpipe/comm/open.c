@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * open.c - join a group, by whatever is said of it: the caller's config first, then DUALPIPE_COMM_*,
- * then the launcher's variables.
+ * open.c - join a group, by whatever is said of it: the caller's config first, then
+ * DUALPIPE_COMM_*, then the launcher's variables.
  */
 #include "base/clock.h"
 #include "base/fail.h"

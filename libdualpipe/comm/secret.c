@@ -12,7 +12,8 @@ void dp_secret_prove(const char *secret, enum dp_prover prover, const struct dp_
     const uint8_t side = (uint8_t)prover;
     struct hmac_sha256_ctx hmac;
 
-    hmac_sha256_set_key(&hmac, secret ? strlen(secret) : 0, (const uint8_t *)(secret ? secret : ""));
+    hmac_sha256_set_key(&hmac, secret ? strlen(secret) : 0,
+                        (const uint8_t *)(secret ? secret : ""));
     hmac_sha256_update(&hmac, sizeof(purpose), (const uint8_t *)purpose);
     hmac_sha256_update(&hmac, sizeof(side), &side);
     hmac_sha256_update(&hmac, sizeof(*meeting), (const uint8_t *)meeting);

@@ -191,7 +191,8 @@ static void poll_peer(struct dp_star *star, int rank, struct dp_star_peer *p)
     }
 }
 
-/* The root hears everybody before it decides: who waits for whom may be news as old as the abort. */
+/* The root hears everybody before it decides: who waits for whom may be news as old as the
+ * abort. */
 static void poll_all(struct dp_star *star)
 {
     for (int i = 0; i < dp_star_peer_count(star); i++)
@@ -278,7 +279,8 @@ static void ask_root(struct dp_star *star, const struct dp_abort *why)
     struct pollfd fd;
 
     dp_star_tell(&star->peers[0], &m);
-    while (!dp_blame_get(&star->blame, NULL) && is_here(&star->peers[0]) && dp_now_ns() < until_ns) {
+    while (!dp_blame_get(&star->blame, NULL) && is_here(&star->peers[0]) &&
+           dp_now_ns() < until_ns) {
         struct dp_wire *wire = star->peers[0].wire;
         bool armed = wire->ops->arm(wire, &fd);
         pthread_mutex_unlock(&star->lock);

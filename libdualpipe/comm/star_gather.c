@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * star_gather.c - the one thing that all ranks of a star do together: each hands in its card, and gets
- * those of all. Who has the table knows that all others have come.
+ * star_gather.c - the one thing that all ranks of a star do together: each hands in its card, and
+ * gets those of all. Who has the table knows that all others have come.
  */
 #include "comm/star.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "base/text.h"
 
 #include <stdio.h>
@@ -51,8 +52,8 @@ static int say_missing(struct dp_star *star)
             first = first < 0 ? i : first;
         }
     char text[200];
-    snprintf(text, sizeof(text), "no word from rank %s within %.1f s", t.data ? t.data : "?",
-             (double)star->timeout_ns / DP_NS_PER_S);
+    dp_snprintf(text, sizeof(text), "no word from rank %s within %.1f s", t.data ? t.data : "?",
+                (double)star->timeout_ns / DP_NS_PER_S);
     dp_text_fini(&t);
     return fail_gather(star, first, DP_ETIMEDOUT, text);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.c - ranks that are threads of one process: a lane for each sender, receiver and channel, and
- * for each rank a bell that wakes it. Nothing is allocated after dp_comm_threads_new.
+ * threads.c - ranks that are threads of one process: a lane for each sender, receiver and channel,
+ * and for each rank a bell that wakes it. Nothing is allocated after dp_comm_threads_new.
  */
 #include "base/clock.h"
 #include "base/fail.h"
@@ -380,8 +380,8 @@ int dp_comm_threads_new(int size, struct dp_comm **comms)
     struct dp_comm_settings settings;
 
     if (size < 1 || size > 1024 || !comms)
-        return dp_fail(DP_EINVAL, "%d ranks as threads: expected 1 to 1024 and room for their comms",
-                       size);
+        return dp_fail(DP_EINVAL,
+                       "%d ranks as threads: expected 1 to 1024 and room for their comms", size);
     int err = dp_options_read(&dp_comm_option_area, &settings);
     if (err)
         return err;

@@ -16,6 +16,7 @@
 #include "base/fail.h"
 #include "comm/mover.h"
 #include "comm/wired.h"
+#include "wire/shm.h"
 #include "wire/tcp.h"
 
 #include <inttypes.h>
@@ -510,9 +511,12 @@ int dp_comm_wired_open(const struct dp_star_config *config, const char *transpor
         free_comm(c);
         return err;
     }
-    dp_comm_init(&c->base, &wired_ops[c->mesh.transport], config->rank, config->size,
-                 dp_mesh_count_here(c->star->cards, config->size, config->rank), settings);
+    const int here = dp_mesh_count_here(c->star->cards, config->size, config->rank);
+    dp_comm_init(&c->base, &wired_ops[c->mesh.transport], config->rank, config->size, here,
+                 settings);
     c->base.deadline_ns = config->timeout_ns;
+    if (here > 1 && c->mesh.transport <= DP_MESH_SHM)
+        c->base.shared_bytes = DP_SHM_LARGE;
     *out = &c->base;
     return 0;
 }

@@ -2,8 +2,9 @@
 #include "device/host.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/fail.h"
-#include "device/copy.h"
+#include <dualpipe/memory.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,8 @@ static int host_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes,
     void *ptr = NULL;
 
     (void)dev;
+    if (where == DP_MEMORY_SHARED)
+        return dp_shared_alloc(bytes ? bytes : 1, -1, out);
     if (bytes <= SIZE_MAX - huge_page)
         ptr = aligned_alloc(unit, round_up(bytes ? bytes : 1, unit));
     if (!ptr)
@@ -51,8 +54,10 @@ static int host_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes,
 static void host_free(struct dp_device *dev, enum dp_memory where, void *ptr)
 {
     (void)dev;
-    (void)where;
-    free(ptr);
+    if (where == DP_MEMORY_SHARED)
+        dp_shared_free(ptr);
+    else
+        free(ptr);
 }
 
 /* ---- streams and events ---------------------------------------------------------------------- */

@@ -2,8 +2,8 @@
 #include "device/host.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/fail.h"
-#include "device/copy.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -99,8 +99,8 @@ static int note_before(struct dp_arena_before *before, size_t since, uint32_t id
     return 0;
 }
 
-/* Put s on the ground: what it covers of others goes, and they are noted. Every stretch of s cuts at
- * most one other in two, so the list never gets longer than twice the number of lives. */
+/* Put s on the ground: what it covers of others goes, and they are noted. Every stretch of s cuts
+ * at most one other in two, so the list never gets longer than twice the number of lives. */
 static int cover_ground(struct packing *p, struct stretch s)
 {
     struct stretch *out = p->spare;
@@ -161,8 +161,8 @@ static int packing_init(struct packing *p)
 }
 
 /* The lists of `before` were written in order of time: bring them into order of id. */
-static int sort_before(struct dp_arena_before *before, const size_t *end, const struct start *starts,
-                       size_t count)
+static int sort_before(struct dp_arena_before *before, const size_t *end,
+                       const struct start *starts, size_t count)
 {
     uint32_t *ids = malloc((before->count ? before->count : 1) * sizeof(*ids));
     if (!ids)

@@ -86,8 +86,9 @@ static int check_grad(const DLTensor *grad, const struct dp_device *device, int 
     dp_dtype_name(grad->dtype, dtype, sizeof(dtype));
     if (grad->dtype.code != kDLFloat || grad->dtype.lanes != 1 ||
         (grad->dtype.bits != 32 && grad->dtype.bits != 64))
-        return dp_fail(DP_EINVAL, "stage in slot %d: gradient %d is %s, expected float32 or float64",
-                       slot, k, dtype);
+        return dp_fail(DP_EINVAL,
+                       "stage in slot %d: gradient %d is %s, expected float32 or float64", slot, k,
+                       dtype);
     if (!dp_tensor_is_contiguous(grad))
         return dp_fail(DP_EINVAL, "stage in slot %d: gradient %d is strided, expected contiguous",
                        slot, k);
@@ -135,8 +136,8 @@ static int check_stage(const struct dp_pipeline_config *config, const struct dp_
         return dp_fail(DP_EINVAL, "stage in slot %d: no callbacks (ops is NULL)", slot);
     const char *missing = missing_callback(config->schedule, rank, slot, stage);
     if (missing)
-        return dp_fail(DP_EINVAL, "stage in slot %d: no callback %s, which the schedule needs", slot,
-                       missing);
+        return dp_fail(DP_EINVAL, "stage in slot %d: no callback %s, which the schedule needs",
+                       slot, missing);
     if (stage->grad_count < 0 || (stage->grad_count && !stage->grads))
         return dp_fail(DP_EINVAL, "stage in slot %d: grad_count %d, grads %s", slot,
                        stage->grad_count, stage->grads ? "given" : "NULL");
@@ -163,8 +164,8 @@ static int check_batch_dim(const struct dp_tensor_spec *spec, int dim, const cha
 {
     if (dim < spec->ndim)
         return 0;
-    return dp_fail(DP_EINVAL, "%s: %d dimensions, expected more than batch_dim %d", what, spec->ndim,
-                   dim);
+    return dp_fail(DP_EINVAL, "%s: %d dimensions, expected more than batch_dim %d", what,
+                   spec->ndim, dim);
 }
 
 static int check_whole_border(const struct dp_pipeline_config *config, int index)

@@ -69,11 +69,11 @@ static void view_batch(const struct dp_pipeline *pipe, int border, const DLTenso
     }
 }
 
-/* ---- what a callback must have left alone ------------------------------------------------------ */
+/* ---- what a callback must have left alone ---------------------------------------------------- */
 
 /* Says what is wrong, and puts the shape right that all callbacks get to see. */
-static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const char *name, int border,
-                       int k, const DLTensor *tensor)
+static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const char *name,
+                       int border, int k, const DLTensor *tensor)
 {
     const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];
     char what[128], has[128], wants[128], has_dtype[32], wants_dtype[32];
@@ -106,8 +106,8 @@ static void remember(const struct dp_pipeline *pipe, struct frame *f, int border
     memcpy(f->made, tensors, (size_t)pipe->borders[border].count * sizeof(*tensors));
 }
 
-static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const char *name, int border,
-                         const DLTensor *tensors)
+static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const char *name,
+                         int border, const DLTensor *tensors)
 {
     for (int k = 0; k < pipe->borders[border].count; k++) {
         const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];

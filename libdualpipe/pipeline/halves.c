@@ -37,8 +37,8 @@ static void lay_out(struct dp_halves *halves, const struct dp_stage *stages, con
     }
 }
 
-int dp_halves_init(struct dp_halves *halves, struct dp_device *device, const struct dp_stage *stages,
-                   const bool *needed, int slots)
+int dp_halves_init(struct dp_halves *halves, struct dp_device *device,
+                   const struct dp_stage *stages, const bool *needed, int slots)
 {
     size_t count = count_grads(halves, stages, needed, slots);
     void *memory;

@@ -155,8 +155,8 @@ static void add_activations(struct dp_lives *lives, const struct dp_plan_source 
 }
 
 /* The way back: output gradient and input gradient. */
-static void add_gradients(struct dp_lives *lives, const struct dp_plan_source *source, uint32_t slot,
-                          uint32_t mb)
+static void add_gradients(struct dp_lives *lives, const struct dp_plan_source *source,
+                          uint32_t slot, uint32_t mb)
 {
     const struct dp_slot *where = slot_of(source, slot);
     const struct dp_moments *m = &lives->moments[dp_lives_at(lives, slot, mb)];

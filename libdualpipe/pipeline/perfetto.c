@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Events of the trace-event format: M names a process or thread, X is a bar with start and duration,
- * s and f are the two ends of an arrow (each bound to the bar that encloses its time), C is a
- * counter's new value. Times are in microseconds, with three digits for the nanoseconds.
+ * Events of the trace-event format: M names a process or thread, X is a bar with start and
+ * duration, s and f are the two ends of an arrow (each bound to the bar that encloses its time), C
+ * is a counter's new value. Times are in microseconds, with three digits for the nanoseconds.
  */
 #include <dualpipe/trace.h>
 
@@ -137,7 +137,8 @@ static void write_counter(struct writer *w, int rank, int64_t ns, const char *na
 
 /* An activation set lives from the start of F to the end of B or W, a weight part from the end of I
  * to the start of W. */
-static void count_op(struct writer *w, const struct dp_span *span, struct dp_op op, struct live *live)
+static void count_op(struct writer *w, const struct dp_span *span, struct dp_op op,
+                     struct live *live)
 {
     bool frees = op.kind == DP_OP_B || op.kind == DP_OP_W ||
                  (op.kind == DP_OP_F && w->s->forward_only);

@@ -101,9 +101,21 @@ static size_t reduce_bytes(const struct dp_pipeline *pipe)
     return 0;
 }
 
+/* Shared with other ranks of this host, if some message is long enough for that to help. */
+static enum dp_memory choose_memory(const struct dp_pipeline *pipe)
+{
+    const size_t least = pipe->config.comm ? pipe->config.comm->shared_bytes : 0;
+
+    for (int i = 0; least && !pipe->staged && i <= pipe->config.schedule->stages; i++)
+        if (pipe->layouts[i].activation.bytes >= least)
+            return DP_MEMORY_SHARED;
+    return DP_MEMORY_DEVICE;
+}
+
 static int take_buffers(struct dp_pipeline *pipe)
 {
-    int err = take_memory(pipe, DP_MEMORY_DEVICE, pipe->plan.bytes, &pipe->memory);
+    pipe->memory_kind = choose_memory(pipe);
+    int err = take_memory(pipe, pipe->memory_kind, pipe->plan.bytes, &pipe->memory);
 
     if (!err && pipe->staged)
         err = take_memory(pipe, DP_MEMORY_PINNED, pipe->plan.bytes, &pipe->pinned);
@@ -212,7 +224,7 @@ static void free_device_parts(struct dp_pipeline *pipe)
     device->free(pipe->device, DP_MEMORY_PINNED, pipe->reduce_memory);
     device->free(pipe->device, DP_MEMORY_DEVICE, pipe->label_memory);
     device->free(pipe->device, DP_MEMORY_PINNED, pipe->pinned);
-    device->free(pipe->device, DP_MEMORY_DEVICE, pipe->memory);
+    device->free(pipe->device, pipe->memory_kind, pipe->memory);
     if (pipe->owns_device)
         dp_device_close(pipe->device);
 }

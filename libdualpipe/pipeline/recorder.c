@@ -10,8 +10,8 @@
 int dp_recorder_new(size_t ops, int steps, struct dp_recorder **out)
 {
     if (!ops || steps < 1)
-        return dp_fail(DP_EINVAL, "recorder: %zu ops and %d steps, expected at least 1 of each", ops,
-                       steps);
+        return dp_fail(DP_EINVAL, "recorder: %zu ops and %d steps, expected at least 1 of each",
+                       ops, steps);
     struct dp_recorder *rec = calloc(1, sizeof(*rec));
     if (rec)
         rec->steps = calloc((size_t)steps, sizeof(*rec->steps));

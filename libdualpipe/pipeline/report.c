@@ -28,8 +28,8 @@ static void count_op(const struct dp_schedule *s, struct dp_op op, struct live *
 }
 
 /* The spans of one rank begin at *span; *span moves behind them. */
-static void sum_rank(const struct dp_timeline *t, const struct dp_schedule *s, int rank, size_t *span,
-                     struct dp_trace_report *out, int64_t *waited_ns)
+static void sum_rank(const struct dp_timeline *t, const struct dp_schedule *s, int rank,
+                     size_t *span, struct dp_trace_report *out, int64_t *waited_ns)
 {
     struct dp_rank_report *report = &out->ranks[rank];
     struct live live = {0};
@@ -74,7 +74,7 @@ static int sum_ranks(const struct dp_timeline *t, const struct dp_schedule *s,
     return 0;
 }
 
-/* ---- what could have been --------------------------------------------------------------------- */
+/* ---- what could have been -------------------------------------------------------------------- */
 
 /* An overlapped pair that was done as two calls counts at its F, where the simulator looks. */
 static size_t place_of(const struct dp_schedule *s, const struct dp_span *span)

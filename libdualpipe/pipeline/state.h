@@ -58,7 +58,8 @@ struct dp_pipeline {
     void *native_stream;           /* compute, as a stage knows it */
     struct dp_device_event *done;  /* of a copy that the host waits for */
     size_t taken_bytes; /* all of the below, but the second half */
-    char *memory;  /* plan.bytes */
+    char *memory;  /* plan.bytes, of memory_kind */
+    enum dp_memory memory_kind;
     char *pinned;  /* staged: as many bytes on the host */
     char *wire;    /* what transports read and write: one of the two */
     char *label_memory;

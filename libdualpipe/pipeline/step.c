@@ -89,7 +89,7 @@ static int check_args(const struct dp_pipeline *pipe, const struct dp_step *step
     return err ? err : check_outputs(pipe, step);
 }
 
-/* ---- begin and end ---------------------------------------------------------------------------- */
+/* ---- begin and end --------------------------------------------------------------------------- */
 
 static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
 {

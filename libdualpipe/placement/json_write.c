@@ -200,6 +200,21 @@ static void add_list(struct writer *w, const char *name, int32_t count,
     dp_text_adds(w->out, "]");
 }
 
+/* As NCCL counts them; a worker stands for its node if none before it is there. */
+static int32_t count_nodes(const struct dp_placement *p, const struct dp_topology *t, bool *is_met)
+{
+    int32_t count = 0;
+
+    for (int32_t w = 0; w < p->ranks * p->replicas; w++) {
+        int32_t node = dp_topology_domain(t, t->nodes[p->workers[w].gpu].host);
+        count += !is_met[node];
+        is_met[node] = true;
+    }
+    for (int32_t i = 0; i < t->node_count; i++)
+        is_met[i] = false;
+    return count;
+}
+
 int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t, char **text,
                        size_t *len)
 {
@@ -210,6 +225,7 @@ int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t
     if (!w.is_named)
         return dp_fail(DP_ENOMEM, "no memory for %d nodes", t->node_count);
     w.err = dp_topology_rates(t, &inner, &outer);
+    const int32_t nodes = count_nodes(p, t, w.is_named);
     name_nodes(&w);
     dp_text_addf(&out, "{\"dualpipe_placement\": %d, \"source\": \"dualpipe %s\"",
                  DP_PLACEMENT_JSON_VERSION, dp_version());
@@ -220,7 +236,7 @@ int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t
     dp_text_adds(&out, ",\n\"rates\": {\"intra_gbs\": ");
     dp_json_add_number(&out, inner);
     add_number(&w, "inter_gbs", outer);
-    dp_text_adds(&out, "}");
+    dp_text_addf(&out, ", \"nodes\": %" PRId32 "}", nodes);
     add_nodes(&w);
     add_list(&w, "workers", p->ranks * p->replicas, add_worker);
     add_list(&w, "flows", p->flow_count, add_flow);

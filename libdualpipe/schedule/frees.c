@@ -29,7 +29,7 @@ void dp_add_frees(const struct dp_rank_view *view, const struct dp_op *in, size_
     struct dp_op *to;
 
     (void)view;
-    if (!dp_op_list_reserve(out, 2 * count))
+    if (!count || !dp_op_list_reserve(out, 2 * count))
         return;
     to = out->ops + out->count;
     for (size_t i = 0; i < count; i++) {

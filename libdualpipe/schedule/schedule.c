@@ -255,9 +255,10 @@ int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams, int
     return err;
 }
 
+/* ops is not NULL even if there are none: the place of a rank's first op is added to it. */
 int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all, size_t *first)
 {
-    if (all->failed || !first) {
+    if (!dp_op_list_reserve(all, all->count ? 0 : 1) || !first) {
         dp_op_list_fini(all);
         if (first != s->first)
             free(first);

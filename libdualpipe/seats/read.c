@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * read.c - a placement's file, token by token. What an object may have is a table of fields; members
- * that are in none are passed over.
+ * read.c - a placement's file, token by token. What an object may have is a table of fields;
+ * members that are in none are passed over.
  */
 #include "base/fail.h"
 #include "base/json_scan.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "seats/resolve.h"
 
@@ -93,7 +94,7 @@ static int read_int(struct reader *r, void *member)
 static int read_number(struct reader *r, void *member)
 {
     enum dp_scan_type type = dp_json_scan_next(&r->json);
-    double number = type == DP_SCAN_NUMBER ? strtod(r->json.text, NULL) : -1;
+    double number = type == DP_SCAN_NUMBER ? dp_strtod(r->json.text, NULL) : -1;
 
     if (!(number >= 0) || number > 1e300)
         return unexpected(r, type, "expected a number that is not negative");
@@ -316,6 +317,7 @@ static int read_flows(struct reader *r, void *member)
 static const struct field rate_fields[] = {
     {"intra_gbs", read_number, AT(dp_seats, intra_gbs)},
     {"inter_gbs", read_number, AT(dp_seats, inter_gbs)},
+    {"nodes", read_int, AT(dp_seats, node_total)},
 };
 
 static int read_rates(struct reader *r, void *member)

@@ -35,7 +35,8 @@ static bool resolve_id(const struct dp_seats *s, const char *kind, int32_t *id)
 {
     const struct dp_seat_node key = {.id = *id};
     const struct dp_seat_node *found =
-        s->node_count ? bsearch(&key, s->nodes, (size_t)s->node_count, sizeof(key), compare_ids) : NULL;
+        s->node_count ? bsearch(&key, s->nodes, (size_t)s->node_count, sizeof(key), compare_ids)
+                      : NULL;
 
     if (!found || (kind && strcmp(dp_seats_text(s, found->kind), kind)))
         return false;

@@ -242,6 +242,20 @@ void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, in
 
 /* ---- texts that several forms have ---------------------------------------------------------- */
 
+bool dp_topo_parse_gid(const char *text, uint8_t raw[16])
+{
+    for (int i = 0; i < 8; i++) {
+        char *end;
+        unsigned long group = strtoul(text, &end, 16);
+        if (end != text + 4 || *end != (i < 7 ? ':' : '\0'))
+            return false;
+        raw[2 * i] = (uint8_t)(group >> 8);
+        raw[2 * i + 1] = (uint8_t)group;
+        text = end + 1;
+    }
+    return true;
+}
+
 bool dp_topo_parse_pci(const char *text, struct dp_topo_pci *pci)
 {
     unsigned domain, bus, device, function;

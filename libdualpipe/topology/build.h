@@ -61,10 +61,15 @@ void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, in
 bool dp_topo_parse_pci(const char *text, struct dp_topo_pci *pci);
 /* "0c42:a103:0012:3456", as the kernel writes GUIDs, as a number. */
 uint64_t dp_topo_parse_guid(const char *text);
+/* "fe80:0000:0000:0000:ba59:9f03:00d0:8f4a", all eight groups with four digits. */
+bool dp_topo_parse_gid(const char *text, uint8_t raw[16]);
 
 /* Hand over what was added, in order and checked; b is empty again, also after an error. */
 int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out);
 void dp_topo_builder_fini(struct dp_topo_builder *b);
+
+/* Give the ports of all hosts rails, and the rails spines, as dp_topology_merge says (merge.c). */
+void dp_topo_join_hosts(struct dp_topo_builder *b);
 
 /* ---- usual figures (usual.c) ---------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 struct copy {
     struct dp_topo_builder *b;
     const struct dp_topology *t;
-    int32_t *place, *port_place;
+    int32_t home, *place, *port_place;
 };
 
 static uint32_t copy_text(const struct copy *c, uint32_t text)
@@ -18,11 +18,13 @@ static void copy_node(const struct copy *c, int32_t i)
 {
     struct dp_topo_node n = c->t->nodes[i];
 
-    if (c->place[i] < 0 || (n.parent >= 0 && c->place[n.parent] < 0)) {
-        c->place[i] = -1;
+    if (c->place[i] >= 0)
+        return; /* there already */
+    if (c->place[i] == DP_TOPO_LEAVE || (n.parent >= 0 && c->place[n.parent] < 0)) {
+        c->place[i] = DP_TOPO_LEAVE;
         return;
     }
-    n.parent = n.parent < 0 ? -1 : c->place[n.parent];
+    n.parent = n.parent >= 0 ? c->place[n.parent] : n.kind == DP_TOPO_HOST ? -1 : c->home;
     n.name = copy_text(c, n.name);
     n.model = copy_text(c, n.model);
     n.cpus = copy_text(c, n.cpus);
@@ -68,9 +70,9 @@ static void copy_link(const struct copy *c, int32_t i)
     *dp_topo_add_link(c->b, l.kind, l.a, l.b, l.bytes_per_ns) = l;
 }
 
-void dp_topo_copy(struct dp_topo_builder *b, const struct dp_topology *t, int32_t *place)
+void dp_topo_copy(struct dp_topo_builder *b, const struct dp_topology *t, int32_t home, int32_t *place)
 {
-    struct copy c = {b, t, place, malloc(((size_t)t->port_count + 1) * sizeof(int32_t))};
+    struct copy c = {b, t, home, place, malloc(((size_t)t->port_count + 1) * sizeof(int32_t))};
 
     b->failed |= !c.port_place;
     for (int32_t i = 0; i < t->node_count && !b->failed; i++)

@@ -7,9 +7,14 @@
 
 #include "topology/build.h"
 
-/* Add the nodes of t whose place[i] is 0 or more on entry, with the links, ports and notes among them;
- * a node without its parent is left out, too. place[i] becomes the node's number in the builder, -1
- * for those left out. A port whose rail is left out has none. */
-void dp_topo_copy(struct dp_topo_builder *b, const struct dp_topology *t, int32_t *place);
+/* What place[i] says of node i of t on entry; else the node of the builder that stands for it. */
+enum { DP_TOPO_LEAVE = -1, DP_TOPO_COPY = -2 };
+
+/* Add the nodes of t that are to be copied, with the links, ports and notes among all that are not left
+ * out; a node without its parent is left out, too. What belongs to no host of t stands in `home`, a
+ * node of the builder by then; -1: in none. place[i] becomes the node's number in the builder, -1 for
+ * those left out. A port whose rail is left out has none. */
+void dp_topo_copy(struct dp_topo_builder *b, const struct dp_topology *t, int32_t home,
+                  int32_t *place);
 
 #endif

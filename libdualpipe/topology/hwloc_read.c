@@ -7,7 +7,9 @@
 #include "config.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 #include "topology/form.h"
+#include "topology/hwloc_infos.h"
 #include "topology/nvml.h"
 #include "topology/pci_tree.h"
 
@@ -207,6 +209,8 @@ static void add_port(struct reader *r, int32_t nic, int32_t number, hwloc_obj_t 
     p->up = !rdma || atoi(info_of(rdma, key)) == 4;
     if (number == 1)
         dp_topo_node(&r->b, nic)->name = rdma ? p->rdma : p->net;
+    for (unsigned i = 0; rdma && i < rdma->infos_count; i++)
+        dp_hwloc_take_gid(&r->b, rdma->infos[i].name, rdma->infos[i].value);
 }
 
 /* RDMA ports are those that the device's infos name; else each interface is one. */
@@ -257,13 +261,18 @@ static void describe(struct reader *r)
             add_ports(r, f->node, r->objects[i]);
         else if (f->node >= 0 && dp_pci_is_gpu(&f->id))
             describe_gpu(r, f->node, r->objects[i]);
+        for (unsigned k = 0; f->node >= 0 && k < r->objects[i]->infos_count; k++)
+            dp_hwloc_take_info(&r->b, f->node, r->objects[i]->infos[k].name,
+                               r->objects[i]->infos[k].value);
     }
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
+/* With a point, also where hwloc itself asks the locale. */
 static int load(hwloc_topology_t h, const char *xml, size_t len)
 {
+    locale_t before = dp_point_begin();
     int err = hwloc_topology_set_io_types_filter(h, HWLOC_TYPE_FILTER_KEEP_ALL);
 
 #if HWLOC_API_VERSION >= 0x00020100
@@ -275,6 +284,7 @@ static int load(hwloc_topology_t h, const char *xml, size_t len)
         err = hwloc_topology_set_xmlbuffer(h, xml, (int)len);
     if (!err)
         err = hwloc_topology_load(h);
+    dp_point_end(before);
     if (err && xml)
         return dp_fail(DP_EINVAL, "hwloc cannot read this, expected XML of hwloc 2 (lstopo FILE.xml)");
     return err ? dp_fail(DP_EIO, "hwloc cannot read this machine: %s", strerror(errno)) : 0;

@@ -17,6 +17,7 @@
  */
 #include "base/fail.h"
 #include "topology/form.h"
+#include "topology/hwloc_infos.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -136,6 +137,8 @@ static void add_rdma(struct writer *w, int32_t first, int32_t count)
     for (int32_t i = 0; i < count && p[i].rdma == p->rdma; i++)
         dp_text_addf(w->out, "<info name=\"Port%" PRId32 "State\" value=\"%d\"/>\n", p[i].number,
                      p[i].up ? 4 : 1);
+    for (int32_t i = 0; i < count && p[i].rdma == p->rdma; i++)
+        dp_hwloc_add_gids(w->t, &p[i], w->out);
     close_object(w);
 }
 
@@ -223,6 +226,7 @@ static void add_device(struct writer *w, int32_t node)
     add_pci(w, &n->pci, rate_of(w, node));
     dp_text_adds(w->out, ">\n");
     add_info_text(w, "PCIDevice", n->model);
+    dp_hwloc_add_infos(w->t, node, w->out);
     if (n->kind == DP_TOPO_GPU)
         add_gpu(w, node);
     else
@@ -248,6 +252,8 @@ static void add_children(struct writer *w, int32_t parent, int depth)
             open_bridge(w, n->kind == DP_TOPO_ROOT ? NULL : &n->pci, n->pci.domain, n->pci.bus,
                         last_bus(w, i), below, rate_of(w, i));
             add_info_text(w, "PCIDevice", n->model);
+            if (n->kind == DP_TOPO_SWITCH)
+                dp_hwloc_add_infos(w->t, i, w->out);
             add_children(w, i, below + 1);
             close_object(w);
         } else {

@@ -180,22 +180,6 @@ static int read_link(struct reader *r, const struct dp_json *at)
     return err ? err : read_flags(at, &l->flags);
 }
 
-/* Eight groups of four digits. */
-static bool parse_gid(const char *s, uint8_t raw[16])
-{
-    unsigned group[8];
-    int end = -1;
-
-    if (sscanf(s, "%4x:%4x:%4x:%4x:%4x:%4x:%4x:%4x%n", &group[0], &group[1], &group[2], &group[3],
-               &group[4], &group[5], &group[6], &group[7], &end) != 8 || end < 0 || s[end])
-        return false;
-    for (int i = 0; i < 8; i++) {
-        raw[2 * i] = (uint8_t)(group[i] >> 8);
-        raw[2 * i + 1] = (uint8_t)group[i];
-    }
-    return true;
-}
-
 static int read_gid(struct reader *r, const struct dp_json *at)
 {
     struct dp_json in = dp_json_member(at, "gid");
@@ -205,7 +189,7 @@ static int read_gid(struct reader *r, const struct dp_json *at)
 
     if (!err)
         err = dp_json_take_word(at, "type", dp_topo_gid_type_names, &type);
-    if (!err && (!string || !parse_gid(string, raw)))
+    if (!err && (!string || !dp_topo_parse_gid(string, raw)))
         err = dp_json_expected(&in, "eight groups of four hexadecimal digits");
     if (!err)
         dp_topo_add_gid(&r->b, index, (enum dp_topo_gid_type)type, raw);

@@ -22,6 +22,17 @@ static int32_t *new_places(struct dp_topo_builder *b, const struct dp_topology *
 
 /* ---- one host ------------------------------------------------------------------------------- */
 
+/* Its GPUs lead to their domain's NVSwitches, which are the host's own from now on. */
+static void take_switches(const struct dp_topology *t, int32_t host, int32_t *place)
+{
+    for (int32_t gpu = host; (gpu = dp_topology_next(t, DP_TOPO_GPU, host, gpu + 1)) >= 0;)
+        for (int32_t k = t->first_around[gpu]; k < t->first_around[gpu + 1]; k++) {
+            int32_t hub = dp_topology_across(t, t->around[k], gpu);
+            if (t->nodes[hub].kind == DP_TOPO_NVSWITCH)
+                place[hub] = DP_TOPO_COPY;
+        }
+}
+
 int dp_topology_take_host(const struct dp_topology *t, int32_t host, struct dp_topology **out)
 {
     struct dp_topo_builder b = {0};
@@ -29,13 +40,83 @@ int dp_topology_take_host(const struct dp_topology *t, int32_t host, struct dp_t
 
     if (host < 0 || host >= t->node_count || t->nodes[host].kind != DP_TOPO_HOST)
         return dp_fail(DP_EINVAL, "node %d, expected a host", host);
-    place = new_places(&b, t, -1);
+    place = new_places(&b, t, DP_TOPO_LEAVE);
     for (int32_t i = host; place && i < t->nodes[host].end; i++)
-        place[i] = 0;
-    if (place)
-        dp_topo_copy(&b, t, place);
+        place[i] = DP_TOPO_COPY;
+    if (place) {
+        take_switches(t, host, place);
+        dp_topo_copy(&b, t, 0, place); /* the host comes first */
+    }
     free(place);
     return dp_topo_finish(&b, out);
+}
+
+/* ---- NVLink domains ------------------------------------------------------------------------- */
+
+/* NVSwitches of several hosts that have one name are one node, which belongs to none of them. */
+struct domain {
+    uint32_t name;
+    int32_t hosts, node; /* node: -1 as long as it was not needed */
+};
+
+struct domains {
+    struct domain *list;
+    int32_t count, room;
+};
+
+/* NULL: not there. */
+static struct domain *find_domain(const struct domains *d, uint32_t name)
+{
+    for (int32_t i = 0; i < d->count; i++)
+        if (d->list[i].name == name)
+            return &d->list[i];
+    return NULL;
+}
+
+static void count_domain(struct dp_topo_builder *b, struct domains *d, const char *name)
+{
+    uint32_t text = dp_topo_add_text(b, name);
+    struct domain *known = find_domain(d, text);
+
+    if (known) {
+        known->hosts++;
+        return;
+    }
+    if (d->count == d->room) {
+        int32_t room = 2 * d->room + 16;
+        struct domain *more = realloc(d->list, (size_t)room * sizeof(*more));
+        b->failed |= !more;
+        if (!more)
+            return;
+        d->list = more;
+        d->room = room;
+    }
+    d->list[d->count++] = (struct domain){.name = text, .hosts = 1, .node = -1};
+}
+
+static void count_domains(struct dp_topo_builder *b, const struct dp_topology *const *parts,
+                          size_t count, struct domains *d)
+{
+    for (size_t i = 0; i < count; i++)
+        for (int32_t n = -1; (n = dp_topology_next(parts[i], DP_TOPO_NVSWITCH, -1, n + 1)) >= 0;)
+            if (parts[i]->nodes[n].name && !b->failed)
+                count_domain(b, d, dp_topology_text(parts[i], parts[i]->nodes[n].name));
+}
+
+static void share_switches(struct dp_topo_builder *b, const struct dp_topology *t,
+                           const struct domains *d, int32_t *place)
+{
+    for (int32_t n = -1; (n = dp_topology_next(t, DP_TOPO_NVSWITCH, -1, n + 1)) >= 0;) {
+        const char *name = dp_topology_text(t, t->nodes[n].name);
+        struct domain *domain = *name ? find_domain(d, dp_topo_add_text(b, name)) : NULL;
+        if (!domain || domain->hosts < 2)
+            continue;
+        if (domain->node < 0) {
+            domain->node = dp_topo_add_node(b, DP_TOPO_NVSWITCH, -1);
+            dp_topo_node(b, domain->node)->name = domain->name;
+        }
+        place[n] = domain->node;
+    }
 }
 
 /* ---- a cluster ------------------------------------------------------------------------------ */
@@ -179,7 +260,7 @@ static void join_rails(struct joiner *j, const struct rail *first)
                 DP_TOPO_RATE_ASSUMED;
 }
 
-static void join_hosts(struct dp_topo_builder *b)
+void dp_topo_join_hosts(struct dp_topo_builder *b)
 {
     size_t ports = (size_t)b->t.port_count + 1;
     struct joiner j = {
@@ -214,19 +295,24 @@ static int check_part(const struct dp_topology *t, size_t number)
 int dp_topology_merge(const struct dp_topology *const *parts, size_t count, struct dp_topology **out)
 {
     struct dp_topo_builder b = {0};
+    struct domains domains = {0};
     int err = count ? 0 : dp_fail(DP_EINVAL, "no topologies, expected some to merge");
 
     for (size_t i = 0; i < count && !err; i++)
         err = check_part(parts[i], i);
     if (err)
         return err;
+    count_domains(&b, parts, count, &domains);
     for (size_t i = 0; i < count && !b.failed; i++) {
-        int32_t *place = new_places(&b, parts[i], 0);
-        if (place)
-            dp_topo_copy(&b, parts[i], place);
+        int32_t *place = new_places(&b, parts[i], DP_TOPO_COPY);
+        if (place) {
+            share_switches(&b, parts[i], &domains, place);
+            dp_topo_copy(&b, parts[i], -1, place);
+        }
         free(place);
     }
+    free(domains.list);
     if (!b.failed)
-        join_hosts(&b);
+        dp_topo_join_hosts(&b);
     return dp_topo_finish(&b, out);
 }

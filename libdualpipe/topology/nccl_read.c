@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * nccl_read.c - NCCL's topology files: what NCCL_TOPO_DUMP_FILE leaves, and what NCCL_TOPO_FILE names.
- * They say nothing of PCI roots: each thing right in a CPU gets one of its own.
+ * They say nothing of PCI roots: each thing right in a CPU gets one of its own. A dump of hosts that
+ * NVLink joins has the CPUs of all of them, told apart by host_hash.
  */
 #include "config.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 #include "topology/form.h"
 #include "topology/pci_tree.h"
 
@@ -28,7 +30,7 @@ struct nvlink {
 struct reader {
     struct dp_topo_builder b;
     XML_Parser parser;
-    int32_t host;
+    int32_t host, host_count; /* the one at hand */
     int32_t stack[DEEPEST]; /* the node that each open element stands for; -1: none */
     int depth;
     struct nvlink *nvlinks;
@@ -102,8 +104,25 @@ static enum dp_topo_kind kind_of(const struct reader *r, int32_t node)
     return node < 0 || r->b.failed ? DP_TOPO_KINDS : r->b.t.nodes[node].kind;
 }
 
+/* The hash is the host's model until the end, when names are given. */
+static void enter_host(struct reader *r, const char *hash)
+{
+    uint32_t text = dp_topo_add_text(&r->b, hash);
+
+    for (int32_t i = 0; i < r->b.t.node_count; i++)
+        if (r->b.t.nodes[i].kind == DP_TOPO_HOST && r->b.t.nodes[i].model == text) {
+            r->host = i;
+            return;
+        }
+    if (r->host_count)
+        r->host = dp_topo_add_node(&r->b, DP_TOPO_HOST, -1);
+    dp_topo_node(&r->b, r->host)->model = text;
+    r->host_count++;
+}
+
 static int32_t open_cpu(struct reader *r, const char *const *attributes)
 {
+    enter_host(r, get(attributes, "host_hash"));
     int32_t numa = dp_topo_add_node(&r->b, DP_TOPO_NUMA, r->host);
     const char *arch = get(attributes, "arch");
     uint32_t cpus = add_cpus(r, get(attributes, "affinity"));
@@ -160,7 +179,7 @@ static int32_t open_pci(struct reader *r, const char *const *attributes)
                                     parent);
     dp_topo_node(&r->b, node)->pci = pci;
     dp_topo_add_pci_link(&r->b, parent, node,
-                         dp_pci_gen(strtod(get(attributes, "link_speed"), NULL)),
+                         dp_pci_gen(dp_strtod(get(attributes, "link_speed"), NULL)),
                          width > 0 && width <= 32 ? (int)width : 0, 0, 0);
     return node;
 }
@@ -244,7 +263,7 @@ static int32_t open_element(struct reader *r, const char *name, const char *cons
 {
     enum dp_topo_kind within = kind_of(r, above(r));
 
-    if (!strcmp(name, "cpu") && within == DP_TOPO_HOST)
+    if (!strcmp(name, "cpu") && within == DP_TOPO_HOST && r->depth == 1)
         return open_cpu(r, attributes);
     if (!strcmp(name, "pci"))
         return open_pci(r, attributes);
@@ -291,12 +310,21 @@ static void XMLCALL on_end(void *user, const char *name)
 
 /* ---- NVLink, once all GPUs are known -------------------------------------------------------- */
 
-static int32_t find_gpu(const struct reader *r, const struct dp_topo_pci *pci)
+static int32_t host_above(const struct reader *r, int32_t node)
+{
+    while (r->b.t.nodes[node].parent >= 0)
+        node = r->b.t.nodes[node].parent;
+    return node;
+}
+
+/* On the same host as another one. */
+static int32_t find_gpu(const struct reader *r, int32_t neighbour, const struct dp_topo_pci *pci)
 {
     for (int32_t i = 0; i < r->b.t.node_count; i++) {
         const struct dp_topo_pci *p = &r->b.t.nodes[i].pci;
         if (r->b.t.nodes[i].kind == DP_TOPO_GPU && p->domain == pci->domain && p->bus == pci->bus &&
-            p->device == pci->device && p->function == pci->function)
+            p->device == pci->device && p->function == pci->function &&
+            host_above(r, i) == host_above(r, neighbour))
             return i;
     }
     return -1;
@@ -328,9 +356,9 @@ static void join_gpus(struct reader *r)
 
     for (int32_t i = 0; i < r->nvlink_count && !r->b.failed; i++) {
         const struct nvlink *n = &r->nvlinks[i];
-        int32_t other = n->is_switch ? hub : find_gpu(r, &n->target);
+        int32_t other = n->is_switch ? hub : find_gpu(r, n->gpu, &n->target);
         if (n->is_switch && hub < 0)
-            other = hub = dp_topo_add_node(&r->b, DP_TOPO_NVSWITCH, r->host);
+            other = hub = dp_topo_add_node(&r->b, DP_TOPO_NVSWITCH, r->host_count > 1 ? -1 : r->host);
         if (other >= 0 && other != n->gpu && !r->b.failed)
             join(r, n->gpu, other, n->count);
     }
@@ -343,8 +371,23 @@ static void join_cpus(struct reader *r)
 
     for (int32_t a = 0; a < r->b.t.node_count; a++)
         for (int32_t b = a + 1; b < r->b.t.node_count && kind_of(r, a) == DP_TOPO_NUMA; b++)
-            if (kind_of(r, b) == DP_TOPO_NUMA)
+            if (kind_of(r, b) == DP_TOPO_NUMA && host_above(r, a) == host_above(r, b))
                 dp_topo_add_link(&r->b, DP_TOPO_CPU, a, b, rate)->flags = DP_TOPO_RATE_ASSUMED;
+}
+
+/* "node", or node0, node1, ... in the order in which they stand there. */
+static void name_hosts(struct reader *r)
+{
+    int32_t number = 0;
+
+    for (int32_t i = 0; i < r->b.t.node_count && !r->b.failed; i++) {
+        if (r->b.t.nodes[i].kind != DP_TOPO_HOST)
+            continue;
+        uint32_t name = r->host_count > 1 ? dp_topo_add_textf(&r->b, "node%d", number++)
+                                          : dp_topo_add_text(&r->b, "node");
+        dp_topo_node(&r->b, i)->name = name;
+        dp_topo_node(&r->b, i)->model = 0;
+    }
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */
@@ -378,11 +421,13 @@ int dp_topo_read_nccl(const char *text, size_t len, struct dp_topology **out)
     if (!r.parser)
         return dp_fail(DP_ENOMEM, "no memory for an XML parser");
     r.host = dp_topo_add_node(&r.b, DP_TOPO_HOST, -1);
-    dp_topo_node(&r.b, r.host)->name = dp_topo_add_text(&r.b, "node");
     err = parse(&r, text, len);
     if (!err && !r.b.failed) {
+        name_hosts(&r);
         join_gpus(&r);
         join_cpus(&r);
+        if (r.host_count > 1)
+            dp_topo_join_hosts(&r.b);
     }
     XML_ParserFree(r.parser);
     free(r.nvlinks);

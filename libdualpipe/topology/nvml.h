@@ -38,10 +38,20 @@ struct dp_nvml_field {
     } value;
 };
 
+struct dp_nvml_fabric {
+    unsigned version; /* DP_NVML_FABRIC_VERSION */
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+    unsigned health;
+};
+
 static_assert(sizeof(struct dp_nvml_pci) == 68, "as nvmlPciInfo_t of nvmlDeviceGetPciInfo_v3");
 static_assert(sizeof(struct dp_nvml_memory) == 24, "as nvmlMemory_t");
 static_assert(sizeof(struct dp_nvml_field) == 40, "as nvmlFieldValue_t");
 static_assert(offsetof(struct dp_nvml_field, value) == 32, "as nvmlFieldValue_t");
+static_assert(sizeof(struct dp_nvml_fabric) == 36, "as nvmlGpuFabricInfo_v2_t");
 
 /* What functions return and take. */
 enum {
@@ -56,9 +66,12 @@ enum {
     DP_NVML_FIELD_COMMON_SPEED = 90, /* MB/s of a link, coding included; before Hopper */
     DP_NVML_FIELD_SPEED = 164,       /* the same of the link in scope; from Hopper on */
     DP_NVML_FIELD_STATE = 165,
+    DP_NVML_FIELD_VERSION = 166,
     DP_NVML_FIELD_C2C_COUNT = 170,
     DP_NVML_FIELD_C2C_STATUS = 171,
     DP_NVML_FIELD_C2C_RATE = 172, /* MB/s of the link in scope */
+    DP_NVML_FABRIC_VERSION = sizeof(struct dp_nvml_fabric) | 2 << 24,
+    DP_NVML_FABRIC_DONE = 3,      /* the state in which the rest means something */
     DP_NVML_LINKS_MAX = 36        /* no GPU has more; NVML refuses numbers that no link has */
 };
 
@@ -81,6 +94,7 @@ enum {
     F(nvmlDeviceIsMigDeviceHandle, (struct dp_nvml_device *, unsigned *is_mig)) \
     F(nvmlDeviceGetMigMode, (struct dp_nvml_device *, unsigned *current, unsigned *pending)) \
     F(nvmlDeviceGetNvLinkState, (struct dp_nvml_device *, unsigned link, int *state)) \
+    F(nvmlDeviceGetNvLinkVersion, (struct dp_nvml_device *, unsigned link, unsigned *version)) \
     F(nvmlDeviceGetNvLinkCapability, (struct dp_nvml_device *, unsigned link, int which, \
                                       unsigned *out)) \
     F(nvmlDeviceGetNvLinkRemotePciInfo_v2, (struct dp_nvml_device *, unsigned link, \
@@ -88,6 +102,7 @@ enum {
     F(nvmlDeviceGetNvLinkRemoteDeviceType, (struct dp_nvml_device *, unsigned link, int *type)) \
     F(nvmlDeviceGetP2PStatus, (struct dp_nvml_device *, struct dp_nvml_device *, int which, \
                                int *out)) \
+    F(nvmlDeviceGetGpuFabricInfoV, (struct dp_nvml_device *, struct dp_nvml_fabric *out)) \
     F(nvmlDeviceGetFieldValues, (struct dp_nvml_device *, int count, struct dp_nvml_field *fields))
 
 /* Each may be NULL. */
@@ -110,6 +125,32 @@ void dp_nvml_close(struct dp_nvml *nvml);
 
 /* "Not Supported", or the number. */
 const char *dp_nvml_reason(const struct dp_nvml *nvml, int result, char text[32]);
+
+/* ---- about one GPU (nvml_ask.c) ------------------------------------------------------------- */
+
+bool dp_nvml_ask_field(const struct dp_nvml *nvml, struct dp_nvml_device *device, unsigned id,
+                       unsigned scope, unsigned *out);
+
+struct dp_nvml_speed {
+    double rate; /* GB/s of one link, after coding; 0: not known */
+    int version; /* of NVLink, what is before the point; 0: not known */
+    bool is_assumed; /* it is the usual rate of this version, else of GPUs with this sm */
+};
+/* The usual rate, unless NVML says that the link runs much slower: its own figures have the coding in
+ * them. */
+struct dp_nvml_speed dp_nvml_ask_speed(const struct dp_nvml *nvml, struct dp_nvml_device *device,
+                                       unsigned link, int sm);
+
+/* GB/s of the C2C links that are up, which Grace's GPUs have; of how many in *count. */
+double dp_nvml_ask_c2c(const struct dp_nvml *nvml, struct dp_nvml_device *device, int32_t *count);
+
+/* What GPUs have in common that NVLink joins, whatever host they are in: their cluster's UUID and the
+ * clique in it, "5c9a....32766"; "" where its NVLinks do not leave the host. */
+enum { DP_NVML_DOMAIN_LEN = 64 };
+void dp_nvml_ask_domain(const struct dp_nvml *nvml, struct dp_nvml_device *device,
+                        char text[DP_NVML_DOMAIN_LEN]);
+
+/* ---- about a host (nvml_read.c) ------------------------------------------------------------- */
 
 /* Complete the GPUs of a host, which has its NUMA nodes and what its PCI buses show: models, memory,
  * NVLink, C2C, and GPUs that stand on no bus that is shown. What cannot be told is noted. Of a machine

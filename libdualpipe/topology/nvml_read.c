@@ -26,8 +26,7 @@ struct gpu {
     struct dp_nvml_device *device;
     int32_t node; /* -1: not to be had */
     bool has_mig;
-    double link_rate; /* of one NVLink; 0: not known */
-    bool rate_assumed;
+    struct dp_nvml_speed speed; /* of one NVLink */
 };
 
 struct reader {
@@ -140,18 +139,6 @@ static bool has_node(const struct reader *r, int32_t node)
 
 /* ---- one GPU -------------------------------------------------------------------------------- */
 
-static bool ask_field(const struct reader *r, struct dp_nvml_device *device, unsigned id,
-                      unsigned scope, unsigned *out)
-{
-    struct dp_nvml_field field = {.id = id, .scope = scope, .result = -1};
-
-    if (!DP_NVML_CALL(&r->nvml, nvmlDeviceGetFieldValues, device, 1, &field) ||
-        field.result != DP_NVML_SUCCESS)
-        return false;
-    *out = field.value.number;
-    return true;
-}
-
 static void describe(struct reader *r, struct gpu *g, int32_t index)
 {
     struct dp_nvml_memory memory;
@@ -218,7 +205,7 @@ static bool is_up(const struct reader *r, const struct gpu *g, unsigned link)
                      &p2p) && !p2p)
         return false;
     if (r->b->t.nodes[g->node].sm >= 90 &&
-        ask_field(r, g->device, DP_NVML_FIELD_STATE, link, &state))
+        dp_nvml_ask_field(&r->nvml, g->device, DP_NVML_FIELD_STATE, link, &state))
         return state == DP_NVML_ENABLED;
     return DP_NVML_CALL(&r->nvml, nvmlDeviceGetNvLinkState, g->device, link, &enabled) &&
            enabled == DP_NVML_ENABLED;
@@ -243,20 +230,6 @@ static int32_t target_of(const struct reader *r, const struct gpu *g, unsigned l
     return r->count + (node >= 0 || type == DP_NVML_REMOTE_GPU ? TO_HIDDEN_GPU : TO_SWITCH);
 }
 
-/* What a link carries: the usual rate after coding, unless NVML says that it runs much slower. */
-static void read_link_rate(const struct reader *r, struct gpu *g, unsigned link)
-{
-    double usual = dp_topo_usual_nvlink_rate(r->b->t.nodes[g->node].sm);
-    unsigned mbps = 0;
-    bool told = ask_field(r, g->device, DP_NVML_FIELD_SPEED, link, &mbps) && mbps;
-
-    told = told || (ask_field(r, g->device, DP_NVML_FIELD_COMMON_SPEED, 0, &mbps) && mbps);
-    g->rate_assumed = !told;
-    g->link_rate = told && mbps / 1000. < 0.9 * usual ? mbps / 1000. : usual;
-    if (told && usual <= 0)
-        g->link_rate = mbps / 1000.;
-}
-
 static void count_links(struct reader *r, int32_t index)
 {
     struct gpu *g = &r->gpus[index];
@@ -266,8 +239,8 @@ static void count_links(struct reader *r, int32_t index)
         int32_t target = is_up(r, g, link) ? target_of(r, g, link) : -1;
         if (target < 0)
             continue;
-        if (!g->link_rate)
-            read_link_rate(r, g, link);
+        if (!g->speed.rate)
+            g->speed = dp_nvml_ask_speed(&r->nvml, g->device, link, r->b->t.nodes[g->node].sm);
         row[target]++;
     }
 }
@@ -283,10 +256,12 @@ static int32_t links_between(const struct reader *r, int32_t a, int32_t b)
 static void join(struct reader *r, const struct gpu *g, enum dp_topo_link_kind kind, int32_t node,
                  int32_t count)
 {
-    struct dp_topo_link *l = dp_topo_add_link(r->b, kind, g->node, node, g->link_rate * count);
+    struct dp_topo_link *l = dp_topo_add_link(r->b, kind, g->node, node, g->speed.rate * count);
 
     l->count = count;
-    l->flags = g->link_rate <= 0 ? DP_TOPO_RATE_UNKNOWN : g->rate_assumed ? DP_TOPO_RATE_ASSUMED : 0;
+    l->gen = g->speed.version;
+    l->flags = g->speed.rate <= 0 ? DP_TOPO_RATE_UNKNOWN
+               : g->speed.is_assumed ? DP_TOPO_RATE_ASSUMED : 0;
 }
 
 static int32_t numa_above(const struct reader *r, int32_t node)
@@ -296,17 +271,27 @@ static int32_t numa_above(const struct reader *r, int32_t node)
     return node;
 }
 
-/* All switches of a host are one node. */
+/* All switches of a host are one node, unless its GPUs are in several domains. */
+static int32_t get_hub(struct reader *r, uint32_t domain)
+{
+    for (int32_t i = r->host; i < r->b->t.node_count; i++)
+        if (r->b->t.nodes[i].kind == DP_TOPO_NVSWITCH && r->b->t.nodes[i].name == domain)
+            return i;
+    int32_t hub = dp_topo_add_node(r->b, DP_TOPO_NVSWITCH, r->host);
+    dp_topo_node(r->b, hub)->name = domain;
+    return hub;
+}
+
 static void join_switches(struct reader *r)
 {
-    int32_t hub = -1;
+    char domain[DP_NVML_DOMAIN_LEN];
 
     for (int32_t i = 0; i < r->count && !r->b->failed; i++) {
         int32_t count = links_between(r, i, r->count + TO_SWITCH);
         if (!count)
             continue;
-        hub = hub < 0 ? dp_topo_add_node(r->b, DP_TOPO_NVSWITCH, r->host) : hub;
-        join(r, &r->gpus[i], DP_TOPO_NVLINK, hub, count);
+        dp_nvml_ask_domain(&r->nvml, r->gpus[i].device, domain);
+        join(r, &r->gpus[i], DP_TOPO_NVLINK, get_hub(r, dp_topo_add_text(r->b, domain)), count);
     }
 }
 
@@ -316,37 +301,19 @@ static void join_gpus(struct reader *r)
         for (int32_t k = i + 1; k < r->count && !r->b->failed; k++) {
             int32_t count = links_between(r, i, k);
             if (count)
-                join(r, &r->gpus[r->gpus[i].link_rate > 0 ? i : k], DP_TOPO_NVLINK,
-                     r->gpus[r->gpus[i].link_rate > 0 ? k : i].node, count);
+                join(r, &r->gpus[r->gpus[i].speed.rate > 0 ? i : k], DP_TOPO_NVLINK,
+                     r->gpus[r->gpus[i].speed.rate > 0 ? k : i].node, count);
         }
 }
 
 /* ---- chip to chip --------------------------------------------------------------------------- */
-
-/* GB/s of the C2C links that are up, which Grace's GPUs have; of how many in *count. */
-static double read_c2c(const struct reader *r, const struct gpu *g, int32_t *count)
-{
-    unsigned links = 0, state, mbps;
-    double rate = 0;
-
-    *count = 0;
-    if (!ask_field(r, g->device, DP_NVML_FIELD_C2C_COUNT, 0, &links))
-        return 0;
-    for (unsigned i = 0; i < links && i < DP_NVML_LINKS_MAX; i++)
-        if (ask_field(r, g->device, DP_NVML_FIELD_C2C_STATUS, i, &state) &&
-            state == DP_NVML_ENABLED && ask_field(r, g->device, DP_NVML_FIELD_C2C_RATE, i, &mbps)) {
-            rate += mbps / 1000.;
-            ++*count;
-        }
-    return rate;
-}
 
 static void join_cpus(struct reader *r)
 {
     for (int32_t i = 0; i < r->count && !r->b->failed; i++) {
         const struct gpu *g = &r->gpus[i];
         int32_t count, nvlinks = links_between(r, i, r->count + TO_CPU);
-        double rate = g->node < 0 ? 0 : read_c2c(r, g, &count);
+        double rate = g->node < 0 ? 0 : dp_nvml_ask_c2c(&r->nvml, g->device, &count);
         if (rate > 0)
             dp_topo_add_link(r->b, DP_TOPO_C2C, numa_above(r, g->node), g->node, rate)->count = count;
         else if (nvlinks)

@@ -98,8 +98,9 @@ static void name_bridges(struct remap *r)
 static void apply(const struct remap *r, struct dp_topo_builder *b, int32_t *place)
 {
     for (int32_t i = 0; i < r->t->node_count; i++)
-        place[i] = !is_device(r->t->nodes[i].kind) || r->pci[i].known ? 0 : -1;
-    dp_topo_copy(b, r->t, place);
+        place[i] = !is_device(r->t->nodes[i].kind) || r->pci[i].known ? DP_TOPO_COPY
+                                                                            : DP_TOPO_LEAVE;
+    dp_topo_copy(b, r->t, -1, place);
     for (int32_t i = 0; i < r->t->node_count && !b->failed; i++) {
         if (place[i] < 0)
             continue;

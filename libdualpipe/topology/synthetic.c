@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "base/nearest.h"
+#include "base/number.h"
 #include "topology/names.h"
 
 #include <math.h>
@@ -27,9 +28,9 @@ static const struct dp_topology_preset presets[] = {
      "cpus=128 memory=512G gpumem=80G sm=80 gpumodel=NVIDIA_A100-SXM4-80GB nicmodel=ConnectX-6 "
      "cpumodel=AMD_EPYC_7742 arch=x86_64 vendor=AuthenticAMD"},
     {"gb200-nvl72", "18 hosts of 2 Grace and 4 Blackwell in one NVLink domain",
-     "host:18 numa:2 gpu:2 nic:2 pcie=5x16 c2c=450 nvlink=domain:18x50 net=400Gb/s fabric=infiniband "
-     "cpus=72 memory=480G gpumem=186G sm=100 gpumodel=NVIDIA_GB200 nicmodel=ConnectX-7 cpumodel=Grace "
-     "arch=aarch64 vendor=ARM"},
+     "host:18 numa:2 gpu:2 nic:2 pcie=5x16 c2c=450 nvlink=domain:18x50 domain=18 net=400Gb/s "
+     "fabric=infiniband cpus=72 memory=480G gpumem=186G sm=100 gpumodel=NVIDIA_GB200 "
+     "nicmodel=ConnectX-7 cpumodel=Grace arch=aarch64 vendor=ARM"},
     {"grace-hopper", "one Grace Hopper: a GPU beside the CPU's memory, a 400 Gb/s NIC",
      "gpu:1 nic:1 pcie=5x16 c2c=450 net=400Gb/s cpus=72 memory=480G gpumem=96G sm=90 "
      "gpumodel=NVIDIA_GH200_480GB nicmodel=ConnectX-7 cpumodel=Grace arch=aarch64 vendor=ARM"},
@@ -69,7 +70,7 @@ static bool parse_count(const char *text, int32_t least, int32_t *out)
 static bool parse_rate(const char *text, double *out)
 {
     char *end;
-    double value = strtod(text, &end);
+    double value = dp_strtod(text, &end);
 
     if (end == text || !isfinite(value) || value <= 0 || value > 1e9)
         return false;
@@ -85,7 +86,7 @@ static bool parse_size(const char *text, uint64_t *out)
 {
     static const char units[] = "KMGT";
     char *end;
-    double value = strtod(text, &end);
+    double value = dp_strtod(text, &end);
     const char *unit = *end ? strchr(units, *end) : NULL;
 
     if (end == text || !isfinite(value) || value < 0 || (*end && (!unit || end[1])))
@@ -172,6 +173,10 @@ static bool set_nicpcie(struct dp_synthetic *s, const char *v)
 static bool set_nvlink(struct dp_synthetic *s, const char *v)
 {
     return parse_nvlink(v, s);
+}
+static bool set_domain(struct dp_synthetic *s, const char *v)
+{
+    return parse_count(v, 1, &s->domain_hosts);
 }
 static bool set_c2c(struct dp_synthetic *s, const char *v)
 {
@@ -264,6 +269,7 @@ static const struct key {
     {"cpu", set_cpu, "a rate such as 40 (GB/s)"},
     {"cpumodel", set_cpumodel, "a name without '/'"},
     {"cpus", set_cpus, "a number up to 65536"},
+    {"domain", set_domain, "a number of hosts from 1"},
     {"fabric", set_fabric, "ethernet or infiniband"},
     {"gpumem", set_gpumem, "a size such as 80G"},
     {"gpumodel", set_gpumodel, "a name without '/'"},

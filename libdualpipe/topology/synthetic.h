@@ -30,7 +30,7 @@ struct dp_synthetic {
     struct dp_synthetic_pcie pcie, uplink, nicpcie;
     bool has_uplink, has_nicpcie;
     enum dp_synthetic_nvlink nvlink;
-    int32_t nvlinks;
+    int32_t nvlinks, domain_hosts; /* hosts that share NVSwitches; 0: all */
     double nvlink_rate, c2c_rate, cpu_rate, net_rate;
     double spine_rate; /* -1: none; 0: as much as a rail's ports together */
     int32_t ports, cpus, sm;

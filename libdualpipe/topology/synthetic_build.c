@@ -27,7 +27,7 @@ struct maker {
     int32_t *rails;      /* [ports of a host] or one */
     int32_t rail_count;
     double *rail_rates;
-    int32_t nvswitch;    /* shared by all; -1 */
+    int32_t nvswitch;    /* the first of those that hosts share; they are neighbours. -1 */
 };
 
 /* ---- PCI ------------------------------------------------------------------------------------ */
@@ -209,6 +209,8 @@ static void link_gpus(struct maker *m)
 
     if (shape == DP_NVLINK_NONE || !m->gpu_count)
         return;
+    if (shape == DP_NVLINK_DOMAIN && m->s->domain_hosts)
+        hub += m->host_number / m->s->domain_hosts;
     if (shape == DP_NVLINK_SWITCH)
         hub = dp_topo_add_node(&m->b, DP_TOPO_NVSWITCH, m->host);
     for (int32_t a = m->host, number = 0; (a = next_of(m, DP_TOPO_GPU, a + 1)) >= 0; number++) {
@@ -284,10 +286,22 @@ static void link_spine(struct maker *m)
                          m->s->spine_rate > 0 ? m->s->spine_rate : m->rail_rates[i]);
 }
 
+static void add_domains(struct maker *m)
+{
+    int32_t step = m->s->domain_hosts ? m->s->domain_hosts : m->s->hosts;
+
+    for (int32_t host = 0; host < m->s->hosts && !m->b.failed; host += step) {
+        uint32_t name = dp_topo_add_textf(&m->b, "domain%d", host / step);
+        int32_t hub = dp_topo_add_node(&m->b, DP_TOPO_NVSWITCH, -1);
+        dp_topo_node(&m->b, hub)->name = name;
+        m->nvswitch = host ? m->nvswitch : hub;
+    }
+}
+
 static void add_shared(struct maker *m)
 {
     if (m->s->nvlink == DP_NVLINK_DOMAIN)
-        m->nvswitch = dp_topo_add_node(&m->b, DP_TOPO_NVSWITCH, -1);
+        add_domains(m);
     for (int32_t i = 0; i < m->rail_count; i++) {
         uint32_t name = dp_topo_add_textf(&m->b, "rail%d", i);
         m->rails[i] = dp_topo_add_node(&m->b, DP_TOPO_RAIL, -1);

@@ -8,6 +8,7 @@
  */
 #include "config.h" /* asprintf */
 
+#include "base/number.h"
 #include "topology/sysfs.h"
 
 #include <stdio.h>
@@ -48,7 +49,7 @@ static int read_gen(const char *root, const char *name, const char *file)
 {
     char line[DP_SYSFS_LINE];
 
-    return dp_sysfs_line(root, line, "%s/%s/%s", devices, name, file) ? dp_pci_gen(strtod(line, NULL))
+    return dp_sysfs_line(root, line, "%s/%s/%s", devices, name, file) ? dp_pci_gen(dp_strtod(line, NULL))
                                                                      : 0;
 }
 

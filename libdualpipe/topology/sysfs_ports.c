@@ -3,6 +3,7 @@
  * sysfs_ports.c - the ports of a NIC: those of its RDMA device, each with the interface that its GIDs
  * belong to; else its interfaces. Virtio and the like put a directory of theirs in between.
  */
+#include "base/number.h"
 #include "topology/sysfs.h"
 
 #include <arpa/inet.h>
@@ -74,22 +75,12 @@ static void add_net_ports(const struct nic *n, const struct dp_sysfs_names *nets
 
 /* ---- RDMA ----------------------------------------------------------------------------------- */
 
-/* "fe80:0000:0000:0000:ba59:9f03:00d0:8f4a"; false for a hole in the table, which is all zeros. */
-static bool parse_gid(const char *s, uint8_t raw[16])
+/* A hole in the table is all zeros. */
+static bool is_hole(const uint8_t raw[16])
 {
-    bool any = false;
+    static const uint8_t zeros[16];
 
-    for (int i = 0; i < 8; i++) {
-        char *end;
-        unsigned long group = strtoul(s, &end, 16);
-        if (end != s + 4 || *end != (i < 7 ? ':' : '\0'))
-            return false;
-        raw[2 * i] = (uint8_t)(group >> 8);
-        raw[2 * i + 1] = (uint8_t)group;
-        any |= group;
-        s = end + 1;
-    }
-    return any;
+    return !memcmp(raw, zeros, sizeof(zeros));
 }
 
 static enum dp_topo_gid_type read_gid_type(const struct nic *n, const char *port, const char *index,
@@ -110,7 +101,8 @@ static void read_gids(const struct nic *n, const char *port, enum dp_topo_fabric
     uint8_t raw[16];
 
     for (int i = 0; i < names.count; i++)
-        if (dp_sysfs_line(n->root, line, "%s/gids/%s", port, names.names[i]) && parse_gid(line, raw))
+        if (dp_sysfs_line(n->root, line, "%s/gids/%s", port, names.names[i]) &&
+            dp_topo_parse_gid(line, raw) && !is_hole(raw))
             dp_topo_add_gid(n->b, atoi(names.names[i]),
                             read_gid_type(n, port, names.names[i], fabric), raw);
     dp_sysfs_names_fini(&names);
@@ -195,7 +187,7 @@ static void add_rdma_port(const struct nic *n, const char *device, int number)
     dp_sysfs_line(n->root, line, "%s/state", port); /* "4: ACTIVE" */
     p->up = strtol(line, NULL, 10) == 4;
     dp_sysfs_line(n->root, line, "%s/rate", port); /* "400 Gb/sec (4X NDR)" */
-    p->bytes_per_ns = strtod(line, NULL) / 8;
+    p->bytes_per_ns = dp_strtod(line, NULL) / 8;
     if (!(p->bytes_per_ns > 0 && p->bytes_per_ns < 1e6))
         p->bytes_per_ns = 0;
     p->mtu_bytes = *net ? (int32_t)dp_sysfs_number(n->root, 0, "%s/net/%s/mtu", n->dir, net) : 0;

@@ -67,5 +67,5 @@ double dp_topo_usual_cpu_rate(const char *vendor, bool same_package)
 
 double dp_topo_usual_nvlink_rate(int sm)
 {
-    return sm >= 100 ? 50 : sm >= 70 ? 25 : sm >= 60 ? 20 : 0;
+    return sm >= 100 ? 50 : sm == 86 ? 14.0625 : sm >= 70 ? 25 : sm >= 60 ? 20 : 0;
 }

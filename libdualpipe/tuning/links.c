@@ -3,6 +3,7 @@
  * links.c - "intra=450,inter=50,inter_us=3" and back.
  */
 #include "base/fail.h"
+#include "base/number.h"
 
 #include <dualpipe/options.h>
 #include <dualpipe/tuning.h>
@@ -54,7 +55,7 @@ static int parse_one(const char **text, struct dp_tuning_links *links)
     if (name == NAMES)
         return unknown_name(*text, len);
     const char *number = *text + len + ((*text)[len] == '=');
-    double value = strtod(number, &end);
+    double value = dp_strtod(number, &end);
     if ((*text)[len] != '=' || end == number || (*end && *end != ',') || !(value >= 0) || value > 1e6)
         return dp_fail(DP_EINVAL, "links: '%s', expected %s=NUMBER in %s", *text, names[name],
                        name < 2 ? "GB/s" : "us");
@@ -84,7 +85,7 @@ const char *dp_tuning_links_text(const struct dp_tuning_links *links,
     *text = '\0';
     for (int i = 0; i < NAMES; i++)
         if (*member(&copy, i) > 0)
-            used += (size_t)snprintf(text + used, DP_TUNING_LINKS_LEN - used, "%s%s=%.6g",
-                                     used ? "," : "", names[i], *member(&copy, i));
+            used += (size_t)dp_snprintf(text + used, DP_TUNING_LINKS_LEN - used, "%s%s=%.6g",
+                                        used ? "," : "", names[i], *member(&copy, i));
     return text;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tuning/rule.h"
 
+#include "base/number.h"
+
 #include <dualpipe/options.h>
 
 #include <math.h>
@@ -152,7 +154,7 @@ static bool set_channels(const char *text, int *out, char *why)
 static bool set_time(enum dp_tuning_column column, const char *text, double *out, char *why)
 {
     char *end;
-    double value = is_open(text) ? 0 : strtod(text, &end);
+    double value = is_open(text) ? 0 : dp_strtod(text, &end);
 
     if (!is_open(text) && (end == text || *end || !isfinite(value) || value < 0))
         return refuse(why, column, text, "a time in us");

@@ -3,6 +3,7 @@
  * table.c - a table, from a text or a file.
  */
 #include "base/fail.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "tuning/rule.h"
 
@@ -62,12 +63,15 @@ static bool is_json(const char *text, size_t len)
     return i < len && (text[i] == '{' || text[i] == '[');
 }
 
+/* Words are the same in any letters, by the C locale: in a Turkish one a RING is no ring. */
 int dp_tuning_table_read(const char *text, size_t len, const char *name,
                          struct dp_tuning_table **out)
 {
     struct dp_tuning_draft draft = {.name = name};
+    locale_t before = dp_point_begin();
     int err = (is_json(text, len) ? dp_tuning_read_json : dp_tuning_read_csv)(text, len, &draft);
 
+    dp_point_end(before);
     if (!err && !draft.count)
         err = dp_fail(DP_EINVAL, "%s: no rules, expected at least one", name);
     if (!err)

@@ -3,6 +3,7 @@
  * write.c - a table as CSV or JSON. Both forms write the same columns, as the same texts.
  */
 #include "base/fail.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "tuning/rule.h"
 
@@ -39,8 +40,8 @@ static void write_time(double us, char *out)
         return;
     }
     for (int digits = 4; digits <= 17; digits++) {
-        snprintf(out, VALUE_LEN, "%.*g", digits, us);
-        if (strtod(out, NULL) == us)
+        dp_snprintf(out, VALUE_LEN, "%.*g", digits, us);
+        if (dp_strtod(out, NULL) == us)
             return;
     }
 }

@@ -4,6 +4,7 @@
 #include "wire/direct.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "wire/net.h"
 
 #include <stdio.h>
@@ -17,6 +18,7 @@
  * for the other's last one. So there are two, one for each, or more if they would be too large. */
 enum {
     CHUNK = 256 << 10,
+    FINE_CHUNK = 64 << 10, /* where there is no call */
     LARGEST_CHUNK = 1 << 20,
     CHUNKS = 8,          /* between the two */
     TURN_BYTES = 1 << 20 /* of one call of ours, so that one wire leaves time for the others */
@@ -99,7 +101,7 @@ void dp_direct_try(struct dp_direct *d)
 }
 
 /* A child that has inherited the wire is another process than the one that the peer knows. */
-static bool is_known(const struct dp_direct *d)
+bool dp_direct_is_known(const struct dp_direct *d)
 {
     return d->pid == (uint32_t)getpid();
 }
@@ -108,7 +110,7 @@ bool dp_direct_works(const struct dp_direct *d)
 {
     return d->tried && d->peer_pid &&
            (d->reaches || atomic_load_explicit(&d->theirs->reaches, memory_order_acquire)) &&
-           is_known(d);
+           dp_direct_is_known(d);
 }
 
 /* ---- a deal ---------------------------------------------------------------------------------- */
@@ -118,47 +120,52 @@ static uint64_t pack(uint32_t front, uint32_t back)
     return (uint64_t)front << 32 | back;
 }
 
-static void cut(struct dp_direct_part *p, struct dp_direct_deal *deal, const void *buf, size_t len,
-                bool is_sender)
+static size_t chunk_bytes(size_t len, size_t least)
 {
     size_t bytes = len / CHUNKS;
 
-    if (bytes < CHUNK)
-        bytes = len / 2 < CHUNK ? len / 2 : CHUNK;
+    if (bytes < least)
+        bytes = len / 2 < least ? len / 2 : least;
     if (bytes > LARGEST_CHUNK)
         bytes = LARGEST_CHUNK;
-    bytes = (bytes + 4095) & ~(size_t)4095;
+    return (bytes + 4095) & ~(size_t)4095;
+}
+
+static void cut(struct dp_direct_part *p, struct dp_direct_deal *deal, const void *buf, size_t len,
+                bool in_fine)
+{
+    const size_t bytes = chunk_bytes(len, in_fine ? FINE_CHUNK : CHUNK);
+
     *p = (struct dp_direct_part){
         .deal = deal,
         .here = (uint64_t)(uintptr_t)buf,
         .len = len,
         .chunk_bytes = bytes,
-        .is_sender = is_sender,
         .count = (uint32_t)((len + bytes - 1) / bytes),
     };
 }
 
 void dp_direct_offer(struct dp_direct_part *p, struct dp_direct_deal *deal, const void *buf,
-                     size_t len)
+                     size_t len, bool in_fine)
 {
-    cut(p, deal, buf, len, true);
+    cut(p, deal, buf, len, in_fine);
+    p->is_sender = true;
     atomic_store_explicit(&deal->pulled, 0, memory_order_relaxed);
     atomic_store_explicit(&deal->pushed, 0, memory_order_relaxed);
     atomic_store_explicit(&deal->chunks, pack(0, p->count), memory_order_relaxed);
 }
 
-void dp_direct_accept(const struct dp_direct *d, struct dp_direct_part *p,
-                      struct dp_direct_deal *deal, uint64_t source, void *buf, size_t len,
-                      unsigned number)
+void dp_direct_take(struct dp_direct_part *p, struct dp_direct_deal *deal, uint64_t source, void *buf,
+                    size_t len, bool in_fine)
 {
-    cut(p, deal, buf, len, false);
-    if (!is_known(d)) {
-        dp_direct_end(p);
-        return;
-    }
+    cut(p, deal, buf, len, in_fine);
     p->there = source;
-    atomic_store_explicit(&deal->target, p->here, memory_order_relaxed);
-    atomic_store_explicit(&deal->accepted, number, memory_order_release);
+}
+
+void dp_direct_accept(struct dp_direct_part *p, unsigned number)
+{
+    atomic_store_explicit(&p->deal->target, p->here, memory_order_relaxed);
+    atomic_store_explicit(&p->deal->accepted, number, memory_order_release);
 }
 
 bool dp_direct_is_accepted(struct dp_direct_part *p, unsigned number)
@@ -214,13 +221,22 @@ static int give_up(struct dp_direct_part *p, int err)
     return 0;
 }
 
+static int pull_chunk(struct dp_direct *d, const struct dp_direct_part *p, size_t at, size_t len)
+{
+    if (!p->mapped)
+        return read_peer(d, p->there + at, p->here + at, len);
+    dp_copy_piece((char *)(uintptr_t)p->here + at, p->mapped + at, len, p->len);
+    return 0;
+}
+
 int dp_direct_pull(struct dp_direct *d, struct dp_direct_part *p)
 {
     uint32_t chunk;
 
-    for (size_t moved = 0; d->reaches && moved < TURN_BYTES && take(p, false, &chunk);) {
-        const size_t at = chunk * p->chunk_bytes, len = chunk_len(p, chunk);
-        int err = read_peer(d, p->there + at, p->here + at, len);
+    for (size_t moved = 0;
+         dp_direct_can_copy(d, p) && moved < TURN_BYTES && take(p, false, &chunk);) {
+        const size_t len = chunk_len(p, chunk);
+        int err = pull_chunk(d, p, chunk * p->chunk_bytes, len);
         if (err)
             return give_up(p, err);
         atomic_store_explicit(&p->deal->pulled, ++p->done, memory_order_release);
@@ -244,13 +260,22 @@ static int write_peer(struct dp_direct *d, const struct dp_direct_part *p, size_
     return n == (ssize_t)len ? 0 : DP_EUNSUPPORTED;
 }
 
+static int push_chunk(struct dp_direct *d, const struct dp_direct_part *p, size_t at, size_t len)
+{
+    if (!p->mapped)
+        return write_peer(d, p, at, len);
+    dp_copy_piece(p->mapped + at, (const char *)(uintptr_t)p->here + at, len, p->len);
+    return 0;
+}
+
 int dp_direct_push(struct dp_direct *d, struct dp_direct_part *p)
 {
     uint32_t chunk;
 
-    for (size_t moved = 0; d->reaches && moved < TURN_BYTES && take(p, true, &chunk);) {
+    for (size_t moved = 0;
+         dp_direct_can_copy(d, p) && moved < TURN_BYTES && take(p, true, &chunk);) {
         const size_t len = chunk_len(p, chunk);
-        int err = write_peer(d, p, chunk * p->chunk_bytes, len);
+        int err = push_chunk(d, p, chunk * p->chunk_bytes, len);
         if (err)
             return give_up(p, err);
         atomic_store_explicit(&p->deal->pushed, ++p->done, memory_order_release);

@@ -66,6 +66,7 @@ struct dp_direct {
 struct dp_direct_part {
     struct dp_direct_deal *deal;
     uint64_t here, there; /* the message in this process and in the other one */
+    char *mapped;         /* the other one, where this process has that mapped; else NULL */
     size_t len, chunk_bytes;
     bool is_sender;
     uint32_t count, done; /* chunks; done: by this side */
@@ -78,18 +79,28 @@ void dp_direct_introduce(struct dp_direct *d, int socket, struct dp_direct_card 
                          struct dp_direct_card *theirs);
 /* Once the other side has introduced itself, see whether its memory can be reached. */
 void dp_direct_try(struct dp_direct *d);
-/* Whether one side at least can do the copying. */
+/* Whether this is the process that the other side has met, and not a child of it. */
+bool dp_direct_is_known(const struct dp_direct *d);
+/* Whether one side at least can copy from and to all memory of the other. */
 bool dp_direct_works(const struct dp_direct *d);
 
-/* The sender cuts a message into chunks, and makes them free. */
+/* The sender cuts a message into chunks, and makes them free. in_fine: into smaller ones, for copies
+ * that are no calls; both sides say the same. */
 void dp_direct_offer(struct dp_direct_part *p, struct dp_direct_deal *deal, const void *buf,
-                     size_t len);
-/* The receiver takes it: source is in the sender. number: of the offer. */
-void dp_direct_accept(const struct dp_direct *d, struct dp_direct_part *p,
-                      struct dp_direct_deal *deal, uint64_t source, void *buf, size_t len,
-                      unsigned number);
+                     size_t len, bool in_fine);
+/* The receiver looks at it: source is in the sender. It may pull. */
+void dp_direct_take(struct dp_direct_part *p, struct dp_direct_deal *deal, uint64_t source, void *buf,
+                    size_t len, bool in_fine);
+/* And says where to it is wanted. number: of the offer. */
+void dp_direct_accept(struct dp_direct_part *p, unsigned number);
 /* The receiver has accepted this number: from now on the sender may push. */
 bool dp_direct_is_accepted(struct dp_direct_part *p, unsigned number);
+
+/* Whether this side can do some of the copying. */
+static inline bool dp_direct_can_copy(const struct dp_direct *d, const struct dp_direct_part *p)
+{
+    return p->mapped || d->reaches;
+}
 
 /* Copy some chunks, about a MiB. Deals that cannot be carried out are ended. DP_ECOMM: the peer is
  * gone. */

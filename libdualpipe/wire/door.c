@@ -5,15 +5,18 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "wire/fds.h"
 #include "wire/net.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static const uint32_t MAGIC = 0x44507731; /* "DPw1" */
-static const uint16_t PROTOCOL = 2;
 static const uint32_t WELCOME = 0x44507757; /* "DPwW" */
+/* Instead of it, to a friend of another version: ours is in the last byte. */
+static const uint32_t OTHER_VERSION = 0x44507600; /* "DPv" */
 
 void dp_fd_close(int fd)
 {
@@ -88,10 +91,9 @@ int dp_hello_check(const struct dp_wire_listener *door, const void *bytes, size_
     if (len < sizeof(hello))
         return DP_EAGAIN;
     memcpy(&hello, bytes, sizeof(hello));
-    if (hello.version != PROTOCOL || hello.kind != door->kind ||
-        !is_same_cookie(hello.cookie, door->cookie))
+    if (hello.kind != door->kind || !is_same_cookie(hello.cookie, door->cookie))
         return DP_EMISMATCH;
-    return 0;
+    return hello.version == DP_DOOR_VERSION ? 0 : DP_EUNSUPPORTED;
 }
 
 static struct dp_guest *find_place(struct dp_wire_listener *door, int64_t now_ns)
@@ -123,43 +125,27 @@ static void let_guests_in(struct dp_wire_listener *door, int64_t now_ns)
     }
 }
 
-/* Keep the file that came along; close any that nobody asked for. */
-static void take_passed_fd(struct dp_guest *guest, struct msghdr *msg)
+static bool answer(const struct dp_guest *guest, uint32_t word)
 {
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-            continue;
-        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
-            dp_fd_close(guest->passed_fd);
-            guest->passed_fd = fd;
-        }
-    }
+    return send(guest->fd, &word, sizeof(word), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(word);
 }
 
-/* DP_EAGAIN, 0 a good hello, DP_EMISMATCH out with it. Reads no byte beyond the hello. */
+/* DP_EAGAIN, 0 a good hello, else out with it. Reads no byte beyond the hello. */
 static int listen_to(const struct dp_wire_listener *door, struct dp_guest *guest)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
     char *hello = (char *)&guest->hello;
-    struct iovec iov = {hello + guest->got, sizeof(guest->hello) - guest->got};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
-                         .msg_controllen = sizeof(control.bytes)};
+    ssize_t n = dp_fds_receive(guest->fd, hello + guest->got, sizeof(guest->hello) - guest->got,
+                               &guest->passed_fd);
 
-    ssize_t n = recvmsg(guest->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0)
         return errno == EAGAIN || errno == EINTR ? DP_EAGAIN : DP_EMISMATCH;
     if (n == 0)
         return DP_EMISMATCH;
-    take_passed_fd(guest, &msg);
     guest->got += (size_t)n;
     int err = dp_hello_check(door, hello, guest->got);
-    if (!err && send(guest->fd, &WELCOME, sizeof(WELCOME), MSG_NOSIGNAL) != sizeof(WELCOME))
+    if (err == DP_EUNSUPPORTED)
+        answer(guest, OTHER_VERSION | DP_DOOR_VERSION);
+    if (!err && !answer(guest, WELCOME))
         return DP_EMISMATCH;
     return err;
 }
@@ -210,24 +196,9 @@ static int dial(struct dp_call *call, const struct sockaddr *address, socklen_t 
 
 static int say_hello(struct dp_call *call)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec iov = {&call->hello, sizeof(call->hello)};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-
-    if (call->passed_fd >= 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = sizeof(control.bytes);
-        struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &call->passed_fd, sizeof(int));
-    }
     /* The first bytes of a connection: they fit, or something is wrong. */
-    if (sendmsg(call->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof(call->hello))
+    if (dp_fds_send(call->fd, &call->hello, sizeof(call->hello), call->passed_fd) !=
+        (ssize_t)sizeof(call->hello))
         return refused(call, "cannot connect", errno);
     dp_fd_close(call->passed_fd);
     call->passed_fd = -1;
@@ -262,7 +233,7 @@ int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_
 {
     *call = (struct dp_call){.fd = -1, .passed_fd = passed_fd, .hello = *hello};
     call->hello.magic = MAGIC;
-    call->hello.version = PROTOCOL;
+    call->hello.version = DP_DOOR_VERSION;
     strncpy(call->where, where, sizeof(call->where) - 1);
     call->fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (call->fd < 0)
@@ -271,6 +242,16 @@ int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_
     if (!err)
         err = get_through(call);
     return err == DP_EAGAIN ? 0 : err;
+}
+
+static int speaks_otherwise(struct dp_call *call, unsigned version)
+{
+    char what[120];
+
+    snprintf(what, sizeof(what),
+             "speaks version %u of the handshake, and here it is %d: both sides need the same dualpipe",
+             version, DP_DOOR_VERSION);
+    return refused(call, what, 0);
 }
 
 int dp_call_progress(struct dp_call *call)
@@ -283,6 +264,8 @@ int dp_call_progress(struct dp_call *call)
     ssize_t n = recv(call->fd, &welcome, sizeof(welcome), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return DP_EAGAIN;
+    if (n == (ssize_t)sizeof(welcome) && (welcome & ~0xffu) == OTHER_VERSION)
+        return speaks_otherwise(call, welcome & 0xff);
     if (n != (ssize_t)sizeof(welcome) || welcome != WELCOME)
         return refused(call, "was there, but did not let us in", n < 0 ? errno : 0);
     return 0;

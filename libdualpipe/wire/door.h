@@ -5,6 +5,7 @@
  *      caller                        door
  *      connect
  *      hello: magic, cookie, label   ->   wrong, or not within its patience: closed, no answer
+ *                                    <-   the cookie is right, but the version another: which one
  *                                    <-   welcome
  *
  * A guest is a connection that has not said its hello yet. Guests are looked at without ever waiting
@@ -29,7 +30,7 @@ struct dp_hello {
 };
 
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
-enum { DP_DOOR_GUESTS = 256 };
+enum { DP_DOOR_GUESTS = 256, DP_DOOR_VERSION = 4 };
 #define DP_DOOR_STAY_NS INT64_C(500000000)
 
 struct dp_guest {
@@ -41,11 +42,14 @@ struct dp_guest {
     struct dp_hello hello;
 };
 
+struct dp_tcp_wire;
+
 struct dp_wire_listener {
     int fd; /* listening, non-blocking */
     uint16_t kind;
     uint8_t cookie[DP_COOKIE_BYTES];
     int64_t patience_ns;
+    struct dp_tcp_wire *halves; /* tcp: wires that lack sockets */
     struct dp_guest guests[DP_DOOR_GUESTS];
 };
 
@@ -58,7 +62,8 @@ void dp_door_close(struct dp_wire_listener *door);
 int dp_door_choose_cookie(const struct dp_wire_config *config, uint8_t cookie[DP_COOKIE_BYTES]);
 /* DP_EAGAIN, or 0 and *out: a guest who said the right hello. Its files are the caller's. */
 int dp_door_admit(struct dp_wire_listener *door, struct dp_guest *out);
-/* Whether these bytes are the right hello: 0, DP_EAGAIN for too few, DP_EMISMATCH. */
+/* Whether these bytes are the right hello: 0, DP_EAGAIN for too few, DP_EUNSUPPORTED if only the version
+ * is another, DP_EMISMATCH. */
 int dp_hello_check(const struct dp_wire_listener *door, const void *bytes, size_t len);
 
 /* The other side. */

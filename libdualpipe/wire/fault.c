@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/nearest.h"
+#include "base/number.h"
 #include <dualpipe/random.h>
 
 #include <stdlib.h>
@@ -232,7 +233,7 @@ int dp_wire_fault_parse(const char *text, struct dp_wire_fault *out)
         char *end;
         if (len < sizeof(name))
             memcpy(name, at, len);
-        double value = at[len] == '=' ? strtod(at + len + 1, &end) : -1;
+        double value = at[len] == '=' ? dp_strtod(at + len + 1, &end) : -1;
         if (!(value >= 0) || value > 1e15 || (*end && *end != ','))
             return dp_fail(DP_EINVAL, "fault '%s': expected name=number, ...", at);
         err = set_item(name, value, &fault);

@@ -13,11 +13,14 @@
  *      slots   | bytes  | bytes  |        | bytes  |        line, once `taken` has come to 3
  *
  * A large message is not cut into pieces: its line only says where it lies, and both processes copy it
- * straight to where it belongs (direct.h), if the system lets them.
+ * straight to where it belongs (direct.h), if the system lets them or they share that memory.
  *
- * The socket stays: it rings the other side awake, and it tells when the other process is gone.
+ * The socket stays: it rings the other side awake, it passes on memory that is shared, and it tells when
+ * the other process is gone.
  */
 #include "wire/shm.h"
+
+#include "wire/fds.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -27,7 +30,8 @@
 
 enum {
     TURNS = 2 * DP_SHM_SLOTS, /* pieces of one progress, so that one wire leaves time for others */
-    LOOKS = 4096              /* progresses in vain before the socket is looked at */
+    LOOKS = 4096,             /* progresses in vain before the socket is looked at */
+    READS = 4096              /* of the socket in one look: more than it holds at a time */
 };
 
 /* ---- the other side's sleep -------------------------------------------------------------------- */
@@ -45,14 +49,22 @@ void dp_shm_ring(struct dp_shm_wire *w, atomic_uint *asleep)
         send(w->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Read away what rang, and notice if nobody is at the other end. */
+/* Read away what rang, hear what letters there are, and notice if nobody is at the other end. */
 void dp_shm_look(struct dp_shm_wire *w)
 {
-    char rings[64];
-    ssize_t n = recv(w->fd, rings, sizeof(rings), MSG_DONTWAIT);
+    const unsigned heard = w->maps.heard;
+    char bytes[64];
+    ssize_t n = 1;
 
+    for (int i = 0; i < READS && n > 0; i++) {
+        n = dp_fds_receive(w->fd, bytes, sizeof(bytes), &w->maps.passed_fd);
+        if (n > 0)
+            dp_shm_maps_hear(&w->maps, bytes, (size_t)n);
+    }
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
         w->peer_gone = true;
+    if (w->maps.heard != heard)
+        dp_shm_has_shared(w);
 }
 
 static void look_sometimes(struct dp_shm_wire *w)
@@ -94,9 +106,7 @@ static void send_line(struct dp_shm_wire *w)
 
     line->message_len = req->len;
     line->tag = req->tag;
-    if (req->len >= DP_SHM_LARGE && dp_shm_may_offer(w))
-        dp_shm_offer(w, line);
-    else
+    if (req->len < DP_SHM_LARGE || !dp_shm_offer(w, line))
         fill_piece(w, line, w->out->slots[slot]);
     atomic_store_explicit(&line->turn, ++w->sent, memory_order_release);
     if (w->is_offered || req->moved < req->len)
@@ -125,8 +135,10 @@ static void send_lines(struct dp_shm_wire *w)
 
     for (int i = 0; i < TURNS && can_send_line(w); i++)
         send_line(w);
-    if (w->sent != before)
-        dp_shm_ring(w, &w->out->receiver_asleep);
+    if (w->sent == before)
+        return;
+    w->base.moves++;
+    dp_shm_ring(w, &w->out->receiver_asleep);
 }
 
 /* ---- receiving ----------------------------------------------------------------------------- */
@@ -174,6 +186,8 @@ static void receive_piece(struct dp_shm_wire *w)
     req->tag = line->tag;
     if (w->base.aim && !req->moved)
         w->base.aim(req, req->tag, message_len);
+    if (message_len >= DP_SHM_LARGE && !req->moved)
+        dp_shm_show(w, req);
     if (message_len > req->len) {
         req->moved = message_len;
         w->base.skip = message_len - len;
@@ -209,9 +223,10 @@ static void receive_lines(struct dp_shm_wire *w)
     for (int i = 0; i < TURNS && dp_wire_wants_input(&w->base) && has_line(w); i++)
         if (!receive_line(w))
             break;
-    if (w->received != before)
+    if (w->received != before) {
+        w->base.moves++;
         dp_shm_ring(w, &w->in->sender_asleep);
-    else if (w->peer_gone)
+    } else if (w->peer_gone)
         dp_wire_fail(&w->base, DP_ECOMM, "the connection was closed");
 }
 
@@ -297,6 +312,7 @@ static void shm_close(struct dp_wire *wire)
     struct dp_shm_wire *w = dp_shm_of(wire);
 
     dp_shm_let_go(w);
+    dp_shm_maps_fini(&w->maps);
     dp_call_fini(&w->call);
     dp_fd_close(w->fd);
     if (w->segment)

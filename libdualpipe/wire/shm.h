@@ -9,6 +9,7 @@
 #include "wire/direct.h"
 #include "wire/door.h"
 #include "wire/net.h"
+#include "wire/shm_maps.h"
 #include "wire/wire.h"
 
 enum {
@@ -28,8 +29,19 @@ struct dp_shm_line {
 };
 _Static_assert(sizeof(struct dp_shm_line) == 64, "a line is one cache line");
 
-/* Instead of a piece's length: a whole message is to be copied straight. Its address is in bytes. */
+/* Instead of a piece's length: a whole message is to be copied straight. In bytes is where it lies. */
 #define DP_SHM_OFFER UINT32_MAX
+struct dp_shm_source {
+    uint64_t address;
+    struct dp_shm_place place; /* in memory that the receiver has been shown; or nowhere */
+};
+_Static_assert(sizeof(struct dp_shm_source) <= DP_SHM_INLINE_BYTES, "it fits into a line");
+
+/* What the receiver says of an offer, before it accepts. */
+struct dp_shm_target {
+    struct dp_shm_place place; /* of its buffer; or nowhere */
+    uint32_t copies;           /* it can do some of the copying */
+};
 
 /* Each flag is alone on its pair of cache lines: they are written by different cores. */
 struct dp_shm_side {
@@ -37,6 +49,8 @@ struct dp_shm_side {
     alignas(128) atomic_uint receiver_asleep; /* ring when there is a new piece */
     alignas(128) atomic_uint sender_asleep;   /* ring when a slot becomes free */
     struct dp_direct_deal deal; /* of the last offer */
+    struct dp_shm_target target; /* valid once the deal is accepted */
+    atomic_uint letters;         /* that the receiver has written, about memory of its own */
     alignas(128) struct dp_shm_line lines[DP_SHM_SLOTS];
     alignas(4096) char slots[DP_SHM_SLOTS][DP_SHM_SLOT_BYTES];
 };
@@ -61,10 +75,15 @@ struct dp_shm_wire {
     /* Large messages. */
     bool may_copy_straight; /* the user's option */
     struct dp_direct direct;
+    struct dp_shm_maps maps;
     struct dp_direct_part offered, taken; /* sends.head, while is_offered; receives.head ... */
     bool is_offered, is_taken;
+    struct dp_shm_target goes_to; /* of what is offered, once is_met; this side's own copy */
+    struct dp_shm_place comes_from; /* of what is taken */
+    bool is_met;                    /* what is offered was accepted */
     bool is_refused; /* sends.head could not be copied straight: it goes through the ring */
-    unsigned refusals; /* in succession */
+    bool is_shared;    /* what is offered lies in memory that the receiver has been shown */
+    unsigned refusals[2]; /* in succession, of messages that do not lie there, and of those that do */
     unsigned straight; /* messages sent straight, for whoever wants to know */
 };
 
@@ -91,10 +110,12 @@ void dp_shm_look(struct dp_shm_wire *w);
 void dp_shm_meet(struct dp_shm_wire *w);
 /* Has it come, too? Then try whether its memory can be reached. */
 void dp_shm_try(struct dp_shm_wire *w);
-/* Whether the first send, which is large, is to be offered, rather than written into the ring. */
-bool dp_shm_may_offer(const struct dp_shm_wire *w);
-/* Fill the line with an offer of the first send. */
-void dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line);
+/* One side has shown memory to the other, so there is one more way to try. */
+void dp_shm_has_shared(struct dp_shm_wire *w);
+/* Fill the line with an offer of the first send, which is large. false: it goes through the ring. */
+bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line);
+/* A large message begins to come through the ring: see to it that the next one need not. */
+void dp_shm_show(struct dp_shm_wire *w, const struct dp_wire_request *receive);
 /* The first send is offered: help to copy it, and see whether it is done. */
 void dp_shm_push(struct dp_shm_wire *w);
 /* The line is an offer: copy, and see whether it is done. true: with this line, yes. */

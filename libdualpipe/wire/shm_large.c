@@ -9,9 +9,12 @@
  *      pushes chunks                   pulls chunks
  *                                <-    frees the line
  *
- * Memory that the kernel will not copy from or to for another process (some devices', secret memory)
- * ends the deal half-way: the line is freed all the same, and the message comes once more, through the
- * ring. A sender that has met that several times in succession asks no more.
+ * Each side copies what it can: what it has mapped of the other's shared memory (shm_maps.h) with plain
+ * loads and stores, all else through the kernel (direct.h). So one of them may have to do all of it.
+ *
+ * Where neither can, or where the kernel will not copy from or to some memory (some devices', secret
+ * memory), the deal is ended: the line is freed all the same, and the message comes once more, through
+ * the ring. A sender that has met that several times in succession asks no more.
  */
 #include "wire/shm.h"
 
@@ -23,6 +26,17 @@
 
 enum { REFUSALS = 4 };
 static const int64_t LET_GO_NS = 10 * DP_NS_PER_S;
+
+/* What the other side has named. It has shown it before, so the letter is there, but may be unread. */
+static char *find(struct dp_shm_wire *w, const struct dp_shm_place *place, size_t len)
+{
+    char *at = dp_shm_maps_find(&w->maps, place, len);
+
+    if (at || !place->letter)
+        return at;
+    dp_shm_look(w);
+    return dp_shm_maps_find(&w->maps, place, len);
+}
 
 void dp_shm_meet(struct dp_shm_wire *w)
 {
@@ -44,21 +58,59 @@ void dp_shm_try(struct dp_shm_wire *w)
 
 /* ---- the sender ------------------------------------------------------------------------------ */
 
-bool dp_shm_may_offer(const struct dp_shm_wire *w)
+void dp_shm_has_shared(struct dp_shm_wire *w)
 {
-    return !w->base.sends.head->moved && !w->is_refused && w->refusals < REFUSALS &&
-           dp_direct_works(&w->direct);
+    w->refusals[false] = w->refusals[true] = 0;
+    w->base.buffer_bytes = DP_SHM_LARGE;
 }
 
-void dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line)
+/* Where the peer finds buf, if that is in shared memory. */
+static struct dp_shm_place name(struct dp_shm_wire *w, const void *buf, size_t len)
+{
+    const uint32_t before = w->maps.letters;
+    struct dp_shm_place place = {.letter = 0};
+
+    if (dp_direct_is_known(&w->direct))
+        dp_shm_maps_name(&w->maps, w->fd, buf, len, &place);
+    if (w->maps.letters != before) {
+        atomic_store_explicit(&w->in->letters, w->maps.letters, memory_order_release);
+        dp_shm_has_shared(w);
+    }
+    return place;
+}
+
+void dp_shm_show(struct dp_shm_wire *w, const struct dp_wire_request *receive)
+{
+    name(w, receive->buf, receive->len);
+}
+
+/* Whether there is a chance that it goes straight. Where only the receiver's memory is shared, there is
+ * once it has shown some. */
+static bool may_offer(struct dp_shm_wire *w, bool is_shared)
+{
+    if (atomic_load_explicit(&w->out->letters, memory_order_acquire) != w->maps.heard)
+        dp_shm_look(w);
+    return w->refusals[is_shared] < REFUSALS && dp_direct_is_known(&w->direct) &&
+           (is_shared || w->maps.heard || dp_direct_works(&w->direct));
+}
+
+bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line)
 {
     const struct dp_wire_request *req = w->base.sends.head;
-    const uint64_t address = (uint64_t)(uintptr_t)req->buf;
 
+    if (req->moved || w->is_refused)
+        return false;
+    const struct dp_shm_source source = {(uint64_t)(uintptr_t)req->buf,
+                                         name(w, req->buf, req->len)};
+    w->is_shared = source.place.letter;
+    if (!may_offer(w, w->is_shared))
+        return false;
     line->len = DP_SHM_OFFER;
-    memcpy(line->bytes, &address, sizeof(address));
-    dp_direct_offer(&w->offered, &w->out->deal, req->buf, req->len);
+    memcpy(line->bytes, &source, sizeof(source));
+    dp_direct_offer(&w->offered, &w->out->deal, req->buf, req->len, w->is_shared);
     w->is_offered = true;
+    w->is_met = false;
+    return true;
 }
 
 /* The receiver has freed the line. */
@@ -67,13 +119,32 @@ static void settle(struct dp_shm_wire *w)
     w->is_offered = false;
     w->is_refused = dp_direct_is_ended(&w->offered);
     if (w->is_refused) {
-        w->refusals++;
+        w->refusals[w->is_shared]++;
         return;
     }
-    w->refusals = 0;
+    w->refusals[w->is_shared] = 0;
     w->straight++;
     w->base.sends.head->moved = w->base.sends.head->len;
     dp_wire_finish_head(&w->base.sends, 0);
+}
+
+/* Whether the receiver has accepted; then also see where its memory is mapped here. */
+static bool is_met(struct dp_shm_wire *w)
+{
+    if (!w->is_met) {
+        w->is_met = dp_direct_is_accepted(&w->offered, w->sent);
+        if (!w->is_met)
+            return false;
+        w->goes_to = w->out->target;
+        w->offered.mapped = find(w, &w->goes_to.place, w->offered.len);
+    }
+    return true;
+}
+
+/* It was met, but neither side can copy. */
+static bool is_hopeless(const struct dp_shm_wire *w)
+{
+    return !w->goes_to.copies && !dp_direct_can_copy(&w->direct, &w->offered);
 }
 
 void dp_shm_push(struct dp_shm_wire *w)
@@ -84,29 +155,54 @@ void dp_shm_push(struct dp_shm_wire *w)
         settle(w);
         return;
     }
-    if (!dp_direct_is_accepted(&w->offered, w->sent))
+    if (!is_met(w))
         return;
+    w->offered.mapped = dp_shm_maps_find(&w->maps, &w->goes_to.place, w->offered.len);
+    if (is_hopeless(w))
+        dp_direct_end(&w->offered);
     if (dp_direct_push(&w->direct, &w->offered))
         w->peer_gone = true;
-    if (w->offered.done != before || dp_direct_is_ended(&w->offered))
-        dp_shm_ring(w, &w->out->receiver_asleep);
+    if (w->offered.done == before && !dp_direct_is_ended(&w->offered))
+        return;
+    w->base.moves++;
+    dp_shm_ring(w, &w->out->receiver_asleep);
 }
 
 bool dp_shm_can_push(struct dp_shm_wire *w)
 {
     return dp_shm_is_all_taken(w) ||
-           (w->direct.reaches && dp_direct_is_accepted(&w->offered, w->sent) &&
-            dp_direct_has_chunk(&w->offered));
+           (is_met(w) && (is_hopeless(w) || (dp_direct_can_copy(&w->direct, &w->offered) &&
+                                             dp_direct_has_chunk(&w->offered))));
 }
 
 /* ---- the receiver ---------------------------------------------------------------------------- */
+
+/* Say where it is wanted, and begin; or end it, if neither side can copy. */
+static void accept_offer(struct dp_shm_wire *w, const struct dp_shm_source *source, size_t len)
+{
+    struct dp_wire_request *req = w->base.receives.head;
+    const struct dp_shm_place place = name(w, req->buf, len);
+
+    dp_direct_take(&w->taken, &w->in->deal, source->address, req->buf, len, source->place.letter);
+    w->is_taken = true;
+    w->comes_from = source->place;
+    w->taken.mapped = find(w, &w->comes_from, len);
+    const bool copies = dp_direct_can_copy(&w->direct, &w->taken);
+    w->in->target = (struct dp_shm_target){place, copies};
+    if (dp_direct_is_known(&w->direct) &&
+        (copies || place.letter || dp_direct_works(&w->direct)))
+        dp_direct_accept(&w->taken, w->received + 1);
+    else
+        dp_direct_end(&w->taken);
+    dp_shm_ring(w, &w->in->sender_asleep);
+}
 
 /* As with a piece, nothing is believed that would lead out of the buffer. true: the line is freed. */
 static bool take_offer(struct dp_shm_wire *w, const struct dp_shm_line *line)
 {
     struct dp_wire_request *req = w->base.receives.head;
     const size_t len = line->message_len;
-    uint64_t source;
+    struct dp_shm_source source;
 
     memcpy(&source, line->bytes, sizeof(source));
     if (len < DP_SHM_LARGE || len > DP_WIRE_MAX_BYTES || req->moved) {
@@ -122,9 +218,7 @@ static bool take_offer(struct dp_shm_wire *w, const struct dp_shm_line *line)
         dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
         return true;
     }
-    dp_direct_accept(&w->direct, &w->taken, &w->in->deal, source, req->buf, len, w->received + 1);
-    w->is_taken = true;
-    dp_shm_ring(w, &w->in->sender_asleep);
+    accept_offer(w, &source, len);
     return false;
 }
 
@@ -149,14 +243,17 @@ bool dp_shm_pull(struct dp_shm_wire *w, const struct dp_shm_line *line)
         return true;
     if (!w->is_taken)
         return false;
+    const uint32_t before = w->taken.done;
+    w->taken.mapped = dp_shm_maps_find(&w->maps, &w->comes_from, w->taken.len);
     if (dp_direct_pull(&w->direct, &w->taken))
         w->peer_gone = true;
+    w->base.moves += w->taken.done != before;
     return finish(w);
 }
 
 bool dp_shm_can_pull(const struct dp_shm_wire *w)
 {
-    return (w->direct.reaches && dp_direct_has_chunk(&w->taken)) ||
+    return (dp_direct_can_copy(&w->direct, &w->taken) && dp_direct_has_chunk(&w->taken)) ||
            dp_direct_is_ended(&w->taken) || dp_direct_is_complete(&w->taken);
 }
 

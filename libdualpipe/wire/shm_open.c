@@ -3,14 +3,12 @@
  * shm_open.c - how a wire over shared memory comes to be: the connecting process makes the segment and
  * passes it along with its hello, over a unix socket with an abstract name.
  */
-#include "config.h" /* GNU extensions: memfd_create */
-
 #include "wire/shm.h"
 
 #include "base/fail.h"
+#include "base/shared.h"
 #include "wire/wire_options.h"
 
-#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +42,7 @@ static int new_wire(struct dp_shm_wire **out)
     w->base.buffer_bytes = (size_t)DP_SHM_SLOTS * DP_SHM_SLOT_BYTES;
     w->fd = w->call.fd = w->call.passed_fd = -1;
     w->may_copy_straight = options.direct;
+    dp_shm_maps_init(&w->maps);
     *out = w;
     return 0;
 }
@@ -62,30 +61,12 @@ static int map_segment(struct dp_shm_wire *w, int fd, bool first)
     return 0;
 }
 
-/* Sealed, so that neither side can cut it off under the other, which would be killed for reading. */
-static int make_segment(int *out)
-{
-    int fd = memfd_create("dualpipe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-    if (fd < 0)
-        return dp_fail(DP_EIO, "no shared memory: %s", strerror(errno));
-    if (ftruncate(fd, sizeof(struct dp_shm_segment)) ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
-        int err = dp_fail(DP_ENOMEM, "no %zu bytes of shared memory: %s", sizeof(struct dp_shm_segment),
-                          strerror(errno));
-        close(fd);
-        return err;
-    }
-    *out = fd;
-    return 0;
-}
-
 static bool is_segment(int fd)
 {
     struct stat st;
 
     return fd >= 0 && !fstat(fd, &st) && st.st_size == sizeof(struct dp_shm_segment) &&
-           (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK);
+           dp_shared_is_sealed(fd);
 }
 
 /* An abstract name: the first byte is 0, and it is gone with the socket. */
@@ -104,7 +85,7 @@ static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64
         .kind = DP_HELLO_SHM, .label = label, .extra = sizeof(struct dp_shm_segment)};
     struct sockaddr_un un;
     socklen_t len = fill_name(&un, a->name);
-    int fd = -1, err = make_segment(&fd);
+    int fd = -1, err = dp_shared_file(sizeof(struct dp_shm_segment), &fd);
 
     if (err)
         return err;

@@ -8,6 +8,8 @@
 #include "wire/net.h"
 #include "wire/wire.h"
 
+enum { DP_TCP_SOCKETS_MAX = 16 }; /* of a wire */
+
 /* What struct dp_wire_address holds here. */
 struct dp_tcp_address {
     uint8_t host_id[DP_HOST_ID_BYTES];
@@ -17,17 +19,21 @@ struct dp_tcp_address {
     uint16_t port;
     uint8_t is_v6;
     uint8_t hears_loopback; /* on the same host, 127.0.0.1 is quicker and needs no network */
+    uint8_t sockets;        /* that the listener was told a wire should have; 0: as the way wants it */
+    uint8_t zero[3];
 };
 _Static_assert(sizeof(struct dp_tcp_address) <= sizeof(struct dp_wire_address), "an address fits");
 
-/* The address of a listener at a known place with a known cookie. */
+/* The address of a listener at a known place with a known cookie, for wires of one socket. */
 void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP_COOKIE_BYTES],
                          struct dp_wire_address *out);
 
 /* Where to connect to for an address, and with which cookie: over the loopback to a listener of this
- * host, if it hears that. */
+ * host, if it hears that. *sockets as in struct dp_tcp_address. */
 void dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
-                     uint8_t cookie[DP_COOKIE_BYTES]);
+                     uint8_t cookie[DP_COOKIE_BYTES], int *sockets);
+/* Let whoever connects there do so with so many sockets. */
+void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets);
 
 int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
                        struct dp_wire_address *address);
@@ -36,6 +42,9 @@ int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_liste
 int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out);
 /* The other end. */
 int dp_wire_tcp_peer(const struct dp_wire *wire, union dp_sockaddr *out);
+
+/* Of how many sockets it is. */
+int dp_wire_tcp_count(const struct dp_wire *wire);
 
 /* Give up after this long without a sign of life from the peer's host. */
 void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns);

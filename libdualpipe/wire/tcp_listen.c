@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "wire/door.h"
+#include "wire/wire_options.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -41,7 +42,7 @@ static void unpack_address(const struct dp_tcp_address *a, union dp_sockaddr *pl
 void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP_COOKIE_BYTES],
                          struct dp_wire_address *out)
 {
-    struct dp_tcp_address a = {.hears_loopback = 0};
+    struct dp_tcp_address a = {.sockets = 1};
 
     pack_address(place, &a);
     memcpy(a.cookie, cookie, sizeof(a.cookie));
@@ -50,13 +51,14 @@ void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP
 }
 
 void dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
-                     uint8_t cookie[DP_COOKIE_BYTES])
+                     uint8_t cookie[DP_COOKIE_BYTES], int *sockets)
 {
     uint8_t host_id[DP_HOST_ID_BYTES];
     struct dp_tcp_address a;
 
     memcpy(&a, address, sizeof(a));
     memcpy(cookie, a.cookie, sizeof(a.cookie));
+    *sockets = a.sockets;
     unpack_address(&a, place);
     dp_host_id("", host_id);
     if (!a.hears_loopback || memcmp(host_id, a.host_id, sizeof(host_id)))
@@ -65,6 +67,15 @@ void dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *p
     place->v4.sin_family = AF_INET;
     place->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     dp_sockaddr_set_port(place, a.port);
+}
+
+void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets)
+{
+    struct dp_tcp_address a;
+
+    memcpy(&a, address, sizeof(a));
+    a.sockets = (uint8_t)sockets;
+    memcpy(address, &a, sizeof(a));
 }
 
 /* ---- listening ----------------------------------------------------------------------------- */
@@ -144,9 +155,12 @@ int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_liste
                        struct dp_wire_address *address)
 {
     struct dp_tcp_address a = {.hears_loopback = !config->interface};
+    struct dp_wire_options options;
     union dp_sockaddr bound, reachable;
-    int fd = -1, err = dp_door_choose_cookie(config, a.cookie);
+    int fd = -1, err = dp_options_read(&dp_wire_option_area, &options);
 
+    if (!err)
+        err = dp_door_choose_cookie(config, a.cookie);
     if (!err && config->interface)
         err = dp_interface_address(config->interface, &bound);
     if (err)
@@ -159,6 +173,7 @@ int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_liste
         return err;
     find_reachable(config, &bound, &reachable);
     pack_address(&reachable, &a);
+    a.sockets = (uint8_t)options.tcp_sockets;
     dp_host_id("", a.host_id);
     memset(address, 0, sizeof(*address));
     memcpy(address, &a, sizeof(a));

@@ -95,12 +95,13 @@ struct dp_wire {
     size_t skip;    /* bytes of a message that was too long for its receive, still to come */
     size_t buffer_bytes; /* about what a sender gets rid of before there is a receive */
     bool connected; /* the other side has let us in */
-    unsigned moves; /* tcp: calls that have moved bytes: where there were some, more may be near */
+    unsigned moves; /* calls that have moved bytes: where there were some, more may be near */
     bool nothing_ahead; /* to look for a message takes a system call: a new receive waits for progress */
     /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are
      * known and before its first byte is stored, to say in the receive's buf and len where to. It may
      * be called twice for one message, and says the same then. */
     void (*aim)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
+    bool is_closed; /* tcp, with an error: the peer has closed it, or ended; not lost on the way */
     int error;      /* 0 while it works: DP_ECOMM the peer is gone, DP_EMISMATCH nonsense arrived */
     char why[160];  /* the sentence of error, or of why sends fail */
 };

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/wire_options.h"
 
+#include "wire/tcp.h"
+
 static const struct dp_option table[] = {
     {"DIRECT", DP_OPTION_BOOL, "1",
      "copy messages of 128 KiB and more straight between processes of one host, where the system "
@@ -9,5 +11,9 @@ static const struct dp_option table[] = {
     {"TCP_BUFFER", DP_OPTION_INT, "-1",
      "send buffer of a tcp connection, in KiB; 0: the kernel's choice; -1: 1024 within a host, else 0",
      offsetof(struct dp_wire_options, tcp_buffer_kib), .min = -1, .max = 1 << 20},
+    {"TCP_SOCKETS", DP_OPTION_INT, "0",
+     "sockets of a tcp connection, which long messages go over together; where both sides say how many, "
+     "the smaller one; 0: 1 within a host, else 4 to 8 by the speed of the link",
+     offsetof(struct dp_wire_options, tcp_sockets), .max = DP_TCP_SOCKETS_MAX},
 };
 const struct dp_option_area dp_wire_option_area = {"WIRE", table, sizeof(table) / sizeof(table[0])};

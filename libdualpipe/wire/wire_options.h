@@ -11,6 +11,7 @@
 struct dp_wire_options {
     bool direct;
     int64_t tcp_buffer_kib; /* 0: the kernel's choice; -1: ours */
+    int64_t tcp_sockets;    /* 0: by route */
 };
 
 extern const struct dp_option_area dp_wire_option_area;

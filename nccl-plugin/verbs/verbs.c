@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "nccl-plugin/net_placement.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
+#include "nccl-plugin/verbs/verbs_door.h"
 #include "nccl-plugin/verbs/verbs_load.h"
 #include "nccl-plugin/verbs/verbs_qp.h"
 #include "nccl-plugin/verbs/verbs_state.h"
@@ -27,10 +28,8 @@ static void free_qps(struct dpn_verbs *v)
         v->lanes[i].qp = NULL;
         v->lanes[i].state = DPN_LANE_DOWN;
     }
-    for (int r = 0; r < v->rail_count; r++) {
-        dpn_qp_free(v->rails[r].flush_qp);
-        v->rails[r].flush_qp = NULL;
-    }
+    for (int r = 0; r < v->rail_count; r++)
+        dpn_loop_close(&v->rails[r]);
     v->up = 0;
 }
 
@@ -58,7 +57,7 @@ static int open_rail(struct dpn_verbs *v, struct dpn_rail *rail)
 {
     const struct dpn_region block = {v->block, block_bytes(v), NCCL_PTR_HOST, -1, 0};
     const int room = v->lanes_per_rail * (2 * DPN_SEND_QUEUE + 2 * DPN_RECV_QUEUE) +
-                     NCCL_NET_MAX_REQUESTS + DPN_EAGER_SLOTS;
+                     2 * DPN_LOOP_QUEUE;
     int err = dpn_mr_get(rail->port->hca, &block, &rail->block_mr);
 
     if (err)
@@ -67,7 +66,7 @@ static int open_rail(struct dpn_verbs *v, struct dpn_rail *rail)
     if (!rail->cq)
         return dp_fail(DP_EIO, "%s gives no completion queue of %d entries: %s (max_cq, max_cqe of "
                        "'ibv_devinfo -v', 'ulimit -l')", rail->port->name, room, strerror(errno));
-    return v->is_sender ? 0 : dpn_rail_open_flush(v, rail);
+    return v->is_sender ? 0 : dpn_loop_open(rail);
 }
 
 static bool is_adaptive(const struct dpn_port *port)
@@ -223,6 +222,28 @@ static void part(struct dpn_verbs *v, const char *reason)
     v->step = DPN_STEP_PART;
 }
 
+/* Without one a wire that is lost is the end. */
+static void offer_door(struct dpn_verbs *v, struct dpn_plan *plan)
+{
+    const struct dpn_device *device;
+
+    if (dpn_net_device(v->comm->dev, &device))
+        return;
+    if (dpn_door_use(device->interface.address, &plan->door, &plan->label))
+        dp_log(DP_LOG_INFO, "a control connection that is lost cannot be made again: %s",
+               dp_last_error());
+    else
+        v->words.label = plan->label;
+}
+
+static void leave_door(const struct dpn_verbs *v)
+{
+    const struct dpn_device *device;
+
+    if (!v->is_sender && v->words.label && !dpn_net_device(v->comm->dev, &device))
+        dpn_door_leave(device->interface.address);
+}
+
 static int take_hello(struct dpn_verbs *v)
 {
     union dpn_talk talk;
@@ -238,6 +259,7 @@ static int take_hello(struct dpn_verbs *v)
         return DP_EAGAIN;
     }
     talk.plan.agreed = 1;
+    offer_door(v, &talk.plan);
     dpn_verbs_say(v, DPN_PLAN, &talk);
     v->step = DPN_STEP_LANES;
     return DP_EAGAIN;
@@ -262,6 +284,8 @@ static int take_plan(struct dpn_verbs *v)
     v->max_message = plan->max_message;
     v->any_order = plan->any_order;
     v->eager_bytes = plan->eager_bytes;
+    v->words.door = plan->door;
+    v->words.label = plan->label;
     for (int r = 0; r < plan->rails; r++) {
         if (plan->rail[r].sender >= v->port_count)
             return dp_fail(DP_EMISMATCH, "the peer's plan names port %u of %d",
@@ -359,10 +383,11 @@ static int new_state(struct dpn_comm *comm)
     v->comm = comm;
     v->is_sender = comm->is_sender;
     v->free = v->flushes_free = UINT32_MAX;
+    v->words.is_greeted = true;
     for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
         v->sends[i].base = new_request(v, DPN_SEND, i);
         v->recvs[i].base = new_request(v, DPN_RECV, i);
-        v->flushes[i] = new_request(v, DPN_FLUSH, i);
+        v->flushes[i].base = new_request(v, DPN_FLUSH, i);
     }
     comm->state = v;
     int err = dpn_net_device(comm->dev, &v->device);
@@ -399,6 +424,8 @@ static void close_verbs(struct dpn_comm *comm)
     if (!v)
         return;
     dpn_verbs_unkeep(v);
+    leave_door(v);
+    dpn_words_end(v);
     free_qps(v);
     for (int r = 0; r < v->rail_count; r++) {
         if (v->rails[r].cq)
@@ -408,6 +435,7 @@ static void close_verbs(struct dpn_comm *comm)
     /* Words on their way, and the room for the next one, are the wire's until it is closed; if both
      * sides have parted there are none. */
     if (v->step != DPN_STEP_PART || dpn_verbs_is_talking(v)) {
+        dpn_verbs_hear_out(v);
         dp_wire_close(comm->wire);
         comm->wire = NULL;
     }

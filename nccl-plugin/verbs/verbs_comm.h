@@ -10,7 +10,7 @@
  *      eager   a short message that does not wait for its line: verbs_eager.c
  *
  *      receiver                                            sender
- *      irecv: lines       -- RDMA write over any lane -->  its ring of lines
+ *      irecv: lines       -- RDMA write over any lane -->  its ring of lines (maybe later, some at once)
  *      its memory        <-- RDMA write, one stripe per lane --  isend
  *      completion        <-- the immediate of each stripe: which message, which stripe of how many
  *
@@ -40,6 +40,7 @@ enum {
     DPN_RECV_QUEUE = DPN_PLACES + DPN_EAGER_SLOTS + 1,    /* a stripe of each message, a probe */
     DPN_INLINE_BYTES = 128,
     DPN_GENERATIONS = 0x7fff, /* and this one is a probe's */
+    DPN_HELD_POLLS = 64,      /* some microseconds */
     DPN_STRIPE_UNIT = 128     /* LL128: a line of the GPU is never divided */
 };
 _Static_assert(DPN_LINES >= DPN_PLACES + DPN_EAGER_SLOTS * DPN_MAX_RECEIVES,
@@ -112,12 +113,13 @@ enum dpn_work_kind {
     DPN_WORK_RECV,
     DPN_WORK_FLUSH,
     DPN_WORK_COPY, /* of a short message, to a GPU */
+    DPN_WORK_BEAT,
     DPN_WORK_PART /* completes only when it fails; what comes after it counts */
 };
 
 struct dpn_work {
     enum dpn_work_kind kind;
-    unsigned lane, epoch; /* of a flush: rail, 0 */
+    unsigned lane, epoch; /* of a flush or copy: the rail, and its loop's */
     unsigned slot, stripe;
     unsigned requests; /* so many places in the send queue are free again */
 };
@@ -136,11 +138,22 @@ static inline struct dpn_work dpn_work_unpack(uint64_t id)
 
 /* ---- rails and lanes ------------------------------------------------------------------------- */
 
+/* A queue pair that is connected with itself, see verbs_flush.c. */
+struct dpn_loop {
+    bool is_wanted;    /* the device writes to GPUs */
+    struct ibv_qp *qp; /* NULL: lost */
+    uint16_t epoch;
+    int failures;      /* in a row */
+    int64_t retry_ns;
+    int64_t asked_ns;  /* 0: no read is to come */
+    uint32_t written, flushed; /* by the device: completions of data seen, of these for sure there */
+};
+
 struct dpn_rail {
     struct dpn_port *port;
     struct ibv_cq *cq;
     struct ibv_mr *block_mr;
-    struct ibv_qp *flush_qp; /* NULL: nothing to flush */
+    struct dpn_loop loop;
     char peer[DPN_TALK_NAME]; /* its port */
     int speed_mbps;           /* of the slower side */
     bool adaptive;            /* its packets may overtake each other */
@@ -221,6 +234,8 @@ struct dpn_room {
     int tag;
     void *data;
     const struct dpn_memory *memory;
+    const void *from; /* a short message, where the device copies it */
+    uint8_t copy_slot, copy_rail;
     uint16_t stripes; /* that have arrived, a bit each */
     bool is_copied;   /* a short message is, or is being */
     bool done;
@@ -232,6 +247,15 @@ struct dpn_recv {
     unsigned generation, count;
     uint32_t line; /* the number of the first */
     struct dpn_room rooms[DPN_MAX_RECEIVES];
+};
+
+/* Reads by which rails are not back; and what they had written when it was asked for. */
+struct dpn_flush {
+    struct dpn_verbs_request base;
+    const void *at;
+    const struct dpn_verbs_memory *memory;
+    uint8_t rails; /* a bit each */
+    uint32_t written[DPN_MAX_RAILS];
 };
 
 struct dpn_verbs_memory {
@@ -274,6 +298,24 @@ enum dpn_step {
 };
 
 struct dpn_letter; /* a word on its way */
+
+/* What is said beside the queue pairs, and the wire for it: verbs_control.c, verbs_return.c. */
+struct dpn_words {
+    uint32_t said, confirmed, heard;
+    bool is_greeted; /* what is said can be sent */
+    struct dpn_resume greeting;
+    struct dp_wire_request greeting_req;
+
+    struct dp_wire_address door; /* of the receiver's process */
+    uint64_t label;              /* 0: a wire that is lost does not come back */
+    _Atomic(struct dp_wire *) caller; /* receiver: a new wire, from the keeper */
+    struct dp_wire *call;             /* sender: maybe one */
+    bool is_lost;
+    int64_t since_ns, lost_ns; /* when it was lost; for how long, as far as somebody looked */
+    int calls;
+    int64_t call_ns, call_until_ns, beat_ns;
+    char why[160];
+};
 
 struct dpn_verbs {
     struct dpn_comm *comm;
@@ -320,17 +362,23 @@ struct dpn_verbs {
     /* receiver */
     struct dpn_recv recvs[NCCL_NET_MAX_REQUESTS];
     uint32_t lines_made, lines_sent;
+    uint32_t lines_due; /* those from here on are held back */
+    unsigned held_polls; /* that found nothing */
+    size_t short_room; /* the last room that more would have gone into than a short message */
+    unsigned shorts;   /* that came to such ones, in a row */
     uint32_t eager_seen; /* all before this have come */
     uint16_t eager_here, eager_busy, eager_waits; /* by number: after that one; in a slot; unmatched */
     uint32_t flushes_free;
-    struct dpn_verbs_request flushes[NCCL_NET_MAX_REQUESTS];
+    struct dpn_flush flushes[NCCL_NET_MAX_REQUESTS];
+    bool has_lost_loop; /* that may come back */
 
     unsigned idle; /* polls that found nothing */
     int64_t looked_ns, peer_gone_ns;
     struct dp_wire_request incoming;
     union dpn_talk heard;
     bool is_listening; /* incoming is on its way */
-    struct dpn_letter *letters;
+    struct dpn_letter *letters; /* eldest first */
+    struct dpn_words words;
     bool is_kept; /* in the keeper's list; under its lock */
     struct dpn_verbs *next_kept;
 };
@@ -357,12 +405,25 @@ bool dpn_verbs_hear(struct dpn_verbs *v, enum dpn_talk_kind *kind);
 /* Whether a word of ours is still on its way. */
 bool dpn_verbs_is_talking(struct dpn_verbs *v);
 void dpn_verbs_forget_letters(struct dpn_verbs *v);
+/* Whether a word is not heard yet that messages may wait for. */
+bool dpn_verbs_has_news(const struct dpn_verbs *v);
+/* Before the wire is closed. */
+void dpn_verbs_hear_out(struct dpn_verbs *v);
+/* The first word over a new wire. */
+void dpn_verbs_greet(struct dpn_verbs *v);
+
+/* verbs_return.c: the wire for words, when it is lost. */
+void dpn_words_tend(struct dpn_verbs *v, int64_t now_ns);
+void dpn_words_are_back(struct dpn_verbs *v);
+void dpn_words_end(struct dpn_verbs *v);
 
 /* verbs_lane.c: the lives of lanes. */
 void dpn_lane_open(struct dpn_verbs *v, struct dpn_lane *lane);
 void dpn_lane_take_open(struct dpn_verbs *v, const struct dpn_open_lane *open);
 void dpn_lane_take_opened(struct dpn_verbs *v, const struct dpn_opened_lane *opened);
 void dpn_lane_is_up(struct dpn_verbs *v, struct dpn_lane *lane);
+/* Write nothing: a peer that is gone does not answer. */
+void dpn_lane_beat(struct dpn_verbs *v, struct dpn_lane *lane);
 /* The line in the log is written here. */
 void dpn_lane_fence(struct dpn_verbs *v, struct dpn_lane *lane, const char *what, const char *status,
                     const char *hint);
@@ -419,17 +480,36 @@ void dpn_eager_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *rep
 /* verbs_recv.c */
 int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                     struct dpn_request **out);
+/* Those that are not held back. */
 void dpn_verbs_push_lines(struct dpn_verbs *v);
+/* None is held back now. */
+void dpn_verbs_release_lines(struct dpn_verbs *v);
+/* Polls that find nothing, once there are many: the sender may want those that are held back. */
+static inline void dpn_verbs_wait_for_lines(struct dpn_verbs *v, bool found)
+{
+    v->held_polls = found ? 0 : v->held_polls + 1;
+    if (v->lines_due != v->lines_made && v->held_polls >= DPN_HELD_POLLS)
+        dpn_verbs_release_lines(v);
+}
+
+/* A message of this size has come to a room of that: what will come to the next one? */
+void dpn_verbs_note_size(struct dpn_verbs *v, size_t room, size_t size);
 /* The sender has read the lines before this one; the others are to be written again. */
 void dpn_verbs_rewind_lines(struct dpn_verbs *v, uint32_t lines_read);
-void dpn_verbs_take_mark(struct dpn_verbs *v, uint32_t imm, uint32_t bytes);
+void dpn_verbs_take_mark(struct dpn_verbs *v, const struct dpn_lane *lane, uint32_t imm,
+                         uint32_t bytes);
 void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report);
 int dpn_lane_post_recvs(struct dpn_verbs *v, struct dpn_lane *lane, unsigned count);
 
 /* verbs_flush.c */
 int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                      struct dpn_request **out);
-int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail);
+enum { DPN_LOOP_QUEUE = NCCL_NET_MAX_REQUESTS + DPN_EAGER_SLOTS };
+int dpn_loop_open(struct dpn_rail *rail);
+void dpn_loop_close(struct dpn_rail *rail);
+/* A completion of a flush or a copy. */
+void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc);
+void dpn_loops_tend(struct dpn_verbs *v, int64_t now_ns);
 /* Whether a short message can be copied to whatever memory the port reaches. */
 bool dpn_port_takes_eager(const struct dpn_port *port);
 void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, const void *from,

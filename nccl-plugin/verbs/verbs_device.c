@@ -4,6 +4,7 @@
 #include "nccl-plugin/verbs/verbs_device.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net_pci.h"
 #include "nccl-plugin/verbs/verbs_load.h"
@@ -157,7 +158,7 @@ static int read_speed(const char *dir, int port, const struct ibv_port_attr *att
     if (!options->asks_kernel_speed)
         return speed_of(attr);
     snprintf(file, sizeof(file), "ports/%d/rate", port);
-    double gbps = read_line(dir, file, line, sizeof(line)) ? strtod(line, NULL) : 0;
+    double gbps = read_line(dir, file, line, sizeof(line)) ? dp_strtod(line, NULL) : 0;
     return gbps >= 1 && gbps < 1e6 ? (int)(gbps * 1000) : speed_of(attr);
 }
 

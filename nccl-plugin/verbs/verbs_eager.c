@@ -12,7 +12,7 @@
  * Which receive such a message is for, both sides find out for themselves, and the same: the first
  * line from L on that has its tag, and that no such message before it has taken. L is the first line
  * that the sender had not read when it sent; of those before it none of that tag was left. So lines in
- * flight, and messages that overtake each other, change nothing.
+ * flight or held back, and messages that overtake each other, change nothing.
  *
  * A slot is free again only when a line has said so, which proves that the message had come: what is
  * sent again, over another lane, comes into a slot that is still its own.
@@ -166,10 +166,13 @@ static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint3
 
     v->eager_waits &= (uint16_t)~bit_of(number);
     if (size > room->size) {
+        dpn_verbs_release_lines(v); /* so that the peer sees it, too */
+        dpn_verbs_push_lines(v);
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %u bytes for a receive of %zu (tag %d)",
                        size, room->size, room->tag);
         return;
     }
+    dpn_verbs_note_size(v, room->size, size);
     room->size = size;
     room->is_copied = true;
     dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
@@ -228,11 +231,25 @@ static bool makes_sense(const struct dpn_verbs *v, uint32_t number, uint32_t byt
            (int32_t)(v->lines_made - head->line) >= 0;
 }
 
+/* As in verbs_recv.c: once more what has come. In its slot it has done no harm, unless that is the next
+ * message's already, and that has come. */
+static bool is_doubled(const struct dpn_verbs *v, uint16_t low)
+{
+    const uint16_t behind = (uint16_t)((uint16_t)v->eager_seen - low);
+    const uint32_t number = v->eager_seen - behind, ahead = v->eager_seen + (uint16_t)-behind;
+
+    if (behind && behind <= DPN_EAGER_SLOTS && number < v->eager_seen)
+        return number - v->eager_taken < DPN_EAGER_SLOTS || !(v->eager_busy & bit_of(number));
+    return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->eager_here & bit_of(ahead);
+}
+
 /* In the order in which they were sent, whatever the order in which they come. */
 void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes)
 {
     const uint32_t number = v->eager_taken + (uint16_t)(low - (uint16_t)v->eager_taken);
 
+    if (v->eager_bytes && is_doubled(v, low))
+        return;
     if (v->is_sender || !v->eager_bytes || number - v->eager_taken >= DPN_EAGER_SLOTS ||
         v->eager_busy & bit_of(number) || (int32_t)(number - v->eager_seen) < 0 ||
         !makes_sense(v, number, bytes)) {

@@ -1,95 +1,172 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verbs_flush.c - what the device has written to a GPU may still be under way when its completion is
- * seen. A read of the last place, from the same device, comes back only after it: over a queue pair
- * that is connected with itself, one for each rail.
+ * verbs_flush.c - what a device has written to a GPU may still be under way when its completion is
+ * seen. A read of the last place, by the same device, comes back only after it: over a queue pair that
+ * is connected with itself, the loop of its rail. What is short and for a GPU is copied by it, too.
+ *
+ *      a completion of data for a GPU, or a copy    written++
+ *      iflush                                       a read by rails with written != flushed
+ *      the read is back                             flushed = what written was at iflush
+ *
+ * So a rail that carries nothing, or is lost, is asked for nothing. A loop that fails is made anew, and
+ * what it had not done is asked of the new one: it is another queue pair, but the same device, whose
+ * reads come after its writes. Nothing else will do: no other device's read pushes this one's writes,
+ * and the sender has its buffer back. So a device that fails with writes that are not flushed ends the
+ * connection. A copy comes from the host's memory, so any other rail can do it.
  */
+#include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
+#include "nccl-plugin/verbs/verbs_load.h"
 #include "nccl-plugin/verbs/verbs_qp.h"
 #include "nccl-plugin/verbs/verbs_state.h"
 
 #include <string.h>
 
-enum { LOOP_QUEUE = NCCL_NET_MAX_REQUESTS + DPN_EAGER_SLOTS };
+static const int64_t FIRST_RETRY_NS = 10 * DP_NS_PER_MS, LAST_RETRY_NS = 1 * DP_NS_PER_S;
 
-static bool reaches_gpus(const struct dpn_rail *rail)
+static bool reaches_gpus(const struct dpn_port *port)
 {
-    return rail->port->hca->pointers & (NCCL_PTR_CUDA | NCCL_PTR_DMABUF);
+    return port->hca->pointers & (NCCL_PTR_CUDA | NCCL_PTR_DMABUF);
 }
 
 bool dpn_port_takes_eager(const struct dpn_port *port)
 {
-    const bool reaches_gpu = port->hca->pointers & (NCCL_PTR_CUDA | NCCL_PTR_DMABUF);
-
-    return !reaches_gpu || dpn_verbs_state.options.flushes;
+    return !reaches_gpus(port) || dpn_verbs_state.options.flushes;
 }
 
-int dpn_rail_open_flush(struct dpn_verbs *v, struct dpn_rail *rail)
+static bool is_dead(const struct dpn_rail *rail)
+{
+    return atomic_load(&rail->port->hca->is_dead);
+}
+
+/* ---- the queue pair ---------------------------------------------------------------------------- */
+
+static int connect_with_itself(struct dpn_rail *rail, struct ibv_qp *qp)
 {
     struct dpn_path path = {.port = rail->port, .options = &dpn_verbs_state.options,
-                            .peer_lid = rail->port->lid, .mtu = rail->port->mtu};
+                            .peer_number = qp->qp_num};
     struct dpn_gids gids;
-    unsigned inline_bytes = 0;
 
-    (void)v;
-    if (!reaches_gpus(rail) || !dpn_verbs_state.options.flushes)
-        return 0;
+    dpn_port_look(rail->port, &path.peer_lid, &path.mtu);
     dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
     dpn_gids_match(&gids, &gids, &dpn_verbs_state.options, &path.gid, &path.peer_gid);
-    int err = dpn_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, LOOP_QUEUE, 1,
-                         false, &inline_bytes, &rail->flush_qp);
-    if (err)
-        return err;
-    path.peer_number = rail->flush_qp->qp_num;
-    return dpn_qp_join(rail->flush_qp, &path);
+    return dpn_qp_join(qp, &path);
 }
 
-static int read_back(struct dpn_verbs *v, struct dpn_verbs_request *req, int r,
-                     const struct dpn_piece *piece)
+static int make_qp(struct dpn_rail *rail)
 {
-    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)piece->memory;
-    struct ibv_sge sge = {(uintptr_t)v->block->scratch, 1, v->rails[r].block_mr->lkey};
-    struct ibv_send_wr *bad, wr = {
-        .wr_id = dpn_work_pack((struct dpn_work){DPN_WORK_FLUSH, (unsigned)r, 0, req->index, 0, 1}),
-        .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED,
-        .wr.rdma = {(uintptr_t)piece->data, memory->mrs[r]->rkey},
-    };
-    int error = ibv_post_send(v->rails[r].flush_qp, &wr, &bad);
+    unsigned inline_bytes = 0;
+    struct ibv_qp *qp;
+    int err = dpn_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, DPN_LOOP_QUEUE, 1, false,
+                         &inline_bytes, &qp);
 
-    if (error)
-        return dp_fail(DP_EIO, "flush on %s: %s", v->rails[r].port->name, strerror(error));
-    req->left++;
+    if (err)
+        return err;
+    err = connect_with_itself(rail, qp);
+    if (err) {
+        dpn_qp_free(qp);
+        return err;
+    }
+    rail->loop.epoch++;
+    rail->loop.qp = qp;
     return 0;
 }
 
-/* The CPU may not reach that memory, the device does: from itself to itself. */
-void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, const void *from,
-                           unsigned slot)
+int dpn_loop_open(struct dpn_rail *rail)
 {
-    const struct dpn_room *room = &recv->rooms[sub];
-    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
-    struct ibv_sge sge = {(uintptr_t)from, (uint32_t)room->size, v->rails[0].block_mr->lkey};
-    struct ibv_send_wr *bad, wr = {
-        .wr_id = dpn_work_pack((struct dpn_work){DPN_WORK_COPY, 0, 0, recv->base.index, sub, slot}),
-        .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
-        .wr.rdma = {(uintptr_t)room->data, memory->mrs[0]->rkey},
-    };
-    int error = ibv_post_send(v->rails[0].flush_qp, &wr, &bad);
+    rail->loop.is_wanted = reaches_gpus(rail->port) && dpn_verbs_state.options.flushes;
+    return rail->loop.is_wanted ? make_qp(rail) : 0;
+}
 
+void dpn_loop_close(struct dpn_rail *rail)
+{
+    dpn_qp_free(rail->loop.qp);
+    rail->loop.qp = NULL;
+}
+
+/* What it had is taken for not done. It is made anew by dpn_loops_tend. */
+static void lose(struct dpn_verbs *v, struct dpn_rail *rail, const char *what, const char *status)
+{
+    struct dpn_loop *loop = &rail->loop;
+    const int shift = loop->failures < 7 ? loop->failures : 7;
+    const int64_t wait_ns = FIRST_RETRY_NS << shift;
+
+    dpn_loop_close(rail);
+    loop->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
+    v->has_lost_loop = true;
+    dp_log(loop->failures++ ? DP_LOG_INFO : DP_LOG_WARN, "%s: %s: %s%s", rail->port->name, what,
+           status, is_dead(rail) ? "" : "; trying again");
+}
+
+static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct ibv_sge *sge,
+                 struct ibv_send_wr *wr, const char *what)
+{
+    struct dpn_rail *rail = &v->rails[r];
+    struct ibv_send_wr *bad;
+
+    work.lane = r;
+    work.epoch = rail->loop.epoch;
+    wr->wr_id = dpn_work_pack(work);
+    wr->sg_list = sge;
+    wr->num_sge = 1;
+    wr->send_flags = IBV_SEND_SIGNALED;
+    int error = rail->loop.qp ? ibv_post_send(rail->loop.qp, wr, &bad) : 0;
     if (error)
-        dpn_verbs_fail(v, DP_EIO, "copy on %s: %s", v->rails[0].port->name, strerror(error));
+        lose(v, rail, what, strerror(error));
+}
+
+/* ---- flushes ----------------------------------------------------------------------------------- */
+
+/* Once there is a queue pair. */
+static void read_back(struct dpn_verbs *v, unsigned r, const struct dpn_flush *flush)
+{
+    struct ibv_sge sge = {(uintptr_t)v->block->scratch, 1, v->rails[r].block_mr->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_READ,
+                             .wr.rdma = {(uintptr_t)flush->at, flush->memory->mrs[r]->rkey}};
+
+    post(v, r, (struct dpn_work){.kind = DPN_WORK_FLUSH, .slot = flush->base.index}, &sge, &wr,
+         "flush");
+}
+
+static void is_back(struct dpn_verbs *v, unsigned r, struct dpn_flush *flush)
+{
+    struct dpn_loop *loop = &v->rails[r].loop;
+
+    if ((int32_t)(flush->written[r] - loop->flushed) > 0)
+        loop->flushed = flush->written[r];
+    flush->rails &= (uint8_t)~(1u << r);
+    flush->base.left--;
+}
+
+static const struct dpn_verbs_memory *memory_of(const struct dpn_piece *piece)
+{
+    return (const struct dpn_verbs_memory *)piece->memory;
 }
 
 /* The last piece is enough: reads do not pass writes. */
 static const struct dpn_piece *find_gpu_piece(int n, const struct dpn_piece *pieces)
 {
-    for (int i = n - 1; i >= 0; i--) {
-        const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)pieces[i].memory;
-        if (memory && memory->type == NCCL_PTR_CUDA && pieces[i].size)
+    for (int i = n - 1; i >= 0; i--)
+        if (memory_of(&pieces[i]) && memory_of(&pieces[i])->type == NCCL_PTR_CUDA && pieces[i].size)
             return &pieces[i];
-    }
     return NULL;
+}
+
+static void begin(struct dpn_verbs *v, struct dpn_flush *flush, const struct dpn_piece *piece)
+{
+    flush->at = piece->data;
+    flush->memory = memory_of(piece);
+    flush->base.left = flush->rails = 0;
+    for (int r = 0; r < v->rail_count; r++) {
+        const struct dpn_loop *loop = &v->rails[r].loop;
+        if (!loop->is_wanted || loop->written == loop->flushed)
+            continue;
+        flush->written[r] = loop->written;
+        flush->rails |= (uint8_t)(1u << r);
+        flush->base.left++;
+        read_back(v, (unsigned)r, flush);
+    }
 }
 
 int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
@@ -97,22 +174,166 @@ int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *piece
 {
     struct dpn_verbs *v = comm->state;
     const struct dpn_piece *piece = find_gpu_piece(n, pieces);
-    int err = 0;
 
     if (v->error)
         return dp_fail(v->error, "flush: %s", v->why);
     if (!piece || !v->flushes_free)
         return piece ? dp_fail(DP_EINVAL, "more than %d flushes at once", NCCL_NET_MAX_REQUESTS) : 0;
-    struct dpn_verbs_request *req = &v->flushes[__builtin_ctz(v->flushes_free)];
-    req->left = 0;
-    for (int r = 0; r < v->rail_count && !err; r++)
-        if (v->rails[r].flush_qp)
-            err = read_back(v, req, r, piece);
-    if (err)
-        dpn_verbs_fail(v, err, "%s", dp_last_error());
-    if (err || !req->left)
-        return err;
-    v->flushes_free &= ~(1u << req->index);
-    *out = &req->base;
+    struct dpn_flush *flush = &v->flushes[__builtin_ctz(v->flushes_free)];
+    begin(v, flush, piece);
+    if (!flush->base.left)
+        return 0; /* all of it is there */
+    v->flushes_free &= ~(1u << flush->base.index);
+    *out = &flush->base.base;
     return 0;
+}
+
+/* ---- copies ------------------------------------------------------------------------------------ */
+
+/* Any that has a queue pair, else one that will have one again. */
+static int choose_rail(const struct dpn_verbs *v)
+{
+    int found = -1;
+
+    for (int r = v->rail_count - 1; r >= 0; r--)
+        if (v->rails[r].loop.qp || (!is_dead(&v->rails[r]) && found < 0))
+            found = r;
+    return found;
+}
+
+static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub)
+{
+    struct dpn_room *room = &recv->rooms[sub];
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
+    const int r = choose_rail(v);
+
+    if (r < 0) {
+        dpn_verbs_fail(v, DP_EIO, "no device is left that could copy a short message to the GPU");
+        return;
+    }
+    room->copy_rail = (uint8_t)r;
+    struct ibv_sge sge = {(uintptr_t)room->from, (uint32_t)room->size, v->rails[r].block_mr->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
+                             .wr.rdma = {(uintptr_t)room->data, memory->mrs[r]->rkey}};
+    post(v, (unsigned)r, (struct dpn_work){.kind = DPN_WORK_COPY, .slot = recv->base.index,
+                                           .stripe = sub, .requests = room->copy_slot}, &sge, &wr,
+         "copy to the GPU");
+}
+
+/* The CPU may not reach that memory, the device does: from itself to itself. */
+void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, const void *from,
+                           unsigned slot)
+{
+    recv->rooms[sub].from = from;
+    recv->rooms[sub].copy_slot = (uint8_t)slot;
+    copy(v, recv, sub);
+}
+
+static bool is_being_copied(const struct dpn_room *room, unsigned r)
+{
+    return room->from && !room->done && room->copy_rail == r;
+}
+
+/* ---- completions ------------------------------------------------------------------------------- */
+
+/* Of a queue pair that is gone nothing counts. */
+void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
+{
+    struct dpn_rail *rail = &v->rails[work.lane];
+
+    if (!rail->loop.qp || rail->loop.epoch != work.epoch)
+        return;
+    if (wc->status) {
+        lose(v, rail, work.kind == DPN_WORK_FLUSH ? "flush" : "copy to the GPU",
+             dpn_ibv.wc_status_str(wc->status));
+        return;
+    }
+    rail->loop.failures = 0;
+    rail->loop.asked_ns = 0;
+    if (work.kind == DPN_WORK_FLUSH) {
+        is_back(v, work.lane, &v->flushes[work.slot]);
+    } else {
+        rail->loop.written++;
+        dpn_eager_copied(v, &v->recvs[work.slot], work.stripe, work.requests);
+    }
+}
+
+/* ---- what time brings -------------------------------------------------------------------------- */
+
+static bool is_flushing(const struct dpn_verbs *v, unsigned r)
+{
+    for (uint32_t used = ~v->flushes_free; used; used &= used - 1)
+        if (v->flushes[__builtin_ctz(used)].rails >> r & 1)
+            return true;
+    return false;
+}
+
+static void flush_again(struct dpn_verbs *v, unsigned r)
+{
+    for (uint32_t used = ~v->flushes_free; used; used &= used - 1) {
+        const struct dpn_flush *flush = &v->flushes[__builtin_ctz(used)];
+        if (flush->rails >> r & 1)
+            read_back(v, r, flush);
+    }
+}
+
+static void copy_again(struct dpn_verbs *v, unsigned r)
+{
+    for (uint32_t used = ~v->free; used && !v->error; used &= used - 1) {
+        struct dpn_recv *recv = &v->recvs[__builtin_ctz(used)];
+        for (unsigned sub = 0; sub < recv->count && !v->error; sub++)
+            if (is_being_copied(&recv->rooms[sub], r))
+                copy(v, recv, sub);
+    }
+}
+
+/* From the first read that is to come, or the last that came. */
+static void look_at_clock(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
+{
+    struct dpn_loop *loop = &rail->loop;
+
+    if (!is_flushing(v, (unsigned)(rail - v->rails)))
+        loop->asked_ns = 0;
+    else if (is_dead(rail))
+        dpn_verbs_fail(v, DP_EIO, "%s has failed, and with it what it wrote to the GPU may be lost: "
+                       "look at the kernel's log", rail->port->name);
+    else if (!loop->asked_ns)
+        loop->asked_ns = now_ns;
+    else if (now_ns - loop->asked_ns > dpn_options.timeout_s * DP_NS_PER_S)
+        dpn_verbs_fail(v, DP_ETIMEDOUT, "%s has not flushed what it wrote to the GPU for %lld s "
+                       "(DUALPIPE_NET_TIMEOUT)", rail->port->name, (long long)dpn_options.timeout_s);
+}
+
+static void make_anew(struct dpn_verbs *v, struct dpn_rail *rail)
+{
+    if (make_qp(rail))
+        lose(v, rail, "queue pair for flushes", dp_last_error());
+    else
+        flush_again(v, (unsigned)(rail - v->rails));
+}
+
+static void tend(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
+{
+    look_at_clock(v, rail, now_ns);
+    if (v->error)
+        return;
+    if (is_dead(rail))
+        dpn_loop_close(rail);
+    if (rail->loop.qp)
+        return;
+    if (!is_dead(rail) && now_ns >= rail->loop.retry_ns)
+        make_anew(v, rail);
+    copy_again(v, (unsigned)(rail - v->rails));
+}
+
+void dpn_loops_tend(struct dpn_verbs *v, int64_t now_ns)
+{
+    v->has_lost_loop = false;
+    for (int r = 0; r < v->rail_count && !v->error; r++) {
+        struct dpn_rail *rail = &v->rails[r];
+        if (!rail->loop.is_wanted)
+            continue;
+        tend(v, rail, now_ns);
+        v->has_lost_loop |= !rail->loop.qp && !is_dead(rail);
+    }
 }

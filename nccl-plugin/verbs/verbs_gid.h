@@ -27,7 +27,8 @@ enum { DPN_MAX_GIDS = 16, DPN_GID_TEXT = 80 };
 struct dpn_gid {
     union ibv_gid raw;
     uint16_t index;
-    uint8_t type; /* enum ibv_gid_type */
+    uint8_t type;    /* enum ibv_gid_type */
+    uint8_t zero[5]; /* where padding would be: peers are sent all of it */
 };
 
 struct dpn_gids {

@@ -3,11 +3,13 @@
  * verbs_keeper.c - who looks after connections that nobody uses. NCCL calls a comm only while it has
  * work for it: a receiver that has all it waited for is not called, while the sender, whose lane failed
  * before the last acknowledgement, needs to hear that from it. So one thread for the process looks
- * at every connection that has been left alone, four times a second; it ends with the last of them.
+ * at every connection that has been left alone, four times a second, and lets in who comes back
+ * (verbs_door.c); it ends with the last of them.
  */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
+#include "nccl-plugin/verbs/verbs_door.h"
 
 #include <signal.h>
 #include <string.h>
@@ -29,10 +31,29 @@ static void look_after(struct dpn_verbs *v)
     pthread_mutex_unlock(&comm->lock);
 }
 
+/* A wire for words that was lost is made again by the sender; whoever has no receiver here is wrong. */
+static void let_in(struct dp_wire *caller, uint64_t label)
+{
+    for (struct dpn_verbs *v = kept; v && caller; v = v->next_kept)
+        if (!v->is_sender && v->words.label == label)
+            caller = atomic_exchange(&v->words.caller, caller);
+    dp_wire_close(caller);
+}
+
+static void answer_door(void)
+{
+    struct dp_wire *caller;
+    uint64_t label;
+
+    while (!dpn_door_admit(&label, &caller))
+        let_in(caller, label);
+}
+
 /* false: there is nothing left to do. */
 static bool make_round(void)
 {
     pthread_mutex_lock(&lock);
+    answer_door();
     for (struct dpn_verbs *v = kept; v; v = v->next_kept)
         look_after(v);
     is_running = kept;
@@ -72,10 +93,12 @@ static int start_thread(void)
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
+    dpn_doors_lock();
 }
 
 static void after_fork(void)
 {
+    dpn_doors_unlock();
     pthread_mutex_unlock(&lock);
 }
 

@@ -238,24 +238,30 @@ void dpn_lane_take_open(struct dpn_verbs *v, const struct dpn_open_lane *open)
     dpn_verbs_say(v, DPN_OPENED, &talk);
 }
 
-/* Bytes that have made the way are worth more than two queue pairs that believe in each other. */
-static int probe(struct dpn_verbs *v, struct dpn_lane *lane)
+/* An errno. */
+static int write_nothing(struct dpn_verbs *v, struct dpn_lane *lane, enum dpn_work_kind kind,
+                         enum ibv_wr_opcode opcode)
 {
     struct ibv_send_wr *bad, wr = {
-        .wr_id = dpn_work_pack((struct dpn_work){DPN_WORK_PROBE, dpn_lane_index(v, lane),
-                                                 lane->epoch, 0, 0, 1}),
-        .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = IBV_SEND_SIGNALED,
-        .imm_data = htobe32(DPN_GENERATIONS),
+        .wr_id = dpn_work_pack((struct dpn_work){kind, dpn_lane_index(v, lane), lane->epoch, 0, 0, 1}),
+        .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htobe32(DPN_GENERATIONS),
         .wr.rdma = {lane->peer_block, lane->peer_key},
     };
 
     lane->sends_out++;
     lane->requests_out++;
     int error = ibv_post_send(lane->qp, &wr, &bad);
-    if (!error)
-        return 0;
-    lane->sends_out--; /* it will not complete */
-    return dp_fail_quietly(DP_EIO, "%s: cannot probe: %s", port_of(v, lane)->name, strerror(error));
+    lane->sends_out -= error != 0; /* it will not complete */
+    return error;
+}
+
+/* Bytes that have made the way are worth more than two queue pairs that believe in each other. */
+static int probe(struct dpn_verbs *v, struct dpn_lane *lane)
+{
+    int error = write_nothing(v, lane, DPN_WORK_PROBE, IBV_WR_RDMA_WRITE_WITH_IMM);
+
+    return error ? dp_fail_quietly(DP_EIO, "%s: cannot probe: %s", port_of(v, lane)->name,
+                                   strerror(error)) : 0;
 }
 
 void dpn_lane_take_opened(struct dpn_verbs *v, const struct dpn_opened_lane *opened)
@@ -316,6 +322,15 @@ void dpn_lane_fence(struct dpn_verbs *v, struct dpn_lane *lane, const char *what
     if (v->failures > FAILURES_PER_LANE * v->lane_count)
         dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", v->failures,
                        v->reason);
+}
+
+void dpn_lane_beat(struct dpn_verbs *v, struct dpn_lane *lane)
+{
+    int error = lane->requests_out < DPN_SEND_QUEUE
+                    ? write_nothing(v, lane, DPN_WORK_BEAT, IBV_WR_RDMA_WRITE) : 0;
+
+    if (error)
+        dpn_lane_fence(v, lane, "sign of life", strerror(error), ": the send queue takes no more");
 }
 
 static void say_fenced(struct dpn_verbs *v, struct dpn_lane *lane)
@@ -426,7 +441,7 @@ static void tend(struct dpn_verbs *v, struct dpn_lane *lane, int64_t now_ns)
         go_on_fencing(v, lane, now_ns);
         break;
     case DPN_LANE_DOWN:
-        if (v->is_sender && lane->retry_ns && now_ns >= lane->retry_ns &&
+        if (v->is_sender && lane->retry_ns && now_ns >= lane->retry_ns && !v->words.is_lost &&
             !dpn_port_is_down(port_of(v, lane)))
             dpn_lane_open(v, lane);
         break;

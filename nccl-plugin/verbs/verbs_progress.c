@@ -12,8 +12,6 @@
 #include <string.h>
 
 static const int64_t LOOK_NS = DP_NS_PER_MS, LOOK_IN_TROUBLE_NS = 50 * DP_NS_PER_US;
-/* What was sent before the peer left may still be on its way out of the device. */
-static const int64_t GRACE_NS = 100 * DP_NS_PER_MS;
 enum { BATCH = 16, IDLE_POLLS = 64 };
 
 /* ---- completions ----------------------------------------------------------------------------- */
@@ -42,7 +40,7 @@ static void take_failure(struct dpn_verbs *v, struct dpn_lane *lane, enum dpn_wo
                          const struct ibv_wc *wc)
 {
     static const char *const names[] = {"send", "connecting", "clear-to-send", "receive", "flush",
-                                        "copy", "send"};
+                                        "copy", "sign of life", "send"};
     char status[96];
 
     snprintf(status, sizeof(status), "%s (%d, vendor 0x%x)", dpn_ibv.wc_status_str(wc->status),
@@ -61,7 +59,7 @@ static void take_recv(struct dpn_verbs *v, struct dpn_lane *lane, const struct i
         if ((imm & DPN_EAGER_MARK) == DPN_EAGER_MARK)
             dpn_eager_take(v, (uint16_t)(imm >> 16), wc->byte_len);
         else
-            dpn_verbs_take_mark(v, imm, wc->byte_len);
+            dpn_verbs_take_mark(v, lane, imm, wc->byte_len);
     }
     lane->recvs_owed++;
     if (lane->recvs_owed >= BATCH && lane->state != DPN_LANE_FENCING && !v->error &&
@@ -86,6 +84,7 @@ static void take_success(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_
     case DPN_WORK_LINES:
     case DPN_WORK_FLUSH:
     case DPN_WORK_COPY:
+    case DPN_WORK_BEAT:
     case DPN_WORK_PART:
         break;
     }
@@ -102,24 +101,13 @@ static void count(struct dpn_lane *lane, struct dpn_work work)
     }
 }
 
-static void take_flush(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
-{
-    if (wc->status)
-        dpn_verbs_fail(v, DP_EIO, "%s on %s: %s", work.kind == DPN_WORK_FLUSH ? "flush" : "copy",
-                       v->rails[work.lane].port->name, dpn_ibv.wc_status_str(wc->status));
-    else if (work.kind == DPN_WORK_FLUSH)
-        v->flushes[work.slot].left--;
-    else
-        dpn_eager_copied(v, &v->recvs[work.slot], work.stripe, work.requests);
-}
-
 /* Of a life that is over nothing counts. */
 static void take(struct dpn_verbs *v, const struct ibv_wc *wc)
 {
     const struct dpn_work work = dpn_work_unpack(wc->wr_id);
 
     if (work.kind == DPN_WORK_FLUSH || work.kind == DPN_WORK_COPY) {
-        take_flush(v, work, wc);
+        dpn_loop_take(v, work, wc);
         return;
     }
     struct dpn_lane *lane = &v->lanes[work.lane];
@@ -154,35 +142,25 @@ bool dpn_verbs_poll(struct dpn_verbs *v)
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
-static void look_for_peer(struct dpn_verbs *v, int64_t now_ns)
-{
-    const struct dp_wire *wire = v->comm->wire;
-
-    if (!wire->error)
-        return;
-    if (!v->peer_gone_ns)
-        v->peer_gone_ns = now_ns;
-    if (now_ns - v->peer_gone_ns > GRACE_NS && (v->is_sender || !dpn_eager_goes_on(v)))
-        dpn_verbs_fail(v, wire->error, "the peer is gone: %s", wire->why);
-}
-
 static void look_around(struct dpn_verbs *v, int64_t now_ns)
 {
     for (int r = 0; r < v->rail_count; r++)
         dpn_hca_hear(v->rails[r].port->hca, now_ns);
     dpn_verbs_listen(v);
     if (!v->error)
-        look_for_peer(v, now_ns);
+        dpn_words_tend(v, now_ns);
     if (!v->error)
         dpn_lanes_tend(v, now_ns);
+    if (!v->error)
+        dpn_loops_tend(v, now_ns);
     v->looked_ns = now_ns;
 }
 
 static void push(struct dpn_verbs *v)
 {
-    if (v->is_sender)
+    if (v->waiting)
         dpn_verbs_push(v);
-    else
+    if (v->lines_sent != v->lines_due)
         dpn_verbs_push_lines(v);
 }
 
@@ -191,9 +169,11 @@ void dpn_verbs_progress(struct dpn_verbs *v)
     const bool found = dpn_verbs_poll(v);
 
     v->idle = found ? 0 : v->idle + 1;
-    if (v->is_troubled || v->idle % IDLE_POLLS == IDLE_POLLS - 1) {
+    dpn_verbs_wait_for_lines(v, found);
+    const bool is_troubled = v->is_troubled || v->has_lost_loop || v->words.is_lost;
+    if (is_troubled || v->idle % IDLE_POLLS == IDLE_POLLS - 1) {
         const int64_t now_ns = dp_now_ns();
-        if (now_ns - v->looked_ns >= (v->is_troubled ? LOOK_IN_TROUBLE_NS : LOOK_NS))
+        if (now_ns - v->looked_ns >= (is_troubled ? LOOK_IN_TROUBLE_NS : LOOK_NS))
             look_around(v, now_ns);
     }
     if (!v->error)
@@ -205,6 +185,7 @@ void dpn_verbs_look(struct dpn_verbs *v)
     dpn_verbs_poll(v);
     if (!v->error)
         look_around(v, dp_now_ns());
+    dpn_verbs_release_lines(v);
     if (!v->error)
         push(v);
 }

@@ -1,13 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * verbs_recv.c - the receiver: lines are written for the sender, and immediates say what has arrived.
+ *
+ *      made, each by a receive:   0 ... lines_sent ... lines_due ... lines_made
+ *                                       on their way   held back
+ *
+ * A line costs a write, as a message does, and an eager message needs none. So where a short one is
+ * expected, lines are held back until there are enough for one write, until nothing has come for a while
+ * and the sender may want them, or until a receive for a long message comes behind them.
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
 
 #include <string.h>
 
-enum { SIGNAL_EVERY = 8 }; /* writes of lines; a place in the send queue is free again with these */
+enum {
+    SIGNAL_EVERY = 8, /* writes of lines; a place in the send queue is free again with these */
+    HELD_LINES = DPN_EAGER_SLOTS / 2, /* so the sender hears of free slots before it has none */
+    SHORT_BYTES = 512, /* of longer ones a line is the smaller part; see tests/rdma-vm/README.md */
+    SHORT_ENOUGH = 4   /* short messages in a row */
+};
 
 /* ---- what catches immediates ----------------------------------------------------------------- */
 
@@ -30,15 +42,17 @@ int dpn_lane_post_recvs(struct dpn_verbs *v, struct dpn_lane *lane, unsigned cou
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
+/* What the peer has said may be old by now: it has read on while its word was under way. Of all that
+ * were made, only the last DPN_LINES can be unread, and a line that is written once more is the same. */
 void dpn_verbs_rewind_lines(struct dpn_verbs *v, uint32_t lines_read)
 {
-    const uint32_t unread = v->lines_made - lines_read;
+    const uint32_t said = v->lines_made - lines_read, unread = said < DPN_LINES ? said : DPN_LINES;
 
-    if (unread > DPN_LINES)
+    if (said > INT32_MAX)
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has read %u lines of %u", lines_read,
                        v->lines_made);
     else if (unread > v->lines_made - v->lines_sent)
-        v->lines_sent = lines_read;
+        v->lines_sent = v->lines_made - unread;
 }
 
 /* Lines [lines_sent, ...) that lie together, in one write. */
@@ -74,9 +88,9 @@ static bool write_lines(struct dpn_verbs *v, struct dpn_lane *lane, uint32_t cou
 /* Over the first lane there is, so that they arrive in order as a rule. */
 void dpn_verbs_push_lines(struct dpn_verbs *v)
 {
-    while (v->lines_sent != v->lines_made && v->up) {
+    while (v->lines_sent != v->lines_due && v->up) {
         struct dpn_lane *lane = &v->lanes[__builtin_ctz(v->up)];
-        const uint32_t rest = v->lines_made - v->lines_sent;
+        const uint32_t rest = v->lines_due - v->lines_sent;
         const uint32_t to_end = DPN_LINES - v->lines_sent % DPN_LINES;
         const uint32_t count = rest < to_end ? rest : to_end;
         if (lane->requests_out == DPN_SEND_QUEUE || !write_lines(v, lane, count))
@@ -99,8 +113,54 @@ static void make_line(struct dpn_verbs *v, const struct dpn_recv *recv, unsigned
     };
     for (int r = 0; r < v->rail_count; r++)
         line->keys[r] = memory ? memory->mrs[r]->rkey : 0;
-    dpn_line_seal(line);
     v->lines_made++;
+}
+
+/* ---- which lines are held back --------------------------------------------------------------- */
+
+/* What was copied since the last line was made has lines before it: the sender knows them by then. */
+void dpn_verbs_release_lines(struct dpn_verbs *v)
+{
+    if (v->lines_due == v->lines_made)
+        return;
+    v->block->lines[(v->lines_made - 1) % DPN_LINES].taken = (uint16_t)v->eager_taken;
+    while (v->lines_due != v->lines_made)
+        dpn_line_seal(&v->block->lines[v->lines_due++ % DPN_LINES]);
+    v->held_polls = 0;
+}
+
+static bool is_short(const struct dpn_verbs *v, size_t size)
+{
+    return size <= SHORT_BYTES && size <= v->eager_bytes;
+}
+
+/* Into a room that is no longer than a short message nothing else can come. */
+void dpn_verbs_note_size(struct dpn_verbs *v, size_t room, size_t size)
+{
+    if (is_short(v, room))
+        return;
+    if (!is_short(v, size) || room != v->short_room)
+        v->shorts = 0;
+    v->short_room = room;
+    v->shorts += is_short(v, size) && v->shorts < SHORT_ENOUGH;
+}
+
+/* By the CPU's copy: a device would need a write for it, too. */
+static bool expects_short(const struct dpn_verbs *v, const struct dpn_piece *piece)
+{
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)piece->memory;
+
+    return v->eager_bytes && (!memory || memory->type == NCCL_PTR_HOST) &&
+           (is_short(v, piece->size) ||
+            (piece->size == v->short_room && v->shorts == SHORT_ENOUGH));
+}
+
+static bool may_hold(const struct dpn_verbs *v, int n, const struct dpn_piece *pieces)
+{
+    for (int i = 0; i < n; i++)
+        if (!expects_short(v, &pieces[i]))
+            return false;
+    return v->lines_made - v->lines_due < HELD_LINES;
 }
 
 /* ---- what arrives ---------------------------------------------------------------------------- */
@@ -115,25 +175,61 @@ static void finish_room(struct dpn_verbs *v, struct dpn_recv *recv, struct dpn_m
         dpn_verbs_fail(v, DP_EMISMATCH, "a message arrived without its length");
         return;
     }
-    room->size = mark.has_record ? record->size : room->got;
+    const size_t size = mark.has_record ? record->size : room->got;
+    dpn_verbs_note_size(v, room->size, size);
+    room->size = size;
     room->done = true;
     recv->base.left--;
     v->failures = 0;
 }
 
-void dpn_verbs_take_mark(struct dpn_verbs *v, uint32_t imm, uint32_t bytes)
+/* What has come already, once more. A reliable connection must not do that. The same bytes are written
+ * again, which does no harm as long as the memory is the receive's, until test has said that it is done;
+ * after that something else may be spoiled. */
+static bool is_doubled(const struct dpn_verbs *v, struct dpn_mark mark)
+{
+    const struct dpn_recv *recv = &v->recvs[mark.slot];
+    const struct dpn_room *room = &recv->rooms[mark.sub];
+
+    return recv->generation == mark.generation && mark.sub < recv->count && room->done &&
+           !room->is_copied && !(v->free >> mark.slot & 1);
+}
+
+static void refuse_mark(struct dpn_verbs *v, const struct dpn_lane *lane, struct dpn_mark mark,
+                        uint32_t imm)
+{
+    const struct dpn_recv *recv = &v->recvs[mark.slot];
+
+    dpn_verbs_fail(v, DP_EMISMATCH, "what arrived by %s belongs to no receive (0x%08x): it is for use "
+                   "%u of receive %u, which is in use %u%s", v->rails[lane->rail].port->name, imm,
+                   mark.generation, mark.slot, recv->generation,
+                   recv->rooms[mark.sub].done || recv->rooms[mark.sub].is_copied ? ", and done" : "");
+}
+
+/* For a GPU it has to be flushed. */
+static void note_written(struct dpn_verbs *v, const struct dpn_lane *lane, const struct dpn_room *room)
+{
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
+
+    if (memory && memory->type == NCCL_PTR_CUDA)
+        v->rails[lane->rail].loop.written++;
+}
+
+void dpn_verbs_take_mark(struct dpn_verbs *v, const struct dpn_lane *lane, uint32_t imm, uint32_t bytes)
 {
     const struct dpn_mark mark = dpn_mark_unpack(imm);
     struct dpn_recv *recv = &v->recvs[mark.slot];
     struct dpn_room *room = &recv->rooms[mark.sub];
     const uint16_t bit = (uint16_t)(1u << mark.stripe), all = (uint16_t)((1u << mark.count) - 1);
 
+    if (is_doubled(v, mark))
+        return;
     if (recv->generation != mark.generation || mark.sub >= recv->count || room->done ||
-        room->is_copied ||
-        mark.stripe >= mark.count) {
-        dpn_verbs_fail(v, DP_EMISMATCH, "what arrived belongs to no receive (0x%08x)", imm);
+        room->is_copied || mark.stripe >= mark.count) {
+        refuse_mark(v, lane, mark, imm);
         return;
     }
+    note_written(v, lane, room);
     if (!(room->stripes & bit))
         room->got += bytes;
     room->stripes |= bit;
@@ -192,8 +288,11 @@ int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces
                                            .memory = pieces[i].memory};
         make_line(v, recv, (unsigned)i, &pieces[i]);
     }
-    dpn_verbs_push_lines(v);
     dpn_eager_match_recv(v, recv);
+    if (!may_hold(v, n, pieces))
+        dpn_verbs_release_lines(v);
+    if (!v->error)
+        dpn_verbs_push_lines(v);
     *out = &recv->base.base;
     return 0;
 }

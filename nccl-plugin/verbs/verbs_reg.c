@@ -64,6 +64,16 @@ static bool recv_uses(const struct dpn_recv *recv, const struct dpn_memory *memo
     return false;
 }
 
+static bool flush_uses(const struct dpn_verbs *v, const struct dpn_memory *memory)
+{
+    for (uint32_t used = ~v->flushes_free; used; used &= used - 1) {
+        const struct dpn_flush *flush = &v->flushes[__builtin_ctz(used)];
+        if (flush->base.left && &flush->memory->base == memory)
+            return true;
+    }
+    return false;
+}
+
 static bool is_in_flight(const struct dpn_verbs *v, const struct dpn_memory *memory)
 {
     for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
@@ -74,7 +84,7 @@ static bool is_in_flight(const struct dpn_verbs *v, const struct dpn_memory *mem
                          : recv_uses(&v->recvs[i], memory))
             return true;
     }
-    return false;
+    return flush_uses(v, memory);
 }
 
 void dpn_verbs_dereg(struct dpn_comm *comm, struct dpn_memory *base)

@@ -33,13 +33,14 @@ static void take_line(struct dpn_verbs *v, const struct dpn_line *line)
     v->lines_of_group = (line->sub + 1u) % line->count;
     *target = (struct dpn_target){.address = line->address, .generation = line->generation};
     memcpy(target->keys, line->keys, sizeof(target->keys));
-    dpn_eager_credit(v, line->taken);
-    if (v->lines_of_group || v->error)
+    if (v->lines_of_group)
         return;
     if (dpn_grants_add(&v->grants, &v->arriving, dpn_grant_len(line->count)))
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer grants receive %u twice", line->slot);
     else
         dpn_eager_match_lines(v, line->slot, line->count);
+    if (!v->error) /* what was copied is for lines up to this one */
+        dpn_eager_credit(v, line->taken);
 }
 
 static void read_lines(struct dpn_verbs *v)
@@ -72,7 +73,8 @@ static unsigned choose_lanes(struct dpn_verbs *v, size_t size, uint8_t lanes[DPN
 {
     const unsigned usable = usable_lanes(v);
     unsigned count = 0, rails = 0;
-    const size_t most = size / (size_t)dpn_options.stripe_bytes; /* a second costs something, too */
+    const size_t stripe = (size_t)dpn_options.stripe_bytes; /* a second costs something, too */
+    const size_t most = size < 2 * stripe ? 1 : size / stripe;
 
     for (int i = 0; i < v->lane_count && (!count || count < most); i++) {
         const unsigned lane = (v->next_lane + (unsigned)i) % (unsigned)v->lane_count;

@@ -20,6 +20,8 @@ static const struct {
     [DPN_FENCED_SENDER] = {sizeof(struct dpn_fenced_sender), false, true, "fenced"},
     [DPN_FENCED_RECEIVER] = {sizeof(struct dpn_fenced_receiver), true, false, "fenced"},
     [DPN_REFUSED] = {sizeof(struct dpn_refused), false, true, "refused"},
+    [DPN_RESUME] = {sizeof(struct dpn_resume), true, true, "resume"},
+    [DPN_HEARD] = {sizeof(struct dpn_resume), true, true, "heard"},
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
@@ -119,6 +121,9 @@ static bool makes_sense(uint64_t kind, const union dpn_talk *t)
         return is_report(&t->fenced_receiver);
     case DPN_REFUSED:
         return t->refused.slot < NCCL_NET_MAX_REQUESTS && t->refused.sub < DPN_MAX_RECEIVES;
+    case DPN_RESUME:
+    case DPN_HEARD:
+        return true;
     }
     return false;
 }

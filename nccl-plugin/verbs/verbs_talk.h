@@ -14,6 +14,8 @@
  *      FENCED lane, epoch, lines read   <->     FENCED  lane, epoch, what arrived until then
  *      OPEN   lane, epoch + 1 ...        ->             as above, until it works again
  *      REFUSED  message too long         ->
+ *      HEARD  what was said              <->    HEARD  so that it need not be kept
+ *      RESUME  how many words were heard <->    RESUME  first over another wire: verbs_return.c
  *
  * A lane is a pair of queue pairs, and an epoch is one life of it. FENCED is said when the own queue
  * pair of that epoch is gone for good, so nothing of it can arrive or be read any more.
@@ -23,6 +25,7 @@
 
 #include "nccl-plugin/net.h"
 #include "nccl-plugin/verbs/verbs_gid.h"
+#include "wire/wire.h"
 
 enum {
     DPN_MAX_RAILS = NCCL_NET_MAX_DEVS_PER_NIC_V12,
@@ -30,7 +33,7 @@ enum {
     DPN_TALK_NAME = 32,
     DPN_TALK_REASON = 128,
     DPN_MAX_EAGER = 65536, /* bytes */
-    DPN_TALK_VERSION = 4
+    DPN_TALK_VERSION = 6
 };
 
 enum dpn_talk_kind {
@@ -41,7 +44,9 @@ enum dpn_talk_kind {
     DPN_READY,
     DPN_FENCED_SENDER,
     DPN_FENCED_RECEIVER,
-    DPN_REFUSED
+    DPN_REFUSED,
+    DPN_RESUME,
+    DPN_HEARD
 };
 
 struct dpn_talk_port {
@@ -77,6 +82,8 @@ struct dpn_plan {
         uint8_t sender, receiver; /* which port */
     } rail[DPN_MAX_RAILS];
     struct dpn_talk_port ports[DPN_MAX_RAILS]; /* the receiver's, by rail */
+    struct dp_wire_address door; /* where to call if this wire is lost, */
+    uint64_t label;              /* and for whom; 0: nowhere */
     char reason[DPN_TALK_REASON];
 };
 
@@ -139,6 +146,11 @@ struct dpn_refused {
     uint64_t size;
 };
 
+struct dpn_resume {
+    uint32_t heard; /* of HEARD 0: it is in the tag of every word, see verbs_control.c */
+    uint32_t zero;
+};
+
 union dpn_talk {
     struct dpn_hello hello;
     struct dpn_plan plan;
@@ -148,6 +160,7 @@ union dpn_talk {
     struct dpn_fenced_sender fenced_sender;
     struct dpn_fenced_receiver fenced_receiver;
     struct dpn_refused refused;
+    struct dpn_resume resume;
 };
 
 /* How long a message of a kind is, 0: no such kind. */

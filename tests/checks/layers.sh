@@ -7,7 +7,7 @@ cd "$DP_TOP_SRCDIR"
 
 # Every layer with its height and the public headers that are its.
 layers='
-base        0  dualpipe options random
+base        0  dualpipe memory options random
 schedule    1  schedule
 microbatch  1  microbatch
 topology    1  topology

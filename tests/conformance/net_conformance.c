@@ -6,8 +6,8 @@
  *
  * Every case runs in a process of its own. --full: messages of up to 1 GiB; --quick: fewer
  * repetitions. Without --version all versions that the plugin has; with --case only the cases whose
- * names have these words. It fails too when the plugin has no device, or takes no groups of receives.
- * NET_CONFORMANCE_LOG=1 shows what the plugin says.
+ * names have these words. It fails too when the plugin has no device, or takes no groups of
+ * receives. NET_CONFORMANCE_LOG=1 shows what the plugin says.
  */
 #include "net_cases.h"
 #include "net_pair.h"

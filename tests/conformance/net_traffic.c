@@ -5,9 +5,10 @@
  *      net-traffic [--messages N] [--size N] [--limit S] [--at N COMMAND]... [--from DEVICE,...]
  *                  [--to DEVICE,...] [--rank N --meet ADDRESS:PORT] PLUGIN.so
  *
- * Once message N has arrived COMMAND is run, with messages on their way. Several devices, by
- * number, are fused. Without --meet both ends are in this process; with it the other is in another
- * one, rank 0 listening at that address.
+ * Once message N has arrived COMMAND is run, with messages on their way; "reset" resets the TCP
+ * connections of the plugin, as a middlebox does that forgets them. Several devices, by number, are
+ * fused. Without --meet both ends are in this process; with it the other is in another one, rank 0
+ * listening at that address.
  *
  * Every message has other bytes, so that one that is lost, doubled or changed is found out. Returns
  * 0 if all have arrived, 3 if the plugin has failed one, as it may when no rail is left, and 1 for
@@ -88,19 +89,45 @@ static void swap(int fd, void *mine, void *theirs, size_t len)
     must(recv(fd, theirs, len, MSG_WAITALL) == (ssize_t)len);
 }
 
-/* ---- messages -------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static int meeting = -1; /* the socket between both processes */
+
+/* A TCP socket that is told to know nobody sends a reset. */
+static void reset_connections(void)
+{
+    const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    struct sockaddr_storage peer;
+
+    for (int fd = 3; fd < 1024; fd++) {
+        socklen_t len = sizeof(peer);
+        if (fd != meeting && !getpeername(fd, (struct sockaddr *)&peer, &len) &&
+            (peer.ss_family == AF_INET || peer.ss_family == AF_INET6))
+            must(!connect(fd, &nobody, sizeof(nobody)));
+    }
+}
+
+static int run_command(const char *command)
+{
+    if (strcmp(command, "reset"))
+        return system(command);
+    reset_connections();
+    return 0;
+}
 
 static void run_events(struct traffic *t, unsigned arrived)
 {
     for (int i = 0; i < t->event_count; i++) {
         if (t->events[i].at != arrived)
             continue;
-        int status = system(t->events[i].command);
+        int status = run_command(t->events[i].command);
         if (status)
             printf("%s: status %d\n", t->events[i].command, status);
         must(!status);
     }
 }
+
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static double now_s(void)
 {
@@ -197,6 +224,7 @@ static void run(struct traffic *t)
         a = address_of(t->meet);
         fd = t->rank ? connect_to(&a) : listen_for(&a);
         swap(fd, mine, p.handle, sizeof(mine));
+        meeting = fd;
     }
     pair_connect(&p);
     exchange(t, &p);

@@ -9,9 +9,9 @@ struct fake_state fake = {
     .change = PTHREAD_COND_INITIALIZER,
 };
 
-/* Contexts that are current, the innermost last. In the thread's own block, as those of a library are
- * that is there from the start: blocks allocated later are freed by whichever thread comes next, and
- * the thread sanitizer takes that for a race. */
+/* Contexts that are current, the innermost last. In the thread's own block, as those of a library
+ * are that is there from the start: blocks allocated later are freed by whichever thread comes
+ * next, and the thread sanitizer takes that for a race. */
 #define THREAD_LOCAL static _Thread_local __attribute__((tls_model("initial-exec")))
 THREAD_LOCAL CUcontext stack[8];
 THREAD_LOCAL int depth;

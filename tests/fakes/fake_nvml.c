@@ -3,16 +3,18 @@
  * fake_nvml.c - a stand-in for libnvidia-ml.so.1 whose GPUs stand in the file that FAKE_NVML names:
  *
  *      gpu DOMAIN:BUS:DEVICE SM MIB UUID NAME...   one GPU; the lines below are about it
- *      link COUNT switch|npu|gpu|hidden|DOMAIN:BUS:DEVICE MBPS
+ *      link COUNT switch|npu|gpu|hidden|DOMAIN:BUS:DEVICE MBPS [VERSION]   NVML's number of it
  *      c2c COUNT MBPS
  *      pcie GENERATION WIDTH                       as it could run
  *      numa NODE
+ *      fabric UUID CLIQUE STATE STATUS             of its NVLink domain
  *      mig                                         is divided
  *      refuse STATUS                               no peer may reach it over NVLink
  *      fail FUNCTION RESULT                        what it returns instead, for all GPUs
  *
- * "hidden" is a switch as virtual machines see it: without a type, at an address of all ones; "gpu" a
- * GPU that is not listed. Built with FAKE_NVML_OLD it lacks what NVML has had for the last years only.
+ * "hidden" is a switch as virtual machines see it: without a type, at an address of all ones; "gpu"
+ * a GPU that is not listed. Built with FAKE_NVML_OLD it lacks what NVML has had for the last years
+ * only.
  */
 #include "topology/nvml.h"
 
@@ -24,7 +26,7 @@ enum { GPUS = 16, RUNS = 32, FAILS = 8, NOT_SUPPORTED = 3, INVALID_ARGUMENT = 2,
 
 struct run {
     int count, type; /* type -1: not told */
-    unsigned domain, bus, device, mbps;
+    unsigned domain, bus, device, mbps, version; /* 0: not told */
 };
 
 struct dp_nvml_device {
@@ -35,6 +37,8 @@ struct dp_nvml_device {
     bool mig;
     char uuid[96], name[96];
     struct run runs[RUNS];
+    bool has_fabric;
+    struct dp_nvml_fabric fabric;
 };
 
 static struct dp_nvml_device gpus[GPUS];
@@ -51,7 +55,7 @@ static void read_link(struct dp_nvml_device *g, const char *line)
     struct run r = {.type = DP_NVML_REMOTE_GPU};
     char target[64] = "";
 
-    sscanf(line, "link %d %63s %u", &r.count, target, &r.mbps);
+    sscanf(line, "link %d %63s %u %u", &r.count, target, &r.mbps, &r.version);
     if (sscanf(target, "%x:%x:%x", &r.domain, &r.bus, &r.device) < 3) {
         r.type = !strcmp(target, "switch") ? DP_NVML_REMOTE_SWITCH
                  : !strcmp(target, "npu")  ? DP_NVML_REMOTE_NPU
@@ -60,6 +64,25 @@ static void read_link(struct dp_nvml_device *g, const char *line)
     }
     if (g->run_count < RUNS)
         g->runs[g->run_count++] = r;
+}
+
+/* The UUID with its hyphens. */
+static void read_fabric(struct dp_nvml_device *g, const char *line)
+{
+    char uuid[37] = "";
+    unsigned state = 0;
+    int digits = 0;
+
+    g->has_fabric = sscanf(line, "fabric %36s %u %u %d", uuid, &g->fabric.clique, &state,
+                           &g->fabric.status) == 4;
+    g->fabric.state = (unsigned char)state;
+    for (const char *at = uuid; *at && digits < 32; at++) {
+        unsigned digit;
+        if (*at == '-' || sscanf((const char[]){*at, 0}, "%1x", &digit) != 1)
+            continue;
+        g->fabric.cluster[digits / 2] = (unsigned char)(g->fabric.cluster[digits / 2] << 4 | digit);
+        digits++;
+    }
 }
 
 static void read_line(const char *line)
@@ -73,6 +96,8 @@ static void read_line(const char *line)
                &g->mib, g->uuid, g->name);
     } else if (!strncmp(line, "link ", 5)) {
         read_link(g, line);
+    } else if (!strncmp(line, "fabric ", 7)) {
+        read_fabric(g, line);
     } else if (!strncmp(line, "mig", 3)) {
         g->mig = true;
     } else if (sscanf(line, "fail %63s %d", fails[fail_count % FAILS].name,
@@ -228,6 +253,17 @@ int nvmlDeviceGetNvLinkState(struct dp_nvml_device *g, unsigned link, int *state
     return run_of(g, link) ? 0 : INVALID_ARGUMENT;
 }
 
+int nvmlDeviceGetNvLinkVersion(struct dp_nvml_device *g, unsigned link, unsigned *version)
+{
+    const struct run *r = run_of(g, link);
+
+    MAY_FAIL();
+    if (!r)
+        return INVALID_ARGUMENT;
+    *version = r->version;
+    return r->version ? 0 : NOT_SUPPORTED;
+}
+
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct dp_nvml_device *g, unsigned link,
                                         struct dp_nvml_pci *out)
 {
@@ -300,6 +336,15 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(struct dp_nvml_device *g, unsigned link,
     return 0;
 }
 
+int nvmlDeviceGetGpuFabricInfoV(struct dp_nvml_device *g, struct dp_nvml_fabric *out)
+{
+    MAY_FAIL();
+    if (out->version != DP_NVML_FABRIC_VERSION)
+        return INVALID_ARGUMENT;
+    *out = g->fabric;
+    return g->has_fabric ? 0 : NOT_SUPPORTED;
+}
+
 static int answer(const struct dp_nvml_device *g, unsigned id, unsigned scope, unsigned *out)
 {
     const struct run *r = run_of(g, scope);
@@ -307,9 +352,12 @@ static int answer(const struct dp_nvml_device *g, unsigned id, unsigned scope, u
     *out = id == DP_NVML_FIELD_STATE        ? DP_NVML_ENABLED
            : id == DP_NVML_FIELD_C2C_COUNT  ? (unsigned)g->c2c
            : id == DP_NVML_FIELD_C2C_STATUS ? DP_NVML_ENABLED
-           : id == DP_NVML_FIELD_C2C_RATE   ? g->c2c_mbps : r ? r->mbps : 0;
+           : id == DP_NVML_FIELD_C2C_RATE   ? g->c2c_mbps
+           : id == DP_NVML_FIELD_VERSION    ? (r ? r->version : 0) : r ? r->mbps : 0;
     if (id == DP_NVML_FIELD_COMMON_SPEED && g->sm >= 90)
         return NOT_SUPPORTED;
+    if (id == DP_NVML_FIELD_VERSION)
+        return *out ? 0 : NOT_SUPPORTED;
     if (id == DP_NVML_FIELD_STATE || id == DP_NVML_FIELD_SPEED)
         return r && g->sm >= 90 ? 0 : NOT_SUPPORTED;
     return 0;

@@ -16,6 +16,7 @@ static const char *const kinds[] = {
     "reorder=50 ack=50 short=200",
     "reorder=300 short=50",
     "ack=300 gid=5",
+    "twice=20 reorder=50 ack=50",
     "reorder=20 ack=20 error=5 most=1",
     "ack=50 qp=5 most=1",
     "reorder=50 short=100 error=20 most=2",
@@ -26,7 +27,7 @@ static const char *const kinds[] = {
     "error=10 port=5 qp=5 reg=5 modify=5 reorder=20 ack=20 short=20 most=3",
     "reorder=20 device=2 most=1",
 };
-enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), MILD = 5 };
+enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), MILD = 6 };
 
 void plan_make(uint64_t seed, const char *faults, struct plan *out)
 {

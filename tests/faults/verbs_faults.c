@@ -12,6 +12,7 @@
  * stand-in.
  */
 #include "faults/traffic.h"
+#include "scratch.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -27,18 +28,10 @@ static struct {
     bool verbose;
     int limit_s;
     const struct net_caller *net;
-    char dir[200];
+    char dir[SCRATCH_LEN];
 } setup = {.last = 99, .limit_s = 40};
 
 /* ---- the fabric's directory -------------------------------------------------------------------- */
-
-static bool make_dir(void)
-{
-    const char *tmp = getenv("TMPDIR");
-
-    snprintf(setup.dir, sizeof(setup.dir), "%s/verbs-faults-XXXXXX", tmp ? tmp : P_tmpdir);
-    return mkdtemp(setup.dir) != NULL;
-}
 
 static void empty_dir(void)
 {
@@ -217,7 +210,7 @@ int main(int argc, char **argv)
                         "[--verbose] PLUGIN.so\n");
         return 2;
     }
-    if (!load() || !make_dir())
+    if (!load() || !scratch_directory(setup.dir, "faults"))
         return 2;
     for (unsigned long seed = setup.first; seed <= setup.last; seed++)
         run_seed(seed);

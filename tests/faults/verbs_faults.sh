@@ -4,7 +4,7 @@
 # verbs_faults.sh - the net plugin loses, doubles and spoils nothing, and never hangs, whatever goes wrong
 # with RDMA; and the program that says so finds out what is wrong with a plugin.
 #
-# DP_FAULT_SEEDS: so many seeds (48, which has every kind of fault on every kind of connection).
+# DP_FAULT_SEEDS: so many seeds (52, which has every kind of fault on every kind of connection).
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
 cd "$DP_TOP_BUILDDIR"
 
@@ -28,7 +28,7 @@ LD_LIBRARY_PATH=$PWD/tests/fakes/ibverbs/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PA
 DUALPIPE_NET_TIMEOUT=5
 export LD_LIBRARY_PATH DUALPIPE_NET_TIMEOUT
 
-seeds=${DP_FAULT_SEEDS:-48}
+seeds=${DP_FAULT_SEEDS:-52}
 case_is "messages over verbs, $seeds seeds" \
     "$(DUALPIPE_NET_WIRE=verbs try --seeds 0-$((seeds - 1)) "$plugin")"
 case_is 'messages over shm' "$(DUALPIPE_NET_WIRE=shm try --seeds 0-9 "$plugin")"

@@ -37,15 +37,27 @@ static struct dp_wire_listener *listen_somewhere(int *port)
     return listener;
 }
 
+/* A closed connection keeps its port for a minute; other addresses of the loopback have others. */
+static void from_somewhere(int fd)
+{
+    static uint32_t runs;
+    const struct sockaddr_in from = {.sin_family = AF_INET,
+                                     .sin_addr.s_addr = htonl(INADDR_LOOPBACK + (runs++ >> 13 << 8))};
+
+    must(!bind(fd, (const struct sockaddr *)&from, sizeof(from)));
+}
+
 /* The other end of the wire, with all that comes out of it already inside. */
 static void send_all(int port, const uint8_t *data, size_t size)
 {
     const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
                                       .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP};
+    struct dp_hello hello = {
+        .magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
 
     memcpy(hello.cookie, cookie, sizeof(cookie));
+    from_somewhere(fd);
     must(!connect(fd, (const struct sockaddr *)&place, sizeof(place)));
     must(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
     ssize_t n = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_net.c - what the net plugin reads that a peer has made. The first byte says what the rest is: a
- * handle, grants for messages and the messages that take them, or a word about RDMA.
+ * fuzz_net.c - what the net plugin reads that a peer has made. The first byte says what the rest
+ * is: a handle, grants for messages and the messages that take them, or a word about RDMA.
  */
 #include "config.h" /* HAVE_VERBS */
 
@@ -22,9 +22,10 @@ static void must(bool so)
         abort();
 }
 
-/* ---- handles ---------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
-/* Magic, version, wires, checksum; with the right sum, or nothing behind it would ever be reached. */
+/* Magic, version, wires, checksum; with the right sum, or nothing behind it would ever be
+ * reached. */
 static void correct_sum(uint8_t handle[NCCL_NET_HANDLE_MAXSIZE])
 {
     uint16_t wires;
@@ -56,7 +57,7 @@ static void read_handle(const uint8_t *data, size_t size)
     must(!memcmp(&found, &twice, sizeof(found)));
 }
 
-/* ---- grants ----------------------------------------------------------------------------------- */
+/* ---- grants ---------------------------------------------------------------------------------- */
 
 static size_t take_grant(struct dpn_grants *g, const uint8_t *data, size_t size)
 {
@@ -97,7 +98,7 @@ static void read_grants(const uint8_t *data, size_t size)
     }
 }
 
-/* ---- words about RDMA ------------------------------------------------------------------------- */
+/* ---- words about RDMA ------------------------------------------------------------------------ */
 
 #ifdef HAVE_VERBS
 /* What is accepted can be used without a further look. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_topology.c - any bytes read as a topology: JSON, NCCL's XML or a description. What can be read
- * passes the checker, comes back the same from JSON, and has ways between its nodes; any bytes as the
- * map of a guest.
+ * fuzz_topology.c - any bytes read as a topology: JSON, NCCL's XML or a description. What can be
+ * read passes the checker, comes back the same from JSON, and has ways between its nodes; any bytes
+ * as the map of a guest.
  */
 #include "fuzz.h"
 

@@ -51,19 +51,6 @@ case_is 'the doctor finds nothing wrong with the devices' "$(
 
 # ---- what breaks ----------------------------------------------------------------------------------
 
-down()
-{
-    ip link set "roce$1" down
-}
-
-# Its routes went with it.
-up()
-{
-    ip link set "roce$1" up
-    ip route replace local "10.10.0.$(($1 + 1))" dev "roce$1" table $((1000 + $1))
-    ip route replace 10.10.0.0/16 dev "roce$1" src "10.10.0.$(($1 + 1))" table $((1000 + $1))
-}
-
 # harmed KIND... - what packets from device 0 suffer, as tc-netem(8) has it.
 harmed()
 {

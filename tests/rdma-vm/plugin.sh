@@ -4,6 +4,7 @@
 # plugin.sh - sourced by what runs in a guest: the programs of tests/conformance over verbs. A lost
 # packet is missed after some 70 ms, and given up after half a second. The ends of a connection find
 # each other over an interface that nothing is done to: $socket_interface, or the loopback.
+. "$DP_TOP_SRCDIR/tests/rdma-vm/rails.sh"
 plugin=$DP_TOP_BUILDDIR/nccl-plugin/.libs/libnccl-net-dualpipe.so
 export DUALPIPE_NET_WIRE=verbs DUALPIPE_NET_TIMEOUT=40 NCCL_IB_HCA=rxe NCCL_IB_TIMEOUT=14 \
     NCCL_IB_RETRY_CNT=6 NCCL_SOCKET_IFNAME="${socket_interface:-lo}"
@@ -32,8 +33,10 @@ fails()
     [ $status = 3 ] || printf '%s\n' "$out" "status $status"
 }
 
-# sent_packets I - of device rxeI, so far.
-sent_packets()
+# between PORT ARGUMENT... - this guest's end of messages between both.
+between()
 {
-    cat "/sys/class/infiniband/rxe$1/ports/1/hw_counters/sent_pkts"
+    port=$1
+    shift
+    traffic --rank "$RDMA_VM_HOST" --meet "10.10.0.1:$port" "$@"
 }

@@ -7,14 +7,6 @@
 socket_interface=roce0
 . "$DP_TOP_SRCDIR/tests/rdma-vm/plugin.sh"
 
-# between PORT ARGUMENT... - this guest's end of messages between both.
-between()
-{
-    port=$1
-    shift
-    traffic --rank "$RDMA_VM_HOST" --meet "10.10.0.1:$port" "$@"
-}
-
 case_is 'messages from host to host' "$(wrong between 7001 --messages 50)"
 
 sent_before=$(sent_packets 1)

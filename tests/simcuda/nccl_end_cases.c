@@ -30,7 +30,8 @@ static void abort_all(struct nccl_job *job)
     job->comm = NULL;
 }
 
-/* The last rank goes on when all others have come here: what they still wanted of it has arrived. */
+/* The last rank goes on when all others have come here: what they still wanted of it has
+ * arrived. */
 static void meet_last(struct nccl_job *job)
 {
     char here = 0;

@@ -98,31 +98,46 @@ says_which_option_is_wrong()
 
 # ---- what goes with it
 
-# Options and commands that a manual page does not know, or knows and the program does not.
-has_a_manual_in_step()
+manuals=$DP_TOP_SRCDIR/tools/man
+
+# The long options in the help of a command and of all below it.
+options_of()
 {
-    page=$DP_TOP_SRCDIR/tools/man/dualpipe${1:+-$1}.1
-    [ -f "$page" ] || wrong "no $page" || return
-    all_commands >"$work/commands" || return
-    while read -r command; do
-        case "$command " in "$1 "*) ;; *) [ -z "$1" ] || continue ;; esac
-        if [ -z "$1" ]; then
-            grep -q "Cm ${command%% *}\$" "$page" || wrong "$page misses $command" || return
-            continue
-        fi
+    grep -E "^$1( |\$)" "$work/commands" | while read -r command; do
         # shellcheck disable=SC2086 # words
         run $command --help || return
-        for option in $(sed -n 's/^ *\(-[A-Za-z], \)\{0,1\}--\([a-z0-9-]*\).*/\2/p' "$work/out"); do
-            [ "$option" = help ] || grep -q -e "Fl -$option" "$page" ||
-                wrong "$page misses --$option" || return
-        done
-    done <"$work/commands"
+        sed -n 's/^ *\(-[A-Za-z], \)\{0,1\}--\([a-z0-9-]*\).*/\2/p' "$work/out"
+    done | sort -u | grep -vx help
+}
+
+has_a_manual_of_every_command()
+{
+    for command in $(cut -d' ' -f1 "$work/commands" | sort -u); do
+        grep -q "Cm $command\$" "$manuals/dualpipe.1" || wrong "dualpipe.1 misses $command" || return
+        grep -q "Xr dualpipe-$command 1" "$manuals/dualpipe.1" ||
+            wrong "dualpipe.1 does not lead to dualpipe-$command" || return
+    done
+}
+
+# What is described is what begins an entry of a list; other options may be named beside it.
+has_a_manual_in_step()
+{
+    page=$manuals/dualpipe-$1.1
+    [ -f "$page" ] || wrong "no $page" || return
+    options_of "$1" >"$work/known" || return
+    while read -r option; do
+        grep -qE "Fl -$option( |\$)" "$page" || wrong "$page misses --$option" || return
+    done <"$work/known"
+    sed -n '/^\.It Fl/s/Fl -\([a-z0-9-]*\)/\n\1\n/gp' "$page" | grep -xE '[a-z][a-z0-9-]+' |
+        sort -u >"$work/described"
+    gone=$(grep -vxFf "$work/known" "$work/described" || :)
+    [ -z "$gone" ] || wrong "$page has --$gone, which the program has not"
 }
 
 has_clean_manuals()
 {
     command -v mandoc >/dev/null || skip "no mandoc"
-    mandoc -Tlint -Wwarning "$DP_TOP_SRCDIR"/tools/man/*.1
+    mandoc -Tlint -Wwarning "$manuals"/*.1
 }
 
 completes_what_it_knows()
@@ -156,13 +171,11 @@ it tells_about_the_machine_in_json
 it lists_options_with_value_and_origin
 it says_which_option_is_wrong
 it measures_copies
-it has_a_manual_in_step ""
-it has_a_manual_in_step schedule
-it has_a_manual_in_step info
-it has_a_manual_in_step bench
-it has_a_manual_in_step stat
-it has_a_manual_in_step tune
-it has_a_manual_in_step run
+all_commands >"$work/commands"
+it has_a_manual_of_every_command
+for command in $(cut -d' ' -f1 "$work/commands" | sort -u); do
+    it has_a_manual_in_step "$command"
+done
 it has_clean_manuals
 it completes_what_it_knows
 finish

@@ -12,6 +12,12 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir "$root"
+case $root in
+*[[:blank:]]*)
+    echo "libtool installs nothing in a directory with a blank in its name, as $work has"
+    exit 77
+    ;;
+esac
 cd "$DP_TOP_BUILDDIR"
 
 fail()

@@ -8,8 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-char stat_work[] = "/tmp/dualpipe-stat-XXXXXX";
-char stat_pages[128];
+char stat_work[SCRATCH_LEN], stat_pages[SCRATCH_LEN + 16];
 char stat_out[1 << 20], stat_err[1 << 14];
 
 /* ---- the directory --------------------------------------------------------------------------- */
@@ -17,7 +16,7 @@ char stat_out[1 << 20], stat_err[1 << 14];
 int stat_make_directory(void **state)
 {
     (void)state;
-    if (!mkdtemp(stat_work))
+    if (!scratch_directory(stat_work, "stat"))
         return -1;
     snprintf(stat_pages, sizeof(stat_pages), "%s/pages", stat_work);
     return mkdir(stat_pages, 0700);
@@ -25,11 +24,8 @@ int stat_make_directory(void **state)
 
 int stat_remove_directory(void **state)
 {
-    char command[256];
-
     (void)state;
-    snprintf(command, sizeof(command), "rm -rf '%s'", stat_work);
-    return system(command);
+    return scratch_remove(stat_work);
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */

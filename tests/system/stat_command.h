@@ -6,12 +6,14 @@
 #ifndef STAT_COMMAND_H
 #define STAT_COMMAND_H
 
+#include "scratch.h"
+
 #include <jansson.h>
 
 #include <stdint.h>
 
-extern char stat_work[sizeof("/tmp/dualpipe-stat-XXXXXX")]; /* and below it what a test needs */
-extern char stat_pages[128];
+extern char stat_work[SCRATCH_LEN]; /* and below it what a test needs */
+extern char stat_pages[SCRATCH_LEN + 16];
 extern char stat_out[1 << 20], stat_err[1 << 14]; /* of the last run */
 
 /* For cmocka_run_group_tests. */

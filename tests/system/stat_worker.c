@@ -194,8 +194,8 @@ static void fork_another(void)
         pause();
 }
 
-/* Orders: t transfer, b one message more, over a port that is down for a while, c close, f fork, e end
- * by itself. Each is answered when it is done. */
+/* Orders: t transfer, b one message more, over a port that is down for a while, c close, f fork, e
+ * end by itself. Each is answered when it is done. */
 static void serve(int orders, int answers)
 {
     char order;
@@ -238,7 +238,7 @@ void stat_tell(const struct stat_worker *w, char order)
 /* The worker has an RDMA device, of the stand-in for libibverbs. */
 static void add_rdma(void)
 {
-    char fabric[128];
+    char fabric[SCRATCH_LEN + 16];
 
     snprintf(fabric, sizeof(fabric), "%s/fabric", stat_work);
     mkdir(fabric, 0700);

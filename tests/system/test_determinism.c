@@ -54,7 +54,6 @@ static void expect_sequential(const struct comm_kind *comm, enum dp_schedule_kin
     job.ops = v->hook ? &model_ops : &model_ops_no_hook;
     job.no_split = !v->split;
     job_result_init(&result, &job);
-    job.result = &result;
     if (comm->run(comm, ranks, deadline_ns, run_steps, &job, &killed) ||
         !job_result_is_sequential(&job, STEPS - 1))
         fail_msg("%s, %d ranks, over %s, hook %d, split %d, dropout %g",

@@ -379,7 +379,8 @@ static void a_table_is_followed_until_a_signal(void **state)
     assert_int_equal(status, 0);
 }
 
-/* Every line is a comment or a sample; TYPE stands before its samples; buckets grow up to the count. */
+/* Every line is a comment or a sample; TYPE stands before its samples; buckets grow up to the
+ * count. */
 static void check_prometheus(char *text, int samples_at_least)
 {
     static const char pattern[] =

@@ -6,6 +6,7 @@
 #include "config.h"
 
 #include "cmocka_all.h"
+#include "scratch.h"
 
 #include <jansson.h>
 
@@ -327,6 +328,25 @@ static void too_little_memory_is_refused(void **state)
     assert_one_line(r.err_text);
 }
 
+static void set_wrong_variable(void *user)
+{
+    (void)user;
+    setenv("DUALPIPE_WIRE_TCP_BUFFER", "much", 1);
+}
+
+/* The other ranks wait for the one that has failed, until they are ended; that is not the reason. */
+static void a_wrong_variable_of_the_environment_is_named(void **state)
+{
+    (void)state;
+    struct run r;
+
+    start(&r, "--steps 1 -P 2", set_wrong_variable, NULL);
+    finish(&r);
+    assert_int_equal(r.status, 1);
+    assert_says(r.err_text, "failed: DUALPIPE_WIRE_TCP_BUFFER=much: expected a whole number");
+    assert_one_line(r.err_text);
+}
+
 /* ---- ranks that somebody else starts ------------------------------------------------------- */
 
 struct launched {
@@ -465,21 +485,28 @@ static void json_is_an_object_a_line(void **state)
     assert_string_equal(at, "");
 }
 
+static void enter(void *directory)
+{
+    if (chdir(directory))
+        _exit(126);
+}
+
 static void the_trace_is_json_of_all_ranks(void **state)
 {
     (void)state;
-    char path[] = "test_train_XXXXXX", options[128];
+    char directory[SCRATCH_LEN], path[SCRATCH_LEN + 16];
     bool seen[4] = {false};
     struct run r;
     json_t *e;
     size_t i;
 
-    close(mkstemp(path));
-    snprintf(options, sizeof(options), "--steps 2 --trace %s", path);
-    run(&r, options);
+    assert_true(scratch_directory(directory, "train"));
+    snprintf(path, sizeof(path), "%s/trace.json", directory);
+    start(&r, "--steps 2 --trace trace.json", enter, directory);
+    finish(&r);
     assert_int_equal(r.status, 0);
     json_t *trace = json_load_file(path, 0, NULL);
-    unlink(path);
+    assert_int_equal(scratch_remove(directory), 0);
     assert_non_null(trace);
     json_array_foreach(json_object_get(trace, "traceEvents"), i, e) {
         json_int_t pid = json_integer_value(json_object_get(e, "pid"));
@@ -499,6 +526,7 @@ int main(void)
         cmocka_unit_test(ranks_end_with_their_parent),
         cmocka_unit_test(a_port_that_is_taken_is_refused),
         cmocka_unit_test(too_little_memory_is_refused),
+        cmocka_unit_test(a_wrong_variable_of_the_environment_is_named),
         cmocka_unit_test(ranks_of_torchrun_find_each_other),
         cmocka_unit_test(ranks_of_torchrun_must_have_been_told_the_same),
         cmocka_unit_test(the_port_of_torchrun_may_be_taken),

@@ -134,6 +134,26 @@ draws_what_it_is_asked_for()
     [ "$(grep -c 'class="way"' "$work/out")" -ge 6 ] || wrong "no way"
 }
 
+draws_shared_switches_in_each_host()
+{
+    run topo svg --synthetic 'gb200-nvl72 host:3' --path node0/gpu0,node2/gpu1 || return
+    [ "$(grep -c 'rect class="nvswitch"' "$work/out")" = 2 ] || wrong "not one bar a host" || return
+    [ "$(grep -c 'class="way"' "$work/out")" = 4 ] || wrong "no way from bar to bar, or no legend"
+}
+
+# Arcs between GPUs end above the lower edge of their host.
+draws_arcs_within_their_host()
+{
+    run topo svg --synthetic 'gpu:16 nvlink=mesh:1x25' || return
+    awk '
+        /rect class="host"/ { split($0, part, "\""); bottom = part[6] + part[10] }
+        /class="link nvlink"/ && /C/ {
+            sub(/.* d="M/, ""); split($0, at, /[ C]/); if (at[2] / 4 + at[4] * 3 / 4 > bottom) exit 1
+            arcs++
+        }
+        END { exit arcs != 120 }' "$work/out" || wrong "an arc leaves its host"
+}
+
 joins_machines()
 {
     for name in a b; do
@@ -185,6 +205,8 @@ for machine in dgx-h100 pcie-server gb200-nvl72 cloud-vm 'name=a<b&"c gpu:4 nvli
 done
 it draws_good_svg
 it draws_what_it_is_asked_for
+it draws_shared_switches_in_each_host
+it draws_arcs_within_their_host
 it joins_machines
 it finds_differences
 it prints_a_thousand_hosts_as_one

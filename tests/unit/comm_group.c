@@ -34,15 +34,12 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-static int run_threads(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn,
-                       void *arg, int *killed)
+int comm_on_threads(int size, int64_t deadline_ns, rank_fn fn, void *arg)
 {
     struct rank_thread ranks[MAX_RANKS];
     struct dp_comm *comms[MAX_RANKS];
     int failed = 0;
 
-    (void)kind;
-    *killed = 0;
     if (dp_comm_threads_new(size, comms))
         return size;
     for (int i = 0; i < size; i++) {
@@ -56,6 +53,14 @@ static int run_threads(const struct comm_kind *kind, int size, int64_t deadline_
         failed += ranks[i].result != 0;
     }
     return failed;
+}
+
+static int run_threads(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn,
+                       void *arg, int *killed)
+{
+    (void)kind;
+    *killed = 0;
+    return comm_on_threads(size, deadline_ns, fn, arg);
 }
 
 /* ---- processes ----------------------------------------------------------------------------- */

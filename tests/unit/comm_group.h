@@ -47,6 +47,9 @@ struct comm_kind {
  * one of several ranks that mpirun has started, and groups of other sizes are passed over. */
 extern const struct comm_kind *comm_kinds;
 
+/* The same with threads as ranks, which need no kind; returns how many did not return 0. */
+int comm_on_threads(int size, int64_t deadline_ns, rank_fn fn, void *arg);
+
 /* A TCP port of the loopback that was free a moment ago. */
 int find_free_port(void);
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "unit/fake_fabric.h"
 
+#include "scratch.h"
+
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,16 +19,13 @@ static void must(bool so, const char *what)
     abort();
 }
 
-/* ---- the directory ---------------------------------------------------------------------------- */
+/* ---- the directory --------------------------------------------------------------------------- */
 
-static char dir[256];
+static char dir[SCRATCH_LEN];
 
 void fabric_begin(void)
 {
-    const char *tmp = getenv("TMPDIR");
-
-    snprintf(dir, sizeof(dir), "%s/fake-verbs-XXXXXX", tmp ? tmp : P_tmpdir);
-    must(mkdtemp(dir), "mkdtemp");
+    must(scratch_directory(dir, "verbs"), "mkdtemp");
     setenv("FAKE_VERBS_FABRIC", dir, 1);
 }
 
@@ -44,7 +43,7 @@ void fabric_end(void)
     rmdir(dir);
 }
 
-/* ---- ends ------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static const int all_rights =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -156,7 +155,24 @@ void ends_connect(struct end *a, struct end *b)
     end_connect(b, &of_a);
 }
 
-/* ---- messages --------------------------------------------------------------------------------- */
+void ends_open(struct end *a, struct end *b, struct card *of_a, struct card *of_b)
+{
+    enum { ROCE_V2 = 3 }; /* its place among the GIDs */
+
+    end_open(a, 0, ROCE_V2);
+    end_open(b, 1, ROCE_V2);
+    *of_a = end_card(a);
+    *of_b = end_card(b);
+}
+
+int ends_close(struct end *a, struct end *b)
+{
+    end_close(a);
+    end_close(b);
+    return fake_verbs.alive();
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
 
 void request_init(struct request *r, const struct end *e, enum ibv_wr_opcode opcode, size_t at,
                   size_t len, const struct card *peer)

@@ -49,6 +49,11 @@ int end_to(struct end *e, enum ibv_qp_state state);
 void end_connect(struct end *e, const struct card *peer);
 void ends_connect(struct end *a, struct end *b);
 
+/* What most tests have: an end on each of the first two devices, by RoCE v2. */
+void ends_open(struct end *a, struct end *b, struct card *of_a, struct card *of_b);
+/* Returns how many objects of verbs are left then, of all that there were. */
+int ends_close(struct end *a, struct end *b);
+
 /* A work request for the bytes [at, at + len) of data, to the same place over there. */
 struct request {
     struct ibv_sge sge;

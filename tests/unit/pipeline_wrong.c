@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-/* So that a sanitizer too says no to an allocation that is too large, instead of ending the test. */
+/* So that a sanitizer too says no to an allocation that is too large, instead of ending the
+ * test. */
 DP_PUBLIC const char *__asan_default_options(void);
 DP_PUBLIC const char *__tsan_default_options(void);
 
@@ -75,16 +76,14 @@ void expect_wrong(const struct wrong *wrong, struct dp_schedule_spec spec)
 {
     struct dp_schedule *s;
     struct job_result result;
-    int killed;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
     struct job job = job_make(s);
     struct trial trial = {wrong, &job};
     job_result_init(&result, &job);
-    job.result = &result;
     job.edit = edit_config;
     job.user = (void *)(uintptr_t)wrong;
-    if (comm_kinds[0].run(&comm_kinds[0], spec.ranks, WRONG_DEADLINE_NS, try_it, &trial, &killed))
+    if (comm_on_threads(spec.ranks, WRONG_DEADLINE_NS, try_it, &trial))
         fail_msg("%s", wrong->what);
     job_result_fini(&result, &job);
     dp_schedule_free(s);

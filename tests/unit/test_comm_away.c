@@ -55,7 +55,7 @@ static bool is_filled(const unsigned char *buf, size_t len, size_t seed)
     return true;
 }
 
-/* ---- one of the two is away --------------------------------------------------------------------- */
+/* ---- one of the two is away ------------------------------------------------------------------ */
 
 static int send_and_go(struct dp_comm *comm, unsigned char *buf)
 {
@@ -106,7 +106,7 @@ static void a_large_message_needs_only_one_of_its_ranks(void **state)
     on_all_kinds(2, take_turns_away);
 }
 
-/* ---- both are away, again and again -------------------------------------------------------------- */
+/* ---- both are away, again and again ---------------------------------------------------------- */
 
 static size_t length_of(int round)
 {
@@ -154,7 +154,7 @@ static void going_away_and_coming_back_disturbs_no_message(void **state)
     on_all_kinds(2, exchange_while_away);
 }
 
-/* ---- away when all ends ------------------------------------------------------------------------- */
+/* ---- away when all ends ---------------------------------------------------------------------- */
 
 static int abort_while_away(struct dp_comm *comm, void *arg)
 {

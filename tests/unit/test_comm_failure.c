@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_comm_failure.c - aborts, stalls, deaths and ends of every communicator; each case runs over all
- * of them.
+ * test_comm_failure.c - aborts, stalls, deaths and ends of every communicator; each case runs over
+ * all of them.
  */
 #include "cmocka_all.h"
 #include "comm_cases.h"

@@ -109,6 +109,10 @@ static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
                      "MASTER_PORT is not set");
     expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=a", "MASTER_PORT=65535"),
                      DP_EINVAL, "MASTER_PORT=65535: expected a number from 1 to 65534");
+    char long_host[400] = "MASTER_ADDR=";
+    memset(long_host + strlen(long_host), 'h', sizeof(long_host) - 1 - strlen(long_host));
+    expect_no_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", long_host, "MASTER_PORT=1"), DP_EINVAL,
+                     "MASTER_ADDR has 387 characters: expected a host of less than ");
     expect_no_launch(VARIABLES("OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4",
                                "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
                      DP_EINVAL, "OpenMPI does not tell where rank 0 is");

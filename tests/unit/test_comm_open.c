@@ -250,7 +250,7 @@ struct first_words {
 static struct first_words right_words(void)
 {
     struct first_words w = {
-        .hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP},
+        .hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP},
         .header = {.magic = 0x44507774, .len = sizeof(struct dp_star_message),
                    .tag = DP_STAR_HELLO},
         .message = {.kind = DP_STAR_HELLO, .rank = 1, .value = 2},

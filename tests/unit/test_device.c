@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/shared.h"
 #include "device/device.h"
 #ifdef WITH_CUDA
 #include "fakes/use_fake_cuda.h"
@@ -91,15 +92,27 @@ static void memory_is_aligned_whatever_its_size(void **state)
     static const size_t sizes[] = {0, 1, 255, 256, 4097, (2 << 20) - 1, 2 << 20, (5 << 20) + 3};
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
-        for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_PINNED; where++) {
+        for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_SHARED; where++) {
             char *p = new_buffer(where, sizes[i]);
             assert_int_equal((uintptr_t)p % 256, 0);
-            if (where == DP_MEMORY_PINNED || dev->host_accessible)
+            if (where != DP_MEMORY_DEVICE || dev->host_accessible)
                 memset(p, 1, sizes[i]);
             ops->free(dev, where, p);
         }
     ops->free(dev, DP_MEMORY_DEVICE, NULL);
     ops->free(dev, DP_MEMORY_PINNED, NULL);
+    ops->free(dev, DP_MEMORY_SHARED, NULL);
+}
+
+static void shared_memory_of_the_host_is_found_as_such(void **state)
+{
+    (void)state;
+    char *p = new_buffer(DP_MEMORY_SHARED, 100000);
+    struct dp_shared_place place;
+
+    assert_int_equal(dp_shared_find(p, 100000, &place), dev->host_accessible);
+    ops->free(dev, DP_MEMORY_SHARED, p);
+    assert_false(dp_shared_find(p, 1, &place));
 }
 
 static void too_much_memory_is_refused_with_its_size(void **state)
@@ -107,7 +120,7 @@ static void too_much_memory_is_refused_with_its_size(void **state)
     (void)state;
     void *p = &p;
 
-    for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_PINNED; where++) {
+    for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_SHARED; where++) {
         assert_int_equal(ops->alloc(dev, where, SIZE_MAX / 4, &p), DP_ENOMEM);
         assert_ptr_equal(p, &p);
         assert_non_null(strstr(dp_last_error(), "4611686018427387903 bytes"));
@@ -414,6 +427,7 @@ static int run_suite(const char *title)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_aligned_whatever_its_size),
+        cmocka_unit_test(shared_memory_of_the_host_is_found_as_such),
         cmocka_unit_test(too_much_memory_is_refused_with_its_size),
         cmocka_unit_test(bytes_survive_the_way_through_every_kind_of_memory),
         cmocka_unit_test(zero_clears_its_bytes_and_no_others),

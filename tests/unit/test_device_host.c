@@ -5,7 +5,7 @@
 #include "cmocka_all.h"
 
 #include "base/clock.h"
-#include "device/copy.h"
+#include "base/copy.h"
 #include "device/host.h"
 
 #include <signal.h>

@@ -18,33 +18,24 @@
 static struct end a, b;
 static struct card of_a, of_b;
 
-static int connect_two(void **state)
-{
-    (void)state;
-    end_open(&a, 0, 3);
-    end_open(&b, 1, 3);
-    ends_connect(&a, &b);
-    of_a = end_card(&a);
-    of_b = end_card(&b);
-    return 0;
-}
-
 static int open_two(void **state)
 {
     (void)state;
-    end_open(&a, 0, 3);
-    end_open(&b, 1, 3);
-    of_a = end_card(&a);
-    of_b = end_card(&b);
+    ends_open(&a, &b, &of_a, &of_b);
+    return 0;
+}
+
+static int connect_two(void **state)
+{
+    open_two(state);
+    ends_connect(&a, &b);
     return 0;
 }
 
 static int close_two(void **state)
 {
     (void)state;
-    end_close(&a);
-    end_close(&b);
-    return fake_verbs.alive();
+    return ends_close(&a, &b);
 }
 
 static void fill(struct end *e, size_t at, size_t len, int value)
@@ -66,7 +57,7 @@ static void assert_done(struct end *e, enum ibv_wc_status status)
     assert_int_equal(wc.qp_num, e->qp->qp_num);
 }
 
-/* ---- what there is ---------------------------------------------------------------------------- */
+/* ---- what there is --------------------------------------------------------------------------- */
 
 static void devices_ports_and_tables_are_those_of_the_configuration(void **state)
 {
@@ -92,7 +83,7 @@ static void devices_ports_and_tables_are_those_of_the_configuration(void **state
     assert_int_equal(ibv_query_gid_ex(a.context, 1, 9, &all[0], 0), ENODATA);
 }
 
-/* ---- operations ------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static void a_write_arrives_and_completes_here_only(void **state)
 {
@@ -309,7 +300,7 @@ static void a_channel_tells_of_a_completion_once(void **state)
     assert_int_equal(ibv_destroy_comp_channel(channel), 0);
 }
 
-/* ---- states ----------------------------------------------------------------------------------- */
+/* ---- states ---------------------------------------------------------------------------------- */
 
 static void a_step_without_an_attribute_is_refused(void **state)
 {

@@ -15,20 +15,15 @@ static struct card of_a, of_b;
 static int connect_two(void **state)
 {
     (void)state;
-    end_open(&a, 0, 3);
-    end_open(&b, 1, 3);
+    ends_open(&a, &b, &of_a, &of_b);
     ends_connect(&a, &b);
-    of_a = end_card(&a);
-    of_b = end_card(&b);
     return 0;
 }
 
 static int close_two(void **state)
 {
     (void)state;
-    end_close(&a);
-    end_close(&b);
-    return fake_verbs.alive();
+    return ends_close(&a, &b);
 }
 
 static void assert_done(struct end *e, enum ibv_wc_status status)
@@ -54,7 +49,7 @@ static enum ibv_qp_state state_of(struct end *e)
     return attr.qp_state;
 }
 
-/* ---- what must not be --------------------------------------------------------------------------- */
+/* ---- what must not be ------------------------------------------------------------------------ */
 
 /* A write that the other side refuses: this one hears of it, that one gets an event, and nothing is
  * written. */
@@ -194,7 +189,7 @@ static void an_error_flushes_everything_in_order(void **state)
     assert_true(end_is_silent(&a));
 }
 
-/* ---- nobody there ------------------------------------------------------------------------------- */
+/* ---- nobody there ---------------------------------------------------------------------------- */
 
 static void assert_unanswered(void)
 {
@@ -256,7 +251,7 @@ static void a_port_that_returns_in_time_is_not_noticed(void **state)
     unsetenv("FAKE_VERBS_RETRY_MS");
 }
 
-/* ---- on demand ---------------------------------------------------------------------------------- */
+/* ---- on demand ------------------------------------------------------------------------------- */
 
 static void fail_one(enum fake_verbs_arrival arrival)
 {

@@ -4,8 +4,11 @@
  * hosts are made up.
  */
 #include "cmocka_all.h"
+#include "scratch.h"
 
 #include "nccl-plugin/net_devices.h"
+#include "nccl-plugin/net_sockets.h"
+#include "wire/tcp.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -169,7 +172,7 @@ static void several_interfaces_of_one_subnet_are_several_devices(void **state)
 
 /* ---- sysfs ------------------------------------------------------------------------------------ */
 
-static char root[200];
+static char root[SCRATCH_LEN];
 
 static void in_root(const char *path, char out[512])
 {
@@ -211,11 +214,8 @@ static void make_link(const char *path, const char *to)
 /* An interface lo of a card, as /sys shows a virtio device: a step below the PCI function. */
 static int make_root(void **state)
 {
-    const char *tmp = getenv("TMPDIR");
-
     (void)state;
-    snprintf(root, sizeof(root), "%s/net-sysfs-XXXXXX", tmp ? tmp : P_tmpdir);
-    if (!mkdtemp(root))
+    if (!scratch_directory(root, "net-sysfs"))
         return -1;
     make_dir("sys/devices/pci0000:00/0000:00:03.0/virtio0/net/lo");
     make_dir("sys/bus/pci");
@@ -231,12 +231,9 @@ static int make_root(void **state)
 
 static int remove_root(void **state)
 {
-    char command[300];
-
     (void)state;
     unsetenv("NCCL_SOCKET_IFNAME");
-    snprintf(command, sizeof(command), "rm -r '%s'", root);
-    return system(command);
+    return scratch_remove(root);
 }
 
 static struct dpn_device find_lo(void)
@@ -310,6 +307,35 @@ static void a_list_that_admits_nothing_leaves_no_device(void **state)
     assert_int_equal(found.count, 0);
 }
 
+static int told(const char *threads, const char *each, const char *ours)
+{
+    struct dp_wire_address address = {{0}};
+    struct dp_tcp_address a;
+
+    setenv("NCCL_SOCKET_NTHREADS", threads, 1);
+    setenv("NCCL_NSOCKS_PERTHREAD", each, 1);
+    setenv("DUALPIPE_WIRE_TCP_SOCKETS", ours, 1);
+    assert_int_equal(dpn_sockets_tell(&address), 0);
+    unsetenv("NCCL_SOCKET_NTHREADS");
+    unsetenv("NCCL_NSOCKS_PERTHREAD");
+    unsetenv("DUALPIPE_WIRE_TCP_SOCKETS");
+    memcpy(&a, &address, sizeof(a));
+    return a.sockets;
+}
+
+static void sockets_that_nccl_is_told_count_unless_we_are_told(void **state)
+{
+    (void)state;
+    assert_int_equal(told("", "", "0"), 0);
+    assert_int_equal(told("2", "3", "0"), 6);
+    assert_int_equal(told("", "4", "0"), 4);
+    assert_int_equal(told("0", "2", "0"), 2); /* the caller's own thread is one, too */
+    assert_int_equal(told("4", "", "0"), 4);
+    assert_int_equal(told("16", "4", "0"), DP_TCP_SOCKETS_MAX);
+    assert_int_equal(told("many", "2", "0"), 2);
+    assert_int_equal(told("2", "3", "5"), 0); /* what listens has told the address so already */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +348,7 @@ int main(void)
         cmocka_unit_test(infiniband_comes_before_the_subnet),
         cmocka_unit_test(several_interfaces_of_one_subnet_are_several_devices),
         cmocka_unit_test(with_no_devices_wanted_none_is_looked_for),
+        cmocka_unit_test(sockets_that_nccl_is_told_count_unless_we_are_told),
         cmocka_unit_test(a_list_that_admits_nothing_leaves_no_device),
         cmocka_unit_test_setup_teardown(the_pci_function_is_found_above_a_virtual_device, make_root,
                                         remove_root),

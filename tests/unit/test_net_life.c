@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_net_life.c - the net plugin from its first init on: options, contexts, and what it says when
- * something is wrong. What it knows stays for the life of a process, so each case has one of its own.
+ * something is wrong. What it knows stays for the life of a process, so each case has one of its
+ * own.
  */
 #include "cmocka_all.h"
 
@@ -64,7 +65,7 @@ static void run_in_child(void (*run)(void))
     assert_int_equal(status, 0);
 }
 
-/* ---- options ---------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static void try_wrong(const char *name, const char *value, const char *expected)
 {
@@ -147,7 +148,7 @@ static void before_init_there_is_nothing(void **state)
     run_in_child(before_init);
 }
 
-/* ---- contexts --------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 static void *init_and_finalize(void *failures)
 {
@@ -200,7 +201,7 @@ static void devices_are_looked_for_once(void **state)
     run_in_child(once);
 }
 
-/* ---- messages --------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 struct ends {
     struct dpn_net *net;

@@ -6,6 +6,7 @@
 #include "config.h" /* asprintf */
 
 #include "cmocka_all.h"
+#include "scratch.h"
 
 #include "nccl-plugin/net_placement.h"
 
@@ -33,10 +34,12 @@
 
 /* ---- who is it ------------------------------------------------------------------------------ */
 
-static const char *name_set, *value_set;
+static const char *name_set, *value_set, *size_name, *size_set;
 
 static const char *get(const char *name)
 {
+    if (size_name && !strcmp(name, size_name))
+        return size_set;
     return name_set && !strcmp(name, name_set) ? value_set : NULL;
 }
 
@@ -75,9 +78,40 @@ static void a_process_is_found_by_its_rank_and_host(void **state)
     dp_seats_free(s);
 }
 
+static void several_gpus_a_process_are_told_by_the_size_of_the_job(void **state)
+{
+    static const struct {
+        const char *rank, *size, *value;
+        int worker;
+        const char *why;
+    } cases[] = {
+        {"RANK", "WORLD_SIZE", "2", 0, ""},
+        {"RANK", "WORLD_SIZE", "1", -1, "WORLD_SIZE is 1, expected 2: a process with one GPU for each"},
+        {"RANK", "WORLD_SIZE", "", 0, ""},
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "4", -1, "OMPI_COMM_WORLD_SIZE is 4, expected 2"},
+        {"SLURM_PROCID", "SLURM_NTASKS", "16", -1, "SLURM_NTASKS is 16, expected 2"},
+    };
+    struct dp_seats *s;
+
+    (void)state;
+    assert_int_equal(dp_seats_read(FILE_OF("a"), strlen(FILE_OF("a")), "two.json", &s), 0);
+    value_set = "1";
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char why[256] = "";
+        name_set = cases[i].rank;
+        size_name = cases[i].size;
+        size_set = cases[i].value;
+        assert_int_equal(dpn_placement_find(s, get, "a", why, sizeof(why)), cases[i].worker);
+        if (!strstr(why, cases[i].why))
+            fail_msg("'%s' does not say '%s'", why, cases[i].why);
+    }
+    size_name = NULL;
+    dp_seats_free(s);
+}
+
 /* ---- the file ------------------------------------------------------------------------------- */
 
-static char path[] = "/tmp/dpn-placement-XXXXXX";
+static char path[SCRATCH_LEN];
 static int lines;
 
 static void count_line(void *user, enum dp_log_level level, const char *line)
@@ -183,9 +217,8 @@ static void a_wrong_file_is_told_and_left_aside(void **state)
 static int set_up(void **state)
 {
     (void)state;
-    int fd = mkstemp(path);
     dp_log_set(count_line, NULL, DP_LOG_INFO);
-    return fd < 0 || close(fd);
+    return scratch_file(path, "placement") ? 0 : -1;
 }
 
 static int tear_down(void **state)
@@ -198,6 +231,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_process_is_found_by_its_rank_and_host),
+        cmocka_unit_test(several_gpus_a_process_are_told_by_the_size_of_the_job),
         cmocka_unit_test(a_flow_has_its_nics_queue_pairs_and_class),
         cmocka_unit_test(a_port_is_known_by_its_device_or_its_place_on_the_bus),
         cmocka_unit_test(without_a_file_there_is_none),

@@ -6,6 +6,7 @@
 
 #include "cmocka_all.h"
 #include "nccl-plugin/net_comm.h"
+#include "scratch.h"
 #include "stat/pages.h"
 
 #include <signal.h>
@@ -16,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char directory[] = "/tmp/dualpipe-counters-XXXXXX";
+static char directory[SCRATCH_LEN];
 
 static uint64_t counted(const struct dpn_stat *stat, enum dpn_stat_what what)
 {
@@ -47,7 +48,7 @@ static void send_one(struct dpn_stat *stat, int size)
     dpn_stat_ended(stat, &mark, &size);
 }
 
-/* ---- one connection ------------------------------------------------------------------------------ */
+/* ---- one connection -------------------------------------------------------------------------- */
 
 static void sizes_and_times_have_a_place_by_their_digits(void **state)
 {
@@ -130,7 +131,7 @@ static void a_transport_adds_what_it_alone_knows(void **state)
     dpn_stat_close(&off);
 }
 
-/* ---- many, and a reader -------------------------------------------------------------------------- */
+/* ---- many, and a reader ---------------------------------------------------------------------- */
 
 /* Runs `work` in a process of its own, for which the test is the reader. */
 static pid_t start(void (*job)(int ready))
@@ -236,7 +237,7 @@ static void a_sum_never_shrinks_while_connections_come_and_go(void **state)
     stop(pid);
 }
 
-/* ---- all ----------------------------------------------------------------------------------------- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static int set_up(void **state)
 {
@@ -244,7 +245,7 @@ static int set_up(void **state)
 
     (void)state;
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-    if (!mkdtemp(directory) || dpn_net_init(NULL, &net))
+    if (!scratch_directory(directory, "counters") || dpn_net_init(NULL, &net))
         return -1;
     dpn_net_finalize(net);
     dpn_options.stat = true;
@@ -254,11 +255,8 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    char command[256];
-
     (void)state;
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    return system(command);
+    return scratch_remove(directory);
 }
 
 int main(void)

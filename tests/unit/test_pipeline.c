@@ -2,6 +2,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "pipeline/state.h"
 #include "pipeline_job.h"
 
 #include <stdlib.h>
@@ -24,12 +25,9 @@ static int run_steps(struct dp_comm *comm, void *arg)
 static void expect_sequential_by(struct job job, rank_fn run)
 {
     struct job_result result;
-    int killed;
 
     job_result_init(&result, &job);
-    job.result = &result;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], job.schedule->ranks, deadline_ns, run, &job, &killed), 0);
+    assert_int_equal(comm_on_threads(job.schedule->ranks, deadline_ns, run, &job), 0);
     assert_true(job_result_is_sequential(&job, STEPS - 1));
     job_result_fini(&result, &job);
 }
@@ -231,17 +229,8 @@ static void contiguous_strides_are_none(void **state)
 {
     (void)state;
     struct dp_schedule *s = build(some[0]);
-    struct job job = job_make(s);
-    struct job_result result;
-    int killed;
 
-    job_result_init(&result, &job);
-    job.result = &result;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], s->ranks, deadline_ns, run_with_strides, &job, &killed),
-        0);
-    assert_true(job_result_is_sequential(&job, STEPS - 1));
-    job_result_fini(&result, &job);
+    expect_sequential_by(job_make(s), run_with_strides);
     dp_schedule_free(s);
 }
 
@@ -340,13 +329,11 @@ static void gradients_can_be_doubles_and_labels_absent(void **state)
 {
     (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
-    int killed;
 
     for (int i = 0; i < 2; i++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){
             .kind = kinds[i], .ranks = 2, .microbatches = 6, .mirror_reduce = true});
-        assert_int_equal(
-            comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run_counting, s, &killed), 0);
+        assert_int_equal(comm_on_threads(2, deadline_ns, run_counting, s), 0);
         dp_schedule_free(s);
     }
 }
@@ -361,7 +348,6 @@ static void one_rank_needs_no_comm(void **state)
     struct job_rank r;
 
     job_result_init(&result, &job);
-    job.result = &result;
     assert_int_equal(job_rank_open(&r, &job, NULL), 0);
     for (int i = 0; i < STEPS; i++)
         assert_int_equal(job_rank_step(&r), 0);
@@ -437,14 +423,11 @@ static void two_pipelines_take_turns_on_one_comm(void **state)
     struct job jobs[2] = {job_make(training), job_make(evaluation)};
     struct two_jobs two = {{&jobs[0], &jobs[1]}};
     struct job_result results[2];
-    int killed;
 
     for (int i = 0; i < 2; i++) {
         job_result_init(&results[i], &jobs[i]);
-        jobs[i].result = &results[i];
     }
-    assert_int_equal(comm_kinds[0].run(&comm_kinds[0], 4, deadline_ns, run_by_turns, &two, &killed),
-                     0);
+    assert_int_equal(comm_on_threads(4, deadline_ns, run_by_turns, &two), 0);
     for (int i = 0; i < 2; i++) {
         assert_true(job_result_is_sequential(&jobs[i], STEPS - 1));
         job_result_fini(&results[i], &jobs[i]);
@@ -474,12 +457,9 @@ static void labels_of_other_micro_batches_change_the_loss(void **state)
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
     struct job_result result;
-    int killed;
 
     job_result_init(&result, &job);
-    job.result = &result;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run_misrouted, &job, &killed), 0);
+    assert_int_equal(comm_on_threads(2, deadline_ns, run_misrouted, &job), 0);
     printf("expected to differ: ");
     assert_false(job_result_is_sequential(&job, 0));
     job_result_fini(&result, &job);
@@ -515,14 +495,46 @@ static void each_micro_batch_can_have_its_own_scale(void **state)
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
     struct job_result result;
-    int killed;
 
     job_result_init(&result, &job);
-    job.result = &result;
-    assert_int_equal(comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run_scaled, &job, &killed),
-                     0);
+    assert_int_equal(comm_on_threads(2, deadline_ns, run_scaled, &job), 0);
     assert_true(job_result_is_sequential(&job, 0)); /* powers of two scale without rounding */
     job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static int run_shared(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    CHECK((r.pipe->memory_kind == DP_MEMORY_SHARED) == (comm->shared_bytes > 0));
+    CHECK(!!comm->shared_bytes == !strcmp(comm->ops->name, "shm") ||
+          !strcmp(comm->ops->name, "auto"));
+    for (int i = 0; i < STEPS; i++)
+        CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void long_messages_lie_in_memory_that_ranks_share(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
+
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        struct job job = job_make(s);
+        struct job_result result;
+        int killed = 0;
+        job.model.rows = 20000;
+        job_result_init(&result, &job);
+        assert_int_equal(kind->run(kind, 2, deadline_ns, run_shared, &job, &killed), 0);
+        assert_true(job_result_is_sequential(&job, STEPS - 1));
+        job_result_fini(&result, &job);
+    }
     dp_schedule_free(s);
 }
 
@@ -544,6 +556,7 @@ int main(void)
         cmocka_unit_test(two_pipelines_take_turns_on_one_comm),
         cmocka_unit_test(labels_of_other_micro_batches_change_the_loss),
         cmocka_unit_test(each_micro_batch_can_have_its_own_scale),
+        cmocka_unit_test(long_messages_lie_in_memory_that_ranks_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

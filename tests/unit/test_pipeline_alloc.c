@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A step allocates nothing: every function of the C library that gives or takes memory is ours here,
- * and counts while a step runs.
+ * A step allocates nothing: every function of the C library that gives or takes memory is ours
+ * here, and counts while a step runs.
  */
 #include "cmocka_all.h"
 
@@ -123,7 +123,6 @@ static void expect_none(const struct comm_kind *kind, enum dp_schedule_kind sche
                      0);
     struct job job = job_make(s);
     job_result_init(&result, &job);
-    job.result = &result;
     job.edit = set_recorder;
     assert_int_equal(kind->run(kind, 4, deadline_ns, count_in_a_step, &job, &killed), 0);
     job_result_fini(&result, &job);
@@ -144,7 +143,7 @@ static void a_step_allocates_nothing(void **state)
             expect_none(kind, (enum dp_schedule_kind)s);
 }
 
-/* ---- without memory ------------------------------------------------------------------------------- */
+/* ---- without memory -------------------------------------------------------------------------- */
 
 static struct dp_pipeline_config kept;
 
@@ -201,7 +200,6 @@ static void a_pipeline_that_gets_no_memory_says_so_and_leaves_none_behind(void *
                      0);
     struct job job = job_make(s);
     job_result_init(&result, &job);
-    job.result = &result;
     job.edit = keep_config;
     assert_int_equal(job_rank_open(&r, &job, NULL), 0);
     dp_log_set(drop_line, NULL, DP_LOG_ERROR);

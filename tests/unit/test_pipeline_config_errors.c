@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_pipeline_config_errors.c - every pipeline that cannot be opened. Rows C1 and on of the behaviour
- * that the library promises.
+ * test_pipeline_config_errors.c - every pipeline that cannot be opened. Rows C1 and on of the
+ * behaviour that the library promises.
  */
 #include "pipeline_wrong.h"
 
@@ -323,7 +323,7 @@ static void more_ranks_than_one_need_a_comm(void **state)
     expect_wrong(&wrong, training);
 }
 
-/* ---- ranks that do not agree ------------------------------------------------------------------ */
+/* ---- ranks that do not agree ----------------------------------------------------------------- */
 
 static struct dp_schedule *others[2];
 
@@ -458,7 +458,7 @@ static void a_comm_of_another_size_is_refused(void **state)
     dp_schedule_free(others[0]);
 }
 
-/* ---- schedules that are legal, but not for this pipeline ------------------------------------------ */
+/* ---- schedules that are legal, but not for this pipeline ------------------------------------- */
 
 static void expect_unsupported(const char *text, const char *sentence)
 {
@@ -470,7 +470,6 @@ static void expect_unsupported(const char *text, const char *sentence)
         fail_msg("%s", dp_last_error());
     struct job job = job_make(s);
     job_result_init(&result, &job);
-    job.result = &result;
     assert_int_equal(job_rank_open(&r, &job, NULL), DP_EUNSUPPORTED);
     assert_non_null(strstr(dp_last_error(), sentence));
     job_rank_close(&r);

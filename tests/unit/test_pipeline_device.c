@@ -47,13 +47,9 @@ static struct dp_schedule *build(struct dp_schedule_spec spec)
 static void run_job(struct job *job, rank_fn fn, uint64_t last_step)
 {
     struct job_result result;
-    int killed;
 
     job_result_init(&result, job);
-    job->result = &result;
-    assert_int_equal(comm_kinds[0].run(&comm_kinds[0], job->schedule->ranks, deadline_ns, fn, job,
-                                       &killed),
-                     0);
+    assert_int_equal(comm_on_threads(job->schedule->ranks, deadline_ns, fn, job), 0);
     assert_true(job_result_is_sequential(job, last_step));
     job_result_fini(&result, job);
 }
@@ -162,14 +158,11 @@ static void a_device_that_breaks_ends_the_step_on_every_rank(void **state)
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8});
     struct job job = job_make(s);
     struct job_result result;
-    int killed;
 
     job.ops = &cuda_job_ops;
     job.edit = cuda_job_edit;
     job_result_init(&result, &job);
-    job.result = &result;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], 4, deadline_ns, train_until_broken, &job, &killed), 0);
+    assert_int_equal(comm_on_threads(4, deadline_ns, train_until_broken, &job), 0);
     assert_false(fake->armed());
     job_result_fini(&result, &job);
     dp_schedule_free(s);
@@ -201,14 +194,11 @@ static void a_device_without_room_fails_the_pipeline_on_every_rank(void **state)
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
     struct job_result result;
-    int killed;
 
     job.ops = &cuda_job_ops;
     job.edit = use_up_memory_of_rank_1;
     job_result_init(&result, &job);
-    job.result = &result;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, open_without_memory, &job, &killed), 0);
+    assert_int_equal(comm_on_threads(2, deadline_ns, open_without_memory, &job), 0);
     job_result_fini(&result, &job);
     dp_schedule_free(s);
 }

@@ -119,7 +119,6 @@ static void fault_job_init(struct fault_job *f, struct job_result *result, enum 
     f->job = job_make(build());
     f->job.before = count_down;
     job_result_init(result, &f->job);
-    f->job.result = result;
     f->fault = mmap(NULL, sizeof(*f->fault), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                     0);
     f->fault->manner = manner;
@@ -220,7 +219,7 @@ static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
     }
 }
 
-/* ---- callbacks that break their contract ------------------------------------------------------- */
+/* ---- callbacks that break their contract ----------------------------------------------------- */
 
 /* Wraps the model's callbacks and spoils what they leave, on stage 1 and micro-batch 1. */
 struct spoiler {
@@ -339,7 +338,6 @@ static void expect_spoiled(const struct spoiler *one, rank_fn run)
 {
     struct dp_schedule *s;
     struct job_result result;
-    int killed;
 
     expected = one;
     assert_int_equal(
@@ -349,8 +347,7 @@ static void expect_spoiled(const struct spoiler *one, rank_fn run)
     job.ops = &spoiled_ops;
     job.edit = spoil_config;
     job_result_init(&result, &job);
-    job.result = &result;
-    if (comm_kinds[0].run(&comm_kinds[0], 2, deadline_ns, run, &job, &killed))
+    if (comm_on_threads(2, deadline_ns, run, &job))
         fail_msg("%s", one->what);
     job_result_fini(&result, &job);
     dp_schedule_free(s);

@@ -30,7 +30,7 @@ static int roll(struct dice *dice, int sides)
     return (int)(block[0] % (uint32_t)sides);
 }
 
-/* ---- a schedule in the making ------------------------------------------------------------------ */
+/* ---- a schedule in the making ---------------------------------------------------------------- */
 
 /* What is under way on a directed link, oldest first. */
 struct link {
@@ -142,7 +142,7 @@ static void do_weight(struct maker *m, int rank)
     put(m, rank, op);
 }
 
-/* ---- one op at random ---------------------------------------------------------------------------- */
+/* ---- one op at random ------------------------------------------------------------------------ */
 
 /* All that a rank can do now; F and I only (I stands for B too). */
 static int list_choices(const struct maker *m, int rank, struct dp_op *choices)
@@ -225,7 +225,7 @@ static bool make_all(struct maker *m)
     return true;
 }
 
-/* ---- placements ------------------------------------------------------------------------------- */
+/* ---- placements ------------------------------------------------------------------------------ */
 
 static void shuffle(struct dice *dice, int *list, int count)
 {
@@ -321,7 +321,7 @@ static struct dp_schedule *new_random(struct dice *dice)
     return s;
 }
 
-/* ---- the test --------------------------------------------------------------------------------- */
+/* ---- the test -------------------------------------------------------------------------------- */
 
 static int run_steps(struct dp_comm *comm, void *arg)
 {
@@ -353,7 +353,6 @@ static bool is_sequential(struct dice *dice, const struct dp_schedule *s)
 {
     struct job job = job_make(s);
     struct job_result result;
-    int killed;
 
     job.no_split = !roll(dice, 5);
     job.fixed_order = weights_are_in_order(s, job.no_split);
@@ -362,8 +361,7 @@ static bool is_sequential(struct dice *dice, const struct dp_schedule *s)
     job.ops = roll(dice, 3) ? &model_ops : &model_ops_no_hook;
     job.model.batch_dim = !roll(dice, 4);
     job_result_init(&result, &job);
-    job.result = &result;
-    bool good = !comm_kinds[0].run(&comm_kinds[0], s->ranks, deadline_ns, run_steps, &job, &killed) &&
+    bool good = !comm_on_threads(s->ranks, deadline_ns, run_steps, &job) &&
                 job_result_is_sequential(&job, 1);
     job_result_fini(&result, &job);
     return good;

@@ -173,8 +173,8 @@ static void save_areas_take_what_the_schedule_promises(void **state)
             }
 }
 
-/* Follows a plan as a machine with the strictest rules would: nobody writes to memory that a message
- * may still read or write, and a request is used for one message at a time. */
+/* Follows a plan as a machine with the strictest rules would: nobody writes to memory that a
+ * message may still read or write, and a request is used for one message at a time. */
 struct message_at {
     bool open, sending;
     size_t offset, len;

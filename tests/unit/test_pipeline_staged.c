@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pipelines on a device whose memory no wire can reach: messages go through pinned memory, by copies
- * that take place late.
+ * Pipelines on a device whose memory no wire can reach: messages go through pinned memory, by
+ * copies that take place late.
  */
 #include "cmocka_all.h"
 
@@ -37,16 +37,13 @@ static void expect_sequential(struct dp_schedule_spec spec, int batch_dim)
 {
     struct dp_schedule *s;
     struct job_result result;
-    int killed;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
     struct job job = job_make(s);
     job.edit = set_device;
     job.model.batch_dim = batch_dim;
     job_result_init(&result, &job);
-    job.result = &result;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], s->ranks, deadline_ns, run_steps, &job, &killed), 0);
+    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_steps, &job), 0);
     assert_true(job_result_is_sequential(&job, 1));
     assert_true(result.memory[0].total_bytes > 2 * result.memory[0].activations_bytes);
     job_result_fini(&result, &job);

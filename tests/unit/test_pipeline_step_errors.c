@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_pipeline_step_errors.c - every step that cannot be taken. Rows S1 and on of the behaviour that
- * the library promises.
+ * test_pipeline_step_errors.c - every step that cannot be taken. Rows S1 and on of the behaviour
+ * that the library promises.
  */
 #include "pipeline_wrong.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- arguments of a step ---------------------------------------------------------------------- */
+/* ---- arguments of a step --------------------------------------------------------------------- */
 
 static void no_inputs(struct job_rank *r)
 {
@@ -205,15 +205,13 @@ static void ranks_that_take_pipelines_in_another_order_notice(void **state)
     (void)state;
     struct dp_schedule *s;
     struct job_result result;
-    int killed;
 
     assert_int_equal(dp_schedule_new(&training, &s), 0);
     struct job jobs[2] = {job_make(s), job_make(s)};
     jobs[1].model.seed++;
     job_result_init(&result, &jobs[0]);
     jobs[0].result = jobs[1].result = &result;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], RANKS, WRONG_DEADLINE_NS, run_crosswise, jobs, &killed), 0);
+    assert_int_equal(comm_on_threads(RANKS, WRONG_DEADLINE_NS, run_crosswise, jobs), 0);
     job_result_fini(&result, &jobs[0]);
     dp_schedule_free(s);
 }
@@ -248,16 +246,13 @@ static void unchecked_steps_notice_a_message_of_another_step(void **state)
     const struct wrong wrong = {.rank = EVERYWHERE, .config = unchecked};
     struct dp_schedule *s;
     struct job_result result;
-    int killed;
 
     assert_int_equal(dp_schedule_new(&training, &s), 0);
     struct job job = job_make(s);
     job_result_init(&result, &job);
-    job.result = &result;
     job.edit = edit_config;
     job.user = (void *)(uintptr_t)&wrong;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], RANKS, WRONG_DEADLINE_NS, run_unchecked, &job, &killed), 0);
+    assert_int_equal(comm_on_threads(RANKS, WRONG_DEADLINE_NS, run_unchecked, &job), 0);
     assert_true(job_result_is_sequential(&job, 7));
     job_result_fini(&result, &job);
     dp_schedule_free(s);

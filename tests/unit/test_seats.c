@@ -6,6 +6,7 @@
 #include "config.h"
 
 #include "cmocka_all.h"
+#include "scratch.h"
 #include "seats/bind.h"
 
 #include <dualpipe/placement.h>
@@ -119,12 +120,23 @@ static void a_process_reads_what_was_placed(void **state)
     assert_int_equal(f.s->ranks, 4);
     assert_int_equal(f.s->replicas, 4);
     assert_true(f.s->intra_gbs == 450 && f.s->inter_gbs == 400);
+    assert_int_equal(f.s->node_total, 2);
     for (int32_t w = 0; w < 16; w++)
         same_seat(&f, w);
     assert_int_equal(f.s->flow_count, f.p->flow_count);
     for (int32_t i = 0; i < f.s->flow_count; i++)
         same_flow(&f, i);
     assert_int_equal(dp_seats_find(f.s, 16), -1);
+    unmake(&f);
+}
+
+static void hosts_that_nvlink_joins_are_one_node(void **state)
+{
+    (void)state;
+    struct fixture f = make("gb200-nvl72 host:4 domain=2", 4, 4);
+
+    assert_int_equal(f.s->node_total, 2);
+    assert_true(f.s->intra_gbs == 900 && f.s->inter_gbs == 400);
     unmake(&f);
 }
 
@@ -264,8 +276,8 @@ static void members_that_are_not_known_are_passed_over(void **state)
 static void the_environment_names_the_file(void **state)
 {
     (void)state;
-    char path[] = "/tmp/dp-seats-XXXXXX";
-    FILE *file = fdopen(mkstemp(path), "w");
+    char path[SCRATCH_LEN];
+    FILE *file = scratch_file(path, "seats") ? fopen(path, "w") : NULL;
     struct dp_seats *s = NULL;
 
     assert_non_null(file);
@@ -290,13 +302,13 @@ static void the_environment_names_the_file(void **state)
 /* ---- sites ---------------------------------------------------------------------------------- */
 
 /* A machine with these CPUs in NUMA node 1, and no other node. */
-static void make_machine(char root[], const char *cpus)
+static void make_machine(char root[SCRATCH_LEN], const char *cpus)
 {
     static const char *const dirs[] = {"/sys", "/sys/devices", "/sys/devices/system",
                                        "/sys/devices/system/node", "/sys/devices/system/node/node1"};
     char path[256];
 
-    assert_non_null(mkdtemp(root));
+    assert_true(scratch_directory(root, "site"));
     for (size_t i = 0; i < sizeof(dirs) / sizeof(*dirs); i++) {
         snprintf(path, sizeof(path), "%s%s", root, dirs[i]);
         assert_int_equal(mkdir(path, 0700), 0);
@@ -306,14 +318,6 @@ static void make_machine(char root[], const char *cpus)
     assert_non_null(file);
     fprintf(file, "%s\n", cpus);
     fclose(file);
-}
-
-static void remove_machine(const char *root)
-{
-    char command[256];
-
-    snprintf(command, sizeof(command), "rm -r '%s'", root);
-    assert_int_equal(system(command), 0);
 }
 
 /* One worker on host "home", next to this NUMA node. */
@@ -339,7 +343,7 @@ static void allow(cpu_set_t *cpus, size_t from, size_t to)
 static void a_seat_is_next_to_the_cpus_that_may_be_used(void **state)
 {
     (void)state;
-    char root[] = "/tmp/dp-site-XXXXXX";
+    char root[SCRATCH_LEN];
     struct dp_seats *s = seat_at(1);
     struct dp_seat_site site;
     cpu_set_t allowed;
@@ -350,7 +354,7 @@ static void a_seat_is_next_to_the_cpus_that_may_be_used(void **state)
     assert_int_equal(site.node, 1);
     assert_int_equal(CPU_COUNT(&site.cpus), 3);
     assert_true(CPU_ISSET(6, &site.cpus) && CPU_ISSET(7, &site.cpus) && CPU_ISSET(12, &site.cpus));
-    remove_machine(root);
+    assert_int_equal(scratch_remove(root), 0);
     dp_seats_free(s);
 }
 
@@ -371,20 +375,20 @@ static void expect_no_site(int node, const char *root, const char *host, size_t 
 static void where_there_is_no_such_site_the_reason_is_said(void **state)
 {
     (void)state;
-    char root[] = "/tmp/dp-site-XXXXXX";
+    char root[SCRATCH_LEN];
 
     make_machine(root, "4-7");
     expect_no_site(1, root, "away", 0, 20, "this is away, and not home.org");
     expect_no_site(2, root, "home", 0, 20, "home has no NUMA node 2");
     expect_no_site(1, root, "home", 0, 3, "may use no CPU of NUMA node 1");
-    remove_machine(root);
+    assert_int_equal(scratch_remove(root), 0);
 }
 
 /* A node of memory alone keeps the CPUs. */
 static void a_node_without_cpus_is_a_site(void **state)
 {
     (void)state;
-    char root[] = "/tmp/dp-site-XXXXXX";
+    char root[SCRATCH_LEN];
     struct dp_seats *s = seat_at(1);
     struct dp_seat_site site;
     cpu_set_t allowed;
@@ -393,7 +397,7 @@ static void a_node_without_cpus_is_a_site(void **state)
     allow(&allowed, 0, 3);
     must(dp_seats_site(s, 0, root, "home", &allowed, &site));
     assert_int_equal(CPU_COUNT(&site.cpus), 0);
-    remove_machine(root);
+    assert_int_equal(scratch_remove(root), 0);
     dp_seats_free(s);
 }
 
@@ -460,6 +464,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_process_reads_what_was_placed),
+        cmocka_unit_test(hosts_that_nvlink_joins_are_one_node),
         cmocka_unit_test(the_ports_of_a_nic_have_their_names),
         cmocka_unit_test(processes_of_a_replica_are_mapped_as_they_came),
         cmocka_unit_test(another_number_of_ranks_is_refused_with_both_numbers),

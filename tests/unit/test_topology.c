@@ -3,6 +3,7 @@
  * test_topology.c - the model: descriptions, order, the checker, names, ways, JSON.
  */
 #include "cmocka_all.h"
+#include "topology_case.h"
 
 #include "base/fail.h"
 
@@ -13,48 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct dp_topology *made(const char *description)
-{
-    struct dp_topology *t = NULL;
-
-    assert_int_equal(dp_topology_new_synthetic(description, &t), 0);
-    return t;
-}
-
-static int32_t node(const struct dp_topology *t, const char *name)
-{
-    int32_t n = -1;
-
-    assert_int_equal(dp_topology_find(t, name, &n), 0);
-    return n;
-}
-
-static struct dp_topo_path way(const struct dp_topology *t, const char *a, const char *b)
-{
-    struct dp_topo_path path;
-
-    assert_int_equal(dp_topology_path(t, node(t, a), node(t, b), &path), 0);
-    return path;
-}
-
 static void assert_way(const struct dp_topology *t, const char *a, const char *b,
                        enum dp_topo_class class_, double bytes_per_ns)
 {
-    struct dp_topo_path there = way(t, a, b), back = way(t, b, a);
+    struct dp_topo_path there = topology_way(t, a, b), back = topology_way(t, b, a);
 
     assert_string_equal(dp_topo_class_name(there.class_), dp_topo_class_name(class_));
     assert_int_equal(back.class_, class_);
     assert_true(fabs(there.bytes_per_ns - bytes_per_ns) < 0.05);
     assert_true(there.bytes_per_ns == back.bytes_per_ns);
-}
-
-static int32_t count_of(const struct dp_topology *t, enum dp_topo_kind kind)
-{
-    int32_t count = 0;
-
-    for (int32_t i = -1; (i = dp_topology_next(t, kind, -1, i + 1)) >= 0;)
-        count++;
-    return count;
 }
 
 /* ---- descriptions --------------------------------------------------------------------------- */
@@ -63,9 +31,9 @@ static void every_usual_machine_is_a_topology(void **state)
 {
     (void)state;
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
-        struct dp_topology *t = made(p->name);
+        struct dp_topology *t = topology_made(p->name);
         assert_int_equal(dp_topology_check(t), 0);
-        assert_true(count_of(t, DP_TOPO_GPU) > 0);
+        assert_true(topology_count(t, DP_TOPO_GPU) > 0);
         dp_topology_free(t);
     }
 }
@@ -73,25 +41,25 @@ static void every_usual_machine_is_a_topology(void **state)
 static void words_nest_and_multiply(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
+    struct dp_topology *t = topology_made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
 
     assert_int_equal(t->host_count, 3);
-    assert_int_equal(count_of(t, DP_TOPO_NUMA), 6);
-    assert_int_equal(count_of(t, DP_TOPO_SWITCH), 3 * 2 * 2 * (2 + 4));
-    assert_int_equal(count_of(t, DP_TOPO_GPU), 3 * 2 * 2 * 2 * 2 * 2);
-    assert_int_equal(count_of(t, DP_TOPO_NIC), 6);
-    assert_int_equal(count_of(t, DP_TOPO_ROOT), 3 * 2 * (2 + 1));
-    assert_int_equal(count_of(t, DP_TOPO_RAIL), 2);
-    assert_int_equal(count_of(t, DP_TOPO_SPINE), 1);
+    assert_int_equal(topology_count(t, DP_TOPO_NUMA), 6);
+    assert_int_equal(topology_count(t, DP_TOPO_SWITCH), 3 * 2 * 2 * (2 + 4));
+    assert_int_equal(topology_count(t, DP_TOPO_GPU), 3 * 2 * 2 * 2 * 2 * 2);
+    assert_int_equal(topology_count(t, DP_TOPO_NIC), 6);
+    assert_int_equal(topology_count(t, DP_TOPO_ROOT), 3 * 2 * (2 + 1));
+    assert_int_equal(topology_count(t, DP_TOPO_RAIL), 2);
+    assert_int_equal(topology_count(t, DP_TOPO_SPINE), 1);
     dp_topology_free(t);
 }
 
 static void later_words_replace_those_of_a_usual_machine(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
+    struct dp_topology *t = topology_made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
 
-    assert_int_equal(count_of(t, DP_TOPO_GPU), 4);
+    assert_int_equal(topology_count(t, DP_TOPO_GPU), 4);
     assert_way(t, "node0/gpu0", "node1/gpu0", DP_TOPO_RAILED, 12.5);
     dp_topology_free(t);
 }
@@ -131,7 +99,7 @@ static void a_wrong_word_is_named(void **state)
 static void nodes_stand_in_preorder_and_links_in_order(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("hgx-a100 host:3");
+    struct dp_topology *t = topology_made("hgx-a100 host:3");
 
     for (int32_t i = 1; i < t->node_count; i++) {
         assert_true(t->nodes[i].parent < i);
@@ -156,7 +124,7 @@ struct damage {
 
 static void give_a_gpu_to_a_host(struct dp_topology *t)
 {
-    t->nodes[node(t, "gpu0")].parent = 0;
+    t->nodes[topology_node(t, "gpu0")].parent = 0;
 }
 static void take_a_host(struct dp_topology *t)
 {
@@ -164,15 +132,15 @@ static void take_a_host(struct dp_topology *t)
 }
 static void shorten_a_part(struct dp_topology *t)
 {
-    t->nodes[node(t, "numa0")].end = node(t, "numa0");
+    t->nodes[topology_node(t, "numa0")].end = topology_node(t, "numa0");
 }
 static void use_a_name_twice(struct dp_topology *t)
 {
-    t->nodes[node(t, "node1")].name = t->nodes[node(t, "node0")].name;
+    t->nodes[topology_node(t, "node1")].name = t->nodes[topology_node(t, "node0")].name;
 }
 static void take_a_name(struct dp_topology *t)
 {
-    t->nodes[node(t, "rail0")].name = 0;
+    t->nodes[topology_node(t, "rail0")].name = 0;
 }
 static void turn_a_link(struct dp_topology *t)
 {
@@ -196,7 +164,7 @@ static void lose_a_port(struct dp_topology *t)
 }
 static void make_a_gpu_a_port(struct dp_topology *t)
 {
-    t->ports[0].nic = node(t, "gpu0");
+    t->ports[0].nic = topology_node(t, "gpu0");
 }
 static void number_ports_alike(struct dp_topology *t)
 {
@@ -242,7 +210,7 @@ static void the_checker_names_what_is_wrong(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct dp_topology *t = made("host:2 numa:2 switch:1 gpu:1 nic:1");
+        struct dp_topology *t = topology_made("host:2 numa:2 switch:1 gpu:1 nic:1");
         cases[i].do_it(t);
         assert_int_equal(dp_topology_check(t), DP_EINVAL);
         if (!strstr(dp_last_error(), cases[i].says))
@@ -256,34 +224,34 @@ static void the_checker_names_what_is_wrong(void **state)
 static void a_label_finds_its_node(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("gb200-nvl72 host:3");
+    struct dp_topology *t = topology_made("gb200-nvl72 host:3");
     char label[DP_TOPO_LABEL_LEN];
 
     for (int32_t i = 0; i < t->node_count; i++)
-        assert_int_equal(node(t, dp_topology_label(t, i, label)), i);
+        assert_int_equal(topology_node(t, dp_topology_label(t, i, label)), i);
     dp_topology_free(t);
 }
 
 static void a_node_has_several_names(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("dgx-h100 host:2");
-    const struct dp_topo_pci *pci = &t->nodes[node(t, "node1/gpu0")].pci;
+    struct dp_topology *t = topology_made("dgx-h100 host:2");
+    const struct dp_topo_pci *pci = &t->nodes[topology_node(t, "node1/gpu0")].pci;
     char address[32];
 
-    assert_int_equal(node(t, "gpu0"), node(t, "node0/gpu0"));
-    assert_int_equal(node(t, "node1/mlx5_3"), node(t, "node1/nic3"));
+    assert_int_equal(topology_node(t, "gpu0"), topology_node(t, "node0/gpu0"));
+    assert_int_equal(topology_node(t, "node1/mlx5_3"), topology_node(t, "node1/nic3"));
     snprintf(address, sizeof(address), "node1/%04x:%02x:%02x.%x", pci->domain, pci->bus, pci->device,
              pci->function);
-    assert_int_equal(node(t, address), node(t, "node1/gpu0"));
-    assert_int_equal(node(t, "rail7"), t->node_count - 2);
+    assert_int_equal(topology_node(t, address), topology_node(t, "node1/gpu0"));
+    assert_int_equal(topology_node(t, "rail7"), t->node_count - 2);
     dp_topology_free(t);
 }
 
 static void a_name_that_is_none_gets_the_nearest(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("laptop");
+    struct dp_topology *t = topology_made("laptop");
     int32_t n = 77;
 
     assert_int_equal(dp_topology_find(t, "gpu1", &n), DP_EINVAL);
@@ -298,7 +266,7 @@ static void a_name_that_is_none_gets_the_nearest(void **state)
 static void classes_are_those_of_nvidia_smi(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("numa:2 root:2 switch:1 switch:2 gpu:2 cpu=40 pcie=4x16");
+    struct dp_topology *t = topology_made("numa:2 root:2 switch:1 switch:2 gpu:2 cpu=40 pcie=4x16");
 
     assert_way(t, "gpu0", "gpu0", DP_TOPO_SELF, 0);
     assert_way(t, "gpu0", "gpu1", DP_TOPO_PIX, 31.5);
@@ -309,7 +277,7 @@ static void classes_are_those_of_nvidia_smi(void **state)
     assert_way(t, "gpu0", "numa1", DP_TOPO_SYS, 31.5);
     dp_topology_free(t);
 
-    t = made("root:1 switch:2 gpu:1");
+    t = topology_made("root:1 switch:2 gpu:1");
     assert_way(t, "gpu0", "gpu1", DP_TOPO_PHB, 31.5);
     dp_topology_free(t);
 }
@@ -317,19 +285,19 @@ static void classes_are_those_of_nvidia_smi(void **state)
 static void nvlink_goes_before_pci(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("dgx-h100");
+    struct dp_topology *t = topology_made("dgx-h100");
 
     assert_way(t, "gpu0", "gpu7", DP_TOPO_NV, 450);
-    assert_int_equal(way(t, "gpu0", "gpu7").nvlinks, 18);
-    assert_int_equal(way(t, "gpu0", "gpu7").hops, 2);
+    assert_int_equal(topology_way(t, "gpu0", "gpu7").nvlinks, 18);
+    assert_int_equal(topology_way(t, "gpu0", "gpu7").hops, 2);
     dp_topology_free(t);
 
-    t = made("gpu:4 nvlink=pair:4x25");
+    t = topology_made("gpu:4 nvlink=pair:4x25");
     assert_way(t, "gpu0", "gpu1", DP_TOPO_NV, 100);
     assert_way(t, "gpu1", "gpu2", DP_TOPO_NODE, 31.5);
     dp_topology_free(t);
 
-    t = made("gb200-nvl72");
+    t = topology_made("gb200-nvl72");
     assert_way(t, "node0/gpu0", "node17/gpu3", DP_TOPO_NV, 900);
     dp_topology_free(t);
 }
@@ -337,7 +305,7 @@ static void nvlink_goes_before_pci(void **state)
 static void the_wider_of_two_ways_is_taken(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("grace-hopper");
+    struct dp_topology *t = topology_made("grace-hopper");
 
     assert_way(t, "gpu0", "numa0", DP_TOPO_CHIP, 450);
     assert_way(t, "gpu0", "nic0", DP_TOPO_PHB, 63);
@@ -347,8 +315,8 @@ static void the_wider_of_two_ways_is_taken(void **state)
 static void the_bottleneck_is_the_slowest_link(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("switch:2 gpu:2 pcie=5x16 uplink=4x8");
-    struct dp_topo_path p = way(t, "gpu0", "gpu3");
+    struct dp_topology *t = topology_made("switch:2 gpu:2 pcie=5x16 uplink=4x8");
+    struct dp_topo_path p = topology_way(t, "gpu0", "gpu3");
 
     assert_int_equal(t->links[p.bottleneck].kind, DP_TOPO_PCI);
     assert_int_equal(t->links[p.bottleneck].gen, 4);
@@ -362,8 +330,8 @@ static void the_bottleneck_is_the_slowest_link(void **state)
 static void hosts_meet_on_a_rail(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("dgx-h100 host:2");
-    struct dp_topo_path p = way(t, "node0/gpu5", "node1/gpu5");
+    struct dp_topology *t = topology_made("dgx-h100 host:2");
+    struct dp_topo_path p = topology_way(t, "node0/gpu5", "node1/gpu5");
 
     assert_int_equal(p.class_, DP_TOPO_RAILED);
     assert_true(p.bytes_per_ns == 50);
@@ -375,27 +343,27 @@ static void hosts_meet_on_a_rail(void **state)
 static void without_a_rail_in_common_the_spine_joins(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("host:2 nic:2 gpu:2 spine=5");
+    struct dp_topology *t = topology_made("host:2 nic:2 gpu:2 spine=5");
 
     assert_way(t, "node0/nic0", "node1/nic1", DP_TOPO_SPINED, 5);
     assert_way(t, "node0/nic0", "node1/nic0", DP_TOPO_RAILED, 25);
     dp_topology_free(t);
-    t = made("host:2 nic:2 gpu:2 spine=none");
-    assert_int_equal(way(t, "node0/nic0", "node1/nic1").class_, DP_TOPO_NONE);
-    assert_int_equal(way(t, "node0/nic0", "node1/nic1").hops, 0);
+    t = topology_made("host:2 nic:2 gpu:2 spine=none");
+    assert_int_equal(topology_way(t, "node0/nic0", "node1/nic1").class_, DP_TOPO_NONE);
+    assert_int_equal(topology_way(t, "node0/nic0", "node1/nic1").hops, 0);
     dp_topology_free(t);
-    t = made("host:2 gpu:2");
-    assert_int_equal(way(t, "node0/gpu0", "node1/gpu0").class_, DP_TOPO_NONE);
+    t = topology_made("host:2 gpu:2");
+    assert_int_equal(topology_way(t, "node0/gpu0", "node1/gpu0").class_, DP_TOPO_NONE);
     dp_topology_free(t);
 }
 
 static void a_port_that_is_down_leads_nowhere(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("host:2 nic:2 gpu:1");
+    struct dp_topology *t = topology_made("host:2 nic:2 gpu:1");
 
     t->ports[0].up = false;
-    struct dp_topo_path p = way(t, "node0/gpu0", "node1/gpu0");
+    struct dp_topo_path p = topology_way(t, "node0/gpu0", "node1/gpu0");
     assert_string_equal(dp_topology_text(t, t->nodes[t->links[p.links[p.hops / 2]].b].name), "rail1");
     dp_topology_free(t);
 }
@@ -404,7 +372,7 @@ static void a_port_that_is_down_leads_nowhere(void **state)
 static void a_large_host_is_no_special_case(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("numa:4 root:8 switch:4 gpu:2 nic:1");
+    struct dp_topology *t = topology_made("numa:4 root:8 switch:4 gpu:2 nic:1");
 
     assert_true(t->nodes[0].end > 256);
     assert_way(t, "gpu0", "gpu255", DP_TOPO_SYS, 20);
@@ -414,7 +382,7 @@ static void a_large_host_is_no_special_case(void **state)
 static void what_is_no_node_has_no_way(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("laptop");
+    struct dp_topology *t = topology_made("laptop");
     struct dp_topo_path p;
 
     assert_int_equal(dp_topology_path(t, 0, t->node_count, &p), DP_EINVAL);
@@ -427,13 +395,13 @@ static void what_is_no_node_has_no_way(void **state)
 static void a_gpu_gets_the_nearest_nics_first(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("hgx-a100");
+    struct dp_topology *t = topology_made("hgx-a100");
     int32_t nics[8], count, first[8];
 
     for (int32_t g = 0; g < 8; g++) {
         char name[16];
         snprintf(name, sizeof(name), "gpu%d", g);
-        assert_int_equal(dp_topology_nics(t, node(t, name), nics, 8, &count), 0);
+        assert_int_equal(dp_topology_nics(t, topology_node(t, name), nics, 8, &count), 0);
         assert_int_equal(count, 8);
         first[g] = t->nodes[nics[0]].index;
         assert_int_equal(first[g] / 2, g / 2); /* on the same switch */
@@ -441,20 +409,20 @@ static void a_gpu_gets_the_nearest_nics_first(void **state)
     }
     for (int32_t g = 0; g < 8; g += 2)
         assert_int_not_equal(first[g], first[g + 1]);
-    assert_int_equal(dp_topology_nics(t, node(t, "gpu0"), nics, 3, &count), 0);
+    assert_int_equal(dp_topology_nics(t, topology_node(t, "gpu0"), nics, 3, &count), 0);
     assert_int_equal(count, 3);
-    assert_int_equal(dp_topology_nics(t, node(t, "nic0"), nics, 3, &count), DP_EINVAL);
+    assert_int_equal(dp_topology_nics(t, topology_node(t, "nic0"), nics, 3, &count), DP_EINVAL);
     dp_topology_free(t);
 }
 
 static void nics_that_are_down_are_left_out(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("gpu:1 nic:2");
+    struct dp_topology *t = topology_made("gpu:1 nic:2");
     int32_t nics[2], count;
 
     t->ports[0].up = false;
-    assert_int_equal(dp_topology_nics(t, node(t, "gpu0"), nics, 2, &count), 0);
+    assert_int_equal(dp_topology_nics(t, topology_node(t, "gpu0"), nics, 2, &count), 0);
     assert_int_equal(count, 1);
     assert_int_equal(t->nodes[nics[0]].index, 1);
     dp_topology_free(t);
@@ -466,7 +434,7 @@ static void json_gives_back_the_same(void **state)
 {
     (void)state;
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
-        struct dp_topology *t = made(p->name), *back = NULL;
+        struct dp_topology *t = topology_made(p->name), *back = NULL;
         char *text, *again;
         size_t len;
 
@@ -517,11 +485,11 @@ static void json_that_is_wrong_says_where(void **state)
 static void a_thousand_hosts_are_built_read_and_searched(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("dgx-h100 host:1024"), *back = NULL;
+    struct dp_topology *t = topology_made("dgx-h100 host:1024"), *back = NULL;
     char *text;
     size_t len;
 
-    assert_int_equal(count_of(t, DP_TOPO_GPU), 8192);
+    assert_int_equal(topology_count(t, DP_TOPO_GPU), 8192);
     assert_way(t, "node0/gpu3", "node1023/gpu3", DP_TOPO_RAILED, 50);
     assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_JSON, &text, &len), 0);
     assert_int_equal(dp_topology_read(text, len, DP_TOPOLOGY_JSON, &back), 0);
@@ -529,11 +497,6 @@ static void a_thousand_hosts_are_built_read_and_searched(void **state)
     free(text);
     dp_topology_free(back);
     dp_topology_free(t);
-}
-
-static void drop(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
 }
 
 int main(void)
@@ -564,6 +527,6 @@ int main(void)
         cmocka_unit_test(a_thousand_hosts_are_built_read_and_searched),
     };
 
-    dp_log_set(drop, NULL, DP_LOG_ERROR);
+    topology_quietly();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include "config.h"
 
 #include "cmocka_all.h"
+#include "topology_case.h"
 
 #include <dualpipe/topology.h>
 
@@ -14,66 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct dp_topology *made(const char *description)
-{
-    struct dp_topology *t = NULL;
-
-    assert_int_equal(dp_topology_new_synthetic(description, &t), 0);
-    return t;
-}
-
-static int32_t node(const struct dp_topology *t, const char *name)
-{
-    int32_t n = -1;
-
-    if (dp_topology_find(t, name, &n))
-        fail_msg("%s", dp_last_error());
-    return n;
-}
-
-static struct dp_topo_path way(const struct dp_topology *t, const char *a, const char *b)
-{
-    struct dp_topo_path p;
-
-    assert_int_equal(dp_topology_path(t, node(t, a), node(t, b), &p), 0);
-    return p;
-}
-
-static char *written(const struct dp_topology *t, enum dp_topology_format format)
-{
-    char *text = NULL;
-
-    if (dp_topology_write(t, format, &text, NULL))
-        fail_msg("%s", dp_last_error());
-    return text;
-}
-
-#if defined(HAVE_EXPAT) || defined(HAVE_HWLOC)
-static char *load(const char *name)
-{
-    char path[4096], *text = calloc(1, 1 << 16);
-
-    snprintf(path, sizeof(path), "%s/topology/%s", getenv("DP_TEST_DATA"), name);
-    FILE *f = fopen(path, "re");
-    assert_true(f && text);
-    assert_true(fread(text, 1, (1 << 16) - 1, f) > 0);
-    fclose(f);
-    return text;
-}
-#endif
-
-static void drop(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 /* ---- NCCL's files --------------------------------------------------------------------------- */
 
 static void nccl_is_given_all_attributes(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("grace-hopper fabric=infiniband nicname=a\"<&>b");
-    char *xml = written(t, DP_TOPOLOGY_NCCL_XML);
+    struct dp_topology *t = topology_made("grace-hopper fabric=infiniband nicname=a\"<&>b");
+    char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
     static const char *const parts[] = {
         "<cpu numaid=\"0\" affinity=\"000000ff,ffffffff,ffffffff\" arch=\"arm64\" vendor=\"ARM\" "
         "familyid=\"6\" modelid=\"143\">",
@@ -94,14 +42,14 @@ static void nccl_is_given_all_attributes(void **state)
 static void a_file_of_nccl_is_one_host_on_pci(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("laptop host:2");
+    struct dp_topology *t = topology_made("laptop host:2");
     char *text = NULL;
 
     assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_NCCL_XML, &text, NULL), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "this topology has 2"));
     dp_topology_free(t);
-    t = made("laptop");
-    t->nodes[node(t, "gpu0")].pci.known = false;
+    t = topology_made("laptop");
+    t->nodes[topology_node(t, "gpu0")].pci.known = false;
     assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_NCCL_XML, &text, NULL), DP_EUNSUPPORTED);
     assert_non_null(strstr(dp_last_error(), "gpu0 has no PCI address"));
     assert_null(text);
@@ -118,8 +66,8 @@ static void ways_survive_a_file_of_nccl(void **state)
 
     (void)state;
     for (size_t m = 0; m < sizeof(machines) / sizeof(machines[0]); m++) {
-        struct dp_topology *t = made(machines[m]), *back = NULL;
-        char *xml = written(t, DP_TOPOLOGY_NCCL_XML);
+        struct dp_topology *t = topology_made(machines[m]), *back = NULL;
+        char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
         assert_int_equal(dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &back), 0);
         assert_int_equal(t->node_count, back->node_count);
         for (int32_t i = 1; i < t->node_count; i++)
@@ -132,7 +80,7 @@ static void ways_survive_a_file_of_nccl(void **state)
                 assert_int_equal(p.nvlinks, q.nvlinks);
                 assert_true(p.bytes_per_ns == q.bytes_per_ns);
             }
-        char *again = written(back, DP_TOPOLOGY_NCCL_XML);
+        char *again = topology_written(back, DP_TOPOLOGY_NCCL_XML);
         assert_string_equal(xml, again);
         free(again);
         free(xml);
@@ -144,17 +92,17 @@ static void ways_survive_a_file_of_nccl(void **state)
 static void files_of_clouds_are_read(void **state)
 {
     (void)state;
-    char *xml = load("nccl-vm.xml");
+    char *xml = topology_file("nccl-vm.xml");
     struct dp_topology *t = NULL;
 
     if (dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_NCCL_XML, &t))
         fail_msg("%s", dp_last_error());
-    assert_int_equal(way(t, "0001:00:00.0", "0002:00:00.0").class_, DP_TOPO_PIX);
-    assert_int_equal(way(t, "0001:00:00.0", "0101:00:00.0").class_, DP_TOPO_PIX);
-    assert_int_equal(way(t, "gpu1", "eth0").class_, DP_TOPO_SYS);
-    assert_int_equal(way(t, "0003:00:00.0", "0001:00:00.0").nvlinks, 4);
-    assert_string_equal(dp_topology_text(t, t->nodes[node(t, "numa0")].cpus), "0-15,32-47");
-    assert_int_equal(dp_topology_next(t, DP_TOPO_GPU, -1, node(t, "gpu2") + 1), -1);
+    assert_int_equal(topology_way(t, "0001:00:00.0", "0002:00:00.0").class_, DP_TOPO_PIX);
+    assert_int_equal(topology_way(t, "0001:00:00.0", "0101:00:00.0").class_, DP_TOPO_PIX);
+    assert_int_equal(topology_way(t, "gpu1", "eth0").class_, DP_TOPO_SYS);
+    assert_int_equal(topology_way(t, "0003:00:00.0", "0001:00:00.0").nvlinks, 4);
+    assert_string_equal(dp_topology_text(t, t->nodes[topology_node(t, "numa0")].cpus), "0-15,32-47");
+    assert_int_equal(dp_topology_next(t, DP_TOPO_GPU, -1, topology_node(t, "gpu2") + 1), -1);
     dp_topology_free(t);
     free(xml);
 }
@@ -218,7 +166,7 @@ static void without_expat_that_is_said(void **state)
 static void files_of_hwloc_are_read(void **state)
 {
     (void)state;
-    char *xml = load("hwloc.xml");
+    char *xml = topology_file("hwloc.xml");
     struct dp_topology *t = NULL;
     int32_t first;
 
@@ -227,14 +175,14 @@ static void files_of_hwloc_are_read(void **state)
     assert_string_equal(dp_topology_text(t, t->nodes[0].name), "server8");
     assert_string_equal(dp_topology_text(t, t->nodes[0].vendor), "GenuineIntel");
     assert_int_equal(t->nodes[0].cpu_model, 143);
-    assert_string_equal(dp_topology_text(t, t->nodes[node(t, "numa1")].cpus), "2-3");
-    assert_int_equal(t->nodes[node(t, "numa1")].cache_bytes, 32 << 20);
-    assert_int_equal(t->nodes[node(t, "gpu0")].parent, node(t, "switch0"));
-    assert_int_equal(node(t, "GPU-11111111-2222-3333-4444-555555555555"), node(t, "gpu0"));
-    assert_int_equal(way(t, "gpu0", "mlx5_0").class_, DP_TOPO_PIX);
-    assert_int_equal(way(t, "gpu0", "ens2np0").class_, DP_TOPO_SYS);
-    assert_true(way(t, "numa1", "ens2np0").bytes_per_ns > 15.7);
-    assert_int_equal(dp_topology_ports(t, node(t, "mlx5_0"), &first), 1);
+    assert_string_equal(dp_topology_text(t, t->nodes[topology_node(t, "numa1")].cpus), "2-3");
+    assert_int_equal(t->nodes[topology_node(t, "numa1")].cache_bytes, 32 << 20);
+    assert_int_equal(t->nodes[topology_node(t, "gpu0")].parent, topology_node(t, "switch0"));
+    assert_int_equal(topology_node(t, "GPU-11111111-2222-3333-4444-555555555555"), topology_node(t, "gpu0"));
+    assert_int_equal(topology_way(t, "gpu0", "mlx5_0").class_, DP_TOPO_PIX);
+    assert_int_equal(topology_way(t, "gpu0", "ens2np0").class_, DP_TOPO_SYS);
+    assert_true(topology_way(t, "numa1", "ens2np0").bytes_per_ns > 15.7);
+    assert_int_equal(dp_topology_ports(t, topology_node(t, "mlx5_0"), &first), 1);
     assert_true(t->ports[first].up && t->ports[first].fabric == DP_TOPO_INFINIBAND);
     assert_int_equal(t->ports[first].guid, UINT64_C(0x0c42a10300123450));
     assert_string_equal(dp_topology_text(t, t->ports[first].net), "ibs1");
@@ -275,16 +223,6 @@ static void hwloc_and_sysfs_see_the_same_machine(void **state)
     dp_topology_free(b);
 }
 
-/* The node of b that stands for node i of a, which has NVSwitches besides. */
-static int32_t partner(const struct dp_topology *a, int32_t i)
-{
-    int32_t place = i;
-
-    for (int32_t k = 0; k < i; k++)
-        place -= a->nodes[k].kind == DP_TOPO_NVSWITCH;
-    return place;
-}
-
 static void compare_text(const struct dp_topology *a, uint32_t x, const struct dp_topology *b,
                          uint32_t y)
 {
@@ -293,10 +231,10 @@ static void compare_text(const struct dp_topology *a, uint32_t x, const struct d
 
 static void compare_nodes(const struct dp_topology *a, int32_t i, const struct dp_topology *b)
 {
-    const struct dp_topo_node *x = &a->nodes[i], *y = &b->nodes[partner(a, i)];
+    const struct dp_topo_node *x = &a->nodes[i], *y = &b->nodes[i];
 
     assert_int_equal(x->kind, y->kind);
-    assert_int_equal(x->parent < 0 ? -1 : partner(a, x->parent), y->parent);
+    assert_int_equal(x->parent, y->parent);
     compare_text(a, x->name, b, y->name);
     compare_text(a, x->model, b, y->model);
     compare_text(a, x->cpus, b, y->cpus);
@@ -305,6 +243,7 @@ static void compare_nodes(const struct dp_topology *a, int32_t i, const struct d
     compare_text(a, x->vendor, b, y->vendor);
     assert_int_equal(x->family, y->family);
     assert_int_equal(x->package, y->package);
+    assert_int_equal(x->sm, y->sm);
     assert_int_equal(x->memory_bytes, y->memory_bytes);
     assert_int_equal(x->cache_bytes, y->cache_bytes);
     assert_int_equal(x->pci.domain, y->pci.domain);
@@ -313,12 +252,25 @@ static void compare_nodes(const struct dp_topology *a, int32_t i, const struct d
     assert_int_equal(x->pci.device_id, y->pci.device_id);
 }
 
-static const struct dp_topo_link *pci_link(const struct dp_topology *t, int32_t node)
+/* Those between NUMA nodes are assumed again. */
+static void compare_links(const struct dp_topology *a, const struct dp_topology *b)
 {
-    for (int32_t i = 0; i < t->link_count; i++)
-        if (t->links[i].b == node && t->links[i].kind == DP_TOPO_PCI)
-            return &t->links[i];
-    return NULL;
+    assert_int_equal(a->link_count, b->link_count);
+    for (int32_t i = 0; i < a->link_count; i++) {
+        const struct dp_topo_link *x = &a->links[i], *y = &b->links[i];
+        assert_int_equal(x->kind, y->kind);
+        assert_int_equal(x->a, y->a);
+        assert_int_equal(x->b, y->b);
+        if (x->kind == DP_TOPO_CPU)
+            continue;
+        assert_int_equal(x->flags, y->flags);
+        assert_int_equal(x->count, y->count);
+        assert_int_equal(x->gen, y->gen);
+        assert_int_equal(x->width, y->width);
+        assert_int_equal(x->gen_max, y->gen_max);
+        assert_int_equal(x->width_max, y->width_max);
+        assert_true(fabs(x->bytes_per_ns - y->bytes_per_ns) < 1e-9);
+    }
 }
 
 static void compare_ports(const struct dp_topology *a, const struct dp_topology *b)
@@ -326,12 +278,22 @@ static void compare_ports(const struct dp_topology *a, const struct dp_topology 
     assert_int_equal(a->port_count, b->port_count);
     for (int32_t i = 0; i < a->port_count; i++) {
         const struct dp_topo_port *x = &a->ports[i], *y = &b->ports[i];
-        assert_int_equal(partner(a, x->nic), y->nic);
+        assert_int_equal(x->nic, y->nic);
         assert_int_equal(x->fabric, y->fabric);
         assert_int_equal(x->rdma ? x->guid : 0, y->guid);
         compare_text(a, x->rdma, b, y->rdma);
         compare_text(a, x->net, b, y->net);
+        compare_text(a, x->subnet, b, y->subnet);
         assert_true(x->up == y->up);
+        assert_int_equal(x->mtu_bytes, y->mtu_bytes);
+        assert_true(x->bytes_per_ns == y->bytes_per_ns);
+        assert_int_equal(x->gid_count, y->gid_count);
+        for (int32_t k = 0; k < x->gid_count; k++) {
+            const struct dp_topo_gid *g = &a->gids[x->first_gid + k], *h = &b->gids[y->first_gid + k];
+            assert_int_equal(g->index, h->index);
+            assert_int_equal(g->type, h->type);
+            assert_memory_equal(g->raw, h->raw, sizeof(g->raw));
+        }
     }
 }
 
@@ -345,15 +307,10 @@ static void compare_through_hwloc(const struct dp_topology *a)
     assert_int_equal(dp_topology_write(a, DP_TOPOLOGY_HWLOC_XML, &xml, &len), 0);
     if (dp_topology_read(xml, len, DP_TOPOLOGY_AUTO, &b))
         fail_msg("%s", dp_last_error());
-    assert_int_equal(b->node_count, partner(a, a->node_count));
-    for (int32_t i = 0; i < a->node_count; i++) {
-        if (a->nodes[i].kind == DP_TOPO_NVSWITCH)
-            continue;
-        const struct dp_topo_link *x = pci_link(a, i), *y = pci_link(b, partner(a, i));
+    assert_int_equal(b->node_count, a->node_count);
+    for (int32_t i = 0; i < a->node_count; i++)
         compare_nodes(a, i, b);
-        assert_true(!x == !y);
-        assert_true(!x || fabs(x->bytes_per_ns - y->bytes_per_ns) < 1e-5 * x->bytes_per_ns + 1e-9);
-    }
+    compare_links(a, b);
     compare_ports(a, b);
     dp_topology_free(b);
     free(xml);
@@ -365,33 +322,40 @@ static void what_hwloc_can_hold_comes_back(void **state)
     static const char *const more[] = {
         "cpus=4 numa:4 root:1 switch:1 switch:2 gpu:1 nic:1 ports=2", "cpus=1 name=a<b&\"c gpu:2 nic:2",
         "cpus=2 numa:3 gpu:40", "cpus=3 numa:2 gpu:1 fabric=infiniband nic:1",
+        "cpus=4 gpu:6 nvlink=mesh:2x12.5 c2c=33.3 net=12.7 nic:1",
     };
 
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
-        struct dp_topology *all = made(p->name), *t = NULL;
+        struct dp_topology *all = topology_made(p->name), *t = NULL;
         assert_int_equal(dp_topology_take_host(all, 0, &t), 0);
         compare_through_hwloc(t);
         dp_topology_free(t);
         dp_topology_free(all);
     }
     for (size_t i = 0; i < sizeof(more) / sizeof(more[0]); i++) {
-        struct dp_topology *t = made(more[i]);
+        struct dp_topology *t = topology_made(more[i]);
         compare_through_hwloc(t);
         dp_topology_free(t);
+    }
+    struct dp_topology *captured[] = {topology_unpacked_with("tray-a", "fake_nvml", "rack"),
+                                      topology_unpacked("rails-a")};
+    for (size_t i = 0; i < 2; i++) {
+        compare_through_hwloc(captured[i]);
+        dp_topology_free(captured[i]);
     }
 }
 
 static void a_host_without_cpus_gets_one_for_hwloc(void **state)
 {
     (void)state;
-    struct dp_topology *a = made("numa:2 gpu:1"), *b = NULL;
+    struct dp_topology *a = topology_made("numa:2 gpu:1"), *b = NULL;
     char *xml;
     size_t len;
 
     assert_int_equal(dp_topology_write(a, DP_TOPOLOGY_HWLOC_XML, &xml, &len), 0);
     assert_int_equal(dp_topology_read(xml, len, DP_TOPOLOGY_HWLOC_XML, &b), 0);
-    assert_string_equal(dp_topology_text(b, b->nodes[node(b, "numa0")].cpus), "0");
-    assert_int_equal(b->nodes[node(b, "gpu0")].host, 0);
+    assert_string_equal(dp_topology_text(b, b->nodes[topology_node(b, "numa0")].cpus), "0");
+    assert_int_equal(b->nodes[topology_node(b, "gpu0")].host, 0);
     dp_topology_free(a);
     dp_topology_free(b);
     free(xml);
@@ -400,7 +364,7 @@ static void a_host_without_cpus_gets_one_for_hwloc(void **state)
 static void files_for_hwloc_hold_one_host(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("laptop host:2");
+    struct dp_topology *t = topology_made("laptop host:2");
     char *xml = NULL;
 
     assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_HWLOC_XML, &xml, NULL), DP_EINVAL);
@@ -428,14 +392,14 @@ static void without_hwloc_that_is_said(void **state)
 static void machines_become_a_cluster(void **state)
 {
     (void)state;
-    struct dp_topology *a = made("dgx-h100 name=a"), *b = made("dgx-h100 name=b"), *c = NULL;
+    struct dp_topology *a = topology_made("dgx-h100 name=a"), *b = topology_made("dgx-h100 name=b"), *c = NULL;
     const struct dp_topology *parts[] = {a, b};
 
     assert_int_equal(dp_topology_merge(parts, 2, &c), 0);
     assert_int_equal(c->host_count, 2);
-    assert_int_equal(way(c, "a/gpu3", "b/gpu3").class_, DP_TOPO_RAILED);
-    assert_int_equal(way(c, "a/nic0", "b/nic1").class_, DP_TOPO_SPINED);
-    assert_true(way(c, "a/nic0", "b/nic1").bytes_per_ns == 50);
+    assert_int_equal(topology_way(c, "a/gpu3", "b/gpu3").class_, DP_TOPO_RAILED);
+    assert_int_equal(topology_way(c, "a/nic0", "b/nic1").class_, DP_TOPO_SPINED);
+    assert_true(topology_way(c, "a/nic0", "b/nic1").bytes_per_ns == 50);
     dp_topology_free(a);
     dp_topology_free(b);
     dp_topology_free(c);
@@ -444,7 +408,7 @@ static void machines_become_a_cluster(void **state)
 static void a_cluster_like_the_described_one_comes_out(void **state)
 {
     (void)state;
-    struct dp_topology *whole = made("hgx-a100 host:2"), *parts[2], *merged = NULL;
+    struct dp_topology *whole = topology_made("hgx-a100 host:2"), *parts[2], *merged = NULL;
 
     for (int32_t i = 0, host = 0; i < 2; i++, host = whole->nodes[host].end)
         assert_int_equal(dp_topology_take_host(whole, host, &parts[i]), 0);
@@ -462,7 +426,7 @@ static void a_cluster_like_the_described_one_comes_out(void **state)
 static void what_cannot_be_merged_is_refused(void **state)
 {
     (void)state;
-    struct dp_topology *a = made("laptop"), *b = made("laptop"), *c = made("laptop host:2"), *out = NULL;
+    struct dp_topology *a = topology_made("laptop"), *b = topology_made("laptop"), *c = topology_made("laptop host:2"), *out = NULL;
 
     assert_int_equal(dp_topology_merge((const struct dp_topology *const[]){a, b}, 2, &out), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "two nodes are named 'node'"));
@@ -481,17 +445,17 @@ static void what_cannot_be_merged_is_refused(void **state)
 static void a_guest_has_what_was_passed_on(void **state)
 {
     (void)state;
-    struct dp_topology *t = made("hgx-a100"), *guest = NULL;
+    struct dp_topology *t = topology_made("hgx-a100"), *guest = NULL;
 
     assert_int_equal(dp_topology_remap(t, "# two GPUs, a NIC\r\ngpu0 0001:00:00.0\n\n"
                                           "gpu1\t 0002:00:00.0 # the second\nmlx5_1 0101:00:00.1\n"
                                           "gpu7 0003:00:00.0\nnuma0 0-47\n", &guest), 0);
-    assert_int_equal(dp_topology_next(guest, DP_TOPO_GPU, -1, node(guest, "gpu2") + 1), -1);
-    assert_int_equal(way(guest, "0001:00:00.0", "0101:00:00.1").class_, DP_TOPO_PIX);
-    assert_int_equal(way(guest, "gpu0", "nic0").class_, DP_TOPO_PIX);
-    assert_int_equal(way(guest, "gpu0", "0003:00:00.0").nvlinks, 12);
-    assert_string_equal(dp_topology_text(guest, guest->nodes[node(guest, "numa0")].cpus), "0-47");
-    assert_int_equal(guest->nodes[node(guest, "switch0")].pci.domain, 0xffff);
+    assert_int_equal(dp_topology_next(guest, DP_TOPO_GPU, -1, topology_node(guest, "gpu2") + 1), -1);
+    assert_int_equal(topology_way(guest, "0001:00:00.0", "0101:00:00.1").class_, DP_TOPO_PIX);
+    assert_int_equal(topology_way(guest, "gpu0", "nic0").class_, DP_TOPO_PIX);
+    assert_int_equal(topology_way(guest, "gpu0", "0003:00:00.0").nvlinks, 12);
+    assert_string_equal(dp_topology_text(guest, guest->nodes[topology_node(guest, "numa0")].cpus), "0-47");
+    assert_int_equal(guest->nodes[topology_node(guest, "switch0")].pci.domain, 0xffff);
     dp_topology_free(guest);
     dp_topology_free(t);
 }
@@ -512,14 +476,14 @@ static void a_wrong_map_says_which_line(void **state)
     };
 
     (void)state;
-    struct dp_topology *t = made("hgx-a100"), *guest = NULL;
+    struct dp_topology *t = topology_made("hgx-a100"), *guest = NULL;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         assert_int_equal(dp_topology_remap(t, cases[i].map, &guest), DP_EINVAL);
         if (!strstr(dp_last_error(), cases[i].says))
             fail_msg("%s says: %s", cases[i].map, dp_last_error());
     }
     dp_topology_free(t);
-    t = made("laptop host:2");
+    t = topology_made("laptop host:2");
     assert_int_equal(dp_topology_remap(t, "", &guest), DP_EINVAL);
     assert_null(guest);
     dp_topology_free(t);
@@ -555,6 +519,6 @@ int main(void)
         cmocka_unit_test(a_wrong_map_says_which_line),
     };
 
-    dp_log_set(drop, NULL, DP_LOG_ERROR);
+    topology_quietly();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

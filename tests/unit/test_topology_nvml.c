@@ -3,9 +3,8 @@
  * test_topology_nvml.c - what NVML says of GPUs, told by a stand-in (tests/fakes/fake_nvml.c) that
  * reads tests/data/topology/nvml, about captured machines.
  */
-#include "config.h" /* asprintf */
-
 #include "cmocka_all.h"
+#include "topology_case.h"
 #include "tree.h"
 
 #include <dualpipe/topology.h>
@@ -15,97 +14,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void name_file(const char *variable, const char *top, const char *directory, const char *name,
-                      const char *ending)
-{
-    char *path;
-
-    assert_true(asprintf(&path, "%s/%s/%s.%s", top ? top : ".", directory, name, ending) > 0);
-    setenv(variable, path, 1);
-    free(path);
-}
-
-/* The machine of a tree with the GPUs that a library says there are. */
-static struct dp_topology *read_with(const char *tree, const char *library, const char *gpus)
-{
-    struct dp_topology *t = NULL;
-    char *root = tree_unpack(tree);
-
-    name_file("DUALPIPE_TOPOLOGY_NVML_LIBRARY", getenv("DP_TOP_BUILDDIR"), "tests/fakes/.libs",
-              library, "so");
-    name_file("FAKE_NVML", getenv("DP_TEST_DATA"), "topology/nvml", gpus, "txt");
-    int err = dp_topology_read_sysfs(root, &t);
-    tree_remove(root);
-    unsetenv("DUALPIPE_TOPOLOGY_NVML_LIBRARY");
-    if (err)
-        fail_msg("%s", dp_last_error());
-    assert_int_equal(dp_topology_check(t), 0);
-    return t;
-}
-
-static int32_t node(const struct dp_topology *t, const char *name)
-{
-    int32_t n = -1;
-
-    if (dp_topology_find(t, name, &n))
-        fail_msg("%s", dp_last_error());
-    return n;
-}
-
-static bool notes(const struct dp_topology *t, const char *what)
-{
-    for (int32_t i = 0; i < t->note_count; i++)
-        if (strstr(dp_topology_text(t, t->notes[i].text), what))
-            return true;
-    return false;
-}
-
-static int32_t count(const struct dp_topology *t, enum dp_topo_kind kind)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < t->node_count; i++)
-        n += t->nodes[i].kind == kind;
-    return n;
-}
-
-static int32_t count_links(const struct dp_topology *t, enum dp_topo_link_kind kind)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < t->link_count; i++)
-        n += t->links[i].kind == kind;
-    return n;
-}
-
-static struct dp_topo_path way(const struct dp_topology *t, const char *a, const char *b)
-{
-    struct dp_topo_path p;
-
-    assert_int_equal(dp_topology_path(t, node(t, a), node(t, b), &p), 0);
-    return p;
-}
-
 static void gpus_reach_each_other_through_switches(void **state)
 {
     (void)state;
     static const char *const seen[] = {"nvswitch", "hidden-switch"};
 
     for (size_t i = 0; i < 2; i++) {
-        struct dp_topology *t = read_with("hgx", "fake_nvml", seen[i]);
-        struct dp_topo_path p = way(t, "gpu0", "gpu7");
-        const struct dp_topo_node *gpu = &t->nodes[node(t, "gpu7")];
+        struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", seen[i]);
+        struct dp_topo_path p = topology_way(t, "gpu0", "gpu7");
+        const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu7")];
         assert_int_equal(p.class_, DP_TOPO_NV);
         assert_int_equal(p.nvlinks, 18);
         assert_true(p.bytes_per_ns == 450);
         assert_int_equal(t->links[p.bottleneck].flags, 0);
-        assert_int_equal(count(t, DP_TOPO_NVSWITCH), 1);
+        assert_int_equal(topology_count(t, DP_TOPO_NVSWITCH), 1);
         assert_int_equal(gpu->os_index, 7);
         assert_int_equal(gpu->sm, 90);
         assert_true(gpu->memory_bytes == UINT64_C(81559) << 20);
         assert_string_equal(dp_topology_text(t, gpu->model), "NVIDIA H100 80GB HBM3");
-        assert_int_equal(node(t, "GPU-00000000-0000-0000-0000-000000000007"), node(t, "gpu7"));
-        assert_false(notes(t, "NVLink"));
+        assert_int_equal(topology_node(t, "GPU-00000000-0000-0000-0000-000000000007"), topology_node(t, "gpu7"));
+        assert_false(topology_notes(t, "NVLink"));
         dp_topology_free(t);
     }
 }
@@ -113,53 +41,53 @@ static void gpus_reach_each_other_through_switches(void **state)
 static void gpus_are_joined_directly(void **state)
 {
     (void)state;
-    struct dp_topology *t = read_with("hgx", "fake_nvml", "mesh");
-    struct dp_topo_path p = way(t, "gpu3", "gpu1");
+    struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "mesh");
+    struct dp_topo_path p = topology_way(t, "gpu3", "gpu1");
 
     assert_int_equal(p.class_, DP_TOPO_NV);
     assert_int_equal(p.hops, 1);
     assert_int_equal(p.nvlinks, 4);
     assert_true(p.bytes_per_ns == 100);
-    assert_int_equal(count(t, DP_TOPO_NVSWITCH), 0);
-    assert_int_equal(count_links(t, DP_TOPO_NVLINK), 6);
-    assert_true(notes(t, "NVML shows 4 of the 8 GPUs"));
+    assert_int_equal(topology_count(t, DP_TOPO_NVSWITCH), 0);
+    assert_int_equal(topology_count_links(t, DP_TOPO_NVLINK), 6);
+    assert_true(topology_notes(t, "NVML shows 4 of the 8 GPUs"));
     dp_topology_free(t);
 }
 
 static void a_gpu_that_sys_does_not_show_is_added(void **state)
 {
     (void)state;
-    struct dp_topology *t = read_with("container", "fake_nvml", "alone");
-    int32_t gpu = node(t, "0000:1b:00.0");
+    struct dp_topology *t = topology_unpacked_with("container", "fake_nvml", "alone");
+    int32_t gpu = topology_node(t, "0000:1b:00.0");
 
     assert_int_equal(t->nodes[gpu].kind, DP_TOPO_GPU);
-    assert_int_equal(t->nodes[gpu].parent, node(t, "numa0"));
-    struct dp_topo_path p = way(t, "gpu0", "numa0");
+    assert_int_equal(t->nodes[gpu].parent, topology_node(t, "numa0"));
+    struct dp_topo_path p = topology_way(t, "gpu0", "numa0");
     assert_true(fabs(p.bytes_per_ns - 31.5) < 0.1);
-    assert_true(notes(t, "taken to stand right at the NUMA node that NVML names"));
-    assert_false(notes(t, "NVLink"));
+    assert_true(topology_notes(t, "taken to stand right at the NUMA node that NVML names"));
+    assert_false(topology_notes(t, "NVLink"));
     dp_topology_free(t);
 }
 
 static void a_divided_gpu_is_one_gpu_without_nvlink(void **state)
 {
     (void)state;
-    struct dp_topology *t = read_with("hgx", "fake_nvml", "mig");
+    struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "mig");
 
-    assert_int_equal(count(t, DP_TOPO_GPU), 8);
-    assert_int_equal(way(t, "gpu0", "gpu1").class_, DP_TOPO_NODE);
-    assert_int_equal(way(t, "gpu1", "gpu2").class_, DP_TOPO_NV);
-    assert_true(notes(t, "GPU 0 is divided (MIG)"));
+    assert_int_equal(topology_count(t, DP_TOPO_GPU), 8);
+    assert_int_equal(topology_way(t, "gpu0", "gpu1").class_, DP_TOPO_NODE);
+    assert_int_equal(topology_way(t, "gpu1", "gpu2").class_, DP_TOPO_NV);
+    assert_true(topology_notes(t, "GPU 0 is divided (MIG)"));
     dp_topology_free(t);
 }
 
 static void links_that_the_driver_refuses_are_noted(void **state)
 {
     (void)state;
-    struct dp_topology *t = read_with("hgx", "fake_nvml", "refused");
-    struct dp_topo_path p = way(t, "gpu0", "gpu1");
+    struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "refused");
+    struct dp_topo_path p = topology_way(t, "gpu0", "gpu1");
 
-    assert_true(notes(t, "the driver refuses it to them (status 4; is the fabric manager running?)"));
+    assert_true(topology_notes(t, "the driver refuses it to them (status 4; is the fabric manager running?)"));
     assert_int_equal(p.nvlinks, 12);
     assert_true(fabs(p.bytes_per_ns - 12 * 13.281) < 1e-6); /* runs slower than usual */
     dp_topology_free(t);
@@ -168,18 +96,41 @@ static void links_that_the_driver_refuses_are_noted(void **state)
 static void chips_are_joined_to_their_cpu(void **state)
 {
     (void)state;
-    struct dp_topology *t = read_with("hgx", "fake_nvml", "grace");
-    struct dp_topo_path p = way(t, "gpu0", "numa0");
+    struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "grace");
+    struct dp_topo_path p = topology_way(t, "gpu0", "numa0");
 
     assert_int_equal(p.class_, DP_TOPO_CHIP);
     assert_true(fabs(p.bytes_per_ns - 448) < 1e-6);
     dp_topology_free(t);
 
-    t = read_with("hgx", "fake_nvml", "power");
-    p = way(t, "gpu1", "numa0");
+    t = topology_unpacked_with("hgx", "fake_nvml", "power");
+    p = topology_way(t, "gpu1", "numa0");
     assert_int_equal(p.class_, DP_TOPO_CHIP);
     assert_true(p.bytes_per_ns == 75);
-    assert_true(way(t, "gpu0", "gpu1").bytes_per_ns == 75);
+    assert_true(topology_way(t, "gpu0", "gpu1").bytes_per_ns == 75);
+    dp_topology_free(t);
+}
+
+static void links_are_as_fast_as_their_version(void **state)
+{
+    static const struct {
+        int version, count;
+        double rate;
+    } expected[] = {{1, 4, 20}, {2, 6, 25}, {3, 4, 14.0625}, {3, 12, 25},
+                    {4, 18, 25}, {5, 18, 50}, {5, 18, 26.562}, {0, 18, 50}};
+
+    (void)state;
+    struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "versions");
+    for (int i = 0; i < 8; i++) {
+        char gpu[16];
+        snprintf(gpu, sizeof(gpu), "gpu%d", i);
+        struct dp_topo_path p = topology_way(t, gpu, "nvswitch0");
+        const struct dp_topo_link *l = &t->links[p.links[0]];
+        assert_int_equal(l->gen, expected[i].version);
+        assert_int_equal(l->count, expected[i].count);
+        assert_true(fabs(l->bytes_per_ns - expected[i].rate * expected[i].count) < 1e-6);
+        assert_int_equal(l->flags, 0);
+    }
     dp_topology_free(t);
 }
 
@@ -193,10 +144,10 @@ static void what_nvml_refuses_is_left_out(void **state)
     };
 
     for (size_t i = 0; i < 4; i++) {
-        struct dp_topology *t = read_with("hgx", "fake_nvml", gpus[i]);
-        assert_int_equal(count(t, DP_TOPO_GPU), 8);
-        assert_int_equal(count_links(t, DP_TOPO_NVLINK), 0);
-        assert_true(!*note[i] || notes(t, note[i]));
+        struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", gpus[i]);
+        assert_int_equal(topology_count(t, DP_TOPO_GPU), 8);
+        assert_int_equal(topology_count_links(t, DP_TOPO_NVLINK), 0);
+        assert_true(!*note[i] || topology_notes(t, note[i]));
         dp_topology_free(t);
     }
 }
@@ -204,15 +155,15 @@ static void what_nvml_refuses_is_left_out(void **state)
 static void an_old_library_says_what_it_knows(void **state)
 {
     (void)state;
-    struct dp_topology *t = read_with("hgx", "fake_nvml_old", "nvswitch");
-    struct dp_topo_path p = way(t, "gpu0", "gpu7");
+    struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml_old", "nvswitch");
+    struct dp_topo_path p = topology_way(t, "gpu0", "gpu7");
 
     assert_int_equal(p.class_, DP_TOPO_NV);
     assert_true(p.bytes_per_ns == 450);
     assert_int_equal(t->links[p.bottleneck].flags, DP_TOPO_RATE_ASSUMED);
     dp_topology_free(t);
-    t = read_with("container", "fake_nvml_old", "alone");
-    assert_true(notes(t, "taken to stand right at the first NUMA node"));
+    t = topology_unpacked_with("container", "fake_nvml_old", "alone");
+    assert_true(topology_notes(t, "taken to stand right at the first NUMA node"));
     dp_topology_free(t);
 }
 
@@ -227,8 +178,8 @@ static void without_nvml_one_note_says_so(void **state)
         struct dp_topology *t = NULL;
         setenv("DUALPIPE_TOPOLOGY_NVML_LIBRARY", libraries[i], 1);
         assert_int_equal(dp_topology_read_sysfs(root, &t), 0);
-        assert_true(notes(t, "NVLink is not known, the 8 GPUs are shown as if PCI alone joined them"));
-        assert_true(notes(t, reasons[i]));
+        assert_true(topology_notes(t, "NVLink is not known, the 8 GPUs are shown as if PCI alone joined them"));
+        assert_true(topology_notes(t, reasons[i]));
         dp_topology_free(t);
     }
     unsetenv("DUALPIPE_TOPOLOGY_NVML_LIBRARY");
@@ -247,11 +198,6 @@ static void an_unknown_option_is_refused(void **state)
     unsetenv("DUALPIPE_TOPOLOGY_NVML_LIBARY");
 }
 
-static void drop(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -261,12 +207,13 @@ int main(void)
         cmocka_unit_test(a_divided_gpu_is_one_gpu_without_nvlink),
         cmocka_unit_test(links_that_the_driver_refuses_are_noted),
         cmocka_unit_test(chips_are_joined_to_their_cpu),
+        cmocka_unit_test(links_are_as_fast_as_their_version),
         cmocka_unit_test(what_nvml_refuses_is_left_out),
         cmocka_unit_test(an_old_library_says_what_it_knows),
         cmocka_unit_test(without_nvml_one_note_says_so),
         cmocka_unit_test(an_unknown_option_is_refused),
     };
 
-    dp_log_set(drop, NULL, DP_LOG_ERROR);
+    topology_quietly();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

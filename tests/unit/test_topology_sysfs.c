@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_topology_sysfs.c - machines as Linux describes them: a server, a virtual machine, a container,
- * and this one.
+ * test_topology_sysfs.c - machines as Linux describes them: a server, a virtual machine, a
+ * container, and this one.
  */
 #include "cmocka_all.h"
+#include "topology_case.h"
 #include "tree.h"
 
 #include <dualpipe/topology.h>
@@ -12,30 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct dp_topology *unpacked(const char *name)
-{
-    struct dp_topology *t = NULL;
-    char *root = tree_unpack(name);
-    int err = dp_topology_read_sysfs(root, &t);
-
-    tree_remove(root);
-    if (err)
-        fail_msg("%s", dp_last_error());
-    return t;
-}
-
-static int32_t node(const struct dp_topology *t, const char *name)
-{
-    int32_t n = -1;
-
-    if (dp_topology_find(t, name, &n))
-        fail_msg("%s", dp_last_error());
-    return n;
-}
-
 static const struct dp_topo_link *uplink(const struct dp_topology *t, const char *name)
 {
-    int32_t n = node(t, name);
+    int32_t n = topology_node(t, name);
 
     for (int32_t i = 0; i < t->link_count; i++)
         if (t->links[i].b == n && t->links[i].kind == DP_TOPO_PCI)
@@ -49,27 +29,19 @@ static const char *text(const struct dp_topology *t, uint32_t at)
     return dp_topology_text(t, at);
 }
 
-static bool notes(const struct dp_topology *t, const char *what)
-{
-    for (int32_t i = 0; i < t->note_count; i++)
-        if (strstr(text(t, t->notes[i].text), what))
-            return true;
-    return false;
-}
-
 static enum dp_topo_class class_between(const struct dp_topology *t, const char *a, const char *b)
 {
     struct dp_topo_path p;
 
-    assert_int_equal(dp_topology_path(t, node(t, a), node(t, b), &p), 0);
+    assert_int_equal(dp_topology_path(t, topology_node(t, a), topology_node(t, b), &p), 0);
     return p.class_;
 }
 
 static void a_server_is_read_whole(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("server");
-    const struct dp_topo_node *host = &t->nodes[0], *numa = &t->nodes[node(t, "numa1")];
+    struct dp_topology *t = topology_unpacked("server");
+    const struct dp_topo_node *host = &t->nodes[0], *numa = &t->nodes[topology_node(t, "numa1")];
 
     assert_string_equal(text(t, host->name), "server7");
     assert_string_equal(text(t, host->model), "Intel(R) Xeon(R) Platinum 8480+");
@@ -81,18 +53,18 @@ static void a_server_is_read_whole(void **state)
     assert_int_equal(numa->package, 1);
     assert_int_equal(numa->memory_bytes, UINT64_C(264206868) << 10);
     assert_int_equal(numa->cache_bytes, 107520 << 10);
-    assert_string_equal(text(t, t->nodes[node(t, "numa2")].cpus), "");
+    assert_string_equal(text(t, t->nodes[topology_node(t, "numa2")].cpus), "");
     dp_topology_free(t);
 }
 
 static void ports_of_a_switch_become_one_node(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("server");
+    struct dp_topology *t = topology_unpacked("server");
 
-    assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, 0), node(t, "0000:16:00.0"));
-    assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, node(t, "16:00.0") + 1), -1);
-    assert_int_equal(t->nodes[node(t, "18:00.0")].parent, node(t, "switch0"));
+    assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, 0), topology_node(t, "0000:16:00.0"));
+    assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, topology_node(t, "16:00.0") + 1), -1);
+    assert_int_equal(t->nodes[topology_node(t, "18:00.0")].parent, topology_node(t, "switch0"));
     assert_int_equal(class_between(t, "gpu0", "mlx5_0"), DP_TOPO_PIX);
     assert_int_equal(class_between(t, "gpu0", "gpu1"), DP_TOPO_SYS);
     assert_int_equal(class_between(t, "gpu1", "ens2np0"), DP_TOPO_NODE);
@@ -104,7 +76,7 @@ static void ports_of_a_switch_become_one_node(void **state)
 static void what_is_no_gpu_and_no_nic_is_left_out(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("server");
+    struct dp_topology *t = topology_unpacked("server");
     int32_t gpus = 0, nics = 0;
 
     for (int32_t i = 0; i < t->node_count; i++) {
@@ -119,11 +91,11 @@ static void what_is_no_gpu_and_no_nic_is_left_out(void **state)
 static void the_driver_names_its_gpus(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("server");
-    const struct dp_topo_node *gpu = &t->nodes[node(t, "gpu0")];
+    struct dp_topology *t = topology_unpacked("server");
+    const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
 
     assert_string_equal(text(t, gpu->model), "NVIDIA H100 80GB HBM3");
-    assert_int_equal(node(t, "GPU-11111111-2222-3333-4444-555555555555"), node(t, "gpu0"));
+    assert_int_equal(topology_node(t, "GPU-11111111-2222-3333-4444-555555555555"), topology_node(t, "gpu0"));
     assert_int_equal(gpu->pci.subsystem_device_id, 0x16c1);
     dp_topology_free(t);
 }
@@ -131,19 +103,19 @@ static void the_driver_names_its_gpus(void **state)
 static void a_resting_link_of_a_gpu_counts_as_running(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("server");
+    struct dp_topology *t = topology_unpacked("server");
 
     assert_int_equal(uplink(t, "gpu1")->gen, 5);
     assert_false(uplink(t, "gpu1")->flags & DP_TOPO_DEGRADED);
-    assert_true(notes(t, "NVLink is not known, the 2 GPUs"));
-    assert_true(notes(t, "0000:96:00.0: the link of the GPU rests at PCIe 1"));
+    assert_true(topology_notes(t, "NVLink is not known, the 2 GPUs"));
+    assert_true(topology_notes(t, "0000:96:00.0: the link of the GPU rests at PCIe 1"));
     dp_topology_free(t);
 }
 
 static void a_narrow_link_of_a_nic_is_degraded(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("server");
+    struct dp_topology *t = topology_unpacked("server");
     const struct dp_topo_link *l = uplink(t, "ens2np0");
 
     assert_true(l->flags & DP_TOPO_DEGRADED);
@@ -157,10 +129,10 @@ static void a_narrow_link_of_a_nic_is_degraded(void **state)
 static void ports_have_rates_states_and_gids(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("server");
+    struct dp_topology *t = topology_unpacked("server");
     int32_t first;
 
-    assert_int_equal(dp_topology_ports(t, node(t, "mlx5_0"), &first), 1);
+    assert_int_equal(dp_topology_ports(t, topology_node(t, "mlx5_0"), &first), 1);
     const struct dp_topo_port *p = &t->ports[first];
     assert_true(p->up && p->fabric == DP_TOPO_INFINIBAND && p->bytes_per_ns == 50);
     assert_string_equal(text(t, p->net), "ibs1f0");
@@ -168,7 +140,7 @@ static void ports_have_rates_states_and_gids(void **state)
     assert_int_equal(p->gid_count, 1); /* the other is a hole */
     assert_int_equal(t->gids[p->first_gid].type, DP_TOPO_GID_IB);
 
-    assert_int_equal(dp_topology_ports(t, node(t, "mlx5_1"), &first), 1);
+    assert_int_equal(dp_topology_ports(t, topology_node(t, "mlx5_1"), &first), 1);
     p = &t->ports[first];
     assert_true(!p->up && p->fabric == DP_TOPO_ETHERNET && p->mtu_bytes == 9000);
     assert_string_equal(text(t, p->net), "ens1f1np1");
@@ -183,30 +155,30 @@ static void ports_have_rates_states_and_gids(void **state)
 static void a_virtual_machine_says_what_it_does_not_know(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("vm");
+    struct dp_topology *t = topology_unpacked("vm");
     int32_t first;
 
     assert_string_equal(text(t, t->nodes[0].arch), "aarch64");
-    assert_string_equal(text(t, t->nodes[node(t, "numa0")].cpus), "0-7");
-    assert_int_equal(t->nodes[node(t, "numa0")].memory_bytes, UINT64_C(32778032) << 10);
+    assert_string_equal(text(t, t->nodes[topology_node(t, "numa0")].cpus), "0-7");
+    assert_int_equal(t->nodes[topology_node(t, "numa0")].memory_bytes, UINT64_C(32778032) << 10);
     assert_int_equal(class_between(t, "gpu0", "gpu1"), DP_TOPO_NODE); /* of two domains */
     assert_true(uplink(t, "gpu0")->flags & DP_TOPO_RATE_UNKNOWN);
-    assert_int_equal(dp_topology_ports(t, node(t, "eth0"), &first), 1);
+    assert_int_equal(dp_topology_ports(t, topology_node(t, "eth0"), &first), 1);
     assert_true(t->ports[first].up && t->ports[first].bytes_per_ns == 0);
-    assert_true(notes(t, "taken to be one NUMA node"));
-    assert_true(notes(t, "do not say how fast they are"));
+    assert_true(topology_notes(t, "taken to be one NUMA node"));
+    assert_true(topology_notes(t, "do not say how fast they are"));
     dp_topology_free(t);
 }
 
 static void a_container_without_devices_is_a_host(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("container");
+    struct dp_topology *t = topology_unpacked("container");
 
     assert_int_equal(t->node_count, 2);
     assert_string_equal(text(t, t->nodes[0].name), "node");
-    assert_true(notes(t, "no PCI devices are seen"));
-    assert_true(notes(t, "/proc/cpuinfo cannot be read"));
+    assert_true(topology_notes(t, "no PCI devices are seen"));
+    assert_true(topology_notes(t, "/proc/cpuinfo cannot be read"));
     dp_topology_free(t);
 }
 
@@ -214,7 +186,7 @@ static int32_t rail_of(const struct dp_topology *t, const char *nic)
 {
     int32_t first;
 
-    assert_int_equal(dp_topology_ports(t, node(t, nic), &first), 1);
+    assert_int_equal(dp_topology_ports(t, topology_node(t, nic), &first), 1);
     return t->ports[first].rail;
 }
 
@@ -222,14 +194,14 @@ static const char *subnet_of(const struct dp_topology *t, const char *nic)
 {
     int32_t first;
 
-    assert_int_equal(dp_topology_ports(t, node(t, nic), &first), 1);
+    assert_int_equal(dp_topology_ports(t, topology_node(t, nic), &first), 1);
     return text(t, t->ports[first].subnet);
 }
 
 static void ports_have_subnets(void **state)
 {
     (void)state;
-    struct dp_topology *t = unpacked("rails-a"), *back = NULL;
+    struct dp_topology *t = topology_unpacked("rails-a"), *back = NULL;
     char *json;
     size_t len;
 
@@ -237,8 +209,8 @@ static void ports_have_subnets(void **state)
     assert_string_equal(subnet_of(t, "mlx5_2"), "fe80:0000:0000:0000 sm 1");
     assert_string_equal(subnet_of(t, "mlx5_4"), "172.16.5.0/24");
     assert_string_equal(subnet_of(t, "eth9"), "192.168.7.0/24");
-    assert_true(notes(t, "172.16.5.9 of mlx5_4: its network is taken to be as long as three bytes"));
-    assert_false(notes(t, "10.1.0.5"));
+    assert_true(topology_notes(t, "172.16.5.9 of mlx5_4: its network is taken to be as long as three bytes"));
+    assert_false(topology_notes(t, "10.1.0.5"));
     assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_JSON, &json, &len), 0);
     assert_int_equal(dp_topology_read(json, len, DP_TOPOLOGY_JSON, &back), 0);
     assert_true(dp_topology_equal(t, back));
@@ -250,7 +222,7 @@ static void ports_have_subnets(void **state)
 static void hosts_that_are_merged_find_their_rails(void **state)
 {
     (void)state;
-    struct dp_topology *a = unpacked("rails-a"), *b = unpacked("rails-b"), *t = NULL;
+    struct dp_topology *a = topology_unpacked("rails-a"), *b = topology_unpacked("rails-b"), *t = NULL;
     const struct dp_topology *parts[] = {a, b};
 
     assert_int_equal(dp_topology_merge(parts, 2, &t), 0);
@@ -292,11 +264,6 @@ static void this_machine_is_a_topology(void **state)
     dp_topology_free(t);
 }
 
-static void drop(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -315,6 +282,6 @@ int main(void)
         cmocka_unit_test(this_machine_is_a_topology),
     };
 
-    dp_log_set(drop, NULL, DP_LOG_ERROR);
+    topology_quietly();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 enum { RANKS = 4, MICROBATCHES = 10, STEPS = 3 };
 static const int64_t deadline_ns = INT64_C(20000000000);
 
-/* ---- a real step, recorded ----------------------------------------------------------------------- */
+/* ---- a real step, recorded ------------------------------------------------------------------- */
 
 struct recorded {
     struct job job;
@@ -46,14 +46,11 @@ static int run_recorded(struct dp_comm *comm, void *arg)
 static void run_on_threads(struct recorded *r, struct dp_schedule *s)
 {
     struct job_result result;
-    int killed;
 
     r->job = job_make(s);
     job_result_init(&result, &r->job);
-    r->job.result = &result;
     r->job.edit = set_recorder;
-    assert_int_equal(
-        comm_kinds[0].run(&comm_kinds[0], s->ranks, deadline_ns, run_recorded, r, &killed), 0);
+    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_recorded, r), 0);
     job_result_fini(&result, &r->job);
 }
 
@@ -174,7 +171,6 @@ static void a_rank_alone_gathers_its_own_steps(void **state)
                      0);
     struct job job = job_make(s);
     job_result_init(&result, &job);
-    job.result = &result;
     job.edit = set_recorder;
     for (size_t ops = 5; ops <= 100; ops += 95) {
         assert_int_equal(dp_recorder_new(ops, 1, &the_recorder), 0);
@@ -203,7 +199,7 @@ static void a_recorder_refuses_to_hold_nothing(void **state)
     dp_recorder_free(NULL);
 }
 
-/* ---- Perfetto ------------------------------------------------------------------------------------ */
+/* ---- Perfetto -------------------------------------------------------------------------------- */
 
 struct tally {
     int bars, waits, starts, ends, counters, names;
@@ -365,7 +361,7 @@ static void a_simulated_step_opens_in_perfetto_too(void **state)
     }
 }
 
-/* ---- report -------------------------------------------------------------------------------------- */
+/* ---- report ---------------------------------------------------------------------------------- */
 
 static void a_report_of_a_simulated_step_repeats_the_simulation(void **state)
 {

@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 
+#include "scratch.h"
 #include "tuner_caller.h"
 
 #include <dualpipe/random.h>
@@ -16,8 +17,7 @@
 #include <unistd.h>
 
 static void *library;
-static char directory[] = "/tmp/dp-tuner-XXXXXX";
-static char table_path[64], said[4096];
+static char directory[SCRATCH_LEN], table_path[SCRATCH_LEN + 16], said[4096];
 
 /* ---- what NCCL would have ------------------------------------------------------------------- */
 
@@ -307,12 +307,11 @@ static void links_give_later_versions_a_model(void **state)
     unsetenv("DUALPIPE_TUNER_LINKS");
 }
 
-static void write_placement(char *path, const char *text)
+static void write_placement(char path[SCRATCH_LEN], const char *text)
 {
-    int fd = mkstemp(path);
-
-    assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
-    close(fd);
+    assert_true(scratch_file(path, "tuner"));
+    FILE *file = fopen(path, "w");
+    assert_true(file && fputs(text, file) >= 0 && !fclose(file));
     setenv("DUALPIPE_PLACEMENT", path, 1);
 }
 
@@ -328,7 +327,7 @@ static void expect_said(int version, const char *sentence)
 static void a_placement_gives_links_unless_they_are_given(void **state)
 {
     (void)state;
-    char path[] = "/tmp/dpn-tuner-XXXXXX", wrong[] = "/tmp/dpn-tuner-XXXXXX";
+    char path[SCRATCH_LEN], wrong[SCRATCH_LEN];
 
     unsetenv("DUALPIPE_TUNER_TABLE");
     write_placement(path, "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, \"rates\": "
@@ -381,7 +380,8 @@ static uint32_t below(uint32_t n)
     return block[0] % n;
 }
 
-/* What NCCL has in common on all ranks is random; what is a rank's own differs from rank to rank. */
+/* What NCCL has in common on all ranks is random; what is a rank's own differs from rank to
+ * rank. */
 static void assert_agreement(int version, struct tuner_caller *ranks)
 {
     struct tuner_call common = {.function = (ncclFunc_t)below(12), .bytes = below(1u << 20),
@@ -452,7 +452,7 @@ static int set_up(void **state)
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         print_message("%s\n", dlerror());
-    if (!library || !mkdtemp(directory))
+    if (!library || !scratch_directory(directory, "tuner"))
         return -1;
     snprintf(table_path, sizeof(table_path), "%s/table.csv", directory);
     unsetenv("NCCL_ALGO");

@@ -6,6 +6,7 @@
 #include "cmocka_all.h"
 
 #include "command.h"
+#include "scratch.h"
 #include "tune/fit.h"
 
 #include <stdio.h>
@@ -116,7 +117,7 @@ static void the_same_measured_twice_counts_once(void **state)
 
 /* ---- odd outputs ---------------------------------------------------------------------------- */
 
-static char odd_path[] = "/tmp/dp-tune-XXXXXX";
+static char odd_path[SCRATCH_LEN];
 
 static int read_odd(const char *text, struct tune_results *r)
 {
@@ -288,10 +289,8 @@ static void without_nccls_own_choice_there_is_no_table(void **state)
 
 static int set_up(void **state)
 {
-    int fd = mkstemp(odd_path);
-
     (void)state;
-    return fd < 0 || close(fd);
+    return scratch_file(odd_path, "tune") ? 0 : -1;
 }
 
 static int tear_down(void **state)

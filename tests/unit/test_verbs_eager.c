@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_verbs_eager.c - short messages that do not wait for a receive: which one they are for, whatever
- * came first; that their room in the receiver's ring is used again; and what becomes of them when
- * something fails.
+ * came first; that their room in the receiver's ring is used again; which receives write no line of
+ * their own; and what becomes of them when something fails.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -201,6 +201,93 @@ static void without_it_every_message_waits(void **state)
     dpn_options.eager_bytes = 8192;
 }
 
+/* ---- lines that are held back ------------------------------------------------------------------ */
+
+/* The keeper may look at the connection just now. */
+static uint32_t lines_sent(const struct both *b)
+{
+    pthread_mutex_lock(&b->pair.receiver->lock);
+    const uint32_t sent = receiver_of(b)->lines_sent;
+    pthread_mutex_unlock(&b->pair.receiver->lock);
+    return sent;
+}
+
+static uint32_t lines_held(const struct both *b)
+{
+    return receiver_of(b)->lines_made - lines_sent(b);
+}
+
+/* Short messages into receives of this length; returns how often lines were written for them. */
+static unsigned exchange(struct both *b, unsigned count, size_t room)
+{
+    unsigned writes = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        const uint32_t sent = lines_sent(b);
+        struct dpn_request *send = send_in_time(b, i * 10, 10, 7);
+        pair_finish(send, receive(b, i * 10, room, 7));
+        must_have(i * 10, i * 10, 10);
+        writes += sent != lines_sent(b);
+    }
+    return writes;
+}
+
+static void short_messages_need_no_line_each(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    assert_true(exchange(&b, 80, 100) <= 80 / (DPN_EAGER_SLOTS / 2));
+    struct dpn_request *longer = receive(&b, 0, 513, 7); /* than it is worth holding lines back for */
+    assert_int_equal(lines_held(&b), 0);
+    pair_finish(longer, send_in_time(&b, 0, 513, 7));
+    pair_end(&b.pair);
+}
+
+static void lines_that_are_held_back_come_once_nothing_else_does(void **state)
+{
+    bool done = false;
+
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    struct dpn_request *recv = receive(&b, 0, 100, 7);
+    assert_int_equal(lines_held(&b), 1);
+    for (int i = 0; i < DPN_HELD_POLLS; i++)
+        assert_int_equal(dpn_net_test(recv, &done, NULL), 0);
+    assert_int_equal(lines_held(&b), 0);
+    pair_finish(recv, send_in_time(&b, 0, 100, 7));
+    must_have(0, 0, 100);
+    pair_end(&b.pair);
+}
+
+static void a_receive_of_a_long_message_takes_the_lines_before_it_along(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    struct dpn_request *first = receive(&b, 0, 100, 7), *second = receive(&b, 1000, 9000, 7);
+    assert_int_equal(lines_held(&b), 0);
+    pair_finish(send_in_time(&b, 0, 100, 7), first);
+    pair_finish(send_in_time(&b, 1000, 9000, 7), second);
+    must_have(0, 0, 100);
+    must_have(1000, 1000, 9000);
+    pair_end(&b.pair);
+}
+
+/* NCCL's receives are as long as a step may be, whatever comes. */
+static void long_receives_wait_too_while_what_comes_is_short(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    assert_int_equal(exchange(&b, 4, 9000), 4);
+    assert_true(exchange(&b, 40, 9000) <= 40 / (DPN_EAGER_SLOTS / 2) + 1);
+    struct dpn_request *recv = receive(&b, 0, 9000, 7);
+    pair_finish(recv, send_in_time(&b, 0, 9000, 7)); /* after a while */
+    must_have(0, 0, 9000);
+    recv = receive(&b, 0, 9000, 7);
+    assert_int_equal(lines_held(&b), 0);
+    pair_finish(recv, send_in_time(&b, 0, 10, 7));
+    pair_end(&b.pair);
+}
+
 /* ---- GPUs -------------------------------------------------------------------------------------- */
 
 static void reach_gpus(int pointers)
@@ -221,6 +308,19 @@ static void the_device_copies_what_is_for_a_gpu(void **state)
         pair_finish(NULL, receive(&b, 200000, 8192, 7));
     }
     must_have(0, 0, 4000);
+    pair_end(&b.pair);
+    reach_gpus(0);
+}
+
+/* There the device copies what is short, which is a write as well. */
+static void lines_of_receives_to_a_gpu_are_not_held_back(void **state)
+{
+    (void)state;
+    reach_gpus(NCCL_PTR_CUDA);
+    struct both b = connect_both(NCCL_PTR_CUDA);
+    struct dpn_request *recv = receive(&b, 0, 100, 7);
+    assert_int_equal(lines_held(&b), 0);
+    pair_finish(recv, send_in_time(&b, 0, 100, 7));
     pair_end(&b.pair);
     reach_gpus(0);
 }
@@ -336,20 +436,26 @@ static void what_is_no_short_message_ends_the_connection(void **state)
     pair_end(&b.pair);
 }
 
-static int set_up(void **state)
+/* The sender's word was long under way: only the last lines can be unread. One of the future is none. */
+static void an_old_word_of_what_was_read_is_taken(void **state)
 {
-    (void)state;
-    fabric_begin();
-    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-    setenv("DUALPIPE_NET_WIRE", "verbs", 1);
-    return 0;
-}
+    const uint32_t made = 3 * DPN_LINES;
 
-static int tear_down(void **state)
-{
     (void)state;
-    fabric_end();
-    return 0;
+    struct pair p = pair_connect(0);
+    struct dpn_verbs *v = p.receiver->state;
+    pthread_mutex_lock(&p.receiver->lock);
+    v->lines_made = v->lines_due = v->lines_sent = made;
+    dpn_verbs_rewind_lines(v, made - DPN_LINES - 1);
+    const int old = v->error;
+    const uint32_t sent = v->lines_sent;
+    dpn_verbs_rewind_lines(v, made + 1);
+    const int future = v->error;
+    pthread_mutex_unlock(&p.receiver->lock);
+    assert_int_equal(old, 0);
+    assert_int_equal(sent, made - DPN_LINES);
+    assert_int_equal(future, DP_EMISMATCH);
+    pair_end(&p);
 }
 
 int main(void)
@@ -361,12 +467,18 @@ int main(void)
         cmocka_unit_test(a_group_takes_what_came_before_it_by_tags),
         cmocka_unit_test(the_ring_is_used_again_as_receives_come),
         cmocka_unit_test(without_it_every_message_waits),
+        cmocka_unit_test(short_messages_need_no_line_each),
+        cmocka_unit_test(lines_that_are_held_back_come_once_nothing_else_does),
+        cmocka_unit_test(a_receive_of_a_long_message_takes_the_lines_before_it_along),
+        cmocka_unit_test(long_receives_wait_too_while_what_comes_is_short),
+        cmocka_unit_test(lines_of_receives_to_a_gpu_are_not_held_back),
         cmocka_unit_test(the_device_copies_what_is_for_a_gpu),
         cmocka_unit_test(without_a_way_to_a_gpu_every_message_waits),
         cmocka_unit_test(one_that_is_too_long_is_told_on_both_sides),
         cmocka_unit_test(a_lost_lane_loses_and_doubles_none),
         cmocka_unit_test(what_has_come_is_received_when_the_sender_is_gone),
         cmocka_unit_test(what_is_no_short_message_ends_the_connection),
+        cmocka_unit_test(an_old_word_of_what_was_read_is_taken),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
 }

@@ -5,6 +5,7 @@
  * process; the devices are those of the stand-in for libibverbs, which this program is linked with.
  */
 #include "fake_fabric.h"
+#include "scratch.h"
 #include "verbs_pair.h"
 
 #include "nccl-plugin/net_placement.h"
@@ -19,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static char counters[] = "/tmp/dualpipe-counters-XXXXXX";
+static char counters[SCRATCH_LEN];
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -98,6 +99,50 @@ static void a_late_acknowledgement_is_not_the_next_messages(void **state)
     pair_end(&p);
 }
 
+static void what_comes_twice_is_received_once(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    const struct dpn_verbs *v = p.sender->state;
+
+    for (size_t i = 0; i < 40; i++) { /* short ones that come first, and others */
+        const size_t len = i % 2 ? 20000 : 100;
+        struct dpn_request *recv = i % 4 < 2 ? pair_receive(&p, target, len) : NULL;
+        assert_true(fake_verbs.fail_send(v->lanes[0].qp, 1, IBV_WC_SUCCESS, FAKE_ARRIVES_TWICE));
+        if (!recv && len > 1000)
+            recv = pair_receive(&p, target, len);
+        struct dpn_request *send = pair_send(&p, source, pair_from + i, len);
+        pair_finish(send, recv ? recv : pair_receive(&p, target, len));
+        assert_memory_equal(pair_to, pair_from + i, len);
+    }
+    pair_end(&p);
+}
+
+/* Its memory is the user's again: it may have spoiled something. */
+static void what_comes_again_too_late_ends_the_connection(void **state)
+{
+    struct dpn_request *req = NULL;
+    struct dpn_memory *target = NULL;
+
+    (void)state;
+    struct pair p = pair_connect(0);
+    for (int i = 0; i < 3; i++)
+        target = pair_transfer(&p, NCCL_PTR_HOST, -1);
+    struct dpn_verbs *v = p.receiver->state;
+    pthread_mutex_lock(&p.receiver->lock);
+    dpn_verbs_take_mark(v, &v->lanes[0], dpn_mark_pack((struct dpn_mark){.count = 1, .generation = 3}),
+                        PAIR_BYTES);
+    pthread_mutex_unlock(&p.receiver->lock);
+    const size_t len = 1;
+    assert_int_equal(dpn_net_irecv(p.receiver, 1, (void *[]){pair_to}, &len, (int[]){7},
+                                   &target, false, &req), DP_EMISMATCH);
+    assert_non_null(strstr(dp_last_error(), "what arrived by fake0 belongs to no receive (0x00000003): "
+                                            "it is for use 3 of receive 0, which is in use 3, and done"));
+    pair_end(&p);
+}
+
 static void the_only_lane_comes_back_with_the_message(void **state)
 {
     (void)state;
@@ -122,8 +167,8 @@ static void gpu_memory_is_flushed_and_host_memory_is_not(void **state)
     struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_HOST, -1);
     assert_int_equal(dpn_net_iflush(p.receiver, 1, (void *[]){pair_to}, &size, &memory, &flush), 0);
     assert_null(flush);
-    memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
-    for (int i = 0; i < 100; i++) { /* more than there are at once */
+    for (int i = 0; i < 40; i++) { /* more than there are at once */
+        memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
         assert_int_equal(dpn_net_iflush(p.receiver, 1, (void *[]){pair_to}, &size, &memory, &flush), 0);
         assert_non_null(flush);
         pair_finish(flush, NULL);
@@ -392,10 +437,10 @@ static void routers_are_addressed_by_the_lid_they_know(void **state)
 /* ---- a placement ------------------------------------------------------------------------------ */
 
 /* This process is both ends of the flow. NCCL's choice will be fake0. */
-static void place_on_fake1(char *path)
+static void place_on_fake1(char path[SCRATCH_LEN])
 {
     char host[256] = "";
-    FILE *file = fdopen(mkstemp(path), "w");
+    FILE *file = scratch_file(path, "placed") ? fopen(path, "w") : NULL;
 
     assert_non_null(file);
     gethostname(host, sizeof(host) - 1);
@@ -431,7 +476,7 @@ static unsigned completed_on(const struct dpn_verbs *v, int rail)
 
 static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
 {
-    char path[] = "/tmp/dpn-placed-XXXXXX";
+    char path[SCRATCH_LEN];
 
     (void)state;
     place_on_fake1(path);
@@ -455,7 +500,7 @@ static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
 /* NCCL's device stands in, and the message arrives. */
 static void a_placed_flow_goes_on_over_the_other_device(void **state)
 {
-    char path[] = "/tmp/dpn-placed-XXXXXX";
+    char path[SCRATCH_LEN];
 
     (void)state;
     place_on_fake1(path);
@@ -477,7 +522,7 @@ static int set_up(void **state)
     fabric_begin();
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("DUALPIPE_NET_WIRE", "verbs", 1);
-    if (!mkdtemp(counters))
+    if (!scratch_directory(counters, "counters"))
         return -1;
     setenv("DUALPIPE_NET_STAT", "1", 1);
     setenv("DUALPIPE_NET_STAT_DIR", counters, 1);
@@ -488,9 +533,7 @@ static int tear_down(void **state)
 {
     (void)state;
     fabric_end();
-    char command[64];
-    snprintf(command, sizeof(command), "rm -rf '%s'", counters);
-    return system(command);
+    return scratch_remove(counters);
 }
 
 int main(void)
@@ -502,6 +545,8 @@ int main(void)
         cmocka_unit_test(what_cannot_be_fused_is_said),
         cmocka_unit_test(a_message_goes_on_over_the_other_rail),
         cmocka_unit_test(a_late_acknowledgement_is_not_the_next_messages),
+        cmocka_unit_test(what_comes_twice_is_received_once),
+        cmocka_unit_test(what_comes_again_too_late_ends_the_connection),
         cmocka_unit_test(the_only_lane_comes_back_with_the_message),
         cmocka_unit_test(gpu_memory_is_flushed_and_host_memory_is_not),
         cmocka_unit_test(only_registered_memory_is_carried),

@@ -44,6 +44,8 @@ static union dpn_talk good(enum dpn_talk_kind kind)
     case DPN_FENCED_SENDER:
     case DPN_FENCED_RECEIVER:
     case DPN_REFUSED:
+    case DPN_RESUME:
+    case DPN_HEARD:
         break;
     }
     return t;

@@ -28,6 +28,7 @@ struct kind {
     const char *interface;
     bool wrapped; /* in a fault wire that does nothing */
     bool by_ring; /* large messages, too */
+    const char *sockets; /* NULL: as the way wants it */
 };
 static const struct kind kinds[] = {
     {.name = "shm", .ops = &dp_wire_shm},
@@ -37,6 +38,8 @@ static const struct kind kinds[] = {
     {.name = "fault(shm)", .ops = &dp_wire_shm, .wrapped = true},
     {.name = "fault(tcp)", .ops = &dp_wire_tcp, .wrapped = true},
     {.name = "shm by the ring", .ops = &dp_wire_shm, .by_ring = true},
+    {.name = "tcp over four sockets", .ops = &dp_wire_tcp, .sockets = "4"},
+    {.name = "fault(tcp over two)", .ops = &dp_wire_tcp, .sockets = "2", .wrapped = true},
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
@@ -89,6 +92,7 @@ static struct pair make_pair(const struct kind *kind, const struct dp_wire_fault
     int err;
 
     setenv("DUALPIPE_WIRE_DIRECT", kind->by_ring ? "0" : "1", 1);
+    setenv("DUALPIPE_WIRE_TCP_SOCKETS", kind->sockets ? kind->sockets : "0", 1);
     assert_int_equal(kind->ops->listen(&config, &p.listener, &address), 0);
     assert_int_equal(kind->ops->connect(&address, 0x1234, &p.a), 0);
     p.a = wrap(kind, p.a, fault);

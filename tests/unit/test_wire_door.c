@@ -83,7 +83,8 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     want_files(3 * DP_DOOR_GUESTS);
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
-    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP};
+    struct dp_hello hello = {
+        .magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP};
     struct {
         const void *bytes;
         size_t len;
@@ -115,12 +116,75 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     dp_wire_tcp.unlisten(listener);
 }
 
+static bool hears(struct dp_wire_listener *listener, const struct dp_hello *hello, int port,
+                  uint32_t *word)
+{
+    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
+    int fd = connect_to(port);
+    struct dp_wire *wire;
+    uint64_t label;
+    ssize_t n = -1;
+
+    assert_int_equal(send(fd, hello, sizeof(*hello), 0), sizeof(*hello));
+    while (n < 0 && dp_now_ns() < until) {
+        assert_int_equal(dp_wire_tcp.accept(listener, &label, &wire), DP_EAGAIN);
+        n = recv(fd, word, sizeof(*word), MSG_DONTWAIT);
+    }
+    close(fd);
+    return n == sizeof(*word);
+}
+
+static void a_friend_of_another_version_hears_which_one_we_speak(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP};
+    int port = listen_known(0, &listener, &address);
+    uint32_t word = 0;
+
+    assert_false(hears(listener, &hello, port, &word)); /* who has no cookie hears nothing */
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    assert_true(hears(listener, &hello, port, &word));
+    assert_int_equal(word, 0x44507600 | DP_DOOR_VERSION);
+    dp_wire_tcp.unlisten(listener);
+}
+
+/* The other side of it: a door that answers with a later version. */
+static void a_door_of_another_version_is_named(void **state)
+{
+    (void)state;
+    const uint32_t word = 0x44507600 | 9;
+    union dp_sockaddr place = {.v4 = {.sin_family = AF_INET,
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof(place);
+    struct dp_wire_address address;
+    int door = socket(AF_INET, SOCK_STREAM, 0), guest;
+    struct dp_wire *wire;
+
+    assert_int_equal(bind(door, &place.any, sizeof(place.v4)), 0);
+    assert_int_equal(listen(door, 1), 0);
+    assert_int_equal(getsockname(door, &place.any, &len), 0);
+    dp_wire_tcp_address(&place, cookie, &address);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &wire), 0);
+    guest = accept(door, NULL, NULL);
+    assert_int_equal(send(guest, &word, sizeof(word), 0), sizeof(word));
+    while (!wire->error)
+        dp_wire_tcp.progress(wire);
+    assert_int_equal(wire->error, DP_ECOMM);
+    assert_non_null(strstr(wire->why, "speaks version 9 of the handshake, and here it is 4"));
+    dp_wire_close(wire);
+    close(guest);
+    close(door);
+}
+
 static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state)
 {
     (void)state;
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
-    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP, .label = 3};
+    struct dp_hello hello = {
+        .magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP, .label = 3};
     int port = listen_known(0, &listener, &address), fd = connect_to(port);
     struct dp_wire *wire;
     struct dp_wire_request receive;
@@ -194,6 +258,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
+        cmocka_unit_test(a_friend_of_another_version_hears_which_one_we_speak),
+        cmocka_unit_test(a_door_of_another_version_is_named),
         cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),
         cmocka_unit_test(a_port_in_use_and_a_bad_interface_are_named),
         cmocka_unit_test(nobody_at_the_address_breaks_the_wire),

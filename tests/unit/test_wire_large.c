@@ -6,11 +6,10 @@
  */
 #include "cmocka_all.h"
 
-#include "base/clock.h"
-#include "wire/shm.h"
+#include "unit/shm_pair.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "base/clock.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,72 +21,6 @@
 #include <unistd.h>
 
 enum { BIG = 8 << 20, HUGE_MESSAGE = 64 << 20 };
-static const int64_t LONG_NS = 20 * DP_NS_PER_S;
-
-struct pair {
-    struct dp_wire_listener *listener;
-    struct dp_wire *a, *b;
-};
-
-static void progress(struct dp_wire *wire)
-{
-    if (wire)
-        wire->ops->progress(wire);
-}
-
-static struct dp_wire *accept_one(struct dp_wire_listener *listener, struct dp_wire *other)
-{
-    const int64_t until = dp_now_ns() + LONG_NS;
-    struct dp_wire *wire = NULL;
-    uint64_t label;
-
-    while (dp_wire_shm.accept(listener, &label, &wire) == DP_EAGAIN) {
-        progress(other);
-        assert_true(dp_now_ns() < until);
-    }
-    assert_non_null(wire);
-    return wire;
-}
-
-static struct pair make_pair(void)
-{
-    const int64_t until = dp_now_ns() + LONG_NS;
-    struct dp_wire_address address;
-    struct pair p = {.listener = NULL};
-
-    assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
-    assert_int_equal(dp_wire_shm.connect(&address, 0, &p.a), 0);
-    p.b = accept_one(p.listener, p.a);
-    while (!dp_shm_of(p.a)->direct.tried || !dp_shm_of(p.b)->direct.tried) {
-        progress(p.a);
-        progress(p.b);
-        assert_true(dp_now_ns() < until);
-    }
-    return p;
-}
-
-static void free_pair(struct pair *p)
-{
-    dp_wire_close(p->a);
-    dp_wire_close(p->b);
-    dp_wire_shm.unlisten(p->listener);
-}
-
-static void finish(struct pair *p, const struct dp_wire_request *req)
-{
-    const int64_t until = dp_now_ns() + LONG_NS;
-
-    while (req->status == DP_EAGAIN) {
-        progress(p->a);
-        progress(p->b);
-        assert_true(dp_now_ns() < until);
-    }
-}
-
-static bool goes_straight(const struct pair *p)
-{
-    return dp_shm_of(p->a)->direct.reaches;
-}
 
 static void need_right(struct pair *p)
 {
@@ -95,20 +28,6 @@ static void need_right(struct pair *p)
         return;
     free_pair(p);
     skip_because("processes may not copy from each other's memory here");
-}
-
-static void fill(char *buf, size_t len, unsigned seed)
-{
-    for (size_t i = 0; i < len; i++)
-        buf[i] = (char)(seed + i * 7 + (i >> 9) * 3);
-}
-
-static bool is_filled(const char *buf, size_t len, unsigned seed)
-{
-    for (size_t i = 0; i < len; i++)
-        if (buf[i] != (char)(seed + i * 7 + (i >> 9) * 3))
-            return false;
-    return true;
 }
 
 static char out[BIG], in[BIG];
@@ -155,37 +74,6 @@ static void the_user_may_forbid_it(void **state)
     assert_false(goes_straight(&p));
     send_sizes(&p, false);
     free_pair(&p);
-}
-
-/* From here on the kernel denies this process what it may deny, for good. */
-static void deny_copies(void)
-{
-    struct sock_filter steps[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {sizeof(steps) / sizeof(steps[0]), steps};
-
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, 2, &program, 0, 0))
-        _exit(77);
-}
-
-/* In a child, whose exit status says how it went. */
-static int run_in_child(void (*fn)(void))
-{
-    int status;
-
-    fflush(NULL);
-    pid_t child = fork();
-    if (!child) {
-        fn();
-        _exit(0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 static void send_denied(void)
@@ -246,6 +134,30 @@ static void either_side_alone_moves_all_chunks(void **state)
     assert_true(is_filled(in, BIG, 2));
     finish(&p, &send);
     free_pair(&p);
+}
+
+/* By these counts a rank knows that it should not go to sleep in the middle of a message. */
+static void calls_that_move_bytes_are_counted(void **state)
+{
+    (void)state;
+    for (int direct = 0; direct < 2; direct++) {
+        setenv("DUALPIPE_WIRE_DIRECT", direct ? "1" : "0", 1);
+        struct pair p = make_pair();
+        unsetenv("DUALPIPE_WIRE_DIRECT");
+        struct dp_wire_request send, receive;
+        dp_wire_isend(p.a, 1, out, BIG, &send);
+        dp_wire_irecv(p.b, in, BIG, &receive);
+        finish(&p, &receive);
+        finish(&p, &send);
+        const unsigned a = p.a->moves, b = p.b->moves;
+        assert_true(a > 1 && b > 1);
+        for (int i = 0; i < 10; i++) {
+            progress(p.a);
+            progress(p.b);
+        }
+        assert_true(p.a->moves == a && p.b->moves == b);
+        free_pair(&p);
+    }
 }
 
 /* ---- memory that no other process can copy ------------------------------------------------------ */
@@ -455,6 +367,7 @@ int main(void)
         cmocka_unit_test(the_user_may_forbid_it),
         cmocka_unit_test(where_the_system_denies_it_the_ring_serves),
         cmocka_unit_test(either_side_alone_moves_all_chunks),
+        cmocka_unit_test(calls_that_move_bytes_are_counted),
         cmocka_unit_test(memory_that_cannot_be_copied_straight_goes_through_the_ring),
         cmocka_unit_test(nobody_writes_into_a_receive_that_was_dropped),
         cmocka_unit_test(a_send_that_was_dropped_is_never_received),

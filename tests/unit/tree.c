@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "config.h" /* nftw, asprintf */
+#include "config.h" /* nftw */
 
 #include "tree.h"
 
 #include "cmocka_all.h"
+#include "scratch.h"
 
 #include <ftw.h>
 #include <limits.h>
@@ -54,11 +55,9 @@ static void put(const char *root, char *line, char path[PATH_MAX])
 
 char *tree_unpack(const char *name)
 {
-    const char *tmp = getenv("TMPDIR");
-    char path[PATH_MAX], line[PATH_MAX], *root;
+    char path[PATH_MAX], line[PATH_MAX], *root = malloc(SCRATCH_LEN);
 
-    assert_true(asprintf(&root, "%s/treeXXXXXX", tmp ? tmp : P_tmpdir) > 0);
-    assert_non_null(mkdtemp(root));
+    assert_true(root && scratch_directory(root, "tree"));
     snprintf(path, sizeof(path), "%s/topology/%s.tree", getenv("DP_TEST_DATA"), name);
     FILE *f = fopen(path, "re");
     assert_non_null(f);

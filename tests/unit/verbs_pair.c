@@ -1,9 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "unit/verbs_pair.h"
 
+#include "unit/fake_fabric.h"
+
+#include <stdlib.h>
 #include <string.h>
 
 char pair_from[PAIR_BYTES], pair_to[PAIR_BYTES];
+
+int pair_set_up(void **state)
+{
+    (void)state;
+    fabric_begin();
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("DUALPIPE_NET_WIRE", "verbs", 1);
+    return 0;
+}
+
+int pair_tear_down(void **state)
+{
+    (void)state;
+    fabric_end();
+    return 0;
+}
 
 struct pair pair_connect_between(int dev, int dev_there)
 {

@@ -30,6 +30,10 @@ static inline void must_be_in_time(int64_t since_ns)
     assert_true(dp_now_ns() - since_ns < 60 * DP_NS_PER_S);
 }
 
+/* For the whole program: a fabric of its own, by loopback, over verbs only. */
+int pair_set_up(void **state);
+int pair_tear_down(void **state);
+
 struct pair pair_connect(int dev);
 struct pair pair_connect_between(int dev, int dev_there);
 void pair_end(struct pair *p);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_peer.c - mpi-peer latency|stream SIZE TIMES: what `dualpipe bench wire --peers` starts by mpirun,
- * twice. The same messages as ours: one there and one back, or one way with as many under way. Rank 0
- * prints us one way, or GB/s.
+ * mpi_peer.c - mpi-peer latency|stream SIZE TIMES: what `dualpipe bench wire --peers` starts by
+ * mpirun, twice. The same messages as ours: one there and one back, or one way with as many under
+ * way. Rank 0 prints us one way, or GB/s.
  */
 #include <mpi.h>
 #include <stdio.h>

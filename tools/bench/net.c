@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- lists ------------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 static bool parse_list(const char *text, struct net_list *list, double most,
                        bool (*parse)(const char *, double *))
@@ -149,7 +149,7 @@ static int measure(const struct net_values *v)
     return status;
 }
 
-/* ---- the command line -------------------------------------------------------------------------- */
+/* ---- the command line ------------------------------------------------------------------------ */
 
 static const struct arg args[] = {
     {"plugin", 0, "FILE", "a net plugin, NAME=VALUE ... may stand in front of the file; again for "

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net_limits.c - what this machine could do: a line of shared memory, TCP over the loopback, and one
- * copy, each with both processes spinning and nothing else to do.
+ * net_limits.c - what this machine could do: a line of shared memory, TCP over the loopback, and
+ * one copy, each with both processes spinning and nothing else to do.
  */
 #include "bench/net.h"
 
@@ -96,7 +96,7 @@ static int shm_stream(struct net_side *s, size_t size, int connections, int time
 
 const struct net_way net_way_shm = {"shm", NULL, shm_ping_pong, shm_stream, NULL};
 
-/* ---- one copy, cut over both cores ------------------------------------------------------------- */
+/* ---- one copy, cut over both cores ----------------------------------------------------------- */
 
 static int memcpy_stream(struct net_side *s, size_t size, int connections, int times)
 {

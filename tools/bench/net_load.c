@@ -44,7 +44,8 @@ static const char *result_text(ncclResult_t result)
         "ncclInvalidArgument", "ncclInvalidUsage",       "ncclRemoteError", "ncclInProgress",
     };
 
-    return (unsigned)result < sizeof(names) / sizeof(names[0]) ? names[result] : "an unknown result";
+    return (unsigned)result < sizeof(names) / sizeof(names[0]) ? names[result]
+                                                               : "an unknown result";
 }
 
 int net_refused(struct net_side *s, const char *call, ncclResult_t result)
@@ -66,7 +67,8 @@ static int find_table(struct net_side *s, struct net_plugin *p)
         if (!wanted || v == wanted)
             p->net = net_caller_find(library, v);
     if (!p->net && wanted)
-        return net_side_fail(s, DP_EINVAL, "%s has no ncclNetPlugin_v%d", s->contender->file, wanted);
+        return net_side_fail(s, DP_EINVAL, "%s has no ncclNetPlugin_v%d", s->contender->file,
+                             wanted);
     if (!p->net)
         return net_side_fail(s, DP_EINVAL,
                              "%s is no net plugin: it has none of ncclNetPlugin_v%d to _v%d",
@@ -75,7 +77,8 @@ static int find_table(struct net_side *s, struct net_plugin *p)
 }
 
 /* --device: a number from 0, or a name. */
-static int choose_device(struct net_side *s, struct net_plugin *p, struct net_properties *properties)
+static int choose_device(struct net_side *s, struct net_plugin *p,
+                         struct net_properties *properties)
 {
     const char *wanted = s->values->device;
     char *end;
@@ -91,9 +94,10 @@ static int choose_device(struct net_side *s, struct net_plugin *p, struct net_pr
             return 0;
         }
     }
-    return net_side_fail(s, DP_EINVAL, "--device %s: %s has no such device; expected the name of one, "
-                         "or a number from 0 to %d", wanted, s->contender->file,
-                         p->facts.device_count - 1);
+    return net_side_fail(s, DP_EINVAL,
+                         "--device %s: %s has no such device; expected the name of one, "
+                         "or a number from 0 to %d",
+                         wanted, s->contender->file, p->facts.device_count - 1);
 }
 
 int net_load(struct net_side *s, struct net_plugin *p)
@@ -110,8 +114,8 @@ int net_load(struct net_side *s, struct net_plugin *p)
     if (result)
         return net_refused(s, "devices", result);
     if (p->facts.device_count < 1)
-        return net_side_fail(s, DP_ENODEV, "%s has no device on this machine%s%s", s->contender->file,
-                             *last_warning ? ": " : "", last_warning);
+        return net_side_fail(s, DP_ENODEV, "%s has no device on this machine%s%s",
+                             s->contender->file, *last_warning ? ": " : "", last_warning);
     err = choose_device(s, p, &properties);
     if (err)
         return err;
@@ -134,7 +138,7 @@ void net_set_environment(const struct net_contender *c)
     free(copy);
 }
 
-/* ---- looking at a plugin beforehand ------------------------------------------------------------ */
+/* ---- looking at a plugin beforehand ---------------------------------------------------------- */
 
 struct found {
     int err;

@@ -32,8 +32,8 @@ static int listen_all(struct net_side *s, struct lanes *l)
 {
     for (int i = 0; i < l->in_count; i++) {
         struct end *e = &l->ins[i];
-        ncclResult_t result =
-            l->plugin.net->listen(l->plugin.ctx, l->plugin.facts.device_number, e->handle, &e->listener);
+        ncclResult_t result = l->plugin.net->listen(l->plugin.ctx, l->plugin.facts.device_number,
+                                                    e->handle, &e->listener);
         if (result)
             return net_refused(s, "listen", result);
     }
@@ -143,7 +143,8 @@ static int open_plugin(struct net_side *s)
 /* ---- messages -------------------------------------------------------------------------------- */
 
 /* Begin message `at` of an end; false in *begun: the plugin wants to be asked again. */
-static int begin(struct net_side *s, struct end *e, size_t size, int connection, int at, bool *begun)
+static int begin(struct net_side *s, struct end *e, size_t size, int connection, int at,
+                 bool *begun)
 {
     const struct net_caller *net = ((struct lanes *)s->state)->plugin.net;
     const int k = at % NET_WINDOW;
@@ -153,8 +154,9 @@ static int begin(struct net_side *s, struct end *e, size_t size, int connection,
     e->requests[k] = NULL;
     e->sizes[k] = size;
     ncclResult_t result =
-        e->is_sender ? net->isend(e->comm, data, size, tag, e->memory, &e->requests[k])
-                     : net->irecv(e->comm, 1, &data, &e->sizes[k], &tag, &e->memory, &e->requests[k]);
+        e->is_sender
+            ? net->isend(e->comm, data, size, tag, e->memory, &e->requests[k])
+            : net->irecv(e->comm, 1, &data, &e->sizes[k], &tag, &e->memory, &e->requests[k]);
     if (result)
         return net_refused(s, e->is_sender ? "isend" : "irecv", result);
     *begun = e->requests[k];
@@ -274,8 +276,8 @@ static int top_up(struct net_side *s, struct end *in, size_t size, int times)
     return err;
 }
 
-/* As NCCL sees to it, receives wait long before the messages to them can have been sent; the next one
- * is begun behind an answer, not before it. */
+/* As NCCL sees to it, receives wait long before the messages to them can have been sent; the next
+ * one is begun behind an answer, not before it. */
 static int ping_pong(struct net_side *s, size_t size, int times)
 {
     struct lanes *l = s->state;

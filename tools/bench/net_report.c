@@ -25,7 +25,8 @@ static const struct measure measures[] = {
 };
 enum { MEASURES = sizeof(measures) / sizeof(measures[0]) };
 
-static const struct net_result *find(const struct net_report *r, const struct net_test *t, int contender)
+static const struct net_result *find(const struct net_report *r, const struct net_test *t,
+                                     int contender)
 {
     for (int i = 0; i < r->result_count; i++)
         if (r->results[i].test == t && r->results[i].contender == contender)
@@ -33,7 +34,7 @@ static const struct net_result *find(const struct net_report *r, const struct ne
     return NULL;
 }
 
-/* ---- a table ----------------------------------------------------------------------------------- */
+/* ---- a table --------------------------------------------------------------------------------- */
 
 static void print_contenders(const struct net_report *r)
 {
@@ -55,8 +56,8 @@ static void print_head(const struct net_report *r, const struct measure *m, cons
 {
     char title[48];
 
-    snprintf(title, sizeof(title), m->is_stream ? "%s, %s, %d connection%s" : "%s, %s", m->what, unit,
-             connections, connections == 1 ? "" : "s");
+    snprintf(title, sizeof(title), m->is_stream ? "%s, %s, %d connection%s" : "%s, %s", m->what,
+             unit, connections, connections == 1 ? "" : "s");
     printf("\n%-36s", title);
     for (int i = 0; i < r->contender_count; i++)
         printf(" %9s", r->contenders[i].label);
@@ -114,16 +115,16 @@ static void print_table(const struct net_report *r)
                BENCH_QUIET_CORES);
 }
 
-/* ---- JSON -------------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static json_t *json_contender(const struct net_contender *c)
 {
     if (!c->file)
         return json_pack("{ss, ss}", "contender", c->label, "kind", "limit");
-    return json_pack("{ss, ss, ss, ss, ss, si, ss, si, si}", "contender", c->label, "kind", "plugin",
-                     "file", c->file, "environment", c->assignments, "plugin", c->facts.plugin, "abi",
-                     c->facts.version, "device", c->facts.device, "device_number",
-                     c->facts.device_number, "speed_mbps", c->facts.speed_mbps);
+    return json_pack("{ss, ss, ss, ss, ss, si, ss, si, si}", "contender", c->label, "kind",
+                     "plugin", "file", c->file, "environment", c->assignments, "plugin",
+                     c->facts.plugin, "abi", c->facts.version, "device", c->facts.device,
+                     "device_number", c->facts.device_number, "speed_mbps", c->facts.speed_mbps);
 }
 
 static json_t *json_result(const struct net_report *r, const struct net_result *one, int at)
@@ -152,7 +153,7 @@ static void print_json(const struct net_report *r)
     json_decref(all);
 }
 
-/* ---- a drawing --------------------------------------------------------------------------------- */
+/* ---- a drawing ------------------------------------------------------------------------------- */
 
 /* A panel for every measure and number of connections; sizes across. */
 static void fill_panel(const struct net_report *r, const struct measure *m, int connections,

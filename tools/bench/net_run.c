@@ -41,7 +41,7 @@ struct job {
     int host_count;
 };
 
-/* ---- what every way uses ----------------------------------------------------------------------- */
+/* ---- what every way uses --------------------------------------------------------------------- */
 
 int net_side_fail(struct net_side *s, int err, const char *fmt, ...)
 {
@@ -79,7 +79,7 @@ size_t net_slot(size_t room, size_t size, int connection, int at)
     return ((size_t)connection * NET_WINDOW + (size_t)at % NET_WINDOW) % slots * stride;
 }
 
-/* ---- tests ------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void list_tests(struct job *j)
 {
@@ -119,7 +119,7 @@ static size_t room_for(const struct net_values *v)
     return all <= room_limit ? all : stride <= room_limit ? room_limit : stride;
 }
 
-/* ---- a rank -------------------------------------------------------------------------------------- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 /* What all ranks are told, and what they answer. */
 struct order {
@@ -180,7 +180,7 @@ static int do_order(struct job *j, struct net_side *s, struct order *o, int64_t 
     return 0;
 }
 
-/* ---- the lead ------------------------------------------------------------------------------------ */
+/* ---- the lead -------------------------------------------------------------------------------- */
 
 struct sampler {
     struct job *job;
@@ -328,7 +328,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     return err;
 }
 
-/* ---- what the ranks inherit ------------------------------------------------------------------- */
+/* ---- what the ranks inherit ------------------------------------------------------------------ */
 
 static int connect_to(int listener, struct sockaddr_in *at, int tcp[2])
 {

@@ -237,7 +237,8 @@ static int find_port(void)
     return port;
 }
 
-/* State 0A of /proc/net/tcp is listening. To ask by connecting would take the server's only client. */
+/* State 0A of /proc/net/tcp is listening. To ask by connecting would take the server's only
+ * client. */
 static bool is_listening_in(const char *file, int port)
 {
     FILE *f = fopen(file, "re");

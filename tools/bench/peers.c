@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * peers.c - which other programs there are, how they are called, and where in their output the figure
- * stands.
+ * peers.c - which other programs there are, how they are called, and where in their output the
+ * figure stands.
  */
 #include "config.h"
 
@@ -18,8 +18,8 @@
 #include <string.h>
 
 /* Words of a command that begin with "@" stand for something: @port, that both sides shall meet at;
- * @size of a message in bytes; @times, how many; @warmup, how many before those; @mpi-peer, the program
- * of that name beside this one. */
+ * @size of a message in bytes; @times, how many; @warmup, how many before those; @mpi-peer, the
+ * program of that name beside this one. */
 struct peer {
     const char *name;
     const char *transport;    /* of ours that it stands beside */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step.c - `dualpipe bench step`: a real step, a process a rank, whose ops nap, against the critical
- * path of the same step on paper.
+ * step.c - `dualpipe bench step`: a real step, a process a rank, whose ops nap, against the
+ * critical path of the same step on paper.
  *
  *      rank 0      take a sample:  say which times |  step  step  step  | hear what all measured
  *      rank 1..    wait for a word                 |  step  step  step  | tell
@@ -56,7 +56,7 @@ struct job {
     double step_ns;    /* mean, of the last sample */
 };
 
-/* ---- steps, on every rank ---------------------------------------------------------------------- */
+/* ---- steps, on every rank -------------------------------------------------------------------- */
 
 /* From the first rank's start to the last one's end. */
 static int time_step(struct job *j, double *ns)
@@ -101,7 +101,7 @@ static int take_steps(struct job *j, int which)
     return dp_comm_allgather(j->comm, &mine, j->told, sizeof(mine));
 }
 
-/* ---- samples, on rank 0 ------------------------------------------------------------------------- */
+/* ---- samples, on rank 0 ---------------------------------------------------------------------- */
 
 /* The mean of what all ranks' naps of one kind took. */
 static double mean_ns(const struct job *j, enum rig_op op, double fallback)
@@ -219,7 +219,7 @@ static int follow(struct job *j)
     return err;
 }
 
-/* ---- a rank ------------------------------------------------------------------------------------- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 static int open_rank(struct job *j, const struct dp_comm_config *config)
 {
@@ -257,7 +257,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     return err;
 }
 
-/* ---- the command --------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 #define AT(member) .offset = offsetof(struct values, member)
 

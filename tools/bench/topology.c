@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * topology.c - `dualpipe bench topology`: how long a machine of 256 GPUs takes from the shell, beside
- * lstopo where it is installed, and how long 1024 hosts take to build and to read.
+ * topology.c - `dualpipe bench topology`: how long a machine of 256 GPUs takes from the shell,
+ * beside lstopo where it is installed, and how long 1024 hosts take to build and to read.
  */
 #include "config.h" /* mkstemp */
 
@@ -63,7 +63,8 @@ static int run_lstopo(void *user)
 
 static int run_ours(void *user)
 {
-    static const char *const argv[] = {"/proc/self/exe", "topo", "show", "--synthetic", MACHINE, NULL};
+    static const char *const argv[] = {"/proc/self/exe", "topo", "show", "--synthetic", MACHINE,
+                                       NULL};
 
     (void)user;
     int err = run_program(argv);
@@ -135,7 +136,8 @@ static int sample_lstopo(void *user, double *figures)
 
 /* ---- what is measured ----------------------------------------------------------------------- */
 
-static int write_form(const char *description, enum dp_topology_format format, char **text, size_t *len)
+static int write_form(const char *description, enum dp_topology_format format, char **text,
+                      size_t *len)
 {
     struct dp_topology *t;
     int err = dp_topology_new_synthetic(description, &t);
@@ -190,8 +192,8 @@ static int measure(const struct bench_options *options)
         err = write_for_lstopo(&rig);
     int count = rig.file[0] ? 4 : 3;
     if (!err && !(err = bench_run(cases, count, options)))
-        bench_report(count == 4 ? "topology" : "topology (no lstopo-no-graphics to compare with)", cases,
-                     count, options);
+        bench_report(count == 4 ? "topology" : "topology (no lstopo-no-graphics to compare with)",
+                     cases, count, options);
     if (rig.file[0])
         unlink(rig.file);
     free(rig.cluster);

@@ -13,6 +13,8 @@
 #include "commands.h"
 #include "launch.h"
 
+#include <dualpipe/memory.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,6 +161,8 @@ static bool is_shown(const struct wire_job *j, const struct wire_method *m)
 {
     if (m->run == wire_limit_copy)
         return j->may_copy_straight && !strcmp(j->transport, "shm");
+    if (wire_method_shares(m))
+        return !strcmp(j->transport, "shm");
     return !j->v->peers || wire_method_has_peers(m);
 }
 
@@ -172,19 +176,35 @@ static void make_plan(struct plan *p)
     }
 }
 
-/* One more row: ours over the best peer's. */
+/* The method whose peers this one is compared with. */
+static int find_like(int which)
+{
+    if (!wire_method_shares(&wire_methods[which]))
+        return which;
+    for (int i = 0; i < wire_method_count; i++)
+        if (wire_method_has_peers(&wire_methods[i]) &&
+            wire_methods[i].size == wire_methods[which].size)
+            return i;
+    return which;
+}
+
+/* One more row: ours over the best peer's, if there is one. */
 static void compare(struct plan *p, int which)
 {
     const struct wire_method *m = &wire_methods[which];
-    const struct wire_peers *peers = &p->job->peers[which];
-    const struct bench_case *own = &p->cases[p->own[which]], *best = own + 1;
+    const int like = find_like(which);
+    const struct wire_peers *peers = &p->job->peers[like];
+    const struct bench_case *own = &p->cases[p->own[which]], *first = &p->cases[p->own[like] + 1];
+    const struct bench_case *best = first;
     const bool more_is_better = m->figure == STREAM;
 
-    for (const struct bench_case *c = own + 1; c <= own + peers->count; c++)
+    if (!peers->count || !is_shown(p->job, m))
+        return;
+    for (const struct bench_case *c = first; c < first + peers->count; c++)
         if ((c->figures[0].median > best->figures[0].median) == more_is_better)
             best = c;
     char what[WHAT_LEN];
-    snprintf(what, sizeof(what), "%s over %s", m->what, peers->runs[best - own - 1].name);
+    snprintf(what, sizeof(what), "%s over %s", m->what, peers->runs[best - first].name);
     struct bench_case *c =
         add_row(p, what, NULL,
                 (struct bench_figure){.unit = "x",
@@ -211,8 +231,7 @@ static int lead(struct wire_job *j)
     if (err)
         return err;
     for (int i = 0; i < wire_method_count; i++)
-        if (j->peers[i].count)
-            compare(&p, i);
+        compare(&p, i);
     snprintf(title, sizeof(title), "%s: latency one way, streams", j->comm->ops->name);
     bench_report(title, p.cases, p.count, &j->v->common);
     return order(j, STOP, 0, NULL, NULL);
@@ -234,6 +253,31 @@ static int follow(struct wire_job *j)
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
+/* Before anything is measured, so that no page is touched for the first time then. */
+static int take_buffers(struct wire_job *j)
+{
+    int err = 0;
+
+    j->buffer = malloc(WIRE_BIGGEST);
+    j->other = malloc(WIRE_BIGGEST);
+    if (!j->buffer || !j->other)
+        return command_broke("no memory for messages of 64 MiB"), DP_ENOMEM;
+    memset(j->buffer, 1, WIRE_BIGGEST);
+    memset(j->other, 2, WIRE_BIGGEST);
+    if (strcmp(j->transport, "shm"))
+        return 0;
+    err = dp_shared_alloc(WIRE_BIGGEST, -1, (void **)&j->shared_buffer);
+    return err ? err : dp_shared_alloc(WIRE_BIGGEST, -1, (void **)&j->shared_other);
+}
+
+static void give_buffers_back(struct wire_job *j)
+{
+    free(j->buffer);
+    free(j->other);
+    dp_shared_free(j->shared_buffer);
+    dp_shared_free(j->shared_other);
+}
+
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
 {
     struct wire_job *j = user;
@@ -243,15 +287,10 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     if (!err && j->v->peers)
         j->comm->deadline_ns = PEERS_NS;
     bench_pin(config->rank);
-    j->buffer = malloc(WIRE_BIGGEST);
-    j->other = malloc(WIRE_BIGGEST);
-    if (!err && (!j->buffer || !j->other))
-        err = (command_broke("no memory for messages of 64 MiB"), DP_ENOMEM);
-    if (!err) {
-        memset(j->buffer, 1, WIRE_BIGGEST);
-        memset(j->other, 2, WIRE_BIGGEST);
+    if (!err)
+        err = take_buffers(j);
+    if (!err)
         err = wire_limit_meet(j);
-    }
     if (!err)
         err = config->rank ? follow(j) : lead(j);
     if (err) {
@@ -259,8 +298,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
         snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
     }
     dp_comm_close(j->comm);
-    free(j->buffer);
-    free(j->other);
+    give_buffers_back(j);
     return err;
 }
 
@@ -303,6 +341,9 @@ static const struct arg args[] = {
     {"transport", 0, NULL, "which of them", ARG_CHOICE,
      .offset = offsetof(struct wire_values, transport),
      .fallback = "both", .choices = transports},
+    {"sockets", 0, "N", "of a tcp connection; 0: as it chooses itself", ARG_INT,
+     .offset = offsetof(struct wire_values, sockets),
+     .fallback = "0", .max = 16},
     {"peers", 0, NULL, "beside other libraries that are installed", ARG_FLAG,
      .offset = offsetof(struct wire_values, peers)},
 };
@@ -321,14 +362,19 @@ int run_bench_wire(int argc, char **argv)
                  "latency and streams only, in turns with other libraries, and ours over theirs.",
         .groups = groups,
         .examples = "  dualpipe bench wire\n"
-                    "  dualpipe bench wire --transport tcp --samples 9\n",
+                    "  dualpipe bench wire --transport tcp --samples 9\n"
+                    "  dualpipe bench wire --transport tcp --sockets 4\n",
     };
     struct operands operands;
     struct wire_values v;
+    char sockets[24];
     int status;
 
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))
         return status;
+    snprintf(sockets, sizeof(sockets), "%lld", (long long)v.sockets);
+    if (v.sockets)
+        setenv("DUALPIPE_WIRE_TCP_SOCKETS", sockets, 1);
     if (strcmp(v.transport, "both"))
         return measure(&v, v.transport);
     status = measure(&v, "shm");

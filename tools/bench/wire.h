@@ -16,6 +16,7 @@ enum { WIRE_METHODS_MAX = 32 };
 struct wire_values {
     struct bench_options common;
     const char *transport;
+    int64_t sockets; /* of a tcp connection; 0: as it chooses itself */
     bool peers;
 };
 
@@ -33,6 +34,7 @@ struct wire_job {
     /* In each rank's process: */
     struct dp_comm *comm;
     char *buffer, *other; /* [WIRE_BIGGEST] each: what is sent, and what comes */
+    char *shared_buffer, *shared_other; /* the same, of the library's shared memory */
     struct wire_place {
         int64_t pid;
         char *buffer, *other; /* in that process */
@@ -62,6 +64,8 @@ extern const int wire_method_count;
 
 /* Whether it is what other libraries can do, too. */
 bool wire_method_has_peers(const struct wire_method *method);
+/* Whether it is a stream from and into shared memory; its peers are those of the stream of that size. */
+bool wire_method_shares(const struct wire_method *method);
 
 /* Both ranks call it once: tell each other where their buffers are, and see who may copy. */
 int wire_limit_meet(struct wire_job *j);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wire_limit.c - what a message from one process's memory to another's could cost at best: each side
- * copies half of it (process_vm_readv and writev), and nobody waits for anybody.
+ * wire_limit.c - what a message from one process's memory to another's could cost at best: each
+ * side copies half of it (process_vm_readv and writev), and nobody waits for anybody.
  */
 #include "config.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wire_methods.c - the ways to move messages that are measured: through a communicator, alone and in
- * company, and for comparison what memcpy and a pipe do.
+ * wire_methods.c - the ways to move messages that are measured: through a communicator, alone and
+ * in company, and for comparison what memcpy and a pipe do.
  */
 #include "bench/wire.h"
 
@@ -29,7 +29,8 @@ static int wait_all(struct wire_job *j, struct dp_request *requests, int count)
 
 static int send_one(struct wire_job *j, size_t size, struct dp_request *req)
 {
-    return dp_comm_isend(j->comm, 1 - j->comm->rank, DP_CHANNEL_ACTIVATION, 0, j->buffer, size, req);
+    return dp_comm_isend(j->comm, 1 - j->comm->rank, DP_CHANNEL_ACTIVATION, 0, j->buffer, size,
+                         req);
 }
 
 static int receive_one(struct wire_job *j, size_t size, struct dp_request *req)
@@ -78,6 +79,16 @@ static int stream(struct wire_job *j, size_t size, int times)
     return err ? err : wait_all(j, &last, 1);
 }
 
+/* The same with buffers of dp_shared_alloc. */
+static int stream_shared(struct wire_job *j, size_t size, int times)
+{
+    struct wire_job shared = *j;
+
+    shared.buffer = j->shared_buffer;
+    shared.other = j->shared_other;
+    return stream(&shared, size, times);
+}
+
 /* ---- waiting, and company -------------------------------------------------------------------- */
 
 /* Rank 0 waits for a message that is 10 ms away, times over. */
@@ -104,8 +115,8 @@ static void *burn(void *stop)
     return NULL;
 }
 
-/* With a thread beside each rank, on the rank's own core, that computes all the time. spin_ns < 0: as
- * the communicator would have it. */
+/* With a thread beside each rank, on the rank's own core, that computes all the time. spin_ns < 0:
+ * as the communicator would have it. */
 static int in_company(struct wire_job *j, int64_t spin_ns, size_t size, int times)
 {
     int (*run)(struct wire_job *, size_t, int) = size < 1 << 18 ? ping_pong : stream;
@@ -190,7 +201,8 @@ static int pipe_stream(struct wire_job *j, size_t size, int times)
                             : pipe_write(j->there[1], j->buffer, size);
     if (err)
         return err;
-    return j->comm->rank ? pipe_write(j->back[1], j->buffer, 1) : pipe_read(j->back[0], j->other, 1);
+    return j->comm->rank ? pipe_write(j->back[1], j->buffer, 1)
+                         : pipe_read(j->back[0], j->other, 1);
 }
 
 /* Targets: nine tenths of the best other library's latency, 1.12 to 1.7 times its bandwidth, as
@@ -203,6 +215,9 @@ const struct wire_method wire_methods[] = {
     {"512 KiB", 512 << 10, stream, STREAM, .shm = {45, 1.4}, .tcp = {7.95, 1.12}},
     {"4 MiB", 4 << 20, stream, STREAM, .shm = {26.5, 1.7}},
     {"64 MiB", WIRE_BIGGEST, stream, STREAM, .shm = {18.2, 1.2}, .tcp = {5.95, 1.7}},
+    {"512 KiB, shared memory", 512 << 10, stream_shared, STREAM, .shm = {0}},
+    {"4 MiB, shared memory", 4 << 20, stream_shared, STREAM, .shm = {26.5, 1.7}},
+    {"64 MiB, shared memory", WIRE_BIGGEST, stream_shared, STREAM, .shm = {24.3, 1.6}},
     {"  limit: both sides copy, 512 KiB", 512 << 10, wire_limit_copy, STREAM, .shm = {0}},
     {"  limit: both sides copy, 4 MiB", 4 << 20, wire_limit_copy, STREAM, .shm = {0}},
     {"  limit: both sides copy, 64 MiB", WIRE_BIGGEST, wire_limit_copy, STREAM, .shm = {0}},
@@ -223,4 +238,9 @@ _Static_assert(sizeof(wire_methods) / sizeof(wire_methods[0]) <= (size_t)WIRE_ME
 bool wire_method_has_peers(const struct wire_method *m)
 {
     return m->run == ping_pong || m->run == stream;
+}
+
+bool wire_method_shares(const struct wire_method *m)
+{
+    return m->run == stream_shared;
 }

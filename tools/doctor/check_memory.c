@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The size of the mount in bytes, 0 for half of the memory, which is the default: proc(5), mountinfo:
- * fields, among them the place, then " - tmpfs NAME OPTIONS". */
+/* The size of the mount in bytes, 0 for half of the memory, which is the default: proc(5),
+ * mountinfo: fields, among them the place, then " - tmpfs NAME OPTIONS". */
 static bool shm_size(struct doctor *d, double *bytes)
 {
     size_t len;

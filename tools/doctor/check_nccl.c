@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_nccl.c - which NCCL, and what is written in it: its version, the variables and the symbols of
- * plugins that it knows. They stand in the file as they are.
+ * check_nccl.c - which NCCL, and what is written in it: its version, the variables and the symbols
+ * of plugins that it knows. They stand in the file as they are.
  */
 #include "config.h"
 
@@ -83,7 +83,8 @@ static char *words_of(const char *bytes, size_t len)
     return lines;
 }
 
-/* "NCCL version 2.28.9+cuda13.0", which it prints when it starts. Others have a printf format there. */
+/* "NCCL version 2.28.9+cuda13.0", which it prints when it starts. Others have a printf format
+ * there. */
 static void read_version(struct nccl *n, const char *bytes, size_t len)
 {
     static const char before[] = "NCCL version ";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_placement.c - whether the file that DUALPIPE_PLACEMENT names can be read, and speaks of this
- * host and of the RDMA devices that it has.
+ * check_placement.c - whether the file that DUALPIPE_PLACEMENT names can be read, and speaks of
+ * this host and of the RDMA devices that it has.
  */
 #include "doctor/doctor.h"
 
@@ -80,7 +80,8 @@ static void look_at(struct doctor *d, const struct dp_seats *s, const char *host
     const char *stranger = find_stranger(d, s, host);
 
     if (!workers)
-        add(d, DOCTOR_WARNING, doctor_text(d, "%s places no worker on this host, %s", s->name, host),
+        add(d, DOCTOR_WARNING,
+            doctor_text(d, "%s places no worker on this host, %s", s->name, host),
             "processes here are neither bound nor given their NICs");
     else if (stranger)
         add(d, DOCTOR_WARNING,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_places.c - GPUs and network cards on different sockets, and whether a card can reach a GPU's
- * memory at all.
+ * check_places.c - GPUs and network cards on different sockets, and whether a card can reach a
+ * GPU's memory at all.
  */
 #include "config.h"
 

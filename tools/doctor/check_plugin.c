@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_plugin.c - which files NCCL would load as net plugin and as tuner, and what it would take of
- * them. The rules are those of NCCL's plugin loader:
+ * check_plugin.c - which files NCCL would load as net plugin and as tuner, and what it would take
+ * of them. The rules are those of NCCL's plugin loader:
  *
  *      unset or empty     libnccl-net.so
  *      none               nothing (since 2.28)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_rdma.c - RDMA devices: are their ports up, can user space reach them, which addresses (GIDs)
- * have they, how large may packets be. See sysfs-class-infiniband in the kernel's documentation.
+ * check_rdma.c - RDMA devices: are their ports up, can user space reach them, which addresses
+ * (GIDs) have they, how large may packets be. See sysfs-class-infiniband in the kernel's
+ * documentation.
  */
 #include "config.h"
 
@@ -29,7 +30,8 @@ static void look_at_nodes(struct doctor *d)
     tree_list_free(&nodes);
 }
 
-/* "mlx5_core" needs libmlx5-rdmav34.so, where libibverbs looks for its providers. Said once a kind. */
+/* "mlx5_core" needs libmlx5-rdmav34.so, where libibverbs looks for its providers. Said once a
+ * kind. */
 static void look_at_provider(struct doctor *d, const char *name, char kind[static 64])
 {
     struct tree_path driver;
@@ -182,7 +184,8 @@ void doctor_rdma(struct doctor *d)
     if (list.count)
         look_at_nodes(d);
     else
-        doctor_add(d, (struct finding){.what = "no RDMA device: messages go by TCP or shared memory",
-                                       .evidence = "/sys/class/infiniband"});
+        doctor_add(d,
+                   (struct finding){.what = "no RDMA device: messages go by TCP or shared memory",
+                                    .evidence = "/sys/class/infiniband"});
     tree_list_free(&list);
 }

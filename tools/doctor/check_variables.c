@@ -211,6 +211,7 @@ void doctor_variables(struct doctor *d)
     look_at_bounds(d, "NCCL_MIN_CTAS", "NCCL_MAX_CTAS");
     look_at_bounds(d, "NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS");
     if (d->finding_count == before)
-        doctor_add(d, (struct finding){.what = "all NCCL_ variables are known and agree",
-                                       .evidence = "the environment, ~/.nccl.conf, /etc/nccl.conf"});
+        doctor_add(d,
+                   (struct finding){.what = "all NCCL_ variables are known and agree",
+                                    .evidence = "the environment, ~/.nccl.conf, /etc/nccl.conf"});
 }

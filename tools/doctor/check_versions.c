@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_versions.c - the driver and rdma-core, and whether the driver is new enough for the CUDA that
- * NCCL was built for. The drivers are those of NVIDIA's table of CUDA releases and minimum drivers.
+ * check_versions.c - the driver and rdma-core, and whether the driver is new enough for the CUDA
+ * that NCCL was built for. The drivers are those of NVIDIA's table of CUDA releases and minimum
+ * drivers.
  */
 #include "config.h"
 
@@ -82,8 +83,9 @@ static void look_at_rdma_core(struct doctor *d)
         doctor_add(d, (struct finding){.what = doctor_text(d, "rdma-core %d", core),
                                        .evidence = doctor_text(d, "%s", real.text)});
     else
-        doctor_add(d, (struct finding){.what = "libibverbs, of an rdma-core that does not say which",
-                                       .evidence = doctor_text(d, "%s", path.text)});
+        doctor_add(d,
+                   (struct finding){.what = "libibverbs, of an rdma-core that does not say which",
+                                    .evidence = doctor_text(d, "%s", path.text)});
 }
 
 void doctor_versions(struct doctor *d)

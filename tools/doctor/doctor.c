@@ -132,8 +132,7 @@ struct doctor_options {
 
 static const struct arg args[] = {
     {"pid", 'p', "N", "look at a running process, not at what would be started from here",
-     ARG_INT, .offset = offsetof(struct doctor_options, pid), .fallback = "0", .min = 0,
-     .max = 1 << 22},
+     ARG_INT, .offset = offsetof(struct doctor_options, pid), .min = 1, .max = 1 << 22},
     {"root", 0, "DIR", "look at the files of another machine, captured below DIR", ARG_STRING,
      .offset = offsetof(struct doctor_options, root), .fallback = ""},
     {"only", 0, "CHECK", "report this check only; may be given again", ARG_LIST,

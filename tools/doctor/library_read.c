@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * library_read.c - the symbols that a shared object exports and the libraries it needs: elf(5). Every
- * offset is checked against the file's size, since any file may be called libnccl-net.so.
+ * library_read.c - the symbols that a shared object exports and the libraries it needs: elf(5).
+ * Every offset is checked against the file's size, since any file may be called libnccl-net.so.
  */
 #include "config.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * names.c - from NVIDIA's documentation of NCCL's environment variables, and from what its libraries
- * look up.
+ * names.c - from NVIDIA's documentation of NCCL's environment variables, and from what its
+ * libraries look up.
  */
 #include "doctor/names.h"
 

@@ -261,7 +261,8 @@ static int print_shape(struct ascii *a)
 
 /* ---- the picture ---------------------------------------------------------------------------- */
 
-/* Columns per ns so that nearly every bar has room for its name and a gap; how long a short bar is. */
+/* Columns per ns so that nearly every bar has room for its name and a gap; how long a short bar
+ * is. */
 static int find_scale(struct ascii *a)
 {
     char label[DRAW_LABEL_LEN];

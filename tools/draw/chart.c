@@ -37,7 +37,7 @@ static const char style[] =
     "}\n"
     "</style>\n";
 
-/* ---- scale ------------------------------------------------------------------------------------- */
+/* ---- scale ----------------------------------------------------------------------------------- */
 
 /* Whole decades around all values. */
 struct scale {
@@ -71,7 +71,7 @@ static double x_of(const struct chart_panel *p, int place)
     return LEFT + (place + 0.5) * PLOT_WIDTH / p->count;
 }
 
-/* ---- a panel ----------------------------------------------------------------------------------- */
+/* ---- a panel --------------------------------------------------------------------------------- */
 
 static void put_axes(FILE *to, const struct chart_panel *p, struct scale scale)
 {
@@ -86,7 +86,8 @@ static void put_axes(FILE *to, const struct chart_panel *p, struct scale scale)
                     "</text>\n", LEFT, y, PLOT_WIDTH, LEFT - 6, y + 4, pow(10, decade));
     }
     for (int i = 0; i < p->count; i += 1 + (p->count - 1) / LABELS_MAX) {
-        fprintf(to, "<text class=\"x\" x=\"%.1f\" y=\"%d\">", x_of(p, i), PANEL_HEIGHT - BELOW + 18);
+        fprintf(to, "<text class=\"x\" x=\"%.1f\" y=\"%d\">", x_of(p, i),
+                PANEL_HEIGHT - BELOW + 18);
         draw_escaped(to, p->labels[i]);
         fputs("</text>\n", to);
     }
@@ -128,14 +129,14 @@ static void put_panel(FILE *to, const struct chart *c, const struct chart_panel 
     fputs("</g>\n", to);
 }
 
-/* ---- the whole --------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static void put_legend(FILE *to, const struct chart *c)
 {
     for (int s = 0; s < c->series_count; s++) {
         const int y = TITLE + LEGEND_LINE * s + 10;
-        fprintf(to, "<path class=\"l c%d%s\" d=\"M%d %dh28\"/><text x=\"%d\" y=\"%d\">", s % COLOURS,
-                dash(c, s), MARGIN, y, MARGIN + 36, y + 4);
+        fprintf(to, "<path class=\"l c%d%s\" d=\"M%d %dh28\"/><text x=\"%d\" y=\"%d\">",
+                s % COLOURS, dash(c, s), MARGIN, y, MARGIN + 36, y + 4);
         draw_escaped(to, c->series[s].name);
         fputs("</text>\n", to);
     }
@@ -144,7 +145,7 @@ static void put_legend(FILE *to, const struct chart *c)
 int draw_chart(FILE *to, const struct chart *c)
 {
     const int top = TITLE + LEGEND_LINE * c->series_count + MARGIN;
-    const int width = 2 * PANEL_WIDTH + 2 * MARGIN;
+    const int width = (c->panel_count > 1 ? 2 : 1) * PANEL_WIDTH + 2 * MARGIN;
     const int height = top + (c->panel_count + 1) / 2 * PANEL_HEIGHT + MARGIN;
 
     fprintf(to, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "

@@ -30,7 +30,8 @@ static void choose_entries(struct svg *v)
             add(v, (struct svg_entry){SVG_KIND, (enum draw_kind)kind,
                                       draw_kind_text((enum draw_kind)kind), swatch, 0, 0});
     if (v->census.kinds[DRAW_PAIR])
-        add(v, (struct svg_entry){SVG_PAIR, DRAW_PAIR, draw_kind_text(DRAW_PAIR), WIDE_SWATCH, 0, 0});
+        add(v, (struct svg_entry){SVG_PAIR, DRAW_PAIR, draw_kind_text(DRAW_PAIR), WIDE_SWATCH, 0,
+                                  0});
     if (v->o->critical_count)
         add(v, (struct svg_entry){SVG_CRITICAL, 0, "critical path", WIDE_SWATCH, 0, 0});
     if (v->census.waits)
@@ -74,7 +75,8 @@ static void put_entry_swatch(const struct svg *v, const struct svg_entry *e)
     case SVG_KIND:
         put_swatch(v, svg_class((struct draw_look){e->kind, false}), x, y, SWATCH, SWATCH);
         if (v->census.back)
-            put_swatch(v, svg_class((struct draw_look){e->kind, true}), x + SWATCH, y, SWATCH, SWATCH);
+            put_swatch(v, svg_class((struct draw_look){e->kind, true}), x + SWATCH, y, SWATCH,
+                       SWATCH);
         return;
     case SVG_PAIR:
         put_swatch(v, "f0", x, y, WIDE_SWATCH, SWATCH / 2);

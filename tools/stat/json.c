@@ -45,10 +45,10 @@ static json_t *json_connection(const struct stat_process *p, const struct stat_c
 {
     json_t *j = json_counts(&c->counted);
 
-    json_object_update_new(j, json_pack("{si, ss, ss, ss, ss, sI}", "number", (int)c->number, "device",
-                                        p->devices[c->device].name, "way", stat_way_name(c->way),
-                                        "transport", c->transport, "peer", c->peer, "opened_ns",
-                                        (json_int_t)c->opened_ns));
+    json_object_update_new(j, json_pack("{si, ss, ss, ss, ss, sI}", "number", (int)c->number,
+                                        "device", p->devices[c->device].name, "way",
+                                        stat_way_name(c->way), "transport", c->transport, "peer",
+                                        c->peer, "opened_ns", (json_int_t)c->opened_ns));
     return j;
 }
 

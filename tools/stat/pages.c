@@ -31,7 +31,7 @@ const char *stat_what_name(enum dpn_stat_what what)
     return names[what];
 }
 
-/* ---- a moment of a page ------------------------------------------------------------------------ */
+/* ---- a moment of a page ---------------------------------------------------------------------- */
 
 static void add_counts(const struct dpn_stat_counters *from, struct stat_counts *to)
 {
@@ -131,7 +131,7 @@ static const char *read_steadily(const struct dpn_stat_page *page, struct stat_p
     return "is being changed by a process that does not go on";
 }
 
-/* ---- a file ------------------------------------------------------------------------------------ */
+/* ---- a file ---------------------------------------------------------------------------------- */
 
 static int by_number(const void *a, const void *b)
 {
@@ -241,7 +241,7 @@ static int read_file(const char *directory, const char *file, int fd, struct sta
     return status;
 }
 
-/* ---- the directory ----------------------------------------------------------------------------- */
+/* ---- the directory --------------------------------------------------------------------------- */
 
 static void read_entry(const char *directory, int dir, const char *name, struct stat_list *list)
 {

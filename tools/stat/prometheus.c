@@ -8,7 +8,7 @@
 
 #include <dualpipe/dualpipe.h>
 
-/* ---- labels -------------------------------------------------------------------------------------- */
+/* ---- labels ---------------------------------------------------------------------------------- */
 
 static void put_escaped(FILE *to, const char *text)
 {
@@ -29,7 +29,7 @@ static void put_labels(FILE *to, const struct stat_process *p, int device, int w
     fprintf(to, "\",way=\"%s\"", stat_way_name((uint32_t)way));
 }
 
-/* ---- metrics ------------------------------------------------------------------------------------- */
+/* ---- metrics --------------------------------------------------------------------------------- */
 
 struct counter {
     enum dpn_stat_what what;
@@ -59,7 +59,8 @@ struct histogram {
 };
 
 /* What is put for every device of every process, both ways. */
-typedef void put_fn(FILE *to, const struct stat_process *p, int device, int way, const void *metric);
+typedef void put_fn(FILE *to, const struct stat_process *p, int device, int way,
+                    const void *metric);
 
 static void put_all(FILE *to, const struct stat_list *list, put_fn *put, const void *metric)
 {
@@ -120,7 +121,8 @@ static void put_histogram(FILE *to, const struct stat_process *p, int device, in
     fprintf(to, "} %.17g\n", (double)c->counts[h->sum] / h->unit);
 }
 
-static void put_head(FILE *to, const char *name, const char *end, const char *help, const char *type)
+static void put_head(FILE *to, const char *name, const char *end, const char *help,
+                     const char *type)
 {
     fprintf(to, "# HELP dualpipe_net_%s%s %s\n# TYPE dualpipe_net_%s%s %s\n", name, end, help, name,
             end, type);

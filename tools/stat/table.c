@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* ---- numbers for people -------------------------------------------------------------------------- */
+/* ---- numbers for people ---------------------------------------------------------------------- */
 
 static const char *bytes_text(double bytes, char *text, size_t len)
 {
@@ -60,13 +60,13 @@ static const char *time_text(const struct stat_counts *c, double share, char *te
     return text;
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static void print_head(const char *first)
 {
-    printf("%-24s %-7s %4s %10s %8s %7s %6s %6s %8s %6s %5s %5s %6s %7s %8s %8s\n", first, "", "open",
-           "messages", "bytes", "GB/s", "flight", "stalls", "stalled", "full", "retry", "fails",
-           "errors", "size", "time", "99 %");
+    printf("%-24s %-7s %4s %10s %8s %7s %6s %6s %8s %6s %5s %5s %6s %7s %8s %8s\n", first, "",
+           "open", "messages", "bytes", "GB/s", "flight", "stalls", "stalled", "full", "retry",
+           "fails", "errors", "size", "time", "99 %");
 }
 
 /* A writer may have finished more by the time that we look at what it had begun. */
@@ -86,8 +86,8 @@ static void print_counts(const char *name, const char *way, int open, const stru
 
     if (rate >= 0)
         snprintf(gain, sizeof(gain), "%.3g", rate);
-    printf("%-24s %-7s %4d %10llu %8s %7s %6llu %6llu %8s %6llu %5llu %5llu %6llu %7s %8s %8s\n", name,
-           way, open, (unsigned long long)n[DPN_STAT_MESSAGES],
+    printf("%-24s %-7s %4d %10llu %8s %7s %6llu %6llu %8s %6llu %5llu %5llu %6llu %7s %8s %8s\n",
+           name, way, open, (unsigned long long)n[DPN_STAT_MESSAGES],
            bytes_text((double)n[DPN_STAT_BYTES], bytes, sizeof(bytes)), gain, in_flight(n),
            (unsigned long long)n[DPN_STAT_STALLS],
            draw_time((int64_t)n[DPN_STAT_STALL_NS], stalled, sizeof(stalled)),
@@ -164,7 +164,8 @@ static void print_process(const struct stat_process *p, const struct stat_proces
                (unsigned long long)p->left_out);
 }
 
-void stat_print_table(const struct stat_list *list, const struct stat_list *before, bool connections)
+void stat_print_table(const struct stat_list *list, const struct stat_list *before,
+                      bool connections)
 {
     printf("%d process%s of this user count%s\n", list->count, list->count == 1 ? "" : "es",
            list->count == 1 ? "s" : "");

@@ -89,7 +89,8 @@ struct topo_hosts *topo_hosts_compare(const struct dp_topology *t)
     return h;
 }
 
-void topo_hosts_put(const struct dp_topology *t, const struct topo_hosts *h, int32_t first, FILE *to)
+void topo_hosts_put(const struct dp_topology *t, const struct topo_hosts *h, int32_t first,
+                    FILE *to)
 {
     int32_t count = 0;
 

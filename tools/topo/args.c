@@ -15,14 +15,15 @@
 #define AT(member) .offset = offsetof(struct topo_args, member)
 
 static const struct arg source_args[] = {
-    {"input", 'i', "FILE", "JSON, XML of NCCL or hwloc, a description (- for stdin); several: a cluster",
-     ARG_LIST, AT(inputs)},
+    {"input", 'i', "FILE",
+     "JSON, XML of NCCL or hwloc, a description (- for stdin); several: a cluster", ARG_LIST,
+     AT(inputs)},
     {"hwloc", 0, NULL, "this machine as hwloc sees it, instead of as /sys describes it", ARG_FLAG,
      AT(hwloc)},
     {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
      AT(sysfs)},
-    {"synthetic", 's', "STR", "a description such as 'dgx-h100 host:4' or 'numa:2 gpu:4'", ARG_STRING,
-     AT(synthetic)},
+    {"synthetic", 's', "STR", "a description such as 'dgx-h100 host:4' or 'numa:2 gpu:4'",
+     ARG_STRING, AT(synthetic)},
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output)},
 };
 const struct arg_group topo_source_group = {"topology (default: this machine)", source_args,

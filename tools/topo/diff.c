@@ -17,7 +17,8 @@ struct diff {
     FILE *to;
 };
 
-static void put(struct diff *d, const char *what, const char *topic, const char *was, const char *is)
+static void put(struct diff *d, const char *what, const char *topic, const char *was,
+                const char *is)
 {
     if (!strcmp(was, is))
         return;
@@ -54,7 +55,8 @@ static struct labelled *label_all(const struct dp_topology *t)
 
 /* ---- two nodes ------------------------------------------------------------------------------ */
 
-static void diff_number(struct diff *d, const char *what, const char *topic, int64_t was, int64_t is)
+static void diff_number(struct diff *d, const char *what, const char *topic, int64_t was,
+                        int64_t is)
 {
     char a[TOPO_WORD], b[TOPO_WORD];
 
@@ -63,7 +65,8 @@ static void diff_number(struct diff *d, const char *what, const char *topic, int
     put(d, what, topic, a, b);
 }
 
-static void diff_text(struct diff *d, const char *what, const char *topic, uint32_t was, uint32_t is)
+static void diff_text(struct diff *d, const char *what, const char *topic, uint32_t was,
+                      uint32_t is)
 {
     put(d, what, topic, dp_topology_text(d->a, was), dp_topology_text(d->b, is));
 }

@@ -131,7 +131,7 @@ int run_topo_xml(int argc, char **argv)
     const struct usage usage = {
         .command = "dualpipe topo xml",
         .about = "Write a host as hwloc 2 does: for lstopo -i, HWLOC_XMLFILE, and --input, which reads\n"
-                 "it back. hwloc has no place for NVLink and the fabric, which json keeps.",
+                 "it back. NVLink and rates of ports are infos of our own in it; json keeps all.",
         .groups = groups,
         .examples = "  dualpipe topo xml --synthetic dgx-h100 -o dgx.xml && lstopo -i dgx.xml\n"
                     "  dualpipe topo xml --input cluster.json --host node3 -o node3.xml\n",

@@ -29,7 +29,8 @@ struct table {
 static void collect(const struct dp_topology *t, int32_t host, enum dp_topo_kind kind,
                     int32_t list[COLUMNS_MAX], int *count)
 {
-    for (int32_t i = host; (i = dp_topology_next(t, kind, host, i + 1)) >= 0 && *count < COLUMNS_MAX;)
+    for (int32_t i = host;
+         (i = dp_topology_next(t, kind, host, i + 1)) >= 0 && *count < COLUMNS_MAX;)
         list[(*count)++] = i;
 }
 
@@ -74,7 +75,8 @@ static void put_affinity(const struct table *m, int32_t node)
     while (node >= 0 && t->nodes[node].kind != DP_TOPO_NUMA)
         node = t->nodes[node].parent;
     if (node >= 0)
-        fprintf(m->to, "  %d  %s", t->nodes[node].os_index, dp_topology_text(t, t->nodes[node].cpus));
+        fprintf(m->to, "  %d  %s", t->nodes[node].os_index,
+                dp_topology_text(t, t->nodes[node].cpus));
 }
 
 static int put_table(const struct table *m, const char *title, cell_fn cell, bool with_affinity)
@@ -104,7 +106,8 @@ static int put_table(const struct table *m, const char *title, cell_fn cell, boo
 /* Each pair once, with the link that limits it. */
 static int put_limits(const struct table *m)
 {
-    char a[DP_TOPO_LABEL_LEN], b[DP_TOPO_LABEL_LEN], word[TOPO_WORD], link[TOPO_WORD], rate[TOPO_WORD];
+    char a[DP_TOPO_LABEL_LEN], b[DP_TOPO_LABEL_LEN], word[TOPO_WORD], link[TOPO_WORD],
+        rate[TOPO_WORD];
 
     fputs("\nthe slowest link of each way\n", m->to);
     for (int i = 0; i < m->row_count; i++)
@@ -215,7 +218,8 @@ static int put_json_cell(const struct table *m, int32_t a, int32_t b, bool is_fi
     topo_put_json(m->to, dp_topology_label(m->t, a, label));
     fputs(", \"b\": ", m->to);
     topo_put_json(m->to, dp_topology_label(m->t, b, label));
-    fprintf(m->to, ", \"class\": \"%s\", \"bytes_per_ns\": %.15g, \"latency_ns\": %.15g, \"slowest\": ",
+    fprintf(m->to,
+            ", \"class\": \"%s\", \"bytes_per_ns\": %.15g, \"latency_ns\": %.15g, \"slowest\": ",
             topo_class(&p, word), p.bytes_per_ns, p.latency_ns);
     if (p.bottleneck < 0)
         fputs("null}", m->to);

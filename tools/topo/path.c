@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * path.c - `dualpipe topo path A B` and `nics`: the way between two nodes, and the NICs of each GPU.
+ * path.c - `dualpipe topo path A B` and `nics`: the way between two nodes, and the NICs of each
+ * GPU.
  */
 #include "command.h"
 #include "commands.h"
@@ -110,8 +111,8 @@ static const char *name_of(const struct dp_topology *t, int32_t nic, char label[
     return *name ? name : dp_topology_label(t, nic, label);
 }
 
-static void put_nic(const struct dp_topology *t, int32_t nic, const struct dp_topo_path *p, bool json,
-                    FILE *to)
+static void put_nic(const struct dp_topology *t, int32_t nic, const struct dp_topo_path *p,
+                    bool json, FILE *to)
 {
     char label[DP_TOPO_LABEL_LEN], word[TOPO_WORD];
 

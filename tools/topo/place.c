@@ -76,7 +76,8 @@ static void put_workers(const struct report *r)
     for (int32_t i = 0; i < count && !is_enough(r, i, count); i++) {
         const struct dp_placed_worker *w = &r->p->workers[i];
         fprintf(r->to, "  %-24s  ", name_worker(r, i, name));
-        fprintf(r->to, "%-14s  %-8" PRId32 "  ", dp_topology_label(r->t, w->gpu, label), w->came_as);
+        fprintf(r->to, "%-14s  %-8" PRId32 "  ", dp_topology_label(r->t, w->gpu, label),
+                w->came_as);
         fprintf(r->to, "%-14s  ",
                 w->memory < 0 ? "-" : dp_topology_label(r->t, w->memory, label));
         for (int32_t k = 0; k < w->nic_count && k < 4; k++)
@@ -94,7 +95,8 @@ static void put_flow(const struct report *r, const struct dp_flow *f)
             topo_size((uint64_t)f->bytes, size));
     fprintf(r->to, "%s", f->nic_from < 0 ? "?" : name_nic(r->t, f->nic_from, label));
     fprintf(r->to, " to %s", f->nic_to < 0 ? "?" : name_nic(r->t, f->nic_to, label));
-    fprintf(r->to, " over %s\n", f->rail < 0 ? "the spine" : dp_topology_label(r->t, f->rail, label));
+    fprintf(r->to, " over %s\n",
+            f->rail < 0 ? "the spine" : dp_topology_label(r->t, f->rail, label));
 }
 
 static void put_flows(const struct report *r)
@@ -255,8 +257,9 @@ static int find_kind(const char *name, size_t len)
 {
     int kind = 0;
 
-    while (kind < DP_FLOW_OFFLOAD && (strlen(dp_flow_kind_name((enum dp_flow_kind)kind)) != len ||
-                                      strncmp(dp_flow_kind_name((enum dp_flow_kind)kind), name, len)))
+    while (kind < DP_FLOW_OFFLOAD &&
+           (strlen(dp_flow_kind_name((enum dp_flow_kind)kind)) != len ||
+            strncmp(dp_flow_kind_name((enum dp_flow_kind)kind), name, len)))
         kind++;
     return kind;
 }
@@ -293,8 +296,8 @@ static const struct arg schedule_rows[] = {
     {"forward-only", 0, NULL, "no backward: evaluation", ARG_FLAG, AT(schedule.forward_only)},
     {"file", 0, "FILE", "your own schedule instead of KIND (- for stdin)", ARG_STRING,
      AT(schedule.file)},
-    {"replicas", 'D', "N", "copies of the pipeline", ARG_INT, AT(replicas), .fallback = "1", .min = 1,
-     .max = 1 << 20},
+    {"replicas", 'D', "N", "copies of the pipeline", ARG_INT, AT(replicas), .fallback = "1",
+     .min = 1, .max = 1 << 20},
     {"gpus", 0, "LIST", "GPUs in the order in which ranks come: gpu0,gpu2,... (default: as listed)",
      ARG_STRING, AT(gpus)},
 };
@@ -302,11 +305,11 @@ static const struct arg traffic_rows[] = {
     {"activation-bytes", 0, "SIZE", "of a micro-batch, from stage to stage", ARG_BYTES,
      AT(activation_bytes), .fallback = "16MiB"},
     {"gradient-bytes", 0, "SIZE", "of a micro-batch, back (default: as an activation)", ARG_BYTES,
-     AT(gradient_bytes), .fallback = "0"},
-    {"parameter-bytes", 0, "SIZE", "of a stage: between its mirrors, and between replicas", ARG_BYTES,
-     AT(parameter_bytes), .fallback = "0"},
-    {"offload-bytes", 0, "SIZE", "that a GPU sends to host memory in a step, and gets back", ARG_BYTES,
-     AT(offload_bytes), .fallback = "0"},
+     AT(gradient_bytes)},
+    {"parameter-bytes", 0, "SIZE", "of a stage: between its mirrors, and between replicas",
+     ARG_BYTES, AT(parameter_bytes), .fallback = "0"},
+    {"offload-bytes", 0, "SIZE", "that a GPU sends to host memory in a step, and gets back",
+     ARG_BYTES, AT(offload_bytes), .fallback = "0"},
     {"mixing", 0, "PAIRS", "replicas that mix: 0-2,1-3, or none (default: a ring)", ARG_PARSE,
      AT(mixing), .parse = parse_mixing},
     {"traffic-class", 0, "KIND=N,...", "of RDMA, for flows of a kind between hosts: activation=104",
@@ -314,8 +317,8 @@ static const struct arg traffic_rows[] = {
 };
 static const char *const formats[] = {"text", "json", NULL};
 static const struct arg search_rows[] = {
-    {"effort", 0, "N", "swaps that the search tries; 0: by the number of workers", ARG_INT, AT(effort),
-     .fallback = "0", .max = 1e9},
+    {"effort", 0, "N", "swaps that the search tries; 0: by the number of workers", ARG_INT,
+     AT(effort), .fallback = "0", .max = 1e9},
     {"seed", 0, "N", "of the search", ARG_INT, AT(seed), .fallback = "0", .max = 1e15},
     {"format", 'f', NULL, "what to write; json is what others read", ARG_CHOICE, AT(topo.format),
      .fallback = "text", .choices = formats},

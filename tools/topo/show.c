@@ -162,11 +162,34 @@ static void put_host(const struct show *s, int32_t number)
     put_aside(s, host);
 }
 
+/* NVSwitches of several hosts. Their links stand in the order of the hosts. */
+static void put_domains(const struct show *s)
+{
+    const struct dp_topology *t = s->t;
+    char label[DP_TOPO_LABEL_LEN], rate[TOPO_WORD];
+
+    for (int32_t i = -1; (i = dp_topology_next(t, DP_TOPO_NVSWITCH, -1, i + 1)) >= 0;) {
+        int32_t gpus = t->first_around[i + 1] - t->first_around[i], hosts = 0, last = -1;
+        if (t->nodes[i].host >= 0 || !gpus)
+            continue;
+        for (int32_t k = t->first_around[i]; k < t->first_around[i + 1]; k++) {
+            int32_t host = t->nodes[dp_topology_across(t, t->around[k], i)].host;
+            hosts += host != last;
+            last = host;
+        }
+        fprintf(s->to, "%s: joins %d GPUs of %d hosts, %s for each", dp_topology_label(t, i, label),
+                gpus, hosts, topo_rate(&t->links[t->around[t->first_around[i]]], rate));
+        put_text(s, ", domain ", t->nodes[i].name);
+        fputc('\n', s->to);
+    }
+}
+
 static void put_fabric(const struct show *s)
 {
     const struct dp_topology *t = s->t;
     char rate[TOPO_WORD];
 
+    put_domains(s);
     for (int32_t i = -1; (i = dp_topology_next(t, DP_TOPO_RAIL, -1, i + 1)) >= 0;) {
         int32_t ports = 0;
         for (int32_t k = t->first_around[i]; k < t->first_around[i + 1]; k++)

@@ -19,6 +19,7 @@ static const char style[] =
     "text{fill:#1f2430;font-size:12px;text-anchor:middle}\n"
     ".t{font-size:17px;font-weight:bold;text-anchor:start}.h{font-size:13px;font-weight:bold;"
     "text-anchor:start}\n"
+    ".c{paint-order:stroke;stroke:#f4f5f7;stroke-width:3px}"
     ".k{text-anchor:start;fill:#5b6472}.n{font-weight:bold}.d{font-size:10px;fill:#404854}\n"
     ".bg{fill:#fff}.host{fill:#f4f5f7;stroke:#c9ced6}\n"
     ".numa{fill:#dfe6f2;stroke:#8fa3c4}.root{fill:#eceff4;stroke:#a9b0bb}\n"
@@ -32,10 +33,19 @@ static const char style[] =
     "@media (prefers-color-scheme:dark){.bg{fill:#14171c}.t,.k{fill:#e6e9ef}}\n"
     "</style>\n";
 
-/* "NVIDIA H100 80GB HBM3" is "H100 80GB HBM3" in a narrow box. */
-static const char *short_model(const char *model)
+/* "NVIDIA GeForce RTX 4070 Laptop" is "RTX 4070 Laptop" in a narrow box: whole words, if they fit. */
+static void short_model(const char *model, char text[TOPO_WORD])
 {
-    return strncmp(model, "NVIDIA ", 7) ? model : model + 7;
+    enum { MOST = 17 };
+    static const char *const makers[] = {"NVIDIA ", "GeForce ", "Tesla "};
+
+    for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++)
+        if (!strncmp(model, makers[i], strlen(makers[i])))
+            model += strlen(makers[i]);
+    snprintf(text, TOPO_WORD, "%.*s", MOST, model);
+    char *blank = strrchr(text, ' ');
+    if (strlen(model) > MOST && model[MOST] != ' ' && blank)
+        *blank = '\0';
 }
 
 /* ---- boxes ---------------------------------------------------------------------------------- */
@@ -63,9 +73,8 @@ static void put_device_text(const struct topo_svg *v, int32_t node, const struct
     const struct dp_topo_node *n = &v->t->nodes[node];
     char text[TOPO_WORD];
 
-    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 29,
-             n->kind == DP_TOPO_GPU ? short_model(dp_topology_text(v->t, n->model))
-                                    : dp_topology_text(v->t, n->name), 14);
+    short_model(dp_topology_text(v->t, n->kind == DP_TOPO_GPU ? n->model : n->name), text);
+    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 29, text, -1);
     pcie_text(uplink(v->t, node), text);
     topo_svg_text(v, "d", topo_svg_middle(b), b->y + 43, text, 22);
 }
@@ -91,6 +100,35 @@ static void describe_hub(const struct dp_topology *t, int32_t hub, char text[TOP
     const struct dp_topo_link *l = &t->links[t->around[t->first_around[hub]]];
     snprintf(text, TOPO_WORD, "nvswitch%d: %.30s, %.30s for a GPU", t->nodes[hub].index,
              topo_link(l, link), topo_rate(l, rate));
+}
+
+/* How many hosts have GPUs at an NVSwitch; its links stand in their order. */
+static int32_t count_hosts(const struct dp_topology *t, int32_t hub)
+{
+    int32_t count = 0, last = -1;
+
+    for (int32_t k = t->first_around[hub]; k < t->first_around[hub + 1]; k++) {
+        int32_t host = t->nodes[dp_topology_across(t, t->around[k], hub)].host;
+        count += host != last;
+        last = host;
+    }
+    return count;
+}
+
+static void put_bars(const struct topo_svg *v)
+{
+    char text[TOPO_WORD], all[2 * TOPO_WORD];
+
+    for (int i = 0; i < v->host_count; i++) {
+        const struct topo_box *b = &v->bars[i];
+        if (v->hubs[i] < 0)
+            continue;
+        fprintf(v->to, "<rect class=\"nvswitch\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" "
+                "height=\"%.1f\" rx=\"5\"/>\n", b->x, b->y, b->width, b->height);
+        describe_hub(v->t, v->hubs[i], text);
+        snprintf(all, sizeof(all), "%s, of %d hosts", text, count_hosts(v->t, v->hubs[i]));
+        topo_svg_text(v, "n", topo_svg_middle(b), b->y + 16, all, -1);
+    }
 }
 
 static void put_inside(const struct topo_svg *v, int32_t node, const struct topo_box *b)
@@ -141,9 +179,10 @@ static void put_cables(const struct topo_svg *v, int32_t nic)
                                       : snprintf(text, sizeof(text), "port %d", p->number);
         if (!p->up)
             snprintf(text + len, sizeof(text) - (size_t)len, " down");
-        topo_svg_text(v, "d", topo_svg_middle(b), b->y + b->height + 12 + 13 * (i - first), text, 18);
+        topo_svg_text(v, "d c", topo_svg_middle(b), b->y + b->height + 12 + 13 * (i - first), text,
+                      18);
         if (p->rail >= 0 && count == 1)
-            topo_svg_text(v, "d", topo_svg_middle(b), b->y + b->height + 25,
+            topo_svg_text(v, "d c", topo_svg_middle(b), b->y + b->height + 25,
                      dp_topology_text(t, t->nodes[p->rail].name), 14);
     }
 }
@@ -176,23 +215,42 @@ static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, i
 
 /* ---- the legend ----------------------------------------------------------------------------- */
 
+static bool any_link(const struct topo_svg *v, enum dp_topo_link_kind kind, uint32_t flags)
+{
+    for (int32_t i = 0; i < v->t->link_count; i++)
+        if (v->t->links[i].kind == kind && (!flags || v->t->links[i].flags & flags))
+            return true;
+    return false;
+}
+
+/* Only what occurs in the picture. */
 static void put_legend(const struct topo_svg *v)
 {
-    static const struct {
-        double x, rate;
+    const struct {
+        bool occurs;
+        double rate;
         const char *class_, *text;
+        int row;
     } entries[] = {
-        {24, 16, "link pci", "16 GB/s"}, {134, 63, "link pci", "63 GB/s"},
-        {244, 450, "link nvlink", "450 GB/s"}, {24, 63, "link pci unsure", "not known"},
-        {144, 63, "link bad", "could be faster"}, {294, 63, "way", "the chosen way"},
+        {true, 16, "link pci", "16 GB/s", 0},
+        {true, 63, "link pci", "63 GB/s", 0},
+        {any_link(v, DP_TOPO_NVLINK, 0) || any_link(v, DP_TOPO_C2C, 0), 450, "link nvlink",
+         "450 GB/s", 0},
+        {any_link(v, DP_TOPO_PCI, DP_TOPO_RATE_UNKNOWN), 63, "link pci unsure", "not known", 1},
+        {any_link(v, DP_TOPO_PCI, DP_TOPO_DEGRADED), 63, "link bad", "could be faster", 1},
+        {v->picked, 63, "way", "the chosen way", 1},
     };
+    double x[2] = {24, 24};
 
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
         struct dp_topo_link l = {.bytes_per_ns = entries[i].rate};
-        double y = v->height - (i < 3 ? 38 : 18);
+        double y = v->height - (entries[i].row ? 18 : 38), *at = &x[entries[i].row];
+        if (!entries[i].occurs)
+            continue;
         fprintf(v->to, "<path class=\"%s\" stroke-width=\"%.1f\" d=\"M%.1f %.1fh30\"/>\n",
-                entries[i].class_, topo_svg_width(&l), entries[i].x, y);
-        topo_svg_text(v, "k", entries[i].x + 40, y + 4, entries[i].text, -1);
+                entries[i].class_, topo_svg_width(&l), *at, y);
+        topo_svg_text(v, "k", *at + 40, y + 4, entries[i].text, -1);
+        *at += 54 + 7 * (double)strlen(entries[i].text);
     }
 }
 
@@ -210,9 +268,9 @@ static void put_fabric(const struct topo_svg *v)
     }
     if (!rails)
         return;
-    snprintf(text, sizeof(text), "%d host%s, %d rail%s%s", t->host_count, t->host_count == 1 ? "" : "s",
-             rails, rails == 1 ? "" : "s", spines ? " joined by a spine" : "");
-    topo_svg_text(v, "k", 460, v->height - 14, text, -1);
+    snprintf(text, sizeof(text), "%d rail%s%s", rails, rails == 1 ? "" : "s",
+             spines ? " joined by a spine" : "");
+    topo_svg_text(v, "k", 24, 50, text, -1);
 }
 
 static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike)
@@ -234,6 +292,7 @@ static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike
             if (v->t->nodes[i].kind == DP_TOPO_NIC)
                 put_cables(v, i);
         }
+    put_bars(v);
     put_legend(v);
     put_fabric(v);
     fputs("</svg>\n", v->to);
@@ -334,8 +393,8 @@ static int write_svg(const void *values, const struct operands *operands, const 
     if (t->host_count > 1)
         snprintf(title, sizeof(title), "%d hosts", t->host_count);
     else
-        snprintf(title, sizeof(title), "%.50s  %.60s", dp_topology_text(t, t->nodes[0].name),
-                 dp_topology_text(t, t->nodes[0].model));
+        snprintf(title, sizeof(title), "%.50s%s%.60s", dp_topology_text(t, t->nodes[0].name),
+                 t->nodes[0].model ? ", " : "", dp_topology_text(t, t->nodes[0].model));
     if (alike && v.boxes && v.marked)
         err = draw(&v, a, alike);
     free(v.boxes);

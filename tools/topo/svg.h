@@ -9,8 +9,8 @@
  *      |    [sw]       [sw]              [sw]      [sw]     |
  *      |  [gpu][nic] [gpu][nic]        ...                  |   devices in one row
  *      |        rail0      rail1                            |   what each NIC is cabled to
- *      |  [ nvswitch                                      ] |
- *      +----------------------------------------------------+
+ *      |  [ nvswitch                                      ] |   with a line from host to host if
+ *      +----------------------------------------------------+   they share it
  *      legend
  */
 #ifndef DP_TOOLS_TOPO_SVG_H
@@ -35,6 +35,8 @@ struct topo_svg {
     int host_count;         /* drawn */
     bool picked;            /* for the ways that were asked for: each stands for itself alone */
     int32_t hosts[TOPO_SVG_HOSTS_MAX];
+    int32_t hubs[TOPO_SVG_HOSTS_MAX];         /* the NVSwitch that it shares with others; -1 */
+    struct topo_box bars[TOPO_SVG_HOSTS_MAX]; /* what stands for that in each */
     double width, height;
 };
 
@@ -48,6 +50,8 @@ void topo_svg_text(const struct topo_svg *v, const char *class_, double x, doubl
                    int most);
 double topo_svg_width(const struct dp_topo_link *l); /* px of its line */
 double topo_svg_middle(const struct topo_box *b);
+/* How far an arc between two boxes of a row hangs down. */
+double topo_svg_dip(const struct topo_box *a, const struct topo_box *b);
 /* All links between boxes, those on ways above the others. */
 void topo_svg_put_links(const struct topo_svg *v);
 

@@ -58,11 +58,17 @@ static void put_bridge(FILE *to, const struct topo_box *a, const struct topo_box
             y - rise, b->x, y);
 }
 
+/* Its control points lie lower by a third. */
+double topo_svg_dip(const struct topo_box *a, const struct topo_box *b)
+{
+    return 9 + fabs(topo_svg_middle(b) - topo_svg_middle(a)) / 12;
+}
+
 /* Two GPUs: an arc below them. */
 static void put_arc(FILE *to, const struct topo_box *a, const struct topo_box *b)
 {
     double from = topo_svg_middle(a), end = topo_svg_middle(b), y = a->y + a->height;
-    double dip = y + 12 + fabs(end - from) / 9;
+    double dip = y + topo_svg_dip(a, b) * 4 / 3;
 
     fprintf(to, "M%.1f %.1fC%.1f %.1f %.1f %.1f %.1f %.1f", from, y, from, dip, end, dip, end, y);
 }
@@ -85,9 +91,28 @@ static void put_line(FILE *to, const struct dp_topo_link *l, const struct topo_b
         fprintf(to, "M%.1f %.1fL%.1f %.1f", start_of(a, b), bottom, topo_svg_middle(b), b->y);
 }
 
+/* Which of the drawn hosts a node is in; -1: none. */
+static int host_number(const struct topo_svg *v, int32_t node)
+{
+    for (int i = 0; i < v->host_count; i++)
+        if (v->hosts[i] == v->t->nodes[node].host)
+            return i;
+    return -1;
+}
+
+/* The lower end of a link: what hosts share has a box in each. NULL: not drawn. */
+static const struct topo_box *lower_box(const struct topo_svg *v, const struct dp_topo_link *l)
+{
+    int host = host_number(v, l->a);
+
+    if (host >= 0 && v->hubs[host] == l->b)
+        return &v->bars[host];
+    return v->boxes[l->b].width > 0 ? &v->boxes[l->b] : NULL;
+}
+
 static bool is_drawn(const struct topo_svg *v, const struct dp_topo_link *l)
 {
-    return v->boxes[l->a].width > 0 && v->boxes[l->b].width > 0;
+    return v->boxes[l->a].width > 0 && lower_box(v, l);
 }
 
 static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
@@ -102,7 +127,7 @@ static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
     else
         fprintf(v->to, "<path class=\"link %s%s\"", dp_topo_link_kind_name(l->kind), look);
     fprintf(v->to, " stroke-width=\"%.1f\" d=\"", topo_svg_width(l) + (on_way ? 2.5 : 0));
-    put_line(v->to, l, &v->boxes[l->a], &v->boxes[l->b]);
+    put_line(v->to, l, &v->boxes[l->a], lower_box(v, l));
     fputs("\"><title>", v->to);
     topo_svg_escaped(v->to, topo_link(l, word), -1);
     fputs(", ", v->to);
@@ -114,18 +139,47 @@ static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
  * and up to the other NIC. The fabric itself is not drawn. */
 static void put_cable(const struct topo_svg *v, int number)
 {
-    enum { BESIDE = 38, BELOW = 30, EDGE = 18 };
+    enum { BESIDE = 38, BELOW = 31, EDGE = 18 };
     const struct topo_box *a = &v->boxes[v->cables[number][0]], *b = &v->boxes[v->cables[number][1]];
     double from = topo_svg_middle(a) + BESIDE, end = topo_svg_middle(b) + BESIDE;
-    double edge = EDGE - 5 * (number % 3), down = BELOW - 4 * (number % 3);
+    double edge = EDGE - 5 * (number % 3), down = BELOW + 3 * (number % 3);
 
     fputs("<path class=\"way\" stroke-width=\"4\" stroke-linejoin=\"round\" d=\"", v->to);
     fprintf(v->to, "M%.1f %.1fv%.1fH%.1fV%.1fH%.1fv%.1f\"/>\n", from, a->y + a->height, down, edge,
             b->y + b->height + down, end, -down);
 }
 
+static bool is_marked_to(const struct topo_svg *v, int host)
+{
+    for (int32_t i = 0; i < v->t->link_count; i++)
+        if (v->marked[i] && v->t->links[i].b == v->hubs[host] &&
+            v->t->nodes[v->t->links[i].a].host == v->hosts[host])
+            return true;
+    return false;
+}
+
+/* From the bar of a host to that of the next one that shares its NVSwitches, along the right edge. */
+static void put_bus(const struct topo_svg *v, int host)
+{
+    const struct topo_box *a = &v->bars[host], *b;
+    double edge = v->width - 14;
+    int next = host + 1;
+
+    while (next < v->host_count && v->hubs[next] != v->hubs[host])
+        next++;
+    if (v->hubs[host] < 0 || next == v->host_count)
+        return;
+    b = &v->bars[next];
+    fprintf(v->to, "<path class=\"%s\" stroke-width=\"8\" stroke-linejoin=\"round\" d=\"M%.1f "
+            "%.1fH%.1fV%.1fH%.1f\"/>\n",
+            is_marked_to(v, host) && is_marked_to(v, next) ? "way" : "link nvlink", a->x + a->width,
+            a->y + a->height / 2, edge, b->y + b->height / 2, b->x + b->width);
+}
+
 void topo_svg_put_links(const struct topo_svg *v)
 {
+    for (int i = 0; i < v->host_count; i++)
+        put_bus(v, i);
     for (int i = 0; i < v->cable_count; i++)
         put_cable(v, i);
     for (int pass = 0; pass < 2; pass++)

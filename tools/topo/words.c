@@ -25,12 +25,16 @@ static void describe_pci(const struct dp_topo_link *l, char out[TOPO_WORD])
 
 const char *topo_link(const struct dp_topo_link *l, char out[TOPO_WORD])
 {
+    int len;
+
     switch (l->kind) {
     case DP_TOPO_PCI:
         describe_pci(l, out);
         break;
     case DP_TOPO_NVLINK:
-        snprintf(out, TOPO_WORD, "%d NVLink%s", l->count, l->count == 1 ? "" : "s");
+        len = snprintf(out, TOPO_WORD, "%d NVLink%s", l->count, l->count == 1 ? "" : "s");
+        if (l->gen)
+            snprintf(out + len, TOPO_WORD - (size_t)len, " of version %d", l->gen);
         break;
     case DP_TOPO_C2C:
         snprintf(out, TOPO_WORD, "C2C");

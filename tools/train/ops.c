@@ -211,8 +211,8 @@ void attention_backward(const struct attention *a, const real *qkv, const real *
 
 /* ---- GELU ---------------------------------------------------------------------------------- */
 
-/* The tanh form (Hendrycks and Gimpel, 2016): x (1 + tanh u) / 2, u = sqrt(2/pi) (x + 0.044715 x^3);
- * (1 + tanh u) / 2 is the logistic function of 2u, so one exp gives value and slope. */
+/* The tanh form (Hendrycks and Gimpel, 2016): x (1 + tanh u) / 2, u = sqrt(2/pi) (x + 0.044715
+ * x^3); (1 + tanh u) / 2 is the logistic function of 2u, so one exp gives value and slope. */
 void gelu_forward(size_t count, real *x, real *y)
 {
     const real a = (real)0.7978845608028654, b = (real)0.044715;

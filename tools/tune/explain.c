@@ -161,8 +161,8 @@ static void print_heading(const struct explained *e)
     if (e->table)
         printf(", %zu rule%s of %s", e->table->count, e->table->count == 1 ? "" : "s",
                e->table->name);
-    printf("\n\n%10s  %-22s %10s  %-22s %10s %8s  %s\n", "size", "NCCL's model", "us", "answer", "us",
-           "channels", "because");
+    printf("\n\n%10s  %-22s %10s  %-22s %10s %8s  %s\n", "size", "NCCL's model", "us", "answer",
+           "us", "channels", "because");
 }
 
 static void print_time(double us)

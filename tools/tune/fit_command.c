@@ -41,7 +41,8 @@ static double default_us(const struct tune_size *size)
 /* ---- the drawing ---------------------------------------------------------------------------- */
 
 /* Of more sizes than fit, every second one, or third one, ... */
-static void fill_panel(const struct tune_fit *fit, const struct place *at, struct chart_panel *panel)
+static void fill_panel(const struct tune_fit *fit, const struct place *at,
+                       struct chart_panel *panel)
 {
     const struct tune_point *p = fit->sizes[at->first].points;
     size_t step = 1 + (at->end - at->first - 1) / CHART_PLACES_MAX;
@@ -81,7 +82,7 @@ static int draw(const struct tune_fit *fit, const char *path)
     return status;
 }
 
-/* ---- the table and what it is worth ----------------------------------------------------------- */
+/* ---- the table and what it is worth ---------------------------------------------------------- */
 
 static int write_table(const struct tune_fit *fit, const struct values *v)
 {

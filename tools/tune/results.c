@@ -74,7 +74,7 @@ void tune_results_fini(struct tune_results *r)
     *r = (struct tune_results){0};
 }
 
-/* ---- what a run says of itself ---------------------------------------------------------------- */
+/* ---- what a run says of itself --------------------------------------------------------------- */
 
 /* "NVLSTree" and "nvls_tree" are the same. */
 static bool is_same_word(const char *a, const char *b)

@@ -89,8 +89,8 @@ static int read_result(const json_t *result, struct tune_run *run, struct tune_r
         if (!read_time(json_object_get(result, halves[i]), &us, &wrong))
             continue;
         if (wrong > 0)
-            return command_misused("%s: %g results of size %lld are wrong, expected none", run->path,
-                                   wrong, (long long)json_integer_value(size));
+            return command_misused("%s: %g results of size %lld are wrong, expected none",
+                                   run->path, wrong, (long long)json_integer_value(size));
         sum += us;
         times++;
     }

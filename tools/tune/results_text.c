@@ -124,8 +124,8 @@ static int read_row(struct reader *r, char *line)
         if (!(us > 0) || *end)
             continue;
         if (r->times[i] + 3 < count && strtod(fields[r->times[i] + 3], NULL) > 0)
-            return command_misused("%s:%d: %s results are wrong, expected none", r->run->path, r->line,
-                                   fields[r->times[i] + 3]);
+            return command_misused("%s:%d: %s results are wrong, expected none", r->run->path,
+                                   r->line, fields[r->times[i] + 3]);
         sum += us;
         times++;
     }

@@ -10,7 +10,6 @@
 
 #include <dualpipe/seats.h>
 
-#include <string.h>
 #include <unistd.h>
 
 /* 0, else an EXIT_ value. */
@@ -42,27 +41,10 @@ int tune_read_topology(const char *text, struct dp_tuning_links *links, int64_t 
         return status;
     *links = (struct dp_tuning_links){0};
     *ranks = count_gpus(t);
-    *nodes = t->host_count;
+    *nodes = dp_topology_domain_count(t);
     int err = dp_topology_rates(t, &links->intra_gbs, &links->inter_gbs);
     dp_topology_free(t);
     return err ? command_failed(err) : EXIT_OK;
-}
-
-static const char *host_of(const struct dp_seats *s, int32_t worker)
-{
-    return dp_seats_text(s, s->nodes[s->seats[worker].gpu].host);
-}
-
-static int64_t count_hosts(const struct dp_seats *s)
-{
-    int64_t count = 0;
-
-    for (int32_t i = 0, k; i < s->seat_count; i++) {
-        for (k = 0; k < i && strcmp(host_of(s, k), host_of(s, i)); k++)
-            ;
-        count += k == i;
-    }
-    return count;
 }
 
 int tune_read_placement(const char *path, struct dp_tuning_links *links, int64_t *ranks,
@@ -75,7 +57,7 @@ int tune_read_placement(const char *path, struct dp_tuning_links *links, int64_t
         return command_failed(err);
     *links = (struct dp_tuning_links){.intra_gbs = s->intra_gbs, .inter_gbs = s->inter_gbs};
     *ranks = s->seat_count;
-    *nodes = count_hosts(s);
+    *nodes = s->node_total;
     dp_seats_free(s);
     return EXIT_OK;
 }

@@ -103,6 +103,8 @@ struct dp_comm {
     int64_t deadline_ns; /* longest wait of any call; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s */
     int64_t spin_ns;     /* a wait tests this long before it sleeps; at creation about the cost of one
                           * wake-up, 0 where ranks share cores, or DUALPIPE_COMM_SPIN_US */
+    size_t shared_bytes; /* messages from this length on go quickest from and into memory of
+                          * dp_shared_alloc; 0: it makes no difference */
     bool is_away;        /* see dp_comm_away; the functions below look after it */
 };
 
@@ -142,7 +144,8 @@ DP_PUBLIC void dp_comm_close(struct dp_comm *comm);
 /* ---- messages ------------------------------------------------------------------------------ */
 
 /* Start to send buf[len] to peer. The buffer must stay until the request is done. peer may not be
- * the own rank. len may be 0. DP_EINVAL, DP_ECOMM, DP_EABORTED. */
+ * the own rank. len may be 0. Large messages within a host are quickest from and into memory of
+ * dp_shared_alloc (memory.h). DP_EINVAL, DP_ECOMM, DP_EABORTED. */
 DP_PUBLIC int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
                             const void *buf, size_t len, struct dp_request *req);
 DP_PUBLIC int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,

@@ -36,7 +36,8 @@ struct dp_device_event;
 
 enum dp_memory {
     DP_MEMORY_DEVICE, /* where the device computes */
-    DP_MEMORY_PINNED  /* host memory that the device copies from and to at full speed */
+    DP_MEMORY_PINNED, /* host memory that the device copies from and to at full speed */
+    DP_MEMORY_SHARED  /* the host: of dp_shared_alloc (memory.h); CUDA: pinned */
 };
 
 /* What a device implements. Every member is set. Sizes in bytes, 0 is legal. All but the frees and

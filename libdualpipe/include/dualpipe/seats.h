@@ -77,7 +77,8 @@ struct dp_seat_flow {
 struct dp_seats {
     char *name;              /* for messages: the path */
     int32_t ranks, replicas; /* P, D */
-    double intra_gbs, inter_gbs; /* GB/s from GPU to GPU of a host, out of a host; 0: not known */
+    double intra_gbs, inter_gbs; /* GB/s from GPU to GPU of a node, out of a node; 0: not known */
+    int32_t node_total; /* as NCCL counts: hosts, those that NVLink joins as one; 0: not known */
     int32_t node_count, port_count, seat_count, flow_count;
     struct dp_seat_node *nodes;   /* by id */
     struct dp_seat_port *ports;

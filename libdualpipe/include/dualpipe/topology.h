@@ -72,7 +72,8 @@ struct dp_topo_node {
     int32_t host;   /* the HOST above it, itself for a HOST; -1 for what belongs to no host */
     int32_t index;  /* its number among its kind on its host, in order: "gpu3" is the GPU with 3 */
     int32_t os_index; /* NUMA: the kernel's number; GPU: NVML's; -1: not known */
-    uint32_t name;  /* HOST, RAIL, SPINE: unique, never ""; NIC: of its first port, "mlx5_0", "eth0" */
+    uint32_t name;  /* HOST, RAIL, SPINE: unique, never ""; NIC: of its first port, "mlx5_0", "eth0";
+                     * NVSWITCH: of the domain that hosts may share, "" for none */
     uint32_t model; /* HOST: the CPU's; GPU, NIC, SWITCH: the product's; "" if not known */
     uint32_t cpus;  /* NUMA: its CPUs as the kernel writes them, "0-55,112-167"; "" for memory only */
     uint32_t uuid;  /* GPU: "GPU-..." as NVML has it */
@@ -107,7 +108,7 @@ struct dp_topo_link {
     uint32_t flags;       /* DP_TOPO_RATE_ASSUMED, ... */
     int32_t count;        /* NVLINK, C2C: links bundled into this one; else 1 */
     int32_t port;         /* NIC -- RAIL: in ports; else -1 */
-    int32_t gen, width;   /* PCI: as it runs, 5 and 16; 0: not known */
+    int32_t gen, width;   /* PCI: as it runs, 5 and 16; NVLINK: gen is its version; 0: not known */
     int32_t gen_max, width_max; /* PCI: what both ends could do; 0: not known */
     double bytes_per_ns;  /* of the bundle, each direction */
     double latency_ns;
@@ -257,8 +258,14 @@ DP_PUBLIC int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b
 DP_PUBLIC int dp_topology_nics(const struct dp_topology *t, int32_t gpu, int32_t *nics, int32_t max,
                                int32_t *count);
 
-/* What joins the GPUs of a host, and what a host has to the others, all its ports together; 0: not
- * known, or not there. The first host stands for all. DP_ENOMEM. Any thread. */
+/* The first of the hosts that share NVSwitches with this one (a HOST), itself if there is none before
+ * it: for NCCL they are one node. */
+DP_PUBLIC int32_t dp_topology_domain(const struct dp_topology *t, int32_t host);
+/* As many nodes as NCCL counts: hosts, those that share NVSwitches as one. */
+DP_PUBLIC int32_t dp_topology_domain_count(const struct dp_topology *t);
+
+/* What joins the GPUs of a node in this sense, and what a node has to the others, all its ports
+ * together; 0: not known, or not there. The first stands for all. DP_ENOMEM. Any thread. */
 DP_PUBLIC int dp_topology_rates(const struct dp_topology *t, double *inner, double *outer);
 
 /* ---- building, reading, writing ------------------------------------------------------------- */
@@ -278,7 +285,8 @@ DP_PUBLIC int dp_topology_rates(const struct dp_topology *t, double *inner, doub
  *      uplink=, nicpcie=             the same, of switches' uplinks or of NICs only
  *      nvlink=switch:COUNTxRATE      every GPU to the host's NVSwitch: COUNT links of RATE GB/s
  *      nvlink=mesh:, pair:, domain:  every two GPUs of a host; GPUs 0 and 1, 2 and 3, ...; every GPU to
- *                                    one NVSwitch for all hosts; nvlink=none
+ *                                    one NVSwitch for several hosts; nvlink=none
+ *      domain=N                      so many hosts share that NVSwitch (all)
  *      c2c=RATE                      every GPU to its NUMA node
  *      cpu=RATE                      between NUMA nodes of a host (by the CPU's vendor, marked assumed)
  *      net=RATE                      of every port: 400Gb/s, or in GB/s (200Gb/s)
@@ -307,8 +315,8 @@ enum dp_topology_format {
     DP_TOPOLOGY_JSON,  /* all of it; topology/README.md documents the members */
     DP_TOPOLOGY_SYNTHETIC, /* for reading: a description as above */
     DP_TOPOLOGY_NCCL_XML, /* one host, as in NCCL_TOPO_FILE; reading DP_EUNSUPPORTED without expat */
-    DP_TOPOLOGY_HWLOC_XML /* one host, as of hwloc 2 (lstopo FILE.xml), which has no place for NVLink
-                             and the fabric; reading DP_EUNSUPPORTED without hwloc */
+    DP_TOPOLOGY_HWLOC_XML /* one host, as of hwloc 2 (lstopo FILE.xml); NVLink and ports' rates are
+                             infos of our own in it; reading DP_EUNSUPPORTED without hwloc */
 };
 
 /* Write all of t. *text is malloc'ed, the caller frees it; *len (may be NULL) is without the NUL that
@@ -334,12 +342,13 @@ DP_PUBLIC int dp_topology_read_hwloc(struct dp_topology **out);
 /* Several machines that nothing joins yet into one cluster. Ports in one Ethernet subnet are on one
  * rail. An InfiniBand subnet is a whole fabric: in one, the k-th ports of all hosts are on a rail. So
  * are the k-th ports of those whose subnet is not known, or that no other host is in. The rails of an
- * InfiniBand subnet, and all others, are joined by a spine as wide as their ports together. Two hosts
- * of one name are DP_EINVAL. */
+ * InfiniBand subnet, and all others, are joined by a spine as wide as their ports together. NVSwitches
+ * of several hosts that have one name, which NVML reads as the fabric's cluster and clique, are one
+ * that these hosts share. Two hosts of one name are DP_EINVAL. */
 DP_PUBLIC int dp_topology_merge(const struct dp_topology *const *parts, size_t count,
                                 struct dp_topology **out);
 
-/* One host (its node) alone, without rails. */
+/* One host (its node) alone, without rails; NVSwitches that it shared are its own, under their name. */
 DP_PUBLIC int dp_topology_take_host(const struct dp_topology *t, int32_t host,
                                     struct dp_topology **out);
 

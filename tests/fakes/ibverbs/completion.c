@@ -16,7 +16,7 @@ static struct fv_completion *ring(const struct fv_cq *cq)
     return fv_at(cq->ring);
 }
 
-/* ---- in --------------------------------------------------------------------------------------- */
+/* ---- in -------------------------------------------------------------------------------------- */
 
 static void notify(struct fv_cq *cq, bool is_solicited)
 {
@@ -58,7 +58,7 @@ void fv_forget_completions(int index, int qp)
     atomic_store(&cq->count, kept);
 }
 
-/* ---- out -------------------------------------------------------------------------------------- */
+/* ---- out ------------------------------------------------------------------------------------- */
 
 /* A completion gives back its place in the send queue, and those before it. */
 static void take(struct fv_cq *cq, struct ibv_wc *out)
@@ -114,7 +114,7 @@ int fv_req_notify(struct ibv_cq *ib, int solicited_only)
     return 0;
 }
 
-/* ---- queues ----------------------------------------------------------------------------------- */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 static int find_free(void)
 {
@@ -222,7 +222,7 @@ EXPORT int ibv_destroy_cq(struct ibv_cq *ib)
     return 0;
 }
 
-/* ---- channels --------------------------------------------------------------------------------- */
+/* ---- channels -------------------------------------------------------------------------------- */
 
 EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *c)
 {

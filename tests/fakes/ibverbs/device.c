@@ -19,7 +19,7 @@ static uint64_t to_be64(uint64_t x)
     return (uint64_t)htonl((uint32_t)x) << 32 | htonl((uint32_t)(x >> 32));
 }
 
-/* ---- the list --------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 /* The objects of the parent are not the child's, and neither is its thread. */
 static void begin_child(void)
@@ -75,7 +75,7 @@ EXPORT __be64 ibv_get_device_guid(struct ibv_device *d)
     return to_be64(((struct fv_device *)(void *)d)->guid);
 }
 
-/* ---- what there is to ask --------------------------------------------------------------------- */
+/* ---- what there is to ask -------------------------------------------------------------------- */
 
 static const struct fv_port *find_port(struct ibv_context *c, unsigned number)
 {
@@ -239,7 +239,7 @@ EXPORT int ibv_get_pkey_index(struct ibv_context *c, uint8_t port, __be16 pkey)
     return find_port(c, port) && pkey == 0xffff ? 0 : -1;
 }
 
-/* ---- contexts --------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 static int no_srq(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {

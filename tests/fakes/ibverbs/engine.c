@@ -221,6 +221,8 @@ static bool carry_out(struct fv_my_qp *q, struct fv_send *s)
         return true;
     }
     s->is_carried_out = true;
+    if (s->arrival == FAKE_ARRIVES_TWICE || fv_strikes(FV_TWICE, q->ordinal, s->n))
+        fv_respond(mine, find_peer(mine), &p);
     if (fv_strikes(FV_ACK, q->ordinal, s->n))
         s->ready_tick = fv_me.tick + 1 + fv_draw(FV_ACK, q->ordinal, s->n, 16);
     return true;

@@ -26,7 +26,7 @@ int64_t fv_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* ---- joining ---------------------------------------------------------------------------------- */
+/* ---- joining --------------------------------------------------------------------------------- */
 
 static void found(struct fv_fabric *f)
 {
@@ -95,7 +95,7 @@ void fv_unlock(void)
     pthread_mutex_unlock(&fv->lock);
 }
 
-/* ---- blocks: sizes are powers of two, a free one begins with the next free one ------------------ */
+/* ---- blocks: sizes are powers of two, a free one begins with the next free one --------------- */
 
 static unsigned log_of(size_t bytes)
 {

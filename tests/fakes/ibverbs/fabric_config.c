@@ -34,7 +34,7 @@ const char *fv_host(void)
     return host ? host : "host";
 }
 
-/* ---- words ------------------------------------------------------------------------------------ */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 /* The value of name= in the rest of a line, or what it is otherwise. */
 static const char *find_value(char *const *words, const char *name)
@@ -77,7 +77,7 @@ static enum ibv_mtu read_mtu(unsigned bytes)
     return mtu;
 }
 
-/* ---- lines ------------------------------------------------------------------------------------ */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 static void set_names(struct ibv_device *d, const char *name, int index)
 {
@@ -182,7 +182,7 @@ static bool read_entry(struct reader *r, char *const *words)
     return true;
 }
 
-/* ---- the whole -------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static void fill_in_host(const char *line, size_t len, int host_number, char *out, size_t room)
 {

@@ -19,6 +19,7 @@
  *
  *          reorder  a work request waits, so that other queue pairs overtake it
  *          ack      it is carried out, but completes later
+ *          twice    it is carried out twice
  *          short    a poll finds fewer completions than there are
  *          error    it fails: retries exceeded (nothing arrived, all arrived, or it arrives later as
  *                   long as the other side listens), remote access, or the queue pair is flushed
@@ -43,7 +44,12 @@
 #include <stdbool.h>
 
 /* What of a message with a fault comes to the other side. */
-enum fake_verbs_arrival { FAKE_ARRIVES_NEVER, FAKE_ARRIVES_BEFORE, FAKE_ARRIVES_AFTER };
+enum fake_verbs_arrival {
+    FAKE_ARRIVES_NEVER,
+    FAKE_ARRIVES_BEFORE,
+    FAKE_ARRIVES_AFTER,
+    FAKE_ARRIVES_TWICE, /* and succeeds */
+};
 
 /* What a test may ask of it: dlsym(library, "fake_verbs"). All return whether it was possible. */
 struct fake_verbs {

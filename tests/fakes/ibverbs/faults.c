@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const char *const names[FV_FAULTS] = {
-    "reorder", "ack", "short", "error", "reg", "modify", "port", "gid", "qp", "device",
+    "reorder", "ack", "short", "error", "reg", "modify", "port", "gid", "qp", "device", "twice",
 };
 
 static struct {

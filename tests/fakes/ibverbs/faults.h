@@ -19,6 +19,7 @@ enum fv_fault {
     FV_GID,
     FV_QP,
     FV_DEVICE,
+    FV_TWICE,
     FV_FAULTS
 };
 

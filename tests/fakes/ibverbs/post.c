@@ -94,7 +94,7 @@ int fv_post_send(struct ibv_qp *ib, struct ibv_send_wr *wr, struct ibv_send_wr *
     return err;
 }
 
-/* ---- receives --------------------------------------------------------------------------------- */
+/* ---- receives -------------------------------------------------------------------------------- */
 
 static int keep_receive(struct fv_qp *s, const struct ibv_recv_wr *wr)
 {

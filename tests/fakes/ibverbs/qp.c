@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- to the error state ------------------------------------------------------------------------ */
+/* ---- to the error state ---------------------------------------------------------------------- */
 
 /* All but who and why is garbage, as it may be. */
 struct fv_completion fv_plain_completion(const struct fv_qp *qp, uint64_t wr_id,
@@ -41,7 +41,7 @@ void fv_break(struct fv_qp *qp)
     }
 }
 
-/* ---- making ----------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static int find_free(void)
 {
@@ -222,7 +222,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ib)
     return 0;
 }
 
-/* ---- states ----------------------------------------------------------------------------------- */
+/* ---- states ---------------------------------------------------------------------------------- */
 
 static const struct {
     enum ibv_qp_state from, to;
@@ -413,7 +413,7 @@ EXPORT int ibv_query_qp(struct ibv_qp *ib, struct ibv_qp_attr *a, int mask,
     return 0;
 }
 
-/* ---- extras ----------------------------------------------------------------------------------- */
+/* ---- extras ---------------------------------------------------------------------------------- */
 
 EXPORT int ibv_query_ece(struct ibv_qp *ib, struct ibv_ece *out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * region.c - memory regions. A key is the region's index and an age, so that an old one is found out;
- * the remote key differs from the local one, so that one is not taken for the other.
+ * region.c - memory regions. A key is the region's index and an age, so that an old one is found
+ * out; the remote key differs from the local one, so that one is not taken for the other.
  */
 #include "config.h" /* GNU extensions: process_vm_readv */
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-/* ---- bytes ------------------------------------------------------------------------------------ */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static void complain_once(const char *what)
 {
@@ -56,7 +56,7 @@ static bool is_alive(const struct fv_qp *qp)
     return process_vm_readv(qp->pid, &here, 1, &there, 1, 0) == 1;
 }
 
-/* ---- receives --------------------------------------------------------------------------------- */
+/* ---- receives -------------------------------------------------------------------------------- */
 
 static struct fv_receive *first_receive(const struct fv_qp *qp)
 {
@@ -108,7 +108,7 @@ static enum fv_answer fail_receive(struct fv_qp *qp, const struct fv_packet *p,
     return answer;
 }
 
-/* ---- the operations --------------------------------------------------------------------------- */
+/* ---- the operations -------------------------------------------------------------------------- */
 
 /* The other side has done what it must not: this one learns of it, too. */
 static enum fv_answer refuse(struct fv_qp *qp, enum fv_answer answer)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device/copy.h"
+#include "base/copy.h"
 
 #include "base/clock.h"
 

@@ -3,11 +3,11 @@
  * copy.h - memcpy that is as quick as the machine allows for buffers far beyond the caches.
  *
  * Which way of copying is the quickest there differs from machine to machine by half as much again,
- * in either direction (README.md has figures), and no CPU feature tells. So the first copies of
+ * in either direction (device/README.md has figures), and no CPU feature tells. So the first copies of
  * every size class are the measurement: each way takes a few turns, then the best one stays.
  */
-#ifndef DP_DEVICE_COPY_H
-#define DP_DEVICE_COPY_H
+#ifndef DP_BASE_COPY_H
+#define DP_BASE_COPY_H
 
 #include <stddef.h>
 #include <string.h>

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tcp_open.c - how a wire over TCP comes to be. The address of a listener says how many sockets it
+ * wants; who connects decides, opens them all at once, and each of them says its hello: the cookie,
+ * how many there are, which one it is, and a random token that those of one wire share. The
+ * listener puts together what belongs together, and hands out a wire when it is whole.
+ */
+#include "wire/tcp_wire.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/wire_options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+enum { LEAST_BUFFER_BYTES = 64 << 10 /* what fits in any case */ };
+
+/* ---- a wire ------------------------------------------------------------------------------- */
+
+static int new_wire(int count, struct dp_tcp_wire **out)
+{
+    struct dp_wire_options options;
+    int err = dp_options_read(&dp_wire_option_area, &options);
+
+    if (err)
+        return err;
+    struct dp_tcp_wire *w = calloc(1, sizeof(*w) + (size_t)count * sizeof(w->sockets[0]));
+    if (!w)
+        return dp_fail(DP_ENOMEM, "no memory for a connection");
+    dp_wire_init(&w->base, &dp_wire_tcp);
+    w->base.buffer_bytes = LEAST_BUFFER_BYTES;
+    w->buffer_kib = options.tcp_buffer_kib;
+    w->count = count;
+    w->epoll_fd = -1;
+    for (int i = 0; i < count; i++) {
+        w->sockets[i].fd = -1;
+        w->sockets[i].call.fd = w->sockets[i].call.passed_fd = -1;
+    }
+    if (count > 1)
+        w->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (count > 1 && w->epoll_fd < 0) {
+        err = dp_fail(DP_EIO, "no epoll for a connection: %s", strerror(errno));
+        dp_tcp_close(&w->base);
+        return err;
+    }
+    *out = w;
+    return 0;
+}
+
+void dp_tcp_close(struct dp_wire *wire)
+{
+    struct dp_tcp_wire *w = dp_tcp_of(wire);
+
+    for (int i = 0; i < w->count; i++) {
+        dp_call_fini(&w->sockets[i].call);
+        dp_fd_close(w->sockets[i].fd);
+    }
+    dp_fd_close(w->epoll_fd);
+    free(w);
+}
+
+static void put_socket(struct dp_tcp_wire *w, int index, int fd)
+{
+    w->sockets[index].fd = fd;
+    dp_tcp_socket_tune(fd, w->buffer_kib, w->count > 1);
+}
+
+/* ---- what a hello says of its socket ------------------------------------------------------ */
+
+static uint64_t make_extra(uint64_t token, int index, int count)
+{
+    return token << 16 | (uint64_t)index << 8 | (uint64_t)count;
+}
+
+static int count_of(const struct dp_hello *hello)
+{
+    const int count = (int)(hello->extra & 0xff);
+
+    return count ? count : 1;
+}
+
+static int index_of(const struct dp_hello *hello)
+{
+    return (int)(hello->extra >> 8 & 0xff);
+}
+
+static uint64_t token_of(const struct dp_hello *hello)
+{
+    return hello->extra >> 16;
+}
+
+/* ---- connect ------------------------------------------------------------------------------ */
+
+static int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Of two that were told how many, the smaller one; else who was told. */
+static int choose_count(const union dp_sockaddr *place, int theirs, int64_t ours)
+{
+    int count = theirs;
+
+    if (ours)
+        count = theirs ? smaller(theirs, (int)ours) : (int)ours;
+    if (!count)
+        count = dp_tcp_route_sockets("", place);
+    return smaller(count, DP_TCP_SOCKETS_MAX);
+}
+
+static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
+                       struct dp_hello *hello)
+{
+    char address[DP_SOCKADDR_TEXT], where[DP_SOCKADDR_TEXT + 40];
+    int err = 0;
+
+    dp_sockaddr_text(place, address);
+    for (int i = 0; i < w->count && !err; i++) {
+        if (w->count == 1)
+            snprintf(where, sizeof(where), "%s", address);
+        else
+            snprintf(where, sizeof(where), "%s, socket %d of %d", address, i + 1, w->count);
+        hello->extra = make_extra(w->token, i, w->count);
+        err = dp_call_start(&w->sockets[i].call, &place->any, dp_sockaddr_len(place), where, hello,
+                            -1);
+    }
+    return err;
+}
+
+int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
+{
+    struct dp_hello hello = {.kind = DP_HELLO_TCP, .label = label};
+    struct dp_wire_options options;
+    struct dp_tcp_wire *w;
+    union dp_sockaddr place;
+    int theirs, err = dp_options_read(&dp_wire_option_area, &options);
+
+    if (err)
+        return err;
+    dp_wire_tcp_way(address, &place, hello.cookie, &theirs);
+    err = new_wire(choose_count(&place, theirs, options.tcp_sockets), &w);
+    if (err)
+        return err;
+    if (w->count > 1)
+        err = dp_random_bytes(&w->token, sizeof(w->token));
+    w->token >>= 16;
+    if (!err)
+        err = start_calls(w, &place, &hello);
+    if (err)
+        dp_wire_fail(&w->base, err, "%s", dp_last_error());
+    *out = &w->base;
+    return 0;
+}
+
+/* false: not yet, or never. */
+static bool go_on_calling(struct dp_tcp_wire *w, int index)
+{
+    struct dp_call *call = &w->sockets[index].call;
+    const int err = dp_call_progress(call);
+
+    if (err) {
+        if (err != DP_EAGAIN)
+            dp_wire_fail(&w->base, err, "%s", dp_last_error());
+        return false;
+    }
+    put_socket(w, index, call->fd);
+    call->fd = -1;
+    return true;
+}
+
+bool dp_tcp_is_connected(struct dp_tcp_wire *w)
+{
+    int missing = 0;
+
+    if (w->base.connected)
+        return true;
+    for (int i = 0; i < w->count && !w->base.error; i++)
+        missing += w->sockets[i].fd < 0 && !go_on_calling(w, i);
+    w->base.connected = !missing && !w->base.error;
+    return w->base.connected;
+}
+
+/* ---- accept ------------------------------------------------------------------------------- */
+
+/* The wire that a guest's socket belongs to, new if it is the first one of it; NULL if it belongs
+ * to none: such a wire is there, but not so. */
+static int find_half(struct dp_wire_listener *door, const struct dp_hello *hello,
+                     struct dp_tcp_wire **out)
+{
+    const int count = count_of(hello), index = index_of(hello);
+    struct dp_tcp_wire *w = door->halves;
+
+    *out = NULL;
+    if (count > DP_TCP_SOCKETS_MAX || index >= count)
+        return 0;
+    while (w && (count == 1 || w->token != token_of(hello)))
+        w = w->next_half;
+    if (w) {
+        if (w->count == count && w->label == hello->label && w->sockets[index].fd < 0)
+            *out = w;
+        return 0;
+    }
+    int err = new_wire(count, &w);
+    if (err)
+        return err;
+    w->token = token_of(hello);
+    w->label = hello->label;
+    w->until_ns = dp_now_ns() + door->patience_ns;
+    w->next_half = door->halves;
+    door->halves = w;
+    *out = w;
+    return 0;
+}
+
+static struct dp_tcp_wire **link_of(struct dp_wire_listener *door, const struct dp_tcp_wire *w)
+{
+    struct dp_tcp_wire **link = &door->halves;
+
+    while (*link != w)
+        link = &(*link)->next_half;
+    return link;
+}
+
+static bool is_whole(const struct dp_tcp_wire *w)
+{
+    for (int i = 0; i < w->count; i++)
+        if (w->sockets[i].fd < 0)
+            return false;
+    return true;
+}
+
+/* Takes the guest's files. *out stays NULL while the wire lacks others. */
+static int seat(struct dp_wire_listener *door, const struct dp_guest *guest,
+                struct dp_tcp_wire **out)
+{
+    struct dp_tcp_wire *w;
+    const int err = find_half(door, &guest->hello, &w);
+
+    dp_fd_close(guest->passed_fd);
+    if (err || !w) {
+        close(guest->fd);
+        return err;
+    }
+    put_socket(w, index_of(&guest->hello), guest->fd);
+    if (!is_whole(w))
+        return 0;
+    *link_of(door, w) = w->next_half;
+    *out = w;
+    return 0;
+}
+
+static void drop_halves(struct dp_wire_listener *door, int64_t now_ns)
+{
+    for (struct dp_tcp_wire **link = &door->halves; *link;) {
+        struct dp_tcp_wire *w = *link;
+        if (now_ns <= w->until_ns) {
+            link = &w->next_half;
+            continue;
+        }
+        *link = w->next_half;
+        dp_tcp_close(&w->base);
+    }
+}
+
+int dp_tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
+{
+    struct dp_tcp_wire *w = NULL;
+    struct dp_guest guest;
+    int err = 0;
+
+    while (!err && !w) {
+        err = dp_door_admit(listener, &guest);
+        if (!err)
+            err = seat(listener, &guest, &w);
+    }
+    if (listener->halves)
+        drop_halves(listener, dp_now_ns());
+    if (err)
+        return err;
+    w->base.connected = true;
+    *label = w->label;
+    *out = &w->base;
+    return 0;
+}
+
+void dp_tcp_unlisten(struct dp_wire_listener *listener)
+{
+    if (listener)
+        drop_halves(listener, INT64_MAX);
+    dp_door_close(listener);
+}

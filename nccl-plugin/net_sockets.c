@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/net_sockets.h"
+
+#include "base/fail.h"
+#include "wire/tcp.h"
+#include "wire/wire_options.h"
+
+#include <stdlib.h>
+
+/* 0: not set, or left to NCCL. */
+static long number_of(const char *name)
+{
+    const char *text = dp_foreign_variable(name);
+    char *end;
+
+    if (!text)
+        return 0;
+    const long number = strtol(text, &end, 10);
+    if (*end || number < -2 || number > 64) {
+        dp_log(DP_LOG_WARN, "%s=%s: expected a number up to 64; going on without", name, text);
+        return 0;
+    }
+    return number > 0 ? number : 0;
+}
+
+int dpn_sockets_asked_for(void)
+{
+    const long threads = number_of("NCCL_SOCKET_NTHREADS");
+    const long each = number_of("NCCL_NSOCKS_PERTHREAD");
+    const long product = (threads ? threads : 1) * (each ? each : 1);
+
+    if (!threads && !each)
+        return 0;
+    return product < DP_TCP_SOCKETS_MAX ? (int)product : DP_TCP_SOCKETS_MAX;
+}
+
+int dpn_sockets_tell(struct dp_wire_address *tcp)
+{
+    struct dp_wire_options options;
+    const int err = dp_options_read(&dp_wire_option_area, &options);
+
+    if (!err && !options.tcp_sockets)
+        dp_wire_tcp_ask_for(tcp, dpn_sockets_asked_for());
+    return err;
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz_wire.c - what somebody sends who has the cookie of a TCP listener: frames over one to four
+ * sockets, and a hello beside them that says anything of its socket. Nothing may be written but
+ * into receives, and the wire ends with its connections.
+ *
+ *      sockets - 1; label and extra of the hello, 8 bytes each; {socket, length (2 bytes), bytes}...
+ */
+#include "fuzz.h"
+
+#include "wire/tcp_wire.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SOCKETS = 4, RECEIVES = 4, ROOM = 1000, TRIES = 100 };
+
+static const uint8_t cookie[DP_COOKIE_BYTES] = "fuzz";
+
+static void must(bool so)
+{
+    if (!so)
+        abort();
+}
+
+static struct dp_wire_listener *listen_somewhere(int *port)
+{
+    struct dp_wire_config config = {.interface = "127.0.0.1"};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_tcp_address a;
+
+    memcpy(config.cookie, cookie, sizeof(cookie));
+    must(!dp_wire_tcp.listen(&config, &listener, &address));
+    memcpy(&a, &address, sizeof(a));
+    *port = a.port;
+    return listener;
+}
+
+static int say_hello(int port, uint64_t label, uint64_t extra)
+{
+    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct dp_hello hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP,
+                             .label = label, .extra = extra};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    must(!connect(fd, (const struct sockaddr *)&place, sizeof(place)));
+    must(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
+    return fd;
+}
+
+static void send_records(const int *fds, int count, const uint8_t *data, size_t size)
+{
+    while (size >= 3) {
+        const size_t asked = data[1] | (size_t)data[2] << 8, left = size - 3;
+        const size_t len = asked < left ? asked : left;
+        ssize_t n = send(fds[data[0] % count], data + 3, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void)n;
+        data += 3 + len;
+        size -= 3 + len;
+    }
+}
+
+static void receive_all(struct dp_wire *wire)
+{
+    struct dp_wire_request receives[RECEIVES];
+    char *rooms[RECEIVES];
+
+    for (int i = 0; i < RECEIVES; i++) {
+        rooms[i] = malloc(ROOM);
+        must(rooms[i]);
+        dp_wire_irecv(wire, rooms[i], ROOM, &receives[i]);
+    }
+    while (receives[RECEIVES - 1].status == DP_EAGAIN) {
+        struct pollfd fd;
+        if (wire->ops->arm(wire, &fd))
+            must(poll(&fd, 1, 10000) == 1); /* what is there is never slept on */
+        wire->ops->progress(wire);
+    }
+    for (int i = 0; i < RECEIVES; i++) {
+        must(receives[i].status || receives[i].moved <= ROOM);
+        free(rooms[i]);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    int port, fds[SOCKETS], other;
+    uint64_t label = 0, said[2];
+    struct dp_wire *wire = NULL;
+
+    if (size < 1 + sizeof(said))
+        return 0;
+    struct dp_wire_listener *listener = listen_somewhere(&port);
+    const int count = data[0] % SOCKETS + 1;
+    memcpy(said, data + 1, sizeof(said));
+    other = say_hello(port, said[0], said[1]);
+    for (int i = 0; i < count; i++)
+        fds[i] = say_hello(port, 99, (uint64_t)77 << 16 | (uint64_t)i << 8 | (uint64_t)count);
+    send_records(fds, count, data + 1 + sizeof(said), size - 1 - sizeof(said));
+    for (int i = 0; i < count; i++)
+        shutdown(fds[i], SHUT_WR);
+    shutdown(other, SHUT_WR);
+    /* The other hello may make a wire of its own, or be told to be the first socket of ours. */
+    for (int tries = 0; label != 99 && tries < TRIES; tries++)
+        if (!dp_wire_tcp.accept(listener, &label, &wire) && label != 99)
+            dp_wire_close(wire);
+    if (label == 99)
+        receive_all(wire);
+    if (label == 99)
+        dp_wire_close(wire);
+    close(other);
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+    dp_wire_tcp.unlisten(listener);
+    return 0;
+}

@@ -1,0 +1,110 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# tcp_sockets.sh [SECONDS] - several sockets of a tcp wire between two network namespaces whose link
+# allows each flow so much and no more, as networks of clouds do: four must carry more than one. And over
+# the bare link, that both work. Namespaces, a veth pair and htb by the sender's port; as root only.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+plugin=$DP_TOP_BUILDDIR/nccl-plugin/.libs/libnccl-net-dualpipe.so
+limit=${1:-2}s
+rate=40mbit
+
+if [ "${DP_SHAPED_LINK:-}" != inside ]; then
+    DP_SHAPED_LINK=inside
+    export DP_SHAPED_LINK
+    unshare -n true 2>/dev/null && exec unshare -n "$0" "$@"
+    it skip 'no right to make a network namespace (unshare -n)'
+    finish
+fi
+
+# skip_all WHY
+skip_all()
+{
+    it skip "$@"
+    finish
+}
+
+for tool in ip tc nsenter jq; do
+    command -v $tool >/dev/null || skip_all "no $tool"
+done
+
+# ---- two hosts ------------------------------------------------------------------------------------
+
+unshare -n sleep 250 &
+far=$!
+trap 'kill $far 2>/dev/null; rm -rf "$work"' EXIT
+
+on_far()
+{
+    nsenter -t $far -n "$@"
+}
+
+# The other namespace is there when its own list of interfaces can be seen.
+tries=0
+until [ "$(readlink /proc/$far/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 1000 ] || skip_all 'the second network namespace did not come'
+done
+ip link add near0 type veth peer name far0 2>"$work/why" || skip_all "no veth: $(cat "$work/why")"
+ip link set far0 netns $far
+ip link set lo up
+ip addr add 10.99.0.1/24 dev near0
+ip link set near0 up
+on_far ip addr add 10.99.0.2/24 dev far0
+on_far ip link set far0 up
+
+# One class for each of 64 groups of ports of this host, which calls and sends, so that two flows seldom
+# share one.
+shape()
+{
+    tc qdisc add dev near0 root handle 1: htb default 999 &&
+        tc class add dev near0 parent 1: classid 1:999 htb rate 10gbit quantum 60000 || return
+    class=0
+    while [ $class -lt 64 ]; do
+        echo "class add dev near0 parent 1: classid 1:$((class + 100)) htb rate $rate burst 32k"
+        echo "filter add dev near0 parent 1: protocol ip prio 1 u32 match ip protocol 6 0xff" \
+            "match ip sport $((class * 2)) 0x7e flowid 1:$((class + 100))"
+        class=$((class + 1))
+    done >"$work/tc"
+    tc -batch "$work/tc"
+}
+
+# ---- what goes over it ----------------------------------------------------------------------------
+
+# bandwidth SOCKETS - of 512 KiB messages from this host to the other, in MB/s.
+bandwidth()
+{
+    DUALPIPE_WIRE_TCP_SOCKETS=$1 DUALPIPE_NET_WIRE=tcp WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 \
+        MASTER_PORT=$((20000 + $$ % 20000))
+    export DUALPIPE_WIRE_TCP_SOCKETS DUALPIPE_NET_WIRE WORLD_SIZE MASTER_ADDR MASTER_PORT
+    set -- bench net --plugin "$plugin" --sizes 512KiB --connections 1 --samples 1 --limit "$limit" --json
+    RANK=1 on_far "$dualpipe" "$@" --device far0 >"$work/far" 2>&1 &
+    side=$!
+    if ! RANK=0 timeout 60 "$dualpipe" "$@" --device near0 >"$work/near" 2>"$work/err"; then
+        cat "$work/err" "$work/far" >&2
+        kill $side 2>/dev/null
+        return 1
+    fi
+    wait $side || return 1
+    jq '[.figures[] | select(.what == "bandwidth")][0].median * 1000 | round' "$work/near"
+}
+
+carries_messages_over_the_bare_link()
+{
+    for sockets in 1 4; do
+        [ "$(bandwidth $sockets)" -gt 0 ] || wrong "nothing over $sockets sockets" || return
+    done
+}
+
+carries_more_over_four_sockets_where_each_flow_is_limited()
+{
+    shape 2>"$work/why" || skip "no htb with u32 here: $(head -n 1 "$work/why")"
+    one=$(bandwidth 1) && four=$(bandwidth 4) || return
+    echo "$rate a flow: $one MB/s over one socket, $four MB/s over four"
+    [ "$four" -gt $((one * 2)) ] || wrong "four sockets carry $four MB/s, one $one"
+}
+
+it carries_messages_over_the_bare_link
+it carries_more_over_four_sockets_where_each_flow_is_limited
+finish

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cmocka_all.h"
+
+#include "unit/shm_pair.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void progress(struct dp_wire *wire)
+{
+    if (wire)
+        wire->ops->progress(wire);
+}
+
+struct dp_wire *accept_one(struct dp_wire_listener *listener, struct dp_wire *other)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+    struct dp_wire *wire = NULL;
+    uint64_t label;
+
+    while (dp_wire_shm.accept(listener, &label, &wire) == DP_EAGAIN) {
+        progress(other);
+        assert_true(dp_now_ns() < until);
+    }
+    assert_non_null(wire);
+    return wire;
+}
+
+struct pair make_pair(void)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+    struct dp_wire_address address;
+    struct pair p = {.listener = NULL};
+
+    assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
+    assert_int_equal(dp_wire_shm.connect(&address, 0, &p.a), 0);
+    p.b = accept_one(p.listener, p.a);
+    while (!dp_shm_of(p.a)->direct.tried || !dp_shm_of(p.b)->direct.tried) {
+        progress(p.a);
+        progress(p.b);
+        assert_true(dp_now_ns() < until);
+    }
+    return p;
+}
+
+void free_pair(struct pair *p)
+{
+    dp_wire_close(p->a);
+    dp_wire_close(p->b);
+    dp_wire_shm.unlisten(p->listener);
+}
+
+void finish(struct pair *p, const struct dp_wire_request *req)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+
+    while (req->status == DP_EAGAIN) {
+        progress(p->a);
+        progress(p->b);
+        assert_true(dp_now_ns() < until);
+    }
+}
+
+bool goes_straight(const struct pair *p)
+{
+    return dp_shm_of(p->a)->direct.reaches;
+}
+
+void fill(char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        buf[i] = (char)(seed + i * 7 + (i >> 9) * 3);
+}
+
+bool is_filled(const char *buf, size_t len, unsigned seed)
+{
+    for (size_t i = 0; i < len; i++)
+        if (buf[i] != (char)(seed + i * 7 + (i >> 9) * 3))
+            return false;
+    return true;
+}
+
+void deny_copies(void)
+{
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof(steps) / sizeof(steps[0]), steps};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, 2, &program, 0, 0))
+        _exit(77);
+}
+
+int run_in_child(void (*fn)(void))
+{
+    int status;
+
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        fn();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shm_pair.h - both ends of a wire over shared memory in one process, for tests of large messages.
+ */
+#ifndef DP_TESTS_SHM_PAIR_H
+#define DP_TESTS_SHM_PAIR_H
+
+#include "base/clock.h"
+#include "wire/shm.h"
+
+#define LONG_NS (20 * DP_NS_PER_S) /* longer than anything takes */
+
+struct pair {
+    struct dp_wire_listener *listener;
+    struct dp_wire *a, *b; /* a has connected to b */
+};
+
+/* They have met, and tried whether they may copy from each other. */
+struct pair make_pair(void);
+/* Either end may have been closed, and be NULL. */
+void free_pair(struct pair *p);
+/* wire may be NULL. */
+void progress(struct dp_wire *wire);
+/* The one that connects to the listener; other, if not NULL, is the other end. */
+struct dp_wire *accept_one(struct dp_wire_listener *listener, struct dp_wire *other);
+void finish(struct pair *p, const struct dp_wire_request *req);
+/* The kernel lets this process copy. */
+bool goes_straight(const struct pair *p);
+
+void fill(char *buf, size_t len, unsigned seed);
+bool is_filled(const char *buf, size_t len, unsigned seed);
+
+/* From here on the kernel denies this process what it may deny, for good. Exits with 77 if there are no
+ * filters to do it with. */
+void deny_copies(void);
+/* In a child, whose exit status says how it went. */
+int run_in_child(void (*fn)(void));
+
+#endif

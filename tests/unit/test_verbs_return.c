@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_return.c - the control connection of a connection over RDMA is lost: messages go on, it is
+ * made again, and what could not be said meanwhile is said then. A peer that is gone is found all the
+ * same.
+ */
+#include "unit/verbs_pair.h"
+#include "fake_fabric.h"
+
+#include "nccl-plugin/verbs/verbs_door.h"
+#include "nccl-plugin/verbs/verbs_state.h"
+#include "wire/tcp.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool is_same(const union dp_sockaddr *a, const union dp_sockaddr *b)
+{
+    return dp_sockaddr_is_same_ip(a, b) && dp_sockaddr_port(a) == dp_sockaddr_port(b);
+}
+
+/* The socket of a wire. */
+static int find_socket(const struct dp_wire *wire)
+{
+    union dp_sockaddr here, there, ours, theirs;
+
+    assert_int_equal(dp_wire_tcp_local(wire, &here), 0);
+    assert_int_equal(dp_wire_tcp_peer(wire, &there), 0);
+    for (int fd = 3; fd < 1024; fd++) {
+        socklen_t len = sizeof(ours), len2 = sizeof(theirs);
+        if (!getsockname(fd, &ours.any, &len) && !getpeername(fd, &theirs.any, &len2) &&
+            is_same(&ours, &here) && is_same(&theirs, &there))
+            return fd;
+    }
+    fail_msg("the wire has no socket");
+    return -1;
+}
+
+/* As a middlebox does that forgets a connection: the peer gets a reset. */
+static void reset(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    assert_int_equal(connect(find_socket(comm->wire), &nobody, sizeof(nobody)), 0);
+    pthread_mutex_unlock(&comm->lock);
+}
+
+static bool is_lost(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct dpn_verbs *v = comm->state;
+    const bool lost = v->words.is_lost;
+    pthread_mutex_unlock(&comm->lock);
+    return lost;
+}
+
+/* Messages until it is so on both sides. */
+static void transfer_until(struct pair *p, bool lost)
+{
+    const int64_t began_ns = dp_now_ns();
+
+    do {
+        must_be_in_time(began_ns);
+        pair_transfer(p, NCCL_PTR_HOST, -1);
+    } while (is_lost(p->sender) != lost || is_lost(p->receiver) != lost);
+}
+
+static unsigned epoch_of(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->lanes[0].epoch;
+    pthread_mutex_unlock(&comm->lock);
+    return epoch;
+}
+
+/* ---- it comes back ----------------------------------------------------------------------------- */
+
+static void a_reset_ends_nothing(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    for (int i = 0; i < 4; i++) {
+        reset(i % 2 ? p.sender : p.receiver);
+        transfer_until(&p, true);
+        transfer_until(&p, false);
+    }
+    pair_end(&p);
+}
+
+/* Its words have to wait. */
+static void a_lane_that_fails_meanwhile_comes_back(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned epoch = epoch_of(p.sender);
+        reset(i % 2 ? p.sender : p.receiver);
+        const int64_t began_ns = dp_now_ns();
+        for (pair_transfer(&p, NCCL_PTR_HOST, 0); epoch_of(p.sender) == epoch;) {
+            must_be_in_time(began_ns);
+            pair_transfer(&p, NCCL_PTR_HOST, -1);
+        }
+        transfer_until(&p, false);
+    }
+    pair_end(&p);
+}
+
+/* What was said just before may have been lost, or may be said twice. */
+static void words_are_neither_lost_nor_doubled(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    for (unsigned i = 0; i < 8; i++) {
+        struct dpn_request *recv = NULL, *send = NULL;
+        struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+        struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+        const int64_t began_ns = dp_now_ns();
+        recv = pair_receive(&p, target, PAIR_BYTES);
+        send = pair_send(&p, source, pair_from, PAIR_BYTES);
+        pair_lose(&p, 0);
+        bool done = false;
+        for (unsigned k = 0; k < i && !done; k++) {
+            must_be_in_time(began_ns);
+            assert_int_equal(dpn_net_test(recv, &done, NULL), 0);
+        }
+        reset(i % 2 ? p.sender : p.receiver);
+        pair_finish(send, done ? NULL : recv);
+        transfer_until(&p, false);
+    }
+    const struct dpn_verbs *sender = p.sender->state, *receiver = p.receiver->state;
+    assert_int_equal(sender->words.said, receiver->words.heard);
+    assert_int_equal(receiver->words.said, sender->words.heard);
+    pair_end(&p);
+}
+
+/* ---- it does not ------------------------------------------------------------------------------- */
+
+static int wait_for_error(struct dpn_request *req)
+{
+    const int64_t began_ns = dp_now_ns();
+    bool done = false;
+    int err = 0;
+
+    while (!err) {
+        must_be_in_time(began_ns);
+        err = dpn_net_test(req, &done, NULL);
+        assert_false(done);
+    }
+    return err;
+}
+
+/* No farewell, as when its host is gone; the door is, too. */
+static void a_peer_that_is_gone_is_found(void **state)
+{
+    const int64_t timeout_s = dpn_options.timeout_s;
+
+    (void)state;
+    dpn_options.timeout_s = 8;
+    struct pair p = pair_connect(0);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    const int64_t began_ns = dp_now_ns();
+    reset(p.sender);
+    dpn_net_close(p.sender);
+    assert_int_equal(wait_for_error(recv), DP_ECOMM);
+    assert_true(dp_now_ns() - began_ns < dpn_options.timeout_s * DP_NS_PER_S);
+    assert_non_null(strstr(dp_last_error(), "the peer is gone: no lane reaches it"));
+    pair_end(&p);
+    dpn_options.timeout_s = timeout_s;
+}
+
+/* Its process is there still, and does not know of the connection. */
+static void a_peer_that_has_closed_is_found_at_once(void **state)
+{
+    (void)state;
+    struct pair other = pair_connect(0), p = pair_connect(0);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_non_null(recv);
+    assert_true(fake_verbs.hold(true));
+    struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
+    const int64_t began_ns = dp_now_ns();
+    reset(p.receiver);
+    dpn_net_close(p.receiver);
+    assert_int_equal(wait_for_error(send), DP_ECOMM);
+    assert_true(dp_now_ns() - began_ns < 5 * DP_NS_PER_S);
+    assert_non_null(strstr(dp_last_error(), "the peer is gone: "));
+    assert_true(fake_verbs.hold(false));
+    pair_end(&p);
+    pair_end(&other);
+}
+
+/* Where the door was. */
+static void lock_out(struct dpn_comm *comm)
+{
+    struct dpn_verbs *v = comm->state;
+    struct dp_tcp_address *door = (struct dp_tcp_address *)(void *)&v->words.door;
+
+    pthread_mutex_lock(&comm->lock);
+    door->port = 1;
+    pthread_mutex_unlock(&comm->lock);
+}
+
+/* Nobody answers there. */
+static void words_do_not_wait_for_ever(void **state)
+{
+    const int64_t timeout_s = dpn_options.timeout_s;
+
+    (void)state;
+    dpn_options.timeout_s = 2;
+    struct dpn_net *context;
+    assert_int_equal(dpn_net_init(NULL, &context), 0);
+    struct pair p = pair_connect(pair_fuse_both());
+    const struct dpn_verbs *v = p.sender->state;
+    const int64_t began_ns = dp_now_ns();
+    while (v->up != 3) {
+        must_be_in_time(began_ns);
+        pair_transfer(&p, NCCL_PTR_HOST, -1);
+    }
+    lock_out(p.sender);
+    reset(p.sender);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_true(fake_verbs.hold(true));
+    struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
+    pair_lose(&p, 0);
+    assert_true(fake_verbs.hold(false));
+    assert_int_equal(wait_for_error(send), DP_ETIMEDOUT);
+    assert_non_null(strstr(dp_last_error(), "the control connection that both sides need"));
+    assert_true(wait_for_error(recv) < 0);
+    pair_end(&p);
+    dpn_net_finalize(context);
+    dpn_options.timeout_s = timeout_s;
+}
+
+/* ---- the door ---------------------------------------------------------------------------------- */
+
+static void a_door_is_there_while_it_is_used(void **state)
+{
+    struct dp_wire_address one, two;
+    uint64_t label, other;
+    struct dp_wire *wire;
+
+    (void)state;
+    assert_int_equal(dpn_door_use("127.0.0.1", &one, &label), 0);
+    assert_int_equal(dpn_door_use("127.0.0.1", &two, &other), 0);
+    assert_memory_equal(&one, &two, sizeof(one));
+    assert_int_not_equal(label, other);
+    assert_int_equal(dpn_door_admit(&label, &wire), DP_EAGAIN);
+    dpn_door_leave("127.0.0.1");
+    dpn_door_leave("127.0.0.1");
+    assert_int_equal(dpn_door_use("127.0.0.1", &two, &other), 0);
+    assert_memory_not_equal(&one, &two, sizeof(one)); /* another cookie */
+    dpn_door_leave("127.0.0.1");
+    assert_true(dpn_door_use("no-such-interface", &two, &other) < 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_reset_ends_nothing),
+        cmocka_unit_test(a_lane_that_fails_meanwhile_comes_back),
+        cmocka_unit_test(words_are_neither_lost_nor_doubled),
+        cmocka_unit_test(a_peer_that_is_gone_is_found),
+        cmocka_unit_test(a_peer_that_has_closed_is_found_at_once),
+        cmocka_unit_test(words_do_not_wait_for_ever),
+        cmocka_unit_test(a_door_is_there_while_it_is_used),
+    };
+    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
+}

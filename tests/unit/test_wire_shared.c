@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_wire_shared.c - messages from and into memory that the library shares (dualpipe/memory.h): who
+ * copies them, where neither side has a right to look into the other process; how the memory is passed
+ * on, and how it is given back. (test_shared.c has the memory itself.)
+ */
+#include "cmocka_all.h"
+
+#include "unit/shm_pair.h"
+
+#include "base/shared.h"
+#include "wire/fds.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { BIG = 8 << 20, HUGE_MESSAGE = 64 << 20 };
+
+static char out[BIG], in[BIG];
+
+static char *new_shared(size_t len)
+{
+    void *at;
+
+    assert_int_equal(dp_shared_alloc(len, -1, &at), 0);
+    return at;
+}
+
+static void send_one(struct pair *p, char *from, char *to, size_t len, unsigned seed)
+{
+    struct dp_wire_request send, receive;
+
+    fill(from, len, seed);
+    memset(to, 0, len);
+    dp_wire_isend(p->a, seed, from, len, &send);
+    dp_wire_irecv(p->b, to, len, &receive);
+    finish(p, &receive);
+    finish(p, &send);
+    assert_true(!receive.status && !send.status);
+    assert_int_equal(receive.moved, len);
+    assert_int_equal(receive.tag, seed);
+    assert_true(is_filled(to, len, seed));
+}
+
+static const size_t lens[] = {DP_SHM_LARGE, 200001, 524288, (1 << 20) + 1, 5000000, BIG};
+enum { LENS = sizeof(lens) / sizeof(lens[0]) };
+
+/* Returns how many have gone straight. */
+static unsigned send_sizes(struct pair *p, char *from, char *to)
+{
+    const unsigned before = dp_shm_of(p->a)->straight;
+
+    for (unsigned i = 0; i < LENS; i++)
+        send_one(p, from, to, lens[i], i);
+    return dp_shm_of(p->a)->straight - before;
+}
+
+/* In a child, which exits with 77 if the kernel cannot be told to deny. */
+static void must(void (*fn)(void))
+{
+    int status = run_in_child(fn);
+
+    if (status == 77)
+        skip_because("no seccomp filters here, to deny copies with");
+    assert_int_equal(status, 0);
+}
+
+/* ---- who copies ------------------------------------------------------------------------------ */
+
+static void each_end_shared_or_not(void **state)
+{
+    (void)state;
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    struct pair p = make_pair();
+    const bool right = goes_straight(&p);
+
+    assert_int_equal(send_sizes(&p, from, to), LENS);
+    assert_int_equal(send_sizes(&p, from, in), LENS);
+    assert_int_equal(send_sizes(&p, out, to), LENS);
+    assert_int_equal(send_sizes(&p, out, in), right ? LENS : 0);
+    free_pair(&p);
+    assert_int_equal(dp_shared_free(from), 0);
+    assert_int_equal(dp_shared_free(to), 0);
+}
+
+static void send_without_right(void)
+{
+    deny_copies();
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    struct pair p = make_pair();
+
+    assert_false(goes_straight(&p));
+    /* The first one goes through the ring: that the receiver's memory is shared shows with it. */
+    assert_int_equal(send_sizes(&p, out, to), LENS - 1);
+    assert_int_equal(send_sizes(&p, out, to), LENS);
+    assert_int_equal(send_sizes(&p, from, in), LENS);
+    assert_int_equal(send_sizes(&p, from, to), LENS);
+    assert_int_equal(send_sizes(&p, out, in), 0);
+    /* Refusals are not held against what is shared. */
+    assert_int_equal(send_sizes(&p, from, in), LENS);
+    free_pair(&p);
+}
+
+static void no_right_is_needed(void **state)
+{
+    (void)state;
+    must(send_without_right);
+}
+
+static void the_user_may_forbid_it(void **state)
+{
+    (void)state;
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    setenv("DUALPIPE_WIRE_DIRECT", "0", 1);
+    struct pair p = make_pair();
+    unsetenv("DUALPIPE_WIRE_DIRECT");
+
+    assert_int_equal(send_sizes(&p, from, to), 0);
+    free_pair(&p);
+    dp_shared_free(from);
+    dp_shared_free(to);
+}
+
+static void move_alone(void)
+{
+    deny_copies();
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+
+    fill(from, BIG, 1);
+    dp_wire_isend(p.a, 1, from, BIG, &send);
+    dp_wire_irecv(p.b, to, BIG, &receive);
+    while (receive.status == DP_EAGAIN)
+        progress(p.b); /* the sender computes */
+    assert_true(is_filled(to, BIG, 1));
+    finish(&p, &send);
+
+    fill(from, BIG, 2);
+    dp_wire_isend(p.a, 1, from, BIG, &send);
+    dp_wire_irecv(p.b, to, BIG, &receive); /* accepts, moves some, and then computes */
+    assert_true(dp_shm_of(p.b)->is_taken);
+    while (dp_direct_has_chunk(&dp_shm_of(p.a)->offered))
+        progress(p.a);
+    progress(p.b);
+    assert_int_equal(receive.status, 0);
+    assert_true(is_filled(to, BIG, 2));
+    finish(&p, &send);
+    free_pair(&p);
+}
+
+static void either_side_alone_moves_all_chunks(void **state)
+{
+    (void)state;
+    must(move_alone);
+}
+
+static void sleep_between(void)
+{
+    deny_copies();
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+    struct pollfd fd;
+
+    dp_wire_isend(p.a, 1, from, BIG, &send);
+    assert_true(p.a->ops->arm(p.a, &fd)); /* nobody has accepted it */
+    dp_wire_irecv(p.b, to, BIG, &receive);
+    assert_int_equal(poll(&fd, 1, 1000), 1); /* rung awake */
+    p.a->ops->disarm(p.a, fd.revents);
+    assert_false(p.a->ops->arm(p.a, &fd)); /* there are chunks */
+    p.a->ops->disarm(p.a, 0);
+    finish(&p, &send);
+    finish(&p, &receive);
+    free_pair(&p);
+}
+
+static void a_sender_that_sleeps_is_woken_to_help(void **state)
+{
+    (void)state;
+    must(sleep_between);
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+enum { MANY = 3 * DP_SHM_MAPS, PIECE = 256 << 10 };
+
+static void send_many(void)
+{
+    deny_copies();
+    struct pair p = make_pair();
+    char *from[MANY], *to[MANY];
+
+    for (unsigned i = 0; i < MANY; i++) {
+        from[i] = new_shared(PIECE);
+        to[i] = new_shared(PIECE);
+    }
+    for (unsigned i = 0; i < 4 * MANY; i++)
+        send_one(&p, from[i * 7 % MANY], to[i * 5 % MANY], PIECE, i);
+    assert_int_equal(dp_shm_of(p.a)->straight, 4 * MANY);
+    unsigned mapped = 0;
+    for (int i = 0; i < DP_SHM_MAPS; i++)
+        mapped += dp_shm_of(p.b)->maps.theirs[i].at != NULL;
+    assert_int_equal(mapped, DP_SHM_MAPS);
+    free_pair(&p);
+    for (unsigned i = 0; i < MANY; i++)
+        assert_true(!dp_shared_free(from[i]) && !dp_shared_free(to[i]));
+}
+
+static void more_pieces_than_a_peer_has_mapped_at_a_time(void **state)
+{
+    (void)state;
+    must(send_many);
+}
+
+static void what_is_freed_is_gone_although_the_peer_has_it_mapped(void **state)
+{
+    (void)state;
+    char *from = new_shared(BIG);
+    struct pair p = make_pair();
+    struct dp_shared_place place;
+    struct stat st;
+
+    send_one(&p, from, in, BIG, 1);
+    assert_true(dp_shared_find(from, BIG, &place));
+    int fd = dup(place.fd);
+    assert_true(!fstat(fd, &st) && st.st_blocks > 0);
+    assert_int_equal(dp_shared_free(from), 0);
+    assert_true(!fstat(fd, &st) && st.st_blocks == 0);
+    close(fd);
+    /* And another one at the same address is another one. */
+    from = new_shared(BIG);
+    send_one(&p, from, in, BIG, 2);
+    free_pair(&p);
+    dp_shared_free(from);
+}
+
+static void send_to_full_table(void)
+{
+    deny_copies();
+    char *from = new_shared(BIG);
+    struct pair p = make_pair();
+    struct rlimit limit;
+
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = 0; /* no file can be received */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    send_one(&p, from, in, BIG, 1);
+    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    free_pair(&p);
+}
+
+static void where_it_cannot_be_mapped_the_ring_serves(void **state)
+{
+    (void)state;
+    must(send_to_full_table);
+}
+
+/* A letter as a peer would write it, with any file. */
+static void hear(struct dp_shm_maps *maps, int fd, uint32_t number, uint64_t bytes)
+{
+    const struct dp_shm_letter letter = {
+        .kind = 1, .slot = 3, .number = number, .bytes = bytes};
+
+    maps->passed_fd = fd;
+    dp_shm_maps_hear(maps, (const char *)&letter, 5);
+    dp_shm_maps_hear(maps, (const char *)&letter + 5, sizeof(letter) - 5);
+    assert_int_equal(maps->passed_fd, -1);
+}
+
+static void only_sealed_memory_of_the_right_size_is_mapped(void **state)
+{
+    (void)state;
+    enum { LEN = 8192 };
+    const struct dp_shm_place place = {.letter = 1, .slot = 3};
+    struct dp_shm_maps maps;
+    FILE *f = tmpfile();
+    int fd;
+
+    dp_shm_maps_init(&maps);
+    hear(&maps, -1, 1, LEN);
+    assert_null(dp_shm_maps_find(&maps, &place, 1));
+    assert_true(f && !ftruncate(fileno(f), LEN));
+    hear(&maps, dup(fileno(f)), 1, LEN);
+    assert_null(dp_shm_maps_find(&maps, &place, 1));
+    fclose(f);
+    assert_int_equal(dp_shared_file(LEN, &fd), 0);
+    hear(&maps, dup(fd), 1, LEN + 1);
+    assert_null(dp_shm_maps_find(&maps, &place, 1));
+    hear(&maps, dup(fd), 1, LEN);
+    assert_non_null(dp_shm_maps_find(&maps, &place, LEN));
+    close(fd);
+    dp_shm_maps_fini(&maps);
+}
+
+static void a_place_that_was_not_shown_is_nowhere(void **state)
+{
+    (void)state;
+    enum { LEN = 8192 };
+    const struct dp_shm_place none[] = {
+        {0},
+        {.letter = 2, .slot = 3},
+        {.letter = 1, .slot = 2},
+        {.letter = 1, .slot = 3, .offset = 1},
+        {.letter = 1, .slot = 3, .offset = UINT64_MAX},
+        {.letter = 1, .slot = UINT32_MAX},
+    };
+    const struct dp_shm_place last = {.letter = 1, .slot = 3, .offset = LEN - 1};
+    struct dp_shm_maps maps;
+    int fd;
+
+    dp_shm_maps_init(&maps);
+    assert_int_equal(dp_shared_file(LEN, &fd), 0);
+    hear(&maps, fd, 1, LEN);
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
+        assert_null(dp_shm_maps_find(&maps, &none[i], LEN));
+    assert_non_null(dp_shm_maps_find(&maps, &last, 1));
+    assert_null(dp_shm_maps_find(&maps, &last, SIZE_MAX));
+    dp_shm_maps_fini(&maps);
+}
+
+static void a_letter_among_rings_is_read_whole(void **state)
+{
+    (void)state;
+    char *from = new_shared(BIG);
+    struct pair p = make_pair();
+
+    for (int i = 0; i < 200; i++)
+        assert_int_equal(dp_fds_send(dp_shm_of(p.a)->fd, "", 1, -1), 1);
+    send_one(&p, from, in, BIG, 1);
+    assert_int_equal(dp_shm_of(p.b)->maps.heard, 1);
+    free_pair(&p);
+    dp_shared_free(from);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+static void drop_receive(void)
+{
+    deny_copies();
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+
+    fill(from, BIG, 1);
+    dp_wire_isend(p.a, 1, from, BIG, &send);
+    dp_wire_irecv(p.b, to, BIG, &receive);
+    assert_true(dp_shm_of(p.b)->is_taken);
+    progress(p.a);
+    dp_wire_fail(p.b, DP_EABORTED, "aborted");
+    memset(to, 'z', BIG);
+    for (int i = 0; i < 100; i++)
+        progress(p.a);
+    for (size_t i = 0; i < BIG; i++)
+        assert_int_equal(to[i], 'z');
+    dp_wire_close(p.b);
+    p.b = NULL;
+    finish(&p, &send);
+    assert_int_equal(send.status, DP_ECOMM);
+    free_pair(&p);
+}
+
+static void drop_send(void)
+{
+    deny_copies();
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+
+    dp_wire_isend(p.a, 1, from, BIG, &send);
+    dp_wire_irecv(p.b, to, BIG, &receive);
+    dp_wire_fail(p.a, DP_EABORTED, "aborted");
+    for (int i = 0; i < 100; i++)
+        progress(p.b);
+    assert_int_equal(receive.status, DP_EAGAIN);
+    dp_wire_close(p.a);
+    p.a = NULL;
+    assert_int_equal(dp_shared_free(from), 0);
+    finish(&p, &receive);
+    assert_int_equal(receive.status, DP_ECOMM);
+    free_pair(&p);
+}
+
+static void nobody_touches_what_was_dropped_in_the_middle(void **state)
+{
+    (void)state;
+    must(drop_receive);
+    must(drop_send);
+}
+
+/* A child with one end, in the middle of a message of which it moves nothing more. */
+static pid_t start_child(const struct dp_wire_address *address, bool sends)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child)
+        return child;
+
+    struct dp_wire_request req;
+    struct dp_wire *wire;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    char *buf = new_shared(HUGE_MESSAGE);
+    if (dp_wire_shm.connect(address, 0, &wire))
+        _exit(1);
+    if (sends)
+        dp_wire_isend(wire, 1, buf, HUGE_MESSAGE, &req);
+    else
+        dp_wire_irecv(wire, buf, HUGE_MESSAGE, &req);
+    while (!wire->error && !dp_shm_of(wire)->is_taken && !dp_shm_of(wire)->is_offered)
+        progress(wire);
+    for (;;)
+        pause();
+}
+
+static bool has_moved_some(const struct dp_shm_wire *w)
+{
+    return (w->is_taken && w->taken.done) || (w->is_offered && w->offered.done);
+}
+
+/* The child is killed; what it had shared stays readable, and what it had not finished never comes. */
+static void kill_in_the_middle(bool child_sends)
+{
+    const int64_t until = dp_now_ns() + LONG_NS;
+    struct dp_wire_address address;
+    struct pair p = {.listener = NULL};
+    struct dp_wire_request req;
+
+    deny_copies();
+    assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
+    pid_t child = start_child(&address, child_sends);
+    char *buf = new_shared(HUGE_MESSAGE);
+    p.b = accept_one(p.listener, NULL);
+    if (child_sends)
+        dp_wire_irecv(p.b, buf, HUGE_MESSAGE, &req);
+    else
+        dp_wire_isend(p.b, 1, buf, HUGE_MESSAGE, &req);
+    while (!has_moved_some(dp_shm_of(p.b)) && dp_now_ns() < until)
+        progress(p.b);
+    assert_int_equal(req.status, DP_EAGAIN);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    finish(&p, &req);
+    if (req.status) /* either it was all there by then, or never will be */
+        assert_int_equal(req.status, DP_ECOMM);
+    free_pair(&p);
+    assert_int_equal(dp_shared_free(buf), 0);
+}
+
+static void kill_sender(void)
+{
+    kill_in_the_middle(true);
+}
+
+static void kill_receiver(void)
+{
+    kill_in_the_middle(false);
+}
+
+static void a_process_killed_in_the_middle_of_a_message_does_no_harm(void **state)
+{
+    (void)state;
+    must(kill_sender);
+    must(kill_receiver);
+}
+
+/* The child has its parent's memory, but is not the process that the peer has met. */
+static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
+{
+    (void)state;
+    char *from = new_shared(BIG), *to = new_shared(BIG);
+    struct pair p = make_pair();
+    struct dp_wire_request send, receive;
+    int status;
+
+    fill(from, BIG, 1);
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dp_wire_irecv(p.b, to, BIG, &receive);
+        while (receive.status == DP_EAGAIN)
+            progress(p.b);
+        fill(in, BIG, 2);
+        dp_wire_isend(p.b, 1, in, BIG, &send);
+        while (send.status == DP_EAGAIN)
+            progress(p.b);
+        _exit(receive.status || send.status || dp_shm_of(p.b)->maps.letters);
+    }
+    dp_wire_close(p.b);
+    p.b = NULL;
+    dp_wire_isend(p.a, 1, from, BIG, &send);
+    finish(&p, &send);
+    assert_true(is_filled(to, BIG, 1)); /* the child shares it with us */
+    dp_wire_irecv(p.a, in, BIG, &receive);
+    finish(&p, &receive);
+    assert_true(!send.status && !receive.status);
+    assert_true(is_filled(in, BIG, 2));
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    free_pair(&p);
+    dp_shared_free(from);
+    dp_shared_free(to);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_end_shared_or_not),
+        cmocka_unit_test(no_right_is_needed),
+        cmocka_unit_test(the_user_may_forbid_it),
+        cmocka_unit_test(either_side_alone_moves_all_chunks),
+        cmocka_unit_test(a_sender_that_sleeps_is_woken_to_help),
+        cmocka_unit_test(more_pieces_than_a_peer_has_mapped_at_a_time),
+        cmocka_unit_test(what_is_freed_is_gone_although_the_peer_has_it_mapped),
+        cmocka_unit_test(where_it_cannot_be_mapped_the_ring_serves),
+        cmocka_unit_test(only_sealed_memory_of_the_right_size_is_mapped),
+        cmocka_unit_test(a_place_that_was_not_shown_is_nowhere),
+        cmocka_unit_test(a_letter_among_rings_is_read_whole),
+        cmocka_unit_test(nobody_touches_what_was_dropped_in_the_middle),
+        cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_does_no_harm),
+        cmocka_unit_test(a_child_that_inherits_a_wire_goes_through_the_ring),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,594 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_wire_sockets.c - a TCP wire of several sockets: how many there are, who may be one of them,
+ * what becomes of messages, and of the wire when one of them dies. test_wire.c runs what every wire
+ * must do over four sockets, too.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "scratch.h"
+#include "wire/tcp_wire.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <linux/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- two ends ----------------------------------------------------------------------------- */
+
+struct pair {
+    struct dp_wire_listener *listener;
+    struct dp_wire *a, *b;
+};
+
+static void set_sockets(const char *count)
+{
+    setenv("DUALPIPE_WIRE_TCP_SOCKETS", count, 1);
+}
+
+static void progress(struct pair *p)
+{
+    p->a->ops->progress(p->a);
+    if (p->b)
+        p->b->ops->progress(p->b);
+}
+
+static struct pair make_pair(const char *listener_count, const char *caller_count)
+{
+    const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
+    const struct dp_wire_config config = {.interface = "127.0.0.1"};
+    struct dp_wire_address address;
+    struct pair p = {0};
+    uint64_t label;
+
+    set_sockets(listener_count);
+    assert_int_equal(dp_wire_tcp.listen(&config, &p.listener, &address), 0);
+    set_sockets(caller_count);
+    assert_int_equal(dp_wire_tcp.connect(&address, 77, &p.a), 0);
+    while (!p.b || !p.a->connected) {
+        progress(&p);
+        assert_int_equal(p.a->error, 0);
+        if (!p.b)
+            dp_wire_tcp.accept(p.listener, &label, &p.b);
+        assert_true(dp_now_ns() < until_ns);
+    }
+    assert_int_equal(label, 77);
+    set_sockets("0");
+    return p;
+}
+
+static void free_pair(struct pair *p)
+{
+    dp_wire_close(p->a);
+    dp_wire_close(p->b);
+    dp_wire_tcp.unlisten(p->listener);
+}
+
+static void finish(struct pair *p, const struct dp_wire_request *req)
+{
+    const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
+
+    while (req->status == DP_EAGAIN) {
+        progress(p);
+        assert_true(dp_now_ns() < until_ns);
+    }
+}
+
+static int count_files(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+
+    while (dir && readdir(dir))
+        count++;
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+/* ---- how many ----------------------------------------------------------------------------- */
+
+static void who_was_told_decides_and_of_two_the_smaller_number(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *listener, *caller;
+        int count;
+    } cases[] = {{"8", "2", 2}, {"2", "8", 2}, {"0", "3", 3}, {"3", "0", 3}, {"1", "4", 1},
+                 {"16", "16", 16}, {"0", "0", 1 /* within a host */}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct pair p = make_pair(cases[i].listener, cases[i].caller);
+        assert_int_equal(dp_wire_tcp_count(p.a), cases[i].count);
+        assert_int_equal(dp_wire_tcp_count(p.b), cases[i].count);
+        free_pair(&p);
+    }
+}
+
+static void more_sockets_than_there_may_be_are_refused_by_name(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+
+    set_sockets("17");
+    assert_int_equal(dp_wire_tcp.listen(&(struct dp_wire_config){0}, &listener, &address),
+                     DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "DUALPIPE_WIRE_TCP_SOCKETS"));
+    set_sockets("0");
+}
+
+/* A copy of /sys in which every interface has this speed. */
+static void make_sys(const char *root, const char *speed)
+{
+    struct ifaddrs *all = NULL;
+    char path[512];
+
+    assert_int_equal(getifaddrs(&all), 0);
+    for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
+        snprintf(path, sizeof(path), "d='%s/sys/class/net/%s'; mkdir -p $d; echo '%s' >$d/speed",
+                 root, i->ifa_name, speed);
+        assert_int_equal(system(path), 0);
+    }
+    freeifaddrs(all);
+}
+
+static void the_speed_of_the_link_says_how_many_where_nobody_else_does(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *speed;
+        int count;
+    } cases[] = {{"-1", 4}, {"1000", 4}, {"40000", 4}, {"50000", 5}, {"56000", 6}, {"400000", 8}};
+    const union dp_sockaddr here = {.v4 = {.sin_family = AF_INET, .sin_port = htons(9),
+                                           .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    union dp_sockaddr far = {.v4 = {.sin_family = AF_INET, .sin_port = htons(9)}};
+    char root[SCRATCH_LEN];
+
+    assert_int_equal(dp_tcp_route_sockets("", &here), 1);
+    inet_pton(AF_INET, "192.0.2.1", &far.v4.sin_addr); /* for documentation: nobody has it */
+    if (dp_tcp_route_sockets("", &far) == 1)
+        skip_because("there is no way out of this host (no default route)");
+    assert_true(scratch_directory(root, "sys"));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        make_sys(root, cases[i].speed);
+        assert_int_equal(dp_tcp_route_sockets(root, &far), cases[i].count);
+    }
+    scratch_remove(root);
+}
+
+/* ---- messages ----------------------------------------------------------------------------- */
+
+enum { MANY = 120, LONGEST = 700000 };
+
+static size_t random_len(unsigned *seed)
+{
+    const unsigned kind = (unsigned)rand_r(seed) % 3;
+
+    return (size_t)rand_r(seed) % (kind == 0 ? 100 : kind == 1 ? DP_TCP_LONG * 2 : LONGEST);
+}
+
+static char byte_of(unsigned message, size_t at)
+{
+    return (char)(message * 13 + at * 7 + (at >> 11));
+}
+
+/* As the net plugin receives: one receive at a time, aimed when the length is known; and a nap
+ * whenever nothing is there, which ends at once if something is. */
+static struct {
+    char *room;
+    unsigned came;
+} aimed;
+
+static void aim(struct dp_wire_request *receive, uint64_t tag, size_t len)
+{
+    assert_int_equal(tag, aimed.came);
+    receive->buf = aimed.room;
+    receive->len = len;
+}
+
+static void take_one(struct dp_wire *wire, struct dp_wire_request *receive, size_t len)
+{
+    assert_int_equal(receive->status, 0);
+    assert_int_equal(receive->moved, len);
+    for (size_t i = 0; i < len; i++)
+        if (aimed.room[i] != byte_of(aimed.came, i))
+            fail_msg("byte %zu of message %u of %zu is wrong", i, aimed.came, len);
+    aimed.came++;
+    dp_wire_irecv(wire, NULL, 0, receive);
+}
+
+static void exchange(struct pair *p, unsigned seed)
+{
+    static struct dp_wire_request sends[MANY], receive;
+    static char *out[MANY];
+    const int64_t until_ns = dp_now_ns() + 60 * DP_NS_PER_S;
+    size_t lens[MANY];
+
+    aimed.room = malloc(LONGEST);
+    aimed.came = 0;
+    p->b->aim = aim;
+    dp_wire_irecv(p->b, NULL, 0, &receive);
+    for (unsigned m = 0; m < MANY; m++) {
+        lens[m] = random_len(&seed);
+        out[m] = malloc(lens[m] + 1);
+        for (size_t i = 0; i < lens[m]; i++)
+            out[m][i] = byte_of(m, i);
+        dp_wire_isend(p->a, m, out[m], lens[m], &sends[m]);
+    }
+    while (aimed.came < MANY) {
+        struct pollfd fd = {.fd = -1};
+        p->a->ops->progress(p->a);
+        p->b->ops->progress(p->b);
+        if (receive.status != DP_EAGAIN)
+            take_one(p->b, &receive, lens[aimed.came]);
+        else if (p->b->ops->arm(p->b, &fd) && !p->a->sends.head)
+            assert_int_equal(poll(&fd, 1, 20000), 1);
+        p->b->ops->disarm(p->b, fd.revents);
+        assert_int_equal(p->b->error, 0);
+        assert_true(dp_now_ns() < until_ns);
+    }
+    for (unsigned m = 0; m < MANY; m++) {
+        finish(p, &sends[m]);
+        assert_int_equal(sends[m].status, 0);
+        free(out[m]);
+    }
+    free(aimed.room);
+}
+
+static void long_and_short_messages_keep_their_order(void **state)
+{
+    (void)state;
+    static const char *const counts[] = {"2", "3", "7"};
+
+    for (unsigned i = 0; i < 3; i++) {
+        struct pair p = make_pair(counts[i], counts[i]);
+        exchange(&p, i + 1);
+        free_pair(&p);
+    }
+}
+
+/* The bytes that have come by a socket, as the kernel counts them. */
+static uint64_t received_by(struct dp_wire *wire, int index)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof(info);
+
+    assert_int_equal(
+        getsockopt(dp_tcp_of(wire)->sockets[index].fd, IPPROTO_TCP, TCP_INFO, &info, &len), 0);
+    return info.tcpi_bytes_received;
+}
+
+static void a_slow_socket_gets_less(void **state)
+{
+    (void)state;
+    struct pair p = make_pair("3", "3");
+    const size_t len = 16 << 20;
+    const unsigned slow = 2 << 20; /* bytes a second */
+    char *out = calloc(1, len), *in = malloc(len);
+    struct dp_wire_request send, receive;
+
+    assert_true(out && in);
+    assert_int_equal(setsockopt(dp_tcp_of(p.a)->sockets[1].fd, SOL_SOCKET, SO_MAX_PACING_RATE,
+                                &slow, sizeof(slow)),
+                     0);
+    dp_wire_isend(p.a, 1, out, len, &send);
+    dp_wire_irecv(p.b, in, len, &receive);
+    finish(&p, &receive);
+    finish(&p, &send);
+    assert_int_equal(receive.status, 0);
+    assert_memory_equal(in, out, len);
+    assert_true(received_by(p.b, 1) < len / 6);
+    assert_true(received_by(p.b, 0) > len / 6 && received_by(p.b, 2) > len / 6);
+    free(in);
+    free(out);
+    free_pair(&p);
+}
+
+/* ---- ends --------------------------------------------------------------------------------- */
+
+static void a_socket_that_dies_ends_the_wire_by_name(void **state)
+{
+    (void)state;
+    const size_t len = 8 << 20;
+    char *out = calloc(1, len), *in = malloc(len), word;
+
+    assert_true(out && in);
+    for (int dead = 0; dead < 4; dead++) {
+        struct pair p = make_pair("4", "4");
+        struct dp_wire_request send, receive, answer;
+        char name[32];
+
+        snprintf(name, sizeof(name), "socket %d of 4", dead + 1);
+        shutdown(dp_tcp_of(p.a)->sockets[dead].fd, SHUT_RDWR);
+        dp_wire_irecv(p.a, &word, 1, &answer);
+        dp_wire_isend(p.a, 1, out, len, &send);
+        dp_wire_irecv(p.b, in, len, &receive);
+        finish(&p, &send);
+        assert_int_equal(send.status, DP_ECOMM);
+        finish(&p, &answer); /* which would never come */
+        assert_int_equal(answer.status, DP_ECOMM);
+        assert_non_null(strstr(p.a->why, name));
+        dp_wire_close(p.a);
+        p.a = p.b;
+        p.b = NULL;
+        finish(&p, &receive);
+        assert_int_equal(receive.status, DP_ECOMM);
+        assert_non_null(strstr(p.a->why, "of 4: "));
+        free_pair(&p);
+    }
+    free(in);
+    free(out);
+}
+
+/* The peer has sent all and closed, and the sockets tell so one after the other. */
+static void a_long_message_sent_before_a_close_arrives(void **state)
+{
+    (void)state;
+    struct pair p = make_pair("4", "4");
+    const size_t len = 1 << 20;
+    char *out = calloc(1, len), *in = malloc(len);
+    struct dp_wire_request send, receives[2];
+    struct pollfd fd;
+
+    assert_true(out && in);
+    dp_wire_isend(p.a, 1, out, len, &send);
+    dp_wire_irecv(p.b, in, len, &receives[0]);
+    while (send.status == DP_EAGAIN)
+        progress(&p);
+    dp_wire_close(p.a);
+    p.a = p.b;
+    p.b = NULL;
+    finish(&p, &receives[0]);
+    assert_int_equal(receives[0].status, 0);
+    dp_wire_irecv(p.a, in, len, &receives[1]);
+    if (p.a->ops->arm(p.a, &fd))
+        assert_int_equal(poll(&fd, 1, 20000), 1); /* nobody sleeps on an end seen already */
+    finish(&p, &receives[1]);
+    assert_int_equal(receives[1].status, DP_ECOMM);
+    free(in);
+    free(out);
+    free_pair(&p);
+}
+
+/* ---- who may be a socket of a wire -------------------------------------------------------- */
+
+static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
+
+static struct dp_wire_listener *listen_known(int64_t patience_ns, int *port)
+{
+    struct dp_wire_config config = {.interface = "127.0.0.1", .patience_ns = patience_ns};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_tcp_address a;
+
+    memcpy(config.cookie, cookie, sizeof(cookie));
+    assert_int_equal(dp_wire_tcp.listen(&config, &listener, &address), 0);
+    memcpy(&a, &address, sizeof(a));
+    *port = a.port;
+    return listener;
+}
+
+static int dial(int port)
+{
+    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(connect(fd, (const struct sockaddr *)&place, sizeof(place)), 0);
+    return fd;
+}
+
+/* Socket `index` of `count` of the wire `token`. */
+static int say_hello(int port, uint64_t token, uint64_t index, uint64_t count, uint64_t label)
+{
+    struct dp_hello hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP,
+                             .label = label, .extra = token << 16 | index << 8 | count};
+    int fd = dial(port);
+
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    assert_int_equal(send(fd, &hello, sizeof(hello), 0), sizeof(hello));
+    return fd;
+}
+
+static void accept_nobody(struct dp_wire_listener *listener)
+{
+    struct dp_wire *wire;
+    uint64_t label;
+
+    assert_int_equal(dp_wire_tcp.accept(listener, &label, &wire), DP_EAGAIN);
+}
+
+static bool is_shown_out(struct dp_wire_listener *listener, int fd)
+{
+    const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
+    char bytes[16];
+
+    while (dp_now_ns() < until_ns) {
+        accept_nobody(listener);
+        ssize_t n = recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno == ECONNRESET))
+            return true;
+    }
+    return false;
+}
+
+static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
+{
+    (void)state;
+    const int files = count_files();
+    int port;
+    struct dp_wire_listener *listener = listen_known(50 * DP_NS_PER_MS, &port);
+    int first = say_hello(port, 1, 0, 3, 0), second = say_hello(port, 1, 2, 3, 0);
+
+    assert_true(is_shown_out(listener, first));
+    assert_true(is_shown_out(listener, second));
+    assert_null(listener->halves);
+    dp_wire_tcp.unlisten(listener);
+    close(first);
+    close(second);
+
+    /* And one that is there still when nobody listens any more. */
+    listener = listen_known(0, &port);
+    first = say_hello(port, 1, 0, 3, 0);
+    while (!listener->halves)
+        accept_nobody(listener);
+    dp_wire_tcp.unlisten(listener);
+    close(first);
+    assert_int_equal(count_files(), files);
+}
+
+static void who_shows_no_cookie_is_no_socket_of_a_wire(void **state)
+{
+    (void)state;
+    int port;
+    struct dp_wire_listener *listener = listen_known(0, &port);
+    struct dp_hello hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP,
+                             .extra = 9 << 16 | 1 << 8 | 2};
+    int first = say_hello(port, 9, 0, 2, 5), thief = dial(port), second;
+    struct dp_wire *wire = NULL;
+    uint64_t label;
+
+    assert_int_equal(send(thief, &hello, sizeof(hello), 0), sizeof(hello));
+    assert_true(is_shown_out(listener, thief));
+    second = say_hello(port, 9, 1, 2, 5);
+    while (!wire)
+        dp_wire_tcp.accept(listener, &label, &wire);
+    assert_int_equal(label, 5);
+    assert_int_equal(dp_wire_tcp_count(wire), 2);
+    dp_wire_close(wire);
+    dp_wire_tcp.unlisten(listener);
+    close(first);
+    close(second);
+    close(thief);
+}
+
+static void a_socket_that_fits_into_no_wire_is_shown_out(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t token, index, count, label;
+    } odd[] = {{4, 2, 2, 0}, {4, 0, 17, 0}, {4, 255, 255, 0}, {4, 0, 2, 0} /* again */,
+               {4, 1, 3, 0} /* now three */, {4, 1, 2, 1} /* another label */};
+    int port;
+    struct dp_wire_listener *listener = listen_known(0, &port);
+    int first = say_hello(port, 4, 0, 2, 0), second;
+    struct dp_wire *wire = NULL;
+    uint64_t label;
+
+    while (!listener->halves)
+        accept_nobody(listener);
+    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+        int fd = say_hello(port, odd[i].token, odd[i].index, odd[i].count, odd[i].label);
+        assert_true(is_shown_out(listener, fd));
+        close(fd);
+    }
+    second = say_hello(port, 4, 1, 2, 0);
+    while (!wire)
+        dp_wire_tcp.accept(listener, &label, &wire);
+    dp_wire_close(wire);
+    dp_wire_tcp.unlisten(listener);
+    close(first);
+    close(second);
+}
+
+/* ---- frames that cannot be ---------------------------------------------------------------- */
+
+struct said {
+    int socket;
+    struct dp_tcp_frame frame; /* its part follows, of zeros */
+};
+
+enum { LEN = 300000, HALF = 150000 };
+#define FRAME(at, part, ...) \
+    {.magic = DP_TCP_MAGIC, .len = LEN, .offset = (at), .rest = LEN - (at) - (part), __VA_ARGS__}
+
+static void expect_nonsense(const struct said *says, int count)
+{
+    static const char zeros[LEN];
+    static char in[LEN];
+    int port, fds[2];
+    struct dp_wire_listener *listener = listen_known(0, &port);
+    struct dp_wire *wire = NULL;
+    struct dp_wire_request receives[3];
+    uint64_t label;
+
+    for (int i = 0; i < 2; i++)
+        fds[i] = say_hello(port, 1, (uint64_t)i, 2, 0);
+    while (!wire)
+        dp_wire_tcp.accept(listener, &label, &wire);
+    for (int i = 0; i < 3; i++)
+        dp_wire_irecv(wire, in, sizeof(in), &receives[i]);
+    for (int i = 0; i < count; i++) {
+        const size_t part = dp_tcp_part(&says[i].frame);
+        send(fds[says[i].socket], &says[i].frame, sizeof(says[i].frame), MSG_NOSIGNAL);
+        for (size_t sent = 0; sent < part && part <= LEN && !wire->error;) {
+            ssize_t n = send(fds[says[i].socket], zeros, part - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+            sent += n > 0 ? (size_t)n : 0;
+            wire->ops->progress(wire);
+        }
+    }
+    const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
+    while (!wire->error && dp_now_ns() < until_ns)
+        wire->ops->progress(wire);
+    assert_int_equal(wire->error, DP_EMISMATCH);
+    assert_string_equal(wire->why, "what arrived is no message");
+    dp_wire_close(wire);
+    dp_wire_tcp.unlisten(listener);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+static void frames_that_cannot_be_end_the_wire(void **state)
+{
+    (void)state;
+    static const struct {
+        int count;
+        struct said says[4];
+    } cases[] = {
+        {1, {{0, FRAME(0, HALF, )}}},                           /* a part, but of one socket only */
+        {1, {{0, FRAME(LEN + 1, 0, .stripe = 1)}}},             /* behind the end */
+        {1, {{0, FRAME(0, HALF, .stripe = 2)}}},                /* the first one was left out */
+        {1, {{0, FRAME(0, HALF, .stripe = 1, .zero = 1)}}},
+        {1, {{0, {.magic = DP_TCP_MAGIC, .len = 10, .rest = 11, .stripe = 1}}}},
+        {2, {{0, FRAME(0, HALF, .stripe = 1)}, {1, FRAME(HALF, HALF, .stripe = 1, .tag = 3)}}},
+        {2, {{0, FRAME(0, HALF, .stripe = 1)}, {1, FRAME(HALF, HALF, )}}},
+        /* More than there is of it: */
+        {3, {{0, FRAME(0, HALF, .stripe = 1)}, {1, FRAME(0, 100, .stripe = 1)},
+             {1, FRAME(HALF, HALF, .stripe = 1)}}},
+        /* A piece of what is done already: */
+        /* All go on, and something is missing: */
+        {3, {{0, FRAME(0, HALF, .stripe = 1)}, {0, FRAME(0, HALF, .stripe = 2)},
+             {1, FRAME(0, HALF, .stripe = 3)}}},
+        {4, {{0, FRAME(0, LEN, .stripe = 1)}, {0, FRAME(0, LEN, .stripe = 2)},
+             {1, FRAME(0, HALF, .stripe = 1)}, {0, FRAME(0, HALF, .stripe = 3)}}},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect_nonsense(cases[i].says, cases[i].count);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_was_told_decides_and_of_two_the_smaller_number),
+        cmocka_unit_test(more_sockets_than_there_may_be_are_refused_by_name),
+        cmocka_unit_test(the_speed_of_the_link_says_how_many_where_nobody_else_does),
+        cmocka_unit_test(long_and_short_messages_keep_their_order),
+        cmocka_unit_test(a_slow_socket_gets_less),
+        cmocka_unit_test(a_socket_that_dies_ends_the_wire_by_name),
+        cmocka_unit_test(a_long_message_sent_before_a_close_arrives),
+        cmocka_unit_test(half_a_wire_is_dropped_in_time_and_leaves_nothing),
+        cmocka_unit_test(who_shows_no_cookie_is_no_socket_of_a_wire),
+        cmocka_unit_test(a_socket_that_fits_into_no_wire_is_shown_out),
+        cmocka_unit_test(frames_that_cannot_be_end_the_wire),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
