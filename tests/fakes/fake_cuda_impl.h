@@ -47,7 +47,9 @@ struct CUstream_st {
     struct work *first, **last;
 };
 
+/* Listed, so that one that was never destroyed is alive and not lost. */
 struct CUevent_st {
+    struct CUevent_st *next_all;
     CUcontext context;
     CUstream stream; /* NULL: never recorded */
     uint64_t count;
@@ -67,6 +69,7 @@ struct fake_state {
     pthread_cond_t change;
     struct CUctx_st contexts[FAKE_CUDA_DEVICES];
     CUstream streams;
+    CUevent events;
     int alive;
     bool initialised, held;
     uint64_t shake_state;

@@ -197,6 +197,8 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
     if (!e)
         return fake_end(CUDA_ERROR_OUT_OF_MEMORY);
     e->context = fake_current();
+    e->next_all = fake.events;
+    fake.events = e;
     fake.alive++;
     *out = e;
     return fake_end(CUDA_SUCCESS);
@@ -205,6 +207,12 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
 EXPORT CUresult cuEventDestroy_v2(CUevent e)
 {
     BEGIN(true)
+    CUevent *at = &fake.events;
+    while (*at && *at != e)
+        at = &(*at)->next_all;
+    if (!*at)
+        return fake_end(CUDA_ERROR_INVALID_HANDLE);
+    *at = e->next_all;
     free(e);
     fake.alive--;
     return fake_end(CUDA_SUCCESS);

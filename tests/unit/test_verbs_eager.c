@@ -369,7 +369,7 @@ static void a_lost_lane_loses_and_doubles_none(void **state)
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     for (size_t i = 0; i < 6; i++) {
-        struct ibv_qp *qp = sender_of(&b)->lanes[0].qp;
+        struct ibv_qp *qp = pair_qp(b.pair.sender, 0);
         assert_true(fake_verbs.fail_send(qp, 1 + (int)i % 3, IBV_WC_RETRY_EXC_ERR, arrivals[i % 2]));
         struct dpn_request *sends[3], *recvs[3];
         for (size_t k = 0; k < 3; k++)

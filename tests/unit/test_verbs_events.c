@@ -60,30 +60,6 @@ static int forget_all(void **state)
 
 /* ---- lanes ------------------------------------------------------------------------------------- */
 
-static unsigned lanes_up(struct dpn_comm *comm)
-{
-    pthread_mutex_lock(&comm->lock);
-    const unsigned up = ((const struct dpn_verbs *)comm->state)->up;
-    pthread_mutex_unlock(&comm->lock);
-    return up;
-}
-
-static unsigned epoch_of(struct dpn_comm *comm, unsigned lane)
-{
-    pthread_mutex_lock(&comm->lock);
-    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->lanes[lane].epoch;
-    pthread_mutex_unlock(&comm->lock);
-    return epoch;
-}
-
-static struct ibv_qp *qp_of(struct dpn_comm *comm, unsigned lane)
-{
-    pthread_mutex_lock(&comm->lock);
-    struct ibv_qp *qp = ((const struct dpn_verbs *)comm->state)->lanes[lane].qp;
-    pthread_mutex_unlock(&comm->lock);
-    return qp;
-}
-
 /* Messages until both sides use these lanes, a bit each. */
 static void transfer_until(struct pair *p, unsigned lanes)
 {
@@ -92,7 +68,7 @@ static void transfer_until(struct pair *p, unsigned lanes)
     do {
         must_be_in_time(began_ns);
         pair_transfer(p, NCCL_PTR_HOST, -1);
-    } while (lanes_up(p->sender) != lanes || lanes_up(p->receiver) != lanes);
+    } while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes);
 }
 
 /* Events are read now and then. */
@@ -157,7 +133,7 @@ static void the_only_port_is_waited_for(void **state)
     }
     assert_true(fake_verbs.set_port("fake0", 1, true));
     pair_finish(send, recv);
-    assert_int_equal(epoch_of(p.sender, 0), 1);
+    assert_int_equal(pair_epoch(p.sender, 0), 1);
     pair_end(&p);
 }
 
@@ -206,7 +182,7 @@ static void an_error_says_where_to_look(void **state)
     struct pair p = pair_connect(0);
     for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
         forget_all(state);
-        assert_true(fake_verbs.fail_send(qp_of(p.sender, 0), 1, errors[i].status,
+        assert_true(fake_verbs.fail_send(pair_qp(p.sender, 0), 1, errors[i].status,
                                          FAKE_ARRIVES_NEVER));
         transfer_until(&p, 1);
         must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): send: ");

@@ -14,10 +14,9 @@
 /* Messages to host memory until both sides use these lanes, a bit each. */
 static void transfer_until(struct pair *p, unsigned lanes)
 {
-    const struct dpn_verbs *sender = p->sender->state, *receiver = p->receiver->state;
     const int64_t began_ns = dp_now_ns();
 
-    while (sender->up != lanes || receiver->up != lanes) {
+    while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes) {
         must_be_in_time(began_ns);
         pair_transfer(p, NCCL_PTR_HOST, -1);
     }
@@ -40,9 +39,20 @@ static void end(struct pair *p, struct dpn_net *context)
     dpn_net_finalize(context);
 }
 
-static struct dpn_loop *loop_of(struct pair *p, int rail)
+/* As it is now; the keeper may look at the connection meanwhile. */
+static struct dpn_loop loop_of(struct pair *p, int rail)
 {
-    return &((struct dpn_verbs *)p->receiver->state)->rails[rail].loop;
+    pthread_mutex_lock(&p->receiver->lock);
+    const struct dpn_loop loop = ((struct dpn_verbs *)p->receiver->state)->rails[rail].loop;
+    pthread_mutex_unlock(&p->receiver->lock);
+    return loop;
+}
+
+static int unflushed(struct pair *p, int rail)
+{
+    const struct dpn_loop loop = loop_of(p, rail);
+
+    return (int)(loop.written - loop.flushed);
 }
 
 static struct dpn_request *flush(struct pair *p, struct dpn_memory *memory)
@@ -57,7 +67,7 @@ static struct dpn_request *flush(struct pair *p, struct dpn_memory *memory)
 static void everything_must_be_flushed(struct pair *p)
 {
     for (int r = 0; r < 2; r++)
-        assert_int_equal(loop_of(p, r)->flushed, loop_of(p, r)->written);
+        assert_int_equal(unflushed(p, r), 0);
 }
 
 /* To the GPU, of a length that goes over one rail. */
@@ -85,8 +95,8 @@ static void only_rails_that_have_written_are_read_over(void **state)
     everything_must_be_flushed(&p);
     assert_null(flush(&p, memory)); /* nothing has come since */
     memory = transfer_one_stripe(&p);
-    const bool by_first = loop_of(&p, 0)->written != loop_of(&p, 0)->flushed;
-    assert_int_not_equal(loop_of(&p, by_first)->written - loop_of(&p, by_first)->flushed, 1);
+    const bool by_first = unflushed(&p, 0) > 0;
+    assert_int_equal(unflushed(&p, by_first), 0);
     struct dpn_request *req = flush(&p, memory);
     assert_non_null(req);
     assert_int_equal(((struct dpn_flush *)req)->rails, by_first ? 1 : 2);
@@ -146,12 +156,12 @@ static void a_flush_goes_on_over_a_new_queue_pair(void **state)
     struct pair p = connect_over_both(&context);
     for (int i = 0; i < 6; i++) {
         struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
-        const uint16_t epoch = loop_of(&p, i % 2)->epoch;
-        assert_true(fake_verbs.fail_send(loop_of(&p, i % 2)->qp, 1, IBV_WC_RETRY_EXC_ERR,
+        const uint16_t epoch = loop_of(&p, i % 2).epoch;
+        assert_true(fake_verbs.fail_send(loop_of(&p, i % 2).qp, 1, IBV_WC_RETRY_EXC_ERR,
                                          FAKE_ARRIVES_NEVER));
         struct dpn_request *one = flush(&p, memory), *two = flush(&p, memory);
         pair_finish(one, two);
-        assert_int_equal(loop_of(&p, i % 2)->epoch, epoch + 1);
+        assert_int_equal(loop_of(&p, i % 2).epoch, epoch + 1);
         everything_must_be_flushed(&p);
     }
     end(&p, context);
@@ -208,7 +218,7 @@ static void a_copy_goes_on_by_another_device(void **state)
     (void)state;
     struct pair p = connect_over_both(&context);
     for (size_t i = 0; i < 5; i++) {
-        assert_true(fake_verbs.fail_send(loop_of(&p, 0)->qp, 1, IBV_WC_RETRY_EXC_ERR,
+        assert_true(fake_verbs.fail_send(loop_of(&p, 0).qp, 1, IBV_WC_RETRY_EXC_ERR,
                                          FAKE_ARRIVES_NEVER));
         copy_short(&p, 1000 * i);
         pair_finish(flush(&p, pair_transfer(&p, NCCL_PTR_CUDA, -1)), NULL);
@@ -230,7 +240,7 @@ static void a_copy_waits_for_the_only_device(void **state)
     struct pair p = pair_connect(0);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     for (size_t i = 0; i < 5; i++) {
-        assert_true(fake_verbs.fail_send(loop_of(&p, 0)->qp, 1, IBV_WC_RETRY_EXC_ERR,
+        assert_true(fake_verbs.fail_send(loop_of(&p, 0).qp, 1, IBV_WC_RETRY_EXC_ERR,
                                          FAKE_ARRIVES_NEVER));
         copy_short(&p, 1000 * i);
     }

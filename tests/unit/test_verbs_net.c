@@ -82,7 +82,6 @@ static void a_late_acknowledgement_is_not_the_next_messages(void **state)
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
-    const struct dpn_verbs *v = p.sender->state;
 
     memcpy(pair_from, "firstly secondly", 16);
     struct dpn_request *recv = pair_receive(&p, target, 8);
@@ -90,7 +89,7 @@ static void a_late_acknowledgement_is_not_the_next_messages(void **state)
     pair_finish(recv, NULL);
     recv = pair_receive(&p, target, 8);
     assert_true(fake_verbs.hold(true));
-    assert_true(fake_verbs.fail_send(v->lanes[0].qp, 1, IBV_WC_RETRY_EXC_ERR, FAKE_ARRIVES_NEVER));
+    assert_true(fake_verbs.fail_send(pair_qp(p.sender, 0), 1, IBV_WC_RETRY_EXC_ERR, FAKE_ARRIVES_NEVER));
     struct dpn_request *second = pair_send(&p, source, pair_from + 8, 8);
     pair_finish(first, NULL);
     assert_true(fake_verbs.hold(false));
@@ -105,12 +104,11 @@ static void what_comes_twice_is_received_once(void **state)
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
-    const struct dpn_verbs *v = p.sender->state;
 
     for (size_t i = 0; i < 40; i++) { /* short ones that come first, and others */
         const size_t len = i % 2 ? 20000 : 100;
         struct dpn_request *recv = i % 4 < 2 ? pair_receive(&p, target, len) : NULL;
-        assert_true(fake_verbs.fail_send(v->lanes[0].qp, 1, IBV_WC_SUCCESS, FAKE_ARRIVES_TWICE));
+        assert_true(fake_verbs.fail_send(pair_qp(p.sender, 0), 1, IBV_WC_SUCCESS, FAKE_ARRIVES_TWICE));
         if (!recv && len > 1000)
             recv = pair_receive(&p, target, len);
         struct dpn_request *send = pair_send(&p, source, pair_from + i, len);

@@ -67,14 +67,6 @@ static void transfer_until(struct pair *p, bool lost)
     } while (is_lost(p->sender) != lost || is_lost(p->receiver) != lost);
 }
 
-static unsigned epoch_of(struct dpn_comm *comm)
-{
-    pthread_mutex_lock(&comm->lock);
-    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->lanes[0].epoch;
-    pthread_mutex_unlock(&comm->lock);
-    return epoch;
-}
-
 /* ---- it comes back ----------------------------------------------------------------------------- */
 
 static void a_reset_ends_nothing(void **state)
@@ -95,10 +87,10 @@ static void a_lane_that_fails_meanwhile_comes_back(void **state)
     (void)state;
     struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 4; i++) {
-        const unsigned epoch = epoch_of(p.sender);
+        const unsigned epoch = pair_epoch(p.sender, 0);
         reset(i % 2 ? p.sender : p.receiver);
         const int64_t began_ns = dp_now_ns();
-        for (pair_transfer(&p, NCCL_PTR_HOST, 0); epoch_of(p.sender) == epoch;) {
+        for (pair_transfer(&p, NCCL_PTR_HOST, 0); pair_epoch(p.sender, 0) == epoch;) {
             must_be_in_time(began_ns);
             pair_transfer(&p, NCCL_PTR_HOST, -1);
         }

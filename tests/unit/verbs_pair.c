@@ -114,6 +114,30 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
     return send;
 }
 
+unsigned pair_lanes_up(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const unsigned up = ((const struct dpn_verbs *)comm->state)->up;
+    pthread_mutex_unlock(&comm->lock);
+    return up;
+}
+
+unsigned pair_epoch(struct dpn_comm *comm, unsigned lane)
+{
+    pthread_mutex_lock(&comm->lock);
+    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->lanes[lane].epoch;
+    pthread_mutex_unlock(&comm->lock);
+    return epoch;
+}
+
+struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned lane)
+{
+    pthread_mutex_lock(&comm->lock);
+    struct ibv_qp *qp = ((const struct dpn_verbs *)comm->state)->lanes[lane].qp;
+    pthread_mutex_unlock(&comm->lock);
+    return qp;
+}
+
 void pair_lose(struct pair *p, unsigned lane)
 {
     struct dpn_verbs *v = p->sender->state;

@@ -49,7 +49,12 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
 /* Test both until they are done; either may be NULL. */
 void pair_finish(struct dpn_request *a, struct dpn_request *b);
 
-/* A lane of the sender; the keeper may look at the connection just now. */
+/* What a side knows of its lanes, under its lock: the keeper may look at the connection just now. */
+unsigned pair_lanes_up(struct dpn_comm *comm); /* a bit each */
+unsigned pair_epoch(struct dpn_comm *comm, unsigned lane);
+struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned lane);
+
+/* A lane of the sender. */
 void pair_lose(struct pair *p, unsigned lane);
 
 /* One message of PAIR_BYTES; lose: this lane of the sender, once the message is on it, -1 none.
