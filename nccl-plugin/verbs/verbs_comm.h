@@ -179,6 +179,7 @@ struct dpn_lane {
     unsigned requests_out; /* places of the send queue in use */
     unsigned unsignaled;
     unsigned recvs_out, recvs_owed; /* posted; to be posted again */
+    unsigned rewrites_out;          /* receiver, see verbs_recv.c */
     uint64_t peer_block;
     uint32_t peer_key, peer_number;
     struct dpn_gid gid, peer_gid;
@@ -362,6 +363,10 @@ struct dpn_verbs {
     /* receiver */
     struct dpn_recv recvs[NCCL_NET_MAX_REQUESTS];
     uint32_t lines_made, lines_sent;
+    uint32_t lines_new; /* never written: those from here on. Before, some are to be once more */
+    uint8_t line_lanes[DPN_LINES]; /* that they went over, by number; DPN_MAX_LANES: none */
+    unsigned rewrites_out;         /* writes of lines once more that did not complete */
+    uint32_t rewritten;            /* the first of those lines */
     uint32_t lines_due; /* those from here on are held back */
     unsigned held_polls; /* that found nothing */
     size_t short_room; /* the last room that more would have gone into than a short message */
@@ -494,8 +499,11 @@ static inline void dpn_verbs_wait_for_lines(struct dpn_verbs *v, bool found)
 
 /* A message of this size has come to a room of that: what will come to the next one? */
 void dpn_verbs_note_size(struct dpn_verbs *v, size_t room, size_t size);
-/* The sender has read the lines before this one; the others are to be written again. */
-void dpn_verbs_rewind_lines(struct dpn_verbs *v, uint32_t lines_read);
+/* The sender has ended this lane, and had read the lines before this one: others of that lane are to
+ * be written again. */
+void dpn_verbs_rewind_lines(struct dpn_verbs *v, unsigned lane, uint32_t lines_read);
+/* A write of lines has completed. */
+void dpn_verbs_lines_came(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_work work);
 void dpn_verbs_take_mark(struct dpn_verbs *v, const struct dpn_lane *lane, uint32_t imm,
                          uint32_t bytes);
 void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report);

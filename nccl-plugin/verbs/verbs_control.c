@@ -196,7 +196,7 @@ static void take(struct dpn_verbs *v, enum dpn_talk_kind kind, const union dpn_t
     case DPN_FENCED_SENDER:
         if (!is_our_lane(v, t->fenced_sender.lane))
             break;
-        dpn_verbs_rewind_lines(v, t->fenced_sender.lines_read);
+        dpn_verbs_rewind_lines(v, t->fenced_sender.lane, t->fenced_sender.lines_read);
         dpn_lane_take_fenced(v, t->fenced_sender.lane, t->fenced_sender.epoch);
         say_heard(v);
         break;

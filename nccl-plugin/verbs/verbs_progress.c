@@ -82,6 +82,8 @@ static void take_success(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_
         take_recv(v, lane, wc);
         break;
     case DPN_WORK_LINES:
+        dpn_verbs_lines_came(v, lane, work);
+        break;
     case DPN_WORK_FLUSH:
     case DPN_WORK_COPY:
     case DPN_WORK_BEAT:

@@ -42,29 +42,62 @@ int dpn_lane_post_recvs(struct dpn_verbs *v, struct dpn_lane *lane, unsigned cou
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* What the peer has said may be old by now: it has read on while its word was under way. Of all that
- * were made, only the last DPN_LINES can be unread, and a line that is written once more is the same. */
-void dpn_verbs_rewind_lines(struct dpn_verbs *v, uint32_t lines_read)
+/* Those that went over this lane, which has ended there, and over no other one: a line is on its way
+ * once at most. What the peer has said may be old by now: it has read on while its word was under way.
+ * Of all that were made, only the last DPN_LINES can be unread, and a line that is written once more is
+ * the same. */
+void dpn_verbs_rewind_lines(struct dpn_verbs *v, unsigned lane, uint32_t lines_read)
 {
     const uint32_t said = v->lines_made - lines_read, unread = said < DPN_LINES ? said : DPN_LINES;
+    uint32_t first = v->lines_sent;
 
-    if (said > INT32_MAX)
+    if (said > INT32_MAX) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has read %u lines of %u", lines_read,
                        v->lines_made);
-    else if (unread > v->lines_made - v->lines_sent)
-        v->lines_sent = v->lines_made - unread;
+        return;
+    }
+    for (uint32_t n = v->lines_made - unread; n != v->lines_made; n++) {
+        if (v->line_lanes[n % DPN_LINES] != lane)
+            continue;
+        v->line_lanes[n % DPN_LINES] = DPN_MAX_LANES;
+        if ((int32_t)(first - n) > 0)
+            first = n;
+    }
+    v->lines_sent = first;
+    v->rewrites_out -= v->lanes[lane].rewrites_out;
+    v->lanes[lane].rewrites_out = 0;
+}
+
+/* What is written once more may have been read before. So it must have come before its place in the
+ * ring is another line's, as that may go over another lane. */
+static void note_rewrite(struct dpn_verbs *v, struct dpn_lane *lane)
+{
+    if (!v->rewrites_out || (int32_t)(v->rewritten - v->lines_sent) > 0)
+        v->rewritten = v->lines_sent;
+    v->rewrites_out++;
+    lane->rewrites_out++;
+}
+
+void dpn_verbs_lines_came(struct dpn_verbs *v, struct dpn_lane *lane, struct dpn_work work)
+{
+    if (!work.stripe || !lane->rewrites_out)
+        return;
+    lane->rewrites_out--;
+    v->rewrites_out--;
 }
 
 /* Lines [lines_sent, ...) that lie together, in one write. */
 static bool write_lines(struct dpn_verbs *v, struct dpn_lane *lane, uint32_t count)
 {
+    const bool is_again = v->lines_sent != v->lines_new;
     const uint32_t at = v->lines_sent % DPN_LINES;
     const size_t len = count * sizeof(struct dpn_line);
     struct ibv_sge sge = {(uintptr_t)&v->block->lines[at], (uint32_t)len,
                           v->rails[lane->rail].block_mr->lkey};
-    const bool is_signaled = ++lane->unsignaled >= SIGNAL_EVERY;
+    const bool is_signaled = ++lane->unsignaled >= SIGNAL_EVERY || is_again;
     const struct dpn_work work = {is_signaled ? DPN_WORK_LINES : DPN_WORK_PART,
-                                  dpn_lane_index(v, lane), lane->epoch, 0, 0, lane->unsignaled};
+                                  dpn_lane_index(v, lane), lane->epoch, 0, is_again,
+                                  lane->unsignaled};
     struct ibv_send_wr *bad, wr = {
         .wr_id = dpn_work_pack(work), .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
         .send_flags = (is_signaled ? IBV_SEND_SIGNALED : 0u) |
@@ -78,11 +111,27 @@ static bool write_lines(struct dpn_verbs *v, struct dpn_lane *lane, uint32_t cou
         lane->unsignaled = 0;
     }
     int error = ibv_post_send(lane->qp, &wr, &bad);
-    if (!error)
+    if (!error) {
+        memset(&v->line_lanes[at], (int)dpn_lane_index(v, lane), count);
+        if (is_again)
+            note_rewrite(v, lane);
         return true;
+    }
     lane->sends_out -= is_signaled; /* it will not complete */
     dpn_lane_fence(v, lane, "clear-to-send", strerror(error), ": the send queue takes no more");
     return false;
+}
+
+/* How many lines from lines_sent on one write may have; 0: the first went over another lane. */
+static uint32_t count_together(const struct dpn_verbs *v)
+{
+    const uint32_t end = v->lines_sent == v->lines_new ? v->lines_due : v->lines_new;
+    const uint32_t rest = end - v->lines_sent, at = v->lines_sent % DPN_LINES;
+    uint32_t count = 0;
+
+    while (count < rest && at + count < DPN_LINES && v->line_lanes[at + count] == DPN_MAX_LANES)
+        count++;
+    return count;
 }
 
 /* Over the first lane there is, so that they arrive in order as a rule. */
@@ -90,12 +139,15 @@ void dpn_verbs_push_lines(struct dpn_verbs *v)
 {
     while (v->lines_sent != v->lines_due && v->up) {
         struct dpn_lane *lane = &v->lanes[__builtin_ctz(v->up)];
-        const uint32_t rest = v->lines_due - v->lines_sent;
-        const uint32_t to_end = DPN_LINES - v->lines_sent % DPN_LINES;
-        const uint32_t count = rest < to_end ? rest : to_end;
-        if (lane->requests_out == DPN_SEND_QUEUE || !write_lines(v, lane, count))
+        const uint32_t count = count_together(v);
+        const bool is_new = v->lines_sent == v->lines_new;
+        if (is_new && v->rewrites_out && v->lines_sent + count - v->rewritten > DPN_LINES)
             return;
-        v->lines_sent += count;
+        if (count && (lane->requests_out == DPN_SEND_QUEUE || !write_lines(v, lane, count)))
+            return;
+        v->lines_sent += count ? count : 1;
+        if (is_new)
+            v->lines_new = v->lines_sent;
     }
 }
 
@@ -113,6 +165,7 @@ static void make_line(struct dpn_verbs *v, const struct dpn_recv *recv, unsigned
     };
     for (int r = 0; r < v->rail_count; r++)
         line->keys[r] = memory ? memory->mrs[r]->rkey : 0;
+    v->line_lanes[v->lines_made % DPN_LINES] = DPN_MAX_LANES;
     v->lines_made++;
 }
 

@@ -445,11 +445,11 @@ static void an_old_word_of_what_was_read_is_taken(void **state)
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    v->lines_made = v->lines_due = v->lines_sent = made;
-    dpn_verbs_rewind_lines(v, made - DPN_LINES - 1);
+    v->lines_made = v->lines_due = v->lines_new = v->lines_sent = made;
+    dpn_verbs_rewind_lines(v, 0, made - DPN_LINES - 1);
     const int old = v->error;
     const uint32_t sent = v->lines_sent;
-    dpn_verbs_rewind_lines(v, made + 1);
+    dpn_verbs_rewind_lines(v, 0, made + 1);
     const int future = v->error;
     pthread_mutex_unlock(&p.receiver->lock);
     assert_int_equal(old, 0);

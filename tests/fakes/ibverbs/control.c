@@ -99,6 +99,15 @@ static bool hold(bool held)
     return true;
 }
 
+static bool hold_qp(struct ibv_qp *ib, bool held)
+{
+    fv_lock();
+    ((struct fv_my_qp *)(void *)ib)->held = held;
+    fv_progress();
+    fv_unlock();
+    return true;
+}
+
 static int alive(void)
 {
     if (!fv)
@@ -122,6 +131,7 @@ EXPORT const struct fake_verbs fake_verbs = {
     .fail_send = fail_send,
     .fail_call = fv_fail_call,
     .hold = hold,
+    .hold_qp = hold_qp,
     .alive = alive,
     .waiting = waiting,
 };

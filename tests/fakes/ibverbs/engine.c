@@ -236,7 +236,7 @@ static bool step(struct fv_my_qp *q, struct fv_send *s)
         finish(q, s, IBV_WC_WR_FLUSH_ERR);
         return true;
     }
-    if (mine->state != IBV_QPS_RTS || fv_me.held || s->ready_tick > fv_me.tick)
+    if (mine->state != IBV_QPS_RTS || fv_me.held || q->held || s->ready_tick > fv_me.tick)
         return false;
     if (!s->is_carried_out)
         return carry_out(q, s);

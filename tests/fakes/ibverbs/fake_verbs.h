@@ -68,6 +68,8 @@ struct fake_verbs {
     bool (*fail_call)(const char *function, int n, int error);
     /* While held nothing leaves this process. */
     bool (*hold)(bool held);
+    /* The same of one queue pair: its way is slow, and the others overtake it. */
+    bool (*hold_qp)(struct ibv_qp *qp, bool held);
     /* What was made in this process and not given back; and what still waits to be carried out. */
     int (*alive)(void);
     int (*waiting)(void);

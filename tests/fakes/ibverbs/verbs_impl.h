@@ -76,6 +76,7 @@ struct fv_my_qp {
     struct fv_send *sends; /* a ring of cap.max_send_wr */
     char *inline_bytes;
     /* ordered by a test */
+    bool held;
     uint64_t fail_at; /* 0: nothing */
     enum ibv_wc_status fail_status;
     enum fake_verbs_arrival fail_arrival;
