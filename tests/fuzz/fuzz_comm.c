@@ -7,21 +7,8 @@
 #include "fuzz.h"
 
 #include "comm/star.h"
-#include "wire/door.h"
+#include "dial.h"
 #include "wire/tcp.h"
-
-#include <arpa/inet.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-static const uint8_t cookie[DP_COOKIE_BYTES] = "fuzz";
-
-static void must(bool so)
-{
-    if (!so)
-        abort();
-}
 
 static struct dp_wire_listener *listen_somewhere(int *port)
 {
@@ -29,7 +16,7 @@ static struct dp_wire_listener *listen_somewhere(int *port)
     struct dp_wire_listener *listener = NULL;
     struct dp_wire_address address;
 
-    memcpy(config.cookie, cookie, sizeof(cookie));
+    memcpy(config.cookie, fuzz_cookie, sizeof(fuzz_cookie));
     for (config.port = 21000; config.port < 29000; config.port++)
         if (!dp_wire_tcp.listen(&config, &listener, &address))
             break;
@@ -38,28 +25,17 @@ static struct dp_wire_listener *listen_somewhere(int *port)
 }
 
 /* A closed connection keeps its port for a minute; other addresses of the loopback have others. */
-static void from_somewhere(int fd)
+static in_addr_t choose_address(void)
 {
     static uint32_t runs;
-    const struct sockaddr_in from = {.sin_family = AF_INET,
-                                     .sin_addr.s_addr = htonl(INADDR_LOOPBACK + (runs++ >> 13 << 8))};
 
-    must(!bind(fd, (const struct sockaddr *)&from, sizeof(from)));
+    return INADDR_LOOPBACK + (runs++ >> 13 << 8);
 }
 
 /* The other end of the wire, with all that comes out of it already inside. */
 static void send_all(int port, const uint8_t *data, size_t size)
 {
-    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
-                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct dp_hello hello = {
-        .magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    memcpy(hello.cookie, cookie, sizeof(cookie));
-    from_somewhere(fd);
-    must(!connect(fd, (const struct sockaddr *)&place, sizeof(place)));
-    must(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
+    int fd = fuzz_dial(choose_address(), port, 0, 0);
     ssize_t n = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)n;
     close(fd);

@@ -11,10 +11,12 @@
 
 #include <dirent.h>
 #include <dualpipe/dualpipe.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 
 struct input {
     uint8_t *data;
@@ -53,6 +55,21 @@ static struct input load(const char *path)
         give_up("cannot read", path);
     fclose(f);
     return in;
+}
+
+/* As libFuzzer's alarm, which no call goes on after by itself; only oftener. */
+static void ring(int signal)
+{
+    (void)signal;
+}
+
+static void set_alarm(int interval_us)
+{
+    const struct sigaction action = {.sa_handler = ring};
+    const struct itimerval timer = {{0, interval_us}, {0, interval_us}};
+
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &timer, NULL);
 }
 
 /* What targets run on is a copy of exactly the input's size, so that reading past it is noticed. */
@@ -185,10 +202,12 @@ int main(int argc, char **argv)
         i = 3;
     }
     dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    set_alarm(500);
     if (i == argc)
         run_seeds(argv[0]);
     for (; i < argc; i++)
         run_path(argv[i]);
+    set_alarm(0);
     printf("%ld inputs\n", runs);
     return runs ? 0 : 2;
 }

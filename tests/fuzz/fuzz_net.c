@@ -16,12 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void must(bool so)
-{
-    if (!so)
-        abort();
-}
-
 /* ---- handles --------------------------------------------------------------------------------- */
 
 /* Magic, version, wires, checksum; with the right sum, or nothing behind it would ever be

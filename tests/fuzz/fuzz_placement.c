@@ -10,12 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void must(bool so)
-{
-    if (!so)
-        abort();
-}
-
 /* The cluster that the seeds speak of. */
 static const struct dp_topology *cluster(void)
 {

@@ -9,12 +9,6 @@
 
 #include <stdlib.h>
 
-static void must(bool so)
-{
-    if (!so)
-        abort();
-}
-
 static void write_and_read_back(const struct dp_schedule *s, enum dp_format format)
 {
     struct dp_schedule *back;

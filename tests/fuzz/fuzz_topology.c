@@ -11,12 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void must(bool so)
-{
-    if (!so)
-        abort();
-}
-
 static void write_and_read_back(const struct dp_topology *t)
 {
     struct dp_topology *back;

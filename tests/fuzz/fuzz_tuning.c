@@ -9,12 +9,6 @@
 
 #include <stdlib.h>
 
-static void must(bool so)
-{
-    if (!so)
-        abort();
-}
-
 static void must_be_same(const struct dp_tuning_rule *a, const struct dp_tuning_rule *b)
 {
     must(a->function == b->function && a->registered == b->registered);

@@ -8,22 +8,10 @@
  */
 #include "fuzz.h"
 
+#include "dial.h"
 #include "wire/tcp_wire.h"
 
-#include <arpa/inet.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum { SOCKETS = 4, RECEIVES = 4, ROOM = 1000, TRIES = 100 };
-
-static const uint8_t cookie[DP_COOKIE_BYTES] = "fuzz";
-
-static void must(bool so)
-{
-    if (!so)
-        abort();
-}
 
 static struct dp_wire_listener *listen_somewhere(int *port)
 {
@@ -32,25 +20,11 @@ static struct dp_wire_listener *listen_somewhere(int *port)
     struct dp_wire_address address;
     struct dp_tcp_address a;
 
-    memcpy(config.cookie, cookie, sizeof(cookie));
+    memcpy(config.cookie, fuzz_cookie, sizeof(fuzz_cookie));
     must(!dp_wire_tcp.listen(&config, &listener, &address));
     memcpy(&a, &address, sizeof(a));
     *port = a.port;
     return listener;
-}
-
-static int say_hello(int port, uint64_t label, uint64_t extra)
-{
-    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
-                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct dp_hello hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP,
-                             .label = label, .extra = extra};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    memcpy(hello.cookie, cookie, sizeof(cookie));
-    must(!connect(fd, (const struct sockaddr *)&place, sizeof(place)));
-    must(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
-    return fd;
 }
 
 static void send_records(const int *fds, int count, const uint8_t *data, size_t size)
@@ -78,7 +52,7 @@ static void receive_all(struct dp_wire *wire)
     while (receives[RECEIVES - 1].status == DP_EAGAIN) {
         struct pollfd fd;
         if (wire->ops->arm(wire, &fd))
-            must(poll(&fd, 1, 10000) == 1); /* what is there is never slept on */
+            must(fuzz_poll(&fd, 10000)); /* what is there is never slept on */
         wire->ops->progress(wire);
     }
     for (int i = 0; i < RECEIVES; i++) {
@@ -98,9 +72,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct dp_wire_listener *listener = listen_somewhere(&port);
     const int count = data[0] % SOCKETS + 1;
     memcpy(said, data + 1, sizeof(said));
-    other = say_hello(port, said[0], said[1]);
+    other = fuzz_dial(0, port, said[0], said[1]);
     for (int i = 0; i < count; i++)
-        fds[i] = say_hello(port, 99, (uint64_t)77 << 16 | (uint64_t)i << 8 | (uint64_t)count);
+        fds[i] = fuzz_dial(0, port, 99, (uint64_t)77 << 16 | (uint64_t)i << 8 | (uint64_t)count);
     send_records(fds, count, data + 1 + sizeof(said), size - 1 - sizeof(said));
     for (int i = 0; i < count; i++)
         shutdown(fds[i], SHUT_WR);
