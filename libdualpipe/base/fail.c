@@ -4,6 +4,7 @@
 #include "base/number.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,20 +17,44 @@ static atomic_int log_level = -1; /* -1: DUALPIPE_LOG_LEVEL has not been read ye
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 
-/* Logging must work before and without the option tables, so this one variable is read here; a bad
- * value is an error there (base/options.c lists it). */
+static void put(enum dp_log_level level, const char *line)
+{
+    if (log_fn)
+        log_fn(log_user, level, line);
+    else
+        fprintf(stderr, "dualpipe: %s: %s\n", level_names[level], line);
+}
+
+static void warn_once_of(const char *name)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    char line[160];
+
+    if (atomic_flag_test_and_set(&told))
+        return;
+    snprintf(line, sizeof(line),
+             "DUALPIPE_LOG_LEVEL=%.40s: expected one of error, warn, info, debug; going on with warn",
+             name);
+    put(DP_LOG_WARN, line);
+}
+
+/* Logging must work before and without the option tables, so this one variable is read here; in the
+ * list of options (base/options.c) a bad value is an error like any other. */
 static int current_level(void)
 {
     int level = atomic_load_explicit(&log_level, memory_order_relaxed);
     if (level >= 0)
         return level;
 
-    level = DP_LOG_WARN;
     const char *name = getenv("DUALPIPE_LOG_LEVEL");
-    for (int i = 0; name && i <= DP_LOG_DEBUG; i++)
-        if (!strcmp(name, level_names[i]))
-            level = i;
+    for (level = DP_LOG_DEBUG; name && level >= 0 && strcmp(name, level_names[level]); level--)
+        ;
+    const bool is_bad = name && level < 0;
+    if (!name || is_bad)
+        level = DP_LOG_WARN;
     atomic_store_explicit(&log_level, level, memory_order_relaxed);
+    if (is_bad)
+        warn_once_of(name);
     return level;
 }
 
@@ -38,16 +63,13 @@ void dp_log_set(dp_log_fn fn, void *user, enum dp_log_level level)
     log_fn = fn;
     log_user = user;
     atomic_store_explicit(&log_level, (int)level, memory_order_relaxed);
+    current_level(); /* so that a bad one is said before any message, and before any fork */
 }
 
 static void emit(enum dp_log_level level, const char *line)
 {
-    if ((int)level > current_level())
-        return;
-    if (log_fn)
-        log_fn(log_user, level, line);
-    else
-        fprintf(stderr, "dualpipe: %s: %s\n", level_names[level], line);
+    if ((int)level <= current_level())
+        put(level, line);
 }
 
 void dp_log(enum dp_log_level level, const char *fmt, ...)

@@ -9,6 +9,7 @@
 #include <dualpipe/random.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -206,6 +207,41 @@ static void all_options_are_listed_with_what_is_wrong_with_them(void **state)
     assert_int_equal(dp_options_check_names(), 0);
 }
 
+struct heard {
+    int count;
+    enum dp_log_level level;
+    char line[200];
+};
+
+static void hear(void *user, enum dp_log_level level, const char *line)
+{
+    struct heard *heard = user;
+
+    heard->count++;
+    heard->level = level;
+    snprintf(heard->line, sizeof(heard->line), "%s", line);
+}
+
+static void a_bad_log_level_is_warned_of_once(void **state)
+{
+    (void)state;
+    struct heard heard = {0};
+
+    setenv("DUALPIPE_LOG_LEVEL", "loud", 1);
+    dp_log_set(hear, &heard, DP_LOG_DEFAULT);
+    dp_log(DP_LOG_INFO, "not shown");
+    assert_int_equal(heard.count, 1);
+    assert_int_equal(heard.level, DP_LOG_WARN);
+    assert_string_equal(heard.line, "DUALPIPE_LOG_LEVEL=loud: expected one of error, warn, info, "
+                                    "debug; going on with warn");
+    dp_log_set(hear, &heard, DP_LOG_DEFAULT);
+    dp_log(DP_LOG_WARN, "shown");
+    assert_int_equal(heard.count, 2);
+    assert_string_equal(heard.line, "shown");
+    unsetenv("DUALPIPE_LOG_LEVEL");
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+}
+
 static void philox_gives_the_published_numbers(void **state)
 {
     (void)state;
@@ -254,6 +290,7 @@ int main(void)
         cmocka_unit_test(options_have_defaults_and_take_the_environment),
         cmocka_unit_test(bad_options_are_named_with_what_was_expected),
         cmocka_unit_test(all_options_are_listed_with_what_is_wrong_with_them),
+        cmocka_unit_test(a_bad_log_level_is_warned_of_once),
         cmocka_unit_test(philox_gives_the_published_numbers),
         cmocka_unit_test(random_numbers_do_not_depend_on_how_many_are_drawn_at_once),
     };

@@ -73,7 +73,7 @@ typedef void (*dp_log_fn)(void *user, enum dp_log_level level, const char *line)
 
 /* Send messages to fn instead of standard error, or back to standard error with NULL. Messages
  * above `level` are dropped before they are formatted; DUALPIPE_LOG_LEVEL is error, warn, info or
- * debug. Call it before other threads use the library. */
+ * debug, and anything else is warned of, once. Call it before other threads use the library. */
 DP_PUBLIC void dp_log_set(dp_log_fn fn, void *user, enum dp_log_level level);
 
 #ifdef __cplusplus
