@@ -393,7 +393,7 @@ static int join_as_member(struct dp_star *star, const struct dp_star_config *con
         return err;
     for (int i = 0;; i = (i + 1) % v.place_count) {
         err = visit(&v, &v.places[i]);
-        if (!err || err == DP_EMISMATCH || err == DP_ENOMEM || err == DP_EIO)
+        if (err != DP_ECOMM && err != DP_ETIMEDOUT)
             break;
         snprintf(reason, sizeof(reason), "%s", dp_last_error());
         if (dp_now_ns() > v.until_ns)

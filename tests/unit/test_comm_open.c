@@ -398,6 +398,10 @@ static void bad_configs_are_refused_in_a_sentence(void **state)
     expect_refusal((struct dp_comm_config){.size = 2, .address = here}, DP_EINVAL,
                    "did you mean DUALPIPE_COMM_TRANSPORT");
     unsetenv("DUALPIPE_COMM_TRANSPRT");
+    setenv("DUALPIPE_WIRE_TCP_BUFFER", "much", 1); /* no reason to try again */
+    expect_refusal((struct dp_comm_config){.rank = 1, .size = 2, .address = here}, DP_EINVAL,
+                   "DUALPIPE_WIRE_TCP_BUFFER=much: expected a whole number");
+    unsetenv("DUALPIPE_WIRE_TCP_BUFFER");
 }
 
 static void a_port_in_use_is_named(void **state)
