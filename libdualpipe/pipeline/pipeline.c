@@ -112,10 +112,22 @@ static enum dp_memory choose_memory(const struct dp_pipeline *pipe)
     return DP_MEMORY_DEVICE;
 }
 
-static int take_buffers(struct dp_pipeline *pipe)
+/* What cannot be shared is as good, only slower. */
+static int take_main_memory(struct dp_pipeline *pipe)
 {
     pipe->memory_kind = choose_memory(pipe);
     int err = take_memory(pipe, pipe->memory_kind, pipe->plan.bytes, &pipe->memory);
+
+    if (!err || pipe->memory_kind == DP_MEMORY_DEVICE)
+        return err;
+    dp_log(DP_LOG_WARN, "pipeline: going on with memory that ranks of this host do not share");
+    pipe->memory_kind = DP_MEMORY_DEVICE;
+    return take_memory(pipe, DP_MEMORY_DEVICE, pipe->plan.bytes, &pipe->memory);
+}
+
+static int take_buffers(struct dp_pipeline *pipe)
+{
+    int err = take_main_memory(pipe);
 
     if (!err && pipe->staged)
         err = take_memory(pipe, DP_MEMORY_PINNED, pipe->plan.bytes, &pipe->pinned);

@@ -4,6 +4,7 @@
 #include "comm_group.h"
 #include "pipeline/state.h"
 #include "pipeline_job.h"
+#include <dualpipe/memory.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -538,6 +539,44 @@ static void long_messages_lie_in_memory_that_ranks_share(void **state)
     dp_schedule_free(s);
 }
 
+/* No more pieces of shared memory are to be had, on one of the ranks. */
+static int run_without_room(struct dp_comm *comm, void *arg)
+{
+    char *pieces[DP_SHARED_MAX];
+    struct job_rank r;
+
+    for (int i = 0; i < DP_SHARED_MAX && !comm->rank; i++)
+        CHECK(!dp_shared_alloc(1, -1, (void **)&pieces[i]));
+    CHECK(!job_rank_open(&r, arg, comm));
+    CHECK((r.pipe->memory_kind == DP_MEMORY_SHARED) == (comm->shared_bytes > 0 && comm->rank));
+    for (int i = 0; i < STEPS; i++)
+        CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    for (int i = 0; i < DP_SHARED_MAX && !comm->rank; i++)
+        CHECK(!dp_shared_free(pieces[i]));
+    return 0;
+}
+
+static void memory_that_cannot_be_shared_does_as_well(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
+    const struct comm_kind *kind = comm_kinds;
+    struct job job = job_make(s);
+    struct job_result result;
+    int killed = 0;
+
+    while (strcmp(kind->name, "shm"))
+        kind++;
+    job.model.rows = 20000;
+    job_result_init(&result, &job);
+    assert_int_equal(kind->run(kind, 2, deadline_ns, run_without_room, &job, &killed), 0);
+    assert_true(job_result_is_sequential(&job, STEPS - 1));
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -557,6 +596,7 @@ int main(void)
         cmocka_unit_test(labels_of_other_micro_batches_change_the_loss),
         cmocka_unit_test(each_micro_batch_can_have_its_own_scale),
         cmocka_unit_test(long_messages_lie_in_memory_that_ranks_share),
+        cmocka_unit_test(memory_that_cannot_be_shared_does_as_well),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
