@@ -10,9 +10,11 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -20,9 +22,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long ranks may take to end by themselves after one of them has failed; and how long to wait
- * for a signal that a thread of a library (BLAS has some) may have got instead of us. */
-enum { GRACE_S = 5, LOOK_S = 1 };
+/* How long ranks may take to end by themselves after one of them has failed: those that can learn of
+ * it, and those that can only be failing, too; and how long to wait for a signal that a thread of a
+ * library (BLAS has some) may have got instead of us. */
+enum { GRACE_MS = 5000, LAST_WORDS_MS = 200, LOOK_S = 1 };
+
+/* Of all ranks and the launcher; NULL if this process is neither. */
+static atomic_bool *has_joined;
 
 struct launch {
     int ranks, alive;
@@ -36,7 +42,7 @@ struct launch {
     bool is_over;               /* signals that kill are our own from here on */
     int status;        /* the first that was not EXIT_OK */
     int status_rank;
-    struct timespec deadline;
+    int64_t until_ms;  /* after a failure: then the others are killed */
 };
 
 /* ---- before any rank ------------------------------------------------------------------------ */
@@ -90,12 +96,36 @@ static int prepare(struct launch *l, int port)
     sigprocmask(SIG_BLOCK, &l->signals, &l->before);
     draw_secret(l->secret);
     l->pids = calloc((size_t)l->ranks, sizeof(*l->pids));
-    if (!l->pids || pipe2(l->reports, O_CLOEXEC | O_NONBLOCK))
+    void *shared = mmap(NULL, sizeof(*has_joined), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    has_joined = shared == MAP_FAILED ? NULL : shared;
+    if (!l->pids || !has_joined || pipe2(l->reports, O_CLOEXEC | O_NONBLOCK))
         return command_broke("cannot start %d ranks: %s", l->ranks, strerror(errno));
     return keep_port(l, port);
 }
 
+static void tidy_up(struct launch *l)
+{
+    close(l->port_fd);
+    close(l->reports[0]);
+    close(l->reports[1]);
+    free(l->pids);
+    if (has_joined)
+        munmap(has_joined, sizeof(*has_joined));
+    has_joined = NULL;
+    sigprocmask(SIG_SETMASK, &l->before, NULL);
+}
+
 /* ---- a rank -------------------------------------------------------------------------------- */
+
+int launch_join(const struct dp_comm_config *config, struct dp_comm **out)
+{
+    int err = dp_comm_open(config, out);
+
+    if (!err && has_joined)
+        atomic_store(has_joined, true);
+    return err;
+}
 
 /* Ctrl-C reaches every process of the terminal; the parent alone is to act on it. */
 static void become_rank(const struct launch *l, pid_t parent)
@@ -156,6 +186,14 @@ static void kill_ranks(struct launch *l)
             kill(l->pids[rank], SIGKILL);
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 static bool has_failure(const struct launch *l)
 {
     return l->dead_rank >= 0 || l->status_rank >= 0;
@@ -175,10 +213,8 @@ static void note_end(struct launch *l, int rank, int how)
         l->status_rank = rank;
         l->status = WEXITSTATUS(how);
     }
-    if (first && has_failure(l)) {
-        clock_gettime(CLOCK_MONOTONIC, &l->deadline);
-        l->deadline.tv_sec += GRACE_S;
-    }
+    if (first && has_failure(l))
+        l->until_ms = now_ms() + (atomic_load(has_joined) ? GRACE_MS : LAST_WORDS_MS);
 }
 
 /* Take note of every rank that has ended. */
@@ -193,31 +229,22 @@ static void reap(struct launch *l, int flags)
                 note_end(l, rank, how);
 }
 
-static int64_t grace_left_ns(const struct launch *l)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)(l->deadline.tv_sec - now.tv_sec) * 1000000000 + l->deadline.tv_nsec -
-           now.tv_nsec;
-}
-
 /* Until a signal comes, for a while; after a failure, until the grace is over. Returns the signal,
  * or -1. */
 static int wait_for_news(const struct launch *l)
 {
     if (!has_failure(l))
         return sigtimedwait(&l->signals, NULL, &(struct timespec){.tv_sec = LOOK_S});
-    int64_t left = grace_left_ns(l);
-    if (left <= 0)
+    const int64_t left_ms = l->until_ms - now_ms();
+    if (left_ms <= 0)
         return -1;
     return sigtimedwait(&l->signals, NULL,
-                        &(struct timespec){left / 1000000000, left % 1000000000});
+                        &(struct timespec){left_ms / 1000, left_ms % 1000 * 1000000});
 }
 
 static void wait_for_ranks(struct launch *l)
 {
-    while (l->alive > 0 && !l->interrupted && !(has_failure(l) && grace_left_ns(l) <= 0)) {
+    while (l->alive > 0 && !l->interrupted && !(has_failure(l) && now_ms() >= l->until_ms)) {
         int signal = wait_for_news(l);
         if (signal > 0 && signal != SIGCHLD)
             l->interrupted = signal;
@@ -300,10 +327,6 @@ int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void
     }
     if (status == EXIT_OK)
         status = conclude(&l);
-    close(l.port_fd);
-    close(l.reports[0]);
-    close(l.reports[1]);
-    free(l.pids);
-    sigprocmask(SIG_SETMASK, &l.before, NULL);
+    tidy_up(&l);
     return status;
 }

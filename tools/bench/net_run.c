@@ -313,7 +313,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 
     command_mute(true); /* launch_ranks says what went wrong, once */
     bench_pin(s.side); /* sides 0 on one core, sides 1 on another */
-    int err = dp_comm_open(config, &s.comm);
+    int err = launch_join(config, &s.comm);
     net_set_environment(s.contender);
     if (!err) {
         s.comm->deadline_ns = comm_deadline_ns;

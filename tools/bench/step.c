@@ -223,7 +223,7 @@ static int follow(struct job *j)
 
 static int open_rank(struct job *j, const struct dp_comm_config *config)
 {
-    int err = dp_comm_open(config, &j->comm);
+    int err = launch_join(config, &j->comm);
 
     if (err)
         return err;

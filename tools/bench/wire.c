@@ -283,7 +283,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     struct wire_job *j = user;
 
     command_mute(true); /* launch_ranks says what went wrong, once */
-    int err = dp_comm_open(config, &j->comm);
+    int err = launch_join(config, &j->comm);
     if (!err && j->v->peers)
         j->comm->deadline_ns = PEERS_NS;
     bench_pin(config->rank);

@@ -42,7 +42,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     dp_log_set(print_but_errors, NULL, DP_LOG_DEFAULT);
     int err = run->settings.seats ? bind_rank(run->settings.seats, config->rank) : 0;
     if (!err)
-        err = dp_comm_open(config, &comm);
+        err = launch_join(config, &comm);
     if (err) {
         *why = (struct dp_abort){.rank = config->rank, .error = err};
         snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
