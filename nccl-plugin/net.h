@@ -10,8 +10,9 @@
  *                                        <-----  isend: the message, to the eldest grant of its tag
  *      test, test ...                            test, test ...
  *
- * The receiver grants, so no message ever arrives without a place to go to, whatever the order of
- * tags, and none stands in the way of another. A sender without a grant is told to try again.
+ * The receiver grants, so no long message arrives without a place to go to, whatever the order of
+ * tags, and none stands in the way of another. Without a grant a sender has a few short messages sent
+ * at once (net_early.h; by RDMA verbs/verbs_eager.c); for others it is told to try again.
  *
  * Nothing blocks: DP_EAGAIN says that the same call is to be made again.
  *

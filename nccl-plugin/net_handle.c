@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { VERSION = 4 };
+enum { VERSION = 5 };
 static const uint16_t VERBS = 1u << 15; /* among the wires */
 static const uint32_t MAGIC = 0x4e507044; /* "DpPN" in memory */
 

@@ -7,6 +7,8 @@
 
 #include "base/options.h"
 
+enum { DPN_MAX_EAGER = 65536 }; /* bytes of a message that does not wait for its receive */
+
 /* Of a kind of connections; -1: nothing of its own. */
 struct dpn_class {
     int64_t traffic_class, service_level;

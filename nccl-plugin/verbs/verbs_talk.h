@@ -24,6 +24,7 @@
 #define DPN_VERBS_TALK_H
 
 #include "nccl-plugin/net.h"
+#include "nccl-plugin/net_options.h"
 #include "nccl-plugin/verbs/verbs_gid.h"
 #include "wire/wire.h"
 
@@ -32,7 +33,6 @@ enum {
     DPN_MAX_LANES = 16,
     DPN_TALK_NAME = 32,
     DPN_TALK_REASON = 128,
-    DPN_MAX_EAGER = 65536, /* bytes */
     DPN_TALK_VERSION = 6
 };
 

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fuzz_net.c - what the net plugin reads that a peer has made. The first byte says what the rest
- * is: a handle, grants for messages and the messages that take them, or a word about RDMA.
+ * is: a handle, grants for messages and the messages that take them, a word about RDMA, or messages
+ * that come before their receives.
  */
 #include "config.h" /* HAVE_VERBS */
 
 #include "fuzz.h"
 
+#include "nccl-plugin/net_early.h"
 #include "nccl-plugin/net_grants.h"
 #include "nccl-plugin/net_handle.h"
+#include "nccl-plugin/net_options.h"
 #ifdef HAVE_VERBS
 #include "nccl-plugin/verbs/verbs_talk.h"
 #endif
@@ -126,16 +129,67 @@ static void read_word(const uint8_t *data, size_t size)
 }
 #endif
 
+/* ---- messages before their receives ---------------------------------------------------------- */
+
+struct early {
+    struct dpn_early_sends sends;
+    struct dpn_kept_list kept;
+};
+
+/* What the sender may send, the receiver can keep. */
+static void send_early(struct early *e, int tag, size_t size)
+{
+    if (e->sends.count == DPN_EARLY_COUNT)
+        return;
+    struct dpn_kept *kept = dpn_kept_new(&e->kept, tag, size);
+    must((kept != NULL) == (size <= DPN_MAX_EAGER));
+    if (!kept)
+        return;
+    memset(kept->data, tag, size);
+    dpn_kept_add(&e->kept, kept);
+    dpn_early_add(&e->sends, (struct dpn_early_send){tag, size, e->sends.count});
+}
+
+/* Both sides know which one it is for. */
+static void receive_early(struct early *e, int tag)
+{
+    struct dpn_kept *kept = dpn_kept_take(&e->kept, tag);
+    struct dpn_early_send send;
+
+    must(dpn_early_take(&e->sends, tag, &send) == (kept != NULL));
+    must(!kept || (kept->tag == tag && send.tag == tag && kept->size == send.size));
+    dpn_kept_free(&e->kept, kept);
+}
+
+static void read_early(const uint8_t *data, size_t size)
+{
+    struct early e = {.kept.head = NULL};
+
+    for (size_t i = 0; i < size; i++) {
+        const int tag = data[i] >> 1 & 3;
+        if (data[i] & 1)
+            receive_early(&e, tag);
+        else
+            send_early(&e, tag, (data[i] >> 3) * (size_t)2300 + i);
+        must(e.kept.count == e.sends.count);
+    }
+    dpn_kept_free_all(&e.kept);
+    must(!e.kept.count);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!size)
         return 0;
-    switch (data[0] % 3) {
+    switch (data[0] % 4) {
     case 0:
         read_handle(data + 1, size - 1);
         break;
     case 1:
         read_grants(data + 1, size - 1);
+        break;
+    case 3:
+        read_early(data + 1, size - 1);
         break;
     default:
 #ifdef HAVE_VERBS

@@ -3,7 +3,8 @@
 #
 # beside_hogs.sh [TURNS] - the real NCCL on the simulated CUDA, two processes as two hosts: over our plugin
 # by tcp, and over NCCL's own Socket transport, by turns; on an idle machine, and beside a process for each
-# of two cores that computes all the time. Medians of TURNS turns (3); only the ratios say something.
+# of two cores that computes all the time. Medians of TURNS turns (3), each of eight times twenty messages:
+# beside others a message takes one turn of the scheduler, or two, or three. Only the ratios say something.
 #
 #       sh tests/simcuda/fetch.sh build/cache/nccl nvidia-nccl-cu13==2.28.9    # once
 #       sh tests/simcuda/beside_hogs.sh 5
@@ -30,7 +31,8 @@ job_of()
     who=$1 when=$2
     shift 2
     env "$@" NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=lo timeout 100 "$job" --bytes $sizes "$libnccl" \
-        "$build/tests/simcuda/.libs/libnvidia-ml.so.1" timed >"$work/job" 2>&1 || {
+        "$build/tests/simcuda/.libs/libnvidia-ml.so.1" timed timed timed timed timed timed timed timed \
+        >"$work/job" 2>&1 || {
         cat "$work/job" >&2
         exit 1
     }

@@ -100,7 +100,6 @@ static void load_stand_in(void)
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     fake = library ? dlsym(library, "fake_verbs") : NULL;
     must(fake, "the stand-in for libibverbs");
-    setenv("DUALPIPE_NET_EAGER", "0", 1); /* so that the first send of a group stalls, as elsewhere */
 }
 
 /* The plugin has said that it cannot go on: from now on it can. */
@@ -159,6 +158,7 @@ static void load(void)
 {
     char path[4096];
 
+    setenv("DUALPIPE_NET_EAGER", "0", 1); /* so that the first send of a group stalls */
     if (getenv("FAKE_VERBS_FABRIC"))
         load_stand_in();
 
