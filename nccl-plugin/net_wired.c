@@ -264,7 +264,7 @@ static void progress(struct dpn_comm *comm)
 
     w->wire->ops->progress(w->wire);
     for (int i = 0; i < ARRIVALS && w->is_expecting && w->incoming.status != DP_EAGAIN; i++) {
-        if (w->wire->error)
+        if (w->incoming.status && w->wire->error)
             return;
         w->is_expecting = false;
         if (w->is_sender)

@@ -552,6 +552,34 @@ static void a_receiver_that_leaves_fails_what_it_has_not_received(void **state)
     run_over_both(receiver_leaves);
 }
 
+/* The wire fails between the message's last byte and the test of its receive. */
+static void all_there(void)
+{
+    struct dpn_region region = {to + LIMIT, LIMIT, NCCL_PTR_HOST, -1, 0};
+    struct dpn_request *other = NULL;
+    struct dpn_memory *memory;
+    const size_t room = LIMIT;
+    bool done;
+
+    if (strcmp(getenv("DUALPIPE_NET_WIRE"), "shm")) /* tcp may deliver it later */
+        return;
+    struct pair p = connect_pair();
+    must(!dpn_net_register(p.receiver, &region, &memory));
+    struct dpn_request *recv = receive(&p, 0, LIMIT, 7), *send = send_in_time(&p, 0, LIMIT, 7);
+    must(!dpn_net_irecv(p.receiver, 1, &region.data, &room, (int[]){8}, &memory, false, &other));
+    must(!dpn_net_deregister(p.receiver, memory));
+    must(is_done(recv, NULL) && !memcmp(to, from, LIMIT));
+    must(dpn_net_test(other, &done, NULL) == DP_EABORTED);
+    finish(send, NULL);
+    close_pair(&p);
+}
+
+static void what_was_all_there_when_the_wire_failed_is_received(void **state)
+{
+    (void)state;
+    run_over_both(all_there);
+}
+
 /* The child has the receiver, and is killed with messages unread. */
 static void receiver_dies(void)
 {
@@ -756,6 +784,7 @@ int main(void)
         cmocka_unit_test(both_sides_say_that_a_message_is_too_long),
         cmocka_unit_test(what_a_sender_leaves_behind_is_received_or_an_error),
         cmocka_unit_test(a_receiver_that_leaves_fails_what_it_has_not_received),
+        cmocka_unit_test(what_was_all_there_when_the_wire_failed_is_received),
         cmocka_unit_test(a_receiver_that_dies_fails_them_all),
         cmocka_unit_test(a_peer_that_keeps_to_no_rule_ends_the_connection),
         cmocka_unit_test(both_sides_count_them),
