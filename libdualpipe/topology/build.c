@@ -244,14 +244,12 @@ void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, in
 
 bool dp_topo_parse_gid(const char *text, uint8_t raw[16])
 {
-    for (int i = 0; i < 8; i++) {
-        char *end;
-        unsigned long group = strtoul(text, &end, 16);
-        if (end != text + 4 || *end != (i < 7 ? ':' : '\0'))
+    for (int i = 0; i < 8; i++, text += 5) {
+        if (strspn(text, "0123456789abcdefABCDEF") != 4 || text[4] != (i < 7 ? ':' : '\0'))
             return false;
+        const unsigned long group = strtoul(text, NULL, 16);
         raw[2 * i] = (uint8_t)(group >> 8);
         raw[2 * i + 1] = (uint8_t)group;
-        text = end + 1;
     }
     return true;
 }

@@ -6,6 +6,7 @@
 #include "config.h"
 
 #include "cmocka_all.h"
+#include "topology/build.h"
 #include "topology_case.h"
 
 #include <dualpipe/topology.h>
@@ -14,6 +15,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- what several forms have ---------------------------------------------------------------- */
+
+static void a_gid_is_eight_groups_of_four_digits(void **state)
+{
+    static const char *const wrong[] = {
+        "",
+        "fe80",
+        "fe80:0000:0000:0000:ba59:9f03:00d0:8f4",
+        "fe80:0000:0000:0000:ba59:9f03:00d0:8f4a:",
+        "fe80:0000:0000:0000:ba59:9f03:00d0:8f4a0",
+        "fe80:0000:0000:0000:ba59:9f03: -d0:8f4a",
+        "0x80:0000:0000:0000:ba59:9f03:00d0:8f4a",
+    };
+    uint8_t raw[16];
+
+    (void)state;
+    assert_true(dp_topo_parse_gid("fe80:0000:0000:0000:ba59:9F03:00d0:8f4a", raw));
+    assert_int_equal(raw[0], 0xfe);
+    assert_int_equal(raw[10], 0x9f);
+    assert_int_equal(raw[15], 0x4a);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        if (dp_topo_parse_gid(wrong[i], raw))
+            fail_msg("'%s' is taken for a GID", wrong[i]);
+}
 
 /* ---- NCCL's files --------------------------------------------------------------------------- */
 
@@ -492,6 +518,7 @@ static void a_wrong_map_says_which_line(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gid_is_eight_groups_of_four_digits),
         cmocka_unit_test(nccl_is_given_all_attributes),
         cmocka_unit_test(a_file_of_nccl_is_one_host_on_pci),
 #ifdef HAVE_EXPAT
