@@ -5,10 +5,11 @@
 #include "wire/tcp.h"
 #include "wire/wire_options.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
-/* 0: not set, or left to NCCL. */
-static long number_of(const char *name)
+/* 0: not set, or left to NCCL. One that is wrong is said once, and not for each listener. */
+static long number_of(const char *name, atomic_flag *is_said)
 {
     const char *text = dp_foreign_variable(name);
     char *end;
@@ -17,7 +18,8 @@ static long number_of(const char *name)
         return 0;
     const long number = strtol(text, &end, 10);
     if (*end || number < -2 || number > 64) {
-        dp_log(DP_LOG_WARN, "%s=%s: expected a number up to 64; going on without", name, text);
+        if (!atomic_flag_test_and_set(is_said))
+            dp_log(DP_LOG_WARN, "%s=%s: expected a number up to 64; going on without", name, text);
         return 0;
     }
     return number > 0 ? number : 0;
@@ -25,8 +27,9 @@ static long number_of(const char *name)
 
 int dpn_sockets_asked_for(void)
 {
-    const long threads = number_of("NCCL_SOCKET_NTHREADS");
-    const long each = number_of("NCCL_NSOCKS_PERTHREAD");
+    static atomic_flag threads_said = ATOMIC_FLAG_INIT, each_said = ATOMIC_FLAG_INIT;
+    const long threads = number_of("NCCL_SOCKET_NTHREADS", &threads_said);
+    const long each = number_of("NCCL_NSOCKS_PERTHREAD", &each_said);
     const long product = (threads ? threads : 1) * (each ? each : 1);
 
     if (!threads && !each)

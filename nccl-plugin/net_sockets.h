@@ -9,7 +9,7 @@
 #include "wire/wire.h"
 
 /* NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD, as far as they are set, and no more than there
- * may be; 0: nobody asks for a number. A value that is none is warned of. */
+ * may be; 0: nobody asks for a number. A value that is none is warned of, once. */
 int dpn_sockets_asked_for(void);
 
 /* Have who connects to the address of a listener here told so. */

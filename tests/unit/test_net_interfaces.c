@@ -336,6 +336,24 @@ static void sockets_that_nccl_is_told_count_unless_we_are_told(void **state)
     assert_int_equal(told("2", "3", "5"), 0); /* what listens has told the address so already */
 }
 
+static void count_warning(void *user, enum dp_log_level level, const char *line)
+{
+    if (level == DP_LOG_WARN && strstr(line, "NCCL_NSOCKS_PERTHREAD=few: expected a number"))
+        ++*(int *)user;
+}
+
+static void sockets_that_are_no_number_are_said_once(void **state)
+{
+    int count = 0;
+
+    (void)state;
+    dp_log_set(count_warning, &count, DP_LOG_WARN);
+    assert_int_equal(told("2", "few", "0"), 2);
+    assert_int_equal(told("2", "few", "0"), 2);
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+    assert_int_equal(count, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -349,6 +367,7 @@ int main(void)
         cmocka_unit_test(several_interfaces_of_one_subnet_are_several_devices),
         cmocka_unit_test(with_no_devices_wanted_none_is_looked_for),
         cmocka_unit_test(sockets_that_nccl_is_told_count_unless_we_are_told),
+        cmocka_unit_test(sockets_that_are_no_number_are_said_once),
         cmocka_unit_test(a_list_that_admits_nothing_leaves_no_device),
         cmocka_unit_test_setup_teardown(the_pci_function_is_found_above_a_virtual_device, make_root,
                                         remove_root),
