@@ -160,7 +160,8 @@ static int place_on(void *at, size_t bytes, int node)
     if (node < 0)
         return 0;
     mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
-    if (!syscall(SYS_mbind, at, bytes, POLICY_PREFERRED, mask, NODES_MAX, 0))
+    /* The kernel looks at one bit fewer than it is told. */
+    if (!syscall(SYS_mbind, at, bytes, POLICY_PREFERRED, mask, NODES_MAX + 1, 0))
         return 0;
     return dp_fail(errno == EINVAL ? DP_EINVAL : DP_EUNSUPPORTED,
                    "shared memory on NUMA node %d: %s", node, strerror(errno));
