@@ -75,21 +75,26 @@ static uint32_t events_of(const struct dp_tcp_wire *w, int index)
            (w->sockets[index].sending && !w->send_error ? (uint32_t)EPOLLOUT : 0);
 }
 
-/* One that nothing is wanted of is not there at all: that it has ended would always be news. */
-static void watch(struct dp_tcp_wire *w, struct dp_tcp_socket *s, uint32_t events)
+/* One that nothing is wanted of is not there at all: that it has ended would always be news. false:
+ * the system has no room for one more (fs.epoll.max_user_watches). */
+static bool watch(struct dp_tcp_wire *w, struct dp_tcp_socket *s, uint32_t events)
 {
     struct epoll_event event = {.events = events};
 
     if (events == s->watched)
-        return;
-    epoll_ctl(w->epoll_fd, !events ? EPOLL_CTL_DEL : s->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD,
-              s->fd, &event);
+        return true;
+    if (epoll_ctl(w->epoll_fd, !events ? EPOLL_CTL_DEL : s->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD,
+                  s->fd, &event))
+        return false;
     s->watched = events;
+    return true;
 }
 
-/* One socket is polled for itself, as it is while a rank waits for its next message. */
-static void arm_sockets(struct dp_tcp_wire *w, struct pollfd *fd)
+/* One socket is polled for itself, as it is while a rank waits for its next message. false: nothing to
+ * sleep on. */
+static bool arm_sockets(struct dp_tcp_wire *w, struct pollfd *fd)
 {
+    bool is_watched = true;
     int busy = 0, last = 0;
 
     for (int i = 0; i < w->count; i++)
@@ -102,10 +107,11 @@ static void arm_sockets(struct dp_tcp_wire *w, struct pollfd *fd)
                           .events = (short)((events & EPOLLIN ? POLLIN : 0) |
                                             (events & EPOLLOUT ? POLLOUT : 0))};
     if (busy <= 1)
-        return;
+        return true;
     for (int i = 0; i < w->count; i++)
-        watch(w, &w->sockets[i], events_of(w, i));
+        is_watched &= watch(w, &w->sockets[i], events_of(w, i));
     *fd = (struct pollfd){.fd = w->epoll_fd, .events = POLLIN};
+    return is_watched;
 }
 
 static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
@@ -115,10 +121,8 @@ static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
 
     if (wire->error || w->in_a_hurry || has_more_ahead(w))
         return false;
-    if (wire->connected) {
-        arm_sockets(w, fd);
-        return true;
-    }
+    if (wire->connected)
+        return arm_sockets(w, fd);
     while (calling < w->count - 1 && w->sockets[calling].fd >= 0)
         calling++;
     *fd = dp_call_poll(&w->sockets[calling].call);

@@ -358,6 +358,34 @@ static void a_long_message_sent_before_a_close_arrives(void **state)
     free_pair(&p);
 }
 
+/* Where the system has no room for another socket to be watched, nobody may sleep on the others. */
+static void who_cannot_be_woken_by_all_sockets_does_not_sleep(void **state)
+{
+    (void)state;
+    const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
+    const size_t len = (size_t)128 << 20;
+    struct pair p = make_pair("2", "2");
+    struct dp_tcp_wire *w = dp_tcp_of(p.a);
+    char *out = calloc(1, len);
+    const int epoll_fd = w->epoll_fd;
+    struct dp_wire_request send;
+    struct pollfd fd;
+
+    assert_non_null(out);
+    dp_wire_isend(p.a, 1, out, len, &send);
+    do {
+        p.a->ops->progress(p.a);
+        assert_true(dp_now_ns() < until_ns);
+    } while (w->in_a_hurry || !w->sockets[0].sending || !w->sockets[1].sending);
+    w->epoll_fd = w->sockets[0].fd; /* no epoll at all */
+    assert_false(p.a->ops->arm(p.a, &fd));
+    w->epoll_fd = epoll_fd;
+    assert_true(p.a->ops->arm(p.a, &fd));
+    assert_int_equal(fd.fd, epoll_fd);
+    free_pair(&p);
+    free(out);
+}
+
 /* ---- who may be a socket of a wire -------------------------------------------------------- */
 
 static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
@@ -585,6 +613,7 @@ int main(void)
         cmocka_unit_test(a_slow_socket_gets_less),
         cmocka_unit_test(a_socket_that_dies_ends_the_wire_by_name),
         cmocka_unit_test(a_long_message_sent_before_a_close_arrives),
+        cmocka_unit_test(who_cannot_be_woken_by_all_sockets_does_not_sleep),
         cmocka_unit_test(half_a_wire_is_dropped_in_time_and_leaves_nothing),
         cmocka_unit_test(who_shows_no_cookie_is_no_socket_of_a_wire),
         cmocka_unit_test(a_socket_that_fits_into_no_wire_is_shown_out),
