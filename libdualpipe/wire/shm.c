@@ -20,6 +20,7 @@
  */
 #include "wire/shm.h"
 
+#include "base/copy.h"
 #include "wire/fds.h"
 
 #include <errno.h>
@@ -187,7 +188,7 @@ static void receive_piece(struct dp_shm_wire *w)
     if (w->base.aim && !req->moved)
         w->base.aim(req, req->tag, message_len);
     if (message_len >= DP_SHM_LARGE && !req->moved)
-        dp_shm_show(w, req);
+        dp_shm_begin(w, req);
     if (message_len > req->len) {
         req->moved = message_len;
         w->base.skip = message_len - len;
@@ -195,13 +196,18 @@ static void receive_piece(struct dp_shm_wire *w)
         dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
         return;
     }
-    if (len)
-        memcpy(req->buf + req->moved,
-               len <= DP_SHM_INLINE_BYTES ? line->bytes : w->in->slots[slot], len);
+    const char *from = len <= DP_SHM_INLINE_BYTES ? line->bytes : w->in->slots[slot];
+    if (message_len >= DP_COPY_LARGE)
+        dp_shm_copy_out(w, req->buf + req->moved, from, len, message_len);
+    else if (len)
+        memcpy(req->buf + req->moved, from, len);
     req->moved += len;
     dp_shm_free_slot(w);
-    if (req->moved == message_len)
-        dp_wire_finish_head(&w->base.receives, 0);
+    if (req->moved < message_len)
+        return;
+    if (message_len >= DP_SHM_LARGE)
+        dp_shm_measure(w, message_len);
+    dp_wire_finish_head(&w->base.receives, 0);
 }
 
 /* false: the next line is one of a large message, on which nothing more can be done now. */

@@ -10,13 +10,16 @@
 #include "wire/door.h"
 #include "wire/net.h"
 #include "wire/shm_maps.h"
+#include "wire/shm_ways.h"
 #include "wire/wire.h"
 
 enum {
     DP_SHM_SLOTS = 64, /* a power of 2 */
-    DP_SHM_SLOT_BYTES = 8192,
+    /* All slots together are larger than a core's own cache: what is written into one again has left
+     * both cores' caches by then, and need not be fetched out of the receiver's. */
+    DP_SHM_SLOT_BYTES = 32768,
     DP_SHM_INLINE_BYTES = 40,
-    DP_SHM_LARGE = 128 << 10 /* from here on it pays to copy straight */
+    DP_SHM_LARGE = 64 << 10 /* from here on it may pay to copy straight */
 };
 
 struct dp_shm_line {
@@ -51,6 +54,7 @@ struct dp_shm_side {
     struct dp_direct_deal deal; /* of the last offer */
     struct dp_shm_target target; /* valid once the deal is accepted */
     atomic_uint letters;         /* that the receiver has written, about memory of its own */
+    atomic_uint by_ring; /* a bit for each of dp_shm_class: the receiver wants such messages that way */
     alignas(128) struct dp_shm_line lines[DP_SHM_SLOTS];
     alignas(4096) char slots[DP_SHM_SLOTS][DP_SHM_SLOT_BYTES];
 };
@@ -85,6 +89,11 @@ struct dp_shm_wire {
     bool is_shared;    /* what is offered lies in memory that the receiver has been shown */
     unsigned refusals[2]; /* in succession, of messages that do not lie there, and of those that do */
     unsigned straight; /* messages sent straight, for whoever wants to know */
+
+    /* Which way they come. */
+    bool measures; /* the user's option; else straight wherever that works */
+    struct dp_shm_ways ways;
+    int64_t began_ns; /* when the message that comes was first seen; 0: it is not measured */
 };
 
 
@@ -114,8 +123,13 @@ void dp_shm_try(struct dp_shm_wire *w);
 void dp_shm_has_shared(struct dp_shm_wire *w);
 /* Fill the line with an offer of the first send, which is large. false: it goes through the ring. */
 bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line);
-/* A large message begins to come through the ring: see to it that the next one need not. */
-void dp_shm_show(struct dp_shm_wire *w, const struct dp_wire_request *receive);
+/* A large message begins to come through the ring; see to it that the next one need not. */
+void dp_shm_begin(struct dp_shm_wire *w, const struct dp_wire_request *receive);
+/* It has come, all of it. */
+void dp_shm_measure(struct dp_shm_wire *w, size_t len);
+/* Copy a piece of it out of its slot. */
+void dp_shm_copy_out(struct dp_shm_wire *w, char *to, const char *slot, size_t len,
+                     size_t message_len);
 /* The first send is offered: help to copy it, and see whether it is done. */
 void dp_shm_push(struct dp_shm_wire *w);
 /* The line is an offer: copy, and see whether it is done. true: with this line, yes. */

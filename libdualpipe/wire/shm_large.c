@@ -19,6 +19,7 @@
 #include "wire/shm.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/fail.h"
 
 #include <sched.h>
@@ -79,19 +80,21 @@ static struct dp_shm_place name(struct dp_shm_wire *w, const void *buf, size_t l
     return place;
 }
 
-void dp_shm_show(struct dp_shm_wire *w, const struct dp_wire_request *receive)
+/* The receiver has measured what is quicker for a message of this length. */
+static bool is_wanted_straight(const struct dp_shm_wire *w, size_t len)
 {
-    name(w, receive->buf, receive->len);
+    return !(atomic_load_explicit(&w->out->by_ring, memory_order_relaxed) >> dp_shm_class(len) & 1);
 }
 
-/* Whether there is a chance that it goes straight. Where only the receiver's memory is shared, there is
- * once it has shown some. */
-static bool may_offer(struct dp_shm_wire *w, bool is_shared)
+/* Whether it is to go straight, and there is a chance that it does. Where only the receiver's memory is
+ * shared, there is once it has shown some. */
+static bool may_offer(struct dp_shm_wire *w, bool is_shared, size_t len)
 {
     if (atomic_load_explicit(&w->out->letters, memory_order_acquire) != w->maps.heard)
         dp_shm_look(w);
     return w->refusals[is_shared] < REFUSALS && dp_direct_is_known(&w->direct) &&
-           (is_shared || w->maps.heard || dp_direct_works(&w->direct));
+           (is_shared || w->maps.heard ||
+            (dp_direct_works(&w->direct) && is_wanted_straight(w, len)));
 }
 
 bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line)
@@ -103,7 +106,7 @@ bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line)
     const struct dp_shm_source source = {(uint64_t)(uintptr_t)req->buf,
                                          name(w, req->buf, req->len)};
     w->is_shared = source.place.letter;
-    if (!may_offer(w, w->is_shared))
+    if (!may_offer(w, w->is_shared, req->len))
         return false;
     line->len = DP_SHM_OFFER;
     memcpy(line->bytes, &source, sizeof(source));
@@ -177,6 +180,50 @@ bool dp_shm_can_push(struct dp_shm_wire *w)
 
 /* ---- the receiver ---------------------------------------------------------------------------- */
 
+static enum dp_shm_way wanted(const struct dp_shm_wire *w, size_t len)
+{
+    return (enum dp_shm_way)w->ways.classes[dp_shm_class(len)].wanted;
+}
+
+/* A message has come that way within ns: say which way the next one of its size is wanted. */
+static void learn(struct dp_shm_wire *w, size_t len, enum dp_shm_way way, int64_t ns)
+{
+    const unsigned bit = 1u << dp_shm_class(len);
+    const bool was_straight = wanted(w, len) == DP_SHM_STRAIGHT;
+    const bool is_straight = dp_shm_ways_learn(&w->ways, len, way, ns) == DP_SHM_STRAIGHT;
+
+    if (is_straight && !was_straight)
+        atomic_fetch_and_explicit(&w->in->by_ring, ~bit, memory_order_relaxed);
+    else if (was_straight && !is_straight)
+        atomic_fetch_or_explicit(&w->in->by_ring, bit, memory_order_relaxed);
+}
+
+void dp_shm_begin(struct dp_shm_wire *w, const struct dp_wire_request *receive)
+{
+    name(w, receive->buf, receive->len);
+    if (w->measures)
+        w->began_ns = dp_now_ns();
+}
+
+void dp_shm_copy_out(struct dp_shm_wire *w, char *to, const char *slot, size_t len,
+                     size_t message_len)
+{
+    if (wanted(w, message_len) == DP_SHM_RING_PAST)
+        dp_copy_past(to, slot, len);
+    else
+        memcpy(to, slot, len);
+}
+
+/* The first piece was filled before it was seen, in about the time that each of the others took. */
+void dp_shm_measure(struct dp_shm_wire *w, size_t len)
+{
+    if (!w->measures)
+        return;
+    const int64_t others = (int64_t)((len - 1) / DP_SHM_SLOT_BYTES), ns = dp_now_ns() - w->began_ns;
+    const bool past = wanted(w, len) == DP_SHM_RING_PAST;
+    learn(w, len, past ? DP_SHM_RING_PAST : DP_SHM_RING, ns + ns / others);
+}
+
 /* Say where it is wanted, and begin; or end it, if neither side can copy. */
 static void accept_offer(struct dp_shm_wire *w, const struct dp_shm_source *source, size_t len)
 {
@@ -189,6 +236,7 @@ static void accept_offer(struct dp_shm_wire *w, const struct dp_shm_source *sour
     w->taken.mapped = find(w, &w->comes_from, len);
     const bool copies = dp_direct_can_copy(&w->direct, &w->taken);
     w->in->target = (struct dp_shm_target){place, copies};
+    w->began_ns = w->measures && !place.letter && !w->comes_from.letter ? dp_now_ns() : 0;
     if (dp_direct_is_known(&w->direct) &&
         (copies || place.letter || dp_direct_works(&w->direct)))
         dp_direct_accept(&w->taken, w->received + 1);
@@ -229,6 +277,8 @@ static bool finish(struct dp_shm_wire *w)
     if (!complete && !dp_direct_is_ended(&w->taken))
         return false;
     w->is_taken = false;
+    if (complete && w->began_ns)
+        learn(w, w->taken.len, DP_SHM_STRAIGHT, dp_now_ns() - w->began_ns);
     dp_shm_free_slot(w);
     if (complete) {
         w->base.receives.head->moved = w->taken.len;

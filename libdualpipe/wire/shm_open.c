@@ -42,6 +42,7 @@ static int new_wire(struct dp_shm_wire **out)
     w->base.buffer_bytes = (size_t)DP_SHM_SLOTS * DP_SHM_SLOT_BYTES;
     w->fd = w->call.fd = w->call.passed_fd = -1;
     w->may_copy_straight = options.direct;
+    w->measures = options.measure;
     dp_shm_maps_init(&w->maps);
     *out = w;
     return 0;

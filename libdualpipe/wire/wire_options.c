@@ -5,9 +5,12 @@
 
 static const struct dp_option table[] = {
     {"DIRECT", DP_OPTION_BOOL, "1",
-     "copy messages of 128 KiB and more straight between processes of one host, where the system "
+     "copy messages of 64 KiB and more straight between processes of one host, where the system "
      "lets them",
      offsetof(struct dp_wire_options, direct), .choices = NULL},
+    {"MEASURE", DP_OPTION_BOOL, "1",
+     "of these, copy straight only those for which that is measured to be quicker than shared memory",
+     offsetof(struct dp_wire_options, measure), .choices = NULL},
     {"TCP_BUFFER", DP_OPTION_INT, "-1",
      "send buffer of a tcp connection, in KiB; 0: the kernel's choice; -1: 1024 within a host, else 0",
      offsetof(struct dp_wire_options, tcp_buffer_kib), .min = -1, .max = 1 << 20},

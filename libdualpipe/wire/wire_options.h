@@ -10,6 +10,7 @@
 
 struct dp_wire_options {
     bool direct;
+    bool measure;
     int64_t tcp_buffer_kib; /* 0: the kernel's choice; -1: ours */
     int64_t tcp_sockets;    /* 0: by route */
 };

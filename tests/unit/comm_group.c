@@ -98,6 +98,7 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
     char address[32];
 
     setenv("DUALPIPE_WIRE_DIRECT", kind->by_ring ? "0" : "1", 1);
+    setenv("DUALPIPE_WIRE_MEASURE", "0", 1);
     snprintf(address, sizeof(address), "127.0.0.1:%d", port);
     const struct dp_comm_config config = {.rank = rank,
                                           .size = size,

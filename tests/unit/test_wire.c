@@ -92,6 +92,7 @@ static struct pair make_pair(const struct kind *kind, const struct dp_wire_fault
     int err;
 
     setenv("DUALPIPE_WIRE_DIRECT", kind->by_ring ? "0" : "1", 1);
+    setenv("DUALPIPE_WIRE_MEASURE", "0", 1);
     setenv("DUALPIPE_WIRE_TCP_SOCKETS", kind->sockets ? kind->sockets : "0", 1);
     assert_int_equal(kind->ops->listen(&config, &p.listener, &address), 0);
     assert_int_equal(kind->ops->connect(&address, 0x1234, &p.a), 0);
@@ -311,7 +312,7 @@ static void sending_to_somebody_who_has_gone_ends(void **state)
 
 static void close_in_the_middle(struct pair *p)
 {
-    static char big[4 << 20];
+    static char big[16 << 20];
     static struct dp_wire_request send, receive, other;
 
     dp_wire_isend(p->a, 1, big, sizeof(big), &send);

@@ -499,10 +499,10 @@ static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
     p.b = NULL;
     dp_wire_isend(p.a, 1, from, BIG, &send);
     finish(&p, &send);
-    assert_true(is_filled(to, BIG, 1)); /* the child shares it with us */
     dp_wire_irecv(p.a, in, BIG, &receive);
     finish(&p, &receive);
     assert_true(!send.status && !receive.status);
+    assert_true(is_filled(to, BIG, 1)); /* the child shares it with us */
     assert_true(is_filled(in, BIG, 2));
     waitpid(child, &status, 0);
     assert_int_equal(status, 0);

@@ -161,7 +161,7 @@ DP_PUBLIC int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int pee
 /* Move what can be moved, and hear of aborts. For when nobody waits. */
 DP_PUBLIC int dp_comm_progress(struct dp_comm *comm);
 /* The caller is about to compute for a while, and will not call meanwhile. Between processes, a
- * message that is larger than what a wire holds (128 KiB in shared memory, or 512 KiB where the system
+ * message that is larger than what a wire holds (64 KiB in shared memory, or 2 MiB where the system
  * does not let processes copy from each other; 64 KiB over TCP) moves only while both ends look after
  * it: until this rank's next call a thread does so in its place. Costs a few ns if there is no such
  * message. */

@@ -4,7 +4,7 @@
  * are copied by both sides at once, in user space, at the full speed of memory.
  *
  * It is memory like any other; malloc's will always do. But a large message between processes of one
- * host (dp_comm_isend, 128 KiB and more) of which either end lies in such memory needs no system call
+ * host (dp_comm_isend, 64 KiB and more) of which either end lies in such memory needs no system call
  * and no right to look into another process, and of which both ends do is copied the quickest that
  * two processes can.
  *
