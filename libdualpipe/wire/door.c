@@ -178,6 +178,7 @@ static int refused(struct dp_call *call, const char *what, int error)
     int fd = call->fd;
 
     call->fd = -1;
+    call->is_refused = error == ECONNREFUSED;
     dp_fd_close(fd);
     return dp_fail_quietly(DP_ECOMM, "%s: %s%s%s", call->where, what, error ? ": " : "",
                            error ? strerror(error) : "");

@@ -71,6 +71,7 @@ struct dp_call {
     int fd;
     int passed_fd; /* goes along with the hello, then closed; -1 none */
     bool connected, said;
+    bool is_refused; /* the host is there, and nobody listens */
     struct dp_hello hello;
     char where[80]; /* for sentences */
 };

@@ -131,6 +131,13 @@ static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
     return err;
 }
 
+static void give_up(struct dp_tcp_wire *w, int err)
+{
+    for (int i = 0; i < w->count; i++)
+        w->base.is_refused |= w->sockets[i].call.is_refused;
+    dp_wire_fail(&w->base, err, "%s", dp_last_error());
+}
+
 int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
 {
     struct dp_hello hello = {.kind = DP_HELLO_TCP, .label = label};
@@ -151,7 +158,7 @@ int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct
     if (!err)
         err = start_calls(w, &place, &hello);
     if (err)
-        dp_wire_fail(&w->base, err, "%s", dp_last_error());
+        give_up(w, err);
     *out = &w->base;
     return 0;
 }
@@ -164,7 +171,7 @@ static bool go_on_calling(struct dp_tcp_wire *w, int index)
 
     if (err) {
         if (err != DP_EAGAIN)
-            dp_wire_fail(&w->base, err, "%s", dp_last_error());
+            give_up(w, err);
         return false;
     }
     put_socket(w, index, call->fd);

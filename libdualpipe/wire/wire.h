@@ -102,6 +102,7 @@ struct dp_wire {
      * be called twice for one message, and says the same then. */
     void (*aim)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
     bool is_closed; /* tcp, with an error: the peer has closed it, or ended; not lost on the way */
+    bool is_refused; /* tcp, with an error: nobody listens there (any more) */
     int error;      /* 0 while it works: DP_ECOMM the peer is gone, DP_EMISMATCH nonsense arrived */
     char why[160];  /* the sentence of error, or of why sends fail */
 };

@@ -129,8 +129,31 @@ static int wanted_qps(const struct dpn_verbs *v)
     return wanted < DPN_MAX_LANES ? wanted : DPN_MAX_LANES;
 }
 
+/* Where the peer calls that has lost the wire of this connection, or asks whether we are there. */
+static bool open_door(struct dpn_verbs *v, struct dp_wire_address *door, uint64_t *label)
+{
+    const struct dpn_device *device;
+
+    if (dpn_net_device(v->comm->dev, &device))
+        return false;
+    v->words.has_door = !dpn_door_use(device->interface.address, door, label);
+    if (!v->words.has_door)
+        dp_log(DP_LOG_INFO, "a control connection that is lost cannot be made again: %s",
+               dp_last_error());
+    return v->words.has_door;
+}
+
+static void leave_door(const struct dpn_verbs *v)
+{
+    const struct dpn_device *device;
+
+    if (v->words.has_door && !dpn_net_device(v->comm->dev, &device))
+        dpn_door_leave(device->interface.address);
+}
+
 static void say_hello(struct dpn_verbs *v)
 {
+    uint64_t label;
     const int32_t worker = dpn_placement_worker();
     union dpn_talk talk;
 
@@ -146,6 +169,7 @@ static void say_hello(struct dpn_verbs *v)
         .subnet_bits = (uint8_t)dpn_verbs_state.options.subnet_bits,
         .worker = worker, .traffic = traffic_of(v),
     };
+    talk.hello.has_door = open_door(v, &talk.hello.door, &label);
     dpn_verbs_describe_ports(v, talk.hello.ports);
     dpn_verbs_say(v, DPN_HELLO, &talk);
 }
@@ -222,28 +246,6 @@ static void part(struct dpn_verbs *v, const char *reason)
     v->step = DPN_STEP_PART;
 }
 
-/* Without one a wire that is lost is the end. */
-static void offer_door(struct dpn_verbs *v, struct dpn_plan *plan)
-{
-    const struct dpn_device *device;
-
-    if (dpn_net_device(v->comm->dev, &device))
-        return;
-    if (dpn_door_use(device->interface.address, &plan->door, &plan->label))
-        dp_log(DP_LOG_INFO, "a control connection that is lost cannot be made again: %s",
-               dp_last_error());
-    else
-        v->words.label = plan->label;
-}
-
-static void leave_door(const struct dpn_verbs *v)
-{
-    const struct dpn_device *device;
-
-    if (!v->is_sender && v->words.label && !dpn_net_device(v->comm->dev, &device))
-        dpn_door_leave(device->interface.address);
-}
-
 static int take_hello(struct dpn_verbs *v)
 {
     union dpn_talk talk;
@@ -259,7 +261,10 @@ static int take_hello(struct dpn_verbs *v)
         return DP_EAGAIN;
     }
     talk.plan.agreed = 1;
-    offer_door(v, &talk.plan);
+    v->words.door = v->heard.hello.door;
+    v->words.peer_has_door = v->heard.hello.has_door;
+    if (open_door(v, &talk.plan.door, &talk.plan.label)) /* else a wire that is lost is the end */
+        v->words.label = talk.plan.label;
     dpn_verbs_say(v, DPN_PLAN, &talk);
     v->step = DPN_STEP_LANES;
     return DP_EAGAIN;
@@ -286,6 +291,7 @@ static int take_plan(struct dpn_verbs *v)
     v->eager_bytes = plan->eager_bytes;
     v->words.door = plan->door;
     v->words.label = plan->label;
+    v->words.peer_has_door = plan->label;
     for (int r = 0; r < plan->rails; r++) {
         if (plan->rail[r].sender >= v->port_count)
             return dp_fail(DP_EMISMATCH, "the peer's plan names port %u of %d",

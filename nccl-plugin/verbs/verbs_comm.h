@@ -307,13 +307,14 @@ struct dpn_words {
     struct dpn_resume greeting;
     struct dp_wire_request greeting_req;
 
-    struct dp_wire_address door; /* of the receiver's process */
+    struct dp_wire_address door; /* of the peer's process */
+    bool peer_has_door, has_door;
     uint64_t label;              /* 0: a wire that is lost does not come back */
     _Atomic(struct dp_wire *) caller; /* receiver: a new wire, from the keeper */
-    struct dp_wire *call;             /* sender: maybe one */
-    bool is_lost;
+    struct dp_wire *call;             /* maybe one */
+    bool is_lost, is_over;            /* it is not there; and will not be */
     int64_t since_ns, lost_ns; /* when it was lost; for how long, as far as somebody looked */
-    int calls;
+    int calls, refusals; /* the latter in a row */
     int64_t call_ns, call_until_ns, beat_ns;
     char why[160];
 };

@@ -11,9 +11,11 @@
  *      the words that were not                <->    the same
  *
  * Meanwhile each side writes nothing, by every lane that is up, now and then: a peer that is gone does
- * not answer that. What ends the connection:
+ * not answer that. The receiver calls at the sender's door, too, only to see that somebody is there.
+ * What ends the connection:
  *
  *      the peer has closed the wire           at once: it has closed the connection, or ended
+ *      nobody is at the peer's door           in some 2 s: its process has ended, closing nothing
  *      neither the wire nor a lane            an eighth of DUALPIPE_NET_TIMEOUT
  *      no wire, and words that have to go     DUALPIPE_NET_TIMEOUT
  */
@@ -28,6 +30,7 @@ static const int64_t FIRST_CALL_NS = 50 * DP_NS_PER_MS, LAST_CALL_NS = 5 * DP_NS
 static const int64_t CALL_NS = 5 * DP_NS_PER_S; /* until somebody answers */
 /* What was sent before the peer left may still be on its way out of the device. */
 static const int64_t GRACE_NS = 100 * DP_NS_PER_MS;
+enum { REFUSALS = 5 }; /* in a row: what is between may be in disorder for a moment */
 
 static int64_t timeout_ns(void)
 {
@@ -44,7 +47,8 @@ static void take_leave(struct dpn_verbs *v, int64_t now_ns)
     if (!v->peer_gone_ns)
         v->peer_gone_ns = now_ns;
     if (now_ns - v->peer_gone_ns > GRACE_NS && (v->is_sender || !dpn_eager_goes_on(v)))
-        dpn_verbs_fail(v, wire->error, "the peer is gone: %s", wire->why);
+        dpn_verbs_fail(v, wire->error, "the peer is gone: %s%s", wire->why,
+                       v->words.is_over ? ", and nobody listens there any more" : "");
 }
 
 /* Only time counts in which somebody looked. */
@@ -86,8 +90,29 @@ static void begin_call(struct dpn_verbs *v, int64_t now_ns)
     w->calls++;
     w->call_ns = now_ns + (wait_ns < LAST_CALL_NS ? wait_ns : LAST_CALL_NS);
     w->call_until_ns = now_ns + CALL_NS;
-    if (dp_wire_tcp.connect(&w->door, w->label, &w->call))
+    if (dp_wire_tcp.connect(&w->door, v->is_sender ? w->label : 0, &w->call))
         w->call = NULL;
+}
+
+static void end_call(struct dpn_words *w)
+{
+    dp_wire_close(w->call);
+    w->call = NULL;
+}
+
+/* The sender's call is the new wire. */
+static void take_answer(struct dpn_verbs *v)
+{
+    struct dp_wire *call = v->words.call;
+
+    v->words.refusals = 0;
+    v->words.is_over = false;
+    if (!v->is_sender) {
+        end_call(&v->words);
+        return;
+    }
+    v->words.call = NULL;
+    use(v, call);
 }
 
 static void go_on_calling(struct dpn_verbs *v, int64_t now_ns)
@@ -101,11 +126,11 @@ static void go_on_calling(struct dpn_verbs *v, int64_t now_ns)
     struct dp_wire *call = w->call;
     call->ops->progress(call);
     if (call->connected && !call->error) {
-        w->call = NULL;
-        use(v, call);
+        take_answer(v);
     } else if (call->error || now_ns > w->call_until_ns) {
-        dp_wire_close(call);
-        w->call = NULL;
+        w->refusals = call->is_refused ? w->refusals + 1 : 0;
+        w->is_over = w->refusals >= REFUSALS;
+        end_call(w);
     }
 }
 
@@ -119,7 +144,7 @@ static void lose(struct dpn_verbs *v, int64_t now_ns)
         return;
     w->is_lost = true;
     w->lost_ns = w->beat_ns = w->call_ns = 0;
-    w->calls = 0;
+    w->calls = w->refusals = 0;
     w->since_ns = now_ns;
     snprintf(w->why, sizeof(w->why), "%s", wire->error ? wire->why : "the peer has lost it");
     dp_log(DP_LOG_WARN, "the control connection to the peer was lost: %s; messages go on, and it is "
@@ -135,6 +160,7 @@ void dpn_words_are_back(struct dpn_verbs *v)
         dp_log(DP_LOG_INFO, "the control connection to the peer is back after %.1f s",
                (double)(dp_now_ns() - w->since_ns) / DP_NS_PER_S);
     w->is_lost = false;
+    end_call(w);
 }
 
 /* ---- signs of life ----------------------------------------------------------------------------- */
@@ -164,7 +190,7 @@ static void be_without(struct dpn_verbs *v, int64_t now_ns)
     look_at_clock(v, now_ns);
     if (!v->error)
         beat(v, now_ns);
-    if (!v->error && v->is_sender && v->comm->wire->error)
+    if (!v->error && v->words.peer_has_door && v->comm->wire->error)
         go_on_calling(v, now_ns);
 }
 
@@ -178,7 +204,7 @@ void dpn_words_tend(struct dpn_verbs *v, int64_t now_ns)
     }
     const struct dp_wire *wire = v->comm->wire;
     const bool may_return = v->words.label && v->step == DPN_STEP_READY;
-    if (wire->error && (!may_return || is_farewell(v, wire)))
+    if (wire->error && (!may_return || is_farewell(v, wire) || v->words.is_over))
         take_leave(v, now_ns);
     else if (wire->error)
         lose(v, now_ns);
@@ -188,7 +214,6 @@ void dpn_words_tend(struct dpn_verbs *v, int64_t now_ns)
 
 void dpn_words_end(struct dpn_verbs *v)
 {
-    dp_wire_close(v->words.call);
+    end_call(&v->words);
     dp_wire_close(atomic_exchange(&v->words.caller, NULL));
-    v->words.call = NULL;
 }

@@ -33,7 +33,7 @@ enum {
     DPN_MAX_LANES = 16,
     DPN_TALK_NAME = 32,
     DPN_TALK_REASON = 128,
-    DPN_TALK_VERSION = 6
+    DPN_TALK_VERSION = 7
 };
 
 enum dpn_talk_kind {
@@ -65,11 +65,13 @@ struct dpn_hello {
     uint32_t max_message;
     uint8_t other_count; /* ports that may stand in for one in another subnet; after the device's */
     uint8_t subnet_bits; /* of IPv4; 0: subnets are of no importance */
-    uint8_t zero[2];
+    uint8_t has_door;
+    uint8_t zero;
     uint32_t eager_bytes; /* the longest message that may come unasked; 0: none */
     int32_t worker;   /* see net_placement.h */
     uint32_t traffic; /* enum dpn_traffic */
     struct dpn_talk_port ports[DPN_MAX_RAILS];
+    struct dp_wire_address door; /* where to ask whether the process is there still */
 };
 
 struct dpn_plan {

@@ -187,15 +187,21 @@ static void a_peer_that_has_closed_is_found_at_once(void **state)
     pair_end(&other);
 }
 
-/* Where the door was. */
-static void lock_out(struct dpn_comm *comm)
+/* Where the door was there is somebody who says nothing: a listening socket, which is returned. */
+static int lock_out(struct dpn_comm *comm)
 {
     struct dpn_verbs *v = comm->state;
     struct dp_tcp_address *door = (struct dp_tcp_address *)(void *)&v->words.door;
+    union dp_sockaddr place = {.v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof(place.v4);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
 
+    assert_int_equal(bind(fd, &place.any, len) || listen(fd, 16), 0);
+    assert_int_equal(getsockname(fd, &place.any, &len), 0);
     pthread_mutex_lock(&comm->lock);
-    door->port = 1;
+    door->port = (uint16_t)dp_sockaddr_port(&place);
     pthread_mutex_unlock(&comm->lock);
+    return fd;
 }
 
 /* Nobody answers there. */
@@ -214,7 +220,7 @@ static void words_do_not_wait_for_ever(void **state)
         must_be_in_time(began_ns);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
     }
-    lock_out(p.sender);
+    const int silent = lock_out(p.sender);
     reset(p.sender);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -226,6 +232,7 @@ static void words_do_not_wait_for_ever(void **state)
     assert_int_equal(wait_for_error(send), DP_ETIMEDOUT);
     assert_non_null(strstr(dp_last_error(), "the control connection that both sides need"));
     assert_true(wait_for_error(recv) < 0);
+    close(silent);
     pair_end(&p);
     dpn_net_finalize(context);
     dpn_options.timeout_s = timeout_s;

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_killed.c - the peer's process is killed before it has read all that was said to it. Its
+ * host then resets the control connection, as if that had been lost on the way; that nobody listens for
+ * its return tells that the process is gone.
+ */
+#include "unit/verbs_pair.h"
+#include "fake_fabric.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PATIENCE_S = 400 }; /* an eighth of it would pass before a peer is gone that nobody asks for */
+
+/* ---- a side in a process of its own ------------------------------------------------------------ */
+
+struct child {
+    pid_t pid;
+    int to, from;
+};
+
+/* The one that sends, and the one that receives; begun while the program has one thread. */
+static struct child children[2];
+
+static void must(bool so)
+{
+    if (!so)
+        _exit(1);
+}
+
+static void say(int fd, const void *bytes, size_t len)
+{
+    must(write(fd, bytes, len) == (ssize_t)len);
+}
+
+static void hear(int fd, void *bytes, size_t len)
+{
+    must(read(fd, bytes, len) == (ssize_t)len);
+}
+
+static struct dpn_comm *receive_from(struct dpn_net *net, int in, int out)
+{
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    struct dpn_listener *listener;
+    struct dpn_comm *comm = NULL;
+
+    must(!dpn_net_listen(net, 0, handle, &listener));
+    say(out, handle, sizeof(handle));
+    hear(in, handle, 1); /* now the other one calls */
+    for (int err = DP_EAGAIN; err; must(!err || err == DP_EAGAIN))
+        err = dpn_net_accept(listener, &comm);
+    return comm;
+}
+
+static struct dpn_comm *send_to(struct dpn_net *net, int in)
+{
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    struct dpn_comm *comm = NULL;
+
+    hear(in, handle, sizeof(handle));
+    for (int err = DP_EAGAIN; err; must(!err || err == DP_EAGAIN))
+        err = dpn_net_connect(net, 0, handle, &comm);
+    return comm;
+}
+
+/* Connected, and then nothing more, until it is killed. */
+static void be_child(bool sends, int in, int out)
+{
+    struct dpn_net *net;
+
+    alarm(120);
+    must(!dpn_net_init(NULL, &net));
+    const struct dpn_comm *comm = sends ? send_to(net, in) : receive_from(net, in, out);
+    say(out, "", comm != NULL);
+    for (;;)
+        pause();
+}
+
+static struct child start_child(bool sends)
+{
+    int there[2], back[2];
+
+    assert_int_equal(pipe(there) || pipe(back), 0);
+    const struct child c = {fork(), there[1], back[0]};
+    if (!c.pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(there[1]);
+        close(back[0]);
+        char go;
+        hear(there[0], &go, 1);
+        be_child(sends, there[0], back[1]);
+    }
+    close(there[0]);
+    close(back[1]);
+    return c;
+}
+
+/* ---- cases ------------------------------------------------------------------------------------- */
+
+static void stop(const struct child *c)
+{
+    int status;
+
+    assert_int_equal(kill(c->pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(c->pid, &status, WUNTRACED), c->pid);
+    assert_true(WIFSTOPPED(status));
+}
+
+static bool has_said_so(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    struct dpn_verbs *v = comm->state;
+    dpn_verbs_look(v);
+    const bool has = v->lanes[0].is_fenced_here && !dpn_verbs_is_talking(v);
+    pthread_mutex_unlock(&comm->lock);
+    return has;
+}
+
+/* It has not read what we say of a lane. */
+static void kill_child(const struct child *c, struct dpn_comm *comm)
+{
+    const int64_t began_ns = dp_now_ns();
+
+    stop(c);
+    pthread_mutex_lock(&comm->lock);
+    struct dpn_verbs *v = comm->state;
+    dpn_lane_fence(v, &v->lanes[0], "test", "pulled", "");
+    pthread_mutex_unlock(&comm->lock);
+    while (!has_said_so(comm))
+        must_be_in_time(began_ns);
+    assert_int_equal(kill(c->pid, SIGKILL), 0);
+    assert_int_equal(waitpid(c->pid, NULL, 0), c->pid);
+}
+
+static void must_be_gone(int err, int64_t killed_ns)
+{
+    assert_int_equal(err, DP_ECOMM);
+    assert_true(dp_now_ns() - killed_ns < PATIENCE_S / 8 * DP_NS_PER_S);
+    assert_non_null(strstr(dp_last_error(), "the peer is gone: Connection reset by peer, and nobody "
+                                            "listens there any more"));
+}
+
+static void a_receiver_that_is_killed_is_found_soon(void **state)
+{
+    const struct child *c = &children[1];
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    struct dpn_request *req = NULL;
+    struct dpn_comm *comm = NULL;
+    struct dpn_net *net;
+    const int64_t began_ns = dp_now_ns();
+    int err;
+
+    (void)state;
+    assert_int_equal(dpn_net_init(NULL, &net), 0);
+    say(c->to, "", 1);
+    hear(c->from, handle, sizeof(handle));
+    say(c->to, "", 1);
+    do {
+        must_be_in_time(began_ns);
+        err = dpn_net_connect(net, 0, handle, &comm);
+    } while (err == DP_EAGAIN);
+    assert_int_equal(err, 0);
+    hear(c->from, handle, 1);
+    struct dpn_memory *memory = pair_reg(comm, pair_from, NCCL_PTR_HOST);
+    kill_child(c, comm);
+    const int64_t killed_ns = dp_now_ns();
+    while (!err) {
+        must_be_in_time(killed_ns);
+        err = dpn_net_isend(comm, pair_from, PAIR_BYTES, 7, memory, &req);
+        assert_null(req);
+    }
+    must_be_gone(err, killed_ns);
+    dpn_net_finalize(net);
+}
+
+static void a_sender_that_is_killed_is_found_soon(void **state)
+{
+    const struct child *c = &children[0];
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    struct dpn_request *req = NULL;
+    struct dpn_listener *listener;
+    struct dpn_comm *comm = NULL;
+    const size_t len = PAIR_BYTES;
+    bool done = false;
+    struct dpn_net *net;
+    const int64_t began_ns = dp_now_ns();
+    int err;
+
+    (void)state;
+    assert_int_equal(dpn_net_init(NULL, &net), 0);
+    assert_int_equal(dpn_net_listen(net, 0, handle, &listener), 0);
+    say(c->to, "", 1);
+    say(c->to, handle, sizeof(handle));
+    do {
+        must_be_in_time(began_ns);
+        err = dpn_net_accept(listener, &comm);
+    } while (err == DP_EAGAIN);
+    assert_int_equal(err, 0);
+    hear(c->from, handle, 1);
+    struct dpn_memory *memory = pair_reg(comm, pair_to, NCCL_PTR_HOST);
+    kill_child(c, comm);
+    const int64_t killed_ns = dp_now_ns();
+    assert_int_equal(dpn_net_irecv(comm, 1, (void *[]){pair_to}, &len, (int[]){7}, &memory, false,
+                                   &req), 0);
+    while (!err) {
+        must_be_in_time(killed_ns);
+        err = dpn_net_test(req, &done, NULL);
+        assert_false(done);
+    }
+    must_be_gone(err, killed_ns);
+    dpn_net_finalize(net);
+}
+
+static int set_up(void **state)
+{
+    char patience[16];
+
+    snprintf(patience, sizeof(patience), "%d", PATIENCE_S);
+    setenv("DUALPIPE_NET_TIMEOUT", patience, 1);
+    pair_set_up(state);
+    for (int i = 0; i < 2; i++)
+        children[i] = start_child(i == 0);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_receiver_that_is_killed_is_found_soon),
+        cmocka_unit_test(a_sender_that_is_killed_is_found_soon),
+    };
+    return cmocka_run_group_tests(tests, set_up, pair_tear_down);
+}
