@@ -109,6 +109,12 @@ static ncclResult_t NAMED(reg_)(void *comm, void *data, size_t size, int type, v
 #endif
 }
 
+static ncclResult_t NAMED(reg_file_)(void *comm, void *data, size_t size, int type, int fd,
+                                     void **memory)
+{
+    return NAMED(table_)->regMrDmaBuf(comm, data, size, type, 0, fd, memory);
+}
+
 static ncclResult_t NAMED(dereg_)(void *comm, void *memory)
 {
     return NAMED(table_)->deregMr(comm, memory);
@@ -200,9 +206,9 @@ static const struct net_caller *NAMED(find_)(void *library)
 {
     static const struct net_caller caller = {
         VERSION, NAMED(name_), NAMED(init_), NAMED(devices_), NAMED(properties_), NAMED(listen_),
-        NAMED(connect_), NAMED(accept_), NAMED(reg_), NAMED(dereg_), NAMED(isend_), NAMED(irecv_),
-        NAMED(iflush_), NAMED(test_), NAMED(close_send_), NAMED(close_recv_), NAMED(close_listen_),
-        NAMED(finalize_), NAMED(fuse_),
+        NAMED(connect_), NAMED(accept_), NAMED(reg_), NAMED(reg_file_), NAMED(dereg_), NAMED(isend_),
+        NAMED(irecv_), NAMED(iflush_), NAMED(test_), NAMED(close_send_), NAMED(close_recv_),
+        NAMED(close_listen_), NAMED(finalize_), NAMED(fuse_),
     };
 
     NAMED(table_) = dlsym(library, "ncclNetPlugin_v" TEXT(VERSION));

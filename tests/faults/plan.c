@@ -40,6 +40,7 @@ void plan_make(uint64_t seed, const char *faults, struct plan *out)
         .qps = shape > 1 ? 3 : 1,
         .splits = shape > 1,
         .adaptive = shape == 3,
+        .is_for_gpus = seed % 3 == 1,
     };
     snprintf(out->faults, sizeof(out->faults), "seed=%llu %s", (unsigned long long)seed,
              faults ? faults : kinds[kind]);

@@ -33,6 +33,7 @@ struct plan {
     int qps;                /* per device */
     bool splits;            /* messages over all of them */
     bool adaptive;          /* packets may overtake each other */
+    bool is_for_gpus;       /* messages are in memory of another device, where that can be */
 };
 
 void plan_make(uint64_t seed, const char *faults, struct plan *out);

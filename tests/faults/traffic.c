@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: memfd_create */
+
 #include "faults/traffic.h"
 
 #include <poll.h>
@@ -6,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,9 +18,11 @@ enum { AHEAD = PLAN_MESSAGES, PLACES };
 
 struct flow;
 
-/* A message here, or a group of receives. */
+/* A message here, or a group of receives; in memory of a GPU these are flushed before they are looked
+ * at. */
 struct item {
     void *req;
+    bool is_flushed;
     int done, first, n;
     int sizes[PLAN_GROUP];
 };
@@ -30,6 +35,7 @@ struct flow {
     void *listener, *comm, *memory;
     char handle[NCCL_NET_HANDLE_MAXSIZE];
     unsigned char *bytes; /* PLACES times PLAN_BYTES */
+    int fd;               /* that memory, as a buffer of a GPU; -1: of the host */
     bool left[PLACES]; /* nobody may write there any more */
     struct item items[PLAN_MESSAGES], ahead;
     int given, taken, count; /* items */
@@ -164,6 +170,34 @@ static void finish(struct flow *f, struct item *item)
     }
 }
 
+/* What is done is flushed: that is the next request of the item, or there is nothing to flush. */
+static ncclResult_t flush(struct flow *f, struct item *item)
+{
+    void *data[PLAN_GROUP], *memories[PLAN_GROUP];
+
+    for (int i = 0; i < item->n; i++) {
+        data[i] = place(f, item->first + i);
+        memories[i] = f->memory;
+    }
+    item->is_flushed = true;
+    item->req = NULL;
+    const ncclResult_t err = f->t->net->iflush(f->comm, item->n, data, item->sizes, memories,
+                                               &item->req);
+    item->done = !item->req;
+    return err;
+}
+
+static ncclResult_t test(struct flow *f, struct item *item)
+{
+    int none[PLAN_GROUP];
+    ncclResult_t err = f->t->net->test(item->req, &item->done,
+                                       item->is_flushed ? none : item->sizes);
+
+    if (!err && item->done && f->fd >= 0 && !f->is_send && !item->is_flushed)
+        err = flush(f, item);
+    return err;
+}
+
 /* NCCL tests the eldest only, and begins what there is room for. Returns whether it goes on. */
 static bool move(struct flow *f)
 {
@@ -177,7 +211,7 @@ static bool move(struct flow *f)
     }
     if (!err && f->taken < f->given) {
         struct item *eldest = &f->items[f->taken];
-        err = f->t->net->test(eldest->req, &eldest->done, eldest->sizes);
+        err = test(f, eldest);
         if (!err && eldest->done) {
             finish(f, eldest);
             f->taken++;
@@ -234,11 +268,47 @@ static void fail_flow(struct flow *f)
     end_flow(f);
 }
 
+static const size_t MEMORY_BYTES = (size_t)PLACES * PLAN_BYTES;
+
+static bool reaches_gpus(const struct flow *f, int dev)
+{
+    struct net_properties props;
+
+    return f->t->plan->is_for_gpus && !f->t->net->properties(dev, &props) &&
+           props.ptr_support & NCCL_PTR_DMABUF;
+}
+
+/* Any file stands for a dma-buf, see fakes/ibverbs. */
+static void make_memory(struct flow *f, int dev)
+{
+    f->fd = reaches_gpus(f, dev) ? memfd_create("faults", MFD_CLOEXEC) : -1;
+    if (f->fd >= 0 && ftruncate(f->fd, (off_t)MEMORY_BYTES))
+        abort();
+    f->bytes = mmap(NULL, MEMORY_BYTES, PROT_READ | PROT_WRITE,
+                    f->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, f->fd, 0);
+    if (f->bytes == MAP_FAILED)
+        abort();
+}
+
+static void free_memory(const struct flow *f)
+{
+    munmap(f->bytes, MEMORY_BYTES);
+    if (f->fd >= 0)
+        close(f->fd);
+}
+
+static ncclResult_t reg(struct flow *f)
+{
+    const struct net_caller *net = f->t->net;
+
+    if (f->fd < 0)
+        return net->reg(f->comm, f->bytes, MEMORY_BYTES, NCCL_PTR_HOST, &f->memory);
+    return net->reg_file(f->comm, f->bytes, MEMORY_BYTES, NCCL_PTR_CUDA, f->fd, &f->memory);
+}
+
 static void open_flow(struct flow *f, void *ctx, int dev)
 {
-    f->bytes = calloc(PLACES, PLAN_BYTES);
-    if (!f->bytes)
-        abort();
+    make_memory(f, dev);
     fill_all(f);
     plan_items(f);
     if (!f->is_send && f->t->net->listen(ctx, dev, f->handle, &f->listener))
@@ -260,7 +330,7 @@ static bool connect_flow(struct flow *f, void *ctx, int dev)
     if (!f->comm)
         return false;
     result->connected++;
-    if (net->reg(f->comm, f->bytes, (size_t)PLACES * PLAN_BYTES, NCCL_PTR_HOST, &f->memory))
+    if (reg(f))
         fail_flow(f);
     return true;
 }
@@ -431,7 +501,7 @@ static void check_all(struct side *s)
 {
     for (int i = 0; i < FLOWS; i++) {
         check_untouched(&s->flows[i]);
-        free(s->flows[i].bytes);
+        free_memory(&s->flows[i]);
     }
 }
 

@@ -2,7 +2,8 @@
  *
  * verbs_faults.c - runs a net plugin over the stand-in for libibverbs, under many seeds: two ranks,
  * several connections each way, and all that may go wrong with RDMA. No message may be lost, doubled,
- * changed or written late; a connection may end with an error, but neither side may hang. Every eighth
+ * changed or written late; a connection may end with an error, but neither side may hang. Every third
+ * seed has its messages in what stands for memory of GPUs, and flushes them. Every eighth
  * seed has a process for each rank; the others both in one thread, where a seed does the same again.
  *
  *      verbs-faults [--seeds FIRST-LAST] [--faults "WORDS"] [--limit S] [--verbose] PLUGIN.so
