@@ -380,6 +380,24 @@ static struct dpn_verbs_request new_request(struct dpn_verbs *v, enum dpn_reques
                                       .index = index};
 }
 
+/* Both sides begin alike. */
+static void begin_to_count(struct dpn_verbs *v)
+{
+    const uint32_t n = dpn_verbs_state.count_from;
+
+    v->words.said = v->words.confirmed = v->words.heard = n;
+    v->lines_read = v->lines_made = v->lines_due = v->lines_new = v->lines_sent = n;
+    v->eager_sent = v->eager_seen = v->eager_taken = n;
+    for (int i = 0; i < DPN_MAX_LANES; i++)
+        v->lanes[i].epoch = (uint16_t)n;
+    for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
+        v->recvs[i].generation = n % DPN_GENERATIONS;
+    for (int r = 0; r < DPN_MAX_RAILS; r++) {
+        v->rails[r].loop.epoch = (uint16_t)n;
+        v->rails[r].loop.written = v->rails[r].loop.flushed = n;
+    }
+}
+
 static int new_state(struct dpn_comm *comm)
 {
     struct dpn_verbs *v = calloc(1, sizeof(*v));
@@ -390,6 +408,7 @@ static int new_state(struct dpn_comm *comm)
     v->is_sender = comm->is_sender;
     v->free = v->flushes_free = UINT32_MAX;
     v->words.is_greeted = true;
+    begin_to_count(v);
     for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
         v->sends[i].base = new_request(v, DPN_SEND, i);
         v->recvs[i].base = new_request(v, DPN_RECV, i);

@@ -238,7 +238,7 @@ static bool is_doubled(const struct dpn_verbs *v, uint16_t low)
     const uint16_t behind = (uint16_t)((uint16_t)v->eager_seen - low);
     const uint32_t number = v->eager_seen - behind, ahead = v->eager_seen + (uint16_t)-behind;
 
-    if (behind && behind <= DPN_EAGER_SLOTS && number < v->eager_seen)
+    if (behind && behind <= DPN_EAGER_SLOTS)
         return number - v->eager_taken < DPN_EAGER_SLOTS || !(v->eager_busy & bit_of(number));
     return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->eager_here & bit_of(ahead);
 }

@@ -10,6 +10,7 @@
 struct dpn_verbs_state {
     struct dpn_verbs_options options;
     struct dpn_ports ports;
+    uint32_t count_from; /* 0: what a new connection counts begins there. Tests let it go round soon */
 };
 extern struct dpn_verbs_state dpn_verbs_state;
 

@@ -195,12 +195,11 @@ struct made {
     struct ibv_qp_init_attr init;
 };
 
-static struct made made_of(const struct dpn_comm *comm)
+static struct made made_of(struct dpn_comm *comm)
 {
-    const struct dpn_verbs *v = comm->state;
     struct made m;
 
-    assert_int_equal(ibv_query_qp(v->lanes[0].qp, &m.attr, 0, &m.init), 0);
+    assert_int_equal(ibv_query_qp(pair_qp(comm, 0), &m.attr, 0, &m.init), 0);
     return m;
 }
 
@@ -463,12 +462,24 @@ static void forget_placement(const char *path)
     dpn_placement_open();
 }
 
-static unsigned completed_on(const struct dpn_verbs *v, int rail)
+/* With all that belongs to opening lanes. */
+static unsigned completed_on(struct dpn_comm *comm, int rail)
 {
+    const int64_t began_ns = dp_now_ns();
     unsigned completed = 0;
+    bool is_open = false;
 
-    for (int i = 0; i < v->lane_count; i++)
-        completed += v->lanes[i].rail == rail ? v->lanes[i].completed : 0;
+    while (!is_open) {
+        must_be_in_time(began_ns);
+        pthread_mutex_lock(&comm->lock);
+        struct dpn_verbs *v = comm->state;
+        dpn_verbs_look(v);
+        is_open = !v->is_troubled;
+        completed = 0;
+        for (int i = 0; i < v->lane_count; i++)
+            completed += v->lanes[i].rail == rail ? v->lanes[i].completed : 0;
+        pthread_mutex_unlock(&comm->lock);
+    }
     return completed;
 }
 
@@ -484,13 +495,13 @@ static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
     assert_string_equal(v->rails[0].peer, "fake1");
     assert_int_equal(v->lanes_per_rail, 2);
     assert_int_equal(v->traffic_class, 104);
-    const unsigned spare = completed_on(v, 1);
+    const unsigned spare = completed_on(p.sender, 1);
     for (int i = 0; i < 3; i++)
         pair_transfer(&p, NCCL_PTR_HOST, -1);
     assert_int_equal(p.sender->stat.on->device, 1);
     assert_int_equal(p.receiver->stat.on->device, 1);
     assert_int_equal(atomic_load(&p.sender->stat.on->counters.counts[DPN_STAT_BYTES]), 3 * PAIR_BYTES);
-    assert_int_equal(completed_on(v, 1), spare);
+    assert_int_equal(completed_on(p.sender, 1), spare);
     pair_end(&p);
     forget_placement(path);
 }
@@ -507,7 +518,7 @@ static void a_placed_flow_goes_on_over_the_other_device(void **state)
     assert_int_equal(v->rail_count, 2);
     assert_string_equal(v->rails[1].port->name, "fake0");
     for (int i = 0; i < v->lane_count; i++)
-        if (v->lanes[i].rail == 0 && v->up >> i & 1)
+        if (v->lanes[i].rail == 0 && pair_lanes_up(p.sender) >> i & 1)
             pair_transfer(&p, NCCL_PTR_HOST, i);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);

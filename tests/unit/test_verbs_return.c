@@ -16,37 +16,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool is_same(const union dp_sockaddr *a, const union dp_sockaddr *b)
-{
-    return dp_sockaddr_is_same_ip(a, b) && dp_sockaddr_port(a) == dp_sockaddr_port(b);
-}
-
-/* The socket of a wire. */
-static int find_socket(const struct dp_wire *wire)
-{
-    union dp_sockaddr here, there, ours, theirs;
-
-    assert_int_equal(dp_wire_tcp_local(wire, &here), 0);
-    assert_int_equal(dp_wire_tcp_peer(wire, &there), 0);
-    for (int fd = 3; fd < 1024; fd++) {
-        socklen_t len = sizeof(ours), len2 = sizeof(theirs);
-        if (!getsockname(fd, &ours.any, &len) && !getpeername(fd, &theirs.any, &len2) &&
-            is_same(&ours, &here) && is_same(&theirs, &there))
-            return fd;
-    }
-    fail_msg("the wire has no socket");
-    return -1;
-}
-
-/* As a middlebox does that forgets a connection: the peer gets a reset. */
-static void reset(struct dpn_comm *comm)
-{
-    pthread_mutex_lock(&comm->lock);
-    const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
-    assert_int_equal(connect(find_socket(comm->wire), &nobody, sizeof(nobody)), 0);
-    pthread_mutex_unlock(&comm->lock);
-}
-
 static bool is_lost(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
@@ -74,7 +43,7 @@ static void a_reset_ends_nothing(void **state)
     (void)state;
     struct pair p = pair_connect(0);
     for (int i = 0; i < 4; i++) {
-        reset(i % 2 ? p.sender : p.receiver);
+        pair_reset(i % 2 ? p.sender : p.receiver);
         transfer_until(&p, true);
         transfer_until(&p, false);
     }
@@ -88,7 +57,7 @@ static void a_lane_that_fails_meanwhile_comes_back(void **state)
     struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 4; i++) {
         const unsigned epoch = pair_epoch(p.sender, 0);
-        reset(i % 2 ? p.sender : p.receiver);
+        pair_reset(i % 2 ? p.sender : p.receiver);
         const int64_t began_ns = dp_now_ns();
         for (pair_transfer(&p, NCCL_PTR_HOST, 0); pair_epoch(p.sender, 0) == epoch;) {
             must_be_in_time(began_ns);
@@ -97,6 +66,19 @@ static void a_lane_that_fails_meanwhile_comes_back(void **state)
         transfer_until(&p, false);
     }
     pair_end(&p);
+}
+
+struct talk {
+    uint32_t said, heard;
+};
+
+static struct talk talk_of(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct dpn_verbs *v = comm->state;
+    const struct talk talk = {v->words.said, v->words.heard};
+    pthread_mutex_unlock(&comm->lock);
+    return talk;
 }
 
 /* What was said just before may have been lost, or may be said twice. */
@@ -117,13 +99,13 @@ static void words_are_neither_lost_nor_doubled(void **state)
             must_be_in_time(began_ns);
             assert_int_equal(dpn_net_test(recv, &done, NULL), 0);
         }
-        reset(i % 2 ? p.sender : p.receiver);
+        pair_reset(i % 2 ? p.sender : p.receiver);
         pair_finish(send, done ? NULL : recv);
         transfer_until(&p, false);
     }
-    const struct dpn_verbs *sender = p.sender->state, *receiver = p.receiver->state;
-    assert_int_equal(sender->words.said, receiver->words.heard);
-    assert_int_equal(receiver->words.said, sender->words.heard);
+    const struct talk from_sender = talk_of(p.sender), from_receiver = talk_of(p.receiver);
+    assert_int_equal(from_sender.said, from_receiver.heard);
+    assert_int_equal(from_receiver.said, from_sender.heard);
     pair_end(&p);
 }
 
@@ -155,7 +137,7 @@ static void a_peer_that_is_gone_is_found(void **state)
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
     const int64_t began_ns = dp_now_ns();
-    reset(p.sender);
+    pair_reset(p.sender);
     dpn_net_close(p.sender);
     assert_int_equal(wait_for_error(recv), DP_ECOMM);
     assert_true(dp_now_ns() - began_ns < dpn_options.timeout_s * DP_NS_PER_S);
@@ -177,7 +159,7 @@ static void a_peer_that_has_closed_is_found_at_once(void **state)
     assert_true(fake_verbs.hold(true));
     struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
     const int64_t began_ns = dp_now_ns();
-    reset(p.receiver);
+    pair_reset(p.receiver);
     dpn_net_close(p.receiver);
     assert_int_equal(wait_for_error(send), DP_ECOMM);
     assert_true(dp_now_ns() - began_ns < 5 * DP_NS_PER_S);
@@ -214,14 +196,13 @@ static void words_do_not_wait_for_ever(void **state)
     struct dpn_net *context;
     assert_int_equal(dpn_net_init(NULL, &context), 0);
     struct pair p = pair_connect(pair_fuse_both());
-    const struct dpn_verbs *v = p.sender->state;
     const int64_t began_ns = dp_now_ns();
-    while (v->up != 3) {
+    while (pair_lanes_up(p.sender) != 3) {
         must_be_in_time(began_ns);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
     }
     const int silent = lock_out(p.sender);
-    reset(p.sender);
+    pair_reset(p.sender);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);

@@ -2,6 +2,7 @@
 #include "unit/verbs_pair.h"
 
 #include "unit/fake_fabric.h"
+#include "wire/tcp.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -145,6 +146,36 @@ void pair_lose(struct pair *p, unsigned lane)
     pthread_mutex_lock(&p->sender->lock);
     dpn_lane_fence(v, &v->lanes[lane], "test", "pulled", "");
     pthread_mutex_unlock(&p->sender->lock);
+}
+
+static bool is_same(const union dp_sockaddr *a, const union dp_sockaddr *b)
+{
+    return dp_sockaddr_is_same_ip(a, b) && dp_sockaddr_port(a) == dp_sockaddr_port(b);
+}
+
+/* The socket of a wire. */
+static int find_socket(const struct dp_wire *wire)
+{
+    union dp_sockaddr here, there, ours, theirs;
+
+    assert_int_equal(dp_wire_tcp_local(wire, &here), 0);
+    assert_int_equal(dp_wire_tcp_peer(wire, &there), 0);
+    for (int fd = 3; fd < 1024; fd++) {
+        socklen_t len = sizeof(ours), len2 = sizeof(theirs);
+        if (!getsockname(fd, &ours.any, &len) && !getpeername(fd, &theirs.any, &len2) &&
+            is_same(&ours, &here) && is_same(&theirs, &there))
+            return fd;
+    }
+    fail_msg("the wire has no socket");
+    return -1;
+}
+
+void pair_reset(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    assert_int_equal(connect(find_socket(comm->wire), &nobody, sizeof(nobody)), 0);
+    pthread_mutex_unlock(&comm->lock);
 }
 
 struct dpn_memory *pair_transfer(struct pair *p, int type, int lose)

@@ -57,6 +57,9 @@ struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned lane);
 /* A lane of the sender. */
 void pair_lose(struct pair *p, unsigned lane);
 
+/* Its control connection, as a middlebox does that forgets it: the peer gets a reset. */
+void pair_reset(struct dpn_comm *comm);
+
 /* One message of PAIR_BYTES; lose: this lane of the sender, once the message is on it, -1 none.
  * Returns the memory that it went to. */
 struct dpn_memory *pair_transfer(struct pair *p, int type, int lose);
