@@ -745,7 +745,8 @@ static void from_shared_memory(void)
     void *source, *target;
     struct pair p = connect_pair();
 
-    must(!dp_shared_alloc(LONG, -1, &source) && !dp_shared_alloc(LONG, -1, &target));
+    must(!dp_shared_alloc(LONG, -1, &source));
+    must(!dp_shared_alloc(LONG, -1, &target));
     const struct dpn_region out = {source, LONG, NCCL_PTR_HOST, -1, 0},
                             in = {target, LONG, NCCL_PTR_HOST, -1, 0};
     must(!dpn_net_register(p.sender, &out, &here) && !dpn_net_register(p.receiver, &in, &there));
