@@ -31,10 +31,11 @@ static void look_after(struct dpn_verbs *v)
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* A wire for words that was lost is made again by the sender; whoever has no receiver here is wrong. */
+/* A wire for words that was lost is made again by the sender; whoever has no receiver here is wrong, or
+ * only asks whether we are there (label 0). */
 static void let_in(struct dp_wire *caller, uint64_t label)
 {
-    for (struct dpn_verbs *v = kept; v && caller; v = v->next_kept)
+    for (struct dpn_verbs *v = label ? kept : NULL; v && caller; v = v->next_kept)
         if (!v->is_sender && v->words.label == label)
             caller = atomic_exchange(&v->words.caller, caller);
     dp_wire_close(caller);
