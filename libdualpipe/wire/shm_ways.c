@@ -10,6 +10,7 @@ enum {
     STRETCH_BYTES = 8 * DP_SHM_SLOTS * DP_SHM_SLOT_BYTES,
     STRETCH_MESSAGES = 3,
     SHARE = 64, /* the tries take one part in so many of the time */
+    HOPELESS = 2, /* a way that takes so many times as long as the best need not be tried to the end */
     SLOWER = 8  /* a message that took longer than usual counts as one part in so many ... */
 };
 /* ... and as twice as long at most, so that one which was held up changes little. A quicker one counts
@@ -71,6 +72,8 @@ static int choose(struct dp_shm_costs *c, int came, size_t len, int64_t ns, int 
 
     c->owed_ns += came == best ? -ns : SHARE * ns;
     c->left_bytes -= (int64_t)len;
+    if (came == c->wanted && c->cost[came] / HOPELESS > c->cost[best])
+        c->left_bytes = 0;
     if (c->left_bytes > 0)
         return c->wanted;
     if (c->is_known && c->owed_ns > 0)

@@ -71,6 +71,18 @@ static void when_the_machine_changes_so_does_the_way(void **state)
     assert_true(run(&ways, &near_cores, DP_SHM_RING, LONG) < 0.02);
 }
 
+static void a_hopeless_way_is_left_after_one_message(void **state)
+{
+    (void)state;
+    struct dp_shm_ways ways = {0};
+    const size_t len = far_cores.len;
+
+    while (wanted(&ways, len) == DP_SHM_STRAIGHT)
+        run(&ways, &far_cores, DP_SHM_STRAIGHT, 1);
+    run(&ways, &far_cores, DP_SHM_STRAIGHT, 1);
+    assert_int_equal(wanted(&ways, len), DP_SHM_STRAIGHT);
+}
+
 /* It was not the way's fault: somebody else had the core. */
 static void one_slow_message_changes_nothing(void **state)
 {
@@ -188,6 +200,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_quickest_way_is_taken_but_for_a_small_share),
         cmocka_unit_test(when_the_machine_changes_so_does_the_way),
+        cmocka_unit_test(a_hopeless_way_is_left_after_one_message),
         cmocka_unit_test(one_slow_message_changes_nothing),
         cmocka_unit_test(sizes_are_told_apart),
         cmocka_unit_test(a_way_that_never_comes_holds_up_none_of_the_others),
