@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm_group.h"
+#include "open_files.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <pthread.h>
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/lsan_interface.h>
@@ -75,18 +75,6 @@ int find_free_port(void)
         abort();
     close(fd);
     return ntohs(any.sin_port);
-}
-
-static int count_files(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    int count = 0;
-
-    while (dir && readdir(dir))
-        count++;
-    if (dir)
-        closedir(dir);
-    return count;
 }
 
 /* A rank must leave as many files open as it found. */

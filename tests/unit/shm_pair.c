@@ -3,8 +3,11 @@
 
 #include "unit/shm_pair.h"
 
+#include "base/shared.h"
+
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -85,6 +88,47 @@ bool is_filled(const char *buf, size_t len, unsigned seed)
         if (buf[i] != (char)(seed + i * 7 + (i >> 9) * 3))
             return false;
     return true;
+}
+
+char *new_shared(size_t len)
+{
+    void *at;
+
+    assert_int_equal(dp_shared_alloc(len, -1, &at), 0);
+    return at;
+}
+
+pid_t start_child(const struct dp_wire_address *address, char *buf, bool sends)
+{
+    const bool is_shared = !buf;
+
+    fflush(NULL);
+    pid_t child = fork();
+    if (child)
+        return child;
+
+    struct dp_wire_request req;
+    struct dp_wire *wire;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (is_shared)
+        buf = new_shared(HUGE_MESSAGE);
+    if (dp_wire_shm.connect(address, 0, &wire))
+        _exit(1);
+    while (!is_shared && !wire->error && !dp_direct_works(&dp_shm_of(wire)->direct))
+        progress(wire);
+    if (sends)
+        dp_wire_isend(wire, 1, buf, HUGE_MESSAGE, &req);
+    else
+        dp_wire_irecv(wire, buf, HUGE_MESSAGE, &req);
+    while (!wire->error && !dp_shm_of(wire)->is_taken && !dp_shm_of(wire)->is_offered)
+        progress(wire);
+    for (;;)
+        pause();
+}
+
+bool has_moved_some(const struct dp_shm_wire *w)
+{
+    return (w->is_taken && w->taken.done) || (w->is_offered && w->offered.done);
 }
 
 void deny_copies(void)

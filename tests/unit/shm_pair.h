@@ -8,6 +8,8 @@
 #include "base/clock.h"
 #include "wire/shm.h"
 
+#include <sys/types.h>
+
 #define LONG_NS (20 * DP_NS_PER_S) /* longer than anything takes */
 
 struct pair {
@@ -29,6 +31,16 @@ bool goes_straight(const struct pair *p);
 
 void fill(char *buf, size_t len, unsigned seed);
 bool is_filled(const char *buf, size_t len, unsigned seed);
+
+/* Memory of dp_shared_alloc. */
+char *new_shared(size_t len);
+
+enum { HUGE_MESSAGE = 64 << 20 };
+/* A child with one end, in the middle of such a message, of which it moves nothing more. buf: its memory;
+ * NULL: memory that it shares. */
+pid_t start_child(const struct dp_wire_address *address, char *buf, bool sends);
+/* This end has copied some of a large message. */
+bool has_moved_some(const struct dp_shm_wire *w);
 
 /* From here on the kernel denies this process what it may deny, for good. Exits with 77 if there are no
  * filters to do it with. */

@@ -4,6 +4,7 @@
  * process as a rule: nothing blocks, so one thread can be both sides.
  */
 #include "cmocka_all.h"
+#include "open_files.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -13,7 +14,6 @@
 #include "wire/wire.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -447,18 +447,6 @@ static void be_killed(struct dp_wire *wire)
     while (send.status == DP_EAGAIN)
         wire->ops->progress(wire);
     raise(SIGKILL);
-}
-
-static int count_files(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-
-    while (dir && readdir(dir))
-        count++;
-    if (dir)
-        closedir(dir);
-    return count;
 }
 
 static void a_killed_process_is_noticed_and_leaves_nothing(void **state)

@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BIG = 8 << 20, HUGE_MESSAGE = 64 << 20 };
+enum { BIG = 8 << 20 };
 
 static void need_right(struct pair *p)
 {
@@ -252,36 +252,6 @@ static void a_send_that_was_dropped_is_never_received(void **state)
     finish(&p, &receive);
     assert_int_equal(receive.status, DP_ECOMM);
     free_pair(&p);
-}
-
-/* A child with one end, in the middle of a message of which it moves nothing more. */
-static pid_t start_child(const struct dp_wire_address *address, char *buf, bool sends)
-{
-    fflush(NULL);
-    pid_t child = fork();
-    if (child)
-        return child;
-
-    struct dp_wire_request req;
-    struct dp_wire *wire;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (dp_wire_shm.connect(address, 0, &wire))
-        _exit(1);
-    while (!wire->error && !dp_direct_works(&dp_shm_of(wire)->direct))
-        progress(wire);
-    if (sends)
-        dp_wire_isend(wire, 1, buf, HUGE_MESSAGE, &req);
-    else
-        dp_wire_irecv(wire, buf, HUGE_MESSAGE, &req);
-    while (!wire->error && !dp_shm_of(wire)->is_taken && !dp_shm_of(wire)->is_offered)
-        progress(wire);
-    for (;;)
-        pause();
-}
-
-static bool has_moved_some(const struct dp_shm_wire *w)
-{
-    return (w->is_taken && w->taken.done) || (w->is_offered && w->offered.done);
 }
 
 /* false: this process may not copy from and to the child's memory. */

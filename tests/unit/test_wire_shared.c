@@ -23,17 +23,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BIG = 8 << 20, HUGE_MESSAGE = 64 << 20 };
+enum { BIG = 8 << 20 };
 
 static char out[BIG], in[BIG];
-
-static char *new_shared(size_t len)
-{
-    void *at;
-
-    assert_int_equal(dp_shared_alloc(len, -1, &at), 0);
-    return at;
-}
 
 static void send_one(struct pair *p, char *from, char *to, size_t len, unsigned seed)
 {
@@ -397,35 +389,6 @@ static void nobody_touches_what_was_dropped_in_the_middle(void **state)
     must(drop_send);
 }
 
-/* A child with one end, in the middle of a message of which it moves nothing more. */
-static pid_t start_child(const struct dp_wire_address *address, bool sends)
-{
-    fflush(NULL);
-    pid_t child = fork();
-    if (child)
-        return child;
-
-    struct dp_wire_request req;
-    struct dp_wire *wire;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    char *buf = new_shared(HUGE_MESSAGE);
-    if (dp_wire_shm.connect(address, 0, &wire))
-        _exit(1);
-    if (sends)
-        dp_wire_isend(wire, 1, buf, HUGE_MESSAGE, &req);
-    else
-        dp_wire_irecv(wire, buf, HUGE_MESSAGE, &req);
-    while (!wire->error && !dp_shm_of(wire)->is_taken && !dp_shm_of(wire)->is_offered)
-        progress(wire);
-    for (;;)
-        pause();
-}
-
-static bool has_moved_some(const struct dp_shm_wire *w)
-{
-    return (w->is_taken && w->taken.done) || (w->is_offered && w->offered.done);
-}
-
 /* The child is killed; what it had shared stays readable, and what it had not finished never comes. */
 static void kill_in_the_middle(bool child_sends)
 {
@@ -436,7 +399,7 @@ static void kill_in_the_middle(bool child_sends)
 
     deny_copies();
     assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
-    pid_t child = start_child(&address, child_sends);
+    pid_t child = start_child(&address, NULL, child_sends);
     char *buf = new_shared(HUGE_MESSAGE);
     p.b = accept_one(p.listener, NULL);
     if (child_sends)

@@ -5,6 +5,7 @@
  * must do over four sockets, too.
  */
 #include "cmocka_all.h"
+#include "open_files.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -12,7 +13,6 @@
 #include "wire/tcp_wire.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <ifaddrs.h>
 #include <linux/tcp.h>
 #include <stdio.h>
@@ -79,18 +79,6 @@ static void finish(struct pair *p, const struct dp_wire_request *req)
         progress(p);
         assert_true(dp_now_ns() < until_ns);
     }
-}
-
-static int count_files(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-
-    while (dir && readdir(dir))
-        count++;
-    if (dir)
-        closedir(dir);
-    return count;
 }
 
 /* ---- how many ----------------------------------------------------------------------------- */
