@@ -138,7 +138,9 @@ static bool open_door(struct dpn_verbs *v, struct dp_wire_address *door, uint64_
         return false;
     v->words.has_door = !dpn_door_use(device->interface.address, door, label);
     if (!v->words.has_door)
-        dp_log(DP_LOG_INFO, "a control connection that is lost cannot be made again: %s",
+        dp_log(DP_LOG_INFO, "%s: %s",
+               v->is_sender ? "the peer cannot ask whether this process is there"
+                            : "a control connection that is lost cannot be made again",
                dp_last_error());
     return v->words.has_door;
 }
