@@ -299,6 +299,25 @@ static void a_page_of_another_version_is_refused(void **state)
     stat_stop(&w);
 }
 
+/* A command line is what somebody typed, cut where the page has no more room for it. */
+static void a_command_that_is_no_utf8_is_shown_as_far_as_it_is(void **state)
+{
+    (void)state;
+    static const char typed[] = "tr\303\244in \377 \355\240\200 \302\233 \xf0\x9f\x8e\x89 \303";
+    static const char shown[] = "tr\303\244in ? ??? ?? \xf0\x9f\x8e\x89 ?";
+    struct stat_worker w = stat_start("auto", stat_pages);
+    char path[512];
+    assert_true(find_page(path, sizeof(path)));
+    overwrite(path, offsetof(struct dpn_stat_page, command), typed, sizeof(typed));
+    json_t *all = stat_run_json();
+    assert_int_equal(stat_process_count(all), 1);
+    assert_string_equal(json_string_value(json_object_get(stat_process_at(all, 0), "command")), shown);
+    json_decref(all);
+    assert_int_equal(stat_run("--prometheus -"), 0);
+    assert_non_null(strstr(stat_out, shown));
+    stat_stop(&w);
+}
+
 static void a_damaged_page_is_refused(void **state)
 {
     (void)state;
@@ -447,6 +466,8 @@ static void mistakes_of_the_command_line_are_told(void **state)
     assert_non_null(strstr(stat_err, "expected one of them"));
     assert_int_equal(stat_run("--dir /nowhere/at/all"), 2);
     assert_non_null(strstr(stat_err, "cannot open the directory /nowhere/at/all"));
+    assert_int_equal(stat_run("--interval 0"), 2);
+    assert_non_null(strstr(stat_err, "(a bare number is in ms) from 10ms to 1000s\n"));
 }
 
 int main(void)
@@ -464,6 +485,7 @@ int main(void)
         cmocka_unit_test(a_directory_of_others_is_not_used),
         cmocka_unit_test(garbage_is_refused_and_kept),
         cmocka_unit_test(a_page_of_another_version_is_refused),
+        cmocka_unit_test(a_command_that_is_no_utf8_is_shown_as_far_as_it_is),
         cmocka_unit_test(a_damaged_page_is_refused),
         cmocka_unit_test(what_belongs_to_another_user_is_not_read),
         cmocka_unit_test(a_table_has_processes_devices_and_connections),

@@ -69,13 +69,16 @@ static json_t *json_process(const struct stat_process *p)
 int stat_print_json(const struct stat_list *list)
 {
     json_t *processes = json_array();
+    bool whole = true; /* rather none than some that look like all */
 
     for (int i = 0; i < list->count; i++)
-        json_array_append_new(processes, json_process(list->processes[i]));
+        whole &= !json_array_append_new(processes, json_process(list->processes[i]));
     json_t *all = json_pack("{ss, si, so}", "stat", "net", "format", STAT_FORMAT, "processes",
                             processes);
-    if (!all)
+    if (!all || !whole) {
+        json_decref(all);
         return DP_ENOMEM;
+    }
     int failed = json_dumpf(all, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(all);
