@@ -108,17 +108,33 @@ static bool parse_int(const char *text, int64_t *value)
     return !errno && end != text && !*end;
 }
 
+/* As it is read: in the largest unit of which it is a whole number; the first unit has no name. */
+static const char *with_unit(double number, const struct unit *units, char *text, size_t len)
+{
+    const struct unit *best = units;
+
+    for (const struct unit *u = units + 1; u->name; u++)
+        if (number == floor(number / u->factor) * u->factor &&
+            (!*best->name || u->factor > best->factor))
+            best = u;
+    snprintf(text, len, "%.15g%s", *best->name ? number / best->factor : number, best->name);
+    return text;
+}
+
 /* Within the arg's bounds? Else says so in why. */
 static bool bounded(const struct arg *a, double number, char *why, size_t why_len)
 {
     bool any = a->min == 0 && a->max == 0;
+    char min[32], max[32];
 
     if (any ? number >= 0 : number >= a->min && number <= a->max)
         return true;
     if (any)
         snprintf(why, why_len, "%s that is not negative", noun_of(a->type));
     else
-        snprintf(why, why_len, "%s from %.15g to %.15g", noun_of(a->type), a->min, a->max);
+        snprintf(why, why_len, "%s from %s to %s", noun_of(a->type),
+                 with_unit(a->min, units_of(a->type), min, sizeof(min)),
+                 with_unit(a->max, units_of(a->type), max, sizeof(max)));
     return false;
 }
 
