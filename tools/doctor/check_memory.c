@@ -10,22 +10,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The size of the mount in bytes, 0 for half of the memory, which is the default: proc(5),
- * mountinfo: fields, among them the place, then " - tmpfs NAME OPTIONS". */
-static bool shm_size(struct doctor *d, double *bytes)
+struct mount {
+    double bytes; /* 0: half of the memory, which is the default */
+    bool is_read_only;
+};
+
+/* What is seen at a place is what was mounted there last. */
+static char *last_line(char *lines, const char *place)
+{
+    char *line = NULL;
+
+    for (char *next = lines; next && (next = strstr(next, place)); next++)
+        line = next;
+    if (line)
+        line[strcspn(line, "\n")] = 0;
+    return line;
+}
+
+/* proc(5), mountinfo: fields, among them the place and options, then " - tmpfs NAME OPTIONS". */
+static bool find_shm(struct doctor *d, struct mount *out)
 {
     size_t len;
     char *lines = tree_read(&d->tree, &len, "/proc/%s/mountinfo", d->process), unit = 0;
-    char *line = lines ? strstr(lines, " /dev/shm ") : NULL;
-    bool found = line;
+    const char *line = last_line(lines, " /dev/shm ");
+    const char *size = line ? strstr(line, "size=") : NULL;
+    const char *after = line ? strstr(line, " - ") : NULL;
 
-    if (line) {
-        line[strcspn(line, "\n")] = 0;
-        const char *size = strstr(line, "size=");
-        *bytes = 0;
-        if (size && sscanf(size, "size=%lf%c", bytes, &unit) == 2)
-            *bytes *= unit == 'k' ? 1024 : unit == 'm' ? 1048576 : unit == 'g' ? 1073741824 : 1;
-    }
+    *out = (struct mount){0};
+    if (size && sscanf(size, "size=%lf%c", &out->bytes, &unit) == 2)
+        out->bytes *= unit == 'k' ? 1024 : unit == 'm' ? 1048576 : unit == 'g' ? 1073741824 : 1;
+    if (after)
+        out->is_read_only = !strncmp(line, " /dev/shm ro", 12) || strstr(after, " ro,");
+    const bool found = line;
     free(lines);
     return found;
 }
@@ -33,27 +49,36 @@ static bool shm_size(struct doctor *d, double *bytes)
 static void look_at_shm(struct doctor *d)
 {
     const char *file = doctor_text(d, "/proc/%s/mountinfo", d->process);
-    double bytes, least = 1024.0 * 1024 * 1024;
+    const double least = 1024.0 * 1024 * 1024;
+    struct mount shm;
 
-    if (!shm_size(d, &bytes))
+    if (!find_shm(d, &shm))
         doctor_add(d, (struct finding){
             .severity = DOCTOR_UNKNOWN,
             .what = "nothing is mounted on /dev/shm",
             .evidence = file,
             .consequence = "processes of one host may have no memory to share",
             .remedy = "mount -t tmpfs shm /dev/shm"});
-    else if (bytes && bytes < least)
+    else if (shm.is_read_only)
         doctor_add(d, (struct finding){
             .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "/dev/shm has room for %.0f MiB only", bytes / 1048576),
+            .what = "/dev/shm is read-only",
+            .evidence = file,
+            .consequence = "processes of one host have no memory to share, and nothing is counted "
+                           "for 'dualpipe stat'",
+            .remedy = "mount -o remount,rw /dev/shm"});
+    else if (shm.bytes && shm.bytes < least)
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_FAULT,
+            .what = doctor_text(d, "/dev/shm has room for %.0f MiB only", shm.bytes / 1048576),
             .evidence = file,
             .consequence = "NCCL stops with 'No space left on device' when processes of one host "
                            "share more",
             .remedy = "docker run --shm-size=1g, or --ipc=host"});
     else
         doctor_add(d, (struct finding){
-            .what = bytes ? doctor_text(d, "/dev/shm has room for %.0f GiB", bytes / least)
-                          : "/dev/shm may take half of the memory", .evidence = file});
+            .what = shm.bytes ? doctor_text(d, "/dev/shm has room for %.0f GiB", shm.bytes / least)
+                              : "/dev/shm may take half of the memory", .evidence = file});
 }
 
 /* "always [madvise] never": the one in brackets is on. */

@@ -62,18 +62,25 @@ static bool find_named(struct doctor *d, const struct kind *kind, const char *na
     return true;
 }
 
+/* A name with a slash is a path, and nothing is put around it. */
+static const char *remedy_of_missing(struct doctor *d, const struct kind *kind, const char *name)
+{
+    if (*name == ' ' || (*name && name[strlen(name) - 1] == ' '))
+        return "take the blanks out: they belong to the name";
+    if (strchr(name, '/'))
+        return "give the path of a file that is there";
+    return doctor_text(d, "put the directory of %s-%s.so into LD_LIBRARY_PATH, or give its path",
+                       kind->file, name);
+}
+
 static void add_missing(struct doctor *d, const struct kind *kind, const char *name)
 {
-    bool blank = *name == ' ' || (*name && name[strlen(name) - 1] == ' ');
-
     doctor_add(d, (struct finding){
         .severity = DOCTOR_FAULT,
         .what = doctor_text(d, "no library for the %s '%s'", kind->word, name),
         .evidence = doctor_origin(d, kind->variable),
         .consequence = "NCCL goes on without it, and says so only with NCCL_DEBUG=INFO",
-        .remedy = blank ? "take the blanks out: they belong to the name"
-                        : doctor_text(d, "put the directory of %s-%s.so into LD_LIBRARY_PATH, or "
-                                         "give its path", kind->file, name)});
+        .remedy = remedy_of_missing(d, kind, name)});
 }
 
 static void add_static(struct doctor *d, const struct kind *kind, const char *name)
@@ -114,6 +121,13 @@ static int taken(const struct doctor *d, const struct kind *kind, const struct l
                : library_newest(library->exports, kind->symbol);
 }
 
+static const char *has(struct doctor *d, const struct kind *kind, const struct library *library)
+{
+    const int newest = library_newest(library->exports, kind->symbol);
+
+    return newest ? doctor_text(d, "it has %d", newest) : "it has none at all";
+}
+
 static void add_found(struct doctor *d, const struct kind *kind, const char *file, const char *how)
 {
     const char *path = doctor_text(d, "%s", file);
@@ -138,9 +152,8 @@ static void add_found(struct doctor *d, const struct kind *kind, const char *fil
     else
         doctor_add(d, (struct finding){
             .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "%s has no %s that NCCL %s knows (it has %d)", tree_base(path),
-                                kind->symbol, d->nccl.version_text,
-                                library_newest(library.exports, kind->symbol)),
+            .what = doctor_text(d, "%s has no %s that NCCL %s knows (%s)", tree_base(path),
+                                kind->symbol, d->nccl.version_text, has(d, kind, &library)),
             .evidence = path,
             .consequence = kind == &tuner
                                ? "there is no tuner: a tuner inside the net plugin is hidden by it"
