@@ -97,7 +97,30 @@ refuses_what_is_no_net_plugin()
     refuses 1 "init returns ncclInvalidArgument" \
         bench net --plugin "DUALPIPE_NET_WIRE=string $plugin" || return
     refuses 2 "has no such device" bench net --device eth99 --plugin "$plugin" || return
-    refuses 2 "no file behind the variables" bench net --plugin "A=1 "
+    refuses 2 "no file behind the variables" bench net --plugin "A=1 " || return
+    refuses 2 "--plugin '': no file, expected [NAME=VALUE ...] FILE" bench net --plugin "" || return
+    # A sanitizer catches the signal and says so itself.
+    case $DP_CC in *-fsanitize*) return ;; esac
+    head -c 40000 "$plugin" >"$work/half.so"
+    refuses 1 "half.so: dies when it is loaded, or in its init (Bus error): is the file whole?" \
+        bench net --plugin "$work/half.so"
+}
+
+refuses_lists_with_holes()
+{
+    for list in '' ',' '8,,16' '8,' ',8' 0 1.5 2GiB nan; do
+        refuses 2 "expected up to 16 sizes from 1 to 1GiB" bench net --sizes "$list" || return
+    done
+    refuses 2 "expected up to 16 numbers from 1 to 64" bench net --connections 1,,2
+}
+
+# Not after minutes of measuring.
+says_at_once_that_there_is_no_place_for_the_drawing()
+{
+    refuses 1 "cannot write $work/nowhere/net.svg: No such file" \
+        bench net --plugin "$plugin" --svg "$work/nowhere/net.svg" || return
+    refuses 2 "cannot load the plugin" bench net --plugin "$work/none.so" --svg "$work/early.svg" || return
+    [ ! -e "$work/early.svg" ] || wrong "leaves a drawing of nothing"
 }
 
 it sets_net_plugins_beside_each_other
@@ -107,4 +130,6 @@ it finds_its_own_net_plugin
 it measures_between_processes_that_others_start
 it refuses_ranks_that_are_no_pair
 it refuses_what_is_no_net_plugin
+it refuses_lists_with_holes
+it says_at_once_that_there_is_no_place_for_the_drawing
 finish

@@ -7,6 +7,7 @@
 #include "bench/net.h"
 #include "command.h"
 #include "commands.h"
+#include "output.h"
 #include "plugin_path.h"
 
 #include <ctype.h>
@@ -20,12 +21,11 @@
 static bool parse_list(const char *text, struct net_list *list, double most,
                        bool (*parse)(const char *, double *))
 {
-    char *rest = NULL, *copy = strdup(text);
-    bool good = copy && *text;
+    char *copy = strdup(text);
+    bool good = copy;
 
     list->count = 0;
-    for (char *word = copy ? strtok_r(copy, ",", &rest) : NULL; word && good;
-         word = strtok_r(NULL, ",", &rest)) {
+    for (char *rest = copy, *word; good && (word = strsep(&rest, ","));) {
         double *item = &list->items[list->count];
         good = list->count < NET_LIST_MAX && parse(word, item) && *item >= 1 && *item <= most &&
                *item == floor(*item);
@@ -83,7 +83,8 @@ static int read_plugin(const char *text, struct net_contender *c)
     c->file = file;
     c->assignments = strndup(text, (size_t)(file - text));
     if (!*file)
-        return command_misused("--plugin '%s': no file behind the variables", text);
+        return command_misused("--plugin '%s': %s, expected [NAME=VALUE ...] FILE", text,
+                               *text ? "no file behind the variables" : "no file");
     return c->assignments ? 0 : command_broke("no memory for a name");
 }
 
@@ -132,12 +133,25 @@ static int check_launched(const struct net_values *v, struct dp_comm_config *lau
     return 0;
 }
 
+/* Before minutes of measuring, not after them. */
+static int check_drawing(const struct net_values *v, const struct dp_comm_config *launched)
+{
+    struct output out;
+    int status = v->svg && launched->rank == 0 ? output_open(v->svg, &out) : 0;
+
+    if (v->svg && launched->rank == 0 && !status)
+        output_drop(&out);
+    return status;
+}
+
 static int measure(const struct net_values *v)
 {
     struct net_contender list[NET_CONTENDERS_MAX] = {0};
     struct dp_comm_config launched = {0};
     int count = 0, status = check_launched(v, &launched);
 
+    if (!status)
+        status = check_drawing(v, &launched);
     if (!status)
         status = list_plugins(v, list, &count);
     if (!status && !v->no_limits && !launched.size)

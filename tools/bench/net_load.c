@@ -166,9 +166,11 @@ static void probe_here(const struct net_values *values, const struct net_contend
 static int judge(const struct net_contender *c, const struct found *found, int status)
 {
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
-        return command_broke("%s: its init takes longer than %d s", c->file, PROBE_S);
+        return command_broke("%s: loading it, or its init, takes longer than %d s", c->file, PROBE_S);
     if (WIFSIGNALED(status))
-        return command_broke("%s: dies in its init (%s)", c->file, strsignal(WTERMSIG(status)));
+        return command_broke("%s: dies when it is loaded, or in its init (%s)%s", c->file,
+                             strsignal(WTERMSIG(status)),
+                             WTERMSIG(status) == SIGBUS ? ": is the file whole?" : "");
     if (found->err == DP_EINVAL)
         return command_misused("%s", found->why);
     return found->err ? command_broke("%s", found->why) : EXIT_OK;
