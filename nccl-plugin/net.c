@@ -7,6 +7,7 @@
 #include "nccl-plugin/net_log.h"
 #include "nccl-plugin/net_placement.h"
 #include "nccl-plugin/verbs/verbs.h"
+#include "wire/sockets.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,7 @@ static int look_around(bool names_watched)
     plain_devices = devices.count;
     if (devices.count && !keeps_order())
         dpn_ll128_decide(names_watched);
+    dp_sockets_stay(); /* known to fork first, so that its lock is taken last */
     if (!is_known)
         pthread_atfork(before_fork, after_fork, after_fork_in_child);
     is_known = true;

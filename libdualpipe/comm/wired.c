@@ -17,6 +17,7 @@
 #include "comm/mover.h"
 #include "comm/wired.h"
 #include "wire/shm.h"
+#include "wire/sockets.h"
 #include "wire/tcp.h"
 
 #include <inttypes.h>
@@ -490,6 +491,7 @@ int dp_comm_wired_open(const struct dp_star_config *config, const char *transpor
     const int64_t until_ns = dp_now_ns() + config->timeout_ns;
     struct wired_comm *c = new_comm(config->size);
 
+    dp_sockets_stay();
     if (!c) {
         dp_wire_tcp.unlisten(config->listener);
         if (mpi.ops)

@@ -1,28 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "config.h" /* GNU extensions: accept4 */
-
 #include "wire/door.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
 #include "wire/fds.h"
 #include "wire/net.h"
+#include "wire/sockets.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const uint32_t MAGIC = 0x44507731; /* "DPw1" */
 static const uint32_t WELCOME = 0x44507757; /* "DPwW" */
 /* Instead of it, to a friend of another version: ours is in the last byte. */
 static const uint32_t OTHER_VERSION = 0x44507600; /* "DPv" */
-
-void dp_fd_close(int fd)
-{
-    if (fd >= 0)
-        close(fd);
-}
 
 /* ---- door ---------------------------------------------------------------------------------- */
 
@@ -39,7 +31,7 @@ int dp_door_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_COOKIE
     struct dp_wire_listener *door = calloc(1, sizeof(*door));
 
     if (!door) {
-        close(fd);
+        dp_fd_close(fd);
         return dp_fail(DP_ENOMEM, "no memory for a listener");
     }
     door->fd = fd;
@@ -117,7 +109,7 @@ static void let_guests_in(struct dp_wire_listener *door, int64_t now_ns)
     struct dp_guest *guest;
 
     while ((guest = find_place(door, now_ns))) {
-        int fd = accept4(door->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = dp_socket_accept(door->fd);
         if (fd < 0)
             return;
         *guest = (struct dp_guest){.present = true, .fd = fd, .passed_fd = -1,
@@ -236,7 +228,7 @@ int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_
     call->hello.magic = MAGIC;
     call->hello.version = DP_DOOR_VERSION;
     strncpy(call->where, where, sizeof(call->where) - 1);
-    call->fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    call->fd = dp_socket_open(address->sa_family);
     if (call->fd < 0)
         return dp_fail_quietly(DP_EIO, "%s: no socket: %s", where, strerror(errno));
     int err = dial(call, address, len);

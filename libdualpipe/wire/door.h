@@ -89,7 +89,4 @@ bool dp_call_connect(struct dp_call *call, struct dp_wire *wire, int *fd);
 struct pollfd dp_call_poll(const struct dp_call *call);
 void dp_call_fini(struct dp_call *call);
 
-/* -1 is fine. */
-void dp_fd_close(int fd);
-
 #endif

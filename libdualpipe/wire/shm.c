@@ -22,6 +22,7 @@
 
 #include "base/copy.h"
 #include "wire/fds.h"
+#include "wire/sockets.h"
 
 #include <errno.h>
 #include <stdlib.h>

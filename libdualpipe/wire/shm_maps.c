@@ -2,8 +2,8 @@
 #include "wire/shm_maps.h"
 
 #include "base/shared.h"
-#include "wire/door.h"
 #include "wire/fds.h"
+#include "wire/sockets.h"
 
 #include <string.h>
 #include <sys/mman.h>

@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "base/shared.h"
+#include "wire/sockets.h"
 #include "wire/wire_options.h"
 
 #include <stddef.h>
@@ -130,7 +131,7 @@ static int bind_to_name(const uint8_t name[16], int *out)
 {
     struct sockaddr_un un;
     socklen_t len = fill_name(&un, name);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = dp_socket_open(AF_UNIX);
 
     if (fd < 0 || bind(fd, (struct sockaddr *)&un, len) || listen(fd, SOMAXCONN)) {
         int err = dp_fail(DP_EIO, "cannot listen on a unix socket: %s", strerror(errno));
@@ -186,7 +187,7 @@ int dp_shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_
     err = welcome(&guest, &w);
     dp_fd_close(guest.passed_fd);
     if (err) {
-        close(guest.fd);
+        dp_fd_close(guest.fd);
         return err;
     }
     w->fd = guest.fd;

@@ -6,10 +6,10 @@
 
 #include "base/fail.h"
 #include "wire/door.h"
+#include "wire/sockets.h"
 #include "wire/wire_options.h"
 
 #include <string.h>
-#include <unistd.h>
 
 /* ---- addresses ----------------------------------------------------------------------------- */
 
@@ -83,7 +83,7 @@ void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets)
 static int bind_to(union dp_sockaddr *place, int *out)
 {
     int one = 1, off = 0;
-    int fd = socket(place->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = dp_socket_open(place->any.sa_family);
     socklen_t len = sizeof(*place);
 
     if (fd < 0)
@@ -94,7 +94,7 @@ static int bind_to(union dp_sockaddr *place, int *out)
     if (bind(fd, &place->any, dp_sockaddr_len(place)) || listen(fd, SOMAXCONN) ||
         getsockname(fd, &place->any, &len)) {
         int err = -errno;
-        close(fd);
+        dp_fd_close(fd);
         return err;
     }
     *out = fd;

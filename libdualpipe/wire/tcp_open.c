@@ -9,13 +9,13 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "wire/sockets.h"
 #include "wire/wire_options.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <unistd.h>
 
 enum { LEAST_BUFFER_BYTES = 64 << 10 /* what fits in any case */ };
 
@@ -41,7 +41,7 @@ static int new_wire(int count, struct dp_tcp_wire **out)
         w->sockets[i].call.fd = w->sockets[i].call.passed_fd = -1;
     }
     if (count > 1)
-        w->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+        w->epoll_fd = dp_socket_epoll();
     if (count > 1 && w->epoll_fd < 0) {
         err = dp_fail(DP_EIO, "no epoll for a connection: %s", strerror(errno));
         dp_tcp_close(&w->base);
@@ -249,7 +249,7 @@ static int seat(struct dp_wire_listener *door, const struct dp_guest *guest,
 
     dp_fd_close(guest->passed_fd);
     if (err || !w) {
-        close(guest->fd);
+        dp_fd_close(guest->fd);
         return err;
     }
     put_socket(w, index_of(&guest->hello), guest->fd);

@@ -5,6 +5,7 @@
  */
 #include "config.h" /* GNU extensions: struct ifaddrs' flags */
 
+#include "wire/sockets.h"
 #include "wire/tcp_wire.h"
 
 #include <ifaddrs.h>

@@ -32,6 +32,12 @@ void dpn_doors_lock(void)
     pthread_mutex_lock(&lock);
 }
 
+void dpn_doors_forget(void)
+{
+    for (int i = 0; i < DOORS; i++)
+        doors[i].users = 0;
+}
+
 void dpn_doors_unlock(void)
 {
     pthread_mutex_unlock(&lock);
@@ -54,6 +60,8 @@ static int open_door(struct door *door, const char *interface)
 {
     const struct dp_wire_config config = {.interface = interface};
 
+    dp_wire_tcp.unlisten(door->listener); /* inherited */
+    door->listener = NULL;
     snprintf(door->interface, sizeof(door->interface), "%s", interface);
     int err = dp_wire_tcp.listen(&config, &door->listener, &door->address);
     if (!err)

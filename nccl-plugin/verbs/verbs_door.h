@@ -7,9 +7,10 @@
 
 #include "wire/wire.h"
 
-/* Before a fork and after it. */
+/* Before a fork and after it; and, in the child, between: what it has inherited leads nowhere. */
 void dpn_doors_lock(void);
 void dpn_doors_unlock(void);
+void dpn_doors_forget(void);
 
 /* The door on this interface, by its address; and a label, never 0, for one connection. Errors are those
  * of a wire's listen. */

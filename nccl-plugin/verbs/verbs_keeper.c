@@ -89,7 +89,7 @@ static int start_thread(void)
     return error;
 }
 
-/* ---- forks: the thread, and what it kept, stay with the parent --------------------------------- */
+/* ---- forks: the thread, what it kept and the doors stay with the parent ----------------------- */
 
 static void before_fork(void)
 {
@@ -106,7 +106,8 @@ static void after_fork(void)
 static void after_fork_in_child(void)
 {
     for (struct dpn_verbs *v = kept; v; v = v->next_kept)
-        v->is_kept = false;
+        v->is_kept = v->words.has_door = false;
+    dpn_doors_forget();
     kept = NULL;
     is_running = false;
     after_fork();

@@ -15,7 +15,8 @@
  * What ends the connection:
  *
  *      the peer has closed the wire           at once: it has closed the connection, or ended
- *      nobody is at the peer's door           in some 2 s: its process has ended, closing nothing
+ *      nobody is at the peer's door           in some 2 s: its process has ended, closing nothing; its
+ *                                             children have no door (wire/sockets.h)
  *      neither the wire nor a lane            an eighth of DUALPIPE_NET_TIMEOUT
  *      no wire, and words that have to go     DUALPIPE_NET_TIMEOUT
  */

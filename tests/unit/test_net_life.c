@@ -6,10 +6,12 @@
  */
 #include "cmocka_all.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/net.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -252,6 +254,83 @@ static void a_message_that_does_not_fit_is_told_to_both_sides(void **state)
     run_in_child(too_long);
 }
 
+/* ---- a peer that is killed, while a child that it has forked lives on -------------------------- */
+
+static void live_on(int life, int out)
+{
+    char byte;
+
+    alarm(60);
+    must(write(out, "", 1) == 1);
+    while (read(life, &byte, 1) > 0)
+        ;
+    _exit(0);
+}
+
+static void be_peer(int life, int out)
+{
+    struct dpn_listener *listener;
+    struct dpn_comm *comm = NULL;
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    struct dpn_net *net = NULL;
+
+    alarm(60);
+    must(!dpn_net_init(logger, &net) && !dpn_net_listen(net, 0, handle, &listener));
+    must(write(out, handle, sizeof(handle)) == sizeof(handle));
+    for (int err = DP_EAGAIN; err; must(!err || err == DP_EAGAIN))
+        err = dpn_net_accept(listener, &comm);
+    if (!fork())
+        live_on(life, out);
+    for (;;)
+        pause();
+}
+
+static void lose_peer(void)
+{
+    char handle[NCCL_NET_HANDLE_MAXSIZE], byte;
+    struct dpn_request *send = NULL;
+    struct dpn_comm *comm = NULL;
+    struct dpn_net *net = NULL;
+    int from[2], life[2];
+
+    must(!pipe(from) && !pipe(life));
+    const pid_t peer = fork();
+    if (!peer) {
+        close(life[1]);
+        be_peer(life[0], from[1]);
+    }
+    must(read(from[0], handle, sizeof(handle)) == sizeof(handle));
+    must(!dpn_net_init(logger, &net));
+    for (int err = DP_EAGAIN; err; must(!err || err == DP_EAGAIN))
+        err = dpn_net_connect(net, 0, handle, &comm);
+    must(read(from[0], &byte, 1) == 1);
+    must(!kill(peer, SIGKILL) && waitpid(peer, NULL, 0) == peer);
+    const int64_t killed_ns = dp_now_ns();
+    while (!dpn_net_isend(comm, handle, DPN_MAX_BYTES, 7, NULL, &send))
+        must(!send && dp_now_ns() - killed_ns < 10 * DP_NS_PER_S);
+    dpn_net_finalize(net);
+    close(life[1]);
+}
+
+static void lose_peer_over_shm(void)
+{
+    setenv("DUALPIPE_NET_WIRE", "shm", 1);
+    lose_peer();
+}
+
+static void lose_peer_over_tcp(void)
+{
+    setenv("DUALPIPE_NET_WIRE", "tcp", 1);
+    lose_peer();
+}
+
+static void a_killed_peer_is_found_though_its_child_lives(void **state)
+{
+    (void)state;
+    run_in_child(lose_peer_over_shm);
+    run_in_child(lose_peer_over_tcp);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -262,6 +341,7 @@ int main(void)
         cmocka_unit_test(communicators_come_and_go_in_several_threads),
         cmocka_unit_test(devices_are_looked_for_once),
         cmocka_unit_test(a_message_that_does_not_fit_is_told_to_both_sides),
+        cmocka_unit_test(a_killed_peer_is_found_though_its_child_lives),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

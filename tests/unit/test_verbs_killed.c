@@ -2,7 +2,8 @@
  *
  * test_verbs_killed.c - the peer's process is killed before it has read all that was said to it. Its
  * host then resets the control connection, as if that had been lost on the way; that nobody listens for
- * its return tells that the process is gone.
+ * its return tells that the process is gone, though a child that it had forked, as a data loader's, lives
+ * on.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -23,10 +24,12 @@ enum { PATIENCE_S = 400 }; /* an eighth of it would pass before a peer is gone t
 struct child {
     pid_t pid;
     int to, from;
+    int life; /* of the child that it has forked, if any: that ends once nobody can write here */
 };
 
-/* The one that sends, and the one that receives; begun while the program has one thread. */
-static struct child children[2];
+/* [0] sends, [1] receives, [2] and [3] have a child of their own; begun while the program has one
+ * thread. */
+static struct child children[4];
 
 static void must(bool so)
 {
@@ -69,35 +72,51 @@ static struct dpn_comm *send_to(struct dpn_net *net, int in)
     return comm;
 }
 
+static void live_on(int life, int out)
+{
+    char byte;
+
+    alarm(120);
+    say(out, "", 1);
+    while (read(life, &byte, 1) > 0)
+        ;
+    _exit(0);
+}
+
 /* Connected, and then nothing more, until it is killed. */
-static void be_child(bool sends, int in, int out)
+static void be_child(bool sends, bool forks, int life, int in, int out)
 {
     struct dpn_net *net;
 
     alarm(120);
     must(!dpn_net_init(NULL, &net));
     const struct dpn_comm *comm = sends ? send_to(net, in) : receive_from(net, in, out);
-    say(out, "", comm != NULL);
+    if (forks && !fork())
+        live_on(life, out);
+    if (!forks)
+        say(out, "", comm != NULL);
     for (;;)
         pause();
 }
 
-static struct child start_child(bool sends)
+static struct child start_child(bool sends, bool forks)
 {
-    int there[2], back[2];
+    int there[2], back[2], life[2];
 
-    assert_int_equal(pipe(there) || pipe(back), 0);
-    const struct child c = {fork(), there[1], back[0]};
+    assert_int_equal(pipe(there) || pipe(back) || pipe(life), 0);
+    const struct child c = {fork(), there[1], back[0], life[1]};
     if (!c.pid) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         close(there[1]);
         close(back[0]);
+        close(life[1]);
         char go;
         hear(there[0], &go, 1);
-        be_child(sends, there[0], back[1]);
+        be_child(sends, forks, life[0], there[0], back[1]);
     }
     close(there[0]);
     close(back[1]);
+    close(life[0]);
     return c;
 }
 
@@ -146,9 +165,8 @@ static void must_be_gone(int err, int64_t killed_ns)
                                             "listens there any more"));
 }
 
-static void a_receiver_that_is_killed_is_found_soon(void **state)
+static void kill_receiver(const struct child *c)
 {
-    const struct child *c = &children[1];
     char handle[NCCL_NET_HANDLE_MAXSIZE];
     struct dpn_request *req = NULL;
     struct dpn_comm *comm = NULL;
@@ -156,7 +174,6 @@ static void a_receiver_that_is_killed_is_found_soon(void **state)
     const int64_t began_ns = dp_now_ns();
     int err;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     say(c->to, "", 1);
     hear(c->from, handle, sizeof(handle));
@@ -177,11 +194,11 @@ static void a_receiver_that_is_killed_is_found_soon(void **state)
     }
     must_be_gone(err, killed_ns);
     dpn_net_finalize(net);
+    close(c->life);
 }
 
-static void a_sender_that_is_killed_is_found_soon(void **state)
+static void kill_sender(const struct child *c)
 {
-    const struct child *c = &children[0];
     char handle[NCCL_NET_HANDLE_MAXSIZE];
     struct dpn_request *req = NULL;
     struct dpn_listener *listener;
@@ -192,7 +209,6 @@ static void a_sender_that_is_killed_is_found_soon(void **state)
     const int64_t began_ns = dp_now_ns();
     int err;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     assert_int_equal(dpn_net_listen(net, 0, handle, &listener), 0);
     say(c->to, "", 1);
@@ -215,6 +231,31 @@ static void a_sender_that_is_killed_is_found_soon(void **state)
     }
     must_be_gone(err, killed_ns);
     dpn_net_finalize(net);
+    close(c->life);
+}
+
+static void a_receiver_that_is_killed_is_found_soon(void **state)
+{
+    (void)state;
+    kill_receiver(&children[1]);
+}
+
+static void a_sender_that_is_killed_is_found_soon(void **state)
+{
+    (void)state;
+    kill_sender(&children[0]);
+}
+
+static void a_receiver_is_found_though_its_child_lives(void **state)
+{
+    (void)state;
+    kill_receiver(&children[3]);
+}
+
+static void a_sender_is_found_though_its_child_lives(void **state)
+{
+    (void)state;
+    kill_sender(&children[2]);
 }
 
 static int set_up(void **state)
@@ -224,8 +265,8 @@ static int set_up(void **state)
     snprintf(patience, sizeof(patience), "%d", PATIENCE_S);
     setenv("DUALPIPE_NET_TIMEOUT", patience, 1);
     pair_set_up(state);
-    for (int i = 0; i < 2; i++)
-        children[i] = start_child(i == 0);
+    for (int i = 0; i < 4; i++)
+        children[i] = start_child(i % 2 == 0, i >= 2);
     return 0;
 }
 
@@ -234,6 +275,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_receiver_that_is_killed_is_found_soon),
         cmocka_unit_test(a_sender_that_is_killed_is_found_soon),
+        cmocka_unit_test(a_receiver_is_found_though_its_child_lives),
+        cmocka_unit_test(a_sender_is_found_though_its_child_lives),
     };
     return cmocka_run_group_tests(tests, set_up, pair_tear_down);
 }

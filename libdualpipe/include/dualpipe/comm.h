@@ -27,6 +27,9 @@
  * strangers and mistakes. Nothing is encrypted or signed: who can read or change what goes over the
  * network can read or change the messages, so use a network that you trust.
  *
+ * Forks. A comm belongs to the process that opened it. A child that it forks, as a data loader's, keeps
+ * none of its connections, so that the others find the end of the process while such a child lives.
+ *
  * Threads: one thread at a time may use a comm; the comms of dp_comm_threads_new belong to one
  * thread each. dp_comm_abort alone may be called from any thread, but not from a signal handler.
  */

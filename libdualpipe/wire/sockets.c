@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: accept4, dup3 */
+
+#include "wire/sockets.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { FILES = 1 << 20, WORD = 64 }; /* as many as Linux lets a process have */
+
+/* Held while a file comes or goes: a fork waits that long, so no child has one that is not known. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t ours[FILES / WORD]; /* a bit for each; what was never used takes no memory */
+static int end;                     /* all of them are below */
+
+/* ---- which there are --------------------------------------------------------------------------- */
+
+static int add_locked(int fd)
+{
+    if (fd < 0 || fd >= FILES)
+        return fd;
+    ours[fd / WORD] |= UINT64_C(1) << fd % WORD;
+    if (fd >= end)
+        end = fd + 1;
+    return fd;
+}
+
+int dp_socket_open(int family)
+{
+    pthread_mutex_lock(&lock);
+    const int fd = add_locked(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    pthread_mutex_unlock(&lock);
+    return fd;
+}
+
+int dp_socket_accept(int listening)
+{
+    pthread_mutex_lock(&lock);
+    const int fd = add_locked(accept4(listening, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    pthread_mutex_unlock(&lock);
+    return fd;
+}
+
+int dp_socket_epoll(void)
+{
+    pthread_mutex_lock(&lock);
+    const int fd = add_locked(epoll_create1(EPOLL_CLOEXEC));
+    pthread_mutex_unlock(&lock);
+    return fd;
+}
+
+void dp_fd_close(int fd)
+{
+    if (fd < 0)
+        return;
+    pthread_mutex_lock(&lock);
+    if (fd < FILES)
+        ours[fd / WORD] &= ~(UINT64_C(1) << fd % WORD);
+    close(fd);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- forks ------------------------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The first one is closed before there is a socket for all, so that there is room for that. */
+static void replace(int fd, int *nowhere)
+{
+    if (*nowhere < 0) {
+        close(fd);
+        *nowhere = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    }
+    if (*nowhere >= 0 && *nowhere != fd)
+        dup3(*nowhere, fd, O_CLOEXEC);
+}
+
+/* System calls only: other threads of the parent may have been anywhere. */
+static void after_fork_in_child(void)
+{
+    const int saved = errno;
+    int nowhere = -1;
+
+    for (int fd = 0; fd < end; fd++)
+        if (ours[fd / WORD] >> fd % WORD & 1)
+            replace(fd, &nowhere);
+    /* It has taken a lower number than the first of them. */
+    if (nowhere >= 0 && !(ours[nowhere / WORD] >> nowhere % WORD & 1))
+        close(nowhere);
+    errno = saved;
+    after_fork();
+}
+
+void dp_sockets_stay(void)
+{
+    static atomic_bool is_known;
+
+    if (!atomic_exchange(&is_known, true))
+        pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
