@@ -2,6 +2,7 @@
 #include "nccl-plugin/net_caller.h"
 
 #include <dlfcn.h>
+#include <string.h>
 
 /* The same text once per version. */
 #define VERSION 6

@@ -15,8 +15,12 @@ enum { OLDEST_VERSION = 6, NEWEST_VERSION = 12 };
 /* What the cases look at; what a version does not have is 0. */
 struct net_properties {
     const char *name, *pci_path;
-    int ptr_support, speed, max_comms, max_recvs, device_type;
+    int ptr_support, speed, port, max_comms, max_recvs, reg_is_global, force_flush;
+    float latency_us;
+    int device_type, device_version;
+    int member_count, first_member;
     size_t max_p2p_bytes, max_coll_bytes;
+    int max_multi_request, rail, plane;
 };
 
 struct net_caller {
@@ -24,6 +28,7 @@ struct net_caller {
     const char *(*name)(void);
     ncclResult_t (*init)(void **ctx, ncclDebugLogger_t logger);
     ncclResult_t (*devices)(int *count);
+    /* Into memory that holds something else, as NCCL's may. */
     ncclResult_t (*properties)(int dev, struct net_properties *out);
     ncclResult_t (*listen)(void *ctx, int dev, void *handle, void **listener);
     ncclResult_t (*connect)(void *ctx, int dev, void *handle, void **comm);
@@ -41,6 +46,9 @@ struct net_caller {
     ncclResult_t (*close_recv)(void *comm);
     ncclResult_t (*close_listen)(void *listener);
     ncclResult_t (*finalize)(void *ctx); /* older than 11: does nothing */
+    /* What its next connections are for, a bit for each ncclFunc; 0: says nothing, by NULL. Older than
+     * 11, or not there: does nothing. */
+    ncclResult_t (*set_attr)(void *ctx, uint32_t ops);
     /* One device out of several, at most 4; ncclInvalidUsage where the version cannot. */
     ncclResult_t (*fuse)(int count, const int *devices, int *fused);
 };

@@ -44,18 +44,30 @@ static ncclResult_t NAMED(devices_)(int *count)
 static ncclResult_t NAMED(properties_)(int dev, struct net_properties *out)
 {
     PROPERTIES p;
-    ncclResult_t result = NAMED(table_)->getProperties(dev, &p);
 
+    memset(&p, 0xa5, sizeof(p));
+    ncclResult_t result = NAMED(table_)->getProperties(dev, &p);
     if (result)
         return result;
     *out = (struct net_properties){
         .name = p.name, .pci_path = p.pciPath, .ptr_support = p.ptrSupport, .speed = p.speed,
-        .max_comms = p.maxComms, .max_recvs = p.maxRecvs,
+        .port = p.port, .latency_us = p.latency, .max_comms = p.maxComms, .max_recvs = p.maxRecvs,
 #if VERSION >= 7
-        .device_type = (int)p.netDeviceType,
+        .device_type = (int)p.netDeviceType, .device_version = p.netDeviceVersion,
+#endif
+#if VERSION >= 8
+        .reg_is_global = p.regIsGlobal,
 #endif
 #if VERSION >= 9
-        .max_p2p_bytes = p.maxP2pBytes, .max_coll_bytes = p.maxCollBytes,
+        .force_flush = p.forceFlush, .member_count = p.vProps.ndevs,
+        .first_member = p.vProps.devs[0], .max_p2p_bytes = p.maxP2pBytes,
+        .max_coll_bytes = p.maxCollBytes,
+#endif
+#if VERSION >= 11
+        .max_multi_request = p.maxMultiRequestSize,
+#endif
+#if VERSION >= 12
+        .rail = p.railId, .plane = p.planeId,
 #endif
     };
     return ncclSuccess;
@@ -183,6 +195,20 @@ static ncclResult_t NAMED(finalize_)(void *ctx)
 #endif
 }
 
+static ncclResult_t NAMED(set_attr_)(void *ctx, uint32_t ops)
+{
+#if VERSION >= 11
+    const struct ncclNetCommAttr_v11 any = {NCCL_NET_ATTR_UNDEF, NCCL_NET_ATTR_UNDEF,
+                                            NCCL_NET_ATTR_UNDEF, NCCL_NET_ATTR_UNDEF};
+    struct ncclNetAttr_v11 attr = {any, any, ops, UINT32_MAX, UINT32_MAX};
+    return NAMED(table_)->setNetAttr ? NAMED(table_)->setNetAttr(ctx, ops ? &attr : NULL)
+                                     : ncclSuccess;
+#else
+    (void)ctx, (void)ops;
+    return ncclSuccess;
+#endif
+}
+
 static ncclResult_t NAMED(fuse_)(int count, const int *devices, int *fused)
 {
 #if VERSION >= 9
@@ -208,7 +234,7 @@ static const struct net_caller *NAMED(find_)(void *library)
         VERSION, NAMED(name_), NAMED(init_), NAMED(devices_), NAMED(properties_), NAMED(listen_),
         NAMED(connect_), NAMED(accept_), NAMED(reg_), NAMED(reg_file_), NAMED(dereg_), NAMED(isend_),
         NAMED(irecv_), NAMED(iflush_), NAMED(test_), NAMED(close_send_), NAMED(close_recv_),
-        NAMED(close_listen_), NAMED(finalize_), NAMED(fuse_),
+        NAMED(close_listen_), NAMED(finalize_), NAMED(set_attr_), NAMED(fuse_),
     };
 
     NAMED(table_) = dlsym(library, "ncclNetPlugin_v" TEXT(VERSION));

@@ -42,6 +42,55 @@ static void keep_32_requests_each_way(void)
     pair_close(&p);
 }
 
+static int group_size(void)
+{
+    struct net_properties p;
+
+    must_succeed(setup.net->properties(0, &p));
+    must(p.max_recvs > 1);
+    return p.max_recvs < 8 ? p.max_recvs : 8;
+}
+
+/* As many messages as NCCL ever has on one connection: all requests are groups as large as can be. */
+static void keep_32_groups_of_receives(void)
+{
+    enum { N = 32, MOST = 8 };
+    static struct message recvs[N], sends[N * MOST];
+    struct pair p;
+
+    pair_open(&p, net_init());
+    const int n = group_size();
+    for (int i = 0; i < N; i++) {
+        recvs[i] = (struct message){.comm = p.receiver};
+        for (int k = 0; k < n; k++)
+            message_add_recv(&recvs[i], 3000, k);
+        message_poll(&recvs[i]);
+        must(recvs[i].req);
+    }
+    for (int i = 0; i < N * n; i++)
+        sends[i] = message_send(p.sender, 3000, n - 1 - i % n, (unsigned)i);
+    for (int next = 0, done = 0; done < N + N * n;) { /* in order, whoever has to be asked again */
+        must(in_time());
+        done = 0;
+        for (int i = 0; i < N * n && i <= next; i++) {
+            message_poll(&sends[i]);
+            next += i == next && sends[i].req;
+            done += sends[i].done;
+        }
+        for (int i = 0; i < N; i++) {
+            message_poll(&recvs[i]);
+            done += recvs[i].done;
+        }
+    }
+    for (int i = 0; i < N * n; i++)
+        message_check(&recvs[i / n], n - 1 - i % n, 3000, (unsigned)i);
+    for (int i = 0; i < N; i++)
+        message_free(&recvs[i]);
+    for (int i = 0; i < N * n; i++)
+        message_free(&sends[i]);
+    pair_close(&p);
+}
+
 static void say_try_again_instead_of_failing(void)
 {
     enum { N = 100 };
@@ -89,15 +138,6 @@ static void tell_the_true_size_of_a_shorter_message(void)
     message_free(&both[0]);
     message_free(&both[1]);
     pair_close(&p);
-}
-
-static int group_size(void)
-{
-    struct net_properties p;
-
-    must_succeed(setup.net->properties(0, &p));
-    must(p.max_recvs > 1);
-    return p.max_recvs < 8 ? p.max_recvs : 8;
 }
 
 static void match_tags_within_a_group(void)
@@ -148,6 +188,31 @@ static void give_the_eldest_receive_the_first_message(void)
     message_check(&all[1], 1, 50, 3);
     for (int i = 0; i < 6; i++)
         message_free(&all[i]);
+    pair_close(&p);
+}
+
+/* NCCL up to 2.19 hands over NULL. */
+static void need_no_room_for_the_size_of_what_was_sent(void)
+{
+    struct pair p;
+    int done = 0;
+
+    pair_open(&p, net_init());
+    for (unsigned turn = 0; turn < 3; turn++, done = 0) {
+        struct message recv = message_recv(p.receiver, 30000, 1);
+        struct message send = message_send(p.sender, 30000, 1, turn);
+        for (message_poll(&recv); !send.req; message_poll(&send))
+            must(in_time());
+        while (!done || !recv.done) {
+            must(in_time());
+            if (!done)
+                must_succeed(setup.net->test(send.req, &done, NULL));
+            message_poll(&recv);
+        }
+        message_check(&recv, 0, 30000, turn);
+        message_free(&recv);
+        message_free(&send);
+    }
     pair_close(&p);
 }
 
@@ -204,10 +269,12 @@ static void wait_for_no_flush_of_host_memory(void)
 const struct net_case net_data_cases[] = {
     {"carry every size", carry_every_size},
     {"keep 32 requests each way", keep_32_requests_each_way},
+    {"keep 32 groups of receives", keep_32_groups_of_receives},
     {"say try again instead of failing", say_try_again_instead_of_failing},
     {"tell the true size of a shorter message", tell_the_true_size_of_a_shorter_message},
     {"match tags within a group", match_tags_within_a_group},
     {"give the eldest receive the first message", give_the_eldest_receive_the_first_message},
+    {"need no room for the size of what was sent", need_no_room_for_the_size_of_what_was_sent},
     {"use requests again for ever", use_requests_again_for_ever},
     {"carry what kernels watch", carry_what_kernels_watch},
     {"wait for no flush of host memory", wait_for_no_flush_of_host_memory},

@@ -12,28 +12,44 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Every member has been written: the caller had other bytes there. */
+static void check_properties(const struct net_properties *p, int dev)
+{
+    must(p->name && *p->name);
+    must(p->ptr_support & NCCL_PTR_HOST);
+    must(!(p->ptr_support & ~(NCCL_PTR_HOST | NCCL_PTR_CUDA | NCCL_PTR_DMABUF)));
+    must(p->speed > 0);
+    must(p->port >= 0 && p->port < 256);
+    must(p->latency_us >= 0 && p->latency_us < 1e6f);
+    must(p->max_comms > 0);
+    must(p->max_recvs > 1);
+    must(p->reg_is_global == 0 || p->reg_is_global == 1);
+    must(p->force_flush == 0 || p->force_flush == 1);
+    must(p->device_type == NCCL_NET_DEVICE_HOST && !p->device_version);
+    if (setup.net->version >= 9) {
+        must(p->member_count == 1 && p->first_member == dev);
+        must(p->max_p2p_bytes > 0 && p->max_p2p_bytes <= NCCL_MAX_NET_SIZE_BYTES);
+        must(p->max_coll_bytes > 0 && p->max_coll_bytes <= NCCL_MAX_NET_SIZE_BYTES);
+    }
+    if (setup.net->version >= 11)
+        must(p->max_multi_request >= 1);
+    must(p->rail >= NCCL_NET_ID_UNDEF && p->plane >= NCCL_NET_ID_UNDEF);
+}
+
 static void offer_sound_devices(void)
 {
     const char *names[32];
-    int count = 0;
+    int count = 0, again = 0;
 
     net_init();
     must_succeed(setup.net->devices(&count));
     must(count >= 1 && count <= 32);
+    must_succeed(setup.net->devices(&again));
+    must(again == count);
     for (int i = 0; i < count; i++) {
         struct net_properties p;
-        memset(&p, 0xa5, sizeof(p));
         must_succeed(setup.net->properties(i, &p));
-        must(p.name && *p.name);
-        must(p.ptr_support & NCCL_PTR_HOST);
-        must(p.speed > 0);
-        must(p.max_comms > 0);
-        must(p.max_recvs > 1);
-        must(p.device_type == NCCL_NET_DEVICE_HOST);
-        if (setup.net->version >= 9) {
-            must(p.max_p2p_bytes > 0 && p.max_p2p_bytes <= NCCL_MAX_NET_SIZE_BYTES);
-            must(p.max_coll_bytes > 0 && p.max_coll_bytes <= NCCL_MAX_NET_SIZE_BYTES);
-        }
+        check_properties(&p, i);
         for (int k = 0; k < i; k++)
             must(strcmp(names[k], p.name));
         names[i] = p.name;
@@ -114,6 +130,43 @@ static void be_loaded_twice_and_again(void)
     pair_open(&p, net_init());
     pair_transfer(&p, 100, 2);
     pair_close(&p);
+}
+
+/* NCCL keeps the pointers, also when it has unloaded the plugin. */
+static void keep_names_for_the_life_of_the_process(void)
+{
+    struct net_properties before, after;
+    char name[256];
+    void *ctx = net_init();
+
+    must_succeed(setup.net->properties(0, &before));
+    must(strlen(before.name) < sizeof(name));
+    strcpy(name, before.name);
+    net_finalize(ctx);
+    dlclose(setup.library);
+    must(!strcmp(before.name, name));
+    setup.library = dlopen(setup.file, RTLD_NOW | RTLD_LOCAL);
+    must(setup.library && net_caller_find(setup.library, setup.net->version));
+    net_init();
+    must_succeed(setup.net->properties(0, &after));
+    must(!strcmp(before.name, name) && !strcmp(after.name, name));
+}
+
+static void hear_what_connections_are_for(void)
+{
+    enum { ALL_REDUCE = 1 << 4, SEND = 1 << 6, RECV = 1 << 7 };
+    static const uint32_t ops[] = {0, ALL_REDUCE, SEND | RECV, UINT32_MAX, 1u << 31, 0};
+    void *ctx = net_init();
+    struct pair p;
+
+    must_succeed(setup.net->set_attr(NULL, SEND));
+    for (unsigned i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        must_succeed(setup.net->set_attr(ctx, ops[i]));
+        pair_open(&p, ctx);
+        must_succeed(setup.net->set_attr(ctx, ops[i] ^ RECV)); /* another operation over the same */
+        pair_transfer(&p, 1000, i);
+        pair_close(&p);
+    }
 }
 
 static void have_a_context_for_each_communicator(void)
@@ -267,7 +320,9 @@ const struct net_case net_life_cases[] = {
     {"accept several peers on one listener", accept_several_peers_on_one_listener},
     {"live through finalize without a context", live_through_finalize_without_a_context},
     {"be loaded twice and again", be_loaded_twice_and_again},
+    {"keep names for the life of the process", keep_names_for_the_life_of_the_process},
     {"have a context for each communicator", have_a_context_for_each_communicator},
+    {"hear what connections are for", hear_what_connections_are_for},
     {"serve several threads", serve_several_threads},
     {"register memory while messages travel", register_memory_while_messages_travel},
     {"speak between two processes", speak_between_two_processes},

@@ -3,14 +3,20 @@
  * net_cases_trouble.c - what goes wrong: handles that are none, strangers, peers that leave, memory
  * that is taken away, things left open. Nothing may crash, hang, or be taken for something good.
  */
+#include "config.h" /* GNU extensions: memfd_create */
+
 #include "net_cases.h"
 #include "net_pair.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- handles --------------------------------------------------------------------------------- */
@@ -170,6 +176,111 @@ static void deliver_what_was_sent_before_the_sender_left(void)
     must_succeed(setup.net->close_listen(p.listener));
 }
 
+/* A process with one end, that has a message of this size under way when it is killed. */
+static void be_killed(bool sends, size_t size, int in, int out)
+{
+    struct pair p = {.ctx = net_init()};
+    struct message m;
+
+    if (!sends) {
+        must_succeed(setup.net->listen(p.ctx, 0, p.handle, &p.listener));
+        must(write(out, p.handle, sizeof(p.handle)) == sizeof(p.handle));
+    } else {
+        must(read(in, p.handle, sizeof(p.handle)) == sizeof(p.handle));
+    }
+    while (!p.sender && !p.receiver) {
+        must(in_time());
+        if (sends)
+            must_succeed(setup.net->connect(p.ctx, 0, p.handle, &p.sender));
+        else
+            must_succeed(setup.net->accept(p.listener, &p.receiver));
+    }
+    m = sends ? message_send(p.sender, size, 1, 1) : message_recv(p.receiver, size, 1);
+    for (message_poll(&m); sends && !m.req; message_poll(&m))
+        must(in_time());
+    must(write(out, "x", 1) == 1);
+    raise(SIGKILL);
+}
+
+static struct message next_message(struct pair *p, bool receives, size_t size)
+{
+    return receives ? message_recv(p->receiver, size, 1) : message_send(p->sender, size, 1, 1);
+}
+
+/* The child has come so far, and is gone. */
+static bool is_killed(pid_t child, int from)
+{
+    struct pollfd fd = {.fd = from, .events = POLLIN};
+    int status;
+
+    if (poll(&fd, 1, 0) < 1)
+        return false;
+    must(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    return true;
+}
+
+/* What was all there may still be received; then there is an error. */
+static void use_until_it_fails(struct pair *p, bool receives, size_t size, pid_t child, int from)
+{
+    bool killed = false;
+
+    for (int i = 0;; i += killed) {
+        struct message m = next_message(p, receives, size);
+        while (!m.done) {
+            must(in_time());
+            killed = killed || is_killed(child, from);
+            if (message_try(&m)) {
+                message_drop(&m);
+                must(killed || is_killed(child, from));
+                return;
+            }
+        }
+        must(i < 100);
+        message_free(&m);
+    }
+}
+
+static void lose_peer(bool child_sends, size_t size)
+{
+    int to_child[2], to_parent[2];
+
+    must(!pipe(to_child) && !pipe(to_parent));
+    fflush(stdout);
+    pid_t child = fork();
+    must(child >= 0);
+    if (!child) {
+        alarm(120);
+        be_killed(child_sends, size, to_child[0], to_parent[1]);
+    }
+    struct pair p = {.ctx = net_init()};
+    if (child_sends) {
+        must_succeed(setup.net->listen(p.ctx, 0, p.handle, &p.listener));
+        must(write(to_child[1], p.handle, sizeof(p.handle)) == sizeof(p.handle));
+    } else {
+        must(read(to_parent[0], p.handle, sizeof(p.handle)) == sizeof(p.handle));
+    }
+    while (!p.sender && !p.receiver) {
+        must(in_time());
+        if (child_sends)
+            must_succeed(setup.net->accept(p.listener, &p.receiver));
+        else
+            must_succeed(setup.net->connect(p.ctx, 0, p.handle, &p.sender));
+    }
+    use_until_it_fails(&p, child_sends, size, child, to_parent[0]);
+    must_succeed(setup.net->close_send(p.sender));
+    must_succeed(setup.net->close_recv(p.receiver));
+    must_succeed(setup.net->close_listen(p.listener));
+    net_finalize(p.ctx);
+}
+
+static void notice_that_the_peer_was_killed(void)
+{
+    lose_peer(true, 1000);
+    lose_peer(true, 1000000);
+    lose_peer(false, 1000);
+    lose_peer(false, 1000000);
+}
+
 static void close_while_half_connected(void)
 {
     struct pair p = {.ctx = net_init()};
@@ -278,7 +389,15 @@ static void take_no_memory_that_they_do_not_offer(void)
     must_succeed(setup.net->properties(0, &properties));
     if (!(properties.ptr_support & NCCL_PTR_CUDA))
         must(setup.net->reg(p.sender, bytes, sizeof(bytes), NCCL_PTR_CUDA, &memory) != ncclSuccess);
+    if (!(properties.ptr_support & NCCL_PTR_DMABUF)) {
+        int file = memfd_create("no dma-buf", 0);
+        must(file >= 0 && !ftruncate(file, sizeof(bytes)));
+        must(setup.net->reg_file(p.sender, bytes, sizeof(bytes), NCCL_PTR_CUDA, file, &memory) !=
+             ncclSuccess);
+        must(!close(file)); /* it is still the caller's */
+    }
     must_succeed(setup.net->dereg(p.sender, NULL));
+    pair_transfer(&p, 100, 1);
     pair_close(&p);
 }
 
@@ -290,6 +409,7 @@ const struct net_case net_trouble_cases[] = {
     {"close with requests in flight", close_with_requests_in_flight},
     {"deliver what was sent before the sender left",
      deliver_what_was_sent_before_the_sender_left},
+    {"notice that the peer was killed", notice_that_the_peer_was_killed},
     {"close while half connected", close_while_half_connected},
     {"sweep what was left open", sweep_what_was_left_open},
     {"touch no memory after deregistration", touch_no_memory_after_deregistration},

@@ -5,6 +5,7 @@
  *
  *      no-devices   it has none
  *      one-receive  it takes no groups of receives
+ *      unfilled     of the properties it leaves out whether receives must be flushed
  *      flips        a bit of what is received
  *      grows        a received message is a byte longer than it was
  *      late         writes to a message once more after it was done
@@ -161,6 +162,15 @@ static ncclResult_t one_receive(int dev, struct ncclNetProperties_v12 *props)
     return result;
 }
 
+static ncclResult_t unfilled(int dev, struct ncclNetProperties_v12 *props)
+{
+    const int before = props->forceFlush;
+    ncclResult_t result = real->getProperties(dev, props);
+
+    props->forceFlush = before;
+    return result;
+}
+
 static ncclResult_t receive(void *comm, int n, void **data, size_t *sizes, int *tags,
                             void **mhandles, void **phandles, void **request)
 {
@@ -242,4 +252,6 @@ __attribute__((constructor)) static void load(void)
         ncclNetPlugin_v12.devices = no_devices;
     if (is("one-receive"))
         ncclNetPlugin_v12.getProperties = one_receive;
+    if (is("unfilled"))
+        ncclNetPlugin_v12.getProperties = unfilled;
 }
