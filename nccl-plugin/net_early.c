@@ -3,8 +3,8 @@
 
 #include "nccl-plugin/net_options.h"
 
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 void dpn_early_add(struct dpn_early_sends *e, struct dpn_early_send send)
 {
@@ -24,15 +24,30 @@ bool dpn_early_take(struct dpn_early_sends *e, int tag, struct dpn_early_send *o
     return true;
 }
 
+/* More than a message and its head: else all would begin in the same few sets of a cache. */
+enum { PLACE_BYTES = DPN_MAX_EAGER + 128, POOL_BYTES = DPN_EARLY_COUNT * PLACE_BYTES };
+_Static_assert(sizeof(struct dpn_kept) <= PLACE_BYTES - DPN_MAX_EAGER, "a message and its head fit");
+
+static bool has_memory(struct dpn_kept_list *list)
+{
+    if (list->memory)
+        return true;
+    void *at = mmap(NULL, POOL_BYTES, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    list->memory = at == MAP_FAILED ? NULL : at;
+    return list->memory;
+}
+
 struct dpn_kept *dpn_kept_new(struct dpn_kept_list *list, int tag, size_t size)
 {
-    const bool may = list->count < DPN_EARLY_COUNT && size <= DPN_MAX_EAGER;
-    struct dpn_kept *kept = may ? malloc(sizeof(*kept) + size) : NULL;
+    const unsigned free = ~list->used & ((1u << DPN_EARLY_COUNT) - 1);
 
-    if (!kept)
+    if (!free || size > DPN_MAX_EAGER || !has_memory(list))
         return NULL;
+    const int place = __builtin_ctz(free);
+    struct dpn_kept *kept = (void *)(list->memory + (size_t)place * PLACE_BYTES);
     *kept = (struct dpn_kept){.tag = tag, .size = size};
-    list->count++;
+    list->used |= 1u << place;
     return kept;
 }
 
@@ -59,17 +74,13 @@ struct dpn_kept *dpn_kept_take(struct dpn_kept_list *list, int tag)
 
 void dpn_kept_free(struct dpn_kept_list *list, struct dpn_kept *kept)
 {
-    if (!kept)
-        return;
-    list->count--;
-    free(kept);
+    if (kept)
+        list->used &= ~(1u << ((char *)kept - list->memory) / PLACE_BYTES);
 }
 
-void dpn_kept_free_all(struct dpn_kept_list *list)
+void dpn_kept_fini(struct dpn_kept_list *list)
 {
-    while (list->head) {
-        struct dpn_kept *next = list->head->next;
-        dpn_kept_free(list, list->head);
-        list->head = next;
-    }
+    if (list->memory)
+        munmap(list->memory, POOL_BYTES);
+    *list = (struct dpn_kept_list){.head = NULL};
 }

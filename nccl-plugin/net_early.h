@@ -50,11 +50,18 @@ struct dpn_kept {
     char data[];
 };
 
-/* Messages that wait for their receives, eldest first. Zeroed memory: none. */
+/* Messages that wait for their receives, eldest first. Zeroed memory: none. The first one has memory
+ * mapped for as many as there may be, which costs no more than what is written there, and stays. */
 struct dpn_kept_list {
     struct dpn_kept *head;
-    unsigned count; /* of all that are not freed yet */
+    char *memory;
+    unsigned used; /* a bit for each that is not freed yet */
 };
+
+static inline unsigned dpn_kept_count(const struct dpn_kept_list *list)
+{
+    return (unsigned)__builtin_popcount(list->used);
+}
 
 /* Memory for a message. NULL: there is none, or the peer sends more than it may. */
 struct dpn_kept *dpn_kept_new(struct dpn_kept_list *list, int tag, size_t size);
@@ -63,6 +70,7 @@ void dpn_kept_add(struct dpn_kept_list *list, struct dpn_kept *kept);
 struct dpn_kept *dpn_kept_take(struct dpn_kept_list *list, int tag);
 /* kept, if not NULL, is not on the list. */
 void dpn_kept_free(struct dpn_kept_list *list, struct dpn_kept *kept);
-void dpn_kept_free_all(struct dpn_kept_list *list);
+/* All on the list, and its memory. */
+void dpn_kept_fini(struct dpn_kept_list *list);
 
 #endif

@@ -128,7 +128,7 @@ static void fail_homeless(struct wired *w, uint64_t tag, size_t len)
     if (tag & EARLY)
         dp_wire_fail(w->wire, DP_EMISMATCH,
                      "no memory for %zu bytes (tag %d) that came before their receive; there are "
-                     "%u such messages", len, tag_of(tag), w->kept.count);
+                     "%u such messages", len, tag_of(tag), dpn_kept_count(&w->kept));
     else
         dp_wire_fail(w->wire, DP_EMISMATCH, "what arrived belongs to no receive");
 }
@@ -568,8 +568,7 @@ static void close_wired(struct dpn_comm *comm)
     comm->state = NULL;
     if (!w)
         return;
-    dpn_kept_free(&w->kept, w->aimed.kept);
-    dpn_kept_free_all(&w->kept);
+    dpn_kept_fini(&w->kept);
     free(w->staging);
     free(w);
 }

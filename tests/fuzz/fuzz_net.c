@@ -171,10 +171,10 @@ static void read_early(const uint8_t *data, size_t size)
             receive_early(&e, tag);
         else
             send_early(&e, tag, (data[i] >> 3) * (size_t)2300 + i);
-        must(e.kept.count == e.sends.count);
+        must(dpn_kept_count(&e.kept) == e.sends.count);
     }
-    dpn_kept_free_all(&e.kept);
-    must(!e.kept.count);
+    dpn_kept_fini(&e.kept);
+    must(!dpn_kept_count(&e.kept));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -298,6 +298,44 @@ static void what_is_in_the_way_is_kept(void **state)
     run_over_both(backwards);
 }
 
+static void fill_kept(struct dpn_kept_list *list, struct dpn_kept *all[DPN_EARLY_COUNT])
+{
+    for (int i = 0; i < DPN_EARLY_COUNT; i++) {
+        all[i] = dpn_kept_new(list, i, DPN_MAX_EAGER);
+        assert_non_null(all[i]);
+        memset(all[i]->data, i, DPN_MAX_EAGER);
+    }
+}
+
+static void what_is_kept_has_memory_of_the_connection(void **state)
+{
+    struct dpn_kept *all[DPN_EARLY_COUNT];
+    struct dpn_kept_list list = {.head = NULL};
+    char same[DPN_MAX_EAGER];
+
+    (void)state;
+    assert_null(dpn_kept_new(&list, 0, DPN_MAX_EAGER + 1));
+    assert_null(list.memory); /* a connection that keeps nothing has none */
+    fill_kept(&list, all);
+    assert_null(dpn_kept_new(&list, 0, 0));
+    assert_int_equal(dpn_kept_count(&list), DPN_EARLY_COUNT);
+    for (int i = 0; i < DPN_EARLY_COUNT; i++) {
+        memset(same, i, sizeof(same));
+        assert_true(all[i]->tag == i && all[i]->size == sizeof(same));
+        assert_memory_equal(all[i]->data, same, sizeof(same));
+    }
+    struct dpn_kept *const freed = all[5];
+    const char *memory = list.memory;
+    dpn_kept_free(&list, freed);
+    assert_ptr_equal(dpn_kept_new(&list, 99, 1), freed);
+    for (int i = 0; i < DPN_EARLY_COUNT; i++)
+        dpn_kept_free(&list, all[i]);
+    assert_int_equal(dpn_kept_count(&list), 0);
+    assert_ptr_equal(list.memory, memory);
+    dpn_kept_fini(&list);
+    assert_null(list.memory);
+}
+
 /* Groups, watched: tags 0 to 7, of which 3 was sent twice, and comes twice. */
 static void groups(void)
 {
@@ -780,6 +818,7 @@ int main(void)
         cmocka_unit_test(with_a_limit_of_0_all_wait),
         cmocka_unit_test(a_sender_waits_when_enough_are_waiting),
         cmocka_unit_test(what_is_in_the_way_is_kept),
+        cmocka_unit_test(what_is_kept_has_memory_of_the_connection),
         cmocka_unit_test(a_group_finds_its_messages_whatever_their_order),
         cmocka_unit_test(messages_of_a_tag_keep_their_order_whatever_happens),
         cmocka_unit_test(both_sides_say_that_a_message_is_too_long),
