@@ -29,6 +29,11 @@ refuses_what_no_schedule_can_be()
     refuses 2 "expected at least" bench step dualpipe -P 2 -M 2
 }
 
+refuses_more_sockets_than_a_connection_has()
+{
+    refuses 2 "--sockets 17: expected a whole number from 0 to 16" bench wire --sockets 17
+}
+
 # Stand-ins for peers: one that is installed but does not work, and one that takes no time.
 stands_beside_peers_that_work()
 {
@@ -57,4 +62,5 @@ it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
 it stands_beside_peers_that_work
 it refuses_what_no_schedule_can_be
+it refuses_more_sockets_than_a_connection_has
 finish

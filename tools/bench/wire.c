@@ -14,6 +14,7 @@
 #include "launch.h"
 
 #include <dualpipe/memory.h>
+#include <dualpipe/options.h>
 
 #include <errno.h>
 #include <stdio.h>
@@ -343,10 +344,28 @@ static const struct arg args[] = {
      .fallback = "both", .choices = transports},
     {"sockets", 0, "N", "of a tcp connection; 0: as it chooses itself", ARG_INT,
      .offset = offsetof(struct wire_values, sockets),
-     .fallback = "0", .max = 16},
+     .fallback = "0"}, /* the library says how many are too many */
     {"peers", 0, NULL, "beside other libraries that are installed", ARG_FLAG,
      .offset = offsetof(struct wire_values, peers)},
 };
+
+static void say_what_is_wrong(void *status, const struct dp_option_info *o)
+{
+    if (!strcmp(o->name, "DUALPIPE_WIRE_TCP_SOCKETS") && o->problem)
+        *(int *)status = command_misused("--sockets %s: expected %s", o->value, o->expected);
+}
+
+/* The status to end with. */
+static int choose_sockets(int64_t count)
+{
+    char text[24];
+    int status = 0;
+
+    snprintf(text, sizeof(text), "%lld", (long long)count);
+    setenv("DUALPIPE_WIRE_TCP_SOCKETS", text, 1);
+    dp_options_each(say_what_is_wrong, &status);
+    return status;
+}
 
 int run_bench_wire(int argc, char **argv)
 {
@@ -367,14 +386,12 @@ int run_bench_wire(int argc, char **argv)
     };
     struct operands operands;
     struct wire_values v;
-    char sockets[24];
     int status;
 
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))
         return status;
-    snprintf(sockets, sizeof(sockets), "%lld", (long long)v.sockets);
-    if (v.sockets)
-        setenv("DUALPIPE_WIRE_TCP_SOCKETS", sockets, 1);
+    if (v.sockets && (status = choose_sockets(v.sockets)))
+        return status;
     if (strcmp(v.transport, "both"))
         return measure(&v, v.transport);
     status = measure(&v, "shm");
