@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_LINKS = 65536, MOST_FLAGS = 7 };
+enum { MOST_LINKS = 65536, MOST_SWITCHES = 1024, MOST_FLAGS = 7 };
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
@@ -179,13 +179,18 @@ static int32_t host_of(const struct dp_topo_builder *b, int32_t node)
     return node;
 }
 
-/* Switches are added as they are met, those of lower numbers before. */
+/* Switches are added as they are met, and all of lower numbers before: no other GPU may have said a
+ * word of them yet, or none ever will. */
 static int32_t get_switch(struct dp_topo_builder *b, int32_t host, int number)
 {
+    int32_t last = -1;
+
     for (int32_t i = 0; i < b->t.node_count && !b->failed; i++)
         if (b->t.nodes[i].kind == DP_TOPO_NVSWITCH && !number--)
             return i;
-    return number ? -1 : dp_topo_add_node(b, DP_TOPO_NVSWITCH, host);
+    for (; number >= 0 && !b->failed; number--)
+        last = dp_topo_add_node(b, DP_TOPO_NVSWITCH, host);
+    return last;
 }
 
 static int32_t find_gpu(const struct dp_topo_builder *b, const struct dp_topo_pci *pci)
@@ -212,7 +217,7 @@ static void take_nvlink(struct dp_topo_builder *b, int32_t gpu, const char *valu
         return;
     const char *digits = target + strlen("nvswitch");
     bool is_switch = !strncmp(target, "nvswitch", strlen("nvswitch")) &&
-                     next_int(&digits, 0, MOST_LINKS, &number);
+                     next_int(&digits, 0, MOST_SWITCHES - 1, &number);
     int32_t to = is_switch ? get_switch(b, host_of(b, gpu), number)
                  : dp_topo_parse_pci(target, &pci) ? find_gpu(b, &pci) : -1;
     if (to < 0 || to == gpu || b->failed)

@@ -371,6 +371,54 @@ static void what_hwloc_can_hold_comes_back(void **state)
     }
 }
 
+/* A DGX, as a file of hwloc that says its first GPU has its links to target. */
+static struct dp_topology *read_with_first_link_to(const char *target)
+{
+    struct dp_topology *a = topology_made("dgx-h100"), *b = NULL;
+    char *xml, *changed = NULL;
+    size_t len;
+
+    assert_int_equal(dp_topology_write(a, DP_TOPOLOGY_HWLOC_XML, &xml, NULL), 0);
+    char *at = strstr(xml, "nvswitch0");
+    assert_non_null(at);
+    *at = '\0';
+    assert_true(asprintf(&changed, "%s%s%s", xml, target, at + strlen("nvswitch0")) > 0);
+    len = strlen(changed);
+    if (dp_topology_read(changed, len, DP_TOPOLOGY_HWLOC_XML, &b))
+        fail_msg("%s", dp_last_error());
+    dp_topology_free(a);
+    free(xml);
+    free(changed);
+    return b;
+}
+
+static int32_t count_nvlinks(const struct dp_topology *t, int32_t switch_)
+{
+    int32_t count = 0;
+
+    for (int32_t i = 0; i < t->link_count; i++)
+        count += t->links[i].kind == DP_TOPO_NVLINK && t->links[i].b == switch_;
+    return count;
+}
+
+static void switches_of_hwloc_may_be_named_in_any_order(void **state)
+{
+    (void)state;
+    struct dp_topology *t = read_with_first_link_to("nvswitch2");
+
+    assert_int_equal(topology_way(t, "gpu0", "nvswitch2").hops, 1);
+    assert_int_equal(topology_way(t, "gpu1", "nvswitch0").hops, 1);
+    assert_int_equal(count_nvlinks(t, topology_node(t, "nvswitch0")), 7);
+    assert_int_equal(count_nvlinks(t, topology_node(t, "nvswitch1")), 0);
+    assert_int_equal(count_nvlinks(t, topology_node(t, "nvswitch2")), 1);
+    compare_through_hwloc(t);
+    dp_topology_free(t);
+
+    t = read_with_first_link_to("nvswitch60000"); /* no machine has so many: nonsense */
+    assert_int_equal(count_nvlinks(t, topology_node(t, "nvswitch0")), 7);
+    dp_topology_free(t);
+}
+
 static void a_host_without_cpus_gets_one_for_hwloc(void **state)
 {
     (void)state;
@@ -534,6 +582,7 @@ int main(void)
         cmocka_unit_test(a_file_that_is_none_of_hwloc_is_refused),
         cmocka_unit_test(hwloc_and_sysfs_see_the_same_machine),
         cmocka_unit_test(what_hwloc_can_hold_comes_back),
+        cmocka_unit_test(switches_of_hwloc_may_be_named_in_any_order),
         cmocka_unit_test(a_host_without_cpus_gets_one_for_hwloc),
         cmocka_unit_test(files_for_hwloc_hold_one_host),
 #else
