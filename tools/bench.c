@@ -31,8 +31,8 @@ static const struct command commands[] = {
 static const struct command_set set = {
     .name = "dualpipe bench",
     .about = "Figures of this machine and this library, each beside its target. Samples count\n"
-             "only if little else runs meanwhile; a figure is their median, and the best of\n"
-             "them.",
+             "only if little else runs meanwhile; a figure is their median, the quartiles that\n"
+             "half of them lie between, and the best of them.",
     .commands = commands,
     .examples = "  dualpipe bench schedule\n"
                 "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5\n"

@@ -20,7 +20,9 @@ measures()
     # shellcheck disable=SC2086 # words
     run bench "$@" $brief --json || return
     jq -es 'length > 0 and all(.[]; .figures | length > 0 and all(.[]; .median > 0 or .what == "  CPU of all ranks"))' \
-        "$work/out" >/dev/null || wrong "no figures: $(cat "$work/out")"
+        "$work/out" >/dev/null || wrong "no figures: $(cat "$work/out")" || return
+    jq -es 'all(.[].figures[]; .quartiles[0] <= .median and .median <= .quartiles[1])' \
+        "$work/out" >/dev/null || wrong "quartiles that are none: $(cat "$work/out")"
 }
 
 refuses_what_no_schedule_can_be()
@@ -34,12 +36,19 @@ refuses_more_sockets_than_a_connection_has()
     refuses 2 "--sockets 17: expected a whole number from 0 to 16" bench wire --sockets 17
 }
 
-# Stand-ins for peers: one that is installed but does not work, and one that takes no time.
+# Stand-ins for peers: one that is installed but does not work, and one that takes no time for the orders
+# that it gets.
 stands_beside_peers_that_work()
 {
     mkdir -p "$work/bin"
     printf '#!/bin/sh\necho sorry\nexit 1\n' >"$work/bin/ucx_perftest"
-    printf '#!/bin/sh\necho a line of its own\necho 0.5\n' >"$work/bin/mpirun"
+    cat >"$work/bin/mpirun" <<'EOF'
+#!/bin/sh
+echo a line of its own
+while read -r test size times warmup; do
+    case $test in latency | stream) [ $((size * times * warmup)) -gt 0 ] && echo 0.5 ;; esac
+done
+EOF
     chmod +x "$work/bin/ucx_perftest" "$work/bin/mpirun"
     PATH=$work/bin:$PATH
     # shellcheck disable=SC2086 # words
@@ -48,7 +57,9 @@ stands_beside_peers_that_work()
         wrong "does not say who is left out: $(cat "$work/err")" || return
     says latency GB/s || return
     [ -x "$DP_TOP_BUILDDIR/tools/bench/mpi-peer" ] || return 0
-    says "512 KiB, OpenMPI vader " "512 KiB over OpenMPI"
+    says "512 KiB, OpenMPI vader " "512 KiB over OpenMPI vader " "512 KiB over the limit" \
+        "512 KiB, shared memory over OpenMPI vader " || return
+    ! grep -q "shared memory over the limit" "$work/out" || wrong "what is that a limit of?"
 }
 
 it measures "build check simulate list" schedule -P 8 -M 16

@@ -2,7 +2,8 @@
  *
  * bench.h - how the commands of `dualpipe bench` measure: samples taken in turn (A, B, A, B), each
  * with the load that other programs put on the machine meanwhile; those taken under load do not
- * count. A figure is the median of the others, and the best of them.
+ * count. A figure is the median of the others, the quartiles that half of them lie between, and the
+ * best of them.
  *
  *      struct bench_case cases[] = {
  *          {.sample = time_build, .user = &schedule, .figure_count = 1,
@@ -21,7 +22,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BENCH_SAMPLES_MAX = 256, BENCH_FIGURES_MAX = 8 };
+enum { BENCH_SAMPLES_MAX = 256, BENCH_FIGURES_MAX = 16 };
 
 /* Load of other programs above which a sample does not count, in cores. */
 #define BENCH_QUIET_CORES 0.25
@@ -40,6 +41,7 @@ struct bench_figure {
     double target;        /* printed beside it, 0: none. Missing it is no failure. */
     bool target_is_floor; /* more is better */
     double median, best;  /* out */
+    double low, high;     /* out: the quartiles */
 };
 
 struct bench_sample {

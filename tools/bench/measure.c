@@ -160,6 +160,15 @@ static int count_quiet(const struct bench_case *c)
     return quiet;
 }
 
+/* Of sorted values; between two of them in proportion. */
+static double quantile(const double *values, int count, double share)
+{
+    const double at = share * (count - 1);
+    const int below = (int)at, above = below + 1 < count ? below + 1 : below;
+
+    return values[below] + (at - below) * (values[above] - values[below]);
+}
+
 static void sum_up(const struct bench_case *c, int figure, struct bench_figure *f)
 {
     double values[BENCH_SAMPLES_MAX];
@@ -167,7 +176,9 @@ static void sum_up(const struct bench_case *c, int figure, struct bench_figure *
     for (int i = 0; i < c->count; i++)
         values[i] = c->samples[i].figures[figure];
     qsort(values, (size_t)c->count, sizeof(values[0]), by_value);
-    f->median = (values[c->count / 2] + values[(c->count - 1) / 2]) / 2;
+    f->median = quantile(values, c->count, 0.5);
+    f->low = quantile(values, c->count, 0.25);
+    f->high = quantile(values, c->count, 0.75);
     f->best = values[f->target_is_floor ? c->count - 1 : 0];
 }
 

@@ -8,6 +8,7 @@
 #include <dualpipe/dualpipe.h>
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -27,10 +28,16 @@
 enum { WORDS_MAX = 32 };
 static const int64_t PATIENCE_NS = INT64_C(30000000000), GOODBYE_NS = INT64_C(2000000000);
 
-/* A process and the pipe that it prints into. */
+/* A process, the pipe that it prints into, and the one that it reads from. */
 struct child {
-    pid_t pid; /* 0: none */
-    int fd;    /* -1: none */
+    pid_t pid;     /* 0: none */
+    int fd, input; /* -1: none */
+};
+#define NO_CHILD ((struct child){.fd = -1, .input = -1})
+
+struct peer_process {
+    const struct peer_command *command;
+    struct child server, client;
 };
 
 static int fail(char *why, size_t why_len, const char *fmt, ...)
@@ -112,15 +119,15 @@ static char *fill_in(struct words *w, char *word)
     return word;
 }
 
-static void split(struct words *w, const struct peer_command *c, const char *text, int port)
+static void split(struct words *w, const char *text, struct peer_load load, int port)
 {
     char *rest;
     int count = 0;
 
     snprintf(w->port, sizeof(w->port), "%d", port);
-    snprintf(w->size, sizeof(w->size), "%zu", c->size);
-    snprintf(w->times, sizeof(w->times), "%d", c->times);
-    snprintf(w->warmup, sizeof(w->warmup), "%d", 1 + c->times / 8);
+    snprintf(w->size, sizeof(w->size), "%zu", load.size);
+    snprintf(w->times, sizeof(w->times), "%d", load.times);
+    snprintf(w->warmup, sizeof(w->warmup), "%d", 1 + load.times / 8);
     snprintf(w->mpi_peer, sizeof(w->mpi_peer), "%s", mpi_peer());
     w->text = strdup(text);
     for (char *word = w->text ? strtok_r(w->text, " ", &rest) : NULL; word && count < WORDS_MAX;
@@ -144,55 +151,74 @@ static void set_environment(const char *assignments)
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
-static void become(const struct peer_command *c, const char *text, int port, int core, int fd)
+/* In a session of its own, by which its processes are found. */
+static void become(const struct peer_command *c, const char *text, struct peer_load load, int port,
+                   int core, int output, int input)
 {
     struct words w;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setsid();
     /* Who starts both sides puts them on their cores. */
     if (c->server)
         bench_pin(core);
     else
         bench_unpin();
     set_environment(c->environment);
-    split(&w, c, text, port);
-    dup2(fd, STDOUT_FILENO);
-    dup2(fd, STDERR_FILENO);
+    split(&w, text, load, port);
+    dup2(input, STDIN_FILENO);
+    dup2(output, STDOUT_FILENO);
+    dup2(output, STDERR_FILENO);
     if (w.words[0])
         execvp(w.words[0], w.words);
     dprintf(STDERR_FILENO, "%s: %s\n", text, strerror(errno));
     _exit(127);
 }
 
-static int start(struct child *child, const struct peer_command *c, const char *text, int port,
-                 int core)
+static int start(struct child *child, const struct peer_command *c, const char *text,
+                 struct peer_load load, int port, int core)
 {
-    int fds[2];
+    int out[2], in[2];
 
-    if (pipe2(fds, O_CLOEXEC))
+    if (pipe2(out, O_CLOEXEC))
         return DP_EIO;
+    if (pipe2(in, O_CLOEXEC)) {
+        close(out[0]);
+        close(out[1]);
+        return DP_EIO;
+    }
     fflush(stdout);
     child->pid = fork();
     if (child->pid == 0)
-        become(c, text, port, core, fds[1]);
-    close(fds[1]);
-    child->fd = fds[0];
+        become(c, text, load, port, core, out[1], in[0]);
+    close(out[1]);
+    close(in[0]);
+    child->fd = out[0];
+    child->input = in[1];
     if (child->pid > 0)
         return 0;
     child->pid = 0;
     return DP_EIO;
 }
 
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
 static void finish(struct child *child)
 {
-    if (child->pid > 0) {
+    /* Who waits for all children has perhaps met it already: then the number is nobody's. */
+    if (child->pid > 0 && waitpid(child->pid, NULL, WNOHANG) == 0) {
         kill(child->pid, SIGKILL);
         while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR)
             ;
     }
-    if (child->fd >= 0)
-        close(child->fd);
-    *child = (struct child){.fd = -1};
+    close_fd(&child->fd);
+    close_fd(&child->input);
+    *child = NO_CHILD;
 }
 
 /* Keep the end of what it prints, until it closes its output. */
@@ -288,36 +314,178 @@ static int check_end(struct child *client, const char *output, char *why, size_t
 }
 
 /* Who is killed may leave files in /dev/shm behind. */
-static void see_off(struct child *server)
+static void see_off(struct child *child)
 {
     char output[PEER_OUTPUT_MAX];
 
-    read_all(server, bench_now_ns() + GOODBYE_NS, output);
+    if (!child->pid)
+        return;
+    close_fd(&child->input);
+    read_all(child, bench_now_ns() + GOODBYE_NS, output);
 }
 
-int peer_process_run(const struct peer_command *c, char output[PEER_OUTPUT_MAX], char *why,
-                     size_t why_len)
+static int start_both(struct peer_process *p, struct peer_load load, int64_t until_ns, char *why,
+                      size_t why_len)
 {
-    const int64_t until_ns = bench_now_ns() + PATIENCE_NS;
-    struct child server = {.fd = -1}, client = {.fd = -1};
+    const struct peer_command *c = p->command;
     const int port = find_port();
     int err = 0;
 
+    p->server = p->client = NO_CHILD;
     if (port < 0)
         return fail(why, why_len, "no free port: %s", strerror(errno));
-    if (c->server && start(&server, c, c->server, port, 1))
+    if (c->server && start(&p->server, c, c->server, load, port, 1))
         err = fail(why, why_len, "cannot start it: %s", strerror(errno));
     else if (c->server)
-        err = await_server(&server, port, until_ns, why, why_len);
-    if (!err && start(&client, c, c->client, port, 0))
+        err = await_server(&p->server, port, until_ns, why, why_len);
+    if (!err && start(&p->client, c, c->client, load, port, 0))
         err = fail(why, why_len, "cannot start it: %s", strerror(errno));
-    if (!err && !read_all(&client, until_ns, output))
+    return err;
+}
+
+int peer_process_run(const struct peer_command *c, struct peer_load load,
+                     char output[PEER_OUTPUT_MAX], char *why, size_t why_len)
+{
+    const int64_t until_ns = bench_now_ns() + PATIENCE_NS;
+    struct peer_process p = {.command = c};
+    int err = start_both(&p, load, until_ns, why, why_len);
+
+    if (!err && !read_all(&p.client, until_ns, output))
         err = fail(why, why_len, "it has not ended in time");
     if (!err)
-        err = check_end(&client, output, why, why_len);
-    if (!err && server.pid)
-        see_off(&server);
-    finish(&client);
-    finish(&server);
+        err = check_end(&p.client, output, why, why_len);
+    if (!err)
+        see_off(&p.server);
+    finish(&p.client);
+    finish(&p.server);
     return err;
+}
+
+/* ---- one that lives, and takes orders -------------------------------------------------------- */
+
+int peer_process_open(const struct peer_command *c, struct peer_process **out, char *why,
+                      size_t why_len)
+{
+    struct peer_process *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return fail(why, why_len, "no memory");
+    p->command = c;
+    int err = start_both(p, (struct peer_load){0}, bench_now_ns() + PATIENCE_NS, why, why_len);
+    if (err)
+        peer_process_close(p);
+    else
+        *out = p;
+    return err;
+}
+
+void peer_process_close(struct peer_process *p)
+{
+    if (!p)
+        return;
+    see_off(&p->client);
+    see_off(&p->server);
+    finish(&p->client);
+    finish(&p->server);
+    free(p);
+}
+
+static bool tell(const struct child *child, const char *text)
+{
+    const size_t len = strlen(text);
+
+    return child->input < 0 || write(child->input, text, len) == (ssize_t)len;
+}
+
+static int give_order(struct peer_process *p, const char *order, struct peer_load load)
+{
+    char line[256] = "";
+    size_t len = 0;
+    struct words w;
+
+    split(&w, order, load, 0);
+    for (int i = 0; w.words[i] && len < sizeof(line); i++)
+        len += (size_t)snprintf(line + len, sizeof(line) - len, "%s%s", w.words[i],
+                                w.words[i + 1] ? " " : "\n");
+    free(w.text);
+    return tell(&p->server, line) && tell(&p->client, line) ? 0 : DP_EIO;
+}
+
+/* Less than a line is read at a time, as a line ends what an order has to tell. */
+static bool read_line(struct child *child, int64_t until_ns, char line[PEER_OUTPUT_MAX])
+{
+    struct pollfd fd = {.fd = child->fd, .events = POLLIN};
+    size_t len = 0;
+
+    line[0] = 0;
+    while (len < PEER_OUTPUT_MAX - 1) {
+        const int64_t left_ns = until_ns - bench_now_ns();
+        if (left_ns <= 0 || poll(&fd, 1, (int)(left_ns / 1000000) + 1) <= 0)
+            return false;
+        if (read(child->fd, line + len, 1) != 1)
+            return false;
+        if (line[len] == '\n')
+            break;
+        line[++len] = 0;
+    }
+    line[len] = 0;
+    return true;
+}
+
+int peer_process_order(struct peer_process *p, const char *order, struct peer_load load,
+                       bool (*is_answer)(void *user, const char *line), void *user, char *why,
+                       size_t why_len)
+{
+    const int64_t until_ns = bench_now_ns() + PATIENCE_NS;
+    char line[PEER_OUTPUT_MAX], last[128] = "nothing";
+
+    signal(SIGPIPE, SIG_IGN);
+    if (give_order(p, order, load))
+        return fail(why, why_len, "it has ended");
+    for (;;) {
+        if (!read_line(&p->client, until_ns, line))
+            return fail(why, why_len, "no figure in what it printed: %s", last);
+        if (is_answer(user, line))
+            return 0;
+        if (line[0])
+            snprintf(last, sizeof(last), "%.120s", line);
+    }
+}
+
+/* ---- what CPU time they use ------------------------------------------------------------------ */
+
+/* Ticks of a process, and of its children that have ended, if it is of one of these sessions. */
+static long long ticks_in(const char *pid, const pid_t sessions[2])
+{
+    long long user, system, children_user, children_system;
+    char path[64], text[512];
+    int session;
+
+    snprintf(path, sizeof(path), "/proc/%.20s/stat", pid);
+    FILE *f = fopen(path, "re");
+    const size_t len = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+    if (f)
+        fclose(f);
+    text[len] = 0;
+    const char *behind_name = strrchr(text, ')');
+    if (!behind_name ||
+        sscanf(behind_name, ") %*c %*d %*d %d %*d %*d %*u %*u %*u %*u %*u %lld %lld %lld %lld",
+               &session, &user, &system, &children_user, &children_system) != 5 ||
+        (session != sessions[0] && session != sessions[1]))
+        return 0;
+    return user + system + children_user + children_system;
+}
+
+int64_t peer_process_cpu_ns(const struct peer_process *p)
+{
+    const pid_t sessions[2] = {p->client.pid, p->server.pid ? p->server.pid : p->client.pid};
+    DIR *dir = opendir("/proc");
+    long long ticks = 0;
+
+    for (const struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir))
+        if (d->d_name[0] >= '1' && d->d_name[0] <= '9')
+            ticks += ticks_in(d->d_name, sessions);
+    if (dir)
+        closedir(dir);
+    return ticks * (INT64_C(1000000000) / sysconf(_SC_CLK_TCK));
 }

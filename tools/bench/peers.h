@@ -8,8 +8,9 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
-enum { PEERS_MAX = 8 };
+enum { PEERS_MAX = 4 }; /* beside one transport */
 
 /* Half of a message there and one back, in us; or messages of one size one way, in GB/s. */
 enum peer_test { PEER_LATENCY, PEER_STREAM, PEER_TESTS };
@@ -22,18 +23,24 @@ struct peer_run {
     const char *name; /* of the peer */
     enum peer_test test;
     size_t size;
-    int times; /* messages that fill a sample */
+    int times; /* messages that fill a turn */
 };
 
 /* The peers that stand beside our transport "shm" or "tcp" and can do this test here: each does it
- * once, to see how often it must. Who fails is left out from then on, and a line on standard error
- * says why.
+ * once, to see how often it must for a turn of turn_ms. Who fails is left out from then on, and a line
+ * on standard error says why. Most live on from then, asleep between their turns.
  * Returns how many. */
-int peers_find(const char *transport, enum peer_test test, size_t size,
+int peers_find(const char *transport, enum peer_test test, size_t size, int turn_ms,
                struct peer_run runs[PEERS_MAX]);
 
-/* For bench_case.sample; user is a struct peer_run. Its processes keep to the first two cores, as
- * ours do. DP_EIO if it fails: why has been printed. */
-int peer_sample(void *user, double *figures);
+/* A turn: us, or GB/s. Its processes keep to the first two cores, as ours do. DP_EIO if it fails: why
+ * has been printed. */
+int peer_turn(const struct peer_run *run, double *figure);
+
+/* CPU time so far of all peers that live. */
+int64_t peers_cpu_ns(void);
+
+/* The peers that live end. */
+void peers_end(void);
 
 #endif

@@ -8,7 +8,6 @@
  */
 #include "bench/wire.h"
 
-#include "bench/peers.h"
 #include "command.h"
 #include "commands.h"
 #include "launch.h"
@@ -22,9 +21,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SAMPLE_MS = 150, STOP = -1 };
+enum { STOP = -1 };
 static const int64_t PEERS_NS = INT64_C(300000000000); /* longest for all peers between two of ours */
-static const char *const units[] = {"us", "GB/s", "%"};
 
 /* What rank 1 is to do. */
 struct word {
@@ -32,33 +30,38 @@ struct word {
     int32_t times;
 };
 
-/* ---- samples, on rank 0 ---------------------------------------------------------------------- */
+/* ---- together -------------------------------------------------------------------------------- */
 
-struct sampler {
-    struct wire_job *job;
-    int which, times; /* times that fill a sample; 0: not known yet */
-};
+/* Once around, so that caches and the ways that messages take are what they are in the middle. */
+static int warm_up(struct wire_job *j, const struct wire_method *m, int times)
+{
+    return m->figure == SHARE ? 0 : m->run(j, m->size, 1 + times / 8);
+}
 
 /* Both ranks do it; the other one's CPU time is added to our own. */
 static int do_together(struct wire_job *j, struct word word, int64_t *ns, int64_t *cpu_ns)
 {
-    int64_t cpu = -bench_self_ns(), all[2];
-    int err = dp_comm_barrier(j->comm);
+    const struct wire_method *m = &wire_methods[word.which];
+    const int64_t all_cpu = bench_self_ns();
+    int64_t all[2];
+    int err = warm_up(j, m, word.times);
 
-    int64_t began = bench_now_ns();
     if (!err)
-        err = wire_methods[word.which].run(j, wire_methods[word.which].size, word.times);
+        err = dp_comm_barrier(j->comm);
+    int64_t began = bench_now_ns(), cpu = bench_self_ns();
+    if (!err)
+        err = m->run(j, m->size, word.times);
     *ns = bench_now_ns() - began;
-    cpu += bench_self_ns();
-    *cpu_ns = cpu;
+    *cpu_ns = bench_self_ns() - cpu;
+    const int64_t used = bench_self_ns() - all_cpu;
     if (!err)
-        err = dp_comm_allgather(j->comm, &cpu, all, sizeof(cpu));
+        err = dp_comm_allgather(j->comm, &used, all, sizeof(used));
     if (!err)
         bench_add_own(all[1 - j->comm->rank]);
     return err;
 }
 
-static int order(struct wire_job *j, int which, int times, int64_t *ns, int64_t *cpu_ns)
+int wire_order(struct wire_job *j, int which, int times, int64_t *ns, int64_t *cpu_ns)
 {
     struct word word = {which, times};
     int err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
@@ -66,176 +69,11 @@ static int order(struct wire_job *j, int which, int times, int64_t *ns, int64_t 
     return err || which == STOP ? err : do_together(j, word, ns, cpu_ns);
 }
 
-static int run_times(void *user, int times, int64_t *ns)
-{
-    const struct sampler *s = user;
-    int64_t cpu_ns;
-
-    return order(s->job, s->which, times, ns, &cpu_ns);
-}
-
-static double figure_of(const struct wire_method *m, int times, int64_t ns, int64_t cpu_ns)
-{
-    switch (m->figure) {
-    case LATENCY:
-        return (double)ns / 2 / times / 1e3;
-    case STREAM:
-        return (double)m->size * times / (double)ns;
-    case SHARE:
-        break;
-    }
-    return 100 * (double)cpu_ns / (double)ns;
-}
-
-static int sample(void *user, double *figures)
-{
-    struct sampler *s = user;
-    int err = s->times ? 0 : bench_find_times(run_times, s, SAMPLE_MS, &s->times);
-    int64_t ns = 1, cpu_ns = 0;
-
-    if (!err)
-        err = order(s->job, s->which, s->times, &ns, &cpu_ns);
-    figures[0] = figure_of(&wire_methods[s->which], s->times ? s->times : 1, ns, cpu_ns);
-    return err;
-}
-
-/* ---- beside others --------------------------------------------------------------------------- */
-
-enum { CASES_MAX = WIRE_METHODS_MAX * 2 + PEERS_MAX * WIRE_METHODS_MAX, WHAT_LEN = 64 };
-
-/* The rows of the report: those that are measured, then how ours compare with the peers'. */
-struct plan {
-    struct wire_job *job;
-    struct bench_case cases[CASES_MAX];
-    char what[CASES_MAX][WHAT_LEN];
-    int count;
-    struct sampler samplers[WIRE_METHODS_MAX];
-    int own[WIRE_METHODS_MAX]; /* where the method's own row is; its peers' follow */
-};
-
-static const struct wire_goal *goal_of(const struct plan *p, const struct wire_method *m)
-{
-    return strcmp(p->job->transport, "tcp") ? &m->shm : &m->tcp;
-}
-
-static struct bench_case *add_row(struct plan *p, const char *what, const char *peer,
-                                  struct bench_figure figure)
-{
-    struct bench_case *c = &p->cases[p->count];
-    char *text = p->what[p->count++];
-
-    snprintf(text, WHAT_LEN, "%s%s%s", what, peer ? ", " : "", peer ? peer : "");
-    *c = (struct bench_case){.figure_count = 1, .figures = {figure}};
-    c->figures[0].what = text;
-    return c;
-}
-
-static void add_method(struct plan *p, int which)
-{
-    const struct wire_method *m = &wire_methods[which];
-    struct bench_figure figure = {.unit = units[m->figure],
-                                  .target = goal_of(p, m)->figure,
-                                  .target_is_floor = m->figure == STREAM};
-
-    p->samplers[which] = (struct sampler){.job = p->job, .which = which};
-    p->own[which] = p->count;
-    struct bench_case *c = add_row(p, m->what, NULL, figure);
-    c->sample = sample;
-    c->user = &p->samplers[which];
-}
-
-static void add_peers(struct plan *p, int which)
-{
-    const struct wire_method *m = &wire_methods[which];
-    const struct wire_peers *peers = &p->job->peers[which];
-
-    for (int i = 0; i < peers->count; i++) {
-        struct bench_case *c = add_row(p, m->what, peers->runs[i].name,
-                                       (struct bench_figure){.unit = units[m->figure],
-                                                             .target_is_floor = m->figure == STREAM});
-        c->sample = peer_sample;
-        c->user = (void *)&peers->runs[i];
-    }
-}
-
-static bool is_shown(const struct wire_job *j, const struct wire_method *m)
-{
-    if (m->run == wire_limit_copy)
-        return j->may_copy_straight && !strcmp(j->transport, "shm");
-    if (wire_method_shares(m))
-        return !strcmp(j->transport, "shm");
-    return !j->v->peers || wire_method_has_peers(m);
-}
-
-static void make_plan(struct plan *p)
-{
-    for (int i = 0; i < wire_method_count; i++) {
-        if (!is_shown(p->job, &wire_methods[i]))
-            continue;
-        add_method(p, i);
-        add_peers(p, i);
-    }
-}
-
-/* The method whose peers this one is compared with. */
-static int find_like(int which)
-{
-    if (!wire_method_shares(&wire_methods[which]))
-        return which;
-    for (int i = 0; i < wire_method_count; i++)
-        if (wire_method_has_peers(&wire_methods[i]) &&
-            wire_methods[i].size == wire_methods[which].size)
-            return i;
-    return which;
-}
-
-/* One more row: ours over the best peer's, if there is one. */
-static void compare(struct plan *p, int which)
-{
-    const struct wire_method *m = &wire_methods[which];
-    const int like = find_like(which);
-    const struct wire_peers *peers = &p->job->peers[like];
-    const struct bench_case *own = &p->cases[p->own[which]], *first = &p->cases[p->own[like] + 1];
-    const struct bench_case *best = first;
-    const bool more_is_better = m->figure == STREAM;
-
-    if (!peers->count || !is_shown(p->job, m))
-        return;
-    for (const struct bench_case *c = first; c < first + peers->count; c++)
-        if ((c->figures[0].median > best->figures[0].median) == more_is_better)
-            best = c;
-    char what[WHAT_LEN];
-    snprintf(what, sizeof(what), "%s over %s", m->what, peers->runs[best - first].name);
-    struct bench_case *c =
-        add_row(p, what, NULL,
-                (struct bench_figure){.unit = "x",
-                                      .target = goal_of(p, m)->ratio,
-                                      .target_is_floor = more_is_better,
-                                      .median = own->figures[0].median / best->figures[0].median,
-                                      .best = own->figures[0].best / best->figures[0].best});
-    c->noisy = own->noisy || best->noisy;
-    c->background = own->background > best->background ? own->background : best->background;
-    c->count = own->count < best->count ? own->count : best->count;
-    for (int i = 0; i < c->count; i++)
-        c->samples[i] = (struct bench_sample){
-            {own->samples[i].figures[0] / best->samples[i].figures[0]}, c->background};
-}
-
 static int lead(struct wire_job *j)
 {
-    static struct plan p;
-    char title[64];
+    int err = wire_compare(j);
 
-    p.job = j;
-    make_plan(&p);
-    int err = bench_run(p.cases, p.count, &j->v->common);
-    if (err)
-        return err;
-    for (int i = 0; i < wire_method_count; i++)
-        compare(&p, i);
-    snprintf(title, sizeof(title), "%s: latency one way, streams", j->comm->ops->name);
-    bench_report(title, p.cases, p.count, &j->v->common);
-    return order(j, STOP, 0, NULL, NULL);
+    return err ? err : wire_order(j, STOP, 0, NULL, NULL);
 }
 
 static int follow(struct wire_job *j)
@@ -312,7 +150,8 @@ static void find_peers(struct wire_job *j)
         const struct wire_method *m = &wire_methods[i];
         const enum peer_test test = m->figure == STREAM ? PEER_STREAM : PEER_LATENCY;
         if (wire_method_has_peers(m))
-            j->peers[i].count = peers_find(j->transport, test, m->size, j->peers[i].runs);
+            j->peers[i].count =
+                peers_find(j->transport, test, m->size, WIRE_TURN_MS, j->peers[i].runs);
     }
 }
 
@@ -320,8 +159,6 @@ static int measure(const struct wire_values *v, const char *transport)
 {
     struct wire_job job = {.v = v, .transport = transport};
 
-    if (v->peers)
-        find_peers(&job);
     if (pipe(job.there))
         return command_broke("cannot make a pipe: %s", strerror(errno));
     if (pipe(job.back)) {
@@ -329,7 +166,13 @@ static int measure(const struct wire_values *v, const char *transport)
         close(job.there[1]);
         return command_broke("cannot make a pipe: %s", strerror(errno));
     }
-    int status = launch_ranks(2, 0, transport, run_rank, &job);
+    int status = wire_limit_open(&job);
+    if (!status && v->peers)
+        find_peers(&job);
+    if (!status)
+        status = launch_ranks(2, 0, transport, run_rank, &job);
+    peers_end();
+    wire_limit_close(&job);
     for (int i = 0; i < 2; i++) {
         close(job.there[i]);
         close(job.back[i]);
@@ -378,11 +221,13 @@ int run_bench_wire(int argc, char **argv)
                  "there and back, and streams of large ones; what a rank costs that waits for\n"
                  "10 ms; and both again while a thread that computes shares each core. Targets\n"
                  "are those of the machine that this library is developed on. With --peers:\n"
-                 "latency and streams only, in turns with other libraries, and ours over theirs.",
+                 "latency and streams only, in short turns with other libraries, and ours over\n"
+                 "theirs, each turn of theirs by those of ours before and behind it.",
         .groups = groups,
         .examples = "  dualpipe bench wire\n"
                     "  dualpipe bench wire --transport tcp --samples 9\n"
-                    "  dualpipe bench wire --transport tcp --sockets 4\n",
+                    "  dualpipe bench wire --transport tcp --sockets 4\n"
+                    "  dualpipe bench wire --transport shm --peers --samples 15\n",
     };
     struct operands operands;
     struct wire_values v;

@@ -11,6 +11,7 @@
 #include <dualpipe/comm.h>
 
 enum { WIRE_METHODS_MAX = 32 };
+enum { WIRE_TURN_MS = 40 }; /* beside peers */
 #define WIRE_BIGGEST ((size_t)64 << 20) /* message */
 
 struct wire_values {
@@ -30,6 +31,7 @@ struct wire_job {
     const struct wire_values *v;
     const char *transport;
     int there[2], back[2]; /* pipes between the ranks, as something to compare with */
+    struct wire_line *lines; /* [2] shared by the ranks: there, and back */
     struct wire_peers peers[WIRE_METHODS_MAX];
     /* In each rank's process: */
     struct dp_comm *comm;
@@ -67,9 +69,20 @@ bool wire_method_has_peers(const struct wire_method *method);
 /* Whether it is a stream from and into shared memory; its peers are those of the stream of that size. */
 bool wire_method_shares(const struct wire_method *method);
 
+/* Before there are ranks, and when they have ended. 0, or an exit status: why has been printed. */
+int wire_limit_open(struct wire_job *j);
+void wire_limit_close(struct wire_job *j);
 /* Both ranks call it once: tell each other where their buffers are, and see who may copy. */
 int wire_limit_meet(struct wire_job *j);
-/* A method: both sides copy, straight. */
+/* Methods. Both sides copy, straight. */
 int wire_limit_copy(struct wire_job *j, size_t size, int times);
+/* A number in a line of memory there, and one back. */
+int wire_limit_line(struct wire_job *j, size_t size, int times);
+
+/* Rank 0: both ranks do a method so often, once they have warmed up. How long that takes, and what
+ * CPU time this one uses. */
+int wire_order(struct wire_job *j, int which, int times, int64_t *ns, int64_t *cpu_ns);
+/* Rank 0: take all samples, and report. */
+int wire_compare(struct wire_job *j);
 
 #endif

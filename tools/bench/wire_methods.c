@@ -218,6 +218,7 @@ const struct wire_method wire_methods[] = {
     {"512 KiB, shared memory", 512 << 10, stream_shared, STREAM, .shm = {0}},
     {"4 MiB, shared memory", 4 << 20, stream_shared, STREAM, .shm = {26.5, 1.7}},
     {"64 MiB, shared memory", WIRE_BIGGEST, stream_shared, STREAM, .shm = {24.3, 1.6}},
+    {"  limit: a line of memory", 8, wire_limit_line, LATENCY, .shm = {0}},
     {"  limit: both sides copy, 512 KiB", 512 << 10, wire_limit_copy, STREAM, .shm = {0}},
     {"  limit: both sides copy, 4 MiB", 4 << 20, wire_limit_copy, STREAM, .shm = {0}},
     {"  limit: both sides copy, 64 MiB", WIRE_BIGGEST, wire_limit_copy, STREAM, .shm = {0}},
