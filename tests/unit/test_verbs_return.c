@@ -2,7 +2,7 @@
  *
  * test_verbs_return.c - the control connection of a connection over RDMA is lost: messages go on, it is
  * made again, and what could not be said meanwhile is said then. A peer that is gone is found all the
- * same.
+ * same. Where there is no door to come back to, the loss is the end.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -241,6 +241,89 @@ static void a_door_is_there_while_it_is_used(void **state)
     assert_true(dpn_door_use("no-such-interface", &two, &other) < 0);
 }
 
+/* ---- no door ----------------------------------------------------------------------------------- */
+
+static int listens_left = -1; /* -1: as many as the system lets us */
+static char said[4096];
+
+int __real_listen(int fd, int backlog);
+int __wrap_listen(int fd, int backlog);
+int __wrap_listen(int fd, int backlog)
+{
+    if (listens_left) {
+        listens_left -= listens_left > 0;
+        return __real_listen(fd, backlog);
+    }
+    errno = EMFILE;
+    return -1;
+}
+
+static void take_line(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    strncat(said, line, sizeof(said) - strlen(said) - 2);
+    strcat(said, "\n");
+}
+
+/* The connection's own listener is the last that there is a file for. */
+static struct pair connect_without_doors(void)
+{
+    said[0] = '\0';
+    dp_log_set(take_line, NULL, DP_LOG_INFO);
+    listens_left = 1;
+    struct pair p = pair_connect(0);
+    listens_left = -1;
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+    return p;
+}
+
+static void without_a_door_messages_go_and_the_log_says_what_is_missing(void **state)
+{
+    (void)state;
+    struct pair p = connect_without_doors();
+    assert_non_null(strstr(said, "Too many open files"));
+    assert_non_null(strstr(said, "the peer cannot ask whether this process is there: "));
+    assert_non_null(strstr(said, "a control connection that is lost cannot be made again: "));
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    const unsigned epoch = pair_epoch(p.sender, 0);
+    const int64_t began_ns = dp_now_ns();
+    for (pair_transfer(&p, NCCL_PTR_HOST, 0); pair_epoch(p.sender, 0) == epoch;) {
+        must_be_in_time(began_ns);
+        pair_transfer(&p, NCCL_PTR_HOST, -1);
+    }
+    pair_end(&p);
+}
+
+static void without_a_door_a_lost_control_connection_is_the_end(void **state)
+{
+    (void)state;
+    struct pair p = connect_without_doors();
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    assert_non_null(source);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    const int64_t began_ns = dp_now_ns();
+    pair_reset(p.sender);
+    assert_int_equal(wait_for_error(recv), DP_ECOMM);
+    assert_non_null(strstr(dp_last_error(), "the peer is gone: "));
+    assert_true(dp_now_ns() - began_ns < 5 * DP_NS_PER_S);
+    pair_end(&p);
+}
+
+/* A later connection has one. */
+static void a_door_is_tried_again(void **state)
+{
+    (void)state;
+    struct pair without = connect_without_doors(), p = pair_connect(0);
+    pair_reset(p.receiver);
+    transfer_until(&p, true);
+    transfer_until(&p, false);
+    pair_transfer(&without, NCCL_PTR_HOST, -1);
+    pair_end(&p);
+    pair_end(&without);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +334,9 @@ int main(void)
         cmocka_unit_test(a_peer_that_has_closed_is_found_at_once),
         cmocka_unit_test(words_do_not_wait_for_ever),
         cmocka_unit_test(a_door_is_there_while_it_is_used),
+        cmocka_unit_test(without_a_door_messages_go_and_the_log_says_what_is_missing),
+        cmocka_unit_test(without_a_door_a_lost_control_connection_is_the_end),
+        cmocka_unit_test(a_door_is_tried_again),
     };
     return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
 }
