@@ -3,7 +3,10 @@
 
 #include "nccl-plugin/net_interfaces.h"
 
+#include "base/fail.h"
+
 #include <arpa/inet.h>
+#include <errno.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <net/if.h>
@@ -176,8 +179,10 @@ int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_inte
 {
     struct ifaddrs *all = NULL;
 
-    if (getifaddrs(&all))
+    if (getifaddrs(&all)) {
+        dp_log(DP_LOG_WARN, "cannot list the network interfaces: %s", dp_errno_text(errno));
         return 0;
+    }
     const int count = dpn_interfaces_choose(all, rules, out, max);
     freeifaddrs(all);
     return count;

@@ -50,7 +50,7 @@ static int open_directory(const char *name)
                  : open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
     if (fd < 0 || fstat(fd, &st))
-        no_page("open", name, strerror(errno));
+        no_page("open", name, dp_errno_text(errno));
     else if (st.st_uid != geteuid() || st.st_mode & 077)
         no_page("use", name, "it is not this user's alone (mode 0700)");
     else
@@ -183,7 +183,7 @@ static void make_page(const char *directory)
     snprintf(name, sizeof(name), "%ld-%08x" DPN_STAT_SUFFIX, (long)getpid(), salt);
     int err = make_file(dir, name, &page);
     if (err)
-        no_page("make a page in", directory, strerror(err));
+        no_page("make a page in", directory, dp_errno_text(err));
     else
         snprintf(path, sizeof(path), "%s/%s", directory, name);
     close(dir);

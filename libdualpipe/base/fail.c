@@ -3,11 +3,13 @@
 
 #include "base/number.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 static _Thread_local char last_error[1024];
 
@@ -113,6 +115,23 @@ int dp_fail_quietly(int err, const char *fmt, ...)
     keep(fmt, args);
     va_end(args);
     return err;
+}
+
+const char *dp_errno_text(int error)
+{
+    static _Thread_local char text[160];
+    struct rlimit files;
+
+    if (error == ENFILE)
+        snprintf(text, sizeof(text), "%s (for all processes together: raise fs.file-max)",
+                 strerror(error));
+    else if (error == EMFILE && !getrlimit(RLIMIT_NOFILE, &files))
+        snprintf(text, sizeof(text),
+                 "%s (this process may have %llu: raise it with 'ulimit -n')", strerror(error),
+                 (unsigned long long)files.rlim_cur);
+    else
+        return strerror(error);
+    return text;
 }
 
 const char *dp_last_error(void)

@@ -18,6 +18,10 @@ int dp_fail(int err, const char *fmt, ...) DP_PRINTF(2, 3);
 /* The same, without a log line: for a failure that the caller may well get over. */
 int dp_fail_quietly(int err, const char *fmt, ...) DP_PRINTF(2, 3);
 
+/* As strerror; of a limit on open files also what it is, and how to raise it. The text lasts until the
+ * thread's next call. */
+const char *dp_errno_text(int error);
+
 void dp_log(enum dp_log_level level, const char *fmt, ...) DP_PRINTF(2, 3);
 
 #endif

@@ -122,7 +122,7 @@ int dp_shared_file(size_t bytes, int *out)
     int fd = memfd_create("dualpipe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     if (fd < 0)
-        return dp_fail(DP_EUNSUPPORTED, "no shared memory: %s", strerror(errno));
+        return dp_fail(DP_EUNSUPPORTED, "no shared memory: %s", dp_errno_text(errno));
     if (ftruncate(fd, (off_t)bytes) ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
         int err = dp_fail(DP_ENOMEM, "no %zu bytes of shared memory: %s", bytes, strerror(errno));

@@ -104,14 +104,29 @@ static struct dp_guest *find_place(struct dp_wire_listener *door, int64_t now_ns
     return eldest;
 }
 
+/* Said once, as the listener is asked all the time; and only if there is somebody: without room for a
+ * file accept fails anyway. */
+static void complain(struct dp_wire_listener *door, int error)
+{
+    struct pollfd fd = {.fd = door->fd, .events = POLLIN};
+
+    if (error == EAGAIN || error == EINTR || error == ECONNABORTED || door->has_complained ||
+        poll(&fd, 1, 0) < 1)
+        return;
+    dp_log(DP_LOG_WARN, "a peer that connects cannot be let in: %s", dp_errno_text(error));
+    door->has_complained = true;
+}
+
 static void let_guests_in(struct dp_wire_listener *door, int64_t now_ns)
 {
     struct dp_guest *guest;
 
     while ((guest = find_place(door, now_ns))) {
         int fd = dp_socket_accept(door->fd);
-        if (fd < 0)
+        if (fd < 0) {
+            complain(door, errno);
             return;
+        }
         *guest = (struct dp_guest){.present = true, .fd = fd, .passed_fd = -1,
                                    .until_ns = now_ns + door->patience_ns};
     }
@@ -230,7 +245,7 @@ int dp_call_start(struct dp_call *call, const struct sockaddr *address, socklen_
     strncpy(call->where, where, sizeof(call->where) - 1);
     call->fd = dp_socket_open(address->sa_family);
     if (call->fd < 0)
-        return dp_fail_quietly(DP_EIO, "%s: no socket: %s", where, strerror(errno));
+        return dp_fail_quietly(DP_EIO, "%s: no socket: %s", where, dp_errno_text(errno));
     int err = dial(call, address, len);
     if (!err)
         err = get_through(call);

@@ -50,6 +50,7 @@ struct dp_wire_listener {
     uint8_t cookie[DP_COOKIE_BYTES];
     int64_t patience_ns;
     struct dp_tcp_wire *halves; /* tcp: wires that lack sockets */
+    bool has_complained;
     struct dp_guest guests[DP_DOOR_GUESTS];
 };
 

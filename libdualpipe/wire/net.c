@@ -191,7 +191,7 @@ int dp_interface_address(const char *name, union dp_sockaddr *out)
     int best = INT32_MAX;
 
     if (getifaddrs(&all))
-        return dp_fail(DP_EIO, "cannot list the network interfaces: %s", strerror(errno));
+        return dp_fail(DP_EIO, "cannot list the network interfaces: %s", dp_errno_text(errno));
     for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
         union dp_sockaddr a;
         if (!is_ip(i) || rank_interface(i) >= best)

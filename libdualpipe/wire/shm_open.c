@@ -134,7 +134,8 @@ static int bind_to_name(const uint8_t name[16], int *out)
     int fd = dp_socket_open(AF_UNIX);
 
     if (fd < 0 || bind(fd, (struct sockaddr *)&un, len) || listen(fd, SOMAXCONN)) {
-        int err = dp_fail(DP_EIO, "cannot listen on a unix socket: %s", strerror(errno));
+        int err = dp_fail(DP_EIO, "cannot listen on a unix socket: %s",
+                          dp_errno_text(errno));
         dp_fd_close(fd);
         return err;
     }
@@ -165,8 +166,12 @@ int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener *
 /* Who knows the cookie but is of another build is nobody of ours: DP_EAGAIN. */
 static int welcome(const struct dp_guest *guest, struct dp_shm_wire **out)
 {
-    if (guest->hello.extra != sizeof(struct dp_shm_segment) || !is_segment(guest->passed_fd))
+    if (guest->hello.extra != sizeof(struct dp_shm_segment) || !is_segment(guest->passed_fd)) {
+        if (guest->passed_fd < 0) /* the kernel lets go of a file that there is no number for */
+            dp_log(DP_LOG_WARN, "the shared memory of a peer has not arrived: %s",
+                   dp_errno_text(EMFILE));
         return DP_EAGAIN;
+    }
     int err = new_wire(out);
     if (err)
         return err;

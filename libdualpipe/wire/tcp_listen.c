@@ -127,7 +127,7 @@ static int say_bind_error(int err, const struct dp_wire_config *config)
         return dp_fail(DP_ECOMM, "port %d on %s needs more rights: choose one above 1023",
                        config->port, where);
     return dp_fail(DP_ECOMM, "cannot listen on port %d of %s: %s", config->port, where,
-                   strerror(-err));
+                   dp_errno_text(-err));
 }
 
 /* What the others are told: the interface asked for, or how others know this host. */

@@ -43,7 +43,7 @@ static int new_wire(int count, struct dp_tcp_wire **out)
     if (count > 1)
         w->epoll_fd = dp_socket_epoll();
     if (count > 1 && w->epoll_fd < 0) {
-        err = dp_fail(DP_EIO, "no epoll for a connection: %s", strerror(errno));
+        err = dp_fail(DP_EIO, "no epoll for a connection: %s", dp_errno_text(errno));
         dp_tcp_close(&w->base);
         return err;
     }

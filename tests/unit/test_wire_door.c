@@ -226,6 +226,67 @@ static void a_port_in_use_and_a_bad_interface_are_named(void **state)
     dp_wire_shm.unlisten(NULL);
 }
 
+static int warnings;
+
+static void count_warnings(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    if (level == DP_LOG_WARN && strstr(line, "Too many open files (this process may have") &&
+        strstr(line, "ulimit -n"))
+        warnings++;
+}
+
+/* No file more than are open. */
+static struct rlimit allow_no_more_files(void)
+{
+    struct rlimit before, none;
+    const int next = dup(STDERR_FILENO);
+
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    return before;
+}
+
+static void come_in_late(const struct dp_wire_ops *ops)
+{
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address, elsewhere;
+    struct dp_wire_listener *second;
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    warnings = 0;
+    assert_int_equal(ops->listen(&(struct dp_wire_config){0}, &listener, &address), 0);
+    assert_int_equal(ops->connect(&address, 5, &a), 0);
+    const struct rlimit before = allow_no_more_files();
+    for (int i = 0; i < 10; i++) {
+        ops->progress(a);
+        assert_int_equal(ops->accept(listener, &label, &b), DP_EAGAIN);
+    }
+    assert_int_equal(warnings, 1);
+    assert_true(ops->listen(&(struct dp_wire_config){0}, &second, &elsewhere) < 0);
+    assert_non_null(strstr(dp_last_error(), "Too many open files (this process may have"));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    while (ops->accept(listener, &label, &b) == DP_EAGAIN)
+        ops->progress(a);
+    assert_non_null(b);
+    dp_wire_close(a);
+    dp_wire_close(b);
+    ops->unlisten(listener);
+}
+
+static void who_finds_no_room_for_a_file_is_told_of_the_limit(void **state)
+{
+    (void)state;
+    dp_log_set(count_warnings, NULL, DP_LOG_WARN);
+    come_in_late(&dp_wire_tcp);
+    come_in_late(&dp_wire_shm);
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+}
+
 static void connect_to_nobody(const struct dp_wire_ops *ops, const char *interface)
 {
     const struct dp_wire_config config = {.interface = interface};
@@ -262,6 +323,7 @@ int main(void)
         cmocka_unit_test(a_door_of_another_version_is_named),
         cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),
         cmocka_unit_test(a_port_in_use_and_a_bad_interface_are_named),
+        cmocka_unit_test(who_finds_no_room_for_a_file_is_told_of_the_limit),
         cmocka_unit_test(nobody_at_the_address_breaks_the_wire),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
