@@ -8,8 +8,10 @@
 
 #include <dualpipe/seats.h>
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A placement of 4096 GPUs has 30 MiB. */
 enum { MAX_FILE = 1 << 30 };
@@ -31,8 +33,12 @@ int dp_seats_from_env(struct dp_seats **out)
     struct dp_seats *seats = NULL;
     int err = dp_options_read(&dp_seats_option_area, &options);
 
-    if (!err && options.file && *options.file)
+    if (!err && options.file && *options.file) {
+        if (access(options.file, R_OK))
+            return dp_fail(errno == ENOENT ? DP_ENOENT : DP_EIO, "DUALPIPE_PLACEMENT=%s: %s",
+                           options.file, strerror(errno));
         err = dp_seats_load(options.file, &seats);
+    }
     if (!err)
         *out = seats;
     return err;

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -88,6 +89,99 @@ bool is_filled(const char *buf, size_t len, unsigned seed)
         if (buf[i] != (char)(seed + i * 7 + (i >> 9) * 3))
             return false;
     return true;
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+void send_one(struct pair *p, char *from, char *to, size_t len, unsigned seed)
+{
+    struct dp_wire_request send, receive;
+
+    fill(from, len, seed);
+    memset(to, 0, len);
+    dp_wire_isend(p->a, seed, from, len, &send);
+    dp_wire_irecv(p->b, to, len, &receive);
+    finish(p, &receive);
+    finish(p, &send);
+    assert_true(!receive.status && !send.status);
+    assert_int_equal(receive.moved, len);
+    assert_int_equal(receive.tag, seed);
+    assert_true(is_filled(to, len, seed));
+}
+
+unsigned send_sizes(struct pair *p, char *from, char *to)
+{
+    static const size_t lens[LENS] = {DP_SHM_LARGE, 200001, 524288, (1 << 20) + 1, 5000000, BIG};
+    const unsigned before = dp_shm_of(p->a)->straight;
+
+    for (unsigned i = 0; i < LENS; i++)
+        send_one(p, from, to, lens[i], i);
+    return dp_shm_of(p->a)->straight - before;
+}
+
+void move_alone(struct pair *p, char *from, char *to)
+{
+    struct dp_wire_request send, receive;
+
+    fill(from, BIG, 1);
+    dp_wire_isend(p->a, 1, from, BIG, &send);
+    dp_wire_irecv(p->b, to, BIG, &receive);
+    while (receive.status == DP_EAGAIN)
+        progress(p->b); /* the sender computes */
+    assert_true(is_filled(to, BIG, 1));
+    assert_int_equal(send.status, DP_EAGAIN);
+    finish(p, &send);
+
+    fill(from, BIG, 2);
+    dp_wire_isend(p->a, 1, from, BIG, &send);
+    dp_wire_irecv(p->b, to, BIG, &receive); /* accepts, moves some, and then computes */
+    assert_true(dp_shm_of(p->b)->is_taken);
+    while (dp_direct_has_chunk(&dp_shm_of(p->a)->offered))
+        progress(p->a);
+    progress(p->b);
+    assert_int_equal(receive.status, 0);
+    assert_true(is_filled(to, BIG, 2));
+    finish(p, &send);
+}
+
+void drop_receive(struct pair *p, char *from, char *to)
+{
+    struct dp_wire_request send, receive;
+
+    fill(from, BIG, 1);
+    dp_wire_isend(p->a, 1, from, BIG, &send);
+    dp_wire_irecv(p->b, to, BIG, &receive);
+    assert_true(dp_shm_of(p->b)->is_taken);
+    progress(p->a);
+    dp_wire_fail(p->b, DP_EABORTED, "aborted");
+    memset(to, 'z', BIG);
+    for (int i = 0; i < 100; i++)
+        progress(p->a);
+    for (size_t i = 0; i < BIG; i++)
+        assert_int_equal(to[i], 'z');
+    assert_int_equal(send.status, DP_EAGAIN);
+    dp_wire_close(p->b);
+    p->b = NULL;
+    finish(p, &send);
+    assert_int_equal(send.status, DP_ECOMM);
+}
+
+void drop_send(struct pair *p, char *from, char *to, void (*forget)(char *from))
+{
+    struct dp_wire_request send, receive;
+
+    dp_wire_isend(p->a, 1, from, BIG, &send);
+    dp_wire_irecv(p->b, to, BIG, &receive);
+    dp_wire_fail(p->a, DP_EABORTED, "aborted");
+    for (int i = 0; i < 100; i++)
+        progress(p->b);
+    assert_int_equal(receive.status, DP_EAGAIN);
+    dp_wire_close(p->a);
+    p->a = NULL;
+    if (forget)
+        forget(from);
+    finish(p, &receive);
+    assert_int_equal(receive.status, DP_ECOMM);
 }
 
 char *new_shared(size_t len)

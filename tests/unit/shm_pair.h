@@ -32,6 +32,19 @@ bool goes_straight(const struct pair *p);
 void fill(char *buf, size_t len, unsigned seed);
 bool is_filled(const char *buf, size_t len, unsigned seed);
 
+enum { BIG = 8 << 20 };
+/* A message there, checked. */
+void send_one(struct pair *p, char *from, char *to, size_t len, unsigned seed);
+enum { LENS = 6 };
+/* LENS messages that are large, up to BIG; returns how many of them went straight. */
+unsigned send_sizes(struct pair *p, char *from, char *to);
+/* A message of BIG that the receiver moves alone, then one that the sender does. */
+void move_alone(struct pair *p, char *from, char *to);
+/* A message of BIG that its receiver gives up, and then leaves; nothing is written to `to` any more. */
+void drop_receive(struct pair *p, char *from, char *to);
+/* One that its sender gives up; what it sent from may be gone from then on. */
+void drop_send(struct pair *p, char *from, char *to, void (*forget)(char *from));
+
 /* Memory of dp_shared_alloc. */
 char *new_shared(size_t len);
 

@@ -292,6 +292,8 @@ static void the_environment_names_the_file(void **state)
     dp_seats_free(s);
     unlink(path);
     assert_int_equal(dp_seats_from_env(&s), DP_ENOENT);
+    assert_non_null(strstr(dp_last_error(), "DUALPIPE_PLACEMENT=/"));
+    assert_non_null(strstr(dp_last_error(), ": No such file"));
     setenv("DUALPIPE_PLACEMENT_BINT", "1", 1);
     assert_int_equal(dp_seats_from_env(&s), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "did you mean DUALPIPE_PLACEMENT_BIND?"));

@@ -144,20 +144,6 @@ static void a_way_that_never_comes_holds_up_none_of_the_others(void **state)
 enum { LEN = (5 << 20) + 77 };
 static char out[LEN], in[LEN];
 
-static void send_one(struct pair *p, size_t len, unsigned seed)
-{
-    struct dp_wire_request send, receive;
-
-    fill(out, len, seed);
-    dp_wire_isend(p->a, seed, out, len, &send);
-    dp_wire_irecv(p->b, in, sizeof(in), &receive);
-    finish(p, &receive);
-    finish(p, &send);
-    assert_true(!send.status && !receive.status);
-    assert_true(receive.moved == len && receive.tag == seed);
-    assert_true(is_filled(in, len, seed));
-}
-
 /* The receiver says which way, the sender follows at once. */
 static void a_message_goes_the_way_that_its_receiver_wants(void **state)
 {
@@ -173,7 +159,7 @@ static void a_message_goes_the_way_that_its_receiver_wants(void **state)
             for (unsigned way = 0; way < 2; way++) {
                 const unsigned before = a->straight;
                 atomic_store(&b->in->by_ring, way << dp_shm_class(lens[i]));
-                send_one(&p, lens[i], ++seed);
+                send_one(&p, out, in, lens[i], ++seed);
                 assert_int_equal(a->straight - before, right && !way);
             }
     free_pair(&p);
@@ -189,7 +175,7 @@ static void ways_are_measured(void **state)
 
     b->measures = true;
     for (unsigned i = 0; i < 40; i++)
-        send_one(&p, LEN, i);
+        send_one(&p, out, in, LEN, i);
     assert_true(c->cost[DP_SHM_RING] > 0 && c->cost[DP_SHM_RING_PAST] > 0);
     assert_int_equal(c->cost[DP_SHM_STRAIGHT] > 0, goes_straight(&p));
     free_pair(&p);

@@ -20,8 +20,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BIG = 8 << 20 };
-
 static void need_right(struct pair *p)
 {
     if (goes_straight(p))
@@ -34,33 +32,13 @@ static char out[BIG], in[BIG];
 
 /* ---- who copies ------------------------------------------------------------------------------ */
 
-static void send_sizes(struct pair *p, bool straight)
-{
-    static const size_t lens[] = {DP_SHM_LARGE, 200001, 524288, (1 << 20) + 1, 5000000, BIG};
-    enum { LENS = sizeof(lens) / sizeof(lens[0]) };
-
-    for (unsigned i = 0; i < LENS; i++) {
-        struct dp_wire_request send, receive;
-        fill(out, lens[i], i);
-        dp_wire_isend(p->a, i, out, lens[i], &send);
-        dp_wire_irecv(p->b, in, sizeof(in), &receive);
-        finish(p, &receive);
-        finish(p, &send);
-        assert_true(!receive.status && !send.status);
-        assert_int_equal(receive.moved, lens[i]);
-        assert_int_equal(receive.tag, i);
-        assert_true(is_filled(in, lens[i], i));
-    }
-    assert_int_equal(dp_shm_of(p->a)->straight, straight ? LENS : 0);
-}
-
 static void large_messages_go_straight(void **state)
 {
     (void)state;
     struct pair p = make_pair();
 
     need_right(&p);
-    send_sizes(&p, true);
+    assert_int_equal(send_sizes(&p, out, in), LENS);
     free_pair(&p);
 }
 
@@ -72,7 +50,7 @@ static void the_user_may_forbid_it(void **state)
     unsetenv("DUALPIPE_WIRE_DIRECT");
 
     assert_false(goes_straight(&p));
-    send_sizes(&p, false);
+    assert_int_equal(send_sizes(&p, out, in), 0);
     free_pair(&p);
 }
 
@@ -82,17 +60,16 @@ static void send_denied(void)
     struct pair p = make_pair();
     if (goes_straight(&p))
         _exit(1);
-    send_sizes(&p, false);
+    assert_int_equal(send_sizes(&p, out, in), 0);
     free_pair(&p);
 }
 
 static void send_denied_half_way(void)
 {
     struct pair p = make_pair();
-    send_sizes(&p, goes_straight(&p));
-    dp_shm_of(p.a)->straight = 0;
+    assert_int_equal(send_sizes(&p, out, in), goes_straight(&p) ? LENS : 0);
     deny_copies();
-    send_sizes(&p, false);
+    assert_int_equal(send_sizes(&p, out, in), 0);
     free_pair(&p);
 }
 
@@ -111,28 +88,9 @@ static void either_side_alone_moves_all_chunks(void **state)
 {
     (void)state;
     struct pair p = make_pair();
-    struct dp_wire_request send, receive;
 
     need_right(&p);
-    fill(out, BIG, 1);
-    dp_wire_isend(p.a, 1, out, BIG, &send);
-    dp_wire_irecv(p.b, in, BIG, &receive);
-    while (receive.status == DP_EAGAIN)
-        progress(p.b); /* the sender computes */
-    assert_true(is_filled(in, BIG, 1));
-    assert_int_equal(send.status, DP_EAGAIN);
-    finish(&p, &send);
-
-    fill(out, BIG, 2);
-    dp_wire_isend(p.a, 1, out, BIG, &send);
-    dp_wire_irecv(p.b, in, BIG, &receive); /* accepts, moves some, and then computes */
-    assert_true(dp_shm_of(p.b)->is_taken);
-    while (dp_direct_has_chunk(&dp_shm_of(p.a)->offered))
-        progress(p.a);
-    progress(p.b);
-    assert_int_equal(receive.status, 0);
-    assert_true(is_filled(in, BIG, 2));
-    finish(&p, &send);
+    move_alone(&p, out, in);
     free_pair(&p);
 }
 
@@ -213,24 +171,9 @@ static void nobody_writes_into_a_receive_that_was_dropped(void **state)
 {
     (void)state;
     struct pair p = make_pair();
-    struct dp_wire_request send, receive;
 
     need_right(&p);
-    fill(out, BIG, 1);
-    dp_wire_isend(p.a, 1, out, BIG, &send);
-    dp_wire_irecv(p.b, in, BIG, &receive);
-    assert_true(dp_shm_of(p.b)->is_taken);
-    dp_wire_fail(p.b, DP_EABORTED, "aborted");
-    memset(in, 'z', BIG);
-    for (int i = 0; i < 100; i++)
-        progress(p.a);
-    for (size_t i = 0; i < BIG; i++)
-        assert_int_equal(in[i], 'z');
-    assert_int_equal(send.status, DP_EAGAIN);
-    dp_wire_close(p.b);
-    p.b = NULL;
-    finish(&p, &send);
-    assert_int_equal(send.status, DP_ECOMM);
+    drop_receive(&p, out, in);
     free_pair(&p);
 }
 
@@ -238,19 +181,9 @@ static void a_send_that_was_dropped_is_never_received(void **state)
 {
     (void)state;
     struct pair p = make_pair();
-    struct dp_wire_request send, receive;
 
     need_right(&p);
-    dp_wire_isend(p.a, 1, out, BIG, &send);
-    dp_wire_irecv(p.b, in, BIG, &receive);
-    dp_wire_fail(p.a, DP_EABORTED, "aborted");
-    for (int i = 0; i < 100; i++)
-        progress(p.b);
-    assert_int_equal(receive.status, DP_EAGAIN);
-    dp_wire_close(p.a);
-    p.a = NULL;
-    finish(&p, &receive);
-    assert_int_equal(receive.status, DP_ECOMM);
+    drop_send(&p, out, in, NULL);
     free_pair(&p);
 }
 

@@ -23,38 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BIG = 8 << 20 };
-
 static char out[BIG], in[BIG];
-
-static void send_one(struct pair *p, char *from, char *to, size_t len, unsigned seed)
-{
-    struct dp_wire_request send, receive;
-
-    fill(from, len, seed);
-    memset(to, 0, len);
-    dp_wire_isend(p->a, seed, from, len, &send);
-    dp_wire_irecv(p->b, to, len, &receive);
-    finish(p, &receive);
-    finish(p, &send);
-    assert_true(!receive.status && !send.status);
-    assert_int_equal(receive.moved, len);
-    assert_int_equal(receive.tag, seed);
-    assert_true(is_filled(to, len, seed));
-}
-
-static const size_t lens[] = {DP_SHM_LARGE, 200001, 524288, (1 << 20) + 1, 5000000, BIG};
-enum { LENS = sizeof(lens) / sizeof(lens[0]) };
-
-/* Returns how many have gone straight. */
-static unsigned send_sizes(struct pair *p, char *from, char *to)
-{
-    const unsigned before = dp_shm_of(p->a)->straight;
-
-    for (unsigned i = 0; i < LENS; i++)
-        send_one(p, from, to, lens[i], i);
-    return dp_shm_of(p->a)->straight - before;
-}
 
 /* In a child, which exits with 77 if the kernel cannot be told to deny. */
 static void must(void (*fn)(void))
@@ -122,38 +91,19 @@ static void the_user_may_forbid_it(void **state)
     dp_shared_free(to);
 }
 
-static void move_alone(void)
+static void move_shared_alone(void)
 {
     deny_copies();
-    char *from = new_shared(BIG), *to = new_shared(BIG);
     struct pair p = make_pair();
-    struct dp_wire_request send, receive;
 
-    fill(from, BIG, 1);
-    dp_wire_isend(p.a, 1, from, BIG, &send);
-    dp_wire_irecv(p.b, to, BIG, &receive);
-    while (receive.status == DP_EAGAIN)
-        progress(p.b); /* the sender computes */
-    assert_true(is_filled(to, BIG, 1));
-    finish(&p, &send);
-
-    fill(from, BIG, 2);
-    dp_wire_isend(p.a, 1, from, BIG, &send);
-    dp_wire_irecv(p.b, to, BIG, &receive); /* accepts, moves some, and then computes */
-    assert_true(dp_shm_of(p.b)->is_taken);
-    while (dp_direct_has_chunk(&dp_shm_of(p.a)->offered))
-        progress(p.a);
-    progress(p.b);
-    assert_int_equal(receive.status, 0);
-    assert_true(is_filled(to, BIG, 2));
-    finish(&p, &send);
+    move_alone(&p, new_shared(BIG), new_shared(BIG));
     free_pair(&p);
 }
 
 static void either_side_alone_moves_all_chunks(void **state)
 {
     (void)state;
-    must(move_alone);
+    must(move_shared_alone);
 }
 
 static void sleep_between(void)
@@ -336,57 +286,34 @@ static void a_letter_among_rings_is_read_whole(void **state)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-static void drop_receive(void)
+static void drop_shared_receive(void)
 {
     deny_copies();
-    char *from = new_shared(BIG), *to = new_shared(BIG);
     struct pair p = make_pair();
-    struct dp_wire_request send, receive;
 
-    fill(from, BIG, 1);
-    dp_wire_isend(p.a, 1, from, BIG, &send);
-    dp_wire_irecv(p.b, to, BIG, &receive);
-    assert_true(dp_shm_of(p.b)->is_taken);
-    progress(p.a);
-    dp_wire_fail(p.b, DP_EABORTED, "aborted");
-    memset(to, 'z', BIG);
-    for (int i = 0; i < 100; i++)
-        progress(p.a);
-    for (size_t i = 0; i < BIG; i++)
-        assert_int_equal(to[i], 'z');
-    dp_wire_close(p.b);
-    p.b = NULL;
-    finish(&p, &send);
-    assert_int_equal(send.status, DP_ECOMM);
+    drop_receive(&p, new_shared(BIG), new_shared(BIG));
     free_pair(&p);
 }
 
-static void drop_send(void)
+static void free_shared(char *at)
+{
+    assert_int_equal(dp_shared_free(at), 0);
+}
+
+static void drop_shared_send(void)
 {
     deny_copies();
-    char *from = new_shared(BIG), *to = new_shared(BIG);
     struct pair p = make_pair();
-    struct dp_wire_request send, receive;
 
-    dp_wire_isend(p.a, 1, from, BIG, &send);
-    dp_wire_irecv(p.b, to, BIG, &receive);
-    dp_wire_fail(p.a, DP_EABORTED, "aborted");
-    for (int i = 0; i < 100; i++)
-        progress(p.b);
-    assert_int_equal(receive.status, DP_EAGAIN);
-    dp_wire_close(p.a);
-    p.a = NULL;
-    assert_int_equal(dp_shared_free(from), 0);
-    finish(&p, &receive);
-    assert_int_equal(receive.status, DP_ECOMM);
+    drop_send(&p, new_shared(BIG), new_shared(BIG), free_shared);
     free_pair(&p);
 }
 
 static void nobody_touches_what_was_dropped_in_the_middle(void **state)
 {
     (void)state;
-    must(drop_receive);
-    must(drop_send);
+    must(drop_shared_receive);
+    must(drop_shared_send);
 }
 
 /* The child is killed; what it had shared stays readable, and what it had not finished never comes. */
