@@ -149,12 +149,10 @@ static void json_keeps_domains(void **state)
     struct dp_topology *parts[] = {tray("tray-a", "rack"), tray("tray-b", "rack")};
     struct dp_topology *t = merged(parts, 2);
     char *text = topology_written(t, DP_TOPOLOGY_JSON);
-    struct dp_topology *back = topology_said(text, DP_TOPOLOGY_JSON);
 
     assert_non_null(strstr(text, "\"name\": \"" DOMAIN "\""));
-    assert_true(dp_topology_equal(t, back));
-    dp_topology_free(back);
     free(text);
+    topology_survives_json(t);
     dp_topology_free(t);
     free_all(parts, 2);
 }

@@ -92,9 +92,9 @@ static void ways_survive_a_file_of_nccl(void **state)
 
     (void)state;
     for (size_t m = 0; m < sizeof(machines) / sizeof(machines[0]); m++) {
-        struct dp_topology *t = topology_made(machines[m]), *back = NULL;
+        struct dp_topology *t = topology_made(machines[m]);
         char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
-        assert_int_equal(dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &back), 0);
+        struct dp_topology *back = topology_said(xml, DP_TOPOLOGY_AUTO);
         assert_int_equal(t->node_count, back->node_count);
         for (int32_t i = 1; i < t->node_count; i++)
             for (int32_t k = 1; k < t->node_count; k++) {
@@ -119,10 +119,8 @@ static void files_of_clouds_are_read(void **state)
 {
     (void)state;
     char *xml = topology_file("nccl-vm.xml");
-    struct dp_topology *t = NULL;
+    struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_NCCL_XML);
 
-    if (dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_NCCL_XML, &t))
-        fail_msg("%s", dp_last_error());
     assert_int_equal(topology_way(t, "0001:00:00.0", "0002:00:00.0").class_, DP_TOPO_PIX);
     assert_int_equal(topology_way(t, "0001:00:00.0", "0101:00:00.0").class_, DP_TOPO_PIX);
     assert_int_equal(topology_way(t, "gpu1", "eth0").class_, DP_TOPO_SYS);
@@ -193,11 +191,9 @@ static void files_of_hwloc_are_read(void **state)
 {
     (void)state;
     char *xml = topology_file("hwloc.xml");
-    struct dp_topology *t = NULL;
+    struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_AUTO);
     int32_t first;
 
-    if (dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &t))
-        fail_msg("%s", dp_last_error());
     assert_string_equal(dp_topology_text(t, t->nodes[0].name), "server8");
     assert_string_equal(dp_topology_text(t, t->nodes[0].vendor), "GenuineIntel");
     assert_int_equal(t->nodes[0].cpu_model, 143);
@@ -326,13 +322,9 @@ static void compare_ports(const struct dp_topology *a, const struct dp_topology 
 /* All that hwloc has a place for. */
 static void compare_through_hwloc(const struct dp_topology *a)
 {
-    struct dp_topology *b = NULL;
-    char *xml;
-    size_t len;
+    char *xml = topology_written(a, DP_TOPOLOGY_HWLOC_XML);
+    struct dp_topology *b = topology_said(xml, DP_TOPOLOGY_AUTO);
 
-    assert_int_equal(dp_topology_write(a, DP_TOPOLOGY_HWLOC_XML, &xml, &len), 0);
-    if (dp_topology_read(xml, len, DP_TOPOLOGY_AUTO, &b))
-        fail_msg("%s", dp_last_error());
     assert_int_equal(b->node_count, a->node_count);
     for (int32_t i = 0; i < a->node_count; i++)
         compare_nodes(a, i, b);
@@ -422,12 +414,10 @@ static void switches_of_hwloc_may_be_named_in_any_order(void **state)
 static void a_host_without_cpus_gets_one_for_hwloc(void **state)
 {
     (void)state;
-    struct dp_topology *a = topology_made("numa:2 gpu:1"), *b = NULL;
-    char *xml;
-    size_t len;
+    struct dp_topology *a = topology_made("numa:2 gpu:1");
+    char *xml = topology_written(a, DP_TOPOLOGY_HWLOC_XML);
+    struct dp_topology *b = topology_said(xml, DP_TOPOLOGY_HWLOC_XML);
 
-    assert_int_equal(dp_topology_write(a, DP_TOPOLOGY_HWLOC_XML, &xml, &len), 0);
-    assert_int_equal(dp_topology_read(xml, len, DP_TOPOLOGY_HWLOC_XML, &b), 0);
     assert_string_equal(dp_topology_text(b, b->nodes[topology_node(b, "numa0")].cpus), "0");
     assert_int_equal(b->nodes[topology_node(b, "gpu0")].host, 0);
     dp_topology_free(a);

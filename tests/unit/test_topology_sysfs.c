@@ -29,14 +29,6 @@ static const char *text(const struct dp_topology *t, uint32_t at)
     return dp_topology_text(t, at);
 }
 
-static enum dp_topo_class class_between(const struct dp_topology *t, const char *a, const char *b)
-{
-    struct dp_topo_path p;
-
-    assert_int_equal(dp_topology_path(t, topology_node(t, a), topology_node(t, b), &p), 0);
-    return p.class_;
-}
-
 static void a_server_is_read_whole(void **state)
 {
     (void)state;
@@ -65,9 +57,9 @@ static void ports_of_a_switch_become_one_node(void **state)
     assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, 0), topology_node(t, "0000:16:00.0"));
     assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, topology_node(t, "16:00.0") + 1), -1);
     assert_int_equal(t->nodes[topology_node(t, "18:00.0")].parent, topology_node(t, "switch0"));
-    assert_int_equal(class_between(t, "gpu0", "mlx5_0"), DP_TOPO_PIX);
-    assert_int_equal(class_between(t, "gpu0", "gpu1"), DP_TOPO_SYS);
-    assert_int_equal(class_between(t, "gpu1", "ens2np0"), DP_TOPO_NODE);
+    assert_int_equal(topology_way(t, "gpu0", "mlx5_0").class_, DP_TOPO_PIX);
+    assert_int_equal(topology_way(t, "gpu0", "gpu1").class_, DP_TOPO_SYS);
+    assert_int_equal(topology_way(t, "gpu1", "ens2np0").class_, DP_TOPO_NODE);
     assert_int_equal(uplink(t, "gpu0")->gen, 5);
     assert_int_equal(uplink(t, "gpu0")->width, 16);
     dp_topology_free(t);
@@ -77,14 +69,9 @@ static void what_is_no_gpu_and_no_nic_is_left_out(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_unpacked("server");
-    int32_t gpus = 0, nics = 0;
 
-    for (int32_t i = 0; i < t->node_count; i++) {
-        gpus += t->nodes[i].kind == DP_TOPO_GPU;
-        nics += t->nodes[i].kind == DP_TOPO_NIC;
-    }
-    assert_int_equal(gpus, 2);
-    assert_int_equal(nics, 3);
+    assert_int_equal(topology_count(t, DP_TOPO_GPU), 2);
+    assert_int_equal(topology_count(t, DP_TOPO_NIC), 3);
     dp_topology_free(t);
 }
 
@@ -161,7 +148,7 @@ static void a_virtual_machine_says_what_it_does_not_know(void **state)
     assert_string_equal(text(t, t->nodes[0].arch), "aarch64");
     assert_string_equal(text(t, t->nodes[topology_node(t, "numa0")].cpus), "0-7");
     assert_int_equal(t->nodes[topology_node(t, "numa0")].memory_bytes, UINT64_C(32778032) << 10);
-    assert_int_equal(class_between(t, "gpu0", "gpu1"), DP_TOPO_NODE); /* of two domains */
+    assert_int_equal(topology_way(t, "gpu0", "gpu1").class_, DP_TOPO_NODE); /* of two domains */
     assert_true(uplink(t, "gpu0")->flags & DP_TOPO_RATE_UNKNOWN);
     assert_int_equal(dp_topology_ports(t, topology_node(t, "eth0"), &first), 1);
     assert_true(t->ports[first].up && t->ports[first].bytes_per_ns == 0);
@@ -201,9 +188,7 @@ static const char *subnet_of(const struct dp_topology *t, const char *nic)
 static void ports_have_subnets(void **state)
 {
     (void)state;
-    struct dp_topology *t = topology_unpacked("rails-a"), *back = NULL;
-    char *json;
-    size_t len;
+    struct dp_topology *t = topology_unpacked("rails-a");
 
     assert_string_equal(subnet_of(t, "mlx5_0"), "10.1.0.0/16");
     assert_string_equal(subnet_of(t, "mlx5_2"), "fe80:0000:0000:0000 sm 1");
@@ -211,12 +196,8 @@ static void ports_have_subnets(void **state)
     assert_string_equal(subnet_of(t, "eth9"), "192.168.7.0/24");
     assert_true(topology_notes(t, "172.16.5.9 of mlx5_4: its network is taken to be as long as three bytes"));
     assert_false(topology_notes(t, "10.1.0.5"));
-    assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_JSON, &json, &len), 0);
-    assert_int_equal(dp_topology_read(json, len, DP_TOPOLOGY_JSON, &back), 0);
-    assert_true(dp_topology_equal(t, back));
-    free(json);
+    topology_survives_json(t);
     dp_topology_free(t);
-    dp_topology_free(back);
 }
 
 static void hosts_that_are_merged_find_their_rails(void **state)
@@ -234,10 +215,10 @@ static void hosts_that_are_merged_find_their_rails(void **state)
     assert_int_not_equal(rail_of(t, "a/mlx5_2"), rail_of(t, "a/mlx5_3"));
     assert_int_equal(rail_of(t, "a/mlx5_4"), rail_of(t, "b/mlx5_4"));
     assert_int_equal(rail_of(t, "a/eth9"), rail_of(t, "b/eth9")); /* the sixth of each */
-    assert_int_equal(class_between(t, "a/mlx5_0", "b/mlx5_1"), DP_TOPO_RAILED);
-    assert_int_equal(class_between(t, "a/mlx5_0", "b/mlx5_0"), DP_TOPO_SPINED);
-    assert_int_equal(class_between(t, "a/mlx5_2", "b/mlx5_3"), DP_TOPO_SPINED);
-    assert_int_equal(class_between(t, "a/mlx5_1", "b/mlx5_2"), DP_TOPO_NONE); /* two fabrics */
+    assert_int_equal(topology_way(t, "a/mlx5_0", "b/mlx5_1").class_, DP_TOPO_RAILED);
+    assert_int_equal(topology_way(t, "a/mlx5_0", "b/mlx5_0").class_, DP_TOPO_SPINED);
+    assert_int_equal(topology_way(t, "a/mlx5_2", "b/mlx5_3").class_, DP_TOPO_SPINED);
+    assert_int_equal(topology_way(t, "a/mlx5_1", "b/mlx5_2").class_, DP_TOPO_NONE); /* two fabrics */
     dp_topology_free(a);
     dp_topology_free(b);
     dp_topology_free(t);

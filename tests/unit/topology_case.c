@@ -84,6 +84,19 @@ struct dp_topology *topology_said(const char *text, enum dp_topology_format form
     return t;
 }
 
+void topology_survives_json(const struct dp_topology *t)
+{
+    char *text = topology_written(t, DP_TOPOLOGY_JSON);
+    struct dp_topology *back = topology_said(text, DP_TOPOLOGY_AUTO);
+    char *again = topology_written(back, DP_TOPOLOGY_JSON);
+
+    assert_true(dp_topology_equal(t, back));
+    assert_string_equal(text, again);
+    free(text);
+    free(again);
+    dp_topology_free(back);
+}
+
 int32_t topology_node(const struct dp_topology *t, const char *name)
 {
     int32_t n = -1;

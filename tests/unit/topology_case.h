@@ -21,6 +21,9 @@ char *topology_file(const char *name);
 /* What a text says; of a file of one of the formats. */
 struct dp_topology *topology_said(const char *text, enum dp_topology_format format);
 
+/* As JSON, read, and written again: it is the same, and so is the text. */
+void topology_survives_json(const struct dp_topology *t);
+
 int32_t topology_node(const struct dp_topology *t, const char *name);
 struct dp_topo_path topology_way(const struct dp_topology *t, const char *a, const char *b);
 int32_t topology_count(const struct dp_topology *t, enum dp_topo_kind kind);
