@@ -175,7 +175,7 @@ static int listen_on_wires(const struct dpn_device *device, struct dpn_listener 
     const struct dp_wire_config config = {.interface = device->interface.address};
 
     for (int w = 0; w < DPN_WIRES; w++) {
-        if (!is_heard(w))
+        if (!is_heard(w) || (w == DPN_TCP && !*config.interface))
             continue;
         int err = dpn_wires[w]->listen(&config, &listener->on[w], &addresses->on[w]);
         if (err)

@@ -45,11 +45,18 @@ static void say(const struct dpn_devices *d, const char *why)
     for (int i = 0; i < d->count; i++) {
         const struct dpn_device *dev = &d->list[i];
         dp_text_addf(&t, "%s%s (%s%s, %d Mbit/s)", i ? ", " : "", dev->name,
-                     dev->rail_count ? "RDMA, " : "", dev->interface.address, dev->speed_mbps);
+                     dev->rail_count ? "RDMA, " : "",
+                     *dev->interface.address ? dev->interface.address : "no address",
+                     dev->speed_mbps);
     }
     dp_log(DP_LOG_INFO, "%d device%s: %s%s%s", d->count, d->count == 1 ? "" : "s",
            t.data ? t.data : "", d->count ? "; " : "", why);
     dp_text_fini(&t);
+}
+
+static bool wants(const struct dpn_net_options *options, const char *wire)
+{
+    return !strcmp(options->wire, "auto") || !strcmp(options->wire, wire);
 }
 
 static int find_interfaces(const struct dpn_net_options *options, struct dpn_interface *out,
@@ -66,9 +73,11 @@ static int find_interfaces(const struct dpn_net_options *options, struct dpn_int
     if (!count && list) {
         snprintf(why, why_len, "no interface is admitted by NCCL_SOCKET_IFNAME=%s%s%s", list,
                  family ? " and has an address of " : "", family ? family : "");
+    } else if (!count && wants(options, "shm")) {
+        out[count++] = (struct dpn_interface){.name = "lo"};
+        snprintf(why, why_len, "no interface is up: shared memory, for peers on this host only");
     } else if (!count) {
-        out[count++] = (struct dpn_interface){.name = "lo", .address = "127.0.0.1"};
-        snprintf(why, why_len, "no interface is up: the loopback, for peers on this host only");
+        snprintf(why, why_len, "no interface is up, and DUALPIPE_NET_WIRE is %s", options->wire);
     }
     return count;
 }
@@ -99,11 +108,6 @@ static void add_ports(const struct dpn_interface *interface, int most, struct dp
         out->list[i].interface = *interface;
 }
 
-static bool wants(const struct dpn_net_options *options, const char *wire)
-{
-    return !strcmp(options->wire, "auto") || !strcmp(options->wire, wire);
-}
-
 static void name_members(struct dpn_devices *devices)
 {
     for (int i = 0; i < devices->count; i++) {
@@ -126,7 +130,7 @@ void dpn_devices_find(const char *root, const struct dpn_net_options *options,
     int count = find_interfaces(options, interfaces, why, sizeof(why));
     if (count > options->devices)
         count = (int)options->devices;
-    if (count && wants(options, "verbs"))
+    if (count && *interfaces[0].address && wants(options, "verbs"))
         add_ports(&interfaces[0], (int)options->devices, out, why_no_rdma, sizeof(why_no_rdma));
     if (!out->count && strcmp(options->wire, "verbs"))
         add_interfaces(root, interfaces, count, out);

@@ -11,7 +11,7 @@ enum { DPN_INTERFACE_NAME = 16, DPN_ADDRESS_TEXT = 48 };
 
 struct dpn_interface {
     char name[DPN_INTERFACE_NAME];
-    char address[DPN_ADDRESS_TEXT]; /* "10.0.0.1", "fd00::1" */
+    char address[DPN_ADDRESS_TEXT]; /* "10.0.0.1", "fd00::1"; "": none, where no interface is up */
 };
 
 /* Whether NCCL_SOCKET_IFNAME admits a name: a comma-separated list of prefixes ("eth,ib"), of whole

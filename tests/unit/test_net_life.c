@@ -4,6 +4,8 @@
  * something is wrong. What it knows stays for the life of a process, so each case has one of its
  * own.
  */
+#include "config.h" /* GNU extensions: unshare */
+
 #include "cmocka_all.h"
 
 #include "base/clock.h"
@@ -11,6 +13,7 @@
 #include "nccl-plugin/net.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,6 +67,8 @@ static void run_in_child(void (*run)(void))
         _exit(0);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip_because("no network namespaces here");
     assert_int_equal(status, 0);
 }
 
@@ -248,6 +253,43 @@ static void too_long(void)
     dpn_net_finalize(e.net);
 }
 
+/* A network namespace of its own has a loopback that is down. */
+static void be_alone(void)
+{
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNET) && unshare(CLONE_NEWNET))
+        _exit(77);
+    unsetenv("NCCL_SOCKET_IFNAME");
+}
+
+static void without_interfaces(void)
+{
+    struct ends e;
+
+    be_alone();
+    open_ends(&e);
+    must(!warnings && strstr(said, "no interface is up: shared memory, for peers on this host only"));
+    dpn_net_finalize(e.net);
+}
+
+static void without_interfaces_by_tcp(void)
+{
+    struct dpn_net *net = NULL;
+    int count = 1;
+
+    be_alone();
+    setenv("DUALPIPE_NET_WIRE", "tcp", 1);
+    must(!dpn_net_init(logger, &net) && !dpn_net_devices(&count) && !count);
+    must(!warnings && strstr(said, "0 devices: no interface is up, and DUALPIPE_NET_WIRE is tcp"));
+    dpn_net_finalize(net);
+}
+
+static void without_interfaces_there_is_shared_memory(void **state)
+{
+    (void)state;
+    run_in_child(without_interfaces);
+    run_in_child(without_interfaces_by_tcp);
+}
+
 static void a_message_that_does_not_fit_is_told_to_both_sides(void **state)
 {
     (void)state;
@@ -340,6 +382,7 @@ int main(void)
         cmocka_unit_test(before_init_there_is_nothing),
         cmocka_unit_test(communicators_come_and_go_in_several_threads),
         cmocka_unit_test(devices_are_looked_for_once),
+        cmocka_unit_test(without_interfaces_there_is_shared_memory),
         cmocka_unit_test(a_message_that_does_not_fit_is_told_to_both_sides),
         cmocka_unit_test(a_killed_peer_is_found_though_its_child_lives),
     };
