@@ -683,7 +683,7 @@ static struct dp_wire *connect_bare(struct pair *p)
     return wire;
 }
 
-/* As net_wired.c has them. */
+/* As net_wired.h has them. */
 #define REFUSED ((uint64_t)1 << 63)
 #define EARLY ((uint64_t)1 << 62)
 
