@@ -181,6 +181,7 @@ static void be_killed(bool sends, size_t size, int in, int out)
 {
     struct pair p = {.ctx = net_init()};
     struct message m;
+    char connected;
 
     if (!sends) {
         must_succeed(setup.net->listen(p.ctx, 0, p.handle, &p.listener));
@@ -195,6 +196,8 @@ static void be_killed(bool sends, size_t size, int in, int out)
         else
             must_succeed(setup.net->accept(p.listener, &p.receiver));
     }
+    if (!sends)
+        must(read(in, &connected, 1) == 1); /* the other one, who may take a moment longer */
     m = sends ? message_send(p.sender, size, 1, 1) : message_recv(p.receiver, size, 1);
     for (message_poll(&m); sends && !m.req; message_poll(&m))
         must(in_time());
@@ -266,6 +269,7 @@ static void lose_peer(bool child_sends, size_t size)
         else
             must_succeed(setup.net->connect(p.ctx, 0, p.handle, &p.sender));
     }
+    must(child_sends || write(to_child[1], "x", 1) == 1);
     use_until_it_fails(&p, child_sends, size, child, to_parent[0]);
     must_succeed(setup.net->close_send(p.sender));
     must_succeed(setup.net->close_recv(p.receiver));
