@@ -18,8 +18,12 @@ static int number(const char *name, int fallback, int min, int max)
     long value = strtol(text, &end, 0);
     if (end != text && !*end && value >= min && value <= max)
         return (int)value;
-    dp_log(DP_LOG_WARN, "%s=%s: expected a whole number from %d to %d; going on with %d", name, text,
-           min, max, fallback);
+    if (fallback < min) /* no value of the variable */
+        dp_log(DP_LOG_WARN, "%s=%s: expected a whole number from %d to %d; going on without", name,
+               text, min, max);
+    else
+        dp_log(DP_LOG_WARN, "%s=%s: expected a whole number from %d to %d; going on with %d", name,
+               text, min, max, fallback);
     return fallback;
 }
 

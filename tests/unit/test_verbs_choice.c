@@ -72,43 +72,6 @@ static void a_range_is_an_address_and_a_number_of_bits(void **state)
         assert_int_equal(dpn_range_parse(wrong[i], &range), DP_EINVAL);
 }
 
-static void variables_of_nccl_are_read_and_wrong_ones_left_aside(void **state)
-{
-    struct dpn_verbs_options o;
-
-    (void)state;
-    dpn_verbs_options_read(&o);
-    assert_int_equal(o.timeout, 20);
-    assert_int_equal(o.gid_index, DPN_AUTO);
-    assert_int_equal(o.range.prefix, 0);
-    assert_true(o.ece);
-    assert_int_equal(o.line_class, DPN_AUTO);
-    assert_int_equal(o.subnet_bits, 0);
-    assert_true(o.sorts_by_pci && o.asks_kernel_speed && o.inlines_lines);
-    setenv("NCCL_IB_TIMEOUT", "14", 1);
-    setenv("NCCL_IB_RETRY_CNT", "8", 1); /* 7 at most */
-    setenv("NCCL_IB_ADDR_FAMILY", "AF_INET6", 1);
-    setenv("NCCL_IB_ADDR_RANGE", "10.0.0.0/8", 1);
-    setenv("NCCL_IB_ECE_ENABLE", "0", 1);
-    setenv("NCCL_IB_FIFO_TC", "184", 1);
-    setenv("NCCL_IB_SUBNET_AWARE_ROUTING", "1", 1);
-    setenv("NCCL_IB_DEVICE_PCI_ORDER", "0", 1);
-    dpn_verbs_options_read(&o);
-    assert_int_equal(o.timeout, 14);
-    assert_int_equal(o.line_class, 184);
-    assert_int_equal(o.subnet_bits, 24);
-    assert_false(o.sorts_by_pci);
-    assert_int_equal(o.retries, 7);
-    assert_int_equal(o.family, AF_INET6);
-    assert_int_equal(o.range.prefix, 104);
-    assert_false(o.ece);
-    static const char *const set[] = {"NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "NCCL_IB_ADDR_FAMILY",
-                                      "NCCL_IB_ADDR_RANGE", "NCCL_IB_ECE_ENABLE", "NCCL_IB_FIFO_TC",
-                                      "NCCL_IB_SUBNET_AWARE_ROUTING", "NCCL_IB_DEVICE_PCI_ORDER"};
-    for (size_t i = 0; i < sizeof(set) / sizeof(set[0]); i++)
-        unsetenv(set[i]);
-}
-
 /* ---- GIDs ------------------------------------------------------------------------------------ */
 
 enum { V1 = IBV_GID_TYPE_ROCE_V1, V2 = IBV_GID_TYPE_ROCE_V2, IB = IBV_GID_TYPE_IB };
@@ -315,7 +278,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_filter_admits_what_it_names),
         cmocka_unit_test(a_range_is_an_address_and_a_number_of_bits),
-        cmocka_unit_test(variables_of_nccl_are_read_and_wrong_ones_left_aside),
         cmocka_unit_test(version_2_over_ipv4_is_the_usual_choice),
         cmocka_unit_test(link_local_is_for_those_who_have_nothing_better),
         cmocka_unit_test(the_subnet_of_the_peer_decides_among_equals),

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_variables.c - NCCL's variables for RDMA: each sets what it should, what is no value is
+ * said and left aside, and what they ask for is done.
+ */
+#include "fake_fabric.h"
+#include "verbs_pair.h"
+
+#include "base/fail.h"
+#include "nccl-plugin/verbs/verbs_options.h"
+#include "nccl-plugin/verbs/verbs_state.h"
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what was said ----------------------------------------------------------------------------- */
+
+static int warnings;
+static char last_warning[256];
+
+static void note_warning(void *none, enum dp_log_level level, const char *line)
+{
+    (void)none;
+    if (level != DP_LOG_WARN)
+        return;
+    warnings++;
+    snprintf(last_warning, sizeof(last_warning), "%s", line);
+}
+
+/* ---- one after the other ----------------------------------------------------------------------- */
+
+/* A value that is not the default, and a wrong one; the member, a bool of size 1 or an int. */
+struct variable {
+    const char *name, *value, *wrong;
+    size_t at, size;
+    int usual, expected;
+};
+#define MEMBER(m) offsetof(struct dpn_verbs_options, m), sizeof(((struct dpn_verbs_options *)0)->m)
+static const struct variable variables[] = {
+    {"NCCL_IB_DISABLE", "1", "2", MEMBER(disabled), 0, 1},
+    {"NCCL_IB_GID_INDEX", "3", "-2", MEMBER(gid_index), DPN_AUTO, 3},
+    {"NCCL_IB_ROUTABLE_FLID_GID_INDEX", "4", "-1", MEMBER(flid_index), 1, 4},
+    {"NCCL_IB_ROCE_VERSION_NUM", "1", "3", MEMBER(roce_version), DPN_AUTO, 1},
+    {"NCCL_IB_ADDR_FAMILY", "AF_INET6", "6", MEMBER(family), AF_UNSPEC, AF_INET6},
+    {"NCCL_IB_ADDR_FAMILY", "AF_INET", "inet", MEMBER(family), AF_UNSPEC, AF_INET},
+    {"NCCL_IB_ADDR_RANGE", "10.0.0.0/8", "10.0.0.0", MEMBER(range.prefix), 0, 104},
+    {"NCCL_IB_TIMEOUT", "14", "32", MEMBER(timeout), 20, 14},
+    {"NCCL_IB_RETRY_CNT", "3", "8", MEMBER(retries), 7, 3},
+    {"NCCL_IB_PKEY", "0x10", "65536", MEMBER(pkey_index), 0, 16},
+    {"NCCL_IB_SL", "5", "16", MEMBER(service_level), DPN_AUTO, 5},
+    {"NCCL_IB_TC", "96", "256", MEMBER(traffic_class), DPN_AUTO, 96},
+    {"NCCL_IB_FIFO_TC", "184", "high", MEMBER(line_class), DPN_AUTO, 184},
+    {"NCCL_IB_USE_INLINE", "0", "yes", MEMBER(inlines_lines), 1, 0},
+    {"NCCL_IB_QPS_PER_CONNECTION", "4", "17", MEMBER(qps), 1, 4},
+    {"NCCL_IB_SPLIT_DATA_ON_QPS", "1", "2", MEMBER(split), 0, 1},
+    {"NCCL_IB_PCI_RELAXED_ORDERING", "0", "3", MEMBER(relaxed_ordering), 2, 0},
+    {"NCCL_IB_ADAPTIVE_ROUTING", "1", "2", MEMBER(adaptive_routing), DPN_AUTO, 1},
+    {"NCCL_IB_AR_THRESHOLD", "100", "8K", MEMBER(adaptive_bytes), 8192, 100},
+    {"NCCL_IB_OOO_RQ", "1", "2", MEMBER(out_of_order), 0, 1},
+    {"NCCL_IB_DATA_DIRECT", "2", "3", MEMBER(data_direct), DPN_AUTO, 2},
+    {"NCCL_IB_ECE_ENABLE", "0", "2", MEMBER(ece), 1, 0},
+    {"NCCL_IB_MERGE_VFS", "0", "2", MEMBER(merge_functions), 1, 0},
+    {"NCCL_IB_MERGE_NICS", "0", "2", MEMBER(merge_nics), 1, 0},
+    {"NCCL_IB_DEVICE_PCI_ORDER", "0", "2", MEMBER(sorts_by_pci), 1, 0},
+    {"NCCL_IB_QUERY_PORT_SPEED", "0", "2", MEMBER(asks_kernel_speed), 1, 0},
+    {"NCCL_IB_WARN_RAIL_LOCAL", "1", "2", MEMBER(warns_of_rails), 0, 1},
+    {"NCCL_IB_SUBNET_AWARE_ROUTING", "1", "2", MEMBER(subnet_bits), 0, 24},
+    {"NCCL_IB_SUBNET_PREFIX_LEN", "16", "33", MEMBER(subnet_bits), 0, 0},
+    {"NCCL_IB_RETURN_ASYNC_EVENTS", "0", "2", MEMBER(heeds_events), 1, 0},
+    {"NCCL_GDR_FLUSH_DISABLE", "1", "2", MEMBER(flushes), 1, 0},
+};
+enum { VARIABLES = sizeof(variables) / sizeof(variables[0]) };
+
+static int64_t value_of(const struct variable *v)
+{
+    struct dpn_verbs_options o;
+
+    dpn_verbs_options_read(&o);
+    const char *at = (const char *)&o + v->at;
+    return v->size == sizeof(bool) ? *(const bool *)at : v->size == sizeof(int)
+               ? *(const int *)(const void *)at : *(const int64_t *)(const void *)at;
+}
+
+static void every_variable_sets_what_it_should(void **state)
+{
+    (void)state;
+    warnings = 0;
+    for (int i = 0; i < VARIABLES; i++) {
+        const struct variable *v = &variables[i];
+        assert_int_equal(value_of(v), v->usual);
+        setenv(v->name, v->value, 1);
+        assert_int_equal(value_of(v), v->expected);
+        setenv(v->name, "", 1); /* as if it were not there */
+        assert_int_equal(value_of(v), v->usual);
+        unsetenv(v->name);
+    }
+    assert_int_equal(warnings, 0);
+    setenv("NCCL_IB_SUBNET_PREFIX_LEN", "16", 1);
+    setenv("NCCL_IB_SUBNET_AWARE_ROUTING", "1", 1);
+    struct dpn_verbs_options o;
+    dpn_verbs_options_read(&o);
+    assert_int_equal(o.subnet_bits, 16);
+    unsetenv("NCCL_IB_SUBNET_PREFIX_LEN");
+    unsetenv("NCCL_IB_SUBNET_AWARE_ROUTING");
+}
+
+static void what_is_no_value_is_said_and_left_aside(void **state)
+{
+    char beginning[128];
+
+    (void)state;
+    for (int i = 0; i < VARIABLES; i++) {
+        const struct variable *v = &variables[i];
+        warnings = 0;
+        setenv(v->name, v->wrong, 1);
+        assert_int_equal(value_of(v), v->usual);
+        unsetenv(v->name);
+        assert_int_equal(warnings, 1);
+        snprintf(beginning, sizeof(beginning), "%s=%s: expected ", v->name, v->wrong);
+        if (strncmp(last_warning, beginning, strlen(beginning)) != 0 ||
+            !strstr(last_warning, "; going on with"))
+            fail_msg("%s", last_warning);
+    }
+}
+
+/* ---- what they ask for ------------------------------------------------------------------------- */
+
+/* As if the process had begun with it. */
+static void set(const char *name, const char *value)
+{
+    setenv(name, value, 1);
+    dpn_verbs_options_read(&dpn_verbs_state.options);
+}
+
+static void unset(const char *name)
+{
+    unsetenv(name);
+    dpn_verbs_options_read(&dpn_verbs_state.options);
+}
+
+static void queue_pairs_are_made_as_they_say(void **state)
+{
+    struct ibv_qp_init_attr init;
+    struct ibv_qp_attr attr;
+
+    (void)state;
+    set("NCCL_IB_SL", "5");
+    set("NCCL_IB_TIMEOUT", "14");
+    set("NCCL_IB_RETRY_CNT", "3");
+    struct pair p = pair_connect(0);
+    struct dpn_comm *const sides[] = {p.sender, p.receiver};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ibv_query_qp(pair_qp(sides[i], 0), &attr, 0, &init), 0);
+        assert_int_equal(attr.ah_attr.sl, 5);
+        assert_int_equal(attr.timeout, 14);
+        assert_int_equal(attr.retry_cnt, 3);
+    }
+    pair_end(&p);
+    unset("NCCL_IB_SL");
+    unset("NCCL_IB_TIMEOUT");
+    unset("NCCL_IB_RETRY_CNT");
+}
+
+static void transfer_until(struct pair *p, unsigned lanes)
+{
+    const int64_t began_ns = dp_now_ns();
+
+    do {
+        must_be_in_time(began_ns);
+        pair_transfer(p, NCCL_PTR_HOST, -1);
+    } while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes);
+    pair_transfer(p, NCCL_PTR_HOST, -1);
+}
+
+/* Of the messages that a connection has sent, the one in most parts. */
+static const struct dpn_send *most_cut(const struct pair *p)
+{
+    const struct dpn_verbs *v = p->sender->state;
+    const struct dpn_send *most = &v->sends[0];
+
+    for (int i = 1; i < NCCL_NET_MAX_REQUESTS; i++)
+        if (v->sends[i].count > most->count)
+            most = &v->sends[i];
+    assert_int_equal(most->size, PAIR_BYTES);
+    return most;
+}
+
+static void messages_are_split_over_queue_pairs_if_asked(void **state)
+{
+    (void)state;
+    set("NCCL_IB_QPS_PER_CONNECTION", "3");
+    for (int split = 0; split < 2; split++) {
+        set("NCCL_IB_SPLIT_DATA_ON_QPS", split ? "1" : "0");
+        struct pair p = pair_connect(0);
+        transfer_until(&p, 7);
+        assert_int_equal(most_cut(&p)->count, split ? 3 : 1);
+        pair_end(&p);
+    }
+    unset("NCCL_IB_SPLIT_DATA_ON_QPS");
+    unset("NCCL_IB_QPS_PER_CONNECTION");
+}
+
+/* Packets may overtake each other: the end of a long message goes by itself. */
+static void with_adaptive_routing_the_end_of_a_long_message_goes_by_itself(void **state)
+{
+    static const struct {
+        const char *routing, *threshold;
+        bool goes_by_itself;
+    } cases[] = {{"0", "100", false}, {"1", "100", true}, {"1", "1000000", false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        set("NCCL_IB_ADAPTIVE_ROUTING", cases[i].routing);
+        set("NCCL_IB_AR_THRESHOLD", cases[i].threshold);
+        struct pair p = pair_connect(0);
+        pair_transfer(&p, NCCL_PTR_HOST, -1);
+        assert_int_equal(most_cut(&p)->has_record, cases[i].goes_by_itself);
+        pair_end(&p);
+    }
+    unset("NCCL_IB_ADAPTIVE_ROUTING");
+    unset("NCCL_IB_AR_THRESHOLD");
+}
+
+static void ports_are_not_fused_if_they_may_not_be(void **state)
+{
+    struct dpn_net *net;
+    int dev;
+
+    (void)state;
+    set("NCCL_IB_MERGE_NICS", "0");
+    setenv("NCCL_NET_FORCE_MERGE", "these", 1); /* though they have no place on the bus */
+    assert_int_equal(dpn_net_init(NULL, &net), 0);
+    assert_int_equal(dpn_net_fuse((int[]){0, 1}, 2, &dev), DP_EUNSUPPORTED);
+    assert_string_equal(dp_last_error(), "NCCL_IB_MERGE_NICS=0");
+    dpn_net_finalize(net);
+    unset("NCCL_NET_FORCE_MERGE");
+    unset("NCCL_IB_MERGE_NICS");
+}
+
+/* A sender with nothing under way that could fail, as there is no receive; one of two ports goes down. */
+static bool gives_up_a_port_that_is_down(int64_t patience_ns)
+{
+    const struct dpn_port *port = &dpn_verbs_state.ports.list[0];
+    const int64_t began_ns = dp_now_ns();
+    int64_t down_ns = 0;
+    struct dpn_request *send;
+    struct dpn_net *net;
+
+    assert_int_equal(dpn_net_init(NULL, &net), 0);
+    struct pair p = pair_connect(pair_fuse_both());
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    transfer_until(&p, 3);
+    assert_true(fake_verbs.set_port("fake0", 1, false));
+    while (pair_lanes_up(p.sender) == 3 && (!down_ns || dp_now_ns() - down_ns < patience_ns)) {
+        must_be_in_time(began_ns);
+        assert_int_equal(dpn_net_isend(p.sender, pair_from, PAIR_BYTES, 1, source, &send), 0);
+        assert_null(send);
+        if (!down_ns && dpn_port_is_down(port)) /* the event has been read */
+            down_ns = dp_now_ns();
+    }
+    const bool gave_up = pair_lanes_up(p.sender) != 3;
+    assert_true(fake_verbs.set_port("fake0", 1, true));
+    pair_end(&p);
+    dpn_net_finalize(net);
+    return gave_up;
+}
+
+static void a_port_that_is_down_may_be_left_until_its_work_fails(void **state)
+{
+    (void)state;
+    assert_true(gives_up_a_port_that_is_down(60 * DP_NS_PER_S));
+    set("NCCL_IB_RETURN_ASYNC_EVENTS", "0");
+    assert_false(gives_up_a_port_that_is_down(200 * DP_NS_PER_MS));
+    unset("NCCL_IB_RETURN_ASYNC_EVENTS");
+}
+
+static int set_up(void **state)
+{
+    dp_log_set(note_warning, NULL, DP_LOG_WARN);
+    return pair_set_up(state);
+}
+
+static int tear_down(void **state)
+{
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+    return pair_tear_down(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_variable_sets_what_it_should),
+        cmocka_unit_test(what_is_no_value_is_said_and_left_aside),
+        cmocka_unit_test(queue_pairs_are_made_as_they_say),
+        cmocka_unit_test(messages_are_split_over_queue_pairs_if_asked),
+        cmocka_unit_test(with_adaptive_routing_the_end_of_a_long_message_goes_by_itself),
+        cmocka_unit_test(ports_are_not_fused_if_they_may_not_be),
+        cmocka_unit_test(a_port_that_is_down_may_be_left_until_its_work_fails),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
