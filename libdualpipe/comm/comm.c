@@ -91,6 +91,16 @@ static int give_up(struct dp_comm *comm, int peer, int64_t waited_ns)
     return dp_fail(DP_ETIMEDOUT, "%s (DUALPIPE_COMM_TIMEOUT_MS says how long to wait)", why.text);
 }
 
+/* The quickest look; false: there is none. A rank that is not to spin would be in the way of the one
+ * that it waits for. */
+static bool watch(struct dp_comm *comm, const struct dp_request *req)
+{
+    if (!comm->ops->watch || comm->spin_ns <= 0)
+        return false;
+    comm->ops->watch(comm, req);
+    return true;
+}
+
 /* The order matters: progress first, test behind it, then sleep, which wakes up for all that came
  * after the progress. Whom this rank waits for is told only once it has come to sleeping: before
  * that it is nobody's business, and costs. */
@@ -112,7 +122,8 @@ static int wait_long(struct dp_comm *comm, struct dp_request *req, int peer)
             break;
         }
         if (waited_ns < comm->spin_ns) {
-            dp_relax();
+            if (!watch(comm, req))
+                dp_relax();
             continue;
         }
         if (slept)
@@ -134,6 +145,7 @@ int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
         return dp_fail(DP_EINVAL, "wait for peer %d: expected a rank from 0 to %d other than %d",
                        peer, comm->size - 1, comm->rank);
     come_back(comm);
+    watch(comm, req);
     int err = comm->ops->test(comm, req);
     return explain(comm, err == DP_EAGAIN ? wait_long(comm, req, peer) : err);
 }

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/mover.h"
+#include "comm/relax.h"
 #include "comm/wired.h"
 #include "wire/shm.h"
 #include "wire/sockets.h"
@@ -29,6 +30,7 @@
 #include <unistd.h>
 
 static const int64_t STAR_EVERY_NS = 200 * DP_NS_PER_US, STAR_PER_PEER_NS = 20 * DP_NS_PER_US;
+enum { LOOKS = 16 }; /* of one watch */
 static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire waits for its reason */
 static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is told to the root */
 
@@ -233,6 +235,19 @@ static int wired_progress(struct dp_comm *comm, int waiting_for)
     if (!err)
         note_waiting(c, waiting_for, now_ns);
     return err;
+}
+
+/* A look at a ring costs some nanoseconds. One that takes a system call costs more than the clocks. */
+static void wired_watch(struct dp_comm *comm, const struct dp_request *req)
+{
+    const struct request *r = (const struct request *)req;
+    struct dp_wire *wire = dp_mesh_wire(&of(comm)->mesh, r->peer, r->channel);
+
+    for (int i = 0; i < LOOKS && r->wire.status == DP_EAGAIN && !wire->nothing_ahead; i++) {
+        if (i)
+            dp_relax();
+        wire->ops->progress(wire);
+    }
 }
 
 /* ---- sleeping ------------------------------------------------------------------------------ */
@@ -443,9 +458,9 @@ static const struct dp_comm_ops wired_ops[] = {
 #define OPS(NAME)                                                                                  \
     {                                                                                              \
         .name = NAME, .isend = wired_isend, .irecv = wired_irecv, .test = wired_test,              \
-        .progress = wired_progress, .sleep = wired_sleep, .away = wired_away,                      \
-        .come_back = wired_come_back, .abort = wired_abort, .aborted = wired_aborted,              \
-        .reset = wired_reset, .close = wired_close,                                                \
+        .progress = wired_progress, .watch = wired_watch, .sleep = wired_sleep,                    \
+        .away = wired_away, .come_back = wired_come_back, .abort = wired_abort,                    \
+        .aborted = wired_aborted, .reset = wired_reset, .close = wired_close,                      \
     }
     [DP_MESH_AUTO] = OPS("auto"),
     [DP_MESH_SHM] = OPS("shm"),

@@ -80,6 +80,10 @@ struct dp_comm_ops {
     /* Move what can be moved and look for aborts; called while waiting. `waiting_for` is the peer
      * that the caller waits for, -1 for none: it serves to name the culprit of a stall. */
     int (*progress)(struct dp_comm *comm, int waiting_for);
+    /* Look again and again, for a microsecond or so, whether this request becomes done, and at
+     * nothing else: a wait does that between two progresses while it spins, as those look at clocks
+     * and at other ranks, and a message that comes meanwhile is seen late. May be NULL. */
+    void (*watch)(struct dp_comm *comm, const struct dp_request *req);
     /* Block until a test may give another answer than it did after the last progress, or until
      * dp_now_ns() is until_ns; returning early is fine. */
     void (*sleep)(struct dp_comm *comm, int64_t until_ns);
