@@ -11,6 +11,7 @@
 #include "nccl-plugin/net_wired.h"
 
 #include "base/fail.h"
+#include "nccl-plugin/net_shared.h"
 
 #include <stdlib.h>
 
@@ -218,14 +219,15 @@ static int test(struct dpn_request *request, bool *done, int *sizes)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* The wires need none; it is kept to know which requests use what, since NCCL may free memory in the
- * middle of them. */
+/* The wires need none, only to know what is shared; it is kept to know which requests use what, since
+ * NCCL may free memory in the middle of them. */
 static int reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out)
 {
     if (region->type != NCCL_PTR_HOST || region->fd >= 0)
         return dp_fail(DP_EUNSUPPORTED,
                        "registering %zu bytes of %s: %s carries host memory only", region->size,
                        region->fd >= 0 ? "a dma-buf" : "GPU memory", comm->wire->ops->name);
+    dpn_shared_look();
     *out = calloc(1, sizeof(**out));
     return *out ? 0 : dp_fail(DP_ENOMEM, "no memory for a registration");
 }

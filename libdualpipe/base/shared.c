@@ -30,10 +30,12 @@ struct piece {
     atomic_int owner; /* the process that has made it */
 };
 #define BUSY UINT64_MAX
+#define ELSEWHERE (UINT64_C(1) << 63) /* so that no two have the same id */
 
 static struct piece pieces[DP_SHARED_MAX];
 static atomic_uint_least64_t last_id;
 static atomic_size_t in_use; /* pieces beyond were never used */
+static _Atomic(dp_shared_find_fn *) elsewhere;
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
@@ -51,7 +53,7 @@ static bool read_piece(struct piece *p, uint64_t *id, uintptr_t *base, struct dp
     return atomic_load_explicit(&p->id, memory_order_relaxed) == *id;
 }
 
-bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out)
+static bool find_here(const void *ptr, size_t len, struct dp_shared_place *out)
 {
     const size_t count = atomic_load_explicit(&in_use, memory_order_acquire);
     const uintptr_t at = (uintptr_t)ptr;
@@ -70,6 +72,22 @@ bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out)
         return true;
     }
     return false;
+}
+
+void dp_shared_ask(dp_shared_find_fn *find)
+{
+    atomic_store_explicit(&elsewhere, find, memory_order_release);
+}
+
+bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out)
+{
+    if (find_here(ptr, len, out))
+        return true;
+    dp_shared_find_fn *find = atomic_load_explicit(&elsewhere, memory_order_acquire);
+    if (!find || !find(ptr, len, out))
+        return false;
+    out->id |= ELSEWHERE;
+    return true;
 }
 
 /* A free entry, for this caller alone. NULL: there is none. */

@@ -1,23 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shared.h - which memory is of dp_shared_alloc, for those who can pass it on.
+ * shared.h - memory of dp_shared_alloc, for those who can pass it on.
  */
 #ifndef DP_BASE_SHARED_H
 #define DP_BASE_SHARED_H
 
 #include <dualpipe/memory.h>
 
-/* Where something lies in a piece of shared memory. */
-struct dp_shared_place {
-    uint64_t id;  /* of the piece; never 0, and never given again */
-    size_t offset;
-    size_t bytes; /* of the whole piece */
-    int fd;       /* its file, sealed against being cut: not the caller's, and open until it is freed */
-};
-
-/* Whether all of ptr[len] lies in one piece. The caller sees to it that this piece is not freed
- * meanwhile; others may be. No lock, no system call. */
-bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out);
+/* In a library that is loaded beside libdualpipe.so: what is not known here may be known there. */
+typedef bool dp_shared_find_fn(const void *ptr, size_t len, struct dp_shared_place *out);
+void dp_shared_ask(dp_shared_find_fn *find);
 
 /* A file of zeroes without a name, to be mapped and passed on. Its size stays, whoever has it: nobody
  * can be killed for reading beyond its end. The caller closes. DP_EUNSUPPORTED, DP_ENOMEM. */

@@ -20,6 +20,10 @@
  * that a message goes to or comes from, who have shown what the group's secret is; these can read and
  * write all of what one call has handed out, so keep what is nobody's business elsewhere.
  *
+ * Other libraries. Dualpipe's plugin for NCCL sends such memory the same way between processes of one
+ * host, where the program has libdualpipe.so loaded; what a program allocates with a libdualpipe that is
+ * linked into it is memory like any other for the plugin. Others find the file by dp_shared_find.
+ *
  * Forking. The child shares it with its parent, whatever either writes. What one frees the other keeps.
  */
 #ifndef DUALPIPE_MEMORY_H
@@ -44,6 +48,19 @@ DP_PUBLIC int dp_shared_alloc(size_t bytes, int numa_node, void **out);
 /* The memory goes back to the system, whoever has it mapped. No message from it or into it may be in
  * flight. ptr may be NULL. Any thread. DP_EINVAL for what dp_shared_alloc did not return. */
 DP_PUBLIC int dp_shared_free(void *ptr);
+
+/* Where something lies in a piece of such memory. */
+struct dp_shared_place {
+    uint64_t id;   /* of the piece; never 0, and never given again */
+    size_t offset; /* in it */
+    size_t bytes;  /* of the whole piece */
+    int fd;        /* its file, sealed against being cut: not the caller's, and open until it is freed */
+};
+
+/* For libraries that pass memory on by themselves: whether all of ptr[len] lies in one piece. The caller
+ * sees to it that this piece is not freed meanwhile; others may be. No lock, no system call. Any
+ * thread. */
+DP_PUBLIC bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out);
 
 #ifdef __cplusplus
 }
