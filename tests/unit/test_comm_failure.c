@@ -89,14 +89,36 @@ static void a_rank_that_nobody_hears_of_is_found_and_named(void **state)
     }
 }
 
+struct death {
+    int culprit;
+    bool has_child; /* that lives on, until nobody can write to life */
+    int life[2];
+};
+
+static void fork_child(const struct death *d)
+{
+    char byte;
+
+    if (fork())
+        return;
+    alarm(60);
+    close(d->life[1]);
+    while (read(d->life[0], &byte, 1) > 0)
+        ;
+    _exit(0);
+}
+
 /* One rank is killed; the others are in the middle of something with it or with each other. */
 static int die(struct dp_comm *comm, void *arg)
 {
-    const int culprit = *(const int *)arg;
+    const struct death *d = arg;
+    const int culprit = d->culprit;
     struct dp_abort why;
     char buf[100];
     int err = dp_comm_barrier(comm);
 
+    if (comm->rank == culprit && d->has_child)
+        fork_child(d);
     if (comm->rank == culprit)
         raise(SIGKILL);
     const int64_t start = dp_now_ns();
@@ -112,15 +134,33 @@ static int die(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+static void kill_one_of_four(const struct comm_kind *kind, int culprit, bool has_child)
+{
+    struct death d = {.culprit = culprit, .has_child = has_child};
+    int killed;
+
+    assert_int_equal(pipe(d.life), 0);
+    assert_int_equal(kind->run(kind, 4, LONG_NS, die, &d, &killed), 1);
+    assert_int_equal(killed, 1);
+    close(d.life[0]);
+    close(d.life[1]);
+}
+
 static void a_killed_rank_is_named_on_all_others(void **state)
 {
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int culprit = 0; culprit < 4 && kind->processes; culprit++) {
-            int killed;
-            assert_int_equal(kind->run(kind, 4, LONG_NS, die, &culprit, &killed), 1);
-            assert_int_equal(killed, 1);
-        }
+        for (int culprit = 0; culprit < 4 && kind->processes; culprit++)
+            kill_one_of_four(kind, culprit, false);
+}
+
+/* As that of a data loader. */
+static void a_child_of_a_killed_rank_hides_nothing(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int culprit = 0; culprit < 4 && kind->processes; culprit += 3)
+            kill_one_of_four(kind, culprit, true);
 }
 
 static int wait_in_a_circle(struct dp_comm *comm, void *arg)
@@ -247,6 +287,7 @@ int main(void)
         cmocka_unit_test(an_abort_of_any_rank_reaches_all),
         cmocka_unit_test(a_rank_that_nobody_hears_of_is_found_and_named),
         cmocka_unit_test(a_killed_rank_is_named_on_all_others),
+        cmocka_unit_test(a_child_of_a_killed_rank_hides_nothing),
         cmocka_unit_test(a_deadlock_ends_at_the_deadline),
         cmocka_unit_test(after_a_reset_all_is_as_new),
         cmocka_unit_test(a_reset_that_others_do_not_join_fails),
