@@ -11,7 +11,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -25,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORDS_MAX = 32 };
+enum { RESTED = 2 /* looks that have found it asleep */ };
 static const int64_t PATIENCE_NS = INT64_C(30000000000), GOODBYE_NS = INT64_C(2000000000);
 
 /* A process, the pipe that it prints into, and the one that it reads from. */
@@ -58,83 +57,7 @@ static void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 2 * 1000 * 1000}, NULL);
 }
 
-/* ---- the words of a command ------------------------------------------------------------------ */
-
-/* Where mpi-peer is: beside this program in its build tree, or where it is installed. */
-static const char *mpi_peer(void)
-{
-    static const char *const beside[] = {"/../bench/mpi-peer", "/bench/mpi-peer"};
-    static char path[PATH_MAX + 32];
-    char self[PATH_MAX];
-    const ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    const char *slash = len > 0 ? (self[len] = '\0', strrchr(self, '/')) : NULL;
-
-    for (int i = 0; slash && i < 2; i++) {
-        snprintf(path, sizeof(path), "%.*s%s", (int)(slash - self), self, beside[i]);
-        if (!access(path, X_OK))
-            return path;
-    }
-    return DP_HELPER_DIR "/mpi-peer";
-}
-
-bool peer_process_is_installed(const char *command)
-{
-    if (strstr(command, "@mpi-peer") && access(mpi_peer(), X_OK))
-        return false;
-
-    const int len = (int)strcspn(command, " ");
-    const char *path = getenv("PATH");
-    bool found = false;
-
-    for (const char *dir = path ? path : ""; *dir && !found;) {
-        const int dir_len = (int)strcspn(dir, ":");
-        char *file;
-        if (asprintf(&file, "%.*s/%.*s", dir_len, dir, len, command) < 0)
-            return false;
-        found = !access(file, X_OK);
-        free(file);
-        dir += dir_len + (dir[dir_len] == ':');
-    }
-    return found;
-}
-
-struct words {
-    char *text;
-    char *words[WORDS_MAX + 1];
-    char port[16], size[32], times[16], warmup[16];
-    char mpi_peer[PATH_MAX + 32];
-};
-
-static char *fill_in(struct words *w, char *word)
-{
-    const struct {
-        const char *name;
-        char *value;
-    } known[] = {{"@port", w->port}, {"@size", w->size}, {"@times", w->times},
-                 {"@warmup", w->warmup}, {"@mpi-peer", w->mpi_peer}};
-
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        if (!strcmp(word, known[i].name))
-            return known[i].value;
-    return word;
-}
-
-static void split(struct words *w, const char *text, struct peer_load load, int port)
-{
-    char *rest;
-    int count = 0;
-
-    snprintf(w->port, sizeof(w->port), "%d", port);
-    snprintf(w->size, sizeof(w->size), "%zu", load.size);
-    snprintf(w->times, sizeof(w->times), "%d", load.times);
-    snprintf(w->warmup, sizeof(w->warmup), "%d", 1 + load.times / 8);
-    snprintf(w->mpi_peer, sizeof(w->mpi_peer), "%s", mpi_peer());
-    w->text = strdup(text);
-    for (char *word = w->text ? strtok_r(w->text, " ", &rest) : NULL; word && count < WORDS_MAX;
-         word = strtok_r(NULL, " ", &rest))
-        w->words[count++] = fill_in(w, word);
-    w->words[count] = NULL;
-}
+/* ---- processes ------------------------------------------------------------------------------- */
 
 static void set_environment(const char *assignments)
 {
@@ -149,13 +72,11 @@ static void set_environment(const char *assignments)
     free(text);
 }
 
-/* ---- processes ------------------------------------------------------------------------------- */
-
 /* In a session of its own, by which its processes are found. */
 static void become(const struct peer_command *c, const char *text, struct peer_load load, int port,
                    int core, int output, int input)
 {
-    struct words w;
+    struct peer_words w;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setsid();
@@ -165,7 +86,7 @@ static void become(const struct peer_command *c, const char *text, struct peer_l
     else
         bench_unpin();
     set_environment(c->environment);
-    split(&w, text, load, port);
+    peer_words_split(&w, text, load, port);
     dup2(input, STDIN_FILENO);
     dup2(output, STDOUT_FILENO);
     dup2(output, STDERR_FILENO);
@@ -361,7 +282,7 @@ int peer_process_run(const struct peer_command *c, struct peer_load load,
     return err;
 }
 
-/* ---- one that lives, and takes orders -------------------------------------------------------- */
+/* ---- one that lives -------------------------------------------------------- */
 
 int peer_process_open(const struct peer_command *c, struct peer_process **out, char *why,
                       size_t why_len)
@@ -390,6 +311,66 @@ void peer_process_close(struct peer_process *p)
     free(p);
 }
 
+/* ---- what its processes do --------------------------------------------------------------------- */
+
+struct doing {
+    long long ticks; /* of CPU time, those of children that have ended included */
+    int running;     /* processes */
+};
+
+/* Add a process, if it is of one of these sessions. */
+static void add_process(const char *pid, const pid_t sessions[2], struct doing *sum)
+{
+    long long user, system, children_user, children_system;
+    char path[64], text[512], state;
+    int session;
+
+    snprintf(path, sizeof(path), "/proc/%.20s/stat", pid);
+    FILE *f = fopen(path, "re");
+    const size_t len = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+    if (f)
+        fclose(f);
+    text[len] = 0;
+    const char *behind_name = strrchr(text, ')');
+    if (!behind_name ||
+        sscanf(behind_name, ") %c %*d %*d %d %*d %*d %*u %*u %*u %*u %*u %lld %lld %lld %lld",
+               &state, &session, &user, &system, &children_user, &children_system) != 6 ||
+        (session != sessions[0] && session != sessions[1]))
+        return;
+    sum->ticks += user + system + children_user + children_system;
+    sum->running += state != 'S' && state != 'Z';
+}
+
+static struct doing look_at(const struct peer_process *p)
+{
+    const pid_t sessions[2] = {p->client.pid, p->server.pid ? p->server.pid : p->client.pid};
+    struct doing sum = {0, 0};
+    DIR *dir = opendir("/proc");
+
+    for (const struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir))
+        if (d->d_name[0] >= '1' && d->d_name[0] <= '9')
+            add_process(d->d_name, sessions, &sum);
+    if (dir)
+        closedir(dir);
+    return sum;
+}
+
+int64_t peer_process_cpu_ns(const struct peer_process *p)
+{
+    return look_at(p).ticks * (INT64_C(1000000000) / sysconf(_SC_CLK_TCK));
+}
+
+/* Who has given its answer may still have to free memory, which would take time from whoever is next. */
+static void await_rest(const struct peer_process *p)
+{
+    const int64_t until_ns = bench_now_ns() + GOODBYE_NS;
+
+    for (int quiet = 0; quiet < RESTED && bench_now_ns() < until_ns; nap())
+        quiet = look_at(p).running ? 0 : quiet + 1;
+}
+
+/* ---- orders ------------------------------------------------------------------------------------ */
+
 static bool tell(const struct child *child, const char *text)
 {
     const size_t len = strlen(text);
@@ -401,9 +382,9 @@ static int give_order(struct peer_process *p, const char *order, struct peer_loa
 {
     char line[256] = "";
     size_t len = 0;
-    struct words w;
+    struct peer_words w;
 
-    split(&w, order, load, 0);
+    peer_words_split(&w, order, load, 0);
     for (int i = 0; w.words[i] && len < sizeof(line); i++)
         len += (size_t)snprintf(line + len, sizeof(line) - len, "%s%s", w.words[i],
                                 w.words[i + 1] ? " " : "\n");
@@ -445,47 +426,11 @@ int peer_process_order(struct peer_process *p, const char *order, struct peer_lo
     for (;;) {
         if (!read_line(&p->client, until_ns, line))
             return fail(why, why_len, "no figure in what it printed: %s", last);
-        if (is_answer(user, line))
+        if (is_answer(user, line)) {
+            await_rest(p);
             return 0;
+        }
         if (line[0])
             snprintf(last, sizeof(last), "%.120s", line);
     }
-}
-
-/* ---- what CPU time they use ------------------------------------------------------------------ */
-
-/* Ticks of a process, and of its children that have ended, if it is of one of these sessions. */
-static long long ticks_in(const char *pid, const pid_t sessions[2])
-{
-    long long user, system, children_user, children_system;
-    char path[64], text[512];
-    int session;
-
-    snprintf(path, sizeof(path), "/proc/%.20s/stat", pid);
-    FILE *f = fopen(path, "re");
-    const size_t len = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
-    if (f)
-        fclose(f);
-    text[len] = 0;
-    const char *behind_name = strrchr(text, ')');
-    if (!behind_name ||
-        sscanf(behind_name, ") %*c %*d %*d %d %*d %*d %*u %*u %*u %*u %*u %lld %lld %lld %lld",
-               &session, &user, &system, &children_user, &children_system) != 5 ||
-        (session != sessions[0] && session != sessions[1]))
-        return 0;
-    return user + system + children_user + children_system;
-}
-
-int64_t peer_process_cpu_ns(const struct peer_process *p)
-{
-    const pid_t sessions[2] = {p->client.pid, p->server.pid ? p->server.pid : p->client.pid};
-    DIR *dir = opendir("/proc");
-    long long ticks = 0;
-
-    for (const struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir))
-        if (d->d_name[0] >= '1' && d->d_name[0] <= '9')
-            ticks += ticks_in(d->d_name, sessions);
-    if (dir)
-        closedir(dir);
-    return ticks * (INT64_C(1000000000) / sysconf(_SC_CLK_TCK));
 }

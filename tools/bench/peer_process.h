@@ -6,27 +6,20 @@
 #ifndef DP_TOOLS_BENCH_PEER_PROCESS_H
 #define DP_TOOLS_BENCH_PEER_PROCESS_H
 
+#include "bench/peer_words.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum { PEER_OUTPUT_MAX = 4096 };
 
-/* Commands are words with one space between two; those that begin with "@" are filled in. */
+/* Its words are filled in, see peer_words.h. */
 struct peer_command {
     const char *server; /* listens on TCP port @port; NULL: none */
     const char *client;
     const char *environment; /* "NAME=VALUE NAME=VALUE" */
 };
-
-/* What it is to move. */
-struct peer_load {
-    size_t size;
-    int times;
-};
-
-/* Whether the command's program is found in PATH. */
-bool peer_process_is_installed(const char *command);
 
 /* Start the server, wait until it listens, run the client to its end, then the server. output gets the
  * end of what the client prints. DP_EIO with the reason in why; whatever was started has ended then. */
@@ -38,7 +31,8 @@ int peer_process_run(const struct peer_command *command, struct peer_load load,
 struct peer_process;
 int peer_process_open(const struct peer_command *command, struct peer_process **out, char *why,
                       size_t why_len);
-/* Give the order to both sides, and read what the client prints until a line is the answer. */
+/* Give the order to both sides, read what the client prints until a line is the answer, and wait until
+ * both sleep again. */
 int peer_process_order(struct peer_process *p, const char *order, struct peer_load load,
                        bool (*is_answer)(void *user, const char *line), void *user, char *why,
                        size_t why_len);

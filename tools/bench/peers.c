@@ -203,7 +203,7 @@ static bool can_do(const struct peer *p, enum peer_test test)
     const struct peer_way *way = &p->ways[test];
 
     return (way->order || way->client) &&
-           peer_process_is_installed(way->order ? p->client : way->client);
+           peer_words_are_installed(way->order ? p->client : way->client);
 }
 
 static void leave_out(struct state *state, const char *name, const char *why)
