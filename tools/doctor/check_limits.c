@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_limits.c - what the process may have: locked memory, processors, memory.
+ * check_limits.c - what the process may have: locked memory, open files, processors, memory.
  */
 #include "config.h"
 
@@ -15,8 +15,8 @@ static const double mib = 1024.0 * 1024, gib = 1024.0 * 1024 * 1024;
 
 /* ---- locked memory: setrlimit(2) ------------------------------------------------------------ */
 
-/* The soft limit of a line of /proc/PID/limits, in bytes; -1: unlimited. */
-static bool soft_limit(struct doctor *d, const char *name, double *bytes)
+/* The soft limit of a line of /proc/PID/limits; -1: unlimited. */
+static bool soft_limit(struct doctor *d, const char *name, double *limit)
 {
     size_t len;
     char *lines = tree_read(&d->tree, &len, "/proc/%s/limits", d->process), word[32];
@@ -25,7 +25,7 @@ static bool soft_limit(struct doctor *d, const char *name, double *bytes)
 
     free(lines);
     if (found)
-        *bytes = strcmp(word, "unlimited") ? strtod(word, NULL) : -1;
+        *limit = strcmp(word, "unlimited") ? strtod(word, NULL) : -1;
     return found;
 }
 
@@ -54,6 +54,24 @@ static void look_at_memlock(struct doctor *d)
         .consequence = rdma ? "registering memory for RDMA fails: 'Cannot allocate memory'" : NULL,
         .remedy = rdma ? "ulimit -l unlimited; limits.conf or LimitMEMLOCK=infinity for services, "
                          "--ulimit memlock=-1 for containers" : NULL});
+}
+
+/* A connection over sockets or shared memory has one at each end at least, and NCCL makes some tens for
+ * each peer. */
+static void look_at_files(struct doctor *d)
+{
+    const double least = 1024;
+    double files;
+
+    if (!soft_limit(d, "Max open files", &files) || files < 0 || files >= least)
+        return;
+    doctor_add(d, (struct finding){
+        .severity = DOCTOR_WARNING,
+        .what = doctor_text(d, "only %.0f files may be open", files),
+        .evidence = doctor_text(d, "/proc/%s/limits, Max open files", d->process),
+        .consequence = "connections to many peers fail: 'Too many open files'",
+        .remedy = "ulimit -n 65536; limits.conf or LimitNOFILE for services, --ulimit nofile=65536 "
+                  "for containers"});
 }
 
 /* ---- the container's share: cgroups(7), version 2 ------------------------------------------- */
@@ -117,6 +135,7 @@ void doctor_limits(struct doctor *d)
     struct tree_path group;
 
     look_at_memlock(d);
+    look_at_files(d);
     if (!own_group(d, &group)) {
         doctor_add(d, (struct finding){
             .severity = DOCTOR_UNKNOWN,
