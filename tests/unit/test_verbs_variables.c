@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_verbs_variables.c - NCCL's variables for RDMA: each sets what it should, what is no value is
- * said and left aside, and what they ask for is done.
+ * said and left aside, and what they ask for is done; and the traffic class of a communicator.
  */
 #include "fake_fabric.h"
 #include "verbs_pair.h"
@@ -276,6 +276,64 @@ static void a_port_that_is_down_may_be_left_until_its_work_fails(void **state)
     unset("NCCL_IB_RETURN_ASYNC_EVENTS");
 }
 
+/* ---- what the user of a communicator asks for -------------------------------------------------- */
+
+extern const struct ncclNet_v10 ncclNetPlugin_v10;
+extern const struct ncclNet_v11 ncclNetPlugin_v11;
+
+static void must_have_class(void *comm, int traffic_class)
+{
+    struct ibv_qp_init_attr init;
+    struct ibv_qp_attr attr;
+
+    assert_int_equal(ibv_query_qp(pair_qp(comm, 0), &attr, 0, &init), 0);
+    assert_int_equal(attr.ah_attr.grh.traffic_class, traffic_class);
+}
+
+/* From 2.28 on it comes with the context. */
+static void a_context_has_the_class_that_its_user_chose(void **state)
+{
+    const struct ncclNet_v11 *net = &ncclNetPlugin_v11;
+    struct ncclNetCommConfig_v10 config = {.trafficClass = 96};
+    void *ctx = NULL, *listener, *sender = NULL, *receiver = NULL;
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    const int64_t began_ns = dp_now_ns();
+
+    (void)state;
+    assert_int_equal(net->init(&ctx, 1, &config, NULL, NULL), ncclSuccess);
+    assert_int_equal(net->listen(ctx, 0, handle, &listener), ncclSuccess);
+    while (!sender || !receiver) {
+        must_be_in_time(began_ns);
+        assert_true(sender || !net->connect(ctx, 0, handle, &sender, NULL));
+        assert_true(receiver || !net->accept(listener, &receiver, NULL));
+    }
+    must_have_class(sender, 96);
+    assert_int_equal(net->finalize(ctx), ncclSuccess);
+}
+
+/* Before, with each connection. */
+static void a_connection_has_the_class_that_its_user_chose(void **state)
+{
+    const struct ncclNet_v10 *net = &ncclNetPlugin_v10;
+    struct ncclNetCommConfig_v10 config = {.trafficClass = 40};
+    void *listener, *sender = NULL, *receiver = NULL;
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    const int64_t began_ns = dp_now_ns();
+
+    (void)state;
+    assert_int_equal(net->init(NULL, NULL), ncclSuccess);
+    assert_int_equal(net->listen(0, handle, &listener), ncclSuccess);
+    while (!sender || !receiver) {
+        must_be_in_time(began_ns);
+        assert_true(sender || !net->connect(0, &config, handle, &sender, NULL));
+        assert_true(receiver || !net->accept(listener, &receiver, NULL));
+    }
+    must_have_class(sender, 40);
+    net->closeSend(sender);
+    net->closeRecv(receiver);
+    net->closeListen(listener);
+}
+
 static int set_up(void **state)
 {
     dp_log_set(note_warning, NULL, DP_LOG_WARN);
@@ -298,6 +356,8 @@ int main(void)
         cmocka_unit_test(with_adaptive_routing_the_end_of_a_long_message_goes_by_itself),
         cmocka_unit_test(ports_are_not_fused_if_they_may_not_be),
         cmocka_unit_test(a_port_that_is_down_may_be_left_until_its_work_fails),
+        cmocka_unit_test(a_context_has_the_class_that_its_user_chose),
+        cmocka_unit_test(a_connection_has_the_class_that_its_user_chose),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
