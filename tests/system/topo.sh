@@ -67,6 +67,27 @@ prints_a_thousand_hosts_as_one()
     [ "$(wc -l <"$work/out")" -lt 100 ] || wrong "more than a page or two"
 }
 
+prints_the_matrix_of_one_host()
+{
+    two='host:2 gpu:1 nic:1'
+    run topo matrix --synthetic "$two" --host node1/gpu0 || return
+    [ "$(grep -c '^gpu0' "$work/out")" = 2 ] || wrong "not one host: $(cat "$work/out")" || return
+    run topo matrix --synthetic "$two" --host node1 --format json || return
+    says '"a": "node1/gpu0"' || return
+    ! grep -q node0 "$work/out" || wrong "the other host, too" || return
+    for format in text json; do
+        refuses 2 "--host rail0: is a rail, expected a host" \
+            topo matrix --synthetic "$two" --host rail0 --format $format || return
+    done
+}
+
+leaves_no_device_out_of_the_matrix()
+{
+    run topo matrix --synthetic gpu:200 || return
+    says "gpu199" || return
+    [ "$(head -n 1 "$work/out" | wc -w)" = 204 ] || wrong "not 200 GPUs and a NUMA node across"
+}
+
 names_the_slowest_link()
 {
     run topo matrix --limits --synthetic 'numa:2 gpu:1 cpu=10' &&
@@ -210,5 +231,7 @@ it draws_arcs_within_their_host
 it joins_machines
 it finds_differences
 it prints_a_thousand_hosts_as_one
+it prints_the_matrix_of_one_host
+it leaves_no_device_out_of_the_matrix
 it names_the_slowest_link
 finish

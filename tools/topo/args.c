@@ -94,6 +94,21 @@ int topo_load(const struct topo_args *a, struct dp_topology **out)
     return err ? command_failed(err) : 0;
 }
 
+int topo_find_host(const struct dp_topology *t, const char *name, int32_t *host)
+{
+    int32_t node = 0;
+    int err = name ? dp_topology_find(t, name, &node) : 0;
+
+    if (!err && t->nodes[node].host < 0) {
+        command_misused("--host %s: is a %s, expected a host", name,
+                        dp_topo_kind_name(t->nodes[node].kind));
+        return DP_EINVAL;
+    }
+    if (!err)
+        *host = t->nodes[node].host;
+    return err;
+}
+
 /* ---- running -------------------------------------------------------------------------------- */
 
 int topo_finish(FILE *to)

@@ -57,15 +57,10 @@ int run_topo_json(int argc, char **argv)
 /* The host that was asked for, else the first, alone. */
 static int take_host(const struct export_args *a, const struct dp_topology *t, struct dp_topology **out)
 {
-    int32_t node = 0;
-    int err = a->host ? dp_topology_find(t, a->host, &node) : 0;
+    int32_t host;
+    int err = topo_find_host(t, a->host, &host);
 
-    if (!err && t->nodes[node].host < 0) {
-        command_misused("--host %s: is a %s, expected a host", a->host,
-                        dp_topo_kind_name(t->nodes[node].kind));
-        return DP_EINVAL;
-    }
-    return err ? err : dp_topology_take_host(t, t->nodes[node].host, out);
+    return err ? err : dp_topology_take_host(t, host, out);
 }
 
 /* Put a machine as a guest sees it in its place. */

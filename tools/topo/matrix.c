@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COLUMNS_MAX = 128 };
-
 struct matrix_args {
     struct topo_args common;
     const char *host;
@@ -21,16 +19,29 @@ struct matrix_args {
 /* Devices across and down; of one host, or of two. */
 struct table {
     const struct dp_topology *t;
-    int32_t rows[COLUMNS_MAX], columns[COLUMNS_MAX];
+    int32_t *rows, *columns; /* each with room for all nodes */
     int row_count, column_count;
     FILE *to;
 };
 
-static void collect(const struct dp_topology *t, int32_t host, enum dp_topo_kind kind,
-                    int32_t list[COLUMNS_MAX], int *count)
+static int table_init(struct table *m, const struct dp_topology *t, FILE *to)
 {
-    for (int32_t i = host;
-         (i = dp_topology_next(t, kind, host, i + 1)) >= 0 && *count < COLUMNS_MAX;)
+    const size_t room = (size_t)t->node_count;
+    int32_t *both = malloc(2 * room * sizeof(*both));
+
+    *m = (struct table){.t = t, .rows = both, .columns = both ? both + room : NULL, .to = to};
+    return both ? 0 : DP_ENOMEM;
+}
+
+static void table_fini(struct table *m)
+{
+    free(m->rows);
+}
+
+static void collect(const struct dp_topology *t, int32_t host, enum dp_topo_kind kind,
+                    int32_t *list, int *count)
+{
+    for (int32_t i = host; (i = dp_topology_next(t, kind, host, i + 1)) >= 0;)
         list[(*count)++] = i;
 }
 
@@ -145,38 +156,49 @@ static void fill(struct table *m, int32_t rows_host, int32_t columns_host)
         collect(m->t, rows_host, DP_TOPO_NUMA, m->rows, &m->row_count);
 }
 
+/* The classes, then the rates. */
+static int put_both(const struct table *m, bool with_affinity)
+{
+    int err = put_table(m, "", cell_class, with_affinity);
+
+    fputc('\n', m->to);
+    return err ? err : put_table(m, "GB/s", cell_rate, false);
+}
+
 static int put_host(const struct dp_topology *t, int32_t host, bool limits, FILE *to)
 {
-    struct table m = {.t = t, .to = to};
     char word[TOPO_WORD];
+    struct table m;
 
+    if (table_init(&m, t, to))
+        return DP_ENOMEM;
     fill(&m, host, host);
-    int err = put_table(&m, "", cell_class, true);
-    fputc('\n', to);
-    if (!err)
-        err = put_table(&m, "GB/s", cell_rate, false);
+    int err = put_both(&m, true);
     if (!err && limits)
         err = put_limits(&m);
     for (int i = 0; i < m.row_count && !err; i++)
         if (t->nodes[m.rows[i]].kind == DP_TOPO_NIC)
             fprintf(to, "%s%s: %s\n", i && t->nodes[m.rows[i - 1]].kind == DP_TOPO_NIC ? "" : "\n",
                     short_label(t, m.rows[i], word), dp_topology_text(t, t->nodes[m.rows[i]].name));
+    table_fini(&m);
     return err;
 }
 
 static int put_between(const struct dp_topology *t, int32_t a, int32_t b, FILE *to)
 {
-    struct table m = {.t = t, .to = to};
-    int err;
+    struct table m;
+    int err = table_init(&m, t, to);
 
+    if (err)
+        return err;
     fill(&m, a, b);
-    if (!m.row_count || !m.column_count)
-        return 0;
-    fprintf(to, "\n%s (rows) to %s\n", dp_topology_text(t, t->nodes[a].name),
-            dp_topology_text(t, t->nodes[b].name));
-    err = put_table(&m, "", cell_class, false);
-    fputc('\n', to);
-    return err ? err : put_table(&m, "GB/s", cell_rate, false);
+    if (m.row_count && m.column_count) {
+        fprintf(to, "\n%s (rows) to %s\n", dp_topology_text(t, t->nodes[a].name),
+                dp_topology_text(t, t->nodes[b].name));
+        err = put_both(&m, false);
+    }
+    table_fini(&m);
+    return err;
 }
 
 static const char legend[] =
@@ -228,22 +250,32 @@ static int put_json_cell(const struct table *m, int32_t a, int32_t b, bool is_fi
     return 0;
 }
 
-static int put_json(const struct dp_topology *t, FILE *to)
+static int put_json_host(const struct dp_topology *t, int32_t host, bool *is_first, FILE *to)
+{
+    struct table m;
+    int err = table_init(&m, t, to);
+
+    if (err)
+        return err;
+    fill(&m, host, host);
+    for (int r = 0; r < m.row_count; r++)
+        for (int c = 0; c < m.column_count && !err; c++, *is_first = false)
+            err = put_json_cell(&m, m.rows[r], m.columns[c], *is_first);
+    table_fini(&m);
+    return err;
+}
+
+/* host: only this one; -1: one of each kind. */
+static int put_json(const struct dp_topology *t, int32_t host, FILE *to)
 {
     struct topo_hosts *h = topo_hosts_compare(t);
     bool is_first = true;
     int err = h ? 0 : DP_ENOMEM;
 
     fputs("[", to);
-    for (int32_t i = 0; i < t->host_count && !err; i++) {
-        struct table m = {.t = t, .to = to};
-        if (h->first[i] != i)
-            continue;
-        fill(&m, h->nodes[i], h->nodes[i]);
-        for (int r = 0; r < m.row_count; r++)
-            for (int c = 0; c < m.column_count && !err; c++, is_first = false)
-                err = put_json_cell(&m, m.rows[r], m.columns[c], is_first);
-    }
+    for (int32_t i = 0; i < t->host_count && !err; i++)
+        if (host < 0 ? h->first[i] == i : h->nodes[i] == host)
+            err = put_json_host(t, h->nodes[i], &is_first, to);
     fputs("]\n", to);
     free(h);
     return err;
@@ -255,20 +287,16 @@ static int write_matrix(const void *values, const struct operands *operands,
                         const struct dp_topology *t, FILE *to)
 {
     const struct matrix_args *a = values;
+    const bool json = !strcmp(a->common.format, "json");
     int32_t host;
-    int err;
+    int err = topo_find_host(t, a->host, &host);
 
     (void)operands;
-    if (!strcmp(a->common.format, "json")) {
-        err = put_json(t, to);
-    } else if (a->host) {
-        err = dp_topology_find(t, a->host, &host);
-        if (!err && t->nodes[host].host >= 0)
-            err = put_host(t, t->nodes[host].host, a->limits, to);
-    } else {
-        err = put_all(t, a->limits, to);
-    }
-    if (!err && strcmp(a->common.format, "json"))
+    if (!err && json)
+        err = put_json(t, a->host ? host : -1, to);
+    else if (!err)
+        err = a->host ? put_host(t, host, a->limits, to) : put_all(t, a->limits, to);
+    if (!err && !json)
         fputs(legend, to);
     return err ? err : topo_finish(to);
 }

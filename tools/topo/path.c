@@ -104,24 +104,17 @@ int run_topo_path(int argc, char **argv)
 
 enum { NICS_MAX = 64 };
 
-static const char *name_of(const struct dp_topology *t, int32_t nic, char label[DP_TOPO_LABEL_LEN])
-{
-    const char *name = dp_topology_text(t, t->nodes[nic].name);
-
-    return *name ? name : dp_topology_label(t, nic, label);
-}
-
 static void put_nic(const struct dp_topology *t, int32_t nic, const struct dp_topo_path *p,
                     bool json, FILE *to)
 {
     char label[DP_TOPO_LABEL_LEN], word[TOPO_WORD];
 
     if (!json) {
-        fprintf(to, "%s %s", name_of(t, nic, label), topo_class(p, word));
+        fprintf(to, "%s %s", topo_nic(t, nic, label), topo_class(p, word));
         return;
     }
     fputs("{\"nic\": ", to);
-    topo_put_json(to, name_of(t, nic, label));
+    topo_put_json(to, topo_nic(t, nic, label));
     fprintf(to, ", \"class\": \"%s\", \"bytes_per_ns\": %.15g}", topo_class(p, word),
             p->bytes_per_ns);
 }

@@ -51,13 +51,6 @@ static const char *name_worker(const struct report *r, int32_t worker, char out[
     return out;
 }
 
-static const char *name_nic(const struct dp_topology *t, int32_t nic, char label[DP_TOPO_LABEL_LEN])
-{
-    const char *name = dp_topology_text(t, t->nodes[nic].name);
-
-    return *name ? name : dp_topology_label(t, nic, label);
-}
-
 /* Says how many of a list are not shown. */
 static bool is_enough(const struct report *r, int32_t shown, int32_t count)
 {
@@ -81,7 +74,7 @@ static void put_workers(const struct report *r)
         fprintf(r->to, "%-14s  ",
                 w->memory < 0 ? "-" : dp_topology_label(r->t, w->memory, label));
         for (int32_t k = 0; k < w->nic_count && k < 4; k++)
-            fprintf(r->to, "%s%s", k ? ", " : "", name_nic(r->t, w->nics[k], label));
+            fprintf(r->to, "%s%s", k ? ", " : "", topo_nic(r->t, w->nics[k], label));
         fputs(w->nic_count > 4 ? ", ...\n" : w->nic_count ? "\n" : "-\n", r->to);
     }
 }
@@ -93,8 +86,8 @@ static void put_flow(const struct report *r, const struct dp_flow *f)
     fprintf(r->to, "  %-10s  %s to %s, %s: ", dp_flow_kind_name(f->kind),
             name_worker(r, f->from, from), name_worker(r, f->to, to),
             topo_size((uint64_t)f->bytes, size));
-    fprintf(r->to, "%s", f->nic_from < 0 ? "?" : name_nic(r->t, f->nic_from, label));
-    fprintf(r->to, " to %s", f->nic_to < 0 ? "?" : name_nic(r->t, f->nic_to, label));
+    fprintf(r->to, "%s", f->nic_from < 0 ? "?" : topo_nic(r->t, f->nic_from, label));
+    fprintf(r->to, " to %s", f->nic_to < 0 ? "?" : topo_nic(r->t, f->nic_to, label));
     fprintf(r->to, " over %s\n",
             f->rail < 0 ? "the spine" : dp_topology_label(r->t, f->rail, label));
 }

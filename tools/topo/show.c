@@ -45,14 +45,11 @@ static void put_pci(const struct show *s, const struct dp_topo_node *n)
 /* The link to what it stands in. */
 static void put_uplink(const struct show *s, int32_t node)
 {
-    const struct dp_topology *t = s->t;
+    const struct dp_topo_link *l = topo_uplink(s->t, node);
     char link[TOPO_WORD], rate[TOPO_WORD];
 
-    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++) {
-        const struct dp_topo_link *l = &t->links[t->around[k]];
-        if (l->kind == DP_TOPO_PCI && l->b == node)
-            fprintf(s->to, "  %s, %s", topo_link(l, link), topo_rate(l, rate));
-    }
+    if (l)
+        fprintf(s->to, "  %s, %s", topo_link(l, link), topo_rate(l, rate));
 }
 
 static void put_ports(const struct show *s, int32_t nic)

@@ -50,14 +50,6 @@ static void short_model(const char *model, char text[TOPO_WORD])
 
 /* ---- boxes ---------------------------------------------------------------------------------- */
 
-static const struct dp_topo_link *uplink(const struct dp_topology *t, int32_t node)
-{
-    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
-        if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
-            return &t->links[t->around[k]];
-    return NULL;
-}
-
 /* "5.0 x16"; "5.0 x8 of x16" where it could be more. */
 static void pcie_text(const struct dp_topo_link *l, char text[TOPO_WORD])
 {
@@ -75,7 +67,7 @@ static void put_device_text(const struct topo_svg *v, int32_t node, const struct
 
     short_model(dp_topology_text(v->t, n->kind == DP_TOPO_GPU ? n->model : n->name), text);
     topo_svg_text(v, "d", topo_svg_middle(b), b->y + 29, text, -1);
-    pcie_text(uplink(v->t, node), text);
+    pcie_text(topo_uplink(v->t, node), text);
     topo_svg_text(v, "d", topo_svg_middle(b), b->y + 43, text, 22);
 }
 
@@ -146,7 +138,7 @@ static void put_inside(const struct topo_svg *v, int32_t node, const struct topo
     else if (n->kind == DP_TOPO_GPU || n->kind == DP_TOPO_NIC)
         put_device_text(v, node, b);
     else if (n->kind == DP_TOPO_SWITCH) {
-        pcie_text(uplink(v->t, node), text);
+        pcie_text(topo_uplink(v->t, node), text);
         topo_svg_text(v, "d", topo_svg_middle(b), b->y + 25, text, 22);
     }
 }

@@ -37,13 +37,17 @@ typedef int (*topo_write_fn)(const void *values, const struct operands *operands
                              const struct dp_topology *t, FILE *to);
 int topo_run(const struct usage *usage, int argc, char **argv, void *values, topo_write_fn write);
 
+/* The host that --host names, or that a node of that name is in; NULL: the first. Else DP_EINVAL, and
+ * the sentence has been printed. */
+int topo_find_host(const struct dp_topology *t, const char *name, int32_t *host);
+
 /* What has been printed to `to` has arrived: 0 or DP_EIO. */
 int topo_finish(FILE *to);
 
 /* ---- hosts that are alike (alike.c) --------------------------------------------------------- */
 
 /* first[i]: the number of the first host that host number i is like, but for names, addresses and
- * serial numbers; hosts[i]: its node. NULL: no memory. One block, the caller frees it. */
+ * serial numbers; nodes[i]: its node. NULL: no memory. One block, the caller frees it. */
 struct topo_hosts {
     int32_t *first, *nodes;
 };
@@ -64,6 +68,10 @@ const char *topo_link(const struct dp_topo_link *l, char out[TOPO_WORD]);
 const char *topo_size(uint64_t bytes, char out[TOPO_WORD]);
 /* "NV18", "PIX", "NET*" */
 const char *topo_class(const struct dp_topo_path *p, char out[TOPO_WORD]);
+/* "mlx5_0", or a label such as "nic0" where it has no name. */
+const char *topo_nic(const struct dp_topology *t, int32_t nic, char label[DP_TOPO_LABEL_LEN]);
+/* Its link on PCI to what it stands in, NULL: none. */
+const struct dp_topo_link *topo_uplink(const struct dp_topology *t, int32_t node);
 /* "400 Gb/s InfiniBand" */
 const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD]);
 

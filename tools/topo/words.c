@@ -74,6 +74,21 @@ const char *topo_class(const struct dp_topo_path *p, char out[TOPO_WORD])
     return out;
 }
 
+const char *topo_nic(const struct dp_topology *t, int32_t nic, char label[DP_TOPO_LABEL_LEN])
+{
+    const char *name = dp_topology_text(t, t->nodes[nic].name);
+
+    return *name ? name : dp_topology_label(t, nic, label);
+}
+
+const struct dp_topo_link *topo_uplink(const struct dp_topology *t, int32_t node)
+{
+    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
+        if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
+            return &t->links[t->around[k]];
+    return NULL;
+}
+
 const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD])
 {
     const char *fabric = p->fabric == DP_TOPO_INFINIBAND ? "InfiniBand" : "Ethernet";
