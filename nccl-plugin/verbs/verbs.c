@@ -388,8 +388,10 @@ static void begin_to_count(struct dpn_verbs *v)
     const uint32_t n = dpn_verbs_state.count_from;
 
     v->words.said = v->words.confirmed = v->words.heard = n;
-    v->lines_read = v->lines_made = v->lines_due = v->lines_new = v->lines_sent = n;
-    v->eager_sent = v->eager_seen = v->eager_taken = n;
+    v->lines_read = v->lines_made = v->lines_new = v->lines_sent = n;
+    v->eager_sent = v->eager_seen = v->eager_taken = v->credited = n;
+    v->rooms_made = v->rooms_closed = n;
+    v->credit_every = DPN_EAGER_SLOTS / 2;
     for (int i = 0; i < DPN_MAX_LANES; i++)
         v->lanes[i].epoch = (uint16_t)n;
     for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)

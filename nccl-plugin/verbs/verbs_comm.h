@@ -8,6 +8,7 @@
  *      stripe  the part of a message that goes over one lane
  *      block   what a side lets the other write to, and writes from
  *      eager   a short message that does not wait for its line: verbs_eager.c
+ *      quick   a very short one, that is seen without a completion: verbs_quick.h
  *
  *      receiver                                            sender
  *      irecv: lines       -- RDMA write over any lane -->  its ring of lines (maybe later, some at once)
@@ -28,33 +29,38 @@
 #include "nccl-plugin/net_traffic.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "nccl-plugin/verbs/verbs_device.h"
+#include "nccl-plugin/verbs/verbs_quick.h"
 #include "nccl-plugin/verbs/verbs_talk.h"
 
 #include <endian.h>
 
 enum {
     DPN_PLACES = NCCL_NET_MAX_REQUESTS * DPN_MAX_RECEIVES, /* of receives that are open */
-    DPN_EAGER_SLOTS = 16, /* of the ring of short messages; each may end a receive with unread lines */
-    DPN_LINES = 2 * DPN_PLACES,                           /* never more are unread; 2^n */
+    DPN_EAGER_SLOTS = 64, /* short messages; each may end a receive with unread lines */
+    DPN_LARGE_SLOTS = 16, /* of those that are not quick, the room; a divisor of the former */
+    DPN_LINES = 4 * DPN_PLACES,                           /* never more are unread; 2^n */
     DPN_SEND_QUEUE = 128,                                 /* work requests of a lane */
-    DPN_RECV_QUEUE = DPN_PLACES + DPN_EAGER_SLOTS + 1,    /* a stripe of each message, a probe */
+    DPN_RECV_QUEUE = DPN_PLACES + DPN_LARGE_SLOTS + 1,    /* a stripe of each message, a probe */
     DPN_INLINE_BYTES = 128,
     DPN_GENERATIONS = 0x7fff, /* and this one is a probe's */
-    DPN_HELD_POLLS = 64,      /* some microseconds */
+    DPN_HELD_POLLS = 256,     /* some tens of microseconds */
     DPN_STRIPE_UNIT = 128     /* LL128: a line of the GPU is never divided */
 };
-_Static_assert(DPN_LINES >= DPN_PLACES + DPN_EAGER_SLOTS * DPN_MAX_RECEIVES,
-               "no line is overwritten before it is read");
+_Static_assert(DPN_LINES >= DPN_PLACES + DPN_EAGER_SLOTS * (DPN_MAX_RECEIVES + 1),
+               "no line is overwritten before it is read; a message may cause a credit, too");
 
 /* ---- what travels ---------------------------------------------------------------------------- */
 
-/* Written by the device in whatever pieces, so it counts only once check is right. */
+/* Written by the device in whatever pieces, so it counts only once check is right. count 0: a
+ * credit, no room, but what became of short messages in receives that have no lines: all before
+ * number `bytes` have been given a receive, but those that have a bit, by number, in `address`. */
 struct dpn_line {
     uint64_t address;
     uint32_t bytes;
     int32_t tag;
     uint32_t keys[DPN_MAX_RAILS];
-    uint8_t slot, sub, count, zero;
+    uint8_t slot, sub, count;
+    uint8_t is_taken; /* by a short message, before there was the line */
     uint16_t generation;
     uint16_t taken;  /* short messages that were copied, the last 16 bits */
     uint32_t number; /* of lines since the beginning */
@@ -67,22 +73,19 @@ struct dpn_record {
     uint32_t generation, size;
 };
 
-/* Before a short message in the ring; see verbs_eager.c. */
-struct dpn_eager_head {
-    uint32_t number, size;
-    int32_t tag;
-    uint32_t line; /* of the lines from this on, one is its own */
-};
+_Static_assert(sizeof(struct dpn_quick) <= DPN_INLINE_BYTES, "the device need not fetch it");
 
-/* Sender: lines come, records go. Receiver: the other way round, and the ring of short messages
- * follows. */
+/* Sender: lines come, records and quick messages go. Receiver: the other way round, and the ring of
+ * larger short messages follows. */
 struct dpn_block {
     struct dpn_line lines[DPN_LINES];
     struct dpn_record records[DPN_PLACES];         /* by slot and sub */
-    struct dpn_eager_head heads[DPN_EAGER_SLOTS];  /* of the sender */
+    struct dpn_eager_head heads[DPN_LARGE_SLOTS];  /* of the sender */
+    struct dpn_quick quick[DPN_EAGER_SLOTS];
     uint64_t scratch[8];                           /* flushes read into it */
 };
 _Static_assert(sizeof(struct dpn_block) % 64 == 0, "the ring begins at a line of the cache");
+_Static_assert(offsetof(struct dpn_block, quick) % 64 == 0, "and so do quick messages");
 
 /* An immediate: slot 5 bits, sub 3, stripe 4, stripes - 1 4, has a record 1, generation 15. */
 struct dpn_mark {
@@ -183,6 +186,9 @@ struct dpn_lane {
     uint64_t peer_block;
     uint32_t peer_key, peer_number;
     struct dpn_gid gid, peer_gid;
+    struct ibv_send_wr quick; /* sender: of a very short message, and this is its piece */
+    struct ibv_sge quick_sge;
+    uint64_t quick_work;
     bool is_fenced_there, is_fenced_here; /* of this epoch; both: it may be opened again */
     bool has_been_up;
     bool is_without_ece;   /* it went wrong with it */
@@ -224,8 +230,9 @@ struct dpn_send {
     const struct dpn_verbs_memory *memory;
     struct dpn_place place;
     unsigned generation;
-    bool has_record, is_eager;
+    bool has_record, is_eager, is_quick;
     uint32_t number; /* of an eager one */
+    uint32_t quick_len;
     unsigned count;
     struct dpn_stripe stripes[DPN_MAX_LANES];
 };
@@ -246,7 +253,8 @@ struct dpn_room {
 struct dpn_recv {
     struct dpn_verbs_request base;
     unsigned generation, count;
-    uint32_t line; /* the number of the first */
+    uint32_t order; /* of the first, of all rooms that there ever were */
+    uint32_t line;  /* the number of the first, once there are lines: see held */
     struct dpn_room rooms[DPN_MAX_RECEIVES];
 };
 
@@ -356,6 +364,7 @@ struct dpn_verbs {
     struct dpn_grants grants;
     struct dpn_grant arriving; /* its lines come one after the other */
     unsigned lines_of_group;   /* that have */
+    unsigned taken_of_group;   /* of those, a bit each */
     struct dpn_target targets[NCCL_NET_MAX_REQUESTS][DPN_MAX_RECEIVES];
     uint32_t lines_read;
     unsigned waiting; /* stripes that are not sent to their end */
@@ -368,12 +377,18 @@ struct dpn_verbs {
     uint8_t line_lanes[DPN_LINES]; /* that they went over, by number; DPN_MAX_LANES: none */
     unsigned rewrites_out;         /* writes of lines once more that did not complete */
     uint32_t rewritten;            /* the first of those lines */
-    uint32_t lines_due; /* those from here on are held back */
+    uint32_t held;       /* receives without lines that have room, a bit each */
     unsigned held_polls; /* that found nothing */
+    uint32_t rooms_made, rooms_closed; /* all before the latter have a message */
+    uint8_t room_recvs[DPN_PLACES];    /* receives, by order of the first room */
+    bool is_credit_due;  /* a receive that is held took a message, which no line says */
+    uint32_t credited, credit_every; /* short messages that were copied, when a line said so last */
     size_t short_room; /* the last room that more would have gone into than a short message */
     unsigned shorts;   /* that came to such ones, in a row */
     uint32_t eager_seen; /* all before this have come */
-    uint16_t eager_here, eager_busy, eager_waits; /* by number: after that one; in a slot; unmatched */
+    /* By number: after that one; in a slot; unmatched; not quick. */
+    uint64_t eager_here, eager_busy, eager_waits, eager_large;
+    unsigned unpolled; /* quick ones since the last look at completions */
     uint32_t flushes_free;
     struct dpn_flush flushes[NCCL_NET_MAX_REQUESTS];
     bool has_lost_loop; /* that may come back */
@@ -467,6 +482,8 @@ void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place);
 size_t dpn_eager_ring_bytes(uint32_t eager_bytes);
 uint64_t dpn_eager_slot(uint64_t block, uint32_t eager_bytes, uint32_t number);
 bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece);
+/* A credit. */
+void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_line *line);
 void dpn_eager_begin(struct dpn_verbs *v, struct dpn_send *send);
 /* The group that has arrived is granted. */
 void dpn_eager_match_lines(struct dpn_verbs *v, unsigned slot, unsigned count);
@@ -477,6 +494,16 @@ bool dpn_eager_is_lost(const struct dpn_verbs *v, unsigned lane,
                        const struct dpn_fenced_receiver *report);
 /* Receiver: */
 void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes);
+/* Quick ones; whether there were any. */
+bool dpn_eager_take_quick(struct dpn_verbs *v);
+static inline bool dpn_eager_poll(struct dpn_verbs *v)
+{
+    if (v->is_sender || !v->eager_bytes)
+        return false;
+    const struct dpn_quick *next = &v->block->quick[v->eager_seen % DPN_EAGER_SLOTS];
+    return __atomic_load_n(&next->head.number, __ATOMIC_RELAXED) == v->eager_seen &&
+           dpn_eager_take_quick(v);
+}
 void dpn_eager_match_recv(struct dpn_verbs *v, struct dpn_recv *recv);
 void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number);
 /* The sender may leave when all it sent has come: there is something left, and nobody waits in vain. */
@@ -488,13 +515,13 @@ int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces
                     struct dpn_request **out);
 /* Those that are not held back. */
 void dpn_verbs_push_lines(struct dpn_verbs *v);
-/* None is held back now. */
+/* No receive is without lines now. */
 void dpn_verbs_release_lines(struct dpn_verbs *v);
-/* Polls that find nothing, once there are many: the sender may want those that are held back. */
+/* Polls that find nothing, once there are many: the sender may want lines of what is held. */
 static inline void dpn_verbs_wait_for_lines(struct dpn_verbs *v, bool found)
 {
     v->held_polls = found ? 0 : v->held_polls + 1;
-    if (v->lines_due != v->lines_made && v->held_polls >= DPN_HELD_POLLS)
+    if (v->held && v->held_polls >= DPN_HELD_POLLS)
         dpn_verbs_release_lines(v);
 }
 
@@ -531,6 +558,11 @@ void dpn_verbs_unkeep(struct dpn_verbs *v);
 /* verbs_reg.c */
 int dpn_verbs_reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out);
 void dpn_verbs_dereg(struct dpn_comm *comm, struct dpn_memory *base);
+
+/* verbs_quick.c: what is the same for all of a lane, once it is joined with the peer's. */
+void dpn_quick_prepare(struct dpn_verbs *v, struct dpn_lane *lane);
+/* The stripe of a quick message, over its lane; whether it is on its way. */
+bool dpn_quick_post(struct dpn_verbs *v, struct dpn_send *send);
 
 /* verbs_line.c */
 void dpn_line_seal(struct dpn_line *line);

@@ -5,14 +5,18 @@
  *
  *      sender                                      receiver
  *      message n, for the first line     -- RDMA write + immediate n -->   slot n % 16 of the ring
- *      of its tag from line L on
+ *      of its tag from line L on         or -- RDMA write -->              n % 64 of the quick ones
  *      (its line comes, and is taken)   <-- line --                       irecv; copies what is there
  *                                       <-- a later line: so many slots are free again
  *
  * Which receive such a message is for, both sides find out for themselves, and the same: the first
  * line from L on that has its tag, and that no such message before it has taken. L is the first line
  * that the sender had not read when it sent; of those before it none of that tag was left. So lines in
- * flight or held back, and messages that overtake each other, change nothing.
+ * flight, and messages that overtake each other, change nothing.
+ *
+ * Receives that have no lines yet come behind all that have. One that was done by then needs none;
+ * that its messages have found their receive, and that slots are free, the sender hears by a credit
+ * that has its place among the lines: what is behind it is for later messages.
  *
  * A slot is free again only when a line has said so, which proves that the message had come: what is
  * sent again, over another lane, comes into a slot that is still its own.
@@ -30,35 +34,49 @@ static size_t stride(uint32_t eager_bytes)
 
 size_t dpn_eager_ring_bytes(uint32_t eager_bytes)
 {
-    return eager_bytes ? DPN_EAGER_SLOTS * stride(eager_bytes) : 0;
+    return eager_bytes ? DPN_LARGE_SLOTS * stride(eager_bytes) : 0;
 }
 
 uint64_t dpn_eager_slot(uint64_t block, uint32_t eager_bytes, uint32_t number)
 {
-    return block + sizeof(struct dpn_block) + number % DPN_EAGER_SLOTS * stride(eager_bytes);
+    return block + sizeof(struct dpn_block) + number % DPN_LARGE_SLOTS * stride(eager_bytes);
 }
 
 /* ---- sender ------------------------------------------------------------------------------------ */
 
+/* The CPU has to copy it, and to look at it. */
+static bool is_quick(size_t size, const struct dpn_verbs_memory *memory)
+{
+    return size <= DPN_QUICK_BYTES && (!size || memory->type == NCCL_PTR_HOST);
+}
+
 bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece)
 {
+    const bool quick = is_quick(piece->size, (const struct dpn_verbs_memory *)piece->memory);
+
     return v->eager_bytes && piece->size <= v->eager_bytes &&
-           v->eager_sent - v->eager_taken < DPN_EAGER_SLOTS;
+           v->eager_sent - v->eager_taken < (quick ? DPN_EAGER_SLOTS : DPN_LARGE_SLOTS);
 }
 
 /* Lines of a group that is not whole yet are not granted, so not passed either. */
 void dpn_eager_begin(struct dpn_verbs *v, struct dpn_send *send)
 {
     const uint32_t number = v->eager_sent++;
+    const struct dpn_eager_head head = {.number = number, .size = (uint32_t)send->size,
+                                        .tag = send->tag,
+                                        .line = v->lines_read - v->lines_of_group};
 
     send->is_eager = true;
+    send->is_quick = is_quick(send->size, send->memory);
     dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
     send->number = number;
     v->eager_sends[number % DPN_EAGER_SLOTS] = (struct dpn_eager_send){
         .number = number, .waits = true, .tag = send->tag, .size = (uint32_t)send->size};
-    v->block->heads[number % DPN_EAGER_SLOTS] = (struct dpn_eager_head){
-        .number = number, .size = (uint32_t)send->size, .tag = send->tag,
-        .line = v->lines_read - v->lines_of_group};
+    if (send->is_quick)
+        send->quick_len =
+            dpn_quick_make(&v->block->quick[number % DPN_EAGER_SLOTS], &head, send->data);
+    else
+        v->block->heads[number % DPN_LARGE_SLOTS] = head;
 }
 
 /* The eldest of the tag that waits for its line. */
@@ -88,11 +106,31 @@ static void take_room(struct dpn_verbs *v, struct dpn_eager_send *e, struct dpn_
 
 void dpn_eager_match_lines(struct dpn_verbs *v, unsigned slot, unsigned count)
 {
-    for (unsigned sub = 0; sub < count && !v->error && v->eager_taken != v->eager_sent; sub++) {
-        struct dpn_eager_send *e = find_waiting(v, v->arriving.rooms[sub].tag);
-        if (e)
-            take_room(v, e, (struct dpn_place){slot, sub});
+    for (unsigned sub = 0; sub < count && !v->error; sub++) {
+        const struct dpn_place place = {slot, sub};
+        const bool is_taken = v->taken_of_group >> sub & 1;
+        struct dpn_eager_send *e =
+            is_taken ? NULL : find_waiting(v, v->arriving.rooms[sub].tag);
+        if (is_taken)
+            dpn_grants_take(&v->grants, place);
+        else if (e)
+            take_room(v, e, place);
     }
+}
+
+void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_line *line)
+{
+    const uint32_t known = v->eager_taken, sent = v->eager_sent - known, seen = line->bytes - known;
+
+    if (seen > sent) {
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has given receives to more short messages "
+                       "than were sent");
+        return;
+    }
+    for (uint32_t n = known; n != line->bytes; n++)
+        if (!(line->address >> n % DPN_EAGER_SLOTS & 1))
+            v->eager_sends[n % DPN_EAGER_SLOTS].waits = false;
+    dpn_eager_credit(v, line->taken);
 }
 
 /* What a line says: so many were copied, as far as 16 bits tell. */
@@ -136,53 +174,43 @@ bool dpn_eager_is_lost(const struct dpn_verbs *v, unsigned lane,
 
 /* ---- receiver ---------------------------------------------------------------------------------- */
 
+static uint64_t bit_of(uint32_t number)
+{
+    return UINT64_C(1) << number % DPN_EAGER_SLOTS;
+}
+
+static const struct dpn_quick *quick_of(const struct dpn_verbs *v, uint32_t number)
+{
+    return &v->block->quick[number % DPN_EAGER_SLOTS];
+}
+
 static const struct dpn_eager_head *head_of(const struct dpn_verbs *v, uint32_t number)
 {
+    if (!(v->eager_large & bit_of(number)))
+        return &quick_of(v, number)->head;
     return (const struct dpn_eager_head *)(uintptr_t)dpn_eager_slot((uintptr_t)v->block,
                                                                     v->eager_bytes, number);
 }
 
-static uint16_t bit_of(uint32_t number)
+static const void *data_of(const struct dpn_verbs *v, uint32_t number)
 {
-    return (uint16_t)(1u << number % DPN_EAGER_SLOTS);
+    return v->eager_large & bit_of(number) ? (const void *)(head_of(v, number) + 1)
+                                           : quick_of(v, number)->data;
 }
 
 void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
 {
+    const uint64_t bit = bit_of(number);
+
     recv->rooms[sub].done = true;
     recv->base.left--;
     v->failures = 0;
-    v->eager_busy &= (uint16_t)~bit_of(number);
+    if (v->eager_large & bit)
+        v->credit_every = DPN_LARGE_SLOTS / 2;
+    v->eager_busy &= ~bit;
+    v->eager_large &= ~bit;
     while (v->eager_taken != v->eager_seen && !(v->eager_busy & bit_of(v->eager_taken)))
         v->eager_taken++;
-}
-
-static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
-{
-    const struct dpn_eager_head *head = head_of(v, number);
-    const uint32_t size = head->size; /* read once: the peer can write there */
-    struct dpn_room *room = &recv->rooms[sub];
-    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
-
-    v->eager_waits &= (uint16_t)~bit_of(number);
-    if (size > room->size) {
-        dpn_verbs_release_lines(v); /* so that the peer sees it, too */
-        dpn_verbs_push_lines(v);
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %u bytes for a receive of %zu (tag %d)",
-                       size, room->size, room->tag);
-        return;
-    }
-    dpn_verbs_note_size(v, room->size, size);
-    room->size = size;
-    room->is_copied = true;
-    dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
-    if (size && memory->type != NCCL_PTR_HOST) {
-        dpn_verbs_copy_to_gpu(v, recv, sub, head + 1, number % DPN_EAGER_SLOTS);
-        return;
-    }
-    if (size) /* somebody may watch the memory: see net_lines.h */
-        dpn_lines_copy(room->data, head + 1, size);
-    dpn_eager_copied(v, recv, sub, number);
 }
 
 static bool is_open(const struct dpn_room *room)
@@ -190,26 +218,99 @@ static bool is_open(const struct dpn_room *room)
     return !room->done && !room->is_copied;
 }
 
-/* A message that has come: the first of the lines from its own on that has its tag. */
+static bool has_room(const struct dpn_recv *recv)
+{
+    for (unsigned sub = 0; sub < recv->count; sub++)
+        if (is_open(&recv->rooms[sub]))
+            return true;
+    return false;
+}
+
+/* Without lines: the sender has to hear of it otherwise. */
+static void note_held(struct dpn_verbs *v, const struct dpn_recv *recv)
+{
+    const uint32_t bit = 1u << recv->base.index;
+
+    if (!(v->held & bit))
+        return;
+    v->is_credit_due = true;
+    if (!has_room(recv))
+        v->held &= ~bit;
+}
+
+static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
+{
+    const uint32_t size = head_of(v, number)->size; /* read once: the peer can write there */
+    const void *data = data_of(v, number);
+    struct dpn_room *room = &recv->rooms[sub];
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
+
+    if (size > room->size) {
+        dpn_verbs_release_lines(v); /* so that the peer sees it, too */
+        dpn_verbs_push_lines(v);
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %u bytes for a receive of %zu (tag %d)",
+                       size, room->size, room->tag);
+        return;
+    }
+    v->eager_waits &= ~bit_of(number);
+    dpn_verbs_note_size(v, room->size, size);
+    room->size = size;
+    room->is_copied = true;
+    note_held(v, recv);
+    dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
+    if (size && memory->type != NCCL_PTR_HOST) {
+        dpn_verbs_copy_to_gpu(v, recv, sub, data, number % DPN_EAGER_SLOTS);
+        return;
+    }
+    if (size) /* somebody may watch the memory: see net_lines.h */
+        dpn_lines_copy(room->data, data, size);
+    dpn_eager_copied(v, recv, sub, number);
+}
+
+/* Whether the sender did not know this room when it sent, and it has this tag. */
+static bool is_for(const struct dpn_verbs *v, const struct dpn_recv *recv, unsigned sub,
+                   const struct dpn_eager_head *head)
+{
+    return recv->rooms[sub].tag == head->tag && is_open(&recv->rooms[sub]) &&
+           (v->held >> recv->base.index & 1 || (int32_t)(recv->line + sub - head->line) >= 0);
+}
+
+/* As a rule messages come in the order of the receives: the eldest of all rooms, or NULL. */
+static struct dpn_recv *first_for(struct dpn_verbs *v, const struct dpn_eager_head *head)
+{
+    while (v->rooms_closed != v->rooms_made) {
+        const uint8_t index = v->room_recvs[v->rooms_closed % DPN_PLACES];
+        struct dpn_recv *recv = &v->recvs[index];
+        if (recv->order == v->rooms_closed && !(v->free >> index & 1) && has_room(recv))
+            return recv->count == 1 && is_for(v, recv, 0, head) ? recv : NULL;
+        v->rooms_closed++;
+    }
+    return NULL;
+}
+
+/* A message that has come: the eldest of the rooms that are for it. */
 static void match_message(struct dpn_verbs *v, uint32_t number)
 {
     const struct dpn_eager_head *head = head_of(v, number);
-    uint32_t best = UINT32_MAX;
-    struct dpn_recv *found = NULL;
+    struct dpn_recv *found = first_for(v, head);
+    uint32_t best = 0;
 
+    if (found) {
+        copy(v, found, 0, number);
+        return;
+    }
     for (uint32_t used = ~v->free; used; used &= used - 1) {
         struct dpn_recv *recv = &v->recvs[__builtin_ctz(used)];
-        for (unsigned sub = 0; sub < recv->count; sub++) {
-            const uint32_t ahead = recv->line + sub - head->line;
-            if (ahead < UINT32_MAX / 2 && ahead < best && recv->rooms[sub].tag == head->tag &&
-                is_open(&recv->rooms[sub])) {
-                best = ahead;
+        if (!recv->base.left)
+            continue;
+        for (unsigned sub = 0; sub < recv->count; sub++)
+            if ((!found || (int32_t)(recv->order + sub - best) < 0) && is_for(v, recv, sub, head)) {
+                best = recv->order + sub;
                 found = recv;
             }
-        }
     }
     if (found)
-        copy(v, found, best + head->line - found->line, number);
+        copy(v, found, best - found->order, number);
 }
 
 void dpn_eager_match_recv(struct dpn_verbs *v, struct dpn_recv *recv)
@@ -231,50 +332,89 @@ static bool makes_sense(const struct dpn_verbs *v, uint32_t number, uint32_t byt
            (int32_t)(v->lines_made - head->line) >= 0;
 }
 
-/* As in verbs_recv.c: once more what has come. In its slot it has done no harm, unless that is the next
- * message's already, and that has come. */
+/* Those whose room in the ring is this one's. */
+static uint64_t neighbours_of(uint32_t number)
+{
+    return UINT64_C(0x0001000100010001) << number % DPN_LARGE_SLOTS;
+}
+_Static_assert(DPN_LARGE_SLOTS == 16 && DPN_EAGER_SLOTS == 64, "which the bits above say");
+
+/* As in verbs_recv.c: once more what has come. In its slot it has done no harm, unless that is a
+ * later message's already, and that has come. */
 static bool is_doubled(const struct dpn_verbs *v, uint16_t low)
 {
     const uint16_t behind = (uint16_t)((uint16_t)v->eager_seen - low);
     const uint32_t number = v->eager_seen - behind, ahead = v->eager_seen + (uint16_t)-behind;
 
     if (behind && behind <= DPN_EAGER_SLOTS)
-        return number - v->eager_taken < DPN_EAGER_SLOTS || !(v->eager_busy & bit_of(number));
+        return number - v->eager_taken < DPN_EAGER_SLOTS ||
+               !(v->eager_busy & v->eager_large & neighbours_of(number));
     return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->eager_here & bit_of(ahead);
 }
 
-/* In the order in which they were sent, whatever the order in which they come. */
+/* Where it belongs in the order in which they were sent. */
+static bool is_next_here(struct dpn_verbs *v)
+{
+    const uint32_t next = v->eager_seen;
+    const struct dpn_quick *quick = quick_of(v, next);
+    const uint64_t bit = bit_of(next);
+
+    if (v->eager_here & bit) {
+        v->eager_here &= ~bit;
+        return true;
+    }
+    if (next - v->eager_taken >= DPN_EAGER_SLOTS || !dpn_quick_is_here(quick, next))
+        return false;
+    if (!makes_sense(v, next, quick->head.size + (uint32_t)sizeof(quick->head)))
+        dpn_verbs_fail(v, DP_EMISMATCH, "what arrived is no short message (%u)", next);
+    v->eager_busy |= bit;
+    return !v->error;
+}
+
+/* Whatever the order in which they come. */
+static bool take_all(struct dpn_verbs *v)
+{
+    const uint32_t seen = v->eager_seen;
+
+    while (!v->error && is_next_here(v)) {
+        const uint32_t next = v->eager_seen++;
+        v->eager_waits |= bit_of(next);
+        match_message(v, next);
+    }
+    return v->eager_seen != seen;
+}
+
+bool dpn_eager_take_quick(struct dpn_verbs *v)
+{
+    return take_all(v);
+}
+
 void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes)
 {
     const uint32_t number = v->eager_taken + (uint16_t)(low - (uint16_t)v->eager_taken);
+    const uint64_t bit = bit_of(number);
 
     if (v->eager_bytes && is_doubled(v, low))
         return;
-    if (v->is_sender || !v->eager_bytes || number - v->eager_taken >= DPN_EAGER_SLOTS ||
-        v->eager_busy & bit_of(number) || (int32_t)(number - v->eager_seen) < 0 ||
-        !makes_sense(v, number, bytes)) {
+    const bool may_be = !v->is_sender && v->eager_bytes &&
+                        number - v->eager_taken < DPN_LARGE_SLOTS && !(v->eager_busy & bit) &&
+                        (int32_t)(number - v->eager_seen) >= 0;
+    v->eager_large |= may_be ? bit : 0;
+    if (!may_be || !makes_sense(v, number, bytes)) {
         dpn_verbs_fail(v, DP_EMISMATCH, "what arrived is no short message (%u, %u bytes)", low,
                        bytes);
         return;
     }
-    v->eager_busy |= bit_of(number);
-    v->eager_here |= bit_of(number);
-    while (!v->error && v->eager_here & bit_of(v->eager_seen)) {
-        const uint32_t next = v->eager_seen++;
-        v->eager_here &= (uint16_t)~bit_of(next);
-        v->eager_waits |= bit_of(next);
-        match_message(v, next);
-    }
+    v->eager_busy |= bit;
+    v->eager_here |= bit;
+    take_all(v);
 }
 
 bool dpn_eager_goes_on(const struct dpn_verbs *v)
 {
-    for (uint32_t used = ~v->free; used; used &= used - 1) {
-        const struct dpn_recv *recv = &v->recvs[__builtin_ctz(used)];
-        for (unsigned sub = 0; sub < recv->count; sub++)
-            if (is_open(&recv->rooms[sub]))
-                return false;
-    }
+    for (uint32_t used = ~v->free; used; used &= used - 1)
+        if (has_room(&v->recvs[__builtin_ctz(used)]))
+            return false;
     return v->eager_busy;
 }
 
@@ -283,4 +423,7 @@ void dpn_eager_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *rep
     report->eager_taken = v->eager_taken;
     report->eager_seen = v->eager_seen;
     report->eager_here = v->eager_here;
+    for (uint32_t n = v->eager_seen; n != v->eager_taken + DPN_EAGER_SLOTS; n++)
+        if (dpn_quick_is_here(quick_of(v, n), n))
+            report->eager_here |= bit_of(n);
 }

@@ -138,6 +138,7 @@ static int join(struct dpn_verbs *v, struct dpn_lane *lane, const struct dpn_tal
     lane->peer_block = peer->address;
     lane->peer_key = peer->key;
     lane->peer_number = peer->number;
+    dpn_quick_prepare(v, lane);
     return dpn_qp_join(lane->qp, &(struct dpn_path){
         .port = port, .options = &dpn_verbs_state.options, .peer_number = peer->number,
         .psn = lane->psn, .peer_psn = peer->psn, .peer_lid = peer->lid,

@@ -122,7 +122,7 @@ static void take(struct dpn_verbs *v, const struct ibv_wc *wc)
         take_success(v, lane, work, wc);
 }
 
-bool dpn_verbs_poll(struct dpn_verbs *v)
+static bool poll_queues(struct dpn_verbs *v)
 {
     struct ibv_wc wcs[BATCH];
     bool found = false;
@@ -140,6 +140,13 @@ bool dpn_verbs_poll(struct dpn_verbs *v)
                            v->rails[r].port->name);
     }
     return found;
+}
+
+bool dpn_verbs_poll(struct dpn_verbs *v)
+{
+    const bool found = dpn_eager_poll(v);
+
+    return poll_queues(v) || found;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */
@@ -162,13 +169,22 @@ static void push(struct dpn_verbs *v)
 {
     if (v->waiting)
         dpn_verbs_push(v);
-    if (v->lines_sent != v->lines_due)
+    if (v->lines_sent != v->lines_made)
         dpn_verbs_push_lines(v);
+}
+
+/* Who waits for a quick message is not to wait for completions, too; but they have their turn. */
+static bool find(struct dpn_verbs *v)
+{
+    if (v->unpolled++ < BATCH && dpn_eager_poll(v))
+        return true;
+    v->unpolled = 0;
+    return poll_queues(v);
 }
 
 void dpn_verbs_progress(struct dpn_verbs *v)
 {
-    const bool found = dpn_verbs_poll(v);
+    const bool found = find(v);
 
     v->idle = found ? 0 : v->idle + 1;
     dpn_verbs_wait_for_lines(v, found);

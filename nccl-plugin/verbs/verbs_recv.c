@@ -2,12 +2,10 @@
  *
  * verbs_recv.c - the receiver: lines are written for the sender, and immediates say what has arrived.
  *
- *      made, each by a receive:   0 ... lines_sent ... lines_due ... lines_made
- *                                       on their way   held back
- *
  * A line costs a write, as a message does, and an eager message needs none. So where a short one is
- * expected, lines are held back until there are enough for one write, until nothing has come for a while
- * and the sender may want them, or until a receive for a long message comes behind them.
+ * expected, a receive gets its lines only when nothing has come for a while and the sender may want
+ * them, or when a receive for a long message comes behind it. One that was done by then needs none:
+ * now and then a credit says so, for many of them, before the sender has no slots left.
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/verbs_comm.h"
@@ -16,7 +14,7 @@
 
 enum {
     SIGNAL_EVERY = 8, /* writes of lines; a place in the send queue is free again with these */
-    HELD_LINES = DPN_EAGER_SLOTS / 2, /* so the sender hears of free slots before it has none */
+    CREDIT_EVERY = DPN_EAGER_SLOTS / 2, /* so the sender hears of free slots before it has none */
     SHORT_BYTES = 512, /* of longer ones a line is the smaller part; see tests/rdma-vm/README.md */
     SHORT_ENOUGH = 4   /* short messages in a row */
 };
@@ -125,7 +123,7 @@ static bool write_lines(struct dpn_verbs *v, struct dpn_lane *lane, uint32_t cou
 /* How many lines from lines_sent on one write may have; 0: the first went over another lane. */
 static uint32_t count_together(const struct dpn_verbs *v)
 {
-    const uint32_t end = v->lines_sent == v->lines_new ? v->lines_due : v->lines_new;
+    const uint32_t end = v->lines_sent == v->lines_new ? v->lines_made : v->lines_new;
     const uint32_t rest = end - v->lines_sent, at = v->lines_sent % DPN_LINES;
     uint32_t count = 0;
 
@@ -137,7 +135,7 @@ static uint32_t count_together(const struct dpn_verbs *v)
 /* Over the first lane there is, so that they arrive in order as a rule. */
 void dpn_verbs_push_lines(struct dpn_verbs *v)
 {
-    while (v->lines_sent != v->lines_due && v->up) {
+    while (v->lines_sent != v->lines_made && v->up) {
         struct dpn_lane *lane = &v->lanes[__builtin_ctz(v->up)];
         const uint32_t count = count_together(v);
         const bool is_new = v->lines_sent == v->lines_new;
@@ -151,34 +149,66 @@ void dpn_verbs_push_lines(struct dpn_verbs *v)
     }
 }
 
-static void make_line(struct dpn_verbs *v, const struct dpn_recv *recv, unsigned sub,
-                      const struct dpn_piece *piece)
+/* The next one; what was copied until now had lines before it, or a credit. */
+static void add_line(struct dpn_verbs *v, struct dpn_line line)
 {
-    struct dpn_line *line = &v->block->lines[v->lines_made % DPN_LINES];
-    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)piece->memory;
+    const uint32_t at = v->lines_made % DPN_LINES;
 
-    *line = (struct dpn_line){
-        .address = (uintptr_t)piece->data, .bytes = (uint32_t)piece->size, .tag = piece->tag,
-        .slot = (uint8_t)recv->base.index, .sub = (uint8_t)sub, .count = (uint8_t)recv->count,
-        .generation = (uint16_t)recv->generation, .taken = (uint16_t)v->eager_taken,
-        .number = v->lines_made,
-    };
-    for (int r = 0; r < v->rail_count; r++)
-        line->keys[r] = memory ? memory->mrs[r]->rkey : 0;
-    v->line_lanes[v->lines_made % DPN_LINES] = DPN_MAX_LANES;
-    v->lines_made++;
+    line.taken = (uint16_t)v->eager_taken;
+    line.number = v->lines_made++;
+    v->block->lines[at] = line;
+    dpn_line_seal(&v->block->lines[at]);
+    v->line_lanes[at] = DPN_MAX_LANES;
+    v->credited = v->eager_taken;
 }
 
-/* ---- which lines are held back --------------------------------------------------------------- */
+static void make_line(struct dpn_verbs *v, const struct dpn_recv *recv, unsigned sub)
+{
+    const struct dpn_room *room = &recv->rooms[sub];
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)room->memory;
+    struct dpn_line line = {
+        .address = (uintptr_t)room->data, .bytes = (uint32_t)room->size, .tag = room->tag,
+        .slot = (uint8_t)recv->base.index, .sub = (uint8_t)sub, .count = (uint8_t)recv->count,
+        .is_taken = room->is_copied, .generation = (uint16_t)recv->generation,
+    };
 
-/* What was copied since the last line was made has lines before it: the sender knows them by then. */
+    for (int r = 0; r < v->rail_count; r++)
+        line.keys[r] = memory ? memory->mrs[r]->rkey : 0;
+    add_line(v, line);
+}
+
+static void make_credit(struct dpn_verbs *v)
+{
+    add_line(v, (struct dpn_line){.address = v->eager_waits, .bytes = v->eager_seen});
+    v->is_credit_due = false;
+    v->credit_every = CREDIT_EVERY;
+}
+
+/* ---- which receives are held back ------------------------------------------------------------ */
+
+static struct dpn_recv *eldest_held(struct dpn_verbs *v)
+{
+    struct dpn_recv *found = &v->recvs[__builtin_ctz(v->held)];
+
+    for (uint32_t held = v->held & (v->held - 1); held; held &= held - 1) {
+        struct dpn_recv *recv = &v->recvs[__builtin_ctz(held)];
+        if ((int32_t)(recv->order - found->order) < 0)
+            found = recv;
+    }
+    return found;
+}
+
 void dpn_verbs_release_lines(struct dpn_verbs *v)
 {
-    if (v->lines_due == v->lines_made)
-        return;
-    v->block->lines[(v->lines_made - 1) % DPN_LINES].taken = (uint16_t)v->eager_taken;
-    while (v->lines_due != v->lines_made)
-        dpn_line_seal(&v->block->lines[v->lines_due++ % DPN_LINES]);
+    if (v->is_credit_due)
+        make_credit(v);
+    while (v->held) {
+        struct dpn_recv *recv = eldest_held(v);
+        v->held &= ~(1u << recv->base.index);
+        recv->line = v->lines_made;
+        for (unsigned sub = 0; sub < recv->count; sub++)
+            make_line(v, recv, sub);
+    }
     v->held_polls = 0;
 }
 
@@ -213,7 +243,7 @@ static bool may_hold(const struct dpn_verbs *v, int n, const struct dpn_piece *p
     for (int i = 0; i < n; i++)
         if (!expects_short(v, &pieces[i]))
             return false;
-    return v->lines_made - v->lines_due < HELD_LINES;
+    return true;
 }
 
 /* ---- what arrives ---------------------------------------------------------------------------- */
@@ -334,16 +364,19 @@ int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces
     v->free &= ~(1u << recv->base.index);
     recv->generation = (recv->generation + 1) % DPN_GENERATIONS;
     recv->count = recv->base.left = (unsigned)n;
-    recv->line = v->lines_made;
-    for (int i = 0; i < n; i++) {
+    recv->order = v->rooms_made;
+    v->room_recvs[recv->order % DPN_PLACES] = (uint8_t)recv->base.index;
+    v->rooms_made += (uint32_t)n;
+    for (int i = 0; i < n; i++)
         recv->rooms[i] = (struct dpn_room){.size = pieces[i].size, .tag = pieces[i].tag,
                                            .data = pieces[i].data,
                                            .memory = pieces[i].memory};
-        make_line(v, recv, (unsigned)i, &pieces[i]);
-    }
+    v->held |= 1u << recv->base.index;
     dpn_eager_match_recv(v, recv);
     if (!may_hold(v, n, pieces))
         dpn_verbs_release_lines(v);
+    else if (v->eager_taken - v->credited >= v->credit_every)
+        make_credit(v);
     if (!v->error)
         dpn_verbs_push_lines(v);
     *out = &recv->base.base;

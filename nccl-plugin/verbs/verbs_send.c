@@ -14,7 +14,9 @@ static bool is_next(const struct dpn_verbs *v, const struct dpn_line *line)
 {
     const struct dpn_grant *g = &v->arriving;
 
-    return line->slot < NCCL_NET_MAX_REQUESTS && line->count >= 1 &&
+    if (!line->count)
+        return !v->lines_of_group;
+    return line->slot < NCCL_NET_MAX_REQUESTS &&
            line->count <= DPN_MAX_RECEIVES && line->sub < line->count &&
            line->generation < DPN_GENERATIONS && line->bytes <= DPN_MAX_BYTES &&
            line->sub == v->lines_of_group &&
@@ -26,6 +28,12 @@ static void take_line(struct dpn_verbs *v, const struct dpn_line *line)
 {
     struct dpn_target *target = &v->targets[line->slot][line->sub];
 
+    if (!line->count) {
+        dpn_eager_take_credit(v, line);
+        return;
+    }
+    v->taken_of_group &= line->sub ? ~0u : 0;
+    v->taken_of_group |= (unsigned)(line->is_taken != 0) << line->sub;
     v->arriving.slot = line->slot;
     v->arriving.count = line->count;
     v->arriving.rooms[line->sub].bytes = line->bytes;
@@ -76,6 +84,10 @@ static unsigned choose_lanes(struct dpn_verbs *v, size_t size, uint8_t lanes[DPN
     const size_t stripe = (size_t)dpn_options.stripe_bytes; /* a second costs something, too */
     const size_t most = size < 2 * stripe ? 1 : size / stripe;
 
+    if (v->lane_count == 1) {
+        lanes[0] = 0;
+        return v->up;
+    }
     for (int i = 0; i < v->lane_count && (!count || count < most); i++) {
         const unsigned lane = (v->next_lane + (unsigned)i) % (unsigned)v->lane_count;
         const unsigned rail = 1u << v->lanes[lane].rail;
@@ -95,6 +107,11 @@ static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *lanes
     uint64_t speed = 0, before = 0;
     uint32_t at = 0;
 
+    if (send->count == 1) {
+        send->stripes[0] = (struct dpn_stripe){.len = (uint32_t)send->size,
+                                               .state = DPN_STRIPE_WAITING, .lane = lanes[0]};
+        return;
+    }
     for (unsigned k = 0; k < send->count; k++)
         speed += (uint64_t)v->rails[v->lanes[lanes[k]].rail].speed_mbps;
     for (unsigned k = 0; k < send->count; k++) {
@@ -161,7 +178,7 @@ static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct c
     const struct dpn_lane *lane = &v->lanes[send->stripes[0].lane];
     struct ibv_send_wr *wr = &c->wrs[c->count++];
 
-    c->sges[0] = (struct ibv_sge){(uintptr_t)&v->block->heads[send->number % DPN_EAGER_SLOTS],
+    c->sges[0] = (struct ibv_sge){(uintptr_t)&v->block->heads[send->number % DPN_LARGE_SLOTS],
                                   sizeof(struct dpn_eager_head),
                                   v->rails[lane->rail].block_mr->lkey};
     c->sges[1] = (struct ibv_sge){(uintptr_t)send->data, (uint32_t)send->size,
@@ -243,6 +260,8 @@ static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
     struct dpn_stripe *s = &send->stripes[k];
     struct dpn_lane *lane = &v->lanes[s->lane];
 
+    if (send->is_quick)
+        return dpn_quick_post(v, send);
     s->epoch = lane->epoch;
     while (lane->requests_out + 3 <= DPN_SEND_QUEUE) {
         struct chain c;
@@ -447,7 +466,7 @@ static void aim(struct dpn_verbs *v, struct dpn_send *send, struct dpn_place pla
 {
     struct dpn_target *target = &v->targets[place.slot][place.sub];
 
-    send->is_eager = false;
+    send->is_eager = send->is_quick = false;
     send->place = place;
     send->generation = target->generation;
     send->has_record = needs_record(v, send);
@@ -490,7 +509,7 @@ int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct
     read_lines(v);
     if (v->error || !v->free)
         return try_later(v);
-    const bool is_granted = dpn_grants_find(&v->grants, piece->tag, &place);
+    const bool is_granted = v->grants.live && dpn_grants_find(&v->grants, piece->tag, &place);
     if (!is_granted && !dpn_eager_may(v, piece))
         return try_later(v);
     if (is_granted && piece->size > dpn_grants_room(&v->grants, place))
@@ -503,7 +522,10 @@ int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct
         aim(v, send, place);
     else
         dpn_eager_begin(v, send);
-    push_one(v, send);
+    if (send->is_quick)
+        v->waiting -= dpn_quick_post(v, send);
+    else
+        push_one(v, send);
     *out = &send->base.base;
     return 0;
 }

@@ -33,7 +33,7 @@ enum {
     DPN_MAX_LANES = 16,
     DPN_TALK_NAME = 32,
     DPN_TALK_REASON = 128,
-    DPN_TALK_VERSION = 7
+    DPN_TALK_VERSION = 8
 };
 
 enum dpn_talk_kind {
@@ -137,7 +137,8 @@ struct dpn_fenced_receiver {
     uint8_t lane, zero;
     uint16_t epoch;
     uint32_t eager_seen, eager_taken; /* short messages: all before this came; were copied */
-    uint32_t eager_here;              /* of those later, a bit each by number % 16 */
+    uint32_t zero2;
+    uint64_t eager_here;              /* of those later, a bit each by number % 64 */
     struct dpn_arrived arrived[NCCL_NET_MAX_REQUESTS];
 };
 

@@ -165,25 +165,79 @@ static void a_group_takes_what_came_before_it_by_tags(void **state)
 
 /* ---- the ring ---------------------------------------------------------------------------------- */
 
-static void the_ring_is_used_again_as_receives_come(void **state)
+/* Of messages of so many bytes, of which there is room for `slots`. */
+static void use_the_ring(size_t len, size_t slots)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
+
     for (int round = 0; round < 10; round++) {
         size_t sent = 0;
         struct dpn_request *req;
-        while (sent <= DPN_EAGER_SLOTS && (req = try_send(&b, sent * 10 + (size_t)round, 10, 7))) {
+        while (sent <= slots && (req = try_send(&b, sent * len + (size_t)round, len, 7))) {
             pair_finish(req, NULL);
             sent++;
         }
         /* A slot is known to be free with the line after the one that it went to. */
-        assert_true(sent <= DPN_EAGER_SLOTS && sent >= DPN_EAGER_SLOTS - (round > 0));
+        assert_true(sent <= slots && sent >= slots - (round > 0));
         for (size_t i = 0; i < sent; i++) {
-            pair_finish(NULL, receive(&b, i * 10, 10, 7));
-            must_have(i * 10, i * 10 + (size_t)round, 10);
+            pair_finish(NULL, receive(&b, i * len, len, 7));
+            must_have(i * len, i * len + (size_t)round, len);
         }
     }
-    assert_true(sender_of(&b)->eager_sent > 9 * (DPN_EAGER_SLOTS - 1));
+    assert_true(sender_of(&b)->eager_sent > 9 * (slots - 1));
+    pair_end(&b.pair);
+}
+
+static void the_ring_is_used_again_as_receives_come(void **state)
+{
+    (void)state;
+    use_the_ring(10, DPN_EAGER_SLOTS);
+    use_the_ring(DPN_QUICK_BYTES, DPN_EAGER_SLOTS);
+    use_the_ring(DPN_QUICK_BYTES + 1, DPN_LARGE_SLOTS);
+    use_the_ring(8192, DPN_LARGE_SLOTS);
+}
+
+/* Quick ones and larger ones, in the one order that there is. */
+static void messages_of_all_lengths_use_it_by_turns(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    for (size_t i = 0; i < 1000; i++) {
+        const size_t len = i % 7 == 3 ? 105 + i : i % 110, at = i * 37;
+        struct dpn_request *recv = i % 3 ? receive(&b, at, 2000, 7) : NULL;
+        struct dpn_request *send = send_in_time(&b, at, len, 7);
+        pair_finish(send, recv ? recv : receive(&b, at, 2000, 7));
+        must_have(at, at, len);
+    }
+    assert_true(sender_of(&b)->eager_sent > 500);
+    pair_end(&b.pair);
+}
+
+/* No slot is free as long as they are there; a credit says what became of those behind them. */
+static void those_that_nobody_wants_yet_are_no_hindrance(void **state)
+{
+    (void)state;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    send_early(&b, 1000, 10, 9);
+    send_early(&b, 2000, 20, 9);
+    for (size_t i = 0; i < 3 * DPN_EAGER_SLOTS; i++) {
+        struct dpn_request *recv = receive(&b, i * 10, 10, 7), *send = NULL;
+        const int64_t began_ns = dp_now_ns();
+        for (bool done = false; !send || !done; must_be_in_time(began_ns)) {
+            send = send ? send : try_send(&b, i * 10, 10, 7);
+            if (!done)
+                assert_int_equal(dpn_net_test(recv, &done, NULL), 0);
+        }
+        pair_finish(send, NULL);
+        must_have(i * 10, i * 10, 10);
+    }
+    pair_finish(NULL, receive(&b, 1000, 10, 9));
+    pair_finish(NULL, receive(&b, 2000, 2000, 9));
+    must_have(1000, 1000, 10);
+    must_have(2000, 2000, 20);
+    struct dpn_request *last = receive(&b, 4000, 9000, 9);
+    pair_finish(send_in_time(&b, 4000, 9000, 9), last);
+    must_have(4000, 4000, 9000);
     pair_end(&b.pair);
 }
 
@@ -212,9 +266,13 @@ static uint32_t lines_sent(const struct both *b)
     return sent;
 }
 
-static uint32_t lines_held(const struct both *b)
+/* Of receives. */
+static int lines_held(const struct both *b)
 {
-    return receiver_of(b)->lines_made - lines_sent(b);
+    pthread_mutex_lock(&b->pair.receiver->lock);
+    const int held = __builtin_popcount(receiver_of(b)->held);
+    pthread_mutex_unlock(&b->pair.receiver->lock);
+    return held;
 }
 
 /* Short messages into receives of this length; returns how often lines were written for them. */
@@ -445,7 +503,7 @@ static void an_old_word_of_what_was_read_is_taken(void **state)
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    v->lines_made = v->lines_due = v->lines_new = v->lines_sent = made;
+    v->lines_made = v->lines_new = v->lines_sent = made;
     dpn_verbs_rewind_lines(v, 0, made - DPN_LINES - 1);
     const int old = v->error;
     const uint32_t sent = v->lines_sent;
@@ -466,6 +524,8 @@ int main(void)
         cmocka_unit_test(a_message_passes_receives_of_other_tags),
         cmocka_unit_test(a_group_takes_what_came_before_it_by_tags),
         cmocka_unit_test(the_ring_is_used_again_as_receives_come),
+        cmocka_unit_test(messages_of_all_lengths_use_it_by_turns),
+        cmocka_unit_test(those_that_nobody_wants_yet_are_no_hindrance),
         cmocka_unit_test(without_it_every_message_waits),
         cmocka_unit_test(short_messages_need_no_line_each),
         cmocka_unit_test(lines_that_are_held_back_come_once_nothing_else_does),

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_verbs_talk.c - what crosses the border between two sides of an RDMA connection: words, which
- * may be anything; lines, which may be half written; and the numbers that are packed into few bits.
+ * may be anything; lines and quick messages, which may be half written; and the numbers that are
+ * packed into few bits.
  */
 #include "cmocka_all.h"
 
@@ -182,6 +183,73 @@ static void a_line_that_is_half_there_is_not_there(void **state)
         }
 }
 
+/* ---- quick messages -------------------------------------------------------------------------- */
+
+/* As it lies in the receiver's memory. */
+static struct dpn_quick some_quick(uint32_t number, uint32_t size, const char *data)
+{
+    const struct dpn_eager_head head = {.number = number, .size = size, .tag = 7, .line = 40};
+    struct dpn_quick quick;
+
+    memset(&quick, 0xee, sizeof(quick));
+    const uint32_t len = dpn_quick_make(&quick, &head, data);
+    assert_true(len >= offsetof(struct dpn_quick, data) + size && len <= sizeof(quick));
+    memset((char *)&quick + len, 0xdd, sizeof(quick) - len);
+    return quick;
+}
+
+static void a_quick_message_is_there_in_its_turn(void **state)
+{
+    static const char data[DPN_QUICK_BYTES] = "the bytes of a message";
+    const struct dpn_quick empty = {.check = 0};
+
+    (void)state;
+    assert_false(dpn_quick_is_here(&empty, 0));
+    for (uint32_t size = 0; size <= DPN_QUICK_BYTES; size++) {
+        const struct dpn_quick quick = some_quick(5, size, data);
+        assert_true(dpn_quick_is_here(&quick, 5));
+        assert_false(dpn_quick_is_here(&quick, 6));
+        assert_false(dpn_quick_is_here(&quick, 5 + DPN_EAGER_SLOTS));
+        assert_memory_equal(quick.data, data, size);
+    }
+}
+
+/* A device may write it in any pieces, in any order, over one of any length. */
+static void a_quick_message_that_is_half_there_is_not_there(void **state)
+{
+    static const char before[DPN_QUICK_BYTES] = "the one before";
+    static const char after[DPN_QUICK_BYTES] = "the next";
+    static const uint32_t sizes[] = {0, 1, 8, 13, DPN_QUICK_BYTES};
+    enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
+
+    (void)state;
+    for (unsigned i = 0; i < SIZES * SIZES; i++) {
+        const struct dpn_quick old = some_quick(3, sizes[i / SIZES], before);
+        const struct dpn_quick new = some_quick(3 + DPN_EAGER_SLOTS, sizes[i % SIZES], after);
+        for (size_t from = 0; from < sizeof(new); from++)
+            for (size_t to = from + 1; to <= sizeof(new); to++) {
+                struct dpn_quick quick = old;
+                memcpy((char *)&quick + from, (const char *)&new + from, to - from);
+                if (dpn_quick_is_here(&quick, new.head.number))
+                    assert_memory_equal(&quick, &new,
+                                        offsetof(struct dpn_quick, data) + new.head.size);
+            }
+    }
+}
+
+/* Only who is no peer of ours says so. */
+static void a_quick_message_that_is_too_long_is_none(void **state)
+{
+    static const char data[DPN_QUICK_BYTES];
+    struct dpn_quick quick = some_quick(5, DPN_QUICK_BYTES, data);
+
+    (void)state;
+    quick.head.size = DPN_QUICK_BYTES + 1;
+    assert_false(dpn_quick_is_here(&quick, 5));
+    quick.head.size = UINT32_MAX;
+    assert_false(dpn_quick_is_here(&quick, 5));
+}
+
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 static void marks_and_work_come_back_as_they_were(void **state)
@@ -208,6 +276,9 @@ int main(void)
         cmocka_unit_test(garbage_does_no_harm),
         cmocka_unit_test(a_line_is_read_in_its_turn),
         cmocka_unit_test(a_line_that_is_half_there_is_not_there),
+        cmocka_unit_test(a_quick_message_is_there_in_its_turn),
+        cmocka_unit_test(a_quick_message_that_is_half_there_is_not_there),
+        cmocka_unit_test(a_quick_message_that_is_too_long_is_none),
         cmocka_unit_test(marks_and_work_come_back_as_they_were),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
