@@ -7,15 +7,24 @@
 #include <string.h>
 #include <time.h>
 
+/* Looks for what is missing before a block sleeps in between. */
+static unsigned eager_looks;
+
+static void read_eager_looks(void)
+{
+    eager_looks = (unsigned)sim_setting("SIMCUDA_LOOKS", 1000);
+}
+
 bool kernel_pause(struct kernel_block *block, unsigned *looks)
 {
-    enum { EAGER_LOOKS = 1000 };
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+    pthread_once(&once, read_eager_looks);
     if (__atomic_load_n(block->comm->abort_flag, __ATOMIC_ACQUIRE))
         atomic_store(&block->is_aborted, true);
     if (atomic_load(&block->is_aborted))
         return false;
-    if (++*looks < EAGER_LOOKS)
+    if (++*looks < eager_looks)
         sched_yield();
     else
         nanosleep(&(struct timespec){0, 20000}, NULL);
