@@ -4,6 +4,7 @@
  */
 #include "base/fail.h"
 #include "nccl-plugin/net_comm.h"
+#include "nccl-plugin/net_slice.h"
 
 /* A request for `count` messages was asked for, and there may be one now. */
 static void count_begun(struct dpn_comm *comm, int err, int count, size_t bytes,
@@ -95,5 +96,7 @@ int dpn_net_test(struct dpn_request *req, bool *done, int *sizes)
     else if (*done)
         dpn_stat_ended(&comm->stat, &req->mark, sizes ? sizes : own_sizes);
     pthread_mutex_unlock(&comm->lock);
+    if (!*done)
+        dpn_slice_waited();
     return err;
 }

@@ -21,6 +21,7 @@ struct dpn_net_options {
     int64_t stripe_bytes;
     int64_t eager_bytes;
     int64_t timeout_s;
+    int64_t slice_us; /* see net_slice.h; 0: leave them as they are */
     bool stat;            /* count, for `dualpipe stat` */
     const char *stat_dir; /* NULL: see net_stat_page.h */
 };
