@@ -49,21 +49,42 @@ struct launch {
 
 /* Bind the port but do not listen: with SO_REUSEADDR on both sides rank 0 can still have it, and
  * nobody else. */
-static int keep_port(struct launch *l, int port)
+static int keep_port_of(struct launch *l, struct sockaddr *at, socklen_t len)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    socklen_t len = sizeof(at);
     int on = 1;
 
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    l->port_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (l->port_fd < 0 || setsockopt(l->port_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
-        bind(l->port_fd, (struct sockaddr *)&at, len) ||
-        getsockname(l->port_fd, (struct sockaddr *)&at, &len))
-        return command_misused("--port %d: %s; expected a free port, or 0 for any", port,
-                               strerror(errno));
-    snprintf(l->address, sizeof(l->address), "127.0.0.1:%d", ntohs(at.sin_port));
-    return EXIT_OK;
+    l->port_fd = socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (l->port_fd >= 0 && !setsockopt(l->port_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) &&
+        !bind(l->port_fd, at, len) && !getsockname(l->port_fd, at, &len))
+        return 0;
+    const int error = errno;
+    if (l->port_fd >= 0)
+        close(l->port_fd);
+    l->port_fd = -1;
+    return error;
+}
+
+/* The loopback; by IPv6 where there is no other. */
+static int keep_port(struct launch *l, int port)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                             .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port),
+                              .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    const int error = keep_port_of(l, (struct sockaddr *)&v4, sizeof(v4));
+
+    if (!error) {
+        snprintf(l->address, sizeof(l->address), "127.0.0.1:%d", ntohs(v4.sin_port));
+        return EXIT_OK;
+    }
+    if (error == EADDRNOTAVAIL && !keep_port_of(l, (struct sockaddr *)&v6, sizeof(v6))) {
+        snprintf(l->address, sizeof(l->address), "[::1]:%d", ntohs(v6.sin6_port));
+        return EXIT_OK;
+    }
+    if (!port)
+        return command_broke("no port of 127.0.0.1 for the ranks to meet: %s", strerror(error));
+    return command_misused("--port %d: %s; expected a free port, or 0 for any", port,
+                           strerror(error));
 }
 
 /* Only who knows it may join the ranks. */

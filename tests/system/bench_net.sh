@@ -114,6 +114,17 @@ refuses_lists_with_holes()
     refuses 2 "expected up to 16 numbers from 1 to 64" bench net --connections 1,,2
 }
 
+# In a network of its own, whose only address is ::1. What the machine could do is measured by 127.0.0.1.
+measures_where_there_is_only_ipv6()
+{
+    unshare -rn true 2>/dev/null && command -v ip >/dev/null || skip "no network namespaces, or no ip"
+    # shellcheck disable=SC2016 # for the other shell
+    unshare -rn sh -c 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo && exec "$@"' sh \
+        "$dualpipe" bench net $brief --sizes 8 --connections 1 --no-limits --plugin "$plugin" \
+        >"$work/out" 2>"$work/err" || wrong "$(cat "$work/err")" || return
+    says "A  dualpipe v12, device lo"
+}
+
 # Not after minutes of measuring.
 says_at_once_that_there_is_no_place_for_the_drawing()
 {
@@ -131,5 +142,6 @@ it measures_between_processes_that_others_start
 it refuses_ranks_that_are_no_pair
 it refuses_what_is_no_net_plugin
 it refuses_lists_with_holes
+it measures_where_there_is_only_ipv6
 it says_at_once_that_there_is_no_place_for_the_drawing
 finish
