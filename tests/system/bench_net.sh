@@ -130,6 +130,7 @@ says_at_once_that_there_is_no_place_for_the_drawing()
 {
     refuses 1 "cannot write $work/nowhere/net.svg: No such file" \
         bench net --plugin "$plugin" --svg "$work/nowhere/net.svg" || return
+    refuses 2 "--svg -: expected a file" bench net --plugin "$plugin" --svg - || return
     refuses 2 "cannot load the plugin" bench net --plugin "$work/none.so" --svg "$work/early.svg" || return
     [ ! -e "$work/early.svg" ] || wrong "leaves a drawing of nothing"
 }

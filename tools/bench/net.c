@@ -137,9 +137,13 @@ static int check_launched(const struct net_values *v, struct dp_comm_config *lau
 static int check_drawing(const struct net_values *v, const struct dp_comm_config *launched)
 {
     struct output out;
-    int status = v->svg && launched->rank == 0 ? output_open(v->svg, &out) : 0;
 
-    if (v->svg && launched->rank == 0 && !status)
+    if (!v->svg || launched->rank)
+        return 0;
+    if (!strcmp(v->svg, "-"))
+        return command_misused("--svg -: expected a file, as the figures go to standard output");
+    int status = output_open(v->svg, &out);
+    if (!status)
         output_drop(&out);
     return status;
 }
