@@ -406,6 +406,9 @@ struct dpn_verbs {
 
 /* The first failure of the connection counts. Destroys all queue pairs: nothing is touched after. */
 void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...) DP_PRINTF(3, 4);
+/* With the rails, how many lanes each has and the room for short messages decided: what is needed for
+ * lanes to be opened. */
+int dpn_verbs_open_rails(struct dpn_verbs *v);
 
 /* verbs_ports.c: the device's ports and, if the sender is to look for the receiver's subnet, others that
  * may stand in for them. */
@@ -437,6 +440,11 @@ void dpn_verbs_greet(struct dpn_verbs *v);
 void dpn_words_tend(struct dpn_verbs *v, int64_t now_ns);
 void dpn_words_are_back(struct dpn_verbs *v);
 void dpn_words_end(struct dpn_verbs *v);
+
+/* verbs_agree.c: goes on with it. 0: there are lanes; DP_EAGAIN; otherwise there is no RDMA to this peer. */
+int dpn_verbs_agree(struct dpn_verbs *v);
+/* The peer calls here no more. */
+void dpn_verbs_leave_door(const struct dpn_verbs *v);
 
 /* verbs_lane.c: the lives of lanes. */
 void dpn_lane_open(struct dpn_verbs *v, struct dpn_lane *lane);
