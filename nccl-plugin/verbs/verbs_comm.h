@@ -441,7 +441,8 @@ void dpn_words_tend(struct dpn_verbs *v, int64_t now_ns);
 void dpn_words_are_back(struct dpn_verbs *v);
 void dpn_words_end(struct dpn_verbs *v);
 
-/* verbs_agree.c: goes on with it. 0: there are lanes; DP_EAGAIN; otherwise there is no RDMA to this peer. */
+/* verbs_agree.c: goes on with it. 0: there are lanes; DP_EAGAIN; otherwise there is no RDMA to this
+ * peer. */
 int dpn_verbs_agree(struct dpn_verbs *v);
 /* The peer calls here no more. */
 void dpn_verbs_leave_door(const struct dpn_verbs *v);
