@@ -59,11 +59,23 @@ static bool wants(const struct dpn_net_options *options, const char *wire)
     return !strcmp(options->wire, "auto") || !strcmp(options->wire, wire);
 }
 
+/* NULL: both. */
+static const char *wanted_family(void)
+{
+    const char *family = dp_foreign_variable("NCCL_SOCKET_FAMILY");
+
+    if (!family || !strcmp(family, "AF_INET") || !strcmp(family, "AF_INET6"))
+        return family;
+    dp_log(DP_LOG_WARN, "NCCL_SOCKET_FAMILY=%s: expected AF_INET or AF_INET6; going on with both",
+           family);
+    return NULL;
+}
+
 static int find_interfaces(const struct dpn_net_options *options, struct dpn_interface *out,
                            char *why, size_t why_len)
 {
     const char *list = dp_foreign_variable("NCCL_SOCKET_IFNAME");
-    const char *family = dp_foreign_variable("NCCL_SOCKET_FAMILY");
+    const char *family = wanted_family();
     const struct dpn_interface_rules rules = {list, family, dp_foreign_variable("NCCL_COMM_ID")};
     int count = dpn_interfaces_find(&rules, out, DPN_MAX_DEVICES);
 

@@ -115,7 +115,7 @@ void dpn_verbs_options_read(struct dpn_verbs_options *out)
         .traffic_class = number("NCCL_IB_TC", DPN_AUTO, DPN_AUTO, 255),
         .line_class = number("NCCL_IB_FIFO_TC", DPN_AUTO, DPN_AUTO, 255),
         .inlines_lines = flag("NCCL_IB_USE_INLINE", true),
-        .qps = number("NCCL_IB_QPS_PER_CONNECTION", 1, 1, 16),
+        .qps = number("NCCL_IB_QPS_PER_CONNECTION", 1, 1, 128),
         .split = flag("NCCL_IB_SPLIT_DATA_ON_QPS", false),
         .relaxed_ordering = number("NCCL_IB_PCI_RELAXED_ORDERING", 2, 0, 2),
         .adaptive_routing = adaptive < 0 ? DPN_AUTO : adaptive,

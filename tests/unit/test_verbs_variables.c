@@ -53,7 +53,7 @@ static const struct variable variables[] = {
     {"NCCL_IB_TC", "96", "256", MEMBER(traffic_class), DPN_AUTO, 96},
     {"NCCL_IB_FIFO_TC", "184", "high", MEMBER(line_class), DPN_AUTO, 184},
     {"NCCL_IB_USE_INLINE", "0", "yes", MEMBER(inlines_lines), 1, 0},
-    {"NCCL_IB_QPS_PER_CONNECTION", "4", "17", MEMBER(qps), 1, 4},
+    {"NCCL_IB_QPS_PER_CONNECTION", "128", "129", MEMBER(qps), 1, 128},
     {"NCCL_IB_SPLIT_DATA_ON_QPS", "1", "2", MEMBER(split), 0, 1},
     {"NCCL_IB_PCI_RELAXED_ORDERING", "0", "3", MEMBER(relaxed_ordering), 2, 0},
     {"NCCL_IB_ADAPTIVE_ROUTING", "1", "2", MEMBER(adaptive_routing), DPN_AUTO, 1},
@@ -199,6 +199,18 @@ static void messages_are_split_over_queue_pairs_if_asked(void **state)
         pair_end(&p);
     }
     unset("NCCL_IB_SPLIT_DATA_ON_QPS");
+    unset("NCCL_IB_QPS_PER_CONNECTION");
+}
+
+static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state)
+{
+    (void)state;
+    set("NCCL_IB_QPS_PER_CONNECTION", "100");
+    struct pair p = pair_connect(0);
+    const struct dpn_verbs *v = p.sender->state;
+    assert_int_equal(v->lane_count, DPN_MAX_LANES / v->rail_count * v->rail_count);
+    transfer_until(&p, (1u << v->lane_count) - 1);
+    pair_end(&p);
     unset("NCCL_IB_QPS_PER_CONNECTION");
 }
 
@@ -353,6 +365,7 @@ int main(void)
         cmocka_unit_test(what_is_no_value_is_said_and_left_aside),
         cmocka_unit_test(queue_pairs_are_made_as_they_say),
         cmocka_unit_test(messages_are_split_over_queue_pairs_if_asked),
+        cmocka_unit_test(asking_for_more_queue_pairs_than_there_can_be_gives_all),
         cmocka_unit_test(with_adaptive_routing_the_end_of_a_long_message_goes_by_itself),
         cmocka_unit_test(ports_are_not_fused_if_they_may_not_be),
         cmocka_unit_test(a_port_that_is_down_may_be_left_until_its_work_fails),
