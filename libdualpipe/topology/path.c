@@ -20,11 +20,13 @@ struct search {
     int32_t base, count;
     double *best;  /* the widest way so far, or the shortest */
     int32_t *link; /* by which it arrives; -1: none */
+    int32_t *open; /* where it goes on from: reached, and not done */
+    int32_t open_count;
     bool *done;
     void *memory;  /* where `few` is too small */
     struct {
         double best[FEW_NODES];
-        int32_t link[FEW_NODES];
+        int32_t link[FEW_NODES], open[FEW_NODES];
         bool done[FEW_NODES];
     } few;
 };
@@ -36,17 +38,19 @@ static int search_init(struct search *s, const struct dp_topology *t, int32_t ho
     s->count = t->nodes[host].end - host;
     s->best = s->few.best;
     s->link = s->few.link;
+    s->open = s->few.open;
     s->done = s->few.done;
     s->memory = NULL;
     if (s->count <= FEW_NODES)
         return 0;
     size_t n = (size_t)s->count;
-    s->memory = malloc(n * (sizeof(*s->best) + sizeof(*s->link) + sizeof(*s->done)));
+    s->memory = malloc(n * (sizeof(*s->best) + 2 * sizeof(int32_t) + sizeof(*s->done)));
     if (!s->memory)
         return dp_fail(DP_ENOMEM, "no memory for a way among %d nodes", s->count);
     s->best = s->memory;
     s->link = (int32_t *)(s->best + n);
-    s->done = (bool *)(s->link + n);
+    s->open = s->link + n;
+    s->done = (bool *)(s->open + n);
     return 0;
 }
 
@@ -77,38 +81,58 @@ static double extend(double best, const struct dp_topo_link *l, double least)
     return width_of(l) >= least ? best - l->latency_ns : -INFINITY;
 }
 
+/* Take the best of the open nodes, of several the first. */
+static int32_t take_best(struct search *s)
+{
+    int32_t at = 0;
+
+    for (int32_t i = 1; i < s->open_count; i++) {
+        const double best = s->best[s->open[i]], than = s->best[s->open[at]];
+        if (best > than || (best == than && s->open[i] < s->open[at]))
+            at = i;
+    }
+    const int32_t found = s->open[at];
+    s->open[at] = s->open[--s->open_count];
+    return found;
+}
+
+/* Over the links of a node to others of the host. */
+static void extend_from(struct search *s, int32_t at, int32_t to, double least)
+{
+    const struct dp_topology *t = s->t;
+    const int32_t node = at + s->base;
+
+    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++) {
+        const int32_t link = t->around[k], next = dp_topology_across(t, link, node) - s->base;
+        if (next < 0 || next >= s->count || s->done[next])
+            continue;
+        const double way = extend(s->best[at], &t->links[link], least);
+        if (way <= s->best[next])
+            continue;
+        if (s->link[next] < 0 && (forwards(t, next + s->base) || next + s->base == to))
+            s->open[s->open_count++] = next;
+        s->best[next] = way;
+        s->link[next] = link;
+    }
+}
+
 /* The best way from `from` to every node of the host, or until `to` is reached. */
 static void search(struct search *s, int32_t from, int32_t to, double least)
 {
-    const struct dp_topology *t = s->t;
-
     for (int32_t i = 0; i < s->count; i++) {
         s->best[i] = -INFINITY;
         s->link[i] = -1;
         s->done[i] = false;
     }
     s->best[from - s->base] = least <= 0 ? INFINITY : 0;
-    for (;;) {
-        int32_t at = -1;
-        for (int32_t i = 0; i < s->count; i++)
-            if (!s->done[i] && s->best[i] > -INFINITY && (at < 0 || s->best[i] > s->best[at]))
-                at = i;
-        if (at < 0 || at + s->base == to)
+    s->open[0] = from - s->base;
+    s->open_count = 1;
+    while (s->open_count) {
+        const int32_t at = take_best(s);
+        if (at + s->base == to)
             return;
         s->done[at] = true;
-        int32_t node = at + s->base;
-        if (node != from && !forwards(t, node))
-            continue;
-        for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++) {
-            int32_t link = t->around[k], next = dp_topology_across(t, link, node) - s->base;
-            if (next < 0 || next >= s->count || s->done[next])
-                continue;
-            double way = extend(s->best[at], &t->links[link], least);
-            if (way > s->best[next]) {
-                s->best[next] = way;
-                s->link[next] = link;
-            }
-        }
+        extend_from(s, at, to, least);
     }
 }
 
