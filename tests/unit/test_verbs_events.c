@@ -60,17 +60,6 @@ static int forget_all(void **state)
 
 /* ---- lanes ------------------------------------------------------------------------------------- */
 
-/* Messages until both sides use these lanes, a bit each. */
-static void transfer_until(struct pair *p, unsigned lanes)
-{
-    const int64_t began_ns = dp_now_ns();
-
-    do {
-        must_be_in_time(began_ns);
-        pair_transfer(p, NCCL_PTR_HOST, -1);
-    } while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes);
-}
-
 /* Events are read now and then. */
 static void transfer_until_said(struct pair *p, const char *words)
 {
@@ -87,7 +76,7 @@ static struct pair connect_over_both(struct dpn_net **context)
 {
     assert_int_equal(dpn_net_init(NULL, context), 0);
     struct pair p = pair_connect(pair_fuse_both());
-    transfer_until(&p, 3);
+    pair_transfer_until(&p, 3);
     return p;
 }
 
@@ -100,13 +89,13 @@ static void a_port_that_is_down_leaves_its_messages_to_the_other(void **state)
     (void)state;
     struct pair p = connect_over_both(&context);
     assert_true(fake_verbs.set_port("fake0", 1, false));
-    transfer_until(&p, 2);
+    pair_transfer_until(&p, 2);
     must_be_said("fake0 port 1 is down: look at its cable and switch");
     must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): port: it is down: look at the cable and the "
                  "switch; queue pair 0x");
     must_be_said(", 1 of 2 lanes are left");
     assert_true(fake_verbs.set_port("fake0", 1, true));
-    transfer_until(&p, 3);
+    pair_transfer_until(&p, 3);
     must_be_said("fake0 port 1 is up again");
     must_be_said("fake0 -> fake0 is in use again: 192.168.0.10 (index 3, RoCE v2)");
     pair_end(&p);
@@ -143,7 +132,7 @@ static void a_gid_that_has_moved_is_found_again(void **state)
     struct pair p = pair_connect(0);
     assert_true(fake_verbs.move_gid("fake0", 1, 3, 6));
     pair_transfer(&p, NCCL_PTR_HOST, 0);
-    transfer_until(&p, 1);
+    pair_transfer_until(&p, 1);
     transfer_until_said(&p, "fake0: GID table change");
     must_be_said("is in use again: 192.168.0.10 (index 6, RoCE v2) -> 192.168.0.10 (index 6, RoCE v2)");
     assert_true(fake_verbs.move_gid("fake0", 1, 6, 3));
@@ -184,7 +173,7 @@ static void an_error_says_where_to_look(void **state)
         forget_all(state);
         assert_true(fake_verbs.fail_send(pair_qp(p.sender, 0), 1, errors[i].status,
                                          FAKE_ARRIVES_NEVER));
-        transfer_until(&p, 1);
+        pair_transfer_until(&p, 1);
         must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): send: ");
         must_be_said(errors[i].hint);
     }
@@ -232,7 +221,7 @@ static void devices_fail_one_after_the_other(void **state)
     (void)state;
     struct pair p = connect_over_both(&context);
     assert_true(fake_verbs.kill_device("fake1"));
-    transfer_until(&p, 1);
+    pair_transfer_until(&p, 1);
     transfer_until_said(&p, "fake1 has failed: look at the kernel's log");
     must_be_said("fake1 port 1 -> fake1, GID 192.168.0.11 ");
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);

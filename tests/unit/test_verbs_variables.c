@@ -163,17 +163,6 @@ static void queue_pairs_are_made_as_they_say(void **state)
     unset("NCCL_IB_RETRY_CNT");
 }
 
-static void transfer_until(struct pair *p, unsigned lanes)
-{
-    const int64_t began_ns = dp_now_ns();
-
-    do {
-        must_be_in_time(began_ns);
-        pair_transfer(p, NCCL_PTR_HOST, -1);
-    } while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes);
-    pair_transfer(p, NCCL_PTR_HOST, -1);
-}
-
 /* Of the messages that a connection has sent, the one in most parts. */
 static const struct dpn_send *most_cut(const struct pair *p)
 {
@@ -194,7 +183,8 @@ static void messages_are_split_over_queue_pairs_if_asked(void **state)
     for (int split = 0; split < 2; split++) {
         set("NCCL_IB_SPLIT_DATA_ON_QPS", split ? "1" : "0");
         struct pair p = pair_connect(0);
-        transfer_until(&p, 7);
+        pair_transfer_until(&p, 7);
+        pair_transfer(&p, NCCL_PTR_HOST, -1);
         assert_int_equal(most_cut(&p)->count, split ? 3 : 1);
         pair_end(&p);
     }
@@ -209,7 +199,8 @@ static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
     assert_int_equal(v->lane_count, DPN_MAX_LANES / v->rail_count * v->rail_count);
-    transfer_until(&p, (1u << v->lane_count) - 1);
+    pair_transfer_until(&p, (1u << v->lane_count) - 1);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
     unset("NCCL_IB_QPS_PER_CONNECTION");
 }
@@ -263,7 +254,8 @@ static bool gives_up_a_port_that_is_down(int64_t patience_ns)
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     struct pair p = pair_connect(pair_fuse_both());
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
-    transfer_until(&p, 3);
+    pair_transfer_until(&p, 3);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
     assert_true(fake_verbs.set_port("fake0", 1, false));
     while (pair_lanes_up(p.sender) == 3 && (!down_ns || dp_now_ns() - down_ns < patience_ns)) {
         must_be_in_time(began_ns);

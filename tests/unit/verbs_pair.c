@@ -194,3 +194,13 @@ struct dpn_memory *pair_transfer(struct pair *p, int type, int lose)
     assert_memory_equal(pair_from, pair_to, PAIR_BYTES);
     return target;
 }
+
+void pair_transfer_until(struct pair *p, unsigned lanes)
+{
+    const int64_t began_ns = dp_now_ns();
+
+    do {
+        must_be_in_time(began_ns);
+        pair_transfer(p, NCCL_PTR_HOST, -1);
+    } while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes);
+}

@@ -63,5 +63,7 @@ void pair_reset(struct dpn_comm *comm);
 /* One message of PAIR_BYTES; lose: this lane of the sender, once the message is on it, -1 none.
  * Returns the memory that it went to. */
 struct dpn_memory *pair_transfer(struct pair *p, int type, int lose);
+/* Such messages, one at least, until both sides use these lanes, a bit each. */
+void pair_transfer_until(struct pair *p, unsigned lanes);
 
 #endif
