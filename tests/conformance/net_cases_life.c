@@ -2,6 +2,7 @@
  *
  * net_cases_life.c - devices, connections, threads, processes, loading and unloading.
  */
+#include "fork_at_rest.h"
 #include "net_cases.h"
 #include "net_pair.h"
 
@@ -286,7 +287,7 @@ static void run_two_processes(void)
     int to_child[2], to_parent[2], status;
 
     must(!pipe(to_child) && !pipe(to_parent));
-    pid_t child = fork();
+    pid_t child = fork_at_rest();
     must(child >= 0);
     if (!child) {
         alarm(120);

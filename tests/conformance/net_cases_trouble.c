@@ -5,6 +5,7 @@
  */
 #include "config.h" /* GNU extensions: memfd_create */
 
+#include "fork_at_rest.h"
 #include "net_cases.h"
 #include "net_pair.h"
 
@@ -249,7 +250,7 @@ static void lose_peer(bool child_sends, size_t size)
 
     must(!pipe(to_child) && !pipe(to_parent));
     fflush(stdout);
-    pid_t child = fork();
+    pid_t child = fork_at_rest();
     must(child >= 0);
     if (!child) {
         alarm(120);

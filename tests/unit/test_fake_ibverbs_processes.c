@@ -6,6 +6,7 @@
 #include "config.h" /* GNU extensions: dlvsym, process_vm_readv */
 
 #include "cmocka_all.h"
+#include "fork_at_rest.h"
 #include "unit/fake_fabric.h"
 
 #include <dlfcn.h>
@@ -91,7 +92,7 @@ static struct child start_child(struct card *out)
 
     assert_int_equal(pipe(there), 0);
     assert_int_equal(pipe(back), 0);
-    struct child c = {fork(), there[1], back[0]};
+    struct child c = {fork_at_rest(), there[1], back[0]};
     if (!c.pid) {
         close(there[1]);
         close(back[0]);

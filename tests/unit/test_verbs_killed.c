@@ -6,7 +6,9 @@
  * on.
  */
 #include "unit/verbs_pair.h"
+
 #include "fake_fabric.h"
+#include "fork_at_rest.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -91,7 +93,7 @@ static void be_child(bool sends, bool forks, int life, int in, int out)
     alarm(120);
     must(!dpn_net_init(NULL, &net));
     const struct dpn_comm *comm = sends ? send_to(net, in) : receive_from(net, in, out);
-    if (forks && !fork())
+    if (forks && !fork_at_rest())
         live_on(life, out);
     if (!forks)
         say(out, "", comm != NULL);
@@ -104,7 +106,7 @@ static struct child start_child(bool sends, bool forks)
     int there[2], back[2], life[2];
 
     assert_int_equal(pipe(there) || pipe(back) || pipe(life), 0);
-    const struct child c = {fork(), there[1], back[0], life[1]};
+    const struct child c = {fork_at_rest(), there[1], back[0], life[1]};
     if (!c.pid) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         close(there[1]);
