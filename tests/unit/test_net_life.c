@@ -106,6 +106,23 @@ static void a_wrong_option_is_one_sentence_and_can_be_put_right(void **state)
     run_in_child(options);
 }
 
+static void unknown_family(void)
+{
+    struct dpn_net *net = NULL;
+    int count = 0;
+
+    setenv("NCCL_SOCKET_FAMILY", "inet", 1);
+    must(!dpn_net_init(logger, &net) && !dpn_net_devices(&count) && count == 1);
+    must(warnings == 1 && strstr(said, "NCCL_SOCKET_FAMILY=inet: expected AF_INET or AF_INET6"));
+    dpn_net_finalize(net);
+}
+
+static void a_family_of_addresses_that_is_none_is_told_and_passed_over(void **state)
+{
+    (void)state;
+    run_in_child(unknown_family);
+}
+
 static void misspelt(void)
 {
     struct dpn_net *net = NULL;
@@ -377,6 +394,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wrong_option_is_one_sentence_and_can_be_put_right),
+        cmocka_unit_test(a_family_of_addresses_that_is_none_is_told_and_passed_over),
         cmocka_unit_test(a_misspelt_option_is_told_the_nearest),
         cmocka_unit_test(without_devices_init_succeeds_and_says_why),
         cmocka_unit_test(before_init_there_is_nothing),
