@@ -255,6 +255,7 @@ struct dpn_recv {
     unsigned generation, count;
     uint32_t order; /* of the first, of all rooms that there ever were */
     uint32_t line;  /* the number of the first, once there are lines: see held */
+    unsigned unlined; /* uses since there were lines: the sender has heard of none of them */
     struct dpn_room rooms[DPN_MAX_RECEIVES];
 };
 
@@ -349,7 +350,7 @@ struct dpn_verbs {
     uint16_t preferred; /* sender: lanes that the placement names; none: all are alike */
     bool is_troubled; /* not all of them */
     int64_t down_ns;       /* for so long none is */
-    int failures;     /* of lanes, since a message was done */
+    int failures;     /* of lanes, since a message was done, while there was something to do */
     uint32_t max_message;
     uint8_t traffic_class, service_level;
     struct dpn_block *block;

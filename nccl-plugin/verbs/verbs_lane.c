@@ -314,7 +314,7 @@ void dpn_lane_fence(struct dpn_verbs *v, struct dpn_lane *lane, const char *what
         lane->is_without_ece = true;
     lane->failures++;
     if (lane->state == DPN_LANE_UP) { /* an attempt may fail as often as it likes */
-        v->failures++;
+        v->failures += v->free != UINT32_MAX; /* while nothing is to be done a link may flap */
         dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
     }
     set_state(v, lane, DPN_LANE_FENCING);

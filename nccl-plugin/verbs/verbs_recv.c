@@ -206,6 +206,7 @@ void dpn_verbs_release_lines(struct dpn_verbs *v)
         struct dpn_recv *recv = eldest_held(v);
         v->held &= ~(1u << recv->base.index);
         recv->line = v->lines_made;
+        recv->unlined = 0;
         for (unsigned sub = 0; sub < recv->count; sub++)
             make_line(v, recv, sub);
     }
@@ -372,6 +373,8 @@ int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces
                                            .data = pieces[i].data,
                                            .memory = pieces[i].memory};
     v->held |= 1u << recv->base.index;
+    if (++recv->unlined > DPN_GENERATIONS / 4) /* the sender compares them: is_later */
+        dpn_verbs_release_lines(v);
     dpn_eager_match_recv(v, recv);
     if (!may_hold(v, n, pieces))
         dpn_verbs_release_lines(v);

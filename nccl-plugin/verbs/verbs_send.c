@@ -23,6 +23,14 @@ static bool is_next(const struct dpn_verbs *v, const struct dpn_line *line)
            (line->sub == 0 || (line->slot == g->slot && line->count == g->count));
 }
 
+/* Who grants a receive anew has had all of it. What it had in rooms that are no more would look like a
+ * later one once generations have gone half round. */
+static void forget_targets(struct dpn_verbs *v, const struct dpn_line *line)
+{
+    for (unsigned sub = line->count; sub < DPN_MAX_RECEIVES; sub++)
+        v->targets[line->slot][sub] = (struct dpn_target){.generation = line->generation};
+}
+
 /* The lines of a group follow each other; with the last one it is granted. */
 static void take_line(struct dpn_verbs *v, const struct dpn_line *line)
 {
@@ -32,6 +40,8 @@ static void take_line(struct dpn_verbs *v, const struct dpn_line *line)
         dpn_eager_take_credit(v, line);
         return;
     }
+    if (!line->sub)
+        forget_targets(v, line);
     v->taken_of_group &= line->sub ? ~0u : 0;
     v->taken_of_group |= (unsigned)(line->is_taken != 0) << line->sub;
     v->arriving.slot = line->slot;

@@ -3,7 +3,8 @@
  * test_verbs_round.c - what a connection over RDMA counts goes round: uses of a receive after 15 bits,
  * lives of a lane and short messages in immediates and lines after 16, words in tags after 28, all of
  * them and lines after 32. Messages arrive once, and in order, while lanes and the control connection
- * are lost.
+ * are lost; and what a receive had half a round ago is not taken for lost. Failures are counted only
+ * while there is something to do.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -114,6 +115,113 @@ static void all_numbers_go_round(void **state)
     go_round(0, true);
 }
 
+/* ---- half a round ------------------------------------------------------------------------------ */
+
+/* Two rooms of one receive; over which lane the second one's message went. */
+static unsigned take_group(struct pair *p)
+{
+    struct dpn_request *recv = NULL, *second = NULL;
+
+    assert_int_equal(dpn_net_irecv(p->receiver, 2, (void *[]){pair_to, pair_to + LONG},
+                                   (size_t[]){LONG, LONG}, (int[]){7, 8},
+                                   (struct dpn_memory *[]){target, target}, false, &recv), 0);
+    struct dpn_request *first = pair_send(p, source, pair_from, LONG);
+    while (!second)
+        assert_int_equal(dpn_net_isend(p->sender, pair_from, LONG, 8, source, &second), 0);
+    pair_finish(first, recv);
+    pair_finish(second, NULL);
+    const struct dpn_verbs *v = p->sender->state;
+    assert_true(v->targets[0][1].is_done);
+    return v->targets[0][1].lanes[0];
+}
+
+static unsigned take_one(struct pair *p)
+{
+    transfer(p, LONG, 1, false);
+    const struct dpn_verbs *v = p->sender->state;
+    assert_true(v->targets[0][0].is_done);
+    return v->targets[0][0].lanes[0];
+}
+
+/* Without a message. */
+static void look(struct dpn_comm *comm)
+{
+    struct dpn_verbs *v = comm->state;
+
+    pthread_mutex_lock(&comm->lock);
+    dpn_verbs_look(v);
+    assert_int_equal(v->error, 0);
+    pthread_mutex_unlock(&comm->lock);
+}
+
+/* The receive is used again and again, then the lane is lost that it had its message over. */
+static void use_and_lose(unsigned (*take)(struct pair *), size_t len)
+{
+    struct pair p = pair_connect(0);
+
+    source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    pair_transfer_until(&p, 3);
+    const unsigned lane = take(&p);
+    for (unsigned i = 0; i < DPN_GENERATIONS / 2 + 10; i++) {
+        struct dpn_request *recv = len > SHORT ? pair_receive(&p, target, len) : NULL;
+        pair_finish(pair_send(&p, source, pair_from, len), recv);
+        if (!recv)
+            pair_finish(NULL, pair_receive(&p, target, len));
+    }
+    const unsigned epoch = pair_epoch(p.sender, lane);
+    const int64_t lost_ns = dp_now_ns();
+    for (pair_lose(&p, lane); pair_epoch(p.sender, lane) == epoch; must_be_in_time(lost_ns)) {
+        look(p.sender);
+        look(p.receiver);
+    }
+    pair_transfer_until(&p, 3);
+    pair_end(&p);
+}
+
+static void what_a_group_had_long_ago_is_not_missed(void **state)
+{
+    (void)state;
+    use_and_lose(take_group, LONG / 20);
+}
+
+static void what_a_receive_had_before_short_ones_is_not_missed(void **state)
+{
+    (void)state;
+    use_and_lose(take_one, SHORT);
+}
+
+/* ---- failures in a row -------------------------------------------------------------------------- */
+
+static void let_it_try_again(struct dpn_comm *comm, unsigned lane)
+{
+    struct dpn_verbs *v = comm->state;
+
+    pthread_mutex_lock(&comm->lock);
+    if (v->lanes[lane].retry_ns)
+        v->lanes[lane].retry_ns = 1;
+    pthread_mutex_unlock(&comm->lock);
+}
+
+static void a_link_may_flap_while_nothing_is_to_be_done(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    pair_transfer_until(&p, 3);
+    for (int i = 0; i < 50; i++) {
+        const int64_t began_ns = dp_now_ns();
+        pair_lose(&p, 0);
+        do {
+            must_be_in_time(began_ns);
+            let_it_try_again(p.sender, 0);
+            look(p.sender);
+            look(p.receiver);
+        } while (pair_lanes_up(p.sender) != 3 || pair_lanes_up(p.receiver) != 3);
+    }
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    pair_end(&p);
+}
+
 static int set_up(void **state)
 {
     setenv("NCCL_IB_QPS_PER_CONNECTION", "2", 1);
@@ -128,6 +236,9 @@ int main(void)
         cmocka_unit_test(the_numbers_in_tags_go_round),
         cmocka_unit_test(numbers_become_negative),
         cmocka_unit_test(all_numbers_go_round),
+        cmocka_unit_test(what_a_group_had_long_ago_is_not_missed),
+        cmocka_unit_test(what_a_receive_had_before_short_ones_is_not_missed),
+        cmocka_unit_test(a_link_may_flap_while_nothing_is_to_be_done),
     };
     return cmocka_run_group_tests(tests, set_up, pair_tear_down);
 }
