@@ -223,7 +223,7 @@ static void a_rank_that_stops_is_named(void **state)
     struct run r;
     pid_t ranks[4];
 
-    setenv("DUALPIPE_COMM_TIMEOUT_MS", "1000", 1);
+    setenv("DUALPIPE_COMM_TIMEOUT_MS", "4000", 1); /* for the beginning, too */
     bool started = start_endless(&r, ranks);
     unsetenv("DUALPIPE_COMM_TIMEOUT_MS");
     if (!started)

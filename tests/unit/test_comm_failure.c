@@ -64,9 +64,8 @@ static int stall(struct dp_comm *comm, void *arg)
         }
         CHECK(dp_comm_barrier(comm) == DP_EABORTED);
     } else {
-        const int64_t start = dp_now_ns();
+        /* Whoever does not give up by itself waits for ever: the culprit waits for this byte. */
         int err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
-        CHECK(dp_now_ns() - start < SHORT_NS + DP_NS_PER_S);
         CHECK(write(s->done[1], "x", 1) == 1);
         CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
     }
@@ -125,7 +124,7 @@ static int die(struct dp_comm *comm, void *arg)
     if (!err)
         err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
     CHECK(err == DP_EABORTED);
-    CHECK(dp_now_ns() - start < 2 * DP_NS_PER_S); /* not at the deadline */
+    CHECK(dp_now_ns() - start < LONG_NS / 2); /* not at the deadline */
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(why.rank == culprit && why.error == DP_ECOMM);
     CHECK(strstr(why.text, "has ended"));

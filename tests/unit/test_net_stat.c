@@ -221,7 +221,7 @@ static void a_sum_never_shrinks_while_connections_come_and_go(void **state)
     (void)state;
     uint64_t messages = 0, bytes = 0;
     pid_t pid = start(come_and_go);
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 300 || !messages; i++) {
         struct stat_list list;
         assert_int_equal(stat_read(directory, &list), 0);
         if (!list.count)
@@ -233,7 +233,6 @@ static void a_sum_never_shrinks_while_connections_come_and_go(void **state)
         bytes = now[DPN_STAT_BYTES];
         stat_list_fini(&list);
     }
-    assert_true(messages > 0);
     stop(pid);
 }
 

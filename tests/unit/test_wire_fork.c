@@ -11,7 +11,6 @@
 #include "wire/sockets.h"
 #include "wire/wire.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -230,15 +229,14 @@ static bool is_way_out(int fd)
            (at.any.sa_family == AF_UNIX && len > sizeof(sa_family_t));
 }
 
-/* Sockets with an address; of other kinds there are some that the system's library uses. */
+/* Sockets with an address; of other kinds there are some that the system's library uses. No memory is
+ * taken: a sanitizer's allocator may be closed for ever in a child, see fork_at_rest.h. */
 static int count_ways_out(void)
 {
-    DIR *dir = opendir("/proc/self/fd");
     int count = 0;
 
-    for (const struct dirent *e; (e = readdir(dir));)
-        count += is_way_out(atoi(e->d_name));
-    closedir(dir);
+    for (int fd = 0; fd < 1024; fd++)
+        count += is_way_out(fd);
     return count;
 }
 
