@@ -58,6 +58,7 @@ static bool open_door(struct dpn_verbs *v, struct dp_wire_address *door, uint64_
 
     if (dpn_net_device(v->comm->dev, &device))
         return false;
+    dpn_verbs_heed_forks();
     v->words.has_door = !dpn_door_use(device->interface.address, door, label);
     if (!v->words.has_door)
         dp_log(DP_LOG_INFO, "%s: %s",

@@ -561,7 +561,8 @@ bool dpn_port_takes_eager(const struct dpn_port *port);
 void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, const void *from,
                            unsigned slot);
 
-/* verbs_keeper.c: from when it is ready until it is closed. */
+/* verbs_keeper.c: from when it is ready until it is closed; forks from before there is a door. */
+void dpn_verbs_heed_forks(void);
 void dpn_verbs_keep(struct dpn_verbs *v);
 void dpn_verbs_unkeep(struct dpn_verbs *v);
 

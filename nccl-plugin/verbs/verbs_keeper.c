@@ -113,18 +113,23 @@ static void after_fork_in_child(void)
     after_fork();
 }
 
-static void prepare_for_forks(void)
+static void add_handlers(void)
 {
     pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
+void dpn_verbs_heed_forks(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, add_handlers);
 }
 
 /* ---- what connections call --------------------------------------------------------------------- */
 
 void dpn_verbs_keep(struct dpn_verbs *v)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-    pthread_once(&once, prepare_for_forks);
+    dpn_verbs_heed_forks();
     pthread_mutex_lock(&lock);
     v->next_kept = kept;
     v->is_kept = true;
