@@ -19,6 +19,7 @@ static bool is_inherited; /* known by the parent: a child has to open RDMA devic
 static struct dpn_devices devices;
 static int plain_devices; /* the rest is fused, and forgotten with the last context */
 static int contexts;
+static bool is_left; /* the last context has gone: NCCL goes on with what is fused, or counts anew */
 static struct dpn_net *shared;
 
 struct dpn_net_options dpn_options;
@@ -128,8 +129,7 @@ void dpn_net_finalize(struct dpn_net *net)
     pthread_mutex_destroy(&net->lock);
     free(net);
     pthread_mutex_lock(&lock);
-    if (!--contexts)
-        devices.count = plain_devices; /* NCCL counts anew, and takes all for plain */
+    is_left = !--contexts;
     pthread_mutex_unlock(&lock);
 }
 
@@ -151,6 +151,16 @@ int dpn_net_devices(int *count)
         *count = devices.count;
     pthread_mutex_unlock(&lock);
     return err;
+}
+
+int dpn_net_count_devices(int *count)
+{
+    pthread_mutex_lock(&lock);
+    if (is_left)
+        devices.count = plain_devices;
+    is_left = false;
+    pthread_mutex_unlock(&lock);
+    return dpn_net_devices(count);
 }
 
 int dpn_net_device(int dev, const struct dpn_device **out)

@@ -57,8 +57,11 @@ int dpn_net_devices(int *count);
 /* *out stays. DP_EINVAL naming the number. */
 int dpn_net_device(int dev, const struct dpn_device **out);
 
-/* Fuse RDMA ports into a further device, which dpn_net_devices counts until the last context is
- * finalized. DP_EUNSUPPORTED: they cannot be; DP_EINVAL. */
+/* The same for NCCL, which asks when it has loaded the plugin, and takes all for plain: what was fused
+ * before the last context was finalized is forgotten. A plugin that it has kept it does not ask again,
+ * and it uses what is fused. */
+int dpn_net_count_devices(int *count);
+/* Fuse RDMA ports into a further device. DP_EUNSUPPORTED: they cannot be; DP_EINVAL. */
 int dpn_net_fuse(const int *devs, int count, int *out);
 
 /* handle: 128 bytes to write. */

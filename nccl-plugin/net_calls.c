@@ -51,7 +51,7 @@ ncclResult_t dpn_setNetAttr_v11(void *ctx, struct ncclNetAttr_v11 *netAttr)
 
 ncclResult_t dpn_devices_v6(int *ndev)
 {
-    return dpn_result(dpn_net_devices(ndev));
+    return dpn_result(dpn_net_count_devices(ndev));
 }
 
 ncclResult_t dpn_properties_v12(int dev, struct ncclNetProperties_v12 *props)

@@ -241,8 +241,13 @@ static int let_in(struct dpn_listener *listener)
         dp_wire_close(wire);
         return dp_fail(DP_EMISMATCH, "the peer wants RDMA of %s, which has none", device->name);
     }
-    return new_comm(listener->open.net, listener->dev, wire, false, label == DPN_BY_VERBS,
-                    &listener->half);
+    err = new_comm(listener->open.net, listener->dev, wire, false, label == DPN_BY_VERBS,
+                   &listener->half);
+    if (!err) { /* finalize closes the youngest first: a listener goes before what it holds */
+        dpn_open_remove(&listener->open);
+        dpn_open_add(&listener->open, listener->half->open.net);
+    }
+    return err;
 }
 
 /* A peer that is in but does not go on is given up; the next one may do better. */

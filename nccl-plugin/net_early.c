@@ -9,6 +9,7 @@
 void dpn_early_add(struct dpn_early_sends *e, struct dpn_early_send send)
 {
     e->sends[e->count++] = send;
+    e->bytes += send.size;
 }
 
 bool dpn_early_take(struct dpn_early_sends *e, int tag, struct dpn_early_send *out)
@@ -20,6 +21,7 @@ bool dpn_early_take(struct dpn_early_sends *e, int tag, struct dpn_early_send *o
     if (i == e->count)
         return false;
     *out = e->sends[i];
+    e->bytes -= out->size;
     memmove(&e->sends[i], &e->sends[i + 1], (--e->count - i) * sizeof(e->sends[0]));
     return true;
 }

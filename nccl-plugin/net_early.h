@@ -33,6 +33,7 @@ struct dpn_early_send {
 /* Those that no grant has come for, eldest first. Zeroed memory: none. */
 struct dpn_early_sends {
     unsigned count;
+    size_t bytes; /* of all of them */
     struct dpn_early_send sends[DPN_EARLY_COUNT];
 };
 

@@ -22,6 +22,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below, and who has which place */
 static struct dpn_stat_page *page;                       /* NULL: none yet, or none to be had */
 static bool was_tried;
+static unsigned generation; /* of processes, each forked from the one before */
 static char path[4096]; /* of the page's file */
 static uint32_t last_number;
 
@@ -209,6 +210,7 @@ static void after_fork_in_child(void)
         (void)mmap(page, sizeof(*page), PROT_READ | PROT_WRITE,
                    MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     page = NULL;
+    generation++;
     was_tried = false;
     path[0] = '\0';
     pthread_mutex_unlock(&lock);
@@ -292,6 +294,7 @@ static void take_place(struct dpn_stat *stat, int dev, bool is_sender, const cha
     dpn_stat_add(&page->left_out, stat->is_private);
     end_change();
     stat->on = c;
+    stat->generation = generation;
 }
 
 void dpn_stat_open(struct dpn_stat *stat, int dev, bool is_sender, const char *transport,
@@ -322,9 +325,8 @@ void dpn_stat_close(struct dpn_stat *stat)
     if (!c)
         return;
     pthread_mutex_lock(&lock);
-    /* A child that was forked may close what it inherited from before its page, or without one. */
-    const bool is_here = page && (stat->is_private || ((char *)c > (char *)page &&
-                                                       (char *)c < (char *)(page + 1)));
+    /* A child that was forked may close what it inherited. */
+    const bool is_here = page && stat->generation == generation;
     if (is_here) {
         begin_change();
         move_to_device(c);

@@ -25,6 +25,7 @@ enum {
 struct dpn_stat {
     struct dpn_stat_connection *on; /* NULL: nothing is counted */
     bool is_private;                /* there was no place on the page */
+    unsigned generation;            /* of the process that opened it: see net_stat.c */
     unsigned until_timed;           /* short messages */
     int64_t stalled_since_ns;       /* 0: is not */
 };

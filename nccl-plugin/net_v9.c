@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net_v9.c - messages take a size_t; devices could be fused, ours are not.
+ * net_v9.c - messages take a size_t; devices may be fused.
  */
 #include "nccl-plugin/net_calls.h"
 

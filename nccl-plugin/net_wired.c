@@ -12,6 +12,7 @@
 
 #include "base/fail.h"
 #include "nccl-plugin/net_shared.h"
+#include "wire/tcp.h"
 
 #include <stdlib.h>
 
@@ -60,13 +61,23 @@ static struct dpn_request *begin_send(struct dpn_wired *w, const struct dpn_piec
     return &req->base;
 }
 
+/* A TCP receiver offers room for so much at least. With that full the kernel would break the connection
+ * off after TCP_USER_TIMEOUT, however well the peer is that has no receive yet. */
+static bool has_early_room(const struct dpn_wired *w, size_t size)
+{
+    enum { TCP_ROOM = 32 << 10 };
+
+    return w->early.count < DPN_EARLY_COUNT &&
+           (w->wire->ops != &dp_wire_tcp || w->early.bytes + size <= TCP_ROOM);
+}
+
 static struct dpn_request *send_early(struct dpn_comm *comm, const struct dpn_piece *piece)
 {
     struct dpn_wired *w = comm->state;
     const size_t limit = (size_t)dpn_options.eager_bytes;
     const unsigned slot = (unsigned)__builtin_ctz(w->free);
 
-    if (!limit || piece->size > limit || w->early.count == DPN_EARLY_COUNT)
+    if (!limit || piece->size > limit || !has_early_room(w, piece->size))
         return NULL;
     dpn_early_add(&w->early, (struct dpn_early_send){piece->tag, piece->size, slot});
     dpn_stat_count(&comm->stat, DPN_STAT_EAGER, 1);

@@ -110,6 +110,12 @@ static int add_links(const struct values *v, struct settings *s)
     return 0;
 }
 
+/* What the user has set stays; with another plugin no net would have our name. */
+static bool is_our_net(const char *set)
+{
+    return !set || !*set || strstr(set, "dualpipe");
+}
+
 /* NCCL 2.27 to 2.29 forget a plugin's name when they let go of it. */
 static int choose(const struct values *v, struct settings *s)
 {
@@ -121,7 +127,8 @@ static int choose(const struct values *v, struct settings *s)
                              plugin);
     if (!v->no_net) {
         add(s, "NCCL_NET_PLUGIN", plugin);
-        add(s, "NCCL_NET", "dualpipe");
+        if (is_our_net(getenv("NCCL_NET_PLUGIN")))
+            add(s, "NCCL_NET", "dualpipe");
         add(s, "NCCL_NET_PLUGIN_REF_COUNT", "1");
     }
     if (v->placement && (status = add_placement(v->placement, s)))

@@ -61,11 +61,12 @@ int dpn_verbs_fuse(const struct dpn_device *const *members, int count, struct dp
     struct dpn_device fused = *members[0];
     int err = 0;
 
+    /* NCCL goes on with the ports as they are. */
     if (!fused.rail_count)
-        return dp_fail(DP_EUNSUPPORTED, "%s is a network interface: only RDMA ports are fused",
-                       fused.name);
+        return dp_fail_quietly(DP_EUNSUPPORTED,
+                               "%s is a network interface: only RDMA ports are fused", fused.name);
     if (!dpn_verbs_state.options.merge_nics)
-        return dp_fail(DP_EUNSUPPORTED, "NCCL_IB_MERGE_NICS=0");
+        return dp_fail_quietly(DP_EUNSUPPORTED, "NCCL_IB_MERGE_NICS=0");
     fused.rail_count = fused.speed_mbps = 0;
     fused.name[0] = '\0';
     for (int i = 0; i < count && !err; i++) {

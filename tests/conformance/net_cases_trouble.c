@@ -286,6 +286,19 @@ static void notice_that_the_peer_was_killed(void)
     lose_peer(false, 1000000);
 }
 
+/* As when NCCL gives up while it sets up: finalize has to close all that there is. */
+static void finalize_while_half_connected(void)
+{
+    struct pair p = {.ctx = net_init()};
+
+    must_succeed(setup.net->listen(p.ctx, 0, p.handle, &p.listener));
+    for (unsigned i = 0; i < 3; i++) {
+        must_succeed(setup.net->connect(p.ctx, 0, p.handle, &p.sender));
+        must_succeed(setup.net->accept(p.listener, &p.receiver));
+    }
+    net_finalize(p.ctx);
+}
+
 static void close_while_half_connected(void)
 {
     struct pair p = {.ctx = net_init()};
@@ -416,6 +429,7 @@ const struct net_case net_trouble_cases[] = {
      deliver_what_was_sent_before_the_sender_left},
     {"notice that the peer was killed", notice_that_the_peer_was_killed},
     {"close while half connected", close_while_half_connected},
+    {"finalize while half connected", finalize_while_half_connected},
     {"sweep what was left open", sweep_what_was_left_open},
     {"touch no memory after deregistration", touch_no_memory_after_deregistration},
     {"write nothing beyond the room", write_nothing_beyond_the_room},

@@ -49,6 +49,8 @@ case_is 'the network reads and writes buffers of the user that were registered' 
     "$(logged 'simcuda .* ring: collective 2, .* registered 1'
         logged 'simcuda .* ring: collective 0, .* registered 1'
         logged 'simcuda .* from [0-9]: .* registered 1')"
+case_is 'the fused device is there for communicators that are made after the last one is gone' \
+    "$(NCCL_NET_PLUGIN_REF_COUNT=1 over_fabric --bytes 8,100000 reload)"
 case_is 'a rank is killed in the middle, with GPU memory' \
     "$(over_fabric --ranks 3 --bytes 4000000 peer-death)"
 cases_end

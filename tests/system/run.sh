@@ -65,6 +65,9 @@ keeps_what_is_set()
     NCCL_NET=Socket run run -- env || return
     says "NCCL_NET=Socket" || return
     grep -q "NCCL_NET=Socket stays, it was set before" "$work/err" || wrong "$(cat "$work/err")"
+    NCCL_NET_PLUGIN=none run run -- env || return
+    says "NCCL_NET_PLUGIN=none" || return
+    ! grep -q "^NCCL_NET=" "$work/out" || wrong "asks for the net of a plugin that is not loaded"
 }
 
 passes_arguments_and_the_status_on()

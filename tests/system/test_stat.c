@@ -403,7 +403,7 @@ static void a_table_is_followed_until_a_signal(void **state)
 static void check_prometheus(char *text, int samples_at_least)
 {
     static const char pattern[] =
-        "^dualpipe_net_[a-z_]+\\{pid=\"[0-9]+\",command=\"([^\"\\\\]|\\\\.)*\",device=\"[^\"]+\","
+        "^dualpipe_net_[a-z_]+\\{pid=\"[0-9]+\",opened=\"[0-9]+\",command=\"([^\"\\\\]|\\\\.)*\",device=\"[^\"]+\","
         "way=\"(send|receive)\"(,le=\"([0-9.e+-]+|\\+Inf)\")?\\} [0-9.e+-]+$";
     char *rest = NULL, type[128] = "";
     double last = 0;

@@ -13,6 +13,7 @@
 #include <dualpipe/memory.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- which, how long and how many ----------------------------------------------------------- */
 
@@ -62,10 +63,10 @@ static void with_a_limit_of_0_all_wait(void **state)
     run_over_both(none);
 }
 
-/* Message i: so many bytes, from i on. */
+/* Message i: so many bytes, from i on. As many as may wait have room together, over tcp, too. */
 static size_t len_of(int i)
 {
-    return (size_t)i * 631 % (LIMIT + 1);
+    return (size_t)i * 631 % 2049;
 }
 
 /* Sends that wait are tried again, in order. */
@@ -93,6 +94,32 @@ static void a_sender_waits_when_enough_are_waiting(void **state)
 {
     (void)state;
     run_over_both(more_than_may_wait);
+}
+
+/* More would fill a tcp receiver, and the kernel would take it for dead after the timeout. */
+static void no_receive_for_long(void)
+{
+    const int most = strcmp(getenv("DUALPIPE_NET_WIRE"), "tcp") ? DPN_EARLY_COUNT : (32 << 10) / LIMIT;
+    struct dpn_request *sends[DPN_EARLY_COUNT];
+
+    setenv("DUALPIPE_NET_TIMEOUT", "1", 1);
+    struct pair p = connect_pair();
+    for (int i = 0; i < most; i++)
+        sends[i] = send_early(&p, (size_t)i, LIMIT, 7);
+    must(!try_send(&p, 0, 1, 7));
+    for (const int64_t began_ns = dp_now_ns(); dp_now_ns() - began_ns < 3 * DP_NS_PER_S; usleep(10000))
+        must(!is_done(sends[0], NULL));
+    for (int i = 0; i < most; i++) {
+        receive_all(&p, 0, (size_t)i, LIMIT, 7);
+        finish(sends[i], NULL);
+    }
+    close_pair(&p);
+}
+
+static void a_receive_may_come_later_than_the_timeout(void **state)
+{
+    (void)state;
+    run_over_both(no_receive_for_long);
 }
 
 /* ---- which receive --------------------------------------------------------------------------- */
@@ -398,6 +425,7 @@ int main(void)
         cmocka_unit_test(a_message_up_to_the_limit_does_not_wait_for_its_receive),
         cmocka_unit_test(with_a_limit_of_0_all_wait),
         cmocka_unit_test(a_sender_waits_when_enough_are_waiting),
+        cmocka_unit_test(a_receive_may_come_later_than_the_timeout),
         cmocka_unit_test(what_is_in_the_way_is_kept),
         cmocka_unit_test(what_is_kept_has_memory_of_the_connection),
         cmocka_unit_test(a_group_finds_its_messages_whatever_their_order),

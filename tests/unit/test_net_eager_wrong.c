@@ -68,13 +68,13 @@ static void sender_leaves(void)
     struct pair p = connect_pair();
 
     for (int i = 0; i < N; i++)
-        send_early(&p, (size_t)i, 8000, i % 3);
-    receive_all(&p, 0, 1, 8000, 1); /* the first of tag 0 is kept */
+        send_early(&p, (size_t)i, 3000, i % 3);
+    receive_all(&p, 0, 1, 3000, 1); /* the first of tag 0 is kept */
     dpn_net_close(p.sender);
     p.sender = NULL;
     bool lost = false;
     for (int i = 0; i < N + 1 && !lost; i++) {
-        const size_t room = 8000;
+        const size_t room = 3000;
         const int tag = i % 3;
         struct dpn_request *req = NULL;
         const int64_t began_ns = dp_now_ns();
@@ -86,7 +86,7 @@ static void sender_leaves(void)
             lost = dpn_net_test(req, &done, NULL);
             must_be_in_time(began_ns);
         }
-        must(lost || !memcmp(to, from + i, 8000));
+        must(lost || !memcmp(to, from + i, 3000));
     }
     must(lost); /* there were only N */
     close_pair(&p);
@@ -176,7 +176,7 @@ static void receiver_dies(void)
     must(!err && read(to_parent[0], said, 1) == 1);
     struct dpn_request *sends[DPN_EARLY_COUNT];
     for (int i = 0; i < DPN_EARLY_COUNT; i++)
-        sends[i] = send_early(&p, 0, LIMIT, i);
+        sends[i] = send_early(&p, 0, LIMIT / 4, i);
     must(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
     for (int i = 0; i < DPN_EARLY_COUNT; i++)
         must(error_of(sends[i]) == DP_ECOMM);

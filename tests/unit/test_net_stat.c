@@ -200,6 +200,43 @@ static void connections_without_a_place_count_once_they_are_closed(void **state)
     stop(pid);
 }
 
+static void close_what_is_inherited(int ready)
+{
+    static struct dpn_stat all[TOO_MANY], own;
+
+    for (int i = 0; i < TOO_MANY; i++)
+        open_sender(&all[i]);
+    if (fork())
+        for (;;)
+            pause();
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    open_sender(&own);
+    dpn_stat_close(&all[0]);            /* on the page of the parent */
+    dpn_stat_close(&all[TOO_MANY - 1]); /* without a place there */
+    tell_ready(ready);
+    for (;;)
+        pause();
+}
+
+static void a_child_counts_nothing_that_it_has_inherited(void **state)
+{
+    (void)state;
+    struct stat_list list;
+    int children = 0;
+    pid_t pid = start(close_what_is_inherited);
+    assert_int_equal(stat_read(directory, &list), 0);
+    assert_int_equal(list.count, 2);
+    for (size_t i = 0; i < 2; i++) {
+        const struct stat_process *p = list.processes[i];
+        const bool is_child = p->opened == 1;
+        children += is_child;
+        assert_int_equal(p->left_out, is_child ? 0 : TOO_MANY - DPN_STAT_CONNECTIONS);
+    }
+    assert_int_equal(children, 1);
+    stat_list_fini(&list);
+    stop(pid);
+}
+
 static void come_and_go(int ready)
 {
     struct dpn_stat stat[8];
@@ -262,6 +299,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(connections_without_a_place_count_once_they_are_closed),
+        cmocka_unit_test(a_child_counts_nothing_that_it_has_inherited),
         cmocka_unit_test(a_sum_never_shrinks_while_connections_come_and_go),
         cmocka_unit_test(sizes_and_times_have_a_place_by_their_digits),
         cmocka_unit_test(one_short_message_in_thirteen_is_timed),

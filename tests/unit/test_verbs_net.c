@@ -44,7 +44,12 @@ static void fused_devices_use_all_rails_and_are_forgotten(void **state)
     assert_int_equal(v->sends[0].count, 2); /* a stripe each */
     pair_end(&p);
     dpn_net_finalize(net);
-    assert_int_equal(dpn_net_devices(&count), 0);
+    assert_int_equal(dpn_net_init(NULL, &net), 0); /* by an NCCL that has kept the plugin */
+    p = pair_connect(dev);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    pair_end(&p);
+    dpn_net_finalize(net);
+    assert_int_equal(dpn_net_count_devices(&count), 0); /* by one that has loaded it again */
     assert_int_equal(count, 2);
 }
 

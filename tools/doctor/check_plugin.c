@@ -8,7 +8,8 @@
  *      a prefix of        the program itself: "s" and "static" too
  *      STATIC_PLUGIN
  *      NAME               NAME as it is; then libnccl-net-NAME.so, unless NAME has a slash or is
- *                         lib*.so itself
+ *                         lib*.so itself. Up to 2.20: of a net plugin only libnccl-net-NAME.so,
+ *                         of a tuner only NAME
  *      A,B                a list since 2.27, at most 14; blanks belong to the names
  */
 #include "config.h"
@@ -22,7 +23,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { NCCL_LISTS = 22700, NCCL_NONE = 22803, LIST_MAX = 14 };
+enum { NCCL_NAMES = 22100, NCCL_LISTS = 22700, NCCL_NONE = 22803, LIST_MAX = 14 };
 
 struct kind {
     const char *variable, *file, *symbol, *word;
@@ -44,22 +45,29 @@ static bool is_static(const char *name)
     return *name && !strncasecmp(name, "STATIC_PLUGIN", strlen(name));
 }
 
-static bool find_named(struct doctor *d, const struct kind *kind, const char *name,
-                       struct tree_path *path, const char **how)
+static bool is_old(const struct doctor *d)
+{
+    return nccl_version(d) < NCCL_NAMES;
+}
+
+static bool find_file(struct doctor *d, const char *name, struct tree_path *path, const char **how)
 {
     const char *rule;
 
-    if (library_find(d, name, path, &rule)) {
-        *how = doctor_text(d, "as '%s', by %s", name, rule);
-        return true;
-    }
-    if (strchr(name, '/') || !fnmatch("lib*.so", name, 0))
+    if (!library_find(d, name, path, &rule))
         return false;
-    const char *longer = doctor_text(d, "%s-%s.so", kind->file, name);
-    if (!library_find(d, longer, path, &rule))
-        return false;
-    *how = doctor_text(d, "as '%s', by %s", longer, rule);
+    *how = doctor_text(d, "as '%s', by %s", name, rule);
     return true;
+}
+
+static bool find_named(struct doctor *d, const struct kind *kind, const char *name,
+                       struct tree_path *path, const char **how)
+{
+    if (!(is_old(d) && kind == &net) && find_file(d, name, path, how))
+        return true;
+    if (is_old(d) ? kind == &tuner : strchr(name, '/') || !fnmatch("lib*.so", name, 0))
+        return false;
+    return find_file(d, doctor_text(d, "%s-%s.so", kind->file, name), path, how);
 }
 
 /* A name with a slash is a path, and nothing is put around it. */
@@ -67,6 +75,10 @@ static const char *remedy_of_missing(struct doctor *d, const struct kind *kind, 
 {
     if (*name == ' ' || (*name && name[strlen(name) - 1] == ' '))
         return "take the blanks out: they belong to the name";
+    if (is_old(d))
+        return kind == &net ? "NCCL before 2.21 takes no path: put the directory of libnccl-net-NAME.so "
+                              "into LD_LIBRARY_PATH, and give the NAME"
+                            : "NCCL before 2.21 looks for this file and for no other: give its path";
     if (strchr(name, '/'))
         return "give the path of a file that is there";
     return doctor_text(d, "put the directory of %s-%s.so into LD_LIBRARY_PATH, or give its path",
@@ -211,7 +223,7 @@ static void look_at_default(struct doctor *d)
 {
     const char *how;
 
-    if (find_named(d, &net, "libnccl-net.so", &d->net_plugin, &how)) {
+    if (find_file(d, "libnccl-net.so", &d->net_plugin, &how)) {
         add_found(d, &net, d->net_plugin.text, how);
         return;
     }
@@ -287,10 +299,16 @@ void doctor_tuner(struct doctor *d)
     const char *value = doctor_variable(d, tuner.variable), *how;
     struct tree_path path;
 
-    if (value && !strcasecmp(value, "none"))
+    if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
         doctor_add(d, (struct finding){.what = "tuners are switched off",
                                        .evidence = doctor_origin(d, tuner.variable)});
-    else if ((!value || !*value) && find_named(d, &tuner, "libnccl-tuner.so", &path, &how))
+    else if (is_old(d) && (!value || !*value))
+        doctor_add(d, (struct finding){
+            .what = "no tuner: NCCL before 2.21 has one only where NCCL_TUNER_PLUGIN names its file",
+            .evidence = doctor_origin(d, tuner.variable)});
+    else if (is_old(d))
+        (void)look_at(d, &tuner, value, &path);
+    else if ((!value || !*value) && find_file(d, "libnccl-tuner.so", &path, &how))
         add_found(d, &tuner, path.text, how);
     else if (!value || !*value || !look_at(d, &tuner, value, &path))
         look_into_net(d);

@@ -22,7 +22,8 @@ static void put_escaped(FILE *to, const char *text)
 /* Without the brace at the end. */
 static void put_labels(FILE *to, const struct stat_process *p, int device, int way)
 {
-    fprintf(to, "{pid=\"%lld\",command=\"", (long long)p->pid);
+    fprintf(to, "{pid=\"%lld\",opened=\"%lld\",command=\"", (long long)p->pid,
+            (long long)p->opened_ns); /* containers share numbers of processes */
     put_escaped(to, p->command);
     fputs("\",device=\"", to);
     put_escaped(to, p->devices[device].name);
