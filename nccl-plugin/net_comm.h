@@ -21,7 +21,7 @@ struct dpn_open {
 
 struct dpn_net {
     _Atomic uint32_t ops; /* what the next connections are for, see net_traffic.h */
-    int traffic_class; /* that NCCL was given for it; NCCL_NET_TRAFFIC_CLASS_UNDEF */
+    _Atomic int traffic_class; /* that NCCL was given for it; NCCL_NET_TRAFFIC_CLASS_UNDEF */
     pthread_mutex_t lock;
     struct dpn_open *open; /* under lock */
 };
@@ -50,6 +50,7 @@ struct dpn_comm {
     bool is_sender;
     int dev;             /* that NCCL chose */
     int counted_dev;     /* that carries the bytes, as a placement may have it */
+    int traffic_class;   /* of its context when it began */
     int32_t peer_worker; /* see net_placement.h; -1: not known */
 
     /* While connecting: where the handle is and what is in it, to find this again. */

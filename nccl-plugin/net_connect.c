@@ -77,6 +77,7 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
     comm->open.close = close_comm;
     comm->is_sender = is_sender;
     comm->dev = comm->counted_dev = dev;
+    comm->traffic_class = net->traffic_class;
     comm->peer_worker = -1;
     comm->wire = wire;
     comm->is_beside = is_beside;

@@ -29,7 +29,7 @@ static void choose_class(struct dpn_verbs *v)
 {
     static const struct dpn_class none = {-1, -1};
     const struct dpn_verbs_options *o = &dpn_verbs_state.options;
-    const struct dpn_net *net = v->comm->open.net;
+    const int given = v->comm->traffic_class;
     const enum dpn_traffic traffic = traffic_of(v);
     const struct dpn_class *kind = traffic == DPN_TRAFFIC_PIPELINE   ? &dpn_options.pipeline
                                    : traffic == DPN_TRAFFIC_GRADIENT ? &dpn_options.gradient
@@ -37,10 +37,9 @@ static void choose_class(struct dpn_verbs *v)
 
     const int64_t wanted = kind->traffic_class < 0 && v->placed_class ? v->placed_class
                                                                        : kind->traffic_class;
-    v->traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, net->traffic_class,
-                                                   255);
-    v->service_level = (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level,
-                                                   net->traffic_class, 15);
+    v->traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, given, 255);
+    v->service_level = (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level, given,
+                                                   15);
 }
 
 static int wanted_qps(const struct dpn_verbs *v)
