@@ -157,8 +157,8 @@ static int keep_group(struct dpn_interface *all, int count, int group)
     return kept;
 }
 
-int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
-                          struct dpn_interface *out, int max)
+static int choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                  struct dpn_interface *out, int max)
 {
     struct sockaddr_storage near;
     int count = add(all, rules, NULL, out, max);
@@ -173,6 +173,18 @@ int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_
         count = add(all, rules, NULL, out, max);
     }
     return keep_group(out, count, first);
+}
+
+/* The best may stand behind any number of bridges. */
+int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                          struct dpn_interface *out, int max)
+{
+    struct dpn_interface good[1024];
+    const int count = choose(all, rules, good, sizeof(good) / sizeof(good[0]));
+    const int kept = count < max ? count : max;
+
+    memcpy(out, good, (size_t)kept * sizeof(good[0]));
+    return kept;
 }
 
 int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max)

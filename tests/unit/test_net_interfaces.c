@@ -117,6 +117,19 @@ static void without_a_rule_the_best_kind_is_taken(void **state)
     assert_string_equal(choose(virbr_only, NULL, NULL, NULL), "virbr0 192.168.122.1");
 }
 
+static void the_best_kind_is_found_behind_more_than_are_taken(void **state)
+{
+    struct host h = {.list = {{.ifa_next = NULL}}};
+    const struct dpn_interface_rules rules = {NULL, NULL, NULL};
+    struct dpn_interface chosen[1];
+
+    (void)state;
+    for (int i = 0; plain[i]; i++)
+        add(&h, i, plain[i]);
+    assert_int_equal(dpn_interfaces_choose(h.list, &rules, chosen, 1), 1);
+    assert_string_equal(chosen[0].name, "eth0");
+}
+
 static void a_list_is_all_that_counts(void **state)
 {
     (void)state;
@@ -359,6 +372,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_list_admits_what_it_names),
         cmocka_unit_test(without_a_rule_the_best_kind_is_taken),
+        cmocka_unit_test(the_best_kind_is_found_behind_more_than_are_taken),
         cmocka_unit_test(a_list_is_all_that_counts),
         cmocka_unit_test(a_family_excludes_the_other),
         cmocka_unit_test(the_subnet_of_the_communicator_is_preferred),
