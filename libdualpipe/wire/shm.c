@@ -55,11 +55,13 @@ void dp_shm_ring(struct dp_shm_wire *w, atomic_uint *asleep)
 void dp_shm_look(struct dp_shm_wire *w)
 {
     const unsigned heard = w->maps.heard;
-    char bytes[64];
+    char bytes[sizeof(struct dp_shm_letter)];
     ssize_t n = 1;
 
     for (int i = 0; i < READS && n > 0; i++) {
-        n = dp_fds_receive(w->fd, bytes, sizeof(bytes), &w->maps.passed_fd);
+        /* Never beyond the end of a letter: the next one's file would replace its own. */
+        const size_t most = sizeof(bytes) - w->maps.got;
+        n = dp_fds_receive(w->fd, bytes, most, &w->maps.passed_fd);
         if (n > 0)
             dp_shm_maps_hear(&w->maps, bytes, (size_t)n);
     }

@@ -161,7 +161,7 @@ void dp_shm_push(struct dp_shm_wire *w)
     if (!is_met(w))
         return;
     w->offered.mapped = dp_shm_maps_find(&w->maps, &w->goes_to.place, w->offered.len);
-    if (is_hopeless(w))
+    if (is_hopeless(w) && dp_direct_has_chunk(&w->offered))
         dp_direct_end(&w->offered);
     if (dp_direct_push(&w->direct, &w->offered))
         w->peer_gone = true;
@@ -174,8 +174,8 @@ void dp_shm_push(struct dp_shm_wire *w)
 bool dp_shm_can_push(struct dp_shm_wire *w)
 {
     return dp_shm_is_all_taken(w) ||
-           (is_met(w) && (is_hopeless(w) || (dp_direct_can_copy(&w->direct, &w->offered) &&
-                                             dp_direct_has_chunk(&w->offered))));
+           (is_met(w) && dp_direct_has_chunk(&w->offered) &&
+            (is_hopeless(w) || dp_direct_can_copy(&w->direct, &w->offered)));
 }
 
 /* ---- the receiver ---------------------------------------------------------------------------- */
@@ -294,7 +294,11 @@ bool dp_shm_pull(struct dp_shm_wire *w, const struct dp_shm_line *line)
     if (!w->is_taken)
         return false;
     const uint32_t before = w->taken.done;
+    const bool was_mapped = w->taken.mapped;
     w->taken.mapped = dp_shm_maps_find(&w->maps, &w->comes_from, w->taken.len);
+    /* Later letters have taken its place, and the sender was told that we copy. */
+    if (was_mapped && !dp_direct_can_copy(&w->direct, &w->taken) && dp_direct_has_chunk(&w->taken))
+        dp_direct_end(&w->taken);
     if (dp_direct_pull(&w->direct, &w->taken))
         w->peer_gone = true;
     w->base.moves += w->taken.done != before;

@@ -164,6 +164,68 @@ static void more_pieces_than_a_peer_has_mapped_at_a_time(void **state)
     must(send_many);
 }
 
+/* So many that whatever the other end had mapped before, it has no more. */
+static void show_others(struct dp_wire *from, struct dp_wire *to)
+{
+    struct dp_shm_wire *w = dp_shm_of(from);
+    struct dp_shm_place place;
+
+    for (int i = 0; i < DP_SHM_MAPS; i++)
+        assert_true(dp_shm_maps_name(&w->maps, w->fd, new_shared(PIECE), PIECE, &place));
+    dp_shm_look(dp_shm_of(to));
+}
+
+static void pull_what_is_mapped_no_more(void)
+{
+    deny_copies();
+    struct pair p = make_pair();
+    char *from = new_shared(BIG);
+    struct dp_wire_request send, receive;
+
+    fill(from, BIG, 1);
+    dp_wire_isend(p.a, 1, from, BIG, &send);
+    dp_wire_irecv(p.b, in, BIG, &receive);
+    assert_true(dp_shm_of(p.b)->is_taken && dp_shm_of(p.b)->taken.done);
+    show_others(p.a, p.b);
+    finish(&p, &receive);
+    finish(&p, &send);
+    assert_true(!send.status && !receive.status && is_filled(in, BIG, 1));
+    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    send_one(&p, from, in, BIG, 2);
+    free_pair(&p);
+}
+
+/* All was copied while it was mapped: it is not sent again. */
+static void push_what_is_mapped_no_more(void)
+{
+    deny_copies();
+    struct pair p = make_pair();
+    char *to = new_shared(BIG);
+    struct dp_wire_request send, receive;
+
+    send_one(&p, out, to, BIG, 1);
+    fill(out, BIG, 2);
+    dp_wire_isend(p.a, 2, out, BIG, &send);
+    dp_wire_irecv(p.b, to, BIG, &receive);
+    assert_true(dp_shm_of(p.b)->is_taken);
+    while (dp_direct_has_chunk(&dp_shm_of(p.a)->offered))
+        progress(p.a);
+    show_others(p.b, p.a);
+    progress(p.a);
+    finish(&p, &receive);
+    finish(&p, &send);
+    assert_true(!send.status && !receive.status && is_filled(to, BIG, 2));
+    assert_int_equal(dp_shm_of(p.a)->straight, 1);
+    free_pair(&p);
+}
+
+static void a_message_whose_piece_is_mapped_no_more_comes_all_the_same(void **state)
+{
+    (void)state;
+    must(pull_what_is_mapped_no_more);
+    must(push_what_is_mapped_no_more);
+}
+
 static void what_is_freed_is_gone_although_the_peer_has_it_mapped(void **state)
 {
     (void)state;
@@ -270,18 +332,37 @@ static void a_place_that_was_not_shown_is_nowhere(void **state)
     dp_shm_maps_fini(&maps);
 }
 
-static void a_letter_among_rings_is_read_whole(void **state)
+static char first_mapped(struct dp_shm_wire *w, const struct dp_shm_place *place)
+{
+    const char *at = dp_shm_maps_find(&w->maps, place, PIECE);
+
+    return at ? *at : '-';
+}
+
+/* However many rings are before them, whichever bytes of them are read together. */
+static void letters_among_rings_are_read_whole(void **state)
 {
     (void)state;
-    char *from = new_shared(BIG);
-    struct pair p = make_pair();
+    char *pieces[2] = {new_shared(PIECE), new_shared(PIECE)};
 
-    for (int i = 0; i < 200; i++)
-        assert_int_equal(dp_fds_send(dp_shm_of(p.a)->fd, "", 1, -1), 1);
-    send_one(&p, from, in, BIG, 1);
-    assert_int_equal(dp_shm_of(p.b)->maps.heard, 1);
-    free_pair(&p);
-    dp_shared_free(from);
+    *pieces[0] = 'x';
+    *pieces[1] = 'y';
+    for (int rings = 40; rings < 72; rings++) {
+        struct pair p = make_pair();
+        struct dp_shm_wire *a = dp_shm_of(p.a), *b = dp_shm_of(p.b);
+        struct dp_shm_place places[2];
+        for (int i = 0; i < rings; i++)
+            assert_int_equal(dp_fds_send(a->fd, "", 1, -1), 1);
+        for (int i = 0; i < 2; i++)
+            assert_true(dp_shm_maps_name(&a->maps, a->fd, pieces[i], PIECE, &places[i]));
+        dp_shm_look(b);
+        assert_int_equal(b->maps.heard, 2);
+        assert_int_equal(first_mapped(b, &places[0]), 'x');
+        assert_int_equal(first_mapped(b, &places[1]), 'y');
+        free_pair(&p);
+    }
+    dp_shared_free(pieces[0]);
+    dp_shared_free(pieces[1]);
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -411,11 +492,12 @@ int main(void)
         cmocka_unit_test(either_side_alone_moves_all_chunks),
         cmocka_unit_test(a_sender_that_sleeps_is_woken_to_help),
         cmocka_unit_test(more_pieces_than_a_peer_has_mapped_at_a_time),
+        cmocka_unit_test(a_message_whose_piece_is_mapped_no_more_comes_all_the_same),
         cmocka_unit_test(what_is_freed_is_gone_although_the_peer_has_it_mapped),
         cmocka_unit_test(where_it_cannot_be_mapped_the_ring_serves),
         cmocka_unit_test(only_sealed_memory_of_the_right_size_is_mapped),
         cmocka_unit_test(a_place_that_was_not_shown_is_nowhere),
-        cmocka_unit_test(a_letter_among_rings_is_read_whole),
+        cmocka_unit_test(letters_among_rings_are_read_whole),
         cmocka_unit_test(nobody_touches_what_was_dropped_in_the_middle),
         cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_does_no_harm),
         cmocka_unit_test(a_child_that_inherits_a_wire_goes_through_the_ring),
