@@ -66,8 +66,9 @@ void dp_direct_introduce(struct dp_direct *d, int socket, struct dp_direct_card 
     atomic_store_explicit(&mine->ready, 1, memory_order_release);
 }
 
-/* Read the peer's word, and behind it len bytes at `from` to `to`. 0, DP_ECOMM: nobody there, or
- * somebody else; DP_EUNSUPPORTED: it cannot be done. */
+/* Read the peer's word, and behind it len bytes at `from` to `to`. 0, DP_ECOMM: somebody else is there;
+ * DP_EUNSUPPORTED: it cannot be done, also where the peer's first thread has ended. Whether all of the
+ * peer has, the socket tells. */
 static int read_peer(struct dp_direct *d, uint64_t from, uint64_t to, size_t len)
 {
     uint64_t word = 0;
@@ -77,8 +78,6 @@ static int read_peer(struct dp_direct *d, uint64_t from, uint64_t to, size_t len
     const unsigned long parts = len ? 2 : 1;
     ssize_t n = process_vm_readv((pid_t)d->peer_pid, here, parts, there, parts, 0);
 
-    if (n < 0)
-        return errno == ESRCH ? DP_ECOMM : DP_EUNSUPPORTED;
     if (n < (ssize_t)sizeof(word))
         return DP_EUNSUPPORTED;
     if (word != d->theirs->word)
@@ -255,8 +254,6 @@ static int write_peer(struct dp_direct *d, const struct dp_direct_part *p, size_
     if (err)
         return err;
     ssize_t n = process_vm_writev((pid_t)d->peer_pid, &here, 1, &there, 1, 0);
-    if (n < 0 && errno == ESRCH)
-        return DP_ECOMM;
     return n == (ssize_t)len ? 0 : DP_EUNSUPPORTED;
 }
 

@@ -333,9 +333,11 @@ static void wait_for_chunk(struct dp_shm_wire *w, struct dp_direct_part *p)
 
 void dp_shm_let_go(struct dp_shm_wire *w)
 {
-    if (w->is_offered)
+    const bool is_ours = dp_direct_is_known(&w->direct); /* a child's parent goes on */
+
+    if (w->is_offered && is_ours)
         wait_for_chunk(w, &w->offered);
-    if (w->is_taken)
+    if (w->is_taken && is_ours)
         wait_for_chunk(w, &w->taken);
     w->is_offered = w->is_taken = false;
 }

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -263,6 +264,134 @@ static void a_child_that_inherits_a_wire_sends_and_receives_its_own_memory(void 
     free_pair(&p);
 }
 
+/* The receiver has all of the message, or only some, and the sender does not know. */
+static void let_a_child_close(struct pair *p, bool has_all)
+{
+    struct dp_wire_request send, receive;
+    int status;
+
+    fill(out, BIG, 1);
+    dp_wire_isend(p->a, 1, out, BIG, &send);
+    dp_wire_irecv(p->b, in, BIG, &receive);
+    while (has_all && receive.status == DP_EAGAIN)
+        progress(p->b);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(60);
+        dp_wire_close(p->a);
+        dp_wire_close(p->b);
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    finish(p, &receive);
+    finish(p, &send);
+    assert_true(!send.status && !receive.status && is_filled(in, BIG, 1));
+}
+
+static void a_child_that_closes_a_wire_leaves_its_parents_messages_alone(void **state)
+{
+    (void)state;
+    struct pair p = make_pair();
+
+    need_right(&p);
+    for (unsigned i = 1; i <= 2; i++) {
+        let_a_child_close(&p, i == 2);
+        assert_int_equal(dp_shm_of(p.a)->straight, 2 * i - 1);
+        send_one(&p, out, in, BIG, 2); /* and not the first one again */
+    }
+    free_pair(&p);
+}
+
+/* ---- a process whose first thread has ended ------------------------------------------------------ */
+
+struct rest {
+    struct dp_wire_address address;
+    int in; /* ends once the first thread may */
+};
+
+static void *send_later(void *arg)
+{
+    const struct rest *rest = arg;
+    struct dp_wire_request send;
+    struct dp_wire *wire;
+
+    if (dp_wire_shm.connect(&rest->address, 0, &wire))
+        _exit(1);
+    while (!wire->error && !dp_direct_works(&dp_shm_of(wire)->direct))
+        progress(wire);
+    dp_wire_isend(wire, 1, out, BIG, &send);
+    while (send.status == DP_EAGAIN)
+        progress(wire);
+    _exit(send.status != 0);
+}
+
+static void leave_the_rest(struct rest *rest)
+{
+    pthread_t thread;
+    char byte;
+
+    alarm(60);
+    if (pthread_create(&thread, NULL, send_later, rest))
+        _exit(1);
+    (void)!read(rest->in, &byte, 1);
+    pthread_exit(NULL);
+}
+
+static bool has_first_thread(pid_t pid)
+{
+    char path[40], line[200] = "";
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    const char *name_end = fgets(line, sizeof(line), f) ? strrchr(line, ')') : NULL;
+    fclose(f);
+    assert_non_null(name_end);
+    return name_end[2] != 'Z';
+}
+
+/* The kernel says of its memory what it says where there is no such process. */
+static void a_process_whose_first_thread_has_ended_still_sends(void **state)
+{
+    (void)state;
+    const int64_t until = dp_now_ns() + LONG_NS;
+    struct pair p = {.listener = NULL};
+    struct dp_wire_request receive;
+    struct rest rest;
+    int ends[2], status;
+
+    fill(out, BIG, 1);
+    memset(in, 0, BIG);
+    assert_int_equal(pipe(ends), 0);
+    rest.in = ends[0];
+    assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &rest.address), 0);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (!child)
+        leave_the_rest(&rest);
+    p.b = accept_one(p.listener, NULL);
+    while (!dp_shm_of(p.b)->direct.tried && dp_now_ns() < until)
+        progress(p.b);
+    const bool reaches = dp_shm_of(p.b)->direct.reaches;
+    assert_int_equal(write(ends[1], "", 1), 1);
+    while (has_first_thread(child))
+        assert_true(dp_now_ns() < until);
+    if (!reaches)
+        kill(child, SIGKILL);
+    dp_wire_irecv(p.b, in, BIG, &receive);
+    finish(&p, &receive);
+    free_pair(&p);
+    waitpid(child, &status, 0);
+    close(ends[0]);
+    close(ends[1]);
+    if (!reaches)
+        skip_because("processes may not copy from each other's memory here");
+    assert_int_equal(status, 0);
+    assert_true(!receive.status && is_filled(in, BIG, 1));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -276,6 +405,8 @@ int main(void)
         cmocka_unit_test(a_send_that_was_dropped_is_never_received),
         cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_breaks_the_wire),
         cmocka_unit_test(a_child_that_inherits_a_wire_sends_and_receives_its_own_memory),
+        cmocka_unit_test(a_child_that_closes_a_wire_leaves_its_parents_messages_alone),
+        cmocka_unit_test(a_process_whose_first_thread_has_ended_still_sends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
