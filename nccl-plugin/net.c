@@ -17,7 +17,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_known;
 static bool is_inherited; /* known by the parent: a child has to open RDMA devices for itself */
 static struct dpn_devices devices;
-static int plain_devices; /* the rest is fused, and forgotten with the last context */
+static int plain_devices; /* the rest is fused */
 static int contexts;
 static bool is_left; /* the last context has gone: NCCL goes on with what is fused, or counts anew */
 static struct dpn_net *shared;
