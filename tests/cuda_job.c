@@ -122,8 +122,10 @@ static void run_weight(struct kernel *k)
 
 static void run_fwd_bwd(struct kernel *k)
 {
-    model_ops.fwd_bwd(k->f.user, &k->f.call, k->f.in, k->f.out, k->b.user, &k->b.call, k->b.gout,
-                      k->b.gin);
+    const struct dp_pair pair = {.forward = {k->f.user, &k->f.call, k->f.in, k->f.out, NULL},
+                                 .backward = {k->b.user, &k->b.call, k->b.gout, k->b.gin, NULL}};
+
+    model_ops.fwd_bwd(&pair);
 }
 
 static void run_loss(struct kernel *k)
@@ -169,22 +171,23 @@ static int cuda_weight(void *user, const struct dp_stage_call *call)
     return launch(k, call->stream);
 }
 
-static int cuda_fwd_bwd(void *user_f, const struct dp_stage_call *call_f, const DLTensor *in,
-                        DLTensor *out, void *user_b, const struct dp_stage_call *call_b,
-                        const DLTensor *gout, DLTensor *gin)
+static int cuda_fwd_bwd(const struct dp_pair *pair)
 {
     struct kernel *k = new_kernel(run_fwd_bwd);
+    int err = dp_pair_start_from_loss(pair);
 
-    (void)in;
-    take_call(&k->f, user_f, call_f);
-    reach_tensors(k->f.out, out, MODEL_TENSORS);
-    take_call(&k->b, user_b, call_b);
-    reach_tensors(k->b.gout, gout, MODEL_TENSORS);
-    reach_tensors(k->b.gin, gin, MODEL_TENSORS);
-    return launch(k, call_f->stream);
+    if (err)
+        return err;
+    take_call(&k->f, pair->forward.user, pair->forward.call);
+    reach_tensors(k->f.out, pair->forward.out, MODEL_TENSORS);
+    take_call(&k->b, pair->backward.user, pair->backward.call);
+    reach_tensors(k->b.gout, pair->backward.gout, MODEL_TENSORS);
+    reach_tensors(k->b.gin, pair->backward.gin, MODEL_TENSORS);
+    err = launch(k, pair->forward.call->stream);
+    return err ? err : dp_pair_take_loss(pair);
 }
 
-const struct dp_stage_ops cuda_job_ops = {cuda_forward, cuda_backward, cuda_weight, cuda_fwd_bwd};
+const struct dp_stage_ops cuda_job_ops = {cuda_forward, cuda_backward, cuda_weight, cuda_fwd_bwd, NULL};
 
 /* The values are wanted on the host: wait for the stream. */
 static int await(CUstream stream)
@@ -234,9 +237,9 @@ static const struct dp_loss_ops cuda_loss_ops = {cuda_loss, cuda_loss_backward};
 
 static int finish_copies(void)
 {
-    int err = here.dev->ops->event_record(here.event, here.stream);
+    int err = dp_device_event_record(here.event, here.stream);
 
-    return err ? err : here.dev->ops->event_wait(here.event, deadline_ns);
+    return err ? err : dp_device_event_wait(here.event, deadline_ns);
 }
 
 /* Copy all buffers from (or to) the device. */
@@ -247,7 +250,7 @@ static int copy_buffers(bool up)
     for (int i = 0; i < here.count && !err; i++) {
         char *to = up ? here.buffers[i].there : here.buffers[i].host;
         const char *from = up ? here.buffers[i].host : here.buffers[i].there;
-        err = here.dev->ops->copy(here.stream, to, from, here.buffers[i].bytes);
+        err = dp_device_copy(here.stream, to, from, here.buffers[i].bytes);
     }
     return err ? err : finish_copies();
 }
@@ -257,7 +260,7 @@ static char *add_buffer(void *host, size_t bytes)
     void *there = NULL;
 
     if (here.count == MOST_BUFFERS ||
-        here.dev->ops->alloc(here.dev, DP_MEMORY_DEVICE, bytes, &there))
+        dp_device_alloc(here.dev, DP_MEMORY_DEVICE, bytes, &there))
         abort();
     here.buffers[here.count].there = there;
     here.buffers[here.count].host = host;
@@ -271,8 +274,12 @@ static void move_stage(struct model_stage *stage)
     size_t bytes = model_grad_count(stage->model, stage->stage) * sizeof(float);
     char *there = add_buffer(stage->gw, bytes);
 
-    for (int i = 0; i < MODEL_GRADS; i++)
-        stage->tensors[i].device = here.dev->dl;
+    for (int i = 0; i < MODEL_GRADS; i++) {
+        DLTensor *value = &stage->values[i];
+        size_t count = (size_t)value->shape[0] * (size_t)(i ? 1 : value->shape[1]);
+        stage->tensors[i].device = value->device = dp_device_dl(here.dev);
+        value->data = add_buffer(i ? stage->b : stage->w, count * sizeof(float));
+    }
     stage->tensors[0].data = there;
     stage->tensors[1].data = there + (stage->gb - stage->gw) * (ptrdiff_t)sizeof(float);
 }
@@ -285,18 +292,17 @@ static void move_batch(struct model_batch *batch)
             continue;
         t->data = add_buffer(batch->data[k],
                              (size_t)(t->shape[0] * t->shape[1]) * t->dtype.bits / 8);
-        t->device = here.dev->dl;
+        t->device = dp_device_dl(here.dev);
     }
 }
 
 void cuda_job_edit(void *user, int rank, struct dp_pipeline_config *config)
 {
     (void)user;
-    (void)rank;
     config->device = here.dev;
     if (config->loss)
         config->loss = &cuda_loss_ops;
-    for (int i = 0; i < config->schedule->slots_per_rank; i++)
+    for (int i = 0; i < dp_schedule_slot_count(config->schedule, rank); i++)
         move_stage(config->stages[i].user);
 }
 
@@ -309,26 +315,26 @@ static int enter_device(int ordinal)
     here.count = here.fail_in = 0;
     cu.retain(&here.context, ordinal);
     cu.push(here.context);
-    err = here.dev->ops->stream_new(here.dev, &here.stream);
-    return err ? err : here.dev->ops->event_new(here.dev, &here.event);
+    err = dp_device_stream_new(here.dev, DP_PRIORITY_NORMAL, &here.stream);
+    return err ? err : dp_device_event_new(here.dev, &here.event);
 }
 
-static void leave_device(void)
+void cuda_job_leave(void)
 {
     CUcontext context;
 
     for (int i = 0; i < here.count; i++)
-        here.dev->ops->free(here.dev, DP_MEMORY_DEVICE, here.buffers[i].there);
-    here.dev->ops->event_free(here.event);
-    here.dev->ops->stream_free(here.stream);
+        dp_device_free(here.dev, DP_MEMORY_DEVICE, here.buffers[i].there);
+    dp_device_event_free(here.event);
+    dp_device_stream_free(here.stream);
     cu.pop(&context);
-    cu.release(here.dev->dl.device_id);
+    cu.release(dp_device_dl(here.dev).device_id);
     dp_device_close(here.dev);
 }
 
 int cuda_job_step(struct job_rank *r)
 {
-    for (int i = 0; i < r->job->schedule->slots_per_rank; i++)
+    for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
         memset(r->stages[i].gw, 0,
                model_grad_count(&r->job->model, r->stages[i].stage) * sizeof(float));
     int err = copy_buffers(true);
@@ -343,7 +349,7 @@ int cuda_job_step(struct job_rank *r)
 
 int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *comm)
 {
-    int err = enter_device(comm->rank % FAKE_CUDA_DEVICES);
+    int err = enter_device(dp_comm_rank(comm) % FAKE_CUDA_DEVICES);
 
     if (err)
         return err;
@@ -351,13 +357,14 @@ int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *com
     move_batch(&r->in);
     move_batch(&r->label);
     move_batch(&r->out);
+    job_rank_split(r);
     return err;
 }
 
 void cuda_job_close(struct job_rank *r)
 {
     job_rank_close(r);
-    leave_device();
+    cuda_job_leave();
 }
 
 void cuda_job_fail_callback(int n)

@@ -22,6 +22,8 @@ void cuda_job_edit(void *user, int rank, struct dp_pipeline_config *config);
 int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
 int cuda_job_step(struct job_rank *r);
 void cuda_job_close(struct job_rank *r);
+/* The second part of close, after job_rank_close. */
+void cuda_job_leave(void);
 
 /* The n-th callback from now in this thread fails with DP_EINVAL. */
 void cuda_job_fail_callback(int n);

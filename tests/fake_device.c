@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_device.h"
 
+#include "device/device_ops.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +12,9 @@ struct work {
     void *dst;
     const void *src; /* NULL: zeros */
     size_t bytes;
-    struct dp_device_stream *after; /* nothing but a wait: for this stream ... */
+    void (*fn)(void *user);
+    void *user;
+    struct stream *after; /* nothing but a wait: for this stream ... */
     size_t position;                /* ... to come this far */
 };
 
@@ -20,24 +24,28 @@ struct fake {
 };
 
 /* A ring: done and queued count up for ever. */
-struct dp_device_stream {
+struct stream {
+    struct dp_device_stream base;
     struct fake *fake;
     size_t done, queued;
     struct work work[QUEUE];
 };
 
-struct dp_device_event {
-    struct dp_device_stream *stream; /* NULL: never recorded */
+struct event {
+    struct dp_device_event base;
+    struct stream *stream; /* NULL: never recorded */
     size_t position;
     int tests;
 };
 
-static void carry_out(struct dp_device_stream *stream, size_t position)
+static void carry_out(struct stream *stream, size_t position)
 {
     while (stream->done < position) {
         struct work *work = &stream->work[stream->done++ % QUEUE];
         if (work->after)
             carry_out(work->after, work->position);
+        else if (work->fn)
+            work->fn(work->user);
         else if (work->src)
             memcpy(work->dst, work->src, work->bytes);
         else
@@ -46,7 +54,7 @@ static void carry_out(struct dp_device_stream *stream, size_t position)
     }
 }
 
-static void queue(struct dp_device_stream *stream, struct work work)
+static void queue(struct stream *stream, struct work work)
 {
     if (stream->queued - stream->done == QUEUE)
         carry_out(stream, stream->queued);
@@ -69,17 +77,32 @@ static void fake_free(struct dp_device *dev, enum dp_memory where, void *ptr)
     free(ptr);
 }
 
-static int fake_stream_new(struct dp_device *dev, struct dp_device_stream **out)
+static int fake_register(struct dp_device *dev, void *ptr, size_t bytes)
 {
-    *out = calloc(1, sizeof(**out));
-    (*out)->fake = (struct fake *)dev;
+    (void)dev, (void)ptr, (void)bytes;
+    return 0;
+}
+
+static void fake_unregister(struct dp_device *dev, void *ptr)
+{
+    (void)dev, (void)ptr;
+}
+
+static int fake_stream_new(struct dp_device *dev, enum dp_device_priority priority,
+                           struct dp_device_stream **out)
+{
+    struct stream *stream = calloc(1, sizeof(*stream));
+
+    (void)priority;
+    stream->base.dev = dev;
+    stream->fake = (struct fake *)dev;
+    *out = &stream->base;
     return 0;
 }
 
 static void fake_stream_free(struct dp_device_stream *stream)
 {
-    if (stream)
-        carry_out(stream, stream->queued);
+    fake_device_sync(stream);
     free(stream);
 }
 
@@ -90,20 +113,28 @@ static void *fake_stream_native(struct dp_device_stream *stream)
 
 static int fake_copy(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes)
 {
-    queue(stream, (struct work){.dst = dst, .src = src, .bytes = bytes});
+    queue((struct stream *)stream, (struct work){.dst = dst, .src = src, .bytes = bytes});
     return 0;
 }
 
 static int fake_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
 {
-    queue(stream, (struct work){.dst = dst, .bytes = bytes});
+    queue((struct stream *)stream, (struct work){.dst = dst, .bytes = bytes});
+    return 0;
+}
+
+static int fake_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user)
+{
+    queue((struct stream *)stream, (struct work){.fn = fn, .user = user});
     return 0;
 }
 
 static int fake_event_new(struct dp_device *dev, struct dp_device_event **out)
 {
-    (void)dev;
-    *out = calloc(1, sizeof(**out));
+    struct event *event = calloc(1, sizeof(*event));
+
+    event->base.dev = dev;
+    *out = &event->base;
     return 0;
 }
 
@@ -114,34 +145,46 @@ static void fake_event_free(struct dp_device_event *event)
 
 static int fake_event_record(struct dp_device_event *event, struct dp_device_stream *stream)
 {
-    *event = (struct dp_device_event){.stream = stream, .position = stream->queued};
+    struct event *e = (struct event *)event;
+
+    e->stream = (struct stream *)stream;
+    e->position = e->stream->queued;
+    e->tests = 0;
     return 0;
 }
 
 static int fake_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 {
+    struct event *e = (struct event *)event;
+
     (void)timeout_ns;
-    if (event->stream)
-        carry_out(event->stream, event->position);
+    if (e->stream)
+        carry_out(e->stream, e->position);
     return 0;
 }
 
 static int fake_event_test(struct dp_device_event *event)
 {
-    if (event->stream && event->stream->done < event->position && ++event->tests < TESTS_TO_FINISH)
+    struct event *e = (struct event *)event;
+
+    if (e->stream && e->stream->done < e->position && ++e->tests < TESTS_TO_FINISH)
         return DP_EAGAIN;
     return fake_event_wait(event, 0);
 }
 
 static int fake_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
 {
-    if (event->stream)
-        queue(stream, (struct work){.after = event->stream, .position = event->position});
+    struct event *e = (struct event *)event;
+
+    if (e->stream)
+        queue((struct stream *)stream,
+              (struct work){.after = e->stream, .position = e->position});
     return 0;
 }
 
 static void fake_close(struct dp_device *dev)
 {
+    dp_device_fini(dev);
     free(dev);
 }
 
@@ -149,11 +192,14 @@ static const struct dp_device_ops fake_ops = {
     .name = "fake",
     .alloc = fake_alloc,
     .free = fake_free,
+    .register_memory = fake_register,
+    .unregister_memory = fake_unregister,
     .stream_new = fake_stream_new,
     .stream_free = fake_stream_free,
     .stream_native = fake_stream_native,
     .copy = fake_copy,
     .zero = fake_zero,
+    .call = fake_call,
     .event_new = fake_event_new,
     .event_free = fake_event_free,
     .event_record = fake_event_record,
@@ -167,14 +213,15 @@ int fake_device_open(struct dp_device **out)
 {
     struct fake *fake = calloc(1, sizeof(*fake));
 
-    fake->base = (struct dp_device){.ops = &fake_ops, .dl = {kDLCPU, 0}};
+    dp_device_init(&fake->base, &fake_ops, (DLDevice){kDLCPU, 0}, false);
     *out = &fake->base;
     return 0;
 }
 
 void fake_device_sync(void *stream)
 {
-    struct dp_device_stream *s = stream;
+    struct stream *s = stream;
+
     carry_out(s, s->queued);
 }
 

@@ -2,7 +2,7 @@
  *
  * fake_device.h - a device whose memory the wire must not touch and whose streams do nothing before
  * somebody asks: a copy is carried out when an event behind it is waited for, or on its third test.
- * Who forgets to wait works on old bytes.
+ * A caller that forgets to wait works on old bytes.
  */
 #ifndef DP_TESTS_FAKE_DEVICE_H
 #define DP_TESTS_FAKE_DEVICE_H

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pipeline_job.h"
 
+#include "schedule/build.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +28,7 @@ struct job job_make(const struct dp_schedule *schedule)
 
 static size_t slot_count(const struct job *job)
 {
-    return (size_t)job->schedule->ranks * (size_t)job->schedule->slots_per_rank;
+    return job->schedule->first_slot[job->schedule->ranks];
 }
 
 static void *take(struct job_result *result, size_t *at, size_t bytes)
@@ -74,7 +76,7 @@ static const struct dp_slot *slot_of(const struct job_rank *r, int slot)
 static int find_rank(const struct dp_schedule *s, const struct dp_comm *comm)
 {
     for (int r = 0; r < s->ranks && comm; r++)
-        if (s->group_rank[r] == comm->rank)
+        if (s->group_rank[r] == dp_comm_rank(comm))
             return r;
     return 0;
 }
@@ -85,25 +87,37 @@ static void make_batches(struct job_rank *r)
     const struct model *m = &r->job->model;
     int n = s->mb_per_stream;
 
-    for (int i = 0; i < s->slots_per_rank; i++) {
+    for (int i = 0; i < dp_schedule_slot_count(s, r->rank); i++) {
         const struct dp_slot *slot = slot_of(r, i);
         int first = slot->stream * n;
-        if (dp_slot_is_first(slot) && !r->step.inputs) {
+        if (dp_slot_is_first(slot) && !r->in.data[0])
             model_batch_init(&r->in, m, 0, first, n);
-            r->step.inputs = (const DLTensor *const *)r->in.list;
-        }
-        if (!dp_slot_is_last(slot) || r->step.label)
+        if (!dp_slot_is_last(slot) || r->label.data[0] || r->out.data[0])
             continue;
         if (!s->forward_only || r->job->forward_loss) {
             model_batch_init_label(&r->label, m, first, n);
-            r->step.label = &r->label.tensors[0];
             r->step.losses = r->job->result->losses + (size_t)first * MODEL_LOSSES;
         }
-        if (s->return_outputs) {
+        if (s->return_outputs)
             model_batch_init(&r->out, m, s->stages, first, n);
-            r->step.outputs = r->out.list;
-        }
     }
+}
+
+static const struct dp_microbatches *split_again(struct dp_microbatches **mbs,
+                                                 const struct model_batch *batch,
+                                                 const struct job *job)
+{
+    dp_microbatches_free(*mbs);
+    *mbs = batch->data[0] ? model_batch_split(batch, &job->model, job->schedule->mb_per_stream)
+                          : NULL;
+    return *mbs;
+}
+
+void job_rank_split(struct job_rank *r)
+{
+    r->step.inputs = split_again(&r->in_mbs, &r->in, r->job);
+    r->step.labels = split_again(&r->label_mbs, &r->label, r->job);
+    r->step.outputs = split_again(&r->out_mbs, &r->out, r->job);
 }
 
 int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *comm)
@@ -114,8 +128,8 @@ int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *com
     *r = (struct job_rank){.job = job, .rank = find_rank(s, comm)};
     r->borders = calloc((size_t)s->stages + 1, sizeof(*r->borders));
     model_borders(&job->model, r->borders);
-    model_label(&job->model, &r->label_spec);
-    for (int i = 0; i < s->slots_per_rank; i++) {
+    model_labels(&job->model, &r->labels);
+    for (int i = 0; i < dp_schedule_slot_count(s, r->rank); i++) {
         model_stage_init(&r->stages[i], &job->model, slot_of(r, i)->stage);
         r->stages[i].before = job->before;
         r->stages[i].before_user = job->user;
@@ -123,18 +137,20 @@ int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *com
                                        job->no_split);
     }
     make_batches(r);
+    job_rank_split(r);
     struct dp_pipeline_config config = {
         .schedule = s,
         .comm = comm,
         .stages = stages,
         .borders = r->borders,
-        .label = &r->label_spec,
+        .labels = &r->labels,
         .loss = s->forward_only && !job->forward_loss ? NULL : &model_loss,
         .loss_user = (void *)(uintptr_t)&job->model,
         .max_loss_values = MODEL_LOSSES,
-        .batch_dim = job->model.batch_dim,
+        .copy_strided = job->model.batch_dim != 0,
         .seed = job->model.seed,
         .fixed_order = job->fixed_order,
+        .order_blocks = job->model.order_blocks,
     };
     if (job->edit)
         job->edit(job->user, r->rank, &config);
@@ -149,7 +165,7 @@ static void store_outputs(const struct job_rank *r)
     const float *from = r->out.data[0];
     int first = 0;
 
-    for (int i = 0; i < r->job->schedule->slots_per_rank; i++)
+    for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
         if (dp_slot_is_last(slot_of(r, i)))
             first = slot_of(r, i)->stream * n;
     for (int mb = 0; mb < n; mb++)
@@ -163,10 +179,10 @@ static void store_outputs(const struct job_rank *r)
 void job_rank_store(const struct job_rank *r)
 {
     const struct job *job = r->job;
-    int slots = job->schedule->slots_per_rank;
+    size_t first = job->schedule->first_slot[r->rank];
 
-    for (int i = 0; i < slots; i++)
-        memcpy(job->result->grads[r->rank * slots + i], r->stages[i].gw,
+    for (int i = 0; i < dp_schedule_slot_count(job->schedule, r->rank); i++)
+        memcpy(job->result->grads[first + (size_t)i], r->stages[i].gw,
                model_grad_count(&job->model, r->stages[i].stage) * sizeof(float));
     if (r->step.outputs)
         store_outputs(r);
@@ -176,7 +192,7 @@ void job_rank_store(const struct job_rank *r)
 
 int job_rank_step(struct job_rank *r)
 {
-    for (int i = 0; i < r->job->schedule->slots_per_rank; i++)
+    for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
         memset(r->stages[i].gw, 0,
                model_grad_count(&r->job->model, r->stages[i].stage) * sizeof(float));
     int err = dp_pipeline_step(r->pipe, &r->step);
@@ -188,8 +204,11 @@ int job_rank_step(struct job_rank *r)
 void job_rank_close(struct job_rank *r)
 {
     dp_pipeline_free(r->pipe);
-    for (int i = 0; i < r->job->schedule->slots_per_rank; i++)
+    for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
         model_stage_fini(&r->stages[i]);
+    dp_microbatches_free(r->in_mbs);
+    dp_microbatches_free(r->label_mbs);
+    dp_microbatches_free(r->out_mbs);
     model_batch_fini(&r->in);
     model_batch_fini(&r->label);
     model_batch_fini(&r->out);
@@ -212,7 +231,7 @@ static void expect_grads(const struct job *job, size_t i, const struct model_res
 {
     const struct dp_schedule *s = job->schedule;
     const struct dp_slot *slot = &s->slots[i];
-    bool reduced = has_reduce(s) && slot->mirror != (int)i / s->slots_per_rank;
+    bool reduced = has_reduce(s) && slot->mirror != dp_schedule_rank_of(s, i);
     const float *first = want->first[slot->stage], *second = want->second[slot->stage];
 
     for (size_t k = 0; k < model_grad_count(&job->model, slot->stage); k++) {
@@ -243,11 +262,11 @@ static bool grads_equal(const struct job *job, const struct model_result *want)
         float *expected = malloc(count * sizeof(*expected));
         expect_grads(job, i, want, expected);
         if (!is_near(job, job->result->grads[i], expected, count)) {
-            printf("gradients of stage %d on rank %zu, slot %zu, are not the sequential ones: "
+            int rank = dp_schedule_rank_of(s, i);
+            printf("gradients of stage %d on rank %d, slot %zu, are not the sequential ones: "
                    "%.9g, expected %.9g\n",
-                   s->slots[i].stage, i / (size_t)s->slots_per_rank,
-                   i % (size_t)s->slots_per_rank, (double)job->result->grads[i][0],
-                   (double)expected[0]);
+                   s->slots[i].stage, rank, i - s->first_slot[rank],
+                   (double)job->result->grads[i][0], (double)expected[0]);
             equal = false;
         }
         free(expected);

@@ -12,7 +12,7 @@
 struct job_result {
     double *losses;        /* [microbatches * MODEL_LOSSES] */
     float *outputs;        /* in the order of the sequential loop */
-    float **grads;         /* [ranks * slots_per_rank] */
+    float **grads;         /* [slots of all ranks] */
     int32_t *counts;       /* [ranks] losses of a micro-batch */
     struct dp_pipeline_memory *memory; /* [ranks] */
     char *map;
@@ -38,9 +38,10 @@ struct job_rank {
     int rank;
     struct model_stage stages[DP_MAX_SLOTS];
     struct dp_border *borders;
-    struct dp_tensor_spec label_spec;
+    struct dp_border labels;
     struct dp_pipeline *pipe;
     struct model_batch in, label, out;
+    struct dp_microbatches *in_mbs, *label_mbs, *out_mbs;
     struct dp_step step;
 };
 
@@ -51,6 +52,8 @@ void job_result_init(struct job_result *result, struct job *job);
 void job_result_fini(struct job_result *result, const struct job *job);
 
 int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
+/* Cut the batches into micro-batches, again if their tensors have moved. */
+void job_rank_split(struct job_rank *r);
 /* Gradients from zero, one step, results to job->result. Returns what dp_pipeline_step did. */
 int job_rank_step(struct job_rank *r);
 /* The last part of that: results, which must be in host memory, to job->result. */

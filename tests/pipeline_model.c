@@ -2,6 +2,7 @@
 #include "pipeline_model.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,9 +49,9 @@ void model_borders(const struct model *m, struct dp_border *borders)
     }
 }
 
-void model_label(const struct model *m, struct dp_tensor_spec *spec)
+void model_labels(const struct model *m, struct dp_border *labels)
 {
-    *spec = spec_of(m, float32, model_width(m, m->stages));
+    *labels = (struct dp_border){1, {spec_of(m, float32, model_width(m, m->stages))}};
 }
 
 /* ---- the stage ------------------------------------------------------------------------------ */
@@ -196,22 +197,24 @@ static int model_weight(void *user, const struct dp_stage_call *call)
     return err;
 }
 
-/* Truly mixed, so that a buffer shared by the two halves of a pair would show. */
-static int model_fwd_bwd(void *user_f, const struct dp_stage_call *call_f, const DLTensor *in,
-                         DLTensor *out, void *user_b, const struct dp_stage_call *call_b,
-                         const DLTensor *gout, DLTensor *gin)
+/* Truly mixed, so that a buffer shared by the two parts of a pair would show. */
+static int model_fwd_bwd(const struct dp_pair *pair)
 {
-    int err = before(user_f, call_f, "fwd_bwd");
+    int err = before(pair->forward.user, pair->forward.call, "fwd_bwd");
+    if (!err)
+        err = dp_pair_start_from_loss(pair);
     if (err)
         return err;
-    stage_input_gradient(user_b, call_b, gout, gin);
-    stage_forward(user_f, call_f, in, out);
-    stage_weight_gradient(user_b, call_b);
-    return 0;
+    stage_input_gradient(pair->backward.user, pair->backward.call, pair->backward.gout,
+                         pair->backward.gin);
+    stage_forward(pair->forward.user, pair->forward.call, pair->forward.in, pair->forward.out);
+    stage_weight_gradient(pair->backward.user, pair->backward.call);
+    return dp_pair_take_loss(pair);
 }
 
-const struct dp_stage_ops model_ops = {model_forward, model_backward, model_weight, model_fwd_bwd};
-const struct dp_stage_ops model_ops_no_hook = {model_forward, model_backward, model_weight, NULL};
+const struct dp_stage_ops model_ops = {model_forward, model_backward, model_weight, model_fwd_bwd,
+                                      NULL};
+const struct dp_stage_ops model_ops_no_hook = {model_forward, model_backward, model_weight, NULL, NULL};
 
 void model_stage_init(struct model_stage *stage, const struct model *m, int index)
 {
@@ -227,7 +230,7 @@ void model_stage_init(struct model_stage *stage, const struct model *m, int inde
                                   .gb = grads + n,
                                   .shapes = {{model_width(m, index), (int64_t)k}, {(int64_t)k}}};
     for (size_t i = 0; i < n + k; i++)
-        params[i] = number(100 + (uint64_t)index, i);
+        params[i] = number(100 + (uint64_t)(m->same_as ? m->same_as[index] : index), i);
     for (int i = 0; i < MODEL_GRADS; i++) {
         stage->tensors[i] = tensor;
         stage->tensors[i].ndim = 2 - i;
@@ -235,6 +238,13 @@ void model_stage_init(struct model_stage *stage, const struct model *m, int inde
         stage->grads[i] = &stage->tensors[i];
     }
     stage->tensors[1].data = stage->gb;
+    for (int i = 0; i < MODEL_GRADS; i++) {
+        stage->values[i] = stage->tensors[i];
+        stage->values[i].data = i ? stage->b : stage->w;
+        snprintf(stage->names[i], sizeof(stage->names[i]), "%d.%s", index, i ? "bias" : "weight");
+        stage->parameters[i] = (struct dp_parameter){
+            .name = stage->names[i], .value = &stage->values[i], .grad = &stage->tensors[i]};
+    }
 }
 
 void model_stage_fini(struct model_stage *stage)
@@ -250,8 +260,8 @@ struct dp_stage model_stage_config(struct model_stage *stage, const struct dp_st
                              .user = stage,
                              .save_bytes = 2 * hidden_count(stage) * sizeof(float),
                              .no_split = no_split,
-                             .grad_count = MODEL_GRADS,
-                             .grads = stage->grads};
+                             .parameter_count = MODEL_GRADS,
+                             .parameters = stage->parameters};
 }
 
 /* ---- the loss ------------------------------------------------------------------------------- */
@@ -363,12 +373,28 @@ void model_batch_init(struct model_batch *batch, const struct model *m, int bord
 
 void model_batch_init_label(struct model_batch *batch, const struct model *m, int first, int count)
 {
-    struct dp_tensor_spec spec;
+    struct dp_border labels;
 
     *batch = (struct model_batch){0};
-    model_label(m, &spec);
-    add_tensor(batch, 0, &spec, m, count);
+    model_labels(m, &labels);
+    add_tensor(batch, 0, &labels.tensors[0], m, count);
     fill_tensor(&batch->tensors[0], m, first, count, 300);
+}
+
+struct dp_microbatches *model_batch_split(const struct model_batch *batch, const struct model *m,
+                                          int count)
+{
+    struct dp_tree leaves[MODEL_TENSORS], specs[MODEL_TENSORS];
+    int32_t n = 0;
+
+    for (; n < MODEL_TENSORS && batch->data[n]; n++) {
+        leaves[n] = dp_tensor(&batch->tensors[n]);
+        specs[n] = dp_chunk(m->batch_dim);
+    }
+    struct dp_tree args = dp_tuple(n, leaves), spec = dp_tuple(n, specs);
+    struct dp_microbatches *mbs = NULL;
+    dp_split(&args, NULL, &(struct dp_split_options){.count = count, .args_spec = &spec}, &mbs);
+    return mbs;
 }
 
 void model_batch_fini(struct model_batch *batch)
@@ -380,6 +406,11 @@ void model_batch_fini(struct model_batch *batch)
 
 /* ---- the sequential loop --------------------------------------------------------------------- */
 
+static int block_count(const struct model *m)
+{
+    return m->order_blocks ? m->order_blocks : 2;
+}
+
 void model_result_init(struct model_result *result, const struct model *m)
 {
     size_t stages = (size_t)m->stages;
@@ -389,20 +420,23 @@ void model_result_init(struct model_result *result, const struct model *m)
     result->first = calloc(stages, sizeof(float *));
     result->second = calloc(stages, sizeof(float *));
     result->all = calloc(stages, sizeof(float *));
+    result->blocks = calloc((size_t)block_count(m) * stages, sizeof(float *));
+    for (int i = 0; i < block_count(m) * m->stages; i++)
+        result->blocks[i] = calloc(model_grad_count(m, i % m->stages), sizeof(float));
     for (int s = 0; s < m->stages; s++) {
-        result->first[s] = calloc(model_grad_count(m, s), sizeof(float));
-        result->second[s] = calloc(model_grad_count(m, s), sizeof(float));
+        result->first[s] = result->blocks[s];
+        result->second[s] = result->blocks[block_count(m) / 2 * m->stages + s];
         result->all[s] = calloc(model_grad_count(m, s), sizeof(float));
     }
 }
 
 void model_result_fini(struct model_result *result, const struct model *m)
 {
-    for (int s = 0; s < m->stages; s++) {
-        free(result->first[s]);
-        free(result->second[s]);
+    for (int s = 0; s < m->stages; s++)
         free(result->all[s]);
-    }
+    for (int i = 0; i < block_count(m) * m->stages; i++)
+        free(result->blocks[i]);
+    free(result->blocks);
     free(result->first);
     free(result->second);
     free(result->all);
@@ -504,15 +538,27 @@ static void walk_backward(struct walk *w, int mb, uint64_t step, struct model_re
     loss_gradient(m, NULL, w->values[m->stages].tensors, label, 1, w->gradients[m->stages].tensors);
     for (int s = m->stages - 1; s >= 0; s--) {
         struct dp_stage_call call = call_of(w, s, mb, step, true);
-        float **half = mb < m->microbatches / 2 || m->microbatches == 1 ? result->first
-                                                                        : result->second;
+        int block = ((mb + 1) * block_count(m) - 1) / m->microbatches;
         stage_input_gradient(&w->stages[s], &call, w->gradients[s + 1].tensors,
                              w->gradients[s].tensors);
-        call.grads = view_grads(&view, &w->stages[s], half[s]);
+        call.grads = view_grads(&view, &w->stages[s], result->blocks[block * m->stages + s]);
         stage_weight_gradient(&w->stages[s], &call);
         call.grads = view_grads(&view, &w->stages[s], result->all[s]);
         stage_weight_gradient(&w->stages[s], &call);
     }
+}
+
+/* The blocks of each half become one. */
+static void sum_blocks(const struct model *m, struct model_result *result)
+{
+    int count = block_count(m);
+
+    for (int step = 1; step < count / 2; step *= 2)
+        for (int b = 0; b < count; b += 2 * step)
+            for (int s = 0; s < m->stages; s++)
+                for (size_t i = 0; i < model_grad_count(m, s); i++)
+                    result->blocks[b * m->stages + s][i] +=
+                        result->blocks[(b + step) * m->stages + s][i];
 }
 
 void model_run_sequential(const struct model *m, uint64_t step, bool training,
@@ -537,5 +583,6 @@ void model_run_sequential(const struct model *m, uint64_t step, bool training,
         }
         model_batch_fini(&label);
     }
+    sum_blocks(m, result);
     walk_fini(&w);
 }

@@ -20,6 +20,8 @@ struct model {
     float dropout;
     uint64_t seed;
     int batch_dim;
+    int order_blocks; /* of fixed order; 0: 2 */
+    const int *same_as; /* [stages] the stage that begins with the same weights; NULL: the same */
 };
 
 /* A stage and its parameters. */
@@ -29,7 +31,9 @@ struct model_stage {
     float *w, *b, *gw, *gb;
     DLTensor tensors[MODEL_GRADS];
     int64_t shapes[MODEL_GRADS][2];
-    DLTensor *grads[MODEL_GRADS];
+    DLTensor *grads[MODEL_GRADS], values[MODEL_GRADS];
+    struct dp_parameter parameters[MODEL_GRADS];
+    char names[MODEL_GRADS][16];
     int (*before)(void *user, const struct dp_stage_call *call, const char *what); /* a test's */
     void *before_user;
 };
@@ -47,6 +51,7 @@ struct model_result {
     double *losses;   /* [microbatches * MODEL_LOSSES] */
     float *outputs;   /* [microbatches * rows * width of the last border] */
     float **first, **second, **all; /* [stages]: gradients of each half, and of all in order */
+    float **blocks; /* [blocks * stages] of fixed order; those of a half are summed pairwise */
 };
 
 int model_width(const struct model *m, int border);
@@ -54,7 +59,7 @@ size_t model_grad_count(const struct model *m, int stage); /* floats: W, then b 
 size_t model_output_count(const struct model *m);
 
 void model_borders(const struct model *m, struct dp_border *borders);
-void model_label(const struct model *m, struct dp_tensor_spec *spec);
+void model_labels(const struct model *m, struct dp_border *labels);
 extern const struct dp_stage_ops model_ops;         /* with the overlap hook */
 extern const struct dp_stage_ops model_ops_no_hook;
 extern const struct dp_loss_ops model_loss;         /* user: struct model */
@@ -72,6 +77,9 @@ void model_batch_init(struct model_batch *batch, const struct model *m, int bord
 /* The labels of those micro-batches, as tensor 0. */
 void model_batch_init_label(struct model_batch *batch, const struct model *m, int first, int count);
 void model_batch_fini(struct model_batch *batch);
+/* Its micro-batches, views along the model's batch_dim: freed with dp_microbatches_free. */
+struct dp_microbatches *model_batch_split(const struct model_batch *batch, const struct model *m,
+                                          int count);
 
 void model_result_init(struct model_result *result, const struct model *m);
 void model_result_fini(struct model_result *result, const struct model *m);

@@ -63,6 +63,12 @@ while [ $# -gt 0 ]; do
     shift
 done
 
+# Every test is named in a Makefile.inc; which of them this build has is known after it only.
+for test in $tests; do
+    grep -rhoE --include='*.inc' 'tests/[A-Za-z0-9_/-]+(\.sh)?' tests | grep -qE "(^|/)$test(\.sh)?\$" ||
+        die "no test named '$test'; 'make -C $build list-tests' prints their names"
+done
+
 # What tests load from the network is kept for all builds. Without virtual machines or NCCL the tests that
 # want them are skipped.
 DP_TEST_CACHE=$PWD/build/cache

@@ -2,6 +2,7 @@
 #include "args.h"
 
 #include "command.h"
+#include "files.h"
 
 #include <dualpipe/options.h>
 
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_ARGS = 48, HELP_ID = 1000 };
 
@@ -305,8 +307,8 @@ static void print_help(const struct usage *u)
 struct parser {
     const struct usage *usage;
     const struct arg *args[MAX_ARGS];
-    size_t count;
-    struct option longs[MAX_ARGS + 1];
+    size_t count, long_count;
+    struct option longs[2 * MAX_ARGS + 1];
     char shorts[2 * MAX_ARGS + 3];
 };
 
@@ -315,7 +317,10 @@ static void add_arg(struct parser *p, const struct arg *a)
     char *s = p->shorts + strlen(p->shorts);
     int has_value = a->type != ARG_FLAG;
 
-    p->longs[p->count] = (struct option){a->name, has_value, NULL, HELP_ID + (int)p->count};
+    const int id = HELP_ID + (int)p->count;
+    p->longs[p->long_count++] = (struct option){a->name, has_value, NULL, id};
+    if (a->old_name)
+        p->longs[p->long_count++] = (struct option){a->old_name, has_value, NULL, id};
     p->args[p->count++] = a;
     if (!a->letter)
         return;
@@ -402,6 +407,57 @@ static int take_operands(const struct usage *u, int argc, char **argv, struct op
     return EXIT_OK;
 }
 
+/* ---- files ---------------------------------------------------------------------------------- */
+
+enum { MAX_FILES = 256 };
+
+struct file_list {
+    struct file_use uses[MAX_FILES];
+    size_t count;
+};
+
+static void add_file(struct file_list *list, const char *option, const char *path, bool written)
+{
+    if (path && list->count < MAX_FILES)
+        list->uses[list->count++] = (struct file_use){option, path, written};
+}
+
+static void add_files_of_arg(struct file_list *list, const struct arg *a, const void *values,
+                             char option[static 32])
+{
+    const void *member = (const char *)values + a->offset;
+
+    if (!a->value || strncmp(a->value, "FILE", 4))
+        return;
+    snprintf(option, 32, "--%s", a->name);
+    if (a->type == ARG_STRING)
+        add_file(list, option, *(const char *const *)member, a->written);
+    for (size_t i = 0; a->type == ARG_LIST && i < ((const struct arg_list *)member)->count; i++)
+        add_file(list, option, ((const struct arg_list *)member)->items[i], a->written);
+}
+
+/* "ring/ll128=FILE" is a file with a label. */
+static const char *file_of_operand(const char *operand)
+{
+    const char *equals = strchr(operand, '=');
+
+    return equals && access(operand, F_OK) ? equals + 1 : operand;
+}
+
+static int check_files(const struct parser *p, const void *values, const struct operands *operands)
+{
+    struct file_list list = {.count = 0};
+    char options[MAX_ARGS][32];
+
+    for (int i = 0; p->usage->operand_files && i < operands->count; i++)
+        add_file(&list, "", file_of_operand(operands->items[i]), false);
+    for (size_t i = 1; i < p->count; i++) /* 0 is --help, which has no member */
+        add_files_of_arg(&list, p->args[i], values, options[i]);
+    return files_are_apart(list.uses, list.count) ? EXIT_OK : EXIT_USAGE;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
 static void set_defaults(const struct parser *p, void *values)
 {
     char why[512];
@@ -437,5 +493,7 @@ bool args_parse(const struct usage *u, int argc, char **argv, void *values,
     }
     if (*status == EXIT_OK)
         *status = take_operands(u, argc, argv, operands);
+    if (*status == EXIT_OK)
+        *status = check_files(&p, values, operands);
     return *status == EXIT_OK;
 }

@@ -55,7 +55,9 @@ struct arg {
     size_t offset;     /* of the member in the values struct */
     const char *fallback; /* the default as text; NULL: false, 0, NULL, empty */
     double min, max;      /* of a number; both 0: any that is not negative */
+    bool written;         /* a file that the command writes; other FILEs it reads */
     const char *const *choices; /* NULL-terminated */
+    const char *old_name;       /* that is still understood; NULL: none */
     /* ARG_PARSE: store what text says into *member; false with what was expected in why. */
     bool (*parse)(const char *text, void *member, char *why, size_t why_len);
 };
@@ -72,6 +74,7 @@ struct usage {
     const char *operands;           /* "KIND"; NULL: takes none */
     const char *operand_choices;    /* "gpipe|1f1b" for --help; NULL: anything */
     int min_operands, max_operands; /* max_operands 0 with operands set: any number */
+    bool operand_files;             /* they are files to read, as they are or as NAME=FILE */
     const char *about;              /* what the command does, a paragraph */
     const struct arg_group *groups; /* ends with a title of NULL */
     const char *examples;           /* lines for --help */
@@ -84,7 +87,8 @@ struct operands {
 
 /* Fill *values (defaults first, then the command line) and *operands. false: the command is over,
  * *status says with what: EXIT_OK after --help, EXIT_USAGE after one line on standard error that
- * names what was wrong, what was expected and the nearest known name. */
+ * names what was wrong, what was expected and the nearest known name. A file to write that is also
+ * read, or written twice, is such a mistake. */
 bool args_parse(const struct usage *usage, int argc, char **argv, void *values,
                 struct operands *operands, int *status);
 

@@ -1,27 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench.c - `dualpipe bench COMMAND ...`: the table of its commands, and the options they share.
+ * bench.c - `dualpipe bench COMMAND ...`: the table of its commands.
  */
 #include "bench/bench.h"
 #include "command.h"
 #include "commands.h"
 
-static const struct arg args[] = {
-    {"samples", 0, "N", "samples that count, of each figure", ARG_INT,
-     .offset = offsetof(struct bench_options, samples), .fallback = "5", .min = 1,
-     .max = BENCH_SAMPLES_MAX},
-    {"limit", 0, "TIME", "stop after that, with what there is", ARG_TIME,
-     .offset = offsetof(struct bench_options, limit_ns), .fallback = "60s"},
-    {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct bench_options, json)},
-};
-const struct arg_group bench_group = {"measuring", args, sizeof(args) / sizeof(args[0])};
-
 static const struct command commands[] = {
+    {"comm", "all-reduces between processes, from 8 bytes to 256 MiB", run_bench_comm},
     {"copy", "how fast the host copies, beside libc", run_bench_copy},
     {"schedule", "how fast schedules are built, proven and simulated", run_bench_schedule},
     {"executor", "what an op costs beside its compute", run_bench_executor},
     {"step", "a real step of a process a rank, against its critical path", run_bench_step},
+    {"mixing", "an iteration of decentralized training, beside an all-reduce", run_bench_mixing},
     {"net", "net plugins for NCCL, beside each other and what the machine could do", run_bench_net},
+    {"offload", "a model that is streamed through the device: does it overlap?", run_bench_offload},
+    {"optimizer", "a step of AdamW, alone and with mixing", run_bench_optimizer},
     {"topology", "machines of many GPUs, beside lstopo", run_bench_topology},
     {"tuner", "an answer of the tuner of NCCL, against a scan of all rules", run_bench_tuner},
     {"wire", "messages between two processes: latency and bandwidth", run_bench_wire},

@@ -20,7 +20,7 @@ shift
 log=$PWD/build.log
 : >"$log"
 
-# run WHAT COMMAND... - keeps the output for the one who needs it.
+# run WHAT COMMAND... - keeps the output for the case that the command fails.
 run()
 {
     what=$1

@@ -50,7 +50,7 @@ int command_close(int status)
     if (!fflush(stdout) && !ferror(stdout))
         return status;
     fprintf(stderr, "dualpipe: cannot write to standard output: %s\n", strerror(errno));
-    return status == EXIT_OK ? EXIT_FAILED : status;
+    return EXIT_FAILED;
 }
 
 int command_failed(int err)

@@ -8,6 +8,7 @@
 int run_bench(int argc, char **argv);
 int run_doctor(int argc, char **argv);
 int run_info(int argc, char **argv);
+int run_mix(int argc, char **argv);
 int run_run(int argc, char **argv);
 int run_schedule(int argc, char **argv);
 int run_stat(int argc, char **argv);
@@ -15,14 +16,24 @@ int run_topo(int argc, char **argv);
 int run_train(int argc, char **argv);
 int run_tune(int argc, char **argv);
 
+int run_bench_comm(int argc, char **argv);
 int run_bench_copy(int argc, char **argv);
 int run_bench_executor(int argc, char **argv);
+int run_bench_mixing(int argc, char **argv);
 int run_bench_net(int argc, char **argv);
+int run_bench_offload(int argc, char **argv);
+int run_bench_optimizer(int argc, char **argv);
 int run_bench_schedule(int argc, char **argv);
 int run_bench_step(int argc, char **argv);
 int run_bench_topology(int argc, char **argv);
 int run_bench_tuner(int argc, char **argv);
 int run_bench_wire(int argc, char **argv);
+
+int run_mix_check(int argc, char **argv);
+int run_mix_compare(int argc, char **argv);
+int run_mix_show(int argc, char **argv);
+int run_mix_simulate(int argc, char **argv);
+int run_mix_svg(int argc, char **argv);
 
 int run_schedule_check(int argc, char **argv);
 int run_schedule_compare(int argc, char **argv);

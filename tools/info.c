@@ -138,6 +138,19 @@ static void print_option(void *user, const struct dp_option_info *o)
         printf("      WRONG: %s\n", o->problem);
 }
 
+/* Without --options: only what is wrong. */
+static void print_problem(void *user, const struct dp_option_info *o)
+{
+    bool *titled = user;
+
+    if (!o->problem)
+        return;
+    if (!*titled)
+        printf("\nvariables that cannot be used\n");
+    *titled = true;
+    printf("  %s\n", o->problem);
+}
+
 /* ---- as JSON -------------------------------------------------------------------------------- */
 
 static json_t *json_features(void)
@@ -167,15 +180,21 @@ static void add_option(void *user, const struct dp_option_info *o)
                         o->from_environment ? "environment" : "default", "problem", o->problem));
 }
 
+static void add_problem(void *user, const struct dp_option_info *o)
+{
+    if (o->problem)
+        json_array_append_new(user, json_string(o->problem));
+}
+
 static int print_json(const struct machine *m, bool options)
 {
-    json_t *all = json_pack("{ss, so, so}", "version", dp_version(), "features", json_features(),
-                            "machine", json_machine(m));
-    json_t *list = options ? json_array() : NULL;
-    int problems = 0;
+    json_t *wrong = json_array(), *list = options ? json_array() : NULL;
+    json_t *all = json_pack("{ss, so, so, so}", "version", dp_version(), "features",
+                            json_features(), "machine", json_machine(m), "problems", wrong);
+    int problems = dp_options_each(add_problem, wrong);
 
     if (list) {
-        problems = dp_options_each(add_option, list);
+        dp_options_each(add_option, list);
         json_object_set_new(all, "options", list);
     }
     json_dumpf(all, stdout, JSON_INDENT(2));
@@ -200,7 +219,7 @@ static const struct usage usage = {
     .command = "dualpipe info",
     .about = "Say what this build can do, what this machine has, and with --options what can\n"
              "be set through the environment and what has been. A variable that cannot be\n"
-             "used makes the exit status 1.",
+             "used is always shown, and makes the exit status 1.",
     .groups = groups,
     .examples = "  dualpipe info\n"
                 "  DUALPIPE_LOG_LEVEL=debug dualpipe info --options\n"
@@ -212,7 +231,8 @@ int run_info(int argc, char **argv)
     struct info_options o;
     struct operands operands;
     struct machine machine;
-    int status, problems = 0;
+    bool titled = false;
+    int status, problems;
 
     if (!args_parse(&usage, argc, argv, &o, &operands, &status))
         return status;
@@ -225,6 +245,8 @@ int run_info(int argc, char **argv)
     if (o.options) {
         printf("\noptions (environment)\n");
         problems = dp_options_each(print_option, NULL);
+    } else {
+        problems = dp_options_each(print_problem, &titled);
     }
     return problems ? EXIT_FAILED : EXIT_OK;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { FIRST_ROOM = 4096 };
+static const char byte_order_mark[] = "\xef\xbb\xbf";
 
 /* Doubled each time; freed where that fails. */
 static char *grow(char *text, size_t room)
@@ -38,6 +39,8 @@ static char *read_all(FILE *file, size_t most, size_t *len)
         free(text);
         return NULL;
     }
+    if (used >= 3 && !memcmp(text, byte_order_mark, 3))
+        memmove(text, text + 3, used -= 3);
     text[used] = '\0';
     *len = used;
     return text;

@@ -8,7 +8,8 @@
 
 #include <stddef.h>
 
-/* malloc'ed, with a NUL behind its *len bytes; path "-": standard input. NULL with errno, quietly;
+/* malloc'ed, with a NUL behind its *len bytes, without the byte order mark of UTF-8; path "-": standard
+ * input. NULL with errno, quietly;
  * EFBIG: it has more than `most` bytes. */
 char *input_read(const char *path, size_t most, size_t *len);
 

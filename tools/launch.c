@@ -48,7 +48,7 @@ struct launch {
 /* ---- before any rank ------------------------------------------------------------------------ */
 
 /* Bind the port but do not listen: with SO_REUSEADDR on both sides rank 0 can still have it, and
- * nobody else. */
+ * no other process. */
 static int keep_port_of(struct launch *l, struct sockaddr *at, socklen_t len)
 {
     int on = 1;
@@ -87,7 +87,7 @@ static int keep_port(struct launch *l, int port)
                            strerror(error));
 }
 
-/* Only who knows it may join the ranks. */
+/* Only processes that know it may join the ranks. */
 static void draw_secret(char out[33])
 {
     unsigned char bytes[16] = {0};
@@ -168,7 +168,7 @@ static void run_rank(const struct launch *l, int rank, pid_t parent, const char 
     int err = run(user, &(struct dp_comm_config){
         .rank = rank, .size = l->ranks, .address = l->address, .transport = transport,
         .secret = l->secret}, &why);
-    if (!err && (fflush(stdout) || ferror(stdout))) {
+    if ((fflush(stdout) || ferror(stdout)) && !err) {
         err = DP_EIO;
         snprintf(why.text, sizeof(why.text), "cannot write to standard output: %s",
                  strerror(errno));
@@ -279,18 +279,27 @@ static void wait_for_ranks(struct launch *l)
 
 /* ---- what to say --------------------------------------------------------------------------- */
 
+/* How near a record is to the cause: an error of a rank itself goes before a connection that broke
+ * or a deadline that passed, and what the first rank to end says before what others say. */
+static int rate(const struct launch *l, const struct dp_abort *why)
+{
+    const bool is_own = why->error != DP_ECOMM && why->error != DP_ETIMEDOUT;
+
+    return 2 * is_own + (why->rank == l->status_rank);
+}
+
 /* The record of the culprit itself, or what another rank knows of it. */
 static bool read_reason(const struct launch *l, struct dp_abort *why)
 {
     struct dp_abort one;
-    bool found = false;
+    int best = -1;
 
     while (read(l->reports[0], &one, sizeof(one)) == sizeof(one))
-        if (!found || one.rank == l->status_rank) {
+        if (rate(l, &one) > best) {
             *why = one;
-            found = true;
+            best = rate(l, &one);
         }
-    return found;
+    return best >= 0;
 }
 
 static int conclude(const struct launch *l)
@@ -305,7 +314,7 @@ static int conclude(const struct launch *l)
     if (!has_failure(l))
         return EXIT_OK;
     if (l->dead_rank >= 0 && l->dead_signal == SIGPIPE)
-        return 128 + SIGPIPE; /* who reads the output has had enough of it */
+        return 128 + SIGPIPE; /* the reader of the output has closed it */
     if (l->dead_rank >= 0)
         fprintf(stderr, "dualpipe: rank %d was killed by signal %d (%s); all ranks have ended\n",
                 l->dead_rank, l->dead_signal, strsignal(l->dead_signal));

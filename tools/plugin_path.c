@@ -1,26 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugin_path.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-const char *plugin_path(void)
+bool plugin_path(const char *file, char out[PLUGIN_PATH_LEN])
 {
-    static const char *const places[] = {"/../../nccl-plugin/.libs/", "/../nccl-plugin/.libs/",
+    static const char *const places[] = {"/../../nccl-plugin/.libs/", "/../../offload/.libs/",
+                                         "/../nccl-plugin/.libs/", "/../offload/.libs/",
                                          "/../lib/"};
-    static const char name[] = "libnccl-net-dualpipe.so";
-    static char path[4096 + 64];
-    char self[4096];
+    char self[PATH_MAX], real[PATH_MAX];
     ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
     char *slash = len > 0 ? (self[len] = '\0', strrchr(self, '/')) : NULL;
 
     for (size_t i = 0; slash && i < sizeof(places) / sizeof(places[0]); i++) {
-        snprintf(path, sizeof(path), "%.*s%s%s", (int)(slash - self), self, places[i], name);
-        if (!access(path, R_OK))
-            return realpath(path, self) ? snprintf(path, sizeof(path), "%s", self), path : path;
+        snprintf(out, PLUGIN_PATH_LEN, "%.*s%s%s", (int)(slash - self), self, places[i], file);
+        if (!access(out, R_OK) && realpath(out, real)) {
+            snprintf(out, PLUGIN_PATH_LEN, "%s", real);
+            return true;
+        }
     }
-    snprintf(path, sizeof(path), "%s/%s", DP_PLUGIN_DIR, name);
-    return access(path, R_OK) ? name : path;
+    snprintf(out, PLUGIN_PATH_LEN, "%s/%s", DP_PLUGIN_DIR, file);
+    if (!access(out, R_OK))
+        return true;
+    snprintf(out, PLUGIN_PATH_LEN, "%s", file);
+    return false;
 }

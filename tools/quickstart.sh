@@ -6,6 +6,14 @@
 # on text that every Debian and Ubuntu has, and says where to look at what happened.
 set -eu
 
+usage="usage: sh tools/quickstart.sh [--no-install]
+
+From a fresh clone to a model that has been trained with DualPipe: installs the packages that are
+missing, builds in build/, trains a small GPT over four processes, and says where the drawing is.
+
+  --no-install              install no packages
+  --help                    this"
+
 die()
 {
     echo "quickstart.sh: $*" >&2
@@ -16,7 +24,11 @@ install=yes
 for argument; do
     case $argument in
     --no-install) install=no ;;
-    *) die "unknown argument '$argument'; expected --no-install or nothing" ;;
+    -h | --help)
+        echo "$usage"
+        exit 0
+        ;;
+    *) die "unknown argument '$argument'; --help lists what there is" ;;
     esac
 done
 cd "$(dirname "$0")/.."

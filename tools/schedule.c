@@ -9,16 +9,16 @@
 
 static const struct command commands[] = {
     {"show", "draw it: for a terminal, as SVG, as a trace", run_schedule_show},
-    {"check", "prove that it can be carried out, or say where it cannot", run_schedule_check},
-    {"simulate", "say how long it takes, where time and memory go", run_schedule_simulate},
-    {"export", "write it in a form that --file reads back", run_schedule_export},
+    {"check", "prove that it can be carried out, or name the first fault", run_schedule_check},
+    {"simulate", "how long it takes, and where time and memory go", run_schedule_simulate},
+    {"export", "write it in a format that --file reads back", run_schedule_export},
     {"compare", "set all kinds side by side", run_schedule_compare},
     {0},
 };
 
 static const struct command_set set = {
     .name = "dualpipe schedule",
-    .about = "Pipeline schedules as data: who computes, sends and receives what, in which\n"
+    .about = "Pipeline schedules as data: which rank computes, sends and receives what, in which\n"
              "order. KIND is a built-in schedule; --file FILE is one of your own.",
     .commands = commands,
     .examples = "  dualpipe schedule show dualpipe -P 4 -M 8\n"

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { DEFAULT_RANKS = 4 };
 
@@ -88,10 +89,15 @@ bool schedule_parse_times(const char *text, void *member, char *why, size_t why_
 
 #define AT(member) .offset = offsetof(struct schedule_args, member)
 
+static const char *const recomputes[] = {"never", "except_last", "always", NULL};
 static const struct arg size_args[] = {
     {"ranks", 'P', "N", "pipeline ranks (default 4)", ARG_INT, AT(ranks), .min = 1, .max = 65536},
     {"microbatches", 'M', "N", "micro-batches of a step (default 2 x ranks)", ARG_INT,
      AT(microbatches), .min = 1, .max = 1 << 20},
+    {"virtual-stages", 0, "N", "stages of a rank (interleaved; default 2)", ARG_INT,
+     AT(virtual_stages), .min = 1, .max = DP_MAX_SLOTS},
+    {"recompute", 0, NULL, "micro-batches that keep their input only until their backward",
+     ARG_CHOICE, AT(recompute), .fallback = "never", .choices = recomputes},
     {"forward-only", 0, NULL, "no backward: evaluation", ARG_FLAG, AT(forward_only)},
     {"return-outputs", 0, NULL, "keep the last stage's outputs to the end of the step", ARG_FLAG,
      AT(return_outputs)},
@@ -152,10 +158,13 @@ struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_sch
         .return_outputs = a->return_outputs,
         .no_overlap = a->no_overlap,
         .mirror_reduce = a->mirror_reduce,
+        .virtual_stages = (int)a->virtual_stages,
         .rank_map = a->rank_map.count ? rank_map : NULL,
     };
 
     spec.microbatches = a->microbatches ? (int)a->microbatches : 2 * spec.ranks;
+    if (a->recompute)
+        (void)dp_recompute_parse(a->recompute, &spec.recompute);
     for (size_t i = 0; i < a->rank_map.count; i++)
         rank_map[i] = (int)a->rank_map.items[i];
     return spec;
@@ -165,7 +174,33 @@ int schedule_operand(const struct operands *operands, enum dp_schedule_kind *kin
 {
     int err = operands->count ? dp_schedule_kind_parse(operands->items[0], kind) : 0;
 
+    if (!err && operands->count && *kind == DP_SCHEDULE_USER)
+        return command_misused("'user' is the kind of schedules in files: expected --file FILE, or "
+                               "one of %s", schedule_kinds());
     return err ? command_failed(err) : 0;
+}
+
+/* Of ops: up to ten of eight bytes for every slot and micro-batch. */
+static double bytes_of(const struct dp_schedule_spec *spec)
+{
+    bool two = spec->kind == DP_SCHEDULE_DUALPIPEV || spec->kind == DP_SCHEDULE_ZBV;
+    int slots = spec->kind == DP_SCHEDULE_INTERLEAVED && spec->virtual_stages ? spec->virtual_stages
+                : spec->kind == DP_SCHEDULE_INTERLEAVED || two ? 2 : 1;
+
+    return 10.0 * sizeof(struct dp_op) * spec->ranks * spec->microbatches * slots;
+}
+
+int schedule_fits(const struct dp_schedule_spec *spec)
+{
+    double has = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double needs = bytes_of(spec);
+
+    if (has <= 0 || needs <= has)
+        return 0;
+    return command_misused("%s of %d ranks and %d micro-batches takes about %.3g GB, expected at "
+                           "most the %.3g GB of this machine's memory",
+                           dp_schedule_kind_name(spec->kind), spec->ranks, spec->microbatches,
+                           needs / 1e9, has / 1e9);
 }
 
 static int build(const struct schedule_args *a, const struct operands *operands,
@@ -180,6 +215,8 @@ static int build(const struct schedule_args *a, const struct operands *operands,
     if (spec.rank_map && a->rank_map.count != (size_t)spec.ranks)
         return command_misused("--rank-map: %zu ranks, expected %d, one for each rank",
                                a->rank_map.count, spec.ranks);
+    if ((err = schedule_fits(&spec)))
+        return err;
     if ((err = dp_schedule_new(&spec, out)))
         return command_failed(err);
     return 0;
@@ -208,7 +245,7 @@ static size_t skip_comments(const char *text, size_t len)
     }
 }
 
-/* A JSON text begins with a brace; a CSV has a comma in its first line, a text form never. */
+/* A JSON text begins with a brace; a CSV has a comma in its first line, text never. */
 static enum dp_format detect_format(const char *text, size_t len)
 {
     size_t at = skip_comments(text, len);
@@ -247,7 +284,7 @@ int schedule_load(const struct schedule_args *a, const struct operands *operands
                                a->file);
     if (a->ranks || a->microbatches || a->rank_map.count)
         return command_misused("--ranks, --microbatches and --rank-map do not go with --file: the "
-                               "file says them");
+                               "file has them");
     return load_file(a->file, out);
 }
 

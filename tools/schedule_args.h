@@ -25,7 +25,8 @@ struct op_times {
 
 /* What the groups below fill. A command's values begin with it; zero them before args_parse. */
 struct schedule_args {
-    int64_t ranks, microbatches; /* 0: not given */
+    int64_t ranks, microbatches, virtual_stages; /* 0: not given */
+    const char *recompute;
     bool forward_only, return_outputs, no_overlap, mirror_reduce;
     struct numbers rank_map;
     const char *file;
@@ -47,6 +48,9 @@ bool schedule_parse_times(const char *text, void *member, char *why, size_t why_
 /* Those times as costs, links aside. */
 struct dp_cost schedule_times_cost(const struct op_times *times);
 
+/* Refuse a schedule that this machine's memory cannot hold. 0, else EXIT_USAGE. */
+int schedule_fits(const struct dp_schedule_spec *spec);
+
 /* The spec that the options and a kind ask for. rank_map[NUMBERS_MAX] holds its map. */
 struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_schedule_kind kind,
                                       int *rank_map);
@@ -63,7 +67,8 @@ int schedule_run(const struct usage *usage, int argc, char **argv, void *values,
 int schedule_load(const struct schedule_args *a, const struct operands *operands,
                   struct dp_schedule **out);
 
-/* The kind that is the operand, if there is one, else *kind stays. 0, else EXIT_USAGE. */
+/* The kind that is the operand, if there is one, else *kind stays. 0, else EXIT_USAGE. Not user: a
+ * schedule of that kind is read from a file. */
 int schedule_operand(const struct operands *operands, enum dp_schedule_kind *kind);
 
 /* The costs that were asked for. They point into a. 0, else EXIT_USAGE. */

@@ -107,7 +107,7 @@ static void describe_op(const struct dp_schedule *s, const struct dp_finding *f,
     else
         snprintf(out, len, "%s of slot %d (stage %d), micro-batch %d",
                  dp_op_kind_name((enum dp_op_kind)f->op.kind), (int)f->op.slot,
-                 (int)f->op.slot < s->slots_per_rank
+                 (int)f->op.slot < dp_schedule_slot_count(s, f->rank)
                      ? dp_schedule_slot(s, f->rank, (int)f->op.slot)->stage
                      : -1,
                  (int)f->op.mb);

@@ -15,6 +15,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 struct compare_args {
     struct schedule_args common;
@@ -55,7 +56,7 @@ static void take_figures(const struct dp_schedule *s, const struct dp_simulation
             c->worst_bubble_ns = r->bubble_ns;
     }
     c->activations = activations * part;
-    c->parameters = s->slots_per_rank * part;
+    c->parameters = s->max_slots * part;
     for (size_t i = 0; i < s->first[s->ranks]; i++)
         c->messages += s->ops[i].kind == DP_OP_SEND_F || s->ops[i].kind == DP_OP_SEND_B;
 }
@@ -80,6 +81,8 @@ static int measure(const struct schedule_args *a, struct candidate *c)
     struct dp_simulation sim;
     struct dp_cost cost;
 
+    if ((err = schedule_fits(&spec)))
+        return err;
     command_mute(true);
     err = dp_schedule_new(&spec, &s);
     command_mute(false);
@@ -140,10 +143,10 @@ static void print_row(const struct candidate *c)
     char makespan[TIME_LEN], bubble[TIME_LEN];
 
     if (*c->why_not) {
-        printf("%-10s  not possible: %s\n", dp_schedule_kind_name(c->kind), c->why_not);
+        printf("%-11s  not possible: %s\n", dp_schedule_kind_name(c->kind), c->why_not);
         return;
     }
-    printf("%-10s %10s %8.2f %% %11s %12g %10gx %8d %8d %9zu\n", dp_schedule_kind_name(c->kind),
+    printf("%-11s %10s %8.2f %% %11s %12g %10gx %8d %8d %9zu\n", dp_schedule_kind_name(c->kind),
            draw_time(c->makespan_ns, makespan, TIME_LEN), 100 * c->bubble_ratio,
            draw_time(c->worst_bubble_ns, bubble, TIME_LEN), c->activations, c->parameters,
            c->stages, c->weight_queue, c->messages);
@@ -156,7 +159,7 @@ static void print_table(const struct schedule_args *a, const struct candidate *c
     printf("%d ranks, %d micro-batches%s; ", spec.ranks, spec.microbatches,
            spec.forward_only ? ", forward only" : "");
     print_costs(a);
-    printf("%-10s %10s %10s %11s %12s %11s %8s %8s %9s\n", "kind", "makespan", "bubble",
+    printf("%-11s %10s %10s %11s %12s %11s %8s %8s %9s\n", "kind", "makespan", "bubble",
            "worst rank", "activations", "parameters", "stages", "W queue", "messages");
     for (int i = 0; i < count; i++)
         print_row(&c[i]);
@@ -198,13 +201,27 @@ static const struct arg args[] = {
      .offset = offsetof(struct compare_args, format), .fallback = "text", .choices = formats},
 };
 
+/* In a terminal: which kind is at work; NULL: none any more. */
+static void tell_progress(const struct candidate *c, int done, int count)
+{
+    if (!isatty(STDERR_FILENO))
+        return;
+    if (c)
+        fprintf(stderr, "\r\033[K%d of %d: %s", done + 1, count, dp_schedule_kind_name(c->kind));
+    else
+        fputs("\r\033[K", stderr);
+}
+
 static int compare(const struct compare_args *a, const struct operands *operands)
 {
     struct candidate candidates[KINDS_MAX] = {0};
     int count, status = choose_kinds(operands, candidates, &count);
 
-    for (int i = 0; i < count && !status; i++)
+    for (int i = 0; i < count && !status; i++) {
+        tell_progress(&candidates[i], i, count);
         status = measure(&a->common, &candidates[i]);
+    }
+    tell_progress(NULL, 0, 0);
     if (status)
         return status;
     if (!strcmp(a->format, "json"))

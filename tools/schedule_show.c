@@ -94,10 +94,10 @@ static int write_perfetto(const struct show_args *a, const struct dp_schedule *s
 
 /* ---- formats -------------------------------------------------------------------------------- */
 
-/* A format is a form of the schedule itself, or a picture of its simulation. */
+/* A format is the schedule itself in text, or a picture of its simulation. */
 struct format {
     const char *name;
-    enum dp_format form;
+    enum dp_format format;
     int (*picture)(const struct show_args *a, const struct dp_schedule *s,
                    const struct dp_simulation *sim, FILE *to);
 };
@@ -131,11 +131,11 @@ static int simulate(const struct show_args *a, const struct dp_schedule *s,
     return 0;
 }
 
-static int write_form(const struct dp_schedule *s, enum dp_format form, FILE *to)
+static int write_text(const struct dp_schedule *s, enum dp_format format, FILE *to)
 {
     char *text;
     size_t len;
-    int err = dp_schedule_write(s, form, &text, &len);
+    int err = dp_schedule_write(s, format, &text, &len);
 
     return err ? err : put_text(to, text, len);
 }
@@ -153,7 +153,7 @@ static int write_schedule(const void *values, const struct dp_schedule *s)
     if (format->picture)
         err = format->picture(a, s, &sim, out.file);
     else
-        err = write_form(s, format->form, out.file);
+        err = write_text(s, format->format, out.file);
     status = output_close(&out, err);
 free_simulation:
     dp_simulation_fini(&sim);
@@ -171,7 +171,8 @@ static const char *const whens[] = {"auto", "always", "never", NULL};
 #define OUTPUT_ARGS(default_format)                                                                \
     {"format", 'f', NULL, "what to write", ARG_CHOICE, AT(format), .fallback = default_format,     \
      .choices = format_names},                                                                     \
-    {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output)},         \
+    {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output),          \
+     .written = true},                                                                             \
     {"title", 0, "TEXT", "over a picture", ARG_STRING, AT(title)},                                 \
     {"width", 0, "N", "columns of ascii (default the terminal's, else 100), pixels of svg",        \
      ARG_INT, AT(width), .min = 20, .max = 100000},                                                \
@@ -225,7 +226,8 @@ int run_schedule_export(int argc, char **argv)
         .operand_choices = schedule_kinds(),
         .max_operands = 1,
         .about = "Write a schedule as JSON (an event trace), text (a line a rank) or CSV (a row a\n"
-                 "rank). Each can be changed by hand or by a program and read back with --file.",
+                 "rank). Each can be changed by hand or by a program and read back with --file. Or as\n"
+                 "a picture of its simulation: ascii, svg, perfetto.",
         .groups = groups,
         .examples = "  dualpipe schedule export dualpipe -P 4 -M 8 -o dualpipe.json\n"
                     "  dualpipe schedule export gpipe -P 2 -M 4 --format text\n"

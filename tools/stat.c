@@ -127,7 +127,7 @@ static const struct arg args[] = {
      .offset = offsetof(struct values, connections)},
     {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct values, json)},
     {"prometheus", 0, "FILE", "write Prometheus' text format; '-': to standard output", ARG_STRING,
-     .offset = offsetof(struct values, prometheus)},
+     .offset = offsetof(struct values, prometheus), .written = true},
     {"dir", 0, "DIR", "where the counters are (default DUALPIPE_NET_STAT_DIR, or "
      DPN_STAT_DIRECTORY "UID)", ARG_STRING, .offset = offsetof(struct values, directory)},
 };

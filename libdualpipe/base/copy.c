@@ -156,7 +156,7 @@ void dp_copy_large(void *dst, const void *src, size_t bytes, size_t whole)
     take_turn(t, turns % ways, dst, src, bytes);
 }
 
-void dp_copy_past(void *dst, const void *src, size_t bytes)
+void dp_copy_nt(void *dst, const void *src, size_t bytes)
 {
     dp_copy_fn past = dp_copy_way(PAST_WAY);
 

@@ -35,7 +35,7 @@ static inline void dp_copy(void *dst, const void *src, size_t bytes)
 
 /* Copy with stores past the caches, where the machine has some that pay in pieces of a few pages; the
  * caller has measured that they do. */
-void dp_copy_past(void *dst, const void *src, size_t bytes);
+void dp_copy_nt(void *dst, const void *src, size_t bytes);
 
 /* For tests: every way of copying that this machine has, by number from 0; NULL behind the last. */
 typedef void (*dp_copy_fn)(char *dst, const char *src, size_t bytes);

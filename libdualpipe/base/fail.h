@@ -5,7 +5,7 @@
  *      if (ranks < 1)
  *          return dp_fail(DP_EINVAL, "ranks: %d, expected at least 1", ranks);
  *
- * Who only passes an error on does not call dp_fail again: the first sentence is the best one.
+ * A function that only passes an error on does not call dp_fail again: the first sentence is the best.
  */
 #ifndef DP_BASE_FAIL_H
 #define DP_BASE_FAIL_H

@@ -103,15 +103,34 @@ static void say_expected(const struct dp_option *o, char *out, size_t len)
     }
 }
 
-static void full_name(const struct dp_option_area *area, const struct dp_option *o, char *out,
-                      size_t len)
+enum { MAX_NAMES = 192, NAME_LEN = 64 };
+
+static void full_name(const struct dp_option_area *area, const char *option, char out[NAME_LEN])
 {
-    snprintf(out, len, "%s%s%s%s", prefix, area->area, *o->name ? "_" : "", o->name);
+    snprintf(out, NAME_LEN, "%s%s%s%s", prefix, area->area, *option ? "_" : "", option);
+}
+
+/* The value in the environment, and in *name the variable that has it; NULL if there is none. */
+static const char *look_up(const struct dp_option_area *area, const struct dp_option *o,
+                           char name[NAME_LEN])
+{
+    char old_name[NAME_LEN];
+
+    full_name(area, o->name, name);
+    const char *text = getenv(name);
+    if (text || !o->old_name)
+        return text;
+    full_name(area, o->old_name, old_name);
+    text = getenv(old_name);
+    if (text) {
+        dp_log(DP_LOG_WARN, "%s is now called %s; the old name will go with the next release",
+               old_name, name);
+        memcpy(name, old_name, NAME_LEN);
+    }
+    return text;
 }
 
 /* ---- names --------------------------------------------------------------------------------- */
-
-enum { MAX_NAMES = 128, NAME_LEN = 64 };
 
 /* The full names of some areas' options. */
 struct names {
@@ -120,12 +139,20 @@ struct names {
     const char *list[MAX_NAMES];
 };
 
+static void add_name(struct names *names, const struct dp_option_area *area, const char *option)
+{
+    if (!option || names->count == MAX_NAMES)
+        return;
+    char *name = names->text[names->count];
+    full_name(area, option, name);
+    names->list[names->count++] = name;
+}
+
 static void add_names(struct names *names, const struct dp_option_area *area)
 {
-    for (size_t i = 0; i < area->count && names->count < MAX_NAMES; i++) {
-        char *name = names->text[names->count];
-        full_name(area, &area->options[i], name, NAME_LEN);
-        names->list[names->count++] = name;
+    for (size_t i = 0; i < area->count; i++) {
+        add_name(names, area, area->options[i].name);
+        add_name(names, area, area->options[i].old_name);
     }
 }
 
@@ -170,8 +197,7 @@ static int read_one(const struct dp_option_area *area, const struct dp_option *o
     char name[NAME_LEN], expected[256];
     void *member = (char *)values + o->offset;
 
-    full_name(area, o, name, sizeof(name));
-    const char *text = getenv(name);
+    const char *text = look_up(area, o, name);
     if (!text)
         text = o->fallback;
     if (!text) {
@@ -224,9 +250,8 @@ static int show_one(const struct dp_option_area *area, const struct dp_option *o
         const char *text;
     } value;
 
-    full_name(area, o, name, sizeof(name));
     say_expected(o, expected, sizeof(expected));
-    const char *text = getenv(name);
+    const char *text = look_up(area, o, name);
     const char *shown = text && o->type == DP_OPTION_SECRET ? "(set)" : text;
     struct dp_option_info info = {
         .name = name, .value = shown ? shown : o->fallback, .fallback = o->fallback, .help = o->help,

@@ -34,6 +34,8 @@ struct dp_option {
     size_t offset;        /* of the member in the component's struct */
     int64_t min, max;     /* INT; both 0: any */
     const char *const *choices;
+    const char *old_name; /* what the option was called in the release before: still read, with a
+                           * warning, where the new name is not set; NULL: none */
 };
 
 struct dp_option_area {

@@ -30,10 +30,25 @@ void dp_random_block(struct dp_random_key key, uint64_t i, uint32_t out[4])
     out[3] = c3;
 }
 
+/* A bijection that maps 0 to 0: the finaliser of MurmurHash3. */
+static uint64_t scramble(uint64_t h)
+{
+    h = (h ^ h >> 33) * UINT64_C(0xFF51AFD7ED558CCD);
+    h = (h ^ h >> 33) * UINT64_C(0xC4CEB9FE1A85EC53);
+    return h ^ h >> 33;
+}
+
+/* The low bits of the place are in the stream; the high ones, if any are set, change the key. Deriving
+ * a second key out of such a key changes it again. */
+static uint64_t add_high(uint64_t seed, uint64_t high)
+{
+    return high ? scramble(seed ^ scramble(high)) : seed;
+}
+
 struct dp_random_key dp_random_key(uint64_t seed, uint64_t step, uint32_t where, uint32_t mb)
 {
     return (struct dp_random_key){
-        .key = seed,
+        .key = add_high(seed, step >> 32 << 32 | (uint64_t)(where >> 16) << 16 | mb >> 16),
         .stream = step << 32 | (uint64_t)(where & 0xFFFF) << 16 | (mb & 0xFFFF),
     };
 }

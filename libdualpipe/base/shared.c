@@ -140,7 +140,8 @@ int dp_shared_file(size_t bytes, int *out)
     int fd = memfd_create("dualpipe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     if (fd < 0)
-        return dp_fail(DP_EUNSUPPORTED, "no shared memory: %s", dp_errno_text(errno));
+        return dp_fail(errno == EMFILE || errno == ENFILE ? DP_EIO : DP_EUNSUPPORTED,
+                       "no shared memory: %s", dp_errno_text(errno));
     if (ftruncate(fd, (off_t)bytes) ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
         int err = dp_fail(DP_ENOMEM, "no %zu bytes of shared memory: %s", bytes, strerror(errno));
@@ -252,8 +253,8 @@ int dp_shared_alloc(size_t bytes, int numa_node, void **out)
     return 0;
 }
 
-/* The pages are taken out of the file, so that they go back whoever has it mapped; what a child frees
- * its parent keeps. */
+/* The pages are taken out of the file, so that they go back although others have it mapped; what a
+ * child frees its parent keeps. */
 int dp_shared_free(void *ptr)
 {
     if (!ptr)

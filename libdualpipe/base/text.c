@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/array.h"
 #include "base/text.h"
 
 #include "base/fail.h"
@@ -13,18 +14,12 @@ static bool reserve(struct dp_text *t, size_t more)
 {
     if (t->failed)
         return false;
-    if (t->len + more < t->capacity)
-        return true;
 
-    size_t capacity = 2 * t->capacity + more + 64;
-    char *data = realloc(t->data, capacity);
-    if (!data) {
-        t->failed = true;
-        return false;
-    }
-    t->data = data;
-    t->capacity = capacity;
-    return true;
+    char *data = dp_array_grow(t->data, &t->capacity, t->len + more + 1, 1);
+    t->failed = !data;
+    if (data)
+        t->data = data;
+    return data;
 }
 
 void dp_text_add(struct dp_text *t, const char *s, size_t len)

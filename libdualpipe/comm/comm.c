@@ -6,36 +6,40 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/number.h"
-#include "comm/relax.h"
-#include <dualpipe/comm.h>
+#include "comm/comm_core.h"
+#include "comm/cpu_pause.h"
+#include "comm/engine.h"
+#include "comm/survival.h"
 
 #include <stdio.h>
 
-static const char *const channel_names[DP_CHANNELS] = {"activation", "gradient", "reduce",
-                                                       "control"};
+static const int64_t POLL_EVERY_NS = DP_NS_PER_MS;
 
-/* DP_EABORTED means: say who it was. Not logged: who failed has done so. */
+static const char *const channel_names[DP_CHANNELS] = {"activation", "gradient", "reduce",
+                                                       "control", "collective"};
+
+/* The rank in comm, or -1 if it is not one of its ranks. */
+static int rank_in(const struct dp_comm *comm, int world_rank)
+{
+    for (int i = 0; comm->ranks && i < comm->size; i++)
+        if (comm->ranks[i] == world_rank)
+            return i;
+    return comm->ranks ? -1 : world_rank;
+}
+
+/* DP_EABORTED: add the culprit to the text. Not logged: the rank that failed has done so. */
 static int explain(struct dp_comm *comm, int err)
 {
     struct dp_abort why;
 
-    if (err != DP_EABORTED || !comm->ops->aborted(comm, &why))
+    if (err != DP_EABORTED || !dp_comm_aborted(comm, &why))
         return err;
     return dp_fail_quietly(DP_EABORTED, "the run was ended by rank %d (%s): %s", why.rank,
                            dp_strerror(why.error), why.text);
 }
 
-/* Whoever worked on the transfers while the caller computed, now the caller does. */
-static inline void come_back(struct dp_comm *comm)
-{
-    if (!comm->is_away)
-        return;
-    comm->is_away = false;
-    comm->ops->come_back(comm);
-}
-
-static int check_transfer(const struct dp_comm *comm, int peer, int channel, const void *buf,
-                          size_t len, const struct dp_request *req)
+int dp_comm_check_transfer(const struct dp_comm *comm, int peer, int channel, const void *buf,
+                           size_t len, const struct dp_request *req)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a transfer without a %s", comm ? "request" : "comm");
@@ -50,118 +54,449 @@ static int check_transfer(const struct dp_comm *comm, int peer, int channel, con
     return 0;
 }
 
+int dp_comm_enter(struct dp_comm *comm, struct dp_engine **engine)
+{
+    struct dp_comm *world = comm->world;
+    int err = 0;
+
+    dp_comm_progress_stop(comm);
+    if (world->ops->aborted(world, NULL))
+        return explain(comm, DP_EABORTED);
+    if (!world->engine)
+        err = dp_engine_new(world, &world->engine);
+    *engine = world->engine;
+    return err;
+}
+
+/* In a group that survives. */
+static int check_peer(const struct dp_comm *comm, int peer)
+{
+    const struct dp_survival *s = comm->world->survival;
+    const int world_rank = dp_comm_world_rank(comm, peer);
+
+    return s && dp_survival_is_dead(s, world_rank) ? dp_survival_fail(s, world_rank) : 0;
+}
+
 int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                   size_t len, struct dp_request *req)
 {
-    int err = check_transfer(comm, peer, channel, buf, len, req);
+    int err = dp_comm_check_transfer(comm, peer, channel, buf, len, req);
 
+    if (!err)
+        err = check_peer(comm, peer);
     if (err)
         return err;
-    come_back(comm);
-    return explain(comm, comm->ops->isend(comm, peer, channel, tag, buf, len, req));
+    dp_comm_progress_stop(comm);
+    return explain(comm, comm->ops->isend(comm->world, dp_comm_world_rank(comm, peer),
+                                          comm->first_lane + channel, tag, buf, len, req));
 }
 
 int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf, size_t len,
                   struct dp_request *req)
 {
-    int err = check_transfer(comm, peer, channel, buf, len, req);
+    int err = dp_comm_check_transfer(comm, peer, channel, buf, len, req);
 
+    if (!err)
+        err = check_peer(comm, peer);
     if (err)
         return err;
-    come_back(comm);
-    return explain(comm, comm->ops->irecv(comm, peer, channel, tag, buf, len, req));
+    dp_comm_progress_stop(comm);
+    return explain(comm, comm->ops->irecv(comm->world, dp_comm_world_rank(comm, peer),
+                                          comm->first_lane + channel, tag, buf, len, req));
+}
+
+int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
+                      struct dp_request *req)
+{
+    const int other = comm && !comm->rank;
+    int err =
+        dp_comm_check_transfer(comm, peer == DP_ANY_SOURCE ? other : peer, channel, buf, room, req);
+
+    if (!err && peer != DP_ANY_SOURCE)
+        err = check_peer(comm, peer);
+    if (err)
+        return err;
+    dp_comm_progress_stop(comm);
+    return explain(comm,
+                   comm->ops->irecv_any(comm->world, peer < 0 ? -1 : dp_comm_world_rank(comm, peer),
+                                        comm->first_lane + channel, buf, room, req));
+}
+
+void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,
+                      struct dp_received *out)
+{
+    comm->ops->received(req, out);
+    out->peer = rank_in(comm, out->peer);
+}
+
+/* ---- testing -----------------------------------------------------------------------------------
+ */
+
+static bool is_collective(const struct dp_request *req)
+{
+    return ((const struct dp_request_head *)req)->collective;
+}
+
+/* Move messages, and with them the collectives. An abort ends these too. */
+static int progress(struct dp_comm *world, int waiting_for)
+{
+    int err = world->ops->progress(world, waiting_for);
+
+    if (!world->engine || !dp_engine_busy(world->engine))
+        return err;
+    if (err)
+        dp_engine_drop(world->engine, NULL, err);
+    else
+        dp_engine_progress(world->engine);
+    return err;
+}
+
+static int test_collective(struct dp_comm *world, struct dp_request *req)
+{
+    const struct dp_comm *comm = dp_engine_comm(req);
+    int err = dp_engine_test(world->engine, req);
+
+    if (err == DP_EAGAIN) {
+        progress(world, -1);
+        err = dp_engine_test(world->engine, req);
+    }
+    if (err != DP_ECOMM || !world->survival)
+        return err;
+    const int dead = dp_survival_find_dead(world->survival, comm);
+    if (dead >= 0)
+        return dp_survival_fail(world->survival, dead);
+    return dp_fail_quietly(err, "a collective was given up by another rank of the communicator");
+}
+
+static int test(struct dp_comm *world, struct dp_request *req)
+{
+    if (is_collective(req))
+        return test_collective(world, req);
+    int err = world->ops->test(world, req);
+    if (err == DP_EAGAIN && world->engine && dp_engine_busy(world->engine))
+        dp_engine_progress(world->engine);
+    return err;
+}
+
+static int check_batch(const struct dp_comm *comm, const char *what)
+{
+    return comm->world->in_batch ? dp_fail(DP_EINVAL, "%s between begin and commit", what) : 0;
 }
 
 int dp_comm_test(struct dp_comm *comm, struct dp_request *req)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a test without a %s", comm ? "request" : "comm");
-    come_back(comm);
-    return explain(comm, comm->ops->test(comm, req));
+    int err = check_batch(comm, "a test");
+    if (err)
+        return err;
+    dp_comm_progress_stop(comm);
+    return explain(comm, test(comm->world, req));
 }
 
-static int give_up(struct dp_comm *comm, int peer, int64_t waited_ns)
+/* ---- waiting -----------------------------------------------------------------------------------
+ */
+
+/* In a group that survives only this request, and those that share its link. */
+static void cancel(struct dp_comm *world, struct dp_request *req)
+{
+    if (!is_collective(req)) {
+        world->survival->ops->cancel(world, req);
+        return;
+    }
+    dp_engine_cancel(world->engine, req, DP_ETIMEDOUT);
+    dp_engine_test(world->engine, req); /* gives it back */
+}
+
+static int give_up(struct dp_comm *world, struct dp_request *req, int peer, int64_t waited_ns)
 {
     struct dp_abort why = {.rank = peer, .error = DP_ETIMEDOUT};
 
-    dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for rank %d", comm->rank,
-                (double)waited_ns / DP_NS_PER_S, peer);
-    comm->ops->abort(comm, &why);
-    comm->ops->aborted(comm, &why);
+    dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for rank %d",
+                world->rank, (double)waited_ns / DP_NS_PER_S, peer);
+    if (world->survival) {
+        cancel(world, req);
+        return dp_fail(DP_ETIMEDOUT, "%s (DUALPIPE_COMM_TIMEOUT_MS says how long to wait)",
+                       why.text);
+    }
+    world->ops->abort(world, &why);
+    world->ops->aborted(world, &why);
+    if (world->engine)
+        dp_engine_drop(world->engine, NULL, DP_ETIMEDOUT);
     return dp_fail(DP_ETIMEDOUT, "%s (DUALPIPE_COMM_TIMEOUT_MS says how long to wait)", why.text);
 }
 
-/* The quickest look; false: there is none. A rank that is not to spin would be in the way of the one
- * that it waits for. */
-static bool watch(struct dp_comm *comm, const struct dp_request *req)
+/* The caller wants the wait to end. */
+static int interrupt(struct dp_comm *world, int error)
 {
-    if (!comm->ops->watch || comm->spin_ns <= 0)
+    struct dp_abort why = {.rank = world->rank, .error = error < 0 ? error : DP_EABORTED};
+
+    dp_snprintf(why.text, sizeof(why.text), "interrupted");
+    world->ops->abort(world, &why);
+    if (world->engine)
+        dp_engine_drop(world->engine, NULL, why.error);
+    return dp_fail(why.error, "a wait was interrupted by the caller's poll function");
+}
+
+/* What a wait is about: the caller's request and deadline; the transport and what it looks at. */
+struct wait {
+    struct dp_comm *comm, *world;
+    struct dp_request *req;
+    int peer; /* of the world; -1: it follows from the collective, or any */
+    int64_t start_ns, polled_ns;
+    bool slept;
+};
+
+/* The cheapest check of one request; false: there is none. A rank with spin_ns 0 shares its core
+ * with the rank that it waits for, and does not spin. */
+static bool watch(const struct wait *w)
+{
+    const struct dp_request *req = w->req;
+    int peer;
+
+    if (!w->world->ops->watch || w->comm->spin_ns <= 0)
         return false;
-    comm->ops->watch(comm, req);
+    if (is_collective(req))
+        req = dp_engine_waits_for(w->world->engine, req, &peer);
+    if (!req)
+        return false;
+    w->world->ops->watch(w->world, req);
     return true;
 }
 
-/* The order matters: progress first, test behind it, then sleep, which wakes up for all that came
- * after the progress. Whom this rank waits for is told only once it has come to sleeping: before
- * that it is nobody's business, and costs. */
-static int wait_long(struct dp_comm *comm, struct dp_request *req, int peer)
+static int peer_of(const struct wait *w)
 {
-    const int64_t start = dp_now_ns();
-    bool slept = false;
+    int peer = w->peer;
+
+    if (is_collective(w->req))
+        dp_engine_waits_for(w->world->engine, w->req, &peer);
+    return peer;
+}
+
+/* One look; the order matters: progress first, then test, then sleep, which ends early for whatever
+ * arrived after that progress. The peer that this rank waits for is published only before a sleep,
+ * since publishing costs and short waits are not searched for a culprit. */
+static int look(struct wait *w)
+{
+    int err = progress(w->world, w->slept ? peer_of(w) : -1);
+
+    if (!err || is_collective(w->req))
+        return test(w->world, w->req);
+    return err;
+}
+
+/* 0: go on. */
+static int check_time(struct wait *w, int64_t now_ns)
+{
+    const int64_t waited_ns = now_ns - w->start_ns;
+
+    if (waited_ns >= w->comm->deadline_ns &&
+        now_ns >= w->world->ops->busy_until(w->world) + w->comm->deadline_ns)
+        return give_up(w->world, w->req, peer_of(w), waited_ns);
+    if (!w->world->poll || now_ns - w->polled_ns < POLL_EVERY_NS)
+        return 0;
+    w->polled_ns = now_ns;
+    return dp_comm_poll(w->world);
+}
+
+static void sleep_until(struct wait *w, int64_t until_ns, int64_t now_ns)
+{
+    if (w->world->engine && dp_engine_ready(w->world->engine))
+        return;
+    if (w->world->poll && until_ns > now_ns + POLL_EVERY_NS)
+        until_ns = now_ns + POLL_EVERY_NS;
+    w->world->ops->sleep(w->world, until_ns);
+}
+
+/* The deadline, or soon where it has been passed because a rank is busy. */
+static int64_t end_of_wait(const struct wait *w, int64_t now_ns)
+{
+    const int64_t end_ns = w->start_ns + w->comm->deadline_ns;
+
+    return end_ns > now_ns ? end_ns : now_ns + 10 * DP_NS_PER_MS;
+}
+
+static int wait_long(struct wait *w)
+{
     int err;
 
     for (;;) {
-        err = comm->ops->progress(comm, slept ? peer : -1);
-        if (!err)
-            err = comm->ops->test(comm, req);
+        err = look(w);
         if (err != DP_EAGAIN)
             break;
-        int64_t waited_ns = dp_now_ns() - start;
-        if (waited_ns >= comm->deadline_ns) {
-            err = give_up(comm, peer, waited_ns);
+        const int64_t now_ns = dp_now_ns();
+        err = check_time(w, now_ns);
+        if (err)
             break;
-        }
-        if (waited_ns < comm->spin_ns) {
-            if (!watch(comm, req))
-                dp_relax();
+        if (now_ns - w->start_ns < w->comm->spin_ns) {
+            if (!watch(w))
+                dp_cpu_pause();
             continue;
         }
-        if (slept)
-            comm->ops->sleep(comm, start + comm->deadline_ns);
-        slept = true;
+        if (w->slept)
+            sleep_until(w, end_of_wait(w, now_ns), now_ns);
+        w->slept = true;
     }
-    if (slept) {
-        int aborted = comm->ops->progress(comm, -1);
-        return err ? err : aborted;
-    }
-    return err;
+    if (!w->slept)
+        return err;
+    int aborted = w->world->ops->progress(w->world, -1);
+    return err ? err : aborted;
 }
 
 int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a wait without a %s", comm ? "request" : "comm");
-    if (peer < 0 || peer >= comm->size || peer == comm->rank)
+    if (peer != -1 && (peer < 0 || peer >= comm->size || peer == comm->rank))
         return dp_fail(DP_EINVAL, "wait for peer %d: expected a rank from 0 to %d other than %d",
                        peer, comm->size - 1, comm->rank);
-    come_back(comm);
-    watch(comm, req);
-    int err = comm->ops->test(comm, req);
-    return explain(comm, err == DP_EAGAIN ? wait_long(comm, req, peer) : err);
+    int err = check_batch(comm, "a wait");
+    if (err)
+        return err;
+    dp_comm_progress_stop(comm);
+    struct wait w = {.comm = comm,
+                     .world = comm->world,
+                     .req = req,
+                     .peer = peer < 0 ? -1 : dp_comm_world_rank(comm, peer)};
+    watch(&w);
+    err = test(comm->world, req);
+    if (err != DP_EAGAIN)
+        return explain(comm, err);
+    w.start_ns = w.polled_ns = dp_now_ns();
+    return explain(comm, wait_long(&w));
+}
+
+/* ---- properties ------------------------------------------------------------------------------ */
+
+int dp_comm_rank(const struct dp_comm *comm)
+{
+    return comm->rank;
+}
+
+int dp_comm_size(const struct dp_comm *comm)
+{
+    return comm->size;
+}
+
+const char *dp_comm_name(const struct dp_comm *comm)
+{
+    return comm->ops->name;
+}
+
+struct dp_comm_caps dp_comm_caps(const struct dp_comm *comm)
+{
+    return comm->ops->caps;
+}
+
+int64_t dp_comm_deadline(const struct dp_comm *comm)
+{
+    return comm->deadline_ns;
+}
+
+void dp_comm_set_deadline(struct dp_comm *comm, int64_t ns)
+{
+    comm->deadline_ns = ns;
+}
+
+int64_t dp_comm_spin(const struct dp_comm *comm)
+{
+    return comm->spin_ns;
+}
+
+void dp_comm_set_spin(struct dp_comm *comm, int64_t ns)
+{
+    comm->spin_ns = ns;
+}
+
+size_t dp_comm_shared_bytes(const struct dp_comm *comm)
+{
+    return comm->shared_bytes;
+}
+
+/* ---- progress, failure, end --------------------------------------------------------------------
+ */
+
+int dp_comm_begin(struct dp_comm *comm)
+{
+    if (!comm)
+        return dp_fail(DP_EINVAL, "begin without a comm");
+    int err = check_batch(comm, "begin");
+    if (err)
+        return err;
+    dp_comm_progress_stop(comm);
+    if (comm->ops->begin)
+        err = comm->ops->begin(comm->world);
+    comm->world->in_batch = !err;
+    return err;
+}
+
+int dp_comm_commit(struct dp_comm *comm)
+{
+    if (!comm || !comm->world->in_batch)
+        return dp_fail(DP_EINVAL, "commit without a %s", comm ? "begin" : "comm");
+    comm->world->in_batch = false;
+    return comm->ops->commit ? explain(comm, comm->ops->commit(comm->world)) : 0;
+}
+
+int dp_comm_after(struct dp_comm *comm, struct dp_device_stream *stream)
+{
+    if (!comm || !stream)
+        return dp_fail(DP_EINVAL, "after without a %s", comm ? "stream" : "comm");
+    if (!comm->ops->after)
+        return dp_fail(DP_EUNSUPPORTED, "communicator %s: it is not stream-ordered",
+                       comm->ops->name);
+    return comm->ops->after(comm->world, stream);
+}
+
+int dp_comm_stream_wait(struct dp_comm *comm, struct dp_request *req,
+                        struct dp_device_stream *stream)
+{
+    if (!comm || !req || !stream)
+        return dp_fail(DP_EINVAL, "stream_wait without a %s",
+                       !comm ? "comm"
+                       : req ? "stream"
+                             : "request");
+    if (!comm->ops->stream_wait)
+        return dp_fail(DP_EUNSUPPORTED, "communicator %s: it is not stream-ordered",
+                       comm->ops->name);
+    return explain(comm, comm->ops->stream_wait(comm->world, req, stream));
 }
 
 int dp_comm_progress(struct dp_comm *comm)
 {
     if (!comm)
         return dp_fail(DP_EINVAL, "progress without a comm");
-    come_back(comm);
-    return explain(comm, comm->ops->progress(comm, -1));
+    dp_comm_progress_stop(comm);
+    return explain(comm, progress(comm->world, -1));
 }
 
-void dp_comm_away(struct dp_comm *comm)
+void dp_comm_progress_start(struct dp_comm *comm)
 {
-    if (comm && !comm->is_away && comm->ops->away)
-        comm->is_away = comm->ops->away(comm);
+    struct dp_comm *world = comm ? comm->world : NULL;
+
+    if (world && !world->progress_runs && world->ops->progress_start)
+        world->progress_runs = world->ops->progress_start(world);
+}
+
+int dp_comm_busy(struct dp_comm *comm, int64_t ns)
+{
+    if (!comm || ns < 0)
+        return dp_fail(DP_EINVAL, "busy for %lld ns: expected a comm and 0 or more", (long long)ns);
+    return comm->ops->busy(comm->world, ns);
+}
+
+int dp_comm_poll(struct dp_comm *comm)
+{
+    struct dp_comm *world = comm->world;
+    int err = world->poll ? world->poll(world->poll_user) : 0;
+
+    return err ? interrupt(world, err) : 0;
+}
+
+void dp_comm_set_poll(struct dp_comm *comm, int (*poll)(void *user), void *user)
+{
+    comm->world->poll = poll;
+    comm->world->poll_user = user;
 }
 
 int dp_comm_abort(struct dp_comm *comm, int error, const char *text)
@@ -169,28 +504,33 @@ int dp_comm_abort(struct dp_comm *comm, int error, const char *text)
     if (!comm || error >= 0)
         return dp_fail(DP_EINVAL, "abort with error %d: expected a comm and a negative error",
                        error);
-    struct dp_abort why = {.rank = comm->rank, .error = error};
+    struct dp_abort why = {.rank = comm->world->rank, .error = error};
     snprintf(why.text, sizeof(why.text), "%s", text ? text : "");
-    return comm->ops->abort(comm, &why);
+    return comm->ops->abort(comm->world, &why);
 }
 
 bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
 {
-    return comm && comm->ops->aborted(comm, why);
+    if (!comm || !comm->ops->aborted(comm->world, why))
+        return false;
+    if (why)
+        why->rank = rank_in(comm, why->rank);
+    return true;
 }
 
 int dp_comm_reset(struct dp_comm *comm)
 {
     if (!comm)
         return dp_fail(DP_EINVAL, "reset without a comm");
-    come_back(comm);
+    if (comm != comm->world)
+        return dp_fail(DP_EINVAL, "reset: expected the communicator that was opened, not a part");
+    if (comm->survival)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "reset: this group survives failures; expected dp_comm_shrink");
+    dp_comm_progress_stop(comm);
+    if (comm->engine)
+        dp_engine_drop(comm->engine, NULL, DP_EABORTED);
+    for (struct dp_comm *member = comm; member; member = member->next)
+        member->collectives = 0; /* ranks may have come to different ones */
     return comm->ops->reset(comm);
-}
-
-void dp_comm_close(struct dp_comm *comm)
-{
-    if (!comm)
-        return;
-    come_back(comm);
-    comm->ops->close(comm);
 }

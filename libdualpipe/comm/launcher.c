@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launcher.c - the variables of launchers. All of them tell rank and size. torchrun also tells
- * where rank 0 is, and a port, but that one is torchrun's own: ours is the next. The others tell
+ * launcher.c - the variables of launchers. All of them give rank and size. torchrun also gives
+ * the host of rank 0, and a port, but that one is torchrun's own: ours is the next. The others give
  * the job, from which all its processes derive the same port.
  */
 #include "comm/launcher.h"

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi.h - what the module mpi.so offers: ranks, a broadcast, and wires over MPI. It is a module so that
- * libdualpipe loads where there is no MPI; it is opened when the transport "mpi" is asked for.
+ * mpi.h - what the module mpi.so offers: ranks, a broadcast, and wires over MPI. It is a module so
+ * that libdualpipe loads where there is no MPI; it is opened when the transport "mpi" is asked for.
  *
- * Only messages go over MPI. Failures, resets and the end go over the control connections (star.h) as
- * with all processes, since MPI ends a job whose rank fails without a word.
+ * Only messages go over MPI. Failures, resets and the end go over the control connections
+ * (rendezvous.h) as with all processes, since MPI ends a job with a failed rank without naming the
+ * rank.
  */
 #ifndef DP_COMM_MPI_H
 #define DP_COMM_MPI_H
@@ -19,12 +20,13 @@ enum { DP_MPI_WHY = 256 };
 struct dp_mpi {
     const char *version; /* of libdualpipe: must be the same */
     size_t wire_bytes;   /* of struct dp_wire */
-    /* Collective. Starts MPI if nobody has, and then ends it with the process. */
+    /* Collective. Starts MPI if it does not run yet, and in that case ends it with the process. */
     int (*begin)(struct dp_mpi_group **out, int *rank, int *size, char *why);
     /* Collective: rank 0's bytes to all. */
     int (*broadcast)(struct dp_mpi_group *group, void *buf, size_t len, char *why);
-    /* A wire to a peer. Wires of an earlier epoch and this one never mix. NULL: no memory. */
-    struct dp_wire *(*wire)(struct dp_mpi_group *group, int peer, int channel, uint32_t epoch);
+    /* A wire to a peer. Wires of an earlier epoch and this one never mix. NULL: no memory, or no
+     * tag of MPI left for the lane. */
+    struct dp_wire *(*wire)(struct dp_mpi_group *group, int peer, int lane, uint32_t epoch);
     /* All wires are closed. group may be NULL. */
     void (*end)(struct dp_mpi_group *group);
 };

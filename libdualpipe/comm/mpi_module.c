@@ -16,10 +16,10 @@
 #include <string.h>
 
 enum {
-    BUFFERS = 4,          /* each way */
+    BUFFERS = 4, /* each way */
     PIECE_BYTES = 32768,
-    CHANNELS = 8,         /* room for them in MPI's tags */
-    EPOCHS = 4096,        /* after so many resets, an epoch's tags come again; 8 * 4096 is legal */
+    LANES = 2048, /* room for them in MPI's tags */
+    EPOCHS = 16,  /* after so many resets, an epoch's tags come again; 2048 * 16 is legal */
 };
 static const uint64_t GOODBYE = UINT64_MAX; /* a message_len: the wire was closed */
 static const int64_t GOODBYE_NS = 200 * DP_NS_PER_MS;
@@ -167,7 +167,16 @@ static void mpi_progress(struct dp_wire *wire)
         receive_pieces(w);
 }
 
-/* MPI has nothing to poll for: who sleeps must come back by himself. */
+static bool mpi_has_message(struct dp_wire *wire)
+{
+    struct mpi_wire *w = of(wire);
+
+    return !wire->error && !wire->receives.head && !wire->skip &&
+           is_done(w, &w->receives[w->received % BUFFERS]) &&
+           w->in[w->received % BUFFERS].message_len != GOODBYE;
+}
+
+/* MPI has no file descriptor to poll: a sleeping rank must wake up after a time limit. */
 static bool mpi_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     *fd = (struct pollfd){.fd = -1};
@@ -189,7 +198,7 @@ static void cancel_receives(struct mpi_wire *w)
         }
 }
 
-/* Let the other side know, behind all that it was sent; unless it has let us know first. */
+/* Send the end mark after all messages, unless the other side has sent one first. */
 static void say_goodbye(struct mpi_wire *w)
 {
     const int64_t until_ns = dp_now_ns() + GOODBYE_NS;
@@ -229,8 +238,8 @@ static void mpi_close(struct dp_wire *wire)
     sweep(w->group);
 }
 
-/* What MPI does meanwhile nobody can tell; close ends it. */
-static void mpi_let_go(struct dp_wire *wire)
+/* What MPI does in the meantime cannot be observed; close ends it. */
+static void mpi_quiesce(struct dp_wire *wire)
 {
     (void)wire;
 }
@@ -238,16 +247,16 @@ static void mpi_let_go(struct dp_wire *wire)
 static const struct dp_wire_ops mpi_ops = {
     .name = "mpi",
     .progress = mpi_progress,
+    .has_message = mpi_has_message,
     .arm = mpi_arm,
     .disarm = mpi_disarm,
-    .let_go = mpi_let_go,
+    .quiesce = mpi_quiesce,
     .close = mpi_close,
 };
 
-static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int channel,
-                                   uint32_t epoch)
+static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int lane, uint32_t epoch)
 {
-    struct mpi_wire *w = calloc(1, sizeof(*w));
+    struct mpi_wire *w = lane < LANES ? calloc(1, sizeof(*w)) : NULL;
 
     sweep(group);
     if (!w)
@@ -256,7 +265,7 @@ static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int cha
     w->base.connected = true;
     w->group = group;
     w->peer = peer;
-    w->tag = (int)(epoch % EPOCHS) * CHANNELS + channel;
+    w->tag = (int)(epoch % EPOCHS) * LANES + lane;
     for (int i = 0; i < BUFFERS; i++)
         w->sends[i] = w->receives[i] = MPI_REQUEST_NULL;
     for (unsigned i = 0; i < BUFFERS && post_receive(w, i); i++)

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * open.c - join a group, by whatever is said of it: the caller's config first, then
+ * open.c - join a group. Settings come from the caller's config first, then
  * DUALPIPE_COMM_*, then the launcher's variables.
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "comm/wired.h"
+#include "base/number.h"
+#include "comm/backoff.h"
+#include "comm/wire_comm.h"
 #include "wire/net.h"
+#include "wire/tcp.h"
 
 #include <string.h>
+#include <unistd.h>
+
+enum { KEY_TEXT = 256 };
 
 static int fill_config(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
                        struct dp_comm_config *full)
@@ -48,13 +54,18 @@ static int check_config(const struct dp_comm_config *config)
     if (!is_known)
         return dp_fail(DP_EINVAL, "transport '%s': expected auto, shm, tcp or mpi",
                        config->transport);
-    if (!config->address && config->size > 1)
+    if (config->listener < 0 || (config->listener && config->rank))
+        return dp_fail(DP_EINVAL, "listener: descriptor %d on rank %d, expected one of 1 or more, on "
+                       "rank 0 only", config->listener, config->rank);
+    if (config->store && (!config->store->put || !config->store->get))
+        return dp_fail(DP_EINVAL, "store: no %s function", config->store->put ? "get" : "put");
+    if (!config->address && config->size > 1 && !config->listener && !config->store)
         return dp_fail(DP_EINVAL, "no address: expected host:port of rank 0, in the config or in "
                        "DUALPIPE_COMM_ADDRESS");
     return 0;
 }
 
-/* A group of one has nobody to talk to. */
+/* A group of one needs no connections. */
 static int open_alone(const struct dp_comm_config *config, struct dp_comm **out)
 {
     int err = dp_comm_threads_new(1, out);
@@ -64,34 +75,130 @@ static int open_alone(const struct dp_comm_config *config, struct dp_comm **out)
     return err;
 }
 
+/* ---- other ways to rank 0 than an address --------------------------------------------------------- */
+
+static void make_key(const struct dp_comm_store *store, char key[KEY_TEXT])
+{
+    dp_snprintf(key, KEY_TEXT, "%s/rendezvous", store->prefix ? store->prefix : "dualpipe");
+}
+
+/* The others hear of it if rank 0 cannot listen. */
+static int put_invitation(const struct dp_comm_config *config,
+                          const struct dp_comm_settings *settings,
+                          struct dp_rendezvous_config *rendezvous, struct dp_invitation *invitation)
+{
+    const struct dp_wire_config listening = {.interface = config->listener ? NULL : settings->interface,
+                                             .listener = config->listener,
+                                             .needs_files = true};
+    const struct dp_comm_store *store = config->store;
+    char key[KEY_TEXT];
+
+    make_key(store, key);
+    invitation->error =
+        dp_wire_tcp.listen(&listening, &rendezvous->listener, &invitation->address);
+    const int err = store->put(store->user, key, invitation, sizeof(*invitation));
+    if (invitation->error)
+        return invitation->error;
+    return err ? dp_fail(err, "the store did not take the address of rank 0 (%s): %s", key,
+                         dp_strerror(err))
+               : 0;
+}
+
+static int get_invitation(const struct dp_comm_config *config, struct dp_invitation *invitation)
+{
+    const struct dp_comm_store *store = config->store;
+    const int64_t until_ns = dp_now_ns() + config->timeout_ns;
+    unsigned backoff_us = 0;
+    char key[KEY_TEXT];
+    size_t len;
+    int err;
+
+    make_key(store, key);
+    for (;;) {
+        len = sizeof(*invitation);
+        err = store->get(store->user, key, invitation, &len);
+        if (err != DP_EAGAIN)
+            break;
+        if (dp_now_ns() > until_ns)
+            return dp_fail(DP_ETIMEDOUT, "rank 0 has left no address in the store (%s) within %.1f s",
+                           key, (double)config->timeout_ns / DP_NS_PER_S);
+        dp_backoff(&backoff_us);
+    }
+    if (err)
+        return dp_fail(err, "the store did not give the address of rank 0 (%s): %s", key,
+                       dp_strerror(err));
+    if (len != sizeof(*invitation))
+        return dp_fail(DP_EMISMATCH, "%s in the store: %zu bytes, expected %zu", key, len,
+                       sizeof(*invitation));
+    return invitation->error ? dp_fail(invitation->error, "rank 0 cannot listen for the others") : 0;
+}
+
+static int invite(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
+                  struct dp_rendezvous_config *rendezvous, struct dp_invitation *invitation)
+{
+    if (!config->store)
+        return dp_rendezvous_listen(NULL, 0, config->listener, &rendezvous->listener);
+    rendezvous->address = &invitation->address;
+    return config->rank ? get_invitation(config, invitation)
+                        : put_invitation(config, settings, rendezvous, invitation);
+}
+
+/* Takes the listener. */
+static int open_wires(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
+                      struct dp_comm **out)
+{
+    struct dp_rendezvous_config rendezvous = {.rank = config->rank,
+                                              .size = config->size,
+                                              .secret = config->secret,
+                                              .timeout_ns = config->timeout_ns};
+    struct dp_invitation invitation = {0};
+    char host[256] = "";
+    int err = 0;
+
+    if (config->store || config->listener)
+        err = invite(config, settings, &rendezvous, &invitation);
+    else
+        err = dp_net_split(config->address, host, sizeof(host), &rendezvous.port);
+    if (err) {
+        dp_wire_tcp.unlisten(rendezvous.listener);
+        return err;
+    }
+    rendezvous.host = host;
+    return dp_comm_wire_open(&rendezvous, config->transport, (struct dp_peers_mpi){0}, settings, out);
+}
+
+/* Takes no listener on failure. */
+static int prepare(const struct dp_comm_config *config, struct dp_comm_settings *settings,
+                   struct dp_comm_config *full, bool *by_mpi)
+{
+    int err = dp_options_read(&dp_comm_option_area, settings);
+
+    if (err)
+        return err;
+    *by_mpi = !strcmp(config->transport ? config->transport : settings->transport, "mpi");
+    if (*by_mpi && (config->listener || config->store))
+        return dp_fail(DP_EINVAL, "transport mpi: its ranks find each other without a %s",
+                       config->store ? "store" : "listener");
+    if (*by_mpi)
+        return 0;
+    err = fill_config(config, settings, full);
+    return err ? err : check_config(full);
+}
+
 int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out)
 {
     struct dp_comm_config full;
     struct dp_comm_settings settings;
-    char host[256];
-    int port;
+    bool by_mpi = false;
 
     if (!config || !out)
         return dp_fail(DP_EINVAL, "open without a %s", config ? "place for the comm" : "config");
-    int err = dp_options_read(&dp_comm_option_area, &settings);
-    if (!err && !strcmp(config->transport ? config->transport : settings.transport, "mpi"))
+    int err = prepare(config, &settings, &full, &by_mpi);
+    if (!err && by_mpi)
         return dp_comm_mpi_open(config, &settings, out);
-    if (!err)
-        err = fill_config(config, &settings, &full);
-    if (!err)
-        err = check_config(&full);
-    if (err)
-        return err;
-    if (full.size == 1)
-        return open_alone(&full, out);
-    err = dp_net_split(full.address, host, sizeof(host), &port);
-    if (err)
-        return err;
-    const struct dp_star_config star = {.rank = full.rank,
-                                        .size = full.size,
-                                        .host = host,
-                                        .port = port,
-                                        .secret = full.secret,
-                                        .timeout_ns = full.timeout_ns};
-    return dp_comm_wired_open(&star, full.transport, (struct dp_mesh_mpi){0}, &settings, out);
+    if (!err && full.size > 1)
+        return open_wires(&full, &settings, out);
+    if (config->listener > 0)
+        close(config->listener);
+    return err ? err : open_alone(&full, out);
 }

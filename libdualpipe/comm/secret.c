@@ -5,8 +5,8 @@
 #include <nettle/memops.h>
 #include <string.h>
 
-void dp_secret_prove(const char *secret, enum dp_prover prover, const struct dp_meeting *meeting,
-                     uint8_t proof[DP_PROOF_BYTES])
+void dp_secret_prove(const char *secret, enum dp_prover prover,
+                     const struct dp_handshake *handshake, uint8_t proof[DP_PROOF_BYTES])
 {
     static const char purpose[] = "dualpipe comm 1";
     const uint8_t side = (uint8_t)prover;
@@ -16,15 +16,15 @@ void dp_secret_prove(const char *secret, enum dp_prover prover, const struct dp_
                         (const uint8_t *)(secret ? secret : ""));
     hmac_sha256_update(&hmac, sizeof(purpose), (const uint8_t *)purpose);
     hmac_sha256_update(&hmac, sizeof(side), &side);
-    hmac_sha256_update(&hmac, sizeof(*meeting), (const uint8_t *)meeting);
+    hmac_sha256_update(&hmac, sizeof(*handshake), (const uint8_t *)handshake);
     hmac_sha256_digest(&hmac, DP_PROOF_BYTES, proof);
 }
 
-bool dp_secret_is_proof(const char *secret, enum dp_prover prover, const struct dp_meeting *meeting,
-                        const uint8_t proof[DP_PROOF_BYTES])
+bool dp_secret_is_proof(const char *secret, enum dp_prover prover,
+                        const struct dp_handshake *handshake, const uint8_t proof[DP_PROOF_BYTES])
 {
     uint8_t expected[DP_PROOF_BYTES];
 
-    dp_secret_prove(secret, prover, meeting, expected);
+    dp_secret_prove(secret, prover, handshake, expected);
     return memeql_sec(expected, proof, sizeof(expected));
 }

@@ -10,19 +10,19 @@
 
 enum { DP_NONCE_BYTES = 16, DP_PROOF_BYTES = 32 };
 
-/* What a proof is about. A proof holds for one side of one meeting of one rank only. */
-struct dp_meeting {
+/* What a proof is about. A proof holds for one side of one handshake of one rank only. */
+struct dp_handshake {
     uint8_t member_nonce[DP_NONCE_BYTES], root_nonce[DP_NONCE_BYTES];
     int32_t rank, size;
 };
 
 enum dp_prover { DP_PROVER_MEMBER = 1, DP_PROVER_ROOT };
 
-/* secret may be NULL: then everybody can prove it. */
-void dp_secret_prove(const char *secret, enum dp_prover prover, const struct dp_meeting *meeting,
-                     uint8_t proof[DP_PROOF_BYTES]);
+/* secret may be NULL: then every process can prove it. */
+void dp_secret_prove(const char *secret, enum dp_prover prover,
+                     const struct dp_handshake *handshake, uint8_t proof[DP_PROOF_BYTES]);
 /* In a time that does not depend on what is wrong. */
-bool dp_secret_is_proof(const char *secret, enum dp_prover prover, const struct dp_meeting *meeting,
-                        const uint8_t proof[DP_PROOF_BYTES]);
+bool dp_secret_is_proof(const char *secret, enum dp_prover prover,
+                        const struct dp_handshake *handshake, const uint8_t proof[DP_PROOF_BYTES]);
 
 #endif

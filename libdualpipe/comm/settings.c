@@ -37,8 +37,8 @@ static const struct dp_option table[] = {
 };
 const struct dp_option_area dp_comm_option_area = {"COMM", table, sizeof(table) / sizeof(table[0])};
 
-/* Waking a sleeping core takes 30 to 40 us: who spins longer than that has lost more than it can
- * win. */
+/* Waking a sleeping core takes 30 to 40 us: spinning longer than that costs more than it can
+ * save. */
 enum { WAKE_UP_US = 50 };
 
 static int cores_count(void)
@@ -59,6 +59,9 @@ void dp_comm_init(struct dp_comm *comm, const struct dp_comm_ops *ops, int rank,
         .ops = ops,
         .rank = rank,
         .size = size,
+        .world = comm,
+        .users = 1,
+        .contexts = 1,
         .deadline_ns = settings->timeout_ms * DP_NS_PER_MS,
         .spin_ns = spin_us * DP_NS_PER_US,
     };

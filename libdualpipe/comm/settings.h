@@ -6,7 +6,7 @@
 #define DP_COMM_SETTINGS_H
 
 #include "base/options.h"
-#include <dualpipe/comm.h>
+#include "comm/comm_ops.h"
 
 struct dp_comm_settings {
     int64_t timeout_ms;

@@ -1,35 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.c - ranks that are threads of one process: a lane for each sender, receiver and channel,
- * and for each rank a bell that wakes it. Nothing is allocated after dp_comm_threads_new.
+ * threads.c - ranks that are threads of one process: a fifo for each sender, receiver and lane,
+ * made at its first use, and for each rank an event counter that wakes it.
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "comm/blame.h"
-#include "comm/lane.h"
+#include "comm/abort_record.h"
+#include "comm/fifo.h"
 #include "comm/settings.h"
+#include "comm/survival.h"
+#include "comm/threads.h"
 
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* What a rank sleeps on. Everybody who changes something for the rank counts up. */
-struct bell {
+/* A message about the survival of the group. */
+struct mail {
+    struct mail *next;
+    int from;
+    size_t len;
+    uint64_t bytes[];
+};
+
+/* What a rank sleeps on. A thread that changes something for the rank counts up. */
+struct event {
     pthread_mutex_t lock;
-    pthread_cond_t rung;
-    atomic_uint rings;
+    pthread_cond_t changed;
+    atomic_uint count;
     atomic_bool sleeping;
+    struct mail *mail, **mail_end; /* under the lock */
+    atomic_bool has_mail;
     char padding[64];
 };
 
+enum { DP_LANES = 1 << 16 };
+
+/* A fifo and room for its short messages. */
+struct full_fifo {
+    struct dp_fifo fifo;
+    struct dp_fifo_aside asides[DP_FIFO_SHORT_COUNT];
+};
+typedef _Atomic(struct full_fifo *) fifo_cell; /* NULL: not used yet */
+typedef _Atomic(fifo_cell *) fifo_table;       /* [sender][receiver] */
+
 struct group {
     int size;
-    struct dp_lane *lanes; /* [sender][receiver][channel] */
-    struct dp_lane_aside *asides;
-    struct bell *bells;
+    fifo_table *tables; /* [DP_LANES]; NULL: not used yet */
+    atomic_int lanes;   /* from 0 on, that are used */
+    struct event *events;
+    atomic_bool *left;           /* [size] */
+    atomic_bool *died;           /* [size] as a test wants it */
+    atomic_int left_count;
+    _Atomic int64_t *busy_until; /* [size] */
     atomic_int *waiting_for;
-    struct dp_blame blame;
+    struct dp_abort_record abort_record;
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t all_came;
     unsigned resets;
@@ -37,10 +64,19 @@ struct group {
     int came_count, members;
 };
 
+/* Receives from any rank on a lane. */
+struct any_lane {
+    struct any_lane *next;
+    int lane, next_sender;
+    struct dp_transfer *head, **end;
+};
+
 struct thread_comm {
     struct dp_comm base;
     struct group *group;
-    unsigned rings_seen;
+    struct any_lane *any;
+    unsigned events_seen;
+    int left_seen; /* of left_count */
     bool finished; /* after an abort: no request of this rank is left */
 };
 
@@ -49,37 +85,128 @@ static struct thread_comm *of(struct dp_comm *comm)
     return (struct thread_comm *)comm;
 }
 
-static struct dp_lane *lane_at(const struct group *g, int sender, int receiver, int channel)
+static fifo_cell *cell_at(const struct group *g, fifo_cell *table, int sender, int receiver)
 {
-    return &g->lanes[((size_t)sender * (size_t)g->size + (size_t)receiver) * DP_CHANNELS +
-                     (size_t)channel];
+    return &table[(size_t)sender * (size_t)g->size + (size_t)receiver];
 }
 
-/* To or from a peer. */
-static struct dp_lane *own_lane(struct dp_comm *comm, int peer, int channel, bool sending)
+/* NULL: not used yet. */
+static struct dp_fifo *find_fifo(const struct group *g, int sender, int receiver, int lane)
+{
+    fifo_cell *table = lane < DP_LANES ? atomic_load(&g->tables[lane]) : NULL;
+    struct full_fifo *full = table ? atomic_load(cell_at(g, table, sender, receiver)) : NULL;
+
+    return full ? &full->fifo : NULL;
+}
+
+static struct full_fifo *new_fifo(int sender, int receiver)
+{
+    struct full_fifo *full = calloc(1, sizeof(*full));
+
+    if (full)
+        dp_fifo_init(&full->fifo, sender, receiver, full->asides);
+    return full;
+}
+
+static void free_fifo(struct full_fifo *full)
+{
+    if (full)
+        dp_fifo_fini(&full->fifo);
+    free(full);
+}
+
+static void note_lane(struct group *g, int lane)
+{
+    int lanes = atomic_load(&g->lanes);
+
+    while (lanes <= lane && !atomic_compare_exchange_weak(&g->lanes, &lanes, lane + 1))
+        ;
+}
+
+/* Both sides may make it at once: the exchange decides, and the other one's goes. */
+static int make_fifo(struct group *g, int sender, int receiver, int lane, struct dp_fifo **out)
+{
+    fifo_cell *none = NULL, *table;
+
+    if (lane >= DP_LANES)
+        return dp_fail(DP_ENOMEM, "more than %d communicators in one family",
+                       DP_LANES / DP_CHANNELS);
+    table = atomic_load(&g->tables[lane]);
+    if (!table) {
+        table = calloc((size_t)g->size * (size_t)g->size, sizeof(*table));
+        if (table && !atomic_compare_exchange_strong(&g->tables[lane], &none, table)) {
+            free(table);
+            table = none;
+        }
+    }
+    struct full_fifo *nothing = NULL, *full = table ? new_fifo(sender, receiver) : NULL;
+    if (!full)
+        return dp_fail(DP_ENOMEM, "no memory for messages from rank %d to rank %d", sender,
+                       receiver);
+    if (!atomic_compare_exchange_strong(cell_at(g, table, sender, receiver), &nothing, full)) {
+        free_fifo(full);
+        full = nothing;
+    }
+    note_lane(g, lane);
+    /* A rank that closes marks the fifos that there are, after it has said that it leaves. */
+    if (atomic_load(&g->left[sender]) || atomic_load(&g->left[receiver]))
+        dp_fifo_leave(&full->fifo, atomic_load(&g->left[sender]));
+    *out = &full->fifo;
+    return 0;
+}
+
+static void for_all_fifos(const struct group *g, void (*fn)(struct full_fifo *full))
+{
+    const size_t cells = (size_t)g->size * (size_t)g->size;
+
+    for (int lane = 0; lane < atomic_load(&g->lanes); lane++) {
+        fifo_cell *table = atomic_load(&g->tables[lane]);
+        for (size_t i = 0; table && i < cells; i++)
+            if (atomic_load(&table[i]))
+                fn(atomic_load(&table[i]));
+    }
+}
+
+static void clear_fifo(struct full_fifo *full)
+{
+    dp_fifo_clear(&full->fifo);
+}
+
+/* Call fn for all fifos to or from this rank that are used, on lanes from first to end. */
+static void for_own_fifos(struct dp_comm *comm, int first, int end,
+                          void (*fn)(struct dp_fifo *fifo, bool sending))
 {
     const struct group *g = of(comm)->group;
+    const int lanes = atomic_load(&g->lanes);
 
-    return sending ? lane_at(g, comm->rank, peer, channel) : lane_at(g, peer, comm->rank, channel);
+    for (int lane = first; lane < end && lane < lanes; lane++)
+        for (int peer = 0; peer < g->size && atomic_load(&g->tables[lane]); peer++) {
+            struct dp_fifo *out = find_fifo(g, comm->rank, peer, lane);
+            struct dp_fifo *in = find_fifo(g, peer, comm->rank, lane);
+            if (out)
+                fn(out, true);
+            if (in)
+                fn(in, false);
+        }
 }
 
 /* ---- sleeping ------------------------------------------------------------------------------ */
 
-/* Pairs with sleep: either the sleeper sees the new count, or the ringer sees that it sleeps. */
-static void ring(struct bell *bell)
+/* Pairs with sleep: either the sleeper sees the new count, or the waker sees that it sleeps. */
+static void wake(struct event *event)
 {
-    atomic_fetch_add(&bell->rings, 1);
-    if (!atomic_load(&bell->sleeping))
+    atomic_fetch_add(&event->count, 1);
+    if (!atomic_load(&event->sleeping))
         return;
-    pthread_mutex_lock(&bell->lock);
-    pthread_cond_signal(&bell->rung);
-    pthread_mutex_unlock(&bell->lock);
+    pthread_mutex_lock(&event->lock);
+    pthread_cond_signal(&event->changed);
+    pthread_mutex_unlock(&event->lock);
 }
 
-static void ring_all(struct group *g)
+static void wake_all(struct group *g)
 {
     for (int i = 0; i < g->size; i++)
-        ring(&g->bells[i]);
+        wake(&g->events[i]);
 }
 
 static struct timespec to_timespec(int64_t ns)
@@ -89,54 +216,289 @@ static struct timespec to_timespec(int64_t ns)
 
 static void threads_sleep(struct dp_comm *comm, int64_t until_ns)
 {
-    struct bell *bell = &of(comm)->group->bells[comm->rank];
+    struct event *event = &of(comm)->group->events[comm->rank];
     const struct timespec until = to_timespec(until_ns);
     int err = 0;
 
-    pthread_mutex_lock(&bell->lock);
-    atomic_store(&bell->sleeping, true);
-    while (!err && atomic_load(&bell->rings) == of(comm)->rings_seen)
-        err = pthread_cond_timedwait(&bell->rung, &bell->lock, &until);
-    atomic_store(&bell->sleeping, false);
-    pthread_mutex_unlock(&bell->lock);
+    pthread_mutex_lock(&event->lock);
+    atomic_store(&event->sleeping, true);
+    while (!err && atomic_load(&event->count) == of(comm)->events_seen)
+        err = pthread_cond_timedwait(&event->changed, &event->lock, &until);
+    atomic_store(&event->sleeping, false);
+    pthread_mutex_unlock(&event->lock);
 }
 
 /* ---- transfers ------------------------------------------------------------------------------ */
 
-static int start(struct dp_comm *comm, int sender, int receiver, int channel,
-                 struct dp_transfer *t)
+static int start(struct dp_comm *comm, int sender, int receiver, int lane, struct dp_transfer *t)
 {
     struct group *g = of(comm)->group;
+    struct dp_fifo *fifo = find_fifo(g, sender, receiver, lane);
+    int err = fifo ? 0 : make_fifo(g, sender, receiver, lane, &fifo);
     bool met;
-    int err = dp_lane_start(lane_at(g, sender, receiver, channel), t, &met);
 
-    if (!err && met)
-        ring(&g->bells[t->is_send ? receiver : sender]);
+    if (!err)
+        err = dp_fifo_start(fifo, t, &met);
+    /* A receive from any rank has no place in a fifo that the sender would see. */
+    if (!err && (met || t->is_send))
+        wake(&g->events[t->is_send ? receiver : sender]);
     return err;
 }
 
-/* After an abort: take this rank's requests out of all lanes, and wait until nobody copies from or
- * to its buffers. */
+/* ---- receives from any rank --------------------------------------------------------------------
+ */
+
+/* Those of a lane in the order of their calls; a rank looks through its own only. */
+static struct any_lane *find_any(struct thread_comm *c, int lane)
+{
+    for (struct any_lane *l = c->any; l; l = l->next)
+        if (l->lane == lane)
+            return l;
+    return NULL;
+}
+
+static struct any_lane *make_any(struct thread_comm *c, int lane)
+{
+    struct any_lane *l = find_any(c, lane);
+
+    if (l || !(l = calloc(1, sizeof(*l))))
+        return l;
+    l->lane = lane;
+    l->end = &l->head;
+    l->next = c->any;
+    c->any = l;
+    return l;
+}
+
+static bool is_dead(const struct thread_comm *c, int rank)
+{
+    return c->base.survival && dp_survival_is_dead(c->base.survival, rank);
+}
+
+/* The next rank in turn that has sent a message is whom the first receive is for. */
+static bool serve_first(struct thread_comm *c, struct any_lane *l)
+{
+    const struct group *g = c->group;
+    struct dp_transfer *t = l->head;
+
+    for (int i = 0; i < g->size; i++) {
+        const int sender = (l->next_sender + i) % g->size;
+        struct dp_fifo *fifo = find_fifo(g, sender, c->base.rank, l->lane);
+        bool met;
+        if (!fifo || is_dead(c, sender) || !dp_fifo_has_send(fifo))
+            continue;
+        l->next_sender = (sender + 1) % g->size;
+        l->head = t->next;
+        if (!l->head)
+            l->end = &l->head;
+        dp_fifo_start(fifo, t, &met);
+        if (met)
+            wake(&c->group->events[sender]);
+        return true;
+    }
+    return false;
+}
+
+static void serve_any(struct thread_comm *c)
+{
+    for (struct any_lane *l = c->any; l; l = l->next)
+        while (l->head && serve_first(c, l))
+            ;
+}
+
+static void free_any(struct thread_comm *c)
+{
+    while (c->any) {
+        struct any_lane *l = c->any;
+        c->any = l->next;
+        free(l);
+    }
+}
+
+static void drop_any(struct thread_comm *c, int first, int end)
+{
+    for (struct any_lane *l = c->any; l; l = l->next) {
+        if (l->lane < first || l->lane >= end)
+            continue;
+        for (struct dp_transfer *t = l->head; t; t = t->next)
+            atomic_store(&t->state, DP_TRANSFER_LEFT);
+        l->head = NULL;
+        l->end = &l->head;
+    }
+}
+
+/* ---- ends ---------------------------------------------------------------------------------------
+ */
+
+/* After an abort: take this rank's requests out of all fifos, and wait until no copy from or to its
+ * buffers is running. */
 static void finish_requests(struct dp_comm *comm)
 {
-    struct group *g = of(comm)->group;
-
     if (of(comm)->finished)
         return;
-    for (int peer = 0; peer < g->size; peer++)
-        for (int channel = 0; channel < DP_CHANNELS; channel++)
-            for (int sending = 0; sending < 2; sending++)
-                dp_lane_drop(own_lane(comm, peer, channel, sending), sending);
+    for_own_fifos(comm, 0, DP_LANES, dp_fifo_drop);
+    drop_any(of(comm), 0, DP_LANES);
     of(comm)->finished = true;
+}
+
+static bool threads_aborted(struct dp_comm *comm, struct dp_abort *why)
+{
+    return dp_abort_record_get(&of(comm)->group->abort_record, why) ||
+           (comm->survival && dp_survival_is_excluded(comm->survival, why));
 }
 
 static int check_abort(struct dp_comm *comm)
 {
-    if (!dp_blame_get(&of(comm)->group->blame, NULL))
+    if (!threads_aborted(comm, NULL))
         return 0;
     finish_requests(comm);
     return DP_EABORTED;
 }
+
+/* A rank leaves after an abort: the abort counts, which may have come since it was looked for. */
+static int explain_left(struct dp_comm *comm, int err)
+{
+    return err == DP_ECOMM && check_abort(comm) ? DP_EABORTED : err;
+}
+
+/* ---- survival ----------------------------------------------------------------------------------
+ */
+
+static void put_mail(struct event *event, struct mail *mail)
+{
+    pthread_mutex_lock(&event->lock);
+    *event->mail_end = mail;
+    event->mail_end = &mail->next;
+    atomic_store(&event->has_mail, true);
+    pthread_mutex_unlock(&event->lock);
+    wake(event);
+}
+
+static struct mail *take_mail(struct event *event)
+{
+    pthread_mutex_lock(&event->lock);
+    struct mail *all = event->mail;
+    event->mail = NULL;
+    event->mail_end = &event->mail;
+    atomic_store(&event->has_mail, false);
+    pthread_mutex_unlock(&event->lock);
+    return all;
+}
+
+static void free_mail(struct mail *mail)
+{
+    while (mail) {
+        struct mail *next = mail->next;
+        free(mail);
+        mail = next;
+    }
+}
+
+/* Without memory the peer waits for the message until its deadline. */
+static void threads_tell(struct dp_comm *comm, int peer, const void *message, size_t len)
+{
+    struct mail *mail = malloc(sizeof(*mail) + len);
+
+    if (!mail)
+        return;
+    mail->next = NULL;
+    mail->from = comm->rank;
+    mail->len = len;
+    memcpy(mail->bytes, message, len);
+    put_mail(&of(comm)->group->events[peer], mail);
+}
+
+/* Threads have no neighbors: it costs the same to tell them all. */
+static void threads_tell_neighbors(struct dp_comm *comm, const void *message, size_t len)
+{
+    for (int peer = 0; peer < comm->size; peer++)
+        if (peer != comm->rank && !dp_survival_is_gone(comm->survival, peer))
+            threads_tell(comm, peer, message, len);
+}
+
+/* What a rank has sent before it left counts: the mail is read after the number of those that left.
+ */
+static void hear_of_survival(struct dp_comm *comm)
+{
+    struct thread_comm *c = of(comm);
+    struct event *event = &c->group->events[comm->rank];
+    const int left = atomic_load(&c->group->left_count);
+
+    struct mail *all = atomic_load(&event->has_mail) ? take_mail(event) : NULL;
+    for (struct mail *mail = all; mail; mail = mail->next)
+        dp_survival_handle(comm->survival, mail->from, mail->bytes, mail->len);
+    free_mail(all);
+    for (int peer = 0; peer < comm->size && left != c->left_seen; peer++)
+        if (atomic_load(&c->group->left[peer]))
+            dp_survival_lose(comm->survival, peer,
+                             atomic_load(&c->group->died[peer]) ? DP_DEATH_ENDED : DP_DEATH_LEFT);
+    c->left_seen = left;
+}
+
+static void end_fifo(struct dp_fifo *fifo, bool sends)
+{
+    dp_fifo_drop(fifo, sends);
+    dp_fifo_leave(fifo, sends);
+}
+
+static void threads_bury(struct dp_comm *comm, int peer)
+{
+    struct group *g = of(comm)->group;
+
+    for (int lane = 0; lane < atomic_load(&g->lanes); lane++) {
+        struct dp_fifo *out = find_fifo(g, comm->rank, peer, lane);
+        struct dp_fifo *in = find_fifo(g, peer, comm->rank, lane);
+        if (out)
+            end_fifo(out, true);
+        if (in)
+            end_fifo(in, false);
+    }
+    wake(&g->events[peer]);
+}
+
+static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
+{
+    struct dp_transfer *t = (struct dp_transfer *)req;
+
+    for (struct any_lane *l = of(comm)->any; l; l = l->next)
+        for (struct dp_transfer **at = &l->head; *at; at = &(*at)->next)
+            if (*at == t) {
+                *at = t->next;
+                if (!*at)
+                    l->end = at;
+                atomic_store(&t->state, DP_TRANSFER_LEFT);
+                return;
+            }
+    struct dp_fifo *fifo = t->fifo;
+    end_fifo(fifo, t->is_send);
+    wake(&of(comm)->group->events[t->is_send ? fifo->receiver : fifo->sender]);
+}
+
+/* All threads know of each other's end, and have their mail. */
+static int threads_prepare(struct dp_comm *comm)
+{
+    (void)comm;
+    return 0;
+}
+
+static void threads_watch(struct dp_comm *comm, int peer)
+{
+    (void)comm;
+    (void)peer;
+}
+
+static const struct dp_survival_ops threads_survival = {
+    .prepare = threads_prepare,
+    .start = threads_prepare,
+    .tell = threads_tell,
+    .tell_neighbors = threads_tell_neighbors,
+    .watch = threads_watch,
+    .bury = threads_bury,
+    .cancel = threads_cancel,
+};
+
+/* ---- messages ---------------------------------------------------------------------------------
+ */
 
 static int threads_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
                          const void *buf, size_t len, struct dp_request *req)
@@ -147,50 +509,138 @@ static int threads_isend(struct dp_comm *comm, int peer, int channel, uint64_t t
     if (err)
         return err;
     *t = (struct dp_transfer){.buf = (char *)buf, .len = len, .tag = tag, .is_send = true};
-    return start(comm, comm->rank, peer, channel, t);
+    return explain_left(comm, start(comm, comm->rank, peer, channel, t));
 }
 
 static int threads_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                          size_t len, struct dp_request *req)
 {
     struct dp_transfer *t = (struct dp_transfer *)req;
+    const struct any_lane *any = find_any(of(comm), channel);
     int err = check_abort(comm);
 
     if (err)
         return err;
+    if (any && any->head)
+        return dp_fail(DP_EINVAL,
+                       "a receive from rank %d while one from any rank is pending on "
+                       "its channel",
+                       peer);
     *t = (struct dp_transfer){.buf = buf, .len = len, .tag = tag};
-    return start(comm, peer, comm->rank, channel, t);
+    return explain_left(comm, start(comm, peer, comm->rank, channel, t));
 }
 
-static int threads_test(struct dp_comm *comm, struct dp_request *req)
+static int threads_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+                             struct dp_request *req)
 {
     struct dp_transfer *t = (struct dp_transfer *)req;
     int err = check_abort(comm);
 
     if (err)
         return err;
+    *t = (struct dp_transfer){.buf = buf, .len = room, .is_any = true};
+    if (peer >= 0)
+        return explain_left(comm, start(comm, peer, comm->rank, lane, t));
+    struct any_lane *any = make_any(of(comm), lane);
+    if (!any)
+        return dp_fail(DP_ENOMEM, "no memory for receives from any rank");
+    atomic_init(&t->state, DP_TRANSFER_WAITING);
+    *any->end = t;
+    any->end = &t->next;
+    serve_any(of(comm));
+    return 0;
+}
+
+static void threads_received(const struct dp_request *req, struct dp_received *out)
+{
+    const struct dp_transfer *t = (const struct dp_transfer *)req;
+
+    *out = (struct dp_received){.peer = t->fifo->sender, .tag = t->met_tag, .len = t->met_len};
+}
+
+static int fail_transfer(struct dp_comm *comm, const struct dp_transfer *t)
+{
+    if (check_abort(comm))
+        return DP_EABORTED;
+    if (!t->fifo)
+        return dp_fail_quietly(DP_ECOMM, "a receive from any rank was given up");
+    const int peer = t->is_send ? t->fifo->receiver : t->fifo->sender;
+    if (comm->survival && dp_survival_is_dead(comm->survival, peer))
+        return dp_survival_fail(comm->survival, peer);
+    if (comm->survival && !atomic_load(&of(comm)->group->left[peer]))
+        return dp_fail_quietly(DP_ECOMM,
+                               "an earlier message with rank %d on this channel was given up, and "
+                               "with it the channel",
+                               peer);
+    return dp_fail(DP_ECOMM, "rank %d has left the group", peer);
+}
+
+static int threads_test(struct dp_comm *comm, struct dp_request *req)
+{
+    struct dp_transfer *t = (struct dp_transfer *)req;
+
+    if (comm->survival)
+        hear_of_survival(comm);
+    int err = check_abort(comm);
+    if (err)
+        return err;
+    if (of(comm)->any)
+        serve_any(of(comm));
     switch (atomic_load_explicit(&t->state, memory_order_acquire)) {
     case DP_TRANSFER_WAITING:
         return DP_EAGAIN;
     case DP_TRANSFER_LEFT:
-        return dp_fail(DP_ECOMM, "rank %d has left the group",
-                       t->is_send ? t->lane->receiver : t->lane->sender);
+        return fail_transfer(comm, t);
     }
+    if (t->is_any)
+        return t->met_len <= t->len ? 0
+                                    : dp_fail(DP_EMISMATCH,
+                                              "message of rank %d: expected at most %zu bytes, it "
+                                              "has %zu",
+                                              t->fifo->sender, t->len, t->met_len);
     if (!t->is_send && (t->met_tag != t->tag || t->met_len != t->len))
         return dp_fail(DP_EMISMATCH,
                        "message of rank %d: expected tag %" PRIu64 " and %zu bytes, it has tag "
                        "%" PRIu64 " and %zu bytes",
-                       t->lane->sender, t->tag, t->len, t->met_tag, t->met_len);
+                       t->fifo->sender, t->tag, t->len, t->met_tag, t->met_len);
     return 0;
+}
+
+static bool threads_is_done(const struct dp_request *req)
+{
+    const struct dp_transfer *t = (const struct dp_transfer *)req;
+
+    return atomic_load_explicit(&t->state, memory_order_acquire) != DP_TRANSFER_WAITING;
 }
 
 static int threads_progress(struct dp_comm *comm, int waiting_for)
 {
     struct thread_comm *c = of(comm);
 
-    c->rings_seen = atomic_load(&c->group->bells[comm->rank].rings);
+    c->events_seen = atomic_load(&c->group->events[comm->rank].count);
+    if (comm->survival)
+        hear_of_survival(comm);
+    serve_any(c);
     atomic_store_explicit(&c->group->waiting_for[comm->rank], waiting_for, memory_order_relaxed);
     return check_abort(comm);
+}
+
+static int threads_busy(struct dp_comm *comm, int64_t ns)
+{
+    atomic_store(&of(comm)->group->busy_until[comm->rank], dp_now_ns() + ns);
+    return 0;
+}
+
+static int64_t threads_busy_until(struct dp_comm *comm)
+{
+    const struct group *g = of(comm)->group;
+    int64_t latest_ns = 0;
+
+    for (int i = 0; i < g->size; i++) {
+        const int64_t end_ns = atomic_load(&g->busy_until[i]);
+        latest_ns = end_ns > latest_ns ? end_ns : latest_ns;
+    }
+    return latest_ns;
 }
 
 /* ---- failure ------------------------------------------------------------------------------- */
@@ -201,30 +651,24 @@ static int threads_abort(struct dp_comm *comm, const struct dp_abort *why)
     struct dp_abort record = *why;
 
     if (record.error == DP_ETIMEDOUT && record.rank != comm->rank)
-        dp_blame_follow(&record, g->waiting_for, g->size);
-    if (dp_blame_put(&g->blame, &record))
-        ring_all(g);
+        dp_abort_record_follow(&record, g->waiting_for, g->size);
+    if (dp_abort_record_put(&g->abort_record, &record))
+        wake_all(g);
     return 0;
-}
-
-static bool threads_aborted(struct dp_comm *comm, struct dp_abort *why)
-{
-    return dp_blame_get(&of(comm)->group->blame, why);
 }
 
 /* All ranks are here and none has a request left: as if new. */
 static void begin_anew(struct group *g)
 {
-    for (size_t i = 0; i < (size_t)g->size * (size_t)g->size * DP_CHANNELS; i++)
-        dp_lane_clear(&g->lanes[i]);
+    for_all_fifos(g, clear_fifo);
     for (int i = 0; i < g->size; i++)
         g->came[i] = false;
     g->came_count = 0;
     g->resets++;
-    dp_blame_clear(&g->blame);
+    dp_abort_record_clear(&g->abort_record);
 }
 
-static int say_missing(const struct group *g, int64_t waited_ns)
+static int report_missing(const struct group *g, int64_t waited_ns)
 {
     char missing[160] = "";
     size_t len = 0;
@@ -257,7 +701,7 @@ static int threads_reset(struct dp_comm *comm)
         err = 0;
         of(comm)->finished = false;
     } else {
-        err = err ? say_missing(g, comm->deadline_ns)
+        err = err ? report_missing(g, comm->deadline_ns)
                   : dp_fail(DP_ECOMM, "reset: %d of %d ranks have left the group",
                             g->size - g->members, g->size);
         g->came[comm->rank] = false;
@@ -273,42 +717,58 @@ static void free_group(struct group *g)
 {
     if (!g)
         return;
-    for (size_t i = 0; g->lanes && i < (size_t)g->size * (size_t)g->size * DP_CHANNELS; i++)
-        dp_lane_fini(&g->lanes[i]);
-    for (int i = 0; g->bells && i < g->size; i++) {
-        pthread_cond_destroy(&g->bells[i].rung);
-        pthread_mutex_destroy(&g->bells[i].lock);
+    for_all_fifos(g, free_fifo);
+    for (int lane = 0; lane < atomic_load(&g->lanes); lane++)
+        free(atomic_load(&g->tables[lane]));
+    for (int i = 0; g->events && i < g->size; i++) {
+        free_mail(g->events[i].mail);
+        pthread_cond_destroy(&g->events[i].changed);
+        pthread_mutex_destroy(&g->events[i].lock);
     }
     pthread_cond_destroy(&g->all_came);
     pthread_mutex_destroy(&g->lock);
     free(g->came);
     free(g->waiting_for);
-    free(g->bells);
-    free(g->asides);
-    free(g->lanes);
+    free(g->events);
+    free(g->busy_until);
+    free(g->died);
+    free(g->left);
+    free(g->tables);
     free(g);
 }
 
-/* What this rank has put aside stays for its receivers; all else of it goes, and who waits for it
- * learns that it left. */
-static void leave_lanes(struct dp_comm *comm)
+static void threads_close_lanes(struct dp_comm *comm, int first, int count)
+{
+    for_own_fifos(comm, first, first + count, dp_fifo_drop);
+    drop_any(of(comm), first, first + count);
+}
+
+/* What this rank has put aside stays for its receivers; everything else of it is dropped, and a
+ * rank that waits for it gets DP_ECOMM. */
+static void leave(struct dp_comm *comm)
 {
     struct group *g = of(comm)->group;
 
-    for (int peer = 0; peer < g->size; peer++)
-        for (int channel = 0; channel < DP_CHANNELS; channel++)
-            for (int sending = 0; sending < 2; sending++)
-                dp_lane_leave(own_lane(comm, peer, channel, sending), sending);
+    of(comm)->finished = false;
+    finish_requests(comm);
+    atomic_store(&g->left[comm->rank], true);
+    atomic_fetch_add(&g->left_count, 1);
+    for_own_fifos(comm, 0, DP_LANES, dp_fifo_leave);
+    wake_all(g);
+}
+
+void dp_comm_threads_die(struct dp_comm *comm)
+{
+    atomic_store(&of(comm)->group->died[comm->rank], true);
+    leave(comm);
 }
 
 static void threads_close(struct dp_comm *comm)
 {
     struct group *g = of(comm)->group;
 
-    of(comm)->finished = false;
-    finish_requests(comm);
-    leave_lanes(comm);
-    ring_all(g);
+    leave(comm);
+    free_any(of(comm));
     pthread_mutex_lock(&g->lock);
     bool last = --g->members == 0;
     pthread_cond_broadcast(&g->all_came);
@@ -320,31 +780,27 @@ static void threads_close(struct dp_comm *comm)
 
 static const struct dp_comm_ops threads_ops = {
     .name = "threads",
+    .caps = {.tags = true},
     .isend = threads_isend,
     .irecv = threads_irecv,
+    .irecv_any = threads_irecv_any,
+    .received = threads_received,
+    .close_lanes = threads_close_lanes,
     .test = threads_test,
+    .is_done = threads_is_done,
     .progress = threads_progress,
     .sleep = threads_sleep,
+    .busy = threads_busy,
+    .busy_until = threads_busy_until,
     .abort = threads_abort,
     .aborted = threads_aborted,
     .reset = threads_reset,
+    .survival = &threads_survival,
     .close = threads_close,
 };
 
-static void init_lanes(struct group *g)
-{
-    for (int s = 0; s < g->size; s++)
-        for (int r = 0; r < g->size; r++)
-            for (int channel = 0; channel < DP_CHANNELS; channel++) {
-                struct dp_lane *lane = lane_at(g, s, r, channel);
-                dp_lane_init(lane, s, r,
-                             g->asides + (size_t)(lane - g->lanes) * DP_LANE_SHORT_COUNT);
-            }
-}
-
 static struct group *new_group(int size)
 {
-    const size_t lanes = (size_t)size * (size_t)size * DP_CHANNELS;
     struct group *g = calloc(1, sizeof(*g));
     pthread_condattr_t monotonic;
 
@@ -355,22 +811,23 @@ static struct group *new_group(int size)
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->all_came, &monotonic);
     g->size = g->members = size;
-    g->lanes = calloc(lanes, sizeof(*g->lanes));
-    g->asides = calloc(lanes * DP_LANE_SHORT_COUNT, sizeof(*g->asides));
-    g->bells = calloc((size_t)size, sizeof(*g->bells));
+    g->tables = calloc(DP_LANES, sizeof(*g->tables));
+    g->left = calloc((size_t)size, sizeof(*g->left));
+    g->died = calloc((size_t)size, sizeof(*g->died));
+    g->busy_until = calloc((size_t)size, sizeof(*g->busy_until));
+    g->events = calloc((size_t)size, sizeof(*g->events));
     g->waiting_for = calloc((size_t)size, sizeof(*g->waiting_for));
     g->came = calloc((size_t)size, sizeof(*g->came));
     for (int i = 0; g->waiting_for && i < size; i++)
         atomic_init(&g->waiting_for[i], -1);
-    for (int i = 0; g->bells && i < size; i++) {
-        pthread_mutex_init(&g->bells[i].lock, NULL);
-        pthread_cond_init(&g->bells[i].rung, &monotonic);
+    for (int i = 0; g->events && i < size; i++) {
+        pthread_mutex_init(&g->events[i].lock, NULL);
+        pthread_cond_init(&g->events[i].changed, &monotonic);
+        g->events[i].mail_end = &g->events[i].mail;
     }
     pthread_condattr_destroy(&monotonic);
-    if (g->lanes && g->asides && g->bells && g->waiting_for && g->came) {
-        init_lanes(g);
+    if (g->tables && g->left && g->died && g->busy_until && g->events && g->waiting_for && g->came)
         return g;
-    }
     free_group(g);
     return NULL;
 }

@@ -3,12 +3,14 @@
  * cuda.c - a CUDA device. Every call makes the device's primary context current and puts back what
  * the calling thread had, so that any thread may call, also one that works with another context.
  */
-#include "device/device.h"
+#include "device/device_ops.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
 #include "device/cuda_driver.h"
+#include "topology/sysfs.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 
 struct cuda {
@@ -18,15 +20,35 @@ struct cuda {
     CUcontext context; /* the primary one; NULL: not retained yet */
 };
 
-struct dp_device_stream {
-    struct cuda *cuda;
+struct cuda_stream {
+    struct dp_device_stream base;
     CUstream stream;
 };
 
-struct dp_device_event {
-    struct cuda *cuda;
+struct cuda_event {
+    struct dp_device_event base;
     CUevent event;
 };
+
+static struct cuda *cuda_of_stream(const struct dp_device_stream *stream)
+{
+    return (struct cuda *)stream->dev;
+}
+
+static struct cuda *cuda_of_event(const struct dp_device_event *event)
+{
+    return (struct cuda *)event->dev;
+}
+
+static CUstream native_stream(const struct dp_device_stream *stream)
+{
+    return ((const struct cuda_stream *)stream)->stream;
+}
+
+static CUevent native_event(const struct dp_device_event *event)
+{
+    return ((const struct cuda_event *)event)->event;
+}
 
 static int enter(struct cuda *cuda)
 {
@@ -52,8 +74,8 @@ static CUdeviceptr address(const void *ptr)
  * then ever more rarely. */
 static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
 {
-    const int64_t spin_ns = 50 * DP_NS_PER_US, longest_nap_ns = 500 * DP_NS_PER_US;
-    int64_t start = dp_now_ns(), nap_ns = 10 * DP_NS_PER_US;
+    const int64_t spin_ns = 50 * DP_NS_PER_US, longest_ns = 500 * DP_NS_PER_US;
+    int64_t start = dp_now_ns(), sleep_ns = 10 * DP_NS_PER_US;
     int err;
 
     while ((err = test(arg)) == DP_EAGAIN) {
@@ -62,8 +84,8 @@ static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
             return DP_ETIMEDOUT;
         if (waited < spin_ns)
             continue;
-        nanosleep(&(struct timespec){0, (long)nap_ns}, NULL);
-        nap_ns = 2 * nap_ns < longest_nap_ns ? 2 * nap_ns : longest_nap_ns;
+        nanosleep(&(struct timespec){0, (long)sleep_ns}, NULL);
+        sleep_ns = 2 * sleep_ns < longest_ns ? 2 * sleep_ns : longest_ns;
     }
     return err;
 }
@@ -91,9 +113,9 @@ static int cuda_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes,
     if (where == DP_MEMORY_DEVICE)
         return dp_cuda_check(&cuda->cu, leave(cuda, alloc_device(&cuda->cu, ask, out)),
                              "no device memory for a buffer of %zu bytes", bytes);
-    return dp_cuda_check(
-        &cuda->cu, leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
-        "no pinned memory for a buffer of %zu bytes", bytes);
+    return dp_cuda_check(&cuda->cu,
+                         leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
+                         "no pinned memory for a buffer of %zu bytes", bytes);
 }
 
 static void cuda_free(struct dp_device *dev, enum dp_memory where, void *ptr)
@@ -110,47 +132,81 @@ static void cuda_free(struct dp_device *dev, enum dp_memory where, void *ptr)
     dp_cuda_check(&cuda->cu, leave(cuda, result), "freeing the buffer at %p", ptr);
 }
 
+static int cuda_register(struct dp_device *dev, void *ptr, size_t bytes)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+
+    int err = enter(cuda);
+    if (err)
+        return err;
+    CUresult result = cuda->cu.cuMemHostRegister(ptr, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    return dp_cuda_check(&cuda->cu, leave(cuda, result), "pinning the %zu bytes at %p", bytes, ptr);
+}
+
+static void cuda_unregister(struct dp_device *dev, void *ptr)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+
+    if (!enter(cuda))
+        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuMemHostUnregister(ptr)),
+                      "unpinning the memory at %p", ptr);
+}
+
 /* ---- streams --------------------------------------------------------------------------------- */
 
 static const int64_t longest_drain_ns = 10 * DP_NS_PER_S;
 
-static int cuda_stream_new(struct dp_device *dev, struct dp_device_stream **out)
+/* CUDA's numbers are the other way round, and its default is the least urgent. */
+static CUresult create_stream(const struct dp_cuda_driver *cu, enum dp_device_priority priority,
+                              CUstream *out)
+{
+    int least = 0, greatest = 0;
+    CUresult result = cu->cuCtxGetStreamPriorityRange(&least, &greatest);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    return cu->cuStreamCreateWithPriority(out, CU_STREAM_NON_BLOCKING,
+                                          priority == DP_PRIORITY_HIGH ? greatest : least);
+}
+
+static int cuda_stream_new(struct dp_device *dev, enum dp_device_priority priority,
+                           struct dp_device_stream **out)
 {
     struct cuda *cuda = (struct cuda *)dev;
-    struct dp_device_stream *stream = calloc(1, sizeof(*stream));
+    struct cuda_stream *stream = calloc(1, sizeof(*stream));
 
     if (!stream)
         return dp_fail(DP_ENOMEM, "cuda: no memory for a stream");
-    stream->cuda = cuda;
+    stream->base.dev = dev;
     int err = enter(cuda);
     if (!err)
-        err = dp_cuda_check(
-            &cuda->cu,
-            leave(cuda, cuda->cu.cuStreamCreate(&stream->stream, CU_STREAM_NON_BLOCKING)),
-            "making a stream");
+        err = dp_cuda_check(&cuda->cu,
+                            leave(cuda, create_stream(&cuda->cu, priority, &stream->stream)),
+                            "making a stream");
     if (err)
         free(stream);
     else
-        *out = stream;
+        *out = &stream->base;
     return err;
 }
 
 static int test_stream(void *arg)
 {
     struct dp_device_stream *stream = arg;
+    const struct dp_cuda_driver *cu = &cuda_of_stream(stream)->cu;
 
-    return stream->cuda->cu.cuStreamQuery(stream->stream) == CUDA_ERROR_NOT_READY ? DP_EAGAIN : 0;
+    return cu->cuStreamQuery(native_stream(stream)) == CUDA_ERROR_NOT_READY ? DP_EAGAIN : 0;
 }
 
 static void cuda_stream_free(struct dp_device_stream *stream)
 {
-    struct cuda *cuda = stream ? stream->cuda : NULL;
+    struct cuda *cuda = stream ? cuda_of_stream(stream) : NULL;
 
     if (cuda && !enter(cuda)) {
         if (poll_until(test_stream, stream, longest_drain_ns))
             dp_log(DP_LOG_WARN, "cuda:%d: a stream is freed with work unfinished after 10 s",
                    cuda->cu.ordinal);
-        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuStreamDestroy(stream->stream)),
+        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuStreamDestroy(native_stream(stream))),
                       "freeing a stream");
     }
     free(stream);
@@ -158,31 +214,44 @@ static void cuda_stream_free(struct dp_device_stream *stream)
 
 static void *cuda_stream_native(struct dp_device_stream *stream)
 {
-    return stream->stream;
+    return native_stream(stream);
 }
 
 /* Addresses are unified: the driver sees by itself which memory is where. */
 static int cuda_copy(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes)
 {
-    struct cuda *cuda = stream->cuda;
+    struct cuda *cuda = cuda_of_stream(stream);
 
-    int err = bytes ? enter(cuda) : 0;
-    if (err || !bytes)
+    int err = enter(cuda);
+    if (err)
         return err;
-    CUresult result = cuda->cu.cuMemcpyAsync(address(dst), address(src), bytes, stream->stream);
+    CUresult result =
+        cuda->cu.cuMemcpyAsync(address(dst), address(src), bytes, native_stream(stream));
     return dp_cuda_check(&cuda->cu, leave(cuda, result), "copying %zu bytes from %p to %p", bytes,
                          src, dst);
 }
 
 static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
 {
-    struct cuda *cuda = stream->cuda;
+    struct cuda *cuda = cuda_of_stream(stream);
 
-    int err = bytes ? enter(cuda) : 0;
-    if (err || !bytes)
+    int err = enter(cuda);
+    if (err)
         return err;
-    CUresult result = cuda->cu.cuMemsetD8Async(address(dst), 0, bytes, stream->stream);
+    CUresult result = cuda->cu.cuMemsetD8Async(address(dst), 0, bytes, native_stream(stream));
     return dp_cuda_check(&cuda->cu, leave(cuda, result), "zeroing %zu bytes at %p", bytes, dst);
+}
+
+/* A CUDA host function has the same form. */
+static int cuda_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user)
+{
+    struct cuda *cuda = cuda_of_stream(stream);
+
+    int err = enter(cuda);
+    if (err)
+        return err;
+    CUresult result = cuda->cu.cuLaunchHostFunc(native_stream(stream), fn, user);
+    return dp_cuda_check(&cuda->cu, leave(cuda, result), "queueing a call");
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -190,11 +259,11 @@ static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
 static int cuda_event_new(struct dp_device *dev, struct dp_device_event **out)
 {
     struct cuda *cuda = (struct cuda *)dev;
-    struct dp_device_event *event = calloc(1, sizeof(*event));
+    struct cuda_event *event = calloc(1, sizeof(*event));
 
     if (!event)
         return dp_fail(DP_ENOMEM, "cuda: no memory for an event");
-    event->cuda = cuda;
+    event->base.dev = dev;
     int err = enter(cuda);
     if (!err)
         err = dp_cuda_check(
@@ -203,40 +272,40 @@ static int cuda_event_new(struct dp_device *dev, struct dp_device_event **out)
     if (err)
         free(event);
     else
-        *out = event;
+        *out = &event->base;
     return err;
 }
 
 static void cuda_event_free(struct dp_device_event *event)
 {
-    struct cuda *cuda = event ? event->cuda : NULL;
+    struct cuda *cuda = event ? cuda_of_event(event) : NULL;
 
     if (cuda && !enter(cuda))
-        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuEventDestroy(event->event)),
+        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuEventDestroy(native_event(event))),
                       "freeing an event");
     free(event);
 }
 
 static int cuda_event_record(struct dp_device_event *event, struct dp_device_stream *stream)
 {
-    struct cuda *cuda = event->cuda;
+    struct cuda *cuda = cuda_of_event(event);
 
     int err = enter(cuda);
     if (err)
         return err;
-    return dp_cuda_check(&cuda->cu,
-                         leave(cuda, cuda->cu.cuEventRecord(event->event, stream->stream)),
-                         "recording an event");
+    return dp_cuda_check(
+        &cuda->cu, leave(cuda, cuda->cu.cuEventRecord(native_event(event), native_stream(stream))),
+        "recording an event");
 }
 
 static int cuda_event_test(struct dp_device_event *event)
 {
-    struct cuda *cuda = event->cuda;
+    struct cuda *cuda = cuda_of_event(event);
 
     int err = enter(cuda);
     if (err)
         return err;
-    CUresult result = leave(cuda, cuda->cu.cuEventQuery(event->event));
+    CUresult result = leave(cuda, cuda->cu.cuEventQuery(native_event(event)));
     if (result == CUDA_ERROR_NOT_READY)
         return DP_EAGAIN; /* no failure: not a word of it */
     return dp_cuda_check(&cuda->cu, result, "the work before an event");
@@ -254,21 +323,21 @@ static int cuda_event_wait(struct dp_device_event *event, int64_t timeout_ns)
     if (err != DP_ETIMEDOUT)
         return err;
     return dp_fail_quietly(err, "cuda:%d: an event was not reached within %lld ms",
-                           event->cuda->cu.ordinal, (long long)(timeout_ns / DP_NS_PER_MS));
+                           cuda_of_event(event)->cu.ordinal,
+                           (long long)(timeout_ns / DP_NS_PER_MS));
 }
 
 static int cuda_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
 {
-    struct cuda *cuda = stream->cuda;
+    struct cuda *cuda = cuda_of_stream(stream);
 
-    if (event->cuda != cuda)
-        return dp_fail(DP_EINVAL, "cuda: a stream cannot wait for another device's event");
     int err = enter(cuda);
     if (err)
         return err;
-    return dp_cuda_check(&cuda->cu,
-                         leave(cuda, cuda->cu.cuStreamWaitEvent(stream->stream, event->event, 0)),
-                         "waiting for an event");
+    return dp_cuda_check(
+        &cuda->cu,
+        leave(cuda, cuda->cu.cuStreamWaitEvent(native_stream(stream), native_event(event), 0)),
+        "waiting for an event");
 }
 
 /* ---- the device ------------------------------------------------------------------------------ */
@@ -280,6 +349,7 @@ static void cuda_close(struct dp_device *dev)
     if (cuda->context)
         dp_cuda_check(&cuda->cu, cuda->cu.cuDevicePrimaryCtxRelease(cuda->device),
                       "releasing its context");
+    dp_device_fini(dev);
     free(cuda);
 }
 
@@ -287,11 +357,14 @@ static const struct dp_device_ops cuda_ops = {
     .name = "cuda",
     .alloc = cuda_alloc,
     .free = cuda_free,
+    .register_memory = cuda_register,
+    .unregister_memory = cuda_unregister,
     .stream_new = cuda_stream_new,
     .stream_free = cuda_stream_free,
     .stream_native = cuda_stream_native,
     .copy = cuda_copy,
     .zero = cuda_zero,
+    .call = cuda_call,
     .event_new = cuda_event_new,
     .event_free = cuda_event_free,
     .event_record = cuda_event_record,
@@ -323,6 +396,18 @@ static int retain_context(struct cuda *cuda)
     return err;
 }
 
+/* What sysfs says of its PCI function; -1: nothing. */
+static int find_numa_node(struct cuda *cuda)
+{
+    char id[32] = "";
+
+    if (cuda->cu.cuDeviceGetPCIBusId(id, sizeof(id), cuda->device) != CUDA_SUCCESS)
+        return -1;
+    for (char *c = id; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    return (int)dp_sysfs_number("", -1, "/sys/bus/pci/devices/%s/numa_node", id);
+}
+
 int dp_device_cuda_open(int ordinal, struct dp_device **out)
 {
     struct dp_device_options options;
@@ -333,10 +418,12 @@ int dp_device_cuda_open(int ordinal, struct dp_device **out)
     struct cuda *cuda = calloc(1, sizeof(*cuda));
     if (!cuda)
         return dp_fail(DP_ENOMEM, "cuda: no memory for a device");
-    cuda->base = (struct dp_device){&cuda_ops, {kDLCUDA, ordinal}, false};
+    dp_device_init(&cuda->base, &cuda_ops, (DLDevice){kDLCUDA, ordinal}, false);
     err = dp_cuda_driver_load(options.cuda_library, ordinal, &cuda->cu);
     if (!err)
         err = retain_context(cuda);
+    if (!err)
+        cuda->base.numa_node = find_numa_node(cuda);
     if (err)
         cuda_close(&cuda->base);
     else

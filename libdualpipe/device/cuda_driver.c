@@ -56,6 +56,7 @@ static int nearest_error(CUresult result)
     switch (result) {
     case CUDA_ERROR_INVALID_VALUE:
     case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
         return DP_EINVAL;
     case CUDA_ERROR_OUT_OF_MEMORY:
         return DP_ENOMEM;

@@ -12,10 +12,12 @@
 
 /* X(name) for every function; the name may be a macro of cuda.h for a versioned one. */
 #define DP_CUDA_FUNCTIONS(X)                                                                       \
+    X(cuCtxGetStreamPriorityRange)                                                                 \
     X(cuCtxPopCurrent)                                                                             \
     X(cuCtxPushCurrent)                                                                            \
     X(cuDeviceGet)                                                                                 \
     X(cuDeviceGetCount)                                                                            \
+    X(cuDeviceGetPCIBusId)                                                                         \
     X(cuDevicePrimaryCtxRelease)                                                                   \
     X(cuDevicePrimaryCtxRetain)                                                                    \
     X(cuEventCreate)                                                                               \
@@ -25,13 +27,16 @@
     X(cuGetErrorName)                                                                              \
     X(cuGetErrorString)                                                                            \
     X(cuInit)                                                                                      \
+    X(cuLaunchHostFunc)                                                                            \
     X(cuMemAlloc)                                                                                  \
     X(cuMemFree)                                                                                   \
     X(cuMemFreeHost)                                                                               \
     X(cuMemHostAlloc)                                                                              \
+    X(cuMemHostRegister)                                                                           \
+    X(cuMemHostUnregister)                                                                         \
     X(cuMemcpyAsync)                                                                               \
     X(cuMemsetD8Async)                                                                             \
-    X(cuStreamCreate)                                                                              \
+    X(cuStreamCreateWithPriority)                                                                  \
     X(cuStreamDestroy)                                                                             \
     X(cuStreamQuery)                                                                               \
     X(cuStreamWaitEvent)

@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device/device.h"
+#include "device/device_ops.h"
 
 #include "base/fail.h"
 #include "base/options.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct dp_option table[] = {
     {"WORKERS", DP_OPTION_INT, "0", "threads that copy for the host device",
      offsetof(struct dp_device_options, workers), .min = 0, .max = DP_HOST_MAX_WORKERS},
+    {"LINK_MBS", DP_OPTION_INT, "0",
+     "MB/s each way between host and device memory of the host device; 0: as fast as memory",
+     offsetof(struct dp_device_options, link_mbs), .min = 0, .max = 10000000},
     {"CUDA_LIBRARY", DP_OPTION_STRING, NULL, "file of the CUDA driver, instead of libcuda.so.1",
      offsetof(struct dp_device_options, cuda_library), .choices = NULL},
 };
-const struct dp_option_area dp_device_option_area = {"DEVICE", table, 2};
+const struct dp_option_area dp_device_option_area = {"DEVICE", table, 3};
 
 /* The number behind the colon of "cuda:1", or `fallback` if there is none. */
 static int parse_number(const char *name, const char *text, int fallback, int *out)
@@ -29,6 +33,16 @@ static int parse_number(const char *name, const char *text, int fallback, int *o
         return dp_fail(DP_EINVAL, "device '%s': expected host[:workers] or cuda[:ordinal]", name);
     *out = (int)value;
     return 0;
+}
+
+static int open_host(int workers, int64_t link_mbs, struct dp_device **out)
+{
+    double bytes_per_s = (double)link_mbs * 1e6;
+
+    if (!link_mbs)
+        return dp_device_host_open(workers, out);
+    return dp_device_host_open_link(workers, &(struct dp_host_link){bytes_per_s, bytes_per_s, 0, 0},
+                                    out);
 }
 
 int dp_device_open(const char *name, struct dp_device **out)
@@ -47,7 +61,7 @@ int dp_device_open(const char *name, struct dp_device **out)
     }
     if (!strncmp(name, "host", 4)) {
         err = parse_number(name, name + 4, (int)options.workers, &number);
-        return err ? err : dp_device_host_open(number, out);
+        return err ? err : open_host(number, options.link_mbs, out);
     }
     return dp_fail(DP_EINVAL, "device '%s': expected host[:workers] or cuda[:ordinal]", name);
 }
@@ -56,4 +70,111 @@ void dp_device_close(struct dp_device *dev)
 {
     if (dev)
         dev->ops->close(dev);
+}
+
+const char *dp_device_name(const struct dp_device *dev)
+{
+    return dev->ops->name;
+}
+
+DLDevice dp_device_dl(const struct dp_device *dev)
+{
+    return dev->dl;
+}
+
+bool dp_device_host_accessible(const struct dp_device *dev)
+{
+    return dev->host_accessible;
+}
+
+int dp_device_numa_node(const struct dp_device *dev)
+{
+    return dev->numa_node;
+}
+
+int dp_device_register(struct dp_device *dev, void *ptr, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+    if (!ptr || !bytes || (uintptr_t)ptr % page || bytes % page)
+        return dp_fail(DP_EINVAL, "%s: %zu bytes at %p are not whole pages, which only can be pinned",
+                       dev->ops->name, bytes, ptr);
+    return dev->ops->register_memory(dev, ptr, bytes);
+}
+
+void dp_device_unregister(struct dp_device *dev, void *ptr)
+{
+    if (ptr)
+        dev->ops->unregister_memory(dev, ptr);
+}
+
+/* ---- streams and events: straight to the table ------------------------------------------------ */
+
+int dp_device_stream_new(struct dp_device *dev, enum dp_device_priority priority,
+                         struct dp_device_stream **out)
+{
+    if (priority < DP_PRIORITY_LOW || priority > DP_PRIORITY_HIGH)
+        return dp_fail(DP_EINVAL, "%s: a stream of priority %d, expected %d to %d", dev->ops->name,
+                       priority, DP_PRIORITY_LOW, DP_PRIORITY_HIGH);
+    return dev->ops->stream_new(dev, priority, out);
+}
+
+void dp_device_stream_free(struct dp_device_stream *stream)
+{
+    if (stream)
+        stream->dev->ops->stream_free(stream);
+}
+
+void *dp_device_stream_native(struct dp_device_stream *stream)
+{
+    return stream->dev->ops->stream_native(stream);
+}
+
+int dp_device_copy(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes)
+{
+    return bytes ? stream->dev->ops->copy(stream, dst, src, bytes) : 0;
+}
+
+int dp_device_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
+{
+    return bytes ? stream->dev->ops->zero(stream, dst, bytes) : 0;
+}
+
+int dp_device_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user)
+{
+    return stream->dev->ops->call(stream, fn, user);
+}
+
+int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out)
+{
+    return dev->ops->event_new(dev, out);
+}
+
+void dp_device_event_free(struct dp_device_event *event)
+{
+    if (event)
+        event->dev->ops->event_free(event);
+}
+
+int dp_device_event_record(struct dp_device_event *event, struct dp_device_stream *stream)
+{
+    return event->dev->ops->event_record(event, stream);
+}
+
+int dp_device_event_test(struct dp_device_event *event)
+{
+    return event->dev->ops->event_test(event);
+}
+
+int dp_device_event_wait(struct dp_device_event *event, int64_t timeout_ns)
+{
+    return event->dev->ops->event_wait(event, timeout_ns);
+}
+
+int dp_device_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
+{
+    if (event->dev != stream->dev)
+        return dp_fail(DP_EINVAL, "%s: a stream cannot wait for another device's event",
+                       stream->dev->ops->name);
+    return stream->dev->ops->stream_wait(stream, event);
 }

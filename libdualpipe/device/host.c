@@ -60,7 +60,37 @@ static void host_free(struct dp_device *dev, enum dp_memory where, void *ptr)
         free(ptr);
 }
 
+/* There is no device that would have to be told. */
+static int host_register(struct dp_device *dev, void *ptr, size_t bytes)
+{
+    (void)dev;
+    madvise(ptr, bytes, MADV_POPULATE_WRITE);
+    return 0;
+}
+
+static void host_unregister(struct dp_device *dev, void *ptr)
+{
+    (void)dev;
+    (void)ptr;
+}
+
 /* ---- streams and events ---------------------------------------------------------------------- */
+
+static int new_stream(struct dp_device *dev, enum dp_device_priority priority,
+                      struct dp_device_stream **out)
+{
+    struct host_stream *stream;
+    int err = host_stream_new((struct host *)dev, priority, &stream);
+
+    if (!err)
+        *out = &stream->base;
+    return err;
+}
+
+static void free_stream(struct dp_device_stream *stream)
+{
+    host_stream_free((struct host_stream *)stream);
+}
 
 static void *host_stream_native(struct dp_device_stream *stream)
 {
@@ -70,35 +100,49 @@ static void *host_stream_native(struct dp_device_stream *stream)
 
 static int host_copy(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes)
 {
-    if (!bytes)
-        return 0;
-    if (host_stream_at_once(stream, bytes))
+    struct host_stream *s = (struct host_stream *)stream;
+
+    if (host_stream_at_once(s, bytes))
         dp_copy(dst, src, bytes);
     else
-        host_stream_give(stream, &(struct op){.kind = OP_COPY, .dst = dst, .src = src,
-                                              .bytes = bytes});
+        host_stream_give(s, &(struct op){.kind = OP_COPY,
+                                         .dst = dst,
+                                         .src = src,
+                                         .bytes = bytes,
+                                         .direction = host_link_direction(s->host, dst, src)});
     return 0;
 }
 
 static int host_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
 {
-    if (!bytes)
-        return 0;
-    if (host_stream_at_once(stream, bytes))
+    struct host_stream *s = (struct host_stream *)stream;
+
+    if (host_stream_at_once(s, bytes))
         memset(dst, 0, bytes);
     else
-        host_stream_give(stream, &(struct op){.kind = OP_ZERO, .dst = dst, .bytes = bytes});
+        host_stream_give(s, &(struct op){.kind = OP_ZERO, .dst = dst, .bytes = bytes});
+    return 0;
+}
+
+static int host_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user)
+{
+    struct host_stream *s = (struct host_stream *)stream;
+
+    if (!s->host->workers)
+        fn(user);
+    else
+        host_stream_give(s, &(struct op){.kind = OP_CALL, .fn = fn, .user = user});
     return 0;
 }
 
 static int host_event_new(struct dp_device *dev, struct dp_device_event **out)
 {
-    struct dp_device_event *event = calloc(1, sizeof(*event));
+    struct host_event *event = calloc(1, sizeof(*event));
 
-    (void)dev;
     if (!event)
         return dp_fail(DP_ENOMEM, "host: no memory for an event");
-    *out = event;
+    event->base.dev = dev;
+    *out = &event->base;
     return 0;
 }
 
@@ -109,26 +153,31 @@ static void host_event_free(struct dp_device_event *event)
 
 static int host_event_record(struct dp_device_event *event, struct dp_device_stream *stream)
 {
-    event->stream = stream;
-    event->count = stream->given;
+    struct host_event *e = (struct host_event *)event;
+
+    e->stream = (struct host_stream *)stream;
+    e->count = e->stream->given;
     return 0;
 }
 
 static int host_event_test(struct dp_device_event *event)
 {
-    bool reached = !event->stream || host_stream_reached(event->stream, event->count);
+    struct host_event *e = (struct host_event *)event;
+    bool reached = !e->stream || host_stream_reached(e->stream, e->count);
 
     return reached ? 0 : DP_EAGAIN;
 }
 
 static int host_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 {
+    struct host_event *e = (struct host_event *)event;
+
     if (!host_event_test(event))
         return 0;
     int64_t now = dp_now_ns();
     int64_t deadline_ns = timeout_ns < INT64_MAX - now ? now + timeout_ns : INT64_MAX;
 
-    if (!host_stream_reach(event->stream, event->count, deadline_ns))
+    if (!host_stream_reach(e->stream, e->count, deadline_ns))
         return 0;
     return dp_fail_quietly(DP_ETIMEDOUT, "host: an event was not reached within %lld ms",
                            (long long)(timeout_ns / DP_NS_PER_MS));
@@ -136,11 +185,11 @@ static int host_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 
 static int host_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
 {
-    if (event->stream && event->stream->host != stream->host)
-        return dp_fail(DP_EINVAL, "host: a stream cannot wait for another device's event");
+    struct host_event *e = (struct host_event *)event;
+
     if (host_event_test(event))
-        host_stream_give(stream, &(struct op){.kind = OP_WAIT, .other = event->stream,
-                                              .count = event->count});
+        host_stream_give((struct host_stream *)stream,
+                         &(struct op){.kind = OP_WAIT, .other = e->stream, .count = e->count});
     return 0;
 }
 
@@ -149,16 +198,17 @@ static int host_stream_wait(struct dp_device_stream *stream, struct dp_device_ev
 static void host_close(struct dp_device *dev)
 {
     struct host *host = (struct host *)dev;
-    struct dp_device_stream *next;
+    struct host_stream *next;
 
     host_workers_stop(host);
-    for (struct dp_device_stream *s = host->streams; s; s = next) {
+    for (struct host_stream *s = host->streams; s; s = next) {
         next = s->next_all;
         free(s);
     }
     pthread_cond_destroy(&host->progress);
     pthread_cond_destroy(&host->work);
     pthread_mutex_destroy(&host->lock);
+    dp_device_fini(dev);
     free(host);
 }
 
@@ -166,11 +216,14 @@ static const struct dp_device_ops host_ops = {
     .name = "host",
     .alloc = host_alloc,
     .free = host_free,
-    .stream_new = host_stream_new,
-    .stream_free = host_stream_free,
+    .register_memory = host_register,
+    .unregister_memory = host_unregister,
+    .stream_new = new_stream,
+    .stream_free = free_stream,
     .stream_native = host_stream_native,
     .copy = host_copy,
     .zero = host_zero,
+    .call = host_call,
     .event_new = host_event_new,
     .event_free = host_event_free,
     .event_record = host_event_record,
@@ -188,21 +241,21 @@ static void init_locks(struct host *host)
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&host->lock, NULL);
-    pthread_cond_init(&host->work, NULL);
+    pthread_cond_init(&host->work, &monotonic);
     pthread_cond_init(&host->progress, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }
 
-int dp_device_host_open(int workers, struct dp_device **out)
+static int open_host(int workers, const struct dp_host_link *link, struct dp_device **out)
 {
-    if (workers < 0 || workers > DP_HOST_MAX_WORKERS)
-        return dp_fail(DP_EINVAL, "host device with %d copy workers: expected 0 to %d", workers,
-                       DP_HOST_MAX_WORKERS);
-
     struct host *host = calloc(1, sizeof(*host));
+
     if (!host)
         return dp_fail(DP_ENOMEM, "host: no memory for a device");
-    host->base = (struct dp_device){&host_ops, {kDLCPU, 0}, true};
+    dp_device_init(&host->base, &host_ops, (DLDevice){kDLCPU, 0}, true);
+    host->link = *link;
+    host->linked =
+        link->up_bytes_per_s > 0 || link->down_bytes_per_s > 0 || link->most_delay_ns > 0;
     init_locks(host);
     int err = host_workers_start(host, workers);
     if (err) {
@@ -211,4 +264,34 @@ int dp_device_host_open(int workers, struct dp_device **out)
     }
     *out = &host->base;
     return 0;
+}
+
+static int check_workers(int workers, int least)
+{
+    if (workers >= least && workers <= DP_HOST_MAX_WORKERS)
+        return 0;
+    return dp_fail(DP_EINVAL, "host device with %d copy workers: expected %d to %d", workers, least,
+                   DP_HOST_MAX_WORKERS);
+}
+
+int dp_device_host_open(int workers, struct dp_device **out)
+{
+    int err = check_workers(workers, 0);
+
+    return err ? err : open_host(workers, &(struct dp_host_link){0}, out);
+}
+
+int dp_device_host_open_link(int workers, const struct dp_host_link *link, struct dp_device **out)
+{
+    int err = check_workers(workers, 1); /* what a slow link holds up, somebody must finish */
+
+    if (err)
+        return err;
+    if (!(link->up_bytes_per_s >= 0) || !(link->down_bytes_per_s >= 0) || link->most_delay_ns < 0)
+        return dp_fail(DP_EINVAL,
+                       "host device with a link of %g bytes/s up, %g down, %lld ns late: expected "
+                       "0 or more",
+                       link->up_bytes_per_s, link->down_bytes_per_s,
+                       (long long)link->most_delay_ns);
+    return open_host(workers, link, out);
 }

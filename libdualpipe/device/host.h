@@ -6,29 +6,34 @@
  * workers. An event is such a count of one stream, so recording it costs nothing, and a stream that
  * waits for it waits for ops that were given before its own: there is always an op that can go on.
  *
- *      ring    . . . c c W c . .        c copy or zero, W wait for another stream's count
+ *      ring    . . . c c W c . .        c copy, zero or call, W wait for another stream's count
  *              done ---^     ^--- given
  *
- * A stream is in one list at a time: of those with something to copy (ready), of those that wait
- * for another stream (that stream's waiters), or in none (idle, or its last pieces are being
- * copied).
+ * A stream is in one list at a time: of those with something to do (ready, by priority), of those that
+ * wait for another stream (that stream's waiters), of those whose copy is done sooner than the link
+ * would have been (late), or in none (idle, or its last pieces are being copied).
  */
 #ifndef DP_DEVICE_HOST_H
 #define DP_DEVICE_HOST_H
 
-#include "device/device.h"
+#include "device/device_ops.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum op_kind { OP_COPY, OP_ZERO, OP_WAIT };
+enum op_kind { OP_COPY, OP_ZERO, OP_CALL, OP_WAIT };
+enum direction { LOCAL = -1, UP, DOWN, DIRECTIONS }; /* of a copy, over the link */
+enum { PRIORITIES = DP_PRIORITY_HIGH - DP_PRIORITY_LOW + 1 };
 
 struct op {
     enum op_kind kind;
     char *dst;
     const char *src;
     size_t bytes;
-    struct dp_device_stream *other; /* OP_WAIT: until its done is at least count */
+    enum direction direction;
+    void (*fn)(void *user);
+    void *user;
+    struct host_stream *other; /* OP_WAIT: until its done is at least count */
     uint64_t count;
 };
 
@@ -37,25 +42,29 @@ enum { RING = 128 };
 #define HOST_AT_ONCE ((size_t)16 << 10) /* bytes */
 
 struct stream_list {
-    struct dp_device_stream *first, **last;
+    struct host_stream *first, **last;
 };
 
-struct dp_device_stream {
+struct host_stream {
+    struct dp_device_stream base;
     struct host *host;
-    struct dp_device_stream *next;     /* in the one list it is in */
-    struct dp_device_stream *next_all; /* of the host's streams; they live until the host closes */
+    int level; /* of the ready lists: 0 is the most urgent */
+    struct host_stream *next;     /* in the one list it is in */
+    struct host_stream *next_all; /* of the host's streams; they live until the host closes */
     bool in_use;
     uint64_t given;        /* written by its owner, under the lock */
-    _Atomic uint64_t done; /* written under the lock; pairs with whoever asks about an event */
+    _Atomic uint64_t done; /* written under the lock; pairs with the tests of events */
     size_t handed_out;     /* bytes of the op at `done` that have been given to workers */
     int in_flight;         /* pieces of it that they have not finished */
+    int64_t finish_ns;     /* when the link is done with it; 0: not on the link */
     struct stream_list waiters;
     uint64_t awaited; /* the least count of done that a sleeping thread waits for; NOT_AWAITED */
     struct op ring[RING];
 };
 
-struct dp_device_event {
-    struct dp_device_stream *stream; /* NULL: never recorded */
+struct host_event {
+    struct dp_device_event base;
+    struct host_stream *stream; /* NULL: never recorded */
     uint64_t count;
 };
 
@@ -68,30 +77,41 @@ struct host {
     pthread_cond_t progress; /* some stream is as far as it is awaited */
     int idle; /* workers that wait for work */
     bool closing;
-    struct stream_list ready;
-    struct dp_device_stream *streams;
+    struct stream_list ready[PRIORITIES];
+    struct dp_host_link link;
+    bool linked;                  /* copies have directions */
+    int64_t free_ns[DIRECTIONS];  /* when the link is free again */
+    struct host_stream *late;     /* by finish_ns */
+    struct host_stream *streams;
 };
 
 int host_workers_start(struct host *host, int workers);
 /* Everything given to streams is carried out first. */
 void host_workers_stop(struct host *host);
 
-int host_stream_new(struct dp_device *dev, struct dp_device_stream **out);
-void host_stream_free(struct dp_device_stream *stream);
-void host_stream_give(struct dp_device_stream *stream, const struct op *op);
+int host_stream_new(struct host *host, enum dp_device_priority priority, struct host_stream **out);
+void host_stream_free(struct host_stream *stream);
+void host_stream_give(struct host_stream *stream, const struct op *op);
 /* Wait until `count` ops are done, copying meanwhile; deadline_ns on dp_now_ns()'s clock.
  * DP_ETIMEDOUT. */
-int host_stream_reach(struct dp_device_stream *stream, uint64_t count, int64_t deadline_ns);
+int host_stream_reach(struct host_stream *stream, uint64_t count, int64_t deadline_ns);
 
-static inline bool host_stream_reached(const struct dp_device_stream *stream, uint64_t count)
+/* Which way a copy goes. */
+enum direction host_link_direction(struct host *host, const void *dst, const void *src);
+/* Give the link an op that begins now: when it will be done; 0: it has nothing to do with it. */
+int64_t host_link_finish(struct host *host, const struct op *op);
+/* The first op of s has been carried out, but the link is not done with it. */
+void host_link_hold(struct host_stream *s);
+
+static inline bool host_stream_reached(const struct host_stream *stream, uint64_t count)
 {
     return atomic_load_explicit(&stream->done, memory_order_acquire) >= count;
 }
 
-/* Is a copy of that size done sooner by the calling thread than by a worker who is woken for it? */
-static inline bool host_stream_at_once(const struct dp_device_stream *stream, size_t bytes)
+/* Is a copy of that size done sooner by the calling thread than by a worker that is woken for it? */
+static inline bool host_stream_at_once(const struct host_stream *stream, size_t bytes)
 {
-    return (bytes <= HOST_AT_ONCE || !stream->host->workers) &&
+    return ((bytes <= HOST_AT_ONCE && !stream->host->linked) || !stream->host->workers) &&
            host_stream_reached(stream, stream->given);
 }
 

@@ -15,16 +15,20 @@ static const size_t cut_from = (size_t)1 << 20;
 static const size_t least_piece = (size_t)512 << 10, most_piece = (size_t)4 << 20;
 
 struct piece {
-    struct dp_device_stream *stream;
+    struct host_stream *stream;
     enum op_kind kind;
     char *dst;
     const char *src;
     size_t bytes, whole;
+    void (*fn)(void *user);
+    void *user;
 };
 
 static void carry_out(const struct piece *piece)
 {
-    if (piece->kind == OP_ZERO)
+    if (piece->kind == OP_CALL)
+        piece->fn(piece->user);
+    else if (piece->kind == OP_ZERO)
         memset(piece->dst, 0, piece->bytes);
     else
         dp_copy_piece(piece->dst, piece->src, piece->bytes, piece->whole);
@@ -32,7 +36,7 @@ static void carry_out(const struct piece *piece)
 
 /* ---- lists of streams; from here to the workers the host's lock is held ---------------------- */
 
-static void append(struct stream_list *list, struct dp_device_stream *s)
+static void append(struct stream_list *list, struct host_stream *s)
 {
     s->next = NULL;
     if (list->first)
@@ -42,9 +46,9 @@ static void append(struct stream_list *list, struct dp_device_stream *s)
     list->last = &s->next;
 }
 
-static struct dp_device_stream *take_first(struct stream_list *list)
+static struct host_stream *take_first(struct stream_list *list)
 {
-    struct dp_device_stream *s = list->first;
+    struct host_stream *s = list->first;
 
     if (s)
         list->first = s->next;
@@ -53,7 +57,7 @@ static struct dp_device_stream *take_first(struct stream_list *list)
 
 static void append_all(struct stream_list *list, struct stream_list *from)
 {
-    struct dp_device_stream *s;
+    struct host_stream *s;
 
     while ((s = take_first(from)))
         append(list, s);
@@ -61,14 +65,14 @@ static void append_all(struct stream_list *list, struct stream_list *from)
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-static struct op *first_op(struct dp_device_stream *s)
+static struct op *first_op(struct host_stream *s)
 {
     uint64_t done = atomic_load_explicit(&s->done, memory_order_relaxed);
 
     return done < s->given ? &s->ring[done % RING] : NULL;
 }
 
-static void count_done(struct dp_device_stream *s)
+static void count_done(struct host_stream *s)
 {
     uint64_t before = atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
 
@@ -78,15 +82,15 @@ static void count_done(struct dp_device_stream *s)
     }
 }
 
-static void make_ready(struct dp_device_stream *s)
+static void make_ready(struct host_stream *s)
 {
-    append(&s->host->ready, s);
+    append(&s->host->ready[s->level], s);
     if (s->host->idle)
         pthread_cond_signal(&s->host->work);
 }
 
 /* Pass the waits at the head of s that are over. Whether there were any. */
-static bool pass_waits(struct dp_device_stream *s)
+static bool pass_waits(struct host_stream *s)
 {
     bool passed = false;
     struct op *op;
@@ -100,12 +104,12 @@ static bool pass_waits(struct dp_device_stream *s)
 
 /* s, which is in no list, has a new first op: find its list, and that of every stream that was
  * waiting for it. */
-static void settle(struct dp_device_stream *s)
+static void settle(struct host_stream *s)
 {
     struct stream_list todo = {0};
 
     append(&todo, s);
-    for (struct dp_device_stream *t; (t = take_first(&todo));) {
+    for (struct host_stream *t; (t = take_first(&todo));) {
         if (pass_waits(t) || t == s)
             append_all(&todo, &t->waiters);
         struct op *op = first_op(t);
@@ -125,47 +129,97 @@ static size_t piece_size(const struct host *host, size_t bytes)
     return (size + 4095) & ~(size_t)4095;
 }
 
-/* The next piece of the stream that is first in turn; what is left of it goes to the end. */
-static struct piece take_piece(struct host *host)
+/* The list of the most urgent stream that has something to do; NULL: none has. */
+static struct stream_list *most_urgent(struct host *host)
 {
-    struct dp_device_stream *s = take_first(&host->ready);
+    for (int level = 0; level < PRIORITIES; level++)
+        if (host->ready[level].first)
+            return &host->ready[level];
+    return NULL;
+}
+
+/* The same for a thread that waits: it has no time for a call, which may take for ever. */
+static struct stream_list *most_urgent_copy(struct host *host)
+{
+    for (int level = 0; level < PRIORITIES; level++)
+        if (host->ready[level].first && first_op(host->ready[level].first)->kind != OP_CALL)
+            return &host->ready[level];
+    return NULL;
+}
+
+/* The next piece of the stream that is first in turn; what is left of it goes to the end. */
+static struct piece take_piece(struct host *host, struct stream_list *ready)
+{
+    struct host_stream *s = take_first(ready);
     struct op *op = first_op(s);
     size_t at = s->handed_out, left = op->bytes - at, size = piece_size(host, op->bytes);
 
+    if (!at)
+        s->finish_ns = host_link_finish(host, op);
     size = size < left ? size : left;
     s->handed_out += size;
     s->in_flight++;
     if (size < left)
-        append(&host->ready, s);
-    if (host->ready.first && host->idle)
+        append(ready, s);
+    if (host->idle && most_urgent(host))
         pthread_cond_signal(&host->work);
     return (struct piece){.stream = s,
                           .kind = op->kind,
                           .dst = op->dst + at,
                           .src = op->src ? op->src + at : NULL,
                           .bytes = size,
-                          .whole = op->bytes};
+                          .whole = op->bytes,
+                          .fn = op->fn,
+                          .user = op->user};
 }
 
-static void finish_piece(const struct piece *piece)
+static void finish_op(struct host_stream *s)
 {
-    struct dp_device_stream *s = piece->stream;
-
-    if (--s->in_flight || s->handed_out < piece->whole)
-        return;
     s->handed_out = 0;
     count_done(s);
     settle(s);
 }
 
-static void work_once(struct host *host)
+static void finish_piece(const struct piece *piece)
 {
-    struct piece piece = take_piece(host);
+    struct host_stream *s = piece->stream;
+
+    if (--s->in_flight || s->handed_out < piece->whole)
+        return;
+    if (s->finish_ns)
+        host_link_hold(s);
+    else
+        finish_op(s);
+}
+
+static void work_once(struct host *host, struct stream_list *ready)
+{
+    struct piece piece = take_piece(host, ready);
 
     pthread_mutex_unlock(&host->lock);
     carry_out(&piece);
     pthread_mutex_lock(&host->lock);
     finish_piece(&piece);
+}
+
+/* Finish what the link is done with by now. */
+static void finish_late(struct host *host)
+{
+    while (host->late && host->late->finish_ns <= dp_now_ns()) {
+        struct host_stream *s = host->late;
+        host->late = s->next;
+        finish_op(s);
+    }
+}
+
+/* Sleep until there may be something to do, deadline_ns at the latest. With the lock. */
+static void sleep_until(struct host *host, pthread_cond_t *cond, int64_t deadline_ns)
+{
+    if (host->late && host->late->finish_ns < deadline_ns)
+        deadline_ns = host->late->finish_ns;
+    struct timespec t = {deadline_ns / DP_NS_PER_S, deadline_ns % DP_NS_PER_S};
+
+    pthread_cond_timedwait(cond, &host->lock, &t);
 }
 
 /* ---- workers --------------------------------------------------------------------------------- */
@@ -176,13 +230,17 @@ static void *work(void *arg)
 
     prctl(PR_SET_NAME, "dp-copy");
     pthread_mutex_lock(&host->lock);
-    while (host->ready.first || !host->closing) {
-        if (host->ready.first) {
-            work_once(host);
+    for (;;) {
+        finish_late(host);
+        struct stream_list *ready = most_urgent(host);
+        if (ready) {
+            work_once(host, ready);
             continue;
         }
+        if (host->closing && !host->late)
+            break;
         host->idle++;
-        pthread_cond_wait(&host->work, &host->lock);
+        sleep_until(host, &host->work, INT64_MAX);
         host->idle--;
     }
     pthread_mutex_unlock(&host->lock);
@@ -210,7 +268,7 @@ int host_workers_start(struct host *host, int workers)
 
 void host_workers_stop(struct host *host)
 {
-    for (struct dp_device_stream *s = host->streams; s; s = s->next_all)
+    for (struct host_stream *s = host->streams; s; s = s->next_all)
         host_stream_reach(s, s->given, INT64_MAX);
     pthread_mutex_lock(&host->lock);
     host->closing = true;
@@ -223,22 +281,24 @@ void host_workers_stop(struct host *host)
 /* ---- for host.c ------------------------------------------------------------------------------ */
 
 /* One that was freed, or a new one: events may refer to either for as long as the host is open. */
-int host_stream_new(struct dp_device *dev, struct dp_device_stream **out)
+int host_stream_new(struct host *host, enum dp_device_priority priority, struct host_stream **out)
 {
-    struct host *host = (struct host *)dev;
-    struct dp_device_stream *s;
+    struct host_stream *s;
 
     pthread_mutex_lock(&host->lock);
     for (s = host->streams; s && s->in_use; s = s->next_all)
         ;
     if (!s && (s = calloc(1, sizeof(*s)))) {
+        s->base.dev = &host->base;
         s->host = host;
         s->awaited = NOT_AWAITED;
         s->next_all = host->streams;
         host->streams = s;
     }
-    if (s)
+    if (s) {
         s->in_use = true;
+        s->level = DP_PRIORITY_HIGH - (int)priority;
+    }
     pthread_mutex_unlock(&host->lock);
     if (!s)
         return dp_fail(DP_ENOMEM, "host: no memory for a stream");
@@ -246,7 +306,7 @@ int host_stream_new(struct dp_device *dev, struct dp_device_stream **out)
     return 0;
 }
 
-void host_stream_free(struct dp_device_stream *s)
+void host_stream_free(struct host_stream *s)
 {
     if (!s)
         return;
@@ -256,16 +316,7 @@ void host_stream_free(struct dp_device_stream *s)
     pthread_mutex_unlock(&s->host->lock);
 }
 
-/* Sleep until the stream may be that far. The lock is held before and after. */
-static void await_progress(struct dp_device_stream *s, uint64_t count, int64_t deadline_ns)
-{
-    struct timespec t = {deadline_ns / DP_NS_PER_S, deadline_ns % DP_NS_PER_S};
-
-    s->awaited = count < s->awaited ? count : s->awaited;
-    pthread_cond_timedwait(&s->host->progress, &s->host->lock, &t);
-}
-
-int host_stream_reach(struct dp_device_stream *s, uint64_t count, int64_t deadline_ns)
+int host_stream_reach(struct host_stream *s, uint64_t count, int64_t deadline_ns)
 {
     struct host *host = s->host;
     int err = 0;
@@ -274,18 +325,22 @@ int host_stream_reach(struct dp_device_stream *s, uint64_t count, int64_t deadli
         return 0;
     pthread_mutex_lock(&host->lock);
     while (!host_stream_reached(s, count) && !err) {
-        if (dp_now_ns() >= deadline_ns)
+        struct stream_list *ready = most_urgent_copy(host);
+        if (dp_now_ns() >= deadline_ns) {
             err = DP_ETIMEDOUT;
-        else if (host->ready.first)
-            work_once(host);
-        else
-            await_progress(s, count, deadline_ns);
+        } else if (ready) {
+            work_once(host, ready);
+        } else {
+            s->awaited = count < s->awaited ? count : s->awaited;
+            sleep_until(host, &host->progress, deadline_ns);
+        }
+        finish_late(host);
     }
     pthread_mutex_unlock(&host->lock);
     return err;
 }
 
-void host_stream_give(struct dp_device_stream *s, const struct op *op)
+void host_stream_give(struct host_stream *s, const struct op *op)
 {
     struct host *host = s->host;
 

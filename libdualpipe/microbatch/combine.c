@@ -121,7 +121,7 @@ static int new_tensor(const struct dp_column *c, int ndim, int64_t *shape, DLTen
 
     if (fault)
         return fail_here(c, DP_EINVAL, "the merged tensor %s", fault);
-    *out = dp_tensor_new(c->region, plan.dtype, ndim, shape);
+    *out = dp_tensor_new(c->arena, plan.dtype, ndim, shape);
     return *out ? 0 : no_memory(c);
 }
 
@@ -248,7 +248,7 @@ static int fold_init(const struct dp_column *c, const struct dp_reducer *r, stru
                          "the tensor that reducer '%s' begins with: expected whole bytes in memory "
                          "that the CPU reaches",
                          r->name);
-    DLTensor *t = dp_tensor_new(c->region, like->dtype, like->ndim, like->shape);
+    DLTensor *t = dp_tensor_new(c->arena, like->dtype, like->ndim, like->shape);
     if (!t)
         return no_memory(c);
     if (r->init.kind == DP_TREE_TENSOR)

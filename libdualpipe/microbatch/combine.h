@@ -2,19 +2,19 @@
  *
  * combine.h - the ways in which the values that one leaf has in all micro-batches become one.
  *
- * New tensors go to the region; each element is copied once. Errors name the leaf.
+ * New tensors go to the arena; each element is copied once. Errors name the leaf.
  */
 #ifndef DP_MICROBATCH_COMBINE_H
 #define DP_MICROBATCH_COMBINE_H
 
-#include "microbatch/region.h"
+#include "microbatch/arena.h"
 
 #include <dualpipe/microbatch.h>
 
 struct dp_column {
     const struct dp_tree **values; /* [count], leaves */
     int32_t count;                 /* of micro-batches, at least 1 */
-    struct dp_region *region;      /* of the result */
+    struct dp_arena *arena;      /* of the result */
     const struct dp_tree *tree;    /* where the leaf is, for sentences */
     int32_t leaf;
 };

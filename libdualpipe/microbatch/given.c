@@ -2,7 +2,7 @@
  *
  * given.c - micro-batches that were made elsewhere, in the form that a split has.
  */
-#include "microbatch/region.h"
+#include "microbatch/arena.h"
 #include "microbatch/tree.h"
 
 #include "base/fail.h"
@@ -60,9 +60,9 @@ static int check_counts(const struct dp_tree *args, int32_t args_count,
 }
 
 /* `count` empty nodes, for the side that was not given. */
-static const struct dp_tree *none(struct dp_region *region, enum dp_tree_kind kind, int32_t count)
+static const struct dp_tree *none(struct dp_arena *arena, enum dp_tree_kind kind, int32_t count)
 {
-    struct dp_tree *trees = dp_region_array(region, (size_t)count, sizeof(*trees));
+    struct dp_tree *trees = dp_arena_array(arena, (size_t)count, sizeof(*trees));
 
     for (int32_t mb = 0; trees && mb < count; mb++)
         trees[mb] = dp_tree_leaf(kind);
@@ -72,19 +72,19 @@ static const struct dp_tree *none(struct dp_region *region, enum dp_tree_kind ki
 int dp_split_given(const struct dp_tree *args, int32_t args_count, const struct dp_tree *kwargs,
                    int32_t kwargs_count, struct dp_microbatches **out)
 {
-    struct dp_region *region;
+    struct dp_arena *arena;
     struct dp_microbatches *mbs;
     int err = check_counts(args, args_count, kwargs, kwargs_count);
 
     if (err || (err = check_given(args, args_count, "args", false)) ||
         (err = check_given(kwargs, kwargs_count, "kwargs", true)))
         return err;
-    mbs = dp_region_object_new(sizeof(*mbs), &region);
+    mbs = dp_arena_object_new(sizeof(*mbs), &arena);
     if (!mbs)
         return dp_fail(DP_ENOMEM, "no memory for %d micro-batches", args_count);
     mbs->count = args ? args_count : kwargs_count;
-    mbs->args = args ? args : none(region, DP_TREE_TUPLE, mbs->count);
-    mbs->kwargs = kwargs ? kwargs : none(region, DP_TREE_DICT, mbs->count);
+    mbs->args = args ? args : none(arena, DP_TREE_TUPLE, mbs->count);
+    mbs->kwargs = kwargs ? kwargs : none(arena, DP_TREE_DICT, mbs->count);
     if (!mbs->args || !mbs->kwargs) {
         dp_microbatches_free(mbs);
         return dp_fail(DP_ENOMEM, "no memory for %d micro-batches", args_count);

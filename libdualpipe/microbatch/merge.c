@@ -63,12 +63,12 @@ static int gather(struct merge *m, int32_t mb)
 
 /* ---- combine -------------------------------------------------------------------------------- */
 
-static int combine(const struct merge *m, struct dp_region *region, int32_t leaf,
+static int combine(const struct merge *m, struct dp_arena *arena, int32_t leaf,
                    struct dp_tree *out)
 {
     const struct dp_tree chunk_0 = {.kind = DP_TREE_CHUNK};
     const struct dp_tree *spec = m->row[leaf];
-    struct dp_column c = {m->values + (size_t)leaf * (size_t)m->count, m->count, region, m->tree,
+    struct dp_column c = {m->values + (size_t)leaf * (size_t)m->count, m->count, arena, m->tree,
                           leaf};
 
     if (!m->options->spec) {
@@ -93,15 +93,15 @@ static int combine(const struct merge *m, struct dp_region *region, int32_t leaf
 static int build(const struct merge *m, struct dp_tree **out)
 {
     struct dp_tree *leaves = malloc(((size_t)m->leaves + 1) * sizeof(*leaves));
-    struct dp_region *region;
-    struct dp_tree *root = dp_region_object_new(sizeof(*root), &region);
+    struct dp_arena *arena;
+    struct dp_tree *root = dp_arena_object_new(sizeof(*root), &arena);
     int err = 0;
 
     if (!leaves || !root)
         err = dp_fail(DP_ENOMEM, "no memory for a result of %d leaves", m->leaves);
     for (int32_t i = 0; !err && i < m->leaves; i++)
-        err = combine(m, region, i, &leaves[i]);
-    if (!err && !dp_tree_rebuild(region, m->tree, leaves, true, root))
+        err = combine(m, arena, i, &leaves[i]);
+    if (!err && !dp_tree_rebuild(arena, m->tree, leaves, true, root))
         err = dp_fail(DP_ENOMEM, "no memory for a result of %d leaves", m->leaves);
     free(leaves);
     if (err)

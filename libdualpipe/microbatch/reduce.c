@@ -4,7 +4,7 @@
  */
 #include "microbatch/reduce.h"
 
-#include "microbatch/half.h"
+#include "base/fp16.h"
 #include "microbatch/tensor.h"
 #include "microbatch/walk.h"
 

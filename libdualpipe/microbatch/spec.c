@@ -9,6 +9,7 @@
 #include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
+#include "base/array.h"
 #include "base/fail.h"
 #include "base/text.h"
 
@@ -38,7 +39,7 @@ struct dp_tree dp_spec_from_names(int32_t count, const char *const *names, const
 
 struct parser {
     const char *text, *at;
-    struct dp_region *region;
+    struct dp_arena *arena;
     int depth, nodes;
 };
 
@@ -143,7 +144,7 @@ static int parse_name(struct parser *p, const char **out)
     if (quoted ? !take(p, '"') : s == begin)
         return expected(p, quoted ? "a closing quote" : "a name");
 
-    char *name = dp_region_array(p->region, (size_t)(s - begin) + 1, 1);
+    char *name = dp_arena_array(p->arena, (size_t)(s - begin) + 1, 1);
     if (!name)
         return dp_fail(DP_ENOMEM, "no memory for a spec");
     *out = name;
@@ -158,28 +159,25 @@ static int parse_name(struct parser *p, const char **out)
 
 static int parse_tree(struct parser *p, struct dp_tree *out);
 
-/* Items so far; they move to the region when all are known. */
+/* Items so far; they move to the arena when all are known. */
 struct items {
     struct dp_tree *trees;
     const char **names;
-    int32_t count, capacity;
+    int32_t count;
+    size_t tree_room, name_room;
 };
 
 static bool grow(struct items *i)
 {
-    if (i->count < i->capacity)
-        return true;
-    int32_t capacity = i->capacity ? 2 * i->capacity : 8;
-    struct dp_tree *trees = realloc(i->trees, (size_t)capacity * sizeof(*trees));
+    const size_t count = (size_t)i->count + 1;
+    struct dp_tree *trees = dp_array_grow(i->trees, &i->tree_room, count, sizeof(*trees));
+    const char **names = dp_array_grow(i->names, &i->name_room, count, sizeof(*names));
+
     if (trees)
         i->trees = trees;
-    const char **names = realloc(i->names, (size_t)capacity * sizeof(*names));
     if (names)
         i->names = names;
-    if (!trees || !names)
-        return false;
-    i->capacity = capacity;
-    return true;
+    return trees && names;
 }
 
 static int parse_item(struct parser *p, bool dict, struct items *items)
@@ -201,8 +199,8 @@ static int keep_items(struct parser *p, enum dp_tree_kind kind, const struct ite
                       struct dp_tree *out)
 {
     size_t n = (size_t)items->count;
-    struct dp_tree *trees = dp_region_array(p->region, n, sizeof(*trees));
-    const char **names = dp_region_array(p->region, n, sizeof(*names));
+    struct dp_tree *trees = dp_arena_array(p->arena, n, sizeof(*trees));
+    const char **names = dp_arena_array(p->arena, n, sizeof(*names));
 
     if (!trees || !names)
         return dp_fail(DP_ENOMEM, "no memory for a spec");
@@ -262,7 +260,7 @@ int dp_spec_parse(const char *text, struct dp_tree **out)
 
     if (!text)
         return dp_fail(DP_EINVAL, "spec: NULL, expected its text");
-    struct dp_tree *root = dp_region_object_new(sizeof(*root), &p.region);
+    struct dp_tree *root = dp_arena_object_new(sizeof(*root), &p.arena);
     if (!root)
         return dp_fail(DP_ENOMEM, "no memory for a spec");
     int err = parse_tree(&p, root);

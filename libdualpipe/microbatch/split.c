@@ -3,7 +3,7 @@
  * split.c - from whole arguments to micro-batches: pair every leaf with its spec, find the number
  * of micro-batches, make the views.
  */
-#include "microbatch/region.h"
+#include "microbatch/arena.h"
 #include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
@@ -239,12 +239,12 @@ static int side_count(const struct side *s, int32_t *count)
 
 /* ---- pieces --------------------------------------------------------------------------------- */
 
-static const DLTensor *piece_view(struct dp_region *region, const struct leaf *l, int64_t begin,
+static const DLTensor *piece_view(struct dp_arena *arena, const struct leaf *l, int64_t begin,
                                   int64_t size)
 {
     const DLTensor *t = l->value->tensor;
-    DLTensor *view = dp_region_array(region, 1, sizeof(*view));
-    int64_t *dims = dp_region_array(region, 2 * (size_t)t->ndim, sizeof(*dims));
+    DLTensor *view = dp_arena_array(arena, 1, sizeof(*view));
+    int64_t *dims = dp_arena_array(arena, 2 * (size_t)t->ndim, sizeof(*dims));
 
     if (!view || !dims)
         return NULL;
@@ -252,23 +252,23 @@ static const DLTensor *piece_view(struct dp_region *region, const struct leaf *l
     return view;
 }
 
-static const DLTensor *piece_compact(struct dp_region *region, const DLTensor *view)
+static const DLTensor *piece_compact(struct dp_arena *arena, const DLTensor *view)
 {
     if (!view || dp_tensor_compact(view))
         return view;
-    DLTensor *copy = dp_tensor_new(region, view->dtype, view->ndim, view->shape);
+    DLTensor *copy = dp_tensor_new(arena, view->dtype, view->ndim, view->shape);
     if (copy)
         dp_tensor_copy_elements(copy, view);
     return copy;
 }
 
 /* The whole tensor, zero but for the view's rows. */
-static const DLTensor *piece_masked(struct dp_region *region, const struct leaf *l,
+static const DLTensor *piece_masked(struct dp_arena *arena, const struct leaf *l,
                                     const DLTensor *view, int64_t begin)
 {
     const DLTensor *t = l->value->tensor;
     int64_t dims[2 * DP_TREE_MAX_NDIM];
-    DLTensor window, *whole = dp_tensor_new(region, t->dtype, t->ndim, t->shape);
+    DLTensor window, *whole = dp_tensor_new(arena, t->dtype, t->ndim, t->shape);
 
     if (!view || !whole)
         return NULL;
@@ -278,7 +278,7 @@ static const DLTensor *piece_masked(struct dp_region *region, const struct leaf 
     return whole;
 }
 
-static int piece(struct dp_region *region, const struct side *s, int32_t at, int32_t mb,
+static int piece(struct dp_arena *arena, const struct side *s, int32_t at, int32_t mb,
                  int32_t count, struct dp_tree *out)
 {
     const struct leaf *l = &s->leaves[at];
@@ -288,26 +288,26 @@ static int piece(struct dp_region *region, const struct side *s, int32_t at, int
     if (!l->cut)
         return 0;
     dp_split_window(l->value->tensor->shape[l->dim], count, mb, &begin, &size);
-    const DLTensor *t = piece_view(region, l, begin, size);
+    const DLTensor *t = piece_view(arena, l, begin, size);
     if (t && s->options->contiguous && !s->options->mask && !dp_tensor_compact(t) &&
         !dp_tensor_on_host(t))
         return dp_fail_at(s->tree, s->name, at, DP_EUNSUPPORTED,
                           "packing on device type %d, expected memory that the CPU reaches",
                           (int)t->device.device_type);
     if (s->options->mask)
-        t = piece_masked(region, l, t, begin);
+        t = piece_masked(arena, l, t, begin);
     else if (s->options->contiguous)
-        t = piece_compact(region, t);
+        t = piece_compact(arena, t);
     if (!t)
         return dp_fail_at(s->tree, s->name, at, DP_ENOMEM, "no memory for micro-batch %d", mb);
     out->tensor = t;
     return 0;
 }
 
-static int side_build(struct dp_region *region, const struct side *s, int32_t count,
+static int side_build(struct dp_arena *arena, const struct side *s, int32_t count,
                       const struct dp_tree **out)
 {
-    struct dp_tree *trees = dp_region_array(region, (size_t)count, sizeof(*trees));
+    struct dp_tree *trees = dp_arena_array(arena, (size_t)count, sizeof(*trees));
     struct dp_tree *leaves = malloc(((size_t)s->count + 1) * sizeof(*leaves));
     int err = 0;
 
@@ -315,10 +315,10 @@ static int side_build(struct dp_region *region, const struct side *s, int32_t co
         err = dp_fail(DP_ENOMEM, "%s: no memory for %d micro-batches", s->name, count);
     for (int32_t mb = 0; !err && mb < count; mb++) {
         for (int32_t i = 0; !err && i < s->count; i++)
-            err = piece(region, s, i, mb, count, &leaves[i]);
+            err = piece(arena, s, i, mb, count, &leaves[i]);
         /* All share the names that the first one has copied. */
         const struct dp_tree *like = mb ? &trees[0] : s->tree;
-        if (!err && !dp_tree_rebuild(region, like, leaves, mb == 0, &trees[mb]))
+        if (!err && !dp_tree_rebuild(arena, like, leaves, mb == 0, &trees[mb]))
             err = dp_fail(DP_ENOMEM, "%s: no memory for micro-batch %d", s->name, mb);
     }
     free(leaves);
@@ -329,15 +329,15 @@ static int side_build(struct dp_region *region, const struct side *s, int32_t co
 static int build(const struct side *args, const struct side *kwargs, int32_t count,
                  struct dp_microbatches **out)
 {
-    struct dp_region *region;
-    struct dp_microbatches *mbs = dp_region_object_new(sizeof(*mbs), &region);
+    struct dp_arena *arena;
+    struct dp_microbatches *mbs = dp_arena_object_new(sizeof(*mbs), &arena);
 
     if (!mbs)
         return dp_fail(DP_ENOMEM, "no memory for %d micro-batches", count);
     mbs->count = count;
-    int err = side_build(region, args, count, &mbs->args);
+    int err = side_build(arena, args, count, &mbs->args);
     if (!err)
-        err = side_build(region, kwargs, count, &mbs->kwargs);
+        err = side_build(arena, kwargs, count, &mbs->kwargs);
     if (err)
         dp_microbatches_free(mbs);
     else
@@ -347,7 +347,7 @@ static int build(const struct side *args, const struct side *kwargs, int32_t cou
 
 void dp_microbatches_free(struct dp_microbatches *mbs)
 {
-    dp_region_object_free(mbs);
+    dp_arena_object_free(mbs);
 }
 
 /* ---- the functions people came for ---------------------------------------------------------- */

@@ -263,18 +263,18 @@ int dp_tree_flatten(const struct dp_tree *t, const struct dp_tree *like, const c
 }
 
 struct rebuilding {
-    struct dp_region *region;
+    struct dp_arena *arena;
     const struct dp_tree *next_leaf;
     bool own_names;
 };
 
-static const char *const *copy_names(struct dp_region *region, const struct dp_tree *dict)
+static const char *const *copy_names(struct dp_arena *arena, const struct dp_tree *dict)
 {
-    const char **names = dp_region_array(region, (size_t)dict->count, sizeof(*names));
+    const char **names = dp_arena_array(arena, (size_t)dict->count, sizeof(*names));
 
     for (int32_t i = 0; names && i < dict->count; i++) {
         size_t size = strlen(dict->names[i]) + 1;
-        char *name = dp_region_array(region, size, 1);
+        char *name = dp_arena_array(arena, size, 1);
         if (!name)
             return NULL;
         names[i] = memcpy(name, dict->names[i], size);
@@ -290,9 +290,9 @@ static bool rebuild(struct rebuilding *r, const struct dp_tree *t, struct dp_tre
         *out = *r->next_leaf++;
         return true;
     }
-    if (t->kind == DP_TREE_DICT && r->own_names && !(names = copy_names(r->region, t)))
+    if (t->kind == DP_TREE_DICT && r->own_names && !(names = copy_names(r->arena, t)))
         return false;
-    struct dp_tree *items = dp_region_array(r->region, (size_t)t->count, sizeof(*items));
+    struct dp_tree *items = dp_arena_array(r->arena, (size_t)t->count, sizeof(*items));
     if (!items)
         return false;
     for (int32_t i = 0; i < t->count; i++)
@@ -302,14 +302,14 @@ static bool rebuild(struct rebuilding *r, const struct dp_tree *t, struct dp_tre
     return true;
 }
 
-bool dp_tree_rebuild(struct dp_region *region, const struct dp_tree *t,
+bool dp_tree_rebuild(struct dp_arena *arena, const struct dp_tree *t,
                      const struct dp_tree *leaves, bool own_names, struct dp_tree *out)
 {
-    struct rebuilding r = {region, leaves, own_names};
+    struct rebuilding r = {arena, leaves, own_names};
     return rebuild(&r, t, out);
 }
 
 void dp_tree_free(struct dp_tree *root)
 {
-    dp_region_object_free(root);
+    dp_arena_object_free(root);
 }

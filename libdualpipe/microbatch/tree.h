@@ -7,7 +7,7 @@
 #ifndef DP_MICROBATCH_TREE_H
 #define DP_MICROBATCH_TREE_H
 
-#include "microbatch/region.h"
+#include "microbatch/arena.h"
 
 #include <dualpipe/microbatch.h>
 
@@ -31,9 +31,9 @@ int dp_tree_flatten(const struct dp_tree *t, const struct dp_tree *like, const c
 /* The item of a dict, or -1. The search begins at item `hint`, where it usually is. */
 int32_t dp_tree_find(const struct dp_tree *dict, const char *name, int32_t hint);
 
-/* The nodes of t again, with `leaves` as its leaves, in the region; the names are copied, too, or
+/* The nodes of t again, with `leaves` as its leaves, in the arena; the names are copied, too, or
  * those of t serve. false: no memory. */
-bool dp_tree_rebuild(struct dp_region *region, const struct dp_tree *t,
+bool dp_tree_rebuild(struct dp_arena *arena, const struct dp_tree *t,
                      const struct dp_tree *leaves, bool own_names, struct dp_tree *out);
 
 /* The path of leaf `leaf` of t, which is called `name`: args[0]["x"]; in text[DP_TREE_PATH], which

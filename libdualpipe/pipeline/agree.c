@@ -21,12 +21,19 @@ enum field {
     FIELD_SHAPES,
     FIELD_DTYPES,
     FIELD_NO_GRAD,
-    FIELD_BATCH_DIM,
     FIELD_FIXED_ORDER,
+    FIELD_ORDER_BLOCKS,
+    FIELD_KEEP_COPIES,
+    FIELD_OWN_GRADIENTS,
     FIELD_UNCHECKED,
+    FIELD_EXECUTION,
     FIELD_SEED,
     FIELD_LOSS_SCALE,
-    FIELD_LOSS, /* of those that hold a last stage; 0 elsewhere */
+    /* 0 where a rank does not say, as it does not hold that end of the model: */
+    FIELD_OPTIONAL,
+    FIELD_INPUT = FIELD_OPTIONAL, /* border 0 */
+    FIELD_OUTPUT,                 /* border S */
+    FIELD_LOSS,
     FIELDS
 };
 
@@ -48,11 +55,16 @@ static const struct {
     [FIELD_SHAPES] = {"border shapes", NOTHING},
     [FIELD_DTYPES] = {"border dtypes", NOTHING},
     [FIELD_NO_GRAD] = {"no_grad flags", NOTHING},
-    [FIELD_BATCH_DIM] = {"batch_dim", NUMBER},
     [FIELD_FIXED_ORDER] = {"fixed_order", NUMBER},
+    [FIELD_ORDER_BLOCKS] = {"order_blocks", NUMBER},
+    [FIELD_KEEP_COPIES] = {"keep_copies", NUMBER},
+    [FIELD_OWN_GRADIENTS] = {"own_gradients", NUMBER},
     [FIELD_UNCHECKED] = {"unchecked", NUMBER},
+    [FIELD_EXECUTION] = {"execution (0: list, 1: messages)", NUMBER},
     [FIELD_SEED] = {"seed", NUMBER},
     [FIELD_LOSS_SCALE] = {"loss_scale", NOTHING},
+    [FIELD_INPUT] = {"border 0", NOTHING},
+    [FIELD_OUTPUT] = {"last border", NOTHING},
     [FIELD_LOSS] = {"loss (1: given, 2: NULL)", NUMBER},
 };
 
@@ -61,7 +73,7 @@ struct report {
     int32_t err;
     char text[196];
     uint64_t fields[FIELDS];
-    uint64_t grads[DP_MAX_SLOTS]; /* layout of each slot's weight gradients */
+    uint64_t parameters[DP_MAX_SLOTS]; /* of each slot: names and layouts of its parameters */
 };
 
 /* ---- digests -------------------------------------------------------------------------------- */
@@ -87,11 +99,11 @@ static uint64_t digest_words(const void *data, size_t words)
 
 static uint64_t digest_ops(const struct dp_schedule *s)
 {
-    size_t slots = (size_t)s->ranks * (size_t)s->slots_per_rank;
-    uint64_t h = digest_words(s->ops, s->first[s->ranks]);
+    size_t slots = s->first_slot[s->ranks];
+    uint64_t h = digest_words(s->ops, s->first[s->ranks] * sizeof(*s->ops) / sizeof(uint32_t));
 
     for (int r = 0; r <= s->ranks; r++)
-        h = mix(h, s->first[r]);
+        h = mix(mix(h, s->first[r]), s->first_slot[r]);
     return mix(h, digest_words(s->slots, slots * sizeof(*s->slots) / sizeof(uint32_t)));
 }
 
@@ -114,26 +126,59 @@ static void digest_spec(uint64_t *h, const struct dp_tensor_spec *spec)
     h[FIELD_DTYPES] = mix(h[FIELD_DTYPES], (uint64_t)spec->dtype.code << 32 |
                                                (uint64_t)spec->dtype.bits << 16 | spec->dtype.lanes);
     h[FIELD_NO_GRAD] = mix(h[FIELD_NO_GRAD], spec->no_grad);
+    for (int i = 0; i < spec->ndim; i++)
+        h[FIELD_SHAPES] = mix(h[FIELD_SHAPES], spec->extent[i]);
+}
+
+static void digest_border(uint64_t *h, const struct dp_border *border)
+{
+    h[FIELD_SHAPES] = mix(h[FIELD_SHAPES], (uint64_t)border->count);
+    for (int k = 0; k < border->count; k++)
+        digest_spec(h, &border->tensors[k]);
+}
+
+/* An end of the model as one number; 0: not declared. */
+static uint64_t digest_end(const struct dp_border *border)
+{
+    uint64_t h[FIELDS] = {0};
+
+    if (!border->count)
+        return 0;
+    digest_border(h, border);
+    return mix(mix(h[FIELD_SHAPES], h[FIELD_DTYPES]), h[FIELD_NO_GRAD]) | 1;
 }
 
 static void digest_borders(uint64_t *h, const struct dp_pipeline_config *config)
 {
-    for (int i = 0; i <= config->schedule->stages; i++) {
-        h[FIELD_SHAPES] = mix(h[FIELD_SHAPES], (uint64_t)config->borders[i].count);
-        for (int k = 0; k < config->borders[i].count; k++)
-            digest_spec(h, &config->borders[i].tensors[k]);
-    }
+    int last = config->schedule->stages;
+
+    for (int i = 1; i < last; i++)
+        digest_border(h, &config->borders[i]);
+    for (int e = 0; e < DP_MAX_EXTENTS; e++)
+        h[FIELD_SHAPES] = mix(h[FIELD_SHAPES], (uint64_t)config->max_extents[e]);
+    h[FIELD_INPUT] = digest_end(&config->borders[0]);
+    h[FIELD_OUTPUT] = digest_end(&config->borders[last]);
 }
 
-static uint64_t digest_grads(const struct dp_stage *stage)
+static uint64_t digest_tensor(uint64_t h, const DLTensor *t)
 {
-    uint64_t h = (uint64_t)stage->grad_count;
+    h = mix(h, (uint64_t)t->dtype.code << 8 | t->dtype.bits);
+    for (int i = 0; i < t->ndim; i++)
+        h = mix(h, (uint64_t)t->shape[i]);
+    return h;
+}
 
-    for (int k = 0; k < stage->grad_count; k++) {
-        const DLTensor *grad = stage->grads[k];
-        h = mix(h, grad->dtype.bits);
-        for (int i = 0; i < grad->ndim; i++)
-            h = mix(h, (uint64_t)grad->shape[i]);
+static uint64_t digest_parameters(const struct dp_stage *stage)
+{
+    uint64_t h = (uint64_t)stage->parameter_count;
+
+    for (int32_t k = 0; k < stage->parameter_count; k++) {
+        const struct dp_parameter *p = &stage->parameters[k];
+        for (const char *c = p->name; *c; c++)
+            h = mix(h, (unsigned char)*c);
+        h = digest_tensor(h, p->value);
+        if (p->grad)
+            h = digest_tensor(h, p->grad);
     }
     return h;
 }
@@ -151,16 +196,21 @@ static void fill_report(struct report *report, const struct dp_pipeline_config *
     f[FIELD_RETURN_OUTPUTS] = s->return_outputs;
     f[FIELD_RANK_MAP] = digest_words(s->group_rank, (size_t)s->ranks);
     f[FIELD_OPS] = digest_ops(s);
-    f[FIELD_BATCH_DIM] = (uint64_t)config->batch_dim;
+    for (int i = 0; i < config->also_count; i++)
+        f[FIELD_OPS] = mix(f[FIELD_OPS], digest_ops(config->also[i]));
     f[FIELD_FIXED_ORDER] = config->fixed_order;
+    f[FIELD_ORDER_BLOCKS] = (uint64_t)(config->order_blocks ? config->order_blocks : 2);
+    f[FIELD_KEEP_COPIES] = config->keep_copies;
+    f[FIELD_OWN_GRADIENTS] = config->own_gradients;
     f[FIELD_UNCHECKED] = config->unchecked;
+    f[FIELD_EXECUTION] = config->execution;
     f[FIELD_SEED] = config->seed;
     memcpy(&f[FIELD_LOSS_SCALE], &config->loss_scale, sizeof(double));
     if (dp_config_last_slot(s, dp_config_rank(config)) >= 0)
         f[FIELD_LOSS] = config->loss ? 1 : 2;
     digest_borders(f, config);
-    for (int slot = 0; slot < s->slots_per_rank; slot++)
-        report->grads[slot] = digest_grads(&config->stages[slot]);
+    for (int slot = 0; slot < dp_schedule_slot_count(s, dp_config_rank(config)); slot++)
+        report->parameters[slot] = digest_parameters(&config->stages[slot]);
 }
 
 /* ---- comparisons ---------------------------------------------------------------------------- */
@@ -204,13 +254,13 @@ static int compare_field(const struct report *reports, const struct dp_comm *com
 {
     int reference = -1;
 
-    for (int r = 0; r < comm->size; r++) {
-        if (field == FIELD_LOSS && !reports[r].fields[field])
+    for (int r = 0; r < dp_comm_size(comm); r++) {
+        if (field >= FIELD_OPTIONAL && !reports[r].fields[field])
             continue;
         if (reference < 0)
             reference = r;
         if (reports[r].fields[field] != reports[reference].fields[field])
-            return describe_mismatch(reports, field, reference, r, comm->rank);
+            return describe_mismatch(reports, field, reference, r, dp_comm_rank(comm));
     }
     return 0;
 }
@@ -223,20 +273,20 @@ static bool has_reduce(const struct dp_schedule *s)
     return false;
 }
 
-/* Two that hold the same stage sum their gradients: they must have the same ones. */
+/* Two slots that hold the same stage sum their gradients: their parameters must be the same. */
 static int compare_mirrors(const struct report *reports, const struct dp_schedule *s, int me)
 {
     if (!has_reduce(s))
         return 0;
     for (int r = 0; r < s->ranks; r++)
-        for (int i = 0; i < s->slots_per_rank; i++) {
+        for (int i = 0; i < dp_schedule_slot_count(s, r); i++) {
             const struct dp_slot *slot = dp_schedule_slot(s, r, i);
             if (slot->mirror < 0)
                 continue;
             int a = s->group_rank[r], b = s->group_rank[slot->mirror];
-            if (reports[a].grads[i] != reports[b].grads[slot->mirror_slot])
+            if (reports[a].parameters[i] != reports[b].parameters[slot->mirror_slot])
                 return (me == b ? dp_fail : dp_fail_quietly)(
-                    DP_EMISMATCH, "weight gradients of stage %d: rank %d has others than rank %d",
+                    DP_EMISMATCH, "parameters of stage %d: rank %d has others than rank %d",
                     slot->stage, b, a);
         }
     return 0;
@@ -244,19 +294,19 @@ static int compare_mirrors(const struct report *reports, const struct dp_schedul
 
 static int compare_reports(const struct dp_pipeline_config *config, const struct report *reports)
 {
-    int err = find_failure(reports, config->comm->size);
+    int err = find_failure(reports, dp_comm_size(config->comm));
 
     for (int field = 0; field < FIELDS && !err; field++)
         err = compare_field(reports, config->comm, field);
     if (!err)
-        err = compare_mirrors(reports, config->schedule, config->comm->rank);
+        err = compare_mirrors(reports, config->schedule, dp_comm_rank(config->comm));
     return err;
 }
 
 static void digest_report(const struct report *report, uint64_t *digest)
 {
     *digest = 0;
-    for (int field = 0; field < FIELD_LOSS; field++)
+    for (int field = 0; field < FIELD_OPTIONAL; field++)
         *digest = mix(*digest, report->fields[field]);
 }
 
@@ -265,11 +315,11 @@ int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *
     struct dp_comm *comm = config->comm;
     struct report mine = {.err = err};
 
-    if (!comm || comm->size == 1)
+    if (!comm || dp_comm_size(comm) == 1)
         return err;
-    struct report *reports = calloc((size_t)comm->size, sizeof(*reports));
+    struct report *reports = calloc((size_t)dp_comm_size(comm), sizeof(*reports));
     if (!reports) {
-        err = dp_fail(DP_ENOMEM, "no memory for the configs of %d ranks", comm->size);
+        err = dp_fail(DP_ENOMEM, "no memory for the configs of %d ranks", dp_comm_size(comm));
         dp_comm_abort(comm, err, dp_last_error());
         return err;
     }
@@ -286,20 +336,28 @@ int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *
     return err ? err : failed;
 }
 
-int dp_step_agree(struct dp_comm *comm, uint64_t step, uint64_t digest, uint64_t *both)
+int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED], uint64_t *all)
 {
-    const uint64_t mine[2] = {step, digest};
-    int err = dp_comm_allgather(comm, mine, both, sizeof(mine));
+    int err = dp_comm_allgather(comm, mine, all, DP_AGREED * sizeof(*mine));
 
-    for (int r = 1; r < comm->size && !err; r++) {
-        int (*fail)(int, const char *, ...) = comm->rank == r ? dp_fail : dp_fail_quietly;
-        if (both[2 * r + 1] != both[1])
+    for (int r = 1; r < dp_comm_size(comm) && !err; r++) {
+        int (*fail)(int, const char *, ...) = dp_comm_rank(comm) == r ? dp_fail : dp_fail_quietly;
+        const uint64_t *its = all + DP_AGREED * r;
+        if (its[1] != all[1])
             err = fail(DP_EMISMATCH, "rank %d does a step of another pipeline than rank 0", r);
-        else if (both[2 * r] != both[0])
+        else if (its[0] != all[0])
             err = fail(DP_EMISMATCH,
                        "number of the step: rank %d has %llu, rank 0 has %llu "
                        "(dp_pipeline_seek says which comes next)",
-                       r, (unsigned long long)both[2 * r], (unsigned long long)both[0]);
+                       r, (unsigned long long)its[0], (unsigned long long)all[0]);
+        else if (its[2] >> 1 != all[2] >> 1)
+            err =
+                fail(DP_EMISMATCH, "schedule of the step: rank %d has number %llu, rank 0 has %llu",
+                     r, (unsigned long long)its[2] >> 1, (unsigned long long)all[2] >> 1);
+        else if (its[2] != all[2])
+            err = fail(DP_EMISMATCH, "accumulate of the step: rank %d and rank 0 differ", r);
+        else if (its[3] != all[3])
+            err = fail(DP_EMISMATCH, "extents of the step: rank %d has others than rank 0", r);
     }
     return err;
 }

@@ -2,129 +2,213 @@
 #include "pipeline/batch.h"
 
 #include "base/fail.h"
+#include "base/tensor.h"
+#include "microbatch/walk.h"
 #include "pipeline/border.h"
 
-bool dp_tensor_is_contiguous(const DLTensor *tensor)
-{
-    int64_t stride = 1;
+#include <stdio.h>
+#include <stdlib.h>
 
-    for (int i = tensor->ndim - 1; i >= 0 && tensor->strides; i--) {
-        if (tensor->shape[i] != 1 && tensor->strides[i] != stride)
-            return false;
-        stride *= tensor->shape[i];
-    }
-    return true;
+int dp_batch_init(struct dp_batch *batch, int32_t count, const struct dp_border *border)
+{
+    size_t n = (size_t)count * (size_t)border->count;
+
+    *batch = (struct dp_batch){.count = count, .per_mb = border->count, .border = border};
+    batch->tensors = calloc(n + 1, sizeof(*batch->tensors));
+    batch->args = calloc((size_t)count + 1, sizeof(*batch->args));
+    batch->kwargs = calloc((size_t)count + 1, sizeof(*batch->kwargs));
+    batch->loaded = calloc((size_t)count + 1, sizeof(*batch->loaded));
+    return batch->tensors && batch->args && batch->kwargs && batch->loaded
+               ? 0
+               : dp_fail(DP_ENOMEM, "no memory for %zu tensors", n);
+}
+
+void dp_batch_fini(struct dp_batch *batch)
+{
+    free(batch->tensors);
+    free(batch->args);
+    free(batch->kwargs);
+    free(batch->loaded);
+    *batch = (struct dp_batch){0};
 }
 
 /* ---- checks --------------------------------------------------------------------------------- */
 
-static int check_shape(const struct dp_batch_cut *cut, const DLTensor *tensor, const char *what)
+static int check_shape(const DLTensor *t, const struct dp_tensor_spec *spec, const char *what)
 {
-    int64_t expected[DP_MAX_DIMS];
     char has[128], wants[128];
-    bool equal = tensor->ndim == cut->spec->ndim;
+    bool equal = t->ndim == spec->ndim;
 
-    for (int i = 0; i < cut->spec->ndim; i++) {
-        expected[i] = cut->spec->shape[i] * (i == cut->dim ? cut->count : 1);
-        equal = equal && tensor->shape[i] == expected[i];
-    }
+    for (int i = 0; i < spec->ndim && equal; i++)
+        equal = t->shape[i] == spec->shape[i];
     if (equal)
         return 0;
-    dp_shape_text(tensor->shape, tensor->ndim, has, sizeof(has));
-    if (tensor->ndim == cut->spec->ndim && tensor->shape[cut->dim] % cut->count)
-        return dp_fail(DP_EINVAL,
-                       "%s: extent %lld of dimension %d in %s, expected a multiple of the %d "
-                       "micro-batches",
-                       what, (long long)tensor->shape[cut->dim], cut->dim, has, cut->count);
-    dp_shape_text(expected, cut->spec->ndim, wants, sizeof(wants));
-    return dp_fail(DP_EMISMATCH, "%s: shape %s, expected %s for %d micro-batches", what, has, wants,
-                   cut->count);
+    dp_shape_text(t->shape, t->ndim, has, sizeof(has));
+    dp_shape_text(spec->shape, spec->ndim, wants, sizeof(wants));
+    return dp_fail(DP_EMISMATCH, "%s: shape %s, expected %s", what, has, wants);
 }
 
-static int check_dtype(const struct dp_batch_cut *cut, const DLTensor *tensor, const char *what)
+static int check_dtype(const DLTensor *t, const struct dp_tensor_spec *spec, const char *what)
 {
     char has[32], wants[32];
 
-    if (dp_dtype_equal(tensor->dtype, cut->spec->dtype))
+    if (dp_dtype_equal(t->dtype, spec->dtype))
         return 0;
-    dp_dtype_name(tensor->dtype, has, sizeof(has));
-    dp_dtype_name(cut->spec->dtype, wants, sizeof(wants));
+    dp_dtype_name(t->dtype, has, sizeof(has));
+    dp_dtype_name(spec->dtype, wants, sizeof(wants));
     return dp_fail(DP_EMISMATCH, "%s: dtype %s, expected %s", what, has, wants);
 }
 
-int dp_batch_check(const struct dp_batch_cut *cut, const DLTensor *tensor,
-                   const struct dp_device *device, const char *what)
+static bool is_as_declared(const DLTensor *t, const struct dp_tensor_spec *spec, DLDevice here)
 {
-    if (!tensor)
-        return dp_fail(DP_EINVAL, "%s: NULL, expected a tensor", what);
-    int err = check_dtype(cut, tensor, what);
+    bool equal = dp_dtype_equal(t->dtype, spec->dtype) && t->ndim == spec->ndim &&
+                 t->device.device_type == here.device_type &&
+                 t->device.device_id == here.device_id;
+
+    for (int i = 0; i < spec->ndim && equal; i++)
+        equal = t->shape[i] == spec->shape[i];
+    return equal && t->data;
+}
+
+/* Say what is wrong with a tensor that is not as declared; 0 if it only lacks data it does not need. */
+static int fail_tensor(const DLTensor *t, const struct dp_tensor_spec *spec, DLDevice here,
+                       const char *what)
+{
+    int err = check_dtype(t, spec, what);
+
     if (!err)
-        err = check_shape(cut, tensor, what);
+        err = check_shape(t, spec, what);
     if (err)
         return err;
-    if (tensor->device.device_type != device->dl.device_type ||
-        tensor->device.device_id != device->dl.device_id)
+    if (t->device.device_type != here.device_type || t->device.device_id != here.device_id)
         return dp_fail(DP_EINVAL, "%s: on device %d:%d, expected the pipeline's, %d:%d", what,
-                       tensor->device.device_type, tensor->device.device_id,
-                       device->dl.device_type, device->dl.device_id);
-    if (!dp_tensor_is_contiguous(tensor))
-        return dp_fail(DP_EINVAL, "%s: strided, expected a contiguous tensor", what);
-    if (!tensor->data && dp_spec_bytes(cut->spec))
+                       (int)t->device.device_type, t->device.device_id, (int)here.device_type,
+                       here.device_id);
+    if (!t->data && dp_spec_bytes(spec))
         return dp_fail(DP_EINVAL, "%s: no data", what);
     return 0;
 }
 
-/* ---- ways in and out ------------------------------------------------------------------------- */
+/* ---- leaves --------------------------------------------------------------------------------- */
 
-static char *data_of(const DLTensor *tensor)
-{
-    return (char *)tensor->data + tensor->byte_offset;
-}
-
-/* One micro-batch is `rows` runs of row_bytes, `pitch` apart. */
-struct rows {
-    char *at;
-    size_t count, row_bytes, pitch;
+/* The tensors of one micro-batch, one after the other. */
+struct taking {
+    const struct dp_border *border, *declared;
+    DLDevice device;
+    const char *what;
+    int32_t mb, count;
+    DLTensor *to;
 };
 
-static struct rows rows_of(const struct dp_batch_cut *cut, const DLTensor *tensor, int mb)
+static int take_tensor(struct taking *t, const struct dp_tree *leaf)
 {
-    struct rows rows = {.count = 1, .row_bytes = dp_spec_bytes(cut->spec)};
+    char what[80];
+    int32_t k = t->count++;
 
-    for (int i = 0; i < cut->dim; i++)
-        rows.count *= (size_t)cut->spec->shape[i];
-    if (rows.count)
-        rows.row_bytes /= rows.count;
-    rows.pitch = rows.row_bytes * (size_t)cut->count;
-    rows.at = data_of(tensor) + rows.row_bytes * (size_t)mb;
-    return rows;
+    if (k >= t->border->count)
+        return 0; /* counted, and refused */
+    const struct dp_tensor_spec *spec = &t->border->tensors[k];
+    if (leaf->kind == DP_TREE_ABSENT) {
+        t->to[k] = (DLTensor){.device = t->device,
+                              .ndim = spec->ndim,
+                              .dtype = spec->dtype,
+                              .shape = (int64_t *)t->declared->tensors[k].shape};
+        return 0;
+    }
+    t->to[k] = *leaf->tensor;
+    t->to[k].data = dp_tensor_address(leaf->tensor);
+    t->to[k].byte_offset = 0;
+    if (dp_tensor_compact(leaf->tensor))
+        t->to[k].strides = NULL;
+    if (is_as_declared(leaf->tensor, spec, t->device))
+        return 0;
+    snprintf(what, sizeof(what), "%s %d of micro-batch %d", t->what, k, t->mb);
+    return fail_tensor(leaf->tensor, spec, t->device, what);
 }
 
-char *dp_batch_view(const struct dp_batch_cut *cut, const DLTensor *tensor, int mb)
+static int take_leaves(struct taking *t, const struct dp_tree *tree, int depth)
 {
-    return data_of(tensor) + dp_spec_bytes(cut->spec) * (size_t)mb;
-}
-
-int dp_batch_read(const struct dp_batch_cut *cut, const DLTensor *tensor, int mb, void *dst,
-                  const struct dp_device_ops *ops, struct dp_device_stream *stream)
-{
-    struct rows rows = rows_of(cut, tensor, mb);
     int err = 0;
 
-    for (size_t i = 0; i < rows.count && !err; i++)
-        err = ops->copy(stream, (char *)dst + i * rows.row_bytes, rows.at + i * rows.pitch,
-                        rows.row_bytes);
+    switch (tree->kind) {
+    case DP_TREE_TENSOR:
+    case DP_TREE_ABSENT:
+        return take_tensor(t, tree);
+    case DP_TREE_OPAQUE:
+        return 0;
+    case DP_TREE_TUPLE:
+    case DP_TREE_LIST:
+    case DP_TREE_DICT:
+        if (depth == DP_TREE_MAX_DEPTH)
+            return dp_fail(DP_EINVAL, "%ss: more than %d levels of containers", t->what, depth);
+        for (int32_t i = 0; i < tree->count && !err; i++)
+            err = take_leaves(t, &tree->items[i], depth + 1);
+        return err;
+    default:
+        return dp_fail(DP_EINVAL, "%ss: a leaf of a spec, expected values", t->what);
+    }
+}
+
+int dp_batch_take_one(struct dp_batch *batch, int32_t mb, const struct dp_tree *args,
+                      const struct dp_tree *kwargs, const struct dp_border *border,
+                      const struct dp_device *device, const char *what)
+{
+    struct taking t = {.border = border,
+                       .declared = batch->border,
+                       .device = dp_device_dl(device),
+                       .what = what,
+                       .mb = mb,
+                       .to = dp_batch_at(batch, (uint32_t)mb)};
+    int err = args ? take_leaves(&t, args, 0) : 0;
+
+    if (!err && kwargs)
+        err = take_leaves(&t, kwargs, 0);
+    if (!err && t.count != border->count)
+        err = dp_fail(DP_EINVAL, "%ss: micro-batch %d has %d tensors, expected %d", what, mb,
+                      t.count, border->count);
+    batch->args[mb] = args;
+    batch->kwargs[mb] = kwargs;
     return err;
 }
 
-int dp_batch_write(const struct dp_batch_cut *cut, const DLTensor *tensor, int mb, const void *src,
-                   const struct dp_device_ops *ops, struct dp_device_stream *stream)
+int dp_batch_take(struct dp_batch *batch, const struct dp_microbatches *mbs, int32_t count,
+                  dp_border_fn *border, void *user, const struct dp_device *device,
+                  const char *what)
 {
-    struct rows rows = rows_of(cut, tensor, mb);
     int err = 0;
 
-    for (size_t i = 0; i < rows.count && !err; i++)
-        err = ops->copy(stream, rows.at + i * rows.pitch, (const char *)src + i * rows.row_bytes,
-                        rows.row_bytes);
+    if (mbs->count != count)
+        return dp_fail(DP_EINVAL, "%ss: %d micro-batches, expected the stream's %d", what,
+                       mbs->count, count);
+    for (int32_t mb = 0; mb < count && !err; mb++)
+        err = dp_batch_take_one(batch, mb, mbs->args ? &mbs->args[mb] : NULL,
+                                mbs->kwargs ? &mbs->kwargs[mb] : NULL, border(user, mb), device,
+                                what);
+    batch->given = !err;
+    return err;
+}
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+static int copy_row(struct dp_device_stream *stream, const struct dp_walk *w, char *to, char *from)
+{
+    int64_t bytes = (int64_t)w->bytes;
+    int err = 0;
+
+    if (w->a_column == bytes && w->b_column == bytes)
+        return dp_device_copy(stream, to, from, w->bytes * (size_t)w->columns);
+    for (int64_t c = 0; c < w->columns && !err; c++)
+        err = dp_device_copy(stream, to + c * w->a_column, from + c * w->b_column, w->bytes);
+    return err;
+}
+
+int dp_batch_copy(struct dp_device_stream *stream, const DLTensor *to, const DLTensor *from)
+{
+    struct dp_walk w;
+    int err = 0;
+
+    for (bool more = dp_walk_begin(&w, to, from); more && !err; more = dp_walk_next(&w))
+        for (int64_t r = 0; r < w.rows && !err; r++)
+            err = copy_row(stream, &w, w.a + r * w.a_row, w.b + r * w.b_row);
     return err;
 }

@@ -2,7 +2,7 @@
 #include "pipeline/border.h"
 
 #include "base/fail.h"
-#include "pipeline/arena.h"
+#include "pipeline/offsets.h"
 
 #include <stdio.h>
 
@@ -99,7 +99,7 @@ int dp_border_check(const struct dp_border *border, int index)
 
 static void lay_out(struct dp_layout *layout, int k, size_t bytes)
 {
-    layout->offset[k] = dp_arena_align(layout->bytes);
+    layout->offset[k] = dp_offset_align(layout->bytes);
     layout->bytes = layout->offset[k] + bytes;
 }
 

@@ -2,25 +2,28 @@
 #include "pipeline/setup.h"
 
 #include "base/fail.h"
-#include "pipeline/batch.h"
+#include "base/tensor.h"
 #include "pipeline/border.h"
+#include "pipeline/extents.h"
+#include "pipeline/order.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 int dp_config_rank(const struct dp_pipeline_config *config)
 {
     const struct dp_schedule *s = config->schedule;
 
     for (int r = 0; r < s->ranks && config->comm; r++)
-        if (s->group_rank[r] == config->comm->rank)
+        if (s->group_rank[r] == dp_comm_rank(config->comm))
             return r;
     return 0;
 }
 
 static int find_slot(const struct dp_schedule *s, int rank, bool (*is_it)(const struct dp_slot *))
 {
-    for (int slot = 0; slot < s->slots_per_rank; slot++)
+    for (int slot = 0; slot < dp_schedule_slot_count(s, rank); slot++)
         if (is_it(dp_schedule_slot(s, rank, slot)))
             return slot;
     return -1;
@@ -44,9 +47,34 @@ static int check_comm(const struct dp_pipeline_config *config)
 
     if (!config->comm && ranks > 1)
         return dp_fail(DP_EINVAL, "comm: NULL, expected one of %d ranks", ranks);
-    if (config->comm && config->comm->size != ranks)
-        return dp_fail(DP_EINVAL, "comm: %d ranks, expected the schedule's %d", config->comm->size,
-                       ranks);
+    if (config->comm && dp_comm_size(config->comm) != ranks)
+        return dp_fail(DP_EINVAL, "comm: %d ranks, expected the schedule's %d",
+                       dp_comm_size(config->comm), ranks);
+    return 0;
+}
+
+/* What sums the slots that have no mirror to be summed with? */
+static int check_reduces(const struct dp_pipeline_config *config)
+{
+    const struct dp_reduce_ops *ops = config->reduce;
+    const struct dp_schedule *s = config->schedule;
+
+    if (ops && (!ops->launch || !ops->test || !ops->wait))
+        return dp_fail(DP_EINVAL, "reduce: expected launch, test and wait, all three");
+    if (ops && config->execution == DP_EXECUTE_MESSAGES)
+        return dp_fail(DP_EUNSUPPORTED, "reduce: expected NULL where messages drive the ranks, which "
+                                        "carry out no REDUCE");
+    for (int rank = 0; !ops && rank < s->ranks; rank++)
+        for (size_t i = s->first[rank]; i < s->first[rank + 1]; i++) {
+            if (s->ops[i].kind != DP_OP_REDUCE)
+                continue;
+            const int mirror = dp_schedule_slot(s, rank, (int)s->ops[i].slot)->mirror;
+            if (mirror < 0 || mirror == rank)
+                return dp_fail(DP_EINVAL,
+                               "schedule: a REDUCE of slot %u of rank %d, which has no mirror, "
+                               "expected reduce operations in the config",
+                               s->ops[i].slot, rank);
+        }
     return 0;
 }
 
@@ -55,6 +83,8 @@ static int check_schedule(const struct dp_pipeline_config *config)
     const struct dp_schedule *s = config->schedule;
     int err = dp_schedule_check(s, NULL, NULL);
 
+    if (!err)
+        err = check_reduces(config);
     if (err)
         return err;
     if (s->stages >= UINT16_MAX)
@@ -62,7 +92,7 @@ static int check_schedule(const struct dp_pipeline_config *config)
                        UINT16_MAX);
     for (int rank = 0; rank < s->ranks; rank++) {
         int first = 0, last = 0;
-        for (int slot = 0; slot < s->slots_per_rank; slot++) {
+        for (int slot = 0; slot < dp_schedule_slot_count(s, rank); slot++) {
             first += dp_slot_is_first(dp_schedule_slot(s, rank, slot));
             last += dp_slot_is_last(dp_schedule_slot(s, rank, slot));
         }
@@ -77,29 +107,42 @@ static int check_schedule(const struct dp_pipeline_config *config)
 
 /* ---- stages --------------------------------------------------------------------------------- */
 
-static int check_grad(const DLTensor *grad, const struct dp_device *device, int slot, int k)
+static int check_place(const struct dp_parameter *p, const struct dp_device *device, int slot)
 {
-    char dtype[32];
+    const DLDevice has = p->value->device, wants = dp_device_dl(device);
 
-    if (!grad)
-        return dp_fail(DP_EINVAL, "stage in slot %d: gradient %d is NULL", slot, k);
-    dp_dtype_name(grad->dtype, dtype, sizeof(dtype));
-    if (grad->dtype.code != kDLFloat || grad->dtype.lanes != 1 ||
-        (grad->dtype.bits != 32 && grad->dtype.bits != 64))
-        return dp_fail(DP_EINVAL,
-                       "stage in slot %d: gradient %d is %s, expected float32 or float64", slot, k,
-                       dtype);
-    if (!dp_tensor_is_contiguous(grad))
-        return dp_fail(DP_EINVAL, "stage in slot %d: gradient %d is strided, expected contiguous",
-                       slot, k);
-    if (grad->device.device_type != device->dl.device_type ||
-        grad->device.device_id != device->dl.device_id)
-        return dp_fail(DP_EINVAL,
-                       "stage in slot %d: gradient %d is on device %d:%d, expected the pipeline's, "
-                       "%d:%d",
-                       slot, k, grad->device.device_type, grad->device.device_id,
-                       device->dl.device_type, device->dl.device_id);
-    return 0;
+    if (has.device_type == wants.device_type && has.device_id == wants.device_id)
+        return 0;
+    return dp_fail(DP_EINVAL,
+                   "stage in slot %d: parameter '%s' is on device %d:%d, expected the pipeline's, "
+                   "%d:%d",
+                   slot, p->name, (int)has.device_type, has.device_id, (int)wants.device_type,
+                   wants.device_id);
+}
+
+static int check_parameters(const struct dp_stage *stage, const struct dp_device *device, int slot)
+{
+    int err = dp_parameters_check(stage->parameters, stage->parameter_count);
+
+    for (int32_t k = 0; k < stage->parameter_count && !err; k++)
+        err = check_place(&stage->parameters[k], device, slot);
+    return err;
+}
+
+int dp_config_same_parameter(const struct dp_parameter *has, const struct dp_parameter *given)
+{
+    bool same = !strcmp(has->name, given->name) && !has->grad == !given->grad &&
+                dp_tensor_same_dtype(has->value, given->value) &&
+                dp_tensor_same_layout(has->value, given->value);
+
+    if (same && has->grad)
+        same = dp_tensor_same_dtype(has->grad, given->grad) &&
+               dp_tensor_same_layout(has->grad, given->grad);
+    return same ? 0
+                : dp_fail(DP_EMISMATCH,
+                          "parameter '%s': expected '%s', with the same types and "
+                          "shapes as before",
+                          given->name, has->name);
 }
 
 static bool has_op(const struct dp_schedule *s, int rank, int slot, enum dp_op_kind kind)
@@ -130,7 +173,6 @@ static int check_stage(const struct dp_pipeline_config *config, const struct dp_
                        int rank, int slot)
 {
     const struct dp_stage *stage = &config->stages[slot];
-    int err = 0;
 
     if (!stage->ops)
         return dp_fail(DP_EINVAL, "stage in slot %d: no callbacks (ops is NULL)", slot);
@@ -138,44 +180,62 @@ static int check_stage(const struct dp_pipeline_config *config, const struct dp_
     if (missing)
         return dp_fail(DP_EINVAL, "stage in slot %d: no callback %s, which the schedule needs",
                        slot, missing);
-    if (stage->grad_count < 0 || (stage->grad_count && !stage->grads))
-        return dp_fail(DP_EINVAL, "stage in slot %d: grad_count %d, grads %s", slot,
-                       stage->grad_count, stage->grads ? "given" : "NULL");
-    for (int k = 0; k < stage->grad_count && !err; k++)
-        err = check_grad(stage->grads[k], device, slot, k);
-    return err;
+    return check_parameters(stage, device, slot);
 }
 
 static int check_stages(const struct dp_pipeline_config *config, const struct dp_device *device)
 {
     int rank = dp_config_rank(config), err = 0;
+    int slots = dp_schedule_slot_count(config->schedule, rank);
 
-    if (!config->stages)
-        return dp_fail(DP_EINVAL, "stages: NULL, expected one for each of %d slots",
-                       config->schedule->slots_per_rank);
-    for (int slot = 0; slot < config->schedule->slots_per_rank && !err; slot++)
+    if (!config->stages && slots)
+        return dp_fail(DP_EINVAL, "stages: NULL, expected one for each of %d slots", slots);
+    for (int slot = 0; slot < slots && !err; slot++)
         err = check_stage(config, device, rank, slot);
     return err;
 }
 
 /* ---- borders, labels, loss ------------------------------------------------------------------- */
 
-static int check_batch_dim(const struct dp_tensor_spec *spec, int dim, const char *what)
+/* An end of the model that this rank does not hold need not be declared. */
+static bool is_needed(const struct dp_pipeline_config *config, int border)
 {
-    if (dim < spec->ndim)
-        return 0;
-    return dp_fail(DP_EINVAL, "%s: %d dimensions, expected more than batch_dim %d", what,
-                   spec->ndim, dim);
+    const struct dp_schedule *s = config->schedule;
+    int rank = dp_config_rank(config);
+
+    if (config->borders[border].count)
+        return true;
+    return border == 0 ? dp_config_first_slot(s, rank) >= 0
+                       : border < s->stages || dp_config_last_slot(s, rank) >= 0;
 }
 
-static int check_whole_border(const struct dp_pipeline_config *config, int index)
+static int check_labels(const struct dp_pipeline_config *config)
+{
+    char what[32];
+    int err = 0;
+
+    if (!config->labels)
+        return 0;
+    if (config->labels->count < 1 || config->labels->count > DP_MAX_TENSORS)
+        return dp_fail(DP_EINVAL, "labels: %d tensors, expected 1 to %d", config->labels->count,
+                       DP_MAX_TENSORS);
+    for (int k = 0; k < config->labels->count && !err; k++) {
+        snprintf(what, sizeof(what), "label %d", k);
+        err = dp_spec_check(&config->labels->tensors[k], what);
+        if (!err)
+            err = dp_extents_check_spec(&config->labels->tensors[k], config->max_extents, what);
+    }
+    return err;
+}
+
+static int check_border_extents(const struct dp_pipeline_config *config, int border)
 {
     char what[64];
     int err = 0;
 
-    for (int k = 0; k < config->borders[index].count && !err; k++) {
-        snprintf(what, sizeof(what), "border %d, tensor %d", index, k);
-        err = check_batch_dim(&config->borders[index].tensors[k], config->batch_dim, what);
+    for (int k = 0; k < config->borders[border].count && !err; k++) {
+        snprintf(what, sizeof(what), "border %d, tensor %d", border, k);
+        err = dp_extents_check_spec(&config->borders[border].tensors[k], config->max_extents, what);
     }
     return err;
 }
@@ -187,19 +247,12 @@ static int check_borders(const struct dp_pipeline_config *config)
 
     if (!config->borders)
         return dp_fail(DP_ESTATE, "borders: not declared, expected %d", s->stages + 1);
-    if (config->batch_dim < 0)
-        return dp_fail(DP_EINVAL, "batch_dim: %d, expected at least 0", config->batch_dim);
     for (int i = 0; i <= s->stages && !err; i++)
-        err = dp_border_check(&config->borders[i], i);
-    if (!err)
-        err = check_whole_border(config, 0);
-    if (!err && s->return_outputs)
-        err = check_whole_border(config, s->stages);
-    if (!err && config->label)
-        err = dp_spec_check(config->label, "label");
-    if (!err && config->label)
-        err = check_batch_dim(config->label, config->batch_dim, "label");
-    return err;
+        if (is_needed(config, i))
+            err = dp_border_check(&config->borders[i], i);
+    for (int i = 0; i <= s->stages && !err; i++)
+        err = check_border_extents(config, i);
+    return err ? err : check_labels(config);
 }
 
 static int check_loss(const struct dp_pipeline_config *config)
@@ -212,7 +265,8 @@ static int check_loss(const struct dp_pipeline_config *config)
                        config->max_loss_values);
     if (!isfinite(config->loss_scale))
         return dp_fail(DP_EINVAL, "loss_scale: %g, expected a finite number", config->loss_scale);
-    if (dp_config_last_slot(s, rank) < 0 || (s->forward_only && !config->loss))
+    if (dp_config_last_slot(s, rank) < 0 ||
+        ((s->forward_only || config->own_gradients) && !config->loss))
         return 0;
     if (!config->loss)
         return dp_fail(DP_EINVAL, "loss: NULL, expected one: rank %d holds the last stage, and the "
@@ -223,11 +277,40 @@ static int check_loss(const struct dp_pipeline_config *config)
     return 0;
 }
 
-int dp_config_check(const struct dp_pipeline_config *config, const struct dp_device *device)
+static int check_order(const struct dp_pipeline_config *config)
 {
-    if (!config->schedule)
-        return dp_fail(DP_EINVAL, "schedule: NULL, expected one");
+    int blocks = config->order_blocks;
+
+    if (!blocks || (blocks >= config->schedule->streams && blocks <= DP_ORDER_MAX_BLOCKS &&
+                    !(blocks & (blocks - 1))))
+        return 0;
+    return dp_fail(DP_EINVAL, "order_blocks: %d, expected a power of two from %d to %d, or 0",
+                   blocks, config->schedule->streams, DP_ORDER_MAX_BLOCKS);
+}
+
+static int check_execution(const struct dp_pipeline_config *config)
+{
+    if ((unsigned)config->execution >= DP_EXECUTIONS)
+        return dp_fail(DP_EINVAL, "execution: %d, expected 0 (list) or 1 (messages)",
+                       (int)config->execution);
+    if (config->execution == DP_EXECUTE_LIST)
+        return 0;
+    if (config->schedule->kind != DP_SCHEDULE_ASYNC)
+        return dp_fail(DP_EUNSUPPORTED, "execution by messages: schedule '%s', expected 'async'",
+                       dp_schedule_kind_name(config->schedule->kind));
+    if (config->unchecked)
+        return dp_fail(DP_EINVAL, "execution by messages: unchecked is set, expected the agreement "
+                                  "check, which keeps messages of two steps apart");
+    return 0;
+}
+
+/* The config with one of its schedules alone. */
+static int check_one_schedule(const struct dp_pipeline_config *config,
+                              const struct dp_device *device)
+{
     int err = check_schedule(config);
+    if (!err)
+        err = check_execution(config);
     if (!err)
         err = check_comm(config);
     if (!err)
@@ -236,5 +319,74 @@ int dp_config_check(const struct dp_pipeline_config *config, const struct dp_dev
         err = check_stages(config, device);
     if (!err)
         err = check_loss(config);
+    return err ? err : check_order(config);
+}
+
+/* Slots and ranks must be the same, as stages, borders and peers are. */
+static int check_also(const struct dp_pipeline_config *config, int index)
+{
+    const struct dp_schedule *a = config->schedule, *b = config->also[index];
+
+    if (!b)
+        return dp_fail(DP_EINVAL, "also[%d]: NULL, expected a schedule", index);
+    bool same = a->ranks == b->ranks && a->stages == b->stages && a->streams == b->streams;
+    for (int r = 0; r < a->ranks && same; r++)
+        same = a->group_rank[r] == b->group_rank[r] && a->first_slot[r + 1] == b->first_slot[r + 1];
+    if (same && !memcmp(a->slots, b->slots, a->first_slot[a->ranks] * sizeof(*a->slots)))
+        return 0;
+    return dp_fail(DP_EINVAL, "also[%d]: a schedule of other ranks or slots, expected the first's",
+                   index);
+}
+
+const char *dp_execution_name(enum dp_execution execution)
+{
+    static const char *const names[DP_EXECUTIONS] = {"list", "messages"};
+    return (unsigned)execution < DP_EXECUTIONS ? names[execution] : "?";
+}
+
+int dp_pipeline_check_struct(const char *name, size_t size)
+{
+#define KNOWN(s)                                                                                   \
+    {                                                                                              \
+#s, sizeof(struct s)                                                                       \
+    }
+    static const struct {
+        const char *name;
+        size_t size;
+    } known[] = {
+        KNOWN(dp_pipeline_config), KNOWN(dp_step),     KNOWN(dp_stage), KNOWN(dp_stage_ops),
+        KNOWN(dp_stage_call),      KNOWN(dp_loss_ops), KNOWN(dp_pair),  KNOWN(dp_border),
+        KNOWN(dp_parameter),       KNOWN(dp_loader)};
+#undef KNOWN
+
+    for (size_t i = 0; name && i < sizeof(known) / sizeof(known[0]); i++) {
+        if (strcmp(name, known[i].name))
+            continue;
+        return size == known[i].size
+                   ? 0
+                   : dp_fail(DP_EMISMATCH,
+                             "struct %s: %zu bytes, expected %zu, as in release %d.%d.%d", name,
+                             size, known[i].size, DP_VERSION_MAJOR, DP_VERSION_MINOR,
+                             DP_VERSION_PATCH);
+    }
+    return dp_fail(DP_EINVAL, "struct %s: unknown to the pipeline", name ? name : "NULL");
+}
+
+int dp_config_check(const struct dp_pipeline_config *config, const struct dp_device *device)
+{
+    struct dp_pipeline_config one = *config;
+
+    if (!config->schedule)
+        return dp_fail(DP_EINVAL, "schedule: NULL, expected one");
+    if (config->also_count < 0 || (config->also_count && !config->also))
+        return dp_fail(DP_EINVAL, "also: %d schedules at %p", config->also_count,
+                       (const void *)config->also);
+    int err = check_one_schedule(config, device);
+    for (int i = 0; i < config->also_count && !err; i++) {
+        err = check_also(config, i);
+        one.schedule = config->also[i];
+        if (!err)
+            err = check_one_schedule(&one, device);
+    }
     return err;
 }

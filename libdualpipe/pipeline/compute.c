@@ -2,11 +2,14 @@
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
+#include "pipeline/extents.h"
+#include "pipeline/offsets.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* What the callbacks of one micro-batch in one stage get to see. */
+/* The arguments of the callbacks of one micro-batch in one stage. */
 struct frame {
     const struct dp_plan_op *op;
     const struct dp_slot *slot;
@@ -15,16 +18,33 @@ struct frame {
     DLTensor in[DP_MAX_TENSORS], out[DP_MAX_TENSORS];
     DLTensor gin[DP_MAX_TENSORS], gout[DP_MAX_TENSORS];
     DLTensor made[DP_MAX_TENSORS]; /* what the callback is to fill, as it was handed out */
+    DLTensor label_tensors[DP_MAX_TENSORS];
+    const DLTensor *labels; /* of a last stage, NULL: none */
 };
 
-int dp_compute_settle(struct dp_pipeline *pipe)
+int dp_compute_sync(struct dp_pipeline *pipe)
 {
-    const struct dp_device_ops *device = pipe->device->ops;
-
     if (pipe->native_stream)
         return 0;
-    int err = device->event_record(pipe->done, pipe->compute);
-    return err ? err : device->event_wait(pipe->done, pipe->deadline_ns);
+    int err = dp_device_event_record(pipe->done, pipe->compute);
+    return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
+}
+
+int dp_compute_join(struct dp_pipeline *pipe, struct dp_device_stream *stream,
+                    struct dp_device_stream *other)
+{
+    int err = dp_device_event_record(pipe->done, other);
+
+    return err ? err : dp_device_stream_wait(stream, pipe->done);
+}
+
+int dp_compute_copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t len)
+{
+    int err = dp_device_copy(pipe->compute, dst, src, len);
+
+    if (!err)
+        err = dp_device_event_record(pipe->done, pipe->compute);
+    return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
 }
 
 /* ---- tensors -------------------------------------------------------------------------------- */
@@ -42,7 +62,7 @@ static void make_tensors(const struct dp_pipeline *pipe, int border, const struc
         struct dp_tensor_spec *spec = &pipe->handed_out[border].tensors[k];
         tensors[k] = (DLTensor){
             .data = base && layout->offset[k] != DP_NOWHERE ? base + layout->offset[k] : NULL,
-            .device = pipe->device->dl,
+            .device = pipe->dl,
             .ndim = spec->ndim,
             .dtype = spec->dtype,
             .shape = spec->shape,
@@ -50,28 +70,23 @@ static void make_tensors(const struct dp_pipeline *pipe, int border, const struc
     }
 }
 
-static struct dp_batch_cut cut_of(const struct dp_pipeline *pipe, const struct dp_tensor_spec *spec)
+/* A tensor of the caller's, or, where it is strided and must not be, the copy at `base`. */
+static DLTensor given_tensor(const DLTensor *given, const struct dp_layout *layout, int k,
+                             char *base)
 {
-    return (struct dp_batch_cut){spec, pipe->config.batch_dim,
-                                 pipe->config.schedule->mb_per_stream};
-}
+    DLTensor t = *given;
 
-/* Views of a whole batch. */
-static void view_batch(const struct dp_pipeline *pipe, int border, const DLTensor *const *batch,
-                       uint32_t mb, DLTensor *tensors)
-{
-    const struct dp_border *b = &pipe->borders[border];
-
-    make_tensors(pipe, border, &pipe->layouts[border].activation, NULL, tensors);
-    for (int k = 0; k < b->count; k++) {
-        struct dp_batch_cut cut = cut_of(pipe, &b->tensors[k]);
-        tensors[k].data = dp_batch_view(&cut, batch[k], (int)mb);
+    if (base && given->strides) {
+        t.data = base + layout->offset[k];
+        t.strides = NULL;
     }
+    return t;
 }
 
-/* ---- what a callback must have left alone ---------------------------------------------------- */
+/* ---- what a callback must not have changed ----------------------------------------------------
+ */
 
-/* Says what is wrong, and puts the shape right that all callbacks get to see. */
+/* Describe what is wrong, and restore the shape that all callbacks are handed. */
 static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const char *name,
                        int border, int k, const DLTensor *tensor)
 {
@@ -87,10 +102,11 @@ static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const ch
         snprintf(has, sizeof(has), "of %d dimensions", tensor->ndim);
     dp_shape_text(spec->shape, spec->ndim, wants, sizeof(wants));
     pipe->handed_out[border].tensors[k] = *spec;
-    return dp_fail(DP_EMISMATCH,
-                   "%s: the stage left tensor %d of %s as %s %s, or in other memory, expected %s %s "
-                   "where it was",
-                   what, k, name, has_dtype, has, wants_dtype, wants);
+    return dp_fail(
+        DP_EMISMATCH,
+        "%s: the stage left tensor %d of %s as %s %s, or changed its description, expected "
+        "%s %s",
+        what, k, name, has_dtype, has, wants_dtype, wants);
 }
 
 static bool is_as_made(const struct dp_tensor_spec *spec, const DLTensor *tensor,
@@ -106,6 +122,17 @@ static void remember(const struct dp_pipeline *pipe, struct frame *f, int border
     memcpy(f->made, tensors, (size_t)pipe->borders[border].count * sizeof(*tensors));
 }
 
+/* What a callback usually leaves behind: everything as it was handed out. */
+static bool all_as_made(const struct dp_pipeline *pipe, const struct frame *f, int border,
+                        const DLTensor *tensors)
+{
+    bool same = true;
+
+    for (int k = 0; k < pipe->borders[border].count && same; k++)
+        same = is_as_made(&pipe->borders[border].tensors[k], &tensors[k], &f->made[k]);
+    return same;
+}
+
 static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const char *name,
                          int border, const DLTensor *tensors)
 {
@@ -115,6 +142,27 @@ static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const 
             return fail_tensor(pipe, f, name, border, k, &tensors[k]);
     }
     return 0;
+}
+
+/* Where the stage has put its own buffer into a tensor it was to fill: a border of one tensor is
+ * sent from there, in all other cases it is copied. */
+static int take_own_buffers(struct dp_pipeline *pipe, const struct frame *f, int border,
+                            DLTensor *tensors, void **own)
+{
+    int count = pipe->borders[border].count, err = 0;
+
+    for (int k = 0; k < count && !err; k++) {
+        void *data = tensors[k].data;
+        if (data == f->made[k].data || !data || !f->made[k].data)
+            continue;
+        tensors[k].data = f->made[k].data;
+        if (own && count == 1 && !pipe->staged)
+            *own = data;
+        else
+            err = dp_compute_copy(pipe, f->made[k].data, data,
+                                  dp_spec_bytes(&pipe->borders[border].tensors[k]));
+    }
+    return err;
 }
 
 /* A gradient whose data has become NULL is missing: it becomes zeros. */
@@ -127,59 +175,106 @@ static int check_gradients(struct dp_pipeline *pipe, const struct frame *f, cons
         if (tensors[k].data || !f->made[k].data)
             continue;
         tensors[k].data = f->made[k].data;
-        err = pipe->device->ops->zero(pipe->compute, tensors[k].data,
+        err = dp_device_zero(pipe->compute, tensors[k].data,
                                       dp_spec_bytes(&pipe->borders[border].tensors[k]));
         if (!err)
-            err = dp_compute_settle(pipe);
+            err = dp_compute_sync(pipe);
     }
     return err ? err : check_tensors(pipe, f, name, border, tensors);
+}
+
+/* ---- failed callbacks ------------------------------------------------------------------------ */
+
+static _Thread_local struct {
+    int err;
+    char text[120];
+} explained;
+
+int dp_callback_error(int err, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(explained.text, sizeof(explained.text), format, args);
+    va_end(args);
+    explained.err = err;
+    return err;
 }
 
 static int fail_callback(const struct dp_pipeline *pipe, const struct frame *f, const char *name,
                          int ret)
 {
+    bool has_text = explained.err == ret;
     char what[128];
 
+    explained.err = 0;
+    pipe->now.args->callback_error = ret;
     dp_pipeline_describe(pipe, f->op, what, sizeof(what));
-    return dp_fail(DP_ECALLBACK, "%s: callback %s failed with %d (%s)", what, name, ret,
-                   dp_strerror(ret));
+    return dp_fail(DP_ECALLBACK, "%s: callback %s failed with %d (%s)%s%s", what, name, ret,
+                   dp_strerror(ret), has_text ? ": " : "", has_text ? explained.text : "");
 }
 
 /* ---- frames --------------------------------------------------------------------------------- */
 
 static int32_t global_mb(const struct dp_pipeline *pipe, const struct frame *f)
 {
-    return (int32_t)f->op->mb + f->slot->stream * pipe->config.schedule->mb_per_stream;
+    return pipe->config.first_mb + (int32_t)f->op->mb +
+           f->slot->stream * pipe->config.schedule->mb_per_stream;
 }
 
 static DLTensor *const *grads_of(const struct dp_pipeline *pipe, const struct frame *f)
 {
-    bool second = global_mb(pipe, f) >= dp_plan_half(pipe->config.schedule);
-    DLTensor **half = pipe->halves.grads[f->op->slot];
-    return second && half ? half : f->stage->grads;
+    return dp_accumulator_set(&pipe->accumulator, f->op->slot, f->op->set);
 }
 
 static void make_inputs(const struct dp_pipeline *pipe, struct frame *f)
 {
     int border = f->slot->stage;
+    const struct dp_layout *layout = &pipe->layouts[border].activation;
+    char *base = address(pipe, f->op->at.in);
 
-    if (f->op->at.in == DP_NOWHERE)
-        view_batch(pipe, border, pipe->now.args->inputs, f->op->mb, f->in);
-    else
-        make_tensors(pipe, border, &pipe->layouts[border].activation,
-                     address(pipe, f->op->at.in), f->in);
+    if (!dp_slot_is_first(f->slot)) {
+        make_tensors(pipe, border, layout, base, f->in);
+        return;
+    }
+    const DLTensor *given = dp_batch_at(&pipe->ends.inputs, f->op->mb);
+    for (int k = 0; k < pipe->borders[border].count; k++)
+        f->in[k] = given_tensor(&given[k], layout, k, base);
+    f->call.args = pipe->ends.inputs.args[f->op->mb];
+    f->call.kwargs = pipe->ends.inputs.kwargs[f->op->mb];
+}
+
+/* Where the caller wants a tensor of the output; NULL: nowhere. */
+static const DLTensor *wanted_output(const struct dp_pipeline *pipe, const struct frame *f, int k)
+{
+    const struct dp_batch *outputs = &pipe->ends.outputs;
+
+    if (!outputs->given || !dp_slot_is_last(f->slot) || f->op->kind == DP_PLAN_RECOMPUTE)
+        return NULL;
+    const DLTensor *wanted = dp_batch_at(outputs, f->op->mb) + k;
+    return wanted->data ? wanted : NULL;
 }
 
 static void make_outputs(const struct dp_pipeline *pipe, struct frame *f)
 {
     int border = f->slot->stage + 1;
 
-    if (f->op->at.out == DP_NOWHERE)
-        view_batch(pipe, border, (const DLTensor *const *)pipe->now.args->outputs, f->op->mb,
-                   f->out);
-    else
-        make_tensors(pipe, border, &pipe->layouts[border].activation,
-                     address(pipe, f->op->at.out), f->out);
+    make_tensors(pipe, border, &pipe->layouts[border].activation, address(pipe, f->op->at.out),
+                 f->out);
+    for (int k = 0; k < pipe->borders[border].count && pipe->ends.outputs.given; k++) {
+        const DLTensor *wanted = wanted_output(pipe, f, k);
+        if (wanted && !wanted->strides)
+            f->out[k].data = wanted->data;
+    }
+}
+
+static void make_output_gradients(const struct dp_pipeline *pipe, struct frame *f)
+{
+    int border = f->slot->stage + 1;
+
+    make_tensors(pipe, border, &pipe->layouts[border].gradient, address(pipe, f->op->at.gout),
+                 f->gout);
+    f->call.gout = f->gout;
 }
 
 static void frame_init(const struct dp_pipeline *pipe, struct frame *f, const struct dp_plan_op *op)
@@ -196,11 +291,19 @@ static void frame_init(const struct dp_pipeline *pipe, struct frame *f, const st
         .mb_global = global_mb(pipe, f),
         .step = pipe->step,
         .training = !config->schedule->forward_only,
+        .discarded = op->recomputed,
+        .recomputing = op->kind == DP_PLAN_RECOMPUTE,
         .random = dp_random_key(config->seed, pipe->step, (uint32_t)f->slot->stage,
                                 (uint32_t)global_mb(pipe, f)),
         .save = address(pipe, op->at.save),
+        .save_input = address(pipe, op->at.save_input),
+        .save_weight = address(pipe, op->at.save_weight),
+        .handle = &pipe->handles[dp_pipeline_index(pipe, op)],
         .stream = pipe->native_stream,
         .in = f->in,
+        .gout = NULL, /* all members are set, so that nothing is cleared before */
+        .args = NULL,
+        .kwargs = NULL,
         .grads = grads_of(pipe, f),
     };
     make_inputs(pipe, f);
@@ -208,62 +311,65 @@ static void frame_init(const struct dp_pipeline *pipe, struct frame *f, const st
 
 /* ---- batch ---------------------------------------------------------------------------------- */
 
-/* A first stage whose micro-batches are not contiguous in the caller's batch. */
+/* Copies of inputs of a first stage that are strided and must not be. */
 static int read_inputs(struct dp_pipeline *pipe, struct frame *f)
 {
-    const struct dp_border *border = &pipe->borders[0];
+    const DLTensor *given = dp_batch_at(&pipe->ends.inputs, f->op->mb);
     int err = 0;
 
     if (!dp_slot_is_first(f->slot) || f->op->at.in == DP_NOWHERE)
         return 0;
-    for (int k = 0; k < border->count && !err; k++) {
-        struct dp_batch_cut cut = cut_of(pipe, &border->tensors[k]);
-        err = dp_batch_read(&cut, pipe->now.args->inputs[k], (int)f->op->mb, f->in[k].data,
-                            pipe->device->ops, pipe->compute);
-    }
-    return err ? err : dp_compute_settle(pipe);
+    for (int k = 0; k < pipe->borders[0].count && !err; k++)
+        if (given[k].strides)
+            err = dp_batch_copy(pipe->compute, &f->in[k], &given[k]);
+    return err ? err : dp_compute_sync(pipe);
 }
 
 static int write_outputs(struct dp_pipeline *pipe, struct frame *f)
 {
-    const struct dp_border *border = &pipe->borders[f->slot->stage + 1];
-    int err = 0;
+    int count = pipe->borders[f->slot->stage + 1].count, err = 0;
 
-    if (!dp_slot_is_last(f->slot) || !pipe->now.args->outputs || f->op->at.out == DP_NOWHERE)
+    if (!dp_slot_is_last(f->slot) || !pipe->ends.outputs.given)
         return 0;
-    for (int k = 0; k < border->count && !err; k++) {
-        struct dp_batch_cut cut = cut_of(pipe, &border->tensors[k]);
-        err = dp_batch_write(&cut, pipe->now.args->outputs[k], (int)f->op->mb, f->out[k].data,
-                             pipe->device->ops, pipe->compute);
+    for (int k = 0; k < count && !err; k++) {
+        const DLTensor *wanted = wanted_output(pipe, f, k);
+        if (wanted && wanted->strides)
+            err = dp_batch_copy(pipe->compute, wanted, &f->out[k]);
     }
-    return err ? err : dp_compute_settle(pipe);
+    return err ? err : dp_compute_sync(pipe);
 }
 
 /* ---- loss ----------------------------------------------------------------------------------- */
 
-/* *label is of this micro-batch; *out NULL where there are no labels. */
-static int make_label(struct dp_pipeline *pipe, const struct frame *f, DLTensor *label,
-                      const DLTensor **out)
+/* The labels of this micro-batch. Those of a forward and of a backward are needed at once by a
+ * pair: their copies lie in memory `side` 0 and 1. */
+static int make_labels(struct dp_pipeline *pipe, struct frame *f, int side)
 {
-    struct dp_batch_cut cut = cut_of(pipe, &pipe->label);
-    const DLTensor *batch = pipe->now.args->label;
+    const struct dp_layout *layout = &pipe->label_layout.activation;
+    int err = 0;
 
-    *out = NULL;
-    if (!batch)
+    f->labels = NULL;
+    if (!pipe->ends.labels.given)
         return 0;
-    *label = (DLTensor){.device = pipe->device->dl,
-                        .ndim = pipe->label.ndim,
-                        .dtype = pipe->label.dtype,
-                        .shape = pipe->label.shape};
-    *out = label;
-    if (!pipe->label_memory) {
-        label->data = dp_batch_view(&cut, batch, (int)f->op->mb);
+    const DLTensor *given = dp_batch_at(&pipe->ends.labels, f->op->mb);
+    f->labels = given;
+    if (!pipe->label_memory)
         return 0;
+    f->labels = f->label_tensors;
+    for (int k = 0; k < pipe->labels.count && !err; k++) {
+        f->label_tensors[k] =
+            given_tensor(&given[k], layout, k,
+                         pipe->label_memory + (size_t)side * dp_offset_align(layout->bytes));
+        if (given[k].strides)
+            err = dp_batch_copy(pipe->compute, &f->label_tensors[k], &given[k]);
     }
-    label->data = pipe->label_memory;
-    int err = dp_batch_read(&cut, batch, (int)f->op->mb, label->data, pipe->device->ops,
-                            pipe->compute);
-    return err ? err : dp_compute_settle(pipe);
+    return err ? err : dp_compute_sync(pipe);
+}
+
+static double scale_of(const struct dp_pipeline *pipe, const struct frame *f)
+{
+    const double *scales = pipe->now.args->loss_scales;
+    return scales ? scales[f->op->mb] : pipe->config.loss_scale;
 }
 
 static int note_losses(struct dp_pipeline *pipe, const struct frame *f, int32_t count)
@@ -285,19 +391,22 @@ static int note_losses(struct dp_pipeline *pipe, const struct frame *f, int32_t 
     return 0;
 }
 
+static bool takes_loss(const struct dp_pipeline *pipe, const struct frame *f)
+{
+    return dp_slot_is_last(f->slot) && pipe->config.loss;
+}
+
 static int take_loss(struct dp_pipeline *pipe, struct frame *f)
 {
     const struct dp_pipeline_config *config = &pipe->config;
-    const DLTensor *label;
-    DLTensor memory;
     int32_t count = 0;
 
-    if (!dp_slot_is_last(f->slot) || !config->loss)
+    if (!takes_loss(pipe, f))
         return 0;
-    int err = make_label(pipe, f, &memory, &label);
+    int err = make_labels(pipe, f, 0);
     if (err)
         return err;
-    err = config->loss->loss(config->loss_user, &f->call, f->out, label, pipe->loss_memory,
+    err = config->loss->loss(config->loss_user, &f->call, f->out, f->labels, pipe->loss_memory,
                              config->max_loss_values, &count);
     return err ? fail_callback(pipe, f, "loss", err) : note_losses(pipe, f, count);
 }
@@ -305,19 +414,18 @@ static int take_loss(struct dp_pipeline *pipe, struct frame *f)
 static int start_from_loss(struct dp_pipeline *pipe, struct frame *f)
 {
     const struct dp_pipeline_config *config = &pipe->config;
-    const double *scales = pipe->now.args->loss_scales;
-    const DLTensor *label;
-    DLTensor memory;
+    int err = make_labels(pipe, f, 1);
 
-    int err = make_label(pipe, f, &memory, &label);
     if (err)
         return err;
     make_outputs(pipe, f);
     remember(pipe, f, f->slot->stage + 1, f->gout);
-    err = config->loss->loss_backward(config->loss_user, &f->call, f->out, label,
-                                      scales ? scales[f->op->mb] : config->loss_scale, f->gout);
+    err = config->loss->loss_backward(config->loss_user, &f->call, f->out, f->labels,
+                                      scale_of(pipe, f), f->gout);
     if (err)
         return fail_callback(pipe, f, "loss_backward", err);
+    if (all_as_made(pipe, f, f->slot->stage + 1, f->gout))
+        return 0;
     return check_gradients(pipe, f, "the loss's gradient", f->slot->stage + 1, f->gout);
 }
 
@@ -331,31 +439,71 @@ static int begin_forward(struct dp_pipeline *pipe, struct frame *f, const struct
     return read_inputs(pipe, f);
 }
 
+/* The stage has handed over buffers of its own, or done what it must not. */
+static int check_changed_outputs(struct dp_pipeline *pipe, struct frame *f)
+{
+    bool sent = f->slot->next >= 0 && f->slot->next != pipe->rank && !f->call.recomputing;
+    int err = take_own_buffers(pipe, f, f->slot->stage + 1, f->out,
+                               sent ? dp_own_buffer(pipe, f->op, DP_CHANNEL_ACTIVATION) : NULL);
+
+    return err ? err : check_tensors(pipe, f, "its output", f->slot->stage + 1, f->out);
+}
+
 static int end_forward(struct dp_pipeline *pipe, struct frame *f)
 {
-    int err = check_tensors(pipe, f, "its output", f->slot->stage + 1, f->out);
-
-    if (!err)
-        err = take_loss(pipe, f);
+    int err = all_as_made(pipe, f, f->slot->stage + 1, f->out) ? 0 : check_changed_outputs(pipe, f);
     return err ? err : write_outputs(pipe, f);
 }
 
-static int begin_backward(struct dp_pipeline *pipe, struct frame *f, const struct dp_plan_op *op)
+/* The caller's gradients of its outputs; those that are absent are zero. */
+static int start_from_given(struct dp_pipeline *pipe, struct frame *f)
+{
+    const DLTensor *given = dp_batch_at(&pipe->ends.output_grads, f->op->mb);
+    int border = f->slot->stage + 1, err = 0;
+
+    for (int k = 0; k < pipe->borders[border].count && !err; k++) {
+        DLTensor *gout = &f->gout[k];
+        if (!gout->data)
+            continue;
+        if (!given[k].data)
+            err = dp_device_zero(pipe->compute, gout->data,
+                                 dp_spec_bytes(&pipe->borders[border].tensors[k]));
+        else
+            err = dp_batch_copy(pipe->compute, gout, &given[k]);
+    }
+    return err ? err : dp_compute_sync(pipe);
+}
+
+static int start_last(struct dp_pipeline *pipe, struct frame *f)
+{
+    return pipe->ends.output_grads.given ? start_from_given(pipe, f) : start_from_loss(pipe, f);
+}
+
+/* With the gradient of the loss, unless a pair takes that itself. */
+static int begin_backward(struct dp_pipeline *pipe, struct frame *f, const struct dp_plan_op *op,
+                          bool in_pair)
 {
     frame_init(pipe, f, op);
     int border = f->slot->stage;
 
     make_tensors(pipe, border, &pipe->layouts[border].gradient, address(pipe, op->at.gin), f->gin);
-    make_tensors(pipe, border + 1, &pipe->layouts[border + 1].gradient,
-                 address(pipe, op->at.gout), f->gout);
-    int err = dp_slot_is_last(f->slot) ? start_from_loss(pipe, f) : 0;
+    make_output_gradients(pipe, f);
+    int err = dp_slot_is_last(f->slot) && !in_pair ? start_last(pipe, f) : 0;
     remember(pipe, f, border, f->gin);
     return err;
 }
 
+static int check_changed_gradients(struct dp_pipeline *pipe, struct frame *f)
+{
+    bool sent = f->slot->prev >= 0 && f->slot->prev != pipe->rank;
+    int err = take_own_buffers(pipe, f, f->slot->stage, f->gin,
+                               sent ? dp_own_buffer(pipe, f->op, DP_CHANNEL_GRADIENT) : NULL);
+    return err ? err : check_gradients(pipe, f, "its input gradient", f->slot->stage, f->gin);
+}
+
 static int end_backward(struct dp_pipeline *pipe, struct frame *f)
 {
-    return check_gradients(pipe, f, "its input gradient", f->slot->stage, f->gin);
+    return all_as_made(pipe, f, f->slot->stage, f->gin) ? 0 : check_changed_gradients(pipe, f);
 }
 
 static int run_forward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -366,7 +514,10 @@ static int run_forward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (err)
         return err;
     err = f.stage->ops->forward(f.stage->user, &f.call, f.in, f.out);
-    return err ? fail_callback(pipe, &f, "forward", err) : end_forward(pipe, &f);
+    if (err)
+        return fail_callback(pipe, &f, "forward", err);
+    err = end_forward(pipe, &f);
+    return err || f.call.recomputing ? err : take_loss(pipe, &f);
 }
 
 static int run_backward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -374,12 +525,57 @@ static int run_backward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     enum dp_backward_mode mode =
         op->kind == DP_PLAN_INPUT ? DP_BACKWARD_INPUT : DP_BACKWARD_FULL;
     struct frame f;
-    int err = begin_backward(pipe, &f, op);
+    int err = begin_backward(pipe, &f, op, false);
 
     if (err)
         return err;
     err = f.stage->ops->backward(f.stage->user, &f.call, f.gout, f.gin, mode);
     return err ? fail_callback(pipe, &f, "backward", err) : end_backward(pipe, &f);
+}
+
+/* What the hook of a pair needs for the losses of its last stages. */
+static int make_pair_losses(struct dp_pipeline *pipe, struct frame *f, struct frame *b,
+                            struct dp_pair_loss *f_loss, struct dp_pair_loss *b_loss)
+{
+    const struct dp_pipeline_config *config = &pipe->config;
+    int err = takes_loss(pipe, f) ? make_labels(pipe, f, 0) : 0;
+
+    if (!err && dp_slot_is_last(b->slot))
+        err = make_labels(pipe, b, 1);
+    if (err)
+        return err;
+    make_outputs(pipe, b);
+    *f_loss = (struct dp_pair_loss){.ops = config->loss,
+                                    .user = config->loss_user,
+                                    .labels = f->labels,
+                                    .values = pipe->loss_memory,
+                                    .max = config->max_loss_values,
+                                    .count = &pipe->now.pair_losses};
+    *b_loss = (struct dp_pair_loss){.ops = config->loss,
+                                    .user = config->loss_user,
+                                    .labels = b->labels,
+                                    .out = b->out,
+                                    .scale = scale_of(pipe, b)};
+    pipe->now.pair_losses = 0;
+    return 0;
+}
+
+static int call_pair(struct dp_pipeline *pipe, struct frame *f, struct frame *b)
+{
+    struct dp_pair_loss f_loss, b_loss;
+    bool f_last = takes_loss(pipe, f), b_last = dp_slot_is_last(b->slot);
+    int err = f_last || b_last ? make_pair_losses(pipe, f, b, &f_loss, &b_loss) : 0;
+
+    if (err)
+        return err;
+    const struct dp_pair pair = {
+        .forward = {f->stage->user, &f->call, f->in, f->out, f_last ? &f_loss : NULL},
+        .backward = {b->stage->user, &b->call, b->gout, b->gin, b_last ? &b_loss : NULL},
+    };
+    err = f->stage->ops->fwd_bwd(&pair);
+    if (err)
+        return fail_callback(pipe, f, "fwd_bwd", err);
+    return f_last ? note_losses(pipe, f, pipe->now.pair_losses) : 0;
 }
 
 static int run_pair(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -388,14 +584,11 @@ static int run_pair(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     int err = begin_forward(pipe, &f, &op[0]);
 
     if (!err)
-        err = begin_backward(pipe, &b, &op[1]);
-    if (err)
-        return err;
-    err = f.stage->ops->fwd_bwd(f.stage->user, &f.call, f.in, f.out, b.stage->user, &b.call, b.gout,
-                                b.gin);
-    if (err)
-        return fail_callback(pipe, &f, "fwd_bwd", err);
-    err = end_forward(pipe, &f);
+        err = begin_backward(pipe, &b, &op[1], true);
+    if (!err)
+        err = call_pair(pipe, &f, &b);
+    if (!err)
+        err = end_forward(pipe, &f);
     return err ? err : end_backward(pipe, &b);
 }
 
@@ -404,19 +597,72 @@ static int run_weight(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     struct frame f;
 
     frame_init(pipe, &f, op);
+    make_output_gradients(pipe, &f);
     int err = f.stage->ops->weight(f.stage->user, &f.call);
     return err ? fail_callback(pipe, &f, "weight", err) : 0;
 }
 
-int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+static void set_border(struct dp_pipeline *pipe, int index, const int64_t *now)
 {
+    dp_extents_apply(&pipe->declared[index], pipe->config.max_extents, now, &pipe->borders[index]);
+    dp_extents_apply(&pipe->declared[index], pipe->config.max_extents, now,
+                     &pipe->handed_out[index]);
+}
+
+void dp_compute_set_extents(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
+    size_t global = (size_t)slot->stream * (size_t)pipe->config.schedule->mb_per_stream + op->mb;
+    const int64_t *now = pipe->now.args->extents[global];
+
+    set_border(pipe, slot->stage, now);
+    set_border(pipe, slot->stage + 1, now);
+    dp_extents_apply(&pipe->declared_labels, pipe->config.max_extents, now, &pipe->labels);
+}
+
+/* The borders of a stage have one shape at a time: the two of a pair come one after the other. */
+static int run_with_extents(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    int err;
+
+    dp_compute_set_extents(pipe, op);
+    if (op->kind == DP_PLAN_FORWARD || op->kind == DP_PLAN_RECOMPUTE)
+        err = run_forward(pipe, op);
+    else
+        err = op->kind == DP_PLAN_WEIGHT ? run_weight(pipe, op) : run_backward(pipe, op);
+    if (err || !op->pair)
+        return err;
+    dp_compute_set_extents(pipe, op + 1);
+    return run_backward(pipe, op + 1);
+}
+
+static int run_call(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    if (pipe->now.args->extents)
+        return run_with_extents(pipe, op);
     switch ((enum dp_plan_kind)op->kind) {
     case DP_PLAN_FORWARD:
         return op->pair ? run_pair(pipe, op) : run_forward(pipe, op);
+    case DP_PLAN_RECOMPUTE:
+        return run_forward(pipe, op);
     case DP_PLAN_BACKWARD:
     case DP_PLAN_INPUT:
         return run_backward(pipe, op);
     default:
         return run_weight(pipe, op);
     }
+}
+
+int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_step *step = pipe->now.args;
+
+    if (!step->input_loader && !step->label_loader)
+        return run_call(pipe, op);
+    int err = dp_load_before(pipe, op);
+    if (!err)
+        err = run_call(pipe, op);
+    for (int i = 0; i <= op->pair && !err; i++)
+        dp_load_after(pipe, op + i);
+    return err;
 }

@@ -9,8 +9,8 @@
 
 enum { CLOCK_ROUNDS = 32 };
 
-/* What a rank sends: this, then its records. */
-struct parcel {
+/* A recorded step as a rank sends it: this, then its records. */
+struct packed_step {
     uint64_t step;
     int64_t begin_ns, end_ns, clock_offset_ns;
     uint64_t count, capacity;
@@ -18,24 +18,24 @@ struct parcel {
     int32_t recorded;
 };
 
-/* All parcels, by group rank. */
-struct parcels {
+/* Those of all ranks, by group rank. */
+struct packed_steps {
     char *bytes;
     size_t *offsets; /* [size + 1] */
     int size;
 };
 
-static struct parcel parcel_of(const struct parcels *all, int r)
+static struct packed_step packed_of(const struct packed_steps *all, int r)
 {
-    struct parcel parcel;
-    memcpy(&parcel, all->bytes + all->offsets[r], sizeof(parcel));
-    return parcel;
+    struct packed_step packed;
+    memcpy(&packed, all->bytes + all->offsets[r], sizeof(packed));
+    return packed;
 }
 
-static struct dp_record record_of(const struct parcels *all, int r, size_t i)
+static struct dp_record record_of(const struct packed_steps *all, int r, size_t i)
 {
     struct dp_record record;
-    memcpy(&record, all->bytes + all->offsets[r] + sizeof(struct parcel) + i * sizeof(record),
+    memcpy(&record, all->bytes + all->offsets[r] + sizeof(struct packed_step) + i * sizeof(record),
            sizeof(record));
     return record;
 }
@@ -45,46 +45,46 @@ static struct dp_record record_of(const struct parcels *all, int r, size_t i)
 static int pipeline_rank(const struct dp_schedule *s, const struct dp_comm *comm)
 {
     for (int r = 0; r < s->ranks && comm; r++)
-        if (s->group_rank[r] == comm->rank)
+        if (s->group_rank[r] == dp_comm_rank(comm))
             return r;
     return 0;
 }
 
-static size_t kept(const struct parcel *parcel)
+static size_t kept(const struct packed_step *packed)
 {
-    return parcel->count < parcel->capacity ? parcel->count : parcel->capacity;
+    return packed->count < packed->capacity ? packed->count : packed->capacity;
 }
 
-static char *make_parcel(const struct dp_recorder *rec, const struct dp_schedule *s,
-                         const struct dp_comm *comm, int64_t clock_offset_ns, size_t *len)
+static char *pack_step(const struct dp_recorder *rec, const struct dp_schedule *s,
+                       const struct dp_comm *comm, int64_t clock_offset_ns, size_t *len)
 {
-    struct parcel parcel = {.capacity = rec->capacity,
-                            .rank = pipeline_rank(s, comm),
-                            .recorded = rec->last >= 0,
-                            .clock_offset_ns = clock_offset_ns};
-    if (parcel.recorded) {
+    struct packed_step packed = {.capacity = rec->capacity,
+                                 .rank = pipeline_rank(s, comm),
+                                 .recorded = rec->last >= 0,
+                                 .clock_offset_ns = clock_offset_ns};
+    if (packed.recorded) {
         const struct dp_recorded_step *step = &rec->steps[rec->last];
-        parcel.step = step->step;
-        parcel.begin_ns = step->begin_ns;
-        parcel.end_ns = step->end_ns;
-        parcel.count = step->count;
+        packed.step = step->step;
+        packed.begin_ns = step->begin_ns;
+        packed.end_ns = step->end_ns;
+        packed.count = step->count;
     }
-    *len = sizeof(parcel) + kept(&parcel) * sizeof(struct dp_record);
+    *len = sizeof(packed) + kept(&packed) * sizeof(struct dp_record);
     char *bytes = malloc(*len);
     if (!bytes)
         return NULL;
-    memcpy(bytes, &parcel, sizeof(parcel));
-    if (parcel.recorded)
-        memcpy(bytes + sizeof(parcel), rec->records + (size_t)rec->last * rec->capacity,
-               kept(&parcel) * sizeof(struct dp_record));
+    memcpy(bytes, &packed, sizeof(packed));
+    if (packed.recorded)
+        memcpy(bytes + sizeof(packed), rec->records + (size_t)rec->last * rec->capacity,
+               kept(&packed) * sizeof(struct dp_record));
     return bytes;
 }
 
-static int exchange(struct dp_comm *comm, char *mine, size_t len, struct parcels *all)
+static int exchange(struct dp_comm *comm, char *mine, size_t len, struct packed_steps *all)
 {
     void *bytes;
 
-    if (!comm || comm->size == 1) {
+    if (!comm || dp_comm_size(comm) == 1) {
         all->bytes = mine;
         all->offsets[1] = len;
         return 0;
@@ -95,37 +95,38 @@ static int exchange(struct dp_comm *comm, char *mine, size_t len, struct parcels
     return err;
 }
 
-static int check_parcels(const struct parcels *all, const struct dp_comm *comm)
+static int check_packed(const struct packed_steps *all, const struct dp_comm *comm)
 {
-    struct parcel first = parcel_of(all, 0);
+    struct packed_step first = packed_of(all, 0);
 
     for (int r = 0; r < all->size; r++) {
-        int (*fail)(int, const char *, ...) = !comm || comm->rank == r ? dp_fail : dp_fail_quietly;
-        struct parcel parcel = parcel_of(all, r);
-        if (!parcel.recorded)
+        int (*fail)(int, const char *, ...) =
+            !comm || dp_comm_rank(comm) == r ? dp_fail : dp_fail_quietly;
+        struct packed_step packed = packed_of(all, r);
+        if (!packed.recorded)
             return fail(DP_ESTATE, "rank %d has recorded no step", r);
-        if (parcel.step != first.step)
+        if (packed.step != first.step)
             return fail(DP_ESTATE, "rank %d has recorded step %llu, rank 0 step %llu", r,
-                        (unsigned long long)parcel.step, (unsigned long long)first.step);
-        if (parcel.count > parcel.capacity)
+                        (unsigned long long)packed.step, (unsigned long long)first.step);
+        if (packed.count > packed.capacity)
             return fail(DP_ESTATE, "rank %d has recorded %llu ops, but its ring holds %llu", r,
-                        (unsigned long long)parcel.count, (unsigned long long)parcel.capacity);
+                        (unsigned long long)packed.count, (unsigned long long)packed.capacity);
     }
     return 0;
 }
 
 /* ---- timeline ------------------------------------------------------------------------------- */
 
-static struct dp_span make_span(const struct dp_schedule *s, const struct parcel *parcel,
+static struct dp_span make_span(const struct dp_schedule *s, const struct packed_step *packed,
                                 const struct dp_record *record, int64_t zero_ns)
 {
-    const struct dp_op *op = dp_schedule_ops(s, parcel->rank) + record->index;
-    int64_t shift = parcel->clock_offset_ns - zero_ns;
+    const struct dp_op *op = dp_schedule_ops(s, packed->rank) + record->index;
+    int64_t shift = packed->clock_offset_ns - zero_ns;
 
     return (struct dp_span){
         .start_ns = record->start_ns + shift,
         .end_ns = record->end_ns + shift,
-        .rank = parcel->rank,
+        .rank = packed->rank,
         .index = record->index,
         .op = op[0],
         .pair = record->pair ? op[1] : (struct dp_op){0},
@@ -145,19 +146,19 @@ static int by_rank_and_start(const void *pa, const void *pb)
     return a->index < b->index ? -1 : a->index > b->index;
 }
 
-static int64_t earliest_begin(const struct parcels *all)
+static int64_t earliest_begin(const struct packed_steps *all)
 {
     int64_t zero_ns = INT64_MAX;
 
     for (int r = 0; r < all->size; r++) {
-        struct parcel parcel = parcel_of(all, r);
-        if (parcel.begin_ns + parcel.clock_offset_ns < zero_ns)
-            zero_ns = parcel.begin_ns + parcel.clock_offset_ns;
+        struct packed_step packed = packed_of(all, r);
+        if (packed.begin_ns + packed.clock_offset_ns < zero_ns)
+            zero_ns = packed.begin_ns + packed.clock_offset_ns;
     }
     return zero_ns;
 }
 
-static int make_timeline(const struct parcels *all, const struct dp_schedule *s,
+static int make_timeline(const struct packed_steps *all, const struct dp_schedule *s,
                          struct dp_timeline *out)
 {
     int64_t zero_ns = earliest_begin(all);
@@ -165,18 +166,18 @@ static int make_timeline(const struct parcels *all, const struct dp_schedule *s,
     size_t count = 0;
 
     for (int r = 0; r < all->size; r++)
-        count += parcel_of(all, r).count;
+        count += packed_of(all, r).count;
     t.spans = malloc((count + 1) * sizeof(*t.spans));
     if (!t.spans)
         return dp_fail(DP_ENOMEM, "no memory for a timeline of %zu ops", count);
     for (int r = 0; r < all->size; r++) {
-        struct parcel parcel = parcel_of(all, r);
-        int64_t end_ns = parcel.end_ns + parcel.clock_offset_ns - zero_ns;
+        struct packed_step packed = packed_of(all, r);
+        int64_t end_ns = packed.end_ns + packed.clock_offset_ns - zero_ns;
         if (end_ns > t.makespan_ns)
             t.makespan_ns = end_ns;
-        for (size_t i = 0; i < parcel.count; i++) {
+        for (size_t i = 0; i < packed.count; i++) {
             struct dp_record record = record_of(all, r, i);
-            t.spans[t.count++] = make_span(s, &parcel, &record, zero_ns);
+            t.spans[t.count++] = make_span(s, &packed, &record, zero_ns);
         }
     }
     qsort(t.spans, t.count, sizeof(*t.spans), by_rank_and_start);
@@ -187,7 +188,7 @@ static int make_timeline(const struct parcels *all, const struct dp_schedule *s,
 int dp_recorder_gather(struct dp_recorder *rec, const struct dp_schedule *s, struct dp_comm *comm,
                        struct dp_timeline *out)
 {
-    struct parcels all = {.size = comm ? comm->size : 1};
+    struct packed_steps all = {.size = comm ? dp_comm_size(comm) : 1};
     int64_t offset_ns = 0, error_ns;
     size_t len;
     int err = 0;
@@ -195,11 +196,11 @@ int dp_recorder_gather(struct dp_recorder *rec, const struct dp_schedule *s, str
     if (!rec || !s || !out || all.size != s->ranks)
         return dp_fail(DP_EINVAL, "a recorder to gather: %d ranks, expected the schedule's %d",
                        all.size, s ? s->ranks : 0);
-    if (comm && comm->size > 1)
+    if (comm && dp_comm_size(comm) > 1)
         err = dp_comm_clock_offset(comm, CLOCK_ROUNDS, &offset_ns, &error_ns);
     if (err)
         return err;
-    char *mine = make_parcel(rec, s, comm, offset_ns, &len);
+    char *mine = pack_step(rec, s, comm, offset_ns, &len);
     all.offsets = calloc((size_t)all.size + 1, sizeof(*all.offsets));
     if (!mine || !all.offsets) {
         free(mine);
@@ -208,8 +209,8 @@ int dp_recorder_gather(struct dp_recorder *rec, const struct dp_schedule *s, str
     }
     err = exchange(comm, mine, len, &all);
     if (!err)
-        err = check_parcels(&all, comm);
-    if (!err && comm && comm->rank)
+        err = check_packed(&all, comm);
+    if (!err && comm && dp_comm_rank(comm))
         *out = (struct dp_timeline){0};
     else if (!err)
         err = make_timeline(&all, s, out);

@@ -9,15 +9,29 @@
  * so that a request of the plan stands for two things one after the other: the copy and the
  * transfer. Nothing but the host's wait for a request, and for a copy whose memory is wanted again,
  * ever blocks.
+ *
+ * On a stream-ordered communicator (dp_comm_caps) the host waits for neither: it goes through the
+ * whole step and hands everything to streams, which wait for each other.
+ *
+ *      send   compute (or outgoing, staged) ---- after ----> transfer
+ *      recv   compute: last use of the memory -- after ----> transfer -- stream_wait --> compute
+ *
+ * Only at the end of the step the host tests all requests, in the order in which they are needed.
  */
 #include "pipeline/steps.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "pipeline/extents.h"
 
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb)
 {
     return pipe->step << 40 | (uint64_t)channel << 36 | (uint64_t)stage << 20 | mb;
+}
+
+int dp_messages_lane(const struct dp_pipeline *pipe, int channel)
+{
+    return pipe->config.execution == DP_EXECUTE_MESSAGES ? DP_CHANNEL_ACTIVATION : channel;
 }
 
 static int group_rank(const struct dp_pipeline *pipe, int rank)
@@ -32,13 +46,48 @@ static struct dp_message_state *state_of(struct dp_pipeline *pipe, uint32_t requ
 
 /* ---- sends ---------------------------------------------------------------------------------- */
 
+/* Tensors stay where they are planned; the last one of a message may be shorter. */
+size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
+    const struct dp_plan_message *m = &op->message;
+    bool gradient = m->channel == DP_CHANNEL_GRADIENT;
+    int index = gradient ? m->stage : m->stage + 1, last;
+    const struct dp_layout *layout =
+        gradient ? &pipe->layouts[index].gradient : &pipe->layouts[index].activation;
+    struct dp_border now = pipe->declared[index];
+
+    if (!pipe->now.args->extents || !m->len)
+        return m->len;
+    dp_extents_apply(
+        &pipe->declared[index], pipe->config.max_extents,
+        pipe->now.args
+            ->extents[(size_t)slot->stream * (size_t)pipe->config.schedule->mb_per_stream + op->mb],
+        &now);
+    for (last = now.count - 1; layout->offset[last] == DP_NOWHERE;)
+        last--;
+    return layout->offset[last] + dp_spec_bytes(&now.tensors[last]);
+}
+
+static int order_after(struct dp_pipeline *pipe, struct dp_device_stream *stream)
+{
+    return pipe->ordered ? dp_comm_after(pipe->config.comm, stream) : 0;
+}
+
 static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_plan_message *m = &op->message;
+    void **own = dp_own_buffer(pipe, op, m->channel);
+    const void *from = *own ? *own : pipe->wire + m->offset;
+    int err = order_after(pipe, pipe->staged ? pipe->outgoing : pipe->compute);
 
-    return dp_comm_isend(pipe->config.comm, group_rank(pipe, m->peer), m->channel,
-                         dp_messages_tag(pipe, m->channel, m->stage, op->mb),
-                         pipe->wire + m->offset, m->len, &state_of(pipe, m->request)->request);
+    *own = NULL;
+    if (err)
+        return err;
+    return dp_comm_isend(pipe->config.comm, group_rank(pipe, m->peer),
+                         dp_messages_lane(pipe, m->channel),
+                         dp_messages_tag(pipe, m->channel, m->stage, op->mb), from,
+                         dp_messages_len(pipe, op), &state_of(pipe, m->request)->request);
 }
 
 /* Copies end in the order they were started: the oldest is the only one worth a test. */
@@ -50,7 +99,7 @@ static int start_copied_sends(struct dp_pipeline *pipe)
     while (now->first_unsent && !err) {
         const struct dp_plan_op *op = now->first_unsent;
         struct dp_message_state *state = state_of(pipe, op->message.request);
-        err = pipe->device->ops->event_test(state->copied);
+        err = dp_device_event_test(state->copied);
         if (err == DP_EAGAIN)
             return 0;
         now->first_unsent = state->next_unsent;
@@ -77,18 +126,17 @@ static void queue_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
 static int copy_out(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    const struct dp_device_ops *device = pipe->device->ops;
     const struct dp_plan_message *m = &op->message;
     struct dp_device_event *copied = state_of(pipe, m->request)->copied;
 
-    int err = device->event_record(copied, pipe->compute);
+    int err = dp_device_event_record(copied, pipe->compute);
     if (!err)
-        err = device->stream_wait(pipe->outgoing, copied);
+        err = dp_device_stream_wait(pipe->outgoing, copied);
     if (!err)
-        err = device->copy(pipe->outgoing, pipe->wire + m->offset, pipe->memory + m->offset,
+        err = dp_device_copy(pipe->outgoing, pipe->wire + m->offset, pipe->memory + m->offset,
                            m->len);
     if (!err)
-        err = device->event_record(copied, pipe->outgoing);
+        err = dp_device_event_record(copied, pipe->outgoing);
     return err;
 }
 
@@ -99,6 +147,8 @@ int dp_messages_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     int err = copy_out(pipe, op);
     if (err)
         return err;
+    if (pipe->ordered)
+        return start_send(pipe, op);
     queue_send(pipe, op);
     return start_copied_sends(pipe);
 }
@@ -112,7 +162,7 @@ static int wait_for_copies(struct dp_pipeline *pipe, const struct dp_plan_op *op
 
     for (uint32_t i = 0; i < op->waits && !err; i++) {
         struct dp_plan_wait wait = pipe->plan.waits[op->first_wait + i];
-        err = pipe->device->ops->event_wait(state_of(pipe, wait.request)->copied,
+        err = dp_device_event_wait(state_of(pipe, wait.request)->copied,
                                             pipe->deadline_ns);
     }
     return err;
@@ -123,21 +173,22 @@ int dp_messages_recv(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     const struct dp_plan_message *m = &op->message;
     int err = wait_for_copies(pipe, op);
 
+    if (!err)
+        err = order_after(pipe, pipe->compute);
     if (err)
         return err;
     return dp_comm_irecv(pipe->config.comm, group_rank(pipe, m->peer), m->channel,
                          dp_messages_tag(pipe, m->channel, m->stage, op->mb),
-                         pipe->wire + m->offset, m->len, &state_of(pipe, m->request)->request);
+                         pipe->wire + m->offset, dp_messages_len(pipe, op),
+                         &state_of(pipe, m->request)->request);
 }
 
 static int copy_in(struct dp_pipeline *pipe, const struct dp_plan_wait *wait)
 {
-    const struct dp_device_ops *device = pipe->device->ops;
-
-    int err = device->copy(pipe->compute, pipe->memory + wait->offset, pipe->wire + wait->offset,
+    int err = dp_device_copy(pipe->compute, pipe->memory + wait->offset, pipe->wire + wait->offset,
                            wait->received);
     if (!err)
-        err = device->event_record(state_of(pipe, wait->request)->copied, pipe->compute);
+        err = dp_device_event_record(state_of(pipe, wait->request)->copied, pipe->compute);
     return err;
 }
 
@@ -149,7 +200,7 @@ static int wait_for_sending(struct dp_pipeline *pipe, struct dp_message_state *s
 
     while (state->unsent && !err) {
         struct dp_message_state *first = state_of(pipe, pipe->now.first_unsent->message.request);
-        err = pipe->device->ops->event_wait(first->copied, pipe->deadline_ns);
+        err = dp_device_event_wait(first->copied, pipe->deadline_ns);
         if (!err)
             err = start_copied_sends(pipe);
     }
@@ -171,7 +222,7 @@ static int wait_busily(struct dp_pipeline *pipe, struct dp_request *request, int
     return err;
 }
 
-static void note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer)
+void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer)
 {
     if (waited_ns > pipe->now.longest_wait_ns) {
         pipe->now.longest_wait_ns = waited_ns;
@@ -190,7 +241,7 @@ int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *reques
     err = wait_busily(pipe, request, start + pipe->deadline_ns);
     if (err == DP_EAGAIN)
         err = dp_comm_wait(pipe->config.comm, request, group_rank(pipe, peer));
-    note_wait(pipe, dp_now_ns() - start, peer);
+    dp_messages_note_wait(pipe, dp_now_ns() - start, peer);
     return err;
 }
 
@@ -199,7 +250,9 @@ static int wait_for_one(struct dp_pipeline *pipe, const struct dp_plan_wait *wai
     struct dp_message_state *state = state_of(pipe, wait->request);
     int err = wait_for_sending(pipe, state);
 
-    if (!err)
+    if (!err && pipe->ordered)
+        err = dp_comm_stream_wait(pipe->config.comm, &state->request, pipe->compute);
+    else if (!err)
         err = dp_messages_wait_request(pipe, &state->request, wait->peer);
     if (!err && pipe->staged && wait->received)
         err = copy_in(pipe, wait);
@@ -215,13 +268,19 @@ int dp_messages_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     return err;
 }
 
+/* Ordered: streams have waited for the others. */
 int dp_messages_finish(struct dp_pipeline *pipe)
 {
+    const size_t first = pipe->ordered ? 0 : pipe->plan.last_wait;
     int err = 0;
 
-    for (size_t i = pipe->plan.last_wait; i < pipe->plan.wait_count && !err; i++)
-        err = wait_for_one(pipe, &pipe->plan.waits[i]);
-    return err;
+    for (size_t i = first; i < pipe->plan.wait_count && !err; i++) {
+        const struct dp_plan_wait *wait = &pipe->plan.waits[i];
+        err = pipe->ordered ? dp_messages_wait_request(
+                                  pipe, &state_of(pipe, wait->request)->request, wait->peer)
+                            : wait_for_one(pipe, wait);
+    }
+    return err || !pipe->ordered ? err : dp_reduce_finish(pipe);
 }
 
 void dp_messages_forget(struct dp_pipeline *pipe)
@@ -236,5 +295,7 @@ int dp_messages_progress(struct dp_pipeline *pipe)
     if (!pipe->config.comm)
         return 0;
     int err = start_copied_sends(pipe);
+    if (!err && dp_reduce_is_open(&pipe->reductions))
+        err = dp_reduce_progress(pipe);
     return err ? err : dp_comm_progress(pipe->config.comm);
 }

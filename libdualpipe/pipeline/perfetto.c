@@ -66,14 +66,14 @@ static void write_names(struct writer *w, int rank)
     snprintf(name, sizeof(name), "rank %d", rank);
     write_name(w, "process_name", rank, 0, name);
     write_order(w, "process_sort_index", rank, 0, rank);
-    for (int slot = 0; slot < w->s->slots_per_rank; slot++) {
+    for (int slot = 0; slot < dp_schedule_slot_count(w->s, rank); slot++) {
         snprintf(name, sizeof(name), "slot %d: stage %d", slot,
                  dp_schedule_slot(w->s, rank, slot)->stage);
         write_name(w, "thread_name", rank, slot, name);
         write_order(w, "thread_sort_index", rank, slot, slot);
     }
-    write_name(w, "thread_name", rank, w->s->slots_per_rank, "waiting");
-    write_order(w, "thread_sort_index", rank, w->s->slots_per_rank, w->s->slots_per_rank);
+    write_name(w, "thread_name", rank, w->s->max_slots, "waiting");
+    write_order(w, "thread_sort_index", rank, w->s->max_slots, w->s->max_slots);
 }
 
 /* ---- bars ----------------------------------------------------------------------------------- */
@@ -89,6 +89,8 @@ static const char *category(enum dp_op_kind kind)
         return "input gradient";
     case DP_OP_W:
         return "weight gradient";
+    case DP_OP_RECOMPUTE:
+        return "recompute";
     default:
         return "reduce";
     }
@@ -104,8 +106,8 @@ static void write_bar(struct writer *w, const struct dp_span *span, struct dp_op
     add_time(w, "ts", span->start_ns);
     dp_text_adds(&w->text, ",");
     add_time(w, "dur", span->end_ns - span->start_ns);
-    if (kind == DP_OP_REDUCE)
-        dp_text_adds(&w->text, ",\"name\":\"REDUCE\",\"args\":{");
+    if (kind == DP_OP_REDUCE || kind == DP_OP_REDUCE_WAIT)
+        dp_text_addf(&w->text, ",\"name\":\"%s\",\"args\":{", dp_op_kind_name(kind));
     else
         dp_text_addf(&w->text, ",\"name\":\"%s%u\",\"args\":{\"micro-batch\":%u,",
                      dp_op_kind_name(kind), op.mb, op.mb);
@@ -120,7 +122,7 @@ static void write_wait(struct writer *w, const struct dp_span *span)
         return;
     begin_event(w);
     dp_text_addf(&w->text, "{\"ph\":\"X\",\"cat\":\"wait\",\"pid\":%d,\"tid\":%d,", span->rank,
-                 w->s->slots_per_rank);
+                 w->s->max_slots);
     add_time(w, "ts", span->start_ns - span->waited_ns);
     dp_text_adds(&w->text, ",");
     add_time(w, "dur", span->waited_ns);
@@ -135,15 +137,15 @@ static void write_counter(struct writer *w, int rank, int64_t ns, const char *na
     dp_text_addf(&w->text, ",\"args\":{\"count\":%d}}", value);
 }
 
-/* An activation set lives from the start of F to the end of B or W, a weight part from the end of I
- * to the start of W. */
+/* An activation set lives from the start of F, or of its RECOMPUTE, to the end of B or W, a weight
+ * part from the end of I to the start of W. */
 static void count_op(struct writer *w, const struct dp_span *span, struct dp_op op,
                      struct live *live)
 {
     bool frees = op.kind == DP_OP_B || op.kind == DP_OP_W ||
                  (op.kind == DP_OP_F && w->s->forward_only);
 
-    if (op.kind == DP_OP_F)
+    if ((op.kind == DP_OP_F && !op.recomputed) || op.kind == DP_OP_RECOMPUTE)
         write_counter(w, span->rank, span->start_ns, "live activation sets", ++live->activations);
     if (op.kind == DP_OP_W)
         write_counter(w, span->rank, span->start_ns, "weight queue", --live->queue);
@@ -157,7 +159,7 @@ static void count_op(struct writer *w, const struct dp_span *span, struct dp_op 
 
 static size_t place(const struct writer *w, int rank, uint32_t slot, uint32_t mb)
 {
-    size_t at = (size_t)rank * (size_t)w->s->slots_per_rank + slot;
+    size_t at = w->s->first_slot[rank] + slot;
     return at * (size_t)w->s->mb_per_stream + mb;
 }
 
@@ -227,10 +229,10 @@ static void write_spans(struct writer *w, struct live *live)
     }
 }
 
-static void note_computes(struct writer *w, size_t places)
+static void note_computes(struct writer *w, size_t count)
 {
-    memset(w->forwards, 0xFF, places * sizeof(*w->forwards));
-    memset(w->backwards, 0xFF, places * sizeof(*w->backwards));
+    memset(w->forwards, 0xFF, count * sizeof(*w->forwards));
+    memset(w->backwards, 0xFF, count * sizeof(*w->backwards));
     for (uint32_t i = 0; i < w->t->count; i++) {
         note_compute(w, i, w->t->spans[i].op);
         if (w->t->spans[i].pair.kind != DP_OP_NONE)
@@ -241,17 +243,17 @@ static void note_computes(struct writer *w, size_t places)
 int dp_timeline_write_perfetto(const struct dp_timeline *t, const struct dp_schedule *s,
                                char **json, size_t *len)
 {
-    size_t places = (size_t)s->ranks * (size_t)s->slots_per_rank * (size_t)s->mb_per_stream;
+    size_t count = s->first_slot[s->ranks] * (size_t)s->mb_per_stream;
     struct writer w = {.t = t, .s = s};
     struct live *live = calloc((size_t)s->ranks, sizeof(*live));
     int err;
 
-    w.forwards = malloc(places * sizeof(*w.forwards));
-    w.backwards = malloc(places * sizeof(*w.backwards));
+    w.forwards = malloc(count * sizeof(*w.forwards));
+    w.backwards = malloc(count * sizeof(*w.backwards));
     if (!live || !w.forwards || !w.backwards) {
         err = dp_fail(DP_ENOMEM, "no memory to write a timeline of %zu ops", t->count);
     } else {
-        note_computes(&w, places);
+        note_computes(&w, count);
         dp_text_addf(&w.text, "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"schedule\":\"%s\","
                               "\"ranks\":%d,\"micro-batches\":%d},\"traceEvents\":[\n",
                      dp_schedule_kind_name(s->kind), s->ranks, s->microbatches);

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "pipeline/offsets.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
 #include "pipeline/steps.h"
@@ -28,49 +29,139 @@ static void take_config(struct dp_pipeline *pipe, const struct dp_pipeline_confi
         pipe->config.max_loss_values = 1;
     if (pipe->config.loss_scale == 0)
         pipe->config.loss_scale = 1;
-    if (config->label)
-        pipe->label = *config->label;
+    if (pipe->config.fixed_order && !pipe->config.order_blocks)
+        pipe->config.order_blocks = 2;
+    if (!pipe->config.fixed_order)
+        pipe->config.order_blocks = 0;
+    if (config->labels)
+        pipe->labels = pipe->declared_labels = *config->labels;
+    dp_border_lay_out(&pipe->labels, &pipe->label_layout);
+    pipe->dl = dp_device_dl(pipe->device);
     pipe->rank = dp_config_rank(config);
+    pipe->slots = dp_schedule_slot_count(config->schedule, pipe->rank);
     pipe->ends.first_slot = dp_config_first_slot(config->schedule, pipe->rank);
     pipe->ends.last_slot = dp_config_last_slot(config->schedule, pipe->rank);
-    pipe->staged = !pipe->device->host_accessible;
-    pipe->deadline_ns = config->comm ? config->comm->deadline_ns : 60 * DP_NS_PER_S;
+    pipe->out_of_reach = !dp_device_host_accessible(pipe->device);
+    pipe->staged =
+        pipe->out_of_reach && !(config->comm && dp_comm_caps(config->comm).device_memory);
+    pipe->deadline_ns = config->comm ? dp_comm_deadline(config->comm) : 60 * DP_NS_PER_S;
 }
 
 static int copy_config(struct dp_pipeline *pipe, const struct dp_pipeline_config *config)
 {
-    size_t slots = (size_t)config->schedule->slots_per_rank;
+    size_t slots = (size_t)dp_schedule_slot_count(config->schedule, pipe->rank);
     size_t borders = (size_t)config->schedule->stages + 1;
 
     pipe->stages = duplicate(config->stages, slots, sizeof(*pipe->stages));
     pipe->borders = duplicate(config->borders, borders, sizeof(*pipe->borders));
+    pipe->declared = duplicate(config->borders, borders, sizeof(*pipe->declared));
     pipe->handed_out = duplicate(config->borders, borders, sizeof(*pipe->borders));
     pipe->layouts = calloc(borders, sizeof(*pipe->layouts));
-    pipe->agreement = calloc((size_t)config->schedule->ranks, 2 * sizeof(*pipe->agreement));
+    pipe->agreement = calloc((size_t)config->schedule->ranks, DP_AGREED * sizeof(*pipe->agreement));
     pipe->loss_memory = calloc((size_t)pipe->config.max_loss_values, sizeof(double));
-    if (!pipe->stages || !pipe->borders || !pipe->handed_out || !pipe->layouts ||
+    if (!pipe->stages || !pipe->borders || !pipe->declared || !pipe->handed_out || !pipe->layouts ||
         !pipe->agreement || !pipe->loss_memory)
         return dp_fail(DP_ENOMEM, "no memory for a pipeline of %zu borders", borders);
     for (size_t i = 0; i < borders; i++)
         dp_border_lay_out(&pipe->borders[i], &pipe->layouts[i]);
     pipe->config.stages = pipe->stages;
-    pipe->config.borders = pipe->borders;
+    pipe->config.borders = pipe->declared;
     return 0;
 }
 
-static int make_plan(struct dp_pipeline *pipe)
+/* The most micro-batches of a stream that a step may have. */
+static int32_t most_mb(const struct dp_pipeline *pipe)
+{
+    int32_t most = 0;
+
+    for (int i = 0; i < pipe->program_count; i++)
+        if (pipe->programs[i].schedule->mb_per_stream > most)
+            most = pipe->programs[i].schedule->mb_per_stream;
+    return most;
+}
+
+/* Room for what a step hands over. */
+static int take_ends(struct dp_pipeline *pipe)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    int32_t count = most_mb(pipe);
+    int err = 0;
+
+    if (pipe->ends.first_slot >= 0)
+        err = dp_batch_init(&pipe->ends.inputs, count, &pipe->borders[0]);
+    if (!err && pipe->ends.last_slot >= 0)
+        err = dp_batch_init(&pipe->ends.labels, count, &pipe->labels);
+    if (!err && pipe->ends.last_slot >= 0)
+        err = dp_batch_init(&pipe->ends.outputs, count, &pipe->borders[s->stages]);
+    if (!err && pipe->ends.last_slot >= 0)
+        err = dp_batch_init(&pipe->ends.output_grads, count, &pipe->borders[s->stages]);
+    if (err)
+        return err;
+    size_t n = (size_t)pipe->slots * (size_t)count + 1;
+    pipe->handles = calloc(n, sizeof(*pipe->handles));
+    pipe->own = calloc(2 * n, sizeof(*pipe->own));
+    return pipe->handles && pipe->own ? 0
+                                      : dp_fail(DP_ENOMEM, "no memory for a pipeline's handles");
+}
+
+/* ---- programs: a plan for each schedule, all in the same memory -------------------------------
+ */
+
+static void note_most(struct dp_plan *most, const struct dp_plan *plan)
+{
+#define NOTE(member) most->member = plan->member > most->member ? plan->member : most->member
+    NOTE(bytes);
+    NOTE(requests);
+    NOTE(peak_activations);
+    NOTE(evictions);
+    NOTE(host_bytes);
+    for (int part = 0; part < DP_PARTS; part++)
+        NOTE(part_bytes[part]);
+    for (int slot = 0; slot < DP_MAX_SLOTS; slot++)
+        NOTE(sets[slot]);
+#undef NOTE
+}
+
+static int make_plan(struct dp_pipeline *pipe, struct dp_program *program)
 {
     const struct dp_plan_source source = {
-        .schedule = pipe->config.schedule,
+        .schedule = program->schedule,
         .rank = pipe->rank,
         .stages = pipe->stages,
         .layouts = pipe->layouts,
-        .copy_batch = pipe->config.batch_dim != 0,
-        .fixed_order = pipe->config.fixed_order,
-        .staged = pipe->staged,
+        .copy_strided = pipe->config.copy_strided,
+        .order_blocks = pipe->config.order_blocks,
+        .driven = pipe->config.execution == DP_EXECUTE_MESSAGES,
+        .staged = pipe->staged && !pipe->ordered,
+        .ordered = pipe->ordered,
+        .reduced_outside = pipe->config.reduce,
     };
-    return dp_plan_init(&pipe->plan, &source);
+    int err = dp_plan_init(&program->plan, &source);
+
+    if (!err && source.driven)
+        err = dp_driven_init(pipe, program);
+
+    if (!err)
+        note_most(&pipe->most, &program->plan);
+    return err;
 }
+
+static int make_programs(struct dp_pipeline *pipe)
+{
+    int err = 0;
+
+    pipe->program_count = 1 + pipe->config.also_count;
+    pipe->programs = calloc((size_t)pipe->program_count, sizeof(*pipe->programs));
+    if (!pipe->programs)
+        return dp_fail(DP_ENOMEM, "no memory for %d schedules", pipe->program_count);
+    for (int i = 0; i < pipe->program_count && !err; i++) {
+        pipe->programs[i].schedule = i ? pipe->config.also[i - 1] : pipe->config.schedule;
+        err = make_plan(pipe, &pipe->programs[i]);
+    }
+    return err;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
 
 static int take_memory(struct dp_pipeline *pipe, enum dp_memory where, size_t bytes, char **out)
 {
@@ -78,7 +169,7 @@ static int take_memory(struct dp_pipeline *pipe, enum dp_memory where, size_t by
 
     if (!bytes)
         return 0;
-    int err = pipe->device->ops->alloc(pipe->device, where, bytes, &memory);
+    int err = dp_device_alloc(pipe->device, where, bytes, &memory);
     if (err)
         return err;
     *out = memory;
@@ -88,41 +179,61 @@ static int take_memory(struct dp_pipeline *pipe, enum dp_memory where, size_t by
 
 static size_t label_bytes(const struct dp_pipeline *pipe)
 {
-    bool needed = pipe->config.label && pipe->config.batch_dim && pipe->ends.last_slot >= 0;
-    return needed ? dp_spec_bytes(&pipe->label) : 0;
+    bool needed = pipe->config.copy_strided && pipe->ends.last_slot >= 0;
+    return needed ? 2 * dp_offset_align(pipe->label_layout.activation.bytes) : 0;
+}
+
+static bool needs_reduce_memory(const struct dp_pipeline *pipe, const struct dp_plan *plan)
+{
+    for (size_t i = 0; i < plan->count; i++)
+        if (plan->ops[i].kind == DP_PLAN_REDUCE ||
+            (dp_plan_is_sum(&plan->ops[i]) && pipe->out_of_reach))
+            return true;
+    return false;
 }
 
 static size_t reduce_bytes(const struct dp_pipeline *pipe)
 {
-    for (size_t i = 0; i < pipe->plan.count; i++)
-        if (pipe->plan.ops[i].kind == DP_PLAN_REDUCE ||
-            (pipe->plan.ops[i].kind == DP_PLAN_MERGE && pipe->staged))
-            return dp_reduce_memory_bytes(pipe);
+    for (int i = 0; i < pipe->program_count; i++)
+        if (needs_reduce_memory(pipe, &pipe->programs[i].plan))
+            return dp_reduce_pieces_bytes(pipe) + dp_sum_memory_bytes(pipe);
     return 0;
 }
 
 /* Shared with other ranks of this host, if some message is long enough for that to help. */
 static enum dp_memory choose_memory(const struct dp_pipeline *pipe)
 {
-    const size_t least = pipe->config.comm ? pipe->config.comm->shared_bytes : 0;
+    const size_t least = pipe->config.comm ? dp_comm_shared_bytes(pipe->config.comm) : 0;
 
-    for (int i = 0; least && !pipe->staged && i <= pipe->config.schedule->stages; i++)
+    for (int i = 0; least && !pipe->out_of_reach && i <= pipe->config.schedule->stages; i++)
         if (pipe->layouts[i].activation.bytes >= least)
             return DP_MEMORY_SHARED;
     return DP_MEMORY_DEVICE;
 }
 
-/* What cannot be shared is as good, only slower. */
+/* What cannot be shared is as good, only slower. A process that may open no more files (DP_EIO) would
+ * fail at its next connection, with a worse reason. */
 static int take_main_memory(struct dp_pipeline *pipe)
 {
     pipe->memory_kind = choose_memory(pipe);
-    int err = take_memory(pipe, pipe->memory_kind, pipe->plan.bytes, &pipe->memory);
+    int err = take_memory(pipe, pipe->memory_kind, pipe->most.bytes, &pipe->memory);
 
-    if (!err || pipe->memory_kind == DP_MEMORY_DEVICE)
+    if (!err || err == DP_EIO || pipe->memory_kind == DP_MEMORY_DEVICE)
         return err;
     dp_log(DP_LOG_WARN, "pipeline: going on with memory that ranks of this host do not share");
     pipe->memory_kind = DP_MEMORY_DEVICE;
-    return take_memory(pipe, DP_MEMORY_DEVICE, pipe->plan.bytes, &pipe->memory);
+    return take_memory(pipe, DP_MEMORY_DEVICE, pipe->most.bytes, &pipe->memory);
+}
+
+static int take_landings(struct dp_pipeline *pipe)
+{
+    pipe->landing_bytes = dp_driven_landing_bytes(pipe);
+    int err = take_memory(pipe, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,
+                          DP_LANDINGS * pipe->landing_bytes, &pipe->landing_memory);
+
+    for (int i = 0; i < DP_LANDINGS && !err; i++)
+        pipe->landings[i].memory = pipe->landing_memory + (size_t)i * pipe->landing_bytes;
+    return err;
 }
 
 static int take_buffers(struct dp_pipeline *pipe)
@@ -130,38 +241,43 @@ static int take_buffers(struct dp_pipeline *pipe)
     int err = take_main_memory(pipe);
 
     if (!err && pipe->staged)
-        err = take_memory(pipe, DP_MEMORY_PINNED, pipe->plan.bytes, &pipe->pinned);
+        err = take_memory(pipe, DP_MEMORY_PINNED, pipe->most.bytes, &pipe->pinned);
     pipe->wire = pipe->staged ? pipe->pinned : pipe->memory;
     if (!err)
         err = take_memory(pipe, DP_MEMORY_DEVICE, label_bytes(pipe), &pipe->label_memory);
     if (!err)
         err = take_memory(pipe, DP_MEMORY_PINNED, reduce_bytes(pipe), &pipe->reduce_memory);
-    return err;
+    return err ? err : take_landings(pipe);
 }
 
 static int open_streams(struct dp_pipeline *pipe)
 {
-    const struct dp_device_ops *device = pipe->device->ops;
-    int err = device->stream_new(pipe->device, &pipe->compute);
+    int err = dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->compute);
 
     if (!err)
-        err = device->stream_new(pipe->device, &pipe->outgoing);
+        err = dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->outgoing);
     if (!err)
-        err = device->event_new(pipe->device, &pipe->done);
-    if (!err)
-        pipe->native_stream = device->stream_native(pipe->compute);
-    return err;
+        err = dp_device_event_new(pipe->device, &pipe->done);
+    if (err)
+        return err;
+    pipe->native_stream = dp_device_stream_native(pipe->compute);
+    /* Stages that compute in the calling thread need a message in hand: the host waits for it. */
+    pipe->ordered = pipe->native_stream && pipe->config.comm &&
+                    pipe->config.execution == DP_EXECUTE_LIST &&
+                    dp_comm_caps(pipe->config.comm).stream_ordered;
+    return pipe->ordered ? dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->summing)
+                         : 0;
 }
 
 static int take_messages(struct dp_pipeline *pipe)
 {
     int err = 0;
 
-    pipe->messages = calloc(pipe->plan.requests + 1, sizeof(*pipe->messages));
+    pipe->messages = calloc(pipe->most.requests + 1, sizeof(*pipe->messages));
     if (!pipe->messages)
-        return dp_fail(DP_ENOMEM, "no memory for %u requests", pipe->plan.requests);
-    for (uint32_t i = 0; i < pipe->plan.requests && pipe->staged && !err; i++)
-        err = pipe->device->ops->event_new(pipe->device, &pipe->messages[i].copied);
+        return dp_fail(DP_ENOMEM, "no memory for %u requests", pipe->most.requests);
+    for (uint32_t i = 0; i < pipe->most.requests && pipe->staged && !err; i++)
+        err = dp_device_event_new(pipe->device, &pipe->messages[i].copied);
     return err;
 }
 
@@ -187,17 +303,23 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
     take_config(pipe, config);
     err = copy_config(pipe, config);
     if (!err)
-        err = make_plan(pipe);
-    if (!err)
         err = open_streams(pipe);
+    if (!err)
+        err = make_programs(pipe);
+    if (!err)
+        err = take_ends(pipe);
     if (!err)
         err = take_buffers(pipe);
     if (!err)
         err = take_messages(pipe);
     if (!err)
-        err = dp_halves_init(&pipe->halves, pipe->device, pipe->stages, pipe->plan.second_half,
-                             config->schedule->slots_per_rank);
-    return err;
+        err = dp_tied_init(pipe);
+    if (!err)
+        err = dp_evictions_init(pipe);
+    if (!err)
+        err = dp_accumulator_init(&pipe->accumulator, pipe->device, pipe->stages, pipe->most.sets,
+                                  pipe->slots);
+    return err ? err : dp_reduce_init(pipe);
 }
 
 int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline **out)
@@ -208,6 +330,12 @@ int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline 
     int err = pipe ? build(pipe, config) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
 
     err = dp_config_agree(config, err, pipe ? &pipe->digest : NULL);
+    if (!err)
+        err = dp_copies_make_equal(pipe);
+    if (!err)
+        err = dp_links_make(pipe);
+    if (!err)
+        err = dp_tied_find(pipe);
     if (err)
         dp_pipeline_free(pipe);
     else
@@ -219,24 +347,28 @@ int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline 
 
 static void free_messages(struct dp_pipeline *pipe)
 {
-    for (uint32_t i = 0; i < pipe->plan.requests && pipe->messages; i++)
-        pipe->device->ops->event_free(pipe->messages[i].copied);
+    for (uint32_t i = 0; i < pipe->most.requests && pipe->messages; i++)
+        dp_device_event_free(pipe->messages[i].copied);
     free(pipe->messages);
+    free(pipe->reductions.pieces);
 }
 
 static void free_device_parts(struct dp_pipeline *pipe)
 {
-    const struct dp_device_ops *device = pipe->device->ops;
-
-    device->stream_free(pipe->outgoing);
-    device->stream_free(pipe->compute);
-    dp_halves_fini(&pipe->halves, pipe->device);
+    dp_device_stream_free(pipe->summing);
+    dp_device_stream_free(pipe->outgoing);
+    dp_device_stream_free(pipe->compute);
+    dp_evictions_fini(pipe);
+    dp_accumulator_fini(&pipe->accumulator, pipe->device);
+    dp_tied_free(pipe);
     free_messages(pipe);
-    device->event_free(pipe->done);
-    device->free(pipe->device, DP_MEMORY_PINNED, pipe->reduce_memory);
-    device->free(pipe->device, DP_MEMORY_DEVICE, pipe->label_memory);
-    device->free(pipe->device, DP_MEMORY_PINNED, pipe->pinned);
-    device->free(pipe->device, pipe->memory_kind, pipe->memory);
+    dp_device_event_free(pipe->done);
+    dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->reduce_memory);
+    dp_device_free(pipe->device, DP_MEMORY_DEVICE, pipe->label_memory);
+    dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->pinned);
+    dp_device_free(pipe->device, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,
+                   pipe->landing_memory);
+    dp_device_free(pipe->device, pipe->memory_kind, pipe->memory);
     if (pipe->owns_device)
         dp_device_close(pipe->device);
 }
@@ -247,12 +379,23 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
         return;
     if (pipe->device)
         free_device_parts(pipe);
-    dp_plan_fini(&pipe->plan);
+    for (int i = 0; i < pipe->program_count && pipe->programs; i++) {
+        dp_driven_fini(&pipe->programs[i]);
+        dp_plan_fini(&pipe->programs[i].plan);
+    }
+    free(pipe->programs);
+    dp_batch_fini(&pipe->ends.inputs);
+    dp_batch_fini(&pipe->ends.labels);
+    dp_batch_fini(&pipe->ends.outputs);
+    dp_batch_fini(&pipe->ends.output_grads);
+    free(pipe->handles);
+    free(pipe->own);
     free(pipe->agreement);
     free(pipe->loss_memory);
     free(pipe->layouts);
     free(pipe->handed_out);
     free(pipe->borders);
+    free(pipe->declared);
     free(pipe->stages);
     free(pipe);
 }

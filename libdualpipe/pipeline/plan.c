@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pipeline/plan.h"
 
+#include "base/array.h"
 #include "base/fail.h"
+#include "pipeline/accumulator.h"
 #include <dualpipe/comm.h>
 
 #include <stdlib.h>
+#include <string.h>
 
 /* A receive, and the first op before which it may be posted. */
-struct early {
+struct posting {
     uint32_t due, index;
 };
 
 /* The message that a buffer is for. */
 struct flight {
     struct dp_plan_wait wait;
-    bool open; /* posted, and nobody has waited for it yet */
+    bool open; /* posted, and nothing has waited for it yet */
 };
 
 /* A plan in the making. */
@@ -22,15 +25,15 @@ struct planner {
     const struct dp_plan_source *source;
     const struct dp_op *ops;
     uint32_t count;
-    struct dp_lives lives;
+    struct dp_lifetimes lifetimes;
     struct dp_plan *plan;
     size_t op_capacity, wait_capacity;
-    struct early *early; /* [early_count], by due, then index */
-    size_t early_count, posted;
-    struct flight *flight[DP_PARTS];       /* by life */
+    struct posting *postings; /* [posting_count], by due, then index */
+    size_t posting_count, posted;
+    struct flight *flight[DP_PARTS];       /* by lifetime */
+    uint32_t *evicted; /* by lifetime of DP_PART_SAVE: number + 1 of the eviction at its end */
     uint32_t *spare;                       /* requests that are free again */
     uint32_t spare_count;
-    uint32_t last_weight[DP_MAX_SLOTS];    /* the op with the slot's last weight part */
     bool failed;                           /* out of memory on the way */
 };
 
@@ -39,29 +42,20 @@ static const struct dp_slot *slot_of(const struct planner *p, const struct dp_op
     return dp_schedule_slot(p->source->schedule, p->source->rank, (int)op->slot);
 }
 
-static struct dp_places *places_of(const struct planner *p, const struct dp_op *op)
+static struct dp_buffer_ids *buffers_of(const struct planner *p, const struct dp_op *op)
 {
-    return &p->lives.places[dp_lives_at(&p->lives, op->slot, op->mb)];
-}
-
-static bool has_mb(const struct dp_op *op)
-{
-    return op->kind != DP_OP_COMMIT && op->kind != DP_OP_REDUCE && op->kind != DP_OP_NONE;
+    return &p->lifetimes.buffers[dp_lifetimes_index(&p->lifetimes, op->slot, op->mb)];
 }
 
 /* ---- lists that grow ----------------------------------------------------------------------- */
 
 static bool grow(void **list, size_t *capacity, size_t count, size_t size)
 {
-    if (count < *capacity)
-        return true;
-    size_t more = *capacity ? 2 * *capacity : 256;
-    void *bigger = realloc(*list, more * size);
-    if (!bigger)
-        return false;
-    *list = bigger;
-    *capacity = more;
-    return true;
+    void *larger = dp_array_grow(*list, capacity, count + 1, size);
+
+    if (larger)
+        *list = larger;
+    return larger;
 }
 
 static void add_op(struct planner *p, struct dp_plan_op op)
@@ -95,39 +89,40 @@ static uint32_t take_request(struct planner *p)
     return p->spare_count ? p->spare[--p->spare_count] : p->plan->requests++;
 }
 
-static void wait_for(struct planner *p, uint32_t part, uint32_t life)
+static void wait_for(struct planner *p, uint32_t part, uint32_t lifetime)
 {
-    struct flight *flight = &p->flight[part][life];
+    struct flight *flight = &p->flight[part][lifetime];
 
     if (!flight->open)
         return;
     add_wait(p, flight->wait);
-    p->spare[p->spare_count++] = flight->wait.request;
+    if (!p->source->ordered)
+        p->spare[p->spare_count++] = flight->wait.request;
     flight->open = false;
 }
 
-static void wait_for_message(struct planner *p, struct dp_place place)
+static void wait_for_message(struct planner *p, struct dp_buffer_id id)
 {
-    if (place.life != DP_NEVER)
-        wait_for(p, place.part, place.life);
+    if (id.lifetime != DP_NO_LIFETIME)
+        wait_for(p, id.part, id.lifetime);
 }
 
-/* Those that had the memory of `place` last must be done with sending from it. */
-static void wait_for_memory(struct planner *p, struct dp_place place)
+/* Those that had the memory of `id` last must be done with sending from it. */
+static void wait_for_memory(struct planner *p, struct dp_buffer_id id)
 {
-    if (place.life == DP_NEVER)
+    if (id.lifetime == DP_NO_LIFETIME)
         return;
-    const struct dp_arena_before *before = &p->lives.parts[place.part].before;
-    for (size_t i = before->first[place.life]; i < before->first[place.life + 1]; i++)
-        wait_for(p, place.part, before->ids[i]);
+    const struct dp_offset_owners *before = &p->lifetimes.parts[id.part].before;
+    for (size_t i = before->first[id.lifetime]; i < before->first[id.lifetime + 1]; i++)
+        wait_for(p, id.part, before->ids[i]);
 }
 
-/* Staged: those that had the memory of `place` last must have been copied out of it. */
-static void wait_for_copies(struct planner *p, struct dp_place place)
+/* Staged: those that had the memory of `id` last must have been copied out of it. */
+static void wait_for_copies(struct planner *p, struct dp_buffer_id id)
 {
-    const struct dp_arena_before *before = &p->lives.parts[place.part].before;
-    for (size_t i = before->first[place.life]; i < before->first[place.life + 1]; i++) {
-        const struct flight *flight = &p->flight[place.part][before->ids[i]];
+    const struct dp_offset_owners *before = &p->lifetimes.parts[id.part].before;
+    for (size_t i = before->first[id.lifetime]; i < before->first[id.lifetime + 1]; i++) {
+        const struct flight *flight = &p->flight[id.part][before->ids[i]];
         if (flight->wait.received)
             add_wait(p, flight->wait);
     }
@@ -136,9 +131,9 @@ static void wait_for_copies(struct planner *p, struct dp_place place)
 /* ---- messages ------------------------------------------------------------------------------- */
 
 /* The buffer of a message. An activation is input here or output; a gradient likewise. */
-static struct dp_place message_place(const struct planner *p, const struct dp_op *op)
+static struct dp_buffer_id message_buffer(const struct planner *p, const struct dp_op *op)
 {
-    const struct dp_places *at = places_of(p, op);
+    const struct dp_buffer_ids *at = buffers_of(p, op);
     switch ((enum dp_op_kind)op->kind) {
     case DP_OP_RECV_F:
         return at->in;
@@ -165,7 +160,7 @@ static struct dp_plan_message describe_message(const struct planner *p, const st
     else if (op->kind == DP_OP_RECV_B)
         owner++;
     return (struct dp_plan_message){
-        .offset = dp_lives_offset(&p->lives, message_place(p, op)),
+        .offset = dp_lifetimes_offset(&p->lifetimes, message_buffer(p, op)),
         .len = forward ? layout->activation.bytes : layout->gradient.bytes,
         .peer = before ? slot->prev : slot->next,
         .channel = forward ? DP_CHANNEL_ACTIVATION : DP_CHANNEL_GRADIENT,
@@ -173,16 +168,18 @@ static struct dp_plan_message describe_message(const struct planner *p, const st
     };
 }
 
-/* A border without bytes needs no message; both sides see that in the same declaration. */
+/* A border without bytes needs no message, unless it is what tells the rank to begin; both sides
+ * see that in the same declaration. */
 static bool is_needed(const struct planner *p, const struct dp_plan_message *message)
 {
-    return message->len && message->peer >= 0 && message->peer != p->source->rank;
+    return (message->len || p->source->driven) && message->peer >= 0 &&
+           message->peer != p->source->rank;
 }
 
 static void add_message(struct planner *p, uint32_t i, enum dp_plan_kind kind)
 {
     const struct dp_op *op = &p->ops[i];
-    struct dp_place place = message_place(p, op);
+    struct dp_buffer_id id = message_buffer(p, op);
     struct dp_plan_op entry = {.kind = (uint8_t)kind,
                                .slot = (uint8_t)op->slot,
                                .first_wait = (uint32_t)p->plan->wait_count,
@@ -194,9 +191,9 @@ static void add_message(struct planner *p, uint32_t i, enum dp_plan_kind kind)
     if (!is_needed(p, m))
         return;
     if (kind == DP_PLAN_RECV && p->source->staged)
-        wait_for_copies(p, place);
+        wait_for_copies(p, id);
     m->request = take_request(p);
-    p->flight[place.part][place.life] = (struct flight){
+    p->flight[id.part][id.lifetime] = (struct flight){
         .wait = {m->request, m->peer, m->offset, kind == DP_PLAN_RECV ? m->len : 0}, .open = true};
     entry.waits = (uint16_t)(p->plan->wait_count - entry.first_wait);
     add_op(p, entry);
@@ -209,13 +206,13 @@ static bool is_recv(const struct dp_op *op)
     return op->kind == DP_OP_RECV_F || op->kind == DP_OP_RECV_B;
 }
 
-static uint32_t memory_free_at(const struct planner *p, struct dp_place place)
+static uint32_t memory_free_at(const struct planner *p, struct dp_buffer_id id)
 {
-    const struct dp_part *part = &p->lives.parts[place.part];
+    const struct dp_part *part = &p->lifetimes.parts[id.part];
     uint32_t due = 0;
 
-    for (size_t i = part->before.first[place.life]; i < part->before.first[place.life + 1]; i++) {
-        uint32_t last = part->lives[part->before.ids[i]].last;
+    for (size_t i = part->before.first[id.lifetime]; i < part->before.first[id.lifetime + 1]; i++) {
+        uint32_t last = part->lifetimes[part->before.ids[i]].last;
         if (last + 1 > due)
             due = last + 1;
     }
@@ -224,7 +221,7 @@ static uint32_t memory_free_at(const struct planner *p, struct dp_place place)
 
 static int by_due(const void *pa, const void *pb)
 {
-    const struct early *a = pa, *b = pb;
+    const struct posting *a = pa, *b = pb;
     if (a->due != b->due)
         return a->due < b->due ? -1 : 1;
     return a->index < b->index ? -1 : a->index > b->index;
@@ -232,13 +229,13 @@ static int by_due(const void *pa, const void *pb)
 
 /* When each receive is due: not before its memory is free, and not before the receive that comes
  * before it from the same peer on the same channel. */
-static void find_early(struct planner *p)
+static void find_postings(struct planner *p)
 {
     const struct dp_schedule *s = p->source->schedule;
     uint32_t *latest = calloc(2 * (size_t)s->ranks, sizeof(*latest));
 
-    p->early = malloc(p->count * sizeof(*p->early) + 1);
-    p->failed |= !latest || !p->early;
+    p->postings = malloc(p->count * sizeof(*p->postings) + 1);
+    p->failed |= !latest || !p->postings;
     for (uint32_t i = 0; i < p->count && !p->failed; i++) {
         const struct dp_op *op = &p->ops[i];
         if (!is_recv(op))
@@ -247,41 +244,66 @@ static void find_early(struct planner *p)
         if (!is_needed(p, &message))
             continue;
         uint32_t *link = &latest[2 * message.peer + (message.channel == DP_CHANNEL_GRADIENT)];
-        uint32_t due = memory_free_at(p, message_place(p, op));
+        uint32_t due = memory_free_at(p, message_buffer(p, op));
         *link = due > *link ? due : *link;
-        p->early[p->early_count++] = (struct early){*link, i};
+        p->postings[p->posting_count++] = (struct posting){*link, i};
     }
     if (!p->failed)
-        qsort(p->early, p->early_count, sizeof(*p->early), by_due);
+        qsort(p->postings, p->posting_count, sizeof(*p->postings), by_due);
     free(latest);
 }
 
-static void post_early(struct planner *p, uint32_t now)
+static void post_receives(struct planner *p, uint32_t now)
 {
-    while (p->posted < p->early_count && p->early[p->posted].due <= now)
-        add_message(p, p->early[p->posted++].index, DP_PLAN_RECV);
+    while (p->posted < p->posting_count && p->postings[p->posted].due <= now)
+        add_message(p, p->postings[p->posted++].index, DP_PLAN_RECV);
 }
 
 /* ---- computes ------------------------------------------------------------------------------- */
+
+static const struct dp_order_part *part_of(const struct planner *p, const struct dp_op *op)
+{
+    return dp_order_part(&p->lifetimes.order, op->slot, op->mb);
+}
+
+static bool is_evicted(const struct dp_buffer_ids *at)
+{
+    return at->back_save.lifetime != DP_NO_LIFETIME || at->back_save_input.lifetime != DP_NO_LIFETIME;
+}
 
 static struct dp_plan_op describe_compute(const struct planner *p, uint32_t i,
                                           enum dp_plan_kind kind)
 {
     const struct dp_op *op = &p->ops[i];
-    const struct dp_places *at = places_of(p, op);
+    const struct dp_buffer_ids *at = buffers_of(p, op);
+    const struct dp_order_part *part = part_of(p, op);
+    bool first = kind == DP_PLAN_FORWARD && op->recomputed; /* and a RECOMPUTE follows */
+    bool forward = kind == DP_PLAN_FORWARD || kind == DP_PLAN_RECOMPUTE;
+    bool back = !forward && is_evicted(at);
+    struct dp_buffer_id save = first ? at->first_save : back ? at->back_save : at->save;
+    struct dp_buffer_id save_input = first  ? at->first_save_input
+                                     : back ? at->back_save_input
+                                            : at->save_input;
+    struct dp_buffer_id out = kind == DP_PLAN_FORWARD || at->again_out.lifetime == DP_NO_LIFETIME
+                                  ? at->out
+                                  : at->again_out;
 
     return (struct dp_plan_op){
         .kind = (uint8_t)kind,
         .slot = (uint8_t)op->slot,
-        .pair = dp_plan_is_pair(p->source, i),
+        .pair = dp_lifetimes_is_pair(&p->lifetimes, p->source, i),
+        .recomputed = first,
+        .set = part->apart ? part->apart : part->set,
         .first_wait = (uint32_t)p->plan->wait_count,
         .mb = op->mb,
         .index = i,
-        .at = {.in = dp_lives_offset(&p->lives, at->in),
-               .out = dp_lives_offset(&p->lives, at->out),
-               .gout = dp_lives_offset(&p->lives, at->gout),
-               .gin = dp_lives_offset(&p->lives, at->gin),
-               .save = dp_lives_offset(&p->lives, at->save)},
+        .at = {.in = dp_lifetimes_offset(&p->lifetimes, at->in),
+               .out = dp_lifetimes_offset(&p->lifetimes, out),
+               .gout = dp_lifetimes_offset(&p->lifetimes, at->gout),
+               .gin = dp_lifetimes_offset(&p->lifetimes, at->gin),
+               .save = dp_lifetimes_offset(&p->lifetimes, save),
+               .save_input = dp_lifetimes_offset(&p->lifetimes, save_input),
+               .save_weight = dp_lifetimes_offset(&p->lifetimes, at->save_weight)},
     };
 }
 
@@ -291,33 +313,168 @@ static void finish_compute(struct planner *p, struct dp_plan_op op)
     add_op(p, op);
 }
 
+/* Those that had the memory of a save area last must have left it. */
+static void wait_for_evicted(const struct planner *p, struct dp_buffer_id id, struct dp_plan_op *op)
+{
+    const struct dp_offset_owners *before = &p->lifetimes.parts[DP_PART_SAVE].before;
+
+    if (id.lifetime == DP_NO_LIFETIME)
+        return;
+    for (size_t i = before->first[id.lifetime]; i < before->first[id.lifetime + 1]; i++)
+        if (p->evicted[before->ids[i]] > op->evicted)
+            op->evicted = p->evicted[before->ids[i]];
+}
+
+static void add_copy(struct planner *p, uint32_t i, enum dp_plan_kind kind)
+{
+    const struct dp_buffer_ids *at = buffers_of(p, &p->ops[i]);
+    bool evicts = kind == DP_PLAN_EVICT;
+    const struct dp_buffer_id left[] = {at->save, at->save_input};
+    const struct dp_buffer_id device[] = {evicts ? at->save : at->back_save,
+                                          evicts ? at->save_input : at->back_save_input};
+    const struct dp_buffer_id host[] = {at->host_save, at->host_save_input};
+    struct dp_plan_op op = {.kind = (uint8_t)kind,
+                            .slot = (uint8_t)p->ops[i].slot,
+                            .first_wait = (uint32_t)p->plan->wait_count,
+                            .mb = p->ops[i].mb,
+                            .index = i};
+
+    if (!is_evicted(at)) /* nothing is saved */
+        return;
+    for (int k = 0; k < DP_PLAN_COPY_PARTS; k++) {
+        if (device[k].lifetime == DP_NO_LIFETIME)
+            continue;
+        const struct dp_lifetime *to = &p->lifetimes.host.lifetimes[host[k].lifetime];
+        op.copy.device[k] = dp_lifetimes_offset(&p->lifetimes, device[k]);
+        op.copy.host[k] = to->offset;
+        op.copy.bytes[k] = to->bytes;
+        if (evicts)
+            p->evicted[left[k].lifetime] = p->plan->evictions + 1;
+        op.copy.number = p->evicted[left[k].lifetime] - 1;
+        if (!evicts)
+            wait_for_evicted(p, device[k], &op);
+    }
+    if (evicts)
+        p->plan->evictions++;
+    else if (op.evicted <= op.copy.number)
+        op.evicted = op.copy.number + 1;
+    add_op(p, op);
+}
+
 static void add_forward(struct planner *p, uint32_t i)
 {
     struct dp_plan_op op = describe_compute(p, i, DP_PLAN_FORWARD);
-    const struct dp_places *at = places_of(p, &p->ops[i]);
+    const struct dp_buffer_ids *at = buffers_of(p, &p->ops[i]);
 
+    wait_for_evicted(p, op.recomputed ? at->first_save : at->save, &op);
+    wait_for_evicted(p, op.recomputed ? at->first_save_input : at->save_input, &op);
     wait_for_message(p, at->in);
     wait_for_memory(p, at->out);
     finish_compute(p, op);
 }
 
+/* Into save areas and an output of its own. */
+static void add_recompute(struct planner *p, uint32_t i)
+{
+    const struct dp_buffer_ids *at = buffers_of(p, &p->ops[i]);
+    struct dp_plan_op op = describe_compute(p, i, DP_PLAN_RECOMPUTE);
+
+    wait_for_evicted(p, at->save, &op);
+    wait_for_evicted(p, at->save_input, &op);
+    wait_for_memory(p, at->again_out);
+    finish_compute(p, op);
+}
+
 static void add_backward(struct planner *p, uint32_t i)
 {
-    bool split = p->ops[i].kind == DP_OP_I && dp_plan_splits(p->source, (int)p->ops[i].slot);
+    const struct dp_order_part *part = part_of(p, &p->ops[i]);
+    bool split = part->ready != i || (part->turn != i && !part->apart);
     struct dp_plan_op op = describe_compute(p, i, split ? DP_PLAN_INPUT : DP_PLAN_BACKWARD);
-    const struct dp_places *at = places_of(p, &p->ops[i]);
+    const struct dp_buffer_ids *at = buffers_of(p, &p->ops[i]);
 
+    wait_for_evicted(p, at->save_weight, &op);
+    if (is_evicted(at))
+        op.fetched = p->evicted[at->save.lifetime != DP_NO_LIFETIME ? at->save.lifetime
+                                                                    : at->save_input.lifetime];
     wait_for_message(p, at->gout);
     wait_for_memory(p, at->gin);
     finish_compute(p, op);
 }
 
-static void add_slot_op(struct planner *p, uint32_t i, enum dp_plan_kind kind)
+static void add_slot_op(struct planner *p, uint32_t i, struct dp_plan_op op)
 {
-    add_op(p, (struct dp_plan_op){.kind = (uint8_t)kind,
-                                  .slot = (uint8_t)p->ops[i].slot,
-                                  .first_wait = (uint32_t)p->plan->wait_count,
-                                  .index = i});
+    op.slot = (uint8_t)p->ops[i].slot;
+    op.first_wait = (uint32_t)p->plan->wait_count;
+    op.index = i;
+    add_op(p, op);
+}
+
+/* Weight parts that had to wait for the one of op i, which is the last before them. */
+static void add_turns(struct planner *p, uint32_t i)
+{
+    const struct dp_op *op = &p->ops[i];
+
+    for (uint32_t mb = op->mb; mb < p->lifetimes.mb_count; mb++) {
+        const struct dp_order_part *part = dp_order_part(&p->lifetimes.order, op->slot, mb);
+        if (part->turn != i)
+            break;
+        if (part->apart)
+            add_slot_op(p, i,
+                        (struct dp_plan_op){
+                            .kind = DP_PLAN_ADD, .set = part->set, .from = part->apart, .mb = mb});
+        else if (part->ready != i || p->ops[i].kind == DP_OP_W)
+            finish_compute(p, describe_compute(p, part->ready, DP_PLAN_WEIGHT));
+    }
+}
+
+/* After the last weight part of a slot: its blocks become one. */
+static void add_sums(struct planner *p, uint32_t i)
+{
+    struct dp_order_sum sums[DP_ORDER_MAX_BLOCKS];
+    int count = dp_order_sums(p->source->schedule, p->source->rank, (int)p->ops[i].slot,
+                              p->source->order_blocks, sums);
+
+    for (int k = 0; k < count; k++)
+        add_slot_op(
+            p, i,
+            (struct dp_plan_op){.kind = DP_PLAN_SUM, .set = sums[k].to, .from = sums[k].from});
+}
+
+static bool is_reduced(const struct planner *p, uint32_t slot)
+{
+    for (uint32_t i = 0; i < p->count; i++)
+        if (p->ops[i].kind == DP_OP_REDUCE && p->ops[i].slot == slot)
+            return true;
+    return false;
+}
+
+static void add_round(struct planner *p, uint32_t i)
+{
+    const struct dp_stage *stage = &p->source->stages[p->ops[i].slot];
+    bool narrow = false;
+
+    for (int32_t k = 0; k < stage->parameter_count; k++)
+        narrow |= stage->parameters[k].grad && dp_gradient_is_narrow(stage->parameters[k].grad);
+    if (narrow)
+        add_slot_op(p, i, (struct dp_plan_op){.kind = DP_PLAN_ROUND});
+}
+
+/* What the end of a slot's weight part at op i brings with it. */
+static void add_weights_end(struct planner *p, uint32_t i)
+{
+    const struct dp_op *op = &p->ops[i];
+
+    add_turns(p, i);
+    if (p->lifetimes.order.last_turn[op->slot] != i)
+        return;
+    add_sums(p, i);
+    if (p->source->reduced_outside || !is_reduced(p, op->slot))
+        add_round(p, i);
+}
+
+static bool is_backward(const struct dp_op *op)
+{
+    return op->kind == DP_OP_B || op->kind == DP_OP_I || op->kind == DP_OP_W;
 }
 
 static void add_one(struct planner *p, uint32_t i)
@@ -332,18 +489,28 @@ static void add_one(struct planner *p, uint32_t i)
     case DP_OP_I:
         add_backward(p, i);
         break;
-    case DP_OP_W:
-        if (dp_plan_splits(p->source, (int)op->slot))
-            finish_compute(p, describe_compute(p, i, DP_PLAN_WEIGHT));
-        break;
     case DP_OP_SEND_F:
     case DP_OP_SEND_B:
         add_message(p, i, DP_PLAN_SEND);
         break;
     case DP_OP_REDUCE:
-        add_slot_op(p, i, DP_PLAN_REDUCE);
+        add_slot_op(p, i, (struct dp_plan_op){.kind = DP_PLAN_REDUCE});
         break;
-    default: /* a RECV has been posted already; COMMIT and FREE are in the lives */
+    case DP_OP_REDUCE_WAIT:
+        add_slot_op(p, i, (struct dp_plan_op){.kind = DP_PLAN_REDUCE_WAIT});
+        if (!p->source->reduced_outside)
+            add_round(p, i);
+        break;
+    case DP_OP_RECOMPUTE:
+        add_recompute(p, i);
+        break;
+    case DP_OP_EVICT:
+        add_copy(p, i, DP_PLAN_EVICT);
+        break;
+    case DP_OP_FETCH:
+        add_copy(p, i, DP_PLAN_FETCH);
+        break;
+    default: /* a RECV has been posted already; W: add_turns; COMMIT, FREE: in the lifetimes */
         break;
     }
 }
@@ -351,12 +518,12 @@ static void add_one(struct planner *p, uint32_t i)
 static void add_all(struct planner *p)
 {
     for (uint32_t i = 0; i < p->count && !p->failed; i++) {
-        if (!i || !dp_plan_is_pair(p->source, i - 1)) /* nothing comes between a pair */
-            post_early(p, i);
+        if (!i || !dp_lifetimes_is_pair(&p->lifetimes, p->source,
+                                        i - 1)) /* nothing comes between a pair */
+            post_receives(p, i);
         add_one(p, i);
-        if (has_mb(&p->ops[i]) && p->plan->second_half[p->ops[i].slot] &&
-            p->last_weight[p->ops[i].slot] == i)
-            add_slot_op(p, i, DP_PLAN_MERGE);
+        if (is_backward(&p->ops[i]))
+            add_weights_end(p, i);
     }
 }
 
@@ -364,56 +531,25 @@ static void add_last_waits(struct planner *p)
 {
     p->plan->last_wait = p->plan->wait_count;
     for (uint32_t part = 0; part < DP_PARTS; part++)
-        for (uint32_t life = 0; life < p->lives.parts[part].count; life++)
-            wait_for(p, part, life);
-}
-
-/* ---- fixed order ---------------------------------------------------------------------------- */
-
-static bool adds_weights(const struct planner *p, const struct dp_op *op)
-{
-    bool splits = dp_plan_splits(p->source, (int)op->slot);
-    return op->kind == DP_OP_B || (op->kind == DP_OP_I && !splits) ||
-           (op->kind == DP_OP_W && splits);
-}
-
-/* Weight parts must come in the order of micro-batches; then who needs a second half is known. */
-static int find_order(struct planner *p)
-{
-    const struct dp_schedule *s = p->source->schedule;
-    int32_t next[DP_MAX_SLOTS] = {0};
-
-    for (uint32_t i = 0; i < p->count; i++) {
-        const struct dp_op *op = &p->ops[i];
-        if (!has_mb(op) || !adds_weights(p, op))
-            continue;
-        if ((int32_t)op->mb != next[op->slot]++)
-            return dp_fail(DP_EUNSUPPORTED,
-                           "fixed_order: op %u of rank %d adds the weights of micro-batch %u of "
-                           "slot %u, expected %d: the schedule does not keep their order",
-                           i, p->source->rank, op->mb, op->slot, next[op->slot] - 1);
-        p->last_weight[op->slot] = i;
-        p->plan->second_half[op->slot] =
-            slot_of(p, op)->stream * s->mb_per_stream < dp_plan_half(s) &&
-            slot_of(p, op)->stream * s->mb_per_stream + (int32_t)op->mb >= dp_plan_half(s);
-    }
-    return 0;
+        for (uint32_t lifetime = 0; lifetime < p->lifetimes.parts[part].count; lifetime++)
+            wait_for(p, part, lifetime);
 }
 
 /* ---- together ------------------------------------------------------------------------------- */
 
 static int planner_init(struct planner *p)
 {
-    int err = dp_lives_init(&p->lives, p->source);
-    size_t lives = 0;
+    int err = dp_lifetimes_init(&p->lifetimes, p->source);
+    size_t lifetimes = 0;
 
     for (int part = 0; part < DP_PARTS && !err; part++) {
-        p->flight[part] = calloc(p->lives.parts[part].count + 1, sizeof(struct flight));
+        p->flight[part] = calloc(p->lifetimes.parts[part].count + 1, sizeof(struct flight));
         p->failed |= !p->flight[part];
-        lives += p->lives.parts[part].count;
+        lifetimes += p->lifetimes.parts[part].count;
     }
-    p->spare = malloc(lives * sizeof(*p->spare) + 1);
-    p->failed |= !p->spare;
+    p->spare = malloc(lifetimes * sizeof(*p->spare) + 1);
+    p->evicted = calloc(lifetimes + 1, sizeof(*p->evicted));
+    p->failed |= !p->spare || !p->evicted;
     return err;
 }
 
@@ -422,16 +558,32 @@ static void planner_fini(struct planner *p)
     for (int part = 0; part < DP_PARTS; part++)
         free(p->flight[part]);
     free(p->spare);
-    free(p->early);
-    dp_lives_fini(&p->lives);
+    free(p->evicted);
+    free(p->postings);
+    dp_lifetimes_fini(&p->lifetimes);
+}
+
+/* Where a step can be taken in two calls. */
+static void find_backwards(struct dp_plan *plan)
+{
+    plan->first_backward = plan->count;
+    plan->in_two = true;
+    for (size_t i = 0; i < plan->count; i++) {
+        bool backward = plan->ops[i].kind == DP_PLAN_BACKWARD || plan->ops[i].kind == DP_PLAN_INPUT;
+        if (backward && i < plan->first_backward)
+            plan->first_backward = i;
+        plan->in_two &= plan->ops[i].kind != DP_PLAN_FORWARD || i < plan->first_backward;
+    }
 }
 
 static void describe_memory(struct planner *p)
 {
-    p->plan->bytes = p->lives.bytes;
-    p->plan->peak_activations = p->lives.peak_activations;
+    p->plan->bytes = p->lifetimes.bytes;
+    p->plan->host_bytes = p->lifetimes.host.bytes;
+    p->plan->peak_activations = p->lifetimes.peak_activations;
     for (int part = 0; part < DP_PARTS; part++)
-        p->plan->part_bytes[part] = p->lives.parts[part].bytes;
+        p->plan->part_bytes[part] = p->lifetimes.parts[part].bytes;
+    memcpy(p->plan->sets, p->lifetimes.order.sets, sizeof(p->plan->sets));
 }
 
 int dp_plan_init(struct dp_plan *plan, const struct dp_plan_source *source)
@@ -442,13 +594,12 @@ int dp_plan_init(struct dp_plan *plan, const struct dp_plan_source *source)
     p.ops = dp_schedule_ops(source->schedule, source->rank);
     p.count = (uint32_t)dp_schedule_count(source->schedule, source->rank);
     int err = planner_init(&p);
-    if (!err && source->fixed_order && !source->schedule->forward_only)
-        err = find_order(&p);
     if (!err && !p.failed)
-        find_early(&p);
+        find_postings(&p);
     if (!err && !p.failed) {
         add_all(&p);
         add_last_waits(&p);
+        find_backwards(plan);
         describe_memory(&p);
     }
     if (!err && p.failed)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * recording.h - what a recorder holds, for those who read it.
+ * recording.h - what a recorder holds, for the files that read it.
  */
 #ifndef DP_PIPELINE_RECORDING_H
 #define DP_PIPELINE_RECORDING_H

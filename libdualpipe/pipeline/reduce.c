@@ -1,47 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Gradients added up: those of a slot with its mirror's on another rank, and in fixed order the
- * second half of a slot's with the first. In pieces of bounded size, two of them under way.
+ * Gradients of a slot summed with its mirror's on another rank, in pieces of bounded size, two of
+ * them under way.
  *
  *      piece      0            1            2
  *      messages   [0 both ways][1 both ways][2 ...
  *      sums                    [0 +=]       [1 +=]
  *
  * Both ranks compute own + other, which is the same to the last bit.
+ *
+ * On a stream-ordered communicator a launch hands all of this to a stream, and a REDUCE_WAIT makes
+ * the compute stream wait for that one. Where the caller has handed in operations of its own
+ * (dp_reduce_ops), these are called instead, once the gradients are there.
  */
 #include "pipeline/steps.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include <dualpipe/comm.h>
 
-enum { PIECE_BYTES = 256 << 10, WINDOW = 2 };
+#include <stdlib.h>
 
-/* One piece of a slot's gradients. */
-struct piece {
-    const DLTensor *grad;
-    size_t offset, len; /* bytes, in the tensor */
-    uint32_t number;    /* of the piece, over all tensors */
-    struct dp_request send, recv;
-};
+enum { PIECE_BYTES = 256 << 10, WINDOW = DP_REDUCE_WINDOW };
 
-/* Walks the pieces of a list of tensors, in order. */
-struct walk {
-    DLTensor *const *grads;
-    int32_t count, tensor;
-    size_t offset;
-    uint32_t number;
-};
-
-static bool next_piece(struct walk *walk, struct piece *piece)
+static bool next_piece(struct dp_reduce_walk *walk, struct dp_reduce_piece *piece)
 {
     while (walk->tensor < walk->count) {
         const DLTensor *grad = walk->grads[walk->tensor];
-        size_t left = dp_tensor_bytes(grad) - walk->offset;
+        size_t left = grad ? dp_tensor_bytes(grad) - walk->offset : 0;
         if (left) {
-            *piece = (struct piece){.grad = grad,
-                                    .offset = walk->offset,
-                                    .len = left < PIECE_BYTES ? left : PIECE_BYTES,
-                                    .number = walk->number++};
+            *piece = (struct dp_reduce_piece){.grad = grad,
+                                              .offset = walk->offset,
+                                              .len = left < PIECE_BYTES ? left : PIECE_BYTES,
+                                              .number = walk->number++};
             walk->offset += piece->len;
             return true;
         }
@@ -51,165 +42,267 @@ static bool next_piece(struct walk *walk, struct piece *piece)
     return false;
 }
 
-static char *own_bytes(const struct piece *piece)
+static char *own_bytes(const struct dp_reduce_piece *piece)
 {
     return (char *)piece->grad->data + piece->grad->byte_offset + piece->offset;
-}
-
-/* ---- sums ----------------------------------------------------------------------------------- */
-
-/* In blocks of a length that compilers turn into vector instructions by themselves. */
-enum { BLOCK = 16 };
-
-static void add_floats(float *restrict to, const float *restrict from, size_t n)
-{
-    size_t i = 0;
-
-    for (; i + BLOCK <= n; i += BLOCK)
-        for (int k = 0; k < BLOCK; k++)
-            to[i + (size_t)k] += from[i + (size_t)k];
-    for (; i < n; i++)
-        to[i] += from[i];
-}
-
-static void add_doubles(double *restrict to, const double *restrict from, size_t n)
-{
-    size_t i = 0;
-
-    for (; i + BLOCK <= n; i += BLOCK)
-        for (int k = 0; k < BLOCK; k++)
-            to[i + (size_t)k] += from[i + (size_t)k];
-    for (; i < n; i++)
-        to[i] += from[i];
-}
-
-static void add_bytes(const struct piece *piece, void *to, const void *from)
-{
-    if (piece->grad->dtype.bits == 32)
-        add_floats(to, from, piece->len / sizeof(float));
-    else
-        add_doubles(to, from, piece->len / sizeof(double));
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
 /* Where a piece of the mirror's arrives; and, staged, where the own piece is while it is on the
  * host. */
-static char *arrival(const struct dp_pipeline *pipe, const struct piece *piece)
+static char *arrival(const struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
     return pipe->reduce_memory + (size_t)(piece->number % WINDOW) * PIECE_BYTES;
 }
 
-static char *own_on_host(const struct dp_pipeline *pipe, const struct piece *piece)
+static char *own_on_host(const struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
-    if (!pipe->staged)
+    if (!pipe->out_of_reach)
         return own_bytes(piece);
     return pipe->reduce_memory + (size_t)(WINDOW + piece->number % WINDOW) * PIECE_BYTES;
 }
 
-size_t dp_reduce_memory_bytes(const struct dp_pipeline *pipe)
+size_t dp_reduce_pieces_bytes(const struct dp_pipeline *pipe)
 {
-    return (size_t)PIECE_BYTES * WINDOW * (pipe->staged ? 2 : 1);
+    return (size_t)PIECE_BYTES * WINDOW * (pipe->out_of_reach ? 2 : 1);
 }
 
-/* Copy to or from the device and wait for it: gradients are at rest by now. */
-static int copy_now(struct dp_pipeline *pipe, void *dst, const void *src, size_t len)
+/* Of all gradients of this rank. */
+static size_t count_pieces(const struct dp_pipeline *pipe)
 {
-    const struct dp_device_ops *device = pipe->device->ops;
-    int err = device->copy(pipe->compute, dst, src, len);
+    struct dp_reduce_piece piece;
+    size_t count = 0;
 
-    if (!err)
-        err = device->event_record(pipe->done, pipe->compute);
-    return err ? err : device->event_wait(pipe->done, pipe->deadline_ns);
+    for (int slot = 0; slot < pipe->slots; slot++) {
+        struct dp_reduce_walk walk = {.grads = dp_accumulator_set(&pipe->accumulator, slot, 0),
+                                      .count = pipe->stages[slot].parameter_count};
+        while (next_piece(&walk, &piece))
+            count++;
+    }
+    return count;
 }
 
-static int fetch_own(struct dp_pipeline *pipe, const struct piece *piece)
+int dp_reduce_init(struct dp_pipeline *pipe)
 {
-    if (!pipe->staged)
+    const size_t count = pipe->ordered ? count_pieces(pipe) + 1 : WINDOW;
+
+    pipe->reductions.pieces = calloc(count, sizeof(*pipe->reductions.pieces));
+    return pipe->reductions.pieces ? 0 : dp_fail(DP_ENOMEM, "no memory for sums with mirrors");
+}
+
+/* A copy between device and host: done when this returns, or, ordered, in the stream. */
+static int copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t len)
+{
+    return pipe->ordered ? dp_device_copy(pipe->summing, dst, src, len)
+                         : dp_compute_copy(pipe, dst, src, len);
+}
+
+static int fetch_own(struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
+{
+    if (!pipe->out_of_reach)
         return 0;
-    return copy_now(pipe, own_on_host(pipe, piece), own_bytes(piece), piece->len);
+    return copy(pipe, own_on_host(pipe, piece), own_bytes(piece), piece->len);
 }
 
-static int put_own(struct dp_pipeline *pipe, const struct piece *piece)
+static int put_own(struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
-    if (!pipe->staged)
+    if (!pipe->out_of_reach)
         return 0;
-    return copy_now(pipe, own_bytes(piece), own_on_host(pipe, piece), piece->len);
+    return copy(pipe, own_bytes(piece), own_on_host(pipe, piece), piece->len);
 }
 
 /* ---- with the mirror ------------------------------------------------------------------------- */
 
-static int start_piece(struct dp_pipeline *pipe, const struct dp_slot *slot, struct piece *piece)
+static int start_piece(struct dp_pipeline *pipe, const struct dp_slot *slot,
+                       struct dp_reduce_piece *piece)
 {
     struct dp_comm *comm = pipe->config.comm;
     int peer = pipe->config.schedule->group_rank[slot->mirror];
     uint64_t tag = dp_messages_tag(pipe, DP_CHANNEL_REDUCE, slot->stage, piece->number & 0xFFFFF);
 
-    int err = dp_comm_irecv(comm, peer, DP_CHANNEL_REDUCE, tag, arrival(pipe, piece), piece->len,
+    int err = pipe->ordered ? dp_comm_after(comm, pipe->summing) : 0;
+
+    if (!err)
+        err = dp_comm_irecv(comm, peer, DP_CHANNEL_REDUCE, tag, arrival(pipe, piece), piece->len,
                             &piece->recv);
     if (!err)
         err = fetch_own(pipe, piece);
+    if (!err && pipe->ordered)
+        err = dp_comm_after(comm, pipe->summing);
     if (!err)
         err = dp_comm_isend(comm, peer, DP_CHANNEL_REDUCE, tag, own_on_host(pipe, piece),
                             piece->len, &piece->send);
     return err;
 }
 
-static int finish_piece(struct dp_pipeline *pipe, const struct dp_slot *slot, struct piece *piece)
+static int test_or_wait(struct dp_pipeline *pipe, struct dp_request *request, bool *done, int peer,
+                        bool wait)
 {
-    int err = dp_messages_wait_request(pipe, &piece->recv, slot->mirror);
-
-    if (!err)
-        err = dp_messages_wait_request(pipe, &piece->send, slot->mirror);
-    if (err)
-        return err;
-    add_bytes(piece, own_on_host(pipe, piece), arrival(pipe, piece));
-    return put_own(pipe, piece);
-}
-
-int dp_reduce_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
-{
-    const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
-    const struct dp_stage *stage = &pipe->stages[op->slot];
-    struct walk walk = {.grads = stage->grads, .count = stage->grad_count};
-    struct piece pieces[WINDOW];
-    uint32_t started = 0, finished = 0;
     int err = 0;
 
-    while (!err) {
-        while (started - finished < WINDOW && !err && next_piece(&walk, &pieces[started % WINDOW]))
-            err = start_piece(pipe, slot, &pieces[started++ % WINDOW]);
-        if (started == finished || err)
-            break;
-        err = finish_piece(pipe, slot, &pieces[finished++ % WINDOW]);
-    }
+    if (!*done)
+        err = wait ? dp_messages_wait_request(pipe, request, peer)
+                   : dp_comm_test(pipe->config.comm, request);
+    *done |= !err;
     return err;
 }
 
-/* ---- with the other half -------------------------------------------------------------------- */
-
-static int merge_piece(struct dp_pipeline *pipe, const struct piece *to, const struct piece *from)
+static void add_piece(void *user)
 {
-    char *other = pipe->staged ? arrival(pipe, from) : own_bytes(from);
-    int err = fetch_own(pipe, to);
+    const struct dp_reduce_piece *piece = user;
 
-    if (!err && pipe->staged)
-        err = copy_now(pipe, other, own_bytes(from), from->len);
-    if (err)
-        return err;
-    add_bytes(to, own_on_host(pipe, to), other);
-    return put_own(pipe, to);
+    dp_sum_add(piece->grad->dtype.bits, piece->own, piece->arrival,
+               piece->len / (piece->grad->dtype.bits / 8));
 }
 
-int dp_reduce_merge(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+/* In the stream: wait for the messages, add, put the sum back. */
+static int queue_piece(struct dp_pipeline *pipe, struct dp_reduce_piece *piece)
 {
-    const struct dp_stage *stage = &pipe->stages[op->slot];
-    struct walk first = {.grads = stage->grads, .count = stage->grad_count};
-    struct walk second = {.grads = pipe->halves.grads[op->slot], .count = stage->grad_count};
-    struct piece to, from;
+    struct dp_comm *comm = pipe->config.comm;
+    int err = dp_comm_stream_wait(comm, &piece->recv, pipe->summing);
+
+    if (!err)
+        err = dp_comm_stream_wait(comm, &piece->send, pipe->summing);
+    if (!err)
+        err = dp_device_call(pipe->summing, add_piece, piece);
+    return err ? err : put_own(pipe, piece);
+}
+
+static int finish_piece(struct dp_pipeline *pipe, const struct dp_slot *slot,
+                        struct dp_reduce_piece *piece, bool wait)
+{
+    piece->own = own_on_host(pipe, piece);
+    piece->arrival = arrival(pipe, piece);
+    if (pipe->ordered)
+        return queue_piece(pipe, piece);
+    int err = test_or_wait(pipe, &piece->recv, &piece->received, slot->mirror, wait);
+
+    if (!err)
+        err = test_or_wait(pipe, &piece->send, &piece->sent, slot->mirror, wait);
+    if (err)
+        return err;
+    add_piece(piece);
+    return put_own(pipe, piece);
+}
+
+/* ---- one sum after the other, in the order of their launches ----------------------------------
+ */
+
+static int go_on_outside(struct dp_pipeline *pipe, bool wait)
+{
+    const struct dp_reduce_ops *ops = pipe->config.reduce;
+    const int slot = pipe->reductions.queue[pipe->reductions.first].slot;
+    int err = ops->test(pipe->config.reduce_user, slot);
+
+    if (err == DP_EAGAIN && wait) {
+        const int64_t start = dp_now_ns();
+        err = ops->wait(pipe->config.reduce_user, slot);
+        dp_messages_note_wait(pipe, dp_now_ns() - start, dp_pipeline_slot(pipe, slot)->mirror);
+    }
+    pipe->reductions.first += !err;
+    return err;
+}
+
+static int launch_outside(struct dp_pipeline *pipe, int slot)
+{
+    int err = dp_device_event_record(pipe->done, pipe->compute);
+
+    if (!err)
+        err = dp_device_event_wait(pipe->done, pipe->deadline_ns);
+    return err ? err : pipe->config.reduce->launch(pipe->config.reduce_user, slot);
+}
+
+static struct dp_reduce_piece *piece_at(const struct dp_pipeline *pipe,
+                                        const struct dp_mirror_sum *sum, uint32_t number)
+{
+    const struct dp_mirror_sums *all = &pipe->reductions;
+    return &all->pieces[pipe->ordered ? sum->first + number : number % WINDOW];
+}
+
+static int go_on_with_mirror(struct dp_pipeline *pipe, bool wait)
+{
+    struct dp_mirror_sums *all = &pipe->reductions;
+    struct dp_mirror_sum *now = &all->queue[all->first];
+    const struct dp_slot *slot = dp_pipeline_slot(pipe, now->slot);
     int err = 0;
 
-    while (!err && next_piece(&first, &to) && next_piece(&second, &from))
-        err = merge_piece(pipe, &to, &from);
+    while (now->started - now->finished < WINDOW && !err &&
+           next_piece(&now->walk, piece_at(pipe, now, now->started)))
+        err = start_piece(pipe, slot, piece_at(pipe, now, now->started++));
+    if (err)
+        return err;
+    if (now->started == now->finished) {
+        all->first++;
+        all->used += now->finished;
+        return 0;
+    }
+    err = finish_piece(pipe, slot, piece_at(pipe, now, now->finished), wait);
+    now->finished += !err;
+    return err;
+}
+
+/* Go on with the first sum that is not done. DP_EAGAIN: it waits for other ranks. */
+static int go_on(struct dp_pipeline *pipe, bool wait)
+{
+    return pipe->config.reduce ? go_on_outside(pipe, wait) : go_on_with_mirror(pipe, wait);
+}
+
+int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    struct dp_mirror_sums *all = &pipe->reductions;
+
+    all->queue[all->count++] = (struct dp_mirror_sum){
+        .slot = op->slot,
+        .first = all->used,
+        .walk = {.grads = dp_accumulator_set(&pipe->accumulator, op->slot, 0),
+                 .count = pipe->stages[op->slot].parameter_count}};
+    int err = 0;
+    if (pipe->config.reduce)
+        err = launch_outside(pipe, op->slot);
+    else if (pipe->ordered)
+        err = dp_compute_join(pipe, pipe->summing, pipe->compute);
+    return err ? err : dp_reduce_progress(pipe);
+}
+
+int dp_reduce_progress(struct dp_pipeline *pipe)
+{
+    int err = 0;
+
+    while (!err && dp_reduce_is_open(&pipe->reductions))
+        err = go_on(pipe, false);
+    return err == DP_EAGAIN ? 0 : err;
+}
+
+static bool is_done(const struct dp_mirror_sums *all, int slot)
+{
+    for (int i = all->first; i < all->count; i++)
+        if (all->queue[i].slot == slot)
+            return false;
+    return true;
+}
+
+int dp_reduce_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    int err = 0;
+
+    while (!err && !is_done(&pipe->reductions, op->slot))
+        err = go_on(pipe, true);
+    return err || !pipe->ordered ? err : dp_compute_join(pipe, pipe->compute, pipe->summing);
+}
+
+int dp_reduce_finish(struct dp_pipeline *pipe)
+{
+    const struct dp_mirror_sums *all = &pipe->reductions;
+    int err = 0;
+
+    for (int i = 0; i < all->count; i++) {
+        const struct dp_mirror_sum *sum = &all->queue[i];
+        const int peer = dp_pipeline_slot(pipe, sum->slot)->mirror;
+        for (uint32_t k = 0; k < sum->finished && !err; k++)
+            err = dp_messages_wait_request(pipe, &piece_at(pipe, sum, k)->recv, peer);
+        for (uint32_t k = 0; k < sum->finished && !err; k++)
+            err = dp_messages_wait_request(pipe, &piece_at(pipe, sum, k)->send, peer);
+    }
     return err;
 }

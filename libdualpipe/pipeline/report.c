@@ -156,7 +156,7 @@ static void write_rank(struct dp_text *text, const struct dp_trace_report *repor
     dp_text_addf(text, "%4d  %10.3f  %10.3f %5.1f %%  %10.3f", rank, ms(r->busy_ns),
                  ms(r->bubble_ns), percent(r->bubble_ns, report->makespan_ns), ms(r->waiting_ns));
     if (report->waited_for[rank] < 0)
-        dp_text_addf(text, "  %-20s", "nobody");
+        dp_text_addf(text, "  %-20s", "none");
     else
         dp_text_addf(text, "  rank %-4d %10.3f", report->waited_for[rank],
                      ms(report->waited_for_ns[rank]));

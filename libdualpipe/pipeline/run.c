@@ -20,15 +20,29 @@ void dp_pipeline_describe(const struct dp_pipeline *pipe, const struct dp_plan_o
 
 static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
+    if (pipe->now.args->accumulate && dp_plan_is_last(op))
+        return 0;
     switch ((enum dp_plan_kind)op->kind) {
-    case DP_PLAN_MERGE:
-        return dp_reduce_merge(pipe, op);
+    case DP_PLAN_ADD:
+    case DP_PLAN_SUM:
+    case DP_PLAN_ROUND:
+        return dp_sum_run(pipe, op);
     case DP_PLAN_REDUCE:
-        return dp_reduce_run(pipe, op);
+        return dp_reduce_launch(pipe, op);
+    case DP_PLAN_REDUCE_WAIT:
+        return dp_reduce_wait(pipe, op);
     default:
-        dp_comm_away(pipe->config.comm);
+        dp_comm_progress_start(pipe->config.comm);
         return dp_compute_run(pipe, op);
     }
+}
+
+/* Of a pair both. */
+static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    int err = dp_evict_wait(pipe, op);
+
+    return !err && op->pair ? dp_evict_wait(pipe, op + 1) : err;
 }
 
 static int wait_for_inputs(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -41,10 +55,12 @@ static int wait_for_inputs(struct dp_pipeline *pipe, const struct dp_plan_op *op
         err = dp_messages_wait(pipe, op);
     if (!err && op->pair)
         err = dp_messages_wait(pipe, op + 1);
+    if (!err)
+        err = wait_for_save_areas(pipe, op);
     return err;
 }
 
-/* A reduce waits while it runs: its time is what it took without that, at the end of it. */
+/* A REDUCE_WAIT waits while it runs: its time is what it took without that, at the end of it. */
 static void record(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_t start_ns)
 {
     struct dp_record entry = {.start_ns = start_ns,
@@ -54,44 +70,73 @@ static void record(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_
                               .index = op->index & INT32_MAX,
                               .pair = op->pair};
 
-    if (op->kind == DP_PLAN_REDUCE)
+    if (op->kind == DP_PLAN_REDUCE_WAIT)
         entry.start_ns += entry.waited_ns;
     dp_recorder_add(pipe->config.recorder, &entry);
 }
 
-static int run_and_record(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+/* A weight part that waited for its turn after a B is no op of its own. */
+static bool is_recorded(const struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    int err = wait_for_inputs(pipe, op);
+    const struct dp_op *listed = dp_schedule_ops(pipe->config.schedule, pipe->rank) + op->index;
+    return !dp_plan_is_sum(op) && !(op->kind == DP_PLAN_WEIGHT && listed->kind != DP_OP_W);
+}
 
-    if (err)
-        return err;
+int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
     if (!pipe->recording)
         return run_entry(pipe, op);
     int64_t start_ns = dp_now_ns();
-    err = run_entry(pipe, op);
-    if (!err && op->kind != DP_PLAN_MERGE)
+    int err = run_entry(pipe, op);
+    if (!err && is_recorded(pipe, op))
         record(pipe, op, start_ns);
     return err;
 }
 
-int dp_pipeline_run(struct dp_pipeline *pipe)
+static int run_and_record(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    const struct dp_plan_op *op = pipe->plan.ops, *end = op + pipe->plan.count;
+    if (op->kind == DP_PLAN_EVICT || op->kind == DP_PLAN_FETCH)
+        return dp_evict_run(pipe, op);
+    int err = wait_for_inputs(pipe, op);
+    return err ? err : dp_pipeline_run_entry(pipe, op);
+}
+
+static bool is_message(const struct dp_plan_op *op)
+{
+    return op->kind == DP_PLAN_RECV || op->kind == DP_PLAN_SEND;
+}
+
+static int start_message(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    return op->kind == DP_PLAN_RECV ? dp_messages_recv(pipe, op) : dp_messages_send(pipe, op);
+}
+
+/* Messages that nothing comes between are one launch where they are handed to a device. */
+static int start_batch(struct dp_pipeline *pipe, const struct dp_plan_op **op,
+                       const struct dp_plan_op *end)
+{
+    int err = dp_comm_begin(pipe->config.comm);
+
+    if (err)
+        return err;
+    while (*op < end && is_message(*op) && !err)
+        err = start_message(pipe, (*op)++);
+    int committed = dp_comm_commit(pipe->config.comm);
+    return err ? err : committed;
+}
+
+int dp_pipeline_run(struct dp_pipeline *pipe, size_t first, size_t last)
+{
+    const struct dp_plan_op *op = pipe->plan.ops + first, *end = pipe->plan.ops + last;
     int err = 0;
 
     while (op < end && !err) {
-        switch ((enum dp_plan_kind)op->kind) {
-        case DP_PLAN_RECV:
-            err = dp_messages_recv(pipe, op);
-            break;
-        case DP_PLAN_SEND:
-            err = dp_messages_send(pipe, op);
-            break;
-        default:
-            err = run_and_record(pipe, op);
-            break;
+        if (is_message(op) && pipe->ordered) {
+            err = start_batch(pipe, &op, end);
+            continue;
         }
+        err = is_message(op) ? start_message(pipe, op) : run_and_record(pipe, op);
         op += 1 + op->pair;
     }
-    return err ? err : dp_messages_finish(pipe);
+    return err;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * setup.h - before a pipeline is made: is its config right, and is it everybody's?
+ * setup.h - before a pipeline is made: is its config valid, and do all ranks have the same?
  */
 #ifndef DP_PIPELINE_SETUP_H
 #define DP_PIPELINE_SETUP_H
@@ -10,7 +10,7 @@
 /* The pipeline rank of this rank, whose comm and schedule have been checked. */
 int dp_config_rank(const struct dp_pipeline_config *config);
 
-/* All that can be said without asking another rank. device is the one the pipeline will use. */
+/* All checks that need no other rank. device is the one the pipeline will use. */
 int dp_config_check(const struct dp_pipeline_config *config, const struct dp_device *device);
 
 /* Collective: tell each other how setting up went here (err, 0 or an error that has been described)
@@ -19,9 +19,14 @@ int dp_config_check(const struct dp_pipeline_config *config, const struct dp_dev
  * for all that was agreed on. */
 int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *digest);
 
-/* Collective, before every step: all ranks do this step of this pipeline. both[2 * size] is scratch.
- * DP_EMISMATCH. */
-int dp_step_agree(struct dp_comm *comm, uint64_t step, uint64_t digest, uint64_t *both);
+/* Collective, before every step: all ranks do the same. mine: number of the step, digest of the
+ * pipeline, how the step is done (program << 1 | accumulate), digest of its extents;
+ * all[DP_AGREED * size] is scratch. DP_EMISMATCH. */
+enum { DP_AGREED = 4 };
+int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED], uint64_t *all);
+
+/* The same name, shapes and types; only the memory may differ. DP_EMISMATCH. */
+int dp_config_same_parameter(const struct dp_parameter *has, const struct dp_parameter *wants);
 
 /* The slot with a first (or last) stage of its stream on a rank, -1: none. */
 int dp_config_first_slot(const struct dp_schedule *s, int rank);

@@ -3,21 +3,27 @@
  * state.h - what a pipeline consists of, for the files that carry out its steps.
  *
  *      pipeline.c   new and free
- *      check.c      is a config right?          agree.c   is it everybody's?
+ *      check.c      is a config valid?          agree.c   do all ranks agree on it?
+ *      copies.c     copies of a stage start equal
  *      step.c       a step's arguments, its begin and its end
- *      run.c        the loop over the plan
+ *      run.c        the loop over the plan; driven.c: the loop over the messages that come
  *      compute.c    entries that call the stage or the loss
  *      messages.c   entries that send and receive, and all waiting
- *      reduce.c     entries that add gradients up; halves.c: the second set of fixed order
- *      batch.c      the caller's batch, cut into micro-batches
+ *      reduce.c     gradients summed with the mirror's
+ *      evict.c      save areas that wait on the host
+ *      sum.c        gradients of this rank added up; accumulator.c: where they are kept
+ *      batch.c      the caller's micro-batches; load.c: those of a loader, one at a time
  *      recorder.c   start and end of every entry
  */
 #ifndef DP_PIPELINE_STATE_H
 #define DP_PIPELINE_STATE_H
 
 #include "pipeline/batch.h"
-#include "pipeline/halves.h"
+#include "pipeline/accumulator.h"
+#include "pipeline/evict.h"
 #include "pipeline/plan.h"
+#include "pipeline/reduce.h"
+#include <dualpipe/comm.h>
 #include <dualpipe/trace.h>
 
 struct dp_message_state {
@@ -30,52 +36,104 @@ struct dp_message_state {
 /* Where micro-batches begin and end: filled only where this rank holds such a stage. */
 struct dp_ends {
     int first_slot, last_slot; /* -1: none here */
+    struct dp_batch inputs, labels, outputs, output_grads; /* of the step */
 };
 
 /* What changes during a step, and is empty between steps. */
 struct dp_step_state {
     struct dp_step *args;
     int32_t loss_values; /* of a micro-batch, 0: no loss has been taken yet */
+    int32_t pair_losses; /* of the pair at hand */
     int64_t waited_ns, longest_wait_ns; /* of the entry at hand */
     int32_t waited_for;                 /* the peer of the longest */
     const struct dp_plan_op *first_unsent, *last_unsent; /* staged: sends that wait for a copy */
 };
 
-struct dp_pipeline {
-    struct dp_pipeline_config config;
-    int rank;                      /* pipeline rank */
-    struct dp_stage *stages;       /* [slots_per_rank] */
-    struct dp_border *borders;     /* [stages + 1] */
-    struct dp_border *handed_out;  /* the same: whose shapes callbacks get to see, and might change */
-    struct dp_border_layout *layouts;
-    struct dp_tensor_spec label;
-    struct dp_ends ends;
+/* A schedule that steps may take, and its plan for this rank. */
+struct dp_driven; /* driven.c */
+struct dp_program {
+    const struct dp_schedule *schedule;
     struct dp_plan plan;
+    struct dp_driven *driven; /* NULL unless messages drive the rank */
+};
+
+/* Where a message arrives that may be any. */
+enum { DP_LANDINGS = 2 };
+struct dp_landing {
+    struct dp_request request;
+    char *memory;
+};
+
+struct dp_pipeline {
+    struct dp_pipeline_config config; /* its schedule is that of the step at hand */
+    int rank, slots;                  /* pipeline rank; slots that it has */
+    struct dp_stage *stages;          /* [slots] */
+    struct dp_border *declared;       /* [stages + 1] */
+    struct dp_border *borders;        /* the same with the extents of the micro-batch at hand */
+    struct dp_border
+        *handed_out; /* the same: the shapes that callbacks are handed, and might change */
+    struct dp_border_layout *layouts;
+    struct dp_border declared_labels, labels;
+    struct dp_border_layout label_layout;
+    struct dp_ends ends;
+    struct dp_program *programs; /* [program_count] the first is of the config's schedule */
+    int program_count;
+    struct dp_plan plan; /* of the step at hand; owned by its program */
+    struct dp_driven *driven; /* the same */
+    struct dp_landing landings[DP_LANDINGS];
+    size_t landing_bytes; /* of one */
+    char *landing_memory;
+    struct dp_plan most; /* no entries; its numbers are the largest of all programs */
 
     struct dp_device *device;
-    bool owns_device, staged; /* staged: messages go through pinned memory */
-    struct dp_device_stream *compute, *outgoing;
+    DLDevice dl; /* the device's */
+    bool owns_device;
+    bool out_of_reach; /* the CPU and wires do not reach the device's memory: sums go through pinned
+                        * memory, */
+    bool staged;       /* and messages, too, unless the communicator reaches it */
+    bool ordered;      /* messages are in the order of streams: these wait, not the host */
+    struct dp_device_stream *compute, *outgoing, *summing; /* summing: ordered, sums with mirrors */
     void *native_stream;           /* compute, as a stage knows it */
-    struct dp_device_event *done;  /* of a copy that the host waits for */
-    size_t taken_bytes; /* all of the below, but the second half */
+    struct dp_device_event *done;  /* of a copy that the host waits for; one stream for another */
+    size_t taken_bytes;            /* all of the below, but the accumulator */
     char *memory;  /* plan.bytes, of memory_kind */
     enum dp_memory memory_kind;
     char *pinned;  /* staged: as many bytes on the host */
     char *wire;    /* what transports read and write: one of the two */
-    char *label_memory;
+    char *label_memory; /* copies of strided labels, of a forward and of a backward */
+    void **own; /* [2 * slots * mb_per_stream] buffers that stages have handed over to be sent */
+    void **handles;     /* [slots * mb_per_stream] of stages */
     struct dp_message_state *messages; /* [plan.requests] */
     double *loss_memory;               /* [max_loss_values] */
 
-    struct dp_halves halves;
-    char *reduce_memory; /* two chunks of the mirror's gradients, and of the own where staged */
+    struct dp_tied *tied; /* tied.c */
+    struct dp_evictions evictions;
+    struct dp_accumulator accumulator;
+    char *
+        reduce_memory; /* pieces of the mirror's gradients; out of reach: of the own, and of sums */
+    struct dp_mirror_sums reductions;
 
     int64_t deadline_ns;
     uint64_t step;
     uint64_t digest;                  /* of all that ranks agreed on */
-    uint64_t *agreement;              /* [2 * ranks] each rank's step and digest */
+    uint64_t *agreement;              /* [DP_AGREED * ranks] see dp_step_agree */
+    const int64_t (*extents)[DP_MAX_EXTENTS]; /* of the step; NULL: all as declared */
+    bool accumulating;                /* the step before left its gradients to this one */
     bool recording;                   /* this step */
     struct dp_step_state now;
 };
+
+/* Of a micro-batch of a slot, in tables of all of them. */
+static inline size_t dp_pipeline_index(const struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    return (size_t)op->slot * (size_t)pipe->config.schedule->mb_per_stream + op->mb;
+}
+
+static inline void **dp_own_buffer(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
+                                   int channel)
+{
+    return &pipe->own[2 * dp_pipeline_index(pipe, op) + (channel == DP_CHANNEL_GRADIENT)];
+}
 
 static inline const struct dp_slot *dp_pipeline_slot(const struct dp_pipeline *pipe, int slot)
 {

@@ -2,11 +2,69 @@
 #include <dualpipe/pipeline.h>
 
 #include "base/fail.h"
+#include "pipeline/extents.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
 #include "pipeline/steps.h"
 
 #include <stdio.h>
+#include <string.h>
+
+/* ---- extents -------------------------------------------------------------------------------- */
+
+/* The end of the model that is taken over, for a slot's stream. */
+struct end {
+    struct dp_pipeline *pipe;
+    const struct dp_border *declared;
+    int stream;
+    struct dp_border now;
+};
+
+static const struct dp_border *border_now(void *user, int32_t mb)
+{
+    struct end *end = user;
+    const struct dp_pipeline *pipe = end->pipe;
+    int32_t global = end->stream * pipe->config.schedule->mb_per_stream + mb;
+
+    if (pipe->extents)
+        dp_extents_apply(end->declared, pipe->config.max_extents, pipe->extents[global], &end->now);
+    return &end->now;
+}
+
+static int check_extents(const struct dp_pipeline *pipe)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    int err = 0;
+
+    for (int32_t mb = 0; pipe->extents && mb < s->microbatches && !err; mb++)
+        for (int i = 0; i <= s->stages && !err; i++)
+            err = dp_extents_check(&pipe->declared[i], pipe->config.max_extents, pipe->extents[mb],
+                                   mb);
+    return err;
+}
+
+static uint64_t digest_extents(const struct dp_pipeline *pipe)
+{
+    uint64_t h = pipe->extents != NULL;
+
+    for (int32_t mb = 0; pipe->extents && mb < pipe->config.schedule->microbatches; mb++)
+        for (int e = 0; e < DP_MAX_EXTENTS; e++)
+            h = (h ^ (uint64_t)pipe->extents[mb][e]) * UINT64_C(0x9E3779B97F4A7C15) + (h >> 29);
+    return h;
+}
+
+/* Whole tensors again, after a step with smaller ones. */
+static void restore_borders(struct dp_pipeline *pipe)
+{
+    size_t bytes = ((size_t)pipe->config.schedule->stages + 1) * sizeof(*pipe->borders);
+
+    if (!pipe->extents)
+        return;
+    pipe->extents = NULL;
+    memcpy(pipe->borders, pipe->declared, bytes);
+    memcpy(pipe->handed_out, pipe->declared, bytes);
+    pipe->labels = pipe->declared_labels;
+}
 
 /* ---- arguments ------------------------------------------------------------------------------ */
 
@@ -18,41 +76,66 @@ static int check_unused(const struct dp_pipeline *pipe, const void *given, const
     return dp_fail(DP_EINVAL, "%s: given, expected NULL on rank %d: %s", what, pipe->rank, why);
 }
 
-static int check_batches(const struct dp_pipeline *pipe, int border, const DLTensor *const *batch,
-                         const char *what)
+/* The micro-batches that enter or end in a slot of this rank. */
+static int take(struct dp_pipeline *pipe, struct dp_batch *batch, const struct dp_microbatches *mbs,
+                const struct dp_border *declared, int slot, const char *what)
 {
-    const struct dp_border *b = &pipe->borders[border];
-    char name[32];
-    int err = 0;
+    struct end end = {pipe, declared, dp_pipeline_slot(pipe, slot)->stream, *declared};
 
-    if (!batch)
-        return dp_fail(DP_EINVAL, "%ss: NULL, expected %d", what, b->count);
-    for (int k = 0; k < b->count && !err; k++) {
-        struct dp_batch_cut cut = {&b->tensors[k], pipe->config.batch_dim,
-                                   pipe->config.schedule->mb_per_stream};
-        snprintf(name, sizeof(name), "%s %d", what, k);
-        err = dp_batch_check(&cut, batch[k], pipe->device, name);
-    }
-    return err;
+    return dp_batch_take(batch, mbs, pipe->config.schedule->mb_per_stream, border_now, &end,
+                         pipe->device, what);
 }
 
-static int check_inputs(const struct dp_pipeline *pipe, const struct dp_step *step)
+static int check_loader(const struct dp_pipeline *pipe, const struct dp_loader *loader,
+                        const struct dp_microbatches *given, const char *what, bool used,
+                        const char *why)
 {
+    char name[32];
+
+    snprintf(name, sizeof(name), "%s_loader", what);
+    if (!loader)
+        return 0;
+    if (!used)
+        return check_unused(pipe, loader, name, why);
+    if (given)
+        return dp_fail(DP_EINVAL, "%ss: given, expected NULL beside %s", what, name);
+    return loader->load ? 0 : dp_fail(DP_EINVAL, "%s: no callback load", name);
+}
+
+static int take_inputs(struct dp_pipeline *pipe, const struct dp_step *step)
+{
+    int err = check_loader(pipe, step->input_loader, step->inputs, "input",
+                           pipe->ends.first_slot >= 0, "it holds no first stage");
+
+    if (err || step->input_loader)
+        return err;
     if (pipe->ends.first_slot < 0)
         return check_unused(pipe, step->inputs, "inputs", "it holds no first stage");
-    return check_batches(pipe, 0, step->inputs, "input");
+    if (!step->inputs)
+        return dp_fail(DP_EINVAL, "inputs: NULL, expected %d micro-batches of %d tensors",
+                       pipe->ends.inputs.count, pipe->borders[0].count);
+    return take(pipe, &pipe->ends.inputs, step->inputs, &pipe->declared[0], pipe->ends.first_slot,
+                "input");
 }
 
-static int check_label(const struct dp_pipeline *pipe, const struct dp_step *step)
+static int take_labels(struct dp_pipeline *pipe, const struct dp_step *step)
 {
-    struct dp_batch_cut cut = {&pipe->label, pipe->config.batch_dim,
-                               pipe->config.schedule->mb_per_stream};
+    const bool used = pipe->ends.last_slot >= 0 && pipe->config.loss && pipe->config.labels;
+    int err = check_loader(pipe, step->label_loader, step->labels, "label", used,
+                           "no loss with labels is taken here");
 
+    pipe->ends.labels.given = step->label_loader != NULL;
+    if (err || step->label_loader)
+        return err;
     if (pipe->ends.last_slot < 0 || !pipe->config.loss)
-        return check_unused(pipe, step->label, "label", "no loss is taken here");
-    if (!pipe->config.label)
-        return check_unused(pipe, step->label, "label", "the pipeline was given no label spec");
-    return dp_batch_check(&cut, step->label, pipe->device, "label");
+        return check_unused(pipe, step->labels, "labels", "no loss is taken here");
+    if (!pipe->config.labels)
+        return check_unused(pipe, step->labels, "labels", "the pipeline was made without labels");
+    if (!step->labels)
+        return dp_fail(DP_EINVAL, "labels: NULL, expected %d micro-batches of %d tensors",
+                       pipe->ends.labels.count, pipe->labels.count);
+    return take(pipe, &pipe->ends.labels, step->labels, &pipe->declared_labels,
+                pipe->ends.last_slot, "label");
 }
 
 static int check_losses(const struct dp_pipeline *pipe, const struct dp_step *step)
@@ -66,67 +149,111 @@ static int check_losses(const struct dp_pipeline *pipe, const struct dp_step *st
     return err ? err : check_unused(pipe, step->loss_scales, "loss_scales", why);
 }
 
-static int check_outputs(const struct dp_pipeline *pipe, const struct dp_step *step)
+static int take_outputs(struct dp_pipeline *pipe, const struct dp_step *step)
 {
     const struct dp_schedule *s = pipe->config.schedule;
 
+    pipe->ends.outputs.given = pipe->ends.output_grads.given = false;
     if (pipe->ends.last_slot < 0)
         return check_unused(pipe, step->outputs, "outputs", "it holds no last stage");
-    if (!s->return_outputs)
-        return check_unused(pipe, step->outputs, "outputs",
-                            "the schedule was made without return_outputs");
-    return check_batches(pipe, s->stages, (const DLTensor *const *)step->outputs, "output");
+    if (!step->outputs)
+        return 0;
+    return take(pipe, &pipe->ends.outputs, step->outputs, &pipe->declared[s->stages],
+                pipe->ends.last_slot, "output");
 }
 
-static int check_args(const struct dp_pipeline *pipe, const struct dp_step *step)
+static int take_args(struct dp_pipeline *pipe, struct dp_step *step)
 {
-    int err = check_inputs(pipe, step);
+    step->callback_error = 0;
+    pipe->extents = step->extents;
+    int err = check_extents(pipe);
 
     if (!err)
-        err = check_label(pipe, step);
+        err = take_inputs(pipe, step);
+    if (!err)
+        err = take_labels(pipe, step);
     if (!err)
         err = check_losses(pipe, step);
-    return err ? err : check_outputs(pipe, step);
+    return err ? err : take_outputs(pipe, step);
 }
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
+/* The program of the step's schedule becomes the pipeline's. */
+static int choose_program(struct dp_pipeline *pipe, const struct dp_step *step, int *index)
+{
+    for (*index = 0; *index < pipe->program_count; ++*index) {
+        const struct dp_program *program = &pipe->programs[*index];
+        if (step->schedule && step->schedule != program->schedule)
+            continue;
+        pipe->config.schedule = program->schedule;
+        pipe->plan = program->plan;
+        pipe->driven = program->driven;
+        return 0;
+    }
+    return dp_fail(DP_EINVAL, "schedule of the step: expected one that the pipeline was made with");
+}
+
 static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
 {
+    bool clean = !pipe->accumulating && !pipe->config.schedule->forward_only;
+
     pipe->now = (struct dp_step_state){.args = step, .waited_for = -1};
+    pipe->reductions.first = pipe->reductions.count = 0;
+    pipe->reductions.used = 0;
     pipe->recording = dp_recorder_enabled(pipe->config.recorder);
     if (pipe->recording)
         dp_recorder_begin(pipe->config.recorder, pipe->step);
-    if (!pipe->halves.bytes)
+    if (!pipe->accumulator.bytes || !clean)
         return 0;
-    int err = pipe->device->ops->zero(pipe->compute, pipe->halves.memory, pipe->halves.bytes);
-    return err ? err : dp_compute_settle(pipe);
+    int err = dp_device_zero(pipe->compute, pipe->accumulator.memory, pipe->accumulator.bytes);
+    return err ? err : dp_compute_sync(pipe);
+}
+
+/* Handles that stages have left are theirs again. */
+static void drop_handles(struct dp_pipeline *pipe)
+{
+    size_t mb_count = (size_t)pipe->config.schedule->mb_per_stream;
+
+    for (int slot = 0; slot < pipe->slots; slot++)
+        for (size_t i = (size_t)slot * mb_count; i < ((size_t)slot + 1) * mb_count; i++) {
+            void *handle = pipe->handles[i];
+            pipe->handles[i] = NULL;
+            pipe->own[2 * i] = pipe->own[2 * i + 1] = NULL;
+            if (handle && pipe->stages[slot].ops->drop)
+                pipe->stages[slot].ops->drop(pipe->stages[slot].user, handle);
+        }
 }
 
 static void end_step(struct dp_pipeline *pipe)
 {
+    drop_handles(pipe);
+    dp_load_drop(pipe);
+    restore_borders(pipe);
     pipe->now.args->loss_values = pipe->now.loss_values;
+    if (!pipe->config.schedule->forward_only)
+        pipe->accumulating = pipe->now.args->accumulate;
     if (pipe->recording)
         dp_recorder_end(pipe->config.recorder);
-    pipe->step++;
+    /* An evaluation between two training steps does not change their random numbers. */
+    pipe->step += !pipe->config.schedule->forward_only;
     pipe->now = (struct dp_step_state){0};
 }
 
-/* The device lets go of the buffers. */
+/* Wait until the device uses no buffer any more. */
 static int drain(struct dp_pipeline *pipe)
 {
-    const struct dp_device_ops *device = pipe->device->ops;
-    int err = device->event_record(pipe->done, pipe->outgoing);
+    int err = dp_compute_join(pipe, pipe->compute, pipe->outgoing);
 
+    if (!err && pipe->summing)
+        err = dp_compute_join(pipe, pipe->compute, pipe->summing);
     if (!err)
-        err = device->stream_wait(pipe->compute, pipe->done);
-    if (!err)
-        err = device->event_record(pipe->done, pipe->compute);
-    return err ? err : device->event_wait(pipe->done, pipe->deadline_ns);
+        err = dp_device_event_record(pipe->done, pipe->compute);
+    return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
 }
 
-/* Tell the other ranks, or say what they told. Once the comm has said DP_EABORTED here, no request
- * is open any more. */
+/* Tell the other ranks about this failure, or describe the one that ended the step. Once the comm
+ * has returned DP_EABORTED here, no request is open any more. */
 static int abort_step(struct dp_pipeline *pipe, int err)
 {
     struct dp_comm *comm = pipe->config.comm;
@@ -142,31 +269,150 @@ static int abort_step(struct dp_pipeline *pipe, int err)
                         dp_strerror(why.error), why.text);
     snprintf(first, sizeof(first), "%s", dp_last_error());
     dp_messages_forget(pipe);
+    dp_evict_forget(pipe);
     drain(pipe);
+    drop_handles(pipe);
+    if (pipe->now.args)
+        dp_load_drop(pipe);
+    restore_borders(pipe);
+    pipe->accumulating = false;
     pipe->now = (struct dp_step_state){0};
     return dp_fail_quietly(err, "%s", first); /* a broken device has failed once more since */
 }
 
-int dp_pipeline_step(struct dp_pipeline *pipe, struct dp_step *step)
+/* ---- steps ---------------------------------------------------------------------------------- */
+
+/* Take the arguments over, agree with the other ranks, begin. */
+static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
 {
-    if (!pipe || !step)
-        return dp_fail(DP_EINVAL, "a step without %s", pipe ? "arguments" : "a pipeline");
-    bool alone = !pipe->config.comm || pipe->config.comm->size == 1;
-    int err = check_args(pipe, step);
+    bool alone = !pipe->config.comm || dp_comm_size(pipe->config.comm) == 1;
+    int program, err = choose_program(pipe, step, &program);
+
+    if (!err)
+        err = take_args(pipe, step);
     if (err)
         return abort_step(pipe, err);
+    const uint64_t mine[DP_AGREED] = {
+        pipe->step, pipe->digest, (uint64_t)program << 1 | step->accumulate, digest_extents(pipe)};
     if (!alone && !pipe->config.unchecked)
-        err = dp_step_agree(pipe->config.comm, pipe->step, pipe->digest, pipe->agreement);
+        err = dp_step_agree(pipe->config.comm, mine, pipe->agreement);
     if (err)
         return err == DP_EMISMATCH ? err : abort_step(pipe, err);
     err = begin_step(pipe, step);
+    return err ? abort_step(pipe, err) : 0;
+}
+
+static int finish_step(struct dp_pipeline *pipe, int err)
+{
     if (!err)
-        err = dp_pipeline_run(pipe);
+        err = dp_messages_finish(pipe);
     if (!err)
         err = drain(pipe);
     if (err)
         return abort_step(pipe, err);
     end_step(pipe);
+    return 0;
+}
+
+static int check_call(const struct dp_pipeline *pipe, const struct dp_step *step, bool halfway)
+{
+    if (!pipe || !step)
+        return dp_fail(DP_EINVAL, "a step without %s", pipe ? "arguments" : "a pipeline");
+    if (halfway && pipe->now.args != step)
+        return dp_fail(DP_ESTATE, "dp_pipeline_backward: expected the step of dp_pipeline_forward");
+    if (!halfway && pipe->now.args)
+        return dp_fail(DP_ESTATE, "a step after dp_pipeline_forward: expected "
+                                  "dp_pipeline_backward first");
+    return 0;
+}
+
+/* What there is to do of the step: its forwards, its backwards, or both. */
+static int carry_out(struct dp_pipeline *pipe, bool forwards, bool backwards)
+{
+    const struct dp_plan *plan = &pipe->plan;
+
+    if (pipe->driven)
+        return dp_driven_run(pipe, forwards, backwards);
+    return dp_pipeline_run(pipe, forwards ? 0 : plan->first_backward,
+                           backwards ? plan->count : plan->first_backward);
+}
+
+int dp_pipeline_step(struct dp_pipeline *pipe, struct dp_step *step)
+{
+    int err = check_call(pipe, step, false);
+
+    if (!err)
+        err = start_step(pipe, step);
+    return err ? err : finish_step(pipe, carry_out(pipe, true, true));
+}
+
+int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step)
+{
+    int err = check_call(pipe, step, false);
+
+    if (!err)
+        err = start_step(pipe, step);
+    if (err)
+        return err;
+    if (!pipe->plan.in_two)
+        err = dp_fail(DP_EUNSUPPORTED,
+                      "dp_pipeline_forward: rank %d has a forward after a backward, "
+                      "expected a schedule with all forwards first (GPipe)",
+                      pipe->rank);
+    if (!err)
+        err = carry_out(pipe, true, false);
+    if (!err)
+        err = drain(pipe);
+    if (err)
+        return abort_step(pipe, err);
+    step->loss_values = pipe->now.loss_values;
+    if (pipe->config.comm)
+        dp_comm_progress_start(pipe->config.comm);
+    return 0;
+}
+
+static int take_output_grads(struct dp_pipeline *pipe, const struct dp_step *step)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+
+    if (pipe->ends.last_slot < 0)
+        return check_unused(pipe, step->output_grads, "output_grads", "it holds no last stage");
+    if (!step->output_grads)
+        return pipe->config.loss ? 0
+                                 : dp_fail(DP_EINVAL,
+                                           "output_grads: NULL, expected those of rank "
+                                           "%d, which has no loss",
+                                           pipe->rank);
+    return take(pipe, &pipe->ends.output_grads, step->output_grads, &pipe->declared[s->stages],
+                pipe->ends.last_slot, "output gradient");
+}
+
+int dp_pipeline_backward(struct dp_pipeline *pipe, struct dp_step *step)
+{
+    int err = check_call(pipe, step, true);
+
+    if (err)
+        return err;
+    err = take_output_grads(pipe, step);
+    if (!err)
+        err = carry_out(pipe, false, true);
+    return finish_step(pipe, err);
+}
+
+int dp_pipeline_bind(struct dp_pipeline *pipe, int slot, const struct dp_parameter *parameters)
+{
+    if (!pipe || !parameters || slot < 0 || slot >= pipe->slots)
+        return dp_fail(DP_EINVAL, "dp_pipeline_bind: slot %d, expected one of this rank", slot);
+    if (pipe->now.args)
+        return dp_fail(DP_ESTATE, "dp_pipeline_bind: a step is under way");
+    struct dp_stage *stage = &pipe->stages[slot];
+    int err = dp_parameters_check(parameters, stage->parameter_count);
+    for (int32_t k = 0; k < stage->parameter_count && !err; k++)
+        err = dp_config_same_parameter(&stage->parameters[k], &parameters[k]);
+    if (err)
+        return err;
+    stage->parameters = parameters;
+    dp_accumulator_bind(&pipe->accumulator, slot, stage);
     return 0;
 }
 
@@ -177,14 +423,15 @@ void dp_pipeline_seek(struct dp_pipeline *pipe, uint64_t step)
 
 void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out)
 {
-    const size_t *part = pipe->plan.part_bytes;
+    const size_t *part = pipe->most.part_bytes;
 
     *out = (struct dp_pipeline_memory){
         .activations_bytes = part[DP_PART_IN] + part[DP_PART_OUT],
         .gradients_bytes = part[DP_PART_GOUT] + part[DP_PART_GIN],
         .save_bytes = part[DP_PART_SAVE],
-        .fixed_order_bytes = pipe->halves.bytes,
-        .total_bytes = pipe->taken_bytes + pipe->halves.bytes,
-        .peak_activations = pipe->plan.peak_activations,
+        .fixed_order_bytes = pipe->accumulator.bytes,
+        .total_bytes = pipe->taken_bytes + pipe->accumulator.bytes + pipe->most.host_bytes,
+        .evicted_bytes = pipe->most.host_bytes,
+        .peak_activations = pipe->most.peak_activations,
     };
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * steps.h - what run.c calls for each entry of a plan. All return 0 or a negative errno whose
- * sentence has been said.
+ * steps.h - what run.c calls for each entry of a plan. All return 0 or a negative errno that
+ * dp_last_error() describes.
  */
 #ifndef DP_PIPELINE_STEPS_H
 #define DP_PIPELINE_STEPS_H
@@ -18,11 +18,17 @@ int dp_messages_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 int dp_messages_finish(struct dp_pipeline *pipe);
 /* After a failure: sends that wait for a copy are not sent any more. */
 void dp_messages_forget(struct dp_pipeline *pipe);
-/* Move what can be moved; for when nobody waits. */
+/* Bytes of a message: fewer than planned where extents are smaller. */
+size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* Move what can be moved, without waiting for anything. */
 int dp_messages_progress(struct dp_pipeline *pipe);
 /* Wait for one request of this rank. peer: pipeline rank. */
 int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *request, int peer);
-/* The tag of a message: who made it, for which micro-batch, in which step. */
+/* The channel on which messages of `channel` travel: one for all where they drive the ranks. */
+int dp_messages_lane(const struct dp_pipeline *pipe, int channel);
+/* Time in which an op waited for a rank; -1: for several. */
+void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer);
+/* The tag of a message: the stage that made it, its micro-batch and step. */
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb);
 
 /* ---- compute.c ------------------------------------------------------------------------------ */
@@ -31,18 +37,81 @@ uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage,
 int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* Where stages run in the calling thread and not in the stream: wait for what the stream was given,
  * which they are about to use. */
-int dp_compute_settle(struct dp_pipeline *pipe);
+int dp_compute_sync(struct dp_pipeline *pipe);
+/* What `stream` is given from now on starts after all that `other` has been given. */
+int dp_compute_join(struct dp_pipeline *pipe, struct dp_device_stream *stream,
+                    struct dp_device_stream *other);
+/* Copy to or from the device, behind the work in its stream, and wait for it. */
+int dp_compute_copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t len);
+
+/* Give the borders of an entry's stage the extents of its micro-batch. */
+void dp_compute_set_extents(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+
+/* ---- load.c --------------------------------------------------------------------------------- */
+
+/* Around an entry of a stage, where the step has a loader: take what its forward needs, give back
+ * what nothing reads any more. */
+int dp_load_before(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+void dp_load_after(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* Give back all that is loaded, after a step that has failed. */
+void dp_load_drop(struct dp_pipeline *pipe);
+
+/* ---- connect.c ------------------------------------------------------------------------------ */
+
+/* Collective: make the links of the schedule, so that no step allocates. */
+int dp_links_make(struct dp_pipeline *pipe);
+
+/* ---- copies.c ------------------------------------------------------------------------------- */
+
+/* Collective: copies of a stage on other ranks get the parameters of the one of stream 0. */
+int dp_copies_make_equal(struct dp_pipeline *pipe);
+
+/* ---- tied.c --------------------------------------------------------------------------------- */
+
+/* This rank's tied parameters. DP_ENOMEM. */
+int dp_tied_init(struct dp_pipeline *pipe);
+/* Collective: those of all ranks, which start equal. DP_EMISMATCH, DP_EUNSUPPORTED on every rank.
+ */
+int dp_tied_find(struct dp_pipeline *pipe);
+void dp_tied_free(struct dp_pipeline *pipe);
 
 /* ---- reduce.c ------------------------------------------------------------------------------- */
 
-size_t dp_reduce_memory_bytes(const struct dp_pipeline *pipe);
-int dp_reduce_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-int dp_reduce_merge(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* Room for the pieces; freed with the pipeline. DP_ENOMEM. */
+int dp_reduce_init(struct dp_pipeline *pipe);
+size_t dp_reduce_pieces_bytes(const struct dp_pipeline *pipe);
+int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+int dp_reduce_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* The requests of the step's sums that streams have waited for. */
+int dp_reduce_finish(struct dp_pipeline *pipe);
+/* Move what can be moved of the sums that have been launched. */
+int dp_reduce_progress(struct dp_pipeline *pipe);
+
+/* ---- sum.c ---------------------------------------------------------------------------------- */
+
+/* Of pinned memory that a staged pipeline needs. */
+size_t dp_sum_memory_bytes(const struct dp_pipeline *pipe);
+/* ADD, SUM, ROUND. */
+int dp_sum_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* to[n] += from[n], in elements of `bits` (32, 64). */
+void dp_sum_add(int bits, void *to, const void *from, size_t n);
 
 /* ---- run.c ---------------------------------------------------------------------------------- */
 
-/* Carry out the plan. After a failure messages may be in flight. */
-int dp_pipeline_run(struct dp_pipeline *pipe);
+/* Carry out entries first .. last - 1 of the plan. After a failure messages may be in flight. */
+int dp_pipeline_run(struct dp_pipeline *pipe, size_t first, size_t last);
+/* One entry that is no message, whose inputs are there. */
+int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+
+/* ---- driven.c ------------------------------------------------------------------------------- */
+
+/* Tables of a plan that messages drive, for its program. DP_ENOMEM. */
+int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program);
+void dp_driven_fini(struct dp_program *program);
+/* Memory for messages that arrive. */
+size_t dp_driven_landing_bytes(const struct dp_pipeline *pipe);
+/* Carry out the forwards of the step at hand, its backwards, or both. */
+int dp_driven_run(struct dp_pipeline *pipe, bool forwards, bool backwards);
 
 /* "rank 2, op 17: F of micro-batch 3 in slot 0 (stage 2)". */
 void dp_pipeline_describe(const struct dp_pipeline *pipe, const struct dp_plan_op *op, char *text,

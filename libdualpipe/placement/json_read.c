@@ -5,7 +5,8 @@
  */
 #include "base/fail.h"
 #include "base/json.h"
-#include "placement/form.h"
+#include "base/utf8.h"
+#include "placement/format.h"
 
 #include <dualpipe/placement.h>
 
@@ -137,7 +138,7 @@ static int read_worker(struct reader *r, const struct dp_json *at, size_t i)
     return err ? err : read_nics(r, at, w);
 }
 
-/* Every process sits once. */
+/* Every process has one worker. */
 static int check_came_as(const struct reader *r, const struct dp_json *workers)
 {
     const int32_t count = r->p->ranks * r->p->replicas;
@@ -318,9 +319,11 @@ int dp_placement_read(const char *text, size_t len, const struct dp_topology *t,
 {
     struct reader r = {.t = t, .p = calloc(1, sizeof(*r.p))};
     json_t *value;
-    int err = r.p ? dp_json_load(text, len, &value)
+    int err = r.p ? dp_utf8_begin(&text, &len, NULL)
                   : dp_fail(DP_ENOMEM, "no memory for a placement");
 
+    if (!err)
+        err = dp_json_load(text, len, &value);
     if (!err) {
         const struct dp_json file = {.value = value};
         err = read_file(&r, &file);

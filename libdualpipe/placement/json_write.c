@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * json_write.c - a placement as JSON. First the nodes that it speaks of, with the names by which other
- * programs know them; everything else refers to those by number.
+ * json_write.c - a placement as JSON. First the nodes that it speaks of, with the names by which
+ * other programs know them; everything else refers to those by number.
  */
 #include "base/fail.h"
 #include "base/json.h"
-#include "placement/form.h"
+#include "placement/format.h"
 
 #include <dualpipe/placement.h>
 
@@ -32,14 +32,14 @@ static void add_node_number(const struct writer *w, const char *key, int32_t nod
         dp_text_addf(w->out, ", \"%s\": %" PRId32, key, node);
 }
 
-/* The way of a copy between the GPU and its pinned memory. Ways longer than a reader has room for are
- * left out; there is none in any machine that we know. */
+/* The route of a copy between the GPU and its pinned memory. Routes longer than a reader has room
+ * for are left out; there is none in any machine that we know. */
 static struct dp_topo_path find_copy(struct writer *w, const struct dp_placed_worker *worker)
 {
     struct dp_topo_path path = {.class_ = DP_TOPO_NONE};
     int err = worker->memory < 0 ? 0 : dp_topology_path(w->t, worker->gpu, worker->memory, &path);
 
-    if (err || path.class_ == DP_TOPO_NONE || path.hops >= DP_SEAT_COPY_MAX)
+    if (err || path.class_ == DP_TOPO_NONE || path.hops >= DP_ASSIGNED_COPY_MAX)
         path.hops = -1;
     if (!w->err)
         w->err = err;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * placement.c - a placement from a spec: first who sits where, then the ways, then what that makes of
- * every link.
+ * placement.c - a placement from a spec: first which worker is on which GPU, then the routes, then
+ * what that makes of every link.
  */
 #include "base/fail.h"
-#include "placement/ways.h"
+#include "placement/path_selection.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -109,7 +109,7 @@ int dp_placement_weigh(const struct dp_placement_spec *spec, const int32_t *gpus
 
 static struct dp_placement *new_placement(struct work *w)
 {
-    const int32_t ranks = w->search.spec->schedule->ranks, workers = w->traffic.workers;
+    const int32_t ranks = dp_traffic_ranks(w->search.spec), workers = w->traffic.workers;
     struct dp_placement *p = calloc(1, sizeof(*p));
 
     if (!p)
@@ -117,7 +117,7 @@ static struct dp_placement *new_placement(struct work *w)
     *p = (struct dp_placement){.ranks = ranks, .replicas = workers / ranks};
     p->workers = calloc((size_t)workers, sizeof(*p->workers));
     p->flows = calloc((size_t)w->traffic.flow_count + 1, sizeof(*p->flows));
-    p->links = calloc((size_t)w->loads.lanes + 1, sizeof(*p->links));
+    p->links = calloc((size_t)w->loads.directions + 1, sizeof(*p->links));
     if (p->workers && p->flows && p->links) {
         p->flow_count = w->traffic.flow_count;
         memcpy(p->flows, w->traffic.flows, (size_t)p->flow_count * sizeof(*p->flows));
@@ -130,13 +130,13 @@ static struct dp_placement *new_placement(struct work *w)
 /* Lanes in their own order for now: before, then after. */
 static void note_loads(const struct work *w, struct dp_placement *p, bool after)
 {
-    for (int32_t lane = 0; lane < w->loads.lanes; lane++) {
-        const struct dp_topo_link *link = &w->search.spec->topology->links[lane / 2];
-        struct dp_placed_link *l = &p->links[lane];
-        l->link = lane / 2;
-        l->from = lane % 2 ? link->b : link->a;
-        l->to = lane % 2 ? link->a : link->b;
-        *(after ? &l->after_ns : &l->before_ns) = w->loads.ns[lane];
+    for (int32_t direction = 0; direction < w->loads.directions; direction++) {
+        const struct dp_topo_link *link = &w->search.spec->topology->links[direction / 2];
+        struct dp_placed_link *l = &p->links[direction];
+        l->link = direction / 2;
+        l->from = direction % 2 ? link->b : link->a;
+        l->to = direction % 2 ? link->a : link->b;
+        *(after ? &l->after_ns : &l->before_ns) = w->loads.ns[direction];
     }
 }
 
@@ -157,9 +157,9 @@ static bool is_used(const struct dp_placement *p, const struct dp_placed_link *l
     return l->before_ns > 1e-9 * p->before_ns || l->after_ns > 1e-9 * p->before_ns;
 }
 
-static void sort_links(struct dp_placement *p, int32_t lanes)
+static void sort_links(struct dp_placement *p, int32_t directions)
 {
-    for (int32_t i = 0; i < lanes; i++)
+    for (int32_t i = 0; i < directions; i++)
         if (is_used(p, &p->links[i]))
             p->links[p->link_count++] = p->links[i];
     qsort(p->links, (size_t)p->link_count, sizeof(*p->links), compare_links);
@@ -174,7 +174,7 @@ static int compare_came(const void *a, const void *b)
     return ((const struct came *)a)->gpu - ((const struct came *)b)->gpu;
 }
 
-static int seat(const struct work *w, const int32_t *gpus, struct dp_placement *p)
+static int assign(const struct work *w, const int32_t *gpus, struct dp_placement *p)
 {
     const size_t workers = (size_t)w->traffic.workers;
     struct came *came = malloc(workers * sizeof(*came));
@@ -202,7 +202,7 @@ static int search(const struct work *w, int32_t *gpus, bool *exact)
     *exact = w->traffic.workers <= DP_SEARCH_EXACT_WORKERS;
     if (*exact)
         return dp_search_exactly(&w->search, gpus);
-    err = dp_search_usual(&w->search, gpus);
+    err = dp_search_default(&w->search, gpus);
     return err ? err : dp_search_swaps(&w->search, gpus);
 }
 
@@ -219,15 +219,15 @@ static int fill(struct work *w, int32_t *gpus, struct dp_placement *p)
     if (!err)
         err = dp_search_weigh(&w->search, gpus, 1, &after);
     if (!err)
-        err = seat(w, gpus, p);
+        err = assign(w, gpus, p);
     if (err)
         return err;
     p->after_ns = after.slowest_ns;
-    err = dp_ways_choose(&w->search, p);
+    err = dp_paths_choose(&w->search, p);
     if (err)
         return err;
     note_loads(w, p, true);
-    sort_links(p, w->loads.lanes);
+    sort_links(p, w->loads.directions);
     p->after_ns = p->link_count ? p->links[0].after_ns : 0;
     return 0;
 }

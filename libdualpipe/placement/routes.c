@@ -18,10 +18,10 @@ struct dp_route_entry {
 void dp_route_add(struct dp_route *route, const struct dp_topology *t,
                   const struct dp_topo_path *path)
 {
-    for (int32_t i = 0; i < path->hops && route->count < DP_ROUTE_LANES_MAX; i++) {
+    for (int32_t i = 0; i < path->hops && route->count < DP_ROUTE_LINKS_MAX; i++) {
         const struct dp_topo_link *link = &t->links[path->links[i]];
         if (link->bytes_per_ns > 0)
-            route->lanes[route->count++] = 2 * path->links[i] + (path->nodes[i] != link->a);
+            route->directions[route->count++] = 2 * path->links[i] + (path->nodes[i] != link->a);
     }
 }
 
@@ -32,7 +32,7 @@ int dp_routes_init(struct dp_routes *r, const struct dp_topology *t)
     r->memory = calloc((size_t)t->node_count, sizeof(*r->memory));
     if (!r->entries || !r->memory) {
         dp_routes_fini(r);
-        return dp_fail(DP_ENOMEM, "no memory for ways through %d nodes", t->node_count);
+        return dp_fail(DP_ENOMEM, "no memory for routes through %d nodes", t->node_count);
     }
     return 0;
 }
@@ -114,7 +114,7 @@ static int find_way(const struct dp_topology *t, int32_t from, int32_t to, struc
     int err = dp_topology_path(t, from, to, &path);
 
     if (!err && path.class_ == DP_TOPO_NONE)
-        err = dp_fail(DP_EINVAL, "there is no way from %s to %s, which have something to send",
+        err = dp_fail(DP_EINVAL, "there is no route from %s to %s, which have something to send",
                       dp_topology_label(t, from, a), dp_topology_label(t, to, b));
     if (!err)
         dp_route_add(route, t, &path);
@@ -144,16 +144,16 @@ int dp_routes_get(struct dp_routes *r, int32_t from, int32_t to, const struct dp
 
 int dp_loads_init(struct dp_loads *loads, const struct dp_topology *t)
 {
-    const size_t lanes = 2 * (size_t)t->link_count + 1;
+    const size_t directions = 2 * (size_t)t->link_count + 1;
 
-    *loads = (struct dp_loads){.lanes = 2 * t->link_count, .scale_ns = 1};
-    loads->ns = calloc(lanes, sizeof(*loads->ns));
-    loads->ns_per_byte = calloc(lanes, sizeof(*loads->ns_per_byte));
+    *loads = (struct dp_loads){.directions = 2 * t->link_count, .scale_ns = 1};
+    loads->ns = calloc(directions, sizeof(*loads->ns));
+    loads->ns_per_byte = calloc(directions, sizeof(*loads->ns_per_byte));
     if (!loads->ns || !loads->ns_per_byte) {
         dp_loads_fini(loads);
         return dp_fail(DP_ENOMEM, "no memory for the loads of %d links", t->link_count);
     }
-    for (int32_t i = 0; i < loads->lanes; i++) {
+    for (int32_t i = 0; i < loads->directions; i++) {
         const double rate = t->links[i / 2].bytes_per_ns;
         loads->ns_per_byte[i] = rate > 0 ? 1 / rate : 0;
     }
@@ -168,7 +168,7 @@ void dp_loads_fini(struct dp_loads *loads)
 
 void dp_loads_clear(struct dp_loads *loads, double scale_ns)
 {
-    memset(loads->ns, 0, (size_t)loads->lanes * sizeof(*loads->ns));
+    memset(loads->ns, 0, (size_t)loads->directions * sizeof(*loads->ns));
     loads->norm = 0;
     loads->scale_ns = scale_ns > 0 ? scale_ns : 1;
 }
@@ -183,9 +183,9 @@ static double raise(double x)
 void dp_loads_add(struct dp_loads *loads, const struct dp_route *route, double bytes)
 {
     for (int32_t i = 0; i < route->count; i++) {
-        double *ns = &loads->ns[route->lanes[i]];
+        double *ns = &loads->ns[route->directions[i]];
         loads->norm -= raise(*ns / loads->scale_ns);
-        *ns += bytes * loads->ns_per_byte[route->lanes[i]];
+        *ns += bytes * loads->ns_per_byte[route->directions[i]];
         loads->norm += raise(*ns / loads->scale_ns);
     }
 }
@@ -194,7 +194,7 @@ double dp_loads_max(const struct dp_loads *loads)
 {
     double max = 0;
 
-    for (int32_t i = 0; i < loads->lanes; i++)
+    for (int32_t i = 0; i < loads->directions; i++)
         max = loads->ns[i] > max ? loads->ns[i] : max;
     return max;
 }
@@ -204,6 +204,6 @@ double dp_loads_max_on(const struct dp_loads *loads, const struct dp_route *rout
     double max = 0;
 
     for (int32_t i = 0; i < route->count; i++)
-        max = loads->ns[route->lanes[i]] > max ? loads->ns[route->lanes[i]] : max;
+        max = loads->ns[route->directions[i]] > max ? loads->ns[route->directions[i]] : max;
     return max;
 }

@@ -3,27 +3,27 @@
  * routes.h - the links between two nodes that can become a limit, each in its direction, and how long
  * each is busy.
  *
- * A lane is a link in one direction: 2 * link from a to b, 2 * link + 1 back.
+ * A direction is a link in one direction: 2 * link from a to b, 2 * link + 1 back.
  */
 #ifndef DP_PLACEMENT_ROUTES_H
 #define DP_PLACEMENT_ROUTES_H
 
 #include <dualpipe/placement.h>
 
-enum { DP_ROUTE_LANES_MAX = 2 * DP_TOPO_HOPS_MAX };
+enum { DP_ROUTE_LINKS_MAX = 2 * DP_TOPO_HOPS_MAX };
 
 struct dp_route {
     int32_t count;
-    int32_t lanes[DP_ROUTE_LANES_MAX];
+    int32_t directions[DP_ROUTE_LINKS_MAX];
 };
 
-/* Add the hops of a way. */
+/* Add the hops of a route. */
 void dp_route_add(struct dp_route *route, const struct dp_topology *t,
                   const struct dp_topo_path *path);
-/* Becomes the way from a GPU to a NUMA node's memory, and back. */
+/* Becomes the route from a GPU to a NUMA node's memory, and back. */
 int dp_route_offload(struct dp_route *route, const struct dp_topology *t, int32_t gpu, int32_t numa);
 
-/* The usual ways between nodes, found once and kept as long as there is room. */
+/* the default routes between nodes, found once and kept as long as there is room. */
 struct dp_routes {
     const struct dp_topology *t;
     struct dp_route_entry *entries;
@@ -33,19 +33,19 @@ struct dp_routes {
 int dp_routes_init(struct dp_routes *routes, const struct dp_topology *t); /* DP_ENOMEM */
 void dp_routes_fini(struct dp_routes *routes);
 /* From GPU to GPU; of one GPU to its memory and back. *route stays until the next call. DP_EINVAL where
- * there is no way, DP_ENOMEM. */
+ * there is no route, DP_ENOMEM. */
 int dp_routes_get(struct dp_routes *routes, int32_t from, int32_t to,
                   const struct dp_route **route);
-/* The nearest NUMA node with memory; -1: no way to any. */
+/* The nearest NUMA node with memory; -1: no route to any. */
 int dp_routes_memory(struct dp_routes *routes, int32_t gpu, int32_t *numa);
 
-/* How long each lane is busy in a step. */
+/* How long each direction is busy in a step. */
 struct dp_loads {
-    int32_t lanes;
-    double *ns;         /* [lanes] */
-    double *ns_per_byte; /* [lanes] 0: does not limit */
+    int32_t directions;
+    double *ns;         /* [directions] */
+    double *ns_per_byte; /* [directions] 0: does not limit */
     double scale_ns;    /* what the norm counts as 1 */
-    double norm;        /* sum of (ns / scale_ns) ^ 8: nearly the maximum, but every lane counts */
+    double norm;        /* sum of (ns / scale_ns) ^ 8: nearly the maximum, but every direction counts */
 };
 
 int dp_loads_init(struct dp_loads *loads, const struct dp_topology *t); /* DP_ENOMEM */
@@ -55,7 +55,7 @@ void dp_loads_clear(struct dp_loads *loads, double scale_ns);
 /* Negative bytes take away what was added before. */
 void dp_loads_add(struct dp_loads *loads, const struct dp_route *route, double bytes);
 double dp_loads_max(const struct dp_loads *loads);
-/* Over the lanes of the route only. */
+/* Over the directions of the route only. */
 double dp_loads_max_on(const struct dp_loads *loads, const struct dp_route *route);
 
 #endif

@@ -8,13 +8,13 @@
 
 #include <string.h>
 
-/* A lane's load before something was added to it. */
+/* A direction's load before something was added to it. */
 struct undo {
-    int32_t lane;
+    int32_t direction;
     double ns;
 };
 
-enum { UNDO_MAX = 2 * DP_SEARCH_EXACT_WORKERS * DP_SEARCH_EXACT_WORKERS * DP_ROUTE_LANES_MAX };
+enum { UNDO_MAX = 2 * DP_SEARCH_EXACT_WORKERS * DP_SEARCH_EXACT_WORKERS * DP_ROUTE_LINKS_MAX };
 
 struct exact {
     const struct dp_search *s;
@@ -32,7 +32,7 @@ static void load(struct exact *x, const struct dp_route *route, double bytes)
     const struct dp_loads *loads = x->s->loads;
 
     for (int32_t i = 0; i < route->count; i++)
-        x->undo[x->undo_count++] = (struct undo){route->lanes[i], loads->ns[route->lanes[i]]};
+        x->undo[x->undo_count++] = (struct undo){route->directions[i], loads->ns[route->directions[i]]};
     dp_loads_add(x->s->loads, route, bytes);
 }
 
@@ -40,7 +40,7 @@ static void unload(struct exact *x, int down_to, double norm)
 {
     while (x->undo_count > down_to) {
         const struct undo *u = &x->undo[--x->undo_count];
-        x->s->loads->ns[u->lane] = u->ns;
+        x->s->loads->ns[u->direction] = u->ns;
     }
     x->s->loads->norm = norm;
 }

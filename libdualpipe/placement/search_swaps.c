@@ -13,7 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_EVERY = 64 }; /* swaps between two looks for the slowest link */
+enum {
+    LOOK_EVERY = 64,             /* swaps between two looks for the slowest link */
+    TELL_EVERY = 16 * LOOK_EVERY /* between two reports of progress */
+};
 
 struct swaps {
     const struct dp_search *s;
@@ -52,11 +55,11 @@ static int load_all(struct swaps *x, double scale_ns)
 
 /* ---- whom to move --------------------------------------------------------------------------- */
 
-static int32_t slowest_lane(const struct dp_loads *loads)
+static int32_t slowest_direction(const struct dp_loads *loads)
 {
     int32_t slowest = 0;
 
-    for (int32_t i = 1; i < loads->lanes; i++)
+    for (int32_t i = 1; i < loads->directions; i++)
         if (loads->ns[i] > loads->ns[slowest])
             slowest = i;
     return slowest;
@@ -65,12 +68,12 @@ static int32_t slowest_lane(const struct dp_loads *loads)
 static void find_busy(struct swaps *x)
 {
     const struct dp_traffic *t = x->s->traffic;
-    const int32_t lane = slowest_lane(x->s->loads);
+    const int32_t direction = slowest_direction(x->s->loads);
 
     x->busy_count = 0;
     for (int32_t e = 0; e < t->edge_count; e++)
         for (int32_t i = 0; i < x->at[e].count; i++)
-            if (x->at[e].lanes[i] == lane) {
+            if (x->at[e].directions[i] == direction) {
                 x->busy[x->busy_count++] = t->edges[e].from;
                 x->busy[x->busy_count++] = t->edges[e].to;
                 break;
@@ -171,11 +174,13 @@ static long choose_effort(const struct dp_search *s)
 /* Additions and subtractions leave rounding errors behind: now and then all is added up anew. */
 static int run(struct swaps *x, double scale_ns)
 {
-    const long effort = choose_effort(x->s), patience = 2000 + 8L * x->s->traffic->workers;
+    const long effort = choose_effort(x->s), fruitless_max = 2000 + 8L * x->s->traffic->workers;
     int err = load_all(x, scale_ns);
 
-    for (long i = 0, since = 0; !err && i < effort && since < patience; i++, since++) {
+    for (long i = 0, since = 0; !err && i < effort && since < fruitless_max; i++, since++) {
         bool helped;
+        if (x->s->spec->progress && i % TELL_EVERY == 0)
+            x->s->spec->progress(x->s->spec->progress_user, (double)i / (double)effort);
         if (i % LOOK_EVERY == 0) {
             if (i % (LOOK_EVERY * 16) == 0 && i)
                 err = load_all(x, scale_ns);

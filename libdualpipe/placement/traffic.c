@@ -23,20 +23,31 @@ static int check_mixing(const struct dp_placement_spec *spec, int replicas)
             return dp_fail(DP_EINVAL,
                            "mixing: pair %d is of replicas %d and %d, expected two of 0 to %d", i,
                            p->a, p->b, replicas - 1);
+        if (!(p->share >= 0) || !isfinite(p->share))
+            return dp_fail(DP_EINVAL, "mixing: pair %d has a share of %g, expected a number from 0",
+                           i, p->share);
     }
     return 0;
 }
 
+int dp_traffic_ranks(const struct dp_placement_spec *spec)
+{
+    return spec->measured ? spec->measured->ranks : spec->schedule->ranks;
+}
+
 static int check(const struct dp_placement_spec *spec)
 {
-    const struct dp_schedule *s = spec->schedule;
     int err;
 
-    if (!s || !spec->topology)
-        return dp_fail(DP_EINVAL, "%s: NULL, expected one", s ? "topology" : "schedule");
-    if (spec->replicas < 0 || spec->replicas > (1 << 20) / s->ranks)
-        return dp_fail(DP_EINVAL, "replicas: %d of %d ranks, expected up to %d", spec->replicas,
-                       s->ranks, (1 << 20) / s->ranks);
+    if (!spec->schedule == !spec->measured)
+        return dp_fail(DP_EINVAL, "schedule: %s, expected one of the two",
+                       spec->schedule ? "beside measured" : "NULL, as measured is");
+    if (!spec->topology)
+        return dp_fail(DP_EINVAL, "topology: NULL, expected one");
+    const int ranks = dp_traffic_ranks(spec), most = spec->measured ? 1 : (1 << 20) / ranks;
+    if (spec->replicas < 0 || spec->replicas > most)
+        return dp_fail(DP_EINVAL, "replicas: %d of %d ranks, expected up to %d", spec->replicas, ranks,
+                       most);
     if ((err = check_bytes("activation_bytes", spec->activation_bytes)) ||
         (err = check_bytes("gradient_bytes", spec->gradient_bytes)) ||
         (err = check_bytes("parameter_bytes", spec->parameter_bytes)) ||
@@ -79,7 +90,7 @@ static void add_rank(struct dp_traffic *t, const struct dp_placement_spec *spec,
 {
     const double back = spec->gradient_bytes > 0 ? spec->gradient_bytes : spec->activation_bytes;
 
-    for (int i = 0; i < spec->schedule->slots_per_rank; i++) {
+    for (int i = 0; i < dp_schedule_slot_count(spec->schedule, rank); i++) {
         const struct dp_slot *slot = dp_schedule_slot(spec->schedule, rank, i);
         add_flow(t, DP_FLOW_ACTIVATION, base + rank, base + slot->next,
                  sent[i].forwards * spec->activation_bytes);
@@ -91,15 +102,17 @@ static void add_rank(struct dp_traffic *t, const struct dp_placement_spec *spec,
 }
 
 /* A rank's parameters are those of all of its stages. */
-static void add_mixing(struct dp_traffic *t, const struct dp_placement_spec *spec, int32_t a,
-                       int32_t b)
+static void add_mixing(struct dp_traffic *t, const struct dp_placement_spec *spec,
+                       const struct dp_replica_pair *pair)
 {
-    const int32_t ranks = spec->schedule->ranks;
-    const double bytes = spec->parameter_bytes * spec->schedule->slots_per_rank;
+    const int32_t ranks = spec->schedule->ranks, a = pair->a, b = pair->b;
+    const double share = pair->share > 0 ? pair->share : 1;
 
     for (int32_t p = 0; p < ranks; p++) {
+        double bytes = share * spec->parameter_bytes * dp_schedule_slot_count(spec->schedule, p);
         add_flow(t, DP_FLOW_MIXING, a * ranks + p, b * ranks + p, bytes);
-        add_flow(t, DP_FLOW_MIXING, b * ranks + p, a * ranks + p, bytes);
+        if (!pair->one_way)
+            add_flow(t, DP_FLOW_MIXING, b * ranks + p, a * ranks + p, bytes);
     }
 }
 
@@ -112,7 +125,7 @@ static int collect_flows(struct dp_traffic *t, const struct dp_placement_spec *s
 {
     const struct dp_schedule *s = spec->schedule;
     const int pairs = count_pairs(spec, replicas);
-    const size_t most = (size_t)t->workers * (3 * (size_t)s->slots_per_rank + 1) +
+    const size_t most = (size_t)t->workers * (3 * (size_t)s->max_slots + 1) +
                         2 * (size_t)pairs * (size_t)s->ranks;
     struct sent sent[DP_MAX_SLOTS];
 
@@ -124,11 +137,29 @@ static int collect_flows(struct dp_traffic *t, const struct dp_placement_spec *s
         for (int d = 0; d < replicas; d++)
             add_rank(t, spec, d * s->ranks, rank, sent);
     }
-    for (int i = 0; i < pairs; i++)
-        if (spec->mixing)
-            add_mixing(t, spec, spec->mixing[i].a, spec->mixing[i].b);
-        else
-            add_mixing(t, spec, i, (i + 1) % replicas);
+    for (int i = 0; i < pairs; i++) {
+        const struct dp_replica_pair of_ring = {.a = i, .b = (i + 1) % replicas};
+        add_mixing(t, spec, spec->mixing ? &spec->mixing[i] : &of_ring);
+    }
+    return 0;
+}
+
+static int collect_measured(struct dp_traffic *t, const struct dp_placement_spec *spec)
+{
+    const struct dp_traffic_matrix *m = spec->measured;
+
+    t->flows = malloc(((size_t)m->flow_count + (size_t)m->ranks) * sizeof(*t->flows));
+    if (!t->flows)
+        return dp_fail(DP_ENOMEM, "no memory for %d flows", m->flow_count);
+    for (int32_t i = 0; i < m->flow_count; i++) {
+        const struct dp_measured_flow *f = &m->flows[i];
+        if (f->from < 0 || f->from >= m->ranks || f->to < 0 || f->to >= m->ranks)
+            return dp_fail(DP_EINVAL, "measured: flow %d from %d to %d, expected ranks below %d", i,
+                           f->from, f->to, m->ranks);
+        add_flow(t, DP_FLOW_MEASURED, f->from, f->to, f->bytes);
+    }
+    for (int32_t r = 0; r < m->ranks; r++)
+        add_flow(t, DP_FLOW_OFFLOAD, r, r, spec->offload_bytes);
     return 0;
 }
 
@@ -214,9 +245,9 @@ int dp_traffic_init(struct dp_traffic *t, const struct dp_placement_spec *spec)
     if (err)
         return err;
     const int replicas = spec->replicas ? spec->replicas : 1;
-    t->workers = replicas * spec->schedule->ranks;
-    err = collect_flows(t, spec, replicas);
-    if (!err)
+    t->workers = replicas * dp_traffic_ranks(spec);
+    err = spec->measured ? collect_measured(t, spec) : collect_flows(t, spec, replicas);
+    if (!err && spec->schedule)
         err = check_messages(t, spec);
     if (!err) {
         qsort(t->flows, (size_t)t->flow_count, sizeof(*t->flows), compare_flows);

@@ -15,11 +15,14 @@ struct dp_edge {
 
 struct dp_traffic {
     int32_t workers, flow_count, edge_count;
-    struct dp_flow *flows; /* by replica, rank, kind; on no way yet */
+    struct dp_flow *flows; /* by replica, rank, kind; on no route yet */
     struct dp_edge *edges; /* by from, then to */
     int32_t *first;        /* [workers + 1]: of_worker[first[w]] and on are w's edges, as either end */
     int32_t *of_worker;
 };
+
+/* P. */
+int dp_traffic_ranks(const struct dp_placement_spec *spec);
 
 /* DP_EINVAL naming the member of spec, DP_ENOMEM. */
 int dp_traffic_init(struct dp_traffic *traffic, const struct dp_placement_spec *spec);

@@ -8,27 +8,67 @@
 #ifndef DP_SCHEDULE_BUILD_H
 #define DP_SCHEDULE_BUILD_H
 
-#include "schedule/op_list.h"
+#include <dualpipe/schedule.h>
 
+/* ---- lists of ops ---------------------------------------------------------------------------- */
+
+/* A list of ops that grows. Zeroed memory is an empty one. A failed allocation is remembered: a
+ * builder writes without looking, and its caller asks once, at the end. */
+struct dp_op_list {
+    struct dp_op *ops;
+    size_t count, capacity;
+    bool borrowed; /* ops is not the list's own: grow elsewhere, do not free */
+    bool failed;
+};
+
+bool dp_op_list_grow(struct dp_op_list *list, size_t more);
+void dp_op_list_append(struct dp_op_list *list, const struct dp_op *ops, size_t count);
+void dp_op_list_fini(struct dp_op_list *list);
+
+/* Make room for `more` ops, so that as many dp_op_list_put may follow. False: no memory. */
+static inline bool dp_op_list_reserve(struct dp_op_list *list, size_t more)
+{
+    return (more <= list->capacity - list->count && !list->failed) || dp_op_list_grow(list, more);
+}
+
+/* Write into room that was reserved. */
+static inline void dp_op_list_put(struct dp_op_list *list, struct dp_op op)
+{
+    list->ops[list->count++] = op;
+}
+
+static inline void dp_op_list_add(struct dp_op_list *list, struct dp_op op)
+{
+    if (dp_op_list_reserve(list, 1))
+        dp_op_list_put(list, op);
+}
+
+/* ---- builders -------------------------------------------------------------------------------- */
 /* One rank, as builders and passes see it. Of `s` they read what concerns all ranks; its slots and
  * ops may not be there yet. */
 struct dp_rank_view {
     const struct dp_schedule *s;
     int rank;
-    const struct dp_slot *slots; /* [slots_per_rank], of this rank */
+    const struct dp_slot *slots; /* [slot_count], of this rank */
+    int slot_count;
+    const void *arg; /* of the pass */
 };
 
 struct dp_builder {
     const char *name;
-    int slots_per_rank;
-    int stages_per_rank; /* S = this * P */
+    int slots_per_rank;  /* where `slots` is NULL */
+    int stages_per_rank; /* S = this * P, where `stages` is NULL */
     int streams;
     bool posts_messages; /* write posts its own messages; else dp_add_messages does */
+    bool placed_by_file; /* a file says which stages the ranks hold */
 
     /* Is the number of ranks and micro-batches legal? NULL: any from 1. */
     int (*check)(const struct dp_schedule_spec *spec);
-    /* Fill slots[slots_per_rank] of one rank. */
-    void (*place)(int ranks, int rank, struct dp_slot *slots);
+    int (*stages)(const struct dp_schedule_spec *spec);
+    /* How many slots the rank has. Messages are then added to all ranks together. */
+    int (*slots)(const struct dp_schedule_spec *spec, int rank);
+    /* Fill the slots of one rank. */
+    void (*place)(const struct dp_schedule_spec *spec, int rank, struct dp_slot *slots);
     /* Append the rank's ops. */
     void (*write)(const struct dp_rank_view *view, struct dp_op_list *out);
 
@@ -38,15 +78,24 @@ struct dp_builder {
 };
 
 extern const struct dp_builder dp_build_gpipe, dp_build_1f1b, dp_build_zb1p, dp_build_dualpipe,
-    dp_build_dualpipev;
+    dp_build_dualpipev, dp_build_interleaved, dp_build_zbv, dp_build_async;
 
 /* The builder of a kind, NULL for a user's. */
 const struct dp_builder *dp_builder_of(enum dp_schedule_kind kind);
+/* The letters of an op in text and CSV: "F", "rF". */
+const char *dp_op_token(enum dp_op_kind kind);
 /* dp_schedule_kind_parse, without a log line. */
 int dp_schedule_kind_find(const char *name, enum dp_schedule_kind *kind);
 
+static inline int dp_virtual_stages(const struct dp_schedule_spec *spec)
+{
+    return spec->virtual_stages ? spec->virtual_stages : 2;
+}
+
+/* place() of schedules with two stages a rank, down the ranks and back up. */
+void dp_place_v(const struct dp_schedule_spec *spec, int rank, struct dp_slot *slots);
 /* place() of schedules with one stage a rank, in the ranks' order. */
-void dp_place_line(int ranks, int rank, struct dp_slot *slots);
+void dp_place_line(const struct dp_schedule_spec *spec, int rank, struct dp_slot *slots);
 
 /* Does this slot's activation come from, or go to, another rank by message? Gradients travel the
  * same way back. */
@@ -65,20 +114,41 @@ static inline bool dp_slot_has_remote_mirror(const struct dp_slot *slot, int ran
     return slot->mirror >= 0 && slot->mirror != rank;
 }
 
-/* A compute is what occupies a rank: F, B, I, W. */
+/* A compute is what occupies a rank: F, B, I, W, RECOMPUTE. */
 static inline bool dp_op_is_compute(enum dp_op_kind kind)
 {
-    return kind >= DP_OP_F && kind <= DP_OP_W;
+    return kind >= DP_OP_F && kind <= DP_OP_RECOMPUTE;
 }
 static inline bool dp_op_is_message(enum dp_op_kind kind)
 {
     return kind >= DP_OP_RECV_F && kind <= DP_OP_SEND_B;
 }
 
+/* Does the op belong to one micro-batch of its slot? */
+static inline bool dp_op_has_mb(enum dp_op_kind kind)
+{
+    return kind != DP_OP_NONE && kind != DP_OP_COMMIT && kind != DP_OP_REDUCE &&
+           kind != DP_OP_REDUCE_WAIT;
+}
+
+enum { DP_MAX_ARGUMENT = (1 << 12) - 1, DP_MAX_UNIT = (1 << 6) - 1 };
+
+static inline bool dp_op_has_argument(enum dp_op_kind kind)
+{
+    return kind == DP_OP_EVICT || kind == DP_OP_FETCH;
+}
+
 /* Passes over one rank: read `in`, append to `out`. */
 typedef void dp_pass_fn(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
                         struct dp_op_list *out);
-dp_pass_fn dp_add_messages, dp_add_frees, dp_add_reduces;
+dp_pass_fn dp_add_messages, dp_add_frees, dp_add_reduces, dp_add_all_reduces, dp_add_reduce_waits;
+/* arg: struct dp_recompute_rule. */
+dp_pass_fn dp_add_recomputes;
+
+struct dp_recompute_rule {
+    bool (*wanted)(void *user, const struct dp_slot *slot, int32_t mb);
+    void *user;
+};
 
 /* The other way to add messages, to a whole schedule of computes: see lockstep.c. DP_EINVAL, not
  * logged, if the computes themselves can come to no end. */
@@ -88,10 +158,11 @@ int dp_add_messages_in_lockstep(struct dp_schedule *s);
  * spec. The caller frees. Errors are not logged. */
 int dp_schedule_new_empty(const struct dp_schedule_spec *spec, struct dp_schedule **out);
 
-/* The same for a placement of the user's: slots[ranks * slots_per_rank] with stage, stream and
- * phase, from which the rest follows. streams: 1 or 2; slots_per_rank: 1 to DP_MAX_SLOTS. */
-int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams, int slots_per_rank,
-                           const struct dp_slot *slots, struct dp_schedule **out);
+/* The same for a placement of the user's: slots[first_slot[spec->ranks]] with stage, stream and
+ * phase, from which the rest follows. streams: 1 or 2. A rank has at most DP_MAX_SLOTS. */
+int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams,
+                           const size_t *first_slot, const struct dp_slot *slots,
+                           struct dp_schedule **out);
 
 /* Hand all ranks' ops, and where each rank's begin, to the schedule, which frees those it had. If
  * either could not be allocated, both are freed: DP_ENOMEM. */
@@ -99,5 +170,40 @@ int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all, size_t *
 
 /* Replace the ops of all ranks by what the pass makes of them. */
 int dp_schedule_rewrite(struct dp_schedule *s, dp_pass_fn *pass);
+int dp_schedule_rewrite_with(struct dp_schedule *s, dp_pass_fn *pass, const void *arg);
+
+/* Set or clear `recomputed` of every F: does the rank have a RECOMPUTE for it? DP_ENOMEM. */
+int dp_schedule_mark_recomputed(struct dp_schedule *s);
+
+/* The rank whose slot stands at `at` of s->slots. */
+static inline int dp_schedule_rank_of(const struct dp_schedule *s, size_t at)
+{
+    int low = 0, high = s->ranks;
+
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (s->first_slot[middle] <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- placement: which slot holds which stage, and its neighbours ----------------------------- */
+
+/* From stage and stream of every slot, fill in prev, next and mirror. DP_EINVAL, not logged, if a
+ * stage of a stream is held twice or nowhere. */
+int dp_placement_link(struct dp_schedule *s);
+
+/* Is every stage of every stream held once, and are the neighbours right? DP_EINVAL, not logged. */
+int dp_placement_check(const struct dp_schedule *s);
+
+/* Is each of 0 .. count - 1 in map[count] once? DP_EINVAL, not logged: *bad is the first index
+ * where it is not; DP_ENOMEM. */
+int dp_permutation_check(const int *map, int count, int *bad);
+
+/* Slot numbers of neighbours that are not there do not count. */
+bool dp_slots_equal(const struct dp_slot *a, const struct dp_slot *b);
 
 #endif

@@ -7,7 +7,6 @@
 
 #include "base/fail.h"
 #include "schedule/build.h"
-#include "schedule/placement.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +58,7 @@ int dp_check_found(struct dp_checker *c, enum dp_rule rule, int rank, size_t ind
     return DP_EINVAL;
 }
 
-/* ---- the placement ------------------------------------------------------------------------- */
+/* ---- the placement --------------------------------------------------------------------------- */
 
 static int check_counts(struct dp_checker *c)
 {
@@ -69,9 +68,13 @@ static int check_counts(struct dp_checker *c)
         return dp_check_found(c, DP_RULE_SHAPE, -1, 0,
                               "%d ranks, %d stages, %d streams; expected at least one of each and "
                               "at most 2 streams", s->ranks, s->stages, s->streams);
-    if (s->slots_per_rank < 1 || s->slots_per_rank > DP_MAX_SLOTS)
-        return dp_check_found(c, DP_RULE_SHAPE, -1, 0, "%d slots per rank, expected 1 to %d",
-                              s->slots_per_rank, DP_MAX_SLOTS);
+    for (int rank = 0; rank < s->ranks; rank++)
+        if (s->first_slot[rank + 1] - s->first_slot[rank] > (size_t)s->max_slots ||
+            s->max_slots > DP_MAX_SLOTS)
+            return dp_check_found(c, DP_RULE_SHAPE, -1, 0, "rank %d: %zu slots, expected at most "
+                                  "max_slots, %d, which is at most %d", rank,
+                                  s->first_slot[rank + 1] - s->first_slot[rank], s->max_slots,
+                                  DP_MAX_SLOTS);
     if (s->mb_per_stream < 1 || s->mb_per_stream > DP_MAX_MB ||
         s->microbatches != s->mb_per_stream * s->streams)
         return dp_check_found(c, DP_RULE_SHAPE, -1, 0,
@@ -105,23 +108,61 @@ int dp_check_shape(struct dp_checker *c)
 
 void dp_check_clear_marks(struct dp_checker *c)
 {
-    memset(c->marks, 0, (size_t)c->s->slots_per_rank * c->mbs * sizeof(*c->marks));
+    memset(c->marks, 0, (size_t)c->s->max_slots * c->mbs * sizeof(*c->marks));
 }
 
-/* ---- all of it ----------------------------------------------------------------------------- */
+/* ---- soundness ------------------------------------------------------------------------------- */
 
-static void see_what_is_used(struct dp_checker *c)
+/* The least that must hold before a list is looked at op by op: no op indexes what is not there.
+ * For the simulator, which does not prove everything again. */
+static bool has_partner(const struct dp_schedule *s, int rank, struct dp_op op)
+{
+    int peer = dp_op_peer(dp_schedule_slot(s, rank, (int)op.slot), op);
+    return peer >= 0 && peer != rank;
+}
+
+static bool is_sound(const struct dp_schedule *s, int rank, const struct dp_op *op, bool last)
+{
+    if (op->kind >= DP_OP_KINDS || op->argument >= DP_SAVE_PARTS ||
+        (op->kind != DP_OP_COMMIT && (int)op->slot >= dp_schedule_slot_count(s, rank)))
+        return false;
+    if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
+        return false;
+    return !dp_op_is_message((enum dp_op_kind)op->kind) || has_partner(s, rank, *op);
+}
+
+int dp_check_sound(const struct dp_schedule *s)
+{
+    char text[DP_OP_TEXT_LEN];
+
+    for (int rank = 0; rank < s->ranks; rank++) {
+        const struct dp_op *ops = dp_schedule_ops(s, rank);
+        size_t count = dp_schedule_count(s, rank);
+        for (size_t i = 0; i < count; i++)
+            if (!is_sound(s, rank, &ops[i], i + 1 == count))
+                return dp_fail(DP_EINVAL, "simulate: rank %d, op %zu (%s) makes no sense; expected "
+                               "a schedule that passes the checker", rank, i,
+                               dp_op_text(ops[i], text));
+    }
+    return 0;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static void note_optional_kinds(struct dp_checker *c)
 {
     for (size_t i = 0; i < c->s->first[c->s->ranks]; i++) {
         c->has_frees |= c->s->ops[i].kind == DP_OP_FREE;
-        c->has_reduces |= c->s->ops[i].kind == DP_OP_REDUCE;
+        c->has_reduces |= c->s->ops[i].kind == DP_OP_REDUCE ||
+                          c->s->ops[i].kind == DP_OP_REDUCE_WAIT;
     }
 }
 
 static void set_limits(struct dp_checker *c, const struct dp_check_limits *limits, int rank)
 {
     const struct dp_builder *builder = dp_builder_of(c->s->kind);
-    struct dp_rank_view view = {c->s, rank, dp_schedule_slot(c->s, rank, 0)};
+    struct dp_rank_view view = {c->s, rank, dp_schedule_slot(c->s, rank, 0),
+                                dp_schedule_slot_count(c->s, rank), NULL};
 
     c->max_activations = builder ? builder->max_activations(&view) : -1;
     c->max_weight_queue = builder ? builder->max_weight_queue(&view) : -1;
@@ -150,9 +191,9 @@ static int check(struct dp_checker *c, const struct dp_check_limits *limits)
 
     if (err)
         return err;
-    see_what_is_used(c);
+    note_optional_kinds(c);
     c->mbs = (size_t)c->s->mb_per_stream;
-    c->marks = malloc((size_t)c->s->slots_per_rank * c->mbs * sizeof(*c->marks));
+    c->marks = malloc((size_t)c->s->max_slots * c->mbs * sizeof(*c->marks) + 1);
     if (!c->marks)
         return dp_fail(DP_ENOMEM, "no memory to check %d micro-batches", c->s->mb_per_stream);
     err = check_ranks(c, limits);
@@ -171,7 +212,7 @@ int dp_schedule_check(const struct dp_schedule *s, const struct dp_check_limits 
     err = check(&c, limits);
     if (err != DP_EINVAL)
         return err;
-    /* Who asked for the finding decides whether it is bad news. */
+    /* A caller that asked for the finding decides whether it is an error. */
     return (finding ? dp_fail_quietly : dp_fail)(DP_EINVAL, "schedule breaks the %s rule: %s",
                                                  dp_rule_name(c.finding->rule), c.finding->text);
 }

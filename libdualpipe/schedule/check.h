@@ -13,7 +13,7 @@ struct dp_checker {
     bool has_frees, has_reduces; /* all or none: a schedule that uses them does so throughout */
     int max_activations, max_weight_queue; /* of the rank being checked; -1: no bound */
     size_t mbs;      /* per stream */
-    uint16_t *marks; /* [slots_per_rank * mbs], of one rank in turn */
+    uint32_t *marks; /* [max_slots * mbs], of one rank in turn */
 };
 
 /* Record what is wrong at index of the rank's list (its count: the end), and return DP_EINVAL. The
@@ -31,7 +31,7 @@ int dp_check_links(struct dp_checker *c);                /* FIFO, DEADLOCK */
 /* Can every op be looked up without harm? DP_EINVAL, logged, if not. Needs a right placement. */
 int dp_check_sound(const struct dp_schedule *s);
 
-static inline uint16_t *dp_check_mark(const struct dp_checker *c, uint32_t slot, uint32_t mb)
+static inline uint32_t *dp_check_mark(const struct dp_checker *c, uint32_t slot, uint32_t mb)
 {
     return &c->marks[slot * c->mbs + mb];
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_links.c - all ranks together, under the strictest transport there is: a batch ends only
- * when the peers have launched every matching message, and a link knows no tags, only order. What
- * runs to its end here runs on any transport.
+ * when the peers have launched every matching message, a link knows no tags, only order, and a
+ * REDUCE blocks until its mirror's. What runs to its end here runs on any transport, also where
+ * sums are only awaited at their REDUCE_WAIT.
  */
 #include "base/fail.h"
 #include "schedule/build.h"
@@ -14,7 +15,7 @@
 
 /* Launched by one end of a link and not yet by the other. One end waits at a time. */
 struct wire {
-    struct dp_parcels parcels;
+    struct dp_messages messages;
     bool sends; /* the sender waits; else the receiver */
 };
 
@@ -49,11 +50,11 @@ static void wake(struct meeting *m, int rank)
 
 static int report_mismatch(struct meeting *m, int rank, size_t index, int peer, uint32_t other)
 {
-    char word[DP_OP_TEXT_LEN];
+    char text[DP_OP_TEXT_LEN];
 
     return dp_check_found(m->c, DP_RULE_FIFO, rank, index,
                           "on its link with rank %d it is the turn of %s (op %u there)", peer,
-                          dp_op_text(dp_schedule_ops(m->s, peer)[other], word), other);
+                          dp_op_text(dp_schedule_ops(m->s, peer)[other], text), other);
 }
 
 /* Launch one message: meet the peer's, or wait for it. */
@@ -64,14 +65,14 @@ static int launch(struct meeting *m, int rank, size_t index, struct dp_op op)
     bool sends = op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B;
     uint32_t tag = port->tag + op.mb;
 
-    if (!wire->parcels.count || wire->sends == sends) {
+    if (!wire->messages.count || wire->sends == sends) {
         wire->sends = sends;
         m->runners[rank].missing++;
-        if (!dp_parcels_push(&wire->parcels, (struct dp_parcel){tag, (uint32_t)index, 0}))
+        if (!dp_messages_push(&wire->messages, (struct dp_message){tag, (uint32_t)index, 0}))
             return dp_fail(DP_ENOMEM, "no memory for messages under way");
         return 0;
     }
-    struct dp_parcel met = dp_parcels_take(&wire->parcels, 0);
+    struct dp_message met = dp_messages_take(&wire->messages, 0);
     if (met.tag != tag)
         return report_mismatch(m, rank, index, port->peer, met.index);
     if (!--m->runners[port->peer].missing)
@@ -152,7 +153,8 @@ static int run(struct meeting *m, int rank)
             post(runner);
         else if (op.kind == DP_OP_COMMIT)
             err = launch_batch(m, rank);
-        else if (op.kind == DP_OP_REDUCE)
+        else if (op.kind == DP_OP_REDUCE &&
+                 dp_slot_has_remote_mirror(dp_schedule_slot(m->s, rank, (int)op.slot), rank))
             err = meet_mirror(m, rank, runner->next, op, &met);
         if (err || !met)
             break;
@@ -174,8 +176,8 @@ static bool is_waiting(const struct meeting *m, int rank, size_t index, struct d
 
     if (wire->sends != (op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B))
         return false;
-    for (uint32_t k = 0; k < wire->parcels.count; k++)
-        if (dp_parcels_at(&wire->parcels, k)->index == index)
+    for (uint32_t k = 0; k < wire->messages.count; k++)
+        if (dp_messages_at(&wire->messages, k)->index == index)
             return true;
     return false;
 }
@@ -200,8 +202,8 @@ static int waits_for(const struct meeting *m, int rank, size_t index)
     return dp_op_peer(dp_schedule_slot(m->s, rank, (int)op.slot), op);
 }
 
-/* From a stuck rank, go to whom it waits for, again and again: after as many steps as there are
- * ranks we are in the circle. Nobody waits for a rank that has ended, because every message is
+/* From a stuck rank, follow the ranks that each waits for: after as many steps as there are ranks
+ * the walk is in the circle. No rank waits for a rank that has ended, because every message is
  * there at both ends (dp_check_rank_once). */
 static int find_circle(const struct meeting *m, int rank)
 {
@@ -214,7 +216,7 @@ static int find_circle(const struct meeting *m, int rank)
 static int report_circle(struct meeting *m, int start)
 {
     int first = find_circle(m, start), rank = first, left_out = 0;
-    char text[900], word[DP_OP_TEXT_LEN], more[40] = "";
+    char text[900], op_text[DP_OP_TEXT_LEN], more[40] = "";
     size_t len = 0, at = waits_at(m, first);
 
     do {
@@ -222,7 +224,7 @@ static int report_circle(struct meeting *m, int start)
         struct dp_op op = dp_schedule_ops(m->s, rank)[index];
         if (len + 80 < sizeof(text))
             len += (size_t)snprintf(text + len, sizeof(text) - len, "rank %d, op %zu (%s) -> ",
-                                    rank, index, dp_op_text(op, word));
+                                    rank, index, dp_op_text(op, op_text));
         else
             left_out++;
         rank = waits_for(m, rank, index);
@@ -250,7 +252,7 @@ static int run_all(struct meeting *m)
 static void meeting_fini(struct meeting *m)
 {
     for (int i = 0; m->wires && i < m->links.count; i++)
-        free(m->wires[i].parcels.ring);
+        free(m->wires[i].messages.ring);
     free(m->wires);
     free(m->runners);
     free(m->ready);

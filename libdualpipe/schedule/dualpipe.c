@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dualpipe.c - DualPipe and DualPipeV: one program, two placements.
+ * dualpipe.c - DualPipe and DualPipeV: one table of phases, two placements.
  *
  * Both feed micro-batches from two sides into an arm of H ranks that ends at a turning point. In
  * DualPipe the sides are two streams through P = 2H ranks, and the second half of the ranks runs
@@ -12,27 +12,27 @@
  *      d  = H - 1 - h, ranks between this one and the turning rank
  *      N  micro-batches of a phase
  *
- * Words:
+ * Patterns are strings of
  *      rF0 sF0 rB0 sB0   post the receive or send of phase 0's next activation or gradient; nothing
  *                        where the stage before or after is not there, or on this rank
  *      c                 commit what was posted, if anything was
  *      F0 B0 I0          forward, backward, backward for the input only, of phase 0's next mb
- *      W                 the weight part of the oldest I
+ *      W                 the weight part of the oldest I of both slots
  *      X01               F0 and B1, overlapped
  *
  * The order of messages is part of the algorithm: the k-th send on a link meets the k-th receive
- * without tags, and no two ranks wait for each other, because every word keeps this order.
+ * without tags, and no two ranks wait for each other, because every pattern keeps this order.
  *
  * Source: DeepSeek-V3 technical report; the steps of DeepSeek's DualPipe implementation, whose
- * recorded traces (tests/data/golden) this program meets event for event.
+ * recorded traces (tests/data/golden) the table reproduces event for event.
  */
 #include "base/fail.h"
 #include "schedule/build.h"
 
 #include <string.h>
 
-/* Which ranks say a word, and how often. */
-enum who { ALL, TURNING, OTHER };
+/* Which ranks a pattern is for, and how often it is repeated. */
+enum ranks { ALL, TURNING, OTHER };
 enum times {
     ONCE,
     D,
@@ -44,12 +44,12 @@ enum times {
     ODD    /* 1 if h + 1 is odd, else 0 */
 };
 
-static const struct word {
+static const struct pattern {
     int unit;
-    enum who who;
+    enum ranks ranks;
     enum times times;
     const char *text;
-} program[] = {
+} phase_table[] = {
     /* Fill the way to the turning point. */
     {1, ALL, TWO_D, "rF0 c F0 sF0"},
     {2, ALL, ONCE, "rF0"},
@@ -74,7 +74,7 @@ static const struct word {
     {8, ALL, ONCE, "c"},
 };
 
-/* A word, ready to be repeated: what this rank has no use for is gone. */
+/* One op of a pattern compiled for a rank; ops that this rank has no use for are left out. */
 struct step {
     struct dp_op op; /* mb: counter's value is added */
     int counter;     /* next mb of ...; -1: none */
@@ -85,7 +85,7 @@ enum { STEPS_MAX = 16 };
 enum { NEXT_F = 0, NEXT_B = 2, NEXT_RECV_F = 4, NEXT_RECV_B = 6, NEXT_SEND_F = 8,
        NEXT_SEND_B = 10, COUNTERS = 12 };
 
-struct speaker {
+struct emitter {
     const struct dp_rank_view *view;
     struct dp_op_list *out;
     uint32_t next[COUNTERS];
@@ -104,9 +104,9 @@ static int place_on_arm(const struct dp_rank_view *view)
     return view->s->streams == 2 && mirror < view->rank ? mirror : view->rank;
 }
 
-static int repeats(const struct speaker *sp, enum times times)
+static int repeats(const struct emitter *e, enum times times)
 {
-    int h = place_on_arm(sp->view), arm = arm_length(sp->view->s), d = arm - 1 - h;
+    int h = place_on_arm(e->view), arm = arm_length(e->view->s), d = arm - 1 - h;
 
     switch (times) {
     case ONCE:
@@ -120,7 +120,7 @@ static int repeats(const struct speaker *sp, enum times times)
     case H_1:
         return h + 1;
     case BULK:
-        return sp->view->s->mb_per_stream - 2 * arm + h;
+        return e->view->s->mb_per_stream - 2 * arm + h;
     case HALF:
         return (h + 1) / 2;
     case ODD:
@@ -139,18 +139,18 @@ static const struct token {
     const char *text; /* without its phase */
     enum dp_op_kind kind;
     int counter;      /* of phase 0, that of phase 1 is the next; -1: none */
-    enum { NOBODY, PREV, NEXT } needs; /* on another rank, the stage before, or after */
-    bool trains;      /* said only when training */
+    enum { NONE, PREV, NEXT } needs; /* on another rank, the stage before, or after */
+    bool trains;      /* emitted only when training */
 } tokens[] = {
     {"rF", DP_OP_RECV_F, NEXT_RECV_F, PREV, false},
     {"rB", DP_OP_RECV_B, NEXT_RECV_B, NEXT, true},
     {"sF", DP_OP_SEND_F, NEXT_SEND_F, NEXT, false},
     {"sB", DP_OP_SEND_B, NEXT_SEND_B, PREV, true},
-    {"c", DP_OP_COMMIT, -1, NOBODY, false},
-    {"F", DP_OP_F, NEXT_F, NOBODY, false},
-    {"B", DP_OP_B, NEXT_B, NOBODY, true},
-    {"I", DP_OP_I, NEXT_B, NOBODY, true},
-    {"W", DP_OP_W, -1, NOBODY, true},
+    {"c", DP_OP_COMMIT, -1, NONE, false},
+    {"F", DP_OP_F, NEXT_F, NONE, false},
+    {"B", DP_OP_B, NEXT_B, NONE, true},
+    {"I", DP_OP_I, NEXT_B, NONE, true},
+    {"W", DP_OP_W, -1, NONE, true},
 };
 
 static bool is_of_use(const struct dp_rank_view *view, const struct token *token, uint32_t slot)
@@ -159,93 +159,94 @@ static bool is_of_use(const struct dp_rank_view *view, const struct token *token
         return false;
     if (token->needs == PREV)
         return dp_slot_has_remote_prev(&view->slots[slot], view->rank);
-    return token->needs == NOBODY || dp_slot_has_remote_next(&view->slots[slot], view->rank);
+    return token->needs == NONE || dp_slot_has_remote_next(&view->slots[slot], view->rank);
 }
 
-/* Append the op of one token; how many: none if this rank has no use for it. */
-static int compile_token(const struct speaker *sp, const char *text, struct step *steps)
+/* Append the op of one token. Returns how many ops that is: 0 if this rank has no use for it. */
+static int compile_token(const struct emitter *e, const char *text, struct step *steps)
 {
     const struct token *token = tokens;
 
     while (strncmp(text, token->text, strlen(token->text)))
         token++;
     int phase = text[strlen(token->text)] == '1';
-    uint32_t slot = token->counter < 0 ? 0 : slot_of_phase(sp->view, phase);
-    if (!is_of_use(sp->view, token, slot))
+    uint32_t slot = token->counter < 0 ? 0 : slot_of_phase(e->view, phase);
+    if (!is_of_use(e->view, token, slot))
         return 0;
     *steps = (struct step){{.kind = token->kind, .slot = slot},
                            token->counter < 0 ? -1 : token->counter + phase};
     return 1;
 }
 
-static int compile_pair(const struct speaker *sp, const char *token, struct step *steps)
+static int compile_pair(const struct emitter *e, const char *token, struct step *steps)
 {
-    bool training = !sp->view->s->forward_only;
+    bool training = !e->view->s->forward_only;
     const char f[] = {'F', token[1], 0}, b[] = {'B', token[2], 0};
 
-    compile_token(sp, f, steps);
-    steps[0].op.overlap = training && sp->view->s->overlap;
-    return 1 + compile_token(sp, b, steps + 1);
+    compile_token(e, f, steps);
+    steps[0].op.overlap = training && e->view->s->overlap;
+    return 1 + compile_token(e, b, steps + 1);
 }
 
-static int compile(const struct speaker *sp, const struct word *word, struct step *steps)
+static int compile(const struct emitter *e, const struct pattern *pattern, struct step *steps)
 {
     int count = 0;
 
-    for (const char *t = word->text; *t; t += strcspn(t, " "), t += strspn(t, " "))
-        count += *t == 'X' ? compile_pair(sp, t, steps + count)
-                           : compile_token(sp, t, steps + count);
+    for (const char *t = pattern->text; *t; t += strcspn(t, " "), t += strspn(t, " "))
+        count += *t == 'X' ? compile_pair(e, t, steps + count)
+                           : compile_token(e, t, steps + count);
     for (int i = 0; i < count; i++)
-        steps[i].op.unit = (uint32_t)word->unit;
+        steps[i].op.unit = (uint32_t)pattern->unit;
     return count;
 }
 
-static void say_commit(struct speaker *sp, struct dp_op op)
+static void emit_commit(struct emitter *e, struct dp_op op)
 {
-    if (!sp->posted)
+    if (!e->posted)
         return;
-    op.mb = sp->posted;
-    dp_op_list_put(sp->out, op);
-    sp->posted = 0;
+    op.mb = e->posted;
+    dp_op_list_put(e->out, op);
+    e->posted = 0;
 }
 
-/* W takes up the oldest I: the next one in the list from where the last W found its own. */
-static void say_weight(struct speaker *sp, struct dp_op op)
+/* W takes the oldest I of the rank, which is the oldest of its slot too: the next one in the list
+ * after that of the last W. */
+static void emit_weight(struct emitter *e, struct dp_op op)
 {
-    const struct dp_op *ops = sp->out->ops;
+    const struct dp_op *ops = e->out->ops;
 
-    while (ops[sp->oldest].kind != DP_OP_I)
-        sp->oldest++;
-    op.slot = ops[sp->oldest].slot;
-    op.mb = ops[sp->oldest].mb;
-    dp_op_list_put(sp->out, op);
-    sp->oldest++;
-    sp->waiting--;
+    while (ops[e->oldest].kind != DP_OP_I)
+        e->oldest++;
+    op.slot = ops[e->oldest].slot;
+    op.mb = ops[e->oldest].mb;
+    dp_op_list_put(e->out, op);
+    e->oldest++;
+    e->waiting--;
 }
 
-static void say_step(struct speaker *sp, const struct step *step)
+static void emit_step(struct emitter *e, const struct step *step)
 {
     struct dp_op op = step->op;
 
     if (op.kind == DP_OP_COMMIT) {
-        say_commit(sp, op);
+        emit_commit(e, op);
     } else if (op.kind == DP_OP_W) {
-        say_weight(sp, op);
+        emit_weight(e, op);
     } else {
-        if (op.kind == DP_OP_I && !sp->waiting++)
-            sp->oldest = sp->out->count;
-        sp->posted += dp_op_is_message(op.kind);
-        op.mb = sp->next[step->counter]++;
-        dp_op_list_put(sp->out, op);
+        if (op.kind == DP_OP_I && !e->waiting++)
+            e->oldest = e->out->count;
+        e->posted += dp_op_is_message(op.kind);
+        op.mb = e->next[step->counter]++;
+        dp_op_list_put(e->out, op);
     }
 }
 
 /* Write the `length` ops before `to` again, `times` times, each time one micro-batch later. Ops are
- * added up as words of 32 bits, which is several times as fast as saying them again. */
+ * added up as integers of 64 bits, which is several times as fast as emitting them one by one. */
 static void write_later(struct dp_op *to, size_t length, int times)
 {
     const struct dp_op one_mb = {.mb = 1};
-    uint32_t later[STEPS_MAX] = {0}, op;
+    uint64_t later[STEPS_MAX] = {0}, op;
 
     for (size_t i = 0; i < length; i++)
         if (to[i - length].kind != DP_OP_COMMIT)
@@ -258,32 +259,32 @@ static void write_later(struct dp_op *to, size_t length, int times)
         }
 }
 
-/* From the third time on, a repeat is the one before, one micro-batch later: a word speaks of every
- * sort of op once. (Not so where the weight queue has a say.) */
-static void replay(struct speaker *sp, const struct step *steps, int count, int times,
+/* From the third time on, a repetition is the one before it, one micro-batch later: a pattern has
+ * every kind of op once. (That does not hold for a W, which depends on the weight queue.) */
+static void replay(struct emitter *e, const struct step *steps, int count, int times,
                    size_t length)
 {
-    write_later(sp->out->ops + sp->out->count, length, times);
-    sp->out->count += (size_t)times * length;
+    write_later(e->out->ops + e->out->count, length, times);
+    e->out->count += (size_t)times * length;
     for (int i = 0; i < count; i++)
         if (steps[i].counter >= 0)
-            sp->next[steps[i].counter] += (uint32_t)times;
+            e->next[steps[i].counter] += (uint32_t)times;
 }
 
-static void say(struct speaker *sp, const struct word *word)
+static void emit(struct emitter *e, const struct pattern *pattern)
 {
     struct step steps[STEPS_MAX];
-    int count = compile(sp, word, steps), times = repeats(sp, word->times);
-    bool replays = !strpbrk(word->text, "IW");
+    int count = compile(e, pattern, steps), times = repeats(e, pattern->times);
+    bool replays = !strpbrk(pattern->text, "IW");
 
-    if (!dp_op_list_reserve(sp->out, (size_t)count * (size_t)times))
+    if (!dp_op_list_reserve(e->out, (size_t)count * (size_t)times))
         return;
-    for (int said = 0; said < times; said++) {
-        size_t before = sp->out->count;
+    for (int done = 0; done < times; done++) {
+        size_t before = e->out->count;
         for (int i = 0; i < count; i++)
-            say_step(sp, &steps[i]);
-        if (said == 1 && replays) {
-            replay(sp, steps, count, times - 2, sp->out->count - before);
+            emit_step(e, &steps[i]);
+        if (done == 1 && replays) {
+            replay(e, steps, count, times - 2, e->out->count - before);
             break;
         }
     }
@@ -291,12 +292,12 @@ static void say(struct speaker *sp, const struct word *word)
 
 static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
 {
-    struct speaker sp = {.view = view, .out = out};
-    enum who me = place_on_arm(view) == arm_length(view->s) - 1 ? TURNING : OTHER;
+    struct emitter e = {.view = view, .out = out};
+    enum ranks here = place_on_arm(view) == arm_length(view->s) - 1 ? TURNING : OTHER;
 
-    for (size_t i = 0; i < sizeof(program) / sizeof(program[0]); i++)
-        if (program[i].who == ALL || program[i].who == me)
-            say(&sp, &program[i]);
+    for (size_t i = 0; i < sizeof(phase_table) / sizeof(phase_table[0]); i++)
+        if (phase_table[i].ranks == ALL || phase_table[i].ranks == here)
+            emit(&e, &phase_table[i]);
 }
 
 /* Save areas live from F to B or W; the bound is reached, not merely kept. */
@@ -330,29 +331,31 @@ static int check_dualpipe(const struct dp_schedule_spec *spec)
 }
 
 /* Slot 0 holds stream 0, which goes up the ranks, slot 1 stream 1, which goes down. */
-static void place_dualpipe(int ranks, int rank, struct dp_slot *slots)
+static void place_dualpipe(const struct dp_schedule_spec *spec, int rank, struct dp_slot *slots)
 {
+    int ranks = spec->ranks;
     int second = rank >= ranks / 2, mirror = ranks - 1 - rank;
     int above = rank + 1 < ranks ? rank + 1 : -1;
 
     slots[0] = (struct dp_slot){.stage = rank, .stream = 0, .phase = second,
                                 .prev = rank - 1, .prev_slot = 0, .next = above, .next_slot = 0,
                                 .mirror = mirror, .mirror_slot = 1};
-    slots[1] = (struct dp_slot){.stage = mirror, .stream = 1, .phase = 1 - second,
+    slots[1] = (struct dp_slot){.stage = mirror, .stream = 1, .phase = 1 - second, .location = 1,
                                 .prev = above, .prev_slot = 1, .next = rank - 1, .next_slot = 1,
                                 .mirror = mirror, .mirror_slot = 0};
 }
 
 /* Slot 0 holds the way down the ranks, slot 1 the way back up; the last rank turns round. */
-static void place_dualpipev(int ranks, int rank, struct dp_slot *slots)
+void dp_place_v(const struct dp_schedule_spec *spec, int rank, struct dp_slot *slots)
 {
+    int ranks = spec->ranks;
     bool turns = rank == ranks - 1;
     int below = turns ? rank : rank + 1;
 
     slots[0] = (struct dp_slot){.stage = rank, .phase = 0,
                                 .prev = rank - 1, .prev_slot = 0,
                                 .next = below, .next_slot = turns, .mirror = -1};
-    slots[1] = (struct dp_slot){.stage = 2 * ranks - 1 - rank, .phase = 1,
+    slots[1] = (struct dp_slot){.stage = 2 * ranks - 1 - rank, .phase = 1, .location = 1,
                                 .prev = below, .prev_slot = !turns,
                                 .next = rank - 1, .next_slot = 1, .mirror = -1};
 }
@@ -377,7 +380,7 @@ const struct dp_builder dp_build_dualpipev = {
     .streams = 1,
     .posts_messages = true,
     .check = check_count,
-    .place = place_dualpipev,
+    .place = dp_place_v,
     .write = write_rank,
     .max_activations = max_activations,
     .max_weight_queue = max_weight_queue,

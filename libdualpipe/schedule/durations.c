@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* ---- the costs as given -------------------------------------------------------------------- */
+/* ---- the costs as given ---------------------------------------------------------------------- */
 
 static int check_cost(const char *name, double value)
 {
@@ -30,7 +30,8 @@ static int check_costs(const struct dp_schedule *s, const struct dp_cost *cost)
         double value;
     } fields[] = {
         {"f", cost->f_ns}, {"i", cost->i_ns}, {"w", cost->w_ns}, {"b", cost->b_ns},
-        {"fb", cost->fb_ns}, {"reduce", cost->reduce_ns}, {"latency", cost->link_latency_ns},
+        {"fb", cost->fb_ns}, {"reduce", cost->reduce_ns}, {"recompute", cost->recompute_ns},
+        {"evict", cost->evict_ns}, {"fetch", cost->fetch_ns}, {"latency", cost->link_latency_ns},
         {"bandwidth", cost->link_bytes_per_ns}, {"bytes", cost->message_bytes},
     };
     int err = 0;
@@ -44,7 +45,7 @@ static int check_costs(const struct dp_schedule *s, const struct dp_cost *cost)
     return err;
 }
 
-/* ---- the tables ---------------------------------------------------------------------------- */
+/* ---- the tables ------------------------------------------------------------------------------ */
 
 static double scale_of(const struct dp_schedule *s, const struct dp_cost *cost, int rank, int slot)
 {
@@ -74,14 +75,16 @@ static double pair_ns(const struct dp_cost *cost, double f_scale, double b_scale
 static void fill(struct dp_durations *d, const struct dp_schedule *s, const struct dp_cost *cost,
                  int rank)
 {
-    const double base[4] = {cost->f_ns, b_ns(cost), cost->i_ns, cost->w_ns};
+    const double again = cost->recompute_ns > 0 ? cost->recompute_ns : cost->f_ns;
+    const double base[5] = {cost->f_ns, b_ns(cost), cost->i_ns, cost->w_ns, again};
+    int slots = dp_schedule_slot_count(s, rank);
 
-    for (int a = 0; a < d->slots; a++) {
+    for (int a = 0; a < slots; a++) {
         double scale = scale_of(s, cost, rank, a);
         int at = rank * d->slots + a;
-        for (int k = 0; k < 4; k++)
-            d->single_ns[4 * at + k] = llround(base[k] * scale);
-        for (int b = 0; b < d->slots; b++)
+        for (int k = 0; k < 5; k++)
+            d->single_ns[5 * at + k] = llround(base[k] * scale);
+        for (int b = 0; b < slots; b++)
             d->pair_ns[at * d->slots + b] =
                 llround(pair_ns(cost, scale, scale_of(s, cost, rank, b)));
     }
@@ -90,15 +93,15 @@ static void fill(struct dp_durations *d, const struct dp_schedule *s, const stru
 int dp_durations_init(struct dp_durations *d, const struct dp_schedule *s,
                       const struct dp_cost *cost)
 {
-    size_t slots = (size_t)s->slots_per_rank, all = (size_t)s->ranks * slots;
+    size_t slots = (size_t)s->max_slots, all = (size_t)s->ranks * slots;
     int err = check_costs(s, cost);
 
     if (err)
         return err;
     *d = (struct dp_durations){
-        .slots = s->slots_per_rank,
-        .single_ns = malloc(all * 4 * sizeof(int64_t)),
-        .pair_ns = malloc(all * slots * sizeof(int64_t)),
+        .slots = s->max_slots,
+        .single_ns = malloc(all * 5 * sizeof(int64_t) + 1),
+        .pair_ns = malloc(all * slots * sizeof(int64_t) + 1),
         .reduce_ns = llround(cost->reduce_ns),
         .op_ns = cost->op_ns,
     };

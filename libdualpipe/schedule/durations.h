@@ -8,8 +8,8 @@
 #include <dualpipe/schedule.h>
 
 struct dp_durations {
-    int slots;           /* per rank */
-    int64_t *single_ns;  /* [ranks * slots * 4]: F, B, I, W */
+    int slots;           /* max_slots of the schedule */
+    int64_t *single_ns;  /* [ranks * slots * 5]: F, B, I, W, RECOMPUTE */
     int64_t *pair_ns;    /* [ranks * slots * slots]: F of one slot with B of another */
     int64_t reduce_ns;
     const int64_t *op_ns; /* dp_cost.op_ns */
@@ -32,7 +32,7 @@ static inline int64_t dp_duration_ns(const struct dp_durations *d, const struct 
         return d->pair_ns[at * (size_t)d->slots + op[1].slot];
     if (op->kind == DP_OP_REDUCE)
         return d->reduce_ns;
-    return d->single_ns[4 * at + (op->kind - DP_OP_F)];
+    return d->single_ns[5 * at + (op->kind - DP_OP_F)];
 }
 
 #endif

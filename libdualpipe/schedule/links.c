@@ -38,8 +38,8 @@ static struct dp_port port(const struct dp_schedule *s, int link, int peer, int 
     return (struct dp_port){
         .link = link,
         .peer = peer,
-        .flow = 2 * (receiver * s->slots_per_rank + slot) + gradient,
-        .tag = ((uint32_t)gradient << 4 | (uint32_t)slot) << 19,
+        .flow = 2 * ((int32_t)s->first_slot[receiver] + slot) + gradient,
+        .tag = ((uint32_t)gradient << 6 | (uint32_t)slot) << 20,
     };
 }
 
@@ -63,28 +63,30 @@ static void fill_ports(const struct numbering *n, const struct dp_schedule *s, i
 
 static void fill(struct dp_links *links, struct numbering *n, const struct dp_schedule *s)
 {
-    int per_rank = s->slots_per_rank;
-
-    for (int i = 0; i < s->ranks * per_rank; i++) {
-        add(n, i / per_rank, s->slots[i].prev);
-        add(n, i / per_rank, s->slots[i].next);
+    for (int rank = 0; rank < s->ranks; rank++) {
+        n->first[rank + 1] = n->count;
+        for (int at = 0; at < dp_schedule_slot_count(s, rank); at++) {
+            add(n, rank, dp_schedule_slot(s, rank, at)->prev);
+            add(n, rank, dp_schedule_slot(s, rank, at)->next);
+        }
     }
-    for (int i = 0; i < s->ranks * per_rank; i++)
-        fill_ports(n, s, i / per_rank, i % per_rank, &links->ports[4 * i]);
+    for (int rank = 0; rank < s->ranks; rank++)
+        for (int at = 0; at < dp_schedule_slot_count(s, rank); at++)
+            fill_ports(n, s, rank, at, &links->ports[4 * (s->first_slot[rank] + (size_t)at)]);
     links->count = n->count;
-    links->flows = 2 * s->ranks * per_rank;
+    links->flows = 2 * (int32_t)s->first_slot[s->ranks];
 }
 
 int dp_links_init(struct dp_links *links, const struct dp_schedule *s)
 {
-    size_t slots = (size_t)s->ranks * (size_t)s->slots_per_rank;
+    size_t slots = s->first_slot[s->ranks];
     struct numbering n = {
         .first = calloc((size_t)s->ranks + 1, sizeof(*n.first)),
-        .to = malloc(2 * slots * sizeof(*n.to)),
+        .to = malloc((2 * slots + 1) * sizeof(*n.to)),
     };
     int err = 0;
 
-    *links = (struct dp_links){.ports = calloc(4 * slots, sizeof(*links->ports))};
+    *links = (struct dp_links){.ports = calloc(4 * slots + 1, sizeof(*links->ports))};
     if (n.first && n.to && links->ports)
         fill(links, &n, s);
     else
@@ -102,15 +104,15 @@ void dp_links_fini(struct dp_links *links)
     *links = (struct dp_links){0};
 }
 
-bool dp_parcels_grow(struct dp_parcels *q)
+bool dp_messages_grow(struct dp_messages *q)
 {
     uint32_t capacity = q->capacity ? 2 * q->capacity : 4;
-    struct dp_parcel *ring = malloc(capacity * sizeof(*ring));
+    struct dp_message *ring = malloc(capacity * sizeof(*ring));
 
     if (!ring)
         return false;
     for (uint32_t k = 0; k < q->count; k++)
-        ring[k] = *dp_parcels_at(q, k);
+        ring[k] = *dp_messages_at(q, k);
     free(q->ring);
     q->ring = ring;
     q->head = 0;

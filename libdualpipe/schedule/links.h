@@ -19,7 +19,7 @@ struct dp_port {
 
 struct dp_links {
     int32_t count, flows;
-    struct dp_port *ports; /* [ranks * slots_per_rank * 4]: RECV_F, RECV_B, SEND_F, SEND_B */
+    struct dp_port *ports; /* [4 * slots of all ranks]: RECV_F, RECV_B, SEND_F, SEND_B */
 };
 
 /* The schedule's placement must be right. The caller ends it with dp_links_fini. */
@@ -30,7 +30,7 @@ void dp_links_fini(struct dp_links *links);
 static inline const struct dp_port *dp_links_ports(const struct dp_links *links,
                                                    const struct dp_schedule *s, int rank)
 {
-    return links->ports + 4 * (size_t)rank * (size_t)s->slots_per_rank;
+    return links->ports + 4 * s->first_slot[rank];
 }
 static inline const struct dp_port *dp_port_of(const struct dp_port *ports, uint32_t slot,
                                                enum dp_op_kind kind)
@@ -39,43 +39,43 @@ static inline const struct dp_port *dp_port_of(const struct dp_port *ports, uint
 }
 
 /* One message under way. */
-struct dp_parcel {
+struct dp_message {
     uint32_t tag;
     uint32_t index; /* of the op that posted it, or what the user of the queue likes */
     int64_t time_ns;
 };
 
 /* Messages under way in one direction: a ring that grows to the most there ever are at once. */
-struct dp_parcels {
+struct dp_messages {
     uint32_t head, count, capacity; /* capacity: a power of 2, or 0 */
-    struct dp_parcel *ring;
+    struct dp_message *ring;
 };
 
-static inline struct dp_parcel *dp_parcels_at(const struct dp_parcels *q, uint32_t k)
+static inline struct dp_message *dp_messages_at(const struct dp_messages *q, uint32_t k)
 {
     return &q->ring[(q->head + k) & (q->capacity - 1)];
 }
 
-bool dp_parcels_grow(struct dp_parcels *q); /* false: no memory */
+bool dp_messages_grow(struct dp_messages *q); /* false: no memory */
 
-static inline bool dp_parcels_push(struct dp_parcels *q, struct dp_parcel parcel)
+static inline bool dp_messages_push(struct dp_messages *q, struct dp_message message)
 {
-    if (q->count == q->capacity && !dp_parcels_grow(q))
+    if (q->count == q->capacity && !dp_messages_grow(q))
         return false;
-    *dp_parcels_at(q, q->count++) = parcel;
+    *dp_messages_at(q, q->count++) = message;
     return true;
 }
 
 /* Take out the k-th, 0 the oldest. The gap is closed from the front: it is short. */
-static inline struct dp_parcel dp_parcels_take(struct dp_parcels *q, uint32_t k)
+static inline struct dp_message dp_messages_take(struct dp_messages *q, uint32_t k)
 {
-    struct dp_parcel parcel = *dp_parcels_at(q, k);
+    struct dp_message message = *dp_messages_at(q, k);
 
     for (; k > 0; k--)
-        *dp_parcels_at(q, k) = *dp_parcels_at(q, k - 1);
+        *dp_messages_at(q, k) = *dp_messages_at(q, k - 1);
     q->head = (q->head + 1) & (q->capacity - 1);
     q->count--;
-    return parcel;
+    return message;
 }
 
 #endif

@@ -3,8 +3,8 @@
  * lockstep.c - messages for lists of computes whose exchanges would otherwise block each other.
  *
  * Ranks do their computes in rounds, each rank at most one call a round. What a compute produces is
- * sent at once, and at once the receiver's list gets its receive: behind what the receiver has done
- * by then, before what it will do.
+ * sent at once, and at once its receive is added to the receiver's list: after what the receiver has
+ * done by then, before what it will do.
  *
  *      round      1                  2                       3
  *      rank 0     F0.0 sF0.0         c1 F0.1 sF0.1      rB0.0 c2 B0.0
@@ -22,7 +22,7 @@
 /* What (rank, slot, mb) has. */
 enum { INPUT = 1, GRADIENT = 2, FORWARD = 4 };
 
-struct line {
+struct rank_list {
     struct dp_op_list out;
     size_t next;     /* compute to go on with */
     uint32_t posted; /* messages since the last commit */
@@ -31,13 +31,13 @@ struct line {
 
 struct lockstep {
     const struct dp_schedule *s;
-    struct line *lines; /* [ranks] */
-    uint8_t *has;       /* [ranks * slots_per_rank * mb_per_stream] */
+    struct rank_list *lists; /* [ranks] */
+    uint8_t *has;       /* [slots of all ranks * mb_per_stream] */
 };
 
 static uint8_t *has(const struct lockstep *l, int rank, int slot, uint32_t mb)
 {
-    size_t at = (size_t)rank * (size_t)l->s->slots_per_rank + (size_t)slot;
+    size_t at = l->s->first_slot[rank] + (size_t)slot;
     return &l->has[at * (size_t)l->s->mb_per_stream + mb];
 }
 
@@ -56,40 +56,38 @@ static bool op_is_ready(const struct lockstep *l, int rank, struct dp_op op)
 /* The computes of a call: two for an overlapped pair. */
 static size_t call_length(const struct lockstep *l, int rank)
 {
-    const struct line *line = &l->lines[rank];
-    const struct dp_op *op = dp_schedule_ops(l->s, rank) + line->next;
+    const struct rank_list *list = &l->lists[rank];
+    const struct dp_op *op = dp_schedule_ops(l->s, rank) + list->next;
 
-    return op->overlap && line->next + 1 < dp_schedule_count(l->s, rank) ? 2 : 1;
+    return op->overlap && list->next + 1 < dp_schedule_count(l->s, rank) ? 2 : 1;
 }
 
 static bool is_ready(const struct lockstep *l, int rank)
 {
-    const struct line *line = &l->lines[rank];
+    const struct rank_list *list = &l->lists[rank];
 
-    if (line->next == dp_schedule_count(l->s, rank))
+    if (list->next == dp_schedule_count(l->s, rank))
         return false;
     for (size_t i = 0; i < call_length(l, rank); i++)
-        if (!op_is_ready(l, rank, dp_schedule_ops(l->s, rank)[line->next + i]))
+        if (!op_is_ready(l, rank, dp_schedule_ops(l->s, rank)[list->next + i]))
             return false;
     return true;
 }
 
-static void commit(struct line *line, uint32_t unit)
+static void commit(struct rank_list *list, uint32_t unit)
 {
-    if (!line->posted)
+    if (!list->posted)
         return;
-    dp_op_list_add(&line->out, (struct dp_op){.kind = DP_OP_COMMIT, .unit = unit,
-                                              .mb = line->posted});
-    line->posted = 0;
+    dp_op_list_add(&list->out, (struct dp_op){.kind = DP_OP_COMMIT, .unit = unit,
+                                              .mb = list->posted});
+    list->posted = 0;
 }
 
-static void post(struct line *line, struct dp_op op, enum dp_op_kind kind, uint32_t slot)
+static void post(struct rank_list *list, struct dp_op op, enum dp_op_kind kind, uint32_t slot)
 {
-    op.kind = kind;
-    op.slot = slot;
-    op.overlap = 0;
-    dp_op_list_add(&line->out, op);
-    line->posted++;
+    dp_op_list_add(&list->out, (struct dp_op){.kind = kind, .unit = op.unit, .slot = slot,
+                                              .mb = op.mb});
+    list->posted++;
 }
 
 /* Bring what op made to the slot before or after, by message if that is on another rank. */
@@ -108,46 +106,46 @@ static void deliver(struct lockstep *l, int rank, struct dp_op op)
     *has(l, to, to_slot, op.mb) |= forward ? INPUT : GRADIENT;
     if (to == rank)
         return;
-    post(&l->lines[rank], op, forward ? DP_OP_SEND_F : DP_OP_SEND_B, op.slot);
-    post(&l->lines[to], op, forward ? DP_OP_RECV_F : DP_OP_RECV_B, (uint32_t)to_slot);
+    post(&l->lists[rank], op, forward ? DP_OP_SEND_F : DP_OP_SEND_B, op.slot);
+    post(&l->lists[to], op, forward ? DP_OP_RECV_F : DP_OP_RECV_B, (uint32_t)to_slot);
 }
 
 static void call(struct lockstep *l, int rank)
 {
-    struct line *line = &l->lines[rank];
-    const struct dp_op *ops = dp_schedule_ops(l->s, rank) + line->next;
+    struct rank_list *list = &l->lists[rank];
+    const struct dp_op *ops = dp_schedule_ops(l->s, rank) + list->next;
     size_t length = call_length(l, rank);
 
-    commit(line, ops->unit);
-    dp_op_list_append(&line->out, ops, length);
+    commit(list, ops->unit);
+    dp_op_list_append(&list->out, ops, length);
     for (size_t i = 0; i < length; i++)
         deliver(l, rank, ops[i]);
-    line->next += length;
+    list->next += length;
 }
 
-/* False if nobody was ready. */
+/* False if no rank was ready. */
 static bool round_of_all(struct lockstep *l)
 {
     bool moved = false;
 
     for (int rank = 0; rank < l->s->ranks; rank++)
-        moved |= l->lines[rank].ready = is_ready(l, rank);
+        moved |= l->lists[rank].ready = is_ready(l, rank);
     for (int rank = 0; rank < l->s->ranks; rank++)
-        if (l->lines[rank].ready)
+        if (l->lists[rank].ready)
             call(l, rank);
     return moved;
 }
 
-static int take_lines(struct lockstep *l, struct dp_schedule *s)
+static int take_lists(struct lockstep *l, struct dp_schedule *s)
 {
     size_t *first = calloc((size_t)s->ranks + 1, sizeof(*first));
     struct dp_op_list all = {0};
 
     for (int rank = 0; first && rank < s->ranks; rank++) {
-        struct line *line = &l->lines[rank];
-        commit(line, line->out.count ? line->out.ops[line->out.count - 1].unit : 0);
-        dp_op_list_append(&all, line->out.ops, line->out.count);
-        all.failed |= line->out.failed;
+        struct rank_list *list = &l->lists[rank];
+        commit(list, list->out.count ? list->out.ops[list->out.count - 1].unit : 0);
+        dp_op_list_append(&all, list->out.ops, list->out.count);
+        all.failed |= list->out.failed;
         first[rank + 1] = all.count;
     }
     return dp_schedule_take_ops(s, &all, first);
@@ -156,35 +154,35 @@ static int take_lines(struct lockstep *l, struct dp_schedule *s)
 static bool all_done(const struct lockstep *l)
 {
     for (int rank = 0; rank < l->s->ranks; rank++)
-        if (l->lines[rank].next < dp_schedule_count(l->s, rank))
+        if (l->lists[rank].next < dp_schedule_count(l->s, rank))
             return false;
     return true;
 }
 
 static void lockstep_fini(struct lockstep *l)
 {
-    for (int rank = 0; l->lines && rank < l->s->ranks; rank++)
-        dp_op_list_fini(&l->lines[rank].out);
-    free(l->lines);
+    for (int rank = 0; l->lists && rank < l->s->ranks; rank++)
+        dp_op_list_fini(&l->lists[rank].out);
+    free(l->lists);
     free(l->has);
 }
 
 int dp_add_messages_in_lockstep(struct dp_schedule *s)
 {
-    size_t ranks = (size_t)s->ranks, slots = ranks * (size_t)s->slots_per_rank;
+    size_t ranks = (size_t)s->ranks, slots = s->first_slot[ranks];
     struct lockstep l = {
         .s = s,
-        .lines = calloc(ranks, sizeof(*l.lines)),
-        .has = calloc(slots * (size_t)s->mb_per_stream, sizeof(*l.has)),
+        .lists = calloc(ranks, sizeof(*l.lists)),
+        .has = calloc(slots * (size_t)s->mb_per_stream + 1, sizeof(*l.has)),
     };
     int err = 0;
 
-    if (!l.lines || !l.has)
+    if (!l.lists || !l.has)
         err = dp_fail(DP_ENOMEM, "no memory to add messages to %d ranks", s->ranks);
     while (!err && round_of_all(&l))
         ;
     if (!err)
-        err = all_done(&l) ? take_lines(&l, s)
+        err = all_done(&l) ? take_lists(&l, s)
                            : dp_fail_quietly(DP_EINVAL, "the computes wait for each other");
     lockstep_fini(&l);
     return err;

@@ -16,6 +16,9 @@ static const struct dp_builder *const builders[] = {
     [DP_SCHEDULE_ZB1P] = &dp_build_zb1p,
     [DP_SCHEDULE_DUALPIPE] = &dp_build_dualpipe,
     [DP_SCHEDULE_DUALPIPEV] = &dp_build_dualpipev,
+    [DP_SCHEDULE_INTERLEAVED] = &dp_build_interleaved,
+    [DP_SCHEDULE_ZBV] = &dp_build_zbv,
+    [DP_SCHEDULE_ASYNC] = &dp_build_async,
 };
 _Static_assert(sizeof(builders) / sizeof(builders[0]) == DP_SCHEDULE_KINDS, "a builder each");
 
@@ -43,14 +46,31 @@ int dp_schedule_kind_find(const char *name, enum dp_schedule_kind *kind)
     }
     const char *near = dp_nearest(name, names, DP_SCHEDULE_KINDS);
     return dp_fail_quietly(DP_EINVAL, "schedule '%s', expected one of gpipe, 1f1b, zb1p, dualpipe, "
-                           "dualpipev, user%s%s%s", name, near ? "; did you mean " : "",
-                           near ? near : "", near ? "?" : "");
+                           "dualpipev, interleaved, zbv, async, user%s%s%s", name,
+                           near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
 int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind)
 {
     int err = dp_schedule_kind_find(name, kind);
     return err ? dp_fail(err, "%s", dp_last_error()) : 0;
+}
+
+static const char *const recomputes[DP_RECOMPUTES] = {"never", "except_last", "always"};
+
+const char *dp_recompute_name(enum dp_recompute recompute)
+{
+    return (unsigned)recompute < DP_RECOMPUTES ? recomputes[recompute] : "?";
+}
+
+int dp_recompute_parse(const char *name, enum dp_recompute *recompute)
+{
+    for (int i = 0; i < DP_RECOMPUTES; i++)
+        if (!strcmp(name, recomputes[i])) {
+            *recompute = (enum dp_recompute)i;
+            return 0;
+        }
+    return dp_fail(DP_EINVAL, "recompute: '%s', expected never, except_last or always (A2)", name);
 }
 
 const char *dp_op_kind_name(enum dp_op_kind kind)
@@ -60,21 +80,36 @@ const char *dp_op_kind_name(enum dp_op_kind kind)
         [DP_OP_I] = "I",           [DP_OP_W] = "W",           [DP_OP_RECV_F] = "RECV_F",
         [DP_OP_RECV_B] = "RECV_B", [DP_OP_SEND_F] = "SEND_F", [DP_OP_SEND_B] = "SEND_B",
         [DP_OP_COMMIT] = "COMMIT", [DP_OP_FREE] = "FREE",     [DP_OP_REDUCE] = "REDUCE",
+        [DP_OP_EVICT] = "EVICT",   [DP_OP_FETCH] = "FETCH",   [DP_OP_RECOMPUTE] = "RECOMPUTE",
+        [DP_OP_REDUCE_WAIT] = "REDUCE_WAIT",
     };
     return (unsigned)kind < DP_OP_KINDS ? names[kind] : "?";
 }
 
+const char *dp_op_token(enum dp_op_kind kind)
+{
+    static const char *const tokens[DP_OP_KINDS] = {
+        [DP_OP_NONE] = "none",     [DP_OP_F] = "F",       [DP_OP_B] = "B",
+        [DP_OP_I] = "I",           [DP_OP_W] = "W",       [DP_OP_RECOMPUTE] = "re",
+        [DP_OP_RECV_F] = "rF",     [DP_OP_RECV_B] = "rB", [DP_OP_SEND_F] = "sF",
+        [DP_OP_SEND_B] = "sB",     [DP_OP_COMMIT] = "c",  [DP_OP_FREE] = "x",
+        [DP_OP_EVICT] = "ev",      [DP_OP_FETCH] = "fe",  [DP_OP_REDUCE] = "R",
+        [DP_OP_REDUCE_WAIT] = "Rw",
+    };
+    return (unsigned)kind < DP_OP_KINDS ? tokens[kind] : "?";
+}
+
 const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN])
 {
-    static const char *const words[DP_OP_KINDS] = {"none", "F",  "B",  "I", "W", "rF",
-                                                   "rB",   "sF", "sB", "c", "x", "R"};
-    const char *word = op.kind < DP_OP_KINDS ? words[op.kind] : "?";
+    const char *token = dp_op_token((enum dp_op_kind)op.kind);
 
     if (op.kind == DP_OP_COMMIT)
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u", word, op.mb);
-    else if (op.kind == DP_OP_REDUCE)
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u", word, op.slot);
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u", token, op.mb);
+    else if (!dp_op_has_mb((enum dp_op_kind)op.kind) && op.kind != DP_OP_NONE)
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u", token, op.slot);
+    else if (op.argument)
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u:%u", token, op.slot, op.mb, op.argument);
     else
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u", word, op.slot, op.mb);
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u", token, op.slot, op.mb);
     return text;
 }

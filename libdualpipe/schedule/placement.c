@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * placement.c - which slot holds which stage; who comes before and after it follows from that.
+ * placement.c - which slot holds which stage, and from that its neighbours.
  */
-#include "schedule/placement.h"
 
 #include "base/fail.h"
 #include "schedule/build.h"
@@ -10,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-void dp_place_line(int ranks, int rank, struct dp_slot *slots)
+void dp_place_line(const struct dp_schedule_spec *spec, int rank, struct dp_slot *slots)
 {
     slots[0] = (struct dp_slot){.stage = rank, .prev = rank - 1,
-                                .next = rank + 1 < ranks ? rank + 1 : -1, .mirror = -1};
+                                .next = rank + 1 < spec->ranks ? rank + 1 : -1, .mirror = -1};
 }
 
 int dp_permutation_check(const int *map, int count, int *bad)
@@ -30,59 +29,70 @@ int dp_permutation_check(const int *map, int count, int *bad)
     return i < count ? DP_EINVAL : 0;
 }
 
-/* Where each (stream, stage) is: an index into slots, -1 nowhere. */
-static int fill_holders(const struct dp_schedule *s, int *holders)
+/* Which slot holds a stage of a stream. rank -1: none. */
+struct holder {
+    int32_t rank, slot;
+};
+
+static int note_holder(const struct dp_schedule *s, int rank, int at, struct holder *holders)
 {
-    int count = s->ranks * s->slots_per_rank;
+    const struct dp_slot *slot = dp_schedule_slot(s, rank, at);
 
-    memset(holders, -1, (size_t)(s->streams * s->stages) * sizeof(*holders));
-    for (int i = 0; i < count; i++) {
-        const struct dp_slot *slot = &s->slots[i];
-        int rank = i / s->slots_per_rank, at = i % s->slots_per_rank;
-
-        if (slot->stage < 0 || slot->stage >= s->stages)
-            return dp_fail_quietly(DP_EINVAL, "rank %d, slot %d: stage %d, expected 0 to %d", rank,
-                                   at, slot->stage, s->stages - 1);
-        if (slot->stream < 0 || slot->stream >= s->streams)
-            return dp_fail_quietly(DP_EINVAL, "rank %d, slot %d: stream %d, expected 0 to %d",
-                                   rank, at, slot->stream, s->streams - 1);
-        int *holder = &holders[slot->stream * s->stages + slot->stage];
-        if (*holder >= 0)
-            return dp_fail_quietly(DP_EINVAL,
-                                   "rank %d, slot %d: stage %d of stream %d, which rank %d holds",
-                                   rank, at, slot->stage, slot->stream,
-                                   *holder / s->slots_per_rank);
-        *holder = i;
-    }
+    if (slot->stage < 0 || slot->stage >= s->stages)
+        return dp_fail_quietly(DP_EINVAL, "rank %d, slot %d: stage %d, expected 0 to %d", rank, at,
+                               slot->stage, s->stages - 1);
+    if (slot->stream < 0 || slot->stream >= s->streams)
+        return dp_fail_quietly(DP_EINVAL, "rank %d, slot %d: stream %d, expected 0 to %d", rank,
+                               at, slot->stream, s->streams - 1);
+    struct holder *holder = &holders[slot->stream * s->stages + slot->stage];
+    if (holder->rank >= 0)
+        return dp_fail_quietly(DP_EINVAL,
+                               "rank %d, slot %d: stage %d of stream %d, which rank %d holds",
+                               rank, at, slot->stage, slot->stream, holder->rank);
+    *holder = (struct holder){rank, at};
     return 0;
 }
 
-static void point_at(const struct dp_schedule *s, int holder, int32_t *rank, int32_t *slot)
+static int fill_holders(const struct dp_schedule *s, struct holder *holders)
 {
-    *rank = holder < 0 ? -1 : holder / s->slots_per_rank;
-    *slot = holder < 0 ? 0 : holder % s->slots_per_rank;
+    int err = 0;
+
+    memset(holders, -1, (size_t)(s->streams * s->stages) * sizeof(*holders));
+    for (int rank = 0; rank < s->ranks && !err; rank++)
+        for (int at = 0; at < dp_schedule_slot_count(s, rank) && !err; at++)
+            err = note_holder(s, rank, at, holders);
+    return err;
 }
 
-static void link_slot(const struct dp_schedule *s, const int *holders, struct dp_slot *slot)
+static void point_at(const struct holder *holder, int32_t *rank, int32_t *slot)
 {
-    const int *stream = holders + slot->stream * s->stages;
-    const int *other = holders + (1 - slot->stream) * s->stages;
+    *rank = holder ? holder->rank : -1;
+    *slot = holder && holder->rank >= 0 ? holder->slot : 0;
+}
 
-    point_at(s, slot->stage > 0 ? stream[slot->stage - 1] : -1, &slot->prev, &slot->prev_slot);
-    point_at(s, slot->stage < s->stages - 1 ? stream[slot->stage + 1] : -1, &slot->next,
-             &slot->next_slot);
-    point_at(s, s->streams == 2 ? other[slot->stage] : -1, &slot->mirror, &slot->mirror_slot);
+static void link_slot(const struct dp_schedule *s, const struct holder *holders,
+                      struct dp_slot *slot)
+{
+    const struct holder *stream = holders + slot->stream * s->stages;
+    const struct holder *other = holders + (1 - slot->stream) * s->stages;
+    int stage = slot->stage;
+
+    point_at(stage > 0 ? &stream[stage - 1] : NULL, &slot->prev, &slot->prev_slot);
+    point_at(stage < s->stages - 1 ? &stream[stage + 1] : NULL, &slot->next, &slot->next_slot);
+    point_at(s->streams == 2 ? &other[stage] : NULL, &slot->mirror, &slot->mirror_slot);
 }
 
 /* Every stage of every stream held once, and nothing else held: then counts must agree. */
-static int new_holders(const struct dp_schedule *s, int **out)
+static int new_holders(const struct dp_schedule *s, struct holder **out)
 {
-    int *holders, err;
+    size_t slots = s->first_slot[s->ranks];
+    struct holder *holders;
+    int err;
 
-    if (s->ranks * s->slots_per_rank != s->streams * s->stages)
-        return dp_fail_quietly(DP_EINVAL, "%d ranks with %d slots, expected room for %d stages",
-                               s->ranks, s->slots_per_rank, s->streams * s->stages);
-    holders = malloc((size_t)(s->streams * s->stages) * sizeof(*holders));
+    if (slots != (size_t)s->streams * (size_t)s->stages)
+        return dp_fail_quietly(DP_EINVAL, "%d ranks with %zu slots together, expected a slot for "
+                               "each of %d stages", s->ranks, slots, s->streams * s->stages);
+    holders = malloc((slots + 1) * sizeof(*holders));
     if (!holders)
         return dp_fail(DP_ENOMEM, "no memory for %d stages", s->stages);
     err = fill_holders(s, holders);
@@ -95,11 +105,12 @@ static int new_holders(const struct dp_schedule *s, int **out)
 
 int dp_placement_link(struct dp_schedule *s)
 {
-    int *holders, err = new_holders(s, &holders);
+    struct holder *holders;
+    int err = new_holders(s, &holders);
 
     if (err)
         return err;
-    for (int i = 0; i < s->ranks * s->slots_per_rank; i++)
+    for (size_t i = 0; i < s->first_slot[s->ranks]; i++)
         link_slot(s, holders, &s->slots[i]);
     free(holders);
     return 0;
@@ -108,7 +119,8 @@ int dp_placement_link(struct dp_schedule *s)
 bool dp_slots_equal(const struct dp_slot *a, const struct dp_slot *b)
 {
     return a->stage == b->stage && a->stream == b->stream && a->phase == b->phase &&
-           a->prev == b->prev && a->next == b->next && a->mirror == b->mirror &&
+           a->location == b->location && a->prev == b->prev && a->next == b->next &&
+           a->mirror == b->mirror &&
            (a->prev < 0 || a->prev_slot == b->prev_slot) &&
            (a->next < 0 || a->next_slot == b->next_slot) &&
            (a->mirror < 0 || a->mirror_slot == b->mirror_slot);
@@ -116,17 +128,18 @@ bool dp_slots_equal(const struct dp_slot *a, const struct dp_slot *b)
 
 int dp_placement_check(const struct dp_schedule *s)
 {
-    int *holders, err = new_holders(s, &holders);
+    struct holder *holders;
+    int err = new_holders(s, &holders);
 
     if (err)
         return err;
-    for (int i = 0; i < s->ranks * s->slots_per_rank && !err; i++) {
+    for (size_t i = 0; i < s->first_slot[s->ranks] && !err; i++) {
         struct dp_slot linked = s->slots[i];
         link_slot(s, holders, &linked);
-        if (!dp_slots_equal(&linked, &s->slots[i]))
-            err = dp_fail_quietly(DP_EINVAL, "rank %d, slot %d: neighbours do not hold the stages "
-                                  "beside stage %d", i / s->slots_per_rank,
-                                  i % s->slots_per_rank, linked.stage);
+        int rank = dp_slots_equal(&linked, &s->slots[i]) ? -1 : dp_schedule_rank_of(s, i);
+        if (rank >= 0)
+            err = dp_fail_quietly(DP_EINVAL, "rank %d, slot %zu: neighbours do not hold the stages "
+                                  "beside stage %d", rank, i - s->first_slot[rank], linked.stage);
     }
     free(holders);
     return err;

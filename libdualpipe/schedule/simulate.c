@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * simulate.c - carry a schedule out on paper. Each rank has a clock. It goes through its list until
- * it needs a message that has not been sent yet; who sends the message wakes it. Every message is
+ * it needs a message that has not been sent yet; the sender of the message wakes it. Every message is
  * kept, with the time it arrives, in the queue of the slot that will consume it.
  *
  *      rank 0   F0.0 |sF0.0 c1|
@@ -15,11 +15,11 @@
 #include "schedule/check.h"
 #include "schedule/durations.h"
 #include "schedule/links.h"
-#include "schedule/placement.h"
-#include "schedule/timeline.h"
 
 #include <math.h>
 #include <stdlib.h>
+
+#define NO_SPAN UINT32_MAX
 
 struct clock {
     size_t next;           /* op to go on with */
@@ -27,12 +27,21 @@ struct clock {
     uint32_t unsent;       /* sends since the last COMMIT */
     int64_t now_ns;
     int64_t idle_since_ns; /* end of the last compute */
-    int32_t waited_for;    /* who sent what moved `now` last, since then */
+    int32_t waited_for;    /* rank whose message moved `now_ns` last, since then */
     uint32_t cause;        /* the span that `now` is the end of, or whose message came then */
     size_t span;           /* number of the rank's next span, counted over all ranks */
     int32_t alive, queued; /* activation sets, weight parts */
+    int32_t aside;         /* sets of which only the input is kept, and evicted sets */
+    int64_t out_free_ns, in_free_ns;    /* the copies to and from host memory end */
+    struct dp_messages evicted, coming; /* sets evicted, and being fetched; tag: copy_tag */
     bool ready;            /* in the queue of ranks that may go on */
-    bool at_reduce, met;   /* waits for its mirror; its mirror has come */
+};
+
+/* A REDUCE that was launched. */
+struct launch {
+    const struct dp_op *op; /* NULL: not yet */
+    int64_t at_ns;
+    uint32_t cause;
 };
 
 struct simulator {
@@ -42,8 +51,10 @@ struct simulator {
     int64_t latency_ns, transfer_ns;
     struct dp_links links;
     int64_t *link_free_ns;       /* [links.count] */
-    struct dp_parcels *arrivals; /* [links.flows]; tag: the mb */
+    struct dp_messages *arrivals; /* [links.flows]; tag: the mb */
     struct clock *clocks;        /* [ranks] */
+    struct launch *launches;     /* [slots of all ranks], of REDUCEs */
+    int64_t evict_ns, fetch_ns;
     int32_t *ready, *full;       /* [ranks] queue of ranks to go on; ranks whose peer is behind */
     uint32_t ready_head, ready_count, full_count;
     uint32_t limit;              /* messages of a flow under way before its sender pauses */
@@ -75,7 +86,7 @@ static void wake(struct simulator *sim, int rank)
     sim->ready_count++;
 }
 
-/* ---- messages ------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void move_clock(struct clock *clock, int64_t to_ns, int peer, uint32_t cause)
 {
@@ -88,7 +99,7 @@ static void move_clock(struct clock *clock, int64_t to_ns, int peer, uint32_t ca
 
 /* A message that an op needs, and where it is in the queue of its flow. */
 struct need {
-    struct dp_parcels *queue; /* NULL: the op needs none */
+    struct dp_messages *queue; /* NULL: the op needs none */
     int peer;
     uint32_t k;
 };
@@ -97,10 +108,10 @@ struct need {
 static bool is_there(const struct turn *t, const struct dp_port *port, uint32_t mb,
                      struct need *need)
 {
-    struct dp_parcels *q = port->link < 0 ? NULL : &t->sim->arrivals[port->flow];
+    struct dp_messages *q = port->link < 0 ? NULL : &t->sim->arrivals[port->flow];
 
     *need = (struct need){q, port->peer, 0};
-    while (q && need->k < q->count && dp_parcels_at(q, need->k)->tag != mb)
+    while (q && need->k < q->count && dp_messages_at(q, need->k)->tag != mb)
         need->k++;
     return !q || need->k < q->count;
 }
@@ -109,22 +120,22 @@ static void take(struct turn *t, const struct need *need)
 {
     if (!need->queue)
         return;
-    struct dp_parcel parcel = dp_parcels_take(need->queue, need->k);
-    move_clock(t->clock, parcel.time_ns, need->peer, parcel.index);
+    struct dp_message message = dp_messages_take(need->queue, need->k);
+    move_clock(t->clock, message.time_ns, need->peer, message.index);
 }
 
 /* Put a message on its link at the sender's time. */
 static enum outcome send(struct turn *t, struct dp_op op)
 {
     const struct dp_port *port = dp_port_of(t->ports, op.slot, (enum dp_op_kind)op.kind);
-    struct dp_parcels *q = &t->sim->arrivals[port->flow];
+    struct dp_messages *q = &t->sim->arrivals[port->flow];
     int64_t *free_ns = &t->sim->link_free_ns[port->link];
     int64_t start = t->clock->now_ns > *free_ns ? t->clock->now_ns : *free_ns;
 
     if (q->count >= t->sim->limit)
         return PAUSES;
     *free_ns = start + t->sim->transfer_ns;
-    if (!dp_parcels_push(q, (struct dp_parcel){op.mb, t->clock->cause,
+    if (!dp_messages_push(q, (struct dp_message){op.mb, t->clock->cause,
                                                *free_ns + t->sim->latency_ns}))
         return FAILED;
     wake(t->sim, port->peer);
@@ -171,16 +182,88 @@ static enum outcome commit(struct turn *t)
                                                                      : outcome;
 }
 
-/* ---- computes ------------------------------------------------------------------------------ */
+/* ---- copies to host memory and back ---------------------------------------------------------- */
+
+static void note_memory(struct turn *t)
+{
+    if (t->clock->alive > t->report->peak_activations)
+        t->report->peak_activations = t->clock->alive;
+    if (t->clock->aside > t->report->peak_inputs)
+        t->report->peak_inputs = t->clock->aside;
+}
+
+static uint32_t copy_tag(struct dp_op op)
+{
+    return (uint32_t)op.argument << 26 | (uint32_t)op.slot << 20 | op.mb;
+}
+
+/* The memory of a whole set counts; that of one part of it does not. */
+static void set_aside(struct turn *t, struct dp_op op, int sets)
+{
+    if (op.argument != DP_SAVE_ALL)
+        return;
+    t->clock->alive -= sets;
+    t->clock->aside += sets;
+    note_memory(t);
+}
+
+static enum outcome evict(struct turn *t, struct dp_op op)
+{
+    struct clock *clock = t->clock;
+
+    if (clock->out_free_ns < clock->now_ns)
+        clock->out_free_ns = clock->now_ns;
+    clock->out_free_ns += t->sim->evict_ns;
+    set_aside(t, op, 1);
+    return dp_messages_push(&clock->evicted,
+                            (struct dp_message){copy_tag(op), 0, clock->out_free_ns}) ? GOES_ON
+                                                                                      : FAILED;
+}
+
+/* A set comes back when it has gone, and the fetches before it are done. */
+static enum outcome fetch(struct turn *t, struct dp_op op)
+{
+    struct clock *clock = t->clock;
+    uint32_t k = 0;
+
+    while (k < clock->evicted.count && dp_messages_at(&clock->evicted, k)->tag != copy_tag(op))
+        k++;
+    if (k == clock->evicted.count)
+        return WAITS; /* for ever: the checker refuses it */
+    int64_t gone_ns = dp_messages_take(&clock->evicted, k).time_ns;
+    if (gone_ns < clock->now_ns)
+        gone_ns = clock->now_ns;
+    if (clock->in_free_ns < gone_ns)
+        clock->in_free_ns = gone_ns;
+    clock->in_free_ns += t->sim->fetch_ns;
+    set_aside(t, op, -1);
+    return dp_messages_push(&clock->coming,
+                            (struct dp_message){copy_tag(op), 0, clock->in_free_ns}) ? GOES_ON
+                                                                                     : FAILED;
+}
+
+/* A backward or weight part waits for what is being fetched of its micro-batch. */
+static void wait_for_fetch(struct turn *t, struct dp_op op)
+{
+    struct dp_messages *coming = &t->clock->coming;
+    uint32_t set = copy_tag((struct dp_op){.slot = op.slot, .mb = op.mb});
+
+    for (uint32_t k = coming->count; op.kind != DP_OP_F && k-- > 0;)
+        if ((dp_messages_at(coming, k)->tag & ((UINT32_C(1) << 26) - 1)) == set)
+            move_clock(t->clock, dp_messages_take(coming, k).time_ns, -1, t->clock->cause);
+}
+
+/* ---- computes -------------------------------------------------------------------------------- */
 
 static void account(struct turn *t, struct dp_op op)
 {
     struct clock *clock = t->clock;
 
-    clock->alive += (op.kind == DP_OP_F) - (op.kind == DP_OP_B || op.kind == DP_OP_W);
+    bool again = op.kind == DP_OP_RECOMPUTE, kept = op.kind == DP_OP_F && !op.recomputed;
+    clock->alive += (kept || again) - (op.kind == DP_OP_B || op.kind == DP_OP_W);
+    clock->aside += (op.kind == DP_OP_F && op.recomputed) - again;
+    note_memory(t);
     clock->queued += (op.kind == DP_OP_I) - (op.kind == DP_OP_W);
-    if (clock->alive > t->report->peak_activations)
-        t->report->peak_activations = clock->alive;
     if (clock->queued > t->report->peak_weight_queue)
         t->report->peak_weight_queue = clock->queued;
 }
@@ -204,10 +287,9 @@ static void write_span(struct turn *t, const struct dp_op *op, int64_t end_ns)
 }
 
 /* Let the op, whose messages are there, take its time. */
-static void spend(struct turn *t, const struct dp_op *op)
+static void spend(struct turn *t, const struct dp_op *op, int64_t duration_ns)
 {
     struct clock *clock = t->clock;
-    int64_t duration_ns = dp_duration_ns(&t->sim->durations, t->sim->s, t->rank, op);
 
     if (t->sim->causes)
         write_span(t, op, clock->now_ns + duration_ns);
@@ -222,7 +304,7 @@ static void spend(struct turn *t, const struct dp_op *op)
 static bool is_input_there(const struct turn *t, struct dp_op op, struct need *need)
 {
     *need = (struct need){0};
-    if (op.kind == DP_OP_W || t->sim->flags & DP_SIMULATE_BATCHES)
+    if (op.kind == DP_OP_W || op.kind == DP_OP_RECOMPUTE || t->sim->flags & DP_SIMULATE_BATCHES)
         return true;
     return is_there(t, dp_port_of(t->ports, op.slot,
                                   op.kind == DP_OP_F ? DP_OP_RECV_F : DP_OP_RECV_B), op.mb, need);
@@ -237,7 +319,10 @@ static enum outcome compute(struct turn *t, const struct dp_op *op)
         return WAITS;
     take(t, &first);
     take(t, &second);
-    spend(t, op);
+    wait_for_fetch(t, op[0]);
+    if (op->overlap)
+        wait_for_fetch(t, op[1]);
+    spend(t, op, dp_duration_ns(&t->sim->durations, t->sim->s, t->rank, op));
     account(t, op[0]);
     if (op->overlap) {
         account(t, op[1]);
@@ -246,33 +331,45 @@ static enum outcome compute(struct turn *t, const struct dp_op *op)
     return GOES_ON;
 }
 
-/* ---- reduces ------------------------------------------------------------------------------- */
+/* ---- reduces --------------------------------------------------------------------------------- */
 
-/* Both partners start together. The one that comes second moves the clock of the first. */
-static enum outcome reduce(struct turn *t, const struct dp_op *op)
+static struct launch *launch_of(const struct simulator *sim, int rank, int slot)
 {
-    const struct dp_schedule *s = t->sim->s;
-    const struct dp_slot *slot = dp_schedule_slot(s, t->rank, (int)op->slot);
-    struct clock *clock = t->clock, *mirror = &t->sim->clocks[slot->mirror];
+    return &sim->launches[sim->s->first_slot[rank] + (size_t)slot];
+}
 
-    if (!clock->met) {
-        if (!mirror->at_reduce ||
-            (int)dp_schedule_ops(s, slot->mirror)[mirror->next].slot != slot->mirror_slot) {
-            clock->at_reduce = true;
-            return WAITS;
-        }
-        mirror->at_reduce = false;
-        mirror->met = true;
-        move_clock(clock, mirror->now_ns, slot->mirror, mirror->cause);
-        move_clock(mirror, clock->now_ns, t->rank, clock->cause);
+static enum outcome launch_reduce(struct turn *t, const struct dp_op *op)
+{
+    const struct dp_slot *slot = dp_schedule_slot(t->sim->s, t->rank, (int)op->slot);
+
+    *launch_of(t->sim, t->rank, (int)op->slot) =
+        (struct launch){op, t->clock->now_ns, t->clock->cause};
+    if (dp_slot_has_remote_mirror(slot, t->rank))
         wake(t->sim, slot->mirror);
-    }
-    clock->met = false;
-    spend(t, op);
     return GOES_ON;
 }
 
-/* ---- the run ------------------------------------------------------------------------------- */
+/* The sum begins when both partners have launched it. What is left of it when the rank comes to
+ * wait for it is the span of the REDUCE_WAIT. */
+static enum outcome wait_for_reduce(struct turn *t, const struct dp_op *op)
+{
+    const struct dp_slot *slot = dp_schedule_slot(t->sim->s, t->rank, (int)op->slot);
+    const struct launch *mine = launch_of(t->sim, t->rank, (int)op->slot);
+    const bool paired = dp_slot_has_remote_mirror(slot, t->rank);
+    const struct launch *theirs =
+        paired ? launch_of(t->sim, slot->mirror, slot->mirror_slot) : mine;
+
+    if (!mine->op || !theirs->op)
+        return WAITS;
+    int64_t start_ns = mine->at_ns > theirs->at_ns ? mine->at_ns : theirs->at_ns;
+    int64_t end_ns = start_ns + dp_duration_ns(&t->sim->durations, t->sim->s, t->rank, mine->op);
+    if (paired)
+        move_clock(t->clock, start_ns, slot->mirror, theirs->cause);
+    spend(t, op, end_ns > t->clock->now_ns ? end_ns - t->clock->now_ns : 0);
+    return GOES_ON;
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
 
 static enum outcome step(struct turn *t, const struct dp_op *op)
 {
@@ -281,7 +378,12 @@ static enum outcome step(struct turn *t, const struct dp_op *op)
     case DP_OP_B:
     case DP_OP_I:
     case DP_OP_W:
+    case DP_OP_RECOMPUTE:
         return compute(t, op);
+    case DP_OP_EVICT:
+        return evict(t, *op);
+    case DP_OP_FETCH:
+        return fetch(t, *op);
     case DP_OP_SEND_F:
     case DP_OP_SEND_B:
         if (!t->clock->unsent++)
@@ -290,7 +392,9 @@ static enum outcome step(struct turn *t, const struct dp_op *op)
     case DP_OP_COMMIT:
         return commit(t);
     case DP_OP_REDUCE:
-        return reduce(t, op);
+        return launch_reduce(t, op);
+    case DP_OP_REDUCE_WAIT:
+        return wait_for_reduce(t, op);
     default:
         return GOES_ON;
     }
@@ -350,8 +454,9 @@ static int check_all_ended(const struct simulator *sim)
         size_t next = sim->clocks[rank].next;
         if (next < dp_schedule_count(sim->s, rank))
             return dp_fail(DP_EINVAL, "simulation stands still: rank %d, op %zu (%s) waits for "
-                           "what never comes; expected a schedule that passes the checker", rank,
-                           next, dp_op_text(dp_schedule_ops(sim->s, rank)[next], text));
+                           "a message that never comes; expected a schedule that passes the "
+                           "checker", rank, next,
+                           dp_op_text(dp_schedule_ops(sim->s, rank)[next], text));
     }
     return 0;
 }
@@ -374,15 +479,46 @@ static void sum_up(struct simulator *sim)
     out->timeline.makespan_ns = out->makespan_ns;
 }
 
-/* ---- setting up ---------------------------------------------------------------------------- */
+/* ---- the critical path ----------------------------------------------------------------------- */
+
+static uint32_t last_to_end(const struct dp_timeline *t)
+{
+    uint32_t last = 0;
+
+    for (uint32_t i = 1; i < t->count; i++)
+        if (t->spans[i].end_ns > t->spans[last].end_ns)
+            last = i;
+    return last;
+}
+
+/* From the span that ends last back through what each one waited for. */
+static int trace_critical_path(struct dp_simulation *sim, const uint32_t *causes)
+{
+    const struct dp_timeline *t = &sim->timeline;
+    uint32_t last = t->count ? last_to_end(t) : NO_SPAN;
+    size_t count = 0;
+
+    for (uint32_t i = last; i != NO_SPAN; i = causes[i])
+        count++;
+    sim->critical = malloc((count + 1) * sizeof(*sim->critical));
+    if (!sim->critical)
+        return dp_fail(DP_ENOMEM, "no memory for a critical path of %zu ops", count);
+    sim->critical_count = count;
+    for (uint32_t i = last; i != NO_SPAN; i = causes[i])
+        sim->critical[--count] = t->spans[i];
+    return 0;
+}
+
+
+/* ---- setting up ------------------------------------------------------------------------------ */
 
 static size_t count_spans(const struct dp_op *ops, size_t count)
 {
     size_t spans = 0;
 
     for (size_t i = 0; i < count; i++)
-        spans += (dp_op_is_compute((enum dp_op_kind)ops[i].kind) || ops[i].kind == DP_OP_REDUCE) -
-                 ops[i].overlap;
+        spans += (dp_op_is_compute((enum dp_op_kind)ops[i].kind) ||
+                  ops[i].kind == DP_OP_REDUCE_WAIT) - ops[i].overlap;
     return spans;
 }
 
@@ -396,7 +532,7 @@ static int set_up_spans(struct simulator *sim)
         count += count_spans(dp_schedule_ops(sim->s, rank), dp_schedule_count(sim->s, rank));
     }
     *t = (struct dp_timeline){.ranks = sim->s->ranks, .count = count};
-    if (count >= DP_NO_SPAN)
+    if (count >= NO_SPAN)
         return dp_fail(DP_EUNSUPPORTED, "a timeline of %zu ops, expected less than 2^32", count);
     t->spans = malloc((count + 1) * sizeof(*t->spans));
     sim->causes = malloc((count + 1) * sizeof(*sim->causes));
@@ -418,18 +554,21 @@ static int set_up(struct simulator *sim, const struct dp_cost *cost)
     sim->latency_ns = llround(cost->link_latency_ns);
     if (cost->link_bytes_per_ns > 0)
         sim->transfer_ns = llround(cost->message_bytes / cost->link_bytes_per_ns);
+    sim->evict_ns = llround(cost->evict_ns);
+    sim->fetch_ns = llround(cost->fetch_ns);
     sim->limit = 4; /* short queues stay in the cache */
     sim->link_free_ns = calloc((size_t)sim->links.count + 1, sizeof(*sim->link_free_ns));
-    sim->arrivals = calloc((size_t)sim->links.flows, sizeof(*sim->arrivals));
+    sim->arrivals = calloc((size_t)sim->links.flows + 1, sizeof(*sim->arrivals));
     sim->clocks = calloc(ranks, sizeof(*sim->clocks));
     sim->ready = malloc(ranks * sizeof(*sim->ready));
     sim->full = malloc(ranks * sizeof(*sim->full));
+    sim->launches = calloc(s->first_slot[ranks] + 1, sizeof(*sim->launches));
     sim->out->ranks = calloc(ranks, sizeof(*sim->out->ranks));
     if (!sim->link_free_ns || !sim->arrivals || !sim->clocks || !sim->ready || !sim->full ||
-        !sim->out->ranks)
+        !sim->launches || !sim->out->ranks)
         return dp_fail(DP_ENOMEM, "no memory to simulate %d ranks", s->ranks);
     for (int rank = 0; rank < s->ranks; rank++)
-        sim->clocks[rank].cause = DP_NO_SPAN;
+        sim->clocks[rank].cause = NO_SPAN;
     return sim->flags & (DP_SIMULATE_TIMELINE | DP_SIMULATE_CRITICAL) ? set_up_spans(sim) : 0;
 }
 
@@ -437,7 +576,12 @@ static void simulator_fini(struct simulator *sim)
 {
     for (int i = 0; sim->arrivals && i < sim->links.flows; i++)
         free(sim->arrivals[i].ring);
+    for (int rank = 0; sim->clocks && rank < sim->s->ranks; rank++) {
+        free(sim->clocks[rank].evicted.ring);
+        free(sim->clocks[rank].coming.ring);
+    }
     free(sim->arrivals);
+    free(sim->launches);
     free(sim->link_free_ns);
     free(sim->clocks);
     free(sim->ready);
@@ -468,7 +612,7 @@ int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost
     if (!err)
         sum_up(&sim);
     if (!err && flags & DP_SIMULATE_CRITICAL)
-        err = dp_trace_critical_path(&result, sim.causes);
+        err = trace_critical_path(&result, sim.causes);
     simulator_fini(&sim);
     if (!(flags & DP_SIMULATE_TIMELINE))
         dp_timeline_fini(&result.timeline);
@@ -477,4 +621,18 @@ int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost
     else
         *out = result;
     return err;
+}
+
+void dp_timeline_fini(struct dp_timeline *t)
+{
+    free(t->spans);
+    *t = (struct dp_timeline){0};
+}
+
+void dp_simulation_fini(struct dp_simulation *sim)
+{
+    free(sim->ranks);
+    free(sim->critical);
+    dp_timeline_fini(&sim->timeline);
+    *sim = (struct dp_simulation){0};
 }

@@ -4,6 +4,8 @@
  */
 #include "config.h" /* vasprintf */
 
+#include "base/array.h"
+
 #include "topology/build.h"
 
 #include <stdio.h>
@@ -13,16 +15,14 @@
 /* ---- arrays that grow ----------------------------------------------------------------------- */
 
 /* Room for one more of `size` bytes behind count; the array, or NULL and b->failed. */
-static void *grow(struct dp_topo_builder *b, void *array, int32_t count, int32_t *room, size_t size)
+static void *grow(struct dp_topo_builder *b, void *array, int32_t count, size_t *room, size_t size)
 {
-    if (b->failed || count < *room)
-        return b->failed ? NULL : array;
+    if (b->failed)
+        return NULL;
 
-    int32_t more = *room ? 2 * *room : 32;
-    void *grown = more <= 4 * DP_TOPO_NODES_MAX ? realloc(array, (size_t)more * size) : NULL;
+    void *grown =
+        count < 4 * DP_TOPO_NODES_MAX ? dp_array_grow(array, room, (size_t)count + 1, size) : NULL;
     b->failed = !grown;
-    if (grown)
-        *room = more;
     return grown;
 }
 
@@ -165,7 +165,7 @@ struct dp_topo_link *dp_topo_add_link(struct dp_topo_builder *b, enum dp_topo_li
     b->t.links = links;
     links[b->t.link_count] = (struct dp_topo_link){
         .kind = kind, .a = from, .b = to, .count = 1, .port = -1, .bytes_per_ns = bytes_per_ns,
-        .latency_ns = dp_topo_usual_latency(kind),
+        .latency_ns = dp_topo_assumed_latency(kind),
     };
     return &links[b->t.link_count++];
 }

@@ -20,8 +20,7 @@ enum { DP_TOPO_NODES_MAX = 1 << 24 };
 
 struct dp_topo_builder {
     struct dp_topology t; /* counts and arrays, in the order of adding */
-    int32_t node_room, link_room, port_room, gid_room, note_room;
-    size_t text_room;
+    size_t node_room, link_room, port_room, gid_room, note_room, text_room;
     uint32_t *texts; /* hash table of offsets, 0: free */
     size_t text_slots, text_count;
     bool failed;
@@ -71,17 +70,18 @@ void dp_topo_builder_fini(struct dp_topo_builder *b);
 /* Give the ports of all hosts rails, and the rails spines, as dp_topology_merge says (merge.c). */
 void dp_topo_join_hosts(struct dp_topo_builder *b);
 
-/* ---- usual figures (usual.c) ---------------------------------------------------------------- */
+/* ---- assumed rates (assumed_rates.c)
+ * -------------------------------------------------------------- */
 
 /* Bytes per ns of a PCI lane after line coding; 0 for a generation that is not known. */
 double dp_pci_lane_rate(int gen);
 enum { DP_PCI_GEN_MAX = 7 };
 /* The generation whose lanes run at so many GT/s (2.5, 5, 8, 16, 32, 64, 128); 0: none. */
 int dp_pci_gen(double gigatransfers);
-double dp_topo_usual_latency(enum dp_topo_link_kind kind);
+double dp_topo_assumed_latency(enum dp_topo_link_kind kind);
 /* Between two NUMA nodes: of one package or of two, by the CPU's vendor ("GenuineIntel", ...). */
-double dp_topo_usual_cpu_rate(const char *vendor, bool same_package);
+double dp_topo_assumed_cpu_rate(const char *vendor, bool same_package);
 /* Of one NVLink of a GPU with this compute capability; 0: not known. */
-double dp_topo_usual_nvlink_rate(int sm);
+double dp_topo_assumed_nvlink_rate(int sm);
 
 #endif

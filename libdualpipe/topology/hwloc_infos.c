@@ -2,7 +2,7 @@
 #include "topology/hwloc_infos.h"
 
 #include "base/number.h"
-#include "topology/form.h"
+#include "topology/format.h"
 #include "topology/names.h"
 
 #include <inttypes.h>

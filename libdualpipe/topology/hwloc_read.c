@@ -8,7 +8,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
-#include "topology/form.h"
+#include "topology/format.h"
 #include "topology/hwloc_infos.h"
 #include "topology/nvml.h"
 #include "topology/pci_tree.h"
@@ -112,7 +112,7 @@ static void add_numas(struct reader *r)
         for (int32_t b = a + 1; b < r->b.t.node_count; b++) {
             const struct dp_topo_node *x = &r->b.t.nodes[a], *y = &r->b.t.nodes[b];
             bool same = x->package >= 0 && x->package == y->package;
-            double rate = dp_topo_usual_cpu_rate(r->b.t.text + r->b.t.nodes[r->host].vendor, same);
+            double rate = dp_topo_assumed_cpu_rate(r->b.t.text + r->b.t.nodes[r->host].vendor, same);
             dp_topo_add_link(&r->b, DP_TOPO_CPU, a, b, rate)->flags = DP_TOPO_RATE_ASSUMED;
         }
 }

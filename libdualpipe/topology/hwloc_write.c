@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hwloc_write.c - a host as hwloc 2 writes it, for lstopo and whoever reads its files. Written by hand,
- * so that it needs no hwloc:
+ * hwloc_write.c - a host as hwloc 2 writes it, for lstopo and what else reads its files. Written by
+ * hand, so that it needs no hwloc:
  *
  *      Machine
  *        Package                                     a socket
@@ -16,7 +16,7 @@
  * Source: what hwloc 2.9 writes and reads; doc/hwloc2.dtd.
  */
 #include "base/fail.h"
-#include "topology/form.h"
+#include "topology/format.h"
 #include "topology/hwloc_infos.h"
 
 #include <inttypes.h>

@@ -6,7 +6,7 @@
 #include "base/fail.h"
 #include "base/json.h"
 #include "topology/build.h"
-#include "topology/form.h"
+#include "topology/format.h"
 #include "topology/names.h"
 
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * README.md): no, none, 0, not known.
  */
 #include "base/json.h"
-#include "topology/form.h"
+#include "topology/format.h"
 #include "topology/names.h"
 
 #include <inttypes.h>

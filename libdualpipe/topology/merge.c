@@ -3,6 +3,7 @@
  * merge.c - several topologies into one cluster, one host out of a cluster, a machine as a guest on it
  * sees it.
  */
+#include "base/array.h"
 #include "base/fail.h"
 #include "topology/copy.h"
 
@@ -61,7 +62,8 @@ struct domain {
 
 struct domains {
     struct domain *list;
-    int32_t count, room;
+    int32_t count;
+    size_t room;
 };
 
 /* NULL: not there. */
@@ -82,15 +84,11 @@ static void count_domain(struct dp_topo_builder *b, struct domains *d, const cha
         known->hosts++;
         return;
     }
-    if (d->count == d->room) {
-        int32_t room = 2 * d->room + 16;
-        struct domain *more = realloc(d->list, (size_t)room * sizeof(*more));
-        b->failed |= !more;
-        if (!more)
-            return;
-        d->list = more;
-        d->room = room;
-    }
+    struct domain *more = dp_array_grow(d->list, &d->room, (size_t)d->count + 1, sizeof(*more));
+    b->failed |= !more;
+    if (!more)
+        return;
+    d->list = more;
     d->list[d->count++] = (struct domain){.name = text, .hosts = 1, .node = -1};
 }
 

@@ -6,9 +6,10 @@
  */
 #include "config.h"
 
+#include "base/array.h"
 #include "base/fail.h"
 #include "base/number.h"
-#include "topology/form.h"
+#include "topology/format.h"
 #include "topology/pci_tree.h"
 
 #include <stdlib.h>
@@ -34,7 +35,8 @@ struct reader {
     int32_t stack[DEEPEST]; /* the node that each open element stands for; -1: none */
     int depth;
     struct nvlink *nvlinks;
-    int32_t nvlink_count, nvlink_room;
+    int32_t nvlink_count;
+    size_t nvlink_room;
     int err;
 };
 
@@ -204,16 +206,13 @@ static void open_nvlink(struct reader *r, const char *const *attributes)
         wrong(r, "nvlink", "expected a count of 1 to 1024 and a target such as 0000:1b:00.0");
         return;
     }
-    if (r->nvlink_count == r->nvlink_room) {
-        int32_t room = 2 * r->nvlink_room + 64;
-        struct nvlink *more = realloc(r->nvlinks, (size_t)room * sizeof(*more));
-        if (!more) {
-            r->b.failed = true;
-            return;
-        }
-        r->nvlinks = more;
-        r->nvlink_room = room;
+    struct nvlink *more =
+        dp_array_grow(r->nvlinks, &r->nvlink_room, (size_t)r->nvlink_count + 1, sizeof(*more));
+    if (!more) {
+        r->b.failed = true;
+        return;
     }
+    r->nvlinks = more;
     r->nvlinks[r->nvlink_count++] = link;
 }
 
@@ -333,7 +332,7 @@ static int32_t find_gpu(const struct reader *r, int32_t neighbour, const struct 
 /* Lists name each link once at either end, and may split a bundle: those of one end are added up. */
 static void join(struct reader *r, int32_t gpu, int32_t other, int32_t count)
 {
-    double rate = dp_topo_usual_nvlink_rate(r->b.t.nodes[gpu].sm);
+    double rate = dp_topo_assumed_nvlink_rate(r->b.t.nodes[gpu].sm);
 
     for (int32_t i = 0; i < r->b.t.link_count; i++) {
         struct dp_topo_link *l = &r->b.t.links[i];
@@ -367,7 +366,7 @@ static void join_gpus(struct reader *r)
 static void join_cpus(struct reader *r)
 {
     const char *vendor = r->b.t.text + r->b.t.nodes[r->host].vendor;
-    double rate = dp_topo_usual_cpu_rate(vendor, false);
+    double rate = dp_topo_assumed_cpu_rate(vendor, false);
 
     for (int32_t a = 0; a < r->b.t.node_count; a++)
         for (int32_t b = a + 1; b < r->b.t.node_count && kind_of(r, a) == DP_TOPO_NUMA; b++)

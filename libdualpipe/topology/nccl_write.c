@@ -12,7 +12,7 @@
  * the highest first; rates of nets are in Mb/s, of C2C in MB/s.
  */
 #include "base/fail.h"
-#include "topology/form.h"
+#include "topology/format.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -43,7 +43,7 @@ struct dp_nvml_speed dp_nvml_ask_speed(const struct dp_nvml *nvml, struct dp_nvm
                                        unsigned link, int sm)
 {
     unsigned version = ask_version(nvml, device, link), mbps = 0;
-    double usual = version ? versions[version].rate : dp_topo_usual_nvlink_rate(sm);
+    double usual = version ? versions[version].rate : dp_topo_assumed_nvlink_rate(sm);
     bool told = dp_nvml_ask_field(nvml, device, DP_NVML_FIELD_SPEED, link, &mbps) && mbps;
 
     told = told || (dp_nvml_ask_field(nvml, device, DP_NVML_FIELD_COMMON_SPEED, 0, &mbps) && mbps);
@@ -81,7 +81,7 @@ static void put_hex(const unsigned char *bytes, int count, char *text)
         snprintf(text + 2 * i, 3, "%02x", bytes[i]);
 }
 
-/* NCCL asks in the same way; NVSwitches of one host have a cluster of zeroes. */
+/* NCCL asks in the same route; NVSwitches of one host have a cluster of zeroes. */
 void dp_nvml_ask_domain(const struct dp_nvml *nvml, struct dp_nvml_device *device,
                         char text[DP_NVML_DOMAIN_LEN])
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * path.c - the way between two nodes. On a host in two searches: how wide can it be, and which of the
- * ways as wide as that is the nearest. Between hosts over the best pair of NICs.
+ * path.c - the route between two nodes. On a host in two searches: how wide can it be, and which of the
+ * routes as wide as that is the nearest. Between hosts over the best pair of NICs.
  */
 #include "base/fail.h"
 
@@ -18,7 +18,7 @@ enum { FEW_NODES = 256 };
 struct search {
     const struct dp_topology *t;
     int32_t base, count;
-    double *best;  /* the widest way so far, or the shortest */
+    double *best;  /* the widest route so far, or the shortest */
     int32_t *link; /* by which it arrives; -1: none */
     int32_t *open; /* where it goes on from: reached, and not done */
     int32_t open_count;
@@ -46,7 +46,7 @@ static int search_init(struct search *s, const struct dp_topology *t, int32_t ho
     size_t n = (size_t)s->count;
     s->memory = malloc(n * (sizeof(*s->best) + 2 * sizeof(int32_t) + sizeof(*s->done)));
     if (!s->memory)
-        return dp_fail(DP_ENOMEM, "no memory for a way among %d nodes", s->count);
+        return dp_fail(DP_ENOMEM, "no memory for a route among %d nodes", s->count);
     s->best = s->memory;
     s->link = (int32_t *)(s->best + n);
     s->open = s->link + n;
@@ -72,7 +72,7 @@ static bool forwards(const struct dp_topology *t, int32_t node)
     return kind == DP_TOPO_NUMA || kind == DP_TOPO_ROOT || kind == DP_TOPO_SWITCH;
 }
 
-/* How good the way to a node becomes over link l: larger is better. With least 0 the width of its
+/* How good the route to a node becomes over link l: larger is better. With least 0 the width of its
  * narrowest link; else the nearness (minus the latency) over links that are at least so wide. */
 static double extend(double best, const struct dp_topo_link *l, double least)
 {
@@ -106,17 +106,17 @@ static void extend_from(struct search *s, int32_t at, int32_t to, double least)
         const int32_t link = t->around[k], next = dp_topology_across(t, link, node) - s->base;
         if (next < 0 || next >= s->count || s->done[next])
             continue;
-        const double way = extend(s->best[at], &t->links[link], least);
-        if (way <= s->best[next])
+        const double width = extend(s->best[at], &t->links[link], least);
+        if (width <= s->best[next])
             continue;
         if (s->link[next] < 0 && (forwards(t, next + s->base) || next + s->base == to))
             s->open[s->open_count++] = next;
-        s->best[next] = way;
+        s->best[next] = width;
         s->link[next] = link;
     }
 }
 
-/* The best way from `from` to every node of the host, or until `to` is reached. */
+/* The best route from `from` to every node of the host, or until `to` is reached. */
 static void search(struct search *s, int32_t from, int32_t to, double least)
 {
     for (int32_t i = 0; i < s->count; i++) {
@@ -153,7 +153,7 @@ static bool path_add(const struct dp_topology *t, struct dp_topo_path *p, int32_
     return true;
 }
 
-/* Append the found way from the path's end, where the search began, to `to`. */
+/* Append the found route from the path's end, where the search began, to `to`. */
 static bool path_add_found(const struct search *s, struct dp_topo_path *p, int32_t to)
 {
     int32_t from = p->nodes[p->hops], back[DP_TOPO_HOPS_MAX], count = 0;
@@ -170,7 +170,7 @@ static bool path_add_found(const struct search *s, struct dp_topo_path *p, int32
     return true;
 }
 
-/* The widest and nearest way within one host. */
+/* The widest and nearest route within one host. */
 static bool path_add_local(struct search *s, struct dp_topo_path *p, int32_t to)
 {
     int32_t from = p->nodes[p->hops];
@@ -261,7 +261,7 @@ static bool path_over_nvlink(const struct dp_topology *t, struct dp_topo_path *p
 
 /* ---- between hosts -------------------------------------------------------------------------- */
 
-/* A way out of a host: a NIC's link to a rail, with the way to the NIC. */
+/* A route out of a host: a NIC's link to a rail, with the route to the NIC. */
 struct exit {
     int32_t nic, link, rail;
     double width, nearness;
@@ -323,7 +323,7 @@ static int find_exits(const struct dp_topology *t, int32_t from, struct exits *o
             room += t->first_around[i + 1] - t->first_around[i];
     *out = (struct exits){malloc((size_t)room * sizeof(*out->list)), 0};
     if (!out->list)
-        return dp_fail(DP_ENOMEM, "no memory for the ways out of a host");
+        return dp_fail(DP_ENOMEM, "no memory for the routes out of a host");
     if ((err = search_init(&wide, t, host)))
         goto free_list;
     if ((err = search_init(&near, t, host)))
@@ -409,7 +409,7 @@ static struct choice choose(const struct dp_topology *t, const struct exits *out
     return best;
 }
 
-/* The way from `from` to the exit's NIC, or back from there to `to`. */
+/* The route from `from` to the exit's NIC, or back from there to `to`. */
 static int walk_leg(const struct dp_topology *t, struct dp_topo_path *p, int32_t host, int32_t to,
                     bool *found)
 {
@@ -476,7 +476,7 @@ int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b, struct d
     int err = 0;
 
     if (a < 0 || b < 0 || a >= t->node_count || b >= t->node_count)
-        return dp_fail(DP_EINVAL, "a way from node %d to node %d, expected two of %d nodes", a, b,
+        return dp_fail(DP_EINVAL, "a route from node %d to node %d, expected two of %d nodes", a, b,
                        t->node_count);
     a += t->nodes[a].kind == DP_TOPO_HOST; /* its first NUMA node */
     b += t->nodes[b].kind == DP_TOPO_HOST;

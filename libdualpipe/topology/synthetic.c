@@ -304,6 +304,13 @@ static int no_such_word(const char *word, size_t len)
     for (const struct dp_topology_preset *p = presets; p->name; p++)
         names[count++] = p->name;
     const char *near = dp_nearest(name, names, count);
+    for (const struct dp_topology_preset *p = presets; p->name; p++)
+        if (!strcmp(p->name, name))
+            return dp_fail(DP_EINVAL, "'%s': expected nothing behind %s; host:4 makes four of them",
+                           word, name);
+    if (near && !strcmp(near, name))
+        return dp_fail(DP_EINVAL, "'%s': expected a count or a value behind %s, as in gpu:8 or "
+                       "pcie=5x16", word, name);
     return dp_fail(DP_EINVAL, "'%s': expected %s%s", word,
                    near ? "something like " : "KIND:COUNT such as gpu:8, or KEY=VALUE such as "
                    "pcie=5x16", near ? near : "");

@@ -190,7 +190,7 @@ static void link_numa_nodes(struct maker *m)
     for (int32_t a = m->host; (a = next_of(m, DP_TOPO_NUMA, a + 1)) >= 0;)
         for (int32_t b = a; (b = next_of(m, DP_TOPO_NUMA, b + 1)) >= 0;) {
             struct dp_topo_link *l = dp_topo_add_link(
-                &m->b, DP_TOPO_CPU, a, b, rate > 0 ? rate : dp_topo_usual_cpu_rate(vendor, false));
+                &m->b, DP_TOPO_CPU, a, b, rate > 0 ? rate : dp_topo_assumed_cpu_rate(vendor, false));
             l->flags = rate > 0 ? 0 : DP_TOPO_RATE_ASSUMED;
         }
 }

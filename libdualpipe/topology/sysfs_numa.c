@@ -89,7 +89,7 @@ static void join(struct dp_topo_builder *b, int32_t host, int32_t first)
         for (int32_t k = i + 1; k < b->t.node_count; k++) {
             const struct dp_topo_node *x = &b->t.nodes[i], *y = &b->t.nodes[k];
             bool same = x->package >= 0 && x->package == y->package;
-            double rate = dp_topo_usual_cpu_rate(b->t.text + b->t.nodes[host].vendor, same);
+            double rate = dp_topo_assumed_cpu_rate(b->t.text + b->t.nodes[host].vendor, same);
             dp_topo_add_link(b, DP_TOPO_CPU, i, k, rate)->flags = DP_TOPO_RATE_ASSUMED;
         }
 }

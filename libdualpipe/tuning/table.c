@@ -2,9 +2,11 @@
  *
  * table.c - a table, from a text or a file.
  */
+#include "base/array.h"
 #include "base/fail.h"
 #include "base/number.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "tuning/rule.h"
 
 #include <stdio.h>
@@ -16,13 +18,12 @@ enum { MAX_FILE = 8 << 20 };
 
 static int grow(struct dp_tuning_draft *draft)
 {
-    size_t capacity = 2 * draft->capacity + 16;
-    struct dp_tuning_rule *rules = realloc(draft->rules, capacity * sizeof(*rules));
+    struct dp_tuning_rule *rules =
+        dp_array_grow(draft->rules, &draft->capacity, draft->count + 1, sizeof(*rules));
 
     if (!rules)
-        return dp_fail(DP_ENOMEM, "%s: no memory for %zu rules", draft->name, capacity);
+        return dp_fail(DP_ENOMEM, "%s: no memory for %zu rules", draft->name, draft->count + 1);
     draft->rules = rules;
-    draft->capacity = capacity;
     return 0;
 }
 
@@ -32,7 +33,7 @@ int dp_tuning_draft_add(struct dp_tuning_draft *draft, const struct dp_tuning_ru
 
     if (!dp_tuning_rule_check(rule, why))
         return dp_fail(DP_EINVAL, "%s:%d: %s", draft->name, rule->line, why);
-    int err = draft->count < draft->capacity ? 0 : grow(draft);
+    int err = grow(draft);
     if (!err)
         draft->rules[draft->count++] = *rule;
     return err;
@@ -68,9 +69,12 @@ int dp_tuning_table_read(const char *text, size_t len, const char *name,
                          struct dp_tuning_table **out)
 {
     struct dp_tuning_draft draft = {.name = name};
-    locale_t before = dp_point_begin();
-    int err = (is_json(text, len) ? dp_tuning_read_json : dp_tuning_read_csv)(text, len, &draft);
+    int err = dp_utf8_begin(&text, &len, name);
 
+    if (err)
+        return err;
+    locale_t before = dp_point_begin();
+    err = (is_json(text, len) ? dp_tuning_read_json : dp_tuning_read_csv)(text, len, &draft);
     dp_point_end(before);
     if (!err && !draft.count)
         err = dp_fail(DP_EINVAL, "%s: no rules, expected at least one", name);

@@ -134,11 +134,19 @@ static void fault_progress(struct dp_wire *wire)
         dp_wire_fail(wire, w->inner->error, "%s", w->inner->why);
 }
 
+static bool fault_has_message(struct dp_wire *wire)
+{
+    struct fault_wire *w = of(wire);
+
+    return w->inner && !w->receiving && !wire->receives.head && w->inner->ops->has_message(w->inner);
+}
+
 static bool fault_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     struct fault_wire *w = of(wire);
     const bool delaying = !w->sending && wire->sends.head;
 
+    w->inner->expects = wire->expects;
     return !wire->error && !delaying && w->inner->ops->arm(w->inner, fd);
 }
 
@@ -150,12 +158,12 @@ static void fault_disarm(struct dp_wire *wire, short revents)
         w->inner->ops->disarm(w->inner, revents);
 }
 
-static void fault_let_go(struct dp_wire *wire)
+static void fault_quiesce(struct dp_wire *wire)
 {
     struct fault_wire *w = of(wire);
 
     if (w->inner)
-        w->inner->ops->let_go(w->inner);
+        w->inner->ops->quiesce(w->inner);
 }
 
 static void fault_close(struct dp_wire *wire)
@@ -170,9 +178,10 @@ static void fault_close(struct dp_wire *wire)
 static const struct dp_wire_ops fault_ops = {
     .name = "fault",
     .progress = fault_progress,
+    .has_message = fault_has_message,
     .arm = fault_arm,
     .disarm = fault_disarm,
-    .let_go = fault_let_go,
+    .quiesce = fault_quiesce,
     .close = fault_close,
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fault.h - a wire that wraps another one and makes it worse, in a way that can be repeated: the same
+ * fault.h - a wire that wraps another one and makes it worse, repeatably: the same
  * seed does the same to the same messages.
  */
 #ifndef DP_WIRE_FAULT_H

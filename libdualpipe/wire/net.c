@@ -7,6 +7,7 @@
 #include "base/text.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -19,20 +20,12 @@
 
 /* ---- this host ----------------------------------------------------------------------------- */
 
-static bool read_boot_id(const char *root, uint8_t id[DP_HOST_ID_BYTES])
+static bool is_id(const char *text, uint8_t id[DP_HOST_ID_BYTES])
 {
-    char path[512], text[64] = "";
-
-    snprintf(path, sizeof(path), "%s/proc/sys/kernel/random/boot_id", root);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return false;
-    bool ok = fgets(text, sizeof(text), f);
-    fclose(f);
+    int digits = 0;
 
     /* Hexadecimal digits with dashes between. */
-    int digits = 0;
-    for (const char *c = text; ok && *c && digits < 2 * DP_HOST_ID_BYTES; c++) {
+    for (const char *c = text; *c && digits < 2 * DP_HOST_ID_BYTES; c++) {
         unsigned nibble;
         if (sscanf((const char[]){*c, 0}, "%1x", &nibble) != 1)
             continue;
@@ -42,18 +35,38 @@ static bool read_boot_id(const char *root, uint8_t id[DP_HOST_ID_BYTES])
     return digits == 2 * DP_HOST_ID_BYTES;
 }
 
-void dp_host_id(const char *root, uint8_t id[DP_HOST_ID_BYTES])
+/* 0, DP_ENOENT: there is none, or DP_EIO. */
+static int read_boot_id(const char *root, uint8_t id[DP_HOST_ID_BYTES])
+{
+    char path[512], text[64] = "";
+
+    snprintf(path, sizeof(path), "%s/proc/sys/kernel/random/boot_id", root);
+    FILE *f = fopen(path, "re");
+    if (!f && (errno == EMFILE || errno == ENFILE))
+        return dp_fail(DP_EIO, "cannot read %s: %s", path, dp_errno_text(errno));
+    if (!f)
+        return DP_ENOENT;
+    const bool ok = fgets(text, sizeof(text), f);
+    fclose(f);
+    return ok && is_id(text, id) ? 0 : DP_ENOENT;
+}
+
+int dp_host_id(const char *root, uint8_t id[DP_HOST_ID_BYTES])
 {
     char path[512];
     struct stat ns;
 
     memset(id, 0, DP_HOST_ID_BYTES);
-    if (!read_boot_id(root, id))
+    const int err = read_boot_id(root, id);
+    if (err == DP_EIO)
+        return err;
+    if (err)
         gethostname((char *)id, DP_HOST_ID_BYTES);
     snprintf(path, sizeof(path), "%s/proc/self/ns/net", root);
     if (!stat(path, &ns))
         for (size_t i = 0; i < sizeof(ns.st_ino); i++)
             id[i] ^= (uint8_t)(ns.st_ino >> (8 * i));
+    return 0;
 }
 
 int dp_random_bytes(void *bytes, size_t len)

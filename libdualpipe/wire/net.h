@@ -21,8 +21,10 @@ union dp_sockaddr {
 enum { DP_HOST_ID_BYTES = 16, DP_SOCKADDR_TEXT = 80 };
 
 /* The same for all processes that can reach each other without a network: same boot of the same
- * machine, same network namespace (a container has its own). root: where /proc is, "" as a rule. */
-void dp_host_id(const char *root, uint8_t id[DP_HOST_ID_BYTES]);
+ * machine, same network namespace (a container has its own). root: where /proc is, "" as a rule.
+ * Without a readable boot id it is made of the host's name. DP_EIO: too many open files to read it,
+ * which is a state of this process and must not make another host of it. */
+int dp_host_id(const char *root, uint8_t id[DP_HOST_ID_BYTES]);
 
 socklen_t dp_sockaddr_len(const union dp_sockaddr *a);
 bool dp_sockaddr_is_loopback(const union dp_sockaddr *a);

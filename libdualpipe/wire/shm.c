@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shm.c - a wire over shared memory, between two processes of one host. One segment per wire, of two
- * sides, one for each direction; the connecting process makes it, and passes it as a file along with
- * its hello over a unix socket. It has no name anywhere, so nothing can be left behind.
+ * shm.c - a wire over shared memory, between two processes of one host. One segment per wire, of
+ * two sides, one for each direction; the connecting process makes it, and passes it as a file along
+ * with its hello over a unix socket. It has no name anywhere, so nothing can be left behind.
  *
- * A side is a ring of slots. A message is cut into pieces, a slot each; every slot has a line of 64
- * bytes that describes its piece. The sender writes the piece, then the line's turn; the receiver
- * looks at nothing but the turn of the next line. A piece of up to 40 bytes lies in the line itself,
- * so that a short message is one cache line that changes cores once.
+ * A side is a ring of slots. A message is cut into pieces, one per slot; every slot has an entry of
+ * 64 bytes that describes its piece. The sender writes the piece, then the entry's turn; the
+ * receiver polls only the turn of the next entry. A piece of up to 40 bytes is stored in the entry
+ * itself, so that a short message moves one cache line between the cores, once.
  *
- *      lines   | turn 5 | turn 6 | turn 3 | turn 4 |        4 slots; the sender's next is the third
- *      slots   | bytes  | bytes  |        | bytes  |        line, once `taken` has come to 3
+ *      entries | turn 5 | turn 6 | turn 3 | turn 4 |        4 slots; the sender's next is the third
+ *      slots   | bytes  | bytes  |        | bytes  |        entry, once `taken` has reached 3
  *
- * A large message is not cut into pieces: its line only says where it lies, and both processes copy it
- * straight to where it belongs (direct.h), if the system lets them or they share that memory.
+ * A large message is not cut into pieces: its entry holds its address, and both processes copy it
+ * to its destination by cross-memory attach (cma.h) where the system allows it, or in memory that
+ * they share.
  *
- * The socket stays: it rings the other side awake, it passes on memory that is shared, and it tells when
- * the other process is gone.
+ * The socket stays open: a byte on it wakes the other side, shared memory is announced over it, and
+ * its end tells that the other process has ended.
  */
 #include "wire/shm.h"
 
@@ -38,8 +39,9 @@ enum {
 
 /* ---- the other side's sleep -------------------------------------------------------------------- */
 
-/* Exchanges only, on both sides: of two, one comes first. Is it ours, the sleeper's takes over all that
- * we had written, and it does not go to sleep; is it the sleeper's, we get its 1. */
+/* Both sides use atomic exchanges on the flag, which are totally ordered. If the waker's exchange
+ * comes first, the sleeper's exchange acquires everything that the waker wrote before, and its next
+ * look finds the new piece. If the sleeper's comes first, the waker reads 1 and sends a byte. */
 static bool set_asleep(atomic_uint *asleep, unsigned value)
 {
     return atomic_exchange_explicit(asleep, value, memory_order_acq_rel);
@@ -51,23 +53,25 @@ void dp_shm_ring(struct dp_shm_wire *w, atomic_uint *asleep)
         send(w->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Read away what rang, hear what letters there are, and notice if nobody is at the other end. */
+/* Read away what rang, hear what announcements there are, and notice if the peer has closed its
+ * end. */
 void dp_shm_look(struct dp_shm_wire *w)
 {
-    const unsigned heard = w->maps.heard;
-    char bytes[sizeof(struct dp_shm_letter)];
+    const unsigned before = w->mappings.received;
+    char bytes[sizeof(struct dp_shm_announcement)];
     ssize_t n = 1;
 
     for (int i = 0; i < READS && n > 0; i++) {
-        /* Never beyond the end of a letter: the next one's file would replace its own. */
-        const size_t most = sizeof(bytes) - w->maps.got;
-        n = dp_fds_receive(w->fd, bytes, most, &w->maps.passed_fd);
+        /* Never read beyond the end of a announcement: the next one's file would replace its own.
+         */
+        const size_t most = sizeof(bytes) - w->mappings.got;
+        n = dp_fds_receive(w->fd, bytes, most, &w->mappings.passed_fd);
         if (n > 0)
-            dp_shm_maps_hear(&w->maps, bytes, (size_t)n);
+            dp_shm_mappings_receive(&w->mappings, bytes, (size_t)n);
     }
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
         w->peer_gone = true;
-    if (w->maps.heard != heard)
+    if (w->mappings.received != before)
         dp_shm_has_shared(w);
 }
 
@@ -90,29 +94,29 @@ static bool has_room(struct dp_shm_wire *w)
 }
 
 /* Write the next piece of the first message. */
-static void fill_piece(struct dp_shm_wire *w, struct dp_shm_line *line, char *slot)
+static void fill_piece(struct dp_shm_wire *w, struct dp_shm_entry *entry, char *slot)
 {
     struct dp_wire_request *req = w->base.sends.head;
     const size_t left = req->len - req->moved;
     const size_t len = left < DP_SHM_SLOT_BYTES ? left : DP_SHM_SLOT_BYTES;
 
-    line->len = (uint32_t)len;
+    entry->len = (uint32_t)len;
     if (len)
-        memcpy(len <= DP_SHM_INLINE_BYTES ? line->bytes : slot, req->buf + req->moved, len);
+        memcpy(len <= DP_SHM_INLINE_BYTES ? entry->bytes : slot, req->buf + req->moved, len);
     req->moved += len;
 }
 
-static void send_line(struct dp_shm_wire *w)
+static void send_entry(struct dp_shm_wire *w)
 {
     struct dp_wire_request *req = w->base.sends.head;
     const unsigned slot = w->sent % DP_SHM_SLOTS;
-    struct dp_shm_line *line = &w->out->lines[slot];
+    struct dp_shm_entry *entry = &w->out->entries[slot];
 
-    line->message_len = req->len;
-    line->tag = req->tag;
-    if (req->len < DP_SHM_LARGE || !dp_shm_offer(w, line))
-        fill_piece(w, line, w->out->slots[slot]);
-    atomic_store_explicit(&line->turn, ++w->sent, memory_order_release);
+    entry->message_len = req->len;
+    entry->tag = req->tag;
+    if (req->len < DP_SHM_LARGE || !dp_shm_offer(w, entry))
+        fill_piece(w, entry, w->out->slots[slot]);
+    atomic_store_explicit(&entry->turn, ++w->sent, memory_order_release);
     if (w->is_offered || req->moved < req->len)
         return;
     w->is_refused = false;
@@ -125,20 +129,20 @@ bool dp_shm_is_all_taken(struct dp_shm_wire *w)
     return w->known_taken == w->sent;
 }
 
-/* Behind an offer nothing is sent until it is done with. */
-static bool can_send_line(struct dp_shm_wire *w)
+/* Nothing is sent after an offer until its transfer has ended. */
+static bool can_send_entry(struct dp_shm_wire *w)
 {
     if (w->is_offered)
         dp_shm_push(w);
     return !w->is_offered && w->base.sends.head && has_room(w);
 }
 
-static void send_lines(struct dp_shm_wire *w)
+static void send_entries(struct dp_shm_wire *w)
 {
     const unsigned before = w->sent;
 
-    for (int i = 0; i < TURNS && can_send_line(w); i++)
-        send_line(w);
+    for (int i = 0; i < TURNS && can_send_entry(w); i++)
+        send_entry(w);
     if (w->sent == before)
         return;
     w->base.moves++;
@@ -147,16 +151,16 @@ static void send_lines(struct dp_shm_wire *w)
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-static const struct dp_shm_line *next_line(const struct dp_shm_wire *w)
+static const struct dp_shm_entry *next_entry(const struct dp_shm_wire *w)
 {
-    return &w->in->lines[w->received % DP_SHM_SLOTS];
+    return &w->in->entries[w->received % DP_SHM_SLOTS];
 }
 
-static bool has_line(const struct dp_shm_wire *w)
+static bool has_entry(const struct dp_shm_wire *w)
 {
-    const struct dp_shm_line *line = next_line(w);
+    const struct dp_shm_entry *entry = next_entry(w);
 
-    return atomic_load_explicit(&line->turn, memory_order_acquire) == w->received + 1;
+    return atomic_load_explicit(&entry->turn, memory_order_acquire) == w->received + 1;
 }
 
 void dp_shm_free_slot(struct dp_shm_wire *w)
@@ -164,32 +168,32 @@ void dp_shm_free_slot(struct dp_shm_wire *w)
     atomic_store_explicit(&w->in->taken, ++w->received, memory_order_release);
 }
 
-/* The rest of a message that was too long for its receive. */
+/* Drop the rest of a message that was too long for its receive. */
 static void skip_piece(struct dp_shm_wire *w)
 {
-    const size_t len = next_line(w)->len;
+    const size_t len = next_entry(w)->len;
 
     w->base.skip = len < w->base.skip ? w->base.skip - len : 0;
     dp_shm_free_slot(w);
 }
 
-/* The lines are written by another process: nothing in them is believed that would lead out of the
- * slot or the buffer. */
+/* The entries are written by another process: no value in them may lead out of the slot or the
+ * buffer. */
 static void receive_piece(struct dp_shm_wire *w)
 {
     struct dp_wire_request *req = w->base.receives.head;
     const unsigned slot = w->received % DP_SHM_SLOTS;
-    const struct dp_shm_line *line = &w->in->lines[slot];
-    const size_t len = line->len, message_len = line->message_len;
+    const struct dp_shm_entry *entry = &w->in->entries[slot];
+    const size_t len = entry->len, message_len = entry->message_len;
 
     if (len > DP_SHM_SLOT_BYTES || message_len > DP_WIRE_MAX_BYTES || req->moved > message_len ||
         len > message_len - req->moved) {
         dp_wire_fail(&w->base, DP_EMISMATCH, "what arrived is no message");
         return;
     }
-    req->tag = line->tag;
-    if (w->base.aim && !req->moved)
-        w->base.aim(req, req->tag, message_len);
+    req->tag = entry->tag;
+    if (w->base.set_target && !req->moved)
+        w->base.set_target(req, req->tag, message_len);
     if (message_len >= DP_SHM_LARGE && !req->moved)
         dp_shm_begin(w, req);
     if (message_len > req->len) {
@@ -199,7 +203,7 @@ static void receive_piece(struct dp_shm_wire *w)
         dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
         return;
     }
-    const char *from = len <= DP_SHM_INLINE_BYTES ? line->bytes : w->in->slots[slot];
+    const char *from = len <= DP_SHM_INLINE_BYTES ? entry->bytes : w->in->slots[slot];
     if (message_len >= DP_COPY_LARGE)
         dp_shm_copy_out(w, req->buf + req->moved, from, len, message_len);
     else if (len)
@@ -213,24 +217,24 @@ static void receive_piece(struct dp_shm_wire *w)
     dp_wire_finish_head(&w->base.receives, 0);
 }
 
-/* false: the next line is one of a large message, on which nothing more can be done now. */
-static bool receive_line(struct dp_shm_wire *w)
+/* false: the next entry is an offer on which nothing can be done now. */
+static bool receive_entry(struct dp_shm_wire *w)
 {
     if (w->base.skip)
         skip_piece(w);
-    else if (next_line(w)->len == DP_SHM_OFFER)
-        return dp_shm_pull(w, next_line(w));
+    else if (next_entry(w)->len == DP_SHM_OFFER)
+        return dp_shm_pull(w, next_entry(w));
     else
         receive_piece(w);
     return true;
 }
 
-static void receive_lines(struct dp_shm_wire *w)
+static void receive_entries(struct dp_shm_wire *w)
 {
     const unsigned before = w->received;
 
-    for (int i = 0; i < TURNS && dp_wire_wants_input(&w->base) && has_line(w); i++)
-        if (!receive_line(w))
+    for (int i = 0; i < TURNS && dp_wire_wants_input(&w->base) && has_entry(w); i++)
+        if (!receive_entry(w))
             break;
     if (w->received != before) {
         w->base.moves++;
@@ -245,7 +249,7 @@ static bool is_connected(struct dp_shm_wire *w)
 {
     if (w->base.connected)
         return true;
-    if (!dp_call_connect(&w->call, &w->base, &w->fd))
+    if (!dp_connector_connect(&w->connector, &w->base, &w->fd))
         return false;
     dp_shm_meet(w);
     return true;
@@ -255,30 +259,37 @@ static void shm_progress(struct dp_wire *wire)
 {
     struct dp_shm_wire *w = dp_shm_of(wire);
 
-    if (wire->error || !is_connected(w))
+    if (!dp_wire_may_progress(wire) || !is_connected(w))
         return;
-    if (!w->direct.tried)
+    if (!w->cma.tried)
         dp_shm_try(w);
     if (wire->sends.head)
-        send_lines(w);
+        send_entries(w);
     if (wire->sends.head && w->peer_gone) {
         w->is_offered = false;
         dp_wire_fail_sends(wire, "the connection was closed");
     }
     if (dp_wire_wants_input(wire))
-        receive_lines(w);
+        receive_entries(w);
     if (dp_wire_is_busy(wire))
         look_sometimes(w);
 }
 
 static bool can_receive(const struct dp_shm_wire *w)
 {
-    return has_line(w) && (!w->is_taken || dp_shm_can_pull(w));
+    return has_entry(w) && (!w->is_taken || dp_shm_can_pull(w));
 }
 
 static bool can_send(struct dp_shm_wire *w)
 {
     return w->is_offered ? dp_shm_can_push(w) : has_room(w);
+}
+
+static bool shm_has_message(struct dp_wire *wire)
+{
+    struct dp_shm_wire *w = dp_shm_of(wire);
+
+    return wire->connected && !wire->receives.head && !wire->skip && has_entry(w);
 }
 
 static bool shm_arm(struct dp_wire *wire, struct pollfd *fd)
@@ -288,15 +299,15 @@ static bool shm_arm(struct dp_wire *wire, struct pollfd *fd)
     if (wire->error || w->peer_gone)
         return false;
     if (!wire->connected) {
-        *fd = dp_call_poll(&w->call);
+        *fd = dp_connector_poll(&w->connector);
         return true;
     }
     *fd = (struct pollfd){.fd = w->fd, .events = POLLIN};
-    if (dp_wire_wants_input(wire))
+    if (dp_wire_listens(wire))
         set_asleep(&w->in->receiver_asleep, 1);
     if (wire->sends.head)
         set_asleep(&w->out->sender_asleep, 1);
-    return !(dp_wire_wants_input(wire) && can_receive(w)) && !(wire->sends.head && can_send(w));
+    return !(dp_wire_listens(wire) && can_receive(w)) && !(wire->sends.head && can_send(w));
 }
 
 static void shm_disarm(struct dp_wire *wire, short revents)
@@ -311,18 +322,20 @@ static void shm_disarm(struct dp_wire *wire, short revents)
         dp_shm_look(w);
 }
 
-static void shm_let_go(struct dp_wire *wire)
+static void shm_quiesce(struct dp_wire *wire)
 {
-    dp_shm_let_go(dp_shm_of(wire));
+    dp_shm_loans.end(wire);
+    dp_shm_quiesce(dp_shm_of(wire));
 }
 
 static void shm_close(struct dp_wire *wire)
 {
     struct dp_shm_wire *w = dp_shm_of(wire);
 
-    dp_shm_let_go(w);
-    dp_shm_maps_fini(&w->maps);
-    dp_call_fini(&w->call);
+    shm_quiesce(wire);
+    dp_cma_fini(&w->cma);
+    dp_shm_mappings_fini(&w->mappings);
+    dp_connector_fini(&w->connector);
     dp_fd_close(w->fd);
     if (w->segment)
         munmap(w->segment, sizeof(*w->segment));
@@ -334,11 +347,13 @@ const struct dp_wire_ops dp_wire_shm = {
     .address_bytes = DP_SHM_ADDRESS_BYTES,
     .listen = dp_shm_listen,
     .accept = dp_shm_accept,
-    .unlisten = dp_door_close,
+    .unlisten = dp_acceptor_close,
     .connect = dp_shm_connect,
     .progress = shm_progress,
+    .has_message = shm_has_message,
     .arm = shm_arm,
     .disarm = shm_disarm,
-    .let_go = shm_let_go,
+    .quiesce = shm_quiesce,
     .close = shm_close,
+    .loans = &dp_shm_loans,
 };

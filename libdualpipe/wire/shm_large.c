@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shm_large.c - a large message over shared memory: where it lies is said in a line of the ring, and so
- * it keeps its place among the others. The receiver frees that line when all is copied, and then the
- * sender is done too.
+ * shm_large.c - rendezvous transfer of a large message over shared memory. An entry of the ring
+ * holds its address, so it keeps its place among the other messages. The receiver frees that entry
+ * when all is copied, and then the sender's request is done too.
  *
  *      sender                          receiver
- *      offers              line  ->    accepts: says where it is wanted
+ *      offers             entry  ->    accepts: publishes the destination
  *      pushes chunks                   pulls chunks
- *                                <-    frees the line
+ *                                <-    frees the entry
  *
- * Each side copies what it can: what it has mapped of the other's shared memory (shm_maps.h) with plain
- * loads and stores, all else through the kernel (direct.h). So one of them may have to do all of it.
+ * Each side copies what it can: memory of the other side that it has mapped (shm_mappings.h) with
+ * plain loads and stores, all other memory through the kernel (cma.h). So one side may have to copy
+ * all of it.
  *
- * Where neither can, or where the kernel will not copy from or to some memory (some devices', secret
- * memory), the deal is ended: the line is freed all the same, and the message comes once more, through
- * the ring. A sender that has met that several times in succession asks no more.
+ * Where neither can, or where the kernel refuses some memory (of some devices, secret memory), the
+ * transfer is ended: the entry is freed all the same, and the message is sent again through the
+ * ring. A sender stops offering after REFUSALS refusals in succession.
  */
 #include "wire/shm.h"
 
@@ -26,34 +27,34 @@
 #include <string.h>
 
 enum { REFUSALS = 4 };
-static const int64_t LET_GO_NS = 10 * DP_NS_PER_S;
+static const int64_t QUIESCE_NS = 10 * DP_NS_PER_S;
 
-/* What the other side has named. It has shown it before, so the letter is there, but may be unread. */
-static char *find(struct dp_shm_wire *w, const struct dp_shm_place *place, size_t len)
+/* The announcement was sent before, but may be unread. */
+char *dp_shm_find(struct dp_shm_wire *w, const struct dp_shm_location *place, size_t len)
 {
-    char *at = dp_shm_maps_find(&w->maps, place, len);
+    char *at = dp_shm_mappings_find(&w->mappings, place, len);
 
-    if (at || !place->letter)
+    if (at || !place->announcement)
         return at;
     dp_shm_look(w);
-    return dp_shm_maps_find(&w->maps, place, len);
+    return dp_shm_mappings_find(&w->mappings, place, len);
 }
 
 void dp_shm_meet(struct dp_shm_wire *w)
 {
     const bool first = w->out == &w->segment->sides[0];
 
-    if (w->may_copy_straight)
-        dp_direct_introduce(&w->direct, w->fd, &w->segment->cards[!first],
-                            &w->segment->cards[first]);
+    if (w->may_use_cma)
+        dp_cma_introduce(&w->cma, w->fd, &w->segment->identities[!first],
+                         &w->segment->identities[first]);
     else
-        w->direct.tried = true;
+        w->cma.tried = true;
 }
 
 void dp_shm_try(struct dp_shm_wire *w)
 {
-    dp_direct_try(&w->direct);
-    if (w->direct.reaches)
+    dp_cma_try(&w->cma);
+    if (w->cma.reaches)
         w->base.buffer_bytes = DP_SHM_LARGE;
 }
 
@@ -65,89 +66,88 @@ void dp_shm_has_shared(struct dp_shm_wire *w)
     w->base.buffer_bytes = DP_SHM_LARGE;
 }
 
-/* Where the peer finds buf, if that is in shared memory. */
-static struct dp_shm_place name(struct dp_shm_wire *w, const void *buf, size_t len)
+struct dp_shm_location dp_shm_name(struct dp_shm_wire *w, const void *buf, size_t len)
 {
-    const uint32_t before = w->maps.letters;
-    struct dp_shm_place place = {.letter = 0};
+    const uint32_t before = w->mappings.announcements;
+    struct dp_shm_location place = {.announcement = 0};
 
-    if (dp_direct_is_known(&w->direct))
-        dp_shm_maps_name(&w->maps, w->fd, buf, len, &place);
-    if (w->maps.letters != before) {
-        atomic_store_explicit(&w->in->letters, w->maps.letters, memory_order_release);
+    if (dp_cma_is_known(&w->cma))
+        dp_shm_mappings_name(&w->mappings, w->fd, buf, len, &place);
+    if (w->mappings.announcements != before) {
+        atomic_store_explicit(&w->in->announcements, w->mappings.announcements,
+                              memory_order_release);
         dp_shm_has_shared(w);
     }
     return place;
 }
 
-/* The receiver has measured what is quicker for a message of this length. */
-static bool is_wanted_straight(const struct dp_shm_wire *w, size_t len)
+/* The receiver has measured which path is faster for a message of this length. */
+static bool is_cma_wanted(const struct dp_shm_wire *w, size_t len)
 {
     return !(atomic_load_explicit(&w->out->by_ring, memory_order_relaxed) >> dp_shm_class(len) & 1);
 }
 
-/* Whether it is to go straight, and there is a chance that it does. Where only the receiver's memory is
- * shared, there is once it has shown some. */
+/* Whether to offer: CMA is wanted and may work. Where only the receiver's memory is shared, it may
+ * work once the receiver has announced some. */
 static bool may_offer(struct dp_shm_wire *w, bool is_shared, size_t len)
 {
-    if (atomic_load_explicit(&w->out->letters, memory_order_acquire) != w->maps.heard)
+    if (atomic_load_explicit(&w->out->announcements, memory_order_acquire) != w->mappings.received)
         dp_shm_look(w);
-    return w->refusals[is_shared] < REFUSALS && dp_direct_is_known(&w->direct) &&
-           (is_shared || w->maps.heard ||
-            (dp_direct_works(&w->direct) && is_wanted_straight(w, len)));
+    return w->refusals[is_shared] < REFUSALS && dp_cma_is_known(&w->cma) &&
+           (is_shared || w->mappings.received || (dp_cma_works(&w->cma) && is_cma_wanted(w, len)));
 }
 
-bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_line *line)
+bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_entry *entry)
 {
     const struct dp_wire_request *req = w->base.sends.head;
 
     if (req->moved || w->is_refused)
         return false;
     const struct dp_shm_source source = {(uint64_t)(uintptr_t)req->buf,
-                                         name(w, req->buf, req->len)};
-    w->is_shared = source.place.letter;
+                                         dp_shm_name(w, req->buf, req->len)};
+    w->is_shared = source.place.announcement;
     if (!may_offer(w, w->is_shared, req->len))
         return false;
-    line->len = DP_SHM_OFFER;
-    memcpy(line->bytes, &source, sizeof(source));
-    dp_direct_offer(&w->offered, &w->out->deal, req->buf, req->len, w->is_shared);
+    entry->len = DP_SHM_OFFER;
+    memcpy(entry->bytes, &source, sizeof(source));
+    dp_cma_offer(&w->offered, &w->out->transfer, req->buf, req->len, w->is_shared);
     w->is_offered = true;
-    w->is_met = false;
+    w->is_accepted = false;
     return true;
 }
 
-/* The receiver has freed the line. */
-static void settle(struct dp_shm_wire *w)
+/* The receiver has freed the entry. */
+static void finish_send(struct dp_shm_wire *w)
 {
     w->is_offered = false;
-    w->is_refused = dp_direct_is_ended(&w->offered);
+    w->is_refused = dp_cma_is_ended(&w->offered);
     if (w->is_refused) {
         w->refusals[w->is_shared]++;
         return;
     }
     w->refusals[w->is_shared] = 0;
-    w->straight++;
+    w->by_cma++;
     w->base.sends.head->moved = w->base.sends.head->len;
     dp_wire_finish_head(&w->base.sends, 0);
 }
 
 /* Whether the receiver has accepted; then also see where its memory is mapped here. */
-static bool is_met(struct dp_shm_wire *w)
+static bool is_accepted(struct dp_shm_wire *w)
 {
-    if (!w->is_met) {
-        w->is_met = dp_direct_is_accepted(&w->offered, w->sent);
-        if (!w->is_met)
+    if (!w->is_accepted) {
+        w->is_accepted = dp_cma_is_accepted(&w->offered, w->sent);
+        if (!w->is_accepted)
             return false;
         w->goes_to = w->out->target;
-        w->offered.mapped = find(w, &w->goes_to.place, w->offered.len);
+        w->offered.mapped = dp_shm_find(w, &w->goes_to.place, w->offered.len);
     }
     return true;
 }
 
-/* It was met, but neither side can copy. */
+/* It was accepted, but neither side can copy. */
 static bool is_hopeless(const struct dp_shm_wire *w)
 {
-    return !w->goes_to.copies && !dp_direct_can_copy(&w->direct, &w->offered);
+    return !w->goes_to.copies && !dp_cma_can_copy(&w->cma, &w->offered);
 }
 
 void dp_shm_push(struct dp_shm_wire *w)
@@ -155,17 +155,17 @@ void dp_shm_push(struct dp_shm_wire *w)
     const uint32_t before = w->offered.done;
 
     if (dp_shm_is_all_taken(w)) {
-        settle(w);
+        finish_send(w);
         return;
     }
-    if (!is_met(w))
+    if (!is_accepted(w))
         return;
-    w->offered.mapped = dp_shm_maps_find(&w->maps, &w->goes_to.place, w->offered.len);
-    if (is_hopeless(w) && dp_direct_has_chunk(&w->offered))
-        dp_direct_end(&w->offered);
-    if (dp_direct_push(&w->direct, &w->offered))
+    w->offered.mapped = dp_shm_mappings_find(&w->mappings, &w->goes_to.place, w->offered.len);
+    if (is_hopeless(w) && dp_cma_has_chunk(&w->offered))
+        dp_cma_end(&w->offered);
+    if (dp_cma_push(&w->cma, &w->offered))
         w->peer_gone = true;
-    if (w->offered.done == before && !dp_direct_is_ended(&w->offered))
+    if (w->offered.done == before && !dp_cma_is_ended(&w->offered))
         return;
     w->base.moves++;
     dp_shm_ring(w, &w->out->receiver_asleep);
@@ -173,34 +173,34 @@ void dp_shm_push(struct dp_shm_wire *w)
 
 bool dp_shm_can_push(struct dp_shm_wire *w)
 {
-    return dp_shm_is_all_taken(w) ||
-           (is_met(w) && dp_direct_has_chunk(&w->offered) &&
-            (is_hopeless(w) || dp_direct_can_copy(&w->direct, &w->offered)));
+    return dp_shm_is_all_taken(w) || (is_accepted(w) && dp_cma_has_chunk(&w->offered) &&
+                                      (is_hopeless(w) || dp_cma_can_copy(&w->cma, &w->offered)));
 }
 
 /* ---- the receiver ---------------------------------------------------------------------------- */
 
-static enum dp_shm_way wanted(const struct dp_shm_wire *w, size_t len)
+static enum dp_shm_path wanted(const struct dp_shm_wire *w, size_t len)
 {
-    return (enum dp_shm_way)w->ways.classes[dp_shm_class(len)].wanted;
+    return (enum dp_shm_path)w->paths.classes[dp_shm_class(len)].wanted;
 }
 
-/* A message has come that way within ns: say which way the next one of its size is wanted. */
-static void learn(struct dp_shm_wire *w, size_t len, enum dp_shm_way way, int64_t ns)
+/* A message has come by this path within ns: publish which path the next one of its size shall
+ * take. */
+static void learn(struct dp_shm_wire *w, size_t len, enum dp_shm_path path, int64_t ns)
 {
     const unsigned bit = 1u << dp_shm_class(len);
-    const bool was_straight = wanted(w, len) == DP_SHM_STRAIGHT;
-    const bool is_straight = dp_shm_ways_learn(&w->ways, len, way, ns) == DP_SHM_STRAIGHT;
+    const bool was_cma = wanted(w, len) == DP_SHM_CMA;
+    const bool is_cma = dp_shm_paths_learn(&w->paths, len, path, ns) == DP_SHM_CMA;
 
-    if (is_straight && !was_straight)
+    if (is_cma && !was_cma)
         atomic_fetch_and_explicit(&w->in->by_ring, ~bit, memory_order_relaxed);
-    else if (was_straight && !is_straight)
+    else if (was_cma && !is_cma)
         atomic_fetch_or_explicit(&w->in->by_ring, bit, memory_order_relaxed);
 }
 
 void dp_shm_begin(struct dp_shm_wire *w, const struct dp_wire_request *receive)
 {
-    name(w, receive->buf, receive->len);
+    dp_shm_name(w, receive->buf, receive->len);
     if (w->measures)
         w->began_ns = dp_now_ns();
 }
@@ -208,58 +208,59 @@ void dp_shm_begin(struct dp_shm_wire *w, const struct dp_wire_request *receive)
 void dp_shm_copy_out(struct dp_shm_wire *w, char *to, const char *slot, size_t len,
                      size_t message_len)
 {
-    if (wanted(w, message_len) == DP_SHM_RING_PAST)
-        dp_copy_past(to, slot, len);
+    if (wanted(w, message_len) == DP_SHM_RING_NT)
+        dp_copy_nt(to, slot, len);
     else
         memcpy(to, slot, len);
 }
 
-/* The first piece was filled before it was seen, in about the time that each of the others took. */
+/* The first piece was filled before the clock started, in about the time of each of the others. */
 void dp_shm_measure(struct dp_shm_wire *w, size_t len)
 {
     if (!w->measures)
         return;
     const int64_t others = (int64_t)((len - 1) / DP_SHM_SLOT_BYTES), ns = dp_now_ns() - w->began_ns;
-    const bool past = wanted(w, len) == DP_SHM_RING_PAST;
-    learn(w, len, past ? DP_SHM_RING_PAST : DP_SHM_RING, ns + ns / others);
+    const bool past = wanted(w, len) == DP_SHM_RING_NT;
+    learn(w, len, past ? DP_SHM_RING_NT : DP_SHM_RING, ns + ns / others);
 }
 
-/* Say where it is wanted, and begin; or end it, if neither side can copy. */
+/* Publish the destination and begin; or end the transfer, if neither side can copy. */
 static void accept_offer(struct dp_shm_wire *w, const struct dp_shm_source *source, size_t len)
 {
     struct dp_wire_request *req = w->base.receives.head;
-    const struct dp_shm_place place = name(w, req->buf, len);
+    const struct dp_shm_location place = dp_shm_name(w, req->buf, len);
 
-    dp_direct_take(&w->taken, &w->in->deal, source->address, req->buf, len, source->place.letter);
+    dp_cma_take(&w->taken, &w->in->transfer, source->address, req->buf, len,
+                source->place.announcement);
     w->is_taken = true;
     w->comes_from = source->place;
-    w->taken.mapped = find(w, &w->comes_from, len);
-    const bool copies = dp_direct_can_copy(&w->direct, &w->taken);
+    w->taken.mapped = dp_shm_find(w, &w->comes_from, len);
+    const bool copies = dp_cma_can_copy(&w->cma, &w->taken);
     w->in->target = (struct dp_shm_target){place, copies};
-    w->began_ns = w->measures && !place.letter && !w->comes_from.letter ? dp_now_ns() : 0;
-    if (dp_direct_is_known(&w->direct) &&
-        (copies || place.letter || dp_direct_works(&w->direct)))
-        dp_direct_accept(&w->taken, w->received + 1);
+    w->began_ns =
+        w->measures && !place.announcement && !w->comes_from.announcement ? dp_now_ns() : 0;
+    if (dp_cma_is_known(&w->cma) && (copies || place.announcement || dp_cma_works(&w->cma)))
+        dp_cma_accept(&w->taken, w->received + 1);
     else
-        dp_direct_end(&w->taken);
+        dp_cma_end(&w->taken);
     dp_shm_ring(w, &w->in->sender_asleep);
 }
 
-/* As with a piece, nothing is believed that would lead out of the buffer. true: the line is freed. */
-static bool take_offer(struct dp_shm_wire *w, const struct dp_shm_line *line)
+/* As with a piece, no value of the entry may lead out of the buffer. true: the entry is freed. */
+static bool take_offer(struct dp_shm_wire *w, const struct dp_shm_entry *entry)
 {
     struct dp_wire_request *req = w->base.receives.head;
-    const size_t len = line->message_len;
+    const size_t len = entry->message_len;
     struct dp_shm_source source;
 
-    memcpy(&source, line->bytes, sizeof(source));
+    memcpy(&source, entry->bytes, sizeof(source));
     if (len < DP_SHM_LARGE || len > DP_WIRE_MAX_BYTES || req->moved) {
         dp_wire_fail(&w->base, DP_EMISMATCH, "what arrived is no message");
         return false;
     }
-    req->tag = line->tag;
-    if (w->base.aim)
-        w->base.aim(req, req->tag, len);
+    req->tag = entry->tag;
+    if (w->base.set_target)
+        w->base.set_target(req, req->tag, len);
     if (len > req->len) {
         req->moved = len;
         dp_shm_free_slot(w);
@@ -272,13 +273,13 @@ static bool take_offer(struct dp_shm_wire *w, const struct dp_shm_line *line)
 
 static bool finish(struct dp_shm_wire *w)
 {
-    const bool complete = dp_direct_is_complete(&w->taken);
+    const bool complete = dp_cma_is_complete(&w->taken);
 
-    if (!complete && !dp_direct_is_ended(&w->taken))
+    if (!complete && !dp_cma_is_ended(&w->taken))
         return false;
     w->is_taken = false;
     if (complete && w->began_ns)
-        learn(w, w->taken.len, DP_SHM_STRAIGHT, dp_now_ns() - w->began_ns);
+        learn(w, w->taken.len, DP_SHM_CMA, dp_now_ns() - w->began_ns);
     dp_shm_free_slot(w);
     if (complete) {
         w->base.receives.head->moved = w->taken.len;
@@ -287,19 +288,20 @@ static bool finish(struct dp_shm_wire *w)
     return true;
 }
 
-bool dp_shm_pull(struct dp_shm_wire *w, const struct dp_shm_line *line)
+bool dp_shm_pull(struct dp_shm_wire *w, const struct dp_shm_entry *entry)
 {
-    if (!w->is_taken && take_offer(w, line))
+    if (!w->is_taken && take_offer(w, entry))
         return true;
     if (!w->is_taken)
         return false;
     const uint32_t before = w->taken.done;
     const bool was_mapped = w->taken.mapped;
-    w->taken.mapped = dp_shm_maps_find(&w->maps, &w->comes_from, w->taken.len);
-    /* Later letters have taken its place, and the sender was told that we copy. */
-    if (was_mapped && !dp_direct_can_copy(&w->direct, &w->taken) && dp_direct_has_chunk(&w->taken))
-        dp_direct_end(&w->taken);
-    if (dp_direct_pull(&w->direct, &w->taken))
+    w->taken.mapped = dp_shm_mappings_find(&w->mappings, &w->comes_from, w->taken.len);
+    /* Later announcements have replaced the mapping, and the sender was told that this side copies.
+     */
+    if (was_mapped && !dp_cma_can_copy(&w->cma, &w->taken) && dp_cma_has_chunk(&w->taken))
+        dp_cma_end(&w->taken);
+    if (dp_cma_pull(&w->cma, &w->taken))
         w->peer_gone = true;
     w->base.moves += w->taken.done != before;
     return finish(w);
@@ -307,23 +309,23 @@ bool dp_shm_pull(struct dp_shm_wire *w, const struct dp_shm_line *line)
 
 bool dp_shm_can_pull(const struct dp_shm_wire *w)
 {
-    return (dp_direct_can_copy(&w->direct, &w->taken) && dp_direct_has_chunk(&w->taken)) ||
-           dp_direct_is_ended(&w->taken) || dp_direct_is_complete(&w->taken);
+    return (dp_cma_can_copy(&w->cma, &w->taken) && dp_cma_has_chunk(&w->taken)) ||
+           dp_cma_is_ended(&w->taken) || dp_cma_is_complete(&w->taken);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* What the other side has begun to copy it brings to its end, which takes it some microseconds, unless
- * it does not get to run. */
-static void wait_for_chunk(struct dp_shm_wire *w, struct dp_direct_part *p)
+/* The other side finishes the chunk that it has begun, within microseconds unless it is not
+ * scheduled. */
+static void wait_for_chunk(struct dp_shm_wire *w, struct dp_cma_part *p)
 {
-    const int64_t until_ns = dp_now_ns() + LET_GO_NS;
+    const int64_t until_ns = dp_now_ns() + QUIESCE_NS;
 
-    dp_direct_end(p);
-    while (dp_direct_is_busy(p) && !w->peer_gone) {
+    dp_cma_end(p);
+    while (dp_cma_is_busy(p) && !w->peer_gone) {
         if (dp_now_ns() > until_ns) {
             dp_log(DP_LOG_ERROR, "another process has not finished copying a message for %d s",
-                   (int)(LET_GO_NS / DP_NS_PER_S));
+                   (int)(QUIESCE_NS / DP_NS_PER_S));
             return;
         }
         dp_shm_look(w);
@@ -331,9 +333,9 @@ static void wait_for_chunk(struct dp_shm_wire *w, struct dp_direct_part *p)
     }
 }
 
-void dp_shm_let_go(struct dp_shm_wire *w)
+void dp_shm_quiesce(struct dp_shm_wire *w)
 {
-    const bool is_ours = dp_direct_is_known(&w->direct); /* a child's parent goes on */
+    const bool is_ours = dp_cma_is_known(&w->cma); /* a child's parent goes on */
 
     if (w->is_offered && is_ours)
         wait_for_chunk(w, &w->offered);

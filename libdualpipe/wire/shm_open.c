@@ -41,10 +41,10 @@ static int new_wire(struct dp_shm_wire **out)
         return dp_fail(DP_ENOMEM, "no memory for a wire");
     dp_wire_init(&w->base, &dp_wire_shm);
     w->base.buffer_bytes = (size_t)DP_SHM_SLOTS * DP_SHM_SLOT_BYTES;
-    w->fd = w->call.fd = w->call.passed_fd = -1;
-    w->may_copy_straight = options.direct;
+    w->fd = w->connector.fd = w->connector.passed_fd = -1;
+    w->may_use_cma = options.cma;
     w->measures = options.measure;
-    dp_shm_maps_init(&w->maps);
+    dp_shm_mappings_init(&w->mappings);
     *out = w;
     return 0;
 }
@@ -97,7 +97,8 @@ static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64
         return err;
     }
     memcpy(hello.cookie, a->cookie, sizeof(hello.cookie));
-    err = dp_call_start(&w->call, (struct sockaddr *)&un, len, un.sun_path + 1, &hello, fd);
+    err =
+        dp_connector_start(&w->connector, (struct sockaddr *)&un, len, un.sun_path + 1, &hello, fd);
     if (err)
         dp_wire_fail(&w->base, err, "%s", dp_last_error());
     return 0;
@@ -109,11 +110,13 @@ int dp_shm_connect(const struct dp_wire_address *address, uint64_t label, struct
     struct shm_address a;
 
     memcpy(&a, address, sizeof(a));
-    dp_host_id("", host_id);
+    int err = dp_host_id("", host_id);
+    if (err)
+        return err;
     if (memcmp(host_id, a.host_id, sizeof(host_id)))
         return dp_fail_quietly(DP_EUNSUPPORTED, "shared memory does not reach another host");
     struct dp_shm_wire *w;
-    int err = new_wire(&w);
+    err = new_wire(&w);
     if (err)
         return err;
     err = start_call(w, &a, label);
@@ -147,27 +150,28 @@ int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener *
                   struct dp_wire_address *address)
 {
     struct shm_address a;
-    int fd = -1, err = dp_random_bytes(a.name, sizeof(a.name));
+    int fd = -1, err = dp_host_id("", a.host_id);
 
     if (!err)
-        err = dp_door_choose_cookie(config, a.cookie);
+        err = dp_random_bytes(a.name, sizeof(a.name));
+    if (!err)
+        err = dp_acceptor_choose_cookie(config, a.cookie);
     if (!err)
         err = bind_to_name(a.name, &fd);
     if (!err)
-        err = dp_door_open(fd, DP_HELLO_SHM, a.cookie, config->patience_ns, out);
+        err = dp_acceptor_open(fd, DP_HELLO_SHM, a.cookie, config, out);
     if (err)
         return err;
-    dp_host_id("", a.host_id);
     memset(address, 0, sizeof(*address));
     memcpy(address, &a, sizeof(a));
     return 0;
 }
 
-/* Who knows the cookie but is of another build is nobody of ours: DP_EAGAIN. */
-static int welcome(const struct dp_guest *guest, struct dp_shm_wire **out)
+/* A process that knows the cookie but is of another build is refused: DP_EAGAIN. */
+static int welcome(const struct dp_pending *pending, struct dp_shm_wire **out)
 {
-    if (guest->hello.extra != sizeof(struct dp_shm_segment) || !is_segment(guest->passed_fd)) {
-        if (guest->passed_fd < 0) /* the kernel lets go of a file that there is no number for */
+    if (pending->hello.extra != sizeof(struct dp_shm_segment) || !is_segment(pending->passed_fd)) {
+        if (pending->passed_fd < 0) /* the kernel lets go of a file that there is no number for */
             dp_log(DP_LOG_WARN, "the shared memory of a peer has not arrived: %s",
                    dp_errno_text(EMFILE));
         return DP_EAGAIN;
@@ -175,7 +179,7 @@ static int welcome(const struct dp_guest *guest, struct dp_shm_wire **out)
     int err = new_wire(out);
     if (err)
         return err;
-    err = map_segment(*out, guest->passed_fd, false);
+    err = map_segment(*out, pending->passed_fd, false);
     if (err)
         free(*out);
     return err;
@@ -183,22 +187,22 @@ static int welcome(const struct dp_guest *guest, struct dp_shm_wire **out)
 
 int dp_shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
 {
-    struct dp_guest guest;
+    struct dp_pending pending;
     struct dp_shm_wire *w;
-    int err = dp_door_admit(listener, &guest);
+    int err = dp_acceptor_admit(listener, &pending);
 
     if (err)
         return err;
-    err = welcome(&guest, &w);
-    dp_fd_close(guest.passed_fd);
+    err = welcome(&pending, &w);
+    dp_fd_close(pending.passed_fd);
     if (err) {
-        dp_fd_close(guest.fd);
+        dp_fd_close(pending.fd);
         return err;
     }
-    w->fd = guest.fd;
+    w->fd = pending.fd;
     w->base.connected = true;
     dp_shm_meet(w);
-    *label = guest.hello.label;
+    *label = pending.hello.label;
     *out = &w->base;
     return 0;
 }

@@ -20,6 +20,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t ours[FILES / WORD]; /* a bit for each; what was never used takes no memory */
 static int end;                     /* all of them are below */
 
+unsigned dp_forks_passed; /* written only in a child that has one thread yet */
+
 /* ---- which there are --------------------------------------------------------------------------- */
 
 static int add_locked(int fd)
@@ -96,6 +98,7 @@ static void after_fork_in_child(void)
     const int saved = errno;
     int nowhere = -1;
 
+    dp_forks_passed++;
     for (int fd = 0; fd < end; fd++)
         if (ours[fd / WORD] >> fd % WORD & 1)
             replace(fd, &nowhere);

@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sockets.h - the files that wires keep open, all made and closed here, so that it is known which there
- * are. A child that the process forks has them, too, and as long as it lives the peer of a wire does not
- * see that its process has ended: no end of the stream arrives, and at a listener's door calls go on
- * to be taken that nobody will answer. So a process may keep them to itself.
+ * sockets.h - the descriptors that wires keep open, all opened and closed here, so that the set is
+ * known. A forked child inherits them, and as long as it lives the peer of a wire does not see that
+ * the process has ended: no end of stream arrives, and a listener still accepts connections that no
+ * process will answer. dp_sockets_stay prevents that.
  */
 #ifndef DP_WIRE_SOCKETS_H
 #define DP_WIRE_SOCKETS_H
 
-/* From now on a child that is forked gets, in place of each of these files, a socket that leads nowhere:
- * what it has inherited fails, and closing that closes nothing else. Any number of times, any thread.
- * Not for children of vfork, posix_spawn or clone: they are about to become another program, which gets
- * none. */
+/* From now on a forked child gets an unconnected socket in place of each of these descriptors: its
+ * inherited wires fail when it uses them, and closing them affects no other process. May be called
+ * any number of times, from any thread. Children of vfork, posix_spawn and clone are not covered:
+ * they are about to execute another program, which inherits none. */
 void dp_sockets_stay(void);
+
+/* How many forks lie between this process and the one that called dp_sockets_stay. What was made
+ * under another number is the parent's, and this process may not use it. */
+extern unsigned dp_forks_passed;
 
 /* As socket, accept and epoll_create: -1 and errno. None waits (SOCK_NONBLOCK), nor is passed to another
  * program. Any thread. */

@@ -39,7 +39,7 @@ static void tcp_progress(struct dp_wire *wire)
     const struct dp_tcp_socket *first = w->sockets;
     bool more = true;
 
-    if (wire->error || !dp_tcp_is_connected(w))
+    if (!dp_wire_may_progress(wire) || !dp_tcp_is_connected(w))
         return;
     if (!w->send_error)
         dp_tcp_send_all(w);
@@ -114,6 +114,17 @@ static bool arm_sockets(struct dp_tcp_wire *w, struct pollfd *fd)
     return is_watched;
 }
 
+static bool tcp_has_message(struct dp_wire *wire)
+{
+    struct dp_tcp_wire *w = dp_tcp_of(wire);
+    const struct dp_tcp_socket *s = w->sockets;
+    char byte;
+
+    if (!wire->connected || wire->receives.head || wire->skip)
+        return false;
+    return s->has_in || dp_tcp_ahead(s) || recv(s->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+}
+
 static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     struct dp_tcp_wire *w = dp_tcp_of(wire);
@@ -125,7 +136,7 @@ static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
         return arm_sockets(w, fd);
     while (calling < w->count - 1 && w->sockets[calling].fd >= 0)
         calling++;
-    *fd = dp_call_poll(&w->sockets[calling].call);
+    *fd = dp_connector_poll(&w->sockets[calling].connector);
     return true;
 }
 
@@ -136,7 +147,7 @@ static void tcp_disarm(struct dp_wire *wire, short revents)
 }
 
 /* Memory is read and written in progress only. */
-static void tcp_let_go(struct dp_wire *wire)
+static void tcp_quiesce(struct dp_wire *wire)
 {
     (void)wire;
 }
@@ -162,7 +173,7 @@ int dp_wire_tcp_peer(const struct dp_wire *wire, union dp_sockaddr *out)
     return name_end(wire, getpeername, out);
 }
 
-static void set_patience(int fd, unsigned ms)
+static void set_user_timeout(int fd, unsigned ms)
 {
     const int one = 1, idle_s = 10, interval_s = 5;
 
@@ -172,12 +183,12 @@ static void set_patience(int fd, unsigned ms)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
 }
 
-void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns)
+void dp_wire_tcp_set_timeout(const struct dp_wire *wire, int64_t ns)
 {
     const struct dp_tcp_wire *w = (const struct dp_tcp_wire *)wire;
 
     for (int i = 0; i < w->count; i++)
-        set_patience(w->sockets[i].fd, (unsigned)(ns / DP_NS_PER_MS));
+        set_user_timeout(w->sockets[i].fd, (unsigned)(ns / DP_NS_PER_MS));
 }
 
 int dp_wire_tcp_count(const struct dp_wire *wire)
@@ -193,8 +204,9 @@ const struct dp_wire_ops dp_wire_tcp = {
     .unlisten = dp_tcp_unlisten,
     .connect = dp_tcp_connect,
     .progress = tcp_progress,
+    .has_message = tcp_has_message,
     .arm = tcp_arm,
     .disarm = tcp_disarm,
-    .let_go = tcp_let_go,
+    .quiesce = tcp_quiesce,
     .close = dp_tcp_close,
 };

@@ -28,11 +28,11 @@ _Static_assert(sizeof(struct dp_tcp_address) <= sizeof(struct dp_wire_address), 
 void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP_COOKIE_BYTES],
                          struct dp_wire_address *out);
 
-/* Where to connect to for an address, and with which cookie: over the loopback to a listener of this
- * host, if it hears that. *sockets as in struct dp_tcp_address. */
-void dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
-                     uint8_t cookie[DP_COOKIE_BYTES], int *sockets);
-/* Let whoever connects there do so with so many sockets. */
+/* Where to connect to for an address, and with which cookie: over the loopback to a listener of
+ * this host, if it hears that. *sockets as in struct dp_tcp_address. DP_EIO as dp_host_id. */
+int dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
+                    uint8_t cookie[DP_COOKIE_BYTES], int *sockets);
+/* Let connections to that listener have so many sockets. */
 void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets);
 
 int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
@@ -47,6 +47,6 @@ int dp_wire_tcp_peer(const struct dp_wire *wire, union dp_sockaddr *out);
 int dp_wire_tcp_count(const struct dp_wire *wire);
 
 /* Give up after this long without a sign of life from the peer's host. */
-void dp_wire_tcp_set_patience(const struct dp_wire *wire, int64_t ns);
+void dp_wire_tcp_set_timeout(const struct dp_wire *wire, int64_t ns);
 
 #endif

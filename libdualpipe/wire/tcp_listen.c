@@ -5,10 +5,12 @@
 #include "wire/tcp.h"
 
 #include "base/fail.h"
-#include "wire/door.h"
+#include "wire/acceptor.h"
 #include "wire/sockets.h"
 #include "wire/wire_options.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 
 /* ---- addresses ----------------------------------------------------------------------------- */
@@ -50,23 +52,26 @@ void dp_wire_tcp_address(const union dp_sockaddr *place, const uint8_t cookie[DP
     memcpy(out, &a, sizeof(a));
 }
 
-void dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
-                     uint8_t cookie[DP_COOKIE_BYTES], int *sockets)
+int dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *place,
+                    uint8_t cookie[DP_COOKIE_BYTES], int *sockets)
 {
     uint8_t host_id[DP_HOST_ID_BYTES];
     struct dp_tcp_address a;
+    int err = dp_host_id("", host_id);
 
+    if (err)
+        return err;
     memcpy(&a, address, sizeof(a));
     memcpy(cookie, a.cookie, sizeof(a.cookie));
     *sockets = a.sockets;
     unpack_address(&a, place);
-    dp_host_id("", host_id);
     if (!a.hears_loopback || memcmp(host_id, a.host_id, sizeof(host_id)))
-        return;
+        return 0;
     memset(place, 0, sizeof(*place));
     place->v4.sin_family = AF_INET;
     place->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     dp_sockaddr_set_port(place, a.port);
+    return 0;
 }
 
 void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets)
@@ -132,15 +137,39 @@ static int say_bind_error(int err, const struct dp_wire_config *config)
 
 /* What the others are told: the interface asked for, or how others know this host. */
 static void find_reachable(const struct dp_wire_config *config, const union dp_sockaddr *bound,
-                           union dp_sockaddr *out)
+                           bool hears_all, union dp_sockaddr *out)
 {
-    if (config->interface)
+    if (!hears_all)
         *out = *bound;
     else if (config->reached_by)
         memcpy(out, config->reached_by, sizeof(*out));
     else
         dp_interface_guess(out);
     dp_sockaddr_set_port(out, dp_sockaddr_port(bound));
+}
+
+static bool is_any(const union dp_sockaddr *a)
+{
+    return a->any.sa_family == AF_INET6 ? IN6_IS_ADDR_UNSPECIFIED(&a->v6.sin6_addr)
+                                        : a->v4.sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
+/* It must be a listening TCP socket. */
+static int adopt_socket(int fd, union dp_sockaddr *bound)
+{
+    int listens = 0;
+    socklen_t len = sizeof(listens), room = sizeof(*bound);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len))
+        return dp_fail(DP_EINVAL, "descriptor %d: %s, expected a TCP socket that listens", fd,
+                       dp_errno_text(errno));
+    if (getsockname(fd, &bound->any, &room) ||
+        (bound->any.sa_family != AF_INET && bound->any.sa_family != AF_INET6) || !listens)
+        return dp_fail(DP_EINVAL, "descriptor %d: %s, expected a TCP socket that listens", fd,
+                       listens ? "a socket of another kind" : "a socket that does not listen");
+    if (fcntl(fd, F_SETFL, O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC))
+        return dp_fail(DP_EIO, "descriptor %d: %s", fd, dp_errno_text(errno));
+    return 0;
 }
 
 static int bind_as_told(const struct dp_wire_config *config, union dp_sockaddr *bound, int *fd)
@@ -154,27 +183,35 @@ static int bind_as_told(const struct dp_wire_config *config, union dp_sockaddr *
 int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
                        struct dp_wire_address *address)
 {
-    struct dp_tcp_address a = {.hears_loopback = !config->interface};
+    struct dp_tcp_address a = {0};
     struct dp_wire_options options;
     union dp_sockaddr bound, reachable;
-    int fd = -1, err = dp_options_read(&dp_wire_option_area, &options);
+    int fd = config->listener ? config->listener : -1;
+    int err = dp_options_read(&dp_wire_option_area, &options);
 
     if (!err)
-        err = dp_door_choose_cookie(config, a.cookie);
+        err = dp_host_id("", a.host_id);
+    if (!err)
+        err = dp_acceptor_choose_cookie(config, a.cookie);
     if (!err && config->interface)
         err = dp_interface_address(config->interface, &bound);
-    if (err)
+    if (!err && config->listener)
+        err = adopt_socket(fd, &bound);
+    if (err) {
+        dp_fd_close(fd);
         return err;
-    err = bind_as_told(config, &bound, &fd);
+    }
+    if (!config->listener)
+        err = bind_as_told(config, &bound, &fd);
     if (err)
         return say_bind_error(err, config);
-    err = dp_door_open(fd, DP_HELLO_TCP, a.cookie, config->patience_ns, out);
+    a.hears_loopback = config->listener ? is_any(&bound) : !config->interface;
+    err = dp_acceptor_open(fd, DP_HELLO_TCP, a.cookie, config, out);
     if (err)
         return err;
-    find_reachable(config, &bound, &reachable);
+    find_reachable(config, &bound, a.hears_loopback, &reachable);
     pack_address(&reachable, &a);
     a.sockets = (uint8_t)options.tcp_sockets;
-    dp_host_id("", a.host_id);
     memset(address, 0, sizeof(*address));
     memcpy(address, &a, sizeof(a));
     return 0;

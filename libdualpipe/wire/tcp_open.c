@@ -38,7 +38,7 @@ static int new_wire(int count, struct dp_tcp_wire **out)
     w->epoll_fd = -1;
     for (int i = 0; i < count; i++) {
         w->sockets[i].fd = -1;
-        w->sockets[i].call.fd = w->sockets[i].call.passed_fd = -1;
+        w->sockets[i].connector.fd = w->sockets[i].connector.passed_fd = -1;
     }
     if (count > 1)
         w->epoll_fd = dp_socket_epoll();
@@ -56,7 +56,7 @@ void dp_tcp_close(struct dp_wire *wire)
     struct dp_tcp_wire *w = dp_tcp_of(wire);
 
     for (int i = 0; i < w->count; i++) {
-        dp_call_fini(&w->sockets[i].call);
+        dp_connector_fini(&w->sockets[i].connector);
         dp_fd_close(w->sockets[i].fd);
     }
     dp_fd_close(w->epoll_fd);
@@ -125,8 +125,8 @@ static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
         else
             snprintf(where, sizeof(where), "%s, socket %d of %d", address, i + 1, w->count);
         hello->extra = make_extra(w->token, i, w->count);
-        err = dp_call_start(&w->sockets[i].call, &place->any, dp_sockaddr_len(place), where, hello,
-                            -1);
+        err = dp_connector_start(&w->sockets[i].connector, &place->any, dp_sockaddr_len(place),
+                                 where, hello, -1);
     }
     return err;
 }
@@ -134,7 +134,7 @@ static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
 static void give_up(struct dp_tcp_wire *w, int err)
 {
     for (int i = 0; i < w->count; i++)
-        w->base.is_refused |= w->sockets[i].call.is_refused;
+        w->base.is_refused |= w->sockets[i].connector.is_refused;
     dp_wire_fail(&w->base, err, "%s", dp_last_error());
 }
 
@@ -146,9 +146,10 @@ int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct
     union dp_sockaddr place;
     int theirs, err = dp_options_read(&dp_wire_option_area, &options);
 
+    if (!err)
+        err = dp_wire_tcp_way(address, &place, hello.cookie, &theirs);
     if (err)
         return err;
-    dp_wire_tcp_way(address, &place, hello.cookie, &theirs);
     err = new_wire(choose_count(&place, theirs, options.tcp_sockets), &w);
     if (err)
         return err;
@@ -166,16 +167,16 @@ int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct
 /* false: not yet, or never. */
 static bool go_on_calling(struct dp_tcp_wire *w, int index)
 {
-    struct dp_call *call = &w->sockets[index].call;
-    const int err = dp_call_progress(call);
+    struct dp_connector *connector = &w->sockets[index].connector;
+    const int err = dp_connector_progress(connector);
 
     if (err) {
         if (err != DP_EAGAIN)
             give_up(w, err);
         return false;
     }
-    put_socket(w, index, call->fd);
-    call->fd = -1;
+    put_socket(w, index, connector->fd);
+    connector->fd = -1;
     return true;
 }
 
@@ -193,13 +194,13 @@ bool dp_tcp_is_connected(struct dp_tcp_wire *w)
 
 /* ---- accept ------------------------------------------------------------------------------- */
 
-/* The wire that a guest's socket belongs to, new if it is the first one of it; NULL if it belongs
+/* The wire that a pending's socket belongs to, new if it is the first one of it; NULL if it belongs
  * to none: such a wire is there, but not so. */
-static int find_half(struct dp_wire_listener *door, const struct dp_hello *hello,
+static int find_half(struct dp_wire_listener *acceptor, const struct dp_hello *hello,
                      struct dp_tcp_wire **out)
 {
     const int count = count_of(hello), index = index_of(hello);
-    struct dp_tcp_wire *w = door->halves;
+    struct dp_tcp_wire *w = acceptor->incomplete;
 
     *out = NULL;
     if (count > DP_TCP_SOCKETS_MAX || index >= count)
@@ -216,16 +217,16 @@ static int find_half(struct dp_wire_listener *door, const struct dp_hello *hello
         return err;
     w->token = token_of(hello);
     w->label = hello->label;
-    w->until_ns = dp_now_ns() + door->patience_ns;
-    w->next_half = door->halves;
-    door->halves = w;
+    w->until_ns = dp_now_ns() + acceptor->handshake_timeout_ns;
+    w->next_half = acceptor->incomplete;
+    acceptor->incomplete = w;
     *out = w;
     return 0;
 }
 
-static struct dp_tcp_wire **link_of(struct dp_wire_listener *door, const struct dp_tcp_wire *w)
+static struct dp_tcp_wire **link_of(struct dp_wire_listener *acceptor, const struct dp_tcp_wire *w)
 {
-    struct dp_tcp_wire **link = &door->halves;
+    struct dp_tcp_wire **link = &acceptor->incomplete;
 
     while (*link != w)
         link = &(*link)->next_half;
@@ -240,29 +241,29 @@ static bool is_whole(const struct dp_tcp_wire *w)
     return true;
 }
 
-/* Takes the guest's files. *out stays NULL while the wire lacks others. */
-static int seat(struct dp_wire_listener *door, const struct dp_guest *guest,
+/* Takes the pending's files. *out stays NULL while the wire lacks others. */
+static int attach(struct dp_wire_listener *acceptor, const struct dp_pending *pending,
                 struct dp_tcp_wire **out)
 {
     struct dp_tcp_wire *w;
-    const int err = find_half(door, &guest->hello, &w);
+    const int err = find_half(acceptor, &pending->hello, &w);
 
-    dp_fd_close(guest->passed_fd);
+    dp_fd_close(pending->passed_fd);
     if (err || !w) {
-        dp_fd_close(guest->fd);
+        dp_fd_close(pending->fd);
         return err;
     }
-    put_socket(w, index_of(&guest->hello), guest->fd);
+    put_socket(w, index_of(&pending->hello), pending->fd);
     if (!is_whole(w))
         return 0;
-    *link_of(door, w) = w->next_half;
+    *link_of(acceptor, w) = w->next_half;
     *out = w;
     return 0;
 }
 
-static void drop_halves(struct dp_wire_listener *door, int64_t now_ns)
+static void drop_halves(struct dp_wire_listener *acceptor, int64_t now_ns)
 {
-    for (struct dp_tcp_wire **link = &door->halves; *link;) {
+    for (struct dp_tcp_wire **link = &acceptor->incomplete; *link;) {
         struct dp_tcp_wire *w = *link;
         if (now_ns <= w->until_ns) {
             link = &w->next_half;
@@ -276,15 +277,15 @@ static void drop_halves(struct dp_wire_listener *door, int64_t now_ns)
 int dp_tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
 {
     struct dp_tcp_wire *w = NULL;
-    struct dp_guest guest;
+    struct dp_pending pending;
     int err = 0;
 
     while (!err && !w) {
-        err = dp_door_admit(listener, &guest);
+        err = dp_acceptor_admit(listener, &pending);
         if (!err)
-            err = seat(listener, &guest, &w);
+            err = attach(listener, &pending, &w);
     }
-    if (listener->halves)
+    if (listener->incomplete)
         drop_halves(listener, dp_now_ns());
     if (err)
         return err;
@@ -298,5 +299,5 @@ void dp_tcp_unlisten(struct dp_wire_listener *listener)
 {
     if (listener)
         drop_halves(listener, INT64_MAX);
-    dp_door_close(listener);
+    dp_acceptor_close(listener);
 }

@@ -14,11 +14,16 @@ static int nonsense(struct dp_tcp_wire *w)
     return DP_EMISMATCH;
 }
 
+/* An error of a socket is told once: when a send has met it, a receive finds the end of the stream.
+ */
 static void say_lost(struct dp_tcp_wire *w, int index, int error)
 {
+    if (error == EPIPE && w->send_error)
+        error = w->send_error;
     const char *why = error == EPIPE ? "the connection was closed" : strerror(error);
 
     w->base.is_closed = error == EPIPE; /* what was said to a peer that had left, too */
+    w->base.is_reset = error == ECONNRESET;
     if (w->count == 1)
         dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
     else
@@ -35,7 +40,7 @@ static size_t ahead_limit(const struct dp_tcp_wire *w, const struct dp_tcp_socke
         return DP_TCP_READ_AHEAD;
     if (s != w->sockets)
         return sizeof(s->in);
-    size_t len = s->has_in || w->base.aim ? dp_tcp_part(&s->in) : w->base.receives.head->len;
+    size_t len = s->has_in || w->base.set_target ? dp_tcp_part(&s->in) : w->base.receives.head->len;
     return len > DP_TCP_READ_AHEAD ? sizeof(s->in) : DP_TCP_READ_AHEAD;
 }
 
@@ -129,8 +134,8 @@ static int learn_message(struct dp_tcp_wire *w)
     w->message = s->in;
     w->has_message = true;
     w->got = 0;
-    if (w->base.aim)
-        w->base.aim(req, w->message.tag, w->message.len);
+    if (w->base.set_target)
+        w->base.set_target(req, w->message.tag, w->message.len);
     if (w->message.len > req->len)
         refuse_message(w);
     return 0;
@@ -207,7 +212,7 @@ bool dp_tcp_is_wanted(const struct dp_tcp_wire *w, int index)
 {
     const struct dp_tcp_socket *s = &w->sockets[index];
 
-    if (!dp_wire_wants_input(&w->base) || s->has_ended)
+    if (!dp_wire_listens(&w->base) || s->has_ended)
         return false;
     if (!w->has_message)
         return !index;

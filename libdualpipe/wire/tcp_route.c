@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tcp_route.c - what the way to a peer is like, before a byte has gone there: within this host, or
+ * tcp_route.c - properties of the route to a peer, before any byte is sent: within this host, or
  * over which interface, and how fast that is.
  */
 #include "config.h" /* GNU extensions: struct ifaddrs' flags */
@@ -28,7 +28,7 @@ bool dp_tcp_stays_here(int fd)
            (dp_sockaddr_is_loopback(&there) || dp_sockaddr_is_same_ip(&here, &there));
 }
 
-/* A UDP socket finds the way without sending anything. -1: there is none. */
+/* Connecting a UDP socket finds the route without sending anything. -1: there is none. */
 static int look_there(const union dp_sockaddr *place)
 {
     int fd = socket(place->any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);

@@ -13,7 +13,7 @@
 #ifndef DP_WIRE_TCP_WIRE_H
 #define DP_WIRE_TCP_WIRE_H
 
-#include "wire/door.h"
+#include "wire/acceptor.h"
 #include "wire/tcp.h"
 
 enum {
@@ -42,10 +42,10 @@ static inline size_t dp_tcp_part(const struct dp_tcp_frame *f)
     return f->len - f->offset - f->rest;
 }
 
-/* A connection, and the frame under way each way. */
+/* A connection, and the frame in flight in each direction. */
 struct dp_tcp_socket {
     int fd;              /* -1 until connected */
-    struct dp_call call; /* until connected */
+    struct dp_connector connector; /* until connected */
     bool has_ended;      /* the peer sends nothing more */
     uint32_t watched;    /* what the wire's epoll waits for here */
 
@@ -145,7 +145,7 @@ void dp_tcp_close(struct dp_wire *wire);
 
 /* Whether what is sent there does not leave this host; of a connection by its socket. */
 bool dp_tcp_stays_here(int fd);
-/* As many sockets as the way to `place` wants. root: where /sys is, "" as a rule. */
+/* The number of sockets for the route to `place`. root: where /sys is, "" as a rule. */
 int dp_tcp_route_sockets(const char *root, const union dp_sockaddr *place);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wire/wire.h"
 
+#include "wire/sockets.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -51,8 +53,18 @@ void dp_wire_close(struct dp_wire *wire)
 void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops)
 {
     wire->ops = ops;
+    wire->forks = dp_forks_passed;
     empty(&wire->sends);
     empty(&wire->receives);
+}
+
+bool dp_wire_may_progress(struct dp_wire *wire)
+{
+    if (!wire->error && wire->forks != dp_forks_passed)
+        dp_wire_fail(
+            wire, DP_ECOMM,
+            "this process was forked after the connection was made, which is its parent's");
+    return !wire->error;
 }
 
 void dp_wire_finish_head(struct dp_wire_queue *queue, int status)
@@ -89,7 +101,7 @@ void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...)
         va_end(args);
     }
     wire->skip = 0;
-    wire->ops->let_go(wire);
+    wire->ops->quiesce(wire);
     finish_all(&wire->sends, wire->error);
     finish_all(&wire->receives, wire->error);
 }

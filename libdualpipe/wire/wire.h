@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wire.h - a wire: messages between two processes, both ways, in order, each one whole. Over shared
- * memory (shm) or TCP (tcp); fault (fault.h) wraps another one and makes it worse.
+ * wire.h - a wire: messages between two processes, in both directions, in order, each one whole.
+ * Over shared memory (shm) or TCP (tcp); fault (fault.h) wraps another wire and injects faults.
  *
  *      process A                                   process B
  *      listen  -> listener, address
- *                     ----- the address, by any way ---->
+ *                     ----- the address, out of band ---->
  *                                                  connect(address, label) -> wire, usable at once
  *      accept  -> wire, label
  *      irecv, test, test ...                       isend, test, ...
  *
- * Nothing blocks. A request is queued in its wire, first come, first served, any number of them and
- * any length up to DP_WIRE_MAX_BYTES; progress moves what can be moved. What arrives without a
- * receive waits where it is, up to the wire's own buffer, and behind it the sender waits.
+ * Nothing blocks. Requests are queued in their wire and served in order, any number of them and any
+ * length up to DP_WIRE_MAX_BYTES; progress moves what can be moved. Data that arrives without a
+ * receive stays in the wire's buffer; when that is full the sender waits.
  *
- * The address holds a random cookie, and who does not show it when he connects is dropped: it keeps
- * out strangers and mistakes, not somebody who can read the network.
+ * The address holds a random cookie; a connection that does not present it is dropped. That keeps
+ * out strangers and mistakes, not an attacker who can read the network.
  *
  * Threads: one at a time per wire and per listener.
  */
@@ -37,13 +37,19 @@ struct dp_wire_address {
 /* How to listen. Zeroed memory will do. */
 struct dp_wire_config {
     const char *interface; /* tcp: "eth0", or an address of this host; NULL: all */
-    const void *reached_by; /* tcp: struct sockaddr of this host that others know; NULL: find one */
+    const void
+        *reached_by; /* tcp: struct sockaddr of this host as others reach it; NULL: find one */
     int port;               /* tcp; 0: any that is free */
+    int listener; /* tcp: a socket that listens already, and is taken, also on failure; 0: none */
     uint8_t cookie[DP_COOKIE_BYTES]; /* all 0: a random one */
-    int64_t patience_ns;    /* who connects must show the cookie in this time; 0: 5 s */
+    int64_t
+        handshake_timeout_ns; /* a connection must present the cookie within this time; 0: 5 s */
+    bool needs_files; /* a connection that waits while no file may be opened is an error of accept;
+                       * false: a warning, and accept goes on when there is room again */
 };
 
-/* A message on its way. The caller owns the memory, which stays until status tells that it is done. */
+/* A message in flight. The caller owns the memory, which stays until status tells that it is done.
+ */
 struct dp_wire_request {
     struct dp_wire_request *next;
     char *buf;      /* of a send only read */
@@ -61,31 +67,61 @@ struct dp_wire_queue {
 struct dp_wire;
 struct dp_wire_listener;
 
-/* What a wire implements; every member is set. */
+/* How the peer finds memory that it was lent. Zeroed: it was not. */
+struct dp_wire_loan {
+    uint64_t words[2];
+};
+
+/* Memory of dp_shared_alloc that the peer reads and writes in place; each side lends one range at a
+ * time. The loan travels as the user likes, and what the two do in turns is up to them: messages
+ * order their accesses.
+ *
+ *      owner                       peer
+ *      lend ----- the loan ----->  use, read and write, leave; any number of times
+ *      end  <---- "done" --------
+ */
+struct dp_wire_loan_ops {
+    /* false: this memory, or this wire, cannot be lent, or another range is. */
+    bool (*lend)(struct dp_wire *wire, void *buf, size_t len, struct dp_wire_loan *out);
+    /* After this the peer does not touch it; if the peer is between use and leave, wait for it.
+     * Nothing lent: nothing done. */
+    void (*end)(struct dp_wire *wire);
+    /* Where the len bytes are in this process, until leave. NULL: not in reach, or ended; no leave
+     * then. */
+    char *(*use)(struct dp_wire *wire, const struct dp_wire_loan *loan, size_t len);
+    void (*leave)(struct dp_wire *wire);
+};
+
+/* What a wire implements; every member is set unless its comment says that it may be NULL. */
 struct dp_wire_ops {
     const char *name;
     size_t address_bytes; /* of struct dp_wire_address, from its beginning, that are used */
     /* Errors: DP_EINVAL naming interface or port, DP_ECOMM (port in use), DP_EIO, DP_ENOMEM. */
     int (*listen)(const struct dp_wire_config *config, struct dp_wire_listener **out,
                   struct dp_wire_address *address);
-    /* DP_EAGAIN: nobody is there who has shown the cookie. Never fails for what a stranger does. */
+    /* DP_EAGAIN: no connection has presented the cookie yet. Never fails for what a stranger does.
+     * DP_EIO: too few open files for a connection that waits, which is accepted by a later call if
+     * there is room by then. */
     int (*accept)(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out);
     void (*unlisten)(struct dp_wire_listener *listener);
-    /* The wire may be used at once; that nobody answers shows later, as its error. The label is for
-     * the accepting side, to know who it is. DP_EUNSUPPORTED: it does not reach that far (shm to
-     * another host); DP_EIO, DP_ENOMEM. */
+    /* The wire may be used at once; a missing answer shows later, as its error. The label
+     * identifies this side to the accepting one. DP_EUNSUPPORTED: it does not reach that far (shm
+     * to another host); DP_EIO, DP_ENOMEM. */
     int (*connect)(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out);
     /* Move what can be moved. Errors show in wire->error and in all requests. */
     void (*progress)(struct dp_wire *wire);
+    /* Whether a message, or its beginning, is there that no receive has been queued for. */
+    bool (*has_message)(struct dp_wire *wire);
     /* About to sleep: say what to poll for. false: do not, there is something to do at once. Poll
      * or not, disarm comes next. */
     bool (*arm)(struct dp_wire *wire, struct pollfd *fd);
     void (*disarm)(struct dp_wire *wire, short revents);
-    /* Requests are about to be dropped: see to it that nobody reads or writes their memory any more.
+    /* Requests are about to be dropped: after this no process reads or writes their memory.
      * dp_wire_fail calls it. */
-    void (*let_go)(struct dp_wire *wire);
-    /* What was sent (status 0) still arrives. Lets go first. */
+    void (*quiesce)(struct dp_wire *wire);
+    /* What was sent (status 0) still arrives. Quiesces first. */
     void (*close)(struct dp_wire *wire);
+    const struct dp_wire_loan_ops *loans; /* NULL: no memory is lent */
 };
 
 /* The part that every wire begins with. */
@@ -93,17 +129,23 @@ struct dp_wire {
     const struct dp_wire_ops *ops;
     struct dp_wire_queue sends, receives;
     size_t skip;    /* bytes of a message that was too long for its receive, still to come */
-    size_t buffer_bytes; /* about what a sender gets rid of before there is a receive */
-    bool connected; /* the other side has let us in */
-    unsigned moves; /* calls that have moved bytes: where there were some, more may be near */
-    bool nothing_ahead; /* to look for a message takes a system call: a new receive waits for progress */
+    size_t buffer_bytes; /* about how much is sent before there is a receive */
+    bool connected;      /* the handshake is done */
+    unsigned moves;      /* calls that have moved bytes */
+    unsigned forks;      /* dp_forks_passed when it was made */
+    bool expects; /* set by the user: wake up for a message without a receive, see has_message */
+    bool nothing_ahead;  /* polling takes a system call: a new receive waits for progress */
     /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are
-     * known and before its first byte is stored, to say in the receive's buf and len where to. It may
-     * be called twice for one message, and says the same then. */
-    void (*aim)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
-    bool is_closed; /* tcp, with an error: the peer has closed it, or ended; not lost on the way */
-    bool is_refused; /* tcp, with an error: nobody listens there (any more) */
-    int error;      /* 0 while it works: DP_ECOMM the peer is gone, DP_EMISMATCH nonsense arrived */
+     * known and before its first byte is stored, to say in the receive's buf and len where to. It
+     * may be called twice for one message, and says the same then. */
+    void (*set_target)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
+    bool is_closed;  /* tcp, with an error: the peer has closed it or ended, as opposed to a lost
+                        connection */
+    bool is_reset; /* tcp, with an error: a reset came: the peer has ended without having read all,
+                      or something between has dropped the connection */
+    bool is_refused; /* tcp, with an error: no process listens there (any more) */
+    int error; /* 0 while it works: DP_ECOMM: the connection is gone; DP_EMISMATCH: malformed data
+                  arrived */
     char why[160];  /* the sentence of error, or of why sends fail */
 };
 
@@ -116,23 +158,32 @@ void dp_wire_irecv(struct dp_wire *wire, void *buf, size_t room, struct dp_wire_
 /* wire may be NULL. Requests in flight are dropped. */
 void dp_wire_close(struct dp_wire *wire);
 
-/* Whether there is something to wait for from the other side. */
+/* Whether something is expected from the other side. */
 static inline bool dp_wire_wants_input(const struct dp_wire *wire)
 {
     return wire->receives.head || wire->skip;
 }
 
-static inline bool dp_wire_is_busy(const struct dp_wire *wire)
+/* Whether a message of the other side would be news. */
+static inline bool dp_wire_listens(const struct dp_wire *wire)
 {
-    return wire->sends.head || dp_wire_wants_input(wire);
+    return wire->expects || dp_wire_wants_input(wire);
 }
 
-/* ---- for those who implement a wire --------------------------------------------------------- */
+static inline bool dp_wire_is_busy(const struct dp_wire *wire)
+{
+    return wire->sends.head || dp_wire_listens(wire);
+}
+
+/* ---- for implementations --------------------------------------------------------- */
 
 void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops);
+/* What progress begins with. false: the wire is broken; also, from now on, if it is a parent's,
+ * whose ring and socket a child must leave alone. */
+bool dp_wire_may_progress(struct dp_wire *wire);
 /* The head of the queue is done; 0 or DP_EMISMATCH. */
 void dp_wire_finish_head(struct dp_wire_queue *queue, int status);
-/* The peer takes nothing any more, but what it had sent before may still be received: finish the
+/* The peer receives nothing any more, but what it sent before may still be received: finish the
  * sends with DP_ECOMM. `reason` becomes why, unless there is one. */
 void dp_wire_fail_sends(struct dp_wire *wire, const char *reason);
 /* Set error and why unless they are set; finish all requests. */

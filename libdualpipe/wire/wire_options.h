@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wire_options.h - DUALPIPE_WIRE_*: how wires carry bytes, whoever uses them. Read whenever a wire comes
- * to be.
+ * wire_options.h - DUALPIPE_WIRE_*: options of all wires. Read whenever a wire is created.
  */
 #ifndef DP_WIRE_WIRE_OPTIONS_H
 #define DP_WIRE_WIRE_OPTIONS_H
@@ -9,7 +8,7 @@
 #include "base/options.h"
 
 struct dp_wire_options {
-    bool direct;
+    bool cma;
     bool measure;
     int64_t tcp_buffer_kib; /* 0: the kernel's choice; -1: ours */
     int64_t tcp_sockets;    /* 0: by route */

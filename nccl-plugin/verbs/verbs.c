@@ -5,10 +5,10 @@
 #include "nccl-plugin/verbs/verbs.h"
 
 #include "base/fail.h"
-#include "nccl-plugin/verbs/verbs_comm.h"
-#include "nccl-plugin/verbs/verbs_load.h"
-#include "nccl-plugin/verbs/verbs_qp.h"
-#include "nccl-plugin/verbs/verbs_state.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/ibv_qp.h"
+#include "nccl-plugin/verbs/state.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -21,10 +21,10 @@
 
 static void free_qps(struct dpn_verbs *v)
 {
-    for (int i = 0; i < DPN_MAX_LANES; i++) {
-        dpn_qp_free(v->lanes[i].qp);
-        v->lanes[i].qp = NULL;
-        v->lanes[i].state = DPN_LANE_DOWN;
+    for (int i = 0; i < DPN_MAX_QPS; i++) {
+        dpn_ibv_qp_free(v->qps[i].ibv);
+        v->qps[i].ibv = NULL;
+        v->qps[i].state = DPN_QP_DOWN;
     }
     for (int r = 0; r < v->rail_count; r++)
         dpn_loop_close(&v->rails[r]);
@@ -41,6 +41,7 @@ void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(v->why, sizeof(v->why), fmt, args);
     va_end(args);
+    dpn_control_tell_failed(v);
     free_qps(v);
 }
 
@@ -54,7 +55,7 @@ static size_t block_bytes(const struct dpn_verbs *v)
 static int open_rail(struct dpn_verbs *v, struct dpn_rail *rail)
 {
     const struct dpn_region block = {v->block, block_bytes(v), NCCL_PTR_HOST, -1, 0};
-    const int room = v->lanes_per_rail * (2 * DPN_SEND_QUEUE + 2 * DPN_RECV_QUEUE) +
+    const int room = v->qps_per_rail * (2 * DPN_SEND_QUEUE + 2 * DPN_RECV_QUEUE) +
                      2 * DPN_LOOP_QUEUE;
     int err = dpn_mr_get(rail->port->hca, &block, &rail->block_mr);
 
@@ -87,17 +88,17 @@ int dpn_verbs_open_rails(struct dpn_verbs *v)
         v->rails[r].adaptive = is_adaptive(v->rails[r].port);
         err = open_rail(v, &v->rails[r]);
     }
-    v->lane_count = v->rail_count * v->lanes_per_rail;
-    for (int i = 0; i < v->lane_count; i++)
-        v->lanes[i].rail = (uint8_t)(i % v->rail_count);
+    v->qp_count = v->rail_count * v->qps_per_rail;
+    for (int i = 0; i < v->qp_count; i++)
+        v->qps[i].rail = (uint8_t)(i % v->rail_count);
     v->is_troubled = true;
     return err;
 }
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-static struct dpn_verbs_request new_request(struct dpn_verbs *v, enum dpn_request_kind kind,
-                                            unsigned index)
+struct dpn_verbs_request dpn_verbs_new_request(struct dpn_verbs *v, enum dpn_request_kind kind,
+                                               unsigned index)
 {
     return (struct dpn_verbs_request){.base = {.comm = v->comm}, .verbs = v, .kind = kind,
                                       .index = index};
@@ -108,13 +109,13 @@ static void begin_to_count(struct dpn_verbs *v)
 {
     const uint32_t n = dpn_verbs_state.count_from;
 
-    v->words.said = v->words.confirmed = v->words.heard = n;
-    v->lines_read = v->lines_made = v->lines_new = v->lines_sent = n;
+    v->channel.sent = v->channel.acked = v->channel.received = n;
+    v->cts_read = v->cts_made = v->cts_new = v->cts_sent = n;
     v->eager_sent = v->eager_seen = v->eager_taken = v->credited = n;
-    v->rooms_made = v->rooms_closed = n;
+    v->buffers_made = v->buffers_closed = n;
     v->credit_every = DPN_EAGER_SLOTS / 2;
-    for (int i = 0; i < DPN_MAX_LANES; i++)
-        v->lanes[i].epoch = (uint16_t)n;
+    for (int i = 0; i < DPN_MAX_QPS; i++)
+        v->qps[i].epoch = (uint16_t)n;
     for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
         v->recvs[i].generation = n % DPN_GENERATIONS;
     for (int r = 0; r < DPN_MAX_RAILS; r++) {
@@ -132,12 +133,11 @@ static int new_state(struct dpn_comm *comm)
     v->comm = comm;
     v->is_sender = comm->is_sender;
     v->free = v->flushes_free = UINT32_MAX;
-    v->words.is_greeted = true;
+    v->channel.is_resumed = true;
     begin_to_count(v);
     for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
-        v->sends[i].base = new_request(v, DPN_SEND, i);
-        v->recvs[i].base = new_request(v, DPN_RECV, i);
-        v->flushes[i].base = new_request(v, DPN_FLUSH, i);
+        v->recvs[i].base = dpn_verbs_new_request(v, DPN_RECV, i);
+        v->flushes[i].base = dpn_verbs_new_request(v, DPN_FLUSH, i);
     }
     comm->state = v;
     int err = dpn_net_device(comm->dev, &v->device);
@@ -146,7 +146,7 @@ static int new_state(struct dpn_comm *comm)
     return err;
 }
 
-/* Words while there are no lanes; then they are heard among the rest. */
+/* Words while there are no queue pairs; then they are heard among the rest. */
 static int open_verbs(struct dpn_comm *comm)
 {
     int err = comm->state ? 0 : new_state(comm);
@@ -154,13 +154,13 @@ static int open_verbs(struct dpn_comm *comm)
 
     if (err)
         return err;
-    if (v->step == DPN_STEP_LANES)
+    if (v->step == DPN_STEP_QPS)
         dpn_verbs_progress(v);
     else
         comm->wire->ops->progress(comm->wire);
     if (v->error)
         return dp_fail(v->error, "connecting over RDMA: %s", v->why);
-    err = dpn_verbs_agree(v);
+    err = dpn_verbs_handshake(v);
     if (err == DP_EAGAIN && comm->wire->error)
         return dp_fail(comm->wire->error, "connecting over RDMA: the peer is gone: %s",
                        comm->wire->why);
@@ -173,9 +173,9 @@ static void close_verbs(struct dpn_comm *comm)
 
     if (!v)
         return;
-    dpn_verbs_unkeep(v);
-    dpn_verbs_leave_door(v);
-    dpn_words_end(v);
+    dpn_watchdog_remove(v);
+    dpn_verbs_release_acceptor(v);
+    dpn_channel_close(v);
     free_qps(v);
     for (int r = 0; r < v->rail_count; r++) {
         if (v->rails[r].cq)
@@ -184,12 +184,12 @@ static void close_verbs(struct dpn_comm *comm)
     }
     /* Words on their way, and the room for the next one, are the wire's until it is closed; if both
      * sides have parted there are none. */
-    if (v->step != DPN_STEP_PART || dpn_verbs_is_talking(v)) {
-        dpn_verbs_hear_out(v);
+    if (v->step != DPN_STEP_PART || dpn_control_is_sending(v)) {
+        dpn_control_drain(v);
         dp_wire_close(comm->wire);
         comm->wire = NULL;
     }
-    dpn_verbs_forget_letters(v);
+    dpn_control_free_all(v);
     free(v->block);
     free(v);
     comm->state = NULL;
@@ -201,23 +201,29 @@ static bool is_free(const struct dpn_verbs_request *req)
 {
     const struct dpn_verbs *v = req->verbs;
 
+    if (req->kind == DPN_SEND)
+        return !(v->sends_used[req->index / 64] >> req->index % 64 & 1);
     return (req->kind == DPN_FLUSH ? v->flushes_free : v->free) >> req->index & 1;
 }
 
 static void finish(struct dpn_verbs_request *req, int *sizes)
 {
     struct dpn_verbs *v = req->verbs;
-    const uint32_t bit = 1u << req->index;
-
-    if (req->kind == DPN_FLUSH) {
-        v->flushes_free |= bit;
-        return;
+    switch (req->kind) {
+    case DPN_SEND:
+        v->sends_used[req->index / 64] &= ~(UINT64_C(1) << req->index % 64);
+        if (sizes)
+            sizes[0] = (int)v->sends[req->index].size;
+        break;
+    case DPN_RECV:
+        v->free |= 1u << req->index;
+        for (unsigned i = 0; sizes && i < v->recvs[req->index].count; i++)
+            sizes[i] = (int)v->recvs[req->index].buffers[i].size;
+        break;
+    case DPN_FLUSH:
+        v->flushes_free |= 1u << req->index;
+        break;
     }
-    v->free |= bit;
-    if (sizes && req->kind == DPN_SEND)
-        sizes[0] = (int)v->sends[req->index].size;
-    for (unsigned i = 0; sizes && req->kind == DPN_RECV && i < v->recvs[req->index].count; i++)
-        sizes[i] = (int)v->recvs[req->index].rooms[i].size;
 }
 
 static int test(struct dpn_request *request, bool *done, int *sizes)

@@ -3,13 +3,14 @@
 #
 # headers.sh - every public header is installed and compiles alone, twice, in C11 and in C++17.
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
-cd "$DP_TOP_SRCDIR/libdualpipe/include"
+cd "$DP_TOP_SRCDIR"
 
 # compiles COMPILER... - what it says to a file that includes the header only.
 compiles()
 {
     printf '#include <%s>\n#include <%s>\n' "$header" "$header" |
-        "$@" -Wall -Wextra -Wpedantic -Werror -I. -fsyntax-only - 2>&1 || echo "status $?"
+        "$@" -Wall -Wextra -Wpedantic -Werror -Ilibdualpipe/include -Ioffload/include \
+            -fsyntax-only - 2>&1 || echo "status $?"
 }
 
 cxx=
@@ -18,12 +19,13 @@ for compiler in ${DP_CXX:-} c++; do
     command -v "$compiler" >/dev/null && cxx=$compiler && break
 done
 
-for header in dualpipe/*.h; do
+for file in libdualpipe/include/dualpipe/*.h offload/include/dualpipe/*.h; do
+    header=dualpipe/${file##*/}
     # shellcheck disable=SC2086 # words
     case_is "$header in C11" "$(compiles $DP_CC -std=c11 -x c)"
     [ -z "$cxx" ] || case_is "$header in C++17" "$(compiles "$cxx" -std=c++17 -x c++)"
     case_is "$header is not installed" \
-        "$(grep -qF "libdualpipe/include/$header" ../Makefile.inc || echo "$header")"
+        "$(grep -qF "$file" "${file%%/*}/Makefile.inc" || echo "$header")"
 done
 [ -n "$cxx" ] || case_skipped 'C++17: no C++ compiler here'
 cases_end

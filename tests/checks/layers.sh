@@ -7,24 +7,26 @@ cd "$DP_TOP_SRCDIR"
 
 # Every layer with its height and the public headers that are its.
 layers='
-base        0  dualpipe memory options random
-schedule    1  schedule
+base        0  dualpipe memory options parameter random
+schedule    1  schedule partition
+checkpoint  1  checkpoint
 microbatch  1  microbatch
+optimizer   1  optimizer
 topology    1  topology
-seats       1  seats
-placement   2  placement
+placement   2  assignment placement
 tuning      2  tuning
 device      2  device
 wire        2
 comm        3  comm
 pipeline    4  stage pipeline trace
-mixing      4  mixing
+mixing      4  mixer mixing replicas
+offload     5  offload
 '
 
 # Lines "FILE:#include ..." that break the rule. What no layer owns is the system's.
 upward()
 {
-    find libdualpipe -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
+    find libdualpipe offload -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
         awk -v layers="$layers" '
         BEGIN {
             count = split(layers, line, "\n")
@@ -47,7 +49,7 @@ upward()
         {
             file = target = $0
             sub(/:.*/, "", file)
-            sub(/^libdualpipe\//, "", file)
+            sub(/^(libdualpipe|offload\/include)\//, "", file)
             sub(/^[^"<]*["<]/, "", target)
             sub(/[">].*/, "", target)
             from = layer_of(file)
@@ -67,7 +69,7 @@ private()
         while IFS=: read -r file include; do
             header=${include#*\"}
             header=${header%\"*}
-            case $header in nccl-plugin/net_caller.h | nccl-plugin/net_stat_page.h | config.h) continue ;; esac
+            case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | config.h) continue ;; esac
             [ -f "tools/$header" ] || echo "$file: \"$header\""
         done
 }
@@ -77,13 +79,14 @@ private()
 around_plugin()
 {
     find nccl-plugin -name '*.[ch]' -exec grep -H '^ *# *include *["<]' {} + |
-        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa|infiniband)/[^>]*>|<dualpipe/(dualpipe|seats|tuning)\.h>)' |
-        grep -vE 'include *"((nccl-plugin|base|topology|seats|tuning|wire|device)/[^"]*|config\.h)"' || :
+        grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa|infiniband)/[^>]*>|<dualpipe/(dualpipe|assignment|tuning)\.h>)' |
+        grep -vE 'include *"((nccl-plugin|base|topology|tuning|wire|device)/[^"]*|placement/assignment[^"]*|config\.h)"' || :
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
-        grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/net_options\.h"' \
-            -e '^libdualpipe/areas\.c:.*"nccl-plugin/tuner_options\.h"' \
-            -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net_caller\.h"' \
-            -e '^tools/stat/pages\.h:.*"nccl-plugin/net_stat_page\.h"' || :
+        grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/net/options\.h"' \
+            -e '^libdualpipe/areas\.c:.*"nccl-plugin/profiler/options\.h"' \
+            -e '^libdualpipe/areas\.c:.*"nccl-plugin/tuner/options\.h"' \
+            -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net/caller\.h"' \
+            -e '^tools/stat/pages\.h:.*"nccl-plugin/net/stat_page\.h"' || :
 }
 
 case_is 'includes that do not point down' "$(upward)"

@@ -19,7 +19,7 @@ command -v nm >/dev/null || {
 # A declaration a line, without comments; its name stands before the first parenthesis.
 declared()
 {
-    for header in libdualpipe/include/dualpipe/*.h; do
+    for header in libdualpipe/include/dualpipe/*.h offload/include/dualpipe/*.h; do
         # shellcheck disable=SC2086 # words
         $DP_CC -fpreprocessed -E -P -x c "$header"
     done | tr '\n;{}' ' \n\n\n' |

@@ -69,7 +69,8 @@ static void keep_32_groups_of_receives(void)
     }
     for (int i = 0; i < N * n; i++)
         sends[i] = message_send(p.sender, 3000, n - 1 - i % n, (unsigned)i);
-    for (int next = 0, done = 0; done < N + N * n;) { /* in order, whoever has to be asked again */
+    for (int next = 0, done = 0;
+         done < N + N * n;) { /* in order; what is not done is asked again */
         must(in_time());
         done = 0;
         for (int i = 0; i < N * n && i <= next; i++) {
@@ -167,7 +168,7 @@ static void match_tags_within_a_group(void)
 
 /* Of two receives with the same tag the elder gets the first message, also when other messages
  * arrive in another order. A plugin that looks at one group at a time makes senders wait. */
-static void give_the_eldest_receive_the_first_message(void)
+static void give_the_oldest_receive_the_first_message(void)
 {
     struct pair p;
 
@@ -240,7 +241,7 @@ static void carry_what_kernels_watch(void)
         all[2 * i].is_watched = i % 3 != 0;
         all[2 * i + 1] = message_send(p.sender, sizes[i], 1, i);
     }
-    for (int i = 0; i < 2 * N; i += 2) /* in order, whoever has to be asked again */
+    for (int i = 0; i < 2 * N; i += 2) /* in order; what is not done is asked again */
         messages_finish(&all[i], 2);
     for (unsigned i = 0; i < N; i++)
         message_check(&all[2 * i], 0, sizes[i], i);
@@ -273,7 +274,7 @@ const struct net_case net_data_cases[] = {
     {"say try again instead of failing", say_try_again_instead_of_failing},
     {"tell the true size of a shorter message", tell_the_true_size_of_a_shorter_message},
     {"match tags within a group", match_tags_within_a_group},
-    {"give the eldest receive the first message", give_the_eldest_receive_the_first_message},
+    {"give the oldest receive the first message", give_the_oldest_receive_the_first_message},
     {"need no room for the size of what was sent", need_no_room_for_the_size_of_what_was_sent},
     {"use requests again for ever", use_requests_again_for_ever},
     {"carry what kernels watch", carry_what_kernels_watch},

@@ -77,9 +77,9 @@ static void notice_that_nobody_listens(void)
 /* ---- strangers ------------------------------------------------------------------------------- */
 
 /* Connect to everything that this process listens on, and say something. Returns how many. */
-static int knock_at_all_doors(const void *bytes, size_t len)
+static int write_to_all_acceptors(const void *bytes, size_t len)
 {
-    int doors = 0;
+    int acceptors = 0;
 
     for (int fd = 3; fd < 256; fd++) {
         struct sockaddr_storage at;
@@ -91,9 +91,9 @@ static int knock_at_all_doors(const void *bytes, size_t len)
         int stranger = socket(at.ss_family, SOCK_STREAM, 0);
         must(!connect(stranger, (struct sockaddr *)&at, at_len));
         must(send(stranger, bytes, len, MSG_NOSIGNAL) == (ssize_t)len);
-        doors++; /* and stays, silent */
+        acceptors++; /* and stays, silent */
     }
-    return doors;
+    return acceptors;
 }
 
 static void let_no_stranger_in(void)
@@ -107,7 +107,7 @@ static void let_no_stranger_in(void)
         for (size_t i = 0; i < sizeof(garbage); i++)
             garbage[i] = (char)((seed = seed * 1664525u + 1013904223u) >> 24);
         const size_t len = turn < 30 ? 3 : (size_t)turn * 4; /* too few to judge, or plenty */
-        knock_at_all_doors(garbage, len);
+        write_to_all_acceptors(garbage, len);
         must_succeed(setup.net->accept(p.listener, &p.receiver));
         must(!p.receiver);
     }

@@ -68,7 +68,7 @@ static void run_version(int version, const char *words)
                 run_case(c);
 }
 
-/* A file that is cut off kills whoever loads it, so a child tries first. */
+/* A file that is cut off kills the process that loads it, so a child tries first. */
 static bool can_be_loaded(void)
 {
     int status;

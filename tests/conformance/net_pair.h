@@ -6,7 +6,7 @@
 #ifndef DP_TESTS_NET_PAIR_H
 #define DP_TESTS_NET_PAIR_H
 
-#include "nccl-plugin/net_caller.h"
+#include "nccl-plugin/net/caller.h"
 
 /* What runs. */
 struct net_setup {

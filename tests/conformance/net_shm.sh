@@ -6,6 +6,6 @@
 
 versions_over shm
 case_is 'v12 over shm, large messages by the ring' \
-    "$(DUALPIPE_WIRE_DIRECT=0 over shm --version 12 $plugin)"
+    "$(DUALPIPE_WIRE_CMA=0 over shm --version 12 $plugin)"
 longest_over shm
 cases_end

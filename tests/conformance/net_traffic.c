@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net_traffic.c - messages over one connection each way while something is done to the network:
+ * net/traffic.c - messages over one connection each way while something is done to the network:
  *
  *      net-traffic [--messages N] [--size N] [--limit S] [--at N COMMAND]... [--from DEVICE,...]
  *                  [--to DEVICE,...] [--rank N --meet ADDRESS:PORT] PLUGIN.so
@@ -59,14 +59,14 @@ static struct sockaddr_in address_of(const char *text)
 
 static int listen_for(const struct sockaddr_in *a)
 {
-    int yes = 1, door = socket(AF_INET, SOCK_STREAM, 0);
+    int yes = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
 
-    must(door >= 0);
-    setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    must(!bind(door, (const struct sockaddr *)a, sizeof(*a)) && !listen(door, 1));
-    int fd = accept(door, NULL, NULL);
+    must(listener >= 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    must(!bind(listener, (const struct sockaddr *)a, sizeof(*a)) && !listen(listener, 1));
+    int fd = accept(listener, NULL, NULL);
     must(fd >= 0);
-    close(door);
+    close(listener);
     return fd;
 }
 

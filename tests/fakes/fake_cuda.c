@@ -75,6 +75,13 @@ EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return fake_end(ordinal < FAKE_CUDA_DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE);
 }
 
+EXPORT CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice device)
+{
+    BEGIN(false)
+    snprintf(id, (size_t)len, "FFFF:%02X:00.0", (unsigned)device); /* of no machine */
+    return fake_end(CUDA_SUCCESS);
+}
+
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
 {
     BEGIN(false)
@@ -135,6 +142,8 @@ static const struct {
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access"},
 };

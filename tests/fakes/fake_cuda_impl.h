@@ -43,6 +43,7 @@ struct CUstream_st {
     CUcontext context;
     struct CUstream_st *next_all;
     bool destroyed;
+    int priority;
     uint64_t given, done;
     struct work *first, **last;
 };

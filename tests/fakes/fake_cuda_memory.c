@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static struct buffer *pinned;
+static struct buffer *pinned, *registered;
 
 bool fake_map_memory(CUcontext c)
 {
@@ -125,4 +125,32 @@ EXPORT CUresult cuMemFreeHost(void *ptr)
         return fake_end(CUDA_ERROR_INVALID_VALUE);
     free(ptr);
     return fake_end(CUDA_SUCCESS);
+}
+
+static bool overlaps(const struct buffer *b, const char *start, size_t bytes)
+{
+    return start < b->start + b->bytes && b->start < start + bytes;
+}
+
+EXPORT CUresult cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    BEGIN(true)
+    for (struct buffer *b = registered; b; b = b->next)
+        if (overlaps(b, ptr, bytes))
+            return fake_end(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    struct buffer *b = malloc(sizeof(*b));
+    if (!b)
+        return fake_end(CUDA_ERROR_OUT_OF_MEMORY);
+    *b = (struct buffer){registered, ptr, bytes};
+    registered = b;
+    fake.alive++;
+    return fake_end(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuMemHostUnregister(void *ptr)
+{
+    BEGIN(true)
+    return fake_end(drop(&registered, ptr) ? CUDA_SUCCESS
+                                           : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }

@@ -109,7 +109,26 @@ static bool valid_stream(CUstream s)
     return false;
 }
 
-EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags)
+enum { LEAST = 0, GREATEST = -5 };
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    BEGIN(true)
+    *least = LEAST;
+    *greatest = GREATEST;
+    return fake_end(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuStreamGetPriority(CUstream s, int *priority)
+{
+    BEGIN(true)
+    if (!valid_stream(s))
+        return fake_end(CUDA_ERROR_INVALID_HANDLE);
+    *priority = s->priority;
+    return fake_end(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
 {
     pthread_t thread;
 
@@ -122,6 +141,7 @@ EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags)
     }
     pthread_detach(thread);
     s->context = fake_current();
+    s->priority = priority > LEAST ? LEAST : priority < GREATEST ? GREATEST : priority;
     s->next_all = fake.streams;
     fake.streams = s;
     fake.alive++;

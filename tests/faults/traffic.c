@@ -198,7 +198,7 @@ static ncclResult_t test(struct flow *f, struct item *item)
     return err;
 }
 
-/* NCCL tests the eldest only, and begins what there is room for. Returns whether it goes on. */
+/* NCCL tests the oldest only, and begins what there is room for. Returns whether it goes on. */
 static bool move(struct flow *f)
 {
     ncclResult_t err = ncclSuccess;
@@ -210,10 +210,10 @@ static bool move(struct flow *f)
         f->given++;
     }
     if (!err && f->taken < f->given) {
-        struct item *eldest = &f->items[f->taken];
-        err = test(f, eldest);
-        if (!err && eldest->done) {
-            finish(f, eldest);
+        struct item *oldest = &f->items[f->taken];
+        err = test(f, oldest);
+        if (!err && oldest->done) {
+            finish(f, oldest);
             f->taken++;
         }
     }

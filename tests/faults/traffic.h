@@ -8,7 +8,7 @@
 #define DP_TESTS_FAULTS_TRAFFIC_H
 
 #include "faults/plan.h"
-#include "nccl-plugin/net_caller.h"
+#include "nccl-plugin/net/caller.h"
 
 struct traffic {
     const struct net_caller *net;

@@ -69,6 +69,7 @@ static void set_environment(const struct plan *plan, int rank)
     set_number("NCCL_IB_SPLIT_DATA_ON_QPS", plan->splits);
     set_number("NCCL_IB_ADAPTIVE_ROUTING", plan->adaptive);
     set_number("NCCL_IB_AR_THRESHOLD", 1000);
+    set_number("DUALPIPE_NET_EAGER_GPU", plan->seed % 2 == 0);
     setenv("FAKE_VERBS_FAULTS", plan->faults, 1);
     setenv("FAKE_VERBS_FABRIC", setup.dir, 1);
     setenv("FAKE_VERBS_RETRY_MS", "10", 0);

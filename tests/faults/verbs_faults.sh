@@ -31,6 +31,8 @@ export LD_LIBRARY_PATH DUALPIPE_NET_TIMEOUT
 seeds=${DP_FAULT_SEEDS:-52}
 case_is "messages over verbs, $seeds seeds" \
     "$(DUALPIPE_NET_WIRE=verbs try --seeds 0-$((seeds - 1)) "$plugin")"
+case_is 'completions that are polled late' \
+    "$(DUALPIPE_NET_WIRE=verbs try --limit 5 --faults 'short=900 error=20 most=2' --seeds 1301 "$plugin")"
 case_is 'messages over shm' "$(DUALPIPE_NET_WIRE=shm try --seeds 0-9 "$plugin")"
 for fault in flips grows late loses doubles; do
     case_is "a plugin passes that has the fault $fault" \

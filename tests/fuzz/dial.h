@@ -6,7 +6,7 @@
 #define DP_TESTS_FUZZ_DIAL_H
 
 #include "fuzz.h"
-#include "wire/door.h"
+#include "wire/acceptor.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -44,8 +44,11 @@ static inline int fuzz_dial(in_addr_t from, int port, uint64_t label, uint64_t e
     const struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(from)};
     const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
                                       .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct dp_hello hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP,
-                             .label = label, .extra = extra};
+    struct dp_hello hello = {.magic = 0x44507731,
+                             .version = DP_HELLO_VERSION,
+                             .kind = DP_HELLO_TCP,
+                             .label = label,
+                             .extra = extra};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
 
     memcpy(hello.cookie, fuzz_cookie, sizeof(fuzz_cookie));

@@ -6,7 +6,7 @@
  */
 #include "fuzz.h"
 
-#include "comm/star.h"
+#include "comm/rendezvous.h"
 #include "dial.h"
 #include "wire/tcp.h"
 
@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct dp_wire_listener *listener;
     static int port;
-    struct dp_star *star;
+    struct dp_rendezvous *rendezvous;
     struct dp_wire *wire;
     uint64_t label;
 
@@ -57,18 +57,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     while (dp_wire_tcp.accept(listener, &label, &wire))
         ;
     const bool member = data[0] & 1;
-    must(!dp_star_new(member ? 2 : 0, 4, 1000000, &star));
-    struct dp_star_peer *peer = &star->peers[member ? 0 : 1];
-    star->gather = 1;
-    star->is_gathering = true;
-    dp_star_adopt(star, peer, wire);
+    must(!dp_rendezvous_new(member ? 2 : 0, 4, 1000000, &rendezvous));
+    struct dp_rendezvous_peer *peer = &rendezvous->peers[member ? 0 : 1];
+    rendezvous->gather = 1;
+    rendezvous->is_gathering = true;
+    dp_rendezvous_adopt(rendezvous, peer, wire);
     while (!peer->is_gone)
-        dp_star_poll(star);
+        dp_rendezvous_poll(rendezvous);
     /* It has said that it leaves, or it is known to be dead; a member may have heard other news. */
     struct dp_abort why;
-    const bool aborted = dp_blame_get(&star->blame, &why);
-    must(aborted || star->left[member ? 0 : 1]);
+    const bool aborted = dp_abort_record_get(&rendezvous->abort_record, &why);
+    must(aborted || rendezvous->left[member ? 0 : 1]);
     must(!aborted || (why.rank >= 0 && why.rank < 4 && memchr(why.text, 0, sizeof(why.text))));
-    dp_star_free(star);
+    dp_rendezvous_free(rendezvous);
     return 0;
 }

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fuzz_net.c - what the net plugin reads that a peer has made. The first byte says what the rest
- * is: a handle, grants for messages and the messages that take them, a word about RDMA, or messages
- * that come before their receives.
+ * is: a handle, clear-to-send entries and the messages that use them, a token about RDMA, or
+ * messages that come before their receives.
  */
 #include "config.h" /* HAVE_VERBS */
 
 #include "fuzz.h"
 
-#include "nccl-plugin/net_early.h"
-#include "nccl-plugin/net_grants.h"
-#include "nccl-plugin/net_handle.h"
-#include "nccl-plugin/net_options.h"
+#include "nccl-plugin/net/eager.h"
+#include "nccl-plugin/net/cts.h"
+#include "nccl-plugin/net/handle.h"
+#include "nccl-plugin/net/options.h"
 #ifdef HAVE_VERBS
-#include "nccl-plugin/verbs/verbs_talk.h"
+#include "nccl-plugin/verbs/control_message.h"
 #endif
 
 #include <stdlib.h>
@@ -54,44 +54,44 @@ static void read_handle(const uint8_t *data, size_t size)
     must(!memcmp(&found, &twice, sizeof(found)));
 }
 
-/* ---- grants ---------------------------------------------------------------------------------- */
+/* ---- clear-to-send --------------------------------------------------------------------------- */
 
-static size_t take_grant(struct dpn_grants *g, const uint8_t *data, size_t size)
+static size_t take_cts(struct dpn_cts_list *g, const uint8_t *data, size_t size)
 {
-    struct dpn_grant grant = {.count = 0};
-    const size_t len = size < 2 ? 0 : data[1] % (sizeof(grant) + 8), rest = size < 2 ? 0 : size - 2;
+    struct dpn_cts cts = {.count = 0};
+    const size_t len = size < 2 ? 0 : data[1] % (sizeof(cts) + 8), rest = size < 2 ? 0 : size - 2;
     const size_t have = len < rest ? len : rest;
 
-    memcpy(&grant, data + (size < 2 ? 0 : 2), have < sizeof(grant) ? have : sizeof(grant));
-    dpn_grants_add(g, &grant, have);
+    memcpy(&cts, data + (size < 2 ? 0 : 2), have < sizeof(cts) ? have : sizeof(cts));
+    dpn_cts_list_add(g, &cts, have);
     return 2 + have;
 }
 
 /* No place is given away twice. */
-static void take_message(struct dpn_grants *g, int tag)
+static void take_message(struct dpn_cts_list *g, int tag)
 {
     struct dpn_place place, next;
 
-    if (!dpn_grants_find(g, tag, &place))
+    if (!dpn_cts_list_find(g, tag, &place))
         return;
     must(place.slot < NCCL_NET_MAX_REQUESTS && place.sub < DPN_MAX_RECEIVES);
-    must(g->slots[place.slot].grant.rooms[place.sub].tag == tag);
-    dpn_grants_take(g, place);
-    must(!dpn_grants_find(g, tag, &next) || next.slot != place.slot || next.sub != place.sub);
+    must(g->slots[place.slot].cts.buffers[place.sub].tag == tag);
+    dpn_cts_list_take(g, place);
+    must(!dpn_cts_list_find(g, tag, &next) || next.slot != place.slot || next.sub != place.sub);
 }
 
-static void read_grants(const uint8_t *data, size_t size)
+static void read_cts(const uint8_t *data, size_t size)
 {
-    struct dpn_grants grants = {.live = 0};
+    struct dpn_cts_list list = {.live = 0};
 
     for (size_t at = 0; at < size;) {
         if (data[at] & 1) {
-            at += take_grant(&grants, data + at, size - at);
+            at += take_cts(&list, data + at, size - at);
         } else {
-            take_message(&grants, data[at] / 2);
+            take_message(&list, data[at] / 2);
             at++;
         }
-        must(grants.live >= 0 && grants.live <= NCCL_NET_MAX_REQUESTS);
+        must(list.live >= 0 && list.live <= NCCL_NET_MAX_REQUESTS);
     }
 }
 
@@ -99,71 +99,71 @@ static void read_grants(const uint8_t *data, size_t size)
 
 #ifdef HAVE_VERBS
 /* What is accepted can be used without a further look. */
-static void check_word(uint64_t kind, const union dpn_talk *t)
+static void check_control(uint64_t kind, const union dpn_control_body *t)
 {
     if (kind == DPN_HELLO)
-        must(t->hello.port_count <= DPN_MAX_RAILS && memchr(t->hello.ports[0].name, 0, DPN_TALK_NAME));
+        must(t->hello.port_count <= DPN_MAX_RAILS && memchr(t->hello.ports[0].name, 0, DPN_CONTROL_NAME));
     if (kind == DPN_PLAN)
-        must(memchr(t->plan.reason, 0, DPN_TALK_REASON) &&
-             (!t->plan.agreed || t->plan.rails * t->plan.lanes_per_rail <= DPN_MAX_LANES));
+        must(memchr(t->plan.reason, 0, DPN_CONTROL_REASON) &&
+             (!t->plan.agreed || t->plan.rails * t->plan.qps_per_rail <= DPN_MAX_QPS));
     if (kind == DPN_OPEN)
-        must(t->open.lane < DPN_MAX_LANES && t->open.gids.count <= DPN_MAX_GIDS);
+        must(t->open.index < DPN_MAX_QPS && t->open.gids.count <= DPN_MAX_GIDS);
     if (kind == DPN_OPENED)
-        must(t->opened.lane < DPN_MAX_LANES && memchr(t->opened.reason, 0, DPN_TALK_REASON));
+        must(t->opened.index < DPN_MAX_QPS && memchr(t->opened.reason, 0, DPN_CONTROL_REASON));
     if (kind == DPN_REFUSED)
         must(t->refused.slot < NCCL_NET_MAX_REQUESTS);
 }
 
 static void read_word(const uint8_t *data, size_t size)
 {
-    union dpn_talk word;
+    union dpn_control_body body;
     const uint64_t kind = size ? data[0] >> 1 : 0;
     const size_t len = size ? size - 1 : 0;
 
-    memset(&word, 0xa5, sizeof(word));
-    if (!size || len > sizeof(word))
+    memset(&body, 0xa5, sizeof(body));
+    if (!size || len > sizeof(body))
         return;
-    memcpy(&word, data + 1, len);
-    if (!dpn_talk_check(kind, data[0] & 1, &word, len))
-        check_word(kind, &word);
+    memcpy(&body, data + 1, len);
+    if (!dpn_control_check(kind, data[0] & 1, &body, len))
+        check_control(kind, &body);
 }
 #endif
 
 /* ---- messages before their receives ---------------------------------------------------------- */
 
 struct early {
-    struct dpn_early_sends sends;
-    struct dpn_kept_list kept;
+    struct dpn_eager_queue sends;
+    struct dpn_unexpected_list unexpected;
 };
 
 /* What the sender may send, the receiver can keep. */
 static void send_early(struct early *e, int tag, size_t size)
 {
-    if (e->sends.count == DPN_EARLY_COUNT)
+    if (e->sends.count == DPN_EAGER_COUNT)
         return;
-    struct dpn_kept *kept = dpn_kept_new(&e->kept, tag, size);
-    must((kept != NULL) == (size <= DPN_MAX_EAGER));
-    if (!kept)
+    struct dpn_unexpected *unexpected = dpn_unexpected_new(&e->unexpected, tag, size);
+    must((unexpected != NULL) == (size <= DPN_MAX_EAGER));
+    if (!unexpected)
         return;
-    memset(kept->data, tag, size);
-    dpn_kept_add(&e->kept, kept);
-    dpn_early_add(&e->sends, (struct dpn_early_send){tag, size, e->sends.count});
+    memset(unexpected->data, tag, size);
+    dpn_unexpected_add(&e->unexpected, unexpected);
+    dpn_eager_queue_add(&e->sends, (struct dpn_eager_entry){tag, size, e->sends.count});
 }
 
 /* Both sides know which one it is for. */
 static void receive_early(struct early *e, int tag)
 {
-    struct dpn_kept *kept = dpn_kept_take(&e->kept, tag);
-    struct dpn_early_send send;
+    struct dpn_unexpected *unexpected = dpn_unexpected_take(&e->unexpected, tag);
+    struct dpn_eager_entry send;
 
-    must(dpn_early_take(&e->sends, tag, &send) == (kept != NULL));
-    must(!kept || (kept->tag == tag && send.tag == tag && kept->size == send.size));
-    dpn_kept_free(&e->kept, kept);
+    must(dpn_eager_queue_take(&e->sends, tag, &send) == (unexpected != NULL));
+    must(!unexpected || (unexpected->tag == tag && send.tag == tag && unexpected->size == send.size));
+    dpn_unexpected_free(&e->unexpected, unexpected);
 }
 
 static void read_early(const uint8_t *data, size_t size)
 {
-    struct early e = {.kept.head = NULL};
+    struct early e = {.unexpected.head = NULL};
 
     for (size_t i = 0; i < size; i++) {
         const int tag = data[i] >> 1 & 3;
@@ -171,10 +171,10 @@ static void read_early(const uint8_t *data, size_t size)
             receive_early(&e, tag);
         else
             send_early(&e, tag, (data[i] >> 3) * (size_t)2300 + i);
-        must(dpn_kept_count(&e.kept) == e.sends.count);
+        must(dpn_unexpected_count(&e.unexpected) == e.sends.count);
     }
-    dpn_kept_fini(&e.kept);
-    must(!dpn_kept_count(&e.kept));
+    dpn_unexpected_fini(&e.unexpected);
+    must(!dpn_unexpected_count(&e.unexpected));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -186,7 +186,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         read_handle(data + 1, size - 1);
         break;
     case 1:
-        read_grants(data + 1, size - 1);
+        read_cts(data + 1, size - 1);
         break;
     case 3:
         read_early(data + 1, size - 1);

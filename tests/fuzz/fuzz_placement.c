@@ -21,32 +21,32 @@ static const struct dp_topology *cluster(void)
 }
 
 /* Every process has one worker, and every replica's map has each rank once. */
-static void look_around(const struct dp_seats *s)
+static void look_around(const struct dp_assignment *s)
 {
     int *map = malloc((size_t)s->ranks * sizeof(*map));
 
-    must(map && s->seat_count == s->ranks * s->replicas);
-    for (int32_t w = 0; w < s->seat_count && w < 64; w++)
-        must(dp_seats_find(s, s->seats[w].process) == w);
+    must(map && s->worker_count == s->ranks * s->replicas);
+    for (int32_t w = 0; w < s->worker_count && w < 64; w++)
+        must(dp_assignment_find(s, s->workers[w].process) == w);
     for (int replica = 0; replica < s->replicas && replica < 8; replica++) {
         int64_t sum = 0;
-        must(!dp_seats_map(s, replica, map));
+        must(!dp_assignment_map(s, replica, map));
         for (int32_t i = 0; i < s->ranks; i++)
             sum += map[i];
         must(sum == (int64_t)s->ranks * (s->ranks - 1) / 2);
     }
     for (int32_t i = 0; i < s->node_count; i++)
-        must(strlen(dp_seats_text(s, s->nodes[i].label)) < 256);
+        must(strlen(dp_assignment_text(s, s->nodes[i].label)) < 256);
     free(map);
 }
 
-static void agree(const struct dp_placement *p, const struct dp_seats *s)
+static void agree(const struct dp_placement *p, const struct dp_assignment *s)
 {
     must(s->ranks == p->ranks && s->replicas == p->replicas && s->flow_count == p->flow_count);
-    for (int32_t w = 0; w < s->seat_count; w++) {
-        must(s->seats[w].process == p->workers[w].came_as);
-        must(s->nodes[s->seats[w].gpu].id == p->workers[w].gpu);
-        must(s->seats[w].nic_count == p->workers[w].nic_count);
+    for (int32_t w = 0; w < s->worker_count; w++) {
+        must(s->workers[w].process == p->workers[w].came_as);
+        must(s->nodes[s->workers[w].gpu].id == p->workers[w].gpu);
+        must(s->workers[w].nic_count == p->workers[w].nic_count);
     }
     for (int32_t i = 0; i < s->flow_count; i++) {
         must(s->flows[i].from == p->flows[i].from && s->flows[i].to == p->flows[i].to);
@@ -57,7 +57,7 @@ static void agree(const struct dp_placement *p, const struct dp_seats *s)
 static void read_with_topology(const char *text, size_t size)
 {
     struct dp_placement *p, *back;
-    struct dp_seats *s;
+    struct dp_assignment *s;
     char *written;
     size_t len;
 
@@ -67,10 +67,10 @@ static void read_with_topology(const char *text, size_t size)
     }
     must(!dp_placement_write(p, cluster(), &written, &len));
     must(!dp_placement_read(written, len, cluster(), &back));
-    must(!dp_seats_read(written, len, "written", &s));
+    must(!dp_assignment_read(written, len, "written", &s));
     agree(back, s);
     look_around(s);
-    dp_seats_free(s);
+    dp_assignment_free(s);
     dp_placement_free(back);
     dp_placement_free(p);
     free(written);
@@ -78,14 +78,14 @@ static void read_with_topology(const char *text, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct dp_seats *s;
+    struct dp_assignment *s;
 
     read_with_topology((const char *)data, size);
-    if (dp_seats_read((const char *)data, size, "fuzz", &s)) {
+    if (dp_assignment_read((const char *)data, size, "fuzz", &s)) {
         must(*dp_last_error());
         return 0;
     }
     look_around(s);
-    dp_seats_free(s);
+    dp_assignment_free(s);
     return 0;
 }

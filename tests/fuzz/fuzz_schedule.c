@@ -48,7 +48,7 @@ static void read_as(const uint8_t *data, size_t size, enum dp_format format)
         must(*dp_last_error());
         return;
     }
-    if ((int64_t)s->ranks * s->slots_per_rank * s->mb_per_stream < 10000)
+    if (((int64_t)s->first_slot[s->ranks] + s->ranks) * s->mb_per_stream < 10000)
         check_and_simulate(s);
     write_and_read_back(s, DP_FORMAT_TEXT);
     write_and_read_back(s, DP_FORMAT_CSV);

@@ -5,7 +5,7 @@
  */
 #include "simcuda/kernel.h"
 
-#include "microbatch/half.h"
+#include "base/fp16.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "simcuda/nccl_data.h"
 
-#include "microbatch/half.h"
+#include "base/fp16.h"
 #include "simcuda/nccl_api.h"
 
 #include <string.h>

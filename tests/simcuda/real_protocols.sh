@@ -15,7 +15,7 @@ reduce_by()
     unset NCCL_PROTO NCCL_ALGO DUALPIPE_NET_WIRE
 }
 
-# LL128 needs an order of stores that only our copies keep (net_lines.h): with memcpy this finds
+# LL128 needs an order of stores that only our copies keep (net/ordered_copy.h): with memcpy this finds
 # wrong data.
 reduce_by LL Ring shm 2
 reduce_by LL128 Ring shm 2

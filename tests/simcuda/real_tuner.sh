@@ -5,7 +5,7 @@
 # channels of its rules, and still computes what is right.
 . "$DP_TOP_SRCDIR/tests/simcuda/real.sh"
 
-NCCL_TUNER_PLUGIN=$NCCL_NET_PLUGIN
+NCCL_TUNER_PLUGIN=$(dirname "$NCCL_NET_PLUGIN")/libnccl-tuner-dualpipe.so
 DUALPIPE_TUNER_TABLE=$DP_TEST_DATA/tuner/real.csv
 export NCCL_TUNER_PLUGIN DUALPIPE_TUNER_TABLE
 
@@ -28,12 +28,23 @@ case_is 'what is not there is left to NCCL' \
 case_is 'three ranks have another rule' \
     "$(job --ranks 3 --bytes 1500000 all-reduce; chose AllReduce 1500000 TREE SIMPLE 1)"
 
+# choices - what NCCL chooses for every collective and size, one line each.
+choices()
+{
+    job --bytes 8,4100,65536,1500000 all-reduce broadcast reduce all-gather reduce-scatter
+    grep -oE '(AllReduce|Broadcast|Reduce|AllGather|ReduceScatter): [0-9]+ Bytes -> .*' "$work/log"
+}
+
 case_is 'without a table NCCL chooses as if there were no tuner' "$(
     unset DUALPIPE_TUNER_TABLE
-    job --bytes 8,1500000 all-reduce
-    grep -o 'AllReduce: .*' "$work/log" >"$work/with"
-    NCCL_TUNER_PLUGIN=none job --bytes 8,1500000 all-reduce
-    grep -o 'AllReduce: .*' "$work/log" | diff "$work/with" -
+    choices >"$work/with"
+    [ "$(wc -l <"$work/with")" -ge 20 ] || echo "only $(wc -l <"$work/with") choices"
+    NCCL_TUNER_PLUGIN=none choices | diff "$work/with" -
+)"
+case_is 'the net plugin alone leaves all choices to NCCL' "$(
+    unset DUALPIPE_TUNER_TABLE NCCL_TUNER_PLUGIN
+    choices | diff "$work/with" -
+    not_logged 'Using dualpipe \(v'
 )"
 case_is 'a table with a mistake is named, and the job goes on' "$(
     DUALPIPE_TUNER_TABLE=$DP_TEST_DATA/tuner/refused/algorithm.csv job --bytes 8 all-reduce

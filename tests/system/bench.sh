@@ -31,6 +31,11 @@ refuses_what_no_schedule_can_be()
     refuses 2 "expected at least" bench step dualpipe -P 2 -M 2
 }
 
+refuses_a_model_that_needs_no_copies()
+{
+    refuses 2 "4 slots for 4 shards: expected fewer" bench offload -n 4 -k 4
+}
+
 refuses_more_sockets_than_a_connection_has()
 {
     refuses 2 "--sockets 17: expected a whole number from 0 to 16" bench wire --sockets 17
@@ -52,11 +57,12 @@ EOF
     chmod +x "$work/bin/ucx_perftest" "$work/bin/mpirun"
     PATH=$work/bin:$PATH
     # shellcheck disable=SC2086 # words
-    run bench wire --transport shm --peers $brief || return
+    DP_BUILD=$DP_TOP_BUILDDIR sh "$DP_TOP_SRCDIR/tests/bench/wire.sh" --transport shm $brief \
+        >"$work/out" 2>"$work/err" || wrong "exits with $?: $(cat "$work/err")" || return
     grep -q "UCX posix is left out: its server has ended at once" "$work/err" ||
         wrong "does not say who is left out: $(cat "$work/err")" || return
     says latency GB/s || return
-    [ -x "$DP_TOP_BUILDDIR/tools/bench/mpi-peer" ] || return 0
+    [ -x "$DP_TOP_BUILDDIR/tests/bench/mpi-peer" ] || return 0
     says "512 KiB, OpenMPI vader " "512 KiB over OpenMPI vader " "512 KiB over the limit" \
         "512 KiB, shared memory over OpenMPI vader " || return
     ! grep -q "shared memory over the limit" "$work/out" || wrong "what is that a limit of?"
@@ -67,11 +73,16 @@ it measures "build check simulate list" schedule 1f1b -P 4 -M 4
 it measures "us/op messages threads" executor -M 8
 it measures "critical step CPU shm" step -P 2 -M 4 --cost f=1,i=1,w=1 --transport shm
 it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transport tcp
+it measures "compute-bound balanced copy-bound overlap" offload -n 4 --shard-bytes 64K --link 20M
+it measures "all-reduce limit GB/s shm" comm --most 64
+it measures "all-reduce GB/s tcp" comm --most 8 --transport tcp --ranks 3
 it measures "256 GPUs 1024 hosts JSON" topology
+it measures "AdamW sweep ms" optimizer --elements 65536 --threads 2
 it measures "answer scan ns" tuner --rules 100
 it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
 it stands_beside_peers_that_work
 it refuses_what_no_schedule_can_be
+it refuses_a_model_that_needs_no_copies
 it refuses_more_sockets_than_a_connection_has
 finish

@@ -45,7 +45,7 @@ gives_examples_that_parse()
             sed -n 's/^  \([A-Z_]*=[a-z]* \)*dualpipe \([^|>]*\).*/\2/p' >"$work/examples"
         [ -s "$work/examples" ] || wrong "no example for $command" || return
         while read -r example; do
-            # What stands behind -- is for somebody else.
+            # What stands behind -- is another command.
             # shellcheck disable=SC2086 # words
             run ${example%% -- *} --help || return
         done <"$work/examples"
@@ -65,6 +65,34 @@ fails_where_output_cannot_be_written()
     [ -w /dev/full ] || skip "no /dev/full"
     "$dualpipe" info >/dev/full 2>"$work/err" && wrong "does not notice" && return
     grep -q "cannot write" "$work/err"
+}
+
+never_writes_over_its_input()
+{
+    echo "user P=1 M=1" >"$work/mine"
+    refuses 2 "--output $work/mine: is also an input, --file" \
+        schedule show --file "$work/mine" -o "$work/mine" || return
+    "$dualpipe" topo json --synthetic gpu:1 >"$work/t.json"
+    refuses 2 'is also an input' topo diff "$work/t.json" "$work/t.json" -o "$work/t.json" || return
+    refuses 2 'is also an input, --topology' topo json -i "$work/t.json" -o "$work/./t.json" || return
+    [ -s "$work/t.json" ]
+}
+
+# Editors of other systems begin a file with EF BB BF.
+reads_a_byte_order_mark()
+{
+    printf '\357\273\277user P=1 M=1\nrank 0: F0.0 B0.0\n' >"$work/mine"
+    run schedule check --file "$work/mine" || return
+    { printf '\357\273\277' && "$dualpipe" topo json --synthetic gpu:1; } >"$work/t.json"
+    run topo show -i "$work/t.json" || return
+    { printf '\357\273\277' && "$dualpipe" schedule export gpipe; } >"$work/s.json"
+    run schedule check --file "$work/s.json"
+}
+
+refuses_what_is_not_utf8()
+{
+    printf 'user P=1 M=1\n# caf\351\nrank 0: F0.0 B0.0\n' >"$work/mine"
+    refuses 2 'line 2, column 6: byte 0xe9, expected UTF-8' schedule check --file "$work/mine"
 }
 
 # ---- info
@@ -94,6 +122,42 @@ says_which_option_is_wrong()
     [ "$status" = 1 ] || wrong "exits with $status" || return
     says "WRONG: DUALPIPE_LOG_LEVEL=loud: expected one of error" \
         "DUALPIPE_LOG_LEVLE: no such option; did you mean DUALPIPE_LOG_LEVEL?"
+}
+
+says_without_being_asked_which_option_is_wrong()
+{
+    DUALPIPE_LOG_LEVLE=info run info >/dev/null
+    [ "$status" = 1 ] || wrong "exits with $status" || return
+    says 'variables that cannot be used' \
+        'DUALPIPE_LOG_LEVLE: no such option; did you mean DUALPIPE_LOG_LEVEL?' || return
+    DUALPIPE_LOG_LEVLE=info run info --json >/dev/null
+    [ "$status" = 1 ] && says '"problems": [' 'no such option' || wrong 'not in JSON' || return
+    run info && ! grep 'cannot be used' "$work/out"
+}
+
+# ---- the scripts
+
+helps_with_the_scripts()
+{
+    for script in tools/quickstart.sh tests/run.sh; do
+        sh "$DP_TOP_SRCDIR/$script" --help >"$work/out" || return
+        says "usage: sh $script" '--no-install' || return
+    done
+}
+
+# Nothing may be installed or built before.
+knows_the_names_of_tests()
+{
+    status=0
+    sh "$DP_TOP_SRCDIR/tests/run.sh" --no-install test_bse >"$work/out" 2>"$work/err" || status=$?
+    [ "$status" = 2 ] && [ ! -s "$work/out" ] || wrong "exits with $status: $(cat "$work/out")" || return
+    grep -q "no test named 'test_bse'" "$work/err"
+}
+
+honours_the_width_that_is_asked_for()
+{
+    COLUMNS=60 run schedule show dualpipe -P 4 -M 8 || return
+    [ "$(wc -L <"$work/out")" -le 60 ] || wrong "$(cat "$work/out")"
 }
 
 # ---- what goes with it
@@ -166,11 +230,18 @@ while IFS=$tab read -r code arguments text; do
     it meets_a_mistake "$code" "$arguments" "$text"
 done <"$data/mistakes"
 it fails_where_output_cannot_be_written
+it never_writes_over_its_input
+it reads_a_byte_order_mark
+it refuses_what_is_not_utf8
 it tells_about_the_machine
 it tells_about_the_machine_in_json
 it lists_options_with_value_and_origin
 it says_which_option_is_wrong
+it says_without_being_asked_which_option_is_wrong
 it measures_copies
+it helps_with_the_scripts
+it knows_the_names_of_tests
+it honours_the_width_that_is_asked_for
 all_commands >"$work/commands"
 it has_a_manual_of_every_command
 for command in $(cut -d' ' -f1 "$work/commands" | sort -u); do

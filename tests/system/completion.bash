@@ -47,7 +47,7 @@ for command in "${commands[@]}"; do
 done
 expect "$(printf '%s\n' "${commands[@]%% *}" | sorted)" ""
 
-expect "1f1b dualpipe dualpipev gpipe zb1p " schedule show ""
+expect "1f1b async dualpipe dualpipev gpipe interleaved zb1p zbv " schedule show ""
 expect "dualpipe dualpipev " schedule show d
 expect "svg " schedule show dualpipe --format s
 expect "csv " schedule export -f = c

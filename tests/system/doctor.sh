@@ -151,11 +151,11 @@ finds()
     esac
 }
 
-# The sentences, as somebody reads them who runs it here, on what has been built.
+# The sentences that a user reads here, about what has been built.
 knows_this_machine()
 {
-    LD_LIBRARY_PATH=$DP_TOP_BUILDDIR/nccl-plugin/.libs NCCL_NET_PLUGIN=dualpipe \
-        run doctor >/dev/null
+    LD_LIBRARY_PATH=$DP_TOP_BUILDDIR/nccl-plugin/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} \
+        NCCL_NET_PLUGIN=dualpipe run doctor >/dev/null
     case $status in 0 | 3 | 4) ;; *) wrong "exits with $status: $(cat "$work/err")" || return ;; esac
     says "libnccl-net-dualpipe.so is found as 'libnccl-net-dualpipe.so', by LD_LIBRARY_PATH" \
         "Linux $(uname -r)" "not seen: "
@@ -178,11 +178,49 @@ looks_at_a_process()
 # A machine of which nothing is known.
 lives_with_an_empty_tree()
 {
-    mkdir -p "$work/empty/proc/self"
+    mkdir -p "$work/empty"
     run doctor --root "$work/empty" >/dev/null
-    [ "$status" = 4 ] || wrong "exits with $status" || return
-    says "no libnccl.so.2" "cannot be read" || return
+    says "no libnccl.so.2" "the environment of the process cannot be read" \
+        "which net plugin the process asks for is not known" || return
+    ! grep -e 'is not set' -e 'all NCCL_ variables' "$work/out" || wrong "concludes from nothing" || return
     refuses 2 "expected the files of a machine" doctor --root "$work/nowhere"
+}
+
+# A process of another user: its environment and its map cannot be read.
+concludes_nothing_from_what_it_cannot_read()
+{
+    root=$work/stranger
+    cp -r "$work/planted" "$root"
+    mkdir -p "$root/proc/77/environ" "$root/proc/77/maps"
+    run doctor --root "$root" --pid 77 --json >/dev/null
+    [ "$status" -le 4 ] && [ "$status" != 1 ] || wrong "exits with $status" || return
+    says '"which net plugin the process asks for is not known"' \
+        '"the libraries of the process cannot be seen"' '"NCCL_NET_PLUGIN: /proc/77/environ cannot' ||
+        return
+    ! grep -e 'is not set' -e 'known and agree' -e '"fault"' "$work/out" || wrong 'concludes from nothing'
+}
+
+# sees VALUE TEXT - exactly one fault of the variables, or none where TEXT is empty.
+sees_selection()
+{
+    root=$work/selection
+    rm -rf "$root"
+    cp -r "$work/planted" "$root"
+    printf 'HOME=/nobody\nNCCL_NET_PLUGIN=dualpipe\n%s\n' "$1" >"$root/proc/self/environ"
+    end_environment
+    run doctor --root "$root" --only variables --json >/dev/null
+    found=$(jq -r '.findings[] | select(.severity == "fault") | .what' "$work/out")
+    [ "$found" = "$2" ] || wrong "$1: '$found', expected '$2'"
+}
+
+fails_where_output_cannot_be_written()
+{
+    [ -w /dev/full ] || skip 'no /dev/full'
+    root=$work/memlock
+    status=0
+    "$dualpipe" doctor --root "$root" >/dev/full 2>"$work/err" || status=$?
+    [ "$status" = 1 ] || wrong "exits with $status" || return
+    grep -q 'cannot write to standard output' "$work/err"
 }
 
 root=$work/planted
@@ -196,4 +234,13 @@ it tells_every_remedy_in_text
 it knows_this_machine
 it looks_at_a_process
 it lives_with_an_empty_tree
+it concludes_nothing_from_what_it_cannot_read
+it sees_selection NCCL_ALGO=Rng "NCCL_ALGO: NCCL has no algorithm 'Rng'; did you mean Ring?"
+it sees_selection NCCL_ALGO=^pat,ring ''
+it sees_selection 'NCCL_ALGO=allreduce:tree,NVLSTree;broadcast:ring' ''
+it sees_selection NCCL_ALGO=AllReduc:tree \
+    "NCCL_ALGO: NCCL has no collective 'AllReduc'; did you mean AllReduce?"
+it sees_selection NCCL_PROTO=LL,Simpel "NCCL_PROTO: NCCL has no protocol 'Simpel'; did you mean Simple?"
+it sees_selection NCCL_PROTO=ll128 ''
+it fails_where_output_cannot_be_written
 finish

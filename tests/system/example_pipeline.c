@@ -73,7 +73,7 @@ int main(void)
     static const struct dp_stage_ops ops = {.forward = forward, .backward = backward,
                                             .weight = weight};
     static const struct dp_loss_ops loss_ops = {loss, loss_backward};
-    static const struct dp_tensor_spec one = {{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}};
+    static const struct dp_border one = {1, {{{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}}};
     struct dp_comm *comm;
     struct dp_schedule *schedule;
     struct dp_pipeline *pipe;
@@ -83,27 +83,30 @@ int main(void)
     if (dp_comm_open(&(struct dp_comm_config){0}, &comm))
         return 1;
     if (dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV,
-                                                   .ranks = comm->size, .microbatches = MB},
+                                                   .ranks = dp_comm_size(comm), .microbatches = MB},
                         &schedule))
         return 1;
 
     /* This rank's two stages; and the same border before, between and after all of them. */
     int64_t single = 1, all = MB;
     struct factor factors[2] = {{.weight = 1.5f}, {.weight = 1.5f}};
-    DLTensor grads[2], *grad[2];
+    DLTensor weights[2], grads[2];
+    struct dp_parameter parameters[2];
     struct dp_stage stages[2];
     struct dp_border borders[MB + 1];
     for (int i = 0; i < 2; i++) {
+        weights[i] = numbers(&factors[i].weight, &single);
         grads[i] = numbers(&factors[i].gradient, &single);
-        grad[i] = &grads[i];
-        stages[i] = (struct dp_stage){.ops = &ops, .user = &factors[i], .grads = &grad[i],
-                                      .grad_count = 1, .save_bytes = sizeof(float)};
+        parameters[i] = (struct dp_parameter){.name = "factor", .value = &weights[i],
+                                              .grad = &grads[i]};
+        stages[i] = (struct dp_stage){.ops = &ops, .user = &factors[i], .parameter_count = 1,
+                                      .parameters = &parameters[i], .save_bytes = sizeof(float)};
     }
     for (int i = 0; i <= schedule->stages; i++)
-        borders[i] = (struct dp_border){1, {one}};
+        borders[i] = one;
     if (dp_pipeline_new(&(struct dp_pipeline_config){.schedule = schedule, .comm = comm,
                                                      .stages = stages, .borders = borders,
-                                                     .label = &one, .loss = &loss_ops}, &pipe))
+                                                     .labels = &one, .loss = &loss_ops}, &pipe))
         return 1;
 
     /* The batch and its labels enter at rank 0, where DualPipeV's losses come out too. */
@@ -113,11 +116,16 @@ int main(void)
         x[i] = (float)(i + 1) / MB;
         y[i] = 16 * x[i];
     }
-    DLTensor batch = numbers(x, &all), labels = numbers(y, &all);
-    const DLTensor *inputs[] = {&batch};
+    DLTensor batch = numbers(x, &all), wanted = numbers(y, &all);
+    struct dp_tree inputs = dp_tuple(1, (struct dp_tree[]){dp_tensor(&batch)});
+    struct dp_tree labels = dp_tuple(1, (struct dp_tree[]){dp_tensor(&wanted)});
+    struct dp_microbatches *in, *out;
+    if (dp_split(&inputs, NULL, &(struct dp_split_options){.count = MB}, &in) ||
+        dp_split(&labels, NULL, &(struct dp_split_options){.count = MB}, &out))
+        return 1;
     struct dp_step step = {0};
-    if (comm->rank == 0)
-        step = (struct dp_step){.inputs = inputs, .label = &labels, .losses = losses};
+    if (dp_comm_rank(comm) == 0)
+        step = (struct dp_step){.inputs = in, .labels = out, .losses = losses};
 
     for (int i = 0; i < STEPS; i++) {
         if (dp_pipeline_step(pipe, &step))
@@ -126,11 +134,13 @@ int main(void)
             factors[j].weight -= 0.001f * factors[j].gradient;
             factors[j].gradient = 0;
         }
-        if (comm->rank == 0 && (i == 0 || i == STEPS - 1))
+        if (dp_comm_rank(comm) == 0 && (i == 0 || i == STEPS - 1))
             printf("step %d: loss %.4f\n", i + 1, losses[MB - 1]);
     }
-    printf("rank %d learned %.3f and %.3f\n", comm->rank, factors[0].weight, factors[1].weight);
+    printf("rank %d learned %.3f and %.3f\n", dp_comm_rank(comm), factors[0].weight, factors[1].weight);
 
+    dp_microbatches_free(in);
+    dp_microbatches_free(out);
     dp_pipeline_free(pipe);
     dp_schedule_free(schedule);
     dp_comm_close(comm);

@@ -66,8 +66,9 @@ version=$(pkg-config --modversion dualpipe)
 [ "$("$work/program")" = "$version" ] || fail "the program does not say $version"
 command=$(find "$root" -path '*/bin/dualpipe')
 [ "$("$command" --version)" = "dualpipe $version" ] || fail "the command is another version"
-[ -h "$libdir/libnccl-tuner-dualpipe.so" ] && [ -e "$libdir/libnccl-tuner-dualpipe.so" ] ||
-    fail "no link libnccl-tuner-dualpipe.so for NCCL"
+for plugin in net tuner; do
+    [ -f "$libdir/libnccl-$plugin-dualpipe.so" ] || fail "no libnccl-$plugin-dualpipe.so for NCCL"
+done
 [ -h "$libdir/libdualpipe.so" ] || fail "no link libdualpipe.so for the linker"
 
 # The example of the README, as its reader would build and run it.

@@ -23,7 +23,7 @@ expect 0 'took: ' 'true'
 expect 77 'no device here' 'echo no device here; exit 77'
 expect 124 'took longer than 1 s' 'sleep 600' 1
 
-# A pipe is read to its end only when nobody is left who could write to it.
+# A pipe is read to its end only when no process is left that could write to it.
 began_s=$(date +%s)
 expect 0 'left' 'sleep 600 & echo left'
 [ $(($(date +%s) - began_s)) -lt 30 ]

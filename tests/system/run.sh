@@ -5,21 +5,50 @@
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 for name in NCCL_NET_PLUGIN NCCL_NET NCCL_NET_PLUGIN_REF_COUNT NCCL_TUNER_PLUGIN \
-    DUALPIPE_TUNER_TABLE DUALPIPE_TUNER_LINKS DUALPIPE_PLACEMENT; do
+    DUALPIPE_TUNER_TABLE DUALPIPE_TUNER_LINKS DUALPIPE_PLACEMENT LD_PRELOAD; do
     unset $name
 done
 
+# sets NAME FILE - the command has found this variable with the path of this file.
+sets()
+{
+    plugin=$(sed -n "s/^$1=//p" "$work/out")
+    case $plugin in
+    /*/"$2") [ -f "$plugin" ] || wrong "there is no $plugin" ;;
+    *) wrong "$1 is '$plugin'" ;;
+    esac
+}
+
 gives_the_command_both_plugins()
 {
-    run run -- env || return
+    run run --links inter=50 -- env || return
     says "NCCL_NET=dualpipe" "NCCL_NET_PLUGIN_REF_COUNT=1" || return
-    for name in NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN; do
-        plugin=$(sed -n "s/^$name=//p" "$work/out")
-        case $plugin in
-        /*libnccl-net-dualpipe.so) [ -f "$plugin" ] || wrong "there is no $plugin" || return ;;
-        *) wrong "$name is '$plugin'" || return ;;
-        esac
-    done
+    sets NCCL_NET_PLUGIN libnccl-net-dualpipe.so || return
+    sets NCCL_TUNER_PLUGIN libnccl-tuner-dualpipe.so
+}
+
+gives_no_tuner_without_a_table_or_a_model()
+{
+    run run -- env || return
+    ! grep -q 'TUNER' "$work/out" || wrong "sets the tuner" || return
+    DUALPIPE_TUNER_LINKS=inter=50 run run -- env || return
+    sets NCCL_TUNER_PLUGIN libnccl-tuner-dualpipe.so
+}
+
+preloads_behind_what_is_preloaded()
+{
+    case $DP_CC in
+    *-fsanitize*) return ;; # a sanitizer wants to be the first
+    esac
+    run run -- env || return
+    grep -qE '^LD_PRELOAD=/.*libdualpipe-preload\.so$' "$work/out" || wrong "preloads nothing" || return
+    run run -- "$dualpipe" run -- env || return
+    [ "$(grep -c 'libdualpipe-preload.so.*libdualpipe-preload.so' "$work/out")" = 0 ] ||
+        wrong "preloads twice" || return
+    LD_PRELOAD=libm.so.6 run run --print || return
+    grep -q "^export LD_PRELOAD='libm.so.6:/" "$work/out" || wrong "$(cat "$work/out")" || return
+    run run --no-preload -- env || return
+    ! grep -q '^LD_PRELOAD' "$work/out" || wrong "preloads all the same"
 }
 
 leaves_out_what_is_not_wanted()
@@ -99,6 +128,7 @@ says_why_a_command_cannot_run()
 }
 
 it gives_the_command_both_plugins
+it gives_no_tuner_without_a_table_or_a_model
 it leaves_out_what_is_not_wanted
 it finds_the_table_from_anywhere
 it works_out_links

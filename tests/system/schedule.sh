@@ -102,7 +102,7 @@ exports_the_trace_of_a_golden_file()
     cmp "$work/want" "$work/got"
 }
 
-# A schedule that somebody has changed by hand: the last op of rank 0 is gone.
+# A schedule that was changed by hand: the last op of rank 0 is gone.
 finds_what_is_wrong()
 {
     run schedule export gpipe -P 2 -M 4 --format text -o "$work/mine" || return
@@ -155,9 +155,20 @@ gives_figures_as_json()
            and (.per_rank | map(.peak_activations == 9) | all) and (.critical_path | length) > 0' \
         "$work/out" >/dev/null || wrong "simulate: $(cat "$work/out")" || return
     run schedule compare -P 8 -M 20 --format json || return
-    jq -e '.kinds | length == 5 and all(.possible)' "$work/out" >/dev/null || return
+    jq -e '.kinds | length == 8 and (map(select(.possible)) | length) == 7' "$work/out" >/dev/null || return
     run schedule check dualpipe -P 8 -M 20 --format json || return
     jq -e '.valid and .peak_activations == 9' "$work/out" >/dev/null
+}
+
+refuses_what_memory_cannot_hold()
+{
+    refuses 2 "GB of this machine's memory" schedule show dualpipe -P 65536 -M 1048576 || return
+    refuses 2 "GB of this machine's memory" schedule compare -P 65536 -M 1048576
+}
+
+has_no_kind_user_to_build()
+{
+    refuses 2 "'user' is the kind of schedules in files: expected --file FILE" schedule show user
 }
 
 compares_only_the_kinds_named()
@@ -199,5 +210,7 @@ it takes_as_long_as_published 8 16
 it takes_as_long_as_published 16 64
 it gives_figures_as_json
 it compares_only_the_kinds_named
+it refuses_what_memory_cannot_hold
+it has_no_kind_user_to_build
 it sees_a_slow_rank
 finish

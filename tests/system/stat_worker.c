@@ -9,7 +9,7 @@
 #if HAVE_VERBS
 #include "fakes/ibverbs/fake_verbs.h"
 #endif
-#include "nccl-plugin/net_caller.h"
+#include "nccl-plugin/net/caller.h"
 #include "system/stat_command.h"
 #include "system/stat_worker.h"
 
@@ -37,10 +37,10 @@ static void must(bool so, const char *what)
     _exit(1);
 }
 
-static int lost_lanes; /* that the plugin has told of */
+static int lost_qps; /* that the plugin has told of */
 
 __attribute__((format(printf, 5, 6)))
-static void note_lost_lanes(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
+static void note_lost_qps(ncclDebugLogLevel level, unsigned long flags, const char *file, int line,
                             const char *fmt, ...)
 {
     char text[1024];
@@ -53,7 +53,7 @@ static void note_lost_lanes(ncclDebugLogLevel level, unsigned long flags, const 
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    lost_lanes += strstr(text, "lanes are left") != NULL;
+    lost_qps += strstr(text, "queue pairs are left") != NULL;
 }
 
 static void open_pair(void)
@@ -105,7 +105,7 @@ static void load_stand_in(void)
 /* The plugin has said that it cannot go on: from now on it can. */
 static void mend_port(void)
 {
-    if (is_port_down && lost_lanes)
+    if (is_port_down && lost_qps)
         set_port(true);
 }
 #else
@@ -167,7 +167,7 @@ static void load(void)
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     must(library, "the plugin");
     net = net_caller_find(library, NEWEST_VERSION);
-    must(net && !net->init(&ctx, note_lost_lanes), "init");
+    must(net && !net->init(&ctx, note_lost_qps), "init");
 }
 
 static void transfer_all(void)
@@ -255,7 +255,7 @@ struct stat_worker stat_start(const char *wire, const char *directory)
     pid_t pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        alarm(STAT_PATIENCE_S);
+        alarm(STAT_DEADLINE_S);
         close(orders[1]);
         close(answers[0]);
         setenv("DUALPIPE_NET_STAT", "1", 1);

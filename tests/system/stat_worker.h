@@ -9,7 +9,7 @@
 
 /* What an order to transfer sends: so many messages of either size, and a group of four small ones. */
 enum { STAT_SMALL = 100, STAT_LARGE = 100000, STAT_SMALLS = 20, STAT_LARGES = 5 };
-enum { STAT_PATIENCE_S = 120 };
+enum { STAT_DEADLINE_S = 120 };
 
 struct stat_worker {
     pid_t pid;

@@ -13,7 +13,10 @@ rate=40mbit
 if [ "${DP_SHAPED_LINK:-}" != inside ]; then
     DP_SHAPED_LINK=inside
     export DP_SHAPED_LINK
-    unshare -n true 2>/dev/null && exec unshare -n "$0" "$@"
+    if unshare -n true 2>/dev/null; then
+        rm -rf "$work" # the script begins anew, and makes another
+        exec unshare -n sh "$0" "$@"
+    fi
     it skip 'no right to make a network namespace (unshare -n)'
     finish
 fi

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loss and every gradient are the same to the last bit, whoever carries the messages, whatever the
+ * Loss and every gradient are the same to the last bit, whatever carries the messages, whatever the
  * schedule, the number of ranks, with the overlap hook and without, with a backward in one part or
  * two, with dropout. The measure is a plain loop over the micro-batches (model_run_sequential).
  */

@@ -130,7 +130,7 @@ static void wait_for_steps(struct run *r)
     while (!strstr(r->out_text, "\"step\":2") && !has_ended(r));
 }
 
-/* The processes that pid has started, eldest first. */
+/* The processes that pid has started, oldest first. */
 static int children_of(pid_t pid, pid_t *out)
 {
     char path[64];
@@ -347,7 +347,7 @@ static void a_wrong_variable_of_the_environment_is_named(void **state)
     assert_one_line(r.err_text);
 }
 
-/* ---- ranks that somebody else starts ------------------------------------------------------- */
+/* ---- ranks that a launcher starts ------------------------------------------------------- */
 
 struct launched {
     int rank, port;

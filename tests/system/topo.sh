@@ -29,6 +29,13 @@ shows_this_machine()
     run topo matrix && says "numa0" "PIX one PCI switch"
 }
 
+says_where_ranks_are_placed_without_a_view_of_nvlink()
+{
+    tree=server
+    unpack $tree
+    run topo place 1f1b -P 2 --sysfs "$work/$tree" && says "not seen: NVLink is not known"
+}
+
 shows_what_was_captured()
 {
     unpack "$1"
@@ -40,7 +47,7 @@ shows_what_was_captured()
 takes_json_back()
 {
     run topo json --synthetic "$1" -o "$work/one.json" || return
-    run topo json --input "$work/one.json" -o "$work/two.json" || return
+    run topo json --topology "$work/one.json" -o "$work/two.json" || return
     cmp "$work/one.json" "$work/two.json" || return
     "$dualpipe" topo show --input - <"$work/one.json" >"$work/three" || return
     run topo show --synthetic "$1" && cmp "$work/out" "$work/three"
@@ -152,14 +159,14 @@ draws_what_it_is_asked_for()
     [ "$(grep -c 'rect class="gpu"' "$work/out")" = 8 ] || wrong "not one host of four" || return
     run topo svg --synthetic 'dgx-h100 host:4' --path node1/gpu0,node3/gpu0 || return
     [ "$(grep -c 'rect class="gpu"' "$work/out")" = 16 ] || wrong "not two hosts" || return
-    [ "$(grep -c 'class="way"' "$work/out")" -ge 6 ] || wrong "no way"
+    [ "$(grep -c 'class="route"' "$work/out")" -ge 6 ] || wrong "no route"
 }
 
 draws_shared_switches_in_each_host()
 {
     run topo svg --synthetic 'gb200-nvl72 host:3' --path node0/gpu0,node2/gpu1 || return
     [ "$(grep -c 'rect class="nvswitch"' "$work/out")" = 2 ] || wrong "not one bar a host" || return
-    [ "$(grep -c 'class="way"' "$work/out")" = 4 ] || wrong "no way from bar to bar, or no legend"
+    [ "$(grep -c 'class="route"' "$work/out")" = 4 ] || wrong "no way from bar to bar, or no legend"
 }
 
 # Arcs between GPUs end above the lower edge of their host.
@@ -202,6 +209,8 @@ finds_differences()
 
 for transcript in "$data"/topo/*.txt; do it prints_what_it_printed "$transcript"; done
 it shows_this_machine
+it says_where_ranks_are_placed_without_a_view_of_nvlink
+rm -rf "$work/server"
 for tree in server vm container; do
     case $tree in
     server) set -- "server7" "PCIe 4.0 x8 (could be 4.0 x16)" "400 Gb/s InfiniBand up" \

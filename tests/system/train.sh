@@ -39,6 +39,48 @@ prints_the_numbers_of_the_plain_loop()
     diff "$work/expected" "$work/numbers"
 }
 
+# replicas_print_the_numbers_of_one OPTIONS... - in the fixed order.
+replicas_print_the_numbers_of_one()
+{
+    set -- --dropout 0.1 --clip 0.5 --batch 32 -M 32 --order-blocks 8 "$@"
+    if [ ! -s "$work/expected-of-one" ]; then
+        numbers_of --schedule none --dropout 0.1 --clip 0.5 --batch 32 -M 32 --order-blocks 8 \
+            >"$work/expected-of-one" || return
+    fi
+    numbers_of "$@" >"$work/numbers" || return
+    diff "$work/expected-of-one" "$work/numbers"
+}
+
+# The norm alone is added up in another order; without clipping it matters nowhere.
+losses_of()
+{
+    numbers_of "$@" --clip 0 --dropout 0.1 --batch 32 -M 32 --order-blocks 8 | cut -d ' ' -f 1,2
+}
+
+optimizers_with_a_share_learn_the_same()
+{
+    if [ ! -s "$work/expected-losses" ]; then
+        losses_of --schedule none >"$work/expected-losses" || return
+    fi
+    losses_of --mix reduce-scatter "$@" >"$work/numbers" || return
+    diff "$work/expected-losses" "$work/numbers"
+}
+
+# Updates in the middle of a step against those after it: the limit is never reached.
+mixing_without_clipping_begins_early()
+{
+    numbers_of --mix "$@" --clip 0 >"$work/early" || return
+    numbers_of --mix "$@" --clip 1e9 >"$work/late" || return
+    diff "$work/late" "$work/early"
+}
+
+# replicas_mix HOW OPTIONS... - and the average of their models has learned.
+replicas_mix()
+{
+    numbers_of --lr 0.02 --steps 40 --batch 32 -M 16 --mix "$@" >"$work/numbers" || return
+    tail -n 1 "$work/numbers" | awk '{ exit !($1 > 5 && $2 < 4) }' || wrong "$(cat "$work/numbers")"
+}
+
 learns()
 {
     # shellcheck disable=SC2086 # words
@@ -46,6 +88,26 @@ learns()
     says 'model     8 blocks' 'schedule  1f1b on 2 ranks' 'step 40/40  loss' 'done      40 steps' \
         'bubble' 'memory' 'sample' || return
     awk '/^loss/ { exit !($2 > 5 && $5 < 4 && $8 < 4) }' "$work/out" || wrong "$(cat "$work/out")"
+}
+
+says_what_is_on_the_device()
+{
+    # shellcheck disable=SC2086 # words
+    run train $small --schedule none --offload params --device-memory 240K || return
+    says 'offload   ' 'at a time on the device, recomputed' 'overlap   ' 'limited by'
+    # shellcheck disable=SC2086 # words
+    run train $small --schedule none --offload params --device-memory 240K --json || return
+    says '"offload":{"shards":' '"limited_by":"'
+}
+
+says_how_much_memory_would_do()
+{
+    # shellcheck disable=SC2086 # words
+    refuses 1 'offload: 20000 bytes of device memory are too few' train $small --schedule none \
+        --offload params --device-memory 20000
+    need=$(sed -n 's/.*expected at least \([0-9]*\)$/\1/p' "$work/err")
+    # shellcheck disable=SC2086 # words
+    run train $small --schedule none --offload params --device-memory "$need"
 }
 
 draws_the_last_step()
@@ -66,7 +128,40 @@ says_why_a_file_could_not_be_written()
     grep -q 'cannot write /dev/full: No space left on device' "$work/err" || wrong "$(cat "$work/err")"
 }
 
-notices_that_nobody_can_read_it()
+keeps_the_other_file_and_the_summary_of_a_full_disk()
+{
+    [ -c /dev/full ] || skip 'no /dev/full'
+    rm -f step.svg
+    # shellcheck disable=SC2086 # words
+    run train $small --trace /dev/full --timeline step.svg >/dev/null
+    [ "$status" = 1 ] || wrong "status $status" || return
+    says 'done      6 steps' 'sample' && grep -q '</svg>' step.svg || wrong 'the drawing is missing'
+}
+
+refuses_to_write_over_its_input()
+{
+    cp $text book
+    refuses 2 '--timeline ./book: is also an input, --data; expected a file of its own' \
+        train --data book --timeline ./book || return
+    ln -sf book linked
+    refuses 2 'is also an input' train --layers 8 --trace book linked || return
+    refuses 2 '--trace x: is also what --timeline writes; expected a file of its own' \
+        train --data book --timeline x --trace x || return
+    cmp book "$DP_TOP_SRCDIR/LICENSE"
+}
+
+# Between the first file of a rank and the last of its connections.
+names_the_limit_of_open_files()
+{
+    printf '#!/bin/sh\nulimit -n %s && exec %s "$@"\n' "$1" "$dualpipe" >limited
+    chmod +x limited
+    dualpipe=./limited
+    shift
+    # shellcheck disable=SC2086 # words
+    refuses 1 'Too many open files (this process may have ' train $small -P 4 "$@"
+}
+
+notices_that_output_is_lost()
 {
     [ -c /dev/full ] || skip 'no /dev/full'
     # shellcheck disable=SC2086 # words
@@ -86,9 +181,46 @@ for transport in shm tcp; do
     done
 done
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule gpipe
+it prints_the_numbers_of_the_plain_loop -P 1 --schedule async
+it prints_the_numbers_of_the_plain_loop -P 4 --schedule async --transport shm
+it prints_the_numbers_of_the_plain_loop -P 2 --schedule async --transport tcp --checkpoint except_last
+it prints_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
+it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 210K
+it says_what_is_on_the_device
+it says_how_much_memory_would_do
+it prints_the_numbers_of_the_plain_loop -P 1 --schedule async --execution messages
+it prints_the_numbers_of_the_plain_loop -P 4 --schedule async --execution messages --transport tcp
+it prints_the_numbers_of_the_plain_loop -P 2 -s async --execution messages --transport shm --checkpoint always
+it replicas_print_the_numbers_of_one --schedule none -D 2
+it replicas_print_the_numbers_of_one --schedule none -D 4 --transport tcp
+it replicas_print_the_numbers_of_one -P 2 -D 2
+it replicas_print_the_numbers_of_one -P 4 -D 2 --transport tcp
+it replicas_print_the_numbers_of_one -P 2 -D 4
+it replicas_print_the_numbers_of_one -P 4 -D 2 -s dualpipev
+it replicas_print_the_numbers_of_one -P 2 -D 2 -s zb1p
+it replicas_print_the_numbers_of_one -P 2 -D 2 -s async --execution messages
+it optimizers_with_a_share_learn_the_same -P 1 -s gpipe
+it optimizers_with_a_share_learn_the_same --schedule none -D 4
+it optimizers_with_a_share_learn_the_same -P 2
+it optimizers_with_a_share_learn_the_same -P 2 -D 2 --transport tcp
+it optimizers_with_a_share_learn_the_same -P 2 -D 4 -s 1f1b
+it mixing_without_clipping_begins_early ring -P 2 -D 2 --batch 16 -M 16
+printf '0 1\n1 2\n' >path.txt
+it replicas_mix one-peer-exp --schedule none -D 4
+it replicas_mix path.txt --schedule none -D 3 -M 12 --batch 24 --transport tcp
+it replicas_mix ring -P 2 -D 2
+it replicas_mix one-peer-exp -P 2 -D 4 --schedule 1f1b
+it replicas_mix complete --schedule none -D 1
 it learns
 it draws_the_last_step
 it says_why_a_file_could_not_be_written
-it notices_that_nobody_can_read_it
-it notices_that_nobody_can_read_it --schedule none
+it keeps_the_other_file_and_the_summary_of_a_full_disk
+it refuses_to_write_over_its_input
+for files in 8 10 12 14 16 18 19 20 21 22 23 24; do
+    it names_the_limit_of_open_files $files
+done
+it names_the_limit_of_open_files 10 --transport tcp
+it names_the_limit_of_open_files 18 --transport tcp
+it notices_that_output_is_lost
+it notices_that_output_is_lost --schedule none
 finish

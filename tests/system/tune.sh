@@ -52,6 +52,19 @@ lets_links_come_before_the_topology()
     run tune explain --topology dgx-h100 --links intra=100 && says "8 ranks on 1 node" "intra=100"
 }
 
+takes_the_flags_of_topo()
+{
+    run topo json --synthetic 'dgx-h100 host:4' -o "$work/cluster.json" || return
+    run tune explain --topology "$work/cluster.json" --largest 1KiB && mv "$work/out" "$work/file" &&
+        run tune explain --synthetic 'dgx-h100 host:4' --largest 1KiB && cmp "$work/out" "$work/file" ||
+        return
+    run run --no-net --print --synthetic 'dgx-h100 host:4' &&
+        says "DUALPIPE_TUNER_LINKS='intra=450,inter=400'" || return
+    run topo show --input "$work/cluster.json" || return # the name of before
+    refuses 2 'expected one of --topology, --sysfs and --synthetic' tune explain \
+        --topology "$work/cluster.json" --synthetic dgx-h100
+}
+
 reads_a_placement()
 {
     run topo place 1f1b -P 4 --synthetic 'host:2 numa:1 gpu:2 nic:1 net=100Gb/s' --format json \
@@ -61,6 +74,67 @@ reads_a_placement()
     run tune explain --placement "$work/place.json" --links inter=25 && says "inter=25" || return
     refuses 2 "--topology and --placement: expected one" tune explain --placement "$work/place.json" \
         --topology dgx-h100
+}
+
+answers_as_the_plugin_would()
+{
+    export DUALPIPE_TUNER_TABLE="$tables/example.csv" DUALPIPE_TUNER_LINKS=intra=450,inter=50
+    run tune explain -n 16 -N 2 --smallest 128KiB --largest 128KiB &&
+        says "links intra=450,inter=50" "8 rules of" "example.csv:4" "tree/ll128" \
+            "from the environment: DUALPIPE_TUNER_TABLE DUALPIPE_TUNER_LINKS" || return
+    run tune explain -n 16 -N 2 --links inter=12,intra=50 --smallest 128KiB --largest 128KiB &&
+        says "links intra=50,inter=12" "from the environment: DUALPIPE_TUNER_TABLE" || return
+    DUALPIPE_TUNER_REGISTERED=maybe
+    export DUALPIPE_TUNER_REGISTERED
+    refuses 2 "DUALPIPE_TUNER_REGISTERED=maybe: expected one of ignore, trust" tune explain -n 8
+}
+
+answers_by_the_placement_as_the_plugin_would()
+{
+    export DUALPIPE_TUNER_LINKS=placement
+    refuses 2 "DUALPIPE_PLACEMENT names no file" tune explain -n 8 || return
+    run topo place 1f1b -P 4 --synthetic 'host:2 numa:1 gpu:2 nic:1 net=100Gb/s' --format json \
+        -o "$work/place.json" || return
+    export DUALPIPE_PLACEMENT="$work/place.json"
+    run tune explain && says "4 ranks on 2 nodes" "inter=12.5"
+}
+
+warns_of_a_table_for_other_sizes()
+{
+    run tune explain -n 80 -N 10 -T "$tables/example.csv" reducescatter || return
+    grep -q "no rule about reducescatter is for 80 ranks on 10 nodes; they are for 8 ranks on 1 node" \
+        "$work/err" || wrong "$(cat "$work/err")" || return
+    fit -o "$work/table.csv" && run tune explain broadcast -n 16 -N 2 -T "$work/table.csv" || return
+    grep -q "table.csv: no rule is about broadcast" "$work/err" || wrong "$(cat "$work/err")" || return
+    run tune explain -n 16 -N 2 -T "$work/table.csv" || return
+    [ ! -s "$work/err" ] || wrong "$(cat "$work/err")"
+}
+
+warns_that_the_plugin_does_not_ask_for_registration()
+{
+    run tune explain reducescatter -n 8 -T "$tables/example.csv" --registered &&
+        grep -q "unless DUALPIPE_TUNER_REGISTERED=trust" "$work/err" || wrong "$(cat "$work/err")" ||
+        return
+    export DUALPIPE_TUNER_REGISTERED=trust
+    run tune explain reducescatter -n 8 -T "$tables/example.csv" --registered || return
+    [ ! -s "$work/err" ] || wrong "$(cat "$work/err")"
+}
+
+shows_what_the_rule_says_was_measured_beside_the_model()
+{
+    fit -o "$work/table.csv" || return
+    run tune explain -n 16 -N 2 --table "$work/table.csv" --links intra=450,inter=50 --smallest 8MiB \
+        --largest 8MiB && says "table.csv:26: measured 151 us, NCCL's own 286 us"
+}
+
+takes_nvls_where_the_topology_has_it()
+{
+    run tune explain --topology dgx-h100 --largest 64MiB && says "nvls/simple" || return
+    run tune explain --topology 'dgx-h100 host:2' --largest 1GiB && says "nvls_tree/simple" || return
+    run tune explain --topology hgx-a100 --largest 64MiB || return
+    ! grep -q nvls "$work/out" || wrong "$(cat "$work/out")" || return
+    run tune explain -n 8 --links intra=450 --largest 1KiB &&
+        says "NVLS is left out: the links do not say" "--algorithms ring,tree,pat,nvls"
 }
 
 explains_in_json()
@@ -123,6 +197,26 @@ draws_before_and_after()
     xmllint --noout "$work/gain.svg"
 }
 
+keeps_what_a_full_disk_leaves()
+{
+    [ -c /dev/full ] || skip 'no /dev/full'
+    rm -f "$work/gain.svg"
+    fit -o /dev/full --svg "$work/gain.svg" >/dev/null
+    [ "$status" = 1 ] || wrong "exits with $status" || return
+    grep -q 'sizes changed' "$work/err" && grep -q '</svg>' "$work/gain.svg" ||
+        wrong 'no summary or no drawing'
+}
+
+never_writes_over_its_results()
+{
+    cp "$tables/results/allreduce-own.txt" "$work/own.txt"
+    refuses 2 "--svg $work/own.txt: is also an input" tune fit "$work/own.txt" --svg "$work/own.txt" ||
+        return
+    refuses 2 'is also an input' tune fit "tree/ll=$work/own.txt" -o "$work/own.txt" || return
+    refuses 2 '--svg -: is also what --output writes' tune fit "$work/own.txt" -o - --svg - || return
+    cmp "$work/own.txt" "$tables/results/allreduce-own.txt"
+}
+
 says_what_was_not_measured()
 {
     head -n 40 "$tables/results/allreduce-own.txt" >"$work/own.txt"
@@ -136,11 +230,20 @@ it tells_pipe_ops_apart
 it says_what_the_model_gains
 it reads_a_topology
 it lets_links_come_before_the_topology
+it takes_the_flags_of_topo
 it reads_a_placement
+it answers_as_the_plugin_would
+it answers_by_the_placement_as_the_plugin_would
+it warns_of_a_table_for_other_sizes
+it warns_that_the_plugin_does_not_ask_for_registration
+it shows_what_the_rule_says_was_measured_beside_the_model
+it takes_nvls_where_the_topology_has_it
 it explains_in_json
 it makes_a_table
 it makes_the_same_table_as_json
 it wants_more_for_a_change
 it draws_before_and_after
+it keeps_what_a_full_disk_leaves
+it never_writes_over_its_results
 it says_what_was_not_measured
 finish

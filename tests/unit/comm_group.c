@@ -44,7 +44,7 @@ int comm_on_threads(int size, int64_t deadline_ns, rank_fn fn, void *arg)
         return size;
     for (int i = 0; i < size; i++) {
         ranks[i] = (struct rank_thread){.comm = comms[i], .fn = fn, .arg = arg};
-        comms[i]->deadline_ns = deadline_ns;
+        dp_comm_set_deadline(comms[i], deadline_ns);
     }
     for (int i = 0; i < size; i++)
         pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
@@ -85,7 +85,7 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
     struct dp_comm *comm;
     char address[32];
 
-    setenv("DUALPIPE_WIRE_DIRECT", kind->by_ring ? "0" : "1", 1);
+    setenv("DUALPIPE_WIRE_CMA", kind->by_ring ? "0" : "1", 1);
     setenv("DUALPIPE_WIRE_MEASURE", "0", 1);
     snprintf(address, sizeof(address), "127.0.0.1:%d", port);
     const struct dp_comm_config config = {.rank = rank,
@@ -95,7 +95,7 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
                                           .timeout_ns = 30 * INT64_C(1000000000)};
     if (dp_comm_open(&config, &comm))
         return -1;
-    comm->deadline_ns = deadline_ns;
+    dp_comm_set_deadline(comm, deadline_ns);
     int result = fn(comm, arg);
     dp_comm_close(comm);
     if (count_files() != files) {
@@ -151,17 +151,16 @@ static int run_mpi(const struct comm_kind *kind, int size, int64_t deadline_ns, 
         return 0;
     if (dp_comm_open(&config, &comm))
         return 1;
-    comm->deadline_ns = deadline_ns;
+    dp_comm_set_deadline(comm, deadline_ns);
     int result = fn(comm, arg);
     dp_comm_close(comm);
     return result != 0;
 }
 
-static const struct comm_kind usual_kinds[] = {
+static const struct comm_kind default_kinds[] = {
     {.name = "threads", .shares_files = true, .run = run_threads},
     {.name = "shm", .processes = true, .shares_files = true, .run = run_processes},
-    {.name = "shm", .processes = true, .shares_files = true, .run = run_processes,
-     .by_ring = true},
+    {.name = "shm", .processes = true, .shares_files = true, .run = run_processes, .by_ring = true},
     {.name = "tcp", .processes = true, .shares_files = true, .run = run_processes},
     {.name = NULL},
 };
@@ -169,7 +168,7 @@ static const struct comm_kind mpi_kinds[] = {
     {.name = "mpi", .run = run_mpi},
     {.name = NULL},
 };
-const struct comm_kind *comm_kinds = usual_kinds;
+const struct comm_kind *comm_kinds = default_kinds;
 
 __attribute__((constructor)) static void choose_kinds(void)
 {

@@ -18,7 +18,7 @@ typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
     do {                                                                                           \
         if (!(condition)) {                                                                        \
             printf("%s:%d: rank %d: not so: %s (last error: %s)\n", __FILE__, __LINE__,            \
-                   comm->rank, #condition, dp_last_error());                                       \
+                   dp_comm_rank(comm), #condition, dp_last_error());                                       \
             return -1;                                                                             \
         }                                                                                          \
     } while (0)
@@ -26,7 +26,7 @@ typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
 #define CHECK_SAYS(sentence)                                                                       \
     do {                                                                                           \
         if (!strstr(dp_last_error(), sentence)) {                                                  \
-            printf("%s:%d: rank %d: '%s' does not say '%s'\n", __FILE__, __LINE__, comm->rank,     \
+            printf("%s:%d: rank %d: '%s' does not say '%s'\n", __FILE__, __LINE__, dp_comm_rank(comm),     \
                    dp_last_error(), sentence);                                                     \
             return -1;                                                                             \
         }                                                                                          \

@@ -104,7 +104,7 @@ struct dpn_request *try_send(struct pair *p, size_t at, size_t len, int tag)
     return req;
 }
 
-struct dpn_request *send_early(struct pair *p, size_t at, size_t len, int tag)
+struct dpn_request *send_eager(struct pair *p, size_t at, size_t len, int tag)
 {
     struct dpn_request *req = try_send(p, at, len, tag);
 

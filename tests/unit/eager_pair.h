@@ -7,7 +7,7 @@
 #ifndef DP_TESTS_EAGER_PAIR_H
 #define DP_TESTS_EAGER_PAIR_H
 
-#include "nccl-plugin/net_comm.h"
+#include "nccl-plugin/net/comm.h"
 
 enum { BYTES = 1 << 20, LIMIT = 8192 };
 
@@ -40,7 +40,7 @@ void close_pair(struct pair *p);
 /* len bytes from `at` on; NULL: the sender has to wait. */
 struct dpn_request *try_send(struct pair *p, size_t at, size_t len, int tag);
 /* One that need not wait, and one that may. */
-struct dpn_request *send_early(struct pair *p, size_t at, size_t len, int tag);
+struct dpn_request *send_eager(struct pair *p, size_t at, size_t len, int tag);
 struct dpn_request *send_in_time(struct pair *p, size_t at, size_t len, int tag);
 struct dpn_request *receive(struct pair *p, size_t at, size_t room, int tag);
 

@@ -27,6 +27,7 @@ void fabric_begin(void)
 {
     must(scratch_directory(dir, "verbs"), "mkdtemp");
     setenv("FAKE_VERBS_FABRIC", dir, 1);
+    setenv("DUALPIPE_NET_EAGER_GPU", "1", 0); /* which the stand-in's devices reach */
 }
 
 void fabric_end(void)

@@ -15,7 +15,7 @@
 #include "cmocka_all.h"
 
 #include "base/text.h"
-#include "microbatch/half.h"
+#include "base/fp16.h"
 #include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
@@ -34,7 +34,7 @@ struct case_tensor {
 struct case_data {
     const json_t *json;
     struct case_tensor tensors[CASE_TENSORS];
-    struct dp_region region; /* of data and value trees */
+    struct dp_arena region; /* of data and value trees */
 };
 
 static const char case_opaque[CASE_TENSORS];
@@ -189,7 +189,7 @@ static inline void case_tensor(struct case_data *d, struct case_tensor *c, const
     case_numbers(c->shape, shape);
     size_t bytes = dp_tensor_element_bytes(&c->t), count = 64;
     int parts = case_parts(c->t.dtype);
-    char *p = dp_region_data(&d->region, count * (bytes ? bytes : 1));
+    char *p = dp_arena_data(&d->region, count * (bytes ? bytes : 1));
     for (size_t i = 0; i < count * (size_t)parts && bytes; i++) {
         const json_t *given = json_array_get(data, i);
         case_put(p + i / (size_t)parts * bytes, c->t.dtype, (int)i % parts,
@@ -216,7 +216,7 @@ static inline void case_init(struct case_data *d, const json_t *json)
 
 static inline void case_fini(struct case_data *d)
 {
-    dp_region_fini(&d->region);
+    dp_arena_fini(&d->region);
 }
 
 /* A spec tree as the value tree that it stands for. */
@@ -232,12 +232,12 @@ static inline struct dp_tree case_value_of(struct case_data *d, const struct dp_
     case DP_TREE_TUPLE:
     case DP_TREE_LIST:
     case DP_TREE_DICT: {
-        struct dp_tree *items = dp_region_array(&d->region, (size_t)t->count, sizeof(*items));
-        const char **names = dp_region_array(&d->region, (size_t)t->count, sizeof(*names));
+        struct dp_tree *items = dp_arena_array(&d->region, (size_t)t->count, sizeof(*items));
+        const char **names = dp_arena_array(&d->region, (size_t)t->count, sizeof(*names));
         for (int32_t i = 0; i < t->count; i++) {
             items[i] = case_value_of(d, &t->items[i]);
             if (t->kind == DP_TREE_DICT) {
-                char *name = dp_region_array(&d->region, strlen(t->names[i]) + 1, 1);
+                char *name = dp_arena_array(&d->region, strlen(t->names[i]) + 1, 1);
                 names[i] = strcpy(name, t->names[i]);
             }
         }

@@ -24,7 +24,9 @@ static bool is_message(struct dp_op op)
 static bool is_of_backward(struct dp_op op)
 {
     return op.kind == DP_OP_B || op.kind == DP_OP_I || op.kind == DP_OP_W ||
-           op.kind == DP_OP_RECV_B || op.kind == DP_OP_SEND_B || op.kind == DP_OP_REDUCE;
+           op.kind == DP_OP_RECV_B || op.kind == DP_OP_SEND_B || op.kind == DP_OP_RECOMPUTE ||
+           op.kind == DP_OP_EVICT || op.kind == DP_OP_FETCH || op.kind == DP_OP_REDUCE ||
+           op.kind == DP_OP_REDUCE_WAIT;
 }
 
 static bool is_used(const struct dp_schedule *s, enum dp_op_kind kind)
@@ -85,12 +87,15 @@ static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct 
         return RULE(SHAPE);
     if (s->forward_only && is_of_backward(*op))
         return RULE(SHAPE);
-    if ((int)op->slot >= s->slots_per_rank)
+    if (op->kind != DP_OP_COMMIT && (int)op->slot >= dp_schedule_slot_count(s, rank))
         return RULE(SHAPE);
     if (op->kind == DP_OP_COMMIT)
-        return op->overlap ? RULE(SHAPE) : 0;
+        return op->overlap || op->recomputed || op->argument ? RULE(SHAPE) : 0;
     if ((int)op->mb >= s->mb_per_stream)
         return RULE(SHAPE);
+    bool copies = op->kind == DP_OP_EVICT || op->kind == DP_OP_FETCH;
+    if (op->argument > (copies ? 2 : 0) || (op->recomputed && op->kind != DP_OP_F))
+        broken |= RULE(SHAPE);
     if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
         broken |= RULE(SHAPE);
     else if (op->overlap && op[1].slot == op->slot && op[1].mb == op->mb)
@@ -100,7 +105,7 @@ static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct 
     if (op->kind == DP_OP_FREE && (dp_schedule_slot(s, rank, (int)op->slot)->next < 0 ||
                                    dp_schedule_slot(s, rank, (int)op->slot)->next == rank))
         broken |= RULE(SHAPE);
-    if (op->kind == DP_OP_REDUCE && !has_message(s, rank, *op))
+    if ((op->kind == DP_OP_REDUCE || op->kind == DP_OP_REDUCE_WAIT) && !has_message(s, rank, *op))
         broken |= RULE(SHAPE);
     return broken;
 }
@@ -124,13 +129,13 @@ static bool backward_is_whole(const struct dp_schedule *s, int rank, int slot, i
     return s->forward_only || (b == 1 && i == 0 && w == 0) || (b == 0 && i == 1 && w == 1);
 }
 
-static int reduces_of(const struct dp_schedule *s, int rank, int slot)
+static int reduces_of(const struct dp_schedule *s, int rank, enum dp_op_kind kind, int slot)
 {
     const struct dp_op *ops = dp_schedule_ops(s, rank);
     int n = 0;
 
     for (size_t i = 0; i < dp_schedule_count(s, rank); i++)
-        n += ops[i].kind == DP_OP_REDUCE && (int)ops[i].slot == slot;
+        n += ops[i].kind == kind && (int)ops[i].slot == slot;
     return n;
 }
 
@@ -148,10 +153,13 @@ static bool slot_is_complete(const struct dp_schedule *s, int rank, int slot)
             !once_if(s, rank, DP_OP_SEND_F, slot, mb, true) ||
             !once_if(s, rank, DP_OP_RECV_B, slot, mb, training) ||
             !once_if(s, rank, DP_OP_SEND_B, slot, mb, training) ||
-            (frees && sent && !once(s, rank, DP_OP_FREE, slot, mb)))
+            (frees && sent && !once(s, rank, DP_OP_FREE, slot, mb)) ||
+            occurrences(s, rank, DP_OP_RECOMPUTE, slot, mb) > 1)
             return false;
     }
-    return reduces_of(s, rank, slot) == (is_used(s, DP_OP_REDUCE) && mirrored);
+    bool reduces = mirrored && (is_used(s, DP_OP_REDUCE) || is_used(s, DP_OP_REDUCE_WAIT));
+    return reduces_of(s, rank, DP_OP_REDUCE, slot) == reduces &&
+           reduces_of(s, rank, DP_OP_REDUCE_WAIT, slot) == reduces;
 }
 
 static unsigned broken_sets(const struct dp_schedule *s)
@@ -162,7 +170,7 @@ static unsigned broken_sets(const struct dp_schedule *s)
         size_t count = dp_schedule_count(s, rank);
         for (size_t i = 0; i < count; i++)
             broken |= shape_of_op(s, rank, dp_schedule_ops(s, rank) + i, i + 1 == count);
-        for (int slot = 0; slot < s->slots_per_rank; slot++)
+        for (int slot = 0; slot < dp_schedule_slot_count(s, rank); slot++)
             if (!slot_is_complete(s, rank, slot))
                 broken |= RULE(ONCE);
     }
@@ -193,6 +201,34 @@ static int arrival(const struct dp_schedule *s, int rank, int slot, int mb, bool
                     : position(s, rank, DP_OP_F, from_slot, mb);
 }
 
+/* What is evicted is there and needed, and is back before it is read. parts: 1 the part that the
+ * input backward reads, 2 the part that the weight part reads. */
+static bool copies_are_right(const struct dp_schedule *s, int rank, int slot, int mb)
+{
+    static const unsigned of_argument[] = {3, 1, 2};
+    const struct dp_op *ops = dp_schedule_ops(s, rank);
+    bool saved = false, done = false, right = true;
+    unsigned away = 0;
+
+    for (size_t i = 0; i < dp_schedule_count(s, rank); i++) {
+        if (ops[i].kind == DP_OP_COMMIT || (int)ops[i].slot != slot || (int)ops[i].mb != mb)
+            continue;
+        unsigned parts = of_argument[ops[i].argument % 3];
+        saved |= ops[i].kind == DP_OP_RECOMPUTE || (ops[i].kind == DP_OP_F && !ops[i].recomputed);
+        if (ops[i].kind == DP_OP_EVICT) {
+            right &= saved && !done && !(away & parts);
+            away |= parts;
+        } else if (ops[i].kind == DP_OP_FETCH) {
+            right &= (away & parts) == parts;
+            away &= ~parts;
+        }
+        right &= !(ops[i].kind == DP_OP_B && away) && !(ops[i].kind == DP_OP_I && away & 1) &&
+                 !(ops[i].kind == DP_OP_W && away & 2);
+        done |= ops[i].kind == DP_OP_B || ops[i].kind == DP_OP_W;
+    }
+    return right;
+}
+
 static bool order_is_right(const struct dp_schedule *s, int rank, int slot, int mb)
 {
     int f = position(s, rank, DP_OP_F, slot, mb);
@@ -204,7 +240,10 @@ static bool order_is_right(const struct dp_schedule *s, int rank, int slot, int 
     if (s->forward_only)
         return right;
     int back = backward_position(s, rank, slot, mb);
-    return right && f < back && arrival(s, rank, slot, mb, true) < back &&
+    int again = position(s, rank, DP_OP_RECOMPUTE, slot, mb);
+    right &= again == NOWHERE || (f < again && again < back);
+    right &= dp_schedule_ops(s, rank)[f].recomputed == (again != NOWHERE);
+    return right && copies_are_right(s, rank, slot, mb) && f < back && arrival(s, rank, slot, mb, true) < back &&
            back < position(s, rank, DP_OP_SEND_B, slot, mb);
 }
 
@@ -241,6 +280,15 @@ static int most_activations(const struct dp_schedule *s, int rank)
         return s->ranks + 1;
     case DP_SCHEDULE_DUALPIPEV:
         return 2 * s->ranks + 1;
+    case DP_SCHEDULE_ZBV:
+        return 2 * s->ranks;
+    case DP_SCHEDULE_ASYNC:
+        return s->microbatches * dp_schedule_slot_count(s, rank);
+    case DP_SCHEDULE_INTERLEAVED: {
+        int all = s->microbatches * s->max_slots;
+        int warm = 2 * (s->ranks - 1 - rank) + (s->max_slots - 1) * s->ranks;
+        return warm < all ? warm + 1 : all;
+    }
     default:
         return NOWHERE;
     }
@@ -251,31 +299,29 @@ static int longest_queue(const struct dp_schedule *s, int rank)
     if (s->kind == DP_SCHEDULE_ZB1P || s->kind == DP_SCHEDULE_DUALPIPE ||
         s->kind == DP_SCHEDULE_DUALPIPEV)
         return place_on_arm(s, rank) + 1;
+    if (s->kind == DP_SCHEDULE_ZBV)
+        return 2 * rank + 1;
     return s->kind == DP_SCHEDULE_USER ? NOWHERE : 0;
 }
 
 static unsigned broken_queue(const struct dp_schedule *s, int rank)
 {
     const struct dp_op *ops = dp_schedule_ops(s, rank);
-    size_t count = dp_schedule_count(s, rank);
-    struct dp_op *queue = calloc(count + 1, sizeof(*queue));
-    int head = 0, tail = 0;
-    unsigned broken = 0;
+    int count = (int)dp_schedule_count(s, rank), waiting = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        if (ops[i].kind == DP_OP_I)
-            queue[tail++] = ops[i];
-        if (tail - head > longest_queue(s, rank))
-            broken = RULE(WEIGHT);
-        if (ops[i].kind == DP_OP_W && (head == tail || queue[head].slot != ops[i].slot ||
-                                       queue[head].mb != ops[i].mb)) {
-            broken = RULE(WEIGHT);
-            break;
-        }
-        head += ops[i].kind == DP_OP_W;
+    for (int i = 0; i < count; i++) {
+        waiting += (ops[i].kind == DP_OP_I) - (ops[i].kind == DP_OP_W);
+        if (waiting > longest_queue(s, rank))
+            return RULE(WEIGHT);
+        for (int k = 0; ops[i].kind == DP_OP_W && k < i; k++) /* an older I must have had its W */
+            if (ops[k].kind == DP_OP_I && ops[k].slot == ops[i].slot && ops[k].mb != ops[i].mb &&
+                k < position(s, rank, DP_OP_I, (int)ops[i].slot, (int)ops[i].mb) &&
+                position(s, rank, DP_OP_W, (int)ops[k].slot, (int)ops[k].mb) > i)
+                return RULE(WEIGHT);
+        if (ops[i].kind == DP_OP_W && position(s, rank, DP_OP_I, (int)ops[i].slot, (int)ops[i].mb) > i)
+            return RULE(WEIGHT);
     }
-    free(queue);
-    return broken;
+    return 0;
 }
 
 static unsigned broken_activations(const struct dp_schedule *s, int rank)
@@ -295,12 +341,15 @@ static unsigned broken_activations(const struct dp_schedule *s, int rank)
 static unsigned broken_reduces(const struct dp_schedule *s, int rank)
 {
     const struct dp_op *ops = dp_schedule_ops(s, rank);
-    uint32_t reduced = 0;
+    uint64_t reduced = 0;
 
     for (size_t i = 0; i < dp_schedule_count(s, rank); i++) {
+        uint64_t bit = UINT64_C(1) << ops[i].slot;
         if (ops[i].kind == DP_OP_REDUCE)
-            reduced |= 1u << ops[i].slot;
-        if ((ops[i].kind == DP_OP_B || ops[i].kind == DP_OP_W) && reduced >> ops[i].slot & 1)
+            reduced |= bit;
+        if ((ops[i].kind == DP_OP_B || ops[i].kind == DP_OP_W) && reduced & bit)
+            return RULE(DEPENDENCY);
+        if (ops[i].kind == DP_OP_REDUCE_WAIT && !(reduced & bit))
             return RULE(DEPENDENCY);
     }
     return 0;
@@ -313,7 +362,7 @@ static unsigned broken_orders(const struct dp_schedule *s)
     for (int rank = 0; rank < s->ranks; rank++) {
         broken |= broken_commits(s, rank) | broken_queue(s, rank) | broken_activations(s, rank) |
                   broken_reduces(s, rank);
-        for (int slot = 0; slot < s->slots_per_rank; slot++)
+        for (int slot = 0; slot < dp_schedule_slot_count(s, rank); slot++)
             for (int mb = 0; mb < s->mb_per_stream; mb++)
                 if (!order_is_right(s, rank, slot, mb))
                     broken |= RULE(DEPENDENCY);

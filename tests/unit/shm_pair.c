@@ -46,7 +46,7 @@ struct pair make_pair(void)
     assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
     assert_int_equal(dp_wire_shm.connect(&address, 0, &p.a), 0);
     p.b = accept_one(p.listener, p.a);
-    while (!dp_shm_of(p.a)->direct.tried || !dp_shm_of(p.b)->direct.tried) {
+    while (!dp_shm_of(p.a)->cma.tried || !dp_shm_of(p.b)->cma.tried) {
         progress(p.a);
         progress(p.b);
         assert_true(dp_now_ns() < until);
@@ -74,7 +74,7 @@ void finish(struct pair *p, const struct dp_wire_request *req)
 
 bool goes_straight(const struct pair *p)
 {
-    return dp_shm_of(p->a)->direct.reaches;
+    return dp_shm_of(p->a)->cma.reaches;
 }
 
 void fill(char *buf, size_t len, unsigned seed)
@@ -112,11 +112,11 @@ void send_one(struct pair *p, char *from, char *to, size_t len, unsigned seed)
 unsigned send_sizes(struct pair *p, char *from, char *to)
 {
     static const size_t lens[LENS] = {DP_SHM_LARGE, 200001, 524288, (1 << 20) + 1, 5000000, BIG};
-    const unsigned before = dp_shm_of(p->a)->straight;
+    const unsigned before = dp_shm_of(p->a)->by_cma;
 
     for (unsigned i = 0; i < LENS; i++)
         send_one(p, from, to, lens[i], i);
-    return dp_shm_of(p->a)->straight - before;
+    return dp_shm_of(p->a)->by_cma - before;
 }
 
 void move_alone(struct pair *p, char *from, char *to)
@@ -136,7 +136,7 @@ void move_alone(struct pair *p, char *from, char *to)
     dp_wire_isend(p->a, 1, from, BIG, &send);
     dp_wire_irecv(p->b, to, BIG, &receive); /* accepts, moves some, and then computes */
     assert_true(dp_shm_of(p->b)->is_taken);
-    while (dp_direct_has_chunk(&dp_shm_of(p->a)->offered))
+    while (dp_cma_has_chunk(&dp_shm_of(p->a)->offered))
         progress(p->a);
     progress(p->b);
     assert_int_equal(receive.status, 0);
@@ -208,7 +208,7 @@ pid_t start_child(const struct dp_wire_address *address, char *buf, bool sends)
         buf = new_shared(HUGE_MESSAGE);
     if (dp_wire_shm.connect(address, 0, &wire))
         _exit(1);
-    while (!is_shared && !wire->error && !dp_direct_works(&dp_shm_of(wire)->direct))
+    while (!is_shared && !wire->error && !dp_cma_works(&dp_shm_of(wire)->cma))
         progress(wire);
     if (sends)
         dp_wire_isend(wire, 1, buf, HUGE_MESSAGE, &req);

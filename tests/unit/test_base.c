@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
 
+#include "base/array.h"
 #include "base/fail.h"
 #include "base/json_scan.h"
 #include "base/nearest.h"
@@ -35,6 +36,28 @@ static void a_text_grows_over_any_number_of_additions(void **state)
     assert_int_equal(len, 4003);
     assert_memory_equal(s + 3996, "999 end", 8);
     free(s);
+}
+
+static void an_array_grows_and_keeps_its_elements(void **state)
+{
+    (void)state;
+    size_t room = 0, moves = 0, last = 0;
+    int *items = NULL;
+
+    for (int i = 0; i < 10000; i++) {
+        items = dp_array_grow(items, &room, (size_t)i + 1, sizeof(*items));
+        assert_non_null(items);
+        assert_true(room > (size_t)i);
+        moves += room != last;
+        last = room;
+        items[i] = i;
+    }
+    for (int i = 0; i < 10000; i++)
+        assert_int_equal(items[i], i);
+    assert_true(moves < 20);
+    assert_null(dp_array_grow(items, &room, SIZE_MAX / 2, sizeof(*items)));
+    assert_int_equal(room, last);
+    free(items);
 }
 
 static void the_nearest_name_is_offered_only_if_near(void **state)
@@ -124,10 +147,11 @@ struct opts {
 };
 static const char *const modes[] = {"fast", "slow", NULL};
 static const struct dp_option table[] = {
-    {"COUNT", DP_OPTION_INT, "7", "how many", offsetof(struct opts, count), 1, 100, NULL},
-    {"ON", DP_OPTION_BOOL, "no", "whether", offsetof(struct opts, on), 0, 0, NULL},
-    {"MODE", DP_OPTION_CHOICE, "fast", "how", offsetof(struct opts, mode), 0, 0, modes},
-    {"FILE", DP_OPTION_STRING, NULL, "where", offsetof(struct opts, file), 0, 0, NULL},
+    {"COUNT", DP_OPTION_INT, "7", "how many", offsetof(struct opts, count), .min = 1, .max = 100,
+     .old_name = "NUMBER"},
+    {"ON", DP_OPTION_BOOL, "no", "whether", offsetof(struct opts, on), .choices = NULL},
+    {"MODE", DP_OPTION_CHOICE, "fast", "how", offsetof(struct opts, mode), .choices = modes},
+    {"FILE", DP_OPTION_STRING, NULL, "where", offsetof(struct opts, file), .choices = NULL},
 };
 static const struct dp_option_area area = {"TESTAREA", table, 4};
 
@@ -149,6 +173,21 @@ static void options_have_defaults_and_take_the_environment(void **state)
     assert_true(o.on);
     unsetenv("DUALPIPE_TESTAREA_COUNT");
     unsetenv("DUALPIPE_TESTAREA_ON");
+}
+
+static void an_option_is_still_read_by_its_old_name(void **state)
+{
+    (void)state;
+    struct opts o;
+
+    setenv("DUALPIPE_TESTAREA_NUMBER", "9", 1);
+    assert_int_equal(dp_options_read(&area, &o), 0);
+    assert_int_equal(o.count, 9);
+    setenv("DUALPIPE_TESTAREA_COUNT", "8", 1);
+    assert_int_equal(dp_options_read(&area, &o), 0);
+    assert_int_equal(o.count, 8);
+    unsetenv("DUALPIPE_TESTAREA_COUNT");
+    unsetenv("DUALPIPE_TESTAREA_NUMBER");
 }
 
 static void expect_bad(const char *name, const char *value, const char *sentence)
@@ -283,11 +322,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failure_keeps_its_sentence),
         cmocka_unit_test(a_text_grows_over_any_number_of_additions),
+        cmocka_unit_test(an_array_grows_and_keeps_its_elements),
         cmocka_unit_test(the_nearest_name_is_offered_only_if_near),
         cmocka_unit_test(json_is_read_token_by_token),
         cmocka_unit_test(json_that_is_none_ends_with_a_reason),
         cmocka_unit_test(a_string_of_json_has_a_limit),
         cmocka_unit_test(options_have_defaults_and_take_the_environment),
+        cmocka_unit_test(an_option_is_still_read_by_its_old_name),
         cmocka_unit_test(bad_options_are_named_with_what_was_expected),
         cmocka_unit_test(all_options_are_listed_with_what_is_wrong_with_them),
         cmocka_unit_test(a_bad_log_level_is_warned_of_once),

@@ -7,6 +7,8 @@
 #include "comm_cases.h"
 
 #include "base/clock.h"
+#include "comm/comm_ops.h"
+#include "comm/rendezvous.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -19,11 +21,11 @@ static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = 300 * DP_NS_PER_MS;
 /* One rank fails, the others are in the middle of something. */
 static int abort_from(struct dp_comm *comm, void *arg)
 {
-    const int culprit = *(const int *)arg, peer = (comm->rank + 1) % comm->size;
+    const int culprit = *(const int *)arg, peer = (dp_comm_rank(comm) + 1) % dp_comm_size(comm);
     struct dp_abort why;
     char buf[100];
 
-    if (comm->rank == culprit) {
+    if (dp_comm_rank(comm) == culprit) {
         CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "forward of stage 3 returned 7"));
         CHECK(!dp_comm_abort(comm, DP_EINVAL, "a second thought"));
     } else {
@@ -56,16 +58,18 @@ static int stall(struct dp_comm *comm, void *arg)
     struct dp_abort why;
     char buf[100];
 
-    if (comm->rank == s->culprit) {
-        for (int others = comm->size - 1; others > 0;) {
+    if (dp_comm_rank(comm) == s->culprit) {
+        for (int others = dp_comm_size(comm) - 1; others > 0;) {
             ssize_t n = read(s->done[0], buf, (size_t)others);
             CHECK(n > 0);
             others -= (int)n;
         }
         CHECK(dp_comm_barrier(comm) == DP_EABORTED);
     } else {
-        /* Whoever does not give up by itself waits for ever: the culprit waits for this byte. */
-        int err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+        /* A rank that does not give up by itself waits for ever: the culprit waits for this byte.
+         */
+        int err = blocking_receive(comm, (dp_comm_rank(comm) + 1) % dp_comm_size(comm), 0, 1, buf,
+                                   sizeof(buf));
         CHECK(write(s->done[1], "x", 1) == 1);
         CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
     }
@@ -116,13 +120,14 @@ static int die(struct dp_comm *comm, void *arg)
     char buf[100];
     int err = dp_comm_barrier(comm);
 
-    if (comm->rank == culprit && d->has_child)
+    if (dp_comm_rank(comm) == culprit && d->has_child)
         fork_child(d);
-    if (comm->rank == culprit)
+    if (dp_comm_rank(comm) == culprit)
         raise(SIGKILL);
     const int64_t start = dp_now_ns();
     if (!err)
-        err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+        err = blocking_receive(comm, (dp_comm_rank(comm) + 1) % dp_comm_size(comm), 0, 1, buf,
+                               sizeof(buf));
     CHECK(err == DP_EABORTED);
     CHECK(dp_now_ns() - start < LONG_NS / 2); /* not at the deadline */
     CHECK(dp_comm_aborted(comm, &why));
@@ -165,7 +170,8 @@ static void a_child_of_a_killed_rank_hides_nothing(void **state)
 static int wait_in_a_circle(struct dp_comm *comm, void *arg)
 {
     char buf[8];
-    int err = blocking_receive(comm, (comm->rank + 1) % comm->size, 0, 1, buf, sizeof(buf));
+    int err = blocking_receive(comm, (dp_comm_rank(comm) + 1) % dp_comm_size(comm), 0, 1, buf,
+                               sizeof(buf));
     struct dp_abort why;
 
     (void)arg;
@@ -186,7 +192,8 @@ static int fail_and_begin_anew(struct dp_comm *comm, void *arg)
 {
     enum { BIG = 3 << 20 };
     const int culprit = *(const int *)arg;
-    const int next = (comm->rank + 1) % comm->size, back = (comm->rank + comm->size - 1) % comm->size;
+    const int next = (dp_comm_rank(comm) + 1) % dp_comm_size(comm),
+              back = (dp_comm_rank(comm) + dp_comm_size(comm) - 1) % dp_comm_size(comm);
     unsigned char *big = malloc(BIG);
     struct dp_request reqs[4];
     char buf[8] = "old";
@@ -204,14 +211,14 @@ static int fail_and_begin_anew(struct dp_comm *comm, void *arg)
         if (!err)
             err = dp_comm_irecv(comm, back, 1, 1, big, BIG / 2, &reqs[3]);
         CHECK(!err || err == DP_EABORTED);
-        if (comm->rank == culprit)
+        if (dp_comm_rank(comm) == culprit)
             CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
         CHECK(err || dp_comm_wait(comm, &reqs[2], back) == DP_EABORTED);
         memset(big, 2, BIG); /* ours again, and nobody reads or writes it any more */
         CHECK(!dp_comm_reset(comm));
         CHECK(!dp_comm_aborted(comm, NULL));
         for (int channel = 0; channel < 3; channel++)
-            if (comm->rank % 2) {
+            if (dp_comm_rank(comm) % 2) {
                 CHECK(!blocking_receive(comm, back, channel, 2, buf, 4));
                 CHECK(!blocking_send(comm, next, channel, 2, "new", 4));
             } else {
@@ -235,7 +242,7 @@ static int reset_alone(struct dp_comm *comm, void *arg)
 {
     (void)arg;
     CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
-    if (comm->rank == 1) {
+    if (dp_comm_rank(comm) == 1) {
         int err = dp_comm_reset(comm);
         CHECK(err == DP_ETIMEDOUT || err == DP_ECOMM);
         CHECK(dp_comm_aborted(comm, NULL));
@@ -260,7 +267,7 @@ static int leave_early(struct dp_comm *comm, void *arg)
     char buf[8] = "";
 
     (void)arg;
-    if (comm->rank == 0) {
+    if (dp_comm_rank(comm) == 0) {
         CHECK(!blocking_send(comm, 1, 0, 1, "last", 5));
         CHECK(!dp_comm_irecv(comm, 1, 1, 1, big, 8, &reqs[0]));
         CHECK(!dp_comm_irecv(comm, 1, 2, 1, big, sizeof(big), &reqs[1]));
@@ -280,6 +287,37 @@ static void a_rank_may_leave_with_requests_in_flight(void **state)
     on_all_kinds(2, LONG_NS, leave_early, NULL);
 }
 
+/* ---- what is said of a lost connection --------------------------------------------------------
+ */
+
+static void only_the_end_of_its_stream_says_that_a_process_has_ended(void **state)
+{
+    static const struct {
+        struct dp_wire wire;
+        const char *says;
+    } cases[] = {
+        {{.error = DP_ECOMM, .is_closed = true, .why = "the connection was closed"},
+         "the process of rank 2 has ended (the connection was closed)"},
+        {{.error = DP_ECOMM, .is_reset = true, .why = "Connection reset by peer"},
+         "the process of rank 2 has ended, or the network has dropped its connection (Connection "
+         "reset by peer)"},
+        {{.error = DP_ECOMM, .why = "Connection timed out"},
+         "the connection to rank 2 was lost (Connection timed out): its host or the network "
+         "between "
+         "is down"},
+        {{.error = 0}, "rank 2 sent an invalid message"},
+    };
+    char text[232];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_wire wire = cases[i].wire;
+        const struct dp_rendezvous_peer peer = {.wire = &wire};
+        dp_rendezvous_describe_loss(&peer, 2, text, sizeof(text));
+        assert_string_equal(text, cases[i].says);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -291,6 +329,7 @@ int main(void)
         cmocka_unit_test(after_a_reset_all_is_as_new),
         cmocka_unit_test(a_reset_that_others_do_not_join_fails),
         cmocka_unit_test(a_rank_may_leave_with_requests_in_flight),
+        cmocka_unit_test(only_the_end_of_its_stream_says_that_a_process_has_ended),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

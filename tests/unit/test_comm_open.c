@@ -4,10 +4,11 @@
  */
 #include "cmocka_all.h"
 #include "comm_group.h"
+#include "scratch.h"
 
 #include "base/clock.h"
-#include "comm/star.h"
-#include "wire/door.h"
+#include "comm/rendezvous.h"
+#include "wire/acceptor.h"
 #include "wire/tcp.h"
 
 #include <arpa/inet.h>
@@ -91,7 +92,7 @@ static int open_and_meet(const struct rank *r)
     struct dp_comm *comm;
 
     EXPECT(!try_open(r, (struct dp_comm_config){.secret = r->arg}, &comm));
-    EXPECT(comm->rank == r->rank && comm->size == r->size);
+    EXPECT(dp_comm_rank(comm) == r->rank && dp_comm_size(comm) == r->size);
     EXPECT(!dp_comm_barrier(comm));
     dp_comm_close(comm);
     return 0;
@@ -103,6 +104,170 @@ static void ranks_find_each_other_with_and_without_a_secret(void **state)
     run_some(4, 4, open_and_meet, NULL);
     run_some(4, 4, open_and_meet, "what only we know");
     run_some(1, 1, open_and_meet, NULL);
+}
+
+/* ---- other ways than an address ----------------------------------------------------------------- */
+
+/* A socket that listens on the loopback, and its port. */
+static int listen_somewhere(int *port)
+{
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(any);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    if (bind(fd, (struct sockaddr *)&any, len) || listen(fd, 16) ||
+        getsockname(fd, (struct sockaddr *)&any, &len))
+        abort();
+    *port = ntohs(any.sin_port);
+    return fd;
+}
+
+static int meet(const struct rank *r, const struct dp_comm_config *config)
+{
+    struct dp_comm *comm;
+
+    EXPECT(!dp_comm_open(config, &comm));
+    EXPECT(dp_comm_rank(comm) == r->rank);
+    EXPECT(!dp_comm_barrier(comm));
+    dp_comm_close(comm);
+    return 0;
+}
+
+struct handed_over {
+    int fd, port;
+};
+
+static int open_with_listener(const struct rank *r)
+{
+    const struct handed_over *h = r->arg;
+    char address[32];
+
+    snprintf(address, sizeof(address), "127.0.0.1:%d", h->port);
+    if (r->rank)
+        close(h->fd);
+    return meet(r, &(struct dp_comm_config){.rank = r->rank,
+                                            .size = r->size,
+                                            .address = r->rank ? address : NULL,
+                                            .timeout_ns = LONG_NS,
+                                            .listener = r->rank ? 0 : h->fd});
+}
+
+static void a_socket_that_listens_already_can_be_handed_over(void **state)
+{
+    (void)state;
+    struct handed_over h;
+
+    h.fd = listen_somewhere(&h.port);
+    run_some(3, 3, open_with_listener, &h);
+    close(h.fd);
+}
+
+/* A store of files in a folder. */
+static int file_put(void *user, const char *key, const void *value, size_t len)
+{
+    char path[256], part[256];
+
+    (void)key;
+    snprintf(path, sizeof(path), "%s/value", (const char *)user);
+    snprintf(part, sizeof(part), "%s/part", (const char *)user);
+    FILE *f = fopen(part, "w");
+    if (!f || fwrite(value, 1, len, f) != len || fclose(f) || rename(part, path))
+        return DP_EIO;
+    return 0;
+}
+
+static int file_get(void *user, const char *key, void *value, size_t *len)
+{
+    char path[256];
+
+    if (strcmp(key, "job 7/rendezvous"))
+        return DP_EINVAL;
+    snprintf(path, sizeof(path), "%s/value", (const char *)user);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return DP_EAGAIN;
+    *len = fread(value, 1, *len, f);
+    fclose(f);
+    return 0;
+}
+
+static int open_with_store(const struct rank *r)
+{
+    char *folder = (char *)(uintptr_t)r->arg;
+    const struct dp_comm_store store = {
+        .user = folder, .put = file_put, .get = file_get, .prefix = "job 7"};
+    int port, fd = r->rank || r->size == 2 ? 0 : listen_somewhere(&port);
+
+    return meet(r, &(struct dp_comm_config){.rank = r->rank,
+                                            .size = r->size,
+                                            .timeout_ns = LONG_NS,
+                                            .listener = fd,
+                                            .store = &store});
+}
+
+static void ranks_can_meet_by_the_users_store(void **state)
+{
+    (void)state;
+    char folder[SCRATCH_LEN], path[SCRATCH_LEN + 8];
+
+    assert_true(scratch_directory(folder, "store"));
+    snprintf(path, sizeof(path), "%s/value", folder);
+    for (int size = 2; size <= 3; size++) {
+        run_some(size, size, open_with_store, folder);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static int never(void *user, const char *key, void *value, size_t *len)
+{
+    (void)user, (void)key, (void)value, (void)len;
+    return DP_EAGAIN;
+}
+
+static int broken(void *user, const char *key, void *value, size_t *len)
+{
+    (void)user, (void)key, (void)value, (void)len;
+    return DP_EIO;
+}
+
+static int refuse_put(void *user, const char *key, const void *value, size_t len)
+{
+    (void)user, (void)key, (void)value, (void)len;
+    return DP_EIO;
+}
+
+static void stores_and_sockets_that_will_not_do_are_named(void **state)
+{
+    (void)state;
+    struct dp_comm *comm;
+    struct dp_comm_store store = {.put = refuse_put, .get = never};
+    struct dp_comm_config config = {.rank = 1, .size = 2, .timeout_ns = SHORT_NS, .store = &store};
+    int pair[2];
+
+    assert_int_equal(dp_comm_open(&config, &comm), DP_ETIMEDOUT);
+    assert_non_null(strstr(dp_last_error(), "no address in the store (dualpipe/rendezvous)"));
+    store.get = broken;
+    assert_int_equal(dp_comm_open(&config, &comm), DP_EIO);
+    config.rank = 0;
+    assert_int_equal(dp_comm_open(&config, &comm), DP_EIO);
+    assert_non_null(strstr(dp_last_error(), "did not take the address of rank 0"));
+    store.put = NULL;
+    assert_int_equal(dp_comm_open(&config, &comm), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "no put function"));
+    config.store = NULL;
+    config.listener = 12345;
+    assert_int_equal(dp_comm_open(&config, &comm), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "expected a TCP socket that listens"));
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    config.listener = pair[0];
+    assert_int_equal(dp_comm_open(&config, &comm), DP_EINVAL);
+    assert_int_equal(close(pair[0]), -1); /* it was taken */
+    close(pair[1]);
+    config.rank = 1;
+    config.listener = dup(0);
+    assert_int_equal(dp_comm_open(&config, &comm), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "on rank 0 only"));
 }
 
 static int come_alone(const struct rank *r)
@@ -161,7 +326,7 @@ static int of_wrong_size(const struct rank *r)
     return be_refused(r, r->arg, "this group has 3 ranks, not 5");
 }
 
-/* The intruders come first, and keep nobody from meeting afterwards. */
+/* The intruders come first, and keep nobody from handshake afterwards. */
 static void who_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
 {
     (void)state;
@@ -242,23 +407,24 @@ static int dial(int port)
     return -1;
 }
 
-/* What a member says first, as bytes: the door's hello, then a message's header, then HELLO. */
+/* What a member says first, as bytes: the acceptor's hello, then a message's header, then HELLO. */
 struct first_words {
     struct dp_hello hello;
     struct {
         uint32_t magic, zero;
         uint64_t len, tag, padding[5];
     } header;
-    struct dp_star_message message;
+    struct dp_rendezvous_message message;
 };
 
 static struct first_words right_words(void)
 {
     struct first_words w = {
-        .hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP},
-        .header = {.magic = 0x44507774, .len = sizeof(struct dp_star_message),
-                   .tag = DP_STAR_HELLO},
-        .message = {.kind = DP_STAR_HELLO, .rank = 1, .value = 2},
+        .hello = {.magic = 0x44507731, .version = DP_HELLO_VERSION, .kind = DP_HELLO_TCP},
+        .header = {.magic = 0x44507774,
+                   .len = sizeof(struct dp_rendezvous_message),
+                   .tag = DP_RENDEZVOUS_HELLO},
+        .message = {.kind = DP_RENDEZVOUS_HELLO, .rank = 1, .value = 2},
     };
 
     memcpy(w.hello.cookie, "dualpipe-control", DP_COOKIE_BYTES);
@@ -299,7 +465,7 @@ static void say_something_wrong(int fd, uint32_t *seed)
     (void)n;
 }
 
-static void strangers_at_the_door_of_a_group_do_no_harm(void **state)
+static void strangers_that_connect_to_a_group_do_no_harm(void **state)
 {
     (void)state;
     enum { STRANGERS = 400, SILENT = 20 };
@@ -344,16 +510,16 @@ static void a_false_rank_0_does_no_harm_either(void **state)
     (void)state;
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(any);
-    int door = socket(AF_INET, SOCK_STREAM, 0);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
     uint32_t seed = 7;
 
-    assert_int_equal(bind(door, (struct sockaddr *)&any, len), 0);
-    assert_int_equal(listen(door, 100), 0);
-    assert_int_equal(getsockname(door, (struct sockaddr *)&any, &len), 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&any, len), 0);
+    assert_int_equal(listen(listener, 100), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&any, &len), 0);
     pid_t member = start_rank(0, 2, ntohs(any.sin_port), meet_liar, NULL);
-    struct timeval patience = {.tv_sec = 1};
-    setsockopt(door, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-    for (int fd; (fd = accept(door, NULL, NULL)) >= 0;) {
+    struct timeval timeout = {.tv_sec = 1};
+    setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+    for (int fd; (fd = accept(listener, NULL, NULL)) >= 0;) {
         const uint32_t welcome = 0x44507757;
         ssize_t n = send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL);
         (void)n;
@@ -361,7 +527,7 @@ static void a_false_rank_0_does_no_harm_either(void **state)
         close(fd);
     }
     assert_int_equal(wait_for(member), 0);
-    close(door);
+    close(listener);
 }
 
 /* ---- arguments ------------------------------------------------------------------------------- */
@@ -443,8 +609,8 @@ static int open_from_environment(const struct rank *r)
     setenv("DUALPIPE_COMM_SECRET", "s", 1);
     setenv("DUALPIPE_COMM_FAULT", "delay_us=100,jitter_us=100", 1);
     EXPECT(!dp_comm_open(&(struct dp_comm_config){.size = 0}, &comm));
-    EXPECT(comm->rank == r->rank && comm->size == 3);
-    EXPECT(comm->deadline_ns == 7 * DP_NS_PER_S);
+    EXPECT(dp_comm_rank(comm) == r->rank && dp_comm_size(comm) == 3);
+    EXPECT(dp_comm_deadline(comm) == 7 * DP_NS_PER_S);
     EXPECT(!dp_comm_barrier(comm));
     dp_comm_close(comm);
     return 0;
@@ -460,12 +626,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_find_each_other_with_and_without_a_secret),
+        cmocka_unit_test(a_socket_that_listens_already_can_be_handed_over),
+        cmocka_unit_test(ranks_can_meet_by_the_users_store),
+        cmocka_unit_test(stores_and_sockets_that_will_not_do_are_named),
         cmocka_unit_test(ranks_that_do_not_come_are_named_to_those_who_did),
         cmocka_unit_test(a_rank_0_that_does_not_come_is_named),
         cmocka_unit_test(who_does_not_fit_is_refused_and_the_rest_goes_on),
         cmocka_unit_test(a_rank_0_with_another_secret_gets_nobody),
         cmocka_unit_test(ranks_that_want_different_transports_are_named),
-        cmocka_unit_test(strangers_at_the_door_of_a_group_do_no_harm),
+        cmocka_unit_test(strangers_that_connect_to_a_group_do_no_harm),
         cmocka_unit_test(a_false_rank_0_does_no_harm_either),
         cmocka_unit_test(bad_configs_are_refused_in_a_sentence),
         cmocka_unit_test(a_port_in_use_is_named),

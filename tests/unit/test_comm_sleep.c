@@ -7,6 +7,7 @@
 #include "comm_group.h"
 
 #include "base/clock.h"
+#include "comm/comm_ops.h"
 #include "wire/wire.h"
 
 #include <sched.h>
@@ -39,10 +40,9 @@ static struct dp_comm_ops counting_ops;
 static const struct dp_request *awaited;
 static int sleeps_in_vain;
 
-/* A request of a wired communicator begins with that of its wire. */
 static void count_sleep(struct dp_comm *comm, int64_t until_ns)
 {
-    if (((const struct dp_wire_request *)(const void *)awaited)->status != DP_EAGAIN)
+    if (real_ops->is_done(awaited))
         sleeps_in_vain++;
     else
         real_ops->sleep(comm, until_ns);
@@ -54,7 +54,7 @@ static void look_at_sleeps(struct dp_comm *comm)
     counting_ops = *real_ops;
     counting_ops.sleep = count_sleep;
     comm->ops = &counting_ops;
-    comm->spin_ns = 0;
+    dp_comm_set_spin(comm, 0);
 }
 
 /* ---- the ranks ------------------------------------------------------------------------------ */
@@ -97,11 +97,11 @@ static int send_round(struct dp_comm *comm, int count)
 static int exchange_rounds(struct dp_comm *comm, void *arg)
 {
     (void)arg;
-    if (!comm->rank)
+    if (!dp_comm_rank(comm))
         look_at_sleeps(comm);
     for (int count = 1; count <= MANY; count++)
-        CHECK(!(comm->rank ? send_round(comm, count) : receive_round(comm, count)));
-    if (!comm->rank)
+        CHECK(!(dp_comm_rank(comm) ? send_round(comm, count) : receive_round(comm, count)));
+    if (!dp_comm_rank(comm))
         comm->ops = real_ops;
     CHECK(!sleeps_in_vain);
     return 0;

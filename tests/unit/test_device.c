@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/shared.h"
-#include "device/device.h"
+#include <dualpipe/device.h>
 #ifdef WITH_CUDA
 #include "fakes/use_fake_cuda.h"
 #endif
@@ -33,7 +33,6 @@ const char *__tsan_default_options(void)
 static const int64_t long_enough_ns = 20 * DP_NS_PER_S;
 
 static struct dp_device *dev; /* the one under test */
-static const struct dp_device_ops *ops;
 
 /* ---- helpers --------------------------------------------------------------------------------- */
 
@@ -41,7 +40,7 @@ static char *new_buffer(enum dp_memory where, size_t bytes)
 {
     void *ptr = NULL;
 
-    assert_int_equal(ops->alloc(dev, where, bytes, &ptr), 0);
+    assert_int_equal(dp_device_alloc(dev, where, bytes, &ptr), 0);
     assert_non_null(ptr);
     return ptr;
 }
@@ -50,7 +49,7 @@ static struct dp_device_stream *new_stream(void)
 {
     struct dp_device_stream *stream = NULL;
 
-    assert_int_equal(ops->stream_new(dev, &stream), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &stream), 0);
     return stream;
 }
 
@@ -58,7 +57,7 @@ static struct dp_device_event *new_event(void)
 {
     struct dp_device_event *event = NULL;
 
-    assert_int_equal(ops->event_new(dev, &event), 0);
+    assert_int_equal(dp_device_event_new(dev, &event), 0);
     return event;
 }
 
@@ -66,10 +65,10 @@ static void finish(struct dp_device_stream *stream)
 {
     struct dp_device_event *event = new_event();
 
-    assert_int_equal(ops->event_record(event, stream), 0);
-    assert_int_equal(ops->event_wait(event, long_enough_ns), 0);
-    assert_int_equal(ops->event_test(event), 0);
-    ops->event_free(event);
+    assert_int_equal(dp_device_event_record(event, stream), 0);
+    assert_int_equal(dp_device_event_wait(event, long_enough_ns), 0);
+    assert_int_equal(dp_device_event_test(event), 0);
+    dp_device_event_free(event);
 }
 
 static uint32_t next_random(uint64_t *state)
@@ -95,13 +94,13 @@ static void memory_is_aligned_whatever_its_size(void **state)
         for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_SHARED; where++) {
             char *p = new_buffer(where, sizes[i]);
             assert_int_equal((uintptr_t)p % 256, 0);
-            if (where != DP_MEMORY_DEVICE || dev->host_accessible)
+            if (where != DP_MEMORY_DEVICE || dp_device_host_accessible(dev))
                 memset(p, 1, sizes[i]);
-            ops->free(dev, where, p);
+            dp_device_free(dev, where, p);
         }
-    ops->free(dev, DP_MEMORY_DEVICE, NULL);
-    ops->free(dev, DP_MEMORY_PINNED, NULL);
-    ops->free(dev, DP_MEMORY_SHARED, NULL);
+    dp_device_free(dev, DP_MEMORY_DEVICE, NULL);
+    dp_device_free(dev, DP_MEMORY_PINNED, NULL);
+    dp_device_free(dev, DP_MEMORY_SHARED, NULL);
 }
 
 static void shared_memory_of_the_host_is_found_as_such(void **state)
@@ -110,8 +109,8 @@ static void shared_memory_of_the_host_is_found_as_such(void **state)
     char *p = new_buffer(DP_MEMORY_SHARED, 100000);
     struct dp_shared_place place;
 
-    assert_int_equal(dp_shared_find(p, 100000, &place), dev->host_accessible);
-    ops->free(dev, DP_MEMORY_SHARED, p);
+    assert_int_equal(dp_shared_find(p, 100000, &place), dp_device_host_accessible(dev));
+    dp_device_free(dev, DP_MEMORY_SHARED, p);
     assert_false(dp_shared_find(p, 1, &place));
 }
 
@@ -121,10 +120,10 @@ static void too_much_memory_is_refused_with_its_size(void **state)
     void *p = &p;
 
     for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_SHARED; where++) {
-        assert_int_equal(ops->alloc(dev, where, SIZE_MAX / 4, &p), DP_ENOMEM);
+        assert_int_equal(dp_device_alloc(dev, where, SIZE_MAX / 4, &p), DP_ENOMEM);
         assert_ptr_equal(p, &p);
         assert_non_null(strstr(dp_last_error(), "4611686018427387903 bytes"));
-        assert_int_equal(ops->alloc(dev, where, SIZE_MAX - 5, &p), DP_ENOMEM);
+        assert_int_equal(dp_device_alloc(dev, where, SIZE_MAX - 5, &p), DP_ENOMEM);
     }
 }
 
@@ -144,21 +143,21 @@ static void bytes_survive_the_way_through_every_kind_of_memory(void **state)
         char *down = new_buffer(DP_MEMORY_PINNED, room);
         fill(plain, room, i);
         memset(down, 0x55, room);
-        assert_int_equal(ops->copy(s, up, plain, n), 0);
-        assert_int_equal(ops->copy(s, a + 1, up, n), 0);
-        assert_int_equal(ops->copy(s, b + 3, a + 1, n), 0);
-        assert_int_equal(ops->copy(s, down + SHIFT, b + 3, n), 0);
+        assert_int_equal(dp_device_copy(s, up, plain, n), 0);
+        assert_int_equal(dp_device_copy(s, a + 1, up, n), 0);
+        assert_int_equal(dp_device_copy(s, b + 3, a + 1, n), 0);
+        assert_int_equal(dp_device_copy(s, down + SHIFT, b + 3, n), 0);
         finish(s);
         assert_memory_equal(down + SHIFT, plain, n);
         assert_int_equal(down[SHIFT - 1], 0x55);
         assert_int_equal(down[SHIFT + n], 0x55);
         free(plain);
-        ops->free(dev, DP_MEMORY_PINNED, up);
-        ops->free(dev, DP_MEMORY_PINNED, down);
-        ops->free(dev, DP_MEMORY_DEVICE, a);
-        ops->free(dev, DP_MEMORY_DEVICE, b);
+        dp_device_free(dev, DP_MEMORY_PINNED, up);
+        dp_device_free(dev, DP_MEMORY_PINNED, down);
+        dp_device_free(dev, DP_MEMORY_DEVICE, a);
+        dp_device_free(dev, DP_MEMORY_DEVICE, b);
     }
-    ops->stream_free(s);
+    dp_device_stream_free(s);
 }
 
 static void zero_clears_its_bytes_and_no_others(void **state)
@@ -172,19 +171,19 @@ static void zero_clears_its_bytes_and_no_others(void **state)
         char *host = new_buffer(DP_MEMORY_PINNED, n + 2);
         char *there = new_buffer(DP_MEMORY_DEVICE, n + 2);
         memset(host, 9, n + 2);
-        assert_int_equal(ops->copy(s, there, host, n + 2), 0);
-        assert_int_equal(ops->zero(s, there + 1, n), 0);
-        assert_int_equal(ops->copy(s, host, there, n + 2), 0);
+        assert_int_equal(dp_device_copy(s, there, host, n + 2), 0);
+        assert_int_equal(dp_device_zero(s, there + 1, n), 0);
+        assert_int_equal(dp_device_copy(s, host, there, n + 2), 0);
         finish(s);
         assert_int_equal(host[0], 9);
         assert_int_equal(host[n + 1], 9);
         for (size_t k = 1; k <= n; k++)
             if (host[k])
                 fail_msg("byte %zu of %zu is not zero", k, n);
-        ops->free(dev, DP_MEMORY_PINNED, host);
-        ops->free(dev, DP_MEMORY_DEVICE, there);
+        dp_device_free(dev, DP_MEMORY_PINNED, host);
+        dp_device_free(dev, DP_MEMORY_DEVICE, there);
     }
-    ops->stream_free(s);
+    dp_device_stream_free(s);
 }
 
 static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **state)
@@ -198,17 +197,17 @@ static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **
     /* Each copy moves the bytes to the other half, one place on: any swap would show. */
     fill(host, BYTES, 7);
     char first = host[0];
-    assert_int_equal(ops->copy(s, ping, host, BYTES), 0);
+    assert_int_equal(dp_device_copy(s, ping, host, BYTES), 0);
     for (size_t i = 0; i < COPIES; i++) {
         char *from = ping + (i % 2 ? BYTES : 0), *to = ping + (i % 2 ? 0 : BYTES);
-        assert_int_equal(ops->copy(s, to + 1, from, BYTES - 1), 0);
+        assert_int_equal(dp_device_copy(s, to + 1, from, BYTES - 1), 0);
     }
-    assert_int_equal(ops->copy(s, host, ping, BYTES), 0);
+    assert_int_equal(dp_device_copy(s, host, ping, BYTES), 0);
     finish(s);
     assert_int_equal(host[COPIES], first);
-    ops->stream_free(s);
-    ops->free(dev, DP_MEMORY_DEVICE, ping);
-    ops->free(dev, DP_MEMORY_PINNED, host);
+    dp_device_stream_free(s);
+    dp_device_free(dev, DP_MEMORY_DEVICE, ping);
+    dp_device_free(dev, DP_MEMORY_PINNED, host);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -219,14 +218,14 @@ static void an_event_never_recorded_holds_nothing_back(void **state)
     struct dp_device_event *event = new_event();
     struct dp_device_stream *s = new_stream();
 
-    assert_int_equal(ops->event_test(event), 0);
-    assert_int_equal(ops->event_wait(event, 0), 0);
-    assert_int_equal(ops->stream_wait(s, event), 0);
+    assert_int_equal(dp_device_event_test(event), 0);
+    assert_int_equal(dp_device_event_wait(event, 0), 0);
+    assert_int_equal(dp_device_stream_wait(s, event), 0);
     finish(s);
-    ops->event_free(event);
-    ops->event_free(NULL);
-    ops->stream_free(s);
-    ops->stream_free(NULL);
+    dp_device_event_free(event);
+    dp_device_event_free(NULL);
+    dp_device_stream_free(s);
+    dp_device_stream_free(NULL);
 }
 
 static void an_event_outlives_its_stream_and_work_given_is_done(void **state)
@@ -240,15 +239,15 @@ static void an_event_outlives_its_stream_and_work_given_is_done(void **state)
     for (int round = 0; round < 10; round++) {
         struct dp_device_stream *s = new_stream();
         memset(to, 0, BYTES);
-        assert_int_equal(ops->copy(s, to, from, BYTES), 0);
-        assert_int_equal(ops->event_record(event, s), 0);
-        ops->stream_free(s);
-        assert_int_equal(ops->event_wait(event, long_enough_ns), 0);
+        assert_int_equal(dp_device_copy(s, to, from, BYTES), 0);
+        assert_int_equal(dp_device_event_record(event, s), 0);
+        dp_device_stream_free(s);
+        assert_int_equal(dp_device_event_wait(event, long_enough_ns), 0);
         assert_memory_equal(to, from, BYTES);
     }
-    ops->event_free(event);
-    ops->free(dev, DP_MEMORY_PINNED, from);
-    ops->free(dev, DP_MEMORY_PINNED, to);
+    dp_device_event_free(event);
+    dp_device_free(dev, DP_MEMORY_PINNED, from);
+    dp_device_free(dev, DP_MEMORY_PINNED, to);
 }
 
 static void a_wait_holds_to_the_record_it_was_given_for(void **state)
@@ -262,27 +261,27 @@ static void a_wait_holds_to_the_record_it_was_given_for(void **state)
 
     for (int round = 0; round < 20; round++) {
         memset(a, round + 1, BYTES);
-        assert_int_equal(ops->copy(s, b, a, BYTES), 0);
-        assert_int_equal(ops->event_record(event, s), 0);
-        assert_int_equal(ops->stream_wait(t, event), 0);
+        assert_int_equal(dp_device_copy(s, b, a, BYTES), 0);
+        assert_int_equal(dp_device_event_record(event, s), 0);
+        assert_int_equal(dp_device_stream_wait(t, event), 0);
         /* The event moves on, the freed event too: t waits for what it was told. */
-        assert_int_equal(ops->event_record(event, t), 0);
-        ops->event_free(event);
+        assert_int_equal(dp_device_event_record(event, t), 0);
+        dp_device_event_free(event);
         event = new_event();
-        assert_int_equal(ops->copy(t, c, b, BYTES), 0);
-        assert_int_equal(ops->event_record(event, t), 0);
-        assert_int_equal(ops->stream_wait(s, event), 0);
+        assert_int_equal(dp_device_copy(t, c, b, BYTES), 0);
+        assert_int_equal(dp_device_event_record(event, t), 0);
+        assert_int_equal(dp_device_stream_wait(s, event), 0);
         finish(t);
         assert_int_equal(c[0], round + 1);
         assert_int_equal(c[BYTES - 1], round + 1);
     }
     finish(s);
-    ops->event_free(event);
-    ops->stream_free(s);
-    ops->stream_free(t);
-    ops->free(dev, DP_MEMORY_PINNED, a);
-    ops->free(dev, DP_MEMORY_DEVICE, b);
-    ops->free(dev, DP_MEMORY_PINNED, c);
+    dp_device_event_free(event);
+    dp_device_stream_free(s);
+    dp_device_stream_free(t);
+    dp_device_free(dev, DP_MEMORY_PINNED, a);
+    dp_device_free(dev, DP_MEMORY_DEVICE, b);
+    dp_device_free(dev, DP_MEMORY_PINNED, c);
 }
 
 /* A random program of copies between blocks, over several streams. Where two touch the same block
@@ -306,14 +305,14 @@ static void give_step(struct program *p, uint64_t *seed)
 
     if (dst == src)
         return;
-    assert_int_equal(ops->stream_wait(s, p->written[src]), 0);
-    assert_int_equal(ops->stream_wait(s, p->written[dst]), 0);
+    assert_int_equal(dp_device_stream_wait(s, p->written[src]), 0);
+    assert_int_equal(dp_device_stream_wait(s, p->written[dst]), 0);
     for (int i = 0; i < STREAMS; i++)
-        assert_int_equal(ops->stream_wait(s, p->read[dst][i]), 0);
+        assert_int_equal(dp_device_stream_wait(s, p->read[dst][i]), 0);
     assert_int_equal(
-        ops->copy(s, p->blocks + dst * p->block_bytes, p->blocks + src * p->block_bytes, bytes), 0);
-    assert_int_equal(ops->event_record(p->written[dst], s), 0);
-    assert_int_equal(ops->event_record(p->read[src][which], s), 0);
+        dp_device_copy(s, p->blocks + dst * p->block_bytes, p->blocks + src * p->block_bytes, bytes), 0);
+    assert_int_equal(dp_device_event_record(p->written[dst], s), 0);
+    assert_int_equal(dp_device_event_record(p->read[src][which], s), 0);
     memcpy(p->oracle + dst * p->block_bytes, p->oracle + src * p->block_bytes, bytes);
 }
 
@@ -334,26 +333,26 @@ static void run_program(uint64_t seed, size_t block_bytes)
     }
     fill(host, total, seed);
     memcpy(p.oracle, host, total);
-    assert_int_equal(ops->copy(p.streams[0], p.blocks, host, total), 0);
+    assert_int_equal(dp_device_copy(p.streams[0], p.blocks, host, total), 0);
     finish(p.streams[0]);
 
     for (int i = 0; i < STEPS; i++)
         give_step(&p, &seed);
     for (int i = 0; i < STREAMS; i++)
         finish(p.streams[i]);
-    assert_int_equal(ops->copy(p.streams[0], host, p.blocks, total), 0);
+    assert_int_equal(dp_device_copy(p.streams[0], host, p.blocks, total), 0);
     finish(p.streams[0]);
     assert_memory_equal(host, p.oracle, total);
 
     for (int i = 0; i < STREAMS; i++)
-        ops->stream_free(p.streams[i]);
+        dp_device_stream_free(p.streams[i]);
     for (int b = 0; b < BLOCKS; b++) {
-        ops->event_free(p.written[b]);
+        dp_device_event_free(p.written[b]);
         for (int i = 0; i < STREAMS; i++)
-            ops->event_free(p.read[b][i]);
+            dp_device_event_free(p.read[b][i]);
     }
-    ops->free(dev, DP_MEMORY_DEVICE, p.blocks);
-    ops->free(dev, DP_MEMORY_PINNED, host);
+    dp_device_free(dev, DP_MEMORY_DEVICE, p.blocks);
+    dp_device_free(dev, DP_MEMORY_PINNED, host);
     free(p.oracle);
 }
 
@@ -378,15 +377,15 @@ static void *run_own_stream(void *arg)
 
     for (int i = 0; i < ROUNDS; i++) {
         fill(host, 1000, seed + (uint64_t)i);
-        assert_int_equal(ops->copy(s, there, host, BYTES), 0);
-        assert_int_equal(ops->copy(s, back, there, BYTES), 0);
+        assert_int_equal(dp_device_copy(s, there, host, BYTES), 0);
+        assert_int_equal(dp_device_copy(s, back, there, BYTES), 0);
         finish(s);
         assert_memory_equal(back, host, 1000);
     }
-    ops->free(dev, DP_MEMORY_DEVICE, there);
-    ops->free(dev, DP_MEMORY_PINNED, host);
-    ops->free(dev, DP_MEMORY_PINNED, back);
-    ops->stream_free(s);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_free(dev, DP_MEMORY_PINNED, host);
+    dp_device_free(dev, DP_MEMORY_PINNED, back);
+    dp_device_stream_free(s);
     return NULL;
 }
 
@@ -402,6 +401,127 @@ static void threads_use_one_device_each_with_its_own_stream(void **state)
         pthread_join(threads[i], NULL);
 }
 
+/* ---- calls, priorities, limits --------------------------------------------------------------- */
+
+struct sum {
+    const int *from;
+    int *to;
+    int count;
+};
+
+static void add_up(void *user)
+{
+    struct sum *sum = user;
+
+    *sum->to = 0;
+    for (int i = 0; i < sum->count; i++)
+        *sum->to += sum->from[i];
+}
+
+static void a_call_comes_between_what_was_queued_before_and_behind_it(void **state)
+{
+    (void)state;
+    enum { COUNT = 1 << 20, ROUNDS = 8 };
+    int *from = (int *)new_buffer(DP_MEMORY_PINNED, COUNT * sizeof(int));
+    int *to = (int *)new_buffer(DP_MEMORY_PINNED, COUNT * sizeof(int)), total = 0, before = -1;
+    struct dp_device_stream *load = new_stream(), *compute = new_stream();
+    struct dp_device_event *loaded = new_event(), *used = new_event();
+    struct sum sum = {to, &total, COUNT};
+
+    for (int round = 1; round <= ROUNDS; round++) {
+        for (int i = 0; i < COUNT; i++)
+            from[i] = round;
+        assert_int_equal(dp_device_stream_wait(load, used), 0);
+        assert_int_equal(dp_device_copy(load, to, from, COUNT * sizeof(int)), 0);
+        assert_int_equal(dp_device_event_record(loaded, load), 0);
+        assert_int_equal(dp_device_stream_wait(compute, loaded), 0);
+        assert_int_equal(dp_device_call(compute, add_up, &sum), 0);
+        assert_int_equal(dp_device_copy(compute, &before, &total, sizeof(total)), 0);
+        assert_int_equal(dp_device_event_record(used, compute), 0);
+        finish(compute);
+        assert_int_equal(before, round * COUNT);
+    }
+    dp_device_event_free(loaded);
+    dp_device_event_free(used);
+    dp_device_stream_free(load);
+    dp_device_stream_free(compute);
+    dp_device_free(dev, DP_MEMORY_PINNED, from);
+    dp_device_free(dev, DP_MEMORY_PINNED, to);
+}
+
+static void streams_of_every_priority_do_their_work(void **state)
+{
+    (void)state;
+    enum { COUNT = 3, BYTES = 3 << 20 };
+    struct dp_device_stream *s[COUNT];
+    char *from = new_buffer(DP_MEMORY_PINNED, BYTES);
+    char *to = new_buffer(DP_MEMORY_PINNED, COUNT * BYTES);
+
+    fill(from, BYTES, 9);
+    for (int i = 0; i < COUNT; i++) {
+        assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_LOW + i, &s[i]), 0);
+        assert_int_equal(dp_device_copy(s[i], to + i * BYTES, from, BYTES), 0);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        finish(s[i]);
+        assert_memory_equal(to + i * BYTES, from, BYTES);
+        dp_device_stream_free(s[i]);
+    }
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_HIGH + 1, &s[0]), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "priority 2, expected -1 to 1"));
+    dp_device_free(dev, DP_MEMORY_PINNED, from);
+    dp_device_free(dev, DP_MEMORY_PINNED, to);
+}
+
+static void memory_that_exists_is_registered_and_copied(void **state)
+{
+    (void)state;
+    enum { BYTES = 1 << 20 };
+    char *mine = aligned_alloc(4096, BYTES), *there = new_buffer(DP_MEMORY_DEVICE, BYTES);
+    char *back = malloc(BYTES);
+    struct dp_device_stream *s = new_stream();
+
+    assert_int_equal(dp_device_register(dev, mine, BYTES), 0);
+    fill(mine, BYTES, 4);
+    assert_int_equal(dp_device_copy(s, there, mine, BYTES), 0);
+    assert_int_equal(dp_device_copy(s, back, there, BYTES), 0);
+    finish(s);
+    assert_memory_equal(back, mine, BYTES);
+    dp_device_unregister(dev, mine);
+    dp_device_unregister(dev, NULL);
+    assert_int_equal(dp_device_register(dev, mine + 1, 4096), DP_EINVAL);
+    assert_int_equal(dp_device_register(dev, mine, 4095), DP_EINVAL);
+    assert_int_equal(dp_device_register(dev, mine, 0), DP_EINVAL);
+    dp_device_stream_free(s);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    free(mine);
+    free(back);
+}
+
+static void device_memory_is_counted_and_limited(void **state)
+{
+    (void)state;
+    struct dp_device_usage before, now;
+    void *a, *b;
+
+    dp_device_usage(dev, &before);
+    dp_device_limit(dev, before.bytes + 3000);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 2000, &a), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 1001, &b), DP_ENOMEM);
+    assert_non_null(strstr(dp_last_error(), "for a buffer of 1001 bytes: "));
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 1000, &b), 0);
+    dp_device_free(dev, DP_MEMORY_DEVICE, a);
+    dp_device_usage(dev, &now);
+    assert_int_equal(now.bytes, before.bytes + 1000);
+    assert_int_equal(now.peak_bytes, before.bytes + 3000);
+    assert_int_equal(now.allocations, before.allocations + 2);
+    dp_device_free(dev, DP_MEMORY_DEVICE, b);
+    dp_device_limit(dev, SIZE_MAX);
+    dp_device_usage(dev, &now);
+    assert_int_equal(now.bytes, before.bytes);
+    assert_int_equal(now.peak_bytes, before.bytes);
+}
+
 static void another_devices_event_is_refused(void **state)
 {
     (void)state;
@@ -409,16 +529,16 @@ static void another_devices_event_is_refused(void **state)
     struct dp_device_stream *s = new_stream(), *t;
     struct dp_device_event *event;
 
-    assert_int_equal(dp_device_open(ops->name, &other), 0);
-    assert_int_equal(other->ops->event_new(other, &event), 0);
-    assert_int_equal(other->ops->stream_new(other, &t), 0);
-    assert_int_equal(other->ops->event_record(event, t), 0);
-    assert_int_equal(ops->stream_wait(s, event), DP_EINVAL);
+    assert_int_equal(dp_device_open(dp_device_name(dev), &other), 0);
+    assert_int_equal(dp_device_event_new(other, &event), 0);
+    assert_int_equal(dp_device_stream_new(other, DP_PRIORITY_NORMAL, &t), 0);
+    assert_int_equal(dp_device_event_record(event, t), 0);
+    assert_int_equal(dp_device_stream_wait(s, event), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "another device's event"));
-    other->ops->event_free(event);
-    other->ops->stream_free(t);
+    dp_device_event_free(event);
+    dp_device_stream_free(t);
     dp_device_close(other);
-    ops->stream_free(s);
+    dp_device_stream_free(s);
 }
 
 /* ---- the devices ----------------------------------------------------------------------------- */
@@ -437,6 +557,10 @@ static int run_suite(const char *title)
         cmocka_unit_test(a_wait_holds_to_the_record_it_was_given_for),
         cmocka_unit_test(any_program_ordered_by_events_is_as_if_done_in_one_row),
         cmocka_unit_test(threads_use_one_device_each_with_its_own_stream),
+        cmocka_unit_test(a_call_comes_between_what_was_queued_before_and_behind_it),
+        cmocka_unit_test(streams_of_every_priority_do_their_work),
+        cmocka_unit_test(memory_that_exists_is_registered_and_copied),
+        cmocka_unit_test(device_memory_is_counted_and_limited),
         cmocka_unit_test(another_devices_event_is_refused),
     };
     return cmocka_run_group_tests_name(title, tests, NULL, NULL);
@@ -448,8 +572,19 @@ static int run_on(const char *title, const char *name)
         printf("[  SKIPPED ] %s: %s\n", title, dp_last_error());
         return 0;
     }
-    ops = dev->ops;
     int failed = run_suite(title);
+    dp_device_close(dev);
+    return failed;
+}
+
+/* A link so quick that only the delays count. */
+static int run_on_late_link(void)
+{
+    struct dp_host_link link = {100e9, 100e9, 200 * DP_NS_PER_US, 3};
+
+    if (dp_device_host_open_link(2, &link, &dev))
+        return 1;
+    int failed = run_suite("host, 2 workers and a link with delays");
     dp_device_close(dev);
     return failed;
 }
@@ -457,7 +592,8 @@ static int run_on(const char *title, const char *name)
 int main(void)
 {
     dp_log_set(NULL, NULL, DP_LOG_ERROR);
-    int failed = run_on("host without workers", "host:0") + run_on("host, 1 worker", "host:1") +
+    int failed = run_on_late_link();
+    failed += run_on("host without workers", "host:0") + run_on("host, 1 worker", "host:1") +
                  run_on("host, 3 workers", "host:3") + run_on("cuda on a GPU", "cuda:0");
 #ifdef WITH_CUDA
     const struct fake_cuda *fake = use_fake_cuda();

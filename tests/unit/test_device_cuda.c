@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -88,9 +89,9 @@ static void tensors_carry_the_ordinal(void **state)
     struct dp_device *dev;
 
     assert_int_equal(dp_device_open("cuda:1", &dev), 0);
-    assert_int_equal(dev->dl.device_type, kDLCUDA);
-    assert_int_equal(dev->dl.device_id, 1);
-    assert_false(dev->host_accessible);
+    assert_int_equal(dp_device_dl(dev).device_type, kDLCUDA);
+    assert_int_equal(dp_device_dl(dev).device_id, 1);
+    assert_false(dp_device_host_accessible(dev));
     dp_device_close(dev);
 }
 
@@ -115,7 +116,7 @@ static void errors_are_ours_and_sentences_the_drivers(void **state)
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         fake->fail_call("cuMemAlloc_v2", 1, cases[i].result);
-        assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 1000, &ptr), cases[i].err);
+        assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 1000, &ptr), cases[i].err);
         expect_sentence("cuda:0: no device memory for a buffer of 1000 bytes: ");
         expect_sentence(cases[i].name);
     }
@@ -129,12 +130,12 @@ static void memory_runs_out_where_the_device_ends(void **state)
     void *half, *rest;
 
     assert_int_equal(
-        dev->ops->alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2 + 1, &half), 0);
-    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2, &rest),
+        dp_device_alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2 + 1, &half), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2, &rest),
                      DP_ENOMEM);
-    dev->ops->free(dev, DP_MEMORY_DEVICE, half);
-    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2, &rest), 0);
-    dev->ops->free(dev, DP_MEMORY_DEVICE, rest);
+    dp_device_free(dev, DP_MEMORY_DEVICE, half);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2, &rest), 0);
+    dp_device_free(dev, DP_MEMORY_DEVICE, rest);
     dp_device_close(dev);
 }
 
@@ -142,29 +143,28 @@ static void a_failure_of_the_device_shows_in_the_event_and_stays(void **state)
 {
     (void)state;
     struct dp_device *dev = open_device();
-    const struct dp_device_ops *ops = dev->ops;
     struct dp_device_stream *s;
     struct dp_device_event *event;
     void *there, *more;
 
-    assert_int_equal(ops->alloc(dev, DP_MEMORY_DEVICE, 100, &there), 0);
-    assert_int_equal(ops->stream_new(dev, &s), 0);
-    assert_int_equal(ops->event_new(dev, &event), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 100, &there), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+    assert_int_equal(dp_device_event_new(dev, &event), 0);
     fake->hold(true);
     fake->fail_work(2, CUDA_ERROR_LAUNCH_FAILED);
-    assert_int_equal(ops->zero(s, there, 100), 0);
-    assert_int_equal(ops->zero(s, there, 100), 0);
-    assert_int_equal(ops->event_record(event, s), 0);
-    assert_int_equal(ops->event_test(event), DP_EAGAIN);
+    assert_int_equal(dp_device_zero(s, there, 100), 0);
+    assert_int_equal(dp_device_zero(s, there, 100), 0);
+    assert_int_equal(dp_device_event_record(event, s), 0);
+    assert_int_equal(dp_device_event_test(event), DP_EAGAIN);
     fake->hold(false);
-    assert_int_equal(ops->event_wait(event, 20 * DP_NS_PER_S), DP_EIO);
+    assert_int_equal(dp_device_event_wait(event, 20 * DP_NS_PER_S), DP_EIO);
     expect_sentence("cuda:0: the work before an event: CUDA_ERROR_LAUNCH_FAILED");
-    assert_int_equal(ops->zero(s, there, 100), DP_EIO);
-    assert_int_equal(ops->alloc(dev, DP_MEMORY_PINNED, 100, &more), DP_EIO);
+    assert_int_equal(dp_device_zero(s, there, 100), DP_EIO);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_PINNED, 100, &more), DP_EIO);
     fake->reset();
-    ops->event_free(event);
-    ops->stream_free(s);
-    ops->free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_event_free(event);
+    dp_device_stream_free(s);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
     dp_device_close(dev);
 }
 
@@ -175,15 +175,20 @@ static void copies_from_nowhere_are_refused(void **state)
     struct dp_device_stream *s;
     char host[64] = {0}, *there;
 
-    assert_int_equal(dev->ops->stream_new(dev, &s), 0);
-    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 512, (void **)&there), 0);
-    assert_int_equal(dev->ops->copy(s, there + 500, host, 64), DP_EINVAL);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 512, (void **)&there), 0);
+    assert_int_equal(dp_device_copy(s, there + 500, host, 64), DP_EINVAL);
     expect_sentence("copying 64 bytes from");
-    assert_int_equal(dev->ops->copy(s, NULL, there, 64), DP_EINVAL);
-    dev->ops->free(dev, DP_MEMORY_DEVICE, there);
-    assert_int_equal(dev->ops->copy(s, host, there, 64), DP_EINVAL);
-    dev->ops->stream_free(s);
+    assert_int_equal(dp_device_copy(s, NULL, there, 64), DP_EINVAL);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    assert_int_equal(dp_device_copy(s, host, there, 64), DP_EINVAL);
+    dp_device_stream_free(s);
     dp_device_close(dev);
+}
+
+static void no_work(void *user)
+{
+    (void)user;
 }
 
 /* Everything a device does, once. Whether all went well; all is undone in either case. */
@@ -196,18 +201,24 @@ static bool do_everything(void)
 
     if (dp_device_open("cuda", &dev))
         return false;
-    const struct dp_device_ops *ops = dev->ops;
-    bool well = !ops->alloc(dev, DP_MEMORY_DEVICE, 100, &there) &&
-                !ops->alloc(dev, DP_MEMORY_PINNED, 100, &pinned) && !ops->stream_new(dev, &s) &&
-                !ops->event_new(dev, &event) && !ops->zero(s, there, 100) &&
-                !ops->copy(s, pinned, there, 100) && !ops->event_record(event, s) &&
-                !ops->stream_wait(s, event) && !ops->event_wait(event, 20 * DP_NS_PER_S);
+    /* A new page each time, never unmapped: one whose unregistering failed stays registered. */
+    void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool registered = !dp_device_register(dev, page, 4096);
+    bool well = registered && !dp_device_alloc(dev, DP_MEMORY_DEVICE, 100, &there) &&
+                !dp_device_alloc(dev, DP_MEMORY_PINNED, 100, &pinned) &&
+                !dp_device_stream_new(dev, DP_PRIORITY_HIGH, &s) &&
+                !dp_device_event_new(dev, &event) && !dp_device_zero(s, there, 100) &&
+                !dp_device_copy(s, pinned, there, 100) && !dp_device_event_record(event, s) &&
+                !dp_device_stream_wait(s, event) && !dp_device_call(s, no_work, NULL) &&
+                !dp_device_event_wait(event, 20 * DP_NS_PER_S);
     if (!well)
         fake->drain(); /* of work that was started, whatever failed behind it */
-    ops->event_free(event);
-    ops->stream_free(s);
-    ops->free(dev, DP_MEMORY_PINNED, pinned);
-    ops->free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_event_free(event);
+    dp_device_stream_free(s);
+    dp_device_free(dev, DP_MEMORY_PINNED, pinned);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    if (registered)
+        dp_device_unregister(dev, page);
     dp_device_close(dev);
     return well;
 }
@@ -308,21 +319,21 @@ static void a_wait_for_the_device_ends_at_its_deadline(void **state)
     struct dp_device_event *event;
     char *there;
 
-    assert_int_equal(dev->ops->stream_new(dev, &s), 0);
-    assert_int_equal(dev->ops->event_new(dev, &event), 0);
-    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 8, (void **)&there), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+    assert_int_equal(dp_device_event_new(dev, &event), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 8, (void **)&there), 0);
     fake->hold(true);
-    assert_int_equal(dev->ops->zero(s, there, 8), 0);
-    assert_int_equal(dev->ops->event_record(event, s), 0);
+    assert_int_equal(dp_device_zero(s, there, 8), 0);
+    assert_int_equal(dp_device_event_record(event, s), 0);
     int64_t start = dp_now_ns();
-    assert_int_equal(dev->ops->event_wait(event, 3 * DP_NS_PER_MS), DP_ETIMEDOUT);
+    assert_int_equal(dp_device_event_wait(event, 3 * DP_NS_PER_MS), DP_ETIMEDOUT);
     assert_true(dp_now_ns() - start >= 3 * DP_NS_PER_MS);
     expect_sentence("cuda:0: an event was not reached within 3 ms");
     fake->hold(false);
-    assert_int_equal(dev->ops->event_wait(event, 20 * DP_NS_PER_S), 0);
-    dev->ops->free(dev, DP_MEMORY_DEVICE, there);
-    dev->ops->event_free(event);
-    dev->ops->stream_free(s);
+    assert_int_equal(dp_device_event_wait(event, 20 * DP_NS_PER_S), 0);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_event_free(event);
+    dp_device_stream_free(s);
     dp_device_close(dev);
 }
 
@@ -333,7 +344,7 @@ static void the_cpu_cannot_touch_device_memory(void **state)
     char *there;
     int status;
 
-    assert_int_equal(dev->ops->alloc(dev, DP_MEMORY_DEVICE, 8, (void **)&there), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 8, (void **)&there), 0);
     pid_t child = fork();
     if (!child) {
         signal(SIGSEGV, SIG_DFL); /* cmocka and the sanitizers would make much of it */
@@ -343,7 +354,7 @@ static void the_cpu_cannot_touch_device_memory(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGSEGV);
-    dev->ops->free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
     dp_device_close(dev);
 }
 

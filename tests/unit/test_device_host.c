@@ -62,21 +62,22 @@ static void large_copies_are_whole_while_the_ways_take_turns(void **state)
 /* An event one op ahead of its stream: who waits for it is held until the stream is given one. */
 struct gate {
     struct dp_device_stream *stream;
-    struct dp_device_event event;
+    struct host_event event;
     char to[32768], from[32768]; /* more than is copied at once */
 };
 
 static void gate_close(struct gate *gate, struct dp_device *dev)
 {
-    assert_int_equal(dev->ops->stream_new(dev, &gate->stream), 0);
-    gate->event.stream = gate->stream;
-    gate->event.count = gate->stream->given + 1;
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &gate->stream), 0);
+    gate->event.base.dev = dev;
+    gate->event.stream = (struct host_stream *)gate->stream;
+    gate->event.count = gate->event.stream->given + 1;
 }
 
-static void gate_open(struct gate *gate, struct dp_device *dev)
+static void gate_open(struct gate *gate)
 {
-    assert_int_equal(dev->ops->copy(gate->stream, gate->to, gate->from, sizeof(gate->to)), 0);
-    dev->ops->stream_free(gate->stream);
+    assert_int_equal(dp_device_copy(gate->stream, gate->to, gate->from, sizeof(gate->to)), 0);
+    dp_device_stream_free(gate->stream);
 }
 
 static void a_wait_holds_its_stream_and_no_other(void **state)
@@ -89,32 +90,31 @@ static void a_wait_holds_its_stream_and_no_other(void **state)
     char a = 1, b = 2, c = 3;
 
     assert_int_equal(dp_device_open("host:2", &dev), 0);
-    const struct dp_device_ops *ops = dev->ops;
     gate_close(gate, dev);
-    assert_int_equal(ops->stream_new(dev, &held), 0);
-    assert_int_equal(ops->stream_new(dev, &flowing), 0);
-    assert_int_equal(ops->event_new(dev, &held_end), 0);
-    assert_int_equal(ops->event_new(dev, &flowing_end), 0);
-    assert_int_equal(ops->stream_wait(held, &gate->event), 0);
-    assert_int_equal(ops->copy(held, &b, &a, 1), 0);
-    assert_int_equal(ops->event_record(held_end, held), 0);
-    assert_int_equal(ops->copy(flowing, &c, &a, 1), 0);
-    assert_int_equal(ops->event_record(flowing_end, flowing), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &held), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &flowing), 0);
+    assert_int_equal(dp_device_event_new(dev, &held_end), 0);
+    assert_int_equal(dp_device_event_new(dev, &flowing_end), 0);
+    assert_int_equal(dp_device_stream_wait(held, &gate->event.base), 0);
+    assert_int_equal(dp_device_copy(held, &b, &a, 1), 0);
+    assert_int_equal(dp_device_event_record(held_end, held), 0);
+    assert_int_equal(dp_device_copy(flowing, &c, &a, 1), 0);
+    assert_int_equal(dp_device_event_record(flowing_end, flowing), 0);
 
-    assert_int_equal(ops->event_wait(flowing_end, 20 * DP_NS_PER_S), 0);
+    assert_int_equal(dp_device_event_wait(flowing_end, 20 * DP_NS_PER_S), 0);
     assert_int_equal(c, 1);
-    assert_int_equal(ops->event_test(held_end), DP_EAGAIN);
-    assert_int_equal(ops->event_wait(held_end, DP_NS_PER_MS), DP_ETIMEDOUT);
+    assert_int_equal(dp_device_event_test(held_end), DP_EAGAIN);
+    assert_int_equal(dp_device_event_wait(held_end, DP_NS_PER_MS), DP_ETIMEDOUT);
     assert_string_equal(dp_last_error(), "host: an event was not reached within 1 ms");
     assert_int_equal(b, 2);
 
-    gate_open(gate, dev);
-    assert_int_equal(ops->event_wait(held_end, 20 * DP_NS_PER_S), 0);
+    gate_open(gate);
+    assert_int_equal(dp_device_event_wait(held_end, 20 * DP_NS_PER_S), 0);
     assert_int_equal(b, 1);
-    ops->event_free(held_end);
-    ops->event_free(flowing_end);
-    ops->stream_free(held);
-    ops->stream_free(flowing);
+    dp_device_event_free(held_end);
+    dp_device_event_free(flowing_end);
+    dp_device_stream_free(held);
+    dp_device_stream_free(flowing);
     dp_device_close(dev);
     free(gate);
 }
@@ -129,25 +129,119 @@ static void a_wait_goes_through_a_stream_that_only_waits(void **state)
     char a = 1, b = 2;
 
     assert_int_equal(dp_device_open("host:1", &dev), 0);
-    const struct dp_device_ops *ops = dev->ops;
     gate_close(gate, dev);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(ops->stream_new(dev, &streams[i]), 0);
-        assert_int_equal(ops->event_new(dev, &events[i]), 0);
-        assert_int_equal(ops->stream_wait(streams[i], i ? events[i - 1] : &gate->event), 0);
+        assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &streams[i]), 0);
+        assert_int_equal(dp_device_event_new(dev, &events[i]), 0);
+        assert_int_equal(dp_device_stream_wait(streams[i], i ? events[i - 1] : &gate->event.base), 0);
         if (i == 2)
-            assert_int_equal(ops->copy(streams[i], &b, &a, 1), 0);
-        assert_int_equal(ops->event_record(events[i], streams[i]), 0);
+            assert_int_equal(dp_device_copy(streams[i], &b, &a, 1), 0);
+        assert_int_equal(dp_device_event_record(events[i], streams[i]), 0);
     }
-    gate_open(gate, dev);
-    assert_int_equal(ops->event_wait(events[2], 20 * DP_NS_PER_S), 0);
+    gate_open(gate);
+    assert_int_equal(dp_device_event_wait(events[2], 20 * DP_NS_PER_S), 0);
     assert_int_equal(b, 1);
     for (int i = 0; i < 3; i++) {
-        ops->event_free(events[i]);
-        ops->stream_free(streams[i]);
+        dp_device_event_free(events[i]);
+        dp_device_stream_free(streams[i]);
     }
     dp_device_close(dev);
     free(gate);
+}
+
+struct log {
+    char name, *names;
+    int *count;
+};
+
+static void note(void *user)
+{
+    struct log *log = user;
+
+    log->names[(*log->count)++] = log->name;
+}
+
+static void the_most_urgent_stream_comes_first(void **state)
+{
+    (void)state;
+    struct gate *gate = calloc(1, sizeof(*gate));
+    struct dp_device_stream *s[3];
+    struct dp_device_event *end[3];
+    struct dp_device *dev;
+    char names[4] = "";
+    int count = 0;
+    struct log logs[3] = {{'l', names, &count}, {'n', names, &count},
+                          {'h', names, &count}};
+
+    /* One worker; all three are held until the gate opens, and then are there at the same time. */
+    assert_int_equal(dp_device_open("host:1", &dev), 0);
+    gate_close(gate, dev);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_LOW + i, &s[i]), 0);
+        assert_int_equal(dp_device_event_new(dev, &end[i]), 0);
+        assert_int_equal(dp_device_stream_wait(s[i], &gate->event.base), 0);
+        assert_int_equal(dp_device_call(s[i], note, &logs[i]), 0);
+        assert_int_equal(dp_device_event_record(end[i], s[i]), 0);
+    }
+    gate_open(gate);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(dp_device_event_wait(end[i], 20 * DP_NS_PER_S), 0);
+    assert_string_equal(names, "hnl");
+    for (int i = 0; i < 3; i++) {
+        dp_device_event_free(end[i]);
+        dp_device_stream_free(s[i]);
+    }
+    dp_device_close(dev);
+    free(gate);
+}
+
+static void a_link_takes_its_time_in_each_direction_alone(void **state)
+{
+    (void)state;
+    enum { BYTES = 2 << 20 };
+    struct dp_host_link link = {100e6, 0, 0, 0}; /* 21 ms up, at once down */
+    struct dp_device_stream *up, *down;
+    struct dp_device_event *end;
+    struct dp_device *dev;
+    char *host = malloc(BYTES), *back = malloc(BYTES);
+    void *there;
+
+    assert_int_equal(dp_device_host_open_link(1, &link, &dev), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 2 * BYTES, &there), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &up), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &down), 0);
+    assert_int_equal(dp_device_event_new(dev, &end), 0);
+    memset(host, 3, BYTES);
+    int64_t began = dp_now_ns();
+    assert_int_equal(dp_device_copy(up, there, host, BYTES), 0);
+    assert_int_equal(dp_device_copy(up, there, host, BYTES), 0);
+    assert_int_equal(dp_device_event_record(end, up), 0);
+    assert_int_equal(dp_device_copy(down, back, (char *)there + BYTES, BYTES), 0);
+    assert_int_equal(dp_device_event_wait(end, 20 * DP_NS_PER_S), 0);
+    assert_true(dp_now_ns() - began >= 41 * DP_NS_PER_MS); /* the copies follow each other */
+    assert_int_equal(((char *)there)[BYTES - 1], 3);
+    dp_device_event_free(end);
+    dp_device_stream_free(up);
+    dp_device_stream_free(down);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_close(dev);
+    free(host);
+    free(back);
+}
+
+static void a_link_that_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    struct dp_device *dev = NULL;
+
+    assert_int_equal(dp_device_host_open_link(0, &(struct dp_host_link){0}, &dev), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "expected 1 to 64"));
+    assert_int_equal(dp_device_host_open_link(1, &(struct dp_host_link){-1, 0, 0, 0}, &dev),
+                     DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "-1 bytes/s up"));
+    assert_int_equal(dp_device_host_open_link(1, &(struct dp_host_link){0, 0, -5, 0}, &dev),
+                     DP_EINVAL);
+    assert_null(dev);
 }
 
 static int64_t process_cpu_ns(void)
@@ -166,11 +260,11 @@ static void idle_workers_and_waiting_threads_cost_no_time(void **state)
 
     assert_int_equal(dp_device_open("host:4", &dev), 0);
     gate_close(gate, dev);
-    assert_int_equal(dev->ops->event_wait(&gate->event, 200 * DP_NS_PER_MS), DP_ETIMEDOUT); /* all begin */
+    assert_int_equal(dp_device_event_wait(&gate->event.base, 200 * DP_NS_PER_MS), DP_ETIMEDOUT); /* all begin */
     int64_t start = process_cpu_ns();
-    assert_int_equal(dev->ops->event_wait(&gate->event, 200 * DP_NS_PER_MS), DP_ETIMEDOUT);
+    assert_int_equal(dp_device_event_wait(&gate->event.base, 200 * DP_NS_PER_MS), DP_ETIMEDOUT);
     assert_in_range(process_cpu_ns() - start, 0, 20 * DP_NS_PER_MS);
-    gate_open(gate, dev);
+    gate_open(gate);
     dp_device_close(dev);
     free(gate);
 }
@@ -187,8 +281,8 @@ static void a_device_closes_with_work_in_flight_done(void **state)
         assert_int_equal(dp_device_open("host:2", &dev), 0);
         for (size_t i = 0; i < STREAMS; i++) {
             struct dp_device_stream *s;
-            assert_int_equal(dev->ops->stream_new(dev, &s), 0);
-            assert_int_equal(dev->ops->copy(s, dst + i * BYTES, src, BYTES), 0);
+            assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+            assert_int_equal(dp_device_copy(s, dst + i * BYTES, src, BYTES), 0);
         }
         dp_device_close(dev);
         for (size_t i = 0; i < STREAMS * BYTES; i += 4095)
@@ -205,11 +299,11 @@ static void a_stream_that_was_freed_is_used_again(void **state)
     struct dp_device_stream *s, *t;
 
     assert_int_equal(dp_device_open("host:1", &dev), 0);
-    assert_int_equal(dev->ops->stream_new(dev, &s), 0);
-    dev->ops->stream_free(s);
-    assert_int_equal(dev->ops->stream_new(dev, &t), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+    dp_device_stream_free(s);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &t), 0);
     assert_ptr_equal(s, t);
-    dev->ops->stream_free(t);
+    dp_device_stream_free(t);
     dp_device_close(dev);
 }
 
@@ -279,6 +373,9 @@ int main(void)
         cmocka_unit_test(large_copies_are_whole_while_the_ways_take_turns),
         cmocka_unit_test(a_wait_holds_its_stream_and_no_other),
         cmocka_unit_test(a_wait_goes_through_a_stream_that_only_waits),
+        cmocka_unit_test(the_most_urgent_stream_comes_first),
+        cmocka_unit_test(a_link_takes_its_time_in_each_direction_alone),
+        cmocka_unit_test(a_link_that_cannot_be_is_refused),
         cmocka_unit_test(idle_workers_and_waiting_threads_cost_no_time),
         cmocka_unit_test(a_device_closes_with_work_in_flight_done),
         cmocka_unit_test(a_stream_that_was_freed_is_used_again),

@@ -7,6 +7,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "train/offloaded.h"
 #include "train/trainer.h"
 
 #include <math.h>
@@ -81,11 +82,12 @@ static int learn(struct engine *e, bool first, struct curve *curve)
     return err;
 }
 
-static void learn_sequentially(struct curve *curve)
+static void learn_sequentially(struct curve *curve, int order_blocks)
 {
     struct engine *e;
 
-    assert_int_equal(sequential_new(&config, MICROBATCHES, &e), 0);
+    assert_int_equal(
+        sequential_new(&(struct sequential_config){config, MICROBATCHES, order_blocks, {0}}, &e), 0);
     assert_int_equal(learn(e, true, curve), 0);
     e->ops->free(e);
 }
@@ -114,7 +116,7 @@ static int learn_pipelined(struct dp_comm *comm, void *arg)
     c.training = both[0];
     c.forward = both[1];
     CHECK(!pipelined_new(&c, &e));
-    CHECK(!learn(e, comm->rank == 0, s->curve));
+    CHECK(!learn(e, dp_comm_rank(comm) == 0, s->curve));
     e->ops->free(e);
     dp_schedule_free(both[0]);
     dp_schedule_free(both[1]);
@@ -154,7 +156,7 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
     };
     struct curve *expected = curve_new(), *curve = curve_new();
 
-    learn_sequentially(expected);
+    learn_sequentially(expected, 2);
     for (const struct comm_kind *comm = comm_kinds; comm->name; comm++)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
             printf("%s, %s, P = %d\n", comm->name, dp_schedule_kind_name(cases[i].kind),
@@ -166,12 +168,54 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
     curve_free(curve);
 }
 
+/* false: no cut of the model fits. Otherwise how it was cut. */
+static bool learn_offloaded(size_t device_bytes, int order_blocks, struct curve *curve,
+                            struct offloaded_figures *figures)
+{
+    struct engine *e;
+    int err = offloaded_new(&(struct offloaded_config){.model = config,
+                                                       .microbatches = MICROBATCHES,
+                                                       .order_blocks = order_blocks,
+                                                       .device_bytes = device_bytes,
+                                                       .activations = true},
+                            &e);
+
+    memset(curve, 0, sizeof(*curve));
+    if (err == DP_ENOMEM)
+        return false;
+    assert_int_equal(err, 0);
+    assert_int_equal(learn(e, true, curve), 0);
+    assert_true(offloaded_figures(e, figures));
+    assert_true(figures->device_bytes <= device_bytes);
+    e->ops->free(e);
+    return true;
+}
+
+/* With less and less memory: from all of the model on the device to one block at a time. */
+static void a_model_that_does_not_fit_learns_the_same(void **state)
+{
+    (void)state;
+    struct curve *expected = curve_new(), *curve = curve_new();
+
+    for (int order_blocks = 1; order_blocks <= 8; order_blocks *= 8) {
+        struct offloaded_figures f = {0};
+        int cuts = 0;
+        learn_sequentially(expected, order_blocks);
+        for (size_t bytes = 2 << 20; learn_offloaded(bytes, order_blocks, curve, &f);
+             bytes = f.device_bytes - 1, cuts++)
+            assert_same(expected, curve);
+        assert_true(cuts > 2 && f.recomputes && f.boundaries_down && f.slots < f.shards);
+    }
+    curve_free(expected);
+    curve_free(curve);
+}
+
 static void gradients_in_any_order_learn_nearly_the_same(void **state)
 {
     (void)state;
     struct curve *expected = curve_new(), *curve = curve_new();
 
-    learn_sequentially(expected);
+    learn_sequentially(expected, 2);
     run(&comm_kinds[0], DP_SCHEDULE_DUALPIPEV, 2, true, curve);
     for (int i = 0; i < STEPS; i++)
         assert_float_equal(curve->losses[i], expected->losses[i], 1e-4);
@@ -184,7 +228,7 @@ static void learning_lowers_the_loss(void **state)
     (void)state;
     struct curve *curve = curve_new();
 
-    learn_sequentially(curve);
+    learn_sequentially(curve, 2);
     assert_true(curve->losses[STEPS - 1] < curve->losses[0]);
     curve_free(curve);
 }
@@ -193,6 +237,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_learns_what_the_plain_loop_learns),
+        cmocka_unit_test(a_model_that_does_not_fit_learns_the_same),
         cmocka_unit_test(gradients_in_any_order_learn_nearly_the_same),
         cmocka_unit_test(learning_lowers_the_loss),
     };

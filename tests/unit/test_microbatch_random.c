@@ -56,7 +56,7 @@ static void run_cases(const char *(*one)(void))
 /* ---- random values with specs that fit ------------------------------------------------------ */
 
 struct making {
-    struct dp_region *region;
+    struct dp_arena *region;
     int32_t count;  /* of micro-batches: no chunked extent is smaller */
     int leaves;     /* so far */
 };
@@ -65,9 +65,9 @@ struct making {
  * rows. */
 static const DLTensor *make_tensor(const struct making *m, int ndim, int dim)
 {
-    DLTensor *t = dp_region_array(m->region, 1, sizeof(*t));
-    int64_t *shape = dp_region_array(m->region, (size_t)ndim, sizeof(*shape));
-    int64_t *strides = dp_region_array(m->region, (size_t)ndim, sizeof(*strides));
+    DLTensor *t = dp_arena_array(m->region, 1, sizeof(*t));
+    int64_t *shape = dp_arena_array(m->region, (size_t)ndim, sizeof(*shape));
+    int64_t *strides = dp_arena_array(m->region, (size_t)ndim, sizeof(*strides));
     int64_t step = 1, first = 0;
     bool compact = below(2);
 
@@ -83,7 +83,7 @@ static const DLTensor *make_tensor(const struct making *m, int ndim, int dim)
         step *= shape[i] ? shape[i] : 1;
     }
     size_t bytes = dp_tensor_element_bytes(t);
-    uint8_t *data = dp_region_data(m->region, (size_t)step * bytes + 1);
+    uint8_t *data = dp_arena_data(m->region, (size_t)step * bytes + 1);
     for (size_t i = 0; i < (size_t)step * bytes + 1; i++)
         data[i] = (uint8_t)random_u32();
     t->data = data;
@@ -126,8 +126,8 @@ static void make_tree(struct making *m, int depth, struct dp_tree *value, struct
         return;
     }
     int32_t count = below(5);
-    struct dp_tree *values = dp_region_array(m->region, (size_t)count, sizeof(*values));
-    struct dp_tree *specs = dp_region_array(m->region, (size_t)count, sizeof(*specs));
+    struct dp_tree *values = dp_arena_array(m->region, (size_t)count, sizeof(*values));
+    struct dp_tree *specs = dp_arena_array(m->region, (size_t)count, sizeof(*specs));
     for (int32_t i = 0; i < count; i++)
         make_tree(m, depth - 1, &values[i], &specs[i]);
     *value = dp_tree_node(kind, count, values, kind == DP_TREE_DICT ? names : NULL);
@@ -212,11 +212,11 @@ static const char *split_and_merge(struct making *m)
 
 static const char *round_trip(void)
 {
-    struct dp_region region = {0};
+    struct dp_arena region = {0};
     struct making m = {&region, 1 + below(6), 0};
     const char *wrong = split_and_merge(&m);
 
-    dp_region_fini(&region);
+    dp_arena_fini(&region);
     return wrong;
 }
 
@@ -307,7 +307,7 @@ static void damage(struct dp_tree *root, DLTensor *copy, int64_t *dims)
 
 static const char *damaged(void)
 {
-    struct dp_region region = {0};
+    struct dp_arena region = {0};
     struct making m = {&region, 1 + below(4), 0};
     struct dp_tree args_spec, kwargs_spec;
     struct dp_tree args = make_root(&m, DP_TREE_TUPLE, &args_spec);
@@ -329,7 +329,7 @@ static const char *damaged(void)
     if (err && (mbs || !*dp_last_error()))
         wrong = "a failure with a result or without a sentence";
     dp_microbatches_free(mbs);
-    dp_region_fini(&region);
+    dp_arena_fini(&region);
     return wrong;
 }
 

@@ -8,7 +8,7 @@
 #include "unit/eager_pair.h"
 
 #include "base/clock.h"
-#include "nccl-plugin/net_early.h"
+#include "nccl-plugin/net/eager.h"
 
 #include <dualpipe/memory.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static void short_ones(void)
     struct pair p = connect_pair();
 
     for (int i = 0; i < 5; i++)
-        sends[i] = send_early(&p, (size_t)i, lens[i], 7);
+        sends[i] = send_eager(&p, (size_t)i, lens[i], 7);
     must(!try_send(&p, 0, LIMIT + 1, 7));
     for (int i = 0; i < 5; i++)
         for (int looks = 0; looks < 100; looks++) /* without a receive none is done */
@@ -77,12 +77,12 @@ static void more_than_may_wait(void)
     struct pair p = connect_pair();
     int sent = 0;
 
-    for (; sent < DPN_EARLY_COUNT; sent++)
-        sends[sent] = send_early(&p, (size_t)sent, len_of(sent), 7);
+    for (; sent < DPN_EAGER_COUNT; sent++)
+        sends[sent] = send_eager(&p, (size_t)sent, len_of(sent), 7);
     must(!try_send(&p, 0, 1, 7) && !try_send(&p, 0, 0, 8));
     for (int i = 0; i < N; i++) {
         receive_all(&p, 0, (size_t)i, len_of(i), 7);
-        for (; sent < N && sent <= i + DPN_EARLY_COUNT; sent++)
+        for (; sent < N && sent <= i + DPN_EAGER_COUNT; sent++)
             sends[sent] = send_in_time(&p, (size_t)sent, len_of(sent), 7);
         finish(sends[i], NULL);
     }
@@ -99,13 +99,13 @@ static void a_sender_waits_when_enough_are_waiting(void **state)
 /* More would fill a tcp receiver, and the kernel would take it for dead after the timeout. */
 static void no_receive_for_long(void)
 {
-    const int most = strcmp(getenv("DUALPIPE_NET_WIRE"), "tcp") ? DPN_EARLY_COUNT : (32 << 10) / LIMIT;
-    struct dpn_request *sends[DPN_EARLY_COUNT];
+    const int most = strcmp(getenv("DUALPIPE_NET_WIRE"), "tcp") ? DPN_EAGER_COUNT : (32 << 10) / LIMIT;
+    struct dpn_request *sends[DPN_EAGER_COUNT];
 
     setenv("DUALPIPE_NET_TIMEOUT", "1", 1);
     struct pair p = connect_pair();
     for (int i = 0; i < most; i++)
-        sends[i] = send_early(&p, (size_t)i, LIMIT, 7);
+        sends[i] = send_eager(&p, (size_t)i, LIMIT, 7);
     must(!try_send(&p, 0, 1, 7));
     for (const int64_t began_ns = dp_now_ns(); dp_now_ns() - began_ns < 3 * DP_NS_PER_S; usleep(10000))
         must(!is_done(sends[0], NULL));
@@ -127,12 +127,12 @@ static void a_receive_may_come_later_than_the_timeout(void **state)
 /* The last tag is received first, so what came before it is in the way. */
 static void backwards(void)
 {
-    struct dpn_request *sends[DPN_EARLY_COUNT], *others[DPN_EARLY_COUNT];
+    struct dpn_request *sends[DPN_EAGER_COUNT], *others[DPN_EAGER_COUNT];
     struct pair p = connect_pair();
 
-    for (int i = 0; i < DPN_EARLY_COUNT; i++)
-        sends[i] = send_early(&p, (size_t)i, len_of(i), i);
-    for (int i = DPN_EARLY_COUNT - 1; i > 0; i--) {
+    for (int i = 0; i < DPN_EAGER_COUNT; i++)
+        sends[i] = send_eager(&p, (size_t)i, len_of(i), i);
+    for (int i = DPN_EAGER_COUNT - 1; i > 0; i--) {
         receive_all(&p, 0, (size_t)i, len_of(i), i);
         finish(sends[i], NULL);
     }
@@ -140,9 +140,9 @@ static void backwards(void)
     struct dpn_request *recv = receive(&p, 0, BYTES, 99);
     finish_both(recv, send_in_time(&p, 0, BYTES, 99));
     must(!memcmp(to, from, BYTES));
-    for (int i = 1; i < DPN_EARLY_COUNT; i++)
-        others[i] = send_early(&p, (size_t)i, 10, 50);
-    for (int i = 1; i < DPN_EARLY_COUNT; i++) {
+    for (int i = 1; i < DPN_EAGER_COUNT; i++)
+        others[i] = send_eager(&p, (size_t)i, 10, 50);
+    for (int i = 1; i < DPN_EAGER_COUNT; i++) {
         receive_all(&p, 0, (size_t)i, 10, 50);
         finish(others[i], NULL);
     }
@@ -157,10 +157,10 @@ static void what_is_in_the_way_is_kept(void **state)
     run_over_both(backwards);
 }
 
-static void fill_kept(struct dpn_kept_list *list, struct dpn_kept *all[DPN_EARLY_COUNT])
+static void fill_unexpected(struct dpn_unexpected_list *list, struct dpn_unexpected *all[DPN_EAGER_COUNT])
 {
-    for (int i = 0; i < DPN_EARLY_COUNT; i++) {
-        all[i] = dpn_kept_new(list, i, DPN_MAX_EAGER);
+    for (int i = 0; i < DPN_EAGER_COUNT; i++) {
+        all[i] = dpn_unexpected_new(list, i, DPN_MAX_EAGER);
         assert_non_null(all[i]);
         memset(all[i]->data, i, DPN_MAX_EAGER);
     }
@@ -168,30 +168,30 @@ static void fill_kept(struct dpn_kept_list *list, struct dpn_kept *all[DPN_EARLY
 
 static void what_is_kept_has_memory_of_the_connection(void **state)
 {
-    struct dpn_kept *all[DPN_EARLY_COUNT];
-    struct dpn_kept_list list = {.head = NULL};
+    struct dpn_unexpected *all[DPN_EAGER_COUNT];
+    struct dpn_unexpected_list list = {.head = NULL};
     char same[DPN_MAX_EAGER];
 
     (void)state;
-    assert_null(dpn_kept_new(&list, 0, DPN_MAX_EAGER + 1));
+    assert_null(dpn_unexpected_new(&list, 0, DPN_MAX_EAGER + 1));
     assert_null(list.memory); /* a connection that keeps nothing has none */
-    fill_kept(&list, all);
-    assert_null(dpn_kept_new(&list, 0, 0));
-    assert_int_equal(dpn_kept_count(&list), DPN_EARLY_COUNT);
-    for (int i = 0; i < DPN_EARLY_COUNT; i++) {
+    fill_unexpected(&list, all);
+    assert_null(dpn_unexpected_new(&list, 0, 0));
+    assert_int_equal(dpn_unexpected_count(&list), DPN_EAGER_COUNT);
+    for (int i = 0; i < DPN_EAGER_COUNT; i++) {
         memset(same, i, sizeof(same));
         assert_true(all[i]->tag == i && all[i]->size == sizeof(same));
         assert_memory_equal(all[i]->data, same, sizeof(same));
     }
-    struct dpn_kept *const freed = all[5];
+    struct dpn_unexpected *const freed = all[5];
     const char *memory = list.memory;
-    dpn_kept_free(&list, freed);
-    assert_ptr_equal(dpn_kept_new(&list, 99, 1), freed);
-    for (int i = 0; i < DPN_EARLY_COUNT; i++)
-        dpn_kept_free(&list, all[i]);
-    assert_int_equal(dpn_kept_count(&list), 0);
+    dpn_unexpected_free(&list, freed);
+    assert_ptr_equal(dpn_unexpected_new(&list, 99, 1), freed);
+    for (int i = 0; i < DPN_EAGER_COUNT; i++)
+        dpn_unexpected_free(&list, all[i]);
+    assert_int_equal(dpn_unexpected_count(&list), 0);
     assert_ptr_equal(list.memory, memory);
-    dpn_kept_fini(&list);
+    dpn_unexpected_fini(&list);
     assert_null(list.memory);
 }
 
@@ -202,19 +202,19 @@ static void groups(void)
     static const int order[] = {3, 7, 0, 3, 1, 2, 6, 4, 5};
     struct dpn_request *sends[N + 1], *recv = NULL;
     void *data[N];
-    size_t rooms[N];
+    size_t buffers[N];
     int tags[N], sizes[N], size;
     struct pair p = connect_pair();
 
     for (int i = 0; i <= N; i++)
-        sends[i] = send_early(&p, (size_t)i, len_of(i + 1), order[i]);
+        sends[i] = send_eager(&p, (size_t)i, len_of(i + 1), order[i]);
     for (int k = 0; k < N; k++) {
         data[k] = to + k * ROOM;
-        rooms[k] = ROOM;
+        buffers[k] = ROOM;
         tags[k] = k;
     }
     struct dpn_request *elder = receive(&p, N * ROOM, ROOM, 3);
-    must(!dpn_net_irecv(p.receiver, N, data, rooms, tags, NULL, true, &recv) && recv);
+    must(!dpn_net_irecv(p.receiver, N, data, buffers, tags, NULL, true, &recv) && recv);
     finish(recv, sizes);
     finish(elder, &size);
     must(size == (int)len_of(1) && !memcmp(to + N * ROOM, from, len_of(1)));
@@ -265,12 +265,12 @@ struct pending {
     unsigned numbers[2];
 };
 
-static char rooms[PENDING][2][200000];
+static char buffers[PENDING][2][200000];
 
-static void begin_receive(struct pair *p, struct pending *r, char (*room)[200000], unsigned *next)
+static void begin_receive(struct pair *p, struct pending *r, char (*buffer)[200000], unsigned *next)
 {
-    void *data[2] = {room[0], room[1]};
-    const size_t sizes[2] = {sizeof(room[0]), sizeof(room[1])};
+    void *data[2] = {buffer[0], buffer[1]};
+    const size_t sizes[2] = {sizeof(buffer[0]), sizeof(buffer[1])};
     bool may = true;
 
     r->n = 1 + (int)random_below(2);
@@ -287,7 +287,7 @@ static void begin_receive(struct pair *p, struct pending *r, char (*room)[200000
 }
 
 /* Returns how many messages came. */
-static unsigned end_receive(struct pending *r, char (*room)[200000])
+static unsigned end_receive(struct pending *r, char (*buffer)[200000])
 {
     int sizes[2];
 
@@ -297,7 +297,7 @@ static unsigned end_receive(struct pending *r, char (*room)[200000])
     for (int i = 0; i < r->n; i++) {
         const size_t len = random_len(r->tags[i], r->numbers[i]);
         must(sizes[i] == (int)len);
-        must(!memcmp(room[i], from + random_at(r->tags[i], r->numbers[i]), len));
+        must(!memcmp(buffer[i], from + random_at(r->tags[i], r->numbers[i]), len));
     }
     return (unsigned)r->n;
 }
@@ -330,9 +330,9 @@ static void random_traffic(void)
             *send = NULL;
         const unsigned i = random_below(PENDING);
         if (recvs[i].req)
-            arrived += end_receive(&recvs[i], rooms[i]);
+            arrived += end_receive(&recvs[i], buffers[i]);
         else if (!random_below(3)) /* so that messages come before */
-            begin_receive(&p, &recvs[i], rooms[i], to_receive);
+            begin_receive(&p, &recvs[i], buffers[i], to_receive);
         sending = false;
         for (int k = 0; k < 24; k++)
             sending |= sends[k] != NULL;
@@ -362,7 +362,7 @@ static void counted(void)
     setenv("DUALPIPE_NET_STAT_DIR", path, 1);
     struct pair p = connect_pair();
     for (int i = 0; i < 5; i++) {
-        struct dpn_request *send = send_early(&p, 0, 100, 7);
+        struct dpn_request *send = send_eager(&p, 0, 100, 7);
         receive_all(&p, 0, 0, 100, 7);
         finish(send, NULL);
     }

@@ -7,7 +7,7 @@
 #include "unit/eager_pair.h"
 
 #include "base/clock.h"
-#include "nccl-plugin/net_early.h"
+#include "nccl-plugin/net/eager.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -37,9 +37,9 @@ static void too_long(void)
 {
     for (int is_kept = 0; is_kept < 2; is_kept++) {
         struct pair p = connect_pair();
-        struct dpn_request *send = send_early(&p, 0, 100, 7);
+        struct dpn_request *send = send_eager(&p, 0, 100, 7);
         if (is_kept) {
-            struct dpn_request *other = send_early(&p, 0, 5, 8);
+            struct dpn_request *other = send_eager(&p, 0, 5, 8);
             receive_all(&p, 0, 0, 5, 8);
             finish(other, NULL);
         }
@@ -68,7 +68,7 @@ static void sender_leaves(void)
     struct pair p = connect_pair();
 
     for (int i = 0; i < N; i++)
-        send_early(&p, (size_t)i, 3000, i % 3);
+        send_eager(&p, (size_t)i, 3000, i % 3);
     receive_all(&p, 0, 1, 3000, 1); /* the first of tag 0 is kept */
     dpn_net_close(p.sender);
     p.sender = NULL;
@@ -101,15 +101,15 @@ static void what_a_sender_leaves_behind_is_received_or_an_error(void **state)
 static void receiver_leaves(void)
 {
     struct pair p = connect_pair();
-    struct dpn_request *read = send_early(&p, 0, 8000, 7), *kept = send_early(&p, 0, 8000, 8),
-                       *unread = send_early(&p, 0, 8000, 9);
+    struct dpn_request *read = send_eager(&p, 0, 8000, 7), *message = send_eager(&p, 0, 8000, 8),
+                       *unread = send_eager(&p, 0, 8000, 9);
 
     struct dpn_request *recv = receive(&p, 0, 8000, 7);
     finish(recv, NULL);
     finish(read, NULL);
     dpn_net_close(p.receiver);
     p.receiver = NULL;
-    must(error_of(kept) == DP_ECOMM && error_of(unread) == DP_ECOMM);
+    must(error_of(message) == DP_ECOMM && error_of(unread) == DP_ECOMM);
     close_pair(&p);
 }
 
@@ -174,11 +174,11 @@ static void receiver_dies(void)
     while (err == DP_EAGAIN)
         err = dpn_net_connect(p.net, 0, handle, &p.sender);
     must(!err && read(to_parent[0], said, 1) == 1);
-    struct dpn_request *sends[DPN_EARLY_COUNT];
-    for (int i = 0; i < DPN_EARLY_COUNT; i++)
-        sends[i] = send_early(&p, 0, LIMIT / 4, i);
+    struct dpn_request *sends[DPN_EAGER_COUNT];
+    for (int i = 0; i < DPN_EAGER_COUNT; i++)
+        sends[i] = send_eager(&p, 0, LIMIT / 4, i);
     must(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
-    for (int i = 0; i < DPN_EARLY_COUNT; i++)
+    for (int i = 0; i < DPN_EAGER_COUNT; i++)
         must(error_of(sends[i]) == DP_ECOMM);
     close_pair(&p);
 }
@@ -212,9 +212,9 @@ static struct dp_wire *connect_bare(struct pair *p)
     return wire;
 }
 
-/* As net_wired.h has them. */
+/* As net/wire_transport.h has them. */
 #define REFUSED ((uint64_t)1 << 63)
-#define EARLY ((uint64_t)1 << 62)
+#define EAGER ((uint64_t)1 << 62)
 
 /* What comes for a receive of 100 bytes, tag 7. Returns what the receiver said. */
 static const char *say_bare(const uint64_t *tags, const size_t *lens, int n)
@@ -241,20 +241,20 @@ static const char *say_bare(const uint64_t *tags, const size_t *lens, int n)
 
 static void no_rule(void)
 {
-    uint64_t tags[DPN_EARLY_COUNT + 2];
-    size_t lens[DPN_EARLY_COUNT + 2] = {0};
+    uint64_t tags[DPN_EAGER_COUNT + 2];
+    size_t lens[DPN_EAGER_COUNT + 2] = {0};
 
-    for (int i = 0; i < DPN_EARLY_COUNT + 2; i++)
-        tags[i] = EARLY | 8;
-    tags[DPN_EARLY_COUNT] = 7;
-    must(!strcmp(say_bare(tags, lens, DPN_EARLY_COUNT + 1), "done"));
-    tags[DPN_EARLY_COUNT] = EARLY | 8;
-    must(strstr(say_bare(tags, lens, DPN_EARLY_COUNT + 1), "there are 16 such messages"));
-    must(strstr(say_bare((uint64_t[]){EARLY | 8}, (size_t[]){65537}, 1), "memory for 65537 bytes"));
+    for (int i = 0; i < DPN_EAGER_COUNT + 2; i++)
+        tags[i] = EAGER | 8;
+    tags[DPN_EAGER_COUNT] = 7;
+    must(!strcmp(say_bare(tags, lens, DPN_EAGER_COUNT + 1), "done"));
+    tags[DPN_EAGER_COUNT] = EAGER | 8;
+    must(strstr(say_bare(tags, lens, DPN_EAGER_COUNT + 1), "there are 16 such messages"));
+    must(strstr(say_bare((uint64_t[]){EAGER | 8}, (size_t[]){65537}, 1), "memory for 65537 bytes"));
     must(strstr(say_bare((uint64_t[]){8}, (size_t[]){1}, 1), "belongs to no receive"));
     must(strstr(say_bare((uint64_t[]){8}, (size_t[]){0}, 1), "belongs to no receive"));
     must(strstr(say_bare((uint64_t[]){7}, (size_t[]){101}, 1), "101 bytes for a receive of 100"));
-    must(strstr(say_bare((uint64_t[]){EARLY | 7}, (size_t[]){200000}, 1), "200000 bytes for a"));
+    must(strstr(say_bare((uint64_t[]){EAGER | 7}, (size_t[]){200000}, 1), "200000 bytes for a"));
     must(strstr(say_bare((uint64_t[]){REFUSED | (uint64_t)1 << 62 | 7}, (size_t[]){0}, 1),
                 "1073741824 bytes for a receive of 100"));
     must(strstr(say_bare((uint64_t[]){REFUSED | 8}, (size_t[]){0}, 1), "belongs to no receive"));

@@ -3,14 +3,14 @@
  * test_net_hot.c - the way of a message takes no memory, over any wire, and over shared memory no
  * system call either: where one is made, the kernel kills the process that makes it. The one that is
  * let through is a look, once in thousands of calls in vain, whether the peer is still there. What a
- * waiting thread asks the scheduler once a tick (net_slice.h) is left out here.
+ * waiting thread asks the scheduler once a tick (net/slice.h) is left out here.
  */
 #include "config.h" /* HAVE_VERBS */
 
 #include "cmocka_all.h"
 
 #include "base/clock.h"
-#include "nccl-plugin/net.h"
+#include "nccl-plugin/net/net.h"
 #ifdef HAVE_VERBS
 #include "fake_fabric.h"
 #endif

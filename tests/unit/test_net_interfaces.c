@@ -6,8 +6,8 @@
 #include "cmocka_all.h"
 #include "scratch.h"
 
-#include "nccl-plugin/net_devices.h"
-#include "nccl-plugin/net_sockets.h"
+#include "nccl-plugin/net/devices.h"
+#include "nccl-plugin/net/sockets.h"
 #include "wire/tcp.h"
 
 #include <arpa/inet.h>

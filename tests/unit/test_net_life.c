@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "nccl-plugin/net.h"
+#include "nccl-plugin/net/net.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -8,7 +8,7 @@
 #include "cmocka_all.h"
 #include "scratch.h"
 
-#include "nccl-plugin/net_placement.h"
+#include "nccl-plugin/net/placement.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,9 +63,9 @@ static void a_process_is_found_by_its_rank_and_host(void **state)
         {"RANK", "1", "c", -1, "rank 1 belongs on host a, and this is c"},
         {"RANK", "0", "bb", -1, "rank 0 belongs on host b.org, and this is bb"},
     };
-    struct dp_seats *s;
+    struct dp_assignment *s;
 
-    assert_int_equal(dp_seats_read(FILE_OF("a"), strlen(FILE_OF("a")), "two.json", &s), 0);
+    assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two.json", &s), 0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char why[256] = "";
         name_set = cases[i].name;
@@ -75,7 +75,7 @@ static void a_process_is_found_by_its_rank_and_host(void **state)
         if (!strstr(why, cases[i].why))
             fail_msg("'%s' does not say '%s'", why, cases[i].why);
     }
-    dp_seats_free(s);
+    dp_assignment_free(s);
 }
 
 static void several_gpus_a_process_are_told_by_the_size_of_the_job(void **state)
@@ -91,10 +91,10 @@ static void several_gpus_a_process_are_told_by_the_size_of_the_job(void **state)
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "4", -1, "OMPI_COMM_WORLD_SIZE is 4, expected 2"},
         {"SLURM_PROCID", "SLURM_NTASKS", "16", -1, "SLURM_NTASKS is 16, expected 2"},
     };
-    struct dp_seats *s;
+    struct dp_assignment *s;
 
     (void)state;
-    assert_int_equal(dp_seats_read(FILE_OF("a"), strlen(FILE_OF("a")), "two.json", &s), 0);
+    assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two.json", &s), 0);
     value_set = "1";
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char why[256] = "";
@@ -106,7 +106,7 @@ static void several_gpus_a_process_are_told_by_the_size_of_the_job(void **state)
             fail_msg("'%s' does not say '%s'", why, cases[i].why);
     }
     size_name = NULL;
-    dp_seats_free(s);
+    dp_assignment_free(s);
 }
 
 /* ---- the file ------------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 
 #include "cmocka_all.h"
 
-#include "nccl-plugin/net_caller.h"
+#include "nccl-plugin/net/caller.h"
 
 #include <dualpipe/memory.h>
 

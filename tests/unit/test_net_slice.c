@@ -6,9 +6,9 @@
 
 #include "base/clock.h"
 #include "cmocka_all.h"
-#include "nccl-plugin/net_comm.h"
-#include "nccl-plugin/net_options.h"
-#include "nccl-plugin/net_slice.h"
+#include "nccl-plugin/net/comm.h"
+#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/net/slice.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -86,11 +86,11 @@ static void they_stay_short_while_the_others_are_there(void **state)
 
 /* ---- of a thread ----------------------------------------------------------------------------- */
 
-static void heed(struct dpn_slice_sample *sample, const struct tick *tick)
+static void handle(struct dpn_slice_sample *sample, const struct tick *tick)
 {
     for (int i = 0; i < ENOUGH; i++) {
         go_on(sample, tick);
-        dpn_slice_heed(sample);
+        dpn_slice_apply(sample);
     }
 }
 
@@ -104,7 +104,7 @@ static void run_in_thread(void *(*run)(void *), void *arg)
 }
 
 struct seen {
-    int64_t usual_ns, among_hogs_ns, alone_ns;
+    int64_t default_ns, among_hogs_ns, alone_ns;
     int policy_before, policy_after, nice_before, nice_after;
 };
 
@@ -119,14 +119,14 @@ static void *go_among_hogs_and_leave(void *arg)
     struct dpn_slice_sample sample = {0};
 
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 3);
-    seen->usual_ns = dpn_slice_get_ns();
+    seen->default_ns = dpn_slice_get_ns();
     seen->policy_before = sched_getscheduler(0);
     seen->nice_before = nice_here();
-    heed(&sample, &among_hogs);
+    handle(&sample, &among_hogs);
     seen->among_hogs_ns = dpn_slice_get_ns();
     seen->policy_after = sched_getscheduler(0);
     seen->nice_after = nice_here();
-    heed(&sample, &on_its_own);
+    handle(&sample, &on_its_own);
     seen->alone_ns = dpn_slice_get_ns();
     return NULL;
 }
@@ -148,7 +148,7 @@ static void a_thread_gets_short_slices_and_its_own_again(void **state)
     dpn_options.slice_us = SHORT_NS / DP_NS_PER_US;
     run_in_thread(go_among_hogs_and_leave, &seen);
     assert_int_equal(seen.among_hogs_ns, SHORT_NS);
-    assert_int_equal(seen.alone_ns, seen.usual_ns);
+    assert_int_equal(seen.alone_ns, seen.default_ns);
     assert_int_equal(seen.policy_after, seen.policy_before);
     assert_int_equal(seen.nice_before, 3);
     assert_int_equal(seen.nice_after, 3);
@@ -162,18 +162,18 @@ static void with_the_option_at_0_it_keeps_its_own(void **state)
     need_slices();
     dpn_options.slice_us = 0;
     run_in_thread(go_among_hogs_and_leave, &seen);
-    assert_int_equal(seen.among_hogs_ns, seen.usual_ns);
+    assert_int_equal(seen.among_hogs_ns, seen.default_ns);
 }
 
 static void the_main_thread_keeps_its_own(void **state)
 {
     (void)state;
-    const int64_t usual_ns = dpn_slice_get_ns();
+    const int64_t default_ns = dpn_slice_get_ns();
     struct dpn_slice_sample sample = {0};
 
     dpn_options.slice_us = SHORT_NS / DP_NS_PER_US;
-    heed(&sample, &among_hogs);
-    assert_int_equal(dpn_slice_get_ns(), usual_ns);
+    handle(&sample, &among_hogs);
+    assert_int_equal(dpn_slice_get_ns(), default_ns);
 }
 
 static void *be_of_another_kind(void *arg)

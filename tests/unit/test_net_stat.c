@@ -5,7 +5,7 @@
 #include "config.h"
 
 #include "cmocka_all.h"
-#include "nccl-plugin/net_comm.h"
+#include "nccl-plugin/net/comm.h"
 #include "scratch.h"
 #include "stat/pages.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
 
+#include "base/fp16.h"
 #include "comm_group.h"
 #include "pipeline/state.h"
 #include "pipeline_job.h"
@@ -62,6 +63,8 @@ static const struct dp_schedule_spec shapes[] = {
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 2, .microbatches = 4},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 3, .microbatches = 7},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 4, .microbatches = 10},
+    {.kind = DP_SCHEDULE_ASYNC, .ranks = 1, .microbatches = 3},
+    {.kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 9},
 };
 enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
@@ -195,12 +198,126 @@ static void mirrors_sum_their_gradients(void **state)
     expect_some(reduce, big_gradients);
 }
 
+static void four_blocks(struct job *job)
+{
+    job->model.order_blocks = 4;
+}
+
+static void thirty_two_blocks(struct job *job)
+{
+    job->model.order_blocks = 32;
+}
+
+static void fixed_order_sums_any_number_of_blocks_pairwise(void **state)
+{
+    (void)state;
+    expect_some(reduce, four_blocks);
+    expect_some(NULL, four_blocks);
+    expect_some(reduce, thirty_two_blocks);
+}
+
+/* Backwards from the highest micro-batch: every weight part but one of a block has to wait. */
+static void expect_reversed(const char *text, bool no_split)
+{
+    struct dp_schedule *s;
+
+    if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s))
+        fail_msg("%s", dp_last_error());
+    struct job job = job_make(s);
+    job.no_split = no_split;
+    expect_sequential(job);
+    job.model.order_blocks = 4;
+    expect_sequential(job);
+    dp_schedule_free(s);
+}
+
+static void weight_parts_may_come_in_any_order(void **state)
+{
+    (void)state;
+#define FORWARDS " F0.0 F0.1 F0.2 F0.3 F0.4 F0.5 "
+    static const char whole[] = "user P=2 M=6\n"
+                                "rank 0:" FORWARDS "B0.5 B0.4 B0.3 B0.2 B0.1 B0.0\n"
+                                "rank 1:" FORWARDS "B0.5 B0.4 B0.3 B0.2 B0.1 B0.0\n";
+    static const char split[] =
+        "user P=2 M=6\n"
+        "rank 0:" FORWARDS "I0.5 I0.4 B0.3 I0.2 I0.1 W0.5 W0.4 W0.2 B0.0 W0.1\n"
+        "rank 1:" FORWARDS "I0.5 W0.5 B0.4 B0.3 B0.2 B0.1 B0.0\n";
+
+    for (int no_split = 0; no_split < 2; no_split++) {
+        expect_reversed(whole, no_split);
+        expect_reversed(split, no_split);
+    }
+}
+
+/* Recomputed forwards: what each callback of a micro-batch is told. */
+static _Thread_local int first_forwards, second_forwards;
+
+static int watch_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                         DLTensor *out)
+{
+    if (call->recomputing && call->discarded)
+        return -1;
+    first_forwards += call->discarded;
+    second_forwards += call->recomputing;
+    int err = model_ops.forward(user, call, in, out);
+    if (call->discarded) /* what it saves is of no use */
+        memset(call->save, 0xFF, sizeof(float));
+    return err;
+}
+
+static int watch_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                          DLTensor *gin, enum dp_backward_mode mode)
+{
+    return model_ops.backward(user, call, gout, gin, mode);
+}
+
+static int watch_weight(void *user, const struct dp_stage_call *call)
+{
+    return model_ops.weight(user, call);
+}
+
+static bool every_second(void *user, const struct dp_slot *slot, int32_t mb)
+{
+    (void)slot;
+    return mb % 2 < *(int *)user;
+}
+
+static int run_recomputing(struct dp_comm *comm, void *arg)
+{
+    first_forwards = second_forwards = 0;
+    int failed = run_steps(comm, arg);
+    CHECK(first_forwards == second_forwards && first_forwards > 0);
+    return failed;
+}
+
+static void recomputed_forwards_change_no_number(void **state)
+{
+    (void)state;
+    static const struct dp_stage_ops ops = {watch_forward, watch_backward, watch_weight, NULL, NULL};
+
+    for (int i = 0; i < SOME; i++)
+        for (int share = 1; share <= 2; share++) {
+            struct dp_schedule_spec spec = some[i];
+            spec.mirror_reduce = true;
+            spec.return_outputs = i % 2;
+            struct dp_schedule *s = build(spec);
+            assert_int_equal(dp_schedule_add_recomputes(s, every_second, &share), 0);
+            struct job job = job_make(s);
+            job.ops = &ops;
+            job.model.batch_dim = share - 1;
+            expect_sequential_by(job, run_recomputing);
+            job.ops = &model_ops;
+            expect_sequential(job);
+            dp_schedule_free(s);
+        }
+}
+
 static void ranks_can_be_mapped(void **state)
 {
     (void)state;
     static const int maps[][4] = {{3, 1, 0, 2}, {1, 0, 3, 2}, {2, 3, 1, 0}};
     for (int i = 0; i < 3; i++)
-        for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
+        for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++) {
             struct dp_schedule *s = build((struct dp_schedule_spec){
                 .kind = (enum dp_schedule_kind)kind, .ranks = 4, .microbatches = 8,
                 .mirror_reduce = true, .rank_map = maps[i]});
@@ -209,17 +326,20 @@ static void ranks_can_be_mapped(void **state)
         }
 }
 
+/* ---- what a first stage and a loss are given -------------------------------------------------- */
+
 static int run_with_strides(struct dp_comm *comm, void *arg)
 {
     struct job_rank r;
-    int64_t strides[MODEL_TENSORS][2];
 
     CHECK(!job_rank_open(&r, arg, comm));
-    for (int k = 0; r.step.inputs && k < MODEL_TENSORS; k++) {
-        strides[k][0] = r.in.shapes[k][1];
-        strides[k][1] = 1;
-        r.in.tensors[k].strides = strides[k];
-    }
+    for (int mb = 0; r.in_mbs && mb < r.in_mbs->count; mb++)
+        for (int k = 0; k < MODEL_TENSORS; k++) {
+            DLTensor *t = (DLTensor *)r.in_mbs->args[mb].items[k].tensor;
+            t->strides = t->shape + t->ndim; /* dp_tensor_window's place for them */
+            t->strides[0] = t->shape[1];
+            t->strides[1] = 1;
+        }
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(&r));
     job_rank_close(&r);
@@ -233,6 +353,307 @@ static void contiguous_strides_are_none(void **state)
 
     expect_sequential_by(job_make(s), run_with_strides);
     dp_schedule_free(s);
+}
+
+/* Of the first stage's callbacks: what they saw. */
+struct seen {
+    const void *opaque;
+    int absent, strided, calls;
+};
+
+static int look(void *user, const struct dp_stage_call *call, const char *what)
+{
+    struct seen *seen = user;
+
+    (void)what;
+    if (call->stage)
+        return call->args || call->kwargs ? -1 : 0;
+    seen->opaque = call->args->items[1].opaque;
+    seen->absent += !call->in[1].data;
+    seen->strided += call->in[0].strides != NULL;
+    seen->calls++;
+    return 0;
+}
+
+static const struct dp_stage_ops looking_ops;
+
+/* x strided, ids absent, an opaque value between them. */
+static int run_odd_inputs(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    struct dp_tree leaves[8][4], args[8];
+    struct dp_microbatches *odd;
+    int64_t strides[] = {1, 3};
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, job, comm));
+    for (int mb = 0; r.in_mbs && mb < r.in_mbs->count; mb++) {
+        DLTensor *x = (DLTensor *)r.in_mbs->args[mb].items[0].tensor;
+        x->strides = strides;
+        leaves[mb][0] = dp_tensor(x);
+        leaves[mb][1] = dp_opaque(job);
+        leaves[mb][2] = dp_absent();
+        leaves[mb][3] = r.in_mbs->args[mb].items[2];
+        args[mb] = dp_tuple(4, leaves[mb]);
+    }
+    if (r.in_mbs) {
+        CHECK(!dp_split_given(args, r.in_mbs->count, NULL, 0, &odd));
+        r.step.inputs = odd;
+    }
+    CHECK(!job_rank_step(&r));
+    if (r.in_mbs)
+        dp_microbatches_free(odd);
+    job_rank_close(&r);
+    return 0;
+}
+
+static void absent_opaque_and_strided_inputs_reach_the_first_stage(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
+    struct job job = job_make(s);
+    struct job_result result;
+    struct seen seen = {0};
+
+    job_result_init(&result, &job);
+    job.ops = &looking_ops;
+    job.before = look;
+    job.user = &seen;
+    assert_int_equal(comm_on_threads(2, deadline_ns, run_odd_inputs, &job), 0);
+    assert_ptr_equal(seen.opaque, &job);
+    assert_int_equal(seen.calls, 8); /* forward and backward of 4 */
+    assert_int_equal(seen.absent, 8);
+    assert_int_equal(seen.strided, 8);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+/* The model's stage, but it reads nothing that may be absent. */
+static int look_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                        DLTensor *out)
+{
+    const struct model_stage *s = user;
+
+    (void)in;
+    for (int k = 0; k < MODEL_TENSORS; k++)
+        memset(out[k].data, 0, (size_t)(out[k].shape[0] * out[k].shape[1] * out[k].dtype.bits / 8));
+    return s->before(s->before_user, call, "forward");
+}
+
+static int look_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                         DLTensor *gin, enum dp_backward_mode mode)
+{
+    const struct model_stage *s = user;
+
+    (void)mode;
+    for (int k = 0; k < MODEL_TENSORS; k++)
+        gin[k].data = NULL;
+    return call->gout == gout ? s->before(s->before_user, call, "backward") : -1;
+}
+
+static const struct dp_stage_ops looking_ops = {look_forward, look_backward, NULL, NULL, NULL};
+
+/* ---- output gradients and handles ------------------------------------------------------------- */
+
+static _Thread_local int handles_open;
+
+static int gout_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                        DLTensor *out)
+{
+    if (*call->handle || call->gout)
+        return dp_callback_error(-71, "a handle or a gradient before the forward");
+    *call->handle = (void *)(uintptr_t)(1000 * call->stage + call->mb_global + 1);
+    handles_open++;
+    return model_ops.forward(user, call, in, out);
+}
+
+static int poison(const struct dp_stage_call *call)
+{
+    for (int k = 0; k < MODEL_TENSORS; k++)
+        if (call->gout[k].data)
+            memset(call->gout[k].data, 0xFF,
+                   (size_t)(call->gout[k].shape[0] * call->gout[k].shape[1] *
+                            call->gout[k].dtype.bits / 8));
+    *call->handle = NULL;
+    handles_open--;
+    return 0;
+}
+
+static int check_handle(const struct dp_stage_call *call)
+{
+    if (*call->handle == (void *)(uintptr_t)(1000 * call->stage + call->mb_global + 1))
+        return 0;
+    return dp_callback_error(-72, "the handle is %p", *call->handle);
+}
+
+/* The input gradient once, and once more in the weight part, out of the same gout: then it is
+ * overwritten. */
+static int gout_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                         DLTensor *gin, enum dp_backward_mode mode)
+{
+    int err = check_handle(call);
+
+    if (!err)
+        err = model_ops.backward(user, call, gout, gin, mode);
+    if (!err && mode == DP_BACKWARD_FULL)
+        err = poison(call);
+    return err;
+}
+
+static int gout_weight(void *user, const struct dp_stage_call *call)
+{
+    DLTensor nowhere[MODEL_TENSORS] = {{0}};
+    int err = check_handle(call);
+
+    memset((float *)call->save + ((struct model_stage *)user)->model->rows *
+                                     model_width(((struct model_stage *)user)->model,
+                                                 call->stage + 1),
+           0xFF, sizeof(float)); /* what backward has saved is not used */
+    if (!err)
+        err = model_ops.backward(user, call, call->gout, nowhere, DP_BACKWARD_FULL);
+    return err ? err : poison(call);
+}
+
+static const struct dp_stage_ops gout_ops = {gout_forward, gout_backward, gout_weight, NULL, NULL};
+
+static int run_gout(struct dp_comm *comm, void *arg)
+{
+    handles_open = 0;
+    int failed = run_steps(comm, arg);
+    CHECK(handles_open == 0);
+    return failed;
+}
+
+static void output_gradients_and_handles_stay_until_the_weight_part(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SOME; i++) {
+        struct dp_schedule *s = build(some[i]);
+        struct job job = job_make(s);
+        job.ops = &gout_ops;
+        expect_sequential_by(job, run_gout);
+        dp_schedule_free(s);
+    }
+}
+
+static int dropped;
+
+static void drop(void *user, void *handle)
+{
+    (void)user;
+    dropped += handle != NULL;
+}
+
+static int forward_with_handle(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                               DLTensor *out)
+{
+    *call->handle = user;
+    if (call->mb == 2)
+        return dp_callback_error(-73, "no %s today", "luck");
+    return model_ops.forward(user, call, in, out);
+}
+
+static void a_failed_callback_says_why_and_handles_are_dropped(void **state)
+{
+    (void)state;
+    static const struct dp_stage_ops ops = {.forward = forward_with_handle, .drop = drop};
+    struct dp_schedule *s = build((struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 4, .forward_only = true});
+    struct job job = job_make(s);
+    struct job_result result;
+    struct job_rank r;
+
+    job_result_init(&result, &job);
+    job.ops = &ops;
+    assert_int_equal(job_rank_open(&r, &job, NULL), 0);
+    dropped = 0;
+    assert_int_equal(job_rank_step(&r), DP_ECALLBACK);
+    assert_int_equal(r.step.callback_error, -73);
+    assert_non_null(strstr(dp_last_error(), "failed with -73"));
+    assert_non_null(strstr(dp_last_error(), "no luck today"));
+    assert_int_equal(dropped, 3);
+    job_rank_close(&r);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+/* ---- save areas ------------------------------------------------------------------------------- */
+
+static void save_of(void *user, int32_t mb_global, struct dp_save_bytes *bytes)
+{
+    (void)user;
+    bytes->input = 64;
+    bytes->weight = 8 + (size_t)mb_global % 3 * 1000;
+}
+
+static int save_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                        DLTensor *out)
+{
+    memset(call->save_input, call->mb_global + 1, 64);
+    return call->save_weight && !call->training
+               ? -1
+               : model_ops.forward(user, call, in, out);
+}
+
+static bool is_filled(const unsigned char *area, int value, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (area[i] != (unsigned char)value)
+            return false;
+    return true;
+}
+
+static size_t weight_bytes(const struct dp_stage_call *call)
+{
+    struct dp_save_bytes bytes = {0};
+
+    save_of(NULL, call->mb_global, &bytes);
+    return bytes.weight;
+}
+
+static int save_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                         DLTensor *gin, enum dp_backward_mode mode)
+{
+    if (!is_filled(call->save_input, call->mb_global + 1, 64))
+        return dp_callback_error(-74, "the first save area was overwritten");
+    memset(call->save_weight, call->mb_global + 100, weight_bytes(call));
+    return model_ops.backward(user, call, gout, gin, mode);
+}
+
+static int save_weight(void *user, const struct dp_stage_call *call)
+{
+    if (!is_filled(call->save_weight, call->mb_global + 100, weight_bytes(call)))
+        return dp_callback_error(-75, "the second save area was overwritten");
+    return model_ops.weight(user, call);
+}
+
+static void set_save_of(void *user, int rank, struct dp_pipeline_config *config)
+{
+    static _Thread_local struct dp_stage stages[DP_MAX_SLOTS];
+
+    (void)user;
+    (void)rank;
+    for (int i = 0; i < dp_schedule_slot_count(config->schedule, rank); i++) {
+        stages[i] = config->stages[i];
+        stages[i].save_of = save_of;
+    }
+    config->stages = stages;
+}
+
+static void save_areas_have_lifetimes_and_sizes_of_their_own(void **state)
+{
+    (void)state;
+    static const struct dp_stage_ops ops = {save_forward, save_backward, save_weight, NULL, NULL};
+
+    for (int i = 0; i < SOME; i++) {
+        struct dp_schedule *s = build(some[i]);
+        struct job job = job_make(s);
+        job.ops = &ops;
+        job.edit = set_save_of;
+        expect_sequential(job);
+        dp_schedule_free(s);
+    }
 }
 
 /* ---- a model of its own: gradients in float64, one loss, no labels ------------------------------ */
@@ -289,7 +710,8 @@ static int count_loss_backward(void *user, const struct dp_stage_call *call, con
 
 static int run_counting(struct dp_comm *comm, void *arg)
 {
-    static const struct dp_stage_ops ops = {count_forward, count_backward, count_weight, NULL};
+    static const struct dp_stage_ops ops = {count_forward, count_backward, count_weight, NULL,
+                                            NULL};
     static const struct dp_loss_ops loss = {count_loss, count_loss_backward};
     const struct dp_schedule *s = arg;
     double sums[2][DOUBLES] = {{0}}, losses[8];
@@ -298,7 +720,9 @@ static int run_counting(struct dp_comm *comm, void *arg)
     struct dp_border borders[8];
     DLTensor grads[2], input = {.data = batch, .device = {kDLCPU, 0}, .ndim = 1,
                                 .dtype = {kDLFloat, 32, 1}, .shape = shape};
-    DLTensor *lists[2] = {&grads[0], &grads[1]}, *inputs = &input;
+    struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&input)});
+    struct dp_microbatches *inputs;
+    struct dp_parameter parameters[2];
     struct dp_stage stages[2];
     struct dp_pipeline *pipe;
 
@@ -307,14 +731,18 @@ static int run_counting(struct dp_comm *comm, void *arg)
     for (int i = 0; i < 2; i++) {
         grads[i] = (DLTensor){.data = sums[i], .device = {kDLCPU, 0}, .ndim = 1,
                               .dtype = {kDLFloat, 64, 1}, .shape = grad_shape};
-        stages[i] = (struct dp_stage){.ops = &ops, .grad_count = 1, .grads = &lists[i]};
+        parameters[i] = (struct dp_parameter){.name = "sums", .value = &grads[i],
+                                              .grad = &grads[i]};
+        stages[i] = (struct dp_stage){.ops = &ops, .parameter_count = 1,
+                                      .parameters = &parameters[i]};
     }
     CHECK(!dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s, .comm = comm,
                                                         .stages = stages, .borders = borders,
                                                         .loss = &loss, .fixed_order = true},
                            &pipe));
-    bool ends_here = s->kind == DP_SCHEDULE_DUALPIPE || comm->rank == 0;
-    struct dp_step step = {.inputs = ends_here ? (const DLTensor *const *)&inputs : NULL,
+    bool ends_here = s->kind == DP_SCHEDULE_DUALPIPE || dp_comm_rank(comm) == 0;
+    CHECK(!dp_split(&args, NULL, &(struct dp_split_options){.count = s->mb_per_stream}, &inputs));
+    struct dp_step step = {.inputs = ends_here ? inputs : NULL,
                            .losses = ends_here ? losses : NULL};
     CHECK(!dp_pipeline_step(pipe, &step));
     CHECK(step.loss_values == ends_here);
@@ -322,6 +750,7 @@ static int run_counting(struct dp_comm *comm, void *arg)
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < DOUBLES; k++)
             CHECK(sums[i][k] == s->microbatches * (s->microbatches + 1) / 2);
+    dp_microbatches_free(inputs);
     dp_pipeline_free(pipe);
     return 0;
 }
@@ -337,6 +766,111 @@ static void gradients_can_be_doubles_and_labels_absent(void **state)
         assert_int_equal(comm_on_threads(2, deadline_ns, run_counting, s), 0);
         dp_schedule_free(s);
     }
+}
+
+/* ---- parameters ------------------------------------------------------------------------------- */
+
+static int run_from_other_values(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, job, comm));
+    for (int i = 0; i < dp_schedule_slot_count(job->schedule, r.rank); i++)
+        CHECK(r.stages[i].w[0] < 1); /* what spoil_second_copy left is gone */
+    for (int i = 0; i < STEPS; i++)
+        CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void spoil_second_copy(void *user, int rank, struct dp_pipeline_config *config)
+{
+    (void)user;
+    for (int i = 0; i < dp_schedule_slot_count(config->schedule, rank); i++)
+        if (dp_schedule_slot(config->schedule, rank, i)->stream)
+            ((struct model_stage *)config->stages[i].user)->w[0] = 1e6f;
+}
+
+static void copies_of_a_stage_start_equal(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build((struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
+    struct job job = job_make(s);
+
+    job.edit = spoil_second_copy;
+    expect_sequential_by(job, run_from_other_values);
+    dp_schedule_free(s);
+}
+
+static _Thread_local uint16_t narrow[DP_MAX_SLOTS][MODEL_GRADS][64];
+static _Thread_local DLTensor narrow_grads[DP_MAX_SLOTS][MODEL_GRADS];
+static _Thread_local struct dp_parameter narrow_parameters[DP_MAX_SLOTS][MODEL_GRADS];
+static _Thread_local struct dp_stage narrow_stages[DP_MAX_SLOTS];
+
+static void make_narrow(void *user, int rank, struct dp_pipeline_config *config)
+{
+    uint8_t code = *(const uint8_t *)user;
+
+    for (int i = 0; i < dp_schedule_slot_count(config->schedule, rank); i++) {
+        narrow_stages[i] = config->stages[i];
+        narrow_stages[i].parameters = narrow_parameters[i];
+        for (int k = 0; k < MODEL_GRADS; k++) {
+            narrow_parameters[i][k] = config->stages[i].parameters[k];
+            narrow_grads[i][k] = *narrow_parameters[i][k].grad;
+            narrow_grads[i][k].dtype = (DLDataType){code, 16, 1};
+            narrow_grads[i][k].data = memset(narrow[i][k], 0, sizeof(narrow[i][k]));
+            narrow_parameters[i][k].grad = &narrow_grads[i][k];
+        }
+    }
+    config->stages = narrow_stages;
+}
+
+/* The bits of the float32 sums, rounded once. */
+static int run_narrow(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    struct job_rank wide, r;
+    struct job plain = *job;
+    bool brain = *(const uint8_t *)job->user == kDLBfloat;
+
+    plain.edit = NULL;
+    CHECK(!job_rank_open(&wide, &plain, comm));
+    CHECK(!job_rank_step(&wide));
+    CHECK(!job_rank_open(&r, job, comm));
+    CHECK(!dp_pipeline_step(r.pipe, &r.step));
+    for (int i = 0; i < dp_schedule_slot_count(job->schedule, r.rank); i++)
+        for (size_t k = 0; k < model_grad_count(&job->model, wide.stages[i].stage); k++) {
+            size_t weights = (size_t)(wide.stages[i].b - wide.stages[i].w);
+            uint16_t has = k < weights ? narrow[i][0][k] : narrow[i][1][k - weights];
+            float sum = wide.stages[i].gw[k];
+            CHECK(has == (brain ? dp_bfloat16_store(sum) : dp_float16_store(sum)));
+        }
+    job_rank_close(&wide);
+    job_rank_close(&r);
+    return 0;
+}
+
+static void gradients_of_two_bytes_are_summed_in_float32(void **state)
+{
+    (void)state;
+    static const uint8_t codes[] = {kDLBfloat, kDLFloat};
+
+    for (int i = 0; i < SOME; i++)
+        for (int c = 0; c < 2; c++) {
+            struct dp_schedule_spec spec = some[i];
+            spec.mirror_reduce = true;
+            struct dp_schedule *s = build(spec);
+            struct job job = job_make(s);
+            struct job_result result;
+            job_result_init(&result, &job);
+            job.edit = make_narrow;
+            job.user = (void *)(uintptr_t)&codes[c];
+            assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_narrow, &job), 0);
+            job_result_fini(&result, &job);
+            dp_schedule_free(s);
+        }
 }
 
 static void one_rank_needs_no_comm(void **state)
@@ -444,7 +978,7 @@ static int run_misrouted(struct dp_comm *comm, void *arg)
     struct job_rank r;
 
     CHECK(!job_rank_open(&r, arg, comm));
-    for (int64_t i = 0; r.step.label && i < r.label.shapes[0][0] * r.label.shapes[0][1]; i++)
+    for (int64_t i = 0; r.step.labels && i < r.label.shapes[0][0] * r.label.shapes[0][1]; i++)
         ((float *)r.label.data[0])[i] = ((float *)r.label.data[0])[i / 2];
     CHECK(!job_rank_step(&r));
     job_rank_close(&r);
@@ -476,14 +1010,14 @@ static int run_scaled(struct dp_comm *comm, void *arg)
     CHECK(!job_rank_open(&r, job, comm));
     for (int i = 0; i < job->schedule->mb_per_stream; i++)
         scales[i] = 0.25;
-    if (r.step.label)
+    if (r.step.labels)
         r.step.loss_scales = scales;
     CHECK(!job_rank_step(&r));
-    for (int i = 0; i < job->schedule->slots_per_rank; i++)
+    for (int i = 0; i < dp_schedule_slot_count(job->schedule, r.rank); i++)
         for (size_t k = 0; k < model_grad_count(&job->model, r.stages[i].stage); k++)
             r.stages[i].gw[k] *= 4;
-    for (int i = 0; i < job->schedule->slots_per_rank; i++)
-        memcpy(job->result->grads[r.rank * job->schedule->slots_per_rank + i], r.stages[i].gw,
+    for (int i = 0; i < dp_schedule_slot_count(job->schedule, r.rank); i++)
+        memcpy(job->result->grads[job->schedule->first_slot[r.rank] + (size_t)i], r.stages[i].gw,
                model_grad_count(&job->model, r.stages[i].stage) * sizeof(float));
     job_rank_close(&r);
     return 0;
@@ -511,9 +1045,9 @@ static int run_shared(struct dp_comm *comm, void *arg)
     struct job_rank r;
 
     CHECK(!job_rank_open(&r, arg, comm));
-    CHECK((r.pipe->memory_kind == DP_MEMORY_SHARED) == (comm->shared_bytes > 0));
-    CHECK(!!comm->shared_bytes == !strcmp(comm->ops->name, "shm") ||
-          !strcmp(comm->ops->name, "auto"));
+    CHECK((r.pipe->memory_kind == DP_MEMORY_SHARED) == (dp_comm_shared_bytes(comm) > 0));
+    CHECK(!!dp_comm_shared_bytes(comm) == !strcmp(dp_comm_name(comm), "shm") ||
+          !strcmp(dp_comm_name(comm), "auto"));
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(&r));
     job_rank_close(&r);
@@ -545,14 +1079,15 @@ static int run_without_room(struct dp_comm *comm, void *arg)
     char *pieces[DP_SHARED_MAX];
     struct job_rank r;
 
-    for (int i = 0; i < DP_SHARED_MAX && !comm->rank; i++)
+    for (int i = 0; i < DP_SHARED_MAX && !dp_comm_rank(comm); i++)
         CHECK(!dp_shared_alloc(1, -1, (void **)&pieces[i]));
     CHECK(!job_rank_open(&r, arg, comm));
-    CHECK((r.pipe->memory_kind == DP_MEMORY_SHARED) == (comm->shared_bytes > 0 && comm->rank));
+    CHECK((r.pipe->memory_kind == DP_MEMORY_SHARED) ==
+          (dp_comm_shared_bytes(comm) > 0 && dp_comm_rank(comm)));
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(&r));
     job_rank_close(&r);
-    for (int i = 0; i < DP_SHARED_MAX && !comm->rank; i++)
+    for (int i = 0; i < DP_SHARED_MAX && !dp_comm_rank(comm); i++)
         CHECK(!dp_shared_free(pieces[i]));
     return 0;
 }
@@ -587,9 +1122,18 @@ int main(void)
         cmocka_unit_test(numbers_do_not_depend_on_hook_or_split),
         cmocka_unit_test(without_fixed_order_one_stream_adds_in_the_order_of_micro_batches),
         cmocka_unit_test(mirrors_sum_their_gradients),
+        cmocka_unit_test(fixed_order_sums_any_number_of_blocks_pairwise),
+        cmocka_unit_test(weight_parts_may_come_in_any_order),
+        cmocka_unit_test(recomputed_forwards_change_no_number),
         cmocka_unit_test(ranks_can_be_mapped),
         cmocka_unit_test(contiguous_strides_are_none),
+        cmocka_unit_test(absent_opaque_and_strided_inputs_reach_the_first_stage),
+        cmocka_unit_test(output_gradients_and_handles_stay_until_the_weight_part),
+        cmocka_unit_test(a_failed_callback_says_why_and_handles_are_dropped),
+        cmocka_unit_test(save_areas_have_lifetimes_and_sizes_of_their_own),
         cmocka_unit_test(gradients_can_be_doubles_and_labels_absent),
+        cmocka_unit_test(copies_of_a_stage_start_equal),
+        cmocka_unit_test(gradients_of_two_bytes_are_summed_in_float32),
         cmocka_unit_test(one_rank_needs_no_comm),
         cmocka_unit_test(copy_workers_change_no_number),
         cmocka_unit_test(two_pipelines_take_turns_on_one_comm),

@@ -87,6 +87,8 @@ static void set_recorder(void *user, int rank, struct dp_pipeline_config *config
     (void)user;
     (void)rank;
     config->recorder = recorder;
+    if (config->schedule->kind == DP_SCHEDULE_ASYNC)
+        config->execution = DP_EXECUTE_MESSAGES;
 }
 
 static int count_in_a_step(struct dp_comm *comm, void *arg)
@@ -138,9 +140,11 @@ static void a_step_allocates_nothing(void **state)
     free(malloc(1));
     counting = false;
     assert_int_equal(allocations, 2);
-    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         for (int s = DP_SCHEDULE_GPIPE; s <= DP_SCHEDULE_DUALPIPEV; s++)
             expect_none(kind, (enum dp_schedule_kind)s);
+        expect_none(kind, DP_SCHEDULE_ASYNC); /* driven by messages */
+    }
 }
 
 /* ---- without memory -------------------------------------------------------------------------- */

@@ -16,8 +16,8 @@ static _Thread_local struct dp_stage some_stages[DP_MAX_SLOTS];
 static _Thread_local struct dp_stage_ops some_ops;
 static _Thread_local struct dp_border some_borders[16];
 static _Thread_local DLTensor some_grad;
-static _Thread_local DLTensor *some_grads[MODEL_GRADS];
-static _Thread_local struct dp_tensor_spec some_label;
+static _Thread_local struct dp_parameter some_parameters[MODEL_GRADS];
+static _Thread_local struct dp_border some_labels;
 static _Thread_local int64_t some_strides[2];
 static _Thread_local struct dp_schedule some_schedule;
 static _Thread_local int32_t some_ranks[8];
@@ -26,7 +26,7 @@ static _Thread_local struct dp_op some_op_list[4096];
 static struct dp_stage *copy_stages(struct dp_pipeline_config *config)
 {
     memcpy(some_stages, config->stages,
-           (size_t)config->schedule->slots_per_rank * sizeof(*some_stages));
+           (size_t)config->schedule->max_slots * sizeof(*some_stages));
     some_ops = *some_stages[0].ops;
     config->stages = some_stages;
     return some_stages;
@@ -36,10 +36,10 @@ static DLTensor *copy_grad(struct dp_pipeline_config *config)
 {
     struct dp_stage *stage = copy_stages(config);
 
-    some_grad = *stage->grads[0];
-    some_grads[0] = &some_grad;
-    some_grads[1] = stage->grads[1];
-    stage->grads = some_grads;
+    memcpy(some_parameters, stage->parameters, sizeof(some_parameters));
+    some_grad = *some_parameters[0].grad;
+    some_parameters[0].grad = &some_grad;
+    stage->parameters = some_parameters;
     return &some_grad;
 }
 
@@ -105,14 +105,14 @@ static void no_weight(int rank, struct dp_pipeline_config *config)
 static void grads_missing(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
-    copy_stages(config)->grads = NULL;
+    copy_stages(config)->parameters = NULL;
 }
 
 static void grad_missing(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
     copy_grad(config);
-    some_grads[1] = NULL;
+    some_parameters[1].grad = NULL;
 }
 
 static void grad_elsewhere(int rank, struct dp_pipeline_config *config)
@@ -139,7 +139,7 @@ static void grad_strided(int rank, struct dp_pipeline_config *config)
 static void grads_fewer(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
-    copy_stages(config)->grad_count = 1;
+    copy_stages(config)->parameter_count = 1;
 }
 
 static void map_twice(int rank, struct dp_pipeline_config *config)
@@ -214,24 +214,37 @@ static void border_huge(int rank, struct dp_pipeline_config *config)
     copy_borders(config)[1].tensors[0].shape[1] = 1000;
 }
 
-static void batch_dim_negative(int rank, struct dp_pipeline_config *config)
+static void label_negative(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
-    config->batch_dim = -1;
+    some_labels = *config->labels;
+    some_labels.tensors[0].shape[1] = -3;
+    config->labels = &some_labels;
 }
 
-static void batch_dim_too_high(int rank, struct dp_pipeline_config *config)
+static void labels_none(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
-    config->batch_dim = 2;
+    some_labels = (struct dp_border){0};
+    config->labels = &some_labels;
 }
 
-static void label_flat(int rank, struct dp_pipeline_config *config)
+static void blocks_odd(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
-    some_label = *config->label;
-    some_label.ndim = 0;
-    config->label = &some_label;
+    config->order_blocks = 3;
+}
+
+static void blocks_few(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->order_blocks = 1;
+}
+
+static void input_end_missing(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[0].count = 0;
 }
 
 static void no_loss(int rank, struct dp_pipeline_config *config)
@@ -281,12 +294,12 @@ static const struct wrong wrong_configs[] = {
     {"no forward", 0, no_forward, NULL, DP_EINVAL, "no callback forward", DP_EABORTED},
     {"no backward", 0, no_backward, NULL, DP_EINVAL, "no callback backward", DP_EABORTED},
     {"no weight", 0, no_weight, NULL, DP_EINVAL, "no callback weight", DP_EABORTED},
-    {"C1 no gradients", 0, grads_missing, NULL, DP_EINVAL, "grads NULL", DP_EABORTED},
-    {"C1 no gradient", 0, grad_missing, NULL, DP_EINVAL, "gradient 1 is NULL", DP_EABORTED},
-    {"C1 gradient elsewhere", 0, grad_elsewhere, NULL, DP_EINVAL, "on device 2:1", DP_EABORTED},
-    {"gradient of integers", 0, grad_of_integers, NULL, DP_EINVAL, "is int32", DP_EABORTED},
-    {"gradient strided", 0, grad_strided, NULL, DP_EINVAL, "strided", DP_EABORTED},
-    {"mirrors differ", 0, grads_fewer, NULL, DP_EMISMATCH, "weight gradients of stage 0",
+    {"C1 no gradients", 0, grads_missing, NULL, DP_EINVAL, "parameters: a list of 2", DP_EABORTED},
+    {"C1 no gradient", 0, grad_missing, NULL, DP_EINVAL, "parameter '0.bias': its gradient is NULL", DP_EABORTED},
+    {"C1 gradient elsewhere", 0, grad_elsewhere, NULL, DP_EINVAL, "its gradient is on device 2:1", DP_EABORTED},
+    {"gradient of integers", 0, grad_of_integers, NULL, DP_EINVAL, "its gradient is int32", DP_EABORTED},
+    {"gradient strided", 0, grad_strided, NULL, DP_EINVAL, "expected the shape and strides", DP_EABORTED},
+    {"mirrors differ", 0, grads_fewer, NULL, DP_EMISMATCH, "parameters of stage 0",
      DP_EMISMATCH},
     {"C2 rank map", EVERYWHERE, map_twice, NULL, DP_EINVAL, "group rank", 0},
     {"C2 rank map outside", EVERYWHERE, map_outside, NULL, DP_EINVAL, "group rank 7", 0},
@@ -299,10 +312,14 @@ static const struct wrong wrong_configs[] = {
     {"many dimensions", 1, border_of_many_dimensions, NULL, DP_EINVAL, "9 dimensions", DP_EABORTED},
     {"negative extent", 1, border_negative, NULL, DP_EINVAL, "extent -4", DP_EABORTED},
     {"huge border", 1, border_huge, NULL, DP_EINVAL, "more bytes", DP_EABORTED},
-    {"batch_dim negative", 1, batch_dim_negative, NULL, DP_EINVAL, "batch_dim: -1", DP_EABORTED},
-    {"batch_dim too high", 1, batch_dim_too_high, NULL, DP_EINVAL, "more than batch_dim 2",
+    {"negative label", 1, label_negative, NULL, DP_EINVAL, "label 0: extent -3", DP_EABORTED},
+    {"no label", 1, labels_none, NULL, DP_EINVAL, "labels: 0 tensors", DP_EABORTED},
+    {"three blocks", 1, blocks_odd, NULL, DP_EINVAL, "order_blocks: 3, expected a power of two",
      DP_EABORTED},
-    {"label too flat", 1, label_flat, NULL, DP_EINVAL, "label: 0 dimensions", DP_EABORTED},
+    {"one block", 1, blocks_few, NULL, DP_EINVAL, "order_blocks: 1, expected a power of two from 2",
+     DP_EABORTED},
+    {"no input declared", 0, input_end_missing, NULL, DP_ESTATE, "border 0: no tensor declared",
+     DP_EABORTED},
     {"S4 no loss", 1, no_loss, NULL, DP_EINVAL, "loss: NULL", DP_EABORTED},
     {"half a loss", 1, half_a_loss, NULL, DP_EINVAL, "no callback loss", DP_EABORTED},
     {"negative losses", 1, losses_negative, NULL, DP_EINVAL, "max_loss_values: -1", DP_EABORTED},
@@ -460,7 +477,7 @@ static void a_comm_of_another_size_is_refused(void **state)
 
 /* ---- schedules that are legal, but not for this pipeline ------------------------------------- */
 
-static void expect_unsupported(const char *text, const char *sentence)
+static void expect_refused(const char *text, int err, const char *sentence)
 {
     struct dp_schedule *s;
     struct job_result result;
@@ -470,7 +487,7 @@ static void expect_unsupported(const char *text, const char *sentence)
         fail_msg("%s", dp_last_error());
     struct job job = job_make(s);
     job_result_init(&result, &job);
-    assert_int_equal(job_rank_open(&r, &job, NULL), DP_EUNSUPPORTED);
+    assert_int_equal(job_rank_open(&r, &job, NULL), err);
     assert_non_null(strstr(dp_last_error(), sentence));
     job_rank_close(&r);
     job_result_fini(&result, &job);
@@ -480,10 +497,10 @@ static void expect_unsupported(const char *text, const char *sentence)
 static void a_schedule_that_asks_for_too_much_is_refused(void **state)
 {
     (void)state;
-    expect_unsupported("user P=1 M=2\nrank 0: F0.0 F0.1 I0.0 B0.1 W0.0\n",
-                       "adds the weights of micro-batch 1 of slot 0, expected 0");
-    expect_unsupported("user P=1 M=2 streams=2\nholds 0: 0 0/1\nrank 0: F0.0 B0.0 F1.0 B1.0\n",
-                       "rank 0 holds 2 first and 2 last stages");
+    expect_refused("user P=1 M=2 streams=2\nholds 0: 0 0/1\nrank 0: F0.0 B0.0 F1.0 B1.0\n",
+                   DP_EUNSUPPORTED, "rank 0 holds 2 first and 2 last stages");
+    expect_refused("user P=1 M=1\nrank 0: F0.0 B0.0 R0 Rw0\n", DP_EINVAL,
+                   "a REDUCE of slot 0 of rank 0, which has no mirror, expected reduce operations");
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The same numbers on a device whose memory the CPU cannot touch: CUDA on the stand-in driver,
- * where the model's "kernels" are functions in a stream, device memory crashes whoever touches it
+ * where the model's "kernels" are functions in a stream, touching device memory on the host crashes
  * otherwise, and every copy and kernel comes late by a random time. It proves the order of copies,
  * kernels and messages, not a real GPU.
  */
@@ -104,9 +104,9 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
     struct job_rank r;
 
     CHECK(!cuda_job_open(&r, job, comm));
-    cuda_job_fail_callback(comm->rank == 1 ? *n : 0);
+    cuda_job_fail_callback(dp_comm_rank(comm) == 1 ? *n : 0);
     int err = cuda_job_step(&r);
-    CHECK(err == (comm->rank == 1 ? DP_ECALLBACK : DP_EABORTED));
+    CHECK(err == (dp_comm_rank(comm) == 1 ? DP_ECALLBACK : DP_EABORTED));
     CHECK(!dp_comm_reset(comm));
     CHECK(!fake->busy()); /* of all ranks: none has begun again */
     CHECK(!dp_comm_barrier(comm));
@@ -140,7 +140,7 @@ static int train_until_broken(struct dp_comm *comm, void *arg)
 
     CHECK(!cuda_job_open(&r, arg, comm));
     CHECK(!dp_comm_barrier(comm));
-    if (comm->rank == 0)
+    if (dp_comm_rank(comm) == 0)
         fake->fail_work(60, CUDA_ERROR_LAUNCH_FAILED);
     for (int i = 0; i < 100 && !err; i++)
         err = dp_pipeline_step(r.pipe, &r.step);
@@ -181,7 +181,7 @@ static int open_without_memory(struct dp_comm *comm, void *arg)
     int err;
 
     err = cuda_job_open(&r, arg, comm);
-    CHECK(err == (comm->rank == 1 ? DP_ENOMEM : DP_EABORTED));
+    CHECK(err == (dp_comm_rank(comm) == 1 ? DP_ENOMEM : DP_EABORTED));
     CHECK_SAYS("no device memory for a buffer of");
     cuda_job_close(&r);
     return 0;

@@ -14,15 +14,15 @@ static bool overlap(size_t a, size_t a_len, size_t b, size_t b_len)
     return a < b + b_len && b < a + a_len;
 }
 
-static size_t peak_bytes(const struct dp_life *lives, size_t count, uint32_t times)
+static size_t peak_bytes(const struct dp_lifetime *lifetimes, size_t count, uint32_t times)
 {
     size_t peak = 0;
 
     for (uint32_t t = 0; t < times; t++) {
         size_t now = 0;
         for (size_t i = 0; i < count; i++)
-            if (lives[i].first <= t && t <= lives[i].last)
-                now += dp_arena_align(lives[i].bytes);
+            if (lifetimes[i].first <= t && t <= lifetimes[i].last)
+                now += dp_offset_align(lifetimes[i].bytes);
         peak = now > peak ? now : peak;
     }
     return peak;
@@ -35,16 +35,16 @@ static uint32_t draw(uint64_t *at, uint32_t limit)
     return block[0] % limit;
 }
 
-static void expect_apart(const struct dp_life *lives, size_t count)
+static void expect_apart(const struct dp_lifetime *lifetimes, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         for (size_t j = 0; j < i; j++)
-            if (lives[i].first <= lives[j].last && lives[j].first <= lives[i].last)
-                assert_false(overlap(lives[i].offset, lives[i].bytes, lives[j].offset,
-                                     lives[j].bytes));
+            if (lifetimes[i].first <= lifetimes[j].last && lifetimes[j].first <= lifetimes[i].last)
+                assert_false(overlap(lifetimes[i].offset, lifetimes[i].bytes, lifetimes[j].offset,
+                                     lifetimes[j].bytes));
 }
 
-static bool is_before(const struct dp_arena_before *before, size_t i, uint32_t id)
+static bool is_before(const struct dp_offset_owners *before, size_t i, uint32_t id)
 {
     for (size_t k = before->first[i]; k < before->first[i + 1]; k++)
         if (before->ids[k] == id)
@@ -52,17 +52,17 @@ static bool is_before(const struct dp_arena_before *before, size_t i, uint32_t i
     return false;
 }
 
-/* Of those that had a byte of life i before it, the last one is in its list. */
-static void expect_before(const struct dp_life *lives, size_t count,
-                          const struct dp_arena_before *before)
+/* Of those that had a byte of lifetime i before it, the last one is in its list. */
+static void expect_before(const struct dp_lifetime *lifetimes, size_t count,
+                          const struct dp_offset_owners *before)
 {
     for (size_t i = 0; i < count; i++)
-        for (size_t byte = lives[i].offset; byte < lives[i].offset + lives[i].bytes; byte += 256) {
+        for (size_t byte = lifetimes[i].offset; byte < lifetimes[i].offset + lifetimes[i].bytes; byte += 256) {
             int64_t last = -1;
             for (size_t j = 0; j < count; j++)
-                if (j != i && lives[j].first < lives[i].first &&
-                    overlap(byte, 1, lives[j].offset, dp_arena_align(lives[j].bytes)) &&
-                    (last < 0 || lives[j].first > lives[last].first))
+                if (j != i && lifetimes[j].first < lifetimes[i].first &&
+                    overlap(byte, 1, lifetimes[j].offset, dp_offset_align(lifetimes[j].bytes)) &&
+                    (last < 0 || lifetimes[j].first > lifetimes[last].first))
                     last = (int64_t)j;
             if (last >= 0)
                 assert_true(is_before(before, i, (uint32_t)last));
@@ -72,22 +72,22 @@ static void expect_before(const struct dp_life *lives, size_t count,
 static void pack_random_lives(uint64_t *seed, bool one_size)
 {
     enum { COUNT = 60, TIMES = 40 };
-    struct dp_life lives[COUNT];
-    struct dp_arena_before before;
+    struct dp_lifetime lifetimes[COUNT];
+    struct dp_offset_owners before;
     size_t total;
 
     for (int i = 0; i < COUNT; i++) {
         uint32_t first = draw(seed, TIMES), length = draw(seed, 10);
-        lives[i] = (struct dp_life){.bytes = one_size ? 1000 : draw(seed, 3000),
+        lifetimes[i] = (struct dp_lifetime){.bytes = one_size ? 1000 : draw(seed, 3000),
                                     .first = first,
                                     .last = first + length};
     }
-    assert_int_equal(dp_arena_pack(lives, COUNT, &total, &before), 0);
-    expect_apart(lives, COUNT);
-    expect_before(lives, COUNT, &before);
+    assert_int_equal(dp_offsets_plan(lifetimes, COUNT, &total, &before), 0);
+    expect_apart(lifetimes, COUNT);
+    expect_before(lifetimes, COUNT, &before);
     if (one_size)
-        assert_int_equal(total, peak_bytes(lives, COUNT, TIMES + 10));
-    dp_arena_before_fini(&before);
+        assert_int_equal(total, peak_bytes(lifetimes, COUNT, TIMES + 10));
+    dp_offset_owners_fini(&before);
 }
 
 static void lives_that_meet_in_time_never_share_memory(void **state)
@@ -129,13 +129,13 @@ static void planned_init(struct planned *p, struct dp_schedule_spec spec, int ra
     p->layouts = calloc((size_t)p->schedule->stages + 1, sizeof(*p->layouts));
     for (int i = 0; i <= p->schedule->stages; i++)
         dp_border_lay_out(&border, &p->layouts[i]);
-    for (int i = 0; i < p->schedule->slots_per_rank; i++)
+    for (int i = 0; i < dp_schedule_slot_count(p->schedule, rank); i++)
         p->stages[i] = (struct dp_stage){.ops = &no_ops, .save_bytes = SAVE_BYTES};
     const struct dp_plan_source source = {.schedule = p->schedule,
                                           .rank = rank,
                                           .stages = p->stages,
                                           .layouts = p->layouts,
-                                          .fixed_order = true,
+                                          .order_blocks = 2,
                                           .staged = staged};
     assert_int_equal(dp_plan_init(&p->plan, &source), 0);
 }
@@ -154,7 +154,7 @@ static void expect_peak(enum dp_schedule_kind kind, int ranks, int microbatches,
     planned_init(&p, (struct dp_schedule_spec){.kind = kind, .ranks = ranks,
                                                .microbatches = microbatches}, rank, false);
     assert_int_equal(p.plan.peak_activations, peak);
-    assert_int_equal(p.plan.part_bytes[DP_PART_SAVE], (size_t)peak * dp_arena_align(SAVE_BYTES));
+    assert_int_equal(p.plan.part_bytes[DP_PART_SAVE], (size_t)peak * dp_offset_align(SAVE_BYTES));
     planned_fini(&p);
 }
 
@@ -173,7 +173,7 @@ static void save_areas_take_what_the_schedule_promises(void **state)
             }
 }
 
-/* Follows a plan as a machine with the strictest rules would: nobody writes to memory that a
+/* Follows a plan as a machine with the strictest rules would: nothing writes to memory that a
  * message may still read or write, and a request is used for one message at a time. */
 struct message_at {
     bool open, sending;
@@ -217,7 +217,7 @@ static void follow(const struct dp_plan *plan)
             open_message(open, plan, op);
             continue;
         }
-        if (op->kind == DP_PLAN_MERGE || op->kind == DP_PLAN_REDUCE)
+        if (dp_plan_is_sum(op) || op->kind == DP_PLAN_REDUCE || op->kind == DP_PLAN_REDUCE_WAIT)
             continue;
         close_waits(open, plan, op->first_wait, op->first_wait + op->waits);
         expect_no_message_in(open, plan->requests, op->at.in, true);
@@ -327,8 +327,8 @@ static void a_plan_has_few_requests_and_no_more_memory_than_its_parts(void **sta
         sum += p.plan.part_bytes[i];
     assert_int_equal(p.plan.bytes, sum);
     assert_true(p.plan.requests < 32);
-    assert_true(p.plan.part_bytes[DP_PART_IN] <= 11 * dp_arena_align(BORDER_BYTES));
-    assert_true(p.plan.part_bytes[DP_PART_OUT] <= 6 * dp_arena_align(BORDER_BYTES));
+    assert_true(p.plan.part_bytes[DP_PART_IN] <= 11 * dp_offset_align(BORDER_BYTES));
+    assert_true(p.plan.part_bytes[DP_PART_OUT] <= 6 * dp_offset_align(BORDER_BYTES));
     planned_fini(&p);
 }
 

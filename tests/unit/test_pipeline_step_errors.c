@@ -11,107 +11,119 @@
 
 /* ---- arguments of a step --------------------------------------------------------------------- */
 
+/* A micro-batch's tensor, to be spoiled. */
+static DLTensor *tensor_of(struct dp_microbatches *mbs, int mb, int k)
+{
+    return (DLTensor *)mbs->args[mb].items[k].tensor;
+}
+
 static void no_inputs(struct job_rank *r)
 {
     r->step.inputs = NULL;
 }
 
-static void input_absent(struct job_rank *r)
+static void input_missing(struct job_rank *r)
 {
-    r->in.list[1] = NULL;
+    ((struct dp_tree *)&r->in_mbs->args[1])->count--;
 }
 
-static void input_indivisible(struct job_rank *r)
+static void input_beyond(struct job_rank *r)
 {
-    r->in.shapes[0][0]++;
+    struct dp_tree *tree = (struct dp_tree *)&r->in_mbs->args[1];
+    static _Thread_local struct dp_tree leaves[MODEL_TENSORS + 1];
+
+    memcpy(leaves, tree->items, MODEL_TENSORS * sizeof(*leaves));
+    leaves[MODEL_TENSORS] = leaves[0];
+    tree->items = leaves;
+    tree->count++;
+}
+
+static void input_of_a_spec(struct job_rank *r)
+{
+    static _Thread_local struct dp_tree leaf;
+
+    leaf = dp_replicate();
+    ((struct dp_tree *)&r->in_mbs->args[1])->items = &leaf;
+}
+
+static void fewer_micro_batches(struct job_rank *r)
+{
+    r->in_mbs->count--;
+}
+
+static void input_of_other_height(struct job_rank *r)
+{
+    tensor_of(r->in_mbs, 1, 0)->shape[0]++;
 }
 
 static void input_of_other_width(struct job_rank *r)
 {
-    r->in.shapes[0][1]++;
-}
-
-static void input_of_other_size(struct job_rank *r)
-{
-    r->in.shapes[0][0] *= 2;
+    tensor_of(r->in_mbs, 1, 0)->shape[1]++;
 }
 
 static void input_of_other_dtype(struct job_rank *r)
 {
-    r->in.tensors[1].dtype.bits = 64;
+    tensor_of(r->in_mbs, 0, 1)->dtype.bits = 64;
 }
 
 static void input_elsewhere(struct job_rank *r)
 {
-    r->in.tensors[0].device = (DLDevice){kDLCUDA, 0};
+    tensor_of(r->in_mbs, 0, 0)->device = (DLDevice){kDLCUDA, 0};
 }
 
 static void input_without_data(struct job_rank *r)
 {
-    r->in.tensors[0].data = NULL;
+    tensor_of(r->in_mbs, 0, 0)->data = NULL;
 }
 
 static void input_of_pairs(struct job_rank *r)
 {
-    r->in.tensors[1].dtype = (DLDataType){kDLBfloat, 16, 2};
+    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLBfloat, 16, 2};
 }
 
 static void input_of_bits(struct job_rank *r)
 {
-    r->in.tensors[1].dtype = (DLDataType){kDLUInt, 1, 1};
+    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLUInt, 1, 1};
 }
 
 static void input_complex(struct job_rank *r)
 {
-    r->in.tensors[1].dtype = (DLDataType){kDLComplex, 64, 1};
+    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLComplex, 64, 1};
 }
 
 static void input_opaque(struct job_rank *r)
 {
-    r->in.tensors[1].dtype = (DLDataType){kDLOpaqueHandle, 32, 1};
+    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLOpaqueHandle, 32, 1};
 }
 
-static void input_strided(struct job_rank *r)
+static void no_labels(struct job_rank *r)
 {
-    static _Thread_local int64_t some_strides[2];
-
-    some_strides[0] = 1;
-    some_strides[1] = r->in.shapes[0][0];
-    r->in.tensors[0].strides = some_strides;
+    r->step.labels = NULL;
 }
 
-static void no_label(struct job_rank *r)
+static void label_of_other_height(struct job_rank *r)
 {
-    r->step.label = NULL;
-}
-
-static void label_indivisible(struct job_rank *r)
-{
-    r->label.shapes[0][0]++;
-}
-
-static void output_absent(struct job_rank *r)
-{
-    r->step.outputs = NULL;
+    tensor_of(r->label_mbs, 1, 0)->shape[0]++;
 }
 
 static void output_of_other_width(struct job_rank *r)
 {
-    r->out.shapes[0][1]++;
-}
-
-static void outputs_unwanted(struct job_rank *r)
-{
-    r->step.outputs = r->in.list;
+    tensor_of(r->out_mbs, 1, 0)->shape[1]++;
 }
 
 static const struct wrong wrong_arguments[] = {
-    {"S5 no inputs", 0, NULL, no_inputs, DP_EINVAL, "inputs: NULL, expected 3", DP_EABORTED},
-    {"S5 no input", 0, NULL, input_absent, DP_EINVAL, "input 1: NULL", DP_EABORTED},
-    {"S6 extent", 1, NULL, input_indivisible, DP_EINVAL, "expected a multiple of the 2", DP_EABORTED},
-    {"S7 width", 1, NULL, input_of_other_width, DP_EMISMATCH, "shape [6, 5], expected [6, 4]",
+    {"S5 no inputs", 0, NULL, no_inputs, DP_EINVAL, "inputs: NULL, expected 2 micro-batches of 3",
      DP_EABORTED},
-    {"S7 size", 1, NULL, input_of_other_size, DP_EMISMATCH, "shape [12, 4], expected [6, 4]",
+    {"S5 no input", 0, NULL, input_missing, DP_EINVAL,
+     "inputs: micro-batch 1 has 2 tensors, expected 3", DP_EABORTED},
+    {"S5 an input more", 0, NULL, input_beyond, DP_EINVAL,
+     "inputs: micro-batch 1 has 4 tensors, expected 3", DP_EABORTED},
+    {"S5 a spec", 0, NULL, input_of_a_spec, DP_EINVAL, "inputs: a leaf of a spec", DP_EABORTED},
+    {"S6 micro-batches", 1, NULL, fewer_micro_batches, DP_EINVAL,
+     "inputs: 1 micro-batches, expected the stream's 2", DP_EABORTED},
+    {"S6 extent", 1, NULL, input_of_other_height, DP_EMISMATCH,
+     "input 0 of micro-batch 1: shape [4, 4], expected [3, 4]", DP_EABORTED},
+    {"S7 width", 1, NULL, input_of_other_width, DP_EMISMATCH, "shape [3, 5], expected [3, 4]",
      DP_EABORTED},
     {"S7 dtype", 1, NULL, input_of_other_dtype, DP_EMISMATCH, "dtype int64, expected int32",
      DP_EABORTED},
@@ -121,26 +133,30 @@ static const struct wrong wrong_arguments[] = {
     {"S7 dtype", 1, NULL, input_opaque, DP_EMISMATCH, "dtype type32, expected", DP_EABORTED},
     {"device", 1, NULL, input_elsewhere, DP_EINVAL, "on device 2:0", DP_EABORTED},
     {"data", 1, NULL, input_without_data, DP_EINVAL, "no data", DP_EABORTED},
-    {"strides", 1, NULL, input_strided, DP_EINVAL, "strided", DP_EABORTED},
-    {"S5 no label", 0, NULL, no_label, DP_EINVAL, "label: NULL", DP_EABORTED},
-    {"S6 label", 0, NULL, label_indivisible, DP_EINVAL, "label: extent 7", DP_EABORTED},
-    {"outputs", 0, NULL, outputs_unwanted, DP_EINVAL, "without return_outputs", DP_EABORTED},
+    {"S5 no labels", 0, NULL, no_labels, DP_EINVAL, "labels: NULL", DP_EABORTED},
+    {"S6 label", 0, NULL, label_of_other_height, DP_EMISMATCH,
+     "label 0 of micro-batch 1: shape [4, 4]", DP_EABORTED},
 };
 
 static const struct wrong wrong_outputs[] = {
-    {"S5 no outputs", 0, NULL, output_absent, DP_EINVAL, "outputs: NULL, expected 3", DP_EABORTED},
-    {"S7 outputs", 0, NULL, output_of_other_width, DP_EMISMATCH, "output 0: shape", DP_EABORTED},
+    {"S7 outputs", 0, NULL, output_of_other_width, DP_EMISMATCH,
+     "output 0 of micro-batch 1: shape", DP_EABORTED},
 };
 
 /* Rank 0 of 1F1B holds the first stage, rank 1 the last. */
 static void inputs_unwanted(struct job_rank *r)
 {
-    r->step.inputs = (const DLTensor *const *)r->label.list;
+    r->step.inputs = r->label_mbs;
 }
 
-static void label_unwanted(struct job_rank *r)
+static void labels_unwanted(struct job_rank *r)
 {
-    r->step.label = &r->in.tensors[0];
+    r->step.labels = r->in_mbs;
+}
+
+static void outputs_unwanted(struct job_rank *r)
+{
+    r->step.outputs = r->in_mbs;
 }
 
 static void losses_unwanted(struct job_rank *r)
@@ -155,7 +171,8 @@ static void scales_unwanted(struct job_rank *r)
 
 static const struct wrong unwanted_arguments[] = {
     {"inputs", 1, NULL, inputs_unwanted, DP_EINVAL, "it holds no first stage", DP_EABORTED},
-    {"label", 0, NULL, label_unwanted, DP_EINVAL, "label: given", DP_EABORTED},
+    {"labels", 0, NULL, labels_unwanted, DP_EINVAL, "labels: given", DP_EABORTED},
+    {"outputs", 0, NULL, outputs_unwanted, DP_EINVAL, "it holds no last stage", DP_EABORTED},
     {"losses", 0, NULL, losses_unwanted, DP_EINVAL, "losses: given", DP_EABORTED},
     {"loss_scales", 0, NULL, scales_unwanted, DP_EINVAL, "loss_scales: given", DP_EABORTED},
 };
@@ -191,7 +208,7 @@ static int run_crosswise(struct dp_comm *comm, void *arg)
 
     for (int i = 0; i < 2; i++)
         CHECK(!job_rank_open(&r[i], &jobs[i], comm));
-    CHECK(job_rank_step(&r[comm->rank]) == DP_EMISMATCH);
+    CHECK(job_rank_step(&r[dp_comm_rank(comm)]) == DP_EMISMATCH);
     CHECK_SAYS("rank 1 does a step of another pipeline than rank 0");
     for (int i = 0; i < 2; i++) /* the comm is as good as before */
         CHECK(!job_rank_step(&r[i]));
@@ -229,7 +246,7 @@ static int run_unchecked(struct dp_comm *comm, void *arg)
 
     CHECK(!job_rank_open(&r, arg, comm));
     CHECK(!job_rank_step(&r));
-    if (comm->rank == 1)
+    if (dp_comm_rank(comm) == 1)
         dp_pipeline_seek(r.pipe, 7);
     int err = job_rank_step(&r);
     CHECK(err == DP_EMISMATCH || err == DP_EABORTED);

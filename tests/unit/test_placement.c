@@ -108,7 +108,7 @@ static void a_flow_carries_every_message_of_the_schedule(void **state)
 static void only_the_pairs_that_are_named_mix(void **state)
 {
     (void)state;
-    const struct dp_replica_pair pairs[] = {{0, 2}, {1, 3}};
+    const struct dp_replica_pair pairs[] = {{.a = 0, .b = 2}, {.a = 1, .b = 3}};
     struct fixture f = make("dgx-h100", DP_SCHEDULE_1F1B, 2, 4);
 
     f.spec.mixing = pairs;
@@ -119,6 +119,46 @@ static void only_the_pairs_that_are_named_mix(void **state)
             assert_int_equal(abs(p->flows[i].from - p->flows[i].to), 2 * 2);
     assert_true(sum_flows(p, DP_FLOW_MIXING) == 2 * 2 * 2 * 500e6);
     dp_placement_free(p);
+    unmake(&f);
+}
+
+static void a_share_of_the_parameters_may_go_one_way_only(void **state)
+{
+    (void)state;
+    const struct dp_replica_pair pairs[] = {{.a = 0, .b = 2, .share = 0.25, .one_way = true},
+                                            {.a = 1, .b = 3, .share = 0.5}};
+    struct fixture f = make("dgx-h100", DP_SCHEDULE_1F1B, 2, 4);
+
+    f.spec.mixing = pairs;
+    f.spec.mixing_count = 2;
+    struct dp_placement *p = place(&f.spec);
+    for (int32_t i = 0; i < p->flow_count; i++)
+        if (p->flows[i].kind == DP_FLOW_MIXING && p->flows[i].from < 2)
+            assert_true(p->flows[i].bytes == 0.25 * 500e6);
+    assert_true(sum_flows(p, DP_FLOW_MIXING) == 2 * (0.25 + 2 * 0.5) * 500e6);
+    dp_placement_free(p);
+    unmake(&f);
+}
+
+static void count_progress(void *user, double done)
+{
+    double *last = user;
+
+    assert_true(done >= *last && done <= 1);
+    *last = done;
+}
+
+static void a_long_search_reports_its_progress(void **state)
+{
+    (void)state;
+    struct fixture f = make("dgx-h100 host:4", DP_SCHEDULE_1F1B, 8, 4);
+    double last = -1;
+
+    f.spec.progress = count_progress;
+    f.spec.progress_user = &last;
+    f.spec.effort = 3000;
+    dp_placement_free(place(&f.spec));
+    assert_true(last > 0);
     unmake(&f);
 }
 
@@ -188,7 +228,7 @@ static void up_to_eight_workers_are_placed_as_trying_all_orders_would(void **sta
 
 /* ---- large groups --------------------------------------------------------------------------- */
 
-static void check_seats(const struct dp_placement *p, const int32_t *came, int32_t workers)
+static void check_assignment(const struct dp_placement *p, const int32_t *came, int32_t workers)
 {
     char *seen = calloc((size_t)workers, 1);
 
@@ -217,7 +257,7 @@ static void no_order_of_arrival_is_better_than_what_is_found(void **state)
         f.spec.offload_bytes = i % 2 ? 1e9 : 0;
         struct dp_placement *p = place(&f.spec);
         assert_false(p->exact);
-        check_seats(p, gpus, 32);
+        check_assignment(p, gpus, 32);
         assert_true(fabs(p->before_ns - weigh(&f.spec, gpus)) <= 1e-9 * p->before_ns);
         assert_true(p->after_ns <= p->before_ns * (1 + 1e-9));
         dp_placement_free(p);
@@ -402,7 +442,7 @@ static void a_spec_that_is_wrong_is_refused_by_name(void **state)
 {
     (void)state;
     struct fixture f = make("numa:2 gpu:2", DP_SCHEDULE_1F1B, 4, 1);
-    const struct dp_replica_pair pair = {0, 1};
+    const struct dp_replica_pair pair = {.a = 0, .b = 1};
     int32_t gpus[4], n = 0;
     struct dp_placement_spec spec = f.spec;
 
@@ -435,12 +475,12 @@ static void a_spec_that_is_wrong_is_refused_by_name(void **state)
     unmake(&f);
 }
 
-static void gpus_without_a_way_between_them_are_named(void **state)
+static void gpus_without_a_route_between_them_are_named(void **state)
 {
     (void)state;
     struct fixture f = make("host:2 numa:1 gpu:1", DP_SCHEDULE_1F1B, 2, 1);
 
-    expect_refusal(&f.spec, "there is no way from");
+    expect_refusal(&f.spec, "there is no route from");
     unmake(&f);
 }
 
@@ -456,6 +496,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_flow_carries_every_message_of_the_schedule),
         cmocka_unit_test(only_the_pairs_that_are_named_mix),
+        cmocka_unit_test(a_share_of_the_parameters_may_go_one_way_only),
+        cmocka_unit_test(a_long_search_reports_its_progress),
         cmocka_unit_test(up_to_eight_workers_are_placed_as_trying_all_orders_would),
         cmocka_unit_test(no_order_of_arrival_is_better_than_what_is_found),
         cmocka_unit_test(neighbours_of_a_pipeline_come_to_one_host),
@@ -466,7 +508,7 @@ int main(void)
         cmocka_unit_test(a_file_finds_nodes_by_their_names),
         cmocka_unit_test(a_file_that_is_wrong_is_refused_with_the_place),
         cmocka_unit_test(a_spec_that_is_wrong_is_refused_by_name),
-        cmocka_unit_test(gpus_without_a_way_between_them_are_named),
+        cmocka_unit_test(gpus_without_a_route_between_them_are_named),
     };
     dp_log_set(drop_line, NULL, DP_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,7 +40,7 @@ static char *read_file(const char *name)
     return text;
 }
 
-/* Blank the line that says where a trace comes from. */
+/* Blank the line with the source of a trace. */
 static void drop_source(char *text)
 {
     char *line = strstr(text, "\"source\"");
@@ -132,7 +132,7 @@ static int place_of(const struct dp_schedule *s, int rank)
     return second ? s->ranks - 1 - rank : rank;
 }
 
-/* The micro-batch of the i-th forward (backward) of a phase in a step of the program. */
+/* The micro-batch of the i-th forward (backward) of a phase in a step of the list. */
 static int closed_form(const struct dp_schedule *s, int rank, int step, bool forward, int phase,
                        int i)
 {
@@ -249,10 +249,10 @@ static void dualpipe_and_dualpipev_are_one_program(void **state)
 static void one_ranks_list_is_that_of_the_whole_schedule(void **state)
 {
     (void)state;
-    for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
+    for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int flags = 0; flags < 8; flags++) {
             struct dp_schedule_spec spec = {
-                .kind = kind, .ranks = 6, .microbatches = 14, .forward_only = flags & 1,
+                .kind = kind, .ranks = 6, .microbatches = 12, .forward_only = flags & 1,
                 .return_outputs = flags & 2, .mirror_reduce = flags & 4};
             struct dp_schedule *s = build(spec);
             struct dp_op ops[1000];
@@ -328,7 +328,7 @@ static void computes_alone_can_be_given_messages(void **state)
             }
 }
 
-/* Ranks whose computes wait for each other: messages do not help, and the checker says so. */
+/* Ranks whose computes wait for each other: messages do not help, and the checker reports it. */
 static void computes_in_a_circle_get_messages_and_are_refused(void **state)
 {
     (void)state;
@@ -400,9 +400,9 @@ static void bad_specs_are_refused_with_what_was_expected(void **state)
     expect_refused(SPEC(.kind = DP_SCHEDULE_GPIPE, .ranks = 0, .microbatches = 4),
                    "ranks: 0, expected 1 to 1048576");
     expect_refused(SPEC(.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 0),
-                   "microbatches: 0, expected 1 to 524287");
-    expect_refused(SPEC(.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 524288),
-                   "microbatches: 524288, expected 1 to 524287");
+                   "microbatches: 0, expected 1 to 1048575");
+    expect_refused(SPEC(.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 1048576),
+                   "microbatches: 1048576, expected 1 to 1048575");
     expect_refused(SPEC(.kind = DP_SCHEDULE_DUALPIPE, .ranks = 3, .microbatches = 8),
                    "ranks: 3, expected an even number for dualpipe");
     expect_refused(SPEC(.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 7),
@@ -438,7 +438,7 @@ static void names_of_kinds_and_ops_can_be_told_and_parsed(void **state)
     (void)state;
     enum dp_schedule_kind kind;
 
-    for (int k = DP_SCHEDULE_USER; k <= DP_SCHEDULE_DUALPIPEV; k++) {
+    for (int k = DP_SCHEDULE_USER; k < DP_SCHEDULE_KINDS; k++) {
         assert_int_equal(dp_schedule_kind_parse(dp_schedule_kind_name(k), &kind), 0);
         assert_int_equal(kind, k);
     }

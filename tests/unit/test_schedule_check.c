@@ -14,7 +14,10 @@ static bool is_legal(enum dp_schedule_kind kind, int ranks, int microbatches)
 {
     if (kind == DP_SCHEDULE_DUALPIPE && (ranks % 2 || microbatches % 2))
         return false;
-    return kind < DP_SCHEDULE_DUALPIPE || microbatches >= 2 * ranks;
+    if (kind == DP_SCHEDULE_INTERLEAVED && microbatches % ranks)
+        return false;
+    return (kind != DP_SCHEDULE_DUALPIPE && kind != DP_SCHEDULE_DUALPIPEV) ||
+           microbatches >= 2 * ranks;
 }
 
 static void expect_valid(struct dp_schedule_spec spec)
@@ -34,7 +37,7 @@ static void expect_valid(struct dp_schedule_spec spec)
 static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
 {
     (void)state;
-    for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
+    for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 1; ranks <= 24; ranks++)
             for (int m = 1; m <= 2 * ranks + 8; m++)
                 for (int flags = 0; flags < 4 && is_legal(kind, ranks, m); flags++)
@@ -42,6 +45,31 @@ static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
                         .kind = kind, .ranks = ranks, .microbatches = m,
                         .forward_only = flags & 1, .return_outputs = flags & 2,
                         .no_overlap = flags & 2, .mirror_reduce = flags & 2});
+}
+
+/* The pipeline is one of several replicas. */
+static void a_reduce_of_every_slot_is_valid(void **state)
+{
+    (void)state;
+    struct dp_simulation sim;
+    struct dp_schedule *s;
+
+    for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++) {
+        const struct dp_schedule_spec spec = {
+            .kind = kind, .ranks = 4, .microbatches = 8, .reduce_all = true};
+        expect_valid(spec);
+        assert_int_equal(dp_schedule_new(&spec, &s), 0);
+        size_t launched = 0, waited = 0;
+        for (size_t i = 0; i < s->first[s->ranks]; i++) {
+            launched += s->ops[i].kind == DP_OP_REDUCE;
+            waited += s->ops[i].kind == DP_OP_REDUCE_WAIT;
+        }
+        assert_int_equal(launched, s->first_slot[s->ranks]);
+        assert_int_equal(waited, launched);
+        assert_int_equal(dp_schedule_simulate(s, &(struct dp_cost){.f_ns = 1}, 0, &sim), 0);
+        dp_simulation_fini(&sim);
+        dp_schedule_free(s);
+    }
 }
 
 /* ---- findings ------------------------------------------------------------------------------ */
@@ -64,36 +92,44 @@ static const struct {
     {DP_RULE_ONCE, 0, 2, "F0.0", "rank 0, op 2 (F0.0): is there twice", ALONE("F0.0 B0.0 F0.0")},
     {DP_RULE_ONCE, 0, 5, "none0.0", "rank 0, end of list: B0.0 is there besides I and W",
      ALONE("F0.0 B0.0 I0.0 W0.0 F0.1")},
-    {DP_RULE_SHAPE, 0, 1, "sF0.0", "rank 0, op 1 (sF0.0): slot 0 has no such message to another "
-                                   "rank", ALONE("F0.0 sF0.0 c1")},
-    {DP_RULE_SHAPE, 0, 0, "R0", "rank 0, op 0 (R0): slot 0 has no mirror on another rank",
-     ALONE("R0")},
+    {DP_RULE_SHAPE, 0, 1, "sF0.0",
+     "rank 0, op 1 (sF0.0): slot 0 has no such message to another "
+     "rank",
+     ALONE("F0.0 sF0.0 c1")},
+    {DP_RULE_ONCE, 0, 5, "none0.0", "rank 0, end of list: the REDUCE of slot 0 is missing",
+     ALONE("F0.0 B0.0 F0.1 B0.1 Rw0")},
     {DP_RULE_SHAPE, 0, 1, "B0.0", "rank 0, op 1 (B0.0): in a forward-only schedule",
      "user P=1 M=1 forward_only\nrank 0: F0.0 B0.0\n"},
     {DP_RULE_DEPENDENCY, 0, 1, "B0.0", "rank 0, op 1 (B0.0): overlaps the F that it needs",
      ALONE("F0.0&B0.0")},
     {DP_RULE_DEPENDENCY, 0, 0, "B0.0", "rank 0, op 0 (B0.0): its F comes later",
      ALONE("B0.0 F0.0 F0.1 B0.1")},
-    {DP_RULE_WEIGHT, 0, 4, "W0.1", "rank 0, op 4 (W0.1): the oldest I that waits is I0.0",
+    {DP_RULE_WEIGHT, 0, 4, "W0.1", "rank 0, op 4 (W0.1): the slot's oldest I that waits is I0.0",
      ALONE("F0.0 F0.1 I0.0 I0.1 W0.1 W0.0")},
-    {DP_RULE_WEIGHT, 0, 1, "W0.0", "rank 0, op 1 (W0.0): no I waits for its weight part",
+    {DP_RULE_WEIGHT, 0, 1, "W0.0",
+     "rank 0, op 1 (W0.0): no I of the slot waits for its weight part",
      ALONE("F0.0 W0.0 I0.0 F0.1 B0.1")},
-    {DP_RULE_DEPENDENCY, 1, 0, "F0.0", "rank 1, op 0 (F0.0): its input has not been received and "
-                                       "committed",
+    {DP_RULE_DEPENDENCY, 1, 0, "F0.0",
+     "rank 1, op 0 (F0.0): its input has not been received and "
+     "committed",
      CROSSING("F0.0 sF0.0 rF1.0 c2 F1.0", "F0.0 rF0.0 F1.0 sF1.0 c2")},
-    {DP_RULE_COMMIT, 0, 3, "c3", "rank 0, op 3 (c3): 2 messages have been posted since the last "
-                                 "commit",
+    {DP_RULE_COMMIT, 0, 3, "c3",
+     "rank 0, op 3 (c3): 2 messages have been posted since the last "
+     "commit",
      CROSSING("F0.0 sF0.0 rF1.0 c3 F1.0", "F1.0 sF1.0 rF0.0 c2 F0.0")},
-    {DP_RULE_COMMIT, 0, 5, "none0.0", "rank 0, end of list: 1 messages are posted and never "
-                                      "committed",
+    {DP_RULE_COMMIT, 0, 5, "none0.0",
+     "rank 0, end of list: 1 messages are posted and never "
+     "committed",
      CROSSING("rF1.0 c1 F1.0 F0.0 sF0.0", "F1.0 sF1.0 rF0.0 c2 F0.0")},
     {DP_RULE_COMMIT, 0, 0, "c1", "rank 0, op 0 (c1): nothing has been posted since the last commit",
      CROSSING("c1 F0.0 sF0.0 rF1.0 c2 F1.0", "F1.0 sF1.0 rF0.0 c2 F0.0")},
-    {DP_RULE_DEADLOCK, 0, 0, "rF1.0", "rank 0, op 0 (rF1.0): waits in a circle: rank 0, op 0 "
-                                      "(rF1.0) -> rank 1, op 0 (rF0.0) -> rank 0",
+    {DP_RULE_DEADLOCK, 0, 0, "rF1.0",
+     "rank 0, op 0 (rF1.0): waits in a circle: rank 0, op 0 "
+     "(rF1.0) -> rank 1, op 0 (rF0.0) -> rank 0",
      CROSSING("rF1.0 c1 F1.0 F0.0 sF0.0 c1", "rF0.0 c1 F0.0 F1.0 sF1.0 c1")},
-    {DP_RULE_FIFO, 1, 0, "rF0.1", "rank 1, op 0 (rF0.1): on its link with rank 0 it is the turn of "
-                                  "sF0.0 (op 1 there)",
+    {DP_RULE_FIFO, 1, 0, "rF0.1",
+     "rank 1, op 0 (rF0.1): on its link with rank 0 it is the turn of "
+     "sF0.0 (op 1 there)",
      "user P=2 M=2 forward_only\n"
      "rank 0: F0.0 sF0.0 c1 F0.1 sF0.1 c1\nrank 1: rF0.1 c1 F0.1 rF0.0 c1 F0.0\n"},
 };
@@ -223,11 +259,14 @@ static void a_placement_that_makes_no_sense_is_found(void **state)
     EXPECT_SHAPE(slots[3].stage, 1, "rank 2, slot 1: stage 1 of stream 1, which rank 1 holds");
     EXPECT_SHAPE(slots[3].stage, 4, "rank 1, slot 1: stage 4, expected 0 to 3");
     EXPECT_SHAPE(slots[3].stream, 2, "rank 1, slot 1: stream 2, expected 0 to 1");
-    EXPECT_SHAPE(stages, 5, "4 ranks with 2 slots, expected room for 10 stages");
+    EXPECT_SHAPE(stages, 5, "4 ranks with 8 slots together, expected a slot for each of 10 stages");
     EXPECT_SHAPE(streams, 3, "4 ranks, 4 stages, 3 streams; expected at least one of each and at "
                              "most 2 streams");
-    EXPECT_SHAPE(slots_per_rank, 17, "17 slots per rank, expected 1 to 16");
-    EXPECT_SHAPE(microbatches, 9, "9 micro-batches, 4 per stream; expected 1 to 524287 per stream");
+    EXPECT_SHAPE(max_slots, 0, "rank 0: 2 slots, expected at most max_slots, 0, which is at "
+                               "most 64");
+    EXPECT_SHAPE(max_slots, 65, "rank 0: 2 slots, expected at most max_slots, 65, which is at "
+                                "most 64");
+    EXPECT_SHAPE(microbatches, 9, "9 micro-batches, 4 per stream; expected 1 to 1048575 per stream");
     EXPECT_SHAPE(group_rank[2], 3, "rank 3: group rank 3, expected each of 0 to 3 once");
     dp_schedule_free(s);
 }
@@ -254,6 +293,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_built_schedules_up_to_24_ranks_are_valid),
+        cmocka_unit_test(a_reduce_of_every_slot_is_valid),
         cmocka_unit_test(every_finding_names_rule_rank_index_and_op),
         cmocka_unit_test(reduces_that_partners_come_to_in_different_orders_are_found),
         cmocka_unit_test(a_circle_is_told_in_one_sentence_however_long),

@@ -91,7 +91,7 @@ static void delete_each(struct mutant *m, int rank)
     }
 }
 
-/* Say each op twice: the second time right behind it, and as the last of the list. */
+/* Have each op twice: the second time right behind it, and as the last of the list. */
 static void duplicate_each(struct mutant *m, int rank)
 {
     size_t first = m->original->first[rank], end = m->original->first[rank + 1];
@@ -123,16 +123,29 @@ static void change_each(struct mutant *m, int rank)
 {
     for (size_t i = m->original->first[rank]; i < m->original->first[rank + 1]; i++) {
         struct dp_op op = m->original->ops[i];
-        for (uint32_t change = 1; change < 16 + 5; change++) {
+        for (uint32_t change = 1; change < 16 + 7; change++) {
             reset(m);
             struct dp_op *to = &m->s.ops[i];
             to->kind = change < 16 ? op.kind ^ change : op.kind;
             to->slot = change == 16 ? op.slot ^ 1 : change == 20 ? 15 : op.slot;
             to->mb = change == 17 ? op.mb + 1 : change == 18 ? op.mb - 1 : op.mb;
             to->overlap = change == 19 ? !op.overlap : op.overlap;
+            to->recomputed = change == 21 ? !op.recomputed : op.recomputed;
+            to->argument = change == 22 ? op.argument + 1 : op.argument;
             judge(&m->s, name("change", rank, i - m->original->first[rank], change));
         }
     }
+}
+
+static void mutate_schedule(struct dp_schedule *s, void (*change)(struct mutant *, int))
+{
+    assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
+    judge(s, "built");
+    struct mutant m = mutant_of(s);
+    for (int rank = 0; rank < s->ranks; rank++)
+        change(&m, rank);
+    mutant_fini(&m);
+    dp_schedule_free(s);
 }
 
 static void mutate(struct dp_schedule_spec spec, void (*change)(struct mutant *, int))
@@ -140,12 +153,7 @@ static void mutate(struct dp_schedule_spec spec, void (*change)(struct mutant *,
     struct dp_schedule *s;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
-    judge(s, "built");
-    struct mutant m = mutant_of(s);
-    for (int rank = 0; rank < s->ranks; rank++)
-        change(&m, rank);
-    mutant_fini(&m);
-    dp_schedule_free(s);
+    mutate_schedule(s, change);
 }
 
 /* ---- schedules ----------------------------------------------------------------------------- */
@@ -160,11 +168,36 @@ static const struct dp_schedule_spec specs[] = {
      .return_outputs = true},
     {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .forward_only = true},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 4},
+    {.kind = DP_SCHEDULE_ZBV, .ranks = 2, .microbatches = 3},
+    {.kind = DP_SCHEDULE_INTERLEAVED, .ranks = 2, .microbatches = 2},
+    {.kind = DP_SCHEDULE_ASYNC, .ranks = 2, .microbatches = 3, .recompute = DP_RECOMPUTE_EXCEPT_LAST},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 3, .microbatches = 6},
 };
 
+/* Computes; messages and frees are added on reading. */
+static const char *const texts[] = {
+    "user P=2 M=3\n"
+    "rank 0: F0.0 F0.1 F0.2 re0.0 ev0.0 fe0.0 B0.0 I0.1 W0.1 re0.2 B0.2\n"
+    "rank 1: F0.0 B0.0 F0.1 I0.1 ev0.1:2 F0.2 ev0.2 fe0.2:1 fe0.1:2 I0.2 fe0.2:2 W0.1 W0.2\n",
+    "user P=3 M=2\nholds 0: 0 3\nholds 1:\nholds 2: 1 2\n"
+    "rank 0: F0.0 F0.1 F1.0 I1.0 F1.1 I1.1 I0.0 I0.1 W1.0 W0.0 W0.1 W1.1\n"
+    "rank 1:\n"
+    "rank 2: F0.0 F1.0 F0.1 F1.1 B1.0 B0.0 B1.1 B0.1\n",
+};
+
+static void mutate_text(const char *text, void (*change)(struct mutant *, int))
+{
+    struct dp_schedule *s;
+
+    if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s))
+        fail_msg("%s", dp_last_error());
+    mutate_schedule(s, change);
+}
+
 static void mutate_all(void (*change)(struct mutant *, int))
 {
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        mutate_text(texts[i], change);
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++)
         mutate(specs[i], change);
 }

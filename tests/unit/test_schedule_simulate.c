@@ -257,12 +257,33 @@ static void measured_op_times_can_stand_in_for_costs(void **state)
     dp_schedule_free(s);
 }
 
-static void both_partners_of_a_reduce_take_part_at_the_same_time(void **state)
+/* The end of the rank's last span before its op `index`. */
+static int64_t end_before(const struct dp_timeline *t, int rank, size_t index)
+{
+    int64_t end_ns = 0;
+
+    for (size_t i = 0; i < t->count; i++)
+        if (t->spans[i].rank == rank && t->spans[i].index < index)
+            end_ns = t->spans[i].end_ns;
+    return end_ns;
+}
+
+static size_t index_of(const struct dp_schedule *s, int rank, enum dp_op_kind kind, uint32_t slot)
+{
+    const struct dp_op *ops = dp_schedule_ops(s, rank);
+    size_t i = 0;
+
+    while (ops[i].kind != kind || ops[i].slot != slot)
+        i++;
+    return i;
+}
+
+static void a_sum_with_the_mirror_goes_on_while_both_compute(void **state)
 {
     (void)state;
     struct dp_schedule *s;
     struct dp_cost cost = unit_cost;
-    int64_t start[4][2] = {{0}};
+    int waits = 0;
 
     cost.reduce_ns = 500;
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
@@ -271,17 +292,77 @@ static void both_partners_of_a_reduce_take_part_at_the_same_time(void **state)
     struct dp_simulation sim = simulate(s, cost, DP_SIMULATE_TIMELINE);
     for (size_t i = 0; i < sim.timeline.count; i++) {
         const struct dp_span *span = &sim.timeline.spans[i];
-        if (span->op.kind != DP_OP_REDUCE)
+        uint32_t slot = span->op.slot, other = 1 - slot;
+        if (span->op.kind != DP_OP_REDUCE_WAIT)
             continue;
-        assert_int_equal(span->end_ns - span->start_ns, 500);
-        start[span->rank][span->op.slot] = span->start_ns;
+        int64_t mine = end_before(&sim.timeline, span->rank,
+                                  index_of(s, span->rank, DP_OP_REDUCE, slot));
+        int64_t theirs = end_before(&sim.timeline, 3 - span->rank,
+                                    index_of(s, 3 - span->rank, DP_OP_REDUCE, other));
+        int64_t done_ns = (mine > theirs ? mine : theirs) + 500;
+        assert_int_equal(span->end_ns, done_ns > span->start_ns ? done_ns : span->start_ns);
+        waits++;
     }
-    for (int rank = 0; rank < 4; rank++)
-        for (int slot = 0; slot < 2; slot++) {
-            assert_true(start[rank][slot] > 0);
-            assert_int_equal(start[rank][slot], start[3 - rank][1 - slot]);
-        }
+    assert_int_equal(waits, 8);
     dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+}
+
+static struct dp_schedule *read_text(const char *text)
+{
+    struct dp_schedule *s;
+
+    if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s) ||
+        dp_schedule_check(s, NULL, NULL))
+        fail_msg("%s", dp_last_error());
+    return s;
+}
+
+static void a_recomputed_forward_keeps_its_input_only(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = read_text("user P=1 M=3\n"
+                                      "rank 0: F0.0 F0.1 F0.2 B0.2 re0.1 B0.1 re0.0 B0.0\n");
+    struct dp_simulation sim = simulate(s, unit_cost, 0);
+
+    assert_int_equal(sim.ranks[0].peak_activations, 1);
+    assert_int_equal(sim.ranks[0].peak_inputs, 2);
+    assert_int_equal(sim.makespan_ns, (3 + 3 * 2 + 2) * T);
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+}
+
+/* The copy out takes 2 T, from the end of F0.0 on, that back 3 T after it: B0.0 waits from 4 T on
+ * until 6 T. */
+static void an_evicted_set_is_fetched_before_the_backward_that_needs_it(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = read_text("user P=1 M=2\n"
+                                      "rank 0: F0.0 ev0.0 F0.1 fe0.0 B0.1 B0.0\n");
+    struct dp_cost cost = unit_cost;
+
+    cost.evict_ns = 2 * T;
+    cost.fetch_ns = 3 * T;
+    struct dp_simulation sim = simulate(s, cost, DP_SIMULATE_TIMELINE);
+    assert_int_equal(sim.timeline.spans[3].start_ns, 6 * T);
+    assert_int_equal(sim.timeline.spans[3].waited_ns, 2 * T);
+    assert_int_equal(sim.timeline.spans[3].waited_for, -1);
+    assert_int_equal(sim.ranks[0].peak_activations, 2);
+    assert_int_equal(sim.ranks[0].peak_inputs, 1);
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+}
+
+/* A part that is none is refused, not counted as another one. */
+static void an_eviction_of_no_known_part_is_refused(void **state)
+{
+    (void)state;
+    static const char text[] = "user P=1 M=1\nrank 0: F0.0 ev0.0:51 fe0.0:51 B0.0\n";
+    struct dp_schedule *s;
+    struct dp_simulation sim;
+
+    assert_int_equal(dp_schedule_read(text, sizeof(text) - 1, DP_FORMAT_TEXT, &s), 0);
+    assert_int_equal(dp_schedule_simulate(s, &unit_cost, 0, &sim), DP_EINVAL);
     dp_schedule_free(s);
 }
 
@@ -314,7 +395,7 @@ static void bad_costs_and_schedules_without_end_are_refused(void **state)
     for (size_t i = 0; i < s->first[1]; i++)
         if (s->ops[i].kind == DP_OP_SEND_F)
             s->ops[i].kind = DP_OP_FREE;
-    expect_refused(s, unit_cost, "rank 0, op 9 (B0.0) waits for what never comes");
+    expect_refused(s, unit_cost, "rank 0, op 9 (B0.0) waits for a message that never comes");
     first->slot = 3;
     expect_refused(s, unit_cost, "rank 1, op 0 (rF3.0) makes no sense");
     first->slot = 0;
@@ -338,7 +419,10 @@ int main(void)
         cmocka_unit_test(a_slow_rank_or_stage_slows_the_step_as_it_must),
         cmocka_unit_test(a_narrow_link_passes_one_message_at_a_time),
         cmocka_unit_test(measured_op_times_can_stand_in_for_costs),
-        cmocka_unit_test(both_partners_of_a_reduce_take_part_at_the_same_time),
+        cmocka_unit_test(a_sum_with_the_mirror_goes_on_while_both_compute),
+        cmocka_unit_test(a_recomputed_forward_keeps_its_input_only),
+        cmocka_unit_test(an_evicted_set_is_fetched_before_the_backward_that_needs_it),
+        cmocka_unit_test(an_eviction_of_no_known_part_is_refused),
         cmocka_unit_test(bad_costs_and_schedules_without_end_are_refused),
     };
     dp_log_set(quiet, NULL, DP_LOG_ERROR);

@@ -27,7 +27,7 @@ static void assert_way(const struct dp_topology *t, const char *a, const char *b
 
 /* ---- descriptions --------------------------------------------------------------------------- */
 
-static void every_usual_machine_is_a_topology(void **state)
+static void every_preset_is_a_topology(void **state)
 {
     (void)state;
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
@@ -54,7 +54,7 @@ static void words_nest_and_multiply(void **state)
     dp_topology_free(t);
 }
 
-static void later_words_replace_those_of_a_usual_machine(void **state)
+static void later_words_replace_those_of_a_preset(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
@@ -486,9 +486,9 @@ static void a_thousand_hosts_are_built_read_and_searched(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_usual_machine_is_a_topology),
+        cmocka_unit_test(every_preset_is_a_topology),
         cmocka_unit_test(words_nest_and_multiply),
-        cmocka_unit_test(later_words_replace_those_of_a_usual_machine),
+        cmocka_unit_test(later_words_replace_those_of_a_preset),
         cmocka_unit_test(a_wrong_word_is_named),
         cmocka_unit_test(nodes_stand_in_preorder_and_links_in_order),
         cmocka_unit_test(the_checker_names_what_is_wrong),

@@ -74,7 +74,7 @@ static int gather_last_step(struct dp_comm *comm, struct recorded *r, struct job
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(rank));
     CHECK(!dp_recorder_gather(rec, r->job.schedule, comm, &timeline));
-    if (comm->rank == 0)
+    if (dp_comm_rank(comm) == 0)
         r->timeline = timeline;
     else
         CHECK(!timeline.count && !timeline.spans);
@@ -88,7 +88,7 @@ static size_t count_computes(const struct dp_schedule *s)
     for (size_t i = 0; i < s->first[s->ranks]; i++) {
         uint32_t kind = s->ops[i].kind;
         count += kind == DP_OP_F || kind == DP_OP_B || kind == DP_OP_I || kind == DP_OP_W ||
-                 kind == DP_OP_REDUCE;
+                 kind == DP_OP_REDUCE || kind == DP_OP_REDUCE_WAIT;
         count -= s->ops[i].overlap;
     }
     return count;
@@ -133,13 +133,13 @@ static int gather_when_it_cannot(struct dp_comm *comm, struct recorded *r, struc
 
     CHECK(dp_recorder_gather(rec, r->job.schedule, comm, &timeline) == DP_ESTATE);
     CHECK_SAYS("rank 0 has recorded no step");
-    dp_recorder_enable(rec, comm->rank != 2);
+    dp_recorder_enable(rec, dp_comm_rank(comm) != 2);
     CHECK(!job_rank_step(rank));
     CHECK(dp_recorder_gather(rec, r->job.schedule, comm, &timeline) == DP_ESTATE);
     CHECK_SAYS("rank 2 has recorded no step");
     dp_recorder_enable(rec, true);
     CHECK(!job_rank_step(rank));
-    dp_recorder_enable(rec, comm->rank != 1);
+    dp_recorder_enable(rec, dp_comm_rank(comm) != 1);
     CHECK(!job_rank_step(rank));
     CHECK(dp_recorder_gather(rec, r->job.schedule, comm, &timeline) == DP_ESTATE);
     CHECK_SAYS("rank 1 has recorded step 1, rank 0 step 2");
@@ -315,7 +315,8 @@ static void expect_perfetto(const struct dp_timeline *t, const struct dp_schedul
 
     assert_int_equal(tally.bars, count_kind(s, DP_OP_F) + count_kind(s, DP_OP_B) +
                                      count_kind(s, DP_OP_I) + count_kind(s, DP_OP_W) +
-                                     count_kind(s, DP_OP_REDUCE));
+                                     count_kind(s, DP_OP_REDUCE) +
+                                     count_kind(s, DP_OP_REDUCE_WAIT));
     assert_int_equal(tally.starts, count_kind(s, DP_OP_SEND_F) + count_kind(s, DP_OP_SEND_B));
     assert_int_equal(tally.ends, tally.starts);
     for (int rank = 0; rank < s->ranks; rank++) {

@@ -48,6 +48,17 @@ static void what_a_machine_does_not_tell_is_no_limit(void **state)
     assert_true(isinf(limits.available_bytes) && isinf(limits.group_bytes));
 }
 
+/* Not that of getrusage, which a launcher's process hands on through exec. */
+static void the_peak_is_of_this_program(void **state)
+{
+    (void)state;
+    char root[4096];
+
+    snprintf(root, sizeof(root), "%s/train/plain", getenv("DP_TEST_DATA"));
+    assert_float_equal(memory_peak(root), 96 * mib, 0);
+    assert_true(memory_peak("") > mib);
+}
+
 static bool parse(char **argv, struct settings *s)
 {
     int argc = 0, status;
@@ -105,6 +116,7 @@ int main(void)
         cmocka_unit_test(the_kernel_says_how_much_is_available),
         cmocka_unit_test(a_control_group_may_allow_less),
         cmocka_unit_test(what_a_machine_does_not_tell_is_no_limit),
+        cmocka_unit_test(the_peak_is_of_this_program),
         cmocka_unit_test(a_run_must_fit_every_limit),
         cmocka_unit_test(more_of_anything_needs_more_memory),
     };

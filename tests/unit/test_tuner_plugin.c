@@ -324,7 +324,7 @@ static void expect_said(int version, const char *sentence)
     tuner_destroy(&caller);
 }
 
-static void a_placement_gives_links_unless_they_are_given(void **state)
+static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
 {
     (void)state;
     char path[SCRATCH_LEN], wrong[SCRATCH_LEN];
@@ -334,14 +334,21 @@ static void a_placement_gives_links_unless_they_are_given(void **state)
                           "{\"intra_gbs\": 450, \"inter_gbs\": 50}, \"nodes\": [{\"id\": 1, \"kind\": "
                           "\"gpu\"}], \"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 1, "
                           "\"came_as\": 0}]}");
+    expect_said(5, "so NCCL chooses by itself");
+    struct tuner_caller unasked = open_tuner(5, 8, 1);
+    assert_left_alone(&unasked, all_reduce(1 << 20));
+    tuner_destroy(&unasked);
+    setenv("DUALPIPE_TUNER_LINKS", "placement", 1);
     expect_said(5, "a model of links intra=450,inter=50");
     expect_said(2, "so NCCL chooses by itself"); /* is not told costs */
     setenv("DUALPIPE_TUNER_LINKS", "intra=100", 1);
     expect_said(5, "a model of links intra=100");
-    unsetenv("DUALPIPE_TUNER_LINKS");
+    setenv("DUALPIPE_TUNER_LINKS", "placement", 1);
     write_placement(wrong, "{}");
     expect_said(5, "no \"dualpipe_placement\": 1");
     unsetenv("DUALPIPE_PLACEMENT");
+    expect_said(5, "DUALPIPE_TUNER_LINKS=placement: DUALPIPE_PLACEMENT names no file");
+    unsetenv("DUALPIPE_TUNER_LINKS");
     unlink(path);
     unlink(wrong);
 }
@@ -447,7 +454,7 @@ static int set_up(void **state)
     char path[4096];
 
     (void)state;
-    snprintf(path, sizeof(path), "%s/nccl-plugin/.libs/libnccl-net-dualpipe.so",
+    snprintf(path, sizeof(path), "%s/nccl-plugin/.libs/libnccl-tuner-dualpipe.so",
              getenv("DP_TOP_BUILDDIR"));
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)
@@ -484,7 +491,7 @@ int main(void)
         cmocka_unit_test(without_costs_only_what_surely_exists_is_chosen),
         cmocka_unit_test(rules_for_registered_buffers_are_warned_of),
         cmocka_unit_test(links_give_later_versions_a_model),
-        cmocka_unit_test(a_placement_gives_links_unless_they_are_given),
+        cmocka_unit_test(a_placement_gives_links_only_if_it_is_asked_for_them),
         cmocka_unit_test(constants_are_read_and_never_written),
         cmocka_unit_test(ranks_agree_whatever_is_their_own),
     };

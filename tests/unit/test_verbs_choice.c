@@ -4,9 +4,9 @@
  */
 #include "cmocka_all.h"
 
-#include "nccl-plugin/net_traffic.h"
-#include "nccl-plugin/verbs/verbs_filter.h"
-#include "nccl-plugin/verbs/verbs_gid.h"
+#include "nccl-plugin/net/traffic.h"
+#include "nccl-plugin/verbs/filter.h"
+#include "nccl-plugin/verbs/gid.h"
 
 #include <arpa/inet.h>
 #include <stdlib.h>

@@ -11,9 +11,9 @@
 
 #include "cmocka_all.h"
 
-#include "nccl-plugin/verbs/verbs_device.h"
-#include "nccl-plugin/verbs/verbs_load.h"
-#include "nccl-plugin/verbs/verbs_options.h"
+#include "nccl-plugin/verbs/device.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/options.h"
 
 #include <pthread.h>
 #include <stdio.h>

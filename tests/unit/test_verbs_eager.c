@@ -7,10 +7,11 @@
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
 
-#include "nccl-plugin/verbs/verbs_state.h"
+#include "nccl-plugin/verbs/state.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* What a pair sends from and receives to. */
 struct both {
@@ -192,8 +193,8 @@ static void the_ring_is_used_again_as_receives_come(void **state)
 {
     (void)state;
     use_the_ring(10, DPN_EAGER_SLOTS);
-    use_the_ring(DPN_QUICK_BYTES, DPN_EAGER_SLOTS);
-    use_the_ring(DPN_QUICK_BYTES + 1, DPN_LARGE_SLOTS);
+    use_the_ring(DPN_INLINE_MESSAGE_BYTES, DPN_EAGER_SLOTS);
+    use_the_ring(DPN_INLINE_MESSAGE_BYTES + 1, DPN_LARGE_SLOTS);
     use_the_ring(8192, DPN_LARGE_SLOTS);
 }
 
@@ -255,13 +256,43 @@ static void without_it_every_message_waits(void **state)
     dpn_options.eager_bytes = 8192;
 }
 
+/* Whatever the last receive that was cleared to send is into says what the next message may do. */
+static void a_receiver_in_gpu_memory_has_messages_wait(void **state)
+{
+    (void)state;
+    dpn_options.eager_gpu = false;
+    struct both b = connect_both(NCCL_PTR_HOST);
+    struct dpn_memory *gpu, *host = b.to;
+    dpn_verbs_state.ports.hcas[0].pointers |= NCCL_PTR_CUDA;
+    gpu = pair_reg(b.pair.receiver, pair_to, NCCL_PTR_CUDA);
+    assert_null(try_send(&b, 0, 100, 7)); /* it is not known yet what the receives are into */
+    struct dpn_request *recv = receive(&b, 0, 9000, 7);
+    pair_finish(send_in_time(&b, 0, 100, 7), recv);
+    send_early(&b, 100, 200, 7); /* into the host's memory */
+    b.to = gpu;
+    pair_finish(NULL, receive(&b, 100, 200, 7)); /* it was on its way: the device copies it */
+    recv = receive(&b, 1000, 9000, 7);
+    pair_finish(send_in_time(&b, 1000, 300, 7), recv);
+    assert_null(try_send(&b, 2000, 300, 7));
+    b.to = host;
+    recv = receive(&b, 2000, 9000, 7);
+    pair_finish(send_in_time(&b, 2000, 300, 7), recv);
+    send_early(&b, 3000, 300, 7);
+    pair_finish(NULL, receive(&b, 3000, 300, 7));
+    for (size_t i = 1; i < 4; i++)
+        must_have(i * 1000, i * 1000, 300);
+    must_have(0, 0, 300);
+    pair_end(&b.pair);
+    dpn_options.eager_gpu = true;
+}
+
 /* ---- lines that are held back ------------------------------------------------------------------ */
 
 /* The keeper may look at the connection just now. */
-static uint32_t lines_sent(const struct both *b)
+static uint32_t cts_sent(const struct both *b)
 {
     pthread_mutex_lock(&b->pair.receiver->lock);
-    const uint32_t sent = receiver_of(b)->lines_sent;
+    const uint32_t sent = receiver_of(b)->cts_sent;
     pthread_mutex_unlock(&b->pair.receiver->lock);
     return sent;
 }
@@ -270,9 +301,9 @@ static uint32_t lines_sent(const struct both *b)
 static int lines_held(const struct both *b)
 {
     pthread_mutex_lock(&b->pair.receiver->lock);
-    const int held = __builtin_popcount(receiver_of(b)->held);
+    const int delayed = __builtin_popcount(receiver_of(b)->delayed);
     pthread_mutex_unlock(&b->pair.receiver->lock);
-    return held;
+    return delayed;
 }
 
 /* Short messages into receives of this length; returns how often lines were written for them. */
@@ -281,11 +312,11 @@ static unsigned exchange(struct both *b, unsigned count, size_t room)
     unsigned writes = 0;
 
     for (unsigned i = 0; i < count; i++) {
-        const uint32_t sent = lines_sent(b);
+        const uint32_t sent = cts_sent(b);
         struct dpn_request *send = send_in_time(b, i * 10, 10, 7);
         pair_finish(send, receive(b, i * 10, room, 7));
         must_have(i * 10, i * 10, 10);
-        writes += sent != lines_sent(b);
+        writes += sent != cts_sent(b);
     }
     return writes;
 }
@@ -309,8 +340,11 @@ static void lines_that_are_held_back_come_once_nothing_else_does(void **state)
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *recv = receive(&b, 0, 100, 7);
     assert_int_equal(lines_held(&b), 1);
-    for (int i = 0; i < DPN_HELD_POLLS; i++)
+    /* However few polls there are in that time. */
+    for (int i = 0; i < 8; i++) {
         assert_int_equal(dpn_net_test(recv, &done, NULL), 0);
+        nanosleep(&(const struct timespec){.tv_nsec = DPN_DELAY_NS}, NULL);
+    }
     assert_int_equal(lines_held(&b), 0);
     pair_finish(recv, send_in_time(&b, 0, 100, 7));
     must_have(0, 0, 100);
@@ -497,21 +531,21 @@ static void what_is_no_short_message_ends_the_connection(void **state)
 /* The sender's word was long under way: only the last lines can be unread. One of the future is none. */
 static void an_old_word_of_what_was_read_is_taken(void **state)
 {
-    const uint32_t made = 3 * DPN_LINES;
+    const uint32_t made = 3 * DPN_CTS_ENTRIES;
 
     (void)state;
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    v->lines_made = v->lines_new = v->lines_sent = made;
-    dpn_verbs_rewind_lines(v, 0, made - DPN_LINES - 1);
+    v->cts_made = v->cts_new = v->cts_sent = made;
+    dpn_cts_rewind(v, 0, made - DPN_CTS_ENTRIES - 1);
     const int old = v->error;
-    const uint32_t sent = v->lines_sent;
-    dpn_verbs_rewind_lines(v, 0, made + 1);
+    const uint32_t sent = v->cts_sent;
+    dpn_cts_rewind(v, 0, made + 1);
     const int future = v->error;
     pthread_mutex_unlock(&p.receiver->lock);
     assert_int_equal(old, 0);
-    assert_int_equal(sent, made - DPN_LINES);
+    assert_int_equal(sent, made - DPN_CTS_ENTRIES);
     assert_int_equal(future, DP_EMISMATCH);
     pair_end(&p);
 }
@@ -527,6 +561,7 @@ int main(void)
         cmocka_unit_test(messages_of_all_lengths_use_it_by_turns),
         cmocka_unit_test(those_that_nobody_wants_yet_are_no_hindrance),
         cmocka_unit_test(without_it_every_message_waits),
+        cmocka_unit_test(a_receiver_in_gpu_memory_has_messages_wait),
         cmocka_unit_test(short_messages_need_no_line_each),
         cmocka_unit_test(lines_that_are_held_back_come_once_nothing_else_does),
         cmocka_unit_test(a_receive_of_a_long_message_takes_the_lines_before_it_along),

@@ -93,7 +93,7 @@ static void a_port_that_is_down_leaves_its_messages_to_the_other(void **state)
     must_be_said("fake0 port 1 is down: look at its cable and switch");
     must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): port: it is down: look at the cable and the "
                  "switch; queue pair 0x");
-    must_be_said(", 1 of 2 lanes are left");
+    must_be_said(", 1 of 2 queue pairs are left");
     assert_true(fake_verbs.set_port("fake0", 1, true));
     pair_transfer_until(&p, 3);
     must_be_said("fake0 port 1 is up again");
@@ -213,6 +213,37 @@ static void must_fail(struct dpn_request *req, const char *why)
     assert_non_null(strstr(dp_last_error(), why));
 }
 
+/* What it has may still be carried out, so it may not be sent by another one. */
+static void a_queue_pair_that_cannot_be_destroyed_ends_the_connection(void **state)
+{
+    const int64_t began_ns = dp_now_ns();
+    struct dpn_net *context;
+    bool done = false;
+    int err = 0, size;
+
+    (void)state;
+    struct pair p = connect_over_both(&context);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    pthread_mutex_lock(&p.receiver->lock); /* so that it is the sender's that is destroyed first */
+    pair_lose(&p, 0);
+    assert_true(fake_verbs.fail_call("ibv_destroy_qp", 1, EBUSY));
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    for (struct dpn_request *send = NULL; !err; must_be_in_time(began_ns)) {
+        err = dpn_net_isend(p.sender, pair_from, PAIR_BYTES, 7, source, &send);
+        if (send)
+            err = dpn_net_test(send, &done, &size);
+    }
+    assert_int_equal(err, DP_EIO);
+    assert_non_null(strstr(dp_last_error(), "which had failed, could not be destroyed (Device or "
+                                            "resource busy), so it may still write or read"));
+    assert_non_null(strstr(dp_last_error(), "test: pulled"));
+    pthread_mutex_unlock(&p.receiver->lock);
+    assert_non_null(recv);
+    pair_end(&p);
+    dpn_net_finalize(context);
+}
+
 /* The last one: they do not come back. */
 static void devices_fail_one_after_the_other(void **state)
 {
@@ -270,6 +301,8 @@ int main(void)
         cmocka_unit_test_setup(a_new_lid_is_told_to_the_peer, forget_all),
         cmocka_unit_test_setup(an_error_says_where_to_look, forget_all),
         cmocka_unit_test_setup(a_queue_that_takes_no_more_is_made_anew, forget_all),
+        cmocka_unit_test_setup(a_queue_pair_that_cannot_be_destroyed_ends_the_connection,
+                               forget_all),
         cmocka_unit_test_setup(devices_fail_one_after_the_other, forget_all),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -6,17 +6,18 @@
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
 
-#include "nccl-plugin/verbs/verbs_state.h"
+#include "nccl-plugin/verbs/state.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Messages to host memory until both sides use these lanes, a bit each. */
-static void transfer_until(struct pair *p, unsigned lanes)
+/* Messages to host memory until both sides use these qps, a bit each. */
+static void transfer_until(struct pair *p, unsigned qps)
 {
     const int64_t began_ns = dp_now_ns();
 
-    while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes) {
+    while (pair_qps_up(p->sender) != qps || pair_qps_up(p->receiver) != qps) {
         must_be_in_time(began_ns);
         pair_transfer(p, NCCL_PTR_HOST, -1);
     }
@@ -229,6 +230,33 @@ static void a_copy_goes_on_by_another_device(void **state)
     end(&p, context);
 }
 
+/* Its copy may still be carried out, so the receive may not end by another one. */
+static void a_loop_that_cannot_be_destroyed_ends_the_connection(void **state)
+{
+    const int64_t began_ns = dp_now_ns();
+    struct dpn_net *context;
+    bool done = false;
+    int err = 0, size;
+
+    (void)state;
+    struct pair p = connect_over_both(&context);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_CUDA);
+    assert_true(
+        fake_verbs.fail_send(loop_of(&p, 0).qp, 1, IBV_WC_RETRY_EXC_ERR, FAKE_ARRIVES_NEVER));
+    assert_true(fake_verbs.fail_call("ibv_destroy_qp", 1, EBUSY));
+    pair_finish(pair_send(&p, source, pair_from, 1000), NULL);
+    struct dpn_request *recv = pair_receive(&p, target, 1000);
+    for (; !err; must_be_in_time(began_ns)) {
+        err = dpn_net_test(recv, &done, &size);
+        assert_false(done);
+    }
+    assert_int_equal(err, DP_EIO);
+    assert_non_null(
+        strstr(dp_last_error(), "fake0: the loopback queue pair, which had failed (copy to"));
+    end(&p, context);
+}
+
 static void a_copy_waits_for_the_only_device(void **state)
 {
     struct dpn_net *context;
@@ -247,6 +275,30 @@ static void a_copy_waits_for_the_only_device(void **state)
     end(&p, context);
 }
 
+/* What is acknowledged may still be on its way to the memory. */
+static void a_copy_is_done_only_when_it_is_placed(void **state)
+{
+    struct dpn_net *context;
+
+    (void)state;
+    assert_int_equal(dpn_net_init(NULL, &context), 0);
+    for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++)
+        dpn_verbs_state.ports.hcas[i].pointers |= NCCL_PTR_CUDA;
+    struct pair p = pair_connect(0);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_CUDA);
+    for (size_t i = 0; i < 100; i++) {
+        pair_from[i] = (char)(i + 1);
+        pair_to[i] = 0;
+    }
+    assert_true(fake_verbs.fail_send(loop_of(&p, 0).qp, 1, IBV_WC_SUCCESS, FAKE_ARRIVES_WITH_READ));
+    pair_finish(pair_send(&p, source, pair_from, 100), NULL);
+    pair_finish(NULL, pair_receive(&p, target, 100));
+    assert_memory_equal(pair_from, pair_to, 100);
+    assert_null(flush(&p, target)); /* the read has shown that */
+    end(&p, context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -254,7 +306,9 @@ int main(void)
         cmocka_unit_test(a_flush_waits_for_the_read_of_another),
         cmocka_unit_test(a_flush_goes_on_over_a_new_queue_pair),
         cmocka_unit_test(a_copy_goes_on_by_another_device),
+        cmocka_unit_test(a_loop_that_cannot_be_destroyed_ends_the_connection),
         cmocka_unit_test(a_copy_waits_for_the_only_device),
+        cmocka_unit_test(a_copy_is_done_only_when_it_is_placed),
         cmocka_unit_test(a_dead_device_is_not_asked_to_flush),
         cmocka_unit_test(a_device_that_dies_before_its_flush_ends_the_connection),
     };

@@ -138,7 +138,7 @@ static bool has_said_so(struct dpn_comm *comm)
     pthread_mutex_lock(&comm->lock);
     struct dpn_verbs *v = comm->state;
     dpn_verbs_look(v);
-    const bool has = v->lanes[0].is_fenced_here && !dpn_verbs_is_talking(v);
+    const bool has = v->qps[0].is_fenced_here && !dpn_control_is_sending(v);
     pthread_mutex_unlock(&comm->lock);
     return has;
 }
@@ -151,7 +151,7 @@ static void kill_child(const struct child *c, struct dpn_comm *comm)
     stop(c);
     pthread_mutex_lock(&comm->lock);
     struct dpn_verbs *v = comm->state;
-    dpn_lane_fence(v, &v->lanes[0], "test", "pulled", "");
+    dpn_qp_fence(v, &v->qps[0], "test", "pulled", "");
     pthread_mutex_unlock(&comm->lock);
     while (!has_said_so(comm))
         must_be_in_time(began_ns);

@@ -6,9 +6,9 @@
 #include "cmocka_all.h"
 
 #include "nccl-plugin/nccl_abi.h"
-#include "nccl-plugin/verbs/verbs_device.h"
-#include "nccl-plugin/verbs/verbs_load.h"
-#include "nccl-plugin/verbs/verbs_mlx5.h"
+#include "nccl-plugin/verbs/device.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/mlx5.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -156,6 +156,39 @@ static void ordering_is_relaxed_where_the_device_may(void **state)
     assert_true(last_access & IBV_ACCESS_RELAXED_ORDERING);
 }
 
+static struct ibv_mr *reg_buf(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
+                              int flags)
+{
+    (void)pd, (void)offset, (void)iova, (void)fd;
+    return make(len, (unsigned)flags);
+}
+
+/* A device reaches no byte of a dma-buf beyond what was registered, so pages are too much. */
+static void of_a_dma_buf_the_same_bytes_are_registered_once(void **state)
+{
+    const struct dpn_region shorter = {(void *)0x10000, 0x100, NCCL_PTR_CUDA, 5, 0};
+    struct dpn_region longer = shorter;
+    struct ibv_mr *a, *b, *c;
+
+    (void)state;
+    dpn_ibv.reg_dmabuf_mr = reg_buf;
+    longer.size = 0x800; /* in the same page */
+    assert_int_equal(dpn_mr_get(&hca, &shorter, &a), 0);
+    assert_int_equal(dpn_mr_get(&hca, &longer, &b), 0);
+    assert_int_equal(dpn_mr_get(&hca, &shorter, &c), 0);
+    assert_ptr_equal(a, c);
+    assert_ptr_not_equal(a, b);
+    struct ibv_mr *pages = get(0x10000, 0x100); /* of the CPU, at the same address */
+    assert_ptr_not_equal(pages, a);
+    assert_int_equal(registered, 3);
+    dpn_mr_put(&hca, a);
+    dpn_mr_put(&hca, b);
+    dpn_mr_put(&hca, c);
+    dpn_mr_put(&hca, pages);
+    assert_int_equal(given_back, 3);
+    dpn_ibv.reg_dmabuf_mr = NULL;
+}
+
 static void peer_memory_does_what_a_dma_buf_does_not(void **state)
 {
     const struct dpn_region region = {(void *)0x10000, 0x1000, NCCL_PTR_CUDA, 5, 0};
@@ -240,6 +273,7 @@ int main(void)
         TEST(many_are_found_again),
         TEST(ordering_is_relaxed_where_the_device_may),
         TEST(peer_memory_does_what_a_dma_buf_does_not),
+        TEST(of_a_dma_buf_the_same_bytes_are_registered_once),
         TEST(dma_bufs_go_by_data_direct_where_it_is_taken),
         TEST(a_limit_is_told_with_the_way_to_raise_it),
     };

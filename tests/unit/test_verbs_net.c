@@ -8,11 +8,12 @@
 #include "scratch.h"
 #include "verbs_pair.h"
 
-#include "nccl-plugin/net_placement.h"
-#include "nccl-plugin/verbs/verbs_load.h"
-#include "nccl-plugin/verbs/verbs_mlx5.h"
-#include "nccl-plugin/verbs/verbs_qp.h"
-#include "nccl-plugin/verbs/verbs_state.h"
+#include "nccl-plugin/net/calls.h"
+#include "nccl-plugin/net/placement.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/mlx5.h"
+#include "nccl-plugin/verbs/ibv_qp.h"
+#include "nccl-plugin/verbs/state.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -53,6 +54,30 @@ static void fused_devices_use_all_rails_and_are_forgotten(void **state)
     assert_int_equal(count, 2);
 }
 
+/* NCCL combines only NICs of one plane, and takes rails for one if they are equal. */
+static void a_fused_device_is_of_a_plane_only_if_all_its_ports_are(void **state)
+{
+    const struct dpn_device *members[2], *fused;
+    struct dpn_net *net;
+
+    (void)state;
+    for (int same = 0; same < 2; same++) {
+        assert_int_equal(dpn_net_init(NULL, &net), 0);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(dpn_net_device(i, &members[i]), 0);
+            ((struct dpn_device *)members[i])->plane = same ? 3 : i;
+            ((struct dpn_device *)members[i])->rail = same ? i : 2;
+        }
+        assert_int_equal(dpn_net_device(pair_fuse_both(), &fused), 0);
+        assert_int_equal(fused->plane, same ? 3 : NCCL_NET_ID_UNDEF);
+        assert_int_equal(fused->rail, same ? NCCL_NET_ID_UNDEF : 2);
+        dpn_net_finalize(net);
+    }
+    for (int i = 0; i < 2; i++)
+        ((struct dpn_device *)members[i])->plane = ((struct dpn_device *)members[i])->rail =
+            NCCL_NET_ID_UNDEF;
+}
+
 static void what_cannot_be_fused_is_said(void **state)
 {
     const int nine[9] = {0};
@@ -74,8 +99,8 @@ static void a_message_goes_on_over_the_other_rail(void **state)
     (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     struct pair p = pair_connect(pair_fuse_both());
-    for (int lane = 0; lane < 2; lane++)
-        pair_transfer(&p, NCCL_PTR_HOST, lane);
+    for (int qp = 0; qp < 2; qp++)
+        pair_transfer(&p, NCCL_PTR_HOST, qp);
     pair_end(&p);
     dpn_net_finalize(net);
 }
@@ -135,7 +160,7 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
         target = pair_transfer(&p, NCCL_PTR_HOST, -1);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    dpn_verbs_take_mark(v, &v->lanes[0], dpn_mark_pack((struct dpn_mark){.count = 1, .generation = 3}),
+    dpn_verbs_take_mark(v, &v->qps[0], dpn_mark_pack((struct dpn_mark){.count = 1, .generation = 3}),
                         PAIR_BYTES);
     pthread_mutex_unlock(&p.receiver->lock);
     const size_t len = 1;
@@ -193,6 +218,63 @@ static void only_registered_memory_is_carried(void **state)
     pair_end(&p);
 }
 
+/* Several of NCCL's peers share a connection, each with as many requests as it may have. */
+static void a_connection_has_as_many_sends_as_its_receives_have_places(void **state)
+{
+    enum { GROUP = DPN_MAX_RECEIVES, LEN = 9000 };
+    struct dpn_request *recvs[NCCL_NET_MAX_REQUESTS], *sends[DPN_PLACES];
+    void *data[GROUP];
+    size_t sizes[GROUP];
+    int tags[GROUP];
+    struct dpn_memory *memories[GROUP];
+
+    (void)state;
+    struct pair p = pair_connect(0);
+    struct dpn_memory *from = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *to = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    for (int i = 0; i < GROUP; i++) {
+        data[i] = pair_to + i * LEN;
+        sizes[i] = LEN;
+        tags[i] = i;
+        memories[i] = to;
+    }
+    for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
+        recvs[i] = NULL;
+        assert_int_equal(
+            dpn_net_irecv(p.receiver, GROUP, data, sizes, tags, memories, false, &recvs[i]), 0);
+    }
+    const int64_t began_ns = dp_now_ns();
+    for (int i = 0; i < DPN_PLACES; i++) {
+        sends[i] = NULL;
+        for (; !sends[i]; must_be_in_time(began_ns)) /* none of them is tested meanwhile */
+            assert_int_equal(dpn_net_isend(p.sender, pair_from, LEN, i % GROUP, from, &sends[i]),
+                             0);
+    }
+    for (int i = 0; i < DPN_PLACES; i++)
+        pair_finish(sends[i], i % GROUP ? NULL : recvs[i / GROUP]);
+    pair_end(&p);
+}
+
+/* Deadlines and control messages. */
+static void a_connection_that_is_never_idle_is_looked_after(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    pthread_mutex_lock(&p.receiver->lock); /* so that the watchdog cannot */
+    struct dpn_verbs *v = p.receiver->state;
+    const int64_t before_ns = v->looked_ns, began_ns = dp_now_ns();
+    while (dp_now_ns() - began_ns < 10 * DP_NS_PER_MS)
+        ;
+    for (int i = 0; i < 2048; i++) {
+        v->idle = 0;
+        v->is_troubled = false;
+        dpn_verbs_progress(v);
+    }
+    assert_true(v->looked_ns > before_ns);
+    pthread_mutex_unlock(&p.receiver->lock);
+    pair_end(&p);
+}
+
 /* ---- NCCL_IB_*: what a queue pair is made with ------------------------------------------------- */
 
 struct made {
@@ -208,6 +290,22 @@ static struct made made_of(struct dpn_comm *comm)
     return m;
 }
 
+/* What the peer's memory holds is nobody's business. */
+static void only_a_loop_may_be_read_over(void **state)
+{
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+
+    (void)state;
+    struct pair p = pair_connect(0);
+    assert_int_equal(made_of(p.sender).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
+    assert_int_equal(made_of(p.receiver).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
+    struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->rails[0].loop.qp;
+    assert_int_equal(ibv_query_qp(loop, &attr, 0, &init), 0);
+    assert_int_equal(attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+    pair_end(&p);
+}
+
 static void clear_to_send_has_a_class_of_its_own(void **state)
 {
     struct dpn_verbs_options *o = &dpn_verbs_state.options;
@@ -217,25 +315,25 @@ static void clear_to_send_has_a_class_of_its_own(void **state)
     assert_int_equal(made_of(p.receiver).attr.ah_attr.grh.traffic_class, 0);
     pair_end(&p);
     o->traffic_class = 96;
-    o->line_class = 184;
+    o->cts_class = 184;
     p = pair_connect(0);
     assert_int_equal(made_of(p.sender).attr.ah_attr.grh.traffic_class, 96);
     assert_int_equal(made_of(p.receiver).attr.ah_attr.grh.traffic_class, 184);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
-    o->traffic_class = o->line_class = DPN_AUTO;
+    o->traffic_class = o->cts_class = DPN_AUTO;
 }
 
 static void clear_to_send_is_inline_unless_told_otherwise(void **state)
 {
     (void)state;
-    dpn_verbs_state.options.inlines_lines = false;
+    dpn_verbs_state.options.inlines_cts = false;
     struct pair p = pair_connect(0);
-    assert_int_equal(((struct dpn_verbs *)p.receiver->state)->lanes[0].inline_bytes, 0);
-    assert_true(((struct dpn_verbs *)p.sender->state)->lanes[0].inline_bytes > 0);
+    assert_int_equal(((struct dpn_verbs *)p.receiver->state)->qps[0].inline_bytes, 0);
+    assert_true(((struct dpn_verbs *)p.sender->state)->qps[0].inline_bytes > 0);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
-    dpn_verbs_state.options.inlines_lines = true;
+    dpn_verbs_state.options.inlines_cts = true;
 }
 
 static int made_so; /* queue pairs for any order */
@@ -403,6 +501,61 @@ static void a_device_is_where_its_data_direct_is(void **state)
     dpn_ibv.query_device = ibv_query_device;
 }
 
+static int force_flush_of(int dev)
+{
+    struct ncclNetProperties_v12 props;
+    struct ncclNetProperties_v9 older;
+
+    assert_int_equal(dpn_properties_v12(dev, &props), ncclSuccess);
+    assert_int_equal(dpn_properties_v9(dev, &older), ncclSuccess);
+    assert_int_equal(older.forceFlush, props.forceFlush);
+    return props.forceFlush;
+}
+
+/* As the devices are looked for by a version of NCCL, on an adapter that has Data Direct. */
+static bool needs_flush(bool has_force_flush)
+{
+    static struct dpn_device found[2];
+    char why[256];
+
+    assert_int_equal(dpn_verbs_find(found, 2, has_force_flush, why, sizeof(why)), 2);
+    for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++) {
+        struct dpn_hca *hca = &dpn_verbs_state.ports.hcas[i];
+        assert_int_equal(hca->has_data_direct, has_force_flush);
+        dpn_ibv.dealloc_pd(hca->pd);
+        dpn_ibv.close_device(hca->context);
+        free(hca->pci_path);
+    }
+    return found[0].needs_flush;
+}
+
+/* NCCL flushes on Hopper only if it is told to; a version that cannot be told has no Data Direct.
+ */
+static void a_device_with_data_direct_is_always_flushed(void **state)
+{
+    const struct dpn_verbs_state before = dpn_verbs_state;
+    const struct dpn_device *second;
+    struct dpn_net *context;
+
+    (void)state;
+    dpn_ibv.query_device = vendor_of_mlx5;
+    dpn_mlx5 = (struct dpn_mlx5){.get_data_direct_sysfs_path = a_direct, .reg_dmabuf_mr = no_mr};
+    assert_true(needs_flush(true));
+    assert_false(needs_flush(false));
+    dpn_ibv.query_device = ibv_query_device;
+    dpn_verbs_state = before;
+
+    assert_int_equal(dpn_net_init(NULL, &context), 0);
+    assert_int_equal(dpn_net_device(1, &second), 0);
+    ((struct dpn_device *)second)->needs_flush = true;
+    const int fused = pair_fuse_both();
+    assert_int_equal(force_flush_of(0), 0);
+    assert_int_equal(force_flush_of(1), 1);
+    assert_int_equal(force_flush_of(fused), 1); /* one member is enough */
+    ((struct dpn_device *)second)->needs_flush = false;
+    dpn_net_finalize(context);
+}
+
 static struct ibv_ah_attr asked; /* where the next queue pair is to send to */
 
 static int take_address(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
@@ -425,13 +578,13 @@ static void routers_are_addressed_by_the_lid_they_know(void **state)
     (void)state;
     port.hca = &hca;
     dpn_ibv.modify_qp = take_address;
-    assert_int_equal(dpn_qp_join(NULL, &path), 0); /* both in subnet 8 */
+    assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0); /* both in subnet 8 */
     assert_true(asked.dlid == 7 && !asked.is_global);
     path.peer_gid.raw.raw[7] = 9;
-    assert_int_equal(dpn_qp_join(NULL, &path), 0);
+    assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0);
     assert_true(asked.dlid == 0x1234 && asked.is_global && asked.grh.sgid_index == 1);
     path.peer_gid.raw.raw[4] = path.peer_gid.raw.raw[5] = 0; /* no router says how */
-    assert_int_equal(dpn_qp_join(NULL, &path), 0);
+    assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0);
     assert_true(asked.dlid == 7 && !asked.is_global);
     dpn_ibv.modify_qp = modify;
 }
@@ -481,8 +634,8 @@ static unsigned completed_on(struct dpn_comm *comm, int rail)
         dpn_verbs_look(v);
         is_open = !v->is_troubled;
         completed = 0;
-        for (int i = 0; i < v->lane_count; i++)
-            completed += v->lanes[i].rail == rail ? v->lanes[i].completed : 0;
+        for (int i = 0; i < v->qp_count; i++)
+            completed += v->qps[i].rail == rail ? v->qps[i].completed : 0;
         pthread_mutex_unlock(&comm->lock);
     }
     return completed;
@@ -498,7 +651,7 @@ static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
     const struct dpn_verbs *v = p.sender->state;
     assert_string_equal(v->rails[0].port->name, "fake1");
     assert_string_equal(v->rails[0].peer, "fake1");
-    assert_int_equal(v->lanes_per_rail, 2);
+    assert_int_equal(v->qps_per_rail, 2);
     assert_int_equal(v->traffic_class, 104);
     const unsigned spare = completed_on(p.sender, 1);
     for (int i = 0; i < 3; i++)
@@ -522,8 +675,8 @@ static void a_placed_flow_goes_on_over_the_other_device(void **state)
     struct dpn_verbs *v = p.sender->state;
     assert_int_equal(v->rail_count, 2);
     assert_string_equal(v->rails[1].port->name, "fake0");
-    for (int i = 0; i < v->lane_count; i++)
-        if (v->lanes[i].rail == 0 && pair_lanes_up(p.sender) >> i & 1)
+    for (int i = 0; i < v->qp_count; i++)
+        if (v->qps[i].rail == 0 && pair_qps_up(p.sender) >> i & 1)
             pair_transfer(&p, NCCL_PTR_HOST, i);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
@@ -556,6 +709,7 @@ int main(void)
         cmocka_unit_test(a_placed_flow_goes_over_the_rail_of_the_placement),
         cmocka_unit_test(a_placed_flow_goes_on_over_the_other_device),
         cmocka_unit_test(fused_devices_use_all_rails_and_are_forgotten),
+        cmocka_unit_test(a_fused_device_is_of_a_plane_only_if_all_its_ports_are),
         cmocka_unit_test(what_cannot_be_fused_is_said),
         cmocka_unit_test(a_message_goes_on_over_the_other_rail),
         cmocka_unit_test(a_late_acknowledgement_is_not_the_next_messages),
@@ -564,12 +718,16 @@ int main(void)
         cmocka_unit_test(the_only_lane_comes_back_with_the_message),
         cmocka_unit_test(gpu_memory_is_flushed_and_host_memory_is_not),
         cmocka_unit_test(only_registered_memory_is_carried),
+        cmocka_unit_test(a_connection_has_as_many_sends_as_its_receives_have_places),
+        cmocka_unit_test(a_connection_that_is_never_idle_is_looked_after),
+        cmocka_unit_test(only_a_loop_may_be_read_over),
         cmocka_unit_test(clear_to_send_has_a_class_of_its_own),
         cmocka_unit_test(clear_to_send_is_inline_unless_told_otherwise),
         cmocka_unit_test(messages_overtake_each_other_if_both_sides_can),
         cmocka_unit_test(ports_of_other_names_are_warned_of_if_asked),
         cmocka_unit_test(a_port_of_the_subnet_of_the_peer_stands_in),
         cmocka_unit_test(a_device_is_where_its_data_direct_is),
+        cmocka_unit_test(a_device_with_data_direct_is_always_flushed),
         cmocka_unit_test(routers_are_addressed_by_the_lid_they_know),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -9,7 +9,7 @@
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
 
-#include "nccl-plugin/verbs/verbs_state.h"
+#include "nccl-plugin/verbs/state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +45,7 @@ static void transfer(struct pair *p, size_t len, char seed, bool twice)
     assert_memory_equal(pair_from, pair_to, len);
 }
 
-static void wait_for_lanes(struct pair *p, unsigned epoch)
+static void wait_for_qps(struct pair *p, unsigned epoch)
 {
     const int64_t began_ns = dp_now_ns();
 
@@ -53,7 +53,7 @@ static void wait_for_lanes(struct pair *p, unsigned epoch)
         must_be_in_time(began_ns);
         transfer(p, SHORT, 1, false);
         transfer(p, LONG, 2, false);
-    } while (pair_lanes_up(p->sender) != 3 || pair_lanes_up(p->receiver) != 3 ||
+    } while (pair_qps_up(p->sender) != 3 || pair_qps_up(p->receiver) != 3 ||
              pair_epoch(p->sender, 0) != (uint16_t)epoch || pair_epoch(p->sender, 1) != (uint16_t)epoch);
 }
 
@@ -70,7 +70,7 @@ static void go_round(uint32_t end, bool loses_words)
         transfer(&p, LONG, i, i % 3 != 2);
     }
     for (unsigned i = 0; i < 4; i++) {
-        wait_for_lanes(&p, start + 1 + i);
+        wait_for_qps(&p, start + 1 + i);
         pair_lose(&p, i % LANES);
         transfer(&p, SHORT, 3, false);
         if (i == 1 && loses_words)
@@ -80,7 +80,7 @@ static void go_round(uint32_t end, bool loses_words)
         if (i == 2 && loses_words)
             pair_reset(p.sender);
     }
-    wait_for_lanes(&p, start + 5);
+    wait_for_qps(&p, start + 5);
     pair_end(&p);
     dpn_verbs_state.count_from = 0;
 }
@@ -132,7 +132,7 @@ static unsigned take_group(struct pair *p)
     pair_finish(second, NULL);
     const struct dpn_verbs *v = p->sender->state;
     assert_true(v->targets[0][1].is_done);
-    return v->targets[0][1].lanes[0];
+    return v->targets[0][1].qps[0];
 }
 
 static unsigned take_one(struct pair *p)
@@ -140,7 +140,7 @@ static unsigned take_one(struct pair *p)
     transfer(p, LONG, 1, false);
     const struct dpn_verbs *v = p->sender->state;
     assert_true(v->targets[0][0].is_done);
-    return v->targets[0][0].lanes[0];
+    return v->targets[0][0].qps[0];
 }
 
 /* Without a message. */
@@ -162,16 +162,16 @@ static void use_and_lose(unsigned (*take)(struct pair *), size_t len)
     source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     pair_transfer_until(&p, 3);
-    const unsigned lane = take(&p);
+    const unsigned qp = take(&p);
     for (unsigned i = 0; i < DPN_GENERATIONS / 2 + 10; i++) {
         struct dpn_request *recv = len > SHORT ? pair_receive(&p, target, len) : NULL;
         pair_finish(pair_send(&p, source, pair_from, len), recv);
         if (!recv)
             pair_finish(NULL, pair_receive(&p, target, len));
     }
-    const unsigned epoch = pair_epoch(p.sender, lane);
+    const unsigned epoch = pair_epoch(p.sender, qp);
     const int64_t lost_ns = dp_now_ns();
-    for (pair_lose(&p, lane); pair_epoch(p.sender, lane) == epoch; must_be_in_time(lost_ns)) {
+    for (pair_lose(&p, qp); pair_epoch(p.sender, qp) == epoch; must_be_in_time(lost_ns)) {
         look(p.sender);
         look(p.receiver);
     }
@@ -193,13 +193,13 @@ static void what_a_receive_had_before_short_ones_is_not_missed(void **state)
 
 /* ---- failures in a row -------------------------------------------------------------------------- */
 
-static void let_it_try_again(struct dpn_comm *comm, unsigned lane)
+static void let_it_try_again(struct dpn_comm *comm, unsigned qp)
 {
     struct dpn_verbs *v = comm->state;
 
     pthread_mutex_lock(&comm->lock);
-    if (v->lanes[lane].retry_ns)
-        v->lanes[lane].retry_ns = 1;
+    if (v->qps[qp].retry_ns)
+        v->qps[qp].retry_ns = 1;
     pthread_mutex_unlock(&comm->lock);
 }
 
@@ -216,7 +216,7 @@ static void a_link_may_flap_while_nothing_is_to_be_done(void **state)
             let_it_try_again(p.sender, 0);
             look(p.sender);
             look(p.receiver);
-        } while (pair_lanes_up(p.sender) != 3 || pair_lanes_up(p.receiver) != 3);
+        } while (pair_qps_up(p.sender) != 3 || pair_qps_up(p.receiver) != 3);
     }
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);

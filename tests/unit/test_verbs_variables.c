@@ -7,8 +7,8 @@
 #include "verbs_pair.h"
 
 #include "base/fail.h"
-#include "nccl-plugin/verbs/verbs_options.h"
-#include "nccl-plugin/verbs/verbs_state.h"
+#include "nccl-plugin/verbs/options.h"
+#include "nccl-plugin/verbs/state.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -51,8 +51,8 @@ static const struct variable variables[] = {
     {"NCCL_IB_PKEY", "0x10", "65536", MEMBER(pkey_index), 0, 16},
     {"NCCL_IB_SL", "5", "16", MEMBER(service_level), DPN_AUTO, 5},
     {"NCCL_IB_TC", "96", "256", MEMBER(traffic_class), DPN_AUTO, 96},
-    {"NCCL_IB_FIFO_TC", "184", "high", MEMBER(line_class), DPN_AUTO, 184},
-    {"NCCL_IB_USE_INLINE", "0", "yes", MEMBER(inlines_lines), 1, 0},
+    {"NCCL_IB_FIFO_TC", "184", "high", MEMBER(cts_class), DPN_AUTO, 184},
+    {"NCCL_IB_USE_INLINE", "0", "yes", MEMBER(inlines_cts), 1, 0},
     {"NCCL_IB_QPS_PER_CONNECTION", "128", "129", MEMBER(qps), 1, 128},
     {"NCCL_IB_SPLIT_DATA_ON_QPS", "1", "2", MEMBER(split), 0, 1},
     {"NCCL_IB_PCI_RELAXED_ORDERING", "0", "3", MEMBER(relaxed_ordering), 2, 0},
@@ -68,7 +68,7 @@ static const struct variable variables[] = {
     {"NCCL_IB_WARN_RAIL_LOCAL", "1", "2", MEMBER(warns_of_rails), 0, 1},
     {"NCCL_IB_SUBNET_AWARE_ROUTING", "1", "2", MEMBER(subnet_bits), 0, 24},
     {"NCCL_IB_SUBNET_PREFIX_LEN", "16", "33", MEMBER(subnet_bits), 0, 0},
-    {"NCCL_IB_RETURN_ASYNC_EVENTS", "0", "2", MEMBER(heeds_events), 1, 0},
+    {"NCCL_IB_RETURN_ASYNC_EVENTS", "0", "2", MEMBER(handles_events), 1, 0},
     {"NCCL_GDR_FLUSH_DISABLE", "1", "2", MEMBER(flushes), 1, 0},
 };
 enum { VARIABLES = sizeof(variables) / sizeof(variables[0]) };
@@ -198,8 +198,8 @@ static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state
     set("NCCL_IB_QPS_PER_CONNECTION", "100");
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
-    assert_int_equal(v->lane_count, DPN_MAX_LANES / v->rail_count * v->rail_count);
-    pair_transfer_until(&p, (1u << v->lane_count) - 1);
+    assert_int_equal(v->qp_count, DPN_MAX_QPS / v->rail_count * v->rail_count);
+    pair_transfer_until(&p, (1u << v->qp_count) - 1);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
     unset("NCCL_IB_QPS_PER_CONNECTION");
@@ -257,14 +257,14 @@ static bool gives_up_a_port_that_is_down(int64_t patience_ns)
     pair_transfer_until(&p, 3);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     assert_true(fake_verbs.set_port("fake0", 1, false));
-    while (pair_lanes_up(p.sender) == 3 && (!down_ns || dp_now_ns() - down_ns < patience_ns)) {
+    while (pair_qps_up(p.sender) == 3 && (!down_ns || dp_now_ns() - down_ns < patience_ns)) {
         must_be_in_time(began_ns);
         assert_int_equal(dpn_net_isend(p.sender, pair_from, PAIR_BYTES, 1, source, &send), 0);
         assert_null(send);
         if (!down_ns && dpn_port_is_down(port)) /* the event has been read */
             down_ns = dp_now_ns();
     }
-    const bool gave_up = pair_lanes_up(p.sender) != 3;
+    const bool gave_up = pair_qps_up(p.sender) != 3;
     assert_true(fake_verbs.set_port("fake0", 1, true));
     pair_end(&p);
     dpn_net_finalize(net);

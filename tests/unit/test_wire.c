@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "wire/door.h"
+#include "wire/acceptor.h"
 #include "wire/fault.h"
 #include "wire/tcp.h"
 #include "wire/wire.h"
@@ -91,7 +91,7 @@ static struct pair make_pair(const struct kind *kind, const struct dp_wire_fault
     uint64_t label = 0;
     int err;
 
-    setenv("DUALPIPE_WIRE_DIRECT", kind->by_ring ? "0" : "1", 1);
+    setenv("DUALPIPE_WIRE_CMA", kind->by_ring ? "0" : "1", 1);
     setenv("DUALPIPE_WIRE_MEASURE", "0", 1);
     setenv("DUALPIPE_WIRE_TCP_SOCKETS", kind->sockets ? kind->sockets : "0", 1);
     assert_int_equal(kind->ops->listen(&config, &p.listener, &address), 0);
@@ -384,9 +384,9 @@ static void a_sleeper_is_woken_by_a_message(void **state)
     on_all_kinds(sleep_and_wake);
 }
 
-/* More messages than one progress takes in. What it leaves, wherever it has got to by then, must not
- * be slept on: each look of the receiver's is followed by a nap that ends at once. */
-static void nap_between_looks(struct pair *p)
+/* More messages than one progress takes in. What it leaves, wherever it has got to by then, must
+ * not be slept on: after each look the receiver goes to sleep and is woken at once. */
+static void sleep_between_looks(struct pair *p)
 {
     enum { MANY = 60 };
     static struct dp_wire_request sends[MANY], receives[MANY];
@@ -411,7 +411,7 @@ static void nap_between_looks(struct pair *p)
 static void nobody_sleeps_on_messages_that_have_come(void **state)
 {
     (void)state;
-    on_all_kinds(nap_between_looks);
+    on_all_kinds(sleep_between_looks);
 }
 
 static void wake_on_close(struct pair *p)

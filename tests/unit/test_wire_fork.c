@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_wire_fork.c - a process with wires has forked a child, as a data loader's, which lives on when the
- * process is killed: whoever is at the other end finds that at once all the same.
+ * test_wire_fork.c - a process with wires has forked a child, as a data loader's, which lives on
+ * when the process is killed: the other end of the wire finds that at once all the same.
  */
 #include "cmocka_all.h"
 
@@ -243,13 +243,17 @@ static int count_ways_out(void)
 static void use_inherited(const struct kind *kind, struct dp_wire_listener *listener,
                           struct dp_wire *ends[2])
 {
-    struct dp_wire_request receive;
+    struct dp_wire_request receive, send;
     struct dp_wire *none;
     char byte;
     uint64_t label;
 
     alarm(60);
     must(!count_ways_out());
+    /* At once: over shared memory a message of the child would arrive as one of its parent's. */
+    dp_wire_isend(ends[1], 1, "y", 1, &send);
+    must(send.status == DP_ECOMM);
+    must(strstr(ends[1]->why, "forked after the connection was made"));
     dp_wire_irecv(ends[0], &byte, 1, &receive);
     while (receive.status == DP_EAGAIN)
         kind->ops->progress(ends[0]);
@@ -296,6 +300,12 @@ static void send_one(const struct dp_wire_ops *ops, struct dp_wire *ends[2])
     assert_true(!send.status && !receive.status && byte == 'x');
 }
 
+static void must_have_no_message(const struct dp_wire_ops *ops, struct dp_wire *end)
+{
+    ops->progress(end);
+    assert_false(ops->has_message(end));
+}
+
 static void what_a_child_inherits_fails_and_is_closed_without_harm(void **state)
 {
     (void)state;
@@ -318,6 +328,7 @@ static void what_a_child_inherits_fails_and_is_closed_without_harm(void **state)
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_int_equal(status, 0);
         send_one(ops, ends);
+        must_have_no_message(ops, ends[0]);
         struct dp_wire *more[2];
         connect_pair(ops, listener, &address, more);
         send_one(ops, more);

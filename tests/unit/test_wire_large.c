@@ -46,9 +46,9 @@ static void large_messages_go_straight(void **state)
 static void the_user_may_forbid_it(void **state)
 {
     (void)state;
-    setenv("DUALPIPE_WIRE_DIRECT", "0", 1);
+    setenv("DUALPIPE_WIRE_CMA", "0", 1);
     struct pair p = make_pair();
-    unsetenv("DUALPIPE_WIRE_DIRECT");
+    unsetenv("DUALPIPE_WIRE_CMA");
 
     assert_false(goes_straight(&p));
     assert_int_equal(send_sizes(&p, out, in), 0);
@@ -100,9 +100,9 @@ static void calls_that_move_bytes_are_counted(void **state)
 {
     (void)state;
     for (int direct = 0; direct < 2; direct++) {
-        setenv("DUALPIPE_WIRE_DIRECT", direct ? "1" : "0", 1);
+        setenv("DUALPIPE_WIRE_CMA", direct ? "1" : "0", 1);
         struct pair p = make_pair();
-        unsetenv("DUALPIPE_WIRE_DIRECT");
+        unsetenv("DUALPIPE_WIRE_CMA");
         struct dp_wire_request send, receive;
         dp_wire_isend(p.a, 1, out, BIG, &send);
         dp_wire_irecv(p.b, in, BIG, &receive);
@@ -161,7 +161,7 @@ static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **s
         assert_true(!send.status && !receive.status);
         assert_true(is_filled(target, LEN, i));
     }
-    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    assert_int_equal(dp_shm_of(p.a)->by_cma, 0);
     munmap(secret, LEN);
     free_pair(&p);
 }
@@ -202,9 +202,9 @@ static bool kill_in_the_middle(bool child_sends)
     assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
     pid_t child = start_child(&address, buf, child_sends);
     p.b = accept_one(p.listener, NULL);
-    while (!dp_shm_of(p.b)->direct.tried && dp_now_ns() < until)
+    while (!dp_shm_of(p.b)->cma.tried && dp_now_ns() < until)
         progress(p.b);
-    const bool reaches = dp_shm_of(p.b)->direct.reaches;
+    const bool reaches = dp_shm_of(p.b)->cma.reaches;
     if (child_sends)
         dp_wire_irecv(p.b, buf, HUGE_MESSAGE, &req);
     else
@@ -298,7 +298,7 @@ static void a_child_that_closes_a_wire_leaves_its_parents_messages_alone(void **
     need_right(&p);
     for (unsigned i = 1; i <= 2; i++) {
         let_a_child_close(&p, i == 2);
-        assert_int_equal(dp_shm_of(p.a)->straight, 2 * i - 1);
+        assert_int_equal(dp_shm_of(p.a)->by_cma, 2 * i - 1);
         send_one(&p, out, in, BIG, 2); /* and not the first one again */
     }
     free_pair(&p);
@@ -319,7 +319,7 @@ static void *send_later(void *arg)
 
     if (dp_wire_shm.connect(&rest->address, 0, &wire))
         _exit(1);
-    while (!wire->error && !dp_direct_works(&dp_shm_of(wire)->direct))
+    while (!wire->error && !dp_cma_works(&dp_shm_of(wire)->cma))
         progress(wire);
     dp_wire_isend(wire, 1, out, BIG, &send);
     while (send.status == DP_EAGAIN)
@@ -372,9 +372,9 @@ static void a_process_whose_first_thread_has_ended_still_sends(void **state)
     if (!child)
         leave_the_rest(&rest);
     p.b = accept_one(p.listener, NULL);
-    while (!dp_shm_of(p.b)->direct.tried && dp_now_ns() < until)
+    while (!dp_shm_of(p.b)->cma.tried && dp_now_ns() < until)
         progress(p.b);
-    const bool reaches = dp_shm_of(p.b)->direct.reaches;
+    const bool reaches = dp_shm_of(p.b)->cma.reaches;
     assert_int_equal(write(ends[1], "", 1), 1);
     while (has_first_thread(child))
         assert_true(dp_now_ns() < until);

@@ -81,9 +81,9 @@ static void the_user_may_forbid_it(void **state)
 {
     (void)state;
     char *from = new_shared(BIG), *to = new_shared(BIG);
-    setenv("DUALPIPE_WIRE_DIRECT", "0", 1);
+    setenv("DUALPIPE_WIRE_CMA", "0", 1);
     struct pair p = make_pair();
-    unsetenv("DUALPIPE_WIRE_DIRECT");
+    unsetenv("DUALPIPE_WIRE_CMA");
 
     assert_int_equal(send_sizes(&p, from, to), 0);
     free_pair(&p);
@@ -134,7 +134,7 @@ static void a_sender_that_sleeps_is_woken_to_help(void **state)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-enum { MANY = 3 * DP_SHM_MAPS, PIECE = 256 << 10 };
+enum { MANY = 3 * DP_SHM_MAPPINGS, PIECE = 256 << 10 };
 
 static void send_many(void)
 {
@@ -148,11 +148,11 @@ static void send_many(void)
     }
     for (unsigned i = 0; i < 4 * MANY; i++)
         send_one(&p, from[i * 7 % MANY], to[i * 5 % MANY], PIECE, i);
-    assert_int_equal(dp_shm_of(p.a)->straight, 4 * MANY);
+    assert_int_equal(dp_shm_of(p.a)->by_cma, 4 * MANY);
     unsigned mapped = 0;
-    for (int i = 0; i < DP_SHM_MAPS; i++)
-        mapped += dp_shm_of(p.b)->maps.theirs[i].at != NULL;
-    assert_int_equal(mapped, DP_SHM_MAPS);
+    for (int i = 0; i < DP_SHM_MAPPINGS; i++)
+        mapped += dp_shm_of(p.b)->mappings.theirs[i].at != NULL;
+    assert_int_equal(mapped, DP_SHM_MAPPINGS);
     free_pair(&p);
     for (unsigned i = 0; i < MANY; i++)
         assert_true(!dp_shared_free(from[i]) && !dp_shared_free(to[i]));
@@ -168,10 +168,10 @@ static void more_pieces_than_a_peer_has_mapped_at_a_time(void **state)
 static void show_others(struct dp_wire *from, struct dp_wire *to)
 {
     struct dp_shm_wire *w = dp_shm_of(from);
-    struct dp_shm_place place;
+    struct dp_shm_location place;
 
-    for (int i = 0; i < DP_SHM_MAPS; i++)
-        assert_true(dp_shm_maps_name(&w->maps, w->fd, new_shared(PIECE), PIECE, &place));
+    for (int i = 0; i < DP_SHM_MAPPINGS; i++)
+        assert_true(dp_shm_mappings_name(&w->mappings, w->fd, new_shared(PIECE), PIECE, &place));
     dp_shm_look(dp_shm_of(to));
 }
 
@@ -190,7 +190,7 @@ static void pull_what_is_mapped_no_more(void)
     finish(&p, &receive);
     finish(&p, &send);
     assert_true(!send.status && !receive.status && is_filled(in, BIG, 1));
-    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    assert_int_equal(dp_shm_of(p.a)->by_cma, 0);
     send_one(&p, from, in, BIG, 2);
     free_pair(&p);
 }
@@ -208,14 +208,14 @@ static void push_what_is_mapped_no_more(void)
     dp_wire_isend(p.a, 2, out, BIG, &send);
     dp_wire_irecv(p.b, to, BIG, &receive);
     assert_true(dp_shm_of(p.b)->is_taken);
-    while (dp_direct_has_chunk(&dp_shm_of(p.a)->offered))
+    while (dp_cma_has_chunk(&dp_shm_of(p.a)->offered))
         progress(p.a);
     show_others(p.b, p.a);
     progress(p.a);
     finish(&p, &receive);
     finish(&p, &send);
     assert_true(!send.status && !receive.status && is_filled(to, BIG, 2));
-    assert_int_equal(dp_shm_of(p.a)->straight, 1);
+    assert_int_equal(dp_shm_of(p.a)->by_cma, 1);
     free_pair(&p);
 }
 
@@ -259,7 +259,7 @@ static void send_to_full_table(void)
     limit.rlim_cur = 0; /* no file can be received */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     send_one(&p, from, in, BIG, 1);
-    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    assert_int_equal(dp_shm_of(p.a)->by_cma, 0);
     free_pair(&p);
 }
 
@@ -270,14 +270,14 @@ static void where_it_cannot_be_mapped_the_ring_serves(void **state)
 }
 
 /* A letter as a peer would write it, with any file. */
-static void hear(struct dp_shm_maps *maps, int fd, uint32_t number, uint64_t bytes)
+static void hear(struct dp_shm_mappings *maps, int fd, uint32_t number, uint64_t bytes)
 {
-    const struct dp_shm_letter letter = {
+    const struct dp_shm_announcement letter = {
         .kind = 1, .slot = 3, .number = number, .bytes = bytes};
 
     maps->passed_fd = fd;
-    dp_shm_maps_hear(maps, (const char *)&letter, 5);
-    dp_shm_maps_hear(maps, (const char *)&letter + 5, sizeof(letter) - 5);
+    dp_shm_mappings_receive(maps, (const char *)&letter, 5);
+    dp_shm_mappings_receive(maps, (const char *)&letter + 5, sizeof(letter) - 5);
     assert_int_equal(maps->passed_fd, -1);
 }
 
@@ -285,62 +285,62 @@ static void only_sealed_memory_of_the_right_size_is_mapped(void **state)
 {
     (void)state;
     enum { LEN = 8192 };
-    const struct dp_shm_place place = {.letter = 1, .slot = 3};
-    struct dp_shm_maps maps;
+    const struct dp_shm_location place = {.announcement = 1, .slot = 3};
+    struct dp_shm_mappings mappings;
     FILE *f = tmpfile();
     int fd;
 
-    dp_shm_maps_init(&maps);
-    hear(&maps, -1, 1, LEN);
-    assert_null(dp_shm_maps_find(&maps, &place, 1));
+    dp_shm_mappings_init(&mappings);
+    hear(&mappings, -1, 1, LEN);
+    assert_null(dp_shm_mappings_find(&mappings, &place, 1));
     assert_true(f && !ftruncate(fileno(f), LEN));
-    hear(&maps, dup(fileno(f)), 1, LEN);
-    assert_null(dp_shm_maps_find(&maps, &place, 1));
+    hear(&mappings, dup(fileno(f)), 1, LEN);
+    assert_null(dp_shm_mappings_find(&mappings, &place, 1));
     fclose(f);
     assert_int_equal(dp_shared_file(LEN, &fd), 0);
-    hear(&maps, dup(fd), 1, LEN + 1);
-    assert_null(dp_shm_maps_find(&maps, &place, 1));
-    hear(&maps, dup(fd), 1, LEN);
-    assert_non_null(dp_shm_maps_find(&maps, &place, LEN));
+    hear(&mappings, dup(fd), 1, LEN + 1);
+    assert_null(dp_shm_mappings_find(&mappings, &place, 1));
+    hear(&mappings, dup(fd), 1, LEN);
+    assert_non_null(dp_shm_mappings_find(&mappings, &place, LEN));
     close(fd);
-    dp_shm_maps_fini(&maps);
+    dp_shm_mappings_fini(&mappings);
 }
 
 static void a_place_that_was_not_shown_is_nowhere(void **state)
 {
     (void)state;
     enum { LEN = 8192 };
-    const struct dp_shm_place none[] = {
+    const struct dp_shm_location none[] = {
         {0},
-        {.letter = 2, .slot = 3},
-        {.letter = 1, .slot = 2},
-        {.letter = 1, .slot = 3, .offset = 1},
-        {.letter = 1, .slot = 3, .offset = UINT64_MAX},
-        {.letter = 1, .slot = UINT32_MAX},
+        {.announcement = 2, .slot = 3},
+        {.announcement = 1, .slot = 2},
+        {.announcement = 1, .slot = 3, .offset = 1},
+        {.announcement = 1, .slot = 3, .offset = UINT64_MAX},
+        {.announcement = 1, .slot = UINT32_MAX},
     };
-    const struct dp_shm_place last = {.letter = 1, .slot = 3, .offset = LEN - 1};
-    struct dp_shm_maps maps;
+    const struct dp_shm_location last = {.announcement = 1, .slot = 3, .offset = LEN - 1};
+    struct dp_shm_mappings mappings;
     int fd;
 
-    dp_shm_maps_init(&maps);
+    dp_shm_mappings_init(&mappings);
     assert_int_equal(dp_shared_file(LEN, &fd), 0);
-    hear(&maps, fd, 1, LEN);
+    hear(&mappings, fd, 1, LEN);
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
-        assert_null(dp_shm_maps_find(&maps, &none[i], LEN));
-    assert_non_null(dp_shm_maps_find(&maps, &last, 1));
-    assert_null(dp_shm_maps_find(&maps, &last, SIZE_MAX));
-    dp_shm_maps_fini(&maps);
+        assert_null(dp_shm_mappings_find(&mappings, &none[i], LEN));
+    assert_non_null(dp_shm_mappings_find(&mappings, &last, 1));
+    assert_null(dp_shm_mappings_find(&mappings, &last, SIZE_MAX));
+    dp_shm_mappings_fini(&mappings);
 }
 
-static char first_mapped(struct dp_shm_wire *w, const struct dp_shm_place *place)
+static char first_mapped(struct dp_shm_wire *w, const struct dp_shm_location *place)
 {
-    const char *at = dp_shm_maps_find(&w->maps, place, PIECE);
+    const char *at = dp_shm_mappings_find(&w->mappings, place, PIECE);
 
     return at ? *at : '-';
 }
 
 /* However many rings are before them, whichever bytes of them are read together. */
-static void letters_among_rings_are_read_whole(void **state)
+static void announcements_among_wakeups_are_read_whole(void **state)
 {
     (void)state;
     char *pieces[2] = {new_shared(PIECE), new_shared(PIECE)};
@@ -350,13 +350,13 @@ static void letters_among_rings_are_read_whole(void **state)
     for (int rings = 40; rings < 72; rings++) {
         struct pair p = make_pair();
         struct dp_shm_wire *a = dp_shm_of(p.a), *b = dp_shm_of(p.b);
-        struct dp_shm_place places[2];
+        struct dp_shm_location places[2];
         for (int i = 0; i < rings; i++)
             assert_int_equal(dp_fds_send(a->fd, "", 1, -1), 1);
         for (int i = 0; i < 2; i++)
-            assert_true(dp_shm_maps_name(&a->maps, a->fd, pieces[i], PIECE, &places[i]));
+            assert_true(dp_shm_mappings_name(&a->mappings, a->fd, pieces[i], PIECE, &places[i]));
         dp_shm_look(b);
-        assert_int_equal(b->maps.heard, 2);
+        assert_int_equal(b->mappings.received, 2);
         assert_int_equal(first_mapped(b, &places[0]), 'x');
         assert_int_equal(first_mapped(b, &places[1]), 'y');
         free_pair(&p);
@@ -444,6 +444,69 @@ static void a_process_killed_in_the_middle_of_a_message_does_no_harm(void **stat
 }
 
 /* The child has its parent's memory, but is not the process that the peer has met. */
+/* ---- loans -------------------------------------------------------------------------------------
+ */
+
+static char *use_lent(struct pair *p, const struct dp_wire_loan *loan, size_t len)
+{
+    return p->b->ops->loans->use(p->b, loan, len);
+}
+
+static void what_is_lent_is_worked_on_in_place_until_its_owner_ends_that(void **state)
+{
+    (void)state;
+    const struct dp_wire_loan_ops *loans = dp_wire_shm.loans;
+    struct dp_wire_loan loan = {{0}}, none = {{0}}, other;
+    char *mine = new_shared(BIG);
+    struct pair p = make_pair();
+
+    assert_false(loans->lend(p.a, out, BIG, &loan));
+    assert_null(use_lent(&p, &none, 1));
+    assert_true(loans->lend(p.a, mine, BIG, &loan));
+    assert_false(loans->lend(p.a, mine, BIG, &other));
+    char *there = use_lent(&p, &loan, BIG);
+    assert_non_null(there);
+    assert_null(use_lent(&p, &loan, BIG)); /* it is in use */
+    memset(there, 0x5A, BIG);
+    loans->leave(p.b);
+    assert_int_equal(mine[BIG - 1], 0x5A);
+    assert_null(use_lent(&p, &loan, (size_t)BIG << 8)); /* more than there is */
+    assert_non_null(use_lent(&p, &loan, 1));
+    loans->leave(p.b);
+    loans->end(p.a);
+    loans->end(p.a);
+    assert_null(use_lent(&p, &loan, 1));
+    assert_true(loans->lend(p.a, mine, BIG, &loan));
+    dp_wire_fail(p.a, DP_EABORTED, "a test");
+    assert_null(use_lent(&p, &loan, 1));
+    free_pair(&p);
+    assert_int_equal(dp_shared_free(mine), 0);
+}
+
+static void what_is_lent_stays_mapped_however_much_else_is_shown(void **state)
+{
+    (void)state;
+    enum { OTHERS = 2 * DP_SHM_MAPPINGS };
+    const struct dp_wire_loan_ops *loans = dp_wire_shm.loans;
+    char *mine = new_shared(BIG), *others[OTHERS], *to = new_shared(BIG);
+    struct dp_wire_loan loan;
+    struct pair p = make_pair();
+
+    assert_true(loans->lend(p.a, mine, BIG, &loan));
+    for (int i = 0; i < OTHERS; i++) {
+        others[i] = new_shared(DP_SHM_LARGE);
+        send_one(&p, others[i], to, DP_SHM_LARGE, (unsigned)i);
+    }
+    assert_non_null(use_lent(&p, &loan, BIG));
+    loans->leave(p.b);
+    loans->end(p.a);
+    free_pair(&p);
+    for (int i = 0; i < OTHERS; i++)
+        assert_int_equal(dp_shared_free(others[i]), 0);
+    assert_int_equal(dp_shared_free(mine), 0);
+    assert_int_equal(dp_shared_free(to), 0);
+}
+
 static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
 {
     (void)state;
@@ -464,7 +527,7 @@ static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
         dp_wire_isend(p.b, 1, in, BIG, &send);
         while (send.status == DP_EAGAIN)
             progress(p.b);
-        _exit(receive.status || send.status || dp_shm_of(p.b)->maps.letters);
+        _exit(receive.status || send.status || dp_shm_of(p.b)->mappings.announcements);
     }
     dp_wire_close(p.b);
     p.b = NULL;
@@ -477,7 +540,7 @@ static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
     assert_true(is_filled(in, BIG, 2));
     waitpid(child, &status, 0);
     assert_int_equal(status, 0);
-    assert_int_equal(dp_shm_of(p.a)->straight, 0);
+    assert_int_equal(dp_shm_of(p.a)->by_cma, 0);
     free_pair(&p);
     dp_shared_free(from);
     dp_shared_free(to);
@@ -497,9 +560,11 @@ int main(void)
         cmocka_unit_test(where_it_cannot_be_mapped_the_ring_serves),
         cmocka_unit_test(only_sealed_memory_of_the_right_size_is_mapped),
         cmocka_unit_test(a_place_that_was_not_shown_is_nowhere),
-        cmocka_unit_test(letters_among_rings_are_read_whole),
+        cmocka_unit_test(announcements_among_wakeups_are_read_whole),
         cmocka_unit_test(nobody_touches_what_was_dropped_in_the_middle),
         cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_does_no_harm),
+        cmocka_unit_test(what_is_lent_is_worked_on_in_place_until_its_owner_ends_that),
+        cmocka_unit_test(what_is_lent_stays_mapped_however_much_else_is_shown),
         cmocka_unit_test(a_child_that_inherits_a_wire_goes_through_the_ring),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

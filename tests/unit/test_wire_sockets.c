@@ -168,8 +168,8 @@ static char byte_of(unsigned message, size_t at)
     return (char)(message * 13 + at * 7 + (at >> 11));
 }
 
-/* As the net plugin receives: one receive at a time, aimed when the length is known; and a nap
- * whenever nothing is there, which ends at once if something is. */
+/* As the net plugin receives: one receive at a time, whose target is set when the length is known;
+ * and a sleep whenever nothing is there, which ends at once if something is. */
 static struct {
     char *room;
     unsigned came;
@@ -202,7 +202,7 @@ static void exchange(struct pair *p, unsigned seed)
 
     aimed.room = malloc(LONGEST);
     aimed.came = 0;
-    p->b->aim = aim;
+    p->b->set_target = aim;
     dp_wire_irecv(p->b, NULL, 0, &receive);
     for (unsigned m = 0; m < MANY; m++) {
         lens[m] = random_len(&seed);
@@ -378,9 +378,10 @@ static void who_cannot_be_woken_by_all_sockets_does_not_sleep(void **state)
 
 static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
 
-static struct dp_wire_listener *listen_known(int64_t patience_ns, int *port)
+static struct dp_wire_listener *listen_known(int64_t handshake_timeout_ns, int *port)
 {
-    struct dp_wire_config config = {.interface = "127.0.0.1", .patience_ns = patience_ns};
+    struct dp_wire_config config = {.interface = "127.0.0.1",
+                                    .handshake_timeout_ns = handshake_timeout_ns};
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
     struct dp_tcp_address a;
@@ -405,8 +406,11 @@ static int dial(int port)
 /* Socket `index` of `count` of the wire `token`. */
 static int say_hello(int port, uint64_t token, uint64_t index, uint64_t count, uint64_t label)
 {
-    struct dp_hello hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP,
-                             .label = label, .extra = token << 16 | index << 8 | count};
+    struct dp_hello hello = {.magic = 0x44507731,
+                             .version = DP_HELLO_VERSION,
+                             .kind = DP_HELLO_TCP,
+                             .label = label,
+                             .extra = token << 16 | index << 8 | count};
     int fd = dial(port);
 
     memcpy(hello.cookie, cookie, sizeof(cookie));
@@ -446,7 +450,7 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
 
     assert_true(is_shown_out(listener, first));
     assert_true(is_shown_out(listener, second));
-    assert_null(listener->halves);
+    assert_null(listener->incomplete);
     dp_wire_tcp.unlisten(listener);
     close(first);
     close(second);
@@ -454,7 +458,7 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
     /* And one that is there still when nobody listens any more. */
     listener = listen_known(0, &port);
     first = say_hello(port, 1, 0, 3, 0);
-    while (!listener->halves)
+    while (!listener->incomplete)
         accept_nobody(listener);
     dp_wire_tcp.unlisten(listener);
     close(first);
@@ -466,7 +470,9 @@ static void who_shows_no_cookie_is_no_socket_of_a_wire(void **state)
     (void)state;
     int port;
     struct dp_wire_listener *listener = listen_known(0, &port);
-    struct dp_hello hello = {.magic = 0x44507731, .version = DP_DOOR_VERSION, .kind = DP_HELLO_TCP,
+    struct dp_hello hello = {.magic = 0x44507731,
+                             .version = DP_HELLO_VERSION,
+                             .kind = DP_HELLO_TCP,
                              .extra = 9 << 16 | 1 << 8 | 2};
     int first = say_hello(port, 9, 0, 2, 5), thief = dial(port), second;
     struct dp_wire *wire = NULL;
@@ -499,7 +505,7 @@ static void a_socket_that_fits_into_no_wire_is_shown_out(void **state)
     struct dp_wire *wire = NULL;
     uint64_t label;
 
-    while (!listener->halves)
+    while (!listener->incomplete)
         accept_nobody(listener);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
         int fd = say_hello(port, odd[i].token, odd[i].index, odd[i].count, odd[i].label);
@@ -591,6 +597,34 @@ static void frames_that_cannot_be_end_the_wire(void **state)
         expect_nonsense(cases[i].says, cases[i].count);
 }
 
+/* ---- how a connection ends ---------------------------------------------------------------- */
+
+/* A send meets the reset first, and the receive then finds the end of the stream. */
+static void a_reset_is_told_from_the_end_of_the_peer(void **state)
+{
+    const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    struct dp_wire_request receive, send;
+    char byte = 1, in;
+
+    (void)state;
+    for (int resets = 0; resets < 2; resets++) {
+        struct pair p = make_pair("1", "1");
+        dp_wire_irecv(p.a, &in, 1, &receive);
+        if (resets)
+            assert_int_equal(connect(dp_tcp_of(p.b)->sockets[0].fd, &nobody, sizeof(nobody)), 0);
+        dp_wire_close(p.b);
+        p.b = NULL;
+        dp_wire_isend(p.a, 1, &byte, 1, &send);
+        finish(&p, &receive);
+        assert_int_equal(receive.status, DP_ECOMM);
+        assert_int_equal(p.a->is_reset, resets);
+        assert_int_equal(p.a->is_closed, !resets);
+        assert_string_equal(p.a->why,
+                            resets ? "Connection reset by peer" : "the connection was closed");
+        free_pair(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -606,6 +640,7 @@ int main(void)
         cmocka_unit_test(who_shows_no_cookie_is_no_socket_of_a_wire),
         cmocka_unit_test(a_socket_that_fits_into_no_wire_is_shown_out),
         cmocka_unit_test(frames_that_cannot_be_end_the_wire),
+        cmocka_unit_test(a_reset_is_told_from_the_end_of_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

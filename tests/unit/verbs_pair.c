@@ -115,7 +115,7 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
     return send;
 }
 
-unsigned pair_lanes_up(struct dpn_comm *comm)
+unsigned pair_qps_up(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
     const unsigned up = ((const struct dpn_verbs *)comm->state)->up;
@@ -123,28 +123,28 @@ unsigned pair_lanes_up(struct dpn_comm *comm)
     return up;
 }
 
-unsigned pair_epoch(struct dpn_comm *comm, unsigned lane)
+unsigned pair_epoch(struct dpn_comm *comm, unsigned qp)
 {
     pthread_mutex_lock(&comm->lock);
-    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->lanes[lane].epoch;
+    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->qps[qp].epoch;
     pthread_mutex_unlock(&comm->lock);
     return epoch;
 }
 
-struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned lane)
+struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned index)
 {
     pthread_mutex_lock(&comm->lock);
-    struct ibv_qp *qp = ((const struct dpn_verbs *)comm->state)->lanes[lane].qp;
+    struct ibv_qp *qp = ((const struct dpn_verbs *)comm->state)->qps[index].ibv;
     pthread_mutex_unlock(&comm->lock);
     return qp;
 }
 
-void pair_lose(struct pair *p, unsigned lane)
+void pair_lose(struct pair *p, unsigned qp)
 {
     struct dpn_verbs *v = p->sender->state;
 
     pthread_mutex_lock(&p->sender->lock);
-    dpn_lane_fence(v, &v->lanes[lane], "test", "pulled", "");
+    dpn_qp_fence(v, &v->qps[qp], "test", "pulled", "");
     pthread_mutex_unlock(&p->sender->lock);
 }
 
@@ -195,12 +195,12 @@ struct dpn_memory *pair_transfer(struct pair *p, int type, int lose)
     return target;
 }
 
-void pair_transfer_until(struct pair *p, unsigned lanes)
+void pair_transfer_until(struct pair *p, unsigned qps)
 {
     const int64_t began_ns = dp_now_ns();
 
     do {
         must_be_in_time(began_ns);
         pair_transfer(p, NCCL_PTR_HOST, -1);
-    } while (pair_lanes_up(p->sender) != lanes || pair_lanes_up(p->receiver) != lanes);
+    } while (pair_qps_up(p->sender) != qps || pair_qps_up(p->receiver) != qps);
 }

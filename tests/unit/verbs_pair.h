@@ -9,9 +9,9 @@
 #include "cmocka_all.h"
 
 #include "base/clock.h"
-#include "nccl-plugin/net.h"
-#include "nccl-plugin/net_comm.h"
-#include "nccl-plugin/verbs/verbs_comm.h"
+#include "nccl-plugin/net/net.h"
+#include "nccl-plugin/net/comm.h"
+#include "nccl-plugin/verbs/comm.h"
 
 enum { PAIR_BYTES = 300000 };
 
@@ -49,13 +49,13 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
 /* Test both until they are done; either may be NULL. */
 void pair_finish(struct dpn_request *a, struct dpn_request *b);
 
-/* What a side knows of its lanes, under its lock: the keeper may look at the connection just now. */
-unsigned pair_lanes_up(struct dpn_comm *comm); /* a bit each */
-unsigned pair_epoch(struct dpn_comm *comm, unsigned lane);
-struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned lane);
+/* What a side knows of its qps, under its lock: the keeper may look at the connection just now. */
+unsigned pair_qps_up(struct dpn_comm *comm); /* a bit each */
+unsigned pair_epoch(struct dpn_comm *comm, unsigned qp);
+struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned index);
 
 /* A lane of the sender. */
-void pair_lose(struct pair *p, unsigned lane);
+void pair_lose(struct pair *p, unsigned qp);
 
 /* Its control connection, as a middlebox does that forgets it: the peer gets a reset. */
 void pair_reset(struct dpn_comm *comm);
@@ -63,7 +63,7 @@ void pair_reset(struct dpn_comm *comm);
 /* One message of PAIR_BYTES; lose: this lane of the sender, once the message is on it, -1 none.
  * Returns the memory that it went to. */
 struct dpn_memory *pair_transfer(struct pair *p, int type, int lose);
-/* Such messages, one at least, until both sides use these lanes, a bit each. */
-void pair_transfer_until(struct pair *p, unsigned lanes);
+/* Such messages, one at least, until both sides use these qps, a bit each. */
+void pair_transfer_until(struct pair *p, unsigned qps);
 
 #endif

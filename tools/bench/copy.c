@@ -83,14 +83,13 @@ static int64_t time_libc(const struct lane *lane, const struct job *job)
 
 static int copy_ours(const struct lane *lane, const struct job *job)
 {
-    const struct dp_device_ops *ops = lane->dev->ops;
     int err = 0;
 
     for (int i = 0; i < job->copies && !err; i++)
-        err = ops->copy(lane->stream, lane->dst, lane->src, job->bytes);
+        err = dp_device_copy(lane->stream, lane->dst, lane->src, job->bytes);
     if (!err)
-        err = ops->event_record(lane->event, lane->stream);
-    return err ? err : ops->event_wait(lane->event, INT64_C(60000000000));
+        err = dp_device_event_record(lane->event, lane->stream);
+    return err ? err : dp_device_event_wait(lane->event, INT64_C(60000000000));
 }
 
 static int64_t time_ours(const struct lane *lane, struct job *job)
@@ -190,10 +189,10 @@ static void close_lane(struct lane *lane)
 {
     if (!lane->dev)
         return;
-    lane->dev->ops->event_free(lane->event);
-    lane->dev->ops->stream_free(lane->stream);
-    lane->dev->ops->free(lane->dev, DP_MEMORY_PINNED, lane->dst);
-    lane->dev->ops->free(lane->dev, DP_MEMORY_PINNED, lane->src);
+    dp_device_event_free(lane->event);
+    dp_device_stream_free(lane->stream);
+    dp_device_free(lane->dev, DP_MEMORY_PINNED, lane->dst);
+    dp_device_free(lane->dev, DP_MEMORY_PINNED, lane->src);
     dp_device_close(lane->dev);
 }
 
@@ -203,14 +202,13 @@ static int open_lane(struct lane *lane, int workers, size_t bytes)
 
     if (err)
         return err;
-    const struct dp_device_ops *ops = lane->dev->ops;
-    err = ops->alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->dst);
+    err = dp_device_alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->dst);
     if (!err)
-        err = ops->alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->src);
+        err = dp_device_alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->src);
     if (!err)
-        err = ops->stream_new(lane->dev, &lane->stream);
+        err = dp_device_stream_new(lane->dev, DP_PRIORITY_NORMAL, &lane->stream);
     if (!err)
-        err = ops->event_new(lane->dev, &lane->event);
+        err = dp_device_event_new(lane->dev, &lane->event);
     if (!err)
         memset(lane->src, 1, bytes); /* or every page of it is the kernel's one page of zeroes */
     return err;

@@ -16,6 +16,19 @@
 #include <time.h>
 #include <unistd.h>
 
+/* ---- options that all commands share ------------------------------------------------------------
+ */
+
+static const struct arg args[] = {
+    {"samples", 0, "N", "samples that count, of each figure", ARG_INT,
+     .offset = offsetof(struct bench_options, samples), .fallback = "5", .min = 1,
+     .max = BENCH_SAMPLES_MAX},
+    {"limit", 0, "TIME", "stop after that, with what there is", ARG_TIME,
+     .offset = offsetof(struct bench_options, limit_ns), .fallback = "60s"},
+    {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct bench_options, json)},
+};
+const struct arg_group bench_group = {"measuring", args, sizeof(args) / sizeof(args[0])};
+
 /* ---- time and load -------------------------------------------------------------------------- */
 
 int64_t bench_now_ns(void)
@@ -101,7 +114,7 @@ int bench_find_times(int (*run)(void *user, int times, int64_t *ns), void *user,
     }
 }
 
-/* What this process, or who has started it, could use before it kept to one. */
+/* What this process, or the one that started it, could use before it kept to one. */
 static const cpu_set_t *usable_cores(void)
 {
     static cpu_set_t usable;

@@ -88,6 +88,14 @@ static int read_plugin(const char *text, struct net_contender *c)
     return c->assignments ? 0 : command_broke("no memory for a name");
 }
 
+static int read_own_plugin(struct net_contender *c)
+{
+    static char path[PLUGIN_PATH_LEN]; /* the contender keeps a pointer into it */
+
+    plugin_path(NET_PLUGIN, path);
+    return read_plugin(path, c);
+}
+
 static int list_plugins(const struct net_values *v, struct net_contender *list, int *count)
 {
     int status = 0;
@@ -98,7 +106,7 @@ static int list_plugins(const struct net_values *v, struct net_contender *list, 
     for (size_t i = 0; i < v->plugins.count && !status; i++)
         status = read_plugin(v->plugins.items[i], &list[(*count)++]);
     if (!v->plugins.count)
-        status = read_plugin(plugin_path(), &list[(*count)++]);
+        status = read_own_plugin(&list[(*count)++]);
     for (int i = 0; i < *count && !status; i++) {
         snprintf(list[i].label, sizeof(list[i].label), "%c", 'A' + i);
         status = net_probe(v, &list[i]);
@@ -117,7 +125,7 @@ static void add_limits(struct net_contender *list, int *count)
     }
 }
 
-/* What somebody else has started, if so, must be the two sides of one plugin. */
+/* Ranks that a launcher has started must be the two sides of one plugin. */
 static int check_launched(const struct net_values *v, struct dp_comm_config *launched)
 {
     int err = dp_comm_config_from_env(launched);
@@ -128,7 +136,7 @@ static int check_launched(const struct net_values *v, struct dp_comm_config *lau
         return command_misused("started as one of %d ranks, expected 2: the sides of a connection",
                                launched->size);
     if (v->plugins.count > 1)
-        return command_misused("%zu plugins, expected one for ranks that somebody else has started",
+        return command_misused("%zu plugins, expected one for ranks that a launcher has started",
                                v->plugins.count);
     return 0;
 }
@@ -184,7 +192,7 @@ static const struct arg args[] = {
     {"no-limits", 0, NULL, "leave out what the machine could do", ARG_FLAG,
      .offset = offsetof(struct net_values, no_limits)},
     {"svg", 0, "FILE", "also draw the figures", ARG_STRING,
-     .offset = offsetof(struct net_values, svg)},
+     .offset = offsetof(struct net_values, svg), .written = true},
 };
 
 int run_bench_net(int argc, char **argv)

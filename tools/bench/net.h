@@ -137,7 +137,7 @@ struct net_report {
 };
 
 /* All ranks of all pairs, until the lead has its samples. With launched->size 2 this process is one
- * rank of the only pair, and somebody else has started the other one. Returns an EXIT_ value. */
+ * rank of the only pair, and a launcher has started the other one. Returns an EXIT_ value. */
 int net_run(const struct net_values *values, const struct net_contender *contenders, int count,
             const struct dp_comm_config *launched);
 /* What the lead does with its samples. */

@@ -46,7 +46,7 @@ static int exchange_handles(struct net_side *s, struct lanes *l)
     static char ours[NET_CONNECTIONS_MAX][NCCL_NET_HANDLE_MAXSIZE];
     static char theirs[NET_CONNECTIONS_MAX][NCCL_NET_HANDLE_MAXSIZE];
     const size_t one = NCCL_NET_HANDLE_MAXSIZE;
-    const int peer = s->comm->rank ^ 1;
+    const int peer = dp_comm_rank(s->comm) ^ 1;
     struct dp_request in, out;
 
     for (int i = 0; i < l->in_count; i++)

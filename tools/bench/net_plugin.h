@@ -7,7 +7,7 @@
 
 #include "bench/net.h"
 
-#include "nccl-plugin/net_caller.h"
+#include "nccl-plugin/net/caller.h"
 
 struct net_plugin {
     const struct net_caller *net;

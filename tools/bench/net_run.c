@@ -25,7 +25,7 @@ enum {
     POLLS_BETWEEN_LOOKS = 4096, /* at the clock, while nothing moves */
     TESTS_MAX = NET_LIST_MAX * (NET_LIST_MAX + 1),
     LINE_BYTES = 64,
-    PATIENCE_S = 60
+    DEADLINE_S = 60
 };
 static const size_t room_limit = 64 << 20;
 /* On a busy machine a sample takes its time, and the other pairs wait for it. */
@@ -61,10 +61,10 @@ int net_side_idle(struct net_side *s)
     const int64_t now_ns = bench_now_ns();
     if (!s->idle_since_ns)
         s->idle_since_ns = now_ns;
-    if (now_ns - s->idle_since_ns < PATIENCE_S * INT64_C(1000000000))
+    if (now_ns - s->idle_since_ns < DEADLINE_S * INT64_C(1000000000))
         return 0;
     return net_side_fail(s, DP_ETIMEDOUT, "%s: nothing has moved for %d s",
-                         s->contender->file ? s->contender->file : s->contender->label, PATIENCE_S);
+                         s->contender->file ? s->contender->file : s->contender->label, DEADLINE_S);
 }
 
 static size_t stride_of(size_t size)
@@ -164,17 +164,17 @@ static int do_order(struct job *j, struct net_side *s, struct order *o, int64_t 
         return err;
     read_host(mine.host, sizeof(mine.host));
     mine.cpu_ns = -bench_self_ns();
-    if (o->contender == s->comm->rank / 2)
+    if (o->contender == dp_comm_rank(s->comm) / 2)
         err = carry_out(j, s, o, &mine.ns);
     mine.cpu_ns += bench_self_ns();
     if (!err)
         err = dp_comm_allgather(s->comm, &mine, all, sizeof(mine));
     if (err)
         return err;
-    for (int r = 0; r < s->comm->size; r++)
+    for (int r = 0; r < dp_comm_size(s->comm); r++)
         if (strcmp(all[r].host, mine.host) != 0)
             j->host_count = 2; /* what is done there is no load here */
-        else if (r != s->comm->rank)
+        else if (r != dp_comm_rank(s->comm))
             bench_add_own(all[r].cpu_ns);
     *ns = all[2 * o->contender].ns;
     return 0;
@@ -296,7 +296,7 @@ static int run_side(struct job *j, struct net_side *s)
     if (!err)
         err = dp_comm_barrier(s->comm);
     if (!err)
-        err = s->comm->rank ? follow(j, s) : lead(j, s);
+        err = dp_comm_rank(s->comm) ? follow(j, s) : lead(j, s);
     if (s->contender->way->close)
         s->contender->way->close(s);
     free(s->out);
@@ -316,7 +316,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     int err = launch_join(config, &s.comm);
     net_set_environment(s.contender);
     if (!err) {
-        s.comm->deadline_ns = comm_deadline_ns;
+        dp_comm_set_deadline(s.comm, comm_deadline_ns);
         err = run_side(j, &s);
     }
     if (err) {

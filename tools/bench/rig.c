@@ -12,9 +12,9 @@
 /* A sleeper wakes up to 90 us late; from here on the end is waited for with eyes open. */
 #define SPIN_NS INT64_C(100000)
 
-/* ---- naps ----------------------------------------------------------------------------------- */
+/* ---- timed waits ---------------------------------------------------------------------------- */
 
-void rig_nap_until(int64_t deadline_ns)
+void rig_wait_until(int64_t deadline_ns)
 {
     int64_t wake = deadline_ns - SPIN_NS;
 
@@ -27,12 +27,12 @@ void rig_nap_until(int64_t deadline_ns)
         ;
 }
 
-static void nap(struct rig *rig, enum rig_op op)
+static void timed_wait(struct rig *rig, enum rig_op op)
 {
-    if (rig->naps_ns[op] <= 0)
+    if (rig->waits_ns[op] <= 0)
         return;
     int64_t began = bench_now_ns();
-    rig_nap_until(began + (int64_t)rig->naps_ns[op]);
+    rig_wait_until(began + (int64_t)rig->waits_ns[op]);
     rig->clocks[op].total_ns += (double)(bench_now_ns() - began);
     rig->clocks[op].count++;
 }
@@ -44,7 +44,7 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
     (void)call;
     (void)in;
     (void)out;
-    nap(user, RIG_F);
+    timed_wait(user, RIG_F);
     return 0;
 }
 
@@ -54,30 +54,23 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
     (void)call;
     (void)gout;
     (void)gin;
-    nap(user, mode == DP_BACKWARD_FULL ? RIG_B : RIG_I);
+    timed_wait(user, mode == DP_BACKWARD_FULL ? RIG_B : RIG_I);
     return 0;
 }
 
 static int weight(void *user, const struct dp_stage_call *call)
 {
     (void)call;
-    nap(user, RIG_W);
+    timed_wait(user, RIG_W);
     return 0;
 }
 
-static int forward_backward(void *user_f, const struct dp_stage_call *call_f, const DLTensor *in,
-                            DLTensor *out, void *user_b, const struct dp_stage_call *call_b,
-                            const DLTensor *gout, DLTensor *gin)
+static int forward_backward(const struct dp_pair *pair)
 {
-    (void)call_f;
-    (void)in;
-    (void)out;
-    (void)user_b;
-    (void)call_b;
-    (void)gout;
-    (void)gin;
-    nap(user_f, RIG_FB);
-    return 0;
+    int err = dp_pair_start_from_loss(pair);
+
+    timed_wait(pair->forward.user, RIG_FB);
+    return err ? err : dp_pair_take_loss(pair);
 }
 
 static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
@@ -105,30 +98,30 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
     return 0;
 }
 
-static const struct dp_stage_ops stage_ops = {forward, backward, weight, forward_backward};
+static const struct dp_stage_ops stage_ops = {forward, backward, weight, forward_backward, NULL};
 static const struct dp_loss_ops loss_ops = {loss, loss_backward};
 
 /* ---- setting up ----------------------------------------------------------------------------- */
 
-void rig_set_naps(struct rig *rig, const struct dp_cost *c)
+void rig_set_waits(struct rig *rig, const struct dp_cost *c)
 {
-    memset(rig->naps_ns, 0, sizeof(rig->naps_ns));
+    memset(rig->waits_ns, 0, sizeof(rig->waits_ns));
     memset(rig->clocks, 0, sizeof(rig->clocks));
     if (!c)
         return;
     double b = c->b_ns > 0 ? c->b_ns : c->i_ns + c->w_ns;
-    rig->naps_ns[RIG_F] = c->f_ns;
-    rig->naps_ns[RIG_I] = c->i_ns;
-    rig->naps_ns[RIG_W] = c->w_ns;
-    rig->naps_ns[RIG_B] = b;
-    rig->naps_ns[RIG_FB] = c->fb_ns > 0 ? c->fb_ns : c->f_ns + b;
+    rig->waits_ns[RIG_F] = c->f_ns;
+    rig->waits_ns[RIG_I] = c->i_ns;
+    rig->waits_ns[RIG_W] = c->w_ns;
+    rig->waits_ns[RIG_B] = b;
+    rig->waits_ns[RIG_FB] = c->fb_ns > 0 ? c->fb_ns : c->f_ns + b;
 }
 
 static int pipeline_rank(const struct rig_config *c)
 {
     int rank = 0;
 
-    while (c->comm && c->schedule->group_rank[rank] != c->comm->rank)
+    while (c->comm && c->schedule->group_rank[rank] != dp_comm_rank(c->comm))
         rank++;
     return rank;
 }
@@ -150,7 +143,7 @@ static int alloc_data(struct rig *rig, const struct rig_config *c)
     int64_t floats = c->message_bytes < sizeof(float) ? 1 : (int64_t)(c->message_bytes /
                                                                       sizeof(float));
 
-    for (int slot = 0; slot < s->slots_per_rank; slot++)
+    for (int slot = 0; slot < dp_schedule_slot_count(s, rig->rank); slot++)
         rig->has_first |= dp_slot_is_first(dp_schedule_slot(s, rig->rank, slot));
     rig->borders = calloc((size_t)s->stages + 1, sizeof(*rig->borders));
     rig->batch = calloc((size_t)(s->mb_per_stream * floats), sizeof(float));
@@ -158,11 +151,12 @@ static int alloc_data(struct rig *rig, const struct rig_config *c)
         return command_broke("no memory for %d micro-batches of %zu bytes", s->mb_per_stream,
                              c->message_bytes), DP_ENOMEM;
     describe_borders(rig, s->stages, floats);
-    rig->shape[0] = s->mb_per_stream;
-    rig->shape[1] = floats;
-    rig->input = (DLTensor){.data = rig->batch, .device = {kDLCPU, 0}, .ndim = 2,
-                            .dtype = {kDLFloat, 32, 1}, .shape = rig->shape};
-    return 0;
+    int64_t shape[] = {s->mb_per_stream, floats};
+    const DLTensor batch = {.data = rig->batch, .device = {kDLCPU, 0}, .ndim = 2,
+                            .dtype = {kDLFloat, 32, 1}, .shape = shape};
+    struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&batch)});
+    return dp_split(&args, NULL, &(struct dp_split_options){.count = s->mb_per_stream},
+                    &rig->inputs);
 }
 
 int rig_open(const struct rig_config *c, struct rig *rig)
@@ -170,9 +164,9 @@ int rig_open(const struct rig_config *c, struct rig *rig)
     struct dp_stage stages[DP_MAX_SLOTS] = {0};
 
     *rig = (struct rig){.rank = pipeline_rank(c)};
-    rig_set_naps(rig, c->cost);
+    rig_set_waits(rig, c->cost);
     int err = alloc_data(rig, c);
-    for (int slot = 0; slot < c->schedule->slots_per_rank; slot++)
+    for (int slot = 0; slot < dp_schedule_slot_count(c->schedule, rig->rank); slot++)
         stages[slot] = (struct dp_stage){.ops = &stage_ops, .user = rig};
     if (!err)
         err = dp_pipeline_new(
@@ -187,8 +181,7 @@ int rig_open(const struct rig_config *c, struct rig *rig)
 
 int rig_step(struct rig *rig)
 {
-    const DLTensor *inputs[] = {&rig->input};
-    struct dp_step step = {.inputs = rig->has_first ? inputs : NULL};
+    struct dp_step step = {.inputs = rig->has_first ? rig->inputs : NULL};
 
     return dp_pipeline_step(rig->pipeline, &step);
 }
@@ -197,6 +190,7 @@ void rig_close(struct rig *rig)
 {
     dp_pipeline_free(rig->pipeline);
     free(rig->borders);
+    dp_microbatches_free(rig->inputs);
     free(rig->batch);
     *rig = (struct rig){0};
 }

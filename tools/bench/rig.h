@@ -3,8 +3,8 @@
  * rig.h - a pipeline whose model computes nothing: its ops take as long as they are told to (or no
  * time at all), so that what is left is the cost of the pipeline itself.
  *
- * A nap is a sleep to a little before its end and a spin from there: sleep alone wakes up too late,
- * and spinning alone is impossible with more ranks than cores.
+ * A timed wait is a sleep to a little before its end and a spin from there: sleep alone wakes up too
+ * late, and spinning alone is impossible with more ranks than cores.
  */
 #ifndef DP_TOOLS_BENCH_RIG_H
 #define DP_TOOLS_BENCH_RIG_H
@@ -15,7 +15,7 @@
 struct rig_config {
     const struct dp_schedule *schedule; /* must outlive the rig */
     struct dp_comm *comm;               /* NULL for a schedule of one rank */
-    const struct dp_cost *cost;         /* how long ops nap; NULL: not at all */
+    const struct dp_cost *cost;         /* how long ops wait; NULL: not at all */
     size_t message_bytes;               /* of one micro-batch, at every border */
 };
 
@@ -27,13 +27,12 @@ struct rig_clock {
 enum rig_op { RIG_F, RIG_I, RIG_W, RIG_B, RIG_FB, RIG_OPS };
 
 struct rig {
-    double naps_ns[RIG_OPS];
+    double waits_ns[RIG_OPS];
     struct rig_clock clocks[RIG_OPS]; /* since rig_open, or since they were zeroed */
     struct dp_pipeline *pipeline;
     struct dp_border *borders;
     float *batch;
-    DLTensor input;
-    int64_t shape[2];
+    struct dp_microbatches *inputs;
     int rank; /* pipeline rank */
     bool has_first;
 };
@@ -41,11 +40,11 @@ struct rig {
 /* Collective over the comm. Errors are those of dp_pipeline_new, and DP_ENOMEM. */
 int rig_open(const struct rig_config *config, struct rig *rig);
 int rig_step(struct rig *rig);
-/* Let ops nap for other times from now on, and zero the clocks. NULL: not at all. */
-void rig_set_naps(struct rig *rig, const struct dp_cost *cost);
+/* Let ops wait for other times from now on, and zero the clocks. NULL: not at all. */
+void rig_set_waits(struct rig *rig, const struct dp_cost *cost);
 void rig_close(struct rig *rig);
 
 /* Sleep and spin until bench_now_ns() is deadline_ns. */
-void rig_nap_until(int64_t deadline_ns);
+void rig_wait_until(int64_t deadline_ns);
 
 #endif

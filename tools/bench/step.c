@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step.c - `dualpipe bench step`: a real step, a process a rank, whose ops nap, against the
+ * step.c - `dualpipe bench step`: a real step, a process a rank, whose ops wait, against the
  * critical path of the same step on paper.
  *
  *      rank 0      take a sample:  say which times |  step  step  step  | hear what all measured
  *      rank 1..    wait for a word                 |  step  step  step  | tell
  *
- * All ranks are started once. The yardstick is the schedule simulated with the times that the naps
+ * All ranks are started once. The yardstick is the schedule simulated with the times that the waits
  * really took, so that what is left is what messages and the executor add.
  */
 #include "bench/bench.h"
@@ -72,7 +72,7 @@ static int time_step(struct job *j, double *ns)
     mine.ended_ns = bench_now_ns();
     if ((err = dp_comm_allgather(j->comm, &mine, j->stays, sizeof(mine))))
         return err;
-    for (int rank = 0; rank < j->comm->size; rank++) {
+    for (int rank = 0; rank < dp_comm_size(j->comm); rank++) {
         if (j->stays[rank].began_ns < mine.began_ns)
             mine.began_ns = j->stays[rank].began_ns;
         if (j->stays[rank].ended_ns > mine.ended_ns)
@@ -88,7 +88,7 @@ static int take_steps(struct job *j, int which)
     double total = 0, one = 0;
     int err = 0;
 
-    rig_set_naps(&j->rig, &j->costs[which]);
+    rig_set_waits(&j->rig, &j->costs[which]);
     for (int i = 0; i < j->steps[which] && !err; i++) {
         err = time_step(j, &one);
         total += one;
@@ -103,12 +103,12 @@ static int take_steps(struct job *j, int which)
 
 /* ---- samples, on rank 0 ---------------------------------------------------------------------- */
 
-/* The mean of what all ranks' naps of one kind took. */
+/* The mean of what all ranks' waits of one kind took. */
 static double mean_ns(const struct job *j, enum rig_op op, double fallback)
 {
     double total = 0, count = 0;
 
-    for (int rank = 0; rank < j->comm->size; rank++) {
+    for (int rank = 0; rank < dp_comm_size(j->comm); rank++) {
         total += j->told[rank].clocks[op].total_ns;
         count += (double)j->told[rank].clocks[op].count;
     }
@@ -159,7 +159,7 @@ static int sample(void *user, double *figures)
     if (err)
         return err;
     double wall = (double)(bench_now_ns() - began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
-    for (int rank = 0; rank < j->comm->size; rank++)
+    for (int rank = 0; rank < dp_comm_size(j->comm); rank++)
         cpu += (double)j->told[rank].cpu_ns;
     bench_add_own((int64_t)cpu - j->told[0].cpu_ns);
     figures[RATIO] = j->step_ns / simulated;
@@ -201,7 +201,7 @@ static int lead(struct job *j)
         return err;
     snprintf(title, sizeof(title), "%s, %d ranks, %d micro-batches, %s",
              dp_schedule_kind_name(j->schedule->kind), j->schedule->ranks,
-             j->schedule->microbatches, j->comm->ops->name);
+             j->schedule->microbatches, dp_comm_name(j->comm));
     bench_report(title, cases, j->case_count, &j->v->common);
     return dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
 }
@@ -267,7 +267,7 @@ static const struct arg args[] = {
      .min = 1, .max = 256},
     {"microbatches", 'M', "N", "micro-batches of a step", ARG_INT, AT(microbatches),
      .fallback = "20", .min = 1, .max = 100000},
-    {"cost", 0, "OP=TIME,..", "how long ops nap, instead of 5 ms and 1 ms in turn", ARG_PARSE,
+    {"cost", 0, "OP=TIME,..", "how long ops wait, instead of 5 ms and 1 ms in turn", ARG_PARSE,
      AT(times), .parse = schedule_parse_times},
     {"message-bytes", 0, "SIZE", "of one message", ARG_BYTES, AT(message_bytes),
      .fallback = "64KiB", .min = 4, .max = 1 << 26},
@@ -275,7 +275,7 @@ static const struct arg args[] = {
      .choices = transports},
 };
 
-/* Which naps, and how many steps of each make a sample long enough to tell the load. */
+/* Which waits, and how many steps of each make a sample long enough to tell the load. */
 static int choose_costs(struct job *j)
 {
     const struct op_times *t = &j->v->times;

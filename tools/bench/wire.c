@@ -57,7 +57,7 @@ static int do_together(struct wire_job *j, struct word word, int64_t *ns, int64_
     if (!err)
         err = dp_comm_allgather(j->comm, &used, all, sizeof(used));
     if (!err)
-        bench_add_own(all[1 - j->comm->rank]);
+        bench_add_own(all[1 - dp_comm_rank(j->comm)]);
     return err;
 }
 
@@ -123,8 +123,8 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 
     command_mute(true); /* launch_ranks says what went wrong, once */
     int err = launch_join(config, &j->comm);
-    if (!err && j->v->peers)
-        j->comm->deadline_ns = PEERS_NS;
+    if (!err && j->peer_ops)
+        dp_comm_set_deadline(j->comm, PEERS_NS);
     bench_pin(config->rank);
     if (!err)
         err = take_buffers(j);
@@ -151,13 +151,14 @@ static void find_peers(struct wire_job *j)
         const enum peer_test test = m->figure == STREAM ? PEER_STREAM : PEER_LATENCY;
         if (wire_method_has_peers(m))
             j->peers[i].count =
-                peers_find(j->transport, test, m->size, WIRE_TURN_MS, j->peers[i].runs);
+                j->peer_ops->find(j->transport, test, m->size, WIRE_TURN_MS, j->peers[i].runs);
     }
 }
 
-static int measure(const struct wire_values *v, const char *transport)
+static int measure(const struct wire_values *v, const struct wire_peer_ops *peers,
+                   const char *transport)
 {
-    struct wire_job job = {.v = v, .transport = transport};
+    struct wire_job job = {.v = v, .peer_ops = peers, .transport = transport};
 
     if (pipe(job.there))
         return command_broke("cannot make a pipe: %s", strerror(errno));
@@ -167,11 +168,12 @@ static int measure(const struct wire_values *v, const char *transport)
         return command_broke("cannot make a pipe: %s", strerror(errno));
     }
     int status = wire_limit_open(&job);
-    if (!status && v->peers)
+    if (!status && peers)
         find_peers(&job);
     if (!status)
         status = launch_ranks(2, 0, transport, run_rank, &job);
-    peers_end();
+    if (peers)
+        peers->end();
     wire_limit_close(&job);
     for (int i = 0; i < 2; i++) {
         close(job.there[i]);
@@ -180,16 +182,23 @@ static int measure(const struct wire_values *v, const char *transport)
     return status;
 }
 
+static const char alone[] =
+    "Time messages between two processes, each on a core of its own: one at a time\n"
+    "there and back, and streams of large ones; what a rank costs that waits for\n"
+    "10 ms; and both again while a thread that computes shares each core. Targets\n"
+    "are those of the machine that this library is developed on.";
+static const char with_peers[] =
+    "Time messages between two processes, each on a core of its own, in short turns\n"
+    "with the same messages of other libraries that are installed, and ours over\n"
+    "theirs: each turn of theirs is compared with those of ours before and after it.";
+
 static const char *const transports[] = {"both", "shm", "tcp", NULL};
 static const struct arg args[] = {
     {"transport", 0, NULL, "which of them", ARG_CHOICE,
-     .offset = offsetof(struct wire_values, transport),
-     .fallback = "both", .choices = transports},
+     .offset = offsetof(struct wire_values, transport), .fallback = "both", .choices = transports},
     {"sockets", 0, "N", "of a tcp connection; 0: as it chooses itself", ARG_INT,
      .offset = offsetof(struct wire_values, sockets),
      .fallback = "0"}, /* the library says how many are too many */
-    {"peers", 0, NULL, "beside other libraries that are installed", ARG_FLAG,
-     .offset = offsetof(struct wire_values, peers)},
 };
 
 static void say_what_is_wrong(void *status, const struct dp_option_info *o)
@@ -210,24 +219,19 @@ static int choose_sockets(int64_t count)
     return status;
 }
 
-int run_bench_wire(int argc, char **argv)
+int wire_bench(int argc, char **argv, const struct wire_peer_ops *peers)
 {
     const struct arg_group groups[] = {
         {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench wire",
-        .about = "Time messages between two processes, each on a core of its own: one at a time\n"
-                 "there and back, and streams of large ones; what a rank costs that waits for\n"
-                 "10 ms; and both again while a thread that computes shares each core. Targets\n"
-                 "are those of the machine that this library is developed on. With --peers:\n"
-                 "latency and streams only, in short turns with other libraries, and ours over\n"
-                 "theirs, each turn of theirs by those of ours before and behind it.",
+        .command = peers ? "sh tests/bench/wire.sh" : "dualpipe bench wire",
+        .about = peers ? with_peers : alone,
         .groups = groups,
-        .examples = "  dualpipe bench wire\n"
-                    "  dualpipe bench wire --transport tcp --samples 9\n"
-                    "  dualpipe bench wire --transport tcp --sockets 4\n"
-                    "  dualpipe bench wire --transport shm --peers --samples 15\n",
+        .examples = peers ? "  sh tests/bench/wire.sh --transport shm --samples 15\n"
+                          : "  dualpipe bench wire\n"
+                            "  dualpipe bench wire --transport tcp --samples 9\n"
+                            "  dualpipe bench wire --transport tcp --sockets 4\n",
     };
     struct operands operands;
     struct wire_values v;
@@ -238,7 +242,12 @@ int run_bench_wire(int argc, char **argv)
     if (v.sockets && (status = choose_sockets(v.sockets)))
         return status;
     if (strcmp(v.transport, "both"))
-        return measure(&v, v.transport);
-    status = measure(&v, "shm");
-    return status ? status : measure(&v, "tcp");
+        return measure(&v, peers, v.transport);
+    status = measure(&v, peers, "shm");
+    return status ? status : measure(&v, peers, "tcp");
+}
+
+int run_bench_wire(int argc, char **argv)
+{
+    return wire_bench(argc, argv, NULL);
 }

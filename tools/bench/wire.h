@@ -6,7 +6,6 @@
 #define DP_TOOLS_BENCH_WIRE_H
 
 #include "bench/bench.h"
-#include "bench/peers.h"
 
 #include <dualpipe/comm.h>
 
@@ -14,11 +13,51 @@ enum { WIRE_METHODS_MAX = 32 };
 enum { WIRE_TURN_MS = 40 }; /* beside peers */
 #define WIRE_BIGGEST ((size_t)64 << 20) /* message */
 
+/* ---- peers: other programs that do the same (tests/bench)
+ * ---------------------------------------- */
+
+enum { PEERS_MAX = 4 }; /* beside one transport */
+
+/* Half of a message there and one back, in us; or messages of one size one way, in GB/s. */
+enum peer_test { PEER_LATENCY, PEER_STREAM, PEER_TESTS };
+
+struct peer;
+
+/* What one peer is to do. */
+struct peer_run {
+    const struct peer *peer;
+    const char *name; /* of the peer */
+    enum peer_test test;
+    size_t size;
+    int times; /* messages that fill a turn */
+};
+
+struct wire_peer_ops {
+    /* The peers that stand beside our transport "shm" or "tcp" and can do this test here: each does
+     * it once, to see how often it must for a turn of turn_ms. A peer that fails is left out from
+     * then on, and a line on standard error says why. Most stay started from then on, asleep
+     * between their turns. Returns how many there are. */
+    int (*find)(const char *transport, enum peer_test test, size_t size, int turn_ms,
+                struct peer_run runs[PEERS_MAX]);
+    /* A turn: us, or GB/s. Its processes keep to the first two cores, as ours do. DP_EIO if it
+     * fails: why has been printed. */
+    int (*turn)(const struct peer_run *run, double *figure);
+    /* CPU time so far of all peers that are started. */
+    int64_t (*cpu_ns)(void);
+    /* The peers that are started end. */
+    void (*end)(void);
+};
+
+/* The command, with peers, or NULL. */
+int wire_bench(int argc, char **argv, const struct wire_peer_ops *peers);
+
+/* ---- a run -------------------------------------------------------------------------------------
+ */
+
 struct wire_values {
     struct bench_options common;
     const char *transport;
     int64_t sockets; /* of a tcp connection; 0: as it chooses itself */
-    bool peers;
 };
 
 /* Those that can do what a method does. */
@@ -29,6 +68,7 @@ struct wire_peers {
 
 struct wire_job {
     const struct wire_values *v;
+    const struct wire_peer_ops *peer_ops; /* NULL: without peers */
     const char *transport;
     int there[2], back[2]; /* pipes between the ranks, as something to compare with */
     struct wire_line *lines; /* [2] shared by the ranks: there, and back */

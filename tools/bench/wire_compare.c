@@ -28,7 +28,7 @@ struct runner {
     int sample_ms;
 };
 
-/* Somebody else's turn: a peer's, or one of the limit. */
+/* The turn of a peer, or of the limit. */
 struct other {
     const struct peer_run *peer; /* NULL: the limit */
     struct runner limit;
@@ -116,9 +116,11 @@ static int take_our_turns(struct match *m, double figures[OURS_MAX])
     return err;
 }
 
-static int take_other_turn(struct other *o, double *figure)
+static int take_other_turn(struct match *m, int other, double *figure)
 {
-    return o->peer ? peer_turn(o->peer, figure) : take_turn(&o->limit, figure);
+    struct other *o = &m->others[other];
+
+    return o->peer ? m->ours[0].job->peer_ops->turn(o->peer, figure) : take_turn(&o->limit, figure);
 }
 
 static int play(struct match *m, double *figures)
@@ -128,7 +130,7 @@ static int play(struct match *m, double *figures)
 
     for (int i = 0; i < m->other_count && !err; i++) {
         double *theirs = &figures[other_at(m, i)];
-        err = take_other_turn(&m->others[i], theirs);
+        err = take_other_turn(m, i, theirs);
         if (!err)
             err = take_our_turns(m, behind);
         for (int k = 0; k < m->our_count && !err; k++) {
@@ -147,10 +149,12 @@ static int play(struct match *m, double *figures)
 /* What the peers use is no load of others. */
 static int sample_match(void *user, double *figures)
 {
-    const int64_t before_ns = peers_cpu_ns();
-    int err = play(user, figures);
+    struct match *m = user;
+    const struct wire_peer_ops *ops = m->ours[0].job->peer_ops;
+    const int64_t before_ns = ops->cpu_ns();
+    int err = play(m, figures);
 
-    bench_add_own(peers_cpu_ns() - before_ns);
+    bench_add_own(ops->cpu_ns() - before_ns);
     return err;
 }
 
@@ -192,7 +196,7 @@ static bool is_shown(const struct wire_job *j, const struct wire_method *m)
         return false;
     if (is_limit(m) || wire_method_shares(m))
         return !strcmp(j->transport, "shm");
-    return !j->v->peers || wire_method_has_peers(m);
+    return !j->peer_ops || wire_method_has_peers(m);
 }
 
 static void add_single(struct plan *p, int which)
@@ -276,7 +280,7 @@ static void make_plan(struct plan *p)
         const struct wire_method *m = &wire_methods[i];
         if (!is_shown(p->job, m))
             continue;
-        if (!p->job->v->peers)
+        if (!p->job->peer_ops)
             add_single(p, i);
         else if (wire_method_has_peers(m))
             add_match(p, i);
@@ -293,7 +297,7 @@ int wire_compare(struct wire_job *j)
     int err = bench_run(p.cases, p.count, &j->v->common);
     if (err)
         return err;
-    snprintf(title, sizeof(title), "%s: latency one way, streams", j->comm->ops->name);
+    snprintf(title, sizeof(title), "%s: latency one way, streams", dp_comm_name(j->comm));
     bench_report(title, p.cases, p.count, &j->v->common);
     return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * wire_limit.c - what a message from one process's memory to another's could cost at best: for a
- * large one each side copies half of it (process_vm_readv and writev), and nobody waits for anybody; for
- * a short one a line of memory changes cores once.
+ * large one each side copies half of it (process_vm_readv and writev), and neither waits for the
+ * other; for a short one a line of memory changes cores once.
  */
 #include "config.h"
 
@@ -44,20 +44,21 @@ void wire_limit_close(struct wire_job *j)
 
 /* ---- a short message --------------------------------------------------------------------------- */
 
-/* With no end but the other rank's: a clock in the loop would be measured, too. Who is left alone in it
- * is killed by who has started it. */
+/* With no end but the other rank's: a clock in the loop would be measured, too. A rank that is left
+ * alone in it is killed by the process that has started it. */
 int wire_limit_line(struct wire_job *j, size_t size, int times)
 {
-    struct wire_line *mine = &j->lines[j->comm->rank], *theirs = &j->lines[1 - j->comm->rank];
+    struct wire_line *mine = &j->lines[dp_comm_rank(j->comm)],
+                     *theirs = &j->lines[1 - dp_comm_rank(j->comm)];
 
     (void)size;
     for (int i = 0; i < times; i++) {
         const unsigned turn = atomic_load_explicit(&mine->turn, memory_order_relaxed) + 1;
-        if (j->comm->rank == 0)
+        if (dp_comm_rank(j->comm) == 0)
             atomic_store_explicit(&mine->turn, turn, memory_order_release);
         while (atomic_load_explicit(&theirs->turn, memory_order_acquire) != turn)
             ;
-        if (j->comm->rank == 1)
+        if (dp_comm_rank(j->comm) == 1)
             atomic_store_explicit(&mine->turn, turn, memory_order_release);
     }
     return 0;
@@ -68,7 +69,7 @@ int wire_limit_line(struct wire_job *j, size_t size, int times)
 /* The other rank's buffer of what comes, if this one sends; of what goes, if it receives. */
 static bool copy_part(const struct wire_job *j, size_t at, size_t len)
 {
-    const bool pushes = j->comm->rank == 0;
+    const bool pushes = dp_comm_rank(j->comm) == 0;
     const struct iovec here = {(pushes ? j->buffer : j->other) + at, len};
     const struct iovec there = {(pushes ? j->peer.other : j->peer.buffer) + at, len};
     const ssize_t n = pushes ? process_vm_writev((pid_t)j->peer.pid, &here, 1, &there, 1, 0)
@@ -86,7 +87,7 @@ int wire_limit_meet(struct wire_job *j)
 
     if (err)
         return err;
-    j->peer = places[1 - j->comm->rank];
+    j->peer = places[1 - dp_comm_rank(j->comm)];
     mine_works = copy_part(j, 0, 1);
     err = dp_comm_allgather(j->comm, &mine_works, works, sizeof(mine_works));
     if (!err)
@@ -96,7 +97,7 @@ int wire_limit_meet(struct wire_job *j)
 
 int wire_limit_copy(struct wire_job *j, size_t size, int times)
 {
-    const size_t half = size / 2, begin = j->comm->rank ? 0 : half, end = begin + half;
+    const size_t half = size / 2, begin = dp_comm_rank(j->comm) ? 0 : half, end = begin + half;
 
     for (int i = 0; i < times; i++)
         for (size_t at = begin; at < end; at += CHUNK)

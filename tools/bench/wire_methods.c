@@ -23,19 +23,20 @@ static int wait_all(struct wire_job *j, struct dp_request *requests, int count)
     int err = 0;
 
     for (int i = 0; i < count && !err; i++)
-        err = dp_comm_wait(j->comm, &requests[i], 1 - j->comm->rank);
+        err = dp_comm_wait(j->comm, &requests[i], 1 - dp_comm_rank(j->comm));
     return err;
 }
 
 static int send_one(struct wire_job *j, size_t size, struct dp_request *req)
 {
-    return dp_comm_isend(j->comm, 1 - j->comm->rank, DP_CHANNEL_ACTIVATION, 0, j->buffer, size,
-                         req);
+    return dp_comm_isend(j->comm, 1 - dp_comm_rank(j->comm), DP_CHANNEL_ACTIVATION, 0, j->buffer,
+                         size, req);
 }
 
 static int receive_one(struct wire_job *j, size_t size, struct dp_request *req)
 {
-    return dp_comm_irecv(j->comm, 1 - j->comm->rank, DP_CHANNEL_ACTIVATION, 0, j->other, size, req);
+    return dp_comm_irecv(j->comm, 1 - dp_comm_rank(j->comm), DP_CHANNEL_ACTIVATION, 0, j->other,
+                         size, req);
 }
 
 /* One message there, one back. */
@@ -46,11 +47,11 @@ static int ping_pong(struct wire_job *j, size_t size, int times)
 
     for (int i = 0; i < times && !err; i++) {
         err = receive_one(j, size, &in);
-        if (!err && j->comm->rank == 0)
+        if (!err && dp_comm_rank(j->comm) == 0)
             err = send_one(j, size, &out);
         if (!err)
             err = wait_all(j, &in, 1);
-        if (!err && j->comm->rank == 1)
+        if (!err && dp_comm_rank(j->comm) == 1)
             err = send_one(j, size, &out);
         if (!err)
             err = wait_all(j, &out, 1);
@@ -62,7 +63,7 @@ static int ping_pong(struct wire_job *j, size_t size, int times)
 static int stream(struct wire_job *j, size_t size, int times)
 {
     int (*start)(struct wire_job *, size_t, struct dp_request *) =
-        j->comm->rank ? receive_one : send_one;
+        dp_comm_rank(j->comm) ? receive_one : send_one;
     struct dp_request window[WINDOW], last;
     int err = 0, begun = 0;
 
@@ -75,7 +76,7 @@ static int stream(struct wire_job *j, size_t size, int times)
             err = wait_all(j, &window[done % WINDOW], 1);
     }
     if (!err)
-        err = j->comm->rank ? send_one(j, 1, &last) : receive_one(j, 1, &last);
+        err = dp_comm_rank(j->comm) ? send_one(j, 1, &last) : receive_one(j, 1, &last);
     return err ? err : wait_all(j, &last, 1);
 }
 
@@ -94,14 +95,14 @@ static int stream_shared(struct wire_job *j, size_t size, int times)
 /* Rank 0 waits for a message that is 10 ms away, times over. */
 static int idle(struct wire_job *j, size_t size, int times)
 {
-    static const struct timespec nap = {.tv_nsec = 10 * 1000 * 1000};
+    static const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
     struct dp_request req;
     int err = 0;
 
     for (int i = 0; i < times && !err; i++) {
-        if (j->comm->rank)
-            nanosleep(&nap, NULL);
-        err = j->comm->rank ? send_one(j, size, &req) : receive_one(j, size, &req);
+        if (dp_comm_rank(j->comm))
+            nanosleep(&pause, NULL);
+        err = dp_comm_rank(j->comm) ? send_one(j, size, &req) : receive_one(j, size, &req);
         if (!err)
             err = wait_all(j, &req, 1);
     }
@@ -120,7 +121,7 @@ static void *burn(void *stop)
 static int in_company(struct wire_job *j, int64_t spin_ns, size_t size, int times)
 {
     int (*run)(struct wire_job *, size_t, int) = size < 1 << 18 ? ping_pong : stream;
-    const int64_t usual_ns = j->comm->spin_ns;
+    const int64_t default_ns = dp_comm_spin(j->comm);
     atomic_bool stop = false;
     pthread_t hog;
 
@@ -128,9 +129,9 @@ static int in_company(struct wire_job *j, int64_t spin_ns, size_t size, int time
     if (error)
         return command_broke("cannot start a thread: %s", strerror(error)), DP_EIO;
     if (spin_ns >= 0)
-        j->comm->spin_ns = spin_ns;
+        dp_comm_set_spin(j->comm, spin_ns);
     int err = run(j, size, times);
-    j->comm->spin_ns = usual_ns;
+    dp_comm_set_spin(j->comm, default_ns);
     atomic_store(&stop, true);
     pthread_join(hog, NULL);
     return err;
@@ -150,7 +151,7 @@ static int asleep_beside_hogs(struct wire_job *j, size_t size, int times)
 
 static int copy(struct wire_job *j, size_t size, int times)
 {
-    for (int i = 0; i < times && !j->comm->rank; i++)
+    for (int i = 0; i < times && !dp_comm_rank(j->comm); i++)
         memcpy(j->other, j->buffer, size);
     return 0;
 }
@@ -182,11 +183,11 @@ static int pipe_ping_pong(struct wire_job *j, size_t size, int times)
     int err = 0;
 
     for (int i = 0; i < times && !err; i++) {
-        if (!j->comm->rank)
+        if (!dp_comm_rank(j->comm))
             err = pipe_write(j->there[1], j->buffer, size);
         if (!err)
-            err = pipe_read(j->comm->rank ? j->there[0] : j->back[0], j->other, size);
-        if (!err && j->comm->rank)
+            err = pipe_read(dp_comm_rank(j->comm) ? j->there[0] : j->back[0], j->other, size);
+        if (!err && dp_comm_rank(j->comm))
             err = pipe_write(j->back[1], j->buffer, size);
     }
     return err;
@@ -197,12 +198,12 @@ static int pipe_stream(struct wire_job *j, size_t size, int times)
     int err = 0;
 
     for (int i = 0; i < times && !err; i++)
-        err = j->comm->rank ? pipe_read(j->there[0], j->other, size)
-                            : pipe_write(j->there[1], j->buffer, size);
+        err = dp_comm_rank(j->comm) ? pipe_read(j->there[0], j->other, size)
+                                    : pipe_write(j->there[1], j->buffer, size);
     if (err)
         return err;
-    return j->comm->rank ? pipe_write(j->back[1], j->buffer, 1)
-                         : pipe_read(j->back[0], j->other, 1);
+    return dp_comm_rank(j->comm) ? pipe_write(j->back[1], j->buffer, 1)
+                                 : pipe_read(j->back[0], j->other, 1);
 }
 
 /* Targets: nine tenths of the best other library's latency, 1.12 to 1.7 times its bandwidth, as

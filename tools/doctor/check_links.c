@@ -36,7 +36,7 @@ static bool look_at_width(struct doctor *d, const char *path, const char *above,
                             tree_base(path), name, now, can),
         .evidence = doctor_text(d, "%s/current_link_width, max_link_width", path),
         .consequence = doctor_text(d, "at most %.0f %% of its bandwidth", 100 * now / can),
-        .remedy = "seat the card again, try another slot; look into the BIOS for bifurcation"});
+        .remedy = "reseat the card, try another slot; look into the BIOS for bifurcation"});
     return false;
 }
 
@@ -57,7 +57,7 @@ static bool look_at_speed(struct doctor *d, const char *path, const char *above,
                                    : doctor_text(d, "at most %.0f %% of its bandwidth",
                                                  100 * now / can),
         .remedy = device->gpu ? "look again while the GPU works"
-                              : "seat the card again, try another slot; look for errors of the "
+                              : "reseat the card, try another slot; look for errors of the "
                                 "link in the kernel's log (AER)"});
     return false;
 }

@@ -7,7 +7,7 @@
 
 #include "command.h"
 
-#include <dualpipe/seats.h>
+#include <dualpipe/assignment.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +28,9 @@ static void add(struct doctor *d, enum doctor_severity severity, const char *wha
                                    .remedy = is_fine ? NULL : remake});
 }
 
-static struct dp_seats *read_file(struct doctor *d, const char *path)
+static struct dp_assignment *read_file(struct doctor *d, const char *path)
 {
-    struct dp_seats *s = NULL;
+    struct dp_assignment *s = NULL;
     size_t len;
     char *text = tree_read(&d->tree, &len, "%s", path);
 
@@ -40,7 +40,7 @@ static struct dp_seats *read_file(struct doctor *d, const char *path)
         return NULL;
     }
     command_mute(true);
-    if (dp_seats_read(text, len, path, &s))
+    if (dp_assignment_read(text, len, path, &s))
         add(d, DOCTOR_FAULT, doctor_text(d, "no placement: %s", dp_last_error()),
             "the plugins go on without it; dualpipe train refuses");
     command_mute(false);
@@ -48,24 +48,24 @@ static struct dp_seats *read_file(struct doctor *d, const char *path)
     return s;
 }
 
-static int32_t count_workers(const struct dp_seats *s, const char *host)
+static int32_t count_workers(const struct dp_assignment *s, const char *host)
 {
     int32_t count = 0;
 
-    for (int32_t w = 0; w < s->seat_count; w++)
-        count += dp_seats_is_host(dp_seats_text(s, s->nodes[s->seats[w].gpu].host), host);
+    for (int32_t w = 0; w < s->worker_count; w++)
+        count += dp_assignment_is_host(dp_assignment_text(s, s->nodes[s->workers[w].gpu].host), host);
     return count;
 }
 
 /* A NIC of this host by the file that it does not have; NULL: there is none. */
-static const char *find_stranger(const struct doctor *d, const struct dp_seats *s, const char *host)
+static const char *find_stranger(const struct doctor *d, const struct dp_assignment *s, const char *host)
 {
     for (int32_t i = 0; i < s->node_count; i++) {
-        const struct dp_seat_node *n = &s->nodes[i];
-        if (!dp_seats_is_host(dp_seats_text(s, n->host), host))
+        const struct dp_assigned_node *n = &s->nodes[i];
+        if (!dp_assignment_is_host(dp_assignment_text(s, n->host), host))
             continue;
         for (int32_t k = n->first_port; k < n->first_port + n->port_count; k++) {
-            const char *rdma = dp_seats_text(s, s->ports[k].rdma);
+            const char *rdma = dp_assignment_text(s, s->ports[k].rdma);
             if (*rdma && !strchr(rdma, '/') &&
                 !tree_has(&d->tree, "/sys/class/infiniband/%s", rdma))
                 return rdma;
@@ -74,7 +74,7 @@ static const char *find_stranger(const struct doctor *d, const struct dp_seats *
     return NULL;
 }
 
-static void look_at(struct doctor *d, const struct dp_seats *s, const char *host)
+static void look_at(struct doctor *d, const struct dp_assignment *s, const char *host)
 {
     const int32_t workers = count_workers(s, host);
     const char *stranger = find_stranger(d, s, host);
@@ -100,8 +100,8 @@ void doctor_placement(struct doctor *d)
 
     if (!path || !*path)
         return;
-    struct dp_seats *s = read_file(d, path);
+    struct dp_assignment *s = read_file(d, path);
     if (s && tree_line(&d->tree, host, "/proc/sys/kernel/hostname"))
         look_at(d, s, host);
-    dp_seats_free(s);
+    dp_assignment_free(s);
 }

@@ -229,25 +229,47 @@ static void look_at_default(struct doctor *d)
     }
     d->net_plugin.text[0] = 0;
     doctor_add(d, (struct finding){
-        .severity = DOCTOR_FAULT,
+        .severity = DOCTOR_NOTE,
         .what = "no net plugin is asked for, and there is no libnccl-net.so",
         .evidence = doctor_origin(d, net.variable),
         .consequence = "NCCL uses its own network code",
-        .remedy = "export NCCL_NET_PLUGIN=dualpipe"});
+        .remedy = "export NCCL_NET_PLUGIN=dualpipe to use the one of this program"});
 }
 
-/* A running process shows what has really been loaded. */
-static void look_at_process(struct doctor *d)
+/* Nothing follows from a variable that may be set all the same. */
+static void add_unseen(struct doctor *d, const struct kind *kind)
+{
+    doctor_add(d, (struct finding){
+        .severity = DOCTOR_UNKNOWN,
+        .what = doctor_text(d, "which %s the process asks for is not known", kind->word),
+        .evidence = doctor_origin(d, kind->variable),
+        .consequence = "whether the plugin is used is not known either",
+        .remedy = "NCCL_DEBUG=INFO in the job says what it has taken"});
+}
+
+/* A running process shows what has really been loaded. `asked`: a net plugin was meant to be. */
+static void look_at_process(struct doctor *d, bool asked)
 {
     struct tree_path path;
+    size_t len;
+    char *maps = tree_read(&d->tree, &len, "/proc/%s/maps", d->process);
+    const bool is_read = maps;
 
-    if (library_mapped(d, "libnccl-net", &path))
+    free(maps);
+    if (!is_read)
+        doctor_add(d, (struct finding){
+            .severity = DOCTOR_UNKNOWN,
+            .what = "the libraries of the process cannot be seen",
+            .evidence = doctor_text(d, "/proc/%s/maps", d->process),
+            .consequence = "whether NCCL and a plugin are loaded is not known",
+            .remedy = "run as the user of that process, or as root"});
+    else if (library_mapped(d, "libnccl-net", &path))
         doctor_add(d, (struct finding){
             .what = doctor_text(d, "process %s has loaded %s", d->process, tree_base(path.text)),
             .evidence = doctor_text(d, "/proc/%s/maps", d->process)});
     else if (library_mapped(d, "libnccl.so", &path))
         doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
+            .severity = asked ? DOCTOR_FAULT : DOCTOR_NOTE,
             .what = doctor_text(d, "process %s has NCCL but no net plugin", d->process),
             .evidence = doctor_text(d, "/proc/%s/maps", d->process),
             .consequence = "it uses NCCL's own network code, or has made no communicator yet",
@@ -260,17 +282,19 @@ void doctor_plugin(struct doctor *d)
 
     if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
         doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
+            .severity = DOCTOR_NOTE,
             .what = "net plugins are switched off",
             .evidence = doctor_origin(d, net.variable),
             .consequence = "NCCL uses its own network code",
-            .remedy = "export NCCL_NET_PLUGIN=dualpipe"});
+            .remedy = "export NCCL_NET_PLUGIN=dualpipe to use the one of this program"});
     else if (value && *value)
         look_at_list(d, value);
+    else if (!value && d->unseen)
+        add_unseen(d, &net);
     else
         look_at_default(d);
     if (strcmp(d->process, "self"))
-        look_at_process(d);
+        look_at_process(d, value && *value && strcasecmp(value, "none"));
 }
 
 /* ---- the tuner ------------------------------------------------------------------------------ */
@@ -299,7 +323,9 @@ void doctor_tuner(struct doctor *d)
     const char *value = doctor_variable(d, tuner.variable), *how;
     struct tree_path path;
 
-    if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
+    if (!value && d->unseen)
+        add_unseen(d, &tuner);
+    else if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
         doctor_add(d, (struct finding){.what = "tuners are switched off",
                                        .evidence = doctor_origin(d, tuner.variable)});
     else if (is_old(d) && (!value || !*value))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_variables.c - NCCL_ and DUALPIPE_ variables that nobody knows, that name what is not there,
+ * check_variables.c - NCCL_ and DUALPIPE_ variables that nothing knows, that name what is not there,
  * and that contradict each other.
  */
 #include "config.h"
@@ -159,17 +159,17 @@ static const struct rule rules[] = {
 };
 
 /* "!" is "not set", NULL any value at all; case does not matter. */
-static bool is(const char *value, const char *wanted)
+static bool is(const struct doctor *d, const char *value, const char *wanted)
 {
     if (wanted && !strcmp(wanted, "!"))
-        return !value || !*value;
+        return (!value && !d->unseen) || (value && !*value);
     return value && *value && (!wanted || !strcasecmp(value, wanted));
 }
 
 static void apply(struct doctor *d, const struct rule *r)
 {
-    if (!is(doctor_variable(d, r->variable), r->value) ||
-        (r->other && !is(doctor_variable(d, r->other), r->other_value)))
+    if (!is(d, doctor_variable(d, r->variable), r->value) ||
+        (r->other && !is(d, doctor_variable(d, r->other), r->other_value)))
         return;
     doctor_add(d, (struct finding){
         .severity = r->severity,
@@ -210,7 +210,8 @@ void doctor_variables(struct doctor *d)
     look_at_bounds(d, "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS");
     look_at_bounds(d, "NCCL_MIN_CTAS", "NCCL_MAX_CTAS");
     look_at_bounds(d, "NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS");
-    if (d->finding_count == before)
+    doctor_selection(d);
+    if (d->finding_count == before && !d->unseen)
         doctor_add(d,
                    (struct finding){.what = "all NCCL_ variables are known and agree",
                                     .evidence = "the environment, ~/.nccl.conf, /etc/nccl.conf"});

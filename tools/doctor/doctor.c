@@ -61,8 +61,8 @@ const char *doctor_text(struct doctor *d, const char *fmt, ...)
 
 /* ---- what is printed ------------------------------------------------------------------------ */
 
-static const char *const names[] = {"fine", "unknown", "warning", "fault"};
-static const char *const titles[] = {"Fine", "Could not be seen", "Warnings", "Faults"};
+static const char *const names[] = {"fine", "note", "unknown", "warning", "fault"};
+static const char *const titles[] = {"Fine", "Notes", "Could not be seen", "Warnings", "Faults"};
 
 static size_t count_of(const struct doctor *d, enum doctor_severity severity)
 {
@@ -100,8 +100,9 @@ static void print_text(const struct doctor *d)
 {
     for (int severity = DOCTOR_FAULT; severity >= DOCTOR_FINE; severity--)
         print_severity(d, (enum doctor_severity)severity);
-    printf("faults: %zu, warnings: %zu, not seen: %zu, fine: %zu\n", count_of(d, DOCTOR_FAULT),
-           count_of(d, DOCTOR_WARNING), count_of(d, DOCTOR_UNKNOWN), count_of(d, DOCTOR_FINE));
+    printf("faults: %zu, warnings: %zu, not seen: %zu, notes: %zu, fine: %zu\n",
+           count_of(d, DOCTOR_FAULT), count_of(d, DOCTOR_WARNING), count_of(d, DOCTOR_UNKNOWN),
+           count_of(d, DOCTOR_NOTE), count_of(d, DOCTOR_FINE));
 }
 
 static void print_json(const struct doctor *d)
@@ -131,10 +132,11 @@ struct doctor_options {
 };
 
 static const struct arg args[] = {
-    {"pid", 'p', "N", "look at a running process, not at what would be started from here",
-     ARG_INT, .offset = offsetof(struct doctor_options, pid), .min = 1, .max = 1 << 22},
-    {"root", 0, "DIR", "look at the files of another machine, captured below DIR", ARG_STRING,
-     .offset = offsetof(struct doctor_options, root), .fallback = ""},
+    {"pid", 'p', "N", "look at a running process, not at what would be started from here", ARG_INT,
+     .offset = offsetof(struct doctor_options, pid), .min = 1, .max = 1 << 22},
+    {"sysfs", 0, "DIR",
+     "look at the files of another machine, /sys, /proc and others, captured below DIR", ARG_STRING,
+     .offset = offsetof(struct doctor_options, root), .fallback = "", .old_name = "root"},
     {"only", 0, "CHECK", "report this check only; may be given again", ARG_LIST,
      .offset = offsetof(struct doctor_options, only)},
     {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct doctor_options, json)},
@@ -228,10 +230,10 @@ int run_doctor(int argc, char **argv)
     d.tree.root = o.root;
     if (o.pid)
         snprintf(d.process, sizeof(d.process), "%lld", (long long)o.pid);
-    if (!tree_has(&d.tree, "/proc/%s", d.process))
-        return o.pid ? command_misused("no process %s in %s/proc", d.process, o.root)
-                     : command_misused("no directory %s/proc: expected the files of a machine",
-                                       o.root);
+    if (!tree_has(&d.tree, "/."))
+        return command_misused("no directory %s: expected the files of a machine", o.root);
+    if (o.pid && !tree_has(&d.tree, "/proc/%s", d.process))
+        return command_misused("no process %s in %s/proc", d.process, o.root);
     run_checks(&d, &o.only);
     if (o.json)
         print_json(&d);

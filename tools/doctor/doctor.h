@@ -13,6 +13,7 @@
 
 enum doctor_severity {
     DOCTOR_FINE,    /* as it should be */
+    DOCTOR_NOTE,    /* works as configured; something else could be had */
     DOCTOR_UNKNOWN, /* could not be seen */
     DOCTOR_WARNING, /* works, but slower, or otherwise than meant */
     DOCTOR_FAULT    /* does not work, or is not used */
@@ -37,6 +38,7 @@ struct doctor {
         const char *origin;
     } *variables;
     size_t variable_count;
+    const char *unseen; /* the file with the environment, which cannot be read; NULL: it was */
 
     const char *check; /* the one at work */
     struct finding *findings;
@@ -65,6 +67,7 @@ void doctor_plugin(struct doctor *d);
 void doctor_tuner(struct doctor *d);
 void doctor_versions(struct doctor *d);
 void doctor_variables(struct doctor *d);
+void doctor_selection(struct doctor *d); /* a part of doctor_variables */
 void doctor_limits(struct doctor *d);
 void doctor_memory(struct doctor *d);
 void doctor_rdma(struct doctor *d);
@@ -79,8 +82,8 @@ void doctor_add(struct doctor *d, struct finding finding);
 const char *doctor_text(struct doctor *d, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* A variable as NCCL would see it: the process's environment, then its files. NULL: not set. The
- * second is for evidence: "NCCL_NET in the environment". */
+/* A variable as NCCL would see it: the process's environment, then its files. NULL: not set, or,
+ * where d->unseen is set, not known. The second is for evidence: "NCCL_NET in the environment". */
 const char *doctor_variable(const struct doctor *d, const char *name);
 const char *doctor_origin(struct doctor *d, const char *name);
 void doctor_variables_read(struct doctor *d);

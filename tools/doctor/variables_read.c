@@ -23,6 +23,8 @@ const char *doctor_origin(struct doctor *d, const char *name)
         if (!strcmp(d->variables[i].name, name))
             return doctor_text(d, "%s=%s in %s", name, d->variables[i].value,
                                d->variables[i].origin);
+    if (d->unseen)
+        return doctor_text(d, "%s: %s cannot be read", name, d->unseen);
     return doctor_text(d, "%s is not set", name);
 }
 
@@ -48,11 +50,12 @@ none:
     free(value);
 }
 
-/* The lines of a file, which end with `end`. */
-static void add_file(struct doctor *d, char end, const char *path, const char *origin)
+/* The lines of a file, which end with `end`. false: it cannot be read. */
+static bool add_file(struct doctor *d, char end, const char *path, const char *origin)
 {
     size_t len;
     char *bytes = tree_read(&d->tree, &len, "%s", path);
+    const bool is_read = bytes;
 
     for (size_t at = 0; bytes && at < len;) {
         size_t line = 0;
@@ -63,20 +66,23 @@ static void add_file(struct doctor *d, char end, const char *path, const char *o
         at += line + 1;
     }
     free(bytes);
+    return is_read;
 }
 
 void doctor_variables_read(struct doctor *d)
 {
     const char *file = doctor_text(d, "/proc/%s/environ", d->process);
 
-    if (!tree_has(&d->tree, "%s", file))
+    if (!add_file(d, 0, file, "the environment")) {
+        d->unseen = file;
         doctor_add(d, (struct finding){
             .severity = DOCTOR_UNKNOWN,
             .what = "the environment of the process cannot be read",
             .evidence = file,
-            .consequence = "variables are taken as not set",
-            .remedy = "run as the user of that process, or as root"});
-    add_file(d, 0, file, "the environment");
+            .consequence = "whether a variable is set is not known, and nothing follows from it",
+            .remedy = *d->tree.root ? "capture that file too"
+                                    : "run as the user of that process, or as root"});
+    }
 
     const char *home = doctor_variable(d, "HOME"), *other = doctor_variable(d, "NCCL_CONF_FILE");
     const char *mine = other ? other : doctor_text(d, "%s/.nccl.conf", home ? home : "");

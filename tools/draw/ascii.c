@@ -212,19 +212,32 @@ static void print_axis(const struct ascii *a, int left)
     putc('\n', a->to);
 }
 
+/* The next entry of the legend, on a new line where the old one is full. */
+static int print_entry(const struct ascii *a, const char *name, const char *text, int column)
+{
+    const int len = (int)(strlen(name) + 1 + strlen(text));
+    const bool folds = column && a->o->width && column + 2 + len > a->o->width;
+
+    fprintf(a->to, "%s%s %s", folds ? "\n" : column ? "  " : "", name, text);
+    return folds || !column ? len : column + 2 + len;
+}
+
 static void print_legend(const struct ascii *a, bool labels)
 {
     struct draw_census census;
+    int column = 0;
 
     draw_census(a->t, &census);
     for (int kind = 0; kind < DRAW_KINDS; kind++)
         if (census.kinds[kind]) {
-            const char letter[] = {"FBIWRX"[kind], 0}, *name = letter;
+            struct draw_look look = {.kind = (enum draw_kind)kind};
+            const char letter[] = {draw_letter(look), 0}, *name = letter;
             if (kind == DRAW_PAIR && labels)
                 name = census.back ? "F&b" : "F&B";
-            fprintf(a->to, "%s %s  ", name, draw_kind_text((enum draw_kind)kind));
+            column = print_entry(a, name, draw_kind_text((enum draw_kind)kind), column);
         }
-    fprintf(a->to, ". idle\n%s", census.back ? "lower case: the other direction\n" : "");
+    print_entry(a, ".", "idle", column);
+    fprintf(a->to, "\n%s", census.back ? "lower case: the other direction\n" : "");
 }
 
 static void print_labels(struct ascii *a, int total)

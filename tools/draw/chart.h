@@ -31,7 +31,7 @@ struct chart {
     struct chart_panel panels[CHART_PANELS_MAX];
 };
 
-/* DP_EIO if `to` cannot be written, which is left to who owns it. */
+/* DP_EIO if `to` cannot be written, which its owner closes. */
 int draw_chart(FILE *to, const struct chart *chart);
 
 #endif

@@ -33,7 +33,7 @@ struct draw_options {
 /* Letters and numbers for a terminal. F3: forward of micro-batch 3. B: backward, I: its input part,
  * W: its weight part. Lower case: the other direction (DualPipe's second stream, DualPipeV's way
  * back). F3&b1: an overlapped pair. Dots: idle. DP_EINVAL for an empty timeline and DP_ENOMEM, which
- * are said on standard error; DP_EIO if `to` cannot be written, which is left to who owns it. */
+ * are written to standard error; DP_EIO if `to` cannot be written, which its owner closes. */
 int draw_ascii(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
                const struct draw_options *options);
 

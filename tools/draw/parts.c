@@ -16,7 +16,8 @@ bool draw_look_of(struct dp_op op, struct draw_look *look)
 {
     static const enum draw_kind kinds[DP_OP_KINDS] = {
         [DP_OP_F] = DRAW_F, [DP_OP_B] = DRAW_B,      [DP_OP_I] = DRAW_I,
-        [DP_OP_W] = DRAW_W, [DP_OP_REDUCE] = DRAW_R,
+        [DP_OP_W] = DRAW_W, [DP_OP_REDUCE] = DRAW_R, [DP_OP_REDUCE_WAIT] = DRAW_R,
+        [DP_OP_RECOMPUTE] = DRAW_A,
     };
 
     if (op.kind != DP_OP_F && (op.kind >= DP_OP_KINDS || kinds[op.kind] == DRAW_F))
@@ -27,7 +28,7 @@ bool draw_look_of(struct dp_op op, struct draw_look *look)
 
 char draw_letter(struct draw_look look)
 {
-    char letter = "FBIWRX"[look.kind];
+    char letter = "FBIWARX"[look.kind];
 
     return look.back ? (char)tolower(letter) : letter;
 }
@@ -35,7 +36,8 @@ char draw_letter(struct draw_look look)
 const char *draw_kind_text(enum draw_kind kind)
 {
     static const char *const texts[DRAW_KINDS] = {
-        "forward", "backward", "backward: input", "backward: weights", "gradient sum", "overlapped",
+        "forward", "backward", "backward: input", "backward: weights", "recompute",
+        "gradient sum", "overlapped",
     };
 
     return texts[kind];
@@ -81,7 +83,7 @@ void draw_census(const struct dp_timeline *t, struct draw_census *census)
     }
 }
 
-/* ---- words ---------------------------------------------------------------------------------- */
+/* ---- texts ---------------------------------------------------------------------------------- */
 
 char *draw_time(int64_t ns, char *out, size_t len)
 {
@@ -105,7 +107,8 @@ void draw_title(const struct dp_schedule *s, char *out, size_t len)
     static const char *const names[] = {
         [DP_SCHEDULE_USER] = "Schedule",      [DP_SCHEDULE_GPIPE] = "GPipe",
         [DP_SCHEDULE_1F1B] = "1F1B",          [DP_SCHEDULE_DUALPIPE] = "DualPipe",
-        [DP_SCHEDULE_DUALPIPEV] = "DualPipeV",
+        [DP_SCHEDULE_DUALPIPEV] = "DualPipeV", [DP_SCHEDULE_ZBV] = "ZB-V",
+        [DP_SCHEDULE_INTERLEAVED] = "Interleaved 1F1B", [DP_SCHEDULE_ASYNC] = "AsyncPipe",
     };
     bool known = (size_t)s->kind < sizeof(names) / sizeof(names[0]) && names[s->kind];
 
@@ -203,11 +206,11 @@ int draw_terminal_columns(FILE *to)
 {
     struct winsize size;
 
-    if (!isatty(fileno(to)))
-        return 0;
     const char *columns = getenv("COLUMNS");
     if (columns && atoi(columns) > 0)
         return atoi(columns);
+    if (!isatty(fileno(to)))
+        return 0;
     return ioctl(fileno(to), TIOCGWINSZ, &size) || !size.ws_col ? 80 : size.ws_col;
 }
 

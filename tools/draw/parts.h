@@ -8,7 +8,7 @@
 #include "draw/draw.h"
 
 /* How a bar looks: its kind and its direction. An overlapped pair has two looks. */
-enum draw_kind { DRAW_F, DRAW_B, DRAW_I, DRAW_W, DRAW_R, DRAW_PAIR, DRAW_KINDS };
+enum draw_kind { DRAW_F, DRAW_B, DRAW_I, DRAW_W, DRAW_A, DRAW_R, DRAW_PAIR, DRAW_KINDS };
 
 struct draw_look {
     enum draw_kind kind;
@@ -18,7 +18,7 @@ struct draw_look {
 /* false for an op that is no bar (a message, a commit). */
 bool draw_look_of(struct dp_op op, struct draw_look *look);
 
-/* "F", "B", "I", "W", "R", "X"; in lower case for the other direction. */
+/* "F", "B", "I", "W", "A" (forward again), "R", "X"; in lower case for the other direction. */
 char draw_letter(struct draw_look look);
 /* "forward", "backward", ... for a legend. */
 const char *draw_kind_text(enum draw_kind kind);

@@ -20,7 +20,7 @@ static void put_op_text(const struct svg *v, struct dp_op op, int rank)
     if (look.kind == DRAW_R)
         fprintf(v->to, "gradient sum, stage %d", slot->stage);
     else
-        fprintf(v->to, "%c%d, stage %d", "FBIW"[look.kind], (int)op.mb, slot->stage);
+        fprintf(v->to, "%c%d, stage %d", "FBIWA"[look.kind], (int)op.mb, slot->stage);
 }
 
 /* What a browser shows for the bar: "rank 1: F3, stage 2 & B1, stage 0; 4-7 ms, 3 ms". */
@@ -93,7 +93,7 @@ static void put_number(const struct svg *v, const struct dp_span *span, struct d
     double width = (double)(span->end_ns - span->start_ns) * v->scale;
     int len = snprintf(NULL, 0, "%d", (int)op.mb);
 
-    if (op.kind == DP_OP_REDUCE || width < len * CHAR_PX + 1)
+    if (op.kind == DP_OP_REDUCE || op.kind == DP_OP_REDUCE_WAIT || width < len * CHAR_PX + 1)
         return;
     fputs("<tspan x=\"", v->to);
     svg_px(v, svg_x(v, (span->start_ns + span->end_ns) / 2));

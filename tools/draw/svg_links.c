@@ -50,7 +50,7 @@ struct places {
 
 static size_t place(const struct places *p, bool backward, int rank, int slot, int mb)
 {
-    size_t row = (size_t)rank * (size_t)p->s->slots_per_rank + (size_t)slot;
+    size_t row = p->s->first_slot[rank] + (size_t)slot;
 
     return (row * (size_t)p->s->mb_per_stream + (size_t)mb) * 2 + backward;
 }
@@ -68,8 +68,7 @@ static void remember(struct places *p, const struct dp_span *span, struct dp_op 
 
 static int find_places(const struct svg *v, struct places *p)
 {
-    size_t count = (size_t)v->s->ranks * (size_t)v->s->slots_per_rank *
-                   (size_t)v->s->mb_per_stream * 2;
+    size_t count = v->s->first_slot[v->s->ranks] * (size_t)v->s->mb_per_stream * 2;
 
     *p = (struct places){v->s, malloc(count * sizeof(*p->at))};
     if (!p->at)

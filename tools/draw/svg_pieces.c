@@ -45,8 +45,9 @@ void svg_box(const struct svg *v, double x, double y, double width, double heigh
 
 const char *svg_class(struct draw_look look)
 {
-    static const char *const names[][2] = {
-        {"f0", "f1"}, {"b0", "b1"}, {"i0", "i1"}, {"w0", "w1"}, {"r0", "r1"},
+    static const char *const names[DRAW_PAIR][2] = {
+        [DRAW_F] = {"f0", "f1"}, [DRAW_B] = {"b0", "b1"}, [DRAW_I] = {"i0", "i1"},
+        [DRAW_W] = {"w0", "w1"}, [DRAW_A] = {"a0", "a1"}, [DRAW_R] = {"r0", "r1"},
     };
 
     return names[look.kind][look.back];

@@ -80,8 +80,8 @@ static int character_len(const char *c)
     return forms[f].len;
 }
 
-/* A text of somebody else's memory: ended, UTF-8, as JSON and Prometheus want it, and without what a
- * terminal would obey. */
+/* A text out of another process's memory: ended, UTF-8, as JSON and Prometheus want it, and without
+ * what a terminal would obey. */
 static void copy_text(const char *from, char *to, size_t len)
 {
     memcpy(to, from, len);

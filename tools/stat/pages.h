@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pages.h - the counters of the net plugin in this user's processes, read from their pages
- * (nccl-plugin/net_stat_page.h).
+ * (nccl-plugin/net/stat_page.h).
  */
 #ifndef DP_TOOLS_STAT_PAGES_H
 #define DP_TOOLS_STAT_PAGES_H
 
-#include "nccl-plugin/net_stat_page.h"
+#include "nccl-plugin/net/stat_page.h"
 
 /* One moment of a set of counters. */
 struct stat_counts {

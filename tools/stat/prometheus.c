@@ -8,11 +8,13 @@
 
 #include <dualpipe/dualpipe.h>
 
+#include <string.h>
+
 /* ---- labels ---------------------------------------------------------------------------------- */
 
-static void put_escaped(FILE *to, const char *text)
+static void put_escaped(FILE *to, const char *text, size_t most)
 {
-    for (; *text; text++) {
+    for (const char *end = text + most; text < end && *text; text++) {
         if (*text == '"' || *text == '\\')
             putc('\\', to);
         putc(*text, to);
@@ -22,11 +24,11 @@ static void put_escaped(FILE *to, const char *text)
 /* Without the brace at the end. */
 static void put_labels(FILE *to, const struct stat_process *p, int device, int way)
 {
-    fprintf(to, "{pid=\"%lld\",opened=\"%lld\",command=\"", (long long)p->pid,
-            (long long)p->opened_ns); /* containers share numbers of processes */
-    put_escaped(to, p->command);
+    /* Containers share numbers of processes; the names of their pages differ. */
+    fprintf(to, "{pid=\"%lld\",process=\"", (long long)p->pid);
+    put_escaped(to, p->file, strcspn(p->file, "."));
     fputs("\",device=\"", to);
-    put_escaped(to, p->devices[device].name);
+    put_escaped(to, p->devices[device].name, DPN_STAT_DEVICE_LEN);
     fprintf(to, "\",way=\"%s\"", stat_way_name((uint32_t)way));
 }
 

@@ -15,16 +15,17 @@
 #define AT(member) .offset = offsetof(struct topo_args, member)
 
 static const struct arg source_args[] = {
-    {"input", 'i', "FILE",
+    {"topology", 'i', "FILE",
      "JSON, XML of NCCL or hwloc, a description (- for stdin); several: a cluster", ARG_LIST,
-     AT(inputs)},
+     AT(inputs), .old_name = "input"},
     {"hwloc", 0, NULL, "this machine as hwloc sees it, instead of as /sys describes it", ARG_FLAG,
      AT(hwloc)},
     {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
      AT(sysfs)},
     {"synthetic", 's', "STR", "a description such as 'dgx-h100 host:4' or 'numa:2 gpu:4'",
      ARG_STRING, AT(synthetic)},
-    {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output)},
+    {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output),
+     .written = true},
 };
 const struct arg_group topo_source_group = {"topology (default: this machine)", source_args,
                                             sizeof(source_args) / sizeof(source_args[0])};
@@ -82,7 +83,7 @@ int topo_load(const struct topo_args *a, struct dp_topology **out)
     int err;
 
     if (sources > 1)
-        return command_misused("expected one of --input, --sysfs, --synthetic and --hwloc");
+        return command_misused("expected one of --topology, --sysfs, --synthetic and --hwloc");
     if (a->inputs.count)
         return load_files(&a->inputs, out);
     if (a->synthetic)

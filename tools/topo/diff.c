@@ -197,7 +197,7 @@ int run_topo_diff(int argc, char **argv)
 {
     static const struct arg args[] = {
         {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING,
-         .offset = offsetof(struct topo_args, output)},
+         .offset = offsetof(struct topo_args, output), .written = true},
     };
     const struct arg_group groups[] = {{"output", args, 1}, {0}};
     const struct usage usage = {
@@ -205,8 +205,9 @@ int run_topo_diff(int argc, char **argv)
         .operands = "A B",
         .min_operands = 2,
         .max_operands = 2,
+        .operand_files = true,
         .about = "Print in what two topologies differ, a line each: devices that one lacks, links that\n"
-                 "are slower, ports that are down. A and B are files as --input takes them. Exit\n"
+                 "are slower, ports that are down. A and B are files as --topology takes them. Exit\n"
                  "status 1: they differ.",
         .groups = groups,
         .examples = "  dualpipe topo diff yesterday.json today.json\n",

@@ -40,11 +40,11 @@ int run_topo_json(int argc, char **argv)
     const struct arg_group groups[] = {topo_source_group, {0}};
     const struct usage usage = {
         .command = "dualpipe topo json",
-        .about = "Write all of the topology as JSON, which --input reads back. Its members are\n"
+        .about = "Write all of the topology as JSON, which --topology reads. Its members are\n"
                  "described in dualpipe-topo(1).",
         .groups = groups,
         .examples = "  dualpipe topo json -o here.json\n"
-                    "  dualpipe topo json --input a.json --input b.json -o cluster.json\n"
+                    "  dualpipe topo json --topology a.json --topology b.json -o cluster.json\n"
                     "  dualpipe topo json --synthetic hgx-a100 | jq '.nodes | length'\n",
     };
     struct topo_args a = {.format = NULL};
@@ -125,11 +125,11 @@ int run_topo_xml(int argc, char **argv)
     const struct arg_group groups[] = {topo_source_group, {"output", args, 1}, {0}};
     const struct usage usage = {
         .command = "dualpipe topo xml",
-        .about = "Write a host as hwloc 2 does: for lstopo -i, HWLOC_XMLFILE, and --input, which reads\n"
-                 "it back. NVLink and rates of ports are infos of our own in it; json keeps all.",
+        .about = "Write a host as hwloc 2 does: for lstopo -i, HWLOC_XMLFILE and --topology, which\n"
+                 "reads it back. NVLink and rates of ports are infos of our own in it; json keeps all.",
         .groups = groups,
         .examples = "  dualpipe topo xml --synthetic dgx-h100 -o dgx.xml && lstopo -i dgx.xml\n"
-                    "  dualpipe topo xml --input cluster.json --host node3 -o node3.xml\n",
+                    "  dualpipe topo xml --topology cluster.json --host node3 -o node3.xml\n",
     };
     struct export_args a = {.host = NULL};
 

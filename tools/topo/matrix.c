@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * matrix.c - `dualpipe topo matrix`: how near every GPU and NIC of a host is to every other and to
- * every NUMA node, as `nvidia-smi topo -m` prints it; how wide the way is; and what limits it.
+ * every NUMA node, as `nvidia-smi topo -m` prints it; how wide the route is; and what limits it.
  */
 #include "command.h"
 #include "commands.h"
@@ -120,7 +120,7 @@ static int put_limits(const struct table *m)
     char a[DP_TOPO_LABEL_LEN], b[DP_TOPO_LABEL_LEN], word[TOPO_WORD], link[TOPO_WORD],
         rate[TOPO_WORD];
 
-    fputs("\nthe slowest link of each way\n", m->to);
+    fputs("\nthe slowest link of each route\n", m->to);
     for (int i = 0; i < m->row_count; i++)
         for (int k = 0; k < m->column_count; k++) {
             struct dp_topo_path p;
@@ -203,7 +203,7 @@ static int put_between(const struct dp_topology *t, int32_t a, int32_t b, FILE *
 
 static const char legend[] =
     "\nNV# NVLinks  C2C chip to chip  PIX one PCI switch  PXB several  PHB PCI root  NODE two roots\n"
-    "SYS between NUMA nodes  NET one rail  NET* over the spine  - no way  ~ assumed  ? not known\n";
+    "SYS between NUMA nodes  NET one rail  NET* over the spine  - no route  ~ assumed  ? not known\n";
 
 static int put_all(const struct dp_topology *t, bool limits, FILE *to)
 {
@@ -308,7 +308,7 @@ static const struct arg args[] = {
     {"format", 'f', NULL, "what to write", ARG_CHOICE, AT(common.format), .fallback = "text",
      .choices = formats},
     {"host", 0, "NAME", "of this host only (default: of each kind of host)", ARG_STRING, AT(host)},
-    {"limits", 'l', NULL, "also print the slowest link of each way", ARG_FLAG, AT(limits)},
+    {"limits", 'l', NULL, "also print the slowest link of each route", ARG_FLAG, AT(limits)},
 };
 
 int run_topo_matrix(int argc, char **argv)
@@ -319,8 +319,8 @@ int run_topo_matrix(int argc, char **argv)
     const struct usage usage = {
         .command = "dualpipe topo matrix",
         .about = "Print how near every GPU and NIC is to every other and to every NUMA node, in the\n"
-                 "classes of 'nvidia-smi topo -m', and how many GB/s the way carries. Hosts that are\n"
-                 "alike are printed once; of several, the ways from the first to the second, too.",
+                 "classes of 'nvidia-smi topo -m', and how many GB/s the route carries. Hosts that are\n"
+                 "alike are printed once; of several, the routes from the first to the second, too.",
         .groups = groups,
         .examples = "  dualpipe topo matrix\n"
                     "  dualpipe topo matrix --synthetic pcie-server --limits\n"

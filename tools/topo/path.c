@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * path.c - `dualpipe topo path A B` and `nics`: the way between two nodes, and the NICs of each
+ * path.c - `dualpipe topo path A B` and `nics`: the route between two nodes, and the NICs of each
  * GPU.
  */
 #include "command.h"
@@ -25,7 +25,7 @@ static void put_path_text(const struct dp_topology *t, const struct dp_topo_path
 
     fprintf(to, "%s", topo_class(p, word));
     if (p->class_ == DP_TOPO_NONE) {
-        fprintf(to, ": no way\n");
+        fprintf(to, ": no route\n");
         return;
     }
     if (p->bytes_per_ns > 0)
@@ -87,7 +87,7 @@ int run_topo_path(int argc, char **argv)
         .operands = "A B",
         .min_operands = 2,
         .max_operands = 2,
-        .about = "Print the way that data takes from A to B, link by link, and the slowest of them.\n"
+        .about = "Print the route that data takes from A to B, link by link, and the slowest of them.\n"
                  "A node is named as 'dualpipe topo show' names it (gpu0, nic3, numa1, node2/gpu0),\n"
                  "or by its device's name (mlx5_0, eth0), PCI address or UUID.",
         .groups = groups,

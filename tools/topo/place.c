@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * place.c - `dualpipe topo place`: which GPU does whose work, and which way every byte takes.
+ * place.c - `dualpipe topo place`: which GPU does whose work, and which route every byte takes.
  */
 #include "command.h"
 #include "commands.h"
 #include "draw/parts.h"
+#include "input.h"
 #include "schedule_args.h"
+#include "topo/place_mixing.h"
 #include "topo/topo.h"
 
 #include <dualpipe/placement.h>
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { TIME_LEN = 24, PAIRS_MAX = 1024, WORKERS_MAX = 1 << 20 };
-
-struct pairs {
-    bool given;
-    int count;
-    struct dp_replica_pair items[PAIRS_MAX];
+enum {
+    TIME_LEN = 24,
+    WORKERS_MAX = 1 << 20,
+    TRAFFIC_BYTES_MAX = 1 << 30,
+    MANY_WORKERS = 512 /* the search of so many takes seconds */
 };
 
 struct place_args {
@@ -27,8 +30,7 @@ struct place_args {
     struct schedule_args schedule;
     int64_t replicas, effort, seed, lines;
     double activation_bytes, gradient_bytes, parameter_bytes, offload_bytes;
-    const char *gpus;
-    struct pairs mixing;
+    const char *gpus, *traffic, *mixing;
     uint8_t traffic_class[DP_FLOW_KINDS];
 };
 
@@ -126,17 +128,55 @@ static void put_links(const struct report *r)
     }
 }
 
+static bool has_mirrors(const struct dp_schedule *s)
+{
+    for (int rank = 0; rank < s->ranks; rank++)
+        for (int i = 0; i < dp_schedule_slot_count(s, rank); i++)
+            if (dp_schedule_slot(s, rank, i)->mirror >= 0 &&
+                dp_schedule_slot(s, rank, i)->mirror != rank)
+                return true;
+    return false;
+}
+
+/* What nobody said is counted as nothing, which may be far from what a job sends. */
+static void put_assumptions(const struct report *r, const struct dp_schedule *s)
+{
+    const bool no_parameters = s && !r->a->parameter_bytes && !r->a->schedule.forward_only;
+    const struct {
+        bool is_zero;
+        const char *what;
+    } all[] = {{no_parameters && has_mirrors(s), "sums with mirrors (--parameter-bytes)"},
+               {no_parameters && r->p->replicas > 1, "mixing of replicas (--parameter-bytes)"},
+               {!r->a->offload_bytes, "offload (--offload-bytes)"}};
+    int count = 0;
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i].is_zero)
+            fprintf(r->to, "%s%s", count++ ? ", " : "assumed to be zero: ", all[i].what);
+    if (count)
+        fputc('\n', r->to);
+    for (int32_t i = 0; i < r->t->note_count; i++)
+        if (r->t->notes[i].kind == DP_TOPO_MISSING)
+            fprintf(r->to, "not seen: %s\n", dp_topology_text(r->t, r->t->notes[i].text));
+}
+
 static void put_text(const struct report *r, const struct dp_schedule *s)
 {
     char title[96], before[TIME_LEN], after[TIME_LEN];
 
-    draw_title(s, title, sizeof(title));
+    if (s)
+        draw_title(s, title, sizeof(title));
+    else
+        snprintf(title, sizeof(title), "Measured traffic, %" PRId32 " ranks", r->p->ranks);
     fprintf(r->to, "%s, %" PRId32 " replica%s: %s\n", title, r->p->replicas,
             r->p->replicas > 1 ? "s" : "",
             r->p->exact ? "the best of all orders" : "the best order that was found");
-    fprintf(r->to, "the slowest link is busy for %s of a step, as the ranks came %s\n",
+    fprintf(r->to, "the slowest link is busy for %s in every step, as the ranks came %s\n",
             draw_time((int64_t)r->p->after_ns, after, TIME_LEN),
             draw_time((int64_t)r->p->before_ns, before, TIME_LEN));
+    fprintf(r->to,
+            "(no step time: a step takes that long at least, and longer where it computes)\n");
+    put_assumptions(r, s);
     put_workers(r);
     put_flows(r);
     if (r->p->link_count)
@@ -162,6 +202,12 @@ static int find_gpus(const struct dp_topology *t, const char *names, int32_t *gp
     return DP_EINVAL;
 }
 
+static void print_progress(void *user, double done)
+{
+    fprintf(stderr, "\rplacing %" PRId64 " workers: %.0f %%", *(const int64_t *)user, 100 * done);
+    fflush(stderr);
+}
+
 static int write_placement(const struct place_args *a, const struct dp_placement_spec *spec,
                            const struct dp_topology *t, FILE *to)
 {
@@ -170,6 +216,8 @@ static int write_placement(const struct place_args *a, const struct dp_placement
     size_t len;
     int err = dp_placement_new(spec, &p);
 
+    if (spec->progress)
+        fputs("\r\x1b[K", stderr);
     if (err)
         return err;
     if (!strcmp(a->topo.format, "text")) {
@@ -182,21 +230,24 @@ static int write_placement(const struct place_args *a, const struct dp_placement
     return err ? err : topo_finish(to);
 }
 
-static int place_schedule(const struct place_args *a, const struct dp_schedule *s,
-                          const struct dp_topology *t, FILE *to)
+/* By a schedule, or by what a job has sent: the other one is NULL. */
+static int place_ranks(const struct place_args *a, const struct dp_schedule *s,
+                       const struct dp_traffic_matrix *m, const struct dp_topology *t, FILE *to)
 {
-    const int64_t workers = a->replicas * s->ranks;
+    struct place_mixing mixing = {0};
+    int64_t workers = a->replicas * (s ? s->ranks : m->ranks);
     int32_t *gpus = a->gpus && workers <= WORKERS_MAX ? malloc((size_t)workers * sizeof(*gpus)) : NULL;
     struct dp_placement_spec spec = {
         .topology = t,
         .schedule = s,
+        .measured = m,
         .replicas = (int)a->replicas,
         .activation_bytes = a->activation_bytes,
         .gradient_bytes = a->gradient_bytes,
         .parameter_bytes = a->parameter_bytes,
         .offload_bytes = a->offload_bytes,
-        .mixing = a->mixing.given ? a->mixing.items : NULL,
-        .mixing_count = a->mixing.count,
+        .progress = workers >= MANY_WORKERS && isatty(STDERR_FILENO) ? print_progress : NULL,
+        .progress_user = &workers,
         .gpus = gpus,
         .effort = (long)a->effort,
         .seed = (uint64_t)a->seed,
@@ -204,10 +255,43 @@ static int place_schedule(const struct place_args *a, const struct dp_schedule *
     memcpy(spec.traffic_class, a->traffic_class, sizeof(spec.traffic_class));
     int err = gpus ? find_gpus(t, a->gpus, gpus, (int32_t)workers) : 0; /* too many: refused below */
 
+    if (!err && a->mixing && place_read_mixing(a->mixing, (int)a->replicas, &mixing))
+        err = DP_EINVAL;
+    spec.mixing = mixing.pairs;
+    spec.mixing_count = mixing.count;
     if (!err)
         err = write_placement(a, &spec, t, to);
+    free(mixing.pairs);
     free(gpus);
     return err;
+}
+
+static int place_measured(const struct place_args *a, const struct dp_topology *t, FILE *to)
+{
+    struct dp_traffic_matrix *m;
+    size_t len;
+    char *text = input_read(a->traffic, TRAFFIC_BYTES_MAX, &len);
+
+    if (!text) {
+        command_broke("%s: %s", a->traffic, strerror(errno));
+        return DP_EINVAL;
+    }
+    int err = dp_traffic_read(text, len, a->traffic, &m);
+    free(text);
+    if (err)
+        return err;
+    if (m->missing)
+        fprintf(stderr, "dualpipe: %s: %" PRId32 " of %" PRId32 " ranks have written nothing\n",
+                a->traffic, m->missing, m->ranks);
+    err = place_ranks(a, NULL, m, t, to);
+    dp_traffic_free(m);
+    return err;
+}
+
+static int misuse_kind(void)
+{
+    command_misused("--traffic goes without KIND: the job has one of its own");
+    return DP_EINVAL;
 }
 
 static int place(const void *values, const struct operands *operands, const struct dp_topology *t,
@@ -216,35 +300,17 @@ static int place(const void *values, const struct operands *operands, const stru
     struct place_args a = *(const struct place_args *)values;
     struct dp_schedule *s;
 
+    if (a.traffic)
+        return operands->count ? misuse_kind() : place_measured(&a, t, to);
     a.schedule.mirror_reduce = a.parameter_bytes > 0 && !a.schedule.forward_only;
     if (schedule_load(&a.schedule, operands, &s))
         return DP_EINVAL;
-    int err = place_schedule(&a, s, t, to);
+    int err = place_ranks(&a, s, NULL, t, to);
     dp_schedule_free(s);
     return err;
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
-
-/* "0-2,1-3" or "none" */
-static bool parse_mixing(const char *text, void *member, char *why, size_t why_len)
-{
-    struct pairs *pairs = member;
-
-    pairs->given = true;
-    for (int end = 0; strcmp(text, "none") && *text; text += end) {
-        struct dp_replica_pair *p = &pairs->items[pairs->count];
-        if (pairs->count == PAIRS_MAX || sscanf(text, "%d-%d%n", &p->a, &p->b, &end) != 2 ||
-            (text[end] && text[end] != ',')) {
-            snprintf(why, why_len, "up to %d pairs of replicas such as 0-2,1-3, or none",
-                     PAIRS_MAX);
-            return false;
-        }
-        end += text[end] == ',';
-        pairs->count++;
-    }
-    return true;
-}
 
 static int find_kind(const char *name, size_t len)
 {
@@ -299,12 +365,15 @@ static const struct arg traffic_rows[] = {
      AT(activation_bytes), .fallback = "16MiB"},
     {"gradient-bytes", 0, "SIZE", "of a micro-batch, back (default: as an activation)", ARG_BYTES,
      AT(gradient_bytes)},
+    {"traffic", 0, "FILE", "instead of a schedule: what a job sent, by DUALPIPE_PROFILER_TRAFFIC",
+     ARG_STRING, AT(traffic)},
     {"parameter-bytes", 0, "SIZE", "of a stage: between its mirrors, and between replicas",
      ARG_BYTES, AT(parameter_bytes), .fallback = "0"},
     {"offload-bytes", 0, "SIZE", "that a GPU sends to host memory in a step, and gets back",
      ARG_BYTES, AT(offload_bytes), .fallback = "0"},
-    {"mixing", 0, "PAIRS", "replicas that mix: 0-2,1-3, or none (default: a ring)", ARG_PARSE,
-     AT(mixing), .parse = parse_mixing},
+    {"mixing", 0, "WHICH",
+     "replicas that mix: 0-2,1-3, none, all-reduce, a mixing graph or its file (default: a ring)",
+     ARG_STRING, AT(mixing)},
     {"traffic-class", 0, "KIND=N,...", "of RDMA, for flows of a kind between hosts: activation=104",
      ARG_PARSE, AT(traffic_class), .parse = parse_classes},
 };
@@ -340,7 +409,8 @@ int run_topo_place(int argc, char **argv)
                     "  dualpipe topo place 1f1b -P 8 -D 4 --parameter-bytes 2GB \\\n"
                     "      --synthetic 'dgx-h100 host:4' -f json -o placement.json\n"
                     "  dualpipe topo place dualpipe -P 4 -D 2 --offload-bytes 4GB \\\n"
-                    "      --synthetic hgx-a100\n",
+                    "      --synthetic hgx-a100\n"
+                    "  dualpipe topo place --traffic traffic.json --synthetic 'dgx-h100 host:2'\n",
     };
     static struct place_args a;
 

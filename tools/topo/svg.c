@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * svg.c - `dualpipe topo svg`: a topology as a stand-alone picture for a report. Lines are as wide as
- * their links are fast, the ways that were asked for stand out.
+ * their links are fast, the routes that were asked for stand out.
  */
 #include "config.h" /* open_memstream */
 
@@ -28,7 +28,7 @@ static const char style[] =
     ".pci,.mesh{stroke:#8a93a1}.cpu{stroke:#6f8ab8}.nvlink{stroke:#3d9a76}.c2c{stroke:#2f8564}\n"
     ".net{stroke:#c98f1f}.link{fill:none;stroke-linecap:round}\n"
     ".unsure{stroke-dasharray:5 4}.bad{stroke:#d65a24;stroke-dasharray:5 4}\n"
-    ".way{stroke:#d6245d;fill:none;stroke-linecap:round;opacity:.85}.rail{fill:#fff3d6;"
+    ".route{stroke:#d6245d;fill:none;stroke-linecap:round;opacity:.85}.rail{fill:#fff3d6;"
     "stroke:#c98f1f}\n"
     "@media (prefers-color-scheme:dark){.bg{fill:#14171c}.t,.k{fill:#e6e9ef}}\n"
     "</style>\n";
@@ -230,7 +230,7 @@ static void put_legend(const struct topo_svg *v)
          "450 GB/s", 0},
         {any_link(v, DP_TOPO_PCI, DP_TOPO_RATE_UNKNOWN), 63, "link pci unsure", "not known", 1},
         {any_link(v, DP_TOPO_PCI, DP_TOPO_DEGRADED), 63, "link bad", "could be faster", 1},
-        {v->picked, 63, "way", "the chosen way", 1},
+        {v->picked, 63, "route", "the chosen route", 1},
     };
     double x[2] = {24, 24};
 
@@ -307,7 +307,7 @@ static void draw_host(struct topo_svg *v, int32_t host)
         v->hosts[v->host_count++] = host;
 }
 
-/* The first and the last NIC of a way between hosts. */
+/* The first and the last NIC of a route between hosts. */
 static void mark_cable(struct topo_svg *v, const struct dp_topo_path *p)
 {
     int32_t nics[2] = {-1, -1};
@@ -323,7 +323,7 @@ static void mark_cable(struct topo_svg *v, const struct dp_topo_path *p)
     memcpy(v->cables[v->cable_count++], nics, sizeof(nics));
 }
 
-/* "A,B": mark the links of the way, and draw the hosts that it begins and ends in. */
+/* "A,B": mark the links of the route, and draw the hosts that it begins and ends in. */
 static int mark(struct topo_svg *v, const char *pair)
 {
     const char *comma = strchr(pair, ',');
@@ -398,7 +398,7 @@ static int write_svg(const void *values, const struct operands *operands, const 
 #define AT(member) .offset = offsetof(struct svg_args, member)
 
 static const struct arg args[] = {
-    {"path", 'p', "A,B", "draw the way from A to B, and only the hosts of such ways", ARG_LIST,
+    {"path", 'p', "A,B", "draw the route from A to B, and only the hosts of such routes", ARG_LIST,
      AT(paths)},
     {"title", 0, "TEXT", "over the picture", ARG_STRING, AT(title)},
 };
@@ -412,7 +412,7 @@ int run_topo_svg(int argc, char **argv)
         .command = "dualpipe topo svg",
         .about = "Draw hosts as an SVG: NUMA nodes, PCI roots and switches, GPUs, NICs, and lines as\n"
                  "wide as the links are fast. Hosts that are alike are drawn once. --path, which may\n"
-                 "be given several times, draws the way that data takes.",
+                 "be given several times, draws the route that data takes.",
         .groups = groups,
         .examples = "  dualpipe topo svg -o here.svg\n"
                     "  dualpipe topo svg --synthetic dgx-h100 --path gpu0,gpu4 -o dgx.svg\n",

@@ -30,10 +30,10 @@ struct topo_svg {
     const char *title;
     struct topo_box *boxes; /* [nodes] */
     bool *marked;           /* [links] on a way that was asked for */
-    int cable_count;        /* from NIC to NIC on such ways */
+    int cable_count;        /* from NIC to NIC on such routes */
     int32_t cables[TOPO_SVG_WAYS_MAX][2];
     int host_count;         /* drawn */
-    bool picked;            /* for the ways that were asked for: each stands for itself alone */
+    bool picked;            /* for the routes that were asked for: each stands for itself alone */
     int32_t hosts[TOPO_SVG_HOSTS_MAX];
     int32_t hubs[TOPO_SVG_HOSTS_MAX];         /* the NVSwitch that it shares with others; -1 */
     struct topo_box bars[TOPO_SVG_HOSTS_MAX]; /* what stands for that in each */

@@ -85,7 +85,7 @@ static void put_line(FILE *to, const struct dp_topo_link *l, const struct topo_b
         put_arc(to, a, b);
     else if (l->kind == DP_TOPO_NVLINK) /* a GPU and the bar below it */
         fprintf(to, "M%.1f %.1fV%.1f", topo_svg_middle(a), bottom, b->y);
-    else if (l->kind == DP_TOPO_C2C) /* beside the way over PCI */
+    else if (l->kind == DP_TOPO_C2C) /* beside the route over PCI */
         fprintf(to, "M%.1f %.1fV%.1f", b->x + 12, bottom, b->y);
     else
         fprintf(to, "M%.1f %.1fL%.1f %.1f", start_of(a, b), bottom, topo_svg_middle(b), b->y);
@@ -123,7 +123,7 @@ static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
     char word[TOPO_WORD], rate[TOPO_WORD];
 
     if (on_way)
-        fputs("<path class=\"way\"", v->to);
+        fputs("<path class=\"route\"", v->to);
     else
         fprintf(v->to, "<path class=\"link %s%s\"", dp_topo_link_kind_name(l->kind), look);
     fprintf(v->to, " stroke-width=\"%.1f\" d=\"", topo_svg_width(l) + (on_way ? 2.5 : 0));
@@ -144,7 +144,7 @@ static void put_cable(const struct topo_svg *v, int number)
     double from = topo_svg_middle(a) + BESIDE, end = topo_svg_middle(b) + BESIDE;
     double edge = EDGE - 5 * (number % 3), down = BELOW + 3 * (number % 3);
 
-    fputs("<path class=\"way\" stroke-width=\"4\" stroke-linejoin=\"round\" d=\"", v->to);
+    fputs("<path class=\"route\" stroke-width=\"4\" stroke-linejoin=\"round\" d=\"", v->to);
     fprintf(v->to, "M%.1f %.1fv%.1fH%.1fV%.1fH%.1fv%.1f\"/>\n", from, a->y + a->height, down, edge,
             b->y + b->height + down, end, -down);
 }
@@ -172,7 +172,7 @@ static void put_bus(const struct topo_svg *v, int host)
     b = &v->bars[next];
     fprintf(v->to, "<path class=\"%s\" stroke-width=\"8\" stroke-linejoin=\"round\" d=\"M%.1f "
             "%.1fH%.1fV%.1fH%.1f\"/>\n",
-            is_marked_to(v, host) && is_marked_to(v, next) ? "way" : "link nvlink", a->x + a->width,
+            is_marked_to(v, host) && is_marked_to(v, next) ? "route" : "link nvlink", a->x + a->width,
             a->y + a->height / 2, edge, b->y + b->height / 2, b->x + b->width);
 }
 

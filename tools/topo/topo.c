@@ -13,23 +13,23 @@
 
 static const struct command commands[] = {
     {"show", "print hosts as trees (also without a command)", run_topo_show},
-    {"matrix", "print how near devices are to one another, and how wide the ways are",
+    {"matrix", "print how near devices are to one another, and how wide the routes are",
      run_topo_matrix},
-    {"path", "print the way between two nodes", run_topo_path},
-    {"place", "print which GPU should do whose work, and which ways its bytes should take",
+    {"path", "print the route between two nodes", run_topo_path},
+    {"place", "print which GPU should do whose work, and which routes its bytes should take",
      run_topo_place},
     {"nics", "print which NICs each GPU should use", run_topo_nics},
     {"diff", "print in what two topologies differ", run_topo_diff},
-    {"json", "write all of it, for --input and for programs", run_topo_json},
+    {"json", "write all of it, for --topology and for programs", run_topo_json},
     {"nccl-xml", "write a host for NCCL_TOPO_FILE, also as a guest on it sees it", run_topo_nccl_xml},
     {"xml", "write a host as hwloc does, for lstopo and programs that read its files", run_topo_xml},
-    {"svg", "draw hosts for a report, with the ways that are asked for", run_topo_svg},
+    {"svg", "draw hosts for a report, with the routes that are asked for", run_topo_svg},
     {0},
 };
 
 static const struct command_set set = {
     .name = "dualpipe topo",
-    .about = "What is near what, and how wide is the way: this machine, a machine whose /sys was\n"
+    .about = "What is near what, and how wide the routes are: this machine, a machine whose /sys was\n"
              "captured, or one that a few words describe.",
     .commands = commands,
     .examples = "  dualpipe topo\n"

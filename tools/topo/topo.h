@@ -20,7 +20,7 @@ struct topo_args {
     bool hwloc;
 };
 
-/* --input, --sysfs, --synthetic, --output: for every command. */
+/* --topology, --sysfs, --synthetic, --output: for every command. */
 extern const struct arg_group topo_source_group;
 
 /* The topology that the arguments name, this machine's if none does. 0, else an EXIT_ value, the

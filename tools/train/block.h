@@ -32,7 +32,7 @@ struct block_save {
     real *d_norm2, *d_up, *d_down;
 };
 
-/* What is the same for all blocks and micro-batches, and memory that nobody relies on. */
+/* What is the same for all blocks and micro-batches, and scratch memory. */
 struct block_shape {
     struct attention attention;
     int n;              /* tokens: sequences * context */

@@ -9,6 +9,7 @@
 #include "train/gpt.h"
 
 #include <dualpipe/comm.h>
+#include <dualpipe/pipeline.h>
 #include <dualpipe/schedule.h>
 #include <dualpipe/trace.h>
 
@@ -18,14 +19,21 @@ struct batch {
     uint8_t *tokens, *labels;
 };
 
+/* Which of the replicas of the model this is. A replica takes M / count of a step's micro-batches,
+ * one after the other in the order of replicas. Zeroed: there is one. */
+struct replica {
+    int index, count;
+    bool apart; /* gradients are of the replica's own loss, not of its share in that of all */
+};
+
 struct engine;
 
 /* What an engine implements. All return 0 or a negative errno. */
 struct engine_ops {
     const char *name;
-    /* Forward and backward of all micro-batches: gradients of the mean loss are added to those of
-     * the stages here, which must be zero. losses[M]: of the micro-batches whose loss is taken on
-     * this rank; the others stay as they are. */
+    /* Forward and backward of this replica's micro-batches: gradients of the mean loss are added to
+     * those of the stages here, which must be zero. losses[M]: of the micro-batches whose loss is
+     * taken on this rank; the others stay as they are. */
     int (*train)(struct engine *e, const struct batch *batch, double *losses);
     /* The same without backward and dropout. */
     int (*evaluate)(struct engine *e, const struct batch *batch, double *losses);
@@ -38,17 +46,53 @@ struct engine_ops {
 struct engine {
     const struct engine_ops *ops;
     struct gpt_config config;
-    int microbatches; /* M of a step */
+    int microbatches;       /* M of a step, of all replicas */
+    struct replica replica; /* count is 1 or more */
     int stage_count;
     struct gpt_stage *stages[DP_MAX_SLOTS];
     bool second_copy[DP_MAX_SLOTS];     /* another rank's stage is the first one (DualPipe) */
-    struct dp_comm *comm;               /* NULL: alone */
+    struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
     const struct dp_schedule *schedule; /* NULL: sequential */
     struct dp_recorder *recorder;       /* NULL: sequential */
+    bool reduces;                       /* train sums gradients over all that hold a stage */
 };
 
+/* The pipeline rank of this process, which a placement may have mapped; 0 without a schedule. */
+static inline int engine_rank(const struct engine *e)
+{
+    int rank = 0;
+
+    while (e->comm && e->schedule && e->schedule->group_rank[rank] != dp_comm_rank(e->comm))
+        rank++;
+    return rank;
+}
+
+/* Micro-batches of one replica in a step. */
+static inline int engine_own_microbatches(const struct engine *e)
+{
+    return e->microbatches / e->replica.count;
+}
+
+/* The place of its first one in the batch of all. */
+static inline int engine_first_mb(const struct engine *e)
+{
+    return e->replica.index * engine_own_microbatches(e);
+}
+
+/* What each micro-batch's gradient is multiplied with: the loss is a mean. */
+static inline double engine_loss_scale(const struct engine *e)
+{
+    return 1.0 / (e->replica.apart ? engine_own_microbatches(e) : e->microbatches);
+}
+
 /* The whole model on this rank. 0 or DP_ENOMEM. */
-int sequential_new(const struct gpt_config *config, int microbatches, struct engine **out);
+struct sequential_config {
+    struct gpt_config model;
+    int microbatches; /* M of a step, of all replicas */
+    int order_blocks; /* of fixed order, in which gradients are added up; of this replica */
+    struct replica replica;
+};
+int sequential_new(const struct sequential_config *config, struct engine **out);
 
 /* This rank's part of a pipeline. Both schedules, which differ in forward_only, and comm must stay.
  * comm may be NULL for a schedule of one rank. Errors of dp_pipeline_new. */
@@ -56,7 +100,13 @@ struct pipelined_config {
     struct gpt_config model;
     const struct dp_schedule *training, *forward;
     struct dp_comm *comm;
-    bool any_order; /* do not add gradients up in the fixed order */
+    const struct dp_reduce_ops
+        *reduce; /* of the REDUCEs of `training`; NULL: sum with the mirror's */
+    void *reduce_user;
+    bool any_order;   /* do not add gradients up in the fixed order */
+    int order_blocks; /* of fixed order, of this replica; 0: 2 */
+    struct replica replica; /* whose schedules have M / count micro-batches */
+    bool by_messages; /* they decide which op comes next, not the schedule's list */
 };
 int pipelined_new(const struct pipelined_config *config, struct engine **out);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/gpt.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,7 +57,20 @@ static void block_call_init(struct block_call *b, const struct gpt_stage *g, int
     block_save_init(&b->save, &g->shape, save->blocks + (size_t)(group - g->first_block) * len);
     b->keys[0] = dropout_key(call, group, 0);
     b->keys[1] = dropout_key(call, group, 1);
-    params_group(&g->params, group, base, b->tensors);
+    if (base)
+        params_group(&g->params, group, base, b->tensors);
+}
+
+/* Where to add the gradients of a group's tensors. */
+static void grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
+                        real *dw[])
+{
+    const struct tensor *t = g->params.tensors, *end = t + g->params.tensors_len;
+    DLTensor *const *grad = call->grads;
+
+    for (; t < end; t++, grad++)
+        if (t->group == group)
+            *dw++ = data_of(*grad);
 }
 
 static void embedding_forward(const struct gpt_stage *g, const struct dp_stage_call *call,
@@ -122,22 +136,23 @@ static int weight(void *user, const struct dp_stage_call *call)
 {
     const struct gpt_stage *g = user;
     int n = g->shape.n, width = g->config.width;
-    real *grads = data_of(call->grads[0]), *dw[MAX_TENSORS];
+    real *dw[MAX_TENSORS];
     struct stage_save save;
 
     stage_save_init(&save, g, call->save);
     if (g->has_head) {
-        params_group(&g->params, g->config.layers + 1, grads, dw);
+        grads_group(g, g->config.layers + 1, call, dw);
         norm_weight(n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
         linear_weight(n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
     }
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
-        block_call_init(&b, g, group, grads, call, &save);
+        block_call_init(&b, g, group, NULL, call, &save);
+        grads_group(g, group, call, b.tensors);
         block_weight(&g->shape, &b.save, b.tensors);
     }
     if (g->has_embedding) {
-        params_group(&g->params, 0, grads, dw);
+        grads_group(g, 0, call, dw);
         embed_weight(n, g->config.context, width, data_of(call->in), save.d_embedding, dw[TABLE],
                      dw[POSITIONS]);
     }
@@ -167,7 +182,7 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
     return mode == DP_BACKWARD_FULL ? weight(user, call) : 0;
 }
 
-const struct dp_stage_ops gpt_stage_ops = {forward, backward, weight, NULL};
+const struct dp_stage_ops gpt_stage_ops = {forward, backward, weight, NULL, NULL};
 
 /* ---- the loss ------------------------------------------------------------------------------ */
 
@@ -202,8 +217,10 @@ static const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
 
 void gpt_borders(const struct gpt_config *c, int stages, struct dp_border *borders)
 {
-    const struct dp_tensor_spec tokens = {dtype_byte, 2, {c->batch, c->context}, true};
-    const struct dp_tensor_spec x = {dtype_real, 3, {c->batch, c->context, c->width}, false};
+    const struct dp_tensor_spec tokens = {
+        .dtype = dtype_byte, .ndim = 2, .shape = {c->batch, c->context}, .no_grad = true};
+    const struct dp_tensor_spec x = {
+        .dtype = dtype_real, .ndim = 3, .shape = {c->batch, c->context, c->width}};
 
     for (int s = 0; s <= stages; s++)
         borders[s] = (struct dp_border){1, {s == 0 ? tokens : x}};
@@ -251,48 +268,137 @@ struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage,
     };
 }
 
-static int stage_alloc(struct gpt_stage *g)
+static int list_alloc(struct gpt_stage *g)
+{
+    if (params_init(&g->params, &g->config, g->first_group, g->end_group) < 0)
+        return DP_ENOMEM;
+    g->tensors = calloc(g->params.tensors_len, sizeof(*g->tensors));
+    g->parameters = calloc(g->params.tensors_len, sizeof(*g->parameters));
+    g->grads_list = calloc(g->params.tensors_len, sizeof(DLTensor *));
+    return g->tensors && g->parameters && g->grads_list ? 0 : DP_ENOMEM;
+}
+
+void gpt_stage_set_scratch(struct gpt_stage *g, real *scratch)
 {
     size_t nc = (size_t)g->shape.n * (size_t)g->config.width;
 
-    if (params_init(&g->params, &g->config, g->first_group, g->end_group) < 0)
-        return DP_ENOMEM;
+    g->residual = scratch;
+    g->shape.branch = scratch + nc;
+    g->shape.scores = scratch + 2 * nc;
+}
+
+static int memory_alloc(struct gpt_stage *g)
+{
+    real *scratch = calloc(scratch_count(&g->config), sizeof(real));
+
     g->weights = calloc(g->params.count, sizeof(real));
     g->grads = calloc(g->params.count, sizeof(real));
-    g->residual = calloc(scratch_count(&g->config), sizeof(real));
-    if (!g->weights || !g->grads || !g->residual)
+    g->residual = scratch;
+    if (!g->weights || !g->grads || !scratch)
         return DP_ENOMEM;
-    g->shape.branch = g->residual + nc;
-    g->shape.scores = g->residual + 2 * nc;
+    gpt_stage_set_scratch(g, scratch);
     return 0;
 }
 
-int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out)
+void gpt_stage_drop_memory(struct gpt_stage *g)
+{
+    free(g->residual);
+    free(g->grads);
+    free(g->weights);
+    g->residual = g->grads = g->weights = NULL;
+    g->bare = true;
+}
+
+static DLTensor tensor_view(const struct gpt_tensor *t, const struct tensor *param, real *base)
+{
+    return (DLTensor){base ? base + param->offset : NULL,
+                      {kDLCPU, 0},
+                      2,
+                      dtype_real,
+                      (int64_t *)t->shape,
+                      NULL,
+                      0};
+}
+
+void gpt_grads_view(const struct gpt_stage *g, real *grads, DLTensor *tensors, DLTensor **list)
+{
+    for (size_t i = 0; i < g->params.tensors_len; i++) {
+        tensors[i] = tensor_view(&g->tensors[i], &g->params.tensors[i], grads);
+        list[i] = &tensors[i];
+    }
+}
+
+static void name_tensor(const struct gpt_stage *g, const struct tensor *param, char *name,
+                        size_t len)
+{
+    bool in_block = param->group > 0 && param->group <= g->config.layers;
+
+    if (in_block)
+        snprintf(name, len, "block %d %s", param->group, param->name);
+    else
+        snprintf(name, len, "%s", param->name);
+}
+
+static void describe_parameters(struct gpt_stage *g)
+{
+    for (size_t i = 0; i < g->params.tensors_len; i++) {
+        const struct tensor *param = &g->params.tensors[i];
+        struct gpt_tensor *t = &g->tensors[i];
+        name_tensor(g, param, t->name, sizeof(t->name));
+        t->shape[0] = param->rows;
+        t->shape[1] = param->cols;
+        t->value = tensor_view(t, param, g->weights);
+        t->grad = tensor_view(t, param, g->grads);
+        g->grads_list[i] = &t->grad;
+        g->parameters[i] = (struct dp_parameter){
+            .name = t->name,
+            .flags = param->rows == 1 ? DP_PARAMETER_NO_DECAY : 0,
+            .value = &t->value,
+            .grad = &t->grad,
+        };
+    }
+}
+
+static int stage_new(const struct gpt_config *config, int stage, int stages, bool bare,
+                     struct gpt_stage **out)
 {
     struct gpt_stage *g = malloc(sizeof(*g));
     if (!g)
         return DP_ENOMEM;
 
     *g = stage_shape(config, stage, stages);
-    if (stage_alloc(g) < 0) {
+    g->bare = bare;
+    if (list_alloc(g) < 0 || (!bare && memory_alloc(g) < 0)) {
         gpt_stage_free(g);
         return DP_ENOMEM;
     }
-    params_draw(&g->params, config->seed, g->weights);
-    g->grads_shape[0] = (int64_t)g->params.count;
-    g->grads_tensor = (DLTensor){g->grads, {kDLCPU, 0}, 1, dtype_real, g->grads_shape, NULL, 0};
-    g->grads_list[0] = &g->grads_tensor;
+    if (!bare)
+        params_draw(&g->params, config->seed, g->weights);
+    describe_parameters(g);
     *out = g;
     return 0;
+}
+
+int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out)
+{
+    return stage_new(config, stage, stages, false, out);
+}
+
+int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
+                       struct gpt_stage **out)
+{
+    return stage_new(config, stage, stages, true, out);
 }
 
 void gpt_stage_free(struct gpt_stage *g)
 {
     if (!g)
         return;
-    free(g->residual);
-    free(g->grads);
-    free(g->weights);
+    free(g->grads_list);
+    free(g->parameters);
+    free(g->tensors);
+    if (!g->bare)
+        gpt_stage_drop_memory(g);
     params_fini(&g->params);
     free(g);
 }
@@ -303,7 +409,7 @@ struct dp_stage gpt_stage_view(struct gpt_stage *g)
         .ops = &gpt_stage_ops,
         .user = g,
         .save_bytes = g->save_bytes,
-        .grad_count = 1,
-        .grads = g->grads_list,
+        .parameter_count = (int32_t)g->params.tensors_len,
+        .parameters = g->parameters,
     };
 }

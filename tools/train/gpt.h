@@ -17,23 +17,38 @@
 
 #include <dualpipe/stage.h>
 
+/* A parameter tensor in the form that the library takes. */
+struct gpt_tensor {
+    char name[40]; /* "block 3 qkv" */
+    int64_t shape[2];
+    DLTensor value, grad;
+};
+
 struct gpt_stage {
     struct gpt_config config;
     struct block_shape shape;
     int first_block, end_block; /* its blocks: groups first_block .. end_block - 1 */
     int first_group, end_group; /* the same with embedding and head */
     bool has_embedding, has_head;
+    bool bare; /* weights, grads and residual are another's */
     struct params params;
     real *weights, *grads;    /* [params.count] */
     size_t save_bytes;        /* of one micro-batch */
     real *residual;           /* scratch [tokens][width] */
-    DLTensor *grads_list[1];  /* grads, as the pipeline wants to see them */
-    DLTensor grads_tensor;
-    int64_t grads_shape[1];
+    struct gpt_tensor *tensors;      /* [params.tensors_len] */
+    struct dp_parameter *parameters; /* [params.tensors_len] as the pipeline takes them */
+    DLTensor **grads_list;           /* [params.tensors_len] their gradients */
 };
 
 /* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0 or DP_ENOMEM. */
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out);
+/* The same without memory: weights, gradients and scratch are to be set, and stay the caller's. */
+int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
+                       struct gpt_stage **out);
+void gpt_stage_set_scratch(struct gpt_stage *g, real *scratch); /* gpt_stage_size.scratch_bytes */
+/* Give weights, gradients and scratch back: from now on it is a bare one, and the data of its
+ * tensors is to be set. */
+void gpt_stage_drop_memory(struct gpt_stage *g);
 void gpt_stage_free(struct gpt_stage *g);
 
 /* What it would take, without making it. */
@@ -49,6 +64,10 @@ void gpt_borders(const struct gpt_config *config, int stages, struct dp_border *
 extern const struct dp_stage_ops gpt_stage_ops;
 /* Mean cross-entropy of a micro-batch in nats per byte; labels are uint8 [batch][context]. */
 extern const struct dp_loss_ops gpt_loss_ops;
+
+/* The gradients of the stage's tensors, as views of another array: list[params.tensors_len],
+ * tensors[params.tensors_len] is their memory. */
+void gpt_grads_view(const struct gpt_stage *g, real *grads, DLTensor *tensors, DLTensor **list);
 
 /* The stage as the pipeline takes it. */
 struct dp_stage gpt_stage_view(struct gpt_stage *g);

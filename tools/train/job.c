@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/job.h"
 
+#include "train/memory.h"
+#include "train/offloaded.h"
 #include "train/report.h"
 #include "train/sample.h"
 #include "train/timeline.h"
@@ -10,14 +12,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less than a step */
 
 struct job {
     const struct settings *s;
-    const struct data *data;
-    struct dp_comm *comm;
+    const struct data *text;
+    struct dp_comm *comm; /* of all ranks of all replicas; NULL: alone */
+    struct dp_comm
+        *data; /* the ranks that hold the same stages in the replicas; NULL: one replica */
+    struct dp_comm *pipe; /* the ranks of this replica; NULL: one rank */
+    struct replica replica;
+    enum data_parallel_kind kind;
     struct engine *engine;
     struct trainer trainer;
     struct report report;
@@ -25,7 +31,7 @@ struct job {
 
 static bool is_first(const struct job *j)
 {
-    return !j->comm || j->comm->rank == 0;
+    return !j->comm || dp_comm_rank(j->comm) == 0;
 }
 
 /* ---- training ------------------------------------------------------------------------------- */
@@ -39,7 +45,7 @@ static int look(struct job *j, struct progress *p)
 
     if (p->step == steps || (every && p->step % every == 0))
         err = trainer_evaluate(&j->trainer, &p->held_out);
-    if (!err && j->engine->recorder &&
+    if (!err && j->engine->recorder && j->replica.index == 0 &&
         (p->step % MEASURE_EVERY == 0 || report_due(j->s, p->step))) {
         err = timeline_measure(j->engine, &times);
         p->bubble = times.bubble;
@@ -71,14 +77,12 @@ static int train(struct job *j, struct summary *summary)
 
 static int measure_memory(struct job *j, struct summary *summary)
 {
-    int ranks = (int)j->s->ranks;
+    int ranks = settings_processes(j->s);
     double *all = calloc((size_t)ranks, sizeof(*all));
-    struct rusage usage;
 
     if (!all)
         return DP_ENOMEM;
-    getrusage(RUSAGE_SELF, &usage);
-    all[0] = (double)usage.ru_maxrss * 1024;
+    all[0] = memory_peak("");
     double mine = all[0];
     int err = j->comm ? dp_comm_allgather(j->comm, &mine, all, sizeof(mine)) : 0;
     for (int rank = 0; !err && rank < ranks; rank++)
@@ -90,33 +94,45 @@ static int measure_memory(struct job *j, struct summary *summary)
     return err;
 }
 
-static int measure_step(struct job *j, struct summary *summary)
+static int measure_step(struct job *j, struct summary *summary, bool *unwritten)
 {
-    struct step_times times = {NAN, NAN, NAN};
+    struct step_times times = {.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
     int err = j->engine->recorder ? timeline_write(j->engine, j->s, &times) : 0;
 
     summary->bubble = times.bubble;
     summary->step_ms = times.step_ms;
     summary->simulated_ms = times.simulated_ms;
+    *unwritten = times.unwritten;
     return err;
+}
+
+/* What one replica tells for all. */
+static int describe(struct job *j, struct summary *summary, uint8_t *text, bool *unwritten)
+{
+    if (j->replica.index > 0)
+        return 0;
+    int err = measure_step(j, summary, unwritten);
+    return err ? err : sample_text(j->engine, summary->sample_len, text);
 }
 
 static int finish(struct job *j, struct summary *summary)
 {
     size_t len = (size_t)j->s->sample;
     uint8_t *text = malloc(len + 1);
+    bool unwritten = false;
 
-    int err = text ? measure_step(j, summary) : DP_ENOMEM;
+    summary->sample_len = len;
+    int err = text ? trainer_finish(&j->trainer) : DP_ENOMEM;
     if (!err)
         err = measure_memory(j, summary);
     if (!err)
-        err = sample_text(j->engine, len, text);
+        err = describe(j, summary, text, &unwritten);
+    summary->offloaded = offloaded_figures(j->engine, &summary->offload);
     summary->sample = text;
-    summary->sample_len = len;
     if (!err && is_first(j))
         report_end(&j->report, summary);
     free(text);
-    return err;
+    return !err && unwritten ? DP_EIO : err; /* after the summary */
 }
 
 /* ---- setting up ---------------------------------------------------------------------------- */
@@ -125,14 +141,28 @@ static int finish(struct job *j, struct summary *summary)
 static int agree(struct job *j)
 {
     const struct settings *s = j->s;
-    const struct { const char *what; int64_t value; } values[] = {
-        {"--microbatches", s->microbatches}, {"--layers", s->layers}, {"--width", s->width},
-        {"--heads", s->heads}, {"--context", s->context}, {"--batch", s->batch},
-        {"--steps", s->steps}, {"--warmup", s->warmup}, {"--seed", s->seed},
-        {"--eval-every", s->eval_every}, {"--sample", s->sample},
-        {"--lr", (int64_t)(s->rate * 1e12)}, {"--decay", (int64_t)(s->decay * 1e12)},
-        {"--clip", (int64_t)(s->clip * 1e6)}, {"--dropout", (int64_t)(s->dropout * 1e12)},
-        {"--any-order", s->any_order}, {"length of --data", (int64_t)j->data->len},
+    const struct { const char *what; int64_t value;
+    } values[] = {
+        {"--replicas", s->replicas},
+        {"--mix", s->kind},
+        {"--microbatches", s->microbatches},
+        {"--layers", s->layers},
+        {"--width", s->width},
+        {"--heads", s->heads},
+        {"--context", s->context},
+        {"--batch", s->batch},
+        {"--steps", s->steps},
+        {"--warmup", s->warmup},
+        {"--seed", s->seed},
+        {"--eval-every", s->eval_every},
+        {"--sample", s->sample},
+        {"--lr", (int64_t)(s->rate * 1e12)},
+        {"--decay", (int64_t)(s->decay * 1e12)},
+        {"--clip", (int64_t)(s->clip * 1e6)},
+        {"--dropout", (int64_t)(s->dropout * 1e12)},
+        {"--any-order", s->any_order},
+        {"--order-blocks", s->order_blocks},
+        {"length of --data", (int64_t)j->text->len},
     };
     int err = 0;
 
@@ -141,33 +171,85 @@ static int agree(struct job *j)
     return err;
 }
 
+static int make_groups(struct job *j)
+{
+    const struct settings *s = j->s;
+    const struct dp_comm_axis axes[] = {{"data", (int)s->replicas}, {"pipe", (int)s->ranks}};
+    struct dp_comm *groups[2];
+
+    j->kind = s->kind;
+    j->replica = (struct replica){.count = (int)s->replicas, .apart = s->graph};
+    if (s->replicas == 1)
+        return 0;
+    int err = dp_comm_grid(j->comm, axes, 2, groups);
+    if (err)
+        return err;
+    j->data = groups[0];
+    j->pipe = groups[1];
+    j->replica.index = dp_comm_rank(j->data);
+    return 0;
+}
+
+/* The ranks of this replica. */
+static struct dp_comm *pipe_of(const struct job *j)
+{
+    return j->data ? j->pipe : j->comm;
+}
+
 static int make_engine(struct job *j)
 {
     const struct settings *s = j->s;
 
+    if (s->offload.any)
+        return offloaded_new(
+            &(struct offloaded_config){
+                .model = s->model,
+                .microbatches = (int)s->microbatches,
+                .order_blocks = (int)s->order_blocks,
+                .device_bytes = (size_t)s->device_memory,
+                .activations = s->offload.activations,
+            },
+            &j->engine);
     if (!s->training)
-        return sequential_new(&s->model, (int)s->microbatches, &j->engine);
-    return pipelined_new(&(struct pipelined_config){
-        .model = s->model,
-        .training = s->training,
-        .forward = s->forward,
-        .comm = j->comm,
-        .any_order = s->any_order,
-    }, &j->engine);
+        return sequential_new(&(struct sequential_config){.model = s->model,
+                                                          .microbatches = (int)s->microbatches,
+                                                          .order_blocks = s->own_blocks,
+                                                          .replica = j->replica},
+                              &j->engine);
+    return pipelined_new(
+        &(struct pipelined_config){
+            .model = s->model,
+            .training = s->training,
+            .forward = s->forward,
+            .comm = pipe_of(j),
+            .reduce = settings_reduce_early(s) ? &trainer_reduce_ops : NULL,
+            .reduce_user = &j->trainer,
+            .any_order = s->any_order,
+            .order_blocks = s->own_blocks,
+            .replica = j->replica,
+            .by_messages = !strcmp(s->execution, "messages"),
+        },
+        &j->engine);
 }
 
 static int make_trainer(struct job *j)
 {
     const struct settings *s = j->s;
 
-    return trainer_init(&j->trainer, &(struct trainer_config){
-        .sequences = (int)s->batch,
-        .steps = (uint64_t)s->steps,
-        .warmup = (uint64_t)s->warmup,
-        .rate = s->rate,
-        .decay = s->decay,
-        .clip = s->clip,
-    }, j->data, j->engine);
+    return trainer_init(&j->trainer,
+                        &(struct trainer_config){
+                            .sequences = (int)s->batch,
+                            .steps = (uint64_t)s->steps,
+                            .warmup = (uint64_t)s->warmup,
+                            .rate = s->rate,
+                            .decay = s->decay,
+                            .clip = s->clip,
+                            .kind = j->kind,
+                            .all = j->comm,
+                            .data = j->data,
+                            .graph = s->graph,
+                        },
+                        j->text, j->engine);
 }
 
 static int run(struct job *j)
@@ -176,11 +258,13 @@ static int run(struct job *j)
 
     int err = agree(j);
     if (!err)
+        err = make_groups(j);
+    if (!err)
         err = make_engine(j);
     if (!err)
         err = make_trainer(j);
     if (!err && is_first(j))
-        report_begin(&j->report, j->s, j->data);
+        report_begin(&j->report, j->s, j->text);
     if (!err)
         err = train(j, &summary);
     return err ? err : finish(j, &summary);
@@ -196,7 +280,7 @@ static void explain(const struct job *j, int err, const char *before, struct dp_
         text = err == DP_ENOMEM  ? "out of memory"
                : err == DP_EIO   ? "its output could not be written"
                                  : dp_strerror(err);
-    *why = (struct dp_abort){.rank = j->comm ? j->comm->rank : 0, .error = err};
+    *why = (struct dp_abort){.rank = j->comm ? dp_comm_rank(j->comm) : 0, .error = err};
     snprintf(why->text, sizeof(why->text), "%s", text);
     if (j->comm) {
         dp_comm_abort(j->comm, err, why->text);
@@ -207,7 +291,7 @@ static void explain(const struct job *j, int err, const char *before, struct dp_
 int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm,
             struct dp_abort *why)
 {
-    struct job j = {.s = s, .data = data, .comm = comm};
+    struct job j = {.s = s, .text = data, .comm = comm};
     char before[1024];
 
     snprintf(before, sizeof(before), "%s", dp_last_error());
@@ -217,5 +301,7 @@ int job_run(const struct settings *s, const struct data *data, struct dp_comm *c
     trainer_fini(&j.trainer);
     if (j.engine)
         j.engine->ops->free(j.engine);
+    dp_comm_close(j.pipe);
+    dp_comm_close(j.data);
     return err;
 }

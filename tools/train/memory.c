@@ -62,6 +62,13 @@ void memory_limits_read(const char *root, struct memory_limits *limits)
     };
 }
 
+double memory_peak(const char *root)
+{
+    const double bytes = read_number(root, "/proc/self/status", "VmHWM:", 1024);
+
+    return isfinite(bytes) ? bytes : 0;
+}
+
 /* ---- what is needed ------------------------------------------------------------------------- */
 
 /* Bytes at a border, of one micro-batch: activation or gradient. */
@@ -87,12 +94,29 @@ static double peak_of(const struct dp_schedule *s, int rank)
     return peak;
 }
 
+/* Weights, gradients, two averages, and gradients on their way, all on the host; and what is called
+ * the device is the host's memory, too. */
+static double memory_offloaded(const struct settings *s)
+{
+    struct gpt_stage_size size = gpt_stage_size(&s->model, 0, 1);
+    double borders =
+        s->offload.activations ? border_bytes(s) * (double)s->microbatches * (double)s->layers : 0;
+
+    return process_bytes + 4.5 * (double)size.param_count * sizeof(real) + borders +
+           fmin(s->device_memory,
+                2 * (double)size.param_count * sizeof(real) +
+                    (double)s->microbatches * ((double)size.save_bytes + 4 * border_bytes(s)));
+}
+
 double memory_of_rank(const struct settings *s, int rank)
 {
+    if (s->offload.any)
+        return memory_offloaded(s);
     const int stages = s->training ? s->training->stages : 1;
-    const int slots = s->training ? s->training->slots_per_rank : 1;
-    /* Weights, gradients, two averages of AdamW; in the fixed order a second set of gradients. */
-    const double copies = s->any_order ? 4 : 5;
+    const int slots = s->training ? dp_schedule_slot_count(s->training, rank) : 1;
+    /* Weights, gradients, two averages of AdamW; in the fixed order a second set of gradients; to
+     * mix, two blocks for exchanges and what an average replaced. */
+    const double copies = (s->any_order ? 4 : 5) + (s->graph ? 3 : 0);
     double peak = s->training ? peak_of(s->training, rank) : 1, bytes = process_bytes;
 
     for (int i = 0; i < slots; i++) {

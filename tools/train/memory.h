@@ -23,4 +23,8 @@ double memory_of_rank(const struct settings *s, int rank);
  * `local` ranks run on this machine. */
 bool memory_check(const struct settings *s, int local, const struct memory_limits *limits);
 
+/* The most memory that this process has held, as /proc below root says (VmHWM). Unlike getrusage's
+ * maximum it begins anew with exec, so that a launcher's memory is not counted. */
+double memory_peak(const char *root);
+
 #endif

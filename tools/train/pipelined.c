@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pipelined.c - a step through dp_pipeline: how a model, a schedule and a communicator are put
- * together. There are two pipelines over the same stages, one to train and one to evaluate.
+ * together. One pipeline trains and evaluates.
  */
 #include "train/engine.h"
-
-#include <dualpipe/pipeline.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,64 +11,68 @@
 struct pipelined {
     struct engine base;
     struct dp_border *borders; /* [stages + 1] */
-    struct dp_tensor_spec label;
-    struct dp_pipeline *training, *forward;
-    const struct dp_schedule *forward_schedule;
+    struct dp_border labels;
+    struct dp_pipeline *pipeline;
+    const struct dp_schedule *forward;
 };
 
 /* ---- a step -------------------------------------------------------------------------------- */
 
-/* The pipeline rank of this process, which a placement may have mapped. */
-static int rank_of(const struct engine *e)
-{
-    int rank = 0;
-
-    while (e->comm && e->schedule->group_rank[rank] != e->comm->rank)
-        rank++;
-    return rank;
-}
-
 /* The part of the batch that flows in a slot's stream begins at this micro-batch. */
-static size_t first_mb(const struct dp_schedule *s, const struct dp_slot *slot)
+static size_t first_mb(const struct engine *e, const struct dp_slot *slot)
 {
-    return (size_t)slot->stream * (size_t)s->mb_per_stream;
+    return (size_t)engine_first_mb(e) + (size_t)slot->stream * (size_t)e->schedule->mb_per_stream;
 }
 
-static int run(struct engine *e, struct dp_pipeline *pipe, const struct dp_schedule *s,
-               const struct batch *batch, double *losses)
+/* Bytes of a stream's micro-batches, as views. */
+static int split_bytes(const struct engine *e, const struct dp_schedule *s, uint8_t *bytes,
+                       struct dp_microbatches **out)
 {
     const struct gpt_config *c = &e->config;
-    size_t mb_bytes = (size_t)c->batch * (size_t)c->context;
     int64_t shape[] = {(int64_t)s->mb_per_stream * c->batch, c->context};
-    DLTensor tokens = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0}, labels = tokens;
-    const DLTensor *inputs[] = {&tokens};
-    struct dp_step step = {0};
+    const DLTensor all = {bytes, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+    struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&all)});
 
-    for (int i = 0; i < s->slots_per_rank; i++) {
-        const struct dp_slot *slot = dp_schedule_slot(s, rank_of(e), i);
-        if (dp_slot_is_first(slot)) {
-            tokens.data = batch->tokens + first_mb(s, slot) * mb_bytes;
-            step.inputs = inputs;
-        }
-        if (dp_slot_is_last(slot)) {
-            labels.data = batch->labels + first_mb(s, slot) * mb_bytes;
-            step.label = &labels;
-            step.losses = losses + first_mb(s, slot);
-        }
+    return dp_split(&args, NULL, &(struct dp_split_options){.count = s->mb_per_stream}, out);
+}
+
+static int run(struct engine *e, const struct dp_schedule *s, const struct batch *batch,
+               double *losses)
+{
+    struct pipelined *p = (struct pipelined *)e;
+    size_t mb_bytes = (size_t)e->config.batch * (size_t)e->config.context;
+    struct dp_microbatches *tokens = NULL, *labels = NULL;
+    struct dp_step step = {.schedule = s};
+    int err = 0;
+
+    for (int i = 0; i < dp_schedule_slot_count(s, engine_rank(e)) && !err; i++) {
+        const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(e), i);
+        size_t first = first_mb(e, slot);
+        if (dp_slot_is_first(slot))
+            err = split_bytes(e, s, batch->tokens + first * mb_bytes, &tokens);
+        if (dp_slot_is_last(slot) && !err)
+            err = split_bytes(e, s, batch->labels + first * mb_bytes, &labels);
+        if (dp_slot_is_last(slot))
+            step.losses = losses + first;
     }
-    return dp_pipeline_step(pipe, &step);
+    dp_recorder_enable(e->recorder, !s->forward_only);
+    step.inputs = tokens;
+    step.labels = labels;
+    if (!err)
+        err = dp_pipeline_step(p->pipeline, &step);
+    dp_microbatches_free(tokens);
+    dp_microbatches_free(labels);
+    return err;
 }
 
 static int train(struct engine *e, const struct batch *batch, double *losses)
 {
-    struct pipelined *p = (struct pipelined *)e;
-    return run(e, p->training, e->schedule, batch, losses);
+    return run(e, e->schedule, batch, losses);
 }
 
 static int evaluate(struct engine *e, const struct batch *batch, double *losses)
 {
-    struct pipelined *p = (struct pipelined *)e;
-    return run(e, p->forward, p->forward_schedule, batch, losses);
+    return run(e, ((struct pipelined *)e)->forward, batch, losses);
 }
 
 /* ---- all weights on rank 0 ------------------------------------------------------------------- */
@@ -85,8 +87,9 @@ static struct holder holder_of(const struct dp_schedule *s, int stage)
 {
     struct holder h = {0};
 
-    while (dp_schedule_slot(s, h.rank, h.slot)->stage != stage)
-        if (++h.slot == s->slots_per_rank)
+    while (h.slot == dp_schedule_slot_count(s, h.rank) ||
+           dp_schedule_slot(s, h.rank, h.slot)->stage != stage)
+        if (++h.slot > dp_schedule_slot_count(s, h.rank))
             h = (struct holder){.rank = h.rank + 1};
     h.process = s->group_rank[h.rank];
     return h;
@@ -123,7 +126,7 @@ static int gather(struct engine *e, real *weights)
             memcpy(weights + at, e->stages[h.slot]->weights, count * sizeof(real));
         else if (weights)
             err = receive_weights(e, h.process, stage, weights + at, count);
-        else if (h.rank == rank_of(e))
+        else if (h.rank == engine_rank(e))
             err = send_weights(e, e->stages[h.slot], stage);
         at += count;
     }
@@ -136,8 +139,7 @@ static void pipelined_free(struct engine *e)
 {
     struct pipelined *p = (struct pipelined *)e;
 
-    dp_pipeline_free(p->forward);
-    dp_pipeline_free(p->training);
+    dp_pipeline_free(p->pipeline);
     dp_recorder_free(e->recorder);
     free(p->borders);
     for (int i = 0; i < e->stage_count; i++)
@@ -150,8 +152,8 @@ static const struct engine_ops pipelined_ops = {"pipelined", train, evaluate, ga
 
 static int make_stages(struct engine *e)
 {
-    for (int i = 0; i < e->schedule->slots_per_rank; i++) {
-        const struct dp_slot *slot = dp_schedule_slot(e->schedule, rank_of(e), i);
+    for (int i = 0; i < dp_schedule_slot_count(e->schedule, engine_rank(e)); i++) {
+        const struct dp_slot *slot = dp_schedule_slot(e->schedule, engine_rank(e), i);
         int err = gpt_stage_new(&e->config, slot->stage, e->schedule->stages, &e->stages[i]);
         if (err)
             return err;
@@ -169,29 +171,37 @@ static int make_borders(struct pipelined *p)
     if (!p->borders)
         return DP_ENOMEM;
     gpt_borders(&p->base.config, stages, p->borders);
-    p->label = p->borders[0].tensors[0];
+    p->labels = p->borders[0];
     return 0;
 }
 
-static int make_pipeline(struct pipelined *p, const struct dp_schedule *schedule, bool any_order,
-                         struct dp_pipeline **out)
+static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)
 {
     struct dp_stage stages[DP_MAX_SLOTS];
 
     for (int i = 0; i < p->base.stage_count; i++)
         stages[i] = gpt_stage_view(p->base.stages[i]);
-    return dp_pipeline_new(&(struct dp_pipeline_config){
-        .schedule = schedule,
-        .comm = p->base.comm,
-        .stages = stages,
-        .borders = p->borders,
-        .label = &p->label,
-        .loss = &gpt_loss_ops,
-        .loss_scale = 1.0 / p->base.microbatches,
-        .seed = p->base.config.seed,
-        .fixed_order = !any_order && !schedule->forward_only,
-        .recorder = schedule->forward_only ? NULL : p->base.recorder,
-    }, out);
+    return dp_pipeline_new(
+        &(struct dp_pipeline_config){
+            .schedule = config->training,
+            .also = &p->forward,
+            .also_count = 1,
+            .comm = p->base.comm,
+            .stages = stages,
+            .borders = p->borders,
+            .labels = &p->labels,
+            .loss = &gpt_loss_ops,
+            .loss_scale = engine_loss_scale(&p->base),
+            .seed = p->base.config.seed,
+            .fixed_order = !config->any_order,
+            .order_blocks = config->order_blocks,
+            .first_mb = engine_first_mb(&p->base),
+            .execution = config->by_messages ? DP_EXECUTE_MESSAGES : DP_EXECUTE_LIST,
+            .reduce = config->reduce,
+            .reduce_user = config->reduce_user,
+            .recorder = p->base.recorder,
+        },
+        &p->pipeline);
 }
 
 static int make_all(struct pipelined *p, const struct pipelined_config *config)
@@ -202,12 +212,8 @@ static int make_all(struct pipelined *p, const struct pipelined_config *config)
     if (!err)
         err = make_borders(p);
     if (!err)
-        err = dp_recorder_new(dp_schedule_count(e->schedule, rank_of(e)), 2, &e->recorder);
-    if (!err)
-        err = make_pipeline(p, config->training, config->any_order, &p->training);
-    if (!err)
-        err = make_pipeline(p, config->forward, config->any_order, &p->forward);
-    return err;
+        err = dp_recorder_new(dp_schedule_count(e->schedule, engine_rank(e)), 2, &e->recorder);
+    return err ? err : make_pipeline(p, config);
 }
 
 int pipelined_new(const struct pipelined_config *config, struct engine **out)
@@ -219,11 +225,15 @@ int pipelined_new(const struct pipelined_config *config, struct engine **out)
     p->base = (struct engine){
         .ops = &pipelined_ops,
         .config = config->model,
-        .microbatches = config->training->microbatches,
+        .replica = config->replica,
         .comm = config->comm,
         .schedule = config->training,
+        .reduces = config->reduce,
     };
-    p->forward_schedule = config->forward;
+    if (!p->base.replica.count)
+        p->base.replica.count = 1;
+    p->base.microbatches = config->training->microbatches * p->base.replica.count;
+    p->forward = config->forward;
     int err = make_all(p, config);
     if (err) {
         pipelined_free(&p->base);

@@ -57,13 +57,13 @@ static void print_json(json_t *object)
 
 static void json_begin(const struct settings *s, const struct data *data, size_t param_count)
 {
-    print_json(json_pack("{s:s, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}",
-        "event", "begin", "parameters", (json_int_t)param_count, "schedule", s->schedule_name,
-        "ranks", (json_int_t)s->ranks, "microbatches", (json_int_t)s->microbatches,
-        "layers", (json_int_t)s->layers, "width", (json_int_t)s->width,
-        "context", (json_int_t)s->context, "batch", (json_int_t)s->batch,
-        "data_bytes", (json_int_t)data->len,
-        "held_out_bytes", (json_int_t)(data->chunks * data->held_len),
+    print_json(json_pack(
+        "{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event", "begin",
+        "parameters", (json_int_t)param_count, "schedule", s->schedule_name, "ranks",
+        (json_int_t)s->ranks, "replicas", (json_int_t)s->replicas, "mix", s->mix, "microbatches",
+        (json_int_t)s->microbatches, "layers", (json_int_t)s->layers, "width", (json_int_t)s->width,
+        "context", (json_int_t)s->context, "batch", (json_int_t)s->batch, "data_bytes",
+        (json_int_t)data->len, "held_out_bytes", (json_int_t)(data->chunks * data->held_len),
         "unigram_entropy", data_entropy(data)));
 }
 
@@ -99,6 +99,14 @@ static json_t *json_text(const uint8_t *text, size_t len)
     return string;
 }
 
+static json_t *json_offload(const struct offloaded_figures *f)
+{
+    return json_pack("{s:i, s:i, s:b, s:b, s:I, s:f, s:s, s:f}", "shards", f->shards, "slots",
+                     f->slots, "recomputes", f->recomputes, "boundaries_on_host",
+                     f->boundaries_down, "device_bytes", (json_int_t)f->device_bytes, "overlap",
+                     f->overlap, "limited_by", f->limited_by, "limit_share", f->limit_share);
+}
+
 static void json_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
@@ -114,6 +122,8 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "step_ms", m->step_ms);
     set_number(o, "simulated_ms", m->simulated_ms);
     set_number(o, "memory_bytes", m->memory_bytes);
+    if (m->offloaded)
+        json_object_set_new(o, "offload", json_offload(&m->offload));
     if (s->timeline)
         json_object_set_new(o, "timeline", json_string(s->timeline));
     if (s->trace)
@@ -133,8 +143,14 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
     printf("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
            s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
            s->model.batch, s->model.context);
-    if (s->seats)
-        printf("placement %s: a rank for each process\n", s->seats->name);
+    if (s->replicas > 1 && s->graph)
+        printf("replicas  %d, which mix their weights by %s in %d round%s\n", (int)s->replicas,
+               s->graph->name, s->graph->period, s->graph->period > 1 ? "s" : "");
+    else if (s->replicas > 1)
+        printf("replicas  %d, whose gradients are summed%s\n", (int)s->replicas,
+               s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state" : "");
+    if (s->assignment)
+        printf("placement %s: a rank for each process\n", s->assignment->name);
     fflush(stdout);
 }
 
@@ -179,6 +195,22 @@ static void print_sample(const uint8_t *text, size_t len)
     putchar('\n');
 }
 
+static void text_offload(const struct report *r, const struct offloaded_figures *f)
+{
+    const double mib = 1024.0 * 1024;
+
+    printf("offload   %d shard%s, %d at a time on the device%s%s; %.1f of %.1f MiB of its memory\n",
+           f->shards, f->shards > 1 ? "s" : "", f->slots, f->recomputes ? ", recomputed" : "",
+           f->boundaries_down ? ", boundaries on the host" : "", (double)f->device_bytes / mib,
+           r->settings->device_memory / mib);
+    if (f->overlap_share > 0.02)
+        printf("overlap   %.0f %% of the %.0f %% of a step that can be hidden; ", 100 * f->overlap,
+               100 * f->overlap_share);
+    else
+        printf("overlap   there is little to hide; ");
+    printf("limited by %s, at work for %.0f %% of a step\n", f->limited_by, 100 * f->limit_share);
+}
+
 static void text_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
@@ -195,6 +227,8 @@ static void text_end(const struct report *r, const struct summary *m)
                "times %.1f ms\n", 100 * m->bubble, m->step_ms, m->simulated_ms);
     printf("memory    %.0f MiB at most, on rank %d\n", m->memory_bytes / (1024 * 1024),
            (int)m->memory_rank);
+    if (m->offloaded)
+        text_offload(r, &m->offload);
     if (s->timeline)
         printf("timeline  %s\n", s->timeline);
     if (s->trace)

@@ -6,6 +6,7 @@
 #ifndef DP_TRAIN_REPORT_H
 #define DP_TRAIN_REPORT_H
 
+#include "train/offloaded.h"
 #include "train/settings.h"
 #include "train/trainer.h"
 
@@ -21,6 +22,8 @@ struct summary {
     uint64_t skipped;                      /* steps whose gradient was not finite */
     double bubble, step_ms, simulated_ms;  /* of the last step; NAN without a pipeline */
     double memory_bytes, memory_rank;      /* most that a rank held, and which */
+    bool offloaded;
+    struct offloaded_figures offload;
     const uint8_t *sample;                 /* [sample_len] */
     size_t sample_len;
 };

@@ -95,7 +95,7 @@ int sample_text(struct engine *e, size_t count, uint8_t *text)
 {
     struct writer w;
 
-    if (e->comm && e->comm->rank > 0)
+    if (e->comm && dp_comm_rank(e->comm) > 0)
         return e->ops->gather(e, NULL);
     int err = writer_init(&w, &e->config);
     if (err)

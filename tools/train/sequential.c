@@ -8,14 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The gradients of one block; those of the first are the model's own. */
+struct block_grads {
+    real *grads;
+    DLTensor *tensors, **list;
+};
+
 struct sequential {
     struct engine base;
     struct gpt_stage *model; /* base.stages[0] */
     uint64_t step;
     real *save, *logits, *d_logits;
-    real *late_grads; /* of the later half of the micro-batches */
-    DLTensor late;
-    DLTensor *late_list[1];
+    int block_count;            /* of fixed order */
+    struct block_grads *blocks; /* [block_count] where each block of micro-batches is summed */
 };
 
 /* A micro-batch's part of the batch and of the model's output, as the callbacks see them. */
@@ -24,11 +29,25 @@ struct views {
     DLTensor tokens, labels, logits, d_logits;
 };
 
+/* Block b begins at micro-batch b * M / blocks, rounded down (pipeline.h); M and mb are this
+ * replica's. Where replicas hold whole blocks, these are the blocks of the batch of all replicas.
+ */
+static int block_of(const struct sequential *s, int mb)
+{
+    return ((mb + 1) * s->block_count - 1) / engine_own_microbatches(&s->base);
+}
+
+/* The place of a replica's micro-batch in the batch of all. */
+static int global_mb(const struct sequential *s, int mb)
+{
+    return engine_first_mb(&s->base) + mb;
+}
+
 static void views_init(struct views *v, const struct sequential *s, const struct batch *batch,
                        int mb)
 {
     const struct gpt_config *c = &s->base.config;
-    size_t at = (size_t)mb * (size_t)c->batch * (size_t)c->context;
+    size_t at = (size_t)global_mb(s, mb) * (size_t)c->batch * (size_t)c->context;
     const DLTensor bytes = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
     const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
     const DLTensor reals = {NULL, {kDLCPU, 0}, 3, dtype_real, v->shape, NULL, 0};
@@ -45,17 +64,15 @@ static void views_init(struct views *v, const struct sequential *s, const struct
 static struct dp_stage_call call_of(const struct sequential *s, const struct views *v, int mb,
                                     bool training)
 {
-    bool late = mb >= s->base.microbatches / 2;
-
     return (struct dp_stage_call){
         .mb = mb,
-        .mb_global = mb,
+        .mb_global = global_mb(s, mb),
         .step = s->step,
         .training = training,
         .random = {.key = s->base.config.seed},
         .save = s->save,
         .in = &v->tokens,
-        .grads = late ? s->late_list : s->model->grads_list,
+        .grads = s->blocks[block_of(s, mb)].list,
     };
 }
 
@@ -71,31 +88,43 @@ static int forward(struct sequential *s, struct views *v, const struct dp_stage_
 static int backward(struct sequential *s, struct views *v, const struct dp_stage_call *call)
 {
     int err = gpt_loss_ops.loss_backward(NULL, call, &v->logits, &v->labels,
-                                         1.0 / s->base.microbatches, &v->d_logits);
+                                         engine_loss_scale(&s->base), &v->d_logits);
 
     return err ? err
                : gpt_stage_ops.backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
 }
 
-/* Gradients are added up in the order that pipeline.h defines: the sum of the earlier half of the
- * micro-batches plus the sum of the later half. */
+static void clear_blocks(struct sequential *s)
+{
+    for (int b = 1; b < s->block_count; b++)
+        memset(s->blocks[b].grads, 0, s->model->params.count * sizeof(real));
+}
+
+/* Pairwise, so that every way to hold blocks on ranks and replicas gives the same sum. */
+static void sum_blocks(struct sequential *s)
+{
+    for (int step = 1; step < s->block_count; step *= 2)
+        for (int b = 0; b + step < s->block_count; b += 2 * step)
+            add(s->model->params.count, s->blocks[b + step].grads, s->blocks[b].grads);
+}
+
+/* Gradients are added up in the order that pipeline.h defines for fixed_order. */
 static int train(struct engine *e, const struct batch *batch, double *losses)
 {
     struct sequential *s = (struct sequential *)e;
-    size_t count = s->model->params.count;
 
-    memset(s->late_grads, 0, count * sizeof(real));
-    for (int mb = 0; mb < e->microbatches; mb++) {
+    clear_blocks(s);
+    for (int mb = 0; mb < engine_own_microbatches(e); mb++) {
         struct views v;
         views_init(&v, s, batch, mb);
         struct dp_stage_call call = call_of(s, &v, mb, true);
-        int err = forward(s, &v, &call, losses + mb);
+        int err = forward(s, &v, &call, losses + global_mb(s, mb));
         if (!err)
             err = backward(s, &v, &call);
         if (err)
             return err;
     }
-    add(count, s->late_grads, s->model->grads);
+    sum_blocks(s);
     s->step++;
     return 0;
 }
@@ -104,11 +133,11 @@ static int evaluate(struct engine *e, const struct batch *batch, double *losses)
 {
     struct sequential *s = (struct sequential *)e;
 
-    for (int mb = 0; mb < e->microbatches; mb++) {
+    for (int mb = 0; mb < engine_own_microbatches(e); mb++) {
         struct views v;
         views_init(&v, s, batch, mb);
         struct dp_stage_call call = call_of(s, &v, mb, false);
-        int err = forward(s, &v, &call, losses + mb);
+        int err = forward(s, &v, &call, losses + global_mb(s, mb));
         if (err)
             return err;
     }
@@ -123,12 +152,36 @@ static int gather(struct engine *e, real *weights)
     return 0;
 }
 
+static int block_init(struct sequential *s, int b)
+{
+    struct block_grads *block = &s->blocks[b];
+    size_t len = s->model->params.tensors_len;
+
+    block->grads = b ? calloc(s->model->params.count, sizeof(real)) : s->model->grads;
+    block->tensors = calloc(len, sizeof(*block->tensors));
+    block->list = calloc(len, sizeof(DLTensor *));
+    if (!block->grads || !block->tensors || !block->list)
+        return DP_ENOMEM;
+    gpt_grads_view(s->model, block->grads, block->tensors, block->list);
+    return 0;
+}
+
+static void block_fini(struct sequential *s, int b)
+{
+    if (b)
+        free(s->blocks[b].grads);
+    free(s->blocks[b].tensors);
+    free(s->blocks[b].list);
+}
+
 static void sequential_free(struct engine *e)
 {
     struct sequential *s = (struct sequential *)e;
 
+    for (int b = 0; b < s->block_count && s->blocks; b++)
+        block_fini(s, b);
+    free(s->blocks);
     gpt_stage_free(s->model);
-    free(s->late_grads);
     free(s->d_logits);
     free(s->logits);
     free(s->save);
@@ -149,27 +202,36 @@ static int sequential_alloc(struct sequential *s)
     s->save = malloc(s->model->save_bytes);
     s->logits = calloc(logits, sizeof(real));
     s->d_logits = calloc(logits, sizeof(real));
-    s->late_grads = calloc(s->model->params.count, sizeof(real));
-    return s->save && s->logits && s->d_logits && s->late_grads ? 0 : DP_ENOMEM;
+    s->blocks = calloc((size_t)s->block_count, sizeof(*s->blocks));
+    if (!s->save || !s->logits || !s->d_logits || !s->blocks)
+        return DP_ENOMEM;
+    for (int b = 0; b < s->block_count && !err; b++)
+        err = block_init(s, b);
+    return err;
 }
 
-int sequential_new(const struct gpt_config *config, int microbatches, struct engine **out)
+int sequential_new(const struct sequential_config *config, struct engine **out)
 {
     struct sequential *s = calloc(1, sizeof(*s));
     if (!s)
         return DP_ENOMEM;
 
     s->base = (struct engine){
-        .ops = &sequential_ops, .config = *config, .microbatches = microbatches, .stage_count = 1};
+        .ops = &sequential_ops,
+        .config = config->model,
+        .microbatches = config->microbatches,
+        .replica = config->replica,
+        .stage_count = 1,
+    };
+    if (!s->base.replica.count)
+        s->base.replica.count = 1;
+    s->block_count = config->order_blocks;
     int err = sequential_alloc(s);
     if (err) {
         sequential_free(&s->base);
         return err;
     }
     s->base.stages[0] = s->model;
-    s->late = s->model->grads_tensor;
-    s->late.data = s->late_grads;
-    s->late_list[0] = &s->late;
     *out = &s->base;
     return 0;
 }

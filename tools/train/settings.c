@@ -2,6 +2,7 @@
 #include "train/settings.h"
 
 #include "command.h"
+#include "input.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -13,11 +14,16 @@
 
 /* ---- the command line ---------------------------------------------------------------------- */
 
-static const char sequential[] = "none";
+enum { MAX_BLOCKS = 64 };
+
+static const char sequential[] = "none", all_reduce[] = "all-reduce",
+                  reduce_scatter[] = "reduce-scatter";
 static const char *const schedules[] = {
-    "dualpipe", "dualpipev", "zb1p", "1f1b", "gpipe", sequential, NULL,
+    "dualpipe", "dualpipev", "zb1p", "1f1b", "gpipe", "async", sequential, NULL,
 };
-static const char *const transports[] = {"auto", "shm", "tcp", NULL};
+static const char *const checkpoints[] = {"never", "except_last", "always", NULL};
+static const char *const executions[] = {"list", "messages", NULL};
+static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
 
@@ -42,6 +48,19 @@ static const struct arg schedule_args[] = {
      ARG_FLAG, AT(fixed_order)},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
      ARG_FLAG, AT(any_order)},
+    {"order-blocks", 0, "N",
+     "blocks of micro-batches that the fixed order sums pairwise: a power of two (default 2, or "
+     "what streams and replicas need)",
+     ARG_INT, AT(order_blocks), .min = 2, .max = MAX_BLOCKS},
+    {"checkpoint", 0, NULL, "micro-batches whose forward is recomputed, to save memory", ARG_CHOICE,
+     AT(checkpoint), "never", .choices = checkpoints},
+    {"offload", 0, "PARTS",
+     "what lives on the host: params (with the optimizer's state) and activations; schedule none",
+     ARG_PARSE, AT(offload), .parse = offload_parts_parse},
+    {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
+     ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
+    {"execution", 0, NULL, "what decides which op comes next; messages: with --schedule async",
+     ARG_CHOICE, AT(execution), "list", .choices = executions},
     {"placement", 0, "FILE",
      "of topo place: which process has which rank, and its CPUs (default DUALPIPE_PLACEMENT)",
      ARG_STRING, AT(placement)},
@@ -49,6 +68,16 @@ static const struct arg schedule_args[] = {
      AT(transport), .choices = transports},
     {"port", 0, "N", "where rank 0 listens for the others; 0: any that is free", ARG_INT, AT(port),
      "0", 0, 65535},
+};
+
+static const struct arg replica_args[] = {
+    {"replicas", 'D', "N", "copies of the pipeline, each with its share of the micro-batches",
+     ARG_INT, AT(replicas), "1", 1, 1024},
+    {"mix", 0, "HOW",
+     "all-reduce: sum their gradients; reduce-scatter: the same, each with a share of the "
+     "optimizer's "
+     "state; or average their weights by a graph of 'dualpipe mix', or by that of a file",
+     ARG_STRING, AT(mix), .fallback = all_reduce},
 };
 
 static const struct arg model_args[] = {
@@ -68,8 +97,10 @@ static const struct arg optimizer_args[] = {
 };
 
 static const struct arg output_args[] = {
-    {"timeline", 0, "FILE.svg", "draw the last step, all ranks", ARG_STRING, AT(timeline)},
-    {"trace", 0, "FILE.json", "the last step for ui.perfetto.dev", ARG_STRING, AT(trace)},
+    {"timeline", 0, "FILE.svg", "draw the last step, all ranks", ARG_STRING, AT(timeline),
+     .written = true},
+    {"trace", 0, "FILE.json", "the last step for ui.perfetto.dev", ARG_STRING, AT(trace),
+     .written = true},
     {"sample", 0, "N", "bytes of text to generate in the end", ARG_INT, AT(sample), "300", 0, 1e6},
     {"json", 0, NULL, "one JSON object a line on standard output", ARG_FLAG, AT(json)},
 };
@@ -77,26 +108,32 @@ static const struct arg output_args[] = {
 #define GROUP(title, args) {title, args, sizeof(args) / sizeof((args)[0])}
 
 static const struct arg_group groups[] = {
-    GROUP("what to learn", what_args), GROUP("how the work is ordered", schedule_args),
-    GROUP("the model", model_args),    GROUP("the optimizer", optimizer_args),
-    GROUP("output", output_args),      {0},
+    GROUP("what to learn", what_args),
+    GROUP("how the work is ordered", schedule_args),
+    GROUP("replicas", replica_args),
+    GROUP("the model", model_args),
+    GROUP("the optimizer", optimizer_args),
+    GROUP("output", output_args),
+    {0},
 };
 
 static const struct usage usage = {
     .command = "dualpipe train",
     .operands = "[FILE...]",
     .max_operands = 0,
-    .about =
-        "Train a byte-level GPT on text, its layers spread over the ranks of a pipeline. The\n"
-        "ranks are processes that the command starts and ends itself; under torchrun (RANK,\n"
-        "WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each process is one. Every schedule gives the\n"
-        "same losses, to the last bit, as '--schedule none' in one process.",
+    .operand_files = true,
+    .about = "Train a byte-level GPT on text, its layers spread over the ranks of a pipeline. The\n"
+             "ranks are processes that the command starts and ends itself; under torchrun (RANK,\n"
+             "WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each process is one. Every schedule gives the\n"
+             "same losses, to the last bit, as '--schedule none' in one process; so do replicas\n"
+             "that sum their gradients.",
     .groups = groups,
-    .examples =
-        "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
-        "  dualpipe train --data book.txt --schedule dualpipev -P 2 -M 8 --steps 100\n"
-        "  dualpipe train --data *.txt --schedule none --json\n"
-        "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
+    .examples = "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
+                "  dualpipe train --data book.txt --schedule dualpipev -P 2 -M 8 --steps 100\n"
+                "  dualpipe train --data *.txt --schedule none --json\n"
+                "  dualpipe train --data book.txt --schedule none -D 4 --mix one-peer-exp\n"
+                "  dualpipe train --data *.txt --schedule none --offload params --device-memory 1M\n"
+                "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
 };
 
 /* ---- checks -------------------------------------------------------------------------------- */
@@ -123,7 +160,7 @@ static bool take_files(struct settings *s, const struct operands *more)
     return false;
 }
 
-/* One rank has nothing to be placed; but who asks for it should hear so. */
+/* One rank has nothing to be placed: asking for it is an error. */
 static bool take_placement(struct settings *s, int *status)
 {
     int err = 0;
@@ -132,24 +169,30 @@ static bool take_placement(struct settings *s, int *status)
         return command_misused("--placement: expected a schedule; --schedule none has one rank"),
                false;
     if (s->placement)
-        err = dp_seats_load(s->placement, &s->seats);
+        err = dp_assignment_load(s->placement, &s->assignment);
     else if (!is_sequential(s))
-        err = dp_seats_from_env(&s->seats);
+        err = dp_assignment_from_env(&s->assignment);
     if (err)
         *status = command_failed(err);
     return !err;
 }
 
-static int usual_ranks(const struct settings *s)
+static int default_ranks(const struct settings *s)
 {
-    return s->seats ? s->seats->ranks : is_sequential(s) ? 1 : 4;
+    return s->assignment ? s->assignment->ranks : is_sequential(s) ? 1 : 4;
 }
 
 static bool take_ranks(struct settings *s, int world)
 {
+    const int replicas = (int)s->replicas;
+
     if (s->ranks == 0)
-        s->ranks = world ? world : usual_ranks(s);
-    if (world && s->ranks != world)
+        s->ranks = world >= replicas ? world / replicas : default_ranks(s);
+    if (world && s->ranks * replicas != world && replicas > 1)
+        command_misused("-P %d -D %d: %d processes, expected %d, the WORLD_SIZE that this one was "
+                        "started with",
+                        (int)s->ranks, replicas, settings_processes(s), world);
+    else if (world && s->ranks * replicas != world)
         command_misused("-P %d: expected %d, the WORLD_SIZE that this process was started with",
                         (int)s->ranks, world);
     else if (is_sequential(s) && s->ranks != 1)
@@ -170,30 +213,68 @@ static bool multiple(const char *name, int64_t number, int64_t unit, const char 
     return false;
 }
 
+int settings_processes(const struct settings *s)
+{
+    return (int)(s->ranks * s->replicas);
+}
+
+/* Messages that drive the ranks carry no REDUCE out: sums then come after the step. */
+bool settings_reduce_early(const struct settings *s)
+{
+    return s->kind && strcmp(s->execution, "messages");
+}
+
 /* The pipeline rank of each process, malloc'ed; NULL: as they come. */
 static int make_map(const struct settings *s, int **out)
 {
-    int err = s->seats ? dp_seats_check(s->seats, 1, (int)s->ranks) : 0;
+    int err = s->assignment ? dp_assignment_check(s->assignment, 1, (int)s->ranks) : 0;
 
-    *out = s->seats && !err ? malloc((size_t)s->ranks * sizeof(**out)) : NULL;
-    if (!err && s->seats)
-        err = *out ? dp_seats_map(s->seats, 0, *out) : DP_ENOMEM;
+    *out = s->assignment && !err ? malloc((size_t)s->ranks * sizeof(**out)) : NULL;
+    if (!err && s->assignment)
+        err = *out ? dp_assignment_map(s->assignment, 0, *out) : DP_ENOMEM;
     return err;
+}
+
+/* For --checkpoint except_last: all micro-batches of a stream but the last. */
+static bool all_but_last(void *user, const struct dp_slot *slot, int32_t mb)
+{
+    (void)slot;
+    return mb < ((const struct dp_schedule *)user)->mb_per_stream - 1;
+}
+
+static bool every_one(void *user, const struct dp_slot *slot, int32_t mb)
+{
+    (void)user;
+    (void)slot;
+    (void)mb;
+    return true;
+}
+
+static int add_recomputes(struct settings *s)
+{
+    if (!strcmp(s->checkpoint, "never"))
+        return 0;
+    return dp_schedule_add_recomputes(
+        s->training, !strcmp(s->checkpoint, "always") ? every_one : all_but_last, s->training);
 }
 
 static bool build_schedules(struct settings *s, int *status)
 {
-    struct dp_schedule_spec spec = {.ranks = (int)s->ranks, .microbatches = (int)s->microbatches};
+    struct dp_schedule_spec spec = {.ranks = (int)s->ranks,
+                                    .microbatches = (int)(s->microbatches / s->replicas)};
     int *map = NULL, err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
 
     if (!err)
         err = make_map(s, &map);
     spec.rank_map = map;
     spec.mirror_reduce = true;
+    spec.reduce_all = settings_reduce_early(s);
     if (!err)
         err = dp_schedule_new(&spec, &s->training);
+    if (!err)
+        err = add_recomputes(s);
     spec.forward_only = true;
-    spec.mirror_reduce = false;
+    spec.mirror_reduce = spec.reduce_all = false;
     if (!err)
         err = dp_schedule_new(&spec, &s->forward);
     free(map);
@@ -210,6 +291,106 @@ static bool check_model(const struct settings *s)
            multiple("--batch", s->batch, s->microbatches, "the number of micro-batches (-M)") &&
            multiple("--layers", s->layers, stages, "the number of stages");
 }
+
+/* ---- replicas ------------------------------------------------------------------------------ */
+
+static bool names_a_graph(const char *name)
+{
+    for (int i = 0; dp_graph_name(i); i++)
+        if (!strcmp(name, dp_graph_name(i)))
+            return true;
+    return false;
+}
+
+static int read_graph(const char *path, int workers, struct dp_graph **out)
+{
+    size_t len;
+    char *text = input_read(path, SIZE_MAX, &len);
+
+    if (!text)
+        return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
+                               "'dualpipe mix compare' "
+                               "lists, or a file with one",
+                               path, strerror(errno));
+    int err = dp_graph_read(text, len, DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
+    free(text);
+    return err ? command_failed(err) : EXIT_OK;
+}
+
+static int make_graph(const struct settings *s, struct dp_graph **out)
+{
+    if (!names_a_graph(s->mix))
+        return read_graph(s->mix, (int)s->replicas, out);
+    int err = dp_graph_new(&(struct dp_graph_spec){.name = s->mix,
+                                                   .workers = (int)s->replicas,
+                                                   .seed = (uint64_t)s->seed},
+                           out);
+    return err ? command_failed(err) : EXIT_OK;
+}
+
+static bool take_mix(struct settings *s, int *status)
+{
+    if (!strcmp(s->mix, all_reduce) || !strcmp(s->mix, reduce_scatter)) {
+        const bool shared = !strcmp(s->mix, reduce_scatter);
+        s->kind = shared              ? DATA_PARALLEL_SHARD
+                  : s->replicas > 1 ? DATA_PARALLEL_SUM
+                                    : DATA_PARALLEL_NONE;
+        return true;
+    }
+    s->kind = s->replicas > 1 ? DATA_PARALLEL_MIX : DATA_PARALLEL_NONE;
+    *status = make_graph(s, &s->graph);
+    if (*status)
+        return false;
+    if (s->graph->workers != s->replicas)
+        *status =
+            command_misused("--mix %s: a graph of %d workers, expected %d, the number of replicas "
+                            "(-D)",
+                            s->mix, s->graph->workers, (int)s->replicas);
+    else if (dp_graph_check(s->graph, NULL))
+        *status = command_failed(DP_EINVAL);
+    return !*status;
+}
+
+static bool take_replicas(struct settings *s, int *status)
+{
+    if (s->replicas > 1 && s->assignment) {
+        command_misused("-D %d: expected -D 1 with a placement, which is of one replica",
+                        (int)s->replicas);
+        return false;
+    }
+    if (!multiple("-M", s->microbatches, s->replicas, "the number of replicas (-D)") ||
+        !take_mix(s, status))
+        return false;
+    if (settings_processes(s) == 1)
+        s->kind = DATA_PARALLEL_NONE;
+    return true;
+}
+
+/* Every stream of every replica whose gradients are summed holds whole blocks of the fixed order.
+ */
+static bool take_order_blocks(struct settings *s)
+{
+    const bool summed = !s->graph && !s->any_order;
+    const int64_t streams = s->training ? s->training->streams : 1;
+    const int64_t replicas = summed ? s->replicas : 1, least = streams * replicas;
+
+    if (!s->order_blocks)
+        s->order_blocks = least > 2 ? least : 2;
+    s->own_blocks = (int)(s->order_blocks / replicas);
+    if (replicas & (replicas - 1) || least > MAX_BLOCKS)
+        command_misused("-D %d: expected a power of two up to %d, or --any-order: sums over other "
+                        "numbers of replicas have no fixed order",
+                        (int)replicas, (int)(MAX_BLOCKS / streams));
+    else if (s->order_blocks < least)
+        command_misused("--order-blocks %d: expected at least %d, one for each stream (%d) of each "
+                        "replica (%d)",
+                        (int)s->order_blocks, (int)least, (int)streams, (int)replicas);
+    else
+        return true;
+    return false;
+}
+
+/* ---- output -------------------------------------------------------------------------------- */
 
 /* Whether `path` can be written, found out without writing. */
 static bool check_output(const char *option, const char *path)
@@ -247,9 +428,37 @@ static bool check_outputs(const struct settings *s)
 
 static bool check_order(const struct settings *s)
 {
-    if (!s->fixed_order || !s->any_order)
+    if (is_sequential(s) && strcmp(s->checkpoint, "never"))
+        command_misused("--checkpoint %s: expected a schedule; --schedule none recomputes nothing",
+                        s->checkpoint);
+    else if (s->fixed_order && s->any_order)
+        command_misused("--fixed-order and --any-order: expected one of them");
+    else if (!strcmp(s->execution, "messages") && strcmp(s->schedule_name, "async"))
+        command_misused("--execution messages: expected --schedule async");
+    else if (s->order_blocks & (s->order_blocks - 1))
+        command_misused("--order-blocks %d: expected a power of two", (int)s->order_blocks);
+    else
         return true;
-    command_misused("--fixed-order and --any-order: expected one of them");
+    return false;
+}
+
+static bool check_offload(const struct settings *s)
+{
+    if (s->offload.any && !is_sequential(s))
+        command_misused(
+            "--offload: expected --schedule none; the ranks of a pipeline keep what they "
+            "hold");
+    else if (s->offload.any && s->replicas > 1)
+        command_misused("--offload: expected -D 1; replicas keep what they hold");
+    else if (s->offload.any && !(s->device_memory > 0))
+        command_misused("--offload: expected --device-memory, what may be on the device, for "
+                        "instance --device-memory 64M");
+    else if (s->device_memory > 0 && !s->offload.any)
+        command_misused(
+            "--device-memory: expected --offload params, or there is nothing that could "
+            "be elsewhere");
+    else
+        return true;
     return false;
 }
 
@@ -257,8 +466,9 @@ static bool check(struct settings *s, const struct operands *files, int world, i
 {
     *status = EXIT_USAGE;
     return take_files(s, files) && take_placement(s, status) && take_ranks(s, world) &&
-           check_order(s) && check_outputs(s) &&
-           (is_sequential(s) || build_schedules(s, status)) && check_model(s);
+           check_order(s) && check_offload(s) && check_outputs(s) && take_replicas(s, status) &&
+           (is_sequential(s) || build_schedules(s, status)) && check_model(s) &&
+           take_order_blocks(s);
 }
 
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)
@@ -288,5 +498,6 @@ void settings_fini(struct settings *s)
 {
     dp_schedule_free(s->training);
     dp_schedule_free(s->forward);
-    dp_seats_free(s->seats);
+    dp_assignment_free(s->assignment);
+    dp_graph_free(s->graph);
 }

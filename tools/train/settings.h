@@ -7,23 +7,32 @@
 #define DP_TRAIN_SETTINGS_H
 
 #include "args.h"
+#include "train/data_parallel.h"
+#include "train/offload_parts.h"
 #include "train/params.h"
 
+#include <dualpipe/assignment.h>
+#include <dualpipe/mixing.h>
 #include <dualpipe/schedule.h>
-#include <dualpipe/seats.h>
 
 struct settings {
     struct arg_list data;
-    const char *schedule_name, *transport, *placement, *trace, *timeline;
-    int64_t ranks, microbatches, layers, width, heads, context, batch, steps, warmup, eval_every;
-    int64_t sample, seed, port;
-    double rate, decay, clip, dropout;
+    const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
+        *mix;
+    int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
+        eval_every;
+    int64_t sample, seed, port, order_blocks;
+    double rate, decay, clip, dropout, device_memory;
+    struct offload_parts offload;
     bool fixed_order, any_order, json;
 
     /* What follows from these. */
     struct gpt_config model;
+    int own_blocks;         /* of fixed order, on one replica */
+    enum data_parallel_kind kind;
+    struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
     struct dp_schedule *training, *forward; /* NULL: sequential */
-    struct dp_seats *seats;                 /* NULL: ranks as they come */
+    struct dp_assignment *assignment; /* NULL: ranks as they come */
 };
 
 /* The command line, into *s. `world` is the number of ranks that were started from outside, 0 if
@@ -31,5 +40,10 @@ struct settings {
  * with settings_fini. */
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status);
 void settings_fini(struct settings *s);
+
+/* Processes of the job: the pipeline ranks of all replicas. */
+int settings_processes(const struct settings *s);
+/* The schedule says when the sums of data_parallel.h begin. */
+bool settings_reduce_early(const struct settings *s);
 
 #endif

@@ -45,32 +45,33 @@ static int write_drawing(FILE *f, const struct dp_timeline *t, const struct dp_s
 typedef int (*write_fn)(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s);
 
 /* The sentence has been printed if it fails. */
-static int write_file(const char *path, write_fn write, const struct engine *e,
+static bool write_file(const char *path, write_fn write, const struct engine *e,
                       const struct dp_timeline *t)
 {
     struct output out;
 
     if (!path)
-        return 0;
+        return true;
     if (output_open(path, &out) != EXIT_OK)
-        return DP_EIO;
-    return output_close(&out, write(out.file, t, e->schedule)) == EXIT_OK ? 0 : DP_EIO;
+        return false;
+    return output_close(&out, write(out.file, t, e->schedule)) == EXIT_OK;
 }
 
 int timeline_write(struct engine *e, const struct settings *s, struct step_times *times)
 {
     struct dp_timeline t;
-    bool first = !e->comm || e->comm->rank == 0;
+    bool first = !e->comm || dp_comm_rank(e->comm) == 0;
 
-    *times = (struct step_times){NAN, NAN, NAN};
+    *times = (struct step_times){.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
     int err = dp_recorder_gather(e->recorder, e->schedule, e->comm, &t);
     if (err || !first)
         return err;
     err = measure(e, &t, times);
-    if (!err && s)
-        err = write_file(s->trace, write_trace, e, &t);
-    if (!err && s)
-        err = write_file(s->timeline, write_drawing, e, &t);
+    if (!err && s) {
+        const bool traced = write_file(s->trace, write_trace, e, &t);
+        const bool drawn = write_file(s->timeline, write_drawing, e, &t);
+        times->unwritten = !traced || !drawn;
+    }
     dp_timeline_fini(&t);
     return err;
 }

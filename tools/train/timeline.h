@@ -11,14 +11,15 @@
 struct step_times {
     double bubble; /* share of all ranks' time in which they did not compute */
     double step_ms, simulated_ms;
+    bool unwritten; /* a file could not be written; the sentence has been printed */
 };
 
 /* Collective: collect the last step on rank 0 and measure it. On other ranks *times becomes NAN.
  * DP_ENOMEM, or the errors of dp_recorder_gather. */
 int timeline_measure(struct engine *e, struct step_times *times);
 
-/* The same, and rank 0 writes the files that the settings ask for. DP_EIO if one cannot be
- * written. */
+/* The same, and rank 0 writes the files that the settings ask for. One that cannot be written, as on
+ * a full disk, costs neither the others nor the figures: times->unwritten says so. */
 int timeline_write(struct engine *e, const struct settings *s, struct step_times *times);
 
 #endif

@@ -20,7 +20,7 @@ struct run {
     bool joined; /* this rank has found the others */
 };
 
-/* A failure is told once, by whoever knows what the other ranks say. */
+/* A failure is reported once, by the process that knows the results of the other ranks. */
 static void print_but_errors(void *user, enum dp_log_level level, const char *line)
 {
     (void)user;
@@ -29,9 +29,9 @@ static void print_but_errors(void *user, enum dp_log_level level, const char *li
 }
 
 /* Before anything is allocated: memory is to come from there, too. */
-static int bind_rank(const struct dp_seats *seats, int process)
+static int bind_rank(const struct dp_assignment *assignment, int process)
 {
-    return dp_seats_bind(seats, dp_seats_find(seats, process));
+    return dp_assignment_bind(assignment, dp_assignment_find(assignment, process));
 }
 
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
@@ -40,7 +40,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     struct dp_comm *comm;
 
     dp_log_set(print_but_errors, NULL, DP_LOG_DEFAULT);
-    int err = run->settings.seats ? bind_rank(run->settings.seats, config->rank) : 0;
+    int err = run->settings.assignment ? bind_rank(run->settings.assignment, config->rank) : 0;
     if (!err)
         err = launch_join(config, &comm);
     if (err) {
@@ -65,7 +65,7 @@ static int run_alone(struct run *run)
     return command_broke("%s", why.text);
 }
 
-/* One rank of a job that somebody else has started. If it cannot join, for a port that is taken or
+/* One rank of a job that was started from outside. If it cannot join, for a port that is taken or
  * another secret, it was started wrongly. */
 static int run_started(struct run *run, struct dp_comm_config *config)
 {
@@ -87,13 +87,13 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     struct memory_limits limits;
 
     memory_limits_read("", &limits);
-    if (!memory_check(s, started->size ? 1 : (int)s->ranks, &limits))
+    if (!memory_check(s, started->size ? 1 : settings_processes(s), &limits))
         return EXIT_USAGE;
-    if (s->ranks == 1)
+    if (settings_processes(s) == 1)
         return run_alone(run);
     if (started->size)
         return run_started(run, started);
-    return launch_ranks((int)s->ranks, (int)s->port, s->transport, run_rank, run);
+    return launch_ranks(settings_processes(s), (int)s->port, s->transport, run_rank, run);
 }
 
 int run_train(int argc, char **argv)

@@ -12,9 +12,9 @@ enum { HELD_OUT_BATCHES = 4 };
 /* Add up values[count] over the ranks, in rank order. */
 static int add_over_ranks(struct trainer *t, double *values, size_t count)
 {
-    if (!t->engine->comm)
+    if (!t->comm)
         return 0;
-    int err = dp_comm_allgather(t->engine->comm, values, t->all_sums, count * sizeof(double));
+    int err = dp_comm_allgather(t->comm, values, t->all_sums, count * sizeof(double));
     if (err)
         return err;
     memset(values, 0, count * sizeof(double));
@@ -33,32 +33,167 @@ static double sum_of(const double *values, size_t count)
     return sum;
 }
 
-/* Into t->sums: what this rank knows of a step, then what all know. The whole gradient counts each
- * parameter once, although DualPipe holds it twice, and is added up group by group, so that its
- * norm is the same under every schedule. */
-static int share(struct trainer *t)
+/* The sums of squares of a replica, by group. */
+static double *squares_of(const struct trainer *t, size_t replica)
 {
-    struct engine *e = t->engine;
+    return t->sums + (size_t)t->engine->microbatches + replica * t->groups;
+}
 
-    for (int i = 0; i < e->stage_count; i++)
-        if (!e->second_copy[i])
-            optimizer_squares(e->stages[i], t->sums + e->microbatches);
-    return add_over_ranks(t, t->sums, t->sums_len);
+static size_t own_column(const struct trainer *t)
+{
+    return t->columns > 1 ? (size_t)t->engine->replica.index : 0;
+}
+
+/* The group of a tensor, or of a piece of it: names begin with it. */
+static size_t group_of(const struct gpt_stage *stage, const char *name)
+{
+    const struct params *p = &stage->params;
+    size_t i = 0;
+
+    for (size_t len = strcspn(name, "["); i < p->tensors_len; i++)
+        if (!strncmp(stage->tensors[i].name, name, len) && !stage->tensors[i].name[len])
+            break;
+    return (size_t)p->tensors[i].group;
+}
+
+/* Squares of a slot's gradients, into t->squares; counted: they are part of the model's norm. */
+static int add_squares(struct trainer *t, int slot, bool counted, double *sum)
+{
+    const struct gpt_stage *stage = t->engine->stages[slot];
+    int32_t count = (int32_t)stage->params.tensors_len;
+    const struct dp_parameter *list = stage->parameters;
+
+    if (t->config.kind)
+        list = data_parallel_summed(&t->replicas, slot, &count);
+    int err = dp_gradient_squares(list, count, t->squares);
+    for (int32_t i = 0; i < count && !err; i++) {
+        if (counted)
+            squares_of(t, own_column(t))[group_of(stage, list[i].name)] += t->squares[i];
+        *sum += t->squares[i];
+    }
+    return err;
+}
+
+/* The whole gradient counts each parameter once, although DualPipe holds it twice and so do
+ * replicas whose gradients are summed, and is added up group by group, so that its norm is the same
+ * under every schedule. */
+static bool counts(const struct trainer *t, int slot)
+{
+    const struct engine *e = t->engine;
+
+    if (t->config.kind == DATA_PARALLEL_SHARD)
+        return true; /* each rank has another part */
+    return !e->second_copy[slot] && (t->columns > 1 || e->replica.index == 0);
+}
+
+/* Those that mix and do not clip need not know any norm but their own. */
+static bool updates_at_once(const struct trainer *t)
+{
+    return t->config.kind == DATA_PARALLEL_MIX && t->config.clip == 0;
+}
+
+/* A slot's gradients are summed over all that hold its stage. */
+static int end_of_sum(struct trainer *t, int slot)
+{
+    const bool counted = counts(t, slot), at_once = updates_at_once(t);
+    double sum = 0;
+    int err = counted || at_once ? add_squares(t, slot, counted, &sum) : 0;
+
+    if (err || !at_once)
+        return err;
+    return data_parallel_update(&t->replicas, slot,
+                                &(struct dp_mixer_update){t->rate, 1, !isfinite(sum)});
+}
+
+static int reduce_launch(void *user, int slot)
+{
+    return data_parallel_sum(&((struct trainer *)user)->replicas, slot);
+}
+
+static int reduce_test(void *user, int slot)
+{
+    int err = data_parallel_test(&((struct trainer *)user)->replicas, slot);
+
+    return err ? err : end_of_sum(user, slot);
+}
+
+static int reduce_wait(void *user, int slot)
+{
+    int err = data_parallel_wait(&((struct trainer *)user)->replicas, slot);
+
+    return err ? err : end_of_sum(user, slot);
+}
+
+const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait};
+
+/* Where the engine has not done it already. */
+static int sum_gradients(struct trainer *t)
+{
+    int err = 0;
+
+    for (int i = 0; i < t->engine->stage_count && !err; i++) {
+        if (t->config.kind)
+            err = reduce_launch(t, i);
+        if (!err && t->config.kind)
+            err = reduce_wait(t, i);
+        else if (!err)
+            err = end_of_sum(t, i);
+    }
+    return err;
 }
 
 /* ---- a step -------------------------------------------------------------------------------- */
 
-/* All ranks see the same norm, so all of them leave out the same steps. */
-static void update(struct trainer *t, uint64_t step, const struct step_result *r)
+/* The gradient's norm of a replica. */
+static double norm_of(const struct trainer *t, size_t replica)
 {
-    double scale = optimizer_clip(r->norm, t->config.clip);
+    return sqrt(sum_of(squares_of(t, replica), t->groups));
+}
 
-    for (int i = 0; i < t->engine->stage_count; i++) {
-        if (r->skipped)
-            optimizer_skip(&t->optimizers[i]);
-        else
-            optimizer_step(&t->optimizers[i], step, r->rate, t->config.decay, scale);
+static double largest_norm(const struct trainer *t)
+{
+    double norm = norm_of(t, 0);
+
+    for (size_t i = 1; i < t->columns && isfinite(norm); i++) {
+        double other = norm_of(t, i);
+        norm = norm >= other ? norm : other; /* a NaN stays */
     }
+    return norm;
+}
+
+static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update *update)
+{
+    const struct gpt_stage *stage = t->engine->stages[slot];
+    const struct dp_optimizer_step step = {
+        .rate = update->rate, .scale = update->scale, .zero_grads = true};
+
+    if (t->config.kind > DATA_PARALLEL_SUM)
+        return data_parallel_update(&t->replicas, slot, update);
+    if (update->skip)
+        return dp_gradients_zero(stage->parameters, (int32_t)stage->params.tensors_len);
+    return dp_optimizer_step(t->optimizers[slot], &step);
+}
+
+/* All ranks know all norms, so all of them leave out the same steps. */
+static int update(struct trainer *t, const struct step_result *r)
+{
+    const double scale = dp_clip_factor(norm_of(t, own_column(t)), t->config.clip, 0);
+    const struct dp_mixer_update how = {t->rate, r->skipped ? 1 : scale, r->skipped};
+    int err = 0;
+
+    for (int i = 0; i < t->engine->stage_count && !updates_at_once(t) && !err; i++)
+        err = update_slot(t, i, &how);
+    return err ? err : data_parallel_settle(&t->replicas);
+}
+
+double trainer_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak)
+{
+    const double pi = 3.14159265358979323846, floor = 0.1;
+
+    if (step < warmup)
+        return peak * (double)(step + 1) / (double)warmup;
+    double progress = (double)(step - warmup) / (double)(steps - warmup);
+    return peak * (floor + (1 - floor) * (1 + cos(pi * progress)) / 2);
 }
 
 int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
@@ -68,24 +203,28 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
     size_t m = (size_t)e->microbatches;
 
     memset(t->sums, 0, t->sums_len * sizeof(double));
+    t->rate = trainer_rate(step, c->steps, c->warmup, c->rate);
     data_batch(t->data, DATA_TRAIN, step, c->sequences, &t->batch);
-    int err = e->ops->train(e, &t->batch, t->sums);
+    int err = data_parallel_begin(&t->replicas);
     if (!err)
-        err = share(t);
+        err = e->ops->train(e, &t->batch, t->sums);
+    if (!err && !e->reduces)
+        err = sum_gradients(t);
+    if (!err)
+        err = add_over_ranks(t, t->sums, t->sums_len);
     if (err)
         return err;
-    double norm = sqrt(sum_of(t->sums + m, t->sums_len - m));
+    double norm = largest_norm(t);
     *result = (struct step_result){
         .loss = sum_of(t->sums, m) / (double)m,
         .norm = norm,
-        .rate = optimizer_rate(step, c->steps, c->warmup, c->rate),
+        .rate = t->rate,
         .skipped = !isfinite(norm),
     };
-    update(t, step, result);
-    return 0;
+    return update(t, result);
 }
 
-int trainer_evaluate(struct trainer *t, double *held_out)
+static int evaluate(struct trainer *t, double *held_out)
 {
     struct engine *e = t->engine;
     size_t m = (size_t)e->microbatches;
@@ -105,43 +244,121 @@ int trainer_evaluate(struct trainer *t, double *held_out)
     return 0;
 }
 
+int trainer_evaluate(struct trainer *t, double *held_out)
+{
+    int err = data_parallel_average(&t->replicas, true);
+
+    if (!err)
+        err = evaluate(t, held_out);
+    return err ? err : data_parallel_revert(&t->replicas);
+}
+
+int trainer_finish(struct trainer *t)
+{
+    return data_parallel_average(&t->replicas, false);
+}
+
 /* ---- making one ---------------------------------------------------------------------------- */
 
-static int make_optimizers(struct trainer *t)
+static struct dp_optimizer_config optimizer_config(const struct trainer *t)
+{
+    struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
+
+    config.beta2 = 0.95;
+    config.weight_decay = t->config.decay;
+    return config;
+}
+
+static int make_squares(struct trainer *t, int slot)
+{
+    int32_t count = (int32_t)t->engine->stages[slot]->params.tensors_len;
+
+    if (t->config.kind)
+        data_parallel_summed(&t->replicas, slot, &count);
+    if (count <= t->squares_room)
+        return 0;
+    double *squares = realloc(t->squares, (size_t)count * sizeof(*squares));
+    if (!squares)
+        return DP_ENOMEM;
+    t->squares = squares;
+    t->squares_room = count;
+    return 0;
+}
+
+/* Mixers and shards have their own. */
+static int make_optimizer(struct trainer *t, int slot)
+{
+    const struct gpt_stage *stage = t->engine->stages[slot];
+    const struct dp_optimizer_config config = optimizer_config(t);
+
+    if (t->config.kind > DATA_PARALLEL_SUM)
+        return 0;
+    return dp_optimizer_new(&config, stage->parameters, (int32_t)stage->params.tensors_len,
+                            &t->optimizers[slot]);
+}
+
+static int make_slots(struct trainer *t)
 {
     int err = 0;
 
-    for (int i = 0; !err && i < t->engine->stage_count; i++)
-        err = optimizer_init(&t->optimizers[i], t->engine->stages[i]);
+    for (int i = 0; !err && i < t->engine->stage_count; i++) {
+        err = make_squares(t, i);
+        if (!err)
+            err = make_optimizer(t, i);
+    }
     return err;
+}
+
+static int make_buffers(struct trainer *t)
+{
+    size_t bytes = (size_t)t->config.sequences * (size_t)t->engine->config.context;
+
+    t->sums = calloc(t->sums_len, sizeof(double));
+    t->all_sums = calloc(t->sums_len * (size_t)t->ranks, sizeof(double));
+    t->batch.tokens = malloc(bytes);
+    t->batch.labels = malloc(bytes);
+    return t->sums && t->all_sums && t->batch.tokens && t->batch.labels ? 0 : DP_ENOMEM;
 }
 
 int trainer_init(struct trainer *t, const struct trainer_config *config, const struct data *data,
                  struct engine *engine)
 {
-    size_t bytes = (size_t)config->sequences * (size_t)engine->config.context;
-    size_t groups = (size_t)engine->config.layers + 2;
-    int ranks = engine->comm ? engine->comm->size : 1;
+    struct dp_comm *comm = config->all ? config->all : engine->comm;
 
     *t = (struct trainer){
-        .config = *config, .data = data, .engine = engine, .ranks = ranks,
-        .sums_len = (size_t)engine->microbatches + groups};
-    t->sums = calloc(t->sums_len, sizeof(double));
-    t->all_sums = calloc(t->sums_len * (size_t)ranks, sizeof(double));
-    t->batch.tokens = malloc(bytes);
-    t->batch.labels = malloc(bytes);
-    if (t->sums && t->all_sums && t->batch.tokens && t->batch.labels && !make_optimizers(t))
-        return 0;
-    trainer_fini(t);
-    return DP_ENOMEM;
+        .config = *config,
+        .data = data,
+        .engine = engine,
+        .comm = comm,
+        .ranks = comm ? dp_comm_size(comm) : 1,
+        .groups = (size_t)engine->config.layers + 2,
+        .columns = config->kind == DATA_PARALLEL_MIX ? (size_t)engine->replica.count : 1};
+    t->sums_len = (size_t)engine->microbatches + t->columns * t->groups;
+    int err = make_buffers(t);
+    if (!err)
+        err = data_parallel_init(&t->replicas,
+                                 &(struct data_parallel_config){.kind = config->kind,
+                                                                .all = comm,
+                                                                .data = config->data,
+                                                                .graph = config->graph,
+                                                                .optimizer = optimizer_config(t)},
+                                 engine);
+    if (!err)
+        err = make_slots(t);
+    if (err)
+        trainer_fini(t);
+    return err;
 }
 
 void trainer_fini(struct trainer *t)
 {
+    data_parallel_fini(&t->replicas);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
-        optimizer_fini(&t->optimizers[i]);
+        dp_optimizer_free(t->optimizers[i]);
+    free(t->squares);
     free(t->batch.labels);
     free(t->batch.tokens);
     free(t->all_sums);
     free(t->sums);
+    *t = (struct trainer){0};
 }

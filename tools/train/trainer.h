@@ -7,43 +7,69 @@
 #define DP_TRAIN_TRAINER_H
 
 #include "train/data.h"
-#include "train/optimizer.h"
+#include "train/data_parallel.h"
+#include "train/engine.h"
+
+#include <dualpipe/optimizer.h>
 
 struct trainer_config {
     int sequences;   /* of a step, over all micro-batches */
     uint64_t steps, warmup;
     double rate, decay, clip;
+    /* Of replicas, as the engine's; zeroed: there is one. */
+    enum data_parallel_kind kind;
+    struct dp_comm *all;          /* all ranks of all replicas; NULL: the engine's */
+    struct dp_comm *data;         /* the same rank of all replicas */
+    const struct dp_graph *graph; /* mix weights by it. Must stay */
 };
 
 struct trainer {
     struct trainer_config config;
     const struct data *data;
     struct engine *engine;
+    struct dp_comm *comm; /* of all ranks; NULL: alone */
     int ranks;
-    struct optimizer optimizers[DP_MAX_SLOTS];
+    struct data_parallel replicas;
+    double rate; /* of this step */
+    struct dp_optimizer *optimizers[DP_MAX_SLOTS];
     struct batch batch;
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of
-     * squared gradients of each group. A rank leaves zero what it does not know. */
-    size_t sums_len;
+     * squared gradients of each group; of each replica, where these mix. A rank leaves zero what it
+     * does not know. */
+    size_t sums_len, groups, columns; /* columns: 1, or the replicas that mix */
     double *sums, *all_sums; /* [sums_len], [ranks][sums_len] */
+    double *squares;         /* of the gradients of one stage, by tensor */
+    int32_t squares_room;    /* tensors of the largest stage, or shard */
 };
 
 /* What a step was like; the same on every rank. */
 struct step_result {
     double loss; /* mean over its bytes, in nats, before the update */
-    double norm; /* of the whole gradient, before clipping */
+    double norm; /* of the whole gradient, before clipping; of replicas that mix the largest */
     double rate;
-    bool skipped; /* the gradient was not finite, the weights are as they were */
+    bool skipped; /* the gradient was not finite, on any replica: it was not used */
 };
 
-/* data and engine must stay; the engine is not freed with the trainer. 0 or DP_ENOMEM. */
+/* data and engine must stay; the engine is not freed with the trainer. 0, DP_ENOMEM, or errors of
+ * data_parallel_init. */
 int trainer_init(struct trainer *t, const struct trainer_config *config, const struct data *data,
                  struct engine *engine);
 void trainer_fini(struct trainer *t);
 
+/* For the pipeline of an engine whose trainer, the user, has a data_parallel_kind: sums are under
+ * way while the step goes on, and where replicas mix without clipping, updates too. */
+extern const struct dp_reduce_ops trainer_reduce_ops;
+
+/* Learning rate: up to `peak` over the first `warmup` steps, then along half a cosine down to a
+ * tenth of it at the last. */
+double trainer_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak);
+
 /* Step number `step`, from 0. 0, or the errors of the engine. */
 int trainer_step(struct trainer *t, uint64_t step, struct step_result *result);
-/* Mean loss over some held-out batches, always the same ones. */
+/* Mean loss over some held-out batches, always the same ones; of replicas that mix that of the
+ * average of their weights. */
 int trainer_evaluate(struct trainer *t, double *held_out);
+/* The training is over: replicas that mix become the average of all. */
+int trainer_finish(struct trainer *t);
 
 #endif

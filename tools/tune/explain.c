@@ -9,6 +9,8 @@
 #include "command.h"
 #include "commands.h"
 #include "topo/topo.h"
+#include "tune/environment.h"
+#include "tune/rules.h"
 #include "tune/tune.h"
 
 #include <jansson.h>
@@ -17,11 +19,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CELLS = DP_TUNING_CROSSINGS_MAX };
+enum { CELLS = DP_TUNING_CROSSINGS_MAX, NVLINK_GBS = 70 /* see struct dp_tuning_links */ };
 
 struct values {
     int64_t ranks, nodes, pipe_ops;
-    const char *topology, *placement, *table, *algorithms, *protocols, *links, *format;
+    struct tune_source source;
+    const char *placement, *table, *algorithms, *protocols, *links, *format;
     double smallest, largest;
     bool is_registered;
 };
@@ -31,6 +34,9 @@ struct explained {
     int function;
     int64_t ranks, nodes;
     struct dp_tuning_links links;
+    bool has_nvls;
+    bool knows_nvls; /* whether there is NVLS was said, or could be told from the topology */
+    struct tune_environment environment; /* what is used of it */
     struct dp_tuning_table *table;       /* NULL: none */
     struct dp_tuner *tuner, *plain;      /* as the plugin would be; as NCCL is */
     bool allowed[CELLS];
@@ -45,7 +51,7 @@ struct row {
     int algorithm, protocol; /* NCCL's; DP_TUNING_DEFAULT: not known */
     double default_us;
     struct dp_tuning_answer answer;
-    char because[RULE_TEXT + 64];
+    char because[RULE_TEXT + 96];
 };
 
 /* ---- a row ---------------------------------------------------------------------------------- */
@@ -96,7 +102,10 @@ static void say_why(const struct explained *e, struct row *row)
 
     if (a->rule)
         name_rule(e, a->rule, rule);
-    if (a->source == DP_TUNING_FROM_TABLE)
+    if (a->source == DP_TUNING_FROM_TABLE && a->rule->time_us > 0 && a->rule->default_us > 0)
+        snprintf(row->because, sizeof(row->because), "%s: measured %.0f us, NCCL's own %.0f us",
+                 rule, a->rule->time_us, a->rule->default_us);
+    else if (a->source == DP_TUNING_FROM_TABLE)
         snprintf(row->because, sizeof(row->because), "%s", rule);
     else if (a->source == DP_TUNING_FROM_MODEL)
         snprintf(row->because, sizeof(row->because), "model: %.0f %% less%s%s",
@@ -161,6 +170,10 @@ static void print_heading(const struct explained *e)
     if (e->table)
         printf(", %zu rule%s of %s", e->table->count, e->table->count == 1 ? "" : "s",
                e->table->name);
+    if (e->environment.table || e->environment.links || e->environment.placement)
+        printf("\nfrom the environment:%s%s%s", e->environment.table ? " DUALPIPE_TUNER_TABLE" : "",
+               e->environment.links || e->environment.placement ? " DUALPIPE_TUNER_LINKS" : "",
+               e->environment.placement ? " DUALPIPE_PLACEMENT" : "");
     printf("\n\n%10s  %-22s %10s  %-22s %10s %8s  %s\n", "size", "NCCL's model", "us", "answer",
            "us", "channels", "because");
 }
@@ -203,6 +216,16 @@ static void print_crossings(const struct explained *e)
         putchar('\n');
 }
 
+/* The one of a job of this size; NULL: the collective has none. */
+static const char *nvls_of(const struct explained *e)
+{
+    if (e->function == DP_TUNING_BROADCAST || e->function == DP_TUNING_REDUCE)
+        return NULL;
+    if (e->nodes > 1)
+        return e->function == DP_TUNING_ALLREDUCE ? "nvls_tree" : NULL;
+    return "nvls";
+}
+
 static void print_text(const struct explained *e)
 {
     struct row row;
@@ -213,6 +236,10 @@ static void print_text(const struct explained *e)
         print_row(&row);
     }
     print_crossings(e);
+    if (!e->knows_nvls && nvls_of(e))
+        printf("\nNVLS is left out: the links do not say whether NVSwitches add up\n"
+               "(--topology does; or --algorithms ring,tree,pat,%s).\n",
+               nvls_of(e));
 }
 
 static json_t *json_cell(int algorithm, int protocol, double us)
@@ -236,6 +263,10 @@ static json_t *json_row(const struct row *r)
 
     if (r->answer.channels)
         json_object_set_new(j, "channels", json_integer(r->answer.channels));
+    if (r->answer.rule && r->answer.rule->default_us > 0)
+        json_object_set_new(j, "measured",
+                            json_pack("{sf, sf}", "us", r->answer.rule->time_us, "default_us",
+                                      r->answer.rule->default_us));
     return j;
 }
 
@@ -287,8 +318,11 @@ static int parse_words(const char *option, const char *text, const char *(*name_
 static int choose_cells(struct explained *e)
 {
     unsigned algorithms, protocols;
-    int status = parse_words("algorithms", e->v->algorithms, dp_tuning_algorithm_name,
-                             DP_TUNING_ALGORITHMS, &algorithms);
+    const char *names = e->v->algorithms ? e->v->algorithms
+                        : e->has_nvls    ? "ring,tree,pat,nvls,nvls_tree"
+                                         : "ring,tree,pat";
+    int status = parse_words("algorithms", names, dp_tuning_algorithm_name, DP_TUNING_ALGORITHMS,
+                             &algorithms);
 
     if (!status)
         status = parse_words("protocols", e->v->protocols, dp_tuning_protocol_name,
@@ -297,6 +331,28 @@ static int choose_cells(struct explained *e)
         e->allowed[i] = algorithms >> i / DP_TUNING_PROTOCOLS & 1 &&
                         protocols >> i % DP_TUNING_PROTOCOLS & 1;
     return status;
+}
+
+/* What is not given, as the plugin would find it. */
+static int read_environment(struct explained *e, struct values *v)
+{
+    struct tune_environment *env = &e->environment;
+    const bool has_links = v->links || tune_has_source(&v->source) || v->placement;
+    int status = tune_read_environment(env);
+
+    if (status)
+        return status;
+    if (v->is_registered && (!env->registered || strcmp(env->registered, "trust")))
+        fprintf(stderr, "dualpipe: --registered: to the plugin no buffer is registered unless "
+                        "DUALPIPE_TUNER_REGISTERED=trust\n");
+    if (v->table)
+        env->table = NULL;
+    if (has_links)
+        env->links = env->placement = NULL;
+    v->table = v->table ? v->table : env->table;
+    v->links = v->links ? v->links : env->links;
+    v->placement = v->placement ? v->placement : env->placement;
+    return 0;
 }
 
 /* What --links says comes before what the topology says. */
@@ -315,17 +371,19 @@ static void merge_links(struct dp_tuning_links *into, const struct dp_tuning_lin
 static int find_place(struct explained *e)
 {
     struct dp_tuning_links given;
+    struct tune_place place = {0};
     const struct values *v = e->v;
 
-    if (!v->topology && !v->placement && !v->links && !v->table)
+    if (!tune_has_source(&v->source) && !v->placement && !v->links && !v->table)
         return command_misused("nothing to answer with: expected --topology, --placement, --links or "
-                               "--table");
-    if (v->topology && v->placement)
+                               "--table, or DUALPIPE_TUNER_LINKS or DUALPIPE_TUNER_TABLE");
+    if (tune_has_source(&v->source) && v->placement)
         return command_misused("--topology and --placement: expected one of the two");
-    int status = v->topology ? tune_read_topology(v->topology, &e->links, &e->ranks, &e->nodes)
-                 : v->placement
-                     ? tune_read_placement(v->placement, &e->links, &e->ranks, &e->nodes)
-                     : 0;
+    int status = tune_has_source(&v->source) ? tune_read_topology(&v->source, &place)
+                 : v->placement              ? tune_read_placement(v->placement, &place)
+                                             : 0;
+    e->links = place.links;
+    e->has_nvls = place.has_nvls;
     if (!status && v->links) {
         int err = dp_tuning_links_parse(v->links, &given);
         status = err ? command_failed(err) : EXIT_OK;
@@ -333,8 +391,9 @@ static int find_place(struct explained *e)
     }
     if (status)
         return status;
-    e->ranks = v->ranks ? v->ranks : e->ranks;
-    e->nodes = v->nodes ? v->nodes : e->nodes ? e->nodes : 1;
+    e->ranks = v->ranks ? v->ranks : place.ranks;
+    e->nodes = v->nodes ? v->nodes : place.nodes ? place.nodes : 1;
+    e->knows_nvls = v->algorithms || tune_has_source(&v->source) || e->links.intra_gbs < NVLINK_GBS;
     if (!e->ranks)
         return command_misused("--ranks is missing, which --topology would say");
     if (e->ranks < e->nodes)
@@ -360,15 +419,19 @@ static int make_tuners(struct explained *e)
     return err ? command_failed(err) : EXIT_OK;
 }
 
-static int explain(const struct values *v, int function)
+static int explain(struct values *v, int function)
 {
     struct explained e = {.v = v, .function = function};
-    int status = choose_cells(&e);
+    int status = read_environment(&e, v);
 
     if (!status)
         status = find_place(&e);
     if (!status)
+        status = choose_cells(&e);
+    if (!status)
         status = make_tuners(&e);
+    if (!status && e.table)
+        tune_warn_of_size(e.table, function, e.ranks, e.nodes, stderr);
     if (!status)
         (strcmp(v->format, "json") ? print_text : print_json)(&e);
     dp_tuner_free(e.tuner);
@@ -387,15 +450,20 @@ static const struct arg place_args[] = {
      .min = 1, .max = 1 << 20},
     {"nodes", 'N', "N", "nodes that they are on (all hosts of the topology)", ARG_INT, AT(nodes),
      .min = 1, .max = 1 << 20},
-    {"topology", 't', "FILE", "or a description in a few words, as in 'dgx-h100 host:4'",
-     ARG_STRING, AT(topology), .min = 0},
+    {"topology", 't', "FILE", "of topo json, or of NCCL or hwloc", ARG_STRING, AT(source.topology),
+     .min = 0},
+    {"synthetic", 's', "STR", "a description in a few words, as in 'dgx-h100 host:4'", ARG_STRING,
+     AT(source.synthetic), .min = 0},
+    {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
+     AT(source.sysfs), .min = 0},
     {"placement", 0, "FILE", "of topo place: its links and its workers", ARG_STRING, AT(placement),
      .min = 0},
     {"links", 'l', "LINKS", "as in intra=450,inter=400,inter_us=3: GB/s, us", ARG_STRING, AT(links),
      .min = 0},
     {"table", 'T', "FILE", "rules", ARG_STRING, AT(table), .min = 0},
-    {"algorithms", 0, "NAME,...", "those that NCCL has here", ARG_STRING, AT(algorithms),
-     .fallback = "ring,tree,pat"},
+    {"algorithms", 0, "NAME,...",
+     "those that NCCL has here (ring, tree, pat; NVLS where a topology has it)", ARG_STRING,
+     AT(algorithms)},
     {"protocols", 0, "NAME,...", "the same", ARG_STRING, AT(protocols),
      .fallback = "ll,ll128,simple"},
 };
@@ -424,14 +492,16 @@ int run_tune_explain(int argc, char **argv)
         .operands = "[COLLECTIVE]",
         .operand_choices = "allreduce|allgather|reducescatter|broadcast|reduce",
         .max_operands = 1,
-        .about = "Print what the tuner would answer for sizes from small to large, beside what NCCL\n"
-                 "would choose by its own model (in outline), and where each answer comes from: a\n"
-                 "rule of the table, the cost model, or NCCL. Times are those of the cost model,\n"
-                 "or what the rule says was measured.",
+        .about =
+            "Print what the tuner would answer for sizes from small to large, beside what NCCL\n"
+            "would choose by its own model (in outline), and where each answer comes from: a\n"
+            "rule of the table, the cost model, or NCCL. Times are those of the cost model,\n"
+            "or what the rule says was measured. Without --table and without links the\n"
+            "plugin's variables count: DUALPIPE_TUNER_TABLE, DUALPIPE_TUNER_LINKS.",
         .groups = groups,
         .examples =
             "  dualpipe tune explain --ranks 16 --nodes 2 --links intra=450,inter=400,inter_us=3\n"
-            "  dualpipe tune explain allgather --topology dgx-h100 --algorithms ring,nvls\n"
+            "  dualpipe tune explain allgather --synthetic 'dgx-h100 host:2'\n"
             "  dualpipe tune explain --ranks 8 --table cluster.csv --format json\n",
     };
     struct operands operands;

@@ -119,16 +119,19 @@ static void say_gain(const struct tune_fit *fit, const struct place *at)
     fprintf(stderr, changed ? ", up to %.0f %% less time\n" : "\n", 100 * most);
 }
 
+/* A file that cannot be written costs neither the other one nor the figures. */
 static int report(const struct tune_fit *fit, const struct values *v)
 {
     struct place at = {0, 0};
     int status = write_table(fit, v);
 
-    if (!status && v->svg)
-        status = draw(fit, v->svg);
-    while (!status && next_place(fit, &at))
+    if (v->svg) {
+        int drawn = draw(fit, v->svg);
+        status = status ? status : drawn;
+    }
+    while (next_place(fit, &at))
         say_gain(fit, &at);
-    if (!status && fit->without_default)
+    if (fit->without_default)
         fprintf(stderr, "%zu sizes left out: NCCL's own choice was not measured there\n",
                 fit->without_default);
     return status;
@@ -153,8 +156,10 @@ static const struct arg write_args[] = {
      .fallback = "3", .min = 0, .max = 99},
     {"format", 'f', NULL, "of the table", ARG_CHOICE, AT(format), .fallback = "csv",
      .choices = formats},
-    {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output), .min = 0},
-    {"svg", 0, "FILE", "draw the times before and after", ARG_STRING, AT(svg), .min = 0},
+    {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output),
+     .written = true},
+    {"svg", 0, "FILE", "draw the times before and after", ARG_STRING, AT(svg),
+     .written = true},
 };
 
 static int fit_all(const struct values *v, const struct operands *operands)
@@ -190,6 +195,7 @@ int run_tune_fit(int argc, char **argv)
         .command = "dualpipe tune fit",
         .operands = "RESULTS...",
         .min_operands = 1,
+        .operand_files = true,
         .about = "Turn outputs of NCCL's tests, text or JSON (-J), into a table for the tuner. One\n"
                  "run must be NCCL's own choice; the others were made to take another one, with\n"
                  "NCCL_ALGO and NCCL_PROTO. JSON says which; text does with NCCL_DEBUG=INFO, or\n"

@@ -8,17 +8,27 @@
 #include "command.h"
 #include "topo/topo.h"
 
-#include <dualpipe/seats.h>
+#include <dualpipe/assignment.h>
 
 #include <unistd.h>
 
-/* 0, else an EXIT_ value. */
-static int load(const char *text, struct dp_topology **out)
+bool tune_has_source(const struct tune_source *source)
 {
-    struct topo_args args = {.synthetic = text};
+    return source->topology || source->synthetic || source->sysfs;
+}
 
-    if (!access(text, R_OK))
-        args = (struct topo_args){.inputs = {1, {text}}};
+/* 0, else an EXIT_ value. */
+static int load(const struct tune_source *source, struct dp_topology **out)
+{
+    const char *const text = source->topology;
+    struct topo_args args = {.synthetic = source->synthetic, .sysfs = source->sysfs};
+
+    if (text && (args.synthetic || args.sysfs))
+        return command_misused("expected one of --topology, --sysfs and --synthetic");
+    if (text && !access(text, R_OK))
+        args.inputs = (struct arg_list){1, {text}};
+    else if (text)
+        args.synthetic = text;
     return topo_load(&args, out);
 }
 
@@ -31,33 +41,38 @@ static int64_t count_gpus(const struct dp_topology *t)
     return count;
 }
 
-int tune_read_topology(const char *text, struct dp_tuning_links *links, int64_t *ranks,
-                       int64_t *nodes)
+/* From NVSwitches of the third generation on, which those of Hopper are: the switch adds up. */
+static bool has_nvls(const struct dp_topology *t)
+{
+    const int32_t gpu = dp_topology_next(t, DP_TOPO_GPU, -1, 0);
+
+    return gpu >= 0 && t->nodes[gpu].sm >= 90 && dp_topology_next(t, DP_TOPO_NVSWITCH, -1, 0) >= 0;
+}
+
+int tune_read_topology(const struct tune_source *source, struct tune_place *out)
 {
     struct dp_topology *t;
-    int status = load(text, &t);
+    int status = load(source, &t);
 
     if (status)
         return status;
-    *links = (struct dp_tuning_links){0};
-    *ranks = count_gpus(t);
-    *nodes = dp_topology_domain_count(t);
-    int err = dp_topology_rates(t, &links->intra_gbs, &links->inter_gbs);
+    *out = (struct tune_place){
+        .ranks = count_gpus(t), .nodes = dp_topology_domain_count(t), .has_nvls = has_nvls(t)};
+    int err = dp_topology_rates(t, &out->links.intra_gbs, &out->links.inter_gbs);
     dp_topology_free(t);
     return err ? command_failed(err) : EXIT_OK;
 }
 
-int tune_read_placement(const char *path, struct dp_tuning_links *links, int64_t *ranks,
-                        int64_t *nodes)
+int tune_read_placement(const char *path, struct tune_place *out)
 {
-    struct dp_seats *s;
-    int err = dp_seats_load(path, &s);
+    struct dp_assignment *s;
+    int err = dp_assignment_load(path, &s);
 
     if (err)
         return command_failed(err);
-    *links = (struct dp_tuning_links){.intra_gbs = s->intra_gbs, .inter_gbs = s->inter_gbs};
-    *ranks = s->seat_count;
-    *nodes = s->node_total;
-    dp_seats_free(s);
+    *out = (struct tune_place){.links = {.intra_gbs = s->intra_gbs, .inter_gbs = s->inter_gbs},
+                               .ranks = s->worker_count,
+                               .nodes = s->node_total};
+    dp_assignment_free(s);
     return EXIT_OK;
 }

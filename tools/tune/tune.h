@@ -9,15 +9,24 @@
 
 #include <dualpipe/tuning.h>
 
-/* The cluster that TEXT means: a file that a tool for topologies wrote, or a description of a few
- * words. Fills what it says of the links, and how many GPUs and hosts it has. 0, else an EXIT_ value;
- * the sentence has been printed. */
-int tune_read_topology(const char *text, struct dp_tuning_links *links, int64_t *ranks,
-                       int64_t *nodes);
+/* What the model needs to know of a cluster. */
+struct tune_place {
+    struct dp_tuning_links links;
+    int64_t ranks, nodes; /* GPUs and hosts; 0: not known */
+    bool has_nvls;        /* its NVSwitches add up; false: they do not, or it is not known */
+};
+
+/* Which cluster, as for `dualpipe topo`; NULL: not given. --topology may be a description, too. */
+struct tune_source {
+    const char *topology, *synthetic, *sysfs;
+};
+bool tune_has_source(const struct tune_source *source);
+
+/* The cluster of exactly one of them. 0, else an EXIT_ value; the sentence has been printed. */
+int tune_read_topology(const struct tune_source *source, struct tune_place *out);
 
 /* The same of the cluster that a placement was made for, as the plugin takes it from there. */
-int tune_read_placement(const char *path, struct dp_tuning_links *links, int64_t *ranks,
-                        int64_t *nodes);
+int tune_read_placement(const char *path, struct tune_place *out);
 
 /* "ring/simple". Returns out. */
 enum { TUNE_CELL_LEN = 32 };

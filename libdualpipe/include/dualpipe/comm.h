@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * comm.h - ranks that send each other messages: threads of one process, processes over shared
- * memory, processes over TCP, MPI. All of them behind one small table.
+ * memory, processes over TCP, MPI. All of them behind the same functions.
  *
  * A message goes from one rank to another on a *channel*. Each (sender, receiver, channel) is a
  * FIFO of its own: the k-th send meets the k-th receive, and a message on one channel never waits
@@ -17,18 +17,22 @@
  * call has returned DP_EABORTED on a rank, all requests of that rank are finished: its buffers are
  * its own again.
  *
- * Leaving. A rank that closes its comm still delivers what it had finished sending. Who then waits
- * for more from it, or sends to it, gets DP_ECOMM. Between processes, rank 0 knows for all who has left
- * and who has died: so its close waits until the others have closed theirs or died, for deadline_ns
- * at most, and for a second after an abort.
+ * Survival. In a group for which dp_comm_survive was called a dead rank ends nothing but the
+ * requests that need it: see there.
  *
- * Security. Processes that share a secret prove it to each other when they meet, without telling it; and
- * every connection between two ranks needs a random number that only the group knows. That keeps out
- * strangers and mistakes. Nothing is encrypted or signed: who can read or change what goes over the
- * network can read or change the messages, so use a network that you trust.
+ * Leaving. A rank that closes its comm still delivers what it had finished sending. A rank that then
+ * waits for more from it, or sends to it, gets DP_ECOMM. Between processes, rank 0 knows for all which
+ * ranks have left and which have died: so its close waits until the others have closed theirs or died,
+ * for deadline_ns at most, and for a second after an abort.
  *
- * Forks. A comm belongs to the process that opened it. A child that it forks, as a data loader's, keeps
- * none of its connections, so that the others find the end of the process while such a child lives.
+ * Security. Processes that share a secret prove it to each other when they meet, without telling
+ * it; and every connection between two ranks needs a random number that only the group knows. That
+ * keeps out strangers and mistakes. Nothing is encrypted or signed: who can read or change what
+ * goes over the network can read or change the messages, so use a network that you trust.
+ *
+ * Forks. A comm belongs to the process that opened it. A child that it forks, as a data loader's,
+ * keeps none of its connections, so that the others find the end of the process while such a child
+ * lives.
  *
  * Threads: one thread at a time may use a comm; the comms of dp_comm_threads_new belong to one
  * thread each. dp_comm_abort alone may be called from any thread, but not from a signal handler.
@@ -37,6 +41,7 @@
 #define DUALPIPE_COMM_H
 
 #include <dualpipe/dualpipe.h>
+#include <dlpack/dlpack.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,73 +52,52 @@ enum dp_channel {
     DP_CHANNEL_ACTIVATION,
     DP_CHANNEL_GRADIENT,
     DP_CHANNEL_REDUCE,
-    DP_CHANNEL_CONTROL, /* collectives of this header */
+    DP_CHANNEL_CONTROL,    /* set-up: clocks, and what a library agrees on by messages */
+    DP_CHANNEL_COLLECTIVE, /* the collectives that are requests */
     DP_CHANNELS
 };
 
-/* A transfer in flight. The caller owns the memory, which may neither move nor be reused before
- * dp_comm_test says that the request is done; nothing is allocated per request. */
+/* A transfer or a collective in flight. The caller owns the memory, which may neither move nor be
+ * reused before dp_comm_test says that the request is done; nothing is allocated per request. */
 struct dp_request {
-    uint64_t opaque[8];
+    uint64_t opaque[12];
 };
 
 /* Why everything stopped: the same record on every rank. */
 struct dp_abort {
-    int rank;        /* the culprit's rank in the comm; -1: unknown */
-    int error;       /* its negative errno */
-    char text[232];  /* its sentence */
+    int rank;       /* the culprit's rank in the comm; -1: unknown */
+    int error;      /* its negative errno */
+    char text[232]; /* its sentence */
 };
 
 struct dp_comm;
 
-/* What a communicator implements. Every member is set; none is called with a bad rank, channel or
- * NULL (the functions below check). All return 0 or a negative errno; none blocks but sleep, reset
- * and close, and abort for at most a second. */
-struct dp_comm_ops {
-    const char *name; /* "threads", "shm", "tcp", "mpi", ... */
-    int (*isend)(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
-                 size_t len, struct dp_request *req);
-    int (*irecv)(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf, size_t len,
-                 struct dp_request *req);
-    /* 0: done, the buffer is the caller's again. DP_EAGAIN: not yet. */
-    int (*test)(struct dp_comm *comm, struct dp_request *req);
-    /* Move what can be moved and look for aborts; called while waiting. `waiting_for` is the peer
-     * that the caller waits for, -1 for none: it serves to name the culprit of a stall. */
-    int (*progress)(struct dp_comm *comm, int waiting_for);
-    /* Look again and again, for a microsecond or so, whether this request becomes done, and at
-     * nothing else: a wait does that between two progresses while it spins, as those look at clocks
-     * and at other ranks, and a message that comes meanwhile is seen late. May be NULL. */
-    void (*watch)(struct dp_comm *comm, const struct dp_request *req);
-    /* Block until a test may give another answer than it did after the last progress, or until
-     * dp_now_ns() is until_ns; returning early is fine. */
-    void (*sleep)(struct dp_comm *comm, int64_t until_ns);
-    /* The caller will compute for a while: let transfers that need this rank go on without it, if
-     * there are any. true: somebody works on them now, and come_back is called before anything else.
-     * Both may be NULL where transfers need nobody. */
-    bool (*away)(struct dp_comm *comm);
-    void (*come_back)(struct dp_comm *comm);
-    /* Tell every rank; the first record wins. With the error DP_ETIMEDOUT, why->rank is the peer that
-     * this rank waited for in vain: the transport follows who waits for whom, and names the rank at
-     * the end, which waits for nobody. */
-    int (*abort)(struct dp_comm *comm, const struct dp_abort *why);
-    /* true and *why if an abort happened. */
-    bool (*aborted)(struct dp_comm *comm, struct dp_abort *why);
-    /* See dp_comm_reset. */
-    int (*reset)(struct dp_comm *comm);
-    void (*close)(struct dp_comm *comm);
+/* What a communicator can do. */
+struct dp_comm_caps {
+    bool device_memory;  /* buffers may lie in the memory of a device */
+    bool stream_ordered; /* transfers are carried out in the order of a device's streams, see there
+                          */
+    bool tags;           /* the tag travels with the message and is checked */
 };
 
-/* The part that every communicator begins with. */
-struct dp_comm {
-    const struct dp_comm_ops *ops;
-    int rank, size;
-    int64_t deadline_ns; /* longest wait of any call; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s */
-    int64_t spin_ns;     /* a wait tests this long before it sleeps; at creation about the cost of one
-                          * wake-up, 0 where ranks share cores, or DUALPIPE_COMM_SPIN_US */
-    size_t shared_bytes; /* messages from this length on go quickest from and into memory of
-                          * dp_shared_alloc; 0: it makes no difference */
-    bool is_away;        /* see dp_comm_away; the functions below look after it */
-};
+/* ---- properties ---------------------------------------------------------------------------- */
+
+DP_PUBLIC int dp_comm_rank(const struct dp_comm *comm);
+DP_PUBLIC int dp_comm_size(const struct dp_comm *comm);
+/* "threads", "auto", "shm", "tcp", "mpi", ...: the library's, for ever. */
+DP_PUBLIC const char *dp_comm_name(const struct dp_comm *comm);
+DP_PUBLIC struct dp_comm_caps dp_comm_caps(const struct dp_comm *comm);
+/* The longest wait of any call, in ns; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s. Set it to 1 or
+ * more. */
+DP_PUBLIC int64_t dp_comm_deadline(const struct dp_comm *comm);
+DP_PUBLIC void dp_comm_set_deadline(struct dp_comm *comm, int64_t ns);
+/* How long a wait tests before it sleeps, in ns; at creation about the cost of one wake-up, 0 where
+ * ranks share cores, or DUALPIPE_COMM_SPIN_US. */
+DP_PUBLIC int64_t dp_comm_spin(const struct dp_comm *comm);
+DP_PUBLIC void dp_comm_set_spin(struct dp_comm *comm, int64_t ns);
+/* Messages from this length on are copied fastest from and into memory of dp_shared_alloc; 0: it
+ * makes no difference. */
+DP_PUBLIC size_t dp_comm_shared_bytes(const struct dp_comm *comm);
 
 /* ---- creation ------------------------------------------------------------------------------ */
 
@@ -121,19 +105,37 @@ struct dp_comm {
  * each is closed by its own thread with dp_comm_close. */
 DP_PUBLIC int dp_comm_threads_new(int size, struct dp_comm **comms);
 
+/* A place where the processes of a job leave each other small values by name: torch's Store, etcd,
+ * Redis. 0 or a negative errno; an error ends dp_comm_open with it. Called by the thread that opens, and
+ * not any more once dp_comm_open has returned. */
+struct dp_comm_store {
+    void *user;
+    int (*put)(void *user, const char *key, const void *value, size_t len);
+    /* *len: in, the room in value; out, the length. DP_EAGAIN: not there yet; it is then called again,
+     * until the timeout. It may as well wait for the value itself. */
+    int (*get)(void *user, const char *key, void *value, size_t *len);
+    const char *prefix; /* of the one key that is used, PREFIX/rendezvous; another one for each
+                         * group that is opened. NULL: "dualpipe" */
+};
+
 /* How the processes of a job find each other. Zeroed memory means: take everything from the
  * environment (dp_comm_config_from_env). */
 struct dp_comm_config {
-    int rank, size;          /* size 0: from the environment */
-    const char *address;     /* "host:port" where rank 0 listens */
-    const char *transport;   /* "auto" (NULL), "shm", "tcp", "mpi" */
-    const char *secret;      /* shared by the ranks of the job; NULL: DUALPIPE_COMM_SECRET, or none */
-    int64_t timeout_ns;      /* to find each other, and later deadline_ns; 0: 60 s */
+    int rank, size;        /* size 0: from the environment */
+    const char *address;   /* "host:port" where rank 0 listens */
+    const char *transport; /* "auto" (NULL), "shm", "tcp", "mpi" */
+    const char *secret;    /* shared by the ranks of the job; NULL: DUALPIPE_COMM_SECRET, or none */
+    int64_t timeout_ns;    /* to find each other, and later deadline_ns; 0: 60 s */
+    int listener;          /* rank 0: a TCP socket that already listens at the address, 1 or more; it
+                            * is closed, also where open fails. 0: none. With one, rank 0 needs no
+                            * address */
+    const struct dp_comm_store *store; /* rank 0 listens anywhere and leaves its address here, so that
+                                        * none is needed; NULL: none. With both, it listens there */
 };
 
 /* Fill *config from torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else
- * OpenMPI's, PMIx's or Slurm's. The address is DUALPIPE_COMM_ADDRESS; without it MASTER_ADDR, or the
- * first host of the job, and the port is the first of these that there is: DUALPIPE_COMM_PORT;
+ * OpenMPI's, PMIx's or Slurm's. The address is DUALPIPE_COMM_ADDRESS; without it MASTER_ADDR, or
+ * the first host of the job, and the port is the first of these that there is: DUALPIPE_COMM_PORT;
  * MASTER_PORT + 1, since torchrun itself uses MASTER_PORT; a number from 20000 to 29999 made of the
  * job's name, which is the same for all ranks. DP_ENOENT if there are no such variables, DP_EINVAL
  * naming the one that is missing or wrong. The strings belong to the library and stay. */
@@ -148,6 +150,34 @@ DP_PUBLIC int dp_comm_open(const struct dp_comm_config *config, struct dp_comm *
  * top. comm may be NULL. */
 DP_PUBLIC void dp_comm_close(struct dp_comm *comm);
 
+/* ---- groups -------------------------------------------------------------------------------- */
+
+/* A new communicator for all ranks that pass the same color, ordered by key, and by their rank in
+ * comm where keys are equal: MPI_Comm_split. Collective over comm. A negative color takes part and
+ * gets *out = NULL. Messages of one communicator never match those of another, also between the
+ * same two ranks. The new one has comm's deadline and spin time.
+ *
+ * All communicators made out of one another are one *family*: one thread at a time may use any of
+ * them, and an abort of one ends all. Each is closed by dp_comm_close, in any order. DP_ENOMEM,
+ * DP_EABORTED, DP_ETIMEDOUT. */
+DP_PUBLIC int dp_comm_split(struct dp_comm *comm, int color, int key, struct dp_comm **out);
+
+/* A grid of processes. The last axis varies fastest:
+ *
+ *      axes {"data", 2}, {"pipe", 3}        rank    0 1 2    data 0
+ *                                                   3 4 5    data 1
+ */
+struct dp_comm_axis {
+    const char *name; /* unique in the grid: "pipe", "data", "mirror", ... */
+    int size;         /* 0, of at most one axis: what the others leave */
+};
+/* out[count]: for each axis the communicator of the ranks that differ from this one only along that
+ * axis; its rank there is its coordinate. Collective over comm, whose size is the product of the
+ * axes. All ranks pass the same axes: DP_EMISMATCH. DP_EINVAL names the axis. On an error nothing
+ * is left open. */
+DP_PUBLIC int dp_comm_grid(struct dp_comm *comm, const struct dp_comm_axis *axes, int count,
+                           struct dp_comm **out);
+
 /* ---- messages ------------------------------------------------------------------------------ */
 
 /* Start to send buf[len] to peer. The buffer must stay until the request is done. peer may not be
@@ -158,38 +188,184 @@ DP_PUBLIC int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_
 DP_PUBLIC int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                             size_t len, struct dp_request *req);
 /* 0: done. DP_EAGAIN: not yet. Else the transfer failed; the request is finished all the same. A
- * receive that met another tag or length is DP_EMISMATCH; its message is gone, the next one meets the
- * next receive, and the sender's request is done like any other. */
+ * receive that met another tag or length is DP_EMISMATCH; its message is gone, the next one meets
+ * the next receive, and the sender's request is done like any other. */
 DP_PUBLIC int dp_comm_test(struct dp_comm *comm, struct dp_request *req);
-/* Test until done. After deadline_ns DP_ETIMEDOUT, which aborts the group; dp_comm_aborted() names the
- * rank that everybody waited for. */
+/* Test until done. After the deadline DP_ETIMEDOUT, which aborts the group; dp_comm_aborted() names
+ * the rank that the others waited for. peer: where the message goes to or comes from; -1 of a collective
+ * or of a receive from any source. */
 DP_PUBLIC int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer);
 
-/* Move what can be moved, and hear of aborts. For when nobody waits. */
+enum { DP_ANY_SOURCE = -1 };
+
+/* What an irecv_any has received. */
+struct dp_received {
+    int peer;
+    uint64_t tag;
+    size_t len;
+};
+
+/* Receive the next message of `peer`, or of any rank (DP_ANY_SOURCE), on this channel, with any tag
+ * and any length up to room; DP_EMISMATCH from test if it is longer. Messages of one sender arrive
+ * in the order in which they were sent, and take turns with those of other senders. Receives from
+ * any source are served in the order of their calls. While one is pending, a receive from a given
+ * peer on the same channel is DP_EINVAL; a rank that a receive is pending from is passed over. */
+DP_PUBLIC int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
+                                struct dp_request *req);
+/* After test or wait has returned 0 for such a request, which has not been reused. */
+DP_PUBLIC void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,
+                                struct dp_received *out);
+
+/* Send len bytes to peer and receive as many from it, both at once: one isend and one irecv on this
+ * channel as one request. mine and theirs must not overlap. */
+DP_PUBLIC int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag,
+                            const void *mine, void *theirs, size_t len, struct dp_request *req);
+
+/* What is started between begin and commit belongs together and may begin to move only at the
+ * commit: on a communicator that hands work to a device, one launch for all of it (NCCL's group).
+ * No test or wait between the two: DP_EINVAL. Elsewhere they do nothing else. */
+DP_PUBLIC int dp_comm_begin(struct dp_comm *comm);
+DP_PUBLIC int dp_comm_commit(struct dp_comm *comm);
+
+/* Move what can be moved, and notice aborts. For times without a wait. */
 DP_PUBLIC int dp_comm_progress(struct dp_comm *comm);
 /* The caller is about to compute for a while, and will not call meanwhile. Between processes, a
  * message that is larger than what a wire holds (64 KiB in shared memory, or 2 MiB where the system
- * does not let processes copy from each other; 64 KiB over TCP) moves only while both ends look after
- * it: until this rank's next call a thread does so in its place. Costs a few ns if there is no such
- * message. */
-DP_PUBLIC void dp_comm_away(struct dp_comm *comm);
+ * does not let processes copy from each other; 64 KiB over TCP) moves only while both ends look
+ * after it: until this rank's next call a thread does so in its place. Costs a few ns if there is
+ * no such message. */
+DP_PUBLIC void dp_comm_progress_start(struct dp_comm *comm);
+
+/* The caller will make no call for up to `ns`, as long as a checkpoint or a compilation takes: the
+ * waits of all ranks count their deadlines from the end of that time on. 0: it is back earlier. Any
+ * thread. */
+DP_PUBLIC int dp_comm_busy(struct dp_comm *comm, int64_t ns);
+/* Call poll(user) in every wait, about once a millisecond, or never (NULL). Another result than 0,
+ * a negative errno, aborts the group with it and ends the wait: an interpreter's interrupt. */
+DP_PUBLIC void dp_comm_set_poll(struct dp_comm *comm, int (*poll)(void *user), void *user);
+
+/* ---- order with a device's streams (device.h), where caps.stream_ordered ------------------------ */
+
+struct dp_device_stream;
+
+/* What is started on comm from now on, until the next such call, begins after all that `stream` has
+ * been given by now. */
+DP_PUBLIC int dp_comm_after(struct dp_comm *comm, struct dp_device_stream *stream);
+/* What `stream` is given from now on begins after the request is done. The host does not wait; the
+ * request must still be tested until it is done before its memory is reused. DP_EUNSUPPORTED where
+ * the communicator is not stream-ordered. */
+DP_PUBLIC int dp_comm_stream_wait(struct dp_comm *comm, struct dp_request *req,
+                                  struct dp_device_stream *stream);
+
+/* ---- collectives as requests ------------------------------------------------------------------- */
+/* All ranks of comm call the same ones in the same order with the same sizes; several may be in
+ * flight, and are carried out one after the other in that order (for two at a time, split comm
+ * twice). They are progressed like any other request, by test, wait and progress, and by the
+ * progress thread (dp_comm_progress_start). Buffers must stay until the request is done. A
+ * collective that fails aborts the group. After the first use of a size nothing is allocated.
+ *
+ * Types: float32, float64, bfloat16, float16, int64; lanes 1. 16-bit values are added in float32
+ * and rounded once. All ranks get the same bits. The order of a sum depends on nothing but the size
+ * of the communicator, count and type:
+ *
+ *      all-reduce up to DP_COLLECTIVE_SMALL bytes: recursive doubling, where the ranks from p on, the
+ *          largest power of 2, are added to those below first: ((0 + p) + (1 + p + 1)) + ...
+ *      reduce-scatter, and all-reduce of more: block b of `size` blocks is summed in the order of ranks
+ *          b + 1, b + 2, ... b (a ring)
+ */
+enum { DP_COLLECTIVE_SMALL = 16 << 10 };
+
+enum dp_reduction { DP_REDUCE_SUM, DP_REDUCE_MIN, DP_REDUCE_MAX };
+
+/* out[count] = the reduction of all in[count]; out may be in. */
+DP_PUBLIC int dp_comm_iallreduce(struct dp_comm *comm, const void *in, void *out, size_t count,
+                                 DLDataType type, enum dp_reduction op, struct dp_request *req);
+/* out[count] = block `rank` of the reduction of all in[size * count]; out may be in + rank * count.
+ */
+DP_PUBLIC int dp_comm_ireduce_scatter(struct dp_comm *comm, const void *in, void *out, size_t count,
+                                      DLDataType type, enum dp_reduction op,
+                                      struct dp_request *req);
+/* all[size * len]: rank r's bytes at all + r * len. mine may be all + rank * len. */
+DP_PUBLIC int dp_comm_iallgather(struct dp_comm *comm, const void *mine, void *all, size_t len,
+                                 struct dp_request *req);
+DP_PUBLIC int dp_comm_ibroadcast(struct dp_comm *comm, void *buf, size_t len, int root,
+                                 struct dp_request *req);
 
 /* ---- failure ------------------------------------------------------------------------------- */
 
 /* This rank has failed with `error`, a negative errno, and text says how: end the group. A text too
  * long for the record is cut. 0, also if the group had been aborted before. */
 DP_PUBLIC int dp_comm_abort(struct dp_comm *comm, int error, const char *text);
-/* Whether the group was aborted, as far as this rank has heard by its last call; why may be NULL. */
+/* Whether the group was aborted, as far as this rank has heard by its last call; why may be NULL.
+ */
 DP_PUBLIC bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why);
-/* Collective, after an abort that left every rank alive (a rank need not have heard of it yet): begin
- * anew. Requests and messages of before are gone on all ranks. DP_ECOMM if a rank is dead or has
- * left, DP_ETIMEDOUT naming the ranks that did not call it; the group then stays aborted. */
+/* Collective, after an abort that left every rank alive (a rank need not have heard of it yet):
+ * begin anew. Requests and messages of before are gone on all ranks. DP_ECOMM if a rank is dead or
+ * has left, DP_ETIMEDOUT naming the ranks that did not call it; the group then stays aborted. */
 DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
 
-/* ---- small collectives, for set-up and reports, not for a hot path ---------------------------- */
-/* Each is collective, over DP_CHANNEL_CONTROL, and keeps to the deadline. Where ranks call different
- * ones, or with different lengths, the group is aborted with DP_EMISMATCH. Only allgatherv
- * allocates, and agree among more than 512 ranks. */
+/* ---- groups that survive their ranks ------------------------------------------------------------
+ *      dp_comm_survive(world)                      once, right after opening
+ *      err = a step over comm                      DP_ECOMM, DP_ETIMEDOUT: a rank is dead or silent
+ *      if (any rank can have failed)
+ *          dp_comm_shrink(comm, &survivors)        on all that live; then go on with survivors
+ *
+ * The semantics are those of MPI's User-Level Failure Mitigation (Bland et al., 2013; agreement:
+ * Herault et al., SC 2015), but without a revoke: a collective of a communicator that has a dead
+ * rank fails on every rank as soon as that hears of the death, which the ranks tell each other.
+ *
+ * A dead rank. Its process has ended, the connection to it is lost, or it did not call an agreement
+ * within twice the deadline in which the others did. A request that needs it ends with DP_ECOMM
+ * naming it, also one in flight; so does every collective of a communicator that has it, on all
+ * ranks, and that communicator has no collectives any more. Messages between other ranks go on,
+ * also on that communicator. What it sent just before may be lost. A receive from any source goes
+ * on until its deadline. A rank that has left in order is not among those that live either, but
+ * what it had sent arrives.
+ *
+ * A silent rank. A wait that reaches its deadline ends with DP_ETIMEDOUT and gives up its request,
+ * and with it the channel between the two ranks in this communicator: its other messages, and later
+ * ones, get DP_ECOMM or DP_ETIMEDOUT on both sides. Nothing else ends; whether the rank is dead the
+ * next agreement decides.
+ *
+ * A rank that was stopped, and continues after the others have declared it dead, gets DP_EABORTED
+ * from its next call on; dp_comm_aborted names it as the culprit, with the error DP_ETIMEDOUT. The
+ * others take nothing of what it sends. Only where a rank was stopped within a copy between the
+ * memories of two processes of one host is this not certain; DUALPIPE_WIRE_CMA=0 excludes that.
+ *
+ * No rank is the centre: each is watched by at least two others (as far as there are any), and the
+ * group outlives rank 0. There is no majority either: where a network parts the ranks in two, both
+ * parts go on by themselves, and never exchange a message again.
+ *
+ * dp_comm_abort still ends the group on all ranks, and dp_comm_reset is DP_EUNSUPPORTED. */
+
+/* Collective over a communicator that was opened, before anything has failed: from now on the group
+ * survives. DP_EUNSUPPORTED over MPI, which ends all processes with the first. DP_ENOMEM aborts. */
+DP_PUBLIC int dp_comm_survive(struct dp_comm *comm);
+
+/* Whether the rank is not known to be dead here, as far as this rank has heard by its last call.
+ * Ranks may know more or less at a time: what they agree on says agree_alive. */
+DP_PUBLIC bool dp_comm_is_alive(const struct dp_comm *comm, int rank);
+
+/* alive[size]: which ranks of comm are alive; the same on every rank that returns 0, which is
+ * itself among them. Called by all that live, also after its collectives have failed. Deaths
+ * meanwhile, that of any rank included, end nothing; ranks that die later may still be in the set.
+ * A rank that does not call it within twice the deadline in which the others do (counted from the
+ * end of what dp_comm_busy announced) is declared dead; so it ends within that time, and once more
+ * twice that for every rank that stops meanwhile while it coordinates. The live rank with the
+ * lowest number is connected to all meanwhile. DP_EABORTED: this rank was declared dead itself, or
+ * the group was aborted. DP_EINVAL: the group does not survive. */
+DP_PUBLIC int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
+
+/* The communicator of the ranks that agree_alive finds, in the order of their ranks in comm and
+ * counted from 0: MPIX_Comm_shrink. Of the same family, with lanes of its own, so that no message
+ * of before is taken for one of it. comm stays, and is closed as any other. Errors as those of
+ * agree_alive; DP_ENOMEM. */
+DP_PUBLIC int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out);
+
+/* ---- small collectives, for set-up and reports, not for a hot path ------------------------------ */
+/* Each is collective, keeps to the deadline, and takes its turn among the collectives above. Where ranks
+ * call different ones, or with different lengths, the group is aborted with DP_EMISMATCH. Only
+ * allgatherv allocates, and agree among more than 512 ranks. */
 
 DP_PUBLIC int dp_comm_barrier(struct dp_comm *comm);
 /* all[size * len]: rank r's bytes at all + r * len. mine may be all + rank * len. */
@@ -202,8 +378,8 @@ DP_PUBLIC int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len, int
 /* DP_EMISMATCH on every rank, naming `what` and the ranks that differ from rank 0, unless all ranks
  * pass the same value. */
 DP_PUBLIC int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value);
-/* The offset to add to CLOCK_MONOTONIC of this rank to get rank 0's, and half the best round trip as
- * the error. By ping-pong, the quickest of `rounds` >= 1. */
+/* The offset to add to CLOCK_MONOTONIC of this rank to get rank 0's, and half the best round trip
+ * as the error. By ping-pong, the quickest of `rounds` >= 1. */
 DP_PUBLIC int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns,
                                    int64_t *error_ns);
 

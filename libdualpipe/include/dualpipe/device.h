@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h - where buffers live and who copies them: the host (memory and copy-worker threads) or a
- * CUDA device (its driver loaded at run time). Both behind one table.
+ * device.h - where buffers live and what copies them: the host (memory and copy-worker threads) or a
+ * CUDA device (its driver loaded at run time).
  *
- * A *stream* of a device carries out copies in order; an *event* marks a point in a stream. Streams
- * do not wait for each other unless told to, by an event:
+ * A *stream* of a device carries out copies and calls in order; an *event* marks a point in a stream.
+ * Streams do not wait for each other unless told to, by an event:
  *
  *      load   copy ---- record(loaded)
  *                            |
- *      compute          wait(loaded) ---- zero ---- copy
+ *      compute          wait(loaded) ---- zero ---- call
  *
- *      dev->ops->copy(load, slot, shard, bytes);
- *      dev->ops->event_record(loaded, load);
- *      dev->ops->stream_wait(compute, loaded);
+ *      dp_device_copy(load, slot, shard, bytes);
+ *      dp_device_event_record(loaded, load);
+ *      dp_device_stream_wait(compute, loaded);
  *
- * Neither call above waits: the calling thread goes on, and what a copy reads and writes must stay
+ * None of these calls waits: the calling thread goes on, and what a copy reads and writes must stay
  * until an event recorded behind it is reached.
+ *
+ * Sizes are in bytes, 0 is legal. All functions but the frees return 0 or a negative errno. DP_EIO: the
+ * device itself failed; on CUDA that may be the fault of earlier work, and then every later call says
+ * so too.
  *
  * Threads: any number may use one device at once, one at a time one stream. An event may be tested
  * and waited for by several threads, but not while one records or frees it.
@@ -34,69 +38,114 @@ struct dp_device;
 struct dp_device_stream;
 struct dp_device_event;
 
+/* ---- devices --------------------------------------------------------------------------------- */
+
+/* The host. `workers` threads (0 to 64) copy and compute for streams; with 0, both are done in the
+ * calling thread, at once. DP_EINVAL, DP_ENOMEM. */
+DP_PUBLIC int dp_device_host_open(int workers, struct dp_device **out);
+/* CUDA device `ordinal`. DP_ENODEV, with the reason, where there is no driver or no such device;
+ * DP_EUNSUPPORTED where the library was built without CUDA. Uses the device's primary context; no
+ * call leaves another context current in the calling thread than it found. */
+DP_PUBLIC int dp_device_cuda_open(int ordinal, struct dp_device **out);
+/* "host[:workers]" or "cuda[:ordinal]"; without a number, DUALPIPE_DEVICE_WORKERS and 0. The link of
+ * a host device is what DUALPIPE_DEVICE_LINK_MBS says. */
+DP_PUBLIC int dp_device_open(const char *name, struct dp_device **out);
+/* Everything allocated from it, streams and events too, must have been freed. dev may be NULL. */
+DP_PUBLIC void dp_device_close(struct dp_device *dev);
+
+/* A link between the host's memory and what the host device calls device memory, to try on a machine
+ * without a GPU what a slow link does. Copies in one direction follow each other at its speed, as the
+ * copy engine of a GPU does them; copies that stay on one side are not held up. */
+struct dp_host_link {
+    double up_bytes_per_s, down_bytes_per_s; /* to the device, from it; 0: as fast as memory */
+    int64_t most_delay_ns;                   /* every copy is late by a random time up to this, */
+    uint64_t delay_seed;                     /* to show what is not ordered by an event */
+};
+/* workers: 1 to 64. DP_EINVAL, DP_ENOMEM. */
+DP_PUBLIC int dp_device_host_open_link(int workers, const struct dp_host_link *link,
+                                       struct dp_device **out);
+
+/* "host", "cuda". */
+DP_PUBLIC const char *dp_device_name(const struct dp_device *dev);
+/* What tensors on it carry: {kDLCPU, 0} or {kDLCUDA, ordinal}. */
+DP_PUBLIC DLDevice dp_device_dl(const struct dp_device *dev);
+/* Its memory can be read and written by the CPU and by a wire. */
+DP_PUBLIC bool dp_device_host_accessible(const struct dp_device *dev);
+/* The NUMA node whose memory is nearest to the device; -1: not known, or all are alike. */
+DP_PUBLIC int dp_device_numa_node(const struct dp_device *dev);
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
 enum dp_memory {
     DP_MEMORY_DEVICE, /* where the device computes */
     DP_MEMORY_PINNED, /* host memory that the device copies from and to at full speed */
     DP_MEMORY_SHARED  /* the host: of dp_shared_alloc (memory.h); CUDA: pinned */
 };
 
-/* What a device implements. Every member is set. Sizes in bytes, 0 is legal. All but the frees and
- * close return 0 or a negative errno. DP_EIO: the device itself failed; on CUDA that may be the
- * fault of earlier work, and then every later call says so too. */
-struct dp_device_ops {
-    const char *name; /* "host", "cuda" */
+/* Memory aligned to 256 bytes at least, contents undefined. DP_ENOMEM. */
+DP_PUBLIC int dp_device_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out);
+/* `where` as it was allocated. Nothing in flight may use it. ptr may be NULL. */
+DP_PUBLIC void dp_device_free(struct dp_device *dev, enum dp_memory where, void *ptr);
 
-    /* Memory aligned to 256 bytes at least, contents undefined. DP_ENOMEM. */
-    int (*alloc)(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out);
-    /* `where` as it was allocated. Nothing in flight may use it. ptr may be NULL. */
-    void (*free)(struct dp_device *dev, enum dp_memory where, void *ptr);
+/* Make host memory that exists pinned memory, until it is unregistered; page aligned, `bytes` a
+ * multiple of the page size. DP_EINVAL (not that, or registered already), DP_ENOMEM (more than may be
+ * locked). */
+DP_PUBLIC int dp_device_register(struct dp_device *dev, void *ptr, size_t bytes);
+/* Nothing in flight may use it. ptr may be NULL. */
+DP_PUBLIC void dp_device_unregister(struct dp_device *dev, void *ptr);
 
-    int (*stream_new)(struct dp_device *dev, struct dp_device_stream **out);
-    /* Work in flight is finished first; a device that hangs is given 10 s. stream may be NULL. */
-    void (*stream_free)(struct dp_device_stream *stream);
-    /* What the device's own interface calls the stream, to queue other work in it: a CUstream; NULL
-     * on the host. */
-    void *(*stream_native)(struct dp_device_stream *stream);
+/* What dp_device_alloc has given of DP_MEMORY_DEVICE. */
+struct dp_device_usage {
+    size_t bytes, peak_bytes, limit_bytes;
+    uint64_t allocations; /* so far; freed ones count */
+};
+DP_PUBLIC void dp_device_usage(struct dp_device *dev, struct dp_device_usage *out);
+/* Let dp_device_alloc give no more device memory than that (what it has given stays); and the peak is
+ * from now on that since this call. SIZE_MAX: what the device has. */
+DP_PUBLIC void dp_device_limit(struct dp_device *dev, size_t bytes);
 
-    /* Copy between any two of host, pinned and device memory, in the stream's order. The two ranges
-     * must not overlap. */
-    int (*copy)(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes);
-    int (*zero)(struct dp_device_stream *stream, void *dst, size_t bytes);
+/* ---- streams --------------------------------------------------------------------------------- */
 
-    int (*event_new)(struct dp_device *dev, struct dp_device_event **out);
-    /* event may be NULL. Streams that were told to wait for it still do. */
-    void (*event_free)(struct dp_device_event *event);
-    /* From now on the event is the end of what `stream` has been given so far. */
-    int (*event_record)(struct dp_device_event *event, struct dp_device_stream *stream);
-    /* 0: reached (or never recorded). DP_EAGAIN: not yet. */
-    int (*event_test)(struct dp_device_event *event);
-    /* The same, but wait up to timeout_ns. DP_ETIMEDOUT. */
-    int (*event_wait)(struct dp_device_event *event, int64_t timeout_ns);
-    /* What `stream` is given from now on starts after the event as it is recorded now; an event never
-     * recorded holds nothing back. The stream may belong to the event's device only. */
-    int (*stream_wait)(struct dp_device_stream *stream, struct dp_device_event *event);
-
-    void (*close)(struct dp_device *dev);
+enum dp_device_priority {
+    DP_PRIORITY_LOW = -1, /* while nothing else wants to be done; on CUDA no less than normal */
+    DP_PRIORITY_NORMAL,
+    DP_PRIORITY_HIGH /* before all else that waits; what has begun is not interrupted */
 };
 
-/* The part that every device begins with. */
-struct dp_device {
-    const struct dp_device_ops *ops;
-    DLDevice dl;          /* what tensors on it carry: {kDLCPU, 0} or {kDLCUDA, ordinal} */
-    bool host_accessible; /* its memory can be read and written by the CPU and by a wire */
-};
+DP_PUBLIC int dp_device_stream_new(struct dp_device *dev, enum dp_device_priority priority,
+                                   struct dp_device_stream **out);
+/* Work in flight is finished first; a device that hangs is given 10 s. stream may be NULL. */
+DP_PUBLIC void dp_device_stream_free(struct dp_device_stream *stream);
+/* What the device's own interface calls the stream, to queue other work in it: a CUstream; NULL
+ * on the host. */
+DP_PUBLIC void *dp_device_stream_native(struct dp_device_stream *stream);
 
-/* The host. `workers` threads (0 to 64) copy for streams; with 0, copies are done in the calling
- * thread, at once. DP_EINVAL, DP_ENOMEM. */
-DP_PUBLIC int dp_device_host_open(int workers, struct dp_device **out);
-/* CUDA device `ordinal`. DP_ENODEV, with the reason, where there is no driver or no such device;
- * DP_EUNSUPPORTED where the library was built without CUDA. Uses the device's primary context; no
- * call leaves another context current in the calling thread than it found. */
-DP_PUBLIC int dp_device_cuda_open(int ordinal, struct dp_device **out);
-/* "host[:workers]" or "cuda[:ordinal]"; without a number, DUALPIPE_DEVICE_WORKERS and 0. */
-DP_PUBLIC int dp_device_open(const char *name, struct dp_device **out);
-/* Everything allocated from it, streams and events too, must have been freed. dev may be NULL. */
-DP_PUBLIC void dp_device_close(struct dp_device *dev);
+/* Copy between any two of host, pinned and device memory, in the stream's order. The two ranges
+ * must not overlap. */
+DP_PUBLIC int dp_device_copy(struct dp_device_stream *stream, void *dst, const void *src,
+                             size_t bytes);
+DP_PUBLIC int dp_device_zero(struct dp_device_stream *stream, void *dst, size_t bytes);
+/* Have the CPU call fn(user) in the stream's order, in a thread of the device's: on the host this is
+ * how compute is queued. fn must not use the device, and on the host takes one of its workers for as
+ * long as it runs. */
+DP_PUBLIC int dp_device_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user);
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+DP_PUBLIC int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out);
+/* event may be NULL. Streams that were told to wait for it still do. */
+DP_PUBLIC void dp_device_event_free(struct dp_device_event *event);
+/* From now on the event is the end of what `stream` has been given so far. */
+DP_PUBLIC int dp_device_event_record(struct dp_device_event *event,
+                                     struct dp_device_stream *stream);
+/* 0: reached (or never recorded). DP_EAGAIN: not yet. */
+DP_PUBLIC int dp_device_event_test(struct dp_device_event *event);
+/* The same, but wait up to timeout_ns. DP_ETIMEDOUT. */
+DP_PUBLIC int dp_device_event_wait(struct dp_device_event *event, int64_t timeout_ns);
+/* What `stream` is given from now on starts after the event as it is recorded now; an event never
+ * recorded holds nothing back. DP_EINVAL: the event of another device. */
+DP_PUBLIC int dp_device_stream_wait(struct dp_device_stream *stream,
+                                    struct dp_device_event *event);
 
 #ifdef __cplusplus
 }

@@ -4,7 +4,7 @@
  * vocabulary, where messages go.
  *
  * Errors. A function that can fail returns 0 or a negative errno out of the short list below, and
- * writes its outputs only on success. Who first decides that something is wrong describes it once:
+ * writes its outputs only on success. The function that first finds something wrong describes it once:
  * the sentence, which names what was wrong and what was expected, goes to the log and stays
  * readable through dp_last_error() in the thread that called.
  *

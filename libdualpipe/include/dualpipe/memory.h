@@ -42,11 +42,13 @@ enum { DP_SHARED_MAX = 256 }; /* pieces of a process, at any time */
  * (/sys/kernel/mm/transparent_hugepage/shmem_enabled). numa_node: where, as long as there is room; -1:
  * as the system likes. The caller frees. Any thread.
  * DP_EINVAL (no bytes, no such node), DP_ENOMEM (no memory, or DP_SHARED_MAX are there already),
- * DP_EUNSUPPORTED (the system has no such memory, or does not let this process say where). */
+ * DP_EUNSUPPORTED (the system has no such memory, or does not let this process say where), DP_EIO (this
+ * process may open no more files). */
 DP_PUBLIC int dp_shared_alloc(size_t bytes, int numa_node, void **out);
 
-/* The memory goes back to the system, whoever has it mapped. No message from it or into it may be in
- * flight. ptr may be NULL. Any thread. DP_EINVAL for what dp_shared_alloc did not return. */
+/* The memory goes back to the system, also where a peer has it mapped. No message from it or into
+ * it may be in flight. ptr may be NULL. Any thread. DP_EINVAL for what dp_shared_alloc did not
+ * return. */
 DP_PUBLIC int dp_shared_free(void *ptr);
 
 /* Where something lies in a piece of such memory. */

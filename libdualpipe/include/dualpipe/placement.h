@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * placement.h - which GPU does whose work, and which way every byte of a step takes.
+ * placement.h - which GPU does whose work, and which route every byte of a step takes.
  *
  * Given a topology, a schedule and what travels in a step, a placement says
  *
@@ -9,23 +9,24 @@
  *      GPU    -> NICs      in which order to use them, with how many queue pairs
  *      GPU    -> memory    the NUMA node of its pinned buffers
  *
- * so that the slowest link of the step is least loaded. A link's load is the time in ns that it is busy
- * in a step: bytes through it in one direction over its rate. All flows of a step count, as if they
- * could overlap perfectly: so loads compare placements, and are no prediction of a step's time.
+ * so that the slowest link of the step is least loaded. A link's load is the time in ns that it is
+ * busy in a step: bytes through it in one direction over its rate. All flows of a step count, as if
+ * they could overlap perfectly: so loads compare placements, and are no prediction of a step's
+ * time.
  *
  * Workers are numbered replica * P + pipeline rank. GPUs are nodes of the topology. A placement is
  * plain data, holds no pointer to the topology or the schedule, and round-trips through a JSON file
- * (placement/README.md documents it). seats.h reads what one process needs of that file, without the
- * topology: so do the runtime, the net plugin and the tuner.
+ * (placement/README.md documents it). assignment.h reads what one process needs of that file,
+ * without the topology: so do the runtime, the net plugin and the tuner.
  *
- * Source of the problem: process mapping, e.g. Hoefler and Snir, "Generic topology mapping strategies
- * for large-scale parallel architectures", ICS 2011. It is NP-hard; see effort.
+ * Source of the problem: process mapping, e.g. Hoefler and Snir, "Generic topology mapping
+ * strategies for large-scale parallel architectures", ICS 2011. It is NP-hard; see effort.
  */
 #ifndef DUALPIPE_PLACEMENT_H
 #define DUALPIPE_PLACEMENT_H
 
 #include <dualpipe/schedule.h>
-#include <dualpipe/seats.h>
+#include <dualpipe/assignment.h>
 #include <dualpipe/topology.h>
 
 #ifdef __cplusplus
@@ -34,16 +35,39 @@ extern "C" {
 
 /* ---- what is to be placed ------------------------------------------------------------------- */
 
-/* Replicas a and b exchange their parameters in every step. */
+/* Replicas a and b exchange their parameters: in every step, or a share of them, averaged over the
+ * steps, as the rounds of a mixing graph do. */
 struct dp_replica_pair {
     int32_t a, b;
+    double share; /* of the parameters, each way and in a step; 0: 1, all of them */
+    bool one_way; /* only from a to b */
 };
+
+/* What a job has sent, instead of what a schedule would. */
+struct dp_measured_flow {
+    int32_t from, to; /* ranks of the job */
+    double bytes;
+};
+struct dp_traffic_matrix {
+    int32_t ranks, missing; /* of them, so many have written nothing */
+    int32_t flow_count;
+    struct dp_measured_flow *flows;
+};
+
+/* Read the lines that DUALPIPE_PROFILER_TRAFFIC adds, of all ranks; `name` is for messages. The largest
+ * communicator is the job, ranks of others are found in it by host and process, a collective counts as a
+ * ring in the order of its ranks. DP_EINVAL naming the line, DP_ENOMEM. Free with dp_traffic_free. */
+DP_PUBLIC int dp_traffic_read(const char *text, size_t len, const char *name,
+                              struct dp_traffic_matrix **out);
+DP_PUBLIC void dp_traffic_free(struct dp_traffic_matrix *m); /* m may be NULL */
 
 /* Zeroed memory plus schedule, topology and activation_bytes is the usual case. Bytes are per step
  * unless they say otherwise, and may be 0; negative ones and those that are no number are refused. */
 struct dp_placement_spec {
     const struct dp_topology *topology;
-    const struct dp_schedule *schedule; /* P ranks, with messages */
+    const struct dp_schedule *schedule; /* P ranks, with messages; NULL with `measured` */
+    const struct dp_traffic_matrix *measured; /* P ranks, one replica; of the bytes below only
+                                               * offload_bytes counts. NULL with `schedule` */
     int replicas;                  /* D; 0: 1 */
     double activation_bytes;       /* one message forwards: one micro-batch */
     double gradient_bytes;         /* one message backwards; 0: as many as forwards */
@@ -57,6 +81,9 @@ struct dp_placement_spec {
                                     * more than 256 workers, so that 4096 GPUs take seconds */
     uint64_t seed;                 /* of the search; the same spec gives the same placement */
     uint8_t traffic_class[DP_FLOW_KINDS]; /* that flows over the network ask for; 0: none */
+    /* May be NULL: called now and then by a long search, with how much of it is done, 0 to 1. */
+    void (*progress)(void *user, double done);
+    void *progress_user;
 };
 
 /* ---- what comes out ------------------------------------------------------------------------- */
@@ -67,7 +94,7 @@ struct dp_flow {
     double bytes;             /* in a step, in this direction; of an offload in each direction */
     int32_t nic_from, nic_to; /* nodes, of flows between hosts; else -1 */
     int32_t rail;             /* node; -1: none, or over a spine */
-    enum dp_topo_class class_; /* of the way */
+    enum dp_topo_class class_; /* of the route */
     uint8_t traffic_class;     /* of flows between hosts; 0: none is asked for */
 };
 
@@ -84,14 +111,14 @@ struct dp_placed_worker {
 struct dp_placed_link {
     int32_t link;       /* of the topology */
     int32_t from, to;   /* nodes: the direction */
-    double before_ns;   /* in the order in which ranks came, every flow on its usual way */
+    double before_ns;   /* in the order in which ranks came, every flow on its default route */
     double after_ns;
 };
 
 struct dp_placement {
     int32_t ranks, replicas; /* P, D */
     bool exact;              /* no order of the workers has a smaller load on its slowest link, with
-                              * every flow on its usual way */
+                              * every flow on its default route */
     double before_ns, after_ns; /* the load of the slowest link; after is never more */
     struct dp_placed_worker *workers; /* [replicas * ranks] */
     int32_t flow_count, link_count;
@@ -99,15 +126,16 @@ struct dp_placement {
     struct dp_placed_link *links;
 };
 
-/* Find a placement: by trying all orders for up to 8 workers, else by the best of several usual orders
- * and swaps from there. Never worse than the order in which the ranks came. Errors: DP_EINVAL naming
- * the member and what was expected (a schedule without messages, fewer GPUs than workers, a node that
- * is no GPU or comes twice, a pair of replicas that are not there); DP_EINVAL naming two GPUs that have
- * something to send each other and no way to do so; DP_ENOMEM. The caller frees. Any thread. */
+/* Find a placement: by trying all orders for up to 8 workers, else by the best of several usual
+ * orders and swaps from there. Never worse than the order in which the ranks came. Errors:
+ * DP_EINVAL naming the member and what was expected (a schedule without messages, fewer GPUs than
+ * workers, a node that is no GPU or comes twice, a pair of replicas that are not there); DP_EINVAL
+ * naming two GPUs that have something to send each other and no route to do so; DP_ENOMEM. The
+ * caller frees. Any thread. */
 DP_PUBLIC int dp_placement_new(const struct dp_placement_spec *spec, struct dp_placement **out);
 DP_PUBLIC void dp_placement_free(struct dp_placement *p);
 
-/* The busiest link's load, were workers on gpus[replicas * P], every flow on its usual way
+/* The busiest link's load, were workers on gpus[replicas * P], every flow on its default route
  * (dp_topology_path). Errors as above. */
 DP_PUBLIC int dp_placement_weigh(const struct dp_placement_spec *spec, const int32_t *gpus,
                                  double *slowest_ns);
@@ -118,8 +146,8 @@ DP_PUBLIC int dp_placement_weigh(const struct dp_placement_spec *spec, const int
  * malloc'ed, the caller frees it; len may be NULL. DP_ENOMEM. */
 DP_PUBLIC int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t,
                                  char **text, size_t *len);
-/* Read it back; names are looked up in t. DP_EINVAL with the place and what was expected there, also
- * for a name that t does not have; DP_ENOMEM. The caller frees. */
+/* Read it back; names are looked up in t. DP_EINVAL with the place and what was expected there,
+ * also for a name that t does not have; DP_ENOMEM. The caller frees. */
 DP_PUBLIC int dp_placement_read(const char *text, size_t len, const struct dp_topology *t,
                                 struct dp_placement **out);
 

@@ -22,8 +22,8 @@ struct dp_random_key {
     uint64_t key, stream;
 };
 
-/* The key of a place in a training run. Distinct arguments give distinct keys for
- * step < 2^32, where < 2^16 (a stage or a layer), mb < 2^16. Any thread. */
+/* The key of a place in a training run. For one seed, distinct (step, where, mb) give distinct keys,
+ * over their whole range; where is a stage or a layer. Any thread. */
 DP_PUBLIC struct dp_random_key dp_random_key(uint64_t seed, uint64_t step, uint32_t where,
                                              uint32_t mb);
 

@@ -2,7 +2,7 @@
  *
  * schedule.h - pipeline schedules as data: which rank does what, in which order.
  *
- * A schedule is a table of slots (who holds which stage, and who comes before and after it) and,
+ * A schedule is a table of slots (which rank holds which stage, and its neighbours) and,
  * for every rank, a list of operations. Nothing in it points at anything live: it can be built,
  * checked, simulated, printed and drawn on any machine, and only then carried out (pipeline.h).
  *
@@ -36,10 +36,13 @@ enum dp_schedule_kind {
     DP_SCHEDULE_ZB1P,     /* 1F1B whose backwards are split (ZB-H1) */
     DP_SCHEDULE_DUALPIPE, /* two streams; P ranks (even), P stages, each held twice */
     DP_SCHEDULE_DUALPIPEV, /* one stream down and back; P ranks, 2P stages */
+    DP_SCHEDULE_INTERLEAVED, /* 1F1B with v stages a rank; P ranks, v * P stages */
+    DP_SCHEDULE_ZBV,         /* down and back, backwards split (ZB-V); P ranks, 2P stages */
+    DP_SCHEDULE_ASYNC,       /* fill and drain over the invocations of a partition (AsyncPipe) */
     DP_SCHEDULE_KINDS
 };
 
-/* "gpipe", "1f1b", "zb1p", "dualpipe", "dualpipev", "user". */
+/* "gpipe", "1f1b", "zb1p", "dualpipe", "dualpipev", "interleaved", "zbv", "async", "user". */
 DP_PUBLIC const char *dp_schedule_kind_name(enum dp_schedule_kind kind);
 /* The kind of a name; DP_EINVAL with the list of names otherwise. */
 DP_PUBLIC int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind);
@@ -48,40 +51,57 @@ DP_PUBLIC int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *ki
  * pipeline.h for how they are carried out. */
 enum dp_op_kind {
     DP_OP_NONE,
-    DP_OP_F,      /* forward of the slot's stage on mb */
-    DP_OP_B,      /* full backward: input gradient and weight gradient */
-    DP_OP_I,      /* backward for the input only; its weight part waits for a W */
-    DP_OP_W,      /* the weight part of the oldest I that still has one */
-    DP_OP_RECV_F, /* post the receive of the slot's input activation from the stage before */
-    DP_OP_RECV_B, /* post the receive of the slot's output gradient from the stage after */
-    DP_OP_SEND_F, /* post the send of the slot's output activation to the stage after */
-    DP_OP_SEND_B, /* post the send of the slot's input gradient to the stage before */
+    DP_OP_F,         /* forward of the slot's stage on mb */
+    DP_OP_B,         /* full backward: input gradient and weight gradient */
+    DP_OP_I,         /* backward for the input only; its weight part waits for a W */
+    DP_OP_W,         /* the weight part of the slot's oldest I that still has one */
+    DP_OP_RECOMPUTE, /* the forward of (slot, mb) again: its F kept the input only */
+    DP_OP_RECV_F,    /* post the receive of the slot's input activation from the stage before */
+    DP_OP_RECV_B,    /* post the receive of the slot's output gradient from the stage after */
+    DP_OP_SEND_F,    /* post the send of the slot's output activation to the stage after */
+    DP_OP_SEND_B,    /* post the send of the slot's input gradient to the stage before */
     DP_OP_COMMIT, /* all that was posted since the last COMMIT starts as one batch; mb = how many */
     DP_OP_FREE,   /* the output of (slot, mb), sent by the COMMIT before, is given back */
-    DP_OP_REDUCE, /* sum the slot's weight gradients with those of its mirror */
+    DP_OP_EVICT,  /* start to copy what (slot, mb) saved to host memory; it is freed after that */
+    DP_OP_FETCH,  /* start to bring it back; the op that needs it waits */
+    DP_OP_REDUCE, /* start to sum the slot's weight gradients with those of its mirror, and of
+                     replicas */
+    DP_OP_REDUCE_WAIT, /* until that sum is there */
     DP_OP_KINDS
 };
 
 /* "F", "RECV_F", ...: the names used in traces. */
 DP_PUBLIC const char *dp_op_kind_name(enum dp_op_kind kind);
 
-#define DP_MAX_SLOTS 16          /* slots of one rank */
-#define DP_MAX_MB ((1 << 19) - 1) /* micro-batches of one stream */
+#define DP_MAX_SLOTS 64           /* slots of one rank */
+#define DP_MAX_MB ((1 << 20) - 1) /* micro-batches of one stream */
 
-/* One operation: four bytes, so that a thousand ranks times thousands of micro-batches fit in
+/* One operation: eight bytes, so that a thousand ranks times thousands of micro-batches fit in
  * memory. Stage and peer follow from the slot. Two neighbours F, B with `overlap` set in the first
  * are an overlapped pair, handed to the stage as one call where it offers that. */
 struct dp_op {
-    uint32_t kind : 4;    /* enum dp_op_kind */
-    uint32_t overlap : 1; /* F only: the next op is the B that overlaps it */
-    uint32_t unit : 4;    /* section of the rank's program, 1..8 for DualPipe; 0 where none */
-    uint32_t slot : 4;
-    uint32_t mb : 19; /* micro-batch in its stream; COMMIT: number of messages in the batch */
+    uint32_t kind : 8;       /* enum dp_op_kind */
+    uint32_t overlap : 1;    /* F only: the next op is the B that overlaps it */
+    uint32_t recomputed : 1; /* F only: a RECOMPUTE of the same micro-batch follows */
+    uint32_t unit : 6;       /* section of the rank's list, 1..8 for DualPipe; 0: none */
+    uint32_t slot : 16;
+    uint32_t mb : 20;       /* micro-batch in its stream; COMMIT: number of messages in the batch */
+    uint32_t argument : 12; /* EVICT, FETCH: enum dp_save_part; else 0 */
 };
 
-/* The op as a short word, as text and CSV forms and findings have it, written to text and returned:
+/* Which part of what a forward saved an EVICT or FETCH moves. */
+enum dp_save_part {
+    DP_SAVE_ALL,
+    DP_SAVE_INPUT,  /* what only the backward for the input (or B) reads */
+    DP_SAVE_WEIGHT, /* what the weight part still reads after it */
+    DP_SAVE_PARTS
+};
+
+/* The op as a short token, as text, CSV and findings have it, written to text and returned:
  * "F0.3" (slot 0, micro-batch 3), "B0.3", "I0.3", "W0.3", "rF0.3", "rB0.3", "sF0.3", "sB0.3" for
- * messages, "c4" for a commit of four, "x0.3" for a FREE, "R1" for the REDUCE of slot 1. */
+ * messages, "c4" for a commit of four, "x0.3" for a FREE, "re0.3" for a RECOMPUTE, "ev0.3" and
+ * "fe0.3" for EVICT and FETCH ("ev0.3:2" with an argument), "R1" and "Rw1" for the REDUCE and
+ * REDUCE_WAIT of slot 1. */
 enum { DP_OP_TEXT_LEN = 24 };
 DP_PUBLIC const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN]);
 
@@ -90,10 +110,12 @@ DP_PUBLIC const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN]);
 struct dp_slot {
     int32_t stage;
     int32_t stream;
-    int32_t phase;             /* the slot's name in DualPipe's program; else the slot's number */
-    int32_t prev, prev_slot;   /* who holds stage - 1 of this stream */
-    int32_t next, next_slot;   /* who holds stage + 1 of this stream */
-    int32_t mirror, mirror_slot; /* who holds the same stage of the other stream (DualPipe) */
+    int32_t phase;             /* the slot's name in DualPipe's patterns; else the slot's number */
+    int32_t prev, prev_slot;   /* the slot that holds stage - 1 of this stream */
+    int32_t next, next_slot;   /* the slot that holds stage + 1 of this stream */
+    int32_t location; /* slots of a rank with the same number share their parameters; mostly the
+                       * slot's number */
+    int32_t mirror, mirror_slot; /* the same stage of the other stream (DualPipe) */
 };
 
 /* A schedule. Read it freely; only builders and passes write. Ranks are pipeline ranks;
@@ -103,27 +125,47 @@ struct dp_schedule {
     int32_t ranks;          /* P */
     int32_t stages;         /* S */
     int32_t streams;        /* 1 or 2 */
-    int32_t slots_per_rank; /* 1 or 2 for the built-in kinds */
+    int32_t max_slots;      /* the most slots that any rank has */
     int32_t microbatches;   /* M, all streams */
     int32_t mb_per_stream;  /* N = M / streams */
     bool forward_only;
     bool return_outputs;    /* outputs of last stages stay until the end of the step */
     bool overlap;           /* pairs are marked as overlapped; else each is F, then B */
     int32_t *group_rank;    /* [ranks] */
-    struct dp_slot *slots;  /* [ranks * slots_per_rank] */
+    size_t *first_slot;     /* [ranks + 1]: rank r's slots are slots[first_slot[r]] and on */
+    struct dp_slot *slots;  /* [first_slot[ranks]]; a rank may have none */
     size_t *first;          /* [ranks + 1]: rank r's ops are ops[first[r]] .. ops[first[r+1]-1] */
     struct dp_op *ops;
 };
+
+/* Which forwards keep only their input and are computed again before their backward. */
+enum dp_recompute {
+    DP_RECOMPUTE_NEVER,
+    DP_RECOMPUTE_EXCEPT_LAST, /* all micro-batches of a stream but the last */
+    DP_RECOMPUTE_ALWAYS,
+    DP_RECOMPUTES
+};
+
+/* "never", "except_last", "always"; parse: DP_EINVAL (A2) with the list otherwise. */
+DP_PUBLIC const char *dp_recompute_name(enum dp_recompute recompute);
+DP_PUBLIC int dp_recompute_parse(const char *name, enum dp_recompute *recompute);
+
+struct dp_partition; /* partition.h */
 
 /* What to build. Zeroed memory plus kind, ranks and microbatches is the usual training schedule. */
 struct dp_schedule_spec {
     enum dp_schedule_kind kind;
     int ranks;        /* P: >= 1; DualPipe: even */
-    int microbatches; /* M: >= 1; DualPipe and DualPipeV >= 2P; DualPipe even */
+    int microbatches; /* M: >= 1; DualPipe and DualPipeV >= 2P; DualPipe even; interleaved: a
+                       * multiple of P */
     bool forward_only;
     bool return_outputs;
     bool no_overlap;     /* do not mark pairs as overlapped */
     bool mirror_reduce;  /* add REDUCE ops (DualPipe training; nothing to do elsewhere) */
+    bool reduce_all;     /* add them for every slot: the pipeline is one of several replicas */
+    int virtual_stages;  /* interleaved: stages of a rank; 0: 2 */
+    enum dp_recompute recompute;
+    const struct dp_partition *partition; /* async: what the ranks hold; NULL: stage r on rank r */
     const int *rank_map; /* [ranks] rank_map[group rank] = pipeline rank; NULL: the same */
 };
 
@@ -132,8 +174,8 @@ struct dp_schedule_spec {
 DP_PUBLIC int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **out);
 DP_PUBLIC void dp_schedule_free(struct dp_schedule *s);
 
-/* Build the list of one pipeline rank only, into ops[capacity]; *count says how long it is, also
- * when DP_ENOMEM says that it does not fit. Equal to dp_schedule_new's list of that rank. */
+/* Build the list of one pipeline rank only, into ops[capacity]; *count is its length, also
+ * with DP_ENOMEM, when it does not fit. Equal to dp_schedule_new's list of that rank. */
 DP_PUBLIC int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank,
                                      struct dp_op *ops, size_t capacity, size_t *count);
 
@@ -149,7 +191,12 @@ static inline const struct dp_op *dp_schedule_ops(const struct dp_schedule *s, i
 static inline const struct dp_slot *dp_schedule_slot(const struct dp_schedule *s, int rank,
                                                      int slot)
 {
-    return s->slots + (size_t)rank * (size_t)s->slots_per_rank + (size_t)slot;
+    return s->slots + s->first_slot[rank] + slot;
+}
+/* How many slots the rank has. */
+static inline int dp_schedule_slot_count(const struct dp_schedule *s, int rank)
+{
+    return (int)(s->first_slot[rank + 1] - s->first_slot[rank]);
 }
 /* The stage that a trace names with an op: that of a message is the stage which produced it. */
 static inline int dp_op_stage(const struct dp_slot *slot, struct dp_op op)
@@ -158,10 +205,11 @@ static inline int dp_op_stage(const struct dp_slot *slot, struct dp_op op)
            : op.kind == DP_OP_RECV_B ? slot->stage + 1
                                      : slot->stage;
 }
-/* The pipeline rank at the other end of a message or a REDUCE. */
+/* The pipeline rank at the other end of a message, a REDUCE or a REDUCE_WAIT; -1: a REDUCE of a
+ * slot without a mirror. */
 static inline int dp_op_peer(const struct dp_slot *slot, struct dp_op op)
 {
-    if (op.kind == DP_OP_REDUCE)
+    if (op.kind == DP_OP_REDUCE || op.kind == DP_OP_REDUCE_WAIT)
         return slot->mirror;
     return op.kind == DP_OP_RECV_F || op.kind == DP_OP_SEND_B ? slot->prev : slot->next;
 }
@@ -185,8 +233,29 @@ DP_PUBLIC int dp_schedule_add_messages(struct dp_schedule *s);
 /* Add a FREE after every COMMIT for the outputs it sent (none with return_outputs). */
 DP_PUBLIC int dp_schedule_add_frees(struct dp_schedule *s);
 /* Add a REDUCE for every slot that has a mirror, before the compute that follows its last weight
- * gradient. Partners that run mirror images of one list agree on the order. */
+ * gradient, and at the end of the list a REDUCE_WAIT for each. Partners that run mirror images of
+ * one list agree on the order. */
 DP_PUBLIC int dp_schedule_add_reduces(struct dp_schedule *s);
+/* The same for every slot: its gradients are also summed with those of replicas of the pipeline,
+ * which the schedule knows nothing of (pipeline.h: dp_reduce_ops). */
+DP_PUBLIC int dp_schedule_add_all_reduces(struct dp_schedule *s);
+/* Add a RECOMPUTE before the backward of each micro-batch that is wanted: its F then keeps the input
+ * only. mb is in the slot's stream. It stands right before the backward or the overlapped pair, so
+ * it runs while the gradient is under way. Nothing is added to a schedule without backwards.
+ * DP_ESTATE if it has a RECOMPUTE already; DP_ENOMEM. */
+DP_PUBLIC int dp_schedule_add_recomputes(struct dp_schedule *s,
+                                         bool (*wanted)(void *user, const struct dp_slot *slot,
+                                                        int32_t mb),
+                                         void *user);
+/* Add an EVICT behind the forward of each micro-batch that is wanted, and a FETCH `lead` computes (an
+ * overlapped pair is one) before its backward, so that the copy has their time. A micro-batch that is
+ * recomputed, or whose FETCH would not be at least two computes behind its forward, stays as it is.
+ * rank is a pipeline rank, mb in the slot's stream. Nothing is added to a schedule without backwards.
+ * DP_EINVAL for a negative lead; DP_ESTATE if it has an EVICT or FETCH already; DP_ENOMEM. */
+DP_PUBLIC int dp_schedule_add_evictions(struct dp_schedule *s, int lead,
+                                        bool (*wanted)(void *user, int rank,
+                                                       const struct dp_slot *slot, int32_t mb),
+                                        void *user);
 
 /* ---- the checker --------------------------------------------------------------------------- */
 
@@ -195,10 +264,14 @@ enum dp_rule {
     DP_RULE_SHAPE,      /* slots, ranks or counts that make no sense */
     DP_RULE_ONCE,       /* every F, B or I + W, message and reduce exactly once */
     DP_RULE_DEPENDENCY, /* an op before what it needs: locally, or of its own message */
-    DP_RULE_FIFO,       /* k-th send on a directed link is not the peer's k-th receive */
-    DP_RULE_DEADLOCK,   /* with strict rendezvous the ranks wait for each other in a circle */
-    DP_RULE_WEIGHT,     /* W queue: popped empty, out of order, not empty at the end, too deep */
-    DP_RULE_ACTIVATION, /* more live activation sets than the bound */
+    DP_RULE_FIFO,       /* k-th send on a directed link is not the peer's k-th receive; or k-th
+                         * REDUCE with a mirror not the mirror's k-th */
+    DP_RULE_DEADLOCK,   /* with strict rendezvous, of messages and of sums at their REDUCE, the
+                         * ranks wait for each other in a circle */
+    DP_RULE_WEIGHT,     /* a slot's W queue: popped empty, out of order, not empty at the end; the
+                         * rank's queues together too deep */
+    DP_RULE_ACTIVATION, /* more live activation sets than the bound; a set of which only the input
+                         * is kept (recomputed later), or that is evicted, does not count */
     DP_RULE_COMMIT,     /* a batch that is never committed, or whose count is wrong */
     DP_RULES
 };
@@ -216,7 +289,8 @@ struct dp_finding {
 
 /* Bounds that a schedule must keep; 0: the kind's own (DualPipe: P + 1 activation sets and a queue
  * of h + 1, h as in README.md; DualPipeV 2P + 1 and rank + 1; GPipe M; 1F1B P - rank; ZB1P P and
- * rank + 1; a user's: none). */
+ * rank + 1; ZB-V 2P and 2 rank + 1; interleaved its warm-up and one; async M for each slot; a
+ * user's: none). */
 struct dp_check_limits {
     int max_activations;
     int max_weight_queue;
@@ -242,7 +316,7 @@ struct dp_span {
     int32_t waited_for; /* pipeline rank it came from, -1: did not wait */
 };
 
-/* A step as it went, or as it would go: the one form that reports and drawings read. */
+/* A step as it went, or as it would go: the one format that reports and drawings read. */
 struct dp_timeline {
     int32_t ranks;
     size_t count;
@@ -259,6 +333,8 @@ struct dp_cost {
     double b_ns;               /* 0: i + w */
     double fb_ns;              /* 0: f + b */
     double reduce_ns;
+    double recompute_ns;       /* 0: f */
+    double evict_ns, fetch_ns; /* of one micro-batch; a rank's copies each way come one by one */
     const double *stage_scale; /* [stages], NULL: 1 */
     const double *rank_scale;  /* [ranks], NULL: 1 */
     double link_latency_ns;    /* from a send's start to the arrival of a first byte */
@@ -274,6 +350,7 @@ struct dp_rank_report {
     int64_t waiting_ns; /* for messages, within first to last op */
     int32_t peak_activations;
     int32_t peak_weight_queue;
+    int32_t peak_inputs; /* sets of which only the input was kept, and evicted sets, at the most */
 };
 
 struct dp_simulation {
@@ -300,11 +377,11 @@ DP_PUBLIC int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_
                                    unsigned flags, struct dp_simulation *out);
 DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);
 
-/* ---- text, JSON, CSV: forms that round-trip ------------------------------------------------- */
+/* ---- text, JSON, CSV: formats that round-trip------------------------------------------------ */
 
 enum dp_format { DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV };
 
-/* Write the schedule: text (a line a rank, a word an op: dp_op_text), JSON (the trace schema of the
+/* Write the schedule: text (a line a rank, a token an op: dp_op_text), JSON (the trace schema of the
  * golden files, with `source`), CSV (a row a rank, a cell an op). schedule/README.md has more.
  * *out is malloc'ed, NUL-terminated, *len without the NUL; len may be NULL. */
 DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char **out,

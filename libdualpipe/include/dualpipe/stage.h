@@ -5,26 +5,30 @@
  * A stage is a part of the model with its own parameters. The library owns every buffer that
  * crosses a border and every save area; the user owns parameters and gradients. Tensors are DLPack's
  * DLTensor, so that a torch, NumPy, CuPy or JAX array passes without a copy; those the library
- * hands out are contiguous (strides NULL) and on the pipeline's device. They are 256-byte aligned,
- * but for the inputs of a first stage, labels and returned outputs, which are views of the caller's
- * batch where its layout allows it.
+ * hands out are contiguous (strides NULL), 256-byte aligned and on the pipeline's device. Inputs of a
+ * first stage, labels and returned outputs are the caller's own tensors: aligned and strided as they
+ * are (dp_pipeline_config.copy_strided), and inputs and labels may be absent: data NULL.
  *
  * Life of one micro-batch in one stage:
  *
- *      forward   in -> out, keeps what it needs in call->save
- *      backward  gout -> gin, and DP_BACKWARD_FULL: adds to call->grads, done with call->save
+ *      forward   in -> out, keeps what it needs in the save areas
+ *      backward  gout -> gin, and DP_BACKWARD_FULL: adds to call->grads, done with the save areas
  *                            DP_BACKWARD_INPUT: leaves that to weight
- *      weight    adds to call->grads what DP_BACKWARD_INPUT left out, done with call->save
+ *      weight    adds to call->grads what DP_BACKWARD_INPUT left out, done with the save areas
  *
- * Input tensors may be read until the last of these; outputs are gone once forward has returned (a
- * stage that needs them in its backward copies them into the save area). Callbacks run in the
- * thread that called dp_pipeline_step, one at a time. They return 0 or a negative errno; a failure
- * aborts the step on every rank.
+ * Where a schedule recomputes (RECOMPUTE), forward is called twice, the second time before backward.
+ *
+ * Input tensors and output gradients may be read until the last of these; outputs are gone once
+ * forward has returned (a stage that needs them in its backward copies them into a save area).
+ * Callbacks run in the thread that called dp_pipeline_step, one at a time. They return 0 or a
+ * negative errno; a failure aborts the step on every rank (dp_callback_error).
  */
 #ifndef DUALPIPE_STAGE_H
 #define DUALPIPE_STAGE_H
 
 #include <dualpipe/dualpipe.h>
+#include <dualpipe/microbatch.h>
+#include <dualpipe/parameter.h>
 #include <dualpipe/random.h>
 #include <dlpack/dlpack.h>
 
@@ -34,6 +38,7 @@ extern "C" {
 
 #define DP_MAX_DIMS 8
 #define DP_MAX_TENSORS 16 /* at one border */
+#define DP_MAX_EXTENTS 4  /* that vary */
 
 /* One tensor of a border: what one micro-batch of it looks like. */
 struct dp_tensor_spec {
@@ -41,6 +46,8 @@ struct dp_tensor_spec {
     int32_t ndim;
     int64_t shape[DP_MAX_DIMS];
     bool no_grad; /* carries no gradient back (token ids, masks); its gradient is never sent */
+    uint8_t extent[DP_MAX_DIMS]; /* k > 0: this dimension follows extent k of dp_pipeline_config, of
+                                  * which shape has the largest; 0: it is always as in shape */
 };
 
 /* All tensors that cross from one stage to the next, in order. Border s lies before stage s; border
@@ -52,21 +59,66 @@ struct dp_border {
 
 enum dp_backward_mode { DP_BACKWARD_FULL, DP_BACKWARD_INPUT };
 
-/* Who is being called, and for what. Valid during the call. */
+/* The stage that is called, and the micro-batch. Valid during the call. */
 struct dp_stage_call {
     int32_t slot, stage;
     int32_t mb;             /* in its stream */
-    int32_t mb_global;      /* mb + stream * mb_per_stream: its place in the whole batch */
+    int32_t mb_global; /* its place in the whole batch: mb + stream * mb_per_stream, and where there
+                        * are replicas (pipeline.h) their first_mb more */
     uint64_t step;          /* counts the steps of the pipeline */
-    bool training;          /* a backward follows; false in a forward-only schedule (no dropout) */
+    bool training;          /* a backward follows; false in a forward-only step (no dropout) */
+    bool discarded;         /* forward: what it saves is thrown away, as it is recomputed later: it
+                             * need not save anything */
+    bool recomputing;       /* forward, for the second time, with the same inputs and random key, for
+                             * what it saves: its outputs are not used */
     struct dp_random_key random; /* (seed, step, stage, mb_global); derive a layer's from it with
                                   * dp_random_key(random.key, step, layer, mb_global) */
-    void *save;             /* save_bytes, the same memory from forward to backward or weight */
+    /* The save areas of the micro-batch, NULL where no bytes were asked for: */
+    void *save;             /* from forward to the weight part */
+    void *save_input;       /* from forward to backward */
+    void *save_weight;      /* from backward to the weight part */
+    void **handle;          /* a pointer of the stage's own: NULL before forward, then what was put
+                             * there; see dp_stage_ops.drop */
     void *stream;           /* CUDA: the CUstream to queue the work in, without waiting for it (a
                              * loss waits for its values); NULL on the host */
     const DLTensor *in;     /* the micro-batch's inputs, also in backward and weight */
-    DLTensor *const *grads; /* [grad_count] where to add weight gradients: the stage's own, or in
-                             * fixed-order mode the library's */
+    const DLTensor *gout;   /* its output gradients in backward and weight; NULL in forward */
+    const struct dp_tree *args, *kwargs; /* first stage: the leaves that the step was given, opaque
+                                          * ones included; else NULL */
+    DLTensor *const *grads; /* [parameter_count] where to add weight gradients, NULL for a frozen
+                             * parameter: the parameter's own; in fixed order, and for a gradient of
+                             * two bytes, memory of the library (float32) */
+};
+
+/* A loss that an overlapped pair takes itself: of the forward's outputs, or the gradient with which
+ * the backward begins. */
+struct dp_loss_ops;
+struct dp_pair_loss {
+    const struct dp_loss_ops *ops;
+    void *user;
+    const DLTensor *labels; /* NULL: none */
+    double *values;         /* forward: [max] */
+    int32_t max, *count;
+    const DLTensor *out;    /* backward: the outputs of its forward */
+    double scale;
+};
+
+/* What an overlapped pair is given. */
+struct dp_pair {
+    struct {
+        void *user;
+        const struct dp_stage_call *call;
+        const DLTensor *in;
+        DLTensor *out;
+        const struct dp_pair_loss *loss; /* of a last stage, to be taken of out; else NULL */
+    } forward;
+    struct {
+        void *user;
+        const struct dp_stage_call *call;
+        DLTensor *gout;                  /* with loss: to be filled by its loss_backward first */
+        DLTensor *gin;
+        const struct dp_pair_loss *loss; /* of a last stage; else NULL */
+    } backward;
 };
 
 /* The callbacks. forward is always needed; backward for training; weight too, unless the stage says
@@ -74,42 +126,80 @@ struct dp_stage_call {
  * arrive uninitialised and must be written in full. Where there is no gradient, data is NULL: gins
  * of the first stage, gins and gouts of tensors that are no_grad. A backward that finds that an
  * input has no gradient after all sets that gin's data to NULL: the stage before gets zeros.
- * Any other change to a tensor's description is an error, DP_EMISMATCH. */
+ * A stage may hand over a buffer of its own, compact and on the pipeline's device, by setting the
+ * data of an output or gin to it; it must stay as it is until the step has ended. Where the border has
+ * one tensor it is sent from there, elsewhere it is copied. Any other change to a tensor's description
+ * is an error, DP_EMISMATCH. */
 struct dp_stage_ops {
     int (*forward)(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
     int (*backward)(void *user, const struct dp_stage_call *call, const DLTensor *gout,
                     DLTensor *gin, enum dp_backward_mode mode);
     int (*weight)(void *user, const struct dp_stage_call *call);
     /* Optional: one call for an overlapped pair, the forward of one slot and the full backward of
-     * another that has the same ops table. Must have the effect of the two calls. Without it the
-     * pair is executed as forward, then backward. The loss of a last stage is taken by the library
-     * before or after, never inside. */
-    int (*fwd_bwd)(void *user_f, const struct dp_stage_call *call_f, const DLTensor *in,
-                   DLTensor *out, void *user_b, const struct dp_stage_call *call_b,
-                   const DLTensor *gout, DLTensor *gin);
+     * another that has the same ops table. Must have the effect of the two calls, with the losses of
+     * last stages (dp_pair_take_loss, dp_pair_start_from_loss). Without it the pair is executed as
+     * forward, then backward. */
+    int (*fwd_bwd)(const struct dp_pair *pair);
+    /* Optional: a step has failed or ended while *call->handle of a micro-batch was not NULL. */
+    void (*drop)(void *user, void *handle);
+};
+
+/* Bytes of the save areas of one micro-batch. */
+struct dp_save_bytes {
+    size_t whole;  /* of dp_stage_call.save */
+    size_t input;  /* of save_input */
+    size_t weight; /* of save_weight */
 };
 
 /* One stage as a rank holds it. Copied by dp_pipeline_new; what it points to must stay. */
 struct dp_stage {
     const struct dp_stage_ops *ops;
     void *user;
-    size_t save_bytes;       /* save area of one micro-batch */
+    size_t save_bytes;       /* save areas of one micro-batch: dp_stage_call.save, */
+    size_t save_input_bytes, save_weight_bytes; /* .save_input, .save_weight */
+    /* Where they differ: changes *bytes, which holds those above. May be NULL. */
+    void (*save_of)(void *user, int32_t mb_global, struct dp_save_bytes *bytes);
     bool no_split;           /* backward cannot leave the weight part for later: an I is done as a B
                               * and its W does nothing */
-    int32_t grad_count;      /* weight gradients, in the same order on every rank that holds the */
-    DLTensor *const *grads;  /* stage; float32 or float64, contiguous, on the pipeline's device */
+    int32_t parameter_count; /* the same list on every rank that holds the stage, values and */
+    const struct dp_parameter *parameters; /* gradients on the pipeline's device */
 };
 
-/* The loss, taken on what a last stage puts out. label is NULL where the pipeline has no labels. */
+/* The loss, taken on what a last stage puts out. labels are those of the micro-batch, NULL where the
+ * pipeline has none. */
 struct dp_loss_ops {
     /* Write the losses of one micro-batch to values[max], their number (>= 1, the same for every
      * micro-batch) to *count. */
     int (*loss)(void *user, const struct dp_stage_call *call, const DLTensor *out,
-                const DLTensor *label, double *values, int32_t max, int32_t *count);
+                const DLTensor *labels, double *values, int32_t max, int32_t *count);
     /* Gradient of the sum of values, times scale, with respect to out; gout as gin above. */
     int (*loss_backward)(void *user, const struct dp_stage_call *call, const DLTensor *out,
-                         const DLTensor *label, double scale, DLTensor *gout);
+                         const DLTensor *labels, double scale, DLTensor *gout);
 };
+
+/* For an overlapped hook: take the loss of the forward's outputs, if there is one to take. */
+static inline int dp_pair_take_loss(const struct dp_pair *pair)
+{
+    const struct dp_pair_loss *l = pair->forward.loss;
+
+    return l ? l->ops->loss(l->user, pair->forward.call, pair->forward.out, l->labels, l->values,
+                            l->max, l->count)
+             : 0;
+}
+
+/* The same for the loss that the backward begins with: fills backward.gout. */
+static inline int dp_pair_start_from_loss(const struct dp_pair *pair)
+{
+    const struct dp_pair_loss *l = pair->backward.loss;
+
+    return l ? l->ops->loss_backward(l->user, pair->backward.call, l->out, l->labels, l->scale,
+                                     pair->backward.gout)
+             : 0;
+}
+
+/* In a callback: say in a sentence why it fails, as in `return dp_callback_error(-EIO, "...")`.
+ * Every rank gets to read it. Returns err. */
+DP_PUBLIC int dp_callback_error(int err, const char *format, ...) DP_PRINTF(2, 3);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * topology.h - machines as data: what is near what, and how wide is the way.
+ * topology.h - machines as data: what is near what, and how wide the routes are.
  *
  * A topology is a list of nodes (hosts, NUMA nodes, PCI roots and switches, GPUs, NICs, the fabric's
  * rails), each with its parent, and a list of links between nodes. Nothing in it points at anything
@@ -208,7 +208,7 @@ DP_PUBLIC int dp_topology_find(const struct dp_topology *t, const char *name, in
  * link. What readers and builders return has passed it. */
 DP_PUBLIC int dp_topology_check(const struct dp_topology *t);
 
-/* ---- the way between two nodes -------------------------------------------------------------- */
+/* ---- the route between two nodes -------------------------------------------------------------- */
 
 /* From best to worst. PIX to SYS say the same as in `nvidia-smi topo -m`. */
 enum dp_topo_class {
@@ -222,7 +222,7 @@ enum dp_topo_class {
     DP_TOPO_SYS,  /* from NUMA node to NUMA node */
     DP_TOPO_RAILED, /* another host, over one rail; "NET" */
     DP_TOPO_SPINED, /* another host, over a spine; "NET*" */
-    DP_TOPO_NONE, /* no way */
+    DP_TOPO_NONE, /* no route */
     DP_TOPO_CLASSES
 };
 
@@ -241,13 +241,13 @@ struct dp_topo_path {
     int32_t links[DP_TOPO_HOPS_MAX];
 };
 
-/* The way that data takes from a to b when no GPU in between forwards it: over NVLink where the two
- * share some; else on one host the widest way through its PCI tree and CPUs, and of equally wide ones
+/* The route that data takes from a to b when no GPU in between forwards it: over NVLink where the two
+ * share some; else on one host the widest route through its PCI tree and CPUs, and of equally wide ones
  * that with the least latency; to another host by the pair of NICs on one rail (else across the spine)
  * that is widest, and nearest. Costs microseconds; allocates only for hosts of over 256 nodes. a and b
  * are nodes: hosts stand for their first NUMA node; rails, spines and shared NVSwitches are only reached
- * from their neighbours. The same nodes always get the same way, and the way back is as wide.
- * DP_EINVAL for what is no node, DP_ENOMEM; where there is no way, 0 and class DP_TOPO_NONE with 0
+ * from their neighbours. The same nodes always get the same route, and the way back is as wide.
+ * DP_EINVAL for what is no node, DP_ENOMEM; where there is no route, 0 and class DP_TOPO_NONE with 0
  * hops. Any thread. */
 DP_PUBLIC int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b,
                                struct dp_topo_path *path);

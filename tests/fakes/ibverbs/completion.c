@@ -72,7 +72,7 @@ static void take(struct fv_cq *cq, struct ibv_wc *out)
     atomic_fetch_sub(&cq->count, 1);
 }
 
-/* Who waits for an event relies on a poll that finds all there is. */
+/* A caller that waits for an event relies on a poll that finds all there is. */
 static int shorten(struct fv_my_cq *q, const struct fv_cq *cq, int count)
 {
     const uint64_t n = ++q->polls;

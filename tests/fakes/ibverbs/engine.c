@@ -176,6 +176,26 @@ static void deliver_late(void)
     }
 }
 
+/* Acknowledged, but still on its way from the device to the memory. */
+static void hold_back(const struct fv_my_qp *q, const struct fv_send *s, const struct iovec *parts,
+                      int count)
+{
+    struct late *before = late;
+
+    keep_for_later(q, s, parts, count);
+    if (late != before)
+        late->due_tick = UINT64_MAX;
+}
+
+/* A read does not pass the writes before it. */
+static void place_held_back(const struct fv_qp *qp)
+{
+    for (struct late *l = late; l; l = l->next)
+        if (l->from.number == qp->number && l->due_tick == UINT64_MAX)
+            l->due_tick = 0;
+    deliver_late();
+}
+
 /* Fail as it was decided when the request was posted. */
 static void carry_out_badly(struct fv_my_qp *q, struct fv_send *s, const struct iovec *parts, int count)
 {
@@ -213,6 +233,13 @@ static bool carry_out(struct fv_my_qp *q, struct fv_send *s)
         return true;
     }
     const struct fv_packet p = packet_of(s, parts, count);
+    if (s->opcode == IBV_WR_RDMA_READ)
+        place_held_back(mine);
+    if (s->arrival == FAKE_ARRIVES_WITH_READ) {
+        hold_back(q, s, parts, count);
+        s->is_carried_out = true;
+        return true;
+    }
     const enum fv_answer answer = fv_respond(mine, find_peer(mine), &p);
     if ((answer == FV_SILENCE || answer == FV_NOT_READY) && may_repeat(q, s, answer))
         return false;

@@ -48,7 +48,8 @@ enum fake_verbs_arrival {
     FAKE_ARRIVES_NEVER,
     FAKE_ARRIVES_BEFORE,
     FAKE_ARRIVES_AFTER,
-    FAKE_ARRIVES_TWICE, /* and succeeds */
+    FAKE_ARRIVES_TWICE,     /* and succeeds */
+    FAKE_ARRIVES_WITH_READ, /* succeeds; is in memory only once the same queue pair reads */
 };
 
 /* What a test may ask of it: dlsym(library, "fake_verbs"). All return whether it was possible. */
@@ -63,8 +64,8 @@ struct fake_verbs {
     /* The n-th work request from now (1: the next) of this queue pair. */
     bool (*fail_send)(struct ibv_qp *qp, int n, enum ibv_wc_status status,
                       enum fake_verbs_arrival arrival);
-    /* The n-th call from now of ibv_reg_mr, ibv_modify_qp, ibv_post_send or any function that makes
-     * something. */
+    /* The n-th call from now of ibv_reg_mr, ibv_modify_qp, ibv_post_send, ibv_destroy_qp or any
+     * function that makes something. */
     bool (*fail_call)(const char *function, int n, int error);
     /* While held nothing leaves this process. */
     bool (*hold)(bool held);

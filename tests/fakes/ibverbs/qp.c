@@ -202,7 +202,10 @@ static bool wait_for_acks(struct fv_my_qp *q)
 EXPORT int ibv_destroy_qp(struct ibv_qp *ib)
 {
     struct fv_my_qp *q = (struct fv_my_qp *)(void *)ib;
+    const int error = fv_call_error("ibv_destroy_qp");
 
+    if (error)
+        return error;
     if (!wait_for_acks(q))
         return EBUSY;
     fv_lock();

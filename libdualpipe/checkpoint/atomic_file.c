@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/atomic_file.h"
+
+#include "base/fail.h"
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int failed(const struct dp_atomic_file *f, const char *what)
+{
+    int error = errno;
+
+    return dp_fail(error == ENOENT || error == ENOTDIR ? DP_ENOENT : DP_EIO,
+                   "checkpoint '%s': cannot %s: %s", f->path, what, dp_errno_text(error));
+}
+
+int dp_atomic_begin(struct dp_atomic_file *f, const char *path)
+{
+    static const char suffix[] = ".partial";
+    size_t room = strlen(path) + sizeof(suffix);
+
+    *f = (struct dp_atomic_file){.path = path, .partial = malloc(room), .fd = -1};
+    if (!f->partial)
+        return dp_fail(DP_ENOMEM, "checkpoint '%s': no memory", path);
+    snprintf(f->partial, room, "%s%s", path, suffix);
+    f->fd = open(f->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    return f->fd < 0 ? failed(f, "create it") : 0;
+}
+
+int dp_atomic_write(struct dp_atomic_file *f, const void *data, size_t len)
+{
+    const char *p = data;
+
+    while (len) {
+        ssize_t n = write(f->fd, p, len < (1u << 30) ? len : 1u << 30);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return failed(f, "write it");
+        p += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* The name is in the directory, which is written by itself. */
+static int sync_directory(const struct dp_atomic_file *f)
+{
+    char *dir = f->partial, *slash;
+    int fd, err = 0;
+
+    slash = strrchr(dir, '/');
+    if (slash)
+        slash[slash == dir] = '\0';
+    fd = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return failed(f, "open its directory");
+    if (fsync(fd) && errno != EINVAL) /* a file system that cannot, and need not */
+        err = failed(f, "sync its directory");
+    close(fd);
+    return err;
+}
+
+int dp_atomic_end(struct dp_atomic_file *f, int err)
+{
+    bool opened = f->fd >= 0;
+
+    if (!err && fsync(f->fd))
+        err = failed(f, "sync it");
+    if (opened)
+        close(f->fd);
+    if (!err && rename(f->partial, f->path))
+        err = failed(f, "name it");
+    if (err && opened)
+        unlink(f->partial);
+    else if (!err)
+        err = sync_directory(f);
+    free(f->partial);
+    return err;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/abort_record.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { EMPTY, BEING_WRITTEN, FULL };
+
+bool dp_abort_record_put(struct dp_abort_record *record, const struct dp_abort *why)
+{
+    int expected = EMPTY;
+
+    if (!atomic_compare_exchange_strong(&record->state, &expected, BEING_WRITTEN)) {
+        while (!dp_abort_record_get(record, NULL))
+            sched_yield();
+        return false;
+    }
+    record->why = *why;
+    record->why.text[sizeof(record->why.text) - 1] = '\0';
+    atomic_store_explicit(&record->state, FULL, memory_order_release);
+    return true;
+}
+
+bool dp_abort_record_get(struct dp_abort_record *record, struct dp_abort *why)
+{
+    if (atomic_load_explicit(&record->state, memory_order_acquire) != FULL)
+        return false;
+    if (why)
+        *why = record->why;
+    return true;
+}
+
+void dp_abort_record_clear(struct dp_abort_record *record)
+{
+    atomic_store(&record->state, EMPTY);
+}
+
+void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for, int size)
+{
+    const size_t room = sizeof(why->text);
+    int at = why->rank;
+
+    for (int steps = 0; steps < size; steps++) {
+        int next = atomic_load_explicit(&waiting_for[at], memory_order_relaxed);
+        if (next < 0) {
+            why->rank = at;
+            return;
+        }
+        size_t len = strlen(why->text);
+        snprintf(why->text + len, room - len, ", which waits for rank %d", next);
+        at = next;
+    }
+    static const char circle[] = ", and so on in a circle";
+    size_t len = strlen(why->text);
+    if (len > room - sizeof(circle))
+        len = room - sizeof(circle);
+    memcpy(why->text + len, circle, sizeof(circle));
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * abort_record.h - why a group was aborted: the record that the first failure leaves, and the
+ * search for the culprit of a wait that timed out.
+ */
+#ifndef DP_COMM_ABORT_RECORD_H
+#define DP_COMM_ABORT_RECORD_H
+
+#include "comm/comm_ops.h"
+#include <stdatomic.h>
+
+/* Keeps the first record of several that threads put at once. Zeroed memory is an empty one. */
+struct dp_abort_record {
+    atomic_int state;
+    struct dp_abort why;
+};
+
+/* true if it was the first. Either way there is a record when it returns. */
+bool dp_abort_record_put(struct dp_abort_record *record, const struct dp_abort *why);
+/* false if there is none (yet). why may be NULL. */
+bool dp_abort_record_get(struct dp_abort_record *record, struct dp_abort *why);
+/* Remove the record. No other thread may use it at that time. */
+void dp_abort_record_clear(struct dp_abort_record *record);
+
+/* A wait for why->rank timed out. waiting_for[size] is the peer that each rank waits for (-1:
+ * none). Go from one to the next up to the rank that waits for none, put its number into why->rank
+ * and the way there at the end of why->text. A circle, which is a deadlock, leaves why->rank as it
+ * was and says so. */
+void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for, int size);
+
+#endif

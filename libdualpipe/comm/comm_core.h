@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm_core.h - what the files that implement the public functions share.
+ */
+#ifndef DP_COMM_COMM_CORE_H
+#define DP_COMM_COMM_CORE_H
+
+#include "comm/comm_ops.h"
+
+struct dp_engine;
+
+/* Before anything is started: the rank takes the transfers back from the progress thread. *engine:
+ * the family's, made at the first use. DP_ENOMEM, or DP_EABORTED naming the culprit. */
+int dp_comm_enter(struct dp_comm *comm, struct dp_engine **engine);
+int dp_comm_check_transfer(const struct dp_comm *comm, int peer, int channel, const void *buf,
+                           size_t len, const struct dp_request *req);
+/* An all-gather of unequal parts: rank r's bytes, from offsets[r] to offsets[r + 1], are in place.
+ */
+int dp_comm_iallgatherv(struct dp_comm *comm, void *all, const size_t *offsets,
+                        struct dp_request *req);
+/* A communicator of these ranks of the world, this one's rank among them, on lanes of its own. */
+int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *world_ranks,
+                      int context, struct dp_comm **out);
+/* Call the caller's poll function, if there is one: its error aborts the group. */
+int dp_comm_poll(struct dp_comm *comm);
+/* The caller works on the transfers again; the progress thread stops. */
+static inline void dp_comm_progress_stop(struct dp_comm *comm)
+{
+    struct dp_comm *world = comm->world;
+
+    if (!world->progress_runs)
+        return;
+    world->progress_runs = false;
+    world->ops->progress_stop(world);
+}
+
+#endif

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm_ops.h - what a communicator implements: the table of operations, and the part that every
+ * communicator begins with. For providers and tests; users have comm.h.
+ *
+ * comm.c checks arguments and waits; a provider never gets a bad rank or lane, or NULL.
+ */
+#ifndef DP_COMM_COMM_OPS_H
+#define DP_COMM_COMM_OPS_H
+
+#include <dualpipe/comm.h>
+
+struct dp_wire_loan;
+
+/* Memory of this rank that a peer works on in place, one range for each peer and lane; see
+ * dp_wire_loan_ops. */
+struct dp_comm_loan_ops {
+    bool (*lend)(struct dp_comm *comm, int peer, int lane, void *buf, size_t len,
+                 struct dp_wire_loan *out);
+    void (*end)(struct dp_comm *comm, int peer, int lane);
+    char *(*use)(struct dp_comm *comm, int peer, int lane, const struct dp_wire_loan *loan,
+                 size_t len);
+    void (*leave)(struct dp_comm *comm, int peer, int lane);
+};
+
+/* Every member is set unless its comment says that it may be NULL. All return 0 or a negative errno.
+ * None blocks but sleep, reset and close, and abort for at most a second. */
+struct dp_comm_ops {
+    const char *name; /* "threads", "shm", "tcp", "mpi", ... */
+    struct dp_comm_caps caps;
+    int (*isend)(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+                 size_t len, struct dp_request *req);
+    int (*irecv)(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf, size_t len,
+                 struct dp_request *req);
+    /* See dp_comm_irecv_any; peer -1: any. And what it has received, peer of the world. */
+    int (*irecv_any)(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+                     struct dp_request *req);
+    void (*received)(const struct dp_request *req, struct dp_received *out);
+    /* A communicator of the family is closed: drop the requests of these lanes. What was sent still
+     * arrives. */
+    void (*close_lanes)(struct dp_comm *comm, int first, int count);
+    /* 0: done, the buffer is the caller's again. DP_EAGAIN: not yet. */
+    int (*test)(struct dp_comm *comm, struct dp_request *req);
+    /* Whether test would not answer DP_EAGAIN, as far as is known without moving anything. */
+    bool (*is_done)(const struct dp_request *req);
+    /* Move what can be moved and look for aborts; called while waiting. `waiting_for` is the peer
+     * that the caller waits for, -1 for none: it serves to name the culprit of a stall. */
+    int (*progress)(struct dp_comm *comm, int waiting_for);
+    /* Test this request in a short loop, about a microsecond long, and nothing else. A wait calls it
+     * between two calls of progress while it spins: progress reads clocks and control connections,
+     * and would see a message that comes meanwhile late. May be NULL. */
+    void (*watch)(struct dp_comm *comm, const struct dp_request *req);
+    /* Block until a test may give another answer than it did after the last progress, or until
+     * dp_now_ns() is until_ns; returning early is fine. */
+    void (*sleep)(struct dp_comm *comm, int64_t until_ns);
+    /* The caller will compute for a while: let a thread continue the transfers that need this rank,
+     * if there are any. true: a thread works on them, and progress_stop is called before any other
+     * call. Both may be NULL where transfers do not need the rank. */
+    bool (*progress_start)(struct dp_comm *comm);
+    void (*progress_stop)(struct dp_comm *comm);
+    /* See dp_comm_begin, dp_comm_after. May be NULL. */
+    int (*begin)(struct dp_comm *comm);
+    int (*commit)(struct dp_comm *comm);
+    int (*after)(struct dp_comm *comm, struct dp_device_stream *stream);
+    int (*stream_wait)(struct dp_comm *comm, struct dp_request *req,
+                       struct dp_device_stream *stream);
+    /* See dp_comm_busy. busy_until: the latest end that any rank has announced, by dp_now_ns. */
+    int (*busy)(struct dp_comm *comm, int64_t ns);
+    int64_t (*busy_until)(struct dp_comm *comm);
+    /* Tell every rank; the first record wins. With the error DP_ETIMEDOUT, why->rank is the peer that
+     * this rank waited for: the transport follows the peers that are waited for from rank to rank, and
+     * names the last one, which waits for none. */
+    int (*abort)(struct dp_comm *comm, const struct dp_abort *why);
+    /* true and *why if an abort happened. */
+    bool (*aborted)(struct dp_comm *comm, struct dp_abort *why);
+    /* See dp_comm_reset. */
+    int (*reset)(struct dp_comm *comm);
+    /* See dp_comm_survive and survival.h; NULL where a death ends the group. */
+    const struct dp_survival_ops *survival;
+    void (*close)(struct dp_comm *comm);
+    const struct dp_comm_loan_ops *loans; /* NULL: no memory is lent */
+};
+
+/* What a request begins with; the transport's own part follows. */
+struct dp_request_head {
+    struct dp_collective *collective; /* NULL: a message */
+};
+
+/* The part that every communicator begins with. One that was made out of another one (its world)
+ * uses the operations of that one: they get the world, ranks of the world, and lanes, which are the
+ * channels of all communicators of a family counted through. */
+struct dp_comm {
+    const struct dp_comm_ops *ops;
+    int rank, size;
+    struct dp_comm *world; /* itself, if it was opened */
+    const int *ranks;      /* [size] of the world; NULL: the same */
+    int first_lane;        /* that of channel 0 */
+    uint64_t collectives;  /* started, for their tags */
+    bool is_broken;      /* a collective of it failed in a group that survives: there are no more */
+    int deaths_seen;     /* of the world, none of which concerns this one */
+    int64_t deadline_ns; /* longest wait of any call; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s */
+    int64_t spin_ns;     /* a wait tests this long before it sleeps; at creation about the cost of one
+                          * wake-up, 0 where ranks share cores, or DUALPIPE_COMM_SPIN_US */
+    size_t shared_bytes; /* messages from this length on are copied fastest from and into memory of
+                          * dp_shared_alloc; 0: it makes no difference */
+
+    struct dp_comm *next; /* of the family, from the world on */
+
+    /* Of the world only. */
+    int users;                /* communicators of the family that are open */
+    int contexts;             /* the first one that is free here; the world's is 0 */
+    struct dp_engine *engine; /* NULL before the first collective */
+    struct dp_survival *survival; /* NULL: a death ends the group */
+    bool progress_runs;       /* a thread works on the transfers, see progress_start */
+    bool in_batch;            /* between begin and commit */
+    bool lends;               /* all ranks may lend each other memory; the same on all */
+    unsigned in_place;        /* all-reduces that were carried out so; tests read it */
+    int (*poll)(void *user);  /* see dp_comm_set_poll */
+    void *poll_user;
+};
+
+static inline int dp_comm_world_rank(const struct dp_comm *comm, int rank)
+{
+    return comm->ranks ? comm->ranks[rank] : rank;
+}
+
+#endif

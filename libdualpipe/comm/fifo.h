@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fifo.h - messages from one thread to another: a queue of the sends that no receive has matched
+ * yet, or of the receives that no send has matched; never both. The side that comes second copies,
+ * straight from one caller's buffer to the other's:
+ *
+ *      sender     send A     send B                      queue:   A   A B   B   (empty)
+ *      receiver                       receive a  receive b        copies A to a, B to b
+ *
+ * A short message that comes before its receive is put aside in the fifo, so that its send is done
+ * at once. Nothing is allocated per message.
+ *
+ * Threads: the sender and the receiver, each only its own side.
+ */
+#ifndef DP_COMM_FIFO_H
+#define DP_COMM_FIFO_H
+
+#include "comm/comm_ops.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { DP_FIFO_SHORT_BYTES = 1024, DP_FIFO_SHORT_COUNT = 4 };
+
+enum dp_transfer_state { DP_TRANSFER_WAITING, DP_TRANSFER_DONE, DP_TRANSFER_LEFT };
+
+/* Lives in the caller's request. It may go away as soon as its state says that it is finished, so
+ * that storing the state is always the last thing that the other side does to it. */
+struct dp_transfer {
+    struct dp_request_head head;
+    struct dp_transfer *next;
+    char *buf; /* of a send only read */
+    size_t len, met_len;
+    uint64_t tag, met_tag; /* met_*: of a receive, what the message really had */
+    struct dp_fifo *fifo;
+    atomic_int state; /* LEFT: the other side has closed */
+    bool is_send, put_aside;
+    bool is_any; /* a receive of any tag, and any length up to len */
+};
+_Static_assert(sizeof(struct dp_transfer) <= sizeof(struct dp_request), "a transfer is a request");
+
+/* A short message and its bytes, in the order of the fifo's queue. */
+struct dp_fifo_aside {
+    struct dp_transfer transfer;
+    char bytes[DP_FIFO_SHORT_BYTES];
+};
+
+struct dp_fifo {
+    pthread_mutex_t lock; /* held for a few instructions, or the copy of a short message */
+    struct dp_transfer *head, **end;
+    int sender, receiver;
+    unsigned asides_put, asides_taken;
+    bool closed;
+    atomic_int copying; /* a transfer taken out of the queue is still being read or written */
+    struct dp_fifo_aside *asides; /* [DP_FIFO_SHORT_COUNT] */
+};
+
+void dp_fifo_init(struct dp_fifo *fifo, int sender, int receiver, struct dp_fifo_aside *asides);
+void dp_fifo_fini(struct dp_fifo *fifo);
+
+/* Begin a transfer, whose buf, len, tag and is_send are set. *met: whether a transfer of the other
+ * side is done by it. DP_ECOMM if the other side has left. */
+int dp_fifo_start(struct dp_fifo *fifo, struct dp_transfer *t, bool *met);
+/* Whether a message waits for its receive. */
+bool dp_fifo_has_send(struct dp_fifo *fifo);
+/* Take one side's transfers out, and wait until no copy from or to its buffers is running. */
+void dp_fifo_drop(struct dp_fifo *fifo, bool sends);
+/* One side closes: what it has put aside stays for the receiver, what waits for it is LEFT. */
+void dp_fifo_leave(struct dp_fifo *fifo, bool sender);
+/* As new, while neither side has a transfer. */
+void dp_fifo_clear(struct dp_fifo *fifo);
+
+#endif

@@ -1,0 +1,818 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * peers.c - links: made, connected and accepted when they are first used, moved along, and closed.
+ */
+#include "comm/peers.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/acceptor.h"
+#include "wire/tcp.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t HANDSHAKE_NS = 600 * DP_NS_PER_S;
+
+/* The label of a wire, which its connecting side sends. */
+static uint64_t make_label(uint32_t epoch, int rank, int lane)
+{
+    return (uint64_t)epoch << 32 | (uint64_t)rank << 16 | (uint64_t)lane;
+}
+
+static bool is_same_host(const struct dp_endpoint *a, const struct dp_endpoint *b)
+{
+    return !memcmp(a->host_id, b->host_id, sizeof(a->host_id));
+}
+
+int dp_peers_count_here(const struct dp_endpoint *endpoints, int size, int rank)
+{
+    int count = 0;
+
+    for (int i = 0; i < size; i++)
+        count += is_same_host(&endpoints[i], &endpoints[rank]);
+    return count;
+}
+
+enum { TRANSPORTS = DP_TRANSPORT_MPI + 1 };
+static const char *const transports[TRANSPORTS] = {"auto", "shm", "tcp", "mpi"};
+
+static enum dp_transport parse_transport(const char *name)
+{
+    for (int i = 0; i < TRANSPORTS; i++)
+        if (!strcmp(name, transports[i]))
+            return (enum dp_transport)i;
+    return DP_TRANSPORT_AUTO;
+}
+
+static int listen_tcp(struct dp_peers *peers, const struct dp_rendezvous *rendezvous,
+                      const char *interface, struct dp_endpoint *endpoint)
+{
+    union dp_sockaddr known;
+    struct dp_wire_config config = {
+        .interface = interface, .handshake_timeout_ns = HANDSHAKE_NS, .needs_files = true};
+
+    if (!interface && dp_rendezvous_find_address(rendezvous, &known))
+        config.reached_by = &known;
+    return dp_wire_tcp.listen(&config, &peers->tcp, &endpoint->tcp);
+}
+
+int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, const char *transport,
+                  struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
+                  struct dp_endpoint *endpoint)
+{
+    const bool shm = parse_transport(transport) <= DP_TRANSPORT_SHM;
+    const bool tcp = !strcmp(transport, "auto") || !strcmp(transport, "tcp");
+    /* A rank that computes for long may have connected and not said so yet. */
+    const struct dp_wire_config patient = {.handshake_timeout_ns = HANDSHAKE_NS,
+                                           .needs_files = true};
+    int err;
+
+    *endpoint = (struct dp_endpoint){.transport = (uint8_t)parse_transport(transport)};
+    *peers = (struct dp_peers){
+        .rank = rendezvous->rank,
+        .size = rendezvous->size,
+        .transport = parse_transport(transport),
+        .mpi = mpi,
+        .rendezvous = rendezvous,
+        .has_fault = settings->fault,
+    };
+    if (rendezvous->size > UINT16_MAX)
+        return dp_fail(DP_EINVAL, "%d ranks: expected at most %d", rendezvous->size, UINT16_MAX);
+    err = dp_host_id("", endpoint->host_id);
+    if (!err && settings->fault)
+        err = dp_wire_fault_parse(settings->fault, &peers->fault);
+    if (!err && shm)
+        err = dp_wire_shm.listen(&patient, &peers->shm, &endpoint->shm);
+    if (!err && tcp)
+        err = listen_tcp(peers, rendezvous, settings->interface, endpoint);
+    return err;
+}
+
+/* ---- links ----------------------------------------------------------------------------------- */
+
+static void empty(struct dp_wire_queue *queue)
+{
+    queue->head = NULL;
+    queue->end = &queue->head;
+}
+
+static void push(struct dp_wire_queue *queue, struct dp_wire_request *req)
+{
+    *queue->end = req;
+    queue->end = &req->next;
+}
+
+static struct dp_wire_request *pop(struct dp_wire_queue *queue)
+{
+    struct dp_wire_request *req = queue->head;
+
+    queue->head = req->next;
+    if (!queue->head)
+        queue->end = &queue->head;
+    return req;
+}
+
+static int grow_lanes(struct dp_peers *peers, int lane)
+{
+    int count = peers->lane_count ? peers->lane_count : DP_CHANNELS;
+
+    if (lane >= DP_LANES_MAX)
+        return dp_fail(DP_ENOMEM, "more than %d communicators in one family",
+                       DP_LANES_MAX / DP_CHANNELS);
+    while (count <= lane)
+        count *= 2;
+    struct dp_lane *lanes = realloc(peers->lanes, (size_t)count * sizeof(*lanes));
+    if (!lanes)
+        return dp_fail(DP_ENOMEM, "no memory for %d lanes", count);
+    for (int i = peers->lane_count; i < count; i++)
+        lanes[i] = (struct dp_lane){.links = NULL};
+    peers->lanes = lanes;
+    peers->lane_count = count;
+    /* The ends of queues point into the array. */
+    for (int i = 0; i < count; i++)
+        if (!lanes[i].any.head)
+            empty(&lanes[i].any);
+    return 0;
+}
+
+static int grow_links(struct dp_peers *peers)
+{
+    const int room = peers->link_room ? 2 * peers->link_room : 8;
+    struct dp_link **links = realloc(peers->links, (size_t)room * sizeof(struct dp_link *));
+
+    if (links)
+        peers->links = links;
+    struct dp_busy_wire *busy = realloc(peers->busy, 2 * (size_t)room * sizeof(*busy));
+    if (busy)
+        peers->busy = busy;
+    if (!links || !busy)
+        return dp_fail(DP_ENOMEM, "no memory for links to %d peers", room);
+    peers->link_room = room;
+    return 0;
+}
+
+static int make_link(struct dp_peers *peers, int peer, int lane)
+{
+    struct dp_lane *l = &peers->lanes[lane];
+    int err = peers->link_count < peers->link_room ? 0 : grow_links(peers);
+
+    if (err)
+        return err;
+    if (!l->links)
+        l->links = calloc((size_t)peers->size, sizeof(struct dp_link *));
+    struct dp_link *link = l->links ? calloc(1, sizeof(*link)) : NULL;
+    if (!link)
+        return dp_fail(DP_ENOMEM, "no memory for a link to rank %d", peer);
+    link->peer = peer;
+    link->lane = lane;
+    empty(&link->early);
+    l->links[peer] = link;
+    peers->links[peers->link_count++] = link;
+    return 0;
+}
+
+static inline int find_link(struct dp_peers *peers, int peer, int lane, struct dp_link **out)
+{
+    int err = lane < peers->lane_count ? 0 : grow_lanes(peers, lane);
+
+    if (!err && (!peers->lanes[lane].links || !peers->lanes[lane].links[peer]))
+        err = make_link(peers, peer, lane);
+    if (!err)
+        *out = peers->lanes[lane].links[peer];
+    return err;
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static void note(struct dp_peers *peers, struct dp_link *link, bool in)
+{
+    const struct dp_wire *wire = in ? link->in : link->out;
+
+    if (link->is_busy[in] || !dp_wire_is_busy(wire))
+        return;
+    link->is_busy[in] = true;
+    peers->busy[peers->busy_count++] = (struct dp_busy_wire){link, in};
+}
+
+/* Each wire its own faults, the same on every run. Takes the wire. */
+static int add_faults(const struct dp_peers *peers, const struct dp_link *link, bool in,
+                      struct dp_wire **wire)
+{
+    struct dp_wire_fault fault = peers->fault;
+
+    if (!peers->has_fault)
+        return 0;
+    fault.seed +=
+        ((uint64_t)(peers->rank * peers->size + link->peer) * DP_CHANNELS + (uint64_t)link->lane) *
+            2 +
+        in;
+    return dp_wire_fault_wrap(*wire, &fault, wire);
+}
+
+static bool uses_shm(const struct dp_peers *peers, int peer)
+{
+    const struct dp_endpoint *all = peers->rendezvous->endpoints;
+
+    return peers->transport != DP_TRANSPORT_TCP && is_same_host(&all[peer], &all[peers->rank]);
+}
+
+static void begin_in(struct dp_peers *peers, struct dp_link *link)
+{
+    peers->early_count -= link->early.head != NULL;
+    while (link->early.head) {
+        struct dp_wire_request *req = pop(&link->early);
+        dp_wire_irecv(link->in, req->buf, req->len, req);
+    }
+    link->in->expects = peers->lanes[link->lane].any.head;
+    note(peers, link, true);
+}
+
+/* MPI: both directions at once, and without the peer. */
+static int connect_by_mpi(struct dp_peers *peers, struct dp_link *link)
+{
+    struct dp_wire *wire =
+        peers->mpi.ops->wire(peers->mpi.group, link->peer, link->lane, peers->epoch);
+
+    if (!wire)
+        return dp_fail(DP_ENOMEM, "no memory for a wire to rank %d", link->peer);
+    int err = add_faults(peers, link, false, &wire);
+    if (err)
+        return err;
+    link->out = link->in = wire;
+    begin_in(peers, link);
+    return 0;
+}
+
+int dp_peers_connect(struct dp_peers *peers, int peer, int lane, struct dp_wire **out)
+{
+    const struct dp_endpoint *endpoint = &peers->rendezvous->endpoints[peer];
+    const bool shm = uses_shm(peers, peer);
+
+    return (shm ? dp_wire_shm : dp_wire_tcp)
+        .connect(shm ? &endpoint->shm : &endpoint->tcp, make_label(peers->epoch, peers->rank, lane),
+                 out);
+}
+
+static int connect_out(struct dp_peers *peers, struct dp_link *link)
+{
+    struct dp_wire *wire;
+
+    if (peers->mpi.ops)
+        return connect_by_mpi(peers, link);
+    int err = dp_peers_connect(peers, link->peer, link->lane, &wire);
+    if (!err)
+        err = add_faults(peers, link, false, &wire);
+    if (!err)
+        link->out = wire;
+    return err;
+}
+
+/* The transport must be the same on all ranks, and reach them all. */
+int dp_peers_begin(struct dp_peers *peers)
+{
+    const struct dp_endpoint *all = peers->rendezvous->endpoints;
+
+    peers->epoch = peers->rendezvous->epoch;
+    for (int i = 0; i < peers->size; i++) {
+        if (all[i].transport != all[0].transport)
+            return dp_fail(DP_EMISMATCH,
+                           "transport: all ranks must agree; rank 0 has %s, but rank %d has %s",
+                           transports[all[0].transport % TRANSPORTS], i,
+                           transports[all[i].transport % TRANSPORTS]);
+        if (peers->transport == DP_TRANSPORT_SHM && !is_same_host(&all[i], &all[peers->rank]))
+            return dp_fail(DP_EUNSUPPORTED,
+                           "transport shm: rank %d is on another host than rank %d; expected auto "
+                           "or tcp",
+                           i, peers->rank);
+    }
+    return 0;
+}
+
+/* ---- accepting ------------------------------------------------------------------------------- */
+
+static bool is_buried(const struct dp_peers *peers, int peer)
+{
+    return peers->buried && peers->buried[peer];
+}
+
+static void add_watcher(struct dp_peers *peers, int peer, struct dp_wire *wire)
+{
+    struct dp_watcher *watcher = malloc(sizeof(*watcher));
+
+    if (!watcher) {
+        dp_wire_close(wire);
+        return;
+    }
+    *watcher = (struct dp_watcher){peers->watchers, peer, wire};
+    peers->watchers = watcher;
+}
+
+bool dp_peers_take_watch(struct dp_peers *peers, int *peer, struct dp_wire **out)
+{
+    struct dp_watcher *watcher = peers->watchers;
+
+    if (!watcher)
+        return false;
+    peers->watchers = watcher->next;
+    *peer = watcher->peer;
+    *out = watcher->wire;
+    free(watcher);
+    return true;
+}
+
+/* Takes the wire. A second wire of a link, or one of an earlier epoch, is closed. */
+static void add_in(struct dp_peers *peers, uint64_t label, struct dp_wire *wire)
+{
+    const int peer = (int)(label >> 16 & UINT16_MAX), lane = (int)(label & UINT16_MAX);
+    struct dp_link *link;
+
+    if (label >> 32 == peers->epoch && peer < peers->size && peer != peers->rank &&
+        lane == DP_WATCH_LANE) {
+        add_watcher(peers, peer, wire);
+        return;
+    }
+    if (label >> 32 != peers->epoch || peer >= peers->size || peer == peers->rank ||
+        is_buried(peers, peer) || find_link(peers, peer, lane, &link) || link->in ||
+        link->is_ended) {
+        dp_wire_close(wire);
+        return;
+    }
+    if (add_faults(peers, link, true, &wire))
+        return;
+    link->in = wire;
+    begin_in(peers, link);
+}
+
+static void keep_for_future(struct dp_peers *peers, uint64_t label, struct dp_wire *wire)
+{
+    struct dp_future_wire *future =
+        realloc(peers->future, (size_t)(peers->future_count + 1) * sizeof(*future));
+
+    if (!future) {
+        dp_wire_close(wire);
+        return;
+    }
+    peers->future = future;
+    future[peers->future_count++] = (struct dp_future_wire){label, wire};
+}
+
+static void accept_from(struct dp_peers *peers, const struct dp_wire_ops *ops,
+                        struct dp_wire_listener *listener)
+{
+    struct dp_wire *wire;
+    uint64_t label;
+    int err = listener ? 0 : DP_EAGAIN;
+
+    while (!err && !(err = ops->accept(listener, &label, &wire))) {
+        if (label >> 32 > peers->epoch)
+            keep_for_future(peers, label, wire);
+        else
+            add_in(peers, label, wire);
+    }
+    if (err == DP_EAGAIN || peers->refusal.error)
+        return;
+    peers->refusal.error = err;
+    snprintf(peers->refusal.text, sizeof(peers->refusal.text), "%s", dp_last_error());
+}
+
+void dp_peers_accept(struct dp_peers *peers)
+{
+    peers->refusal.error = 0;
+    for (int i = 0; i < peers->future_count;) {
+        const struct dp_future_wire f = peers->future[i];
+        if (f.label >> 32 > peers->epoch) {
+            i++;
+            continue;
+        }
+        peers->future[i] = peers->future[--peers->future_count];
+        add_in(peers, f.label, f.wire);
+    }
+    accept_from(peers, &dp_wire_shm, peers->shm);
+    accept_from(peers, &dp_wire_tcp, peers->tcp);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+struct dp_wire *dp_peers_wire_of(const struct dp_link_request *req, bool is_send)
+{
+    if (!req->link)
+        return NULL;
+    return is_send ? req->link->out : req->link->in;
+}
+
+int dp_peers_isend(struct dp_peers *peers, int peer, int lane, uint64_t tag, const void *buf,
+                   size_t len, struct dp_link_request *req)
+{
+    int err = find_link(peers, peer, lane, &req->link);
+
+    if (!err && req->link->is_ended) {
+        req->wire = (struct dp_wire_request){.status = DP_ECOMM};
+        return 0;
+    }
+    if (!err && !req->link->out)
+        err = connect_out(peers, req->link);
+    if (err)
+        return err;
+    dp_wire_isend(req->link->out, tag, buf, len, &req->wire);
+    note(peers, req->link, false);
+    return 0;
+}
+
+static void wait_for_message(struct dp_wire_queue *queue, void *buf, size_t room,
+                             struct dp_wire_request *req)
+{
+    *req = (struct dp_wire_request){.buf = buf, .len = room, .status = DP_EAGAIN};
+    push(queue, req);
+}
+
+int dp_peers_irecv(struct dp_peers *peers, int peer, int lane, void *buf, size_t room,
+                   struct dp_link_request *req)
+{
+    int err = find_link(peers, peer, lane, &req->link);
+
+    if (err)
+        return err;
+    if (peers->any_count && peers->lanes[lane].any.head)
+        return dp_fail(DP_EINVAL,
+                       "a receive from rank %d while one from any rank is pending on "
+                       "its channel",
+                       peer);
+    if (req->link->is_ended) {
+        req->wire = (struct dp_wire_request){.status = DP_ECOMM};
+        return 0;
+    }
+    if (!req->link->in && peers->mpi.ops)
+        err = connect_by_mpi(peers, req->link);
+    if (err)
+        return err;
+    if (req->link->in) {
+        dp_wire_irecv(req->link->in, buf, room, &req->wire);
+        note(peers, req->link, true);
+        return 0;
+    }
+    peers->early_count += !req->link->early.head;
+    wait_for_message(&req->link->early, buf, room, &req->wire);
+    return 0;
+}
+
+static struct dp_link *link_at(const struct dp_peers *peers, int lane, int peer)
+{
+    return peers->lanes[lane].links ? peers->lanes[lane].links[peer] : NULL;
+}
+
+struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int lane, bool in)
+{
+    const struct dp_link *link = lane < peers->lane_count ? link_at(peers, lane, peer) : NULL;
+
+    return link ? in ? link->in : link->out : NULL;
+}
+
+static void expect(struct dp_peers *peers, int lane, bool expects)
+{
+    for (int peer = 0; peer < peers->size; peer++) {
+        struct dp_link *link = link_at(peers, lane, peer);
+        if (!link || !link->in)
+            continue;
+        link->in->expects = expects;
+        note(peers, link, true);
+    }
+}
+
+/* MPI has no connection that would come by itself. */
+static int connect_lane_by_mpi(struct dp_peers *peers, int lane)
+{
+    int err = 0;
+
+    for (int peer = 0; peer < peers->size && !err; peer++) {
+        struct dp_link *link = NULL;
+        if (peer != peers->rank)
+            err = find_link(peers, peer, lane, &link);
+        if (!err && link && !link->in)
+            err = connect_by_mpi(peers, link);
+    }
+    return err;
+}
+
+/* The next peer in turn that has sent a message; NULL: none. */
+static struct dp_link *find_message(struct dp_peers *peers, int lane)
+{
+    struct dp_lane *l = &peers->lanes[lane];
+
+    for (int i = 0; i < peers->size; i++) {
+        const int peer = (l->next_peer + i) % peers->size;
+        struct dp_link *link = link_at(peers, lane, peer);
+        if (!link || !link->in || link->in->error || link->in->receives.head)
+            continue;
+        if (!link->in->ops->has_message(link->in))
+            continue;
+        l->next_peer = (peer + 1) % peers->size;
+        return link;
+    }
+    return NULL;
+}
+
+static void serve_any(struct dp_peers *peers, int lane)
+{
+    struct dp_lane *l = &peers->lanes[lane];
+    struct dp_link *link;
+
+    while (l->any.head && (link = find_message(peers, lane))) {
+        struct dp_wire_request *wire = pop(&l->any);
+        ((struct dp_link_request *)wire)->link = link;
+        dp_wire_irecv(link->in, wire->buf, wire->len, wire);
+        note(peers, link, true);
+    }
+    if (l->any.head)
+        return;
+    peers->any_count--;
+    expect(peers, lane, false);
+}
+
+int dp_peers_irecv_any(struct dp_peers *peers, int lane, void *buf, size_t room,
+                       struct dp_link_request *req)
+{
+    int err = lane < peers->lane_count ? 0 : grow_lanes(peers, lane);
+
+    if (!err && peers->mpi.ops)
+        err = connect_lane_by_mpi(peers, lane);
+    if (err)
+        return err;
+    struct dp_lane *l = &peers->lanes[lane];
+    req->link = NULL;
+    if (l->any.head) {
+        wait_for_message(&l->any, buf, room, &req->wire);
+        return 0;
+    }
+    wait_for_message(&l->any, buf, room, &req->wire);
+    peers->any_count++;
+    expect(peers, lane, true);
+    serve_any(peers, lane);
+    return 0;
+}
+
+/* ---- wires with something to do -------------------------------------------------------------- */
+
+static struct dp_wire *wire_of(const struct dp_busy_wire *busy)
+{
+    return busy->in ? busy->link->in : busy->link->out;
+}
+
+bool dp_peers_wait(const struct dp_peers *peers)
+{
+    return peers->early_count || peers->any_count;
+}
+
+void dp_peers_progress(struct dp_peers *peers)
+{
+    if (dp_peers_wait(peers))
+        dp_peers_accept(peers);
+    for (int i = 0; i < peers->busy_count;) {
+        const struct dp_busy_wire *busy = &peers->busy[i];
+        struct dp_wire *wire = wire_of(busy);
+        wire->ops->progress(wire);
+        if (dp_wire_is_busy(wire)) {
+            i++;
+            continue;
+        }
+        busy->link->is_busy[busy->in] = false;
+        peers->busy[i] = peers->busy[--peers->busy_count];
+    }
+    for (int lane = 0; lane < peers->lane_count && peers->any_count; lane++)
+        if (peers->lanes[lane].any.head)
+            serve_any(peers, lane);
+}
+
+unsigned dp_peers_moves(const struct dp_peers *peers)
+{
+    unsigned moves = 0;
+
+    for (int i = 0; i < peers->busy_count; i++)
+        moves += wire_of(&peers->busy[i])->moves;
+    return moves;
+}
+
+/* A send that is not done yet found the wire full, and so will one that is too long for it. */
+static bool needs_progress(const struct dp_wire *wire)
+{
+    if (wire->sends.head)
+        return true;
+    for (const struct dp_wire_request *req = wire->receives.head; req; req = req->next)
+        if (req->len > wire->buffer_bytes)
+            return true;
+    return false;
+}
+
+bool dp_peers_need_progress(const struct dp_peers *peers)
+{
+    for (int i = 0; i < peers->busy_count; i++)
+        if (needs_progress(wire_of(&peers->busy[i])))
+            return true;
+    return peers->early_count;
+}
+
+/* ---- sleeping ----------------------------------------------------------------------------------
+ */
+
+enum { LISTENERS = 2 };
+
+/* Whatever cannot be polled for (MPI, wires beyond the room, connections in their handshake) shows
+ * as a descriptor of -1: the caller then limits its sleep. */
+bool dp_peers_arm(struct dp_peers *peers, struct pollfd *fds, int *armed)
+{
+    const struct dp_wire_listener *const listeners[LISTENERS] = {peers->shm, peers->tcp};
+
+    *armed = 0;
+    for (int i = 0; i < LISTENERS; i++)
+        if (listeners[i] && !dp_acceptor_arm(listeners[i], &fds[(*armed)++]))
+            fds[*armed - 1] = (struct pollfd){.fd = -1};
+    peers->armed_listeners = *armed;
+    for (int i = 0; i < peers->busy_count && *armed < DP_PEERS_FDS - 1; i++) {
+        struct dp_wire *wire = wire_of(&peers->busy[i]);
+        fds[*armed] = (struct pollfd){.fd = -1};
+        if (!wire->ops->arm(wire, &fds[(*armed)++]))
+            return false;
+    }
+    if (*armed - peers->armed_listeners < peers->busy_count)
+        fds[(*armed)++] = (struct pollfd){.fd = -1};
+    return true;
+}
+
+void dp_peers_disarm(struct dp_peers *peers, const struct pollfd *fds, int armed)
+{
+    const int listeners = peers->armed_listeners;
+    bool connects = false;
+
+    for (int i = 0; i < armed && i < listeners; i++)
+        connects |= fds[i].revents != 0;
+    for (int i = listeners; i < armed && i - listeners < peers->busy_count; i++) {
+        struct dp_wire *wire = wire_of(&peers->busy[i - listeners]);
+        wire->ops->disarm(wire, fds[i].revents);
+    }
+    if (connects)
+        dp_peers_accept(peers);
+}
+
+/* ---- end ----------------------------------------------------------------------------------- */
+
+static void finish_all(struct dp_wire_queue *queue, int status)
+{
+    while (queue->head)
+        pop(queue)->status = status;
+}
+
+static void fail_wire(struct dp_wire *wire)
+{
+    if (wire)
+        dp_wire_fail(wire, DP_EABORTED, "aborted");
+}
+
+static void forget_busy(struct dp_peers *peers)
+{
+    while (peers->busy_count) {
+        const struct dp_busy_wire *busy = &peers->busy[--peers->busy_count];
+        busy->link->is_busy[busy->in] = false;
+    }
+}
+
+static void finish_early(struct dp_peers *peers, struct dp_link *link, int status)
+{
+    peers->early_count -= link->early.head != NULL;
+    finish_all(&link->early, status);
+}
+
+static void finish_any(struct dp_peers *peers, int lane)
+{
+    peers->any_count -= peers->lanes[lane].any.head != NULL;
+    finish_all(&peers->lanes[lane].any, DP_EABORTED);
+}
+
+void dp_peers_fail(struct dp_peers *peers)
+{
+    for (int i = 0; i < peers->link_count; i++) {
+        fail_wire(peers->links[i]->out);
+        fail_wire(peers->links[i]->in);
+        finish_early(peers, peers->links[i], DP_EABORTED);
+    }
+    for (int lane = 0; lane < peers->lane_count; lane++)
+        finish_any(peers, lane);
+    forget_busy(peers);
+}
+
+static void forget_busy_link(struct dp_peers *peers, struct dp_link *link)
+{
+    for (int i = 0; i < peers->busy_count;)
+        if (peers->busy[i].link == link)
+            peers->busy[i] = peers->busy[--peers->busy_count];
+        else
+            i++;
+    link->is_busy[0] = link->is_busy[1] = false;
+}
+
+static void close_link(struct dp_peers *peers, struct dp_link *link)
+{
+    forget_busy_link(peers, link);
+    finish_early(peers, link, DP_EABORTED);
+    dp_wire_close(link->out);
+    if (link->in != link->out)
+        dp_wire_close(link->in);
+    link->out = link->in = NULL;
+}
+
+/* ---- groups that survive ---------------------------------------------------------------------
+ */
+
+static void end_link(struct dp_peers *peers, struct dp_link *link)
+{
+    link->is_ended = true;
+    finish_early(peers, link, DP_ECOMM);
+    if (link->out)
+        dp_wire_fail(link->out, DP_ECOMM, "given up");
+    if (link->in)
+        dp_wire_fail(link->in, DP_ECOMM, "given up");
+    close_link(peers, link);
+}
+
+int dp_peers_bury(struct dp_peers *peers, int peer)
+{
+    for (int i = 0; i < peers->link_count; i++)
+        if (peers->links[i]->peer == peer)
+            end_link(peers, peers->links[i]);
+    if (!peers->buried)
+        peers->buried = calloc((size_t)peers->size, sizeof(*peers->buried));
+    if (!peers->buried)
+        return dp_fail(DP_ENOMEM, "no memory to remember that rank %d is dead", peer);
+    peers->buried[peer] = true;
+    return 0;
+}
+
+static bool take_out(struct dp_wire_queue *queue, const struct dp_wire_request *req)
+{
+    for (struct dp_wire_request **at = &queue->head; *at; at = &(*at)->next)
+        if (*at == req) {
+            *at = req->next;
+            if (!*at)
+                queue->end = at;
+            return true;
+        }
+    return false;
+}
+
+void dp_peers_cancel(struct dp_peers *peers, struct dp_link_request *req)
+{
+    if (req->link) {
+        end_link(peers, req->link);
+        return;
+    }
+    for (int lane = 0; lane < peers->lane_count; lane++)
+        if (take_out(&peers->lanes[lane].any, &req->wire)) {
+            req->wire.status = DP_ECOMM;
+            if (!peers->lanes[lane].any.head) {
+                peers->any_count--;
+                expect(peers, lane, false);
+            }
+        }
+}
+
+void dp_peers_close_lanes(struct dp_peers *peers, int first, int count)
+{
+    for (int lane = first; lane < first + count && lane < peers->lane_count; lane++)
+        finish_any(peers, lane);
+    for (int i = 0; i < peers->link_count; i++)
+        if (peers->links[i]->lane >= first && peers->links[i]->lane < first + count)
+            close_link(peers, peers->links[i]);
+}
+
+void dp_peers_disconnect(struct dp_peers *peers)
+{
+    dp_peers_close_lanes(peers, 0, DP_LANES_MAX);
+}
+
+void dp_peers_unlisten(struct dp_peers *peers)
+{
+    dp_wire_shm.unlisten(peers->shm);
+    dp_wire_tcp.unlisten(peers->tcp);
+    peers->shm = peers->tcp = NULL;
+}
+
+void dp_peers_fini(struct dp_peers *peers)
+{
+    dp_peers_disconnect(peers);
+    dp_peers_unlisten(peers);
+    for (int i = 0; i < peers->future_count; i++)
+        dp_wire_close(peers->future[i].wire);
+    struct dp_wire *watch;
+    for (int peer; dp_peers_take_watch(peers, &peer, &watch);)
+        dp_wire_close(watch);
+    free(peers->buried);
+    for (int i = 0; i < peers->link_count; i++)
+        free(peers->links[i]);
+    for (int i = 0; i < peers->lane_count; i++)
+        free(peers->lanes[i].links);
+    free(peers->future);
+    free(peers->busy);
+    free(peers->links);
+    free(peers->lanes);
+    *peers = (struct dp_peers){0};
+}

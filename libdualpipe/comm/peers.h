@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * peers.h - the wires of a rank. A link is one lane to one peer, which is a channel of one
+ * communicator: a wire that this rank connected, for what it sends, and one that the peer
+ * connected, for what comes back. So channels never wait for each other, and neither side has to
+ * wait for the other to connect first.
+ *
+ * A link comes to be when it is first used: a rank has descriptors for its neighbours, not for all
+ * ranks. The first message waits until the peer calls any function of the communicator; receives
+ * that come before the peer's wire are kept in the link.
+ */
+#ifndef DP_COMM_PEERS_H
+#define DP_COMM_PEERS_H
+
+#include "comm/mpi.h"
+#include "comm/rendezvous.h"
+#include "comm/settings.h"
+#include "wire/fault.h"
+
+enum dp_transport { DP_TRANSPORT_AUTO, DP_TRANSPORT_SHM, DP_TRANSPORT_TCP, DP_TRANSPORT_MPI };
+
+/* Where messages go over MPI; NULL members: they do not. */
+struct dp_peers_mpi {
+    const struct dp_mpi *ops;
+    struct dp_mpi_group *group;
+};
+
+struct dp_link {
+    int peer, lane;
+    struct dp_wire *out, *in;   /* NULL: not connected yet. MPI: the same wire */
+    struct dp_wire_queue early; /* receives that wait for `in` */
+    bool is_busy[2];            /* out, in: whether it is in the list of busy wires */
+    bool is_ended;              /* given up: no request succeeds any more */
+};
+
+/* A transfer on a link. A receive from any peer has no link until a message has come for it. */
+struct dp_link_request {
+    struct dp_wire_request wire;
+    struct dp_link *link;
+};
+
+struct dp_lane {
+    struct dp_link **links;   /* [size], by peer; NULL: not used yet */
+    struct dp_wire_queue any; /* receives from any peer, until a message has come for them */
+    int next_peer;            /* where the search for the next message of any peer begins */
+};
+
+struct dp_busy_wire {
+    struct dp_link *link;
+    bool in;
+};
+
+/* Has come from a rank that is in the next epoch already. */
+struct dp_future_wire {
+    uint64_t label;
+    struct dp_wire *wire;
+};
+
+/* A wire for watching (watch.h) that a peer has connected. */
+struct dp_watcher {
+    struct dp_watcher *next;
+    int peer;
+    struct dp_wire *wire;
+};
+
+/* More busy wires than this are not polled for, but looked at once a millisecond. */
+enum { DP_PEERS_FDS = 1024, DP_LANES_MAX = (1 << 16) - 1, DP_WATCH_LANE = DP_LANES_MAX };
+
+struct dp_peers {
+    int rank, size;
+    enum dp_transport transport;
+    struct dp_wire_listener *shm, *tcp;
+    struct dp_peers_mpi mpi;
+    const struct dp_rendezvous *rendezvous;
+    struct dp_lane *lanes; /* [lane_count] */
+    int lane_count;
+    struct dp_link **links; /* [link_count], all of them */
+    int link_count, link_room;
+    struct dp_busy_wire *busy; /* [busy_count], room for two of each link */
+    int busy_count;
+    int armed_listeners; /* of the last arm */
+    int early_count;     /* links with early receives */
+    int any_count;       /* lanes with receives from any peer */
+    struct dp_future_wire *future;
+    int future_count;
+    struct dp_watcher *watchers;
+    bool *buried; /* [size] ranks that are dead in a group that survives; NULL: none */
+    bool has_fault;
+    struct dp_wire_fault fault;
+    struct dp_abort refusal; /* error, text: why the last accept could let in nobody; 0: it could */
+    uint32_t epoch; /* of the rendezvous; wires of an earlier one are not accepted */
+};
+
+/* Listen; *endpoint is what the others must know. Zeroed memory is valid. */
+int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, const char *transport,
+                  struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
+                  struct dp_endpoint *endpoint);
+/* After a gather: links may be used from now on. DP_EMISMATCH and DP_EUNSUPPORTED name the ranks.
+ */
+int dp_peers_begin(struct dp_peers *peers);
+/* Close the wires, but go on listening. Links stay. */
+void dp_peers_disconnect(struct dp_peers *peers);
+/* Close the wires of these lanes. */
+void dp_peers_close_lanes(struct dp_peers *peers, int first, int count);
+void dp_peers_unlisten(struct dp_peers *peers);
+/* Finish all requests with DP_EABORTED; no wire touches a buffer again. */
+void dp_peers_fail(struct dp_peers *peers);
+void dp_peers_fini(struct dp_peers *peers);
+
+/* Queue a request; the link is made at its first use. Errors of the connection show in the request.
+ * DP_EIO, DP_ENOMEM. */
+int dp_peers_isend(struct dp_peers *peers, int peer, int lane, uint64_t tag, const void *buf,
+                   size_t len, struct dp_link_request *req);
+/* DP_EINVAL while a receive from any peer of the lane is pending, as a receive of one peer mixes
+ * with none from any. */
+int dp_peers_irecv(struct dp_peers *peers, int peer, int lane, void *buf, size_t room,
+                   struct dp_link_request *req);
+/* Receive the next message on this lane of any peer that no receive is pending from. */
+int dp_peers_irecv_any(struct dp_peers *peers, int lane, void *buf, size_t room,
+                       struct dp_link_request *req);
+/* The wire that the request is in; NULL: none yet, or none any more. */
+struct dp_wire *dp_peers_wire_of(const struct dp_link_request *req, bool is_send);
+
+/* A wire to the peer, without a link. */
+int dp_peers_connect(struct dp_peers *peers, int peer, int lane, struct dp_wire **out);
+/* A wire of DP_WATCH_LANE that a peer has connected; false: there is none. */
+bool dp_peers_take_watch(struct dp_peers *peers, int *peer, struct dp_wire **out);
+/* The peer is dead: fail all its requests, and later ones. DP_ENOMEM. */
+int dp_peers_bury(struct dp_peers *peers, int peer);
+/* Fail this request and its link, so that no request of that succeeds any more. */
+void dp_peers_cancel(struct dp_peers *peers, struct dp_link_request *req);
+/* The wire of a link, out or in; NULL: there is none yet, or there are no wires but MPI's. */
+struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int lane, bool in);
+
+/* Let in peers that have connected. */
+void dp_peers_accept(struct dp_peers *peers);
+/* Whether a receive waits for its peer to connect. */
+bool dp_peers_wait(const struct dp_peers *peers);
+/* Move along all wires that have something to do. */
+void dp_peers_progress(struct dp_peers *peers);
+/* Changes whenever bytes move on one of these wires. */
+unsigned dp_peers_moves(const struct dp_peers *peers);
+/* Whether a wire needs this rank to look after it again and again. */
+bool dp_peers_need_progress(const struct dp_peers *peers);
+/* Say what to poll for before a sleep, at most DP_PEERS_FDS. false: there is work to do now. In
+ * either case disarm comes next with the same *armed. */
+bool dp_peers_arm(struct dp_peers *peers, struct pollfd *fds, int *armed);
+void dp_peers_disarm(struct dp_peers *peers, const struct pollfd *fds, int armed);
+
+/* How many of all ranks are on the host of `rank`. */
+int dp_peers_count_here(const struct dp_endpoint *endpoints, int size, int rank);
+
+#endif

@@ -1,0 +1,524 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/rendezvous.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/tcp.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How long a member waits for the root's verdict before it records its own. */
+static const int64_t VERDICT_NS = 800 * DP_NS_PER_MS;
+
+/* ---- messages out ---------------------------------------------------------------------------- */
+
+static bool is_here(const struct dp_rendezvous_peer *p)
+{
+    return p->wire && !p->is_gone;
+}
+
+void dp_rendezvous_tell(struct dp_rendezvous_peer *p, const struct dp_rendezvous_message *m)
+{
+    if (!is_here(p))
+        return;
+    for (int i = 0; i < DP_RENDEZVOUS_OUTBOX; i++) {
+        if (p->sends[i].status == DP_EAGAIN)
+            continue;
+        p->out[i] = *m;
+        dp_wire_isend(p->wire, m->kind, &p->out[i], sizeof(*m), &p->sends[i]);
+        return;
+    }
+}
+
+void dp_rendezvous_tell_all(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
+{
+    for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
+        dp_rendezvous_tell(&rv->peers[i], m);
+}
+
+struct dp_rendezvous_message dp_rendezvous_record(const struct dp_rendezvous *rv,
+                                                  enum dp_rendezvous_kind kind,
+                                                  const struct dp_abort *why)
+{
+    struct dp_rendezvous_message m = {
+        .kind = kind, .count = rv->epoch, .rank = why->rank, .value = why->error};
+
+    memcpy(m.text, why->text, sizeof(m.text));
+    return m;
+}
+
+static struct dp_abort message_record(const struct dp_rendezvous_message *m)
+{
+    struct dp_abort why = {.rank = m->rank, .error = m->value};
+
+    memcpy(why.text, m->text, sizeof(why.text));
+    why.text[sizeof(why.text) - 1] = '\0';
+    return why;
+}
+_Static_assert(sizeof(((struct dp_abort *)0)->text) ==
+                   sizeof(((struct dp_rendezvous_message *)0)->text),
+               "a record fits into a message");
+
+/* ---- failure ------------------------------------------------------------------------------- */
+
+/* The root's decision holds for all ranks. */
+static void decide(struct dp_rendezvous *rv, struct dp_abort why)
+{
+    if (why.error == DP_ETIMEDOUT)
+        dp_abort_record_follow(&why, rv->waiting_for, rv->size);
+    if (!dp_abort_record_put(&rv->abort_record, &why))
+        return;
+    struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_VERDICT, &why);
+    dp_rendezvous_tell_all(rv, &m);
+}
+
+void dp_rendezvous_describe_loss(const struct dp_rendezvous_peer *p, int rank, char *text,
+                                 size_t room)
+{
+    const struct dp_wire *wire = p->wire;
+
+    if (!wire->error)
+        snprintf(text, room, "rank %d sent an invalid message", rank);
+    else if (wire->is_closed)
+        snprintf(text, room, "the process of rank %d has ended (%s)", rank, wire->why);
+    else if (wire->is_reset)
+        snprintf(text, room,
+                 "the process of rank %d has ended, or the network has dropped its connection (%s)",
+                 rank, wire->why);
+    else
+        snprintf(text, room,
+                 "the connection to rank %d was lost (%s): its host or the network between is down",
+                 rank, wire->why);
+}
+
+static void lose(struct dp_rendezvous *rv, int rank)
+{
+    struct dp_rendezvous_peer *p = &rv->peers[rv->rank ? 0 : rank];
+    struct dp_abort why = {.rank = rank, .error = DP_ECOMM};
+
+    p->is_gone = true;
+    if (rv->left[rank])
+        return;
+    rv->lost[rank] = true;
+    atomic_fetch_add(&rv->ends, 1);
+    if (rv->survives)
+        return;
+    dp_rendezvous_describe_loss(p, rank, why.text, sizeof(why.text));
+    if (rv->rank)
+        dp_abort_record_put(&rv->abort_record, &why);
+    else
+        decide(rv, why);
+}
+
+/* ---- messages in ----------------------------------------------------------------------------- */
+
+static void note_left(struct dp_rendezvous *rv, int rank)
+{
+    const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_LEFT, .rank = rank};
+
+    rv->left[rank] = true;
+    atomic_fetch_add(&rv->ends, 1);
+    if (rv->rank == 0) {
+        rv->peers[rank].is_gone = true;
+        dp_rendezvous_tell_all(rv, &m);
+    } else if (rank == 0) {
+        rv->peers[0].is_gone = true;
+    }
+}
+
+static void note_busy(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
+{
+    atomic_store(&rv->busy_until[m->rank], dp_now_ns() + m->value * DP_NS_PER_MS);
+    if (!rv->rank)
+        dp_rendezvous_tell_all(rv, m);
+}
+
+/* false: an invalid message. */
+static bool handle_at_root(struct dp_rendezvous *rv, int rank,
+                           const struct dp_rendezvous_message *m)
+{
+    if (m->kind != DP_RENDEZVOUS_ABORT && m->rank != rank)
+        return false;
+    switch (m->kind) {
+    case DP_RENDEZVOUS_ENDPOINT:
+        rv->endpoints[rank] = m->endpoint;
+        rv->came[rank] = m->count;
+        return true;
+    case DP_RENDEZVOUS_WAITING:
+        if (m->value >= rv->size)
+            return false;
+        if (m->count == rv->epoch)
+            atomic_store(&rv->waiting_for[rank], m->value);
+        return true;
+    case DP_RENDEZVOUS_ABORT:
+        if (m->rank < 0 || m->rank >= rv->size || m->value >= 0)
+            return false;
+        if (m->count == rv->epoch && !rv->accusation.error)
+            rv->accusation = message_record(m);
+        return true;
+    case DP_RENDEZVOUS_BUSY:
+        note_busy(rv, m);
+        return m->value >= 0;
+    case DP_RENDEZVOUS_LEFT:
+        note_left(rv, rank);
+        return true;
+    }
+    return false;
+}
+
+static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
+{
+    struct dp_abort why = message_record(m);
+
+    if (m->rank < 0 || m->rank >= rv->size)
+        return false;
+    switch (m->kind) {
+    case DP_RENDEZVOUS_FAILED:
+        if (m->count == rv->gather)
+            rv->failure = why;
+        return true;
+    case DP_RENDEZVOUS_VERDICT:
+        if (m->count == rv->epoch)
+            dp_abort_record_put(&rv->abort_record, &why);
+        return true;
+    case DP_RENDEZVOUS_BUSY:
+        note_busy(rv, m);
+        return m->value >= 0;
+    case DP_RENDEZVOUS_LEFT:
+        note_left(rv, m->rank);
+        return true;
+    }
+    return false;
+}
+
+void dp_rendezvous_begin_epoch(struct dp_rendezvous *rv)
+{
+    rv->epoch = rv->gather;
+    for (int i = 0; i < rv->size; i++)
+        atomic_store(&rv->waiting_for[i], -1);
+    dp_abort_record_clear(&rv->abort_record);
+}
+
+static bool handle_table(struct dp_rendezvous *rv, const struct dp_rendezvous_peer *p)
+{
+    const size_t bytes = (size_t)rv->size * sizeof(*rv->endpoints);
+
+    if (p->receive.moved != bytes)
+        return false;
+    if (!rv->is_gathering || p->receive.tag >> 32 != rv->gather)
+        return true;
+    memcpy(rv->endpoints, p->in, bytes);
+    dp_rendezvous_begin_epoch(rv);
+    return true;
+}
+
+static bool handle(struct dp_rendezvous *rv, int rank, const struct dp_rendezvous_peer *p)
+{
+    const struct dp_rendezvous_message *m = p->in;
+
+    if (rv->rank && (p->receive.tag & UINT32_MAX) == DP_RENDEZVOUS_TABLE)
+        return handle_table(rv, p);
+    if (p->receive.moved != sizeof(*m) || m->kind != p->receive.tag)
+        return false;
+    return rv->rank ? handle_at_member(rv, m) : handle_at_root(rv, rank, m);
+}
+
+static void poll_peer(struct dp_rendezvous *rv, int rank, struct dp_rendezvous_peer *p)
+{
+    if (!is_here(p))
+        return;
+    p->wire->ops->progress(p->wire);
+    while (is_here(p) && p->receive.status != DP_EAGAIN) {
+        if (p->receive.status || !handle(rv, rank, p))
+            lose(rv, rank);
+        else
+            dp_wire_irecv(p->wire, p->in, rv->in_room, &p->receive);
+    }
+}
+
+/* The root reads all connections before it decides: the WAITING messages that lead to the culprit
+ * may have arrived together with the abort. */
+static void poll_all(struct dp_rendezvous *rv)
+{
+    for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
+        poll_peer(rv, rv->rank ? 0 : i, &rv->peers[i]);
+    if (rv->accusation.error)
+        decide(rv, rv->accusation);
+    rv->accusation.error = 0;
+}
+
+void dp_rendezvous_poll(struct dp_rendezvous *rv)
+{
+    pthread_mutex_lock(&rv->lock);
+    poll_all(rv);
+    pthread_mutex_unlock(&rv->lock);
+}
+
+static int arm(struct dp_rendezvous *rv, struct pollfd *fds)
+{
+    int count = 0;
+
+    for (int i = 0; i < dp_rendezvous_peer_count(rv); i++) {
+        struct dp_wire *wire = rv->peers[i].wire;
+        if (!is_here(&rv->peers[i]))
+            continue;
+        if (rv->peers[i].receive.status != DP_EAGAIN || !wire->ops->arm(wire, &fds[count]))
+            return -1;
+        count++;
+    }
+    return count;
+}
+
+int dp_rendezvous_arm(struct dp_rendezvous *rv, struct pollfd *fds)
+{
+    pthread_mutex_lock(&rv->lock);
+    int count = arm(rv, fds);
+    pthread_mutex_unlock(&rv->lock);
+    return count;
+}
+
+void dp_rendezvous_sleep(struct dp_rendezvous *rv)
+{
+    enum { AT_MOST_MS = 20 };
+    int count = arm(rv, rv->fds);
+
+    pthread_mutex_unlock(&rv->lock);
+    if (count >= 0)
+        poll(rv->fds, (nfds_t)count, AT_MOST_MS);
+    pthread_mutex_lock(&rv->lock);
+    poll_all(rv);
+}
+
+/* ---- messages of this rank
+ * ------------------------------------------------------------------------ */
+
+void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer)
+{
+    const struct dp_rendezvous_message m = {
+        .kind = DP_RENDEZVOUS_WAITING, .count = rv->epoch, .rank = rv->rank, .value = peer};
+
+    pthread_mutex_lock(&rv->lock);
+    if (rv->rank)
+        dp_rendezvous_tell(&rv->peers[0], &m);
+    else
+        atomic_store(&rv->waiting_for[0], peer);
+    pthread_mutex_unlock(&rv->lock);
+}
+
+void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns)
+{
+    const int64_t ms = (ns + DP_NS_PER_MS - 1) / DP_NS_PER_MS;
+    const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_BUSY,
+                                            .rank = rv->rank,
+                                            .value = ms < INT32_MAX ? (int32_t)ms : INT32_MAX};
+
+    pthread_mutex_lock(&rv->lock);
+    atomic_store(&rv->busy_until[rv->rank], dp_now_ns() + ns);
+    dp_rendezvous_tell_all(rv, &m);
+    pthread_mutex_unlock(&rv->lock);
+}
+
+int64_t dp_rendezvous_busy_until(const struct dp_rendezvous *rv)
+{
+    int64_t latest_ns = 0;
+
+    for (int i = 0; i < rv->size; i++) {
+        const int64_t end_ns = atomic_load(&rv->busy_until[i]);
+        latest_ns = end_ns > latest_ns ? end_ns : latest_ns;
+    }
+    return latest_ns;
+}
+
+/* No verdict came: the root does not answer, or has left. */
+static void record_own(struct dp_rendezvous *rv, const struct dp_abort *why)
+{
+    struct dp_abort own = *why;
+
+    if (own.error == DP_ETIMEDOUT && !rv->left[0]) {
+        size_t len = strlen(own.text);
+        snprintf(own.text + len, sizeof(own.text) - len, ", and rank 0 does not answer");
+        own.rank = 0;
+    }
+    dp_abort_record_put(&rv->abort_record, &own);
+}
+
+static void ask_root(struct dp_rendezvous *rv, const struct dp_abort *why)
+{
+    const struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_ABORT, why);
+    const int64_t until_ns = dp_now_ns() + VERDICT_NS;
+    struct pollfd fd;
+
+    dp_rendezvous_tell(&rv->peers[0], &m);
+    while (!dp_abort_record_get(&rv->abort_record, NULL) && is_here(&rv->peers[0]) &&
+           dp_now_ns() < until_ns) {
+        struct dp_wire *wire = rv->peers[0].wire;
+        bool armed = wire->ops->arm(wire, &fd);
+        pthread_mutex_unlock(&rv->lock);
+        if (armed)
+            poll(&fd, 1, 20);
+        pthread_mutex_lock(&rv->lock);
+        poll_all(rv);
+    }
+    if (!dp_abort_record_get(&rv->abort_record, NULL))
+        record_own(rv, why);
+}
+
+void dp_rendezvous_abort(struct dp_rendezvous *rv, const struct dp_abort *why)
+{
+    pthread_mutex_lock(&rv->lock);
+    poll_all(rv);
+    if (!dp_abort_record_get(&rv->abort_record, NULL)) {
+        if (rv->rank)
+            ask_root(rv, why);
+        else
+            decide(rv, *why);
+    }
+    pthread_mutex_unlock(&rv->lock);
+}
+
+/* ---- end ----------------------------------------------------------------------------------- */
+
+static bool is_any_peer_here(const struct dp_rendezvous *rv)
+{
+    for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
+        if (is_here(&rv->peers[i]))
+            return true;
+    return false;
+}
+
+static bool is_anything_unsent(const struct dp_rendezvous *rv)
+{
+    for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
+        if (is_here(&rv->peers[i]) && rv->peers[i].wire->sends.head)
+            return true;
+    return false;
+}
+
+void dp_rendezvous_leave(struct dp_rendezvous *rv)
+{
+    const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_LEFT, .rank = rv->rank};
+
+    pthread_mutex_lock(&rv->lock);
+    /* After an abort all ranks have been sent the record, and the root is not needed any more; but
+     * the record must be read before the connection is closed. */
+    const bool aborted = dp_abort_record_get(&rv->abort_record, NULL);
+    const bool waits = !rv->rank && !rv->survives;
+    int64_t until_ns = dp_now_ns() + (aborted || !waits ? DP_NS_PER_S : rv->timeout_ns);
+    poll_all(rv);
+    dp_rendezvous_tell_all(rv, &m);
+    while ((waits ? is_any_peer_here(rv) : is_anything_unsent(rv)) && dp_now_ns() < until_ns)
+        dp_rendezvous_sleep(rv);
+    pthread_mutex_unlock(&rv->lock);
+    dp_rendezvous_free(rv);
+}
+
+void dp_rendezvous_drain(struct dp_rendezvous *rv)
+{
+    const int64_t until_ns = dp_now_ns() + DP_NS_PER_S;
+
+    pthread_mutex_lock(&rv->lock);
+    while (!rv->rank && is_any_peer_here(rv) && dp_now_ns() < until_ns)
+        dp_rendezvous_sleep(rv);
+    pthread_mutex_unlock(&rv->lock);
+}
+
+void dp_rendezvous_free(struct dp_rendezvous *rv)
+{
+    if (!rv)
+        return;
+    for (int i = 0; rv->peers && i < dp_rendezvous_peer_count(rv); i++) {
+        dp_wire_close(rv->peers[i].wire);
+        free(rv->peers[i].in);
+    }
+    pthread_mutex_destroy(&rv->lock);
+    free(rv->came);
+    free(rv->table);
+    free(rv->endpoints);
+    free(rv->lost);
+    free(rv->left);
+    free(rv->busy_until);
+    free(rv->waiting_for);
+    free(rv->fds);
+    free(rv->peers);
+    free(rv);
+}
+
+/* ---- beginning ----------------------------------------------------------------------------- */
+
+static bool allocate(struct dp_rendezvous *rv)
+{
+    const size_t n = (size_t)rv->size, peers = (size_t)dp_rendezvous_peer_count(rv);
+
+    rv->peers = calloc(peers, sizeof(*rv->peers));
+    rv->fds = calloc(n, sizeof(*rv->fds));
+    rv->waiting_for = calloc(n, sizeof(*rv->waiting_for));
+    rv->busy_until = calloc(n, sizeof(*rv->busy_until));
+    rv->left = calloc(n, sizeof(*rv->left));
+    rv->lost = calloc(n, sizeof(*rv->lost));
+    rv->endpoints = calloc(n, sizeof(*rv->endpoints));
+    rv->table = calloc(n, sizeof(*rv->table));
+    rv->came = calloc(n, sizeof(*rv->came));
+    bool ok = rv->peers && rv->fds && rv->waiting_for && rv->busy_until && rv->left && rv->lost &&
+              rv->endpoints && rv->table && rv->came;
+    for (size_t i = 0; ok && i < peers; i++)
+        ok = (rv->peers[i].in = malloc(rv->in_room));
+    return ok;
+}
+
+int dp_rendezvous_new(int rank, int size, int64_t timeout_ns, struct dp_rendezvous **out)
+{
+    struct dp_rendezvous *rv = calloc(1, sizeof(*rv));
+
+    if (!rv)
+        return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", size);
+    rv->rank = rank;
+    rv->size = size;
+    rv->timeout_ns = timeout_ns;
+    rv->in_room = sizeof(struct dp_rendezvous_message);
+    if (rank && (size_t)size * sizeof(struct dp_endpoint) > rv->in_room)
+        rv->in_room = (size_t)size * sizeof(struct dp_endpoint);
+    pthread_mutex_init(&rv->lock, NULL);
+    if (!allocate(rv)) {
+        dp_rendezvous_free(rv);
+        return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", size);
+    }
+    for (int i = 0; i < size; i++)
+        atomic_init(&rv->waiting_for[i], -1);
+    *out = rv;
+    return 0;
+}
+
+void dp_rendezvous_adopt(struct dp_rendezvous *rv, struct dp_rendezvous_peer *peer,
+                         struct dp_wire *wire)
+{
+    peer->wire = wire;
+    dp_wire_tcp_set_timeout(wire, rv->timeout_ns);
+    dp_wire_irecv(wire, peer->in, rv->in_room, &peer->receive);
+}
+
+bool dp_rendezvous_has_left(struct dp_rendezvous *rv, int rank)
+{
+    pthread_mutex_lock(&rv->lock);
+    bool left = rv->left[rank];
+    pthread_mutex_unlock(&rv->lock);
+    return left;
+}
+
+bool dp_rendezvous_has_ended(struct dp_rendezvous *rv, int rank)
+{
+    pthread_mutex_lock(&rv->lock);
+    bool ended = rv->lost[rank];
+    pthread_mutex_unlock(&rv->lock);
+    return ended;
+}
+
+bool dp_rendezvous_find_address(const struct dp_rendezvous *rv, union dp_sockaddr *out)
+{
+    for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
+        if (rv->peers[i].wire && !dp_wire_tcp_local(rv->peers[i].wire, out) &&
+            !dp_sockaddr_is_loopback(out))
+            return true;
+    return false;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rendezvous.h - the control connections of a group of processes: a TCP wire between rank 0, the
+ * root, and each other rank, the members. Over it the ranks find each other, learn of failures, and
+ * leave.
+ *
+ *      member                              root
+ *      HELLO rank, size, nonce      ->
+ *                                   <-     CHALLENGE nonce      or REFUSAL text
+ *      PROOF                        ->
+ *                                   <-     WELCOME proof        or REFUSAL text
+ *
+ *      ENDPOINT (all ranks)         ->
+ *                                   <-     TABLE of all endpoints, or FAILED text (gather)
+ *
+ *      WAITING peer                 ->     kept at the root, to find the culprit
+ *      ABORT record                 ->
+ *                                   <-     VERDICT record: the root decides which was first
+ *      BUSY ms                      <->    passed on to all others by the root
+ *      LEFT                         <->    passed on to all others by the root
+ *
+ * A connection that ends without LEFT is a process that died, or a network that failed. No thread
+ * serves these connections: they are polled when a rank calls, at most every so often.
+ */
+#ifndef DP_COMM_RENDEZVOUS_H
+#define DP_COMM_RENDEZVOUS_H
+
+#include "comm/abort_record.h"
+#include "comm/secret.h"
+#include "wire/net.h"
+#include "wire/wire.h"
+
+#include <pthread.h>
+
+/* What each rank lets all others know. */
+struct dp_endpoint {
+    uint8_t host_id[16];
+    struct dp_wire_address shm, tcp;
+    uint8_t transport; /* what it was asked to use; must be the same everywhere */
+};
+
+enum dp_rendezvous_kind {
+    DP_RENDEZVOUS_HELLO = 1,
+    DP_RENDEZVOUS_CHALLENGE,
+    DP_RENDEZVOUS_PROOF,
+    DP_RENDEZVOUS_WELCOME,
+    DP_RENDEZVOUS_REFUSAL,
+    DP_RENDEZVOUS_ENDPOINT,
+    DP_RENDEZVOUS_TABLE,
+    DP_RENDEZVOUS_FAILED,
+    DP_RENDEZVOUS_WAITING,
+    DP_RENDEZVOUS_ABORT,
+    DP_RENDEZVOUS_VERDICT,
+    DP_RENDEZVOUS_LEFT,
+    DP_RENDEZVOUS_BUSY,
+};
+
+/* All but TABLE, which is an array of endpoints. The kind is the wire's tag, too; TABLE's tag has
+ * the number of the gather in its upper half. */
+struct dp_rendezvous_message {
+    uint32_t kind;
+    uint32_t count; /* ENDPOINT, FAILED: the gather. WAITING, ABORT, VERDICT: the epoch, which is
+                     * the last gather that was complete; earlier messages do not count any more. */
+    int32_t rank;
+    int32_t
+        value; /* HELLO: size. WAITING: peer. ABORT, VERDICT, FAILED, REFUSAL: error. BUSY: ms */
+    union {
+        char text[232];
+        struct dp_endpoint endpoint;
+        struct {
+            uint8_t nonce[DP_NONCE_BYTES], proof[DP_PROOF_BYTES];
+        } auth;
+    };
+};
+
+enum { DP_RENDEZVOUS_OUTBOX = 8 };
+
+/* The other end of a control connection. */
+struct dp_rendezvous_peer {
+    struct dp_wire *wire; /* NULL: there is none (yet) */
+    struct dp_wire_request receive, table, sends[DP_RENDEZVOUS_OUTBOX];
+    void *in; /* rv->in_room bytes */
+    struct dp_rendezvous_message out[DP_RENDEZVOUS_OUTBOX];
+    bool is_gone; /* left, or died */
+};
+
+struct dp_rendezvous {
+    int rank, size;
+    int64_t timeout_ns;
+    /* Taken by every function here: dp_rendezvous_abort may come from any thread. */
+    pthread_mutex_t lock;
+    struct dp_rendezvous_peer
+        *peers; /* root: [size], the first one unused; member: [1], the root */
+    size_t in_room;
+    struct pollfd *fds; /* [size] */
+    struct dp_abort_record abort_record;
+    _Atomic int64_t *busy_until; /* [size] by dp_now_ns, see dp_comm_busy */
+    atomic_int *waiting_for; /* [size], known to the root */
+    bool *left;              /* [size] orderly */
+    bool survives;           /* a death is no reason for an abort, see survival.h */
+    bool *lost;              /* [size] then: its process has ended */
+    atomic_uint ends;        /* how many have left or ended: changes */
+    uint32_t epoch;
+    uint32_t gather; /* the last one that this rank has come to, counted from 1 */
+    bool is_gathering;
+    uint32_t *came; /* [size], at the root: the last gather that a rank has come to */
+    struct dp_endpoint *endpoints; /* [size], from the last gather; at the root as they come */
+    struct dp_endpoint *table;     /* [size], the root's, on its way to the members */
+    struct dp_abort failure;       /* of this gather; error 0: none */
+    struct dp_abort accusation; /* the first that came since the root last decided; error 0: none */
+};
+
+static inline int dp_rendezvous_peer_count(const struct dp_rendezvous *rv)
+{
+    return rv->rank ? 1 : rv->size;
+}
+
+struct dp_rendezvous_config {
+    int rank, size;
+    const char *host; /* of rank 0; rank 0 itself listens there only if it is the loopback, else on
+                       * all interfaces */
+    int port;
+    const char *secret; /* NULL: none */
+    int64_t timeout_ns;
+    /* With another way to exchange the address, rank 0 listens already and the others have the
+     * address; host and port are not used then. The listener is taken. */
+    struct dp_wire_listener *listener;
+    const struct dp_wire_address *address;
+};
+
+/* How rank 0 lets the others know where it listens, by other ways than an address they have. */
+struct dp_invitation {
+    int32_t error; /* it cannot listen */
+    struct dp_wire_address address;
+};
+
+/* Listen at host:port, or, for host NULL, with a socket that listens there already and is taken, also on
+ * failure. */
+int dp_rendezvous_listen(const char *host, int port, int socket, struct dp_wire_listener **out);
+
+/* Find each other. Errors are those of dp_comm_open. */
+int dp_rendezvous_join(const struct dp_rendezvous_config *config, struct dp_rendezvous **out);
+
+/* An address by which this host is known to another rank's; false if there is none but the
+ * loopback's. */
+bool dp_rendezvous_find_address(const struct dp_rendezvous *rv, union dp_sockaddr *out);
+
+/* Collective: the endpoints of all ranks, into rv->endpoints. An abort ends it, unless `anew`: then
+ * it is forgotten once all have come. A failure is one for all: DP_ETIMEDOUT naming the ranks that
+ * did not come, DP_ECOMM naming one that died, or that of the abort. */
+int dp_rendezvous_gather(struct dp_rendezvous *rv, const struct dp_endpoint *mine, bool anew,
+                         int64_t until_ns);
+
+/* Handle what has arrived. */
+void dp_rendezvous_poll(struct dp_rendezvous *rv);
+/* Fill fds[rv->size] with what to poll for; returns their number, -1 if there is work to do now. */
+int dp_rendezvous_arm(struct dp_rendezvous *rv, struct pollfd *fds);
+/* Tell the root the peer that this rank waits for; -1: none any more. */
+void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer);
+/* See dp_comm_ops. */
+void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns);
+int64_t dp_rendezvous_busy_until(const struct dp_rendezvous *rv);
+/* See dp_comm_ops.abort. A member asks the root; without an answer in a second its own record
+ * holds. */
+void dp_rendezvous_abort(struct dp_rendezvous *rv, const struct dp_abort *why);
+/* Whether this rank has left in order, as far as is known here. */
+bool dp_rendezvous_has_left(struct dp_rendezvous *rv, int rank);
+/* Whether its control connection is known here to have ended without that. */
+bool dp_rendezvous_has_ended(struct dp_rendezvous *rv, int rank);
+/* Send LEFT; the root waits for the others, which may still need it, up to the timeout. Frees. */
+void dp_rendezvous_leave(struct dp_rendezvous *rv);
+
+/* After a failure that the members were told: the root waits until they have closed their
+ * connections, at most a second. A connection closed with unread data loses what was sent on it. */
+void dp_rendezvous_drain(struct dp_rendezvous *rv);
+
+/* ---- for rendezvous_join.c and rendezvous_gather.c --------------------------------------------- */
+/* The caller holds the lock, once other threads use the rendezvous. */
+
+/* A sentence about a control connection that is of no use any more. Only an end of the stream tells
+ * that the process has ended; a link that went down shows as another error. */
+void dp_rendezvous_describe_loss(const struct dp_rendezvous_peer *p, int rank, char *text,
+                                 size_t room);
+
+int dp_rendezvous_new(int rank, int size, int64_t timeout_ns, struct dp_rendezvous **out);
+void dp_rendezvous_free(struct dp_rendezvous *rv);
+/* Takes a wire whose other end has been authenticated. */
+void dp_rendezvous_adopt(struct dp_rendezvous *rv, struct dp_rendezvous_peer *peer,
+                         struct dp_wire *wire);
+
+/* A message to a peer with a full outbox is dropped: no message here is worth a wait. */
+void dp_rendezvous_tell(struct dp_rendezvous_peer *p, const struct dp_rendezvous_message *m);
+void dp_rendezvous_tell_all(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m);
+struct dp_rendezvous_message dp_rendezvous_record(const struct dp_rendezvous *rv,
+                                                  enum dp_rendezvous_kind kind,
+                                                  const struct dp_abort *why);
+/* Sleep a little, or until something comes, and handle that. Not locked while asleep; each sleeper
+ * would need fds of its own, so that this is for one thread at a time. */
+void dp_rendezvous_sleep(struct dp_rendezvous *rv);
+/* All ranks have come to the gather: what was before is over. On a member this happens as soon as
+ * it is told, since the next message may already belong to the new epoch. */
+void dp_rendezvous_begin_epoch(struct dp_rendezvous *rv);
+
+#endif

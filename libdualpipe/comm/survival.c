@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/survival.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- sets of ranks --------------------------------------------------------------------------- */
+
+static bool has(const uint64_t *set, int rank)
+{
+    return set[rank / 64] >> rank % 64 & 1;
+}
+
+static void add(uint64_t *set, int rank)
+{
+    set[rank / 64] |= UINT64_C(1) << rank % 64;
+}
+
+static size_t set_bytes(const struct dp_survival *s)
+{
+    return (size_t)s->words * sizeof(uint64_t);
+}
+
+/* ---- messages out ---------------------------------------------------------------------------- */
+
+static const struct dp_survival_message *compose(struct dp_survival *s, enum dp_survival_kind kind,
+                                                 const struct dp_agreement *a, uint32_t number)
+{
+    const bool decision = kind == DP_SURVIVAL_DECISION;
+
+    *s->out = (struct dp_survival_message){.kind = kind, .number = number};
+    if (a)
+        s->out->context = a->context;
+    s->out->contexts = decision ? a->decisions_contexts[number % 2] : (uint32_t)s->world->contexts;
+    memcpy(s->out->dead, decision ? a->decisions[number % 2] : s->dead, set_bytes(s));
+    memcpy(s->out->dead + s->words, s->left, set_bytes(s));
+    return s->out;
+}
+
+static void tell(struct dp_survival *s, int peer, enum dp_survival_kind kind,
+                 const struct dp_agreement *a, uint32_t number)
+{
+    s->ops->tell(s->world, peer, compose(s, kind, a, number), s->message_bytes);
+}
+
+static void tell_deaths(struct dp_survival *s)
+{
+    s->ops->tell_neighbors(s->world, compose(s, DP_SURVIVAL_DEATHS, NULL, 0), s->message_bytes);
+}
+
+/* ---- deaths ---------------------------------------------------------------------------------- */
+
+static const char *const reasons[] = {
+    [DP_DEATH_NONE] = "it is alive",
+    [DP_DEATH_ENDED] = "its process has ended, or the connection to it is lost",
+    [DP_DEATH_LEFT] = "it has left the group",
+    [DP_DEATH_SILENT] = "it gave no answer within the deadline",
+    [DP_DEATH_REPORTED] = "another rank has reported it",
+};
+
+int dp_survival_fail(const struct dp_survival *s, int rank)
+{
+    return dp_fail_quietly(DP_ECOMM, "rank %d is dead: %s", rank, reasons[s->deaths[rank]]);
+}
+
+bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why)
+{
+    if (s->excluded_by < 0)
+        return false;
+    if (!why)
+        return true;
+    *why = (struct dp_abort){.rank = s->world->rank, .error = DP_ETIMEDOUT};
+    snprintf(why->text, sizeof(why->text),
+             "rank %d was declared dead by the others, as rank %d says: it gave no sign for longer "
+             "than the deadline; the group goes on without it",
+             s->world->rank, s->excluded_by);
+    return true;
+}
+
+static bool mark(struct dp_survival *s, int rank, enum dp_death why)
+{
+    if (has(s->dead, rank))
+        return false;
+    add(s->dead, rank);
+    if (why == DP_DEATH_LEFT)
+        add(s->left, rank);
+    s->deaths[rank] = (uint8_t)why;
+    s->dead_count++;
+    s->queries[rank].is_open = false;
+    dp_log(DP_LOG_INFO, "rank %d goes on without rank %d: %s", s->world->rank, rank, reasons[why]);
+    if (why == DP_DEATH_SILENT || why == DP_DEATH_REPORTED) /* it may live, and is told so */
+        tell(s, rank, DP_SURVIVAL_DEATHS, NULL, 0);
+    if (why != DP_DEATH_LEFT)
+        s->ops->bury(s->world, rank);
+    return true;
+}
+
+void dp_survival_lose(struct dp_survival *s, int rank, enum dp_death why)
+{
+    if (s->excluded_by < 0 && mark(s, rank, why))
+        tell_deaths(s);
+}
+
+void dp_survival_declare(struct dp_survival *s, int rank)
+{
+    dp_survival_lose(s, rank, DP_DEATH_SILENT);
+}
+
+void dp_survival_leave(struct dp_survival *s)
+{
+    if (s->excluded_by >= 0)
+        return;
+    add(s->dead, s->world->rank);
+    add(s->left, s->world->rank);
+    tell_deaths(s);
+}
+
+static void merge(struct dp_survival *s, int from, const uint64_t *dead)
+{
+    const uint64_t *left = dead + s->words;
+    const int before = s->dead_count;
+
+    if (has(dead, s->world->rank)) {
+        s->excluded_by = from;
+        return;
+    }
+    for (int rank = 0; rank < s->world->size; rank++)
+        if (has(dead, rank))
+            mark(s, rank, has(left, rank) ? DP_DEATH_LEFT : DP_DEATH_REPORTED);
+    if (s->dead_count > before)
+        tell_deaths(s);
+}
+
+int dp_survival_find_dead(const struct dp_survival *s, const struct dp_comm *comm)
+{
+    if (!s->dead_count)
+        return -1;
+    for (int i = 0; i < comm->size; i++)
+        if (dp_survival_is_dead(s, dp_comm_world_rank(comm, i)))
+            return dp_comm_world_rank(comm, i);
+    return -1;
+}
+
+void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why)
+{
+    const struct dp_survival_abort m = {.kind = DP_SURVIVAL_ABORT, .why = *why};
+
+    s->ops->tell_neighbors(s->world, &m, sizeof(m));
+}
+
+/* ---- agreement: what each rank keeps -----------------------------------------------------------
+ */
+
+static struct dp_agreement *find(const struct dp_survival *s, uint32_t context)
+{
+    struct dp_agreement *a = s->agreements;
+
+    while (a && a->context != context)
+        a = a->next;
+    return a;
+}
+
+static bool is_decided(const struct dp_agreement *a, uint32_t number)
+{
+    return a && number <= a->decided && number + 2 > a->decided;
+}
+
+static void decide(struct dp_survival *s, struct dp_agreement *a, const uint64_t *dead,
+                   uint32_t contexts)
+{
+    memcpy(a->decisions[a->number % 2], dead, set_bytes(s));
+    a->decisions_contexts[a->number % 2] = contexts;
+    a->decided = a->number;
+}
+
+/* As soon as this rank's program has come as far as the question. */
+static void answer(struct dp_survival *s, int peer)
+{
+    struct dp_survival_query *q = &s->queries[peer];
+    struct dp_agreement *a = find(s, q->context);
+
+    if (!q->is_open || !a || a->number < q->number)
+        return;
+    q->is_open = false;
+    if (is_decided(a, q->number))
+        tell(s, peer, DP_SURVIVAL_DECISION, a, q->number);
+    else if (a->number == q->number)
+        tell(s, peer, DP_SURVIVAL_ANSWER, a, q->number);
+}
+
+static void take_answer(struct dp_survival *s, int from, const struct dp_survival_message *m)
+{
+    struct dp_agreement *a = find(s, m->context);
+
+    if (!a || a->number != m->number || a->decided == a->number)
+        return;
+    add(a->answered, from);
+    a->contexts = m->contexts > a->contexts ? m->contexts : a->contexts;
+}
+
+static void take_decision(struct dp_survival *s, const struct dp_survival_message *m)
+{
+    struct dp_agreement *a = find(s, m->context);
+
+    if (a && a->number == m->number && a->decided != a->number)
+        decide(s, a, m->dead, m->contexts);
+}
+
+void dp_survival_handle(struct dp_survival *s, int from, const void *message, size_t len)
+{
+    const struct dp_survival_message *m = message;
+
+    if (len == sizeof(struct dp_survival_abort) && m->kind == DP_SURVIVAL_ABORT) {
+        if (!has(s->dead, from))
+            s->ops->note_abort(s->world, &((const struct dp_survival_abort *)message)->why);
+        return;
+    }
+    if (len != s->message_bytes || s->excluded_by >= 0)
+        return;
+    /* It does not know yet that it is dead. */
+    if (has(s->dead, from)) {
+        if (m->kind != DP_SURVIVAL_DEATHS)
+            tell(s, from, DP_SURVIVAL_DEATHS, NULL, 0);
+        return;
+    }
+    merge(s, from, m->dead);
+    if (s->excluded_by >= 0)
+        return;
+    switch (m->kind) {
+    case DP_SURVIVAL_QUERY:
+        s->queries[from] = (struct dp_survival_query){true, m->context, m->number};
+        answer(s, from);
+        break;
+    case DP_SURVIVAL_ANSWER:
+        take_answer(s, from, m);
+        break;
+    case DP_SURVIVAL_DECISION:
+        take_decision(s, m);
+        break;
+    }
+}
+
+/* ---- agreement: what the caller does -----------------------------------------------------------
+ */
+
+static int new_agreement(struct dp_survival *s, uint32_t context, struct dp_agreement **out)
+{
+    struct dp_agreement *a = calloc(1, sizeof(*a) + 3 * set_bytes(s));
+
+    if (!a)
+        return dp_fail(DP_ENOMEM, "no memory to agree with %d ranks", s->world->size);
+    uint64_t *sets = (uint64_t *)(a + 1);
+    a->context = context;
+    a->answered = sets;
+    a->decisions[0] = sets + s->words;
+    a->decisions[1] = sets + 2 * s->words;
+    a->next = s->agreements;
+    s->agreements = a;
+    *out = a;
+    return 0;
+}
+
+int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement **out)
+{
+    const uint32_t context = (uint32_t)(comm->first_lane / DP_CHANNELS);
+    struct dp_agreement *a = find(s, context);
+    int err = a ? 0 : new_agreement(s, context, &a);
+
+    if (err)
+        return err;
+    a->number++;
+    a->coordinator = -1;
+    a->contexts = (uint32_t)s->world->contexts;
+    memset(a->answered, 0, set_bytes(s));
+    for (int peer = 0; peer < s->world->size; peer++)
+        answer(s, peer);
+    *out = a;
+    return 0;
+}
+
+/* Members: how many live ones have not answered; each is told or declared dead. */
+static int count_silent(const struct dp_survival *s, const struct dp_comm *comm,
+                        const struct dp_agreement *a)
+{
+    int silent = 0;
+
+    for (int i = 0; i < comm->size; i++) {
+        const int rank = dp_comm_world_rank(comm, i);
+        silent += rank != s->world->rank && !has(s->dead, rank) && !has(a->answered, rank);
+    }
+    return silent;
+}
+
+static void tell_members(struct dp_survival *s, const struct dp_comm *comm,
+                         const struct dp_agreement *a, enum dp_survival_kind kind)
+{
+    for (int i = 0; i < comm->size; i++) {
+        const int rank = dp_comm_world_rank(comm, i);
+        if (rank != s->world->rank && !has(s->dead, rank))
+            tell(s, rank, kind, a, a->number);
+    }
+}
+
+static void declare_silent(struct dp_survival *s, const struct dp_comm *comm,
+                           const struct dp_agreement *a)
+{
+    for (int i = 0; i < comm->size; i++) {
+        const int rank = dp_comm_world_rank(comm, i);
+        if (rank != s->world->rank && !has(s->dead, rank) && !has(a->answered, rank))
+            dp_survival_declare(s, rank);
+    }
+}
+
+static int first_alive(const struct dp_survival *s, const struct dp_comm *comm)
+{
+    int first = s->world->rank;
+
+    for (int i = 0; i < comm->size; i++) {
+        const int rank = dp_comm_world_rank(comm, i);
+        if (!has(s->dead, rank) && rank < first)
+            first = rank;
+    }
+    return first;
+}
+
+/* The coordinator is another one than before, or the first one. It may know the decision already,
+ * of a coordinator that has died since, and then does not ask: so it is asked. */
+static void change_coordinator(struct dp_survival *s, const struct dp_comm *comm,
+                               struct dp_agreement *a, int coordinator, int64_t now_ns)
+{
+    a->coordinator = coordinator;
+    a->since_ns = now_ns;
+    if (coordinator != s->world->rank) {
+        s->ops->watch(s->world, coordinator);
+        tell(s, coordinator, DP_SURVIVAL_QUERY, a, a->number);
+        return;
+    }
+    memset(a->answered, 0, set_bytes(s));
+    tell_members(s, comm, a, DP_SURVIVAL_QUERY);
+}
+
+static void conclude(struct dp_survival *s, const struct dp_comm *comm, struct dp_agreement *a)
+{
+    decide(s, a, s->dead, a->contexts);
+    tell_members(s, comm, a, DP_SURVIVAL_DECISION);
+}
+
+/* A coordinator that has asked may wait for the others as long as this rank would. */
+static int64_t end_of_wait(const struct dp_survival *s, const struct dp_agreement *a,
+                           int64_t wait_ns)
+{
+    const int64_t busy_ns = s->world->ops->busy_until(s->world);
+    const int64_t from_ns = busy_ns > a->since_ns ? busy_ns : a->since_ns;
+
+    return from_ns + (a->coordinator != s->world->rank ? 2 * wait_ns : wait_ns);
+}
+
+int dp_agreement_step(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement *a,
+                      int64_t now_ns, int64_t wait_ns, int64_t *waits_until_ns)
+{
+    while (a->decided != a->number) {
+        const int coordinator = first_alive(s, comm);
+        const bool is_own = coordinator == s->world->rank;
+        if (coordinator != a->coordinator)
+            change_coordinator(s, comm, a, coordinator, now_ns);
+        if (is_own && !count_silent(s, comm, a)) {
+            conclude(s, comm, a);
+            break;
+        }
+        *waits_until_ns = end_of_wait(s, a, wait_ns);
+        if (now_ns < *waits_until_ns)
+            return DP_EAGAIN;
+        if (is_own)
+            declare_silent(s, comm, a);
+        else
+            dp_survival_declare(s, coordinator);
+    }
+    return 0;
+}
+
+const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts)
+{
+    *contexts = (int)a->decisions_contexts[a->decided % 2];
+    return a->decisions[a->decided % 2];
+}
+
+/* ---- new and free ------------------------------------------------------------------------------
+ */
+
+int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
+                    struct dp_survival **out)
+{
+    struct dp_survival *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return dp_fail(DP_ENOMEM, "no memory for a group that survives");
+    s->world = world;
+    s->ops = ops;
+    s->words = (world->size + 63) / 64;
+    s->excluded_by = -1;
+    s->message_bytes = sizeof(struct dp_survival_message) + 2 * set_bytes(s);
+    s->room = s->message_bytes > sizeof(struct dp_survival_abort)
+                  ? s->message_bytes
+                  : sizeof(struct dp_survival_abort);
+    s->dead = calloc((size_t)s->words, sizeof(*s->dead));
+    s->left = calloc((size_t)s->words, sizeof(*s->left));
+    s->deaths = calloc((size_t)world->size, sizeof(*s->deaths));
+    s->queries = calloc((size_t)world->size, sizeof(*s->queries));
+    s->out = calloc(1, s->message_bytes);
+    if (s->dead && s->left && s->deaths && s->queries && s->out) {
+        *out = s;
+        return 0;
+    }
+    dp_survival_free(s);
+    return dp_fail(DP_ENOMEM, "no memory for a group that survives");
+}
+
+void dp_survival_free(struct dp_survival *s)
+{
+    if (!s)
+        return;
+    while (s->agreements) {
+        struct dp_agreement *a = s->agreements;
+        s->agreements = a->next;
+        free(a);
+    }
+    free(s->out);
+    free(s->queries);
+    free(s->deaths);
+    free(s->left);
+    free(s->dead);
+    free(s);
+}

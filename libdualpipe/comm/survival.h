@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * survival.h - what a rank of a surviving group (dp_comm_survive) knows: which ranks are dead, and
+ * what the live ones have agreed on. Pure state and messages; a transport carries the messages and
+ * reports the ranks that it loses.
+ *
+ * Deaths. `dead` only grows. A rank enters it when the transport loses it, when an agreement waits
+ * for it in vain, when it leaves in order, or by the message of a live rank; every growth is told
+ * to the neighbours, which tell theirs. What a dead rank sends is ignored from then on, and its
+ * requests have failed. A rank that finds itself in the `dead` of another one, because it was
+ * stopped for too long, is excluded: its own communicator ends.
+ *
+ * Agreement, number k of a communicator. The live rank with the lowest number coordinates:
+ *
+ *      coordinator                         member
+ *      QUERY k, dead                 ->    merges dead; answers once its program has called, too
+ *                                    <-    ANSWER k, dead, or DECISION k if it knows that already
+ *      all live members have answered:
+ *      DECISION k, dead              ->    keeps it, and answers later queries about k with it
+ *
+ * If the coordinator dies, the next live rank takes over and asks anew; members ask it, too, as it
+ * may have the decision already. Why all survivors get the same: a coordinator c' that follows c
+ * asks all ranks that it does not take for dead, and each merges c'.dead, which has c, before it
+ * answers. From then on it ignores c. So either one of them had c's decision by then, and c' passes
+ * on that one; or none of them ever gets it, and c' decides for all. A rank that has only c's
+ * decision is dead for all the others, and excluded when it hears of it. This is the
+ * early-returning agreement of MPI's ULFM (Herault et al., SC 2015) with one level instead of a
+ * tree.
+ *
+ * A live rank has taken part in agreement k + 1 only after it knew decision k, and k + 1 ends only
+ * after all have taken part. So two decisions of a communicator are kept.
+ *
+ * Threads: those of the communicator.
+ */
+#ifndef DP_COMM_SURVIVAL_H
+#define DP_COMM_SURVIVAL_H
+
+#include "comm/comm_ops.h"
+
+/* What a transport does for it. None blocks. */
+struct dp_survival_ops {
+    /* Called on every rank before any message is sent, and again once all ranks have been there. */
+    int (*prepare)(struct dp_comm *world);
+    int (*start)(struct dp_comm *world);
+    /* In order to one peer, dropped if it is dead. The message is copied. */
+    void (*tell)(struct dp_comm *world, int peer, const void *message, size_t len);
+    /* Tell all neighbours, so that all live ranks hear of it if each passes it on. */
+    void (*tell_neighbors)(struct dp_comm *world, const void *message, size_t len);
+    /* Report the death of this peer, too, from now on. */
+    void (*watch)(struct dp_comm *world, int peer);
+    /* The peer is dead: its requests fail, and nothing of it is received any more. */
+    void (*bury)(struct dp_comm *world, int peer);
+    /* Another rank has aborted the group. NULL where all know of it at once. */
+    void (*note_abort)(struct dp_comm *world, const struct dp_abort *why);
+    /* Drop a request that is in flight; its memory is the caller's again. Other requests of its
+     * link fail, too, and later ones. */
+    void (*cancel)(struct dp_comm *world, struct dp_request *req);
+};
+
+enum dp_death { DP_DEATH_NONE, DP_DEATH_ENDED, DP_DEATH_LEFT, DP_DEATH_SILENT, DP_DEATH_REPORTED };
+
+enum dp_survival_kind {
+    DP_SURVIVAL_DEATHS = 1,
+    DP_SURVIVAL_QUERY,
+    DP_SURVIVAL_ANSWER,
+    DP_SURVIVAL_DECISION,
+    DP_SURVIVAL_ABORT
+};
+
+struct dp_survival_message {
+    uint32_t kind;
+    uint32_t context, number; /* of the communicator, of its agreement */
+    uint32_t contexts;        /* ANSWER: the sender's first free one. DECISION: that of all */
+    uint64_t dead[]; /* a bit for each rank of the world; then, of these, those that have left */
+};
+
+/* The whole group ends: a member has called dp_comm_abort. Passed on by each rank. */
+struct dp_survival_abort {
+    uint32_t kind;
+    struct dp_abort why;
+};
+
+/* The agreements of one communicator of this rank. */
+struct dp_agreement {
+    struct dp_agreement *next;
+    uint32_t context, number, decided; /* the last one begun, the last one known */
+    int coordinator;                   /* of the world; the own rank: it has asked */
+    int64_t since_ns;                  /* of waiting for this coordinator, or for answers */
+    uint64_t *answered;
+    uint32_t contexts; /* the highest of the answers */
+    uint32_t decisions_contexts[2];
+    uint64_t *decisions[2]; /* the dead of decision k at k % 2 */
+};
+
+struct dp_survival {
+    struct dp_comm *world;
+    const struct dp_survival_ops *ops;
+    int words, dead_count;
+    size_t message_bytes, room; /* of all but ABORT, of all */
+    uint64_t *dead, *left; /* left: of the dead, those that said so before */
+    uint8_t *deaths;       /* [size] enum dp_death */
+    struct dp_survival_query {
+        bool is_open;
+        uint32_t context, number;
+    } * queries; /* [size] of other ranks, not answered yet */
+    struct dp_agreement *agreements;
+    int excluded_by; /* -1: not excluded */
+    struct dp_survival_message *out;
+};
+
+int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
+                    struct dp_survival **out);
+void dp_survival_free(struct dp_survival *s); /* may be NULL */
+
+/* ---- for transports -------------------------------------------------------------------------- */
+
+/* A message of this peer has come. */
+void dp_survival_handle(struct dp_survival *s, int from, const void *message, size_t len);
+/* The peer's process has ended (it is buried), or it has left: what it had sent may still be
+ * received. */
+void dp_survival_lose(struct dp_survival *s, int rank, enum dp_death why);
+/* Dead or left. */
+static inline bool dp_survival_is_gone(const struct dp_survival *s, int rank)
+{
+    return s->dead[rank / 64] >> rank % 64 & 1;
+}
+static inline bool dp_survival_is_dead(const struct dp_survival *s, int rank)
+{
+    return (s->dead[rank / 64] & ~s->left[rank / 64]) >> rank % 64 & 1;
+}
+/* This rank leaves: tell the neighbors. */
+void dp_survival_leave(struct dp_survival *s);
+/* The group was aborted: tell the neighbors. */
+void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why);
+/* DP_ECOMM, saying how the rank died. */
+int dp_survival_fail(const struct dp_survival *s, int rank);
+/* Whether this rank was declared dead by others; why may be NULL. */
+bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why);
+
+/* ---- for the functions of communicators --------------------------------------------------------
+ */
+
+/* This rank has waited for the other one in vain: it is dead for all from now on. */
+void dp_survival_declare(struct dp_survival *s, int rank);
+/* A rank of comm that has died and not left, by its number in the world, -1: none. */
+int dp_survival_find_dead(const struct dp_survival *s, const struct dp_comm *comm);
+/* Begin the next agreement of comm. DP_ENOMEM. */
+int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement **out);
+/* Go on with what has come until now_ns. 0: decided. DP_EAGAIN: it waits, *waits_until_ns at most.
+ * A rank that another one waits for longer than wait_ns is declared dead. */
+int dp_agreement_step(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement *a,
+                      int64_t now_ns, int64_t wait_ns, int64_t *waits_until_ns);
+/* What was decided last: the dead of the world, and the first context that is free on all. */
+const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts);
+
+#endif

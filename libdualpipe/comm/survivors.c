@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * survivors.c - groups that outlive their ranks: what the live ones agree on, and the communicator
+ * that they go on with. The protocol is in survival.h.
+ */
+#include "base/clock.h"
+#include "base/fail.h"
+#include "comm/comm_core.h"
+#include "comm/survival.h"
+
+#include <stdlib.h>
+
+/* Collectives and a poll function of the caller go on meanwhile. */
+static int64_t end_of_sleep(const struct dp_comm *world, int64_t now_ns, int64_t until_ns)
+{
+    const int64_t most_ns = now_ns + (world->poll ? 1 : 20) * DP_NS_PER_MS;
+
+    return until_ns < most_ns ? until_ns : most_ns;
+}
+
+/* Call progress and sleep until it is decided. The clock is read first: what came until then is
+ * handled before anything is declared dead, also where this rank itself was stopped meanwhile. */
+static int agree(struct dp_comm *comm, const uint64_t **dead, int *contexts)
+{
+    struct dp_comm *world = comm->world;
+    struct dp_agreement *a;
+    int64_t until_ns = 0;
+    int err = dp_comm_progress(comm);
+
+    if (!err)
+        err = dp_agreement_begin(world->survival, comm, &a);
+    while (!err) {
+        const int64_t now_ns = dp_now_ns();
+        err = dp_comm_progress(comm);
+        if (!err)
+            err = dp_agreement_step(world->survival, comm, a, now_ns, 2 * comm->deadline_ns,
+                                    &until_ns);
+        if (!err)
+            break;
+        if (err != DP_EAGAIN)
+            return err;
+        err = dp_comm_poll(comm);
+        if (!err)
+            world->ops->sleep(world, end_of_sleep(world, now_ns, until_ns));
+    }
+    if (err)
+        return err;
+    *dead = dp_agreement_result(a, contexts);
+    return 0;
+}
+
+static int check_survives(const struct dp_comm *comm, const void *out, const char *what)
+{
+    if (!comm || !out)
+        return dp_fail(DP_EINVAL, "%s without a %s", what, comm ? "place for the result" : "comm");
+    if (comm->world->in_batch)
+        return dp_fail(DP_EINVAL, "%s between begin and commit", what);
+    if (!comm->world->survival)
+        return dp_fail(DP_EINVAL, "%s: expected a group that survives (dp_comm_survive)", what);
+    return 0;
+}
+
+static bool is_in(const uint64_t *set, int rank)
+{
+    return set[rank / 64] >> rank % 64 & 1;
+}
+
+int dp_comm_agree_alive(struct dp_comm *comm, bool *alive)
+{
+    const uint64_t *dead;
+    int contexts, err = check_survives(comm, alive, "agreement");
+
+    if (!err)
+        err = agree(comm, &dead, &contexts);
+    for (int i = 0; i < comm->size && !err; i++)
+        alive[i] = !is_in(dead, dp_comm_world_rank(comm, i));
+    return err;
+}
+
+int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
+{
+    const uint64_t *dead;
+    int contexts, size = 0, rank = 0, err = check_survives(comm, out, "shrink");
+
+    if (err)
+        return err;
+    int *ranks = calloc((size_t)comm->size, sizeof(*ranks));
+    if (!ranks)
+        return dp_fail(DP_ENOMEM, "no memory for the survivors of %d ranks", comm->size);
+    err = agree(comm, &dead, &contexts);
+    for (int i = 0; i < comm->size && !err; i++) {
+        const int world_rank = dp_comm_world_rank(comm, i);
+        if (is_in(dead, world_rank))
+            continue;
+        rank = i == comm->rank ? size : rank;
+        ranks[size++] = world_rank;
+    }
+    if (!err) {
+        comm->world->contexts = contexts + 1;
+        err = dp_comm_new_group(comm, rank, size, ranks, contexts, out);
+    }
+    free(ranks);
+    return err;
+}
+
+/* All ranks are ready for messages about survival before the first one is sent. */
+int dp_comm_survive(struct dp_comm *comm)
+{
+    if (!comm)
+        return dp_fail(DP_EINVAL, "survive without a comm");
+    const struct dp_survival_ops *ops = comm->ops->survival;
+    if (comm != comm->world)
+        return dp_fail(DP_EINVAL, "survive: expected the communicator that was opened, not a part");
+    if (!ops)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "survive: the transport %s ends with the first process that dies",
+                       comm->ops->name);
+    if (comm->survival)
+        return 0;
+    int err = dp_survival_new(comm, ops, &comm->survival);
+    if (!err)
+        err = ops->prepare(comm);
+    if (err) {
+        dp_survival_free(comm->survival);
+        comm->survival = NULL;
+        if (err != DP_EUNSUPPORTED)
+            dp_comm_abort(comm, err, dp_last_error());
+        return err;
+    }
+    err = dp_comm_barrier(comm);
+    if (err && err != DP_ECOMM) /* a rank that dies here ends nothing any more */
+        return err;
+    return ops->start(comm);
+}
+
+bool dp_comm_is_alive(const struct dp_comm *comm, int rank)
+{
+    const struct dp_survival *s = comm ? comm->world->survival : NULL;
+
+    if (!comm || rank < 0 || rank >= comm->size)
+        return false;
+    return !s || !dp_survival_is_gone(s, dp_comm_world_rank(comm, rank));
+}

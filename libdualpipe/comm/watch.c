@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/watch.h"
+
+#include "base/fail.h"
+#include "wire/tcp.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NEIGHBORS = 2 };
+
+struct outgoing {
+    struct outgoing *next;
+    struct dp_wire_request req;
+    uint64_t bytes[];
+};
+
+struct dp_watch_wire {
+    struct dp_watch_wire *next;
+    int peer;
+    bool is_set_up; /* once it is connected */
+    bool is_armed;
+    struct dp_wire *wire;
+    struct dp_wire_request receive;
+    struct outgoing *outgoing; /* in any order */
+    uint64_t in[];             /* one message */
+};
+
+/* ---- wires ------------------------------------------------------------------------------------
+ */
+
+static void free_wire(struct dp_watch_wire *v)
+{
+    dp_wire_close(v->wire);
+    while (v->outgoing) {
+        struct outgoing *o = v->outgoing;
+        v->outgoing = o->next;
+        free(o);
+    }
+    free(v);
+}
+
+/* Takes the wire. */
+static void add_wire(struct dp_watch *w, int peer, struct dp_wire *wire)
+{
+    struct dp_watch_wire *v = calloc(1, sizeof(*v) + w->survival->room);
+
+    if (!v) {
+        dp_wire_close(wire);
+        return;
+    }
+    v->peer = peer;
+    v->wire = wire;
+    v->next = w->wires;
+    w->wires = v;
+    w->count++;
+    dp_wire_irecv(wire, v->in, w->survival->room, &v->receive);
+}
+
+static struct dp_watch_wire *find_wire(const struct dp_watch *w, int peer)
+{
+    struct dp_watch_wire *v = w->wires;
+
+    while (v && (v->peer != peer || v->wire->error))
+        v = v->next;
+    return v;
+}
+
+void dp_watch_peer(struct dp_watch *w, int peer)
+{
+    struct dp_wire *wire;
+
+    if (dp_survival_is_gone(w->survival, peer) || find_wire(w, peer))
+        return;
+    if (dp_peers_connect(w->peers, peer, DP_WATCH_LANE, &wire))
+        dp_survival_lose(w->survival, peer, DP_DEATH_ENDED);
+    else
+        add_wire(w, peer, wire);
+}
+
+/* The next live ranks, unless the ring is so short that they are known from the other side. A peer
+ * that cannot be connected to is dead, and another one is next. */
+void dp_watch_begin(struct dp_watch *w)
+{
+    const struct dp_comm *world = w->survival->world;
+    int found = 0;
+
+    for (int i = 1; i < world->size && found < NEIGHBORS; i++) {
+        const int peer = (world->rank + i) % world->size;
+        dp_watch_peer(w, peer);
+        found += !dp_survival_is_gone(w->survival, peer);
+    }
+}
+
+/* ---- messages ----------------------------------------------------------------------------------
+ */
+
+static void free_sent(struct dp_watch_wire *v)
+{
+    for (struct outgoing **at = &v->outgoing; *at;) {
+        struct outgoing *o = *at;
+        if (o->req.status == DP_EAGAIN) {
+            at = &o->next;
+            continue;
+        }
+        *at = o->next;
+        free(o);
+    }
+}
+
+static void send_on(struct dp_watch_wire *v, const void *message, size_t len)
+{
+    struct outgoing *o = malloc(sizeof(*o) + len);
+
+    if (!o)
+        return;
+    free_sent(v);
+    memcpy(o->bytes, message, len);
+    o->next = v->outgoing;
+    v->outgoing = o;
+    dp_wire_isend(v->wire, 0, o->bytes, len, &o->req);
+}
+
+void dp_watch_tell(struct dp_watch *w, int peer, const void *message, size_t len)
+{
+    dp_watch_peer(w, peer);
+    struct dp_watch_wire *v = find_wire(w, peer);
+    if (v)
+        send_on(v, message, len);
+}
+
+/* Over both of two wires to one peer: that it leaves must come before the end of either. */
+void dp_watch_tell_neighbors(struct dp_watch *w, const void *message, size_t len)
+{
+    for (struct dp_watch_wire *v = w->wires; v; v = v->next)
+        if (!v->wire->error)
+            send_on(v, message, len);
+}
+
+/* ---- polling -----------------------------------------------------------------------------------
+ */
+
+static void set_up(const struct dp_watch *w, struct dp_watch_wire *v)
+{
+    v->is_set_up = true;
+    if (v->wire->ops == &dp_wire_tcp)
+        dp_wire_tcp_set_timeout(v->wire, w->timeout_ns);
+}
+
+static void poll_wire(struct dp_watch *w, struct dp_watch_wire *v)
+{
+    v->wire->ops->progress(v->wire);
+    if (!v->is_set_up && v->wire->connected && !v->wire->error)
+        set_up(w, v);
+    while (!v->receive.status) {
+        dp_survival_handle(w->survival, v->peer, v->in, v->receive.moved);
+        dp_wire_irecv(v->wire, v->in, w->survival->room, &v->receive);
+    }
+    if (v->receive.status == DP_EAGAIN)
+        return;
+    if (!v->wire->error)
+        dp_wire_fail(v->wire, DP_EMISMATCH, "too long a message");
+    dp_survival_lose(w->survival, v->peer, DP_DEATH_ENDED);
+}
+
+static void sweep(struct dp_watch *w)
+{
+    for (struct dp_watch_wire **at = &w->wires; *at;) {
+        struct dp_watch_wire *v = *at;
+        if (!v->wire->error) {
+            at = &v->next;
+            continue;
+        }
+        *at = v->next;
+        w->count--;
+        free_wire(v);
+    }
+}
+
+/* Wires that are added meanwhile come to the front of the list. */
+void dp_watch_poll(struct dp_watch *w)
+{
+    const int before = w->survival->dead_count;
+    struct dp_wire *wire;
+    int peer;
+
+    while (dp_peers_take_watch(w->peers, &peer, &wire))
+        add_wire(w, peer, wire);
+    for (struct dp_watch_wire *v = w->wires; v; v = v->next)
+        poll_wire(w, v);
+    if (w->survival->dead_count != before)
+        dp_watch_begin(w);
+    sweep(w);
+}
+
+int dp_watch_arm(struct dp_watch *w, struct pollfd *fds, int room)
+{
+    int count = 0;
+
+    for (struct dp_watch_wire *v = w->wires; v && count < room; v = v->next) {
+        if (v->receive.status != DP_EAGAIN)
+            return -1;
+        v->is_armed = true;
+        if (!v->wire->ops->arm(v->wire, &fds[count++]))
+            return -1;
+    }
+    return count;
+}
+
+void dp_watch_disarm(struct dp_watch *w)
+{
+    for (struct dp_watch_wire *v = w->wires; v; v = v->next) {
+        if (v->is_armed)
+            v->wire->ops->disarm(v->wire, POLLIN);
+        v->is_armed = false;
+    }
+}
+
+bool dp_watch_is_connecting(const struct dp_watch *w)
+{
+    for (const struct dp_watch_wire *v = w->wires; v; v = v->next)
+        if (!v->wire->connected)
+            return true;
+    return false;
+}
+
+void dp_watch_end(struct dp_watch *w)
+{
+    while (w->wires) {
+        struct dp_watch_wire *v = w->wires;
+        w->wires = v->next;
+        v->wire->ops->progress(v->wire);
+        free_wire(v);
+    }
+    w->count = 0;
+}

@@ -1,0 +1,831 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wire_comm.c - ranks that are processes: wires to the peers for messages, and control connections
+ * (rendezvous.h) for everything that concerns all ranks.
+ *
+ * The hot path is one wire: isend and irecv queue a request there, test moves it along. Wires with
+ * something to do are on a list, which is gone through when a test has been in vain. The rendezvous
+ * is looked after now and then, between tests in vain.
+ *
+ * A wire that breaks does not say why. Has its peer left? Then it is the caller's error. Has it
+ * died? The root will soon know. So the request waits for the root's message, for a second at most.
+ */
+#include "config.h" /* GNU extensions: ppoll */
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "comm/progress_thread.h"
+#include "comm/cpu_pause.h"
+#include "comm/engine.h"
+#include "comm/watch.h"
+#include "comm/wire_comm.h"
+#include "wire/shm.h"
+#include "wire/sockets.h"
+#include "wire/tcp.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+static const int64_t RENDEZVOUS_EVERY_NS = 200 * DP_NS_PER_US,
+                     RENDEZVOUS_PER_PEER_NS = 20 * DP_NS_PER_US;
+enum { LOOKS = 16 };                               /* of one watch */
+static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire waits for its reason */
+static const int64_t LATE_NS = 100 * DP_NS_PER_MS; /* what a rank that has left may still send */
+static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is reported to the root */
+
+struct request {
+    struct dp_request_head head;
+    struct dp_link_request part;
+    uint64_t tag; /* the wire's becomes that of the message */
+    int32_t peer; /* -1: any, until a message has come */
+    bool is_send, any_tag;
+};
+_Static_assert(sizeof(struct request) <= sizeof(struct dp_request), "a request fits");
+
+struct wire_comm {
+    struct dp_comm base;
+    struct dp_rendezvous *rendezvous;
+    struct dp_peers peers;
+    struct dp_peers_mpi mpi;
+    struct dp_endpoint endpoint;
+
+    struct pollfd *fds;
+    int wake; /* an eventfd: another thread has called abort */
+
+    int64_t polled_ns;
+    unsigned moves; /* dp_peers_moves when last looked at, and since when */
+    int64_t moved_ns;
+    int waiting_for;
+    int64_t waiting_since_ns;
+    bool waiting_told;
+    int64_t *broken_since_ns; /* [size] 0: no wire to this peer is broken */
+    bool any_broken;
+    bool finished; /* after an abort: no request of this rank is left */
+    struct dp_progress_thread *progress_thread;
+    struct dp_watch watch; /* of a group that survives */
+    unsigned ends_seen;    /* of the rendezvous */
+};
+
+static struct wire_comm *of(struct dp_comm *comm)
+{
+    return (struct wire_comm *)comm;
+}
+
+/* ---- abort --------------------------------------------------------------------------------- */
+
+/* No request of this rank is left. */
+static void finish_requests(struct wire_comm *c)
+{
+    dp_peers_fail(&c->peers);
+    c->finished = true;
+}
+
+static bool wire_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
+{
+    return dp_abort_record_get(&of(comm)->rendezvous->abort_record, why) ||
+           (comm->survival && dp_survival_is_excluded(comm->survival, why));
+}
+
+/* Rank 0, which tells all of an abort, may be dead. */
+static void pass_on_abort(struct wire_comm *c)
+{
+    struct dp_abort why;
+
+    if (c->base.survival && dp_abort_record_get(&c->rendezvous->abort_record, &why))
+        dp_survival_tell_abort(c->base.survival, &why);
+}
+
+static int check_abort(struct wire_comm *c)
+{
+    if (!wire_comm_aborted(&c->base, NULL))
+        return 0;
+    if (!c->finished) {
+        finish_requests(c);
+        pass_on_abort(c);
+    }
+    return DP_EABORTED;
+}
+
+/* This rank itself cannot go on. */
+static int abort_self(struct wire_comm *c, int error, const char *text)
+{
+    struct dp_abort why = {.rank = c->base.rank, .error = error};
+
+    snprintf(why.text, sizeof(why.text), "%s", text);
+    dp_rendezvous_abort(c->rendezvous, &why);
+    return check_abort(c);
+}
+
+/* ---- rendezvous ------------------------------------------------------------------------------ */
+
+/* The wires first: what a rank has sent before it left counts. */
+static void hear_of_survival(struct wire_comm *c)
+{
+    struct dp_rendezvous *rv = c->rendezvous;
+    const unsigned ends = atomic_load(&rv->ends);
+
+    dp_watch_poll(&c->watch);
+    for (int peer = 0; peer < c->base.size && ends != c->ends_seen; peer++)
+        if (dp_rendezvous_has_left(rv, peer))
+            dp_survival_lose(c->base.survival, peer, DP_DEATH_LEFT);
+        else if (dp_rendezvous_has_ended(rv, peer))
+            dp_survival_lose(c->base.survival, peer, DP_DEATH_ENDED);
+    c->ends_seen = ends;
+}
+
+static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
+{
+    if (now_ns - c->polled_ns >= RENDEZVOUS_EVERY_NS + RENDEZVOUS_PER_PEER_NS * c->base.size) {
+        c->polled_ns = now_ns;
+        dp_rendezvous_poll(c->rendezvous);
+        dp_peers_accept(&c->peers);
+        if (c->base.survival)
+            hear_of_survival(c);
+    }
+    if (c->peers.refusal.error && dp_peers_wait(&c->peers))
+        return abort_self(c, c->peers.refusal.error, c->peers.refusal.text);
+    return check_abort(c);
+}
+
+/* Only a wait that has become long is worth a message. */
+static int64_t tell_after_ns(const struct wire_comm *c)
+{
+    return c->base.deadline_ns / 4 < TELL_NS ? c->base.deadline_ns / 4 : TELL_NS;
+}
+
+static void note_waiting(struct wire_comm *c, int peer, int64_t now_ns)
+{
+    if (peer != c->waiting_for) {
+        if (c->waiting_told)
+            dp_rendezvous_tell_waiting(c->rendezvous, -1);
+        c->waiting_told = false;
+        c->waiting_for = peer;
+        c->waiting_since_ns = now_ns;
+    }
+    if (peer >= 0 && !c->waiting_told && now_ns - c->waiting_since_ns >= tell_after_ns(c)) {
+        dp_rendezvous_tell_waiting(c->rendezvous, peer);
+        c->waiting_told = true;
+    }
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static int wire_comm_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+                           size_t len, struct dp_request *req)
+{
+    struct wire_comm *c = of(comm);
+    struct request *r = (struct request *)req;
+    int err = check_abort(c);
+
+    r->head.collective = NULL;
+    r->tag = tag;
+    r->peer = peer;
+    r->is_send = true;
+    r->any_tag = false;
+    return err ? err : dp_peers_isend(&c->peers, peer, lane, tag, buf, len, &r->part);
+}
+
+static int wire_comm_irecv(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf,
+                           size_t len, struct dp_request *req)
+{
+    struct wire_comm *c = of(comm);
+    struct request *r = (struct request *)req;
+    int err = check_abort(c);
+
+    r->head.collective = NULL;
+    r->tag = tag;
+    r->peer = peer;
+    r->is_send = r->any_tag = false;
+    if (!err)
+        err = dp_peers_irecv(&c->peers, peer, lane, buf, len, &r->part);
+    if (!err && comm->survival && !dp_peers_wire_of(&r->part, false))
+        dp_watch_peer(&c->watch, peer); /* no wire of the peer tells of its end */
+    return err;
+}
+
+static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+                               struct dp_request *req)
+{
+    struct wire_comm *c = of(comm);
+    struct request *r = (struct request *)req;
+    int err = check_abort(c);
+
+    r->head.collective = NULL;
+    r->peer = peer;
+    r->is_send = false;
+    r->any_tag = true;
+    if (err)
+        return err;
+    return peer < 0 ? dp_peers_irecv_any(&c->peers, lane, buf, room, &r->part)
+                    : dp_peers_irecv(&c->peers, peer, lane, buf, room, &r->part);
+}
+
+static void wire_comm_received(const struct dp_request *req, struct dp_received *out)
+{
+    const struct request *r = (const struct request *)req;
+
+    *out = (struct dp_received){
+        .peer = r->part.link->peer, .tag = r->part.wire.tag, .len = r->part.wire.moved};
+}
+
+/* In a group that survives the request fails, whatever the reason; a death soon shows otherwise. */
+static int fail_request(struct wire_comm *c, int peer)
+{
+    c->polled_ns = 0;
+    int err = poll_rendezvous(c, dp_now_ns());
+
+    if (err)
+        return err;
+    if (peer < 0)
+        return dp_fail_quietly(DP_ECOMM, "a receive from any rank was given up");
+    if (dp_survival_is_gone(c->base.survival, peer))
+        return dp_survival_fail(c->base.survival, peer);
+    dp_watch_peer(&c->watch, peer);
+    return dp_fail_quietly(DP_ECOMM,
+                           "the connection of this channel between rank %d and rank %d has ended",
+                           c->base.rank, peer);
+}
+
+/* See the top. DP_EAGAIN while the reason is not known. wire: NULL if it never came. */
+static int find_reason(struct wire_comm *c, int peer, const struct dp_wire *wire)
+{
+    if (c->base.survival)
+        return fail_request(c, peer);
+    const int64_t now_ns = dp_now_ns();
+    struct dp_abort why = {.rank = peer, .error = wire && wire->error ? wire->error : DP_ECOMM};
+
+    dp_rendezvous_poll(c->rendezvous);
+    if (check_abort(c))
+        return DP_EABORTED;
+    if (dp_rendezvous_has_left(c->rendezvous, peer))
+        return dp_fail(DP_ECOMM, "rank %d has left the group", peer);
+    if (wire && wire->error == DP_EIO) /* no peer's doing: this process may open no socket */
+        return abort_self(c, DP_EIO, wire->why);
+    if (!c->broken_since_ns[peer]) {
+        c->broken_since_ns[peer] = now_ns;
+        c->any_broken = true;
+    }
+    if (now_ns - c->broken_since_ns[peer] < SUSPECT_NS)
+        return DP_EAGAIN;
+    snprintf(why.text, sizeof(why.text), "the connection between rank %d and rank %d broke: %s",
+             c->base.rank, peer, wire ? wire->why : "it was closed");
+    dp_rendezvous_abort(c->rendezvous, &why);
+    return check_abort(c);
+}
+
+/* A peer that has left does not connect any more; but what it had sent may still be on its way. */
+static bool has_left(const struct wire_comm *c, int peer)
+{
+    return dp_rendezvous_has_left(c->rendezvous, peer) ||
+           (c->base.survival && dp_survival_is_gone(c->base.survival, peer));
+}
+
+static int check_early(struct wire_comm *c, const struct request *r)
+{
+    const int64_t now_ns = dp_now_ns();
+    const int peer = r->peer;
+
+    if (r->is_send || peer < 0 || dp_peers_wire_of(&r->part, false) || !has_left(c, peer))
+        return DP_EAGAIN;
+    if (!c->broken_since_ns[peer])
+        c->broken_since_ns[peer] = now_ns;
+    if (now_ns - c->broken_since_ns[peer] < LATE_NS)
+        return DP_EAGAIN;
+    dp_peers_accept(&c->peers);
+    if (dp_peers_wire_of(&r->part, false))
+        return DP_EAGAIN;
+    return dp_fail(DP_ECOMM, "rank %d has left the group", peer);
+}
+
+/* A receive may also be refused its message, by a wire that works. */
+static bool is_lost(const struct request *r, const struct dp_wire *wire)
+{
+    return r->part.wire.status && (r->is_send || r->part.wire.status != DP_EMISMATCH || !wire ||
+                                   wire->error == DP_EMISMATCH);
+}
+
+static int check_message(const struct request *r)
+{
+    const struct dp_wire_request *wire = &r->part.wire;
+
+    if (r->is_send)
+        return 0;
+    if (r->any_tag && wire->status)
+        return dp_fail(DP_EMISMATCH, "message of rank %d: expected at most %zu bytes, it has %zu",
+                       r->part.link->peer, wire->len, wire->moved);
+    if (r->any_tag || (!wire->status && wire->tag == r->tag && wire->moved == wire->len))
+        return 0;
+    return dp_fail(DP_EMISMATCH,
+                   "message of rank %d: expected tag %" PRIu64 " and %zu bytes, it has tag %" PRIu64
+                   " and %zu bytes",
+                   r->peer, r->tag, wire->len, wire->tag, wire->moved);
+}
+
+static int wire_comm_test(struct dp_comm *comm, struct dp_request *req)
+{
+    struct wire_comm *c = of(comm);
+    struct request *r = (struct request *)req;
+    struct dp_wire *wire = dp_peers_wire_of(&r->part, r->is_send);
+    int err = check_abort(c);
+
+    if (err)
+        return err;
+    if (r->part.wire.status == DP_EAGAIN && wire)
+        wire->ops->progress(wire);
+    if (r->part.wire.status == DP_EAGAIN) {
+        dp_peers_progress(&c->peers);
+        err = poll_rendezvous(c, dp_now_ns());
+        if (err)
+            return err;
+    }
+    /* Check once more: a caller that gets DP_EAGAIN may sleep, and a request that is done wakes no
+     * one. */
+    if (r->part.wire.status == DP_EAGAIN)
+        return check_early(c, r);
+    wire = dp_peers_wire_of(&r->part, r->is_send);
+    if (is_lost(r, wire))
+        return find_reason(c, r->part.link ? r->part.link->peer : r->peer, wire);
+    return check_message(r);
+}
+
+static bool wire_comm_is_done(const struct dp_request *req)
+{
+    return ((const struct request *)req)->part.wire.status != DP_EAGAIN;
+}
+
+static int wire_comm_progress(struct dp_comm *comm, int waiting_for)
+{
+    struct wire_comm *c = of(comm);
+    const int64_t now_ns = dp_now_ns();
+
+    dp_peers_progress(&c->peers);
+    int err = poll_rendezvous(c, now_ns);
+    if (!err)
+        note_waiting(c, waiting_for, now_ns);
+    return err;
+}
+
+/* A look at a ring costs some nanoseconds. One that takes a system call costs more than the clocks.
+ */
+static void wire_comm_watch(struct dp_comm *comm, const struct dp_request *req)
+{
+    const struct request *r = (const struct request *)req;
+    struct dp_wire *wire = dp_peers_wire_of(&r->part, r->is_send);
+
+    (void)comm;
+    for (int i = 0; wire && i < LOOKS && r->part.wire.status == DP_EAGAIN && !wire->nothing_ahead;
+         i++) {
+        if (i)
+            dp_cpu_pause();
+        wire->ops->progress(wire);
+    }
+}
+
+/* ---- sleeping ------------------------------------------------------------------------------ */
+
+/* Some wires (MPI's) have nothing to poll for: come back the later the longer it has taken already.
+ */
+static int64_t limit_sleep(const struct wire_comm *c, const struct pollfd *fds, int armed,
+                           int64_t ns)
+{
+    const int64_t waited_ns = dp_now_ns() - c->waiting_since_ns;
+    int64_t limit_ns = waited_ns / 4;
+
+    if (limit_ns < 20 * DP_NS_PER_US)
+        limit_ns = 20 * DP_NS_PER_US;
+    if (limit_ns > DP_NS_PER_MS)
+        limit_ns = DP_NS_PER_MS;
+    for (int i = 0; i < armed; i++)
+        if (fds[i].fd < 0 && ns > limit_ns)
+            return limit_ns;
+    return ns;
+}
+
+static void drain(int eventfd)
+{
+    uint64_t count;
+    ssize_t n = read(eventfd, &count, sizeof(count));
+
+    (void)n;
+}
+
+static void sleep_on(struct wire_comm *c, int controls, int wires, int64_t ns)
+{
+    const struct timespec timeout = {.tv_sec = ns / DP_NS_PER_S, .tv_nsec = ns % DP_NS_PER_S};
+
+    if (ppoll(c->fds, (nfds_t)(1 + controls + wires), &timeout, NULL) <= 0)
+        return;
+    if (c->fds[0].revents)
+        drain(c->wake);
+    for (int i = 0; i <= controls; i++)
+        if (c->fds[i].revents)
+            c->polled_ns = 0; /* the next progress looks at the rendezvous */
+}
+
+/* A long message comes in many pieces: the next one is as near as the first was, when the rank
+ * spun. */
+static bool is_moving(struct wire_comm *c, int64_t now_ns)
+{
+    const unsigned moves = dp_peers_moves(&c->peers);
+
+    if (moves != c->moves)
+        c->moved_ns = now_ns;
+    c->moves = moves;
+    return now_ns - c->moved_ns < c->base.spin_ns;
+}
+
+/* The rendezvous, and the wires to the ranks that are watched; what is more than the room is looked
+ * at now and then only. -1: there is work to do. */
+static int arm_controls(struct wire_comm *c)
+{
+    int count = dp_rendezvous_arm(c->rendezvous, c->fds + 1);
+    int watched = c->watch.count && count >= 0
+                      ? dp_watch_arm(&c->watch, c->fds + 1 + count, 2 * c->base.size)
+                      : 0;
+
+    return count < 0 || watched < 0 ? -1 : count + watched;
+}
+
+static void wire_comm_sleep(struct dp_comm *comm, int64_t until_ns)
+{
+    struct wire_comm *c = of(comm);
+    int64_t now_ns = dp_now_ns(), ns = until_ns - now_ns;
+    int armed = 0;
+
+    if (is_moving(c, now_ns))
+        return;
+    /* Back in time for what no message announces. */
+    if (c->waiting_for >= 0 && !c->waiting_told &&
+        ns > c->waiting_since_ns + tell_after_ns(c) - now_ns)
+        ns = c->waiting_since_ns + tell_after_ns(c) - now_ns;
+    if ((c->any_broken || dp_watch_is_connecting(&c->watch)) && ns > 10 * DP_NS_PER_MS)
+        ns = 10 * DP_NS_PER_MS;
+    if (ns <= 0)
+        return;
+
+    c->fds[0] = (struct pollfd){.fd = c->wake, .events = POLLIN};
+    int controls = arm_controls(c);
+    if (controls < 0) {
+        c->polled_ns = 0;
+        dp_watch_disarm(&c->watch);
+        return;
+    }
+    struct pollfd *fds = c->fds + 1 + controls;
+    if (dp_peers_arm(&c->peers, fds, &armed))
+        sleep_on(c, controls, armed, limit_sleep(c, fds, armed, ns));
+    dp_peers_disarm(&c->peers, fds, armed);
+    dp_watch_disarm(&c->watch);
+}
+
+/* ---- away ---------------------------------------------------------------------------------- */
+
+static void thread_move(void *user)
+{
+    struct wire_comm *c = user;
+
+    dp_peers_progress(&c->peers);
+    if (c->base.engine)
+        dp_engine_progress(c->base.engine);
+}
+
+static bool thread_arm(void *user, struct pollfd *fds, int *count)
+{
+    struct wire_comm *c = user;
+
+    return dp_peers_arm(&c->peers, fds, count) &&
+           !(c->base.engine && dp_engine_ready(c->base.engine));
+}
+
+static void thread_disarm(void *user, const struct pollfd *fds, int count)
+{
+    struct wire_comm *c = user;
+
+    dp_peers_disarm(&c->peers, fds, count);
+}
+
+static const struct dp_progress_thread_ops thread_ops = {thread_move, thread_arm, thread_disarm};
+
+static bool wire_comm_progress_start(struct dp_comm *comm)
+{
+    struct wire_comm *c = of(comm);
+
+    if (c->base.engine && dp_engine_busy(c->base.engine) && !c->mpi.ops) {
+        dp_progress_thread_start(c->progress_thread);
+        return true;
+    }
+    /* MPI may be called only by the threads that it was initialised for. */
+    if (c->mpi.ops || !dp_peers_need_progress(&c->peers))
+        return false;
+    dp_progress_thread_start(c->progress_thread);
+    return true;
+}
+
+static void wire_comm_progress_stop(struct dp_comm *comm)
+{
+    dp_progress_thread_stop(of(comm)->progress_thread);
+}
+
+static int wire_comm_busy(struct dp_comm *comm, int64_t ns)
+{
+    dp_rendezvous_busy(of(comm)->rendezvous, ns);
+    return 0;
+}
+
+static int64_t wire_comm_busy_until(struct dp_comm *comm)
+{
+    dp_rendezvous_poll(of(comm)->rendezvous);
+    return dp_rendezvous_busy_until(of(comm)->rendezvous);
+}
+
+/* ---- failure, end ---------------------------------------------------------------------------- */
+
+static int wire_comm_abort(struct dp_comm *comm, const struct dp_abort *why)
+{
+    struct wire_comm *c = of(comm);
+    const uint64_t one = 1;
+
+    dp_rendezvous_abort(c->rendezvous, why);
+    ssize_t n = write(c->wake, &one, sizeof(one));
+    (void)n;
+    return 0;
+}
+
+/* ---- survival ------------------------------------------------------------------------------ */
+
+static int wire_comm_prepare(struct dp_comm *comm)
+{
+    struct wire_comm *c = of(comm);
+
+    if (c->mpi.ops)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "survive: MPI ends all processes with the first one that dies");
+    c->watch.survival = comm->survival;
+    c->watch.peers = &c->peers;
+    c->watch.timeout_ns = comm->deadline_ns;
+    c->rendezvous->survives = true;
+    return 0;
+}
+
+static int wire_comm_start_survival(struct dp_comm *comm)
+{
+    dp_watch_begin(&of(comm)->watch);
+    return 0;
+}
+
+static void wire_comm_tell(struct dp_comm *comm, int peer, const void *message, size_t len)
+{
+    dp_watch_tell(&of(comm)->watch, peer, message, len);
+}
+
+static void wire_comm_tell_neighbors(struct dp_comm *comm, const void *message, size_t len)
+{
+    dp_watch_tell_neighbors(&of(comm)->watch, message, len);
+}
+
+static void wire_comm_watch_peer(struct dp_comm *comm, int peer)
+{
+    dp_watch_peer(&of(comm)->watch, peer);
+}
+
+static void wire_comm_bury(struct dp_comm *comm, int peer)
+{
+    struct wire_comm *c = of(comm);
+
+    if (dp_peers_bury(&c->peers, peer))
+        dp_comm_abort(comm, DP_ENOMEM, dp_last_error());
+}
+
+static void wire_comm_note_abort(struct dp_comm *comm, const struct dp_abort *why)
+{
+    dp_abort_record_put(&of(comm)->rendezvous->abort_record, why);
+}
+
+static void wire_comm_cancel(struct dp_comm *comm, struct dp_request *req)
+{
+    dp_peers_cancel(&of(comm)->peers, &((struct request *)req)->part);
+}
+
+static const struct dp_survival_ops wire_comm_survival = {
+    .prepare = wire_comm_prepare,
+    .start = wire_comm_start_survival,
+    .tell = wire_comm_tell,
+    .tell_neighbors = wire_comm_tell_neighbors,
+    .watch = wire_comm_watch_peer,
+    .bury = wire_comm_bury,
+    .note_abort = wire_comm_note_abort,
+    .cancel = wire_comm_cancel,
+};
+
+/* Every rank can reach the others, and knows that all can. */
+static int begin_links(struct wire_comm *c, int64_t until_ns)
+{
+    int err = dp_peers_begin(&c->peers);
+
+    if (!err)
+        return dp_rendezvous_gather(c->rendezvous, &c->endpoint, false, until_ns);
+    struct dp_abort why = {.rank = c->base.rank, .error = err};
+    snprintf(why.text, sizeof(why.text), "%s", dp_last_error());
+    dp_rendezvous_abort(c->rendezvous, &why);
+    return err;
+}
+
+static int wire_comm_reset(struct dp_comm *comm)
+{
+    struct wire_comm *c = of(comm);
+    const int64_t until_ns = dp_now_ns() + comm->deadline_ns;
+
+    finish_requests(c);
+    dp_peers_disconnect(&c->peers);
+    c->rendezvous->timeout_ns = comm->deadline_ns;
+    int err = dp_rendezvous_gather(c->rendezvous, &c->endpoint, true, until_ns);
+    if (!err)
+        err = begin_links(c, until_ns);
+    if (err) {
+        const struct dp_abort why = {.rank = comm->rank, .error = err, .text = "reset failed"};
+        dp_abort_record_put(&c->rendezvous->abort_record, &why); /* stay aborted */
+        return err;
+    }
+    memset(c->broken_since_ns, 0, (size_t)comm->size * sizeof(*c->broken_since_ns));
+    c->any_broken = c->waiting_told = c->finished = false;
+    c->waiting_for = -1;
+    return 0;
+}
+
+static void wire_comm_close_lanes(struct dp_comm *comm, int first, int count)
+{
+    dp_peers_close_lanes(&of(comm)->peers, first, count);
+}
+
+static void free_comm(struct wire_comm *c)
+{
+    dp_peers_fini(&c->peers);
+    if (c->mpi.ops)
+        c->mpi.ops->end(c->mpi.group);
+    if (c->wake >= 0)
+        close(c->wake);
+    free(c->broken_since_ns);
+    free(c->fds);
+    free(c);
+}
+
+static void wire_comm_close(struct dp_comm *comm)
+{
+    struct wire_comm *c = of(comm);
+
+    dp_progress_thread_free(c->progress_thread);
+    if (comm->survival && !check_abort(c))
+        dp_survival_leave(comm->survival);
+    dp_peers_disconnect(&c->peers);
+    dp_watch_end(&c->watch);
+    dp_peers_unlisten(&c->peers);
+    c->rendezvous->timeout_ns = comm->deadline_ns;
+    dp_rendezvous_leave(c->rendezvous);
+    free_comm(c);
+}
+
+/* ---- loans: what this rank lends goes with the wire that it sends on ---------------------------
+ */
+
+static struct dp_wire *lending_wire(struct dp_comm *comm, int peer, int lane, bool in)
+{
+    struct dp_wire *wire = dp_peers_wire(&of(comm)->peers, peer, lane, in);
+
+    return wire && wire->ops->loans ? wire : NULL;
+}
+
+static bool wire_comm_lend(struct dp_comm *comm, int peer, int lane, void *buf, size_t len,
+                           struct dp_wire_loan *out)
+{
+    struct dp_wire *wire = lending_wire(comm, peer, lane, false);
+
+    return wire && wire->ops->loans->lend(wire, buf, len, out);
+}
+
+static void wire_comm_end_loan(struct dp_comm *comm, int peer, int lane)
+{
+    struct dp_wire *wire = lending_wire(comm, peer, lane, false);
+
+    if (wire)
+        wire->ops->loans->end(wire);
+}
+
+static char *wire_comm_use(struct dp_comm *comm, int peer, int lane,
+                           const struct dp_wire_loan *loan, size_t len)
+{
+    struct dp_wire *wire = lending_wire(comm, peer, lane, true);
+
+    return wire ? wire->ops->loans->use(wire, loan, len) : NULL;
+}
+
+static void wire_comm_leave(struct dp_comm *comm, int peer, int lane)
+{
+    struct dp_wire *wire = lending_wire(comm, peer, lane, true);
+
+    wire->ops->loans->leave(wire);
+}
+
+static const struct dp_comm_loan_ops loan_ops = {wire_comm_lend, wire_comm_end_loan, wire_comm_use,
+                                                 wire_comm_leave};
+
+static const struct dp_comm_ops wire_comm_ops[] = {
+#define OPS(NAME)                                                                                  \
+    {                                                                                              \
+        .name = NAME, .caps = {.tags = true}, .isend = wire_comm_isend, .irecv = wire_comm_irecv,  \
+        .irecv_any = wire_comm_irecv_any, .received = wire_comm_received,                          \
+        .close_lanes = wire_comm_close_lanes, .busy = wire_comm_busy,                              \
+        .busy_until = wire_comm_busy_until, .test = wire_comm_test, .is_done = wire_comm_is_done,  \
+        .progress = wire_comm_progress, .watch = wire_comm_watch, .sleep = wire_comm_sleep,        \
+        .progress_start = wire_comm_progress_start, .progress_stop = wire_comm_progress_stop,      \
+        .abort = wire_comm_abort, .aborted = wire_comm_aborted, .reset = wire_comm_reset,          \
+        .survival = &wire_comm_survival, .close = wire_comm_close, .loans = &loan_ops,             \
+    }
+    [DP_TRANSPORT_AUTO] = OPS("auto"),
+    [DP_TRANSPORT_SHM] = OPS("shm"),
+    [DP_TRANSPORT_TCP] = OPS("tcp"),
+    [DP_TRANSPORT_MPI] = OPS("mpi"),
+#undef OPS
+};
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static int new_comm(int size, struct wire_comm **out)
+{
+    struct wire_comm *c = calloc(1, sizeof(*c));
+    int err = 0;
+
+    if (!c)
+        return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", size);
+    c->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (c->wake < 0)
+        err = dp_fail(DP_EIO, "no eventfd for a group: %s", dp_errno_text(errno));
+    c->waiting_for = -1;
+    c->fds = calloc(1 + 3 * (size_t)size + DP_PEERS_FDS, sizeof(*c->fds));
+    c->broken_since_ns = calloc((size_t)size, sizeof(*c->broken_since_ns));
+    if (!err && (!c->fds || !c->broken_since_ns))
+        err = dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", size);
+    if (err)
+        free_comm(c);
+    else
+        *out = c;
+    return err;
+}
+
+/* The first gather exchanges the endpoints, the second one tells that all wires are connected. */
+static int connect_group(struct wire_comm *c, const char *transport,
+                         const struct dp_comm_settings *settings, int64_t until_ns)
+{
+    int err = dp_peers_init(&c->peers, c->rendezvous, transport, c->mpi, settings, &c->endpoint);
+
+    if (!err)
+        err = dp_rendezvous_gather(c->rendezvous, &c->endpoint, true, until_ns);
+    return err ? err : begin_links(c, until_ns);
+}
+
+int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *transport,
+                      struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
+                      struct dp_comm **out)
+{
+    const int64_t until_ns = dp_now_ns() + config->timeout_ns;
+    struct wire_comm *c = NULL;
+    int err = new_comm(config->size, &c);
+
+    dp_sockets_stay();
+    if (err) {
+        dp_wire_tcp.unlisten(config->listener);
+        if (mpi.ops)
+            mpi.ops->end(mpi.group);
+        return err;
+    }
+    c->mpi = mpi;
+    err = dp_progress_thread_new(&thread_ops, c, DP_PEERS_FDS, &c->progress_thread);
+    if (err)
+        dp_wire_tcp.unlisten(config->listener);
+    else
+        err = dp_rendezvous_join(config, &c->rendezvous);
+    if (!err)
+        err = connect_group(c, transport, settings, until_ns);
+    if (err) {
+        dp_progress_thread_free(c->progress_thread);
+        if (c->rendezvous) {
+            dp_rendezvous_drain(c->rendezvous);
+            dp_rendezvous_free(c->rendezvous);
+        }
+        free_comm(c);
+        return err;
+    }
+    const int here = dp_peers_count_here(c->rendezvous->endpoints, config->size, config->rank);
+    dp_comm_init(&c->base, &wire_comm_ops[c->peers.transport], config->rank, config->size, here,
+                 settings);
+    c->base.deadline_ns = config->timeout_ns;
+    if (here > 1 && c->peers.transport <= DP_TRANSPORT_SHM)
+        c->base.shared_bytes = DP_SHM_LARGE;
+    c->base.lends = c->base.shared_bytes && here == config->size;
+    *out = &c->base;
+    return 0;
+}

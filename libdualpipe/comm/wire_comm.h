@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wire_comm.h - the communicator of processes over wires.
+ */
+#ifndef DP_COMM_WIRE_COMM_H
+#define DP_COMM_WIRE_COMM_H
+
+#include "comm/peers.h"
+#include "comm/settings.h"
+#include "comm/rendezvous.h"
+
+/* transport: "auto", "shm", "tcp", or "mpi" with mpi, which is taken. Collective. Errors are those
+ * of dp_comm_open. */
+int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *transport,
+                      struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
+                      struct dp_comm **out);
+
+/* Rank and size are MPI's; those of config, if any, must be the same. */
+int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
+                     struct dp_comm **out);
+
+#endif

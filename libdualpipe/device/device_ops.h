@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device_ops.h - for those who write a device: the table of operations behind dualpipe/device.h, what
+ * devices, streams and events begin with, and the devices' options (DUALPIPE_DEVICE_...).
+ */
+#ifndef DP_DEVICE_DEVICE_OPS_H
+#define DP_DEVICE_DEVICE_OPS_H
+
+#include "base/options.h"
+#include <dualpipe/device.h>
+
+#include <pthread.h>
+
+enum { DP_HOST_MAX_WORKERS = 64 };
+
+/* Every member is set, and does what the function of the same name in dualpipe/device.h promises.
+ * Counting device memory and keeping to its limit is not their business. */
+struct dp_device_ops {
+    const char *name;
+
+    int (*alloc)(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out);
+    void (*free)(struct dp_device *dev, enum dp_memory where, void *ptr);
+    int (*register_memory)(struct dp_device *dev, void *ptr, size_t bytes);
+    void (*unregister_memory)(struct dp_device *dev, void *ptr);
+
+    int (*stream_new)(struct dp_device *dev, enum dp_device_priority priority,
+                      struct dp_device_stream **out);
+    void (*stream_free)(struct dp_device_stream *stream);
+    void *(*stream_native)(struct dp_device_stream *stream);
+
+    int (*copy)(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes);
+    int (*zero)(struct dp_device_stream *stream, void *dst, size_t bytes);
+    int (*call)(struct dp_device_stream *stream, void (*fn)(void *user), void *user);
+
+    int (*event_new)(struct dp_device *dev, struct dp_device_event **out);
+    void (*event_free)(struct dp_device_event *event);
+    int (*event_record)(struct dp_device_event *event, struct dp_device_stream *stream);
+    int (*event_test)(struct dp_device_event *event);
+    int (*event_wait)(struct dp_device_event *event, int64_t timeout_ns);
+    int (*stream_wait)(struct dp_device_stream *stream, struct dp_device_event *event);
+
+    void (*close)(struct dp_device *dev);
+};
+
+/* One buffer of device memory. */
+struct dp_device_buffer {
+    struct dp_device_buffer *next;
+    const char *ptr;
+    size_t bytes;
+};
+
+/* What every device begins with. */
+struct dp_device {
+    const struct dp_device_ops *ops;
+    DLDevice dl;
+    bool host_accessible;
+    int numa_node;
+    pthread_mutex_t lock; /* of all below; dp_device_init and dp_device_fini */
+    struct dp_device_usage usage;
+    struct dp_device_buffer *buffers;
+};
+
+/* What every stream and every event begins with. */
+struct dp_device_stream {
+    struct dp_device *dev;
+};
+struct dp_device_event {
+    struct dp_device *dev;
+};
+
+/* Set all of the part that every device begins with; numa_node is -1. */
+void dp_device_init(struct dp_device *dev, const struct dp_device_ops *ops, DLDevice dl,
+                    bool host_accessible);
+void dp_device_fini(struct dp_device *dev);
+/* Whether ptr points into its device memory. */
+bool dp_device_owns(struct dp_device *dev, const void *ptr);
+
+struct dp_device_options {
+    int64_t workers;
+    int64_t link_mbs;
+    const char *cuda_library; /* NULL: libcuda.so.1 */
+};
+
+extern const struct dp_option_area dp_device_option_area;
+
+#endif

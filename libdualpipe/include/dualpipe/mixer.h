@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mixer.h - decentralized data parallel training: every worker computes its own gradients, updates its
+ * own copy of the parameters, and averages them with a few others, by the rounds of a mixing graph
+ * (mixing.h), while the next iteration computes.
+ *
+ *      dp_mixer_new(&config, &mixer);                    values are those of rank 0 from here on
+ *      for (...) {
+ *          dp_mixer_forward(mixer, true);
+ *          loss, then backward; whenever a gradient is complete:
+ *              dp_mixer_ready(mixer, parameter);
+ *          dp_mixer_step(mixer);
+ *      }
+ *      dp_mixer_average(mixer, NULL);                    one model of all copies
+ *
+ * Order. Iteration 0 only records the order in which gradients become complete, from which buckets
+ * are made (bucket.h in libdualpipe/mixing), and keeps its gradients; the first forward of iteration 1
+ * updates with them and starts the first exchange. From then on, when the last gradient of a bucket is
+ * there: wait for the bucket's exchange; x = ((1 - a) + a W_ii) x + a sum of W_ij x_j; update x with
+ * the gradient; zero the gradient; advance the learning rate; start the exchange of the new x. So
+ *
+ *      x_i(t + 1) = sum_j W_ij x_j(t) - rate g_i(x_i(t))
+ *
+ * and an exchange has a whole iteration to arrive. Buckets are exchanged in the same order on all
+ * ranks, whatever order gradients come in later.
+ *
+ * Values and gradients are read and written in place by dp_mixer_forward, _ready, _step and _average,
+ * and by nothing else: between these calls they are the caller's.
+ *
+ * Errors. What goes wrong in an exchange aborts the communicator, and every rank gets DP_EABORTED
+ * (comm.h); a mixer can then only be freed. All functions that say so are collective. A mixer and its
+ * communicator belong to one thread at a time.
+ *
+ * Sources: Decent-DP (decent_dp.ddp) for the order of operations; Lian et al., 2017, for D-PSGD; Assran
+ * et al., "Stochastic gradient push", 2019.
+ */
+#ifndef DUALPIPE_MIXER_H
+#define DUALPIPE_MIXER_H
+
+#include <dualpipe/comm.h>
+#include <dualpipe/mixing.h>
+#include <dualpipe/optimizer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct dp_mixer;
+
+/* What a pre_average hook is told, just before a bucket is mixed. */
+struct dp_mixer_average_info {
+    int32_t bucket;
+    int64_t round;                    /* of the graph, counted from 0 without end */
+    const struct dp_mix_group *group; /* NULL in a round of links */
+    const int32_t *parameters;        /* [count] numbers in the config's list */
+    void *const *received;            /* [count] beside each parameter: what is going to be added */
+    int32_t count;
+};
+
+enum dp_mixer_clip {
+    DP_CLIP_BUCKET, /* each bucket by the 2-norm of its own gradients, when it is complete */
+    DP_CLIP_GLOBAL  /* all by the norm of all of this worker's gradients: updates and exchanges then
+                     * begin in dp_mixer_step */
+};
+
+struct dp_mixer_config {
+    const struct dp_parameter *parameters; /* copied; what it points to must stay. Members of a tied */
+    int32_t count;                         /* group are one parameter: gradients are added up */
+    struct dp_optimizer_config optimizer;  /* its groups, if any, are by this list */
+    const struct dp_rate *schedule; /* of the learning rate, a step an update; copied. NULL: rate */
+    double rate;
+    const struct dp_graph *graph; /* as many workers as comm has ranks; must stay */
+    struct dp_comm *comm;         /* must stay */
+
+    double bucket_bytes; /* 0: 25 MiB */
+    bool separate;       /* values stay where they are; else they become views of blocks, so that
+                          * DLTensor.data of the values changes once, when buckets are made, and
+                          * back when the mixer is freed */
+    double factor;       /* a, above 0, up to 1; 0: 1 */
+    double clip_norm;    /* 0: gradients are not clipped */
+    enum dp_mixer_clip clip;
+    const struct dp_loss_scale *loss_scale; /* gradients are of a loss multiplied with it; copied */
+    DLTensor *const *buffers; /* [buffer_count] what is no parameter, as running means */
+    int32_t buffer_count;
+    bool start_buffers;   /* broadcast them from rank 0 at the start */
+    bool start_frozen;    /* and frozen parameters */
+    bool average_buffers; /* dp_mixer_average averages them, for good */
+
+    /* Do as Decent-DP does: the first mix takes the exchange of round 1 with the weights of round 2,
+     * and round 2 is left out (1, 3, 4, 5 ...); an overflow skips the update of its bucket on its rank
+     * only, and loss scales of ranks may differ; buckets are aligned to 32 elements. */
+    bool compat;
+
+    /* NULL, or called before each bucket is mixed; not 0: the error that the call ends with. */
+    int (*pre_average)(void *user, const struct dp_mixer_average_info *info);
+    void *user;
+};
+
+/* Collective: the ranks agree that graph and list are the same, and the values of rank 0 are broadcast.
+ * DP_ESTATE without a communicator; DP_EINVAL for a config, list or graph that is not sound, or a graph
+ * of another size; DP_EMISMATCH on every rank if ranks differ; DP_EUNSUPPORTED for memory that the host
+ * does not reach; DP_ENOMEM; errors of comm.h. */
+DP_PUBLIC int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out);
+/* Exchanges in flight are waited for, if the communicator still works. May be NULL. */
+DP_PUBLIC void dp_mixer_free(struct dp_mixer *mixer);
+
+/* A forward is about to begin. `training`: not an evaluation. The first call after iteration 0 makes
+ * the buckets and is collective: DP_EMISMATCH on every rank if the ranks' gradients came in another
+ * order. */
+DP_PUBLIC int dp_mixer_forward(struct dp_mixer *mixer, bool training);
+/* The gradient of a parameter of the list is complete. DP_EUNSUPPORTED if it was already in this
+ * iteration, DP_EINVAL for no number of a parameter that has one. While accumulating nothing
+ * happens. */
+DP_PUBLIC int dp_mixer_ready(struct dp_mixer *mixer, int32_t parameter);
+/* The backward is over. Buckets of which not every gradient came are updated with what there is.
+ * DP_ESTATE without a forward before. */
+DP_PUBLIC int dp_mixer_step(struct dp_mixer *mixer);
+/* How buckets are updated from now on, for a caller who knows more than this list: the norm of a
+ * model in several stages, a rate of its own. Not part of the state. */
+struct dp_mixer_update {
+    double rate;  /* instead of the schedule's or the config's */
+    double scale; /* gradients are multiplied with it, beside what clipping and the loss scale do */
+    bool skip;    /* gradients are not used, as after an overflow; mixing goes on */
+};
+/* The update of iteration 0, which is part of the first forward of iteration 1, uses what holds
+ * then. DP_EINVAL for a rate or scale that is not finite. */
+DP_PUBLIC int dp_mixer_set_update(struct dp_mixer *mixer, const struct dp_mixer_update *update);
+/* Gradients of the iterations from now on are added up by the caller and not used, until it is set to
+ * false before the forward of the last one. */
+DP_PUBLIC int dp_mixer_accumulate(struct dp_mixer *mixer, bool on);
+
+struct dp_mixer_average {
+    bool revert;      /* keep what there was, for dp_mixer_revert; exchanges in flight stay valid */
+    bool distance;    /* compute the next member */
+    double l2;        /* out: of this worker's values to the average, over all parameters */
+};
+/* Collective: all workers' values become their average; and their buffers, if the config says so. what
+ * may be NULL: for good, exchanges in flight are dropped. */
+DP_PUBLIC int dp_mixer_average(struct dp_mixer *mixer, struct dp_mixer_average *what);
+/* Values become what they were before the last average with `revert`. DP_ESTATE without one. */
+DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
+
+/* The learning rate of the first bucket's next update: 0 before there are buckets, DP_ESTATE without a
+ * schedule. */
+DP_PUBLIC int dp_mixer_rate(const struct dp_mixer *mixer, double *out);
+/* The loss scale of the next backward; 1 without one. */
+DP_PUBLIC double dp_mixer_loss_scale(const struct dp_mixer *mixer);
+/* Iterations that have begun. */
+DP_PUBLIC int64_t dp_mixer_iterations(const struct dp_mixer *mixer);
+/* Buckets, 0 before they are made; and one of them: its parameters in order, and the elements of its
+ * block. They last as long as the mixer. */
+DP_PUBLIC int32_t dp_mixer_bucket_count(const struct dp_mixer *mixer);
+DP_PUBLIC int32_t dp_mixer_bucket(const struct dp_mixer *mixer, int32_t bucket,
+                                  const int32_t **parameters, int64_t *block_elements);
+
+/* The state, to be written to a checkpoint (checkpoint.h), of every rank its own. It is complete with
+ * the values of the parameters: what is in flight is waited for and saved, and goes on to be mixed
+ * when it is due. "mixer/numbers" comes first. Names and tensors last until the next call. DP_ESTATE
+ * between a forward and its step, DP_ENOMEM, errors of comm.h. */
+DP_PUBLIC int dp_mixer_state(struct dp_mixer *mixer, const struct dp_named_tensor **tensors,
+                             int32_t *count);
+/* In a new mixer of the same config: go on from a state. numbers[count]: its "mixer/numbers". After that
+ * read the parameters, and all that dp_mixer_state names, in place from the checkpoint. From then on the
+ * run goes on with the same bits. Collective. DP_ESTATE in a mixer that has begun, DP_EMISMATCH for
+ * numbers of another one. */
+DP_PUBLIC int dp_mixer_resume(struct dp_mixer *mixer, const int64_t *numbers, int64_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mixing/exchange.h"
+
+#include "base/fail.h"
+#include "mixing/combine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what rounds say -------------------------------------------------------------------------- */
+
+bool dp_exchange_is_alone(const struct dp_graph *g, int64_t t, int32_t worker)
+{
+    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
+
+    return group ? group->count == 1 : g->workers == 1;
+}
+
+double dp_exchange_share(const struct dp_graph *g, int64_t t, int32_t worker)
+{
+    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
+
+    if (!group || group->count == 1)
+        return 1;
+    return (1 - group->self) / (group->count - 1);
+}
+
+double dp_exchange_self(const struct dp_graph *g, int64_t t, int32_t worker)
+{
+    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
+
+    return group ? group->self : dp_graph_weight(g, t, worker, worker);
+}
+
+/* ---- what all exchanges share ------------------------------------------------------------------ */
+
+static bool sums_groups(const struct dp_graph *g, int64_t t)
+{
+    const struct dp_mix_round *r = &g->rounds[t];
+
+    for (size_t i = r->first_group; i < r->first_group + r->group_count; i++)
+        if (g->groups[i].count > 2)
+            return true;
+    return false;
+}
+
+static bool same_groups(const struct dp_graph *g, int64_t t, int64_t s)
+{
+    bool same = g->rounds[t].group_count == g->rounds[s].group_count;
+
+    for (size_t i = 0; same && i < g->rounds[t].group_count; i++) {
+        const struct dp_mix_group *a = &g->groups[g->rounds[t].first_group + i];
+        const struct dp_mix_group *b = &g->groups[g->rounds[s].first_group + i];
+        same = a->count == b->count && !memcmp(g->members + a->first, g->members + b->first,
+                                               (size_t)a->count * sizeof(*g->members));
+    }
+    return same;
+}
+
+/* The first round with the groups of round t. */
+static int64_t first_alike(const struct dp_graph *g, int64_t t)
+{
+    int64_t s = 0;
+
+    while (s < t && !same_groups(g, t, s))
+        s++;
+    return s;
+}
+
+static int split(struct dp_exchange_group *s, int64_t t)
+{
+    const struct dp_graph *g = s->graph;
+    const int worker = dp_comm_rank(s->comm);
+    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
+
+    return dp_comm_split(s->comm, group->count > 2 ? (int)(group - g->groups) : -1, worker,
+                         &s->of_round[t]);
+}
+
+int dp_exchange_group_init(struct dp_exchange_group *s, struct dp_comm *comm,
+                           const struct dp_graph *g)
+{
+    int err = 0;
+
+    *s = (struct dp_exchange_group){.comm = comm, .graph = g};
+    s->of_round = calloc((size_t)g->period, sizeof(struct dp_comm *));
+    if (!s->of_round)
+        return dp_fail(DP_ENOMEM, "no memory for %d rounds", g->period);
+    for (int64_t t = 0; t < g->period && !err; t++) {
+        size_t count;
+        dp_graph_links(g, t, dp_comm_rank(comm), &count);
+        s->peers_max = (int32_t)count > s->peers_max ? (int32_t)count : s->peers_max;
+        if (!sums_groups(g, t))
+            continue;
+        if (first_alike(g, t) < t)
+            s->of_round[t] = s->of_round[first_alike(g, t)];
+        else
+            err = split(s, t);
+    }
+    return err;
+}
+
+void dp_exchange_group_fini(struct dp_exchange_group *s)
+{
+    for (int64_t t = 0; s->of_round && t < s->graph->period; t++)
+        if (s->of_round[t] && first_alike(s->graph, t) == t)
+            dp_comm_close(s->of_round[t]);
+    free(s->of_round);
+    *s = (struct dp_exchange_group){0};
+}
+
+/* ---- one of them ------------------------------------------------------------------------------ */
+
+/* Receives and sends of a round at most: of a block, and with push-sum of a weight. */
+static size_t count_requests(const struct dp_exchange_group *s)
+{
+    const struct dp_graph *g = s->graph;
+    const int32_t worker = dp_comm_rank(s->comm);
+    size_t most = 2;
+
+    for (int32_t t = 0; t < g->period; t++) {
+        const struct dp_mix_round *r = &g->rounds[t];
+        size_t count;
+        dp_graph_links(g, t, worker, &count);
+        for (size_t i = r->first_link; i < r->first_link + r->link_count; i++)
+            count += g->links[i].from == worker;
+        most = count > most ? count : most;
+    }
+    return g->push_sum ? 2 * most : most;
+}
+
+int dp_exchange_init(struct dp_exchange *x, const struct dp_exchange_group *shared, DLDataType type,
+                     size_t elements, void *const *blocks)
+{
+    const size_t requests = count_requests(shared), sources = (size_t)shared->peers_max;
+
+    *x = (struct dp_exchange){.shared = shared, .type = type, .elements = elements,
+                              .bytes = elements * type.bits / 8, .mass = 1, .round = -1};
+    x->block[0] = blocks[0];
+    x->block[1] = blocks[1];
+    x->requests = calloc(requests, sizeof(*x->requests));
+    x->peers = calloc(requests, sizeof(*x->peers));
+    x->arrived = malloc(sources ? sources * x->bytes : 1);
+    x->arrived_mass = calloc(sources + 1, sizeof(*x->arrived_mass));
+    if (x->requests && x->peers && x->arrived && x->arrived_mass)
+        return 0;
+    dp_exchange_fini(x);
+    return dp_fail(DP_ENOMEM, "no memory for an exchange of %zu bytes", x->bytes);
+}
+
+void dp_exchange_fini(struct dp_exchange *x)
+{
+    free(x->requests);
+    free(x->peers);
+    free(x->arrived);
+    free(x->arrived_mass);
+    *x = (struct dp_exchange){0};
+}
+
+/* ---- starting --------------------------------------------------------------------------------- */
+
+static int send_to(struct dp_exchange *x, int32_t peer, uint64_t tag, const void *from, size_t len)
+{
+    x->peers[x->request_count] = peer;
+    return dp_comm_isend(x->shared->comm, peer, DP_CHANNEL_REDUCE, tag, from, len,
+                         &x->requests[x->request_count++]);
+}
+
+static int receive_from(struct dp_exchange *x, int32_t peer, uint64_t tag, void *to, size_t len)
+{
+    x->peers[x->request_count] = peer;
+    return dp_comm_irecv(x->shared->comm, peer, DP_CHANNEL_REDUCE, tag, to, len,
+                         &x->requests[x->request_count++]);
+}
+
+static int start_pair(struct dp_exchange *x, int32_t peer, uint64_t tag)
+{
+    int err = receive_from(x, peer, tag, x->block[1 - x->now], x->bytes);
+
+    return err ? err : send_to(x, peer, tag, x->block[x->now], x->bytes);
+}
+
+static int start_group(struct dp_exchange *x)
+{
+    x->comm = x->shared->of_round[x->round % x->shared->graph->period];
+    x->peers[x->request_count] = -1;
+    return dp_comm_iallreduce(x->comm, x->block[x->now], x->block[1 - x->now], x->elements, x->type,
+                              DP_REDUCE_SUM, &x->requests[x->request_count++]);
+}
+
+static int receive_links(struct dp_exchange *x, int32_t self, uint64_t tag)
+{
+    size_t count;
+    const struct dp_mix_link *links = dp_graph_links(x->shared->graph, x->round, self, &count);
+    int err = 0;
+
+    for (size_t i = 0; i < count && !err; i++) {
+        if (links[i].from == self)
+            continue;
+        err = receive_from(x, links[i].from, tag, x->arrived + i * x->bytes, x->bytes);
+        if (!err && x->shared->graph->push_sum)
+            err = receive_from(x, links[i].from, tag, &x->arrived_mass[i], sizeof(double));
+    }
+    return err;
+}
+
+static int send_links(struct dp_exchange *x, int32_t self, uint64_t tag)
+{
+    const struct dp_graph *g = x->shared->graph;
+    const struct dp_mix_round *r = &g->rounds[x->round % g->period];
+    int err = 0;
+
+    x->sent_mass = x->mass;
+    for (size_t i = r->first_link; i < r->first_link + r->link_count && !err; i++) {
+        if (g->links[i].from != self || g->links[i].to == self)
+            continue;
+        err = send_to(x, g->links[i].to, tag, x->block[x->now], x->bytes);
+        if (!err && g->push_sum)
+            err = send_to(x, g->links[i].to, tag, &x->sent_mass, sizeof(double));
+    }
+    return err;
+}
+
+/* The group is of no use once a rank fell out of an exchange. */
+static int leave(struct dp_exchange *x, int err)
+{
+    x->in_flight = false;
+    if (err != DP_EABORTED && err != DP_ETIMEDOUT)
+        dp_comm_abort(x->shared->comm, err, dp_last_error());
+    return err;
+}
+
+int dp_exchange_start(struct dp_exchange *x, int64_t t, uint64_t tag)
+{
+    const struct dp_graph *g = x->shared->graph;
+    const int32_t self = dp_comm_rank(x->shared->comm);
+    const struct dp_mix_group *group = dp_graph_group(g, t, self);
+    const int32_t *members = group ? g->members + group->first : NULL;
+    int err = 0;
+
+    x->round = t;
+    x->request_count = x->done = 0;
+    x->comm = x->shared->comm;
+    x->includes_self = group && group->count > 2;
+    if (!group) {
+        err = receive_links(x, self, tag);
+        if (!err)
+            err = send_links(x, self, tag);
+    } else if (group->count == 2) {
+        err = start_pair(x, members[members[0] == self], tag);
+    } else if (group->count > 2) {
+        err = start_group(x);
+    }
+    x->in_flight = true;
+    return err ? leave(x, err) : 0;
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static void sum_links(struct dp_exchange *x)
+{
+    const int32_t self = dp_comm_rank(x->shared->comm);
+    size_t count;
+    const struct dp_mix_link *links = dp_graph_links(x->shared->graph, x->round, self, &count);
+    char *to = x->block[1 - x->now];
+    double mass = 0;
+
+    memset(to, 0, x->bytes);
+    for (size_t i = 0; i < count; i++) {
+        const void *in[2] = {to, x->arrived + i * x->bytes};
+        const bool own = links[i].from == self;
+        mass += links[i].weight * (own ? x->mass : x->arrived_mass[i]);
+        if (!own)
+            dp_combine(x->type, x->elements, to, in, (double[]){1, links[i].weight}, 2);
+    }
+    if (x->shared->graph->push_sum)
+        x->mass = mass;
+}
+
+static void finish(struct dp_exchange *x)
+{
+    const struct dp_graph *g = x->shared->graph;
+    const struct dp_mix_group *group = dp_graph_group(g, x->round, dp_comm_rank(x->shared->comm));
+
+    x->in_flight = false;
+    if (group && group->count == 1)
+        return;
+    if (!group)
+        sum_links(x);
+    x->now = 1 - x->now;
+}
+
+int dp_exchange_wait(struct dp_exchange *x)
+{
+    int err = 0;
+
+    for (; x->in_flight && x->done < x->request_count && !err; x->done += !err)
+        err = dp_comm_wait(x->comm, &x->requests[x->done], x->peers[x->done]);
+    if (err)
+        return leave(x, err);
+    if (x->in_flight)
+        finish(x);
+    return 0;
+}
+
+int dp_exchange_test(struct dp_exchange *x)
+{
+    int err = 0;
+
+    for (; x->in_flight && x->done < x->request_count && !err; x->done += !err)
+        err = dp_comm_test(x->comm, &x->requests[x->done]);
+    if (err == DP_EAGAIN)
+        return err;
+    return err ? leave(x, err) : dp_exchange_wait(x);
+}
+
+void dp_exchange_restore(struct dp_exchange *x, int64_t t, double mass, double sent_mass)
+{
+    const struct dp_mix_group *group =
+        t < 0 ? NULL : dp_graph_group(x->shared->graph, t, dp_comm_rank(x->shared->comm));
+
+    x->round = t;
+    x->includes_self = group && group->count > 2;
+    x->mass = mass;
+    x->sent_mass = sent_mass;
+}

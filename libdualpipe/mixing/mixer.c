@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mixing/hash.h"
+#include "mixing/mixer_state.h"
+
+#include "base/fail.h"
+#include "base/tensor.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what cannot be ---------------------------------------------------------------------------- */
+
+static int check_numbers(const struct dp_mixer_config *c)
+{
+    if (!(c->factor >= 0 && c->factor <= 1))
+        return dp_fail(DP_EINVAL, "factor of mixing: %g, expected above 0, up to 1", c->factor);
+    if (!(c->clip_norm >= 0) || isinf(c->clip_norm))
+        return dp_fail(DP_EINVAL, "clip norm: %g, expected 0 or more", c->clip_norm);
+    if (!(c->bucket_bytes >= 0))
+        return dp_fail(DP_EINVAL, "bucket size: %g bytes, expected 0 or more", c->bucket_bytes);
+    if (!c->schedule && !isfinite(c->rate))
+        return dp_fail(DP_EINVAL, "learning rate: %g, expected a number", c->rate);
+    return c->schedule ? dp_rate_check(c->schedule) : 0;
+}
+
+static int check_graph(const struct dp_mixer_config *c)
+{
+    if (!c->graph)
+        return dp_fail(DP_EINVAL, "no mixing graph, expected one");
+    if (c->graph->workers != dp_comm_size(c->comm))
+        return dp_fail(DP_EINVAL, "mixing graph %s is of %d workers, expected %d, the ranks of the "
+                       "communicator", c->graph->name, c->graph->workers, dp_comm_size(c->comm));
+    if (c->compat && c->graph->push_sum)
+        return dp_fail(DP_EINVAL, "mixing graph %s: push-sum is not among what compat does",
+                       c->graph->name);
+    return dp_graph_check(c->graph, NULL);
+}
+
+/* Their gradients are added up. */
+static int check_tied(const struct dp_parameter *one, const struct dp_parameter *other)
+{
+    if (!one->tied || !other->tied || strcmp(one->tied, other->tied) || !one->grad || !other->grad ||
+        dp_tensor_same_dtype(one->grad, other->grad))
+        return 0;
+    return dp_fail(DP_EUNSUPPORTED, "gradients of the tied parameters '%s' and '%s' are of different "
+                   "types", one->name, other->name);
+}
+
+static int check_tensors(const struct dp_mixer_config *c)
+{
+    int err = dp_parameters_check(c->parameters, c->count);
+
+    for (int32_t i = 0; i < c->count && !err; i++)
+        if (!dp_tensor_on_host(c->parameters[i].value))
+            err = dp_fail(DP_EUNSUPPORTED, "parameter '%s' is in the memory of a device, expected the "
+                          "host's", c->parameters[i].name);
+    for (int32_t i = 0; i < c->count && !err; i++)
+        for (int32_t k = 0; k < i && !err; k++)
+            err = check_tied(&c->parameters[k], &c->parameters[i]);
+    for (int32_t i = 0; i < c->buffer_count && !err; i++) {
+        const char *fault = dp_tensor_fault(c->buffers[i]);
+        if (fault)
+            err = dp_fail(DP_EINVAL, "buffer %d %s", i, fault);
+        else if (!dp_tensor_dense(c->buffers[i]) || !dp_tensor_on_host(c->buffers[i]))
+            err = dp_fail(DP_EINVAL, "buffer %d, expected one block of the host's memory", i);
+    }
+    return err;
+}
+
+/* The optimizer's config, on an empty list. */
+static int check_optimizer(const struct dp_mixer_config *c)
+{
+    struct dp_optimizer_config config = c->optimizer;
+    struct dp_optimizer *unused;
+    int err = dp_optimizer_new(&config, NULL, 0, &unused);
+
+    if (err)
+        return err;
+    dp_optimizer_free(unused);
+    for (int32_t i = 0; config.groups && i < c->count; i++)
+        if (config.group_of[i] < 0 || config.group_of[i] >= config.group_count)
+            return dp_fail(DP_EINVAL, "parameter '%s' is of group %d, expected 0 to %d",
+                           c->parameters[i].name, config.group_of[i], config.group_count - 1);
+    return 0;
+}
+
+static int check_config(const struct dp_mixer_config *c)
+{
+    int err = c->comm ? 0 : dp_fail(DP_ESTATE, "no communicator, expected an open one");
+
+    if (!err)
+        err = check_numbers(c);
+    if (!err)
+        err = check_graph(c);
+    if (!err)
+        err = check_tensors(c);
+    return err ? err : check_optimizer(c);
+}
+
+/* ---- what all ranks must have in common -------------------------------------------------------- */
+
+static int agree_on_graph(const struct dp_mixer_config *c)
+{
+    char *text;
+    size_t len;
+    int err = dp_graph_write(c->graph, DP_GRAPH_FORM_TEXT, &text, &len);
+
+    if (err)
+        return dp_comm_abort(c->comm, err, dp_last_error()), err;
+    uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, text, len);
+    free(text);
+    hash = dp_hash_bytes(hash, &c->compat, sizeof(c->compat));
+    hash = dp_hash_bytes(hash, &c->bucket_bytes, sizeof(c->bucket_bytes));
+    return dp_comm_agree(c->comm, "mixing graph and its options", hash);
+}
+
+static int broadcast(struct dp_comm *comm, DLTensor *t)
+{
+    return dp_comm_broadcast(comm, dp_tensor_address(t),
+                             (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t), 0);
+}
+
+static int begin_equal(const struct dp_mixer_config *c)
+{
+    int err =
+        dp_comm_agree(c->comm, "list of parameters", dp_hash_parameters(c->parameters, c->count));
+
+    if (!err)
+        err = agree_on_graph(c);
+    for (int32_t i = 0; i < c->count && !err; i++)
+        if (c->start_frozen || !(c->parameters[i].flags & DP_PARAMETER_FROZEN))
+            err = broadcast(c->comm, c->parameters[i].value);
+    for (int32_t i = 0; c->start_buffers && i < c->buffer_count && !err; i++)
+        err = broadcast(c->comm, c->buffers[i]);
+    return err;
+}
+
+/* ---- new and free ------------------------------------------------------------------------------ */
+
+static int32_t find_leader(const struct dp_mixer *m, int32_t i)
+{
+    const struct dp_parameter *p = m->parameters;
+
+    if (p[i].flags & DP_PARAMETER_FROZEN)
+        return -1;
+    for (int32_t k = 0; p[i].tied && k < i; k++)
+        if (m->leader[k] == k && p[k].tied && !strcmp(p[k].tied, p[i].tied))
+            return k;
+    return i;
+}
+
+static void find_leaders(struct dp_mixer *m)
+{
+    for (int32_t i = 0; i < m->config.count; i++) {
+        m->leader[i] = find_leader(m, i);
+        if (m->leader[i] >= 0)
+            m->members[m->leader[i]]++;
+    }
+}
+
+static int allocate(struct dp_mixer *m)
+{
+    const size_t count = (size_t)m->config.count + 1;
+
+    m->parameters = calloc(count, sizeof(*m->parameters));
+    m->leader = calloc(4 * count, sizeof(*m->leader));
+    m->ready = calloc(count, sizeof(*m->ready));
+    m->original = calloc(count, sizeof(*m->original));
+    m->original_offset = calloc(count, sizeof(*m->original_offset));
+    m->squares = calloc(count, sizeof(*m->squares));
+    m->flags = calloc((size_t)dp_comm_size(m->config.comm), sizeof(*m->flags));
+    if (!m->parameters || !m->leader || !m->ready || !m->original || !m->original_offset ||
+        !m->squares || !m->flags)
+        return dp_fail(DP_ENOMEM, "no memory for a mixer of %d parameters", m->config.count);
+    m->members = m->leader + count;
+    m->came = m->members + count;
+    m->trace = m->came + count;
+    if (m->config.count)
+        memcpy(m->parameters, m->config.parameters, (count - 1) * sizeof(*m->parameters));
+    m->config.parameters = m->parameters;
+    return 0;
+}
+
+static int copy_groups(struct dp_optimizer_config *o, int32_t count)
+{
+    if (!o->groups)
+        return 0;
+    struct dp_optimizer_group *groups = calloc((size_t)o->group_count + 1, sizeof(*groups));
+    int32_t *group_of = calloc((size_t)count + 1, sizeof(*group_of));
+    if (groups && group_of) {
+        memcpy(groups, o->groups, (size_t)o->group_count * sizeof(*groups));
+        memcpy(group_of, o->group_of, (size_t)count * sizeof(*group_of));
+    }
+    o->groups = groups;
+    o->group_of = group_of;
+    return groups && group_of ? 0 : dp_fail(DP_ENOMEM, "no memory for %d groups", o->group_count);
+}
+
+static int set_up(struct dp_mixer *m)
+{
+    struct dp_mixer_config *c = &m->config;
+    int err = copy_groups(&c->optimizer, c->count);
+
+    if (!err)
+        err = allocate(m);
+    if (err)
+        return err;
+    if (c->schedule) {
+        m->schedule = *c->schedule;
+        c->schedule = &m->schedule;
+    }
+    if (c->loss_scale) {
+        m->loss_scale = *c->loss_scale;
+        c->loss_scale = &m->loss_scale;
+    }
+    if (c->factor == 0)
+        c->factor = 1;
+    if (c->bucket_bytes == 0)
+        c->bucket_bytes = 25.0 * 1024 * 1024;
+    find_leaders(m);
+    return 0;
+}
+
+int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
+{
+    struct dp_mixer *m;
+    int err = check_config(config);
+
+    if (err) {
+        if (config->comm)
+            dp_comm_abort(config->comm, err, dp_last_error());
+        return err;
+    }
+    m = calloc(1, sizeof(*m));
+    if (!m)
+        return dp_fail(DP_ENOMEM, "no memory for a mixer");
+    m->config = *config;
+    err = set_up(m);
+    if (err)
+        dp_comm_abort(config->comm, err, dp_last_error());
+    else
+        err = begin_equal(&m->config);
+    if (!err)
+        err = dp_exchange_group_init(&m->shared, config->comm, config->graph);
+    if (err) {
+        dp_mixer_free(m);
+        return err;
+    }
+    *out = m;
+    return 0;
+}
+
+void dp_mixer_free(struct dp_mixer *m)
+{
+    if (!m)
+        return;
+    dp_mixer_stop(m);
+    dp_exchange_group_fini(&m->shared);
+    if (m->config.optimizer.groups) {
+        free((void *)m->config.optimizer.groups);
+        free((void *)m->config.optimizer.group_of);
+    }
+    free(m->parameters);
+    free(m->leader);
+    free(m->ready);
+    free(m->original);
+    free(m->original_offset);
+    free(m->squares);
+    free(m->flags);
+    free(m->backup);
+    dp_mixer_state_free(m->state);
+    free(m);
+}
+
+int dp_mixer_leave(struct dp_mixer *m, int err)
+{
+    if (err && err != DP_EABORTED && err != DP_ETIMEDOUT)
+        dp_comm_abort(m->config.comm, err, dp_last_error());
+    return err;
+}
+
+/* ---- questions --------------------------------------------------------------------------------- */
+
+int dp_mixer_rate(const struct dp_mixer *m, double *out)
+{
+    if (m->started && !m->config.schedule)
+        return dp_fail(DP_ESTATE, "the mixer has no schedule of learning rates, expected one");
+    *out = m->started && m->bucket_count ? dp_rate_at(&m->schedule, m->buckets[0].updates) : 0;
+    return 0;
+}
+
+double dp_mixer_loss_scale(const struct dp_mixer *m)
+{
+    return m->config.loss_scale ? m->loss_scale.scale : 1;
+}
+
+int64_t dp_mixer_iterations(const struct dp_mixer *m)
+{
+    return m->iterations;
+}
+
+int32_t dp_mixer_bucket_count(const struct dp_mixer *m)
+{
+    return m->bucket_count;
+}
+
+int32_t dp_mixer_bucket(const struct dp_mixer *m, int32_t bucket, const int32_t **parameters,
+                        int64_t *block_elements)
+{
+    const struct dp_mixer_bucket *b = &m->buckets[bucket];
+
+    *parameters = b->numbers;
+    *block_elements = (int64_t)b->elements;
+    return b->count;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mixer_average.c - one model of all workers' copies, and back.
+ */
+#include "base/fail.h"
+#include "base/tensor.h"
+#include "mixing/combine.h"
+#include "mixing/mixer_state.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A piece of memory whose elements are averaged. */
+struct piece {
+    DLDataType type;
+    size_t elements;
+    void *at;
+};
+
+static size_t bytes_of(const struct piece *p)
+{
+    return p->elements * p->type.bits / 8;
+}
+
+static struct piece piece_of(const DLTensor *t)
+{
+    return (struct piece){t->dtype, (size_t)dp_tensor_numel(t), dp_tensor_address(t)};
+}
+
+/* The values that an average changes: those of buckets once there are any; before, all that have a
+ * gradient. false: there is no number i. */
+static bool value_at(const struct dp_mixer *m, int32_t i, struct piece *out)
+{
+    if (i >= (m->started ? m->cut.item_count : m->config.count))
+        return false;
+    *out = piece_of(m->parameters[m->started ? m->cut.order[i] : i].value);
+    if (!m->started && m->leader[i] != i)
+        out->elements = 0;
+    return true;
+}
+
+/* ---- the sum ----------------------------------------------------------------------------------- */
+
+/* Divided first, as the seed does. */
+static int average_piece(struct dp_mixer *m, const struct piece *p)
+{
+    struct dp_request request;
+
+    dp_scale_block(p->type, p->elements, p->at, 1.0 / dp_comm_size(m->config.comm));
+    int err = dp_comm_iallreduce(m->config.comm, p->at, p->at, p->elements, p->type, DP_REDUCE_SUM,
+                                 &request);
+    return err ? err : dp_comm_wait(m->config.comm, &request, -1);
+}
+
+/* Blocks as a whole where values are views of them. */
+static int average_values(struct dp_mixer *m)
+{
+    struct piece p;
+    int err = 0;
+
+    for (int32_t i = 0; m->started && !m->config.separate && i < m->bucket_count && !err; i++) {
+        const struct dp_mixer_bucket *b = &m->buckets[i];
+        err = average_piece(m, &(struct piece){b->type, b->elements, b->view});
+    }
+    if (m->started && !m->config.separate)
+        return err;
+    for (int32_t i = 0; !err && value_at(m, i, &p); i++)
+        err = average_piece(m, &p);
+    return err;
+}
+
+static int average_buffers(struct dp_mixer *m)
+{
+    int err = 0;
+
+    for (int32_t i = 0; m->config.average_buffers && i < m->config.buffer_count && !err; i++) {
+        struct piece p = piece_of(m->config.buffers[i]);
+        if (dp_tensor_is_real(m->config.buffers[i]))
+            err = average_piece(m, &p);
+    }
+    return err;
+}
+
+/* ---- the backup -------------------------------------------------------------------------------- */
+
+enum direction { BACK_UP, RESTORE };
+
+static void copy_values(struct dp_mixer *m, enum direction direction)
+{
+    struct piece p;
+    char *at = m->backup;
+
+    for (int32_t i = 0; value_at(m, i, &p); i++) {
+        memcpy(direction == BACK_UP ? at : p.at, direction == BACK_UP ? p.at : at, bytes_of(&p));
+        at += bytes_of(&p);
+    }
+}
+
+static int back_up(struct dp_mixer *m)
+{
+    struct piece p;
+    size_t bytes = 0;
+
+    for (int32_t i = 0; !m->backup && i < m->config.count; i++) {
+        p = piece_of(m->parameters[i].value);
+        bytes += bytes_of(&p);
+    }
+    if (!m->backup)
+        m->backup = malloc(bytes + 1);
+    if (!m->backup)
+        return dp_fail(DP_ENOMEM, "no memory for a backup of %zu bytes", bytes);
+    copy_values(m, BACK_UP);
+    return 0;
+}
+
+static double distance_to_backup(struct dp_mixer *m)
+{
+    const char *at = m->backup;
+    struct piece p;
+    double squares = 0;
+
+    for (int32_t i = 0; value_at(m, i, &p); i++) {
+        squares += dp_squared_distance(p.type, p.elements, p.at, at);
+        at += bytes_of(&p);
+    }
+    return sqrt(squares);
+}
+
+/* ---- the whole --------------------------------------------------------------------------------- */
+
+/* What has come stays to be mixed, or is dropped. */
+static int settle_exchanges(struct dp_mixer *m, bool keep)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < m->bucket_count && !err; i++) {
+        err = dp_exchange_wait(&m->buckets[i].exchange);
+        if (!keep)
+            m->buckets[i].pending = false;
+    }
+    return err;
+}
+
+static int average(struct dp_mixer *m, struct dp_mixer_average *what)
+{
+    const bool back = what->revert || what->distance;
+    int err = settle_exchanges(m, what->revert);
+
+    if (!err && back)
+        err = back_up(m);
+    if (!err)
+        err = average_values(m);
+    if (!err)
+        err = average_buffers(m);
+    if (err)
+        return err;
+    if (what->distance)
+        what->l2 = distance_to_backup(m);
+    dp_mixer_spread_tied(m);
+    return 0;
+}
+
+int dp_mixer_average(struct dp_mixer *m, struct dp_mixer_average *what)
+{
+    struct dp_mixer_average none = {0};
+    int err = average(m, what ? what : &none);
+
+    if (err)
+        return dp_mixer_leave(m, err);
+    m->has_backup = what && what->revert;
+    m->averaged = true;
+    return 0;
+}
+
+int dp_mixer_revert(struct dp_mixer *m)
+{
+    if (!m->has_backup)
+        return dp_mixer_leave(m, dp_fail(DP_ESTATE, "no average to revert, expected one that keeps "
+                                         "what there was"));
+    copy_values(m, RESTORE);
+    dp_mixer_spread_tied(m);
+    m->has_backup = m->averaged = false;
+    return 0;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mixer_checkpoint.c - the state of a mixer: the optimizers' tensors, what has come and was not mixed
+ * yet, and a list of numbers:
+ *
+ *      version, iterations, traced, whether there are buckets, loss scale, its good steps,
+ *      the trace [parameters], and for each bucket: updates, pending, round, mass, sent mass
+ *
+ * Doubles are there as their bits.
+ */
+#include "base/fail.h"
+#include "mixing/mixer_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VERSION = 1, HEAD = 6, OF_BUCKET = 5, NAME_LEN = 40 };
+
+struct dp_mixer_state {
+    int64_t *numbers, number_count, *lengths;
+    struct dp_named_tensor *tensors;
+    char (*names)[NAME_LEN];
+    int32_t count;
+};
+
+static int64_t bits_of(double x)
+{
+    int64_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static double of_bits(int64_t bits)
+{
+    double x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static int64_t count_numbers(const struct dp_mixer *m)
+{
+    return HEAD + m->config.count + (int64_t)OF_BUCKET * m->bucket_count;
+}
+
+static int allocate(struct dp_mixer *m)
+{
+    const size_t buckets = (size_t)m->bucket_count;
+    struct dp_mixer_state *s = calloc(1, sizeof(*s));
+    size_t tensors = 1;
+
+    m->state = s;
+    if (!s)
+        return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
+    for (int32_t i = 0; i < m->bucket_count; i++)
+        tensors += 1 + (size_t)dp_optimizer_state_count(m->buckets[i].optimizer);
+    s->number_count = count_numbers(m);
+    s->numbers = calloc((size_t)s->number_count, sizeof(*s->numbers));
+    s->lengths = calloc(buckets + 1, sizeof(*s->lengths));
+    s->names = calloc(buckets + 1, sizeof(*s->names));
+    s->tensors = calloc(tensors, sizeof(*s->tensors));
+    if (!s->numbers || !s->lengths || !s->names || !s->tensors)
+        return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
+    return 0;
+}
+
+void dp_mixer_state_free(struct dp_mixer_state *s)
+{
+    if (!s)
+        return;
+    free(s->numbers);
+    free(s->lengths);
+    free(s->names);
+    free(s->tensors);
+    free(s);
+}
+
+/* ---- writing ------------------------------------------------------------------------------------ */
+
+static void note_numbers(const struct dp_mixer *m, int64_t *n)
+{
+    const int64_t head[HEAD] = {VERSION, m->iterations, m->traced, m->started,
+                                bits_of(m->loss_scale.scale), m->loss_scale.good};
+
+    memcpy(n, head, sizeof(head));
+    n += HEAD;
+    for (int32_t i = 0; i < m->config.count; i++)
+        *n++ = i < m->traced ? m->trace[i] : -1;
+    for (int32_t i = 0; i < m->bucket_count; i++) {
+        const struct dp_mixer_bucket *b = &m->buckets[i];
+        *n++ = b->updates;
+        *n++ = b->pending;
+        *n++ = b->exchange.round;
+        *n++ = bits_of(b->exchange.mass);
+        *n++ = bits_of(b->exchange.sent_mass);
+    }
+}
+
+static void name_tensor(struct dp_mixer_state *s, int32_t name, DLDataType type, void *data,
+                        int64_t length)
+{
+    s->lengths[name] = length;
+    s->tensors[s->count++] = (struct dp_named_tensor){
+        .name = s->names[name],
+        .tensor = {.data = data, .device = {kDLCPU, 0}, .ndim = 1, .dtype = type,
+                   .shape = &s->lengths[name]},
+    };
+}
+
+static void name_tensors(struct dp_mixer *m)
+{
+    struct dp_mixer_state *s = m->state;
+
+    s->count = 0;
+    snprintf(s->names[0], NAME_LEN, "mixer/numbers");
+    name_tensor(s, 0, (DLDataType){kDLInt, 64, 1}, s->numbers, s->number_count);
+    for (int32_t i = 0; i < m->bucket_count; i++) {
+        struct dp_mixer_bucket *b = &m->buckets[i];
+        const int32_t count = dp_optimizer_state_count(b->optimizer);
+        snprintf(s->names[i + 1], NAME_LEN, "mixer/received/%d", i);
+        name_tensor(s, i + 1, b->type, b->exchange.block[b->exchange.now], (int64_t)b->elements);
+        memcpy(s->tensors + s->count, dp_optimizer_state(b->optimizer),
+               (size_t)count * sizeof(*s->tensors));
+        s->count += count;
+    }
+}
+
+int dp_mixer_state(struct dp_mixer *m, const struct dp_named_tensor **tensors, int32_t *count)
+{
+    int err = m->open ? dp_fail(DP_ESTATE, "the state of a mixer between a forward and its step")
+                      : 0;
+
+    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+        err = dp_exchange_wait(&m->buckets[i].exchange);
+    if (!err && (!m->state || m->state->number_count != count_numbers(m))) {
+        dp_mixer_state_free(m->state);
+        err = allocate(m);
+    }
+    if (err)
+        return dp_mixer_leave(m, err);
+    note_numbers(m, m->state->numbers);
+    name_tensors(m);
+    *tensors = m->state->tensors;
+    *count = m->state->count;
+    return 0;
+}
+
+/* ---- going on ----------------------------------------------------------------------------------- */
+
+static int check_numbers(const struct dp_mixer *m, const int64_t *n, int64_t count)
+{
+    if (m->started || m->iterations)
+        return dp_fail(DP_ESTATE, "a mixer that has begun, expected a new one");
+    if (count < HEAD + m->config.count || n[0] != VERSION)
+        return dp_fail(DP_EMISMATCH, "%lld numbers of a mixer's state, version %lld, expected %d at "
+                       "least, version %d", (long long)count, count ? (long long)n[0] : 0,
+                       HEAD + m->config.count, VERSION);
+    bool sound = n[1] >= 0 && n[2] >= 0 && n[2] <= m->config.count;
+    for (int64_t i = 0; sound && i < n[2]; i++) {
+        const int64_t p = n[HEAD + i];
+        sound = p >= 0 && p < m->config.count && m->leader[p] == p && !m->ready[p];
+        if (sound)
+            m->ready[p] = true;
+    }
+    memset(m->ready, 0, (size_t)m->config.count * sizeof(*m->ready));
+    return sound ? 0 : dp_fail(DP_EMISMATCH, "numbers of another mixer's state, of other parameters");
+}
+
+static int take_buckets(struct dp_mixer *m, const int64_t *n, int64_t count)
+{
+    if (count != count_numbers(m))
+        return dp_fail(DP_EMISMATCH, "%lld numbers of a mixer's state, expected %lld: buckets of "
+                       "another size", (long long)count, (long long)count_numbers(m));
+    n += HEAD + m->config.count;
+    for (int32_t i = 0; i < m->bucket_count; i++, n += OF_BUCKET) {
+        struct dp_mixer_bucket *b = &m->buckets[i];
+        b->updates = n[0];
+        b->pending = n[1];
+        dp_exchange_restore(&b->exchange, n[2], of_bits(n[3]), of_bits(n[4]));
+    }
+    return 0;
+}
+
+int dp_mixer_resume(struct dp_mixer *m, const int64_t *numbers, int64_t count)
+{
+    int err = check_numbers(m, numbers, count);
+
+    if (err)
+        return dp_mixer_leave(m, err);
+    m->traced = (int32_t)numbers[2];
+    for (int32_t i = 0; i < m->traced; i++)
+        m->trace[i] = (int32_t)numbers[HEAD + i];
+    m->loss_scale.scale = of_bits(numbers[4]);
+    m->loss_scale.good = (int32_t)numbers[5];
+    if (numbers[3])
+        err = dp_mixer_start(m);
+    if (!err)
+        err = dp_mixer_leave(m, take_buckets(m, numbers, count));
+    if (!err)
+        m->iterations = numbers[1];
+    return err;
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mixer_start.c - after iteration 0: agree on the order of gradients, cut buckets, lay out their
+ * blocks, give each bucket its optimizer.
+ */
+#include "base/fail.h"
+#include "base/tensor.h"
+#include "mixing/mixer_state.h"
+#include <dualpipe/memory.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK_ALIGN = 256 };
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+}
+
+/* ---- the cut ----------------------------------------------------------------------------------- */
+
+/* The trace is already one of leaders. */
+static int agree_on_trace(const struct dp_mixer *m)
+{
+    uint64_t hash = (uint64_t)m->traced;
+
+    for (int32_t i = 0; i < m->traced; i++)
+        hash = (hash ^ (uint64_t)m->trace[i]) * UINT64_C(0x100000001b3) + 1;
+    return dp_comm_agree(m->config.comm, "order in which gradients became complete", hash);
+}
+
+static int cut(struct dp_mixer *m)
+{
+    const struct dp_bucket_rule rule = {m->config.bucket_bytes, m->config.compat};
+    struct dp_bucket_item *items = calloc((size_t)m->config.count + 1, sizeof(*items));
+
+    if (!items)
+        return dp_fail(DP_ENOMEM, "no memory for the buckets of %d parameters", m->config.count);
+    for (int32_t i = 0; i < m->config.count; i++) {
+        const DLTensor *t = m->parameters[i].value;
+        items[i] = (struct dp_bucket_item){
+            .elements = dp_tensor_numel(t),
+            .type = t->dtype.code * 256 + t->dtype.bits,
+            .element_bytes = (int32_t)dp_tensor_element_bytes(t),
+        };
+    }
+    int err = dp_buckets_cut(&rule, items, m->config.count, m->trace, m->traced, &m->cut);
+    free(items);
+    return err;
+}
+
+/* ---- one bucket -------------------------------------------------------------------------------- */
+
+/* Values move into the block; the user's tensor points there from now on. */
+static int make_views(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    const size_t bytes = round_up(b->elements * b->type.bits / 8);
+
+    b->view = aligned_alloc(BLOCK_ALIGN, bytes ? bytes : BLOCK_ALIGN);
+    if (!b->view)
+        return dp_fail(DP_ENOMEM, "no memory for a bucket of %zu bytes", bytes);
+    memset(b->view, 0, bytes);
+    for (int32_t i = 0; i < b->count; i++) {
+        const int32_t number = b->numbers[i];
+        DLTensor *t = m->parameters[number].value;
+        char *to = b->view + (size_t)m->cut.offset[number] * b->type.bits / 8;
+        char *from = dp_tensor_address(t);
+        memcpy(to, from, (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
+        /* Members of a tied group that are this memory go along. */
+        for (int32_t k = 0; k < m->config.count; k++) {
+            DLTensor *other = m->parameters[k].value;
+            if (m->leader[k] != number || dp_tensor_address(other) != from)
+                continue;
+            m->original[k] = other->data;
+            m->original_offset[k] = other->byte_offset;
+            other->data = to;
+            other->byte_offset = 0;
+        }
+    }
+    return 0;
+}
+
+static int make_optimizer(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    struct dp_optimizer_config config = m->config.optimizer;
+    int32_t *group_of = calloc((size_t)b->count + 1, sizeof(*group_of));
+
+    if (!group_of)
+        return dp_fail(DP_ENOMEM, "no memory for an optimizer");
+    for (int32_t i = 0; config.groups && i < b->count; i++)
+        group_of[i] = config.group_of[b->numbers[i]];
+    if (config.groups)
+        config.group_of = group_of;
+    int err = dp_optimizer_new(&config, b->parameters, b->count, &b->optimizer);
+    free(group_of);
+    return err;
+}
+
+static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b, char *memory)
+{
+    const size_t bytes = round_up(b->elements * b->type.bits / 8);
+    void *blocks[2] = {memory, memory + bytes};
+
+    for (int k = 0; k < 2; k++) {
+        b->beside[k] = calloc((size_t)b->count + 1, sizeof(*b->beside[k]));
+        if (!b->beside[k])
+            return dp_fail(DP_ENOMEM, "no memory for a bucket of %d parameters", b->count);
+        for (int32_t i = 0; i < b->count; i++)
+            b->beside[k][i] = (char *)blocks[k] +
+                              (size_t)m->cut.offset[b->numbers[i]] * b->type.bits / 8;
+    }
+    return dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, blocks);
+}
+
+static int describe(struct dp_mixer *m, int32_t number)
+{
+    struct dp_mixer_bucket *b = &m->buckets[number];
+    const struct dp_bucket_cut *cut = &m->cut.cuts[number];
+
+    b->numbers = m->cut.order + cut->first;
+    b->count = cut->count;
+    b->elements = (size_t)cut->block_elements;
+    b->type = m->parameters[b->numbers[0]].value->dtype;
+    b->parameters = calloc((size_t)b->count, sizeof(*b->parameters));
+    if (!b->parameters)
+        return dp_fail(DP_ENOMEM, "no memory for a bucket of %d parameters", b->count);
+    for (int32_t i = 0; i < b->count; i++) {
+        b->parameters[i] = m->parameters[b->numbers[i]];
+        b->parameters[i].tied = NULL;
+    }
+    return 0;
+}
+
+/* ---- all of them ------------------------------------------------------------------------------- */
+
+/* The blocks of all exchanges are one piece, shared with the other processes of this host where that
+ * makes messages faster. */
+static int make_memory(struct dp_mixer *m)
+{
+    const size_t shared = dp_comm_shared_bytes(m->config.comm);
+    size_t bytes = 0;
+
+    for (int32_t i = 0; i < m->bucket_count; i++)
+        bytes += 2 * round_up(m->buckets[i].elements * m->buckets[i].type.bits / 8);
+    if (shared && bytes >= shared && !dp_shared_alloc(bytes, -1, &m->memory)) {
+        m->memory_is_shared = true;
+        return 0;
+    }
+    m->memory = aligned_alloc(BLOCK_ALIGN, bytes ? bytes : BLOCK_ALIGN);
+    if (!m->memory)
+        return dp_fail(DP_ENOMEM, "no memory for exchanges of %zu bytes", bytes);
+    memset(m->memory, 0, bytes);
+    return 0;
+}
+
+static int make_buckets(struct dp_mixer *m)
+{
+    int err = 0;
+
+    m->buckets = calloc((size_t)m->cut.count + 1, sizeof(*m->buckets));
+    if (!m->buckets)
+        return dp_fail(DP_ENOMEM, "no memory for %d buckets", m->cut.count);
+    m->bucket_count = m->cut.count;
+    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+        err = describe(m, i);
+    if (!err)
+        err = make_memory(m);
+    char *memory = m->memory;
+    for (int32_t i = 0; i < m->bucket_count && !err; i++) {
+        struct dp_mixer_bucket *b = &m->buckets[i];
+        if (!m->config.separate)
+            err = make_views(m, b);
+        if (!err)
+            err = make_exchange(m, b, memory);
+        if (!err)
+            err = make_optimizer(m, b);
+        memory += 2 * round_up(b->elements * b->type.bits / 8);
+    }
+    return err;
+}
+
+int dp_mixer_start(struct dp_mixer *m)
+{
+    int err = agree_on_trace(m);
+
+    if (err)
+        return err;
+    err = cut(m);
+    if (!err)
+        err = make_buckets(m);
+    m->started = !err;
+    return dp_mixer_leave(m, err);
+}
+
+/* ---- the end ----------------------------------------------------------------------------------- */
+
+static void give_values_back(struct dp_mixer *m)
+{
+    for (int32_t i = 0; i < m->config.count; i++) {
+        DLTensor *t = m->parameters[i].value;
+        if (!m->original[i])
+            continue;
+        const void *from = dp_tensor_address(t);
+        t->data = m->original[i];
+        t->byte_offset = m->original_offset[i];
+        memcpy(dp_tensor_address(t), from, (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
+    }
+}
+
+void dp_mixer_stop(struct dp_mixer *m)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+        err = dp_exchange_wait(&m->buckets[i].exchange);
+    if (m->parameters && m->original)
+        give_values_back(m);
+    for (int32_t i = 0; i < m->bucket_count; i++) {
+        struct dp_mixer_bucket *b = &m->buckets[i];
+        dp_optimizer_free(b->optimizer);
+        dp_exchange_fini(&b->exchange);
+        free(b->parameters);
+        free(b->view);
+        free(b->beside[0]);
+        free(b->beside[1]);
+    }
+    free(m->buckets);
+    dp_buckets_fini(&m->cut);
+    if (m->memory_is_shared)
+        dp_shared_free(m->memory);
+    else
+        free(m->memory);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mixer_state.h - what a mixer consists of, for its files:
+ *
+ *      mixer.c           new and free, and what a program asks
+ *      mixer_start.c     buckets from the trace, and their blocks
+ *      mixer_update.c    forward, ready, step
+ *      mixer_average.c   the average of all workers
+ *      mixer_checkpoint.c  the state, and going on from it
+ */
+#ifndef DP_MIXING_MIXER_STATE_H
+#define DP_MIXING_MIXER_STATE_H
+
+#include "mixing/bucket.h"
+#include "mixing/exchange.h"
+#include <dualpipe/mixer.h>
+
+struct dp_mixer_bucket {
+    struct dp_optimizer *optimizer;
+    struct dp_parameter *parameters; /* [count], for the optimizer */
+    const int32_t *numbers;          /* [count] in the mixer's list */
+    int32_t count;
+    int32_t came;                    /* parameters with a complete gradient in this iteration */
+    DLDataType type;
+    size_t elements;
+    char *view;                      /* the block that the values are views of, or NULL */
+    struct dp_exchange exchange;
+    bool pending;                    /* an exchange was started and not used yet */
+    int64_t updates;
+    void **beside[2];                /* [count] of each block of the exchange, by parameter */
+};
+
+struct dp_mixer {
+    struct dp_mixer_config config;
+    struct dp_parameter *parameters; /* [count] */
+    struct dp_rate schedule;
+    struct dp_loss_scale loss_scale;
+    struct dp_exchange_group shared;
+
+    /* Gradients of an iteration. A tied group is its first member. */
+    int32_t *leader;       /* [count] of its tied group, itself otherwise; -1: frozen */
+    int32_t *members;      /* [count] of a leader's group */
+    int32_t *came;         /* [count] of those, in this iteration */
+    bool *ready;           /* [count] */
+    int32_t *trace, traced;
+
+    struct dp_buckets cut;
+    struct dp_mixer_bucket *buckets;
+    int32_t bucket_count, next; /* next: the first bucket not yet updated in this iteration */
+    void *memory;               /* of all exchanges */
+    bool memory_is_shared;
+    void **original;            /* [count] addresses of values before they became views */
+    uint64_t *original_offset;
+
+    int64_t iterations;
+    bool started;      /* buckets are made */
+    bool open;         /* between a forward and its step */
+    bool accumulating;
+    bool averaged;     /* values are an average that masters do not know of yet */
+
+    struct dp_mixer_state *state; /* what dp_mixer_state has handed out, or NULL */
+    char *backup;      /* of all values that an average changes */
+    bool has_backup;
+    double *squares;   /* [count] */
+    bool overflow;     /* in a bucket of this iteration */
+    bool has_update;   /* the next member was set */
+    struct dp_mixer_update set;
+    char *flags;       /* [ranks] */
+};
+
+int dp_mixer_start(struct dp_mixer *m);
+void dp_mixer_stop(struct dp_mixer *m);
+/* The first update, with the gradients of iteration 0. */
+int dp_mixer_first_update(struct dp_mixer *m);
+/* Copies of tied parameters become what the leader is. */
+void dp_mixer_spread_tied(struct dp_mixer *m);
+void dp_mixer_state_free(struct dp_mixer_state *state);
+/* End the group: this rank cannot go on. */
+int dp_mixer_leave(struct dp_mixer *m, int err);
+
+#endif

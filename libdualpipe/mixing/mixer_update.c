@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mixer_update.c - an iteration: gradients come in, buckets are mixed, updated and sent.
+ */
+#include "base/fail.h"
+#include "base/tensor.h"
+#include "mixing/combine.h"
+#include "mixing/mixer_state.h"
+
+#include <math.h>
+#include <string.h>
+
+/* torch's clip_grad_norm_ */
+#define CLIP_EPSILON 1e-6
+
+/* ---- tied parameters --------------------------------------------------------------------------- */
+
+static void *grad_of(const struct dp_mixer *m, int32_t i)
+{
+    return dp_tensor_address(m->parameters[i].grad);
+}
+
+/* A leader's gradient becomes the sum of its group's, and the others zero. */
+static void gather_tied_grads(struct dp_mixer *m, int32_t leader)
+{
+    const DLTensor *sum = m->parameters[leader].grad;
+    const size_t elements = (size_t)dp_tensor_numel(sum);
+
+    for (int32_t i = leader + 1; m->members[leader] > 1 && i < m->config.count; i++) {
+        const void *in[2] = {grad_of(m, leader), NULL};
+        if (m->leader[i] != leader || (in[1] = grad_of(m, i)) == in[0])
+            continue;
+        dp_combine(sum->dtype, elements, grad_of(m, leader), in, (double[]){1, 1}, 2);
+        memset(grad_of(m, i), 0, elements * sum->dtype.bits / 8);
+    }
+}
+
+void dp_mixer_spread_tied(struct dp_mixer *m)
+{
+    for (int32_t i = 0; i < m->config.count; i++) {
+        const int32_t leader = m->leader[i];
+        if (leader < 0 || leader == i)
+            continue;
+        DLTensor *t = m->parameters[i].value;
+        const void *from = dp_tensor_address(m->parameters[leader].value);
+        if (dp_tensor_address(t) != from)
+            memcpy(dp_tensor_address(t), from,
+                   (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
+    }
+}
+
+/* ---- one bucket -------------------------------------------------------------------------------- */
+
+/* What its own value is multiplied with, and what came. */
+struct weights {
+    double keep, take;
+};
+
+static struct weights mixing_weights(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    const struct dp_graph *g = m->config.graph;
+    const int32_t self = dp_comm_rank(m->config.comm);
+    struct dp_exchange *x = &b->exchange;
+    const double a = m->config.factor;
+    const int64_t round = m->config.compat ? m->iterations : x->round;
+
+    if (!b->pending || dp_exchange_is_alone(g, x->round, self))
+        return (struct weights){1, 0};
+    double own = dp_exchange_self(g, round, self);
+    if (dp_graph_group(g, x->round, self)) {
+        own -= x->includes_self || m->config.compat ? dp_exchange_share(g, round, self) : 0;
+        own += m->config.compat && !x->includes_self ? dp_exchange_share(g, x->round, self) : 0;
+    }
+    struct weights w = {(1 - a) + a * own, a};
+    if (g->push_sum) {
+        const double before = x->sent_mass, after = (1 - a) * before + a * x->mass;
+        w.keep *= before / after;
+        w.take /= after;
+        x->mass = after;
+    }
+    return w;
+}
+
+static int call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    const struct dp_mixer_config *c = &m->config;
+    const int64_t round = c->compat ? m->iterations : b->exchange.round;
+
+    if (!c->pre_average || !b->pending)
+        return 0;
+    return c->pre_average(c->user, &(struct dp_mixer_average_info){
+                                       .bucket = (int32_t)(b - m->buckets),
+                                       .round = round,
+                                       .group = dp_graph_group(c->graph, round, dp_comm_rank(c->comm)),
+                                       .parameters = b->numbers,
+                                       .received = b->beside[b->exchange.now],
+                                       .count = b->count,
+                                   });
+}
+
+/* The seed goes 1, 3, 4, 5, ... */
+static int64_t next_round(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
+{
+    if (!m->config.compat)
+        return b->updates;
+    return b->updates ? m->iterations + 1 : 1;
+}
+
+static double rate_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
+{
+    if (m->has_update)
+        return m->set.rate;
+    return m->config.schedule ? dp_rate_at(&m->schedule, b->updates) : m->config.rate;
+}
+
+static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next, double scale,
+                  bool skip)
+{
+    const struct dp_graph *g = m->config.graph;
+    struct dp_exchange *x = &b->exchange;
+    const int32_t self = dp_comm_rank(m->config.comm);
+    const struct weights w = mixing_weights(m, b);
+    const double mass = g->push_sum ? x->mass : 1;
+    const struct dp_optimizer_mix mix = {
+        .keep = w.keep,
+        .take = w.take,
+        .put = dp_exchange_share(g, next, self) * mass,
+        .buffers = b->beside[x->now],
+    };
+    return dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){
+                                               .rate = rate_of(m, b) / mass,
+                                               .scale = scale * (m->has_update ? m->set.scale : 1),
+                                               .zero_grads = true,
+                                               .skip = skip || (m->has_update && m->set.skip),
+                                               .mix = &mix,
+                                           });
+}
+
+/* Number of this exchange: the same on both sides, and told apart from all others of a while. */
+static uint64_t tag_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
+{
+    return (uint64_t)(b - m->buckets) << 40 | ((uint64_t)b->updates & 0xffffffffff);
+}
+
+static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, bool skip)
+{
+    const int64_t round = next_round(m, b);
+    int err = dp_exchange_wait(&b->exchange);
+
+    if (!err)
+        err = call_hook(m, b);
+    if (!err)
+        err = update(m, b, round, scale, skip);
+    if (err)
+        return err;
+    b->updates++;
+    err = dp_exchange_start(&b->exchange, round, tag_of(m, b));
+    b->pending = !err;
+    return err;
+}
+
+/* ---- gradients --------------------------------------------------------------------------------- */
+
+static int sum_squares(struct dp_mixer *m, struct dp_mixer_bucket *b, double *sum)
+{
+    int err = dp_gradient_squares(b->parameters, b->count, m->squares);
+
+    if (!err)
+        *sum += dp_gradient_sum(b->parameters, b->count, NULL, m->squares);
+    return err;
+}
+
+/* What gradients of this sum of squares, loss scale included, are multiplied with. */
+static double scale_of(const struct dp_mixer *m, double squares)
+{
+    const double loss_scale = dp_mixer_loss_scale(m);
+
+    return dp_clip_factor(sqrt(squares) / loss_scale, m->config.clip_norm, CLIP_EPSILON) / loss_scale;
+}
+
+/* As the seed does: a bucket by itself. */
+static int process_alone(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    const bool scaled = m->config.loss_scale;
+    double squares = 0;
+    int err = scaled || m->config.clip_norm > 0 ? sum_squares(m, b, &squares) : 0;
+    const bool skip = scaled && !isfinite(squares);
+
+    m->overflow = m->overflow || skip;
+    if (!err)
+        err = process(m, b, skip ? 1 : scale_of(m, squares), skip);
+    if (!err && scaled && b == &m->buckets[m->bucket_count - 1]) {
+        dp_loss_scale_update(&m->loss_scale, m->overflow);
+        m->overflow = false;
+    }
+    return err;
+}
+
+/* Whether a worker has an overflow. */
+static int agree_on_overflow(struct dp_mixer *m, bool *overflow)
+{
+    const int size = dp_comm_size(m->config.comm);
+    const char mine = *overflow;
+    int err = dp_comm_allgather(m->config.comm, &mine, m->flags, 1);
+
+    for (int i = 0; i < size && !err; i++)
+        *overflow = *overflow || m->flags[i];
+    return err;
+}
+
+/* All buckets with one factor. */
+static int process_together(struct dp_mixer *m)
+{
+    const bool global = m->config.clip == DP_CLIP_GLOBAL, scaled = m->config.loss_scale;
+    double all = 0;
+    bool overflow;
+    int err = 0;
+
+    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+        err = sum_squares(m, &m->buckets[i], &all);
+    overflow = scaled && !isfinite(all);
+    if (!err && scaled)
+        err = agree_on_overflow(m, &overflow);
+    for (; m->next < m->bucket_count && !err; m->next++) {
+        double squares = global ? all : 0;
+        if (!global && m->config.clip_norm > 0)
+            err = sum_squares(m, &m->buckets[m->next], &squares);
+        if (!err)
+            err = process(m, &m->buckets[m->next], overflow ? 1 : scale_of(m, squares), overflow);
+    }
+    if (!err && scaled)
+        dp_loss_scale_update(&m->loss_scale, overflow);
+    return err;
+}
+
+/* Whether updates must wait until all gradients are known. */
+static bool waits_for_all(const struct dp_mixer *m)
+{
+    return (m->config.clip_norm > 0 && m->config.clip == DP_CLIP_GLOBAL) ||
+           (m->config.loss_scale && !m->config.compat);
+}
+
+/* In order, so that exchanges are the same ones on both sides; complete ones, or all. */
+static int process_buckets(struct dp_mixer *m, bool all)
+{
+    int err = 0;
+
+    if (waits_for_all(m))
+        return all ? process_together(m) : 0;
+    while (!err && m->next < m->bucket_count) {
+        struct dp_mixer_bucket *b = &m->buckets[m->next];
+        if (!all && b->came < b->count)
+            break;
+        m->next++;
+        err = process_alone(m, b);
+    }
+    return err;
+}
+
+/* ---- iterations -------------------------------------------------------------------------------- */
+
+static void begin_iteration(struct dp_mixer *m)
+{
+    memset(m->ready, 0, (size_t)m->config.count * sizeof(*m->ready));
+    memset(m->came, 0, (size_t)m->config.count * sizeof(*m->came));
+    for (int32_t i = 0; i < m->bucket_count; i++)
+        m->buckets[i].came = 0;
+    m->next = 0;
+}
+
+static int finish_updates(struct dp_mixer *m)
+{
+    int err = process_buckets(m, true);
+
+    dp_mixer_spread_tied(m);
+    return err;
+}
+
+static void take_average(struct dp_mixer *m)
+{
+    for (int32_t i = 0; m->averaged && i < m->bucket_count; i++)
+        dp_optimizer_read_values(m->buckets[i].optimizer);
+    m->averaged = false;
+}
+
+int dp_mixer_forward(struct dp_mixer *m, bool training)
+{
+    int err = 0;
+
+    if (m->iterations == 1 && !m->started) {
+        err = dp_mixer_start(m);
+        for (int32_t i = 0; i < m->config.count && !err; i++)
+            if (m->leader[i] == i)
+                gather_tied_grads(m, i);
+        if (!err)
+            err = dp_mixer_leave(m, finish_updates(m));
+    }
+    if (err)
+        return err;
+    if (training && !m->accumulating)
+        m->iterations++;
+    if (training)
+        m->open = true;
+    begin_iteration(m);
+    dp_comm_progress_start(m->config.comm);
+    return 0;
+}
+
+static int check_ready(const struct dp_mixer *m, int32_t i)
+{
+    if (i < 0 || i >= m->config.count)
+        return dp_fail(DP_EINVAL, "gradient of parameter %d, expected 0 to %d", i, m->config.count - 1);
+    if (m->leader[i] < 0)
+        return dp_fail(DP_EINVAL, "gradient of parameter '%s', which is frozen, expected none",
+                       m->parameters[i].name);
+    if (m->ready[i])
+        return dp_fail(DP_EUNSUPPORTED, "the gradient of parameter '%s' was complete already in this "
+                       "iteration: a parameter that is used twice is called ready after its last use",
+                       m->parameters[i].name);
+    return 0;
+}
+
+int dp_mixer_ready(struct dp_mixer *m, int32_t parameter)
+{
+    int err = m->accumulating ? 0 : check_ready(m, parameter);
+
+    if (err || m->accumulating)
+        return dp_mixer_leave(m, err);
+    const int32_t leader = m->leader[parameter];
+    m->ready[parameter] = true;
+    if (++m->came[leader] < m->members[leader])
+        return 0;
+    if (!m->started) {
+        m->trace[m->traced++] = leader;
+        return 0;
+    }
+    if (m->cut.bucket_of[leader] < 0)
+        return 0;
+    gather_tied_grads(m, leader);
+    take_average(m);
+    m->buckets[m->cut.bucket_of[leader]].came++;
+    err = dp_mixer_leave(m, process_buckets(m, false));
+    if (!err)
+        dp_comm_progress_start(m->config.comm);
+    return err;
+}
+
+int dp_mixer_step(struct dp_mixer *m)
+{
+    int err = 0;
+
+    if (!m->open)
+        return dp_mixer_leave(m, dp_fail(DP_ESTATE, "a step without a forward before"));
+    m->open = false;
+    if (m->started && !m->accumulating) {
+        take_average(m);
+        err = dp_mixer_leave(m, finish_updates(m));
+    }
+    if (!err)
+        dp_comm_progress_start(m->config.comm);
+    return err;
+}
+
+int dp_mixer_set_update(struct dp_mixer *m, const struct dp_mixer_update *update)
+{
+    if (!isfinite(update->rate) || !isfinite(update->scale))
+        return dp_mixer_leave(m, dp_fail(DP_EINVAL,
+                                         "update of a mixer: rate %g, scale of gradients %g, "
+                                         "expected numbers",
+                                         update->rate, update->scale));
+    m->set = *update;
+    m->has_update = true;
+    return 0;
+}
+
+int dp_mixer_accumulate(struct dp_mixer *m, bool on)
+{
+    m->accumulating = on;
+    return 0;
+}

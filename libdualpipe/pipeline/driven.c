@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Execution by messages: a rank takes whatever message comes, from any rank, and does the work that
+ * the message makes possible.
+ *
+ *      activation of (slot, mb)   F of slot, and of the slots after it on this rank; then its
+ * message gradient of (slot, mb)     B of slot, and of the slots before it on this rank; then its
+ * message
+ *
+ * The plan of the list is the table of what there is to do: its entries have their memory and their
+ * requests, only their order is not used. Weight parts that wait for their turn in fixed order do
+ * so here too, with the turns found as backwards end.
+ *
+ * Receives are posted for as many messages as the step brings, DP_LANDINGS at a time, and never
+ * more: none is left when the step ends. All kinds of messages share one channel; the tag says
+ * which one it is.
+ */
+#include "pipeline/steps.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NONE = UINT32_MAX };
+
+/* One micro-batch of a slot: its entries of the plan, and what has happened to it in this step. */
+struct driven_mb {
+    uint32_t recv_f, forward, send_f;
+    uint32_t recv_b, recompute, backward, send_b;
+    uint32_t weight; /* WEIGHT or ADD, where its weight part waits for its turn */
+    bool input_came, gradient_came, backward_done, added;
+};
+
+struct driven_slot {
+    uint32_t first_sum, sums; /* entries that make one gradient of the slot's sets */
+    int32_t inputs_left, gradients_left, forwards_left, parts_left;
+    bool summed;
+};
+
+struct dp_driven {
+    struct driven_mb *mbs; /* [slots * mb_count] */
+    int32_t mb_count;
+    uint32_t expected; /* messages of a step */
+    uint32_t posted, received;
+    int32_t forwards_left, backwards_left;
+    int32_t starts_left; /* backwards that begin here with the loss */
+    bool trains;
+    int slots;
+    struct driven_slot slot[DP_MAX_SLOTS];
+};
+
+static struct driven_mb *mb_of(const struct dp_driven *d, int slot, int32_t mb)
+{
+    return &d->mbs[(size_t)slot * (size_t)d->mb_count + (size_t)mb];
+}
+
+/* ---- the tables of a plan -------------------------------------------------------------------- */
+
+static void note_entry(struct dp_driven *d, const struct dp_plan_op *op, uint32_t i)
+{
+    struct driven_mb *m = mb_of(d, op->slot, (int32_t)op->mb);
+    const bool forward = op->message.channel == DP_CHANNEL_ACTIVATION;
+
+    switch ((enum dp_plan_kind)op->kind) {
+    case DP_PLAN_RECV:
+        *(forward ? &m->recv_f : &m->recv_b) = i;
+        d->expected++;
+        return;
+    case DP_PLAN_SEND:
+        *(forward ? &m->send_f : &m->send_b) = i;
+        return;
+    case DP_PLAN_FORWARD:
+        m->forward = i;
+        return;
+    case DP_PLAN_RECOMPUTE:
+        m->recompute = i;
+        return;
+    case DP_PLAN_BACKWARD:
+    case DP_PLAN_INPUT:
+        m->backward = i;
+        return;
+    case DP_PLAN_WEIGHT:
+    case DP_PLAN_ADD:
+        m->weight = i;
+        return;
+    default: /* SUM, ROUND: one after the other */
+        if (!d->slot[op->slot].sums++)
+            d->slot[op->slot].first_sum = i;
+        return;
+    }
+}
+
+static const struct driven_mb no_entries = {
+    .recv_f = NONE,
+    .forward = NONE,
+    .send_f = NONE,
+    .recv_b = NONE,
+    .recompute = NONE,
+    .backward = NONE,
+    .send_b = NONE,
+    .weight = NONE,
+};
+
+int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program)
+{
+    const struct dp_plan *plan = &program->plan;
+    const size_t n = (size_t)pipe->slots * (size_t)program->schedule->mb_per_stream;
+    struct dp_driven *d = calloc(1, sizeof(*d));
+
+    program->driven = d;
+    if (d)
+        d->mbs = malloc(n * sizeof(*d->mbs) + 1);
+    if (!d || !d->mbs)
+        return dp_fail(DP_ENOMEM, "no memory for %zu micro-batches that messages drive", n);
+    for (size_t i = 0; i < n; i++)
+        d->mbs[i] = no_entries;
+    d->mb_count = program->schedule->mb_per_stream;
+    d->slots = pipe->slots;
+    d->trains = !program->schedule->forward_only;
+    for (size_t i = 0; i < plan->count; i++)
+        note_entry(d, &plan->ops[i], (uint32_t)i);
+    return 0;
+}
+
+void dp_driven_fini(struct dp_program *program)
+{
+    if (program->driven)
+        free(program->driven->mbs);
+    free(program->driven);
+    program->driven = NULL;
+}
+
+size_t dp_driven_landing_bytes(const struct dp_pipeline *pipe)
+{
+    size_t most = 0;
+
+    for (int i = 0; i < pipe->program_count; i++) {
+        const struct dp_plan *plan = &pipe->programs[i].plan;
+        for (size_t k = 0; k < plan->count && pipe->programs[i].driven; k++)
+            if (plan->ops[k].kind == DP_PLAN_RECV && plan->ops[k].message.len >= most)
+                most = plan->ops[k].message.len + 1;
+    }
+    return (most + 255) / 256 * 256;
+}
+
+/* ---- entries --------------------------------------------------------------------------------- */
+
+static const struct dp_plan_op *entry(const struct dp_pipeline *pipe, uint32_t i)
+{
+    return &pipe->plan.ops[i];
+}
+
+/* The wait before it belongs to the first entry that a message leads to. */
+static int run(struct dp_pipeline *pipe, uint32_t i)
+{
+    int err = dp_messages_progress(pipe);
+
+    if (!err)
+        err = dp_pipeline_run_entry(pipe, entry(pipe, i));
+    pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
+    pipe->now.waited_for = -1;
+    return err;
+}
+
+static int run_if(struct dp_pipeline *pipe, uint32_t i)
+{
+    return i == NONE ? 0 : run(pipe, i);
+}
+
+static int send_if(struct dp_pipeline *pipe, uint32_t i)
+{
+    return i == NONE ? 0 : dp_messages_send(pipe, entry(pipe, i));
+}
+
+/* ---- weight parts, each in its turn -----------------------------------------------------------
+ */
+
+/* Whether the weight part, whose backward is done, may be added. */
+static bool has_turn(const struct dp_driven *d, int slot, int32_t mb)
+{
+    const struct driven_mb *m = mb_of(d, slot, mb);
+    return m->weight == NONE || mb_of(d, slot, mb - 1)->added;
+}
+
+/* Later slots with the same parameters are summed first. */
+static bool may_sum(const struct dp_pipeline *pipe, int slot)
+{
+    const struct dp_driven *d = pipe->driven;
+    const int location = dp_pipeline_slot(pipe, slot)->location;
+    bool may = !d->slot[slot].parts_left && !d->slot[slot].summed;
+
+    for (int later = slot + 1; later < d->slots && may; later++)
+        may = d->slot[later].summed || dp_pipeline_slot(pipe, later)->location != location;
+    return may;
+}
+
+/* The sets of slots whose last part has been added become one. */
+static int add_sums(struct dp_pipeline *pipe)
+{
+    int err = 0;
+
+    for (int slot = pipe->driven->slots - 1; slot >= 0 && !err; slot--) {
+        struct driven_slot *s = &pipe->driven->slot[slot];
+        if (!may_sum(pipe, slot))
+            continue;
+        for (uint32_t i = 0; i < s->sums && !err; i++)
+            err = run(pipe, s->first_sum + i);
+        s->summed = true;
+    }
+    return err;
+}
+
+/* The weight part of a backward that has just ended, and those that waited for it. */
+static int add_weights(struct dp_pipeline *pipe, int slot, int32_t mb)
+{
+    struct dp_driven *d = pipe->driven;
+    int err = 0;
+
+    for (; mb < d->mb_count && !err; mb++) {
+        struct driven_mb *m = mb_of(d, slot, mb);
+        if (!m->backward_done || m->added || !has_turn(d, slot, mb))
+            break;
+        err = run_if(pipe, m->weight);
+        m->added = true;
+        d->slot[slot].parts_left--;
+    }
+    return err || d->slot[slot].parts_left ? err : add_sums(pipe);
+}
+
+/* ---- chains of slots on this rank ---------------------------------------------------------------
+ */
+
+static int run_forwards(struct dp_pipeline *pipe, int slot, int32_t mb)
+{
+    struct dp_driven *d = pipe->driven;
+    const struct dp_slot *at;
+    int err;
+
+    do {
+        struct driven_mb *m = mb_of(d, slot, mb);
+        at = dp_pipeline_slot(pipe, slot);
+        err = run(pipe, m->forward);
+        if (!err)
+            err = send_if(pipe, m->send_f);
+        d->forwards_left--;
+        d->slot[slot].forwards_left--;
+        slot = at->next_slot;
+    } while (!err && at->next == pipe->rank);
+    return err;
+}
+
+/* The gradient goes out before the weights are added. */
+static int run_backwards(struct dp_pipeline *pipe, int slot, int32_t mb)
+{
+    struct dp_driven *d = pipe->driven;
+    const struct dp_slot *at;
+    int err;
+
+    do {
+        struct driven_mb *m = mb_of(d, slot, mb);
+        at = dp_pipeline_slot(pipe, slot);
+        err = run_if(pipe, m->recompute);
+        if (!err)
+            err = run(pipe, m->backward);
+        if (!err)
+            err = send_if(pipe, m->send_b);
+        m->backward_done = true;
+        if (!err)
+            err = add_weights(pipe, slot, mb);
+        d->backwards_left--;
+        slot = at->prev_slot;
+    } while (!err && at->prev == pipe->rank);
+    return err;
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static int post(struct dp_pipeline *pipe)
+{
+    struct dp_driven *d = pipe->driven;
+    int err = 0;
+
+    while (d->posted < d->expected && d->posted - d->received < DP_LANDINGS && !err) {
+        struct dp_landing *landing = &pipe->landings[d->posted % DP_LANDINGS];
+        err = dp_comm_irecv_any(pipe->config.comm, DP_ANY_SOURCE, DP_CHANNEL_ACTIVATION,
+                                landing->memory, pipe->landing_bytes, &landing->request);
+        d->posted += !err;
+    }
+    return err;
+}
+
+/* A rank that some message is missing of: of the earliest stage whose inputs have not all come,
+ * else of the last whose gradients have not. That rank misses none of a later stage's inputs, or of
+ * an earlier one's gradients, so that following such ranks leads to one that waits for none. */
+static int awaited(const struct dp_pipeline *pipe)
+{
+    const struct dp_driven *d = pipe->driven;
+
+    for (int slot = 0; slot < d->slots; slot++)
+        if (d->slot[slot].inputs_left)
+            return dp_pipeline_slot(pipe, slot)->prev;
+    for (int slot = d->slots - 1; slot >= 0; slot--)
+        if (d->slot[slot].gradients_left)
+            return dp_pipeline_slot(pipe, slot)->next;
+    return -1;
+}
+
+/* The receive of the plan that is for this message, NONE: it is no message of this step. */
+static uint32_t find_receive(const struct dp_pipeline *pipe, const struct dp_received *got)
+{
+    const struct dp_driven *d = pipe->driven;
+    const int32_t mb = got->tag & DP_MAX_MB;
+
+    for (int slot = 0; slot < d->slots && mb < d->mb_count; slot++) {
+        const struct driven_mb *m = mb_of(d, slot, mb);
+        const uint32_t receives[] = {m->input_came ? NONE : m->recv_f,
+                                     m->gradient_came ? NONE : m->recv_b};
+        for (int i = 0; i < 2; i++) {
+            const struct dp_plan_message *wanted =
+                receives[i] == NONE ? NULL : &entry(pipe, receives[i])->message;
+            if (wanted &&
+                dp_messages_tag(pipe, wanted->channel, wanted->stage, (uint32_t)mb) == got->tag)
+                return receives[i];
+        }
+    }
+    return NONE;
+}
+
+static int check_message(const struct dp_pipeline *pipe, const struct dp_received *got, uint32_t i)
+{
+    if (i == NONE)
+        return dp_fail(DP_EMISMATCH,
+                       "a message of rank %d with tag %llx: expected none of this step", got->peer,
+                       (unsigned long long)got->tag);
+    const struct dp_plan_message *m = &entry(pipe, i)->message;
+    const int peer = pipe->config.schedule->group_rank[m->peer];
+    const size_t len = dp_messages_len(pipe, entry(pipe, i));
+
+    if (got->peer == peer && got->len == len)
+        return 0;
+    return dp_fail(
+        DP_EMISMATCH,
+        "a message of stage %d, micro-batch %u: %zu bytes of rank %d, expected %zu bytes "
+        "of rank %d",
+        m->stage, entry(pipe, i)->mb, got->len, got->peer, len, peer);
+}
+
+static int copy_message(struct dp_pipeline *pipe, const struct dp_plan_op *op, const char *from,
+                        size_t len)
+{
+    char *to = pipe->memory + op->message.offset;
+
+    if (pipe->staged)
+        return dp_compute_copy(pipe, to, from, len);
+    memcpy(to, from, len);
+    return 0;
+}
+
+/* The oldest receive has its message: to its place, and the next receive into the same memory. */
+static int store_message(struct dp_pipeline *pipe, uint32_t *out)
+{
+    struct dp_driven *d = pipe->driven;
+    const struct dp_landing *landing = &pipe->landings[d->received % DP_LANDINGS];
+    struct dp_received got;
+
+    dp_comm_received(pipe->config.comm, &landing->request, &got);
+    const uint32_t i = find_receive(pipe, &got);
+    int err = check_message(pipe, &got, i);
+    if (!err)
+        err = copy_message(pipe, entry(pipe, i), landing->memory, got.len);
+    d->received++;
+    *out = i;
+    return err ? err : post(pipe);
+}
+
+static int work_on(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    struct dp_driven *d = pipe->driven;
+    struct driven_mb *m = mb_of(d, op->slot, (int32_t)op->mb);
+
+    if (op->message.channel == DP_CHANNEL_ACTIVATION) {
+        m->input_came = true;
+        d->slot[op->slot].inputs_left--;
+        return run_forwards(pipe, op->slot, (int32_t)op->mb);
+    }
+    m->gradient_came = true;
+    d->slot[op->slot].gradients_left--;
+    return run_backwards(pipe, op->slot, (int32_t)op->mb);
+}
+
+/* DP_EAGAIN: none is there, and there is something better to do than to wait. */
+static int take_message(struct dp_pipeline *pipe, bool wait)
+{
+    struct dp_driven *d = pipe->driven;
+    struct dp_request *request = &pipe->landings[d->received % DP_LANDINGS].request;
+    uint32_t i;
+
+    if (d->received == d->expected)
+        return DP_EAGAIN;
+    int err = wait ? dp_messages_wait_request(pipe, request, awaited(pipe))
+                   : dp_comm_test(pipe->config.comm, request);
+    if (!err)
+        err = store_message(pipe, &i);
+    return err ? err : work_on(pipe, entry(pipe, i));
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static void reset_slot(const struct dp_pipeline *pipe, int slot)
+{
+    struct dp_driven *d = pipe->driven;
+    struct driven_slot *s = &d->slot[slot];
+
+    s->inputs_left = s->gradients_left = 0;
+    s->summed = false;
+    s->forwards_left = d->mb_count;
+    s->parts_left = d->trains ? d->mb_count : 0;
+    for (int32_t mb = 0; mb < d->mb_count; mb++) {
+        struct driven_mb *m = mb_of(d, slot, mb);
+        m->input_came = m->gradient_came = m->backward_done = m->added = false;
+        s->inputs_left += m->recv_f != NONE;
+        s->gradients_left += m->recv_b != NONE;
+    }
+}
+
+static int begin(struct dp_pipeline *pipe)
+{
+    struct dp_driven *d = pipe->driven;
+    const int first = pipe->ends.first_slot;
+
+    d->posted = d->received = 0;
+    d->forwards_left = d->slots * d->mb_count;
+    d->backwards_left = d->trains ? d->forwards_left : 0;
+    d->starts_left = d->trains && pipe->ends.last_slot >= 0 ? d->mb_count : 0;
+    for (int slot = 0; slot < d->slots; slot++)
+        reset_slot(pipe, slot);
+    int err = post(pipe);
+    for (int32_t mb = 0; mb < d->mb_count && first >= 0 && !err; mb++)
+        err = run_forwards(pipe, first, mb);
+    return err;
+}
+
+/* The highest micro-batch whose backward has not begun on the last stage. */
+static int start_backward(struct dp_pipeline *pipe)
+{
+    return run_backwards(pipe, pipe->ends.last_slot, --pipe->driven->starts_left);
+}
+
+int dp_driven_run(struct dp_pipeline *pipe, bool forwards, bool backwards)
+{
+    struct dp_driven *d = pipe->driven;
+    int err = forwards ? begin(pipe) : 0;
+
+    while (!err && (d->forwards_left || (backwards && d->backwards_left))) {
+        bool may_start =
+            backwards && d->starts_left && !d->slot[pipe->ends.last_slot].forwards_left;
+        err = take_message(pipe, !may_start);
+        if (err == DP_EAGAIN && may_start)
+            err = start_backward(pipe);
+    }
+    return err;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * evict.h - save areas that wait on the host between the forward and the backward of a micro-batch.
+ *
+ *      device   [F saves .... EVICT]                    [FETCH .... B reads]     two lifetimes
+ *      host                  [EVICT ...................... B]                    one
+ *
+ *      EVICT    down stream:  waits for compute; copy; evicted[n]
+ *      FETCH    up stream:    waits for compute, for evicted[n] and for evicted[] of what had its
+ *                             memory; copy; fetched[n]
+ *      compute  waits for evicted[] of what had the memory that it writes, and for fetched[] of
+ *               what it reads
+ *
+ * The evictions of a rank are numbered in the order of its list. Streams are in order, so an entry waits
+ * for one number in each direction at most.
+ */
+#ifndef DP_PIPELINE_EVICT_H
+#define DP_PIPELINE_EVICT_H
+
+#include "pipeline/plan.h"
+
+struct dp_pipeline;
+
+struct dp_evictions {
+    struct dp_device_stream *down, *up;
+    struct dp_device_event *compute;              /* what compute has done so far */
+    struct dp_device_event **evicted, **fetched; /* [count] */
+    uint32_t count;
+    char *host; /* plan.host_bytes */
+};
+
+/* With pipe->most. */
+int dp_evictions_init(struct dp_pipeline *pipe);
+void dp_evictions_fini(struct dp_pipeline *pipe);
+
+/* EVICT, FETCH. */
+int dp_evict_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* Before a compute: what it writes is free, what it reads is there. */
+int dp_evict_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* After a failure: nothing is being copied any more. */
+void dp_evict_forget(struct dp_pipeline *pipe);
+
+#endif

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pipeline/lifetimes.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct dp_op *ops_of(const struct dp_plan_source *source, uint32_t *count)
+{
+    *count = (uint32_t)dp_schedule_count(source->schedule, source->rank);
+    return dp_schedule_ops(source->schedule, source->rank);
+}
+
+static const struct dp_slot *slot_of(const struct dp_plan_source *source, uint32_t slot)
+{
+    return dp_schedule_slot(source->schedule, source->rank, (int)slot);
+}
+
+bool dp_lifetimes_is_pair(const struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
+                          uint32_t i)
+{
+    uint32_t count;
+    const struct dp_op *op = ops_of(source, &count) + i;
+
+    if (op->kind != DP_OP_F || !op->overlap || i + 1 >= count || op[1].kind != DP_OP_B)
+        return false;
+    const struct dp_stage_ops *ops = source->stages[op->slot].ops;
+    bool waits = dp_order_part(&lifetimes->order, op[1].slot, op[1].mb)->turn > i + 1;
+    return ops == source->stages[op[1].slot].ops && ops->fwd_bwd && !waits;
+}
+
+static bool has_mb(const struct dp_op *op)
+{
+    return op->kind != DP_OP_COMMIT && op->kind != DP_OP_REDUCE && op->kind != DP_OP_REDUCE_WAIT;
+}
+
+/* ---- when ---------------------------------------------------------------------------------- */
+
+static uint32_t next_commit(const struct dp_op *ops, uint32_t count, uint32_t i)
+{
+    for (i++; i < count; i++)
+        if (ops[i].kind == DP_OP_COMMIT)
+            return i;
+    return count;
+}
+
+/* Until when a message posted at i needs its buffer. */
+static uint32_t end_of_send(const struct dp_op *ops, uint32_t count, uint32_t i)
+{
+    return next_commit(ops, count, next_commit(ops, count, i));
+}
+
+static void note_backward(const struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
+                          struct dp_lifetime_steps *m, uint32_t i)
+{
+    bool paired = i && dp_lifetimes_is_pair(lifetimes, source, i - 1);
+    m->b_first = paired ? i - 1 : i;
+    m->b = i;
+}
+
+static void note_step(const struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
+                      struct dp_lifetime_steps *m, uint32_t i)
+{
+    uint32_t count;
+    const struct dp_op *ops = ops_of(source, &count);
+
+    switch ((enum dp_op_kind)ops[i].kind) {
+    case DP_OP_F:
+        m->f = i;
+        m->done = source->schedule->forward_only
+                      ? i
+                      : dp_order_part(&lifetimes->order, ops[i].slot, ops[i].mb)->turn;
+        break;
+    case DP_OP_B:
+    case DP_OP_I:
+        note_backward(lifetimes, source, m, i);
+        break;
+    case DP_OP_RECOMPUTE:
+        m->again = i;
+        break;
+    case DP_OP_EVICT:
+        m->evict = i;
+        break;
+    case DP_OP_FETCH:
+        m->fetch = i;
+        break;
+    case DP_OP_RECV_F:
+        m->recv_f = i;
+        break;
+    case DP_OP_RECV_B:
+        m->recv_b = i;
+        break;
+    case DP_OP_SEND_F:
+        m->sent_f = end_of_send(ops, count, i);
+        break;
+    case DP_OP_SEND_B:
+        m->sent_b = end_of_send(ops, count, i);
+        break;
+    default:
+        break;
+    }
+}
+
+static struct dp_lifetime_steps *steps_of(const struct dp_lifetimes *lifetimes,
+                                          const struct dp_op *op)
+{
+    return &lifetimes->steps[dp_lifetimes_index(lifetimes, op->slot, op->mb)];
+}
+
+static void find_steps(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
+                       size_t n)
+{
+    uint32_t count;
+    const struct dp_op *ops = ops_of(source, &count);
+
+    memset(lifetimes->steps, 0xFF, n * sizeof(*lifetimes->steps));
+    for (uint32_t i = 0; i < count; i++)
+        if (has_mb(&ops[i]))
+            note_step(lifetimes, source, steps_of(lifetimes, &ops[i]), i);
+}
+
+/* How many micro-batches of the op's slot are done at it: its own, and those that waited for it. */
+static int32_t done_at(const struct dp_lifetimes *lifetimes, const struct dp_op *op, uint32_t i)
+{
+    int32_t done = 0;
+
+    for (uint32_t mb = op->mb; mb < lifetimes->mb_count; mb++) {
+        if (lifetimes->steps[dp_lifetimes_index(lifetimes, op->slot, mb)].done != i)
+            break;
+        done++;
+    }
+    return done;
+}
+
+static void find_peak(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source)
+{
+    uint32_t count;
+    const struct dp_op *ops = ops_of(source, &count);
+    int32_t now = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        if (!has_mb(&ops[i]))
+            continue;
+        now += (ops[i].kind == DP_OP_F && !ops[i].recomputed) || ops[i].kind == DP_OP_RECOMPUTE ||
+               ops[i].kind == DP_OP_FETCH;
+        if (now > lifetimes->peak_activations)
+            lifetimes->peak_activations = now;
+        now -= ops[i].kind == DP_OP_EVICT ? 1 : done_at(lifetimes, &ops[i], i);
+    }
+}
+
+/* What the executor carries out of all that the checker allows: all that a forward saved, once, before
+ * its backward. */
+static int check_evictions(const struct dp_lifetimes *lifetimes, const struct dp_plan_source *source)
+{
+    uint32_t count;
+    const struct dp_op *ops = ops_of(source, &count);
+    char text[DP_OP_TEXT_LEN];
+
+    for (uint32_t i = 0; i < count; i++) {
+        if (ops[i].kind != DP_OP_EVICT)
+            continue;
+        if (source->driven)
+            return dp_fail(DP_EUNSUPPORTED,
+                           "schedule: rank %d, op %u: %s: execution by messages has no time at which "
+                           "it could be evicted",
+                           source->rank, i, dp_op_text(ops[i], text));
+        const struct dp_lifetime_steps *m = steps_of(lifetimes, &ops[i]);
+        bool once = m->evict == i && m->fetch != DP_NO_LIFETIME && m->fetch > i;
+        if (ops[i].argument != DP_SAVE_ALL || !once || m->fetch > m->b_first)
+            return dp_fail(DP_EUNSUPPORTED,
+                           "schedule: rank %d, op %u: %s: a pipeline evicts all that a forward saved, "
+                           "once, and fetches it before its backward",
+                           source->rank, i, dp_op_text(ops[i], text));
+    }
+    return 0;
+}
+
+/* ---- what and how long --------------------------------------------------------------------- */
+
+/* Driven by messages: what is used within one forward or backward lives during that, together with
+ * the message that starts it. Everything else lives for the whole step. */
+static void widen(const struct dp_lifetime_steps *m, uint32_t *first, uint32_t *last)
+{
+    if (*last == m->f && (*first == m->f || *first == m->recv_f)) {
+        *first = m->f;
+    } else if (*last == m->b && *first != m->f && *first != m->recv_f) {
+        *first = m->again == DP_NO_LIFETIME ? m->b : m->again;
+    } else {
+        *first = 0;
+        *last = DP_NO_LIFETIME - 1;
+    }
+}
+
+/* Of a micro-batch whose ops are m. */
+static struct dp_buffer_id add_lifetime(struct dp_lifetimes *lifetimes,
+                                        const struct dp_lifetime_steps *m, enum dp_memory_part part,
+                                        size_t bytes, uint32_t first, uint32_t last)
+{
+    struct dp_part *p = &lifetimes->parts[part];
+
+    if (lifetimes->driven)
+        widen(m, &first, &last);
+    p->lifetimes[p->count] = (struct dp_lifetime){.bytes = bytes, .first = first, .last = last};
+    return (struct dp_buffer_id){part, p->count++};
+}
+
+/* The forward's way: input and output. */
+static void add_activations(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
+                            uint32_t slot, uint32_t mb)
+{
+    const struct dp_schedule *s = source->schedule;
+    const struct dp_slot *where = slot_of(source, slot);
+    const struct dp_lifetime_steps *m = &lifetimes->steps[dp_lifetimes_index(lifetimes, slot, mb)];
+    struct dp_buffer_ids *at = &lifetimes->buffers[dp_lifetimes_index(lifetimes, slot, mb)];
+    size_t in_bytes = source->layouts[where->stage].activation.bytes;
+    size_t out_bytes = source->layouts[where->stage + 1].activation.bytes;
+
+    if (!dp_slot_is_first(where) && where->prev != source->rank)
+        at->in = add_lifetime(lifetimes, m, DP_PART_IN, in_bytes, m->recv_f, m->done);
+    else if (dp_slot_is_first(where) && source->copy_strided)
+        at->in = add_lifetime(lifetimes, m, DP_PART_IN, in_bytes, m->f, m->done);
+
+    if (where->next == source->rank) {
+        size_t next = dp_lifetimes_index(lifetimes, (uint32_t)where->next_slot, mb);
+        at->out =
+            add_lifetime(lifetimes, m, DP_PART_IN, out_bytes, m->f, lifetimes->steps[next].done);
+        lifetimes->buffers[next].in = at->out;
+    } else if (!dp_slot_is_last(where)) {
+        at->out = add_lifetime(lifetimes, m, DP_PART_OUT, out_bytes, m->f, m->sent_f);
+    } else {
+        bool kept = !s->forward_only && m->again == DP_NO_LIFETIME; /* for the loss's gradient */
+        at->out = add_lifetime(lifetimes, m, DP_PART_OUT, out_bytes, m->f, kept ? m->b : m->f);
+    }
+    if (m->again != DP_NO_LIFETIME)
+        at->again_out = add_lifetime(lifetimes, m, DP_PART_OUT, out_bytes, m->again,
+                                     dp_slot_is_last(where) ? m->b : m->again);
+}
+
+/* The way back: output gradient and input gradient. */
+static void add_gradients(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
+                          uint32_t slot, uint32_t mb)
+{
+    const struct dp_slot *where = slot_of(source, slot);
+    const struct dp_lifetime_steps *m = &lifetimes->steps[dp_lifetimes_index(lifetimes, slot, mb)];
+    struct dp_buffer_ids *at = &lifetimes->buffers[dp_lifetimes_index(lifetimes, slot, mb)];
+    size_t in_bytes = source->layouts[where->stage].gradient.bytes;
+    size_t out_bytes = source->layouts[where->stage + 1].gradient.bytes;
+
+    if (dp_slot_is_last(where))
+        at->gout = add_lifetime(lifetimes, m, DP_PART_GOUT, out_bytes, m->b_first, m->done);
+    else if (where->next != source->rank)
+        at->gout = add_lifetime(lifetimes, m, DP_PART_GOUT, out_bytes, m->recv_b, m->done);
+
+    if (where->prev == source->rank) {
+        size_t prev = dp_lifetimes_index(lifetimes, (uint32_t)where->prev_slot, mb);
+        at->gin = add_lifetime(lifetimes, m, DP_PART_GOUT, in_bytes, m->b_first,
+                               lifetimes->steps[prev].done);
+        lifetimes->buffers[prev].gout = at->gin;
+    } else if (!dp_slot_is_first(where)) {
+        at->gin = add_lifetime(lifetimes, m, DP_PART_GIN, in_bytes, m->b_first, m->sent_b);
+    }
+}
+
+/* A save area that may be evicted: before that, after it, and on the host. */
+static void add_save(struct dp_lifetimes *lifetimes, const struct dp_lifetime_steps *m, size_t bytes,
+                     uint32_t first, uint32_t last, struct dp_buffer_id *const to[3])
+{
+    struct dp_part *host = &lifetimes->host;
+
+    if (m->evict == DP_NO_LIFETIME) {
+        *to[0] = add_lifetime(lifetimes, m, DP_PART_SAVE, bytes, first, last);
+        return;
+    }
+    *to[0] = add_lifetime(lifetimes, m, DP_PART_SAVE, bytes, first, m->evict);
+    *to[1] = add_lifetime(lifetimes, m, DP_PART_SAVE, bytes, m->fetch, last);
+    host->lifetimes[host->count] =
+        (struct dp_lifetime){.bytes = bytes, .first = m->evict, .last = m->b_first};
+    *to[2] = (struct dp_buffer_id){DP_PARTS, host->count++};
+}
+
+/* Its save areas. */
+static void add_saves(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
+                      uint32_t slot, uint32_t mb)
+{
+    const struct dp_stage *stage = &source->stages[slot];
+    const struct dp_lifetime_steps *m = &lifetimes->steps[dp_lifetimes_index(lifetimes, slot, mb)];
+    struct dp_buffer_ids *at = &lifetimes->buffers[dp_lifetimes_index(lifetimes, slot, mb)];
+    struct dp_save_bytes bytes = {stage->save_bytes, stage->save_input_bytes,
+                                  stage->save_weight_bytes};
+    bool trains = !source->schedule->forward_only, twice = m->again != DP_NO_LIFETIME;
+    uint32_t first = twice ? m->again : m->f;
+
+    if (stage->save_of)
+        stage->save_of(
+            stage->user,
+            slot_of(source, slot)->stream * source->schedule->mb_per_stream + (int32_t)mb, &bytes);
+    if (bytes.whole)
+        add_save(lifetimes, m, bytes.whole, first, m->done,
+                 (struct dp_buffer_id *[]){&at->save, &at->back_save, &at->host_save});
+    if (bytes.input)
+        add_save(lifetimes, m, bytes.input, first, trains ? m->b : m->f,
+                 (struct dp_buffer_id *[]){&at->save_input, &at->back_save_input,
+                                           &at->host_save_input});
+    if (bytes.whole && twice)
+        at->first_save = add_lifetime(lifetimes, m, DP_PART_SAVE, bytes.whole, m->f, m->f);
+    if (bytes.input && twice)
+        at->first_save_input = add_lifetime(lifetimes, m, DP_PART_SAVE, bytes.input, m->f, m->f);
+    if (bytes.weight && trains)
+        at->save_weight =
+            add_lifetime(lifetimes, m, DP_PART_SAVE, bytes.weight, m->b_first, m->done);
+}
+
+static void add_lifetimes(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source)
+{
+    uint32_t slots = (uint32_t)dp_schedule_slot_count(source->schedule, source->rank);
+
+    for (uint32_t slot = 0; slot < slots; slot++)
+        for (uint32_t mb = 0; mb < lifetimes->mb_count; mb++) {
+            add_saves(lifetimes, source, slot, mb);
+            add_activations(lifetimes, source, slot, mb);
+            if (!source->schedule->forward_only)
+                add_gradients(lifetimes, source, slot, mb);
+        }
+}
+
+/* ---- where --------------------------------------------------------------------------------- */
+
+static int pack_parts(struct dp_lifetimes *lifetimes)
+{
+    for (int i = 0; i < DP_PARTS; i++) {
+        struct dp_part *part = &lifetimes->parts[i];
+        int err = dp_offsets_plan(part->lifetimes, part->count, &part->bytes, &part->before);
+        if (err)
+            return err;
+        part->base = lifetimes->bytes;
+        lifetimes->bytes += part->bytes;
+    }
+    struct dp_part *host = &lifetimes->host;
+    return dp_offsets_plan(host->lifetimes, host->count, &host->bytes, &host->before);
+}
+
+int dp_lifetimes_init(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source)
+{
+    size_t slots = (size_t)dp_schedule_slot_count(source->schedule, source->rank);
+    size_t n = slots * (size_t)source->schedule->mb_per_stream;
+    bool failed = false;
+    int err;
+
+    *lifetimes = (struct dp_lifetimes){.mb_count = (uint32_t)source->schedule->mb_per_stream,
+                                       .driven = source->driven};
+    lifetimes->steps = malloc(n * sizeof(*lifetimes->steps) + 1);
+    lifetimes->buffers = malloc(n * sizeof(*lifetimes->buffers) + 1);
+    for (int i = 0; i < DP_PARTS; i++) {
+        lifetimes->parts[i].lifetimes = malloc((7 * n + 1) * sizeof(struct dp_lifetime));
+        failed |= !lifetimes->parts[i].lifetimes;
+    }
+    lifetimes->host.lifetimes = malloc((2 * n + 1) * sizeof(struct dp_lifetime));
+    failed |= !lifetimes->host.lifetimes;
+    err = dp_order_init(&lifetimes->order, source->schedule, source->rank, source->stages,
+                        source->order_blocks, source->driven);
+    if (failed || !lifetimes->steps || !lifetimes->buffers) {
+        err = dp_fail(DP_ENOMEM, "no memory to plan %zu micro-batches", n);
+    } else if (!err) {
+        memset(lifetimes->buffers, 0xFF, n * sizeof(*lifetimes->buffers));
+        find_steps(lifetimes, source, n);
+        err = check_evictions(lifetimes, source);
+    }
+    if (!err) {
+        find_peak(lifetimes, source);
+        add_lifetimes(lifetimes, source);
+        err = pack_parts(lifetimes);
+    }
+    if (err)
+        dp_lifetimes_fini(lifetimes);
+    return err;
+}
+
+void dp_lifetimes_fini(struct dp_lifetimes *lifetimes)
+{
+    for (int i = 0; i < DP_PARTS; i++) {
+        free(lifetimes->parts[i].lifetimes);
+        dp_offset_owners_fini(&lifetimes->parts[i].before);
+    }
+    free(lifetimes->host.lifetimes);
+    dp_offset_owners_fini(&lifetimes->host.before);
+    dp_order_fini(&lifetimes->order);
+    free(lifetimes->steps);
+    free(lifetimes->buffers);
+    *lifetimes = (struct dp_lifetimes){0};
+}

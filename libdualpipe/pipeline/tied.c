@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tied parameters: the members of a group, on whatever stages and ranks, are one parameter of the
+ * model. Their gradients are summed at one of them, the owner, whose values go to all others:
+ *
+ *      stage 0 "table", rank 0      stage 3 "head", rank 3
+ *      grad += ------------------- grad, then 0
+ *      value ------------------>   value
+ *
+ * The owner is the member of the earliest stage; of two copies of that stage, the one of stream 0.
+ * Ranks go through groups and members in one order, and tensors travel in pieces, so that a fixed
+ * amount of memory is enough, on devices that the wire does not reach too.
+ */
+#include "pipeline/steps.h"
+
+#include "base/fail.h"
+#include "base/tensor.h"
+#include "pipeline/accumulator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE_BYTES = 256 << 10, NAME_LEN = 80 };
+
+/* One parameter of one slot, as its rank describes it to all. */
+struct dp_tied_member {
+    char group[NAME_LEN];
+    uint64_t group_digest;  /* of the whole name */
+    uint64_t layout_digest; /* of types and shapes */
+    uint64_t bytes, grad_elements;
+    int32_t rank, slot, stage, stream, parameter;
+    int32_t grad_bits; /* of an element; 0: frozen */
+};
+
+struct dp_tied {
+    struct dp_tied_member *members; /* by group, then stream, then stage */
+    size_t count;
+    bool reduced;    /* copies of a stage have the same gradient, summed by the step */
+    char *pieces;    /* [2 * PIECE_BYTES] of pinned memory, NULL where this rank has no member */
+    size_t *offsets; /* [ranks + 1] scratch */
+};
+
+/* ---- finding tied parameters ------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t h, uint64_t x)
+{
+    h = (h ^ x) * UINT64_C(0x9E3779B97F4A7C15);
+    return h ^ h >> 29;
+}
+
+static uint64_t digest_name(const char *name)
+{
+    uint64_t h = 1;
+
+    for (; *name; name++)
+        h = mix(h, (unsigned char)*name);
+    return h;
+}
+
+static uint64_t digest_tensor(uint64_t h, const DLTensor *t)
+{
+    h = mix(h, (uint64_t)t->dtype.code << 8 | t->dtype.bits);
+    for (int i = 0; i < t->ndim; i++)
+        h = mix(mix(h, (uint64_t)t->shape[i]), t->strides ? (uint64_t)t->strides[i] : 0);
+    return h;
+}
+
+/* Slots of one location have the same parameters: they count once. */
+static bool is_known(const struct dp_pipeline *pipe, int slot, const struct dp_parameter *p)
+{
+    for (int earlier = 0; earlier < slot; earlier++)
+        for (int32_t k = 0; k < pipe->stages[earlier].parameter_count; k++)
+            if (dp_tensor_address(pipe->stages[earlier].parameters[k].value) ==
+                dp_tensor_address(p->value))
+                return true;
+    return false;
+}
+
+static struct dp_tied_member describe(const struct dp_pipeline *pipe, int slot, int32_t k)
+{
+    const struct dp_parameter *p = &pipe->stages[slot].parameters[k];
+    const struct dp_slot *at = dp_pipeline_slot(pipe, slot);
+    struct dp_tied_member m = {
+        .group_digest = digest_name(p->tied),
+        .layout_digest = digest_tensor(p->grad ? digest_tensor(1, p->grad) : 0, p->value),
+        .bytes = (uint64_t)dp_tensor_numel(p->value) * dp_tensor_element_bytes(p->value),
+        .grad_elements = (uint64_t)dp_tensor_numel(p->value),
+        .rank = pipe->rank,
+        .slot = slot,
+        .stage = at->stage,
+        .stream = at->stream,
+        .parameter = k,
+        .grad_bits = p->grad ? p->grad->dtype.bits : 0,
+    };
+
+    snprintf(m.group, sizeof(m.group), "%s", p->tied);
+    return m;
+}
+
+/* This rank's; room for all its parameters. */
+static size_t list_own(const struct dp_pipeline *pipe, struct dp_tied_member *out)
+{
+    size_t count = 0;
+
+    for (int slot = 0; slot < pipe->slots; slot++)
+        for (int32_t k = 0; k < pipe->stages[slot].parameter_count; k++) {
+            const struct dp_parameter *p = &pipe->stages[slot].parameters[k];
+            if (p->tied && !is_known(pipe, slot, p))
+                out[count++] = describe(pipe, slot, k);
+        }
+    return count;
+}
+
+static int by_group(const void *pa, const void *pb)
+{
+    const struct dp_tied_member *a = pa, *b = pb;
+
+    if (a->group_digest != b->group_digest)
+        return a->group_digest < b->group_digest ? -1 : 1;
+    if (a->stream != b->stream)
+        return a->stream - b->stream;
+    return a->stage != b->stage ? a->stage - b->stage : a->parameter - b->parameter;
+}
+
+static int gather(struct dp_pipeline *pipe, struct dp_tied *tied)
+{
+    struct dp_comm *comm = pipe->config.comm;
+    void *all;
+
+    if (!comm || dp_comm_size(comm) == 1)
+        return 0;
+    int err = dp_comm_allgatherv(comm, tied->members, tied->count * sizeof(*tied->members), &all,
+                                 tied->offsets);
+    if (err)
+        return err;
+    free(tied->members);
+    tied->members = all;
+    tied->count = tied->offsets[dp_comm_size(comm)] / sizeof(*tied->members);
+    return 0;
+}
+
+static bool same_group(const struct dp_tied_member *a, const struct dp_tied_member *b)
+{
+    return a->group_digest == b->group_digest;
+}
+
+/* All ranks see the same list, and say the same. */
+static int check(const struct dp_tied *tied)
+{
+    for (size_t i = 0; i < tied->count; i++) {
+        const struct dp_tied_member *m = &tied->members[i], *before = m - 1;
+        if (i && same_group(before, m) && before->layout_digest != m->layout_digest)
+            return dp_fail_quietly(DP_EMISMATCH,
+                                   "tied group '%s': stage %d and stage %d have it in other types, "
+                                   "shapes or strides, expected the same",
+                                   m->group, before->stage, m->stage);
+        if (m->grad_bits && m->grad_bits < 32)
+            return dp_fail_quietly(
+                DP_EUNSUPPORTED,
+                "tied group '%s': a gradient of %d bits on stage %d, expected 32 "
+                "or 64",
+                m->group, m->grad_bits, m->stage);
+    }
+    return 0;
+}
+
+static bool has_reduce(const struct dp_schedule *s)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (s->ops[i].kind == DP_OP_REDUCE)
+            return true;
+    return false;
+}
+
+static size_t all_parameters(const struct dp_pipeline *pipe)
+{
+    size_t count = 0;
+
+    for (int slot = 0; slot < pipe->slots; slot++)
+        count += (size_t)pipe->stages[slot].parameter_count;
+    return count;
+}
+
+int dp_tied_init(struct dp_pipeline *pipe)
+{
+    struct dp_tied *tied = pipe->tied = calloc(1, sizeof(*tied));
+    const size_t ranks = (size_t)pipe->config.schedule->ranks;
+    void *pieces = NULL;
+
+    if (tied) {
+        tied->members = calloc(all_parameters(pipe) + 1, sizeof(*tied->members));
+        tied->offsets = calloc(ranks + 1, sizeof(*tied->offsets));
+    }
+    if (!tied || !tied->members || !tied->offsets)
+        return dp_fail(DP_ENOMEM, "no memory to find tied parameters");
+    tied->reduced = has_reduce(pipe->config.schedule);
+    tied->count = list_own(pipe, tied->members);
+    int err =
+        tied->count ? dp_device_alloc(pipe->device, DP_MEMORY_PINNED, 2 * PIECE_BYTES, &pieces) : 0;
+    if (!err)
+        tied->pieces = pieces;
+    return err;
+}
+
+int dp_tied_find(struct dp_pipeline *pipe)
+{
+    struct dp_tied *tied = pipe->tied;
+    int err = gather(pipe, tied);
+
+    if (err)
+        return err;
+    qsort(tied->members, tied->count, sizeof(*tied->members), by_group);
+    err = check(tied);
+    return err || pipe->config.keep_copies ? err : dp_pipeline_broadcast_tied(pipe);
+}
+
+void dp_tied_free(struct dp_pipeline *pipe)
+{
+    if (!pipe->tied)
+        return;
+    dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->tied->pieces);
+    free(pipe->tied->offsets);
+    free(pipe->tied->members);
+    free(pipe->tied);
+}
+
+/* ---- moving ------------------------------------------------------------------------------------
+ */
+
+/* A member's value or gradient on its way to another member's. */
+struct way {
+    struct dp_pipeline *pipe;
+    const struct dp_tied_member *from, *to;
+    bool grads; /* to be added to the gradient there; else a value that replaces the other */
+};
+
+static char *tensor_of(const struct way *w, const struct dp_tied_member *m)
+{
+    const struct dp_parameter *p = &w->pipe->stages[m->slot].parameters[m->parameter];
+    return dp_tensor_address(w->grads ? p->grad : p->value);
+}
+
+static int transfer(const struct way *w, bool sends, void *at, size_t len)
+{
+    struct dp_pipeline *pipe = w->pipe;
+    const int peer = sends ? w->to->rank : w->from->rank;
+    const int group_rank = pipe->config.schedule->group_rank[peer];
+    const uint64_t tag = dp_messages_tag(pipe, DP_CHANNEL_REDUCE, w->from->stage,
+                                         (uint32_t)w->from->parameter & DP_MAX_MB);
+    struct dp_request request;
+    int err = sends ? dp_comm_isend(pipe->config.comm, group_rank, DP_CHANNEL_REDUCE, tag, at, len,
+                                    &request)
+                    : dp_comm_irecv(pipe->config.comm, group_rank, DP_CHANNEL_REDUCE, tag, at, len,
+                                    &request);
+
+    return err ? err : dp_messages_wait_request(pipe, &request, peer);
+}
+
+/* Bytes of the member that leaves: where the CPU reads them. */
+static int read_piece(const struct way *w, size_t at, size_t len, char **out)
+{
+    *out = tensor_of(w, w->from) + at;
+    if (!w->pipe->staged)
+        return 0;
+    int err = dp_compute_copy(w->pipe, w->pipe->tied->pieces, *out, len);
+    *out = w->pipe->tied->pieces;
+    return err;
+}
+
+static int add_piece(const struct way *w, size_t at, size_t len, const char *piece)
+{
+    char *to = tensor_of(w, w->to) + at, *sum = w->pipe->tied->pieces + PIECE_BYTES;
+    const int bits = w->to->grad_bits;
+    const size_t n = len / ((size_t)bits / 8);
+
+    if (!w->pipe->staged) {
+        dp_sum_add(bits, to, piece, n);
+        return 0;
+    }
+    int err = dp_compute_copy(w->pipe, sum, to, len);
+    if (err)
+        return err;
+    dp_sum_add(bits, sum, piece, n);
+    return dp_compute_copy(w->pipe, to, sum, len);
+}
+
+static int move_piece(const struct way *w, size_t at, size_t len)
+{
+    const int rank = w->pipe->rank;
+    char *piece = w->pipe->tied->pieces;
+    int err = w->from->rank == rank ? read_piece(w, at, len, &piece) : 0;
+
+    if (!err && w->from->rank != w->to->rank)
+        err = transfer(w, w->from->rank == rank, piece, len);
+    if (err || w->to->rank != rank)
+        return err;
+    return w->grads ? add_piece(w, at, len, piece)
+                    : dp_compute_copy(w->pipe, tensor_of(w, w->to) + at, piece, len);
+}
+
+static int move(const struct way *w)
+{
+    const size_t bytes =
+        w->grads ? w->from->grad_elements * (size_t)w->from->grad_bits / 8 : w->from->bytes;
+    int err = 0;
+
+    if (w->from->rank != w->pipe->rank && w->to->rank != w->pipe->rank)
+        return 0;
+    for (size_t at = 0; at < bytes && !err; at += PIECE_BYTES)
+        err = move_piece(w, at, bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES);
+    return err;
+}
+
+/* ---- sums and broadcasts
+ * ------------------------------------------------------------------------- */
+
+static size_t end_of_group(const struct dp_tied *tied, size_t first)
+{
+    size_t end = first + 1;
+
+    while (end < tied->count && same_group(&tied->members[first], &tied->members[end]))
+        end++;
+    return end;
+}
+
+static int clear_grad(const struct way *w)
+{
+    if (w->from->rank != w->pipe->rank)
+        return 0;
+    int err = dp_device_zero(w->pipe->compute, tensor_of(w, w->from),
+                             w->from->grad_elements * (size_t)w->from->grad_bits / 8);
+    return err ? err : dp_compute_sync(w->pipe);
+}
+
+/* From the last stage to the first. A copy of a stage whose gradient the step has summed has it
+ * too. */
+static int sum_group(struct dp_pipeline *pipe, size_t first, size_t end)
+{
+    const struct dp_tied *tied = pipe->tied;
+    int err = 0;
+
+    for (size_t i = end; --i > first && !err;) {
+        const struct way w = {pipe, &tied->members[i], &tied->members[first], true};
+        if (!w.from->grad_bits)
+            continue;
+        if (!tied->reduced || w.from->stream == 0)
+            err = move(&w);
+        if (!err)
+            err = clear_grad(&w);
+    }
+    return err;
+}
+
+static int broadcast_group(struct dp_pipeline *pipe, size_t first, size_t end)
+{
+    int err = 0;
+
+    for (size_t i = first + 1; i < end && !err; i++)
+        err =
+            move(&(struct way){pipe, &pipe->tied->members[first], &pipe->tied->members[i], false});
+    return err;
+}
+
+static int for_all_groups(struct dp_pipeline *pipe, const char *what,
+                          int (*fn)(struct dp_pipeline *pipe, size_t first, size_t end))
+{
+    int err = 0;
+
+    if (!pipe || pipe->now.args)
+        return pipe ? dp_fail(DP_ESTATE, "%s: a step is under way", what)
+                    : dp_fail(DP_EINVAL, "%s without a pipeline", what);
+    for (size_t first = 0, end; first < pipe->tied->count && !err; first = end) {
+        end = end_of_group(pipe->tied, first);
+        err = fn(pipe, first, end);
+    }
+    if (err && err != DP_EABORTED && pipe->config.comm)
+        dp_comm_abort(pipe->config.comm, err, dp_last_error());
+    return err;
+}
+
+int dp_pipeline_sum_tied(struct dp_pipeline *pipe)
+{
+    return for_all_groups(pipe, "dp_pipeline_sum_tied", sum_group);
+}
+
+int dp_pipeline_broadcast_tied(struct dp_pipeline *pipe)
+{
+    return for_all_groups(pipe, "dp_pipeline_broadcast_tied", broadcast_group);
+}
+
+bool dp_pipeline_owns(const struct dp_pipeline *pipe, int slot, int32_t parameter)
+{
+    const struct dp_tied *tied = pipe->tied;
+
+    for (size_t i = 0; i < tied->count; i++) {
+        const struct dp_tied_member *m = &tied->members[i];
+        if (m->rank == pipe->rank && m->slot == slot && m->parameter == parameter)
+            return !i || !same_group(m - 1, m);
+    }
+    return true;
+}

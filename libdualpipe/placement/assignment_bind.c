@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "placement/assignment_bind.h"
+
+#include "base/fail.h"
+#include "base/text.h"
+#include "placement/assignment_options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { HOST_LEN = 256, NODES_MAX = 1024, LONG_BITS = 8 * sizeof(unsigned long) };
+/* <linux/mempolicy.h>, which not every system has */
+enum { POLICY_PREFERRED = 1 };
+
+/* ---- the site ------------------------------------------------------------------------------- */
+
+bool dp_assignment_is_host(const char *name, const char *host)
+{
+    const size_t len = strcspn(name, ".");
+
+    return len == strcspn(host, ".") && !strncmp(name, host, len);
+}
+
+/* "0-55,112-167" */
+static bool parse_cpus(const char *list, cpu_set_t *out)
+{
+    CPU_ZERO(out);
+    while (*list && *list != '\n') {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+        if (end == list)
+            return false;
+        if (*end == '-')
+            last = strtol(end + 1, &end, 10);
+        if (first < 0 || last < first || last >= CPU_SETSIZE)
+            return false;
+        for (long cpu = first; cpu <= last; cpu++)
+            CPU_SET((size_t)cpu, out);
+        list = end + (*end == ',');
+    }
+    return true;
+}
+
+/* As this machine has it: the file's own list may be of another boot. */
+static bool read_cpus(const char *root, int node, cpu_set_t *out)
+{
+    struct dp_text path = {0};
+    char line[4096] = "";
+
+    dp_text_addf(&path, "%s/sys/devices/system/node/node%d/cpulist", root, node);
+    FILE *file = path.failed ? NULL : fopen(path.data, "re");
+    dp_text_fini(&path);
+    if (!file)
+        return false;
+    bool is_list = (fgets(line, sizeof(line), file) || !ferror(file)) && parse_cpus(line, out);
+    fclose(file);
+    return is_list;
+}
+
+int dp_assignment_site(const struct dp_assignment *s, int32_t worker, const char *root, const char *host,
+                  const cpu_set_t *allowed, struct dp_assigned_site *out)
+{
+    const struct dp_assigned_worker *own = &s->workers[worker];
+    const struct dp_assigned_node *memory = own->memory < 0 ? NULL : &s->nodes[own->memory];
+    const char *home = dp_assignment_text(s, s->nodes[own->gpu].host);
+    struct dp_assigned_site site = {.node = memory ? memory->os_index : -1};
+
+    if (!dp_assignment_is_host(home, host))
+        return dp_fail_quietly(DP_ENODEV, "this is %s, and not %s", host, home);
+    if (site.node < 0 || site.node >= NODES_MAX)
+        return dp_fail_quietly(DP_ENODEV, "it names no NUMA node");
+    if (!read_cpus(root, site.node, &site.cpus))
+        return dp_fail_quietly(DP_ENODEV, "%s has no NUMA node %d", host, site.node);
+    const bool has_cpus = CPU_COUNT(&site.cpus) > 0;
+    CPU_AND(&site.cpus, &site.cpus, allowed);
+    if (has_cpus && !CPU_COUNT(&site.cpus))
+        return dp_fail_quietly(DP_ENODEV, "this process may use no CPU of NUMA node %d", site.node);
+    *out = site;
+    return 0;
+}
+
+/* ---- binding -------------------------------------------------------------------------------- */
+
+/* A preference only: where that node is full, another one helps. */
+static int prefer_memory(int node)
+{
+    unsigned long mask[NODES_MAX / LONG_BITS + 1] = {0};
+
+    mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
+    return syscall(SYS_set_mempolicy, POLICY_PREFERRED, mask, NODES_MAX) ? errno : 0;
+}
+
+static void bind_to(const struct dp_assignment *s, int32_t worker, const struct dp_assigned_site *site)
+{
+    const bool has_cpus = CPU_COUNT(&site->cpus) > 0;
+    int error = has_cpus && sched_setaffinity(0, sizeof(site->cpus), &site->cpus) ? errno : 0;
+
+    if (!error)
+        error = prefer_memory(site->node);
+    if (error)
+        dp_log(DP_LOG_WARN, "%s: rank %d is not bound to NUMA node %d: %s", s->name,
+               s->workers[worker].rank, site->node, strerror(error));
+    else
+        dp_log(DP_LOG_INFO, "%s: rank %d is bound to NUMA node %d, %d CPUs", s->name,
+               s->workers[worker].rank, site->node, CPU_COUNT(&site->cpus));
+}
+
+int dp_assignment_bind(const struct dp_assignment *s, int32_t worker)
+{
+    struct dp_assignment_options options;
+    struct dp_assigned_site site;
+    char host[HOST_LEN] = "";
+    cpu_set_t allowed;
+    int err = dp_options_read(&dp_assignment_option_area, &options);
+
+    if (err || !options.binds)
+        return err;
+    if (worker < 0 || worker >= s->worker_count)
+        return dp_fail(DP_EINVAL, "%s: worker %d, expected one from 0 to %d", s->name, worker,
+                       s->worker_count - 1);
+    gethostname(host, sizeof(host) - 1);
+    if (sched_getaffinity(0, sizeof(allowed), &allowed))
+        dp_log(DP_LOG_INFO, "%s: rank %d is not bound: %s", s->name, s->workers[worker].rank,
+               strerror(errno));
+    else if (dp_assignment_site(s, worker, "", host, &allowed, &site))
+        dp_log(DP_LOG_INFO, "%s: rank %d is not bound: %s", s->name, s->workers[worker].rank,
+               dp_last_error());
+    else
+        bind_to(s, worker, &site);
+    return 0;
+}

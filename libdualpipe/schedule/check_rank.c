@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_rank.c - the rules of one rank's list. As a set: every op makes sense, every op that there
+ * must be is there once. Then as a sequence: nothing comes before what it needs, batches have the
+ * counts of their commits, the weight queue and the activations stay within their bounds.
+ */
+#include "schedule/build.h"
+#include "schedule/check.h"
+
+/* ---- the list as a set ----------------------------------------------------------------------- */
+
+#define MARK(kind) ((uint32_t)1 << (kind))
+
+static bool is_of_training(enum dp_op_kind kind)
+{
+    return kind == DP_OP_B || kind == DP_OP_I || kind == DP_OP_W || kind == DP_OP_RECV_B ||
+           kind == DP_OP_SEND_B || kind == DP_OP_RECOMPUTE || kind == DP_OP_EVICT ||
+           kind == DP_OP_FETCH || kind == DP_OP_REDUCE || kind == DP_OP_REDUCE_WAIT;
+}
+
+/* Which ops (slot, mb) must have; the kind of backward that is there decides. */
+static uint32_t expected_marks(const struct dp_checker *c, int rank, const struct dp_slot *slot,
+                               bool split)
+{
+    bool training = !c->s->forward_only;
+    uint32_t marks = MARK(DP_OP_F);
+
+    if (training)
+        marks |= split ? MARK(DP_OP_I) | MARK(DP_OP_W) : MARK(DP_OP_B);
+    if (dp_slot_has_remote_prev(slot, rank))
+        marks |= MARK(DP_OP_RECV_F) | (training ? MARK(DP_OP_SEND_B) : 0);
+    if (dp_slot_has_remote_next(slot, rank))
+        marks |= MARK(DP_OP_SEND_F) | (training ? MARK(DP_OP_RECV_B) : 0) |
+                 (c->has_frees ? MARK(DP_OP_FREE) : 0);
+    return marks;
+}
+
+static int check_fields(struct dp_checker *c, int rank, size_t index, struct dp_op op)
+{
+    if (op.kind == DP_OP_NONE || op.kind >= DP_OP_KINDS)
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "kind %u, which is none", op.kind);
+    if (c->s->forward_only && is_of_training((enum dp_op_kind)op.kind))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "in a forward-only schedule");
+    int slots = dp_schedule_slot_count(c->s, rank);
+    if (op.kind != DP_OP_COMMIT && (int)op.slot >= slots)
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "slot %u, expected one of %d slots",
+                              op.slot, slots);
+    if (op.kind != DP_OP_COMMIT && (int)op.mb >= c->s->mb_per_stream)
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "micro-batch %u, expected 0 to %d",
+                              op.mb, c->s->mb_per_stream - 1);
+    if (op.argument && (!dp_op_has_argument((enum dp_op_kind)op.kind) ||
+                        op.argument >= DP_SAVE_PARTS))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "argument %u, expected 0%s",
+                              op.argument,
+                              dp_op_has_argument((enum dp_op_kind)op.kind) ? ", 1 or 2" : "");
+    if (op.recomputed && op.kind != DP_OP_F)
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index,
+                              "marked as recomputed, expected an F");
+    return 0;
+}
+
+/* An overlapped pair is an F and, right behind it, the B of something else. */
+static int check_pair(struct dp_checker *c, int rank, size_t index, const struct dp_op *op)
+{
+    if (op->kind != DP_OP_F || index + 1 == dp_schedule_count(c->s, rank) ||
+        op[1].kind != DP_OP_B)
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index,
+                              "marked as overlapped, expected an F before a B");
+    if (op[1].slot == op->slot && op[1].mb == op->mb)
+        return dp_check_found(c, DP_RULE_DEPENDENCY, rank, index + 1,
+                              "overlaps the F that it needs");
+    return 0;
+}
+
+/* Slots of which there was a REDUCE, and a REDUCE_WAIT: a bit each. */
+struct reduced {
+    uint64_t launched, waited;
+};
+
+static int check_reduce(struct dp_checker *c, int rank, size_t index, struct dp_op op,
+                        struct reduced *reduced)
+{
+    uint64_t *seen = op.kind == DP_OP_REDUCE ? &reduced->launched : &reduced->waited;
+
+    if (*seen >> op.slot & 1)
+        return dp_check_found(c, DP_RULE_ONCE, rank, index, "is there twice");
+    *seen |= UINT64_C(1) << op.slot;
+    return 0;
+}
+
+static int check_op(struct dp_checker *c, int rank, size_t index, const struct dp_op *op,
+                    const uint32_t *possible, struct reduced *reduced)
+{
+    int err = check_fields(c, rank, index, *op);
+
+    if (!err && op->overlap)
+        err = check_pair(c, rank, index, op);
+    if (err || op->kind == DP_OP_COMMIT)
+        return err;
+    if (op->kind == DP_OP_REDUCE || op->kind == DP_OP_REDUCE_WAIT)
+        return check_reduce(c, rank, index, *op, reduced);
+    if (op->kind == DP_OP_EVICT || op->kind == DP_OP_FETCH)
+        return 0; /* any number, in turn: see the list as a sequence */
+    uint32_t *marks = dp_check_mark(c, op->slot, op->mb), mark = MARK(op->kind);
+    if (!(possible[op->slot] & mark))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index,
+                              "slot %u has no such message to another rank", op->slot);
+    if (*marks & mark)
+        return dp_check_found(c, DP_RULE_ONCE, rank, index, "is there twice");
+    *marks |= mark;
+    return 0;
+}
+
+static int report_missing_or_surplus(struct dp_checker *c, int rank, struct dp_op op, uint32_t is,
+                              uint32_t expected)
+{
+    uint32_t wrong = expected & ~is;
+    const char *text = "is missing";
+    char op_text[DP_OP_TEXT_LEN];
+
+    if (!wrong) {
+        wrong = is & ~expected;
+        text = "is there besides I and W";
+    }
+    for (op.kind = DP_OP_F; !(wrong & MARK(op.kind)); op.kind++)
+        ;
+    return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank), "%s %s",
+                          dp_op_text(op, op_text), text);
+}
+
+/* Is all there that slot needs? */
+static int check_slot(struct dp_checker *c, int rank, int at, const struct reduced *reduced)
+{
+    const struct dp_slot *slot = dp_schedule_slot(c->s, rank, at);
+    uint32_t whole = expected_marks(c, rank, slot, false);
+    uint32_t split = expected_marks(c, rank, slot, true);
+    struct dp_op op = {.slot = (uint32_t)at};
+
+    for (int mb = 0; mb < c->s->mb_per_stream; mb++) {
+        op.mb = (uint32_t)mb;
+        uint32_t marks = *dp_check_mark(c, op.slot, op.mb) & ~MARK(DP_OP_RECOMPUTE);
+        if (marks == whole || marks == split)
+            continue;
+        bool is_split = marks & (MARK(DP_OP_I) | MARK(DP_OP_W));
+        return report_missing_or_surplus(c, rank, op, marks, is_split ? split : whole);
+    }
+    const bool launched = reduced->launched >> at & 1, waited = reduced->waited >> at & 1;
+    const bool wanted =
+        (c->has_reduces && dp_slot_has_remote_mirror(slot, rank)) || launched || waited;
+    if (wanted && !(launched && waited))
+        return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank),
+                              "the %s of slot %d is missing", launched ? "REDUCE_WAIT" : "REDUCE",
+                              at);
+    return 0;
+}
+
+int dp_check_rank_once(struct dp_checker *c, int rank)
+{
+    const struct dp_op *ops = dp_schedule_ops(c->s, rank);
+    size_t count = dp_schedule_count(c->s, rank);
+    uint32_t possible[DP_MAX_SLOTS];
+    struct reduced reduced = {0};
+    int err = 0;
+
+    dp_check_clear_marks(c);
+    for (int at = 0; at < dp_schedule_slot_count(c->s, rank); at++) {
+        const struct dp_slot *slot = dp_schedule_slot(c->s, rank, at);
+        possible[at] = expected_marks(c, rank, slot, false) |
+                       expected_marks(c, rank, slot, true) | MARK(DP_OP_RECOMPUTE);
+    }
+    for (size_t i = 0; i < count && !err; i++)
+        err = check_op(c, rank, i, &ops[i], possible, &reduced);
+    for (int at = 0; at < dp_schedule_slot_count(c->s, rank) && !err; at++)
+        err = check_slot(c, rank, at, &reduced);
+    return err;
+}
+
+/* ---- the list as a sequence ------------------------------------------------------------------ */
+
+/* What has happened to (slot, mb) so far. */
+enum {
+    HAS_INPUT = 1,    /* RECV_F committed */
+    HAS_GRADIENT = 2, /* RECV_B committed */
+    FORWARD = 4,      /* F done */
+    BACKWARD = 8,     /* B or I done */
+    SENT = 16,        /* SEND_F committed */
+    SAVED = 32,       /* F done, or its RECOMPUTE: what the backward needs is there */
+    DONE = 64,        /* B or W done: it is needed no more */
+    RECOMPUTED = 128, /* F's mark: only the input is kept */
+    INPUT_AWAY = 256, WEIGHT_AWAY = 512, /* evicted: the part for the input, for the weights */
+};
+
+struct walk {
+    struct dp_checker *c;
+    int rank;
+    const struct dp_slot *slots;
+    const struct dp_op *ops;
+    size_t index;           /* of the op at hand */
+    size_t batch;           /* first message since the last commit */
+    uint32_t posted;        /* how many there are */
+    struct {
+        size_t oldest, waiting; /* weight queue: where its oldest I stands at the least, how many */
+        int weights_left;
+    } slot[DP_MAX_SLOTS];
+    size_t waiting;         /* weight parts of all slots */
+    int alive;              /* activation sets */
+    uint64_t launched;      /* slots whose REDUCE was there: a bit each */
+};
+
+#define FOUND(w, rule, ...) dp_check_found((w)->c, (rule), (w)->rank, (w)->index, __VA_ARGS__)
+
+static uint32_t *mark_of(const struct walk *w, uint32_t slot, uint32_t mb)
+{
+    return dp_check_mark(w->c, slot, mb);
+}
+
+/* ---- computes -------------------------------------------------------------------------------- */
+
+/* The input of a forward: from another rank, from a slot of this one, or from outside. */
+static int check_input(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+{
+    if (dp_slot_has_remote_prev(slot, w->rank)) {
+        if (!(*mark_of(w, op.slot, op.mb) & HAS_INPUT))
+            return FOUND(w, DP_RULE_DEPENDENCY, "its input has not been received and committed");
+    } else if (slot->prev >= 0 && !(*mark_of(w, (uint32_t)slot->prev_slot, op.mb) & FORWARD)) {
+        return FOUND(w, DP_RULE_DEPENDENCY, "F%d.%u, which makes its input, comes later",
+                     slot->prev_slot, op.mb);
+    }
+    return 0;
+}
+
+/* The output gradient of a backward: from another rank, a slot of this one, or the loss. */
+static int check_gradient(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+{
+    if (!(*mark_of(w, op.slot, op.mb) & FORWARD))
+        return FOUND(w, DP_RULE_DEPENDENCY, "its F comes later");
+    if (dp_slot_has_remote_next(slot, w->rank)) {
+        if (!(*mark_of(w, op.slot, op.mb) & HAS_GRADIENT))
+            return FOUND(w, DP_RULE_DEPENDENCY,
+                         "its gradient has not been received and committed");
+    } else if (slot->next >= 0 && !(*mark_of(w, (uint32_t)slot->next_slot, op.mb) & BACKWARD)) {
+        return FOUND(w, DP_RULE_DEPENDENCY, "the backward of %d.%u, which makes its gradient, "
+                     "comes later", slot->next_slot, op.mb);
+    }
+    return 0;
+}
+
+/* Is any of what (slot, mb) saved, and still needs, in memory? */
+static bool is_alive(uint32_t mark)
+{
+    uint32_t gone = mark & (INPUT_AWAY | WEIGHT_AWAY);
+
+    if (!(mark & SAVED) || mark & DONE)
+        return false;
+    return mark & BACKWARD ? !(gone & WEIGHT_AWAY) : gone != (INPUT_AWAY | WEIGHT_AWAY);
+}
+
+/* Change the mark of (slot, mb) and count the activation sets. */
+static int change(struct walk *w, struct dp_op op, uint32_t set, uint32_t clear)
+{
+    uint32_t *mark = mark_of(w, op.slot, op.mb), before = *mark;
+
+    *mark = (before | set) & ~clear;
+    w->alive += is_alive(*mark) - is_alive(before);
+    if (is_alive(*mark) > is_alive(before) && w->c->max_activations >= 0 &&
+        w->alive > w->c->max_activations)
+        return FOUND(w, DP_RULE_ACTIVATION, "%d activation sets are alive, expected at most %d",
+                     w->alive, w->c->max_activations);
+    return 0;
+}
+
+static int on_forward(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+{
+    int err = check_input(w, slot, op);
+
+    if (err)
+        return err;
+    if (w->c->s->forward_only)
+        *mark_of(w, op.slot, op.mb) |= FORWARD;
+    else
+        err = change(w, op, FORWARD | (op.recomputed ? RECOMPUTED : SAVED), 0);
+    return err;
+}
+
+static int on_recompute(struct walk *w, struct dp_op op)
+{
+    uint32_t mark = *mark_of(w, op.slot, op.mb);
+
+    if (!(mark & FORWARD))
+        return FOUND(w, DP_RULE_DEPENDENCY, "its F comes later");
+    if (!(mark & RECOMPUTED))
+        return FOUND(w, DP_RULE_DEPENDENCY, "its F is not marked as recomputed");
+    if (mark & BACKWARD)
+        return FOUND(w, DP_RULE_DEPENDENCY, "its backward has come before");
+    return change(w, op, SAVED, 0);
+}
+
+static uint32_t parts_of(struct dp_op op)
+{
+    return op.argument == DP_SAVE_INPUT    ? INPUT_AWAY
+           : op.argument == DP_SAVE_WEIGHT ? WEIGHT_AWAY
+                                           : INPUT_AWAY | WEIGHT_AWAY;
+}
+
+static int on_evict(struct walk *w, struct dp_op op)
+{
+    uint32_t mark = *mark_of(w, op.slot, op.mb), parts = parts_of(op);
+
+    if (!(mark & SAVED) || mark & DONE)
+        return FOUND(w, DP_RULE_DEPENDENCY, mark & DONE ? "its last backward has come before"
+                                                        : "what it evicts is made later");
+    if (mark & parts)
+        return FOUND(w, DP_RULE_DEPENDENCY, "it has been evicted before");
+    return change(w, op, parts, 0);
+}
+
+static int on_fetch(struct walk *w, struct dp_op op)
+{
+    uint32_t parts = parts_of(op);
+
+    if ((*mark_of(w, op.slot, op.mb) & parts) != parts)
+        return FOUND(w, DP_RULE_DEPENDENCY, "it has not been evicted before");
+    return change(w, op, 0, parts);
+}
+
+/* What a backward or weight part reads must be in memory. */
+static int check_saved(struct walk *w, struct dp_op op)
+{
+    uint32_t mark = *mark_of(w, op.slot, op.mb);
+    uint32_t parts = op.kind == DP_OP_I   ? INPUT_AWAY
+                     : op.kind == DP_OP_W ? WEIGHT_AWAY
+                                          : INPUT_AWAY | WEIGHT_AWAY;
+
+    if (!(mark & SAVED))
+        return FOUND(w, DP_RULE_DEPENDENCY, "its RECOMPUTE comes later");
+    if (mark & parts)
+        return FOUND(w, DP_RULE_DEPENDENCY, "what it needs was evicted and is fetched later");
+    return 0;
+}
+
+static int finish_weight(struct walk *w, struct dp_op op)
+{
+    w->slot[op.slot].weights_left--;
+    return change(w, op, DONE, 0);
+}
+
+static int on_input_backward(struct walk *w, struct dp_op op)
+{
+    if (!w->slot[op.slot].waiting++)
+        w->slot[op.slot].oldest = w->index;
+    w->waiting++;
+    if (w->c->max_weight_queue >= 0 && (int)w->waiting > w->c->max_weight_queue)
+        return FOUND(w, DP_RULE_WEIGHT, "%zu weight parts wait, expected at most %d", w->waiting,
+                     w->c->max_weight_queue);
+    return 0;
+}
+
+static int on_backward(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+{
+    int err = check_gradient(w, slot, op);
+
+    if (!err)
+        err = check_saved(w, op);
+    if (!err)
+        err = change(w, op, BACKWARD, 0);
+    if (err)
+        return err;
+    return op.kind == DP_OP_I ? on_input_backward(w, op) : finish_weight(w, op);
+}
+
+static int on_weight(struct walk *w, struct dp_op op)
+{
+    char op_text[DP_OP_TEXT_LEN];
+
+    size_t *oldest = &w->slot[op.slot].oldest;
+
+    if (!w->slot[op.slot].waiting)
+        return FOUND(w, DP_RULE_WEIGHT, "no I of the slot waits for its weight part");
+    while (w->ops[*oldest].kind != DP_OP_I || w->ops[*oldest].slot != op.slot)
+        (*oldest)++;
+    if (w->ops[*oldest].mb != op.mb)
+        return FOUND(w, DP_RULE_WEIGHT, "the slot's oldest I that waits is %s",
+                     dp_op_text(w->ops[*oldest], op_text));
+    (*oldest)++;
+    w->slot[op.slot].waiting--;
+    w->waiting--;
+    int err = check_saved(w, op);
+    return err ? err : finish_weight(w, op);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static int on_post(struct walk *w)
+{
+    if (!w->posted++)
+        w->batch = w->index;
+    return 0;
+}
+
+static int on_send(struct walk *w, struct dp_op op, uint32_t needed, const char *what)
+{
+    if (!(*mark_of(w, op.slot, op.mb) & needed))
+        return FOUND(w, DP_RULE_DEPENDENCY, "%s comes later", what);
+    return on_post(w);
+}
+
+/* All messages posted since the last commit are under way. */
+static void launch(struct walk *w)
+{
+    static const uint32_t done[DP_OP_KINDS] = {
+        [DP_OP_RECV_F] = HAS_INPUT, [DP_OP_RECV_B] = HAS_GRADIENT, [DP_OP_SEND_F] = SENT};
+
+    for (; w->posted; w->batch++) {
+        struct dp_op op = w->ops[w->batch];
+        if (!dp_op_is_message((enum dp_op_kind)op.kind))
+            continue;
+        *mark_of(w, op.slot, op.mb) |= done[op.kind];
+        w->posted--;
+    }
+}
+
+static int on_commit(struct walk *w, struct dp_op op)
+{
+    if (!w->posted)
+        return FOUND(w, DP_RULE_COMMIT, "nothing has been posted since the last commit");
+    if (op.mb != w->posted)
+        return FOUND(w, DP_RULE_COMMIT, "%u messages have been posted since the last commit",
+                     w->posted);
+    launch(w);
+    return 0;
+}
+
+static int on_free(struct walk *w, struct dp_op op)
+{
+    if (!(*mark_of(w, op.slot, op.mb) & SENT))
+        return FOUND(w, DP_RULE_DEPENDENCY, "its send has not been committed");
+    return 0;
+}
+
+static int on_reduce(struct walk *w, struct dp_op op)
+{
+    if (w->slot[op.slot].weights_left)
+        return FOUND(w, DP_RULE_DEPENDENCY, "%d weight gradients of slot %u come later",
+                     w->slot[op.slot].weights_left, op.slot);
+    w->launched |= UINT64_C(1) << op.slot;
+    return 0;
+}
+
+static int on_reduce_wait(struct walk *w, struct dp_op op)
+{
+    if (!(w->launched >> op.slot & 1))
+        return FOUND(w, DP_RULE_DEPENDENCY, "its REDUCE comes later");
+    return 0;
+}
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+static int step(struct walk *w, struct dp_op op)
+{
+    const struct dp_slot *slot = &w->slots[op.slot];
+
+    switch ((enum dp_op_kind)op.kind) {
+    case DP_OP_F:
+        return on_forward(w, slot, op);
+    case DP_OP_B:
+    case DP_OP_I:
+        return on_backward(w, slot, op);
+    case DP_OP_W:
+        return on_weight(w, op);
+    case DP_OP_RECV_F:
+    case DP_OP_RECV_B:
+        return on_post(w);
+    case DP_OP_SEND_F:
+        return on_send(w, op, FORWARD, "its F");
+    case DP_OP_SEND_B:
+        return on_send(w, op, BACKWARD, "its backward");
+    case DP_OP_COMMIT:
+        return on_commit(w, op);
+    case DP_OP_FREE:
+        return on_free(w, op);
+    case DP_OP_RECOMPUTE:
+        return on_recompute(w, op);
+    case DP_OP_EVICT:
+        return on_evict(w, op);
+    case DP_OP_FETCH:
+        return on_fetch(w, op);
+    case DP_OP_REDUCE:
+        return on_reduce(w, op);
+    case DP_OP_REDUCE_WAIT:
+        return on_reduce_wait(w, op);
+    case DP_OP_NONE:
+    case DP_OP_KINDS:
+        break;
+    }
+    return 0;
+}
+
+static int check_end(struct walk *w)
+{
+    if (w->posted)
+        return FOUND(w, DP_RULE_COMMIT, "%u messages are posted and never committed", w->posted);
+    if (w->waiting)
+        return FOUND(w, DP_RULE_WEIGHT, "%zu weight parts still wait", w->waiting);
+    return 0;
+}
+
+int dp_check_rank_order(struct dp_checker *c, int rank)
+{
+    struct walk w = {.c = c, .rank = rank, .slots = dp_schedule_slot(c->s, rank, 0),
+                     .ops = dp_schedule_ops(c->s, rank)};
+    size_t count = dp_schedule_count(c->s, rank);
+    int err = 0;
+
+    dp_check_clear_marks(c);
+    for (int at = 0; at < dp_schedule_slot_count(c->s, rank); at++)
+        w.slot[at].weights_left = c->s->mb_per_stream;
+    for (; w.index < count && !err; w.index++)
+        err = step(&w, w.ops[w.index]);
+    return err ? err : check_end(&w);
+}

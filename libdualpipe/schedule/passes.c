@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * passes.c - the passes that complete the lists of computes which builders write: messages, frees
+ * and reduces.
+ *
+ * Messages:
+ *
+ *      F 0.3         ->      RECV_F 0.3, COMMIT, F 0.3, SEND_F 0.3
+ *
+ * A receive stands right before the compute that consumes it, a send right after the one that
+ * produces it, and before the next compute what was posted is committed as one batch: the sends of
+ * the last compute together with the receives of the next. So neighbours that exchange in both
+ * directions meet in one batch, as in 1F1B. Where they do not, and ranks would wait for each other,
+ * lockstep.c has a way that costs more buffers and always works.
+ *
+ * Frees: behind every COMMIT a FREE for each activation that was sent by it. Outputs that stay on
+ * the rank, of last stages or for a next stage on the same rank, are not freed by the list.
+ *
+ * Reduces: a REDUCE for every slot that has a mirror on another rank, or for every slot, once its
+ * last weight gradient is done. It stands before the next compute, behind the messages that others
+ * wait for. At the end of the list there is a REDUCE_WAIT for each, in the same order:
+ *
+ *      B1.3 sB1.3 rB0.2 c2 R1 I0.2 ... W0.3 R0 Rw1 Rw0
+ *
+ * The two ranks of a pair have mirrored lists, so both come to their slots in the same order;
+ * dp_schedule_check proves it for any list.
+ */
+#include "base/fail.h"
+#include "schedule/build.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+/* The messages that a compute needs and makes; DP_OP_NONE: none. */
+struct traffic {
+    uint8_t receive, send;
+};
+
+struct poster {
+    struct traffic of[DP_MAX_SLOTS][DP_OP_W + 1]; /* by slot and kind of compute */
+    struct dp_op_list *out;
+    uint32_t posted;
+};
+
+static void look_up_traffic(struct poster *p, const struct dp_rank_view *view)
+{
+    for (int at = 0; at < view->slot_count; at++) {
+        const struct dp_slot *slot = &view->slots[at];
+        bool prev = dp_slot_has_remote_prev(slot, view->rank);
+        bool next = dp_slot_has_remote_next(slot, view->rank);
+        struct traffic *of = p->of[at];
+        of[DP_OP_F] = (struct traffic){prev ? DP_OP_RECV_F : 0, next ? DP_OP_SEND_F : 0};
+        of[DP_OP_B] = (struct traffic){next ? DP_OP_RECV_B : 0, prev ? DP_OP_SEND_B : 0};
+        of[DP_OP_I] = of[DP_OP_B];
+    }
+}
+
+static struct traffic traffic_of(const struct poster *p, struct dp_op op)
+{
+    return op.kind <= DP_OP_W ? p->of[op.slot][op.kind] : (struct traffic){0};
+}
+
+static void post(struct poster *p, uint8_t kind, struct dp_op compute)
+{
+    if (kind == DP_OP_NONE)
+        return;
+    dp_op_list_put(p->out, (struct dp_op){.kind = kind, .unit = compute.unit, .slot = compute.slot,
+                                          .mb = compute.mb});
+    p->posted++;
+}
+
+/* Before `next`, if anything has been posted. */
+static void commit(struct poster *p, struct dp_op next)
+{
+    if (!p->posted)
+        return;
+    dp_op_list_put(p->out, (struct dp_op){.kind = DP_OP_COMMIT, .unit = next.unit,
+                                          .mb = p->posted});
+    p->posted = 0;
+}
+
+/* An overlapped pair is one call: its receives before, its sends after both. So is a compute with
+ * the RECOMPUTEs before it, which run while its receives are under way. */
+static size_t call_length(const struct dp_op *in, size_t left)
+{
+    size_t again = 0;
+
+    while (again + 1 < left && in[again].kind == DP_OP_RECOMPUTE)
+        again++;
+    bool pair = in[again].kind == DP_OP_F && in[again].overlap && left > again + 1;
+    return again + (pair ? 2 : 1);
+}
+
+void dp_add_messages(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                     struct dp_op_list *out)
+{
+    struct poster p = {.out = out};
+    size_t length;
+
+    /* Every op brings at most a receive, a commit, itself and a send. */
+    if (!dp_op_list_reserve(out, 4 * count + 1))
+        return;
+    look_up_traffic(&p, view);
+    for (size_t i = 0; i < count; i += length) {
+        length = call_length(in + i, count - i);
+        for (size_t k = i; k < i + length; k++)
+            post(&p, traffic_of(&p, in[k]).receive, in[k]);
+        commit(&p, in[i]);
+        for (size_t k = i; k < i + length; k++)
+            dp_op_list_put(out, in[k]);
+        for (size_t k = i; k < i + length; k++)
+            post(&p, traffic_of(&p, in[k]).send, in[k]);
+    }
+    if (count)
+        commit(&p, in[count - 1]);
+}
+
+static void drop_messages(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                          struct dp_op_list *out)
+{
+    (void)view;
+    for (size_t i = 0; i < count; i++)
+        if (!dp_op_is_message((enum dp_op_kind)in[i].kind) && in[i].kind != DP_OP_COMMIT)
+            dp_op_list_add(out, in[i]);
+}
+
+/* Would the ranks, or the two ends of a link, wait for each other? */
+static int check_blocks(const struct dp_schedule *s, bool *blocks)
+{
+    struct dp_finding finding;
+    int err = dp_schedule_check(s, NULL, &finding);
+
+    *blocks = err == DP_EINVAL &&
+              (finding.rule == DP_RULE_FIFO || finding.rule == DP_RULE_DEADLOCK);
+    return err == DP_EINVAL ? 0 : err; /* what else is wrong is the caller's to check */
+}
+
+static int check_has_none(const struct dp_schedule *s)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (dp_op_is_message((enum dp_op_kind)s->ops[i].kind) || s->ops[i].kind == DP_OP_COMMIT)
+            return dp_fail(DP_ESTATE, "add messages: op %zu is a %s; expected computes only", i,
+                           dp_op_kind_name((enum dp_op_kind)s->ops[i].kind));
+    return 0;
+}
+
+int dp_schedule_add_messages(struct dp_schedule *s)
+{
+    int err = check_has_none(s);
+    bool blocks;
+
+    if (!err)
+        err = dp_schedule_rewrite(s, dp_add_messages);
+    if (!err)
+        err = check_blocks(s, &blocks);
+    if (err || !blocks)
+        return err;
+    err = dp_schedule_rewrite(s, drop_messages);
+    if (!err)
+        err = dp_add_messages_in_lockstep(s);
+    /* Where the computes themselves wait in a circle, the checker reports it. */
+    return err == DP_EINVAL ? dp_schedule_rewrite(s, dp_add_messages) : err;
+}
+
+/* ---- frees ----------------------------------------------------------------------------------- */
+
+/* Append a FREE for each of the `sent` activations that are sent from in[at] on. */
+static struct dp_op *free_sent(struct dp_op *to, const struct dp_op *in, size_t sent,
+                               uint32_t unit)
+{
+    for (; sent; in++) {
+        struct dp_op op = *in;
+        if (op.kind != DP_OP_SEND_F)
+            continue;
+        op.kind = DP_OP_FREE;
+        op.unit = unit;
+        *to++ = op;
+        sent--;
+    }
+    return to;
+}
+
+void dp_add_frees(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                  struct dp_op_list *out)
+{
+    size_t oldest = 0, sent = 0; /* activations sent since the last COMMIT: the first, how many */
+    struct dp_op *to;
+
+    (void)view;
+    if (!count || !dp_op_list_reserve(out, 2 * count))
+        return;
+    to = out->ops + out->count;
+    for (size_t i = 0; i < count; i++) {
+        struct dp_op op = *to++ = in[i];
+        if (op.kind == DP_OP_SEND_F && !sent++)
+            oldest = i;
+        if (op.kind == DP_OP_COMMIT) {
+            to = free_sent(to, in + oldest, sent, op.unit);
+            sent = 0;
+        }
+    }
+    out->count = (size_t)(to - out->ops);
+}
+
+int dp_schedule_add_frees(struct dp_schedule *s)
+{
+    return s->return_outputs ? 0 : dp_schedule_rewrite(s, dp_add_frees);
+}
+
+/* ---- reduces --------------------------------------------------------------------------------- */
+
+static bool adds_weight_gradient(struct dp_op op)
+{
+    return op.kind == DP_OP_B || op.kind == DP_OP_W;
+}
+
+/* The REDUCE for a weight gradient, if one is due. */
+static void flush(struct dp_op *due, struct dp_op_list *out)
+{
+    if (due->kind != DP_OP_NONE)
+        dp_op_list_put(out, (struct dp_op){.kind = DP_OP_REDUCE, .unit = due->unit,
+                                           .slot = due->slot});
+    due->kind = DP_OP_NONE;
+}
+
+/* A REDUCE_WAIT for every REDUCE of the list that begins at out->ops[from]. */
+static void wait_for_reduces(struct dp_op_list *out, size_t from)
+{
+    for (size_t i = from, end = out->count; i < end; i++)
+        if (out->ops[i].kind == DP_OP_REDUCE)
+            dp_op_list_put(out, (struct dp_op){.kind = DP_OP_REDUCE_WAIT,
+                                               .unit = out->ops[end - 1].unit,
+                                               .slot = out->ops[i].slot});
+}
+
+void dp_add_reduce_waits(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                         struct dp_op_list *out)
+{
+    size_t from = out->count;
+
+    (void)view;
+    if (!dp_op_list_reserve(out, 2 * count))
+        return;
+    dp_op_list_append(out, in, count);
+    wait_for_reduces(out, from);
+}
+
+static void add_reduces(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                        bool all, struct dp_op_list *out)
+{
+    size_t last[DP_MAX_SLOTS] = {0}; /* index of the slot's last weight gradient */
+    struct dp_op due = {.kind = DP_OP_NONE};
+    size_t from = out->count;
+
+    if (!dp_op_list_reserve(out, count + 2 * DP_MAX_SLOTS))
+        return;
+    for (size_t i = 0; i < count; i++)
+        if (adds_weight_gradient(in[i]))
+            last[in[i].slot] = i;
+    for (size_t i = 0; i < count; i++) {
+        if (dp_op_is_compute((enum dp_op_kind)in[i].kind))
+            flush(&due, out);
+        dp_op_list_put(out, in[i]);
+        if (adds_weight_gradient(in[i]) && last[in[i].slot] == i &&
+            (all || dp_slot_has_remote_mirror(&view->slots[in[i].slot], view->rank)))
+            due = in[i];
+    }
+    flush(&due, out);
+    wait_for_reduces(out, from);
+}
+
+void dp_add_reduces(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                    struct dp_op_list *out)
+{
+    add_reduces(view, in, count, false, out);
+}
+
+void dp_add_all_reduces(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                        struct dp_op_list *out)
+{
+    add_reduces(view, in, count, true, out);
+}
+
+int dp_schedule_add_reduces(struct dp_schedule *s)
+{
+    return dp_schedule_rewrite(s, dp_add_reduces);
+}
+
+int dp_schedule_add_all_reduces(struct dp_schedule *s)
+{
+    return dp_schedule_rewrite(s, dp_add_all_reduces);
+}
+
+/* ---- recomputes ------------------------------------------------------------------------------ */
+
+/* Mark the F of every RECOMPUTE. recomputed[slots * mbs] is cleared and filled for the rank. */
+static void mark_rank(struct dp_schedule *s, int rank, bool *recomputed)
+{
+    struct dp_op *ops = s->ops + s->first[rank];
+    size_t count = dp_schedule_count(s, rank), mbs = (size_t)s->mb_per_stream;
+
+    memset(recomputed, 0, (size_t)dp_schedule_slot_count(s, rank) * mbs);
+    for (size_t i = 0; i < count; i++)
+        if (ops[i].kind == DP_OP_RECOMPUTE)
+            recomputed[ops[i].slot * mbs + ops[i].mb] = true;
+    for (size_t i = 0; i < count; i++)
+        if (ops[i].kind == DP_OP_F)
+            ops[i].recomputed = recomputed[ops[i].slot * mbs + ops[i].mb];
+}
+
+int dp_schedule_mark_recomputed(struct dp_schedule *s)
+{
+    bool *recomputed = malloc((size_t)s->max_slots * (size_t)s->mb_per_stream + 1);
+
+    if (!recomputed)
+        return dp_fail(DP_ENOMEM, "no memory to mark %d micro-batches", s->mb_per_stream);
+    for (int rank = 0; rank < s->ranks; rank++)
+        mark_rank(s, rank, recomputed);
+    free(recomputed);
+    return 0;
+}
+
+static bool is_recomputed(const struct dp_rank_view *view, struct dp_op op)
+{
+    const struct dp_recompute_rule *rule = view->arg;
+    return rule->wanted(rule->user, &view->slots[op.slot], (int32_t)op.mb);
+}
+
+static void add_recompute(const struct dp_rank_view *view, struct dp_op back,
+                          struct dp_op_list *out)
+{
+    if ((back.kind == DP_OP_B || back.kind == DP_OP_I) && is_recomputed(view, back))
+        dp_op_list_put(out, (struct dp_op){.kind = DP_OP_RECOMPUTE, .unit = back.unit,
+                                           .slot = back.slot, .mb = back.mb});
+}
+
+/* Before a backward; of an overlapped pair, before its F. */
+void dp_add_recomputes(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                       struct dp_op_list *out)
+{
+    if (!dp_op_list_reserve(out, 2 * count))
+        return;
+    for (size_t i = 0; i < count; i++) {
+        struct dp_op op = in[i];
+        bool paired = op.kind == DP_OP_F && op.overlap && i + 1 < count;
+        if (op.kind == DP_OP_F)
+            op.recomputed = is_recomputed(view, op);
+        add_recompute(view, op, out);
+        if (paired)
+            add_recompute(view, in[i + 1], out);
+        dp_op_list_put(out, op);
+        if (paired)
+            dp_op_list_put(out, in[++i]);
+    }
+}
+
+int dp_schedule_add_recomputes(struct dp_schedule *s,
+                               bool (*wanted)(void *user, const struct dp_slot *slot, int32_t mb),
+                               void *user)
+{
+    struct dp_recompute_rule rule = {wanted, user};
+
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (s->ops[i].kind == DP_OP_RECOMPUTE)
+            return dp_fail(DP_ESTATE, "add recomputes: op %zu is a RECOMPUTE, expected none", i);
+    return s->forward_only ? 0 : dp_schedule_rewrite_with(s, dp_add_recomputes, &rule);
+}

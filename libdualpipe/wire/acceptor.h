@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * acceptor.h - the handshake: the first bytes on a stream socket, for both sides.
+ *
+ *      connector                     acceptor
+ *      connect
+ *      hello: magic, cookie, label   ->   wrong, or later than the handshake timeout: closed, no
+ * answer
+ *                                    <-   right cookie, another version: the acceptor's version
+ *                                    <-   welcome
+ *
+ * A pending connection has not sent its hello yet. Pending connections are polled without waiting
+ * for any of them, so that a silent one cannot keep the others out. When all DP_ACCEPTOR_PENDING
+ * places are taken, further connections wait in the system's queue until the oldest pending one has
+ * been there for DP_ACCEPTOR_EVICT_NS and is closed.
+ */
+#ifndef DP_WIRE_ACCEPTOR_H
+#define DP_WIRE_ACCEPTOR_H
+
+#include "wire/wire.h"
+
+#include <sys/socket.h>
+
+/* What a connector sends, in host byte order: a host of the other byte order has the wrong magic.
+ */
+struct dp_hello {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t kind; /* of wire: a hello for shm is refused by a tcp acceptor */
+    uint8_t cookie[DP_COOKIE_BYTES];
+    uint64_t label;
+    uint64_t extra; /* the wire's own */
+};
+
+enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
+enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 5 };
+#define DP_ACCEPTOR_EVICT_NS INT64_C(500000000)
+
+struct dp_pending {
+    bool present;
+    int fd;
+    int passed_fd; /* a descriptor that came with the hello, -1 none */
+    size_t got;
+    int64_t until_ns;
+    struct dp_hello hello;
+};
+
+struct dp_tcp_wire;
+
+struct dp_wire_listener {
+    int fd; /* listening, non-blocking */
+    uint16_t kind;
+    uint8_t cookie[DP_COOKIE_BYTES];
+    int64_t handshake_timeout_ns;
+    bool needs_files;               /* as in struct dp_wire_config */
+    struct dp_tcp_wire *incomplete; /* tcp: wires that lack sockets */
+    bool has_warned;
+    struct dp_pending pending[DP_ACCEPTOR_PENDING];
+};
+
+/* Takes fd, also on failure. */
+int dp_acceptor_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_COOKIE_BYTES],
+                     const struct dp_wire_config *config, struct dp_wire_listener **out);
+/* acceptor may be NULL. */
+void dp_acceptor_close(struct dp_wire_listener *acceptor);
+/* The config's cookie, or a random one. */
+int dp_acceptor_choose_cookie(const struct dp_wire_config *config, uint8_t cookie[DP_COOKIE_BYTES]);
+/* DP_EAGAIN, or 0 and *out: a pending who said the right hello. Its files are the caller's. DP_EIO
+ * as in struct dp_wire_ops. */
+int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out);
+/* About to sleep: what to poll for. false: connections are pending, look again soon. */
+bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd);
+/* Whether these bytes are the right hello: 0, DP_EAGAIN for too few, DP_EUNSUPPORTED if only the
+ * version is another, DP_EMISMATCH. */
+int dp_hello_check(const struct dp_wire_listener *acceptor, const void *bytes, size_t len);
+
+/* The connecting side. */
+struct dp_connector {
+    int fd;
+    int passed_fd; /* sent with the hello, then closed; -1: none */
+    bool connected, hello_sent;
+    bool is_refused; /* the host answered that no process listens */
+    struct dp_hello hello;
+    char where[80]; /* for sentences */
+};
+
+/* Start to connect, and send the hello if that is possible at once; never waits. DP_EIO if no
+ * socket can be opened. `where` is the address as text. */
+int dp_connector_start(struct dp_connector *connector, const struct sockaddr *address,
+                       socklen_t len, const char *where, const struct dp_hello *hello,
+                       int passed_fd);
+/* 0: welcome received. DP_EAGAIN: not yet. DP_ECOMM: no listener, or refused; dp_last_error() says
+ * which. */
+int dp_connector_progress(struct dp_connector *connector);
+/* The same for a wire: true once it is connected, and then *fd is its socket. Fails the wire if
+ * that cannot be. */
+bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, int *fd);
+/* What to poll for until then. */
+struct pollfd dp_connector_poll(const struct dp_connector *connector);
+void dp_connector_fini(struct dp_connector *connector);
+
+#endif

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cma.h - cross-memory attach: copies from one process's memory to another's, by both processes at
+ * once. A message that is transferred so is cut into chunks; the receiver takes them from the front
+ * (process_vm_readv), the sender from the back (/proc/PID/mem), until they meet. Either can copy
+ * all of it.
+ *
+ *      receiver pulls ->                                   <- sender pushes
+ *      | chunk 0 | chunk 1 | chunk 2 |   free   | chunk 4 | chunk 5 |
+ *                                    front      back
+ *
+ * The kernel allows this under the same rules as a debugger: as a rule between processes of one
+ * user. Whether it works is tested when two processes connect; where it does not, the shared ring
+ * (shm.h) carries the message. One case widens a right: under Yama's ptrace_scope 1, where only
+ * ancestors may attach, dp_cma_introduce allows the peer by PR_SET_PTRACER. The peer is the process
+ * that the kernel reports at the other end of the socket (SO_PEERCRED), has shown the wire's cookie
+ * or was connected to with it, and must still be of the same user. A process can allow only one
+ * other, so a second peer uses the ring.
+ *
+ * A process is named by its number, and the peer may end at any time, after which another process
+ * may get that number. It is neither taken for the peer nor written to. Each side has a random
+ * token in its memory, and publishes the token's address and value.
+ *
+ * - A pull reads the token and the chunk in one call. The kernel looks the number up once in a call
+ * and holds the address space that it found until the call returns (process_vm_rw_core: mm_access,
+ *   mmput). So if the token is right, the chunk is the peer's. If it is not, the message fails.
+ * - A push cannot be checked in the same call, and what was checked before it may have ended since.
+ * So process_vm_writev is not used. /proc/PID/mem, once it is open, stands for the address space
+ * that the number meant when it was opened (mem_open: file->private_data is the mm_struct), not for
+ * the number. The token, read through the open file, proves that this is the peer's, for as long as
+ * the file is open. After the peer has ended, or has called exec, a write to it returns 0 and has
+ * written nothing (mem_rw: mmget_not_zero).
+ *
+ * A push is slower than a pull, by nearly half, since the kernel copies every page twice on its
+ * way. So the receiver takes more of the chunks.
+ */
+#ifndef DP_WIRE_CMA_H
+#define DP_WIRE_CMA_H
+
+#include <dualpipe/dualpipe.h>
+
+#include <stdalign.h>
+#include <stdatomic.h>
+
+/* What a side publishes about itself, in shared memory. Zeroed memory: not published yet. */
+struct dp_cma_identity {
+    alignas(128) atomic_uint ready; /* the other members are valid */
+    atomic_uint reaches;            /* tested: this side can copy from and to the other's memory */
+    uint32_t pid;
+    uint64_t token_at, token;
+};
+
+/* A message in transfer, in shared memory. One at a time for each direction. */
+struct dp_cma_transfer {
+    /* The chunks [front, back) are free, front in the upper 32 bits; or DP_CMA_ENDED. */
+    alignas(128) atomic_uint_least64_t chunks;
+    atomic_uint_least64_t target;    /* its address in the receiver; valid once accepted */
+    atomic_uint accepted;            /* number of the accepted offer */
+    alignas(128) atomic_uint pulled; /* chunks that the receiver is done with */
+    atomic_uint pulled_failed;       /* and that it took but could not copy */
+    alignas(128) atomic_uint pushed; /* chunks that the sender is done with */
+    atomic_uint pushed_failed;
+};
+#define DP_CMA_ENDED UINT64_MAX
+
+/* This side's view of the peer. Zeroed memory: no peer can be reached. */
+struct dp_cma {
+    uint32_t pid, peer_pid;
+    struct dp_cma_identity *mine, *theirs;
+    bool tried; /* the outcome is in reaches */
+    bool reaches;
+    int memory;     /* the peer's, to write to; open if reaches */
+    uint64_t token; /* its address and value are in the identity */
+};
+
+/* This side's view of a transfer. Lengths and addresses are its own copies: shared memory may
+ * change at any time, so it is read once and checked. */
+struct dp_cma_part {
+    struct dp_cma_transfer *transfer;
+    uint64_t here, there; /* the message in this process and in the other one */
+    char *mapped;         /* the other one, where this process has that mapped; else NULL */
+    size_t len, chunk_bytes;
+    bool is_sender;
+    uint32_t count, done; /* chunks; done: by this side */
+    uint32_t others; /* chunks that the other side had taken when this side ended the transfer */
+};
+
+/* Publish this process to the peer at the other end of the socket. `theirs` and `mine` are in
+ * shared memory. d may not move afterwards. */
+void dp_cma_introduce(struct dp_cma *d, int socket, struct dp_cma_identity *mine,
+                      struct dp_cma_identity *theirs);
+/* Once the other side is published, test whether its memory can be reached. */
+void dp_cma_try(struct dp_cma *d);
+/* No transfer is in progress. */
+void dp_cma_fini(struct dp_cma *d);
+/* Whether this is the process that the other side knows, and not a child of it. */
+bool dp_cma_is_known(const struct dp_cma *d);
+/* Whether one side at least can copy from and to all memory of the other. */
+bool dp_cma_works(const struct dp_cma *d);
+
+/* The sender cuts a message into chunks, and makes them free. in_fine: into smaller ones, for
+ * copies without a system call; both sides pass the same. */
+void dp_cma_offer(struct dp_cma_part *p, struct dp_cma_transfer *transfer, const void *buf,
+                  size_t len, bool in_fine);
+/* The receiver opens the offer: `source` is an address in the sender. It may pull. */
+void dp_cma_take(struct dp_cma_part *p, struct dp_cma_transfer *transfer, uint64_t source,
+                 void *buf, size_t len, bool in_fine);
+/* The receiver publishes where the message goes. number: of the offer. */
+void dp_cma_accept(struct dp_cma_part *p, unsigned number);
+/* The receiver has accepted this number: from now on the sender may push. */
+bool dp_cma_is_accepted(struct dp_cma_part *p, unsigned number);
+
+/* Whether this side can do some of the copying. */
+static inline bool dp_cma_can_copy(const struct dp_cma *d, const struct dp_cma_part *p)
+{
+    return p->mapped || d->reaches;
+}
+
+/* Copy some chunks, about a MiB. A transfer that cannot be carried out is ended. DP_ECOMM: the peer
+ * is gone. */
+int dp_cma_pull(struct dp_cma *d, struct dp_cma_part *p);
+int dp_cma_push(struct dp_cma *d, struct dp_cma_part *p);
+
+bool dp_cma_has_chunk(const struct dp_cma_part *p);
+bool dp_cma_is_ended(const struct dp_cma_part *p);
+/* For the receiver: all chunks are there. */
+bool dp_cma_is_complete(const struct dp_cma_part *p);
+
+/* No side takes another chunk. */
+void dp_cma_end(struct dp_cma_part *p);
+/* After that: whether the other side is still copying a chunk that it took before. */
+bool dp_cma_is_busy(const struct dp_cma_part *p);
+
+#endif

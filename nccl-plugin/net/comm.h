@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm.h - what net.h only names.
+ */
+#ifndef DPN_NET_COMM_H
+#define DPN_NET_COMM_H
+
+#include "nccl-plugin/net/net.h"
+#include "nccl-plugin/net/handle.h"
+#include "nccl-plugin/net/stat.h"
+#include "nccl-plugin/net/transport.h"
+
+#include <pthread.h>
+
+/* A part of whatever can be left open, in the list of its context. */
+struct dpn_open {
+    struct dpn_net *net;
+    struct dpn_open *next, **link; /* *link is this one */
+    void (*close)(struct dpn_open *self);
+};
+
+struct dpn_net {
+    _Atomic uint32_t ops; /* what the next connections are for, see net/traffic.h */
+    _Atomic int traffic_class; /* that NCCL was given for it; NCCL_NET_TRAFFIC_CLASS_UNDEF */
+    pthread_mutex_t lock;
+    struct dpn_open *open; /* under lock */
+};
+
+struct dpn_listener {
+    struct dpn_open open;
+    int dev;
+    int64_t waiting_since_ns; /* 0: accept has not been called for the next peer yet */
+    struct dpn_comm *pending;    /* a peer that is in, but not ready yet */
+    struct dp_wire_listener *on[DPN_WIRES];
+};
+
+/* A transport's begins with this. */
+struct dpn_memory {
+    struct dpn_memory *next;
+};
+
+/* A transport's begins with this. In use from isend, irecv or iflush until test says done. */
+struct dpn_request {
+    struct dpn_comm *comm;
+    struct dpn_stat_mark mark; /* the core's */
+};
+
+struct dpn_comm {
+    struct dpn_open open;
+    bool is_sender;
+    int dev;             /* that NCCL chose */
+    int counted_dev;     /* that carries the bytes, as a placement may have it */
+    int traffic_class;   /* of its context when it began */
+    int32_t peer_worker; /* see net/placement.h; -1: not known */
+
+    /* While connecting: where the handle is and what is in it, to find this again. */
+    const void *handle_at;
+    uint8_t handle[NCCL_NET_HANDLE_MAXSIZE];
+    int64_t until_ns;
+    unsigned forks; /* dp_forks_passed when it was made: it is of no use to a child */
+
+    pthread_mutex_t lock; /* all below; nobody else wants it but who deregisters */
+    struct dp_wire *wire;
+    bool is_control_only;                        /* the wire is for words, messages go by RDMA */
+    const struct dpn_transport *transport; /* NULL until the wire is connected */
+    void *state;                           /* the transport's */
+    struct dpn_memory *memories;
+    struct dpn_stat stat;
+};
+
+extern struct dpn_net_options dpn_options;
+
+void dpn_open_add(struct dpn_open *open, struct dpn_net *net);
+void dpn_open_remove(struct dpn_open *open);
+
+#endif

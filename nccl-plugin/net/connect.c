@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * connect.c - from a handle to a comm on both sides. A listener hears every wire that the option
+ * allows; who connects takes the best that both have and that reaches so far.
+ */
+#include "nccl-plugin/net/comm.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "nccl-plugin/net/placement.h"
+#include "nccl-plugin/net/sockets.h"
+#include "nccl-plugin/verbs/verbs.h"
+#include "wire/sockets.h"
+#include "wire/tcp.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_asked_for(const char *name)
+{
+    return !strcmp(dpn_options.wire, name);
+}
+
+/* For messages; verbs needs tcp for its words. */
+static bool is_allowed(enum dpn_wire w)
+{
+    return is_asked_for("auto") || is_asked_for(dpn_wires[w]->name);
+}
+
+static bool is_listened_on(enum dpn_wire w)
+{
+    return is_allowed(w) || (w == DPN_TCP && is_asked_for("verbs"));
+}
+
+static int64_t timeout_ns(void)
+{
+    return dpn_options.timeout_s * DP_NS_PER_S;
+}
+
+/* ---- comms --------------------------------------------------------------------------------- */
+
+static void close_comm(struct dpn_open *open)
+{
+    struct dpn_comm *comm = (struct dpn_comm *)open;
+
+    dpn_open_remove(open);
+    pthread_mutex_lock(&comm->lock);
+    if (comm->transport)
+        comm->transport->close(comm);
+    while (comm->memories) {
+        struct dpn_memory *memory = comm->memories;
+        comm->memories = memory->next;
+        comm->transport->dereg(comm, memory);
+    }
+    dp_wire_close(comm->wire);
+    dpn_stat_close(&comm->stat);
+    pthread_mutex_unlock(&comm->lock);
+    pthread_mutex_destroy(&comm->lock);
+    free(comm);
+}
+
+void dpn_net_close(struct dpn_comm *comm)
+{
+    if (comm)
+        close_comm(&comm->open);
+}
+
+/* Takes the wire. */
+static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_sender,
+                    bool is_control_only, struct dpn_comm **out)
+{
+    struct dpn_comm *comm = calloc(1, sizeof(*comm));
+
+    if (!comm) {
+        dp_wire_close(wire);
+        return dp_fail(DP_ENOMEM, "no memory for a connection");
+    }
+    comm->open.close = close_comm;
+    comm->is_sender = is_sender;
+    comm->dev = comm->counted_dev = dev;
+    comm->traffic_class = net->traffic_class;
+    comm->peer_worker = -1;
+    comm->wire = wire;
+    comm->is_control_only = is_control_only;
+    comm->until_ns = dp_now_ns() + timeout_ns();
+    comm->forks = dp_forks_passed;
+    pthread_mutex_init(&comm->lock, NULL);
+    dpn_open_add(&comm->open, net);
+    *out = comm;
+    return 0;
+}
+
+static void choose_transport(struct dpn_comm *comm)
+{
+    if (comm->wire->ops == &dp_wire_tcp)
+        dp_wire_tcp_set_timeout(comm->wire,
+                                 comm->is_control_only ? timeout_ns() / 2 : timeout_ns());
+    comm->transport = comm->is_control_only ? &dpn_verbs : &dpn_wire_transport;
+}
+
+/* Both sides find out alike that there is no RDMA between them. Not where it was asked for, nor
+ * where NCCL counts on what no other wire can do: GPU memory. */
+static bool may_do_without_rdma(const struct dpn_device *device)
+{
+    return is_asked_for("auto") && !dpn_device_reaches_gpus(device);
+}
+
+static bool comm_may_do_without_rdma(const struct dpn_comm *comm)
+{
+    const struct dpn_device *device;
+
+    return comm->is_control_only && !dpn_net_device(comm->dev, &device) &&
+           may_do_without_rdma(device);
+}
+
+static int do_without_rdma(struct dpn_comm *comm)
+{
+    dp_log(DP_LOG_WARN, "%s; going on over tcp", dp_last_error());
+    comm->transport->close(comm);
+    if (!comm->wire)
+        return dp_fail(DP_ECOMM, "the wire was lost while looking for RDMA");
+    comm->is_control_only = false;
+    comm->transport = &dpn_wire_transport;
+    return comm->transport->open(comm);
+}
+
+/* The other end, for people. */
+static void begin_counting(struct dpn_comm *comm)
+{
+    const bool is_wire = comm->transport == &dpn_wire_transport;
+    union dp_sockaddr address;
+    char peer[DP_SOCKADDR_TEXT] = "this host";
+
+    if (comm->wire && comm->wire->ops == &dp_wire_tcp && !dp_wire_tcp_peer(comm->wire, &address))
+        dp_sockaddr_text(&address, peer);
+    dpn_stat_open(&comm->stat, comm->counted_dev, comm->is_sender,
+                  is_wire ? comm->wire->ops->name : comm->transport->name, peer);
+}
+
+/* The wire is connected. */
+static int open_transport(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    if (!comm->transport)
+        choose_transport(comm);
+    int err = comm->transport->open(comm);
+    if (err == DP_EUNSUPPORTED && comm_may_do_without_rdma(comm))
+        err = do_without_rdma(comm);
+    else if (err == DP_EUNSUPPORTED)
+        dp_log(DP_LOG_ERROR, "%s", dp_last_error());
+    if (!err)
+        begin_counting(comm);
+    pthread_mutex_unlock(&comm->lock);
+    return err;
+}
+
+/* ---- listen, accept ------------------------------------------------------------------------- */
+
+static void close_listener(struct dpn_open *open)
+{
+    struct dpn_listener *listener = (struct dpn_listener *)open;
+
+    dpn_net_close(listener->pending);
+    dpn_open_remove(open);
+    for (int w = 0; w < DPN_WIRES; w++)
+        if (listener->on[w])
+            dpn_wires[w]->unlisten(listener->on[w]);
+    free(listener);
+}
+
+void dpn_net_close_listener(struct dpn_listener *listener)
+{
+    if (listener)
+        close_listener(&listener->open);
+}
+
+static int listen_on_wires(const struct dpn_device *device, struct dpn_listener *listener,
+                           struct dpn_addresses *addresses)
+{
+    const struct dp_wire_config config = {.interface = device->interface.address};
+
+    for (int w = 0; w < DPN_WIRES; w++) {
+        if (!is_listened_on(w) || (w == DPN_TCP && !*config.interface))
+            continue;
+        int err = dpn_wires[w]->listen(&config, &listener->on[w], &addresses->on[w]);
+        if (err)
+            return err;
+        addresses->present[w] = true;
+    }
+    if (addresses->present[DPN_TCP]) {
+        int err = dpn_sockets_tell(&addresses->on[DPN_TCP]);
+        if (err)
+            return err;
+    }
+    addresses->offers_verbs = device->rail_count && addresses->present[DPN_TCP];
+    return 0;
+}
+
+int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listener **out)
+{
+    struct dpn_addresses addresses = {.worker = dpn_placement_worker()};
+    const struct dpn_device *device;
+    int err = dpn_net_device(dev, &device);
+
+    if (err)
+        return err;
+    struct dpn_listener *listener = calloc(1, sizeof(*listener));
+    if (!listener)
+        return dp_fail(DP_ENOMEM, "no memory for a listener");
+    listener->open.close = close_listener;
+    listener->dev = dev;
+    dpn_open_add(&listener->open, net);
+    err = listen_on_wires(device, listener, &addresses);
+    if (!err)
+        err = dpn_handle_write(&addresses, handle);
+    if (err) {
+        dpn_net_close_listener(listener);
+        return err;
+    }
+    *out = listener;
+    return 0;
+}
+
+static int accept_on_wires(struct dpn_listener *listener, uint64_t *label, struct dp_wire **out)
+{
+    int err = DP_EAGAIN;
+
+    for (int w = 0; w < DPN_WIRES && err == DP_EAGAIN; w++)
+        if (listener->on[w])
+            err = dpn_wires[w]->accept(listener->on[w], label, out);
+    return err;
+}
+
+static int accept_peer(struct dpn_listener *listener)
+{
+    const struct dpn_device *device;
+    struct dp_wire *wire;
+    uint64_t label;
+    int err = accept_on_wires(listener, &label, &wire);
+
+    if (!err)
+        err = dpn_net_device(listener->dev, &device);
+    if (err)
+        return err;
+    if (label == DPN_BY_VERBS && !device->rail_count) {
+        dp_wire_close(wire);
+        return dp_fail(DP_EMISMATCH, "the peer wants RDMA of %s, which has none", device->name);
+    }
+    err = new_comm(listener->open.net, listener->dev, wire, false, label == DPN_BY_VERBS,
+                   &listener->pending);
+    if (!err) { /* finalize closes the youngest first: a listener goes before what it holds */
+        dpn_open_remove(&listener->open);
+        dpn_open_add(&listener->open, listener->pending->open.net);
+    }
+    return err;
+}
+
+/* A peer that is in but does not go on is given up; the next one may do better. */
+static int continue_accepting(struct dpn_listener *listener, struct dpn_comm **out)
+{
+    struct dpn_comm *pending = listener->pending;
+    int err = open_transport(pending);
+
+    if (err == DP_EAGAIN && dp_now_ns() > pending->until_ns)
+        err = dp_fail(DP_ETIMEDOUT, "a peer that has connected has been silent for %lld s "
+                      "(DUALPIPE_NET_TIMEOUT)", (long long)dpn_options.timeout_s);
+    if (err == DP_EAGAIN)
+        return err;
+    listener->pending = NULL;
+    if (err)
+        dpn_net_close(pending);
+    else
+        *out = pending;
+    return err;
+}
+
+static int check_waiting(struct dpn_listener *listener)
+{
+    const int64_t now_ns = dp_now_ns();
+
+    if (!listener->waiting_since_ns)
+        listener->waiting_since_ns = now_ns;
+    if (now_ns - listener->waiting_since_ns > timeout_ns())
+        return dp_fail(DP_ETIMEDOUT, "no peer has connected for %lld s (DUALPIPE_NET_TIMEOUT)",
+                       (long long)dpn_options.timeout_s);
+    return DP_EAGAIN;
+}
+
+int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out)
+{
+    if (!listener->pending) {
+        int err = accept_peer(listener);
+        if (err)
+            return err == DP_EAGAIN ? check_waiting(listener) : err;
+        listener->waiting_since_ns = 0;
+    }
+    return continue_accepting(listener, out);
+}
+
+/* ---- connect ------------------------------------------------------------------------------- */
+
+static int no_wire(const struct dpn_addresses *addresses)
+{
+    return dp_fail(DP_EUNSUPPORTED,
+                   "no way to the peer: it listens on%s%s%s, here DUALPIPE_NET_WIRE is %s, and shm "
+                   "stays within a host; set it to auto on all ranks",
+                   addresses->present[DPN_SHM] ? " shm" : "",
+                   addresses->present[DPN_TCP] ? " tcp" : "",
+                   addresses->offers_verbs ? " verbs" : "", dpn_options.wire);
+}
+
+/* Within a host, too, if GPU memory is to be reached. */
+static bool is_better_by_verbs(const struct dpn_device *device,
+                               const struct dpn_addresses *addresses, enum dpn_wire w)
+{
+    return addresses->offers_verbs && device->rail_count &&
+           (w == DPN_TCP || dpn_device_reaches_gpus(device));
+}
+
+/* Words beside RDMA need one socket, unless messages might have to go that way after all. */
+static struct dp_wire_address limit_sockets(const struct dpn_device *device,
+                                             const struct dp_wire_address *tcp, bool by_verbs)
+{
+    struct dp_wire_address address = *tcp;
+
+    if (by_verbs && !may_do_without_rdma(device))
+        dp_wire_tcp_ask_for(&address, 1);
+    return address;
+}
+
+static int connect_best_wire(const struct dpn_device *device, const struct dpn_addresses *addresses,
+                             bool *is_control_only, struct dp_wire **out)
+{
+    for (int w = 0; w < DPN_WIRES; w++) {
+        const bool by_verbs = is_better_by_verbs(device, addresses, w);
+        if (!addresses->present[w] ||
+            (by_verbs ? w != DPN_TCP || !is_listened_on(w) : !is_allowed(w)))
+            continue;
+        *is_control_only = by_verbs;
+        const struct dp_wire_address address =
+            limit_sockets(device, &addresses->on[w], by_verbs);
+        int err = dpn_wires[w]->connect(&address, by_verbs ? DPN_BY_VERBS : DPN_BY_WIRE, out);
+        if (err != DP_EUNSUPPORTED)
+            return err;
+    }
+    return no_wire(addresses);
+}
+
+/* An attempt is known by the place of its handle and by what it says: another handle may be put
+ * into the same memory when an attempt was given up. handle_at NULL: none any more. */
+static void mark_attempt(struct dpn_comm *comm, const void *handle_at)
+{
+    pthread_mutex_lock(&comm->open.net->lock);
+    if (handle_at)
+        memcpy(comm->handle, handle_at, sizeof(comm->handle));
+    comm->handle_at = handle_at;
+    pthread_mutex_unlock(&comm->open.net->lock);
+}
+
+static int begin_connecting(struct dpn_net *net, int dev, const void *handle,
+                            struct dpn_comm **out)
+{
+    const struct dpn_device *device;
+    struct dpn_addresses addresses;
+    struct dp_wire *wire;
+    bool is_control_only = false;
+    int err = dpn_handle_read(handle, &addresses);
+
+    if (!err)
+        err = dpn_net_device(dev, &device);
+    if (!err)
+        err = connect_best_wire(device, &addresses, &is_control_only, &wire);
+    if (!err)
+        err = new_comm(net, dev, wire, true, is_control_only, out);
+    if (err)
+        return err;
+    (*out)->peer_worker = addresses.worker;
+    mark_attempt(*out, handle);
+    return 0;
+}
+
+static struct dpn_comm *find_attempt(struct dpn_net *net, const void *handle)
+{
+    struct dpn_comm *found = NULL;
+
+    pthread_mutex_lock(&net->lock);
+    for (struct dpn_open *o = net->open; o && !found; o = o->next) {
+        struct dpn_comm *comm = (struct dpn_comm *)o;
+        if (o->close == close_comm && comm->is_sender && comm->handle_at == handle &&
+            !memcmp(comm->handle, handle, sizeof(comm->handle)))
+            found = comm;
+    }
+    pthread_mutex_unlock(&net->lock);
+    return found;
+}
+
+static int continue_connecting(struct dpn_comm *comm)
+{
+    struct dp_wire *wire = comm->wire;
+
+    if (!comm->transport)
+        wire->ops->progress(wire);
+    if (wire->error)
+        return dp_fail(wire->error, "cannot connect over %s: %s", wire->ops->name, wire->why);
+    int err = wire->connected ? open_transport(comm) : DP_EAGAIN;
+    if (err == DP_EAGAIN && dp_now_ns() > comm->until_ns)
+        return dp_fail(DP_ETIMEDOUT, "no answer over %s for %lld s (DUALPIPE_NET_TIMEOUT)",
+                       wire->ops->name, (long long)dpn_options.timeout_s);
+    return err;
+}
+
+int dpn_net_connect(struct dpn_net *net, int dev, const void *handle, struct dpn_comm **out)
+{
+    const struct dpn_device *device;
+    struct dpn_comm *comm = find_attempt(net, handle);
+    int err = dpn_net_device(dev, &device);
+
+    if (!err && !comm)
+        err = begin_connecting(net, dev, handle, &comm);
+    if (err)
+        return err;
+    err = continue_connecting(comm);
+    if (err == DP_EAGAIN)
+        return err;
+    if (err) {
+        dpn_net_close(comm);
+        return err;
+    }
+    mark_attempt(comm, NULL);
+    *out = comm;
+    return 0;
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: struct ifaddrs' flags */
+
+#include "nccl-plugin/net/interfaces.h"
+
+#include "base/fail.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool begins_with(const char *name, const char *prefix, size_t len)
+{
+    return len && !strncmp(name, prefix, len);
+}
+
+bool dpn_interface_is_wanted(const char *list, const char *name)
+{
+    const bool excludes = *list == '^';
+    bool is_listed = false;
+
+    list += excludes;
+    const bool whole = *list == '=';
+    for (list += whole; *list; list += *list == ',') {
+        const size_t len = strcspn(list, ",");
+        is_listed |= begins_with(name, list, len) && (!whole || len == strlen(name));
+        list += len;
+    }
+    return is_listed != excludes;
+}
+
+int dpn_interface_group(const char *name)
+{
+    static const struct {
+        const char *prefix;
+        int group;
+    } groups[] = {{"ib", 0}, {"docker", 2}, {"lo", 3}, {"virbr", 4}};
+
+    for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
+        if (begins_with(name, groups[i].prefix, strlen(groups[i].prefix)))
+            return groups[i].group;
+    return 1;
+}
+
+static const uint8_t *bytes_of(const struct sockaddr *a)
+{
+    return a->sa_family == AF_INET
+               ? (const void *)&((const struct sockaddr_in *)(const void *)a)->sin_addr
+               : (const void *)&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr;
+}
+
+static bool write_address(const struct sockaddr *a, char out[DPN_ADDRESS_TEXT])
+{
+    const void *ip = bytes_of(a);
+
+    if (a->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL((const struct in6_addr *)ip))
+        return false; /* it means nothing without its scope */
+    return inet_ntop(a->sa_family, ip, out, DPN_ADDRESS_TEXT);
+}
+
+static bool is_known(const struct dpn_interface *all, int count, const char *name)
+{
+    for (int i = 0; i < count; i++)
+        if (!strcmp(all[i].name, name))
+            return true;
+    return false;
+}
+
+/* ---- subnets --------------------------------------------------------------------------------- */
+
+static bool is_near(const struct ifaddrs *i, const struct sockaddr *near)
+{
+    const size_t len = near->sa_family == AF_INET ? 4 : 16;
+
+    if (i->ifa_addr->sa_family != near->sa_family || !i->ifa_netmask)
+        return false;
+    for (size_t k = 0; k < len; k++)
+        if ((bytes_of(i->ifa_addr)[k] ^ bytes_of(near)[k]) & bytes_of(i->ifa_netmask)[k])
+            return false;
+    return true;
+}
+
+/* "10.0.0.1:1234", "[fd00::1]:1234" */
+static bool read_comm_id(const char *text, struct sockaddr_storage *out)
+{
+    const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM};
+    const bool brackets = text && *text == '[';
+    const char *host = brackets ? text + 1 : text;
+    const char *end = host ? strchr(host, brackets ? ']' : ':') : NULL;
+    struct addrinfo *found;
+    char name[DPN_ADDRESS_TEXT];
+
+    if (!end || (size_t)(end - host) >= sizeof(name))
+        return false;
+    snprintf(name, sizeof(name), "%.*s", (int)(end - host), host);
+    if (getaddrinfo(name, NULL, &hints, &found))
+        return false;
+    memcpy(out, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    return true;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------ */
+
+/* Append the interfaces that have an address of one family; near: in one subnet with it, if not
+ * NULL. */
+static int add_family(const struct ifaddrs *all, const char *list, int family,
+                      const struct sockaddr *near, struct dpn_interface *out, int count, int max)
+{
+    for (const struct ifaddrs *i = all; i && count < max; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
+            is_known(out, count, i->ifa_name) ||
+            (list && !dpn_interface_is_wanted(list, i->ifa_name)) || (near && !is_near(i, near)))
+            continue;
+        if (!write_address(i->ifa_addr, out[count].address))
+            continue;
+        snprintf(out[count++].name, DPN_INTERFACE_NAME, "%s", i->ifa_name);
+    }
+    return count;
+}
+
+static int add(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+               const struct sockaddr *near, struct dpn_interface *out, int max)
+{
+    const char *family = rules->family;
+    int count = 0;
+
+    if (!family || strcmp(family, "AF_INET6"))
+        count = add_family(all, rules->list, AF_INET, near, out, count, max);
+    if (!family || strcmp(family, "AF_INET"))
+        count = add_family(all, rules->list, AF_INET6, near, out, count, max);
+    return count;
+}
+
+static int first_group(const struct dpn_interface *all, int count)
+{
+    int first = INT32_MAX;
+
+    for (int i = 0; i < count; i++)
+        if (dpn_interface_group(all[i].name) < first)
+            first = dpn_interface_group(all[i].name);
+    return first;
+}
+
+static int keep_group(struct dpn_interface *all, int count, int group)
+{
+    int kept = 0;
+
+    for (int i = 0; i < count; i++)
+        if (dpn_interface_group(all[i].name) == group)
+            all[kept++] = all[i];
+    return kept;
+}
+
+static int choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                  struct dpn_interface *out, int max)
+{
+    struct sockaddr_storage near;
+    int count = add(all, rules, NULL, out, max);
+    const int first = first_group(out, count);
+
+    if (rules->list)
+        return count;
+    if (first > 0 && read_comm_id(rules->comm_id, &near)) {
+        const int near_count = add(all, rules, (const struct sockaddr *)&near, out, max);
+        if (near_count)
+            return near_count;
+        count = add(all, rules, NULL, out, max);
+    }
+    return keep_group(out, count, first);
+}
+
+/* The best may stand behind any number of bridges. */
+int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                          struct dpn_interface *out, int max)
+{
+    struct dpn_interface good[1024];
+    const int count = choose(all, rules, good, sizeof(good) / sizeof(good[0]));
+    const int kept = count < max ? count : max;
+
+    memcpy(out, good, (size_t)kept * sizeof(good[0]));
+    return kept;
+}
+
+int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max)
+{
+    struct ifaddrs *all = NULL;
+
+    if (getifaddrs(&all)) {
+        dp_log(DP_LOG_WARN, "cannot list the network interfaces: %s", dp_errno_text(errno));
+        return 0;
+    }
+    const int count = dpn_interfaces_choose(all, rules, out, max);
+    freeifaddrs(all);
+    return count;
+}

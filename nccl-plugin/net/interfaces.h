@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * interfaces.h - which network interfaces are used, by the rules of NCCL's own sockets.
+ */
+#ifndef DPN_NET_INTERFACES_H
+#define DPN_NET_INTERFACES_H
+
+#include <dualpipe/dualpipe.h>
+
+enum { DPN_INTERFACE_NAME = 16, DPN_ADDRESS_TEXT = 48 };
+
+struct dpn_interface {
+    char name[DPN_INTERFACE_NAME];
+    char address[DPN_ADDRESS_TEXT]; /* "10.0.0.1", "fd00::1"; "": none, where no interface is up */
+};
+
+/* Whether NCCL_SOCKET_IFNAME admits a name: a comma-separated list of prefixes ("eth,ib"), of whole
+ * names with = before it ("=eth0"), or of what is not to be used with ^ ("^docker,lo"). */
+bool dpn_interface_is_wanted(const char *list, const char *name);
+
+/* What is first where there is a choice: 0 ib*; 1 any other; 2 docker*; 3 lo*; 4 virbr*. */
+int dpn_interface_group(const char *name);
+
+/* What NCCL's variables say; NULL: nothing. */
+struct dpn_interface_rules {
+    const char *list;    /* NCCL_SOCKET_IFNAME */
+    const char *family;  /* NCCL_SOCKET_FAMILY: "AF_INET", "AF_INET6"; else either, IPv4 first */
+    const char
+        *comm_id; /* NCCL_COMM_ID: "10.0.0.1:1234", "[fd00::1]:1234"; names are not looked up */
+};
+
+/* Those that are up and have an address, each once, at most max; addresses that need a scope are
+ * none. Without a list the first of these that there are: ib*; in one subnet with comm_id; the
+ * first group. 0 found is no error. */
+struct ifaddrs;
+int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                          struct dpn_interface *out, int max);
+/* The same of what this host has. */
+int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out,
+                        int max);
+
+#endif

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/net/net.h"
+
+#include "base/fail.h"
+#include "nccl-plugin/net/comm.h"
+#include "nccl-plugin/net/ll128.h"
+#include "nccl-plugin/nccl_log.h"
+#include "nccl-plugin/net/placement.h"
+#include "nccl-plugin/verbs/verbs.h"
+#include "wire/sockets.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What the first init of the process found; it stays, as NCCL keeps pointers into it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool is_known;
+static bool is_inherited; /* known by the parent: a child has to open RDMA devices for itself */
+static struct dpn_devices devices;
+static int plain_devices; /* the rest is fused */
+static int contexts;
+static bool
+    is_left; /* the last context has gone: NCCL goes on with what is fused, or counts anew */
+static struct dpn_net *shared;
+
+struct dpn_net_options dpn_options;
+
+/* A child that was forked while another thread was here finds the lock open. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void after_fork_in_child(void)
+{
+    is_inherited = true;
+    after_fork();
+}
+
+/* A device writes to memory in the order of addresses, so with RDMA alone LL128 is safe. */
+static bool keeps_order(void)
+{
+    return devices.list[0].rail_count &&
+           (!strcmp(dpn_options.wire, "verbs") || dpn_device_reaches_gpus(&devices.list[0]));
+}
+
+static int look_around(bool names_watched)
+{
+    int err = dp_options_read(&dpn_net_option_area, &dpn_options);
+
+    if (err)
+        return err;
+    dpn_options.has_force_flush = names_watched; /* both came with version 9 */
+    dpn_placement_open();
+    dpn_devices_find("", &dpn_options, &devices);
+    plain_devices = devices.count;
+    if (devices.count && !keeps_order())
+        dpn_ll128_decide(names_watched);
+    dp_sockets_stay(); /* known to fork first, so that its lock is taken last */
+    if (!is_known)
+        pthread_atfork(before_fork, after_fork, after_fork_in_child);
+    is_known = true;
+    is_inherited = false;
+    return 0;
+}
+
+static int new_net(struct dpn_net **out)
+{
+    struct dpn_net *net = calloc(1, sizeof(*net));
+
+    if (!net)
+        return dp_fail(DP_ENOMEM, "no memory for a context");
+    pthread_mutex_init(&net->lock, NULL);
+    net->traffic_class = NCCL_NET_TRAFFIC_CLASS_UNDEF;
+    net->ops = UINT32_MAX;
+    contexts++;
+    *out = net;
+    return 0;
+}
+
+static int init_locked(ncclDebugLogger_t logger, bool names_watched, struct dpn_net **out)
+{
+    dpn_log_to(logger);
+    int err = is_known && !is_inherited ? 0 : look_around(names_watched);
+    return err || *out ? err : new_net(out);
+}
+
+int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out)
+{
+    struct dpn_net *net = NULL;
+
+    pthread_mutex_lock(&lock);
+    int err = init_locked(logger, true, &net);
+    pthread_mutex_unlock(&lock);
+    if (!err)
+        *out = net;
+    return err;
+}
+
+int dpn_net_init_shared(ncclDebugLogger_t logger, bool names_watched)
+{
+    pthread_mutex_lock(&lock);
+    int err = init_locked(logger, names_watched, &shared);
+    pthread_mutex_unlock(&lock);
+    return err;
+}
+
+struct dpn_net *dpn_net_shared(void)
+{
+    pthread_mutex_lock(&lock);
+    struct dpn_net *net = shared;
+    pthread_mutex_unlock(&lock);
+    return net;
+}
+
+void dpn_net_finalize(struct dpn_net *net)
+{
+    int leaked = 0;
+
+    if (!net)
+        return;
+    for (; net->open; leaked++)
+        net->open->close(net->open);
+    if (leaked)
+        dp_log(DP_LOG_INFO, "closed %d connections and listeners that were left open", leaked);
+    pthread_mutex_destroy(&net->lock);
+    free(net);
+    pthread_mutex_lock(&lock);
+    is_left = !--contexts;
+    pthread_mutex_unlock(&lock);
+}
+
+void dpn_net_set_ops(struct dpn_net *net, uint32_t ops)
+{
+    net->ops = ops;
+}
+
+void dpn_net_set_traffic_class(struct dpn_net *net, int traffic_class)
+{
+    net->traffic_class = traffic_class;
+}
+
+int dpn_net_devices(int *count)
+{
+    pthread_mutex_lock(&lock);
+    int err = is_known ? 0 : dp_fail(DP_ESTATE, "devices: the plugin was not initialized");
+    if (!err)
+        *count = devices.count;
+    pthread_mutex_unlock(&lock);
+    return err;
+}
+
+int dpn_net_count_devices(int *count)
+{
+    pthread_mutex_lock(&lock);
+    if (is_left)
+        devices.count = plain_devices;
+    is_left = false;
+    pthread_mutex_unlock(&lock);
+    return dpn_net_devices(count);
+}
+
+int dpn_net_device(int dev, const struct dpn_device **out)
+{
+    int count, err = dpn_net_devices(&count);
+
+    if (err)
+        return err;
+    if (dev < 0 || dev >= count)
+        return dp_fail(DP_EINVAL, "device %d: there are %d, counted from 0", dev, count);
+    *out = &devices.list[dev];
+    return 0;
+}
+
+/* A name that NCCL may keep for ever; the same device again has the same. */
+static int fuse_locked(const struct dpn_device *const *members, int count, int *out)
+{
+    struct dpn_device *device = &devices.list[devices.count];
+
+    if (devices.count == DPN_MAX_DEVICES)
+        return dp_fail(DP_EUNSUPPORTED, "fusing devices: there are %d already", DPN_MAX_DEVICES);
+    int err = dpn_verbs_fuse(members, count, device);
+    if (err)
+        return err;
+    device->member_count = count;
+    for (int i = 0; i < count; i++)
+        device->members[i] = (int)(members[i] - devices.list);
+    dp_log(DP_LOG_INFO, "device %d is %s, %d Mbit/s", devices.count, device->name,
+           device->speed_mbps);
+    *out = devices.count++;
+    return 0;
+}
+
+/* NCCL 2.28 loses a fused device that has no place on the PCI bus and then finds none at all; if it
+ * may not fuse them it keeps them. */
+static int has_place(const struct dpn_device *device)
+{
+    if (device->pci_path || dp_foreign_variable("NCCL_NET_FORCE_MERGE"))
+        return 0;
+    dp_log(DP_LOG_INFO, "%s is not fused: it has no place on the PCI bus", device->name);
+    return dp_fail_quietly(DP_EUNSUPPORTED, "%s has no place on the PCI bus", device->name);
+}
+
+int dpn_net_fuse(const int *devs, int count, int *out)
+{
+    const struct dpn_device *members[DPN_DEVICE_RAILS];
+
+    if (count < 1 || count > DPN_DEVICE_RAILS)
+        return dp_fail(DP_EINVAL, "fusing %d devices: expected 1 to %d", count, DPN_DEVICE_RAILS);
+    for (int i = 0; i < count; i++) {
+        int err = dpn_net_device(devs[i], &members[i]);
+        if (!err && members[i]->member_count > 1)
+            err = dp_fail(DP_EINVAL, "fusing device %d, which is fused already", devs[i]);
+        if (!err)
+            err = has_place(members[i]);
+        if (err)
+            return err;
+    }
+    pthread_mutex_lock(&lock);
+    int err = fuse_locked(members, count, out);
+    pthread_mutex_unlock(&lock);
+    return err;
+}
+
+void dpn_open_add(struct dpn_open *open, struct dpn_net *net)
+{
+    pthread_mutex_lock(&net->lock);
+    open->net = net;
+    open->next = net->open;
+    open->link = &net->open;
+    if (open->next)
+        open->next->link = &open->next;
+    net->open = open;
+    pthread_mutex_unlock(&net->lock);
+}
+
+void dpn_open_remove(struct dpn_open *open)
+{
+    pthread_mutex_lock(&open->net->lock);
+    *open->link = open->next;
+    if (open->next)
+        open->next->link = open->link;
+    pthread_mutex_unlock(&open->net->lock);
+}

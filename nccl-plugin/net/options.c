@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/net/options.h"
+
+static const char *const wires[] = {"auto", "shm", "tcp", "verbs", NULL};
+
+static const struct dp_option table[] = {
+    {"DEVICES", DP_OPTION_INT, "32", "offer NCCL at most so many devices; 0: none at all",
+     offsetof(struct dpn_net_options, devices), .max = 32},
+    {"STAT", DP_OPTION_BOOL, "0", "count what connections do, for `dualpipe stat` to show",
+     offsetof(struct dpn_net_options, stat), .choices = NULL},
+    {"STAT_DIR", DP_OPTION_STRING, NULL,
+     "where the counters of processes are, a directory of mode 0700; /dev/shm/dualpipe-UID as a "
+     "rule",
+     offsetof(struct dpn_net_options, stat_dir), .choices = NULL},
+    {"EAGER", DP_OPTION_INT, "8192",
+     "a message of at most so many bytes does not wait for its receive; 0: all do",
+     offsetof(struct dpn_net_options, eager_bytes), .max = DPN_MAX_EAGER},
+    {"EAGER_GPU", DP_OPTION_BOOL, "0",
+     "RDMA: such messages also while receives are in memory of GPUs; not measured on an adapter "
+     "yet",
+     offsetof(struct dpn_net_options, eager_gpu), .choices = NULL},
+    {"GRADIENT_SL", DP_OPTION_INT, "-1",
+     "RDMA: service level of connections for collectives; -1: as of all",
+     offsetof(struct dpn_net_options, gradient.service_level), .min = -1, .max = 15},
+    {"GRADIENT_TC", DP_OPTION_INT, "-1",
+     "RDMA: traffic class of connections for collectives; -1: as of all",
+     offsetof(struct dpn_net_options, gradient.traffic_class), .min = -1, .max = 255},
+    {"PIPELINE_SL", DP_OPTION_INT, "-1",
+     "RDMA: service level of connections for send and receive only; -1: as of all",
+     offsetof(struct dpn_net_options, pipeline.service_level), .min = -1, .max = 15},
+    {"PIPELINE_TC", DP_OPTION_INT, "-1",
+     "RDMA: traffic class of connections for send and receive only; -1: as of all",
+     offsetof(struct dpn_net_options, pipeline.traffic_class), .min = -1, .max = 255},
+    {"SLICE", DP_OPTION_INT, "100",
+     "slices of the scheduler, in us, for threads that wait for their core; 0: as they are",
+     offsetof(struct dpn_net_options, slice_us), .max = 100000},
+    {"STRIPE", DP_OPTION_INT, "32768",
+     "RDMA: cut a message into parts for several rails of no less than so many bytes",
+     offsetof(struct dpn_net_options, stripe_bytes), .min = 128, .max = 1 << 30},
+    {"TIMEOUT", DP_OPTION_INT, "120",
+     "give a peer up that does not answer, or whose host is silent, for so long, in s",
+     offsetof(struct dpn_net_options, timeout_s), .min = 1, .max = 86400},
+    {"WIRE", DP_OPTION_CHOICE, "auto",
+     "how NCCL's messages travel; auto: shm within a host, else verbs (RDMA), else tcp",
+     offsetof(struct dpn_net_options, wire), .choices = wires},
+};
+const struct dp_option_area dpn_net_option_area = {"NET", table, sizeof(table) / sizeof(table[0])};

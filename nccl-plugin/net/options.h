@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options.h - DUALPIPE_NET_*.
+ */
+#ifndef DPN_NET_OPTIONS_H
+#define DPN_NET_OPTIONS_H
+
+#include "base/options.h"
+
+enum { DPN_MAX_EAGER = 65536 }; /* bytes of a message that does not wait for its receive */
+
+/* Of a kind of connections; -1: nothing of its own. */
+struct dpn_class {
+    int64_t traffic_class, service_level;
+};
+
+struct dpn_net_options {
+    const char *wire; /* auto, shm, tcp, verbs */
+    int64_t devices;  /* at most */
+    struct dpn_class pipeline, gradient;
+    int64_t stripe_bytes;
+    int64_t eager_bytes;
+    bool eager_gpu; /* also where receives are in memory of GPUs */
+    int64_t timeout_s;
+    int64_t slice_us; /* see net/slice.h; 0: leave them as they are */
+    bool stat;            /* count, for `dualpipe stat` */
+    const char *stat_dir; /* NULL: see net/stat_page.h */
+    bool has_force_flush; /* no variable: NCCL's version can be told that a device needs flushes */
+};
+
+extern const struct dp_option_area dpn_net_option_area;
+
+#endif

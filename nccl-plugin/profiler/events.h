@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * events.h - the events of NCCL's profiler interface, read by tables of offsets: the descriptors of
+ * the seven versions have the same members in other places.
+ */
+#ifndef DPN_PROFILER_EVENTS_H
+#define DPN_PROFILER_EVENTS_H
+
+enum { DPN_PROFILER_VERSIONS = 7 };
+
+/* The events that version asks NCCL for: a mask of its types. */
+int dpn_profiler_mask(int version);
+
+/* startEvent of a version: counts sends and collectives, and writes *handle. Any thread. */
+void dpn_profiler_event(int version, void *context, void **handle, const void *descriptor);
+
+#endif

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * control.c - sends and receives the control messages of verbs/control_message.h. They are
+ * numbered, and each acknowledges those of the other side. A message is kept until it is
+ * acknowledged, so that it can be sent again over the next wire if this one is lost.
+ */
+#include "base/fail.h"
+#include "nccl-plugin/verbs/comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The tag of a control message: its kind, its number and how many were heard, the last bits of
+ * both. */
+enum { KIND_BITS = 8, COUNT_BITS = 28 };
+static const uint32_t COUNT = (1u << COUNT_BITS) - 1;
+
+static uint64_t tag_of(enum dpn_control_kind kind, uint32_t number, uint32_t received)
+{
+    return (uint64_t)(number & COUNT) << (KIND_BITS + COUNT_BITS) |
+           (uint64_t)(received & COUNT) << KIND_BITS | (uint64_t)kind;
+}
+
+/* The count near this one that has these last bits. */
+static uint32_t widen(uint64_t bits, uint32_t near)
+{
+    const uint32_t ahead = ((uint32_t)bits - near) & COUNT;
+
+    return near + (ahead <= COUNT / 2 ? ahead : ahead - COUNT - 1);
+}
+
+struct dpn_control_message {
+    struct dpn_control_message *next;
+    struct dp_wire_request req;
+    enum dpn_control_kind kind;
+    uint32_t number;
+    union dpn_control_body body;
+};
+
+/* ---- what is said ---------------------------------------------------------------------------- */
+
+/* HEARD is said for its tag, and of no use over another wire. */
+static bool is_numbered(enum dpn_control_kind kind)
+{
+    return kind != DPN_RESUME && kind != DPN_ACK;
+}
+
+static bool is_acked(const struct dpn_verbs *v, const struct dpn_control_message *message)
+{
+    return !is_numbered(message->kind) || (int32_t)(v->channel.acked - message->number) > 0;
+}
+
+/* The wire must have no business with it any more. */
+static void free_acked(struct dpn_verbs *v)
+{
+    for (struct dpn_control_message **at = &v->unacked; *at;) {
+        struct dpn_control_message *message = *at;
+        if (message->req.status == DP_EAGAIN || !is_acked(v, message)) {
+            at = &message->next;
+            continue;
+        }
+        *at = message->next;
+        free(message);
+    }
+}
+
+static void post(struct dpn_verbs *v, struct dpn_control_message *message)
+{
+    dp_wire_isend(v->comm->wire, tag_of(message->kind, message->number, v->channel.received),
+                  &message->body, dpn_control_len(message->kind), &message->req);
+}
+
+void dpn_control_send(struct dpn_verbs *v, enum dpn_control_kind kind,
+                      const union dpn_control_body *body)
+{
+    free_acked(v);
+    struct dpn_control_message *message = calloc(1, sizeof(*message));
+    if (!message) {
+        dpn_verbs_fail(v, DP_ENOMEM, "no memory for a control message to the peer");
+        return;
+    }
+    memcpy(&message->body, body, dpn_control_len(kind));
+    message->kind = kind;
+    message->number = is_numbered(kind) ? v->channel.sent++ : v->channel.sent;
+    struct dpn_control_message **end = &v->unacked;
+    while (*end)
+        end = &(*end)->next;
+    *end = message;
+    if (v->channel.is_resumed)
+        post(v, message);
+}
+
+bool dpn_control_is_sending(struct dpn_verbs *v)
+{
+    bool any = false;
+
+    for (const struct dpn_control_message *message = v->unacked; message; message = message->next)
+        any |= message->req.status == DP_EAGAIN;
+    return any;
+}
+
+bool dpn_control_has_unacked_fence(const struct dpn_verbs *v)
+{
+    bool any = false;
+
+    for (const struct dpn_control_message *message = v->unacked; message; message = message->next)
+        any |= !is_acked(v, message) &&
+               (message->kind == DPN_FENCED_SENDER || message->kind == DPN_FENCED_RECEIVER);
+    return any;
+}
+
+/* The wire is closed, or has nothing of ours any more. */
+void dpn_control_free_all(struct dpn_verbs *v)
+{
+    while (v->unacked) {
+        struct dpn_control_message *message = v->unacked;
+        v->unacked = message->next;
+        free(message);
+    }
+}
+
+/* ---- a new wire ------------------------------------------------------------------------------ */
+
+static void send_resume(struct dpn_verbs *v)
+{
+    v->channel.resume = (struct dpn_resume){.received = v->channel.received};
+    dp_wire_isend(v->comm->wire, tag_of(DPN_RESUME, 0, v->channel.received), &v->channel.resume,
+                  sizeof(v->channel.resume), &v->channel.resume_req);
+}
+
+/* What was sent over the last wire does not arrive any more. The sender, which has connected, sends its
+ * RESUME after the peer's: a peer that does not know the connection closes the wire, and bytes that it
+ * had not read would make of that a reset, after which the sender would try again. */
+void dpn_control_resume(struct dpn_verbs *v)
+{
+    for (struct dpn_control_message *message = v->unacked; message; message = message->next)
+        message->req.status = 0;
+    if (!v->is_sender)
+        send_resume(v);
+}
+
+static void confirm(struct dpn_verbs *v, uint32_t received)
+{
+    if ((int32_t)(received - v->channel.acked) < 0)
+        return;
+    if ((int32_t)(v->channel.sent - received) < 0) {
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has heard %u control messages of %u", received,
+                       v->channel.sent);
+        return;
+    }
+    v->channel.acked = received;
+    free_acked(v);
+}
+
+static void take_resume(struct dpn_verbs *v, const struct dpn_resume *resume)
+{
+    if (v->channel.is_resumed) {
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer resumes what was not interrupted");
+        return;
+    }
+    if (v->is_sender)
+        send_resume(v);
+    confirm(v, resume->received);
+    for (struct dpn_control_message *message = v->unacked; message && !v->error;
+         message = message->next)
+        post(v, message);
+    dpn_channel_resumed(v);
+}
+
+/* ---- what is heard --------------------------------------------------------------------------- */
+
+static void take_refusal(struct dpn_verbs *v, const struct dpn_refused *r)
+{
+    const struct dpn_recv *recv = &v->recvs[r->slot];
+    const struct dpn_recv_buffer *buffer =
+        r->sub < recv->count && recv->generation == r->generation ? &recv->buffers[r->sub] : NULL;
+
+    dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %llu bytes for a receive of %zu (tag %d)",
+                   (unsigned long long)r->size, buffer ? buffer->size : 0,
+                   buffer ? buffer->tag : -1);
+}
+
+static void take_failed(struct dpn_verbs *v, const struct dpn_failed *f)
+{
+    v->has_peer_failed = true;
+    dpn_verbs_fail(v, DP_ECOMM, "the peer has ended the connection: %s", f->reason);
+}
+
+void dpn_control_tell_failed(struct dpn_verbs *v)
+{
+    union dpn_control_body body;
+
+    if (v->step != DPN_STEP_READY || v->has_peer_failed || !v->comm->wire || v->comm->wire->error)
+        return;
+    memset(&body, 0, sizeof(body));
+    snprintf(body.failed.reason, sizeof(body.failed.reason), "%.255s", v->why);
+    dpn_control_send(v, DPN_FAILED, &body);
+}
+
+static bool is_our_qp(struct dpn_verbs *v, unsigned qp)
+{
+    if ((int)qp < v->qp_count)
+        return true;
+    dpn_verbs_fail(v, DP_EMISMATCH, "the peer speaks of queue pair %u of %d", qp, v->qp_count);
+    return false;
+}
+
+/* Messages wait for such a control message to be heard, so its sender wants to know. */
+static void send_ack(struct dpn_verbs *v)
+{
+    static const union dpn_control_body nothing;
+
+    if (!v->error)
+        dpn_control_send(v, DPN_ACK, &nothing);
+}
+
+static void take(struct dpn_verbs *v, enum dpn_control_kind kind, const union dpn_control_body *t)
+{
+    switch (kind) {
+    case DPN_OPEN:
+        if (is_our_qp(v, t->open.index))
+            dpn_qp_take_open(v, &t->open);
+        break;
+    case DPN_OPENED:
+        if (is_our_qp(v, t->opened.index))
+            dpn_qp_take_opened(v, &t->opened);
+        break;
+    case DPN_FENCED_SENDER:
+        if (!is_our_qp(v, t->fenced_sender.index))
+            break;
+        dpn_cts_rewind(v, t->fenced_sender.index, t->fenced_sender.cts_read);
+        dpn_qp_take_fenced(v, t->fenced_sender.index, t->fenced_sender.epoch);
+        send_ack(v);
+        break;
+    case DPN_FENCED_RECEIVER:
+        if (!is_our_qp(v, t->fenced_receiver.index))
+            break;
+        v->reports[t->fenced_receiver.index] = t->fenced_receiver;
+        dpn_qp_take_fenced(v, t->fenced_receiver.index, t->fenced_receiver.epoch);
+        send_ack(v);
+        break;
+    case DPN_REFUSED:
+        take_refusal(v, &t->refused);
+        break;
+    case DPN_ACK:
+        break;
+    case DPN_STALLED:
+        dpn_stall_take(v, &t->stalled);
+        send_ack(v);
+        break;
+    case DPN_FAILED:
+        take_failed(v, &t->failed);
+        break;
+    case DPN_RESUME:
+        take_resume(v, &t->resume);
+        break;
+    case DPN_READY: /* receiver: with no queue pair the connection is off, see verbs.c */
+        v->step = t->ready.qps ? DPN_STEP_READY : DPN_STEP_AGREE;
+        break;
+    case DPN_HELLO:
+    case DPN_PLAN: /* read in verbs.c, before there are queue pairs */
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer begins anew");
+        break;
+    }
+}
+
+static void post_receive(struct dpn_verbs *v)
+{
+    dp_wire_irecv(v->comm->wire, &v->received, sizeof(v->received), &v->incoming);
+    v->is_receiving = true;
+}
+
+/* By its number: whether it was not heard before, over another wire. */
+static bool is_new(struct dpn_verbs *v, enum dpn_control_kind kind, uint64_t tag)
+{
+    const uint32_t number = widen(tag >> (KIND_BITS + COUNT_BITS), v->channel.received);
+
+    confirm(v, widen(tag >> KIND_BITS, v->channel.acked));
+    if (!is_numbered(kind))
+        return true;
+    if ((int32_t)(number - v->channel.received) > 0)
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer sent message %u after message %u", number,
+                       v->channel.received - 1);
+    if (v->error || number != v->channel.received)
+        return false;
+    v->channel.received++;
+    return true;
+}
+
+bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind)
+{
+    for (;;) {
+        if (!v->is_receiving)
+            post_receive(v);
+        if (v->error || v->incoming.status)
+            return false;
+        v->is_receiving = false;
+        *kind = (enum dpn_control_kind)(v->incoming.tag & ((1u << KIND_BITS) - 1));
+        if (dpn_control_check(*kind, v->is_sender, &v->received, v->incoming.moved)) {
+            dpn_verbs_fail(v, DP_EMISMATCH, "the peer said %s", dp_last_error());
+            return false;
+        }
+        if (is_new(v, *kind, v->incoming.tag))
+            return true;
+    }
+}
+
+/* A control message may end what the next one would be for. */
+void dpn_control_poll(struct dpn_verbs *v)
+{
+    enum { MESSAGES = 32 };
+    enum dpn_control_kind kind;
+
+    v->comm->wire->ops->progress(v->comm->wire);
+    for (int i = 0; i < MESSAGES && v->step != DPN_STEP_AGREE && dpn_control_receive(v, &kind); i++)
+        take(v, kind, &v->received);
+}
+
+/* Who closes a socket with something unread in it resets the connection, and the peer would take it
+ * for lost on the way. */
+void dpn_control_drain(struct dpn_verbs *v)
+{
+    enum { MESSAGES = 1000 };
+
+    for (int i = 0; i < MESSAGES; i++) {
+        if (!v->is_receiving)
+            post_receive(v);
+        v->comm->wire->ops->progress(v->comm->wire);
+        if (v->incoming.status)
+            return;
+        v->is_receiving = false;
+    }
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * control_message.h - what the two sides tell each other over the wire beside the queue pairs. None
+ * of it is on the path of messages. Only processes that know the cookie of the listener get this
+ * far.
+ *
+ *      sender                                   receiver
+ *      HELLO   the ports                 ->
+ *                                        <-     PLAN    pairs of ports, how many queue pairs; or
+ * none OPEN    index, epoch, queue pair  ->             for every queue pair; all GIDs of the port
+ *                                        <-     OPENED  queue pair, the GIDs to use; or a reason
+ *      (a probe over the queue pair)
+ *      READY   how many came up          ->             if none did, PLAN says so once more, and
+ *                                                       the wire is free for another use
+ *      FENCED  index, epoch, CTS read   <->     FENCED  index, epoch, what had arrived by then
+ *      OPEN    index, epoch + 1 ...      ->             as above, until it works again
+ *      REFUSED message too long          ->
+ *      ACK     numbers below were seen  <->     ACK     so that they need not be kept
+ *                                        <-     STALLED what has arrived, as nothing more does
+ *      FAILED  why                      <->     FAILED  the last one: the connection has ended
+ *      RESUME  numbers below were seen  <->     RESUME  first over a new wire, the receiver's before the
+ *                                                      sender's: verbs/reconnect.c
+ *
+ * An index names a connection of two queue pairs, one a side; an epoch counts how often it was
+ * opened. A side sends FENCED once its queue pair of that epoch is destroyed, so that nothing of
+ * the epoch can arrive or be read any more.
+ */
+#ifndef DPN_VERBS_CONTROL_MESSAGE_H
+#define DPN_VERBS_CONTROL_MESSAGE_H
+
+#include "nccl-plugin/net/net.h"
+#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/verbs/gid.h"
+#include "wire/wire.h"
+
+enum {
+    DPN_MAX_RAILS = NCCL_NET_MAX_DEVS_PER_NIC_V12,
+    DPN_MAX_QPS = 16,
+    DPN_CONTROL_NAME = 32,
+    DPN_CONTROL_REASON = 128,
+    DPN_CONTROL_VERSION = 9
+};
+
+enum dpn_control_kind {
+    DPN_HELLO = 1,
+    DPN_PLAN,
+    DPN_OPEN,
+    DPN_OPENED,
+    DPN_READY,
+    DPN_FENCED_SENDER,
+    DPN_FENCED_RECEIVER,
+    DPN_REFUSED,
+    DPN_RESUME,
+    DPN_ACK,
+    DPN_STALLED,
+    DPN_FAILED
+};
+
+struct dpn_port_info {
+    char name[DPN_CONTROL_NAME];
+    uint8_t is_ethernet;
+    uint8_t any_order; /* wants, and can make, such queue pairs: verbs/mlx5.h */
+    uint8_t zero[2];
+    uint32_t speed_mbps;
+    struct dpn_gid gid; /* the best; says the subnet */
+};
+
+struct dpn_hello {
+    uint32_t version;
+    uint8_t port_count, qps;
+    uint8_t traffic_class, service_level;
+    uint32_t max_message;
+    uint8_t other_count; /* ports that may stand in for one in another subnet; after the device's */
+    uint8_t subnet_bits; /* of IPv4; 0: subnets are of no importance */
+    uint8_t has_acceptor;
+    uint8_t zero;
+    uint32_t eager_bytes; /* the longest message that may come unasked; 0: none */
+    int32_t worker;   /* see net/placement.h */
+    uint32_t traffic; /* enum dpn_traffic */
+    struct dpn_port_info ports[DPN_MAX_RAILS];
+    struct dp_wire_address acceptor; /* where to ask whether the process is there still */
+};
+
+struct dpn_plan {
+    uint8_t agreed;
+    uint8_t rails, qps_per_rail;
+    uint8_t any_order; /* of all queue pairs */
+    uint32_t max_message;
+    uint32_t eager_bytes; /* of both */
+    uint8_t may_eager;    /* before the first CTS entry, too */
+    uint8_t zero[3];
+    struct {
+        uint8_t sender, receiver; /* which port */
+    } rail[DPN_MAX_RAILS];
+    struct dpn_port_info ports[DPN_MAX_RAILS]; /* the receiver's, by rail */
+    struct dp_wire_address acceptor; /* where to call if this wire is lost, */
+    uint64_t label;              /* and for whom; 0: nowhere */
+    char reason[DPN_CONTROL_REASON];
+};
+
+/* One side of a queue pair. */
+struct dpn_qp_info {
+    uint32_t number, psn;
+    uint16_t lid;
+    uint8_t mtu; /* enum ibv_mtu */
+    uint8_t has_ece;
+    uint32_t ece_vendor, ece_options, ece_mask;
+    uint32_t key;     /* of the block */
+    uint64_t address; /* of the block, see verbs/comm.h */
+};
+
+struct dpn_open_qp {
+    uint8_t index, zero;
+    uint16_t epoch;
+    struct dpn_qp_info qp;
+    struct dpn_gids gids;
+};
+
+struct dpn_opened_qp {
+    uint8_t index, is_open;
+    uint16_t epoch;
+    struct dpn_qp_info qp;
+    struct dpn_gid sender, receiver; /* of RoCE the pair to use */
+    char reason[DPN_CONTROL_REASON];
+};
+
+struct dpn_ready {
+    uint32_t qps;
+};
+
+struct dpn_fenced_sender {
+    uint8_t index, zero;
+    uint16_t epoch;
+    uint32_t cts_read;
+};
+
+/* What the receiver has of the receives that are cleared to send. */
+struct dpn_arrived {
+    uint16_t generation;
+    uint8_t is_open;                    /* else all of that generation has arrived */
+    uint8_t count;
+    uint16_t stripes[DPN_MAX_RECEIVES]; /* a bit each; all set: done */
+};
+
+struct dpn_fenced_receiver {
+    uint8_t index, zero;
+    uint16_t epoch;
+    uint32_t eager_seen, eager_taken; /* eager messages: all before this came; were copied */
+    uint32_t zero2;
+    uint64_t eager_here;              /* of those later, a bit each by number % 64 */
+    struct dpn_arrived arrived[NCCL_NET_MAX_REQUESTS];
+};
+
+struct dpn_stalled {
+    uint32_t cts_made, moves; /* verbs/stall.h */
+    struct dpn_fenced_receiver has;
+};
+
+struct dpn_failed {
+    char reason[2 * DPN_CONTROL_REASON];
+};
+
+struct dpn_refused {
+    uint16_t generation;
+    uint8_t slot, sub;
+    uint32_t zero;
+    uint64_t size;
+};
+
+struct dpn_resume {
+    uint32_t received; /* of HEARD 0: it is in the tag of every message, see verbs/control.c */
+    uint32_t zero;
+};
+
+union dpn_control_body {
+    struct dpn_hello hello;
+    struct dpn_plan plan;
+    struct dpn_open_qp open;
+    struct dpn_opened_qp opened;
+    struct dpn_ready ready;
+    struct dpn_fenced_sender fenced_sender;
+    struct dpn_fenced_receiver fenced_receiver;
+    struct dpn_refused refused;
+    struct dpn_resume resume;
+    struct dpn_stalled stalled;
+    struct dpn_failed failed;
+};
+
+/* How long a message of a kind is, 0: no such kind. */
+size_t dpn_control_len(uint64_t kind);
+
+/* Check a message that arrived: every index within bounds, every text terminated. is_sender: the message
+ * was received by the sender. DP_EMISMATCH, with a sentence that is not logged. */
+int dpn_control_check(uint64_t kind, bool is_sender, const union dpn_control_body *body,
+                      size_t len);
+
+#endif

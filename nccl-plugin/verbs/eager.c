@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * eager.c - short messages that do not wait for a receive. They are written to a ring of the receiver,
+ * which copies them to their receive.
+ *
+ *      sender                                         receiver
+ *      message n, for the first entry  -- RDMA write + immediate n -->  slot n % 16 of the ring
+ *      of its tag from entry L on      or -- RDMA write -->             inline message n % 64
+ *      its CTS entry comes            <-- CTS entry --                  irecv; copies what has come
+ *      slots are free again           <-- a later CTS entry --
+ *
+ * Both sides work out, without asking each other, which receive such a message is for: the first CTS
+ * entry from L on that has its tag and that no earlier eager message has taken. L is the first entry
+ * that the sender had not read when it sent; of the entries before L none of that tag was left. So it
+ * does not matter which entries are in flight, nor in which order messages arrive.
+ *
+ * A receive whose CTS entries are delayed comes after all that have entries. If it completes before
+ * they are written, it needs none. A credit tells the sender instead: it is an entry of the same ring,
+ * which says which messages have found a receive and how many slots are free, and holds for all
+ * messages before it.
+ *
+ * A slot is free again only when a CTS entry has said so, which proves that the message had come. So a
+ * message that is sent again, over another queue pair, is written to a slot that still belongs to it.
+ */
+#include "base/fail.h"
+#include "nccl-plugin/net/ordered_copy.h"
+#include "nccl-plugin/verbs/comm.h"
+
+#include <string.h>
+
+static size_t stride(uint32_t eager_bytes)
+{
+    return (sizeof(struct dpn_eager_head) + eager_bytes + 63) / 64 * 64;
+}
+
+size_t dpn_eager_ring_bytes(uint32_t eager_bytes)
+{
+    return eager_bytes ? DPN_LARGE_SLOTS * stride(eager_bytes) : 0;
+}
+
+uint64_t dpn_eager_slot(uint64_t block, uint32_t eager_bytes, uint32_t number)
+{
+    return block + sizeof(struct dpn_block) + number % DPN_LARGE_SLOTS * stride(eager_bytes);
+}
+
+/* ---- sender ---------------------------------------------------------------------------------- */
+
+/* The CPU has to copy it, and to look at it. */
+static bool is_inline(size_t size, const struct dpn_verbs_memory *memory)
+{
+    return size <= DPN_INLINE_MESSAGE_BYTES && (!size || memory->type == NCCL_PTR_HOST);
+}
+
+bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece)
+{
+    const bool quick = is_inline(piece->size, (const struct dpn_verbs_memory *)piece->memory);
+
+    return v->may_eager && v->eager_bytes && piece->size <= v->eager_bytes &&
+           v->eager_sent - v->eager_taken < (quick ? DPN_EAGER_SLOTS : DPN_LARGE_SLOTS);
+}
+
+/* CTS entries of a group that is not whole yet are not cleared to send, so not passed either. */
+void dpn_eager_begin(struct dpn_verbs *v, struct dpn_send *send)
+{
+    const uint32_t number = v->eager_sent++;
+    const struct dpn_eager_head head = {.number = number, .size = (uint32_t)send->size,
+                                        .tag = send->tag,
+                                        .cts = v->cts_read - v->cts_of_group};
+
+    send->is_eager = true;
+    send->is_inline = is_inline(send->size, send->memory);
+    dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
+    send->number = number;
+    v->eager_sends[number % DPN_EAGER_SLOTS] = (struct dpn_eager_send){
+        .number = number, .waits = true, .tag = send->tag, .size = (uint32_t)send->size};
+    if (send->is_inline)
+        send->inline_len =
+            dpn_inline_make(&v->block->inlines[number % DPN_EAGER_SLOTS], &head, send->data);
+    else
+        v->block->heads[number % DPN_LARGE_SLOTS] = head;
+}
+
+/* The oldest of the tag that waits for its CTS entry. */
+static struct dpn_eager_send *find_waiting(struct dpn_verbs *v, int tag)
+{
+    for (uint32_t n = v->eager_taken; n != v->eager_sent; n++) {
+        struct dpn_eager_send *e = &v->eager_sends[n % DPN_EAGER_SLOTS];
+        if (e->waits && e->tag == tag)
+            return e;
+    }
+    return NULL;
+}
+
+static void take_buffer(struct dpn_verbs *v, struct dpn_eager_send *e, struct dpn_place place)
+{
+    const size_t room = dpn_cts_list_room(&v->cts_list, place);
+
+    e->waits = false;
+    if (e->size > room) {
+        dpn_verbs_refuse(v, e->size, place);
+        dpn_verbs_fail(v, DP_EMISMATCH, "send of %u bytes (tag %d): the peer's receive has %zu",
+                       e->size, e->tag, room);
+        return;
+    }
+    dpn_cts_list_take(&v->cts_list, place);
+}
+
+void dpn_eager_match_cts(struct dpn_verbs *v, unsigned slot, unsigned count)
+{
+    for (unsigned sub = 0; sub < count && !v->error; sub++) {
+        const struct dpn_place place = {slot, sub};
+        const bool is_taken = v->taken_of_group >> sub & 1;
+        struct dpn_eager_send *e =
+            is_taken ? NULL : find_waiting(v, v->arriving.buffers[sub].tag);
+        if (is_taken)
+            dpn_cts_list_take(&v->cts_list, place);
+        else if (e)
+            take_buffer(v, e, place);
+    }
+}
+
+void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
+{
+    const uint32_t known = v->eager_taken, sent = v->eager_sent - known,
+                   seen = entry->bytes - known;
+
+    if (seen > sent) {
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has given receives to more eager messages "
+                       "than were sent");
+        return;
+    }
+    for (uint32_t n = known; n != entry->bytes; n++)
+        if (!(entry->address >> n % DPN_EAGER_SLOTS & 1))
+            v->eager_sends[n % DPN_EAGER_SLOTS].waits = false;
+    dpn_eager_credit(v, entry->taken);
+}
+
+/* What a CTS entry says: so many were copied, as far as 16 bits tell. */
+void dpn_eager_credit(struct dpn_verbs *v, uint16_t taken)
+{
+    const uint32_t more = (uint16_t)(taken - (uint16_t)v->eager_taken);
+
+    if (more > v->eager_sent - v->eager_taken)
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has copied more eager messages than were sent");
+    else
+        v->eager_taken += more;
+}
+
+/* The slot may be a later message's already. */
+void dpn_eager_done(struct dpn_verbs *v, const struct dpn_send *send)
+{
+    struct dpn_eager_send *e = &v->eager_sends[send->number % DPN_EAGER_SLOTS];
+
+    if (e->number == send->number)
+        e->is_done = true;
+}
+
+bool dpn_eager_has_arrived(const struct dpn_fenced_receiver *report, uint32_t number)
+{
+    if ((int32_t)(number - report->eager_seen) < 0)
+        return true;
+    return number - report->eager_taken < DPN_EAGER_SLOTS &&
+           report->eager_here >> number % DPN_EAGER_SLOTS & 1;
+}
+
+bool dpn_eager_is_lost(const struct dpn_verbs *v, unsigned qp,
+                       const struct dpn_fenced_receiver *report)
+{
+    for (uint32_t n = v->eager_taken; n != v->eager_sent; n++) {
+        const struct dpn_eager_send *e = &v->eager_sends[n % DPN_EAGER_SLOTS];
+        if (e->is_done && e->qp == qp && !dpn_eager_has_arrived(report, n))
+            return true;
+    }
+    return false;
+}
+
+/* ---- receiver -------------------------------------------------------------------------------- */
+
+static uint64_t bit_of(uint32_t number)
+{
+    return UINT64_C(1) << number % DPN_EAGER_SLOTS;
+}
+
+static const struct dpn_inline_message *inline_of(const struct dpn_verbs *v, uint32_t number)
+{
+    return &v->block->inlines[number % DPN_EAGER_SLOTS];
+}
+
+static const struct dpn_eager_head *head_of(const struct dpn_verbs *v, uint32_t number)
+{
+    if (!(v->eager_large & bit_of(number)))
+        return &inline_of(v, number)->head;
+    return (const struct dpn_eager_head *)(uintptr_t)dpn_eager_slot((uintptr_t)v->block,
+                                                                    v->eager_bytes, number);
+}
+
+static const void *data_of(const struct dpn_verbs *v, uint32_t number)
+{
+    return v->eager_large & bit_of(number) ? (const void *)(head_of(v, number) + 1)
+                                           : inline_of(v, number)->data;
+}
+
+void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
+{
+    const uint64_t bit = bit_of(number);
+
+    recv->buffers[sub].done = true;
+    recv->base.left--;
+    v->failures = 0;
+    if (v->eager_large & bit)
+        v->credit_every = DPN_LARGE_SLOTS / 2;
+    v->eager_busy &= ~bit;
+    v->eager_large &= ~bit;
+    while (v->eager_taken != v->eager_seen && !(v->eager_busy & bit_of(v->eager_taken)))
+        v->eager_taken++;
+}
+
+static bool is_open(const struct dpn_recv_buffer *buffer)
+{
+    return !buffer->done && !buffer->is_copied;
+}
+
+static bool has_open_buffer(const struct dpn_recv *recv)
+{
+    for (unsigned sub = 0; sub < recv->count; sub++)
+        if (is_open(&recv->buffers[sub]))
+            return true;
+    return false;
+}
+
+/* Without CTS entries: the sender has to hear of it otherwise. */
+static void note_delayed(struct dpn_verbs *v, const struct dpn_recv *recv)
+{
+    const uint32_t bit = 1u << recv->base.index;
+
+    if (!(v->delayed & bit))
+        return;
+    v->is_credit_due = true;
+    if (!has_open_buffer(recv))
+        v->delayed &= ~bit;
+}
+
+static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
+{
+    const uint32_t size = head_of(v, number)->size; /* read once: the peer can write there */
+    const void *data = data_of(v, number);
+    struct dpn_recv_buffer *buffer = &recv->buffers[sub];
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)buffer->memory;
+
+    if (size > buffer->size) {
+        dpn_cts_release(v); /* so that the peer sees it, too */
+        dpn_cts_push(v);
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %u bytes for a receive of %zu (tag %d)",
+                       size, buffer->size, buffer->tag);
+        return;
+    }
+    v->eager_waits &= ~bit_of(number);
+    dpn_verbs_note_size(v, buffer->size, size);
+    buffer->size = size;
+    buffer->is_copied = true;
+    note_delayed(v, recv);
+    dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
+    if (size && memory->type != NCCL_PTR_HOST) {
+        dpn_verbs_copy_to_gpu(v, recv, sub, data, number % DPN_EAGER_SLOTS);
+        return;
+    }
+    if (size) /* somebody may watch the memory: see net/ordered_copy.h */
+        dpn_ordered_copy(buffer->data, data, size);
+    dpn_eager_copied(v, recv, sub, number);
+}
+
+/* Whether the sender did not know this room when it sent, and it has this tag. */
+static bool is_for(const struct dpn_verbs *v, const struct dpn_recv *recv, unsigned sub,
+                   const struct dpn_eager_head *head)
+{
+    return recv->buffers[sub].tag == head->tag && is_open(&recv->buffers[sub]) &&
+           (v->delayed >> recv->base.index & 1 || (int32_t)(recv->cts + sub - head->cts) >= 0);
+}
+
+/* As a rule messages come in the order of the receives: the oldest of all buffers, or NULL. */
+static struct dpn_recv *first_for(struct dpn_verbs *v, const struct dpn_eager_head *head)
+{
+    while (v->buffers_closed != v->buffers_made) {
+        const uint8_t index = v->buffer_recvs[v->buffers_closed % DPN_PLACES];
+        struct dpn_recv *recv = &v->recvs[index];
+        if (recv->order == v->buffers_closed && !(v->free >> index & 1) && has_open_buffer(recv))
+            return recv->count == 1 && is_for(v, recv, 0, head) ? recv : NULL;
+        v->buffers_closed++;
+    }
+    return NULL;
+}
+
+/* A message that has come: the oldest of the buffers that are for it. */
+static void match_message(struct dpn_verbs *v, uint32_t number)
+{
+    const struct dpn_eager_head *head = head_of(v, number);
+    struct dpn_recv *found = first_for(v, head);
+    uint32_t best = 0;
+
+    if (found) {
+        copy(v, found, 0, number);
+        return;
+    }
+    for (uint32_t used = ~v->free; used; used &= used - 1) {
+        struct dpn_recv *recv = &v->recvs[__builtin_ctz(used)];
+        if (!recv->base.left)
+            continue;
+        for (unsigned sub = 0; sub < recv->count; sub++)
+            if ((!found || (int32_t)(recv->order + sub - best) < 0) && is_for(v, recv, sub, head)) {
+                best = recv->order + sub;
+                found = recv;
+            }
+    }
+    if (found)
+        copy(v, found, best - found->order, number);
+}
+
+void dpn_eager_match_recv(struct dpn_verbs *v, struct dpn_recv *recv)
+{
+    for (unsigned sub = 0; sub < recv->count && v->eager_waits; sub++)
+        for (uint32_t n = v->eager_taken; n != v->eager_seen && !v->error; n++)
+            if (v->eager_waits & bit_of(n) && head_of(v, n)->tag == recv->buffers[sub].tag) {
+                copy(v, recv, sub, n);
+                break;
+            }
+}
+
+static bool makes_sense(const struct dpn_verbs *v, uint32_t number, uint32_t bytes)
+{
+    const struct dpn_eager_head *head = head_of(v, number);
+
+    return bytes >= sizeof(*head) && head->number == number &&
+           head->size == bytes - sizeof(*head) && head->size <= v->eager_bytes &&
+           (int32_t)(v->cts_made - head->cts) >= 0;
+}
+
+/* Those whose room in the ring is this one's. */
+static uint64_t neighbours_of(uint32_t number)
+{
+    return UINT64_C(0x0001000100010001) << number % DPN_LARGE_SLOTS;
+}
+_Static_assert(DPN_LARGE_SLOTS == 16 && DPN_EAGER_SLOTS == 64, "which the bits above say");
+
+/* As in verbs/recv.c: once more what has come. In its slot it has done no harm, unless that is a
+ * later message's already, and that has come. */
+static bool is_doubled(const struct dpn_verbs *v, uint16_t low)
+{
+    const uint16_t behind = (uint16_t)((uint16_t)v->eager_seen - low);
+    const uint32_t number = v->eager_seen - behind, ahead = v->eager_seen + (uint16_t)-behind;
+
+    if (behind && behind <= DPN_EAGER_SLOTS)
+        return number - v->eager_taken < DPN_EAGER_SLOTS ||
+               !(v->eager_busy & v->eager_large & neighbours_of(number));
+    return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->eager_here & bit_of(ahead);
+}
+
+/* Where it belongs in the order in which they were sent. */
+static bool is_next_here(struct dpn_verbs *v)
+{
+    const uint32_t next = v->eager_seen;
+    const struct dpn_inline_message *message = inline_of(v, next);
+    const uint64_t bit = bit_of(next);
+
+    if (v->eager_here & bit) {
+        v->eager_here &= ~bit;
+        return true;
+    }
+    if (next - v->eager_taken >= DPN_EAGER_SLOTS || !dpn_inline_is_here(message, next))
+        return false;
+    if (!makes_sense(v, next, message->head.size + (uint32_t)sizeof(message->head)))
+        dpn_verbs_fail(v, DP_EMISMATCH, "what arrived is no eager message (%u)", next);
+    v->eager_busy |= bit;
+    return !v->error;
+}
+
+/* Whatever the order in which they come. */
+static bool take_all(struct dpn_verbs *v)
+{
+    const uint32_t seen = v->eager_seen;
+
+    while (!v->error && is_next_here(v)) {
+        const uint32_t next = v->eager_seen++;
+        v->eager_waits |= bit_of(next);
+        match_message(v, next);
+    }
+    return v->eager_seen != seen;
+}
+
+bool dpn_eager_take_inline(struct dpn_verbs *v)
+{
+    return take_all(v);
+}
+
+void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes)
+{
+    const uint32_t number = v->eager_taken + (uint16_t)(low - (uint16_t)v->eager_taken);
+    const uint64_t bit = bit_of(number);
+
+    if (v->eager_bytes && is_doubled(v, low))
+        return;
+    const bool may_be = !v->is_sender && v->eager_bytes &&
+                        number - v->eager_taken < DPN_LARGE_SLOTS && !(v->eager_busy & bit) &&
+                        (int32_t)(number - v->eager_seen) >= 0;
+    v->eager_large |= may_be ? bit : 0;
+    if (!may_be || !makes_sense(v, number, bytes)) {
+        dpn_verbs_fail(v, DP_EMISMATCH, "what arrived is no eager message (%u, %u bytes)", low,
+                       bytes);
+        return;
+    }
+    v->eager_busy |= bit;
+    v->eager_here |= bit;
+    take_all(v);
+}
+
+bool dpn_eager_goes_on(const struct dpn_verbs *v)
+{
+    for (uint32_t used = ~v->free; used; used &= used - 1)
+        if (has_open_buffer(&v->recvs[__builtin_ctz(used)]))
+            return false;
+    return v->eager_busy;
+}
+
+void dpn_eager_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report)
+{
+    report->eager_taken = v->eager_taken;
+    report->eager_seen = v->eager_seen;
+    report->eager_here = v->eager_here;
+    for (uint32_t n = v->eager_seen; n != v->eager_taken + DPN_EAGER_SLOTS; n++)
+        if (dpn_inline_is_here(inline_of(v, n), n))
+            report->eager_here |= bit_of(n);
+}

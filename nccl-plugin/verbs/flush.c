@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flush.c - what a device has written to a GPU may still be under way when its completion is seen.
+ * A read of the last place, by the same device, comes back only after it: over a queue pair that is
+ * connected with itself, the loop of its rail. An eager message for a GPU is copied by it, too, and
+ * is followed by such a read, so a copy that is done needs no flush.
+ *
+ *      a completion of data for a GPU               written++
+ *      iflush                                       a read by rails with written != flushed
+ *      the read is back                             flushed = what written was at iflush
+ *
+ * So a rail that carries nothing, or is lost, is asked for nothing. A loop that fails is made anew,
+ * and what it had not done is asked of the new one: it is another queue pair, but the same device,
+ * whose reads come after its writes. Nothing else will do: no other device's read pushes this one's
+ * writes, and the sender has its buffer back. So a device that fails with writes that are not
+ * flushed ends the connection. A copy comes from the host's memory, so any other rail can do it.
+ */
+#include "base/clock.h"
+#include "base/fail.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/ibv_qp.h"
+#include "nccl-plugin/verbs/state.h"
+
+#include <string.h>
+
+static const int64_t FIRST_RETRY_NS = 10 * DP_NS_PER_MS, LAST_RETRY_NS = 1 * DP_NS_PER_S;
+
+bool dpn_port_reaches_gpus(const struct dpn_port *port)
+{
+    return port->hca->pointers & (NCCL_PTR_CUDA | NCCL_PTR_DMABUF);
+}
+
+bool dpn_port_takes_eager(const struct dpn_port *port)
+{
+    return !dpn_port_reaches_gpus(port) || dpn_verbs_state.options.flushes;
+}
+
+static bool is_dead(const struct dpn_rail *rail)
+{
+    return atomic_load(&rail->port->hca->is_dead);
+}
+
+/* ---- the queue pair -------------------------------------------------------------------------- */
+
+static int connect_with_itself(struct dpn_rail *rail, struct ibv_qp *qp)
+{
+    struct dpn_path path = {.port = rail->port,
+                            .options = &dpn_verbs_state.options,
+                            .peer_number = qp->qp_num,
+                            .is_loop = true};
+    struct dpn_gids gids;
+
+    dpn_port_look(rail->port, &path.peer_lid, &path.mtu);
+    dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
+    dpn_gids_match(&gids, &gids, &dpn_verbs_state.options, &path.gid, &path.peer_gid);
+    return dpn_ibv_qp_connect(qp, &path);
+}
+
+static int make_qp(struct dpn_rail *rail)
+{
+    unsigned inline_bytes = 0;
+    struct ibv_qp *qp;
+    int err = dpn_ibv_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, DPN_LOOP_QUEUE, 1,
+                             false, &inline_bytes, &qp);
+
+    if (err)
+        return err;
+    err = connect_with_itself(rail, qp);
+    if (err) {
+        dpn_ibv_qp_free(qp);
+        return err;
+    }
+    rail->loop.epoch++;
+    rail->loop.qp = qp;
+    return 0;
+}
+
+int dpn_loop_open(struct dpn_rail *rail)
+{
+    rail->loop.is_wanted = dpn_port_reaches_gpus(rail->port) && dpn_verbs_state.options.flushes;
+    return rail->loop.is_wanted ? make_qp(rail) : 0;
+}
+
+int dpn_loop_close(struct dpn_rail *rail)
+{
+    const int error = dpn_ibv_qp_free(rail->loop.qp);
+
+    rail->loop.qp = NULL;
+    return error;
+}
+
+/* What it had is taken for not done. It is made anew by dpn_loops_poll. Where it could not be
+ * destroyed a copy could be carried out late, when its receive is done and the memory in use for
+ * something else. */
+static void lose(struct dpn_verbs *v, struct dpn_rail *rail, const char *what, const char *status)
+{
+    struct dpn_loop *loop = &rail->loop;
+    const int shift = loop->failures < 7 ? loop->failures : 7;
+    const int64_t wait_ns = FIRST_RETRY_NS << shift;
+
+    const int error = dpn_loop_close(rail);
+    if (error && !is_dead(rail)) {
+        dpn_verbs_fail(
+            v, DP_EIO,
+            "%s: the loopback queue pair, which had failed (%s: %s), could not be destroyed "
+            "(%s), so it may still write to the GPU",
+            rail->port->name, what, status, strerror(error));
+        return;
+    }
+    loop->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
+    v->has_lost_loop = true;
+    dp_log(loop->failures++ ? DP_LOG_INFO : DP_LOG_WARN, "%s: %s: %s%s", rail->port->name, what,
+           status, is_dead(rail) ? "" : "; trying again");
+}
+
+/* Work requests that are linked complete with the last one, which is a read of what the device
+ * wrote. */
+static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct ibv_send_wr *wr,
+                 const char *what)
+{
+    struct dpn_rail *rail = &v->rails[r];
+    struct ibv_send_wr *bad;
+
+    work.qp = r;
+    work.epoch = rail->loop.epoch;
+    for (struct ibv_send_wr *each = wr; each; each = each->next) {
+        each->wr_id = dpn_work_pack(work);
+        each->num_sge = 1;
+        each->send_flags = each->next ? 0 : IBV_SEND_SIGNALED;
+    }
+    int error = rail->loop.qp ? ibv_post_send(rail->loop.qp, wr, &bad) : 0;
+    if (error)
+        lose(v, rail, what, strerror(error));
+}
+
+/* Of what is read only the arrival counts. */
+static struct ibv_sge to_scratch(const struct dpn_verbs *v, unsigned r)
+{
+    return (struct ibv_sge){(uintptr_t)v->block->scratch, 1, v->rails[r].block_mr->lkey};
+}
+
+/* ---- flushes --------------------------------------------------------------------------------- */
+
+/* Once there is a queue pair. */
+static void read_back(struct dpn_verbs *v, unsigned r, const struct dpn_flush *flush)
+{
+    struct ibv_sge sge = to_scratch(v, r);
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_READ,
+                             .sg_list = &sge,
+                             .wr.rdma = {(uintptr_t)flush->at, flush->memory->mrs[r]->rkey}};
+
+    post(v, r, (struct dpn_work){.kind = DPN_WORK_FLUSH, .slot = flush->base.index}, &wr, "flush");
+}
+
+static void is_back(struct dpn_verbs *v, unsigned r, struct dpn_flush *flush)
+{
+    struct dpn_loop *loop = &v->rails[r].loop;
+
+    if ((int32_t)(flush->written[r] - loop->flushed) > 0)
+        loop->flushed = flush->written[r];
+    flush->rails &= (uint8_t)~(1u << r);
+    flush->base.left--;
+}
+
+static const struct dpn_verbs_memory *memory_of(const struct dpn_piece *piece)
+{
+    return (const struct dpn_verbs_memory *)piece->memory;
+}
+
+/* The last piece is enough: reads do not pass writes. */
+static const struct dpn_piece *find_gpu_piece(int n, const struct dpn_piece *pieces)
+{
+    for (int i = n - 1; i >= 0; i--)
+        if (memory_of(&pieces[i]) && memory_of(&pieces[i])->type == NCCL_PTR_CUDA && pieces[i].size)
+            return &pieces[i];
+    return NULL;
+}
+
+static void begin(struct dpn_verbs *v, struct dpn_flush *flush, const struct dpn_piece *piece)
+{
+    flush->at = piece->data;
+    flush->memory = memory_of(piece);
+    flush->base.left = flush->rails = 0;
+    for (int r = 0; r < v->rail_count; r++) {
+        const struct dpn_loop *loop = &v->rails[r].loop;
+        if (!loop->is_wanted || loop->written == loop->flushed)
+            continue;
+        flush->written[r] = loop->written;
+        flush->rails |= (uint8_t)(1u << r);
+        flush->base.left++;
+        read_back(v, (unsigned)r, flush);
+    }
+}
+
+int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
+                     struct dpn_request **out)
+{
+    struct dpn_verbs *v = comm->state;
+    const struct dpn_piece *piece = find_gpu_piece(n, pieces);
+
+    if (v->error)
+        return dp_fail(v->error, "flush: %s", v->why);
+    if (!piece || !v->flushes_free)
+        return piece ? dp_fail(DP_EINVAL, "more than %d flushes at once", NCCL_NET_MAX_REQUESTS)
+                     : 0;
+    struct dpn_flush *flush = &v->flushes[__builtin_ctz(v->flushes_free)];
+    begin(v, flush, piece);
+    if (!flush->base.left)
+        return 0; /* all of it is there */
+    v->flushes_free &= ~(1u << flush->base.index);
+    *out = &flush->base.base;
+    return 0;
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* Any that has a queue pair, else one that will have one again. */
+static int choose_rail(const struct dpn_verbs *v)
+{
+    int found = -1;
+
+    for (int r = v->rail_count - 1; r >= 0; r--)
+        if (v->rails[r].loop.qp || (!is_dead(&v->rails[r]) && found < 0))
+            found = r;
+    return found;
+}
+
+/* The acknowledgement of a write says that the device has it, not that it is in the GPU's memory. A
+ * read of its last byte, which the device carries out after the write, comes back only when it is.
+ */
+static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub)
+{
+    struct dpn_recv_buffer *buffer = &recv->buffers[sub];
+    const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)buffer->memory;
+    const int r = choose_rail(v);
+
+    if (r < 0) {
+        dpn_verbs_fail(v, DP_EIO, "no device is left that could copy an eager message to the GPU");
+        return;
+    }
+    buffer->copy_rail = (uint8_t)r;
+    const uintptr_t to = (uintptr_t)buffer->data;
+    const uint32_t rkey = memory->mrs[r]->rkey;
+    struct ibv_sge from = {(uintptr_t)buffer->from, (uint32_t)buffer->size,
+                           v->rails[r].block_mr->lkey};
+    struct ibv_sge back = to_scratch(v, (unsigned)r);
+    struct ibv_send_wr read = {
+        .opcode = IBV_WR_RDMA_READ, .sg_list = &back, .wr.rdma = {to + buffer->size - 1, rkey}};
+    struct ibv_send_wr write = {
+        .opcode = IBV_WR_RDMA_WRITE, .sg_list = &from, .next = &read, .wr.rdma = {to, rkey}};
+    post(v, (unsigned)r,
+         (struct dpn_work){.kind = DPN_WORK_COPY,
+                           .slot = recv->base.index,
+                           .stripe = sub,
+                           .requests = buffer->copy_slot},
+         &write, "copy to the GPU");
+}
+
+/* The CPU may not reach that memory, the device does: from itself to itself. */
+void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub,
+                           const void *from, unsigned slot)
+{
+    recv->buffers[sub].from = from;
+    recv->buffers[sub].copy_slot = (uint8_t)slot;
+    copy(v, recv, sub);
+}
+
+static bool is_being_copied(const struct dpn_recv_buffer *buffer, unsigned r)
+{
+    return buffer->from && !buffer->done && buffer->copy_rail == r;
+}
+
+/* ---- completions ----------------------------------------------------------------------------- */
+
+/* Of a queue pair that is gone nothing counts. */
+void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
+{
+    struct dpn_rail *rail = &v->rails[work.qp];
+
+    if (!rail->loop.qp || rail->loop.epoch != work.epoch)
+        return;
+    if (wc->status) {
+        lose(v, rail, work.kind == DPN_WORK_FLUSH ? "flush" : "copy to the GPU",
+             dpn_ibv.wc_status_str(wc->status));
+        return;
+    }
+    rail->loop.failures = 0;
+    rail->loop.asked_ns = 0;
+    if (work.kind == DPN_WORK_FLUSH)
+        is_back(v, work.qp, &v->flushes[work.slot]);
+    else
+        dpn_eager_copied(v, &v->recvs[work.slot], work.stripe, work.requests);
+}
+
+/* ---- what time brings ------------------------------------------------------------------------ */
+
+static bool is_flushing(const struct dpn_verbs *v, unsigned r)
+{
+    for (uint32_t used = ~v->flushes_free; used; used &= used - 1)
+        if (v->flushes[__builtin_ctz(used)].rails >> r & 1)
+            return true;
+    return false;
+}
+
+static void flush_again(struct dpn_verbs *v, unsigned r)
+{
+    for (uint32_t used = ~v->flushes_free; used; used &= used - 1) {
+        const struct dpn_flush *flush = &v->flushes[__builtin_ctz(used)];
+        if (flush->rails >> r & 1)
+            read_back(v, r, flush);
+    }
+}
+
+static void copy_again(struct dpn_verbs *v, unsigned r)
+{
+    for (uint32_t used = ~v->free; used && !v->error; used &= used - 1) {
+        struct dpn_recv *recv = &v->recvs[__builtin_ctz(used)];
+        for (unsigned sub = 0; sub < recv->count && !v->error; sub++)
+            if (is_being_copied(&recv->buffers[sub], r))
+                copy(v, recv, sub);
+    }
+}
+
+/* From the first read that is to come, or the last that came. */
+static void look_at_clock(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
+{
+    struct dpn_loop *loop = &rail->loop;
+
+    if (!is_flushing(v, (unsigned)(rail - v->rails)))
+        loop->asked_ns = 0;
+    else if (is_dead(rail))
+        dpn_verbs_fail(v, DP_EIO,
+                       "%s has failed, and with it what it wrote to the GPU may be lost: "
+                       "look at the kernel's log",
+                       rail->port->name);
+    else if (!loop->asked_ns)
+        loop->asked_ns = now_ns;
+    else if (now_ns - loop->asked_ns > dpn_options.timeout_s * DP_NS_PER_S)
+        dpn_verbs_fail(v, DP_ETIMEDOUT,
+                       "%s has not flushed what it wrote to the GPU for %lld s "
+                       "(DUALPIPE_NET_TIMEOUT)",
+                       rail->port->name, (long long)dpn_options.timeout_s);
+}
+
+static void make_anew(struct dpn_verbs *v, struct dpn_rail *rail)
+{
+    if (make_qp(rail))
+        lose(v, rail, "queue pair for flushes", dp_last_error());
+    else
+        flush_again(v, (unsigned)(rail - v->rails));
+}
+
+static void poll_one(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
+{
+    look_at_clock(v, rail, now_ns);
+    if (v->error)
+        return;
+    if (is_dead(rail))
+        dpn_loop_close(rail);
+    if (rail->loop.qp)
+        return;
+    if (!is_dead(rail) && now_ns >= rail->loop.retry_ns)
+        make_anew(v, rail);
+    copy_again(v, (unsigned)(rail - v->rails));
+}
+
+void dpn_loops_poll(struct dpn_verbs *v, int64_t now_ns)
+{
+    v->has_lost_loop = false;
+    for (int r = 0; r < v->rail_count && !v->error; r++) {
+        struct dpn_rail *rail = &v->rails[r];
+        if (!rail->loop.is_wanted)
+            continue;
+        poll_one(v, rail, now_ns);
+        v->has_lost_loop |= !rail->loop.qp && !is_dead(rail);
+    }
+}

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * handshake.c - how two sides that have met agree on rails and queue pairs, before the first
+ * message.
+ *
+ *      sender                                        receiver
+ *      its ports, and what it wants   -- hello -->
+ *                                     <-- plan ---   pairs of ports, or why there are none
+ *      queue pairs are opened and tried (verbs/qp.c)
+ *      so many are up                 -- ready -->   none: both part, and there is no RDMA
+ */
+#include "base/fail.h"
+#include "nccl-plugin/net/placement.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/acceptor.h"
+#include "nccl-plugin/verbs/state.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- hello and plan -------------------------------------------------------------------------- */
+
+static enum dpn_traffic traffic_of(const struct dpn_verbs *v)
+{
+    return dpn_traffic_of(v->comm->open.net->ops);
+}
+
+/* The placement's class stands between the option for this kind and what holds for all. */
+static void choose_class(struct dpn_verbs *v)
+{
+    static const struct dpn_class none = {-1, -1};
+    const struct dpn_verbs_options *o = &dpn_verbs_state.options;
+    const int given = v->comm->traffic_class;
+    const enum dpn_traffic traffic = traffic_of(v);
+    const struct dpn_class *kind = traffic == DPN_TRAFFIC_PIPELINE   ? &dpn_options.pipeline
+                                   : traffic == DPN_TRAFFIC_GRADIENT ? &dpn_options.gradient
+                                                                     : &none;
+
+    const int64_t wanted = kind->traffic_class < 0 && v->placed_class ? v->placed_class
+                                                                       : kind->traffic_class;
+    v->traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, given, 255);
+    v->service_level = (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level, given,
+                                                   15);
+}
+
+static int wanted_qps(const struct dpn_verbs *v)
+{
+    const int ours = dpn_verbs_state.options.qps;
+    const int wanted = v->placed_qps > ours ? v->placed_qps : ours;
+
+    return wanted < DPN_MAX_QPS ? wanted : DPN_MAX_QPS;
+}
+
+/* Where the peer calls that has lost the wire of this connection, or asks whether we are there. */
+static bool open_acceptor(struct dpn_verbs *v, struct dp_wire_address *acceptor, uint64_t *label)
+{
+    const struct dpn_device *device;
+
+    if (dpn_net_device(v->comm->dev, &device))
+        return false;
+    dpn_watchdog_handle_forks();
+    v->channel.has_acceptor = !dpn_acceptor_use(device->interface.address, acceptor, label);
+    if (!v->channel.has_acceptor)
+        dp_log(DP_LOG_INFO, "%s: %s",
+               v->is_sender ? "the peer cannot ask whether this process is there"
+                            : "a control connection that is lost cannot be made again",
+               dp_last_error());
+    return v->channel.has_acceptor;
+}
+
+void dpn_verbs_release_acceptor(const struct dpn_verbs *v)
+{
+    const struct dpn_device *device;
+
+    if (v->channel.has_acceptor && !dpn_net_device(v->comm->dev, &device))
+        dpn_acceptor_release(device->interface.address);
+}
+
+static void send_hello(struct dpn_verbs *v)
+{
+    uint64_t label;
+    const int32_t worker = dpn_placement_worker();
+    union dpn_control_body body;
+
+    memset(&body, 0, sizeof(body));
+    dpn_verbs_place(v, worker, v->comm->peer_worker, traffic_of(v));
+    choose_class(v);
+    body.hello = (struct dpn_hello){
+        .version = DPN_CONTROL_VERSION, .port_count = (uint8_t)v->device->rail_count,
+        .qps = (uint8_t)wanted_qps(v), .traffic_class = v->traffic_class,
+        .service_level = v->service_level, .max_message = dpn_verbs_max_message(v),
+        .other_count = (uint8_t)(v->port_count - v->device->rail_count),
+        .eager_bytes = (uint32_t)dpn_options.eager_bytes,
+        .subnet_bits = (uint8_t)dpn_verbs_state.options.subnet_bits,
+        .worker = worker, .traffic = traffic_of(v),
+    };
+    body.hello.has_acceptor = open_acceptor(v, &body.hello.acceptor, &label);
+    dpn_verbs_describe_ports(v, body.hello.ports);
+    dpn_control_send(v, DPN_HELLO, &body);
+}
+
+static uint8_t qps_per_rail(const struct dpn_hello *hello, int rails)
+{
+    const int ours = dpn_verbs_state.options.qps;
+    const int wanted = hello->qps > ours ? hello->qps : ours;
+
+    return (uint8_t)(wanted * rails > DPN_MAX_QPS ? DPN_MAX_QPS / rails : wanted);
+}
+
+static void set_rail(struct dpn_verbs *v, int r, struct dpn_port *port,
+                     const struct dpn_port_info *peer)
+{
+    if (dpn_verbs_state.options.warns_of_rails && strcmp(port->name, peer->name))
+        dp_log(DP_LOG_WARN, "%s talks to the peer's %s, which may be of another rail "
+               "(NCCL_IB_WARN_RAIL_LOCAL)", port->name, peer->name);
+    v->rails[r].port = port;
+    snprintf(v->rails[r].peer, sizeof(v->rails[r].peer), "%s", peer->name);
+    v->rails[r].speed_mbps = (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps
+                                                                      : port->speed_mbps;
+}
+
+static uint32_t choose_eager(const struct dpn_verbs *v, const struct dpn_hello *hello)
+{
+    const uint32_t ours = (uint32_t)dpn_options.eager_bytes;
+
+    if (!dpn_port_takes_eager(v->rails[0].port))
+        return 0;
+    return hello->eager_bytes < ours ? hello->eager_bytes : ours;
+}
+
+/* Without an adapter that reaches GPUs all memory is the host's. Otherwise CTS entries will say it.
+ */
+static bool may_be_eager_at_once(const struct dpn_verbs *v)
+{
+    bool reaches_gpus = false;
+
+    for (int r = 0; r < v->rail_count; r++)
+        reaches_gpus |= dpn_port_reaches_gpus(v->rails[r].port);
+    return !reaches_gpus || dpn_options.eager_gpu;
+}
+
+static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, struct dpn_plan *plan)
+{
+    struct dpn_port_info ports[DPN_MAX_RAILS];
+
+    dpn_verbs_place(v, hello->worker, dpn_placement_worker(), (enum dpn_traffic)hello->traffic);
+    memset(ports, 0, sizeof(ports));
+    dpn_verbs_describe_ports(v, ports);
+    dpn_verbs_pair_ports(v, hello, ports, plan);
+    if (!plan->rails)
+        return dp_fail_quietly(DP_EUNSUPPORTED, "%s is of InfiniBand and %s of Ethernet, or the "
+                               "other way round", v->device->rails[0]->name, hello->ports[0].name);
+    plan->qps_per_rail = qps_per_rail(hello, plan->rails);
+    plan->max_message = dpn_verbs_max_message(v);
+    if (hello->max_message < plan->max_message)
+        plan->max_message = hello->max_message;
+    v->rail_count = plan->rails;
+    v->qps_per_rail = plan->qps_per_rail;
+    v->any_order = plan->max_message >= DPN_MAX_BYTES;
+    v->traffic_class = hello->traffic_class;
+    v->service_level = hello->service_level;
+    for (int r = 0; r < plan->rails; r++) {
+        const int own = plan->rail[r].receiver, s = plan->rail[r].sender;
+        plan->ports[r] = ports[own];
+        v->any_order &= ports[own].any_order && hello->ports[s].any_order;
+        set_rail(v, r, v->ports[own], &hello->ports[s]);
+    }
+    plan->any_order = v->any_order;
+    v->eager_bytes = plan->eager_bytes = choose_eager(v, hello);
+    plan->may_eager = may_be_eager_at_once(v);
+    return dpn_verbs_open_rails(v);
+}
+
+/* The receiver's last message; after it there is none of ours on the wire. */
+static void part(struct dpn_verbs *v, const char *reason)
+{
+    union dpn_control_body body;
+
+    memset(&body, 0, sizeof(body));
+    snprintf(v->reason, sizeof(v->reason), "%s", reason);
+    snprintf(body.plan.reason, sizeof(body.plan.reason), "%.127s", reason);
+    dpn_control_send(v, DPN_PLAN, &body);
+    v->step = DPN_STEP_PART;
+}
+
+static int take_hello(struct dpn_verbs *v)
+{
+    union dpn_control_body body;
+    enum dpn_control_kind kind;
+
+    if (!dpn_control_receive(v, &kind))
+        return DP_EAGAIN;
+    if (kind != DPN_HELLO)
+        return dp_fail(DP_EMISMATCH, "the peer does not begin with hello");
+    memset(&body, 0, sizeof(body));
+    if (answer_hello(v, &v->received.hello, &body.plan)) {
+        part(v, dp_last_error());
+        return DP_EAGAIN;
+    }
+    body.plan.agreed = 1;
+    v->channel.acceptor = v->received.hello.acceptor;
+    v->channel.peer_has_acceptor = v->received.hello.has_acceptor;
+    if (open_acceptor(v, &body.plan.acceptor,
+                      &body.plan.label)) /* else a wire that is lost is the end */
+        v->channel.label = body.plan.label;
+    dpn_control_send(v, DPN_PLAN, &body);
+    v->step = DPN_STEP_QPS;
+    return DP_EAGAIN;
+}
+
+static int take_plan(struct dpn_verbs *v)
+{
+    const struct dpn_plan *plan = &v->received.plan;
+    enum dpn_control_kind kind;
+
+    if (!dpn_control_receive(v, &kind))
+        return DP_EAGAIN;
+    if (kind != DPN_PLAN)
+        return dp_fail(DP_EMISMATCH, "the peer does not answer with a plan");
+    if (!plan->agreed) {
+        snprintf(v->reason, sizeof(v->reason), "%s", plan->reason);
+        v->step = DPN_STEP_PART;
+        return DP_EAGAIN;
+    }
+    v->rail_count = plan->rails;
+    v->qps_per_rail = plan->qps_per_rail;
+    v->max_message = plan->max_message;
+    v->any_order = plan->any_order;
+    v->eager_bytes = plan->eager_bytes;
+    v->may_eager = plan->may_eager;
+    v->channel.acceptor = plan->acceptor;
+    v->channel.label = plan->label;
+    v->channel.peer_has_acceptor = plan->label;
+    for (int r = 0; r < plan->rails; r++) {
+        if (plan->rail[r].sender >= v->port_count)
+            return dp_fail(DP_EMISMATCH, "the peer's plan names port %u of %d",
+                           plan->rail[r].sender, v->port_count);
+        set_rail(v, r, v->ports[plan->rail[r].sender], &plan->ports[r]);
+    }
+    int err = dpn_verbs_open_rails(v);
+    dpn_verbs_prefer_placed(v, plan);
+    for (int i = 0; i < v->qp_count && !err; i++)
+        dpn_qp_open(v, &v->qps[i]);
+    v->step = DPN_STEP_QPS;
+    return err ? err : DP_EAGAIN;
+}
+
+/* ---- queue pairs, and the end of it ---------------------------------------------------------- */
+
+enum { ATTEMPTS = 5 }; /* to bring up a first qp, in some 2 s */
+
+/* With one queue pair there is no hurry for the others; without any each is tried again. */
+static bool are_all_tried(const struct dpn_verbs *v)
+{
+    const int enough = v->up ? 1 : ATTEMPTS;
+
+    for (int i = 0; i < v->qp_count; i++)
+        if (v->qps[i].state != DPN_QP_UP && v->qps[i].failures < enough)
+            return false;
+    return true;
+}
+
+static int wait_for_qps(struct dpn_verbs *v)
+{
+    union dpn_control_body body = {.ready = {.qps = 0}};
+
+    if (!v->is_sender || !are_all_tried(v))
+        return DP_EAGAIN;
+    body.ready.qps = (uint32_t)__builtin_popcount(v->up);
+    dpn_control_send(v, DPN_READY, &body);
+    v->step = body.ready.qps ? DPN_STEP_READY : DPN_STEP_AGREE;
+    return DP_EAGAIN;
+}
+
+/* The receiver says once more that there is nothing. */
+static int agree_to_part(struct dpn_verbs *v)
+{
+    enum dpn_control_kind kind;
+
+    if (!v->is_sender) {
+        part(v, v->reason[0] ? v->reason : "no queue pair came up; see the sender's log");
+        return DP_EAGAIN;
+    }
+    while (v->step == DPN_STEP_AGREE && dpn_control_receive(v, &kind))
+        if (kind == DPN_PLAN)
+            v->step = DPN_STEP_PART;
+    return DP_EAGAIN;
+}
+
+int dpn_verbs_handshake(struct dpn_verbs *v)
+{
+    switch (v->step) {
+    case DPN_STEP_BEGIN:
+        if (v->is_sender)
+            send_hello(v);
+        v->step = DPN_STEP_PLAN;
+        return DP_EAGAIN;
+    case DPN_STEP_PLAN:
+        return v->is_sender ? take_plan(v) : take_hello(v);
+    case DPN_STEP_QPS:
+        return wait_for_qps(v);
+    case DPN_STEP_AGREE:
+        return agree_to_part(v);
+    case DPN_STEP_PART:
+        return dpn_control_is_sending(v)
+                   ? DP_EAGAIN
+                   : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->reason);
+    case DPN_STEP_READY:
+        dpn_watchdog_add(v);
+        return 0;
+    }
+    return DP_EAGAIN;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * inline.h - what an inline message looks like in the receiver's memory, where it is looked for:
+ * there is no completion to make, to fetch and to pay back with another receive. A device may write
+ * it in whatever pieces and order; so, as with CTS entries, what is there counts once the check of
+ * all of it is right. The number makes that of the message that was there before wrong.
+ */
+#ifndef DPN_VERBS_INLINE_H
+#define DPN_VERBS_INLINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Before an eager message in the ring; see verbs/eager.c. */
+struct dpn_eager_head {
+    uint32_t number, size;
+    int32_t tag;
+    uint32_t cts; /* of the CTS entries from this on, one is its own */
+};
+
+enum { DPN_INLINE_MESSAGE_BYTES = 104, DPN_INLINE_WORD = sizeof(uint64_t) };
+
+struct dpn_inline_message {
+    struct dpn_eager_head head;
+    uint64_t check; /* of all the rest */
+    char data[DPN_INLINE_MESSAGE_BYTES]; /* zeros from its end to the end of a control message */
+};
+_Static_assert(sizeof(struct dpn_eager_head) == 2 * DPN_INLINE_WORD, "which is what the sum takes");
+
+static inline uint32_t dpn_inline_words(uint32_t size)
+{
+    return (size + DPN_INLINE_WORD - 1) / DPN_INLINE_WORD;
+}
+
+static inline uint64_t dpn_inline_mix(uint64_t sum, const void *at)
+{
+    uint64_t word;
+
+    memcpy(&word, at, DPN_INLINE_WORD);
+    sum = (sum ^ word) * UINT64_C(0xbf58476d1ce4e5b9);
+    return sum ^ sum >> 32;
+}
+
+static inline uint64_t dpn_inline_sum(const struct dpn_eager_head *head, const char *data,
+                                     uint32_t words)
+{
+    uint64_t sum = dpn_inline_mix(UINT64_C(0x9e3779b97f4a7c15), head);
+
+    sum = dpn_inline_mix(sum, (const char *)head + DPN_INLINE_WORD);
+    for (uint32_t i = 0; i < words; i++)
+        sum = dpn_inline_mix(sum, data + i * DPN_INLINE_WORD);
+    return sum;
+}
+
+/* Sender. Returns how many bytes are to be written. */
+static inline uint32_t dpn_inline_make(struct dpn_inline_message *message,
+                                       const struct dpn_eager_head *head, const void *data)
+{
+    const uint32_t words = dpn_inline_words(head->size);
+
+    message->head = *head;
+    if (words) {
+        memset(message->data + (words - 1) * DPN_INLINE_WORD, 0, DPN_INLINE_WORD);
+        memcpy(message->data, data, head->size);
+    }
+    message->check = dpn_inline_sum(head, message->data, words);
+    return (uint32_t)offsetof(struct dpn_inline_message, data) + words * DPN_INLINE_WORD;
+}
+
+/* Receiver: whether this one has come, all of it. */
+static inline bool dpn_inline_is_here(const struct dpn_inline_message *message, uint32_t number)
+{
+    if (__atomic_load_n(&message->head.number, __ATOMIC_ACQUIRE) != number)
+        return false;
+    const struct dpn_eager_head head = message->head;
+    return head.number == number && head.size <= DPN_INLINE_MESSAGE_BYTES &&
+           message->check == dpn_inline_sum(&head, message->data, dpn_inline_words(head.size));
+}
+
+#endif

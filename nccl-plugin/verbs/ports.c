@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ports.c - the ports of a connection: what is told of them, and which of the two sides meet.
+ */
+#include "base/fail.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/mlx5.h"
+#include "nccl-plugin/verbs/ibv_qp.h"
+#include "nccl-plugin/verbs/state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+void dpn_verbs_gather_ports(struct dpn_verbs *v)
+{
+    struct dpn_ports *all = &dpn_verbs_state.ports;
+
+    for (v->port_count = 0; v->port_count < v->device->rail_count; v->port_count++)
+        v->ports[v->port_count] = v->device->rails[v->port_count];
+    if (!v->is_sender || !dpn_verbs_state.options.subnet_bits)
+        return;
+    for (int i = 0; i < all->count && v->port_count < DPN_MAX_RAILS; i++) {
+        bool is_there = false;
+        for (int k = 0; k < v->port_count && !is_there; k++)
+            is_there = v->ports[k] == &all->list[i];
+        if (!is_there)
+            v->ports[v->port_count++] = &all->list[i];
+    }
+}
+
+/* Asked, it is tried, with the queues that a queue pair has. */
+static bool can_any_order(const struct dpn_port *port)
+{
+    static atomic_flag is_said = ATOMIC_FLAG_INIT;
+    struct ibv_qp_init_attr attr = {
+        .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = DPN_SEND_QUEUE, .max_recv_wr = DPN_RECV_QUEUE, .max_send_sge = 2,
+                .max_recv_sge = 1},
+    };
+
+    if (!dpn_verbs_state.options.out_of_order)
+        return false;
+    attr.send_cq = attr.recv_cq = dpn_ibv.create_cq(port->hca->context, 1, NULL, NULL, 0);
+    struct ibv_qp *qp = attr.send_cq ? dpn_mlx5_new_qp(port->hca->pd, &attr) : NULL;
+    const int error = errno;
+    dpn_ibv_qp_free(qp);
+    if (attr.send_cq)
+        dpn_ibv.destroy_cq(attr.send_cq);
+    if (!qp && !atomic_flag_test_and_set(&is_said))
+        dp_log(DP_LOG_WARN, "NCCL_IB_OOO_RQ=1: %s receives in order only (%s), going on so",
+               port->name, strerror(error));
+    return qp;
+}
+
+void dpn_verbs_describe_ports(const struct dpn_verbs *v, struct dpn_port_info *ports)
+{
+    struct dpn_gids gids;
+
+    for (int i = 0; i < v->port_count; i++) {
+        const struct dpn_port *port = v->ports[i];
+        snprintf(ports[i].name, sizeof(ports[i].name), "%.31s", port->name);
+        ports[i].is_ethernet = port->is_ethernet;
+        ports[i].any_order = can_any_order(port);
+        ports[i].speed_mbps = (uint32_t)port->speed_mbps;
+        dpn_port_gids(port, &dpn_verbs_state.options, &gids);
+        if (gids.count)
+            ports[i].gid = gids.list[0];
+    }
+}
+
+uint32_t dpn_verbs_max_message(const struct dpn_verbs *v)
+{
+    uint32_t most = UINT32_MAX;
+
+    for (int i = 0; i < v->port_count; i++)
+        if (v->ports[i]->max_message < most)
+            most = v->ports[i]->max_message;
+    return most;
+}
+
+/* The sender's port i or, if it is not in the subnet of ours and another one is, that. */
+static int find_near(const struct dpn_hello *hello, int i, const struct dpn_gid *our)
+{
+    const int all = hello->port_count + hello->other_count;
+
+    for (int k = 0; k < all && hello->subnet_bits; k++) {
+        const int s = (i + k) % all;
+        if (dpn_gids_are_near(&hello->ports[s].gid, our, hello->subnet_bits))
+            return s;
+    }
+    return i;
+}
+
+void dpn_verbs_pair_ports(const struct dpn_verbs *v, const struct dpn_hello *hello,
+                          const struct dpn_port_info *own, struct dpn_plan *plan)
+{
+    const int ours = v->device->rail_count, theirs = hello->port_count;
+
+    for (int i = 0; i < (ours > theirs ? ours : theirs); i++) {
+        const int r = i % ours, s = find_near(hello, i % theirs, &own[r].gid);
+        if (hello->ports[s].is_ethernet != v->device->rails[r]->is_ethernet)
+            continue;
+        plan->rail[plan->rails].sender = (uint8_t)s;
+        plan->rail[plan->rails].receiver = (uint8_t)r;
+        plan->rails++;
+    }
+}

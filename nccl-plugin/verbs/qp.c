@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * qp.c - the lives of a queue pair.
+ *
+ *      sender                                     receiver
+ *      DOWN                                       DOWN
+ *      OPENING    -- OPEN -->                     OPENING   receives are posted
+ *                 <-- OPENED --
+ *      PROBING    -- an immediate over the queue pair ->  UP
+ *      UP         <-- acknowledged
+ *
+ *      the side that sees an error                the other
+ *      FENCING    queue pair in error, drained
+ *      DOWN       destroyed -- FENCED -->         FENCING
+ *                 <-- FENCED --                   DOWN
+ *
+ * The first connection, and every attempt to take a queue pair back, is the same.
+ */
+#include "base/clock.h"
+#include "base/fail.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/ibv_qp.h"
+#include "nccl-plugin/verbs/state.h"
+#include "wire/net.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const int64_t DRAIN_NS = 5 * DP_NS_PER_S;
+enum { DRAIN_LOOKS = 1000 }; /* a process may have been stopped for all that time */
+static const int64_t FIRST_RETRY_NS = 100 * DP_NS_PER_MS, LAST_RETRY_NS = 5 * DP_NS_PER_S;
+enum { FAILURES_PER_QP = 20 }; /* in a row, without one message done */
+
+static const struct dpn_port *port_of(const struct dpn_verbs *v, const struct dpn_qp *qp)
+{
+    return v->rails[qp->rail].port;
+}
+
+static void set_state(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state)
+{
+    const uint16_t bit = (uint16_t)(1u << dpn_qp_index(v, qp));
+
+    qp->state = state;
+    qp->since_ns = dp_now_ns();
+    v->up = state == DPN_QP_UP ? v->up | bit : v->up & (uint16_t)~bit;
+    v->is_troubled = __builtin_popcount(v->up) < v->qp_count;
+}
+
+/* A probe may be polled after its queue pair was fenced. If that made it UP again, work would be
+ * posted to a queue pair that is about to be destroyed, and would never be rewound. */
+void dpn_qp_is_up(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    char ours[DPN_GID_TEXT], theirs[DPN_GID_TEXT];
+
+    if (qp->state != DPN_QP_OPENING && qp->state != DPN_QP_PROBING)
+        return;
+    set_state(v, qp, DPN_QP_UP);
+    if (qp->has_been_up)
+        dp_log(DP_LOG_INFO, "%s -> %s is in use again: %s -> %s", port_of(v, qp)->name,
+               v->rails[qp->rail].peer, dpn_gid_text(&qp->gid, ours),
+               dpn_gid_text(&qp->peer_gid, theirs));
+    qp->has_been_up = true;
+}
+
+/* Try again later, and later each time. */
+static void schedule_retry(struct dpn_qp *qp)
+{
+    const int shift = qp->failures > 6 ? 6 : qp->failures > 0 ? qp->failures - 1 : 0;
+    const int64_t wait_ns = FIRST_RETRY_NS << shift;
+
+    qp->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
+}
+
+/* ---- a new life ------------------------------------------------------------------------------ */
+
+static bool uses_inline_data(const struct dpn_verbs *v)
+{
+    return v->is_sender || dpn_verbs_state.options.inlines_cts;
+}
+
+static int make_qp(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_info *ours)
+{
+    const struct dpn_rail *rail = &v->rails[qp->rail];
+    const unsigned recvs = v->is_sender ? 1 : DPN_RECV_QUEUE;
+
+    qp->inline_bytes = uses_inline_data(v) ? DPN_INLINE_BYTES : 0;
+    int err = dpn_ibv_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, DPN_SEND_QUEUE, recvs,
+                         v->any_order, &qp->inline_bytes, &qp->ibv);
+    if (!err)
+        err = dp_random_bytes(&qp->psn, sizeof(qp->psn));
+    if (err)
+        return err;
+    qp->psn &= 0xffffff;
+    qp->sends_out = qp->requests_out = qp->recvs_out = qp->recvs_owed = 0;
+    qp->unsignaled = qp->completed = qp->seen = qp->drain_looks = 0;
+    qp->is_fenced_here = qp->is_fenced_there = qp->uses_ece = false;
+    qp->retry_ns = 0;
+    *ours = (struct dpn_qp_info){
+        .number = qp->ibv->qp_num, .psn = qp->psn, .key = rail->block_mr->rkey,
+        .address = (uintptr_t)v->block,
+    };
+    dpn_port_look(rail->port, &ours->lid, &ours->mtu);
+    qp->mtu = ours->mtu;
+    return 0;
+}
+
+static bool knows_ece(const struct dpn_qp *qp)
+{
+    return dpn_verbs_state.options.ece && dpn_ibv.query_ece && dpn_ibv.set_ece &&
+           !qp->is_without_ece;
+}
+
+static void tell_ece(struct dpn_qp *qp, struct dpn_qp_info *ours)
+{
+    struct ibv_ece ece;
+
+    if (!knows_ece(qp) || dpn_ibv.query_ece(qp->ibv, &ece))
+        return;
+    ours->has_ece = 1;
+    ours->ece_vendor = ece.vendor_id;
+    ours->ece_options = ece.options;
+    ours->ece_mask = ece.comp_mask;
+}
+
+/* A receiver sends nothing but CTS entries, and acknowledgements. */
+static uint8_t class_of(const struct dpn_verbs *v)
+{
+    const int wanted = dpn_verbs_state.options.cts_class;
+
+    return v->is_sender || wanted == DPN_AUTO ? v->traffic_class : (uint8_t)wanted;
+}
+
+static int connect_qp(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_qp_info *peer)
+{
+    const struct dpn_port *port = port_of(v, qp);
+    const struct ibv_ece ece = {peer->ece_vendor, peer->ece_options, peer->ece_mask};
+
+    qp->uses_ece = peer->has_ece && knows_ece(qp);
+    qp->peer_block = peer->address;
+    qp->peer_key = peer->key;
+    qp->peer_number = peer->number;
+    dpn_inline_prepare(v, qp);
+    return dpn_ibv_qp_connect(qp->ibv, &(struct dpn_path){
+        .port = port, .options = &dpn_verbs_state.options, .peer_number = peer->number,
+        .psn = qp->psn, .peer_psn = peer->psn, .peer_lid = peer->lid,
+        .mtu = peer->mtu < qp->mtu ? peer->mtu : qp->mtu,
+        .gid = qp->gid, .peer_gid = qp->peer_gid,
+        .traffic_class = class_of(v), .service_level = v->service_level,
+        .ece = qp->uses_ece ? &ece : NULL,
+    });
+}
+
+/* Nothing has gone over it, so no more is lost than the queue pair if it cannot be destroyed. */
+static void abandon_opening(struct dpn_verbs *v, struct dpn_qp *qp, const char *reason)
+{
+    dpn_ibv_qp_free(qp->ibv);
+    qp->ibv = NULL;
+    set_state(v, qp, DPN_QP_DOWN);
+    qp->is_fenced_here = false;
+    if (!qp->failures++)
+        dp_log(DP_LOG_WARN, "%s -> %s: cannot connect: %s", port_of(v, qp)->name,
+               v->rails[qp->rail].peer, reason);
+    if (!v->is_sender)
+        return;
+    snprintf(v->reason, sizeof(v->reason), "%s", reason);
+    schedule_retry(qp);
+}
+
+void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    union dpn_control_body body = {.open = {.index = (uint8_t)dpn_qp_index(v, qp)}};
+
+    qp->epoch++;
+    body.open.epoch = qp->epoch;
+    if (make_qp(v, qp, &body.open.qp)) {
+        abandon_opening(v, qp, dp_last_error());
+        return;
+    }
+    tell_ece(qp, &body.open.qp);
+    dpn_port_gids(port_of(v, qp), &dpn_verbs_state.options, &body.open.gids);
+    set_state(v, qp, DPN_QP_OPENING);
+    dpn_control_send(v, DPN_OPEN, &body);
+}
+
+/* Over InfiniBand the LID will do. */
+static int choose_gids(const struct dpn_verbs *v, struct dpn_qp *qp,
+                       const struct dpn_gids *theirs)
+{
+    const struct dpn_port *port = port_of(v, qp);
+    struct dpn_gids ours;
+
+    qp->gid = qp->peer_gid = (struct dpn_gid){.index = 0};
+    dpn_port_gids(port, &dpn_verbs_state.options, &ours);
+    if (dpn_gids_match(&ours, theirs, &dpn_verbs_state.options, &qp->gid, &qp->peer_gid) ||
+        !port->is_ethernet)
+        return 0;
+    return dp_fail_quietly(DP_EUNSUPPORTED,
+                           "none of the %d GIDs of %s and the %d of the peer are of the same kind "
+                           "and address family (show_gids; NCCL_IB_GID_INDEX, "
+                           "NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE)",
+                           ours.count, port->name, theirs->count);
+}
+
+static int answer_open(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_open_qp *open,
+                       struct dpn_qp_info *ours)
+{
+    if (dpn_port_is_down(port_of(v, qp)))
+        return dp_fail_quietly(DP_EIO, "%s is down", port_of(v, qp)->name);
+    int err = make_qp(v, qp, ours);
+    if (!err)
+        err = choose_gids(v, qp, &open->gids);
+    if (!err)
+        err = connect_qp(v, qp, &open->qp);
+    if (!err && qp->uses_ece)
+        tell_ece(qp, ours);
+    if (!err)
+        err = dpn_qp_post_recvs(v, qp, DPN_RECV_QUEUE);
+    return err;
+}
+
+void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open)
+{
+    struct dpn_qp *qp = &v->qps[open->index];
+    union dpn_control_body body = {.opened = {.index = open->index, .epoch = open->epoch}};
+
+    if (qp->state != DPN_QP_DOWN) {
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer opens queue pair %u, which is in use",
+                       open->index);
+        return;
+    }
+    qp->epoch = open->epoch;
+    qp->is_fenced_here = false;
+    body.opened.is_open = !answer_open(v, qp, open, &body.opened.qp);
+    if (body.opened.is_open) {
+        body.opened.sender = qp->peer_gid;
+        body.opened.receiver = qp->gid;
+        set_state(v, qp, DPN_QP_OPENING);
+    } else {
+        snprintf(body.opened.reason, sizeof(body.opened.reason), "%s", dp_last_error());
+        abandon_opening(v, qp, dp_last_error());
+    }
+    dpn_control_send(v, DPN_OPENED, &body);
+}
+
+/* An errno. */
+static int write_nothing(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_kind kind,
+                         enum ibv_wr_opcode opcode)
+{
+    struct ibv_send_wr *bad, wr = {
+        .wr_id = dpn_work_pack((struct dpn_work){kind, dpn_qp_index(v, qp), qp->epoch, 0, 0, 1}),
+        .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htobe32(DPN_GENERATIONS),
+        .wr.rdma = {qp->peer_block, qp->peer_key},
+    };
+
+    qp->sends_out++;
+    qp->requests_out++;
+    int error = ibv_post_send(qp->ibv, &wr, &bad);
+    qp->sends_out -= error != 0; /* it will not complete */
+    return error;
+}
+
+/* Bytes that have made the way are worth more than two queue pairs that believe in each other. */
+static int probe(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    int error = write_nothing(v, qp, DPN_WORK_PROBE, IBV_WR_RDMA_WRITE_WITH_IMM);
+
+    return error ? dp_fail_quietly(DP_EIO, "%s: cannot probe: %s", port_of(v, qp)->name,
+                                   strerror(error)) : 0;
+}
+
+void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened)
+{
+    struct dpn_qp *qp = &v->qps[opened->index];
+
+    if (qp->state != DPN_QP_OPENING || qp->epoch != opened->epoch)
+        return;
+    if (!opened->is_open) {
+        abandon_opening(v, qp, opened->reason);
+        return;
+    }
+    qp->gid = opened->sender;
+    qp->peer_gid = opened->receiver;
+    int err = connect_qp(v, qp, &opened->qp);
+    if (!err)
+        err = probe(v, qp);
+    if (err)
+        dpn_qp_fence(v, qp, "connecting", dp_last_error(), "");
+    else
+        set_state(v, qp, DPN_QP_PROBING);
+}
+
+/* ---- the end of a life ----------------------------------------------------------------------- */
+
+/* One log line with all facts that are needed to find the reason. */
+static void log_end(struct dpn_verbs *v, const struct dpn_qp *qp, const char *what,
+                     const char *status, const char *hint)
+{
+    const struct dpn_port *port = port_of(v, qp);
+    char ours[DPN_GID_TEXT], theirs[DPN_GID_TEXT];
+    const int left = __builtin_popcount(v->up);
+
+    snprintf(v->reason, sizeof(v->reason), "%s port %d -> %s, GID %s -> %s: %s: %s%s",
+             port->hca->name, port->number, v->rails[qp->rail].peer,
+             dpn_gid_text(&qp->gid, ours), dpn_gid_text(&qp->peer_gid, theirs), what, status,
+             hint);
+    dp_log(qp->failures > 1 ? DP_LOG_INFO : DP_LOG_WARN, "%s; queue pair 0x%x -> 0x%x, "
+           "%d of %d queue pairs are left", v->reason, qp->ibv->qp_num, qp->peer_number, left,
+           v->qp_count);
+}
+
+void dpn_qp_fence(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+                    const char *hint)
+{
+    if (qp->state == DPN_QP_DOWN || qp->state == DPN_QP_FENCING)
+        return;
+    if (qp->uses_ece && qp->state != DPN_QP_UP)
+        qp->is_without_ece = true;
+    qp->failures++;
+    if (qp->state == DPN_QP_UP) { /* an attempt may fail as often as it likes */
+        v->failures += dpn_verbs_is_busy(v); /* while nothing is to be done a link may flap */
+        dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
+    }
+    set_state(v, qp, DPN_QP_FENCING);
+    log_end(v, qp, what, status, hint);
+    dpn_ibv_qp_stop(qp->ibv);
+    if (v->failures > FAILURES_PER_QP * v->qp_count)
+        dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", v->failures,
+                       v->reason);
+}
+
+void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    int error = qp->requests_out < DPN_SEND_QUEUE
+                    ? write_nothing(v, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE) : 0;
+
+    if (error)
+        dpn_qp_fence(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
+}
+
+static void send_fenced(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    const uint8_t index = (uint8_t)dpn_qp_index(v, qp);
+    union dpn_control_body body;
+
+    qp->is_fenced_here = true;
+    memset(&body, 0, sizeof(body));
+    if (v->is_sender) {
+        body.fenced_sender = (struct dpn_fenced_sender){index, 0, qp->epoch, v->cts_read};
+        dpn_control_send(v, DPN_FENCED_SENDER, &body);
+    } else {
+        body.fenced_receiver.index = index;
+        body.fenced_receiver.epoch = qp->epoch;
+        dpn_verbs_report(v, &body.fenced_receiver);
+        dpn_control_send(v, DPN_FENCED_RECEIVER, &body);
+    }
+}
+
+/* Both queue pairs are gone: nothing of this life can happen any more. */
+static void settle(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    if (!qp->is_fenced_here || !qp->is_fenced_there || !v->is_sender)
+        return;
+    qp->is_fenced_there = false;
+    dpn_verbs_resend(v, dpn_qp_index(v, qp), &v->reports[dpn_qp_index(v, qp)]);
+    schedule_retry(qp);
+}
+
+void dpn_qp_take_fenced(struct dpn_verbs *v, unsigned index, unsigned epoch)
+{
+    struct dpn_qp *qp = &v->qps[index];
+
+    if (qp->epoch != epoch)
+        return;
+    qp->is_fenced_there = true;
+    dpn_qp_fence(v, qp, "the peer gave the queue pair up", "see its log", "");
+    if (qp->state == DPN_QP_DOWN && !qp->is_fenced_here && !v->error)
+        send_fenced(v, qp);
+    settle(v, qp);
+}
+
+static bool is_drained(const struct dpn_verbs *v, const struct dpn_qp *qp)
+{
+    return v->is_sender ? !qp->sends_out : !qp->recvs_out;
+}
+
+/* If the peer were told that the queue pair is gone, the rest would be sent over others, while a
+ * late write or read of this one could still reach memory that is in use for something else by
+ * then. */
+static void fail_undestroyed(struct dpn_verbs *v, const struct dpn_qp *qp, int error)
+{
+    dpn_verbs_fail(
+        v, DP_EIO,
+        "%s: queue pair 0x%x, which had failed, could not be destroyed (%s), so it may still "
+        "write or read; it had failed because: %s",
+        port_of(v, qp)->name, qp->ibv->qp_num, strerror(error), v->reason);
+}
+
+/* What a device in trouble does not give back in time is taken for not done; then it will be done
+ * twice, with the same bytes. */
+static void continue_fencing(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+{
+    const bool may_wait = now_ns - qp->since_ns < DRAIN_NS &&
+                            !atomic_load(&port_of(v, qp)->hca->is_dead);
+
+    if (!is_drained(v, qp) && (may_wait || qp->drain_looks++ < DRAIN_LOOKS))
+        return;
+    dpn_verbs_poll(v);
+    if (v->error)
+        return;
+    const int error = dpn_ibv_qp_free(qp->ibv);
+    if (error && !atomic_load(&port_of(v, qp)->hca->is_dead)) {
+        fail_undestroyed(v, qp, error);
+        return;
+    }
+    qp->ibv = NULL;
+    set_state(v, qp, DPN_QP_DOWN);
+    send_fenced(v, qp);
+    settle(v, qp);
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
+{
+    for (int i = 0; i < v->qp_count; i++)
+        if (v->up >> i & 1 && v->qps[i].rail != qp->rail &&
+            !dpn_port_is_down(port_of(v, &v->qps[i])))
+            return true;
+    return false;
+}
+
+/* Without another rail it is better to wait: a link that is down for a moment costs some repeated
+ * packets only. */
+static void look_at_port(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    const struct dpn_port *port = port_of(v, qp);
+
+    if (!dpn_port_is_down(port) || !dpn_verbs_state.options.handles_events)
+        return;
+    if (atomic_load(&port->hca->is_dead))
+        dpn_qp_fence(v, qp, "device", "it has failed", ": look at the kernel's log");
+    else if (has_other_rail(v, qp))
+        dpn_qp_fence(v, qp, "port", "it is down", ": look at the cable and the switch");
+}
+
+static void look_at_work(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+{
+    if (qp->completed != qp->seen || !qp->sends_out) {
+        qp->seen = qp->completed;
+        qp->since_ns = now_ns;
+    } else if (now_ns - qp->since_ns > dpn_options.timeout_s * DP_NS_PER_S / 2) {
+        dpn_qp_fence(v, qp, "send", "no completion in half of DUALPIPE_NET_TIMEOUT",
+                       ": is the way there, and the same MTU on all of it?");
+    }
+}
+
+static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+{
+    switch (qp->state) {
+    case DPN_QP_FENCING:
+        continue_fencing(v, qp, now_ns);
+        break;
+    case DPN_QP_DOWN:
+        if (v->is_sender && qp->retry_ns && now_ns >= qp->retry_ns && !v->channel.is_lost &&
+            !dpn_port_is_down(port_of(v, qp)))
+            dpn_qp_open(v, qp);
+        break;
+    case DPN_QP_UP:
+    case DPN_QP_PROBING:
+        look_at_work(v, qp, now_ns);
+        look_at_port(v, qp);
+        break;
+    case DPN_QP_OPENING:
+        break;
+    }
+}
+
+/* A device that has failed does not come back in this process. */
+static bool are_devices_dead(const struct dpn_verbs *v)
+{
+    for (int r = 0; r < v->rail_count; r++)
+        if (!atomic_load(&v->rails[r].port->hca->is_dead))
+            return false;
+    return true;
+}
+
+/* Only time counts in which somebody looked: NCCL may have had nothing to do for an hour. */
+static void look_at_clock(struct dpn_verbs *v, int64_t now_ns)
+{
+    const int64_t step_ns = now_ns - v->looked_ns;
+
+    if (v->up)
+        v->down_ns = 0;
+    else
+        v->down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+    if (are_devices_dead(v))
+        dpn_verbs_fail(v, DP_EIO, "all its devices have failed: %s", v->reason);
+    else if (v->down_ns > dpn_options.timeout_s * DP_NS_PER_S)
+        dpn_verbs_fail(v, DP_ETIMEDOUT, "no queue pair for %lld s (DUALPIPE_NET_TIMEOUT): %s",
+                       (long long)dpn_options.timeout_s, v->reason);
+}
+
+void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns)
+{
+    for (int i = 0; i < v->qp_count && !v->error; i++)
+        poll_one(v, &v->qps[i], now_ns);
+    if (!v->error)
+        look_at_clock(v, now_ns);
+}

@@ -1,0 +1,565 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * send.c - the sender: CTS entries are read, messages are cut into stripes, stripes go over queue
+ * pairs.
+ */
+#include "base/fail.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/state.h"
+
+#include <string.h>
+
+/* ---- CTS entries ----------------------------------------------------------------------------- */
+
+static bool is_next(const struct dpn_verbs *v, const struct dpn_cts_entry *entry)
+{
+    const struct dpn_cts *g = &v->arriving;
+
+    if (!entry->count)
+        return !v->cts_of_group;
+    return entry->slot < NCCL_NET_MAX_REQUESTS &&
+           entry->count <= DPN_MAX_RECEIVES && entry->sub < entry->count &&
+           entry->generation < DPN_GENERATIONS && entry->bytes <= DPN_MAX_BYTES &&
+           entry->sub == v->cts_of_group &&
+           (entry->sub == 0 || (entry->slot == g->slot && entry->count == g->count));
+}
+
+/* Who clears a receive anew has had all of it. What it had in buffers that are no more would look
+ * like a later one once generations have gone half round. */
+static void forget_targets(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
+{
+    for (unsigned sub = entry->count; sub < DPN_MAX_RECEIVES; sub++)
+        v->targets[entry->slot][sub] = (struct dpn_target){.generation = entry->generation};
+}
+
+/* The CTS entries of a group follow each other; with the last one it is cleared to send. */
+static void take_entry(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
+{
+    struct dpn_target *target = &v->targets[entry->slot][entry->sub];
+
+    if (!entry->count) {
+        dpn_eager_take_credit(v, entry);
+        return;
+    }
+    if (!entry->sub)
+        forget_targets(v, entry);
+    v->taken_of_group &= entry->sub ? ~0u : 0;
+    v->taken_of_group |= (unsigned)((entry->flags & DPN_CTS_TAKEN) != 0) << entry->sub;
+    v->may_eager = !(entry->flags & DPN_CTS_NO_EAGER);
+    v->arriving.slot = entry->slot;
+    v->arriving.count = entry->count;
+    v->arriving.buffers[entry->sub].bytes = entry->bytes;
+    v->arriving.buffers[entry->sub].tag = entry->tag;
+    v->cts_of_group = (entry->sub + 1u) % entry->count;
+    *target = (struct dpn_target){.address = entry->address, .generation = entry->generation};
+    memcpy(target->keys, entry->keys, sizeof(target->keys));
+    if (v->cts_of_group)
+        return;
+    if (dpn_cts_list_add(&v->cts_list, &v->arriving, dpn_cts_len(entry->count)))
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer clears receive %u twice", entry->slot);
+    else
+        dpn_eager_match_cts(v, entry->slot, entry->count);
+    if (!v->error) /* what was copied is for CTS entries up to this one */
+        dpn_eager_credit(v, entry->taken);
+}
+
+void dpn_verbs_read_cts(struct dpn_verbs *v)
+{
+    struct dpn_cts_entry entry;
+
+    while (!v->error &&
+           dpn_cts_entry_read(&v->block->cts[v->cts_read % DPN_CTS_ENTRIES], v->cts_read, &entry)) {
+        if (!is_next(v, &entry)) {
+            dpn_verbs_fail(v, DP_EMISMATCH, "what the peer wrote is no receive");
+            return;
+        }
+        take_entry(v, &entry);
+        v->cts_read++;
+    }
+}
+
+/* ---- which queue pairs ----------------------------------------------------------------------- */
+
+/* What a message may take: of those that work the ones that the placement names, else all. */
+static unsigned usable_qps(const struct dpn_verbs *v)
+{
+    const unsigned preferred = v->up & v->preferred;
+
+    return preferred ? preferred : v->up;
+}
+
+/* One of each rail in turn, or all of them. */
+static unsigned choose_qps(struct dpn_verbs *v, size_t size, uint8_t qps[DPN_MAX_QPS])
+{
+    const unsigned usable = usable_qps(v);
+    unsigned count = 0, rails = 0;
+    const size_t stripe = (size_t)dpn_options.stripe_bytes; /* a second costs something, too */
+    const size_t most = size < 2 * stripe ? 1 : size / stripe;
+
+    if (v->qp_count == 1) {
+        qps[0] = 0;
+        return v->up;
+    }
+    for (int i = 0; i < v->qp_count && (!count || count < most); i++) {
+        const unsigned qp = (v->next_qp + (unsigned)i) % (unsigned)v->qp_count;
+        const unsigned rail = 1u << v->qps[qp].rail;
+        if (!(usable >> qp & 1) || (rails & rail && !dpn_verbs_state.options.split))
+            continue;
+        rails |= rail;
+        qps[count++] = (uint8_t)qp;
+    }
+    if (count)
+        v->next_qp = qps[0] + 1u;
+    return count;
+}
+
+/* Shares as the rails are fast, whole LL128 lines each but the last. */
+static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *qps)
+{
+    uint64_t speed = 0, before = 0;
+    uint32_t at = 0;
+
+    if (send->count == 1) {
+        send->stripes[0] = (struct dpn_stripe){.len = (uint32_t)send->size,
+                                               .state = DPN_STRIPE_WAITING, .qp = qps[0]};
+        return;
+    }
+    for (unsigned k = 0; k < send->count; k++)
+        speed += (uint64_t)v->rails[v->qps[qps[k]].rail].speed_mbps;
+    for (unsigned k = 0; k < send->count; k++) {
+        before += (uint64_t)v->rails[v->qps[qps[k]].rail].speed_mbps;
+        uint64_t end = send->size * before / speed / DPN_STRIPE_UNIT * DPN_STRIPE_UNIT;
+        if (k + 1 == send->count)
+            end = send->size;
+        send->stripes[k] = (struct dpn_stripe){.offset = at, .len = (uint32_t)end - at,
+                                               .state = DPN_STRIPE_WAITING, .qp = qps[k]};
+        at = (uint32_t)end;
+    }
+}
+
+/* ---- work requests --------------------------------------------------------------------------- */
+
+/* What a stripe asks of the send queue, at most three. */
+struct chain {
+    struct ibv_send_wr wrs[3];
+    struct ibv_sge sges[3];
+    unsigned count;
+};
+
+static struct ibv_send_wr *add(struct chain *c, const void *from, size_t len, uint32_t key,
+                               uint64_t to)
+{
+    struct ibv_send_wr *wr = &c->wrs[c->count];
+
+    c->sges[c->count] = (struct ibv_sge){(uintptr_t)from, (uint32_t)len, key};
+    *wr = (struct ibv_send_wr){.sg_list = &c->sges[c->count], .num_sge = len > 0,
+                               .opcode = IBV_WR_RDMA_WRITE};
+    wr->wr.rdma.remote_addr = to;
+    if (c->count)
+        c->wrs[c->count - 1].next = wr;
+    c->count++;
+    return wr;
+}
+
+static struct dpn_mark mark_of(const struct dpn_send *send, unsigned k)
+{
+    return (struct dpn_mark){.slot = send->place.slot, .sub = send->place.sub, .stripe = k,
+                             .count = send->count, .generation = send->generation,
+                             .has_record = send->has_record};
+}
+
+/* Bytes, in pieces that one work request may carry. */
+static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned k, uint32_t len,
+                     struct chain *c)
+{
+    const struct dpn_stripe *s = &send->stripes[k];
+    const struct dpn_qp *qp = &v->qps[s->qp];
+    const struct dpn_target *to = &v->targets[send->place.slot][send->place.sub];
+    const uint32_t at = s->offset + s->sent;
+    struct ibv_send_wr *wr = add(c, send->data + at, len,
+                                 len ? send->memory->mrs[qp->rail]->lkey : 0, to->address + at);
+
+    wr->wr.rdma.rkey = to->keys[qp->rail];
+    if (len <= qp->inline_bytes && len && send->memory->type == NCCL_PTR_HOST)
+        wr->send_flags |= IBV_SEND_INLINE;
+}
+
+/* An eager message, behind its head. */
+static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct chain *c)
+{
+    const struct dpn_qp *qp = &v->qps[send->stripes[0].qp];
+    struct ibv_send_wr *wr = &c->wrs[c->count++];
+
+    c->sges[0] = (struct ibv_sge){(uintptr_t)&v->block->heads[send->number % DPN_LARGE_SLOTS],
+                                  sizeof(struct dpn_eager_head),
+                                  v->rails[qp->rail].block_mr->lkey};
+    c->sges[1] = (struct ibv_sge){(uintptr_t)send->data, (uint32_t)send->size,
+                                  send->size ? send->memory->mrs[qp->rail]->lkey : 0};
+    *wr = (struct ibv_send_wr){.sg_list = c->sges, .num_sge = 1 + (send->size > 0),
+                               .opcode = IBV_WR_RDMA_WRITE};
+    wr->wr.rdma.remote_addr = dpn_eager_slot(qp->peer_block, v->eager_bytes, send->number);
+    wr->wr.rdma.rkey = qp->peer_key;
+    if (sizeof(struct dpn_eager_head) + send->size <= qp->inline_bytes &&
+        (!send->size || send->memory->type == NCCL_PTR_HOST))
+        wr->send_flags = IBV_SEND_INLINE;
+}
+
+/* Where immediates cannot tell the length: packets of a message that ends in one keep their order,
+ * so the bytes go before, and the length into the receiver's table. */
+static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigned k,
+                       struct chain *c)
+{
+    const unsigned at = send->place.slot * DPN_MAX_RECEIVES + send->place.sub;
+    const struct dpn_qp *qp = &v->qps[send->stripes[k].qp];
+    struct dpn_record *record = &v->block->records[at];
+    struct ibv_send_wr *wr =
+        add(c, record, sizeof(*record), v->rails[qp->rail].block_mr->lkey,
+            qp->peer_block + offsetof(struct dpn_block, records) + at * sizeof(*record));
+
+    *record = (struct dpn_record){send->generation, (uint32_t)send->size};
+    wr->wr.rdma.rkey = qp->peer_key;
+    add(c, NULL, 0, 0, qp->peer_block)->wr.rdma.rkey = qp->peer_key;
+}
+
+static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send, unsigned k,
+                         bool is_last, struct chain *c)
+{
+    const struct dpn_stripe *s = &send->stripes[k];
+    const struct dpn_work work = {DPN_WORK_PART, s->qp, v->qps[s->qp].epoch,
+                                  send->base.index, k, c->count};
+    struct ibv_send_wr *last = &c->wrs[c->count - 1];
+
+    for (unsigned i = 0; i < c->count; i++)
+        c->wrs[i].wr_id = dpn_work_pack(work);
+    last->wr_id = dpn_work_pack((struct dpn_work){DPN_WORK_DATA, work.qp, work.epoch, work.slot,
+                                                  work.stripe, work.requests});
+    last->send_flags |= IBV_SEND_SIGNALED;
+    if (is_last) {
+        last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+        last->imm_data = htobe32(send->is_eager ? send->number << 16 | DPN_EAGER_MARK
+                                                : dpn_mark_pack(mark_of(send, k)));
+    }
+}
+
+static bool post(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_stripe *s, struct chain *c)
+{
+    struct ibv_send_wr *bad;
+
+    qp->requests_out += c->count;
+    qp->sends_out++;
+    s->chains++;
+    int error = ibv_post_send(qp->ibv, c->wrs, &bad);
+    if (!error)
+        return true;
+    qp->sends_out--; /* its end was not taken, so that will not complete */
+    s->chains--;
+    dpn_qp_fence(v, qp, "send", strerror(error), ": the send queue takes no more");
+    return false;
+}
+
+static void note_qp(struct dpn_verbs *v, const struct dpn_send *send, unsigned k)
+{
+    const uint8_t qp = send->stripes[k].qp;
+
+    if (send->is_eager)
+        v->eager_sends[send->number % DPN_EAGER_SLOTS].qp = qp;
+    else
+        v->targets[send->place.slot][send->place.sub].qps[k] = qp;
+}
+
+/* As much of a stripe as there is room for. Returns whether all of it is on its way. */
+static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
+{
+    struct dpn_stripe *s = &send->stripes[k];
+    struct dpn_qp *qp = &v->qps[s->qp];
+
+    if (send->is_inline)
+        return dpn_inline_post(v, send);
+    s->epoch = qp->epoch;
+    while (qp->requests_out + 3 <= DPN_SEND_QUEUE) {
+        struct chain c;
+        c.count = 0;
+        const uint32_t rest = s->len - s->sent;
+        const uint32_t len = rest < v->max_message ? rest : v->max_message;
+        if (send->is_eager)
+            add_eager(v, send, &c);
+        else
+            add_data(v, send, k, len, &c);
+        if (len == rest && send->has_record)
+            add_record(v, send, k, &c);
+        finish_chain(v, send, k, len == rest, &c);
+        if (!post(v, qp, s, &c))
+            return false;
+        s->sent += len;
+        if (len == rest) {
+            s->state = DPN_STRIPE_SENT;
+            note_qp(v, send, k);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A queue pair that went down has given its stripes back: another one takes them. */
+static bool find_qp(struct dpn_verbs *v, struct dpn_stripe *s)
+{
+    uint8_t qps[DPN_MAX_QPS];
+
+    if (s->qp < DPN_MAX_QPS)
+        return v->up >> s->qp & 1;
+    if (!choose_qps(v, 1, qps))
+        return false;
+    s->qp = qps[0];
+    return true;
+}
+
+static void push_one(struct dpn_verbs *v, struct dpn_send *send)
+{
+    for (unsigned k = 0; k < send->count; k++) {
+        struct dpn_stripe *s = &send->stripes[k];
+        if (s->state == DPN_STRIPE_WAITING && find_qp(v, s) && send_stripe(v, send, k))
+            v->waiting--;
+    }
+}
+
+void dpn_verbs_push(struct dpn_verbs *v)
+{
+    for (unsigned i = dpn_verbs_next_send(v, 0); v->waiting && i < DPN_SENDS;
+         i = dpn_verbs_next_send(v, i + 1))
+        if (v->sends[i].base.left)
+            push_one(v, &v->sends[i]);
+}
+
+/* ---- completions ----------------------------------------------------------------------------- */
+
+/* A receiver that has the message may have cleared to send the place anew before its
+ * acknowledgement was seen here: then the target is another one's. */
+static void finish_stripe(struct dpn_verbs *v, struct dpn_send *send, struct dpn_stripe *s)
+{
+    struct dpn_target *target = &v->targets[send->place.slot][send->place.sub];
+
+    s->state = DPN_STRIPE_DONE;
+    if (--send->base.left)
+        return;
+    if (send->is_eager)
+        dpn_eager_done(v, send);
+    else if (target->generation == send->generation)
+        target->is_done = true;
+    v->failures = 0;
+}
+
+void dpn_verbs_sent(struct dpn_verbs *v, struct dpn_work work)
+{
+    struct dpn_send *send = &v->sends[work.slot];
+    struct dpn_stripe *s = &send->stripes[work.stripe];
+
+    v->qps[work.qp].failures = 0;
+    if (s->state == DPN_STRIPE_SENT && !--s->chains)
+        finish_stripe(v, send, s);
+    else if (s->state == DPN_STRIPE_WAITING)
+        s->chains--;
+}
+
+/* ---- failover -------------------------------------------------------------------------------- */
+
+/* Generations go round, and two of one slot are never far apart. */
+static bool is_later(unsigned generation, unsigned than)
+{
+    const unsigned ahead = (generation + DPN_GENERATIONS - than) % DPN_GENERATIONS;
+
+    return ahead && ahead < DPN_GENERATIONS / 2;
+}
+
+/* The receiver may have cleared to send the receive after its report, over a queue pair that was
+ * up: what was then sent over the lost one, before that was known here, has not arrived. */
+static bool has_arrived(const struct dpn_fenced_receiver *report, unsigned slot, unsigned sub,
+                        unsigned generation, unsigned stripe)
+{
+    const struct dpn_arrived *a = &report->arrived[slot];
+
+    if (a->generation != generation)
+        return !is_later(generation, a->generation);
+    return !a->is_open || sub >= a->count || a->stripes[sub] >> stripe & 1;
+}
+
+static void resend_one(struct dpn_verbs *v, unsigned qp, struct dpn_send *send,
+                       const struct dpn_fenced_receiver *report)
+{
+    for (unsigned k = 0; k < send->count; k++) {
+        struct dpn_stripe *s = &send->stripes[k];
+        if (s->qp != qp)
+            continue;
+        const bool was_waiting = s->state == DPN_STRIPE_WAITING;
+        const bool has = send->is_eager ? dpn_eager_has_arrived(report, send->number)
+                                        : has_arrived(report, send->place.slot, send->place.sub,
+                                                      send->generation, k);
+        if (has && s->state == DPN_STRIPE_DONE)
+            continue;
+        v->waiting -= has && was_waiting;
+        v->waiting += !has && !was_waiting;
+        dpn_stat_count(&v->comm->stat, DPN_STAT_RETRIES, !has && s->sent);
+        send->base.left += !has && s->state == DPN_STRIPE_DONE;
+        s->state = DPN_STRIPE_WAITING;
+        s->qp = DPN_MAX_QPS; /* any */
+        s->sent = s->chains = 0;
+        if (has)
+            finish_stripe(v, send, s);
+    }
+}
+
+/* The device of the receiver said that it had it, and then lost it; the buffer is the user's
+ * again. */
+static bool is_lost(const struct dpn_verbs *v, unsigned qp, unsigned slot, unsigned sub,
+                    const struct dpn_fenced_receiver *report)
+{
+    const struct dpn_target *t = &v->targets[slot][sub];
+
+    for (unsigned k = 0; t->is_done && k < t->count; k++)
+        if (t->qps[k] == qp && !has_arrived(report, slot, sub, t->generation, k))
+            return true;
+    return false;
+}
+
+static bool is_any_lost(const struct dpn_verbs *v, unsigned qp,
+                        const struct dpn_fenced_receiver *report)
+{
+    for (unsigned slot = 0; slot < NCCL_NET_MAX_REQUESTS; slot++)
+        for (unsigned sub = 0; sub < DPN_MAX_RECEIVES; sub++)
+            if (is_lost(v, qp, slot, sub, report))
+                return true;
+    return dpn_eager_is_lost(v, qp, report);
+}
+
+bool dpn_verbs_has_lost(const struct dpn_verbs *v, const struct dpn_fenced_receiver *report)
+{
+    for (unsigned qp = 0; qp < (unsigned)v->qp_count; qp++)
+        if (is_any_lost(v, qp, report))
+            return true;
+    return false;
+}
+
+void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_fenced_receiver *report)
+{
+    if (is_any_lost(v, qp, report)) {
+        dpn_verbs_fail(v, DP_ECOMM, "the peer's device lost a message that it had acknowledged: %s",
+                       v->reason);
+        return;
+    }
+    for (unsigned i = dpn_verbs_next_send(v, 0); i < DPN_SENDS; i = dpn_verbs_next_send(v, i + 1))
+        resend_one(v, qp, &v->sends[i], report);
+    dpn_verbs_push(v);
+}
+
+/* ---- isend ----------------------------------------------------------------------------------- */
+
+static bool needs_record(const struct dpn_verbs *v, const struct dpn_send *send)
+{
+    for (unsigned k = 0; k < send->count; k++) {
+        const struct dpn_rail *rail = &v->rails[v->qps[send->stripes[k].qp].rail];
+        if (send->stripes[k].len > v->max_message ||
+            (rail->adaptive && !v->any_order &&
+             send->size > (size_t)dpn_verbs_state.options.adaptive_bytes))
+            return true;
+    }
+    return false;
+}
+
+void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place)
+{
+    const union dpn_control_body body = {
+        .refused = {.generation = v->targets[place.slot][place.sub].generation,
+                    .slot = (uint8_t)place.slot, .sub = (uint8_t)place.sub, .size = size}};
+
+    dpn_cts_list_take(&v->cts_list, place);
+    dpn_control_send(v, DPN_REFUSED, &body);
+}
+
+static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn_place place)
+{
+    const size_t room = dpn_cts_list_room(&v->cts_list, place);
+
+    dpn_verbs_refuse(v, piece->size, place);
+    return dp_fail(DP_EMISMATCH, "send of %zu bytes (tag %d): the peer's receive has %zu",
+                   piece->size, piece->tag, room);
+}
+
+/* To where it was cleared to send. */
+static void aim(struct dpn_verbs *v, struct dpn_send *send, struct dpn_place place)
+{
+    struct dpn_target *target = &v->targets[place.slot][place.sub];
+
+    send->is_eager = send->is_inline = false;
+    send->place = place;
+    send->generation = target->generation;
+    send->has_record = needs_record(v, send);
+    target->count = (uint8_t)send->count;
+    dpn_cts_list_take(&v->cts_list, place);
+}
+
+/* DPN_SENDS: all are in use. */
+static unsigned find_free_send(const struct dpn_verbs *v)
+{
+    unsigned w = 0;
+
+    while (w < DPN_SENDS / 64 && !~v->sends_used[w])
+        w++;
+    return w < DPN_SENDS / 64 ? w * 64 + (unsigned)__builtin_ctzll(~v->sends_used[w]) : DPN_SENDS;
+}
+
+static struct dpn_send *new_send(struct dpn_verbs *v, const struct dpn_piece *piece, unsigned count,
+                                 const uint8_t *qps)
+{
+    const unsigned index = find_free_send(v);
+    struct dpn_send *send = &v->sends[index];
+
+    v->sends_used[index / 64] |= UINT64_C(1) << index % 64;
+    send->base = dpn_verbs_new_request(v, DPN_SEND, index);
+    send->data = piece->data;
+    send->size = piece->size;
+    send->tag = piece->tag;
+    send->memory = (const struct dpn_verbs_memory *)piece->memory;
+    send->has_record = false;
+    send->count = send->base.left = count;
+    cut(v, send, qps);
+    v->waiting += count;
+    return send;
+}
+
+static int try_later(struct dpn_verbs *v)
+{
+    dpn_verbs_progress(v);
+    return v->error ? dp_fail(v->error, "send: %s", v->why) : 0;
+}
+
+int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out)
+{
+    struct dpn_verbs *v = comm->state;
+    uint8_t qps[DPN_MAX_QPS];
+    struct dpn_place place;
+
+    if (!dpn_memory_holds((const struct dpn_verbs_memory *)piece->memory, piece->data, piece->size))
+        return dp_fail(DP_EINVAL, "send of %zu bytes that are not in the memory registered for it",
+                       piece->size);
+    dpn_verbs_read_cts(v);
+    if (v->error || find_free_send(v) == DPN_SENDS)
+        return try_later(v);
+    const bool is_granted = v->cts_list.live && dpn_cts_list_find(&v->cts_list, piece->tag, &place);
+    if (!is_granted && !dpn_eager_may(v, piece))
+        return try_later(v);
+    if (is_granted && piece->size > dpn_cts_list_room(&v->cts_list, place))
+        return refuse(v, piece, place);
+    const unsigned count = choose_qps(v, is_granted ? piece->size : 1, qps);
+    if (!count)
+        return try_later(v);
+    struct dpn_send *send = new_send(v, piece, count, qps);
+    if (is_granted)
+        aim(v, send, place);
+    else
+        dpn_eager_begin(v, send);
+    if (send->is_inline)
+        v->waiting -= dpn_inline_post(v, send);
+    else
+        push_one(v, send);
+    *out = &send->base.base;
+    return 0;
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nccl-plugin/verbs/stall.h"
+
+#include "base/clock.h"
+#include "nccl-plugin/verbs/comm.h"
+
+#include <string.h>
+
+enum { REPORTS = 4 };
+
+static int64_t timeout_ns(void)
+{
+    return dpn_options.timeout_s * DP_NS_PER_S;
+}
+
+/* ---- what is waited for ---------------------------------------------------------------------- */
+
+static bool is_open(const struct dpn_verbs *v)
+{
+    for (unsigned i = dpn_verbs_next_send(v, 0); i < DPN_SENDS; i = dpn_verbs_next_send(v, i + 1))
+        if (v->sends[i].base.left)
+            return true;
+    for (uint32_t used = ~v->free; used; used &= used - 1)
+        if (v->recvs[__builtin_ctz(used)].base.left)
+            return true;
+    return false;
+}
+
+static void send_report(struct dpn_verbs *v)
+{
+    union dpn_control_body body;
+
+    memset(&body, 0, sizeof(body));
+    body.stalled.cts_made = v->cts_made;
+    body.stalled.moves = v->stall.moves;
+    dpn_verbs_report(v, &body.stalled.has);
+    v->stall.told_ns = v->stall.still_ns;
+    v->stall.number = v->channel.sent;
+    dpn_control_send(v, DPN_STALLED, &body);
+}
+
+/* The next report is made after the last one was compared, so that what arrives meanwhile is in it.
+ */
+static void tell_sender(struct dpn_verbs *v)
+{
+    const struct dpn_stall *s = &v->stall;
+    const bool was_heard = !s->told_ns || (int32_t)(v->channel.acked - s->number) > 0;
+
+    if (was_heard && s->still_ns - s->told_ns >= timeout_ns() / REPORTS)
+        send_report(v);
+}
+
+/* ---- time: only that counts in which the connection was looked at ---------------------------- */
+
+static void begin_anew(struct dpn_stall *s)
+{
+    s->moves += s->has_moved;
+    s->has_moved = false;
+    s->still_ns = s->told_ns = 0;
+}
+
+void dpn_stall_poll(struct dpn_verbs *v, int64_t now_ns)
+{
+    struct dpn_stall *s = &v->stall;
+    const int64_t step_ns = now_ns - v->looked_ns;
+
+    if (s->has_moved || v->step != DPN_STEP_READY || !is_open(v)) {
+        begin_anew(s);
+        return;
+    }
+    s->still_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+    if (!v->is_sender && v->cts_sent == v->cts_made)
+        tell_sender(v);
+    else if (s->still_ns > timeout_ns())
+        dpn_verbs_fail(v, DP_ETIMEDOUT, "%s for %lld s (DUALPIPE_NET_TIMEOUT)",
+                       v->is_sender ? "no part of any send has completed"
+                                    : "clear-to-send entries could not be written",
+                       (long long)dpn_options.timeout_s);
+}
+
+/* ---- the sender ------------------------------------------------------------------------------ */
+
+void dpn_stall_take(struct dpn_verbs *v, const struct dpn_stalled *report)
+{
+    struct dpn_stall *s = &v->stall;
+
+    dpn_verbs_read_cts(v);
+    if (v->error)
+        return;
+    const bool lacks_cts = (int32_t)(report->cts_made - v->cts_read) > 0;
+    const bool has_lost = dpn_verbs_has_lost(v, &report->has);
+    const bool is_same = s->reports && s->peer_moves == report->moves && s->cts_read == v->cts_read;
+
+    s->peer_moves = report->moves;
+    s->cts_read = v->cts_read;
+    s->reports = !lacks_cts && !has_lost ? 0 : is_same ? s->reports + 1 : 1;
+    if (s->reports < REPORTS)
+        return;
+    dpn_verbs_fail(
+        v, DP_ETIMEDOUT,
+        "nothing has moved for %lld s (DUALPIPE_NET_TIMEOUT), although %s: a write that the "
+        "device has acknowledged did not arrive",
+        (long long)dpn_options.timeout_s,
+        lacks_cts ? "the receiver has cleared more to send than has come here"
+                  : "the receiver waits for a message that was sent");
+}

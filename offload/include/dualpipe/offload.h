@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * offload.h - train a model that does not fit the device: its parameters, gradients and optimizer
+ * state live in host memory, and pass over the device shard by shard.
+ */
+#ifndef DUALPIPE_OFFLOAD_H
+#define DUALPIPE_OFFLOAD_H
+
+#include <dualpipe/device.h>
+#include <dualpipe/parameter.h>
+#include <dualpipe/random.h>
+#include <dualpipe/schedule.h>
+#include <dualpipe/stage.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- splitting a model into shards ----------------------------------------------------------- */
+
+enum dp_offload_split {
+    DP_OFFLOAD_SPLIT_BALANCED, /* the largest shard is as small as can be; no shard is empty */
+    DP_OFFLOAD_SPLIT_COMPAT    /* as fairscale's OffloadModel splits; shards may be empty */
+};
+
+/* Split layers of sizes[layers] (elements or bytes; 0 is legal) into `slices` shards of consecutive
+ * layers, or into as many as there are layers if these are fewer. Shard i holds layers first[i] to
+ * first[i + 1] - 1; first needs room for slices + 1. *shards: how many.
+ *
+ * Balanced: of all ways to do so with the smallest largest shard, that whose first shards are the
+ * longest. Compat: the target is the sum over the number of shards, rounded down. A layer that
+ * would bring a shard that holds something beyond the target opens the next one; the last takes the
+ * rest.
+ *
+ * DP_EINVAL: no layers, no slices, a negative size, a sum beyond INT64_MAX. */
+DP_PUBLIC int dp_offload_split(enum dp_offload_split rule, const int64_t *sizes, int32_t layers,
+                               int32_t slices, int32_t *first, int32_t *shards);
+
+/* ---- pinned memory --------------------------------------------------------------------------- */
+
+/* Host memory that a device copies from and to at full speed, on the NUMA node nearest to it, in
+ * huge pages where the system has them, all pages there from the start. It is mapped and pinned in
+ * slabs, and given out in blocks. Where the system refuses a wish (the node, huge pages), a warning
+ * says so once, and the memory is as the system likes. Any thread. */
+struct dp_pinned;
+
+struct dp_pinned_config {
+    int numa_node;     /* -1: what dp_device_numa_node says */
+    size_t slab_bytes; /* the least that is mapped at once; 0: 64 MiB */
+};
+
+/* config NULL: the defaults. The pool must be freed before the device is closed. DP_EINVAL,
+ * DP_ENOMEM. */
+DP_PUBLIC int dp_pinned_new(struct dp_device *dev, const struct dp_pinned_config *config,
+                            struct dp_pinned **out);
+/* With all blocks; nothing in flight may use them. p may be NULL. */
+DP_PUBLIC void dp_pinned_free(struct dp_pinned *p);
+
+/* A block, aligned to 256 bytes, contents undefined. DP_ENOMEM, also for more than may be locked.
+ * */
+DP_PUBLIC int dp_pinned_take(struct dp_pinned *p, size_t bytes, void **out);
+/* Back to the pool, which keeps it. ptr may be NULL. DP_EINVAL for what is no block of this pool.
+ * */
+DP_PUBLIC int dp_pinned_give(struct dp_pinned *p, void *ptr);
+
+/* What the pool has, and where it is; pages is 0 where the system does not tell. */
+struct dp_pinned_report {
+    int numa_node;
+    size_t slab_bytes, used_bytes;
+    size_t pages, pages_elsewhere; /* not on that node */
+};
+DP_PUBLIC void dp_pinned_report(struct dp_pinned *p, struct dp_pinned_report *out);
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* A copy engine carries copies out between the host and one device: both directions at once, the
+ * more urgent first, in chunks, so that an urgent copy never waits behind a long one but for a
+ * chunk of it. The device does it in streams (device.h): copy-worker threads on the host, copy
+ * engines of a GPU. A copy is a request that is tested; there are no callbacks.
+ *
+ *      dp_copy_begin(engine, &(struct dp_copy_spec){.direction = DP_COPY_UP, .dst = slot,
+ *                                                   .src = shard, .bytes = bytes}, &copy);
+ *      ...
+ *      while ((err = dp_copy_test(copy)) == DP_EAGAIN) ...
+ *
+ * One thread at a time uses an engine. */
+struct dp_copy_engine;
+struct dp_offload_copy;
+
+enum dp_copy_direction {
+    DP_COPY_UP,
+    DP_COPY_DOWN,
+    DP_COPY_DIRECTIONS
+}; /* to the device, from it */
+enum { DP_COPY_MAX_AFTER = 4 };
+
+struct dp_copy_engine_config {
+    struct dp_device *device;
+    size_t chunk_bytes; /* 0: 4 MiB. Of a copy of more than 32 chunks they are larger. */
+    int32_t copies;     /* at once; 0: 64 */
+    bool check;         /* bring what is on the device to the host once more, behind every copy, and
+                         * compare:         DP_EIO; and let sources be NULL (see below). For tests. */
+    bool measure;       /* for busy_ns of the stats */
+    /* NULL, or asked before every chunk of a copy that is not urgent, in a call of the engine's:
+     * true to let it pass now; otherwise it is asked again in the next call. So other traffic on
+     * the same switch can go first. The copies behind it in the same direction of the same priority
+     * wait. */
+    bool (*pace)(void *user, enum dp_copy_direction direction, size_t bytes);
+    void *pace_user;
+};
+
+/* DP_EINVAL, DP_ENOMEM, DP_EIO. */
+DP_PUBLIC int dp_copy_engine_new(const struct dp_copy_engine_config *config,
+                                 struct dp_copy_engine **out);
+/* Copies in flight are finished first, as dp_device_stream_free does; those that the pace holds up
+ * are not. engine may be NULL. */
+DP_PUBLIC void dp_copy_engine_free(struct dp_copy_engine *engine);
+
+struct dp_copy_spec {
+    enum dp_copy_direction direction;
+    enum dp_device_priority priority; /* copies of one priority and direction are done in order */
+    void *dst;
+    const void
+        *src; /* NULL in an engine that checks: fill dst with bytes 0xFF, NaNs of every type */
+    size_t bytes;
+    struct dp_device_event
+        *after[DP_COPY_MAX_AFTER]; /* begin when all these are reached, as they are
+                                    * recorded when the first chunk is queued */
+    int32_t after_count;
+    struct dp_device_event *record; /* NULL, or recorded behind the last chunk: a stream that is to
+                                     * wait for the copy waits for it. In a paced engine, which may
+                                     * not have queued it yet, test the copy first. */
+};
+
+/* What spec points to must stay until the copy is done; spec itself need not. *out: to be tested or
+ * waited for until that returns something else than DP_EAGAIN or DP_ETIMEDOUT; then it is gone. out
+ * NULL: nobody asks for it, dp_copy_engine_drain tells of its error. DP_EAGAIN: as many copies as
+ * there may be are in flight; DP_EINVAL; DP_EIO. */
+DP_PUBLIC int dp_copy_begin(struct dp_copy_engine *engine, const struct dp_copy_spec *spec,
+                            struct dp_offload_copy **out);
+/* 0: done. DP_EAGAIN: not yet. DP_EIO: the device failed, or a checked copy is wrong. */
+DP_PUBLIC int dp_copy_test(struct dp_offload_copy *copy);
+/* The same, but wait up to timeout_ns. DP_ETIMEDOUT. */
+DP_PUBLIC int dp_copy_wait(struct dp_offload_copy *copy, int64_t timeout_ns);
+/* Queue what the pace allows now; every call of the engine does that, too. DP_EIO. */
+DP_PUBLIC int dp_copy_engine_progress(struct dp_copy_engine *engine);
+/* Wait for all copies that nobody asks for. DP_ETIMEDOUT; DP_EIO where one of them was wrong. */
+DP_PUBLIC int dp_copy_engine_drain(struct dp_copy_engine *engine, int64_t timeout_ns);
+
+struct dp_copy_stats {                                              /* by direction */
+    uint64_t copies[DP_COPY_DIRECTIONS], bytes[DP_COPY_DIRECTIONS]; /* begun */
+    int64_t busy_ns[DP_COPY_DIRECTIONS]; /* at work; copies of different priority count each */
+};
+DP_PUBLIC void dp_copy_engine_stats(const struct dp_copy_engine *engine, struct dp_copy_stats *out);
+
+/* ---- a step as data -------------------------------------------------------------------------- */
+
+/* What happens to shards, in the order in which it is begun. Copies go on while later events are
+ * begun; what must not overlap is kept apart by events of the device. */
+enum dp_offload_kind {
+    DP_OFFLOAD_LOAD,    /* the shard's parameters to its slot */
+    DP_OFFLOAD_DROP,    /* its slot may hold another one; nothing is copied back */
+    DP_OFFLOAD_FORWARD, /* all micro-batches */
+    DP_OFFLOAD_BACKWARD /* all micro-batches; then the gradients go to the host */
+};
+struct dp_offload_event {
+    enum dp_offload_kind kind;
+    int32_t shard, slot;
+};
+
+struct dp_offload_plan {
+    int32_t shards;
+    int32_t slots;    /* on the device, each for one shard */
+    int32_t distance; /* how many shards ahead are loaded; at most slots - 1 */
+    bool forward_only;
+    bool drop_at_once; /* right after each use, as OffloadModel does; otherwise when the slot is
+                        * needed */
+};
+
+/* The events of one step: at most 6 for each shard, events[max] of them are written. The shard
+ * whose next use is the farthest away is dropped first, so that the last `slots` shards of the
+ * forward are still there when the backward begins; and what is there at the end stays there.
+ * DP_EINVAL: no shards, no slots, a distance that does not fit. */
+DP_PUBLIC int dp_offload_plan(const struct dp_offload_plan *plan, struct dp_offload_event *events,
+                              size_t max, size_t *count);
+
+/* ---- activations of a pipeline ---------------------------------------------------------------- */
+
+/* What a pipeline keeps on the device between forwards and backwards, within a number of bytes. */
+struct dp_offload_activations {
+    const struct dp_border *borders; /* [stages + 1] as in struct dp_pipeline_config */
+    const struct dp_stage *stages;   /* [slots of all ranks] as in schedule->slots: what they save */
+    size_t budget_bytes;             /* of each rank: activations, gradients and save areas, as
+                                      * dp_pipeline_memory has them */
+    int lead;                        /* of dp_schedule_add_evictions */
+    int order_blocks;                /* of the pipeline; 0: any order */
+    const struct dp_cost *cost;      /* NULL: rather evict than recompute */
+};
+
+struct dp_offload_choice {
+    int64_t sets, evicted, recomputed; /* micro-batches of all slots of all ranks */
+    size_t peak_bytes;                 /* of the rank that needs the most */
+    int64_t step_ns;                   /* predicted; 0 without cost */
+};
+
+/* Add EVICTs and FETCHes, or RECOMPUTEs, whichever the simulator finds the faster, to as few
+ * micro-batches as will do, those first whose backward is the farthest from the forward. The bytes are
+ * those of the pipeline's own plan. DP_ENOMEM names a rank that takes more all the same, DP_EINVAL a
+ * config that is not sound, DP_ESTATE a schedule that evicts or recomputes already; then s is as it was.
+ * */
+DP_PUBLIC int dp_offload_activations(struct dp_schedule *s,
+                                     const struct dp_offload_activations *config,
+                                     struct dp_offload_choice *out);
+
+/* ---- streaming a model through the device ---------------------------------------------------- */
+
+/* A layer is called for one micro-batch of one step. Valid during the call. */
+struct dp_offload_call {
+    int32_t layer, mb;
+    int64_t first_row, rows;     /* of the batch, along dimension 0 */
+    uint64_t step;
+    bool training;               /* a backward follows */
+    bool again;                  /* forward for the second time: the save area of the first is gone */
+    struct dp_random_key random; /* of (seed, step, layer, mb): the same when it is called again */
+    const DLTensor *values;      /* [parameter_count] where the layer's parameters are now */
+    DLTensor *grads;             /* [parameter_count] where to add their gradients, in a backward; data
+                                  * is NULL for frozen ones */
+    const DLTensor *in;          /* the inputs, also in a backward */
+    void *save;                  /* save_bytes, the same from forward to backward */
+    void *stream;                /* as in struct dp_stage_call: CUDA: queue the work there; host: NULL */
+};
+
+/* Tensors are contiguous, on the device, and as many as the border has; a tensor without a gradient
+ * has data NULL in gout and gin. 0, or a negative errno, which ends the step with DP_ECALLBACK. */
+struct dp_offload_layer_ops {
+    int (*forward)(void *user, const struct dp_offload_call *call, const DLTensor *in,
+                   DLTensor *out);
+    /* NULL: a layer that is never trained. */
+    int (*backward)(void *user, const struct dp_offload_call *call, const DLTensor *gout,
+                    DLTensor *gin);
+};
+
+struct dp_offload_layer {
+    const struct dp_offload_layer_ops *ops;
+    void *user;
+    const struct dp_parameter *parameters; /* on the host. Values are copied when the model is opened;
+                                            * neither they nor the gradients are used after. Tied
+                                            * parameters are one, also between layers. */
+    int32_t parameter_count;
+    size_t save_bytes;                     /* of a micro-batch */
+    const struct dp_border *out;           /* of the whole batch: dimension 0 of every tensor is the
+                                            * batch's rows, and is cut into micro-batches */
+};
+
+/* Work on one shard's parameters on the host, once their gradients are there. Called in a thread of
+ * the device's, in the order of the backward (the last shard first), while earlier layers compute.
+ * The next load of the shard waits for it. 0, or a negative errno, which dp_offload_finish returns.
+ * */
+typedef int (*dp_offload_update_fn)(void *user, int32_t shard,
+                                    const struct dp_parameter *parameters, int32_t count);
+
+enum { DP_OFFLOAD_MAX_BLOCKS = 64 };
+
+struct dp_offload_config {
+    struct dp_device *device;               /* a host device should have 2 workers or more */
+    const struct dp_offload_layer *layers;  /* the model, in order; what it points to must stay */
+    int32_t layer_count;
+    const struct dp_border *input;          /* of the whole batch */
+    int32_t slices;                         /* at least 1; or, with `first`, how many shards these are */
+    const int32_t *first;                   /* [slices + 1] ready-made shards; NULL: by the rule */
+    enum dp_offload_split split;            /* balanced goes by bytes, compat by elements */
+    int32_t microbatches;                   /* 0: 1. Cut by the chunk rule: fewer may come out */
+    int32_t order_blocks; /* 0, 1: the gradients of micro-batches are added one after
+                           * the other; or a power of two up to
+                           * DP_OFFLOAD_MAX_BLOCKS: in the fixed order of pipeline.h
+                           * with that many blocks. Host device only. */
+    int32_t slots, distance;                /* of dp_offload_plan; 0, 0: 2 slots, 1 ahead */
+    bool drop_at_once;
+    bool checkpoint;      /* keep only what crosses from shard to shard, compute the rest again */
+    bool boundaries_down; /* with checkpoint: these, too, wait on the host */
+    bool forward_only;    /* no room for gradients */
+    bool check;           /* fill slots with NaNs when a shard is dropped, and compare what was loaded
+                           * with what was sent: for tests, takes more than twice the copies */
+    bool measure;         /* for dp_offload_times: two calls more in a stream for each copy */
+    uint64_t seed;
+    int64_t timeout_ns;   /* longest wait for the device; 0: 60 s */
+    const struct dp_pinned_config *pinned;  /* NULL: near the device */
+    dp_offload_update_fn update;            /* NULL: none */
+    void *update_user;
+    /* NULL, or told of every event when it is begun. */
+    void (*trace)(void *user, const struct dp_offload_event *event);
+    void *trace_user;
+};
+
+struct dp_offload;
+
+/* What fits the device: sets slices, slots, distance and, where it must, checkpoint and then
+ * boundaries_down (if `boundaries`) so that the model needs no more device memory than the device's
+ * limit (dp_device_limit) leaves, with the fewest bytes to copy; the first of these modes that fits
+ * is taken. config->first must be NULL. DP_ENOMEM says which limit would do; other errors as for
+ * dp_offload_open. */
+DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries);
+
+/* All memory is allocated here. DP_EINVAL names what is wrong with the config; DP_ENOMEM. */
+DP_PUBLIC int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **out);
+/* Waits for what is in flight. o may be NULL. */
+DP_PUBLIC void dp_offload_close(struct dp_offload *o);
+
+/* The parameters where they live: in pinned host memory, once each, in the order of the layers. The
+ * list and its tensors stay until close. Between dp_offload_finish and the next step the values may
+ * be written, and the gradients are those of the last step. */
+DP_PUBLIC const struct dp_parameter *dp_offload_parameters(const struct dp_offload *o,
+                                                           int32_t *count);
+
+/* Whole batches, contiguous, on the host or the device. Outputs and gins may be NULL, alone or all.
+ * */
+struct dp_offload_step {
+    const DLTensor *const *inputs; /* [tensors of the input] */
+    DLTensor *const *outputs;      /* [tensors of the last layer] */
+    bool training;                 /* a dp_offload_backward follows */
+    bool unchanged; /* nothing has written the values since the last step: shards that are still on the
+                     * device need not be loaded again. Not looked at where there is an update. */
+};
+/* Returns when the outputs are there. DP_EINVAL, DP_ECALLBACK, DP_ETIMEDOUT, DP_EIO. After a
+ * failure the step can be begun again. */
+DP_PUBLIC int dp_offload_forward(struct dp_offload *o, const struct dp_offload_step *step);
+
+struct dp_offload_gradients {
+    const DLTensor *const *gouts; /* [tensors of the last layer]; NULL where there is none */
+    DLTensor *const *gins;        /* [tensors of the input]; NULL where it is not wanted */
+    bool accumulate;              /* add to the gradients that are there; otherwise they are replaced */
+};
+/* Returns when the input's gradients are there; the parameters' may still be on their way, and the
+ * updates at work: dp_offload_finish. Counts the step. DP_ESTATE: no training forward came before.
+ * */
+DP_PUBLIC int dp_offload_backward(struct dp_offload *o, const struct dp_offload_gradients *g);
+
+/* Wait until all gradients are down and all updates done. The first error of an update; DP_EIO
+ * where a checked load was wrong. */
+DP_PUBLIC int dp_offload_finish(struct dp_offload *o);
+
+/* The number of the next step, which keys random numbers; counts up from 0 with every backward. */
+DP_PUBLIC void dp_offload_seek(struct dp_offload *o, uint64_t step);
+
+struct dp_offload_memory {
+    int32_t shards, slots;
+    size_t largest_shard_bytes; /* parameters and gradients */
+    size_t slots_bytes, activations_bytes, sums_bytes; /* the last for order_blocks */
+    size_t device_bytes;                               /* all three */
+    size_t host_bytes;
+    uint64_t loads, loaded_bytes, down_bytes; /* since it was opened; of parameters, of gradients */
+};
+DP_PUBLIC void dp_offload_memory(const struct dp_offload *o, struct dp_offload_memory *out);
+
+/* How long each has been at work since the model was opened, if it is measured; copies are counted
+ * from when nothing holds them up any more. After dp_offload_finish. */
+struct dp_offload_times {
+    int64_t compute_ns, up_ns, down_ns;
+    int64_t update_ns; /* on the host: adding gradients up, and updates */
+    int64_t wait_ns;   /* of the calling thread, which computes if the device is the host */
+};
+DP_PUBLIC void dp_offload_times(const struct dp_offload *o, struct dp_offload_times *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: syscall */
+
+#include "offload/preload/node.h"
+
+#include "base/fail.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* numaif.h of libnuma, which is not needed for these numbers of the kernel's interface. */
+enum { POLICY_PREFERRED = 1, MOVE_OWN_PAGES = 1 << 1 };
+enum { BATCH = 1024 }; /* pages of one system call */
+
+int dpo_node_of_device(const char *root, const char *bus_id)
+{
+    char path[256], id[32];
+    int node = DPO_NO_NODE;
+
+    snprintf(id, sizeof(id), "%s", bus_id);
+    for (char *c = id; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    snprintf(path, sizeof(path), "%s/sys/bus/pci/devices/%s/numa_node", root, id);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return DPO_NO_NODE;
+    if (fscanf(file, "%d", &node) != 1 || node < 0 || node >= DPO_NODES_MAX)
+        node = DPO_NO_NODE;
+    fclose(file);
+    return node;
+}
+
+static void warn_refused(const char *call)
+{
+    static atomic_bool has_warned;
+    const int error = errno;
+
+    if (!atomic_exchange(&has_warned, true))
+        dp_log(DP_LOG_WARN,
+               "preload: %s is refused (%s): pinned memory stays where the system puts it", call,
+               dp_errno_text(error));
+}
+
+bool dpo_policy_set(int node, struct dpo_policy *saved)
+{
+    unsigned long mask[sizeof(saved->mask) / sizeof(saved->mask[0])] = {0};
+    const size_t bits = 8 * sizeof(mask[0]);
+
+    mask[(size_t)node / bits] = 1ul << ((size_t)node % bits);
+    if (syscall(SYS_get_mempolicy, &saved->mode, saved->mask, DPO_NODES_MAX, NULL, 0)) {
+        warn_refused("get_mempolicy");
+        return false;
+    }
+    if (syscall(SYS_set_mempolicy, POLICY_PREFERRED, mask, DPO_NODES_MAX)) {
+        warn_refused("set_mempolicy");
+        return false;
+    }
+    return true;
+}
+
+void dpo_policy_restore(const struct dpo_policy *saved)
+{
+    syscall(SYS_set_mempolicy, saved->mode, saved->mask, DPO_NODES_MAX);
+}
+
+/* Calls fn for every batch of page addresses in the range. */
+struct batch {
+    void *pages[BATCH];
+    int node[BATCH], status[BATCH];
+    unsigned long count;
+};
+
+static bool next_batch(struct batch *b, uintptr_t *at, uintptr_t end)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+
+    for (b->count = 0; *at < end && b->count < BATCH; *at = (*at / page + 1) * page)
+        b->pages[b->count++] = (void *)(*at / page * page);
+    return b->count;
+}
+
+void dpo_pages_move(const void *at, size_t bytes, int node)
+{
+    uintptr_t next = (uintptr_t)at;
+    struct batch b;
+
+    for (int i = 0; i < BATCH; i++)
+        b.node[i] = node;
+    while (next_batch(&b, &next, (uintptr_t)at + bytes))
+        if (syscall(SYS_move_pages, 0, b.count, b.pages, b.node, b.status, MOVE_OWN_PAGES) < 0) {
+            warn_refused("move_pages");
+            return;
+        }
+}
+
+void dpo_pages_count(const void *at, size_t bytes, int node, struct dpo_pages *pages)
+{
+    uintptr_t next = (uintptr_t)at;
+    struct batch b;
+
+    while (next_batch(&b, &next, (uintptr_t)at + bytes)) {
+        const bool is_told = !syscall(SYS_move_pages, 0, b.count, b.pages, NULL, b.status, 0);
+        pages->total += b.count;
+        for (unsigned long i = 0; i < b.count; i++) {
+            pages->on_node += is_told && b.status[i] == node;
+            pages->unknown += !is_told || b.status[i] < 0;
+        }
+    }
+}

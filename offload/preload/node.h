@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * node.h - memory on one NUMA node: which node is nearest to a device, memory of a call placed
+ * there, and where pages really are. Uses the system calls of numa(7) directly; a container may
+ * refuse them, which is said once, and then nothing is placed.
+ */
+#ifndef DPO_PRELOAD_NODE_H
+#define DPO_PRELOAD_NODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { DPO_NODES_MAX = 1024, DPO_NO_NODE = -1 };
+
+/* The memory policy of a thread, to be put back. */
+struct dpo_policy {
+    int mode;
+    unsigned long mask[DPO_NODES_MAX / (8 * sizeof(unsigned long))];
+};
+
+/* Where pages of a range are. */
+struct dpo_pages {
+    uint64_t total, on_node;
+    uint64_t unknown; /* the kernel does not say: not present, or a driver's mapping */
+};
+
+/* The node of the PCI device `bus_id` ("0000:3B:00.0", any case) by the /sys below root;
+ * DPO_NO_NODE if it has none. */
+int dpo_node_of_device(const char *root, const char *bus_id);
+
+/* From now on the calling thread's new pages come from `node`, or from elsewhere if it is full.
+ * false: refused; then nothing has changed. */
+bool dpo_policy_set(int node, struct dpo_policy *saved);
+void dpo_policy_restore(const struct dpo_policy *saved);
+
+/* Move the pages of [at, at + bytes) that are present elsewhere to the node, as far as the kernel
+ * does. */
+void dpo_pages_move(const void *at, size_t bytes, int node);
+/* Count them. */
+void dpo_pages_count(const void *at, size_t bytes, int node, struct dpo_pages *pages);
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * options.h - DUALPIPE_PRELOAD_*: what the preload library does. Read at the first call of CUDA
+ * that it sees; a process without one never reads them.
+ */
+#ifndef DPO_PRELOAD_OPTIONS_H
+#define DPO_PRELOAD_OPTIONS_H
+
+#include "base/options.h"
+
+struct dpo_preload_options {
+    bool pinned;        /* place pinned memory */
+    bool check;         /* count where its pages are */
+    int64_t node;       /* instead of the nearest; -1: the nearest */
+    const char *report; /* NULL: none */
+    const char *root;
+};
+
+extern const struct dp_option_area dpo_preload_option_area;
+
+#endif

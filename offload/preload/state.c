@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: program_invocation_short_name */
+
+#include "offload/preload/state.h"
+
+#include "base/append.h"
+#include "base/launchers.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+static atomic_uint_least64_t counters[DPO_COUNTERS];
+_Thread_local int dpo_depth;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct dpo_preload_options options;
+static atomic_bool is_on;
+
+static void read_options(void)
+{
+    /* The loader drops most preloads of a setuid program, but not those of its trusted directories.
+     */
+    if (!getauxval(AT_SECURE) && !dp_options_read(&dpo_preload_option_area, &options))
+        atomic_store_explicit(&is_on, true, memory_order_release);
+}
+
+const struct dpo_preload_options *dpo_preload_options(void)
+{
+    pthread_once(&once, read_options);
+    return atomic_load_explicit(&is_on, memory_order_acquire) ? &options : NULL;
+}
+
+void dpo_count(enum dpo_counter counter, uint64_t add)
+{
+    atomic_fetch_add_explicit(&counters[counter], add, memory_order_relaxed);
+}
+
+/* ---- the report ------------------------------------------------------------------------------ */
+
+static uint64_t counted(enum dpo_counter counter)
+{
+    return atomic_load_explicit(&counters[counter], memory_order_relaxed);
+}
+
+static double percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
+static int write_report(char *out, size_t len)
+{
+    const char *rank = dp_foreign_variable("RANK");
+    const uint64_t known = counted(DPO_PAGES) - counted(DPO_PAGES_UNKNOWN);
+
+    return snprintf(
+        out, len,
+        "dualpipe-preload: %s, process %d%s%s\n"
+        "  pinned memory  %" PRIu64 " calls, %" PRIu64 " bytes; %.1f %% of %" PRIu64
+        " pages on the nearest node, %" PRIu64 " pages not known, %" PRIu64 " calls not placed\n"
+        "  copies         to the device %" PRIu64 " (%" PRIu64 " bytes), to the host %" PRIu64
+        " (%" PRIu64 " bytes), other %" PRIu64 " (%" PRIu64 " bytes)\n",
+        program_invocation_short_name, (int)getpid(), rank ? ", rank " : "", rank ? rank : "",
+        counted(DPO_PINNED_CALLS), counted(DPO_PINNED_BYTES),
+        percent(counted(DPO_PAGES_ON_NODE), known), known, counted(DPO_PAGES_UNKNOWN),
+        counted(DPO_WITHOUT_NODE), counted(DPO_COPIES_TO_DEVICE),
+        counted(DPO_COPIES_TO_DEVICE_BYTES), counted(DPO_COPIES_TO_HOST),
+        counted(DPO_COPIES_TO_HOST_BYTES), counted(DPO_COPIES_OTHER),
+        counted(DPO_COPIES_OTHER_BYTES));
+}
+
+__attribute__((destructor)) static void report(void)
+{
+    char text[1024];
+
+    if (!atomic_load_explicit(&is_on, memory_order_acquire) || !options.report || !*options.report)
+        return;
+    const int len = write_report(text, sizeof(text));
+    dp_append("DUALPIPE_PRELOAD_REPORT", options.report, text,
+              (size_t)len < sizeof(text) ? (size_t)len : sizeof(text) - 1);
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * shards.c - the copies: parameters to the device, gradients and inputs of shards to the host and
+ * back, and what the host does with gradients when they are there. Nothing here waits; every order
+ * that matters is an event (state.h has them all).
+ */
+#include "offload/state.h"
+
+#include "base/fail.h"
+#include "base/tensor.h"
+
+#include <string.h>
+
+/* ---- parameters, to the device ----------------------------------------------------------------
+ */
+
+int dpo_shard_load(struct dp_offload *o, int32_t index, int32_t slot_index)
+{
+    struct dpo_shard *shard = &o->shards[index];
+    struct dpo_slot *slot = &o->slots[slot_index];
+    const struct dp_copy_spec spec = {
+        .direction = DP_COPY_UP,
+        .dst = slot->values,
+        .src = shard->values,
+        .bytes = shard->value_bytes,
+        .after = {slot->used, o->shards[shard->wait_for].updated},
+        .after_count = 2,
+        .record = slot->loaded,
+    };
+
+    shard->slot = slot_index;
+    o->counts.loads++;
+    o->counts.loaded_bytes += shard->value_bytes;
+    return dp_copy_begin(o->copies, &spec, NULL);
+}
+
+static int poison(struct dp_offload *o, const struct dpo_slot *slot, char *at, size_t bytes)
+{
+    const struct dp_copy_spec spec = {
+        .direction = DP_COPY_UP,
+        .dst = at,
+        .bytes = bytes,
+        .after = {slot->used, slot->emptied},
+        .after_count = 2,
+        .record = slot->loaded,
+    };
+
+    return dp_copy_begin(o->copies, &spec, NULL);
+}
+
+/* Nothing is copied back: the host has the values. Gradients that are on their way down are still
+ * wanted. */
+int dpo_shard_drop(struct dp_offload *o, int32_t index, int32_t slot_index)
+{
+    const struct dpo_slot *slot = &o->slots[slot_index];
+
+    o->shards[index].slot = -1;
+    if (!o->config.check)
+        return 0;
+    int err = poison(o, slot, slot->values, o->slot_values);
+    return err ? err : poison(o, slot, slot->grads, o->slot_grads);
+}
+
+/* ---- gradients, to the host -------------------------------------------------------------------
+ */
+
+static void add_f32(float *to, const float *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+static void add_f64(double *to, const double *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+static void add_bits(const DLTensor *like, char *to, const char *from, size_t bytes)
+{
+    if (like->dtype.bits == 64)
+        add_f64((double *)to, (const double *)from, bytes / 8);
+    else
+        add_f32((float *)to, (const float *)from, bytes / 4);
+}
+
+void dpo_shard_add(const struct dp_offload *o, int32_t index, char *to, const char *from)
+{
+    for (int32_t i = 0; i < o->parameter_count; i++) {
+        const struct dpo_parameter *p = &o->parameters[i];
+        if (p->shard == index && !p->alias && p->grad != SIZE_MAX)
+            add_bits(&p->host_grad, to + p->grad, from + p->grad, p->grad_bytes);
+    }
+}
+
+/* Copies in later shards, whose gradients have come before: add them to the owner's. */
+static void add_copies(struct dp_offload *o, int32_t index)
+{
+    for (int32_t i = 0; i < o->parameter_count; i++) {
+        struct dpo_parameter *p = &o->parameters[i];
+        if (p->owner->shard == index && p->shard != index && !p->alias && p->grad != SIZE_MAX)
+            add_bits(&p->host_grad, dp_tensor_address(&p->owner->host_grad),
+                     dp_tensor_address(&p->host_grad), p->grad_bytes);
+    }
+}
+
+static void renew_copies(struct dp_offload *o, int32_t index)
+{
+    for (int32_t i = 0; i < o->parameter_count; i++) {
+        struct dpo_parameter *p = &o->parameters[i];
+        if (p->owner->shard == index && p->shard != index && !p->alias)
+            memcpy(dp_tensor_address(&p->host_value), dp_tensor_address(&p->owner->host_value),
+                   p->value_bytes);
+    }
+}
+
+/* In the update stream, when the gradients of the shard are there. */
+static void finish_shard(void *user)
+{
+    struct dpo_task *task = user;
+    struct dp_offload *o = task->o;
+    struct dpo_shard *shard = task->shard;
+    int32_t index = (int32_t)(shard - o->shards);
+    int none = 0, err = 0;
+
+    if (shard->added)
+        dpo_shard_add(o, index, shard->grads, shard->added);
+    add_copies(o, index);
+    if (o->config.update)
+        err = o->config.update(o->config.update_user, index, shard->list, shard->list_count);
+    if (err)
+        atomic_compare_exchange_strong(&o->failed, &none, err);
+    renew_copies(o, index);
+}
+
+/* Gradients that are to be added to what is there come to one of two places first. Its event for
+ * the slot, and that for the update, are the same moment. */
+static int copy_down(struct dp_offload *o, struct dpo_shard *shard, const struct dpo_slot *slot,
+                     struct dpo_staging *staging)
+{
+    const struct dp_copy_spec spec = {
+        .direction = DP_COPY_DOWN,
+        .dst = staging ? staging->at : shard->grads,
+        .src = slot->grads,
+        .bytes = shard->grad_bytes,
+        .after = {slot->used, shard->updated, staging ? staging->done : NULL},
+        .after_count = staging ? 3 : 2,
+        .record = slot->emptied,
+    };
+
+    shard->added = staging ? staging->at : NULL;
+    return dp_copy_begin(o->copies, &spec, NULL);
+}
+
+int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
+{
+    struct dpo_shard *shard = &o->shards[index];
+    struct dpo_slot *slot = &o->slots[shard->slot];
+    struct dpo_staging *staging = o->grad_step->accumulate ? &o->staging[o->staged++ % 2] : NULL;
+    int err = copy_down(o, shard, slot, staging);
+
+    if (!err)
+        err = dp_device_stream_wait(o->update, slot->emptied);
+    if (!err)
+        err = dpo_meter_begin(o, DPO_UPDATE);
+    if (!err)
+        err = dp_device_call(o->update, finish_shard, &o->tasks[index]);
+    if (!err)
+        err = dpo_meter_end(o, DPO_UPDATE);
+    if (!err)
+        err = dp_device_event_record(shard->updated, o->update);
+    if (!err && staging)
+        err = dp_device_event_record(staging->done, o->update);
+    o->counts.down_bytes += shard->grad_bytes;
+    return err;
+}
+
+/* ---- what crosses from shard to shard ---------------------------------------------------------
+ */
+
+/* The layer whose output is the input of shard 1 or more, or behind the last one. */
+static const struct dpo_layer *layer_before(const struct dp_offload *o, int32_t shard)
+{
+    return &o->layers[o->shards[shard - 1].end - 1];
+}
+
+static const struct dpo_border *boundary(const struct dp_offload *o, int32_t shard)
+{
+    return shard ? &layer_before(o, shard)->whole : &o->input;
+}
+
+/* Without a ring every boundary has its place on the device for good. */
+static char *fixed_place(struct dp_offload *o, int32_t shard)
+{
+    return o->activations + (shard ? layer_before(o, shard)->whole_at : o->input_at);
+}
+
+static char *on_host(const struct dp_offload *o, int32_t shard)
+{
+    return o->boundaries + (size_t)shard * o->boundary_stride;
+}
+
+int dpo_boundary_write(struct dp_offload *o, int32_t shard, char **out)
+{
+    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+
+    if (!ring || shard == o->shard_count) {
+        *out = fixed_place(o, shard);
+        return 0;
+    }
+    /* Its old contents are read by compute, in order, and by the copy down. */
+    int err = ring->holds < 0
+                  ? 0
+                  : dp_device_stream_wait(o->compute, o->shards[ring->holds].boundary_down);
+    ring->holds = shard;
+    *out = ring->at;
+    return err;
+}
+
+int dpo_boundary_written(struct dp_offload *o, int32_t shard)
+{
+    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+
+    if (!ring || shard == o->shard_count)
+        return 0;
+    int err = dp_device_event_record(ring->filled, o->compute);
+    if (err || !o->step->training)
+        return err;
+    return dp_copy_begin(o->copies,
+                         &(struct dp_copy_spec){.direction = DP_COPY_DOWN,
+                                                .dst = on_host(o, shard),
+                                                .src = ring->at,
+                                                .bytes = boundary(o, shard)->bytes,
+                                                .after = {ring->filled},
+                                                .after_count = 1,
+                                                .record = o->shards[shard].boundary_down},
+                         NULL);
+}
+
+/* Back to the device, if it is not there: what was in that place is one of a later shard, which the
+ * backward has done with. */
+int dpo_boundary_fetch(struct dp_offload *o, int32_t shard)
+{
+    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+
+    if (!ring || ring->holds == shard)
+        return 0;
+    struct dp_copy_spec spec = {
+        .direction = DP_COPY_UP,
+        .priority = DP_PRIORITY_HIGH,
+        .dst = ring->at,
+        .src = on_host(o, shard),
+        .bytes = boundary(o, shard)->bytes,
+        .after = {ring->used, o->shards[shard].boundary_down},
+        .after_count = 2,
+        .record = ring->filled,
+    };
+    if (ring->holds >= 0)
+        spec.after[spec.after_count++] = o->shards[ring->holds].boundary_down;
+    ring->holds = shard;
+    return dp_copy_begin(o->copies, &spec, NULL);
+}
+
+int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out)
+{
+    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+
+    *out = ring ? ring->at : fixed_place(o, shard);
+    return ring ? dp_device_stream_wait(o->compute, ring->filled) : 0;
+}

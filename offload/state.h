@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * state.h - a streamed model inside.
+ *
+ *      host     [shard 0: values | gradients] [shard 1 ...]          pinned, shard after shard
+ *                   |            ^
+ *      copies up    | load       | gradients     copies down (copy_engine.c)
+ *                   v            |
+ *      device   slot 0: [values | gradients]   slot 1 ...            compute stream
+ *
+ *      load of a slot      waits for  used[slot]       (compute: the last that was done with it)
+ *                                     updated[shard]   (the host has changed the values)
+ *      compute             waits for  loaded[slot]
+ *      gradients down      wait for   used[slot], updated[shard] (the host has done with the last)
+ *      zeroing gradients   waits for  emptied[slot]    (down: the copy of the last)
+ *      update of a shard   waits for  emptied[slot]
+ */
+#ifndef DPO_STATE_H
+#define DPO_STATE_H
+
+#include <dualpipe/offload.h>
+
+#include <stdatomic.h>
+
+/* The bytes of a border's tensors, one after the other, 256-byte aligned. */
+struct dpo_border {
+    const struct dp_border *spec;
+    size_t offset[DP_MAX_TENSORS]; /* of the tensors of `rows` rows */
+    size_t row_bytes[DP_MAX_TENSORS];
+    size_t bytes;
+};
+
+/* Tensors of one border, with room for their shapes. */
+struct dpo_tensors {
+    DLTensor t[DP_MAX_TENSORS];
+    int64_t shape[DP_MAX_TENSORS][DP_MAX_DIMS];
+};
+
+/* A parameter of a layer. */
+struct dpo_parameter {
+    const struct dp_parameter *given;
+    int32_t shard;
+    size_t value, grad; /* where in the shard; grad is SIZE_MAX for frozen ones */
+    size_t value_bytes, grad_bytes;
+    struct dpo_parameter *owner; /* the first occurrence of a tied one, itself if it is that */
+    bool alias;                  /* the owner is in the same shard: no memory of its own */
+    DLTensor host_value, host_grad;
+};
+
+struct dpo_layer {
+    const struct dp_offload_layer *given;
+    struct dpo_parameter *parameters;
+    DLTensor *values, *grads;           /* what is handed to the callback */
+    struct dpo_border whole;            /* its output, all rows */
+    struct dpo_border piece;            /* of the largest micro-batch */
+    size_t whole_at, piece_at, save_at; /* in the activations; each where there is such */
+};
+
+struct dpo_shard {
+    int32_t first, end; /* layers */
+    size_t value_bytes, grad_bytes;
+    char *values, *grads;      /* on the host */
+    int32_t wait_for;          /* the lowest shard that owns a parameter of this one */
+    int32_t slot;              /* where it is now; -1: nowhere */
+    struct dp_parameter *list; /* of the parameters it owns */
+    int32_t list_count;
+    struct dp_device_event *updated;
+    struct dp_device_event *boundary_down; /* its input has been copied to the host */
+    char *added; /* what is to be added to grads by the update; NULL: nothing */
+};
+
+struct dpo_slot {
+    char *values, *grads;
+    struct dp_device_event *loaded, *used, *emptied;
+};
+
+/* Where inputs of shards are kept if they wait on the host: input i in place i % rings. */
+struct dpo_ring {
+    char *at;
+    int32_t holds; /* the shard whose input it is; -1: none */
+    struct dp_device_event *filled, *used;
+};
+
+/* A gradient buffer on the host, to be added to what is there. */
+struct dpo_staging {
+    char *at;
+    struct dp_device_event *done;
+};
+
+struct dpo_task {
+    struct dp_offload *o;
+    struct dpo_shard *shard;
+};
+
+/* How long a stream has been at work; written in its order. */
+enum { DPO_COMPUTE, DPO_UPDATE, DPO_METERS };
+struct dpo_meter {
+    int64_t begun_ns;
+    _Atomic int64_t busy_ns;
+};
+
+struct dp_offload {
+    struct dp_offload_config config;
+    struct dp_device *dev;
+    struct dp_pinned *pinned;
+    bool host; /* compute in the calling thread, when it is time */
+
+    struct dpo_layer *layers;
+    struct dpo_parameter *parameters; /* of all layers */
+    int32_t parameter_count;
+    struct dp_parameter *list; /* the owners */
+    int32_t list_count;
+    struct dpo_border input;
+    int64_t batch, *rows; /* of each micro-batch */
+    int32_t microbatches;
+
+    struct dpo_shard *shards;
+    int32_t shard_count;
+    struct dpo_slot *slots;
+    size_t slot_values, slot_grads;
+    struct dp_offload_event *events; /* of this step */
+    size_t event_count, backward_at;
+    int32_t *in_slot, *plan_slot; /* the shard in each slot, -1: none: now, and for the planner */
+
+    struct dp_device_stream *compute, *update;
+    struct dp_copy_engine *copies; /* up and down */
+    struct dp_device_event *done, *inputs_up, *gouts_up, *gins_ready;
+    char *memory;                                   /* all of it on the device */
+    char *slot_memory, *activations, *gradients[2]; /* at borders between shards, all rows */
+    size_t activation_bytes, input_at, boundary_stride;
+    struct dpo_ring *ring;
+    int32_t rings;
+    char *boundaries;         /* on the host, boundary_stride apart */
+    size_t piece_gradient[2]; /* inside a shard, in the activations */
+    int32_t levels;           /* log2 of order_blocks */
+    char *sums;               /* [levels] gradients of a shard, on the device: see visit.c */
+    struct dpo_staging staging[2];
+    uint32_t staged;
+    struct dpo_task *tasks;
+    _Atomic int failed; /* the first error of an update */
+
+    const struct dp_offload_step *step;
+    const struct dp_offload_gradients *grad_step;
+    uint64_t number;
+    bool built;
+    bool trained;         /* a training forward is done: a backward may come */
+    int32_t gradient_now; /* which of gradients[] holds those of the last shard's output */
+    struct dp_offload_memory counts;
+    struct dpo_meter meters[DPO_METERS];
+    int64_t wait_ns; /* of the calling thread */
+};
+
+/* plan.c: the events of a step that begins with in_slot; how many. in_slot is then what it is at
+ * the end. */
+size_t dpo_plan(const struct dp_offload_plan *plan, int32_t *in_slot, struct dp_offload_event *events,
+                size_t max);
+int dpo_plan_check(const struct dp_offload_plan *plan);
+
+/* border.c */
+size_t dpo_border_init(struct dpo_border *border, const struct dp_border *spec, int64_t rows);
+/* Tensors of `rows` rows from row `first` on, at base (NULL: all data is NULL). */
+void dpo_border_tensors(const struct dp_offload *o, const struct dpo_border *border, char *base,
+                        int64_t first, int64_t rows, struct dpo_tensors *out);
+int dpo_border_check(const struct dp_border *spec, int64_t rows, const char *what, int32_t index);
+
+/* parameters.c: which parameters are tied, the place of each in its shard, the list. */
+int dpo_parameters_init(struct dp_offload *o);
+int dpo_parameters_fill(struct dp_offload *o);
+void dpo_parameters_fini(struct dp_offload *o);
+
+/* memory.c: how much is needed, into o->counts; then the memory itself. */
+int dpo_memory_count(struct dp_offload *o);
+int dpo_memory_init(struct dp_offload *o);
+void dpo_memory_fini(struct dp_offload *o);
+
+/* shards.c: what begins and ends with copies. */
+int dpo_shard_load(struct dp_offload *o, int32_t shard, int32_t slot);
+int dpo_shard_drop(struct dp_offload *o, int32_t shard, int32_t slot);
+int dpo_shard_grads_down(struct dp_offload *o, int32_t shard);
+/* Add all gradients of a shard, laid out as in its slot, to others. */
+void dpo_shard_add(const struct dp_offload *o, int32_t shard, char *to, const char *from);
+/* Where the input of a shard is on the device, for reading and for writing. */
+int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out);
+int dpo_boundary_write(struct dp_offload *o, int32_t shard, char **out);
+/* The shard has been written / has been read for the last time. */
+int dpo_boundary_written(struct dp_offload *o, int32_t shard);
+int dpo_boundary_fetch(struct dp_offload *o, int32_t shard);
+
+/* visit.c: all micro-batches of a shard. */
+int dpo_visit_forward(struct dp_offload *o, int32_t shard);
+int dpo_visit_backward(struct dp_offload *o, int32_t shard);
+
+/* times.c: calls that take the times of a struct dpo_meter; what the stream is given between the
+ * two is counted, where it is to be measured. */
+void dpo_stamp_begin(void *user);
+void dpo_stamp_end(void *user);
+int dpo_meter_begin(struct dp_offload *o, int meter);
+int dpo_meter_end(struct dp_offload *o, int meter);
+
+/* step.c: o with sizes, without memory on device or host; what was made of it is freed with
+ * dp_offload_close. And wait for all of a stream, no longer than the deadline. */
+int dpo_count(const struct dp_offload_config *config, struct dp_offload **out);
+int dpo_wait(struct dp_offload *o, struct dp_device_stream *stream);
+
+#endif

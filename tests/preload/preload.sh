@@ -1,0 +1,124 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# preload.sh - libdualpipe-preload.so: pinned memory is placed and counted, everything else passes through
+# unchanged, and programs without CUDA do not notice it.
+. "$DP_TOP_SRCDIR/tests/checks/cases.sh"
+cd "$DP_TOP_BUILDDIR"
+
+library=$PWD/offload/.libs/libdualpipe-preload.so
+job=tests/preload/preload-job
+calls=$PWD/tests/preload/.libs/preload_calls.so
+case $DP_CC in
+*-fsanitize* | *--coverage*)
+    echo 'skipped: a library that is built with a sanitizer or for coverage cannot be preloaded'
+    exit 77
+    ;;
+esac
+[ -e "$library" ] || {
+    echo 'skipped: no shared library was built'
+    exit 77
+}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/root/sys/bus/pci/devices/0000:3b:00.0"
+echo 0 >"$work/root/sys/bus/pci/devices/0000:3b:00.0/numa_node"
+
+# with [NAME=VALUE...] COMMAND... - run it with the library; its output is in $work/out and $work/err.
+with()
+{
+    env LD_PRELOAD="$library" DUALPIPE_PRELOAD_ROOT="$work/root" "$@" >"$work/out" 2>"$work/err"
+}
+
+# lacks FILE PATTERN - nothing if a line of it matches.
+lacks()
+{
+    grep -qE -e "$2" "$1" || {
+        echo "no line matches '$2':"
+        cat "$1"
+    }
+}
+
+# ---- pinned memory ----------------------------------------------------------------------------------
+
+# A container may refuse memory policies; then nothing is placed, and all else is the same.
+if $job local "$calls" >"$work/plain" 2>&1 && with $job local "$calls" &&
+    ! grep -q 'is refused' "$work/err"; then
+    placed=1 is_placed=yes
+else
+    placed=0 is_placed=no
+fi
+for call in cudaHostAlloc cudaMallocHost cudaHostRegister cuMemHostAlloc cuMemAllocHost_v2 \
+    cuMemHostRegister_v2; do
+    case_is "$call: the policy holds in the call and not after it" \
+        "$(lacks "$work/out" "^$call: status 0, policy $placed, then 0, errno 7\$")"
+done
+case_is 'an error of CUDA is passed on' \
+    "$(lacks "$work/out" "^a failing cudaHostAlloc: status 2, policy $placed, then 0, errno 7\$")"
+case_is 'everything but the policy is as without the library' \
+    "$(sed 's/policy [0-9]*/policy/' "$work/plain" >"$work/plain.cut"
+        sed 's/policy [0-9]*/policy/' "$work/out" | diff "$work/plain.cut" - || :)"
+case_is 'nothing is printed unless asked' "$(cat "$work/err")"
+
+with DUALPIPE_PRELOAD_REPORT="$work/report" RANK=3 $job local "$calls" || :
+case_is 'the report counts calls and copies' \
+    "$(lacks "$work/report" '^dualpipe-preload: preload-job, process [0-9]+, rank 3$'
+        lacks "$work/report" 'pinned memory  6 calls, 6291456 bytes;'
+        lacks "$work/report" 'to the device 2 \(8192 bytes\), to the host 1 \(4096 bytes\), other 1')"
+if [ $is_placed = yes ]; then
+    case_is 'every page is on the node' \
+        "$(lacks "$work/report" '100\.0 % of 1536 pages on the nearest node, 0 pages not known, 0 calls')"
+else
+    case_skipped 'this system refuses memory policies, so no page is placed'
+fi
+with DUALPIPE_PRELOAD_REPORT=- DUALPIPE_PRELOAD_PINNED=0 $job local "$calls" || :
+case_is 'placing can be switched off' \
+    "$(lacks "$work/out" '^cudaHostAlloc: status 0, policy 0, then 0'
+        lacks "$work/err" ' 6 calls not placed$')"
+with DUALPIPE_PRELOAD_REPORT=- DUALPIPE_PRELOAD_ROOT="$work" $job local "$calls" || :
+case_is 'a device without a NUMA node changes nothing' \
+    "$(lacks "$work/out" '^cudaHostAlloc: status 0, policy 0, then 0'
+        lacks "$work/err" ' 6 calls not placed$')"
+with DUALPIPE_PRELOAD_NOED=1 $job local "$calls" || :
+case_is 'a wrong option is named, and the job goes on without the library' \
+    "$(lacks "$work/err" 'did you mean DUALPIPE_PRELOAD_NODE'
+        lacks "$work/out" '^cudaHostAlloc: status 0, policy 0, then 0')"
+with DUALPIPE_PRELOAD_REPORT="$work/no/such/folder" $job local "$calls" || echo failed >>"$work/err"
+case_is 'a report that cannot be written is said, and is no failure' \
+    "$(lacks "$work/err" 'not written: No such file'
+        grep failed "$work/err" || :)"
+with DUALPIPE_PRELOAD_REPORT="$work/forks" $job fork "$calls" || :
+case_is 'a forked child goes on, and reports by itself' \
+    "$([ "$(grep -c '^dualpipe-preload' "$work/forks")" = 2 ] || cat "$work/forks")"
+with $job absent || :
+case_is 'without CUDA the interposed call says so' "$(echo 35 | diff - "$work/out" || :)"
+
+# ---- programs without CUDA --------------------------------------------------------------------------
+
+# same NAME COMMAND... - prints and returns with the library what it does without.
+same()
+{
+    command -v "$1" >/dev/null || {
+        case_skipped "no $1 here"
+        return
+    }
+    without=0 status=0
+    "$@" >"$work/out.without" 2>"$work/err.without" </dev/null || without=$?
+    with "$@" </dev/null || status=$?
+    case_is "$1 with the library" "$(diff "$work/out.without" "$work/out"
+        diff "$work/err.without" "$work/err"
+        [ $status = $without ] || echo "status $status, expected $without")"
+}
+
+printf 'int main(void) { return 3; }\n' >"$work/three.c"
+# shellcheck disable=SC2016 # the inner shell expands it
+same sh -c 'for i in 1 2 3; do echo $i; done | cat; (exit 3)'
+same python3 -c 'import subprocess, ctypes, os
+print(subprocess.run(["true"]).returncode, sum(range(10)))
+os.posix_spawn("/bin/true", ["true"], {})
+raise SystemExit(4)'
+same gcc -o "$work/three" "$work/three.c"
+same perl -e 'print join(",", map { $_ * 2 } 1 .. 5), "\n"; system("true"); exit 5'
+same git -C "$DP_TOP_SRCDIR" --version
+same java -XshowSettings:none -version
+cases_end

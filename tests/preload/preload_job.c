@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * preload_job.c - a program that uses CUDA, for tests/preload/preload.sh.
+ *
+ *      preload-job local FILE   the calls of FILE (preload_calls.c), opened with RTLD_LOCAL, so
+ * that its CUDA runtime is out of the global scope preload-job fork FILE    the same, then again in
+ * a child preload-job absent       what cudaHostAlloc returns in a program without CUDA; -1: not
+ * there preload-job time FILE    ns of a copy of no bytes
+ */
+#include "config.h" /* GNU extensions: RTLD_DEFAULT */
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* The function of the file, or the end of the program. */
+static void *function_of(const char *file, const char *name)
+{
+    void *object = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void *found = object ? dlsym(object, name) : NULL;
+
+    if (!found) {
+        fprintf(stderr, "preload-job: %s\n", dlerror());
+        exit(1);
+    }
+    return found;
+}
+
+static int call(const char *file)
+{
+    int (*calls)(void) = NULL;
+
+    *(void **)&calls = function_of(file, "preload_calls");
+    return calls();
+}
+
+static int fork_and_call(const char *file)
+{
+    int status = call(file);
+    const pid_t child = fork();
+
+    if (!child)
+        exit(call(file));
+    return status || waitpid(child, &status, 0) != child || status;
+}
+
+static int time_copies(const char *file)
+{
+    double (*measure)(int) = NULL;
+
+    *(void **)&measure = function_of(file, "preload_time");
+    measure(1000);
+    printf("%.1f\n", measure(10000000));
+    return 0;
+}
+
+static int call_without_cuda(void)
+{
+    int (*alloc)(void **, size_t, unsigned) = NULL;
+    void *memory = NULL;
+
+    *(void **)&alloc = dlsym(RTLD_DEFAULT, "cudaHostAlloc");
+    printf("%d\n", alloc ? alloc(&memory, 1, 0) : -1);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+
+    if (argc == 3 && !strcmp(what, "local"))
+        return call(argv[2]);
+    if (argc == 3 && !strcmp(what, "fork"))
+        return fork_and_call(argv[2]);
+    if (argc == 3 && !strcmp(what, "time"))
+        return time_copies(argv[2]);
+    if (argc == 2 && !strcmp(what, "absent"))
+        return call_without_cuda();
+    fprintf(stderr, "preload-job: expected local FILE, fork FILE, time FILE or absent\n");
+    return 2;
+}

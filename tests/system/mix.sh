@@ -1,0 +1,84 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# mix.sh - `dualpipe mix`: what it writes it reads, what it finds wrong, what it simulates.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+round_trips()
+{
+    run mix show "$@" --format text -o "$work/one" || return
+    run mix show --file "$work/one" --format json -o "$work/two" || return
+    run mix show --file "$work/two" --format text -o "$work/three" || return
+    cmp "$work/one" "$work/three" || return
+    run mix check --file "$work/two" && says "can be used"
+}
+
+colours_edges()
+{
+    printf '# a square with a diagonal\n0 1\n1 2\n2 3\n3 0\n0 2\n' >"$work/edges"
+    run mix check --file "$work/edges" --weights metropolis --format json || return
+    says '"valid": true' '"period": 3'
+}
+
+names_the_broken_rule()
+{
+    printf 'mixing mine workers=4\nround 0: {0 1} {2 3}\nround 1: {1 2} {3}\n' >"$work/mine"
+    refuses 1 "worker 0 is in no group" mix check --file "$work/mine" || return
+    says "CANNOT be used" "rule    once" "round   1" "worker  0" || return
+    refuses 1 "" mix check --file "$work/mine" --format json || return
+    says '"valid": false' '"rule": "once"' || return
+    printf '0.5 0.4\n0.5 0.6\n' >"$work/matrix"
+    refuses 1 "" mix check --file "$work/matrix" && says "rule    row" || return
+    refuses 2 "takes 0.9" mix simulate --file "$work/matrix"
+}
+
+compares_all_kinds()
+{
+    run mix compare -N 8 --local 2 --steps 50 || return
+    says "one-peer-exp" "alternating-exp-ring" "directed-exp" || return
+    run mix compare -N 6 --steps 20 && says "not possible: one-peer-exp: 6 workers" || return
+    run mix compare ring torus -N 12 --steps 20 --format json && says '"kind": "torus"'
+}
+
+simulates_without_an_option()
+{
+    for kind in ring one-peer-exp directed-exp star; do
+        run mix simulate $kind -N 16 && says "all-reduce" "16 workers, 200 steps" || return
+    done
+}
+
+simulates_what_is_asked()
+{
+    run mix simulate torus -N 36 --steps 40 --problem logistic --deaths 5 --slow-links 0.1 --latency 1ms \
+        --bytes 100MB --bandwidth 10GB/s --in-turn --factor 0.5 --seed 3 --format json || return
+    says '"all_reduce"' '"alive": 32' || return
+    run mix simulate ring -N 8 --compute 10 --sigma 0 --steps 20 && says "10 ms   1.000"
+}
+
+draws()
+{
+    command -v xmllint >/dev/null || skip "no xmllint"
+    run mix svg alternating-exp-ring -N 16 --local 4 -o "$work/a.svg" && xmllint --noout "$work/a.svg" || return
+    run mix svg directed-exp -N 12 -o "$work/b.svg" && xmllint --noout "$work/b.svg" || return
+    run mix simulate ring -N 8 --steps 30 --format svg -o "$work/c.svg" && xmllint --noout "$work/c.svg" || return
+    refuses 2 "too much for a picture" mix svg ring -N 1024
+}
+
+for kind in complete ring one-peer-exp torus star random-matching hypercube directed-exp; do
+    it round_trips $kind -N 8
+done
+it round_trips alternating-exp-ring -N 16 --local 4
+it round_trips hierarchical -N 12 --local 3
+it round_trips random-matching -N 7 --rounds 5 --seed 9
+it colours_edges
+it names_the_broken_rule
+it compares_all_kinds
+it simulates_without_an_option
+it simulates_what_is_asked
+it draws
+it refuses 2 "which graph?" mix check
+it refuses 2 "did you mean ring?" mix show rign
+it refuses 2 "expected a power of two" mix show one-peer-exp -N 6
+it refuses 2 "expected one of the two" mix show ring --file x
+it refuses 2 "--file" mix show --file "$work/none"
+finish

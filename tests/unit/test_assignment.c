@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_assignment.c - a placement's file as one process reads it: what was written comes out, what is
+ * wrong is refused, and a process is bound where the file says.
+ */
+#include "config.h"
+
+#include "cmocka_all.h"
+#include "scratch.h"
+#include "placement/assignment_bind.h"
+
+#include <dualpipe/placement.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* ---- what was written ----------------------------------------------------------------------- */
+
+struct fixture {
+    struct dp_topology *t;
+    struct dp_placement *p;
+    struct dp_assignment *s;
+    char *text;
+    size_t len;
+};
+
+static void must(int err)
+{
+    if (err)
+        fail_msg("%s", dp_last_error());
+}
+
+static struct fixture make(const char *description, int ranks, int replicas)
+{
+    const struct dp_schedule_spec schedule = {
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = ranks, .microbatches = 2 * ranks, .mirror_reduce = true};
+    struct fixture f = {0};
+    struct dp_schedule *s;
+
+    must(dp_topology_new_synthetic(description, &f.t));
+    must(dp_schedule_new(&schedule, &s));
+    must(dp_placement_new(&(struct dp_placement_spec){
+        .topology = f.t, .schedule = s, .replicas = replicas, .activation_bytes = 64e6,
+        .parameter_bytes = 1e9, .offload_bytes = 1e9, .effort = 50,
+        .traffic_class = {[DP_FLOW_ACTIVATION] = 104}}, &f.p));
+    must(dp_placement_write(f.p, f.t, &f.text, &f.len));
+    must(dp_assignment_read(f.text, f.len, "made.json", &f.s));
+    dp_schedule_free(s);
+    return f;
+}
+
+static void unmake(struct fixture *f)
+{
+    dp_assignment_free(f->s);
+    free(f->text);
+    dp_placement_free(f->p);
+    dp_topology_free(f->t);
+}
+
+static void same_node(const struct fixture *f, int32_t read, int32_t written)
+{
+    char label[DP_TOPO_LABEL_LEN];
+
+    assert_int_equal(read < 0, written < 0);
+    if (read < 0)
+        return;
+    const struct dp_assigned_node *n = &f->s->nodes[read];
+    assert_int_equal(n->id, written);
+    assert_string_equal(dp_assignment_text(f->s, n->label), dp_topology_label(f->t, written, label));
+    assert_string_equal(dp_assignment_text(f->s, n->cpus),
+                        dp_topology_text(f->t, f->t->nodes[written].cpus));
+}
+
+static void same_assignment(const struct fixture *f, int32_t w)
+{
+    const struct dp_assigned_worker *read = &f->s->workers[w];
+    const struct dp_placed_worker *written = &f->p->workers[w];
+
+    assert_int_equal(read->replica * f->p->ranks + read->rank, w);
+    assert_int_equal(read->process, written->came_as);
+    same_node(f, read->gpu, written->gpu);
+    same_node(f, read->memory, written->memory);
+    assert_int_equal(read->nic_count, written->nic_count);
+    for (int32_t i = 0; i < read->nic_count; i++) {
+        same_node(f, read->nics[i], written->nics[i]);
+        assert_int_equal(read->qps[i], written->qps[i]);
+    }
+    assert_true(read->copy_count > 1);
+    same_node(f, read->copy[0], written->gpu);
+    same_node(f, read->copy[read->copy_count - 1], written->memory);
+    assert_int_equal(dp_assignment_find(f->s, read->process), w);
+}
+
+static void same_flow(const struct fixture *f, int32_t i)
+{
+    const struct dp_assigned_flow *read = &f->s->flows[i];
+    const struct dp_flow *written = &f->p->flows[i];
+
+    assert_int_equal(read->kind, written->kind);
+    assert_int_equal(read->from, written->from);
+    assert_int_equal(read->to, written->to);
+    assert_true(read->bytes == written->bytes);
+    same_node(f, read->nic_from, written->nic_from);
+    same_node(f, read->nic_to, written->nic_to);
+    same_node(f, read->rail, written->rail);
+    assert_int_equal(read->traffic_class,
+                     read->kind == DP_FLOW_ACTIVATION && read->nic_from >= 0 ? 104 : 0);
+}
+
+static void a_process_reads_what_was_placed(void **state)
+{
+    (void)state;
+    struct fixture f = make("dgx-h100 host:2", 4, 4);
+
+    assert_int_equal(f.s->ranks, 4);
+    assert_int_equal(f.s->replicas, 4);
+    assert_true(f.s->intra_gbs == 450 && f.s->inter_gbs == 400);
+    assert_int_equal(f.s->node_total, 2);
+    for (int32_t w = 0; w < 16; w++)
+        same_assignment(&f, w);
+    assert_int_equal(f.s->flow_count, f.p->flow_count);
+    for (int32_t i = 0; i < f.s->flow_count; i++)
+        same_flow(&f, i);
+    assert_int_equal(dp_assignment_find(f.s, 16), -1);
+    unmake(&f);
+}
+
+static void hosts_that_nvlink_joins_are_one_node(void **state)
+{
+    (void)state;
+    struct fixture f = make("gb200-nvl72 host:4 domain=2", 4, 4);
+
+    assert_int_equal(f.s->node_total, 2);
+    assert_true(f.s->intra_gbs == 900 && f.s->inter_gbs == 400);
+    unmake(&f);
+}
+
+static void the_ports_of_a_nic_have_their_names(void **state)
+{
+    (void)state;
+    struct fixture f = make("host:2 numa:1 gpu:2 nic:1 net=100Gb/s", 4, 1);
+    const struct dp_assigned_node *nic = &f.s->nodes[f.s->workers[0].nics[0]];
+
+    assert_int_equal(nic->port_count, 1);
+    assert_string_equal(dp_assignment_text(f.s, f.s->ports[nic->first_port].rdma), "mlx5_0");
+    assert_int_equal(f.s->ports[nic->first_port].number, 1);
+    unmake(&f);
+}
+
+/* ---- the map -------------------------------------------------------------------------------- */
+
+#define FILE_HEAD "{\"dualpipe_placement\": 1, \"ranks\": 2, \"replicas\": 2, "
+#define GPUS "\"nodes\": [{\"id\": 7, \"kind\": \"gpu\", \"label\": \"gpu0\", \"host\": \"a\"}]"
+#define WORKER(replica, rank, came_as) \
+    "{\"replica\": " #replica ", \"rank\": " #rank ", \"gpu\": 7, \"came_as\": " #came_as "}"
+#define MAPPED FILE_HEAD "\"workers\": [" WORKER(0, 0, 3) "," WORKER(0, 1, 0) "," WORKER(1, 0, 1) "," \
+    WORKER(1, 1, 2) "], " GPUS "}"
+
+static struct dp_assignment *read_text(const char *text)
+{
+    struct dp_assignment *s;
+
+    must(dp_assignment_read(text, strlen(text), "text.json", &s));
+    return s;
+}
+
+static void processes_of_a_replica_are_mapped_as_they_came(void **state)
+{
+    (void)state;
+    struct dp_assignment *s = read_text(MAPPED);
+    int map[2];
+
+    must(dp_assignment_map(s, 0, map));
+    assert_true(map[0] == 1 && map[1] == 0); /* process 0 is rank 1, process 3 is rank 0 */
+    must(dp_assignment_map(s, 1, map));
+    assert_true(map[0] == 0 && map[1] == 1);
+    assert_int_equal(dp_assignment_map(s, 2, map), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "replica 2, expected one from 0 to 1"));
+    dp_assignment_free(s);
+}
+
+static void another_number_of_ranks_is_refused_with_both_numbers(void **state)
+{
+    (void)state;
+    struct dp_assignment *s = read_text(MAPPED);
+
+    must(dp_assignment_check(s, 2, 2));
+    assert_int_equal(dp_assignment_check(s, 1, 8), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "text.json: places 2 x 2 workers (replicas x ranks), "
+                                            "expected 1 x 8"));
+    dp_assignment_free(s);
+}
+
+/* ---- what is wrong -------------------------------------------------------------------------- */
+
+static void a_wrong_file_is_refused_with_the_place(void **state)
+{
+    (void)state;
+#define ONE "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, " GPUS ", "
+    static const struct {
+        const char *text, *sentence;
+    } wrong[] = {
+        {"", "text.json:1: expected a value"},
+        {"[]", "text.json:1: expected an object"},
+        {"{}", "no \"dualpipe_placement\": 1"},
+        {"{\n\"dualpipe_placement\": 2}", "text.json:2: dualpipe_placement: expected 1"},
+        {ONE "\"workers\": []}", "0 workers, expected 1"},
+        {ONE "\"workers\": [{\"rank\": 0}, {\"rank\": \"x\"}]}",
+         "text.json:1: workers[1].rank: expected a whole number"},
+        {ONE "\"unknown\": {\"of\": nothing}}", "unknown: "},
+        {ONE "\"workers\": [{\"replica\": 0, \"rank\": 1, \"gpu\": 7, \"came_as\": 0}]}",
+         "workers[0].rank: expected workers in order"},
+        {ONE "\"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 6, \"came_as\": 0}]}",
+         "workers[0].gpu: expected the id of a GPU"},
+        {ONE "\"workers\": [" WORKER(0, 0, 1) "]}", "workers[0].came_as: 1, expected each of 0 to 0 once"},
+        {ONE "\"workers\": [{\"gpu\": -1}]}", "text.json:1: workers[0].gpu: expected a whole number"},
+        {ONE "\"workers\": [{\"gpu\": 1.5}]}", "expected a whole number"},
+        {ONE "\"workers\": [{\"nics\": [7], \"replica\": 0, \"rank\": 0, \"gpu\": 7, \"came_as\": 0}]}",
+         "workers[0].qps: expected as many as nics"},
+        {ONE "\"workers\": [{\"nics\": [7], \"qps\": [1], \"replica\": 0, \"rank\": 0, \"gpu\": 7, "
+         "\"came_as\": 0}]}", "workers[0].nics: expected ids of NICs"},
+        {ONE "\"workers\": [{\"memory\": 7, \"replica\": 0, \"rank\": 0, \"gpu\": 7, \"came_as\": 0}]}",
+         "workers[0].memory: expected the id of a NUMA node"},
+        {ONE "\"workers\": [" WORKER(0, 0, 0) "], \"flows\": [{\"from\": 0, \"to\": 0}]}",
+         "flows[0].kind: expected activation"},
+        {ONE "\"workers\": [" WORKER(0, 0, 0) "], \"flows\": [{\"kind\": \"mirror\", \"from\": 1, "
+         "\"to\": 0}]}", "flows[0].from, to: expected workers"},
+        {ONE "\"workers\": [" WORKER(0, 0, 0) "], \"flows\": [{\"kind\": \"mirror\", \"from\": 0, "
+         "\"to\": 0, \"rail\": 7}]}", "flows[0].rail: expected the id of a rail"},
+        {ONE "\"workers\": [" WORKER(0, 0, 0) "], \"flows\": [{\"kind\": \"mirror\", \"from\": 0, "
+         "\"to\": 0, \"traffic_class\": 256}]}", "flows[0].traffic_class: expected a number"},
+        {"{\"dualpipe_placement\": 1, \"nodes\": [{\"id\": 1}, {\"id\": 1}]}", "id 1 twice"},
+        {"{\"dualpipe_placement\": 1, \"nodes\": [{}]}", "one without an id"},
+        {"{\"dualpipe_placement\": 1, \"ranks\": 60000000, \"replicas\": 60000000}",
+         "60000000 ranks and 60000000 replicas"},
+        {ONE "\"workers\": [" WORKER(0, 0, 0) "]} x", "something behind the end"},
+        {"{\"dualpipe_placement\": 1,\n\n\"nodes\": 3}", "text.json:3: nodes: expected a list"},
+        {"{\"other\": [[[", "expected a value"},
+    };
+    struct dp_assignment *s;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        assert_int_equal(dp_assignment_read(wrong[i].text, strlen(wrong[i].text), "text.json", &s),
+                         DP_EINVAL);
+        if (!strstr(dp_last_error(), wrong[i].sentence))
+            fail_msg("'%s' does not say '%s'", dp_last_error(), wrong[i].sentence);
+    }
+}
+
+static void every_beginning_of_a_file_is_refused(void **state)
+{
+    (void)state;
+    struct fixture f = make("host:2 numa:1 gpu:1 nic:1 net=100Gb/s", 2, 1);
+    const char *end = strrchr(f.text, '}');
+    struct dp_assignment *s;
+
+    for (const char *at = f.text; at <= end; at++)
+        assert_int_equal(dp_assignment_read(f.text, (size_t)(at - f.text), "part", &s), DP_EINVAL);
+    unmake(&f);
+}
+
+static void members_that_are_not_known_are_passed_over(void **state)
+{
+    (void)state;
+    struct dp_assignment *s = read_text("{\"later\": {\"a\": [1, {\"b\": null}]}, \"dualpipe_placement\": 1, "
+                                   "\"ranks\": 1, \"replicas\": 1, " GPUS ", \"workers\": [" WORKER(0, 0, 0)
+                                   "]}");
+    assert_int_equal(s->worker_count, 1);
+    dp_assignment_free(s);
+}
+
+/* ---- the environment ------------------------------------------------------------------------ */
+
+static void the_environment_names_the_file(void **state)
+{
+    (void)state;
+    char path[SCRATCH_LEN];
+    FILE *file = scratch_file(path, "assignment") ? fopen(path, "w") : NULL;
+    struct dp_assignment *s = NULL;
+
+    assert_non_null(file);
+    fputs(MAPPED, file);
+    fclose(file);
+    unsetenv("DUALPIPE_PLACEMENT");
+    must(dp_assignment_from_env(&s));
+    assert_null(s);
+    setenv("DUALPIPE_PLACEMENT", path, 1);
+    must(dp_assignment_from_env(&s));
+    assert_string_equal(s->name, path);
+    dp_assignment_free(s);
+    unlink(path);
+    assert_int_equal(dp_assignment_from_env(&s), DP_ENOENT);
+    assert_non_null(strstr(dp_last_error(), "DUALPIPE_PLACEMENT=/"));
+    assert_non_null(strstr(dp_last_error(), ": No such file"));
+    setenv("DUALPIPE_PLACEMENT_BINT", "1", 1);
+    assert_int_equal(dp_assignment_from_env(&s), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "did you mean DUALPIPE_PLACEMENT_BIND?"));
+    unsetenv("DUALPIPE_PLACEMENT_BINT");
+    unsetenv("DUALPIPE_PLACEMENT");
+}
+
+/* ---- sites ---------------------------------------------------------------------------------- */
+
+/* A machine with these CPUs in NUMA node 1, and no other node. */
+static void make_machine(char root[SCRATCH_LEN], const char *cpus)
+{
+    static const char *const dirs[] = {"/sys", "/sys/devices", "/sys/devices/system",
+                                       "/sys/devices/system/node", "/sys/devices/system/node/node1"};
+    char path[256];
+
+    assert_true(scratch_directory(root, "site"));
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(*dirs); i++) {
+        snprintf(path, sizeof(path), "%s%s", root, dirs[i]);
+        assert_int_equal(mkdir(path, 0700), 0);
+    }
+    strcat(path, "/cpulist");
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "%s\n", cpus);
+    fclose(file);
+}
+
+/* One worker on host "home", next to this NUMA node. */
+static struct dp_assignment *worker_at(int node)
+{
+    char text[512];
+
+    snprintf(text, sizeof(text),
+             "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, \"nodes\": [{\"id\": 1, "
+             "\"kind\": \"gpu\", \"host\": \"home.org\"}, {\"id\": 2, \"kind\": \"numa\", \"os_index\": %d}], "
+             "\"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 1, \"came_as\": 0, \"memory\": 2}]}",
+             node);
+    return read_text(text);
+}
+
+static void allow(cpu_set_t *cpus, size_t from, size_t to)
+{
+    CPU_ZERO(cpus);
+    for (size_t cpu = from; cpu <= to; cpu++)
+        CPU_SET(cpu, cpus);
+}
+
+static void a_rank_is_next_to_the_cpus_that_may_be_used(void **state)
+{
+    (void)state;
+    char root[SCRATCH_LEN];
+    struct dp_assignment *s = worker_at(1);
+    struct dp_assigned_site site;
+    cpu_set_t allowed;
+
+    make_machine(root, "4-7,12");
+    allow(&allowed, 6, 20);
+    must(dp_assignment_site(s, 0, root, "home", &allowed, &site));
+    assert_int_equal(site.node, 1);
+    assert_int_equal(CPU_COUNT(&site.cpus), 3);
+    assert_true(CPU_ISSET(6, &site.cpus) && CPU_ISSET(7, &site.cpus) && CPU_ISSET(12, &site.cpus));
+    assert_int_equal(scratch_remove(root), 0);
+    dp_assignment_free(s);
+}
+
+static void expect_no_site(int node, const char *root, const char *host, size_t from, size_t to,
+                           const char *sentence)
+{
+    struct dp_assignment *s = worker_at(node);
+    struct dp_assigned_site site;
+    cpu_set_t allowed;
+
+    allow(&allowed, from, to);
+    assert_int_equal(dp_assignment_site(s, 0, root, host, &allowed, &site), DP_ENODEV);
+    if (!strstr(dp_last_error(), sentence))
+        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
+    dp_assignment_free(s);
+}
+
+static void where_there_is_no_such_site_the_reason_is_said(void **state)
+{
+    (void)state;
+    char root[SCRATCH_LEN];
+
+    make_machine(root, "4-7");
+    expect_no_site(1, root, "away", 0, 20, "this is away, and not home.org");
+    expect_no_site(2, root, "home", 0, 20, "home has no NUMA node 2");
+    expect_no_site(1, root, "home", 0, 3, "may use no CPU of NUMA node 1");
+    assert_int_equal(scratch_remove(root), 0);
+}
+
+/* A node of memory alone keeps the CPUs. */
+static void a_node_without_cpus_is_a_site(void **state)
+{
+    (void)state;
+    char root[SCRATCH_LEN];
+    struct dp_assignment *s = worker_at(1);
+    struct dp_assigned_site site;
+    cpu_set_t allowed;
+
+    make_machine(root, "");
+    allow(&allowed, 0, 3);
+    must(dp_assignment_site(s, 0, root, "home", &allowed, &site));
+    assert_int_equal(CPU_COUNT(&site.cpus), 0);
+    assert_int_equal(scratch_remove(root), 0);
+    dp_assignment_free(s);
+}
+
+/* ---- binding -------------------------------------------------------------------------------- */
+
+/* On this machine, in a thread of its own. */
+static void *bind_here(void *user)
+{
+    cpu_set_t *after = user;
+    char host[256] = "", text[1024];
+    struct dp_assignment *s;
+
+    gethostname(host, sizeof(host) - 1);
+    snprintf(text, sizeof(text),
+             "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, \"nodes\": [{\"id\": 1, "
+             "\"kind\": \"gpu\", \"host\": \"%s\"}, {\"id\": 2, \"kind\": \"numa\", \"os_index\": 0}], "
+             "\"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 1, \"came_as\": 0, \"memory\": 2}]}",
+             host);
+    if (dp_assignment_read(text, strlen(text), "here", &s))
+        return NULL;
+    int err = dp_assignment_bind(s, 0);
+    dp_assignment_free(s);
+    return !err && !sched_getaffinity(0, sizeof(*after), after) ? user : NULL;
+}
+
+static void a_thread_stays_on_cpus_that_it_had(void **state)
+{
+    (void)state;
+    cpu_set_t before, after;
+    pthread_t thread;
+    void *done;
+
+    if (sched_getaffinity(0, sizeof(before), &before))
+        skip_because("the system does not tell the CPUs of a thread");
+    assert_int_equal(pthread_create(&thread, NULL, bind_here, &after), 0);
+    assert_int_equal(pthread_join(thread, &done), 0);
+    assert_non_null(done);
+    assert_true(CPU_COUNT(&after) > 0);
+    CPU_OR(&after, &after, &before);
+    assert_true(CPU_EQUAL(&after, &before));
+}
+
+static void a_worker_that_is_not_there_is_refused(void **state)
+{
+    (void)state;
+    struct dp_assignment *s = worker_at(0);
+
+    assert_int_equal(dp_assignment_bind(s, -1), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "worker -1, expected one from 0 to 0"));
+    setenv("DUALPIPE_PLACEMENT_BIND", "maybe", 1);
+    assert_int_equal(dp_assignment_bind(s, 0), DP_EINVAL);
+    setenv("DUALPIPE_PLACEMENT_BIND", "no", 1);
+    assert_int_equal(dp_assignment_bind(s, -1), 0);
+    unsetenv("DUALPIPE_PLACEMENT_BIND");
+    dp_assignment_free(s);
+}
+
+static void drop_line(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_process_reads_what_was_placed),
+        cmocka_unit_test(hosts_that_nvlink_joins_are_one_node),
+        cmocka_unit_test(the_ports_of_a_nic_have_their_names),
+        cmocka_unit_test(processes_of_a_replica_are_mapped_as_they_came),
+        cmocka_unit_test(another_number_of_ranks_is_refused_with_both_numbers),
+        cmocka_unit_test(a_wrong_file_is_refused_with_the_place),
+        cmocka_unit_test(every_beginning_of_a_file_is_refused),
+        cmocka_unit_test(members_that_are_not_known_are_passed_over),
+        cmocka_unit_test(the_environment_names_the_file),
+        cmocka_unit_test(a_rank_is_next_to_the_cpus_that_may_be_used),
+        cmocka_unit_test(where_there_is_no_such_site_the_reason_is_said),
+        cmocka_unit_test(a_node_without_cpus_is_a_site),
+        cmocka_unit_test(a_thread_stays_on_cpus_that_it_had),
+        cmocka_unit_test(a_worker_that_is_not_there_is_refused),
+    };
+
+    dp_log_set(drop_line, NULL, DP_LOG_DEFAULT);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

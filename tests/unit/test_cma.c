@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_cma.c - cross-memory attach never meets another process than the peer, whatever becomes of
+ * the peer's number. (test_wire_large.c has the messages that are transferred so.)
+ */
+#include "cmocka_all.h"
+
+#include "unit/shm_pair.h"
+
+#include "wire/cma.h"
+
+#include <linux/sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LEN = 1 << 20 };
+static char out[LEN], in[LEN];
+
+struct common {
+    struct dp_cma_identity identities[2];
+    struct dp_cma_transfer transfer;
+};
+
+/* A process with this number, or any if it is 0; DP_EUNSUPPORTED if that cannot be chosen. */
+static pid_t fork_as(pid_t number)
+{
+    struct clone_args how = {
+        .exit_signal = SIGCHLD, .set_tid = (uintptr_t)&number, .set_tid_size = 1};
+
+    fflush(NULL);
+    const pid_t pid = number ? (pid_t)syscall(SYS_clone3, &how, sizeof(how)) : fork();
+    return pid < 0 ? DP_EUNSUPPORTED : pid;
+}
+
+/* A process whose `in` is filled, at the address where this process has its own. Its exit status
+ * says whether that still is so when *go is closed. With an identity it publishes itself. */
+static pid_t start_filled(pid_t number, struct dp_cma_identity *identity, int *go)
+{
+    static uint64_t token;
+    int ready[2], ends[2];
+    char byte;
+
+    assert_true(!pipe(ready) && !pipe(ends));
+    const pid_t pid = fork_as(number);
+    if (!pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(ends[1]);
+        fill(in, LEN, 7);
+        token = identity ? 77 : 0;
+        if (identity) {
+            identity->pid = (uint32_t)getpid();
+            identity->token_at = (uintptr_t)&token;
+            identity->token = token;
+            atomic_store(&identity->ready, 1);
+        }
+        (void)!write(ready[1], "", 1);
+        (void)!read(ends[0], &byte, 1);
+        _exit(!is_filled(in, LEN, 7));
+    }
+    close(ready[1]);
+    close(ends[0]);
+    *go = ends[1];
+    (void)!read(ready[0], &byte, 1); /* or its end */
+    close(ready[0]);
+    return pid;
+}
+
+static int end_of(pid_t pid, int go)
+{
+    int status;
+
+    close(go);
+    waitpid(pid, &status, 0);
+    return status;
+}
+
+/* Push to `in` of the other process, and pull from there. */
+static void copy_both_ways(struct dp_cma *cma, struct dp_cma_transfer *transfer,
+                           struct dp_cma_part *push, struct dp_cma_part *pull, int *pulled)
+{
+    fill(out, LEN, 8);
+    dp_cma_offer(push, transfer, out, LEN, false);
+    push->there = (uintptr_t)in;
+    assert_int_equal(dp_cma_push(cma, push), 0);
+    dp_cma_offer(pull, transfer, out, LEN, false);
+    dp_cma_take(pull, transfer, (uintptr_t)in, out, LEN, false);
+    *pulled = dp_cma_pull(cma, pull);
+}
+
+static void a_process_that_has_got_the_peers_number_is_not_written_to(void **state)
+{
+    (void)state;
+    struct common *c =
+        mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct dp_cma_part push, pull;
+    int go, pulled;
+
+    assert_ptr_not_equal(c, MAP_FAILED);
+    const pid_t peer = start_filled(0, &c->identities[1], &go);
+    struct dp_cma cma = {.pid = (uint32_t)getpid(),
+                         .peer_pid = (uint32_t)peer,
+                         .mine = &c->identities[0],
+                         .theirs = &c->identities[1]};
+    dp_cma_try(&cma);
+    if (cma.reaches) {
+        copy_both_ways(&cma, &c->transfer, &push, &pull, &pulled);
+        assert_true(!pulled && push.done == push.count && pull.done == pull.count);
+        assert_true(is_filled(out, LEN, 8));
+    }
+    assert_int_equal(end_of(peer, go), cma.reaches ? 1 << 8 : 0);
+    const pid_t stranger = cma.reaches ? start_filled(peer, NULL, &go) : DP_EUNSUPPORTED;
+    if (stranger == peer) {
+        copy_both_ways(&cma, &c->transfer, &push, &pull, &pulled);
+        assert_true(push.done == 0 && pull.done == 0);
+        assert_int_equal(pulled, DP_ECOMM);
+    }
+    const bool reaches = cma.reaches;
+    dp_cma_fini(&cma);
+    munmap(c, sizeof(*c));
+    if (!reaches)
+        skip_because("processes may not copy from each other's memory here");
+    if (stranger < 0)
+        skip_because("this user may not choose the number of a process");
+    assert_int_equal(stranger, peer);
+    assert_int_equal(end_of(stranger, go), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_process_that_has_got_the_peers_number_is_not_written_to),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,604 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_comm_collectives.c - collectives as requests, on every communicator: results to the bit, in
+ * the order that comm.h promises, several in flight, and while the rank computes.
+ */
+#include "cmocka_all.h"
+#include "comm_cases.h"
+
+#include "base/clock.h"
+#include "base/fp16.h"
+#include "comm/comm_ops.h"
+#include <dualpipe/memory.h>
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+
+static const int64_t LONG_NS = 60 * DP_NS_PER_S;
+enum { SMALL = DP_COLLECTIVE_SMALL };
+
+/* ---- values, and the sum of them in the order that is promised ---------------------------------
+ */
+
+struct type {
+    DLDataType dl;
+    size_t bytes;
+};
+static const struct type types[] = {
+    {{kDLFloat, 32, 1}, 4}, {{kDLFloat, 64, 1}, 8}, {{kDLBfloat, 16, 1}, 2},
+    {{kDLFloat, 16, 1}, 2}, {{kDLInt, 64, 1}, 8},
+};
+enum { TYPES = sizeof(types) / sizeof(types[0]) };
+
+static double value_of(int rank, size_t i, unsigned salt)
+{
+    const uint64_t h = (i * 2654435761u + (uint64_t)rank * 40503u + salt * 97u) % 100003u;
+
+    return ((double)h - 50000.0) / 977.0;
+}
+
+static void put(void *buf, const struct type *t, size_t i, double v)
+{
+    if (t->dl.code == kDLInt)
+        ((int64_t *)buf)[i] = (int64_t)v;
+    else if (t->dl.bits == 64)
+        ((double *)buf)[i] = v;
+    else if (t->dl.bits == 32)
+        ((float *)buf)[i] = (float)v;
+    else if (t->dl.code == kDLBfloat)
+        ((uint16_t *)buf)[i] = dp_bfloat16_store((float)v);
+    else
+        ((uint16_t *)buf)[i] = dp_float16_store((float)v);
+}
+
+static double get(const void *buf, const struct type *t, size_t i)
+{
+    if (t->dl.code == kDLInt)
+        return (double)((const int64_t *)buf)[i];
+    if (t->dl.bits == 64)
+        return ((const double *)buf)[i];
+    if (t->dl.bits == 32)
+        return (double)((const float *)buf)[i];
+    if (t->dl.code == kDLBfloat)
+        return (double)dp_bfloat16_load(((const uint16_t *)buf)[i]);
+    return (double)dp_float16_load(((const uint16_t *)buf)[i]);
+}
+
+static void fill(void *buf, const struct type *t, size_t count, int rank, unsigned salt)
+{
+    for (size_t i = 0; i < count; i++)
+        put(buf, t, i, value_of(rank, i, salt));
+}
+
+/* What a rank has at i, as its type keeps it. */
+static double stored(const struct type *t, int rank, size_t i, unsigned salt)
+{
+    uint64_t room;
+
+    put(&room, t, 0, value_of(rank, i, salt));
+    return get(&room, t, 0);
+}
+
+/* a + b as sums are kept: float32 for all but 64-bit types. */
+static double add(const struct type *t, double a, double b)
+{
+    return t->dl.bits == 64 ? a + b : (double)((float)a + (float)b);
+}
+
+static double sum_ring(const struct type *t, int size, int block, size_t i, unsigned salt)
+{
+    double sum = stored(t, (block + 1) % size, i, salt);
+
+    for (int k = 2; k <= size; k++)
+        sum = add(t, sum, stored(t, (block + k) % size, i, salt));
+    return sum;
+}
+
+static double sum_doubling(const struct type *t, int size, size_t i, unsigned salt)
+{
+    double parts[64];
+    int p = 1;
+
+    while (2 * p <= size)
+        p *= 2;
+    for (int r = 0; r < p; r++) {
+        parts[r] = stored(t, r, i, salt);
+        if (r + p < size)
+            parts[r] = add(t, parts[r], stored(t, r + p, i, salt));
+    }
+    for (int step = 1; step < p; step *= 2)
+        for (int r = 0; r < p; r += 2 * step)
+            parts[r] = add(t, parts[r], parts[r + step]);
+    return parts[0];
+}
+
+static int block_of(size_t count, int size, size_t i)
+{
+    const size_t each = count / (size_t)size, longer = count % (size_t)size;
+
+    if (i < (each + 1) * longer)
+        return (int)(i / (each + 1));
+    return (int)(longer + (i - (each + 1) * longer) / each);
+}
+
+static bool is_value(const struct type *t, const void *buf, size_t i, double sum)
+{
+    uint64_t room = 0, got = 0;
+
+    put(&room, t, 0, sum);
+    memcpy(&got, (const char *)buf + i * t->bytes, t->bytes);
+    return !memcmp(&room, &got, t->bytes);
+}
+
+/* ---- all-reduce -------------------------------------------------------------------------------
+ */
+
+static int reduce_one(struct dp_comm *comm, const struct type *t, size_t count, bool in_place)
+{
+    const int size = dp_comm_size(comm);
+    char *in = malloc(count * t->bytes + 8), *out = in_place ? in : malloc(count * t->bytes + 8);
+    struct dp_request req;
+
+    CHECK(in && out);
+    fill(in, t, count, dp_comm_rank(comm), (unsigned)count);
+    CHECK(!dp_comm_iallreduce(comm, in, out, count, t->dl, DP_REDUCE_SUM, &req));
+    CHECK(!dp_comm_wait(comm, &req, -1));
+    for (size_t i = 0; i < count; i++) {
+        const double sum = count * t->bytes <= SMALL
+                               ? sum_doubling(t, size, i, (unsigned)count)
+                               : sum_ring(t, size, block_of(count, size, i), i, (unsigned)count);
+        CHECK(is_value(t, out, i, sum));
+    }
+    if (!in_place)
+        for (size_t i = 0; i < count; i++)
+            CHECK(is_value(t, in, i, value_of(dp_comm_rank(comm), i, (unsigned)count)));
+    if (out != in)
+        free(out);
+    free(in);
+    return 0;
+}
+
+static int reduce_all(struct dp_comm *comm, void *arg)
+{
+    static const size_t counts[] = {0, 1, 3, 2048, 2049, 8193, 100001};
+
+    (void)arg;
+    for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+        for (size_t t = 0; t < (counts[c] < 10000 ? TYPES : 3); t += 1 + (counts[c] > 10000))
+            if (reduce_one(comm, &types[t], counts[c], (c + t) % 2))
+                return -1;
+    return 0;
+}
+
+static void an_all_reduce_adds_in_the_promised_order(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 5; size++)
+        on_all_kinds(size, LONG_NS, reduce_all, NULL);
+}
+
+/* ---- all-reduce in shared memory ---------------------------------------------------------------
+ */
+
+enum { TURNS = 2, STRIDE = 7 };
+
+/* Sums and all, in memory of dp_shared_alloc where `shared`; the others get it by malloc. */
+static int reduce_shared(struct dp_comm *comm, const struct type *t, size_t count, bool shared)
+{
+    const int size = dp_comm_size(comm);
+    char *buf = NULL;
+
+    CHECK(!dp_shared_alloc(count * t->bytes + 8, -1, (void **)&buf));
+    char *plain = malloc(count * t->bytes + 8), *used = shared ? buf : plain;
+    CHECK(plain);
+    memset(used + count * t->bytes, 0x5A, 8);
+    for (int turn = 0; turn < TURNS; turn++) {
+        struct dp_request req;
+        fill(used, t, count, dp_comm_rank(comm), (unsigned)turn);
+        CHECK(!dp_comm_iallreduce(comm, used, used, count, t->dl, DP_REDUCE_SUM, &req));
+        CHECK(!dp_comm_wait(comm, &req, -1));
+        for (size_t i = (size_t)turn; i < count; i += STRIDE)
+            CHECK(is_value(t, used, i,
+                           sum_ring(t, size, block_of(count, size, i), i, (unsigned)turn)));
+    }
+    for (int i = 0; i < 8; i++)
+        CHECK(used[count * t->bytes + (size_t)i] == 0x5A);
+    free(plain);
+    CHECK(!dp_shared_free(buf));
+    return 0;
+}
+
+static int reduce_all_shared(struct dp_comm *comm, void *arg)
+{
+    const unsigned before = comm->in_place;
+
+    (void)arg;
+    for (size_t t = 0; t < TYPES; t++)
+        CHECK(!reduce_shared(comm, &types[t], ((256 << 10) + 24) / types[t].bytes + 3, true));
+    /* The first of all connects the peers. */
+    const unsigned in_place = comm->in_place - before;
+    CHECK(in_place < TYPES * TURNS && (!in_place || (comm->lends && dp_comm_size(comm) <= 5)));
+    CHECK(!reduce_shared(comm, &types[0], 100001, dp_comm_rank(comm) % 2));
+    CHECK(comm->in_place - before == in_place);
+    return 0;
+}
+
+static void shared_buffers_are_summed_in_the_same_order(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, reduce_all_shared, NULL);
+    on_all_kinds(3, LONG_NS, reduce_all_shared, NULL);
+    on_all_kinds(6, LONG_NS, reduce_all_shared, NULL);
+}
+
+static int reduce_in_place(struct dp_comm *comm, void *arg)
+{
+    float *buf;
+    struct dp_request req;
+
+    (void)arg;
+    CHECK(!dp_shared_alloc(1 << 20, -1, (void **)&buf));
+    memset(buf, 0, 1 << 20);
+    for (int turn = 0; turn < 10; turn++) {
+        CHECK(!dp_comm_iallreduce(comm, buf, buf, 1 << 18, types[0].dl, DP_REDUCE_SUM, &req));
+        CHECK(!dp_comm_wait(comm, &req, -1));
+    }
+    CHECK(comm->in_place > 0);
+    CHECK(!dp_shared_free(buf));
+    return 0;
+}
+
+/* The way is taken at all: where processes may map each other's memory, which the shared memory
+ * transport needs. */
+static void two_processes_sum_in_place(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *k = comm_kinds; k->name; k++) {
+        int killed;
+        if (!strcmp(k->name, "shm") && !k->by_ring)
+            assert_int_equal(k->run(k, 2, LONG_NS, reduce_in_place, NULL, &killed), 0);
+    }
+}
+
+static int mismatch_shared(struct dp_comm *comm, void *arg)
+{
+    const size_t count = dp_comm_rank(comm) ? 100004 : 100000;
+    float *buf;
+    struct dp_request req;
+    struct dp_abort why;
+
+    (void)arg;
+    CHECK(!dp_shared_alloc(1 << 20, -1, (void **)&buf));
+    int err = dp_comm_iallreduce(comm, buf, buf, count, types[0].dl, DP_REDUCE_SUM, &req);
+    if (!err)
+        err = dp_comm_wait(comm, &req, -1);
+    CHECK(err == DP_EMISMATCH || err == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why) && why.error == DP_EMISMATCH);
+    CHECK(!dp_shared_free(buf));
+    return 0;
+}
+
+static void different_sizes_of_shared_buffers_abort_the_group(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, mismatch_shared, NULL);
+}
+
+/* Rank 1 gives up in the middle, and from then on its buffer is its own. */
+static int give_up(struct dp_comm *comm, void *arg)
+{
+    enum { BYTES = 8 << 20 };
+    const int tests = *(int *)arg;
+    char *buf;
+    struct dp_request req;
+    int err = 0;
+
+    CHECK(!dp_shared_alloc(BYTES, -1, (void **)&buf));
+    memset(buf, 0, BYTES);
+    for (int turn = 0; turn < 2 && !err; turn++) {
+        const bool gives_up = turn && dp_comm_rank(comm);
+        int in_flight = DP_EAGAIN;
+        err = dp_comm_iallreduce(comm, buf, buf, BYTES / sizeof(float), types[0].dl, DP_REDUCE_SUM,
+                                 &req);
+        for (int i = 0; gives_up && i < tests && !err && in_flight == DP_EAGAIN; i++)
+            in_flight = dp_comm_test(comm, &req);
+        if (gives_up)
+            CHECK(!dp_comm_abort(comm, DP_EIO, "enough"));
+        if (!err && in_flight == DP_EAGAIN)
+            err = dp_comm_wait(comm, &req, -1);
+    }
+    if (dp_comm_rank(comm)) {
+        CHECK(dp_comm_progress(comm) == DP_EABORTED);
+        memset(buf, 0x5A, BYTES);
+    }
+    CHECK(!dp_comm_reset(comm));
+    for (size_t i = 0; i < BYTES && dp_comm_rank(comm); i++)
+        CHECK(buf[i] == 0x5A);
+    CHECK(!dp_comm_barrier(comm));
+    CHECK(!dp_shared_free(buf));
+    return 0;
+}
+
+static void nobody_writes_into_the_buffer_of_a_rank_that_gave_up(void **state)
+{
+    (void)state;
+    for (int tests = 0; tests < 8; tests += 3)
+        on_all_kinds(2, LONG_NS, give_up, &tests);
+}
+
+/* Rank 1 dies in the middle; the others hear of it. */
+static int die(struct dp_comm *comm, void *arg)
+{
+    float *buf;
+    struct dp_request req;
+    int err = 0;
+
+    (void)arg;
+    CHECK(!dp_shared_alloc(16 << 20, -1, (void **)&buf));
+    for (int turn = 0; turn < 100 && !err; turn++) {
+        err = dp_comm_iallreduce(comm, buf, buf, 4 << 20, types[0].dl, DP_REDUCE_SUM, &req);
+        if (turn == 2 && dp_comm_rank(comm) == 1) {
+            dp_comm_test(comm, &req);
+            raise(SIGKILL);
+        }
+        if (!err)
+            err = dp_comm_wait(comm, &req, -1);
+    }
+    CHECK(err == DP_EABORTED);
+    CHECK(!dp_shared_free(buf));
+    return 0;
+}
+
+static void a_rank_that_dies_in_an_all_reduce_ends_it(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *k = comm_kinds; k->name; k++) {
+        int killed = 0;
+        if (k->processes)
+            assert_int_equal(k->run(k, 3, LONG_NS, die, NULL, &killed), 1);
+    }
+}
+
+static int reduce_extremes(struct dp_comm *comm, void *arg)
+{
+    const double rank = dp_comm_rank(comm), last = dp_comm_size(comm) - 1;
+    double in[3] = {rank, -rank, rank == 1 ? (double)NAN : 1}, out[3];
+    struct dp_request req;
+
+    (void)arg;
+    CHECK(!dp_comm_iallreduce(comm, in, out, 3, types[1].dl, DP_REDUCE_MAX, &req));
+    CHECK(!dp_comm_wait(comm, &req, -1));
+    CHECK(out[0] == last && out[1] == 0 && isnan(out[2]));
+    CHECK(!dp_comm_iallreduce(comm, in, out, 3, types[1].dl, DP_REDUCE_MIN, &req));
+    CHECK(!dp_comm_wait(comm, &req, -1));
+    CHECK(out[0] == 0 && out[1] == -last && isnan(out[2]));
+    return 0;
+}
+
+static void minimum_and_maximum_keep_a_nan(void **state)
+{
+    (void)state;
+    on_all_kinds(3, LONG_NS, reduce_extremes, NULL);
+}
+
+/* ---- the others -------------------------------------------------------------------------------
+ */
+
+static int scatter_one(struct dp_comm *comm, const struct type *t, size_t count, bool in_place)
+{
+    const int size = dp_comm_size(comm), rank = dp_comm_rank(comm);
+    char *in = malloc(count * (size_t)size * t->bytes + 8), *own = malloc(count * t->bytes + 8);
+    char *out = in_place ? in + (size_t)rank * count * t->bytes : own;
+    struct dp_request req;
+
+    CHECK(in && own);
+    fill(in, t, count * (size_t)size, rank, 5);
+    CHECK(!dp_comm_ireduce_scatter(comm, in, out, count, t->dl, DP_REDUCE_SUM, &req));
+    CHECK(!dp_comm_wait(comm, &req, -1));
+    for (size_t i = 0; i < count; i++)
+        CHECK(is_value(t, out, i, sum_ring(t, size, rank, (size_t)rank * count + i, 5)));
+    free(own);
+    free(in);
+    return 0;
+}
+
+static int scatter_all(struct dp_comm *comm, void *arg)
+{
+    static const size_t counts[] = {1, 1000, 40001};
+
+    (void)arg;
+    for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+        for (size_t t = 0; t < TYPES; t++)
+            if (scatter_one(comm, &types[t], counts[c], t % 2))
+                return -1;
+    return 0;
+}
+
+static void a_reduce_scatter_leaves_each_rank_its_block(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 4; size++)
+        on_all_kinds(size, LONG_NS, scatter_all, NULL);
+}
+
+static unsigned char byte_of(int rank, size_t i)
+{
+    return (unsigned char)((size_t)rank * 31 + i * 7 + (i >> 8));
+}
+
+static int gather_one(struct dp_comm *comm, size_t len, bool in_place)
+{
+    const int size = dp_comm_size(comm), rank = dp_comm_rank(comm);
+    unsigned char *all = calloc((size_t)size, len + 1), *own = malloc(len + 1);
+    unsigned char *mine = in_place ? all + (size_t)rank * len : own;
+    struct dp_request req;
+
+    CHECK(all && own);
+    for (size_t i = 0; i < len; i++)
+        mine[i] = byte_of(rank, i);
+    CHECK(!dp_comm_iallgather(comm, mine, all, len, &req));
+    CHECK(!dp_comm_wait(comm, &req, -1));
+    for (int r = 0; r < size; r++)
+        for (size_t i = 0; i < len; i++)
+            CHECK(all[(size_t)r * len + i] == byte_of(r, i));
+    free(own);
+    free(all);
+    return 0;
+}
+
+static int broadcast_one(struct dp_comm *comm, size_t len, int root)
+{
+    unsigned char *buf = calloc(1, len + 1);
+    struct dp_request req;
+
+    CHECK(buf);
+    for (size_t i = 0; i < len && dp_comm_rank(comm) == root; i++)
+        buf[i] = byte_of(root, i);
+    CHECK(!dp_comm_ibroadcast(comm, buf, len, root, &req));
+    CHECK(!dp_comm_wait(comm, &req, -1));
+    for (size_t i = 0; i < len; i++)
+        CHECK(buf[i] == byte_of(root, i));
+    CHECK(buf[len] == 0);
+    free(buf);
+    return 0;
+}
+
+static int copy_all(struct dp_comm *comm, void *arg)
+{
+    static const size_t lens[] = {0, 1, SMALL, SMALL + 1, 2500000};
+
+    (void)arg;
+    for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
+        if (gather_one(comm, lens[i], i % 2))
+            return -1;
+        for (int root = 0; root < dp_comm_size(comm); root++)
+            if (broadcast_one(comm, lens[i], root))
+                return -1;
+    }
+    return 0;
+}
+
+static void all_gather_and_broadcast_copy_every_byte(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 5; size++)
+        on_all_kinds(size, LONG_NS, copy_all, NULL);
+}
+
+/* ---- several at once --------------------------------------------------------------------------
+ */
+
+static int many_in_flight(struct dp_comm *comm, void *arg)
+{
+    enum { MANY = 12, COUNT = 9000 };
+    const int size = dp_comm_size(comm), rank = dp_comm_rank(comm);
+    float *bufs = malloc(sizeof(float) * MANY * COUNT);
+    struct dp_request reqs[MANY], swap;
+    int64_t mine = rank, theirs = -1;
+
+    (void)arg;
+    CHECK(bufs);
+    for (unsigned k = 0; k < MANY; k++) {
+        float *buf = bufs + k * COUNT;
+        fill(buf, &types[0], COUNT, rank, k);
+        CHECK(!dp_comm_iallreduce(comm, buf, buf, k % 3 ? COUNT : 5, types[0].dl, DP_REDUCE_SUM,
+                                  &reqs[k]));
+    }
+    const int peer = rank ^ 1;
+    if (peer < size)
+        CHECK(
+            !dp_comm_iswap(comm, peer, DP_CHANNEL_REDUCE, 3, &mine, &theirs, sizeof(mine), &swap));
+    /* Tested in another order on each rank. */
+    for (int k = 0; k < MANY; k++)
+        CHECK(!dp_comm_wait(comm, &reqs[(k * 5 + rank) % MANY], -1));
+    if (peer < size) {
+        CHECK(!dp_comm_wait(comm, &swap, peer));
+        CHECK(theirs == peer);
+    }
+    for (unsigned k = 0; k < MANY; k++)
+        CHECK(is_value(&types[0], bufs + k * COUNT, 4,
+                       k % 3 ? sum_ring(&types[0], size, block_of(COUNT, size, 4), 4, k)
+                             : sum_doubling(&types[0], size, 4, k)));
+    free(bufs);
+    return 0;
+}
+
+static void collectives_in_flight_do_not_mix(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, many_in_flight, NULL);
+    on_all_kinds(3, LONG_NS, many_in_flight, NULL);
+}
+
+static int mismatch(struct dp_comm *comm, void *arg)
+{
+    float buf[16] = {0};
+    struct dp_request req;
+    struct dp_abort why;
+
+    (void)arg;
+    int err = dp_comm_iallreduce(comm, buf, buf, dp_comm_rank(comm) ? 16 : 12, types[0].dl,
+                                 DP_REDUCE_SUM, &req);
+    if (!err)
+        err = dp_comm_wait(comm, &req, -1);
+    CHECK(err == DP_EMISMATCH || err == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why) && why.error == DP_EMISMATCH);
+    CHECK(dp_comm_iallreduce(comm, buf, buf, 16, types[0].dl, DP_REDUCE_SUM, &req) == DP_EABORTED);
+    return 0;
+}
+
+static void different_sizes_abort_the_group(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, mismatch, NULL);
+}
+
+static int bad_arguments(struct dp_comm *comm, void *arg)
+{
+    const DLDataType int8 = {kDLInt, 8, 1};
+    struct dp_request req;
+    float x = 1;
+
+    (void)arg;
+    CHECK(dp_comm_iallreduce(comm, &x, &x, 1, int8, DP_REDUCE_SUM, &req) == DP_EINVAL);
+    CHECK_SAYS("expected float32, float64, bfloat16, float16 or int64");
+    CHECK(dp_comm_iallreduce(comm, NULL, &x, 1, types[0].dl, DP_REDUCE_SUM, &req) == DP_EINVAL);
+    CHECK(dp_comm_iallreduce(comm, &x, &x, 1, types[0].dl, DP_REDUCE_SUM, NULL) == DP_EINVAL);
+    CHECK(dp_comm_ibroadcast(comm, &x, 4, 2, &req) == DP_EINVAL);
+    CHECK_SAYS("broadcast from rank 2: expected 0 to 1");
+    CHECK(dp_comm_iswap(comm, dp_comm_rank(comm), 0, 0, &x, &x, 4, &req) == DP_EINVAL);
+    CHECK(!dp_comm_begin(comm));
+    CHECK(dp_comm_begin(comm) == DP_EINVAL);
+    CHECK(dp_comm_test(comm, &req) == DP_EINVAL);
+    CHECK_SAYS("a test between begin and commit");
+    CHECK(!dp_comm_commit(comm));
+    CHECK(dp_comm_commit(comm) == DP_EINVAL);
+    return 0;
+}
+
+static void bad_arguments_of_collectives_are_refused(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, bad_arguments, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_all_reduce_adds_in_the_promised_order),
+        cmocka_unit_test(shared_buffers_are_summed_in_the_same_order),
+        cmocka_unit_test(two_processes_sum_in_place),
+        cmocka_unit_test(different_sizes_of_shared_buffers_abort_the_group),
+        cmocka_unit_test(nobody_writes_into_the_buffer_of_a_rank_that_gave_up),
+        cmocka_unit_test(a_rank_that_dies_in_an_all_reduce_ends_it),
+        cmocka_unit_test(minimum_and_maximum_keep_a_nan),
+        cmocka_unit_test(a_reduce_scatter_leaves_each_rank_its_block),
+        cmocka_unit_test(all_gather_and_broadcast_copy_every_byte),
+        cmocka_unit_test(collectives_in_flight_do_not_mix),
+        cmocka_unit_test(different_sizes_abort_the_group),
+        cmocka_unit_test(bad_arguments_of_collectives_are_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,655 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_comm_survival.c - groups that outlive their ranks; each case runs over every communicator. A
+ * process dies by SIGKILL, a thread by leaving.
+ */
+#include "cmocka_all.h"
+#include "comm_cases.h"
+
+#include "base/clock.h"
+#include "comm/comm_ops.h"
+#include "comm/survival.h"
+#include "comm/threads.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+static const int64_t LONG_NS = 20 * DP_NS_PER_S;
+static const DLDataType int64 = {kDLInt, 64, 1};
+
+/* ---- helpers -----------------------------------------------------------------------------------
+ */
+
+/* Run it on every kind; `deaths` of the ranks die. */
+static void on_surviving_kinds(int size, int deaths, rank_fn fn, void *arg)
+{
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        if (kind->by_ring)
+            continue;
+        const int expected = kind->processes ? deaths : 0;
+        int killed, failed = kind->run(kind, size, LONG_NS, fn, arg, &killed);
+        if (failed != expected || killed != expected)
+            fail_msg("%s: %d of %d ranks failed, %d were killed, expected %d", kind->name, failed,
+                     size, killed, expected);
+    }
+}
+
+/* Over MPI the group cannot survive, and the case ends here. */
+static bool begin(struct dp_comm *comm, int *err)
+{
+    *err = dp_comm_survive(comm);
+    return *err != DP_EUNSUPPORTED;
+}
+
+#define BEGIN(comm)                                                                                \
+    do {                                                                                           \
+        int err_;                                                                                  \
+        if (!begin(comm, &err_))                                                                   \
+            return 0;                                                                              \
+        CHECK(!err_);                                                                              \
+    } while (0)
+
+static bool is_thread(const struct dp_comm *comm)
+{
+    return !strcmp(dp_comm_name(comm), "threads");
+}
+
+/* A thread returns from its function after this. */
+static int die(struct dp_comm *comm)
+{
+    if (!is_thread(comm))
+        raise(SIGKILL);
+    dp_comm_threads_die(comm);
+    return 0;
+}
+
+static int sum_of(struct dp_comm *comm, int64_t value, int64_t *sum)
+{
+    struct dp_request req;
+    int err = dp_comm_iallreduce(comm, &value, sum, 1, int64, DP_REDUCE_SUM, &req);
+
+    return err ? err : dp_comm_wait(comm, &req, -1);
+}
+
+/* Shrink until all members live: one may die after it took part in the agreement. A barrier would
+ * not do, as it may succeed on one rank and fail on another one; an agreement says the same to all.
+ */
+static int go_on(struct dp_comm *comm, struct dp_comm **out)
+{
+    for (int i = 0; i < 8; i++) {
+        struct dp_comm *survivors;
+        bool alive[8];
+        int err = dp_comm_shrink(comm, &survivors);
+        if (err)
+            return err;
+        err = dp_comm_agree_alive(survivors, alive);
+        bool all = true;
+        for (int rank = 0; rank < dp_comm_size(survivors); rank++)
+            all &= alive[rank];
+        if (!err && all) {
+            *out = survivors;
+            return 0;
+        }
+        dp_comm_close(survivors);
+        if (err)
+            return err;
+    }
+    return DP_ETIMEDOUT;
+}
+
+/* The survivors are those of world that are not in `dead`, in order; collectives and messages work
+ * among them, and messages between them on the old communicator. */
+static int check_survivors(struct dp_comm *comm, struct dp_comm *survivors, unsigned dead)
+{
+    const int size = dp_comm_size(survivors), rank = dp_comm_rank(survivors);
+    const int next = (rank + 1) % size, back = (rank + size - 1) % size;
+    int64_t sum = 0, expected = 0;
+    int count = 0, token = rank, got = -1, alive[64];
+    struct dp_request reqs[2];
+
+    for (int i = 0; i < dp_comm_size(comm); i++)
+        if (!(dead >> i & 1)) {
+            expected += 1 << i;
+            alive[count++] = i;
+        }
+    CHECK(size == count && alive[rank] == dp_comm_rank(comm));
+    CHECK(!sum_of(survivors, 1 << dp_comm_rank(comm), &sum));
+    CHECK(sum == expected);
+    if (size == 1)
+        return 0;
+    CHECK(!dp_comm_isend(survivors, next, 0, 7, &token, sizeof(token), &reqs[0]));
+    CHECK(!dp_comm_irecv(survivors, back, 0, 7, &got, sizeof(got), &reqs[1]));
+    CHECK(!dp_comm_wait(survivors, &reqs[1], back) && got == back);
+    CHECK(!dp_comm_wait(survivors, &reqs[0], next));
+    CHECK(!dp_comm_isend(comm, alive[next], 1, 7, &token, sizeof(token), &reqs[0]));
+    CHECK(!dp_comm_irecv(comm, alive[back], 1, 7, &got, sizeof(got), &reqs[1]));
+    CHECK(!dp_comm_wait(comm, &reqs[1], alive[back]) && got == back);
+    CHECK(!dp_comm_wait(comm, &reqs[0], alive[next]));
+    return dp_comm_barrier(survivors);
+}
+
+/* Each rank has come this far when root goes on. */
+static int gather_at(struct dp_comm *comm, int root)
+{
+    const int rank = dp_comm_rank(comm);
+    char byte = 0;
+
+    if (rank != root)
+        return blocking_send(comm, root, 3, 1, &byte, 1);
+    for (int peer = 0; peer < dp_comm_size(comm); peer++)
+        if (peer != root)
+            CHECK(!blocking_receive(comm, peer, 3, 1, &byte, 1));
+    return 0;
+}
+
+/* ---- deaths ------------------------------------------------------------------------------------
+ */
+
+/* Messages to and from the dead rank fail, one between two others goes on; collectives fail on all.
+ */
+static int lose_one(struct dp_comm *comm, void *arg)
+{
+    const int dead = *(const int *)arg, rank = dp_comm_rank(comm), size = dp_comm_size(comm);
+    const int a = dead == 0, b = dead <= 1 ? 2 : 1; /* two others */
+    struct dp_comm *survivors, *again;
+    struct dp_request lost, kept, any;
+    bool alive[8];
+    char buf[8] = "", big[8];
+
+    BEGIN(comm);
+    if (rank == dead)
+        return die(comm);
+    if (rank == b)
+        CHECK(!dp_comm_irecv(comm, a, 0, 1, buf, 5, &kept));
+    CHECK(blocking_receive(comm, dead, 1, 1, big, sizeof(big)) == DP_ECOMM);
+    CHECK(dp_comm_barrier(comm) == DP_ECOMM);
+    CHECK(!dp_comm_aborted(comm, NULL));
+    if (rank == a)
+        CHECK(!blocking_send(comm, b, 0, 1, "kept", 5));
+    if (rank == b) {
+        CHECK(!dp_comm_wait(comm, &kept, a));
+        CHECK(!strcmp(buf, "kept"));
+        CHECK(!dp_comm_irecv_any(comm, DP_ANY_SOURCE, 2, buf, sizeof(buf), &any));
+    }
+    CHECK(!dp_comm_agree_alive(comm, alive));
+    for (int i = 0; i < size; i++)
+        CHECK(alive[i] == (i != dead));
+    CHECK(!dp_comm_is_alive(comm, dead) && dp_comm_is_alive(comm, rank));
+    CHECK(dp_comm_isend(comm, dead, 0, 1, buf, 5, &lost) == DP_ECOMM);
+    CHECK(dp_comm_barrier(comm) == DP_ECOMM); /* also a later one */
+    if (rank == a)
+        CHECK(!blocking_send(comm, b, 2, 9, "any", 4));
+    if (rank == b)
+        CHECK(!dp_comm_wait(comm, &any, -1) && !strcmp(buf, "any"));
+    CHECK(!dp_comm_shrink(comm, &survivors));
+    CHECK(!check_survivors(comm, survivors, 1u << dead));
+    /* Of survivors as of others. */
+    CHECK(!dp_comm_shrink(survivors, &again));
+    CHECK(dp_comm_size(again) == size - 1 && !dp_comm_barrier(again));
+    dp_comm_close(survivors);
+    CHECK(!dp_comm_split(again, 0, -rank, &survivors));
+    CHECK(dp_comm_rank(survivors) == size - 2 - dp_comm_rank(again));
+    CHECK(!dp_comm_barrier(survivors));
+    CHECK(dp_comm_reset(comm) == DP_EUNSUPPORTED);
+    dp_comm_close(again);
+    dp_comm_close(survivors);
+    return 0;
+}
+
+static void a_death_fails_only_the_requests_that_need_the_rank(void **state)
+{
+    (void)state;
+    for (int dead = 0; dead < 4; dead++)
+        on_surviving_kinds(4, 1, lose_one, &dead);
+}
+
+/* Several at once, neighbours among them, while the others are in the middle of a collective. */
+static int lose_many(struct dp_comm *comm, void *arg)
+{
+    const unsigned dead = *(const unsigned *)arg;
+    const bool is_mortal = dead >> dp_comm_rank(comm) & 1;
+    struct dp_comm *survivors;
+    int64_t sum;
+    int err = 0;
+
+    BEGIN(comm);
+    for (int i = 0; i < 1000 && !err; i++) {
+        if (i == 3 && is_mortal)
+            break;
+        err = sum_of(comm, i, &sum);
+    }
+    if (is_mortal)
+        return die(comm);
+    CHECK(err == DP_ECOMM);
+    CHECK(!go_on(comm, &survivors));
+    CHECK(!check_survivors(comm, survivors, dead));
+    dp_comm_close(survivors);
+    return 0;
+}
+
+static void two_and_more_ranks_may_die_at_once(void **state)
+{
+    static const struct {
+        unsigned dead;
+        int count;
+    } cases[] = {{0x3, 2}, {0x12, 2}, {0x1f, 5}, {0xe, 3}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        unsigned dead = cases[i].dead;
+        on_surviving_kinds(6, cases[i].count, lose_many, &dead);
+    }
+}
+
+/* Killed at any instruction. A thread leaves between two steps. */
+static void kill_itself(int signal)
+{
+    (void)signal;
+    kill(getpid(), SIGKILL);
+}
+
+static void die_in(int64_t us)
+{
+    const struct itimerval timer = {.it_value = {.tv_usec = us}};
+
+    signal(SIGALRM, kill_itself);
+    setitimer(ITIMER_REAL, &timer, NULL);
+}
+
+static int be_killed_at_any_moment(struct dp_comm *comm, void *arg)
+{
+    const uint64_t seed = *(const uint64_t *)arg;
+    const int rank = dp_comm_rank(comm), size = dp_comm_size(comm);
+    const int mortal = (int)(seed % (uint64_t)size);
+    static int64_t mine[50000], sums[50000]; /* also messages in many pieces */
+    struct dp_comm *at = comm, *next;
+    bool has_shrunk = false;
+    int64_t sum;
+
+    BEGIN(comm);
+    if (rank == mortal && !is_thread(comm))
+        die_in(1 + (int64_t)(seed * 2654435761u % 20000));
+    for (int i = 0; !has_shrunk; i++) {
+        struct dp_request large;
+        int err = sum_of(at, i, &sum);
+        CHECK(err || sum == (int64_t)i * dp_comm_size(at));
+        if (!err && !is_thread(comm)) {
+            err = dp_comm_iallreduce(at, mine, sums, 50000, int64, DP_REDUCE_SUM, &large);
+            if (!err)
+                err = dp_comm_wait(at, &large, -1);
+        }
+        if (rank == mortal && is_thread(comm) && i == (int)(seed % 7))
+            return die(comm);
+        if (!err)
+            continue;
+        CHECK(err == DP_ECOMM);
+        CHECK(!go_on(at, &next));
+        at = next;
+        has_shrunk = true;
+    }
+    CHECK(!check_survivors(comm, at, 1u << mortal));
+    dp_comm_close(at);
+    return 0;
+}
+
+static void a_rank_may_be_killed_at_any_moment(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 12; seed++)
+        on_surviving_kinds(5, 1, be_killed_at_any_moment, &seed);
+}
+
+static int lose_one_after_the_other(struct dp_comm *comm, void *arg)
+{
+    struct dp_comm *at = comm, *next;
+    int64_t sum;
+
+    (void)arg;
+    BEGIN(comm);
+    while (dp_comm_size(at) > 1) {
+        if (dp_comm_rank(at) == 0) {
+            die(comm);
+            break;
+        }
+        CHECK(dp_comm_barrier(at) == DP_ECOMM);
+        CHECK(!go_on(at, &next));
+        if (at != comm)
+            dp_comm_close(at);
+        at = next;
+    }
+    if (dp_comm_size(at) == 1) {
+        CHECK(dp_comm_rank(comm) == dp_comm_size(comm) - 1);
+        CHECK(!sum_of(at, 5, &sum) && sum == 5);
+    }
+    if (at != comm)
+        dp_comm_close(at);
+    return 0;
+}
+
+static void the_group_outlives_every_rank_but_the_last(void **state)
+{
+    (void)state;
+    on_surviving_kinds(5, 4, lose_one_after_the_other, NULL);
+}
+
+/* ---- deaths during the agreement ----------------------------------------------------------------
+ */
+
+/* A rank that dies after it has sent so many messages of the protocol. */
+struct last_words {
+    int rank, left;
+};
+static _Thread_local struct last_words *saying;
+static _Thread_local const struct dp_survival_ops *real_ops;
+
+static void say(struct dp_comm *comm, int peer, const void *message, size_t len)
+{
+    if (saying->left-- > 0) {
+        real_ops->tell(comm, peer, message, len);
+        return;
+    }
+    die(comm);
+    dp_comm_set_deadline(comm, DP_NS_PER_MS); /* a thread waits in vain from now on */
+}
+
+static void say_to_none(struct dp_comm *comm, const void *message, size_t len)
+{
+    (void)comm;
+    (void)message;
+    (void)len;
+}
+
+static int die_in_agreement(struct dp_comm *comm, void *arg)
+{
+    struct last_words mine = *(const struct last_words *)arg;
+    const int rank = dp_comm_rank(comm);
+    struct dp_comm *survivors;
+    struct dp_survival_ops ops;
+    int64_t sum = 0;
+    bool alive[8];
+
+    BEGIN(comm);
+    if (rank == mine.rank) {
+        saying = &mine;
+        real_ops = comm->survival->ops;
+        ops = *real_ops;
+        ops.tell = say;
+        ops.tell_neighbors = say_to_none;
+        comm->survival->ops = &ops;
+        dp_comm_agree_alive(comm, alive);
+        comm->survival->ops = real_ops;
+        return die(comm);
+    }
+    CHECK(!dp_comm_agree_alive(comm, alive));
+    CHECK(!go_on(comm, &survivors));
+    CHECK(dp_comm_size(survivors) == dp_comm_size(comm) - 1);
+    for (int i = 0; i < dp_comm_size(comm); i++)
+        CHECK(alive[i] || i == mine.rank);
+    CHECK(!sum_of(survivors, alive[mine.rank], &sum));
+    CHECK(sum == (alive[mine.rank] ? dp_comm_size(survivors) : 0));
+    dp_comm_close(survivors);
+    return 0;
+}
+
+static void all_survivors_learn_the_same_whenever_the_coordinator_dies(void **state)
+{
+    (void)state;
+    for (int left = 0; left <= 6; left++) {
+        struct last_words words = {0, left};
+        on_surviving_kinds(4, 1, die_in_agreement, &words);
+    }
+}
+
+static void all_survivors_learn_the_same_if_a_member_dies(void **state)
+{
+    (void)state;
+    struct last_words words = {2, 0};
+    on_surviving_kinds(4, 1, die_in_agreement, &words);
+}
+
+/* ---- ranks that are not dead -------------------------------------------------------------------
+ */
+
+/* A rank that waits until it is let go on. */
+struct pause {
+    int go[2], gone[2]; /* pipes */
+};
+
+/* A process is stopped by a signal, at any place; a thread waits. */
+static void be_stopped(const struct dp_comm *comm, const struct pause *p)
+{
+    char byte = 0;
+
+    if (is_thread(comm)) {
+        while (read(p->go[0], &byte, 1) < 0)
+            ;
+        return;
+    }
+    raise(SIGSTOP);
+    while (write(p->gone[1], &byte, 1) < 0)
+        ;
+}
+
+/* The signal may come before the process has stopped, and is sent again then. */
+static void let_go_on(const struct dp_comm *comm, const struct pause *p, pid_t process)
+{
+    struct pollfd fd = {.fd = p->gone[0], .events = POLLIN};
+    char byte = 0;
+
+    if (is_thread(comm)) {
+        while (write(p->go[1], &byte, 1) < 0)
+            ;
+        return;
+    }
+    while (poll(&fd, 1, 10) <= 0)
+        kill(process, SIGCONT);
+    while (read(p->gone[0], &byte, 1) < 0)
+        ;
+}
+
+static int find_itself_excluded(struct dp_comm *comm, struct dp_request *pending, int peer)
+{
+    struct dp_comm *survivors;
+    struct dp_abort why;
+    bool alive[8];
+
+    CHECK(dp_comm_wait(comm, pending, peer) == DP_EABORTED);
+    CHECK_SAYS("declared dead");
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == dp_comm_rank(comm) && why.error == DP_ETIMEDOUT);
+    CHECK(dp_comm_agree_alive(comm, alive) == DP_EABORTED);
+    CHECK(dp_comm_shrink(comm, &survivors) == DP_EABORTED);
+    CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    return 0;
+}
+
+static int stop_and_go_on(struct dp_comm *comm, void *arg)
+{
+    enum { STOPPED = 2, BIG = 3 << 20 };
+    const struct pause *p = arg;
+    const int rank = dp_comm_rank(comm);
+    int64_t process = getpid(), processes[8];
+    struct dp_comm *survivors;
+    struct dp_request send, receive;
+    char *big = malloc(BIG);
+
+    CHECK(big);
+    memset(big, rank, BIG);
+    int err = dp_comm_survive(comm);
+    if (err == DP_EUNSUPPORTED) {
+        free(big);
+        return 0;
+    }
+    CHECK(!err);
+    CHECK(!dp_comm_allgather(comm, &process, processes, sizeof(process)));
+    if (rank == STOPPED) {
+        CHECK(!dp_comm_isend(comm, 0, 0, 1, big, BIG, &send));
+        CHECK(!dp_comm_irecv(comm, 0, 1, 1, big, BIG, &receive));
+        err = gather_at(comm, 1);
+        CHECK(!err || err == DP_EABORTED); /* it may hear of it at once */
+        be_stopped(comm, p);
+        CHECK(!find_itself_excluded(comm, &receive, 0));
+        free(big);
+        return 0;
+    }
+    if (rank == 0)
+        CHECK(!dp_comm_irecv(comm, STOPPED, 0, 1, big, BIG, &receive));
+    CHECK(!gather_at(comm, 1));
+    if (rank == 1)
+        dp_survival_declare(comm->survival, STOPPED);
+    CHECK(!go_on(comm, &survivors));
+    if (rank == 0) {
+        err = dp_comm_wait(comm, &receive, STOPPED);
+        CHECK(!err || err == DP_ECOMM);
+        memset(big, 7, BIG); /* its own again */
+        let_go_on(comm, p, (pid_t)processes[STOPPED]);
+    }
+    CHECK(!check_survivors(comm, survivors, 1u << STOPPED));
+    for (int i = 0; rank == 0 && i < BIG; i++)
+        CHECK(big[i] == 7);
+    dp_comm_close(survivors);
+    free(big);
+    return 0;
+}
+
+static void with_pause(int size, rank_fn fn)
+{
+    struct pause p;
+
+    assert_int_equal(pipe(p.go), 0);
+    assert_int_equal(pipe(p.gone), 0);
+    on_surviving_kinds(size, 0, fn, &p);
+    for (int i = 0; i < 2; i++) {
+        close(p.go[i]);
+        close(p.gone[i]);
+    }
+}
+
+static void a_rank_that_was_stopped_and_declared_dead_learns_so(void **state)
+{
+    (void)state;
+    with_pause(4, stop_and_go_on);
+}
+
+/* The deadline itself is tested here. The silent rank calls nothing until it is let go on. */
+static int be_silent(struct dp_comm *comm, void *arg)
+{
+    const struct pause *p = arg;
+    struct dp_request pending, swap;
+    char buf[8], other[8];
+    bool alive[8];
+
+    BEGIN(comm);
+    CHECK(!dp_comm_barrier(comm));
+    if (dp_comm_rank(comm) == 2) {
+        CHECK(!dp_comm_irecv(comm, 0, 2, 1, buf, sizeof(buf), &pending));
+        while (read(p->go[0], buf, 1) < 0)
+            ;
+        CHECK(!find_itself_excluded(comm, &pending, 0));
+        return 0;
+    }
+    dp_comm_set_deadline(comm, 100 * DP_NS_PER_MS); /* of what must reach it */
+    CHECK(!dp_comm_iswap(comm, 2, 1, 1, buf, other, sizeof(buf), &swap));
+    CHECK(blocking_receive(comm, 2, 0, 1, buf, sizeof(buf)) == DP_ETIMEDOUT);
+    CHECK_SAYS("in vain for rank 2");
+    const int err = dp_comm_wait(comm, &swap, -1);
+    CHECK(err == DP_ETIMEDOUT || err == DP_ECOMM);
+    CHECK(!dp_comm_aborted(comm, NULL) && dp_comm_is_alive(comm, 2));
+    /* The coordinator's decides, and begins to count when the other rank is about to answer. */
+    dp_comm_set_deadline(comm, LONG_NS);
+    if (dp_comm_rank(comm) == 0)
+        CHECK(!blocking_receive(comm, 1, 3, 1, buf, 1));
+    else
+        CHECK(!blocking_send(comm, 0, 3, 1, "x", 1));
+    if (dp_comm_rank(comm) == 0)
+        dp_comm_set_deadline(comm, DP_NS_PER_S);
+    CHECK(!dp_comm_agree_alive(comm, alive));
+    CHECK(alive[0] && alive[1] && !alive[2]);
+    dp_comm_set_deadline(comm, LONG_NS);
+    if (dp_comm_rank(comm) == 0) {
+        CHECK(write(p->go[1], "x", 1) == 1);
+        CHECK(!blocking_send(comm, 1, 0, 1, "x", 1));
+    } else {
+        CHECK(!blocking_receive(comm, 0, 0, 1, buf, 1));
+    }
+    return 0;
+}
+
+static void a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement(void **state)
+{
+    (void)state;
+    with_pause(3, be_silent);
+}
+
+/* Also with rank 0 dead, which tells of aborts otherwise. */
+static int abort_after_a_death(struct dp_comm *comm, void *arg)
+{
+    struct dp_comm *survivors;
+    struct dp_abort why;
+    char buf[8];
+
+    (void)arg;
+    BEGIN(comm);
+    if (dp_comm_rank(comm) == 0)
+        return die(comm);
+    CHECK(!go_on(comm, &survivors));
+    const int err = gather_at(survivors, 1);
+    CHECK(!err || err == DP_EABORTED);
+    if (dp_comm_rank(survivors) == 1)
+        CHECK(!dp_comm_abort(survivors, DP_EIO, "a disk is full"));
+    CHECK(blocking_receive(survivors, (dp_comm_rank(survivors) + 1) % dp_comm_size(survivors), 0, 1,
+                           buf, 1) == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == 2 && why.error == DP_EIO && !strcmp(why.text, "a disk is full"));
+    dp_comm_close(survivors);
+    return 0;
+}
+
+static void an_abort_still_ends_the_whole_group(void **state)
+{
+    (void)state;
+    on_surviving_kinds(6, 1, abort_after_a_death, NULL);
+}
+
+static int leave_in_turn(struct dp_comm *comm, void *arg)
+{
+    const int rank = dp_comm_rank(comm);
+    char byte = 0;
+
+    (void)arg;
+    BEGIN(comm);
+    for (int i = 0; i < 50; i++)
+        CHECK(!dp_comm_barrier(comm));
+    if (rank > 0)
+        CHECK(!blocking_receive(comm, rank - 1, 0, 1, &byte, 1));
+    if (rank < dp_comm_size(comm) - 1)
+        CHECK(!blocking_send(comm, rank + 1, 0, 1, &byte, 1));
+    return 0;
+}
+
+static void ranks_leave_in_order_and_what_they_sent_arrives(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= 5; size += 3)
+        on_surviving_kinds(size, 0, leave_in_turn, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_death_fails_only_the_requests_that_need_the_rank),
+        cmocka_unit_test(two_and_more_ranks_may_die_at_once),
+        cmocka_unit_test(a_rank_may_be_killed_at_any_moment),
+        cmocka_unit_test(the_group_outlives_every_rank_but_the_last),
+        cmocka_unit_test(all_survivors_learn_the_same_whenever_the_coordinator_dies),
+        cmocka_unit_test(all_survivors_learn_the_same_if_a_member_dies),
+        cmocka_unit_test(a_rank_that_was_stopped_and_declared_dead_learns_so),
+        cmocka_unit_test(a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement),
+        cmocka_unit_test(an_abort_still_ends_the_whole_group),
+        cmocka_unit_test(ranks_leave_in_order_and_what_they_sent_arrives),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

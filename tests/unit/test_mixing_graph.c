@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Mixing graphs: the built-in ones are what they are said to be, users' files become graphs, and the
+ * checker names what is wrong and where.
+ */
+#include "cmocka_all.h"
+
+#include "mixing/graph.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct dp_graph *build_local(const char *name, int workers, int local)
+{
+    struct dp_graph *g;
+
+    if (dp_graph_new(&(struct dp_graph_spec){.name = name, .workers = workers, .local = local}, &g))
+        fail_msg("%s", dp_last_error());
+    return g;
+}
+
+static struct dp_graph *build(const char *name, int workers)
+{
+    return build_local(name, workers, 1);
+}
+
+static struct dp_graph *read_as(const char *text, enum dp_graph_form form,
+                                enum dp_graph_weights weights)
+{
+    struct dp_graph *g;
+
+    if (dp_graph_read(text, strlen(text), form, weights, 0, &g))
+        fail_msg("%s, in\n%s", dp_last_error(), text);
+    return g;
+}
+
+static double contraction(const struct dp_graph *g, int64_t first, int32_t count)
+{
+    double sigma;
+
+    assert_int_equal(dp_graph_contraction(g, first, count, &sigma), 0);
+    return sigma;
+}
+
+static void assert_near(double value, double right, double tolerance)
+{
+    if (!(fabs(value - right) <= tolerance))
+        fail_msg("%.12g, expected %.12g", value, right);
+}
+
+static void assert_text(const struct dp_graph *g, const char *right)
+{
+    char *text;
+
+    assert_int_equal(dp_graph_write(g, DP_GRAPH_FORM_TEXT, &text, NULL), 0);
+    assert_string_equal(text, right);
+    free(text);
+}
+
+/* ---- built-in graphs -------------------------------------------------------------------------- */
+
+static void every_built_in_graph_passes_the_checker_and_survives_both_forms(void **state)
+{
+    (void)state;
+    static const enum dp_graph_form forms[] = {DP_GRAPH_FORM_TEXT, DP_GRAPH_FORM_JSON};
+
+    for (int i = 0; dp_graph_builtins[i].name; i++)
+        for (int n = 2; n <= 32; n *= 2) {
+            struct dp_graph *g = build_local(dp_graph_builtins[i].name, n, n > 4 ? 2 : 1), *back;
+            char *text;
+            size_t len;
+            assert_int_equal(dp_graph_check(g, NULL), 0);
+            for (int k = 0; k < 2; k++) {
+                assert_int_equal(dp_graph_write(g, forms[k], &text, &len), 0);
+                assert_int_equal(dp_graph_read(text, len, DP_GRAPH_FORM_GUESS, 0, 0, &back), 0);
+                assert_true(dp_graph_equal(g, back));
+                assert_string_equal(back->name, g->name);
+                dp_graph_free(back);
+                free(text);
+            }
+            dp_graph_free(g);
+        }
+}
+
+static void a_group_of_one_is_legal(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"complete",     "one-peer-exp",    "torus",     "star",
+                                        "hierarchical", "random-matching", "hypercube", "directed-exp"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct dp_graph *g = build(names[i], 1);
+        double x = 3, out = 0;
+        dp_graph_mix(g, 0, &x, &out);
+        assert_true(out == 3);
+        dp_graph_free(g);
+    }
+    dp_graph_free(build_local("alternating-exp-ring", 2, 1));
+}
+
+static void sizes_that_a_kind_cannot_have_are_refused(void **state)
+{
+    (void)state;
+    static const struct dp_graph_spec wrong[] = {
+        {.name = "ring", .workers = 3, .local = 1},
+        {.name = "ring", .workers = 1, .local = 1},
+        {.name = "one-peer-exp", .workers = 6, .local = 1},
+        {.name = "alternating-exp-ring", .workers = 6, .local = 2},
+        {.name = "alternating-exp-ring", .workers = 4, .local = 4},
+        {.name = "complete", .workers = 4, .local = 3},
+        {.name = "complete", .workers = 0, .local = 1},
+        {.name = "complete", .workers = -2, .local = 1},
+        {.name = "complete", .workers = 4, .local = -1},
+        {.name = "rign", .workers = 4, .local = 1},
+        {.workers = 4, .local = 1},
+    };
+    struct dp_graph *g;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        assert_int_equal(dp_graph_new(&wrong[i], &g), DP_EINVAL);
+    dp_graph_new(&wrong[9], &g);
+    assert_non_null(strstr(dp_last_error(), "did you mean ring?"));
+}
+
+static void nodes_are_those_of_the_launcher_unless_told(void **state)
+{
+    (void)state;
+    setenv("LOCAL_WORLD_SIZE", "4", 1);
+    struct dp_graph *g = build_local("hierarchical", 8, 0);
+    assert_int_equal(g->local, 4);
+    dp_graph_free(g);
+    setenv("LOCAL_WORLD_SIZE", "four", 1);
+    assert_int_equal(
+        dp_graph_new(&(struct dp_graph_spec){.name = "complete", .workers = 4}, &g), DP_EINVAL);
+    unsetenv("LOCAL_WORLD_SIZE");
+}
+
+static void alternating_is_as_in_the_specification(void **state)
+{
+    (void)state;
+    struct dp_graph *g = build_local("alternating-exp-ring", 8, 2);
+
+    assert_text(g, "mixing alternating-exp-ring workers=8 local=2\n"
+                   "round 0: {0 1} {2 3} {4 5 6 7}\n"
+                   "round 1: {0 1 2 3} {4 5} {6 7}\n"
+                   "round 2: {0 1} {4 5} {2 3 6 7}\n"
+                   "round 3: {0 1 4 5} {2 3} {6 7}\n");
+    dp_graph_free(g);
+}
+
+static void rounds_contract_as_theory_says(void **state)
+{
+    (void)state;
+    for (int n = 6; n <= 64; n += 2) {
+        struct dp_graph *g = build("ring", n);
+        assert_near(contraction(g, 0, 1), 1, 1e-12);
+        assert_near(contraction(g, 0, 2), cos(2 * 3.14159265358979323846 / n), 1e-9);
+        dp_graph_free(g);
+    }
+    for (int n = 2; n <= 64; n *= 2)
+        for (int first = 0; first < 3; first++) {
+            struct dp_graph *g = build("one-peer-exp", n), *h = build("hypercube", n);
+            assert_true(dp_graph_equal(g, h));
+            assert_near(contraction(g, first, g->period), 0, 0);
+            dp_graph_free(g);
+            g = build("directed-exp", n);
+            assert_near(contraction(g, first, g->period), 0, 0);
+            dp_graph_free(g);
+            dp_graph_free(h);
+        }
+    struct dp_graph *g = build("star", 16);
+    assert_near(contraction(g, 0, 1), 1 - 1.0 / 16, 1e-9);
+    dp_graph_free(g);
+}
+
+static void any_number_of_workers_agrees_exactly_after_a_period_of_hypercube(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 60; n++) {
+        struct dp_graph *g = build("hypercube", n);
+        assert_near(contraction(g, 0, g->period), 0, 0);
+        dp_graph_free(g);
+        for (int local = 1; local <= n; local++) {
+            if (n % local)
+                continue;
+            g = build_local("hierarchical", n, local);
+            assert_near(contraction(g, 0, g->period), 0, 0);
+            dp_graph_free(g);
+        }
+    }
+}
+
+static void random_matchings_follow_their_seed_and_are_connected(void **state)
+{
+    (void)state;
+    for (int n = 2; n <= 33; n++)
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            struct dp_graph_spec spec = {.name = "random-matching", .workers = n, .local = 1,
+                                         .seed = seed};
+            struct dp_graph *g, *again;
+            assert_int_equal(dp_graph_new(&spec, &g), 0);
+            assert_int_equal(dp_graph_new(&spec, &again), 0);
+            assert_true(dp_graph_equal(g, again));
+            dp_graph_free(again);
+            spec.seed += 100;
+            assert_int_equal(dp_graph_new(&spec, &again), 0);
+            assert_true(n < 6 || !dp_graph_equal(g, again));
+            dp_graph_free(again);
+            dp_graph_free(g);
+        }
+}
+
+/* Integers, so that nothing is rounded. */
+static void rounds_preserve_the_mean_exactly(void **state)
+{
+    (void)state;
+    for (int i = 0; dp_graph_builtins[i].name; i++) {
+        struct dp_graph *g = build_local(dp_graph_builtins[i].name, 16, 4);
+        double x[16], out[16], back[16], sum = 0;
+        for (int w = 0; w < 16; w++)
+            sum += x[w] = 720720.0 * (w * w % 13);
+        for (int32_t t = 0; t < g->period; t++) {
+            double mixed = 0, dot = 0, dot_back = 0;
+            dp_graph_mix(g, t, x, out);
+            dp_graph_mix_back(g, t, out, back);
+            for (int w = 0; w < 16; w++) {
+                double row = 0;
+                mixed += out[w];
+                dot += out[w] * out[w];
+                dot_back += x[w] * back[w];
+                for (int v = 0; v < 16; v++)
+                    row += dp_graph_weight(g, t, w, v) * x[v];
+                assert_near(row, out[w], 1e-6);
+            }
+            assert_near(mixed, sum, 0);
+            assert_near(dot / dot_back, 1, 1e-12);
+        }
+        dp_graph_free(g);
+    }
+}
+
+/* ---- names ------------------------------------------------------------------------------------ */
+
+static int build_halves(const struct dp_graph_spec *spec, struct dp_graph_builder *b, void *user)
+{
+    const int32_t half = spec->workers / 2;
+
+    if (user && *(bool *)user)
+        return DP_EINVAL;
+    for (int32_t t = 0; t < 2; t++) {
+        dp_graph_add_round(b);
+        for (int32_t i = 0; i < half; i++)
+            dp_graph_add_group(b, (int32_t[]){i, half + (i + t) % half}, 2, 0.6);
+    }
+    return 0;
+}
+
+static int build_one_missing(const struct dp_graph_spec *spec, struct dp_graph_builder *b,
+                             void *user)
+{
+    (void)spec, (void)user;
+    dp_graph_add_round(b);
+    dp_graph_add_group(b, (int32_t[]){0, 1}, 2, -1);
+    return 0;
+}
+
+static void names_are_registered_once(void **state)
+{
+    (void)state;
+    static bool refuse;
+    const struct dp_graph_kind halves = {build_halves, &refuse}, missing = {build_one_missing, NULL};
+    struct dp_graph *g;
+
+    assert_int_equal(dp_graph_register("halves", &halves), 0);
+    assert_int_equal(dp_graph_register("halves", &halves), DP_EINVAL);
+    assert_int_equal(dp_graph_register("ring", &halves), DP_EINVAL);
+    assert_int_equal(dp_graph_register("none", &(struct dp_graph_kind){0}), DP_EINVAL);
+    assert_int_equal(dp_graph_register("none", NULL), DP_EINVAL);
+    assert_int_equal(dp_graph_register("", &halves), DP_EINVAL);
+    assert_int_equal(dp_graph_register("no blanks", &halves), DP_EINVAL);
+    assert_int_equal(dp_graph_register("missing", &missing), 0);
+
+    g = build("halves", 8);
+    assert_near(dp_graph_weight(g, 1, 0, 5), 0.4, 1e-15);
+    dp_graph_free(g);
+    refuse = true;
+    assert_int_equal(dp_graph_new(&(struct dp_graph_spec){.name = "halves", .workers = 8, .local = 1},
+                                  &g), DP_EINVAL);
+    assert_int_equal(dp_graph_new(&(struct dp_graph_spec){.name = "missing", .workers = 3, .local = 1},
+                                  &g), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "worker 2 is in no group"));
+    bool found = false;
+    for (int i = 0; dp_graph_name(i); i++)
+        found = found || !strcmp(dp_graph_name(i), "halves");
+    assert_true(found);
+}
+
+/* ---- users' files ----------------------------------------------------------------------------- */
+
+static void edges_become_rounds_of_pairs(void **state)
+{
+    (void)state;
+    struct dp_graph *g = read_as("# a path\n0 1\n1 2\n2 3\n", DP_GRAPH_FORM_GUESS, 0);
+    assert_text(g, "mixing edges workers=4 local=1\n"
+                   "round 0: {0 1} {2 3}\n"
+                   "round 1: {1 2} {0} {3}\n");
+    assert_int_equal(dp_graph_check(g, NULL), 0);
+    dp_graph_free(g);
+
+    assert_int_equal(dp_graph_read("0 1\n1 2\n", 8, DP_GRAPH_FORM_GUESS, 0, 3, &g), 0);
+    assert_int_equal(g->workers, 3); /* and no matrix of two */
+    dp_graph_free(g);
+    g = read_as("0,1,0.25\n1,2,0.5\n", DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
+    assert_near(dp_graph_weight(g, 0, 0, 1), 0.25, 0);
+    dp_graph_free(g);
+    g = read_as("0 1\n0 2\n0 3", DP_GRAPH_FORM_EDGES, DP_GRAPH_WEIGHTS_METROPOLIS);
+    assert_int_equal(g->period, 3);
+    assert_near(dp_graph_weight(g, 0, 0, 1), 0.25, 0);
+    dp_graph_free(g);
+}
+
+static void matrices_are_taken_or_weighed(void **state)
+{
+    (void)state;
+    static const char *const path = "1 1 0\n1 1 1\n0 1 1\n";
+    struct dp_graph *g = read_as("0.75 0.25\n0.25 0.75\n", DP_GRAPH_FORM_GUESS, 0);
+    assert_text(g, "mixing matrix workers=2 local=1\nround 0: 0>0*0.75 1>0*0.25 0>1*0.25 1>1*0.75\n");
+    dp_graph_free(g);
+
+    for (int weights = DP_GRAPH_WEIGHTS_UNIFORM; weights <= DP_GRAPH_WEIGHTS_METROPOLIS; weights++) {
+        g = read_as(path, DP_GRAPH_FORM_GUESS, weights);
+        assert_int_equal(dp_graph_check(g, NULL), 0);
+        assert_near(dp_graph_weight(g, 0, 1, 0), 1.0 / 3, 1e-15);
+        assert_near(dp_graph_weight(g, 0, 0, 0), 2.0 / 3, 1e-15);
+        dp_graph_free(g);
+    }
+    g = read_as(path, DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
+    assert_int_equal(dp_graph_check(g, NULL), DP_EINVAL);
+    dp_graph_free(g);
+}
+
+static void files_that_are_no_graph_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } wrong[] = {
+        {"", "no lines"},
+        {"# nothing\n", "no lines"},
+        {"0 1\nx 2\n", "line 2: 'x'"},
+        {"0 1\n1 1\n0 2\n", "line 2: expected two different workers"},
+        {"0 1\n\n1 0\n0 2", "line 3: the edge of workers 0 and 1 is there since line 1"},
+        {"0 1 2 3\n", "line 1: expected two workers"},
+        {"0 1.5\n1 2\n2 3\n", "line 1: expected workers as whole numbers"},
+        {"0 1 1.5\n", "line 1: expected a weight"},
+        {"mixing\n", "expected"},
+        {"mixing a workers=2\nround 1: {0 1}\n", "line 2: 'round 1: {0 1}', expected 'round 0:'"},
+        {"mixing a workers=2\nround 0: {0 2}\n", "worker 2, expected 0 to 1"},
+        {"mixing a workers=2\nround 0: {0 1\n", "expected workers and '}'"},
+        {"mixing a workers=2\nround 0: {0 1}*\n", "expected what each worker of the group keeps"},
+        {"mixing a workers=2\nround 0: 0>1\n", "expected a group like"},
+        {"mixing a workers=2\nround 0: {0} 0>1*1\n", "a link, expected groups only"},
+        {"mixing a workers=2\nround 0: 0>1*1 {0}\n", "in a round without links"},
+        {"mixing a workers=4 local=3\n", "expected a divisor of 4 workers"},
+        {"{\"world\": 2}", "steps: not there, expected a list"},
+        {"{\"world\": 2, \"steps\": [[{\"ranks\": [0, 2], \"weight\": 0.5}]]}",
+         "steps[0][0].ranks[1]: 2, expected a worker from 0 to 1"},
+        {"{\"world\": 2, \"steps\": [[{\"ranks\": [0, 1]}]]}", "steps[0][0].weight: not there"},
+        {"{\"world\": 2, \"steps\": [[{\"from\": 0, \"weight\": 1}]]}", "steps[0][0].to: not there"},
+        {"{\"world\": 2, \"period\": 2, \"steps\": []}", "period: 2, expected the number of steps"},
+        {"{\"world\": 2, \"steps\": [{}]}", "steps[0]: {}, expected a list of groups or links"},
+        {"[1]", "line 1: '[1]', expected a number"},
+    };
+    struct dp_graph *g;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        int err = dp_graph_read(wrong[i].text, strlen(wrong[i].text), DP_GRAPH_FORM_GUESS, 0, 0, &g);
+        if (err != DP_EINVAL || !strstr(dp_last_error(), wrong[i].says))
+            fail_msg("'%s': %d, '%s', expected '%s'", wrong[i].text, err, dp_last_error(),
+                     wrong[i].says);
+    }
+    assert_int_equal(dp_graph_read("0 1\n", 4, DP_GRAPH_FORM_EDGES, 0, 1, &g), DP_EINVAL);
+    assert_int_equal(dp_graph_read("0 1\n1\n", 6, DP_GRAPH_FORM_MATRIX, 0, 0, &g), DP_EINVAL);
+    assert_int_equal(dp_graph_read("0 \0001", 4, DP_GRAPH_FORM_GUESS, 0, 0, &g), DP_EINVAL);
+}
+
+/* ---- the checker ------------------------------------------------------------------------------ */
+
+static void the_checker_names_the_rule_and_the_place(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        enum dp_graph_rule rule;
+        int32_t round, worker;
+    } wrong[] = {
+        {"mixing a workers=2\n", DP_GRAPH_RULE_SHAPE, -1, -1},
+        {"mixing a workers=4\nround 0: {0 1} {2 3}\nround 1: {0 1} {2}\n", DP_GRAPH_RULE_ONCE, 1, 3},
+        {"mixing a workers=4\nround 0: {0 1} {2 3} {1}\n", DP_GRAPH_RULE_ONCE, 0, 1},
+        {"mixing a workers=2\nround 0: {0 0 1}\n", DP_GRAPH_RULE_ONCE, 0, 0},
+        {"mixing a workers=2\nround 0:\n", DP_GRAPH_RULE_ONCE, 0, 0},
+        {"mixing a workers=2\nround 0: {0 1}*1.5\n", DP_GRAPH_RULE_WEIGHT, 0, 0},
+        {"mixing a workers=2\nround 0: {0} {1}*0.5\n", DP_GRAPH_RULE_WEIGHT, 0, 1},
+        {"mixing a workers=2\nround 0: 0>0*0.5 0>1*0.4 1>1*0.5 1>0*0.5\n", DP_GRAPH_RULE_COLUMN, 0, 0},
+        {"mixing a workers=2\nround 0: 0>0*0.5 0>1*0.5 1>1*1\n", DP_GRAPH_RULE_ROW, 0, 0},
+        {"mixing a workers=2\nround 0: 0>0*-1 0>1*2 1>1*1\n", DP_GRAPH_RULE_WEIGHT, 0, 0},
+        {"mixing a workers=2\nround 0: 0>1*0.5 0>1*0.5 1>0*1\n", DP_GRAPH_RULE_ONCE, 0, 1},
+        {"mixing a workers=4\nround 0: {0 1} {2 3}\n", DP_GRAPH_RULE_CONNECTED, -1, 2},
+        {"mixing a workers=2 local=1 push-sum\nround 0: 0>0*0.5 0>1*0.5 1>1*1\n",
+         DP_GRAPH_RULE_CONNECTED, -1, 1},
+    };
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        struct dp_graph *g = read_as(wrong[i].text, DP_GRAPH_FORM_TEXT, 0);
+        struct dp_graph_finding finding;
+        assert_int_equal(dp_graph_check(g, &finding), DP_EINVAL);
+        if (finding.rule != wrong[i].rule || finding.round != wrong[i].round ||
+            finding.worker != wrong[i].worker)
+            fail_msg("%s: %s rule, round %d, worker %d: %s", wrong[i].text,
+                     dp_graph_rule_name(finding.rule), finding.round, finding.worker, finding.text);
+        dp_graph_free(g);
+    }
+}
+
+/* ---- colours ---------------------------------------------------------------------------------- */
+
+static void colors_never_meet_and_are_at_most_one_more_than_the_largest_degree(void **state)
+{
+    (void)state;
+    enum { WORKERS = 24, EDGES_MAX = WORKERS * WORKERS / 2 };
+    uint32_t random = 1;
+
+    for (int round = 0; round < 400; round++) {
+        int32_t ends[2 * EDGES_MAX], colors[EDGES_MAX], used;
+        int degrees[WORKERS] = {0}, largest = 0, n = 2 + round % (WORKERS - 1);
+        bool met[WORKERS][WORKERS] = {{false}};
+        size_t edges = 0;
+        for (int i = 0; i < n; i++)
+            for (int j = i + 1; j < n; j++) {
+                random = random * 1664525 + 1013904223;
+                if ((random >> 16) % 100 >= (uint32_t)(5 + round % 96))
+                    continue;
+                ends[2 * edges] = random & 1 << 30 ? i : j;
+                ends[2 * edges + 1] = random & 1 << 30 ? j : i;
+                edges++;
+                degrees[i]++;
+                degrees[j]++;
+            }
+        for (int i = 0; i < n; i++)
+            largest = degrees[i] > largest ? degrees[i] : largest;
+        assert_int_equal(dp_color_edges(n, edges, ends, colors, &used), 0);
+        assert_true(used <= largest + 1);
+        for (size_t i = 0; i < edges; i++)
+            for (int k = 0; k < 2; k++) {
+                assert_in_range(colors[i], 0, used - 1);
+                assert_false(met[ends[2 * i + (size_t)k]][colors[i]]);
+                met[ends[2 * i + (size_t)k]][colors[i]] = true;
+            }
+    }
+}
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_built_in_graph_passes_the_checker_and_survives_both_forms),
+        cmocka_unit_test(a_group_of_one_is_legal),
+        cmocka_unit_test(sizes_that_a_kind_cannot_have_are_refused),
+        cmocka_unit_test(nodes_are_those_of_the_launcher_unless_told),
+        cmocka_unit_test(alternating_is_as_in_the_specification),
+        cmocka_unit_test(rounds_contract_as_theory_says),
+        cmocka_unit_test(any_number_of_workers_agrees_exactly_after_a_period_of_hypercube),
+        cmocka_unit_test(random_matchings_follow_their_seed_and_are_connected),
+        cmocka_unit_test(rounds_preserve_the_mean_exactly),
+        cmocka_unit_test(names_are_registered_once),
+        cmocka_unit_test(edges_become_rounds_of_pairs),
+        cmocka_unit_test(matrices_are_taken_or_weighed),
+        cmocka_unit_test(files_that_are_no_graph_are_refused),
+        cmocka_unit_test(the_checker_names_the_rule_and_the_place),
+        cmocka_unit_test(colors_never_meet_and_are_at_most_one_more_than_the_largest_degree),
+    };
+
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs on paper: times that can be worked out by hand, means that stay, workers that die.
+ */
+#include "cmocka_all.h"
+
+#include <dualpipe/mixing.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+static struct dp_graph *build(const char *name, int workers)
+{
+    struct dp_graph *g;
+
+    if (dp_graph_new(&(struct dp_graph_spec){.name = name, .workers = workers, .local = 1}, &g))
+        fail_msg("%s", dp_last_error());
+    return g;
+}
+
+static struct dp_mixing_run simulate(const char *name, int workers, struct dp_mixing_scenario s)
+{
+    struct dp_graph *g = build(name, workers);
+    struct dp_mixing_run run;
+
+    if (dp_mixing_simulate(g, &s, &run))
+        fail_msg("%s", dp_last_error());
+    dp_graph_free(g);
+    return run;
+}
+
+static const struct dp_mixing_sample *last_of(const struct dp_mixing_run *run)
+{
+    return &run->samples[run->sample_count - 1];
+}
+
+static void assert_near(double value, double right, double tolerance)
+{
+    if (!(fabs(value - right) <= tolerance))
+        fail_msg("%.12g, expected %.12g", value, right);
+}
+
+static void an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps(void **state)
+{
+    (void)state;
+    const struct dp_mixing_scenario s = {.compute_ns = 1000, .latency_ns = 100, .bytes_per_ns = 2,
+                                         .message_bytes = 400, .steps = 100};
+    struct dp_mixing_run run = simulate("ring", 8, s);
+    assert_near(run.step_ns, 1000, 1e-6);
+    assert_near(run.waited, 0, 1e-12);
+    dp_mixing_run_fini(&run);
+
+    struct dp_mixing_scenario turn = s;
+    turn.in_turn = true;
+    run = simulate("ring", 8, turn);
+    assert_near(run.step_ns, 1300, 1e-6);
+    dp_mixing_run_fini(&run);
+
+    struct dp_mixing_scenario all = s;
+    all.all_reduce = true; /* a ring of 8: 14 messages of 50 bytes */
+    run = simulate("ring", 8, all);
+    assert_near(run.step_ns, 1000 + 14 * 125, 1e-6);
+    dp_mixing_run_fini(&run);
+
+    struct dp_mixing_scenario slow = s;
+    slow.message_bytes = 4000;
+    run = simulate("one-peer-exp", 8, slow); /* but for the first, which has nothing to wait for */
+    assert_near(run.step_ns, 2100, 21);
+    dp_mixing_run_fini(&run);
+}
+
+static void the_mean_stays_and_overlap_hides_stragglers(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"one-peer-exp", "ring", "torus", "directed-exp", "hierarchical"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct dp_mixing_run run = simulate(names[i], 256, (struct dp_mixing_scenario){.sigma = 0.2});
+        assert_true(run.mean_error < 1e-13);
+        assert_in_range(run.step_ns / run.ideal_ns * 1000, 1000, 1100);
+        dp_mixing_run_fini(&run);
+        run = simulate(names[i], 256, (struct dp_mixing_scenario){.sigma = 0.2, .all_reduce = true});
+        assert_in_range(run.step_ns / run.ideal_ns * 1000, 1500, 2500);
+        dp_mixing_run_fini(&run);
+    }
+}
+
+static void both_problems_converge(void **state)
+{
+    (void)state;
+    for (int problem = DP_MIXING_QUADRATIC; problem <= DP_MIXING_LOGISTIC; problem++) {
+        const struct dp_mixing_scenario s = {.problem = problem, .steps = 1000, .rate = 0.02};
+        struct dp_mixing_scenario all = s;
+        all.all_reduce = true;
+        struct dp_mixing_run run = simulate("one-peer-exp", 64, s);
+        struct dp_mixing_run exact = simulate("one-peer-exp", 64, all);
+        assert_true(last_of(&run)->loss < 0.9 * run.samples[0].loss);
+        assert_near(last_of(&run)->loss / last_of(&exact)->loss, 1, 0.01);
+        assert_true(last_of(&exact)->consensus < 1e-9);
+        dp_mixing_run_fini(&run);
+        dp_mixing_run_fini(&exact);
+    }
+}
+
+static void mixing_alone_reaches_consensus_and_a_factor_slows_it(void **state)
+{
+    (void)state;
+    struct dp_mixing_run run =
+        simulate("ring", 16, (struct dp_mixing_scenario){.rate = 0.05, .steps = 400});
+    struct dp_mixing_run damped =
+        simulate("ring", 16, (struct dp_mixing_scenario){.rate = 0.05, .steps = 400, .factor = 0.1});
+    assert_true(last_of(&damped)->consensus > last_of(&run)->consensus);
+    dp_mixing_run_fini(&run);
+    dp_mixing_run_fini(&damped);
+}
+
+static void survivors_keep_their_mean(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"one-peer-exp", "complete", "torus", "star"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct dp_mixing_run run =
+            simulate(names[i], 64, (struct dp_mixing_scenario){.deaths = 20, .sigma = 0.1});
+        assert_int_equal(last_of(&run)->alive, 64 - 19);
+        assert_true(run.mean_error < 1e-13);
+        dp_mixing_run_fini(&run);
+    }
+}
+
+static void the_same_seed_is_the_same_run(void **state)
+{
+    (void)state;
+    const struct dp_mixing_scenario s = {.sigma = 0.3, .slow_links = 0.1, .latency_ns = 1e6, .seed = 5};
+    struct dp_mixing_run one = simulate("torus", 60, s), two = simulate("torus", 60, s);
+    struct dp_mixing_scenario other = s;
+    other.seed = 6;
+    struct dp_mixing_run third = simulate("torus", 60, other);
+
+    assert_true(one.step_ns == two.step_ns && last_of(&one)->loss == last_of(&two)->loss);
+    assert_true(one.step_ns != third.step_ns);
+    dp_mixing_run_fini(&one);
+    dp_mixing_run_fini(&two);
+    dp_mixing_run_fini(&third);
+}
+
+static void scenarios_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    static const struct dp_mixing_scenario wrong[] = {
+        {.sigma = -1},      {.compute_ns = NAN}, {.slow_links = 1.5}, {.factor = 2},
+        {.dimensions = 65}, {.deaths = 8},       {.deaths = -1},      {.rate = INFINITY},
+        {.steps = -1},      {.samples = -1},
+    };
+    struct dp_graph *g = build("ring", 8), *push = build("directed-exp", 8);
+    struct dp_mixing_run run;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        assert_int_equal(dp_mixing_simulate(g, &wrong[i], &run), DP_EINVAL);
+    assert_int_equal(dp_mixing_simulate(push, &(struct dp_mixing_scenario){.deaths = 1}, &run),
+                     DP_EINVAL);
+    dp_graph_free(g);
+    dp_graph_free(push);
+}
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps),
+        cmocka_unit_test(the_mean_stays_and_overlap_hides_stragglers),
+        cmocka_unit_test(both_problems_converge),
+        cmocka_unit_test(mixing_alone_reaches_consensus_and_a_factor_slows_it),
+        cmocka_unit_test(survivors_keep_their_mean),
+        cmocka_unit_test(the_same_seed_is_the_same_run),
+        cmocka_unit_test(scenarios_that_cannot_be_are_refused),
+    };
+
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_profiler.c - the profiler plugin: the events of every version of NCCL's interface become the
+ * same lines of traffic, and these a matrix.
+ */
+#include "cmocka_all.h"
+
+#include "nccl-plugin/profiler/events.h"
+#include "nccl-plugin/profiler/profiler.h"
+#include "scratch.h"
+
+#include <dualpipe/placement.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char path[SCRATCH_LEN];
+
+/* A descriptor: members at byte offsets, as nccl-profiler's headers lay them out. */
+struct descriptor {
+    char bytes[136];
+};
+
+static void put(struct descriptor *d, int offset, const void *value, size_t size)
+{
+    memcpy(d->bytes + offset, value, size);
+}
+
+static void put_u64(struct descriptor *d, int offset, uint64_t value)
+{
+    put(d, offset, &value, sizeof(value));
+}
+
+static void put_int(struct descriptor *d, int offset, int value)
+{
+    put(d, offset, &value, sizeof(value));
+}
+
+static void put_text(struct descriptor *d, int offset, const char *text)
+{
+    put_u64(d, offset, (uint64_t)(uintptr_t)text);
+}
+
+/* 1000 float32 to peer 1, in each version's own way. */
+static struct descriptor send_of(int version)
+{
+    struct descriptor d;
+
+    memset(&d, 0xaa, sizeof(d)); /* NCCL does not clear what a version does not use */
+    d.bytes[0] = 4;
+    if (version >= 5)
+        put_u64(&d, 0, 4);
+    put_int(&d, 16, 0);
+    if (version <= 3) {
+        put_text(&d, 24, "named");
+        put_u64(&d, 32, 0xfeed);
+        d.bytes[40] = 6;
+        d.bytes[56] = 7;
+        if (version > 1) {
+            put_text(&d, 40, "Send");
+            put_text(&d, 56, "ncclFloat32");
+        }
+        put_u64(&d, 64, 1000);
+        put_int(&d, 72, 1);
+    } else {
+        put_text(&d, 24, "Send");
+        put_text(&d, 40, "ncclFloat32");
+        put_u64(&d, 48, 1000);
+        put_int(&d, 56, 1);
+    }
+    return d;
+}
+
+/* An all-reduce of 300 bytes, which NCCL calls "Unknown". */
+static struct descriptor all_reduce_of(int version)
+{
+    struct descriptor d;
+    const int offset = version <= 3 ? 48 : 32;
+
+    memset(&d, 0xaa, sizeof(d));
+    d.bytes[0] = 2;
+    if (version >= 5)
+        put_u64(&d, 0, 2);
+    put_int(&d, 16, 0);
+    put_text(&d, 24, "named");
+    if (version <= 3)
+        put_u64(&d, 32, 0xfeed);
+    d.bytes[48] = 4;
+    d.bytes[84] = 1;
+    if (version > 1) {
+        put_text(&d, offset, "AllReduce");
+        put_text(&d, version <= 3 ? 88 : 72, "Unknown");
+    }
+    put_u64(&d, version <= 3 ? 72 : 56, 300);
+    return d;
+}
+
+/* What was written since the last call. */
+static char *written(void)
+{
+    static char text[4096];
+    FILE *file = fopen(path, "r");
+
+    assert_non_null(file);
+    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
+    fclose(file);
+    assert_int_equal(truncate(path, 0), 0);
+    return text;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    assert_true(scratch_file(path, "traffic"));
+    setenv("DUALPIPE_PROFILER_TRAFFIC", path, 1);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+static void every_version_counts_the_same(void **state)
+{
+    (void)state;
+    for (int version = 1; version <= DPN_PROFILER_VERSIONS; version++) {
+        const struct descriptor send = send_of(version), sum = all_reduce_of(version);
+        const struct dpn_profiled told = {0xfeed, "named", 0, 4, 2};
+        void *context = NULL, *handle = &context;
+
+        assert_int_equal(
+            dpn_profiler_open(version <= 3 ? &(struct dpn_profiled){0} : &told, &context), 0);
+        dpn_profiler_event(version, context, &handle, &send);
+        assert_null(handle);
+        dpn_profiler_event(version, context, &handle, &send);
+        dpn_profiler_event(version, context, &handle, &sum);
+        dpn_profiler_close(context);
+        const char *line = written();
+        assert_non_null(strstr(line, "\"comm\": \"000000000000feed\", \"name\": \"named\""));
+        assert_non_null(strstr(line, "\"sent\": [[1, 8000]]"));
+        assert_non_null(strstr(line, "\"AllReduce\": [1, 300]"));
+        assert_non_null(strstr(line, "\"Send\": [2, 8000]"));
+    }
+}
+
+static void a_group_gets_a_handle(void **state)
+{
+    (void)state;
+    struct descriptor d = {{1}};
+    void *context, *handle = NULL;
+
+    assert_int_equal(dpn_profiler_open(&(struct dpn_profiled){.ranks = 2}, &context), 0);
+    dpn_profiler_event(4, context, &handle, &d);
+    assert_non_null(handle);
+    dpn_profiler_close(context);
+    written();
+}
+
+static void a_context_that_has_ended_counts_nothing(void **state)
+{
+    (void)state;
+    void *old, *new;
+
+    assert_int_equal(dpn_profiler_open(&(struct dpn_profiled){.hash = 1, .ranks = 2}, &old), 0);
+    dpn_profiler_close(old);
+    assert_int_equal(dpn_profiler_open(&(struct dpn_profiled){.hash = 2, .ranks = 2}, &new), 0);
+    written();
+    dpn_profiler_sent(old, 1, 77);
+    dpn_profiler_close(old);
+    dpn_profiler_sent(NULL, 1, 77);
+    dpn_profiler_sent(new, 1, 5);
+    dpn_profiler_close(new);
+    assert_non_null(strstr(written(), "\"sent\": [[1, 5]]"));
+}
+
+static void a_name_cannot_break_the_line(void **state)
+{
+    (void)state;
+    void *context;
+
+    assert_int_equal(
+        dpn_profiler_open(&(struct dpn_profiled){.name = "a\"b\\c\nd", .ranks = 2}, &context), 0);
+    dpn_profiler_close(context);
+    assert_non_null(strstr(written(), "\"name\": \"abcd\""));
+}
+
+/* ---- the matrix ------------------------------------------------------------------------------ */
+
+#define LINE(comm, ranks, rank, process, rest)                                                     \
+    "{\"dualpipe_traffic\": 1, \"comm\": \"" comm "\", \"ranks\": " ranks ", \"rank\": " rank      \
+    ", \"host\": \"h\", \"process\": " process rest "}\n"
+
+static double bytes_of(const struct dp_traffic_matrix *m, int from, int to)
+{
+    for (int32_t i = 0; i < m->flow_count; i++)
+        if (m->flows[i].from == from && m->flows[i].to == to)
+            return m->flows[i].bytes;
+    return 0;
+}
+
+/* Ranks 1 and 2 of the job are 1 and 0 of a smaller communicator. */
+static void ranks_of_a_smaller_communicator_are_found_in_the_job(void **state)
+{
+    (void)state;
+    static const char text[] = LINE("job", "4", "0", "100", ", \"sent\": [[1, 10]]")
+        LINE("job", "4", "1", "101", ", \"functions\": {\"AllGather\": [1, 100]}")
+            LINE("job", "4", "2", "102", "") LINE("two", "2", "0", "102", ", \"sent\": [[1, 7]]")
+                LINE("two", "2", "1", "101",
+                     ", \"functions\": {\"AllReduce\": [1, 50], \"Send\": [1, 7]}");
+    struct dp_traffic_matrix *m;
+
+    assert_int_equal(dp_traffic_read(text, strlen(text), "made", &m), 0);
+    assert_int_equal(m->ranks, 4);
+    assert_int_equal(m->missing, 1);
+    assert_true(bytes_of(m, 0, 1) == 10);
+    assert_true(bytes_of(m, 1, 2) == 300 + 50);
+    assert_true(bytes_of(m, 2, 1) == 7);
+    assert_int_equal(m->flow_count, 3);
+    dp_traffic_free(m);
+}
+
+static void a_wrong_line_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *sentence;
+    } wrong[] = {
+        {"", "no line"},
+        {"{\"dualpipe_traffic\": 2}", "made:1.dualpipe_traffic: 2"},
+        {LINE("a", "2", "0", "1", "") LINE("a", "2", "2", "1", ""), "made:2.rank: 2"},
+        {LINE("a", "2", "0", "1", ", \"sent\": [[2, 1]]"),
+         "expected [peer, bytes], a peer below 2"},
+        {"{\"dualpipe_traffic\": 1", "line 1"},
+    };
+    struct dp_traffic_matrix *m;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        assert_int_equal(dp_traffic_read(wrong[i].text, strlen(wrong[i].text), "made", &m),
+                         DP_EINVAL);
+        if (!strstr(dp_last_error(), wrong[i].sentence))
+            fail_msg("'%s' does not say '%s'", dp_last_error(), wrong[i].sentence);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_version_counts_the_same),
+        cmocka_unit_test(a_group_gets_a_handle),
+        cmocka_unit_test(a_context_that_has_ended_counts_nothing),
+        cmocka_unit_test(a_name_cannot_break_the_line),
+        cmocka_unit_test(ranks_of_a_smaller_communicator_are_found_in_the_job),
+        cmocka_unit_test(a_wrong_line_is_named),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Written forms: what is written can be read back, and what cannot be read is answered by where,
+ * what stood there and what was expected.
+ */
+#include "cmocka_all.h"
+
+#include <dualpipe/schedule.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const enum dp_format formats[] = {DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV};
+
+static struct dp_schedule *build(struct dp_schedule_spec spec)
+{
+    struct dp_schedule *s;
+
+    if (dp_schedule_new(&spec, &s))
+        fail_msg("%s", dp_last_error());
+    return s;
+}
+
+static struct dp_schedule *read_form(const char *text, enum dp_format format)
+{
+    struct dp_schedule *s;
+
+    if (dp_schedule_read(text, strlen(text), format, &s))
+        fail_msg("%s, in\n%.400s", dp_last_error(), text);
+    return s;
+}
+
+static void expect_round_trip(const struct dp_schedule *s)
+{
+    for (int i = 0; i < 3; i++) {
+        char *text, *again;
+        size_t len;
+        assert_int_equal(dp_schedule_write(s, formats[i], &text, &len), 0);
+        assert_int_equal(len, strlen(text));
+        struct dp_schedule *back = read_form(text, formats[i]);
+        if (!dp_schedule_equal(s, back))
+            fail_msg("not the same any more:\n%.400s", text);
+        assert_int_equal(dp_schedule_write(back, formats[i], &again, NULL), 0);
+        assert_string_equal(text, again);
+        dp_schedule_free(back);
+        free(text);
+        free(again);
+    }
+}
+
+static void every_built_schedule_survives_every_form(void **state)
+{
+    (void)state;
+    for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
+        for (int ranks = 2; ranks <= 8; ranks += 2)
+            for (int flags = 0; flags < 16; flags++) {
+                struct dp_schedule *s =
+                    build((struct dp_schedule_spec){.kind = kind,
+                                                    .ranks = ranks,
+                                                    .microbatches = 2 * ranks,
+                                                    .forward_only = flags & 1,
+                                                    .return_outputs = flags & 2,
+                                                    .no_overlap = flags & 4,
+                                                    .mirror_reduce = flags & 8,
+                                                    .reduce_all = (flags & 12) == 12});
+                expect_round_trip(s);
+                dp_schedule_free(s);
+            }
+}
+
+static void rank_maps_survive_every_form(void **state)
+{
+    (void)state;
+    static const int map[] = {2, 0, 3, 1};
+    struct dp_schedule *s = build((struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .rank_map = map});
+
+    assert_int_equal(s->group_rank[2], 0);
+    assert_int_equal(s->group_rank[1], 3);
+    expect_round_trip(s);
+    dp_schedule_free(s);
+}
+
+static void the_text_form_is_made_to_be_read(void **state)
+{
+    (void)state;
+    char *text;
+    struct dp_schedule *s = build((struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
+
+    assert_int_equal(dp_schedule_write(s, DP_FORMAT_TEXT, &text, NULL), 0);
+    assert_string_equal(text,
+        "dualpipe P=2 M=4\n"
+        "rank 0: |2| F0.0 sF0.0 rF1.0 c2 x0.0 F1.0 |4| F0.1 B1.0 sF0.1 sB1.0 rF1.1 rB0.0 c4 x0.1 "
+        "F1.1&B0.0 |6| B1.1 sB1.1 rB0.1 c2 R1 I0.1 |8| W0.1 R0 Rw1 Rw0\n"
+        "rank 1: |2| F1.0 sF1.0 rF0.0 c2 x1.0 F0.0 |4| F1.1 B0.0 sF1.1 sB0.0 rF0.1 rB1.0 c4 x1.1 "
+        "F0.1&B1.0 |6| B0.1 sB0.1 rB1.1 c2 R0 I1.1 |8| W1.1 R1 Rw0 Rw1\n");
+    free(text);
+    dp_schedule_free(s);
+}
+
+static void every_kind_of_op_survives_every_format(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "user P=2 M=2\nholds 0: 0 2 1\nholds 1:\n"
+        "rank 0: |63| F0.0 F2.0 F1.0 ev1.0:1 ev1.0:2 ev2.0 fe1.0:2 fe1.0:1 B1.0 fe2.0 I2.0 re0.0 "
+        "B0.0 W2.0 F0.1 F2.1 F1.1 B1.1 B2.1 B0.1\nrank 1:\n";
+    struct dp_schedule *s;
+    struct dp_finding finding;
+
+    assert_int_equal(dp_schedule_read(text, sizeof(text) - 1, DP_FORMAT_TEXT, &s), 0);
+    if (dp_schedule_check(s, NULL, &finding))
+        fail_msg("%s", finding.text);
+    assert_int_equal(s->ops[0].recomputed, 1);
+    assert_int_equal(s->ops[14].recomputed, 0);
+    assert_int_equal(dp_schedule_slot_count(s, 1), 0);
+    expect_round_trip(s);
+    dp_schedule_free(s);
+}
+
+static void ranks_of_a_trace_may_stand_in_any_order(void **state)
+{
+    (void)state;
+    const char *text = "{\"algo\": \"gpipe\", \"P\": 2, \"M\": 1, \"forward_only\": true, "
+                       "\"ranks\": ["
+                       "{\"rank\": 1, \"group_rank\": 0, \"events\": []},"
+                       "{\"rank\": 0, \"group_rank\": 1, \"events\": ["
+                       "{\"op\": \"SEND_F\", \"mod\": 0, \"chunk\": 0, \"peer\": 0}]}]}";
+    struct dp_schedule *s = read_form(text, DP_FORMAT_JSON);
+
+    assert_int_equal(s->group_rank[0], 1);
+    assert_int_equal(dp_schedule_count(s, 0), 1);
+    assert_int_equal(dp_schedule_count(s, 1), 0);
+    dp_schedule_free(s);
+}
+
+/* ---- users' files -------------------------------------------------------------------------- */
+
+/* The same schedule three times: two ranks, three stages a rank would be, two slots each. */
+static const char *const users[] = {
+    "# a V over two ranks, forward and backward in turn\n"
+    "user P=2 M=2\n"
+    "holds 0: 0 3\n"
+    "holds 1: 1 2\n"
+    "\n"
+    "rank 0: F0.0 F1.0 B1.0  # the first micro-batch\n"
+    "        B0.0\n"
+    "        F0.1 F1.1 B1.1 B0.1\n"
+    "rank 1: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1\n",
+
+    "{\"algo\": \"user\", \"P\": 2, \"M\": 2, \"slots\": [[{\"stage\": 0}, {\"stage\": 3}],"
+    " [{\"stage\": 1}, {\"stage\": 2}]], \"ranks\": [{\"events\": ["
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 0}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 0},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 0}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 0},"
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 1}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 1},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 1}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 1}"
+    "]}, {\"events\": ["
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 0}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 0},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 0}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 0},"
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 1}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 1},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 1}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 1}]}]}",
+
+    "user,P=2,M=2,,\r\n"
+    "holds,0,0,3\r\n"
+    "holds,1,1,2\r\n"
+    "rank,0,F0.0,F1.0,B1.0,B0.0,F0.1,F1.1,B1.1,B0.1\r\n"
+    "rank,1,F0.0,F1.0,,B1.0,B0.0,F0.1,F1.1,B1.1,B0.1,,\r\n",
+};
+
+static void computes_of_a_user_get_their_messages_and_can_be_carried_out(void **state)
+{
+    (void)state;
+    struct dp_schedule *first = read_form(users[0], formats[0]);
+
+    for (int i = 0; i < 3; i++) {
+        struct dp_schedule *s = read_form(users[i], formats[i]);
+        struct dp_finding finding;
+        assert_int_equal(s->stages, 4);
+        assert_int_equal(s->max_slots, 2);
+        assert_int_equal(dp_schedule_slot(s, 0, 1)->prev, 1);
+        if (dp_schedule_check(s, NULL, &finding))
+            fail_msg("%s: %s", dp_rule_name(finding.rule), finding.text);
+        assert_true(dp_schedule_equal(s, first));
+        expect_round_trip(s);
+        dp_schedule_free(s);
+    }
+    dp_schedule_free(first);
+}
+
+static void a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = read_form("user P=2 M=1 forward_only map=1:0\n"
+                                      "rank 0: F0.0\nrank 1: F0.0\n", DP_FORMAT_TEXT);
+    assert_int_equal(dp_schedule_slot(s, 1, 0)->stage, 1);
+    assert_int_equal(s->group_rank[0], 1);
+    assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
+    expect_round_trip(s);
+    dp_schedule_free(s);
+
+    s = read_form("user P=1 M=2 streams=2 no_overlap return_outputs\nholds 0: 0 0/1\n"
+                  "rank 0: F0.0 B0.0 F1.0 B1.0\n", DP_FORMAT_TEXT);
+    assert_int_equal(dp_schedule_slot(s, 0, 0)->mirror_slot, 1);
+    assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
+    expect_round_trip(s);
+    dp_schedule_free(s);
+}
+
+/* ---- what cannot be read ------------------------------------------------------------------- */
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+static void expect_answer(const char *text, enum dp_format format, const char *answer)
+{
+    struct dp_schedule *s;
+    int err = dp_schedule_read(text, strlen(text), format, &s);
+
+    if (err != DP_EINVAL || !strstr(dp_last_error(), answer))
+        fail_msg("'%s'\n was answered by '%s', expected '%s'", text, err ? dp_last_error() : "",
+                 answer);
+}
+
+static void bad_words_are_answered_by_line_and_expectation(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"", "line 1: the end, expected a schedule's kind"},
+        {"# nothing\n\n", "line 3: the end, expected a schedule's kind"},
+        {"dualpip P=2 M=4\n", "line 1: schedule 'dualpip', expected one of gpipe, 1f1b, zb1p, "
+                              "dualpipe, dualpipev, interleaved, zbv, async, user; did you mean dualpipe?"},
+        {"dualpipe P=two M=4", "line 1: 'two', expected a whole number"},
+        {"dualpipe P=2 M=4 N=3", "line 1: 'N=3', expected P=, M=, v=, streams=, map=, forward_only"},
+        {"dualpipe P=2 M=4", "line 1: P=2, expected as many lines below"},
+        {"gpipe P=1 M=4 streams=3", "line 1: streams=3, expected 1 or 2"},
+        {"gpipe P=2 M=4 map=0:0\n", "line 1: group rank 0 of rank 1, expected each of 0 to 1 once"},
+        {"gpipe map=0:1 P=2 M=4\n", "line 1: '0:1', expected P before it, and as many ranks"},
+        {"gpipe P=2 M=4 map=0\n", "line 1: '0', expected a rank for each of P"},
+        {"gpipe P=2 M=4 map=0:1 P=3\n", "line 1: '3', expected P before map"},
+        {"dualpipe P=2 M=4\n\nF0.0\n", "line 3: 'F0.0', expected 'rank 0:'"},
+        {"dualpipe P=3 M=6\nrank 0:\n", "line 2: ranks: 3, expected an even number for dualpipe"},
+        {"dualpipe P=4 M=6\nrank 0:\n", "line 2: microbatches: 6, expected at least 8, twice"},
+        {"gpipe P=2 M=0\nrank 0:\n", "line 2: microbatches: 0, expected 1 to 1048575"},
+        {"gpipe P=2 M=2\nrank 1:\n", "line 2: '1:', expected rank 0"},
+        {"gpipe P=2 M=2\nrank\n", "line 2: the line ends, expected 'rank 0:'"},
+        {"gpipe P=2 M=2\nrank 0: F0.0\n", "line 3: the end, expected 'rank 1:'"},
+        {"gpipe M=2\n", "line 2: the end, expected 'rank 0:'"},
+        {"gpipe P=1 M=2\nrank 0:\nrank 1:\n", "line 3: rank 1, expected no more than 1 ranks"},
+        {"gpipe P=1 M=2\nrank 0: F0.0 G0.0\n", "line 2: 'G0.0', expected an op such as F0.3"},
+        {"gpipe P=1 M=2\nrank 0: F0.0 F0.\n", "line 2: 'F0.', expected an op such as F0.3"},
+        {"gpipe P=1 M=2\nrank 0: F0.0x\n", "line 2: 'F0.0x', expected an op such as F0.3"},
+        {"gpipe P=1 M=2\nrank 0: F0.0&F0.1\n", "line 2: 'F0.0&F0.1', expected an op"},
+        {"gpipe P=1 M=2\nrank 0: B0.0&B0.1\n", "line 2: 'B0.0&B0.1', expected an op"},
+        {"gpipe P=1 M=2\nrank 0:\nF1.0", "line 3: 'F1.0', expected slot 0 to 0"},
+        {"gpipe P=1 M=2\nrank 0:\nF0.2", "line 3: 'F0.2', expected micro-batch 0 to 1"},
+        {"gpipe P=1 M=2\nrank 0: F0.99999999999", "line 2: 'F0.99999999999', expected an op"},
+        {"gpipe P=1 M=2\nrank 0: |64| F0.0", "line 2: '|64|', expected a section of the list"},
+        {"gpipe P=1 M=2\nholds 0: 0\n", "line 2: 'holds', expected only before the ranks of a "
+                                        "schedule of kind user"},
+
+        {"user P=2 M=2\nholds 0: 0\nholds 1:\nrank 0:\nrank 1: F0.0",
+         "line 5: 'F0.0', expected no op: rank 1 holds no stage"},
+        {"user P=2 M=2\nholds 0: 0 1\nrank 0:\n", "line 3: ranks, expected 'holds 1:' first"},
+        {"user P=2 M=2\nholds 0: 0\nholds 1: 0\nrank 0:\n", "line 4: rank 1, slot 0: stage 0 of "
+                                                           "stream 0, which rank 0 holds"},
+        {"user P=2 M=2\nholds 0: 0\nholds 1: 2\nrank 0:\n", "line 4: rank 1, slot 0: stage 2, "
+                                                           "expected 0 to 1"},
+        {"user P=2 M=2\nholds 0: zero\n", "line 2: 'zero', expected a stage, stage/stream or stage@"},
+        {"user P=1 M=3 streams=2\nholds 0: 0 0/1\nrank 0:\n", "line 3: microbatches: 3, expected "
+                                                             "an even number for 2 streams"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect_answer(cases[i][0], DP_FORMAT_TEXT, cases[i][1]);
+}
+
+#define EVENTS(e)                                                                                  \
+    "{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"events\": [" e                      \
+    "]}, {\"events\": []}]}"
+
+static void bad_json_is_answered_by_path_and_expectation(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\n\"algo\": \"dualpipe\",\n", "line 3, column 0: "},
+        {"[1]", "the file: [1], expected a trace"},
+        {"{\"P\": 2}", "algo: not there, expected the name of a schedule"},
+        {"{\"algo\": \"pipe\"}", "algo: schedule 'pipe', expected one of gpipe"},
+        {"{\"algo\": \"dualpipe\"}", "P: not there, expected a whole number from 1 to"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2.5}", "P: 2.5, expected a whole number from 1 to"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": \"4\"}", "M: \"4\", expected a whole number"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"overlap_hook\": 1}",
+         "overlap_hook: 1, expected true or false"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4}", "ranks: not there, expected a list"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": []}",
+         "ranks: a list of 0, expected P, 2"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 3, \"ranks\": [{}, {}]}",
+         "microbatches: 3, expected an even number"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 1}, {}]}",
+         "ranks[1].rank: not there, expected each rank once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 1}, {\"rank\": 1}]}",
+         "ranks[1].rank: 1, expected each rank once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 2}, {}]}",
+         "ranks[0].rank: 2, expected a whole number from 0 to 1"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"group_rank\": 1}, {}]}",
+         "ranks: group rank 1 of rank 1, expected each of 0 to 1 once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{}, {}]}",
+         "ranks[0].events: not there, expected a list"},
+        {EVENTS("7"), "ranks[0].events[0]: 7, expected an event"},
+        {EVENTS("{\"step\": 99}"), "ranks[0].events[0].step: 99, expected a whole number from 0"},
+        {EVENTS("{\"op\": \"Q\"}"), "ranks[0].events[0].op: \"Q\", expected one of F, B, I, W, FB"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 2}"), "events[0].mod: 2, expected a whole number from 0 "
+                                               "to 1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 2}"), "events[0].chunk: 2, expected a "
+                                                             "whole number from 0 to 1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 1, \"stage\": 0}"),
+         "ranks[0].events[0].stage: 0, expected 1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 1, \"phase\": 0}"),
+         "ranks[0].events[0].phase: 0, expected 1"},
+        {EVENTS("{\"op\": \"SEND_F\", \"mod\": 0, \"chunk\": 1, \"peer\": 0}"),
+         "ranks[0].events[0].peer: 0, expected 1"},
+        {EVENTS("{\"op\": \"SEND_F\", \"mod\": 1, \"chunk\": 1, \"peer\": 1}"),
+         "ranks[0].events[0].peer: 1, expected -1"},
+        {EVENTS("{\"op\": \"COMMIT\"}"),
+         "ranks[0].events[0].n: not there, expected a whole number"},
+        {EVENTS("{\"op\": \"FB\", \"f\": 3}"),
+         "ranks[0].events[0].f: 3, expected a record of mod and chunk"},
+        {EVENTS("{\"op\": \"FB\", \"f\": {\"mod\": 0, \"chunk\": 9}}"),
+         "ranks[0].events[0].f.chunk: 9, expected"},
+        {"{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [], \"ranks\": [{\"events\": []}]}",
+         "slots: [], expected a list for each of P ranks"},
+        {"{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [3], \"ranks\": [{\"events\": []}]}",
+         "slots[0]: 3, expected a list of at most 64 stages"},
+        {"{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [[{\"stage\": 1}]], \"ranks\": "
+         "[{\"events\": []}]}", "slots[0][0].stage: 1, expected a whole number from 0 to 0"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect_answer(cases[i][0], DP_FORMAT_JSON, cases[i][1]);
+}
+
+static void an_unknown_format_is_refused(void **state)
+{
+    (void)state;
+    struct dp_schedule *s;
+    char *text;
+
+    assert_int_equal(dp_schedule_read("", 0, (enum dp_format)9, &s), DP_EINVAL);
+    s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 1});
+    assert_int_equal(dp_schedule_write(s, (enum dp_format)9, &text, NULL), DP_EINVAL);
+    dp_schedule_free(s);
+}
+
+static void schedules_that_differ_anywhere_are_not_equal(void **state)
+{
+    (void)state;
+    struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
+    struct dp_schedule *a = build(spec), *b = build(spec);
+
+    assert_true(dp_schedule_equal(a, b));
+    b->ops[5].mb ^= 1;
+    assert_false(dp_schedule_equal(a, b));
+    b->ops[5].mb ^= 1;
+    b->slots[3].stage ^= 1;
+    assert_false(dp_schedule_equal(a, b));
+    b->slots[3].stage ^= 1;
+    b->forward_only = true;
+    assert_false(dp_schedule_equal(a, b));
+    dp_schedule_free(a);
+    dp_schedule_free(b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_built_schedule_survives_every_form),
+        cmocka_unit_test(rank_maps_survive_every_form),
+        cmocka_unit_test(the_text_form_is_made_to_be_read),
+        cmocka_unit_test(every_kind_of_op_survives_every_format),
+        cmocka_unit_test(ranks_of_a_trace_may_stand_in_any_order),
+        cmocka_unit_test(computes_of_a_user_get_their_messages_and_can_be_carried_out),
+        cmocka_unit_test(a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams),
+        cmocka_unit_test(bad_words_are_answered_by_line_and_expectation),
+        cmocka_unit_test(bad_json_is_answered_by_path_and_expectation),
+        cmocka_unit_test(an_unknown_format_is_refused),
+        cmocka_unit_test(schedules_that_differ_anywhere_are_not_equal),
+    };
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs_reconnect.c - the control connection of a connection over RDMA is lost: messages go on, it is
+ * made again, and what could not be said meanwhile is said then. A peer that is gone is found all the
+ * same. Where there is no door to come back to, the loss is the end.
+ */
+#include "unit/verbs_pair.h"
+#include "fake_fabric.h"
+
+#include "nccl-plugin/verbs/acceptor.h"
+#include "nccl-plugin/verbs/state.h"
+#include "wire/tcp.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool is_lost(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct dpn_verbs *v = comm->state;
+    const bool lost = v->channel.is_lost;
+    pthread_mutex_unlock(&comm->lock);
+    return lost;
+}
+
+/* Messages until both sides have it. */
+static void transfer_until_back(struct pair *p)
+{
+    const int64_t began_ns = dp_now_ns();
+
+    do {
+        must_be_in_time(began_ns);
+        pair_transfer(p, NCCL_PTR_HOST, -1);
+    } while (is_lost(p->sender) || is_lost(p->receiver));
+}
+
+/* When it was lost last. */
+static int64_t lost_ns(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const int64_t ns = ((const struct dpn_verbs *)comm->state)->channel.since_ns;
+    pthread_mutex_unlock(&comm->lock);
+    return ns;
+}
+
+/* Until both sides have noticed, and have it again: that may be over before anything is looked at. */
+static void reset_and_transfer(struct pair *p, struct dpn_comm *comm)
+{
+    const int64_t began_ns = dp_now_ns();
+    const int64_t sender_ns = lost_ns(p->sender), receiver_ns = lost_ns(p->receiver);
+
+    for (pair_reset(comm); lost_ns(p->sender) == sender_ns || lost_ns(p->receiver) == receiver_ns;) {
+        must_be_in_time(began_ns);
+        pair_transfer(p, NCCL_PTR_HOST, -1);
+    }
+    transfer_until_back(p);
+}
+
+/* ---- it comes back ----------------------------------------------------------------------------- */
+
+static void a_reset_ends_nothing(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    for (int i = 0; i < 4; i++) {
+        reset_and_transfer(&p, i % 2 ? p.sender : p.receiver);
+    }
+    pair_end(&p);
+}
+
+/* Its words have to wait. */
+static void a_lane_that_fails_meanwhile_comes_back(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned epoch = pair_epoch(p.sender, 0);
+        pair_reset(i % 2 ? p.sender : p.receiver);
+        const int64_t began_ns = dp_now_ns();
+        for (pair_transfer(&p, NCCL_PTR_HOST, 0); pair_epoch(p.sender, 0) == epoch;) {
+            must_be_in_time(began_ns);
+            pair_transfer(&p, NCCL_PTR_HOST, -1);
+        }
+        transfer_until_back(&p);
+    }
+    pair_end(&p);
+}
+
+struct body {
+    uint32_t said, received;
+};
+
+static struct body talk_of(struct dpn_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    const struct dpn_verbs *v = comm->state;
+    const struct body body = {v->channel.sent, v->channel.received};
+    pthread_mutex_unlock(&comm->lock);
+    return body;
+}
+
+/* What was said just before may have been lost, or may be said twice. */
+static void words_are_neither_lost_nor_doubled(void **state)
+{
+    (void)state;
+    struct pair p = pair_connect(0);
+    for (unsigned i = 0; i < 8; i++) {
+        struct dpn_request *recv = NULL, *send = NULL;
+        struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+        struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+        const int64_t began_ns = dp_now_ns();
+        recv = pair_receive(&p, target, PAIR_BYTES);
+        send = pair_send(&p, source, pair_from, PAIR_BYTES);
+        pair_lose(&p, 0);
+        bool done = false;
+        for (unsigned k = 0; k < i && !done; k++) {
+            must_be_in_time(began_ns);
+            assert_int_equal(dpn_net_test(recv, &done, NULL), 0);
+        }
+        pair_reset(i % 2 ? p.sender : p.receiver);
+        pair_finish(send, done ? NULL : recv);
+        transfer_until_back(&p);
+    }
+    const struct body from_sender = talk_of(p.sender), from_receiver = talk_of(p.receiver);
+    assert_int_equal(from_sender.said, from_receiver.received);
+    assert_int_equal(from_receiver.said, from_sender.received);
+    pair_end(&p);
+}
+
+/* ---- it does not ------------------------------------------------------------------------------- */
+
+static int wait_for_error(struct dpn_request *req)
+{
+    const int64_t began_ns = dp_now_ns();
+    bool done = false;
+    int err = 0;
+
+    while (!err) {
+        must_be_in_time(began_ns);
+        err = dpn_net_test(req, &done, NULL);
+        assert_false(done);
+    }
+    return err;
+}
+
+/* No farewell, as when its host is gone; the door is, too. */
+static void a_peer_that_is_gone_is_found(void **state)
+{
+    const int64_t timeout_s = dpn_options.timeout_s;
+
+    (void)state;
+    dpn_options.timeout_s = 8;
+    struct pair p = pair_connect(0);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    const int64_t began_ns = dp_now_ns();
+    pair_reset(p.sender);
+    dpn_net_close(p.sender);
+    assert_int_equal(wait_for_error(recv), DP_ECOMM);
+    assert_true(dp_now_ns() - began_ns < dpn_options.timeout_s * DP_NS_PER_S);
+    assert_non_null(strstr(dp_last_error(), "the peer is gone: no queue pair reaches it"));
+    pair_end(&p);
+    dpn_options.timeout_s = timeout_s;
+}
+
+/* Its process is there still, and does not know of the connection. */
+static void a_peer_that_has_closed_is_found_at_once(void **state)
+{
+    (void)state;
+    struct pair other = pair_connect(0), p = pair_connect(0);
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_non_null(recv);
+    assert_true(fake_verbs.hold(true));
+    struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
+    const int64_t began_ns = dp_now_ns();
+    pair_reset(p.receiver);
+    dpn_net_close(p.receiver);
+    assert_int_equal(wait_for_error(send), DP_ECOMM);
+    assert_true(dp_now_ns() - began_ns < 5 * DP_NS_PER_S);
+    assert_non_null(strstr(dp_last_error(), "the peer is gone: "));
+    assert_true(fake_verbs.hold(false));
+    pair_end(&p);
+    pair_end(&other);
+}
+
+/* Where the door was there is somebody who says nothing: a listening socket, which is returned. */
+static int lock_out(struct dpn_comm *comm)
+{
+    struct dpn_verbs *v = comm->state;
+    struct dp_tcp_address *acceptor = (struct dp_tcp_address *)(void *)&v->channel.acceptor;
+    union dp_sockaddr place = {.v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof(place.v4);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(bind(fd, &place.any, len) || listen(fd, 16), 0);
+    assert_int_equal(getsockname(fd, &place.any, &len), 0);
+    pthread_mutex_lock(&comm->lock);
+    acceptor->port = (uint16_t)dp_sockaddr_port(&place);
+    pthread_mutex_unlock(&comm->lock);
+    return fd;
+}
+
+/* Nobody answers there. */
+static void words_do_not_wait_for_ever(void **state)
+{
+    const int64_t timeout_s = dpn_options.timeout_s;
+
+    (void)state;
+    dpn_options.timeout_s = 2;
+    struct dpn_net *context;
+    assert_int_equal(dpn_net_init(NULL, &context), 0);
+    struct pair p = pair_connect(pair_fuse_both());
+    const int64_t began_ns = dp_now_ns();
+    while (pair_qps_up(p.sender) != 3) {
+        must_be_in_time(began_ns);
+        pair_transfer(&p, NCCL_PTR_HOST, -1);
+    }
+    const int silent = lock_out(p.sender);
+    pair_reset(p.sender);
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    assert_true(fake_verbs.hold(true));
+    struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
+    pair_lose(&p, 0);
+    assert_true(fake_verbs.hold(false));
+    assert_int_equal(wait_for_error(send), DP_ETIMEDOUT);
+    assert_non_null(strstr(dp_last_error(), "the control connection that both sides need"));
+    assert_true(wait_for_error(recv) < 0);
+    close(silent);
+    pair_end(&p);
+    dpn_net_finalize(context);
+    dpn_options.timeout_s = timeout_s;
+}
+
+/* ---- the door ---------------------------------------------------------------------------------- */
+
+static void a_door_is_there_while_it_is_used(void **state)
+{
+    struct dp_wire_address one, two;
+    uint64_t label, other;
+    struct dp_wire *wire;
+
+    (void)state;
+    assert_int_equal(dpn_acceptor_use("127.0.0.1", &one, &label), 0);
+    assert_int_equal(dpn_acceptor_use("127.0.0.1", &two, &other), 0);
+    assert_memory_equal(&one, &two, sizeof(one));
+    assert_int_not_equal(label, other);
+    assert_int_equal(dpn_acceptor_accept(&label, &wire), DP_EAGAIN);
+    dpn_acceptor_release("127.0.0.1");
+    dpn_acceptor_release("127.0.0.1");
+    assert_int_equal(dpn_acceptor_use("127.0.0.1", &two, &other), 0);
+    assert_memory_not_equal(&one, &two, sizeof(one)); /* another cookie */
+    dpn_acceptor_release("127.0.0.1");
+    assert_true(dpn_acceptor_use("no-such-interface", &two, &other) < 0);
+}
+
+/* ---- no door ----------------------------------------------------------------------------------- */
+
+static int listens_left = -1; /* -1: as many as the system lets us */
+static char said[4096];
+
+int __real_listen(int fd, int backlog);
+int __wrap_listen(int fd, int backlog);
+int __wrap_listen(int fd, int backlog)
+{
+    if (listens_left) {
+        listens_left -= listens_left > 0;
+        return __real_listen(fd, backlog);
+    }
+    errno = EMFILE;
+    return -1;
+}
+
+static void take_entry(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    strncat(said, line, sizeof(said) - strlen(said) - 2);
+    strcat(said, "\n");
+}
+
+/* The connection's own listener is the last that there is a file for. */
+static struct pair connect_without_doors(void)
+{
+    said[0] = '\0';
+    dp_log_set(take_entry, NULL, DP_LOG_INFO);
+    listens_left = 1;
+    struct pair p = pair_connect(0);
+    listens_left = -1;
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+    return p;
+}
+
+static void without_a_door_messages_go_and_the_log_says_what_is_missing(void **state)
+{
+    (void)state;
+    struct pair p = connect_without_doors();
+    assert_non_null(strstr(said, "Too many open files"));
+    assert_non_null(strstr(said, "the peer cannot ask whether this process is there: "));
+    assert_non_null(strstr(said, "a control connection that is lost cannot be made again: "));
+    pair_transfer(&p, NCCL_PTR_HOST, -1);
+    const unsigned epoch = pair_epoch(p.sender, 0);
+    const int64_t began_ns = dp_now_ns();
+    for (pair_transfer(&p, NCCL_PTR_HOST, 0); pair_epoch(p.sender, 0) == epoch;) {
+        must_be_in_time(began_ns);
+        pair_transfer(&p, NCCL_PTR_HOST, -1);
+    }
+    pair_end(&p);
+}
+
+static void without_a_door_a_lost_control_connection_is_the_end(void **state)
+{
+    (void)state;
+    struct pair p = connect_without_doors();
+    struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
+    assert_non_null(source);
+    struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
+    const int64_t began_ns = dp_now_ns();
+    pair_reset(p.sender);
+    assert_int_equal(wait_for_error(recv), DP_ECOMM);
+    assert_non_null(strstr(dp_last_error(), "the peer is gone: "));
+    assert_true(dp_now_ns() - began_ns < 5 * DP_NS_PER_S);
+    pair_end(&p);
+}
+
+/* A later connection has one. */
+static void a_door_is_tried_again(void **state)
+{
+    (void)state;
+    struct pair without = connect_without_doors(), p = pair_connect(0);
+    reset_and_transfer(&p, p.receiver);
+    pair_transfer(&without, NCCL_PTR_HOST, -1);
+    pair_end(&p);
+    pair_end(&without);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_reset_ends_nothing),
+        cmocka_unit_test(a_lane_that_fails_meanwhile_comes_back),
+        cmocka_unit_test(words_are_neither_lost_nor_doubled),
+        cmocka_unit_test(a_peer_that_is_gone_is_found),
+        cmocka_unit_test(a_peer_that_has_closed_is_found_at_once),
+        cmocka_unit_test(words_do_not_wait_for_ever),
+        cmocka_unit_test(a_door_is_there_while_it_is_used),
+        cmocka_unit_test(without_a_door_messages_go_and_the_log_says_what_is_missing),
+        cmocka_unit_test(without_a_door_a_lost_control_connection_is_the_end),
+        cmocka_unit_test(a_door_is_tried_again),
+    };
+    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
+}

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_wire_acceptor.c - who is let in where a wire listens, and what is said where that cannot be.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "wire/acceptor.h"
+#include "wire/tcp.h"
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static int connect_to(int port)
+{
+    const struct sockaddr_in place = {.sin_family = AF_INET,
+                                      .sin_port = htons((uint16_t)port),
+                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(connect(fd, (const struct sockaddr *)&place, sizeof(place)), 0);
+    return fd;
+}
+
+static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
+
+static int listen_known(int64_t handshake_timeout_ns, struct dp_wire_listener **listener,
+                        struct dp_wire_address *address)
+{
+    struct dp_wire_config config = {.interface = "127.0.0.1",
+                                    .handshake_timeout_ns = handshake_timeout_ns};
+    union dp_sockaddr place = {
+        .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+
+    memcpy(config.cookie, cookie, sizeof(cookie));
+    for (config.port = 20011; config.port < 21000; config.port++)
+        if (!dp_wire_tcp.listen(&config, listener, address)) {
+            dp_sockaddr_set_port(&place, config.port);
+            dp_wire_tcp_address(&place, cookie, address);
+            return config.port;
+        }
+    fail_msg("no free port");
+    return 0;
+}
+
+static bool is_shown_out(struct dp_wire_listener *listener, int fd)
+{
+    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
+    struct dp_wire *wire;
+    uint64_t label;
+    char byte;
+
+    while (dp_now_ns() < until) {
+        assert_int_equal(dp_wire_tcp.accept(listener, &label, &wire), DP_EAGAIN);
+        ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno == ECONNRESET))
+            return true;
+        assert_true(n < 0); /* it is sent nothing */
+    }
+    return false;
+}
+
+/* Both ends of a connection are here. */
+static void want_files(rlim_t count)
+{
+    struct rlimit files;
+
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    if (files.rlim_max < count) {
+        print_message("%llu open files are allowed (ulimit -n), %llu wanted\n",
+                      (unsigned long long)files.rlim_max, (unsigned long long)count);
+        skip();
+    }
+    if (files.rlim_cur < count)
+        files.rlim_cur = count;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+}
+
+static void strangers_get_nothing_and_do_no_harm(void **state)
+{
+    (void)state;
+    want_files(3 * DP_ACCEPTOR_PENDING);
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {
+        .magic = 0x44507731, .version = DP_HELLO_VERSION, .kind = DP_HELLO_TCP};
+    struct {
+        const void *bytes;
+        size_t len;
+    } says[] = {{"GET / HTTP/1.1\r\n\r\n", 18}, {"\0\0\0\0", 4}, {&hello, sizeof(hello)}};
+    int port = listen_known(50 * DP_NS_PER_MS, &listener, &address);
+    int silent[DP_ACCEPTOR_PENDING + 8];
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    for (size_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
+        int fd = connect_to(port);
+        assert_int_equal(send(fd, says[i].bytes, says[i].len, 0), says[i].len);
+        assert_true(is_shown_out(listener, fd));
+        close(fd);
+    }
+    /* More silent ones than there are places; and somebody of ours behind them all. */
+    for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++)
+        silent[i] = connect_to(port);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &a), 0);
+    while (dp_wire_tcp.accept(listener, &label, &b) == DP_EAGAIN)
+        dp_wire_tcp.progress(a);
+    assert_int_equal(label, 5);
+    for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++) {
+        assert_true(is_shown_out(listener, silent[i]));
+        close(silent[i]);
+    }
+    dp_wire_close(a);
+    dp_wire_close(b);
+    dp_wire_tcp.unlisten(listener);
+}
+
+static bool hears(struct dp_wire_listener *listener, const struct dp_hello *hello, int port,
+                  uint32_t *word)
+{
+    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
+    int fd = connect_to(port);
+    struct dp_wire *wire;
+    uint64_t label;
+    ssize_t n = -1;
+
+    assert_int_equal(send(fd, hello, sizeof(*hello), 0), sizeof(*hello));
+    while (n < 0 && dp_now_ns() < until) {
+        assert_int_equal(dp_wire_tcp.accept(listener, &label, &wire), DP_EAGAIN);
+        n = recv(fd, word, sizeof(*word), MSG_DONTWAIT);
+    }
+    close(fd);
+    return n == sizeof(*word);
+}
+
+static void a_friend_of_another_version_hears_which_one_we_speak(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP};
+    int port = listen_known(0, &listener, &address);
+    uint32_t word = 0;
+
+    assert_false(hears(listener, &hello, port, &word)); /* who has no cookie hears nothing */
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    assert_true(hears(listener, &hello, port, &word));
+    assert_int_equal(word, 0x44507600 | DP_HELLO_VERSION);
+    dp_wire_tcp.unlisten(listener);
+}
+
+/* The other side of it: an acceptor that answers with a later version. */
+static void an_acceptor_of_another_version_is_named(void **state)
+{
+    (void)state;
+    const uint32_t word = 0x44507600 | 9;
+    union dp_sockaddr place = {
+        .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof(place);
+    struct dp_wire_address address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), pending;
+    struct dp_wire *wire;
+    char text[80];
+
+    assert_int_equal(bind(listener, &place.any, sizeof(place.v4)), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, &place.any, &len), 0);
+    dp_wire_tcp_address(&place, cookie, &address);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &wire), 0);
+    pending = accept(listener, NULL, NULL);
+    assert_int_equal(send(pending, &word, sizeof(word), 0), sizeof(word));
+    while (!wire->error)
+        dp_wire_tcp.progress(wire);
+    assert_int_equal(wire->error, DP_ECOMM);
+    snprintf(text, sizeof(text), "speaks version 9 of the handshake, and here it is %d",
+             DP_HELLO_VERSION);
+    assert_non_null(strstr(wire->why, text));
+    dp_wire_close(wire);
+    close(pending);
+    close(listener);
+}
+
+static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = {
+        .magic = 0x44507731, .version = DP_HELLO_VERSION, .kind = DP_HELLO_TCP, .label = 3};
+    int port = listen_known(0, &listener, &address), fd = connect_to(port);
+    struct dp_wire *wire;
+    struct dp_wire_request receive;
+    uint64_t label;
+    char buf[8];
+
+    memcpy(hello.cookie, cookie, sizeof(cookie));
+    assert_int_equal(send(fd, &hello, sizeof(hello), 0), sizeof(hello));
+    while (dp_wire_tcp.accept(listener, &label, &wire) == DP_EAGAIN)
+        ;
+    assert_int_equal(label, 3);
+    assert_int_equal(send(fd, "what I always wanted to say", 27, 0), 27);
+    dp_wire_irecv(wire, buf, sizeof(buf), &receive);
+    while (receive.status == DP_EAGAIN)
+        dp_wire_tcp.progress(wire);
+    assert_int_equal(receive.status, DP_EMISMATCH);
+    assert_string_equal(wire->why, "what arrived is no message");
+    close(fd);
+    dp_wire_close(wire);
+    dp_wire_tcp.unlisten(listener);
+}
+
+static void a_port_in_use_and_a_bad_interface_are_named(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *first, *second;
+    struct dp_wire_address address;
+    int port = listen_known(0, &first, &address);
+
+    assert_int_equal(dp_wire_tcp.listen(&(struct dp_wire_config){.port = port}, &second, &address),
+                     DP_ECOMM);
+    assert_non_null(strstr(dp_last_error(), "is in use by another program"));
+    assert_int_equal(
+        dp_wire_tcp.listen(&(struct dp_wire_config){.interface = "eth77"}, &second, &address),
+        DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "interface 'eth77': expected"));
+    dp_wire_tcp.unlisten(first);
+    dp_wire_tcp.unlisten(NULL);
+    dp_wire_shm.unlisten(NULL);
+}
+
+static int warnings;
+
+static void count_warnings(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    if (level == DP_LOG_WARN && strstr(line, "Too many open files (this process may have") &&
+        strstr(line, "ulimit -n"))
+        warnings++;
+}
+
+/* No file more than are open. */
+static struct rlimit allow_no_more_files(void)
+{
+    struct rlimit before, none;
+    const int next = dup(STDERR_FILENO);
+
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    return before;
+}
+
+static void come_in_late(const struct dp_wire_ops *ops)
+{
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address, elsewhere;
+    struct dp_wire_listener *second;
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    warnings = 0;
+    assert_int_equal(ops->listen(&(struct dp_wire_config){0}, &listener, &address), 0);
+    assert_int_equal(ops->connect(&address, 5, &a), 0);
+    const struct rlimit before = allow_no_more_files();
+    for (int i = 0; i < 10; i++) {
+        ops->progress(a);
+        assert_int_equal(ops->accept(listener, &label, &b), DP_EAGAIN);
+    }
+    assert_int_equal(warnings, 1);
+    assert_true(ops->listen(&(struct dp_wire_config){0}, &second, &elsewhere) < 0);
+    assert_non_null(strstr(dp_last_error(), "Too many open files (this process may have"));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    while (ops->accept(listener, &label, &b) == DP_EAGAIN)
+        ops->progress(a);
+    assert_non_null(b);
+    dp_wire_close(a);
+    dp_wire_close(b);
+    ops->unlisten(listener);
+}
+
+static void who_finds_no_room_for_a_file_is_told_of_the_limit(void **state)
+{
+    (void)state;
+    dp_log_set(count_warnings, NULL, DP_LOG_WARN);
+    come_in_late(&dp_wire_tcp);
+    come_in_late(&dp_wire_shm);
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+}
+
+/* The connection is refused now, not lost: it comes in when there is room. */
+static void need_files(const struct dp_wire_ops *ops)
+{
+    const struct dp_wire_config config = {.needs_files = true};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    assert_int_equal(ops->listen(&config, &listener, &address), 0);
+    struct rlimit before = allow_no_more_files();
+    assert_int_equal(ops->accept(listener, &label, &b), DP_EAGAIN);
+    assert_int_equal(ops->connect(&address, 5, &a), DP_EIO);
+    assert_non_null(strstr(dp_last_error(), "Too many open files (this process may have"));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(ops->connect(&address, 5, &a), 0);
+    before = allow_no_more_files();
+    ops->progress(a);
+    assert_int_equal(ops->accept(listener, &label, &b), DP_EIO);
+    assert_non_null(strstr(dp_last_error(), "cannot be accepted: Too many open files (this"));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    while (ops->accept(listener, &label, &b) == DP_EAGAIN)
+        ops->progress(a);
+    assert_non_null(b);
+    dp_wire_close(a);
+    dp_wire_close(b);
+    ops->unlisten(listener);
+}
+
+static void a_listener_that_needs_files_fails_while_there_are_too_few(void **state)
+{
+    (void)state;
+    need_files(&dp_wire_tcp);
+    need_files(&dp_wire_shm);
+}
+
+/* One file more than the connection itself would be the shared memory of the peer. */
+static void shared_memory_waits_until_there_is_a_file_for_it(void **state)
+{
+    const struct dp_wire_config config = {.needs_files = true};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    (void)state;
+    assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
+    assert_int_equal(dp_wire_shm.connect(&address, 5, &a), 0);
+    const struct rlimit before = allow_no_more_files();
+    struct rlimit next;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &next), 0);
+    next.rlim_cur++;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &next), 0);
+    assert_int_equal(dp_wire_shm.accept(listener, &label, &b), DP_EIO);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    while (dp_wire_shm.accept(listener, &label, &b) == DP_EAGAIN)
+        dp_wire_shm.progress(a);
+    assert_non_null(b);
+    dp_wire_close(a);
+    dp_wire_close(b);
+    dp_wire_shm.unlisten(listener);
+}
+
+static void connect_to_nobody(const struct dp_wire_ops *ops, const char *interface)
+{
+    const struct dp_wire_config config = {.interface = interface};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_wire *wire;
+    struct dp_wire_request receive;
+    char byte;
+
+    assert_int_equal(ops->listen(&config, &listener, &address), 0);
+    ops->unlisten(listener);
+    assert_int_equal(ops->connect(&address, 0, &wire), 0);
+    dp_wire_irecv(wire, &byte, 1, &receive);
+    while (receive.status == DP_EAGAIN)
+        ops->progress(wire);
+    assert_int_equal(receive.status, DP_ECOMM);
+    assert_non_null(strstr(wire->why, "Connection refused"));
+    dp_wire_close(wire);
+}
+
+static void nobody_at_the_address_breaks_the_wire(void **state)
+{
+    (void)state;
+    connect_to_nobody(&dp_wire_tcp, "127.0.0.1");
+    connect_to_nobody(&dp_wire_tcp, NULL);
+    connect_to_nobody(&dp_wire_shm, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
+        cmocka_unit_test(a_friend_of_another_version_hears_which_one_we_speak),
+        cmocka_unit_test(an_acceptor_of_another_version_is_named),
+        cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),
+        cmocka_unit_test(a_port_in_use_and_a_bad_interface_are_named),
+        cmocka_unit_test(who_finds_no_room_for_a_file_is_told_of_the_limit),
+        cmocka_unit_test(a_listener_that_needs_files_fails_while_there_are_too_few),
+        cmocka_unit_test(shared_memory_waits_until_there_is_a_file_for_it),
+        cmocka_unit_test(nobody_at_the_address_breaks_the_wire),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

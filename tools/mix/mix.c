@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mix.c - `dualpipe mix COMMAND ...`: the table of its commands, and what they share.
+ */
+#include "mix/mix.h"
+
+#include "command.h"
+#include "commands.h"
+#include "input.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct command commands[] = {
+    {"show", "write it out, round by round", run_mix_show},
+    {"check", "prove that it preserves the mean and reaches everybody, or say where it does not",
+     run_mix_check},
+    {"compare", "set all kinds side by side", run_mix_compare},
+    {"simulate", "train on paper: time per step, consensus, loss", run_mix_simulate},
+    {"svg", "draw its rounds", run_mix_svg},
+    {0},
+};
+
+static const struct command_set set = {
+    .name = "dualpipe mix",
+    .about = "Mixing graphs for decentralized training: which workers average their parameters\n"
+             "with which others, round by round. KIND is a built-in graph; --file FILE is one of\n"
+             "your own: its text or JSON, a matrix, or a list of edges.",
+    .commands = commands,
+    .examples = "  dualpipe mix show one-peer-exp -N 8\n"
+                "  dualpipe mix check --file edges.txt\n"
+                "  dualpipe mix compare -N 64 --local 8\n"
+                "  dualpipe mix simulate one-peer-exp -N 4096\n"
+                "  dualpipe mix svg alternating-exp-ring -N 16 --local 4 -o graph.svg\n",
+};
+
+int run_mix(int argc, char **argv)
+{
+    return command_dispatch(&set, argc, argv);
+}
+
+/* ---- options ---------------------------------------------------------------------------------- */
+
+#define AT(member) .offset = offsetof(struct mix_args, member)
+
+static const char *const forms[] = {"guess", "text", "json", "matrix", "edges", NULL};
+static const char *const weights[] = {"given", "uniform", "metropolis", NULL};
+static const struct arg graph_args[] = {
+    {"workers", 'N', "N", "how many there are (default 8)", ARG_INT, AT(workers), .min = 1,
+     .max = DP_GRAPH_MAX_WORKERS},
+    {"local", 'L', "N", "workers of a node (default LOCAL_WORLD_SIZE, or 1)", ARG_INT, AT(local),
+     .min = 1, .max = DP_GRAPH_MAX_WORKERS},
+    {"rounds", 0, "N", "rounds of random-matching (default 2 log2 of the workers)", ARG_INT, AT(rounds),
+     .min = 1, .max = 65536},
+    {"seed", 0, "N", "of random-matching, and of a simulation", ARG_INT, AT(seed), .min = 0,
+     .max = 9e15},
+};
+static const struct arg file_args[] = {
+    {"file", 0, "FILE", "your own graph instead of KIND (- for stdin)", ARG_STRING, AT(file)},
+    {"form", 0, NULL, "what is in it", ARG_CHOICE, AT(form), .fallback = "guess", .choices = forms},
+    {"weights", 0, NULL, "of a matrix or of edges", ARG_CHOICE, AT(weights), .fallback = "given",
+     .choices = weights},
+};
+
+#define GROUP(title, args) {title, args, sizeof(args) / sizeof(args[0])}
+
+const struct arg_group mix_graph_group = GROUP("which graph", graph_args);
+const struct arg_group mix_file_group = GROUP("or", file_args);
+
+const char *mix_kinds(void)
+{
+    static char list[512];
+    size_t len = 0;
+
+    if (*list)
+        return list;
+    for (int i = 0; dp_graph_name(i) && len < sizeof(list); i++)
+        len += (size_t)snprintf(list + len, sizeof(list) - len, "%s%s", i ? "|" : "",
+                                dp_graph_name(i));
+    return list;
+}
+
+/* ---- the graph --------------------------------------------------------------------------------- */
+
+enum { WORKERS = 8 };
+
+int mix_build(const struct mix_args *a, const char *name, struct dp_graph **out)
+{
+    int err = dp_graph_new(
+        &(struct dp_graph_spec){
+            .name = name,
+            .workers = a->workers ? (int)a->workers : WORKERS,
+            .local = (int)a->local,
+            .rounds = (int)a->rounds,
+            .seed = (uint64_t)a->seed,
+        },
+        out);
+
+    return err ? command_failed(err) : 0;
+}
+
+static int place_of(const char *const *list, const char *word)
+{
+    int i = 0;
+
+    while (list[i] && strcmp(list[i], word))
+        i++;
+    return i;
+}
+
+static int read_graph(const struct mix_args *a, bool check, struct dp_graph **out)
+{
+    size_t len;
+    char *text = input_read(a->file, SIZE_MAX, &len);
+
+    if (!text)
+        return command_misused("--file %s: %s", a->file, strerror(errno));
+    int err = dp_graph_read(text, len, (enum dp_graph_form)place_of(forms, a->form),
+                            (enum dp_graph_weights)place_of(weights, a->weights), (int)a->workers, out);
+    free(text);
+    if (!err && check && (err = dp_graph_check(*out, NULL)))
+        dp_graph_free(*out);
+    return err ? command_failed(err) : 0;
+}
+
+static int load(const struct mix_args *a, const struct operands *operands, bool check,
+                struct dp_graph **out)
+{
+    if (!a->file && !operands->count)
+        return command_misused("which graph? expected one of %s, or --file FILE", mix_kinds());
+    if (!a->file)
+        return mix_build(a, operands->items[0], out);
+    if (operands->count)
+        return command_misused("'%s' and --file %s: expected one of the two", operands->items[0],
+                               a->file);
+    return read_graph(a, check, out);
+}
+
+int mix_run(const struct usage *usage, int argc, char **argv, void *values, bool check,
+            int (*act)(const void *values, const struct dp_graph *g))
+{
+    struct operands operands;
+    struct dp_graph *g;
+    int status;
+
+    if (!args_parse(usage, argc, argv, values, &operands, &status))
+        return status;
+    if ((status = load(values, &operands, check, &g)))
+        return status;
+    status = act(values, g);
+    dp_graph_free(g);
+    return status;
+}
+
+/* ---- traffic ----------------------------------------------------------------------------------- */
+
+/* A sum over k is counted as a ring's: 2 (k - 1) / k blocks of each worker. */
+struct mix_traffic mix_traffic(const struct dp_graph *g)
+{
+    struct mix_traffic out = {0};
+    double sent = 0;
+
+    for (size_t i = 0; i < g->group_count; i++) {
+        const int32_t count = g->groups[i].count;
+        sent += count == 2 ? 2 : 2.0 * (count - 1);
+        out.partners = count - 1 > out.partners ? count - 1 : out.partners;
+    }
+    for (int32_t t = 0; t < g->period; t++)
+        for (int32_t w = 0; w < g->workers; w++) {
+            size_t count, others = 0;
+            const struct dp_mix_link *links = dp_graph_links(g, t, w, &count);
+            for (size_t k = 0; k < count; k++)
+                others += links[k].from != w;
+            sent += (double)others;
+            out.partners = (int32_t)others > out.partners ? (int32_t)others : out.partners;
+        }
+    out.sent = sent / g->workers / g->period;
+    return out;
+}

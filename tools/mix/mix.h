@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mix.h - what the commands of `dualpipe mix` share: which graph.
+ */
+#ifndef DP_TOOLS_MIX_MIX_H
+#define DP_TOOLS_MIX_MIX_H
+
+#include "args.h"
+
+#include <dualpipe/mixing.h>
+
+/* A command's values begin with it; zero them before args_parse. */
+struct mix_args {
+    int64_t workers, local, rounds, seed;
+    const char *file, *form, *weights;
+};
+
+extern const struct arg_group mix_graph_group; /* workers, local, ... */
+extern const struct arg_group mix_file_group;  /* --file */
+
+/* "complete|ring|...": every built-in graph, for --help. */
+const char *mix_kinds(void);
+
+/* The graph of a name, of the size that the options say. An EXIT_ value; what is wrong has been said. */
+int mix_build(const struct mix_args *a, const char *name, struct dp_graph **out);
+
+/* A command about one graph: parse into *values, which begins with a struct mix_args, take the graph of
+ * --file or of the kind that is the operand, and let act do something with it. A graph of a file has not
+ * been checked; with `check` one that breaks a rule is refused. */
+int mix_run(const struct usage *usage, int argc, char **argv, void *values, bool check,
+            int (*act)(const void *values, const struct dp_graph *g));
+
+/* What a round costs a worker. */
+struct mix_traffic {
+    double sent;       /* blocks that the average worker sends in a round */
+    int32_t partners;  /* most others of a round */
+};
+struct mix_traffic mix_traffic(const struct dp_graph *g);
+
+#endif

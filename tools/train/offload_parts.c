@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/offload_parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char expected[] = "expected params, optimizer and activations, in a list with commas";
+
+/* The member that a name of `len` letters is for; NULL: none. */
+static bool *part_of(struct offload_parts *parts, const char *name, size_t len)
+{
+    const struct {
+        const char *name;
+        bool *member;
+    } known[] = {{"params", &parts->params},
+                 {"optimizer", &parts->optimizer},
+                 {"activations", &parts->activations}};
+
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+        if (strlen(known[i].name) == len && !memcmp(known[i].name, name, len))
+            return known[i].member;
+    return NULL;
+}
+
+bool offload_parts_parse(const char *text, void *member, char *why, size_t why_len)
+{
+    struct offload_parts *parts = member;
+
+    for (;;) {
+        size_t len = strcspn(text, ",");
+        bool *part = part_of(parts, text, len);
+        if (!part || *part) {
+            snprintf(why, why_len, "%s", expected);
+            return false;
+        }
+        *part = true;
+        if (!text[len])
+            break;
+        text += len + 1;
+    }
+    if (!parts->params) {
+        snprintf(why, why_len, "expected params among them: the others go with the parameters");
+        return false;
+    }
+    parts->any = true;
+    return true;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * offloaded.h - an engine for a model that does not fit the device: one rank, whose parameters,
+ * gradients and optimizer state live on the host and pass over the device block by block
+ * (offload.h). The numbers are those of sequential.c, to the last bit.
+ *
+ * The device is that of the host, with two threads that copy; DUALPIPE_DEVICE_LINK_MBS gives the
+ * link to its memory a speed.
+ */
+#ifndef DP_TRAIN_OFFLOADED_H
+#define DP_TRAIN_OFFLOADED_H
+
+#include "train/engine.h"
+
+struct offloaded_config {
+    struct gpt_config model;
+    int microbatches;
+    int order_blocks;    /* of fixed order; 1: one micro-batch after the other */
+    size_t device_bytes; /* what may be used of the device's memory */
+    bool activations;    /* what crosses from shard to shard may wait on the host */
+};
+
+/* DP_ENOMEM where no cut of the model fits, with what would; errors of dp_offload_open. */
+int offloaded_new(const struct offloaded_config *config, struct engine **out);
+
+/* How the model was cut, and how the steps so far went. */
+struct offloaded_figures {
+    int shards, slots;
+    bool recomputes; /* the inside of shards */
+    bool boundaries_down;
+    size_t device_bytes;  /* the most that was used of the device's memory */
+    double overlap;       /* of what could be done at the same time, the share that was; 1: nothing
+                           * waits but for the part that limits it */
+    double overlap_share; /* how much that is, over the time of all steps */
+    const char *limited_by; /* "compute", "copies to the device", "copies from the device" */
+    double limit_share;     /* how long that was at work, over the time of all steps */
+};
+/* false: e is another kind of engine. */
+bool offloaded_figures(const struct engine *e, struct offloaded_figures *out);
+
+#endif
