@@ -203,16 +203,18 @@ static void move_part(void *user)
 /* ---- abort
  * --------------------------------------------------------------------------------------- */
 
-/* After an abort no stream touches a caller's memory any more. */
+/* After an abort no stream touches a caller's memory any more. A link's stream may hold more than its
+ * messages: a wait for the compute stream stands before a message that was never committed. */
 static int finish(struct stream_comm *c)
 {
     int err = 0;
 
-    for (struct part *p = c->parts; p; p = p->next_all) {
-        if (p->req && p->launched && dp_device_event_wait(p->done, SYNC_NS))
+    for (struct link *l = c->links; l; l = l->next)
+        if (dp_device_event_record(c->after, l->stream) ||
+            dp_device_event_wait(c->after, SYNC_NS))
             err = DP_ETIMEDOUT;
+    for (struct part *p = c->parts; p; p = p->next_all)
         p->req = NULL;
-    }
     c->batch = NULL;
     c->finished = true;
     return err;

@@ -208,7 +208,7 @@ static void a_step_that_failed_leaves_no_stream_waiting(void **state)
     for (int n = 1; n <= 12; n += 4) {
         struct job job = make_job(s);
         job.user = &n;
-        fake->shake((uint64_t)n, 200);
+        fake->shake((uint64_t)n, 2000);
         run_job(&job, fail_then_train, 0);
     }
     dp_schedule_free(s);
