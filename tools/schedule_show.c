@@ -174,7 +174,8 @@ static const char *const whens[] = {"auto", "always", "never", NULL};
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output),          \
      .written = true},                                                                             \
     {"title", 0, "TEXT", "over a picture", ARG_STRING, AT(title)},                                 \
-    {"width", 0, "N", "columns of ascii (default the terminal's, else 100), pixels of svg",        \
+    {"width", 0, "N",                                                                              \
+     "columns of ascii (default the terminal's, else 100), pixels of svg (default at most 1000)",  \
      ARG_INT, AT(width), .min = 20, .max = 100000},                                                \
     {"detail", 0, NULL, "ascii: every bar with its name, or only the shape", ARG_CHOICE,           \
      AT(detail), .fallback = "auto", .choices = details},                                          \

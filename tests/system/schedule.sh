@@ -53,6 +53,18 @@ draws_every_bar_of_an_svg()
     [ "$(grep -c '<title>rank' "$work/out")" = 64 ] || wrong "not 4 x 8 x 2 bars"
 }
 
+# Bars are written once; every panel is a window on them.
+folds_a_long_svg_to_the_width_of_a_page()
+{
+    run schedule show 1f1b -P 4 -M 60 --format svg --critical || return
+    head -n 1 "$work/out" | grep -q 'width="1000"' || wrong "$(head -n 1 "$work/out")" || return
+    [ "$(grep -c '<use href="#bars"' "$work/out")" = 5 ] || wrong "not 5 panels" || return
+    [ "$(grep -c '>rank 3<' "$work/out")" = 5 ] || wrong "a panel without names of ranks" || return
+    [ "$(grep -c '<title>rank' "$work/out")" = 480 ] || wrong "not 4 x 60 x 2 bars" || return
+    run schedule show 1f1b -P 4 -M 60 --format svg --width 3000 || return
+    [ "$(grep -c '<use href="#bars"' "$work/out")" = 2 ] || wrong "not 2 panels at a width of 3000"
+}
+
 escapes_a_title()
 {
     command -v xmllint >/dev/null || skip "no xmllint"
@@ -189,6 +201,8 @@ it uses_colour_only_where_asked
 it uses_colour_in_a_terminal_unless_told
 for kind in $kinds; do it writes_good_svg "$kind" -P 4 -M 10; done
 it writes_good_svg dualpipe -P 8 -M 20 --latency 100us --arrows --critical
+it writes_good_svg dualpipe -P 8 -M 40 --arrows --critical
+it folds_a_long_svg_to_the_width_of_a_page
 it draws_every_bar_of_an_svg
 it escapes_a_title
 it writes_a_trace_for_perfetto

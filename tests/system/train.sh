@@ -115,7 +115,9 @@ draws_the_last_step()
     # shellcheck disable=SC2086 # words
     run train $small --timeline step.svg --trace step.json || return
     says 'timeline  step.svg' 'trace     step.json' || return
-    grep -q '</svg>' step.svg && grep -q '"traceEvents"' step.json || wrong 'bad files'
+    grep -q '</svg>' step.svg && grep -q '"traceEvents"' step.json || wrong 'bad files' || return
+    width=$(sed -n '1s/.* width="\([0-9]*\)".*/\1/p' step.svg)
+    [ "$width" -le 1000 ] || wrong "wider than a page: $width px"
 }
 
 says_why_a_file_could_not_be_written()

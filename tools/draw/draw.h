@@ -15,14 +15,15 @@
 
 enum draw_detail {
     DRAW_AUTO,   /* labels where they fit on a screen, else shape */
-    DRAW_LABELS, /* every bar with its name; wide pictures are cut into panels */
+    DRAW_LABELS, /* every bar with its name */
     DRAW_SHAPE   /* one line a rank, one letter a column: what it does most of that time */
 };
 
 /* Zeroed memory is a good picture. */
 struct draw_options {
     const char *title;      /* NULL: kind, ranks and micro-batches of the schedule */
-    int width;              /* terminal: columns, 0: as many as it takes; SVG: pixels, 0: by content */
+    int width; /* terminal: columns, 0: as many as it takes; SVG: pixels, 0: at most 1000.
+                * What is wider is cut into panels */
     enum draw_detail detail; /* terminal only */
     bool colour;            /* terminal only: ANSI colours */
     bool arrows;            /* SVG only: messages, from the op that made one to the op that used it */

@@ -6,7 +6,11 @@
  *      [] forward  [] backward  ...       the legend: only what occurs
  *      rank 0  |0|1|2|   |0 |...
  *      rank 1     |0|1|...                bars with micro-batch numbers; a pair is a split bar
- *              0    10    20   time, ms
+ *              0    10    20
+ *      rank 0  |7|6|   ...                what is wider than a page is cut into panels
+ *              30   40    50   time, ms
+ *
+ * The bars are written once, on one line as long as the timeline; every panel is a window on them.
  *
  * Colours are chosen so that one dark text colour is readable on all of them, on light and dark
  * grounds alike.
@@ -20,10 +24,17 @@
 
 enum {
     MAX_BARS = 200000,
-    MIN_PLOT = 620, MAX_PLOT = 2400, /* px, where the width is ours to choose */
-    BAR_PX = 22,                     /* what a short bar should get */
-    LEGEND = 47,                     /* px above it */
-    RIGHT = 24, BOTTOM = 46
+    PAGE_WIDTH = 1000,
+    PAGE_HEIGHT = 1400, /* px, unless a width is asked for */
+    MAX_PANELS = 6,
+    MIN_PLOT = 620, /* px */
+    BAR_PX = 22,    /* what a short bar should get */
+    TICK_PX = 60,
+    LEGEND = 47, /* px above it */
+    EDGE = 4,    /* px that a panel reaches beyond its bars, above and below */
+    RIGHT = 24,
+    BOTTOM = 46,
+    GAP = 36
 };
 
 /* ---- head and axis -------------------------------------------------------------------------- */
@@ -52,7 +63,8 @@ static const char style[] =
 
 static void put_head(const struct svg *v)
 {
-    int width = v->left + v->plot + RIGHT, height = svg_y(v, v->t->ranks) + BOTTOM;
+    const int width = v->left + v->plot + RIGHT;
+    const int height = v->top + (v->panels - 1) * v->panel_px + v->t->ranks * v->lane + BOTTOM;
     char title[96], sum[96];
 
     draw_title(v->s, title, sizeof(title));
@@ -71,28 +83,53 @@ static void put_head(const struct svg *v)
     fprintf(v->to, "</tspan></text>\n");
 }
 
+/* The ticks of v->panel, and in the last one what they mean. */
 static void put_axis(const struct svg *v)
 {
-    struct draw_ticks ticks = draw_ticks(v->t->makespan_ns, v->plot / 60);
-    int bottom = svg_y(v, v->t->ranks);
+    const struct draw_ticks ticks = draw_ticks(v->panel_ns, v->plot / TICK_PX);
+    const int64_t from = v->panel * v->panel_ns, to = from + v->panel_ns;
+    const int64_t first = (from + ticks.step_ns - 1) / ticks.step_ns * ticks.step_ns;
+    const int64_t last = to < v->t->makespan_ns ? to : v->t->makespan_ns;
+    const int bottom = svg_y(v, v->t->ranks);
 
     fputs("<path class=\"g\" d=\"", v->to);
-    for (int64_t ns = 0; ns <= v->t->makespan_ns; ns += ticks.step_ns) {
+    for (int64_t ns = first; ns <= last; ns += ticks.step_ns) {
         putc('M', v->to);
         svg_px(v, svg_x(v, ns));
-        fprintf(v->to, " %dV%d", v->top - 4, bottom + 4);
+        fprintf(v->to, " %dV%d", svg_y(v, 0) - EDGE, bottom + EDGE);
     }
     fprintf(v->to, "\"/>\n<text class=\"x\" y=\"%d\">", bottom + 19);
-    for (int64_t ns = 0; ns <= v->t->makespan_ns; ns += ticks.step_ns) {
+    for (int64_t ns = first; ns <= last; ns += ticks.step_ns) {
         fputs("<tspan x=\"", v->to);
         svg_px(v, svg_x(v, ns));
         fprintf(v->to, "\">%g</tspan>", (double)ns / ticks.unit_ns);
     }
-    fprintf(v->to, "</text>\n<text class=\"x\" x=\"%d\" y=\"%d\">time (%s)</text>\n",
-            v->left + v->plot / 2, bottom + 37, ticks.unit);
+    fputs("</text>\n", v->to);
+    if (v->panel == v->panels - 1)
+        fprintf(v->to, "<text class=\"x\" x=\"%d\" y=\"%d\">time (%s)</text>\n",
+                v->left + v->plot / 2, bottom + 37, ticks.unit);
 }
 
 /* ---- the picture ---------------------------------------------------------------------------- */
+
+/* Cut a picture that would take `wide` px into panels as wide as the page, as few as will do and no
+ * more than the page has room for. They begin at round times, so that few bars are cut in two. */
+static void cut(struct svg *v, double wide)
+{
+    const int page = (int)fmax(100, (v->o->width ? v->o->width : PAGE_WIDTH) - v->left - RIGHT);
+
+    v->panel_px = v->t->ranks * v->lane + GAP;
+    v->plot = v->o->width ? page : (int)fmin(page, fmax(MIN_PLOT, wide));
+    v->panels = (int)fmax(1, fmin(fmin(ceil(wide / page), MAX_PANELS), PAGE_HEIGHT / v->panel_px));
+    v->panel_ns = v->t->makespan_ns;
+    if (v->panels > 1) {
+        const int64_t part_ns = v->t->makespan_ns / v->panels + 1;
+        const int64_t step_ns = draw_ticks(part_ns, v->plot / TICK_PX).step_ns;
+        v->panel_ns = (part_ns + step_ns - 1) / step_ns * step_ns;
+        v->panels = (int)((v->t->makespan_ns + v->panel_ns - 1) / v->panel_ns);
+    }
+    v->scale = v->plot / (double)v->panel_ns;
+}
 
 static int lay_out(struct svg *v)
 {
@@ -108,25 +145,46 @@ static int lay_out(struct svg *v)
     v->bar = v->t->ranks <= 32 ? 26 : v->t->ranks <= 128 ? 12 : 4;
     v->lane = v->bar + (v->bar > 4 ? v->bar / (v->o->arrows ? 2 : 5) + 1 : 1);
     v->left = 46 + 8 * snprintf(NULL, 0, "%d", v->t->ranks - 1) + 12;
-    v->plot = (int)fmin(MAX_PLOT, fmax(MIN_PLOT, BAR_PX * (double)v->t->makespan_ns / brief));
-    if (v->o->width)
-        v->plot = v->o->width - v->left - RIGHT;
-    if (v->plot < 100)
-        v->plot = 100;
-    v->scale = v->plot / (double)v->t->makespan_ns;
+    cut(v, BAR_PX * (double)v->t->makespan_ns / brief);
     v->top = svg_place_legend(v, LEGEND) + 14;
     return 0;
 }
 
-static int put_body(const struct svg *v)
+static int put_lines(const struct svg *v)
 {
-    put_head(v);
-    svg_put_legend(v);
-    put_axis(v);
     svg_put_bars(v);
     if (v->o->critical_count)
         svg_put_critical(v);
     return v->o->arrows ? svg_put_arrows(v) : 0;
+}
+
+/* Its axis, and the part of all bars that v->panel shows. */
+static void put_panel(const struct svg *v)
+{
+    put_axis(v);
+    svg_put_lanes(v);
+    fprintf(v->to,
+            "<svg x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" viewBox=\"%d %d %d %d\">"
+            "<use href=\"#bars\"/></svg>\n",
+            v->left, svg_y(v, 0) - EDGE, v->plot, v->t->ranks * v->lane + 2 * EDGE,
+            v->left + v->panel * v->plot, v->top - EDGE, v->plot, v->t->ranks * v->lane + 2 * EDGE);
+}
+
+static int put_body(struct svg *v)
+{
+    put_head(v);
+    svg_put_legend(v);
+    if (v->panels == 1) {
+        put_axis(v);
+        svg_put_lanes(v);
+        return put_lines(v);
+    }
+    fputs("<defs><g id=\"bars\">\n", v->to);
+    const int err = put_lines(v);
+    fputs("</g></defs>\n", v->to);
+    for (; v->panel < v->panels; v->panel++)
+        put_panel(v);
+    return err;
 }
 
 int draw_svg(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,

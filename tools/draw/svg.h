@@ -24,7 +24,10 @@ struct svg {
     const struct draw_options *o;
     struct draw_census census;
     double scale;        /* px per ns */
-    int left, top, plot; /* px before and above the plot, px of its width */
+    int left, top, plot; /* px before and above the first panel, px of a panel's width */
+    int panels, panel;   /* how many, and which one is being written */
+    int panel_px;        /* from panel to panel */
+    int64_t panel_ns;    /* what each shows */
     int lane, bar;       /* px from rank to rank, px of a bar's height */
     int entry_count;
     struct svg_entry entries[SVG_ENTRIES_MAX];
@@ -32,8 +35,9 @@ struct svg {
 
 /* ---- small pieces (svg_pieces.c) ------------------------------------------------------------ */
 
+/* In v->panel; y is of the bars' upper edge. */
 double svg_x(const struct svg *v, int64_t ns);
-int svg_y(const struct svg *v, int rank); /* of the bars' upper edge */
+int svg_y(const struct svg *v, int rank);
 
 /* "12.5", "12": a coordinate in tenths of a pixel. */
 void svg_px(const struct svg *v, double px);
@@ -52,7 +56,8 @@ const char *svg_class(struct draw_look look);
 int svg_place_legend(struct svg *v, int y);
 void svg_put_legend(const struct svg *v);
 
-/* Bars and what is written on them (svg_bars.c). */
+/* The ranks' names and grounds; bars and what is written on them (svg_bars.c). */
+void svg_put_lanes(const struct svg *v);
 void svg_put_bars(const struct svg *v);
 
 /* The critical path; arrows for messages (svg_links.c). DP_ENOMEM. */

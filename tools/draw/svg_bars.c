@@ -139,7 +139,7 @@ static void put_waits(const struct svg *v)
     fputs("\"/>\n", v->to);
 }
 
-static void put_lanes(const struct svg *v)
+void svg_put_lanes(const struct svg *v)
 {
     int step = v->lane < 12 ? 16 / v->lane + 1 : 1;
 
@@ -154,7 +154,6 @@ static void put_lanes(const struct svg *v)
 
 void svg_put_bars(const struct svg *v)
 {
-    put_lanes(v);
     if (v->census.waits)
         put_waits(v);
     for (size_t i = 0; i < v->t->count; i++)

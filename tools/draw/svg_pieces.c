@@ -5,12 +5,12 @@
 
 double svg_x(const struct svg *v, int64_t ns)
 {
-    return v->left + (double)ns * v->scale;
+    return v->left + (double)(ns - v->panel * v->panel_ns) * v->scale;
 }
 
 int svg_y(const struct svg *v, int rank)
 {
-    return v->top + rank * v->lane;
+    return v->top + v->panel * v->panel_px + rank * v->lane;
 }
 
 void svg_px(const struct svg *v, double px)
