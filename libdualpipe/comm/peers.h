@@ -12,7 +12,7 @@
 #ifndef DP_COMM_PEERS_H
 #define DP_COMM_PEERS_H
 
-#include "comm/mpi.h"
+#include "wire/mpi.h"
 #include "comm/rendezvous.h"
 #include "comm/settings.h"
 #include "wire/fault.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * wire.h - a wire: messages between two processes, in both directions, in order, each one whole.
- * Over shared memory (shm) or TCP (tcp); fault (fault.h) wraps another wire and injects faults.
+ * Over shared memory (shm), TCP (tcp) or MPI (mpi.h); fault (fault.h) wraps another wire and injects
+ * faults.
  *
  *      process A                                   process B
  *      listen  -> listener, address

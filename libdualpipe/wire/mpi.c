@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_module.c - mpi.so, see mpi.h. A wire over MPI: messages are cut into pieces, which go through
+ * mpi.c - the module mpi.so, see mpi.h. A wire over MPI: messages are cut into pieces, which go through
  * buffers of the wire's own, so that MPI never holds a caller's buffer, and a wire can be closed at
  * any time.
  *
@@ -8,7 +8,7 @@
  * its receive was posted: so the sender can never be more than the buffers of both sides ahead.
  */
 #include "base/clock.h"
-#include "comm/mpi.h"
+#include "wire/mpi.h"
 
 #include <mpi.h>
 #include <stdio.h>

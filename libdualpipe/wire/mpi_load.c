@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/mpi.h"
+#include "wire/mpi.h"
 
 #include "base/fail.h"
 

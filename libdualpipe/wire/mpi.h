@@ -7,8 +7,8 @@
  * (rendezvous.h) as with all processes, since MPI ends a job with a failed rank without naming the
  * rank.
  */
-#ifndef DP_COMM_MPI_H
-#define DP_COMM_MPI_H
+#ifndef DP_WIRE_MPI_H
+#define DP_WIRE_MPI_H
 
 #include "wire/wire.h"
 
