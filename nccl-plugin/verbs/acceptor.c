@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * acceptor.c - the sockets to which peers of this process connect again when the control wire of a
- * connection was lost: one for each interface, as long as connections may use it. A peer must know the
- * acceptor's cookie, and a random label names the connection.
+ * acceptor.c - the listening sockets to which peers connect again when they have lost the control
+ * wire of a connection: one for each interface, as long as connections may use it. A peer must know
+ * the acceptor's cookie, and a random label names the connection.
  */
 #include "nccl-plugin/verbs/acceptor.h"
 
@@ -60,7 +60,7 @@ static int open_acceptor(struct acceptor *acceptor, const char *interface)
 {
     const struct dp_wire_config config = {.interface = interface};
 
-    dp_wire_tcp.unlisten(acceptor->listener); /* inherited */
+    dp_wire_tcp.unlisten(acceptor->listener); /* inherited through a fork */
     acceptor->listener = NULL;
     snprintf(acceptor->interface, sizeof(acceptor->interface), "%s", interface);
     int err = dp_wire_tcp.listen(&config, &acceptor->listener, &acceptor->address);

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * async.c - asynchronous events of devices. No thread waits for them: polling for a message reads them
- * now and then.
+ * async.c - asynchronous events of devices. No thread waits for them: they are read at intervals
+ * while messages are polled for.
  */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/verbs/device.h"
 #include "nccl-plugin/verbs/load.h"
 
-/* Down is odd, see turns. */
+/* An odd number of changes means down, see port_changes. */
 static void set_port(struct dpn_hca *hca, int port, bool down)
 {
-    if (port < 1 || port > DPN_HCA_PORTS || atomic_load(&hca->turns[port]) % 2 == (unsigned)down)
+    if (port < 1 || port > DPN_HCA_PORTS ||
+        atomic_load(&hca->port_changes[port]) % 2 == (unsigned)down)
         return;
-    atomic_fetch_add(&hca->turns[port], 1);
+    atomic_fetch_add(&hca->port_changes[port], 1);
     dp_log(down ? DP_LOG_WARN : DP_LOG_INFO, "%s port %d is %s", hca->name, port,
            down ? "down: look at its cable and switch, or at 'ip link' and 'ibstat'" : "up again");
 }
@@ -35,7 +36,7 @@ static void take_event(struct dpn_hca *hca, const struct ibv_async_event *event)
     case IBV_EVENT_SQ_DRAINED:
     case IBV_EVENT_QP_LAST_WQE_REACHED:
         break;
-    default: /* what concerns a queue pair shows in its completions as well */
+    default: /* events of a queue pair show in its completions as well */
         dp_log(DP_LOG_INFO, "%s: %s", hca->name, dpn_ibv.event_type_str(event->event_type));
         break;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * control.c - sends and receives the control messages of verbs/control_message.h. They are
- * numbered, and each acknowledges those of the other side. A message is kept until it is
+ * numbered, and each acknowledges those of the peer. A message is kept until it is
  * acknowledged, so that it can be sent again over the next wire if this one is lost.
  */
 #include "base/fail.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The tag of a control message: its kind, its number and how many were heard, the last bits of
- * both. */
+/* The tag of a control message: its kind, and the low bits of its number and of the number of
+ * messages received. */
 enum { KIND_BITS = 8, COUNT_BITS = 28 };
 static const uint32_t COUNT = (1u << COUNT_BITS) - 1;
 
@@ -22,7 +22,7 @@ static uint64_t tag_of(enum dpn_control_kind kind, uint32_t number, uint32_t rec
            (uint64_t)(received & COUNT) << KIND_BITS | (uint64_t)kind;
 }
 
-/* The count near this one that has these last bits. */
+/* The count nearest to `near` with these low bits. */
 static uint32_t widen(uint64_t bits, uint32_t near)
 {
     const uint32_t ahead = ((uint32_t)bits - near) & COUNT;
@@ -38,9 +38,9 @@ struct dpn_control_message {
     union dpn_control_body body;
 };
 
-/* ---- what is said ---------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
-/* HEARD is said for its tag, and of no use over another wire. */
+/* ACK matters only for its tag, and is of no use over another wire. */
 static bool is_numbered(enum dpn_control_kind kind)
 {
     return kind != DPN_RESUME && kind != DPN_ACK;
@@ -51,7 +51,7 @@ static bool is_acked(const struct dpn_verbs *v, const struct dpn_control_message
     return !is_numbered(message->kind) || (int32_t)(v->channel.acked - message->number) > 0;
 }
 
-/* The wire must have no business with it any more. */
+/* A message that the wire is still sending is kept. */
 static void free_acked(struct dpn_verbs *v)
 {
     for (struct dpn_control_message **at = &v->unacked; *at;) {
@@ -100,17 +100,17 @@ bool dpn_control_is_sending(struct dpn_verbs *v)
     return any;
 }
 
-bool dpn_control_has_unacked_fence(const struct dpn_verbs *v)
+bool dpn_control_has_unacked_closed(const struct dpn_verbs *v)
 {
     bool any = false;
 
     for (const struct dpn_control_message *message = v->unacked; message; message = message->next)
         any |= !is_acked(v, message) &&
-               (message->kind == DPN_FENCED_SENDER || message->kind == DPN_FENCED_RECEIVER);
+               (message->kind == DPN_CLOSED_SENDER || message->kind == DPN_CLOSED_RECEIVER);
     return any;
 }
 
-/* The wire is closed, or has nothing of ours any more. */
+/* The wire is closed, or sends none of these messages any more. */
 void dpn_control_free_all(struct dpn_verbs *v)
 {
     while (v->unacked) {
@@ -129,9 +129,9 @@ static void send_resume(struct dpn_verbs *v)
                   sizeof(v->channel.resume), &v->channel.resume_req);
 }
 
-/* What was sent over the last wire does not arrive any more. The sender, which has connected, sends its
- * RESUME after the peer's: a peer that does not know the connection closes the wire, and bytes that it
- * had not read would make of that a reset, after which the sender would try again. */
+/* Messages sent over the previous wire do not arrive any more. The sender, which connected, sends
+ * its RESUME after the peer's: a peer that does not know the connection closes the wire, and unread
+ * bytes would turn that into a reset, after which the sender would try again. */
 void dpn_control_resume(struct dpn_verbs *v)
 {
     for (struct dpn_control_message *message = v->unacked; message; message = message->next)
@@ -145,7 +145,7 @@ static void confirm(struct dpn_verbs *v, uint32_t received)
     if ((int32_t)(received - v->channel.acked) < 0)
         return;
     if ((int32_t)(v->channel.sent - received) < 0) {
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has heard %u control messages of %u", received,
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has received %u control messages of %u", received,
                        v->channel.sent);
         return;
     }
@@ -168,7 +168,7 @@ static void take_resume(struct dpn_verbs *v, const struct dpn_resume *resume)
     dpn_channel_resumed(v);
 }
 
-/* ---- what is heard --------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static void take_refusal(struct dpn_verbs *v, const struct dpn_refused *r)
 {
@@ -187,7 +187,7 @@ static void take_failed(struct dpn_verbs *v, const struct dpn_failed *f)
     dpn_verbs_fail(v, DP_ECOMM, "the peer has ended the connection: %s", f->reason);
 }
 
-void dpn_control_tell_failed(struct dpn_verbs *v)
+void dpn_control_send_failed(struct dpn_verbs *v)
 {
     union dpn_control_body body;
 
@@ -202,11 +202,11 @@ static bool is_our_qp(struct dpn_verbs *v, unsigned qp)
 {
     if ((int)qp < v->qp_count)
         return true;
-    dpn_verbs_fail(v, DP_EMISMATCH, "the peer speaks of queue pair %u of %d", qp, v->qp_count);
+    dpn_verbs_fail(v, DP_EMISMATCH, "the peer names queue pair %u of %d", qp, v->qp_count);
     return false;
 }
 
-/* Messages wait for such a control message to be heard, so its sender wants to know. */
+/* Other messages may wait until the peer has received such a message, so acknowledge it at once. */
 static void send_ack(struct dpn_verbs *v)
 {
     static const union dpn_control_body nothing;
@@ -215,7 +215,7 @@ static void send_ack(struct dpn_verbs *v)
         dpn_control_send(v, DPN_ACK, &nothing);
 }
 
-static void take(struct dpn_verbs *v, enum dpn_control_kind kind, const union dpn_control_body *t)
+static void handle(struct dpn_verbs *v, enum dpn_control_kind kind, const union dpn_control_body *t)
 {
     switch (kind) {
     case DPN_OPEN:
@@ -226,18 +226,18 @@ static void take(struct dpn_verbs *v, enum dpn_control_kind kind, const union dp
         if (is_our_qp(v, t->opened.index))
             dpn_qp_take_opened(v, &t->opened);
         break;
-    case DPN_FENCED_SENDER:
-        if (!is_our_qp(v, t->fenced_sender.index))
+    case DPN_CLOSED_SENDER:
+        if (!is_our_qp(v, t->closed_sender.index))
             break;
-        dpn_cts_rewind(v, t->fenced_sender.index, t->fenced_sender.cts_read);
-        dpn_qp_take_fenced(v, t->fenced_sender.index, t->fenced_sender.epoch);
+        dpn_cts_rewind(v, t->closed_sender.index, t->closed_sender.cts_read);
+        dpn_qp_take_closed(v, t->closed_sender.index, t->closed_sender.epoch);
         send_ack(v);
         break;
-    case DPN_FENCED_RECEIVER:
-        if (!is_our_qp(v, t->fenced_receiver.index))
+    case DPN_CLOSED_RECEIVER:
+        if (!is_our_qp(v, t->closed_receiver.index))
             break;
-        v->reports[t->fenced_receiver.index] = t->fenced_receiver;
-        dpn_qp_take_fenced(v, t->fenced_receiver.index, t->fenced_receiver.epoch);
+        v->reports[t->closed_receiver.index] = t->closed_receiver;
+        dpn_qp_take_closed(v, t->closed_receiver.index, t->closed_receiver.epoch);
         send_ack(v);
         break;
     case DPN_REFUSED:
@@ -255,12 +255,12 @@ static void take(struct dpn_verbs *v, enum dpn_control_kind kind, const union dp
     case DPN_RESUME:
         take_resume(v, &t->resume);
         break;
-    case DPN_READY: /* receiver: with no queue pair the connection is off, see verbs.c */
-        v->step = t->ready.qps ? DPN_STEP_READY : DPN_STEP_AGREE;
+    case DPN_READY: /* receiver: without a queue pair the connection is declined, see handshake.c */
+        v->step = t->ready.qps ? DPN_STEP_READY : DPN_STEP_NO_QPS;
         break;
     case DPN_HELLO:
-    case DPN_PLAN: /* read in verbs.c, before there are queue pairs */
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer begins anew");
+    case DPN_PLAN: /* received in handshake.c, before there are queue pairs */
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer starts another handshake");
         break;
     }
 }
@@ -271,7 +271,7 @@ static void post_receive(struct dpn_verbs *v)
     v->is_receiving = true;
 }
 
-/* By its number: whether it was not heard before, over another wire. */
+/* Whether a message was not received before, over another wire, judged by its number. */
 static bool is_new(struct dpn_verbs *v, enum dpn_control_kind kind, uint64_t tag)
 {
     const uint32_t number = widen(tag >> (KIND_BITS + COUNT_BITS), v->channel.received);
@@ -298,7 +298,7 @@ bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind)
         v->is_receiving = false;
         *kind = (enum dpn_control_kind)(v->incoming.tag & ((1u << KIND_BITS) - 1));
         if (dpn_control_check(*kind, v->is_sender, &v->received, v->incoming.moved)) {
-            dpn_verbs_fail(v, DP_EMISMATCH, "the peer said %s", dp_last_error());
+            dpn_verbs_fail(v, DP_EMISMATCH, "the peer sent %s", dp_last_error());
             return false;
         }
         if (is_new(v, *kind, v->incoming.tag))
@@ -306,19 +306,20 @@ bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind)
     }
 }
 
-/* A control message may end what the next one would be for. */
+/* Handling a message may change the state in which the next one is expected. */
 void dpn_control_poll(struct dpn_verbs *v)
 {
     enum { MESSAGES = 32 };
     enum dpn_control_kind kind;
 
     v->comm->wire->ops->progress(v->comm->wire);
-    for (int i = 0; i < MESSAGES && v->step != DPN_STEP_AGREE && dpn_control_receive(v, &kind); i++)
-        take(v, kind, &v->received);
+    for (int i = 0; i < MESSAGES && v->step != DPN_STEP_NO_QPS && dpn_control_receive(v, &kind);
+         i++)
+        handle(v, kind, &v->received);
 }
 
-/* Who closes a socket with something unread in it resets the connection, and the peer would take it
- * for lost on the way. */
+/* Closing a socket with unread data resets the connection, which the peer would take for a network
+ * failure. */
 void dpn_control_drain(struct dpn_verbs *v)
 {
     enum { MESSAGES = 1000 };

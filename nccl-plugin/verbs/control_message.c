@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* Who may hear what, and how long it is. */
+/* Which side receives a kind of message, and its length. */
 static const struct {
     size_t len;
     bool by_sender, by_receiver;
@@ -17,11 +17,11 @@ static const struct {
     [DPN_OPEN] = {sizeof(struct dpn_open_qp), false, true, "open"},
     [DPN_OPENED] = {sizeof(struct dpn_opened_qp), true, false, "opened"},
     [DPN_READY] = {sizeof(struct dpn_ready), false, true, "ready"},
-    [DPN_FENCED_SENDER] = {sizeof(struct dpn_fenced_sender), false, true, "fenced"},
-    [DPN_FENCED_RECEIVER] = {sizeof(struct dpn_fenced_receiver), true, false, "fenced"},
+    [DPN_CLOSED_SENDER] = {sizeof(struct dpn_closed_sender), false, true, "closed"},
+    [DPN_CLOSED_RECEIVER] = {sizeof(struct dpn_closed_receiver), true, false, "closed"},
     [DPN_REFUSED] = {sizeof(struct dpn_refused), false, true, "refused"},
     [DPN_RESUME] = {sizeof(struct dpn_resume), true, true, "resume"},
-    [DPN_ACK] = {sizeof(struct dpn_resume), true, true, "heard"},
+    [DPN_ACK] = {sizeof(struct dpn_resume), true, true, "ack"},
     [DPN_STALLED] = {sizeof(struct dpn_stalled), true, false, "stalled"},
     [DPN_FAILED] = {sizeof(struct dpn_failed), true, true, "failed"},
 };
@@ -96,7 +96,7 @@ static bool is_opened(const struct dpn_opened_qp *o)
            (!o->is_open || (is_qp(&o->qp) && is_gid(&o->sender) && is_gid(&o->receiver)));
 }
 
-static bool is_report(const struct dpn_fenced_receiver *f)
+static bool is_report(const struct dpn_closed_receiver *f)
 {
     for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
         if (f->arrived[i].count > DPN_MAX_RECEIVES)
@@ -117,10 +117,10 @@ static bool makes_sense(uint64_t kind, const union dpn_control_body *t)
         return is_opened(&t->opened);
     case DPN_READY:
         return t->ready.qps <= DPN_MAX_QPS;
-    case DPN_FENCED_SENDER:
-        return t->fenced_sender.index < DPN_MAX_QPS;
-    case DPN_FENCED_RECEIVER:
-        return is_report(&t->fenced_receiver);
+    case DPN_CLOSED_SENDER:
+        return t->closed_sender.index < DPN_MAX_QPS;
+    case DPN_CLOSED_RECEIVER:
+        return is_report(&t->closed_receiver);
     case DPN_REFUSED:
         return t->refused.slot < NCCL_NET_MAX_REQUESTS && t->refused.sub < DPN_MAX_RECEIVES;
     case DPN_RESUME:
@@ -140,7 +140,8 @@ int dpn_control_check(uint64_t kind, bool is_sender, const union dpn_control_bod
                        (is_sender ? kinds[kind].by_sender : kinds[kind].by_receiver);
 
     if (!known)
-        return dp_fail_quietly(DP_EMISMATCH, "a control message of kind %llu, which a %s never hears",
+        return dp_fail_quietly(DP_EMISMATCH,
+                               "a control message of kind %llu, which a %s never receives",
                                (unsigned long long)kind, is_sender ? "sender" : "receiver");
     if (kind == DPN_HELLO && len >= sizeof(body->hello.version) &&
         body->hello.version != DPN_CONTROL_VERSION)

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * control_message.h - what the two sides tell each other over the wire beside the queue pairs. None
- * of it is on the path of messages. Only processes that know the cookie of the listener get this
- * far.
+ * control_message.h - the messages of the control channel, a wire beside the queue pairs. Data does
+ * not pass through it. The wire is open only to processes that know the listener's cookie.
  *
  *      sender                                   receiver
- *      HELLO   the ports                 ->
- *                                        <-     PLAN    pairs of ports, how many queue pairs; or
- * none OPEN    index, epoch, queue pair  ->             for every queue pair; all GIDs of the port
+ *      HELLO   ports                     ->
+ *                                        <-     PLAN    pairs of ports, number of queue pairs; or
+ *                                                       a reason to decline
+ *      OPEN    index, epoch, queue pair  ->             for each queue pair; all GIDs of the port
  *                                        <-     OPENED  queue pair, the GIDs to use; or a reason
  *      (a probe over the queue pair)
- *      READY   how many came up          ->             if none did, PLAN says so once more, and
- *                                                       the wire is free for another use
- *      FENCED  index, epoch, CTS read   <->     FENCED  index, epoch, what had arrived by then
+ *      READY   how many came up          ->             if none did, a PLAN that declines follows,
+ *                                                       and the wire is free for other use
+ *      CLOSED  index, epoch, CTS read   <->     CLOSED  index, epoch, what has arrived
  *      OPEN    index, epoch + 1 ...      ->             as above, until it works again
  *      REFUSED message too long          ->
- *      ACK     numbers below were seen  <->     ACK     so that they need not be kept
+ *      ACK     lower numbers received   <->     ACK     so that they need not be kept
  *                                        <-     STALLED what has arrived, as nothing more does
- *      FAILED  why                      <->     FAILED  the last one: the connection has ended
- *      RESUME  numbers below were seen  <->     RESUME  first over a new wire, the receiver's before the
- *                                                      sender's: verbs/reconnect.c
+ *      FAILED  reason                   <->     FAILED  the last one: the connection has ended
+ *      RESUME  lower numbers received   <->     RESUME  the first over a new wire, the receiver's
+ *                                                       before the sender's: verbs/reconnect.c
  *
- * An index names a connection of two queue pairs, one a side; an epoch counts how often it was
- * opened. A side sends FENCED once its queue pair of that epoch is destroyed, so that nothing of
- * the epoch can arrive or be read any more.
+ * An index names two connected queue pairs, one a side; an epoch counts how often they were opened.
+ * A side sends CLOSED once its queue pair of that epoch is destroyed, so that nothing of the epoch
+ * can arrive or be read any more.
  */
 #ifndef DPN_VERBS_CONTROL_MESSAGE_H
 #define DPN_VERBS_CONTROL_MESSAGE_H
@@ -47,8 +47,8 @@ enum dpn_control_kind {
     DPN_OPEN,
     DPN_OPENED,
     DPN_READY,
-    DPN_FENCED_SENDER,
-    DPN_FENCED_RECEIVER,
+    DPN_CLOSED_SENDER,
+    DPN_CLOSED_RECEIVER,
     DPN_REFUSED,
     DPN_RESUME,
     DPN_ACK,
@@ -59,10 +59,10 @@ enum dpn_control_kind {
 struct dpn_port_info {
     char name[DPN_CONTROL_NAME];
     uint8_t is_ethernet;
-    uint8_t any_order; /* wants, and can make, such queue pairs: verbs/mlx5.h */
+    uint8_t any_order; /* requests and supports such queue pairs: verbs/mlx5.h */
     uint8_t zero[2];
     uint32_t speed_mbps;
-    struct dpn_gid gid; /* the best; says the subnet */
+    struct dpn_gid gid; /* the preferred one; tells the subnet */
 };
 
 struct dpn_hello {
@@ -70,31 +70,32 @@ struct dpn_hello {
     uint8_t port_count, qps;
     uint8_t traffic_class, service_level;
     uint32_t max_message;
-    uint8_t other_count; /* ports that may stand in for one in another subnet; after the device's */
-    uint8_t subnet_bits; /* of IPv4; 0: subnets are of no importance */
+    /* ports that may replace one in another subnet; they follow the device's */
+    uint8_t other_count;
+    uint8_t subnet_bits; /* prefix length for IPv4; 0: subnets are ignored */
     uint8_t has_acceptor;
     uint8_t zero;
-    uint32_t eager_bytes; /* the longest message that may come unasked; 0: none */
+    uint32_t eager_bytes; /* largest eager message; 0: none */
     int32_t worker;   /* see net/placement.h */
     uint32_t traffic; /* enum dpn_traffic */
     struct dpn_port_info ports[DPN_MAX_RAILS];
-    struct dp_wire_address acceptor; /* where to ask whether the process is there still */
+    struct dp_wire_address acceptor; /* connecting there shows whether the process is alive */
 };
 
 struct dpn_plan {
     uint8_t agreed;
     uint8_t rails, qps_per_rail;
-    uint8_t any_order; /* of all queue pairs */
+    uint8_t any_order; /* for all queue pairs */
     uint32_t max_message;
-    uint32_t eager_bytes; /* of both */
-    uint8_t may_eager;    /* before the first CTS entry, too */
+    uint32_t eager_bytes; /* the smaller of both sides */
+    uint8_t may_eager;    /* eager messages may be sent before the first CTS entry */
     uint8_t zero[3];
     struct {
-        uint8_t sender, receiver; /* which port */
+        uint8_t sender, receiver; /* index of the port */
     } rail[DPN_MAX_RAILS];
-    struct dpn_port_info ports[DPN_MAX_RAILS]; /* the receiver's, by rail */
-    struct dp_wire_address acceptor; /* where to call if this wire is lost, */
-    uint64_t label;              /* and for whom; 0: nowhere */
+    struct dpn_port_info ports[DPN_MAX_RAILS]; /* the receiver's ports, by rail */
+    struct dp_wire_address acceptor;           /* where to reconnect if this wire is lost, */
+    uint64_t label;                            /* naming this connection; 0: not possible */
     char reason[DPN_CONTROL_REASON];
 };
 
@@ -120,7 +121,7 @@ struct dpn_opened_qp {
     uint8_t index, is_open;
     uint16_t epoch;
     struct dpn_qp_info qp;
-    struct dpn_gid sender, receiver; /* of RoCE the pair to use */
+    struct dpn_gid sender, receiver; /* for RoCE, the pair of GIDs to use */
     char reason[DPN_CONTROL_REASON];
 };
 
@@ -128,32 +129,33 @@ struct dpn_ready {
     uint32_t qps;
 };
 
-struct dpn_fenced_sender {
+struct dpn_closed_sender {
     uint8_t index, zero;
     uint16_t epoch;
     uint32_t cts_read;
 };
 
-/* What the receiver has of the receives that are cleared to send. */
+/* What has arrived for a receive that is cleared to send. */
 struct dpn_arrived {
     uint16_t generation;
-    uint8_t is_open;                    /* else all of that generation has arrived */
+    uint8_t is_open; /* otherwise everything of that generation has arrived */
     uint8_t count;
-    uint16_t stripes[DPN_MAX_RECEIVES]; /* a bit each; all set: done */
+    uint16_t stripes[DPN_MAX_RECEIVES]; /* bit masks; all bits set: done */
 };
 
-struct dpn_fenced_receiver {
+struct dpn_closed_receiver {
     uint8_t index, zero;
     uint16_t epoch;
-    uint32_t eager_seen, eager_taken; /* eager messages: all before this came; were copied */
+    /* eager messages: all before eager_seen have arrived; number copied */
+    uint32_t eager_seen, eager_taken;
     uint32_t zero2;
-    uint64_t eager_here;              /* of those later, a bit each by number % 64 */
+    uint64_t eager_arrived; /* bit mask of later ones that have arrived, by number % 64 */
     struct dpn_arrived arrived[NCCL_NET_MAX_REQUESTS];
 };
 
 struct dpn_stalled {
-    uint32_t cts_made, moves; /* verbs/stall.h */
-    struct dpn_fenced_receiver has;
+    uint32_t cts_made, moves; /* see verbs/stall.h */
+    struct dpn_closed_receiver has;
 };
 
 struct dpn_failed {
@@ -168,7 +170,7 @@ struct dpn_refused {
 };
 
 struct dpn_resume {
-    uint32_t received; /* of HEARD 0: it is in the tag of every message, see verbs/control.c */
+    uint32_t received; /* in ACK 0: the count is in the tag of every message, see verbs/control.c */
     uint32_t zero;
 };
 
@@ -178,19 +180,20 @@ union dpn_control_body {
     struct dpn_open_qp open;
     struct dpn_opened_qp opened;
     struct dpn_ready ready;
-    struct dpn_fenced_sender fenced_sender;
-    struct dpn_fenced_receiver fenced_receiver;
+    struct dpn_closed_sender closed_sender;
+    struct dpn_closed_receiver closed_receiver;
     struct dpn_refused refused;
     struct dpn_resume resume;
     struct dpn_stalled stalled;
     struct dpn_failed failed;
 };
 
-/* How long a message of a kind is, 0: no such kind. */
+/* Length of a message of this kind in bytes; 0: no such kind. */
 size_t dpn_control_len(uint64_t kind);
 
-/* Check a message that arrived: every index within bounds, every text terminated. is_sender: the message
- * was received by the sender. DP_EMISMATCH, with a sentence that is not logged. */
+/* Check a message that was received: every index is within bounds, every text is terminated.
+ * is_sender: the message was received by the sender. DP_EMISMATCH, with an error text that is not
+ * logged. */
 int dpn_control_check(uint64_t kind, bool is_sender, const union dpn_control_body *body,
                       size_t len);
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cts.c - CTS entries, which a device writes while they are read.
+ * cts.c - checksums of CTS entries, which a device may write while they are read.
  */
 #include "nccl-plugin/verbs/comm.h"
 
 #include <string.h>
 
-/* Of everything but check itself. */
+/* Checksum of the whole entry except `check`. */
 static uint32_t sum_of(const struct dpn_cts_entry *entry)
 {
     uint64_t words[sizeof(*entry) / sizeof(uint64_t)], sum = UINT64_C(0x9e3779b97f4a7c15);

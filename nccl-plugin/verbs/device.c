@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- what sysfs says ------------------------------------------------------------------------- */
+/* ---- sysfs ----------------------------------------------------------------------------------- */
 
 static bool read_line(const char *dir, const char *file, char *line, int len)
 {
@@ -35,7 +35,7 @@ static bool read_line(const char *dir, const char *file, char *line, int len)
     return has;
 }
 
-/* A Soft-RoCE device has no device of its own, but an interface that has one. */
+/* A Soft-RoCE device has no PCI device of its own; its parent interface may have one. */
 static char *find_pci(const char *dir)
 {
     char path[PATH_MAX], interface[64];
@@ -56,8 +56,9 @@ static int function_of(const char *pci_path)
     return dot && dot[1] >= '0' && dot[1] <= '9' && !dot[2] ? dot[1] - '0' : 0;
 }
 
-/* The function that stands for the card: NCCL compares these paths to see what is one card. */
-static void stand_for_card(struct dpn_hca *hca, bool merge_functions)
+/* NCCL compares PCI paths to see which ports share a card, so all functions of a card get the path
+ * of one: the physical function, or function 0. */
+static void merge_card_functions(struct dpn_hca *hca, bool merge_functions)
 {
     char path[PATH_MAX];
 
@@ -77,17 +78,17 @@ static void stand_for_card(struct dpn_hca *hca, bool merge_functions)
         *digit = own;
 }
 
-/* ---- what a device can ----------------------------------------------------------------------- */
+/* ---- capabilities of a device ---------------------------------------------------------------- */
 
-static bool knows_peer_memory(void)
+static bool has_peer_memory(void)
 {
     return !access("/sys/kernel/mm/memory_peers/nv_mem/version", F_OK) ||
            !access("/sys/kernel/mm/memory_peers/nv_mem_nc/version", F_OK) ||
            !access("/sys/module/nvidia_peermem/version", F_OK);
 }
 
-/* No file is a good dma-buf; the error tells whether dma-bufs are known. */
-static bool knows_dma_bufs(struct ibv_pd *pd)
+/* No file is a valid dma-buf; the error tells whether dma-bufs are supported. */
+static bool supports_dma_bufs(struct ibv_pd *pd)
 {
     if (!dpn_ibv.reg_dmabuf_mr)
         return false;
@@ -100,8 +101,8 @@ static bool knows_dma_bufs(struct ibv_pd *pd)
 
 enum { SOFT_VENDOR = 0xffffff };
 
-/* NCCL is told where that function is, as it decides by the distance to the GPU. */
-static void look_for_data_direct(struct dpn_hca *hca, const struct dpn_verbs_options *options)
+/* NCCL gets the path of that PCI function, as it decides by the distance to the GPU. */
+static void find_data_direct(struct dpn_hca *hca, const struct dpn_verbs_options *options)
 {
     char *path = dpn_mlx5_find_direct(hca->context);
 
@@ -117,28 +118,29 @@ static void look_for_data_direct(struct dpn_hca *hca, const struct dpn_verbs_opt
     hca->has_data_direct = true;
 }
 
-static void look_closer(struct ibv_device *device, const struct ibv_device_attr *attr,
-                        const struct dpn_verbs_options *options, struct dpn_hca *hca)
+static void read_properties(struct ibv_device *device, const struct ibv_device_attr *attr,
+                            const struct dpn_verbs_options *options, struct dpn_hca *hca)
 {
     hca->pci_path = find_pci(device->ibdev_path);
-    stand_for_card(hca, options->merge_functions);
+    merge_card_functions(hca, options->merge_functions);
     hca->guid = be64toh(attr->sys_image_guid ? attr->sys_image_guid : attr->node_guid);
     hca->is_soft = attr->vendor_id == SOFT_VENDOR || !strncmp(hca->name, "rxe", 3);
     hca->relaxed_ordering = options->relaxed_ordering && dpn_ibv.reg_mr_iova2;
     hca->pointers = NCCL_PTR_HOST;
-    if (knows_peer_memory())
+    if (has_peer_memory())
         hca->pointers |= NCCL_PTR_CUDA;
-    if (knows_dma_bufs(hca->pd))
+    if (supports_dma_bufs(hca->pd))
         hca->pointers |= NCCL_PTR_DMABUF;
     if (attr->vendor_id == DPN_MLX5_VENDOR)
         dpn_mlx5_load();
     if (options->data_direct && hca->pointers & NCCL_PTR_DMABUF)
-        look_for_data_direct(hca, options);
+        find_data_direct(hca, options);
 }
 
 /* ---- ports ----------------------------------------------------------------------------------- */
 
-/* Gbit/s of a lane, by the bits of active_speed; how many lanes, by those of active_width. */
+/* Mbit/s of a link lane by the bits of active_speed, number of lanes by the bits of active_width.
+ */
 static int speed_of(const struct ibv_port_attr *attr)
 {
     static const int lane_mbps[] = {2500, 5000, 10000, 10000, 14000, 25000, 50000, 100000};
@@ -149,7 +151,7 @@ static int speed_of(const struct ibv_port_attr *attr)
     return lane_mbps[s < 8 ? s : 7] * lanes[w < 5 ? w : 4];
 }
 
-/* The kernel knows speeds that the structure has no bits for: "800 Gb/sec (4X XDR)". */
+/* The kernel reports speeds that the structure has no bits for: "800 Gb/sec (4X XDR)". */
 static int read_speed(const char *dir, int port, const struct ibv_port_attr *attr,
                       const struct dpn_verbs_options *options)
 {
@@ -162,7 +164,7 @@ static int read_speed(const char *dir, int port, const struct ibv_port_attr *att
     return gbps >= 1 && gbps < 1e6 ? (int)(gbps * 1000) : speed_of(attr);
 }
 
-/* What a work request may carry. Soft-RoCE says 8 MiB and means it. */
+/* Limits on the size of one work request. Soft-RoCE reports 8 MiB, and more fails. */
 enum { MOST_BYTES = 1 << 30, LEAST_BYTES = 1 << 20 };
 
 static void add_port(struct dpn_ports *ports, struct dpn_hca *hca, int number, int port_count,
@@ -212,7 +214,7 @@ static void close_hca(struct dpn_hca *hca)
     *hca = (struct dpn_hca){.context = NULL};
 }
 
-/* A device without an active port that is wanted is closed again. */
+/* A device without an active port that is admitted is closed again. */
 static void try_device(struct ibv_device *device, const struct dpn_verbs_options *options,
                        struct dpn_ports *ports)
 {
@@ -230,8 +232,8 @@ static void try_device(struct ibv_device *device, const struct dpn_verbs_options
         close_hca(hca);
         return;
     }
-    look_closer(device, &attr, options, hca);
-    /* Events are read when somebody waits, never waited for. */
+    read_properties(device, &attr, options, hca);
+    /* dpn_hca_read_events polls; it never blocks */
     fcntl(hca->context->async_fd, F_SETFL, fcntl(hca->context->async_fd, F_GETFL) | O_NONBLOCK);
     pthread_mutex_init(&hca->lock, NULL);
     ports->hca_count++;
@@ -294,7 +296,7 @@ void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *
     dpn_gids_choose(table, count > 0 ? (int)count : 0, port->number, options, out);
 }
 
-void dpn_port_look(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu)
+void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu)
 {
     struct ibv_port_attr attr = {.lid = port->lid, .active_mtu = (enum ibv_mtu)port->mtu};
 

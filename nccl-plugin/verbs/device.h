@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h - the RDMA devices of this host and their ports. They are opened once per process
- * and stay, as what NCCL is told about them has to.
+ * device.h - the RDMA devices of this host and their ports. They are opened once per process and
+ * never closed, since NCCL keeps pointers to their properties.
  */
 #ifndef DPN_VERBS_DEVICE_H
 #define DPN_VERBS_DEVICE_H
@@ -16,30 +16,30 @@
 
 enum { DPN_MAX_PORTS = 32, DPN_HCA_NAME = 64, DPN_PORT_NAME = 80, DPN_HCA_PORTS = 8 };
 
-/* A device: what its ports have in common. */
+/* A device: what its ports share. */
 struct dpn_hca {
     char name[DPN_HCA_NAME];
     struct ibv_context *context;
     struct ibv_pd *pd;
-    char *pci_path; /* NULL: not on the PCI bus, as Soft-RoCE */
-    int function;   /* of the card: its second port is often a function of its own */
-    uint64_t guid;  /* of the card */
-    int pointers;   /* NCCL_PTR_*, what it reaches */
+    char *pci_path; /* NULL: not on the PCI bus, such as Soft-RoCE */
+    int function;   /* PCI function; the second port of a card is often a function of its own */
+    uint64_t guid;  /* the same for all functions of a card */
+    int pointers;   /* NCCL_PTR_*, the memory that it accesses */
     bool relaxed_ordering;
     bool is_soft;   /* Soft-RoCE */
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* protects the members below */
     bool has_data_direct; /* for dma-bufs; see verbs/mlx5.h */
     struct dpn_mr_cache cache;
     int64_t events_read_ns;
     atomic_bool is_dead;
-    /* How often a port went down or came up, an odd number of times: it is down. By port number. */
-    atomic_uint turns[DPN_HCA_PORTS + 1];
+    /* How often a port went down or came up, by port number; an odd number means down. */
+    atomic_uint port_changes[DPN_HCA_PORTS + 1];
 };
 
 struct dpn_port {
     struct dpn_hca *hca;
     int number;
-    char name[DPN_PORT_NAME]; /* "mlx5_0", or "mlx5_0:2" if it has several */
+    char name[DPN_PORT_NAME]; /* "mlx5_0", or "mlx5_0:2" if the device has several ports */
     bool is_ethernet;
     uint8_t mtu; /* enum ibv_mtu */
     uint16_t lid;
@@ -54,8 +54,8 @@ struct dpn_ports {
     struct dpn_hca hcas[DPN_MAX_PORTS];
 };
 
-/* Look for active ports that the options admit, in the order of the PCI bus. Never fails: why tells
- * why there are not more. */
+/* Find active ports that the options admit, in the order of the PCI bus. Never fails: `why`
+ * explains why there are not more. */
 void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *out, char *why,
                     size_t why_len);
 
@@ -63,16 +63,16 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
 void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
                    struct dpn_gids *out);
 
-/* Its LID and MTU as they are now: a subnet manager may give others, as an administrator may. */
-void dpn_port_look(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu);
+/* Its LID and MTU as they are now: a subnet manager or an administrator may change them. */
+void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu);
 
-/* Read what the devices have to say about themselves, at most once per millisecond; from any
- * thread, never waits. */
+/* Read asynchronous events of the device, at most once per millisecond. Any thread; never blocks.
+ */
 void dpn_hca_read_events(struct dpn_hca *hca, int64_t now_ns);
 static inline bool dpn_port_is_down(const struct dpn_port *port)
 {
     return atomic_load_explicit(&port->hca->is_dead, memory_order_relaxed) ||
-           atomic_load_explicit(&port->hca->turns[port->number], memory_order_relaxed) % 2;
+           atomic_load_explicit(&port->hca->port_changes[port->number], memory_order_relaxed) % 2;
 }
 
 #endif

@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * eager.c - short messages that do not wait for a receive. They are written to a ring of the receiver,
- * which copies them to their receive.
+ * eager.c - short messages that do not wait for a receive. They are written to a ring of the
+ * receiver, which copies them to their receive.
  *
  *      sender                                         receiver
  *      message n, for the first entry  -- RDMA write + immediate n -->  slot n % 16 of the ring
  *      of its tag from entry L on      or -- RDMA write -->             inline message n % 64
- *      its CTS entry comes            <-- CTS entry --                  irecv; copies what has come
- *      slots are free again           <-- a later CTS entry --
+ *      its CTS entry arrives          <-- CTS entry --                  irecv; copies the message
+ *      its slot is free again         <-- a later CTS entry --
  *
- * Both sides work out, without asking each other, which receive such a message is for: the first CTS
- * entry from L on that has its tag and that no earlier eager message has taken. L is the first entry
- * that the sender had not read when it sent; of the entries before L none of that tag was left. So it
+ * Both sides compute without communication which receive such a message is for: the first CTS entry
+ * from L on that has its tag and that no earlier eager message has taken. L is the first entry that
+ * the sender had not read when it sent; of the entries before L none of that tag was left. So it
  * does not matter which entries are in flight, nor in which order messages arrive.
  *
  * A receive whose CTS entries are delayed comes after all that have entries. If it completes before
- * they are written, it needs none. A credit tells the sender instead: it is an entry of the same ring,
- * which says which messages have found a receive and how many slots are free, and holds for all
+ * they are written, it needs none. A credit tells the sender instead: an entry of the same ring
+ * that reports which messages are matched with a receive and how many slots are free. It covers all
  * messages before it.
  *
- * A slot is free again only when a CTS entry has said so, which proves that the message had come. So a
- * message that is sent again, over another queue pair, is written to a slot that still belongs to it.
+ * A slot is free again only when a CTS entry has reported that, which proves that the message had
+ * arrived. So a message that is sent again, over another queue pair, is written to a slot that is
+ * still its own.
  */
 #include "base/fail.h"
 #include "nccl-plugin/net/ordered_copy.h"
@@ -45,7 +46,7 @@ uint64_t dpn_eager_slot(uint64_t block, uint32_t eager_bytes, uint32_t number)
 
 /* ---- sender ---------------------------------------------------------------------------------- */
 
-/* The CPU has to copy it, and to look at it. */
+/* Inline messages are copied and polled for by the CPU, so their memory is the host's. */
 static bool is_inline(size_t size, const struct dpn_verbs_memory *memory)
 {
     return size <= DPN_INLINE_MESSAGE_BYTES && (!size || memory->type == NCCL_PTR_HOST);
@@ -53,13 +54,13 @@ static bool is_inline(size_t size, const struct dpn_verbs_memory *memory)
 
 bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece)
 {
-    const bool quick = is_inline(piece->size, (const struct dpn_verbs_memory *)piece->memory);
+    const bool fits_inline = is_inline(piece->size, (const struct dpn_verbs_memory *)piece->memory);
 
     return v->may_eager && v->eager_bytes && piece->size <= v->eager_bytes &&
-           v->eager_sent - v->eager_taken < (quick ? DPN_EAGER_SLOTS : DPN_LARGE_SLOTS);
+           v->eager_sent - v->eager_taken < (fits_inline ? DPN_EAGER_SLOTS : DPN_LARGE_SLOTS);
 }
 
-/* CTS entries of a group that is not whole yet are not cleared to send, so not passed either. */
+/* CTS entries of an incomplete group are not cleared to send yet, so they count as unread. */
 void dpn_eager_begin(struct dpn_verbs *v, struct dpn_send *send)
 {
     const uint32_t number = v->eager_sent++;
@@ -80,7 +81,7 @@ void dpn_eager_begin(struct dpn_verbs *v, struct dpn_send *send)
         v->block->heads[number % DPN_LARGE_SLOTS] = head;
 }
 
-/* The oldest of the tag that waits for its CTS entry. */
+/* The oldest message with this tag that waits for its CTS entry. */
 static struct dpn_eager_send *find_waiting(struct dpn_verbs *v, int tag)
 {
     for (uint32_t n = v->eager_taken; n != v->eager_sent; n++) {
@@ -135,7 +136,7 @@ void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_cts_entry *entr
     dpn_eager_credit(v, entry->taken);
 }
 
-/* What a CTS entry says: so many were copied, as far as 16 bits tell. */
+/* A CTS entry reports the low 16 bits of the number of messages copied. */
 void dpn_eager_credit(struct dpn_verbs *v, uint16_t taken)
 {
     const uint32_t more = (uint16_t)(taken - (uint16_t)v->eager_taken);
@@ -146,7 +147,7 @@ void dpn_eager_credit(struct dpn_verbs *v, uint16_t taken)
         v->eager_taken += more;
 }
 
-/* The slot may be a later message's already. */
+/* The slot may already be in use for a later message. */
 void dpn_eager_done(struct dpn_verbs *v, const struct dpn_send *send)
 {
     struct dpn_eager_send *e = &v->eager_sends[send->number % DPN_EAGER_SLOTS];
@@ -155,16 +156,16 @@ void dpn_eager_done(struct dpn_verbs *v, const struct dpn_send *send)
         e->is_done = true;
 }
 
-bool dpn_eager_has_arrived(const struct dpn_fenced_receiver *report, uint32_t number)
+bool dpn_eager_has_arrived(const struct dpn_closed_receiver *report, uint32_t number)
 {
     if ((int32_t)(number - report->eager_seen) < 0)
         return true;
     return number - report->eager_taken < DPN_EAGER_SLOTS &&
-           report->eager_here >> number % DPN_EAGER_SLOTS & 1;
+           report->eager_arrived >> number % DPN_EAGER_SLOTS & 1;
 }
 
 bool dpn_eager_is_lost(const struct dpn_verbs *v, unsigned qp,
-                       const struct dpn_fenced_receiver *report)
+                       const struct dpn_closed_receiver *report)
 {
     for (uint32_t n = v->eager_taken; n != v->eager_sent; n++) {
         const struct dpn_eager_send *e = &v->eager_sends[n % DPN_EAGER_SLOTS];
@@ -228,7 +229,7 @@ static bool has_open_buffer(const struct dpn_recv *recv)
     return false;
 }
 
-/* Without CTS entries: the sender has to hear of it otherwise. */
+/* A receive without CTS entries: the sender learns from a credit that it is complete. */
 static void note_delayed(struct dpn_verbs *v, const struct dpn_recv *recv)
 {
     const uint32_t bit = 1u << recv->base.index;
@@ -248,7 +249,7 @@ static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint3
     const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)buffer->memory;
 
     if (size > buffer->size) {
-        dpn_cts_release(v); /* so that the peer sees it, too */
+        dpn_cts_release(v); /* so that the peer reports the error, too */
         dpn_cts_push(v);
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %u bytes for a receive of %zu (tag %d)",
                        size, buffer->size, buffer->tag);
@@ -264,12 +265,13 @@ static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint3
         dpn_verbs_copy_to_gpu(v, recv, sub, data, number % DPN_EAGER_SLOTS);
         return;
     }
-    if (size) /* somebody may watch the memory: see net/ordered_copy.h */
+    if (size) /* another thread may poll this memory: see net/ordered_copy.h */
         dpn_ordered_copy(buffer->data, data, size);
     dpn_eager_copied(v, recv, sub, number);
 }
 
-/* Whether the sender did not know this room when it sent, and it has this tag. */
+/* Whether the sender had not read the CTS entry of this buffer when it sent, and the tag matches.
+ */
 static bool is_for(const struct dpn_verbs *v, const struct dpn_recv *recv, unsigned sub,
                    const struct dpn_eager_head *head)
 {
@@ -277,7 +279,8 @@ static bool is_for(const struct dpn_verbs *v, const struct dpn_recv *recv, unsig
            (v->delayed >> recv->base.index & 1 || (int32_t)(recv->cts + sub - head->cts) >= 0);
 }
 
-/* As a rule messages come in the order of the receives: the oldest of all buffers, or NULL. */
+/* Fast path: most messages arrive in the order of the receives. Returns the receive of the oldest
+ * open buffer if the message is for it, otherwise NULL. */
 static struct dpn_recv *first_for(struct dpn_verbs *v, const struct dpn_eager_head *head)
 {
     while (v->buffers_closed != v->buffers_made) {
@@ -290,7 +293,7 @@ static struct dpn_recv *first_for(struct dpn_verbs *v, const struct dpn_eager_he
     return NULL;
 }
 
-/* A message that has come: the oldest of the buffers that are for it. */
+/* Match a message that has arrived with the oldest buffer that it is for. */
 static void match_message(struct dpn_verbs *v, uint32_t number)
 {
     const struct dpn_eager_head *head = head_of(v, number);
@@ -334,38 +337,38 @@ static bool makes_sense(const struct dpn_verbs *v, uint32_t number, uint32_t byt
            (int32_t)(v->cts_made - head->cts) >= 0;
 }
 
-/* Those whose room in the ring is this one's. */
-static uint64_t neighbours_of(uint32_t number)
+/* Bit mask of the messages that share a slot of the ring with this one. */
+static uint64_t same_ring_slot(uint32_t number)
 {
     return UINT64_C(0x0001000100010001) << number % DPN_LARGE_SLOTS;
 }
-_Static_assert(DPN_LARGE_SLOTS == 16 && DPN_EAGER_SLOTS == 64, "which the bits above say");
+_Static_assert(DPN_LARGE_SLOTS == 16 && DPN_EAGER_SLOTS == 64, "as the bits above assume");
 
-/* As in verbs/recv.c: once more what has come. In its slot it has done no harm, unless that is a
- * later message's already, and that has come. */
-static bool is_doubled(const struct dpn_verbs *v, uint16_t low)
+/* As in verbs/recv.c: a duplicate of a message that has arrived. It does no harm in its own slot,
+ * unless a later message has arrived there. */
+static bool is_duplicate(const struct dpn_verbs *v, uint16_t low)
 {
     const uint16_t behind = (uint16_t)((uint16_t)v->eager_seen - low);
     const uint32_t number = v->eager_seen - behind, ahead = v->eager_seen + (uint16_t)-behind;
 
     if (behind && behind <= DPN_EAGER_SLOTS)
         return number - v->eager_taken < DPN_EAGER_SLOTS ||
-               !(v->eager_busy & v->eager_large & neighbours_of(number));
-    return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->eager_here & bit_of(ahead);
+               !(v->eager_busy & v->eager_large & same_ring_slot(number));
+    return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->eager_arrived & bit_of(ahead);
 }
 
-/* Where it belongs in the order in which they were sent. */
-static bool is_next_here(struct dpn_verbs *v)
+/* Whether the next message in the order of sending has arrived. */
+static bool has_next_arrived(struct dpn_verbs *v)
 {
     const uint32_t next = v->eager_seen;
     const struct dpn_inline_message *message = inline_of(v, next);
     const uint64_t bit = bit_of(next);
 
-    if (v->eager_here & bit) {
-        v->eager_here &= ~bit;
+    if (v->eager_arrived & bit) {
+        v->eager_arrived &= ~bit;
         return true;
     }
-    if (next - v->eager_taken >= DPN_EAGER_SLOTS || !dpn_inline_is_here(message, next))
+    if (next - v->eager_taken >= DPN_EAGER_SLOTS || !dpn_inline_has_arrived(message, next))
         return false;
     if (!makes_sense(v, next, message->head.size + (uint32_t)sizeof(message->head)))
         dpn_verbs_fail(v, DP_EMISMATCH, "what arrived is no eager message (%u)", next);
@@ -373,12 +376,12 @@ static bool is_next_here(struct dpn_verbs *v)
     return !v->error;
 }
 
-/* Whatever the order in which they come. */
+/* Process messages in the order of sending, whatever the order of arrival. */
 static bool take_all(struct dpn_verbs *v)
 {
     const uint32_t seen = v->eager_seen;
 
-    while (!v->error && is_next_here(v)) {
+    while (!v->error && has_next_arrived(v)) {
         const uint32_t next = v->eager_seen++;
         v->eager_waits |= bit_of(next);
         match_message(v, next);
@@ -396,7 +399,7 @@ void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes)
     const uint32_t number = v->eager_taken + (uint16_t)(low - (uint16_t)v->eager_taken);
     const uint64_t bit = bit_of(number);
 
-    if (v->eager_bytes && is_doubled(v, low))
+    if (v->eager_bytes && is_duplicate(v, low))
         return;
     const bool may_be = !v->is_sender && v->eager_bytes &&
                         number - v->eager_taken < DPN_LARGE_SLOTS && !(v->eager_busy & bit) &&
@@ -408,11 +411,11 @@ void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes)
         return;
     }
     v->eager_busy |= bit;
-    v->eager_here |= bit;
+    v->eager_arrived |= bit;
     take_all(v);
 }
 
-bool dpn_eager_goes_on(const struct dpn_verbs *v)
+bool dpn_eager_has_unclaimed(const struct dpn_verbs *v)
 {
     for (uint32_t used = ~v->free; used; used &= used - 1)
         if (has_open_buffer(&v->recvs[__builtin_ctz(used)]))
@@ -420,12 +423,12 @@ bool dpn_eager_goes_on(const struct dpn_verbs *v)
     return v->eager_busy;
 }
 
-void dpn_eager_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report)
+void dpn_eager_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report)
 {
     report->eager_taken = v->eager_taken;
     report->eager_seen = v->eager_seen;
-    report->eager_here = v->eager_here;
+    report->eager_arrived = v->eager_arrived;
     for (uint32_t n = v->eager_seen; n != v->eager_taken + DPN_EAGER_SLOTS; n++)
-        if (dpn_inline_is_here(inline_of(v, n), n))
-            report->eager_here |= bit_of(n);
+        if (dpn_inline_has_arrived(inline_of(v, n), n))
+            report->eager_arrived |= bit_of(n);
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "name:port:rail:plane"; what is missing is -1. */
+/* "name:port:rail:plane"; missing numbers are -1. */
 struct entry {
     const char *name;
     size_t name_len;
@@ -27,7 +27,7 @@ static struct entry parse_entry(const char *text, size_t len)
     return e;
 }
 
-static bool is_meant(const struct entry *e, bool exactly, const char *device, int port)
+static bool matches(const struct entry *e, bool exactly, const char *device, int port)
 {
     if (strncmp(e->name, device, e->name_len) || (exactly && device[e->name_len]))
         return false;
@@ -48,7 +48,7 @@ bool dpn_verbs_filter(const char *list, const char *device, int port, struct dpn
     for (size_t len; *list && !is_named; list += len + (list[len] == ',')) {
         len = strcspn(list, ",");
         const struct entry e = parse_entry(list, len);
-        is_named = e.name_len && is_meant(&e, exactly, device, port);
+        is_named = e.name_len && matches(&e, exactly, device, port);
         if (is_named && !all_but)
             *place = (struct dpn_rail_place){e.numbers[1], e.numbers[2]};
     }

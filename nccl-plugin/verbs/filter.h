@@ -14,10 +14,11 @@
 #include <dualpipe/dualpipe.h>
 
 struct dpn_rail_place {
-    int rail, plane; /* -1: not said */
+    int rail, plane; /* -1: not specified */
 };
 
-/* Whether list (NULL: everything) admits a port. place: what it says of it. */
+/* Whether list (NULL: everything) admits a port. place: the rail and plane that the list specifies.
+ */
 bool dpn_verbs_filter(const char *list, const char *device, int port, struct dpn_rail_place *place);
 
 #endif

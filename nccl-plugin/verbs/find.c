@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * find.c - what NCCL is told about ports: one device each, and those that it fuses.
+ * find.c - the devices that NCCL sees: one for each port, and those that it fuses.
  */
 #include "base/fail.h"
 #include "base/text.h"
@@ -13,8 +13,8 @@
 
 struct dpn_verbs_state dpn_verbs_state;
 
-/* NCCL takes the same guid and port for the same bandwidth: functions of a card have one guid, and
- * the number of the function tells its ports from each other. */
+/* NCCL takes devices with the same guid and port for the same hardware: functions of a card share
+ * the guid, and the function number tells their ports apart. */
 static void describe(struct dpn_port *port, struct dpn_device *out)
 {
     const struct dpn_hca *hca = port->hca;
@@ -39,10 +39,10 @@ int dpn_verbs_find(struct dpn_device *out, int max, bool has_force_flush, char *
     struct dpn_ports *ports = &dpn_verbs_state.ports;
     int count = 0;
 
-    /* What is here already is the parent's, from before a fork: not ours to close. */
+    /* After a fork the array describes devices of the parent, which must not be closed here. */
     *ports = (struct dpn_ports){.count = 0};
     dpn_verbs_options_read(&dpn_verbs_state.options);
-    if (!has_force_flush) /* NCCL does not flush on Hopper and later unless it is told to */
+    if (!has_force_flush) /* NCCL flushes on Hopper and later only when it is told to */
         dpn_verbs_state.options.data_direct = 0;
     dpn_ports_find(&dpn_verbs_state.options, ports, why, why_len);
     for (; count < ports->count && count < max; count++)
@@ -63,7 +63,7 @@ static int add_rails(const struct dpn_device *member, struct dpn_device *out)
     out->speed_mbps += member->speed_mbps;
     out->pointers &= member->pointers;
     out->needs_flush |= member->needs_flush;
-    /* What is of several is of none for NCCL, which combines only NICs of one plane. */
+    /* A device of several rails has none for NCCL, which combines only NICs of one plane. */
     out->rail = out->rail == member->rail ? out->rail : NCCL_NET_ID_UNDEF;
     out->plane = out->plane == member->plane ? out->plane : NCCL_NET_ID_UNDEF;
     return 0;
@@ -74,7 +74,7 @@ int dpn_verbs_fuse(const struct dpn_device *const *members, int count, struct dp
     struct dpn_device fused = *members[0];
     int err = 0;
 
-    /* NCCL goes on with the ports as they are. */
+    /* Not an error: NCCL uses the ports separately. */
     if (!fused.rail_count)
         return dp_fail_quietly(DP_EUNSUPPORTED,
                                "%s is a network interface: only RDMA ports are fused", fused.name);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * flush.c - what a device has written to a GPU may still be under way when its completion is seen.
- * A read of the last place, by the same device, comes back only after it: over a queue pair that is
- * connected with itself, the loop of its rail. An eager message for a GPU is copied by it, too, and
- * is followed by such a read, so a copy that is done needs no flush.
+ * flush.c - data that a device has written to a GPU may still be in flight when its completion is
+ * seen. A read of the last byte by the same device completes only after the write. It goes over a
+ * queue pair that is connected to itself, the loopback queue pair of its rail. An eager message for
+ * a GPU is copied over it, too, and followed by such a read, so a completed copy needs no flush.
  *
  *      a completion of data for a GPU               written++
- *      iflush                                       a read by rails with written != flushed
- *      the read is back                             flushed = what written was at iflush
+ *      iflush                                       a read by each rail with written != flushed
+ *      the read completes                           flushed = the value of written at iflush
  *
- * So a rail that carries nothing, or is lost, is asked for nothing. A loop that fails is made anew,
- * and what it had not done is asked of the new one: it is another queue pair, but the same device,
- * whose reads come after its writes. Nothing else will do: no other device's read pushes this one's
- * writes, and the sender has its buffer back. So a device that fails with writes that are not
- * flushed ends the connection. A copy comes from the host's memory, so any other rail can do it.
+ * So a rail that carried nothing, or has failed, gets no read. A loopback queue pair that fails is
+ * opened again, and its outstanding work is repeated: it is another queue pair of the same device,
+ * whose reads come after its writes. A read by another device would not flush this one's writes,
+ * and the sender has its buffer back, so a device that fails with unflushed writes ends the
+ * connection. A copy comes from host memory, so any other rail can repeat it.
  */
 #include "base/clock.h"
 #include "base/fail.h"
@@ -41,7 +41,7 @@ static bool is_dead(const struct dpn_rail *rail)
     return atomic_load(&rail->port->hca->is_dead);
 }
 
-/* ---- the queue pair -------------------------------------------------------------------------- */
+/* ---- the loopback queue pair ----------------------------------------------------------------- */
 
 static int connect_with_itself(struct dpn_rail *rail, struct ibv_qp *qp)
 {
@@ -51,7 +51,7 @@ static int connect_with_itself(struct dpn_rail *rail, struct ibv_qp *qp)
                             .is_loop = true};
     struct dpn_gids gids;
 
-    dpn_port_look(rail->port, &path.peer_lid, &path.mtu);
+    dpn_port_query(rail->port, &path.peer_lid, &path.mtu);
     dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
     dpn_gids_match(&gids, &gids, &dpn_verbs_state.options, &path.gid, &path.peer_gid);
     return dpn_ibv_qp_connect(qp, &path);
@@ -90,10 +90,11 @@ int dpn_loop_close(struct dpn_rail *rail)
     return error;
 }
 
-/* What it had is taken for not done. It is made anew by dpn_loops_poll. Where it could not be
- * destroyed a copy could be carried out late, when its receive is done and the memory in use for
- * something else. */
-static void lose(struct dpn_verbs *v, struct dpn_rail *rail, const char *what, const char *status)
+/* Its outstanding work counts as not done; dpn_loops_poll opens it again. If it could not be
+ * destroyed, a copy could be carried out late, after its receive is done and the memory has been
+ * reused. */
+static void fail_loop(struct dpn_verbs *v, struct dpn_rail *rail, const char *what,
+                      const char *status)
 {
     struct dpn_loop *loop = &rail->loop;
     const int shift = loop->failures < 7 ? loop->failures : 7;
@@ -114,8 +115,7 @@ static void lose(struct dpn_verbs *v, struct dpn_rail *rail, const char *what, c
            status, is_dead(rail) ? "" : "; trying again");
 }
 
-/* Work requests that are linked complete with the last one, which is a read of what the device
- * wrote. */
+/* Linked work requests complete with the last one, which is a read of what the device wrote. */
 static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct ibv_send_wr *wr,
                  const char *what)
 {
@@ -131,10 +131,10 @@ static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct i
     }
     int error = rail->loop.qp ? ibv_post_send(rail->loop.qp, wr, &bad) : 0;
     if (error)
-        lose(v, rail, what, strerror(error));
+        fail_loop(v, rail, what, strerror(error));
 }
 
-/* Of what is read only the arrival counts. */
+/* The data that is read is ignored; only its arrival matters. */
 static struct ibv_sge to_scratch(const struct dpn_verbs *v, unsigned r)
 {
     return (struct ibv_sge){(uintptr_t)v->block->scratch, 1, v->rails[r].block_mr->lkey};
@@ -142,7 +142,7 @@ static struct ibv_sge to_scratch(const struct dpn_verbs *v, unsigned r)
 
 /* ---- flushes --------------------------------------------------------------------------------- */
 
-/* Once there is a queue pair. */
+/* Does nothing while there is no queue pair: reopen repeats it. */
 static void read_back(struct dpn_verbs *v, unsigned r, const struct dpn_flush *flush)
 {
     struct ibv_sge sge = to_scratch(v, r);
@@ -153,7 +153,7 @@ static void read_back(struct dpn_verbs *v, unsigned r, const struct dpn_flush *f
     post(v, r, (struct dpn_work){.kind = DPN_WORK_FLUSH, .slot = flush->base.index}, &wr, "flush");
 }
 
-static void is_back(struct dpn_verbs *v, unsigned r, struct dpn_flush *flush)
+static void finish_read(struct dpn_verbs *v, unsigned r, struct dpn_flush *flush)
 {
     struct dpn_loop *loop = &v->rails[r].loop;
 
@@ -207,7 +207,7 @@ int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *piece
     struct dpn_flush *flush = &v->flushes[__builtin_ctz(v->flushes_free)];
     begin(v, flush, piece);
     if (!flush->base.left)
-        return 0; /* all of it is there */
+        return 0; /* nothing to flush */
     v->flushes_free &= ~(1u << flush->base.index);
     *out = &flush->base.base;
     return 0;
@@ -215,7 +215,7 @@ int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *piece
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Any that has a queue pair, else one that will have one again. */
+/* Any rail with a loopback queue pair, otherwise one that will have one again. */
 static int choose_rail(const struct dpn_verbs *v)
 {
     int found = -1;
@@ -226,9 +226,9 @@ static int choose_rail(const struct dpn_verbs *v)
     return found;
 }
 
-/* The acknowledgement of a write says that the device has it, not that it is in the GPU's memory. A
- * read of its last byte, which the device carries out after the write, comes back only when it is.
- */
+/* The acknowledgement of a write says that the device has the data, not that it is in the GPU's
+ * memory. The device carries out a read of its last byte after the write, so its completion proves
+ * that. */
 static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub)
 {
     struct dpn_recv_buffer *buffer = &recv->buffers[sub];
@@ -257,7 +257,7 @@ static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub)
          &write, "copy to the GPU");
 }
 
-/* The CPU may not reach that memory, the device does: from itself to itself. */
+/* The CPU may not have access to that memory, so the device copies from itself to itself. */
 void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub,
                            const void *from, unsigned slot)
 {
@@ -273,7 +273,7 @@ static bool is_being_copied(const struct dpn_recv_buffer *buffer, unsigned r)
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* Of a queue pair that is gone nothing counts. */
+/* Completions of an earlier queue pair are ignored. */
 void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
 {
     struct dpn_rail *rail = &v->rails[work.qp];
@@ -281,19 +281,19 @@ void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_w
     if (!rail->loop.qp || rail->loop.epoch != work.epoch)
         return;
     if (wc->status) {
-        lose(v, rail, work.kind == DPN_WORK_FLUSH ? "flush" : "copy to the GPU",
-             dpn_ibv.wc_status_str(wc->status));
+        fail_loop(v, rail, work.kind == DPN_WORK_FLUSH ? "flush" : "copy to the GPU",
+                  dpn_ibv.wc_status_str(wc->status));
         return;
     }
     rail->loop.failures = 0;
     rail->loop.asked_ns = 0;
     if (work.kind == DPN_WORK_FLUSH)
-        is_back(v, work.qp, &v->flushes[work.slot]);
+        finish_read(v, work.qp, &v->flushes[work.slot]);
     else
         dpn_eager_copied(v, &v->recvs[work.slot], work.stripe, work.requests);
 }
 
-/* ---- what time brings ------------------------------------------------------------------------ */
+/* ---- polling --------------------------------------------------------------------------------- */
 
 static bool is_flushing(const struct dpn_verbs *v, unsigned r)
 {
@@ -322,8 +322,8 @@ static void copy_again(struct dpn_verbs *v, unsigned r)
     }
 }
 
-/* From the first read that is to come, or the last that came. */
-static void look_at_clock(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
+/* The timeout counts from the first read that is outstanding, or from the last completion. */
+static void check_timeouts(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
 {
     struct dpn_loop *loop = &rail->loop;
 
@@ -343,17 +343,17 @@ static void look_at_clock(struct dpn_verbs *v, struct dpn_rail *rail, int64_t no
                        rail->port->name, (long long)dpn_options.timeout_s);
 }
 
-static void make_anew(struct dpn_verbs *v, struct dpn_rail *rail)
+static void reopen(struct dpn_verbs *v, struct dpn_rail *rail)
 {
     if (make_qp(rail))
-        lose(v, rail, "queue pair for flushes", dp_last_error());
+        fail_loop(v, rail, "queue pair for flushes", dp_last_error());
     else
         flush_again(v, (unsigned)(rail - v->rails));
 }
 
 static void poll_one(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
 {
-    look_at_clock(v, rail, now_ns);
+    check_timeouts(v, rail, now_ns);
     if (v->error)
         return;
     if (is_dead(rail))
@@ -361,7 +361,7 @@ static void poll_one(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
     if (rail->loop.qp)
         return;
     if (!is_dead(rail) && now_ns >= rail->loop.retry_ns)
-        make_anew(v, rail);
+        reopen(v, rail);
     copy_again(v, (unsigned)(rail - v->rails));
 }
 

@@ -16,7 +16,7 @@ static int family(const struct dpn_gid *gid)
     return IN6_IS_ADDR_V4MAPPED(address(gid)) ? AF_INET : AF_INET6;
 }
 
-/* 169.254.0.0/16 is what hosts give themselves, too. */
+/* Addresses in 169.254.0.0/16 are link-local, too. */
 static bool is_link_local(const struct dpn_gid *gid)
 {
     const uint8_t *a = gid->raw.raw;
@@ -44,7 +44,7 @@ static bool is_wanted_version(const struct dpn_gid *gid, const struct dpn_verbs_
     return gid->type == (options->roce_version == 1 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2);
 }
 
-/* More is better; what is decided first stands in the upper bits. */
+/* Greater is better; the first criterion is in the highest bit. */
 static unsigned score(const struct dpn_gid *gid, const struct dpn_verbs_options *options)
 {
     return (unsigned)is_in_range(gid, &options->range) << 4 | (unsigned)!is_link_local(gid) << 3 |
@@ -52,7 +52,7 @@ static unsigned score(const struct dpn_gid *gid, const struct dpn_verbs_options 
            (unsigned)(family(gid) == options->family) << 1 | (unsigned)(family(gid) == AF_INET);
 }
 
-/* ---- the table of a port --------------------------------------------------------------------- */
+/* ---- GIDs of one port ------------------------------------------------------------------------ */
 
 static void add(struct dpn_gids *gids, const struct dpn_gid *gid,
                 const struct dpn_verbs_options *options)
@@ -105,9 +105,9 @@ void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
     }
 }
 
-/* ---- two tables ------------------------------------------------------------------------------ */
+/* ---- a pair of ports ------------------------------------------------------------------------- */
 
-static bool can_talk(const struct dpn_gid *a, const struct dpn_gid *b)
+static bool can_reach(const struct dpn_gid *a, const struct dpn_gid *b)
 {
     return a->type == b->type && family(a) == family(b) && is_link_local(a) == is_link_local(b);
 }
@@ -125,7 +125,7 @@ static struct score score_of(const struct dpn_gid *a, const struct dpn_gid *b,
     return (struct score){mine < other ? mine : other, common_bits(a->raw.raw, b->raw.raw)};
 }
 
-/* The family decides last, after the subnet. */
+/* The address family is the last criterion, after the subnet. */
 static bool is_better(struct score a, struct score b)
 {
     if (a.score >> 1 != b.score >> 1)
@@ -142,7 +142,7 @@ bool dpn_gids_match(const struct dpn_gids *ours, const struct dpn_gids *theirs,
 
     for (int i = 0; i < ours->count; i++)
         for (int k = 0; k < theirs->count; k++) {
-            if (!can_talk(&ours->list[i], &theirs->list[k]))
+            if (!can_reach(&ours->list[i], &theirs->list[k]))
                 continue;
             const struct score s = score_of(&ours->list[i], &theirs->list[k], options);
             if (found && !is_better(s, best))

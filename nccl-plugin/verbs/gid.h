@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gid.h - which GID of a port to use towards a peer. A RoCE port has one for each address of
- * its interface and each version of RoCE, at indices that change from boot to boot; an InfiniBand
- * port is reached by its LID, and index 0 will do within a subnet.
+ * gid.h - which GID of a port to use towards a peer. A RoCE port has one for each address of its
+ * interface and each version of RoCE, at indices that change from boot to boot; an InfiniBand port
+ * is reached by its LID, and index 0 is enough within a subnet.
  *
- * The peer tells all of its GIDs, so nothing is guessed: of all pairs that can talk to each other (same
- * kind, same address family, both link-local or neither) the best is taken, by these in turn:
+ * Peers exchange all of their GIDs, so nothing is guessed: of all pairs that can reach each other
+ * (same kind, same address family, both link-local or neither) the best is chosen by these
+ * criteria:
  *
  *      both in NCCL_IB_ADDR_RANGE
  *      not link-local
- *      of the wanted version of RoCE (2 as a rule)
+ *      of the wanted version of RoCE (default 2)
  *      of the wanted address family
- *      the longest common beginning of both addresses: the same subnet
+ *      the longest common prefix of both addresses: the same subnet
  *      IPv4 before IPv6
  *      the smaller indices
  */
@@ -28,7 +29,7 @@ struct dpn_gid {
     union ibv_gid raw;
     uint16_t index;
     uint8_t type;    /* enum ibv_gid_type */
-    uint8_t zero[5]; /* where padding would be: peers are sent all of it */
+    uint8_t zero[5]; /* explicit padding: all bytes are sent to peers */
 };
 
 struct dpn_gids {
@@ -36,22 +37,22 @@ struct dpn_gids {
     struct dpn_gid list[DPN_MAX_GIDS];
 };
 
-/* What of a table may be used at all: NCCL_IB_GID_INDEX admits one; on InfiniBand the one at
- * NCCL_IB_ROUTABLE_FLID_GID_INDEX, if it has a FLID, stands for all. Holes are left out; of more
- * than DPN_MAX_GIDS the best stay. */
+/* The GIDs of a table that may be used: NCCL_IB_GID_INDEX admits one; on InfiniBand the one at
+ * NCCL_IB_ROUTABLE_FLID_GID_INDEX replaces all others if it has a FLID. Empty entries are left out;
+ * of more than DPN_MAX_GIDS the best stay. */
 void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
                      const struct dpn_verbs_options *options, struct dpn_gids *out);
 
-/* The best pair. false: none can talk to each other. */
+/* The best pair. false: no GID of one side reaches one of the other. */
 bool dpn_gids_match(const struct dpn_gids *ours, const struct dpn_gids *theirs,
                     const struct dpn_verbs_options *options, struct dpn_gid *our,
                     struct dpn_gid *their);
 
-/* Whether two addresses are of one subnet: the first so many bits of IPv4, 64 of IPv6 and
+/* Whether two addresses are in one subnet: the first ipv4_bits bits of IPv4, 64 bits of IPv6 and
  * InfiniBand. */
 bool dpn_gids_are_near(const struct dpn_gid *a, const struct dpn_gid *b, int ipv4_bits);
 
-/* The LID by which routers of InfiniBand know the port; 0: none. */
+/* The LID by which InfiniBand routers know the port; 0: none. */
 uint16_t dpn_gid_flid(const struct dpn_gid *gid);
 
 /* "10.0.0.1 (index 3, RoCE v2)". Returns text. */

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * handshake.c - how two sides that have met agree on rails and queue pairs, before the first
- * message.
+ * handshake.c - how two connected sides agree on rails and queue pairs, before the first message.
  *
  *      sender                                        receiver
- *      its ports, and what it wants   -- hello -->
- *                                     <-- plan ---   pairs of ports, or why there are none
- *      queue pairs are opened and tried (verbs/qp.c)
- *      so many are up                 -- ready -->   none: both part, and there is no RDMA
+ *      its ports and options          -- hello -->
+ *                                     <-- plan ---   pairs of ports, or a reason to decline
+ *      queue pairs are opened and probed (verbs/qp.c)
+ *      how many are up                -- ready -->   none: both decline, and there is no RDMA
  */
 #include "base/fail.h"
 #include "nccl-plugin/net/placement.h"
@@ -25,7 +24,8 @@ static enum dpn_traffic traffic_of(const struct dpn_verbs *v)
     return dpn_traffic_of(v->comm->open.net->ops);
 }
 
-/* The placement's class stands between the option for this kind and what holds for all. */
+/* The placement's class overrides the common option, but not the option for this kind of traffic.
+ */
 static void choose_class(struct dpn_verbs *v)
 {
     static const struct dpn_class none = {-1, -1};
@@ -51,7 +51,8 @@ static int wanted_qps(const struct dpn_verbs *v)
     return wanted < DPN_MAX_QPS ? wanted : DPN_MAX_QPS;
 }
 
-/* Where the peer calls that has lost the wire of this connection, or asks whether we are there. */
+/* The address to which the peer connects when it has lost the wire of this connection, or to see
+ * whether this process is alive. */
 static bool open_acceptor(struct dpn_verbs *v, struct dp_wire_address *acceptor, uint64_t *label)
 {
     const struct dpn_device *device;
@@ -111,8 +112,10 @@ static void set_rail(struct dpn_verbs *v, int r, struct dpn_port *port,
                      const struct dpn_port_info *peer)
 {
     if (dpn_verbs_state.options.warns_of_rails && strcmp(port->name, peer->name))
-        dp_log(DP_LOG_WARN, "%s talks to the peer's %s, which may be of another rail "
-               "(NCCL_IB_WARN_RAIL_LOCAL)", port->name, peer->name);
+        dp_log(DP_LOG_WARN,
+               "%s is connected to the peer's %s, which may be of another rail "
+               "(NCCL_IB_WARN_RAIL_LOCAL)",
+               port->name, peer->name);
     v->rails[r].port = port;
     snprintf(v->rails[r].peer, sizeof(v->rails[r].peer), "%s", peer->name);
     v->rails[r].speed_mbps = (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps
@@ -128,8 +131,8 @@ static uint32_t choose_eager(const struct dpn_verbs *v, const struct dpn_hello *
     return hello->eager_bytes < ours ? hello->eager_bytes : ours;
 }
 
-/* Without an adapter that reaches GPUs all memory is the host's. Otherwise CTS entries will say it.
- */
+/* Without an adapter that accesses GPU memory all memory is the host's. Otherwise CTS entries tell
+ * whether eager messages are allowed. */
 static bool may_be_eager_at_once(const struct dpn_verbs *v)
 {
     bool reaches_gpus = false;
@@ -148,8 +151,10 @@ static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, stru
     dpn_verbs_describe_ports(v, ports);
     dpn_verbs_pair_ports(v, hello, ports, plan);
     if (!plan->rails)
-        return dp_fail_quietly(DP_EUNSUPPORTED, "%s is of InfiniBand and %s of Ethernet, or the "
-                               "other way round", v->device->rails[0]->name, hello->ports[0].name);
+        return dp_fail_quietly(DP_EUNSUPPORTED,
+                               "%s is of InfiniBand and %s of Ethernet, or the "
+                               "reverse",
+                               v->device->rails[0]->name, hello->ports[0].name);
     plan->qps_per_rail = qps_per_rail(hello, plan->rails);
     plan->max_message = dpn_verbs_max_message(v);
     if (hello->max_message < plan->max_message)
@@ -171,8 +176,8 @@ static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, stru
     return dpn_verbs_open_rails(v);
 }
 
-/* The receiver's last message; after it there is none of ours on the wire. */
-static void part(struct dpn_verbs *v, const char *reason)
+/* The receiver's last message, after which this side sends nothing over the wire. */
+static void decline(struct dpn_verbs *v, const char *reason)
 {
     union dpn_control_body body;
 
@@ -180,7 +185,7 @@ static void part(struct dpn_verbs *v, const char *reason)
     snprintf(v->reason, sizeof(v->reason), "%s", reason);
     snprintf(body.plan.reason, sizeof(body.plan.reason), "%.127s", reason);
     dpn_control_send(v, DPN_PLAN, &body);
-    v->step = DPN_STEP_PART;
+    v->step = DPN_STEP_DECLINED;
 }
 
 static int take_hello(struct dpn_verbs *v)
@@ -194,14 +199,14 @@ static int take_hello(struct dpn_verbs *v)
         return dp_fail(DP_EMISMATCH, "the peer does not begin with hello");
     memset(&body, 0, sizeof(body));
     if (answer_hello(v, &v->received.hello, &body.plan)) {
-        part(v, dp_last_error());
+        decline(v, dp_last_error());
         return DP_EAGAIN;
     }
     body.plan.agreed = 1;
     v->channel.acceptor = v->received.hello.acceptor;
     v->channel.peer_has_acceptor = v->received.hello.has_acceptor;
     if (open_acceptor(v, &body.plan.acceptor,
-                      &body.plan.label)) /* else a wire that is lost is the end */
+                      &body.plan.label)) /* otherwise losing the wire ends the connection */
         v->channel.label = body.plan.label;
     dpn_control_send(v, DPN_PLAN, &body);
     v->step = DPN_STEP_QPS;
@@ -219,7 +224,7 @@ static int take_plan(struct dpn_verbs *v)
         return dp_fail(DP_EMISMATCH, "the peer does not answer with a plan");
     if (!plan->agreed) {
         snprintf(v->reason, sizeof(v->reason), "%s", plan->reason);
-        v->step = DPN_STEP_PART;
+        v->step = DPN_STEP_DECLINED;
         return DP_EAGAIN;
     }
     v->rail_count = plan->rails;
@@ -245,11 +250,12 @@ static int take_plan(struct dpn_verbs *v)
     return err ? err : DP_EAGAIN;
 }
 
-/* ---- queue pairs, and the end of it ---------------------------------------------------------- */
+/* ---- queue pairs ----------------------------------------------------------------------------- */
 
-enum { ATTEMPTS = 5 }; /* to bring up a first qp, in some 2 s */
+enum { ATTEMPTS = 5 }; /* to bring up the first queue pair, about 2 s */
 
-/* With one queue pair there is no hurry for the others; without any each is tried again. */
+/* One queue pair is enough to begin: the others are tried once. Without any, each is tried again.
+ */
 static bool are_all_tried(const struct dpn_verbs *v)
 {
     const int enough = v->up ? 1 : ATTEMPTS;
@@ -268,22 +274,22 @@ static int wait_for_qps(struct dpn_verbs *v)
         return DP_EAGAIN;
     body.ready.qps = (uint32_t)__builtin_popcount(v->up);
     dpn_control_send(v, DPN_READY, &body);
-    v->step = body.ready.qps ? DPN_STEP_READY : DPN_STEP_AGREE;
+    v->step = body.ready.qps ? DPN_STEP_READY : DPN_STEP_NO_QPS;
     return DP_EAGAIN;
 }
 
-/* The receiver says once more that there is nothing. */
-static int agree_to_part(struct dpn_verbs *v)
+/* The receiver answers with a plan that declines. */
+static int agree_to_decline(struct dpn_verbs *v)
 {
     enum dpn_control_kind kind;
 
     if (!v->is_sender) {
-        part(v, v->reason[0] ? v->reason : "no queue pair came up; see the sender's log");
+        decline(v, v->reason[0] ? v->reason : "no queue pair came up; see the sender's log");
         return DP_EAGAIN;
     }
-    while (v->step == DPN_STEP_AGREE && dpn_control_receive(v, &kind))
+    while (v->step == DPN_STEP_NO_QPS && dpn_control_receive(v, &kind))
         if (kind == DPN_PLAN)
-            v->step = DPN_STEP_PART;
+            v->step = DPN_STEP_DECLINED;
     return DP_EAGAIN;
 }
 
@@ -299,9 +305,9 @@ int dpn_verbs_handshake(struct dpn_verbs *v)
         return v->is_sender ? take_plan(v) : take_hello(v);
     case DPN_STEP_QPS:
         return wait_for_qps(v);
-    case DPN_STEP_AGREE:
-        return agree_to_part(v);
-    case DPN_STEP_PART:
+    case DPN_STEP_NO_QPS:
+        return agree_to_decline(v);
+    case DPN_STEP_DECLINED:
         return dpn_control_is_sending(v)
                    ? DP_EAGAIN
                    : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->reason);

@@ -23,8 +23,8 @@ static struct ibv_qp *create(const struct dpn_port *port, struct ibv_cq *cq, uns
     return qp;
 }
 
-static int start(struct ibv_qp *qp, const struct dpn_port *port,
-                 const struct dpn_verbs_options *options)
+static int move_to_init(struct ibv_qp *qp, const struct dpn_port *port,
+                        const struct dpn_verbs_options *options)
 {
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT,
@@ -43,7 +43,7 @@ int dpn_ibv_qp_new(const struct dpn_port *port, const struct dpn_verbs_options *
 {
     errno = 0;
     struct ibv_qp *qp = create(port, cq, sends, recvs, any_order, inline_bytes);
-    if (!qp && errno == EINVAL) /* it has no room for inline data */
+    if (!qp && errno == EINVAL) /* the device does not support inline data */
         qp = create(port, cq, sends, recvs, any_order, inline_bytes);
     if (!qp)
         return dp_fail_quietly(errno == ENOMEM ? DP_ENOMEM : DP_EIO,
@@ -51,21 +51,21 @@ int dpn_ibv_qp_new(const struct dpn_port *port, const struct dpn_verbs_options *
                                "max_qp_wr of 'ibv_devinfo -v', 'ulimit -l', or fewer of "
                                "NCCL_IB_QPS_PER_CONNECTION)",
                                port->name, sends, recvs, strerror(errno));
-    int error = start(qp, port, options);
+    int error = move_to_init(qp, port, options);
     if (error) {
         dpn_ibv.destroy_qp(qp);
-        return dp_fail_quietly(DP_EIO,
-                               "%s does not take a queue pair into use (P_Key index %d): %s",
+        return dp_fail_quietly(DP_EIO, "%s does not initialize a queue pair (P_Key index %d): %s",
                                port->name, options->pkey_index, strerror(error));
     }
     *out = qp;
     return 0;
 }
 
-/* ---- the way to the other side --------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
-/* Subnets of InfiniBand have the last 16 bits of the prefix for themselves. Between two there is a
- * router if the GIDs say by what LID it is reached (FLID); else they are taken for one. */
+/* The last 16 bits of an InfiniBand subnet prefix tell subnets apart. Between two subnets there is
+ * a router if the GID gives the LID by which it is reached (FLID); otherwise both are treated as
+ * one subnet. */
 static uint16_t find_router(const struct dpn_path *path)
 {
     const uint8_t *our = path->gid.raw.raw, *their = path->peer_gid.raw.raw;
@@ -92,7 +92,7 @@ static struct ibv_ah_attr address(const struct dpn_path *path)
     return ah;
 }
 
-static int be_ready_to_receive(struct ibv_qp *qp, const struct dpn_path *path)
+static int move_to_rtr(struct ibv_qp *qp, const struct dpn_path *path)
 {
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTR,
@@ -111,7 +111,7 @@ static int be_ready_to_receive(struct ibv_qp *qp, const struct dpn_path *path)
                                  IBV_QP_ACCESS_FLAGS);
 }
 
-/* Soft-RoCE takes 7 retries as for ever. */
+/* Soft-RoCE treats 7 retries as no limit. */
 static uint8_t retries(const struct dpn_path *path)
 {
     const int wanted = path->options->retries;
@@ -119,12 +119,15 @@ static uint8_t retries(const struct dpn_path *path)
     return (uint8_t)(path->port->hca->is_soft && wanted > 6 ? 6 : wanted);
 }
 
-static int be_ready_to_send(struct ibv_qp *qp, const struct dpn_path *path)
+static int move_to_rts(struct ibv_qp *qp, const struct dpn_path *path)
 {
     struct ibv_qp_attr attr = {
-        .qp_state = IBV_QPS_RTS, .timeout = (uint8_t)path->options->timeout,
-        .retry_cnt = retries(path), .rnr_retry = 7 /* for ever: a receive is posted soon */,
-        .sq_psn = path->psn, .max_rd_atomic = 1,
+        .qp_state = IBV_QPS_RTS,
+        .timeout = (uint8_t)path->options->timeout,
+        .retry_cnt = retries(path),
+        .rnr_retry = 7 /* no limit: a receive is posted soon */,
+        .sq_psn = path->psn,
+        .max_rd_atomic = 1,
     };
 
     return dpn_ibv.modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
@@ -132,7 +135,7 @@ static int be_ready_to_send(struct ibv_qp *qp, const struct dpn_path *path)
                                             IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-static int say_no_way(const struct dpn_path *path, const char *what, int error)
+static int fail_connect(const struct dpn_path *path, const char *what, int error)
 {
     char ours[DPN_GID_TEXT], theirs[DPN_GID_TEXT];
 
@@ -153,20 +156,21 @@ int dpn_ibv_qp_connect(struct ibv_qp *qp, const struct dpn_path *path)
             return dp_fail_quietly(DP_EIO, "%s does not take the peer's ECE options",
                                    path->port->name);
     }
-    if ((error = be_ready_to_receive(qp, path)))
-        return say_no_way(path, "no way", error);
-    if ((error = be_ready_to_send(qp, path)))
-        return say_no_way(path, "cannot send", error);
+    if ((error = move_to_rtr(qp, path)))
+        return fail_connect(path, "no route", error);
+    if ((error = move_to_rts(qp, path)))
+        return fail_connect(path, "cannot send", error);
     return 0;
 }
 
-/* ---- the end --------------------------------------------------------------------------------- */
+/* ---- destroying ------------------------------------------------------------------------------ */
 
 void dpn_ibv_qp_stop(struct ibv_qp *qp)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
 
-    dpn_ibv.modify_qp(qp, &attr, IBV_QP_STATE); /* fails for a dead device, which moves nothing */
+    /* fails for a dead device, which transfers nothing */
+    dpn_ibv.modify_qp(qp, &attr, IBV_QP_STATE);
 }
 
 int dpn_ibv_qp_free(struct ibv_qp *qp)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * inline.c - very eager messages on their way: most of the work request is ready before.
+ * inline.c - sends inline messages: most of the work request is prepared when the queue pair
+ * connects.
  */
 #include "nccl-plugin/verbs/comm.h"
 
@@ -39,7 +40,7 @@ bool dpn_inline_post(struct dpn_verbs *v, struct dpn_send *send)
     s->epoch = qp->epoch;
     qp->requests_out++;
     if (error) {
-        dpn_qp_fence(v, qp, "send", strerror(error), ": the send queue takes no more");
+        dpn_qp_fail(v, qp, "send", strerror(error), ": the send queue takes no more");
         return false;
     }
     qp->sends_out++;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * inline.h - what an inline message looks like in the receiver's memory, where it is looked for:
- * there is no completion to make, to fetch and to pay back with another receive. A device may write
- * it in whatever pieces and order; so, as with CTS entries, what is there counts once the check of
- * all of it is right. The number makes that of the message that was there before wrong.
+ * inline.h - the layout of an inline message in the receiver's memory, which the receiver polls: no
+ * completion has to be generated and polled for, and no receive posted again. A device may write
+ * the message in pieces and in any order, so, as with CTS entries, it is valid only once the
+ * checksum of all of it matches. The number distinguishes it from the previous message there.
  */
 #ifndef DPN_VERBS_INLINE_H
 #define DPN_VERBS_INLINE_H
@@ -13,21 +13,21 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Before an eager message in the ring; see verbs/eager.c. */
+/* Header of an eager message in the ring; see verbs/eager.c. */
 struct dpn_eager_head {
     uint32_t number, size;
     int32_t tag;
-    uint32_t cts; /* of the CTS entries from this on, one is its own */
+    uint32_t cts; /* the message is for the first matching CTS entry from this number on */
 };
 
 enum { DPN_INLINE_MESSAGE_BYTES = 104, DPN_INLINE_WORD = sizeof(uint64_t) };
 
 struct dpn_inline_message {
     struct dpn_eager_head head;
-    uint64_t check; /* of all the rest */
-    char data[DPN_INLINE_MESSAGE_BYTES]; /* zeros from its end to the end of a control message */
+    uint64_t check;                      /* checksum of the head and the data */
+    char data[DPN_INLINE_MESSAGE_BYTES]; /* padded with zeros to a multiple of DPN_INLINE_WORD */
 };
-_Static_assert(sizeof(struct dpn_eager_head) == 2 * DPN_INLINE_WORD, "which is what the sum takes");
+_Static_assert(sizeof(struct dpn_eager_head) == 2 * DPN_INLINE_WORD, "as dpn_inline_sum assumes");
 
 static inline uint32_t dpn_inline_words(uint32_t size)
 {
@@ -69,8 +69,8 @@ static inline uint32_t dpn_inline_make(struct dpn_inline_message *message,
     return (uint32_t)offsetof(struct dpn_inline_message, data) + words * DPN_INLINE_WORD;
 }
 
-/* Receiver: whether this one has come, all of it. */
-static inline bool dpn_inline_is_here(const struct dpn_inline_message *message, uint32_t number)
+/* Receiver: whether message `number` has arrived completely. */
+static inline bool dpn_inline_has_arrived(const struct dpn_inline_message *message, uint32_t number)
 {
     if (__atomic_load_n(&message->head.number, __ATOMIC_ACQUIRE) != number)
         return false;

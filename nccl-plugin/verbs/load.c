@@ -38,8 +38,8 @@ static const struct dp_dl_symbol symbols[] = {
     WANTED(wc_status_str),
 };
 
-/* Without this a child of fork may write to pages that the device reads. New kernels copy such
- * pages for the child, and there every registration would only cost more. */
+/* Without this a child process may write to pages that the device reads. Newer kernels copy such
+ * pages for the child, and every registration would only cost more. */
 static void prepare_for_fork(void)
 {
     if (!dpn_ibv.is_fork_initialized || dpn_ibv.is_fork_initialized() != IBV_FORK_UNNEEDED)
@@ -49,7 +49,7 @@ static void prepare_for_fork(void)
 int dpn_verbs_load(void)
 {
     static const char *const files[] = {"libibverbs.so.1", NULL};
-    static void *handle; /* stays open: devices have threads of their own */
+    static void *handle; /* never closed: devices have threads of their own */
 
     if (handle)
         return 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * load.h - libibverbs.so.1, looked for at run time, so that the plugin loads where it is not
- * there. Its functions under their names less ibv_; what its header defines inline (ibv_poll_cq,
- * ibv_post_send, ibv_post_recv) needs no symbol. rdma-core 33 or newer.
+ * load.h - libibverbs.so.1, loaded at run time, so that the plugin works without it. Its functions
+ * have their names without ibv_; what its header defines inline (ibv_poll_cq, ibv_post_send,
+ * ibv_post_recv) needs no symbol. rdma-core 33 or newer.
  */
 #ifndef DPN_VERBS_LOAD_H
 #define DPN_VERBS_LOAD_H
@@ -25,7 +25,7 @@ struct dpn_ibv {
     struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
     int (*dealloc_pd)(struct ibv_pd *pd);
     struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *data, size_t len, int access);
-    /* May be NULL: no relaxed ordering; no dma-bufs. */
+    /* May be NULL: no relaxed ordering, no dma-bufs. */
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *data, size_t len, uint64_t iova,
                                    unsigned access);
     struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova,
@@ -49,7 +49,8 @@ struct dpn_ibv {
 /* Filled by dpn_verbs_load. */
 extern struct dpn_ibv dpn_ibv;
 
-/* Fails quietly: DP_ENOENT, dp_last_error() says what is missing. The caller has a lock. */
+/* Fails without logging: DP_ENOENT, dp_last_error() says what is missing. The caller holds a lock.
+ */
 int dpn_verbs_load(void);
 
 #endif

@@ -28,7 +28,7 @@ static int compare(const struct dpn_mr_entry *a, const struct dpn_mr_entry *b)
     return (int)a->is_dma_buf - (int)b->is_dma_buf;
 }
 
-/* The place of this one, whether it is there or belongs there. */
+/* The index at which this entry is, or where it is to be inserted. */
 static int find(const struct dpn_mr_cache *cache, const struct dpn_mr_entry *wanted)
 {
     int low = 0, high = cache->count;
@@ -69,7 +69,7 @@ static void take_out(struct dpn_mr_cache *cache, int at)
             (size_t)(--cache->count - at) * sizeof(cache->entries[0]));
 }
 
-/* ---- the device ------------------------------------------------------------------------------ */
+/* ---- registration ---------------------------------------------------------------------------- */
 
 static struct ibv_mr *register_pages(struct dpn_hca *hca, uintptr_t from, uintptr_t to)
 {
@@ -81,7 +81,7 @@ static struct ibv_mr *register_pages(struct dpn_hca *hca, uintptr_t from, uintpt
     return dpn_ibv.reg_mr(hca->pd, data, to - from, (int)ACCESS);
 }
 
-/* What it does not take it never will: the kernel or the GPU's driver is too old for it. */
+/* What the device refuses once it always refuses: the kernel or the GPU's driver is too old. */
 static struct ibv_mr *register_direct(struct dpn_hca *hca, const struct dpn_region *region,
                                       unsigned access)
 {
@@ -110,7 +110,7 @@ static struct ibv_mr *register_dma_buf(struct dpn_hca *hca, const struct dpn_reg
                                  region->fd, (int)access);
 }
 
-/* The driver's module for peer memory may do what its dma-bufs do not. */
+/* The peer memory module may register what the driver's dma-bufs cannot. */
 static struct ibv_mr *register_region(struct dpn_hca *hca, const struct dpn_region *region)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -122,7 +122,7 @@ static struct ibv_mr *register_region(struct dpn_hca *hca, const struct dpn_regi
     return mr;
 }
 
-static int say_why_not(const struct dpn_hca *hca, const struct dpn_region *region, int error)
+static int fail_registration(const struct dpn_hca *hca, const struct dpn_region *region, int error)
 {
     const char *what = region->fd >= 0 ? "a dma-buf" : region->type == NCCL_PTR_HOST
                                                            ? "host memory" : "GPU memory";
@@ -144,7 +144,7 @@ static int say_why_not(const struct dpn_hca *hca, const struct dpn_region *regio
         region->size, what, hca->name, strerror(error), locked);
 }
 
-/* ---- what callers see ------------------------------------------------------------------------ */
+/* ---- interface ------------------------------------------------------------------------------- */
 
 static int add(struct dpn_hca *hca, const struct dpn_region *region, int at,
                struct dpn_mr_entry entry, struct ibv_mr **out)
@@ -156,7 +156,7 @@ static int add(struct dpn_hca *hca, const struct dpn_region *region, int at,
     errno = 0;
     struct ibv_mr *mr = register_region(hca, region);
     if (!mr)
-        return say_why_not(hca, region, errno);
+        return fail_registration(hca, region, errno);
     entry.refs = 1;
     entry.mr = mr;
     insert(&hca->cache, at, &entry);

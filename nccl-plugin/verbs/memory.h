@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * memory.h - memory that a device may read and write. NCCL registers the same buffers once for
- * every connection; a device does it once, and counts.
+ * memory.h - memory that a device may read and write. NCCL registers the same buffers for every
+ * connection; here a device registers them once and counts references.
  *
- * Only exactly the same pages are shared; of dma-bufs, of which a device reaches no more than was
- * asked for, exactly the same bytes. A part of something registered is registered anew: when the
- * whole is given back and freed, its other pages would stay in the device under addresses that may
- * be given to something else.
+ * Only registrations of exactly the same pages are shared; for dma-bufs, where a device accesses no
+ * more than was registered, of exactly the same bytes. A part of a registered range is registered
+ * separately: if it kept the whole range registered after that was freed, the device would keep the
+ * old pages under addresses that may be in use for something else.
  */
 #ifndef DPN_VERBS_MEMORY_H
 #define DPN_VERBS_MEMORY_H
@@ -23,7 +23,7 @@ struct dpn_mr_entry {
     struct ibv_mr *mr;
 };
 
-/* Sorted by from, to, is_dma_buf. Zeroed memory is an empty one. */
+/* Sorted by from, to, is_dma_buf. Zeroed memory is an empty cache. */
 struct dpn_mr_cache {
     int count, room;
     struct dpn_mr_entry *entries;
@@ -31,8 +31,8 @@ struct dpn_mr_cache {
 
 struct dpn_hca;
 
-/* The device's lock is taken. DP_ENOMEM (the limit on locked memory, as a rule), DP_EUNSUPPORTED,
- * DP_EIO. */
+/* Takes the device's lock. DP_ENOMEM (mostly the limit on locked memory), DP_EUNSUPPORTED, DP_EIO.
+ */
 int dpn_mr_get(struct dpn_hca *hca, const struct dpn_region *region, struct ibv_mr **out);
 /* NULL is fine. */
 void dpn_mr_put(struct dpn_hca *hca, struct ibv_mr *mr);

@@ -10,7 +10,7 @@
 
 struct dpn_mlx5 dpn_mlx5;
 
-/* rdma-core's numbers. */
+/* Values of rdma-core's mlx5dv.h. */
 enum { MASK_HAS_FLAGS = 1 << 0, FLAG_ANY_ORDER = 1 << 7, ACCESS_DATA_DIRECT = 1 << 0 };
 
 void dpn_mlx5_load(void)
@@ -22,7 +22,7 @@ void dpn_mlx5_load(void)
          offsetof(struct dpn_mlx5, get_data_direct_sysfs_path), true},
         {"mlx5dv_reg_dmabuf_mr", offsetof(struct dpn_mlx5, reg_dmabuf_mr), true},
     };
-    static void *handle; /* stays open, as that of libibverbs */
+    static void *handle; /* never closed, like libibverbs */
 
     if (!handle)
         dp_dl_open(files, symbols, sizeof(symbols) / sizeof(symbols[0]), &dpn_mlx5, &handle);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mlx5.h - what NVIDIA's adapters can beyond verbs: take what arrives in any order, and reach GPU
- * memory by a PCI function of their own (Data Direct). By libmlx5.so.1, if it is there and new
- * enough: rdma-core 54 knows both. Its numbers are written down here, as its header is rarely as
- * new.
+ * mlx5.h - features of NVIDIA's adapters beyond verbs: receiving messages in any order, and access
+ * to GPU memory through a PCI function of their own (Data Direct). They need a libmlx5.so.1 that is
+ * new enough: rdma-core 54 has both. Its constants are repeated here, since installed headers are
+ * rarely as new.
  */
 #ifndef DPN_VERBS_MLX5_H
 #define DPN_VERBS_MLX5_H
@@ -13,7 +13,7 @@
 
 enum { DPN_MLX5_VENDOR = 0x02c9 };
 
-/* mlx5dv_create_qp's; only the first two are of interest. */
+/* struct mlx5dv_qp_init_attr; only the first two members are used. */
 struct dpn_mlx5_qp {
     uint64_t mask;
     uint32_t flags;
@@ -32,16 +32,17 @@ struct dpn_mlx5 {
 /* Filled by dpn_mlx5_load; each may be NULL. */
 extern struct dpn_mlx5 dpn_mlx5;
 
-/* Quietly; the caller has a lock. */
+/* Does not log; the caller holds a lock. */
 void dpn_mlx5_load(void);
 
 /* A queue pair whose messages may arrive in any order. Both sides must have one. NULL with errno:
- * the adapter, the kernel or the library cannot. */
+ * the adapter, the kernel or the library does not support it. */
 struct ibv_qp *dpn_mlx5_new_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
 
-/* The PCI function of Data Direct, under /sys, malloc'ed; NULL with errno: there is none. */
+/* The path under /sys of the Data Direct PCI function, malloc'ed; NULL with errno: there is none.
+ */
 char *dpn_mlx5_find_direct(struct ibv_context *context);
-/* A dma-buf, reached by that. NULL with errno. */
+/* Register a dma-buf for access by that function. NULL with errno. */
 struct ibv_mr *dpn_mlx5_reg_direct(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova,
                                    int fd, unsigned access);
 

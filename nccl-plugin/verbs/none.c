@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * none.c - a build without libibverbs' header: there are no RDMA devices, and nothing below is
- * ever called but dpn_verbs_find.
+ * none.c - for a build without the header of libibverbs: there are no RDMA devices, and of the
+ * functions below only dpn_verbs_find is ever called.
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/verbs.h"
@@ -13,7 +13,7 @@ int dpn_verbs_find(struct dpn_device *out, int max, bool has_force_flush, char *
     (void)out;
     (void)max;
     (void)has_force_flush;
-    snprintf(why, why_len, "this build knows no RDMA: libibverbs-dev was not there");
+    snprintf(why, why_len, "this build has no RDMA: libibverbs-dev was missing");
     return 0;
 }
 
@@ -28,7 +28,7 @@ int dpn_verbs_fuse(const struct dpn_device *const *members, int count, struct dp
 static int open_none(struct dpn_comm *comm)
 {
     (void)comm;
-    return dp_fail(DP_EUNSUPPORTED, "this build knows no RDMA: libibverbs-dev was not there");
+    return dp_fail(DP_EUNSUPPORTED, "this build has no RDMA: libibverbs-dev was missing");
 }
 
 const struct dpn_transport dpn_verbs = {.name = "verbs", .open = open_none};

@@ -18,7 +18,7 @@ static int number(const char *name, int fallback, int min, int max)
     long value = strtol(text, &end, 0);
     if (end != text && !*end && value >= min && value <= max)
         return (int)value;
-    if (fallback < min) /* no value of the variable */
+    if (fallback < min) /* the variable cannot be set to the fallback */
         dp_log(DP_LOG_WARN, "%s=%s: expected a whole number from %d to %d; going on without", name,
                text, min, max);
     else
@@ -60,7 +60,7 @@ static int parse_address(const char *text, struct dpn_range *out)
     memset(&out->address, 0, 10);
     memset(&out->address.s6_addr[10], 0xff, 2);
     memcpy(&out->address.s6_addr[12], &v4, sizeof(v4));
-    out->prefix = 96; /* of the mapping */
+    out->prefix = 96; /* of the IPv4-mapped prefix */
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * options.h - the NCCL_IB_* variables that NCCL's own transport has, with their meaning and,
- * where nothing is said, their defaults.
+ * options.h - the NCCL_IB_* variables of NCCL's own transport, with their meaning and, unless
+ * stated otherwise, their defaults.
  */
 #ifndef DPN_VERBS_OPTIONS_H
 #define DPN_VERBS_OPTIONS_H
@@ -11,47 +11,46 @@
 
 enum { DPN_AUTO = -1 };
 
-/* An address range like 10.1.0.0/16; an IPv4 one as IPv6 maps it. */
+/* An address range such as 10.1.0.0/16; IPv4 ranges are IPv4-mapped IPv6 ranges. */
 struct dpn_range {
     struct in6_addr address;
-    int prefix; /* bits of 128; 0: everything */
+    int prefix; /* prefix length of 128 bits; 0: everything */
 };
 
 struct dpn_verbs_options {
     bool disabled;            /* NCCL_IB_DISABLE */
     const char *hca;          /* NCCL_IB_HCA, see verbs/filter.h */
     int gid_index;            /* NCCL_IB_GID_INDEX; DPN_AUTO: choose */
-    int flid_index;           /* NCCL_IB_ROUTABLE_FLID_GID_INDEX: of InfiniBand, if it has a FLID */
-    int roce_version;         /* NCCL_IB_ROCE_VERSION_NUM: 1, 2; DPN_AUTO: 2 if there is one */
+    int flid_index;   /* NCCL_IB_ROUTABLE_FLID_GID_INDEX: on InfiniBand, if that GID has a FLID */
+    int roce_version; /* NCCL_IB_ROCE_VERSION_NUM: 1, 2; DPN_AUTO: 2 if available */
     int family;               /* NCCL_IB_ADDR_FAMILY: AF_INET, AF_INET6; AF_UNSPEC */
     struct dpn_range range;   /* NCCL_IB_ADDR_RANGE */
     int timeout;              /* NCCL_IB_TIMEOUT: 4.096 us << timeout until a packet is repeated */
     int retries;              /* NCCL_IB_RETRY_CNT */
     int pkey_index;           /* NCCL_IB_PKEY */
     int service_level;        /* NCCL_IB_SL; DPN_AUTO: by traffic class */
-    int traffic_class; /* NCCL_IB_TC; DPN_AUTO: by traffic class of the communicator, else 0 */
-    int cts_class;           /* NCCL_IB_FIFO_TC, of what a receiver sends; DPN_AUTO: the same */
-    bool inlines_cts;       /* NCCL_IB_USE_INLINE; here yes, unless told otherwise */
+    int traffic_class; /* NCCL_IB_TC; DPN_AUTO: by traffic class of the communicator, otherwise 0 */
+    int cts_class;     /* NCCL_IB_FIFO_TC: of what a receiver sends; DPN_AUTO: the same */
+    bool inlines_cts;  /* NCCL_IB_USE_INLINE; the default is yes here */
     int qps;                  /* NCCL_IB_QPS_PER_CONNECTION, per rail */
     bool split;               /* NCCL_IB_SPLIT_DATA_ON_QPS */
-    int relaxed_ordering;     /* NCCL_IB_PCI_RELAXED_ORDERING: 0, 1; 2: if the library knows it */
+    int relaxed_ordering; /* NCCL_IB_PCI_RELAXED_ORDERING: 0, 1; 2: if the library supports it */
     int adaptive_routing;     /* NCCL_IB_ADAPTIVE_ROUTING: 0, 1; DPN_AUTO: on InfiniBand */
     int64_t adaptive_bytes;   /* NCCL_IB_AR_THRESHOLD */
     bool out_of_order;        /* NCCL_IB_OOO_RQ */
-    int data_direct;          /* NCCL_IB_DATA_DIRECT: 0 no; 1, 2; DPN_AUTO: where there is one */
+    int data_direct;          /* NCCL_IB_DATA_DIRECT: 0 no; 1, 2; DPN_AUTO: where available */
     bool ece;                 /* NCCL_IB_ECE_ENABLE */
     bool merge_functions;     /* NCCL_IB_MERGE_VFS: functions of one card have one guid */
     bool merge_nics;          /* NCCL_IB_MERGE_NICS */
     bool sorts_by_pci;        /* NCCL_IB_DEVICE_PCI_ORDER */
-    bool asks_kernel_speed;   /* NCCL_IB_QUERY_PORT_SPEED; else of the port's attributes */
+    bool asks_kernel_speed;   /* NCCL_IB_QUERY_PORT_SPEED; otherwise from the port's attributes */
     bool warns_of_rails;      /* NCCL_IB_WARN_RAIL_LOCAL */
-    int subnet_bits; /* NCCL_IB_SUBNET_PREFIX_LEN with NCCL_IB_SUBNET_AWARE_ROUTING; else 0 */
+    int subnet_bits; /* NCCL_IB_SUBNET_PREFIX_LEN with NCCL_IB_SUBNET_AWARE_ROUTING; otherwise 0 */
     bool handles_events;        /* NCCL_IB_RETURN_ASYNC_EVENTS */
     bool flushes;             /* not NCCL_GDR_FLUSH_DISABLE */
 };
 
-/* A value outside what is possible is warned of, and the default taken: the variable is not
- * ours. */
+/* An invalid value is logged as a warning and the default used, since the variables are NCCL's. */
 void dpn_verbs_options_read(struct dpn_verbs_options *out);
 
 /* "10.0.0.0/8", "fd00::/64". DP_EINVAL. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * placement.c - the ports of a connection as the placement wants them: first those that it names
- * for this flow, then those of the device that NCCL chose, which stand in while none of the first
- * works. Both sides put them in the same order, and ports meet by their place in it.
+ * placement.c - the ports of a connection by the placement: first those that it names for this
+ * flow, then those of the device that NCCL chose, which are used while none of the first works.
+ * Both sides use the same order, and ports with the same index are paired.
  */
 #include "base/fail.h"
 #include "nccl-plugin/net/placement.h"
@@ -31,20 +31,20 @@ static bool has_port(const struct dpn_device *device, const struct dpn_port *por
     return false;
 }
 
-/* NCCL counts on what the device that it chose can do. */
-static bool is_as_able(const struct dpn_port *port, const struct dpn_device *chosen)
+/* NCCL relies on the capabilities of the device that it chose. */
+static bool has_capabilities_of(const struct dpn_port *port, const struct dpn_device *chosen)
 {
     return port->is_ethernet == chosen->rails[0]->is_ethernet &&
            (port->hca->pointers & chosen->pointers) == chosen->pointers;
 }
 
-/* All of the flow's ports, or none: else those of the two sides would not meet. */
+/* All of the flow's ports, or none: otherwise the two sides would pair different ports. */
 static bool take_ports(const struct dpn_verbs *v, const struct dpn_flow *flow,
                        struct dpn_device *out)
 {
     for (int i = 0; i < flow->count; i++) {
         struct dpn_port *port = find_port(v->is_sender ? flow->nics[i].from : flow->nics[i].to);
-        if (!port || !is_as_able(port, v->device)) {
+        if (!port || !has_capabilities_of(port, v->device)) {
             dp_log(DP_LOG_WARN,
                    "the placement wants NIC %d of %d of a flow that this host does not "
                    "offer, or not for such memory; going on over %s",
@@ -56,7 +56,7 @@ static bool take_ports(const struct dpn_verbs *v, const struct dpn_flow *flow,
     return true;
 }
 
-/* The device that has this port alone, under which its bytes are counted. */
+/* The device with this port only, which counts its bytes. */
 static int find_device(const struct dpn_port *port, int otherwise)
 {
     const struct dpn_device *device;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ports.c - the ports of a connection: what is told of them, and which of the two sides meet.
+ * ports.c - the ports of a connection: how they are described to the peer, and which are paired.
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
@@ -30,10 +30,10 @@ void dpn_verbs_gather_ports(struct dpn_verbs *v)
     }
 }
 
-/* Asked, it is tried, with the queues that a queue pair has. */
+/* Only tried if requested, with the queue sizes of a real queue pair. */
 static bool can_any_order(const struct dpn_port *port)
 {
-    static atomic_flag is_said = ATOMIC_FLAG_INIT;
+    static atomic_flag has_warned = ATOMIC_FLAG_INIT;
     struct ibv_qp_init_attr attr = {
         .qp_type = IBV_QPT_RC,
         .cap = {.max_send_wr = DPN_SEND_QUEUE, .max_recv_wr = DPN_RECV_QUEUE, .max_send_sge = 2,
@@ -48,8 +48,8 @@ static bool can_any_order(const struct dpn_port *port)
     dpn_ibv_qp_free(qp);
     if (attr.send_cq)
         dpn_ibv.destroy_cq(attr.send_cq);
-    if (!qp && !atomic_flag_test_and_set(&is_said))
-        dp_log(DP_LOG_WARN, "NCCL_IB_OOO_RQ=1: %s receives in order only (%s), going on so",
+    if (!qp && !atomic_flag_test_and_set(&has_warned))
+        dp_log(DP_LOG_WARN, "NCCL_IB_OOO_RQ=1: %s receives in order only (%s); going on with that",
                port->name, strerror(error));
     return qp;
 }
@@ -80,7 +80,7 @@ uint32_t dpn_verbs_max_message(const struct dpn_verbs *v)
     return most;
 }
 
-/* The sender's port i or, if it is not in the subnet of ours and another one is, that. */
+/* The sender's port i; if that is not in our port's subnet, another one that is. */
 static int find_near(const struct dpn_hello *hello, int i, const struct dpn_gid *our)
 {
     const int all = hello->port_count + hello->other_count;

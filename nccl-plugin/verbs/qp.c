@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qp.c - the lives of a queue pair.
+ * qp.c - the states of a queue pair.
  *
  *      sender                                     receiver
  *      DOWN                                       DOWN
@@ -9,12 +9,12 @@
  *      PROBING    -- an immediate over the queue pair ->  UP
  *      UP         <-- acknowledged
  *
- *      the side that sees an error                the other
- *      FENCING    queue pair in error, drained
- *      DOWN       destroyed -- FENCED -->         FENCING
- *                 <-- FENCED --                   DOWN
+ *      the side that sees an error                the peer
+ *      DRAINING   in the error state
+ *      DOWN       destroyed -- CLOSED -->         DRAINING
+ *                 <-- CLOSED --                   DOWN
  *
- * The first connection, and every attempt to take a queue pair back, is the same.
+ * The first connection and every attempt to reopen a queue pair are the same.
  */
 #include "base/clock.h"
 #include "base/fail.h"
@@ -28,9 +28,9 @@
 #include <string.h>
 
 static const int64_t DRAIN_NS = 5 * DP_NS_PER_S;
-enum { DRAIN_LOOKS = 1000 }; /* a process may have been stopped for all that time */
+enum { DRAIN_POLLS = 1000 }; /* the process may have been stopped for all of DRAIN_NS */
 static const int64_t FIRST_RETRY_NS = 100 * DP_NS_PER_MS, LAST_RETRY_NS = 5 * DP_NS_PER_S;
-enum { FAILURES_PER_QP = 20 }; /* in a row, without one message done */
+enum { FAILURES_PER_QP = 20 }; /* consecutive, without a completed message */
 
 static const struct dpn_port *port_of(const struct dpn_verbs *v, const struct dpn_qp *qp)
 {
@@ -44,11 +44,11 @@ static void set_state(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state 
     qp->state = state;
     qp->since_ns = dp_now_ns();
     v->up = state == DPN_QP_UP ? v->up | bit : v->up & (uint16_t)~bit;
-    v->is_troubled = __builtin_popcount(v->up) < v->qp_count;
+    v->is_degraded = __builtin_popcount(v->up) < v->qp_count;
 }
 
-/* A probe may be polled after its queue pair was fenced. If that made it UP again, work would be
- * posted to a queue pair that is about to be destroyed, and would never be rewound. */
+/* A probe may be polled after its queue pair has failed. Setting it UP again would post work to a
+ * queue pair that is about to be destroyed, and that work would never be repeated. */
 void dpn_qp_is_up(struct dpn_verbs *v, struct dpn_qp *qp)
 {
     char ours[DPN_GID_TEXT], theirs[DPN_GID_TEXT];
@@ -63,7 +63,7 @@ void dpn_qp_is_up(struct dpn_verbs *v, struct dpn_qp *qp)
     qp->has_been_up = true;
 }
 
-/* Try again later, and later each time. */
+/* Retry with exponential backoff. */
 static void schedule_retry(struct dpn_qp *qp)
 {
     const int shift = qp->failures > 6 ? 6 : qp->failures > 0 ? qp->failures - 1 : 0;
@@ -72,7 +72,7 @@ static void schedule_retry(struct dpn_qp *qp)
     qp->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
 }
 
-/* ---- a new life ------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static bool uses_inline_data(const struct dpn_verbs *v)
 {
@@ -93,29 +93,29 @@ static int make_qp(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_info *o
         return err;
     qp->psn &= 0xffffff;
     qp->sends_out = qp->requests_out = qp->recvs_out = qp->recvs_owed = 0;
-    qp->unsignaled = qp->completed = qp->seen = qp->drain_looks = 0;
-    qp->is_fenced_here = qp->is_fenced_there = qp->uses_ece = false;
+    qp->unsignaled = qp->completed = qp->seen = qp->drain_polls = 0;
+    qp->is_closed_here = qp->is_closed_there = qp->uses_ece = false;
     qp->retry_ns = 0;
     *ours = (struct dpn_qp_info){
         .number = qp->ibv->qp_num, .psn = qp->psn, .key = rail->block_mr->rkey,
         .address = (uintptr_t)v->block,
     };
-    dpn_port_look(rail->port, &ours->lid, &ours->mtu);
+    dpn_port_query(rail->port, &ours->lid, &ours->mtu);
     qp->mtu = ours->mtu;
     return 0;
 }
 
-static bool knows_ece(const struct dpn_qp *qp)
+static bool supports_ece(const struct dpn_qp *qp)
 {
     return dpn_verbs_state.options.ece && dpn_ibv.query_ece && dpn_ibv.set_ece &&
            !qp->is_without_ece;
 }
 
-static void tell_ece(struct dpn_qp *qp, struct dpn_qp_info *ours)
+static void describe_ece(struct dpn_qp *qp, struct dpn_qp_info *ours)
 {
     struct ibv_ece ece;
 
-    if (!knows_ece(qp) || dpn_ibv.query_ece(qp->ibv, &ece))
+    if (!supports_ece(qp) || dpn_ibv.query_ece(qp->ibv, &ece))
         return;
     ours->has_ece = 1;
     ours->ece_vendor = ece.vendor_id;
@@ -123,7 +123,7 @@ static void tell_ece(struct dpn_qp *qp, struct dpn_qp_info *ours)
     ours->ece_mask = ece.comp_mask;
 }
 
-/* A receiver sends nothing but CTS entries, and acknowledgements. */
+/* A receiver sends only CTS entries and acknowledgements. */
 static uint8_t class_of(const struct dpn_verbs *v)
 {
     const int wanted = dpn_verbs_state.options.cts_class;
@@ -136,7 +136,7 @@ static int connect_qp(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_q
     const struct dpn_port *port = port_of(v, qp);
     const struct ibv_ece ece = {peer->ece_vendor, peer->ece_options, peer->ece_mask};
 
-    qp->uses_ece = peer->has_ece && knows_ece(qp);
+    qp->uses_ece = peer->has_ece && supports_ece(qp);
     qp->peer_block = peer->address;
     qp->peer_key = peer->key;
     qp->peer_number = peer->number;
@@ -151,13 +151,13 @@ static int connect_qp(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_q
     });
 }
 
-/* Nothing has gone over it, so no more is lost than the queue pair if it cannot be destroyed. */
+/* Nothing was sent over it, so a queue pair that cannot be destroyed is only leaked. */
 static void abandon_opening(struct dpn_verbs *v, struct dpn_qp *qp, const char *reason)
 {
     dpn_ibv_qp_free(qp->ibv);
     qp->ibv = NULL;
     set_state(v, qp, DPN_QP_DOWN);
-    qp->is_fenced_here = false;
+    qp->is_closed_here = false;
     if (!qp->failures++)
         dp_log(DP_LOG_WARN, "%s -> %s: cannot connect: %s", port_of(v, qp)->name,
                v->rails[qp->rail].peer, reason);
@@ -177,13 +177,13 @@ void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp)
         abandon_opening(v, qp, dp_last_error());
         return;
     }
-    tell_ece(qp, &body.open.qp);
+    describe_ece(qp, &body.open.qp);
     dpn_port_gids(port_of(v, qp), &dpn_verbs_state.options, &body.open.gids);
     set_state(v, qp, DPN_QP_OPENING);
     dpn_control_send(v, DPN_OPEN, &body);
 }
 
-/* Over InfiniBand the LID will do. */
+/* InfiniBand needs no matching GIDs: the LID is enough. */
 static int choose_gids(const struct dpn_verbs *v, struct dpn_qp *qp,
                        const struct dpn_gids *theirs)
 {
@@ -213,7 +213,7 @@ static int answer_open(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_
     if (!err)
         err = connect_qp(v, qp, &open->qp);
     if (!err && qp->uses_ece)
-        tell_ece(qp, ours);
+        describe_ece(qp, ours);
     if (!err)
         err = dpn_qp_post_recvs(v, qp, DPN_RECV_QUEUE);
     return err;
@@ -230,7 +230,7 @@ void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open)
         return;
     }
     qp->epoch = open->epoch;
-    qp->is_fenced_here = false;
+    qp->is_closed_here = false;
     body.opened.is_open = !answer_open(v, qp, open, &body.opened.qp);
     if (body.opened.is_open) {
         body.opened.sender = qp->peer_gid;
@@ -243,7 +243,7 @@ void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open)
     dpn_control_send(v, DPN_OPENED, &body);
 }
 
-/* An errno. */
+/* Returns an errno. */
 static int write_nothing(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_kind kind,
                          enum ibv_wr_opcode opcode)
 {
@@ -260,7 +260,7 @@ static int write_nothing(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_k
     return error;
 }
 
-/* Bytes that have made the way are worth more than two queue pairs that believe in each other. */
+/* An acknowledged write proves that the path works; two connected queue pairs do not. */
 static int probe(struct dpn_verbs *v, struct dpn_qp *qp)
 {
     int error = write_nothing(v, qp, DPN_WORK_PROBE, IBV_WR_RDMA_WRITE_WITH_IMM);
@@ -285,14 +285,14 @@ void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened)
     if (!err)
         err = probe(v, qp);
     if (err)
-        dpn_qp_fence(v, qp, "connecting", dp_last_error(), "");
+        dpn_qp_fail(v, qp, "connecting", dp_last_error(), "");
     else
         set_state(v, qp, DPN_QP_PROBING);
 }
 
-/* ---- the end of a life ----------------------------------------------------------------------- */
+/* ---- failing and closing --------------------------------------------------------------------- */
 
-/* One log line with all facts that are needed to find the reason. */
+/* One log line with all facts that are needed to find the cause. */
 static void log_end(struct dpn_verbs *v, const struct dpn_qp *qp, const char *what,
                      const char *status, const char *hint)
 {
@@ -309,19 +309,19 @@ static void log_end(struct dpn_verbs *v, const struct dpn_qp *qp, const char *wh
            v->qp_count);
 }
 
-void dpn_qp_fence(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
-                    const char *hint)
+void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+                 const char *hint)
 {
-    if (qp->state == DPN_QP_DOWN || qp->state == DPN_QP_FENCING)
+    if (qp->state == DPN_QP_DOWN || qp->state == DPN_QP_DRAINING)
         return;
     if (qp->uses_ece && qp->state != DPN_QP_UP)
         qp->is_without_ece = true;
     qp->failures++;
-    if (qp->state == DPN_QP_UP) { /* an attempt may fail as often as it likes */
-        v->failures += dpn_verbs_is_busy(v); /* while nothing is to be done a link may flap */
+    if (qp->state == DPN_QP_UP) {            /* failed attempts to open do not count */
+        v->failures += dpn_verbs_is_busy(v); /* a link may flap while no request is open */
         dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
     }
-    set_state(v, qp, DPN_QP_FENCING);
+    set_state(v, qp, DPN_QP_DRAINING);
     log_end(v, qp, what, status, hint);
     dpn_ibv_qp_stop(qp->ibv);
     if (v->failures > FAILURES_PER_QP * v->qp_count)
@@ -335,48 +335,48 @@ void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp)
                     ? write_nothing(v, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE) : 0;
 
     if (error)
-        dpn_qp_fence(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
+        dpn_qp_fail(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
 }
 
-static void send_fenced(struct dpn_verbs *v, struct dpn_qp *qp)
+static void send_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 {
     const uint8_t index = (uint8_t)dpn_qp_index(v, qp);
     union dpn_control_body body;
 
-    qp->is_fenced_here = true;
+    qp->is_closed_here = true;
     memset(&body, 0, sizeof(body));
     if (v->is_sender) {
-        body.fenced_sender = (struct dpn_fenced_sender){index, 0, qp->epoch, v->cts_read};
-        dpn_control_send(v, DPN_FENCED_SENDER, &body);
+        body.closed_sender = (struct dpn_closed_sender){index, 0, qp->epoch, v->cts_read};
+        dpn_control_send(v, DPN_CLOSED_SENDER, &body);
     } else {
-        body.fenced_receiver.index = index;
-        body.fenced_receiver.epoch = qp->epoch;
-        dpn_verbs_report(v, &body.fenced_receiver);
-        dpn_control_send(v, DPN_FENCED_RECEIVER, &body);
+        body.closed_receiver.index = index;
+        body.closed_receiver.epoch = qp->epoch;
+        dpn_verbs_report(v, &body.closed_receiver);
+        dpn_control_send(v, DPN_CLOSED_RECEIVER, &body);
     }
 }
 
-/* Both queue pairs are gone: nothing of this life can happen any more. */
-static void settle(struct dpn_verbs *v, struct dpn_qp *qp)
+/* Both queue pairs are destroyed: nothing of this epoch can arrive any more. */
+static void resend_if_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    if (!qp->is_fenced_here || !qp->is_fenced_there || !v->is_sender)
+    if (!qp->is_closed_here || !qp->is_closed_there || !v->is_sender)
         return;
-    qp->is_fenced_there = false;
+    qp->is_closed_there = false;
     dpn_verbs_resend(v, dpn_qp_index(v, qp), &v->reports[dpn_qp_index(v, qp)]);
     schedule_retry(qp);
 }
 
-void dpn_qp_take_fenced(struct dpn_verbs *v, unsigned index, unsigned epoch)
+void dpn_qp_take_closed(struct dpn_verbs *v, unsigned index, unsigned epoch)
 {
     struct dpn_qp *qp = &v->qps[index];
 
     if (qp->epoch != epoch)
         return;
-    qp->is_fenced_there = true;
-    dpn_qp_fence(v, qp, "the peer gave the queue pair up", "see its log", "");
-    if (qp->state == DPN_QP_DOWN && !qp->is_fenced_here && !v->error)
-        send_fenced(v, qp);
-    settle(v, qp);
+    qp->is_closed_there = true;
+    dpn_qp_fail(v, qp, "the peer closed the queue pair", "see its log", "");
+    if (qp->state == DPN_QP_DOWN && !qp->is_closed_here && !v->error)
+        send_closed(v, qp);
+    resend_if_closed(v, qp);
 }
 
 static bool is_drained(const struct dpn_verbs *v, const struct dpn_qp *qp)
@@ -384,9 +384,8 @@ static bool is_drained(const struct dpn_verbs *v, const struct dpn_qp *qp)
     return v->is_sender ? !qp->sends_out : !qp->recvs_out;
 }
 
-/* If the peer were told that the queue pair is gone, the rest would be sent over others, while a
- * late write or read of this one could still reach memory that is in use for something else by
- * then. */
+/* If the peer were told that the queue pair is closed, the rest would be sent over others, while a
+ * late write or read of this one could still access memory that has been reused. */
 static void fail_undestroyed(struct dpn_verbs *v, const struct dpn_qp *qp, int error)
 {
     dpn_verbs_fail(
@@ -396,14 +395,14 @@ static void fail_undestroyed(struct dpn_verbs *v, const struct dpn_qp *qp, int e
         port_of(v, qp)->name, qp->ibv->qp_num, strerror(error), v->reason);
 }
 
-/* What a device in trouble does not give back in time is taken for not done; then it will be done
- * twice, with the same bytes. */
-static void continue_fencing(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+/* Work that a failing device does not flush in time counts as not done. It may be done twice, with
+ * the same bytes. */
+static void continue_draining(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 {
     const bool may_wait = now_ns - qp->since_ns < DRAIN_NS &&
                             !atomic_load(&port_of(v, qp)->hca->is_dead);
 
-    if (!is_drained(v, qp) && (may_wait || qp->drain_looks++ < DRAIN_LOOKS))
+    if (!is_drained(v, qp) && (may_wait || qp->drain_polls++ < DRAIN_POLLS))
         return;
     dpn_verbs_poll(v);
     if (v->error)
@@ -415,11 +414,11 @@ static void continue_fencing(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now
     }
     qp->ibv = NULL;
     set_state(v, qp, DPN_QP_DOWN);
-    send_fenced(v, qp);
-    settle(v, qp);
+    send_closed(v, qp);
+    resend_if_closed(v, qp);
 }
 
-/* ---- time ------------------------------------------------------------------------------------ */
+/* ---- polling --------------------------------------------------------------------------------- */
 
 static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
 {
@@ -430,36 +429,36 @@ static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
     return false;
 }
 
-/* Without another rail it is better to wait: a link that is down for a moment costs some repeated
- * packets only. */
-static void look_at_port(struct dpn_verbs *v, struct dpn_qp *qp)
+/* Without another rail it is better to wait: a link that is down for a moment costs only some
+ * retransmitted packets. */
+static void check_port(struct dpn_verbs *v, struct dpn_qp *qp)
 {
     const struct dpn_port *port = port_of(v, qp);
 
     if (!dpn_port_is_down(port) || !dpn_verbs_state.options.handles_events)
         return;
     if (atomic_load(&port->hca->is_dead))
-        dpn_qp_fence(v, qp, "device", "it has failed", ": look at the kernel's log");
+        dpn_qp_fail(v, qp, "device", "it has failed", ": look at the kernel's log");
     else if (has_other_rail(v, qp))
-        dpn_qp_fence(v, qp, "port", "it is down", ": look at the cable and the switch");
+        dpn_qp_fail(v, qp, "port", "it is down", ": look at the cable and the switch");
 }
 
-static void look_at_work(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+static void check_progress(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 {
     if (qp->completed != qp->seen || !qp->sends_out) {
         qp->seen = qp->completed;
         qp->since_ns = now_ns;
     } else if (now_ns - qp->since_ns > dpn_options.timeout_s * DP_NS_PER_S / 2) {
-        dpn_qp_fence(v, qp, "send", "no completion in half of DUALPIPE_NET_TIMEOUT",
-                       ": is the way there, and the same MTU on all of it?");
+        dpn_qp_fail(v, qp, "send", "no completion in half of DUALPIPE_NET_TIMEOUT",
+                    ": is there a route, with the same MTU on all of it?");
     }
 }
 
 static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 {
     switch (qp->state) {
-    case DPN_QP_FENCING:
-        continue_fencing(v, qp, now_ns);
+    case DPN_QP_DRAINING:
+        continue_draining(v, qp, now_ns);
         break;
     case DPN_QP_DOWN:
         if (v->is_sender && qp->retry_ns && now_ns >= qp->retry_ns && !v->channel.is_lost &&
@@ -468,15 +467,15 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
         break;
     case DPN_QP_UP:
     case DPN_QP_PROBING:
-        look_at_work(v, qp, now_ns);
-        look_at_port(v, qp);
+        check_progress(v, qp, now_ns);
+        check_port(v, qp);
         break;
     case DPN_QP_OPENING:
         break;
     }
 }
 
-/* A device that has failed does not come back in this process. */
+/* A device that has failed stays failed in this process. */
 static bool are_devices_dead(const struct dpn_verbs *v)
 {
     for (int r = 0; r < v->rail_count; r++)
@@ -485,10 +484,10 @@ static bool are_devices_dead(const struct dpn_verbs *v)
     return true;
 }
 
-/* Only time counts in which somebody looked: NCCL may have had nothing to do for an hour. */
-static void look_at_clock(struct dpn_verbs *v, int64_t now_ns)
+/* Only time with polls counts: NCCL may not have called for an hour. */
+static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
 {
-    const int64_t step_ns = now_ns - v->looked_ns;
+    const int64_t step_ns = now_ns - v->polled_ns;
 
     if (v->up)
         v->down_ns = 0;
@@ -506,5 +505,5 @@ void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns)
     for (int i = 0; i < v->qp_count && !v->error; i++)
         poll_one(v, &v->qps[i], now_ns);
     if (!v->error)
-        look_at_clock(v, now_ns);
+        check_timeouts(v, now_ns);
 }

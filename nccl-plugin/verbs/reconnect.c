@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reconnect.c - the wire for control messages, when it is lost on the way: a reset, a timeout, a network
- * that is down for a while. Messages do not need it and go on; only a queue pair that fails meanwhile
- * has to wait for it.
+ * reconnect.c - replaces the wire for control messages when the network loses it: a reset, a
+ * timeout, a network that is down for a while. Data does not need it and continues; only a queue
+ * pair that fails meanwhile has to wait for it.
  *
  *      sender                                        receiver
  *                                             <-     PLAN  address of its acceptor, a label
- *      (reset, or silent for long)                   (it may not have noticed)
+ *      (reset, or a timeout)                         (may not have noticed)
  *      connects to the acceptor, with the label ->   accepts: verbs/acceptor.c
- *                                             <-     RESUME  numbers below were seen
- *      RESUME  numbers below were seen       ->
- *      the control messages after that       <->     the same
+ *                                             <-     RESUME  lower numbers received
+ *      RESUME  lower numbers received        ->
+ *      later control messages                <->     the same
  *
- * Meanwhile each side writes nothing, zero bytes, over every queue pair that is up, now and then: a
- * peer that is gone does not acknowledge that. The receiver connects to the sender's acceptor, too,
- * only to see whether it is still there. The connection ends when
+ * Meanwhile each side writes zero bytes over every queue pair that is up, at intervals: an
+ * unreachable peer does not acknowledge that. The receiver connects to the sender's acceptor, too,
+ * only to see whether its process is alive. The connection ends when
  *
  *      the peer closed the wire               at once: it closed the connection, or ended
- *      the peer's acceptor refuses            after some 2 s: its process ended without closing; its
+ *      the peer's acceptor refuses            after about 2 s: its process ended without closing;
  *                                             children have no acceptor (wire/sockets.h)
  *      there is no wire and no queue pair     after an eighth of DUALPIPE_NET_TIMEOUT
  *      control messages wait for the wire     after DUALPIPE_NET_TIMEOUT
@@ -29,54 +29,55 @@
 
 #include <stdio.h>
 
-static const int64_t FIRST_CALL_NS = 50 * DP_NS_PER_MS, LAST_CALL_NS = 5 * DP_NS_PER_S;
-static const int64_t CALL_NS = 5 * DP_NS_PER_S; /* until somebody answers */
-/* What was sent before the peer left may still be on its way out of the device. */
+static const int64_t FIRST_ATTEMPT_NS = 50 * DP_NS_PER_MS, LAST_ATTEMPT_NS = 5 * DP_NS_PER_S;
+static const int64_t ATTEMPT_NS = 5 * DP_NS_PER_S; /* until an attempt is given up */
+/* Messages that the peer sent before it closed the wire may still be arriving. */
 static const int64_t GRACE_NS = 100 * DP_NS_PER_MS;
-enum { REFUSALS = 5 }; /* in a row: what is between may be in disorder for a moment */
+enum { REFUSALS = 5 }; /* consecutive; one may be due to a short network failure */
 
 static int64_t timeout_ns(void)
 {
     return dpn_options.timeout_s * DP_NS_PER_S;
 }
 
-/* ---- the end --------------------------------------------------------------------------------- */
+/* ---- failure --------------------------------------------------------------------------------- */
 
-/* It told us so, or cannot be asked whether it is there. */
-static void take_leave(struct dpn_verbs *v, int64_t now_ns)
+/* The peer has closed the wire, or cannot be reached to see whether it is alive. Wait for messages
+ * that may still arrive, then fail. */
+static void end_without_peer(struct dpn_verbs *v, int64_t now_ns)
 {
     const struct dp_wire *wire = v->comm->wire;
 
     if (!v->peer_gone_ns)
         v->peer_gone_ns = now_ns;
-    if (now_ns - v->peer_gone_ns > GRACE_NS && (v->is_sender || !dpn_eager_goes_on(v)))
+    if (now_ns - v->peer_gone_ns > GRACE_NS && (v->is_sender || !dpn_eager_has_unclaimed(v)))
         dpn_verbs_fail(v, wire->error, "the peer is gone: %s%s", wire->why,
-                       v->channel.is_final ? ", and nobody listens there any more" : "");
+                       v->channel.is_final ? ", and its acceptor no longer listens" : "");
 }
 
-/* Only time counts in which somebody looked. */
-static void look_at_clock(struct dpn_verbs *v, int64_t now_ns)
+/* Only time with polls counts. */
+static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *w = &v->channel;
-    const int64_t step_ns = now_ns - v->looked_ns;
-    const int64_t alone_ns = v->down_ns < w->lost_ns ? v->down_ns : w->lost_ns;
+    struct dpn_channel *ch = &v->channel;
+    const int64_t step_ns = now_ns - v->polled_ns;
+    const int64_t unreachable_ns = v->down_ns < ch->lost_ns ? v->down_ns : ch->lost_ns;
 
-    w->lost_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
-    if (!v->up && alone_ns > timeout_ns() / 8)
+    ch->lost_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+    if (!v->up && unreachable_ns > timeout_ns() / 8)
         dpn_verbs_fail(v, DP_ECOMM,
                        "the peer is gone: no queue pair reaches it (%s), nor does the control "
                        "connection: %s",
-                       v->reason, w->why);
-    else if (dpn_control_has_unacked_fence(v) && w->lost_ns > timeout_ns())
+                       v->reason, ch->why);
+    else if (dpn_control_has_unacked_closed(v) && ch->lost_ns > timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT,
                        "a queue pair failed (%s), and the control connection that both sides "
-                       "need for that has not come back for %lld s (DUALPIPE_NET_TIMEOUT): %s",
-                       v->reason, (long long)dpn_options.timeout_s, w->why);
+                       "need for that has been down for %lld s (DUALPIPE_NET_TIMEOUT): %s",
+                       v->reason, (long long)dpn_options.timeout_s, ch->why);
 }
 
-/* ---- the way back ---------------------------------------------------------------------------- */
+/* ---- reconnecting ---------------------------------------------------------------------------- */
 
-static void use(struct dpn_verbs *v, struct dp_wire *wire)
+static void use_wire(struct dpn_verbs *v, struct dp_wire *wire)
 {
     dp_wire_close(v->comm->wire);
     v->comm->wire = wire;
@@ -87,29 +88,30 @@ static void use(struct dpn_verbs *v, struct dp_wire *wire)
 
 static void begin_attempt(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *w = &v->channel;
-    const int shift = w->attempts < 7 ? w->attempts : 7;
-    const int64_t wait_ns = FIRST_CALL_NS << shift;
+    struct dpn_channel *ch = &v->channel;
+    const int shift = ch->attempts < 7 ? ch->attempts : 7;
+    const int64_t wait_ns = FIRST_ATTEMPT_NS << shift;
 
-    if (now_ns < w->attempt_ns)
+    if (now_ns < ch->attempt_ns)
         return;
-    w->attempts++;
-    w->attempt_ns = now_ns + (wait_ns < LAST_CALL_NS ? wait_ns : LAST_CALL_NS);
-    w->attempt_until_ns = now_ns + CALL_NS;
-    if (dp_wire_tcp.connect(&w->acceptor, v->is_sender ? w->label : 0, &w->attempt))
-        w->attempt = NULL;
+    ch->attempts++;
+    ch->attempt_ns = now_ns + (wait_ns < LAST_ATTEMPT_NS ? wait_ns : LAST_ATTEMPT_NS);
+    ch->attempt_until_ns = now_ns + ATTEMPT_NS;
+    if (dp_wire_tcp.connect(&ch->acceptor, v->is_sender ? ch->label : 0, &ch->attempt))
+        ch->attempt = NULL;
 }
 
-static void end_attempt(struct dpn_channel *w)
+static void end_attempt(struct dpn_channel *ch)
 {
-    dp_wire_close(w->attempt);
-    w->attempt = NULL;
+    dp_wire_close(ch->attempt);
+    ch->attempt = NULL;
 }
 
-/* The sender's call is the new wire. */
+/* For the sender this connection is the new wire; for the receiver it only shows that the peer is
+ * alive. */
 static void take_answer(struct dpn_verbs *v)
 {
-    struct dp_wire *call = v->channel.attempt;
+    struct dp_wire *attempt = v->channel.attempt;
 
     v->channel.refusals = 0;
     v->channel.is_final = false;
@@ -118,106 +120,108 @@ static void take_answer(struct dpn_verbs *v)
         return;
     }
     v->channel.attempt = NULL;
-    use(v, call);
+    use_wire(v, attempt);
 }
 
 static void continue_attempt(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *w = &v->channel;
+    struct dpn_channel *ch = &v->channel;
 
-    if (!w->attempt)
+    if (!ch->attempt)
         begin_attempt(v, now_ns);
-    if (!w->attempt)
+    if (!ch->attempt)
         return;
-    struct dp_wire *call = w->attempt;
-    call->ops->progress(call);
-    if (call->connected && !call->error) {
+    struct dp_wire *attempt = ch->attempt;
+    attempt->ops->progress(attempt);
+    if (attempt->connected && !attempt->error) {
         take_answer(v);
-    } else if (call->error || now_ns > w->attempt_until_ns) {
-        w->refusals = call->is_refused ? w->refusals + 1 : 0;
-        w->is_final = w->refusals >= REFUSALS;
-        end_attempt(w);
+    } else if (attempt->error || now_ns > ch->attempt_until_ns) {
+        ch->refusals = attempt->is_refused ? ch->refusals + 1 : 0;
+        ch->is_final = ch->refusals >= REFUSALS;
+        end_attempt(ch);
     }
 }
 
-static void lose(struct dpn_verbs *v, int64_t now_ns)
+static void mark_lost(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *w = &v->channel;
+    struct dpn_channel *ch = &v->channel;
     const struct dp_wire *wire = v->comm->wire;
 
-    w->is_resumed = false;
-    if (w->is_lost)
+    ch->is_resumed = false;
+    if (ch->is_lost)
         return;
-    w->is_lost = true;
-    w->lost_ns = w->heartbeat_ns = w->attempt_ns = 0;
-    w->attempts = w->refusals = 0;
-    w->since_ns = now_ns;
-    snprintf(w->why, sizeof(w->why), "%s", wire->error ? wire->why : "the peer has lost it");
+    ch->is_lost = true;
+    ch->lost_ns = ch->heartbeat_ns = ch->attempt_ns = 0;
+    ch->attempts = ch->refusals = 0;
+    ch->since_ns = now_ns;
+    snprintf(ch->why, sizeof(ch->why), "%s", wire->error ? wire->why : "the peer has lost it");
     dp_log(DP_LOG_WARN,
-           "the control connection to the peer was lost: %s; messages go on, and it is "
+           "the control connection to the peer was lost: %s; messages continue, and it is "
            "made again",
-           w->why);
+           ch->why);
 }
 
 void dpn_channel_resumed(struct dpn_verbs *v)
 {
-    struct dpn_channel *w = &v->channel;
+    struct dpn_channel *ch = &v->channel;
 
-    w->is_resumed = true;
-    if (w->is_lost)
+    ch->is_resumed = true;
+    if (ch->is_lost)
         dp_log(DP_LOG_INFO, "the control connection to the peer is back after %.1f s",
-               (double)(dp_now_ns() - w->since_ns) / DP_NS_PER_S);
-    w->is_lost = false;
-    end_attempt(w);
+               (double)(dp_now_ns() - ch->since_ns) / DP_NS_PER_S);
+    ch->is_lost = false;
+    end_attempt(ch);
 }
 
 /* ---- heartbeat ----------------------------------------------------------------------------- */
 
-static void beat(struct dpn_verbs *v, int64_t now_ns)
+static void send_heartbeats(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *w = &v->channel;
+    struct dpn_channel *ch = &v->channel;
 
-    if (w->heartbeat_ns && now_ns - w->heartbeat_ns < timeout_ns() / 8)
+    if (ch->heartbeat_ns && now_ns - ch->heartbeat_ns < timeout_ns() / 8)
         return;
-    w->heartbeat_ns = now_ns;
+    ch->heartbeat_ns = now_ns;
     for (int i = 0; i < v->qp_count && !v->error; i++)
         if (v->up >> i & 1)
             dpn_qp_heartbeat(v, &v->qps[i]);
 }
 
-/* A caller may have hung up; who was called does only if it does not know of the connection. */
-static bool is_farewell(const struct dpn_verbs *v, const struct dp_wire *wire)
+/* The peer closed the wire in an orderly way. On the receiver a wire that is not resumed yet may be
+ * an attempt that the sender has given up; a peer that was connected to closes only if it does not
+ * know the connection. */
+static bool is_orderly_close(const struct dpn_verbs *v, const struct dp_wire *wire)
 {
     return wire->is_closed && (v->channel.is_resumed || v->is_sender);
 }
 
-/* ---- what time brings ------------------------------------------------------------------------ */
+/* ---- polling --------------------------------------------------------------------------------- */
 
-static void be_without(struct dpn_verbs *v, int64_t now_ns)
+static void poll_lost(struct dpn_verbs *v, int64_t now_ns)
 {
-    look_at_clock(v, now_ns);
+    check_timeouts(v, now_ns);
     if (!v->error)
-        beat(v, now_ns);
+        send_heartbeats(v, now_ns);
     if (!v->error && v->channel.peer_has_acceptor && v->comm->wire->error)
         continue_attempt(v, now_ns);
 }
 
 void dpn_channel_poll(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dp_wire *caller = atomic_exchange(&v->channel.accepted, NULL);
+    struct dp_wire *accepted = atomic_exchange(&v->channel.accepted, NULL);
 
-    if (caller) {
-        lose(v, now_ns); /* it knows better */
-        use(v, caller);
+    if (accepted) {
+        mark_lost(v, now_ns); /* the sender noticed the loss first */
+        use_wire(v, accepted);
     }
     const struct dp_wire *wire = v->comm->wire;
     const bool may_return = v->channel.label && v->step == DPN_STEP_READY;
-    if (wire->error && (!may_return || is_farewell(v, wire) || v->channel.is_final))
-        take_leave(v, now_ns);
+    if (wire->error && (!may_return || is_orderly_close(v, wire) || v->channel.is_final))
+        end_without_peer(v, now_ns);
     else if (wire->error)
-        lose(v, now_ns);
+        mark_lost(v, now_ns);
     if (v->channel.is_lost && !v->error)
-        be_without(v, now_ns);
+        poll_lost(v, now_ns);
 }
 
 void dpn_channel_close(struct dpn_verbs *v)

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * recv.c - the receiver: CTS entries are written for the sender, and immediates say what has
+ * recv.c - the receiver: CTS entries are written for the sender, and immediates tell what has
  * arrived.
  *
- * A CTS entry costs a write, as a message does, and an eager message needs none. So where a short
- * one is expected, a receive gets its CTS entries only when nothing has come for a while and the
- * sender may want them, or when a receive for a long message comes behind it. One that was done by
- * then needs none: now and then a credit says so, for many of them, before the sender has no slots
- * left.
+ * A CTS entry costs a write, as a message does, and an eager message needs none. So a receive for
+ * which a short message is expected gets its CTS entries only when nothing has arrived for a while
+ * and the sender may wait for them, or when a receive for a long message follows. A receive that is
+ * done by then needs none: a credit covers many of them, before the sender runs out of slots.
  */
 #include "base/clock.h"
 #include "base/fail.h"
@@ -16,13 +15,16 @@
 #include <string.h>
 
 enum {
-    SIGNAL_EVERY = 8, /* writes of CTS entries; a place in the send queue is free again with these */
-    CREDIT_EVERY = DPN_EAGER_SLOTS / 2, /* so the sender hears of free slots before it has none */
-    SHORT_BYTES = 512, /* of longer ones a CTS entry is the smaller part; see tests/rdma-vm/README.md */
-    SHORT_ENOUGH = 4   /* eager messages in a row */
+    /* writes of CTS entries; the completion of a signaled one frees entries of the send queue */
+    SIGNAL_EVERY = 8,
+    /* so that the sender learns of free slots before it runs out */
+    CREDIT_EVERY = DPN_EAGER_SLOTS / 2,
+    /* for longer messages a CTS entry costs little; see tests/rdma-vm/README.md */
+    SHORT_BYTES = 512,
+    SHORT_ENOUGH = 4 /* consecutive eager messages */
 };
 
-/* ---- what catches immediates ----------------------------------------------------------------- */
+/* ---- receives for immediates ----------------------------------------------------------------- */
 
 int dpn_qp_post_recvs(struct dpn_verbs *v, struct dpn_qp *qp, unsigned count)
 {
@@ -43,17 +45,17 @@ int dpn_qp_post_recvs(struct dpn_verbs *v, struct dpn_qp *qp, unsigned count)
 
 /* ---- CTS entries ----------------------------------------------------------------------------- */
 
-/* Those that went over this queue pair, which has ended there, and over no other one: a CTS entry
- * is on its way once at most. What the peer has said may be old by now: it has read on while its
- * message was under way. Of all that were made, only the last DPN_CTS_ENTRIES can be unread, and a
- * CTS entry that is written once more is the same. */
+/* Write again the entries that went over this queue pair, which the sender has closed, and over no
+ * other one: each entry is in flight once at most. cts_read may be outdated, as the sender has read
+ * on while its message was in flight. Only the last DPN_CTS_ENTRIES entries can be unread, and a
+ * repeated entry has the same bytes. */
 void dpn_cts_rewind(struct dpn_verbs *v, unsigned qp, uint32_t cts_read)
 {
-    const uint32_t said = v->cts_made - cts_read,
-                   unread = said < DPN_CTS_ENTRIES ? said : DPN_CTS_ENTRIES;
+    const uint32_t claimed = v->cts_made - cts_read,
+                   unread = claimed < DPN_CTS_ENTRIES ? claimed : DPN_CTS_ENTRIES;
     uint32_t first = v->cts_sent;
 
-    if (said > INT32_MAX) {
+    if (claimed > INT32_MAX) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has read %u CTS entries of %u", cts_read,
                        v->cts_made);
         return;
@@ -70,8 +72,8 @@ void dpn_cts_rewind(struct dpn_verbs *v, unsigned qp, uint32_t cts_read)
     v->qps[qp].rewrites_out = 0;
 }
 
-/* What is written once more may have been read before. So it must have come before its place in the
- * ring is another CTS entry's, as that may go over another queue pair. */
+/* A repeated entry may have been read before. Its write must complete before its place in the ring
+ * is reused, as the entry that reuses it may go over another queue pair. */
 static void note_rewrite(struct dpn_verbs *v, struct dpn_qp *qp)
 {
     if (!v->rewrites_out || (int32_t)(v->rewritten - v->cts_sent) > 0)
@@ -88,7 +90,7 @@ void dpn_cts_write_done(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_work 
     v->rewrites_out--;
 }
 
-/* CTS entries [cts_sent, ...) that lie together, in one write. */
+/* Write CTS entries [cts_sent, cts_sent + count), which are contiguous, at once. */
 static bool write_cts(struct dpn_verbs *v, struct dpn_qp *qp, uint32_t count)
 {
     const bool is_again = v->cts_sent != v->cts_new;
@@ -97,8 +99,11 @@ static bool write_cts(struct dpn_verbs *v, struct dpn_qp *qp, uint32_t count)
     struct ibv_sge sge = {(uintptr_t)&v->block->cts[at], (uint32_t)len,
                           v->rails[qp->rail].block_mr->lkey};
     const bool is_signaled = ++qp->unsignaled >= SIGNAL_EVERY || is_again;
-    const struct dpn_work work = {is_signaled ? DPN_WORK_CTS : DPN_WORK_PART,
-                                  dpn_qp_index(v, qp), qp->epoch, 0, is_again,
+    const struct dpn_work work = {is_signaled ? DPN_WORK_CTS : DPN_WORK_UNSIGNALED,
+                                  dpn_qp_index(v, qp),
+                                  qp->epoch,
+                                  0,
+                                  is_again,
                                   qp->unsignaled};
     struct ibv_send_wr *bad, wr = {
         .wr_id = dpn_work_pack(work), .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
@@ -120,12 +125,12 @@ static bool write_cts(struct dpn_verbs *v, struct dpn_qp *qp, uint32_t count)
         return true;
     }
     qp->sends_out -= is_signaled; /* it will not complete */
-    dpn_qp_fence(v, qp, "clear-to-send", strerror(error), ": the send queue takes no more");
+    dpn_qp_fail(v, qp, "clear-to-send", strerror(error), ": the send queue takes no more");
     return false;
 }
 
-/* How many CTS entries from cts_sent on one write may have; 0: the first went over another queue
- * pair. */
+/* How many CTS entries from cts_sent on fit into one write; 0: the first one went over another
+ * queue pair. */
 static uint32_t count_together(const struct dpn_verbs *v)
 {
     const uint32_t end = v->cts_sent == v->cts_new ? v->cts_made : v->cts_new;
@@ -137,7 +142,7 @@ static uint32_t count_together(const struct dpn_verbs *v)
     return count;
 }
 
-/* Over the first queue pair there is, so that they arrive in order as a rule. */
+/* All go over the first queue pair that is up, so that they mostly arrive in order. */
 void dpn_cts_push(struct dpn_verbs *v)
 {
     while (v->cts_sent != v->cts_made && v->up) {
@@ -154,7 +159,7 @@ void dpn_cts_push(struct dpn_verbs *v)
     }
 }
 
-/* The next one; what was copied until now had CTS entries before it, or a credit. */
+/* The entry also reports all messages copied so far. */
 static void add_entry(struct dpn_verbs *v, struct dpn_cts_entry entry)
 {
     const uint32_t at = v->cts_made % DPN_CTS_ENTRIES;
@@ -167,7 +172,7 @@ static void add_entry(struct dpn_verbs *v, struct dpn_cts_entry entry)
     v->credited = v->eager_taken;
 }
 
-/* As a rule all receives of a connection are into memory of one kind. */
+/* Mostly all receives of a connection use memory of one kind. */
 static bool refuses_eager(const struct dpn_verbs_memory *memory)
 {
     return memory && memory->type != NCCL_PTR_HOST && !dpn_options.eager_gpu;
@@ -201,7 +206,7 @@ static void make_credit(struct dpn_verbs *v)
     v->credit_every = CREDIT_EVERY;
 }
 
-/* ---- which receives are held back ------------------------------------------------------------ */
+/* ---- delayed CTS entries --------------------------------------------------------------------- */
 
 static struct dpn_recv *oldest_delayed(struct dpn_verbs *v)
 {
@@ -245,7 +250,7 @@ static bool is_short(const struct dpn_verbs *v, size_t size)
     return size <= SHORT_BYTES && size <= v->eager_bytes;
 }
 
-/* Into a room that is no longer than an eager message nothing else can come. */
+/* A buffer that is not larger than an eager message tells nothing about the next message. */
 void dpn_verbs_note_size(struct dpn_verbs *v, size_t room, size_t size)
 {
     if (is_short(v, room))
@@ -256,7 +261,7 @@ void dpn_verbs_note_size(struct dpn_verbs *v, size_t room, size_t size)
     v->shorts += is_short(v, size) && v->shorts < SHORT_ENOUGH;
 }
 
-/* By the CPU's copy: a device would need a write for it, too. */
+/* Host memory only: for other memory the device would have to write a copy, which costs as much. */
 static bool expects_short(const struct dpn_verbs *v, const struct dpn_piece *piece)
 {
     const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)piece->memory;
@@ -274,19 +279,18 @@ static bool may_delay(const struct dpn_verbs *v, int n, const struct dpn_piece *
     return true;
 }
 
-/* ---- what arrives ---------------------------------------------------------------------------- */
+/* ---- arrival --------------------------------------------------------------------------------- */
 
-static void finish_buffer(struct dpn_verbs *v, struct dpn_recv *recv, struct dpn_mark mark)
+static void finish_buffer(struct dpn_verbs *v, struct dpn_recv *recv, struct dpn_imm imm)
 {
-    struct dpn_recv_buffer *buffer = &recv->buffers[mark.sub];
-    const struct dpn_record *record =
-        &v->block->records[mark.slot * DPN_MAX_RECEIVES + mark.sub];
+    struct dpn_recv_buffer *buffer = &recv->buffers[imm.sub];
+    const struct dpn_record *record = &v->block->records[imm.slot * DPN_MAX_RECEIVES + imm.sub];
 
-    if (mark.has_record && record->generation != mark.generation) {
+    if (imm.has_record && record->generation != imm.generation) {
         dpn_verbs_fail(v, DP_EMISMATCH, "a message arrived without its length");
         return;
     }
-    const size_t size = mark.has_record ? record->size : buffer->got;
+    const size_t size = imm.has_record ? record->size : buffer->got;
     dpn_verbs_note_size(v, buffer->size, size);
     buffer->size = size;
     buffer->done = true;
@@ -294,32 +298,32 @@ static void finish_buffer(struct dpn_verbs *v, struct dpn_recv *recv, struct dpn
     v->failures = 0;
 }
 
-/* What has come already, once more. A reliable connection must not do that. The same bytes are
- * written again, which does no harm as long as the memory is the receive's, until test has said
- * that it is done; after that something else may be spoiled. */
-static bool is_doubled(const struct dpn_verbs *v, struct dpn_mark mark)
+/* A duplicate of a stripe that has arrived, which a reliable connection must not deliver. It writes
+ * the same bytes again, which is harmless until test has reported the receive as done; after that
+ * the memory may have been reused. */
+static bool is_duplicate(const struct dpn_verbs *v, struct dpn_imm imm)
 {
-    const struct dpn_recv *recv = &v->recvs[mark.slot];
-    const struct dpn_recv_buffer *buffer = &recv->buffers[mark.sub];
+    const struct dpn_recv *recv = &v->recvs[imm.slot];
+    const struct dpn_recv_buffer *buffer = &recv->buffers[imm.sub];
 
-    return recv->generation == mark.generation && mark.sub < recv->count && buffer->done &&
-           !buffer->is_copied && !(v->free >> mark.slot & 1);
+    return recv->generation == imm.generation && imm.sub < recv->count && buffer->done &&
+           !buffer->is_copied && !(v->free >> imm.slot & 1);
 }
 
-static void refuse_mark(struct dpn_verbs *v, const struct dpn_qp *qp, struct dpn_mark mark,
-                        uint32_t imm)
+static void refuse_imm(struct dpn_verbs *v, const struct dpn_qp *qp, struct dpn_imm imm,
+                       uint32_t raw)
 {
-    const struct dpn_recv *recv = &v->recvs[mark.slot];
+    const struct dpn_recv *recv = &v->recvs[imm.slot];
 
     dpn_verbs_fail(v, DP_EMISMATCH,
                    "what arrived by %s belongs to no receive (0x%08x): it is for use "
                    "%u of receive %u, which is in use %u%s",
-                   v->rails[qp->rail].port->name, imm, mark.generation, mark.slot, recv->generation,
-                   recv->buffers[mark.sub].done || recv->buffers[mark.sub].is_copied ? ", and done"
-                                                                                     : "");
+                   v->rails[qp->rail].port->name, raw, imm.generation, imm.slot, recv->generation,
+                   recv->buffers[imm.sub].done || recv->buffers[imm.sub].is_copied ? ", and done"
+                                                                                   : "");
 }
 
-/* For a GPU it has to be flushed. */
+/* Data for a GPU has to be flushed. */
 static void note_written(struct dpn_verbs *v, const struct dpn_qp *qp,
                          const struct dpn_recv_buffer *buffer)
 {
@@ -329,18 +333,18 @@ static void note_written(struct dpn_verbs *v, const struct dpn_qp *qp,
         v->rails[qp->rail].loop.written++;
 }
 
-void dpn_verbs_take_mark(struct dpn_verbs *v, const struct dpn_qp *qp, uint32_t imm, uint32_t bytes)
+void dpn_verbs_take_imm(struct dpn_verbs *v, const struct dpn_qp *qp, uint32_t raw, uint32_t bytes)
 {
-    const struct dpn_mark mark = dpn_mark_unpack(imm);
-    struct dpn_recv *recv = &v->recvs[mark.slot];
-    struct dpn_recv_buffer *buffer = &recv->buffers[mark.sub];
-    const uint16_t bit = (uint16_t)(1u << mark.stripe), all = (uint16_t)((1u << mark.count) - 1);
+    const struct dpn_imm imm = dpn_imm_unpack(raw);
+    struct dpn_recv *recv = &v->recvs[imm.slot];
+    struct dpn_recv_buffer *buffer = &recv->buffers[imm.sub];
+    const uint16_t bit = (uint16_t)(1u << imm.stripe), all = (uint16_t)((1u << imm.count) - 1);
 
-    if (is_doubled(v, mark))
+    if (is_duplicate(v, imm))
         return;
-    if (recv->generation != mark.generation || mark.sub >= recv->count || buffer->done ||
-        buffer->is_copied || mark.stripe >= mark.count) {
-        refuse_mark(v, qp, mark, imm);
+    if (recv->generation != imm.generation || imm.sub >= recv->count || buffer->done ||
+        buffer->is_copied || imm.stripe >= imm.count) {
+        refuse_imm(v, qp, imm, raw);
         return;
     }
     note_written(v, qp, buffer);
@@ -348,10 +352,10 @@ void dpn_verbs_take_mark(struct dpn_verbs *v, const struct dpn_qp *qp, uint32_t 
         buffer->got += bytes;
     buffer->stripes |= bit;
     if (buffer->stripes == all)
-        finish_buffer(v, recv, mark);
+        finish_buffer(v, recv, imm);
 }
 
-void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_fenced_receiver *report)
+void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report)
 {
     dpn_eager_report(v, report);
     for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
@@ -403,7 +407,8 @@ int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces
                                            .data = pieces[i].data,
                                            .memory = pieces[i].memory};
     v->delayed |= 1u << recv->base.index;
-    if (++recv->uses_without_cts > DPN_GENERATIONS / 4) /* the sender compares them: is_later */
+    /* the sender compares generations: is_later in send.c */
+    if (++recv->uses_without_cts > DPN_GENERATIONS / 4)
         dpn_cts_release(v);
     dpn_eager_match_recv(v, recv);
     if (!may_delay(v, n, pieces))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reg.c - what a connection registers: the same memory with the device of each rail.
+ * reg.c - memory registration of a connection: the same memory with the device of each rail.
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * send.c - the sender: CTS entries are read, messages are cut into stripes, stripes go over queue
+ * send.c - the sender: reads CTS entries, divides messages into stripes, and posts these to queue
  * pairs.
  */
 #include "base/fail.h"
@@ -13,26 +13,26 @@
 
 static bool is_next(const struct dpn_verbs *v, const struct dpn_cts_entry *entry)
 {
-    const struct dpn_cts *g = &v->arriving;
+    const struct dpn_cts *group = &v->arriving;
 
     if (!entry->count)
         return !v->cts_of_group;
-    return entry->slot < NCCL_NET_MAX_REQUESTS &&
-           entry->count <= DPN_MAX_RECEIVES && entry->sub < entry->count &&
-           entry->generation < DPN_GENERATIONS && entry->bytes <= DPN_MAX_BYTES &&
-           entry->sub == v->cts_of_group &&
-           (entry->sub == 0 || (entry->slot == g->slot && entry->count == g->count));
+    return entry->slot < NCCL_NET_MAX_REQUESTS && entry->count <= DPN_MAX_RECEIVES &&
+           entry->sub < entry->count && entry->generation < DPN_GENERATIONS &&
+           entry->bytes <= DPN_MAX_BYTES && entry->sub == v->cts_of_group &&
+           (entry->sub == 0 || (entry->slot == group->slot && entry->count == group->count));
 }
 
-/* Who clears a receive anew has had all of it. What it had in buffers that are no more would look
- * like a later one once generations have gone half round. */
+/* A receiver that clears a receive again has all of its previous message. Targets of buffers that
+ * the new receive does not have would look like later ones once the generation has wrapped half
+ * way. */
 static void forget_targets(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
 {
     for (unsigned sub = entry->count; sub < DPN_MAX_RECEIVES; sub++)
         v->targets[entry->slot][sub] = (struct dpn_target){.generation = entry->generation};
 }
 
-/* The CTS entries of a group follow each other; with the last one it is cleared to send. */
+/* The CTS entries of a group follow each other; the last one clears the group. */
 static void take_entry(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
 {
     struct dpn_target *target = &v->targets[entry->slot][entry->sub];
@@ -59,7 +59,7 @@ static void take_entry(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer clears receive %u twice", entry->slot);
     else
         dpn_eager_match_cts(v, entry->slot, entry->count);
-    if (!v->error) /* what was copied is for CTS entries up to this one */
+    if (!v->error) /* messages reported as copied belong to entries up to this one */
         dpn_eager_credit(v, entry->taken);
 }
 
@@ -78,9 +78,9 @@ void dpn_verbs_read_cts(struct dpn_verbs *v)
     }
 }
 
-/* ---- which queue pairs ----------------------------------------------------------------------- */
+/* ---- choosing queue pairs -------------------------------------------------------------------- */
 
-/* What a message may take: of those that work the ones that the placement names, else all. */
+/* Queue pairs that are up: those that the placement names, otherwise all. */
 static unsigned usable_qps(const struct dpn_verbs *v)
 {
     const unsigned preferred = v->up & v->preferred;
@@ -88,12 +88,12 @@ static unsigned usable_qps(const struct dpn_verbs *v)
     return preferred ? preferred : v->up;
 }
 
-/* One of each rail in turn, or all of them. */
+/* One queue pair of each rail in turn, or all of them. */
 static unsigned choose_qps(struct dpn_verbs *v, size_t size, uint8_t qps[DPN_MAX_QPS])
 {
     const unsigned usable = usable_qps(v);
     unsigned count = 0, rails = 0;
-    const size_t stripe = (size_t)dpn_options.stripe_bytes; /* a second costs something, too */
+    const size_t stripe = (size_t)dpn_options.stripe_bytes; /* each additional stripe has a cost */
     const size_t most = size < 2 * stripe ? 1 : size / stripe;
 
     if (v->qp_count == 1) {
@@ -113,7 +113,8 @@ static unsigned choose_qps(struct dpn_verbs *v, size_t size, uint8_t qps[DPN_MAX
     return count;
 }
 
-/* Shares as the rails are fast, whole LL128 lines each but the last. */
+/* Stripes in proportion to the speed of their rails; each but the last is a multiple of an LL128
+ * line. */
 static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *qps)
 {
     uint64_t speed = 0, before = 0;
@@ -139,7 +140,7 @@ static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *qps)
 
 /* ---- work requests --------------------------------------------------------------------------- */
 
-/* What a stripe asks of the send queue, at most three. */
+/* The work requests of a stripe, at most three. */
 struct chain {
     struct ibv_send_wr wrs[3];
     struct ibv_sge sges[3];
@@ -161,14 +162,17 @@ static struct ibv_send_wr *add(struct chain *c, const void *from, size_t len, ui
     return wr;
 }
 
-static struct dpn_mark mark_of(const struct dpn_send *send, unsigned k)
+static struct dpn_imm imm_of(const struct dpn_send *send, unsigned k)
 {
-    return (struct dpn_mark){.slot = send->place.slot, .sub = send->place.sub, .stripe = k,
-                             .count = send->count, .generation = send->generation,
-                             .has_record = send->has_record};
+    return (struct dpn_imm){.slot = send->place.slot,
+                            .sub = send->place.sub,
+                            .stripe = k,
+                            .count = send->count,
+                            .generation = send->generation,
+                            .has_record = send->has_record};
 }
 
-/* Bytes, in pieces that one work request may carry. */
+/* At most as many bytes as one work request carries. */
 static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned k, uint32_t len,
                      struct chain *c)
 {
@@ -184,7 +188,7 @@ static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned 
         wr->send_flags |= IBV_SEND_INLINE;
 }
 
-/* An eager message, behind its head. */
+/* An eager message, after its header. */
 static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct chain *c)
 {
     const struct dpn_qp *qp = &v->qps[send->stripes[0].qp];
@@ -204,8 +208,9 @@ static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct c
         wr->send_flags = IBV_SEND_INLINE;
 }
 
-/* Where immediates cannot tell the length: packets of a message that ends in one keep their order,
- * so the bytes go before, and the length into the receiver's table. */
+/* For immediates that do not imply the length: only packets of a message that ends with an
+ * immediate keep their order, so the data is written first, then the length into the receiver's
+ * table, then an empty write with the immediate. */
 static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigned k,
                        struct chain *c)
 {
@@ -225,8 +230,8 @@ static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send,
                          bool is_last, struct chain *c)
 {
     const struct dpn_stripe *s = &send->stripes[k];
-    const struct dpn_work work = {DPN_WORK_PART, s->qp, v->qps[s->qp].epoch,
-                                  send->base.index, k, c->count};
+    const struct dpn_work work = {DPN_WORK_UNSIGNALED, s->qp, v->qps[s->qp].epoch,
+                                  send->base.index,    k,     c->count};
     struct ibv_send_wr *last = &c->wrs[c->count - 1];
 
     for (unsigned i = 0; i < c->count; i++)
@@ -236,8 +241,8 @@ static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send,
     last->send_flags |= IBV_SEND_SIGNALED;
     if (is_last) {
         last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-        last->imm_data = htobe32(send->is_eager ? send->number << 16 | DPN_EAGER_MARK
-                                                : dpn_mark_pack(mark_of(send, k)));
+        last->imm_data = htobe32(send->is_eager ? send->number << 16 | DPN_EAGER_IMM
+                                                : dpn_imm_pack(imm_of(send, k)));
     }
 }
 
@@ -251,9 +256,9 @@ static bool post(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_stripe *s, s
     int error = ibv_post_send(qp->ibv, c->wrs, &bad);
     if (!error)
         return true;
-    qp->sends_out--; /* its end was not taken, so that will not complete */
+    qp->sends_out--; /* its signaled end was not posted, so it does not complete */
     s->chains--;
-    dpn_qp_fence(v, qp, "send", strerror(error), ": the send queue takes no more");
+    dpn_qp_fail(v, qp, "send", strerror(error), ": the send queue takes no more");
     return false;
 }
 
@@ -267,7 +272,7 @@ static void note_qp(struct dpn_verbs *v, const struct dpn_send *send, unsigned k
         v->targets[send->place.slot][send->place.sub].qps[k] = qp;
 }
 
-/* As much of a stripe as there is room for. Returns whether all of it is on its way. */
+/* Post as much of a stripe as the send queue takes. Returns whether all of it is posted. */
 static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
 {
     struct dpn_stripe *s = &send->stripes[k];
@@ -300,7 +305,7 @@ static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
     return false;
 }
 
-/* A queue pair that went down has given its stripes back: another one takes them. */
+/* A stripe whose queue pair went down is moved to another one. */
 static bool find_qp(struct dpn_verbs *v, struct dpn_stripe *s)
 {
     uint8_t qps[DPN_MAX_QPS];
@@ -332,8 +337,8 @@ void dpn_verbs_push(struct dpn_verbs *v)
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* A receiver that has the message may have cleared to send the place anew before its
- * acknowledgement was seen here: then the target is another one's. */
+/* The receiver may have cleared the slot again before the acknowledgement was seen here: then the
+ * target belongs to a later message. */
 static void finish_stripe(struct dpn_verbs *v, struct dpn_send *send, struct dpn_stripe *s)
 {
     struct dpn_target *target = &v->targets[send->place.slot][send->place.sub];
@@ -362,7 +367,7 @@ void dpn_verbs_sent(struct dpn_verbs *v, struct dpn_work work)
 
 /* ---- failover -------------------------------------------------------------------------------- */
 
-/* Generations go round, and two of one slot are never far apart. */
+/* Generations wrap; two generations of one slot in use are never far apart. */
 static bool is_later(unsigned generation, unsigned than)
 {
     const unsigned ahead = (generation + DPN_GENERATIONS - than) % DPN_GENERATIONS;
@@ -370,9 +375,10 @@ static bool is_later(unsigned generation, unsigned than)
     return ahead && ahead < DPN_GENERATIONS / 2;
 }
 
-/* The receiver may have cleared to send the receive after its report, over a queue pair that was
- * up: what was then sent over the lost one, before that was known here, has not arrived. */
-static bool has_arrived(const struct dpn_fenced_receiver *report, unsigned slot, unsigned sub,
+/* The receiver may have cleared the receive after it sent its report, over a queue pair that was
+ * up: what was then sent over the failed one, before the failure was known here, has not arrived.
+ */
+static bool has_arrived(const struct dpn_closed_receiver *report, unsigned slot, unsigned sub,
                         unsigned generation, unsigned stripe)
 {
     const struct dpn_arrived *a = &report->arrived[slot];
@@ -383,7 +389,7 @@ static bool has_arrived(const struct dpn_fenced_receiver *report, unsigned slot,
 }
 
 static void resend_one(struct dpn_verbs *v, unsigned qp, struct dpn_send *send,
-                       const struct dpn_fenced_receiver *report)
+                       const struct dpn_closed_receiver *report)
 {
     for (unsigned k = 0; k < send->count; k++) {
         struct dpn_stripe *s = &send->stripes[k];
@@ -407,10 +413,10 @@ static void resend_one(struct dpn_verbs *v, unsigned qp, struct dpn_send *send,
     }
 }
 
-/* The device of the receiver said that it had it, and then lost it; the buffer is the user's
- * again. */
+/* The receiver's device acknowledged the message and then lost it; the send buffer has been
+ * returned to its owner. */
 static bool is_lost(const struct dpn_verbs *v, unsigned qp, unsigned slot, unsigned sub,
-                    const struct dpn_fenced_receiver *report)
+                    const struct dpn_closed_receiver *report)
 {
     const struct dpn_target *t = &v->targets[slot][sub];
 
@@ -421,7 +427,7 @@ static bool is_lost(const struct dpn_verbs *v, unsigned qp, unsigned slot, unsig
 }
 
 static bool is_any_lost(const struct dpn_verbs *v, unsigned qp,
-                        const struct dpn_fenced_receiver *report)
+                        const struct dpn_closed_receiver *report)
 {
     for (unsigned slot = 0; slot < NCCL_NET_MAX_REQUESTS; slot++)
         for (unsigned sub = 0; sub < DPN_MAX_RECEIVES; sub++)
@@ -430,7 +436,7 @@ static bool is_any_lost(const struct dpn_verbs *v, unsigned qp,
     return dpn_eager_is_lost(v, qp, report);
 }
 
-bool dpn_verbs_has_lost(const struct dpn_verbs *v, const struct dpn_fenced_receiver *report)
+bool dpn_verbs_has_lost(const struct dpn_verbs *v, const struct dpn_closed_receiver *report)
 {
     for (unsigned qp = 0; qp < (unsigned)v->qp_count; qp++)
         if (is_any_lost(v, qp, report))
@@ -438,7 +444,7 @@ bool dpn_verbs_has_lost(const struct dpn_verbs *v, const struct dpn_fenced_recei
     return false;
 }
 
-void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_fenced_receiver *report)
+void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_closed_receiver *report)
 {
     if (is_any_lost(v, qp, report)) {
         dpn_verbs_fail(v, DP_ECOMM, "the peer's device lost a message that it had acknowledged: %s",
@@ -483,8 +489,8 @@ static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn
                    piece->size, piece->tag, room);
 }
 
-/* To where it was cleared to send. */
-static void aim(struct dpn_verbs *v, struct dpn_send *send, struct dpn_place place)
+/* Direct a message to the buffer that was cleared. */
+static void set_target(struct dpn_verbs *v, struct dpn_send *send, struct dpn_place place)
 {
     struct dpn_target *target = &v->targets[place.slot][place.sub];
 
@@ -543,17 +549,17 @@ int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct
     dpn_verbs_read_cts(v);
     if (v->error || find_free_send(v) == DPN_SENDS)
         return try_later(v);
-    const bool is_granted = v->cts_list.live && dpn_cts_list_find(&v->cts_list, piece->tag, &place);
-    if (!is_granted && !dpn_eager_may(v, piece))
+    const bool is_cleared = v->cts_list.live && dpn_cts_list_find(&v->cts_list, piece->tag, &place);
+    if (!is_cleared && !dpn_eager_may(v, piece))
         return try_later(v);
-    if (is_granted && piece->size > dpn_cts_list_room(&v->cts_list, place))
+    if (is_cleared && piece->size > dpn_cts_list_room(&v->cts_list, place))
         return refuse(v, piece, place);
-    const unsigned count = choose_qps(v, is_granted ? piece->size : 1, qps);
+    const unsigned count = choose_qps(v, is_cleared ? piece->size : 1, qps);
     if (!count)
         return try_later(v);
     struct dpn_send *send = new_send(v, piece, count, qps);
-    if (is_granted)
-        aim(v, send, place);
+    if (is_cleared)
+        set_target(v, send, place);
     else
         dpn_eager_begin(v, send);
     if (send->is_inline)

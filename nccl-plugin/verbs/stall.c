@@ -13,7 +13,7 @@ static int64_t timeout_ns(void)
     return dpn_options.timeout_s * DP_NS_PER_S;
 }
 
-/* ---- what is waited for ---------------------------------------------------------------------- */
+/* ---- open requests --------------------------------------------------------------------------- */
 
 static bool is_open(const struct dpn_verbs *v)
 {
@@ -34,44 +34,44 @@ static void send_report(struct dpn_verbs *v)
     body.stalled.cts_made = v->cts_made;
     body.stalled.moves = v->stall.moves;
     dpn_verbs_report(v, &body.stalled.has);
-    v->stall.told_ns = v->stall.still_ns;
+    v->stall.reported_ns = v->stall.stalled_ns;
     v->stall.number = v->channel.sent;
     dpn_control_send(v, DPN_STALLED, &body);
 }
 
-/* The next report is made after the last one was compared, so that what arrives meanwhile is in it.
- */
-static void tell_sender(struct dpn_verbs *v)
+/* The next report is made after the previous one was compared, so that it contains what arrived
+ * meanwhile. */
+static void report_to_sender(struct dpn_verbs *v)
 {
     const struct dpn_stall *s = &v->stall;
-    const bool was_heard = !s->told_ns || (int32_t)(v->channel.acked - s->number) > 0;
+    const bool was_acked = !s->reported_ns || (int32_t)(v->channel.acked - s->number) > 0;
 
-    if (was_heard && s->still_ns - s->told_ns >= timeout_ns() / REPORTS)
+    if (was_acked && s->stalled_ns - s->reported_ns >= timeout_ns() / REPORTS)
         send_report(v);
 }
 
-/* ---- time: only that counts in which the connection was looked at ---------------------------- */
+/* ---- polling: only time with polls counts ---------------------------------------------------- */
 
-static void begin_anew(struct dpn_stall *s)
+static void reset(struct dpn_stall *s)
 {
     s->moves += s->has_moved;
     s->has_moved = false;
-    s->still_ns = s->told_ns = 0;
+    s->stalled_ns = s->reported_ns = 0;
 }
 
 void dpn_stall_poll(struct dpn_verbs *v, int64_t now_ns)
 {
     struct dpn_stall *s = &v->stall;
-    const int64_t step_ns = now_ns - v->looked_ns;
+    const int64_t step_ns = now_ns - v->polled_ns;
 
     if (s->has_moved || v->step != DPN_STEP_READY || !is_open(v)) {
-        begin_anew(s);
+        reset(s);
         return;
     }
-    s->still_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+    s->stalled_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
     if (!v->is_sender && v->cts_sent == v->cts_made)
-        tell_sender(v);
-    else if (s->still_ns > timeout_ns())
+        report_to_sender(v);
+    else if (s->stalled_ns > timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT, "%s for %lld s (DUALPIPE_NET_TIMEOUT)",
                        v->is_sender ? "no part of any send has completed"
                                     : "clear-to-send entries could not be written",
@@ -101,6 +101,6 @@ void dpn_stall_take(struct dpn_verbs *v, const struct dpn_stalled *report)
         "nothing has moved for %lld s (DUALPIPE_NET_TIMEOUT), although %s: a write that the "
         "device has acknowledged did not arrive",
         (long long)dpn_options.timeout_s,
-        lacks_cts ? "the receiver has cleared more to send than has come here"
+        lacks_cts ? "the receiver has cleared more to send than has arrived here"
                   : "the receiver waits for a message that was sent");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * state.h - what the process knows since its first look: NCCL's options and the ports.
+ * state.h - the options and the ports of this process, read once by dpn_verbs_find.
  */
 #ifndef DPN_VERBS_STATE_H
 #define DPN_VERBS_STATE_H
@@ -11,7 +11,9 @@ struct dpn_verbs_state {
     struct dpn_verbs_options options;
     struct dpn_ports ports;
     uint32_t
-        count_from; /* 0: what a new connection counts begins there. Tests let it go round soon */
+        /* 0: first value of the counters of a new connection. Tests set it to make them wrap soon
+         */
+        first_count;
 };
 extern struct dpn_verbs_state dpn_verbs_state;
 

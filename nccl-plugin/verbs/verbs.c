@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verbs.c - the transport: how a connection begins, when a request is done, and the end.
+ * verbs.c - the transport: opens a connection, tests requests, closes it.
  */
 #include "nccl-plugin/verbs/verbs.h"
 
@@ -41,7 +41,7 @@ void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(v->why, sizeof(v->why), fmt, args);
     va_end(args);
-    dpn_control_tell_failed(v);
+    dpn_control_send_failed(v);
     free_qps(v);
 }
 
@@ -91,7 +91,7 @@ int dpn_verbs_open_rails(struct dpn_verbs *v)
     v->qp_count = v->rail_count * v->qps_per_rail;
     for (int i = 0; i < v->qp_count; i++)
         v->qps[i].rail = (uint8_t)(i % v->rail_count);
-    v->is_troubled = true;
+    v->is_degraded = true;
     return err;
 }
 
@@ -104,10 +104,10 @@ struct dpn_verbs_request dpn_verbs_new_request(struct dpn_verbs *v, enum dpn_req
                                       .index = index};
 }
 
-/* Both sides begin alike. */
-static void begin_to_count(struct dpn_verbs *v)
+/* Both sides start with the same values. */
+static void init_counters(struct dpn_verbs *v)
 {
-    const uint32_t n = dpn_verbs_state.count_from;
+    const uint32_t n = dpn_verbs_state.first_count;
 
     v->channel.sent = v->channel.acked = v->channel.received = n;
     v->cts_read = v->cts_made = v->cts_new = v->cts_sent = n;
@@ -134,7 +134,7 @@ static int new_state(struct dpn_comm *comm)
     v->is_sender = comm->is_sender;
     v->free = v->flushes_free = UINT32_MAX;
     v->channel.is_resumed = true;
-    begin_to_count(v);
+    init_counters(v);
     for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
         v->recvs[i].base = dpn_verbs_new_request(v, DPN_RECV, i);
         v->flushes[i].base = dpn_verbs_new_request(v, DPN_FLUSH, i);
@@ -146,7 +146,8 @@ static int new_state(struct dpn_comm *comm)
     return err;
 }
 
-/* Words while there are no queue pairs; then they are heard among the rest. */
+/* Without queue pairs only control messages are received; afterwards dpn_verbs_progress does that.
+ */
 static int open_verbs(struct dpn_comm *comm)
 {
     int err = comm->state ? 0 : new_state(comm);
@@ -182,9 +183,9 @@ static void close_verbs(struct dpn_comm *comm)
             dpn_ibv.destroy_cq(v->rails[r].cq);
         dpn_mr_put(v->rails[r].port->hca, v->rails[r].block_mr);
     }
-    /* Words on their way, and the room for the next one, are the wire's until it is closed; if both
-     * sides have parted there are none. */
-    if (v->step != DPN_STEP_PART || dpn_control_is_sending(v)) {
+    /* The wire uses control messages in flight and the buffer of the next one until it is closed.
+     * If both sides have declined there are none. */
+    if (v->step != DPN_STEP_DECLINED || dpn_control_is_sending(v)) {
         dpn_control_drain(v);
         dp_wire_close(comm->wire);
         comm->wire = NULL;

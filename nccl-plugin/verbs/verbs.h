@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verbs.h - RDMA, as the rest of the plugin sees it. Without libibverbs' header there is none.
+ * verbs.h - the RDMA transport's interface to the rest of the plugin. A build without the header of
+ * libibverbs has no RDMA: verbs/none.c.
  */
 #ifndef DPN_VERBS_H
 #define DPN_VERBS_H
@@ -10,13 +11,14 @@
 
 extern const struct dpn_transport dpn_verbs;
 
-/* Look for ports once per process, and describe each as a device; at most max. has_force_flush:
- * NCCL can be told that a device needs flushes; otherwise none is used that does. why tells what
- * was found, or why nothing. Returns how many. */
+/* Find ports, once per process, and describe each as a device, at most max. has_force_flush: NCCL
+ * can be told that a device needs flushes; otherwise devices that do are not used. why: what was
+ * found, or why nothing. Returns the number of devices. */
 int dpn_verbs_find(struct dpn_device *out, int max, bool has_force_flush, char *why,
                    size_t why_len);
 
-/* Put several into one: all rails of the members. DP_EUNSUPPORTED if that cannot be. */
+/* Combine several devices into one with the rails of all. DP_EUNSUPPORTED if that is not possible.
+ */
 int dpn_verbs_fuse(const struct dpn_device *const *members, int count, struct dpn_device *out);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * watchdog.c - progress of connections that are not in use. NCCL calls a comm only while it has
- * work for it: a receiver that has all it waited for is not called, while the sender, whose queue
- * pair failed before the last acknowledgement, needs to hear that from it. So one thread for the
- * process polls every connection that has not been called, four times a second, and accepts peers that
- * connect again (verbs/acceptor.c); it ends with the last connection.
+ * watchdog.c - progress of connections that are not in use. NCCL calls a connection only while it
+ * has work for it: a receiver whose receives are all done is not called, although the sender, whose
+ * queue pair failed before the last acknowledgement, needs its report. So one thread of the process
+ * polls every connection that has not been polled, four times a second, and accepts peers that
+ * connect again (verbs/acceptor.c). It ends with the last connection.
  */
 #include "base/clock.h"
 #include "base/fail.h"
@@ -17,7 +17,7 @@
 static const int64_t ROUND_NS = 250 * DP_NS_PER_MS;
 
 static pthread_mutex_t lock =
-    PTHREAD_MUTEX_INITIALIZER; /* after a comm's, which is only tried here */
+    PTHREAD_MUTEX_INITIALIZER; /* taken after a connection's lock, which is only tried here */
 static struct dpn_verbs *watched;
 static bool is_running;
 
@@ -26,32 +26,33 @@ static void check(struct dpn_verbs *v)
     struct dpn_comm *comm = v->comm;
 
     if (pthread_mutex_trylock(&comm->lock))
-        return; /* somebody is there */
-    if (!v->error && dp_now_ns() - v->looked_ns >= ROUND_NS)
-        dpn_verbs_look(v);
+        return; /* another thread makes progress */
+    if (!v->error && dp_now_ns() - v->polled_ns >= ROUND_NS)
+        dpn_verbs_progress_all(v);
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* The sender makes a lost wire for control messages again. A call whose label belongs to no receiver is
- * a mistake, or only a test whether this process is there (label 0): it is closed. */
-static void pass_on(struct dp_wire *caller, uint64_t label)
+/* A sender connects again after it has lost the wire for control messages. A connection whose label
+ * belongs to no receiver is a mistake, or only tests whether this process is alive (label 0): it is
+ * closed. */
+static void hand_over(struct dp_wire *wire, uint64_t label)
 {
-    for (struct dpn_verbs *v = label ? watched : NULL; v && caller; v = v->next_watched)
+    for (struct dpn_verbs *v = label ? watched : NULL; v && wire; v = v->next_watched)
         if (!v->is_sender && v->channel.label == label)
-            caller = atomic_exchange(&v->channel.accepted, caller);
-    dp_wire_close(caller);
+            wire = atomic_exchange(&v->channel.accepted, wire);
+    dp_wire_close(wire);
 }
 
 static void accept_all(void)
 {
-    struct dp_wire *caller;
+    struct dp_wire *wire;
     uint64_t label;
 
-    while (!dpn_acceptor_accept(&label, &caller))
-        pass_on(caller, label);
+    while (!dpn_acceptor_accept(&label, &wire))
+        hand_over(wire, label);
 }
 
-/* false: there is nothing left to do. */
+/* false: no connection is left. */
 static bool check_all(void)
 {
     pthread_mutex_lock(&lock);
@@ -75,7 +76,7 @@ static void *run(void *none)
     return NULL;
 }
 
-/* The process' signals are for its own threads. */
+/* Signals of the process are handled by its own threads. */
 static int start_thread(void)
 {
     sigset_t all, before;

@@ -42,8 +42,8 @@ static union dpn_control_body good(enum dpn_control_kind kind)
         t.opened = (struct dpn_opened_qp){.index = 1, .is_open = 1, .epoch = 1, .qp = some_qp()};
         break;
     case DPN_READY:
-    case DPN_FENCED_SENDER:
-    case DPN_FENCED_RECEIVER:
+    case DPN_CLOSED_SENDER:
+    case DPN_CLOSED_RECEIVER:
     case DPN_REFUSED:
     case DPN_RESUME:
     case DPN_ACK:
@@ -56,7 +56,7 @@ static union dpn_control_body good(enum dpn_control_kind kind)
 
 static bool is_for_sender(enum dpn_control_kind kind)
 {
-    return kind == DPN_PLAN || kind == DPN_OPENED || kind == DPN_FENCED_RECEIVER;
+    return kind == DPN_PLAN || kind == DPN_OPENED || kind == DPN_CLOSED_RECEIVER;
 }
 
 static void words_are_understood_by_whom_they_are_for(void **state)
@@ -120,8 +120,8 @@ static void values_out_of_bounds_are_refused(void **state)
     REFUSED(DPN_OPEN, open.qp.mtu, 0);
     REFUSED(DPN_OPENED, opened.sender.type, 3);
     REFUSED(DPN_READY, ready.qps, DPN_MAX_QPS + 1);
-    REFUSED(DPN_FENCED_SENDER, fenced_sender.index, DPN_MAX_QPS);
-    REFUSED(DPN_FENCED_RECEIVER, fenced_receiver.arrived[31].count, DPN_MAX_RECEIVES + 1);
+    REFUSED(DPN_CLOSED_SENDER, closed_sender.index, DPN_MAX_QPS);
+    REFUSED(DPN_CLOSED_RECEIVER, closed_receiver.arrived[31].count, DPN_MAX_RECEIVES + 1);
     REFUSED(DPN_REFUSED, refused.slot, NCCL_NET_MAX_REQUESTS);
     t = good(DPN_PLAN);
     memset(t.plan.reason, 'x', sizeof(t.plan.reason));
@@ -207,12 +207,12 @@ static void an_inline_message_is_there_in_its_turn(void **state)
     const struct dpn_inline_message empty = {.check = 0};
 
     (void)state;
-    assert_false(dpn_inline_is_here(&empty, 0));
+    assert_false(dpn_inline_has_arrived(&empty, 0));
     for (uint32_t size = 0; size <= DPN_INLINE_MESSAGE_BYTES; size++) {
         const struct dpn_inline_message message = some_inline(5, size, data);
-        assert_true(dpn_inline_is_here(&message, 5));
-        assert_false(dpn_inline_is_here(&message, 6));
-        assert_false(dpn_inline_is_here(&message, 5 + DPN_EAGER_SLOTS));
+        assert_true(dpn_inline_has_arrived(&message, 5));
+        assert_false(dpn_inline_has_arrived(&message, 6));
+        assert_false(dpn_inline_has_arrived(&message, 5 + DPN_EAGER_SLOTS));
         assert_memory_equal(message.data, data, size);
     }
 }
@@ -233,7 +233,7 @@ static void an_inline_message_that_is_half_there_is_not_there(void **state)
             for (size_t to = from + 1; to <= sizeof(new); to++) {
                 struct dpn_inline_message message = old;
                 memcpy((char *)&message + from, (const char *)&new + from, to - from);
-                if (dpn_inline_is_here(&message, new.head.number))
+                if (dpn_inline_has_arrived(&message, new.head.number))
                     assert_memory_equal(&message, &new,
                                         offsetof(struct dpn_inline_message, data) + new.head.size);
             }
@@ -248,24 +248,24 @@ static void an_inline_message_that_is_too_long_is_none(void **state)
 
     (void)state;
     message.head.size = DPN_INLINE_MESSAGE_BYTES + 1;
-    assert_false(dpn_inline_is_here(&message, 5));
+    assert_false(dpn_inline_has_arrived(&message, 5));
     message.head.size = UINT32_MAX;
-    assert_false(dpn_inline_is_here(&message, 5));
+    assert_false(dpn_inline_has_arrived(&message, 5));
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 static void marks_and_work_come_back_as_they_were(void **state)
 {
-    const struct dpn_mark mark = {31, 7, 15, 16, DPN_GENERATIONS - 1, true};
-    const struct dpn_work work = {DPN_WORK_PART, 15, 0xffff, 31, 15, 3};
+    const struct dpn_imm mark = {31, 7, 15, 16, DPN_GENERATIONS - 1, true};
+    const struct dpn_work work = {DPN_WORK_UNSIGNALED, 15, 0xffff, 31, 15, 3};
 
     (void)state;
-    const struct dpn_mark m = dpn_mark_unpack(dpn_mark_pack(mark));
+    const struct dpn_imm m = dpn_imm_unpack(dpn_imm_pack(mark));
     assert_true(m.slot == 31 && m.sub == 7 && m.stripe == 15 && m.count == 16 && m.has_record &&
                 m.generation == DPN_GENERATIONS - 1);
     const struct dpn_work w = dpn_work_unpack(dpn_work_pack(work));
-    assert_true(w.kind == DPN_WORK_PART && w.qp == 15 && w.epoch == 0xffff && w.slot == 31 &&
+    assert_true(w.kind == DPN_WORK_UNSIGNALED && w.qp == 15 && w.epoch == 0xffff && w.slot == 31 &&
                 w.stripe == 15 && w.requests == 3);
 }
 

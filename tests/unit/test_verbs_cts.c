@@ -69,7 +69,7 @@ static struct ibv_qp *send_cts_slowly(struct both *b)
     struct dpn_verbs *v = comm->state;
     struct ibv_qp *slow = v->qps[1].ibv;
     assert_true(fake_verbs.hold_qp(slow, true));
-    dpn_qp_fence(v, &v->qps[0], "test", "pulled", "");
+    dpn_qp_fail(v, &v->qps[0], "test", "pulled", "");
     assert_int_equal(dpn_verbs_irecv(comm, 1, &piece, &b->recv), 0);
     pthread_mutex_unlock(&comm->lock);
     return slow;
@@ -111,7 +111,7 @@ static void a_cts_entry_that_comes_again_late_overwrites_no_other(void **state)
     struct dpn_verbs *v = b.pair.receiver->state;
     struct ibv_qp *slow = v->qps[1].ibv;
     assert_true(fake_verbs.hold_qp(slow, true));
-    dpn_qp_fence(v, &v->qps[0], "test", "pulled", "");
+    dpn_qp_fail(v, &v->qps[0], "test", "pulled", "");
     dpn_cts_rewind(v, 0, v->cts_made - AGAIN);
     dpn_cts_push(v);
     pthread_mutex_unlock(&b.pair.receiver->lock);
@@ -168,7 +168,7 @@ static struct dpn_verbs *lock_receiver_while_opening(struct both *b, unsigned qp
         struct dpn_verbs *v = comm->state;
         if (v->qps[qp].state == DPN_QP_OPENING && v->qps[qp].epoch == epoch)
             return v;
-        dpn_verbs_look(v);
+        dpn_verbs_progress_all(v);
         pthread_mutex_unlock(&comm->lock);
         try_send(b);
     }
@@ -185,10 +185,10 @@ static void a_probe_that_is_polled_late_does_not_revive_a_queue_pair(void **stat
         must_be_in_time(began_ns);
         try_send(&b);
     }
-    dpn_qp_fence(v, &v->qps[0], "test", "pulled", "");
+    dpn_qp_fail(v, &v->qps[0], "test", "pulled", "");
     const int failures = v->qps[0].failures;
     dpn_verbs_poll(v); /* the probe; and, after it, flushed receives, which would fence it again */
-    assert_int_equal(v->qps[0].state, DPN_QP_FENCING);
+    assert_int_equal(v->qps[0].state, DPN_QP_DRAINING);
     assert_int_equal(v->qps[0].failures, failures);
     pthread_mutex_unlock(&b.pair.receiver->lock);
     wait_for_qps(&b, 0, 3);

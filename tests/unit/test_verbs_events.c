@@ -161,11 +161,13 @@ static void an_error_says_where_to_look(void **state)
         const char *hint;
     } errors[] = {
         {IBV_WC_RETRY_EXC_ERR, "the peer's port does not answer; look at the link, the switch"},
-        {IBV_WC_WR_FLUSH_ERR, "the queue pair was ended by the device, or by the peer"},
+        {IBV_WC_WR_FLUSH_ERR, "the queue pair was closed by the device, or by the peer"},
         {IBV_WC_REM_ACCESS_ERR, "memory was deregistered or freed too early"},
         {IBV_WC_LOC_PROT_ERR, "memory was deregistered or freed too early"},
-        {IBV_WC_LOC_QP_OP_ERR, "the port is down, or the device in trouble; look at the kernel's log"},
-        {IBV_WC_GENERAL_ERR, "the port is down, or the device in trouble; look at the kernel's log"},
+        {IBV_WC_LOC_QP_OP_ERR,
+         "the port is down, or the device has failed; look at the kernel's log"},
+        {IBV_WC_GENERAL_ERR,
+         "the port is down, or the device has failed; look at the kernel's log"},
     };
 
     struct pair p = pair_connect(0);

@@ -160,8 +160,8 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
         target = pair_transfer(&p, NCCL_PTR_HOST, -1);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    dpn_verbs_take_mark(v, &v->qps[0], dpn_mark_pack((struct dpn_mark){.count = 1, .generation = 3}),
-                        PAIR_BYTES);
+    dpn_verbs_take_imm(v, &v->qps[0], dpn_imm_pack((struct dpn_imm){.count = 1, .generation = 3}),
+                       PAIR_BYTES);
     pthread_mutex_unlock(&p.receiver->lock);
     const size_t len = 1;
     assert_int_equal(dpn_net_irecv(p.receiver, 1, (void *[]){pair_to}, &len, (int[]){7},
@@ -262,15 +262,15 @@ static void a_connection_that_is_never_idle_is_looked_after(void **state)
     struct pair p = pair_connect(0);
     pthread_mutex_lock(&p.receiver->lock); /* so that the watchdog cannot */
     struct dpn_verbs *v = p.receiver->state;
-    const int64_t before_ns = v->looked_ns, began_ns = dp_now_ns();
+    const int64_t before_ns = v->polled_ns, began_ns = dp_now_ns();
     while (dp_now_ns() - began_ns < 10 * DP_NS_PER_MS)
         ;
     for (int i = 0; i < 2048; i++) {
         v->idle = 0;
-        v->is_troubled = false;
+        v->is_degraded = false;
         dpn_verbs_progress(v);
     }
-    assert_true(v->looked_ns > before_ns);
+    assert_true(v->polled_ns > before_ns);
     pthread_mutex_unlock(&p.receiver->lock);
     pair_end(&p);
 }
@@ -631,8 +631,8 @@ static unsigned completed_on(struct dpn_comm *comm, int rail)
         must_be_in_time(began_ns);
         pthread_mutex_lock(&comm->lock);
         struct dpn_verbs *v = comm->state;
-        dpn_verbs_look(v);
-        is_open = !v->is_troubled;
+        dpn_verbs_progress_all(v);
+        is_open = !v->is_degraded;
         completed = 0;
         for (int i = 0; i < v->qp_count; i++)
             completed += v->qps[i].rail == rail ? v->qps[i].completed : 0;

@@ -61,7 +61,7 @@ static void go_round(uint32_t end, bool loses_words)
 {
     const uint32_t start = end - 3;
 
-    dpn_verbs_state.count_from = start;
+    dpn_verbs_state.first_count = start;
     struct pair p = pair_connect(0);
     source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -82,7 +82,7 @@ static void go_round(uint32_t end, bool loses_words)
     }
     wait_for_qps(&p, start + 5);
     pair_end(&p);
-    dpn_verbs_state.count_from = 0;
+    dpn_verbs_state.first_count = 0;
 }
 
 static void uses_of_a_receive_go_round(void **state)
@@ -149,7 +149,7 @@ static void look(struct dpn_comm *comm)
     struct dpn_verbs *v = comm->state;
 
     pthread_mutex_lock(&comm->lock);
-    dpn_verbs_look(v);
+    dpn_verbs_progress_all(v);
     assert_int_equal(v->error, 0);
     pthread_mutex_unlock(&comm->lock);
 }

@@ -92,7 +92,7 @@ static void a_clear_to_send_that_never_comes_ends_the_connection(void **state)
     swallow_next(b.pair.receiver);
     b.recv = pair_receive(&b.pair, b.to, LEN);
     both_must_fail(&b, false, DP_ETIMEDOUT,
-                   "the receiver has cleared more to send than has come here", DP_ECOMM,
+                   "the receiver has cleared more to send than has arrived here", DP_ECOMM,
                    "the peer has ended the connection: nothing has moved for 1 s");
     end(&b);
 }

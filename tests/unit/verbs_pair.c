@@ -144,7 +144,7 @@ void pair_lose(struct pair *p, unsigned qp)
     struct dpn_verbs *v = p->sender->state;
 
     pthread_mutex_lock(&p->sender->lock);
-    dpn_qp_fence(v, &v->qps[qp], "test", "pulled", "");
+    dpn_qp_fail(v, &v->qps[qp], "test", "pulled", "");
     pthread_mutex_unlock(&p->sender->lock);
 }
 
