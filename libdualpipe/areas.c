@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * areas.c - the option areas of all layers and of the plugin, one line each. Not in base, which
- * knows no layer.
+ * areas.c - the option areas of all layers, of the plugins and of the preload library, a line each.
+ * Not in base, which knows none of them.
  */
 #include "base/options.h"
 #include "comm/settings.h"
@@ -14,7 +14,9 @@
 #include "topology/nvml.h"
 #include "wire/wire_options.h"
 
-const struct dp_option_area *const dp_option_areas[] = {
+#include <dualpipe/options.h>
+
+static const struct dp_option_area *const areas[] = {
     &dp_log_option_area,
     &dp_comm_option_area,
     &dp_device_option_area,
@@ -26,4 +28,8 @@ const struct dp_option_area *const dp_option_areas[] = {
     &dpo_preload_option_area,
     &dpn_profiler_option_area,
 };
-const size_t dp_option_area_count = sizeof(dp_option_areas) / sizeof(dp_option_areas[0]);
+
+int dp_options_each(dp_option_fn fn, void *user)
+{
+    return dp_options_show(areas, sizeof(areas) / sizeof(areas[0]), fn, user);
+}

@@ -2,7 +2,6 @@
 #include "base/options.h"
 
 #include "base/fail.h"
-#include <dualpipe/options.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,13 +155,6 @@ static void add_names(struct names *names, const struct dp_option_area *area)
     }
 }
 
-static void add_all_names(struct names *names)
-{
-    names->count = 0;
-    for (size_t i = 0; i < dp_option_area_count; i++)
-        add_names(names, dp_option_areas[i]);
-}
-
 /* If `entry` of the environment begins with `start` and is none of names, put its name into *name
  * and the sentence that says so into *why. */
 static bool is_stranger(const char *entry, const char *start, const struct names *names,
@@ -230,15 +222,7 @@ const char *dp_foreign_variable(const char *name)
     return text && *text ? text : NULL;
 }
 
-int dp_options_check_names(void)
-{
-    struct names names;
-
-    add_all_names(&names);
-    return fail_on_strangers(prefix, &names);
-}
-
-/* ---- what programs call (dualpipe/options.h) ------------------------------------------------ */
+/* ---- what programs are shown ------------------------------------------------------------- */
 
 static int show_one(const struct dp_option_area *area, const struct dp_option *o, dp_option_fn fn,
                     void *user)
@@ -265,15 +249,13 @@ static int show_one(const struct dp_option_area *area, const struct dp_option *o
     return info.problem != NULL;
 }
 
-static int show_strangers(dp_option_fn fn, void *user)
+static int show_strangers(const struct names *names, dp_option_fn fn, void *user)
 {
-    struct names names;
     char name[NAME_LEN], why[256];
     int count = 0;
 
-    add_all_names(&names);
     for (char **e = environ; e && *e; e++) {
-        if (!is_stranger(*e, prefix, &names, name, why, sizeof(why)))
+        if (!is_stranger(*e, prefix, names, name, why, sizeof(why)))
             continue;
         fn(user, &(struct dp_option_info){.name = name, .value = getenv(name), .problem = why,
                                           .from_environment = true});
@@ -282,12 +264,16 @@ static int show_strangers(dp_option_fn fn, void *user)
     return count;
 }
 
-int dp_options_each(dp_option_fn fn, void *user)
+int dp_options_show(const struct dp_option_area *const *areas, size_t count, dp_option_fn fn,
+                    void *user)
 {
+    struct names names = {.count = 0};
     int problems = 0;
 
-    for (size_t i = 0; i < dp_option_area_count; i++)
-        for (size_t j = 0; j < dp_option_areas[i]->count; j++)
-            problems += show_one(dp_option_areas[i], &dp_option_areas[i]->options[j], fn, user);
-    return problems + show_strangers(fn, user);
+    for (size_t i = 0; i < count; i++) {
+        add_names(&names, areas[i]);
+        for (size_t j = 0; j < areas[i]->count; j++)
+            problems += show_one(areas[i], &areas[i]->options[j], fn, user);
+    }
+    return problems + show_strangers(&names, fn, user);
 }

@@ -16,7 +16,7 @@
 #ifndef DP_BASE_OPTIONS_H
 #define DP_BASE_OPTIONS_H
 
-#include <dualpipe/dualpipe.h>
+#include <dualpipe/options.h>
 
 enum dp_option_type {
     DP_OPTION_INT,    /* int64_t, decimal or 0x */
@@ -46,11 +46,6 @@ struct dp_option_area {
 
 extern const struct dp_option_area dp_log_option_area;
 
-/* All areas, for `dualpipe info --options`. A component adds itself in libdualpipe/areas.c; what links
- * base alone has a list of its own. */
-extern const struct dp_option_area *const dp_option_areas[];
-extern const size_t dp_option_area_count;
-
 /* Fill the component's struct from the environment and the defaults. DP_EINVAL. */
 int dp_options_read(const struct dp_option_area *area, void *values);
 
@@ -58,7 +53,9 @@ int dp_options_read(const struct dp_option_area *area, void *values);
  * set or empty. */
 const char *dp_foreign_variable(const char *name);
 
-/* DP_EINVAL for a DUALPIPE_ variable that is in none of dp_option_areas. */
-int dp_options_check_names(void);
+/* dp_options_each for these areas: a DUALPIPE_ variable that is in none of them is a problem. A
+ * component adds itself to the list of all, libdualpipe/areas.c. */
+int dp_options_show(const struct dp_option_area *const *areas, size_t count, dp_option_fn fn,
+                    void *user);
 
 #endif
