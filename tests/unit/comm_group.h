@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm_group.h - run one function on every rank of a group, whatever the ranks are.
+ * comm_group.h - run one function on every rank of a group of threads or processes.
  */
 #ifndef DP_TESTS_COMM_GROUP_H
 #define DP_TESTS_COMM_GROUP_H

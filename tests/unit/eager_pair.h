@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * eager_pair.h - both ends of a connection of the net plugin over shm or tcp in one process, for tests of
- * messages that come before their receives. The plugin reads its options once, so each case has a
- * process of its own, one for each wire.
+ * eager_pair.h - both ends of a connection of the net plugin over shm or tcp in one process, for
+ * tests of messages that arrive before their receives. The plugin reads its options once, so each
+ * case has a process of its own, one for each wire.
  */
 #ifndef DP_TESTS_EAGER_PAIR_H
 #define DP_TESTS_EAGER_PAIR_H
@@ -11,14 +11,14 @@
 
 enum { BYTES = 1 << 20, LIMIT = 8192 };
 
-extern char said[4096]; /* the last line of NCCL's logger */
+extern char said[4096]; /* last line of NCCL's log */
 extern char from[BYTES], to[BYTES];
 
 __attribute__((format(printf, 5, 6)))
 void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line, const char *fmt,
             ...);
 
-/* In the child: says what is not so, and ends it. */
+/* In the child: report a condition that does not hold, and exit. */
 #define must(so) must_be((so), #so, __FILE__, __LINE__)
 void must_be(bool so, const char *what, const char *file, int line);
 /* Generous: the machine may be busy. */

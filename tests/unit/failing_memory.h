@@ -7,7 +7,8 @@
 #define DP_TESTS_FAILING_MEMORY_H
 
 /* Call `call` with its first allocation failing, then with its second, ... until it succeeds. All
- * but the last must return DP_ENOMEM and say so, and there must be at_least of them. */
+ * but the last must return DP_ENOMEM with an error text, and there must be at least at_least of
+ * them. */
 void expect_every_failure_reported(int (*call)(void), int at_least);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fake_fabric.h - two queue pairs on the devices of the stand-in for libibverbs, for its own tests.
+ * fake_fabric.h - two queue pairs on the devices of the simulated libibverbs, for its own tests.
  */
 #ifndef DP_TESTS_FAKE_FABRIC_H
 #define DP_TESTS_FAKE_FABRIC_H

@@ -219,7 +219,7 @@ static inline void case_fini(struct case_data *d)
     dp_arena_fini(&d->region);
 }
 
-/* A spec tree as the value tree that it stands for. */
+/* A spec tree as a value tree. */
 static inline struct dp_tree case_value_of(struct case_data *d, const struct dp_tree *t)
 {
     switch (t->kind) {

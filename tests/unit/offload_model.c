@@ -126,8 +126,7 @@ static int linear_backward(void *user, const struct dp_offload_call *call, const
     return 0;
 }
 
-/* ---- drop: its mask is kept in the save area ---------------------------------------------------
- */
+/* ---- drop: its mask is kept in the save area ------------------------------------------------- */
 
 static int drop_forward(void *user, const struct dp_offload_call *call, const DLTensor *in,
                         DLTensor *out)
@@ -160,8 +159,7 @@ static int drop_backward(void *user, const struct dp_offload_call *call, const D
     return 0;
 }
 
-/* ---- last: one column; it finds that skip has no gradient but ones -----------------------------
- */
+/* ---- last: one column; it finds that skip has no gradient but ones --------------------------- */
 
 static int last_forward(void *user, const struct dp_offload_call *call, const DLTensor *in,
                         DLTensor *out)
@@ -326,8 +324,7 @@ void om_update(const struct dp_parameter *parameters, int32_t count)
     }
 }
 
-/* ---- in memory that is there all the time ------------------------------------------------------
- */
+/* ---- in memory that is there all the time ---------------------------------------------------- */
 
 struct resident {
     struct om_model *m;
@@ -427,8 +424,7 @@ int om_resident_step(struct om_model *m, struct om_data *d, int32_t microbatches
     return err;
 }
 
-/* ---- tensors of a step -------------------------------------------------------------------------
- */
+/* ---- tensors of a step ----------------------------------------------------------------------- */
 
 static DLTensor tensor(void *data, DLDataType dtype, int64_t *shape, int64_t columns)
 {

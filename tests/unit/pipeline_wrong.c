@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* So that a sanitizer too says no to an allocation that is too large, instead of ending the
- * test. */
+/* Under a sanitizer, too, an allocation that is too large returns NULL instead of ending the test.
+ */
 DP_PUBLIC const char *__asan_default_options(void);
 DP_PUBLIC const char *__tsan_default_options(void);
 

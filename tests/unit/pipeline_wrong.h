@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pipeline_wrong.h - one thing after the other that a pipeline must refuse: what the rank at fault says,
- * and what the others say.
+ * pipeline_wrong.h - invalid inputs that a pipeline must refuse, one after the other: the error of
+ * the rank at fault, and the error of the others.
  */
 #ifndef TESTS_UNIT_PIPELINE_WRONG_H
 #define TESTS_UNIT_PIPELINE_WRONG_H
@@ -16,7 +16,7 @@ enum { RANKS = 2, EVERYWHERE = -1 };
 /* One thing that is wrong. */
 struct wrong {
     const char *what;
-    int rank;                                                /* who is at fault, or EVERYWHERE */
+    int rank; /* the rank at fault, or EVERYWHERE */
     void (*config)(int rank, struct dp_pipeline_config *config); /* what it does to a config ... */
     void (*step)(struct job_rank *r);                        /* ... or to a step's arguments */
     int error;                                               /* of the one at fault */
@@ -26,7 +26,7 @@ struct wrong {
 
 #define COUNT(table) (sizeof(table) / sizeof(*(table)))
 
-/* The schedules that are asked for what they cannot do. */
+/* Schedules, and what they do not support. */
 extern const struct dp_schedule_spec training, one_stream, inference;
 
 /* For struct job: user is a struct wrong. */

@@ -37,7 +37,7 @@ static bool is_used(const struct dp_schedule *s, enum dp_op_kind kind)
     return false;
 }
 
-/* Where the op stands in the rank's list; NOWHERE if it does not. */
+/* The position of the op in the rank's list; NOWHERE if it is not there. */
 static int position(const struct dp_schedule *s, int rank, enum dp_op_kind kind, int slot, int mb)
 {
     const struct dp_op *ops = dp_schedule_ops(s, rank);

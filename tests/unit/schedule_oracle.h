@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * schedule_oracle.h - a second opinion about schedules, slow and simple, for the tests of the
- * checker.
+ * schedule_oracle.h - a second checker of schedules, slow and simple, to test the first one.
  */
 #ifndef DP_TESTS_SCHEDULE_ORACLE_H
 #define DP_TESTS_SCHEDULE_ORACLE_H

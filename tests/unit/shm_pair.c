@@ -42,7 +42,8 @@ struct pair make_pair(void)
     struct dp_wire_address address;
     struct pair p = {.listener = NULL};
 
-    setenv("DUALPIPE_WIRE_MEASURE", "0", 1); /* or which way a message takes is anybody's guess */
+    /* otherwise the path of a message depends on the machine */
+    setenv("DUALPIPE_WIRE_MEASURE", "0", 1);
     assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &p.listener, &address), 0);
     assert_int_equal(dp_wire_shm.connect(&address, 0, &p.a), 0);
     p.b = accept_one(p.listener, p.a);

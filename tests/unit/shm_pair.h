@@ -42,7 +42,7 @@ unsigned send_sizes(struct pair *p, char *from, char *to);
 void move_alone(struct pair *p, char *from, char *to);
 /* A message of BIG that its receiver gives up, and then leaves; nothing is written to `to` any more. */
 void drop_receive(struct pair *p, char *from, char *to);
-/* One that its sender gives up; what it sent from may be gone from then on. */
+/* Drop a request of the sender; its send buffer may be freed from then on. */
 void drop_send(struct pair *p, char *from, char *to, void (*forget)(char *from));
 
 /* Memory of dp_shared_alloc. */
@@ -58,7 +58,7 @@ bool has_moved_some(const struct dp_shm_wire *w);
 /* From here on the kernel denies this process what it may deny, for good. Exits with 77 if there are no
  * filters to do it with. */
 void deny_copies(void);
-/* In a child, whose exit status says how it went. */
+/* In a child, whose exit status is the result. */
 int run_in_child(void (*fn)(void));
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_assignment.c - a placement's file as one process reads it: what was written comes out, what is
- * wrong is refused, and a process is bound where the file says.
+ * test_assignment.c - a placement's file as one process reads it: it is read as it was written,
+ * errors are refused, and the process is bound as the file requires.
  */
 #include "config.h"
 
@@ -377,7 +377,7 @@ static void expect_no_site(int node, const char *root, const char *host, size_t 
     dp_assignment_free(s);
 }
 
-static void where_there_is_no_such_site_the_reason_is_said(void **state)
+static void where_there_is_no_such_site_the_error_names_the_reason(void **state)
 {
     (void)state;
     char root[SCRATCH_LEN];
@@ -478,7 +478,7 @@ int main(void)
         cmocka_unit_test(members_that_are_not_known_are_passed_over),
         cmocka_unit_test(the_environment_names_the_file),
         cmocka_unit_test(a_rank_is_next_to_the_cpus_that_may_be_used),
-        cmocka_unit_test(where_there_is_no_such_site_the_reason_is_said),
+        cmocka_unit_test(where_there_is_no_such_site_the_error_names_the_reason),
         cmocka_unit_test(a_node_without_cpus_is_a_site),
         cmocka_unit_test(a_thread_stays_on_cpus_that_it_had),
         cmocka_unit_test(a_worker_that_is_not_there_is_refused),

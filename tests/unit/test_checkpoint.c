@@ -92,7 +92,7 @@ static void the_checksum_is_crc_32c(void **state)
 
 /* ---- there and back --------------------------------------------------------------------------- */
 
-static void every_type_and_shape_comes_back(void **state)
+static void every_type_and_shape_is_read_back(void **state)
 {
     (void)state;
     static const DLDataType types[] = {
@@ -513,7 +513,7 @@ static int write_and_read(void)
     return err;
 }
 
-static void without_memory_that_is_said(void **state)
+static void without_memory_the_error_says_so(void **state)
 {
     (void)state;
     expect_every_failure_reported(write_and_read, 8);
@@ -569,7 +569,8 @@ static void write_for_ever(const char *path, int told)
     }
 }
 
-/* A writer is killed at once when it has told of its k-th file, so in the middle of the next one. */
+/* A writer is killed at once when it has reported its k-th file, so in the middle of the next one.
+ */
 static void a_writer_that_is_killed_leaves_the_last_whole_file(void **state)
 {
     (void)state;
@@ -723,7 +724,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_checksum_is_crc_32c),
-        cmocka_unit_test(every_type_and_shape_comes_back),
+        cmocka_unit_test(every_type_and_shape_is_read_back),
         cmocka_unit_test(strides_are_of_memory_and_not_of_the_file),
         cmocka_unit_test(tensors_larger_than_a_piece_are_read_as_written),
         cmocka_unit_test(a_slice_is_what_is_there),
@@ -734,7 +735,7 @@ int main(void)
         cmocka_unit_test(a_file_that_is_cut_off_anywhere_is_refused),
         cmocka_unit_test(a_damaged_tensor_is_named),
         cmocka_unit_test(wrong_arguments_are_refused_by_name),
-        cmocka_unit_test(without_memory_that_is_said),
+        cmocka_unit_test(without_memory_the_error_says_so),
         cmocka_unit_test(a_writer_that_is_killed_leaves_the_last_whole_file),
         cmocka_unit_test(a_file_that_does_not_fit_leaves_the_last_one),
         cmocka_unit_test(an_index_makes_files_one_checkpoint),

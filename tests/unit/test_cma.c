@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_cma.c - cross-memory attach never meets another process than the peer, whatever becomes of
- * the peer's number. (test_wire_large.c has the messages that are transferred so.)
+ * test_cma.c - cross-memory attach never accesses another process than the peer, even if the peer's
+ * process ID is reused. (test_wire_large.c has the messages that are transferred so.)
  */
 #include "cmocka_all.h"
 
@@ -38,7 +38,7 @@ static pid_t fork_as(pid_t number)
 }
 
 /* A process whose `in` is filled, at the address where this process has its own. Its exit status
- * says whether that still is so when *go is closed. With an identity it publishes itself. */
+ * tells whether `in` is unchanged when *go is closed. With an identity it publishes itself. */
 static pid_t start_filled(pid_t number, struct dp_cma_identity *identity, int *go)
 {
     static uint64_t token;

@@ -66,7 +66,7 @@ static void messages_of_any_size_arrive_whole(void **state)
 
 enum { MANY = 200 };
 
-/* Rank 0 sends numbers in order before rank 1 asks for any, and the other way round. */
+/* Rank 0 sends numbers in order before rank 1 receives any, and the reverse. */
 static int send_many(struct dp_comm *comm, void *arg)
 {
     static const size_t len = 3000;
@@ -105,7 +105,7 @@ static void many_messages_in_flight_keep_their_order(void **state)
     on_all_kinds(2, LONG_NS, send_many, &receive_first);
 }
 
-/* Activations are sent first and asked for last. */
+/* Activations are sent first and received last. */
 static int cross_channels(struct dp_comm *comm, void *arg)
 {
     static const size_t len = 3 << 20;
@@ -136,7 +136,7 @@ static void a_message_never_waits_for_one_on_another_channel(void **state)
     on_all_kinds(2, LONG_NS, cross_channels, NULL);
 }
 
-/* Everybody to everybody, on all channels at once, several rounds. */
+/* Every rank to every rank, on all channels at once, several rounds. */
 static int all_pairs(struct dp_comm *comm, void *arg)
 {
     enum { RANKS = 5, ROUNDS = 20, LEN = 5000 };
@@ -164,7 +164,7 @@ static int all_pairs(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void all_ranks_talk_to_all_at_once(void **state)
+static void all_ranks_send_to_all_at_once(void **state)
 {
     (void)state;
     on_all_kinds(5, LONG_NS, all_pairs, NULL);
@@ -279,7 +279,7 @@ static int count_allocations(struct dp_comm *comm, void *arg)
 
     (void)arg;
     CHECK(allocations > 0 || dp_comm_size(comm) < 2 || !strcmp(dp_comm_name(comm), "threads"));
-    /* The first message of a channel and the first collective make room for their like. */
+    /* The first message of a channel and the first collective allocate what later ones use. */
     CHECK(!exchange_of_size(comm, 8) && !dp_comm_barrier(comm));
     allocations = 0;
     for (size_t len = 0; len <= sizeof(in); len += 5000) {
@@ -426,7 +426,7 @@ int main(void)
         cmocka_unit_test(messages_of_any_size_arrive_whole),
         cmocka_unit_test(many_messages_in_flight_keep_their_order),
         cmocka_unit_test(a_message_never_waits_for_one_on_another_channel),
-        cmocka_unit_test(all_ranks_talk_to_all_at_once),
+        cmocka_unit_test(all_ranks_send_to_all_at_once),
         cmocka_unit_test(another_tag_or_length_than_expected_is_named),
         cmocka_unit_test(bad_arguments_are_refused_in_a_sentence),
         cmocka_unit_test(messages_and_collectives_allocate_nothing),

@@ -18,8 +18,7 @@
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 enum { SMALL = DP_COLLECTIVE_SMALL };
 
-/* ---- values, and the sum of them in the order that is promised ---------------------------------
- */
+/* ---- values, and the sum of them in the order that is promised ------------------------------- */
 
 struct type {
     DLDataType dl;
@@ -131,8 +130,7 @@ static bool is_value(const struct type *t, const void *buf, size_t i, double sum
     return !memcmp(&room, &got, t->bytes);
 }
 
-/* ---- all-reduce -------------------------------------------------------------------------------
- */
+/* ---- all-reduce ------------------------------------------------------------------------------ */
 
 static int reduce_one(struct dp_comm *comm, const struct type *t, size_t count, bool in_place)
 {
@@ -178,8 +176,7 @@ static void an_all_reduce_adds_in_the_promised_order(void **state)
         on_all_kinds(size, LONG_NS, reduce_all, NULL);
 }
 
-/* ---- all-reduce in shared memory ---------------------------------------------------------------
- */
+/* ---- all-reduce in shared memory ------------------------------------------------------------- */
 
 enum { TURNS = 2, STRIDE = 7 };
 
@@ -249,7 +246,7 @@ static int reduce_in_place(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-/* The way is taken at all: where processes may map each other's memory, which the shared memory
+/* The path is used at all: where processes may map each other's memory, which the shared memory
  * transport needs. */
 static void two_processes_sum_in_place(void **state)
 {
@@ -320,14 +317,14 @@ static int give_up(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void nobody_writes_into_the_buffer_of_a_rank_that_gave_up(void **state)
+static void no_peer_writes_into_the_buffer_of_a_rank_that_gave_up(void **state)
 {
     (void)state;
     for (int tests = 0; tests < 8; tests += 3)
         on_all_kinds(2, LONG_NS, give_up, &tests);
 }
 
-/* Rank 1 dies in the middle; the others hear of it. */
+/* Rank 1 is killed in the middle; the others get an error. */
 static int die(struct dp_comm *comm, void *arg)
 {
     float *buf;
@@ -382,8 +379,7 @@ static void minimum_and_maximum_keep_a_nan(void **state)
     on_all_kinds(3, LONG_NS, reduce_extremes, NULL);
 }
 
-/* ---- the others -------------------------------------------------------------------------------
- */
+/* ---- the others ------------------------------------------------------------------------------ */
 
 static int scatter_one(struct dp_comm *comm, const struct type *t, size_t count, bool in_place)
 {
@@ -486,8 +482,7 @@ static void all_gather_and_broadcast_copy_every_byte(void **state)
         on_all_kinds(size, LONG_NS, copy_all, NULL);
 }
 
-/* ---- several at once --------------------------------------------------------------------------
- */
+/* ---- several at once ------------------------------------------------------------------------- */
 
 static int many_in_flight(struct dp_comm *comm, void *arg)
 {
@@ -590,7 +585,7 @@ int main(void)
         cmocka_unit_test(shared_buffers_are_summed_in_the_same_order),
         cmocka_unit_test(two_processes_sum_in_place),
         cmocka_unit_test(different_sizes_of_shared_buffers_abort_the_group),
-        cmocka_unit_test(nobody_writes_into_the_buffer_of_a_rank_that_gave_up),
+        cmocka_unit_test(no_peer_writes_into_the_buffer_of_a_rank_that_gave_up),
         cmocka_unit_test(a_rank_that_dies_in_an_all_reduce_ends_it),
         cmocka_unit_test(minimum_and_maximum_keep_a_nan),
         cmocka_unit_test(a_reduce_scatter_leaves_each_rank_its_block),

@@ -46,7 +46,8 @@ static void an_abort_of_any_rank_reaches_all(void **state)
         on_all_kinds(4, LONG_NS, abort_from, &culprit);
 }
 
-/* Everybody waits for the next rank, but one calls nothing at all until the others gave up. */
+/* Every rank waits for the next one, but one makes no call at all until the others have given up.
+ */
 struct stall {
     int culprit;
     int done[2]; /* a pipe: a byte from each rank that gave up */
@@ -80,7 +81,7 @@ static int stall(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_that_nobody_hears_of_is_found_and_named(void **state)
+static void a_silent_rank_is_found_and_named(void **state)
 {
     (void)state;
     for (int culprit = 0; culprit < 4 && comm_kinds->shares_files; culprit += 2) {
@@ -94,7 +95,7 @@ static void a_rank_that_nobody_hears_of_is_found_and_named(void **state)
 
 struct death {
     int culprit;
-    bool has_child; /* that lives on, until nobody can write to life */
+    bool has_child; /* which outlives it, until the write end of `life` is closed */
     int life[2];
 };
 
@@ -187,8 +188,9 @@ static void a_deadlock_ends_at_the_deadline(void **state)
     on_all_kinds(3, SHORT_NS, wait_in_a_circle, NULL);
 }
 
-/* Fail with messages under way in all states, begin anew, and find nothing of them. */
-static int fail_and_begin_anew(struct dp_comm *comm, void *arg)
+/* Fail with messages in flight in all states, start a new communicator, and find nothing of them.
+ */
+static int fail_and_open_again(struct dp_comm *comm, void *arg)
 {
     enum { BIG = 3 << 20 };
     const int culprit = *(const int *)arg;
@@ -214,7 +216,7 @@ static int fail_and_begin_anew(struct dp_comm *comm, void *arg)
         if (dp_comm_rank(comm) == culprit)
             CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
         CHECK(err || dp_comm_wait(comm, &reqs[2], back) == DP_EABORTED);
-        memset(big, 2, BIG); /* ours again, and nobody reads or writes it any more */
+        memset(big, 2, BIG); /* returned to its owner: no rank reads or writes it any more */
         CHECK(!dp_comm_reset(comm));
         CHECK(!dp_comm_aborted(comm, NULL));
         for (int channel = 0; channel < 3; channel++)
@@ -235,7 +237,7 @@ static void after_a_reset_all_is_as_new(void **state)
 {
     (void)state;
     for (int culprit = 0; culprit < 4; culprit += 3)
-        on_all_kinds(4, LONG_NS, fail_and_begin_anew, &culprit);
+        on_all_kinds(4, LONG_NS, fail_and_open_again, &culprit);
 }
 
 static int reset_alone(struct dp_comm *comm, void *arg)
@@ -287,8 +289,7 @@ static void a_rank_may_leave_with_requests_in_flight(void **state)
     on_all_kinds(2, LONG_NS, leave_early, NULL);
 }
 
-/* ---- what is said of a lost connection --------------------------------------------------------
- */
+/* ---- errors of a lost connection ------------------------------------------------------------- */
 
 static void only_the_end_of_its_stream_says_that_a_process_has_ended(void **state)
 {
@@ -322,7 +323,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_abort_of_any_rank_reaches_all),
-        cmocka_unit_test(a_rank_that_nobody_hears_of_is_found_and_named),
+        cmocka_unit_test(a_silent_rank_is_found_and_named),
         cmocka_unit_test(a_killed_rank_is_named_on_all_others),
         cmocka_unit_test(a_child_of_a_killed_rank_hides_nothing),
         cmocka_unit_test(a_deadlock_ends_at_the_deadline),

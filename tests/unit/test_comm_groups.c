@@ -24,8 +24,7 @@ static int sum_of(struct dp_comm *comm, int64_t value, int64_t *sum)
     return err ? err : dp_comm_wait(comm, &req, -1);
 }
 
-/* ---- split and grid ----------------------------------------------------------------------------
- */
+/* ---- split and grid -------------------------------------------------------------------------- */
 
 /* Even and odd ranks, from the last one down. */
 static int split_by_parity(struct dp_comm *comm, void *arg)
@@ -153,8 +152,7 @@ static void a_failure_in_a_group_ends_the_family(void **state)
     on_all_kinds(3, LONG_NS, fail_in_group, NULL);
 }
 
-/* ---- receives from any rank --------------------------------------------------------------------
- */
+/* ---- receives from any rank ------------------------------------------------------------------ */
 
 enum { MESSAGES = 60, MOST = 90000 };
 
@@ -266,7 +264,7 @@ static int any_details(struct dp_comm *comm, void *arg)
     return dp_comm_wait(comm, &any, -1);
 }
 
-static void a_receive_from_any_tells_what_came(void **state)
+static void a_receive_from_any_returns_its_source(void **state)
 {
     (void)state;
     on_all_kinds(2, LONG_NS, any_details, NULL);
@@ -323,8 +321,7 @@ static void a_poll_function_ends_a_wait(void **state)
     on_all_kinds(2, LONG_NS, interrupt_wait, NULL);
 }
 
-/* ---- many ranks --------------------------------------------------------------------------------
- */
+/* ---- many ranks ------------------------------------------------------------------------------ */
 
 static int pass_around(struct dp_comm *comm, void *arg)
 {
@@ -364,7 +361,7 @@ int main(void)
         cmocka_unit_test(a_grid_has_a_communicator_for_each_axis),
         cmocka_unit_test(a_failure_in_a_group_ends_the_family),
         cmocka_unit_test(messages_of_any_rank_arrive_in_the_order_of_their_sender),
-        cmocka_unit_test(a_receive_from_any_tells_what_came),
+        cmocka_unit_test(a_receive_from_any_returns_its_source),
         cmocka_unit_test(a_busy_rank_is_waited_for),
         cmocka_unit_test(a_poll_function_ends_a_wait),
         cmocka_unit_test(a_ring_of_many_ranks_opens_files_for_neighbours_only),

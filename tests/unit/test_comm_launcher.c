@@ -49,7 +49,7 @@ static int expect_launch(const char *const *set, int rank, int size, const char 
 
 #define VARIABLES(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-static void launchers_variables_tell_rank_size_and_address(void **state)
+static void launchers_variables_give_rank_size_and_address(void **state)
 {
     (void)state;
     expect_launch(VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=node0", "MASTER_PORT=29500"), 3,
@@ -75,7 +75,7 @@ static void launchers_variables_tell_rank_size_and_address(void **state)
                   9, 16, "m:11");
 }
 
-static void what_is_set_by_hand_comes_before_what_a_launcher_says(void **state)
+static void our_options_override_the_launchers_variables(void **state)
 {
     (void)state;
     struct dp_launch launch;
@@ -121,8 +121,8 @@ static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(launchers_variables_tell_rank_size_and_address),
-        cmocka_unit_test(what_is_set_by_hand_comes_before_what_a_launcher_says),
+        cmocka_unit_test(launchers_variables_give_rank_size_and_address),
+        cmocka_unit_test(our_options_override_the_launchers_variables),
         cmocka_unit_test(a_launchers_variable_that_is_missing_or_wrong_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_comm_open.c - how processes find each other, and what keeps strangers and mistakes out.
+ * test_comm_open.c - rendezvous of processes, and what protects it from unrelated processes and
+ * mistakes.
  */
 #include "cmocka_all.h"
 #include "comm_group.h"
@@ -106,7 +107,7 @@ static void ranks_find_each_other_with_and_without_a_secret(void **state)
     run_some(1, 1, open_and_meet, NULL);
 }
 
-/* ---- other ways than an address ----------------------------------------------------------------- */
+/* ---- rendezvous other than by address -------------------------------------------------------- */
 
 /* A socket that listens on the loopback, and its port. */
 static int listen_somewhere(int *port)
@@ -280,7 +281,7 @@ static int come_alone(const struct rank *r)
     return 0;
 }
 
-static void ranks_that_do_not_come_are_named_to_those_who_did(void **state)
+static void missing_ranks_are_named_to_those_present(void **state)
 {
     (void)state;
     run_some(2, 4, come_alone, NULL);
@@ -326,8 +327,8 @@ static int of_wrong_size(const struct rank *r)
     return be_refused(r, r->arg, "this group has 3 ranks, not 5");
 }
 
-/* The intruders come first, and keep nobody from handshake afterwards. */
-static void who_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
+/* The intruders connect first, and do not keep members from joining afterwards. */
+static void a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
 {
     (void)state;
     const int port = find_free_port();
@@ -353,12 +354,12 @@ static int meet_false_root(const struct rank *r)
 {
     struct dp_comm *comm;
 
-    if (r->rank == 0) /* it is killed, or somebody has come in */
+    if (r->rank == 0) /* it is killed, or a member has joined */
         return try_open(r, (struct dp_comm_config){.secret = "guess"}, &comm) ? -1 : 0;
     return be_refused(r, "right", "the secret is not the same");
 }
 
-static void a_rank_0_with_another_secret_gets_nobody(void **state)
+static void a_rank_0_with_another_secret_gets_no_members(void **state)
 {
     (void)state;
     const int port = find_free_port();
@@ -407,7 +408,7 @@ static int dial(int port)
     return -1;
 }
 
-/* What a member says first, as bytes: the acceptor's hello, then a message's header, then HELLO. */
+/* The first bytes of a member: the acceptor's hello, then a message's header, then HELLO. */
 struct first_words {
     struct dp_hello hello;
     struct {
@@ -417,7 +418,7 @@ struct first_words {
     struct dp_rendezvous_message message;
 };
 
-static struct first_words right_words(void)
+static struct first_words valid_messages(void)
 {
     struct first_words w = {
         .hello = {.magic = 0x44507731, .version = DP_HELLO_VERSION, .kind = DP_HELLO_TCP},
@@ -439,11 +440,11 @@ static uint32_t next_random(uint32_t *seed)
     return *seed;
 }
 
-/* Words cut off, with bytes changed, or followed by more than they should be. */
-static void say_something_wrong(int fd, uint32_t *seed)
+/* Messages that are truncated, with changed bytes, or too long. */
+static void send_something_wrong(int fd, uint32_t *seed)
 {
     unsigned char bytes[sizeof(struct first_words) + 64];
-    const struct first_words right = right_words();
+    const struct first_words right = valid_messages();
     size_t len = sizeof(right);
 
     for (size_t i = 0; i < sizeof(bytes); i++)
@@ -478,7 +479,7 @@ static void strangers_that_connect_to_a_group_do_no_harm(void **state)
         silent[i] = dial(port);
     for (int i = 0; i < STRANGERS; i++) {
         int fd = dial(port);
-        say_something_wrong(fd, &seed);
+        send_something_wrong(fd, &seed);
         if (i % 2) {
             char answer[512];
             ssize_t n = recv(fd, answer, sizeof(answer), MSG_DONTWAIT);
@@ -493,8 +494,8 @@ static void strangers_that_connect_to_a_group_do_no_harm(void **state)
         close(silent[i]);
 }
 
-/* The other way round: what a member takes for rank 0 says anything. */
-static int meet_liar(const struct rank *r)
+/* The reverse: a process in place of rank 0 that sends anything. */
+static int meet_false_rank_0(const struct rank *r)
 {
     struct dp_comm *comm;
     struct rank second = *r;
@@ -516,14 +517,14 @@ static void a_false_rank_0_does_no_harm_either(void **state)
     assert_int_equal(bind(listener, (struct sockaddr *)&any, len), 0);
     assert_int_equal(listen(listener, 100), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&any, &len), 0);
-    pid_t member = start_rank(0, 2, ntohs(any.sin_port), meet_liar, NULL);
+    pid_t member = start_rank(0, 2, ntohs(any.sin_port), meet_false_rank_0, NULL);
     struct timeval timeout = {.tv_sec = 1};
     setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
     for (int fd; (fd = accept(listener, NULL, NULL)) >= 0;) {
         const uint32_t welcome = 0x44507757;
         ssize_t n = send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL);
         (void)n;
-        say_something_wrong(fd, &seed);
+        send_something_wrong(fd, &seed);
         close(fd);
     }
     assert_int_equal(wait_for(member), 0);
@@ -629,10 +630,10 @@ int main(void)
         cmocka_unit_test(a_socket_that_listens_already_can_be_handed_over),
         cmocka_unit_test(ranks_can_meet_by_the_users_store),
         cmocka_unit_test(stores_and_sockets_that_will_not_do_are_named),
-        cmocka_unit_test(ranks_that_do_not_come_are_named_to_those_who_did),
+        cmocka_unit_test(missing_ranks_are_named_to_those_present),
         cmocka_unit_test(a_rank_0_that_does_not_come_is_named),
-        cmocka_unit_test(who_does_not_fit_is_refused_and_the_rest_goes_on),
-        cmocka_unit_test(a_rank_0_with_another_secret_gets_nobody),
+        cmocka_unit_test(a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on),
+        cmocka_unit_test(a_rank_0_with_another_secret_gets_no_members),
         cmocka_unit_test(ranks_that_want_different_transports_are_named),
         cmocka_unit_test(strangers_that_connect_to_a_group_do_no_harm),
         cmocka_unit_test(a_false_rank_0_does_no_harm_either),

@@ -175,7 +175,7 @@ static int abort_while_away(struct dp_comm *comm, void *arg)
     }
     CHECK(!dp_comm_isend(comm, next, DP_CHANNEL_ACTIVATION, 1, buf, LARGE, &req));
     CHECK(!dp_comm_barrier(comm));
-    dp_comm_progress_start(comm); /* and closes its comm like that */
+    dp_comm_progress_start(comm); /* and closes its communicator in that state */
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_comm_sleep.c - a wait sleeps only on what has not come yet: what came while it last looked
- * would wake nobody. Sleeps are counted, not timed.
+ * test_comm_sleep.c - a wait sleeps only on what has not come yet: what arrived during its last
+ * poll would not wake it. Sleeps are counted, not timed.
  */
 #include "cmocka_all.h"
 #include "comm_group.h"
@@ -33,7 +33,7 @@ static bool wait_for_round(atomic_int *at, int round)
     return atomic_load(at) >= round;
 }
 
-/* ---- a communicator whose sleeps are looked at ----------------------------------------------- */
+/* ---- a communicator that counts its sleeps --------------------------------------------------- */
 
 static const struct dp_comm_ops *real_ops;
 static struct dp_comm_ops counting_ops;

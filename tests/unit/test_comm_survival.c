@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_comm_survival.c - groups that outlive their ranks; each case runs over every communicator. A
- * process dies by SIGKILL, a thread by leaving.
+ * process is killed by SIGKILL, a thread returns.
  */
 #include "cmocka_all.h"
 #include "comm_cases.h"
@@ -20,8 +20,7 @@
 static const int64_t LONG_NS = 20 * DP_NS_PER_S;
 static const DLDataType int64 = {kDLInt, 64, 1};
 
-/* ---- helpers -----------------------------------------------------------------------------------
- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 /* Run it on every kind; `deaths` of the ranks die. */
 static void on_surviving_kinds(int size, int deaths, rank_fn fn, void *arg)
@@ -74,9 +73,9 @@ static int sum_of(struct dp_comm *comm, int64_t value, int64_t *sum)
     return err ? err : dp_comm_wait(comm, &req, -1);
 }
 
-/* Shrink until all members live: one may die after it took part in the agreement. A barrier would
- * not do, as it may succeed on one rank and fail on another one; an agreement says the same to all.
- */
+/* Shrink until all members are alive: one may be killed after it took part in the agreement. A
+ * barrier is not enough, as it may succeed on one rank and fail on another one; an agreement has
+ * the same result on all. */
 static int go_on(struct dp_comm *comm, struct dp_comm **out)
 {
     for (int i = 0; i < 8; i++) {
@@ -145,8 +144,7 @@ static int gather_at(struct dp_comm *comm, int root)
     return 0;
 }
 
-/* ---- deaths ------------------------------------------------------------------------------------
- */
+/* ---- deaths ---------------------------------------------------------------------------------- */
 
 /* Messages to and from the dead rank fail, one between two others goes on; collectives fail on all.
  */
@@ -206,7 +204,8 @@ static void a_death_fails_only_the_requests_that_need_the_rank(void **state)
         on_surviving_kinds(4, 1, lose_one, &dead);
 }
 
-/* Several at once, neighbours among them, while the others are in the middle of a collective. */
+/* Several at once, adjacent ranks among them, while the others are in the middle of a collective.
+ */
 static int lose_many(struct dp_comm *comm, void *arg)
 {
     const unsigned dead = *(const unsigned *)arg;
@@ -335,17 +334,16 @@ static void the_group_outlives_every_rank_but_the_last(void **state)
     on_surviving_kinds(5, 4, lose_one_after_the_other, NULL);
 }
 
-/* ---- deaths during the agreement ----------------------------------------------------------------
- */
+/* ---- deaths during the agreement ------------------------------------------------------------- */
 
-/* A rank that dies after it has sent so many messages of the protocol. */
+/* A rank that is killed after it has sent a given number of messages of the protocol. */
 struct last_words {
     int rank, left;
 };
 static _Thread_local struct last_words *saying;
 static _Thread_local const struct dp_survival_ops *real_ops;
 
-static void say(struct dp_comm *comm, int peer, const void *message, size_t len)
+static void send_value(struct dp_comm *comm, int peer, const void *message, size_t len)
 {
     if (saying->left-- > 0) {
         real_ops->tell(comm, peer, message, len);
@@ -355,7 +353,7 @@ static void say(struct dp_comm *comm, int peer, const void *message, size_t len)
     dp_comm_set_deadline(comm, DP_NS_PER_MS); /* a thread waits in vain from now on */
 }
 
-static void say_to_none(struct dp_comm *comm, const void *message, size_t len)
+static void send_to_none(struct dp_comm *comm, const void *message, size_t len)
 {
     (void)comm;
     (void)message;
@@ -376,8 +374,8 @@ static int die_in_agreement(struct dp_comm *comm, void *arg)
         saying = &mine;
         real_ops = comm->survival->ops;
         ops = *real_ops;
-        ops.tell = say;
-        ops.tell_neighbors = say_to_none;
+        ops.tell = send_value;
+        ops.tell_neighbors = send_to_none;
         comm->survival->ops = &ops;
         dp_comm_agree_alive(comm, alive);
         comm->survival->ops = real_ops;
@@ -410,8 +408,7 @@ static void all_survivors_learn_the_same_if_a_member_dies(void **state)
     on_surviving_kinds(4, 1, die_in_agreement, &words);
 }
 
-/* ---- ranks that are not dead -------------------------------------------------------------------
- */
+/* ---- ranks that are not dead ----------------------------------------------------------------- */
 
 /* A rank that waits until it is let go on. */
 struct pause {
@@ -489,7 +486,7 @@ static int stop_and_go_on(struct dp_comm *comm, void *arg)
         CHECK(!dp_comm_isend(comm, 0, 0, 1, big, BIG, &send));
         CHECK(!dp_comm_irecv(comm, 0, 1, 1, big, BIG, &receive));
         err = gather_at(comm, 1);
-        CHECK(!err || err == DP_EABORTED); /* it may hear of it at once */
+        CHECK(!err || err == DP_EABORTED); /* it may notice at once */
         be_stopped(comm, p);
         CHECK(!find_itself_excluded(comm, &receive, 0));
         free(big);
@@ -534,7 +531,7 @@ static void a_rank_that_was_stopped_and_declared_dead_learns_so(void **state)
     with_pause(4, stop_and_go_on);
 }
 
-/* The deadline itself is tested here. The silent rank calls nothing until it is let go on. */
+/* The deadline itself is tested here. The silent rank makes no call until it is released. */
 static int be_silent(struct dp_comm *comm, void *arg)
 {
     const struct pause *p = arg;
@@ -584,7 +581,7 @@ static void a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement(void
     with_pause(3, be_silent);
 }
 
-/* Also with rank 0 dead, which tells of aborts otherwise. */
+/* Also with rank 0 dead, which otherwise distributes aborts. */
 static int abort_after_a_death(struct dp_comm *comm, void *arg)
 {
     struct dp_comm *survivors;

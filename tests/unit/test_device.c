@@ -129,7 +129,7 @@ static void too_much_memory_is_refused_with_its_size(void **state)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static void bytes_survive_the_way_through_every_kind_of_memory(void **state)
+static void bytes_survive_copies_through_every_kind_of_memory(void **state)
 {
     (void)state;
     static const size_t sizes[] = {0, 1, 63, 4097, 300000, (1 << 20) + 7, (9 << 20) + 3};
@@ -264,7 +264,7 @@ static void a_wait_holds_to_the_record_it_was_given_for(void **state)
         assert_int_equal(dp_device_copy(s, b, a, BYTES), 0);
         assert_int_equal(dp_device_event_record(event, s), 0);
         assert_int_equal(dp_device_stream_wait(t, event), 0);
-        /* The event moves on, the freed event too: t waits for what it was told. */
+        /* The event is recorded again, then freed: t still waits for the first recording. */
         assert_int_equal(dp_device_event_record(event, t), 0);
         dp_device_event_free(event);
         event = new_event();
@@ -549,7 +549,7 @@ static int run_suite(const char *title)
         cmocka_unit_test(memory_is_aligned_whatever_its_size),
         cmocka_unit_test(shared_memory_of_the_host_is_found_as_such),
         cmocka_unit_test(too_much_memory_is_refused_with_its_size),
-        cmocka_unit_test(bytes_survive_the_way_through_every_kind_of_memory),
+        cmocka_unit_test(bytes_survive_copies_through_every_kind_of_memory),
         cmocka_unit_test(zero_clears_its_bytes_and_no_others),
         cmocka_unit_test(a_stream_keeps_its_order_over_more_copies_than_fit_its_queue),
         cmocka_unit_test(an_event_never_recorded_holds_nothing_back),
@@ -577,7 +577,7 @@ static int run_on(const char *title, const char *name)
     return failed;
 }
 
-/* A link so quick that only the delays count. */
+/* A link so fast that only the delays count. */
 static int run_on_late_link(void)
 {
     struct dp_host_link link = {100e9, 100e9, 200 * DP_NS_PER_US, 3};

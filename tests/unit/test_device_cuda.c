@@ -63,7 +63,7 @@ static void a_library_that_is_no_driver_is_named_with_what_it_lacks(void **state
     expect_sentence("libc.so.6 has no cu");
 }
 
-static void a_driver_that_does_not_start_says_why(void **state)
+static void a_driver_that_does_not_start_is_an_error_with_a_reason(void **state)
 {
     (void)state;
     struct dp_device *dev;
@@ -363,7 +363,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(without_a_driver_the_loaders_reason_is_given, reset),
         cmocka_unit_test_setup(a_library_that_is_no_driver_is_named_with_what_it_lacks, reset),
-        cmocka_unit_test_setup(a_driver_that_does_not_start_says_why, reset),
+        cmocka_unit_test_setup(a_driver_that_does_not_start_is_an_error_with_a_reason, reset),
         cmocka_unit_test_setup(an_ordinal_beyond_the_last_device_is_refused_with_their_number,
                                reset),
         cmocka_unit_test_setup(tensors_carry_the_ordinal, reset),

@@ -59,7 +59,8 @@ static void large_copies_are_whole_while_the_ways_take_turns(void **state)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-/* An event one op ahead of its stream: who waits for it is held until the stream is given one. */
+/* An event that is recorded behind its stream: a waiting stream is held until the recording one
+ * gets there. */
 struct gate {
     struct dp_device_stream *stream;
     struct host_event event;
@@ -335,7 +336,7 @@ static void signals_never_land_in_a_worker(void **state)
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static void bad_names_say_what_was_expected(void **state)
+static void errors_of_bad_names_say_what_was_expected(void **state)
 {
     (void)state;
     static const char *const names[] = {"",        "hots",    "host:", "host:x",
@@ -352,7 +353,7 @@ static void bad_names_say_what_was_expected(void **state)
     assert_string_equal(dp_last_error(), "host device with 65 copy workers: expected 0 to 64");
 }
 
-static void the_environment_says_how_many_workers(void **state)
+static void the_environment_sets_the_number_of_workers(void **state)
 {
     (void)state;
     struct dp_device *dev;
@@ -380,8 +381,8 @@ int main(void)
         cmocka_unit_test(a_device_closes_with_work_in_flight_done),
         cmocka_unit_test(a_stream_that_was_freed_is_used_again),
         cmocka_unit_test(signals_never_land_in_a_worker),
-        cmocka_unit_test(bad_names_say_what_was_expected),
-        cmocka_unit_test(the_environment_says_how_many_workers),
+        cmocka_unit_test(errors_of_bad_names_say_what_was_expected),
+        cmocka_unit_test(the_environment_sets_the_number_of_workers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

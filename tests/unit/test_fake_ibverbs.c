@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_fake_ibverbs.c - the stand-in for libibverbs carries messages as hardware does.
+ * test_fake_ibverbs.c - the simulated libibverbs transfers messages as hardware does.
  */
 #include "config.h" /* GNU extensions: memfd_create */
 
@@ -157,7 +157,7 @@ static void a_read_brings_what_is_there(void **state)
     assert_all(&a, 0, 999, 0x44);
 }
 
-static void inline_bytes_are_taken_at_once(void **state)
+static void inline_bytes_are_copied_at_once(void **state)
 {
     struct request r;
 
@@ -321,7 +321,7 @@ static void a_step_without_an_attribute_is_refused(void **state)
     assert_int_equal(attr.dest_qp_num, of_b.qpn);
 }
 
-static void an_address_that_nobody_has_is_not_resolved(void **state)
+static void an_unknown_address_is_not_resolved(void **state)
 {
     struct card wrong = of_b;
 
@@ -367,17 +367,18 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_send_is_scattered_over_the_places_of_the_receive,
                                         connect_two, close_two),
         cmocka_unit_test_setup_teardown(a_read_brings_what_is_there, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(inline_bytes_are_taken_at_once, connect_two, close_two),
+        cmocka_unit_test_setup_teardown(inline_bytes_are_copied_at_once, connect_two, close_two),
         cmocka_unit_test_setup_teardown(zero_bytes_need_no_key, connect_two, close_two),
         cmocka_unit_test_setup_teardown(without_a_receive_a_message_waits, connect_two, close_two),
         cmocka_unit_test_setup_teardown(one_queue_pair_keeps_the_order, connect_two, close_two),
         cmocka_unit_test_setup_teardown(a_place_in_the_queue_is_free_once_its_completion_was_polled,
                                         connect_two, close_two),
         cmocka_unit_test_setup_teardown(a_dma_buf_is_memory_like_any_other, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(a_channel_tells_of_a_completion_once, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(a_step_without_an_attribute_is_refused, open_two, close_two),
-        cmocka_unit_test_setup_teardown(an_address_that_nobody_has_is_not_resolved, open_two,
+        cmocka_unit_test_setup_teardown(a_channel_tells_of_a_completion_once, connect_two,
                                         close_two),
+        cmocka_unit_test_setup_teardown(a_step_without_an_attribute_is_refused, open_two,
+                                        close_two),
+        cmocka_unit_test_setup_teardown(an_unknown_address_is_not_resolved, open_two, close_two),
         cmocka_unit_test_setup_teardown(a_post_in_the_wrong_state_is_refused, open_two, close_two),
         cmocka_unit_test_setup_teardown(what_is_in_use_cannot_be_given_back, open_two, close_two),
     };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_fake_ibverbs_errors.c - the stand-in for libibverbs fails as hardware does, on both sides.
+ * test_fake_ibverbs_errors.c - the simulated libibverbs fails as hardware does, on both sides.
  */
 #include "cmocka_all.h"
 #include "unit/fake_fabric.h"
@@ -51,8 +51,8 @@ static enum ibv_qp_state state_of(struct end *e)
 
 /* ---- what must not be ------------------------------------------------------------------------ */
 
-/* A write that the other side refuses: this one hears of it, that one gets an event, and nothing is
- * written. */
+/* A write that the peer refuses: this side gets a failed completion, the peer an event, and nothing
+ * is written. */
 static void assert_refused(struct request *r, enum ibv_wc_status status, enum ibv_event_type event)
 {
     assert_int_equal(end_post_recv(&b, 9, 0, 1), 0);
@@ -110,7 +110,7 @@ static void a_write_where_only_reading_is_allowed_is_refused(void **state)
     assert_int_equal(ibv_dereg_mr(mr), 0);
 }
 
-static void the_key_of_a_region_that_is_gone_is_refused(void **state)
+static void the_key_of_a_deregistered_region_is_refused(void **state)
 {
     struct ibv_mr *mr =
         ibv_reg_mr(b.pd, b.data, END_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -189,7 +189,7 @@ static void an_error_flushes_everything_in_order(void **state)
     assert_true(end_is_silent(&a));
 }
 
-/* ---- nobody there ---------------------------------------------------------------------------- */
+/* ---- no peer --------------------------------------------------------------------------------- */
 
 static void assert_unanswered(void)
 {
@@ -301,7 +301,7 @@ static void what_failed_may_arrive_after(void **state)
     assert_int_equal(b.data[2], 2);
 }
 
-static void what_failed_does_not_arrive_where_nobody_listens_any_more(void **state)
+static void what_failed_does_not_arrive_at_a_destroyed_queue_pair(void **state)
 {
     (void)state;
     fail_one(FAKE_ARRIVES_AFTER);
@@ -368,7 +368,7 @@ int main(void)
         WITH_TWO(a_local_key_is_no_remote_key),
         WITH_TWO(a_write_beyond_the_end_is_refused),
         WITH_TWO(a_write_where_only_reading_is_allowed_is_refused),
-        WITH_TWO(the_key_of_a_region_that_is_gone_is_refused),
+        WITH_TWO(the_key_of_a_deregistered_region_is_refused),
         WITH_TWO(a_queue_pair_without_the_right_to_be_written_refuses),
         WITH_TWO(a_wrong_local_key_fails_here_only),
         WITH_TWO(a_message_longer_than_the_receive_fails_on_both_sides),
@@ -380,7 +380,7 @@ int main(void)
         WITH_TWO(what_failed_may_not_have_arrived),
         WITH_TWO(what_failed_may_have_arrived),
         WITH_TWO(what_failed_may_arrive_after),
-        WITH_TWO(what_failed_does_not_arrive_where_nobody_listens_any_more),
+        WITH_TWO(what_failed_does_not_arrive_at_a_destroyed_queue_pair),
         WITH_TWO(a_call_fails_when_it_is_told_to),
         WITH_TWO(memory_that_is_not_there_is_not_registered),
         WITH_TWO(a_gid_that_moves_is_found_at_its_new_place),

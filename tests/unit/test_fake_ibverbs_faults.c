@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_fake_ibverbs_faults.c - the stand-in for libibverbs fails by chance as its seed says, and
- * never in a way that hardware does not.
+ * test_fake_ibverbs_faults.c - the simulated libibverbs fails at random, reproducibly by its seed,
+ * and never in a way that hardware does not.
  *
  * Each run is a process: a message is striped over several queue pairs, again and again. It leaves
  * the result of every work request, by queue pair.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_fake_ibverbs_processes.c - the stand-in for libibverbs joins processes, one of which may
- * die, and is found as libibverbs is.
+ * test_fake_ibverbs_processes.c - the simulated libibverbs connects processes, one of which may be
+ * killed, and is found as libibverbs is.
  */
 #include "config.h" /* GNU extensions: dlvsym, process_vm_readv */
 

@@ -56,7 +56,7 @@ static void files_are_read_one_after_the_other(void **state)
     unlink(b);
 }
 
-/* Bytes count up, so a window's first byte says where it lies (in a file of 250 bytes). */
+/* Bytes count up, so a window's first byte tells its offset (in a file of 250 bytes). */
 static void training_never_sees_what_is_held_out(void **state)
 {
     (void)state;

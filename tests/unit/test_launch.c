@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int go[2], news[2]; /* pipes: rank 0 has joined; what it lived to say */
+static int go[2], news[2]; /* pipes: rank 0 has joined; what it reported before its end */
 
 static int give_up(int rank, struct dp_abort *why)
 {
@@ -37,7 +37,7 @@ static int fail_before(void *user, const struct dp_comm_config *config, struct d
     return config->rank ? give_up(config->rank, why) : launch_join(config, &comm);
 }
 
-static void nobody_waits_for_who_has_failed_before_the_ranks_have_met(void **state)
+static void no_rank_waits_for_one_that_failed_before_the_rendezvous(void **state)
 {
     (void)state;
     const double start = now_s();
@@ -79,7 +79,7 @@ static void ranks_that_have_met_have_time_to_end_by_themselves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_waits_for_who_has_failed_before_the_ranks_have_met),
+        cmocka_unit_test(no_rank_waits_for_one_that_failed_before_the_rendezvous),
         cmocka_unit_test(ranks_that_have_met_have_time_to_end_by_themselves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

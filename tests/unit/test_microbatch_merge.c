@@ -200,7 +200,7 @@ static void every_float16_and_bfloat16_survives_float(void **state)
     }
 }
 
-/* Between two neighbours the nearer one is chosen, in the middle the even one. */
+/* Between two adjacent values the nearer one is chosen, in the middle the even one. */
 static void halves_are_rounded_to_the_nearest_even(void **state)
 {
     (void)state;
@@ -269,7 +269,7 @@ static bool same_text(void *user, const void *a, const void *b)
     return !strcmp(a, b);
 }
 
-static void one_device_memory_seen_in_the_same_way_is_equal(void **state)
+static void equal_views_of_one_device_memory_are_equal(void **state)
 {
     (void)state;
     char there;
@@ -285,7 +285,7 @@ static void one_device_memory_seen_in_the_same_way_is_equal(void **state)
     assert_int_equal(dp_merge(results, 2, &options, &merged), DP_EUNSUPPORTED);
 }
 
-static void opaque_values_are_compared_as_the_user_says(void **state)
+static void opaque_values_are_compared_by_the_users_function(void **state)
 {
     (void)state;
     char one[] = "same", other[] = "same", third[] = "else";
@@ -405,8 +405,8 @@ int main(void)
         cmocka_unit_test(replicated_results_are_those_of_the_first_microbatch),
         cmocka_unit_test(a_merged_tree_outlives_its_spec),
         cmocka_unit_test(merged_tensors_are_aligned_and_their_own),
-        cmocka_unit_test(one_device_memory_seen_in_the_same_way_is_equal),
-        cmocka_unit_test(opaque_values_are_compared_as_the_user_says),
+        cmocka_unit_test(equal_views_of_one_device_memory_are_equal),
+        cmocka_unit_test(opaque_values_are_compared_by_the_users_function),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(a_reducer_must_begin_with_a_readable_tensor),
         cmocka_unit_test(a_stack_has_no_more_dimensions_than_a_tensor_may_have),

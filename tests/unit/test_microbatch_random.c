@@ -39,7 +39,7 @@ static uint64_t first_seed(void)
     return text ? strtoull(text, NULL, 0) : 1;
 }
 
-/* Runs one(seed) for all seeds; each says what it did wrong, or NULL. */
+/* Runs one(seed) for all seeds; each returns an error text, or NULL. */
 static void run_cases(const char *(*one)(void))
 {
     uint64_t first = first_seed();

@@ -183,7 +183,7 @@ static void a_tree_that_contains_itself_ends_at_a_limit(void **state)
     assert_int_equal(dp_tree_check(&deep, "args", true, &(int32_t){0}), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "the tree is deeper than 64 levels"));
 
-    /* Every branch dies at the depth limit, but there would be 3^64 of them. */
+    /* Every branch ends at the depth limit, but there would be 3^64 of them. */
     for (int i = 0; i < 3; i++)
         wide[i] = dp_tuple(3, wide);
     wide[0] = dp_absent();

@@ -805,7 +805,7 @@ static int listen(void *user, const struct dp_mixer_average_info *info)
     return info->received[0] ? 0 : DP_EINVAL;
 }
 
-static int hear_rounds(struct dp_comm *comm, void *arg)
+static int note_rounds(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
     const struct dp_rate rate = dp_rate_defaults(0.5, 4, 8);
@@ -827,18 +827,18 @@ static int hear_rounds(struct dp_comm *comm, void *arg)
         CHECK(now == (t ? dp_rate_at(&rate, t + 1) : 0));
     }
     CHECK(heard.calls == 4);
-    for (int t = 0; t < 4; t++) /* compat tells the weights' round: 2 with the exchange of 1 */
+    for (int t = 0; t < 4; t++) /* compat gives the weights' round: 2 with the exchange of 1 */
         CHECK(heard.rounds[t] == (job->compat ? t + 2 : t) && heard.partners[t] == 2);
     finish(&w);
     return 0;
 }
 
-static void the_hook_hears_of_the_round_that_is_mixed(void **state)
+static void the_hook_gets_the_round_that_is_mixed(void **state)
 {
     (void)state;
     for (int compat = 0; compat < 2; compat++) {
         struct job job = {.compat = compat, .graph = "ring"};
-        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), hear_rounds, &job), 0);
+        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), note_rounds, &job), 0);
     }
 }
 
@@ -984,7 +984,7 @@ int main(void)
         cmocka_unit_test(tied_frozen_and_channels_last_parameters_are_what_they_are),
         cmocka_unit_test(an_overflow_skips_the_update_of_all_and_scales_stay_equal),
         cmocka_unit_test(compat_skips_the_update_of_a_bucket_on_its_rank),
-        cmocka_unit_test(the_hook_hears_of_the_round_that_is_mixed),
+        cmocka_unit_test(the_hook_gets_the_round_that_is_mixed),
         cmocka_unit_test(configs_that_are_not_sound_are_refused_by_all),
         cmocka_unit_test(mistakes_are_errors_on_all_ranks),
     };

@@ -124,7 +124,7 @@ static void sizes_that_a_kind_cannot_have_are_refused(void **state)
     assert_non_null(strstr(dp_last_error(), "did you mean ring?"));
 }
 
-static void nodes_are_those_of_the_launcher_unless_told(void **state)
+static void nodes_are_those_of_the_launcher_by_default(void **state)
 {
     (void)state;
     setenv("LOCAL_WORLD_SIZE", "4", 1);
@@ -150,7 +150,7 @@ static void alternating_is_as_in_the_specification(void **state)
     dp_graph_free(g);
 }
 
-static void rounds_contract_as_theory_says(void **state)
+static void rounds_contract_as_theory_predicts(void **state)
 {
     (void)state;
     for (int n = 6; n <= 64; n += 2) {
@@ -472,9 +472,9 @@ int main(void)
         cmocka_unit_test(every_built_in_graph_passes_the_checker_and_survives_both_forms),
         cmocka_unit_test(a_group_of_one_is_legal),
         cmocka_unit_test(sizes_that_a_kind_cannot_have_are_refused),
-        cmocka_unit_test(nodes_are_those_of_the_launcher_unless_told),
+        cmocka_unit_test(nodes_are_those_of_the_launcher_by_default),
         cmocka_unit_test(alternating_is_as_in_the_specification),
-        cmocka_unit_test(rounds_contract_as_theory_says),
+        cmocka_unit_test(rounds_contract_as_theory_predicts),
         cmocka_unit_test(any_number_of_workers_agrees_exactly_after_a_period_of_hypercube),
         cmocka_unit_test(random_matchings_follow_their_seed_and_are_connected),
         cmocka_unit_test(rounds_preserve_the_mean_exactly),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs on paper: times that can be worked out by hand, means that stay, workers that die.
+ * Simulated runs: times that can be computed by hand, means that are preserved, workers that fail.
  */
 #include "cmocka_all.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_eager.c - messages of the net plugin over shm and tcp that come before their receives:
+ * test_net_eager.c - messages of the net plugin over shm and tcp that arrive before their receives:
  * which receive each is for, and how many there may be.
  */
 #include "cmocka_all.h"
@@ -151,7 +151,7 @@ static void backwards(void)
     close_pair(&p);
 }
 
-static void what_is_in_the_way_is_kept(void **state)
+static void messages_before_the_wanted_one_are_kept(void **state)
 {
     (void)state;
     run_over_both(backwards);
@@ -426,7 +426,7 @@ int main(void)
         cmocka_unit_test(with_a_limit_of_0_all_wait),
         cmocka_unit_test(a_sender_waits_when_enough_are_waiting),
         cmocka_unit_test(a_receive_may_come_later_than_the_timeout),
-        cmocka_unit_test(what_is_in_the_way_is_kept),
+        cmocka_unit_test(messages_before_the_wanted_one_are_kept),
         cmocka_unit_test(what_is_kept_has_memory_of_the_connection),
         cmocka_unit_test(a_group_finds_its_messages_whatever_their_order),
         cmocka_unit_test(messages_of_a_tag_keep_their_order_whatever_happens),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_eager_wrong.c - messages of the net plugin over shm and tcp that come before their receives,
- * and something is wrong: one is too long, a peer leaves, dies, or keeps to no rule.
+ * test_net_eager_wrong.c - messages of the net plugin over shm and tcp that arrive before their
+ * receives, with a failure: one is too long, a peer closes, is killed, or breaks the protocol.
  */
 #include "cmocka_all.h"
 #include "unit/eager_pair.h"
@@ -189,7 +189,7 @@ static void a_receiver_that_dies_fails_them_all(void **state)
     run_over_both(receiver_dies);
 }
 
-/* ---- a peer that keeps to no rule ----------------------------------------------------------- */
+/* ---- a peer that breaks the protocol -------------------------------------------------------- */
 
 /* The other end is a bare wire. */
 static struct dp_wire *connect_bare(struct pair *p)
@@ -216,7 +216,7 @@ static struct dp_wire *connect_bare(struct pair *p)
 #define REFUSED ((uint64_t)1 << 63)
 #define EAGER ((uint64_t)1 << 62)
 
-/* What comes for a receive of 100 bytes, tag 7. Returns what the receiver said. */
+/* What arrives for a receive of 100 bytes, tag 7. Returns the receiver's message. */
 static const char *say_bare(const uint64_t *tags, const size_t *lens, int n)
 {
     static char why[300];

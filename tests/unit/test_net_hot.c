@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_hot.c - the way of a message takes no memory, over any wire, and over shared memory no
- * system call either: where one is made, the kernel kills the process that makes it. The one that is
- * let through is a look, once in thousands of calls in vain, whether the peer is still there. What a
- * waiting thread asks the scheduler once a tick (net/slice.h) is left out here.
+ * test_net_hot.c - transferring a message allocates no memory, over any wire, and over shared
+ * memory makes no system call either: the kernel kills a process that makes one. The exception is a
+ * check, once in thousands of polls without result, whether the peer is alive. What a waiting
+ * thread asks the scheduler once a tick (net/slice.h) is left out here.
  */
 #include "config.h" /* HAVE_VERBS */
 
@@ -33,7 +33,7 @@
 #define IS_INSTRUMENTED false
 #endif
 
-/* In the child: says what is not so, and ends it. */
+/* In the child: report a condition that does not hold, and exit. */
 #define must(so) must_be((so), #so, __LINE__)
 static void must_be(bool so, const char *what, int line)
 {
@@ -83,7 +83,7 @@ void *__wrap_aligned_alloc(size_t align, size_t size)
     return __real_aligned_alloc(align, size);
 }
 
-/* ---- looks at the peer ------------------------------------------------------------------------- */
+/* ---- polls of the peer ----------------------------------------------------------------------- */
 
 static _Thread_local unsigned calls, looks;
 

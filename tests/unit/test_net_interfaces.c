@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_interfaces.c - which interfaces the plugin offers to NCCL, and what sysfs says of them. The
- * hosts are made up.
+ * test_net_interfaces.c - which interfaces the plugin offers to NCCL, and their properties from
+ * sysfs. The hosts are invented.
  */
 #include "cmocka_all.h"
 #include "scratch.h"
@@ -271,7 +271,7 @@ static void the_pci_function_is_found_above_a_virtual_device(void **state)
     free(d.pci_path);
 }
 
-static void a_speed_that_nobody_knows_is_what_nccl_assumes(void **state)
+static void an_unknown_speed_is_what_nccl_assumes(void **state)
 {
     static const struct {
         const char *text;
@@ -320,7 +320,7 @@ static void a_list_that_admits_nothing_leaves_no_device(void **state)
     assert_int_equal(found.count, 0);
 }
 
-static int told(const char *threads, const char *each, const char *ours)
+static int sockets_of(const char *threads, const char *each, const char *ours)
 {
     struct dp_wire_address address = {{0}};
     struct dp_tcp_address a;
@@ -336,17 +336,17 @@ static int told(const char *threads, const char *each, const char *ours)
     return a.sockets;
 }
 
-static void sockets_that_nccl_is_told_count_unless_we_are_told(void **state)
+static void sockets_of_nccls_variables_count_unless_ours_are_set(void **state)
 {
     (void)state;
-    assert_int_equal(told("", "", "0"), 0);
-    assert_int_equal(told("2", "3", "0"), 6);
-    assert_int_equal(told("", "4", "0"), 4);
-    assert_int_equal(told("0", "2", "0"), 2); /* the caller's own thread is one, too */
-    assert_int_equal(told("4", "", "0"), 4);
-    assert_int_equal(told("16", "4", "0"), DP_TCP_SOCKETS_MAX);
-    assert_int_equal(told("many", "2", "0"), 2);
-    assert_int_equal(told("2", "3", "5"), 0); /* what listens has told the address so already */
+    assert_int_equal(sockets_of("", "", "0"), 0);
+    assert_int_equal(sockets_of("2", "3", "0"), 6);
+    assert_int_equal(sockets_of("", "4", "0"), 4);
+    assert_int_equal(sockets_of("0", "2", "0"), 2); /* the caller's own thread is one, too */
+    assert_int_equal(sockets_of("4", "", "0"), 4);
+    assert_int_equal(sockets_of("16", "4", "0"), DP_TCP_SOCKETS_MAX);
+    assert_int_equal(sockets_of("many", "2", "0"), 2);
+    assert_int_equal(sockets_of("2", "3", "5"), 0); /* the listener has put it into the address */
 }
 
 static void count_warning(void *user, enum dp_log_level level, const char *line)
@@ -355,14 +355,14 @@ static void count_warning(void *user, enum dp_log_level level, const char *line)
         ++*(int *)user;
 }
 
-static void sockets_that_are_no_number_are_said_once(void **state)
+static void invalid_sockets_are_reported_once(void **state)
 {
     int count = 0;
 
     (void)state;
     dp_log_set(count_warning, &count, DP_LOG_WARN);
-    assert_int_equal(told("2", "few", "0"), 2);
-    assert_int_equal(told("2", "few", "0"), 2);
+    assert_int_equal(sockets_of("2", "few", "0"), 2);
+    assert_int_equal(sockets_of("2", "few", "0"), 2);
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
     assert_int_equal(count, 1);
 }
@@ -380,12 +380,12 @@ int main(void)
         cmocka_unit_test(infiniband_comes_before_the_subnet),
         cmocka_unit_test(several_interfaces_of_one_subnet_are_several_devices),
         cmocka_unit_test(with_no_devices_wanted_none_is_looked_for),
-        cmocka_unit_test(sockets_that_nccl_is_told_count_unless_we_are_told),
-        cmocka_unit_test(sockets_that_are_no_number_are_said_once),
+        cmocka_unit_test(sockets_of_nccls_variables_count_unless_ours_are_set),
+        cmocka_unit_test(invalid_sockets_are_reported_once),
         cmocka_unit_test(a_list_that_admits_nothing_leaves_no_device),
         cmocka_unit_test_setup_teardown(the_pci_function_is_found_above_a_virtual_device, make_root,
                                         remove_root),
-        cmocka_unit_test_setup_teardown(a_speed_that_nobody_knows_is_what_nccl_assumes, make_root,
+        cmocka_unit_test_setup_teardown(an_unknown_speed_is_what_nccl_assumes, make_root,
                                         remove_root),
         cmocka_unit_test_setup_teardown(what_is_not_on_the_bus_has_no_path, make_root, remove_root),
     };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_life.c - the net plugin from its first init on: options, contexts, and what it says when
- * something is wrong. What it knows stays for the life of a process, so each case has one of its
+ * test_net_life.c - the life cycle of the net plugin from its first init on: options, contexts, and
+ * messages about errors. Its state lasts as long as the process, so each case has a process of its
  * own.
  */
 #include "config.h" /* GNU extensions: unshare */
@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char said[4096]; /* all lines of NCCL's logger */
+static char said[4096]; /* all lines of NCCL's log */
 static int warnings;
 
 __attribute__((format(printf, 5, 6)))
@@ -41,7 +41,7 @@ static void logger(ncclDebugLogLevel level, unsigned long flags, const char *fil
     strncat(said, "\n", sizeof(said) - strlen(said) - 1);
 }
 
-/* In the child: says what is not so, and ends it. */
+/* In the child: report a condition that does not hold, and exit. */
 #define must(so) must_be((so), #so, __LINE__)
 static void must_be(bool so, const char *what, int line)
 {
@@ -117,7 +117,7 @@ static void unknown_family(void)
     dpn_net_finalize(net);
 }
 
-static void a_family_of_addresses_that_is_none_is_told_and_passed_over(void **state)
+static void an_unknown_family_of_addresses_is_reported_and_ignored(void **state)
 {
     (void)state;
     run_in_child(unknown_family);
@@ -132,7 +132,7 @@ static void misspelt(void)
     must(warnings == 1 && strstr(said, "DUALPIPE_NET_WIER") && strstr(said, "DUALPIPE_NET_WIRE"));
 }
 
-static void a_misspelt_option_is_told_the_nearest(void **state)
+static void a_misspelt_option_names_the_nearest(void **state)
 {
     (void)state;
     run_in_child(misspelt);
@@ -151,7 +151,7 @@ static void no_devices(void)
     dpn_net_finalize(net);
 }
 
-static void without_devices_init_succeeds_and_says_why(void **state)
+static void without_devices_init_succeeds_and_logs_why(void **state)
 {
     (void)state;
     run_in_child(no_devices);
@@ -307,13 +307,13 @@ static void without_interfaces_there_is_shared_memory(void **state)
     run_in_child(without_interfaces_by_tcp);
 }
 
-static void a_message_that_does_not_fit_is_told_to_both_sides(void **state)
+static void a_message_that_does_not_fit_is_an_error_on_both_sides(void **state)
 {
     (void)state;
     run_in_child(too_long);
 }
 
-/* ---- a peer that is killed, while a child that it has forked lives on -------------------------- */
+/* ---- a peer that is killed, while a child that it has forked keeps running ------------------- */
 
 static void live_on(int life, int out)
 {
@@ -383,7 +383,7 @@ static void lose_peer_over_tcp(void)
     lose_peer();
 }
 
-static void a_killed_peer_is_found_though_its_child_lives(void **state)
+static void a_killed_peer_is_found_though_its_child_runs(void **state)
 {
     (void)state;
     run_in_child(lose_peer_over_shm);
@@ -394,15 +394,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wrong_option_is_one_sentence_and_can_be_put_right),
-        cmocka_unit_test(a_family_of_addresses_that_is_none_is_told_and_passed_over),
-        cmocka_unit_test(a_misspelt_option_is_told_the_nearest),
-        cmocka_unit_test(without_devices_init_succeeds_and_says_why),
+        cmocka_unit_test(an_unknown_family_of_addresses_is_reported_and_ignored),
+        cmocka_unit_test(a_misspelt_option_names_the_nearest),
+        cmocka_unit_test(without_devices_init_succeeds_and_logs_why),
         cmocka_unit_test(before_init_there_is_nothing),
         cmocka_unit_test(communicators_come_and_go_in_several_threads),
         cmocka_unit_test(devices_are_looked_for_once),
         cmocka_unit_test(without_interfaces_there_is_shared_memory),
-        cmocka_unit_test(a_message_that_does_not_fit_is_told_to_both_sides),
-        cmocka_unit_test(a_killed_peer_is_found_though_its_child_lives),
+        cmocka_unit_test(a_message_that_does_not_fit_is_an_error_on_both_sides),
+        cmocka_unit_test(a_killed_peer_is_found_though_its_child_runs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_ordered_copy.c - copies into memory that somebody watches.
+ * test_net_ordered_copy.c - copies into memory that another thread polls.
  */
 #include "cmocka_all.h"
 

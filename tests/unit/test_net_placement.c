@@ -32,7 +32,7 @@
     FLOW("activation", 0, 1, 3, 13, ", \"traffic_class\": 104") ", " FLOW("gradient", 0, 1, 3, 13, "") ", " \
     FLOW("mirror", 0, 1, 2, 12, "") ", " FLOW("activation", 1, 0, 12, 2, "") "]}"
 
-/* ---- who is it ------------------------------------------------------------------------------ */
+/* ---- worker numbers ------------------------------------------------------------------------- */
 
 static const char *name_set, *value_set, *size_name, *size_set;
 
@@ -78,7 +78,7 @@ static void a_process_is_found_by_its_rank_and_host(void **state)
     dp_assignment_free(s);
 }
 
-static void several_gpus_a_process_are_told_by_the_size_of_the_job(void **state)
+static void several_gpus_a_process_follow_from_the_size_of_the_job(void **state)
 {
     static const struct {
         const char *rank, *size, *value;
@@ -194,7 +194,7 @@ static void without_a_file_there_is_none(void **state)
     assert_int_equal(lines, 0);
 }
 
-static void a_wrong_file_is_told_and_left_aside(void **state)
+static void a_wrong_file_is_reported_and_ignored(void **state)
 {
     (void)state;
     struct dpn_flow f;
@@ -231,11 +231,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_process_is_found_by_its_rank_and_host),
-        cmocka_unit_test(several_gpus_a_process_are_told_by_the_size_of_the_job),
+        cmocka_unit_test(several_gpus_a_process_follow_from_the_size_of_the_job),
         cmocka_unit_test(a_flow_has_its_nics_queue_pairs_and_class),
         cmocka_unit_test(a_port_is_known_by_its_device_or_its_place_on_the_bus),
         cmocka_unit_test(without_a_file_there_is_none),
-        cmocka_unit_test(a_wrong_file_is_told_and_left_aside),
+        cmocka_unit_test(a_wrong_file_is_reported_and_ignored),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

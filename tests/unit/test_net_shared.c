@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_net_shared.c - a program with libdualpipe.so and the net plugin, which has a libdualpipe of its own
- * inside: memory that the one shares goes the short way through the other. Both are loaded as languages
- * other than C do, each for itself alone.
+ * test_net_shared.c - a program with libdualpipe.so and the net plugin, which contains a
+ * libdualpipe of its own: the plugin uses the direct path for memory that the library shares. Both
+ * are loaded with dlopen and RTLD_LOCAL, as languages other than C do.
  */
 #include "config.h" /* the library's name */
 
@@ -37,7 +37,7 @@ static void *load(const char *name)
     return library;
 }
 
-/* ---- who has it mapped ----------------------------------------------------------------------- */
+/* ---- mappings -------------------------------------------------------------------------------- */
 
 struct mapping {
     uintptr_t begin, end;

@@ -22,15 +22,15 @@
 #include <string.h>
 #include <unistd.h>
 
-/* No letters have small ones but A: Turkish is that way with I. */
+/* Only A has a lower-case letter: Turkish is similar, with I. */
 static const char locale_source[] = "LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \".\"\n"
                                     "grouping 3;3\nEND LC_NUMERIC\n"
                                     "LC_CTYPE\ntoupper (<U0061>,<U0041>)\ntolower (<U0041>,<U0061>)\n"
                                     "END LC_CTYPE\n";
 static bool has_comma;
 
-/* localedef warns of the categories that are left out, and its status says so; what counts is
- * whether the C library takes the locale. */
+/* localedef warns of the categories that are left out, which its status shows; what counts is
+ * whether the C library accepts the locale. */
 static bool use_comma(char *directory)
 {
     char *path, *command;
@@ -42,7 +42,7 @@ static bool use_comma(char *directory)
     fclose(f);
     assert_true(asprintf(&command, "PATH=$PATH:/usr/bin localedef -c -i '%s' '%s/comma' "
                          ">/dev/null 2>&1", path, directory) > 0);
-    int status = system(command); /* NOLINT: our own words */
+    int status = system(command); /* NOLINT: the command is constant */
     (void)status;
     free(command);
     free(path);

@@ -2,7 +2,7 @@
  *
  * The copy engine: what is copied arrives, whatever is late, in both directions and at every
  * priority; an urgent copy does not wait for a long one; a paced one waits until it may pass; a
- * wrong one is told.
+ * wrong one is an error.
  */
 #include "cmocka_all.h"
 
@@ -292,8 +292,8 @@ static int run_suite(const char *title, struct dp_device *device)
 
 /* ---- what only some show --------------------------------------------------------------------- */
 
-/* On a device that does nothing before it is asked: what is asked for takes its own chunks along,
- * and none of those that were queued before. */
+/* On a device that does no work before it is waited for: a wait includes the copy's own chunks, and
+ * none of the copies queued before. */
 static void an_urgent_copy_depends_on_no_other(void **state)
 {
     (void)state;
@@ -324,7 +324,7 @@ static int spoiling_copy(struct dp_device_stream *stream, void *dst, const void 
 }
 
 /* Every copy of a checked engine is followed by the one that brings it back. */
-static void a_flipped_bit_is_told(void **state)
+static void a_flipped_bit_is_an_error(void **state)
 {
     (void)state;
     struct dp_device_ops spoiling;
@@ -355,7 +355,7 @@ static int run_special(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_urgent_copy_depends_on_no_other),
-        cmocka_unit_test(a_flipped_bit_is_told),
+        cmocka_unit_test(a_flipped_bit_is_an_error),
     };
 
     return cmocka_run_group_tests_name("special devices", tests, NULL, NULL);

@@ -145,7 +145,8 @@ static void what_cannot_be_cut_is_refused(void **state)
     om_model_fini(&m);
 }
 
-/* On a link of 1 MB/s every copy takes as long as its bytes say, whatever else the machine does. */
+/* On a link of 1 MB/s the time of every copy follows from its size, whatever else the machine does.
+ */
 static void copies_and_compute_are_counted(void **state)
 {
     (void)state;

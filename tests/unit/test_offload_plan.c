@@ -124,7 +124,7 @@ static void a_plan_that_cannot_be_is_refused(void **state)
         DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "2 shards loaded ahead, expected 0 to 1 with 2 slots"));
     assert_int_equal(count, 7);
-    /* Too little room: as many as there is room for, and the whole number. */
+    /* Too little memory: as many as fit, and the number that would be needed. */
     assert_int_equal(
         dp_offload_plan(&(struct dp_offload_plan){.shards = 2, .slots = 1}, &event, 1, &count), 0);
     assert_int_equal(event.kind, DP_OFFLOAD_LOAD);

@@ -29,8 +29,7 @@ static struct dp_device *dev;
 static void (*sync_of_device)(void *stream);
 static void *(*reach_of_device)(const void *ptr);
 
-/* ---- a run, streamed and resident --------------------------------------------------------------
- */
+/* ---- a run, streamed and resident ------------------------------------------------------------ */
 
 struct run {
     struct om_model streamed, resident;
@@ -179,8 +178,7 @@ static void run_mode(const struct mode *mode)
     free(run);
 }
 
-/* ---- bits -------------------------------------------------------------------------------------
- */
+/* ---- bits ------------------------------------------------------------------------------------ */
 
 static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
 {
@@ -271,7 +269,7 @@ static void gradients_add_up_over_steps(void **state)
                                 .accumulate = true});
 }
 
-static void a_forward_alone_needs_no_room_for_gradients(void **state)
+static void a_forward_alone_needs_no_memory_for_gradients(void **state)
 {
     (void)state;
     struct run *run = calloc(1, sizeof(*run));
@@ -295,8 +293,7 @@ static void a_forward_alone_needs_no_room_for_gradients(void **state)
     free(run);
 }
 
-/* ---- memory and traffic ------------------------------------------------------------------------
- */
+/* ---- memory and traffic ---------------------------------------------------------------------- */
 
 static void the_peak_is_the_slots_and_the_activations(void **state)
 {
@@ -324,7 +321,7 @@ static void the_peak_is_the_slots_and_the_activations(void **state)
     free(run);
 }
 
-static void a_device_that_is_too_small_is_told_before_the_first_step(void **state)
+static void a_device_that_is_too_small_is_refused_before_the_first_step(void **state)
 {
     (void)state;
     struct om_model m;
@@ -403,8 +400,7 @@ static void events_begin_in_the_order_of_the_plan(void **state)
     free(run);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------
- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void a_failed_layer_is_named_and_the_step_can_be_repeated(void **state)
 {
@@ -451,7 +447,7 @@ static int failing_update(void *user, int32_t shard, const struct dp_parameter *
     return shard == 1 ? DP_EIO : 0;
 }
 
-static void a_failed_update_is_told_at_the_end(void **state)
+static void a_failed_update_is_reported_at_the_end(void **state)
 {
     (void)state;
     struct run *run = calloc(1, sizeof(*run));
@@ -490,8 +486,7 @@ static void tensors_that_are_not_as_declared_are_refused(void **state)
     free(run);
 }
 
-/* ---- O1 to O9 ---------------------------------------------------------------------------------
- */
+/* ---- O1 to O9 -------------------------------------------------------------------------------- */
 
 static void expect_refused(const struct dp_offload_config *config, const char *sentence)
 {
@@ -552,7 +547,7 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
 }
 
 /* O4 (a host device is enough), O5 (micro-batches without checkpoints) and O7 (several tensors) are
- * what every_mode... runs; O8 has no like here. */
+ * what every_mode... runs; O8 has no counterpart here. */
 static void O9_a_forward_alone_leaves_nothing_to_differentiate(void **state)
 {
     (void)state;
@@ -590,8 +585,7 @@ static void ready_made_shards_may_be_empty(void **state)
     free(run);
 }
 
-/* ---- devices ----------------------------------------------------------------------------------
- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 static int run_suite(const char *title, struct dp_device *device, void (*sync)(void *stream))
 {
@@ -602,13 +596,13 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
         cmocka_unit_test(tied_parameters_are_one_within_a_shard_and_between_shards),
         cmocka_unit_test(tied_parameters_stay_equal_through_updates),
         cmocka_unit_test(gradients_add_up_over_steps),
-        cmocka_unit_test(a_forward_alone_needs_no_room_for_gradients),
+        cmocka_unit_test(a_forward_alone_needs_no_memory_for_gradients),
         cmocka_unit_test(the_peak_is_the_slots_and_the_activations),
-        cmocka_unit_test(a_device_that_is_too_small_is_told_before_the_first_step),
+        cmocka_unit_test(a_device_that_is_too_small_is_refused_before_the_first_step),
         cmocka_unit_test(what_is_still_there_is_loaded_again_only_if_it_may_have_changed),
         cmocka_unit_test(events_begin_in_the_order_of_the_plan),
         cmocka_unit_test(a_failed_layer_is_named_and_the_step_can_be_repeated),
-        cmocka_unit_test(a_failed_update_is_told_at_the_end),
+        cmocka_unit_test(a_failed_update_is_reported_at_the_end),
         cmocka_unit_test(tensors_that_are_not_as_declared_are_refused),
         cmocka_unit_test(O1_to_O6_what_no_model_and_no_cut_can_be),
         cmocka_unit_test(O9_a_forward_alone_leaves_nothing_to_differentiate),
@@ -631,7 +625,7 @@ static void drain(void *stream)
     fake->drain();
 }
 
-/* The stand-in's copies come late, too; compute is the CPU's. */
+/* Copies of the simulated driver are late, too; the CPU computes. */
 static int run_on_cuda(void)
 {
     struct dp_device *device;

@@ -75,7 +75,7 @@ static void other_type_tied(struct list *l)
     l->p[0].tied = l->p[1].tied = "table";
 }
 
-static void what_is_wrong_is_said_with_the_parameters_name(void **state)
+static void errors_name_the_parameter(void **state)
 {
     (void)state;
     static const struct {
@@ -124,7 +124,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sound_list_passes_and_is_counted),
         cmocka_unit_test(any_order_of_the_dimensions_passes_if_nothing_is_left_out),
-        cmocka_unit_test(what_is_wrong_is_said_with_the_parameters_name),
+        cmocka_unit_test(errors_name_the_parameter),
         cmocka_unit_test(a_gradient_may_have_another_type_than_its_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

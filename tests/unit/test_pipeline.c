@@ -249,7 +249,7 @@ static void weight_parts_may_come_in_any_order(void **state)
     }
 }
 
-/* Recomputed forwards: what each callback of a micro-batch is told. */
+/* Recomputed forwards: the arguments of each callback of a micro-batch. */
 static _Thread_local int first_forwards, second_forwards;
 
 static int watch_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
@@ -554,7 +554,7 @@ static int forward_with_handle(void *user, const struct dp_stage_call *call, con
     return model_ops.forward(user, call, in, out);
 }
 
-static void a_failed_callback_says_why_and_handles_are_dropped(void **state)
+static void a_failed_callback_is_reported_and_handles_are_dropped(void **state)
 {
     (void)state;
     static const struct dp_stage_ops ops = {.forward = forward_with_handle, .drop = drop};
@@ -777,7 +777,7 @@ static int run_from_other_values(struct dp_comm *comm, void *arg)
 
     CHECK(!job_rank_open(&r, job, comm));
     for (int i = 0; i < dp_schedule_slot_count(job->schedule, r.rank); i++)
-        CHECK(r.stages[i].w[0] < 1); /* what spoil_second_copy left is gone */
+        CHECK(r.stages[i].w[0] < 1); /* what spoil_second_copy wrote is overwritten */
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(&r));
     job_rank_close(&r);
@@ -1129,7 +1129,7 @@ int main(void)
         cmocka_unit_test(contiguous_strides_are_none),
         cmocka_unit_test(absent_opaque_and_strided_inputs_reach_the_first_stage),
         cmocka_unit_test(output_gradients_and_handles_stay_until_the_weight_part),
-        cmocka_unit_test(a_failed_callback_says_why_and_handles_are_dropped),
+        cmocka_unit_test(a_failed_callback_is_reported_and_handles_are_dropped),
         cmocka_unit_test(save_areas_have_lifetimes_and_sizes_of_their_own),
         cmocka_unit_test(gradients_can_be_doubles_and_labels_absent),
         cmocka_unit_test(copies_of_a_stage_start_equal),

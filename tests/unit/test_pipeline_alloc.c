@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A step allocates nothing: every function of the C library that gives or takes memory is ours
- * here, and counts while a step runs.
+ * A step allocates nothing: the test replaces every function of the C library that allocates or
+ * frees memory by one that counts while a step runs.
  */
 #include "cmocka_all.h"
 
@@ -187,7 +187,7 @@ static int fail_each_allocation(struct dp_pipeline **pipe)
     return tries;
 }
 
-static void a_pipeline_that_gets_no_memory_says_so_and_leaves_none_behind(void **state)
+static void a_pipeline_that_gets_no_memory_fails_and_leaks_none(void **state)
 {
     (void)state;
     struct dp_schedule *s;
@@ -218,7 +218,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_allocates_nothing),
-        cmocka_unit_test(a_pipeline_that_gets_no_memory_says_so_and_leaves_none_behind),
+        cmocka_unit_test(a_pipeline_that_gets_no_memory_fails_and_leaks_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

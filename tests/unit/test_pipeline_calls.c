@@ -505,7 +505,7 @@ static int rows_loss_backward(void *user, const struct dp_stage_call *call, cons
 static const struct dp_stage_ops rows_ops = {.forward = rows_forward, .backward = rows_backward};
 static const struct dp_loss_ops rows_loss_ops = {rows_loss, rows_loss_backward};
 
-/* Views of the batch's rows, cut as the sizes say. */
+/* Views of the batch's rows, divided by the sizes. */
 static struct dp_microbatches *cut(const DLTensor *batch, const int64_t *sizes, int64_t (*dims)[4],
                                    DLTensor *views, struct dp_tree *leaves, struct dp_tree *args)
 {

@@ -326,7 +326,7 @@ static const struct wrong wrong_configs[] = {
     {"loss_scale", 1, scale_not_a_number, NULL, DP_EINVAL, "loss_scale: nan", DP_EABORTED},
 };
 
-static void a_bad_config_is_named_and_told_to_the_other_ranks(void **state)
+static void a_bad_config_is_named_on_all_ranks(void **state)
 {
     (void)state;
     expect_all_wrong(wrong_configs, COUNT(wrong_configs), training);
@@ -506,7 +506,7 @@ static void a_schedule_that_asks_for_too_much_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_bad_config_is_named_and_told_to_the_other_ranks),
+        cmocka_unit_test(a_bad_config_is_named_on_all_ranks),
         cmocka_unit_test(more_ranks_than_one_need_a_comm),
         cmocka_unit_test(ranks_that_disagree_name_the_field),
         cmocka_unit_test(a_comm_of_another_size_is_refused),

@@ -52,8 +52,7 @@ static int run_steps(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-/* ---- numbers ----------------------------------------------------------------------------------
- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static void expect_sequential(struct dp_schedule_spec spec, void (*change)(struct job *job))
 {
@@ -159,8 +158,7 @@ static void every_communicator_carries_the_messages(void **state)
     }
 }
 
-/* ---- in any order -----------------------------------------------------------------------------
- */
+/* ---- in any order ---------------------------------------------------------------------------- */
 
 static float *copy_of_grads(const struct job_rank *r, size_t *count)
 {

@@ -17,7 +17,8 @@ static _Thread_local struct dp_device *device;
 
 struct trial {
     struct job job;
-    bool fake; /* a device that does nothing before it is asked; otherwise copies at random times */
+    /* a device that does no work before it is waited for; otherwise copies at random times */
+    bool fake;
     int expected;
 };
 
@@ -125,7 +126,7 @@ static void evicted_sets_change_no_bit(void **state)
 }
 
 /* The simulator counts sets, the allocator bytes; sets of one stage are of one size. */
-static void the_peak_is_what_the_simulator_says(void **state)
+static void the_peak_is_what_the_simulator_computes(void **state)
 {
     (void)state;
     struct dp_pipeline_memory kept[4], memory[4];
@@ -173,7 +174,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(evicted_sets_change_no_bit),
-        cmocka_unit_test(the_peak_is_what_the_simulator_says),
+        cmocka_unit_test(the_peak_is_what_the_simulator_computes),
         cmocka_unit_test(what_a_pipeline_does_not_evict_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,7 @@ static int roll(struct dice *dice, int sides)
 
 /* ---- a schedule in the making ---------------------------------------------------------------- */
 
-/* What is under way on a directed link, oldest first. */
+/* Messages in flight on a directed link, oldest first. */
 struct link {
     struct dp_op messages[MAX_QUEUE]; /* the compute that consumes it: F, or I for B or I */
     int head, tail;
@@ -40,7 +40,7 @@ struct link {
 struct maker {
     struct dice *dice;
     struct dp_schedule *s;
-    bool any_order; /* first stages take micro-batches as they like */
+    bool any_order; /* first stages take micro-batches in any order */
     struct link links[MAX_RANKS][MAX_RANKS];
     bool forwarded[MAX_RANKS][MAX_SLOTS][MAX_MB], returned[MAX_RANKS][MAX_SLOTS][MAX_MB];
     struct dp_op queue[MAX_RANKS][MAX_QUEUE]; /* weight parts */
@@ -152,7 +152,7 @@ static void do_weight(struct maker *m, int rank)
 
 /* ---- one op at random ------------------------------------------------------------------------ */
 
-/* All that a rank can do now; F and I only (I stands for B too). */
+/* All that a rank can do now; F and I only (I represents B too). */
 static int list_choices(const struct maker *m, int rank, struct dp_op *choices)
 {
     int count = 0;

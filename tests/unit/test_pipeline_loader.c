@@ -192,8 +192,7 @@ static void loaders_serve_steps_that_messages_drive(void **state)
     expect_sequential(shapes[SHAPES - 1], true, by_messages);
 }
 
-/* ---- what goes wrong ----------------------------------------------------------------------------
- */
+/* ---- what goes wrong ------------------------------------------------------------------------- */
 
 static int fail_to_load(struct dp_comm *comm, void *arg)
 {

@@ -69,7 +69,7 @@ static void expect_before(const struct dp_lifetime *lifetimes, size_t count,
         }
 }
 
-static void pack_random_lives(uint64_t *seed, bool one_size)
+static void pack_random_lifetimes(uint64_t *seed, bool one_size)
 {
     enum { COUNT = 60, TIMES = 40 };
     struct dp_lifetime lifetimes[COUNT];
@@ -90,20 +90,20 @@ static void pack_random_lives(uint64_t *seed, bool one_size)
     dp_offset_owners_fini(&before);
 }
 
-static void lives_that_meet_in_time_never_share_memory(void **state)
+static void lifetimes_that_overlap_never_share_memory(void **state)
 {
     (void)state;
     uint64_t seed = 0;
     for (int i = 0; i < 200; i++)
-        pack_random_lives(&seed, false);
+        pack_random_lifetimes(&seed, false);
 }
 
-static void lives_of_one_size_take_no_more_than_their_peak(void **state)
+static void lifetimes_of_one_size_take_no_more_than_their_peak(void **state)
 {
     (void)state;
     uint64_t seed = 1000000;
     for (int i = 0; i < 200; i++)
-        pack_random_lives(&seed, true);
+        pack_random_lifetimes(&seed, true);
 }
 
 /* ---- plans ---------------------------------------------------------------------------------- */
@@ -335,8 +335,8 @@ static void a_plan_has_few_requests_and_no_more_memory_than_its_parts(void **sta
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lives_that_meet_in_time_never_share_memory),
-        cmocka_unit_test(lives_of_one_size_take_no_more_than_their_peak),
+        cmocka_unit_test(lifetimes_that_overlap_never_share_memory),
+        cmocka_unit_test(lifetimes_of_one_size_take_no_more_than_their_peak),
         cmocka_unit_test(save_areas_take_what_the_schedule_promises),
         cmocka_unit_test(no_buffer_is_touched_while_a_message_uses_it),
         cmocka_unit_test(receives_are_posted_ahead_and_in_the_order_of_the_link),

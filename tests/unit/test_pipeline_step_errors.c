@@ -177,7 +177,7 @@ static const struct wrong unwanted_arguments[] = {
     {"loss_scales", 0, NULL, scales_unwanted, DP_EINVAL, "loss_scales: given", DP_EABORTED},
 };
 
-static void a_bad_argument_of_a_step_is_named_and_told(void **state)
+static void a_bad_argument_of_a_step_is_named_on_all_ranks(void **state)
 {
     (void)state;
     expect_all_wrong(wrong_arguments, COUNT(wrong_arguments), training);
@@ -278,7 +278,7 @@ static void unchecked_steps_notice_a_message_of_another_step(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_bad_argument_of_a_step_is_named_and_told),
+        cmocka_unit_test(a_bad_argument_of_a_step_is_named_on_all_ranks),
         cmocka_unit_test(ranks_that_stand_at_different_steps_notice),
         cmocka_unit_test(ranks_that_take_pipelines_in_another_order_notice),
         cmocka_unit_test(unchecked_steps_notice_a_message_of_another_step),

@@ -24,8 +24,7 @@ static int clean_up(void **state)
     return 0;
 }
 
-/* ---- a rank ------------------------------------------------------------------------------------
- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 static void use_streams(void *user, int rank, struct dp_pipeline_config *config)
 {

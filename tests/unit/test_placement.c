@@ -122,7 +122,7 @@ static void only_the_pairs_that_are_named_mix(void **state)
     unmake(&f);
 }
 
-static void a_share_of_the_parameters_may_go_one_way_only(void **state)
+static void a_share_of_the_parameters_may_take_one_route_only(void **state)
 {
     (void)state;
     const struct dp_replica_pair pairs[] = {{.a = 0, .b = 2, .share = 0.25, .one_way = true},
@@ -266,7 +266,7 @@ static void no_order_of_arrival_is_better_than_what_is_found(void **state)
     }
 }
 
-static void neighbours_of_a_pipeline_come_to_one_host(void **state)
+static void adjacent_stages_of_a_pipeline_share_a_host(void **state)
 {
     (void)state;
     struct fixture f = make("dgx-h100 host:4", DP_SCHEDULE_1F1B, 8, 4);
@@ -304,7 +304,7 @@ static void the_same_spec_gives_the_same_placement(void **state)
     unmake(&f);
 }
 
-/* ---- ways ----------------------------------------------------------------------------------- */
+/* ---- routes --------------------------------------------------------------------------------- */
 
 /* One GPU and two NICs a host: without a choice both flows of a GPU would take the same NIC. */
 static void flows_share_the_nics_of_a_host(void **state)
@@ -496,11 +496,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_flow_carries_every_message_of_the_schedule),
         cmocka_unit_test(only_the_pairs_that_are_named_mix),
-        cmocka_unit_test(a_share_of_the_parameters_may_go_one_way_only),
+        cmocka_unit_test(a_share_of_the_parameters_may_take_one_route_only),
         cmocka_unit_test(a_long_search_reports_its_progress),
         cmocka_unit_test(up_to_eight_workers_are_placed_as_trying_all_orders_would),
         cmocka_unit_test(no_order_of_arrival_is_better_than_what_is_found),
-        cmocka_unit_test(neighbours_of_a_pipeline_come_to_one_host),
+        cmocka_unit_test(adjacent_stages_of_a_pipeline_share_a_host),
         cmocka_unit_test(the_same_spec_gives_the_same_placement),
         cmocka_unit_test(flows_share_the_nics_of_a_host),
         cmocka_unit_test(an_offload_uses_the_memory_next_to_the_gpu),

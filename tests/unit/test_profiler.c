@@ -43,7 +43,7 @@ static void put_text(struct descriptor *d, int offset, const char *text)
     put_u64(d, offset, (uint64_t)(uintptr_t)text);
 }
 
-/* 1000 float32 to peer 1, in each version's own way. */
+/* 1000 float32 to peer 1, as each version describes it. */
 static struct descriptor send_of(int version)
 {
     struct descriptor d;

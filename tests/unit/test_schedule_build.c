@@ -270,7 +270,7 @@ static void one_ranks_list_is_that_of_the_whole_schedule(void **state)
         }
 }
 
-static void a_rank_map_changes_whom_to_call_and_nothing_else(void **state)
+static void a_rank_map_changes_peers_and_nothing_else(void **state)
 {
     (void)state;
     static const int map[] = {3, 1, 0, 2};
@@ -433,7 +433,7 @@ static void a_rank_outside_the_schedule_is_refused(void **state)
     assert_int_equal(dp_schedule_build_rank(&spec, -1, &op, 1, &count), DP_EINVAL);
 }
 
-static void names_of_kinds_and_ops_can_be_told_and_parsed(void **state)
+static void names_of_kinds_and_ops_are_printed_and_parsed(void **state)
 {
     (void)state;
     enum dp_schedule_kind kind;
@@ -457,13 +457,13 @@ int main(void)
         cmocka_unit_test(check_sums_of_every_rank_are_right),
         cmocka_unit_test(dualpipe_and_dualpipev_are_one_program),
         cmocka_unit_test(one_ranks_list_is_that_of_the_whole_schedule),
-        cmocka_unit_test(a_rank_map_changes_whom_to_call_and_nothing_else),
+        cmocka_unit_test(a_rank_map_changes_peers_and_nothing_else),
         cmocka_unit_test(computes_alone_can_be_given_messages),
         cmocka_unit_test(computes_in_a_circle_get_messages_and_are_refused),
         cmocka_unit_test(a_reduce_stands_behind_the_last_weight_gradient_of_each_slot),
         cmocka_unit_test(bad_specs_are_refused_with_what_was_expected),
         cmocka_unit_test(a_rank_outside_the_schedule_is_refused),
-        cmocka_unit_test(names_of_kinds_and_ops_can_be_told_and_parsed),
+        cmocka_unit_test(names_of_kinds_and_ops_are_printed_and_parsed),
     };
     dp_log_set(quiet, NULL, DP_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -204,7 +204,7 @@ static void expect_circle(int ranks, const char *part, const char *end)
     dp_schedule_free(s);
 }
 
-static void a_circle_is_told_in_one_sentence_however_long(void **state)
+static void a_cycle_is_one_sentence_however_long(void **state)
 {
     (void)state;
     const char *part = "waits in a circle: rank 0, op 0 (rF1.0) -> rank ";
@@ -296,7 +296,7 @@ int main(void)
         cmocka_unit_test(a_reduce_of_every_slot_is_valid),
         cmocka_unit_test(every_finding_names_rule_rank_index_and_op),
         cmocka_unit_test(reduces_that_partners_come_to_in_different_orders_are_found),
-        cmocka_unit_test(a_circle_is_told_in_one_sentence_however_long),
+        cmocka_unit_test(a_cycle_is_one_sentence_however_long),
         cmocka_unit_test(bounds_of_the_callers_are_kept_too),
         cmocka_unit_test(a_placement_that_makes_no_sense_is_found),
         cmocka_unit_test(without_a_finding_the_sentence_is_the_last_error),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Written forms: what is written can be read back, and what cannot be read is answered by where,
- * what stood there and what was expected.
+ * Text formats: what is written can be read back, and an error gives the place, what was found and
+ * what was expected.
  */
 #include "cmocka_all.h"
 
@@ -225,7 +225,7 @@ static void expect_answer(const char *text, enum dp_format format, const char *a
                  answer);
 }
 
-static void bad_words_are_answered_by_line_and_expectation(void **state)
+static void errors_give_the_line_and_what_was_expected(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
@@ -384,7 +384,7 @@ int main(void)
         cmocka_unit_test(ranks_of_a_trace_may_stand_in_any_order),
         cmocka_unit_test(computes_of_a_user_get_their_messages_and_can_be_carried_out),
         cmocka_unit_test(a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams),
-        cmocka_unit_test(bad_words_are_answered_by_line_and_expectation),
+        cmocka_unit_test(errors_give_the_line_and_what_was_expected),
         cmocka_unit_test(bad_json_is_answered_by_path_and_expectation),
         cmocka_unit_test(an_unknown_format_is_refused),
         cmocka_unit_test(schedules_that_differ_anywhere_are_not_equal),

@@ -91,7 +91,7 @@ static int call_read_json(void)
     return call_read(written[DP_FORMAT_JSON], DP_FORMAT_JSON);
 }
 
-/* Goes both ways of adding messages: these computes would block with receives next to them. */
+/* Both variants of adding messages: these computes would block with receives next to them. */
 static int call_read_computes(void)
 {
     return call_read("user P=2 M=4 streams=2\nholds 0: 0 1/1\nholds 1: 1 0/1\n"

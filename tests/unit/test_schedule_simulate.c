@@ -168,7 +168,7 @@ static void peak_activations_are_the_published_ones(void **state)
 
 /* ---- timelines ----------------------------------------------------------------------------- */
 
-static void spans_of_a_rank_follow_each_other_and_say_whom_they_waited_for(void **state)
+static void spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for(void **state)
 {
     (void)state;
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 4, 8);
@@ -414,7 +414,7 @@ int main(void)
         cmocka_unit_test(the_formula_is_an_upper_bound_where_it_is_not_exact),
         cmocka_unit_test(link_latency_costs_what_was_published),
         cmocka_unit_test(peak_activations_are_the_published_ones),
-        cmocka_unit_test(spans_of_a_rank_follow_each_other_and_say_whom_they_waited_for),
+        cmocka_unit_test(spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for),
         cmocka_unit_test(the_critical_path_leads_from_zero_to_the_end_without_a_gap),
         cmocka_unit_test(a_slow_rank_or_stage_slows_the_step_as_it_must),
         cmocka_unit_test(a_narrow_link_passes_one_message_at_a_time),

@@ -77,7 +77,7 @@ static void what_cannot_be_is_refused(void **state)
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         assert_int_equal(dp_shared_alloc(cases[i].bytes, cases[i].node, &at), cases[i].err);
-    /* No machine of ours has as many nodes; and where none may be chosen, that is said. */
+    /* No machine of the tests has as many nodes; if none can be chosen, the error says that. */
     int err = dp_shared_alloc(4096, 1000, &at);
     assert_true(err == DP_EINVAL || err == DP_EUNSUPPORTED);
     assert_non_null(strstr(dp_last_error(), "NUMA node 1000"));

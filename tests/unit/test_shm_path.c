@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_shm_path.c - which way large messages over shared memory take: the decision, with times that
- * the test makes up, and messages whose way changes from one to the next.
+ * test_shm_path.c - the path of large messages over shared memory: the selection, with invented
+ * times, and messages whose path changes from one to the next.
  */
 #include "cmocka_all.h"
 
@@ -14,7 +14,7 @@
 
 enum { LONG = 400000 }; /* messages */
 
-/* What a message takes, by way, in ns. */
+/* The time of a message by each path, in ns. */
 struct machine {
     size_t len;
     int64_t ns[DP_SHM_PATHS];
@@ -25,7 +25,7 @@ static enum dp_shm_path wanted(const struct dp_shm_paths *ways, size_t len)
     return (enum dp_shm_path)ways->classes[dp_shm_class(len)].wanted;
 }
 
-/* Every message comes the way that it is wanted. Returns what part of the time went another way. */
+/* Every message takes the wanted path. Returns the share of the time that went into another one. */
 static double run(struct dp_shm_paths *ways, const struct machine *m, enum dp_shm_path best,
                   int times)
 {
@@ -46,7 +46,7 @@ static const struct machine far_cores = {512 << 10, {28000, 150000, 0}};
 
 /* ---- the decision ---------------------------------------------------------------------------- */
 
-static void the_quickest_way_is_taken_but_for_a_small_share(void **state)
+static void the_fastest_path_is_used_but_for_a_small_share(void **state)
 {
     (void)state;
     struct dp_shm_paths ways = {0};
@@ -60,7 +60,7 @@ static void the_quickest_way_is_taken_but_for_a_small_share(void **state)
     assert_true(run(&ways, &far_cores, DP_SHM_CMA, LONG) < 0.02);
 }
 
-static void when_the_machine_changes_so_does_the_way(void **state)
+static void when_the_machine_changes_so_does_the_path(void **state)
 {
     (void)state;
     struct dp_shm_paths ways = {0};
@@ -72,7 +72,7 @@ static void when_the_machine_changes_so_does_the_way(void **state)
     assert_true(run(&ways, &near_cores, DP_SHM_RING, LONG) < 0.02);
 }
 
-static void a_hopeless_way_is_left_after_one_message(void **state)
+static void a_hopeless_path_is_left_after_one_message(void **state)
 {
     (void)state;
     struct dp_shm_paths ways = {0};
@@ -84,7 +84,7 @@ static void a_hopeless_way_is_left_after_one_message(void **state)
     assert_int_equal(wanted(&ways, len), DP_SHM_CMA);
 }
 
-/* It was not the way's fault: somebody else had the core. */
+/* Not the path's fault: another process had the core. */
 static void one_slow_message_changes_nothing(void **state)
 {
     (void)state;
@@ -102,8 +102,8 @@ static void one_slow_message_changes_nothing(void **state)
     assert_int_equal(ways.classes[dp_shm_class(len)].cost[DP_SHM_RING], before);
 }
 
-/* Only the largest are copied past the caches, and each size has its own way. */
-static void sizes_are_told_apart(void **state)
+/* Only the largest are copied past the caches, and each size has its own path. */
+static void sizes_are_measured_apart(void **state)
 {
     (void)state;
     static const struct machine large = {DP_COPY_LARGE, {9, 8, 5}};
@@ -123,7 +123,7 @@ static void sizes_are_told_apart(void **state)
 }
 
 /* Straight may be impossible: what was wanted so comes through the ring. */
-static void a_way_that_never_comes_holds_up_none_of_the_others(void **state)
+static void a_path_that_is_never_possible_holds_up_none_of_the_others(void **state)
 {
     (void)state;
     static const int64_t ns[DP_SHM_PATHS] = {0, 8000000, 5000000};
@@ -145,8 +145,8 @@ static void a_way_that_never_comes_holds_up_none_of_the_others(void **state)
 enum { LEN = (5 << 20) + 77 };
 static char out[LEN], in[LEN];
 
-/* The receiver says which way, the sender follows at once. */
-static void a_message_goes_the_way_that_its_receiver_wants(void **state)
+/* The receiver chooses the path, the sender follows at once. */
+static void a_message_takes_the_path_that_its_receiver_wants(void **state)
 {
     (void)state;
     static const size_t lens[] = {DP_SHM_LARGE, 300000, 1 << 20, LEN};
@@ -166,8 +166,8 @@ static void a_message_goes_the_way_that_its_receiver_wants(void **state)
     free_pair(&p);
 }
 
-/* While it is measured both ways are taken, and every message comes whole. */
-static void ways_are_measured(void **state)
+/* While it is measured both paths are used, and every message arrives whole. */
+static void paths_are_measured(void **state)
 {
     (void)state;
     struct pair p = make_pair();
@@ -185,14 +185,14 @@ static void ways_are_measured(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_quickest_way_is_taken_but_for_a_small_share),
-        cmocka_unit_test(when_the_machine_changes_so_does_the_way),
-        cmocka_unit_test(a_hopeless_way_is_left_after_one_message),
+        cmocka_unit_test(the_fastest_path_is_used_but_for_a_small_share),
+        cmocka_unit_test(when_the_machine_changes_so_does_the_path),
+        cmocka_unit_test(a_hopeless_path_is_left_after_one_message),
         cmocka_unit_test(one_slow_message_changes_nothing),
-        cmocka_unit_test(sizes_are_told_apart),
-        cmocka_unit_test(a_way_that_never_comes_holds_up_none_of_the_others),
-        cmocka_unit_test(a_message_goes_the_way_that_its_receiver_wants),
-        cmocka_unit_test(ways_are_measured),
+        cmocka_unit_test(sizes_are_measured_apart),
+        cmocka_unit_test(a_path_that_is_never_possible_holds_up_none_of_the_others),
+        cmocka_unit_test(a_message_takes_the_path_that_its_receiver_wants),
+        cmocka_unit_test(paths_are_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

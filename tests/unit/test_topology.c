@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_topology.c - the model: descriptions, order, the checker, names, ways, JSON.
+ * test_topology.c - the model: descriptions, order, the checker, names, routes, JSON.
  */
 #include "cmocka_all.h"
 #include "topology_case.h"
@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void assert_way(const struct dp_topology *t, const char *a, const char *b,
-                       enum dp_topo_class class_, double bytes_per_ns)
+static void assert_route(const struct dp_topology *t, const char *a, const char *b,
+                         enum dp_topo_class class_, double bytes_per_ns)
 {
     struct dp_topo_path there = topology_way(t, a, b), back = topology_way(t, b, a);
 
@@ -38,7 +38,7 @@ static void every_preset_is_a_topology(void **state)
     }
 }
 
-static void words_nest_and_multiply(void **state)
+static void terms_nest_and_multiply(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
@@ -54,17 +54,17 @@ static void words_nest_and_multiply(void **state)
     dp_topology_free(t);
 }
 
-static void later_words_replace_those_of_a_preset(void **state)
+static void later_terms_replace_those_of_a_preset(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 4);
-    assert_way(t, "node0/gpu0", "node1/gpu0", DP_TOPO_RAILED, 12.5);
+    assert_route(t, "node0/gpu0", "node1/gpu0", DP_TOPO_RAILED, 12.5);
     dp_topology_free(t);
 }
 
-static void a_wrong_word_is_named(void **state)
+static void a_wrong_term_is_named(void **state)
 {
     static const struct {
         const char *description, *says;
@@ -261,24 +261,24 @@ static void a_name_that_is_none_gets_the_nearest(void **state)
     dp_topology_free(t);
 }
 
-/* ---- ways ----------------------------------------------------------------------------------- */
+/* ---- routes --------------------------------------------------------------------------------- */
 
 static void classes_are_those_of_nvidia_smi(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("numa:2 root:2 switch:1 switch:2 gpu:2 cpu=40 pcie=4x16");
 
-    assert_way(t, "gpu0", "gpu0", DP_TOPO_SELF, 0);
-    assert_way(t, "gpu0", "gpu1", DP_TOPO_PIX, 31.5);
-    assert_way(t, "gpu0", "gpu2", DP_TOPO_PXB, 31.5);
-    assert_way(t, "gpu0", "gpu4", DP_TOPO_NODE, 31.5);
-    assert_way(t, "gpu0", "gpu8", DP_TOPO_SYS, 31.5);
-    assert_way(t, "gpu0", "numa0", DP_TOPO_PHB, 31.5);
-    assert_way(t, "gpu0", "numa1", DP_TOPO_SYS, 31.5);
+    assert_route(t, "gpu0", "gpu0", DP_TOPO_SELF, 0);
+    assert_route(t, "gpu0", "gpu1", DP_TOPO_PIX, 31.5);
+    assert_route(t, "gpu0", "gpu2", DP_TOPO_PXB, 31.5);
+    assert_route(t, "gpu0", "gpu4", DP_TOPO_NODE, 31.5);
+    assert_route(t, "gpu0", "gpu8", DP_TOPO_SYS, 31.5);
+    assert_route(t, "gpu0", "numa0", DP_TOPO_PHB, 31.5);
+    assert_route(t, "gpu0", "numa1", DP_TOPO_SYS, 31.5);
     dp_topology_free(t);
 
     t = topology_made("root:1 switch:2 gpu:1");
-    assert_way(t, "gpu0", "gpu1", DP_TOPO_PHB, 31.5);
+    assert_route(t, "gpu0", "gpu1", DP_TOPO_PHB, 31.5);
     dp_topology_free(t);
 }
 
@@ -287,28 +287,28 @@ static void nvlink_goes_before_pci(void **state)
     (void)state;
     struct dp_topology *t = topology_made("dgx-h100");
 
-    assert_way(t, "gpu0", "gpu7", DP_TOPO_NV, 450);
+    assert_route(t, "gpu0", "gpu7", DP_TOPO_NV, 450);
     assert_int_equal(topology_way(t, "gpu0", "gpu7").nvlinks, 18);
     assert_int_equal(topology_way(t, "gpu0", "gpu7").hops, 2);
     dp_topology_free(t);
 
     t = topology_made("gpu:4 nvlink=pair:4x25");
-    assert_way(t, "gpu0", "gpu1", DP_TOPO_NV, 100);
-    assert_way(t, "gpu1", "gpu2", DP_TOPO_NODE, 31.5);
+    assert_route(t, "gpu0", "gpu1", DP_TOPO_NV, 100);
+    assert_route(t, "gpu1", "gpu2", DP_TOPO_NODE, 31.5);
     dp_topology_free(t);
 
     t = topology_made("gb200-nvl72");
-    assert_way(t, "node0/gpu0", "node17/gpu3", DP_TOPO_NV, 900);
+    assert_route(t, "node0/gpu0", "node17/gpu3", DP_TOPO_NV, 900);
     dp_topology_free(t);
 }
 
-static void the_wider_of_two_ways_is_taken(void **state)
+static void the_wider_of_two_routes_is_taken(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("grace-hopper");
 
-    assert_way(t, "gpu0", "numa0", DP_TOPO_CHIP, 450);
-    assert_way(t, "gpu0", "nic0", DP_TOPO_PHB, 63);
+    assert_route(t, "gpu0", "numa0", DP_TOPO_CHIP, 450);
+    assert_route(t, "gpu0", "nic0", DP_TOPO_PHB, 63);
     dp_topology_free(t);
 }
 
@@ -345,8 +345,8 @@ static void without_a_rail_in_common_the_spine_joins(void **state)
     (void)state;
     struct dp_topology *t = topology_made("host:2 nic:2 gpu:2 spine=5");
 
-    assert_way(t, "node0/nic0", "node1/nic1", DP_TOPO_SPINED, 5);
-    assert_way(t, "node0/nic0", "node1/nic0", DP_TOPO_RAILED, 25);
+    assert_route(t, "node0/nic0", "node1/nic1", DP_TOPO_SPINED, 5);
+    assert_route(t, "node0/nic0", "node1/nic0", DP_TOPO_RAILED, 25);
     dp_topology_free(t);
     t = topology_made("host:2 nic:2 gpu:2 spine=none");
     assert_int_equal(topology_way(t, "node0/nic0", "node1/nic1").class_, DP_TOPO_NONE);
@@ -368,18 +368,18 @@ static void a_port_that_is_down_leads_nowhere(void **state)
     dp_topology_free(t);
 }
 
-/* A host of more nodes than a search has room for by itself. */
+/* A host of more nodes than a search has stack space for. */
 static void a_large_host_is_no_special_case(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("numa:4 root:8 switch:4 gpu:2 nic:1");
 
     assert_true(t->nodes[0].end > 256);
-    assert_way(t, "gpu0", "gpu255", DP_TOPO_SYS, 20);
+    assert_route(t, "gpu0", "gpu255", DP_TOPO_SYS, 20);
     dp_topology_free(t);
 }
 
-static void what_is_no_node_has_no_way(void **state)
+static void what_is_no_node_has_no_route(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("laptop");
@@ -440,7 +440,7 @@ static void json_gives_back_the_same(void **state)
     }
 }
 
-static void json_that_is_wrong_says_where(void **state)
+static void errors_in_json_give_the_place(void **state)
 {
     static const struct {
         const char *json, *says;
@@ -478,7 +478,7 @@ static void a_thousand_hosts_are_built_read_and_searched(void **state)
     struct dp_topology *t = topology_made("dgx-h100 host:1024");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 8192);
-    assert_way(t, "node0/gpu3", "node1023/gpu3", DP_TOPO_RAILED, 50);
+    assert_route(t, "node0/gpu3", "node1023/gpu3", DP_TOPO_RAILED, 50);
     topology_survives_json(t);
     dp_topology_free(t);
 }
@@ -487,9 +487,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_preset_is_a_topology),
-        cmocka_unit_test(words_nest_and_multiply),
-        cmocka_unit_test(later_words_replace_those_of_a_preset),
-        cmocka_unit_test(a_wrong_word_is_named),
+        cmocka_unit_test(terms_nest_and_multiply),
+        cmocka_unit_test(later_terms_replace_those_of_a_preset),
+        cmocka_unit_test(a_wrong_term_is_named),
         cmocka_unit_test(nodes_stand_in_preorder_and_links_in_order),
         cmocka_unit_test(the_checker_names_what_is_wrong),
         cmocka_unit_test(a_label_finds_its_node),
@@ -497,17 +497,17 @@ int main(void)
         cmocka_unit_test(a_name_that_is_none_gets_the_nearest),
         cmocka_unit_test(classes_are_those_of_nvidia_smi),
         cmocka_unit_test(nvlink_goes_before_pci),
-        cmocka_unit_test(the_wider_of_two_ways_is_taken),
+        cmocka_unit_test(the_wider_of_two_routes_is_taken),
         cmocka_unit_test(the_bottleneck_is_the_slowest_link),
         cmocka_unit_test(hosts_meet_on_a_rail),
         cmocka_unit_test(without_a_rail_in_common_the_spine_joins),
         cmocka_unit_test(a_port_that_is_down_leads_nowhere),
         cmocka_unit_test(a_large_host_is_no_special_case),
-        cmocka_unit_test(what_is_no_node_has_no_way),
+        cmocka_unit_test(what_is_no_node_has_no_route),
         cmocka_unit_test(a_gpu_gets_the_nearest_nics_first),
         cmocka_unit_test(nics_that_are_down_are_left_out),
         cmocka_unit_test(json_gives_back_the_same),
-        cmocka_unit_test(json_that_is_wrong_says_where),
+        cmocka_unit_test(errors_in_json_give_the_place),
         cmocka_unit_test(a_thousand_hosts_are_built_read_and_searched),
     };
 

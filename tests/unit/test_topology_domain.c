@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_topology_domain.c - NVLink from host to host: what NVML and NCCL's files say of it, clusters
- * that are put together and taken apart, ways, and what placement makes of it.
+ * test_topology_domain.c - NVLink from host to host: what NVML and NCCL's files report of it,
+ * clusters that are merged and divided, routes, and the resulting placement.
  */
 #include "config.h"
 

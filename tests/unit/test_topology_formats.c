@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_topology_formats.c - NCCL's topology files, clusters out of machines and machines out of clusters,
- * machines as their guests see them.
+ * test_topology_formats.c - NCCL's topology files, clusters out of machines and machines out of
+ * clusters, virtual machines as seen from inside.
  */
 #include "config.h"
 
@@ -84,7 +84,7 @@ static void a_file_of_nccl_is_one_host_on_pci(void **state)
 
 #ifdef HAVE_EXPAT
 
-static void ways_survive_a_file_of_nccl(void **state)
+static void routes_survive_a_file_of_nccl(void **state)
 {
     static const char *const machines[] = {"dgx-h100", "hgx-a100", "pcie-server", "laptop",
                                            "gpu:4 sm=80 nvlink=pair:4x25", "gpu:4 sm=80 nvlink=mesh:2x25",
@@ -131,7 +131,7 @@ static void files_of_clouds_are_read(void **state)
     free(xml);
 }
 
-static void a_file_that_is_none_of_nccl_says_where(void **state)
+static void errors_in_a_file_of_nccl_give_the_place(void **state)
 {
     static const struct {
         const char *xml, *says;
@@ -172,7 +172,7 @@ static void too_deep_a_file_is_refused(void **state)
 
 #else
 
-static void without_expat_that_is_said(void **state)
+static void without_expat_the_error_says_so(void **state)
 {
     (void)state;
     struct dp_topology *t = NULL;
@@ -334,7 +334,7 @@ static void compare_through_hwloc(const struct dp_topology *a)
     free(xml);
 }
 
-static void what_hwloc_can_hold_comes_back(void **state)
+static void what_hwloc_can_hold_round_trips(void **state)
 {
     (void)state;
     static const char *const more[] = {
@@ -363,7 +363,7 @@ static void what_hwloc_can_hold_comes_back(void **state)
     }
 }
 
-/* A DGX, as a file of hwloc that says its first GPU has its links to target. */
+/* A DGX, from a file of hwloc in which the first GPU has the links to target. */
 static struct dp_topology *read_with_first_link_to(const char *target)
 {
     struct dp_topology *a = topology_made("dgx-h100"), *b = NULL;
@@ -439,7 +439,7 @@ static void files_for_hwloc_hold_one_host(void **state)
 
 #else
 
-static void without_hwloc_that_is_said(void **state)
+static void without_hwloc_the_error_says_so(void **state)
 {
     (void)state;
     struct dp_topology *t = NULL;
@@ -479,7 +479,7 @@ static void a_cluster_like_the_described_one_comes_out(void **state)
     assert_int_equal(dp_topology_merge((const struct dp_topology *const *)parts, 2, &merged), 0);
     for (int32_t i = 0; i < merged->link_count; i++)
         if (merged->nodes[merged->links[i].b].kind == DP_TOPO_SPINE)
-            merged->links[i].flags = 0; /* nobody has said so, here */
+            merged->links[i].flags = 0; /* the merged file does not tell */
     assert_true(dp_topology_equal(whole, merged));
     dp_topology_free(parts[0]);
     dp_topology_free(parts[1]);
@@ -524,7 +524,7 @@ static void a_guest_has_what_was_passed_on(void **state)
     dp_topology_free(t);
 }
 
-static void a_wrong_map_says_which_line(void **state)
+static void errors_in_a_map_give_the_line(void **state)
 {
     static const struct {
         const char *map, *says;
@@ -560,29 +560,29 @@ int main(void)
         cmocka_unit_test(nccl_is_given_all_attributes),
         cmocka_unit_test(a_file_of_nccl_is_one_host_on_pci),
 #ifdef HAVE_EXPAT
-        cmocka_unit_test(ways_survive_a_file_of_nccl),
+        cmocka_unit_test(routes_survive_a_file_of_nccl),
         cmocka_unit_test(files_of_clouds_are_read),
-        cmocka_unit_test(a_file_that_is_none_of_nccl_says_where),
+        cmocka_unit_test(errors_in_a_file_of_nccl_give_the_place),
         cmocka_unit_test(too_deep_a_file_is_refused),
 #else
-        cmocka_unit_test(without_expat_that_is_said),
+        cmocka_unit_test(without_expat_the_error_says_so),
 #endif
 #ifdef HAVE_HWLOC
         cmocka_unit_test(files_of_hwloc_are_read),
         cmocka_unit_test(a_file_that_is_none_of_hwloc_is_refused),
         cmocka_unit_test(hwloc_and_sysfs_see_the_same_machine),
-        cmocka_unit_test(what_hwloc_can_hold_comes_back),
+        cmocka_unit_test(what_hwloc_can_hold_round_trips),
         cmocka_unit_test(switches_of_hwloc_may_be_named_in_any_order),
         cmocka_unit_test(a_host_without_cpus_gets_one_for_hwloc),
         cmocka_unit_test(files_for_hwloc_hold_one_host),
 #else
-        cmocka_unit_test(without_hwloc_that_is_said),
+        cmocka_unit_test(without_hwloc_the_error_says_so),
 #endif
         cmocka_unit_test(machines_become_a_cluster),
         cmocka_unit_test(a_cluster_like_the_described_one_comes_out),
         cmocka_unit_test(what_cannot_be_merged_is_refused),
         cmocka_unit_test(a_guest_has_what_was_passed_on),
-        cmocka_unit_test(a_wrong_map_says_which_line),
+        cmocka_unit_test(errors_in_a_map_give_the_line),
     };
 
     topology_quietly();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_topology_nvml.c - what NVML says of GPUs, told by a stand-in (tests/fakes/fake_nvml.c) that
- * reads tests/data/topology/nvml, about captured machines.
+ * test_topology_nvml.c - what NVML reports of GPUs, from a simulation (tests/fakes/fake_nvml.c)
+ * that reads captured machines in tests/data/topology/nvml.
  */
 #include "cmocka_all.h"
 #include "topology_case.h"
@@ -152,7 +152,7 @@ static void what_nvml_refuses_is_left_out(void **state)
     }
 }
 
-static void an_old_library_says_what_it_knows(void **state)
+static void an_old_library_reports_what_it_knows(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml_old", "nvswitch");
@@ -167,7 +167,7 @@ static void an_old_library_says_what_it_knows(void **state)
     dp_topology_free(t);
 }
 
-static void without_nvml_one_note_says_so(void **state)
+static void without_nvml_there_is_one_note(void **state)
 {
     (void)state;
     static const char *const libraries[] = {"no-such-nvml.so", "libc.so.6"};
@@ -209,8 +209,8 @@ int main(void)
         cmocka_unit_test(chips_are_joined_to_their_cpu),
         cmocka_unit_test(links_are_as_fast_as_their_version),
         cmocka_unit_test(what_nvml_refuses_is_left_out),
-        cmocka_unit_test(an_old_library_says_what_it_knows),
-        cmocka_unit_test(without_nvml_one_note_says_so),
+        cmocka_unit_test(an_old_library_reports_what_it_knows),
+        cmocka_unit_test(without_nvml_there_is_one_note),
         cmocka_unit_test(an_unknown_option_is_refused),
     };
 

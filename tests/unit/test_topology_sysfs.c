@@ -139,7 +139,7 @@ static void ports_have_rates_states_and_gids(void **state)
     dp_topology_free(t);
 }
 
-static void a_virtual_machine_says_what_it_does_not_know(void **state)
+static void a_virtual_machine_has_notes_on_what_is_unknown(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_unpacked("vm");
@@ -255,7 +255,7 @@ int main(void)
         cmocka_unit_test(a_resting_link_of_a_gpu_counts_as_running),
         cmocka_unit_test(a_narrow_link_of_a_nic_is_degraded),
         cmocka_unit_test(ports_have_rates_states_and_gids),
-        cmocka_unit_test(a_virtual_machine_says_what_it_does_not_know),
+        cmocka_unit_test(a_virtual_machine_has_notes_on_what_is_unknown),
         cmocka_unit_test(a_container_without_devices_is_a_host),
         cmocka_unit_test(ports_have_subnets),
         cmocka_unit_test(hosts_that_are_merged_find_their_rails),

@@ -274,7 +274,7 @@ static void tally_event(struct tally *tally, const json_t *events, const json_t 
     }
 }
 
-/* What every counter of a process says last. */
+/* The last value of every counter of a process. */
 static double last_count(const json_t *events, int pid, const char *name)
 {
     double count = -1;
@@ -409,7 +409,7 @@ static struct dp_span span_of(const struct dp_schedule *s, const struct bar *bar
                             .waited_for = bar->peer};
 }
 
-static void a_report_names_who_was_waited_for(void **state)
+static void a_report_names_the_rank_that_was_waited_for(void **state)
 {
     (void)state;
     struct dp_schedule *s;
@@ -457,7 +457,7 @@ int main(void)
         cmocka_unit_test(a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message),
         cmocka_unit_test(a_simulated_step_opens_in_perfetto_too),
         cmocka_unit_test(a_report_of_a_simulated_step_repeats_the_simulation),
-        cmocka_unit_test(a_report_names_who_was_waited_for),
+        cmocka_unit_test(a_report_names_the_rank_that_was_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static struct memory_limits limits_of(const char *machine)
     return limits;
 }
 
-static void the_kernel_says_how_much_is_available(void **state)
+static void the_kernel_reports_how_much_is_available(void **state)
 {
     (void)state;
     struct memory_limits limits = limits_of("plain");
@@ -40,7 +40,7 @@ static void a_control_group_may_allow_less(void **state)
     assert_true(isinf(limits_of("unlimited").group_bytes));
 }
 
-static void what_a_machine_does_not_tell_is_no_limit(void **state)
+static void an_unknown_size_is_no_limit(void **state)
 {
     (void)state;
     struct memory_limits limits = limits_of("no such machine");
@@ -113,9 +113,9 @@ static void more_of_anything_needs_more_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_kernel_says_how_much_is_available),
+        cmocka_unit_test(the_kernel_reports_how_much_is_available),
         cmocka_unit_test(a_control_group_may_allow_less),
-        cmocka_unit_test(what_a_machine_does_not_tell_is_no_limit),
+        cmocka_unit_test(an_unknown_size_is_no_limit),
         cmocka_unit_test(the_peak_is_of_this_program),
         cmocka_unit_test(a_run_must_fit_every_limit),
         cmocka_unit_test(more_of_anything_needs_more_memory),

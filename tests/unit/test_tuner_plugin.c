@@ -75,7 +75,7 @@ static void assert_choice(struct tuner_caller *caller, struct tuner_call call, i
     assert_int_equal(call.channels, channels);
 }
 
-/* What NCCL does with no opinion: its least cost, or nothing said. */
+/* NCCL's choice without the tuner: the least cost. */
 static void assert_left_alone(struct tuner_caller *caller, struct tuner_call call)
 {
     struct tuner_call before = call;
@@ -90,7 +90,7 @@ static void assert_left_alone(struct tuner_caller *caller, struct tuner_call cal
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
-static void every_version_takes_what_the_table_says(void **state)
+static void every_version_follows_the_table(void **state)
 {
     (void)state;
     write_table("allreduce,0,65536,ring,ll,4,-1,-1\nallreduce,65537,any,tree,simple,-1,-1,-1\n");
@@ -148,7 +148,7 @@ static void without_a_table_nothing_is_touched(void **state)
     }
 }
 
-static void a_table_that_cannot_be_read_leaves_nccl_alone_and_says_why(void **state)
+static void a_table_that_cannot_be_read_is_reported_and_changes_nothing(void **state)
 {
     (void)state;
     write_table("allreduce,0,any,rng,ll,8,-1,-1\n");
@@ -340,7 +340,7 @@ static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
     tuner_destroy(&unasked);
     setenv("DUALPIPE_TUNER_LINKS", "placement", 1);
     expect_said(5, "a model of links intra=450,inter=50");
-    expect_said(2, "so NCCL chooses by itself"); /* is not told costs */
+    expect_said(2, "so NCCL chooses by itself"); /* gets no costs */
     setenv("DUALPIPE_TUNER_LINKS", "intra=100", 1);
     expect_said(5, "a model of links intra=100");
     setenv("DUALPIPE_TUNER_LINKS", "placement", 1);
@@ -479,11 +479,11 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_version_takes_what_the_table_says),
+        cmocka_unit_test(every_version_follows_the_table),
         cmocka_unit_test(every_version_passes_on_how_many_operations_are_in_a_row),
         cmocka_unit_test(a_cell_that_is_ruled_out_stays_so),
         cmocka_unit_test(without_a_table_nothing_is_touched),
-        cmocka_unit_test(a_table_that_cannot_be_read_leaves_nccl_alone_and_says_why),
+        cmocka_unit_test(a_table_that_cannot_be_read_is_reported_and_changes_nothing),
         cmocka_unit_test(a_strict_user_gets_an_error_instead),
         cmocka_unit_test(a_table_is_read_again_for_the_next_communicator_only),
         cmocka_unit_test(channels_stay_within_what_nccl_has),

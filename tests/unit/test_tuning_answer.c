@@ -220,7 +220,7 @@ static const struct dp_tuning_rule *scan(const struct dp_tuning_table *table, in
     return NULL;
 }
 
-/* The table is copied, so the rule that is found is another one with the same line. */
+/* The table is copied, so the rule that is found is another one with the same line number. */
 static void assert_same(const struct dp_tuning_rule *found, const struct dp_tuning_rule *expected)
 {
     assert_int_equal(found ? found->line : -1, expected ? expected->line : -1);

@@ -34,7 +34,7 @@ static void read_all_reduces(struct tune_results *r)
         {"", "own"},
         {"ring/ll=", "ring-ll"},         {"ring/ll128=", "ring-ll128"},
         {"ring/simple=", "ring-simple"}, {"tree/ll=", "tree-ll"},
-        {"", "tree-ll128"}, /* its log says what it is */
+        {"", "tree-ll128"}, /* named in its log */
         {"tree/simple=", "tree-simple"},
     };
     char name[64];
@@ -58,7 +58,7 @@ static void read_all_gathers(struct tune_results *r)
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static void text_says_who_took_part_and_what_it_took(void **state)
+static void text_has_the_ranks_and_the_times(void **state)
 {
     (void)state;
     struct tune_results r = {0};
@@ -76,7 +76,7 @@ static void text_says_who_took_part_and_what_it_took(void **state)
     tune_results_fini(&r);
 }
 
-static void a_log_says_which_choice_it_was(void **state)
+static void a_log_names_the_choice(void **state)
 {
     (void)state;
     struct tune_results r = {0};
@@ -88,7 +88,7 @@ static void a_log_says_which_choice_it_was(void **state)
     tune_results_fini(&r);
 }
 
-static void json_says_it_too(void **state)
+static void json_has_the_same(void **state)
 {
     (void)state;
     struct tune_results r = {0};
@@ -230,7 +230,7 @@ static void no_size_is_left_worse_than_by_nccls_own_choice(void **state)
 }
 
 /* Between a size that changes and one that does not, and outside of all, NCCL is left alone. */
-static void nothing_is_changed_where_nobody_has_measured(void **state)
+static void nothing_is_changed_without_measurements(void **state)
 {
     (void)state;
     struct tune_results r = {0};
@@ -302,14 +302,14 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_says_who_took_part_and_what_it_took),
-        cmocka_unit_test(a_log_says_which_choice_it_was),
-        cmocka_unit_test(json_says_it_too),
+        cmocka_unit_test(text_has_the_ranks_and_the_times),
+        cmocka_unit_test(a_log_names_the_choice),
+        cmocka_unit_test(json_has_the_same),
         cmocka_unit_test(the_same_measured_twice_counts_once),
         cmocka_unit_test(older_outputs_and_those_of_mpirun_are_read),
         cmocka_unit_test(what_cannot_be_used_is_refused),
         cmocka_unit_test(no_size_is_left_worse_than_by_nccls_own_choice),
-        cmocka_unit_test(nothing_is_changed_where_nobody_has_measured),
+        cmocka_unit_test(nothing_is_changed_without_measurements),
         cmocka_unit_test(a_greater_gain_changes_less),
         cmocka_unit_test(without_nccls_own_choice_there_is_no_table),
     };

@@ -198,7 +198,7 @@ static int fastest(const struct dp_tuner *tuner, int function, const float *cost
     return best;
 }
 
-static void crossings_say_what_is_fastest_everywhere(void **state)
+static void crossings_give_the_fastest_everywhere(void **state)
 {
     (void)state;
     static const struct {
@@ -254,7 +254,7 @@ static void many_far_nodes_take_a_tree_for_small_messages(void **state)
     assert_int_equal(small.protocol, DP_TUNING_LL);
     assert_int_equal(small.channels, 0);
     assert_true(small.time_us < small.default_us);
-    /* ... and what NCCL would take for large ones. */
+    /* ... and what NCCL would choose for large ones. */
     assert_int_equal(ask(tuner, DP_TUNING_ALLREDUCE, INT64_C(1) << 32, costs).source,
                      DP_TUNING_FROM_NCCL);
     dp_tuner_free(tuner);
@@ -321,7 +321,7 @@ int main(void)
         cmocka_unit_test(more_nodes_and_slower_links_cost_more),
         cmocka_unit_test(nccls_own_latencies_take_the_place_of_ours),
         cmocka_unit_test(protocols_cross_from_ll_to_simple),
-        cmocka_unit_test(crossings_say_what_is_fastest_everywhere),
+        cmocka_unit_test(crossings_give_the_fastest_everywhere),
         cmocka_unit_test(without_a_model_there_are_no_crossings),
         cmocka_unit_test(many_far_nodes_take_a_tree_for_small_messages),
         cmocka_unit_test(the_model_keeps_to_what_is_clearly_better_and_allowed),

@@ -100,7 +100,7 @@ static void what_is_wrong_is_named_with_its_line(void **state)
     assert_true(count >= 40);
 }
 
-static void json_says_the_same_as_csv(void **state)
+static void json_and_csv_are_read_alike(void **state)
 {
     (void)state;
     struct dp_tuning_table *table = load("named.json");
@@ -138,7 +138,7 @@ static void assert_same_rules(const struct dp_tuning_table *a, const struct dp_t
     }
 }
 
-static void what_is_written_comes_back_the_same(void **state)
+static void what_is_written_is_read_back(void **state)
 {
     (void)state;
     static const char *const files[] = {"example.csv", "named.csv", "named.json"};
@@ -206,8 +206,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_of_nccls_example_tuner_is_read_as_it_is),
         cmocka_unit_test(columns_may_have_names_and_any_order),
-        cmocka_unit_test(json_says_the_same_as_csv),
-        cmocka_unit_test(what_is_written_comes_back_the_same),
+        cmocka_unit_test(json_and_csv_are_read_alike),
+        cmocka_unit_test(what_is_written_is_read_back),
         cmocka_unit_test(what_is_wrong_is_named_with_its_line),
         cmocka_unit_test(a_line_of_any_length_is_refused_or_read),
         cmocka_unit_test(a_file_that_is_not_there_is_named),

@@ -26,7 +26,7 @@ static void drop_message(void *user, enum dp_log_level level, const char *line)
 
 /* ---- characters ----------------------------------------------------------------------------- */
 
-static void characters_are_as_long_as_unicode_says(void **state)
+static void characters_are_as_long_as_unicode_defines(void **state)
 {
     static const struct {
         const char *bytes;
@@ -101,7 +101,7 @@ static int read_assignment(const char *text, size_t len)
     return err;
 }
 
-/* NAME stands where any word may. */
+/* NAME marks where any text may be. */
 static const struct {
     int (*read)(const char *text, size_t len);
     const char *text;
@@ -154,7 +154,7 @@ static void every_format_refuses_what_is_not_utf8(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(characters_are_as_long_as_unicode_says),
+        cmocka_unit_test(characters_are_as_long_as_unicode_defines),
         cmocka_unit_test(the_first_bad_byte_has_a_line_and_a_column),
         cmocka_unit_test(every_format_may_begin_with_a_byte_order_mark),
         cmocka_unit_test(every_format_refuses_what_is_not_utf8),

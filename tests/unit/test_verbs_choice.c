@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_choice.c - which ports are used, which of their GIDs towards a peer, and of which class.
+ * test_verbs_choice.c - which ports are used, which of their GIDs towards a peer, and which traffic
+ * class.
  */
 #include "cmocka_all.h"
 
@@ -95,7 +96,7 @@ static struct ibv_gid_entry entry(const struct line *line)
     return e;
 }
 
-/* Lines end with a NULL address. */
+/* A line with a NULL address is the last. */
 static struct dpn_gids gids(const struct line *lines, const struct dpn_verbs_options *options)
 {
     struct ibv_gid_entry table[32];
@@ -113,10 +114,10 @@ static struct dpn_verbs_options defaults(void)
     return (struct dpn_verbs_options){.gid_index = DPN_AUTO, .roce_version = DPN_AUTO};
 }
 
-/* As a RoCE card has them with one IPv4 address and one of IPv6. */
-static const struct line usual[] = {{0, V1, "fe80::1"}, {1, V2, "fe80::1"}, {2, V1, "10.0.0.1"},
-                                    {3, V2, "10.0.0.1"}, {4, V1, "fd00::1"}, {5, V2, "fd00::1"},
-                                    {0, 0, NULL}};
+/* As a RoCE adapter has them with one IPv4 address and one of IPv6. */
+static const struct line two_addresses[] = {
+    {0, V1, "fe80::1"}, {1, V2, "fe80::1"}, {2, V1, "10.0.0.1"}, {3, V2, "10.0.0.1"},
+    {4, V1, "fd00::1"}, {5, V2, "fd00::1"}, {0, 0, NULL}};
 
 static void must_choose(const struct line *ours, const struct line *theirs,
                         const struct dpn_verbs_options *options, int our, int their)
@@ -131,25 +132,25 @@ static void must_choose(const struct line *ours, const struct line *theirs,
     assert_int_equal(y.index, their);
 }
 
-static void version_2_over_ipv4_is_the_usual_choice(void **state)
+static void version_2_over_ipv4_is_the_default_choice(void **state)
 {
     struct dpn_verbs_options o = defaults();
 
     (void)state;
-    must_choose(usual, usual, &o, 3, 3);
+    must_choose(two_addresses, two_addresses, &o, 3, 3);
     o.roce_version = 1;
-    must_choose(usual, usual, &o, 2, 2);
+    must_choose(two_addresses, two_addresses, &o, 2, 2);
 }
 
-static void link_local_is_for_those_who_have_nothing_better(void **state)
+static void link_local_is_used_only_without_another_address(void **state)
 {
     static const struct line lonely[] = {{0, V2, "fe80::2"}, {0, 0, NULL}};
     static const struct line self_made[] = {{0, V2, "169.254.3.4"}, {1, V1, "10.0.0.2"}, {0, 0, NULL}};
     const struct dpn_verbs_options o = defaults();
 
     (void)state;
-    must_choose(usual, lonely, &o, 1, 0);
-    must_choose(usual, self_made, &o, 2, 1); /* even if it takes version 1 */
+    must_choose(two_addresses, lonely, &o, 1, 0);
+    must_choose(two_addresses, self_made, &o, 2, 1); /* even if it takes version 1 */
 }
 
 static void the_subnet_of_the_peer_decides_among_equals(void **state)
@@ -170,7 +171,7 @@ static void the_order_of_the_table_is_of_no_importance(void **state)
     const struct dpn_verbs_options o = defaults();
 
     (void)state;
-    must_choose(shuffled, usual, &o, 7, 3);
+    must_choose(shuffled, two_addresses, &o, 7, 3);
 }
 
 static void options_narrow_the_choice(void **state)
@@ -179,16 +180,16 @@ static void options_narrow_the_choice(void **state)
 
     (void)state;
     o.family = AF_INET6;
-    must_choose(usual, usual, &o, 5, 5);
+    must_choose(two_addresses, two_addresses, &o, 5, 5);
     o = defaults();
     o.gid_index = 1;
-    must_choose(usual, usual, &o, 1, 1);
+    must_choose(two_addresses, two_addresses, &o, 1, 1);
     o = defaults();
     assert_int_equal(dpn_range_parse("fd00::/16", &o.range), 0);
-    must_choose(usual, usual, &o, 5, 5);
+    must_choose(two_addresses, two_addresses, &o, 5, 5);
     o = defaults();
-    o.gid_index = 77; /* nobody has it */
-    must_choose(usual, usual, &o, -1, -1);
+    o.gid_index = 77; /* no port has it */
+    must_choose(two_addresses, two_addresses, &o, -1, -1);
 }
 
 static void a_gid_that_routers_know_stands_for_the_port(void **state)
@@ -205,7 +206,7 @@ static void a_gid_that_routers_know_stands_for_the_port(void **state)
     o.flid_index = 2;
     must_choose(far, near, &o, 0, 0);
     o.flid_index = 1;
-    o.gid_index = 0; /* as told */
+    o.gid_index = 0; /* explicitly */
     must_choose(far, far, &o, 0, 0);
 }
 
@@ -238,10 +239,10 @@ static void holes_are_left_out_and_the_best_of_many_stay(void **state)
         assert_int_not_equal(g.list[i].index, 0);
 }
 
-static void a_gid_is_told_with_index_and_kind(void **state)
+static void a_gid_is_printed_with_index_and_kind(void **state)
 {
     const struct dpn_verbs_options o = defaults();
-    const struct dpn_gids g = gids(usual, &o);
+    const struct dpn_gids g = gids(two_addresses, &o);
     char text[DPN_GID_TEXT];
 
     (void)state;
@@ -278,15 +279,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_filter_admits_what_it_names),
         cmocka_unit_test(a_range_is_an_address_and_a_number_of_bits),
-        cmocka_unit_test(version_2_over_ipv4_is_the_usual_choice),
-        cmocka_unit_test(link_local_is_for_those_who_have_nothing_better),
+        cmocka_unit_test(version_2_over_ipv4_is_the_default_choice),
+        cmocka_unit_test(link_local_is_used_only_without_another_address),
         cmocka_unit_test(the_subnet_of_the_peer_decides_among_equals),
         cmocka_unit_test(the_order_of_the_table_is_of_no_importance),
         cmocka_unit_test(options_narrow_the_choice),
         cmocka_unit_test(a_gid_that_routers_know_stands_for_the_port),
         cmocka_unit_test(what_cannot_talk_is_not_joined),
         cmocka_unit_test(holes_are_left_out_and_the_best_of_many_stay),
-        cmocka_unit_test(a_gid_is_told_with_index_and_kind),
+        cmocka_unit_test(a_gid_is_printed_with_index_and_kind),
         cmocka_unit_test(connections_for_send_and_receive_are_the_pipelines),
         cmocka_unit_test(a_kinds_class_goes_before_the_operators_and_the_communicators),
     };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_control.c - what crosses the border between two sides of an RDMA connection: words, which
- * may be anything; lines and quick messages, which may be half written; and the numbers that are
- * packed into few bits.
+ * test_verbs_control.c - what one side of an RDMA connection reads from the other: control
+ * messages, which may have any contents; CTS entries and inline messages, which may be half
+ * written; and numbers that are packed into few bits.
  */
 #include "cmocka_all.h"
 
@@ -11,14 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- control messages ------------------------------------------------------------------------ */
 
 static struct dpn_qp_info some_qp(void)
 {
     return (struct dpn_qp_info){.number = 17, .psn = 1, .mtu = IBV_MTU_4096};
 }
 
-/* A word of each kind that makes sense. */
+/* A valid message of each kind. */
 static union dpn_control_body good(enum dpn_control_kind kind)
 {
     union dpn_control_body t;
@@ -59,7 +59,7 @@ static bool is_for_sender(enum dpn_control_kind kind)
     return kind == DPN_PLAN || kind == DPN_OPENED || kind == DPN_CLOSED_RECEIVER;
 }
 
-static void words_are_understood_by_whom_they_are_for(void **state)
+static void control_messages_are_accepted_by_their_receiver(void **state)
 {
     (void)state;
     for (unsigned kind = DPN_HELLO; kind <= DPN_REFUSED; kind++) {
@@ -70,7 +70,7 @@ static void words_are_understood_by_whom_they_are_for(void **state)
     }
 }
 
-static void words_of_another_length_or_kind_are_none(void **state)
+static void control_messages_of_another_length_or_kind_are_refused(void **state)
 {
     const union dpn_control_body t = good(DPN_HELLO);
 
@@ -128,7 +128,7 @@ static void values_out_of_bounds_are_refused(void **state)
     assert_int_equal(dpn_control_check(DPN_PLAN, true, &t, sizeof(t.plan)), DP_EMISMATCH);
 }
 
-/* Whatever is let through has every index within bounds: a sanitizer would tell. */
+/* Every message that is accepted has all indices within bounds: a sanitizer finds others. */
 static void garbage_does_no_harm(void **state)
 {
     uint32_t seed = 1;
@@ -147,9 +147,9 @@ static void garbage_does_no_harm(void **state)
     assert_in_range(let_through, 1, 19999);
 }
 
-/* ---- lines ----------------------------------------------------------------------------------- */
+/* ---- CTS entries ----------------------------------------------------------------------------- */
 
-static struct dpn_cts_entry some_line(uint32_t number)
+static struct dpn_cts_entry some_entry(uint32_t number)
 {
     struct dpn_cts_entry line = {.address = 0x7f0012345678, .bytes = 4096, .tag = 7, .keys = {1, 2, 3},
                             .slot = 31, .count = 1, .generation = 5, .number = number};
@@ -158,9 +158,9 @@ static struct dpn_cts_entry some_line(uint32_t number)
     return line;
 }
 
-static void a_line_is_read_in_its_turn(void **state)
+static void an_entry_is_read_in_its_turn(void **state)
 {
-    const struct dpn_cts_entry line = some_line(0), empty = {.number = 0};
+    const struct dpn_cts_entry line = some_entry(0), empty = {.number = 0};
     struct dpn_cts_entry out;
 
     (void)state;
@@ -170,10 +170,10 @@ static void a_line_is_read_in_its_turn(void **state)
     assert_false(dpn_cts_entry_read(&empty, 0, &out));
 }
 
-/* A device may write it in any pieces, in any order. */
-static void a_line_that_is_half_there_is_not_there(void **state)
+/* A device may write an entry in pieces and in any order. */
+static void an_entry_that_is_half_written_is_not_read(void **state)
 {
-    const struct dpn_cts_entry old = some_line(3), new = some_line(3 + DPN_CTS_ENTRIES);
+    const struct dpn_cts_entry old = some_entry(3), new = some_entry(3 + DPN_CTS_ENTRIES);
     struct dpn_cts_entry out;
 
     (void)state;
@@ -186,9 +186,9 @@ static void a_line_that_is_half_there_is_not_there(void **state)
         }
 }
 
-/* ---- quick messages -------------------------------------------------------------------------- */
+/* ---- inline messages ------------------------------------------------------------------------- */
 
-/* As it lies in the receiver's memory. */
+/* As in the receiver's memory. */
 static struct dpn_inline_message some_inline(uint32_t number, uint32_t size, const char *data)
 {
     const struct dpn_eager_head head = {.number = number, .size = size, .tag = 7, .cts = 40};
@@ -201,7 +201,7 @@ static struct dpn_inline_message some_inline(uint32_t number, uint32_t size, con
     return message;
 }
 
-static void an_inline_message_is_there_in_its_turn(void **state)
+static void an_inline_message_arrives_in_its_turn(void **state)
 {
     static const char data[DPN_INLINE_MESSAGE_BYTES] = "the bytes of a message";
     const struct dpn_inline_message empty = {.check = 0};
@@ -217,8 +217,8 @@ static void an_inline_message_is_there_in_its_turn(void **state)
     }
 }
 
-/* A device may write it in any pieces, in any order, over one of any length. */
-static void an_inline_message_that_is_half_there_is_not_there(void **state)
+/* A device may write it in pieces and in any order, over one of any length. */
+static void an_inline_message_that_is_half_written_has_not_arrived(void **state)
 {
     static const char before[DPN_INLINE_MESSAGE_BYTES] = "the one before";
     static const char after[DPN_INLINE_MESSAGE_BYTES] = "the next";
@@ -240,8 +240,8 @@ static void an_inline_message_that_is_half_there_is_not_there(void **state)
     }
 }
 
-/* Only who is no peer of ours says so. */
-static void an_inline_message_that_is_too_long_is_none(void **state)
+/* Only a peer that breaks the protocol sends such a size. */
+static void an_inline_message_that_is_too_long_is_refused(void **state)
 {
     static const char data[DPN_INLINE_MESSAGE_BYTES];
     struct dpn_inline_message message = some_inline(5, DPN_INLINE_MESSAGE_BYTES, data);
@@ -255,7 +255,7 @@ static void an_inline_message_that_is_too_long_is_none(void **state)
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-static void marks_and_work_come_back_as_they_were(void **state)
+static void immediates_and_work_round_trip(void **state)
 {
     const struct dpn_imm mark = {31, 7, 15, 16, DPN_GENERATIONS - 1, true};
     const struct dpn_work work = {DPN_WORK_UNSIGNALED, 15, 0xffff, 31, 15, 3};
@@ -272,17 +272,17 @@ static void marks_and_work_come_back_as_they_were(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(words_are_understood_by_whom_they_are_for),
-        cmocka_unit_test(words_of_another_length_or_kind_are_none),
+        cmocka_unit_test(control_messages_are_accepted_by_their_receiver),
+        cmocka_unit_test(control_messages_of_another_length_or_kind_are_refused),
         cmocka_unit_test(another_version_is_named),
         cmocka_unit_test(values_out_of_bounds_are_refused),
         cmocka_unit_test(garbage_does_no_harm),
-        cmocka_unit_test(a_line_is_read_in_its_turn),
-        cmocka_unit_test(a_line_that_is_half_there_is_not_there),
-        cmocka_unit_test(an_inline_message_is_there_in_its_turn),
-        cmocka_unit_test(an_inline_message_that_is_half_there_is_not_there),
-        cmocka_unit_test(an_inline_message_that_is_too_long_is_none),
-        cmocka_unit_test(marks_and_work_come_back_as_they_were),
+        cmocka_unit_test(an_entry_is_read_in_its_turn),
+        cmocka_unit_test(an_entry_that_is_half_written_is_not_read),
+        cmocka_unit_test(an_inline_message_arrives_in_its_turn),
+        cmocka_unit_test(an_inline_message_that_is_half_written_has_not_arrived),
+        cmocka_unit_test(an_inline_message_that_is_too_long_is_refused),
+        cmocka_unit_test(immediates_and_work_round_trip),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_cts.c - clear-to-send over several queue pairs: one is slow while another one is lost.
+ * test_verbs_cts.c - CTS entries over several queue pairs: one is slow while another one fails.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -21,7 +21,8 @@ static void try_send(struct both *b)
         assert_int_equal(dpn_net_isend(b->pair.sender, pair_from, LEN, 7, b->from, &b->send), 0);
 }
 
-/* Until both sides use all qps, this one in this epoch; the message goes off as soon as it may. */
+/* Transfer until both sides use all queue pairs, this one in this epoch; the message is sent as
+ * soon as possible. */
 static void wait_for_qps(struct both *b, unsigned qp, unsigned epoch)
 {
     const int64_t began_ns = dp_now_ns();
@@ -58,8 +59,8 @@ static void transfer(struct both *b)
     b->send = NULL;
 }
 
-/* A receive whose CTS entry goes over queue pair 1, as 0 is lost just now, and is on its way until that
- * queue pair, which is returned, is held no more. */
+/* A receive whose CTS entry goes over queue pair 1, as 0 has just failed, and is in flight while
+ * that queue pair, which is returned, is held. */
 static struct ibv_qp *send_cts_slowly(struct both *b)
 {
     struct dpn_comm *comm = b->pair.receiver;
@@ -75,8 +76,9 @@ static struct ibv_qp *send_cts_slowly(struct both *b)
     return slow;
 }
 
-/* The sender reports a lost queue pair. That is no reason to write the slow entry once more, over the
- * first one: the slow one would arrive in the next lap, in the place of an entry that is not read yet. */
+/* The sender reports a failed queue pair. The slow entry must not be written again over the first
+ * one: the slow one would arrive after the ring has wrapped, in place of an entry that is not read
+ * yet. */
 static void a_cts_entry_that_is_late_overwrites_no_other(void **state)
 {
     (void)state;
@@ -96,7 +98,7 @@ static void a_cts_entry_that_is_late_overwrites_no_other(void **state)
     pair_end(&b.pair);
 }
 
-/* An old report makes some entries be written once more that were read long ago. */
+/* After an outdated report some entries are written again that were read long ago. */
 static void a_cts_entry_that_comes_again_late_overwrites_no_other(void **state)
 {
     enum { AGAIN = 2 }; /* which are put into the work request */
@@ -121,13 +123,13 @@ static void a_cts_entry_that_comes_again_late_overwrites_no_other(void **state)
         b.recv = pair_receive(&b.pair, b.to, LEN);
         transfer(&b);
     }
-    b.recv = pair_receive(&b.pair, b.to, LEN); /* in the place of the first of them */
+    b.recv = pair_receive(&b.pair, b.to, LEN); /* reuses the place of the first of them */
     assert_true(fake_verbs.hold_qp(slow, false));
     transfer(&b);
     pair_end(&b.pair);
 }
 
-/* And only those. */
+/* Others are not written again. */
 static void cts_entries_of_a_lost_queue_pair_are_written_again(void **state)
 {
     (void)state;
@@ -187,7 +189,7 @@ static void a_probe_that_is_polled_late_does_not_revive_a_queue_pair(void **stat
     }
     dpn_qp_fail(v, &v->qps[0], "test", "pulled", "");
     const int failures = v->qps[0].failures;
-    dpn_verbs_poll(v); /* the probe; and, after it, flushed receives, which would fence it again */
+    dpn_verbs_poll(v); /* the probe; and, after it, flushed receives, which would fail it again */
     assert_int_equal(v->qps[0].state, DPN_QP_DRAINING);
     assert_int_equal(v->qps[0].failures, failures);
     pthread_mutex_unlock(&b.pair.receiver->lock);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_devices.c - in which order RDMA ports are offered, where on the PCI bus NCCL is told that
- * they are, and how fast: by the files of tests/data/topology/adapters.tree, and with each variable that
- * says otherwise. The devices are those of the stand-in for libibverbs.
+ * test_verbs_devices.c - the order of RDMA ports, the PCI paths that NCCL gets, and their speeds:
+ * from the files of tests/data/topology/adapters.tree, and with each variable that changes them.
+ * The devices are those of the simulated libibverbs.
  */
 #include "config.h" /* asprintf */
 
@@ -50,7 +50,7 @@ static void must_be_named(const char *const names[4])
         assert_string_equal(ports.list[i].name, names[i]);
 }
 
-/* Of the port that is offered as the i-th; place is below sys/devices. */
+/* The PCI path of the i-th port, below sys/devices. */
 static void must_be_at(int i, const char *place)
 {
     char *expected;
@@ -78,8 +78,8 @@ static void or_in_that_of_libibverbs(void **state)
     close_all();
 }
 
-/* "unknown", or no such file: the port's attributes stand in. */
-static void the_kernel_says_how_fast_a_port_is(void **state)
+/* "unknown", or no such file: the port's attributes are used. */
+static void the_kernel_reports_the_speed_of_a_port(void **state)
 {
     (void)state;
     find(&(struct dpn_verbs_options){.asks_kernel_speed = true});
@@ -99,7 +99,8 @@ static void or_the_attributes_of_the_port_do(void **state)
     close_all();
 }
 
-/* What is one card has one place for NCCL, which fuses ports of one card only where it is told to. */
+/* Functions of one card have one path for NCCL, which fuses ports of one card only when it is told
+ * to. */
 static void the_first_function_stands_for_its_card(void **state)
 {
     (void)state;
@@ -152,7 +153,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ports_come_in_the_order_of_the_bus),
         cmocka_unit_test(or_in_that_of_libibverbs),
-        cmocka_unit_test(the_kernel_says_how_fast_a_port_is),
+        cmocka_unit_test(the_kernel_reports_the_speed_of_a_port),
         cmocka_unit_test(or_the_attributes_of_the_port_do),
         cmocka_unit_test(the_first_function_stands_for_its_card),
         cmocka_unit_test(virtual_functions_may_count_as_cards),

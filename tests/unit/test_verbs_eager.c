@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_eager.c - short messages that do not wait for a receive: which one they are for, whatever
- * came first; that their room in the receiver's ring is used again; which receives write no line of
- * their own; and what becomes of them when something fails.
+ * test_verbs_eager.c - eager messages: which receive they are for, whatever the order of arrival;
+ * reuse of slots in the receiver's ring; which receives write no CTS entry; and what happens to
+ * messages when something fails.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-/* What a pair sends from and receives to. */
+/* The buffers from which a pair sends, and into which it receives. */
 struct both {
     struct pair pair;
     struct dpn_memory *from, *to;
@@ -50,7 +50,7 @@ static struct dpn_request *try_send(struct both *b, size_t at, size_t len, int t
     return req;
 }
 
-/* The same, once it is. */
+/* The same, repeated until the receiver is ready. */
 static struct dpn_request *send_in_time(struct both *b, size_t at, size_t len, int tag)
 {
     struct dpn_request *req = NULL;
@@ -60,8 +60,8 @@ static struct dpn_request *send_in_time(struct both *b, size_t at, size_t len, i
     return req;
 }
 
-/* One message that does not wait, and is there when this returns. */
-static void send_early(struct both *b, size_t at, size_t len, int tag)
+/* A message that does not wait, and has arrived when this returns. */
+static void send_eager(struct both *b, size_t at, size_t len, int tag)
 {
     struct dpn_request *req = try_send(b, at, len, tag);
 
@@ -90,9 +90,9 @@ static void a_short_message_does_not_wait_for_its_receive(void **state)
 {
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
-    send_early(&b, 0, 8192, 7);
-    send_early(&b, 9000, 0, 7);
-    send_early(&b, 10000, 1, 7);
+    send_eager(&b, 0, 8192, 7);
+    send_eager(&b, 9000, 0, 7);
+    send_eager(&b, 10000, 1, 7);
     assert_null(try_send(&b, 0, 8193, 7)); /* too long for that */
     for (int i = 0; i < 3; i++)
         pair_finish(NULL, receive(&b, (size_t)i * 10000, 8192, 7));
@@ -108,10 +108,10 @@ static void messages_of_one_tag_keep_their_order_however_they_travel(void **stat
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *recvs[3];
 
-    send_early(&b, 0, 100, 7);
+    send_eager(&b, 0, 100, 7);
     for (int i = 0; i < 3; i++)
         recvs[i] = receive(&b, (size_t)i * 1000, 1000, 7);
-    /* The second and third know where to: the line of the first is taken already. */
+    /* The second and third know their buffers: the CTS entry of the first is taken already. */
     struct dpn_request *sends[] = {pair_send(&b.pair, b.from, pair_from + 1000, 200),
                                    pair_send(&b.pair, b.from, pair_from + 2000, 300)};
     pair_finish(recvs[2], sends[1]);
@@ -122,7 +122,7 @@ static void messages_of_one_tag_keep_their_order_however_they_travel(void **stat
     pair_end(&b.pair);
 }
 
-/* A receive for it is on its way when it is sent, and one that is not for it in between. */
+/* A receive for it is in flight when it is sent, and between them one that is not for it. */
 static void a_message_passes_receives_of_other_tags(void **state)
 {
     (void)state;
@@ -149,9 +149,9 @@ static void a_group_takes_what_came_before_it_by_tags(void **state)
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_memory *memories[] = {b.to, b.to, b.to, b.to};
-    send_early(&b, 2000, 30, 3);
-    send_early(&b, 1000, 20, 2);
-    send_early(&b, 9000, 90, 9); /* of none of them */
+    send_eager(&b, 2000, 30, 3);
+    send_eager(&b, 1000, 20, 2);
+    send_eager(&b, 9000, 90, 9); /* for none of them */
     assert_int_equal(dpn_net_irecv(b.pair.receiver, 4, data, sizes, tags, memories, false, &group), 0);
     last = send_in_time(&b, 3000, 40, 2);
     pair_finish(last, NULL);
@@ -166,7 +166,7 @@ static void a_group_takes_what_came_before_it_by_tags(void **state)
 
 /* ---- the ring ---------------------------------------------------------------------------------- */
 
-/* Of messages of so many bytes, of which there is room for `slots`. */
+/* Messages of this many bytes, for which there are `slots` slots. */
 static void use_the_ring(size_t len, size_t slots)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
@@ -178,7 +178,7 @@ static void use_the_ring(size_t len, size_t slots)
             pair_finish(req, NULL);
             sent++;
         }
-        /* A slot is known to be free with the line after the one that it went to. */
+        /* The CTS entry after the one that a message went to tells that its slot is free. */
         assert_true(sent <= slots && sent >= slots - (round > 0));
         for (size_t i = 0; i < sent; i++) {
             pair_finish(NULL, receive(&b, i * len, len, 7));
@@ -198,8 +198,8 @@ static void the_ring_is_used_again_as_receives_come(void **state)
     use_the_ring(8192, DPN_LARGE_SLOTS);
 }
 
-/* Quick ones and larger ones, in the one order that there is. */
-static void messages_of_all_lengths_use_it_by_turns(void **state)
+/* Inline and larger messages share one order. */
+static void messages_of_all_lengths_share_the_ring(void **state)
 {
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
@@ -214,13 +214,13 @@ static void messages_of_all_lengths_use_it_by_turns(void **state)
     pair_end(&b.pair);
 }
 
-/* No slot is free as long as they are there; a credit says what became of those behind them. */
-static void those_that_nobody_wants_yet_are_no_hindrance(void **state)
+/* No slot becomes free while they are unmatched; a credit reports what became of later ones. */
+static void unmatched_messages_do_not_delay_others(void **state)
 {
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
-    send_early(&b, 1000, 10, 9);
-    send_early(&b, 2000, 20, 9);
+    send_eager(&b, 1000, 10, 9);
+    send_eager(&b, 2000, 20, 9);
     for (size_t i = 0; i < 3 * DPN_EAGER_SLOTS; i++) {
         struct dpn_request *recv = receive(&b, i * 10, 10, 7), *send = NULL;
         const int64_t began_ns = dp_now_ns();
@@ -256,7 +256,8 @@ static void without_it_every_message_waits(void **state)
     dpn_options.eager_bytes = 8192;
 }
 
-/* Whatever the last receive that was cleared to send is into says what the next message may do. */
+/* The memory of the last receive that was cleared to send decides whether the next message may be
+ * eager. */
 static void a_receiver_in_gpu_memory_has_messages_wait(void **state)
 {
     (void)state;
@@ -265,19 +266,19 @@ static void a_receiver_in_gpu_memory_has_messages_wait(void **state)
     struct dpn_memory *gpu, *host = b.to;
     dpn_verbs_state.ports.hcas[0].pointers |= NCCL_PTR_CUDA;
     gpu = pair_reg(b.pair.receiver, pair_to, NCCL_PTR_CUDA);
-    assert_null(try_send(&b, 0, 100, 7)); /* it is not known yet what the receives are into */
+    assert_null(try_send(&b, 0, 100, 7)); /* the memory of the receives is not known yet */
     struct dpn_request *recv = receive(&b, 0, 9000, 7);
     pair_finish(send_in_time(&b, 0, 100, 7), recv);
-    send_early(&b, 100, 200, 7); /* into the host's memory */
+    send_eager(&b, 100, 200, 7); /* into host memory */
     b.to = gpu;
-    pair_finish(NULL, receive(&b, 100, 200, 7)); /* it was on its way: the device copies it */
+    pair_finish(NULL, receive(&b, 100, 200, 7)); /* it was in flight: the device copies it */
     recv = receive(&b, 1000, 9000, 7);
     pair_finish(send_in_time(&b, 1000, 300, 7), recv);
     assert_null(try_send(&b, 2000, 300, 7));
     b.to = host;
     recv = receive(&b, 2000, 9000, 7);
     pair_finish(send_in_time(&b, 2000, 300, 7), recv);
-    send_early(&b, 3000, 300, 7);
+    send_eager(&b, 3000, 300, 7);
     pair_finish(NULL, receive(&b, 3000, 300, 7));
     for (size_t i = 1; i < 4; i++)
         must_have(i * 1000, i * 1000, 300);
@@ -286,9 +287,9 @@ static void a_receiver_in_gpu_memory_has_messages_wait(void **state)
     dpn_options.eager_gpu = true;
 }
 
-/* ---- lines that are held back ------------------------------------------------------------------ */
+/* ---- delayed CTS entries --------------------------------------------------------------------- */
 
-/* The keeper may look at the connection just now. */
+/* Under the lock: the watchdog may poll the connection just now. */
 static uint32_t cts_sent(const struct both *b)
 {
     pthread_mutex_lock(&b->pair.receiver->lock);
@@ -297,8 +298,8 @@ static uint32_t cts_sent(const struct both *b)
     return sent;
 }
 
-/* Of receives. */
-static int lines_held(const struct both *b)
+/* Number of delayed receives. */
+static int delayed_receives(const struct both *b)
 {
     pthread_mutex_lock(&b->pair.receiver->lock);
     const int delayed = __builtin_popcount(receiver_of(b)->delayed);
@@ -306,7 +307,8 @@ static int lines_held(const struct both *b)
     return delayed;
 }
 
-/* Short messages into receives of this length; returns how often lines were written for them. */
+/* Short messages into receives of this length; returns how often CTS entries were written for them.
+ */
 static unsigned exchange(struct both *b, unsigned count, size_t room)
 {
     unsigned writes = 0;
@@ -321,42 +323,42 @@ static unsigned exchange(struct both *b, unsigned count, size_t room)
     return writes;
 }
 
-static void short_messages_need_no_line_each(void **state)
+static void short_messages_need_no_entry_each(void **state)
 {
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_true(exchange(&b, 80, 100) <= 80 / (DPN_EAGER_SLOTS / 2));
-    struct dpn_request *longer = receive(&b, 0, 513, 7); /* than it is worth holding lines back for */
-    assert_int_equal(lines_held(&b), 0);
+    struct dpn_request *longer = receive(&b, 0, 513, 7); /* too long for delayed CTS entries */
+    assert_int_equal(delayed_receives(&b), 0);
     pair_finish(longer, send_in_time(&b, 0, 513, 7));
     pair_end(&b.pair);
 }
 
-static void lines_that_are_held_back_come_once_nothing_else_does(void **state)
+static void delayed_entries_are_written_once_nothing_else_arrives(void **state)
 {
     bool done = false;
 
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *recv = receive(&b, 0, 100, 7);
-    assert_int_equal(lines_held(&b), 1);
-    /* However few polls there are in that time. */
+    assert_int_equal(delayed_receives(&b), 1);
+    /* Even if there are few polls in that time. */
     for (int i = 0; i < 8; i++) {
         assert_int_equal(dpn_net_test(recv, &done, NULL), 0);
         nanosleep(&(const struct timespec){.tv_nsec = DPN_DELAY_NS}, NULL);
     }
-    assert_int_equal(lines_held(&b), 0);
+    assert_int_equal(delayed_receives(&b), 0);
     pair_finish(recv, send_in_time(&b, 0, 100, 7));
     must_have(0, 0, 100);
     pair_end(&b.pair);
 }
 
-static void a_receive_of_a_long_message_takes_the_lines_before_it_along(void **state)
+static void a_receive_of_a_long_message_releases_delayed_entries(void **state)
 {
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *first = receive(&b, 0, 100, 7), *second = receive(&b, 1000, 9000, 7);
-    assert_int_equal(lines_held(&b), 0);
+    assert_int_equal(delayed_receives(&b), 0);
     pair_finish(send_in_time(&b, 0, 100, 7), first);
     pair_finish(send_in_time(&b, 1000, 9000, 7), second);
     must_have(0, 0, 100);
@@ -364,7 +366,7 @@ static void a_receive_of_a_long_message_takes_the_lines_before_it_along(void **s
     pair_end(&b.pair);
 }
 
-/* NCCL's receives are as long as a step may be, whatever comes. */
+/* NCCL's receives have the size of a step, whatever arrives. */
 static void long_receives_wait_too_while_what_comes_is_short(void **state)
 {
     (void)state;
@@ -375,7 +377,7 @@ static void long_receives_wait_too_while_what_comes_is_short(void **state)
     pair_finish(recv, send_in_time(&b, 0, 9000, 7)); /* after a while */
     must_have(0, 0, 9000);
     recv = receive(&b, 0, 9000, 7);
-    assert_int_equal(lines_held(&b), 0);
+    assert_int_equal(delayed_receives(&b), 0);
     pair_finish(recv, send_in_time(&b, 0, 10, 7));
     pair_end(&b.pair);
 }
@@ -394,8 +396,8 @@ static void the_device_copies_what_is_for_a_gpu(void **state)
     reach_gpus(NCCL_PTR_CUDA);
     struct both b = connect_both(NCCL_PTR_CUDA);
     for (size_t i = 0; i < 40; i++) {
-        send_early(&b, i * 100, 100, 7);
-        send_early(&b, 0, 0, 7);
+        send_eager(&b, i * 100, 100, 7);
+        send_eager(&b, 0, 0, 7);
         pair_finish(NULL, receive(&b, i * 100, 8192, 7));
         pair_finish(NULL, receive(&b, 200000, 8192, 7));
     }
@@ -404,20 +406,20 @@ static void the_device_copies_what_is_for_a_gpu(void **state)
     reach_gpus(0);
 }
 
-/* There the device copies what is short, which is a write as well. */
-static void lines_of_receives_to_a_gpu_are_not_held_back(void **state)
+/* The device copies short messages there, which costs a write as well. */
+static void entries_of_receives_to_a_gpu_are_not_delayed(void **state)
 {
     (void)state;
     reach_gpus(NCCL_PTR_CUDA);
     struct both b = connect_both(NCCL_PTR_CUDA);
     struct dpn_request *recv = receive(&b, 0, 100, 7);
-    assert_int_equal(lines_held(&b), 0);
+    assert_int_equal(delayed_receives(&b), 0);
     pair_finish(recv, send_in_time(&b, 0, 100, 7));
     pair_end(&b.pair);
     reach_gpus(0);
 }
 
-static void without_a_way_to_a_gpu_every_message_waits(void **state)
+static void without_flushes_every_message_waits(void **state)
 {
     (void)state;
     reach_gpus(NCCL_PTR_CUDA);
@@ -429,9 +431,9 @@ static void without_a_way_to_a_gpu_every_message_waits(void **state)
     reach_gpus(0);
 }
 
-/* ---- trouble ----------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
-static void one_that_is_too_long_is_told_on_both_sides(void **state)
+static void one_that_is_too_long_is_reported_on_both_sides(void **state)
 {
     struct dpn_request *req = NULL;
     const int64_t began_ns = dp_now_ns();
@@ -440,7 +442,7 @@ static void one_that_is_too_long_is_told_on_both_sides(void **state)
 
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
-    send_early(&b, 0, 101, 7);
+    send_eager(&b, 0, 101, 7);
     req = receive(&b, 0, 100, 7);
     assert_int_equal(dpn_net_test(req, &done, &size), DP_EMISMATCH);
     assert_non_null(strstr(dp_last_error(), "101 bytes for a receive of 100 (tag 7)"));
@@ -453,8 +455,8 @@ static void one_that_is_too_long_is_told_on_both_sides(void **state)
     pair_end(&b.pair);
 }
 
-/* Lost before it has arrived, and after that but before this is known. */
-static void a_lost_lane_loses_and_doubles_none(void **state)
+/* The queue pair fails before the message has arrived; and after that, before the sender knows. */
+static void a_failed_queue_pair_loses_and_duplicates_none(void **state)
 {
     static const enum fake_verbs_arrival arrivals[] = {FAKE_ARRIVES_NEVER, FAKE_ARRIVES_BEFORE};
 
@@ -477,7 +479,7 @@ static void a_lost_lane_loses_and_doubles_none(void **state)
     pair_end(&b.pair);
 }
 
-static void what_has_come_is_received_when_the_sender_is_gone(void **state)
+static void what_has_arrived_is_received_when_the_sender_has_closed(void **state)
 {
     struct dpn_request *req = NULL;
     const int64_t began_ns = dp_now_ns();
@@ -486,14 +488,14 @@ static void what_has_come_is_received_when_the_sender_is_gone(void **state)
 
     (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
-    send_early(&b, 0, 100, 7);
-    send_early(&b, 100, 100, 7);
+    send_eager(&b, 0, 100, 7);
+    send_eager(&b, 100, 100, 7);
     assert_int_equal(dpn_net_deregister(b.pair.sender, b.from), 0);
     dpn_net_close(b.pair.sender);
     struct dpn_verbs *v = b.pair.receiver->state;
     for (int64_t gone_ns = 0; !gone_ns || dp_now_ns() - gone_ns < DP_NS_PER_S / 2;) {
         must_be_in_time(began_ns);
-        pthread_mutex_lock(&b.pair.receiver->lock); /* its keeper may look, too */
+        pthread_mutex_lock(&b.pair.receiver->lock); /* the watchdog may poll, too */
         dpn_verbs_progress_all(v);
         gone_ns = v->peer_gone_ns;
         pthread_mutex_unlock(&b.pair.receiver->lock);
@@ -501,7 +503,7 @@ static void what_has_come_is_received_when_the_sender_is_gone(void **state)
     for (size_t i = 0; i < 2; i++)
         pair_finish(NULL, receive(&b, i * 100, 100, 7));
     must_have(0, 0, 200);
-    /* And no more is coming. */
+    /* And no more arrives. */
     while (!err) {
         must_be_in_time(began_ns);
         const size_t len = 1;
@@ -521,15 +523,16 @@ static void what_is_no_short_message_ends_the_connection(void **state)
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_verbs *v = b.pair.receiver->state;
     pthread_mutex_lock(&b.pair.receiver->lock);
-    dpn_eager_take(v, 3, 100); /* nothing is there */
+    dpn_eager_take(v, 3, 100); /* nothing has arrived */
     const int error = v->error;
     pthread_mutex_unlock(&b.pair.receiver->lock);
     assert_int_equal(error, DP_EMISMATCH);
     pair_end(&b.pair);
 }
 
-/* The sender's word was long under way: only the last lines can be unread. One of the future is none. */
-static void an_old_word_of_what_was_read_is_taken(void **state)
+/* The sender's report was in flight for long: only the last entries can be unread. A number that
+ * was not made yet is an error. */
+static void an_outdated_report_of_entries_read_is_accepted(void **state)
 {
     const uint32_t made = 3 * DPN_CTS_ENTRIES;
 
@@ -558,22 +561,22 @@ int main(void)
         cmocka_unit_test(a_message_passes_receives_of_other_tags),
         cmocka_unit_test(a_group_takes_what_came_before_it_by_tags),
         cmocka_unit_test(the_ring_is_used_again_as_receives_come),
-        cmocka_unit_test(messages_of_all_lengths_use_it_by_turns),
-        cmocka_unit_test(those_that_nobody_wants_yet_are_no_hindrance),
+        cmocka_unit_test(messages_of_all_lengths_share_the_ring),
+        cmocka_unit_test(unmatched_messages_do_not_delay_others),
         cmocka_unit_test(without_it_every_message_waits),
         cmocka_unit_test(a_receiver_in_gpu_memory_has_messages_wait),
-        cmocka_unit_test(short_messages_need_no_line_each),
-        cmocka_unit_test(lines_that_are_held_back_come_once_nothing_else_does),
-        cmocka_unit_test(a_receive_of_a_long_message_takes_the_lines_before_it_along),
+        cmocka_unit_test(short_messages_need_no_entry_each),
+        cmocka_unit_test(delayed_entries_are_written_once_nothing_else_arrives),
+        cmocka_unit_test(a_receive_of_a_long_message_releases_delayed_entries),
         cmocka_unit_test(long_receives_wait_too_while_what_comes_is_short),
-        cmocka_unit_test(lines_of_receives_to_a_gpu_are_not_held_back),
+        cmocka_unit_test(entries_of_receives_to_a_gpu_are_not_delayed),
         cmocka_unit_test(the_device_copies_what_is_for_a_gpu),
-        cmocka_unit_test(without_a_way_to_a_gpu_every_message_waits),
-        cmocka_unit_test(one_that_is_too_long_is_told_on_both_sides),
-        cmocka_unit_test(a_lost_lane_loses_and_doubles_none),
-        cmocka_unit_test(what_has_come_is_received_when_the_sender_is_gone),
+        cmocka_unit_test(without_flushes_every_message_waits),
+        cmocka_unit_test(one_that_is_too_long_is_reported_on_both_sides),
+        cmocka_unit_test(a_failed_queue_pair_loses_and_duplicates_none),
+        cmocka_unit_test(what_has_arrived_is_received_when_the_sender_has_closed),
         cmocka_unit_test(what_is_no_short_message_ends_the_connection),
-        cmocka_unit_test(an_old_word_of_what_was_read_is_taken),
+        cmocka_unit_test(an_outdated_report_of_entries_read_is_accepted),
     };
     return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_events.c - what devices, ports, addresses and queue pairs do while there are messages: the
- * message arrives, and the log says which device, port, peer and operation, and where to look.
+ * test_verbs_events.c - failures of devices, ports, addresses and queue pairs while messages are
+ * sent: the message arrives, and the log names device, port, peer and operation, and where to look.
  */
 #include "fake_fabric.h"
 #include "verbs_pair.h"
@@ -15,63 +15,63 @@
 enum { INFINIBAND = 2 }; /* the device */
 #define PORT_OF_FAKE0 "fake0 port 1 -> fake0, GID 192.168.0.10 (index 3, RoCE v2) -> 192.168.0.10 "
 
-/* ---- what was said ----------------------------------------------------------------------------- */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 static struct {
     pthread_mutex_t lock;
     size_t len;
     char text[1 << 16];
-} said = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} log_text = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void listen_to(void *none, enum dp_log_level level, const char *line)
+static void keep_log(void *none, enum dp_log_level level, const char *line)
 {
     (void)none;
     (void)level;
-    pthread_mutex_lock(&said.lock);
-    const size_t room = sizeof(said.text) - said.len;
-    const int n = snprintf(said.text + said.len, room, "%s\n", line);
-    said.len += (size_t)n < room ? (size_t)n : room - 1;
-    pthread_mutex_unlock(&said.lock);
+    pthread_mutex_lock(&log_text.lock);
+    const size_t room = sizeof(log_text.text) - log_text.len;
+    const int n = snprintf(log_text.text + log_text.len, room, "%s\n", line);
+    log_text.len += (size_t)n < room ? (size_t)n : room - 1;
+    pthread_mutex_unlock(&log_text.lock);
 }
 
-static bool was_said(const char *words)
+static bool was_logged(const char *words)
 {
-    pthread_mutex_lock(&said.lock);
-    const bool was = strstr(said.text, words);
-    pthread_mutex_unlock(&said.lock);
+    pthread_mutex_lock(&log_text.lock);
+    const bool was = strstr(log_text.text, words);
+    pthread_mutex_unlock(&log_text.lock);
     return was;
 }
 
-static void must_be_said(const char *words)
+static void must_be_logged(const char *words)
 {
-    if (!was_said(words))
-        fail_msg("not said: \"%s\"; but:\n%s", words, said.text);
+    if (!was_logged(words))
+        fail_msg("not said: \"%s\"; but:\n%s", words, log_text.text);
 }
 
 static int forget_all(void **state)
 {
     (void)state;
-    pthread_mutex_lock(&said.lock);
-    said.len = 0;
-    said.text[0] = '\0';
-    pthread_mutex_unlock(&said.lock);
+    pthread_mutex_lock(&log_text.lock);
+    log_text.len = 0;
+    log_text.text[0] = '\0';
+    pthread_mutex_unlock(&log_text.lock);
     return 0;
 }
 
-/* ---- lanes ------------------------------------------------------------------------------------- */
+/* ---- queue pairs ----------------------------------------------------------------------------- */
 
-/* Events are read now and then. */
-static void transfer_until_said(struct pair *p, const char *words)
+/* Events are read at intervals. */
+static void transfer_until_logged(struct pair *p, const char *words)
 {
     const int64_t began_ns = dp_now_ns();
 
-    while (!was_said(words)) {
+    while (!was_logged(words)) {
         must_be_in_time(began_ns);
         pair_transfer(p, NCCL_PTR_HOST, -1);
     }
 }
 
-/* Over fake0 and fake1; the context is what they are fused in. */
+/* Over fake0 and fake1, which are fused in the context. */
 static struct pair connect_over_both(struct dpn_net **context)
 {
     assert_int_equal(dpn_net_init(NULL, context), 0);
@@ -90,14 +90,14 @@ static void a_port_that_is_down_leaves_its_messages_to_the_other(void **state)
     struct pair p = connect_over_both(&context);
     assert_true(fake_verbs.set_port("fake0", 1, false));
     pair_transfer_until(&p, 2);
-    must_be_said("fake0 port 1 is down: look at its cable and switch");
-    must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): port: it is down: look at the cable and the "
-                 "switch; queue pair 0x");
-    must_be_said(", 1 of 2 queue pairs are left");
+    must_be_logged("fake0 port 1 is down: look at its cable and switch");
+    must_be_logged(PORT_OF_FAKE0 "(index 3, RoCE v2): port: it is down: look at the cable and the "
+                                 "switch; queue pair 0x");
+    must_be_logged(", 1 of 2 queue pairs are left");
     assert_true(fake_verbs.set_port("fake0", 1, true));
     pair_transfer_until(&p, 3);
-    must_be_said("fake0 port 1 is up again");
-    must_be_said("fake0 -> fake0 is in use again: 192.168.0.10 (index 3, RoCE v2)");
+    must_be_logged("fake0 port 1 is up again");
+    must_be_logged("fake0 -> fake0 is in use again: 192.168.0.10 (index 3, RoCE v2)");
     pair_end(&p);
     dpn_net_finalize(context);
 }
@@ -115,7 +115,7 @@ static void the_only_port_is_waited_for(void **state)
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
     assert_true(fake_verbs.set_port("fake0", 1, false));
     struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
-    while (!was_said("fake0 port 1 is down")) {
+    while (!was_logged("fake0 port 1 is down")) {
         must_be_in_time(began_ns);
         assert_int_equal(dpn_net_test(send, &done, &size), 0);
         assert_false(done);
@@ -133,13 +133,14 @@ static void a_gid_that_has_moved_is_found_again(void **state)
     assert_true(fake_verbs.move_gid("fake0", 1, 3, 6));
     pair_transfer(&p, NCCL_PTR_HOST, 0);
     pair_transfer_until(&p, 1);
-    transfer_until_said(&p, "fake0: GID table change");
-    must_be_said("is in use again: 192.168.0.10 (index 6, RoCE v2) -> 192.168.0.10 (index 6, RoCE v2)");
+    transfer_until_logged(&p, "fake0: GID table change");
+    must_be_logged(
+        "is in use again: 192.168.0.10 (index 6, RoCE v2) -> 192.168.0.10 (index 6, RoCE v2)");
     assert_true(fake_verbs.move_gid("fake0", 1, 6, 3));
     pair_end(&p);
 }
 
-static void a_new_lid_is_told_to_the_peer(void **state)
+static void a_new_lid_is_sent_to_the_peer(void **state)
 {
     (void)state;
     struct pair p = pair_connect(INFINIBAND);
@@ -150,11 +151,11 @@ static void a_new_lid_is_told_to_the_peer(void **state)
     struct dpn_request *send = pair_send(&p, source, pair_from, PAIR_BYTES);
     pair_lose(&p, 0); /* sooner than by its retries */
     pair_finish(send, recv);
-    transfer_until_said(&p, "ib0: LID change");
+    transfer_until_logged(&p, "ib0: LID change");
     pair_end(&p);
 }
 
-static void an_error_says_where_to_look(void **state)
+static void an_error_names_where_to_look(void **state)
 {
     static const struct {
         enum ibv_wc_status status;
@@ -176,13 +177,13 @@ static void an_error_says_where_to_look(void **state)
         assert_true(fake_verbs.fail_send(pair_qp(p.sender, 0), 1, errors[i].status,
                                          FAKE_ARRIVES_NEVER));
         pair_transfer_until(&p, 1);
-        must_be_said(PORT_OF_FAKE0 "(index 3, RoCE v2): send: ");
-        must_be_said(errors[i].hint);
+        must_be_logged(PORT_OF_FAKE0 "(index 3, RoCE v2): send: ");
+        must_be_logged(errors[i].hint);
     }
     pair_end(&p);
 }
 
-static void a_queue_that_takes_no_more_is_made_anew(void **state)
+static void a_full_queue_is_opened_again(void **state)
 {
     (void)state;
     struct pair p = pair_connect(0);
@@ -191,11 +192,11 @@ static void a_queue_that_takes_no_more_is_made_anew(void **state)
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
     assert_true(fake_verbs.fail_call("ibv_post_send", 1, ENOMEM));
     pair_finish(pair_send(&p, source, pair_from, PAIR_BYTES), recv);
-    must_be_said("send: Cannot allocate memory: the send queue takes no more");
+    must_be_logged("send: Cannot allocate memory: the send queue takes no more");
     assert_true(fake_verbs.fail_call("ibv_post_send", 1, ENOMEM));
     recv = pair_receive(&p, target, PAIR_BYTES);
     pair_finish(pair_send(&p, source, pair_from, PAIR_BYTES), recv);
-    must_be_said("clear-to-send: Cannot allocate memory: the send queue takes no more");
+    must_be_logged("clear-to-send: Cannot allocate memory: the send queue takes no more");
     pair_end(&p);
 }
 
@@ -215,7 +216,7 @@ static void must_fail(struct dpn_request *req, const char *why)
     assert_non_null(strstr(dp_last_error(), why));
 }
 
-/* What it has may still be carried out, so it may not be sent by another one. */
+/* Its outstanding work may still be carried out, so it may not be sent over another one. */
 static void a_queue_pair_that_cannot_be_destroyed_ends_the_connection(void **state)
 {
     const int64_t began_ns = dp_now_ns();
@@ -227,7 +228,7 @@ static void a_queue_pair_that_cannot_be_destroyed_ends_the_connection(void **sta
     struct pair p = connect_over_both(&context);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
-    pthread_mutex_lock(&p.receiver->lock); /* so that it is the sender's that is destroyed first */
+    pthread_mutex_lock(&p.receiver->lock); /* so that the sender's queue pair is destroyed first */
     pair_lose(&p, 0);
     assert_true(fake_verbs.fail_call("ibv_destroy_qp", 1, EBUSY));
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -246,7 +247,7 @@ static void a_queue_pair_that_cannot_be_destroyed_ends_the_connection(void **sta
     dpn_net_finalize(context);
 }
 
-/* The last one: they do not come back. */
+/* The last case: failed devices stay failed. */
 static void devices_fail_one_after_the_other(void **state)
 {
     struct dpn_net *context;
@@ -255,8 +256,8 @@ static void devices_fail_one_after_the_other(void **state)
     struct pair p = connect_over_both(&context);
     assert_true(fake_verbs.kill_device("fake1"));
     pair_transfer_until(&p, 1);
-    transfer_until_said(&p, "fake1 has failed: look at the kernel's log");
-    must_be_said("fake1 port 1 -> fake1, GID 192.168.0.11 ");
+    transfer_until_logged(&p, "fake1 has failed: look at the kernel's log");
+    must_be_logged("fake1 port 1 -> fake1, GID 192.168.0.11 ");
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
     assert_true(fake_verbs.kill_device("fake0"));
@@ -265,7 +266,7 @@ static void devices_fail_one_after_the_other(void **state)
     dpn_net_finalize(context);
 }
 
-/* A port that is down shows by its event, not by packets that are lost. */
+/* A port that is down is noticed by its event, not by lost packets. */
 static int set_up(void **state)
 {
     const char *data = getenv("DP_TEST_DATA"), name[] = "/rdma/ethernet-and-infiniband";
@@ -283,7 +284,7 @@ static int set_up(void **state)
     setenv("FAKE_VERBS_RETRY_MS", "20000", 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("DUALPIPE_NET_WIRE", "verbs", 1);
-    dp_log_set(listen_to, NULL, DP_LOG_INFO);
+    dp_log_set(keep_log, NULL, DP_LOG_INFO);
     return 0;
 }
 
@@ -300,9 +301,9 @@ int main(void)
         cmocka_unit_test_setup(a_port_that_is_down_leaves_its_messages_to_the_other, forget_all),
         cmocka_unit_test_setup(the_only_port_is_waited_for, forget_all),
         cmocka_unit_test_setup(a_gid_that_has_moved_is_found_again, forget_all),
-        cmocka_unit_test_setup(a_new_lid_is_told_to_the_peer, forget_all),
-        cmocka_unit_test_setup(an_error_says_where_to_look, forget_all),
-        cmocka_unit_test_setup(a_queue_that_takes_no_more_is_made_anew, forget_all),
+        cmocka_unit_test_setup(a_new_lid_is_sent_to_the_peer, forget_all),
+        cmocka_unit_test_setup(an_error_names_where_to_look, forget_all),
+        cmocka_unit_test_setup(a_full_queue_is_opened_again, forget_all),
         cmocka_unit_test_setup(a_queue_pair_that_cannot_be_destroyed_ends_the_connection,
                                forget_all),
         cmocka_unit_test_setup(devices_fail_one_after_the_other, forget_all),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_flush.c - what is for a GPU is flushed by the devices that have written it and by no
- * others, and flushes and copies outlive a queue pair or a device that fails meanwhile.
+ * test_verbs_flush.c - data for a GPU is flushed by the devices that have written it and by no
+ * others, and flushes and copies survive a queue pair or a device that fails meanwhile.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Messages to host memory until both sides use these qps, a bit each. */
+/* Messages to host memory until both sides use these queue pairs, a bit mask. */
 static void transfer_until(struct pair *p, unsigned qps)
 {
     const int64_t began_ns = dp_now_ns();
@@ -23,7 +23,7 @@ static void transfer_until(struct pair *p, unsigned qps)
     }
 }
 
-/* A connection over fake0 and fake1, which reach GPUs; the context is what they are fused in. */
+/* A connection over fake0 and fake1, which access GPU memory and are fused in the context. */
 static struct pair connect_over_both(struct dpn_net **context)
 {
     assert_int_equal(dpn_net_init(NULL, context), 0);
@@ -40,7 +40,7 @@ static void end(struct pair *p, struct dpn_net *context)
     dpn_net_finalize(context);
 }
 
-/* As it is now; the keeper may look at the connection meanwhile. */
+/* Under the lock: the watchdog may poll the connection meanwhile. */
 static struct dpn_loop loop_of(struct pair *p, int rail)
 {
     pthread_mutex_lock(&p->receiver->lock);
@@ -71,7 +71,7 @@ static void everything_must_be_flushed(struct pair *p)
         assert_int_equal(unflushed(p, r), 0);
 }
 
-/* To the GPU, of a length that goes over one rail. */
+/* To the GPU, of a length that takes one rail. */
 static struct dpn_memory *transfer_one_stripe(struct pair *p)
 {
     struct dpn_memory *source = pair_reg(p->sender, pair_from, NCCL_PTR_HOST);
@@ -94,7 +94,7 @@ static void only_rails_that_have_written_are_read_over(void **state)
     struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
     pair_finish(flush(&p, memory), NULL);
     everything_must_be_flushed(&p);
-    assert_null(flush(&p, memory)); /* nothing has come since */
+    assert_null(flush(&p, memory)); /* nothing has arrived since */
     memory = transfer_one_stripe(&p);
     const bool by_first = unflushed(&p, 0) > 0;
     assert_int_equal(unflushed(&p, by_first), 0);
@@ -105,7 +105,7 @@ static void only_rails_that_have_written_are_read_over(void **state)
     end(&p, context);
 }
 
-/* Two at once: the second may not be done before the read of the first is back. */
+/* Two at once: the second may not be done before the read of the first has completed. */
 static void a_flush_waits_for_the_read_of_another(void **state)
 {
     struct dpn_net *context;
@@ -121,9 +121,9 @@ static void a_flush_waits_for_the_read_of_another(void **state)
     end(&p, context);
 }
 
-/* ---- what fails -------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
-/* As its event would; only a test can take it back. */
+/* As an event does; only a test can undo it. */
 static void set_dead(struct pair *p, int rail, bool dead)
 {
     const struct dpn_verbs *v = p->receiver->state;
@@ -168,7 +168,7 @@ static void a_flush_goes_on_over_a_new_queue_pair(void **state)
     end(&p, context);
 }
 
-/* No other device can say whether its writes are there. */
+/* No other device can tell whether its writes have arrived. */
 static void a_device_that_dies_before_its_flush_ends_the_connection(void **state)
 {
     const int64_t began_ns = dp_now_ns();
@@ -197,7 +197,7 @@ static void a_device_that_dies_before_its_flush_ends_the_connection(void **state
 
 /* ---- copies ------------------------------------------------------------------------------------ */
 
-/* A short message that comes before its receive. */
+/* A short message that arrives before its receive. */
 static void copy_short(struct pair *p, size_t at)
 {
     struct dpn_memory *source = pair_reg(p->sender, pair_from, NCCL_PTR_HOST);
@@ -230,7 +230,7 @@ static void a_copy_goes_on_by_another_device(void **state)
     end(&p, context);
 }
 
-/* Its copy may still be carried out, so the receive may not end by another one. */
+/* Its copy may still be carried out, so another copy may not complete the receive. */
 static void a_loop_that_cannot_be_destroyed_ends_the_connection(void **state)
 {
     const int64_t began_ns = dp_now_ns();
@@ -275,7 +275,7 @@ static void a_copy_waits_for_the_only_device(void **state)
     end(&p, context);
 }
 
-/* What is acknowledged may still be on its way to the memory. */
+/* An acknowledged write may still be on its way to the memory. */
 static void a_copy_is_done_only_when_it_is_placed(void **state)
 {
     struct dpn_net *context;
@@ -295,7 +295,7 @@ static void a_copy_is_done_only_when_it_is_placed(void **state)
     pair_finish(pair_send(&p, source, pair_from, 100), NULL);
     pair_finish(NULL, pair_receive(&p, target, 100));
     assert_memory_equal(pair_from, pair_to, 100);
-    assert_null(flush(&p, target)); /* the read has shown that */
+    assert_null(flush(&p, target)); /* the read has flushed it */
     end(&p, context);
 }
 

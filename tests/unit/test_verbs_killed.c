@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_killed.c - the peer's process is killed before it has read all that was said to it. Its
- * host then resets the control connection, as if that had been lost on the way; that nobody listens for
- * its return tells that the process is gone, though a child that it had forked, as a data loader's, lives
- * on.
+ * test_verbs_killed.c - the peer's process is killed before it has read all control messages. Its
+ * host then resets the control connection, as if the network had lost it; that its acceptor no
+ * longer listens shows that the process has ended, even if a child that it had forked, as a data
+ * loader's, keeps running.
  */
 #include "unit/verbs_pair.h"
 
@@ -19,17 +19,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PATIENCE_S = 400 }; /* an eighth of it would pass before a peer is gone that nobody asks for */
+enum { TIMEOUT_S = 400 }; /* a peer that cannot be asked counts as gone after an eighth of it */
 
 /* ---- a side in a process of its own ------------------------------------------------------------ */
 
 struct child {
     pid_t pid;
     int to, from;
-    int life; /* of the child that it has forked, if any: that ends once nobody can write here */
+    /* pipe of the child that it has forked, if any, which ends once no process can write to it */
+    int life;
 };
 
-/* [0] sends, [1] receives, [2] and [3] have a child of their own; begun while the program has one
+/* [0] sends, [1] receives, [2] and [3] have a child of their own; started while the program has one
  * thread. */
 static struct child children[4];
 
@@ -57,7 +58,7 @@ static struct dpn_comm *receive_from(struct dpn_net *net, int in, int out)
 
     must(!dpn_net_listen(net, 0, handle, &listener));
     say(out, handle, sizeof(handle));
-    hear(in, handle, 1); /* now the other one calls */
+    hear(in, handle, 1); /* the peer connects now */
     for (int err = DP_EAGAIN; err; must(!err || err == DP_EAGAIN))
         err = dpn_net_accept(listener, &comm);
     return comm;
@@ -85,7 +86,7 @@ static void live_on(int life, int out)
     _exit(0);
 }
 
-/* Connected, and then nothing more, until it is killed. */
+/* Connected, and then idle until it is killed. */
 static void be_child(bool sends, bool forks, int life, int in, int out)
 {
     struct dpn_net *net;
@@ -133,7 +134,7 @@ static void stop(const struct child *c)
     assert_true(WIFSTOPPED(status));
 }
 
-static bool has_said_so(struct dpn_comm *comm)
+static bool has_sent_closed(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
     struct dpn_verbs *v = comm->state;
@@ -143,7 +144,7 @@ static bool has_said_so(struct dpn_comm *comm)
     return has;
 }
 
-/* It has not read what we say of a lane. */
+/* It has not read the CLOSED message of this side. */
 static void kill_child(const struct child *c, struct dpn_comm *comm)
 {
     const int64_t began_ns = dp_now_ns();
@@ -153,7 +154,7 @@ static void kill_child(const struct child *c, struct dpn_comm *comm)
     struct dpn_verbs *v = comm->state;
     dpn_qp_fail(v, &v->qps[0], "test", "pulled", "");
     pthread_mutex_unlock(&comm->lock);
-    while (!has_said_so(comm))
+    while (!has_sent_closed(comm))
         must_be_in_time(began_ns);
     assert_int_equal(kill(c->pid, SIGKILL), 0);
     assert_int_equal(waitpid(c->pid, NULL, 0), c->pid);
@@ -162,7 +163,7 @@ static void kill_child(const struct child *c, struct dpn_comm *comm)
 static void must_be_gone(int err, int64_t killed_ns)
 {
     assert_int_equal(err, DP_ECOMM);
-    assert_true(dp_now_ns() - killed_ns < PATIENCE_S / 8 * DP_NS_PER_S);
+    assert_true(dp_now_ns() - killed_ns < TIMEOUT_S / 8 * DP_NS_PER_S);
     assert_non_null(strstr(dp_last_error(), "the peer is gone: Connection reset by peer, and its "
                                             "acceptor no longer listens"));
 }
@@ -248,13 +249,13 @@ static void a_sender_that_is_killed_is_found_soon(void **state)
     kill_sender(&children[0]);
 }
 
-static void a_receiver_is_found_though_its_child_lives(void **state)
+static void a_receiver_is_found_though_its_child_runs(void **state)
 {
     (void)state;
     kill_receiver(&children[3]);
 }
 
-static void a_sender_is_found_though_its_child_lives(void **state)
+static void a_sender_is_found_though_its_child_runs(void **state)
 {
     (void)state;
     kill_sender(&children[2]);
@@ -262,10 +263,10 @@ static void a_sender_is_found_though_its_child_lives(void **state)
 
 static int set_up(void **state)
 {
-    char patience[16];
+    char timeout_text[16];
 
-    snprintf(patience, sizeof(patience), "%d", PATIENCE_S);
-    setenv("DUALPIPE_NET_TIMEOUT", patience, 1);
+    snprintf(timeout_text, sizeof(timeout_text), "%d", TIMEOUT_S);
+    setenv("DUALPIPE_NET_TIMEOUT", timeout_text, 1);
     pair_set_up(state);
     for (int i = 0; i < 4; i++)
         children[i] = start_child(i % 2 == 0, i >= 2);
@@ -277,8 +278,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_receiver_that_is_killed_is_found_soon),
         cmocka_unit_test(a_sender_that_is_killed_is_found_soon),
-        cmocka_unit_test(a_receiver_is_found_though_its_child_lives),
-        cmocka_unit_test(a_sender_is_found_though_its_child_lives),
+        cmocka_unit_test(a_receiver_is_found_though_its_child_runs),
+        cmocka_unit_test(a_sender_is_found_though_its_child_runs),
     };
     return cmocka_run_group_tests(tests, set_up, pair_tear_down);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_memory.c - what is registered with a device, and how often. The device is made of the
- * functions below.
+ * test_verbs_memory.c - what is registered with a device, and how often. The functions of the
+ * device are defined below.
  */
 #include "cmocka_all.h"
 
@@ -118,7 +118,7 @@ static void the_same_pages_are_registered_once(void **state)
     assert_int_equal(given_back, 1);
 }
 
-/* Else the pages around it would stay when the whole is given back. */
+/* Otherwise the pages around it would stay registered after the whole is deregistered. */
 static void a_part_is_registered_by_itself(void **state)
 {
     (void)state;
@@ -163,7 +163,8 @@ static struct ibv_mr *reg_buf(struct ibv_pd *pd, uint64_t offset, size_t len, ui
     return make(len, (unsigned)flags);
 }
 
-/* A device reaches no byte of a dma-buf beyond what was registered, so pages are too much. */
+/* A device accesses no byte of a dma-buf beyond what was registered, so whole pages are too much.
+ */
 static void of_a_dma_buf_the_same_bytes_are_registered_once(void **state)
 {
     const struct dpn_region shorter = {(void *)0x10000, 0x100, NCCL_PTR_CUDA, 5, 0};
@@ -213,7 +214,7 @@ static struct ibv_mr *reg_direct(struct ibv_pd *pd, uint64_t offset, size_t len,
     return direct_error ? NULL : make(len, (unsigned)flags);
 }
 
-static int say_direct_path(struct ibv_context *context, char *path, size_t room)
+static int give_direct_path(struct ibv_context *context, char *path, size_t room)
 {
     (void)context;
     snprintf(path, room, "/devices/pci0001:00/0001:00:00.0");
@@ -227,7 +228,7 @@ static void dma_bufs_go_by_data_direct_where_it_is_taken(void **state)
 
     (void)state;
     dpn_mlx5 = (struct dpn_mlx5){.reg_dmabuf_mr = reg_direct,
-                                 .get_data_direct_sysfs_path = say_direct_path};
+                                 .get_data_direct_sysfs_path = give_direct_path};
     direct_error = 0;
     char *path = dpn_mlx5_find_direct(NULL);
     assert_string_equal(path, "/sys/devices/pci0001:00/0001:00:00.0");
@@ -236,7 +237,7 @@ static void dma_bufs_go_by_data_direct_where_it_is_taken(void **state)
     assert_int_equal(dpn_mr_get(&hca, &region, &mr), 0);
     assert_int_equal(direct_flags, 1);
     dpn_mr_put(&hca, mr);
-    direct_error = ENOMEM; /* does not tell what is possible */
+    direct_error = ENOMEM; /* not a reason to give up Data Direct */
     assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_EUNSUPPORTED);
     assert_true(hca.has_data_direct);
     direct_error = EOPNOTSUPP;
@@ -250,7 +251,7 @@ static void dma_bufs_go_by_data_direct_where_it_is_taken(void **state)
     assert_int_equal(errno, EOPNOTSUPP);
 }
 
-static void a_limit_is_told_with_the_way_to_raise_it(void **state)
+static void an_error_names_the_limit_and_how_to_raise_it(void **state)
 {
     const struct dpn_region region = host(0x10000, 0x1000);
     struct ibv_mr *mr;
@@ -275,7 +276,7 @@ int main(void)
         TEST(peer_memory_does_what_a_dma_buf_does_not),
         TEST(of_a_dma_buf_the_same_bytes_are_registered_once),
         TEST(dma_bufs_go_by_data_direct_where_it_is_taken),
-        TEST(a_limit_is_told_with_the_way_to_raise_it),
+        TEST(an_error_names_the_limit_and_how_to_raise_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

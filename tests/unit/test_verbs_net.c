@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_net.c - the plugin over RDMA, as far as the conformance program does not see it: fused
- * devices, flushes of GPU memory, and a lane that is lost with messages on it. Both sides are this
- * process; the devices are those of the stand-in for libibverbs, which this program is linked with.
+ * test_verbs_net.c - the plugin over RDMA, beyond the conformance program: fused devices, flushes
+ * of GPU memory, and a queue pair that fails with messages on it. Both sides are in this process;
+ * the devices are those of the simulated libibverbs, which this program is linked with.
  */
 #include "fake_fabric.h"
 #include "scratch.h"
@@ -45,7 +45,7 @@ static void fused_devices_use_all_rails_and_are_forgotten(void **state)
     assert_int_equal(v->sends[0].count, 2); /* a stripe each */
     pair_end(&p);
     dpn_net_finalize(net);
-    assert_int_equal(dpn_net_init(NULL, &net), 0); /* by an NCCL that has kept the plugin */
+    assert_int_equal(dpn_net_init(NULL, &net), 0); /* by an NCCL that has kept the plugin loaded */
     p = pair_connect(dev);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
@@ -54,7 +54,7 @@ static void fused_devices_use_all_rails_and_are_forgotten(void **state)
     assert_int_equal(count, 2);
 }
 
-/* NCCL combines only NICs of one plane, and takes rails for one if they are equal. */
+/* NCCL combines only NICs of one plane, and treats rails with the same number as one. */
 static void a_fused_device_is_of_a_plane_only_if_all_its_ports_are(void **state)
 {
     const struct dpn_device *members[2], *fused;
@@ -78,7 +78,7 @@ static void a_fused_device_is_of_a_plane_only_if_all_its_ports_are(void **state)
             NCCL_NET_ID_UNDEF;
 }
 
-static void what_cannot_be_fused_is_said(void **state)
+static void what_cannot_be_fused_is_an_error(void **state)
 {
     const int nine[9] = {0};
     struct dpn_net *net;
@@ -105,7 +105,7 @@ static void a_message_goes_on_over_the_other_rail(void **state)
     dpn_net_finalize(net);
 }
 
-/* The second message takes the place of the first, whose acknowledgement is seen only then. */
+/* The second message reuses the slot of the first, whose acknowledgement is seen only then. */
 static void a_late_acknowledgement_is_not_the_next_messages(void **state)
 {
     (void)state;
@@ -135,7 +135,7 @@ static void what_comes_twice_is_received_once(void **state)
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
 
-    for (size_t i = 0; i < 40; i++) { /* short ones that come first, and others */
+    for (size_t i = 0; i < 40; i++) { /* short ones that arrive first, and others */
         const size_t len = i % 2 ? 20000 : 100;
         struct dpn_request *recv = i % 4 < 2 ? pair_receive(&p, target, len) : NULL;
         assert_true(fake_verbs.fail_send(pair_qp(p.sender, 0), 1, IBV_WC_SUCCESS, FAKE_ARRIVES_TWICE));
@@ -148,7 +148,7 @@ static void what_comes_twice_is_received_once(void **state)
     pair_end(&p);
 }
 
-/* Its memory is the user's again: it may have spoiled something. */
+/* Its memory has been returned to its owner: the message may have overwritten something. */
 static void what_comes_again_too_late_ends_the_connection(void **state)
 {
     struct dpn_request *req = NULL;
@@ -171,7 +171,7 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
     pair_end(&p);
 }
 
-static void the_only_lane_comes_back_with_the_message(void **state)
+static void the_only_queue_pair_is_opened_again_with_the_message(void **state)
 {
     (void)state;
     struct pair p = pair_connect(0);
@@ -218,7 +218,7 @@ static void only_registered_memory_is_carried(void **state)
     pair_end(&p);
 }
 
-/* Several of NCCL's peers share a connection, each with as many requests as it may have. */
+/* Several of NCCL's peers share a connection, each with the maximum number of requests. */
 static void a_connection_has_as_many_sends_as_its_receives_have_places(void **state)
 {
     enum { GROUP = DPN_MAX_RECEIVES, LEN = 9000 };
@@ -275,7 +275,7 @@ static void a_connection_that_is_never_idle_is_looked_after(void **state)
     pair_end(&p);
 }
 
-/* ---- NCCL_IB_*: what a queue pair is made with ------------------------------------------------- */
+/* ---- NCCL_IB_*: attributes of queue pairs ---------------------------------------------------- */
 
 struct made {
     struct ibv_qp_attr attr;
@@ -290,7 +290,7 @@ static struct made made_of(struct dpn_comm *comm)
     return m;
 }
 
-/* What the peer's memory holds is nobody's business. */
+/* A peer has no right to read memory. */
 static void only_a_loop_may_be_read_over(void **state)
 {
     struct ibv_qp_attr attr;
@@ -427,7 +427,7 @@ static void a_port_of_the_subnet_of_the_peer_stands_in(void **state)
     assert_string_equal(v->rails[0].port->name, "fake1");
     pair_transfer(&p, NCCL_PTR_HOST, 0);
     pair_end(&p);
-    dpn_verbs_state.options.subnet_bits = 24; /* its own is near as well */
+    dpn_verbs_state.options.subnet_bits = 24; /* its own port is near as well */
     p = pair_connect_between(0, 1);
     v = p.sender->state;
     assert_string_equal(v->rails[0].port->name, "fake0");
@@ -463,7 +463,7 @@ static struct ibv_mr *no_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint
     return NULL;
 }
 
-/* Another look at the same devices, which is thrown away. */
+/* Find the same devices again; the result is thrown away. */
 static struct dpn_hca look_again(const struct dpn_verbs_options *options)
 {
     static struct dpn_ports ports;
@@ -512,7 +512,7 @@ static int force_flush_of(int dev)
     return props.forceFlush;
 }
 
-/* As the devices are looked for by a version of NCCL, on an adapter that has Data Direct. */
+/* Devices as a version of NCCL finds them, on an adapter that has Data Direct. */
 static bool needs_flush(bool has_force_flush)
 {
     static struct dpn_device found[2];
@@ -529,8 +529,8 @@ static bool needs_flush(bool has_force_flush)
     return found[0].needs_flush;
 }
 
-/* NCCL flushes on Hopper only if it is told to; a version that cannot be told has no Data Direct.
- */
+/* NCCL flushes on Hopper only if it is told to; versions that cannot be told do not use Data
+ * Direct. */
 static void a_device_with_data_direct_is_always_flushed(void **state)
 {
     const struct dpn_verbs_state before = dpn_verbs_state;
@@ -583,7 +583,7 @@ static void routers_are_addressed_by_the_lid_they_know(void **state)
     path.peer_gid.raw.raw[7] = 9;
     assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0);
     assert_true(asked.dlid == 0x1234 && asked.is_global && asked.grh.sgid_index == 1);
-    path.peer_gid.raw.raw[4] = path.peer_gid.raw.raw[5] = 0; /* no router says how */
+    path.peer_gid.raw.raw[4] = path.peer_gid.raw.raw[5] = 0; /* no router's LID is known */
     assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0);
     assert_true(asked.dlid == 7 && !asked.is_global);
     dpn_ibv.modify_qp = modify;
@@ -620,7 +620,7 @@ static void forget_placement(const char *path)
     dpn_placement_open();
 }
 
-/* With all that belongs to opening lanes. */
+/* With everything that opening queue pairs needs. */
 static unsigned completed_on(struct dpn_comm *comm, int rail)
 {
     const int64_t began_ns = dp_now_ns();
@@ -664,7 +664,7 @@ static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
     forget_placement(path);
 }
 
-/* NCCL's device stands in, and the message arrives. */
+/* NCCL's device is used instead, and the message arrives. */
 static void a_placed_flow_goes_on_over_the_other_device(void **state)
 {
     char path[SCRATCH_LEN];
@@ -710,12 +710,12 @@ int main(void)
         cmocka_unit_test(a_placed_flow_goes_on_over_the_other_device),
         cmocka_unit_test(fused_devices_use_all_rails_and_are_forgotten),
         cmocka_unit_test(a_fused_device_is_of_a_plane_only_if_all_its_ports_are),
-        cmocka_unit_test(what_cannot_be_fused_is_said),
+        cmocka_unit_test(what_cannot_be_fused_is_an_error),
         cmocka_unit_test(a_message_goes_on_over_the_other_rail),
         cmocka_unit_test(a_late_acknowledgement_is_not_the_next_messages),
         cmocka_unit_test(what_comes_twice_is_received_once),
         cmocka_unit_test(what_comes_again_too_late_ends_the_connection),
-        cmocka_unit_test(the_only_lane_comes_back_with_the_message),
+        cmocka_unit_test(the_only_queue_pair_is_opened_again_with_the_message),
         cmocka_unit_test(gpu_memory_is_flushed_and_host_memory_is_not),
         cmocka_unit_test(only_registered_memory_is_carried),
         cmocka_unit_test(a_connection_has_as_many_sends_as_its_receives_have_places),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_reconnect.c - the control connection of a connection over RDMA is lost: messages go on, it is
- * made again, and what could not be said meanwhile is said then. A peer that is gone is found all the
- * same. Where there is no door to come back to, the loss is the end.
+ * test_verbs_reconnect.c - the control connection of an RDMA connection is lost: messages continue,
+ * it is made again, and control messages that waited are sent then. A peer that is gone is still
+ * detected. Without an acceptor to connect to, the loss ends the connection.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -25,7 +25,7 @@ static bool is_lost(struct dpn_comm *comm)
     return lost;
 }
 
-/* Messages until both sides have it. */
+/* Transfer messages until both sides have the control connection. */
 static void transfer_until_back(struct pair *p)
 {
     const int64_t began_ns = dp_now_ns();
@@ -45,7 +45,7 @@ static int64_t lost_ns(struct dpn_comm *comm)
     return ns;
 }
 
-/* Until both sides have noticed, and have it again: that may be over before anything is looked at. */
+/* Until both sides have noticed, and have it again: both may be over before the first check. */
 static void reset_and_transfer(struct pair *p, struct dpn_comm *comm)
 {
     const int64_t began_ns = dp_now_ns();
@@ -58,7 +58,7 @@ static void reset_and_transfer(struct pair *p, struct dpn_comm *comm)
     transfer_until_back(p);
 }
 
-/* ---- it comes back ----------------------------------------------------------------------------- */
+/* ---- it is made again ------------------------------------------------------------------------ */
 
 static void a_reset_ends_nothing(void **state)
 {
@@ -70,8 +70,8 @@ static void a_reset_ends_nothing(void **state)
     pair_end(&p);
 }
 
-/* Its words have to wait. */
-static void a_lane_that_fails_meanwhile_comes_back(void **state)
+/* Its control messages have to wait. */
+static void a_queue_pair_that_fails_meanwhile_is_opened_again(void **state)
 {
     (void)state;
     struct pair p = pair_connect(0);
@@ -89,10 +89,10 @@ static void a_lane_that_fails_meanwhile_comes_back(void **state)
 }
 
 struct body {
-    uint32_t said, received;
+    uint32_t log_text, received;
 };
 
-static struct body talk_of(struct dpn_comm *comm)
+static struct body counters_of(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
     const struct dpn_verbs *v = comm->state;
@@ -101,8 +101,8 @@ static struct body talk_of(struct dpn_comm *comm)
     return body;
 }
 
-/* What was said just before may have been lost, or may be said twice. */
-static void words_are_neither_lost_nor_doubled(void **state)
+/* Control messages sent just before may have been lost, or may be sent twice. */
+static void control_messages_are_neither_lost_nor_duplicated(void **state)
 {
     (void)state;
     struct pair p = pair_connect(0);
@@ -123,13 +123,13 @@ static void words_are_neither_lost_nor_doubled(void **state)
         pair_finish(send, done ? NULL : recv);
         transfer_until_back(&p);
     }
-    const struct body from_sender = talk_of(p.sender), from_receiver = talk_of(p.receiver);
-    assert_int_equal(from_sender.said, from_receiver.received);
-    assert_int_equal(from_receiver.said, from_sender.received);
+    const struct body from_sender = counters_of(p.sender), from_receiver = counters_of(p.receiver);
+    assert_int_equal(from_sender.log_text, from_receiver.received);
+    assert_int_equal(from_receiver.log_text, from_sender.received);
     pair_end(&p);
 }
 
-/* ---- it does not ------------------------------------------------------------------------------- */
+/* ---- it stays lost --------------------------------------------------------------------------- */
 
 static int wait_for_error(struct dpn_request *req)
 {
@@ -145,7 +145,7 @@ static int wait_for_error(struct dpn_request *req)
     return err;
 }
 
-/* No farewell, as when its host is gone; the door is, too. */
+/* Without closing, as when its host fails; its acceptor is gone, too. */
 static void a_peer_that_is_gone_is_found(void **state)
 {
     const int64_t timeout_s = dpn_options.timeout_s;
@@ -166,7 +166,7 @@ static void a_peer_that_is_gone_is_found(void **state)
     dpn_options.timeout_s = timeout_s;
 }
 
-/* Its process is there still, and does not know of the connection. */
+/* Its process is alive, and does not know the connection. */
 static void a_peer_that_has_closed_is_found_at_once(void **state)
 {
     (void)state;
@@ -189,7 +189,7 @@ static void a_peer_that_has_closed_is_found_at_once(void **state)
     pair_end(&other);
 }
 
-/* Where the door was there is somebody who says nothing: a listening socket, which is returned. */
+/* In place of the acceptor there is a listening socket, which is returned, and never answers. */
 static int lock_out(struct dpn_comm *comm)
 {
     struct dpn_verbs *v = comm->state;
@@ -206,8 +206,8 @@ static int lock_out(struct dpn_comm *comm)
     return fd;
 }
 
-/* Nobody answers there. */
-static void words_do_not_wait_for_ever(void **state)
+/* No peer answers there. */
+static void control_messages_do_not_wait_for_ever(void **state)
 {
     const int64_t timeout_s = dpn_options.timeout_s;
 
@@ -239,9 +239,9 @@ static void words_do_not_wait_for_ever(void **state)
     dpn_options.timeout_s = timeout_s;
 }
 
-/* ---- the door ---------------------------------------------------------------------------------- */
+/* ---- the acceptor ---------------------------------------------------------------------------- */
 
-static void a_door_is_there_while_it_is_used(void **state)
+static void an_acceptor_listens_while_it_is_used(void **state)
 {
     struct dp_wire_address one, two;
     uint64_t label, other;
@@ -261,10 +261,10 @@ static void a_door_is_there_while_it_is_used(void **state)
     assert_true(dpn_acceptor_use("no-such-interface", &two, &other) < 0);
 }
 
-/* ---- no door ----------------------------------------------------------------------------------- */
+/* ---- no acceptor ----------------------------------------------------------------------------- */
 
-static int listens_left = -1; /* -1: as many as the system lets us */
-static char said[4096];
+static int listens_left = -1; /* -1: as many as the system allows */
+static char log_text[4096];
 
 int __real_listen(int fd, int backlog);
 int __wrap_listen(int fd, int backlog);
@@ -282,14 +282,14 @@ static void take_entry(void *user, enum dp_log_level level, const char *line)
 {
     (void)user;
     (void)level;
-    strncat(said, line, sizeof(said) - strlen(said) - 2);
-    strcat(said, "\n");
+    strncat(log_text, line, sizeof(log_text) - strlen(log_text) - 2);
+    strcat(log_text, "\n");
 }
 
-/* The connection's own listener is the last that there is a file for. */
-static struct pair connect_without_doors(void)
+/* The connection's own listener is the last for which there is a file descriptor. */
+static struct pair connect_without_acceptors(void)
 {
-    said[0] = '\0';
+    log_text[0] = '\0';
     dp_log_set(take_entry, NULL, DP_LOG_INFO);
     listens_left = 1;
     struct pair p = pair_connect(0);
@@ -298,13 +298,13 @@ static struct pair connect_without_doors(void)
     return p;
 }
 
-static void without_a_door_messages_go_and_the_log_says_what_is_missing(void **state)
+static void without_an_acceptor_messages_pass_and_the_log_names_the_cause(void **state)
 {
     (void)state;
-    struct pair p = connect_without_doors();
-    assert_non_null(strstr(said, "Too many open files"));
-    assert_non_null(strstr(said, "the peer cannot ask whether this process is there: "));
-    assert_non_null(strstr(said, "a control connection that is lost cannot be made again: "));
+    struct pair p = connect_without_acceptors();
+    assert_non_null(strstr(log_text, "Too many open files"));
+    assert_non_null(strstr(log_text, "the peer cannot ask whether this process is there: "));
+    assert_non_null(strstr(log_text, "a control connection that is lost cannot be made again: "));
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     const unsigned epoch = pair_epoch(p.sender, 0);
     const int64_t began_ns = dp_now_ns();
@@ -315,10 +315,10 @@ static void without_a_door_messages_go_and_the_log_says_what_is_missing(void **s
     pair_end(&p);
 }
 
-static void without_a_door_a_lost_control_connection_is_the_end(void **state)
+static void without_an_acceptor_a_lost_control_connection_is_the_end(void **state)
 {
     (void)state;
-    struct pair p = connect_without_doors();
+    struct pair p = connect_without_acceptors();
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     assert_non_null(source);
@@ -332,10 +332,10 @@ static void without_a_door_a_lost_control_connection_is_the_end(void **state)
 }
 
 /* A later connection has one. */
-static void a_door_is_tried_again(void **state)
+static void an_acceptor_is_tried_again(void **state)
 {
     (void)state;
-    struct pair without = connect_without_doors(), p = pair_connect(0);
+    struct pair without = connect_without_acceptors(), p = pair_connect(0);
     reset_and_transfer(&p, p.receiver);
     pair_transfer(&without, NCCL_PTR_HOST, -1);
     pair_end(&p);
@@ -346,15 +346,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_reset_ends_nothing),
-        cmocka_unit_test(a_lane_that_fails_meanwhile_comes_back),
-        cmocka_unit_test(words_are_neither_lost_nor_doubled),
+        cmocka_unit_test(a_queue_pair_that_fails_meanwhile_is_opened_again),
+        cmocka_unit_test(control_messages_are_neither_lost_nor_duplicated),
         cmocka_unit_test(a_peer_that_is_gone_is_found),
         cmocka_unit_test(a_peer_that_has_closed_is_found_at_once),
-        cmocka_unit_test(words_do_not_wait_for_ever),
-        cmocka_unit_test(a_door_is_there_while_it_is_used),
-        cmocka_unit_test(without_a_door_messages_go_and_the_log_says_what_is_missing),
-        cmocka_unit_test(without_a_door_a_lost_control_connection_is_the_end),
-        cmocka_unit_test(a_door_is_tried_again),
+        cmocka_unit_test(control_messages_do_not_wait_for_ever),
+        cmocka_unit_test(an_acceptor_listens_while_it_is_used),
+        cmocka_unit_test(without_an_acceptor_messages_pass_and_the_log_names_the_cause),
+        cmocka_unit_test(without_an_acceptor_a_lost_control_connection_is_the_end),
+        cmocka_unit_test(an_acceptor_is_tried_again),
     };
     return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
 }

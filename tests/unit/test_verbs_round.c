@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_round.c - what a connection over RDMA counts goes round: uses of a receive after 15 bits,
- * lives of a lane and short messages in immediates and lines after 16, words in tags after 28, all of
- * them and lines after 32. Messages arrive once, and in order, while lanes and the control connection
- * are lost; and what a receive had half a round ago is not taken for lost. Failures are counted only
- * while there is something to do.
+ * test_verbs_round.c - counters of an RDMA connection wrap: generations of a receive after 15 bits,
+ * epochs of a queue pair and eager messages in immediates and CTS entries after 16, control
+ * messages in tags after 28, all of them and CTS entries after 32. Messages arrive once, and in
+ * order, while queue pairs and the control connection fail; and a message that a receive had when
+ * its generation was half way round is not taken for lost. Failures are counted only while requests
+ * are open.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -25,7 +26,7 @@ static void fill(char seed)
     memset(pair_to, 0, LONG);
 }
 
-/* A short message that comes before its receive, or a long one, which comes twice. */
+/* A short message that arrives before its receive, or a long one, sent twice. */
 static void transfer(struct pair *p, size_t len, char seed, bool twice)
 {
     fill(seed);
@@ -57,7 +58,7 @@ static void wait_for_qps(struct pair *p, unsigned epoch)
              pair_epoch(p->sender, 0) != (uint16_t)epoch || pair_epoch(p->sender, 1) != (uint16_t)epoch);
 }
 
-static void go_round(uint32_t end, bool loses_words)
+static void wrap(uint32_t end, bool loses_messages)
 {
     const uint32_t start = end - 3;
 
@@ -73,11 +74,11 @@ static void go_round(uint32_t end, bool loses_words)
         wait_for_qps(&p, start + 1 + i);
         pair_lose(&p, i % LANES);
         transfer(&p, SHORT, 3, false);
-        if (i == 1 && loses_words)
+        if (i == 1 && loses_messages)
             pair_reset(p.receiver);
         pair_lose(&p, 1 - i % LANES);
         transfer(&p, LONG, 4, false);
-        if (i == 2 && loses_words)
+        if (i == 2 && loses_messages)
             pair_reset(p.sender);
     }
     wait_for_qps(&p, start + 5);
@@ -88,36 +89,36 @@ static void go_round(uint32_t end, bool loses_words)
 static void uses_of_a_receive_go_round(void **state)
 {
     (void)state;
-    go_round(DPN_GENERATIONS, false);
+    wrap(DPN_GENERATIONS, false);
 }
 
-static void lives_and_short_messages_go_round(void **state)
+static void epochs_and_eager_messages_wrap(void **state)
 {
     (void)state;
-    go_round(1u << 16, false);
+    wrap(1u << 16, false);
 }
 
 static void the_numbers_in_tags_go_round(void **state)
 {
     (void)state;
-    go_round(1u << 28, true);
+    wrap(1u << 28, true);
 }
 
 static void numbers_become_negative(void **state)
 {
     (void)state;
-    go_round(1u << 31, false);
+    wrap(1u << 31, false);
 }
 
 static void all_numbers_go_round(void **state)
 {
     (void)state;
-    go_round(0, true);
+    wrap(0, true);
 }
 
-/* ---- half a round ------------------------------------------------------------------------------ */
+/* ---- wrapped half way ------------------------------------------------------------------------ */
 
-/* Two rooms of one receive; over which lane the second one's message went. */
+/* A receive with two buffers. Returns the queue pair of the second one's message. */
 static unsigned take_group(struct pair *p)
 {
     struct dpn_request *recv = NULL, *second = NULL;
@@ -154,7 +155,7 @@ static void look(struct dpn_comm *comm)
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* The receive is used again and again, then the lane is lost that it had its message over. */
+/* The receive is used again and again, then the queue pair of its message fails. */
 static void use_and_lose(unsigned (*take)(struct pair *), size_t len)
 {
     struct pair p = pair_connect(0);
@@ -191,7 +192,7 @@ static void what_a_receive_had_before_short_ones_is_not_missed(void **state)
     use_and_lose(take_one, SHORT);
 }
 
-/* ---- failures in a row -------------------------------------------------------------------------- */
+/* ---- consecutive failures -------------------------------------------------------------------- */
 
 static void let_it_try_again(struct dpn_comm *comm, unsigned qp)
 {
@@ -232,7 +233,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uses_of_a_receive_go_round),
-        cmocka_unit_test(lives_and_short_messages_go_round),
+        cmocka_unit_test(epochs_and_eager_messages_wrap),
         cmocka_unit_test(the_numbers_in_tags_go_round),
         cmocka_unit_test(numbers_become_negative),
         cmocka_unit_test(all_numbers_go_round),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_verbs_stall.c - neither side waits for ever: what a device has acknowledged and not
- * delivered is noticed, by the sender of a message and by that of its CTS entry; and a side whose
- * connection ends tells the other one why.
+ * delivered is detected, by the sender of a message and by the writer of its CTS entry; and a side
+ * whose connection ends reports the reason to its peer.
  */
 #include "unit/verbs_pair.h"
 #include "fake_fabric.h"
@@ -55,7 +55,7 @@ static int go_on_sending(struct both *b)
                    : dpn_net_isend(b->pair.sender, pair_from, LEN, 7, b->from, &b->send);
 }
 
-/* Until the receive has failed, and the sender, if it is asked: why on both sides. */
+/* Until the receive has failed, and the sender, if it is tested: why on both sides. */
 static void both_must_fail(struct both *b, bool has_sent, int sender, const char *sender_why,
                            int receiver, const char *receiver_why)
 {
@@ -65,7 +65,7 @@ static void both_must_fail(struct both *b, bool has_sent, int sender, const char
 
     while (!errs[0] || !errs[1]) {
         must_be_in_time(began_ns);
-        if (has_sent && !errs[0]) /* it has nothing to do any more: the watchdog looks */
+        if (has_sent && !errs[0]) /* it has no request left: the watchdog polls */
             errs[0] = dpn_net_isend(b->pair.sender, pair_from, 9000, 7, b->from, &b->send);
         else if (!errs[0])
             errs[0] = go_on_sending(b);
@@ -115,7 +115,7 @@ static void a_message_that_never_comes_ends_the_connection(void **state)
     end(&b);
 }
 
-/* A receiver may wait for as long as it likes. */
+/* A receiver may wait without limit. */
 static void a_receive_that_nothing_is_sent_to_waits(void **state)
 {
     const int64_t began_ns = dp_now_ns();
@@ -133,17 +133,17 @@ static void a_receive_that_nothing_is_sent_to_waits(void **state)
     end(&b);
 }
 
-static char said[1 << 14];
+static char log_text[1 << 14];
 
-static void listen_to(void *none, enum dp_log_level level, const char *line)
+static void keep_log(void *none, enum dp_log_level level, const char *line)
 {
     (void)none;
     (void)level;
-    snprintf(said + strlen(said), sizeof(said) - strlen(said), "%s\n", line);
+    snprintf(log_text + strlen(log_text), sizeof(log_text) - strlen(log_text), "%s\n", line);
 }
 
-/* And neither log has to do with links. */
-static void memory_that_is_taken_away_is_told_to_the_peer(void **state)
+/* And neither log mentions links. */
+static void memory_that_is_deregistered_is_reported_to_the_peer(void **state)
 {
     const int64_t began_ns = dp_now_ns();
     int err = 0;
@@ -151,7 +151,7 @@ static void memory_that_is_taken_away_is_told_to_the_peer(void **state)
     (void)state;
     struct both b = connect_both(120);
     b.recv = pair_receive(&b.pair, b.to, LEN);
-    dp_log_set(listen_to, NULL, DP_LOG_INFO);
+    dp_log_set(keep_log, NULL, DP_LOG_INFO);
     assert_int_equal(dpn_net_deregister(b.pair.receiver, b.to), 0);
     while (!err) {
         must_be_in_time(began_ns);
@@ -161,11 +161,11 @@ static void memory_that_is_taken_away_is_told_to_the_peer(void **state)
     assert_int_equal(err, DP_ECOMM);
     assert_non_null(
         strstr(dp_last_error(), "the peer has ended the connection: memory was deregistered"));
-    assert_null(strstr(said, "switch"));
+    assert_null(strstr(log_text, "switch"));
     end(&b);
 }
 
-/* The adapter knows the parent's memory only. */
+/* The adapter knows only the parent's memory. */
 static void a_child_cannot_use_its_parents_connection(void **state)
 {
     const size_t len = LEN;
@@ -196,7 +196,7 @@ int main(void)
         cmocka_unit_test(a_clear_to_send_that_never_comes_ends_the_connection),
         cmocka_unit_test(a_message_that_never_comes_ends_the_connection),
         cmocka_unit_test(a_receive_that_nothing_is_sent_to_waits),
-        cmocka_unit_test(memory_that_is_taken_away_is_told_to_the_peer),
+        cmocka_unit_test(memory_that_is_deregistered_is_reported_to_the_peer),
         cmocka_unit_test(a_child_cannot_use_its_parents_connection),
     };
     return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);

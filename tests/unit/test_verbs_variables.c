@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs_variables.c - NCCL's variables for RDMA: each sets what it should, what is no value is
- * said and left aside, and what they ask for is done; and the traffic class of a communicator.
+ * test_verbs_variables.c - NCCL's variables for RDMA: each sets its option, an invalid value is
+ * reported and ignored, and the options take effect; and the traffic class of a communicator.
  */
 #include "fake_fabric.h"
 #include "verbs_pair.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what was said ----------------------------------------------------------------------------- */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 static int warnings;
 static char last_warning[256];
@@ -29,9 +29,9 @@ static void note_warning(void *none, enum dp_log_level level, const char *line)
     snprintf(last_warning, sizeof(last_warning), "%s", line);
 }
 
-/* ---- one after the other ----------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
-/* A value that is not the default, and a wrong one; the member, a bool of size 1 or an int. */
+/* A value that is not the default, and an invalid one; the member, a bool of size 1 or an int. */
 struct variable {
     const char *name, *value, *wrong;
     size_t at, size;
@@ -92,7 +92,7 @@ static void every_variable_sets_what_it_should(void **state)
         assert_int_equal(value_of(v), v->usual);
         setenv(v->name, v->value, 1);
         assert_int_equal(value_of(v), v->expected);
-        setenv(v->name, "", 1); /* as if it were not there */
+        setenv(v->name, "", 1); /* as if it were not set */
         assert_int_equal(value_of(v), v->usual);
         unsetenv(v->name);
     }
@@ -106,7 +106,7 @@ static void every_variable_sets_what_it_should(void **state)
     unsetenv("NCCL_IB_SUBNET_AWARE_ROUTING");
 }
 
-static void what_is_no_value_is_said_and_left_aside(void **state)
+static void an_invalid_value_is_reported_and_ignored(void **state)
 {
     char beginning[128];
 
@@ -125,9 +125,9 @@ static void what_is_no_value_is_said_and_left_aside(void **state)
     }
 }
 
-/* ---- what they ask for ------------------------------------------------------------------------- */
+/* ---- effects --------------------------------------------------------------------------------- */
 
-/* As if the process had begun with it. */
+/* As if the process had started with it. */
 static void set(const char *name, const char *value)
 {
     setenv(name, value, 1);
@@ -163,7 +163,7 @@ static void queue_pairs_are_made_as_they_say(void **state)
     unset("NCCL_IB_RETRY_CNT");
 }
 
-/* Of the messages that a connection has sent, the one in most parts. */
+/* Of the messages that a connection has sent, the one with the most work requests. */
 static const struct dpn_send *most_cut(const struct pair *p)
 {
     const struct dpn_verbs *v = p->sender->state;
@@ -205,7 +205,7 @@ static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state
     unset("NCCL_IB_QPS_PER_CONNECTION");
 }
 
-/* Packets may overtake each other: the end of a long message goes by itself. */
+/* Packets may arrive out of order: the end of a long message is a work request of its own. */
 static void with_adaptive_routing_the_end_of_a_long_message_goes_by_itself(void **state)
 {
     static const struct {
@@ -233,7 +233,7 @@ static void ports_are_not_fused_if_they_may_not_be(void **state)
 
     (void)state;
     set("NCCL_IB_MERGE_NICS", "0");
-    setenv("NCCL_NET_FORCE_MERGE", "these", 1); /* though they have no place on the bus */
+    setenv("NCCL_NET_FORCE_MERGE", "these", 1); /* though they are not on the PCI bus */
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     assert_int_equal(dpn_net_fuse((int[]){0, 1}, 2, &dev), DP_EUNSUPPORTED);
     assert_string_equal(dp_last_error(), "NCCL_IB_MERGE_NICS=0");
@@ -242,8 +242,9 @@ static void ports_are_not_fused_if_they_may_not_be(void **state)
     unset("NCCL_IB_MERGE_NICS");
 }
 
-/* A sender with nothing under way that could fail, as there is no receive; one of two ports goes down. */
-static bool gives_up_a_port_that_is_down(int64_t patience_ns)
+/* A sender with nothing in flight that could fail, as there is no receive; one of two ports goes
+ * down. */
+static bool gives_up_a_port_that_is_down(int64_t wait_ns)
 {
     const struct dpn_port *port = &dpn_verbs_state.ports.list[0];
     const int64_t began_ns = dp_now_ns();
@@ -257,7 +258,7 @@ static bool gives_up_a_port_that_is_down(int64_t patience_ns)
     pair_transfer_until(&p, 3);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     assert_true(fake_verbs.set_port("fake0", 1, false));
-    while (pair_qps_up(p.sender) == 3 && (!down_ns || dp_now_ns() - down_ns < patience_ns)) {
+    while (pair_qps_up(p.sender) == 3 && (!down_ns || dp_now_ns() - down_ns < wait_ns)) {
         must_be_in_time(began_ns);
         assert_int_equal(dpn_net_isend(p.sender, pair_from, PAIR_BYTES, 1, source, &send), 0);
         assert_null(send);
@@ -280,7 +281,7 @@ static void a_port_that_is_down_may_be_left_until_its_work_fails(void **state)
     unset("NCCL_IB_RETURN_ASYNC_EVENTS");
 }
 
-/* ---- what the user of a communicator asks for -------------------------------------------------- */
+/* ---- traffic classes of a communicator ------------------------------------------------------- */
 
 extern const struct ncclNet_v10 ncclNetPlugin_v10;
 extern const struct ncclNet_v11 ncclNetPlugin_v11;
@@ -354,7 +355,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_variable_sets_what_it_should),
-        cmocka_unit_test(what_is_no_value_is_said_and_left_aside),
+        cmocka_unit_test(an_invalid_value_is_reported_and_ignored),
         cmocka_unit_test(queue_pairs_are_made_as_they_say),
         cmocka_unit_test(messages_are_split_over_queue_pairs_if_asked),
         cmocka_unit_test(asking_for_more_queue_pairs_than_there_can_be_gives_all),

@@ -28,7 +28,7 @@ struct kind {
     const char *interface;
     bool wrapped; /* in a fault wire that does nothing */
     bool by_ring; /* large messages, too */
-    const char *sockets; /* NULL: as the way wants it */
+    const char *sockets; /* NULL: the wire's default */
 };
 static const struct kind kinds[] = {
     {.name = "shm", .ops = &dp_wire_shm},
@@ -187,7 +187,7 @@ static void messages_of_any_size_arrive_whole(void **state)
     on_all_kinds(send_each_size);
 }
 
-/* More than the wire can hold, both ways at once, the receives in the middle of it. */
+/* More than the wire can hold, in both directions at once, the receives in the middle of it. */
 static void send_many(struct pair *p)
 {
     enum { MANY = 300, LEN = 20000 };
@@ -304,7 +304,7 @@ static void send_into_nothing(struct pair *p)
     free(big);
 }
 
-static void sending_to_somebody_who_has_gone_ends(void **state)
+static void sending_to_a_closed_peer_fails(void **state)
 {
     (void)state;
     on_all_kinds(send_into_nothing);
@@ -318,7 +318,7 @@ static void close_in_the_middle(struct pair *p)
     dp_wire_isend(p->a, 1, big, sizeof(big), &send);
     dp_wire_irecv(p->b, big, sizeof(big), &receive);
     dp_wire_irecv(p->a, big, sizeof(big), &other);
-    dp_wire_close(p->a); /* with requests in flight, half a message on its way */
+    dp_wire_close(p->a); /* with requests in flight, half a message sent */
     p->a = NULL;
     finish(p, &receive);
     assert_int_equal(receive.status, DP_ECOMM);
@@ -384,9 +384,9 @@ static void a_sleeper_is_woken_by_a_message(void **state)
     on_all_kinds(sleep_and_wake);
 }
 
-/* More messages than one progress takes in. What it leaves, wherever it has got to by then, must
- * not be slept on: after each look the receiver goes to sleep and is woken at once. */
-static void sleep_between_looks(struct pair *p)
+/* More messages than one progress handles. The rest, wherever it is by then, must not be slept on:
+ * after each progress the receiver sleeps and is woken at once. */
+static void sleep_between_polls(struct pair *p)
 {
     enum { MANY = 60 };
     static struct dp_wire_request sends[MANY], receives[MANY];
@@ -408,10 +408,10 @@ static void sleep_between_looks(struct pair *p)
         assert_true(!receives[i].status && words[i] == 'x');
 }
 
-static void nobody_sleeps_on_messages_that_have_come(void **state)
+static void no_wait_sleeps_on_messages_that_have_arrived(void **state)
 {
     (void)state;
-    on_all_kinds(sleep_between_looks);
+    on_all_kinds(sleep_between_polls);
 }
 
 static void wake_on_close(struct pair *p)
@@ -586,10 +586,10 @@ int main(void)
         cmocka_unit_test(many_messages_in_flight_keep_their_order),
         cmocka_unit_test(a_message_longer_than_its_receive_is_refused_and_the_next_arrives),
         cmocka_unit_test(what_was_sent_before_a_close_arrives_and_then_the_wire_is_broken),
-        cmocka_unit_test(sending_to_somebody_who_has_gone_ends),
+        cmocka_unit_test(sending_to_a_closed_peer_fails),
         cmocka_unit_test(a_wire_may_be_closed_in_the_middle_of_a_message),
         cmocka_unit_test(a_sleeper_is_woken_by_a_message),
-        cmocka_unit_test(nobody_sleeps_on_messages_that_have_come),
+        cmocka_unit_test(no_wait_sleeps_on_messages_that_have_arrived),
         cmocka_unit_test(a_sleeper_is_woken_when_the_peer_goes),
         cmocka_unit_test(a_killed_process_is_noticed_and_leaves_nothing),
         cmocka_unit_test(faults_are_read_from_a_text),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_wire_acceptor.c - who is let in where a wire listens, and what is said where that cannot be.
+ * test_wire_acceptor.c - which connections a wire's listener accepts, and the errors of those that
+ * it does not.
  */
 #include "cmocka_all.h"
 
@@ -103,7 +104,7 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
         assert_true(is_shown_out(listener, fd));
         close(fd);
     }
-    /* More silent ones than there are places; and somebody of ours behind them all. */
+    /* More silent connections than there are places, and a valid one after them. */
     for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++)
         silent[i] = connect_to(port);
     assert_int_equal(dp_wire_tcp.connect(&address, 5, &a), 0);
@@ -119,8 +120,8 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     dp_wire_tcp.unlisten(listener);
 }
 
-static bool hears(struct dp_wire_listener *listener, const struct dp_hello *hello, int port,
-                  uint32_t *word)
+static bool gets_answer(struct dp_wire_listener *listener, const struct dp_hello *hello, int port,
+                        uint32_t *word)
 {
     const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
     int fd = connect_to(port);
@@ -137,7 +138,7 @@ static bool hears(struct dp_wire_listener *listener, const struct dp_hello *hell
     return n == sizeof(*word);
 }
 
-static void a_friend_of_another_version_hears_which_one_we_speak(void **state)
+static void a_peer_of_another_version_gets_our_version(void **state)
 {
     (void)state;
     struct dp_wire_listener *listener;
@@ -146,9 +147,10 @@ static void a_friend_of_another_version_hears_which_one_we_speak(void **state)
     int port = listen_known(0, &listener, &address);
     uint32_t word = 0;
 
-    assert_false(hears(listener, &hello, port, &word)); /* who has no cookie hears nothing */
+    assert_false(
+        gets_answer(listener, &hello, port, &word)); /* without the cookie there is no answer */
     memcpy(hello.cookie, cookie, sizeof(cookie));
-    assert_true(hears(listener, &hello, port, &word));
+    assert_true(gets_answer(listener, &hello, port, &word));
     assert_int_equal(word, 0x44507600 | DP_HELLO_VERSION);
     dp_wire_tcp.unlisten(listener);
 }
@@ -284,7 +286,7 @@ static void come_in_late(const struct dp_wire_ops *ops)
     ops->unlisten(listener);
 }
 
-static void who_finds_no_room_for_a_file_is_told_of_the_limit(void **state)
+static void an_error_for_lack_of_files_names_the_limit(void **state)
 {
     (void)state;
     dp_log_set(count_warnings, NULL, DP_LOG_WARN);
@@ -293,7 +295,7 @@ static void who_finds_no_room_for_a_file_is_told_of_the_limit(void **state)
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
 }
 
-/* The connection is refused now, not lost: it comes in when there is room. */
+/* The connection is deferred, not lost: it is accepted when there is room. */
 static void need_files(const struct dp_wire_ops *ops)
 {
     const struct dp_wire_config config = {.needs_files = true};
@@ -356,7 +358,7 @@ static void shared_memory_waits_until_there_is_a_file_for_it(void **state)
     dp_wire_shm.unlisten(listener);
 }
 
-static void connect_to_nobody(const struct dp_wire_ops *ops, const char *interface)
+static void connect_to_closed_port(const struct dp_wire_ops *ops, const char *interface)
 {
     const struct dp_wire_config config = {.interface = interface};
     struct dp_wire_listener *listener;
@@ -376,26 +378,26 @@ static void connect_to_nobody(const struct dp_wire_ops *ops, const char *interfa
     dp_wire_close(wire);
 }
 
-static void nobody_at_the_address_breaks_the_wire(void **state)
+static void a_closed_port_breaks_the_wire(void **state)
 {
     (void)state;
-    connect_to_nobody(&dp_wire_tcp, "127.0.0.1");
-    connect_to_nobody(&dp_wire_tcp, NULL);
-    connect_to_nobody(&dp_wire_shm, NULL);
+    connect_to_closed_port(&dp_wire_tcp, "127.0.0.1");
+    connect_to_closed_port(&dp_wire_tcp, NULL);
+    connect_to_closed_port(&dp_wire_shm, NULL);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
-        cmocka_unit_test(a_friend_of_another_version_hears_which_one_we_speak),
+        cmocka_unit_test(a_peer_of_another_version_gets_our_version),
         cmocka_unit_test(an_acceptor_of_another_version_is_named),
         cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),
         cmocka_unit_test(a_port_in_use_and_a_bad_interface_are_named),
-        cmocka_unit_test(who_finds_no_room_for_a_file_is_told_of_the_limit),
+        cmocka_unit_test(an_error_for_lack_of_files_names_the_limit),
         cmocka_unit_test(a_listener_that_needs_files_fails_while_there_are_too_few),
         cmocka_unit_test(shared_memory_waits_until_there_is_a_file_for_it),
-        cmocka_unit_test(nobody_at_the_address_breaks_the_wire),
+        cmocka_unit_test(a_closed_port_breaks_the_wire),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

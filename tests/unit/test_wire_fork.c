@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_wire_fork.c - a process with wires has forked a child, as a data loader's, which lives on
- * when the process is killed: the other end of the wire finds that at once all the same.
+ * test_wire_fork.c - a process with wires has forked a child, as a data loader's, which keeps
+ * running when the process is killed: the other end of the wire still notices that at once.
  */
 #include "cmocka_all.h"
 
@@ -45,12 +45,12 @@ static void must_be_soon(int64_t began_ns)
     assert_true(dp_now_ns() - began_ns < SOON_S * DP_NS_PER_S);
 }
 
-/* ---- a process that is killed while its child lives -------------------------------------------- */
+/* ---- a process that is killed while its child keeps running ---------------------------------- */
 
 struct peer {
     pid_t pid;
     int to, from;
-    int life; /* of its child: that ends once nobody can write here */
+    int life; /* of its child, which ends once no process can write to it */
 };
 
 static void live_on(int life, int out)
@@ -98,7 +98,7 @@ static struct peer start_peer(const struct kind *kind, peer_fn fn)
     return p;
 }
 
-/* Its child, which lives. */
+/* Its child, which keeps running. */
 static pid_t kill_peer(const struct peer *p)
 {
     pid_t child;
@@ -131,7 +131,7 @@ static struct dp_wire *accept_one(const struct dp_wire_ops *ops, struct dp_wire_
 
 /* ---- it was connected -------------------------------------------------------------------------- */
 
-static void connect_and_speak(const struct kind *kind, int in, int out)
+static void connect_and_exchange(const struct kind *kind, int in, int out)
 {
     struct dp_wire_request send;
     struct dp_wire_address address;
@@ -146,7 +146,7 @@ static void connect_and_speak(const struct kind *kind, int in, int out)
     must(!send.status);
 }
 
-static void the_end_of_a_process_shows_though_its_child_lives(void **state)
+static void the_end_of_a_process_shows_though_its_child_runs(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++) {
@@ -157,7 +157,7 @@ static void the_end_of_a_process_shows_though_its_child_lives(void **state)
         char words[11];
 
         setenv("DUALPIPE_WIRE_TCP_SOCKETS", kinds[k].sockets, 1);
-        const struct peer peer = start_peer(&kinds[k], connect_and_speak);
+        const struct peer peer = start_peer(&kinds[k], connect_and_exchange);
         assert_int_equal(ops->listen(&(struct dp_wire_config){0}, &listener, &address), 0);
         assert_int_equal(write(peer.to, &address, sizeof(address)), sizeof(address));
         struct dp_wire *wire = accept_one(ops, listener);
@@ -191,7 +191,7 @@ static void listen_only(const struct kind *kind, int in, int out)
     must(write(out, &address, sizeof(address)) == sizeof(address));
 }
 
-static void nobody_listens_for_a_process_that_has_ended(void **state)
+static void no_listener_outlives_its_process(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++) {
@@ -218,7 +218,7 @@ static void nobody_listens_for_a_process_that_has_ended(void **state)
 
 /* ---- what the child has ------------------------------------------------------------------------ */
 
-static bool is_way_out(int fd)
+static bool is_network_socket(int fd)
 {
     union dp_sockaddr at = {.room = {0}};
     socklen_t len = sizeof(at);
@@ -231,12 +231,12 @@ static bool is_way_out(int fd)
 
 /* Sockets with an address; of other kinds there are some that the system's library uses. No memory is
  * taken: a sanitizer's allocator may be closed for ever in a child, see fork_at_rest.h. */
-static int count_ways_out(void)
+static int count_network_sockets(void)
 {
     int count = 0;
 
     for (int fd = 0; fd < 1024; fd++)
-        count += is_way_out(fd);
+        count += is_network_socket(fd);
     return count;
 }
 
@@ -249,7 +249,7 @@ static void use_inherited(const struct kind *kind, struct dp_wire_listener *list
     uint64_t label;
 
     alarm(60);
-    must(!count_ways_out());
+    must(!count_network_sockets());
     /* At once: over shared memory a message of the child would arrive as one of its parent's. */
     dp_wire_isend(ends[1], 1, "y", 1, &send);
     must(send.status == DP_ECOMM);
@@ -377,7 +377,7 @@ static void a_child_has_no_socket_whenever_it_is_forked(void **state)
         const pid_t child = fork();
         if (!child) {
             alarm(60);
-            _exit(count_ways_out() != 0);
+            _exit(count_network_sockets() != 0);
         }
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_int_equal(status, 0);
@@ -390,8 +390,8 @@ static void a_child_has_no_socket_whenever_it_is_forked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_end_of_a_process_shows_though_its_child_lives),
-        cmocka_unit_test(nobody_listens_for_a_process_that_has_ended),
+        cmocka_unit_test(the_end_of_a_process_shows_though_its_child_runs),
+        cmocka_unit_test(no_listener_outlives_its_process),
         cmocka_unit_test(what_a_child_inherits_fails_and_is_closed_without_harm),
         cmocka_unit_test(a_child_has_no_socket_whenever_it_is_forked),
     };

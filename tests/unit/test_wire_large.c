@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_wire_large.c - messages that two processes copy straight from one to the other, over shared
- * memory: either of them alone, both, neither; and what happens to the memory when one of them goes.
- * (test_wire.c has what every wire must do, with and without this.)
+ * test_wire_large.c - messages that two processes copy directly from one to the other, over shared
+ * memory: either of them alone, both, neither; and what happens to the memory when one of them
+ * ends. (test_wire.c has what every wire must do, with and without this.)
  */
 #include "cmocka_all.h"
 
@@ -31,7 +31,7 @@ static void need_right(struct pair *p)
 
 static char out[BIG], in[BIG];
 
-/* ---- who copies ------------------------------------------------------------------------------ */
+/* ---- which side copies ----------------------------------------------------------------------- */
 
 static void large_messages_go_straight(void **state)
 {
@@ -65,7 +65,7 @@ static void send_denied(void)
     free_pair(&p);
 }
 
-static void send_denied_half_way(void)
+static void send_denied_in_the_middle(void)
 {
     struct pair p = make_pair();
     assert_int_equal(send_sizes(&p, out, in), goes_straight(&p) ? LENS : 0);
@@ -82,7 +82,7 @@ static void where_the_system_denies_it_the_ring_serves(void **state)
     if (status == 77)
         skip_because("no seccomp filters here, to deny copies with");
     assert_int_equal(status, 0);
-    assert_int_equal(run_in_child(send_denied_half_way), 0);
+    assert_int_equal(run_in_child(send_denied_in_the_middle), 0);
 }
 
 static void either_side_alone_moves_all_chunks(void **state)
@@ -95,7 +95,7 @@ static void either_side_alone_moves_all_chunks(void **state)
     free_pair(&p);
 }
 
-/* By these counts a rank knows that it should not go to sleep in the middle of a message. */
+/* By these counts a rank knows that it should not sleep in the middle of a message. */
 static void calls_that_move_bytes_are_counted(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **s
 
 /* ---- ends ---------------------------------------------------------------------------------- */
 
-static void nobody_writes_into_a_receive_that_was_dropped(void **state)
+static void no_peer_writes_into_a_receive_that_was_dropped(void **state)
 {
     (void)state;
     struct pair p = make_pair();
@@ -352,7 +352,7 @@ static bool has_first_thread(pid_t pid)
     return name_end[2] != 'Z';
 }
 
-/* The kernel says of its memory what it says where there is no such process. */
+/* The kernel returns for the memory of that process what it returns where there is none. */
 static void a_process_whose_first_thread_has_ended_still_sends(void **state)
 {
     (void)state;
@@ -401,7 +401,7 @@ int main(void)
         cmocka_unit_test(either_side_alone_moves_all_chunks),
         cmocka_unit_test(calls_that_move_bytes_are_counted),
         cmocka_unit_test(memory_that_cannot_be_copied_straight_goes_through_the_ring),
-        cmocka_unit_test(nobody_writes_into_a_receive_that_was_dropped),
+        cmocka_unit_test(no_peer_writes_into_a_receive_that_was_dropped),
         cmocka_unit_test(a_send_that_was_dropped_is_never_received),
         cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_breaks_the_wire),
         cmocka_unit_test(a_child_that_inherits_a_wire_sends_and_receives_its_own_memory),

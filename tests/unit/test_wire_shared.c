@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_wire_shared.c - messages from and into memory that the library shares (dualpipe/memory.h): who
- * copies them, where neither side has a right to look into the other process; how the memory is passed
- * on, and how it is given back. (test_shared.c has the memory itself.)
+ * test_wire_shared.c - messages from and into memory that the library shares (dualpipe/memory.h):
+ * which side copies them, where neither has the right to access the other process; how the memory
+ * is announced, and how it is released. (test_shared.c has the memory itself.)
  */
 #include "cmocka_all.h"
 
@@ -25,7 +25,7 @@
 
 static char out[BIG], in[BIG];
 
-/* In a child, which exits with 77 if the kernel cannot be told to deny. */
+/* In a child, which exits with 77 if the kernel cannot be made to refuse. */
 static void must(void (*fn)(void))
 {
     int status = run_in_child(fn);
@@ -35,7 +35,7 @@ static void must(void (*fn)(void))
     assert_int_equal(status, 0);
 }
 
-/* ---- who copies ------------------------------------------------------------------------------ */
+/* ---- which side copies ----------------------------------------------------------------------- */
 
 static void each_end_shared_or_not(void **state)
 {
@@ -115,7 +115,7 @@ static void sleep_between(void)
     struct pollfd fd;
 
     dp_wire_isend(p.a, 1, from, BIG, &send);
-    assert_true(p.a->ops->arm(p.a, &fd)); /* nobody has accepted it */
+    assert_true(p.a->ops->arm(p.a, &fd)); /* it is not accepted yet */
     dp_wire_irecv(p.b, to, BIG, &receive);
     assert_int_equal(poll(&fd, 1, 1000), 1); /* rung awake */
     p.a->ops->disarm(p.a, fd.revents);
@@ -269,8 +269,8 @@ static void where_it_cannot_be_mapped_the_ring_serves(void **state)
     must(send_to_full_table);
 }
 
-/* A letter as a peer would write it, with any file. */
-static void hear(struct dp_shm_mappings *maps, int fd, uint32_t number, uint64_t bytes)
+/* A mapping announcement as a peer would write it, with any file. */
+static void receive_all_of(struct dp_shm_mappings *maps, int fd, uint32_t number, uint64_t bytes)
 {
     const struct dp_shm_announcement letter = {
         .kind = 1, .slot = 3, .number = number, .bytes = bytes};
@@ -291,16 +291,16 @@ static void only_sealed_memory_of_the_right_size_is_mapped(void **state)
     int fd;
 
     dp_shm_mappings_init(&mappings);
-    hear(&mappings, -1, 1, LEN);
+    receive_all_of(&mappings, -1, 1, LEN);
     assert_null(dp_shm_mappings_find(&mappings, &place, 1));
     assert_true(f && !ftruncate(fileno(f), LEN));
-    hear(&mappings, dup(fileno(f)), 1, LEN);
+    receive_all_of(&mappings, dup(fileno(f)), 1, LEN);
     assert_null(dp_shm_mappings_find(&mappings, &place, 1));
     fclose(f);
     assert_int_equal(dp_shared_file(LEN, &fd), 0);
-    hear(&mappings, dup(fd), 1, LEN + 1);
+    receive_all_of(&mappings, dup(fd), 1, LEN + 1);
     assert_null(dp_shm_mappings_find(&mappings, &place, 1));
-    hear(&mappings, dup(fd), 1, LEN);
+    receive_all_of(&mappings, dup(fd), 1, LEN);
     assert_non_null(dp_shm_mappings_find(&mappings, &place, LEN));
     close(fd);
     dp_shm_mappings_fini(&mappings);
@@ -324,7 +324,7 @@ static void a_place_that_was_not_shown_is_nowhere(void **state)
 
     dp_shm_mappings_init(&mappings);
     assert_int_equal(dp_shared_file(LEN, &fd), 0);
-    hear(&mappings, fd, 1, LEN);
+    receive_all_of(&mappings, fd, 1, LEN);
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
         assert_null(dp_shm_mappings_find(&mappings, &none[i], LEN));
     assert_non_null(dp_shm_mappings_find(&mappings, &last, 1));
@@ -390,7 +390,7 @@ static void drop_shared_send(void)
     free_pair(&p);
 }
 
-static void nobody_touches_what_was_dropped_in_the_middle(void **state)
+static void no_peer_accesses_what_was_dropped_in_the_middle(void **state)
 {
     (void)state;
     must(drop_shared_receive);
@@ -444,8 +444,7 @@ static void a_process_killed_in_the_middle_of_a_message_does_no_harm(void **stat
 }
 
 /* The child has its parent's memory, but is not the process that the peer has met. */
-/* ---- loans -------------------------------------------------------------------------------------
- */
+/* ---- loans ----------------------------------------------------------------------------------- */
 
 static char *use_lent(struct pair *p, const struct dp_wire_loan *loan, size_t len)
 {
@@ -561,7 +560,7 @@ int main(void)
         cmocka_unit_test(only_sealed_memory_of_the_right_size_is_mapped),
         cmocka_unit_test(a_place_that_was_not_shown_is_nowhere),
         cmocka_unit_test(announcements_among_wakeups_are_read_whole),
-        cmocka_unit_test(nobody_touches_what_was_dropped_in_the_middle),
+        cmocka_unit_test(no_peer_accesses_what_was_dropped_in_the_middle),
         cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_does_no_harm),
         cmocka_unit_test(what_is_lent_is_worked_on_in_place_until_its_owner_ends_that),
         cmocka_unit_test(what_is_lent_stays_mapped_however_much_else_is_shown),

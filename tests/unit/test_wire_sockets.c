@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_wire_sockets.c - a TCP wire of several sockets: how many there are, who may be one of them,
- * what becomes of messages, and of the wire when one of them dies. test_wire.c runs what every wire
- * must do over four sockets, too.
+ * test_wire_sockets.c - a TCP wire of several sockets: how many there are, which connections are
+ * accepted, what happens to messages, and to the wire when one socket fails. test_wire.c runs what
+ * every wire must do over four sockets, too.
  */
 #include "cmocka_all.h"
 #include "open_files.h"
@@ -83,7 +83,7 @@ static void finish(struct pair *p, const struct dp_wire_request *req)
 
 /* ---- how many ----------------------------------------------------------------------------- */
 
-static void who_was_told_decides_and_of_two_the_smaller_number(void **state)
+static void the_explicit_number_decides_and_of_two_the_smaller(void **state)
 {
     (void)state;
     static const struct {
@@ -128,7 +128,7 @@ static void make_sys(const char *root, const char *speed)
     freeifaddrs(all);
 }
 
-static void the_speed_of_the_link_says_how_many_where_nobody_else_does(void **state)
+static void the_speed_of_the_link_decides_the_number_by_default(void **state)
 {
     (void)state;
     static const struct {
@@ -141,7 +141,8 @@ static void the_speed_of_the_link_says_how_many_where_nobody_else_does(void **st
     char root[SCRATCH_LEN];
 
     assert_int_equal(dp_tcp_route_sockets("", &here), 1);
-    inet_pton(AF_INET, "192.0.2.1", &far.v4.sin_addr); /* for documentation: nobody has it */
+    /* reserved for documentation: no host has it */
+    inet_pton(AF_INET, "192.0.2.1", &far.v4.sin_addr);
     if (dp_tcp_route_sockets("", &far) == 1)
         skip_because("there is no way out of this host (no default route)");
     assert_true(scratch_directory(root, "sys"));
@@ -169,7 +170,7 @@ static char byte_of(unsigned message, size_t at)
 }
 
 /* As the net plugin receives: one receive at a time, whose target is set when the length is known;
- * and a sleep whenever nothing is there, which ends at once if something is. */
+ * and a sleep whenever nothing has arrived, which ends at once if something has. */
 static struct {
     char *room;
     unsigned came;
@@ -282,7 +283,7 @@ static void a_slow_socket_gets_less(void **state)
 
 /* ---- ends --------------------------------------------------------------------------------- */
 
-static void a_socket_that_dies_ends_the_wire_by_name(void **state)
+static void a_failed_socket_fails_the_wire_and_is_named(void **state)
 {
     (void)state;
     const size_t len = 8 << 20;
@@ -316,7 +317,7 @@ static void a_socket_that_dies_ends_the_wire_by_name(void **state)
     free(out);
 }
 
-/* The peer has sent all and closed, and the sockets tell so one after the other. */
+/* The peer has sent everything and closed, and the sockets report that one after the other. */
 static void a_long_message_sent_before_a_close_arrives(void **state)
 {
     (void)state;
@@ -338,7 +339,8 @@ static void a_long_message_sent_before_a_close_arrives(void **state)
     assert_int_equal(receives[0].status, 0);
     dp_wire_irecv(p.a, in, len, &receives[1]);
     if (p.a->ops->arm(p.a, &fd))
-        assert_int_equal(poll(&fd, 1, 20000), 1); /* nobody sleeps on an end seen already */
+        /* an end that has been seen does not put the wire to sleep */
+        assert_int_equal(poll(&fd, 1, 20000), 1);
     finish(&p, &receives[1]);
     assert_int_equal(receives[1].status, DP_ECOMM);
     free(in);
@@ -346,8 +348,8 @@ static void a_long_message_sent_before_a_close_arrives(void **state)
     free_pair(&p);
 }
 
-/* Where the system has no room for another socket to be watched, nobody may sleep on the others. */
-static void who_cannot_be_woken_by_all_sockets_does_not_sleep(void **state)
+/* Where the system cannot watch another socket, no wait may sleep on the others. */
+static void a_wait_that_cannot_watch_all_sockets_does_not_sleep(void **state)
 {
     (void)state;
     const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
@@ -374,7 +376,7 @@ static void who_cannot_be_woken_by_all_sockets_does_not_sleep(void **state)
     free(out);
 }
 
-/* ---- who may be a socket of a wire -------------------------------------------------------- */
+/* ---- which connections become sockets of a wire ------------------------------------------- */
 
 static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
 
@@ -404,7 +406,7 @@ static int dial(int port)
 }
 
 /* Socket `index` of `count` of the wire `token`. */
-static int say_hello(int port, uint64_t token, uint64_t index, uint64_t count, uint64_t label)
+static int send_hello(int port, uint64_t token, uint64_t index, uint64_t count, uint64_t label)
 {
     struct dp_hello hello = {.magic = 0x44507731,
                              .version = DP_HELLO_VERSION,
@@ -418,7 +420,7 @@ static int say_hello(int port, uint64_t token, uint64_t index, uint64_t count, u
     return fd;
 }
 
-static void accept_nobody(struct dp_wire_listener *listener)
+static void accept_none(struct dp_wire_listener *listener)
 {
     struct dp_wire *wire;
     uint64_t label;
@@ -432,7 +434,7 @@ static bool is_shown_out(struct dp_wire_listener *listener, int fd)
     char bytes[16];
 
     while (dp_now_ns() < until_ns) {
-        accept_nobody(listener);
+        accept_none(listener);
         ssize_t n = recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno == ECONNRESET))
             return true;
@@ -446,7 +448,7 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
     const int files = count_files();
     int port;
     struct dp_wire_listener *listener = listen_known(50 * DP_NS_PER_MS, &port);
-    int first = say_hello(port, 1, 0, 3, 0), second = say_hello(port, 1, 2, 3, 0);
+    int first = send_hello(port, 1, 0, 3, 0), second = send_hello(port, 1, 2, 3, 0);
 
     assert_true(is_shown_out(listener, first));
     assert_true(is_shown_out(listener, second));
@@ -455,17 +457,17 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
     close(first);
     close(second);
 
-    /* And one that is there still when nobody listens any more. */
+    /* And one that is still there when no listener is left. */
     listener = listen_known(0, &port);
-    first = say_hello(port, 1, 0, 3, 0);
+    first = send_hello(port, 1, 0, 3, 0);
     while (!listener->incomplete)
-        accept_nobody(listener);
+        accept_none(listener);
     dp_wire_tcp.unlisten(listener);
     close(first);
     assert_int_equal(count_files(), files);
 }
 
-static void who_shows_no_cookie_is_no_socket_of_a_wire(void **state)
+static void a_connection_without_a_cookie_is_no_socket_of_a_wire(void **state)
 {
     (void)state;
     int port;
@@ -474,13 +476,13 @@ static void who_shows_no_cookie_is_no_socket_of_a_wire(void **state)
                              .version = DP_HELLO_VERSION,
                              .kind = DP_HELLO_TCP,
                              .extra = 9 << 16 | 1 << 8 | 2};
-    int first = say_hello(port, 9, 0, 2, 5), thief = dial(port), second;
+    int first = send_hello(port, 9, 0, 2, 5), thief = dial(port), second;
     struct dp_wire *wire = NULL;
     uint64_t label;
 
     assert_int_equal(send(thief, &hello, sizeof(hello), 0), sizeof(hello));
     assert_true(is_shown_out(listener, thief));
-    second = say_hello(port, 9, 1, 2, 5);
+    second = send_hello(port, 9, 1, 2, 5);
     while (!wire)
         dp_wire_tcp.accept(listener, &label, &wire);
     assert_int_equal(label, 5);
@@ -501,18 +503,18 @@ static void a_socket_that_fits_into_no_wire_is_shown_out(void **state)
                {4, 1, 3, 0} /* now three */, {4, 1, 2, 1} /* another label */};
     int port;
     struct dp_wire_listener *listener = listen_known(0, &port);
-    int first = say_hello(port, 4, 0, 2, 0), second;
+    int first = send_hello(port, 4, 0, 2, 0), second;
     struct dp_wire *wire = NULL;
     uint64_t label;
 
     while (!listener->incomplete)
-        accept_nobody(listener);
+        accept_none(listener);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        int fd = say_hello(port, odd[i].token, odd[i].index, odd[i].count, odd[i].label);
+        int fd = send_hello(port, odd[i].token, odd[i].index, odd[i].count, odd[i].label);
         assert_true(is_shown_out(listener, fd));
         close(fd);
     }
-    second = say_hello(port, 4, 1, 2, 0);
+    second = send_hello(port, 4, 1, 2, 0);
     while (!wire)
         dp_wire_tcp.accept(listener, &label, &wire);
     dp_wire_close(wire);
@@ -543,7 +545,7 @@ static void expect_nonsense(const struct said *says, int count)
     uint64_t label;
 
     for (int i = 0; i < 2; i++)
-        fds[i] = say_hello(port, 1, (uint64_t)i, 2, 0);
+        fds[i] = send_hello(port, 1, (uint64_t)i, 2, 0);
     while (!wire)
         dp_wire_tcp.accept(listener, &label, &wire);
     for (int i = 0; i < 3; i++)
@@ -600,7 +602,7 @@ static void frames_that_cannot_be_end_the_wire(void **state)
 /* ---- how a connection ends ---------------------------------------------------------------- */
 
 /* A send meets the reset first, and the receive then finds the end of the stream. */
-static void a_reset_is_told_from_the_end_of_the_peer(void **state)
+static void a_reset_differs_from_the_end_of_the_peer(void **state)
 {
     const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
     struct dp_wire_request receive, send;
@@ -628,19 +630,19 @@ static void a_reset_is_told_from_the_end_of_the_peer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_was_told_decides_and_of_two_the_smaller_number),
+        cmocka_unit_test(the_explicit_number_decides_and_of_two_the_smaller),
         cmocka_unit_test(more_sockets_than_there_may_be_are_refused_by_name),
-        cmocka_unit_test(the_speed_of_the_link_says_how_many_where_nobody_else_does),
+        cmocka_unit_test(the_speed_of_the_link_decides_the_number_by_default),
         cmocka_unit_test(long_and_short_messages_keep_their_order),
         cmocka_unit_test(a_slow_socket_gets_less),
-        cmocka_unit_test(a_socket_that_dies_ends_the_wire_by_name),
+        cmocka_unit_test(a_failed_socket_fails_the_wire_and_is_named),
         cmocka_unit_test(a_long_message_sent_before_a_close_arrives),
-        cmocka_unit_test(who_cannot_be_woken_by_all_sockets_does_not_sleep),
+        cmocka_unit_test(a_wait_that_cannot_watch_all_sockets_does_not_sleep),
         cmocka_unit_test(half_a_wire_is_dropped_in_time_and_leaves_nothing),
-        cmocka_unit_test(who_shows_no_cookie_is_no_socket_of_a_wire),
+        cmocka_unit_test(a_connection_without_a_cookie_is_no_socket_of_a_wire),
         cmocka_unit_test(a_socket_that_fits_into_no_wire_is_shown_out),
         cmocka_unit_test(frames_that_cannot_be_end_the_wire),
-        cmocka_unit_test(a_reset_is_told_from_the_end_of_the_peer),
+        cmocka_unit_test(a_reset_differs_from_the_end_of_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

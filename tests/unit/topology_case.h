@@ -11,14 +11,14 @@
 /* Of a description; of a captured tree (tests/data/topology/NAME.tree). */
 struct dp_topology *topology_made(const char *description);
 struct dp_topology *topology_unpacked(const char *tree);
-/* The same with the GPUs that a stand-in for NVML (tests/fakes/.libs/LIBRARY.so) reads from
+/* The same with the GPUs that a simulated NVML (tests/fakes/.libs/LIBRARY.so) reads from
  * tests/data/topology/nvml/GPUS.txt. */
 struct dp_topology *topology_unpacked_with(const char *tree, const char *library, const char *gpus);
 
 /* malloc'ed: a topology in a format; the file tests/data/topology/NAME. */
 char *topology_written(const struct dp_topology *t, enum dp_topology_format format);
 char *topology_file(const char *name);
-/* What a text says; of a file of one of the formats. */
+/* A topology read from a text, or from a file of one of the formats. */
 struct dp_topology *topology_said(const char *text, enum dp_topology_format format);
 
 /* As JSON, read, and written again: it is the same, and so is the text. */
@@ -28,10 +28,10 @@ int32_t topology_node(const struct dp_topology *t, const char *name);
 struct dp_topo_path topology_way(const struct dp_topology *t, const char *a, const char *b);
 int32_t topology_count(const struct dp_topology *t, enum dp_topo_kind kind);
 int32_t topology_count_links(const struct dp_topology *t, enum dp_topo_link_kind kind);
-/* Does a note say that? */
+/* Whether a note contains that text. */
 bool topology_notes(const struct dp_topology *t, const char *what);
 
-/* Errors are wanted: nobody needs to see them. For main. */
+/* Errors are expected here, so do not print them. For main. */
 void topology_quietly(void);
 
 #endif

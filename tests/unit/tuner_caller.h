@@ -36,7 +36,7 @@ struct tuner_call {
     int pipe_ops;
     bool has_collnet, has_nvls, is_registered;
     float costs[NCCL_NUM_ALGORITHMS][NCCL_NUM_PROTOCOLS]; /* in and out, from version 3 on */
-    /* Out: versions 1 and 2 say it, later ones by the least cost that is not negative. */
+    /* Out: versions 1 and 2 return it, later ones by the least cost that is not negative. */
     int algorithm, protocol;
     int channels; /* in and out */
 };

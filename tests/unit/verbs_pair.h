@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verbs_pair.h - both sides of a connection over RDMA in one process, on the devices of the stand-in
- * for libibverbs. What goes wrong fails the test that calls.
+ * verbs_pair.h - both sides of an RDMA connection in one process, on the devices of the simulated
+ * libibverbs. A failure fails the test that calls.
  */
 #ifndef DP_TESTS_VERBS_PAIR_H
 #define DP_TESTS_VERBS_PAIR_H
@@ -21,7 +21,7 @@ struct pair {
     struct dpn_comm *sender, *receiver;
 };
 
-/* What messages come from, and go to. */
+/* The buffers from which messages come, and to which they go. */
 extern char pair_from[PAIR_BYTES], pair_to[PAIR_BYTES];
 
 /* Generous: the machine may be busy. */
@@ -49,21 +49,23 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
 /* Test both until they are done; either may be NULL. */
 void pair_finish(struct dpn_request *a, struct dpn_request *b);
 
-/* What a side knows of its qps, under its lock: the keeper may look at the connection just now. */
-unsigned pair_qps_up(struct dpn_comm *comm); /* a bit each */
+/* The state of a side's queue pairs, under its lock: the watchdog may poll the connection just now.
+ */
+unsigned pair_qps_up(struct dpn_comm *comm); /* a bit mask */
 unsigned pair_epoch(struct dpn_comm *comm, unsigned qp);
 struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned index);
 
-/* A lane of the sender. */
+/* Fail a queue pair of the sender. */
 void pair_lose(struct pair *p, unsigned qp);
 
-/* Its control connection, as a middlebox does that forgets it: the peer gets a reset. */
+/* Reset its control connection, as a middlebox does that has dropped its state: the peer gets a
+ * reset. */
 void pair_reset(struct dpn_comm *comm);
 
-/* One message of PAIR_BYTES; lose: this lane of the sender, once the message is on it, -1 none.
- * Returns the memory that it went to. */
+/* One message of PAIR_BYTES; lose: the queue pair of the sender that fails once the message is
+ * posted to it, -1 none. Returns the memory that it went to. */
 struct dpn_memory *pair_transfer(struct pair *p, int type, int lose);
-/* Such messages, one at least, until both sides use these qps, a bit each. */
+/* Such messages, one at least, until both sides use these queue pairs, a bit mask. */
 void pair_transfer_until(struct pair *p, unsigned qps);
 
 #endif
