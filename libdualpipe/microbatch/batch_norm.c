@@ -141,13 +141,29 @@ size_t dp_batch_norm_export_len(const struct dp_batch_norm *bn)
     return 1 + 2 * (size_t)bn->config.channels;
 }
 
+static void export_moments(const struct dp_batch_norm *bn, int64_t rows, const struct moments *m,
+                           double *out)
+{
+    out[0] = (double)rows;
+    for (int32_t c = 0; c < bn->config.channels; c++) {
+        out[1 + 2 * c] = m[c].mean;
+        out[2 + 2 * c] = m[c].m2;
+    }
+}
+
 void dp_batch_norm_export(const struct dp_batch_norm *bn, double *out)
 {
-    out[0] = (double)add_up(bn, bn->total);
-    for (int32_t c = 0; c < bn->config.channels; c++) {
-        out[1 + 2 * c] = bn->total[c].mean;
-        out[2 + 2 * c] = bn->total[c].m2;
-    }
+    const int64_t rows = add_up(bn, bn->total);
+
+    export_moments(bn, rows, bn->total, out);
+}
+
+void dp_batch_norm_export_of(const struct dp_batch_norm *bn, int32_t mb, double *out)
+{
+    if (bn->rows[mb])
+        export_moments(bn, bn->rows[mb], &bn->noted[(size_t)mb * (size_t)bn->config.channels], out);
+    else
+        memset(out, 0, dp_batch_norm_export_len(bn) * sizeof(*out));
 }
 
 /* The same of replicas, in their order. */

@@ -149,6 +149,35 @@ static void the_order_of_micro_batches_does_not_matter_to_the_last_bit(void **st
     }
 }
 
+/* Micro-batches 0 and 2 on one rank, 1 and 3 on another. */
+static void a_commit_of_each_micro_batch_is_that_of_one_process_to_the_last_bit(void **state)
+{
+    struct dp_batch_norm *bn[3];
+    double all[MBS][1 + 2 * CHANNELS], one[1 + 2 * CHANNELS];
+    struct data d;
+
+    (void)state;
+    fill(&d, 2);
+    for (int i = 0; i < 3; i++)
+        bn[i] = make((struct dp_batch_norm_config){0});
+    for (int mb = 0; mb < MBS; mb++) {
+        forward(bn[mb % 2], DP_BATCH_NORM_TRAIN, &d, mb);
+        forward(bn[2], DP_BATCH_NORM_TRAIN, &d, mb);
+        dp_batch_norm_export_of(bn[mb % 2], mb, all[mb]);
+        dp_batch_norm_export_of(bn[(mb + 1) % 2], mb, one);
+        assert_true(all[mb][0] > 0 && one[0] == 0 && one[1] == 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        dp_batch_norm_commit(bn[i], i < 2 ? all[0] : NULL, MBS);
+        assert_memory_equal(dp_batch_norm_running_mean(bn[0]), dp_batch_norm_running_mean(bn[i]),
+                            CHANNELS * sizeof(float));
+        assert_memory_equal(dp_batch_norm_running_variance(bn[0]),
+                            dp_batch_norm_running_variance(bn[i]), CHANNELS * sizeof(float));
+    }
+    for (int i = 0; i < 3; i++)
+        dp_batch_norm_free(bn[i]);
+}
+
 static void replicas_commit_the_statistics_of_all(void **state)
 {
     struct dp_batch_norm *bn[2];
@@ -355,6 +384,7 @@ int main(void)
         cmocka_unit_test(squares_of_values_far_from_zero_do_not_cancel),
         cmocka_unit_test(a_step_that_failed_is_forgotten),
         cmocka_unit_test(the_order_of_micro_batches_does_not_matter_to_the_last_bit),
+        cmocka_unit_test(a_commit_of_each_micro_batch_is_that_of_one_process_to_the_last_bit),
         cmocka_unit_test(replicas_commit_the_statistics_of_all),
         cmocka_unit_test(a_cumulative_mean_weighs_all_commits_alike),
         cmocka_unit_test(compat_commits_when_all_chunks_have_come),

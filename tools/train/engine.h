@@ -14,7 +14,8 @@
 #include <dualpipe/trace.h>
 
 /* A whole step's data, the same on every rank: micro-batch after micro-batch, each of config.batch
- * sequences of context bytes; labels[i] is the byte that follows tokens[i]. */
+ * sequences of context bytes, and the labels of their rows (config_rows): labels[i] is the byte
+ * that follows tokens[i], or the class of the sample i. */
 struct batch {
     uint8_t *tokens, *labels;
 };

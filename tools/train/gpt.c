@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/gpt.h"
+#include "train/model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,11 +30,6 @@ static size_t stage_save_init(struct stage_save *save, const struct gpt_stage *g
 
 /* ---- forward, backward, weight ------------------------------------------------------------- */
 
-static void *data_of(const DLTensor *t)
-{
-    return (char *)t->data + t->byte_offset;
-}
-
 /* The key of one of the two dropouts of a group. */
 static struct dp_random_key dropout_key(const struct dp_stage_call *call, int group, int which)
 {
@@ -61,16 +56,15 @@ static void block_call_init(struct block_call *b, const struct gpt_stage *g, int
         params_group(&g->params, group, base, b->tensors);
 }
 
-/* Where to add the gradients of a group's tensors. */
-static void grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
-                        real *dw[])
+void gpt_grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
+                     real *dw[])
 {
     const struct tensor *t = g->params.tensors, *end = t + g->params.tensors_len;
     DLTensor *const *grad = call->grads;
 
     for (; t < end; t++, grad++)
         if (t->group == group)
-            *dw++ = data_of(*grad);
+            *dw++ = gpt_data(*grad);
 }
 
 static void embedding_forward(const struct gpt_stage *g, const struct dp_stage_call *call,
@@ -113,22 +107,22 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
     const struct gpt_stage *g = user;
     struct block_shape shape = g->shape;
     struct stage_save save;
-    real *x = g->has_head ? g->residual : data_of(out);
+    real *x = g->has_head ? g->residual : gpt_data(out);
 
     if (!call->training)
         shape.dropout_rate = 0;
     stage_save_init(&save, g, call->save);
     if (g->has_embedding)
-        embedding_forward(g, call, shape.dropout_rate, data_of(in), x);
+        embedding_forward(g, call, shape.dropout_rate, gpt_data(in), x);
     else
-        memcpy(x, data_of(in), (size_t)g->shape.n * (size_t)g->config.width * sizeof(real));
+        memcpy(x, gpt_data(in), (size_t)g->shape.n * (size_t)g->config.width * sizeof(real));
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
         block_call_init(&b, g, group, g->weights, call, &save);
         block_forward(&shape, b.tensors, &b.save, b.keys, x);
     }
     if (g->has_head)
-        head_forward(g, &save, x, data_of(out));
+        head_forward(g, &save, x, gpt_data(out));
     return 0;
 }
 
@@ -141,19 +135,19 @@ static int weight(void *user, const struct dp_stage_call *call)
 
     stage_save_init(&save, g, call->save);
     if (g->has_head) {
-        grads_group(g, g->config.layers + 1, call, dw);
+        gpt_grads_group(g, g->config.layers + 1, call, dw);
         norm_weight(n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
         linear_weight(n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
     }
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
         block_call_init(&b, g, group, NULL, call, &save);
-        grads_group(g, group, call, b.tensors);
+        gpt_grads_group(g, group, call, b.tensors);
         block_weight(&g->shape, &b.save, b.tensors);
     }
     if (g->has_embedding) {
-        grads_group(g, 0, call, dw);
-        embed_weight(n, g->config.context, width, data_of(call->in), save.d_embedding, dw[TABLE],
+        gpt_grads_group(g, 0, call, dw);
+        embed_weight(n, g->config.context, width, gpt_data(call->in), save.d_embedding, dw[TABLE],
                      dw[POSITIONS]);
     }
     return 0;
@@ -167,11 +161,11 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
     struct stage_save save;
 
     stage_save_init(&save, g, call->save);
-    real *dx = g->has_embedding ? save.d_embedding : data_of(gin);
+    real *dx = g->has_embedding ? save.d_embedding : gpt_data(gin);
     if (g->has_head)
-        head_backward(g, &save, data_of(gout), dx);
+        head_backward(g, &save, gpt_data(gout), dx);
     else
-        memcpy(dx, data_of(gout), nc * sizeof(real));
+        memcpy(dx, gpt_data(gout), nc * sizeof(real));
     for (int group = g->end_block - 1; group >= g->first_block; group--) {
         struct block_call b;
         block_call_init(&b, g, group, g->weights, call, &save);
@@ -191,11 +185,16 @@ static int rows_of(const DLTensor *logits)
     return (int)(logits->shape[0] * logits->shape[1]);
 }
 
+static int classes_of(const DLTensor *logits)
+{
+    return (int)logits->shape[2];
+}
+
 static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                 const DLTensor *label, double *values, int32_t max, int32_t *count)
 {
     (void)user, (void)call, (void)max;
-    values[0] = entropy_forward(rows_of(out), GPT_BYTES, data_of(out), data_of(label));
+    values[0] = entropy_forward(rows_of(out), classes_of(out), gpt_data(out), gpt_data(label));
     *count = 1;
     return 0;
 }
@@ -204,7 +203,8 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
                          const DLTensor *label, double scale, DLTensor *gout)
 {
     (void)user, (void)call;
-    entropy_backward(rows_of(out), GPT_BYTES, data_of(out), data_of(label), scale, data_of(gout));
+    entropy_backward(rows_of(out), classes_of(out), gpt_data(out), gpt_data(label), scale,
+                     gpt_data(gout));
     return 0;
 }
 
@@ -220,11 +220,11 @@ void gpt_borders(const struct gpt_config *c, int stages, struct dp_border *borde
     const struct dp_tensor_spec tokens = {
         .dtype = dtype_byte, .ndim = 2, .shape = {c->batch, c->context}, .no_grad = true};
     const struct dp_tensor_spec x = {
-        .dtype = dtype_real, .ndim = 3, .shape = {c->batch, c->context, c->width}};
+        .dtype = dtype_real, .ndim = 3, .shape = {c->batch, config_rows(c), c->width}};
 
     for (int s = 0; s <= stages; s++)
         borders[s] = (struct dp_border){1, {s == 0 ? tokens : x}};
-    borders[stages].tensors[0].shape[2] = GPT_BYTES;
+    borders[stages].tensors[0].shape[2] = config_classes(c);
 }
 
 /* Everything but the memory. */
@@ -234,11 +234,12 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
     struct stage_save save;
     struct gpt_stage g = {
         .config = *c,
-        .shape = {
-            .attention = {c->batch, c->context, c->heads, c->width},
-            .n = c->batch * c->context,
-            .dropout_rate = c->dropout,
-        },
+        .shape =
+            {
+                .attention = {c->batch, c->context, c->heads, c->width},
+                .n = c->batch * config_rows(c),
+                .dropout_rate = c->dropout,
+            },
         .first_block = 1 + stage * blocks,
         .end_block = 1 + (stage + 1) * blocks,
         .has_embedding = stage == 0,
@@ -246,14 +247,16 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
     };
     g.first_group = g.has_embedding ? 0 : g.first_block;
     g.end_group = g.has_head ? c->layers + 2 : g.end_block;
-    g.save_bytes = stage_save_init(&save, &g, NULL) * sizeof(real);
+    size_t count = c->model ? c->model->save_count(&g) : stage_save_init(&save, &g, NULL);
+    g.save_bytes = count * sizeof(real);
     return g;
 }
 
 /* Scratch of a stage: residual, branch, scores. */
 static size_t scratch_count(const struct gpt_config *c)
 {
-    size_t nc = (size_t)c->batch * (size_t)c->context * (size_t)c->width;
+    size_t nc = (size_t)c->batch * (size_t)config_rows(c) * (size_t)c->width;
+
     return 2 * nc + (size_t)c->context * (size_t)c->context;
 }
 
@@ -368,9 +371,14 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
 
     *g = stage_shape(config, stage, stages);
     g->bare = bare;
-    if (list_alloc(g) < 0 || (!bare && memory_alloc(g) < 0)) {
+    int err = list_alloc(g);
+    if (!err && !bare)
+        err = memory_alloc(g);
+    if (!err && config->model)
+        err = config->model->init(g);
+    if (err) {
         gpt_stage_free(g);
-        return DP_ENOMEM;
+        return err;
     }
     if (!bare)
         params_draw(&g->params, config->seed, g->weights);
@@ -394,6 +402,8 @@ void gpt_stage_free(struct gpt_stage *g)
 {
     if (!g)
         return;
+    if (g->config.model)
+        g->config.model->fini(g);
     free(g->grads_list);
     free(g->parameters);
     free(g->tensors);
@@ -406,7 +416,7 @@ void gpt_stage_free(struct gpt_stage *g)
 struct dp_stage gpt_stage_view(struct gpt_stage *g)
 {
     return (struct dp_stage){
-        .ops = &gpt_stage_ops,
+        .ops = model_ops(&g->config),
         .user = g,
         .save_bytes = g->save_bytes,
         .parameter_count = (int32_t)g->params.tensors_len,

@@ -38,9 +38,11 @@ struct gpt_stage {
     struct gpt_tensor *tensors;      /* [params.tensors_len] */
     struct dp_parameter *parameters; /* [params.tensors_len] as the pipeline takes them */
     DLTensor **grads_list;           /* [params.tensors_len] their gradients */
+    struct dp_batch_norm **norms;    /* [end_block - first_block] of a model that has them */
 };
 
-/* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0 or DP_ENOMEM. */
+/* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0, DP_ENOMEM, or
+ * what the model's init says. */
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out);
 /* The same without memory: weights, gradients and scratch are to be set, and stay the caller's. */
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
@@ -62,8 +64,17 @@ void gpt_borders(const struct gpt_config *config, int stages, struct dp_border *
 
 /* What a stage does; its user is a struct gpt_stage. */
 extern const struct dp_stage_ops gpt_stage_ops;
-/* Mean cross-entropy of a micro-batch in nats per byte; labels are uint8 [batch][context]. */
+/* Mean cross-entropy of a micro-batch in nats per row; labels are uint8 [batch][rows]. */
 extern const struct dp_loss_ops gpt_loss_ops;
+
+/* Where a tensor's values begin. */
+static inline void *gpt_data(const DLTensor *t)
+{
+    return (char *)t->data + t->byte_offset;
+}
+/* In a callback: where to add the gradients of a group's tensors. */
+void gpt_grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
+                     real *dw[]);
 
 /* The gradients of the stage's tensors, as views of another array: list[params.tensors_len],
  * tensors[params.tensors_len] is their memory. */

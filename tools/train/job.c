@@ -112,7 +112,9 @@ static int describe(struct job *j, struct summary *summary, uint8_t *text, bool 
     if (j->replica.index > 0)
         return 0;
     int err = measure_step(j, summary, unwritten);
-    return err ? err : sample_text(j->engine, summary->sample_len, text);
+    if (err || !summary->sample_len)
+        return err;
+    return sample_text(j->engine, summary->sample_len, text);
 }
 
 static int finish(struct job *j, struct summary *summary)
@@ -143,6 +145,7 @@ static int agree(struct job *j)
     const struct settings *s = j->s;
     const struct { const char *what; int64_t value;
     } values[] = {
+        {"--model", s->model.model != NULL},
         {"--replicas", s->replicas},
         {"--mix", s->kind},
         {"--microbatches", s->microbatches},

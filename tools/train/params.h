@@ -16,12 +16,25 @@
 
 enum { GPT_BYTES = 256, GPT_MAX_LAYERS = 1024 };
 
+struct model;
+
 struct gpt_config {
+    const struct model *model; /* NULL: the GPT */
     int layers, width, heads, context;
     int batch;     /* sequences of one micro-batch */
     float dropout; /* share of zeroes, [0, 1) */
     uint64_t seed;
+    int microbatches; /* of a step, of all replicas: whose statistics another model keeps */
 };
+
+/* Rows of a sequence, each with a label: its tokens; of a model of samples, which are sequences of
+ * features, 1. */
+static inline int config_rows(const struct gpt_config *c)
+{
+    return c->model ? 1 : c->context;
+}
+/* Logits of a row. */
+int config_classes(const struct gpt_config *c);
 
 enum embedding_tensor { TABLE, POSITIONS, EMBEDDING_TENSORS };
 enum head_tensor { FINAL_GAIN, FINAL_BIAS, HEAD, HEAD_BIAS, HEAD_TENSORS };

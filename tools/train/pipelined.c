@@ -24,12 +24,13 @@ static size_t first_mb(const struct engine *e, const struct dp_slot *slot)
     return (size_t)engine_first_mb(e) + (size_t)slot->stream * (size_t)e->schedule->mb_per_stream;
 }
 
-/* Bytes of a stream's micro-batches, as views. */
-static int split_bytes(const struct engine *e, const struct dp_schedule *s, uint8_t *bytes,
-                       struct dp_microbatches **out)
+/* A stream's micro-batches from first on, as views; a sequence has `len` of the bytes. */
+static int split_bytes(const struct engine *e, const struct dp_schedule *s, size_t first,
+                       uint8_t *bytes, int len, struct dp_microbatches **out)
 {
     const struct gpt_config *c = &e->config;
-    int64_t shape[] = {(int64_t)s->mb_per_stream * c->batch, c->context};
+    int64_t shape[] = {(int64_t)s->mb_per_stream * c->batch, len};
+    bytes += first * (size_t)c->batch * (size_t)len;
     const DLTensor all = {bytes, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
     struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&all)});
 
@@ -40,7 +41,6 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
                double *losses)
 {
     struct pipelined *p = (struct pipelined *)e;
-    size_t mb_bytes = (size_t)e->config.batch * (size_t)e->config.context;
     struct dp_microbatches *tokens = NULL, *labels = NULL;
     struct dp_step step = {.schedule = s};
     int err = 0;
@@ -49,9 +49,9 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
         const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(e), i);
         size_t first = first_mb(e, slot);
         if (dp_slot_is_first(slot))
-            err = split_bytes(e, s, batch->tokens + first * mb_bytes, &tokens);
+            err = split_bytes(e, s, first, batch->tokens, e->config.context, &tokens);
         if (dp_slot_is_last(slot) && !err)
-            err = split_bytes(e, s, batch->labels + first * mb_bytes, &labels);
+            err = split_bytes(e, s, first, batch->labels, config_rows(&e->config), &labels);
         if (dp_slot_is_last(slot))
             step.losses = losses + first;
     }
@@ -172,6 +172,7 @@ static int make_borders(struct pipelined *p)
         return DP_ENOMEM;
     gpt_borders(&p->base.config, stages, p->borders);
     p->labels = p->borders[0];
+    p->labels.tensors[0].shape[1] = config_rows(&p->base.config);
     return 0;
 }
 

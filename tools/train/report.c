@@ -21,13 +21,25 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Tokens, which are bytes, learned from per second since time `ns`, when `step` steps were done. */
+/* Tokens, which are bytes, or samples learned from per second since time `ns`, when `step` steps
+ * were done. */
 static double tokens_per_second(const struct report *r, uint64_t done, int64_t ns, uint64_t step)
 {
     double tokens = (double)(done - step) * (double)r->settings->batch *
-                    (double)r->settings->context;
+                    (double)config_rows(&r->settings->model);
 
     return tokens / ((double)(now_ns() - ns) * 1e-9);
+}
+
+/* What the model learns from, and what of it a loss is of. */
+static const char *items(const struct settings *s)
+{
+    return s->model.model ? "samples" : "tokens";
+}
+
+static const char *item(const struct settings *s)
+{
+    return s->model.model ? "sample" : "byte";
 }
 
 bool report_due(const struct settings *s, uint64_t step)
@@ -47,6 +59,12 @@ static void set_number(json_t *object, const char *key, double value)
         json_object_set_new(object, key, json_string(value > 0 ? "Infinity" : "-Infinity"));
 }
 
+static void set_rate(json_t *o, const struct report *r, uint64_t done)
+{
+    set_number(o, r->settings->model.model ? "samples_per_second" : "tokens_per_second",
+               tokens_per_second(r, done, r->start_ns, 0));
+}
+
 static void print_json(json_t *object)
 {
     json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -58,13 +76,13 @@ static void print_json(json_t *object)
 static void json_begin(const struct settings *s, const struct data *data, size_t param_count)
 {
     print_json(json_pack(
-        "{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event", "begin",
-        "parameters", (json_int_t)param_count, "schedule", s->schedule_name, "ranks",
-        (json_int_t)s->ranks, "replicas", (json_int_t)s->replicas, "mix", s->mix, "microbatches",
-        (json_int_t)s->microbatches, "layers", (json_int_t)s->layers, "width", (json_int_t)s->width,
-        "context", (json_int_t)s->context, "batch", (json_int_t)s->batch, "data_bytes",
-        (json_int_t)data->len, "held_out_bytes", (json_int_t)(data->chunks * data->held_len),
-        "unigram_entropy", data_entropy(data)));
+        "{s:s, s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event",
+        "begin", "model", s->model_name, "parameters", (json_int_t)param_count, "schedule",
+        s->schedule_name, "ranks", (json_int_t)s->ranks, "replicas", (json_int_t)s->replicas, "mix",
+        s->mix, "microbatches", (json_int_t)s->microbatches, "layers", (json_int_t)s->layers,
+        "width", (json_int_t)s->width, "context", (json_int_t)s->context, "batch",
+        (json_int_t)s->batch, "data_bytes", (json_int_t)data->len, "held_out_bytes",
+        (json_int_t)(data->chunks * data->held_len), "unigram_entropy", data_entropy(data)));
 }
 
 static void json_progress(const struct report *r, const struct progress *p)
@@ -76,7 +94,7 @@ static void json_progress(const struct report *r, const struct progress *p)
     set_number(o, "rate", p->result.rate);
     set_number(o, "held_out", p->held_out);
     set_number(o, "bubble", p->bubble);
-    set_number(o, "tokens_per_second", tokens_per_second(r, p->step, r->start_ns, 0));
+    set_rate(o, r, p->step);
     print_json(o);
 }
 
@@ -117,7 +135,7 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "last_loss", m->last_loss);
     set_number(o, "held_out", m->held_out);
     set_number(o, "seconds", (double)(now_ns() - r->start_ns) * 1e-9);
-    set_number(o, "tokens_per_second", tokens_per_second(r, (uint64_t)s->steps, r->start_ns, 0));
+    set_rate(o, r, (uint64_t)s->steps);
     set_number(o, "bubble", m->bubble);
     set_number(o, "step_ms", m->step_ms);
     set_number(o, "simulated_ms", m->simulated_ms);
@@ -134,12 +152,27 @@ static void json_end(const struct report *r, const struct summary *m)
 
 /* ---- for people ---------------------------------------------------------------------------- */
 
-static void text_begin(const struct settings *s, const struct data *data, size_t param_count)
+static void text_model(const struct settings *s, const struct data *data, size_t param_count)
 {
-    printf("model     %d blocks of width %d, %d heads, context %d: %zu parameters\n",
-           s->model.layers, s->model.width, s->model.heads, s->model.context, param_count);
+    const struct gpt_config *c = &s->model;
+
+    if (c->model) {
+        printf("model     %d hidden layers of width %d with batch normalisation: %zu parameters\n",
+               c->layers, c->width, param_count);
+        printf(
+            "data      generated: samples of %d features in %d classes; a guess costs %.3f nats\n",
+            c->context, data->classes, data_entropy(data));
+        return;
+    }
+    printf("model     %d blocks of width %d, %d heads, context %d: %zu parameters\n", c->layers,
+           c->width, c->heads, c->context, param_count);
     printf("data      %zu bytes, %zu of them held out; a guess by frequency costs %.3f nats a "
            "byte\n", data->len, data->chunks * data->held_len, data_entropy(data));
+}
+
+static void text_begin(const struct settings *s, const struct data *data, size_t param_count)
+{
+    text_model(s, data, param_count);
     printf("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
            s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
            s->model.batch, s->model.context);
@@ -172,7 +205,8 @@ static void text_progress(struct report *r, const struct progress *p)
            p->result.loss);
     if (!isnan(r->held_out))
         printf("  held-out %.3f", r->held_out);
-    printf("  %.1fk tokens/s", tokens_per_second(r, p->step, r->shown_ns, r->shown_step) * 1e-3);
+    printf("  %.1fk %s/s", tokens_per_second(r, p->step, r->shown_ns, r->shown_step) * 1e-3,
+           items(r->settings));
     if (!isnan(r->bubble))
         printf("  bubble %.0f %%", 100 * r->bubble);
     printf("  %s left%s", time_left(r, p->step, left, sizeof(left)), r->terminal ? "" : "\n");
@@ -215,11 +249,11 @@ static void text_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
 
-    printf("%sdone      %" PRId64 " steps in %.1f s, %.1fk tokens/s\n", r->terminal ? "\n" : "",
+    printf("%sdone      %" PRId64 " steps in %.1f s, %.1fk %s/s\n", r->terminal ? "\n" : "",
            s->steps, (double)(now_ns() - r->start_ns) * 1e-9,
-           tokens_per_second(r, (uint64_t)s->steps, r->start_ns, 0) * 1e-3);
-    printf("loss      %.4f at first, %.4f at last, %.4f held out (nats a byte)\n", m->first_loss,
-           m->last_loss, m->held_out);
+           tokens_per_second(r, (uint64_t)s->steps, r->start_ns, 0) * 1e-3, items(s));
+    printf("loss      %.4f at first, %.4f at last, %.4f held out (nats a %s)\n", m->first_loss,
+           m->last_loss, m->held_out, item(s));
     if (m->skipped)
         printf("skipped   %" PRIu64 " steps, whose gradient was not finite\n", m->skipped);
     if (!isnan(m->bubble))

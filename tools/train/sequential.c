@@ -4,6 +4,7 @@
  * what every pipelined run must be equal to, so it shares nothing with the pipeline but the model.
  */
 #include "train/engine.h"
+#include "train/model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@ struct sequential {
 
 /* A micro-batch's part of the batch and of the model's output, as the callbacks see them. */
 struct views {
-    int64_t shape[3];
+    int64_t shape[3], tokens_shape[2];
     DLTensor tokens, labels, logits, d_logits;
 };
 
@@ -47,16 +48,19 @@ static void views_init(struct views *v, const struct sequential *s, const struct
                        int mb)
 {
     const struct gpt_config *c = &s->base.config;
-    size_t at = (size_t)global_mb(s, mb) * (size_t)c->batch * (size_t)c->context;
+    const int rows = config_rows(c);
+    size_t at = (size_t)global_mb(s, mb) * (size_t)c->batch;
     const DLTensor bytes = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
     const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
     const DLTensor reals = {NULL, {kDLCPU, 0}, 3, dtype_real, v->shape, NULL, 0};
 
-    memcpy(v->shape, (int64_t[]){c->batch, c->context, GPT_BYTES}, sizeof(v->shape));
+    memcpy(v->shape, (int64_t[]){c->batch, rows, config_classes(c)}, sizeof(v->shape));
+    memcpy(v->tokens_shape, (int64_t[]){c->batch, c->context}, sizeof(v->tokens_shape));
     v->tokens = v->labels = bytes;
     v->logits = v->d_logits = reals;
-    v->tokens.data = batch->tokens + at;
-    v->labels.data = batch->labels + at;
+    v->tokens.shape = v->tokens_shape;
+    v->tokens.data = batch->tokens + at * (size_t)c->context;
+    v->labels.data = batch->labels + at * (size_t)rows;
     v->logits.data = s->logits;
     v->d_logits.data = s->d_logits;
 }
@@ -80,7 +84,7 @@ static int forward(struct sequential *s, struct views *v, const struct dp_stage_
                    double *values)
 {
     int32_t count;
-    int err = gpt_stage_ops.forward(s->model, call, &v->tokens, &v->logits);
+    int err = model_ops(&s->base.config)->forward(s->model, call, &v->tokens, &v->logits);
 
     return err ? err : gpt_loss_ops.loss(NULL, call, &v->logits, &v->labels, values, 1, &count);
 }
@@ -91,7 +95,8 @@ static int backward(struct sequential *s, struct views *v, const struct dp_stage
                                          engine_loss_scale(&s->base), &v->d_logits);
 
     return err ? err
-               : gpt_stage_ops.backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
+               : model_ops(&s->base.config)
+                     ->backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
 }
 
 static void clear_blocks(struct sequential *s)
@@ -194,7 +199,7 @@ static const struct engine_ops sequential_ops = {"sequential", train, evaluate, 
 static int sequential_alloc(struct sequential *s)
 {
     const struct gpt_config *c = &s->base.config;
-    size_t logits = (size_t)c->batch * (size_t)c->context * GPT_BYTES;
+    size_t logits = (size_t)c->batch * (size_t)config_rows(c) * (size_t)config_classes(c);
 
     int err = gpt_stage_new(c, 0, 1, &s->model);
     if (err)

@@ -3,6 +3,8 @@
 
 #include "command.h"
 #include "input.h"
+#include "train/mlp_args.h"
+#include "train/model.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -23,6 +25,8 @@ static const char *const schedules[] = {
 };
 static const char *const checkpoints[] = {"never", "except_last", "always", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
+static const char gpt[] = "gpt";
+static const char *const models[] = {gpt, "mlp-bn", NULL};
 static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
@@ -30,9 +34,13 @@ static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
 static const struct arg what_args[] = {
     {"data", 'd', "FILE", "text to learn from; several are put one after the other", ARG_LIST,
      AT(data)},
+    {"model", 0, NULL,
+     "mlp-bn: a classifier with batch normalisation, of samples that are generated", ARG_CHOICE,
+     AT(model_name), gpt, .choices = models},
     {"steps", 0, "N", "updates of the weights", ARG_INT, AT(steps), "300", 1, 1e9},
-    {"batch", 0, "N", "sequences of a step, over all micro-batches", ARG_INT, AT(batch), "16", 1,
-     65536},
+    {"batch", 0, "N",
+     "sequences, or samples, of a step, over all micro-batches (default 16; mlp-bn: 128)", ARG_INT,
+     AT(batch), .min = 1, .max = 65536},
     {"seed", 0, "N", "of initial weights, batches and dropout", ARG_INT, AT(seed), "1", 0, 9e18},
     {"eval-every", 0, "N", "steps from one held-out loss to the next; 0: at the end only", ARG_INT,
      AT(eval_every), "50", 0, 1e9},
@@ -81,10 +89,12 @@ static const struct arg replica_args[] = {
 };
 
 static const struct arg model_args[] = {
-    {"layers", 'L', "N", "transformer blocks", ARG_INT, AT(layers), "8", 1, GPT_MAX_LAYERS},
+    {"layers", 'L', "N", "transformer blocks, or hidden layers", ARG_INT, AT(layers), "8", 1,
+     GPT_MAX_LAYERS},
     {"width", 0, "N", "of the residual stream", ARG_INT, AT(width), "64", 1, 16384},
     {"heads", 0, "N", "attention heads", ARG_INT, AT(heads), "4", 1, 1024},
-    {"context", 0, "N", "bytes of a sequence", ARG_INT, AT(context), "64", 1, 16384},
+    {"context", 0, "N", "bytes of a sequence, or features of a sample", ARG_INT, AT(context), "64",
+     1, 16384},
 };
 
 static const struct arg optimizer_args[] = {
@@ -122,18 +132,21 @@ static const struct usage usage = {
     .operands = "[FILE...]",
     .max_operands = 0,
     .operand_files = true,
-    .about = "Train a byte-level GPT on text, its layers spread over the ranks of a pipeline. The\n"
+    .about = "Train a byte-level GPT on text (or a classifier, --model mlp-bn), its layers spread\n"
+             "over the ranks of a pipeline. The\n"
              "ranks are processes that the command starts and ends itself; under torchrun (RANK,\n"
              "WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each process is one. Every schedule gives the\n"
              "same losses, to the last bit, as '--schedule none' in one process; so do replicas\n"
              "that sum their gradients.",
     .groups = groups,
-    .examples = "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
-                "  dualpipe train --data book.txt --schedule dualpipev -P 2 -M 8 --steps 100\n"
-                "  dualpipe train --data *.txt --schedule none --json\n"
-                "  dualpipe train --data book.txt --schedule none -D 4 --mix one-peer-exp\n"
-                "  dualpipe train --data *.txt --schedule none --offload params --device-memory 1M\n"
-                "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
+    .examples =
+        "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
+        "  dualpipe train --data book.txt --schedule dualpipev -P 2 -M 8 --steps 100\n"
+        "  dualpipe train --data *.txt --schedule none --json\n"
+        "  dualpipe train --model mlp-bn -P 2 --steps 100\n"
+        "  dualpipe train --data book.txt --schedule none -D 4 --mix one-peer-exp\n"
+        "  dualpipe train --data *.txt --schedule none --offload params --device-memory 1M\n"
+        "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
 };
 
 /* ---- checks -------------------------------------------------------------------------------- */
@@ -141,6 +154,11 @@ static const struct usage usage = {
 static bool is_sequential(const struct settings *s)
 {
     return !strcmp(s->schedule_name, sequential);
+}
+
+static bool has_samples(const struct settings *s)
+{
+    return strcmp(s->model_name, gpt);
 }
 
 static bool take_files(struct settings *s, const struct operands *more)
@@ -153,6 +171,10 @@ static bool take_files(struct settings *s, const struct operands *more)
         }
         s->data.items[s->data.count++] = more->items[i];
     }
+    if (has_samples(s))
+        return mlp_args_take(s);
+    if (!s->batch)
+        s->batch = 16;
     if (s->data.count > 0)
         return true;
     command_misused("--data is missing: expected text to learn from, for instance "
@@ -287,7 +309,7 @@ static bool check_model(const struct settings *s)
 {
     int stages = s->training ? s->training->stages : 1;
 
-    return multiple("--width", s->width, s->heads, "the number of --heads") &&
+    return (has_samples(s) || multiple("--width", s->width, s->heads, "the number of --heads")) &&
            multiple("--batch", s->batch, s->microbatches, "the number of micro-batches (-M)") &&
            multiple("--layers", s->layers, stages, "the number of stages");
 }
@@ -483,6 +505,7 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
         return false;
     }
     s->model = (struct gpt_config){
+        .model = has_samples(s) ? &mlp_bn_model : NULL,
         .layers = (int)s->layers,
         .width = (int)s->width,
         .heads = (int)s->heads,
@@ -490,6 +513,7 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
         .batch = (int)(s->batch / s->microbatches),
         .dropout = (float)s->dropout,
         .seed = (uint64_t)s->seed,
+        .microbatches = (int)s->microbatches,
     };
     return true;
 }

@@ -18,7 +18,7 @@
 struct settings {
     struct arg_list data;
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
-        *mix;
+        *mix, *model_name;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every;
     int64_t sample, seed, port, order_blocks;

@@ -96,6 +96,16 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     return launch_ranks(settings_processes(s), (int)s->port, s->transport, run_rank, run);
 }
 
+static bool open_data(const struct settings *s, struct data *data)
+{
+    const struct gpt_config *c = &s->model;
+
+    if (!c->model)
+        return data_open(s->data.items, s->data.count, c->context, c->seed, data);
+    *data = data_generated(c->context, config_classes(c), c->seed);
+    return true;
+}
+
 int run_train(int argc, char **argv)
 {
     struct dp_comm_config started = {0};
@@ -110,7 +120,7 @@ int run_train(int argc, char **argv)
         return status;
     const struct settings *s = &run.settings;
     status = EXIT_USAGE;
-    if (data_open(s->data.items, s->data.count, s->model.context, s->model.seed, &run.data)) {
+    if (open_data(s, &run.data)) {
         status = run_all(&run, &started);
         data_close(&run.data);
     }

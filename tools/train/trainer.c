@@ -221,7 +221,8 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
         .rate = t->rate,
         .skipped = !isfinite(norm),
     };
-    return update(t, result);
+    err = statistics_commit(&t->statistics, e, t->comm, !result->skipped);
+    return err ? err : update(t, result);
 }
 
 static int evaluate(struct trainer *t, double *held_out)
@@ -344,6 +345,8 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .optimizer = optimizer_config(t)},
                                  engine);
     if (!err)
+        err = statistics_init(&t->statistics, engine);
+    if (!err)
         err = make_slots(t);
     if (err)
         trainer_fini(t);
@@ -353,6 +356,7 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
 void trainer_fini(struct trainer *t)
 {
     data_parallel_fini(&t->replicas);
+    statistics_fini(&t->statistics);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         dp_optimizer_free(t->optimizers[i]);
     free(t->squares);

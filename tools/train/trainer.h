@@ -9,6 +9,7 @@
 #include "train/data.h"
 #include "train/data_parallel.h"
 #include "train/engine.h"
+#include "train/statistics.h"
 
 #include <dualpipe/optimizer.h>
 
@@ -30,6 +31,7 @@ struct trainer {
     struct dp_comm *comm; /* of all ranks; NULL: alone */
     int ranks;
     struct data_parallel replicas;
+    struct statistics statistics;
     double rate; /* of this step */
     struct dp_optimizer *optimizers[DP_MAX_SLOTS];
     struct batch batch;

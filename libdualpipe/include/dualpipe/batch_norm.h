@@ -81,6 +81,10 @@ DP_PUBLIC void dp_batch_norm_forget(struct dp_batch_norm *bn);
  * channel. */
 DP_PUBLIC size_t dp_batch_norm_export_len(const struct dp_batch_norm *bn);
 DP_PUBLIC void dp_batch_norm_export(const struct dp_batch_norm *bn, double *out);
+/* The same of micro-batch mb alone, 0 rows if it was not noted here. A commit of those of all
+ * micro-batches, in their order, is to the last bit that of a process that has noted all of them.
+ * mb: 0 .. microbatches - 1; not with compat, which keeps sums only. */
+DP_PUBLIC void dp_batch_norm_export_of(const struct dp_batch_norm *bn, int32_t mb, double *out);
 
 /* [channels] of the running statistics, to be read and saved, or written after loading. */
 DP_PUBLIC float *dp_batch_norm_running_mean(struct dp_batch_norm *bn);

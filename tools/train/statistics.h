@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * statistics.h - the end of a step for the batch normalisation of a model (mlp.c).
+ *
+ * Every rank has noted the statistics of those micro-batches that went through its stages. They are
+ * put together over the job, and every holder of a layer commits those of all micro-batches in
+ * their order: the running statistics are the same, to the last bit, under every schedule and
+ * number of replicas.
+ */
+#ifndef DP_TRAIN_STATISTICS_H
+#define DP_TRAIN_STATISTICS_H
+
+#include "train/engine.h"
+
+struct statistics {
+    size_t len;     /* doubles of one layer; 0: the model has no batch normalisation */
+    double *values; /* [microbatches] exports of one layer */
+};
+
+/* 0 or DP_ENOMEM. */
+int statistics_init(struct statistics *s, const struct engine *engine);
+void statistics_fini(struct statistics *s);
+
+/* After a step, on every rank of comm, which are those of the job; NULL: alone. used: the step has
+ * changed the weights; otherwise what was noted in it is forgotten. 0, or errors of comm. */
+int statistics_commit(const struct statistics *s, struct engine *engine, struct dp_comm *comm,
+                      bool used);
+
+#endif
