@@ -46,7 +46,7 @@ static int check_comm(const struct dp_pipeline_config *config)
     int ranks = config->schedule->ranks;
 
     if (!config->comm && ranks > 1)
-        return dp_fail(DP_EINVAL, "comm: NULL, expected one of %d ranks", ranks);
+        return dp_fail(DP_ESTATE, "comm: NULL, expected one of %d ranks", ranks);
     if (config->comm && dp_comm_size(config->comm) != ranks)
         return dp_fail(DP_EINVAL, "comm: %d ranks, expected the schedule's %d",
                        dp_comm_size(config->comm), ranks);

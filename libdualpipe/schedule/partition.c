@@ -59,6 +59,15 @@ static int32_t find_uses(struct maker *m)
     return distinct;
 }
 
+static int check_layers(const struct dp_partition_spec *spec)
+{
+    for (int32_t i = 0; i < spec->layer_count && spec->layers; i++)
+        if (spec->layers[i] < 0)
+            return dp_fail(DP_EINVAL, "layers[%d]: %d, expected a layer, at least 0 (A8)", i,
+                           spec->layers[i]);
+    return 0;
+}
+
 static int check_balance(const struct dp_partition_spec *spec, int32_t distinct)
 {
     int64_t sum = 0;
@@ -190,6 +199,8 @@ static int make(struct maker *m)
     if (distinct < 0)
         return dp_fail(DP_ENOMEM, "no memory for %d layers", m->spec->layer_count);
     int err = check_balance(m->spec, distinct);
+    if (!err)
+        err = check_layers(m->spec);
     if (!err && m->spec->layer_count) {
         place_all(m);
         link_invocations(m->p);

@@ -335,8 +335,8 @@ static void a_bad_config_is_named_on_all_ranks(void **state)
 static void more_ranks_than_one_need_a_comm(void **state)
 {
     (void)state;
-    static const struct wrong wrong = {"no comm",  EVERYWHERE,     no_comm, NULL,
-                                       DP_EINVAL, "comm: NULL", 0};
+    static const struct wrong wrong = {"no comm", EVERYWHERE,   no_comm, NULL,
+                                       DP_ESTATE, "comm: NULL", 0};
     expect_wrong(&wrong, training);
 }
 

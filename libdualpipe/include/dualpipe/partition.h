@@ -56,8 +56,8 @@ struct dp_partition {
 };
 
 struct dp_partition_spec {
-    const int32_t *layers;  /* [layer_count] which layer: equal numbers are one layer. NULL: all
-                             * different */
+    const int32_t *layers;  /* [layer_count] which layer, at least 0: equal numbers are one
+                             * layer. NULL: all different */
     int32_t layer_count;    /* >= 0 */
     const int32_t *balance; /* [stages] distinct layers of each stage, > 0 */
     int32_t stages;         /* >= 0 */
@@ -68,7 +68,7 @@ struct dp_partition_spec {
 
 /* DP_EINVAL, naming the row of AsyncPipe's error table (docs of the schedule folder): A4 the
  * balance's sum is not the number of distinct layers, A5 an entry of it is not positive, A6 fewer
- * ranks than stages; DP_ENOMEM. The caller frees. */
+ * ranks than stages, A8 an entry of the list that is no layer; DP_ENOMEM. The caller frees. */
 DP_PUBLIC int dp_partition_new(const struct dp_partition_spec *spec, struct dp_partition **out);
 DP_PUBLIC void dp_partition_free(struct dp_partition *p);
 

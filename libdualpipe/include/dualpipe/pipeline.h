@@ -148,11 +148,11 @@ struct dp_pipeline_config {
  * of its micro-batches: the same in every run, but rounded differently under another schedule. */
 
 /* Collective over the comm, which stays usable whatever comes out. Errors: DP_EINVAL for a bad
- * config and for a schedule that does not pass the checker, DP_ESTATE for a border without tensors,
- * both naming what; DP_EUNSUPPORTED (fixed_order, above; two first or two last stages on a rank);
- * DP_ENOMEM with the bytes asked for; DP_EABORTED where it was another rank's config, naming the
- * rank and its sentence; DP_EMISMATCH on every rank where ranks disagree on schedule, borders or
- * flags, naming the field, the ranks and their values. */
+ * config and for a schedule that does not pass the checker, DP_ESTATE for a border without tensors
+ * and for several ranks without a comm, all naming what; DP_EUNSUPPORTED (fixed_order, above; two
+ * first or two last stages on a rank); DP_ENOMEM with the bytes asked for; DP_EABORTED where it was
+ * another rank's config, naming the rank and its sentence; DP_EMISMATCH on every rank where ranks
+ * disagree on schedule, borders or flags, naming the field, the ranks and their values. */
 DP_PUBLIC int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline **out);
 DP_PUBLIC void dp_pipeline_free(struct dp_pipeline *pipe);
 
