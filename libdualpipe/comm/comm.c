@@ -162,7 +162,7 @@ static int test_collective(struct dp_comm *world, struct dp_request *req)
     }
     if (err != DP_ECOMM || !world->survival)
         return err;
-    const int dead = dp_survival_find_dead(world->survival, comm);
+    const int dead = comm ? dp_survival_find_dead(world->survival, comm) : -1;
     if (dead >= 0)
         return dp_survival_fail(world->survival, dead);
     return dp_fail_quietly(err, "a collective was given up by another rank of the communicator");

@@ -34,6 +34,15 @@ struct dp_engine {
     struct dp_collective *made; /* all there are: one that was dropped may never be tested again */
 };
 
+/* What a request has once its collective is given back; that one may belong to another request then. */
+struct ended_request {
+    struct dp_request_head head; /* of `ended` */
+    int error;
+};
+_Static_assert(sizeof(struct ended_request) <= sizeof(struct dp_request), "a request fits");
+
+static struct dp_collective ended = {.is_over = true};
+
 static struct dp_collective *of(const struct dp_request *req)
 {
     return ((const struct dp_request_head *)req)->collective;
@@ -429,9 +438,12 @@ int dp_engine_test(struct dp_engine *engine, struct dp_request *req)
 
     if (!c->is_over)
         return DP_EAGAIN;
-    int err = c->error;
+    struct ended_request *r = (struct ended_request *)req;
+    if (c == &ended)
+        return r->error;
+    *r = (struct ended_request){{&ended}, c->error};
     push(&engine->free, c);
-    return err;
+    return r->error;
 }
 
 const struct dp_request *dp_engine_waits_for(const struct dp_engine *engine,

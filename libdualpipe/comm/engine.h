@@ -92,14 +92,15 @@ int dp_engine_start_swap(struct dp_engine *engine, struct dp_comm *comm,
                          const struct dp_collective_args *args, int channel, uint64_t tag,
                          struct dp_request *req);
 
-/* The communicator of a collective that was started. */
+/* The communicator of a collective that was started; NULL once it was given back. */
 const struct dp_comm *dp_engine_comm(const struct dp_request *req);
 /* Go on with what the transport has moved. */
 void dp_engine_progress(struct dp_engine *engine);
 /* Whether progress would do something at once. */
 bool dp_engine_ready(const struct dp_engine *engine);
 bool dp_engine_busy(const struct dp_engine *engine);
-/* 0, DP_EAGAIN, or the error; the collective is given back unless DP_EAGAIN. */
+/* 0, DP_EAGAIN, or the error; the collective is given back unless DP_EAGAIN, and the request keeps
+ * the answer. */
 int dp_engine_test(struct dp_engine *engine, struct dp_request *req);
 /* The transfer that the collective waits for, and from or to which rank of the world; NULL: none.
  */

@@ -484,6 +484,33 @@ static void all_gather_and_broadcast_copy_every_byte(void **state)
 
 /* ---- several at once ------------------------------------------------------------------------- */
 
+/* Requests that are finished stay so, and their state is not given to two later ones. */
+static int test_after_the_end(struct dp_comm *comm, void *arg)
+{
+    const int64_t sum = (int64_t)dp_comm_size(comm) * (dp_comm_size(comm) - 1) / 2;
+    int64_t in = dp_comm_rank(comm), out[3];
+    struct dp_request reqs[3];
+
+    (void)arg;
+    CHECK(!dp_comm_iallreduce(comm, &in, &out[0], 1, types[4].dl, DP_REDUCE_SUM, &reqs[0]));
+    CHECK(!dp_comm_wait(comm, &reqs[0], -1));
+    CHECK(!dp_comm_test(comm, &reqs[0]) && !dp_comm_wait(comm, &reqs[0], -1));
+    CHECK(!dp_comm_iallreduce(comm, &in, &out[1], 1, types[4].dl, DP_REDUCE_SUM, &reqs[1]));
+    CHECK(!dp_comm_iallreduce(comm, &in, &out[2], 1, types[4].dl, DP_REDUCE_MAX, &reqs[2]));
+    CHECK(!dp_comm_test(comm, &reqs[0]));
+    for (int i = 2; i >= 0; i--)
+        CHECK(!dp_comm_wait(comm, &reqs[i], -1));
+    CHECK(out[0] == sum && out[1] == sum && out[2] == dp_comm_size(comm) - 1);
+    return 0;
+}
+
+static void a_finished_collective_may_be_waited_for_again(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= 3; size++)
+        on_all_kinds(size, LONG_NS, test_after_the_end, NULL);
+}
+
 static int many_in_flight(struct dp_comm *comm, void *arg)
 {
     enum { MANY = 12, COUNT = 9000 };
@@ -590,6 +617,7 @@ int main(void)
         cmocka_unit_test(minimum_and_maximum_keep_a_nan),
         cmocka_unit_test(a_reduce_scatter_leaves_each_rank_its_block),
         cmocka_unit_test(all_gather_and_broadcast_copy_every_byte),
+        cmocka_unit_test(a_finished_collective_may_be_waited_for_again),
         cmocka_unit_test(collectives_in_flight_do_not_mix),
         cmocka_unit_test(different_sizes_abort_the_group),
         cmocka_unit_test(bad_arguments_of_collectives_are_refused),
