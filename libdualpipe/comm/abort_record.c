@@ -41,7 +41,7 @@ void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for,
     const size_t room = sizeof(why->text);
     int at = why->rank;
 
-    for (int steps = 0; steps < size; steps++) {
+    for (int steps = 0; steps < size && at >= 0; steps++) {
         int next = atomic_load_explicit(&waiting_for[at], memory_order_relaxed);
         if (next < 0) {
             why->rank = at;
@@ -51,6 +51,8 @@ void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for,
         snprintf(why->text + len, room - len, ", which waits for rank %d", next);
         at = next;
     }
+    if (at < 0)
+        return;
     static const char circle[] = ", and so on in a circle";
     size_t len = strlen(why->text);
     if (len > room - sizeof(circle))

@@ -22,10 +22,10 @@ bool dp_abort_record_get(struct dp_abort_record *record, struct dp_abort *why);
 /* Remove the record. No other thread may use it at that time. */
 void dp_abort_record_clear(struct dp_abort_record *record);
 
-/* A wait for why->rank timed out. waiting_for[size] is the peer that each rank waits for (-1:
- * none). Go from one to the next up to the rank that waits for none, put its number into why->rank
- * and the way there at the end of why->text. A circle, which is a deadlock, leaves why->rank as it
- * was and says so. */
+/* A wait for why->rank timed out; -1: for any rank, which names none. waiting_for[size] is the peer
+ * that each rank waits for (-1: none). Go from one to the next up to the rank that waits for none,
+ * put its number into why->rank and the way there at the end of why->text. A circle, which is a
+ * deadlock, leaves why->rank as it was and says so. */
 void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for, int size);
 
 #endif

@@ -211,9 +211,12 @@ static void cancel(struct dp_comm *world, struct dp_request *req)
 static int give_up(struct dp_comm *world, struct dp_request *req, int peer, int64_t waited_ns)
 {
     struct dp_abort why = {.rank = peer, .error = DP_ETIMEDOUT};
+    char whom[32] = "a message of any rank";
 
-    dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for rank %d",
-                world->rank, (double)waited_ns / DP_NS_PER_S, peer);
+    if (peer >= 0)
+        dp_snprintf(whom, sizeof(whom), "rank %d", peer);
+    dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for %s", world->rank,
+                (double)waited_ns / DP_NS_PER_S, whom);
     if (world->survival) {
         cancel(world, req);
         return dp_fail(DP_ETIMEDOUT, "%s (DUALPIPE_COMM_TIMEOUT_MS says how long to wait)",

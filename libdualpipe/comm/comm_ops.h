@@ -67,9 +67,9 @@ struct dp_comm_ops {
     /* See dp_comm_busy. busy_until: the latest end that any rank has announced, by dp_now_ns. */
     int (*busy)(struct dp_comm *comm, int64_t ns);
     int64_t (*busy_until)(struct dp_comm *comm);
-    /* Tell every rank; the first record wins. With the error DP_ETIMEDOUT, why->rank is the peer that
-     * this rank waited for: the transport follows the peers that are waited for from rank to rank, and
-     * names the last one, which waits for none. */
+    /* Tell every rank; the first record wins. With the error DP_ETIMEDOUT, why->rank is the peer
+     * that this rank waited for (-1: any): the transport follows the peers that are waited for from
+     * rank to rank, and names the last one, which waits for none. */
     int (*abort)(struct dp_comm *comm, const struct dp_abort *why);
     /* true and *why if an abort happened. */
     bool (*aborted)(struct dp_comm *comm, struct dp_abort *why);

@@ -34,7 +34,8 @@ struct dp_engine {
     struct dp_collective *made; /* all there are: one that was dropped may never be tested again */
 };
 
-/* What a request has once its collective is given back; that one may belong to another request then. */
+/* What a request has once its collective is given back; that one may belong to another request
+ * then. */
 struct ended_request {
     struct dp_request_head head; /* of `ended` */
     int error;
@@ -446,10 +447,23 @@ int dp_engine_test(struct dp_engine *engine, struct dp_request *req)
     return r->error;
 }
 
+/* The one that is under way, for a collective that has not begun because of it. */
+static const struct dp_collective *find_running(const struct dp_engine *engine,
+                                                const struct dp_collective *c)
+{
+    const struct dp_collective *first = engine->running;
+
+    if (c->is_over || c->is_concurrent)
+        return c;
+    while (first && (first->comm != c->comm || first->is_concurrent))
+        first = first->next;
+    return first ? first : c;
+}
+
 const struct dp_request *dp_engine_waits_for(const struct dp_engine *engine,
                                              const struct dp_request *req, int *world_peer)
 {
-    const struct dp_collective *c = of(req);
+    const struct dp_collective *c = find_running(engine, of(req));
 
     *world_peer = -1;
     if (c->is_over || c->finished == c->sent || c->has_messages)

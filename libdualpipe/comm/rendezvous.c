@@ -153,7 +153,7 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
             atomic_store(&rv->waiting_for[rank], m->value);
         return true;
     case DP_RENDEZVOUS_ABORT:
-        if (m->rank < 0 || m->rank >= rv->size || m->value >= 0)
+        if (m->rank < -1 || m->rank >= rv->size || m->value >= 0)
             return false;
         if (m->count == rv->epoch && !rv->accusation.error)
             rv->accusation = message_record(m);
@@ -170,9 +170,10 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
 
 static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
 {
+    const bool may_name_none = m->kind == DP_RENDEZVOUS_FAILED || m->kind == DP_RENDEZVOUS_VERDICT;
     struct dp_abort why = message_record(m);
 
-    if (m->rank < 0 || m->rank >= rv->size)
+    if (m->rank < (may_name_none ? -1 : 0) || m->rank >= rv->size)
         return false;
     switch (m->kind) {
     case DP_RENDEZVOUS_FAILED:

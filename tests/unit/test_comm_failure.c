@@ -93,6 +93,70 @@ static void a_silent_rank_is_found_and_named(void **state)
     }
 }
 
+/* Rank 0 waits for a collective that has not begun, as an earlier one waits for rank 1. */
+static int stall_in_line(struct dp_comm *comm, void *arg)
+{
+    const struct stall *s = arg;
+    static const DLDataType int64 = {kDLInt, 64, 1};
+    struct dp_request earlier, later;
+    struct dp_abort why;
+    int64_t value = 1;
+    char byte;
+
+    if (dp_comm_rank(comm) == s->culprit) {
+        CHECK(read(s->done[0], &byte, 1) == 1);
+        CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    } else {
+        CHECK(!dp_comm_iallreduce(comm, &value, &value, 1, int64, DP_REDUCE_SUM, &earlier));
+        CHECK(!dp_comm_iallgather(comm, NULL, NULL, 0, &later));
+        dp_comm_set_deadline(comm, SHORT_NS);
+        const int err = dp_comm_wait(comm, &later, -1);
+        CHECK(write(s->done[1], "x", 1) == 1);
+        CHECK(err == DP_ETIMEDOUT);
+    }
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == s->culprit && why.error == DP_ETIMEDOUT);
+    return 0;
+}
+
+static void a_wait_behind_another_collective_names_who_is_missing(void **state)
+{
+    struct stall s = {.culprit = 1};
+
+    (void)state;
+    if (!comm_kinds->shares_files)
+        return;
+    assert_int_equal(pipe(s.done), 0);
+    on_all_kinds(2, LONG_NS, stall_in_line, &s);
+    close(s.done[0]);
+    close(s.done[1]);
+}
+
+/* Rank 0 decides on the culprit, but for a rank 1 that has waited for its answer in vain. */
+static int wait_for_any(struct dp_comm *comm, void *arg)
+{
+    const bool waits = dp_comm_rank(comm) == *(const int *)arg;
+    struct dp_request req;
+    struct dp_abort why;
+    char buf[8];
+
+    if (waits)
+        dp_comm_set_deadline(comm, SHORT_NS);
+    CHECK(!dp_comm_irecv_any(comm, DP_ANY_SOURCE, 0, buf, sizeof(buf), &req));
+    CHECK(dp_comm_wait(comm, &req, -1) == (waits ? DP_ETIMEDOUT : DP_EABORTED));
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.error == DP_ETIMEDOUT && strstr(why.text, "in vain for a message of any rank"));
+    CHECK(why.rank == -1 || (*(const int *)arg && why.rank == 0));
+    return 0;
+}
+
+static void a_wait_for_any_rank_names_none(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < 2; rank++)
+        on_all_kinds(2, LONG_NS, wait_for_any, &rank);
+}
+
 struct death {
     int culprit;
     bool has_child; /* which outlives it, until the write end of `life` is closed */
@@ -324,6 +388,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_abort_of_any_rank_reaches_all),
         cmocka_unit_test(a_silent_rank_is_found_and_named),
+        cmocka_unit_test(a_wait_behind_another_collective_names_who_is_missing),
+        cmocka_unit_test(a_wait_for_any_rank_names_none),
         cmocka_unit_test(a_killed_rank_is_named_on_all_others),
         cmocka_unit_test(a_child_of_a_killed_rank_hides_nothing),
         cmocka_unit_test(a_deadlock_ends_at_the_deadline),

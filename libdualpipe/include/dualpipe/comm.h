@@ -188,9 +188,10 @@ DP_PUBLIC int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_
 DP_PUBLIC int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                             size_t len, struct dp_request *req);
 /* 0: done. DP_EAGAIN: not yet. Else the transfer failed; the request is finished all the same. A
- * finished request may be tested and waited for again, until it is reused: the answer is the same, or
- * DP_EABORTED of a message once the group was aborted. A receive that met another tag or length is DP_EMISMATCH; its message is gone, the next one meets
- * the next receive, and the sender's request is done like any other. */
+ * finished request may be tested and waited for again, until it is reused: the answer is the same,
+ * or DP_EABORTED of a message once the group was aborted. A receive that met another tag or length
+ * is DP_EMISMATCH; its message is gone, the next one meets the next receive, and the sender's
+ * request is done like any other. */
 DP_PUBLIC int dp_comm_test(struct dp_comm *comm, struct dp_request *req);
 /* Test until done. After the deadline DP_ETIMEDOUT, which aborts the group; dp_comm_aborted() names
  * the rank that the others waited for. peer: where the message goes to or comes from; -1 of a collective
