@@ -9,6 +9,7 @@
 
 struct dp_launcher {
     const char *name, *rank, *size;
+    const char *local_rank, *local_size; /* among the processes of this host; NULL: not told */
     const char *job[2]; /* what tells one job, and step, of a user from another */
     bool tells_port;    /* MASTER_PORT */
 };

@@ -143,6 +143,36 @@ int dp_launch_read(get_fn *get, const struct dp_comm_settings *settings, struct 
     return err;
 }
 
+/* A number that may be missing: then -1. */
+static int read_if_there(get_fn *get, const char *name, int *out)
+{
+    *out = -1;
+    return name && get(name) ? read_number(get, name, 0, 1 << 20, out) : 0;
+}
+
+int dp_process_read(get_fn *get, struct dp_process *out)
+{
+    const struct dp_launcher *l = dp_launcher_find(get);
+
+    *out = (struct dp_process){.rank = -1, .size = -1, .local_rank = -1, .local_size = -1};
+    if (!l)
+        return 0;
+    out->launcher = l->name;
+    int err = read_if_there(get, l->rank, &out->rank);
+    if (!err)
+        err = read_if_there(get, l->size, &out->size);
+    if (!err)
+        err = read_if_there(get, l->local_rank, &out->local_rank);
+    return err ? err : read_if_there(get, l->local_size, &out->local_size);
+}
+
+int dp_process_from_env(struct dp_process *out)
+{
+    if (!out)
+        return dp_fail(DP_EINVAL, "no place for what the launcher tells");
+    return dp_process_read(dp_foreign_variable, out);
+}
+
 int dp_comm_config_from_env(struct dp_comm_config *config)
 {
     /* One per process: the environment is one, too. */

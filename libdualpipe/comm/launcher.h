@@ -19,4 +19,7 @@ struct dp_launch {
 int dp_launch_read(const char *(*get)(const char *name), const struct dp_comm_settings *settings,
                    struct dp_launch *out);
 
+/* What of it a launcher tells; `out` as dp_process_from_env fills it. */
+int dp_process_read(const char *(*get)(const char *name), struct dp_process *out);
+
 #endif

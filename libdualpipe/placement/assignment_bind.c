@@ -3,6 +3,7 @@
 
 #include "placement/assignment_bind.h"
 
+#include "base/bind.h"
 #include "base/fail.h"
 #include "base/text.h"
 #include "placement/assignment_options.h"
@@ -10,12 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-enum { HOST_LEN = 256, NODES_MAX = 1024, LONG_BITS = 8 * sizeof(unsigned long) };
-/* <linux/mempolicy.h>, which not every system has */
-enum { POLICY_PREFERRED = 1 };
+enum { HOST_LEN = 256 };
 
 /* ---- the site ------------------------------------------------------------------------------- */
 
@@ -24,26 +22,6 @@ bool dp_assignment_is_host(const char *name, const char *host)
     const size_t len = strcspn(name, ".");
 
     return len == strcspn(host, ".") && !strncmp(name, host, len);
-}
-
-/* "0-55,112-167" */
-static bool parse_cpus(const char *list, cpu_set_t *out)
-{
-    CPU_ZERO(out);
-    while (*list && *list != '\n') {
-        char *end;
-        long first = strtol(list, &end, 10), last = first;
-        if (end == list)
-            return false;
-        if (*end == '-')
-            last = strtol(end + 1, &end, 10);
-        if (first < 0 || last < first || last >= CPU_SETSIZE)
-            return false;
-        for (long cpu = first; cpu <= last; cpu++)
-            CPU_SET((size_t)cpu, out);
-        list = end + (*end == ',');
-    }
-    return true;
 }
 
 /* As this machine has it: the file's own list may be of another boot. */
@@ -57,7 +35,7 @@ static bool read_cpus(const char *root, int node, cpu_set_t *out)
     dp_text_fini(&path);
     if (!file)
         return false;
-    bool is_list = (fgets(line, sizeof(line), file) || !ferror(file)) && parse_cpus(line, out);
+    bool is_list = (fgets(line, sizeof(line), file) || !ferror(file)) && dp_cpus_parse(line, out);
     fclose(file);
     return is_list;
 }
@@ -72,7 +50,7 @@ int dp_assignment_site(const struct dp_assignment *s, int32_t worker, const char
 
     if (!dp_assignment_is_host(home, host))
         return dp_fail_quietly(DP_ENODEV, "this is %s, and not %s", host, home);
-    if (site.node < 0 || site.node >= NODES_MAX)
+    if (site.node < 0 || site.node >= DP_BIND_NODES)
         return dp_fail_quietly(DP_ENODEV, "it names no NUMA node");
     if (!read_cpus(root, site.node, &site.cpus))
         return dp_fail_quietly(DP_ENODEV, "%s has no NUMA node %d", host, site.node);
@@ -86,22 +64,10 @@ int dp_assignment_site(const struct dp_assignment *s, int32_t worker, const char
 
 /* ---- binding -------------------------------------------------------------------------------- */
 
-/* A preference only: where that node is full, another one helps. */
-static int prefer_memory(int node)
-{
-    unsigned long mask[NODES_MAX / LONG_BITS + 1] = {0};
-
-    mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
-    return syscall(SYS_set_mempolicy, POLICY_PREFERRED, mask, NODES_MAX) ? errno : 0;
-}
-
 static void bind_to(const struct dp_assignment *s, int32_t worker, const struct dp_assigned_site *site)
 {
-    const bool has_cpus = CPU_COUNT(&site->cpus) > 0;
-    int error = has_cpus && sched_setaffinity(0, sizeof(site->cpus), &site->cpus) ? errno : 0;
+    const int error = dp_bind(&site->cpus, site->node);
 
-    if (!error)
-        error = prefer_memory(site->node);
     if (error)
         dp_log(DP_LOG_WARN, "%s: rank %d is not bound to NUMA node %d: %s", s->name,
                s->workers[worker].rank, site->node, strerror(error));

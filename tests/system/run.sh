@@ -1,13 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# run.sh - `dualpipe run`: what the command that it becomes finds.
+# run.sh - `dualpipe run`: what its command finds, how it ends, and what is said of it.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 for name in NCCL_NET_PLUGIN NCCL_NET NCCL_NET_PLUGIN_REF_COUNT NCCL_TUNER_PLUGIN \
     DUALPIPE_TUNER_TABLE DUALPIPE_TUNER_LINKS DUALPIPE_PLACEMENT LD_PRELOAD; do
     unset $name
 done
+unset RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID DUALPIPE_NET_STAT \
+    DUALPIPE_NET_STAT_DIR CUDA_VISIBLE_DEVICES
 
 # sets NAME FILE - the command has found this variable with the path of this file.
 sets()
@@ -76,8 +78,7 @@ finds_the_placement_from_anywhere()
     cd "$DP_TEST_DATA/fuzz/placement" || return
     run run --placement two.json -- sh -c 'cd / && head -c 25 "$DUALPIPE_PLACEMENT"' || return
     says '{"dualpipe_placement": 1,' || return
-    [ "$(wc -l <"$work/err")" = 1 ] || wrong "not one line: $(cat "$work/err")" || return
-    grep -q "placement two.json: 2 workers (1 x 2)" "$work/err" || wrong "$(cat "$work/err")"
+    tells "placement   two.json: 2 workers (1 x 2)"
 }
 
 refuses_a_placement_that_is_none()
@@ -124,7 +125,133 @@ refuses_a_table_with_a_mistake()
 
 says_why_a_command_cannot_run()
 {
-    refuses 126 "Permission denied" run -- /
+    refuses 126 "Permission denied" run --quiet -- / || return
+    refuses 126 "Permission denied" run --quiet --exec -- / || return
+    refuses 127 "cannot run no-such-command: No such file" run --quiet -- no-such-command
+}
+
+# tells TEXT... - standard error has every one of them.
+tells()
+{
+    for text in "$@"; do
+        grep -qF -e "$text" "$work/err" || wrong "no '$text' in: $(cat "$work/err")" || return
+    done
+}
+
+# await COMMAND... - until it succeeds.
+await()
+{
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || wrong "not within a minute: $*" || return
+        sleep 0.1
+    done
+}
+
+says_what_is_used_and_what_is_not()
+{
+    run run --no-net -- true || return
+    tells "net plugin  not used: --no-net" "tuner       not used: no --table" \
+        "profiler    not used: no --traffic" "placement   not used" \
+        "CPUs        not bound: no launcher" "ended after" || return
+    RANK=1 WORLD_SIZE=2 run run -- true || return
+    [ ! -s "$work/err" ] || wrong "the second rank says: $(cat "$work/err")" || return
+    run run --quiet -- true || return
+    [ ! -s "$work/err" ] || wrong "--quiet says: $(cat "$work/err")"
+}
+
+binds_a_rank_if_it_knows_its_gpu()
+{
+    RANK=0 WORLD_SIZE=1 LOCAL_RANK=9999 run run --no-bind -- true || return
+    tells "CPUs        not bound: --no-bind" || return
+    RANK=0 WORLD_SIZE=1 LOCAL_RANK=9999 run run -- true || return
+    # Or CPUs that this test was given.
+    grep -qE "CPUs +(not bound: there is no GPU 9999 here|[0-9]+, as they were)" "$work/err" ||
+        wrong "$(cat "$work/err")" || return
+    RANK=0 WORLD_SIZE=1 LOCAL_RANK=x run run -- true >/dev/null && wrong "takes LOCAL_RANK=x"
+    tells "LOCAL_RANK=x: expected a number"
+}
+
+stays_the_parent_unless_told_otherwise()
+{
+    # shellcheck disable=SC2016 # for the shell that it starts
+    "$dualpipe" run --quiet -- sh -c 'echo $$ $PPID' >"$work/out" &
+    wait $!
+    [ "$(cut -d ' ' -f 2 "$work/out")" = $! ] || wrong "is not the parent: $(cat "$work/out")" || return
+    # shellcheck disable=SC2016
+    "$dualpipe" run --quiet --exec -- sh -c 'echo $$ $PPID' >"$work/out" &
+    wait $!
+    [ "$(cut -d ' ' -f 1 "$work/out")" = $! ] || wrong "is not the command: $(cat "$work/out")"
+}
+
+ends_by_the_same_signal()
+{
+    # shellcheck disable=SC2016
+    "$dualpipe" run -- sh -c 'kill -9 $$' 2>"$work/err" &
+    status=0
+    wait $! || status=$?
+    [ $status = 137 ] || wrong "ends with $status" || return
+    tells "killed by signal 9"
+}
+
+passes_signals_on()
+{
+    "$dualpipe" run --quiet -- sh -c "trap 'echo got it; exit 5' TERM; echo >$work/ready; sleep 60 & wait" \
+        >"$work/out" &
+    await [ -e "$work/ready" ] || return
+    kill -TERM $!
+    status=0
+    wait $! || status=$?
+    [ $status = 5 ] || wrong "ends with $status" || return
+    says "got it"
+}
+
+ends_its_command_if_it_is_killed()
+{
+    # shellcheck disable=SC2016
+    "$dualpipe" run --quiet -- sh -c 'echo $$ >"$1.new" && mv "$1.new" "$1" && exec sleep 300' sh "$work/pid" &
+    await [ -e "$work/pid" ] || return
+    kill -KILL $!
+    wait $! || :
+    await is_gone "$(cat "$work/pid")"
+}
+
+is_gone()
+{
+    ! grep -qs '^State:.[^Z]' "/proc/$1/status"
+}
+
+sums_up_all_ranks()
+{
+    rm -f "$work/report.json"
+    for rank in 0 1; do
+        RANK=$rank WORLD_SIZE=2 "$dualpipe" run --report "$work/report.json" -- sh -c "exit $rank" \
+            2>"$work/err$rank" &
+    done
+    wait
+    [ ! -s "$work/err1" ] || wrong "rank 1 says $(cat "$work/err1")" || return
+    cp "$work/err0" "$work/err"
+    tells "2 of 2 ranks" "1 failed" || return
+    [ "$(wc -l <"$work/report.json")" = 2 ] || wrong "$(cat "$work/report.json")" || return
+    grep -q '"rank": 1, "size": 2, .*"status": 1, ' "$work/report.json" || wrong "$(cat "$work/report.json")"
+}
+
+names_ranks_that_are_missing()
+{
+    RANK=0 WORLD_SIZE=3 run run --report "$work/alone.json" -- true || return
+    tells "1 of 3 ranks" "within 5 s of ranks 1, 2" || return
+    refuses 2 "--exec and --report" run --exec --report "$work/alone.json" -- true || return
+    run run --report "$work/no/such/folder" -- true || return
+    tells "cannot write $work/no/such/folder"
+}
+
+counts_what_the_net_plugin_sent()
+{
+    run run --report "$work/sent.json" -- "$dualpipe" bench net --sizes 8 --connections 1 --no-limits \
+        --samples 1 --limit 300ms || return
+    tells ": sent " || return
+    grep -qE '"processes": [1-9].*"sent_messages": [1-9]' "$work/sent.json" || wrong "$(cat "$work/sent.json")"
 }
 
 it gives_the_command_both_plugins
@@ -139,4 +266,13 @@ it passes_arguments_and_the_status_on
 it prints_what_a_shell_takes
 it refuses_a_table_with_a_mistake
 it says_why_a_command_cannot_run
+it says_what_is_used_and_what_is_not
+it binds_a_rank_if_it_knows_its_gpu
+it stays_the_parent_unless_told_otherwise
+it ends_by_the_same_signal
+it passes_signals_on
+it ends_its_command_if_it_is_killed
+it sums_up_all_ranks
+it names_ranks_that_are_missing
+it counts_what_the_net_plugin_sent
 finish

@@ -118,12 +118,51 @@ static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
                      DP_EINVAL, "OpenMPI does not tell where rank 0 is");
 }
 
+static void a_process_knows_its_place_on_its_host(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *const variables[5];
+        struct dp_process process;
+    } cases[] = {
+        {{"HOME=x", NULL}, {NULL, -1, -1, -1, -1}},
+        {{"RANK=9", "WORLD_SIZE=16", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=8", NULL},
+         {"torchrun", 9, 16, 1, 8}},
+        {{"RANK=9", "WORLD_SIZE=16", NULL}, {"torchrun", 9, 16, -1, -1}},
+        {{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1",
+          "OMPI_COMM_WORLD_LOCAL_SIZE=2", NULL},
+         {"OpenMPI", 3, 4, 1, 2}},
+        {{"PMI_RANK=3", "PMI_SIZE=4", "MPI_LOCALRANKID=0", "MPI_LOCALNRANKS=1", NULL},
+         {"PMI", 3, 4, 0, 1}},
+        {{"SLURM_PROCID=5", "SLURM_NTASKS=8", "SLURM_LOCALID=1", NULL}, {"Slurm", 5, 8, 1, -1}},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct dp_process *want = &cases[i].process;
+        struct dp_process got;
+        variables = cases[i].variables;
+        assert_int_equal(dp_process_read(get_variable, &got), 0);
+        assert_int_equal(!got.launcher, !want->launcher);
+        if (got.launcher)
+            assert_string_equal(got.launcher, want->launcher);
+        assert_int_equal(got.rank, want->rank);
+        assert_int_equal(got.size, want->size);
+        assert_int_equal(got.local_rank, want->local_rank);
+        assert_int_equal(got.local_size, want->local_size);
+    }
+    struct dp_process got;
+    variables = (const char *const[]){"RANK=1", "LOCAL_RANK=-1", NULL};
+    assert_int_equal(dp_process_read(get_variable, &got), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "LOCAL_RANK=-1: expected a number"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(launchers_variables_give_rank_size_and_address),
         cmocka_unit_test(our_options_override_the_launchers_variables),
         cmocka_unit_test(a_launchers_variable_that_is_missing_or_wrong_is_named),
+        cmocka_unit_test(a_process_knows_its_place_on_its_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,13 +3,18 @@
  * test_topology_sysfs.c - machines as Linux describes them: a server, a virtual machine, a
  * container, and this one.
  */
+#include "config.h" /* GNU extensions: cpu_set_t */
+
 #include "cmocka_all.h"
 #include "topology_case.h"
 #include "tree.h"
 
 #include <dualpipe/topology.h>
 
+#include <errno.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -245,6 +250,50 @@ static void this_machine_is_a_topology(void **state)
     dp_topology_free(t);
 }
 
+/* A thread that ends takes its binding with it. */
+static void *bind_beside_each_numa_node(void *arg)
+{
+    const struct dp_topology *t = arg;
+    cpu_set_t before, after;
+
+    sched_getaffinity(0, sizeof(before), &before);
+    for (int32_t n = -1; (n = dp_topology_next(t, DP_TOPO_NUMA, 0, n + 1)) >= 0;) {
+        int cpus = -1, err = dp_topology_bind(t, n, &cpus);
+        if (err == DP_EUNSUPPORTED || err == -EPERM || err == -ENOSYS)
+            continue; /* a container may have no CPU of it, or not be let choose memory */
+        sched_getaffinity(0, sizeof(after), &after);
+        if (err || cpus != CPU_COUNT(&after))
+            return "bound, but not to what was said";
+        CPU_OR(&after, &after, &before);
+        if (!CPU_EQUAL(&after, &before))
+            return "bound to CPUs that the thread did not have";
+        sched_setaffinity(0, sizeof(before), &before);
+    }
+    return NULL;
+}
+
+static void a_thread_is_bound_beside_a_device(void **state)
+{
+    (void)state;
+    struct dp_topology *t, *server = topology_unpacked("server");
+    pthread_t thread;
+    void *flaw;
+
+    assert_int_equal(dp_topology_numa(server, topology_node(server, "gpu0")),
+                     topology_node(server, "numa0"));
+    assert_int_equal(dp_topology_numa(server, 0), -1);
+    assert_int_equal(dp_topology_bind(server, 0, NULL), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "a host: expected one that hangs from a NUMA node"));
+    assert_int_equal(dp_topology_bind(server, server->node_count, NULL), DP_EINVAL);
+    dp_topology_free(server);
+    assert_int_equal(dp_topology_read_sysfs("/", &t), 0);
+    assert_int_equal(pthread_create(&thread, NULL, bind_beside_each_numa_node, t), 0);
+    pthread_join(thread, &flaw);
+    if (flaw)
+        fail_msg("%s", (const char *)flaw);
+    dp_topology_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -261,6 +310,7 @@ int main(void)
         cmocka_unit_test(hosts_that_are_merged_find_their_rails),
         cmocka_unit_test(what_is_no_tree_is_refused),
         cmocka_unit_test(this_machine_is_a_topology),
+        cmocka_unit_test(a_thread_is_bound_beside_a_device),
     };
 
     topology_quietly();

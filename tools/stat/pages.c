@@ -31,6 +31,17 @@ const char *stat_what_name(enum dpn_stat_what what)
     return names[what];
 }
 
+const char *stat_bytes_text(double bytes, char *text, size_t len)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+    size_t unit = 0;
+
+    for (; bytes >= 1000 && unit + 1 < sizeof(units) / sizeof(units[0]); unit++)
+        bytes /= 1000;
+    snprintf(text, len, "%.3g %s", bytes, units[unit]);
+    return text;
+}
+
 /* ---- a moment of a page ---------------------------------------------------------------------- */
 
 static void add_counts(const struct dpn_stat_counters *from, struct stat_counts *to)
@@ -43,7 +54,7 @@ static void add_counts(const struct dpn_stat_counters *from, struct stat_counts 
         to->times[i] += atomic_load_explicit(&from->times[i], memory_order_relaxed);
 }
 
-static void sum_counts(const struct stat_counts *from, struct stat_counts *to)
+void stat_counts_add(const struct stat_counts *from, struct stat_counts *to)
 {
     for (int i = 0; i < DPN_STAT_WHATS; i++)
         to->counts[i] += from->counts[i];
@@ -120,7 +131,7 @@ static bool read_connection(const struct dpn_stat_connection *c, struct stat_pro
     copy_text(c->peer, to->peer, sizeof(to->peer));
     add_counts(&c->counters, &to->counted);
     p->devices[to->device].open[to->way]++;
-    sum_counts(&to->counted, &p->devices[to->device].ways[to->way]);
+    stat_counts_add(&to->counted, &p->devices[to->device].ways[to->way]);
     p->connection_count++;
     return true;
 }
@@ -147,8 +158,8 @@ static bool is_steady(const struct dpn_stat_page *page, uint64_t since)
     return since % 2 == 0 && since == atomic_load_explicit(&page->changes, memory_order_relaxed);
 }
 
-/* While connections come and go, again. NULL, or why there is nothing to be had. */
-static const char *read_steadily(const struct dpn_stat_page *page, struct stat_process *p)
+/* While connections come and go, again. */
+const char *stat_page_read(const struct dpn_stat_page *page, struct stat_process *p)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
 
@@ -176,7 +187,7 @@ static int take(const char *directory, const char *file, const struct dpn_stat_p
                 struct stat_process *p)
 {
     struct timespec now;
-    const char *flaw = read_steadily(page, p);
+    const char *flaw = stat_page_read(page, p);
 
     if (flaw)
         return command_broke("%s/%s %s", directory, file, flaw);
@@ -201,7 +212,7 @@ static int read_mapped(const char *directory, const char *file, int fd, struct s
     return status;
 }
 
-static struct stat_process *new_process(void)
+struct stat_process *stat_process_new(void)
 {
     struct stat_process *p = calloc(1, sizeof(*p));
 
@@ -213,7 +224,7 @@ static struct stat_process *new_process(void)
     return NULL;
 }
 
-static void free_process(struct stat_process *p)
+void stat_process_free(struct stat_process *p)
 {
     free(p->connections);
     free(p);
@@ -262,14 +273,14 @@ static int read_file(const char *directory, const char *file, int fd, struct sta
 
     if (status)
         return status;
-    struct stat_process *p = new_process();
+    struct stat_process *p = stat_process_new();
     if (!p)
         return command_broke("no memory for a process");
     status = read_mapped(directory, file, fd, p);
     if (!status)
         status = add(list, p);
     if (status)
-        free_process(p);
+        stat_process_free(p);
     return status;
 }
 
@@ -346,7 +357,7 @@ int stat_read(const char *directory, struct stat_list *out)
 void stat_list_fini(struct stat_list *list)
 {
     for (int i = 0; i < list->count; i++)
-        free_process(list->processes[i]);
+        stat_process_free(list->processes[i]);
     free(list->processes);
     *list = (struct stat_list){0};
 }

@@ -39,16 +39,27 @@ struct stat_process {
     struct stat_connection *connections; /* [connection_count], open ones by number */
 };
 
+struct stat_process *stat_process_new(void); /* NULL: no memory */
+void stat_process_free(struct stat_process *p);
+
 /* Zeroed memory is an empty list. */
 struct stat_list {
     int count, refused; /* pages that could not be read; one line each has been printed */
     struct stat_process **processes;
 };
 
+/* "1.23 GB", in text, which is returned. */
+const char *stat_bytes_text(double bytes, char *text, size_t len);
 /* "send", "receive" */
 const char *stat_way_name(uint32_t way);
 /* "messages", "bytes", ...: as in JSON. */
 const char *stat_what_name(enum dpn_stat_what what);
+
+void stat_counts_add(const struct stat_counts *from, struct stat_counts *to);
+
+/* Devices, connections and totals of a page; p->connections has room for DPN_STAT_CONNECTIONS.
+ * NULL, or why there is nothing to be had. */
+const char *stat_page_read(const struct dpn_stat_page *page, struct stat_process *p);
 
 /* All that live, by pid; pages of processes that have ended are removed. `directory` NULL: where they
  * are as a rule, and that there is none is an empty list. 0, or an EXIT_ value after one line. */

@@ -7,17 +7,6 @@
 
 /* ---- numbers for people ---------------------------------------------------------------------- */
 
-static const char *bytes_text(double bytes, char *text, size_t len)
-{
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-    size_t unit = 0;
-
-    for (; bytes >= 1000 && unit + 1 < sizeof(units) / sizeof(units[0]); unit++)
-        bytes /= 1000;
-    snprintf(text, len, "%.3g %s", bytes, units[unit]);
-    return text;
-}
-
 /* The place of a histogram below which, or in which, `share` of all are; -1: it is empty. */
 static int place_of(const uint64_t *histogram, int places, double share)
 {
@@ -88,7 +77,7 @@ static void print_counts(const char *name, const char *way, int open, const stru
         snprintf(gain, sizeof(gain), "%.3g", rate);
     printf("%-24s %-7s %4d %10llu %8s %7s %6llu %6llu %8s %6llu %5llu %5llu %6llu %7s %8s %8s\n",
            name, way, open, (unsigned long long)n[DPN_STAT_MESSAGES],
-           bytes_text((double)n[DPN_STAT_BYTES], bytes, sizeof(bytes)), gain, in_flight(n),
+           stat_bytes_text((double)n[DPN_STAT_BYTES], bytes, sizeof(bytes)), gain, in_flight(n),
            (unsigned long long)n[DPN_STAT_STALLS],
            draw_time((int64_t)n[DPN_STAT_STALL_NS], stalled, sizeof(stalled)),
            (unsigned long long)n[DPN_STAT_FULL], (unsigned long long)n[DPN_STAT_RETRIES],

@@ -141,6 +141,16 @@ struct dp_comm_config {
  * naming the one that is missing or wrong. The strings belong to the library and stay. */
 DP_PUBLIC int dp_comm_config_from_env(struct dp_comm_config *config);
 
+/* Which process of its job this one is, as torchrun, mpirun or srun tell it. */
+struct dp_process {
+    const char
+        *launcher; /* "torchrun", "OpenMPI", "PMI", "Slurm", ...; NULL: none, and all below is -1 */
+    int rank, size;
+    int local_rank, local_size; /* among those of this host; -1: not told */
+};
+/* From the environment. DP_EINVAL naming the variable that is no such number. Any thread. */
+DP_PUBLIC int dp_process_from_env(struct dp_process *out);
+
 /* Join the group. Collective over all its processes. Errors: DP_EINVAL, DP_ETIMEDOUT naming the
  * ranks that did not come, DP_ECOMM (address in use, refused), DP_EMISMATCH (another size, version
  * or secret; the stranger is dropped and the rest goes on). */

@@ -268,6 +268,16 @@ DP_PUBLIC int32_t dp_topology_domain_count(const struct dp_topology *t);
  * together; 0: not known, or not there. The first stands for all. DP_ENOMEM. Any thread. */
 DP_PUBLIC int dp_topology_rates(const struct dp_topology *t, double *inner, double *outer);
 
+/* The NUMA node that a node hangs from, itself for one; -1: from none. */
+DP_PUBLIC int32_t dp_topology_numa(const struct dp_topology *t, int32_t node);
+/* Bind the calling thread, and those that it starts, to the CPUs of that NUMA node that it may use
+ * already, and let memory come from there as long as there is some. t is of this machine
+ * (read_sysfs, read_hwloc). cpu_count, if not NULL: how many CPUs it has now. DP_EINVAL for a node
+ * that hangs from no NUMA node; DP_EUNSUPPORTED where the thread may use none of its CPUs; the
+ * kernel's errno, -EPERM in some containers. After an error the thread is where it was, or on these
+ * CPUs with memory as before. */
+DP_PUBLIC int dp_topology_bind(const struct dp_topology *t, int32_t node, int *cpu_count);
+
 /* ---- building, reading, writing ------------------------------------------------------------- */
 
 /* Build what a short description says: words, separated by blanks. KIND:COUNT words nest: each stands

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: sched_setaffinity, syscall */
+
+#include "base/bind.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { LONG_BITS = 8 * sizeof(unsigned long) };
+/* <linux/mempolicy.h>, which not every system has */
+enum { POLICY_PREFERRED = 1 };
+
+bool dp_cpus_parse(const char *list, cpu_set_t *out)
+{
+    CPU_ZERO(out);
+    while (*list && *list != '\n') {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+        if (end == list)
+            return false;
+        if (*end == '-')
+            last = strtol(end + 1, &end, 10);
+        if (first < 0 || last < first || last >= CPU_SETSIZE)
+            return false;
+        for (long cpu = first; cpu <= last; cpu++)
+            CPU_SET((size_t)cpu, out);
+        list = end + (*end == ',');
+    }
+    return true;
+}
+
+static int prefer_memory(int node)
+{
+    unsigned long mask[DP_BIND_NODES / LONG_BITS + 1] = {0};
+
+    mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
+    return syscall(SYS_set_mempolicy, POLICY_PREFERRED, mask, DP_BIND_NODES) ? errno : 0;
+}
+
+int dp_bind(const cpu_set_t *cpus, int node)
+{
+    if (CPU_COUNT(cpus) && sched_setaffinity(0, sizeof(*cpus), cpus))
+        return errno;
+    return prefer_memory(node);
+}

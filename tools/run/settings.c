@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * settings.c - which variables the job gets, and what there is to say of each.
+ */
+#include "config.h"
+
+#include "run/run.h"
+
+#include "command.h"
+
+#include <dualpipe/assignment.h>
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void add(struct run_settings *s, const char *name, const char *value)
+{
+    s->list[s->count++] = (struct run_setting){.name = name, .value = value};
+}
+
+void run_say(struct run_settings *s, const char *part, const char *fmt, ...)
+{
+    struct run_part *p = &s->parts[s->part_count];
+    va_list args;
+
+    if (s->part_count == RUN_PARTS_MAX)
+        return;
+    s->part_count++;
+    p->name = part;
+    va_start(args, fmt);
+    vsnprintf(p->words, sizeof(p->words), fmt, args);
+    va_end(args);
+}
+
+/* ---- what is to be set ----------------------------------------------------------------------- */
+
+/* A table with a mistake is better found here than by every rank. */
+static int add_table(const char *path, struct run_settings *s)
+{
+    struct dp_tuning_table *table;
+    int err = dp_tuning_table_load(path, &table);
+
+    if (err)
+        return command_failed(err);
+    dp_tuning_table_free(table);
+    s->table = realpath(path, NULL); /* the command may go elsewhere */
+    if (!s->table)
+        return command_broke("%s: %s", path, strerror(errno));
+    add(s, "DUALPIPE_TUNER_TABLE", s->table);
+    return 0;
+}
+
+static void say_placement(const struct dp_assignment *assignment, struct run_settings *s)
+{
+    int flows = 0;
+
+    for (int32_t i = 0; i < assignment->flow_count; i++)
+        flows += assignment->flows[i].nic_from >= 0;
+    run_say(
+        s, "placement",
+        "%s: %d workers (%d x %d), the NICs of %d flows, links of %g GB/s within a host and %g out "
+        "of it",
+        assignment->name, assignment->worker_count, assignment->replicas, assignment->ranks, flows,
+        assignment->intra_gbs, assignment->inter_gbs);
+}
+
+static int add_placement(const char *path, struct run_settings *s)
+{
+    struct dp_assignment *assignment;
+    int err = dp_assignment_load(path, &assignment);
+
+    if (err) {
+        command_failed(err);
+        return EXIT_USAGE;
+    }
+    say_placement(assignment, s);
+    dp_assignment_free(assignment);
+    s->placement = realpath(path, NULL);
+    if (!s->placement)
+        return command_broke("%s: %s", path, strerror(errno));
+    add(s, "DUALPIPE_PLACEMENT", s->placement);
+    return 0;
+}
+
+static int add_links(const struct run_values *v, struct run_settings *s)
+{
+    struct tune_place place;
+
+    if (v->links && tune_has_source(&v->source))
+        return command_misused("--links and --topology: expected one of the two");
+    if (tune_has_source(&v->source)) {
+        int status = tune_read_topology(&v->source, &place);
+        if (status)
+            return status;
+    } else {
+        int err = dp_tuning_links_parse(v->links, &place.links);
+        if (err)
+            return command_failed(err);
+    }
+    add(s, "DUALPIPE_TUNER_LINKS", dp_tuning_links_text(&place.links, s->links));
+    return 0;
+}
+
+/* What the user has set stays; with another plugin no net would have our name. */
+static bool is_our_net(const char *set)
+{
+    return !set || !*set || strstr(set, "dualpipe");
+}
+
+/* A sanitizer must be loaded before anything else, so a library built with one cannot be preloaded.
+ */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const bool can_preload = false;
+#else
+static const bool can_preload = true;
+#endif
+
+/* Behind those that are preloaded already, whose functions stay the first. Not there: not built as
+ * a shared library, which is no reason not to run. */
+static int add_preload(const struct run_values *v, struct run_settings *s)
+{
+    const char *set = getenv("LD_PRELOAD");
+    char path[PLUGIN_PATH_LEN];
+    const char *why = v->no_preload                         ? "--no-preload"
+                      : !can_preload                        ? "it is built with a sanitizer"
+                      : !plugin_path(PRELOAD_LIBRARY, path) ? "it is not installed"
+                      : set && strstr(set, PRELOAD_LIBRARY) ? "it is in LD_PRELOAD already"
+                                                            : NULL;
+
+    if (why) {
+        run_say(s, "preload", "not added: %s", why);
+        return 0;
+    }
+    const size_t len = strlen(path) + (set ? strlen(set) : 0) + 2;
+    s->preload = malloc(len);
+    if (!s->preload)
+        return command_broke("no memory for a path");
+    snprintf(s->preload, len, "%s%s%s", set ? set : "", set && *set ? ":" : "", path);
+    add(s, "LD_PRELOAD", s->preload);
+    s->list[s->count - 1].adds = true;
+    run_say(s, "preload", "%s", path);
+    return 0;
+}
+
+static int missing(const char *file)
+{
+    return command_broke("%s is neither beside this program nor where it was to be installed",
+                         file);
+}
+
+/* NCCL 2.27 to 2.29 forget a plugin's name when they let go of it. */
+static void add_net(const struct run_values *v, struct run_settings *s)
+{
+    if (v->no_net) {
+        run_say(s, "net plugin", "not used: --no-net");
+        return;
+    }
+    add(s, "NCCL_NET_PLUGIN", s->plugin);
+    if (is_our_net(getenv("NCCL_NET_PLUGIN")))
+        add(s, "NCCL_NET", "dualpipe");
+    add(s, "NCCL_NET_PLUGIN_REF_COUNT", "1");
+    if (!v->exec && !getenv("DUALPIPE_NET_STAT"))
+        add(s, "DUALPIPE_NET_STAT", "1"); /* for the report */
+    run_say(s, "net plugin", "%s", s->plugin);
+}
+
+/* Without a table and a model the tuner would change nothing, so NCCL is not given one. */
+static int add_tuner(const struct run_values *v, struct run_settings *s)
+{
+    const bool is_asked = v->table || v->links || tune_has_source(&v->source);
+    int status = 0;
+
+    if (v->no_tuner && is_asked)
+        return command_misused("--no-tuner goes with no --table, --links or --topology");
+    if (v->no_tuner ||
+        (!is_asked && !getenv("DUALPIPE_TUNER_TABLE") && !getenv("DUALPIPE_TUNER_LINKS"))) {
+        run_say(s, "tuner", "not used: %s",
+                v->no_tuner ? "--no-tuner"
+                            : "no --table, --links or --topology; NCCL chooses by itself");
+        return 0;
+    }
+    if (!plugin_path(TUNER_PLUGIN, s->tuner))
+        return missing(s->tuner);
+    add(s, "NCCL_TUNER_PLUGIN", s->tuner);
+    if (v->table)
+        status = add_table(v->table, s);
+    if (!status && (v->links || tune_has_source(&v->source)))
+        status = add_links(v, s);
+    run_say(s, "tuner", "%s", s->tuner);
+    return status;
+}
+
+/* Its file is made now: a folder that is not there is better found here than by every rank. */
+static int add_traffic(const char *path, struct run_settings *s)
+{
+    if (!path) {
+        run_say(s, "profiler", "not used: no --traffic");
+        return 0;
+    }
+    FILE *file = fopen(path, "a");
+    if (!file)
+        return command_broke("%s: %s", path, strerror(errno));
+    fclose(file);
+    s->traffic = realpath(path, NULL);
+    if (!s->traffic)
+        return command_broke("%s: %s", path, strerror(errno));
+    if (!plugin_path(PROFILER_PLUGIN, s->profiler))
+        return missing(PROFILER_PLUGIN);
+    add(s, "NCCL_PROFILER_PLUGIN", s->profiler);
+    add(s, "DUALPIPE_PROFILER_TRAFFIC", s->traffic);
+    run_say(s, "profiler", "%s, to %s", s->profiler, s->traffic);
+    return 0;
+}
+
+int run_settings_choose(const struct run_values *v, struct run_settings *s)
+{
+    if (!plugin_path(NET_PLUGIN, s->plugin))
+        return missing(s->plugin);
+    add_net(v, s);
+    int status = add_tuner(v, s);
+    if (!status)
+        status = add_traffic(v->traffic, s);
+    if (!status)
+        status = add_preload(v, s);
+    if (!v->placement)
+        run_say(s, "placement", "not used: no --placement");
+    else if (!status)
+        status = add_placement(v->placement, s);
+    return status;
+}
+
+void run_settings_fini(struct run_settings *s)
+{
+    free(s->table);
+    free(s->placement);
+    free(s->preload);
+    free(s->traffic);
+}
