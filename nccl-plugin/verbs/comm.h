@@ -467,6 +467,8 @@ void dpn_control_poll(struct dpn_verbs *v);
 bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind);
 /* Whether a control message of this side is still being sent. */
 bool dpn_control_is_sending(struct dpn_verbs *v);
+/* Whether the next one, which the next poll takes, tells that the peer has ended the connection. */
+bool dpn_control_tells_the_end(struct dpn_verbs *v);
 void dpn_control_free_all(struct dpn_verbs *v);
 /* Send FAILED with the reason in v->why. */
 void dpn_control_send_failed(struct dpn_verbs *v);

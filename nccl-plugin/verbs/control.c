@@ -318,6 +318,14 @@ void dpn_control_poll(struct dpn_verbs *v)
         handle(v, kind, &v->received);
 }
 
+bool dpn_control_tells_the_end(struct dpn_verbs *v)
+{
+    if (!v->is_receiving || v->step != DPN_STEP_READY || !v->comm->wire)
+        return false;
+    v->comm->wire->ops->progress(v->comm->wire);
+    return !v->incoming.status && (v->incoming.tag & ((1u << KIND_BITS) - 1)) == DPN_FAILED;
+}
+
 /* Closing a socket with unread data resets the connection, which the peer would take for a network
  * failure. */
 void dpn_control_drain(struct dpn_verbs *v)

@@ -43,6 +43,9 @@ static void take_failure(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_k
                                         "copy", "heartbeat", "send"};
     char status[96];
 
+    /* What fails then fails for that, and not for a link. */
+    if (dpn_control_tells_the_end(v))
+        return;
     snprintf(status, sizeof(status), "%s (%d, vendor 0x%x)", dpn_ibv.wc_status_str(wc->status),
              wc->status, wc->vendor_err);
     dpn_qp_fail(v, qp, names[kind], status, hint_of(wc->status));
