@@ -49,13 +49,17 @@ static int apply(const struct run_settings *s)
     return 0;
 }
 
-/* By the first rank alone: the others have the same. */
-static void show(const struct run_settings *s, const struct dp_process *process)
+static void show(void *user)
 {
-    if (process->rank > 0)
-        return;
+    const struct run_settings *s = user;
+
     for (size_t i = 0; i < s->part_count; i++)
         fprintf(stderr, "dualpipe: %-11s %s\n", s->parts[i].name, s->parts[i].words);
+}
+
+static void show_nothing(void *user)
+{
+    (void)user;
 }
 
 static int64_t wall_ns(void)
@@ -67,14 +71,14 @@ static int64_t wall_ns(void)
 }
 
 static int be_the_parent(const struct run_values *v, const struct dp_process *process,
-                         char **command)
+                         struct run_settings *s, bool shows, char **command)
 {
     const int64_t began_ns = wall_ns();
     struct run_outcome *outcome = calloc(1, sizeof(*outcome));
 
     if (!outcome)
         return command_broke("no memory for what a job has done");
-    int status = run_job(command, outcome);
+    int status = run_job(command, shows ? show : show_nothing, s, outcome);
     if (!status) {
         run_report(v, process, outcome,
                    began_ns); /* what the job returned goes before what that did */
@@ -95,9 +99,12 @@ static int begin(const struct run_values *v, struct run_settings *s, char **comm
     if (status)
         return status;
     run_bind(v, &process, s);
-    if (!v->quiet)
-        show(s, &process);
-    return v->exec ? run_become(command) : be_the_parent(v, &process, command);
+    const bool shows = !v->quiet && process.rank <= 0; /* the other ranks have the same */
+    if (!v->exec)
+        return be_the_parent(v, &process, s, shows, command);
+    if (shows)
+        show(s);
+    return run_become(command);
 }
 
 static int run(const struct run_values *v, const struct operands *operands)

@@ -75,7 +75,7 @@ hands_the_file_to_a_job()
     # shellcheck disable=SC2086 # words
     run run --placement four.json -- sh -c 'cd / && exec "$@"' sh "$dualpipe" train \
         --data "$DP_TOP_SRCDIR/LICENSE" $tiny || return
-    grep -q "placement four.json: 4 workers (1 x 4), the NICs of 4 flows, links of .* GB/s" \
+    grep -q "placement   four.json: 4 workers (1 x 4), the NICs of 4 flows, links of .* GB/s" \
         "$work/err" || wrong "$(cat "$work/err")" || return
     grep -q '"ranks":4' "$work/out" || wrong "$(head -n 1 "$work/out")"
 }

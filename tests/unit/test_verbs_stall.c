@@ -25,7 +25,8 @@ struct both {
     struct dpn_request *recv, *send;
 };
 
-/* For what follows. The watchdog, which reads it, holds the lock of the connection that it looks at. */
+/* For what follows. The watchdog, which reads it, holds the lock of the connection that it looks
+ * at. */
 static void set_timeout(const struct both *b, int timeout_s)
 {
     pthread_mutex_lock(&b->pair.sender->lock);
@@ -168,7 +169,8 @@ static void send_and_hold(struct both *b)
     }
 }
 
-/* And neither log has to do with links: a write on its way fails as if the peer's port did not answer. */
+/* And neither log has to do with links: a write on its way fails as if the peer's port did not
+ * answer. */
 static void memory_that_is_deregistered_is_reported_to_the_peer(void **state)
 {
     (void)state;
@@ -184,7 +186,8 @@ static void memory_that_is_deregistered_is_reported_to_the_peer(void **state)
         assert_int_equal(dpn_net_deregister(b.pair.receiver, b.to), 0);
         if (on_its_way) {
             assert_true(fake_verbs.hold(false));
-            nanosleep(&(struct timespec){.tv_nsec = 3 * RETRY_MS * 1000000l}, NULL); /* so it has failed */
+            nanosleep(&(struct timespec){.tv_nsec = 3 * RETRY_MS * 1000000l},
+                      NULL); /* so it has failed */
         }
         while (!err) {
             must_be_in_time(began_ns);

@@ -146,7 +146,7 @@ static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
     }
 }
 
-int run_job(char **command, struct run_outcome *out)
+int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out)
 {
     const double began_s = now_s();
     struct stat_held held = {0};
@@ -160,8 +160,10 @@ int run_job(char **command, struct run_outcome *out)
         sigaddset(&signals, passed_on[i]);
     sigprocmask(SIG_BLOCK, &signals, &before);
     const int status = spawn(command, &before, &child);
-    if (!status)
+    if (!status) {
+        has_begun(user);
         await(child, &signals, &held, out);
+    }
     out->seconds = now_s() - began_s;
     out->processes = stat_held_sum(&held, &out->sent);
     stat_held_fini(&held);

@@ -72,8 +72,10 @@ struct run_outcome {
 };
 
 /* Start the command, pass signals on to it, wait until it has ended. It is killed if this process
- * is. 0, or an EXIT_ value after one line: it could not be started. */
-int run_job(char **command, struct run_outcome *out);
+ * is. has_begun is called once it has been started. 0, or an EXIT_ value after one line: it could
+ * not be.
+ */
+int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out);
 /* Become the command. Returns only if that cannot be: an EXIT_ value after one line. */
 int run_become(char **command);
 
