@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * held.h - pages of counters that stay readable when their process has ended: whoever wants to know
- * what a job has counted in the end holds its pages while it runs.
+ * held.h - pages of counters that stay readable when their process has ended: to know what a job has
+ * counted in the end, its pages are held while it runs.
  */
 #ifndef DP_TOOLS_STAT_HELD_H
 #define DP_TOOLS_STAT_HELD_H
