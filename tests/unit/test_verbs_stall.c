@@ -198,7 +198,7 @@ static void memory_that_is_deregistered_is_reported_to_the_peer(void **state)
         assert_non_null(
             strstr(dp_last_error(), "the peer has ended the connection: memory was deregistered"));
         if (strstr(log_text, "switch"))
-            fail_msg("the log blames a link: %s", log_text);
+            fail_msg("the log is about a link: %s", log_text);
         end(&b);
     }
 }
