@@ -95,6 +95,8 @@ static int check_config(const struct dp_mixer_config *c)
         err = check_graph(c);
     if (!err)
         err = check_tensors(c);
+    if (!err)
+        err = dp_mixer_check_algorithm(c);
     return err ? err : check_optimizer(c);
 }
 
@@ -112,6 +114,10 @@ static int agree_on_graph(const struct dp_mixer_config *c)
     free(text);
     hash = dp_hash_bytes(hash, &c->compat, sizeof(c->compat));
     hash = dp_hash_bytes(hash, &c->bucket_bytes, sizeof(c->bucket_bytes));
+    hash = dp_hash_bytes(hash, &c->algorithm, sizeof(c->algorithm));
+    hash = dp_hash_bytes(hash, &c->local_steps, sizeof(c->local_steps));
+    hash = dp_hash_bytes(hash, &c->outer_rate, sizeof(c->outer_rate));
+    hash = dp_hash_bytes(hash, &c->outer_momentum, sizeof(c->outer_momentum));
     return dp_comm_agree(c->comm, "mixing graph and its options", hash);
 }
 
@@ -214,8 +220,9 @@ static int set_up(struct dp_mixer *m)
         m->loss_scale = *c->loss_scale;
         c->loss_scale = &m->loss_scale;
     }
+    m->method = &dp_mixer_methods[c->algorithm];
     if (c->factor == 0)
-        c->factor = 1;
+        c->factor = m->method->factor;
     if (c->bucket_bytes == 0)
         c->bucket_bytes = 25.0 * 1024 * 1024;
     find_leaders(m);

@@ -135,7 +135,7 @@ static int settle_exchanges(struct dp_mixer *m, bool keep)
     int err = 0;
 
     for (int32_t i = 0; i < m->bucket_count && !err; i++) {
-        err = dp_exchange_wait(&m->buckets[i].exchange);
+        err = dp_mixer_wait(&m->buckets[i]);
         if (!keep)
             m->buckets[i].pending = false;
     }
@@ -145,8 +145,10 @@ static int settle_exchanges(struct dp_mixer *m, bool keep)
 static int average(struct dp_mixer *m, struct dp_mixer_average *what)
 {
     const bool back = what->revert || what->distance;
-    int err = settle_exchanges(m, what->revert);
+    int err = dp_mixer_settle(m);
 
+    if (!err)
+        err = settle_exchanges(m, what->revert);
     if (!err && back)
         err = back_up(m);
     if (!err)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mixer_checkpoint.c - the state of a mixer: the optimizers' tensors, what has come and was not mixed
- * yet, and a list of numbers:
+ * mixer_checkpoint.c - the state of a mixer: the optimizers' tensors, what has come and was not
+ * mixed yet, what the algorithm keeps, and a list of numbers:
  *
  *      version, iterations, traced, whether there are buckets, loss scale, its good steps,
- *      the trace [parameters], and for each bucket: updates, pending, round, mass, sent mass
+ * algorithm, the trace [parameters], and for each bucket: updates, pending, round, mass, sent mass
  *
  * Doubles are there as their bits.
  */
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 1, HEAD = 6, OF_BUCKET = 5, NAME_LEN = 40 };
+enum { VERSION = 2, HEAD = 7, OF_BUCKET = 5, BLOCKS = 4, NAME_LEN = 40 };
 
 struct dp_mixer_state {
     int64_t *numbers, number_count, *lengths;
@@ -55,11 +55,11 @@ static int allocate(struct dp_mixer *m)
     if (!s)
         return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
     for (int32_t i = 0; i < m->bucket_count; i++)
-        tensors += 1 + (size_t)dp_optimizer_state_count(m->buckets[i].optimizer);
+        tensors += BLOCKS + (size_t)dp_optimizer_state_count(m->buckets[i].optimizer);
     s->number_count = count_numbers(m);
     s->numbers = calloc((size_t)s->number_count, sizeof(*s->numbers));
-    s->lengths = calloc(buckets + 1, sizeof(*s->lengths));
-    s->names = calloc(buckets + 1, sizeof(*s->names));
+    s->lengths = calloc(BLOCKS * buckets + 1, sizeof(*s->lengths));
+    s->names = calloc(BLOCKS * buckets + 1, sizeof(*s->names));
     s->tensors = calloc(tensors, sizeof(*s->tensors));
     if (!s->numbers || !s->lengths || !s->names || !s->tensors)
         return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
@@ -81,8 +81,13 @@ void dp_mixer_state_free(struct dp_mixer_state *s)
 
 static void note_numbers(const struct dp_mixer *m, int64_t *n)
 {
-    const int64_t head[HEAD] = {VERSION, m->iterations, m->traced, m->started,
-                                bits_of(m->loss_scale.scale), m->loss_scale.good};
+    const int64_t head[HEAD] = {VERSION,
+                                m->iterations,
+                                m->traced,
+                                m->started,
+                                bits_of(m->loss_scale.scale),
+                                m->loss_scale.good,
+                                m->config.algorithm};
 
     memcpy(n, head, sizeof(head));
     n += HEAD;
@@ -98,9 +103,11 @@ static void note_numbers(const struct dp_mixer *m, int64_t *n)
     }
 }
 
-static void name_tensor(struct dp_mixer_state *s, int32_t name, DLDataType type, void *data,
+static void name_tensor(struct dp_mixer_state *s, int32_t *next, DLDataType type, void *data,
                         int64_t length)
 {
+    const int32_t name = (*next)++;
+
     s->lengths[name] = length;
     s->tensors[s->count++] = (struct dp_named_tensor){
         .name = s->names[name],
@@ -109,18 +116,40 @@ static void name_tensor(struct dp_mixer_state *s, int32_t name, DLDataType type,
     };
 }
 
+/* The blocks of a bucket that there are. */
+static void name_blocks(struct dp_mixer *m, int32_t number, int32_t *next)
+{
+    const struct dp_mixer_bucket *b = &m->buckets[number];
+    const struct {
+        const char *name;
+        char *block;
+    } blocks[BLOCKS] = {
+        {"received", b->exchange.block[b->exchange.now]},
+        {"tracked", b->tracker.block[b->tracker.now]},
+        {m->method->memory[0], b->memory[0]},
+        {m->method->memory[1], b->memory[1]},
+    };
+
+    for (int k = 0; k < BLOCKS; k++) {
+        if (!blocks[k].block)
+            continue;
+        snprintf(m->state->names[*next], NAME_LEN, "mixer/%s/%d", blocks[k].name, number);
+        name_tensor(m->state, next, b->type, blocks[k].block, (int64_t)b->elements);
+    }
+}
+
 static void name_tensors(struct dp_mixer *m)
 {
     struct dp_mixer_state *s = m->state;
+    int32_t next = 0;
 
     s->count = 0;
     snprintf(s->names[0], NAME_LEN, "mixer/numbers");
-    name_tensor(s, 0, (DLDataType){kDLInt, 64, 1}, s->numbers, s->number_count);
+    name_tensor(s, &next, (DLDataType){kDLInt, 64, 1}, s->numbers, s->number_count);
     for (int32_t i = 0; i < m->bucket_count; i++) {
         struct dp_mixer_bucket *b = &m->buckets[i];
         const int32_t count = dp_optimizer_state_count(b->optimizer);
-        snprintf(s->names[i + 1], NAME_LEN, "mixer/received/%d", i);
-        name_tensor(s, i + 1, b->type, b->exchange.block[b->exchange.now], (int64_t)b->elements);
+        name_blocks(m, i, &next);
         memcpy(s->tensors + s->count, dp_optimizer_state(b->optimizer),
                (size_t)count * sizeof(*s->tensors));
         s->count += count;
@@ -133,7 +162,7 @@ int dp_mixer_state(struct dp_mixer *m, const struct dp_named_tensor **tensors, i
                       : 0;
 
     for (int32_t i = 0; i < m->bucket_count && !err; i++)
-        err = dp_exchange_wait(&m->buckets[i].exchange);
+        err = dp_mixer_wait(&m->buckets[i]);
     if (!err && (!m->state || m->state->number_count != count_numbers(m))) {
         dp_mixer_state_free(m->state);
         err = allocate(m);
@@ -157,6 +186,10 @@ static int check_numbers(const struct dp_mixer *m, const int64_t *n, int64_t cou
         return dp_fail(DP_EMISMATCH, "%lld numbers of a mixer's state, version %lld, expected %d at "
                        "least, version %d", (long long)count, count ? (long long)n[0] : 0,
                        HEAD + m->config.count, VERSION);
+    if (n[6] != (int64_t)m->config.algorithm)
+        return dp_fail(DP_EMISMATCH,
+                       "numbers of a mixer's state of algorithm %lld, expected %d, %s",
+                       (long long)n[6], (int)m->config.algorithm, m->method->name);
     bool sound = n[1] >= 0 && n[2] >= 0 && n[2] <= m->config.count;
     for (int64_t i = 0; sound && i < n[2]; i++) {
         const int64_t p = n[HEAD + i];
@@ -179,6 +212,8 @@ static int take_buckets(struct dp_mixer *m, const int64_t *n, int64_t count)
         b->updates = n[0];
         b->pending = n[1];
         dp_exchange_restore(&b->exchange, n[2], of_bits(n[3]), of_bits(n[4]));
+        if (m->method->tracks)
+            dp_exchange_restore(&b->tracker, n[2], of_bits(n[3]), of_bits(n[4]));
     }
     return 0;
 }

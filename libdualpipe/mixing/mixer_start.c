@@ -97,10 +97,17 @@ static int make_optimizer(struct dp_mixer *m, struct dp_mixer_bucket *b)
     return err;
 }
 
+/* Blocks of the exchanges of a bucket. */
+static size_t block_count(const struct dp_mixer *m)
+{
+    return m->method->tracks ? 4 : 2;
+}
+
 static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b, char *memory)
 {
     const size_t bytes = round_up(b->elements * b->type.bits / 8);
     void *blocks[2] = {memory, memory + bytes};
+    void *tracker[2] = {memory + 2 * bytes, memory + 3 * bytes};
 
     for (int k = 0; k < 2; k++) {
         b->beside[k] = calloc((size_t)b->count + 1, sizeof(*b->beside[k]));
@@ -110,7 +117,10 @@ static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b, char *me
             b->beside[k][i] = (char *)blocks[k] +
                               (size_t)m->cut.offset[b->numbers[i]] * b->type.bits / 8;
     }
-    return dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, blocks);
+    int err = dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, blocks);
+    if (!err && m->method->tracks)
+        err = dp_exchange_init(&b->tracker, &m->shared, b->type, b->elements, tracker);
+    return err ? err : dp_mixer_make_memory(m, b);
 }
 
 static int describe(struct dp_mixer *m, int32_t number)
@@ -142,7 +152,7 @@ static int make_memory(struct dp_mixer *m)
     size_t bytes = 0;
 
     for (int32_t i = 0; i < m->bucket_count; i++)
-        bytes += 2 * round_up(m->buckets[i].elements * m->buckets[i].type.bits / 8);
+        bytes += block_count(m) * round_up(m->buckets[i].elements * m->buckets[i].type.bits / 8);
     if (shared && bytes >= shared && !dp_shared_alloc(bytes, -1, &m->memory)) {
         m->memory_is_shared = true;
         return 0;
@@ -175,7 +185,7 @@ static int make_buckets(struct dp_mixer *m)
             err = make_exchange(m, b, memory);
         if (!err)
             err = make_optimizer(m, b);
-        memory += 2 * round_up(b->elements * b->type.bits / 8);
+        memory += block_count(m) * round_up(b->elements * b->type.bits / 8);
     }
     return err;
 }
@@ -213,13 +223,16 @@ void dp_mixer_stop(struct dp_mixer *m)
     int err = 0;
 
     for (int32_t i = 0; i < m->bucket_count && !err; i++)
-        err = dp_exchange_wait(&m->buckets[i].exchange);
+        err = dp_mixer_wait(&m->buckets[i]);
     if (m->parameters && m->original)
         give_values_back(m);
     for (int32_t i = 0; i < m->bucket_count; i++) {
         struct dp_mixer_bucket *b = &m->buckets[i];
         dp_optimizer_free(b->optimizer);
         dp_exchange_fini(&b->exchange);
+        dp_exchange_fini(&b->tracker);
+        free(b->memory[0]);
+        free(b->memory[1]);
         free(b->parameters);
         free(b->view);
         free(b->beside[0]);

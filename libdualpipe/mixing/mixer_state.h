@@ -5,6 +5,7 @@
  *      mixer.c           new and free, and what a program asks
  *      mixer_start.c     buckets from the trace, and their blocks
  *      mixer_update.c    forward, ready, step
+ *      mixer_algorithm.c what other algorithms than D-PSGD do in these
  *      mixer_average.c   the average of all workers
  *      mixer_checkpoint.c  the state, and going on from it
  */
@@ -28,11 +29,34 @@ struct dp_mixer_bucket {
     bool pending;                    /* an exchange was started and not used yet */
     int64_t updates;
     void **beside[2];                /* [count] of each block of the exchange, by parameter */
+    struct dp_exchange tracker; /* of algorithms that track: y on its way, as `exchange` is x */
+    char *memory[2]; /* blocks that the algorithm keeps, by the layout of the exchange's */
+};
+
+/* What a mixer must know of an algorithm. */
+struct dp_mixer_method {
+    const char *name, *memory[2]; /* of the state's tensors; NULL: it has no such block */
+    double factor;                /* where the config has none */
+    bool tracks;                  /* gradients become those of a second exchange */
+    bool settles; /* what came is mixed by the next forward, not by the next update */
+};
+extern const struct dp_mixer_method dp_mixer_methods[DP_MIXER_ALGORITHMS];
+
+/* How a bucket is updated. */
+struct dp_mixer_sweep {
+    double rate, scale;
+    bool skip;
+};
+
+/* A worker's own value and what came are multiplied with these. */
+struct dp_mixer_weights {
+    double keep, take;
 };
 
 struct dp_mixer {
     struct dp_mixer_config config;
     struct dp_parameter *parameters; /* [count] */
+    const struct dp_mixer_method *method;
     struct dp_rate schedule;
     struct dp_loss_scale loss_scale;
     struct dp_exchange_group shared;
@@ -72,6 +96,24 @@ int dp_mixer_start(struct dp_mixer *m);
 void dp_mixer_stop(struct dp_mixer *m);
 /* The first update, with the gradients of iteration 0. */
 int dp_mixer_first_update(struct dp_mixer *m);
+/* As the mixer's header says. The graph is sound. */
+int dp_mixer_check_algorithm(const struct dp_mixer_config *config);
+/* A bucket's blocks, as they are before the first update. */
+int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b);
+/* What methods that track do before an update: wait for y, make it the gradient, and fill the block
+ * that is sent next. It takes the scale upon itself. */
+int dp_mixer_track(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_mixer_sweep *sweep,
+                   int64_t next);
+/* What methods that settle do as an update; *send: an exchange begins with it, in round *next. */
+int dp_mixer_adapt(struct dp_mixer *m, struct dp_mixer_bucket *b,
+                   const struct dp_mixer_sweep *sweep, int64_t *next, bool *send);
+/* Methods that settle: mix what came into all buckets. */
+int dp_mixer_settle(struct dp_mixer *m);
+struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, const struct dp_mixer_bucket *b,
+                                         struct dp_exchange *x);
+/* For what a bucket has in flight. */
+int dp_mixer_wait(struct dp_mixer_bucket *b);
+int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* Copies of tied parameters become what the leader is. */
 void dp_mixer_spread_tied(struct dp_mixer *m);
 void dp_mixer_state_free(struct dp_mixer_state *state);

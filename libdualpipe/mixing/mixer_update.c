@@ -51,27 +51,22 @@ void dp_mixer_spread_tied(struct dp_mixer *m)
 
 /* ---- one bucket -------------------------------------------------------------------------------- */
 
-/* What its own value is multiplied with, and what came. */
-struct weights {
-    double keep, take;
-};
-
-static struct weights mixing_weights(struct dp_mixer *m, struct dp_mixer_bucket *b)
+struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, const struct dp_mixer_bucket *b,
+                                         struct dp_exchange *x)
 {
     const struct dp_graph *g = m->config.graph;
     const int32_t self = dp_comm_rank(m->config.comm);
-    struct dp_exchange *x = &b->exchange;
     const double a = m->config.factor;
     const int64_t round = m->config.compat ? m->iterations : x->round;
 
     if (!b->pending || dp_exchange_is_alone(g, x->round, self))
-        return (struct weights){1, 0};
+        return (struct dp_mixer_weights){1, 0};
     double own = dp_exchange_self(g, round, self);
     if (dp_graph_group(g, x->round, self)) {
         own -= x->includes_self || m->config.compat ? dp_exchange_share(g, round, self) : 0;
         own += m->config.compat && !x->includes_self ? dp_exchange_share(g, x->round, self) : 0;
     }
-    struct weights w = {(1 - a) + a * own, a};
+    struct dp_mixer_weights w = {(1 - a) + a * own, a};
     if (g->push_sum) {
         const double before = x->sent_mass, after = (1 - a) * before + a * x->mass;
         w.keep *= before / after;
@@ -81,7 +76,7 @@ static struct weights mixing_weights(struct dp_mixer *m, struct dp_mixer_bucket 
     return w;
 }
 
-static int call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
+int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
 {
     const struct dp_mixer_config *c = &m->config;
     const int64_t round = c->compat ? m->iterations : b->exchange.round;
@@ -113,13 +108,13 @@ static double rate_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
     return m->config.schedule ? dp_rate_at(&m->schedule, b->updates) : m->config.rate;
 }
 
-static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next, double scale,
-                  bool skip)
+static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
+                  const struct dp_mixer_sweep *sweep)
 {
     const struct dp_graph *g = m->config.graph;
     struct dp_exchange *x = &b->exchange;
     const int32_t self = dp_comm_rank(m->config.comm);
-    const struct weights w = mixing_weights(m, b);
+    const struct dp_mixer_weights w = dp_mixer_weights(m, b, x);
     const double mass = g->push_sum ? x->mass : 1;
     const struct dp_optimizer_mix mix = {
         .keep = w.keep,
@@ -128,10 +123,10 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next, d
         .buffers = b->beside[x->now],
     };
     return dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){
-                                               .rate = rate_of(m, b) / mass,
-                                               .scale = scale * (m->has_update ? m->set.scale : 1),
+                                               .rate = sweep->rate / mass,
+                                               .scale = sweep->scale,
                                                .zero_grads = true,
-                                               .skip = skip || (m->has_update && m->set.skip),
+                                               .skip = sweep->skip,
                                                .mix = &mix,
                                            });
 }
@@ -142,21 +137,44 @@ static uint64_t tag_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b
     return (uint64_t)(b - m->buckets) << 40 | ((uint64_t)b->updates & 0xffffffffff);
 }
 
-static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, bool skip)
+/* Mix, update and write what goes next. */
+static int mix_and_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
+                          struct dp_mixer_sweep *sweep, int64_t next)
 {
-    const int64_t round = next_round(m, b);
     int err = dp_exchange_wait(&b->exchange);
 
     if (!err)
-        err = call_hook(m, b);
-    if (!err)
-        err = update(m, b, round, scale, skip);
+        err = dp_mixer_call_hook(m, b);
+    if (!err && m->method->tracks)
+        err = dp_mixer_track(m, b, sweep, next);
+    return err ? err : update(m, b, next, sweep);
+}
+
+/* The numbers of second exchanges follow those of the first. */
+static int start_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t round)
+{
+    const uint64_t tag = tag_of(m, b);
+    int err = dp_exchange_start(&b->exchange, round, tag);
+
+    if (!err && m->method->tracks)
+        err = dp_exchange_start(&b->tracker, round, tag + ((uint64_t)m->bucket_count << 40));
+    b->pending = !err;
+    return err;
+}
+
+static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, bool skip)
+{
+    struct dp_mixer_sweep sweep = {rate_of(m, b), scale * (m->has_update ? m->set.scale : 1),
+                                   skip || (m->has_update && m->set.skip)};
+    int64_t round = next_round(m, b);
+    bool send = true;
+    int err = m->method->settles ? dp_mixer_adapt(m, b, &sweep, &round, &send)
+                                 : mix_and_update(m, b, &sweep, round);
+
     if (err)
         return err;
     b->updates++;
-    err = dp_exchange_start(&b->exchange, round, tag_of(m, b));
-    b->pending = !err;
-    return err;
+    return send ? start_exchanges(m, b, round) : 0;
 }
 
 /* ---- gradients --------------------------------------------------------------------------------- */
@@ -276,6 +294,14 @@ static int finish_updates(struct dp_mixer *m)
     return err;
 }
 
+static int settle(struct dp_mixer *m)
+{
+    int err = dp_mixer_settle(m);
+
+    dp_mixer_spread_tied(m);
+    return err;
+}
+
 static void take_average(struct dp_mixer *m)
 {
     for (int32_t i = 0; m->averaged && i < m->bucket_count; i++)
@@ -295,6 +321,8 @@ int dp_mixer_forward(struct dp_mixer *m, bool training)
         if (!err)
             err = dp_mixer_leave(m, finish_updates(m));
     }
+    if (!err && m->method->settles)
+        err = dp_mixer_leave(m, settle(m));
     if (err)
         return err;
     if (training && !m->accumulating)

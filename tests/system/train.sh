@@ -81,6 +81,18 @@ replicas_mix()
     tail -n 1 "$work/numbers" | awk '{ exit !($1 > 5 && $2 < 4) }' || wrong "$(cat "$work/numbers")"
 }
 
+refuses_to_mix_that_way()
+{
+    for way in '--mix-algorithm local-sgd|expected --mix with a graph' \
+        '--mix ring --local-steps 2|expected --mix-algorithm local-sgd' \
+        '--mix ring --mix-algorithm exact-diffusion|single round, such as torus' \
+        '--mix ring --width 63|--width 63: expected a multiple' \
+        '--mix directed-exp --mix-algorithm gradient-tracking|without push-sum'; do
+        # shellcheck disable=SC2086 # words
+        refuses 2 "${way#*|}" train $small --schedule none -D 4 ${way%|*} || return
+    done
+}
+
 learns()
 {
     # shellcheck disable=SC2086 # words
@@ -213,6 +225,10 @@ it replicas_mix path.txt --schedule none -D 3 -M 12 --batch 24 --transport tcp
 it replicas_mix ring -P 2 -D 2
 it replicas_mix one-peer-exp -P 2 -D 4 --schedule 1f1b
 it replicas_mix complete --schedule none -D 1
+it replicas_mix ring --schedule none -D 4 --mix-algorithm gradient-tracking
+it replicas_mix torus -P 2 -D 2 --mix-algorithm exact-diffusion
+it replicas_mix complete --schedule none -D 4 --mix-algorithm local-sgd --local-steps 4 --outer-momentum 0.3
+it refuses_to_mix_that_way
 it learns
 it draws_the_last_step
 it says_why_a_file_could_not_be_written

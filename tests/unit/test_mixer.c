@@ -25,6 +25,7 @@ struct job {
     bool separate, compat, shuffled, float32, global;
     double factor, bucket_bytes, clip;
     enum dp_optimizer_kind kind;
+    enum dp_mixer_algorithm algorithm;
     int sixteen; /* 1: bfloat16, 2: float16 */
 };
 
@@ -105,6 +106,8 @@ static int make_graph(const struct job *job, struct dp_graph **out)
 
 static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
 {
+    const bool local = job->algorithm == DP_MIXER_LOCAL_SGD;
+
     return (struct dp_mixer_config){
         .parameters = w->parameters,
         .count = PARAMETERS,
@@ -118,6 +121,10 @@ static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
         .clip_norm = job->clip,
         .clip = job->global ? DP_CLIP_GLOBAL : DP_CLIP_BUCKET,
         .compat = job->compat,
+        .algorithm = job->algorithm,
+        .local_steps = local ? 2 : 0,
+        .outer_rate = local ? 0.75 : 0,
+        .outer_momentum = local ? 0.5 : 0,
     };
 }
 
@@ -344,6 +351,13 @@ static void views_and_separate_values_have_the_same_bits(void **state)
             struct twins twins = {{one, other}};
             assert_int_equal(comm_on_threads(RANKS, SECONDS(20), run_twins, &twins), 0);
         }
+    for (int i = DP_MIXER_DPSGD + 1; i < DP_MIXER_ALGORITHMS; i++) {
+        struct job one = {.graph = "torus", .algorithm = (enum dp_mixer_algorithm)i, .clip = 0.5},
+                   other = one;
+        other.separate = other.shuffled = true;
+        struct twins twins = {{one, other}};
+        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), run_twins, &twins), 0);
+    }
 }
 
 static void the_order_of_gradients_changes_no_bit(void **state)
@@ -536,7 +550,8 @@ static void accumulating_iterations_update_and_count_nothing(void **state)
 /* ---- state -------------------------------------------------------------------------------------- */
 
 /* Everything by name, as a checkpoint has it. */
-static const DLTensor *find_tensor(const struct dp_named_tensor *tensors, int32_t count, const char *name)
+static const DLTensor *find_tensor(const struct dp_named_tensor *tensors, int32_t count,
+                                   const char *name)
 {
     for (int32_t i = 0; i < count; i++)
         if (!strcmp(tensors[i].name, name))
@@ -608,20 +623,27 @@ static void a_run_goes_on_from_its_state_with_the_same_bits(void **state)
         }
     on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere,
                  &(struct job){.file = lossy, .kind = DP_OPTIMIZER_ACCUM_ADAM, .separate = true});
+    for (int i = DP_MIXER_DPSGD + 1; i < DP_MIXER_ALGORITHMS; i++)
+        on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere,
+                     &(struct job){.graph = i == DP_MIXER_EXACT_DIFFUSION ? "torus" : "ring",
+                                   .algorithm = (enum dp_mixer_algorithm)i,
+                                   .separate = i == DP_MIXER_LOCAL_SGD,
+                                   .kind = DP_OPTIMIZER_ADAM});
 }
 
 static int resume_wrongly(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
     static _Thread_local struct worker w;
-    int64_t numbers[6 + PARAMETERS] = {1, 3, 1, 0, 0, 0, 99};
+    int64_t numbers[7 + PARAMETERS] = {2, 3, 1, 0, 0, 0, 0, 99};
 
     describe(&w, comm, job);
     CHECK(!make_graph(job, &w.graph));
     const struct dp_mixer_config config = config_of(&w, job);
     int err = dp_mixer_new(&config, &w.mixer); /* another rank may have aborted already */
     CHECK(!err || err == DP_EABORTED);
-    CHECK(err || dp_mixer_resume(w.mixer, numbers, job->separate ? 3 : 6 + PARAMETERS) == DP_EMISMATCH);
+    CHECK(err ||
+          dp_mixer_resume(w.mixer, numbers, job->separate ? 3 : 7 + PARAMETERS) == DP_EMISMATCH);
     finish(&w);
     return 0;
 }

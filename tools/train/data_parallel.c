@@ -191,6 +191,10 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
             .graph = config->graph,
             .comm = d->slots[slot].data,
             .separate = true, /* the model knows its weights by their place */
+            .algorithm = config->method.algorithm,
+            .local_steps = config->method.local_steps,
+            .outer_rate = config->method.outer_rate,
+            .outer_momentum = config->method.outer_momentum,
         },
         &d->slots[slot].mixer);
 }

@@ -24,11 +24,19 @@ enum data_parallel_kind {
     DATA_PARALLEL_MIX
 };
 
+/* Of a mixer; as the members of its config of these names. */
+struct mixing_method {
+    enum dp_mixer_algorithm algorithm;
+    int32_t local_steps;
+    double outer_rate, outer_momentum;
+};
+
 struct data_parallel_config {
     enum data_parallel_kind kind; /* NONE: nothing to do, all other members are ignored */
     struct dp_comm *all;          /* all ranks of all replicas */
     struct dp_comm *data;         /* mix: the same rank of all replicas */
     const struct dp_graph *graph; /* mix */
+    struct mixing_method method;  /* mix */
     struct dp_optimizer_config optimizer;
 };
 

@@ -148,6 +148,10 @@ static int agree(struct job *j)
         {"--model", s->model.model != NULL},
         {"--replicas", s->replicas},
         {"--mix", s->kind},
+        {"--mix-algorithm", s->method.algorithm},
+        {"--local-steps", s->method.local_steps},
+        {"--outer-rate", (int64_t)(s->method.outer_rate * 1e12)},
+        {"--outer-momentum", (int64_t)(s->method.outer_momentum * 1e12)},
         {"--microbatches", s->microbatches},
         {"--layers", s->layers},
         {"--width", s->width},
@@ -251,6 +255,7 @@ static int make_trainer(struct job *j)
                             .all = j->comm,
                             .data = j->data,
                             .graph = s->graph,
+                            .method = s->method,
                         },
                         j->text, j->engine);
 }

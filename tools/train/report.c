@@ -76,12 +76,13 @@ static void print_json(json_t *object)
 static void json_begin(const struct settings *s, const struct data *data, size_t param_count)
 {
     print_json(json_pack(
-        "{s:s, s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event",
+        "{s:s, s:s, s:I, s:s, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event",
         "begin", "model", s->model_name, "parameters", (json_int_t)param_count, "schedule",
         s->schedule_name, "ranks", (json_int_t)s->ranks, "replicas", (json_int_t)s->replicas, "mix",
-        s->mix, "microbatches", (json_int_t)s->microbatches, "layers", (json_int_t)s->layers,
-        "width", (json_int_t)s->width, "context", (json_int_t)s->context, "batch",
-        (json_int_t)s->batch, "data_bytes", (json_int_t)data->len, "held_out_bytes",
+        s->mix, "mix_algorithm", s->mix_algorithm, "microbatches", (json_int_t)s->microbatches,
+        "layers", (json_int_t)s->layers, "width", (json_int_t)s->width, "context",
+        (json_int_t)s->context, "batch", (json_int_t)s->batch, "data_bytes",
+        (json_int_t)data->len, "held_out_bytes",
         (json_int_t)(data->chunks * data->held_len), "unigram_entropy", data_entropy(data)));
 }
 
@@ -177,8 +178,8 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
            s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
            s->model.batch, s->model.context);
     if (s->replicas > 1 && s->graph)
-        printf("replicas  %d, which mix their weights by %s in %d round%s\n", (int)s->replicas,
-               s->graph->name, s->graph->period, s->graph->period > 1 ? "s" : "");
+        printf("replicas  %d, which mix their weights by %s in %d round%s (%s)\n", (int)s->replicas,
+               s->graph->name, s->graph->period, s->graph->period > 1 ? "s" : "", s->mix_algorithm);
     else if (s->replicas > 1)
         printf("replicas  %d, whose gradients are summed%s\n", (int)s->replicas,
                s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state" : "");

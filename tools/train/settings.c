@@ -2,7 +2,6 @@
 #include "train/settings.h"
 
 #include "command.h"
-#include "input.h"
 #include "train/mlp_args.h"
 #include "train/model.h"
 
@@ -18,8 +17,7 @@
 
 enum { MAX_BLOCKS = 64 };
 
-static const char sequential[] = "none", all_reduce[] = "all-reduce",
-                  reduce_scatter[] = "reduce-scatter";
+static const char sequential[] = "none";
 static const char *const schedules[] = {
     "dualpipe", "dualpipev", "zb1p", "1f1b", "gpipe", "async", sequential, NULL,
 };
@@ -27,6 +25,8 @@ static const char *const checkpoints[] = {"never", "except_last", "always", NULL
 static const char *const executions[] = {"list", "messages", NULL};
 static const char gpt[] = "gpt";
 static const char *const models[] = {gpt, "mlp-bn", NULL};
+static const char *const algorithms[] = {"d-psgd", "gradient-tracking", "exact-diffusion",
+                                         "local-sgd", NULL};
 static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
@@ -85,7 +85,15 @@ static const struct arg replica_args[] = {
      "all-reduce: sum their gradients; reduce-scatter: the same, each with a share of the "
      "optimizer's "
      "state; or average their weights by a graph of 'dualpipe mix', or by that of a file",
-     ARG_STRING, AT(mix), .fallback = all_reduce},
+     ARG_STRING, AT(mix), .fallback = "all-reduce"},
+    {"mix-algorithm", 0, NULL, "how weights are updated and averaged, with a graph", ARG_CHOICE,
+     AT(mix_algorithm), "d-psgd", .choices = algorithms},
+    {"local-steps", 0, "N", "local-sgd: updates from one average to the next (default 8)", ARG_INT,
+     AT(local_steps), .min = 1, .max = 1e6},
+    {"outer-rate", 0, "X", "local-sgd: how far weights go to the average (default 1)", ARG_REAL,
+     AT(outer_rate), .min = 1e-6, .max = 10},
+    {"outer-momentum", 0, "X", "local-sgd: of these steps, below 1", ARG_REAL, AT(outer_momentum),
+     "0", 0, 0.999},
 };
 
 static const struct arg model_args[] = {
@@ -316,63 +324,6 @@ static bool check_model(const struct settings *s)
 
 /* ---- replicas ------------------------------------------------------------------------------ */
 
-static bool names_a_graph(const char *name)
-{
-    for (int i = 0; dp_graph_name(i); i++)
-        if (!strcmp(name, dp_graph_name(i)))
-            return true;
-    return false;
-}
-
-static int read_graph(const char *path, int workers, struct dp_graph **out)
-{
-    size_t len;
-    char *text = input_read(path, SIZE_MAX, &len);
-
-    if (!text)
-        return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
-                               "'dualpipe mix compare' "
-                               "lists, or a file with one",
-                               path, strerror(errno));
-    int err = dp_graph_read(text, len, DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
-    free(text);
-    return err ? command_failed(err) : EXIT_OK;
-}
-
-static int make_graph(const struct settings *s, struct dp_graph **out)
-{
-    if (!names_a_graph(s->mix))
-        return read_graph(s->mix, (int)s->replicas, out);
-    int err = dp_graph_new(&(struct dp_graph_spec){.name = s->mix,
-                                                   .workers = (int)s->replicas,
-                                                   .seed = (uint64_t)s->seed},
-                           out);
-    return err ? command_failed(err) : EXIT_OK;
-}
-
-static bool take_mix(struct settings *s, int *status)
-{
-    if (!strcmp(s->mix, all_reduce) || !strcmp(s->mix, reduce_scatter)) {
-        const bool shared = !strcmp(s->mix, reduce_scatter);
-        s->kind = shared              ? DATA_PARALLEL_SHARD
-                  : s->replicas > 1 ? DATA_PARALLEL_SUM
-                                    : DATA_PARALLEL_NONE;
-        return true;
-    }
-    s->kind = s->replicas > 1 ? DATA_PARALLEL_MIX : DATA_PARALLEL_NONE;
-    *status = make_graph(s, &s->graph);
-    if (*status)
-        return false;
-    if (s->graph->workers != s->replicas)
-        *status =
-            command_misused("--mix %s: a graph of %d workers, expected %d, the number of replicas "
-                            "(-D)",
-                            s->mix, s->graph->workers, (int)s->replicas);
-    else if (dp_graph_check(s->graph, NULL))
-        *status = command_failed(DP_EINVAL);
-    return !*status;
-}
-
 static bool take_replicas(struct settings *s, int *status)
 {
     if (s->replicas > 1 && s->assignment) {
@@ -381,7 +332,7 @@ static bool take_replicas(struct settings *s, int *status)
         return false;
     }
     if (!multiple("-M", s->microbatches, s->replicas, "the number of replicas (-D)") ||
-        !take_mix(s, status))
+        !settings_take_mix(s, status))
         return false;
     if (settings_processes(s) == 1)
         s->kind = DATA_PARALLEL_NONE;

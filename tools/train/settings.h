@@ -18,11 +18,11 @@
 struct settings {
     struct arg_list data;
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
-        *mix, *model_name;
+        *mix, *mix_algorithm, *model_name;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every;
-    int64_t sample, seed, port, order_blocks;
-    double rate, decay, clip, dropout, device_memory;
+    int64_t sample, seed, port, order_blocks, local_steps;
+    double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum;
     struct offload_parts offload;
     bool fixed_order, any_order, json;
 
@@ -31,6 +31,7 @@ struct settings {
     int own_blocks;         /* of fixed order, on one replica */
     enum data_parallel_kind kind;
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
+    struct mixing_method method;
     struct dp_schedule *training, *forward; /* NULL: sequential */
     struct dp_assignment *assignment; /* NULL: ranks as they come */
 };
@@ -40,6 +41,9 @@ struct settings {
  * with settings_fini. */
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status);
 void settings_fini(struct settings *s);
+
+/* A part of it: what follows from --mix and --mix-algorithm. */
+bool settings_take_mix(struct settings *s, int *status);
 
 /* Processes of the job: the pipeline ranks of all replicas. */
 int settings_processes(const struct settings *s);

@@ -342,6 +342,7 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .all = comm,
                                                                 .data = config->data,
                                                                 .graph = config->graph,
+                                                                .method = config->method,
                                                                 .optimizer = optimizer_config(t)},
                                  engine);
     if (!err)

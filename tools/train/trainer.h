@@ -22,6 +22,7 @@ struct trainer_config {
     struct dp_comm *all;          /* all ranks of all replicas; NULL: the engine's */
     struct dp_comm *data;         /* the same rank of all replicas */
     const struct dp_graph *graph; /* mix weights by it. Must stay */
+    struct mixing_method method;  /* how */
 };
 
 struct trainer {

@@ -22,7 +22,8 @@
  *      x_i(t + 1) = sum_j W_ij x_j(t) - rate g_i(x_i(t))
  *
  * and an exchange has a whole iteration to arrive. Buckets are exchanged in the same order on all
- * ranks, whatever order gradients come in later.
+ * ranks, whatever order gradients come in later. That is D-PSGD, or SGP where the graph is one of
+ * push-sum; enum dp_mixer_algorithm names others.
  *
  * Values and gradients are read and written in place by dp_mixer_forward, _ready, _step and _average,
  * and by nothing else: between these calls they are the caller's.
@@ -32,7 +33,10 @@
  * communicator belong to one thread at a time.
  *
  * Sources: Decent-DP (decent_dp.ddp) for the order of operations; Lian et al., 2017, for D-PSGD; Assran
- * et al., "Stochastic gradient push", 2019.
+ * et al., "Stochastic gradient push", 2019; Nedic, Olshevsky and Shi, "Achieving geometric convergence
+ * for distributed optimization over time-varying graphs", 2017, for gradient tracking (DIGing); Yuan
+ * et al., "Exact diffusion for distributed optimization and learning", 2019; Wang et al., "SlowMo",
+ * 2020, for local SGD with outer momentum.
  */
 #ifndef DUALPIPE_MIXER_H
 #define DUALPIPE_MIXER_H
@@ -57,6 +61,35 @@ struct dp_mixer_average_info {
     int32_t count;
 };
 
+/* x: values, g: the gradient at x, A(x, g): the optimizer's step, W: what a round of the graph does,
+ * damped by the factor.
+ *
+ *  DPSGD              x = A(W x, g)
+ *                     With a constant rate and data split unevenly, workers end beside the optimum.
+ *  GRADIENT_TRACKING  y = W y + g - g',  x = A(W x, y)
+ *                     g' is the g before. The mean of y is that of g, so that with a constant rate
+ *                     workers end in the optimum. y is exchanged as x is: twice the bytes.
+ *  EXACT_DIFFUSION    p = A(x, g),  x = W (p + x - p')
+ *                     p' is the p before. The same with the bytes of D-PSGD, for graphs of a single
+ *                     round with W_ij = W_ji. A factor of 0 means 1/2, with which it converges for all
+ *                     of these.
+ *  LOCAL_SGD          x = A(x, g), local_steps times; then
+ *                     u = outer_momentum u + z - W x,  z = z - outer_rate u,  x = z
+ *                     With the graph `complete` that is SlowMo; with others z and u differ by worker.
+ *
+ * The last two mix before the next gradient: an exchange is overlapped with the rest of the backward
+ * only, and ends in the next dp_mixer_forward. */
+enum dp_mixer_algorithm {
+    DP_MIXER_DPSGD,
+    DP_MIXER_GRADIENT_TRACKING,
+    DP_MIXER_EXACT_DIFFUSION,
+    DP_MIXER_LOCAL_SGD,
+    DP_MIXER_ALGORITHMS
+};
+
+/* "d-psgd", "gradient-tracking", "exact-diffusion", "local-sgd"; NULL for anything else. */
+DP_PUBLIC const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm);
+
 enum dp_mixer_clip {
     DP_CLIP_BUCKET, /* each bucket by the 2-norm of its own gradients, when it is complete */
     DP_CLIP_GLOBAL  /* all by the norm of all of this worker's gradients: updates and exchanges then
@@ -76,7 +109,7 @@ struct dp_mixer_config {
     bool separate;       /* values stay where they are; else they become views of blocks, so that
                           * DLTensor.data of the values changes once, when buckets are made, and
                           * back when the mixer is freed */
-    double factor;       /* a, above 0, up to 1; 0: 1 */
+    double factor;       /* a, above 0, up to 1; 0: 1, or what the algorithm says */
     double clip_norm;    /* 0: gradients are not clipped */
     enum dp_mixer_clip clip;
     const struct dp_loss_scale *loss_scale; /* gradients are of a loss multiplied with it; copied */
@@ -85,6 +118,12 @@ struct dp_mixer_config {
     bool start_buffers;   /* broadcast them from rank 0 at the start */
     bool start_frozen;    /* and frozen parameters */
     bool average_buffers; /* dp_mixer_average averages them, for good */
+
+    /* All but DPSGD keep state beside the values, in their type: values must be float32 or float64 and
+     * gradients of the same type (else DP_EUNSUPPORTED); neither a graph of push-sum nor compat. */
+    enum dp_mixer_algorithm algorithm;
+    int32_t local_steps;               /* LOCAL_SGD: at least 1; others: 0 */
+    double outer_rate, outer_momentum; /* LOCAL_SGD: above 0; from 0, below 1. Others: 0 */
 
     /* Do as Decent-DP does: the first mix takes the exchange of round 1 with the weights of round 2,
      * and round 2 is left out (1, 3, 4, 5 ...); an overflow skips the update of its bucket on its rank

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * settings_mix.c - how replicas become one model: --mix, --mix-algorithm and what goes with it.
+ */
+#include "train/settings.h"
+
+#include "command.h"
+#include "input.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool names_a_graph(const char *name)
+{
+    for (int i = 0; dp_graph_name(i); i++)
+        if (!strcmp(name, dp_graph_name(i)))
+            return true;
+    return false;
+}
+
+static int read_graph(const char *path, int workers, struct dp_graph **out)
+{
+    size_t len;
+    char *text = input_read(path, SIZE_MAX, &len);
+
+    if (!text)
+        return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
+                               "'dualpipe mix compare' "
+                               "lists, or a file with one",
+                               path, strerror(errno));
+    int err = dp_graph_read(text, len, DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
+    free(text);
+    return err ? command_failed(err) : EXIT_OK;
+}
+
+static int make_graph(const struct settings *s, struct dp_graph **out)
+{
+    if (!names_a_graph(s->mix))
+        return read_graph(s->mix, (int)s->replicas, out);
+    int err = dp_graph_new(&(struct dp_graph_spec){.name = s->mix,
+                                                   .workers = (int)s->replicas,
+                                                   .seed = (uint64_t)s->seed},
+                           out);
+    return err ? command_failed(err) : EXIT_OK;
+}
+
+static bool take_graph(struct settings *s, int *status)
+{
+    if (!strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter")) {
+        const bool shared = !strcmp(s->mix, "reduce-scatter");
+        s->kind = shared            ? DATA_PARALLEL_SHARD
+                  : s->replicas > 1 ? DATA_PARALLEL_SUM
+                                    : DATA_PARALLEL_NONE;
+        return true;
+    }
+    s->kind = s->replicas > 1 ? DATA_PARALLEL_MIX : DATA_PARALLEL_NONE;
+    *status = make_graph(s, &s->graph);
+    if (*status)
+        return false;
+    if (s->graph->workers != s->replicas)
+        *status =
+            command_misused("--mix %s: a graph of %d workers, expected %d, the number of replicas "
+                            "(-D)",
+                            s->mix, s->graph->workers, (int)s->replicas);
+    else if (dp_graph_check(s->graph, NULL))
+        *status = command_failed(DP_EINVAL);
+    return !*status;
+}
+
+/* What can be said before any rank has started. */
+static bool check_method(const struct settings *s)
+{
+    const bool local = s->method.algorithm == DP_MIXER_LOCAL_SGD;
+
+    if (!local && (s->local_steps || s->outer_rate > 0 || s->outer_momentum > 0))
+        command_misused("--local-steps, --outer-rate, --outer-momentum: expected --mix-algorithm "
+                        "local-sgd");
+    else if (s->method.algorithm && !s->graph)
+        command_misused("--mix-algorithm %s: expected --mix with a graph; replicas that sum their "
+                        "gradients do not mix",
+                        s->mix_algorithm);
+    else if (s->method.algorithm && s->graph->push_sum)
+        command_misused("--mix-algorithm %s: expected a graph without push-sum, not %s",
+                        s->mix_algorithm, s->graph->name);
+    else if (s->method.algorithm == DP_MIXER_EXACT_DIFFUSION && s->graph->period > 1)
+        command_misused("--mix-algorithm %s: expected a graph of a single round, such as torus or "
+                        "complete; %s has %d",
+                        s->mix_algorithm, s->graph->name, s->graph->period);
+    else
+        return true;
+    return false;
+}
+
+static bool take_method(struct settings *s)
+{
+    while (strcmp(s->mix_algorithm, dp_mixer_algorithm_name(s->method.algorithm)))
+        s->method.algorithm++;
+    if (!check_method(s))
+        return false;
+    if (s->method.algorithm != DP_MIXER_LOCAL_SGD)
+        return true;
+    s->method.local_steps = s->local_steps ? (int32_t)s->local_steps : 8;
+    s->method.outer_rate = s->outer_rate > 0 ? s->outer_rate : 1;
+    s->method.outer_momentum = s->outer_momentum;
+    return true;
+}
+
+bool settings_take_mix(struct settings *s, int *status)
+{
+    if (!take_graph(s, status))
+        return false;
+    *status = EXIT_USAGE; /* of what is wrong from here on */
+    return take_method(s);
+}
