@@ -2,7 +2,8 @@
  *
  * The model of `dualpipe train` learns exactly the same, to the last bit, under every schedule,
  * with every number of ranks and over every communicator as in the plain loop of sequential.c:
- * losses, gradient norms, held-out losses and, in the end, all weights.
+ * losses, gradient norms, held-out losses and, in the end, all weights. Replicas of a pipeline that
+ * mix their weights keep the mean of each.
  */
 #include "cmocka_all.h"
 
@@ -233,6 +234,146 @@ static void learning_lowers_the_loss(void **state)
     curve_free(curve);
 }
 
+/* ---- replicas that mix ------------------------------------------------------------------------- */
+
+enum { BEFORE = 3, AFTER = 4 }; /* steps with a learning rate, and without */
+
+struct mixing {
+    enum dp_schedule_kind kind;
+    int ranks, replicas;
+    const char *graph;
+    enum dp_mixer_algorithm algorithm;
+    double clip;
+};
+
+/* A weight of a stage over the replicas. */
+struct spread {
+    double mean, width;
+};
+
+static struct spread spread_of(const real *all, int replicas, size_t count, size_t i)
+{
+    double sum = 0, least = all[i], most = all[i];
+
+    for (int k = 0; k < replicas; k++) {
+        const double x = all[(size_t)k * count + i];
+        sum += x;
+        least = fmin(least, x);
+        most = fmax(most, x);
+    }
+    return (struct spread){sum / replicas, most - least};
+}
+
+static int collect(struct dp_comm *data, const struct gpt_stage *stage, real *all)
+{
+    return dp_comm_allgather(data, stage->weights, all, stage->params.count * sizeof(real));
+}
+
+/* Without a learning rate weights are only mixed: before and after, of every stage of this rank. */
+static int keep_means(struct dp_comm *comm, struct dp_comm *data, struct engine *e,
+                      struct trainer *t, const struct mixing *m)
+{
+    real *all[DP_MAX_SLOTS][2] = {{NULL}};
+    struct step_result r;
+    double widest[2] = {0};
+
+    for (uint64_t step = 0; step < BEFORE; step++)
+        CHECK(!trainer_step(t, step, &r));
+    t->config.rate = 0;
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < e->stage_count; i++) {
+            all[i][k] = calloc((size_t)m->replicas * e->stages[i]->params.count, sizeof(real));
+            CHECK(!collect(data, e->stages[i], all[i][k]));
+        }
+        for (uint64_t step = BEFORE; step < BEFORE + AFTER && k == 0; step++)
+            CHECK(!trainer_step(t, step, &r));
+    }
+    for (int i = 0; i < e->stage_count; i++) {
+        const size_t count = e->stages[i]->params.count;
+        for (size_t w = 0; w < count; w++) {
+            const struct spread before = spread_of(all[i][0], m->replicas, count, w);
+            const struct spread after = spread_of(all[i][1], m->replicas, count, w);
+            CHECK(fabs(before.mean - after.mean) <
+                  1e-5); /* of float32, in which rounding adds up */
+            widest[0] = fmax(widest[0], before.width);
+            widest[1] = fmax(widest[1], after.width);
+        }
+        free(all[i][0]);
+        free(all[i][1]);
+    }
+    CHECK(widest[0] > 1e-3); /* they did differ */
+    return 0;
+}
+
+static int mix_in_pipelines(struct dp_comm *comm, void *arg)
+{
+    const struct mixing *m = arg;
+    const struct dp_comm_axis axes[] = {{"data", m->replicas}, {"pipe", m->ranks}};
+    struct dp_schedule_spec spec = {.kind = m->kind,
+                                    .ranks = m->ranks,
+                                    .microbatches = MICROBATCHES / m->replicas,
+                                    .reduce_all = true};
+    struct dp_comm *groups[2];
+    struct dp_schedule *both[2];
+    struct dp_graph *graph;
+    struct trainer_config how = training;
+    struct data text = make_data();
+    struct trainer t;
+    struct engine *e;
+
+    CHECK(!dp_comm_grid(comm, axes, 2, groups));
+    CHECK(!dp_schedule_new(&spec, &both[0]));
+    spec.forward_only = true;
+    spec.reduce_all = false;
+    CHECK(!dp_schedule_new(&spec, &both[1]));
+    CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = m->graph, .workers = m->replicas}, &graph));
+    const struct replica replica = {dp_comm_rank(groups[0]), m->replicas, true};
+    CHECK(!pipelined_new(&(struct pipelined_config){.model = config,
+                                                    .training = both[0],
+                                                    .forward = both[1],
+                                                    .comm = groups[1],
+                                                    .reduce = &trainer_reduce_ops,
+                                                    .reduce_user = &t,
+                                                    .replica = replica},
+                         &e));
+    how.kind = DATA_PARALLEL_MIX;
+    how.all = comm;
+    how.data = groups[0];
+    how.graph = graph;
+    how.method.algorithm = m->algorithm;
+    how.clip = m->clip;
+    CHECK(!trainer_init(&t, &how, &text, e));
+    CHECK(!keep_means(comm, groups[0], e, &t, m));
+    trainer_fini(&t);
+    e->ops->free(e);
+    dp_graph_free(graph);
+    dp_schedule_free(both[0]);
+    dp_schedule_free(both[1]);
+    dp_comm_close(groups[0]);
+    dp_comm_close(groups[1]);
+    free(text.bytes);
+    return 0;
+}
+
+static void mixing_keeps_the_mean_of_every_stage(void **state)
+{
+    (void)state;
+    static const struct mixing cases[] = {
+        {DP_SCHEDULE_1F1B, 2, 2, "one-peer-exp", DP_MIXER_DPSGD, 0},
+        {DP_SCHEDULE_1F1B, 2, 4, "ring", DP_MIXER_DPSGD, 0.5},
+        {DP_SCHEDULE_DUALPIPE, 2, 2, "ring", DP_MIXER_DPSGD, 0.5},
+        {DP_SCHEDULE_DUALPIPEV, 2, 2, "complete", DP_MIXER_DPSGD, 0},
+        {DP_SCHEDULE_ZB1P, 4, 2, "one-peer-exp", DP_MIXER_DPSGD, 0},
+        {DP_SCHEDULE_1F1B, 2, 4, "one-peer-exp", DP_MIXER_GRADIENT_TRACKING, 0},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        if (comm_on_threads(cases[i].ranks * cases[i].replicas, INT64_C(60000000000),
+                            mix_in_pipelines, (void *)&cases[i]))
+            fail_msg("case %zu: %s, P = %d, D = %d, %s", i, dp_schedule_kind_name(cases[i].kind),
+                     cases[i].ranks, cases[i].replicas, cases[i].graph);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -240,6 +381,7 @@ int main(void)
         cmocka_unit_test(a_model_that_does_not_fit_learns_the_same),
         cmocka_unit_test(gradients_in_any_order_learn_nearly_the_same),
         cmocka_unit_test(learning_lowers_the_loss),
+        cmocka_unit_test(mixing_keeps_the_mean_of_every_stage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
