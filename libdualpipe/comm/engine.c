@@ -249,7 +249,8 @@ static int fail_group(struct dp_engine *engine, const struct dp_collective *c, i
 
     if (err == DP_EABORTED)
         return err;
-    snprintf(why.text, sizeof(why.text), "%s: %s", c->algorithm->name, dp_last_error());
+    snprintf(why.text, sizeof(why.text), "%s (in a collective, by the algorithm '%s')",
+             dp_last_error(), c->algorithm->name);
     engine->world->ops->abort(engine->world, &why);
     return err;
 }

@@ -172,8 +172,13 @@ void dp_interface_guess(union dp_sockaddr *out)
     memset(out, 0, sizeof(*out));
     out->v4.sin_family = AF_INET;
     out->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (getifaddrs(&all))
+    if (getifaddrs(&all)) {
+        dp_log(DP_LOG_WARN,
+               "cannot list the network interfaces: %s; going on with 127.0.0.1, where only "
+               "this host reaches this process",
+               dp_errno_text(errno));
         return;
+    }
     for (const struct ifaddrs *i = all; i; i = i->ifa_next)
         if (is_ip(i) && rank_interface(i) < best) {
             best = rank_interface(i);

@@ -39,7 +39,7 @@ void dp_sockaddr_text(const union dp_sockaddr *a, char text[DP_SOCKADDR_TEXT]);
  * the interfaces that there are. */
 int dp_interface_address(const char *name, union dp_sockaddr *out);
 /* An address of an interface that is up and not the loopback, those of real networks first; the
- * loopback's if there is no other. */
+ * loopback's if there is no other, or, with a warning, if they cannot be listed. */
 void dp_interface_guess(union dp_sockaddr *out);
 
 /* Split "host:port" or "[host]:port"; DP_EINVAL. */

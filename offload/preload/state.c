@@ -5,6 +5,7 @@
 
 #include "base/append.h"
 #include "base/launchers.h"
+#include "base/number.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -55,7 +56,7 @@ static int write_report(char *out, size_t len)
     const char *rank = dp_foreign_variable("RANK");
     const uint64_t known = counted(DPO_PAGES) - counted(DPO_PAGES_UNKNOWN);
 
-    return snprintf(
+    return dp_snprintf(
         out, len,
         "dualpipe-preload: %s, process %d%s%s\n"
         "  pinned memory  %" PRIu64 " calls, %" PRIu64 " bytes; %.1f %% of %" PRIu64

@@ -6,9 +6,14 @@
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
 cd "$DP_TOP_SRCDIR"
 
+# Statements are looked at as a whole: a format may be several lines below its function.
 find_in_code()
 {
-    grep -rnE --include='*.[ch]' "$1" libdualpipe nccl-plugin | grep -v '^libdualpipe/base/number\.c:' || :
+    find libdualpipe nccl-plugin offload -name '*.[ch]' ! -path libdualpipe/base/number.c -exec awk '
+        FNR == 1 { statement = "" }
+        { statement = statement " " $0 }
+        /[;}{] *$/ { print FILENAME ":" FNR ":" statement; statement = "" }' {} + |
+        grep -E "$1" || :
 }
 
 case_is 'numbers read as the locale likes them: dp_strtod' \

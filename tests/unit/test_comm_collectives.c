@@ -272,6 +272,8 @@ static int mismatch_shared(struct dp_comm *comm, void *arg)
         err = dp_comm_wait(comm, &req, -1);
     CHECK(err == DP_EMISMATCH || err == DP_EABORTED);
     CHECK(dp_comm_aborted(comm, &why) && why.error == DP_EMISMATCH);
+    CHECK(strstr(why.text, "message of rank") == why.text ||
+          strstr(why.text, "all-reduce of") == why.text);
     CHECK(!dp_shared_free(buf));
     return 0;
 }

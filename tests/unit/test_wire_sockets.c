@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -627,6 +628,30 @@ static void a_reset_differs_from_the_end_of_the_peer(void **state)
     }
 }
 
+static void hear(void *user, enum dp_log_level level, const char *line)
+{
+    if (level == DP_LOG_WARN)
+        snprintf(user, 200, "%s", line);
+}
+
+static void interfaces_that_cannot_be_listed_are_warned_of(void **state)
+{
+    (void)state;
+    char heard[200] = "";
+    union dp_sockaddr guess;
+    struct rlimit files, none;
+
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = files.rlim_max};
+    dp_log_set(hear, heard, DP_LOG_DEFAULT);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    dp_interface_guess(&guess);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+    assert_non_null(strstr(heard, "cannot list the network interfaces: Too many open files"));
+    assert_int_equal(guess.v4.sin_addr.s_addr, htonl(INADDR_LOOPBACK));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -643,6 +668,7 @@ int main(void)
         cmocka_unit_test(a_socket_that_fits_into_no_wire_is_shown_out),
         cmocka_unit_test(frames_that_cannot_be_end_the_wire),
         cmocka_unit_test(a_reset_differs_from_the_end_of_the_peer),
+        cmocka_unit_test(interfaces_that_cannot_be_listed_are_warned_of),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
