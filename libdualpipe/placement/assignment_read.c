@@ -9,6 +9,7 @@
 #include "base/number.h"
 #include "base/text.h"
 #include "base/utf8.h"
+#include "placement/assignment_read.h"
 #include "placement/assignment_resolve.h"
 
 #include <stdlib.h>
@@ -19,6 +20,7 @@ struct reader {
     const char *name;
     char path[64]; /* workers[3].gpu: what is being read; cut off where it is longer */
     struct dp_assignment *s;
+    struct dp_placement_rest *rest; /* NULL: not asked for */
     struct dp_text text;
     bool has_version;
     size_t node_room, port_room, worker_room, flow_room;
@@ -29,7 +31,8 @@ typedef int read_fn(struct reader *r, void *member);
 struct field {
     const char *key;
     read_fn *read;
-    size_t offset; /* of the member in what is read */
+    size_t offset; /* of the member in what is read, or in the rest */
+    bool is_rest;
 };
 
 static int fail_here(const struct reader *r, const char *why)
@@ -141,6 +144,16 @@ static int read_version(struct reader *r, void *member)
                                                     "build reads");
 }
 
+static int read_bool(struct reader *r, void *member)
+{
+    enum dp_scan_type type = dp_json_scan_next(&r->json);
+
+    if (type != DP_SCAN_WORD || !strcmp(r->json.text, "null"))
+        return unexpected(r, type, "expected true or false");
+    *(bool *)member = !strcmp(r->json.text, "true");
+    return 0;
+}
+
 static int read_numbers(struct reader *r, int32_t *numbers, int32_t most, int32_t *count)
 {
     enum dp_scan_type type = dp_json_scan_next(&r->json);
@@ -187,7 +200,10 @@ static int read_members(struct reader *r, const struct field *fields, size_t cou
         while (i < count && strcmp(r->json.text, fields[i].key))
             i++;
         const size_t path_len = enter_member(r, r->json.text);
-        err = i < count ? fields[i].read(r, (char *)out + fields[i].offset) : skip_value(r);
+        const bool is_rest = i < count && fields[i].is_rest;
+        void *into = is_rest ? (void *)r->rest : out;
+        err = i == count || !into ? skip_value(r)
+                                  : fields[i].read(r, (char *)into + fields[i].offset);
         if (!err)
             r->path[path_len] = '\0';
     }
@@ -209,7 +225,7 @@ static int read_list(struct reader *r, int (*read_item)(struct reader *r))
 }
 
 #define FIELDS(list) (list), sizeof(list) / sizeof((list)[0])
-#define AT(type, member) offsetof(struct type, member)
+#define AT(type, member) .offset = offsetof(struct type, member)
 
 static const struct field port_fields[] = {
     {"number", read_int, AT(dp_assigned_port, number)},
@@ -244,7 +260,7 @@ static const struct field node_fields[] = {
     {"pci", read_text, AT(dp_assigned_node, pci)},
     {"cpus", read_text, AT(dp_assigned_node, cpus)},
     {"os_index", read_int, AT(dp_assigned_node, os_index)},
-    {"ports", read_ports, 0},
+    {"ports", read_ports, .offset = 0},
 };
 
 static int read_node(struct reader *r)
@@ -282,9 +298,9 @@ static const struct field worker_fields[] = {
     {"gpu", read_int, AT(dp_assigned_worker, gpu)},
     {"came_as", read_int, AT(dp_assigned_worker, process)},
     {"memory", read_int, AT(dp_assigned_worker, memory)},
-    {"nics", read_nics, 0},
-    {"qps", read_qps, 0},
-    {"copy", read_copy, 0},
+    {"nics", read_nics, .offset = 0},
+    {"qps", read_qps, .offset = 0},
+    {"copy", read_copy, .offset = 0},
 };
 
 static int read_worker(struct reader *r)
@@ -298,6 +314,13 @@ static int read_worker(struct reader *r)
     return read_members(r, FIELDS(worker_fields), worker);
 }
 
+/* Of the flow that is being read. */
+static int read_class(struct reader *r, void *member)
+{
+    (void)member;
+    return read_text(r, &r->rest->classes[r->rest->class_count - 1]);
+}
+
 static const struct field flow_fields[] = {
     {"kind", read_flow_kind, AT(dp_assigned_flow, kind)},
     {"from", read_int, AT(dp_assigned_flow, from)},
@@ -307,6 +330,7 @@ static const struct field flow_fields[] = {
     {"nic_to", read_int, AT(dp_assigned_flow, nic_to)},
     {"rail", read_int, AT(dp_assigned_flow, rail)},
     {"traffic_class", read_int, AT(dp_assigned_flow, traffic_class)},
+    {"class", read_class, .is_rest = true},
 };
 
 static int read_flow(struct reader *r)
@@ -314,11 +338,30 @@ static int read_flow(struct reader *r)
     struct dp_assigned_flow *flow =
         append((void **)&r->s->flows, &r->s->flow_count, &r->flow_room, sizeof(*flow));
 
-    if (!flow)
+    if (!flow || (r->rest && !append((void **)&r->rest->classes, &r->rest->class_count,
+                                     &r->rest->class_room, sizeof(*r->rest->classes))))
         return no_memory(r);
     flow->kind = DP_FLOW_KINDS;
     flow->from = flow->to = flow->nic_from = flow->nic_to = flow->rail = DP_ASSIGNED_ABSENT;
     return read_members(r, FIELDS(flow_fields), flow);
+}
+
+static const struct field link_fields[] = {
+    {"from", read_int, AT(dp_assigned_link, from)},
+    {"to", read_int, AT(dp_assigned_link, to)},
+    {"before_ns", read_number, AT(dp_assigned_link, before_ns)},
+    {"after_ns", read_number, AT(dp_assigned_link, after_ns)},
+};
+
+static int read_link(struct reader *r)
+{
+    struct dp_assigned_link *link = append((void **)&r->rest->links, &r->rest->link_count,
+                                           &r->rest->link_room, sizeof(*link));
+
+    if (!link)
+        return no_memory(r);
+    link->from = link->to = DP_ASSIGNED_ABSENT;
+    return read_members(r, FIELDS(link_fields), link);
 }
 
 static int read_nodes(struct reader *r, void *member)
@@ -339,6 +382,12 @@ static int read_flows(struct reader *r, void *member)
     return read_list(r, read_flow);
 }
 
+static int read_links(struct reader *r, void *member)
+{
+    (void)member;
+    return read_list(r, read_link);
+}
+
 static const struct field rate_fields[] = {
     {"intra_gbs", read_number, AT(dp_assignment, intra_gbs)},
     {"inter_gbs", read_number, AT(dp_assignment, inter_gbs)},
@@ -356,13 +405,17 @@ static int read_rates(struct reader *r, void *member)
 /* ---- all of it ------------------------------------------------------------------------------ */
 
 static const struct field file_fields[] = {
-    {"dualpipe_placement", read_version, 0},
+    {"dualpipe_placement", read_version, .offset = 0},
     {"ranks", read_int, AT(dp_assignment, ranks)},
     {"replicas", read_int, AT(dp_assignment, replicas)},
-    {"rates", read_rates, 0},
-    {"nodes", read_nodes, 0},
-    {"workers", read_workers, 0},
-    {"flows", read_flows, 0},
+    {"rates", read_rates, .offset = 0},
+    {"nodes", read_nodes, .offset = 0},
+    {"workers", read_workers, .offset = 0},
+    {"flows", read_flows, .offset = 0},
+    {"exact", read_bool, AT(dp_placement_rest, exact), .is_rest = true},
+    {"before_ns", read_number, AT(dp_placement_rest, before_ns), .is_rest = true},
+    {"after_ns", read_number, AT(dp_placement_rest, after_ns), .is_rest = true},
+    {"links", read_links, .is_rest = true},
 };
 
 static int read_file(struct reader *r)
@@ -379,14 +432,15 @@ static int read_file(struct reader *r)
     return err;
 }
 
-int dp_assignment_read(const char *text, size_t len, const char *name, struct dp_assignment **out)
+int dp_assignment_read_all(const char *text, size_t len, const char *name,
+                           struct dp_placement_rest *rest, struct dp_assignment **out)
 {
     int err = dp_utf8_begin(&text, &len, name);
 
     if (err)
         return err;
     struct reader r = {.json = dp_json_scan_begin(text, len), .name = name,
-                       .s = calloc(1, sizeof(*r.s))};
+                       .s = calloc(1, sizeof(*r.s)), .rest = rest};
     if (!r.s)
         return no_memory(&r);
     r.s->name = strdup(name);
@@ -402,4 +456,9 @@ int dp_assignment_read(const char *text, size_t len, const char *name, struct dp
     else
         *out = r.s;
     return err;
+}
+
+int dp_assignment_read(const char *text, size_t len, const char *name, struct dp_assignment **out)
+{
+    return dp_assignment_read_all(text, len, name, NULL, out);
 }

@@ -30,8 +30,7 @@ static int sort_nodes(struct dp_assignment *s)
     return 0;
 }
 
-/* An id becomes the place of its node, if that is of this kind. */
-static bool resolve_id(const struct dp_assignment *s, const char *kind, int32_t *id)
+bool dp_assignment_resolve_id(const struct dp_assignment *s, const char *kind, int32_t *id)
 {
     const struct dp_assigned_node key = {.id = *id};
     const struct dp_assigned_node *found =
@@ -46,7 +45,7 @@ static bool resolve_id(const struct dp_assignment *s, const char *kind, int32_t 
 
 static bool resolve_maybe(const struct dp_assignment *s, const char *kind, int32_t *id)
 {
-    return *id == DP_ASSIGNED_ABSENT || resolve_id(s, kind, id);
+    return *id == DP_ASSIGNED_ABSENT || dp_assignment_resolve_id(s, kind, id);
 }
 
 /* ---- workers -------------------------------------------------------------------------------- */
@@ -61,13 +60,13 @@ static int resolve_nics(const struct dp_assignment *s, int32_t w, struct dp_assi
     if (worker->qps_count != worker->nic_count)
         return wrong_assignment(s, w, "qps: expected as many as nics");
     for (int32_t i = 0; i < worker->nic_count; i++) {
-        if (!resolve_id(s, "nic", &worker->nics[i]))
+        if (!dp_assignment_resolve_id(s, "nic", &worker->nics[i]))
             return wrong_assignment(s, w, "nics: expected ids of NICs in nodes");
         if (worker->qps[i] < 1 || worker->qps[i] > 256)
             return wrong_assignment(s, w, "qps: expected numbers from 1 to 256");
     }
     for (int32_t i = 0; i < worker->copy_count; i++)
-        if (!resolve_id(s, NULL, &worker->copy[i]))
+        if (!dp_assignment_resolve_id(s, NULL, &worker->copy[i]))
             return wrong_assignment(s, w, "copy: expected ids of nodes");
     return 0;
 }
@@ -76,7 +75,7 @@ static int resolve_worker(const struct dp_assignment *s, int32_t w, struct dp_as
 {
     if (worker->replica != w / s->ranks || worker->rank != w % s->ranks)
         return wrong_assignment(s, w, "rank: expected workers in order of replica, then rank");
-    if (!resolve_id(s, "gpu", &worker->gpu))
+    if (!dp_assignment_resolve_id(s, "gpu", &worker->gpu))
         return wrong_assignment(s, w, "gpu: expected the id of a GPU in nodes");
     if (!resolve_maybe(s, "numa", &worker->memory))
         return wrong_assignment(s, w, "memory: expected the id of a NUMA node in nodes");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * resolve.h - once all is read: ids become places in the list of nodes, and everything is where it
- * says.
+ * assignment_resolve.h - once all is read: ids become places in the list of nodes, and everything is
+ * where it says.
  */
 #ifndef DP_PLACEMENT_ASSIGNMENT_RESOLVE_H
 #define DP_PLACEMENT_ASSIGNMENT_RESOLVE_H
@@ -14,5 +14,9 @@ enum { DP_WORKERS_MAX = 1 << 20 };
 
 /* DP_EINVAL naming the place in the file, DP_ENOMEM. */
 int dp_assignment_resolve(struct dp_assignment *s);
+
+/* After that: an id becomes the place of its node, if there is one and it is of this kind; NULL: of
+ * any. */
+bool dp_assignment_resolve_id(const struct dp_assignment *s, const char *kind, int32_t *id);
 
 #endif

@@ -400,6 +400,11 @@ static void a_file_that_is_wrong_is_refused_with_the_place(void **state)
 {
     (void)state;
 #define HEAD "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, "
+#define NODE(id, kind, label)                                                                      \
+    "\"nodes\": [{\"id\": " #id ", \"kind\": \"" kind "\", \"label\": \"" label "\"}], "
+#define WORKER(gpu)                                                                                \
+    "\"workers\": [{\"replica\": 0, \"rank\": 0, \"came_as\": 0, \"gpu\": " #gpu "}], "
+#define FLOW "{\"kind\": \"mirror\", \"from\": 0, \"to\": 0"
 #define LISTS "\"flows\": [], \"links\": []}"
     static const struct {
         const char *text, *sentence;
@@ -408,13 +413,22 @@ static void a_file_that_is_wrong_is_refused_with_the_place(void **state)
         {"{\"dualpipe_placement\": 2}", "dualpipe_placement"},
         {HEAD "\"nodes\": []}", "workers"},
         {HEAD "\"nodes\": [], \"workers\": [], " LISTS, "workers"},
-        {HEAD "\"nodes\": [{\"id\": 0}], \"workers\": [{}], " LISTS, "label"},
-        {HEAD "\"nodes\": [{\"id\": 0, \"label\": \"gpu9\"}], \"workers\": [{}], " LISTS, "gpu9"},
+        {HEAD "\"nodes\": [{\"id\": 0, \"kind\": \"gpu\"}], " WORKER(0) LISTS, "label"},
+        {HEAD NODE(0, "gpu", "gpu9") WORKER(0) LISTS, "gpu9"},
+        {HEAD NODE(0, "gpu", "numa0") WORKER(0) LISTS, "kind 'gpu', expected numa"},
+        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"exact\": 1}", "exact: expected true or false"},
+        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"before_ns\": -1}", "before_ns: expected a number"},
+        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"flows\": [" FLOW ", \"class\": \"x\"}]}",
+         "flows[0].class: 'x', expected the class"},
+        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"flows\": [" FLOW "}]}", "flows[0].class: ''"},
+        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"links\": [{\"from\": 0, \"to\": 1}]}",
+         "links[0].from, to: expected ids"},
+        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"links\": [{\"from\": 0, \"to\": 0}]}",
+         "links[0]: expected two nodes that a link"},
         {HEAD "\"nodes\": [], \"workers\": [{\"replica\": 0, \"rank\": 0, \"came_as\": 0, \"gpu\": 5}], "
          LISTS, "workers[0].gpu"},
-        {HEAD "\"nodes\": [{\"id\": 5, \"label\": \"numa0\"}], \"workers\": [{\"replica\": 0, "
-         "\"rank\": 0, \"came_as\": 0, \"gpu\": 5}], " LISTS, "the id of a gpu"},
-        {HEAD "\"nodes\": [", "line 1"},
+        {HEAD NODE(5, "numa", "numa0") WORKER(5) LISTS, "the id of a GPU"},
+        {HEAD "\"nodes\": [", "placement:1: nodes"},
     };
     struct fixture f = make("numa:1 gpu:1", DP_SCHEDULE_1F1B, 1, 1);
     struct dp_placement *p;
