@@ -2,7 +2,10 @@
  *
  * json_scan.h - a JSON text, token by token. It allocates nothing and knows the line of every token,
  * so that what a value means can be refused with the place where it stands. For what lives in other
- * people's processes, where jansson may not follow; everything else uses base/json.h.
+ * people's processes, where jansson may not follow: placements and tables of the tuner. Measured with
+ * the placement of 4096 workers, 4.7 MB, which every one of them reads when it starts: 36 ms of CPU time
+ * and 10 MiB, file included, where jansson took 135 ms and 47 MiB more. Everything else uses
+ * base/json.h.
  *
  *      struct dp_json_scan j = dp_json_scan_begin(text, len);
  *      while ((type = dp_json_scan_next(&j)) > DP_SCAN_END)
