@@ -128,9 +128,14 @@ static void note_left(struct dp_rendezvous *rv, int rank)
     }
 }
 
+void dp_rendezvous_note_busy(struct dp_rendezvous *rv, int rank, int64_t ns)
+{
+    atomic_store(&rv->busy_until[rank], dp_now_ns() + ns);
+}
+
 static void note_busy(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
 {
-    atomic_store(&rv->busy_until[m->rank], dp_now_ns() + m->value * DP_NS_PER_MS);
+    dp_rendezvous_note_busy(rv, m->rank, m->value * DP_NS_PER_MS);
     if (!rv->rank)
         dp_rendezvous_tell_all(rv, m);
 }
@@ -316,7 +321,7 @@ void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns)
                                             .value = ms < INT32_MAX ? (int32_t)ms : INT32_MAX};
 
     pthread_mutex_lock(&rv->lock);
-    atomic_store(&rv->busy_until[rv->rank], dp_now_ns() + ns);
+    dp_rendezvous_note_busy(rv, rv->rank, ns);
     dp_rendezvous_tell_all(rv, &m);
     pthread_mutex_unlock(&rv->lock);
 }

@@ -160,6 +160,8 @@ void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer);
 /* See dp_comm_ops. */
 void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns);
 int64_t dp_rendezvous_busy_until(const struct dp_rendezvous *rv);
+/* Only keep that this rank is busy, and tell nobody. */
+void dp_rendezvous_note_busy(struct dp_rendezvous *rv, int rank, int64_t ns);
 /* See dp_comm_ops.abort. A member asks the root; without an answer in a second its own record
  * holds. */
 void dp_rendezvous_abort(struct dp_rendezvous *rv, const struct dp_abort *why);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/survival.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 
 #include <stdio.h>
@@ -90,6 +91,7 @@ static bool mark(struct dp_survival *s, int rank, enum dp_death why)
     s->deaths[rank] = (uint8_t)why;
     s->dead_count++;
     s->queries[rank].is_open = false;
+    s->ops->note_busy(s->world, rank, 0); /* nobody waits for what it had announced */
     dp_log(DP_LOG_INFO, "rank %d goes on without rank %d: %s", s->world->rank, rank, reasons[why]);
     if (why == DP_DEATH_SILENT || why == DP_DEATH_REPORTED) /* it may live, and is told so */
         tell(s, rank, DP_SURVIVAL_DEATHS, NULL, 0);
@@ -149,6 +151,37 @@ void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why)
     const struct dp_survival_abort m = {.kind = DP_SURVIVAL_ABORT, .why = *why};
 
     s->ops->tell_neighbors(s->world, &m, sizeof(m));
+}
+
+/* ---- ranks that are busy --------------------------------------------------------------------- */
+
+static void announce(struct dp_survival *s, int rank, uint32_t ms)
+{
+    compose(s, DP_SURVIVAL_BUSY, NULL, s->announced[rank]);
+    s->out->context = (uint32_t)rank;
+    s->out->contexts = ms;
+    s->ops->tell_neighbors(s->world, s->out, s->message_bytes);
+}
+
+void dp_survival_tell_busy(struct dp_survival *s, int64_t ns)
+{
+    const int64_t ms = (ns + DP_NS_PER_MS - 1) / DP_NS_PER_MS;
+
+    s->announced[s->world->rank]++;
+    announce(s, s->world->rank, ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX);
+}
+
+/* The same news comes over several ways, and is passed on once. */
+static void take_busy(struct dp_survival *s, const struct dp_survival_message *m)
+{
+    const int rank = (int)m->context;
+
+    if (m->context >= (uint32_t)s->world->size || rank == s->world->rank || has(s->dead, rank) ||
+        (int32_t)(m->number - s->announced[rank]) <= 0)
+        return;
+    s->announced[rank] = m->number;
+    s->ops->note_busy(s->world, rank, m->contexts * DP_NS_PER_MS);
+    announce(s, rank, m->contexts);
 }
 
 /* ---- agreement: what each rank keeps -----------------------------------------------------------
@@ -239,6 +272,9 @@ void dp_survival_handle(struct dp_survival *s, int from, const void *message, si
         break;
     case DP_SURVIVAL_DECISION:
         take_decision(s, m);
+        break;
+    case DP_SURVIVAL_BUSY:
+        take_busy(s, m);
         break;
     }
 }
@@ -409,8 +445,9 @@ int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
     s->left = calloc((size_t)s->words, sizeof(*s->left));
     s->deaths = calloc((size_t)world->size, sizeof(*s->deaths));
     s->queries = calloc((size_t)world->size, sizeof(*s->queries));
+    s->announced = calloc((size_t)world->size, sizeof(*s->announced));
     s->out = calloc(1, s->message_bytes);
-    if (s->dead && s->left && s->deaths && s->queries && s->out) {
+    if (s->dead && s->left && s->deaths && s->queries && s->announced && s->out) {
         *out = s;
         return 0;
     }
@@ -428,6 +465,7 @@ void dp_survival_free(struct dp_survival *s)
         free(a);
     }
     free(s->out);
+    free(s->announced);
     free(s->queries);
     free(s->deaths);
     free(s->left);

@@ -48,6 +48,8 @@ struct dp_survival_ops {
     void (*tell_neighbors)(struct dp_comm *world, const void *message, size_t len);
     /* Report the death of this peer, too, from now on. */
     void (*watch)(struct dp_comm *world, int peer);
+    /* The peer will be busy for so long from now on; 0: not any more. See dp_comm_busy. */
+    void (*note_busy)(struct dp_comm *world, int peer, int64_t ns);
     /* The peer is dead: its requests fail, and nothing of it is received any more. */
     void (*bury)(struct dp_comm *world, int peer);
     /* Another rank has aborted the group. NULL where all know of it at once. */
@@ -64,13 +66,15 @@ enum dp_survival_kind {
     DP_SURVIVAL_QUERY,
     DP_SURVIVAL_ANSWER,
     DP_SURVIVAL_DECISION,
-    DP_SURVIVAL_ABORT
+    DP_SURVIVAL_ABORT,
+    DP_SURVIVAL_BUSY
 };
 
 struct dp_survival_message {
     uint32_t kind;
-    uint32_t context, number; /* of the communicator, of its agreement */
-    uint32_t contexts;        /* ANSWER: the sender's first free one. DECISION: that of all */
+    uint32_t context, number; /* of the communicator, of its agreement. BUSY: the rank that is, and
+                               * the number of what it has announced */
+    uint32_t contexts; /* ANSWER: the sender's first free one. DECISION: that of all. BUSY: ms */
     uint64_t dead[]; /* a bit for each rank of the world; then, of these, those that have left */
 };
 
@@ -103,6 +107,7 @@ struct dp_survival {
         bool is_open;
         uint32_t context, number;
     } * queries; /* [size] of other ranks, not answered yet */
+    uint32_t *announced; /* [size] the last BUSY of each rank */
     struct dp_agreement *agreements;
     int excluded_by; /* -1: not excluded */
     struct dp_survival_message *out;
@@ -132,6 +137,8 @@ static inline bool dp_survival_is_dead(const struct dp_survival *s, int rank)
 void dp_survival_leave(struct dp_survival *s);
 /* The group was aborted: tell the neighbors. */
 void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why);
+/* This rank will be busy: tell all, by way of the neighbors. */
+void dp_survival_tell_busy(struct dp_survival *s, int64_t ns);
 /* DP_ECOMM, saying how the rank died. */
 int dp_survival_fail(const struct dp_survival *s, int rank);
 /* Whether this rank was declared dead by others; why may be NULL. */

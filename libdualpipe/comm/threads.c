@@ -487,12 +487,18 @@ static void threads_watch(struct dp_comm *comm, int peer)
     (void)peer;
 }
 
+static void threads_note_busy(struct dp_comm *comm, int rank, int64_t ns)
+{
+    atomic_store(&of(comm)->group->busy_until[rank], dp_now_ns() + ns);
+}
+
 static const struct dp_survival_ops threads_survival = {
     .prepare = threads_prepare,
     .start = threads_prepare,
     .tell = threads_tell,
     .tell_neighbors = threads_tell_neighbors,
     .watch = threads_watch,
+    .note_busy = threads_note_busy,
     .bury = threads_bury,
     .cancel = threads_cancel,
 };
@@ -627,7 +633,7 @@ static int threads_progress(struct dp_comm *comm, int waiting_for)
 
 static int threads_busy(struct dp_comm *comm, int64_t ns)
 {
-    atomic_store(&of(comm)->group->busy_until[comm->rank], dp_now_ns() + ns);
+    threads_note_busy(comm, comm->rank, ns);
     return 0;
 }
 

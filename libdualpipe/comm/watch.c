@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/watch.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
+#include "comm/backoff.h"
 #include "wire/tcp.h"
 
 #include <stdlib.h>
@@ -135,6 +137,25 @@ void dp_watch_tell_neighbors(struct dp_watch *w, const void *message, size_t len
     for (struct dp_watch_wire *v = w->wires; v; v = v->next)
         if (!v->wire->error)
             send_on(v, message, len);
+}
+
+static bool is_anything_unsent(const struct dp_watch *w)
+{
+    bool unsent = false;
+
+    for (const struct dp_watch_wire *v = w->wires; v; v = v->next) {
+        v->wire->ops->progress(v->wire);
+        unsent |= !v->wire->error && v->wire->sends.head;
+    }
+    return unsent;
+}
+
+void dp_watch_flush(struct dp_watch *w, int64_t until_ns)
+{
+    unsigned backoff_us = 0;
+
+    while (is_anything_unsent(w) && dp_now_ns() < until_ns)
+        dp_backoff(&backoff_us);
 }
 
 /* ---- polling -----------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ void dp_watch_peer(struct dp_watch *w, int peer);
 /* Copies the message. A rank that is gone gets it only if there is a wire. */
 void dp_watch_tell(struct dp_watch *w, int peer, const void *message, size_t len);
 void dp_watch_tell_neighbors(struct dp_watch *w, const void *message, size_t len);
+/* Wait until what was told is on its way, at most until then: the caller will not call for long. */
+void dp_watch_flush(struct dp_watch *w, int64_t until_ns);
 /* Handle what has come. */
 void dp_watch_poll(struct dp_watch *w);
 /* Fill at most `room`; returns how many. -1: there is work to do now. Disarm comes next. */

@@ -37,6 +37,7 @@ static const int64_t RENDEZVOUS_EVERY_NS = 200 * DP_NS_PER_US,
 enum { LOOKS = 16 };                               /* of one watch */
 static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire waits for its reason */
 static const int64_t LATE_NS = 100 * DP_NS_PER_MS; /* what a rank that has left may still send */
+static const int64_t FLUSH_NS = 100 * DP_NS_PER_MS; /* for wires that are being connected */
 static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is reported to the root */
 
 struct request {
@@ -533,9 +534,18 @@ static void wire_comm_progress_stop(struct dp_comm *comm)
     dp_progress_thread_stop(of(comm)->progress_thread);
 }
 
+/* Rank 0, which passes it on otherwise, may be dead in a group that survives. */
 static int wire_comm_busy(struct dp_comm *comm, int64_t ns)
 {
-    dp_rendezvous_busy(of(comm)->rendezvous, ns);
+    struct wire_comm *c = of(comm);
+
+    if (!comm->survival) {
+        dp_rendezvous_busy(c->rendezvous, ns);
+        return 0;
+    }
+    dp_rendezvous_note_busy(c->rendezvous, comm->rank, ns);
+    dp_survival_tell_busy(comm->survival, ns);
+    dp_watch_flush(&c->watch, dp_now_ns() + FLUSH_NS);
     return 0;
 }
 
@@ -595,6 +605,11 @@ static void wire_comm_watch_peer(struct dp_comm *comm, int peer)
     dp_watch_peer(&of(comm)->watch, peer);
 }
 
+static void wire_comm_note_busy(struct dp_comm *comm, int peer, int64_t ns)
+{
+    dp_rendezvous_note_busy(of(comm)->rendezvous, peer, ns);
+}
+
 static void wire_comm_bury(struct dp_comm *comm, int peer)
 {
     struct wire_comm *c = of(comm);
@@ -619,6 +634,7 @@ static const struct dp_survival_ops wire_comm_survival = {
     .tell = wire_comm_tell,
     .tell_neighbors = wire_comm_tell_neighbors,
     .watch = wire_comm_watch_peer,
+    .note_busy = wire_comm_note_busy,
     .bury = wire_comm_bury,
     .note_abort = wire_comm_note_abort,
     .cancel = wire_comm_cancel,

@@ -408,6 +408,58 @@ static void all_survivors_learn_the_same_if_a_member_dies(void **state)
     on_surviving_kinds(4, 1, die_in_agreement, &words);
 }
 
+/* ---- ranks that are busy --------------------------------------------------------------------- */
+
+static bool sees_busy(struct dp_comm *comm, bool expected)
+{
+    const int64_t until_ns = dp_now_ns() + 2 * LONG_NS;
+
+    while ((comm->ops->busy_until(comm->world) > dp_now_ns() + 100 * DP_NS_PER_S) != expected) {
+        if (dp_comm_progress(comm) || dp_now_ns() > until_ns)
+            return false;
+        comm->ops->sleep(comm->world, dp_now_ns() + 20 * DP_NS_PER_MS);
+    }
+    return true;
+}
+
+/* The last rank announces that it is busy after rank 0 has died, then that it is not, then dies. */
+static int be_busy_after_a_death(struct dp_comm *comm, void *arg)
+{
+    static const int64_t ns = 1000 * DP_NS_PER_S;
+    const int last = dp_comm_size(comm) - 1, rank = dp_comm_rank(comm);
+    struct dp_comm *survivors;
+
+    (void)arg;
+    BEGIN(comm);
+    if (rank == 0)
+        return die(comm);
+    CHECK(!go_on(comm, &survivors));
+    for (int is_busy = 1; is_busy >= 0; is_busy--) {
+        if (rank == last)
+            CHECK(!dp_comm_busy(comm, is_busy ? ns : 0));
+        CHECK(sees_busy(comm, is_busy));
+        const int err = is_busy ? dp_comm_barrier(survivors) : 0;
+        CHECK(!err || err == DP_ECOMM); /* the last rank may be dead by now */
+    }
+    if (rank == last) {
+        CHECK(!dp_comm_busy(comm, ns));
+        dp_comm_close(survivors);
+        return die(comm);
+    }
+    dp_comm_close(survivors);
+    CHECK(!go_on(comm, &survivors));
+    CHECK(sees_busy(comm, false));
+    CHECK(!check_survivors(comm, survivors, 1u | 1u << last));
+    dp_comm_close(survivors);
+    return 0;
+}
+
+static void a_rank_can_say_that_it_is_busy_without_rank_0(void **state)
+{
+    (void)state;
+    on_surviving_kinds(6, 2, be_busy_after_a_death, NULL);
+}
+
 /* ---- ranks that are not dead ----------------------------------------------------------------- */
 
 /* A rank that waits until it is let go on. */
@@ -643,6 +695,7 @@ int main(void)
         cmocka_unit_test(the_group_outlives_every_rank_but_the_last),
         cmocka_unit_test(all_survivors_learn_the_same_whenever_the_coordinator_dies),
         cmocka_unit_test(all_survivors_learn_the_same_if_a_member_dies),
+        cmocka_unit_test(a_rank_can_say_that_it_is_busy_without_rank_0),
         cmocka_unit_test(a_rank_that_was_stopped_and_declared_dead_learns_so),
         cmocka_unit_test(a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement),
         cmocka_unit_test(an_abort_still_ends_the_whole_group),

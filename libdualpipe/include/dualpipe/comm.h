@@ -250,7 +250,8 @@ DP_PUBLIC void dp_comm_progress_start(struct dp_comm *comm);
 
 /* The caller will make no call for up to `ns`, as long as a checkpoint or a compilation takes: the
  * waits of all ranks count their deadlines from the end of that time on. 0: it is back earlier. Any
- * thread. */
+ * thread; in a group that survives, the one that uses comm. There a rank that dies is waited for no
+ * longer, and it takes up to 0.1 s where a connection to a neighbor is not made yet. */
 DP_PUBLIC int dp_comm_busy(struct dp_comm *comm, int64_t ns);
 /* Call poll(user) in every wait, about once a millisecond, or never (NULL). Another result than 0,
  * a negative errno, aborts the group with it and ends the wait: an interpreter's interrupt. */
