@@ -16,17 +16,17 @@
 
 enum { KEY_TEXT = 256 };
 
-static int fill_config(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
-                       struct dp_comm_config *full)
+static int ask_launcher(const struct dp_comm_config *config, struct dp_comm_config *full)
 {
-    *full = *config;
-    if (!config->size) {
-        int err = dp_comm_config_from_env(full);
-        if (err == DP_ENOENT)
-            return dp_fail(DP_EINVAL, "no rank and size given, and %s", dp_last_error());
-        if (err)
-            return err;
-    }
+    int err = config->size ? 0 : dp_comm_config_from_env(full);
+
+    return err == DP_ENOENT ? dp_fail(DP_EINVAL, "no rank and size given, and %s", dp_last_error())
+                            : err;
+}
+
+static void add_settings(const struct dp_comm_config *config,
+                         const struct dp_comm_settings *settings, struct dp_comm_config *full)
+{
     if (config->address)
         full->address = config->address;
     if (!full->address)
@@ -35,6 +35,13 @@ static int fill_config(const struct dp_comm_config *config, const struct dp_comm
     full->secret = config->secret ? config->secret : settings->secret;
     full->timeout_ns =
         config->timeout_ns ? config->timeout_ns : settings->timeout_ms * DP_NS_PER_MS;
+}
+
+static int check_rank(const struct dp_comm_config *config)
+{
+    if (config->size < 1 || config->rank < 0 || config->rank >= config->size)
+        return dp_fail(DP_EINVAL, "rank %d of %d: expected a rank from 0 to %d", config->rank,
+                       config->size, config->size < 1 ? 0 : config->size - 1);
     return 0;
 }
 
@@ -43,9 +50,6 @@ static int check_config(const struct dp_comm_config *config)
     static const char *const known[] = {"auto", "shm", "tcp"};
     bool is_known = false;
 
-    if (config->size < 1 || config->rank < 0 || config->rank >= config->size)
-        return dp_fail(DP_EINVAL, "rank %d of %d: expected a rank from 0 to %d", config->rank,
-                       config->size, config->size < 1 ? 0 : config->size - 1);
     if (config->timeout_ns < 0)
         return dp_fail(DP_EINVAL, "timeout of %lld ns: expected 1 or more",
                        (long long)config->timeout_ns);
@@ -59,7 +63,7 @@ static int check_config(const struct dp_comm_config *config)
                        "rank 0 only", config->listener, config->rank);
     if (config->store && (!config->store->put || !config->store->get))
         return dp_fail(DP_EINVAL, "store: no %s function", config->store->put ? "get" : "put");
-    if (!config->address && config->size > 1 && !config->listener && !config->store)
+    if (!config->address && config->size != 1 && !config->listener && !config->store)
         return dp_fail(DP_EINVAL, "no address: expected host:port of rank 0, in the config or in "
                        "DUALPIPE_COMM_ADDRESS");
     return 0;
@@ -145,10 +149,11 @@ static int invite(const struct dp_comm_config *config, const struct dp_comm_sett
 
 /* Takes the listener. */
 static int open_wires(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
-                      struct dp_comm **out)
+                      int first_new, struct dp_comm **out)
 {
     struct dp_rendezvous_config rendezvous = {.rank = config->rank,
                                               .size = config->size,
+                                              .first_new = first_new,
                                               .secret = config->secret,
                                               .timeout_ns = config->timeout_ns};
     struct dp_invitation invitation = {0};
@@ -181,8 +186,29 @@ static int prepare(const struct dp_comm_config *config, struct dp_comm_settings 
                        config->store ? "store" : "listener");
     if (*by_mpi)
         return 0;
-    err = fill_config(config, settings, full);
+    *full = *config;
+    err = ask_launcher(config, full);
+    if (err)
+        return err;
+    add_settings(config, settings, full);
+    err = check_rank(full);
     return err ? err : check_config(full);
+}
+
+int dp_comm_meet(const struct dp_comm_config *config, int first_new, struct dp_comm **out)
+{
+    struct dp_comm_settings settings;
+    struct dp_comm_config full = *config;
+    int err = dp_options_read(&dp_comm_option_area, &settings);
+
+    if (err)
+        return err;
+    add_settings(config, &settings, &full);
+    if (!strcmp(full.transport, "mpi"))
+        return dp_fail(DP_EUNSUPPORTED, "transport mpi: MPI takes in no process after its start; "
+                                        "expected auto, shm or tcp");
+    err = check_config(&full);
+    return err ? err : open_wires(&full, &settings, first_new, out);
 }
 
 int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out)
@@ -197,7 +223,7 @@ int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out)
     if (!err && by_mpi)
         return dp_comm_mpi_open(config, &settings, out);
     if (!err && full.size > 1)
-        return open_wires(&full, &settings, out);
+        return open_wires(&full, &settings, 0, out);
     if (config->listener > 0)
         close(config->listener);
     return err ? err : open_alone(&full, out);

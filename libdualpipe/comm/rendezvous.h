@@ -5,10 +5,10 @@
  * leave.
  *
  *      member                              root
- *      HELLO rank, size, nonce      ->
+ *      HELLO rank, size, nonce      ->                                         rank -1: any new one
  *                                   <-     CHALLENGE nonce      or REFUSAL text
  *      PROOF                        ->
- *                                   <-     WELCOME proof        or REFUSAL text
+ *                                   <-     WELCOME rank, size, proof    or REFUSAL text
  *
  *      ENDPOINT (all ranks)         ->
  *                                   <-     TABLE of all endpoints, or FAILED text (gather)
@@ -116,7 +116,8 @@ static inline int dp_rendezvous_peer_count(const struct dp_rendezvous *rv)
 }
 
 struct dp_rendezvous_config {
-    int rank, size;
+    int rank, size;   /* rank -1: a process that joins a group, which says its rank and size */
+    int first_new;    /* root: the ranks from here on are given to such processes; 0: none are */
     const char *host; /* of rank 0; rank 0 itself listens there only if it is the loopback, else on
                        * all interfaces */
     int port;

@@ -43,6 +43,7 @@ struct pending {
 struct acceptor {
     struct dp_rendezvous *rv;
     const char *secret;
+    int first_new; /* see dp_rendezvous_config */
     struct dp_wire_listener *listener;
     struct pending pending[PENDING_MAX];
     int missing;
@@ -75,15 +76,20 @@ static void refuse(struct pending *c, const char *why)
 
 static void handle_hello(struct acceptor *r, struct pending *c)
 {
+    const int known = r->first_new ? r->first_new : r->rv->size;
     char why[80] = "";
 
     c->handshake.rank = c->in.rank;
     c->handshake.size = c->in.value;
     memcpy(c->handshake.member_nonce, c->in.auth.nonce, DP_NONCE_BYTES);
-    if (c->in.value != r->rv->size)
+    if (c->in.rank == -1 && !r->first_new)
+        snprintf(why, sizeof(why), "this group does not grow (dp_comm_grow)");
+    else if (c->in.rank == -1)
+        c->handshake.size = 0;
+    else if (c->in.value != r->rv->size)
         snprintf(why, sizeof(why), "this group has %d ranks, not %d", r->rv->size, c->in.value);
-    else if (c->in.rank < 1 || c->in.rank >= r->rv->size)
-        snprintf(why, sizeof(why), "rank %d: expected 1 to %d", c->in.rank, r->rv->size - 1);
+    else if (c->in.rank < 1 || c->in.rank >= known)
+        snprintf(why, sizeof(why), "rank %d: expected 1 to %d", c->in.rank, known - 1);
     if (why[0]) {
         refuse(c, why);
         return;
@@ -97,6 +103,26 @@ static void handle_hello(struct acceptor *r, struct pending *c)
     answer(c, DP_RENDEZVOUS_CHALLENGE, PROOF_EXPECTED);
 }
 
+static bool is_promised(const struct acceptor *r, int rank)
+{
+    for (int i = 0; i < PENDING_MAX; i++)
+        if (r->pending[i].stage == WELCOMED && r->pending[i].handshake.rank == rank)
+            return true;
+    return r->rv->peers[rank].wire;
+}
+
+/* false: all new ranks have come. */
+static bool give_rank(const struct acceptor *r, struct dp_handshake *handshake)
+{
+    int rank = r->first_new;
+
+    while (rank < r->rv->size && is_promised(r, rank))
+        rank++;
+    handshake->rank = rank;
+    handshake->size = r->rv->size;
+    return rank < r->rv->size;
+}
+
 /* The rank is used only after the proof: an unauthenticated connection cannot claim one. */
 static void handle_proof(struct acceptor *r, struct pending *c)
 {
@@ -104,11 +130,15 @@ static void handle_proof(struct acceptor *r, struct pending *c)
         refuse(c, "the secret is not the same (DUALPIPE_COMM_SECRET)");
         return;
     }
+    if (c->handshake.rank < 0 && !give_rank(r, &c->handshake)) {
+        refuse(c, "all new ranks of this group have come");
+        return;
+    }
     if (r->rv->peers[c->handshake.rank].wire) {
         refuse(c, "this rank is here already");
         return;
     }
-    c->out = (struct dp_rendezvous_message){0};
+    c->out = (struct dp_rendezvous_message){.rank = c->handshake.rank, .value = c->handshake.size};
     dp_secret_prove(r->secret, DP_PROVER_ROOT, &c->handshake, c->out.auth.proof);
     answer(c, DP_RENDEZVOUS_WELCOME, WELCOMED);
 }
@@ -272,25 +302,37 @@ int dp_rendezvous_listen(const char *host, int port, int socket, struct dp_wire_
     return dp_wire_tcp.listen(&listening, out, &unused);
 }
 
-static int join_as_root(struct dp_rendezvous *rv, const struct dp_rendezvous_config *config)
+static int join_as_root(const struct dp_rendezvous_config *config, struct dp_rendezvous **out)
 {
     struct acceptor *r = calloc(1, sizeof(*r));
+    struct dp_rendezvous *rv = NULL;
+    int err = r ? dp_rendezvous_new(0, config->size, config->timeout_ns, &rv)
+                : dp_fail(DP_ENOMEM, "no memory to receive %d ranks", config->size);
 
-    if (!r) {
+    if (err) {
         dp_wire_tcp.unlisten(config->listener);
-        return dp_fail(DP_ENOMEM, "no memory to receive %d ranks", config->size);
+        free(r);
+        return err;
     }
     r->rv = rv;
     r->secret = config->secret;
+    r->first_new = config->first_new;
     r->missing = config->size - 1;
     r->listener = config->listener;
-    int err = r->listener ? 0 : dp_rendezvous_listen(config->host, config->port, 0, &r->listener);
+    if (!r->listener)
+        err = dp_rendezvous_listen(config->host, config->port, 0, &r->listener);
     if (!err)
         err = receive_members(r);
     dp_wire_tcp.unlisten(r->listener);
     for (int i = 0; i < PENDING_MAX; i++)
         drop(&r->pending[i]);
     free(r);
+    if (!err) {
+        *out = rv;
+        return 0;
+    }
+    dp_rendezvous_drain(rv);
+    dp_rendezvous_free(rv);
     return err;
 }
 
@@ -339,12 +381,25 @@ static int exchange(struct attempt *v, enum dp_rendezvous_kind kind,
     if (err)
         return err;
     v->in.text[sizeof(v->in.text) - 1] = '\0';
+    if (receive.moved == sizeof(v->in) && v->in.kind == DP_RENDEZVOUS_REFUSAL &&
+        v->config->rank < 0)
+        return dp_fail(DP_EMISMATCH, "rank 0 at %s refused this process: %s", v->where, v->in.text);
     if (receive.moved == sizeof(v->in) && v->in.kind == DP_RENDEZVOUS_REFUSAL)
         return dp_fail(DP_EMISMATCH, "rank 0 at %s refused rank %d: %s", v->where, v->config->rank,
                        v->in.text);
     if (receive.moved != sizeof(v->in) || v->in.kind != expected)
         return dp_fail_quietly(DP_ECOMM, "rank 0 sent an unexpected message");
     return 0;
+}
+
+/* What the root says is what this rank has asked for, or a rank if it has asked for any. */
+static bool is_own_rank(const struct attempt *v)
+{
+    const int rank = v->handshake.rank, size = v->handshake.size;
+
+    if (v->config->rank >= 0)
+        return rank == v->config->rank && size == v->config->size;
+    return rank > 0 && rank < size && size <= UINT16_MAX;
 }
 
 static int authenticate(struct attempt *v)
@@ -364,10 +419,14 @@ static int authenticate(struct attempt *v)
     err = exchange(v, DP_RENDEZVOUS_PROOF, DP_RENDEZVOUS_WELCOME);
     if (err)
         return err;
+    v->handshake.rank = v->in.rank;
+    v->handshake.size = v->in.value;
     if (!dp_secret_is_proof(v->config->secret, DP_PROVER_ROOT, &v->handshake, v->in.auth.proof))
         return dp_fail(DP_EMISMATCH, "the process that answers at %s does not know the secret",
                        v->where);
-    return 0;
+    return is_own_rank(v) ? 0
+                          : dp_fail(DP_EMISMATCH, "rank 0 at %s answers for rank %d of %d",
+                                    v->where, v->handshake.rank, v->handshake.size);
 }
 
 /* One try at one address. On success the wire is the caller's. */
@@ -403,7 +462,7 @@ static int find_addresses(struct attempt *v)
 }
 
 /* Try until rank 0 listens: it may start later than this rank. */
-static int join_as_member(struct dp_rendezvous *rv, const struct dp_rendezvous_config *config)
+static int join_as_member(const struct dp_rendezvous_config *config, struct dp_rendezvous **out)
 {
     struct attempt v = {.config = config, .until_ns = dp_now_ns() + config->timeout_ns};
     char reason[160] = "";
@@ -423,23 +482,15 @@ static int join_as_member(struct dp_rendezvous *rv, const struct dp_rendezvous_c
         dp_backoff(&backoff_us);
     }
     if (!err)
-        dp_rendezvous_adopt(rv, &rv->peers[0], v.wire);
+        err = dp_rendezvous_new(v.handshake.rank, v.handshake.size, config->timeout_ns, out);
+    if (!err)
+        dp_rendezvous_adopt(*out, &(*out)->peers[0], v.wire);
+    else
+        dp_wire_close(v.wire);
     return err;
 }
 
 int dp_rendezvous_join(const struct dp_rendezvous_config *config, struct dp_rendezvous **out)
 {
-    struct dp_rendezvous *rv;
-    int err = dp_rendezvous_new(config->rank, config->size, config->timeout_ns, &rv);
-
-    if (err)
-        return err;
-    err = config->rank ? join_as_member(rv, config) : join_as_root(rv, config);
-    if (err) {
-        dp_rendezvous_drain(rv);
-        dp_rendezvous_free(rv);
-        return err;
-    }
-    *out = rv;
-    return 0;
+    return config->rank ? join_as_member(config, out) : join_as_root(config, out);
 }

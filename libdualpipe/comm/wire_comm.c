@@ -574,9 +574,6 @@ static int wire_comm_prepare(struct dp_comm *comm)
 {
     struct wire_comm *c = of(comm);
 
-    if (c->mpi.ops)
-        return dp_fail(DP_EUNSUPPORTED,
-                       "survive: MPI ends all processes with the first one that dies");
     c->watch.survival = comm->survival;
     c->watch.peers = &c->peers;
     c->watch.timeout_ns = comm->deadline_ns;
@@ -752,7 +749,7 @@ static const struct dp_comm_loan_ops loan_ops = {wire_comm_lend, wire_comm_end_l
                                                  wire_comm_leave};
 
 static const struct dp_comm_ops wire_comm_ops[] = {
-#define OPS(NAME)                                                                                  \
+#define OPS(NAME, SURVIVAL)                                                                        \
     {                                                                                              \
         .name = NAME, .caps = {.tags = true}, .isend = wire_comm_isend, .irecv = wire_comm_irecv,  \
         .irecv_any = wire_comm_irecv_any, .received = wire_comm_received,                          \
@@ -761,37 +758,48 @@ static const struct dp_comm_ops wire_comm_ops[] = {
         .progress = wire_comm_progress, .watch = wire_comm_watch, .sleep = wire_comm_sleep,        \
         .progress_start = wire_comm_progress_start, .progress_stop = wire_comm_progress_stop,      \
         .abort = wire_comm_abort, .aborted = wire_comm_aborted, .reset = wire_comm_reset,          \
-        .survival = &wire_comm_survival, .close = wire_comm_close, .loans = &loan_ops,             \
+        .survival = SURVIVAL, .close = wire_comm_close, .loans = &loan_ops,                        \
     }
-    [DP_TRANSPORT_AUTO] = OPS("auto"),
-    [DP_TRANSPORT_SHM] = OPS("shm"),
-    [DP_TRANSPORT_TCP] = OPS("tcp"),
-    [DP_TRANSPORT_MPI] = OPS("mpi"),
+    [DP_TRANSPORT_AUTO] = OPS("auto", &wire_comm_survival),
+    [DP_TRANSPORT_SHM] = OPS("shm", &wire_comm_survival),
+    [DP_TRANSPORT_TCP] = OPS("tcp", &wire_comm_survival),
+    [DP_TRANSPORT_MPI] = OPS("mpi", NULL),
 #undef OPS
 };
 
 /* ---- opening ------------------------------------------------------------------------------- */
 
-static int new_comm(int size, struct wire_comm **out)
+static int new_comm(struct wire_comm **out)
 {
     struct wire_comm *c = calloc(1, sizeof(*c));
     int err = 0;
 
     if (!c)
-        return dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", size);
+        return dp_fail(DP_ENOMEM, "no memory for a communicator");
     c->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (c->wake < 0)
         err = dp_fail(DP_EIO, "no eventfd for a group: %s", dp_errno_text(errno));
     c->waiting_for = -1;
-    c->fds = calloc(1 + 3 * (size_t)size + DP_PEERS_FDS, sizeof(*c->fds));
-    c->broken_since_ns = calloc((size_t)size, sizeof(*c->broken_since_ns));
-    if (!err && (!c->fds || !c->broken_since_ns))
-        err = dp_fail(DP_ENOMEM, "no memory for a group of %d ranks", size);
     if (err)
         free_comm(c);
     else
         *out = c;
     return err;
+}
+
+/* Join; a process that is new learns only then how many ranks there are. */
+static int join_group(struct wire_comm *c, const struct dp_rendezvous_config *config)
+{
+    int err = dp_rendezvous_join(config, &c->rendezvous);
+
+    if (err)
+        return err;
+    const size_t size = (size_t)c->rendezvous->size;
+    c->fds = calloc(1 + 3 * size + DP_PEERS_FDS, sizeof(*c->fds));
+    c->broken_since_ns = calloc(size, sizeof(*c->broken_since_ns));
+    if (!c->fds || !c->broken_since_ns)
+        return dp_fail(DP_ENOMEM, "no memory for a group of %zu ranks", size);
+    return 0;
 }
 
 /* The first gather exchanges the endpoints, the second one tells that all wires are connected. */
@@ -811,7 +819,7 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
 {
     const int64_t until_ns = dp_now_ns() + config->timeout_ns;
     struct wire_comm *c = NULL;
-    int err = new_comm(config->size, &c);
+    int err = new_comm(&c);
 
     dp_sockets_stay();
     if (err) {
@@ -825,7 +833,7 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
     if (err)
         dp_wire_tcp.unlisten(config->listener);
     else
-        err = dp_rendezvous_join(config, &c->rendezvous);
+        err = join_group(c, config);
     if (!err)
         err = connect_group(c, transport, settings, until_ns);
     if (err) {
@@ -837,13 +845,13 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
         free_comm(c);
         return err;
     }
-    const int here = dp_peers_count_here(c->rendezvous->endpoints, config->size, config->rank);
-    dp_comm_init(&c->base, &wire_comm_ops[c->peers.transport], config->rank, config->size, here,
-                 settings);
+    const int rank = c->rendezvous->rank, size = c->rendezvous->size;
+    const int here = dp_peers_count_here(c->rendezvous->endpoints, size, rank);
+    dp_comm_init(&c->base, &wire_comm_ops[c->peers.transport], rank, size, here, settings);
     c->base.deadline_ns = config->timeout_ns;
     if (here > 1 && c->peers.transport <= DP_TRANSPORT_SHM)
         c->base.shared_bytes = DP_SHM_LARGE;
-    c->base.lends = c->base.shared_bytes && here == config->size;
+    c->base.lends = c->base.shared_bytes && here == size;
     *out = &c->base;
     return 0;
 }

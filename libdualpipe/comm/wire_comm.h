@@ -15,6 +15,10 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
                       struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
                       struct dp_comm **out);
 
+/* dp_comm_open for a group that has no launcher: rank and size are those of config. first_new, and
+ * a rank of -1: see dp_rendezvous_config. */
+int dp_comm_meet(const struct dp_comm_config *config, int first_new, struct dp_comm **out);
+
 /* Rank and size are MPI's; those of config, if any, must be the same. */
 int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
                      struct dp_comm **out);

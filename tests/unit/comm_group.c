@@ -65,23 +65,33 @@ static int run_threads(const struct comm_kind *kind, int size, int64_t deadline_
 
 /* ---- processes ----------------------------------------------------------------------------- */
 
-int find_free_port(void)
+static int listen_anywhere(int *port)
 {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(any);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
 
-    if (bind(fd, (struct sockaddr *)&any, len) || getsockname(fd, (struct sockaddr *)&any, &len))
+    if (bind(fd, (struct sockaddr *)&any, len) || getsockname(fd, (struct sockaddr *)&any, &len) ||
+        listen(fd, MAX_RANKS))
         abort();
-    close(fd);
-    return ntohs(any.sin_port);
+    *port = ntohs(any.sin_port);
+    return fd;
 }
 
-/* A rank must leave as many files open as it found. */
-static int be_rank(const struct comm_kind *kind, int rank, int size, int port, int64_t deadline_ns,
-                   rank_fn fn, void *arg)
+int find_free_port(void)
 {
-    const int files = count_files();
+    int port;
+
+    close(listen_anywhere(&port));
+    return port;
+}
+
+/* A rank must leave as many files open as it found. The listener is rank 0's, and others have none.
+ */
+static int be_rank(const struct comm_kind *kind, int rank, int size, int port, int listener,
+                   int64_t deadline_ns, rank_fn fn, void *arg)
+{
+    const int files = count_files() - !rank;
     struct dp_comm *comm;
     char address[32];
 
@@ -91,6 +101,7 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
     const struct dp_comm_config config = {.rank = rank,
                                           .size = size,
                                           .address = address,
+                                          .listener = listener,
                                           .transport = kind->name,
                                           .timeout_ns = 30 * INT64_C(1000000000)};
     if (dp_comm_open(&config, &comm))
@@ -112,20 +123,24 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
 static int run_processes(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn,
                          void *arg, int *killed)
 {
-    const int port = find_free_port();
     pid_t children[MAX_RANKS];
-    int failed = 0;
+    int failed = 0, port;
+    const int listener =
+        listen_anywhere(&port); /* a free port might be taken until rank 0 listens */
 
     *killed = 0;
     fflush(NULL);
     for (int rank = 0; rank < size; rank++) {
         children[rank] = fork();
         if (children[rank] == 0) {
-            int result = be_rank(kind, rank, size, port, deadline_ns, fn, arg);
+            if (rank)
+                close(listener);
+            int result = be_rank(kind, rank, size, port, rank ? 0 : listener, deadline_ns, fn, arg);
             fflush(NULL);
             _exit(result ? 1 : 0);
         }
     }
+    close(listener);
     for (int rank = 0; rank < size; rank++) {
         int status = -1;
         waitpid(children[rank], &status, 0);

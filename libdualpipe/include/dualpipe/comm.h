@@ -375,6 +375,36 @@ DP_PUBLIC int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
  * agree_alive; DP_ENOMEM. */
 DP_PUBLIC int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out);
 
+/* Admit `count` processes, 1 or more: new ones, or such as were lost and have been started again.
+ * Called by all ranks of comm that live, with the same arguments; the new processes call
+ * dp_comm_join.
+ *
+ *      comm   0  1  2  3      2 has died, grow by 2:      0  1  3  and two new ones
+ *      out                                                0  1  2  3  4
+ *
+ * The live ranks agree who they are, as in dp_comm_agree_alive, and come first in their order; the
+ * new ones get the ranks after them in the order in which they come. out is a group of its own, of
+ * no family with comm, opened as by dp_comm_open; it survives only once all its ranks have called
+ * dp_comm_survive. comm stays as it is, and is closed as any other. Ranks that are threads are
+ * connected as processes are: the new ones may be either.
+ *
+ * config: as for dp_comm_open, with rank, size and listener 0. It says where the first live rank of
+ * comm listens: where that rank, and so its host, is not known in advance, a store does that. The
+ * timeout counts from the agreement on.
+ *
+ * DP_ETIMEDOUT naming the ranks of out that did not come; DP_EMISMATCH where counts differ;
+ * DP_ECOMM, DP_ETIMEDOUT where a rank has died meanwhile; and the errors of dp_comm_agree_alive and
+ * dp_comm_open. After an error comm can still be used, and ranks that got out may find it lost: all
+ * that live agree or shrink, and call it again if they want. DP_EUNSUPPORTED over MPI. */
+DP_PUBLIC int dp_comm_grow(struct dp_comm *comm, int count, const struct dp_comm_config *config,
+                           struct dp_comm **out);
+
+/* Join the group that a dp_comm_grow with the same config makes; it may be called before that one,
+ * and waits for it up to the timeout. Rank and size are dp_comm_rank's and dp_comm_size's.
+ * DP_ETIMEDOUT; DP_EMISMATCH where the secret is another one, or all new ranks have come; and the
+ * errors of dp_comm_open. */
+DP_PUBLIC int dp_comm_join(const struct dp_comm_config *config, struct dp_comm **out);
+
 /* ---- small collectives, for set-up and reports, not for a hot path ------------------------------ */
 /* Each is collective, keeps to the deadline, and takes its turn among the collectives above. Where ranks
  * call different ones, or with different lengths, the group is aborted with DP_EMISMATCH. Only
