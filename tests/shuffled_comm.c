@@ -100,7 +100,7 @@ static int hand_over(struct shuffled *s, int n)
 
     while (!h->came || n-- > 0)
         h++;
-    s->inner->ops->received(&h->request, &w->received);
+    s->inner->ops->received(s->inner, &h->request, &w->received);
     memcpy(s->waiting[0].buf, h->memory, w->received.len);
     s->order = (s->order ^ w->received.tag) * UINT64_C(0x9E3779B97F4A7C15);
     h->posted = h->came = false;
@@ -172,8 +172,10 @@ static int shuffled_irecv_any(struct dp_comm *comm, int peer, int lane, void *bu
     return post(s);
 }
 
-static void shuffled_received(const struct dp_request *req, struct dp_received *out)
+static void shuffled_received(struct dp_comm *comm, const struct dp_request *req,
+                              struct dp_received *out)
 {
+    (void)comm;
     *out = ((const struct waiting *)req)->received;
 }
 

@@ -500,16 +500,15 @@ static int stream_test(struct dp_comm *comm, struct dp_request *req)
 
 /* Only messages of collectives are asked for, and what a receive from any rank has got: the host's.
  */
-static const struct dp_comm_ops *_Atomic host_ops;
-
-static bool stream_is_done(const struct dp_request *req)
+static bool stream_is_done(struct dp_comm *comm, const struct dp_request *req)
 {
-    return host_ops->is_done(req);
+    return of(comm)->host->ops->is_done(of(comm)->host, req);
 }
 
-static void stream_received(const struct dp_request *req, struct dp_received *out)
+static void stream_received(struct dp_comm *comm, const struct dp_request *req,
+                            struct dp_received *out)
 {
-    host_ops->received(req, out);
+    of(comm)->host->ops->received(of(comm)->host, req, out);
 }
 
 static int stream_progress(struct dp_comm *comm, int waiting_for)
@@ -607,7 +606,6 @@ int stream_comm_open(struct stream_group *group, struct dp_comm *host, struct dp
                                .contexts = 1,
                                .deadline_ns = host->deadline_ns,
                                .spin_ns = host->spin_ns};
-    host_ops = host->ops;
     c->group = group;
     c->host = host;
     c->dev = dev;

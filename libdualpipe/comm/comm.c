@@ -125,7 +125,7 @@ int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, si
 void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,
                       struct dp_received *out)
 {
-    comm->ops->received(req, out);
+    comm->ops->received(comm->world, req, out);
     out->peer = rank_in(comm, out->peer);
 }
 

@@ -35,14 +35,14 @@ struct dp_comm_ops {
     /* See dp_comm_irecv_any; peer -1: any. And what it has received, peer of the world. */
     int (*irecv_any)(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
                      struct dp_request *req);
-    void (*received)(const struct dp_request *req, struct dp_received *out);
+    void (*received)(struct dp_comm *comm, const struct dp_request *req, struct dp_received *out);
     /* A communicator of the family is closed: drop the requests of these lanes. What was sent still
      * arrives. */
     void (*close_lanes)(struct dp_comm *comm, int first, int count);
     /* 0: done, the buffer is the caller's again. DP_EAGAIN: not yet. */
     int (*test)(struct dp_comm *comm, struct dp_request *req);
     /* Whether test would not answer DP_EAGAIN, as far as is known without moving anything. */
-    bool (*is_done)(const struct dp_request *req);
+    bool (*is_done)(struct dp_comm *comm, const struct dp_request *req);
     /* Move what can be moved and look for aborts; called while waiting. `waiting_for` is the peer
      * that the caller waits for, -1 for none: it serves to name the culprit of a stall. */
     int (*progress)(struct dp_comm *comm, int waiting_for);

@@ -195,7 +195,7 @@ static int test_part(struct dp_engine *engine, int peer, struct dp_request *req)
 
     if (peer < 0)
         return 0;
-    return ops->is_done(req) ? ops->test(engine->world, req) : DP_EAGAIN;
+    return ops->is_done(engine->world, req) ? ops->test(engine->world, req) : DP_EAGAIN;
 }
 
 static int finish_step(struct dp_engine *engine, struct dp_collective *c)
@@ -308,7 +308,7 @@ static void end(struct dp_engine *engine, struct dp_collective *c, int err)
 
 static void cancel(struct dp_engine *engine, bool there_is, struct dp_request *req)
 {
-    if (there_is && !engine->world->ops->is_done(req))
+    if (there_is && !engine->world->ops->is_done(engine->world, req))
         engine->world->survival->ops->cancel(engine->world, req);
 }
 
@@ -417,8 +417,8 @@ bool dp_engine_ready(const struct dp_engine *engine)
         const int slot = c->finished % DP_STEP_WINDOW;
         const struct dp_step *step = &c->window[slot];
         if (c->finished == c->sent || c->has_messages ||
-            ((step->receive_from < 0 || ops->is_done(&c->receives[slot])) &&
-             (step->send_to < 0 || ops->is_done(&c->sends[slot]))))
+            ((step->receive_from < 0 || ops->is_done(engine->world, &c->receives[slot])) &&
+             (step->send_to < 0 || ops->is_done(engine->world, &c->sends[slot]))))
             return true;
     }
     return false;
@@ -472,7 +472,7 @@ const struct dp_request *dp_engine_waits_for(const struct dp_engine *engine,
     const int slot = c->finished % DP_STEP_WINDOW;
     const struct dp_step *step = &c->window[slot];
     const bool receives =
-        step->receive_from >= 0 && !engine->world->ops->is_done(&c->receives[slot]);
+        step->receive_from >= 0 && !engine->world->ops->is_done(engine->world, &c->receives[slot]);
     const int peer = receives ? step->receive_from : step->send_to;
     if (peer < 0)
         return NULL;

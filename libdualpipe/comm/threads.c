@@ -557,10 +557,12 @@ static int threads_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf
     return 0;
 }
 
-static void threads_received(const struct dp_request *req, struct dp_received *out)
+static void threads_received(struct dp_comm *comm, const struct dp_request *req,
+                             struct dp_received *out)
 {
     const struct dp_transfer *t = (const struct dp_transfer *)req;
 
+    (void)comm;
     *out = (struct dp_received){.peer = t->fifo->sender, .tag = t->met_tag, .len = t->met_len};
 }
 
@@ -612,10 +614,11 @@ static int threads_test(struct dp_comm *comm, struct dp_request *req)
     return 0;
 }
 
-static bool threads_is_done(const struct dp_request *req)
+static bool threads_is_done(struct dp_comm *comm, const struct dp_request *req)
 {
     const struct dp_transfer *t = (const struct dp_transfer *)req;
 
+    (void)comm;
     return atomic_load_explicit(&t->state, memory_order_acquire) != DP_TRANSFER_WAITING;
 }
 

@@ -42,7 +42,7 @@ static int sleeps_in_vain;
 
 static void count_sleep(struct dp_comm *comm, int64_t until_ns)
 {
-    if (real_ops->is_done(awaited))
+    if (real_ops->is_done(comm, awaited))
         sleeps_in_vain++;
     else
         real_ops->sleep(comm, until_ns);
