@@ -4,6 +4,7 @@
  * Not in base, which knows none of them.
  */
 #include "base/options.h"
+#include "comm/nccl_api.h"
 #include "comm/settings.h"
 #include "device/device_ops.h"
 #include "nccl-plugin/net/options.h"
@@ -19,6 +20,7 @@
 static const struct dp_option_area *const areas[] = {
     &dp_log_option_area,
     &dp_comm_option_area,
+    &dp_nccl_option_area,
     &dp_device_option_area,
     &dp_assignment_option_area,
     &dp_topology_option_area,

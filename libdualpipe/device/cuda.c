@@ -353,8 +353,20 @@ static void cuda_close(struct dp_device *dev)
     free(cuda);
 }
 
+static int cuda_enter(struct dp_device *dev)
+{
+    return enter((struct cuda *)dev);
+}
+
+static void cuda_leave(struct dp_device *dev)
+{
+    leave((struct cuda *)dev, CUDA_SUCCESS);
+}
+
 static const struct dp_device_ops cuda_ops = {
     .name = "cuda",
+    .enter = cuda_enter,
+    .leave = cuda_leave,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .register_memory = cuda_register,

@@ -13,10 +13,17 @@
 
 enum { DP_HOST_MAX_WORKERS = 64 };
 
-/* Every member is set, and does what the function of the same name in dualpipe/device.h promises.
- * Counting device memory and keeping to its limit is not their business. */
+/* Every member is set unless its comment says otherwise, and does what the function of the same
+ * name in dualpipe/device.h promises. Counting device memory and keeping to its limit is not their
+ * business. */
 struct dp_device_ops {
     const char *name;
+
+    /* Make it the current one of the calling thread for a library that goes by that, as CUDA's
+     * runtime and NCCL do; and put back what the thread had. Both NULL where there is no such
+     * thing. */
+    int (*enter)(struct dp_device *dev);
+    void (*leave)(struct dp_device *dev);
 
     int (*alloc)(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out);
     void (*free)(struct dp_device *dev, enum dp_memory where, void *ptr);

@@ -17,7 +17,7 @@ placement   2  assignment placement
 tuning      2  tuning
 device      2  device
 wire        2
-comm        3  comm
+comm        3  comm nccl
 pipeline    4  stage pipeline trace
 mixing      4  mixer mixing replicas
 offload     5  offload

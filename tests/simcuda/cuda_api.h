@@ -97,6 +97,28 @@ SIM_EXPORT int cudaStreamDestroy(struct sim_stream *stream);
 SIM_EXPORT int cudaStreamQuery(struct sim_stream *stream);
 SIM_EXPORT int cudaStreamSynchronize(struct sim_stream *stream);
 
+/* What sim_driver.c has under other names. */
+SIM_EXPORT int cudaGetDeviceCount(int *out);
+SIM_EXPORT int cudaDeviceGetPCIBusId(char *out, int len, int device);
+SIM_EXPORT int cuCtxGetCurrent(void **out);
+SIM_EXPORT int cuCtxSetCurrent(void *context);
+SIM_EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags);
+SIM_EXPORT int cudaFreeHost(void *ptr);
+SIM_EXPORT int cudaHostRegister(void *ptr, size_t bytes, unsigned flags);
+SIM_EXPORT int cudaHostUnregister(void *ptr);
+SIM_EXPORT int cudaMemcpyAsync(void *dst, const void *src, size_t bytes, int kind,
+                               struct sim_stream *stream);
+SIM_EXPORT int cudaMemsetAsync(void *dst, int value, size_t bytes, struct sim_stream *stream);
+SIM_EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+SIM_EXPORT int cudaStreamCreateWithPriority(struct sim_stream **out, unsigned flags, int priority);
+SIM_EXPORT int cudaStreamWaitEvent(struct sim_stream *stream, struct sim_event *event,
+                                   unsigned flags);
+SIM_EXPORT int cudaLaunchHostFunc(struct sim_stream *stream, void (*run)(void *user), void *user);
+SIM_EXPORT int cudaEventCreateWithFlags(struct sim_event **out, unsigned flags);
+SIM_EXPORT int cudaEventDestroy(struct sim_event *event);
+SIM_EXPORT int cudaEventRecord(struct sim_event *event, struct sim_stream *stream);
+SIM_EXPORT int cudaEventQuery(struct sim_event *event);
+
 /* Make the libnccl that holds this address use the functions of this library from now on; before
  * anything else of it is called. 0, or -1 after saying why not. */
 SIM_EXPORT int sim_attach(const void *in_libnccl);

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/nccl_links.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "comm/backoff.h"
+#include "comm/cpu_pause.h"
+#include "device/device_ops.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const channel_names[DP_NCCL_CHANNELS] = {"activation", "gradient", "reduce"};
+
+/* After an abort kernels end at once; a device that hangs is given up. */
+static const int64_t END_NS = 10 * DP_NS_PER_S;
+
+/* ---- waiting for NCCL's own threads
+ * --------------------------------------------------------------- A communicator that does not
+ * block hands every group of calls to a thread of NCCL's and answers "in progress"; until that is
+ * over nothing else may be done with it. */
+
+static int check_link(const struct dp_nccl_links *l, const struct dp_nccl_link *link, int result,
+                      const char *what)
+{
+    return dp_nccl_check(&l->nccl, result, "%s (%s %s rank %d)", what, channel_names[link->channel],
+                         link->sends ? "to" : "from", link->peer);
+}
+
+static int settle(struct dp_nccl_links *l, const struct dp_nccl_link *link, const char *what,
+                  int64_t until_ns)
+{
+    enum { SPINS = 1000 };
+    unsigned backoff_us = 0;
+
+    for (int i = 0;; i++) {
+        int state = DP_NCCL_SUCCESS;
+        int err = check_link(l, link, l->nccl.CommGetAsyncError(link->comm, &state), what);
+        if (err || state != DP_NCCL_IN_PROGRESS)
+            return err ? err : check_link(l, link, state, what);
+        if (i < SPINS) {
+            dp_cpu_pause();
+            continue;
+        }
+        err = dp_comm_progress(l->host);
+        if (!err && dp_now_ns() > until_ns)
+            err = dp_fail(DP_ETIMEDOUT, "NCCL: %s (%s %s rank %d): not done within %.1f s", what,
+                          channel_names[link->channel], link->sends ? "to" : "from", link->peer,
+                          (double)dp_comm_deadline(l->host) / DP_NS_PER_S);
+        if (err)
+            return err;
+        dp_backoff(&backoff_us);
+    }
+}
+
+static int64_t deadline(const struct dp_nccl_links *l)
+{
+    return dp_now_ns() + dp_comm_deadline(l->host);
+}
+
+static int settle_all(struct dp_nccl_links *l, const char *what, int64_t until_ns)
+{
+    int err = 0;
+
+    for (int i = 0; i < l->count && !err; i++)
+        if (l->links[i].comm)
+            err = settle(l, &l->links[i], what, until_ns);
+    return err;
+}
+
+/* ---- messages ----------------------------------------------------------------------------------
+ */
+
+static int call(const struct dp_nccl_links *l, const struct dp_nccl_message *m)
+{
+    struct dp_nccl_stream *stream = dp_device_stream_native(m->link->stream);
+    void *buf = m->len ? m->buf : m->link->scratch;
+    const size_t len = m->len ? m->len : 1;
+
+    /* In a communicator of a link the sender is rank 0. */
+    return m->link->sends ? l->nccl.Send(buf, len, DP_NCCL_UINT8, 1, m->link->comm, stream)
+                          : l->nccl.Recv(buf, len, DP_NCCL_UINT8, 0, m->link->comm, stream);
+}
+
+static int call_all(struct dp_nccl_links *l, const struct dp_nccl_message *messages, size_t count)
+{
+    int err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning a group of calls");
+
+    if (err)
+        return err;
+    for (size_t i = 0; i < count && !err; i++) {
+        err = check_link(l, messages[i].link, call(l, &messages[i]), "starting a message");
+        messages[i].link->used = true;
+    }
+    int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "starting a group of messages");
+    return err ? err : end;
+}
+
+int dp_nccl_links_start(struct dp_nccl_links *l, const struct dp_nccl_message *messages,
+                        size_t count)
+{
+    const int64_t until_ns = deadline(l);
+    int err = l->dev->ops->enter(l->dev);
+
+    if (err)
+        return err;
+    err = call_all(l, messages, count);
+    for (size_t i = 0; i < count; i++) {
+        if (!err && messages[i].link->used)
+            err = settle(l, messages[i].link, "starting a message", until_ns);
+        messages[i].link->used = false;
+    }
+    l->dev->ops->leave(l->dev);
+    return err;
+}
+
+struct dp_nccl_link *dp_nccl_links_failed(struct dp_nccl_links *l)
+{
+    for (int i = 0; i < l->count; i++) {
+        struct dp_nccl_link *link = &l->links[i];
+        int state = DP_NCCL_SUCCESS;
+        if (!link->comm)
+            continue;
+        const int result = l->nccl.CommGetAsyncError(link->comm, &state);
+        if (check_link(l, link, result ? result : state, "an operation in flight"))
+            return link;
+    }
+    return NULL;
+}
+
+struct dp_nccl_link *dp_nccl_links_find(const struct dp_nccl_links *l, int peer, int channel,
+                                        bool sends)
+{
+    const int slot = l->slot_of[peer];
+
+    return slot < 0 ? NULL : &l->links[(slot * DP_NCCL_CHANNELS + channel) * 2 + sends];
+}
+
+/* ---- connecting --------------------------------------------------------------------------------
+ */
+
+enum { ID_TAG = 0x4e43 };
+
+/* The sender of a direction makes its identities. */
+static int exchange_ids(struct dp_nccl_links *l, int peer,
+                        struct dp_nccl_id ids[2][DP_NCCL_CHANNELS])
+{
+    struct dp_request send, receive;
+    int err = 0;
+
+    for (int c = 0; c < DP_NCCL_CHANNELS && !err; c++)
+        err = dp_nccl_check(&l->nccl, l->nccl.GetUniqueId(&ids[1][c]), "making an identity");
+    if (!err)
+        err = dp_comm_irecv(l->host, peer, DP_CHANNEL_CONTROL, ID_TAG, ids[0], sizeof(ids[0]),
+                            &receive);
+    if (!err)
+        err =
+            dp_comm_isend(l->host, peer, DP_CHANNEL_CONTROL, ID_TAG, ids[1], sizeof(ids[1]), &send);
+    if (!err)
+        err = dp_comm_wait(l->host, &receive, peer);
+    return err ? err : dp_comm_wait(l->host, &send, peer);
+}
+
+static struct dp_nccl_comm_config make_config(const struct dp_nccl_links *l,
+                                              const struct dp_nccl_link *link, const char *name)
+{
+    const struct dp_nccl_options *o = &l->nccl.options;
+    const int64_t class = link->channel == DP_CHANNEL_REDUCE ? o->reduce_class : o->stage_class;
+
+    return (struct dp_nccl_comm_config){
+        .size = sizeof(struct dp_nccl_comm_config),
+        .magic = 0xcafebeef,
+        .version = DP_NCCL_OLDEST,
+        .blocking = 0,
+        .cga_cluster_size = DP_NCCL_UNSET,
+        .min_ctas = DP_NCCL_UNSET,
+        .max_ctas = o->ctas ? (int)o->ctas : DP_NCCL_UNSET,
+        .split_share = DP_NCCL_UNSET,
+        .traffic_class = class < 0 ? DP_NCCL_UNSET : (int)class,
+        .comm_name = name,
+        .collnet_enable = DP_NCCL_UNSET,
+        .cta_policy = DP_NCCL_UNSET,
+        .shrink_share = DP_NCCL_UNSET,
+        .nvls_ctas = DP_NCCL_UNSET,
+    };
+}
+
+static int init_link(struct dp_nccl_links *l, struct dp_nccl_link *link,
+                     const struct dp_nccl_id *id)
+{
+    const int own = dp_comm_rank(l->host);
+    char name[64];
+
+    snprintf(name, sizeof(name), "dualpipe %s %d to %d", channel_names[link->channel],
+             link->sends ? own : link->peer, link->sends ? link->peer : own);
+    struct dp_nccl_comm_config config = make_config(l, link, name);
+    const int result =
+        l->nccl.CommInitRankConfig(&link->comm, 2, *id, link->sends ? 0 : 1, &config);
+    return check_link(l, link, result, "connecting");
+}
+
+static int init_peer(struct dp_nccl_links *l, int slot)
+{
+    struct dp_nccl_link *links = &l->links[slot * DP_NCCL_CHANNELS * 2];
+    struct dp_nccl_id ids[2][DP_NCCL_CHANNELS];
+    int err = exchange_ids(l, links->peer, ids);
+
+    for (int i = 0; i < DP_NCCL_CHANNELS * 2 && !err; i++)
+        err = init_link(l, &links[i], &ids[links[i].sends][links[i].channel]);
+    return err;
+}
+
+/* NCCL connects two ranks when the first message goes between them, and that one would wait for the
+ * other rank. */
+static int send_first(struct dp_nccl_links *l)
+{
+    const int64_t until_ns = deadline(l);
+    struct dp_nccl_message *messages = calloc((size_t)l->count, sizeof(*messages));
+
+    if (!messages)
+        return dp_fail(DP_ENOMEM, "NCCL: no memory for %d first messages", l->count);
+    for (int i = 0; i < l->count; i++)
+        messages[i].link = &l->links[i];
+    int err = dp_nccl_links_start(l, messages, (size_t)l->count);
+    free(messages);
+    for (int i = 0; i < l->count && !err; i++) {
+        unsigned backoff_us = 0;
+        err = dp_device_event_record(l->idle, l->links[i].stream);
+        while (!err && (err = dp_device_event_test(l->idle)) == DP_EAGAIN) {
+            err = dp_comm_progress(l->host);
+            if (!err && dp_now_ns() > until_ns)
+                err = dp_fail(DP_ETIMEDOUT, "NCCL: no first message %s rank %d within %.1f s",
+                              l->links[i].sends ? "to" : "from", l->links[i].peer,
+                              (double)dp_comm_deadline(l->host) / DP_NS_PER_S);
+            dp_backoff(&backoff_us);
+        }
+    }
+    return err;
+}
+
+int dp_nccl_links_connect(struct dp_nccl_links *l)
+{
+    const int64_t until_ns = deadline(l);
+    int err = l->count ? l->dev->ops->enter(l->dev) : 0;
+
+    if (err || !l->count)
+        return err;
+    err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning to connect");
+    if (!err) {
+        for (int i = 0; i < l->peer_count && !err; i++)
+            err = init_peer(l, i);
+        int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "connecting");
+        err = err ? err : end;
+    }
+    if (!err)
+        err = settle_all(l, "connecting", until_ns);
+    l->dev->ops->leave(l->dev);
+    return err ? err : send_first(l);
+}
+
+/* ---- opening ------------------------------------------------------------------------------------
+ */
+
+/* Every rank says what it has, before any of them waits for NCCL. */
+struct readiness {
+    int32_t error, version;
+};
+
+static int compare(const struct dp_nccl_links *l, const struct readiness *all, int err)
+{
+    for (int r = 0; r < dp_comm_size(l->host) && !err; r++) {
+        if (all[r].error)
+            err = dp_fail(all[r].error, "NCCL: rank %d cannot use it: %s", r,
+                          dp_strerror(all[r].error));
+        else if (all[r].version != l->nccl.version)
+            err = dp_fail(DP_EMISMATCH, "NCCL: rank %d has version %d, this one %d", r,
+                          all[r].version, l->nccl.version);
+    }
+    return err;
+}
+
+static int check_ready(struct dp_nccl_links *l, int err)
+{
+    const struct readiness mine = {.error = err, .version = l->nccl.version};
+    struct readiness *all = calloc((size_t)dp_comm_size(l->host), sizeof(*all));
+
+    if (!all)
+        return dp_fail(DP_ENOMEM, "NCCL: no memory to ask all ranks");
+    int asked = dp_comm_allgather(l->host, &mine, all, sizeof(mine));
+    err = asked ? asked : compare(l, all, err);
+    free(all);
+    return err;
+}
+
+/* slot_of: 0 for a peer, -1 for other ranks. */
+static int mark_peers(struct dp_nccl_links *l, const struct dp_nccl_config *config)
+{
+    const int size = dp_comm_size(l->host), own = dp_comm_rank(l->host);
+
+    for (int r = 0; r < size; r++)
+        l->slot_of[r] = config->peers || r == own ? -1 : 0;
+    for (int i = 0; i < config->peer_count && config->peers; i++) {
+        const int peer = config->peers[i];
+        if (peer < 0 || peer >= size || peer == own)
+            return dp_fail(DP_EINVAL,
+                           "NCCL: peer %d: expected a rank from 0 to %d other than the own, %d",
+                           peer, size - 1, own);
+        l->slot_of[peer] = 0;
+    }
+    return 0;
+}
+
+/* Both ranks of every pair must name each other. */
+static int compare_peers(const struct dp_nccl_links *l)
+{
+    const int size = dp_comm_size(l->host);
+    int *all = calloc((size_t)size * (size_t)size, sizeof(*all));
+
+    if (!all)
+        return dp_fail(DP_ENOMEM, "NCCL: no memory to ask %d ranks", size);
+    int err = dp_comm_allgather(l->host, l->slot_of, all, (size_t)size * sizeof(*all));
+    for (int a = 0; a < size && !err; a++)
+        for (int b = 0; b < size && !err; b++)
+            if (all[a * size + b] != all[b * size + a])
+                err = dp_fail(DP_EMISMATCH,
+                              "NCCL: of the ranks %d and %d only one names the other as "
+                              "a peer",
+                              a < b ? a : b, a < b ? b : a);
+    free(all);
+    return err;
+}
+
+static int make_links(struct dp_nccl_links *l)
+{
+    const int size = dp_comm_size(l->host);
+    int err = 0;
+
+    for (int r = 0; r < size; r++)
+        l->slot_of[r] = l->slot_of[r] < 0 ? -1 : l->peer_count++;
+    l->links = calloc((size_t)l->peer_count * DP_NCCL_CHANNELS * 2 + 1, sizeof(*l->links));
+    if (!l->links)
+        return dp_fail(DP_ENOMEM, "NCCL: no memory for the links to %d ranks", l->peer_count);
+    l->count = l->peer_count * DP_NCCL_CHANNELS * 2;
+    err = dp_device_alloc(l->dev, DP_MEMORY_DEVICE, (size_t)l->count, (void **)&l->scratch);
+    if (!err)
+        err = dp_device_event_new(l->dev, &l->idle);
+    for (int r = 0; r < size && !err; r++)
+        for (int i = 0; i < DP_NCCL_CHANNELS * 2 && l->slot_of[r] >= 0 && !err; i++) {
+            const int at = l->slot_of[r] * DP_NCCL_CHANNELS * 2 + i;
+            l->links[at] = (struct dp_nccl_link){
+                .peer = r, .channel = i / 2, .sends = i % 2, .scratch = l->scratch + at};
+            err = dp_device_stream_new(l->dev, DP_PRIORITY_HIGH, &l->links[at].stream);
+        }
+    return err;
+}
+
+static int prepare(struct dp_nccl_links *l, const struct dp_nccl_config *config)
+{
+    int err = dp_nccl_load(&l->nccl);
+
+    l->slot_of = err ? NULL : calloc((size_t)dp_comm_size(l->host), sizeof(*l->slot_of));
+    if (!err && !l->slot_of)
+        err = dp_fail(DP_ENOMEM, "NCCL: no memory for %d ranks", dp_comm_size(l->host));
+    if (!err)
+        err = mark_peers(l, config);
+    return err;
+}
+
+int dp_nccl_links_init(struct dp_nccl_links *l, struct dp_comm *host,
+                       const struct dp_nccl_config *config)
+{
+    l->host = host;
+    l->dev = config->device;
+    int err = check_ready(l, prepare(l, config));
+    if (!err)
+        err = compare_peers(l);
+    if (!err)
+        err = check_ready(l, make_links(l));
+    return err ? err : dp_nccl_links_connect(l);
+}
+
+/* ---- ending ------------------------------------------------------------------------------------
+ */
+
+static void for_all(struct dp_nccl_links *l, int (*end)(struct dp_nccl_comm *comm),
+                    const char *what)
+{
+    /* In one group: one after the other, each could wait for the kernels of the next. */
+    l->nccl.GroupStart();
+    for (int i = 0; i < l->count; i++)
+        if (l->links[i].comm)
+            check_link(l, &l->links[i], end(l->links[i].comm), what);
+    dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "%s", what);
+}
+
+static void forget_comms(struct dp_nccl_links *l)
+{
+    for (int i = 0; i < l->count; i++)
+        l->links[i].comm = NULL;
+}
+
+static bool is_connected(const struct dp_nccl_links *l)
+{
+    return l->count && l->links[0].comm;
+}
+
+int dp_nccl_links_abort(struct dp_nccl_links *l)
+{
+    int err = 0;
+
+    if (is_connected(l) && !l->dev->ops->enter(l->dev)) {
+        for_all(l, l->nccl.CommAbort, "aborting");
+        forget_comms(l);
+        l->dev->ops->leave(l->dev);
+    }
+    for (int i = 0; i < l->count && !err; i++) {
+        if (!l->links[i].stream)
+            continue;
+        err = dp_device_event_record(l->idle, l->links[i].stream);
+        if (!err)
+            err = dp_device_event_wait(l->idle, END_NS);
+    }
+    return err;
+}
+
+static void finalize(struct dp_nccl_links *l)
+{
+    for_all(l, l->nccl.CommFinalize, "finishing");
+    if (settle_all(l, "finishing", dp_now_ns() + END_NS))
+        for_all(l, l->nccl.CommAbort, "aborting");
+    else
+        for_all(l, l->nccl.CommDestroy, "closing");
+    forget_comms(l);
+}
+
+void dp_nccl_links_fini(struct dp_nccl_links *l)
+{
+    if (!l->dev)
+        return;
+    if (is_connected(l) && !l->dev->ops->enter(l->dev)) {
+        finalize(l);
+        l->dev->ops->leave(l->dev);
+    }
+    for (int i = 0; i < l->count; i++)
+        dp_device_stream_free(l->links[i].stream);
+    dp_device_event_free(l->idle);
+    dp_device_free(l->dev, DP_MEMORY_DEVICE, l->scratch);
+    free(l->links);
+    free(l->slot_of);
+}

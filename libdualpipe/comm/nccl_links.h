@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * nccl_links.h - the NCCL communicators of one rank: one for each peer, direction and channel, each
+ * with its stream. All are made together, abandoned together, and made anew after a reset.
+ */
+#ifndef DP_COMM_NCCL_LINKS_H
+#define DP_COMM_NCCL_LINKS_H
+
+#include "comm/nccl_api.h"
+#include <dualpipe/nccl.h>
+
+enum { DP_NCCL_CHANNELS = DP_CHANNEL_REDUCE + 1 };
+
+struct dp_nccl_link {
+    int peer, channel;
+    bool sends, used; /* used: in the group of calls that is being started */
+    struct dp_nccl_comm *comm;
+    struct dp_device_stream *stream;
+    char *scratch; /* a byte of device memory: NCCL leaves messages of no bytes out */
+};
+
+struct dp_nccl_links {
+    struct dp_nccl nccl;
+    struct dp_comm *host;
+    struct dp_device *dev;
+    int peer_count, count;
+    int *slot_of;               /* [ranks] a peer's place; -1: none */
+    struct dp_nccl_link *links; /* [count] */
+    char *scratch;
+    struct dp_device_event *idle;
+};
+
+/* One message of a group of calls. */
+struct dp_nccl_message {
+    struct dp_nccl_link *link;
+    void *buf;
+    size_t len;
+};
+
+/* Collective: streams and communicators for the peers of config; zeroed `links` before, fini also
+ * on an error. */
+int dp_nccl_links_init(struct dp_nccl_links *links, struct dp_comm *host,
+                       const struct dp_nccl_config *config);
+/* Collective: make all communicators, and a first message over each, so that no later one waits for
+ * a connection. */
+int dp_nccl_links_connect(struct dp_nccl_links *links);
+struct dp_nccl_link *dp_nccl_links_find(const struct dp_nccl_links *links, int peer, int channel,
+                                        bool sends);
+/* One group of calls: returns when the kernels are in the streams. */
+int dp_nccl_links_start(struct dp_nccl_links *links, const struct dp_nccl_message *messages,
+                        size_t count);
+/* The first link that NCCL reports an error of (the error is that of dp_last_error), or NULL. */
+struct dp_nccl_link *dp_nccl_links_failed(struct dp_nccl_links *links);
+/* End what is in flight, and wait until no stream touches a buffer any more. */
+int dp_nccl_links_abort(struct dp_nccl_links *links);
+/* In order: what has been started is finished first. */
+void dp_nccl_links_fini(struct dp_nccl_links *links);
+
+#endif

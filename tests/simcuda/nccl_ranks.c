@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "simcuda/nccl_ranks.h"
+
+#include "base/clock.h"
+#include "simcuda/nccl_api.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const int64_t deadline_ns = 60 * DP_NS_PER_S;
+
+static struct dp_comm *host_comm;
+static struct dp_device *device;
+
+struct dp_comm *nccl_ranks_host(void)
+{
+    return host_comm;
+}
+
+struct dp_device *nccl_ranks_device(void)
+{
+    return device;
+}
+
+/* NCCL leaves some of its own memory behind, as tests/simcuda/real.sh says. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:ncclCalloc\nleak:libnccl.so";
+}
+
+static const char *or_else(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? value : otherwise;
+}
+
+const char *nccl_ranks_init(void)
+{
+    static char why[512], libnccl[400], libnvml[400], libsimcuda[400];
+    const char *build = or_else("DP_TOP_BUILDDIR", ".");
+    const char *package = or_else("DP_TEST_NCCL", "nvidia-nccl-cu13==2.28.9");
+    char cache[200];
+    int version = 0;
+
+#ifdef __SANITIZE_THREAD__
+    return "the thread sanitizer cannot see what NCCL does and takes it for races";
+#endif
+    snprintf(cache, sizeof(cache), "%s/cache", build);
+    snprintf(libnccl, sizeof(libnccl), "%s/nccl/%s/libnccl.so.2", or_else("DP_TEST_CACHE", cache),
+             package);
+    snprintf(libnvml, sizeof(libnvml), "%s/tests/simcuda/.libs/libnvidia-ml.so.1", build);
+    snprintf(libsimcuda, sizeof(libsimcuda), "%s/tests/simcuda/.libs/libsimcuda.so", build);
+    if (access(libnccl, R_OK)) {
+        snprintf(why, sizeof(why),
+                 "no %s: sh tests/simcuda/fetch.sh loads it, as tests/run.sh does", package);
+        return why;
+    }
+    const struct nccl_api *nccl = nccl_api_load(libnccl, libnvml);
+    if (!nccl || nccl->GetVersion(&version))
+        return "NCCL or the simulated NVML cannot be loaded";
+    const char *known = sim_known_instead(version);
+    if (known) {
+        snprintf(why, sizeof(why), "NCCL %d: its kernels' structures are known for %s only",
+                 version, known);
+        return why;
+    }
+    setenv("DUALPIPE_NCCL_LIBRARY", libnccl, 1);
+    setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", libsimcuda, 1);
+    return NULL;
+}
+
+struct job {
+    rank_fn fn;
+    void *arg;
+};
+
+/* Two processes on one GPU are refused unless they seem to be on different hosts. */
+static void be_a_host(int rank)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "host-%d", rank);
+    setenv("NCCL_HOSTID", name, 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("NCCL_NET_PLUGIN", "none", 1);
+    setenv("NCCL_RAS_ENABLE", "0", 1);
+    setenv("NCCL_MAX_NCHANNELS", "1", 1); /* small and few: each takes memory and time */
+    setenv("NCCL_BUFFSIZE", "131072", 1);
+    setenv("SIMCUDA_LOOKS", "1", 1);
+}
+
+/* With the host's comm. */
+static int run_host(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+
+    be_a_host(dp_comm_rank(comm));
+    return job->fn(comm, job->arg);
+}
+
+static int run_rank(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    struct dp_comm *nccl;
+
+    host_comm = comm;
+    CHECK(!dp_device_cuda_open(0, &device));
+    CHECK(!dp_comm_nccl_open(comm, &(struct dp_nccl_config){.device = device}, &nccl));
+    const int result = job->fn(nccl, job->arg);
+    dp_comm_close(nccl);
+    dp_device_close(device);
+    return result;
+}
+
+int nccl_ranks_run_hosts(int size, rank_fn fn, void *arg, int *killed)
+{
+    const struct comm_kind *kind = comm_kinds;
+    struct job job = {fn, arg};
+
+    while (strcmp(kind->name, "shm") != 0)
+        kind++;
+    return kind->run(kind, size, deadline_ns, run_host, &job, killed);
+}
+
+int nccl_ranks_run(int size, rank_fn fn, void *arg, int *killed)
+{
+    struct job job = {fn, arg};
+
+    return nccl_ranks_run_hosts(size, run_rank, &job, killed);
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sim_driver.c - the driver's functions that libdualpipe's CUDA device calls, under the names of
+ * libcuda.so.1: what the runtime has under other names. One context, current everywhere.
+ */
+#include "simcuda/sim.h"
+
+SIM_EXPORT int cuInit(unsigned flags)
+{
+    (void)flags;
+    return 0;
+}
+
+SIM_EXPORT int cuDeviceGetCount(int *out)
+{
+    return cudaGetDeviceCount(out);
+}
+
+SIM_EXPORT int cuDeviceGetPCIBusId(char *out, int len, int device)
+{
+    return cudaDeviceGetPCIBusId(out, len, device);
+}
+
+/* ---- contexts
+ * ------------------------------------------------------------------------------------ */
+
+SIM_EXPORT int cuDevicePrimaryCtxRetain(void **out, int device)
+{
+    (void)device;
+    return cuCtxGetCurrent(out);
+}
+
+SIM_EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    return 0;
+}
+
+SIM_EXPORT int cuCtxPushCurrent_v2(void *context)
+{
+    return cuCtxSetCurrent(context);
+}
+
+SIM_EXPORT int cuCtxPopCurrent_v2(void **out)
+{
+    return cuCtxGetCurrent(out);
+}
+
+/* ---- memory
+ * -------------------------------------------------------------------------------------- */
+
+SIM_EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t bytes)
+{
+    void *ptr;
+    int err = cudaMalloc(&ptr, bytes);
+
+    if (!err)
+        *out = (uintptr_t)ptr;
+    return err;
+}
+
+SIM_EXPORT int cuMemFree_v2(uintptr_t ptr)
+{
+    return cudaFree((void *)ptr);
+}
+
+SIM_EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    return cudaHostAlloc(out, bytes, flags);
+}
+
+SIM_EXPORT int cuMemFreeHost(void *ptr)
+{
+    return cudaFreeHost(ptr);
+}
+
+SIM_EXPORT int cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned flags)
+{
+    return cudaHostRegister(ptr, bytes, flags);
+}
+
+SIM_EXPORT int cuMemHostUnregister(void *ptr)
+{
+    return cudaHostUnregister(ptr);
+}
+
+SIM_EXPORT int cuMemcpyAsync(uintptr_t dst, uintptr_t src, size_t bytes, struct sim_stream *stream)
+{
+    return cudaMemcpyAsync((void *)dst, (const void *)src, bytes, 0, stream);
+}
+
+SIM_EXPORT int cuMemsetD8Async(uintptr_t dst, unsigned char value, size_t bytes,
+                               struct sim_stream *stream)
+{
+    return cudaMemsetAsync((void *)dst, value, bytes, stream);
+}
+
+/* ---- streams and events
+ * -------------------------------------------------------------------------- */
+
+SIM_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    return cudaDeviceGetStreamPriorityRange(least, greatest);
+}
+
+SIM_EXPORT int cuStreamCreateWithPriority(struct sim_stream **out, unsigned flags, int priority)
+{
+    return cudaStreamCreateWithPriority(out, flags, priority);
+}
+
+SIM_EXPORT int cuStreamDestroy_v2(struct sim_stream *stream)
+{
+    return cudaStreamDestroy(stream);
+}
+
+SIM_EXPORT int cuStreamQuery(struct sim_stream *stream)
+{
+    return cudaStreamQuery(stream);
+}
+
+SIM_EXPORT int cuStreamWaitEvent(struct sim_stream *stream, struct sim_event *event, unsigned flags)
+{
+    return cudaStreamWaitEvent(stream, event, flags);
+}
+
+SIM_EXPORT int cuLaunchHostFunc(struct sim_stream *stream, void (*run)(void *user), void *user)
+{
+    return cudaLaunchHostFunc(stream, run, user);
+}
+
+SIM_EXPORT int cuEventCreate(struct sim_event **out, unsigned flags)
+{
+    return cudaEventCreateWithFlags(out, flags);
+}
+
+SIM_EXPORT int cuEventDestroy_v2(struct sim_event *event)
+{
+    return cudaEventDestroy(event);
+}
+
+SIM_EXPORT int cuEventRecord(struct sim_event *event, struct sim_stream *stream)
+{
+    return cudaEventRecord(event, stream);
+}
+
+SIM_EXPORT int cuEventQuery(struct sim_event *event)
+{
+    return cudaEventQuery(event);
+}
