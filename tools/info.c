@@ -10,6 +10,7 @@
 
 #include <dualpipe/device.h>
 #include <dualpipe/dualpipe.h>
+#include <dualpipe/nccl.h>
 #include <dualpipe/options.h>
 
 #include <jansson.h>
@@ -55,6 +56,8 @@ struct machine {
     double memory_bytes, available_bytes, shm_free_bytes;
     bool gpu;
     char gpu_text[256]; /* the first GPU's name, or why there is none */
+    bool nccl;
+    char nccl_text[512]; /* version and file of what the communicator loads, or why nothing */
 };
 
 static void read_memory(struct machine *m)
@@ -86,6 +89,21 @@ static void find_gpu(struct machine *m)
         dp_device_close(dev);
 }
 
+static void find_nccl(struct machine *m)
+{
+    const char *file;
+    int version;
+
+    command_mute(true);
+    m->nccl = dp_nccl_version(&version, &file) == 0;
+    command_mute(false);
+    if (m->nccl)
+        snprintf(m->nccl_text, sizeof(m->nccl_text), "%d.%d.%d, %s", version / 10000,
+                 version / 100 % 100, version % 100, file);
+    else
+        snprintf(m->nccl_text, sizeof(m->nccl_text), "%s", dp_last_error());
+}
+
 static void look_at_machine(struct machine *m)
 {
     cpu_set_t usable;
@@ -99,6 +117,7 @@ static void look_at_machine(struct machine *m)
     if (!statvfs("/dev/shm", &shm))
         m->shm_free_bytes = (double)shm.f_bavail * (double)shm.f_frsize;
     find_gpu(m);
+    find_nccl(m);
 }
 
 /* ---- as text -------------------------------------------------------------------------------- */
@@ -122,6 +141,7 @@ static void print_machine(const struct machine *m)
     printf("  %-8s %.1f GiB, %.1f GiB available, %.1f GiB free in /dev/shm\n", "memory",
            m->memory_bytes / gib, m->available_bytes / gib, m->shm_free_bytes / gib);
     printf("  %-8s %s%s\n", "gpu", m->gpu ? "" : "none: ", m->gpu_text);
+    printf("  %-8s %s%s\n", "nccl", m->nccl ? "" : "none: ", m->nccl_text);
 }
 
 static void print_option(void *user, const struct dp_option_info *o)
@@ -164,12 +184,12 @@ static json_t *json_features(void)
 
 static json_t *json_machine(const struct machine *m)
 {
-    return json_pack("{ss, ss, ss, si, si, sI, sI, sI, sb, ss}", "system", m->system.sysname,
-                     "release", m->system.release, "architecture", m->system.machine, "cores",
-                     m->cores, "cores_usable", m->cores_usable, "memory_bytes",
-                     (json_int_t)m->memory_bytes, "available_bytes",
-                     (json_int_t)m->available_bytes, "shm_free_bytes",
-                     (json_int_t)m->shm_free_bytes, "gpu", m->gpu, "gpu_text", m->gpu_text);
+    return json_pack(
+        "{ss, ss, ss, si, si, sI, sI, sI, sb, ss, sb, ss}", "system", m->system.sysname, "release",
+        m->system.release, "architecture", m->system.machine, "cores", m->cores, "cores_usable",
+        m->cores_usable, "memory_bytes", (json_int_t)m->memory_bytes, "available_bytes",
+        (json_int_t)m->available_bytes, "shm_free_bytes", (json_int_t)m->shm_free_bytes, "gpu",
+        m->gpu, "gpu_text", m->gpu_text, "nccl", m->nccl, "nccl_text", m->nccl_text);
 }
 
 static void add_option(void *user, const struct dp_option_info *o)
