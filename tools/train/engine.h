@@ -40,6 +40,8 @@ struct engine_ops {
     int (*evaluate)(struct engine *e, const struct batch *batch, double *losses);
     /* Bring all weights to rank 0, as those of a model in one stage; NULL on other ranks. */
     int (*gather)(struct engine *e, real *weights);
+    /* The number of the next training step, which keys random numbers; 0 at first. */
+    void (*seek)(struct engine *e, uint64_t step);
     void (*free)(struct engine *e);
 };
 

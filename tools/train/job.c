@@ -5,6 +5,7 @@
 #include "train/offloaded.h"
 #include "train/report.h"
 #include "train/sample.h"
+#include "train/saved.h"
 #include "train/timeline.h"
 #include "train/trainer.h"
 
@@ -53,22 +54,37 @@ static int look(struct job *j, struct progress *p)
     return err;
 }
 
+static int save(struct job *j, uint64_t step)
+{
+    char *text = settings_text(j->s, step);
+    int err = text ? saved_write(&j->trainer, j->s->save, step, text) : DP_ENOMEM;
+
+    free(text);
+    if (!err && is_first(j))
+        report_saved(&j->report, step);
+    return err;
+}
+
 static int train(struct job *j, struct summary *summary)
 {
-    for (uint64_t step = 0; step < (uint64_t)j->s->steps; step++) {
+    const uint64_t first = j->s->from.step;
+
+    for (uint64_t step = first; step < (uint64_t)j->s->steps; step++) {
         struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
         int err = trainer_step(&j->trainer, step, &p.result);
         if (!err)
             err = look(j, &p);
         if (err)
             return err;
-        if (step == 0)
+        if (step == first)
             summary->first_loss = p.result.loss;
         summary->last_loss = p.result.loss;
         summary->held_out = p.held_out;
         summary->skipped += p.result.skipped;
         if (is_first(j))
             report_progress(&j->report, &p);
+        if (settings_save_due(j->s, p.step) && (err = save(j, p.step)))
+            return err;
     }
     return 0;
 }
@@ -169,6 +185,9 @@ static int agree(struct job *j)
         {"--dropout", (int64_t)(s->dropout * 1e12)},
         {"--any-order", s->any_order},
         {"--order-blocks", s->order_blocks},
+        {"--save", s->save != NULL},
+        {"--save-every", s->save_every},
+        {"--resume", (int64_t)s->from.step},
         {"length of --data", (int64_t)j->text->len},
     };
     int err = 0;
@@ -271,6 +290,8 @@ static int run(struct job *j)
         err = make_engine(j);
     if (!err)
         err = make_trainer(j);
+    if (!err && j->s->from.step)
+        err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
     if (!err && is_first(j))
         report_begin(&j->report, j->s, j->text);
     if (!err)

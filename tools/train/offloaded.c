@@ -201,6 +201,11 @@ static int gather(struct engine *engine, real *weights)
     return 0;
 }
 
+static void seek(struct engine *engine, uint64_t step)
+{
+    dp_offload_seek(((struct offloaded *)engine)->o, step);
+}
+
 /* ---- figures --------------------------------------------------------------------------------- */
 
 static double larger(double a, double b)
@@ -398,8 +403,8 @@ static void offloaded_free(struct engine *engine)
     free(e);
 }
 
-static const struct engine_ops offloaded_ops = {"offloaded", train, evaluate, gather,
-                                                offloaded_free};
+static const struct engine_ops offloaded_ops = {"offloaded", train, evaluate,
+                                                gather,      seek,  offloaded_free};
 
 static bool is_offloaded(const struct engine *engine)
 {

@@ -133,6 +133,11 @@ static int gather(struct engine *e, real *weights)
     return err;
 }
 
+static void seek(struct engine *e, uint64_t step)
+{
+    dp_pipeline_seek(((struct pipelined *)e)->pipeline, step);
+}
+
 /* ---- making one ---------------------------------------------------------------------------- */
 
 static void pipelined_free(struct engine *e)
@@ -147,8 +152,8 @@ static void pipelined_free(struct engine *e)
     free(p);
 }
 
-static const struct engine_ops pipelined_ops = {"pipelined", train, evaluate, gather,
-                                                pipelined_free};
+static const struct engine_ops pipelined_ops = {"pipelined", train, evaluate,
+                                                gather,      seek,  pipelined_free};
 
 static int make_stages(struct engine *e)
 {

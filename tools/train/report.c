@@ -42,6 +42,12 @@ static const char *item(const struct settings *s)
     return s->model.model ? "sample" : "byte";
 }
 
+/* The steps that a checkpoint had done. */
+static uint64_t first_of(const struct report *r)
+{
+    return r->settings->from.step;
+}
+
 bool report_due(const struct settings *s, uint64_t step)
 {
     uint64_t steps = (uint64_t)s->steps, every = steps > LINES ? steps / LINES : 1;
@@ -62,7 +68,7 @@ static void set_number(json_t *object, const char *key, double value)
 static void set_rate(json_t *o, const struct report *r, uint64_t done)
 {
     set_number(o, r->settings->model.model ? "samples_per_second" : "tokens_per_second",
-               tokens_per_second(r, done, r->start_ns, 0));
+               tokens_per_second(r, done, r->start_ns, first_of(r)));
 }
 
 static void print_json(json_t *object)
@@ -75,15 +81,18 @@ static void print_json(json_t *object)
 
 static void json_begin(const struct settings *s, const struct data *data, size_t param_count)
 {
-    print_json(json_pack(
+    json_t *o = json_pack(
         "{s:s, s:s, s:I, s:s, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event",
         "begin", "model", s->model_name, "parameters", (json_int_t)param_count, "schedule",
         s->schedule_name, "ranks", (json_int_t)s->ranks, "replicas", (json_int_t)s->replicas, "mix",
-        s->mix, "mix_algorithm", s->mix_algorithm, "microbatches", (json_int_t)s->microbatches,
-        "layers", (json_int_t)s->layers, "width", (json_int_t)s->width, "context",
-        (json_int_t)s->context, "batch", (json_int_t)s->batch, "data_bytes",
-        (json_int_t)data->len, "held_out_bytes",
-        (json_int_t)(data->chunks * data->held_len), "unigram_entropy", data_entropy(data)));
+        s->mix, "mix_algorithm", s->mix_algorithm, "microbatches", (json_int_t)s->microbatches, "layers", (json_int_t)s->layers,
+        "width", (json_int_t)s->width, "context", (json_int_t)s->context, "batch",
+        (json_int_t)s->batch, "data_bytes", (json_int_t)data->len, "held_out_bytes",
+        (json_int_t)(data->chunks * data->held_len), "unigram_entropy", data_entropy(data));
+
+    if (s->from.step)
+        json_object_set_new(o, "resumed_step", json_integer((json_int_t)s->from.step));
+    print_json(o);
 }
 
 static void json_progress(const struct report *r, const struct progress *p)
@@ -185,12 +194,14 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
                s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state" : "");
     if (s->assignment)
         printf("placement %s: a rank for each process\n", s->assignment->name);
+    if (s->from.step)
+        printf("resumed   after %" PRIu64 " steps, from %s\n", s->from.step, s->from.path);
     fflush(stdout);
 }
 
 static const char *time_left(const struct report *r, uint64_t done, char *out, size_t len)
 {
-    double per_step = (double)(now_ns() - r->start_ns) * 1e-9 / (double)done;
+    double per_step = (double)(now_ns() - r->start_ns) * 1e-9 / (double)(done - first_of(r));
     uint64_t left = (uint64_t)(per_step * (double)((uint64_t)r->settings->steps - done) + 0.5);
 
     snprintf(out, len, "%" PRIu64 ":%02" PRIu64, left / 60, left % 60);
@@ -250,9 +261,9 @@ static void text_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
 
-    printf("%sdone      %" PRId64 " steps in %.1f s, %.1fk %s/s\n", r->terminal ? "\n" : "",
-           s->steps, (double)(now_ns() - r->start_ns) * 1e-9,
-           tokens_per_second(r, (uint64_t)s->steps, r->start_ns, 0) * 1e-3, items(s));
+    printf("%sdone      %" PRIu64 " steps in %.1f s, %.1fk %s/s\n", r->terminal ? "\n" : "",
+           (uint64_t)s->steps - first_of(r), (double)(now_ns() - r->start_ns) * 1e-9,
+           tokens_per_second(r, (uint64_t)s->steps, r->start_ns, first_of(r)) * 1e-3, items(s));
     printf("loss      %.4f at first, %.4f at last, %.4f held out (nats a %s)\n", m->first_loss,
            m->last_loss, m->held_out, item(s));
     if (m->skipped)
@@ -264,6 +275,8 @@ static void text_end(const struct report *r, const struct summary *m)
            (int)m->memory_rank);
     if (m->offloaded)
         text_offload(r, &m->offload);
+    if (s->save)
+        printf("saved     %s/step-%06" PRId64 "\n", s->save, s->steps);
     if (s->timeline)
         printf("timeline  %s\n", s->timeline);
     if (s->trace)
@@ -285,6 +298,7 @@ void report_begin(struct report *r, const struct settings *s, const struct data 
         .bubble = NAN,
         .start_ns = now_ns(),
         .shown_ns = now_ns(),
+        .shown_step = s->from.step,
     };
     if (s->json)
         json_begin(s, data, param_count);
@@ -303,6 +317,15 @@ void report_progress(struct report *r, const struct progress *p)
     else if (r->terminal ? now_ns() - r->shown_ns >= refresh_ns || report_due(r->settings, p->step)
                          : report_due(r->settings, p->step))
         text_progress(r, p);
+}
+
+void report_saved(struct report *r, uint64_t step)
+{
+    char folder[CHECKPOINT_PATH];
+
+    if (r->settings->json && checkpoint_folder(r->settings->save, step, folder))
+        print_json(json_pack("{s:s, s:I, s:s}", "event", "save", "step", (json_int_t)step, "path",
+                             folder));
 }
 
 void report_end(struct report *r, const struct summary *summary)

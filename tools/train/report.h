@@ -41,6 +41,8 @@ bool report_due(const struct settings *s, uint64_t step);
 
 void report_begin(struct report *r, const struct settings *s, const struct data *data);
 void report_progress(struct report *r, const struct progress *p);
+/* A checkpoint after `step` steps has been written. */
+void report_saved(struct report *r, uint64_t step);
 void report_end(struct report *r, const struct summary *summary);
 
 #endif

@@ -157,6 +157,11 @@ static int gather(struct engine *e, real *weights)
     return 0;
 }
 
+static void seek(struct engine *e, uint64_t step)
+{
+    ((struct sequential *)e)->step = step;
+}
+
 static int block_init(struct sequential *s, int b)
 {
     struct block_grads *block = &s->blocks[b];
@@ -193,8 +198,8 @@ static void sequential_free(struct engine *e)
     free(s);
 }
 
-static const struct engine_ops sequential_ops = {"sequential", train, evaluate, gather,
-                                                 sequential_free};
+static const struct engine_ops sequential_ops = {"sequential", train, evaluate,
+                                                 gather,       seek,  sequential_free};
 
 static int sequential_alloc(struct sequential *s)
 {

@@ -37,7 +37,7 @@ static const struct arg what_args[] = {
     {"model", 0, NULL,
      "mlp-bn: a classifier with batch normalisation, of samples that are generated", ARG_CHOICE,
      AT(model_name), gpt, .choices = models},
-    {"steps", 0, "N", "updates of the weights", ARG_INT, AT(steps), "300", 1, 1e9},
+    {"steps", 0, "N", "updates of the weights in all", ARG_INT, AT(steps), "300", 1, 1e9},
     {"batch", 0, "N",
      "sequences, or samples, of a step, over all micro-batches (default 16; mlp-bn: 128)", ARG_INT,
      AT(batch), .min = 1, .max = 65536},
@@ -114,6 +114,16 @@ static const struct arg optimizer_args[] = {
     {"dropout", 0, "X", "share of activations set to zero", ARG_REAL, AT(dropout), "0", 0, 0.99},
 };
 
+static const struct arg saved_args[] = {
+    {"save", 0, "DIR", "write the state at the end as a checkpoint below this folder", ARG_STRING,
+     AT(save)},
+    {"save-every", 0, "N", "and after every N steps; 0: at the end only", ARG_INT, AT(save_every),
+     "0", 0, 1e9},
+    {"resume", 0, "DIR",
+     "go on from the newest checkpoint there; options left out are as they were", ARG_STRING,
+     AT(resume)},
+};
+
 static const struct arg output_args[] = {
     {"timeline", 0, "FILE.svg", "draw the last step, all ranks", ARG_STRING, AT(timeline),
      .written = true},
@@ -126,16 +136,13 @@ static const struct arg output_args[] = {
 #define GROUP(title, args) {title, args, sizeof(args) / sizeof((args)[0])}
 
 static const struct arg_group groups[] = {
-    GROUP("what to learn", what_args),
-    GROUP("how the work is ordered", schedule_args),
-    GROUP("replicas", replica_args),
-    GROUP("the model", model_args),
-    GROUP("the optimizer", optimizer_args),
-    GROUP("output", output_args),
-    {0},
+    GROUP("what to learn", what_args),      GROUP("how the work is ordered", schedule_args),
+    GROUP("replicas", replica_args),        GROUP("the model", model_args),
+    GROUP("the optimizer", optimizer_args), GROUP("saved state", saved_args),
+    GROUP("output", output_args),           {0},
 };
 
-static const struct usage usage = {
+const struct usage settings_usage = {
     .command = "dualpipe train",
     .operands = "[FILE...]",
     .max_operands = 0,
@@ -153,6 +160,8 @@ static const struct usage usage = {
         "  dualpipe train --data *.txt --schedule none --json\n"
         "  dualpipe train --model mlp-bn -P 2 --steps 100\n"
         "  dualpipe train --data book.txt --schedule none -D 4 --mix one-peer-exp\n"
+        "  dualpipe train --data book.txt --save saved --save-every 100\n"
+        "  dualpipe train --data book.txt --resume saved -P 2 --schedule 1f1b\n"
         "  dualpipe train --data *.txt --schedule none --offload params --device-memory 1M\n"
         "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
 };
@@ -441,7 +450,7 @@ static bool check(struct settings *s, const struct operands *files, int world, i
     return take_files(s, files) && take_placement(s, status) && take_ranks(s, world) &&
            check_order(s) && check_offload(s) && check_outputs(s) && take_replicas(s, status) &&
            (is_sequential(s) || build_schedules(s, status)) && check_model(s) &&
-           take_order_blocks(s);
+           take_order_blocks(s) && settings_check_save(s);
 }
 
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)
@@ -449,7 +458,8 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
     struct operands files;
 
     *s = (struct settings){0};
-    if (!args_parse(&usage, argc, argv, s, &files, status))
+    if (!args_parse(&settings_usage, argc, argv, s, &files, status) ||
+        !settings_resume(s, argc, argv, &files, status))
         return false;
     if (!check(s, &files, world, status)) {
         settings_fini(s);

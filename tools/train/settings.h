@@ -10,6 +10,7 @@
 #include "train/data_parallel.h"
 #include "train/offload_parts.h"
 #include "train/params.h"
+#include "train/resume.h"
 
 #include <dualpipe/assignment.h>
 #include <dualpipe/mixing.h>
@@ -18,9 +19,9 @@
 struct settings {
     struct arg_list data;
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
-        *mix, *mix_algorithm, *model_name;
+        *mix, *mix_algorithm, *model_name, *save, *resume;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
-        eval_every;
+        eval_every, save_every;
     int64_t sample, seed, port, order_blocks, local_steps;
     double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum;
     struct offload_parts offload;
@@ -28,6 +29,7 @@ struct settings {
 
     /* What follows from these. */
     struct gpt_config model;
+    struct resume from;     /* step 0: from the beginning */
     int own_blocks;         /* of fixed order, on one replica */
     enum data_parallel_kind kind;
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
@@ -44,6 +46,18 @@ void settings_fini(struct settings *s);
 
 /* A part of it: what follows from --mix and --mix-algorithm. */
 bool settings_take_mix(struct settings *s, int *status);
+/* The options, for settings_saved.c. */
+extern const struct usage settings_usage;
+/* Go on from the checkpoint of --resume, if there is one: parse again, its options before those of
+ * the command line. As settings_parse. */
+bool settings_resume(struct settings *s, int argc, char **argv, struct operands *files,
+                     int *status);
+/* false, after one line: what --save and --resume ask for cannot be. */
+bool settings_check_save(const struct settings *s);
+/* What a checkpoint after `step` steps says of the run (resume.h), malloc'ed; NULL: no memory. */
+char *settings_text(const struct settings *s, uint64_t step);
+/* Is a checkpoint written after this step? */
+bool settings_save_due(const struct settings *s, uint64_t step);
 
 /* Processes of the job: the pipeline ranks of all replicas. */
 int settings_processes(const struct settings *s);

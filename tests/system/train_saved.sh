@@ -1,0 +1,211 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# train_saved.sh - saved state of `dualpipe train`: a run that goes on from a checkpoint, under whatever
+# layout, has the numbers of one that was never stopped; a kill harms no checkpoint; what is wrong with
+# one is said.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+cd "$work" || exit 1
+cp "$DP_TOP_SRCDIR/LICENSE" text || exit 1
+
+# A model that is as small as the largest of the pipelines below allows.
+small='--data text --layers 8 --width 8 --heads 2 --context 16 --batch 16 --steps 6 --eval-every 0'
+small="$small --warmup 2 --dropout 0.1 --clip 0.5 --order-blocks 4 --sample 20"
+alone='--schedule none --json'
+
+# train OPTION... - the model above; what it prints is in $work/out.
+train()
+{
+    # shellcheck disable=SC2086 # words
+    run train $small --json "$@"
+}
+
+# numbers - of the steps that the last run took: step, loss, norm, rate; the end: held-out loss, sample.
+numbers()
+{
+    sed -n -e 's/.*"event":"step","step":\([0-9]*\),\("loss":.*"rate":[^,]*\).*/\1 \2/p' \
+        -e 's/.*"event":"end".*\("held_out":[^,]*\),.*\("sample":.*\)}/\1 \2/p' "$work/out"
+}
+
+# goes_on_from_step N FROM OPTION... - with the numbers of the run that was never stopped.
+goes_on_from_step()
+{
+    step=$1 from=$2
+    shift 2
+    run train --data text --resume "$from" --eval-every 0 --sample 20 --json "$@" || return
+    says "\"resumed_step\":$step" || return
+    numbers >resumed
+    sed "1,${step}d" whole | diff - resumed
+}
+
+# layout_saves_for_another SAVING RESUMING
+layout_saves_for_another()
+{
+    rm -rf d
+    # shellcheck disable=SC2086 # words
+    train $1 --save d --save-every 2 || return
+    says '"event":"save","step":2,"path":"d/step-000002"' '"step":6,"path":"d/step-000006"' || return
+    numbers | diff whole - || return
+    rm -r d/step-000006
+    # shellcheck disable=SC2086 # words
+    goes_on_from_step 4 d $2
+    # shellcheck disable=SC2086 # words
+    goes_on_from_step 2 d/step-000002 $2
+}
+
+saves_again_over_the_same_step()
+{
+    rm -rf d again
+    train --schedule none --save d --save-every 2 || return
+    mkdir again && cp -r d/step-000002 again || return
+    run train --data text --resume again $alone --save again --save-every 2 || return
+    ls again/step-000004 >names
+    rm -r again/step-000006
+    run train --data text --resume again/step-000002 $alone --save again --save-every 2 || return
+    [ "$(ls again/step-000004)" = "$(printf 'index.json\nrank-0.1.safetensors')" ] ||
+        wrong "files: $(ls again/step-000004), before that $(cat names)" || return
+    rm -r again/step-000006
+    goes_on_from_step 4 again --schedule none
+}
+
+newest_step()
+{
+    for index in "$1"/step-*/index.json; do
+        [ ! -e "$index" ] || newest=$(basename "${index%/index.json}")
+    done
+    newest=${newest#step-}
+    echo "$((1${newest:-000000} - 1000000))"
+}
+
+losses()
+{
+    sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\).*/\1 \2/p' "$work/out"
+}
+
+# The norm alone is added up in another order; without clipping it matters nowhere.
+pieces_of_the_state_are_put_together()
+{
+    rm -rf d
+    train --schedule none --clip 0 || return
+    losses >expected
+    train --clip 0 -P 2 -D 2 --mix reduce-scatter --save d --save-every 4 || return
+    rm -r d/step-000006
+    run train --data text --resume d $alone --save d || return
+    losses >resumed
+    sed 1,4d expected | diff - resumed || return
+    rm -r d/step-000006
+    run train --data text --resume d --json -P 2 -s 1f1b --mix reduce-scatter || return
+    losses | diff resumed -
+}
+
+# The kill comes while a later checkpoint than the one that was waited for is computed, written or named.
+# While the rate goes up it does not depend on the number of steps, so the killed runs have no end.
+survives_kills()
+{
+    rm -rf d
+    mkdir d
+    many='--lr 10 --warmup 100000 --steps 100000 --sample 0' resume=
+    for layout in '-P 2 -s 1f1b' '-s none' '-P 2'; do
+        # shellcheck disable=SC2086 # words
+        "$dualpipe" train $small $many $resume $layout --save d --save-every 1 >killed 2>&1 </dev/null &
+        pid=$! before=$(newest_step d) tries=0
+        while [ "$(newest_step d)" -le "$before" ] && [ $tries -lt 2400 ] && kill -0 $pid; do
+            sleep 0.05
+            tries=$((tries + 1))
+        done
+        kill -9 $pid
+        wait $pid
+        [ "$(newest_step d)" -gt "$before" ] || wrong "no checkpoint after $before: $(cat killed)" || return
+        resume='--resume d'
+    done 2>/dev/null
+    step=$(newest_step d)
+    # shellcheck disable=SC2086 # words
+    train $many --steps $((step + 2)) --schedule none || return
+    losses | sed "1,${step}d" >expected
+    run train --data text --resume d --steps $((step + 2)) --sample 0 $alone || return
+    losses | diff expected -
+}
+
+# survives_a_kill_in_a_write SHELL-COMMAND WHAT-IT-SAYS
+survives_a_kill_in_a_write()
+{
+    rm -rf d
+    train --schedule none --save d --save-every 2 || return
+    rm -r d/step-000006
+    printf '#!/bin/sh\n%s\nulimit -f 8 && exec %s "$@"\n' "$1" "$dualpipe" >limited
+    chmod +x limited
+    command=$dualpipe dualpipe=./limited
+    run train --data text --resume d --save d --save-every 1 -s none >/dev/null && wrong 'no kill' && return
+    dualpipe=$command
+    [ ! -e d/step-000005/index.json ] || wrong 'it was written' || return
+    grep -qF -e "$2" "$work/err" || wrong "$(cat "$work/err")" || return
+    goes_on_from_step 4 d -P 2
+}
+
+# refuses_to_go_on STATUS TEXT OPTION...
+refuses_to_go_on()
+{
+    status_wanted=$1 text_wanted=$2
+    shift 2
+    refuses "$status_wanted" "$text_wanted" train --data text "$@"
+}
+
+# damaged COMMAND... - done to a copy of a checkpoint.
+damaged()
+{
+    rm -rf broken && cp -r good broken && "$@"
+}
+
+flip()
+{
+    printf '\377' | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null
+}
+
+damage_is_named()
+{
+    damaged truncate -s 1000 broken/step-000006/rank-0.0.safetensors || return
+    refuses_to_go_on 2 "broken/step-000006/rank-0.0.safetensors': " --resume broken || return
+    damaged flip broken/step-000006/rank-1.0.safetensors 100 || return
+    refuses_to_go_on 2 "broken/step-000006/rank-1.0.safetensors': " --resume broken || return
+    size=$(wc -c <good/step-000006/rank-1.0.safetensors)
+    damaged flip broken/step-000006/rank-1.0.safetensors $((size - 9)) || return
+    refuses_to_go_on 1 "rank-1.0.safetensors': tensor '" --resume broken --steps 9 --schedule none || return
+    damaged rm broken/step-000006/rank-1.0.safetensors || return
+    refuses_to_go_on 2 'cannot open it: No such file or directory' --resume broken
+}
+
+wrong_input_is_named()
+{
+    mkdir -p empty other
+    echo '{"weight_map": {}}' >other/index.json
+    refuses_to_go_on 2 '--resume nowhere: No such file or directory; expected a folder' --resume nowhere || return
+    refuses_to_go_on 2 '--resume empty: no checkpoint there; expected index.json' --resume empty || return
+    refuses_to_go_on 2 "expected a checkpoint of 'dualpipe train'; this file is another" --resume other || return
+    refuses_to_go_on 2 "text'" --resume text || return
+    refuses_to_go_on 2 '--width 16: expected 8, as the model in good/step-000006/index.json has it' \
+        --resume good --width 16 || return
+    refuses_to_go_on 2 '--layers 4: expected 8' --resume good --layers 4 -P 2 || return
+    refuses_to_go_on 2 '--steps 6: expected more than the 6 that are done' --resume good || return
+    refuses_to_go_on 2 '--save-every 3: expected --save' --save-every 3 || return
+    refuses_to_go_on 2 '--save text: Not a directory' --save text || return
+    refuses_to_go_on 2 '--save no/such/d: No such file or directory' --save no/such/d || return
+    refuses_to_go_on 2 '--save with --mix ring: expected' --save d -D 2 -s none --mix ring || return
+    [ ! -e no ]
+}
+
+train --schedule none || exit 1
+numbers >whole
+[ "$(wc -l <whole)" = 7 ] || wrong "few numbers: $(cat whole)" || exit 1
+it layout_saves_for_another '-P 4' '-P 2 -s 1f1b'
+it layout_saves_for_another '-P 2 -s dualpipev --transport tcp' '--schedule none'
+it layout_saves_for_another '--schedule none -D 2' '-s none --offload params --device-memory 240K'
+it layout_saves_for_another '-s none --offload params --device-memory 240K' '-P 2 -s zb1p'
+it pieces_of_the_state_are_put_together
+it saves_again_over_the_same_step
+it survives_kills
+it survives_a_kill_in_a_write '' ''
+it survives_a_kill_in_a_write "trap '' XFSZ" "d/step-000005/rank-0.0.safetensors': cannot write it: File too large"
+train -P 2 --save good || exit 1
+it damage_is_named
+it wrong_input_is_named
+finish

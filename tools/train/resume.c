@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/resume.h"
+
+#include "command.h"
+
+#include <jansson.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char program_name[] = "dualpipe train";
+
+/* ---- writing ------------------------------------------------------------------------------------
+ */
+
+static const struct arg *find_arg(const struct arg_group *groups, const char *name)
+{
+    for (const struct arg_group *g = groups; g->title; g++)
+        for (size_t i = 0; i < g->count; i++)
+            if (!strcmp(g->args[i].name, name))
+                return &g->args[i];
+    return NULL;
+}
+
+/* 17 digits tell every double from its neighbours. */
+static void add_word(json_t *list, const struct arg *a, const void *values)
+{
+    const void *member = (const char *)values + a->offset;
+    char word[RESUME_WORD];
+
+    if (a->type == ARG_FLAG)
+        snprintf(word, sizeof(word), *(const bool *)member ? "--%s" : "", a->name);
+    else if (a->type == ARG_INT)
+        snprintf(word, sizeof(word), "--%s=%" PRId64, a->name, *(const int64_t *)member);
+    else if (a->type == ARG_REAL)
+        snprintf(word, sizeof(word), "--%s=%.17g", a->name, *(const double *)member);
+    else
+        snprintf(word, sizeof(word), "--%s=%s", a->name, *(const char *const *)member);
+    if (*word)
+        json_array_append_new(list, json_string(word));
+}
+
+char *resume_text(const struct arg_group *groups, const char *const *names, const void *values,
+                  uint64_t step)
+{
+    json_t *list = json_array();
+
+    for (; *names; names++)
+        add_word(list, find_arg(groups, *names), values);
+    json_t *root = json_pack("{s:s, s:I, s:o}", "program", program_name, "step", (json_int_t)step,
+                             "options", list);
+    char *text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    return text;
+}
+
+/* ---- reading ------------------------------------------------------------------------------------
+ */
+
+static bool take_words(const json_t *list, struct resume *out)
+{
+    const size_t count = json_array_size(list);
+
+    for (size_t i = 0; i < count; i++) {
+        const char *word = json_string_value(json_array_get(list, i));
+        if (!word || i == RESUME_WORDS || strlen(word) >= RESUME_WORD || strncmp(word, "--", 2))
+            return false;
+        snprintf(out->words[out->word_count++], RESUME_WORD, "%s", word);
+    }
+    return count > 0;
+}
+
+static bool take_text(const char *text, struct resume *out)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    const char *program = json_string_value(json_object_get(root, "program"));
+    const json_int_t step = json_integer_value(json_object_get(root, "step"));
+    const bool good = program && !strcmp(program, program_name) && step > 0 &&
+                      take_words(json_object_get(root, "options"), out);
+
+    out->step = (uint64_t)step;
+    json_decref(root);
+    return good;
+}
+
+int resume_read(const char *where, struct resume *out)
+{
+    struct dp_checkpoint *c;
+    int status = checkpoint_find("--resume ", where, out->path);
+    int err = status ? 0 : dp_checkpoint_open(out->path, &c);
+
+    if (status || err)
+        return status ? status : command_failed(err);
+    if (!take_text(dp_checkpoint_json(c), out))
+        status =
+            command_misused("--resume %s: expected a checkpoint of 'dualpipe train'; this file "
+                            "is another program's",
+                            out->path);
+    dp_checkpoint_close(c);
+    return status;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * resume.h - what a checkpoint says of the run that it is of: how many steps were done, and the
+ * options that the numbers depend on. Those stand for the ones that the command line leaves out.
+ *
+ *      {"program": "dualpipe train", "step": 20, "options": ["--layers=8", "--width=64", ...]}
+ */
+#ifndef DP_TRAIN_RESUME_H
+#define DP_TRAIN_RESUME_H
+
+#include "args.h"
+#include "checkpoint/find.h"
+
+#include <dualpipe/checkpoint.h>
+
+enum { RESUME_WORDS = 32, RESUME_WORD = 64 };
+
+struct resume {
+    char path[CHECKPOINT_PATH]; /* of the index, or the file; "": none */
+    uint64_t step;              /* done */
+    int word_count;
+    char words[RESUME_WORDS][RESUME_WORD]; /* "--layers=8" */
+};
+
+/* The checkpoint that --resume names, read as far as above. 0, else an EXIT_ value after one line.
+ */
+int resume_read(const char *where, struct resume *out);
+
+/* That text, malloc'ed: the values of those of `names`, options of groups. NULL: no memory. */
+char *resume_text(const struct arg_group *groups, const char *const *names, const void *values,
+                  uint64_t step);
+
+#endif

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * saved.c - which rank writes what:
+ *
+ *      one model, or gradients summed    the first copy of a stage: values and optimizer state
+ *      shards                            values the same; each rank the state of its shard, whose
+ *                                        tensors are pieces, "NAME[first:end]/mean"
+ *
+ * A reader wants whole tensors or other pieces, and puts them together of what there is.
+ */
+#include "train/saved.h"
+
+#include "checkpoint/find.h"
+
+#include <dualpipe/checkpoint.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { NAME_LEN = 48 };
+
+/* While a rank writes or reads the others wait, as long as a slow disk may take. */
+static const int64_t busy_ns = INT64_C(1800) * 1000000000;
+
+/* ---- what there is to write -------------------------------------------------------------------
+ */
+
+struct list {
+    struct dp_named_tensor *tensors;
+    int32_t count;
+};
+
+static struct dp_optimizer *optimizer_of(const struct trainer *t, int slot)
+{
+    return t->config.kind == DATA_PARALLEL_SHARD ? t->replicas.slots[slot].optimizer
+                                                 : t->optimizers[slot];
+}
+
+static int32_t room_of(const struct trainer *t)
+{
+    int32_t room = 1;
+
+    for (int i = 0; i < t->engine->stage_count; i++)
+        room += (int32_t)t->engine->stages[i]->params.tensors_len +
+                dp_optimizer_state_count(optimizer_of(t, i));
+    return room;
+}
+
+static void add_tensor(struct list *l, const char *name, const DLTensor *tensor)
+{
+    l->tensors[l->count++] = (struct dp_named_tensor){name, *tensor};
+}
+
+static void add_values(struct list *l, const struct gpt_stage *stage)
+{
+    for (size_t i = 0; i < stage->params.tensors_len; i++)
+        add_tensor(l, stage->parameters[i].name, stage->parameters[i].value);
+}
+
+static void add_state(struct list *l, const struct dp_optimizer *optimizer)
+{
+    const struct dp_named_tensor *state = dp_optimizer_state(optimizer);
+
+    for (int32_t i = 0; i < dp_optimizer_state_count(optimizer); i++)
+        add_tensor(l, state[i].name, &state[i].tensor);
+}
+
+static int list_state(const struct trainer *t, bool all, struct list *l)
+{
+    const bool shards = t->config.kind == DATA_PARALLEL_SHARD;
+
+    *l = (struct list){.tensors = calloc((size_t)room_of(t), sizeof(*l->tensors))};
+    if (!l->tensors)
+        return DP_ENOMEM;
+    for (int i = 0; i < t->engine->stage_count; i++) {
+        const bool first = t->engine->replica.index == 0 && !t->engine->second_copy[i];
+        if (all || first)
+            add_values(l, t->engine->stages[i]);
+        if (all || first || shards)
+            add_state(l, optimizer_of(t, i));
+    }
+    return 0;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------
+ */
+
+static int rank_of(const struct trainer *t)
+{
+    return t->comm ? dp_comm_rank(t->comm) : 0;
+}
+
+static bool file_name(char out[static NAME_LEN], int rank, int attempt)
+{
+    return snprintf(out, NAME_LEN, "rank-%d.%d.safetensors", rank, attempt) < NAME_LEN;
+}
+
+static bool join(char out[static CHECKPOINT_PATH], const char *folder, const char *name)
+{
+    return snprintf(out, CHECKPOINT_PATH, "%s/%s", folder, name) < CHECKPOINT_PATH;
+}
+
+/* The name of a new folder is on the disk when its parent is. */
+static void make_folder(const char *dir, const char *folder)
+{
+    int fd;
+
+    mkdir(dir, 0777);
+    mkdir(folder, 0777); /* if that fails, so does what is written there, and says why */
+    fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    fsync(fd);
+    close(fd);
+}
+
+/* A checkpoint of the same step may be there already, and is the last one until the index of this
+ * one takes its index's place: no file of it is touched. Every index names the file of rank 0. */
+static int next_attempt(const char *folder)
+{
+    char name[NAME_LEN], path[CHECKPOINT_PATH];
+    int attempt = 0;
+
+    while (file_name(name, 0, attempt) && join(path, folder, name) && !access(path, F_OK))
+        attempt++;
+    return attempt;
+}
+
+static int write_own(struct trainer *t, const char *folder, int attempt, int *wrote)
+{
+    char name[NAME_LEN], path[CHECKPOINT_PATH];
+    struct list l;
+    int err = list_state(t, false, &l);
+
+    file_name(name, rank_of(t), attempt);
+    *wrote = !err && (l.count > 0 || rank_of(t) == 0);
+    if (*wrote)
+        err = join(path, folder, name) ? dp_checkpoint_write(path, l.tensors, l.count, NULL)
+                                       : DP_EINVAL;
+    free(l.tensors);
+    return err;
+}
+
+/* Files of earlier attempts, once no index names them. */
+static void remove_others(const char *folder, int attempt)
+{
+    char path[CHECKPOINT_PATH];
+    int rank, other, end;
+    DIR *d = opendir(folder);
+
+    if (!d)
+        return;
+    for (struct dirent *e; (e = readdir(d));) {
+        end = 0;
+        if (sscanf(e->d_name, "rank-%d.%d.safetensors%n", &rank, &other, &end) == 2 && end &&
+            other != attempt && join(path, folder, e->d_name))
+            unlink(path);
+    }
+    closedir(d);
+}
+
+static int write_index(const char *folder, int attempt, const int *wrote, int ranks,
+                       const char *text)
+{
+    char(*names)[NAME_LEN] = calloc((size_t)ranks, sizeof(*names)), path[CHECKPOINT_PATH];
+    const char **files = calloc((size_t)ranks, sizeof(*files));
+    int32_t count = 0;
+    int err = names && files ? 0 : DP_ENOMEM;
+
+    for (int rank = 0; rank < ranks && !err; rank++)
+        if (wrote[rank]) {
+            file_name(names[rank], rank, attempt);
+            files[count++] = names[rank];
+        }
+    if (!err)
+        err = join(path, folder, "index.json") ? dp_checkpoint_write_index(path, files, count, text)
+                                               : DP_EINVAL;
+    if (!err)
+        remove_others(folder, attempt);
+    free(names);
+    free(files);
+    return err;
+}
+
+static int write_all(struct trainer *t, const char *folder, int attempt, int *wrote,
+                     const char *text)
+{
+    int mine, err = write_own(t, folder, attempt, &mine);
+
+    wrote[0] = mine;
+    if (!err && t->comm)
+        err = dp_comm_allgather(t->comm, &mine, wrote, sizeof(mine));
+    return err || rank_of(t) ? err : write_index(folder, attempt, wrote, t->ranks, text);
+}
+
+int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *text)
+{
+    char folder[CHECKPOINT_PATH];
+    int *wrote = calloc((size_t)t->ranks, sizeof(*wrote)), attempt = 0, err = 0;
+
+    if (!wrote || !checkpoint_folder(dir, step, folder)) {
+        free(wrote);
+        return DP_ENOMEM;
+    }
+    if (t->comm)
+        dp_comm_busy(t->comm, busy_ns);
+    if (rank_of(t) == 0) {
+        make_folder(dir, folder);
+        attempt = next_attempt(folder);
+    }
+    if (t->comm)
+        err = dp_comm_broadcast(t->comm, &attempt, sizeof(attempt), 0);
+    if (!err)
+        err = write_all(t, folder, attempt, wrote, text);
+    if (!err && t->comm)
+        err = dp_comm_barrier(t->comm); /* when it returns, the checkpoint is there */
+    if (t->comm)
+        dp_comm_busy(t->comm, 0);
+    free(wrote);
+    return err;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+/* "NAME[first:end]/mean": elements of NAME in the order of memory. */
+struct piece {
+    const char *suffix;
+    int name_len;
+    int64_t first, end;
+};
+
+static int64_t elements_of(int32_t ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+
+    for (int32_t i = 0; i < ndim; i++)
+        n *= shape[i];
+    return n;
+}
+
+static struct piece piece_of(const char *name, int64_t elements)
+{
+    const char *bracket = strchr(name, '['), *slash = strrchr(name, '/');
+    struct piece p = {slash ? slash : "", (int)strlen(name), 0, elements};
+
+    if (slash)
+        p.name_len = (int)(slash - name);
+    if (bracket && bracket - name < p.name_len &&
+        sscanf(bracket, "[%" SCNd64 ":%" SCNd64 "]", &p.first, &p.end) == 2)
+        p.name_len = (int)(bracket - name);
+    return p;
+}
+
+static bool same_parameter(const char *a, const struct piece *p, const char *b,
+                           const struct piece *q)
+{
+    return p->name_len == q->name_len && !strncmp(a, b, (size_t)p->name_len) &&
+           !strcmp(p->suffix, q->suffix);
+}
+
+/* Elements first .. end - 1 of NAME from a tensor of the file, into those of `out`. */
+static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_tensor *from,
+                     const struct piece *has, const DLTensor *out, const struct piece *wants,
+                     int64_t first, int64_t end)
+{
+    const size_t size = out->dtype.bits / 8u;
+    DLTensor whole = {.device = {kDLCPU, 0},
+                      .ndim = from->ndim,
+                      .dtype = from->dtype,
+                      .shape = (int64_t *)from->shape,
+                      .data = malloc(from->bytes + 1)};
+    int err = whole.data ? dp_checkpoint_read(c, from->name, &whole) : DP_ENOMEM;
+
+    if (!err)
+        memcpy((char *)out->data + (size_t)(first - wants->first) * size,
+               (char *)whole.data + (size_t)(first - has->first) * size,
+               (size_t)(end - first) * size);
+    free(whole.data);
+    return err;
+}
+
+static bool same_type(DLDataType a, DLDataType b)
+{
+    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+/* Pieces do not overlap, so what is missing is what their lengths leave. A count of steps, which
+ * has no dimensions, is the same in every piece. */
+static int read_pieces(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
+{
+    const DLTensor *out = &wanted->tensor;
+    const int64_t elements = elements_of(out->ndim, out->shape);
+    const struct piece wants = piece_of(wanted->name, elements);
+    const bool counter = out->ndim == 0;
+    int64_t missing = wants.end - wants.first;
+    int err = 0;
+
+    for (int32_t i = 0; i < dp_checkpoint_count(c) && !err && missing > 0; i++) {
+        const struct dp_checkpoint_tensor *t = dp_checkpoint_at(c, i);
+        const struct piece has = piece_of(t->name, elements_of(t->ndim, t->shape));
+        if (!same_parameter(wanted->name, &wants, t->name, &has) ||
+            !same_type(t->dtype, out->dtype))
+            continue;
+        if (counter)
+            return dp_checkpoint_read(c, t->name, out);
+        const int64_t first = wants.first > has.first ? wants.first : has.first;
+        const int64_t end = wants.end < has.end ? wants.end : has.end;
+        if (first < end)
+            err = copy_part(c, t, &has, out, &wants, first, end);
+        missing -= first < end ? end - first : 0;
+    }
+    if (!err && missing) /* which says so */
+        err = dp_checkpoint_read(c, wanted->name, out);
+    return err;
+}
+
+int saved_read(struct trainer *t, const char *path, uint64_t step)
+{
+    struct dp_checkpoint *c;
+    struct list l = {0};
+    int err = dp_checkpoint_open(path, &c);
+
+    if (err)
+        return err;
+    if (t->comm)
+        dp_comm_busy(t->comm, busy_ns);
+    err = list_state(t, true, &l);
+    for (int32_t i = 0; i < l.count && !err; i++)
+        err = dp_checkpoint_find(c, l.tensors[i].name)
+                  ? dp_checkpoint_read(c, l.tensors[i].name, &l.tensors[i].tensor)
+                  : read_pieces(c, &l.tensors[i]);
+    if (t->comm)
+        dp_comm_busy(t->comm, 0);
+    free(l.tensors);
+    dp_checkpoint_close(c);
+    t->engine->ops->seek(t->engine, step);
+    return err;
+}
