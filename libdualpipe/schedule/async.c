@@ -126,12 +126,6 @@ static int max_activations(const struct dp_rank_view *view)
     return view->s->mb_per_stream * view->slot_count;
 }
 
-static int max_weight_queue(const struct dp_rank_view *view)
-{
-    (void)view;
-    return 0;
-}
-
 const struct dp_builder dp_build_async = {
     .name = "async",
     .streams = 1,
@@ -142,5 +136,4 @@ const struct dp_builder dp_build_async = {
     .place = place,
     .write = write_rank,
     .max_activations = max_activations,
-    .max_weight_queue = max_weight_queue,
 };

@@ -74,7 +74,7 @@ struct dp_builder {
 
     /* The bounds that the schedule keeps when it trains (dp_check_limits). */
     int (*max_activations)(const struct dp_rank_view *view);
-    int (*max_weight_queue)(const struct dp_rank_view *view);
+    int (*max_weight_queue)(const struct dp_rank_view *view); /* NULL: 0, no weights wait */
 };
 
 extern const struct dp_builder dp_build_gpipe, dp_build_1f1b, dp_build_zb1p, dp_build_dualpipe,

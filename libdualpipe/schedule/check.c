@@ -165,7 +165,9 @@ static void set_limits(struct dp_checker *c, const struct dp_check_limits *limit
                                 dp_schedule_slot_count(c->s, rank), NULL};
 
     c->max_activations = builder ? builder->max_activations(&view) : -1;
-    c->max_weight_queue = builder ? builder->max_weight_queue(&view) : -1;
+    c->max_weight_queue = !builder                    ? -1
+                          : builder->max_weight_queue ? builder->max_weight_queue(&view)
+                                                      : 0;
     if (limits && limits->max_activations)
         c->max_activations = limits->max_activations;
     if (limits && limits->max_weight_queue)

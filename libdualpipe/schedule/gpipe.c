@@ -26,12 +26,6 @@ static int max_activations(const struct dp_rank_view *view)
     return view->s->mb_per_stream;
 }
 
-static int max_weight_queue(const struct dp_rank_view *view)
-{
-    (void)view;
-    return 0;
-}
-
 const struct dp_builder dp_build_gpipe = {
     .name = "gpipe",
     .slots_per_rank = 1,
@@ -40,5 +34,4 @@ const struct dp_builder dp_build_gpipe = {
     .place = dp_place_line,
     .write = write_rank,
     .max_activations = max_activations,
-    .max_weight_queue = max_weight_queue,
 };

@@ -88,12 +88,6 @@ static int max_activations(const struct dp_rank_view *view)
     return ahead < total ? ahead + 1 : total;
 }
 
-static int max_weight_queue(const struct dp_rank_view *view)
-{
-    (void)view;
-    return 0;
-}
-
 const struct dp_builder dp_build_interleaved = {
     .name = "interleaved",
     .streams = 1,
@@ -103,5 +97,4 @@ const struct dp_builder dp_build_interleaved = {
     .place = place,
     .write = write_rank,
     .max_activations = max_activations,
-    .max_weight_queue = max_weight_queue,
 };
