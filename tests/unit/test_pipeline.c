@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cmocka_all.h"
-
 #include "base/fp16.h"
-#include "comm_group.h"
 #include "pipeline/state.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 #include <dualpipe/memory.h>
 
 #include <stdlib.h>
@@ -15,36 +12,17 @@ static const int64_t deadline_ns = INT64_C(20000000000);
 
 static int run_steps(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
-
-    CHECK(!job_rank_open(&r, arg, comm));
-    for (int i = 0; i < STEPS; i++)
-        CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
-    return 0;
+    return case_train(comm, arg, STEPS);
 }
 
 static void expect_sequential_by(struct job job, rank_fn run)
 {
-    struct job_result result;
-
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(job.schedule->ranks, deadline_ns, run, &job), 0);
-    assert_true(job_result_is_sequential(&job, STEPS - 1));
-    job_result_fini(&result, &job);
+    case_run(&job, deadline_ns, run, STEPS - 1);
 }
 
 static void expect_sequential(struct job job)
 {
     expect_sequential_by(job, run_steps);
-}
-
-static struct dp_schedule *build(struct dp_schedule_spec spec)
-{
-    struct dp_schedule *s = NULL;
-    if (dp_schedule_new(&spec, &s))
-        fail_msg("%s", dp_last_error());
-    return s;
 }
 
 static const struct dp_schedule_spec shapes[] = {
@@ -72,7 +50,7 @@ static void every_schedule_trains_like_a_sequential_loop(void **state)
 {
     (void)state;
     for (int i = 0; i < SHAPES; i++) {
-        struct dp_schedule *s = build(shapes[i]);
+        struct dp_schedule *s = case_schedule(shapes[i]);
         expect_sequential(job_make(s));
         dp_schedule_free(s);
     }
@@ -95,7 +73,7 @@ static void expect_some(void (*change_spec)(struct dp_schedule_spec *spec),
         struct dp_schedule_spec spec = some[i];
         if (change_spec)
             change_spec(&spec);
-        struct dp_schedule *s = build(spec);
+        struct dp_schedule *s = case_schedule(spec);
         struct job job = job_make(s);
         if (change_job)
             change_job(&job);
@@ -300,7 +278,7 @@ static void recomputed_forwards_change_no_number(void **state)
             struct dp_schedule_spec spec = some[i];
             spec.mirror_reduce = true;
             spec.return_outputs = i % 2;
-            struct dp_schedule *s = build(spec);
+            struct dp_schedule *s = case_schedule(spec);
             assert_int_equal(dp_schedule_add_recomputes(s, every_second, &share), 0);
             struct job job = job_make(s);
             job.ops = &ops;
@@ -318,9 +296,12 @@ static void ranks_can_be_mapped(void **state)
     static const int maps[][4] = {{3, 1, 0, 2}, {1, 0, 3, 2}, {2, 3, 1, 0}};
     for (int i = 0; i < 3; i++)
         for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++) {
-            struct dp_schedule *s = build((struct dp_schedule_spec){
-                .kind = (enum dp_schedule_kind)kind, .ranks = 4, .microbatches = 8,
-                .mirror_reduce = true, .rank_map = maps[i]});
+            struct dp_schedule *s =
+                case_schedule((struct dp_schedule_spec){.kind = (enum dp_schedule_kind)kind,
+                                                        .ranks = 4,
+                                                        .microbatches = 8,
+                                                        .mirror_reduce = true,
+                                                        .rank_map = maps[i]});
             expect_sequential(job_make(s));
             dp_schedule_free(s);
         }
@@ -349,7 +330,7 @@ static int run_with_strides(struct dp_comm *comm, void *arg)
 static void contiguous_strides_are_none(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(some[0]);
+    struct dp_schedule *s = case_schedule(some[0]);
 
     expect_sequential_by(job_make(s), run_with_strides);
     dp_schedule_free(s);
@@ -410,7 +391,7 @@ static int run_odd_inputs(struct dp_comm *comm, void *arg)
 static void absent_opaque_and_strided_inputs_reach_the_first_stage(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(
+    struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
     struct job_result result;
@@ -529,7 +510,7 @@ static void output_gradients_and_handles_stay_until_the_weight_part(void **state
 {
     (void)state;
     for (int i = 0; i < SOME; i++) {
-        struct dp_schedule *s = build(some[i]);
+        struct dp_schedule *s = case_schedule(some[i]);
         struct job job = job_make(s);
         job.ops = &gout_ops;
         expect_sequential_by(job, run_gout);
@@ -558,7 +539,7 @@ static void a_failed_callback_is_reported_and_handles_are_dropped(void **state)
 {
     (void)state;
     static const struct dp_stage_ops ops = {.forward = forward_with_handle, .drop = drop};
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 4, .forward_only = true});
     struct job job = job_make(s);
     struct job_result result;
@@ -647,7 +628,7 @@ static void save_areas_have_lifetimes_and_sizes_of_their_own(void **state)
     static const struct dp_stage_ops ops = {save_forward, save_backward, save_weight, NULL, NULL};
 
     for (int i = 0; i < SOME; i++) {
-        struct dp_schedule *s = build(some[i]);
+        struct dp_schedule *s = case_schedule(some[i]);
         struct job job = job_make(s);
         job.ops = &ops;
         job.edit = set_save_of;
@@ -761,7 +742,7 @@ static void gradients_can_be_doubles_and_labels_absent(void **state)
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
 
     for (int i = 0; i < 2; i++) {
-        struct dp_schedule *s = build((struct dp_schedule_spec){
+        struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
             .kind = kinds[i], .ranks = 2, .microbatches = 6, .mirror_reduce = true});
         assert_int_equal(comm_on_threads(2, deadline_ns, run_counting, s), 0);
         dp_schedule_free(s);
@@ -795,7 +776,7 @@ static void spoil_second_copy(void *user, int rank, struct dp_pipeline_config *c
 static void copies_of_a_stage_start_equal(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
     struct job job = job_make(s);
 
@@ -861,7 +842,7 @@ static void gradients_of_two_bytes_are_summed_in_float32(void **state)
         for (int c = 0; c < 2; c++) {
             struct dp_schedule_spec spec = some[i];
             spec.mirror_reduce = true;
-            struct dp_schedule *s = build(spec);
+            struct dp_schedule *s = case_schedule(spec);
             struct job job = job_make(s);
             struct job_result result;
             job_result_init(&result, &job);
@@ -876,7 +857,7 @@ static void gradients_of_two_bytes_are_summed_in_float32(void **state)
 static void one_rank_needs_no_comm(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(
+    struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 6});
     struct job job = job_make(s);
     struct job_result result;
@@ -917,7 +898,7 @@ static void copy_workers_change_no_number(void **state)
     for (int i = 0; i < SOME; i++) {
         struct dp_schedule_spec spec = some[i];
         spec.mirror_reduce = i % 2;
-        struct dp_schedule *s = build(spec);
+        struct dp_schedule *s = case_schedule(spec);
         struct job job = job_make(s);
         job.edit = use_workers;
         job.model.batch_dim = i % 2;
@@ -952,9 +933,9 @@ static void two_pipelines_take_turns_on_one_comm(void **state)
 {
     (void)state;
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
-    struct dp_schedule *training = build(spec);
+    struct dp_schedule *training = case_schedule(spec);
     spec.forward_only = spec.return_outputs = true;
-    struct dp_schedule *evaluation = build(spec);
+    struct dp_schedule *evaluation = case_schedule(spec);
     struct job jobs[2] = {job_make(training), job_make(evaluation)};
     struct two_jobs two = {{&jobs[0], &jobs[1]}};
     struct job_result results[2];
@@ -988,7 +969,7 @@ static int run_misrouted(struct dp_comm *comm, void *arg)
 static void labels_of_other_micro_batches_change_the_loss(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(
+    struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
     struct job_result result;
@@ -1026,7 +1007,7 @@ static int run_scaled(struct dp_comm *comm, void *arg)
 static void each_micro_batch_can_have_its_own_scale(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(
+    struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
     struct job_result result;
@@ -1057,7 +1038,7 @@ static int run_shared(struct dp_comm *comm, void *arg)
 static void long_messages_lie_in_memory_that_ranks_share(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(
+    struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
 
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
@@ -1095,7 +1076,7 @@ static int run_without_room(struct dp_comm *comm, void *arg)
 static void memory_that_cannot_be_shared_does_as_well(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(
+    struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
     const struct comm_kind *kind = comm_kinds;
     struct job job = job_make(s);

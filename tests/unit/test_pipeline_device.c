@@ -5,22 +5,12 @@
  * otherwise, and every copy and kernel comes late by a random time. It proves the order of copies,
  * kernels and messages, not a real GPU.
  */
-#include "cmocka_all.h"
-
 #include "base/clock.h"
-#include "comm_group.h"
-#include "cuda_job.h"
+#include "cuda_case.h"
 
 enum { STEPS = 2 };
 static const int64_t deadline_ns = 20 * DP_NS_PER_S;
 static const struct fake_cuda *fake;
-
-static int clean_up(void **state)
-{
-    (void)state;
-    cuda_job_fini();
-    return 0;
-}
 
 /* ---- the same numbers ------------------------------------------------------------------------ */
 
@@ -33,25 +23,6 @@ static int train_on_cuda(struct dp_comm *comm, void *arg)
         CHECK(!cuda_job_step(&r));
     cuda_job_close(&r);
     return 0;
-}
-
-static struct dp_schedule *build(struct dp_schedule_spec spec)
-{
-    struct dp_schedule *s = NULL;
-
-    if (dp_schedule_new(&spec, &s))
-        fail_msg("%s", dp_last_error());
-    return s;
-}
-
-static void run_job(struct job *job, rank_fn fn, uint64_t last_step)
-{
-    struct job_result result;
-
-    job_result_init(&result, job);
-    assert_int_equal(comm_on_threads(job->schedule->ranks, deadline_ns, fn, job), 0);
-    assert_true(job_result_is_sequential(job, last_step));
-    job_result_fini(&result, job);
 }
 
 static const struct dp_schedule_spec shapes[] = {
@@ -67,14 +38,14 @@ enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
 static void on_cuda(struct dp_schedule_spec spec, int batch_dim, bool no_split)
 {
-    struct dp_schedule *s = build(spec);
+    struct dp_schedule *s = case_schedule(spec);
     struct job job = job_make(s);
 
     job.ops = &cuda_job_ops;
     job.edit = cuda_job_edit;
     job.model.batch_dim = batch_dim;
     job.no_split = no_split;
-    run_job(&job, train_on_cuda, STEPS - 1);
+    case_run(&job, deadline_ns, train_on_cuda, STEPS - 1);
     dp_schedule_free(s);
 }
 
@@ -96,21 +67,12 @@ static void a_device_that_is_late_at_random_changes_no_number(void **state)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Rank 1's n-th callback fails; then all start over. */
 static int fail_then_train(struct dp_comm *comm, void *arg)
 {
-    const struct job *job = arg;
-    const int *n = job->user;
     struct job_rank r;
 
-    CHECK(!cuda_job_open(&r, job, comm));
-    cuda_job_fail_callback(dp_comm_rank(comm) == 1 ? *n : 0);
-    int err = cuda_job_step(&r);
-    CHECK(err == (dp_comm_rank(comm) == 1 ? DP_ECALLBACK : DP_EABORTED));
-    CHECK(!dp_comm_reset(comm));
-    CHECK(!fake->busy()); /* of all ranks: none has begun again */
-    CHECK(!dp_comm_barrier(comm));
-    CHECK(!cuda_job_step(&r));
+    CHECK(!cuda_job_open(&r, arg, comm));
+    CHECK(!cuda_case_fail_then_train(&r, comm, fake));
     cuda_job_close(&r);
     return 0;
 }
@@ -118,7 +80,7 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
 static void a_step_that_failed_leaves_nothing_behind(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
 
     for (int n = 1; n <= 12; n += 2) {
@@ -127,7 +89,7 @@ static void a_step_that_failed_leaves_nothing_behind(void **state)
         job.edit = cuda_job_edit;
         job.user = &n;
         fake->shake((uint64_t)n, 200);
-        run_job(&job, fail_then_train, 0);
+        case_run(&job, deadline_ns, fail_then_train, 0);
     }
     dp_schedule_free(s);
 }
@@ -154,8 +116,8 @@ static int train_until_broken(struct dp_comm *comm, void *arg)
 static void a_device_that_breaks_ends_the_step_on_every_rank(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build((struct dp_schedule_spec){
-        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8});
+    struct dp_schedule *s = case_schedule(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8});
     struct job job = job_make(s);
     struct job_result result;
 
@@ -190,7 +152,7 @@ static int open_without_memory(struct dp_comm *comm, void *arg)
 static void a_device_without_room_fails_the_pipeline_on_every_rank(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build(
+    struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
     struct job_result result;
@@ -206,12 +168,15 @@ static void a_device_without_room_fails_the_pipeline_on_every_rank(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(memory_the_cpu_cannot_touch_changes_no_number, clean_up),
-        cmocka_unit_test_teardown(a_device_that_is_late_at_random_changes_no_number, clean_up),
-        cmocka_unit_test_teardown(a_step_that_failed_leaves_nothing_behind, clean_up),
-        cmocka_unit_test_teardown(a_device_that_breaks_ends_the_step_on_every_rank, clean_up),
+        cmocka_unit_test_teardown(memory_the_cpu_cannot_touch_changes_no_number,
+                                  cuda_case_clean_up),
+        cmocka_unit_test_teardown(a_device_that_is_late_at_random_changes_no_number,
+                                  cuda_case_clean_up),
+        cmocka_unit_test_teardown(a_step_that_failed_leaves_nothing_behind, cuda_case_clean_up),
+        cmocka_unit_test_teardown(a_device_that_breaks_ends_the_step_on_every_rank,
+                                  cuda_case_clean_up),
         cmocka_unit_test_teardown(a_device_without_room_fails_the_pipeline_on_every_rank,
-                                  clean_up),
+                                  cuda_case_clean_up),
     };
 
     fake = cuda_job_init();

@@ -3,10 +3,7 @@
  * Pipelines that messages drive: the same numbers as the list and as the sequential loop to the
  * last bit, in whatever order messages come. Failures: test_pipeline_faults.c.
  */
-#include "cmocka_all.h"
-
-#include "comm_group.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 #include "shuffled_comm.h"
 #include <dualpipe/partition.h>
 
@@ -25,12 +22,8 @@ static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 
 static struct dp_schedule *build(struct dp_schedule_spec spec)
 {
-    struct dp_schedule *s = NULL;
-
     spec.kind = DP_SCHEDULE_ASYNC;
-    if (dp_schedule_new(&spec, &s))
-        fail_msg("%s", dp_last_error());
-    return s;
+    return case_schedule(spec);
 }
 
 static struct job make(const struct dp_schedule *s)
@@ -43,13 +36,7 @@ static struct job make(const struct dp_schedule *s)
 
 static int run_steps(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
-
-    CHECK(!job_rank_open(&r, arg, comm));
-    for (int i = 0; i < STEPS; i++)
-        CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
-    return 0;
+    return case_train(comm, arg, STEPS);
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -58,14 +45,10 @@ static void expect_sequential(struct dp_schedule_spec spec, void (*change)(struc
 {
     struct dp_schedule *s = build(spec);
     struct job job = make(s);
-    struct job_result result;
 
     if (change)
         change(&job);
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_steps, &job), 0);
-    assert_true(job_result_is_sequential(&job, STEPS - 1));
-    job_result_fini(&result, &job);
+    case_run(&job, deadline_ns, run_steps, STEPS - 1);
     dp_schedule_free(s);
 }
 

@@ -4,11 +4,8 @@
  * stream_comm.h, on the stand-in for CUDA, whose copies and kernels come late by a random time.
  * Streams wait for messages, no host does.
  */
-#include "cmocka_all.h"
-
 #include "base/clock.h"
-#include "comm_group.h"
-#include "cuda_job.h"
+#include "cuda_case.h"
 #include "stream_comm.h"
 
 enum { STEPS = 2 };
@@ -16,13 +13,6 @@ static const int64_t deadline_ns = 20 * DP_NS_PER_S;
 static const struct fake_cuda *fake;
 static struct stream_group *group;
 static _Thread_local struct dp_comm *streams; /* of this rank */
-
-static int clean_up(void **state)
-{
-    (void)state;
-    cuda_job_fini();
-    return 0;
-}
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
@@ -40,15 +30,6 @@ static void close_rank(struct job_rank *r)
     cuda_job_leave();
 }
 
-static struct dp_schedule *build(struct dp_schedule_spec spec)
-{
-    struct dp_schedule *s = NULL;
-
-    if (dp_schedule_new(&spec, &s))
-        fail_msg("%s", dp_last_error());
-    return s;
-}
-
 static struct job make_job(const struct dp_schedule *s)
 {
     struct job job = job_make(s);
@@ -60,14 +41,8 @@ static struct job make_job(const struct dp_schedule *s)
 
 static void run_job(struct job *job, rank_fn fn, uint64_t last_step)
 {
-    const int ranks = job->schedule->ranks;
-    struct job_result result;
-
-    group = stream_group_new(ranks);
-    job_result_init(&result, job);
-    assert_int_equal(comm_on_threads(ranks, deadline_ns, fn, job), 0);
-    assert_true(job_result_is_sequential(job, last_step));
-    job_result_fini(&result, job);
+    group = stream_group_new(job->schedule->ranks);
+    case_run(job, deadline_ns, fn, last_step);
     stream_group_free(group);
 }
 
@@ -99,7 +74,7 @@ enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
 static void train_by_streams(struct dp_schedule_spec spec, int batch_dim, bool no_split)
 {
-    struct dp_schedule *s = build(spec);
+    struct dp_schedule *s = case_schedule(spec);
     struct job job = make_job(s);
 
     job.model.batch_dim = batch_dim;
@@ -128,7 +103,7 @@ static void streams_that_are_late_at_random_change_no_number(void **state)
 static void sums_of_many_pieces_change_no_number(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
     struct job job = make_job(s);
 
@@ -169,7 +144,7 @@ static void a_rank_goes_through_its_step_before_anything_arrives(void **state)
     };
 
     for (size_t i = 0; i < sizeof(specs) / sizeof(*specs); i++) {
-        struct dp_schedule *s = build(specs[i]);
+        struct dp_schedule *s = case_schedule(specs[i]);
         struct job job = make_job(s);
         job.fixed_order = false; /* whose sums take place on the host */
         run_job(&job, train_held_up, 1);
@@ -179,21 +154,12 @@ static void a_rank_goes_through_its_step_before_anything_arrives(void **state)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Rank 1's n-th callback fails; then all start over. */
 static int fail_then_train(struct dp_comm *comm, void *arg)
 {
-    const struct job *job = arg;
-    const int *n = job->user;
     struct job_rank r;
 
-    CHECK(!cuda_job_open(&r, job, comm));
-    cuda_job_fail_callback(dp_comm_rank(comm) == 1 ? *n : 0);
-    int err = cuda_job_step(&r);
-    CHECK(err == (dp_comm_rank(comm) == 1 ? DP_ECALLBACK : DP_EABORTED));
-    CHECK(!dp_comm_reset(streams));
-    CHECK(!fake->busy()); /* of all ranks: none has begun again */
-    CHECK(!dp_comm_barrier(streams));
-    CHECK(!cuda_job_step(&r));
+    CHECK(!cuda_job_open(&r, arg, comm));
+    CHECK(!cuda_case_fail_then_train(&r, streams, fake));
     close_rank(&r);
     return 0;
 }
@@ -201,7 +167,7 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
 static void a_step_that_failed_leaves_no_stream_waiting(void **state)
 {
     (void)state;
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
 
     for (int n = 1; n <= 12; n += 4) {
@@ -216,11 +182,14 @@ static void a_step_that_failed_leaves_no_stream_waiting(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(streams_that_wait_for_messages_change_no_number, clean_up),
-        cmocka_unit_test_teardown(streams_that_are_late_at_random_change_no_number, clean_up),
-        cmocka_unit_test_teardown(sums_of_many_pieces_change_no_number, clean_up),
-        cmocka_unit_test_teardown(a_rank_goes_through_its_step_before_anything_arrives, clean_up),
-        cmocka_unit_test_teardown(a_step_that_failed_leaves_no_stream_waiting, clean_up),
+        cmocka_unit_test_teardown(streams_that_wait_for_messages_change_no_number,
+                                  cuda_case_clean_up),
+        cmocka_unit_test_teardown(streams_that_are_late_at_random_change_no_number,
+                                  cuda_case_clean_up),
+        cmocka_unit_test_teardown(sums_of_many_pieces_change_no_number, cuda_case_clean_up),
+        cmocka_unit_test_teardown(a_rank_goes_through_its_step_before_anything_arrives,
+                                  cuda_case_clean_up),
+        cmocka_unit_test_teardown(a_step_that_failed_leaves_no_stream_waiting, cuda_case_clean_up),
     };
 
     fake = cuda_job_init();
