@@ -173,7 +173,8 @@ void dp_interface_guess(union dp_sockaddr *out)
     out->v4.sin_family = AF_INET;
     out->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (getifaddrs(&all)) {
-        dp_log(DP_LOG_WARN,
+        /* Where files have run out, the next call that needs one says so as an error. */
+        dp_log(errno == EMFILE || errno == ENFILE ? DP_LOG_INFO : DP_LOG_WARN,
                "cannot list the network interfaces: %s; going on with 127.0.0.1, where only "
                "this host reaches this process",
                dp_errno_text(errno));

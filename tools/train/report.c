@@ -85,7 +85,8 @@ static void json_begin(const struct settings *s, const struct data *data, size_t
         "{s:s, s:s, s:I, s:s, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event",
         "begin", "model", s->model_name, "parameters", (json_int_t)param_count, "schedule",
         s->schedule_name, "ranks", (json_int_t)s->ranks, "replicas", (json_int_t)s->replicas, "mix",
-        s->mix, "mix_algorithm", s->mix_algorithm, "microbatches", (json_int_t)s->microbatches, "layers", (json_int_t)s->layers,
+        s->mix, "mix_algorithm", s->mix_algorithm, "microbatches",
+        (json_int_t)s->microbatches, "layers", (json_int_t)s->layers,
         "width", (json_int_t)s->width, "context", (json_int_t)s->context, "batch",
         (json_int_t)s->batch, "data_bytes", (json_int_t)data->len, "held_out_bytes",
         (json_int_t)(data->chunks * data->held_len), "unigram_entropy", data_entropy(data));

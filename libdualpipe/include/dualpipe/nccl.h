@@ -6,7 +6,7 @@
  *      dp_comm_open(&config, &host);                   control messages, aborts, agreement
  *      dp_device_cuda_open(local_rank, &device);
  *      dp_comm_nccl_open(host, &(struct dp_nccl_config){.device = device}, &comm);
- *      a pipeline over comm and device
+ *      messages between the devices' memory
  *      dp_comm_close(comm), then dp_comm_close(host)
  *
  * What goes where. Messages on DP_CHANNEL_ACTIVATION, _GRADIENT and _REDUCE are NCCL's, from and to
@@ -38,7 +38,8 @@
  *
  * The library is looked for at run time: DUALPIPE_NCCL_LIBRARY, or libnccl.so.2 and libnccl.so.
  * NCCL 2.27 or newer. Written for releases up to 2.32; tested with 2.28.9, with the real library on
- * a simulated CUDA. On a GPU it has not run yet.
+ * a simulated CUDA. On a GPU it has not run yet. A pipeline's step over it is not proven: on the
+ * simulated CUDA a first one, 1F1B with two ranks, did not end. Use the host's communicator there.
  *
  * Source: NCCL's user guide (communicators, group calls, fault tolerance, ncclConfig_t).
  */

@@ -147,7 +147,8 @@ DP_PUBLIC int dp_placement_weigh(const struct dp_placement_spec *spec, const int
 DP_PUBLIC int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t,
                                  char **text, size_t *len);
 /* Read it back, as dp_assignment_read does; names are looked up in t. DP_EINVAL with the place and
- * what was expected there, also for a name that t does not have, or has for another kind of node; DP_ENOMEM. The caller frees. */
+ * what was expected there, also for a name that t does not have, or has for another kind of node;
+ * DP_ENOMEM. The caller frees. */
 DP_PUBLIC int dp_placement_read(const char *text, size_t len, const struct dp_topology *t,
                                 struct dp_placement **out);
 
