@@ -29,16 +29,17 @@ static void add_word(json_t *list, const struct arg *a, const void *values)
     const void *member = (const char *)values + a->offset;
     char word[RESUME_WORD];
 
+    if (a->type == ARG_FLAG && !*(const bool *)member)
+        return;
     if (a->type == ARG_FLAG)
-        snprintf(word, sizeof(word), *(const bool *)member ? "--%s" : "", a->name);
+        snprintf(word, sizeof(word), "--%s", a->name);
     else if (a->type == ARG_INT)
         snprintf(word, sizeof(word), "--%s=%" PRId64, a->name, *(const int64_t *)member);
     else if (a->type == ARG_REAL)
         snprintf(word, sizeof(word), "--%s=%.17g", a->name, *(const double *)member);
     else
         snprintf(word, sizeof(word), "--%s=%s", a->name, *(const char *const *)member);
-    if (*word)
-        json_array_append_new(list, json_string(word));
+    json_array_append_new(list, json_string(word));
 }
 
 char *resume_text(const struct arg_group *groups, const char *const *names, const void *values,
