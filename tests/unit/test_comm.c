@@ -404,7 +404,7 @@ static int survive(struct dp_comm *comm, void *arg)
     (void)arg;
     if (!strcmp(dp_comm_name(comm), "mpi")) {
         CHECK(dp_comm_survive(comm) == DP_EUNSUPPORTED);
-        CHECK_SAYS("MPI ends all processes");
+        CHECK_SAYS("the transport mpi ends with the first process that dies");
         CHECK(dp_comm_agree_alive(comm, alive) == DP_EINVAL);
     } else {
         CHECK(dp_comm_agree_alive(comm, alive) == DP_EINVAL);
