@@ -7,7 +7,7 @@
  *      up, normal      b0 b1 b2 b3      a begins after the chunk of b that is at work: the device
  * takes up, low         .                the most urgent stream after every chunk down, ...
  *
- * Where nothing is paced all chunks are queued at once, and nobody has to be called for the copy to
+ * Where nothing is paced all chunks are queued at once, and no call is needed for the copy to
  * go on. A paced copy is queued as far as the pace allows whenever the engine is asked anything.
  */
 #include "offload/state.h"
@@ -319,8 +319,7 @@ int dp_copy_wait(struct dp_offload_copy *copy, int64_t timeout_ns)
     return err ? err : result(copy);
 }
 
-/* ---- all of them ------------------------------------------------------------------------------
- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 int dp_copy_engine_drain(struct dp_copy_engine *engine, int64_t timeout_ns)
 {
@@ -352,8 +351,7 @@ void dp_copy_engine_stats(const struct dp_copy_engine *engine, struct dp_copy_st
             out->busy_ns[d] += atomic_load(&engine->lanes[d][level].meter.busy_ns);
 }
 
-/* ---- making one -------------------------------------------------------------------------------
- */
+/* ---- making one ------------------------------------------------------------------------------ */
 
 static int take_pinned(struct dp_copy_engine *engine, char **out)
 {

@@ -52,8 +52,7 @@ static size_t round_up(size_t n, size_t multiple)
     return (n + multiple - 1) / multiple * multiple;
 }
 
-/* ---- a slab's pages ---------------------------------------------------------------------------
- */
+/* ---- a slab's pages -------------------------------------------------------------------------- */
 
 /* Whole huge pages, so that the kernel can use them; the rest of the mapping is given back. */
 static char *map_pages(size_t bytes)

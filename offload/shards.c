@@ -11,8 +11,7 @@
 
 #include <string.h>
 
-/* ---- parameters, to the device ----------------------------------------------------------------
- */
+/* ---- parameters, to the device --------------------------------------------------------------- */
 
 int dpo_shard_load(struct dp_offload *o, int32_t index, int32_t slot_index)
 {
@@ -61,8 +60,7 @@ int dpo_shard_drop(struct dp_offload *o, int32_t index, int32_t slot_index)
     return err ? err : poison(o, slot, slot->grads, o->slot_grads);
 }
 
-/* ---- gradients, to the host -------------------------------------------------------------------
- */
+/* ---- gradients, to the host ------------------------------------------------------------------ */
 
 static void add_f32(float *to, const float *from, size_t count)
 {
@@ -175,8 +173,7 @@ int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
     return err;
 }
 
-/* ---- what crosses from shard to shard ---------------------------------------------------------
- */
+/* ---- what crosses from shard to shard -------------------------------------------------------- */
 
 /* The layer whose output is the input of shard 1 or more, or behind the last one. */
 static const struct dpo_layer *layer_before(const struct dp_offload *o, int32_t shard)

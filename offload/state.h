@@ -196,10 +196,12 @@ void dpo_stamp_begin(void *user);
 void dpo_stamp_end(void *user);
 int dpo_meter_begin(struct dp_offload *o, int meter);
 int dpo_meter_end(struct dp_offload *o, int meter);
+int64_t dpo_meter_busy_ns(const struct dp_offload *o, int meter);
+/* Wait for all of a stream, no longer than the deadline. */
+int dpo_wait(struct dp_offload *o, struct dp_device_stream *stream);
 
 /* step.c: o with sizes, without memory on device or host; what was made of it is freed with
- * dp_offload_close. And wait for all of a stream, no longer than the deadline. */
+ * dp_offload_close. */
 int dpo_count(const struct dp_offload_config *config, struct dp_offload **out);
-int dpo_wait(struct dp_offload *o, struct dp_device_stream *stream);
 
 #endif

@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is wrong with a config ---------------------------------------------------------------
- */
+/* ---- what is wrong with a config ------------------------------------------------------------- */
 
 static int check_layer(const struct dp_offload_config *c, int32_t l, int64_t batch)
 {
@@ -72,19 +71,7 @@ static int check_config(const struct dp_offload_config *c)
     return !err && c->first ? check_first(c) : err;
 }
 
-/* ---- waiting ----------------------------------------------------------------------------------
- */
-
-int dpo_wait(struct dp_offload *o, struct dp_device_stream *stream)
-{
-    int err = dp_device_event_record(o->done, stream);
-    int64_t begun_ns = dp_now_ns();
-
-    if (!err)
-        err = dp_device_event_wait(o->done, o->config.timeout_ns);
-    o->wait_ns += dp_now_ns() - begun_ns;
-    return err;
-}
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static int wait_copies(struct dp_offload *o)
 {
@@ -128,8 +115,7 @@ static int give_up(struct dp_offload *o, int err)
     return err;
 }
 
-/* ---- open -------------------------------------------------------------------------------------
- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static int take_rows(struct dp_offload *o)
 {
@@ -305,8 +291,7 @@ void dp_offload_close(struct dp_offload *o)
     free(o);
 }
 
-/* ---- tensors of the user's ---------------------------------------------------------------------
- */
+/* ---- tensors of the user's ------------------------------------------------------------------- */
 
 static int check_tensor(const struct dp_tensor_spec *spec, const DLTensor *t, const char *what,
                         int32_t k)
@@ -341,8 +326,7 @@ static int copy_border(struct dp_offload *o, const struct dpo_border *border, ch
     return err;
 }
 
-/* ---- steps ------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static int carry_out(struct dp_offload *o, const struct dp_offload_event *event)
 {
@@ -372,7 +356,7 @@ static int walk(struct dp_offload *o, const struct dp_offload_event *events, siz
     return err;
 }
 
-/* What is still there from the last step is good only if nobody has changed it where it lives. */
+/* What is still there from the last step is good only if it has not been changed where it lives. */
 static int drop_stale(struct dp_offload *o)
 {
     bool stale = o->config.update || !o->step->unchanged;
@@ -511,4 +495,18 @@ void dp_offload_memory(const struct dp_offload *o, struct dp_offload_memory *out
     *out = o->counts;
     out->shards = o->shard_count;
     out->slots = o->config.slots;
+}
+
+void dp_offload_times(const struct dp_offload *o, struct dp_offload_times *out)
+{
+    struct dp_copy_stats copies;
+
+    dp_copy_engine_stats(o->copies, &copies);
+    *out = (struct dp_offload_times){
+        .compute_ns = dpo_meter_busy_ns(o, DPO_COMPUTE),
+        .up_ns = copies.busy_ns[DP_COPY_UP],
+        .down_ns = copies.busy_ns[DP_COPY_DOWN],
+        .update_ns = dpo_meter_busy_ns(o, DPO_UPDATE),
+        .wait_ns = o->wait_ns,
+    };
 }

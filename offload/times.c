@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * times.c - how long compute, copies and updates are at work: stamps in the order of each stream.
+ * times.c - how long compute, copies and updates are at work, by stamps in the order of each stream, and
+ * how long the host waits for them.
  */
 #include "offload/state.h"
 
@@ -13,7 +14,7 @@ void dpo_stamp_begin(void *user)
     meter->begun_ns = dp_now_ns();
 }
 
-/* The reader comes after an event of the stream; atomic for those who look without one. */
+/* The reader comes after an event of the stream; atomic for readers without one. */
 void dpo_stamp_end(void *user)
 {
     struct dpo_meter *meter = user;
@@ -42,21 +43,18 @@ int dpo_meter_end(struct dp_offload *o, int meter)
     return stamp(o, meter, dpo_stamp_end);
 }
 
-static int64_t busy_ns(const struct dp_offload *o, int meter)
+int64_t dpo_meter_busy_ns(const struct dp_offload *o, int meter)
 {
     return atomic_load_explicit(&o->meters[meter].busy_ns, memory_order_relaxed);
 }
 
-void dp_offload_times(const struct dp_offload *o, struct dp_offload_times *out)
+int dpo_wait(struct dp_offload *o, struct dp_device_stream *stream)
 {
-    struct dp_copy_stats copies;
+    int err = dp_device_event_record(o->done, stream);
+    int64_t begun_ns = dp_now_ns();
 
-    dp_copy_engine_stats(o->copies, &copies);
-    *out = (struct dp_offload_times){
-        .compute_ns = busy_ns(o, DPO_COMPUTE),
-        .up_ns = copies.busy_ns[DP_COPY_UP],
-        .down_ns = copies.busy_ns[DP_COPY_DOWN],
-        .update_ns = busy_ns(o, DPO_UPDATE),
-        .wait_ns = o->wait_ns,
-    };
+    if (!err)
+        err = dp_device_event_wait(o->done, o->config.timeout_ns);
+    o->wait_ns += dp_now_ns() - begun_ns;
+    return err;
 }

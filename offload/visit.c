@@ -26,8 +26,7 @@ struct frame {
     struct dpo_tensors in;
 };
 
-/* ---- before and after -------------------------------------------------------------------------
- */
+/* ---- before and after ------------------------------------------------------------------------ */
 
 /* Where the layers of the shard find their parameters now, and where they add gradients. */
 static void point_at(struct dp_offload *o, int32_t index, char *grads)
@@ -182,8 +181,7 @@ static int backward_layer(struct frame *f, struct place in, struct place from, s
     return zero_missing(f, to.border, &wanted, &gin);
 }
 
-/* ---- a micro-batch through a shard ------------------------------------------------------------
- */
+/* ---- a micro-batch through a shard ----------------------------------------------------------- */
 
 /* `end`: where the output of the last layer goes. */
 static int forward_piece(struct frame *f, int32_t index, struct place from, struct place end)
@@ -222,8 +220,7 @@ static int backward_piece(struct frame *f, int32_t index, struct place input, st
     return err;
 }
 
-/* ---- gradients in fixed order -----------------------------------------------------------------
- */
+/* ---- gradients in fixed order ---------------------------------------------------------------- */
 
 /* The buffer of the block that is number `held` of those that are not added up yet. */
 static char *sum_of(const struct dp_offload *o, int32_t index, int32_t held)

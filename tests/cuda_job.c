@@ -10,7 +10,9 @@
 
 static const int64_t deadline_ns = 20 * DP_NS_PER_S;
 
-static const struct fake_cuda *fake;
+static const struct fake_cuda *fake; /* NULL: another driver */
+static void *(*reach)(const void *device_ptr);
+static int device_count;
 static struct {
     __typeof__(&cuLaunchHostFunc) launch;
     __typeof__(&cuStreamQuery) query;
@@ -23,7 +25,7 @@ static struct {
 /* A rank is a thread: its device, and what it has of host tensors on it. */
 enum { MOST_BUFFERS = 32 };
 static _Thread_local struct {
-    struct dp_device *dev;
+    struct dp_device *dev, *given; /* given: the caller's; NULL: opened here */
     struct dp_device_stream *stream;
     struct dp_device_event *event;
     CUcontext context;
@@ -73,7 +75,7 @@ static void reach_tensors(DLTensor *to, const DLTensor *from, int count)
 {
     for (int i = 0; i < count && from; i++) {
         to[i] = from[i];
-        to[i].data = from[i].data ? fake->reach(from[i].data) : NULL;
+        to[i].data = from[i].data ? reach(from[i].data) : NULL;
     }
 }
 
@@ -81,7 +83,7 @@ static void take_call(struct side *side, void *user, const struct dp_stage_call 
 {
     side->user = user;
     side->call = *call;
-    side->call.save = fake->reach(call->save);
+    side->call.save = reach(call->save);
     reach_tensors(side->in, call->in, MODEL_TENSORS);
     side->call.in = side->in;
     for (int i = 0; i < MODEL_GRADS; i++) {
@@ -308,8 +310,12 @@ void cuda_job_edit(void *user, int rank, struct dp_pipeline_config *config)
 
 static int enter_device(int ordinal)
 {
-    int err = dp_device_cuda_open(ordinal, &here.dev);
+    int err = 0;
 
+    if (here.given)
+        here.dev = here.given;
+    else
+        err = dp_device_cuda_open(ordinal, &here.dev);
     if (err)
         return err;
     here.count = here.fail_in = 0;
@@ -329,7 +335,8 @@ void cuda_job_leave(void)
     dp_device_stream_free(here.stream);
     cu.pop(&context);
     cu.release(dp_device_dl(here.dev).device_id);
-    dp_device_close(here.dev);
+    if (!here.given)
+        dp_device_close(here.dev);
 }
 
 int cuda_job_step(struct job_rank *r)
@@ -349,7 +356,7 @@ int cuda_job_step(struct job_rank *r)
 
 int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *comm)
 {
-    int err = enter_device(dp_comm_rank(comm) % FAKE_CUDA_DEVICES);
+    int err = enter_device(dp_comm_rank(comm) % device_count);
 
     if (err)
         return err;
@@ -359,6 +366,11 @@ int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *com
     move_batch(&r->out);
     job_rank_split(r);
     return err;
+}
+
+void cuda_job_use_device(struct dp_device *dev)
+{
+    here.given = dev;
 }
 
 void cuda_job_close(struct job_rank *r)
@@ -379,27 +391,49 @@ void cuda_job_take_memory(size_t bytes)
 
 /* ---- all ranks ------------------------------------------------------------------------------- */
 
-const struct fake_cuda *cuda_job_init(void)
+static void find_driver(void)
 {
-    fake = use_fake_cuda();
-    if (!fake)
-        return NULL;
     void *handle = dlopen(getenv("DUALPIPE_DEVICE_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+
     *(void **)&cu.launch = dlsym(handle, "cuLaunchHostFunc");
     *(void **)&cu.query = dlsym(handle, "cuStreamQuery");
     *(void **)&cu.retain = dlsym(handle, "cuDevicePrimaryCtxRetain");
     *(void **)&cu.release = dlsym(handle, "cuDevicePrimaryCtxRelease_v2");
     *(void **)&cu.push = dlsym(handle, "cuCtxPushCurrent_v2");
     *(void **)&cu.pop = dlsym(handle, "cuCtxPopCurrent_v2");
+}
+
+const struct fake_cuda *cuda_job_init(void)
+{
+    fake = use_fake_cuda();
+    if (!fake)
+        return NULL;
+    reach = fake->reach;
+    device_count = FAKE_CUDA_DEVICES;
+    find_driver();
     return fake;
+}
+
+static void *reach_directly(const void *device_ptr)
+{
+    return (void *)(uintptr_t)device_ptr;
+}
+
+void cuda_job_init_reachable(void)
+{
+    reach = reach_directly;
+    device_count = 1;
+    find_driver();
 }
 
 void cuda_job_fini(void)
 {
     struct kernel *next;
 
-    fake->reset();
-    fake->drain();
+    if (fake) {
+        fake->reset();
+        fake->drain();
+    }
     for (struct kernel *k = kernels; k; k = next) {
         next = k->next;
         free(k);

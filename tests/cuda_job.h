@@ -13,10 +13,15 @@
 
 /* Point the library at the stand-in. NULL, with the reason printed, if it is not there. */
 const struct fake_cuda *cuda_job_init(void);
+/* Use the driver that the library is pointed at: one device, whose memory the CPU reaches. */
+void cuda_job_init_reachable(void);
 
 /* For a job: its ops and its edit. */
 extern const struct dp_stage_ops cuda_job_ops;
 void cuda_job_edit(void *user, int rank, struct dp_pipeline_config *config);
+
+/* The calling thread's jobs are on this device, which stays open; not on one of their own. */
+void cuda_job_use_device(struct dp_device *dev);
 
 /* Like job_rank_open, _step and _close, in the rank's thread. */
 int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);

@@ -129,6 +129,7 @@ int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *com
     r->borders = calloc((size_t)s->stages + 1, sizeof(*r->borders));
     model_borders(&job->model, r->borders);
     model_labels(&job->model, &r->labels);
+    model_skip_specs(&job->model, r->skips);
     for (int i = 0; i < dp_schedule_slot_count(s, r->rank); i++) {
         model_stage_init(&r->stages[i], &job->model, slot_of(r, i)->stage);
         r->stages[i].before = job->before;
@@ -143,6 +144,7 @@ int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *com
         .comm = comm,
         .stages = stages,
         .borders = r->borders,
+        .skips = job->model.skip_count ? r->skips : NULL,
         .labels = &r->labels,
         .loss = s->forward_only && !job->forward_loss ? NULL : &model_loss,
         .loss_user = (void *)(uintptr_t)&job->model,

@@ -39,6 +39,7 @@ struct job_rank {
     struct model_stage stages[DP_MAX_SLOTS];
     struct dp_border *borders;
     struct dp_border labels;
+    struct dp_tensor_spec skips[MODEL_SKIPS];
     struct dp_pipeline *pipe;
     struct model_batch in, label, out;
     struct dp_microbatches *in_mbs, *label_mbs, *out_mbs;

@@ -54,6 +54,14 @@ void model_labels(const struct model *m, struct dp_border *labels)
     *labels = (struct dp_border){1, {spec_of(m, float32, model_width(m, m->stages))}};
 }
 
+void model_skip_specs(const struct model *m, struct dp_tensor_spec specs[MODEL_SKIPS])
+{
+    for (int k = 0; k < m->skip_count; k++) {
+        specs[k] = spec_of(m, float32, MODEL_SKIP_WIDTH);
+        specs[k].no_grad = m->skips[k].name[0] == 'n';
+    }
+}
+
 /* ---- the stage ------------------------------------------------------------------------------ */
 
 /* The save area: tanh(x W + b), then its gradient. */
@@ -82,6 +90,76 @@ static float mask(const struct model_stage *s, const struct dp_stage_call *call,
     return u < s->model->dropout ? 0 : 1 / (1 - s->model->dropout);
 }
 
+/* ---- skips of the stage ---------------------------------------------------------------------- */
+
+static bool is_absent(const struct model *m, const struct dp_stage_call *call)
+{
+    return m->absent_skips && call->mb_global % 3 == 1;
+}
+
+/* y += v / 4 where a skip ends. */
+static void pop_skips(const struct model_stage *s, const struct dp_stage_call *call, float *y, int k)
+{
+    const struct model *m = s->model;
+
+    for (int i = 0; i < m->skip_count; i++) {
+        if (m->skips[i].to != s->stage)
+            continue;
+        const DLTensor *v = s->skips ? &s->skips->values[i]
+                                     : dp_skip_pop(call, m->skips[i].space, m->skips[i].name);
+        for (int at = 0; v && v->data && at < m->rows * k; at++)
+            y[at] += ((const float *)v->data)[at / k * MODEL_SKIP_WIDTH + at % k % MODEL_SKIP_WIDTH] / 4;
+    }
+}
+
+/* v = y / 2 where one begins. */
+static void stash_skips(const struct model_stage *s, const struct dp_stage_call *call,
+                        const float *y, int k)
+{
+    const struct model *m = s->model;
+
+    for (int i = 0; i < m->skip_count; i++) {
+        if (m->skips[i].from != s->stage)
+            continue;
+        DLTensor *v = s->skips ? &s->skips->values[i]
+                               : dp_skip_stash(call, m->skips[i].space, m->skips[i].name);
+        if (v && is_absent(m, call))
+            v->data = NULL;
+        for (int at = 0; v && v->data && at < m->rows * MODEL_SKIP_WIDTH; at++)
+            ((float *)v->data)[at] =
+                y[at / MODEL_SKIP_WIDTH * k + at % MODEL_SKIP_WIDTH] / 2;
+    }
+}
+
+/* g of y: what comes back of the skips that begin here; then the gradients of those that end here. */
+static void skip_gradients(const struct model_stage *s, const struct dp_stage_call *call, float *g,
+                           int k)
+{
+    const struct model *m = s->model;
+
+    for (int i = 0; i < m->skip_count; i++) {
+        if (m->skips[i].from != s->stage)
+            continue;
+        const DLTensor *gv =
+            s->skips ? &s->skips->gradients[i]
+                     : dp_skip_stash_gradient(call, m->skips[i].space, m->skips[i].name);
+        for (int at = 0; gv && gv->data && at < m->rows * MODEL_SKIP_WIDTH; at++)
+            g[at / MODEL_SKIP_WIDTH * k + at % MODEL_SKIP_WIDTH] += ((const float *)gv->data)[at] / 2;
+    }
+    for (int i = 0; i < m->skip_count; i++) {
+        if (m->skips[i].to != s->stage)
+            continue;
+        DLTensor *gv = s->skips
+                           ? &s->skips->gradients[i]
+                           : dp_skip_pop_gradient(call, m->skips[i].space, m->skips[i].name);
+        if (!gv || !gv->data)
+            continue;
+        memset(gv->data, 0, (size_t)m->rows * MODEL_SKIP_WIDTH * sizeof(float));
+        for (int at = 0; at < m->rows * k; at++)
+            ((float *)gv->data)[at / k * MODEL_SKIP_WIDTH + at % k % MODEL_SKIP_WIDTH] += g[at] / 4;
+    }
+}
+
 static void stage_forward(const struct model_stage *s, const struct dp_stage_call *call,
                           const DLTensor *in, DLTensor *out)
 {
@@ -92,7 +170,6 @@ static void stage_forward(const struct model_stage *s, const struct dp_stage_cal
     struct saved saved = saved_of(s, call);
 
     for (int r = 0; r < rows; r++) {
-        double mean = 0;
         for (int j = 0; j < k; j++) {
             float h = s->b[j];
             for (int i = 0; i < n; i++)
@@ -100,8 +177,14 @@ static void stage_forward(const struct model_stage *s, const struct dp_stage_cal
             size_t at = (size_t)(r * k + j);
             saved.t[at] = tanhf(h);
             y[at] = saved.t[at] * mask(s, call, at);
-            mean += (double)y[at] / k;
         }
+    }
+    pop_skips(s, call, y, k);
+    stash_skips(s, call, y, k);
+    for (int r = 0; r < rows; r++) {
+        double mean = 0;
+        for (int j = 0; j < k; j++)
+            mean += (double)y[r * k + j] / k;
         ((int32_t *)out[1].data)[r] = ((const int32_t *)in[1].data)[r] + 1;
         ((double *)out[2].data)[r] = ((const double *)in[2].data)[r] + mean;
     }
@@ -116,10 +199,12 @@ static void stage_input_gradient(const struct model_stage *s, const struct dp_st
     const double *gz = gout[2].data;
     struct saved saved = saved_of(s, call);
 
+    for (int at = 0; at < rows * k; at++)
+        saved.gh[at] = gy[at] + (float)(gz[at / k] / k);
+    skip_gradients(s, call, saved.gh, k);
     for (int at = 0; at < rows * k; at++) {
-        float g = gy[at] + (float)(gz[at / k] / k);
         float t = saved.t[at];
-        saved.gh[at] = g * mask(s, call, (size_t)at) * (1 - t * t);
+        saved.gh[at] = saved.gh[at] * mask(s, call, (size_t)at) * (1 - t * t);
     }
     for (int r = 0; r < rows && gin[0].data; r++) {
         for (int i = 0; i < n; i++) {
@@ -468,7 +553,22 @@ struct walk {
     struct model_batch *values, *gradients; /* [stages + 1] */
     void **saves;
     struct model_stage *stages;
+    struct model_skips skips;
+    float *skip_memory; /* [2 * MODEL_SKIPS * rows * MODEL_SKIP_WIDTH] */
 };
+
+/* Of the next micro-batch. */
+static void walk_set_skips(struct walk *w, int mb)
+{
+    const size_t n = (size_t)w->one.rows * MODEL_SKIP_WIDTH;
+    const bool absent = is_absent(&w->one, &(struct dp_stage_call){.mb_global = mb});
+
+    for (int k = 0; k < w->one.skip_count; k++) {
+        const bool none = absent || w->one.skips[k].name[0] == 'n';
+        w->skips.values[k].data = w->skip_memory + (size_t)k * n;
+        w->skips.gradients[k].data = none ? NULL : w->skip_memory + (MODEL_SKIPS + (size_t)k) * n;
+    }
+}
 
 static void walk_init(struct walk *w, const struct model *m)
 {
@@ -480,8 +580,11 @@ static void walk_init(struct walk *w, const struct model *m)
     w->gradients = calloc(borders, sizeof(*w->gradients));
     w->saves = calloc(borders, sizeof(*w->saves));
     w->stages = calloc(borders, sizeof(*w->stages));
+    w->skip_memory =
+        calloc(2 * MODEL_SKIPS * (size_t)m->rows * MODEL_SKIP_WIDTH, sizeof(*w->skip_memory));
     for (int s = 0; s < m->stages; s++) {
         model_stage_init(&w->stages[s], &w->one, s);
+        w->stages[s].skips = &w->skips;
         w->saves[s] = calloc(2 * hidden_count(&w->stages[s]), sizeof(float));
     }
 }
@@ -496,6 +599,7 @@ static void walk_fini(struct walk *w)
     free(w->gradients);
     free(w->saves);
     free(w->stages);
+    free(w->skip_memory);
 }
 
 static struct dp_stage_call call_of(const struct walk *w, int s, int mb, uint64_t step,
@@ -574,6 +678,7 @@ void model_run_sequential(const struct model *m, uint64_t step, bool training,
             model_batch_init(&w.gradients[s], &w.one, s, mb, 1);
         }
         model_batch_init_label(&label, &w.one, mb, 1);
+        walk_set_skips(&w, mb);
         walk_forward(&w, mb, step, training, result, &label.tensors[0]);
         if (training)
             walk_backward(&w, mb, step, result, &label.tensors[0]);

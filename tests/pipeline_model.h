@@ -6,13 +6,14 @@
  *
  *      border s:  x float32 [rows, width + s % 2]   ids int32 [rows, 1] no_grad   z float64 [rows, 1]
  *      stage s:   x' = dropout(tanh(x W + b))       ids' = ids + 1                z' = z + mean(x')
+ *      skips:     where one ends, x' += v / 4; where one begins, v = x' / 2, of two columns
  */
 #ifndef DP_TESTS_PIPELINE_MODEL_H
 #define DP_TESTS_PIPELINE_MODEL_H
 
 #include <dualpipe/pipeline.h>
 
-enum { MODEL_TENSORS = 3, MODEL_GRADS = 2, MODEL_LOSSES = 2 };
+enum { MODEL_TENSORS = 3, MODEL_GRADS = 2, MODEL_LOSSES = 2, MODEL_SKIPS = 4, MODEL_SKIP_WIDTH = 2 };
 
 struct model {
     int stages, microbatches;
@@ -21,11 +22,20 @@ struct model {
     uint64_t seed;
     int batch_dim;
     int order_blocks; /* of fixed order; 0: 2 */
+    const struct dp_skip *skips; /* [skip_count] a name that begins with n: without a gradient */
+    int skip_count;
+    bool absent_skips; /* every third micro-batch puts out none */
     const int *same_as; /* [stages] the stage that begins with the same weights; NULL: the same */
+};
+
+/* Skips of the sequential loop. */
+struct model_skips {
+    DLTensor values[MODEL_SKIPS], gradients[MODEL_SKIPS];
 };
 
 /* A stage and its parameters. */
 struct model_stage {
+    struct model_skips *skips; /* NULL: those of the pipeline */
     const struct model *model;
     int stage;
     float *w, *b, *gw, *gb;
@@ -59,6 +69,7 @@ size_t model_grad_count(const struct model *m, int stage); /* floats: W, then b 
 size_t model_output_count(const struct model *m);
 
 void model_borders(const struct model *m, struct dp_border *borders);
+void model_skip_specs(const struct model *m, struct dp_tensor_spec specs[MODEL_SKIPS]);
 void model_labels(const struct model *m, struct dp_border *labels);
 extern const struct dp_stage_ops model_ops;         /* with the overlap hook */
 extern const struct dp_stage_ops model_ops_no_hook;

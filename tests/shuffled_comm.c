@@ -55,8 +55,7 @@ static uint32_t roll(struct shuffled *s, uint32_t sides)
     return block[0] % sides;
 }
 
-/* ---- what the inner one has -------------------------------------------------------------------
- */
+/* ---- what the inner one has ------------------------------------------------------------------ */
 
 static int post(struct shuffled *s)
 {
@@ -89,8 +88,7 @@ static int look(struct shuffled *s, int *came)
     return 0;
 }
 
-/* ---- what the caller gets ---------------------------------------------------------------------
- */
+/* ---- what the caller gets -------------------------------------------------------------------- */
 
 /* The n-th message that has come, to the receive that has waited longest. */
 static int hand_over(struct shuffled *s, int n)
@@ -137,8 +135,7 @@ static bool is_waiting(const struct shuffled *s, const struct dp_request *req)
     return false;
 }
 
-/* ---- operations -------------------------------------------------------------------------------
- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static int shuffled_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
                           size_t len, struct dp_request *req)

@@ -13,8 +13,7 @@
 
 static const int64_t SYNC_NS = 20 * DP_NS_PER_S, SLEEP_NS = 100 * DP_NS_PER_US;
 
-/* ---- what all ranks share ----------------------------------------------------------------------
- */
+/* ---- what all ranks share -------------------------------------------------------------------- */
 
 /* A message at one end: work in the stream of its link. */
 struct part {
@@ -124,8 +123,7 @@ static struct mailbox *find_mailbox(struct stream_group *g, int from, int to, in
     return m;
 }
 
-/* ---- in the stream of a link; the group's lock is held
- * ------------------------------------------- */
+/* ---- in the stream of a link; the group's lock is held --------------------------------------- */
 
 static bool is_dead(const struct part *p)
 {
@@ -200,8 +198,7 @@ static void move_part(void *user)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* ---- abort
- * --------------------------------------------------------------------------------------- */
+/* ---- abort ----------------------------------------------------------------------------------- */
 
 /* After an abort no stream touches a caller's memory any more. A link's stream may hold more than its
  * messages: a wait for the compute stream stands before a message that was never committed. */
@@ -266,8 +263,7 @@ static int stream_reset(struct dp_comm *comm)
     return err;
 }
 
-/* ---- starting
- * -------------------------------------------------------------------------------------- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static bool is_for_host(int lane)
 {
@@ -433,8 +429,7 @@ static int stream_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf,
     return host->ops->irecv_any(host, peer, lane, buf, room, req);
 }
 
-/* ---- order
- * ----------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 static int stream_begin(struct dp_comm *comm)
 {
@@ -476,8 +471,7 @@ static int stream_stream_wait(struct dp_comm *comm, struct dp_request *req,
     return dp_device_stream_wait(stream, p->done);
 }
 
-/* ---- testing
- * ------------------------------------------------------------------------------------- */
+/* ---- testing --------------------------------------------------------------------------------- */
 
 static int stream_test(struct dp_comm *comm, struct dp_request *req)
 {
@@ -542,8 +536,7 @@ static int64_t stream_busy_until(struct dp_comm *comm)
     return of(comm)->host->ops->busy_until(of(comm)->host);
 }
 
-/* ---- open and close
- * ------------------------------------------------------------------------------ */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static void stream_close(struct dp_comm *comm)
 {

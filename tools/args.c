@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_ARGS = 48, HELP_ID = 1000 };
+enum { MAX_ARGS = 64, HELP_ID = 1000 };
 
 static const struct arg help_arg = {"help", 'h', NULL, "print this", .type = ARG_FLAG};
 
@@ -456,6 +456,87 @@ static int check_files(const struct parser *p, const void *values, const struct 
     return files_are_apart(list.uses, list.count) ? EXIT_OK : EXIT_USAGE;
 }
 
+/* ---- completion ----------------------------------------------------------------------------- */
+
+/* The option that `word` is, with the text behind its '=' in *value; NULL: none, or not whole. */
+static const struct arg *option_of(const struct parser *p, const char *word, const char **value)
+{
+    const size_t len = strcspn(word, "=");
+
+    *value = word[len] ? word + len + 1 : NULL;
+    for (size_t i = 0; i < p->count; i++) {
+        const struct arg *a = p->args[i];
+        if (len > 2 && !strncmp(word, "--", 2) && strlen(a->name) == len - 2 &&
+            !strncmp(word + 2, a->name, len - 2))
+            return a;
+        if (len == 2 && word[0] == '-' && a->letter && word[1] == a->letter)
+            return a;
+    }
+    return NULL;
+}
+
+static bool is_path(const char *value)
+{
+    return value && (!strncmp(value, "FILE", 4) || !strncmp(value, "DIR", 3));
+}
+
+/* before: "--format=", which a shell that does not split there wants again. */
+static void offer_value(const struct arg *a, const char *before)
+{
+    char word[256];
+
+    for (size_t i = 0; a->type == ARG_CHOICE && a->choices[i]; i++) {
+        snprintf(word, sizeof(word), "%s%s", before, a->choices[i]);
+        command_offer(word, NULL);
+    }
+    if (is_path(a->value))
+        command_offer(COMMAND_FILE, NULL);
+}
+
+static void offer_operands(const struct usage *u)
+{
+    const char *at = u->operand_choices ? u->operand_choices : "";
+
+    for (size_t len; *at; at += len + (at[len] == '|')) {
+        len = strcspn(at, "|");
+        printf("%.*s\n", (int)len, at);
+    }
+    if (u->operand_files || is_path(u->operands) || is_path(u->operands ? u->operands + 1 : NULL))
+        command_offer(COMMAND_FILE, NULL);
+}
+
+static void offer_options(const struct parser *p)
+{
+    char word[64];
+
+    for (size_t i = 0; i < p->count; i++) {
+        snprintf(word, sizeof(word), "--%s", p->args[i]->name);
+        command_offer(word, p->args[i]->help);
+    }
+}
+
+/* The last word is the one that is being typed. */
+static void offer(const struct parser *p, int argc, char **argv)
+{
+    const char *word = argv[argc - 1], *value;
+    const struct arg *before = argc > 2 ? option_of(p, argv[argc - 2], &value) : NULL;
+    char option[64];
+
+    if (before && !value && before->type != ARG_FLAG) {
+        offer_value(before, "");
+        return;
+    }
+    const struct arg *this = option_of(p, word, &value);
+    if (this && value && this->type != ARG_FLAG) {
+        snprintf(option, sizeof(option), "%.*s", (int)(value - word), word);
+        offer_value(this, option);
+    } else if (*word == '-') {
+        offer_options(p);
+    } else {
+        offer_operands(p->usage);
+    }
+}
+
 /* ---- all of it ------------------------------------------------------------------------------ */
 
 static void set_defaults(const struct parser *p, void *values)
@@ -476,8 +557,12 @@ bool args_parse(const struct usage *u, int argc, char **argv, void *values,
     int id;
 
     init_parser(&p, u);
-    set_defaults(&p, values);
     *status = EXIT_OK;
+    if (command_completes) {
+        offer(&p, argc, argv);
+        return false;
+    }
+    set_defaults(&p, values);
     opterr = 0;
     optind = 0; /* GNU: begin anew */
     while (*status == EXIT_OK && (id = getopt_long(argc, argv, p.shorts, p.longs, NULL)) != -1) {

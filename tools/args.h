@@ -92,7 +92,7 @@ struct operands {
 bool args_parse(const struct usage *usage, int argc, char **argv, void *values,
                 struct operands *operands, int *status);
 
-/* The number with a unit that ARG_TIME, ARG_BYTES and ARG_RATE take, for those who parse lists of
+/* The number with a unit that ARG_TIME, ARG_BYTES and ARG_RATE take, for parsers of lists of
  * them. false if the text is none. */
 bool args_parse_time(const char *text, double *ns);
 bool args_parse_bytes(const char *text, double *bytes);

@@ -94,6 +94,27 @@ int command_broke(const char *fmt, ...)
     return EXIT_FAILED;
 }
 
+/* ---- completion ----------------------------------------------------------------------------- */
+
+bool command_completes;
+
+void command_offer(const char *word, const char *what)
+{
+    printf("%s%s%.*s\n", word, what ? "\t" : "", what ? (int)strcspn(what, "\n") : 0,
+           what ? what : "");
+}
+
+static int offer_commands(const struct command_set *set, int argc, char **argv)
+{
+    for (const struct command *c = set->commands; c->name; c++) {
+        if (argc > 2 && !strcmp(argv[1], c->name))
+            return c->run(argc - 1, argv + 1);
+        if (argc == 2 && *argv[1] != '-')
+            command_offer(c->name, c->summary);
+    }
+    return EXIT_OK;
+}
+
 /* ---- finding the command -------------------------------------------------------------------- */
 
 static void print_set(const struct command_set *set, FILE *to)
@@ -122,6 +143,8 @@ static int no_such_command(const struct command_set *set, const char *name)
 
 int command_dispatch(const struct command_set *set, int argc, char **argv)
 {
+    if (command_completes)
+        return offer_commands(set, argc, argv);
     if (argc < 2)
         return command_misused("'%s' needs a command; '%s --help' lists them", set->name,
                                set->name);

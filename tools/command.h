@@ -28,6 +28,15 @@ struct command_set {
  * one line that names the nearest. */
 int command_dispatch(const struct command_set *set, int argc, char **argv);
 
+/* For the shells' completion: `dualpipe --complete WORD...` prints, a line each, what the last of the
+ * words may become, a tab and what it means; or COMMAND_FILE where any file may stand. It is said by
+ * the tables that the commands are parsed by: where this is set, command_dispatch and args_parse print
+ * and do nothing else. */
+#define COMMAND_FILE ":file"
+extern bool command_completes;
+/* One line of these. what may be NULL. */
+void command_offer(const char *word, const char *what);
+
 /* Start and end of the program: messages of the library appear as "dualpipe: ...", and output that
  * could not be written is a failure. */
 void command_open(void);

@@ -6,6 +6,7 @@
 #define DP_TOOLS_COMMANDS_H
 
 int run_bench(int argc, char **argv);
+int run_checkpoint(int argc, char **argv);
 int run_doctor(int argc, char **argv);
 int run_info(int argc, char **argv);
 int run_mix(int argc, char **argv);
@@ -28,6 +29,10 @@ int run_bench_step(int argc, char **argv);
 int run_bench_topology(int argc, char **argv);
 int run_bench_tuner(int argc, char **argv);
 int run_bench_wire(int argc, char **argv);
+
+int run_checkpoint_export(int argc, char **argv);
+int run_checkpoint_show(int argc, char **argv);
+int run_checkpoint_verify(int argc, char **argv);
 
 int run_mix_check(int argc, char **argv);
 int run_mix_compare(int argc, char **argv);

@@ -147,7 +147,7 @@ static void print_machine(const struct machine *m)
 static void print_option(void *user, const struct dp_option_info *o)
 {
     (void)user;
-    if (!o->help) { /* nobody's: its problem says all */
+    if (!o->help) { /* of no component: its problem says all */
         printf("  %s\n      %s\n", o->name, o->problem);
         return;
     }

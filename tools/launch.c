@@ -39,6 +39,7 @@ struct launch {
     sigset_t signals, before;
     int interrupted;   /* the signal that ended everything, 0: none */
     int dead_rank, dead_signal; /* the first rank that a signal killed, -1: none */
+    bool survives;              /* the others go on without it */
     bool is_over;               /* signals that kill are our own from here on */
     int status;        /* the first that was not EXIT_OK */
     int status_rank;
@@ -220,12 +221,23 @@ static bool has_failure(const struct launch *l)
     return l->dead_rank >= 0 || l->status_rank >= 0;
 }
 
+static bool is_survived(const struct launch *l, int how)
+{
+    return l->survives && WIFSIGNALED(how) && l->alive > 0 && !l->is_over && atomic_load(has_joined);
+}
+
 static void note_end(struct launch *l, int rank, int how)
 {
     bool first = !has_failure(l);
 
     l->pids[rank] = 0;
     l->alive--;
+    if (is_survived(l, how)) {
+        fflush(stdout);
+        fprintf(stderr, "dualpipe: rank %d was killed by signal %d (%s); the others go on\n", rank,
+                WTERMSIG(how), strsignal(WTERMSIG(how)));
+        return;
+    }
     if (WIFSIGNALED(how) && l->dead_rank < 0 && !l->is_over) {
         l->dead_rank = rank;
         l->dead_signal = WTERMSIG(how);
@@ -343,10 +355,11 @@ void launch_alone(void)
             sigaction(signal, &(struct sigaction){.sa_handler = leave}, NULL);
 }
 
-int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user)
+static int launch(int ranks, int port, const char *transport, bool survives, launch_fn run,
+                  void *user)
 {
     struct launch l = {.ranks = ranks, .reports = {-1, -1}, .port_fd = -1, .dead_rank = -1,
-                       .status_rank = -1};
+                       .status_rank = -1, .survives = survives};
 
     int status = prepare(&l, port);
     if (status == EXIT_OK) {
@@ -359,4 +372,14 @@ int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void
         status = conclude(&l);
     tidy_up(&l);
     return status;
+}
+
+int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user)
+{
+    return launch(ranks, port, transport, false, run, user);
+}
+
+int launch_survivors(int ranks, int port, const char *transport, launch_fn run, void *user)
+{
+    return launch(ranks, port, transport, true, run, user);
 }

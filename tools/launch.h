@@ -18,7 +18,11 @@ typedef int (*launch_fn)(void *user, const struct dp_comm_config *config, struct
  * port that is taken, 128 + signal after SIGINT, SIGTERM or SIGHUP, else EXIT_FAILED. */
 int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user);
 
-/* For `run`: dp_comm_open. While no rank has got through, nobody could tell the others that one has
+/* The same for ranks whose group survives (dp_comm_survive): once one has joined, a signal that kills a
+ * rank ends none of the others, and a line says which one it was. */
+int launch_survivors(int ranks, int port, const char *transport, launch_fn run, void *user);
+
+/* For `run`: dp_comm_open. While no rank has got through, no rank could tell the others that one has
  * failed, and launch_ranks ends them at once; later they have some seconds to end by themselves. */
 int launch_join(const struct dp_comm_config *config, struct dp_comm **out);
 

@@ -15,6 +15,7 @@ static const struct command commands[] = {
     {"topo", "show what is near what in this machine or another, and how wide the ways are",
      run_topo},
     {"train", "train a small GPT on text, its layers spread over processes", run_train},
+    {"checkpoint", "verify, show and export what a training run has saved", run_checkpoint},
     {"mix", "show, check, compare, simulate and draw mixing graphs", run_mix},
     {"run", "run a job with NCCL's net and tuner plugins of this program", run_run},
     {"tune", "which algorithm and protocol NCCL should use, and why", run_tune},
@@ -42,6 +43,12 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "--version")) {
         printf("dualpipe %s\n", dp_version());
         return command_close(EXIT_OK);
+    }
+    if (argc > 2 && !strcmp(argv[1], "--complete")) {
+        command_completes = true;
+        command_mute(true);
+        argc--;
+        argv++;
     }
     return command_close(command_dispatch(&program, argc, argv));
 }

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* ---- saying and setting ---------------------------------------------------------------------- */
 
@@ -62,26 +61,16 @@ static void show_nothing(void *user)
     (void)user;
 }
 
-static int64_t wall_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_REALTIME, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 static int be_the_parent(const struct run_values *v, const struct dp_process *process,
                          struct run_settings *s, bool shows, char **command)
 {
-    const int64_t began_ns = wall_ns();
     struct run_outcome *outcome = calloc(1, sizeof(*outcome));
 
     if (!outcome)
         return command_broke("no memory for what a job has done");
     int status = run_job(command, shows ? show : show_nothing, s, outcome);
     if (!status) {
-        run_report(v, process, outcome,
-                   began_ns); /* what the job returned goes before what that did */
+        run_report(v, process, outcome); /* what the job returned goes before what that did */
         status = run_leave(outcome);
     }
     free(outcome);
@@ -141,10 +130,10 @@ static const struct arg args[] = {
      AT(source.sysfs), .min = 0},
     {"placement", 0, "FILE", "of topo place: for ranks, the net plugin and the tuner", ARG_STRING,
      AT(placement), .min = 0},
-    {"traffic", 0, "FILE", "add to it what every rank sends to whom, for topo place --traffic",
-     ARG_STRING, AT(traffic), .min = 0},
+    {"traffic", 0, "FILE", "add to it what every rank sends to every other, for topo place --traffic",
+     ARG_STRING, AT(traffic), .written = true},
     {"report", 0, "FILE", "add a line of JSON for every rank, and sum them up in the end",
-     ARG_STRING, AT(report), .min = 0},
+     ARG_STRING, AT(report), .written = true},
     {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},
     {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner),
      .min = 0},

@@ -2,11 +2,10 @@
 #include "schedule_args.h"
 
 #include "command.h"
-#include "input.h"
+#include "schedule_file.h"
 
 #include <dualpipe/options.h>
 
-#include <errno.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -50,6 +49,33 @@ static bool parse_ranks(const char *text, void *member, char *why, size_t why_le
             return false;
         }
     return true;
+}
+
+static bool parse_skip(const char *item, struct skips *skips)
+{
+    struct dp_skip *skip = &skips->items[skips->count];
+    int len = 0;
+
+    if (skips->count == SKIPS_MAX ||
+        sscanf(item, "%d:%d%n", &skip->from, &skip->to, &len) != 2 || item[len])
+        return false;
+    snprintf(skip->name, sizeof(skip->name), "skip%d", skips->count++);
+    return true;
+}
+
+static bool parse_skips(const char *text, void *member, char *why, size_t why_len)
+{
+    struct skips *skips = member;
+    char *copy = strdup(text), *rest = copy, *item;
+    bool good = copy;
+
+    skips->count = 0;
+    while (good && (item = strsep(&rest, ",")))
+        good = parse_skip(item, skips);
+    free(copy);
+    if (!good)
+        snprintf(why, why_len, "at most %d pairs of stages, as in 0:3,1:2", SKIPS_MAX);
+    return good;
 }
 
 static const char *const time_names[] = {"f", "i", "w", "b", "fb", "reduce"};
@@ -104,11 +130,14 @@ static const struct arg size_args[] = {
     {"no-overlap", 0, NULL, "do not pair forwards with backwards", ARG_FLAG, AT(no_overlap)},
     {"mirror-reduce", 0, NULL, "sum the gradients of DualPipe's two copies of a stage", ARG_FLAG,
      AT(mirror_reduce)},
+    {"skips", 0, "LIST", "skip connections from stage to stage: 0:3,1:2", ARG_PARSE, AT(skips),
+     .parse = parse_skips},
     {"rank-map", 0, "LIST", "pipeline rank of each group rank: 1,0,3,2", ARG_PARSE, AT(rank_map),
      .parse = parse_ranks},
 };
 static const struct arg file_args[] = {
-    {"file", 0, "FILE", "your own schedule, as text, JSON or CSV, instead of KIND (- for stdin)",
+    {"file", 0, "FILE",
+     "your own schedule, as text, JSON, CSV or PyTorch's CSV, instead of KIND (- for stdin)",
      ARG_STRING, AT(file)},
 };
 static const struct arg cost_args[] = {
@@ -159,6 +188,8 @@ struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_sch
         .no_overlap = a->no_overlap,
         .mirror_reduce = a->mirror_reduce,
         .virtual_stages = (int)a->virtual_stages,
+        .skips = a->skips.items,
+        .skip_count = a->skips.count,
         .rank_map = a->rank_map.count ? rank_map : NULL,
     };
 
@@ -222,55 +253,6 @@ static int build(const struct schedule_args *a, const struct operands *operands,
     return 0;
 }
 
-/* ---- the user's file ------------------------------------------------------------------------ */
-
-static int read_file(const char *path, char **text, size_t *len)
-{
-    *text = input_read(path, SIZE_MAX, len);
-    return *text ? 0 : command_misused("--file %s: %s", path, strerror(errno));
-}
-
-/* Blanks, empty lines and lines of comment. */
-static size_t skip_comments(const char *text, size_t len)
-{
-    size_t at = 0;
-
-    for (;;) {
-        while (at < len && strchr(" \t\r\n", text[at]))
-            at++;
-        if (at == len || text[at] != '#')
-            return at;
-        while (at < len && text[at] != '\n')
-            at++;
-    }
-}
-
-/* A JSON text begins with a brace; a CSV has a comma in its first line, text never. */
-static enum dp_format detect_format(const char *text, size_t len)
-{
-    size_t at = skip_comments(text, len);
-
-    if (at < len && text[at] == '{')
-        return DP_FORMAT_JSON;
-    for (; at < len && text[at] != '\n'; at++)
-        if (text[at] == ',')
-            return DP_FORMAT_CSV;
-    return DP_FORMAT_TEXT;
-}
-
-static int load_file(const char *path, struct dp_schedule **out)
-{
-    char *text;
-    size_t len;
-    int status = read_file(path, &text, &len);
-
-    if (status)
-        return status;
-    int err = dp_schedule_read(text, len, detect_format(text, len), out);
-    free(text);
-    return err ? command_failed(err) : 0;
-}
-
 int schedule_load(const struct schedule_args *a, const struct operands *operands,
                   struct dp_schedule **out)
 {
@@ -282,10 +264,10 @@ int schedule_load(const struct schedule_args *a, const struct operands *operands
     if (operands->count)
         return command_misused("'%s' and --file %s: expected one of the two", operands->items[0],
                                a->file);
-    if (a->ranks || a->microbatches || a->rank_map.count)
-        return command_misused("--ranks, --microbatches and --rank-map do not go with --file: the "
-                               "file has them");
-    return load_file(a->file, out);
+    if (a->ranks || a->microbatches || a->rank_map.count || a->skips.count)
+        return command_misused("--ranks, --microbatches, --skips and --rank-map do not go with "
+                               "--file: the file has them");
+    return schedule_file_read(a->file, out);
 }
 
 int schedule_run(const struct usage *usage, int argc, char **argv, void *values,

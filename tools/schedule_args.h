@@ -10,7 +10,13 @@
 
 #include <dualpipe/schedule.h>
 
-enum { NUMBERS_MAX = 1024 };
+enum { NUMBERS_MAX = 1024, SKIPS_MAX = 64 };
+
+/* "0:3,1:2": skip connections, from stage to stage. */
+struct skips {
+    int count;
+    struct dp_skip items[SKIPS_MAX];
+};
 
 /* "1,0,2": a list of numbers. */
 struct numbers {
@@ -29,6 +35,7 @@ struct schedule_args {
     const char *recompute;
     bool forward_only, return_outputs, no_overlap, mirror_reduce;
     struct numbers rank_map;
+    struct skips skips;
     const char *file;
     struct op_times times;
     double latency_ns, bandwidth, message_bytes;

@@ -28,7 +28,8 @@ static void count_ops(const struct dp_schedule *s, struct census *c)
     *c = (struct census){.ops = s->first[s->ranks]};
     for (size_t i = 0; i < c->ops; i++)
         c->counts[s->ops[i].kind]++;
-    c->messages = c->counts[DP_OP_SEND_F] + c->counts[DP_OP_SEND_B];
+    c->messages = c->counts[DP_OP_SEND_F] + c->counts[DP_OP_SEND_B] +
+                  c->counts[DP_OP_SEND_SKIP_F] + c->counts[DP_OP_SEND_SKIP_B];
 }
 
 /* The peaks on paper: they do not depend on what ops cost. */

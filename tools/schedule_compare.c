@@ -58,7 +58,8 @@ static void take_figures(const struct dp_schedule *s, const struct dp_simulation
     c->activations = activations * part;
     c->parameters = s->max_slots * part;
     for (size_t i = 0; i < s->first[s->ranks]; i++)
-        c->messages += s->ops[i].kind == DP_OP_SEND_F || s->ops[i].kind == DP_OP_SEND_B;
+        c->messages += s->ops[i].kind == DP_OP_SEND_F || s->ops[i].kind == DP_OP_SEND_B ||
+                       s->ops[i].kind == DP_OP_SEND_SKIP_F || s->ops[i].kind == DP_OP_SEND_SKIP_B;
 }
 
 static struct schedule_args part_costs(const struct schedule_args *a, const struct dp_schedule *s)

@@ -106,8 +106,10 @@ static const struct format formats[] = {
     {"ascii", 0, write_ascii},       {"svg", 0, write_svg},
     {"perfetto", 0, write_perfetto}, {"text", DP_FORMAT_TEXT, NULL},
     {"json", DP_FORMAT_JSON, NULL},  {"csv", DP_FORMAT_CSV, NULL},
+    {"pytorch-csv", DP_FORMAT_PYTORCH, NULL},
 };
-static const char *const format_names[] = {"ascii", "svg", "perfetto", "text", "json", "csv", NULL};
+static const char *const format_names[] = {"ascii", "svg", "perfetto", "text", "json", "csv",
+                                           "pytorch-csv", NULL};
 
 static const struct format *find_format(const char *name)
 {
@@ -227,12 +229,14 @@ int run_schedule_export(int argc, char **argv)
         .operand_choices = schedule_kinds(),
         .max_operands = 1,
         .about = "Write a schedule as JSON (an event trace), text (a line a rank) or CSV (a row a\n"
-                 "rank). Each can be changed by hand or by a program and read back with --file. Or as\n"
-                 "a picture of its simulation: ascii, svg, perfetto.",
+                 "rank). Each can be changed by hand or by a program and read back with --file; so can\n"
+                 "pytorch-csv, the lists of torch.distributed.pipelining. Or as a picture of its\n"
+                 "simulation: ascii, svg, perfetto.",
         .groups = groups,
         .examples = "  dualpipe schedule export dualpipe -P 4 -M 8 -o dualpipe.json\n"
                     "  dualpipe schedule export gpipe -P 2 -M 4 --format text\n"
-                    "  dualpipe schedule export --file mine.txt --format csv -o mine.csv\n",
+                    "  dualpipe schedule export --file mine.txt --format csv -o mine.csv\n"
+                    "  dualpipe schedule export zbv -P 4 -M 8 --format pytorch-csv -o zbv.csv\n",
     };
     struct show_args a = {0};
 

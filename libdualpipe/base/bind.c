@@ -31,7 +31,7 @@ bool dp_cpus_parse(const char *list, cpu_set_t *out)
     return true;
 }
 
-static int prefer_memory(int node)
+int dp_prefer_memory(int node)
 {
     unsigned long mask[DP_BIND_NODES / LONG_BITS + 1] = {0};
 
@@ -43,5 +43,5 @@ int dp_bind(const cpu_set_t *cpus, int node)
 {
     if (CPU_COUNT(cpus) && sched_setaffinity(0, sizeof(*cpus), cpus))
         return errno;
-    return prefer_memory(node);
+    return dp_prefer_memory(node);
 }

@@ -13,9 +13,11 @@ enum { DP_BIND_NODES = 1024 }; /* the kernel numbers no NUMA node higher */
 /* "0-55,112-167", as the kernel writes it; what follows a newline does not count. */
 bool dp_cpus_parse(const char *list, cpu_set_t *out);
 
-/* Bind the calling thread, and those that it starts, to the CPUs (none: they stay), and prefer the
- * memory of the node: where that is full, another one helps. 0, or the errno of the call that the
- * kernel refused. */
+/* New pages of the calling thread, and of those that it starts, come from the node, or from another
+ * one where it is full. 0, or the errno with which the kernel refuses it. */
+int dp_prefer_memory(int node);
+
+/* The same, and bind these threads to the CPUs; none: they stay where they may run. */
 int dp_bind(const cpu_set_t *cpus, int node);
 
 #endif

@@ -22,7 +22,7 @@ enum dp_option_type {
     DP_OPTION_INT,    /* int64_t, decimal or 0x */
     DP_OPTION_BOOL,   /* bool: 0 1 no yes off on false true */
     DP_OPTION_STRING, /* const char *, lives as long as the environment */
-    DP_OPTION_SECRET, /* the same, but nobody is shown the value */
+    DP_OPTION_SECRET, /* the same, but the value is never shown */
     DP_OPTION_CHOICE  /* const char *, one of choices (a NULL-terminated list) */
 };
 
@@ -49,7 +49,7 @@ extern const struct dp_option_area dp_log_option_area;
 /* Fill the component's struct from the environment and the defaults. DP_EINVAL. */
 int dp_options_read(const struct dp_option_area *area, void *values);
 
-/* A variable that belongs to somebody else (RANK, SLURM_JOB_ID, ...): its value, NULL if it is not
+/* A variable that belongs to another program (RANK, SLURM_JOB_ID, ...): its value, NULL if it is not
  * set or empty. */
 const char *dp_foreign_variable(const char *name);
 

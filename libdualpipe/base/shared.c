@@ -23,7 +23,7 @@ static const size_t huge_page = (size_t)2 << 20;
 /* A piece. A reader takes the id, then the rest, then the id again: where that has not changed, all of
  * it belongs together, for an id is never used twice. */
 struct piece {
-    atomic_uint_least64_t id; /* 0: free; BUSY: somebody is writing the rest */
+    atomic_uint_least64_t id; /* 0: free; BUSY: a thread is writing the rest */
     atomic_uintptr_t base;
     atomic_size_t bytes;
     atomic_int fd;
@@ -94,8 +94,8 @@ bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out)
 static struct piece *claim(void)
 {
     for (size_t i = 0; i < DP_SHARED_MAX; i++) {
-        uint64_t nobody = 0;
-        if (!atomic_compare_exchange_strong(&pieces[i].id, &nobody, BUSY))
+        uint64_t expected = 0;
+        if (!atomic_compare_exchange_strong(&pieces[i].id, &expected, BUSY))
             continue;
         size_t count = atomic_load(&in_use);
         while (count < i + 1 && !atomic_compare_exchange_weak(&in_use, &count, i + 1))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shared.h - memory of dp_shared_alloc, for those who can pass it on.
+ * shared.h - memory of dp_shared_alloc, for code that passes it on.
  */
 #ifndef DP_BASE_SHARED_H
 #define DP_BASE_SHARED_H

@@ -168,6 +168,14 @@ int dp_checkpoint_read_all(const struct dp_checkpoint *c, const struct dp_named_
     return err;
 }
 
+int dp_checkpoint_verify_tensor(const struct dp_checkpoint *c, const char *name)
+{
+    const struct dp_checkpoint_entry *e;
+    int err = must_find(c, name, &e);
+
+    return err ? err : with_room(e, NULL);
+}
+
 int dp_checkpoint_verify(const struct dp_checkpoint *c)
 {
     int err = 0;

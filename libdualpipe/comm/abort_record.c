@@ -36,6 +36,17 @@ void dp_abort_record_clear(struct dp_abort_record *record)
     atomic_store(&record->state, EMPTY);
 }
 
+int dp_abort_record_end(int rank, const atomic_int *waiting_for, int size)
+{
+    for (int steps = 0; steps < size && rank >= 0; steps++) {
+        const int next = atomic_load_explicit(&waiting_for[rank], memory_order_relaxed);
+        if (next < 0)
+            return rank;
+        rank = next;
+    }
+    return -1;
+}
+
 void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for, int size)
 {
     const size_t room = sizeof(why->text);

@@ -22,6 +22,14 @@ bool dp_abort_record_get(struct dp_abort_record *record, struct dp_abort *why);
 /* Remove the record. No other thread may use it at that time. */
 void dp_abort_record_clear(struct dp_abort_record *record);
 
+/* How long the rank that decides waits for the word of one that seems to wait for none: longer than
+ * a rank that waits keeps that to itself, by a margin for busy machines. */
+enum { DP_ABORT_GRACE_MS = 250 };
+
+/* Where the ranks that wait for each other end, from this one on: the rank that waits for none. -1:
+ * none does, as they wait in a circle, or for any rank. */
+int dp_abort_record_end(int rank, const atomic_int *waiting_for, int size);
+
 /* A wait for why->rank timed out; -1: for any rank, which names none. waiting_for[size] is the peer
  * that each rank waits for (-1: none). Go from one to the next up to the rank that waits for none,
  * put its number into why->rank and the way there at the end of why->text. A circle, which is a

@@ -17,8 +17,7 @@ static int mod(int rank, int size)
     return (rank % size + size) % size;
 }
 
-/* ---- blocks and segments -----------------------------------------------------------------------
- */
+/* ---- blocks and segments --------------------------------------------------------------------- */
 
 struct range {
     size_t at, count; /* elements */
@@ -67,8 +66,7 @@ static char *result(const struct dp_collective_args *args, size_t at)
     return args->out + at * args->reducer->bytes;
 }
 
-/* ---- all-reduce: recursive doubling -------------------------------------------------------------
- */
+/* ---- all-reduce: recursive doubling ---------------------------------------------------------- */
 
 /* The ranks from p on, the largest power of 2, hand their values to those below first and get the
  * result at the end. Values are kept and sent wide. */
@@ -167,8 +165,7 @@ static const struct dp_algorithm recursive_doubling = {
     .end = doubling_end,
 };
 
-/* ---- all-gather: ring
- * ---------------------------------------------------------------------------- */
+/* ---- all-gather: ring ------------------------------------------------------------------------ */
 
 /* Step (k, s): send segment s of the block that came in round k - 1, which in round 0 is the own
  * one. The bytes that messages are counted in are those of args->out. */
@@ -225,8 +222,7 @@ static const struct dp_algorithm ring_allgather = {
     .step = ring_allgather_step,
 };
 
-/* ---- all-gather: Bruck
- * --------------------------------------------------------------------------- */
+/* ---- all-gather: Bruck ----------------------------------------------------------------------- */
 
 /* In round k a rank knows the 2^k blocks from its own on, and fetches as many again from the rank
  * that knows the next ones. Blocks stay at their place and are numbered modulo size, so that a
@@ -296,8 +292,7 @@ const struct dp_algorithm *dp_choose_allgather(const struct dp_collective_args *
     return args->offsets || args->count <= DP_COLLECTIVE_SMALL ? &bruck : &ring_allgather;
 }
 
-/* ---- reduce-scatter: every rank sends each other its block --------------------------------------
- */
+/* ---- reduce-scatter: every rank sends each other its block ----------------------------------- */
 
 /* Segment by segment: first the values of rank + 1, then of rank + 2, ..., last the own ones are
  * added up wide. Step (s, j) is about segment s and the j-th peer. */
@@ -359,8 +354,7 @@ const struct dp_algorithm dp_reduce_scatter_direct = {
     .step = reduce_scatter_step,
 };
 
-/* ---- all-reduce: direct reduce-scatter, then ring -----------------------------------------------
- */
+/* ---- all-reduce: direct reduce-scatter, then ring -------------------------------------------- */
 
 /* For the 16-bit types, whose partial sums are wider than what a ring would pass on. */
 static int direct_steps(const struct dp_collective_args *args)
@@ -390,8 +384,7 @@ static const struct dp_algorithm direct_allreduce = {
     .step = direct_step,
 };
 
-/* ---- all-reduce: ring -------------------------------------------------------------------------
- */
+/* ---- all-reduce: ring ------------------------------------------------------------------------ */
 
 /* Round k of the first half: send block rank - 1 - k, add the own values to block rank - 2 - k,
  * which comes. A block starts at the rank above its owner and ends at its owner; then an
@@ -462,8 +455,7 @@ const struct dp_algorithm *dp_choose_allreduce(const struct dp_collective_args *
     return args->reducer->bytes == args->reducer->wide_bytes ? &ring_allreduce : &direct_allreduce;
 }
 
-/* ---- broadcast: binomial tree -----------------------------------------------------------------
- */
+/* ---- broadcast: binomial tree ---------------------------------------------------------------- */
 
 /* Ranks are counted from the root. A place receives from the place without its lowest set bit, and
  * sends to those with one more bit below it, the farthest first. */
@@ -524,8 +516,7 @@ static const struct dp_algorithm tree_broadcast = {
     .step = tree_step,
 };
 
-/* ---- broadcast: chain -------------------------------------------------------------------------
- */
+/* ---- broadcast: chain ------------------------------------------------------------------------ */
 
 /* Each place passes the segments on to the next one as they come. */
 static int chain_steps(const struct dp_collective_args *args)
@@ -566,8 +557,7 @@ const struct dp_algorithm *dp_choose_broadcast(const struct dp_collective_args *
                                                                  : &chain_broadcast;
 }
 
-/* ---- swap -------------------------------------------------------------------------------------
- */
+/* ---- swap ------------------------------------------------------------------------------------ */
 
 static int one_step(const struct dp_collective_args *args)
 {

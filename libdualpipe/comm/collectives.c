@@ -11,8 +11,7 @@
 
 #include <string.h>
 
-/* ---- a group of one ----------------------------------------------------------------------------
- */
+/* ---- a group of one -------------------------------------------------------------------------- */
 
 static int no_steps(const struct dp_collective_args *args)
 {
@@ -30,8 +29,7 @@ static void copy_own(const struct dp_collective_args *args)
 
 static const struct dp_algorithm alone = {.name = "alone", .steps = no_steps, .begin = copy_own};
 
-/* ---- starting ----------------------------------------------------------------------------------
- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static int check(const struct dp_comm *comm, const char *what, const void *in, const void *out,
                  size_t count, const struct dp_request *req)

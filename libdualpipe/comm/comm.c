@@ -27,13 +27,39 @@ static int rank_in(const struct dp_comm *comm, int world_rank)
     return comm->ranks ? -1 : world_rank;
 }
 
+/* A rank that has heard of a revocation ends its links: this one may find a link ended before it is
+ * told why. */
+static int look_for_revocation(struct dp_comm *comm, int err)
+{
+    struct dp_comm *world = comm->world;
+    char first[512];
+
+    snprintf(first, sizeof(first), "%s", dp_last_error());
+    if (comm->is_revoked || world->ops->progress(world, -1) || comm->is_revoked)
+        return DP_EABORTED;
+    return dp_fail_quietly(err, "%s", first);
+}
+
+/* Its collectives give the memory of the caller back. */
+static int explain_revocation(struct dp_comm *comm, const struct dp_abort *why)
+{
+    if (comm->world->engine)
+        dp_engine_progress(comm->world->engine);
+    return dp_fail_quietly(DP_EABORTED, "the communicator was revoked because of rank %d (%s): %s",
+                           why->rank, dp_strerror(why->error), why->text);
+}
+
 /* DP_EABORTED: add the culprit to the text. Not logged: the rank that failed has done so. */
 static int explain(struct dp_comm *comm, int err)
 {
     struct dp_abort why;
 
+    if (err == DP_ECOMM && comm->world->survival)
+        err = look_for_revocation(comm, err);
     if (err != DP_EABORTED || !dp_comm_aborted(comm, &why))
         return err;
+    if (comm->is_revoked && !comm->ops->aborted(comm->world, NULL))
+        return explain_revocation(comm, &why);
     return dp_fail_quietly(DP_EABORTED, "the run was ended by rank %d (%s): %s", why.rank,
                            dp_strerror(why.error), why.text);
 }
@@ -60,7 +86,7 @@ int dp_comm_enter(struct dp_comm *comm, struct dp_engine **engine)
     int err = 0;
 
     dp_comm_progress_stop(comm);
-    if (world->ops->aborted(world, NULL))
+    if (world->ops->aborted(world, NULL) || comm->is_revoked)
         return explain(comm, DP_EABORTED);
     if (!world->engine)
         err = dp_engine_new(world, &world->engine);
@@ -68,12 +94,16 @@ int dp_comm_enter(struct dp_comm *comm, struct dp_engine **engine)
     return err;
 }
 
-/* In a group that survives. */
-static int check_peer(const struct dp_comm *comm, int peer)
+/* In a group that survives. peer -1: any. */
+static int check_peer(struct dp_comm *comm, int peer)
 {
     const struct dp_survival *s = comm->world->survival;
-    const int world_rank = dp_comm_world_rank(comm, peer);
+    const int world_rank = peer < 0 ? 0 : dp_comm_world_rank(comm, peer);
 
+    if (comm->is_revoked)
+        return explain(comm, DP_EABORTED);
+    if (peer < 0)
+        return 0;
     return s && dp_survival_is_dead(s, world_rank) ? dp_survival_fail(s, world_rank) : 0;
 }
 
@@ -112,7 +142,7 @@ int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, si
     int err =
         dp_comm_check_transfer(comm, peer == DP_ANY_SOURCE ? other : peer, channel, buf, room, req);
 
-    if (!err && peer != DP_ANY_SOURCE)
+    if (!err)
         err = check_peer(comm, peer);
     if (err)
         return err;
@@ -129,8 +159,7 @@ void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,
     out->peer = rank_in(comm, out->peer);
 }
 
-/* ---- testing -----------------------------------------------------------------------------------
- */
+/* ---- testing --------------------------------------------------------------------------------- */
 
 static bool is_collective(const struct dp_request *req)
 {
@@ -194,8 +223,7 @@ int dp_comm_test(struct dp_comm *comm, struct dp_request *req)
     return explain(comm, test(comm->world, req));
 }
 
-/* ---- waiting -----------------------------------------------------------------------------------
- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* In a group that survives only this request, and those that share its link. */
 static void cancel(struct dp_comm *world, struct dp_request *req)
@@ -211,13 +239,14 @@ static void cancel(struct dp_comm *world, struct dp_request *req)
 static int give_up(struct dp_comm *world, struct dp_request *req, int peer, int64_t waited_ns)
 {
     struct dp_abort why = {.rank = peer, .error = DP_ETIMEDOUT};
-    char whom[32] = "a message of any rank";
+    char source[32] = "a message of any rank";
 
     if (peer >= 0)
-        dp_snprintf(whom, sizeof(whom), "rank %d", peer);
+        dp_snprintf(source, sizeof(source), "rank %d", peer);
     dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for %s", world->rank,
-                (double)waited_ns / DP_NS_PER_S, whom);
+                (double)waited_ns / DP_NS_PER_S, source);
     if (world->survival) {
+        world->silent = peer + 1;
         cancel(world, req);
         return dp_fail(DP_ETIMEDOUT, "%s (DUALPIPE_COMM_TIMEOUT_MS says how long to wait)",
                        why.text);
@@ -246,6 +275,7 @@ struct wait {
     struct dp_comm *comm, *world;
     struct dp_request *req;
     int peer; /* of the world; -1: it follows from the collective, or any */
+    const struct dp_comm *group; /* any death in it ends the wait, and the request stays; or NULL */
     int64_t start_ns, polled_ns;
     bool slept;
 };
@@ -288,14 +318,43 @@ static int look(struct wait *w)
     return err;
 }
 
+/* A receive from any source does not end with the rank that the caller expects the message of. */
+static int check_awaited(const struct wait *w)
+{
+    const struct dp_survival *s = w->world->survival;
+
+    if (!s || w->peer < 0 || !dp_survival_is_dead(s, w->peer))
+        return 0;
+    cancel(w->world, w->req);
+    return dp_survival_fail(s, w->peer);
+}
+
+/* 0: all ranks of the group live, as far as this rank has heard. */
+static int check_group(const struct wait *w)
+{
+    const struct dp_survival *s = w->world->survival;
+
+    for (int i = 0; s && s->dead_count && w->group && i < w->group->size; i++)
+        if (dp_survival_is_gone(s, dp_comm_world_rank(w->group, i)))
+            return dp_survival_fail(s, dp_comm_world_rank(w->group, i));
+    return 0;
+}
+
 /* 0: go on. */
 static int check_time(struct wait *w, int64_t now_ns)
 {
     const int64_t waited_ns = now_ns - w->start_ns;
+    int err = check_awaited(w);
 
+    if (err)
+        return err;
     if (waited_ns >= w->comm->deadline_ns &&
-        now_ns >= w->world->ops->busy_until(w->world) + w->comm->deadline_ns)
+        now_ns >= w->world->ops->busy_until(w->world) + w->comm->deadline_ns) {
+        if (w->group && w->world->survival)
+            return dp_fail_quietly(DP_ETIMEDOUT, "rank %d waited %.1f s in vain", w->world->rank,
+                                   (double)waited_ns / DP_NS_PER_S);
         return give_up(w->world, w->req, peer_of(w), waited_ns);
+    }
     if (!w->world->poll || now_ns - w->polled_ns < POLL_EVERY_NS)
         return 0;
     w->polled_ns = now_ns;
@@ -311,12 +370,13 @@ static void sleep_until(struct wait *w, int64_t until_ns, int64_t now_ns)
     w->world->ops->sleep(w->world, until_ns);
 }
 
-/* The deadline, or soon where it has been passed because a rank is busy. */
+/* The deadline, or soon where it has been passed because a rank is busy, or where the news of a
+ * death may come from a rank that has nothing to do with the request. */
 static int64_t end_of_wait(const struct wait *w, int64_t now_ns)
 {
-    const int64_t end_ns = w->start_ns + w->comm->deadline_ns;
+    const int64_t end_ns = w->start_ns + w->comm->deadline_ns, soon_ns = now_ns + 10 * DP_NS_PER_MS;
 
-    return end_ns > now_ns ? end_ns : now_ns + 10 * DP_NS_PER_MS;
+    return end_ns > now_ns && (!w->group || end_ns < soon_ns) ? end_ns : soon_ns;
 }
 
 static int wait_long(struct wait *w)
@@ -328,7 +388,9 @@ static int wait_long(struct wait *w)
         if (err != DP_EAGAIN)
             break;
         const int64_t now_ns = dp_now_ns();
-        err = check_time(w, now_ns);
+        err = check_group(w);
+        if (!err)
+            err = check_time(w, now_ns);
         if (err)
             break;
         if (now_ns - w->start_ns < w->comm->spin_ns) {
@@ -346,7 +408,8 @@ static int wait_long(struct wait *w)
     return err ? err : aborted;
 }
 
-int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
+static int wait_for(struct dp_comm *comm, struct dp_request *req, int peer,
+                    const struct dp_comm *group)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a wait without a %s", comm ? "request" : "comm");
@@ -360,13 +423,28 @@ int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
     struct wait w = {.comm = comm,
                      .world = comm->world,
                      .req = req,
-                     .peer = peer < 0 ? -1 : dp_comm_world_rank(comm, peer)};
+                     .peer = peer < 0 ? -1 : dp_comm_world_rank(comm, peer),
+                     .group = group};
     watch(&w);
     err = test(comm->world, req);
     if (err != DP_EAGAIN)
         return explain(comm, err);
-    w.start_ns = w.polled_ns = dp_now_ns();
+    w.start_ns = w.polled_ns = comm->world->wait_began_ns = dp_now_ns();
     return explain(comm, wait_long(&w));
+}
+
+int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
+{
+    return wait_for(comm, req, peer, NULL);
+}
+
+int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, int peer,
+                       const struct dp_comm *group)
+{
+    if (!group || (comm && group->world != comm->world))
+        return dp_fail(DP_EINVAL, "a wait with %s, expected a communicator of the same family",
+                       group ? "a group of another family" : "no group");
+    return wait_for(comm, req, peer, group);
 }
 
 /* ---- properties ------------------------------------------------------------------------------ */
@@ -416,8 +494,7 @@ size_t dp_comm_shared_bytes(const struct dp_comm *comm)
     return comm->shared_bytes;
 }
 
-/* ---- progress, failure, end --------------------------------------------------------------------
- */
+/* ---- progress, failure, end ------------------------------------------------------------------ */
 
 int dp_comm_begin(struct dp_comm *comm)
 {
@@ -470,7 +547,14 @@ int dp_comm_progress(struct dp_comm *comm)
     if (!comm)
         return dp_fail(DP_EINVAL, "progress without a comm");
     dp_comm_progress_stop(comm);
-    return explain(comm, progress(comm->world, -1));
+    int err = progress(comm->world, -1);
+    return explain(comm, !err && comm->is_revoked ? DP_EABORTED : err);
+}
+
+int dp_comm_progress_all(struct dp_comm *world)
+{
+    dp_comm_progress_stop(world);
+    return explain(world, progress(world, -1));
 }
 
 void dp_comm_progress_start(struct dp_comm *comm)
@@ -514,8 +598,14 @@ int dp_comm_abort(struct dp_comm *comm, int error, const char *text)
 
 bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
 {
-    if (!comm || !comm->ops->aborted(comm->world, why))
+    if (!comm)
         return false;
+    if (!comm->ops->aborted(comm->world, why)) {
+        if (!comm->is_revoked)
+            return false;
+        if (why)
+            *why = comm->revocation;
+    }
     if (why)
         why->rank = rank_in(comm, why->rank);
     return true;

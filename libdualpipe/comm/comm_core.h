@@ -21,6 +21,8 @@ int dp_comm_iallgatherv(struct dp_comm *comm, void *all, const size_t *offsets,
 /* A communicator of these ranks of the world, this one's rank among them, on lanes of its own. */
 int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *world_ranks,
                       int context, struct dp_comm **out);
+/* dp_comm_progress of the whole family, whatever has been revoked. */
+int dp_comm_progress_all(struct dp_comm *world);
 /* Call the caller's poll function, if there is one: its error aborts the group. */
 int dp_comm_poll(struct dp_comm *comm);
 /* The caller works on the transfers again; the progress thread stops. */

@@ -98,6 +98,8 @@ struct dp_comm {
     uint64_t collectives;  /* started, for their tags */
     bool is_broken;      /* a collective of it failed in a group that survives: there are no more */
     int deaths_seen;     /* of the world, none of which concerns this one */
+    bool is_revoked;     /* see dp_comm_revoke */
+    struct dp_abort revocation; /* its rank of the world */
     int64_t deadline_ns; /* longest wait of any call; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s */
     int64_t spin_ns;     /* a wait tests this long before it sleeps; at creation about the cost of one
                           * wake-up, 0 where ranks share cores, or DUALPIPE_COMM_SPIN_US */
@@ -115,6 +117,8 @@ struct dp_comm {
     bool in_batch;            /* between begin and commit */
     bool lends;               /* all ranks may lend each other memory; the same on all */
     unsigned in_place;        /* all-reduces that were carried out so; tests read it */
+    int silent;               /* the rank that a wait was given up for last, +1; 0: none */
+    int64_t wait_began_ns;    /* of the wait whose peer is handed to progress */
     int (*poll)(void *user);  /* see dp_comm_set_poll */
     void *poll_user;
 };

@@ -49,8 +49,7 @@ static struct dp_collective *of(const struct dp_request *req)
     return ((const struct dp_request_head *)req)->collective;
 }
 
-/* ---- memory: what was used once stays ----------------------------------------------------------
- */
+/* ---- memory: what was used once stays -------------------------------------------------------- */
 
 int dp_engine_new(struct dp_comm *world, struct dp_engine **out)
 {
@@ -136,8 +135,7 @@ static struct dp_collective *take_free(struct dp_engine *engine, size_t scratch_
     return c;
 }
 
-/* ---- steps -------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static int post_receive(struct dp_engine *engine, struct dp_collective *c)
 {
@@ -238,8 +236,7 @@ static int advance(struct dp_engine *engine, struct dp_collective *c)
     return err;
 }
 
-/* ---- running -----------------------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* The group is of no use once a rank has failed in a collective; and after an abort no request
  * refers to a caller's memory any more. */
@@ -303,8 +300,7 @@ static void end(struct dp_engine *engine, struct dp_collective *c, int err)
         start_next(engine, c->comm);
 }
 
-/* ---- groups that survive -----------------------------------------------------------------------
- */
+/* ---- groups that survive --------------------------------------------------------------------- */
 
 static void cancel(struct dp_engine *engine, bool there_is, struct dp_request *req)
 {
@@ -380,9 +376,16 @@ void dp_engine_cancel(struct dp_engine *engine, const struct dp_request *req, in
         }
 }
 
+static int advance_alive(struct dp_engine *engine, struct dp_collective *c)
+{
+    if (c->comm->is_revoked)
+        return DP_EABORTED;
+    return has_died(engine, c) ? DP_ECOMM : advance(engine, c);
+}
+
 static bool fail_alone(struct dp_engine *engine, struct dp_collective *c, int err)
 {
-    if (!engine->world->survival || err == DP_EABORTED)
+    if (!engine->world->survival || (err == DP_EABORTED && !c->comm->is_revoked))
         return false;
     give_up(engine, c, err);
     return true;
@@ -391,7 +394,7 @@ static bool fail_alone(struct dp_engine *engine, struct dp_collective *c, int er
 void dp_engine_progress(struct dp_engine *engine)
 {
     for (struct dp_collective *c = engine->running, *next; c; c = next) {
-        int err = has_died(engine, c) ? DP_ECOMM : advance(engine, c);
+        int err = advance_alive(engine, c);
         while (!err && goes_on(c))
             err = advance(engine, c);
         if (err && err != DP_EAGAIN) {
@@ -502,8 +505,7 @@ void dp_engine_drop(struct dp_engine *engine, const struct dp_comm *comm, int er
     drop_list(&engine->waiting, comm, error);
 }
 
-/* ---- starting ----------------------------------------------------------------------------------
- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static bool is_running(const struct dp_engine *engine, const struct dp_comm *comm)
 {

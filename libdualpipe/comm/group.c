@@ -36,6 +36,8 @@ int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *wor
                                .deadline_ns = parent->deadline_ns,
                                .spin_ns = parent->spin_ns,
                                .shared_bytes = parent->shared_bytes};
+    if (parent->world->survival)
+        dp_survival_take_in(parent->world->survival, &g->base);
     g->base.next = parent->world->next;
     parent->world->next = &g->base;
     parent->world->users++;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grow.c - more processes for a group that survives. The live ranks agree on who they are, and then
+ * grow.c - more processes for a group that survives. The live ranks agree on their set, and then
  * meet the new ones as the ranks of a job meet at its start: what comes out is a group of its own.
  */
 #include "base/fail.h"

@@ -63,8 +63,7 @@ static size_t bytes_of(const struct dp_collective_args *args)
     return args->count * args->reducer->bytes;
 }
 
-/* ---- loans, over the wires of the collectives ---------------------------------------------------
- */
+/* ---- loans, over the wires of the collectives ------------------------------------------------ */
 
 static int lane_of(const struct dp_collective_args *args)
 {
@@ -122,8 +121,7 @@ static void leave_some(const struct dp_collective_args *args, int count)
         leave(args, j);
 }
 
-/* ---- the sum
- * ------------------------------------------------------------------------------------- */
+/* ---- the sum --------------------------------------------------------------------------------- */
 
 /* The order of a ring: from the rank above to the own. `at` is in elements. */
 static void sum_piece(const struct dp_collective_args *args, char *const *buffers, size_t at,
@@ -196,8 +194,7 @@ static const struct dp_algorithm in_place_reduce = {
     .drop = end_all,
 };
 
-/* ---- whether it can be done
- * ------------------------------------------------------------------------ */
+/* ---- whether it can be done ------------------------------------------------------------------ */
 
 bool dp_in_place_is_worth(const struct dp_collective_args *args)
 {

@@ -173,6 +173,58 @@ int dp_process_from_env(struct dp_process *out)
     return dp_process_read(dp_foreign_variable, out);
 }
 
+int dp_process_own_gpu(const struct dp_process *process, const char *list, const char **own,
+                       size_t *len)
+{
+    int count = 1;
+
+    if (process->local_rank < 0 || process->local_size < 1 ||
+        process->local_rank >= process->local_size)
+        return dp_fail(DP_EINVAL,
+                       "local rank %d of %d: expected both from the launcher, as torchrun's "
+                       "LOCAL_RANK and LOCAL_WORLD_SIZE",
+                       process->local_rank, process->local_size);
+    for (const char *c = list; *c; c++)
+        count += *c == ',';
+    if (count != process->local_size)
+        return dp_fail(DP_EINVAL,
+                       "CUDA_VISIBLE_DEVICES=%s: %d GPUs, expected %d, one for each process of this "
+                       "host",
+                       list, count, process->local_size);
+    for (int i = 0; i < process->local_rank; i++)
+        list = strchr(list, ',') + 1;
+    *own = list;
+    *len = strcspn(list, ",");
+    return *len ? 0 : dp_fail(DP_EINVAL, "CUDA_VISIBLE_DEVICES: nothing at place %d, expected a GPU",
+                              process->local_rank);
+}
+
+int dp_process_keep_own_gpu(const struct dp_process *process, bool *has_gpu)
+{
+    const char *list = dp_foreign_variable("CUDA_VISIBLE_DEVICES"), *own;
+    char gpu[128];
+    size_t len;
+
+    if (!process || !has_gpu)
+        return dp_fail(DP_EINVAL, "the GPU of a process: expected the process and a place for the "
+                                  "answer");
+    int err = list ? dp_process_own_gpu(process, list, &own, &len) : 0;
+    if (!err && list && len >= sizeof(gpu))
+        err = dp_fail(DP_EINVAL,
+                      "CUDA_VISIBLE_DEVICES: a name of %zu characters, expected at most %zu", len,
+                      sizeof(gpu) - 1);
+    if (err)
+        return err;
+    if (list) {
+        memcpy(gpu, own, len);
+        gpu[len] = '\0';
+        if (setenv("CUDA_VISIBLE_DEVICES", gpu, 1))
+            return dp_fail(DP_ENOMEM, "no memory for CUDA_VISIBLE_DEVICES=%s", gpu);
+    }
+    *has_gpu = list;
+    return 0;
+}
+
 int dp_comm_config_from_env(struct dp_comm_config *config)
 {
     /* One per process: the environment is one, too. */

@@ -22,4 +22,8 @@ int dp_launch_read(const char *(*get)(const char *name), const struct dp_comm_se
 /* What of it a launcher tells; `out` as dp_process_from_env fills it. */
 int dp_process_read(const char *(*get)(const char *name), struct dp_process *out);
 
+/* The entry of `list`, "0,2,GPU-5b1c", that is the process's own: *own of *len characters. */
+int dp_process_own_gpu(const struct dp_process *process, const char *list, const char **own,
+                       size_t *len);
+
 #endif

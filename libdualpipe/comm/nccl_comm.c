@@ -30,6 +30,7 @@ struct part {
 struct request {
     struct dp_request_head head;
     uint64_t part;
+    uint64_t done; /* mark_of: the message is done, and has no part any more */
 };
 _Static_assert(sizeof(struct request) <= sizeof(struct dp_request), "a request has room");
 
@@ -74,8 +75,7 @@ static int host_lane(const struct dp_comm *comm, int lane)
     return of(comm)->host->first_lane + lane;
 }
 
-/* ---- aborts
- * -------------------------------------------------------------------------------------- */
+/* ---- aborts ---------------------------------------------------------------------------------- */
 
 /* No stream touches a caller's memory afterwards. */
 static void end_all(struct nccl_comm *c)
@@ -169,9 +169,9 @@ static int find_link(const struct nccl_comm *c, int peer, int lane, bool sends,
     *out = dp_nccl_links_find(&c->links, peer, lane, sends);
     return *out ? 0
                 : dp_fail(DP_EINVAL,
-                          "a message %s rank %d, which is none of the peers that the NCCL "
-                          "communicator was opened with",
-                          sends ? "to" : "from", peer);
+                          "a message %s rank %d on channel %d, with which the NCCL communicator "
+                          "was not opened",
+                          sends ? "to" : "from", peer, lane);
 }
 
 static int add_part(struct nccl_comm *c)
@@ -206,6 +206,12 @@ static struct part *part_of(const struct nccl_comm *c, const struct dp_request *
     return i < c->part_count && c->parts[i].req == req ? &c->parts[i] : NULL;
 }
 
+/* What no request of the host's has in this place. */
+static uint64_t mark_of(const struct nccl_comm *c, const struct dp_request *req)
+{
+    return ((uint64_t)(uintptr_t)c << 20) ^ (uint64_t)(uintptr_t)req ^ UINT64_C(0x6e63636c646f6e65);
+}
+
 static int add_to_batch(struct nccl_comm *c, const struct dp_nccl_message *message, size_t part)
 {
     void *messages = dp_array_grow(c->batch, &c->batch_room, c->batch_count + 1, sizeof(*c->batch));
@@ -221,7 +227,7 @@ static int add_to_batch(struct nccl_comm *c, const struct dp_nccl_message *messa
     return 0;
 }
 
-/* What NCCL has taken of a batch that failed nobody knows: the group ends. */
+/* What NCCL has taken of a batch that failed is not known: the group ends. */
 static int give_up(struct nccl_comm *c, int err)
 {
     struct dp_abort why = {.rank = c->base.rank, .error = err};
@@ -232,14 +238,46 @@ static int give_up(struct nccl_comm *c, int err)
     return err;
 }
 
-static int start_batch(struct nccl_comm *c)
+static bool has_link(const struct dp_nccl_message *messages, size_t count,
+                     const struct dp_nccl_link *link)
 {
-    int err = c->batch_count ? dp_nccl_links_start(&c->links, c->batch, c->batch_count) : 0;
+    for (size_t i = 0; i < count; i++)
+        if (messages[i].link == link)
+            return true;
+    return false;
+}
 
-    for (size_t i = 0; i < c->batch_count && !err; i++) {
+/* The messages that one group of calls may take: no two of the same link. NCCL would make one
+ * kernel of them, which ends when both are done; but the second may be what the other rank sends
+ * only in answer to the first. */
+static size_t take_group(const struct dp_nccl_message *messages, size_t count)
+{
+    size_t n = 1;
+
+    while (n < count && !has_link(messages, n, messages[n].link))
+        n++;
+    return n;
+}
+
+static int start_group(struct nccl_comm *c, size_t first, size_t count)
+{
+    int err = dp_nccl_links_start(&c->links, c->batch + first, count);
+
+    for (size_t i = first; i < first + count && !err; i++) {
         struct part *part = &c->parts[c->batch_parts[i]];
         err = dp_device_event_record(part->done, c->batch[i].link->stream);
         part->started = !err;
+    }
+    return err;
+}
+
+static int start_batch(struct nccl_comm *c)
+{
+    int err = 0;
+
+    for (size_t i = 0, n; i < c->batch_count && !err; i += n) {
+        n = take_group(c->batch + i, c->batch_count - i);
+        err = start_group(c, i, n);
     }
     c->batch_count = 0;
     return err ? give_up(c, err) : 0;
@@ -276,6 +314,7 @@ static int nccl_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, co
         return refuse_part();
     if (!is_for_host(lane))
         return start(comm, peer, lane, (void *)(uintptr_t)buf, len, true, req);
+    ((struct request *)req)->done = 0;
     return host_ops(comm)->isend(host_of(comm), host_rank(comm, peer), host_lane(comm, lane), tag,
                                  buf, len, req);
 }
@@ -287,6 +326,7 @@ static int nccl_irecv(struct dp_comm *comm, int peer, int lane, uint64_t tag, vo
         return refuse_part();
     if (!is_for_host(lane))
         return start(comm, peer, lane, buf, len, false, req);
+    ((struct request *)req)->done = 0;
     return host_ops(comm)->irecv(host_of(comm), host_rank(comm, peer), host_lane(comm, lane), tag,
                                  buf, len, req);
 }
@@ -298,6 +338,7 @@ static int nccl_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, s
         return refuse_part();
     if (!is_for_host(lane))
         return dp_fail(DP_EUNSUPPORTED, "a receive of any tag by NCCL, whose messages have none");
+    ((struct request *)req)->done = 0;
     return host_ops(comm)->irecv_any(host_of(comm), host_rank(comm, peer), host_lane(comm, lane),
                                      buf, room, req);
 }
@@ -316,8 +357,7 @@ static int nccl_commit(struct dp_comm *comm)
     return err ? err : start_batch(of(comm));
 }
 
-/* ---- order with streams ------------------------------------------------------------------------
- */
+/* ---- order with streams ---------------------------------------------------------------------- */
 
 static int nccl_after(struct dp_comm *comm, struct dp_device_stream *stream)
 {
@@ -338,8 +378,7 @@ static int nccl_stream_wait(struct dp_comm *comm, struct dp_request *req,
     return dp_device_stream_wait(stream, part->done);
 }
 
-/* ---- testing
- * ------------------------------------------------------------------------------------- */
+/* ---- testing --------------------------------------------------------------------------------- */
 
 static int nccl_progress(struct dp_comm *comm, int waiting_for)
 {
@@ -359,11 +398,15 @@ static int nccl_test(struct dp_comm *comm, struct dp_request *req)
 
     if (err)
         return err;
+    if (!part && ((struct request *)req)->done == mark_of(of(comm), req))
+        return 0;
     if (!part)
         return host_ops(comm)->test(host_of(comm), req);
     err = dp_device_event_test(part->done);
     if (err != DP_EAGAIN) {
         part->req = NULL;
+        if (!err)
+            ((struct request *)req)->done = mark_of(of(comm), req);
         return err;
     }
     err = nccl_progress(comm, -1);
@@ -412,8 +455,7 @@ static int64_t nccl_busy_until(struct dp_comm *comm)
     return host_ops(comm)->busy_until(host_of(comm));
 }
 
-/* ---- open and close
- * -------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static void nccl_close(struct dp_comm *comm)
 {

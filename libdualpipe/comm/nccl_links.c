@@ -16,10 +16,10 @@ static const char *const channel_names[DP_NCCL_CHANNELS] = {"activation", "gradi
 /* After an abort kernels end at once; a device that hangs is given up. */
 static const int64_t END_NS = 10 * DP_NS_PER_S;
 
-/* ---- waiting for NCCL's own threads
- * --------------------------------------------------------------- A communicator that does not
- * block hands every group of calls to a thread of NCCL's and answers "in progress"; until that is
- * over nothing else may be done with it. */
+/* ---- waiting for NCCL's own threads ---------------------------------------------------------- */
+
+/* A communicator that does not block hands every group of calls to a thread of NCCL's and answers "in
+ * progress"; until that is over nothing else may be done with it. */
 
 static int check_link(const struct dp_nccl_links *l, const struct dp_nccl_link *link, int result,
                       const char *what)
@@ -69,8 +69,7 @@ static int settle_all(struct dp_nccl_links *l, const char *what, int64_t until_n
     return err;
 }
 
-/* ---- messages ----------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static int call(const struct dp_nccl_links *l, const struct dp_nccl_message *m)
 {
@@ -132,25 +131,26 @@ struct dp_nccl_link *dp_nccl_links_failed(struct dp_nccl_links *l)
 struct dp_nccl_link *dp_nccl_links_find(const struct dp_nccl_links *l, int peer, int channel,
                                         bool sends)
 {
-    const int slot = l->slot_of[peer];
+    const int i = l->at[peer * DP_NCCL_ENDS + channel * 2 + sends];
 
-    return slot < 0 ? NULL : &l->links[(slot * DP_NCCL_CHANNELS + channel) * 2 + sends];
+    return i < 0 ? NULL : &l->links[i];
 }
 
-/* ---- connecting --------------------------------------------------------------------------------
- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 enum { ID_TAG = 0x4e43 };
 
-/* The sender of a direction makes its identities. */
+/* The sender of a direction makes its identities. NCCL listens for each until it is used. */
 static int exchange_ids(struct dp_nccl_links *l, int peer,
                         struct dp_nccl_id ids[2][DP_NCCL_CHANNELS])
 {
     struct dp_request send, receive;
     int err = 0;
 
+    memset(ids, 0, 2 * DP_NCCL_CHANNELS * sizeof(ids[0][0]));
     for (int c = 0; c < DP_NCCL_CHANNELS && !err; c++)
-        err = dp_nccl_check(&l->nccl, l->nccl.GetUniqueId(&ids[1][c]), "making an identity");
+        if (l->peers[peer].sends >> c & 1)
+            err = dp_nccl_check(&l->nccl, l->nccl.GetUniqueId(&ids[1][c]), "making an identity");
     if (!err)
         err = dp_comm_irecv(l->host, peer, DP_CHANNEL_CONTROL, ID_TAG, ids[0], sizeof(ids[0]),
                             &receive);
@@ -200,14 +200,21 @@ static int init_link(struct dp_nccl_links *l, struct dp_nccl_link *link,
     return check_link(l, link, result, "connecting");
 }
 
-static int init_peer(struct dp_nccl_links *l, int slot)
+static bool is_peer(const struct dp_nccl_links *l, int rank)
 {
-    struct dp_nccl_link *links = &l->links[slot * DP_NCCL_CHANNELS * 2];
-    struct dp_nccl_id ids[2][DP_NCCL_CHANNELS];
-    int err = exchange_ids(l, links->peer, ids);
+    return l->peers[rank].sends || l->peers[rank].receives;
+}
 
-    for (int i = 0; i < DP_NCCL_CHANNELS * 2 && !err; i++)
-        err = init_link(l, &links[i], &ids[links[i].sends][links[i].channel]);
+static int init_peer(struct dp_nccl_links *l, int peer)
+{
+    struct dp_nccl_id ids[2][DP_NCCL_CHANNELS];
+    int err = exchange_ids(l, peer, ids);
+
+    for (int i = 0; i < l->count && !err; i++) {
+        struct dp_nccl_link *link = &l->links[i];
+        if (link->peer == peer)
+            err = init_link(l, link, &ids[link->sends][link->channel]);
+    }
     return err;
 }
 
@@ -248,8 +255,8 @@ int dp_nccl_links_connect(struct dp_nccl_links *l)
         return err;
     err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning to connect");
     if (!err) {
-        for (int i = 0; i < l->peer_count && !err; i++)
-            err = init_peer(l, i);
+        for (int r = 0; r < dp_comm_size(l->host) && !err; r++)
+            err = is_peer(l, r) ? init_peer(l, r) : 0;
         int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "connecting");
         err = err ? err : end;
     }
@@ -259,8 +266,7 @@ int dp_nccl_links_connect(struct dp_nccl_links *l)
     return err ? err : send_first(l);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------
- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* Every rank says what it has, before any of them waits for NCCL. */
 struct readiness {
@@ -293,78 +299,114 @@ static int check_ready(struct dp_nccl_links *l, int err)
     return err;
 }
 
-/* slot_of: 0 for a peer, -1 for other ranks. */
-static int mark_peers(struct dp_nccl_links *l, const struct dp_nccl_config *config)
+static int mark_peer(struct dp_nccl_links *l, const struct dp_nccl_peer *peer)
 {
     const int size = dp_comm_size(l->host), own = dp_comm_rank(l->host);
 
-    for (int r = 0; r < size; r++)
-        l->slot_of[r] = config->peers || r == own ? -1 : 0;
-    for (int i = 0; i < config->peer_count && config->peers; i++) {
-        const int peer = config->peers[i];
-        if (peer < 0 || peer >= size || peer == own)
-            return dp_fail(DP_EINVAL,
-                           "NCCL: peer %d: expected a rank from 0 to %d other than the own, %d",
-                           peer, size - 1, own);
-        l->slot_of[peer] = 0;
-    }
+    if (peer->rank < 0 || peer->rank >= size || peer->rank == own)
+        return dp_fail(DP_EINVAL,
+                       "NCCL: peer %d: expected a rank from 0 to %d other than the own, %d",
+                       peer->rank, size - 1, own);
+    if ((peer->sends | peer->receives) > DP_NCCL_ALL_CHANNELS)
+        return dp_fail(DP_EINVAL,
+                       "NCCL: channels 0x%x of peer %d: expected those of activations, gradients "
+                       "and reductions, 0x%x at most",
+                       peer->sends | peer->receives, peer->rank, DP_NCCL_ALL_CHANNELS);
+    l->peers[peer->rank].sends |= peer->sends;
+    l->peers[peer->rank].receives |= peer->receives;
     return 0;
 }
 
-/* Both ranks of every pair must name each other. */
+static int mark_peers(struct dp_nccl_links *l, const struct dp_nccl_config *config)
+{
+    const int size = dp_comm_size(l->host), own = dp_comm_rank(l->host);
+    int err = 0;
+
+    for (int i = 0; i < config->peer_count && config->peers && !err; i++)
+        err = mark_peer(l, &config->peers[i]);
+    for (int r = 0; r < size; r++) {
+        l->peers[r].rank = r;
+        if (!config->peers && r != own)
+            l->peers[r].sends = l->peers[r].receives = DP_NCCL_ALL_CHANNELS;
+    }
+    return err;
+}
+
+/* What a rank sends to another one that one must receive, and the other way round. */
 static int compare_peers(const struct dp_nccl_links *l)
 {
     const int size = dp_comm_size(l->host);
-    int *all = calloc((size_t)size * (size_t)size, sizeof(*all));
+    struct dp_nccl_peer *all = calloc((size_t)size * (size_t)size, sizeof(*all));
 
     if (!all)
         return dp_fail(DP_ENOMEM, "NCCL: no memory to ask %d ranks", size);
-    int err = dp_comm_allgather(l->host, l->slot_of, all, (size_t)size * sizeof(*all));
+    int err = dp_comm_allgather(l->host, l->peers, all, (size_t)size * sizeof(*all));
     for (int a = 0; a < size && !err; a++)
         for (int b = 0; b < size && !err; b++)
-            if (all[a * size + b] != all[b * size + a])
+            if (all[a * size + b].sends != all[b * size + a].receives)
                 err = dp_fail(DP_EMISMATCH,
-                              "NCCL: of the ranks %d and %d only one names the other as "
-                              "a peer",
-                              a < b ? a : b, a < b ? b : a);
+                              "NCCL: rank %d sends to rank %d on the channels 0x%x, which receives "
+                              "on 0x%x",
+                              a, b, all[a * size + b].sends, all[b * size + a].receives);
     free(all);
     return err;
 }
 
+/* Number the links; channels 0 to 2, of each what is received first. */
+static void number_links(struct dp_nccl_links *l)
+{
+    for (int i = 0; i < dp_comm_size(l->host) * DP_NCCL_ENDS; i++) {
+        const struct dp_nccl_peer *peer = &l->peers[i / DP_NCCL_ENDS];
+        const int channel = i % DP_NCCL_ENDS / 2;
+        const unsigned channels = i % 2 ? peer->sends : peer->receives;
+        l->at[i] = channels >> channel & 1 ? l->count++ : -1;
+    }
+}
+
+static int make_link(struct dp_nccl_links *l, int end)
+{
+    const int at = l->at[end];
+
+    if (at < 0)
+        return 0;
+    l->links[at] = (struct dp_nccl_link){.peer = end / DP_NCCL_ENDS,
+                                         .channel = end % DP_NCCL_ENDS / 2,
+                                         .sends = end % 2,
+                                         .scratch = l->scratch + at};
+    return dp_device_stream_new(l->dev, DP_PRIORITY_HIGH, &l->links[at].stream);
+}
+
 static int make_links(struct dp_nccl_links *l)
 {
-    const int size = dp_comm_size(l->host);
-    int err = 0;
+    const int ends = dp_comm_size(l->host) * DP_NCCL_ENDS;
 
-    for (int r = 0; r < size; r++)
-        l->slot_of[r] = l->slot_of[r] < 0 ? -1 : l->peer_count++;
-    l->links = calloc((size_t)l->peer_count * DP_NCCL_CHANNELS * 2 + 1, sizeof(*l->links));
+    number_links(l);
+    const size_t count = (size_t)l->count;
+    l->count = 0; /* until there are as many */
+    l->links = calloc(count + 1, sizeof(*l->links));
     if (!l->links)
-        return dp_fail(DP_ENOMEM, "NCCL: no memory for the links to %d ranks", l->peer_count);
-    l->count = l->peer_count * DP_NCCL_CHANNELS * 2;
-    err = dp_device_alloc(l->dev, DP_MEMORY_DEVICE, (size_t)l->count, (void **)&l->scratch);
+        return dp_fail(DP_ENOMEM, "NCCL: no memory for %zu links", count);
+    l->count = (int)count;
+    int err = dp_device_alloc(l->dev, DP_MEMORY_DEVICE, count, (void **)&l->scratch);
     if (!err)
         err = dp_device_event_new(l->dev, &l->idle);
-    for (int r = 0; r < size && !err; r++)
-        for (int i = 0; i < DP_NCCL_CHANNELS * 2 && l->slot_of[r] >= 0 && !err; i++) {
-            const int at = l->slot_of[r] * DP_NCCL_CHANNELS * 2 + i;
-            l->links[at] = (struct dp_nccl_link){
-                .peer = r, .channel = i / 2, .sends = i % 2, .scratch = l->scratch + at};
-            err = dp_device_stream_new(l->dev, DP_PRIORITY_HIGH, &l->links[at].stream);
-        }
+    for (int i = 0; i < ends && !err; i++)
+        err = make_link(l, i);
     return err;
 }
 
 static int prepare(struct dp_nccl_links *l, const struct dp_nccl_config *config)
 {
+    const size_t size = (size_t)dp_comm_size(l->host);
     int err = dp_nccl_load(&l->nccl);
 
-    l->slot_of = err ? NULL : calloc((size_t)dp_comm_size(l->host), sizeof(*l->slot_of));
-    if (!err && !l->slot_of)
-        err = dp_fail(DP_ENOMEM, "NCCL: no memory for %d ranks", dp_comm_size(l->host));
-    if (!err)
-        err = mark_peers(l, config);
-    return err;
+    if (err)
+        return err;
+    l->peers = calloc(size, sizeof(*l->peers));
+    l->at = calloc(size * DP_NCCL_ENDS, sizeof(*l->at));
+    if (!l->peers || !l->at)
+        return dp_fail(DP_ENOMEM, "NCCL: no memory for %zu ranks", size);
+    return mark_peers(l, config);
 }
 
 int dp_nccl_links_init(struct dp_nccl_links *l, struct dp_comm *host,
@@ -380,8 +422,7 @@ int dp_nccl_links_init(struct dp_nccl_links *l, struct dp_comm *host,
     return err ? err : dp_nccl_links_connect(l);
 }
 
-/* ---- ending ------------------------------------------------------------------------------------
- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 static void for_all(struct dp_nccl_links *l, int (*end)(struct dp_nccl_comm *comm),
                     const char *what)
@@ -447,5 +488,6 @@ void dp_nccl_links_fini(struct dp_nccl_links *l)
     dp_device_event_free(l->idle);
     dp_device_free(l->dev, DP_MEMORY_DEVICE, l->scratch);
     free(l->links);
-    free(l->slot_of);
+    free(l->at);
+    free(l->peers);
 }

@@ -9,7 +9,7 @@
 #include "comm/nccl_api.h"
 #include <dualpipe/nccl.h>
 
-enum { DP_NCCL_CHANNELS = DP_CHANNEL_REDUCE + 1 };
+enum { DP_NCCL_CHANNELS = DP_CHANNEL_REDUCE + 1, DP_NCCL_ENDS = 2 * DP_NCCL_CHANNELS };
 
 struct dp_nccl_link {
     int peer, channel;
@@ -23,8 +23,9 @@ struct dp_nccl_links {
     struct dp_nccl nccl;
     struct dp_comm *host;
     struct dp_device *dev;
-    int peer_count, count;
-    int *slot_of;               /* [ranks] a peer's place; -1: none */
+    int count;
+    struct dp_nccl_peer *peers; /* [ranks] without channels: no peer */
+    int *at; /* [ranks * DP_NCCL_ENDS] number of the link in `links`; -1: there is none */
     struct dp_nccl_link *links; /* [count] */
     char *scratch;
     struct dp_device_event *idle;

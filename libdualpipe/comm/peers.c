@@ -13,6 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How often connections are looked for while a receive waits for one, or for any peer's message. */
+static const int64_t WAITED_FOR_NS = 20 * DP_NS_PER_US;
+
 static const int64_t HANDSHAKE_NS = 600 * DP_NS_PER_S;
 
 /* The label of a wire, which its connecting side sends. */
@@ -379,6 +382,7 @@ static void accept_from(struct dp_peers *peers, const struct dp_wire_ops *ops,
 
 void dp_peers_accept(struct dp_peers *peers)
 {
+    peers->accepted_ns = dp_now_ns();
     peers->refusal.error = 0;
     for (int i = 0; i < peers->future_count;) {
         const struct dp_future_wire f = peers->future[i];
@@ -391,6 +395,12 @@ void dp_peers_accept(struct dp_peers *peers)
     }
     accept_from(peers, &dp_wire_shm, peers->shm);
     accept_from(peers, &dp_wire_tcp, peers->tcp);
+}
+
+void dp_peers_accept_every(struct dp_peers *peers, int64_t every_ns)
+{
+    if (dp_now_ns() - peers->accepted_ns >= every_ns)
+        dp_peers_accept(peers);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -567,7 +577,7 @@ bool dp_peers_wait(const struct dp_peers *peers)
 void dp_peers_progress(struct dp_peers *peers)
 {
     if (dp_peers_wait(peers))
-        dp_peers_accept(peers);
+        dp_peers_accept_every(peers, WAITED_FOR_NS);
     for (int i = 0; i < peers->busy_count;) {
         const struct dp_busy_wire *busy = &peers->busy[i];
         struct dp_wire *wire = wire_of(busy);
@@ -612,8 +622,7 @@ bool dp_peers_need_progress(const struct dp_peers *peers)
     return peers->early_count;
 }
 
-/* ---- sleeping ----------------------------------------------------------------------------------
- */
+/* ---- sleeping -------------------------------------------------------------------------------- */
 
 enum { LISTENERS = 2 };
 
@@ -720,8 +729,7 @@ static void close_link(struct dp_peers *peers, struct dp_link *link)
     link->out = link->in = NULL;
 }
 
-/* ---- groups that survive ---------------------------------------------------------------------
- */
+/* ---- groups that survive --------------------------------------------------------------------- */
 
 static void end_link(struct dp_peers *peers, struct dp_link *link)
 {
@@ -773,6 +781,15 @@ void dp_peers_cancel(struct dp_peers *peers, struct dp_link_request *req)
                 expect(peers, lane, false);
             }
         }
+}
+
+void dp_peers_end_lanes(struct dp_peers *peers, int first, int count)
+{
+    for (int lane = first; lane < first + count && lane < peers->lane_count; lane++)
+        finish_any(peers, lane);
+    for (int i = 0; i < peers->link_count; i++)
+        if (peers->links[i]->lane >= first && peers->links[i]->lane < first + count)
+            end_link(peers, peers->links[i]);
 }
 
 void dp_peers_close_lanes(struct dp_peers *peers, int first, int count)

@@ -31,6 +31,7 @@ struct dp_link {
     struct dp_wire_queue early; /* receives that wait for `in` */
     bool is_busy[2];            /* out, in: whether it is in the list of busy wires */
     bool is_ended;              /* given up: no request succeeds any more */
+    int64_t broken_since_ns;    /* the other end has ended it, in a group that survives; 0: not */
 };
 
 /* A transfer on a link. A receive from any peer has no link until a message has come for it. */
@@ -87,8 +88,9 @@ struct dp_peers {
     bool *buried; /* [size] ranks that are dead in a group that survives; NULL: none */
     bool has_fault;
     struct dp_wire_fault fault;
-    struct dp_abort refusal; /* error, text: why the last accept could let in nobody; 0: it could */
+    struct dp_abort refusal; /* error, text: why the last accept could let in no peer; 0: it could */
     uint32_t epoch; /* of the rendezvous; wires of an earlier one are not accepted */
+    int64_t accepted_ns; /* when the listeners were last asked */
 };
 
 /* Listen; *endpoint is what the others must know. Zeroed memory is valid. */
@@ -129,11 +131,15 @@ bool dp_peers_take_watch(struct dp_peers *peers, int *peer, struct dp_wire **out
 int dp_peers_bury(struct dp_peers *peers, int peer);
 /* Fail this request and its link, so that no request of that succeeds any more. */
 void dp_peers_cancel(struct dp_peers *peers, struct dp_link_request *req);
+/* Fail all requests of these lanes, and later ones on their links. */
+void dp_peers_end_lanes(struct dp_peers *peers, int first, int count);
 /* The wire of a link, out or in; NULL: there is none yet, or there are no wires but MPI's. */
 struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int lane, bool in);
 
-/* Let in peers that have connected. */
+/* Let in peers that have connected; the second one, unless that was done within the last `every_ns`:
+ * asking two listeners costs several microseconds even if there is none. */
 void dp_peers_accept(struct dp_peers *peers);
+void dp_peers_accept_every(struct dp_peers *peers, int64_t every_ns);
 /* Whether a receive waits for its peer to connect. */
 bool dp_peers_wait(const struct dp_peers *peers);
 /* Move along all wires that have something to do. */

@@ -66,12 +66,69 @@ _Static_assert(sizeof(((struct dp_abort *)0)->text) ==
 /* The root's decision holds for all ranks. */
 static void decide(struct dp_rendezvous *rv, struct dp_abort why)
 {
-    if (why.error == DP_ETIMEDOUT)
-        dp_abort_record_follow(&why, rv->waiting_for, rv->size);
     if (!dp_abort_record_put(&rv->abort_record, &why))
         return;
     struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_VERDICT, &why);
     dp_rendezvous_tell_all(rv, &m);
+}
+
+/* A wait in vain is the fault of the last rank in the chain of those that wait, and a rank that has
+ * begun to wait a moment ago has not said so yet: it is given the time to. What counts is who waited
+ * when the accusation came, as ranks may go on afterwards. */
+
+static void accuse(struct dp_rendezvous *rv, int accuser, const struct dp_abort *why)
+{
+    const bool is_in_vain = why->error == DP_ETIMEDOUT && why->rank != accuser;
+
+    if (rv->accusation.error && (is_in_vain || !rv->accused_ns))
+        return;
+    rv->accusation = *why;
+    rv->accuser = accuser;
+    rv->accused_ns = 0;
+}
+
+static void begin_grace(struct dp_rendezvous *rv)
+{
+    if (rv->accused_ns)
+        return;
+    rv->accused_ns = dp_now_ns();
+    for (int i = 0; i < rv->size; i++)
+        atomic_store(&rv->suspects[i], atomic_load(&rv->waiting_for[i]));
+}
+
+static void note_waiting(struct dp_rendezvous *rv, int rank, int peer, int64_t since_ns)
+{
+    atomic_store(&rv->waiting_for[rank], peer);
+    if (rv->accused_ns && peer >= 0 && since_ns <= rv->accused_ns &&
+        atomic_load(&rv->suspects[rank]) < 0)
+        atomic_store(&rv->suspects[rank], peer);
+}
+
+/* Whether there is a rank whose word may still come. */
+static bool is_in_grace(const struct dp_rendezvous *rv)
+{
+    const int end = dp_abort_record_end(rv->accusation.rank, rv->suspects, rv->size);
+
+    return end >= 0 && !rv->left[end] && !rv->lost[end] &&
+           dp_now_ns() < rv->accused_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS;
+}
+
+/* A rank that accuses itself is believed. */
+static void consider(struct dp_rendezvous *rv)
+{
+    struct dp_abort why = rv->accusation;
+
+    if (!why.error)
+        return;
+    if (why.error == DP_ETIMEDOUT && why.rank != rv->accuser) {
+        begin_grace(rv);
+        if (is_in_grace(rv) && !dp_abort_record_get(&rv->abort_record, NULL))
+            return;
+        dp_abort_record_follow(&why, rv->suspects, rv->size);
+    }
+    rv->accusation.error = 0;
+    rv->accused_ns = 0;
+    decide(rv, why);
 }
 
 void dp_rendezvous_describe_loss(const struct dp_rendezvous_peer *p, int rank, char *text,
@@ -155,13 +212,15 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
         if (m->value >= rv->size)
             return false;
         if (m->count == rv->epoch)
-            atomic_store(&rv->waiting_for[rank], m->value);
+            note_waiting(rv, rank, m->value, dp_now_ns() - m->waited_ns);
         return true;
     case DP_RENDEZVOUS_ABORT:
         if (m->rank < -1 || m->rank >= rv->size || m->value >= 0)
             return false;
-        if (m->count == rv->epoch && !rv->accusation.error)
-            rv->accusation = message_record(m);
+        if (m->count == rv->epoch) {
+            const struct dp_abort why = message_record(m);
+            accuse(rv, rank, &why);
+        }
         return true;
     case DP_RENDEZVOUS_BUSY:
         note_busy(rv, m);
@@ -204,6 +263,8 @@ void dp_rendezvous_begin_epoch(struct dp_rendezvous *rv)
     rv->epoch = rv->gather;
     for (int i = 0; i < rv->size; i++)
         atomic_store(&rv->waiting_for[i], -1);
+    rv->accusation.error = 0;
+    rv->accused_ns = 0;
     dp_abort_record_clear(&rv->abort_record);
 }
 
@@ -250,9 +311,7 @@ static void poll_all(struct dp_rendezvous *rv)
 {
     for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
         poll_peer(rv, rv->rank ? 0 : i, &rv->peers[i]);
-    if (rv->accusation.error)
-        decide(rv, rv->accusation);
-    rv->accusation.error = 0;
+    consider(rv);
 }
 
 void dp_rendezvous_poll(struct dp_rendezvous *rv)
@@ -297,20 +356,30 @@ void dp_rendezvous_sleep(struct dp_rendezvous *rv)
     poll_all(rv);
 }
 
-/* ---- messages of this rank
- * ------------------------------------------------------------------------ */
+/* ---- messages of this rank ------------------------------------------------------------------- */
 
-void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer)
+void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer, int64_t since_ns)
 {
-    const struct dp_rendezvous_message m = {
-        .kind = DP_RENDEZVOUS_WAITING, .count = rv->epoch, .rank = rv->rank, .value = peer};
+    const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_WAITING,
+                                            .count = rv->epoch,
+                                            .rank = rv->rank,
+                                            .value = peer,
+                                            .waited_ns = dp_now_ns() - since_ns};
 
     pthread_mutex_lock(&rv->lock);
     if (rv->rank)
         dp_rendezvous_tell(&rv->peers[0], &m);
     else
-        atomic_store(&rv->waiting_for[0], peer);
+        note_waiting(rv, 0, peer, since_ns);
     pthread_mutex_unlock(&rv->lock);
+}
+
+int64_t dp_rendezvous_decides_ns(struct dp_rendezvous *rv)
+{
+    pthread_mutex_lock(&rv->lock);
+    const int64_t from_ns = rv->accused_ns;
+    pthread_mutex_unlock(&rv->lock);
+    return from_ns ? from_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS : INT64_MAX;
 }
 
 void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns)
@@ -371,6 +440,15 @@ static void ask_root(struct dp_rendezvous *rv, const struct dp_abort *why)
         record_own(rv, why);
 }
 
+/* Only a wait in vain takes time, and only the thread that waits gets that far. */
+static void decide_at_root(struct dp_rendezvous *rv, const struct dp_abort *why)
+{
+    accuse(rv, 0, why);
+    consider(rv);
+    while (!dp_abort_record_get(&rv->abort_record, NULL))
+        dp_rendezvous_sleep(rv);
+}
+
 void dp_rendezvous_abort(struct dp_rendezvous *rv, const struct dp_abort *why)
 {
     pthread_mutex_lock(&rv->lock);
@@ -379,7 +457,7 @@ void dp_rendezvous_abort(struct dp_rendezvous *rv, const struct dp_abort *why)
         if (rv->rank)
             ask_root(rv, why);
         else
-            decide(rv, *why);
+            decide_at_root(rv, why);
     }
     pthread_mutex_unlock(&rv->lock);
 }
@@ -446,6 +524,7 @@ void dp_rendezvous_free(struct dp_rendezvous *rv)
     free(rv->left);
     free(rv->busy_until);
     free(rv->waiting_for);
+    free(rv->suspects);
     free(rv->fds);
     free(rv->peers);
     free(rv);
@@ -460,14 +539,15 @@ static bool allocate(struct dp_rendezvous *rv)
     rv->peers = calloc(peers, sizeof(*rv->peers));
     rv->fds = calloc(n, sizeof(*rv->fds));
     rv->waiting_for = calloc(n, sizeof(*rv->waiting_for));
+    rv->suspects = calloc(n, sizeof(*rv->suspects));
     rv->busy_until = calloc(n, sizeof(*rv->busy_until));
     rv->left = calloc(n, sizeof(*rv->left));
     rv->lost = calloc(n, sizeof(*rv->lost));
     rv->endpoints = calloc(n, sizeof(*rv->endpoints));
     rv->table = calloc(n, sizeof(*rv->table));
     rv->came = calloc(n, sizeof(*rv->came));
-    bool ok = rv->peers && rv->fds && rv->waiting_for && rv->busy_until && rv->left && rv->lost &&
-              rv->endpoints && rv->table && rv->came;
+    bool ok = rv->peers && rv->fds && rv->waiting_for && rv->suspects && rv->busy_until &&
+              rv->left && rv->lost && rv->endpoints && rv->table && rv->came;
     for (size_t i = 0; ok && i < peers; i++)
         ok = (rv->peers[i].in = malloc(rv->in_room));
     return ok;

@@ -13,7 +13,7 @@
  *      ENDPOINT (all ranks)         ->
  *                                   <-     TABLE of all endpoints, or FAILED text (gather)
  *
- *      WAITING peer                 ->     kept at the root, to find the culprit
+ *      WAITING peer, since when     ->     kept at the root, to find the culprit
  *      ABORT record                 ->
  *                                   <-     VERDICT record: the root decides which was first
  *      BUSY ms                      <->    passed on to all others by the root
@@ -70,6 +70,7 @@ struct dp_rendezvous_message {
         struct {
             uint8_t nonce[DP_NONCE_BYTES], proof[DP_PROOF_BYTES];
         } auth;
+        int64_t waited_ns; /* WAITING */
     };
 };
 
@@ -108,6 +109,11 @@ struct dp_rendezvous {
     struct dp_endpoint *table;     /* [size], the root's, on its way to the members */
     struct dp_abort failure;       /* of this gather; error 0: none */
     struct dp_abort accusation; /* the first that came since the root last decided; error 0: none */
+    int accuser;
+    /* Of a wait in vain, while the root gives the last rank of the chain time to say that it waits,
+     * too (0: it does not): the ranks that were waited for when the accusation came. */
+    int64_t accused_ns;
+    atomic_int *suspects; /* [size] */
 };
 
 static inline int dp_rendezvous_peer_count(const struct dp_rendezvous *rv)
@@ -156,12 +162,14 @@ int dp_rendezvous_gather(struct dp_rendezvous *rv, const struct dp_endpoint *min
 void dp_rendezvous_poll(struct dp_rendezvous *rv);
 /* Fill fds[rv->size] with what to poll for; returns their number, -1 if there is work to do now. */
 int dp_rendezvous_arm(struct dp_rendezvous *rv, struct pollfd *fds);
-/* Tell the root the peer that this rank waits for; -1: none any more. */
-void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer);
+/* Tell the root the peer that this rank waits for, and since when; -1: none any more. */
+void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer, int64_t since_ns);
+/* When the root must poll at the latest, as it is about to decide; INT64_MAX: at no time. */
+int64_t dp_rendezvous_decides_ns(struct dp_rendezvous *rv);
 /* See dp_comm_ops. */
 void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns);
 int64_t dp_rendezvous_busy_until(const struct dp_rendezvous *rv);
-/* Only keep that this rank is busy, and tell nobody. */
+/* Only keep that this rank is busy, and do not announce it. */
 void dp_rendezvous_note_busy(struct dp_rendezvous *rv, int rank, int64_t ns);
 /* See dp_comm_ops.abort. A member asks the root; without an answer in a second its own record
  * holds. */

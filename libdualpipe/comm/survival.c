@@ -91,7 +91,7 @@ static bool mark(struct dp_survival *s, int rank, enum dp_death why)
     s->deaths[rank] = (uint8_t)why;
     s->dead_count++;
     s->queries[rank].is_open = false;
-    s->ops->note_busy(s->world, rank, 0); /* nobody waits for what it had announced */
+    s->ops->note_busy(s->world, rank, 0); /* no rank waits for what it had announced */
     dp_log(DP_LOG_INFO, "rank %d goes on without rank %d: %s", s->world->rank, rank, reasons[why]);
     if (why == DP_DEATH_SILENT || why == DP_DEATH_REPORTED) /* it may live, and is told so */
         tell(s, rank, DP_SURVIVAL_DEATHS, NULL, 0);
@@ -153,6 +153,87 @@ void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why)
     s->ops->tell_neighbors(s->world, &m, sizeof(m));
 }
 
+/* ---- revocations ----------------------------------------------------------------------------- */
+
+static int context_of(const struct dp_comm *comm)
+{
+    return comm->first_lane / DP_CHANNELS;
+}
+
+static bool is_member(const struct dp_comm *comm, int world_rank)
+{
+    for (int i = 0; i < comm->size; i++)
+        if (dp_comm_world_rank(comm, i) == world_rank)
+            return true;
+    return false;
+}
+
+/* The engine gives up its collectives when it goes on next. */
+static void end_if_it_is(struct dp_survival *s, struct dp_comm *comm,
+                         const struct dp_survival_revoke *m)
+{
+    if (comm->is_revoked || (uint32_t)context_of(comm) != m->context || !is_member(comm, m->by))
+        return;
+    comm->is_revoked = true;
+    comm->revocation = m->why;
+    s->ops->end_lanes(s->world, comm->first_lane, DP_CHANNELS);
+}
+
+void dp_survival_take_in(struct dp_survival *s, struct dp_comm *comm)
+{
+    for (const struct dp_revocation *r = s->revocations; r; r = r->next)
+        end_if_it_is(s, comm, &r->message);
+}
+
+static bool is_known(const struct dp_survival *s, const struct dp_survival_revoke *m)
+{
+    const struct dp_revocation *r = s->revocations;
+
+    while (r && (r->message.context != m->context || r->message.by != m->by))
+        r = r->next;
+    return r;
+}
+
+/* First told, then done: a peer that finds a link ended can know why. */
+static int spread_revocation(struct dp_survival *s, const struct dp_survival_revoke *m)
+{
+    struct dp_revocation *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return dp_fail(DP_ENOMEM, "no memory for the revocation of a communicator");
+    r->message = *m;
+    r->message.why.text[sizeof(m->why.text) - 1] = '\0';
+    r->next = s->revocations;
+    s->revocations = r;
+    s->ops->tell_neighbors(s->world, &r->message, sizeof(r->message));
+    for (struct dp_comm *comm = s->world; comm; comm = comm->next)
+        end_if_it_is(s, comm, &r->message);
+    return 0;
+}
+
+int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct dp_abort *why)
+{
+    const struct dp_survival_revoke m = {.kind = DP_SURVIVAL_REVOKE,
+                                         .context = (uint32_t)context_of(comm),
+                                         .by = s->world->rank,
+                                         .why = *why};
+
+    return comm->is_revoked ? 0 : spread_revocation(s, &m);
+}
+
+/* Without memory for it the group ends. */
+static void take_revocation(struct dp_survival *s, int from, const struct dp_survival_revoke *m)
+{
+    if (s->excluded_by >= 0 || has(s->dead, from) || m->by < 0 || m->by >= s->world->size ||
+        m->why.error >= 0 || is_known(s, m))
+        return;
+    if (!spread_revocation(s, m))
+        return;
+    struct dp_abort why = {.rank = s->world->rank, .error = DP_ENOMEM};
+    snprintf(why.text, sizeof(why.text), "%s", dp_last_error());
+    s->world->ops->abort(s->world, &why);
+}
+
 /* ---- ranks that are busy --------------------------------------------------------------------- */
 
 static void announce(struct dp_survival *s, int rank, uint32_t ms)
@@ -184,8 +265,7 @@ static void take_busy(struct dp_survival *s, const struct dp_survival_message *m
     announce(s, rank, m->contexts);
 }
 
-/* ---- agreement: what each rank keeps -----------------------------------------------------------
- */
+/* ---- agreement: what each rank keeps --------------------------------------------------------- */
 
 static struct dp_agreement *find(const struct dp_survival *s, uint32_t context)
 {
@@ -251,6 +331,10 @@ void dp_survival_handle(struct dp_survival *s, int from, const void *message, si
             s->ops->note_abort(s->world, &((const struct dp_survival_abort *)message)->why);
         return;
     }
+    if (len == sizeof(struct dp_survival_revoke) && m->kind == DP_SURVIVAL_REVOKE) {
+        take_revocation(s, from, message);
+        return;
+    }
     if (len != s->message_bytes || s->excluded_by >= 0)
         return;
     /* It does not know yet that it is dead. */
@@ -279,8 +363,7 @@ void dp_survival_handle(struct dp_survival *s, int from, const void *message, si
     }
 }
 
-/* ---- agreement: what the caller does -----------------------------------------------------------
- */
+/* ---- agreement: what the caller does --------------------------------------------------------- */
 
 static int new_agreement(struct dp_survival *s, uint32_t context, struct dp_agreement **out)
 {
@@ -301,7 +384,7 @@ static int new_agreement(struct dp_survival *s, uint32_t context, struct dp_agre
 
 int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement **out)
 {
-    const uint32_t context = (uint32_t)(comm->first_lane / DP_CHANNELS);
+    const uint32_t context = (uint32_t)context_of(comm);
     struct dp_agreement *a = find(s, context);
     int err = a ? 0 : new_agreement(s, context, &a);
 
@@ -423,8 +506,7 @@ const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts)
     return a->decisions[a->decided % 2];
 }
 
-/* ---- new and free ------------------------------------------------------------------------------
- */
+/* ---- new and free ---------------------------------------------------------------------------- */
 
 int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
                     struct dp_survival **out)
@@ -438,9 +520,9 @@ int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
     s->words = (world->size + 63) / 64;
     s->excluded_by = -1;
     s->message_bytes = sizeof(struct dp_survival_message) + 2 * set_bytes(s);
-    s->room = s->message_bytes > sizeof(struct dp_survival_abort)
+    s->room = s->message_bytes > sizeof(struct dp_survival_revoke)
                   ? s->message_bytes
-                  : sizeof(struct dp_survival_abort);
+                  : sizeof(struct dp_survival_revoke);
     s->dead = calloc((size_t)s->words, sizeof(*s->dead));
     s->left = calloc((size_t)s->words, sizeof(*s->left));
     s->deaths = calloc((size_t)world->size, sizeof(*s->deaths));
@@ -463,6 +545,11 @@ void dp_survival_free(struct dp_survival *s)
         struct dp_agreement *a = s->agreements;
         s->agreements = a->next;
         free(a);
+    }
+    while (s->revocations) {
+        struct dp_revocation *r = s->revocations;
+        s->revocations = r->next;
+        free(r);
     }
     free(s->out);
     free(s->announced);

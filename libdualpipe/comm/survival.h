@@ -30,6 +30,12 @@
  * A live rank has taken part in agreement k + 1 only after it knew decision k, and k + 1 ends only
  * after all have taken part. So two decisions of a communicator are kept.
  *
+ * Revocation of a communicator. The rank that revokes it tells all neighbors, and each rank passes on
+ * once what is new to it, also of communicators that it is not in. Ranks that have heard of it end
+ * their part. All communicators of one split have the same context: the rank that has revoked one
+ * of them says which. What is known stays, as a communicator may be revoked before this rank has
+ * made it.
+ *
  * Threads: those of the communicator.
  */
 #ifndef DP_COMM_SURVIVAL_H
@@ -57,6 +63,9 @@ struct dp_survival_ops {
     /* Drop a request that is in flight; its memory is the caller's again. Other requests of its
      * link fail, too, and later ones. */
     void (*cancel)(struct dp_comm *world, struct dp_request *req);
+    /* Finish all requests of these lanes with DP_ECOMM: their memory is the caller's again. No
+     * message comes or goes there any more. */
+    void (*end_lanes)(struct dp_comm *world, int first, int count);
 };
 
 enum dp_death { DP_DEATH_NONE, DP_DEATH_ENDED, DP_DEATH_LEFT, DP_DEATH_SILENT, DP_DEATH_REPORTED };
@@ -67,7 +76,8 @@ enum dp_survival_kind {
     DP_SURVIVAL_ANSWER,
     DP_SURVIVAL_DECISION,
     DP_SURVIVAL_ABORT,
-    DP_SURVIVAL_BUSY
+    DP_SURVIVAL_BUSY,
+    DP_SURVIVAL_REVOKE
 };
 
 struct dp_survival_message {
@@ -82,6 +92,23 @@ struct dp_survival_message {
 struct dp_survival_abort {
     uint32_t kind;
     struct dp_abort why;
+};
+
+/* A communicator was revoked. Ranks are those of the world. */
+struct dp_survival_revoke {
+    uint32_t kind;
+    uint32_t context;
+    int32_t by; /* a member of it */
+    struct dp_abort why;
+};
+
+_Static_assert(sizeof(struct dp_survival_revoke) > sizeof(struct dp_survival_abort),
+               "the longest message of a fixed length");
+
+/* One that this rank knows of. */
+struct dp_revocation {
+    struct dp_revocation *next;
+    struct dp_survival_revoke message;
 };
 
 /* The agreements of one communicator of this rank. */
@@ -100,7 +127,7 @@ struct dp_survival {
     struct dp_comm *world;
     const struct dp_survival_ops *ops;
     int words, dead_count;
-    size_t message_bytes, room; /* of all but ABORT, of all */
+    size_t message_bytes, room; /* of all but ABORT and REVOKE, of all */
     uint64_t *dead, *left; /* left: of the dead, those that said so before */
     uint8_t *deaths;       /* [size] enum dp_death */
     struct dp_survival_query {
@@ -109,6 +136,7 @@ struct dp_survival {
     } * queries; /* [size] of other ranks, not answered yet */
     uint32_t *announced; /* [size] the last BUSY of each rank */
     struct dp_agreement *agreements;
+    struct dp_revocation *revocations;
     int excluded_by; /* -1: not excluded */
     struct dp_survival_message *out;
 };
@@ -144,13 +172,16 @@ int dp_survival_fail(const struct dp_survival *s, int rank);
 /* Whether this rank was declared dead by others; why may be NULL. */
 bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why);
 
-/* ---- for the functions of communicators --------------------------------------------------------
- */
+/* ---- for the functions of communicators ------------------------------------------------------ */
 
 /* This rank has waited for the other one in vain: it is dead for all from now on. */
 void dp_survival_declare(struct dp_survival *s, int rank);
 /* A rank of comm that has died and not left, by its number in the world, -1: none. */
 int dp_survival_find_dead(const struct dp_survival *s, const struct dp_comm *comm);
+/* This rank revokes comm. DP_ENOMEM. */
+int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct dp_abort *why);
+/* A communicator has been made: it may be revoked already. */
+void dp_survival_take_in(struct dp_survival *s, struct dp_comm *comm);
 /* Begin the next agreement of comm. DP_ENOMEM. */
 int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement **out);
 /* Go on with what has come until now_ns. 0: decided. DP_EAGAIN: it waits, *waits_until_ns at most.

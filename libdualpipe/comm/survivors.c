@@ -5,7 +5,9 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "comm/comm_core.h"
+#include "comm/engine.h"
 #include "comm/survival.h"
 
 #include <stdlib.h>
@@ -25,13 +27,13 @@ static int agree(struct dp_comm *comm, const uint64_t **dead, int *contexts)
     struct dp_comm *world = comm->world;
     struct dp_agreement *a;
     int64_t until_ns = 0;
-    int err = dp_comm_progress(comm);
+    int err = dp_comm_progress_all(world);
 
     if (!err)
         err = dp_agreement_begin(world->survival, comm, &a);
     while (!err) {
         const int64_t now_ns = dp_now_ns();
-        err = dp_comm_progress(comm);
+        err = dp_comm_progress_all(world);
         if (!err)
             err = dp_agreement_step(world->survival, comm, a, now_ns, 2 * comm->deadline_ns,
                                     &until_ns);
@@ -103,6 +105,50 @@ int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
     return err;
 }
 
+/* A rank of comm, by its number in the world; -1: unknown. */
+static int find_culprit(const struct dp_comm *comm, int error)
+{
+    const struct dp_comm *world = comm->world;
+
+    if (error == DP_ECOMM)
+        return dp_survival_find_dead(world->survival, comm);
+    return error == DP_ETIMEDOUT ? world->silent - 1 : world->rank;
+}
+
+int dp_comm_revoke(struct dp_comm *comm, int error, const char *text)
+{
+    if (!comm || error >= 0)
+        return dp_fail(DP_EINVAL, "revoke with error %d: expected a comm and a negative error",
+                       error);
+    struct dp_comm *world = comm->world;
+    if (!world->ops->survival)
+        return dp_fail(DP_EUNSUPPORTED, "revoke: the transport %s ends with its first failure",
+                       world->ops->name);
+    if (world->in_batch)
+        return dp_fail(DP_EINVAL, "revoke between begin and commit");
+    if (!world->survival)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "revoke: expected a group that survives (dp_comm_survive); dp_comm_abort "
+                       "ends this one");
+    dp_comm_progress_stop(comm);
+    struct dp_abort why = {.rank = find_culprit(comm, error), .error = error};
+    dp_snprintf(why.text, sizeof(why.text), "%s", text ? text : "");
+    int err = world->ops->aborted(world, NULL) ? 0 : dp_survival_revoke(world->survival, comm, &why);
+    if (world->engine) /* collectives give the memory of the caller back */
+        dp_engine_progress(world->engine);
+    return err;
+}
+
+bool dp_comm_is_revoked(const struct dp_comm *comm)
+{
+    return comm && comm->is_revoked;
+}
+
+bool dp_comm_survives(const struct dp_comm *comm)
+{
+    return comm && comm->world->survival;
+}
+
 /* All ranks are ready for messages about survival before the first one is sent. */
 int dp_comm_survive(struct dp_comm *comm)
 {
@@ -128,7 +174,7 @@ int dp_comm_survive(struct dp_comm *comm)
         return err;
     }
     err = dp_comm_barrier(comm);
-    if (err && err != DP_ECOMM) /* a rank that dies here ends nothing any more */
+    if (err && err != DP_ECOMM && !comm->is_revoked) /* a rank that dies here ends nothing more */
         return err;
     return ops->start(comm);
 }

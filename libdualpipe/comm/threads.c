@@ -56,6 +56,7 @@ struct group {
     atomic_int left_count;
     _Atomic int64_t *busy_until; /* [size] */
     atomic_int *waiting_for;
+    _Atomic int64_t *waiting_since; /* [size] of waiting_for */
     struct dp_abort_record abort_record;
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t all_came;
@@ -245,8 +246,7 @@ static int start(struct dp_comm *comm, int sender, int receiver, int lane, struc
     return err;
 }
 
-/* ---- receives from any rank --------------------------------------------------------------------
- */
+/* ---- receives from any rank ------------------------------------------------------------------ */
 
 /* Those of a lane in the order of their calls; a rank looks through its own only. */
 static struct any_lane *find_any(struct thread_comm *c, int lane)
@@ -275,7 +275,7 @@ static bool is_dead(const struct thread_comm *c, int rank)
     return c->base.survival && dp_survival_is_dead(c->base.survival, rank);
 }
 
-/* The next rank in turn that has sent a message is whom the first receive is for. */
+/* The first receive is for the next rank in turn that has sent a message. */
 static bool serve_first(struct thread_comm *c, struct any_lane *l)
 {
     const struct group *g = c->group;
@@ -327,8 +327,7 @@ static void drop_any(struct thread_comm *c, int first, int end)
     }
 }
 
-/* ---- ends ---------------------------------------------------------------------------------------
- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 /* After an abort: take this rank's requests out of all fifos, and wait until no copy from or to its
  * buffers is running. */
@@ -361,8 +360,7 @@ static int explain_left(struct dp_comm *comm, int err)
     return err == DP_ECOMM && check_abort(comm) ? DP_EABORTED : err;
 }
 
-/* ---- survival ----------------------------------------------------------------------------------
- */
+/* ---- survival -------------------------------------------------------------------------------- */
 
 static void put_mail(struct event *event, struct mail *mail)
 {
@@ -474,6 +472,12 @@ static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
     wake(&of(comm)->group->events[t->is_send ? fifo->receiver : fifo->sender]);
 }
 
+static void threads_end_lanes(struct dp_comm *comm, int first, int count)
+{
+    for_own_fifos(comm, first, first + count, end_fifo);
+    drop_any(of(comm), first, first + count);
+}
+
 /* All threads know of each other's end, and have their mail. */
 static int threads_prepare(struct dp_comm *comm)
 {
@@ -501,10 +505,10 @@ static const struct dp_survival_ops threads_survival = {
     .note_busy = threads_note_busy,
     .bury = threads_bury,
     .cancel = threads_cancel,
+    .end_lanes = threads_end_lanes,
 };
 
-/* ---- messages ---------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static int threads_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
                          const void *buf, size_t len, struct dp_request *req)
@@ -630,7 +634,10 @@ static int threads_progress(struct dp_comm *comm, int waiting_for)
     if (comm->survival)
         hear_of_survival(comm);
     serve_any(c);
-    atomic_store_explicit(&c->group->waiting_for[comm->rank], waiting_for, memory_order_relaxed);
+    if (waiting_for >= 0) /* before the peer, which is read first */
+        atomic_store_explicit(&c->group->waiting_since[comm->rank], comm->wait_began_ns,
+                              memory_order_relaxed);
+    atomic_store_explicit(&c->group->waiting_for[comm->rank], waiting_for, memory_order_release);
     return check_abort(comm);
 }
 
@@ -654,13 +661,59 @@ static int64_t threads_busy_until(struct dp_comm *comm)
 
 /* ---- failure ------------------------------------------------------------------------------- */
 
+static void copy_chain(const struct group *g, atomic_int *suspects)
+{
+    for (int i = 0; i < g->size; i++)
+        atomic_init(&suspects[i], atomic_load_explicit(&g->waiting_for[i], memory_order_relaxed));
+}
+
+/* Whether the last rank of the chain has said meanwhile that it waited by then, too. */
+static bool extend_chain(const struct group *g, atomic_int *suspects, int end, int64_t accused_ns)
+{
+    const int peer = atomic_load_explicit(&g->waiting_for[end], memory_order_acquire);
+
+    if (peer < 0 ||
+        atomic_load_explicit(&g->waiting_since[end], memory_order_relaxed) > accused_ns)
+        return false;
+    atomic_store(&suspects[end], peer);
+    return true;
+}
+
+/* A rank that has begun to wait a moment ago has not said so yet, as it does not sleep yet: it is
+ * given the time to. Without memory, the chain as it is now counts. */
+static void find_culprit(struct dp_comm *comm, struct dp_abort *why)
+{
+    struct thread_comm *c = of(comm);
+    struct group *g = c->group;
+    const int64_t accused_ns = dp_now_ns();
+    const int64_t until_ns = accused_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS;
+    atomic_int *suspects = calloc((size_t)g->size, sizeof(*suspects));
+    int end;
+
+    if (!suspects) {
+        dp_abort_record_follow(why, g->waiting_for, g->size);
+        return;
+    }
+    copy_chain(g, suspects);
+    while ((end = dp_abort_record_end(why->rank, suspects, g->size)) >= 0 &&
+           !atomic_load(&g->left[end]) && !dp_abort_record_get(&g->abort_record, NULL) &&
+           dp_now_ns() < until_ns) {
+        if (extend_chain(g, suspects, end, accused_ns))
+            continue;
+        c->events_seen = atomic_load(&g->events[comm->rank].count);
+        threads_sleep(comm, dp_now_ns() + DP_NS_PER_MS);
+    }
+    dp_abort_record_follow(why, suspects, g->size);
+    free(suspects);
+}
+
 static int threads_abort(struct dp_comm *comm, const struct dp_abort *why)
 {
     struct group *g = of(comm)->group;
     struct dp_abort record = *why;
 
     if (record.error == DP_ETIMEDOUT && record.rank != comm->rank)
-        dp_abort_record_follow(&record, g->waiting_for, g->size);
+        find_culprit(comm, &record);
     if (dp_abort_record_put(&g->abort_record, &record))
         wake_all(g);
     return 0;
@@ -738,6 +791,7 @@ static void free_group(struct group *g)
     pthread_mutex_destroy(&g->lock);
     free(g->came);
     free(g->waiting_for);
+    free(g->waiting_since);
     free(g->events);
     free(g->busy_until);
     free(g->died);
@@ -826,6 +880,7 @@ static struct group *new_group(int size)
     g->busy_until = calloc((size_t)size, sizeof(*g->busy_until));
     g->events = calloc((size_t)size, sizeof(*g->events));
     g->waiting_for = calloc((size_t)size, sizeof(*g->waiting_for));
+    g->waiting_since = calloc((size_t)size, sizeof(*g->waiting_since));
     g->came = calloc((size_t)size, sizeof(*g->came));
     for (int i = 0; g->waiting_for && i < size; i++)
         atomic_init(&g->waiting_for[i], -1);
@@ -835,7 +890,8 @@ static struct group *new_group(int size)
         g->events[i].mail_end = &g->events[i].mail;
     }
     pthread_condattr_destroy(&monotonic);
-    if (g->tables && g->left && g->died && g->busy_until && g->events && g->waiting_for && g->came)
+    if (g->tables && g->left && g->died && g->busy_until && g->events && g->waiting_for &&
+        g->waiting_since && g->came)
         return g;
     free_group(g);
     return NULL;

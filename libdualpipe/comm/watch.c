@@ -28,8 +28,7 @@ struct dp_watch_wire {
     uint64_t in[];             /* one message */
 };
 
-/* ---- wires ------------------------------------------------------------------------------------
- */
+/* ---- wires ----------------------------------------------------------------------------------- */
 
 static void free_wire(struct dp_watch_wire *v)
 {
@@ -94,8 +93,7 @@ void dp_watch_begin(struct dp_watch *w)
     }
 }
 
-/* ---- messages ----------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void free_sent(struct dp_watch_wire *v)
 {
@@ -158,8 +156,7 @@ void dp_watch_flush(struct dp_watch *w, int64_t until_ns)
         dp_backoff(&backoff_us);
 }
 
-/* ---- polling -----------------------------------------------------------------------------------
- */
+/* ---- polling --------------------------------------------------------------------------------- */
 
 static void set_up(const struct dp_watch *w, struct dp_watch_wire *v)
 {

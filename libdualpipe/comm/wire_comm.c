@@ -34,8 +34,10 @@
 
 static const int64_t RENDEZVOUS_EVERY_NS = 200 * DP_NS_PER_US,
                      RENDEZVOUS_PER_PEER_NS = 20 * DP_NS_PER_US;
+static const int64_t ACCEPT_EVERY_NS = 5 * DP_NS_PER_MS; /* of peers that are not waited for */
 enum { LOOKS = 16 };                               /* of one watch */
 static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire waits for its reason */
+static const int64_t NEWS_NS = 250 * DP_NS_PER_MS; /* the same in a group that survives */
 static const int64_t LATE_NS = 100 * DP_NS_PER_MS; /* what a rank that has left may still send */
 static const int64_t FLUSH_NS = 100 * DP_NS_PER_MS; /* for wires that are being connected */
 static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is reported to the root */
@@ -67,6 +69,7 @@ struct wire_comm {
     bool waiting_told;
     int64_t *broken_since_ns; /* [size] 0: no wire to this peer is broken */
     bool any_broken;
+    int64_t news_until_ns; /* a link waits so long for the reason of its end */
     bool finished; /* after an abort: no request of this rank is left */
     struct dp_progress_thread *progress_thread;
     struct dp_watch watch; /* of a group that survives */
@@ -145,7 +148,7 @@ static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
     if (now_ns - c->polled_ns >= RENDEZVOUS_EVERY_NS + RENDEZVOUS_PER_PEER_NS * c->base.size) {
         c->polled_ns = now_ns;
         dp_rendezvous_poll(c->rendezvous);
-        dp_peers_accept(&c->peers);
+        dp_peers_accept_every(&c->peers, ACCEPT_EVERY_NS);
         if (c->base.survival)
             hear_of_survival(c);
     }
@@ -166,31 +169,38 @@ static void note_waiting(struct wire_comm *c, int peer, int64_t now_ns)
 {
     if (peer != c->waiting_for) {
         if (c->waiting_told)
-            dp_rendezvous_tell_waiting(c->rendezvous, -1);
+            dp_rendezvous_tell_waiting(c->rendezvous, -1, now_ns);
         c->waiting_told = false;
         c->waiting_for = peer;
         c->waiting_since_ns = now_ns;
     }
     if (peer >= 0 && !c->waiting_told && now_ns - c->waiting_since_ns >= tell_after_ns(c)) {
-        dp_rendezvous_tell_waiting(c->rendezvous, peer);
+        dp_rendezvous_tell_waiting(c->rendezvous, peer, c->base.wait_began_ns);
         c->waiting_told = true;
     }
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static int wire_comm_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
-                           size_t len, struct dp_request *req)
+static struct request *begin(struct dp_request *req, int peer, uint64_t tag, bool is_send)
 {
-    struct wire_comm *c = of(comm);
     struct request *r = (struct request *)req;
-    int err = check_abort(c);
 
     r->head.collective = NULL;
     r->tag = tag;
     r->peer = peer;
-    r->is_send = true;
+    r->is_send = is_send;
     r->any_tag = false;
+    return r;
+}
+
+static int wire_comm_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+                           size_t len, struct dp_request *req)
+{
+    struct wire_comm *c = of(comm);
+    struct request *r = begin(req, peer, tag, true);
+    int err = check_abort(c);
+
     return err ? err : dp_peers_isend(&c->peers, peer, lane, tag, buf, len, &r->part);
 }
 
@@ -198,13 +208,9 @@ static int wire_comm_irecv(struct dp_comm *comm, int peer, int lane, uint64_t ta
                            size_t len, struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
-    struct request *r = (struct request *)req;
+    struct request *r = begin(req, peer, tag, false);
     int err = check_abort(c);
 
-    r->head.collective = NULL;
-    r->tag = tag;
-    r->peer = peer;
-    r->is_send = r->any_tag = false;
     if (!err)
         err = dp_peers_irecv(&c->peers, peer, lane, buf, len, &r->part);
     if (!err && comm->survival && !dp_peers_wire_of(&r->part, false))
@@ -216,12 +222,9 @@ static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int lane, void *b
                                struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
-    struct request *r = (struct request *)req;
+    struct request *r = begin(req, peer, 0, false);
     int err = check_abort(c);
 
-    r->head.collective = NULL;
-    r->peer = peer;
-    r->is_send = false;
     r->any_tag = true;
     if (err)
         return err;
@@ -239,12 +242,14 @@ static void wire_comm_received(struct dp_comm *comm, const struct dp_request *re
         .peer = r->part.link->peer, .tag = r->part.wire.tag, .len = r->part.wire.moved};
 }
 
-/* In a group that survives the request fails, whatever the reason; a death soon shows otherwise. */
-static int fail_request(struct wire_comm *c, int peer)
+/* In a group that survives the request fails, whatever the reason. If the other end has ended the link,
+ * the news why may take another way: a death, or a revocation. */
+static int fail_request(struct wire_comm *c, int peer, struct dp_link *link)
 {
-    c->polled_ns = 0;
-    int err = poll_rendezvous(c, dp_now_ns());
+    const int64_t now_ns = dp_now_ns();
 
+    c->polled_ns = 0;
+    int err = poll_rendezvous(c, now_ns);
     if (err)
         return err;
     if (peer < 0)
@@ -252,16 +257,25 @@ static int fail_request(struct wire_comm *c, int peer)
     if (dp_survival_is_gone(c->base.survival, peer))
         return dp_survival_fail(c->base.survival, peer);
     dp_watch_peer(&c->watch, peer);
+    if (link && !link->is_ended) {
+        if (!link->broken_since_ns)
+            link->broken_since_ns = now_ns;
+        c->news_until_ns = link->broken_since_ns + NEWS_NS;
+        if (now_ns < c->news_until_ns)
+            return DP_EAGAIN;
+    }
     return dp_fail_quietly(DP_ECOMM,
                            "the connection of this channel between rank %d and rank %d has ended",
                            c->base.rank, peer);
 }
 
 /* See the top. DP_EAGAIN while the reason is not known. wire: NULL if it never came. */
-static int find_reason(struct wire_comm *c, int peer, const struct dp_wire *wire)
+static int find_reason(struct wire_comm *c, const struct request *r, const struct dp_wire *wire)
 {
+    const int peer = r->part.link ? r->part.link->peer : r->peer;
+
     if (c->base.survival)
-        return fail_request(c, peer);
+        return fail_request(c, peer, r->part.link);
     const int64_t now_ns = dp_now_ns();
     struct dp_abort why = {.rank = peer, .error = wire && wire->error ? wire->error : DP_ECOMM};
 
@@ -355,7 +369,7 @@ static int wire_comm_test(struct dp_comm *comm, struct dp_request *req)
         return check_early(c, r);
     wire = dp_peers_wire_of(&r->part, r->is_send);
     if (is_lost(r, wire))
-        return find_reason(c, r->part.link ? r->part.link->peer : r->peer, wire);
+        return find_reason(c, r, wire);
     return check_message(r);
 }
 
@@ -470,7 +484,11 @@ static void wire_comm_sleep(struct dp_comm *comm, int64_t until_ns)
     if (c->waiting_for >= 0 && !c->waiting_told &&
         ns > c->waiting_since_ns + tell_after_ns(c) - now_ns)
         ns = c->waiting_since_ns + tell_after_ns(c) - now_ns;
-    if ((c->any_broken || dp_watch_is_connecting(&c->watch)) && ns > 10 * DP_NS_PER_MS)
+    const int64_t decides_ns = dp_rendezvous_decides_ns(c->rendezvous);
+    if (decides_ns != INT64_MAX && ns > decides_ns - now_ns)
+        ns = decides_ns - now_ns;
+    const bool waits_for_news = c->any_broken || now_ns < c->news_until_ns;
+    if ((waits_for_news || dp_watch_is_connecting(&c->watch)) && ns > 10 * DP_NS_PER_MS)
         ns = 10 * DP_NS_PER_MS;
     if (ns <= 0)
         return;
@@ -628,6 +646,11 @@ static void wire_comm_cancel(struct dp_comm *comm, struct dp_request *req)
     dp_peers_cancel(&of(comm)->peers, &((struct request *)req)->part);
 }
 
+static void wire_comm_end_lanes(struct dp_comm *comm, int first, int count)
+{
+    dp_peers_end_lanes(&of(comm)->peers, first, count);
+}
+
 static const struct dp_survival_ops wire_comm_survival = {
     .prepare = wire_comm_prepare,
     .start = wire_comm_start_survival,
@@ -638,6 +661,7 @@ static const struct dp_survival_ops wire_comm_survival = {
     .bury = wire_comm_bury,
     .note_abort = wire_comm_note_abort,
     .cancel = wire_comm_cancel,
+    .end_lanes = wire_comm_end_lanes,
 };
 
 /* Every rank can reach the others, and knows that all can. */
@@ -707,8 +731,7 @@ static void wire_comm_close(struct dp_comm *comm)
     free_comm(c);
 }
 
-/* ---- loans: what this rank lends goes with the wire that it sends on ---------------------------
- */
+/* ---- loans: what this rank lends goes with the wire that it sends on ------------------------- */
 
 static struct dp_wire *lending_wire(struct dp_comm *comm, int peer, int lane, bool in)
 {

@@ -8,17 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct dp_option table[] = {
-    {"WORKERS", DP_OPTION_INT, "0", "threads that copy for the host device",
-     offsetof(struct dp_device_options, workers), .min = 0, .max = DP_HOST_MAX_WORKERS},
-    {"LINK_MBS", DP_OPTION_INT, "0",
-     "MB/s each way between host and device memory of the host device; 0: as fast as memory",
-     offsetof(struct dp_device_options, link_mbs), .min = 0, .max = 10000000},
-    {"CUDA_LIBRARY", DP_OPTION_STRING, NULL, "file of the CUDA driver, instead of libcuda.so.1",
-     offsetof(struct dp_device_options, cuda_library), .choices = NULL},
-};
-const struct dp_option_area dp_device_option_area = {"DEVICE", table, 3};
-
 /* The number behind the colon of "cuda:1", or `fallback` if there is none. */
 static int parse_number(const char *name, const char *text, int fallback, int *out)
 {

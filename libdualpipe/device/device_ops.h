@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device_ops.h - for those who write a device: the table of operations behind dualpipe/device.h, what
+ * device_ops.h - for implementations of devices: the table of operations behind dualpipe/device.h, what
  * devices, streams and events begin with, and the devices' options (DUALPIPE_DEVICE_...).
  */
 #ifndef DP_DEVICE_DEVICE_OPS_H

@@ -283,7 +283,7 @@ int dp_device_host_open(int workers, struct dp_device **out)
 
 int dp_device_host_open_link(int workers, const struct dp_host_link *link, struct dp_device **out)
 {
-    int err = check_workers(workers, 1); /* what a slow link holds up, somebody must finish */
+    int err = check_workers(workers, 1); /* a worker must finish what a slow link holds up */
 
     if (err)
         return err;

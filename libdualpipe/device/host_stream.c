@@ -120,7 +120,7 @@ static void settle(struct host_stream *s)
 
 static size_t piece_size(const struct host *host, size_t bytes)
 {
-    size_t hands = (size_t)host->workers + 1; /* who waits copies, too */
+    size_t hands = (size_t)host->workers + 1; /* the waiting thread copies, too */
     size_t size = bytes / (4 * hands);
 
     if (bytes < cut_from)

@@ -88,8 +88,7 @@ void dp_batch_norm_free(struct dp_batch_norm *bn)
     free(bn);
 }
 
-/* ---- statistics --------------------------------------------------------------------------------
- */
+/* ---- statistics ------------------------------------------------------------------------------ */
 
 static struct moments moments_of(const float *x, int64_t rows, int32_t channels, int32_t c)
 {
@@ -204,8 +203,7 @@ void dp_batch_norm_forget(struct dp_batch_norm *bn)
     bn->compat_rows = 0;
 }
 
-/* ---- as fairscale does
- * ----------------------------------------------------------------------------- */
+/* ---- as fairscale does ----------------------------------------------------------------------- */
 
 static void note_compat(struct dp_batch_norm *bn, int64_t rows, const float *x)
 {
@@ -229,8 +227,7 @@ static void note_compat(struct dp_batch_norm *bn, int64_t rows, const float *x)
     bn->compat_rows = 0;
 }
 
-/* ---- the layer
- * ----------------------------------------------------------------------------------- */
+/* ---- the layer ------------------------------------------------------------------------------- */
 
 static int note(struct dp_batch_norm *bn, int32_t mb, int64_t rows, const float *x)
 {

@@ -24,6 +24,8 @@ static const char *value_text(const struct dp_tree *value, char *text)
         return dp_tensor_text(value->tensor, text);
     case DP_TREE_OPAQUE:
         return "an opaque value";
+    case DP_TREE_BLOCK_MASK:
+        return "a mask of attention";
     default:
         return "nothing";
     }
@@ -340,6 +342,8 @@ static int equal_values(const struct dp_column *c, int32_t mb, const struct dp_m
         return 0;
     if (a->kind == DP_TREE_TENSOR)
         return equal_tensors(c, mb, equal);
+    if (a->kind == DP_TREE_BLOCK_MASK)
+        *equal = a->block_mask == b->block_mask;
     if (a->kind == DP_TREE_OPAQUE)
         *equal = o->equal ? o->equal(o->user, a->opaque, b->opaque) : a->opaque == b->opaque;
     return 0;

@@ -296,9 +296,10 @@ static void print_leaf(struct dp_text *t, const struct dp_tree *leaf)
         dp_text_adds(t, leaf->reducer->name ? leaf->reducer->name : "reducer");
         break;
     default:
-        dp_text_adds(t, leaf->kind == DP_TREE_OPAQUE      ? "opaque"
-                        : leaf->kind == DP_TREE_REPLICATE ? "*"
-                                                          : "-");
+        dp_text_adds(t, leaf->kind == DP_TREE_OPAQUE       ? "opaque"
+                        : leaf->kind == DP_TREE_BLOCK_MASK ? "block mask"
+                        : leaf->kind == DP_TREE_REPLICATE  ? "*"
+                                                           : "-");
     }
 }
 

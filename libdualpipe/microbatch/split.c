@@ -4,6 +4,7 @@
  * of micro-batches, make the views.
  */
 #include "microbatch/arena.h"
+#include "microbatch/block_mask.h"
 #include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
@@ -77,9 +78,37 @@ static int resolve_cut(const struct side *s, int32_t at, int dim)
     return 0;
 }
 
+/* One that all samples share has nothing to cut, nor has any where rows stay where they are. */
+static int resolve_block_mask(const struct side *s, int32_t at, const struct dp_tree *spec)
+{
+    const struct dp_block_mask *mask = s->leaves[at].value->block_mask;
+    const char *fault = dp_block_mask_fault(mask);
+
+    if (spec->kind == DP_TREE_REPLICATE)
+        return 0;
+    if (spec->kind != DP_TREE_CHUNK)
+        return dp_fail_at(s->tree, s->name, at, DP_EINVAL,
+                          "the spec of a mask of attention is %s, expected Chunk(0) or Replicate",
+                          spec_text(spec));
+    if (spec->dim)
+        return dp_fail_at(s->tree, s->name, at, DP_EINVAL,
+                          "Chunk(%d) of a mask of attention, expected Chunk(0), its samples",
+                          spec->dim);
+    if (fault)
+        return dp_fail_at(s->tree, s->name, at, DP_EINVAL, "the mask of attention %s", fault);
+    if (s->options->contiguous && dp_block_mask_is_out_of_reach(mask))
+        return dp_fail_at(s->tree, s->name, at, DP_EUNSUPPORTED,
+                          "packing a mask of attention, expected memory that the CPU reaches");
+    s->leaves[at].cut = dp_block_mask_samples(mask) != 1 && !s->options->mask;
+    return 0;
+}
+
 static int resolve(const struct side *s, int32_t at, const struct dp_tree *spec)
 {
     enum dp_tree_kind kind = s->leaves[at].value->kind;
+
+    if (kind == DP_TREE_BLOCK_MASK)
+        return resolve_block_mask(s, at, spec);
 
     if (kind == DP_TREE_OPAQUE && spec->kind == DP_TREE_CHUNK && s->options->strict)
         return dp_fail_at(s->tree, s->name, at, DP_EINVAL,
@@ -94,8 +123,9 @@ static int resolve(const struct side *s, int32_t at, const struct dp_tree *spec)
 
 static int resolve_default(const struct side *s, int32_t at)
 {
-    bool tensor = s->leaves[at].value->kind == DP_TREE_TENSOR;
-    return resolve(s, at, tensor ? &chunk_0 : &replicate);
+    const enum dp_tree_kind kind = s->leaves[at].value->kind;
+    const bool rows = kind == DP_TREE_TENSOR || kind == DP_TREE_BLOCK_MASK;
+    return resolve(s, at, rows ? &chunk_0 : &replicate);
 }
 
 /* Argument i, whose leaves begin at `first`. */
@@ -199,6 +229,13 @@ static int side_init(struct side *s, const struct dp_tree *specs)
 
 /* ---- the number of micro-batches ------------------------------------------------------------ */
 
+/* Of a leaf that is cut. */
+static int64_t rows_of(const struct leaf *l)
+{
+    return l->value->kind == DP_TREE_BLOCK_MASK ? dp_block_mask_samples(l->value->block_mask)
+                                                : l->value->tensor->shape[l->dim];
+}
+
 static void warn_shrunk(const struct side *s, int32_t at, int32_t count, int64_t rows)
 {
     char path[DP_TREE_PATH];
@@ -217,7 +254,7 @@ static int side_count(const struct side *s, int32_t *count)
     for (int32_t i = 0; i < s->count; i++) {
         if (!s->leaves[i].cut)
             continue;
-        int64_t rows = s->leaves[i].value->tensor->shape[s->leaves[i].dim];
+        int64_t rows = rows_of(&s->leaves[i]);
         bool may = shrink == DP_SHRINK_MIN || (shrink == DP_SHRINK_FIRST && first);
         if (*count < 1)
             return dp_fail_at(s->tree, s->name, i, DP_EINVAL,
@@ -278,6 +315,20 @@ static const DLTensor *piece_masked(struct dp_arena *arena, const struct leaf *l
     return whole;
 }
 
+static int piece_block_mask(struct dp_arena *arena, const struct side *s, int32_t at, int32_t mb,
+                            int32_t count, struct dp_tree *out)
+{
+    const struct leaf *l = &s->leaves[at];
+    int64_t begin, size;
+
+    dp_split_window(rows_of(l), count, mb, &begin, &size);
+    out->block_mask = dp_block_mask_window(arena, l->value->block_mask, begin, size,
+                                           s->options->contiguous);
+    return out->block_mask
+               ? 0
+               : dp_fail_at(s->tree, s->name, at, DP_ENOMEM, "no memory for micro-batch %d", mb);
+}
+
 static int piece(struct dp_arena *arena, const struct side *s, int32_t at, int32_t mb,
                  int32_t count, struct dp_tree *out)
 {
@@ -287,6 +338,8 @@ static int piece(struct dp_arena *arena, const struct side *s, int32_t at, int32
     *out = *l->value;
     if (!l->cut)
         return 0;
+    if (l->value->kind == DP_TREE_BLOCK_MASK)
+        return piece_block_mask(arena, s, at, mb, count, out);
     dp_split_window(l->value->tensor->shape[l->dim], count, mb, &begin, &size);
     const DLTensor *t = piece_view(arena, l, begin, size);
     if (t && s->options->contiguous && !s->options->mask && !dp_tensor_compact(t) &&

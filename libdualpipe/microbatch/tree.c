@@ -167,6 +167,8 @@ static int check_leaf(struct check *c, const struct dp_tree *t)
     switch (t->kind) {
     case DP_TREE_TENSOR:
         return t->tensor ? 0 : refuse(c, "a tensor without a DLTensor");
+    case DP_TREE_BLOCK_MASK:
+        return t->block_mask ? 0 : refuse(c, "a mask of attention without a dp_block_mask");
     case DP_TREE_ABSENT:
     case DP_TREE_OPAQUE:
         return 0;

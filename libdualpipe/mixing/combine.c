@@ -67,6 +67,34 @@ void dp_combine(DLDataType type, size_t elements, void *out, const void *const *
     }
 }
 
+static void add_difference_of_doubles(size_t elements, double *out, double weight, const double *a,
+                                      const double *b)
+{
+    for (size_t i = 0; i < elements; i++)
+        out[i] += weight * (a[i] - b[i]);
+}
+
+void dp_add_difference(DLDataType type, size_t elements, void *out, double weight, const void *a,
+                       const void *b)
+{
+    float x[BLOCK], y[BLOCK], sum[BLOCK];
+    const float w = (float)weight;
+
+    if (type.bits == 64) {
+        add_difference_of_doubles(elements, out, weight, a, b);
+        return;
+    }
+    for (size_t at = 0; at < elements; at += BLOCK) {
+        size_t n = elements - at < BLOCK ? elements - at : BLOCK;
+        load(type, n, a, at, x);
+        load(type, n, b, at, y);
+        load(type, n, out, at, sum);
+        for (size_t i = 0; i < n; i++)
+            sum[i] += w * (x[i] - y[i]);
+        store(type, n, out, at, sum);
+    }
+}
+
 void dp_scale_block(DLDataType type, size_t elements, void *x, double factor)
 {
     const void *in[] = {x};

@@ -78,14 +78,18 @@ static int split(struct dp_exchange_group *s, int64_t t)
 }
 
 int dp_exchange_group_init(struct dp_exchange_group *s, struct dp_comm *comm,
-                           const struct dp_graph *g)
+                           const struct dp_graph *g, bool survives)
 {
     int err = 0;
 
-    *s = (struct dp_exchange_group){.comm = comm, .graph = g};
+    *s = (struct dp_exchange_group){.comm = comm, .graph = g, .survives = survives, .all = comm};
     s->of_round = calloc((size_t)g->period, sizeof(struct dp_comm *));
     if (!s->of_round)
         return dp_fail(DP_ENOMEM, "no memory for %d rounds", g->period);
+    if (survives) {
+        s->comm = NULL;
+        err = dp_comm_split(comm, 0, dp_comm_rank(comm), &s->comm);
+    }
     for (int64_t t = 0; t < g->period && !err; t++) {
         size_t count;
         dp_graph_links(g, t, dp_comm_rank(comm), &count);
@@ -106,6 +110,8 @@ void dp_exchange_group_fini(struct dp_exchange_group *s)
         if (s->of_round[t] && first_alike(s->graph, t) == t)
             dp_comm_close(s->of_round[t]);
     free(s->of_round);
+    if (s->survives)
+        dp_comm_close(s->comm);
     *s = (struct dp_exchange_group){0};
 }
 
@@ -126,7 +132,53 @@ static size_t count_requests(const struct dp_exchange_group *s)
             count += g->links[i].from == worker;
         most = count > most ? count : most;
     }
-    return g->push_sum ? 2 * most : most;
+    return (g->push_sum ? 2 * most : most) + s->survives;
+}
+
+static int make_compressed(struct dp_exchange *x)
+{
+    struct dp_codec codec;
+    int err = dp_codec_init(&codec, x->shared->compression, x->shared->fraction, x->type,
+                            x->elements);
+
+    if (err)
+        return err;
+    x->compressed = malloc(sizeof(*x->compressed));
+    if (x->compressed)
+        err = dp_compressed_init(x->compressed, x->shared->comm, x->shared->graph, &codec);
+    else
+        err = dp_fail(DP_ENOMEM, "no memory for a compressed exchange");
+    if (err) {
+        if (!x->compressed)
+            dp_codec_fini(&codec);
+        free(x->compressed);
+        x->compressed = NULL;
+    }
+    return err;
+}
+
+static int make_stale(struct dp_exchange *x)
+{
+    x->stale = malloc(sizeof(*x->stale));
+    if (!x->stale)
+        return dp_fail(DP_ENOMEM, "no memory for an exchange");
+    int err = dp_stale_init(x->stale, x->shared->comm, x->shared->graph, x->shared->staleness,
+                            x->type, x->elements);
+    if (err) {
+        free(x->stale);
+        x->stale = NULL;
+    }
+    return err;
+}
+
+bool dp_exchange_adds(const struct dp_exchange *x)
+{
+    return x->compressed || x->stale;
+}
+
+int dp_exchange_blocks(const struct dp_exchange_group *g)
+{
+    return g->compression ? 1 : 2;
 }
 
 int dp_exchange_init(struct dp_exchange *x, const struct dp_exchange_group *shared, DLDataType type,
@@ -142,10 +194,16 @@ int dp_exchange_init(struct dp_exchange *x, const struct dp_exchange_group *shar
     x->peers = calloc(requests, sizeof(*x->peers));
     x->arrived = malloc(sources ? sources * x->bytes : 1);
     x->arrived_mass = calloc(sources + 1, sizeof(*x->arrived_mass));
-    if (x->requests && x->peers && x->arrived && x->arrived_mass)
-        return 0;
-    dp_exchange_fini(x);
-    return dp_fail(DP_ENOMEM, "no memory for an exchange of %zu bytes", x->bytes);
+    int err = x->requests && x->peers && x->arrived && x->arrived_mass
+                  ? 0
+                  : dp_fail(DP_ENOMEM, "no memory for an exchange of %zu bytes", x->bytes);
+    if (!err && shared->compression)
+        err = make_compressed(x);
+    if (!err && shared->staleness)
+        err = make_stale(x);
+    if (err)
+        dp_exchange_fini(x);
+    return err;
 }
 
 void dp_exchange_fini(struct dp_exchange *x)
@@ -154,6 +212,12 @@ void dp_exchange_fini(struct dp_exchange *x)
     free(x->peers);
     free(x->arrived);
     free(x->arrived_mass);
+    if (x->compressed)
+        dp_compressed_fini(x->compressed);
+    free(x->compressed);
+    if (x->stale)
+        dp_stale_fini(x->stale);
+    free(x->stale);
     *x = (struct dp_exchange){0};
 }
 
@@ -161,6 +225,7 @@ void dp_exchange_fini(struct dp_exchange *x)
 
 static int send_to(struct dp_exchange *x, int32_t peer, uint64_t tag, const void *from, size_t len)
 {
+    x->sent_bytes += (int64_t)len;
     x->peers[x->request_count] = peer;
     return dp_comm_isend(x->shared->comm, peer, DP_CHANNEL_REDUCE, tag, from, len,
                          &x->requests[x->request_count++]);
@@ -180,12 +245,32 @@ static int start_pair(struct dp_exchange *x, int32_t peer, uint64_t tag)
     return err ? err : send_to(x, peer, tag, x->block[x->now], x->bytes);
 }
 
+static int sum(struct dp_exchange *x, const void *in, void *out, size_t count, DLDataType type)
+{
+    x->peers[x->request_count] = -1;
+    return dp_comm_iallreduce(x->comm, in, out, count, type, DP_REDUCE_SUM,
+                              &x->requests[x->request_count++]);
+}
+
+/* Collectives of a communicator are carried out one after the other: this one ends once all ranks have
+ * begun it. */
+static int confirm(struct dp_exchange *x)
+{
+    static const DLDataType int64 = {kDLInt, 64, 1};
+
+    x->must_confirm = false;
+    x->confirmed = 0;
+    return sum(x, &x->confirmed, &x->confirmed, 1, int64);
+}
+
 static int start_group(struct dp_exchange *x)
 {
     x->comm = x->shared->of_round[x->round % x->shared->graph->period];
-    x->peers[x->request_count] = -1;
-    return dp_comm_iallreduce(x->comm, x->block[x->now], x->block[1 - x->now], x->elements, x->type,
-                              DP_REDUCE_SUM, &x->requests[x->request_count++]);
+    x->sent_bytes += 2 * (int64_t)x->bytes * (dp_comm_size(x->comm) - 1) / dp_comm_size(x->comm);
+    int err = sum(x, x->block[x->now], x->block[1 - x->now], x->elements, x->type);
+
+    x->block_requests = x->request_count;
+    return !err && x->shared->survives ? confirm(x) : err;
 }
 
 static int receive_links(struct dp_exchange *x, int32_t self, uint64_t tag)
@@ -221,13 +306,22 @@ static int send_links(struct dp_exchange *x, int32_t self, uint64_t tag)
     return err;
 }
 
-/* The group is of no use once a rank fell out of an exchange. */
+/* The group is of no use once a rank fell out of an exchange; where it survives, what is in flight stays
+ * until it is known which workers live. */
 static int leave(struct dp_exchange *x, int err)
 {
+    if (x->shared->survives && (err == DP_ECOMM || err == DP_ETIMEDOUT))
+        return err;
     x->in_flight = false;
     if (err != DP_EABORTED && err != DP_ETIMEDOUT)
         dp_comm_abort(x->shared->comm, err, dp_last_error());
     return err;
+}
+
+static int start_compressed(struct dp_exchange *x, uint64_t tag)
+{
+    x->sent_bytes += (int64_t)dp_compressed_bytes(x->compressed, x->round);
+    return dp_compressed_start(x->compressed, x->round, tag, x->block[x->now]);
 }
 
 int dp_exchange_start(struct dp_exchange *x, int64_t t, uint64_t tag)
@@ -241,8 +335,13 @@ int dp_exchange_start(struct dp_exchange *x, int64_t t, uint64_t tag)
     x->round = t;
     x->request_count = x->done = 0;
     x->comm = x->shared->comm;
-    x->includes_self = group && group->count > 2;
-    if (!group) {
+    x->includes_self = group && group->count > 2 && !dp_exchange_adds(x);
+    x->must_confirm = x->shared->survives && !group;
+    if (x->compressed) {
+        err = start_compressed(x, tag);
+    } else if (x->stale) {
+        err = dp_stale_start(x->stale, t, tag, x->block[x->now]);
+    } else if (!group) {
         err = receive_links(x, self, tag);
         if (!err)
             err = send_links(x, self, tag);
@@ -251,6 +350,8 @@ int dp_exchange_start(struct dp_exchange *x, int64_t t, uint64_t tag)
     } else if (group->count > 2) {
         err = start_group(x);
     }
+    if (!x->includes_self)
+        x->block_requests = x->request_count;
     x->in_flight = true;
     return err ? leave(x, err) : 0;
 }
@@ -290,12 +391,59 @@ static void finish(struct dp_exchange *x)
     x->now = 1 - x->now;
 }
 
+/* What is to be added takes the place of what was sent, or lies in the other block. */
+static int finish_difference(struct dp_exchange *x, bool wait)
+{
+    int err;
+
+    if (!x->in_flight)
+        return 0;
+    if (x->compressed)
+        err = (wait ? dp_compressed_wait : dp_compressed_test)(x->compressed, x->block[x->now]);
+    else
+        err = (wait ? dp_stale_wait : dp_stale_test)(x->stale, x->block[1 - x->now]);
+    if (err == DP_EAGAIN)
+        return err;
+    x->in_flight = false;
+    x->now = x->stale ? 1 - x->now : x->now;
+    return err ? leave(x, err) : 0;
+}
+
+int dp_exchange_pass(struct dp_exchange *x, int64_t t, uint64_t tag)
+{
+    int err = dp_stale_pass(x->stale, t, tag);
+
+    return err ? leave(x, err) : 0;
+}
+
+int dp_exchange_drain(struct dp_exchange *x)
+{
+    int err = x->stale ? dp_stale_drain(x->stale) : 0;
+
+    return err ? leave(x, err) : 0;
+}
+
+static int wait_for(struct dp_exchange *x, int32_t i)
+{
+    if (x->shared->survives)
+        return dp_comm_wait_alive(x->comm, &x->requests[i], x->peers[i], x->shared->all);
+    return dp_comm_wait(x->comm, &x->requests[i], x->peers[i]);
+}
+
 int dp_exchange_wait(struct dp_exchange *x)
 {
     int err = 0;
 
-    for (; x->in_flight && x->done < x->request_count && !err; x->done += !err)
-        err = dp_comm_wait(x->comm, &x->requests[x->done], x->peers[x->done]);
+    if (dp_exchange_adds(x))
+        return finish_difference(x, true);
+    while (x->in_flight && !err && (x->done < x->request_count || x->must_confirm)) {
+        if (x->done == x->request_count) {
+            err = confirm(x);
+            continue;
+        }
+        err = wait_for(x, x->done);
+        x->done += !err;
+    }
     if (err)
         return leave(x, err);
     if (x->in_flight)
@@ -307,11 +455,31 @@ int dp_exchange_test(struct dp_exchange *x)
 {
     int err = 0;
 
-    for (; x->in_flight && x->done < x->request_count && !err; x->done += !err)
+    if (dp_exchange_adds(x))
+        return finish_difference(x, false);
+    while (x->in_flight && !err && (x->done < x->request_count || x->must_confirm)) {
+        if (x->done == x->request_count) {
+            err = confirm(x);
+            continue;
+        }
         err = dp_comm_test(x->comm, &x->requests[x->done]);
+        x->done += !err;
+    }
     if (err == DP_EAGAIN)
         return err;
     return err ? leave(x, err) : dp_exchange_wait(x);
+}
+
+/* The peer of a pair has sent all, and the others wait for nothing any more. */
+int dp_exchange_complete(struct dp_exchange *x)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < x->block_requests && x->in_flight && !err; i++)
+        err = dp_comm_wait(x->comm, &x->requests[i], x->peers[i]);
+    if (!err && x->in_flight)
+        finish(x);
+    return err;
 }
 
 void dp_exchange_restore(struct dp_exchange *x, int64_t t, double mass, double sent_mass)
@@ -320,7 +488,7 @@ void dp_exchange_restore(struct dp_exchange *x, int64_t t, double mass, double s
         t < 0 ? NULL : dp_graph_group(x->shared->graph, t, dp_comm_rank(x->shared->comm));
 
     x->round = t;
-    x->includes_self = group && group->count > 2;
+    x->includes_self = group && group->count > 2 && !dp_exchange_adds(x);
     x->mass = mass;
     x->sent_mass = sent_mass;
 }

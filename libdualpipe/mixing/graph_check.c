@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph_check.c - prove that a graph preserves the mean and reaches everybody, or name the rule that
+ * graph_check.c - prove that a graph preserves the mean and reaches all workers, or name the rule that
  * it breaks, and where.
  */
 #include "base/fail.h"

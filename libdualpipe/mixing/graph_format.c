@@ -3,21 +3,22 @@
  * graph_format.c - write and read mixing graphs as text, JSON, a matrix or a list of edges.
  */
 #include "base/fail.h"
+#include "base/utf8.h"
 #include "mixing/graph.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-int dp_graph_write(const struct dp_graph *g, enum dp_graph_form form, char **out, size_t *len)
+int dp_graph_write(const struct dp_graph *g, enum dp_graph_format format, char **out, size_t *len)
 {
     struct dp_text t = {0};
 
-    if (form == DP_GRAPH_FORM_TEXT)
+    if (format == DP_GRAPH_FORMAT_TEXT)
         dp_graph_write_words(g, &t);
-    else if (form == DP_GRAPH_FORM_JSON)
+    else if (format == DP_GRAPH_FORMAT_JSON)
         dp_graph_write_json(g, &t);
     else
-        return dp_fail(DP_EINVAL, "form of a mixing graph: %d, expected text or JSON", form);
+        return dp_fail(DP_EINVAL, "format of a mixing graph: %d, expected text or JSON", format);
     return dp_text_take(&t, out, len);
 }
 
@@ -42,7 +43,7 @@ static bool looks_like_matrix(const struct dp_number_table *table, int workers)
            !(may_be_edges && workers && workers != table->rows);
 }
 
-static int read_table(const char *text, size_t len, enum dp_graph_form form,
+static int read_table(const char *text, size_t len, enum dp_graph_format format,
                       enum dp_graph_weights weights, int workers, struct dp_graph **out)
 {
     struct dp_number_table table;
@@ -50,38 +51,42 @@ static int read_table(const char *text, size_t len, enum dp_graph_form form,
 
     if (err)
         return err;
-    if (form == DP_GRAPH_FORM_GUESS)
-        form = looks_like_matrix(&table, workers) ? DP_GRAPH_FORM_MATRIX : DP_GRAPH_FORM_EDGES;
-    err = form == DP_GRAPH_FORM_MATRIX ? dp_graph_of_matrix(&table, weights, out)
-                                       : dp_graph_of_edges(&table, weights, workers, out);
+    if (format == DP_GRAPH_FORMAT_GUESS)
+        format =
+            looks_like_matrix(&table, workers) ? DP_GRAPH_FORMAT_MATRIX : DP_GRAPH_FORMAT_EDGES;
+    err = format == DP_GRAPH_FORMAT_MATRIX ? dp_graph_of_matrix(&table, weights, out)
+                                           : dp_graph_of_edges(&table, weights, workers, out);
     dp_number_table_fini(&table);
     return err;
 }
 
-static int read_copy(const char *copy, size_t len, enum dp_graph_form form,
+static int read_copy(const char *copy, size_t len, enum dp_graph_format format,
                      enum dp_graph_weights weights, int workers, struct dp_graph **out)
 {
     const char *begin = begin_of(copy);
 
-    if (form == DP_GRAPH_FORM_JSON || (form == DP_GRAPH_FORM_GUESS && *begin == '{'))
+    if (format == DP_GRAPH_FORMAT_JSON || (format == DP_GRAPH_FORMAT_GUESS && *begin == '{'))
         return dp_graph_read_json(copy, len, out);
-    if (form == DP_GRAPH_FORM_TEXT || (form == DP_GRAPH_FORM_GUESS && !strncmp(begin, "mixing", 6)))
+    if (format == DP_GRAPH_FORMAT_TEXT ||
+        (format == DP_GRAPH_FORMAT_GUESS && !strncmp(begin, "mixing", 6)))
         return dp_graph_read_words(copy, len, out);
-    return read_table(copy, len, form, weights, workers, out);
+    return read_table(copy, len, format, weights, workers, out);
 }
 
-int dp_graph_read(const char *text, size_t len, enum dp_graph_form form,
+int dp_graph_read(const char *text, size_t len, enum dp_graph_format format,
                   enum dp_graph_weights weights, int workers, struct dp_graph **out)
 {
-    char *copy = malloc(len + 1);
+    int err = dp_utf8_begin(&text, &len, NULL);
 
+    if (err)
+        return err;
+    char *copy = malloc(len + 1);
     if (!copy)
         return dp_fail(DP_ENOMEM, "no memory for a mixing graph of %zu bytes", len);
     memcpy(copy, text, len);
     copy[len] = '\0';
-    int err = strlen(copy) == len
-                  ? read_copy(copy, len, form, weights, workers, out)
-                  : dp_fail(DP_EINVAL, "a NUL at byte %zu, expected text", strlen(copy));
+    err = strlen(copy) == len ? read_copy(copy, len, format, weights, workers, out)
+                              : dp_fail(DP_EINVAL, "a NUL at byte %zu, expected text", strlen(copy));
     free(copy);
     return err;
 }

@@ -195,7 +195,7 @@ static void shuffle(int32_t *ranks, int n, struct dp_random_key key, uint64_t *a
 }
 
 /* A walk round the ring in a random order has neighbours 2i, 2i + 1 in even and 2i + 1, 2i + 2 in odd
- * rounds. So two rounds of one order reach everybody (one worker stays alone where n is odd, another
+ * rounds. So two rounds of one order reach all workers (one worker stays alone where n is odd, another
  * one each time), and the graph is connected whatever the seed. */
 static int build_random_matching(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
 {

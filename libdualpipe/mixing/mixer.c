@@ -31,6 +31,14 @@ static int check_graph(const struct dp_mixer_config *c)
     if (c->graph->workers != dp_comm_size(c->comm))
         return dp_fail(DP_EINVAL, "mixing graph %s is of %d workers, expected %d, the ranks of the "
                        "communicator", c->graph->name, c->graph->workers, dp_comm_size(c->comm));
+    if (c->compat && c->survive)
+        return dp_fail(DP_EINVAL, "compat with survive, expected one of them: Decent-DP ends with the "
+                       "first worker that dies");
+    if (c->survive && (c->compression || c->staleness))
+        return dp_fail(DP_EUNSUPPORTED,
+                       "survive with %s, expected one of them: what neighbors know of "
+                       "a worker that died is not taken back",
+                       c->compression ? "compression" : "staleness");
     if (c->compat && c->graph->push_sum)
         return dp_fail(DP_EINVAL, "mixing graph %s: push-sum is not among what compat does",
                        c->graph->name);
@@ -97,27 +105,42 @@ static int check_config(const struct dp_mixer_config *c)
         err = check_tensors(c);
     if (!err)
         err = dp_mixer_check_algorithm(c);
+    if (!err)
+        err = dp_mixer_check_wire(c);
     return err ? err : check_optimizer(c);
 }
 
 /* ---- what all ranks must have in common -------------------------------------------------------- */
 
-static int agree_on_graph(const struct dp_mixer_config *c)
+uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c)
 {
-    char *text;
-    size_t len;
-    int err = dp_graph_write(c->graph, DP_GRAPH_FORM_TEXT, &text, &len);
+    uint64_t hash = DP_HASH_BEGIN;
 
-    if (err)
-        return dp_comm_abort(c->comm, err, dp_last_error()), err;
-    uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, text, len);
-    free(text);
     hash = dp_hash_bytes(hash, &c->compat, sizeof(c->compat));
+    hash = dp_hash_bytes(hash, &c->survive, sizeof(c->survive));
     hash = dp_hash_bytes(hash, &c->bucket_bytes, sizeof(c->bucket_bytes));
     hash = dp_hash_bytes(hash, &c->algorithm, sizeof(c->algorithm));
     hash = dp_hash_bytes(hash, &c->local_steps, sizeof(c->local_steps));
     hash = dp_hash_bytes(hash, &c->outer_rate, sizeof(c->outer_rate));
     hash = dp_hash_bytes(hash, &c->outer_momentum, sizeof(c->outer_momentum));
+    hash = dp_hash_bytes(hash, &c->compression, sizeof(c->compression));
+    hash = dp_hash_bytes(hash, &c->fraction, sizeof(c->fraction));
+    hash = dp_hash_bytes(hash, &c->staleness, sizeof(c->staleness));
+    return hash;
+}
+
+static int agree_on_graph(const struct dp_mixer_config *c)
+{
+    char *text;
+    size_t len;
+    int err = dp_graph_write(c->graph, DP_GRAPH_FORMAT_TEXT, &text, &len);
+
+    if (err)
+        return dp_comm_abort(c->comm, err, dp_last_error()), err;
+    uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, text, len);
+    free(text);
+    const uint64_t options = dp_mixer_hash_options(c);
+    hash = dp_hash_bytes(hash, &options, sizeof(options));
     return dp_comm_agree(c->comm, "mixing graph and its options", hash);
 }
 
@@ -220,36 +243,56 @@ static int set_up(struct dp_mixer *m)
         m->loss_scale = *c->loss_scale;
         c->loss_scale = &m->loss_scale;
     }
+    if (c->survive) {
+        m->death = calloc(1, sizeof(*m->death));
+        if (!m->death)
+            return dp_fail(DP_ENOMEM, "no memory for a mixer that survives");
+        m->death->given = c->graph;
+    }
     m->method = &dp_mixer_methods[c->algorithm];
     if (c->factor == 0)
-        c->factor = m->method->factor;
+        c->factor = c->compression ? dp_mixer_wire_factor(c) : m->method->factor;
     if (c->bucket_bytes == 0)
         c->bucket_bytes = 25.0 * 1024 * 1024;
     find_leaders(m);
     return 0;
 }
 
-int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
+int dp_mixer_new_alone(const struct dp_mixer_config *config, struct dp_mixer **out)
 {
     struct dp_mixer *m;
     int err = check_config(config);
 
-    if (err) {
-        if (config->comm)
-            dp_comm_abort(config->comm, err, dp_last_error());
+    if (err)
         return err;
-    }
     m = calloc(1, sizeof(*m));
     if (!m)
         return dp_fail(DP_ENOMEM, "no memory for a mixer");
     m->config = *config;
     err = set_up(m);
     if (err)
-        dp_comm_abort(config->comm, err, dp_last_error());
+        dp_mixer_free(m);
     else
-        err = begin_equal(&m->config);
+        *out = m;
+    return err;
+}
+
+int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
+{
+    struct dp_mixer *m;
+    int err = dp_mixer_new_alone(config, &m);
+
+    if (err) {
+        if (config->comm)
+            dp_comm_abort(config->comm, err, dp_last_error());
+        return err;
+    }
+    err = begin_equal(&m->config);
     if (!err)
-        err = dp_exchange_group_init(&m->shared, config->comm, config->graph);
+        err = dp_exchange_group_init(&m->shared, config->comm, config->graph, config->survive);
+    m->shared.compression = config->compression;
+    m->shared.fraction = config->fraction;
+    m->shared.staleness = config->staleness;
     if (err) {
         dp_mixer_free(m);
         return err;
@@ -263,7 +306,6 @@ void dp_mixer_free(struct dp_mixer *m)
     if (!m)
         return;
     dp_mixer_stop(m);
-    dp_exchange_group_fini(&m->shared);
     if (m->config.optimizer.groups) {
         free((void *)m->config.optimizer.groups);
         free((void *)m->config.optimizer.group_of);
@@ -277,14 +319,14 @@ void dp_mixer_free(struct dp_mixer *m)
     free(m->flags);
     free(m->backup);
     dp_mixer_state_free(m->state);
+    if (m->death) {
+        dp_graph_free(m->death->graph);
+        dp_graph_free(m->death->own_given);
+        dp_comm_close(m->death->comm);
+        free(m->death->buffers);
+        free(m->death);
+    }
     free(m);
-}
-
-int dp_mixer_leave(struct dp_mixer *m, int err)
-{
-    if (err && err != DP_EABORTED && err != DP_ETIMEDOUT)
-        dp_comm_abort(m->config.comm, err, dp_last_error());
-    return err;
 }
 
 /* ---- questions --------------------------------------------------------------------------------- */
@@ -302,9 +344,33 @@ double dp_mixer_loss_scale(const struct dp_mixer *m)
     return m->config.loss_scale ? m->loss_scale.scale : 1;
 }
 
+struct dp_comm *dp_mixer_comm(const struct dp_mixer *m)
+{
+    return m->config.comm;
+}
+
+const struct dp_graph *dp_mixer_graph(const struct dp_mixer *m)
+{
+    return m->config.graph;
+}
+
 int64_t dp_mixer_iterations(const struct dp_mixer *m)
 {
     return m->iterations;
+}
+
+void dp_mixer_counts(const struct dp_mixer *m, struct dp_mixer_counts *out)
+{
+    *out = (struct dp_mixer_counts){0};
+    for (int32_t i = 0; i < m->bucket_count; i++) {
+        const struct dp_mixer_bucket *b = &m->buckets[i];
+        const struct dp_stale *stale = b->exchange.stale;
+        out->sent_bytes += b->exchange.sent_bytes + b->tracker.sent_bytes;
+        out->sent_bytes += stale ? stale->sent_bytes : 0;
+        out->passed += stale ? stale->passed : 0;
+        if (stale && stale->longest > out->longest)
+            out->longest = stale->longest;
+    }
 }
 
 int32_t dp_mixer_bucket_count(const struct dp_mixer *m)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mixer_algorithm.c - what other algorithms than D-PSGD do with a bucket. Their blocks, memory[]:
+ * mixer_algorithm.c - with which weights a bucket takes what came, and what other algorithms than
+ * D-PSGD do with it. Their blocks, memory[]:
  *
  *      gradient tracking      y, and the gradient of the update before
  *      exact diffusion        what the optimizer made of x in the update before
@@ -100,6 +101,52 @@ int dp_mixer_check_algorithm(const struct dp_mixer_config *c)
     return err ? err : check_types(c);
 }
 
+/* ---- what comes, of any algorithm ---------------------------------------------------------------- */
+
+struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, const struct dp_mixer_bucket *b,
+                                         struct dp_exchange *x)
+{
+    const struct dp_graph *g = m->config.graph;
+    const int32_t self = dp_comm_rank(m->config.comm);
+    const double a = m->config.factor;
+    const int64_t round = m->config.compat ? m->iterations : x->round;
+
+    if (!b->pending || dp_exchange_is_alone(g, x->round, self))
+        return (struct dp_mixer_weights){1, 0};
+    if (dp_exchange_adds(x))
+        return (struct dp_mixer_weights){1, a};
+    double own = dp_exchange_self(g, round, self);
+    if (dp_graph_group(g, x->round, self)) {
+        own -= x->includes_self || m->config.compat ? dp_exchange_share(g, round, self) : 0;
+        own += m->config.compat && !x->includes_self ? dp_exchange_share(g, x->round, self) : 0;
+    }
+    struct dp_mixer_weights w = {(1 - a) + a * own, a};
+    if (g->push_sum) {
+        const double before = x->sent_mass, after = (1 - a) * before + a * x->mass;
+        w.keep *= before / after;
+        w.take /= after;
+        x->mass = after;
+    }
+    return w;
+}
+
+int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    const struct dp_mixer_config *c = &m->config;
+    const int64_t round = c->compat ? m->iterations : b->exchange.round;
+
+    if (!c->pre_average || !b->pending)
+        return 0;
+    return c->pre_average(c->user, &(struct dp_mixer_average_info){
+                                       .bucket = (int32_t)(b - m->buckets),
+                                       .round = round,
+                                       .group = dp_graph_group(c->graph, round, dp_comm_rank(c->comm)),
+                                       .parameters = b->numbers,
+                                       .received = b->beside[b->exchange.now],
+                                       .count = b->count,
+                                   });
+}
+
 /* ---- pieces ------------------------------------------------------------------------------------ */
 
 /* A parameter in the blocks of its bucket. */
@@ -159,6 +206,8 @@ int dp_mixer_wait(struct dp_mixer_bucket *b)
 {
     int err = dp_exchange_wait(&b->exchange);
 
+    if (!err)
+        err = dp_exchange_drain(&b->exchange);
     return err ? err : dp_exchange_wait(&b->tracker);
 }
 
@@ -255,7 +304,38 @@ static int settle(struct dp_mixer *m, struct dp_mixer_bucket *b)
             take_outer_step(&m->config, &p);
     }
     b->pending = false;
+    b->used++;
     return 0;
+}
+
+int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    if (m->method->settles)
+        return settle(m, b);
+    int err = dp_mixer_call_hook(m, b);
+    const struct dp_mixer_weights w = dp_mixer_weights(m, b, &b->exchange);
+    const struct dp_optimizer_mix mix = {
+        .keep = w.keep, .take = w.take, .buffers = b->beside[b->exchange.now]};
+    if (!err)
+        err = dp_optimizer_step(b->optimizer,
+                                &(struct dp_optimizer_step){.scale = 1, .skip = true, .mix = &mix});
+    b->pending = b->pending && err;
+    b->used += !err;
+    return err;
+}
+
+/* The mean of y must be that of the last gradients, and p' is what x began with. */
+void dp_mixer_restart_method(struct dp_mixer *m)
+{
+    for (int32_t i = 0; i < m->bucket_count; i++) {
+        struct dp_mixer_bucket *b = &m->buckets[i];
+        if (m->method->tracks)
+            memcpy(b->memory[0], b->memory[1], b->elements * b->type.bits / 8);
+        for (int32_t k = 0; k < b->count && m->config.algorithm == DP_MIXER_EXACT_DIFFUSION; k++) {
+            const struct piece p = piece_of(m, b, k);
+            memcpy(p.memory[0], p.value, p.bytes);
+        }
+    }
 }
 
 int dp_mixer_adapt(struct dp_mixer *m, struct dp_mixer_bucket *b,

@@ -114,6 +114,34 @@ static int back_up(struct dp_mixer *m)
     return 0;
 }
 
+/* Where a worker may die, buffers can be given back, too. */
+static void copy_buffers(struct dp_mixer *m, enum direction direction)
+{
+    char *at = m->death->buffers;
+
+    for (int32_t i = 0; at && i < m->config.buffer_count; i++) {
+        struct piece p = piece_of(m->config.buffers[i]);
+        memcpy(direction == BACK_UP ? at : p.at, direction == BACK_UP ? p.at : at, bytes_of(&p));
+        at += bytes_of(&p);
+    }
+}
+
+static int back_up_buffers(struct dp_mixer *m)
+{
+    size_t bytes = 0;
+
+    for (int32_t i = 0; i < m->config.buffer_count; i++) {
+        struct piece p = piece_of(m->config.buffers[i]);
+        bytes += bytes_of(&p);
+    }
+    if (!m->death->buffers && m->config.average_buffers)
+        m->death->buffers = malloc(bytes + 1);
+    if (!m->death->buffers && m->config.average_buffers)
+        return dp_fail(DP_ENOMEM, "no memory for a backup of %zu bytes", bytes);
+    copy_buffers(m, BACK_UP);
+    return 0;
+}
+
 static double distance_to_backup(struct dp_mixer *m)
 {
     const char *at = m->backup;
@@ -129,32 +157,83 @@ static double distance_to_backup(struct dp_mixer *m)
 
 /* ---- the whole --------------------------------------------------------------------------------- */
 
-/* What has come stays to be mixed, or is dropped. */
-static int settle_exchanges(struct dp_mixer *m, bool keep)
+static int wait_for_exchanges(struct dp_mixer *m)
 {
-    int err = 0;
+    int err = dp_mixer_settle(m);
 
-    for (int32_t i = 0; i < m->bucket_count && !err; i++) {
+    for (int32_t i = 0; i < m->bucket_count && !err; i++)
         err = dp_mixer_wait(&m->buckets[i]);
-        if (!keep)
-            m->buckets[i].pending = false;
+    return err;
+}
+
+/* Where neighbors may be late, some workers have added the last difference and others not yet: all do,
+ * so that the mean is that of all. */
+static void add_late(struct dp_mixer *m)
+{
+    for (int32_t i = 0; i < m->bucket_count && m->config.staleness; i++) {
+        const struct dp_mixer_bucket *b = &m->buckets[i];
+        for (int32_t k = 0; k < b->count && b->pending; k++) {
+            const struct piece p = piece_of(b->parameters[k].value);
+            dp_combine(p.type, p.elements, p.at,
+                       (const void *const[]){p.at, b->beside[b->exchange.now][k]},
+                       (const double[]){1, m->config.factor}, 2);
+        }
+    }
+}
+
+static int prepare(struct dp_mixer *m, const struct dp_mixer_average *what)
+{
+    int err = what->revert || what->distance || m->death ? back_up(m) : 0;
+
+    if (!err && m->death)
+        err = back_up_buffers(m);
+    if (!err && m->death) {
+        m->death->average = AVERAGE_BEGUN;
+        m->death->reverts = what->revert;
     }
     return err;
 }
 
+/* What has come stays to be mixed, or is dropped. */
+void dp_mixer_end_average(struct dp_mixer *m, bool revert)
+{
+    for (int32_t i = 0; i < m->bucket_count && !revert; i++) {
+        struct dp_mixer_bucket *b = &m->buckets[i];
+        b->used += b->pending;
+        b->pending = false;
+    }
+    m->has_backup = revert;
+    m->averaged = true;
+    if (m->death) {
+        m->death->average = AVERAGE_NONE;
+        m->death->averages++;
+    }
+}
+
+void dp_mixer_undo_average(struct dp_mixer *m)
+{
+    copy_values(m, RESTORE);
+    if (m->death && m->death->average == AVERAGE_BEGUN)
+        copy_buffers(m, RESTORE);
+    dp_mixer_spread_tied(m);
+    m->has_backup = false;
+}
+
+/* Where a worker may die, all have their averages before one goes on. */
 static int average(struct dp_mixer *m, struct dp_mixer_average *what)
 {
-    const bool back = what->revert || what->distance;
-    int err = dp_mixer_settle(m);
+    int err = wait_for_exchanges(m);
 
     if (!err)
-        err = settle_exchanges(m, what->revert);
-    if (!err && back)
-        err = back_up(m);
-    if (!err)
-        err = average_values(m);
+        err = prepare(m, what);
+    if (err)
+        return err;
+    add_late(m);
+    err = average_values(m);
     if (!err)
         err = average_buffers(m);
+    if (!err && m->death)
+        err = dp_comm_barrier(m->config.comm);
     if (err)
         return err;
     if (what->distance)
@@ -170,8 +249,7 @@ int dp_mixer_average(struct dp_mixer *m, struct dp_mixer_average *what)
 
     if (err)
         return dp_mixer_leave(m, err);
-    m->has_backup = what && what->revert;
-    m->averaged = true;
+    dp_mixer_end_average(m, what && what->revert);
     return 0;
 }
 
@@ -180,8 +258,7 @@ int dp_mixer_revert(struct dp_mixer *m)
     if (!m->has_backup)
         return dp_mixer_leave(m, dp_fail(DP_ESTATE, "no average to revert, expected one that keeps "
                                          "what there was"));
-    copy_values(m, RESTORE);
-    dp_mixer_spread_tied(m);
-    m->has_backup = m->averaged = false;
+    dp_mixer_undo_average(m);
+    m->averaged = false;
     return 0;
 }

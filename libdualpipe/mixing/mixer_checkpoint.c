@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mixer_checkpoint.c - the state of a mixer: the optimizers' tensors, what has come and was not
- * mixed yet, what the algorithm keeps, and a list of numbers:
+ * mixed yet, what the algorithm keeps, what workers know of each other where blocks are compressed, and
+ * a list of numbers:
  *
  *      version, iterations, traced, whether there are buckets, loss scale, its good steps,
  * algorithm, the trace [parameters], and for each bucket: updates, pending, round, mass, sent mass
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 2, HEAD = 7, OF_BUCKET = 5, BLOCKS = 4, NAME_LEN = 40 };
+enum { VERSION = 2, HEAD = 7, OF_BUCKET = 5, BLOCKS = 4, NAME_LEN = 64 };
 
 struct dp_mixer_state {
     int64_t *numbers, number_count, *lengths;
@@ -45,9 +46,19 @@ static int64_t count_numbers(const struct dp_mixer *m)
     return HEAD + m->config.count + (int64_t)OF_BUCKET * m->bucket_count;
 }
 
+/* Blocks of what workers know of each other: as many in all buckets. */
+static size_t known_blocks(const struct dp_mixer *m)
+{
+    size_t blocks = 0;
+
+    for (int32_t t = 0; m->config.compression && m->bucket_count && t < m->config.graph->period; t++)
+        blocks += 1 + (size_t)m->buckets[0].exchange.compressed->rounds[t].count;
+    return blocks;
+}
+
 static int allocate(struct dp_mixer *m)
 {
-    const size_t buckets = (size_t)m->bucket_count;
+    const size_t blocks = BLOCKS + known_blocks(m), all = blocks * (size_t)m->bucket_count + 1;
     struct dp_mixer_state *s = calloc(1, sizeof(*s));
     size_t tensors = 1;
 
@@ -55,11 +66,11 @@ static int allocate(struct dp_mixer *m)
     if (!s)
         return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
     for (int32_t i = 0; i < m->bucket_count; i++)
-        tensors += BLOCKS + (size_t)dp_optimizer_state_count(m->buckets[i].optimizer);
+        tensors += blocks + (size_t)dp_optimizer_state_count(m->buckets[i].optimizer);
     s->number_count = count_numbers(m);
     s->numbers = calloc((size_t)s->number_count, sizeof(*s->numbers));
-    s->lengths = calloc(BLOCKS * buckets + 1, sizeof(*s->lengths));
-    s->names = calloc(BLOCKS * buckets + 1, sizeof(*s->names));
+    s->lengths = calloc(all, sizeof(*s->lengths));
+    s->names = calloc(all, sizeof(*s->names));
     s->tensors = calloc(tensors, sizeof(*s->tensors));
     if (!s->numbers || !s->lengths || !s->names || !s->tensors)
         return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
@@ -138,6 +149,17 @@ static void name_blocks(struct dp_mixer *m, int32_t number, int32_t *next)
     }
 }
 
+static void name_known(struct dp_mixer *m, int32_t number, int32_t *next)
+{
+    const struct dp_mixer_bucket *b = &m->buckets[number];
+
+    for (int k = 0; k < (int)known_blocks(m); k++) {
+        snprintf(m->state->names[*next], NAME_LEN, "mixer/known/%d/%d", number, k);
+        name_tensor(m->state, next, b->type, b->exchange.compressed->blocks[k],
+                    (int64_t)b->elements);
+    }
+}
+
 static void name_tensors(struct dp_mixer *m)
 {
     struct dp_mixer_state *s = m->state;
@@ -150,6 +172,7 @@ static void name_tensors(struct dp_mixer *m)
         struct dp_mixer_bucket *b = &m->buckets[i];
         const int32_t count = dp_optimizer_state_count(b->optimizer);
         name_blocks(m, i, &next);
+        name_known(m, i, &next);
         memcpy(s->tensors + s->count, dp_optimizer_state(b->optimizer),
                (size_t)count * sizeof(*s->tensors));
         s->count += count;
@@ -218,7 +241,8 @@ static int take_buckets(struct dp_mixer *m, const int64_t *n, int64_t count)
     return 0;
 }
 
-int dp_mixer_resume(struct dp_mixer *m, const int64_t *numbers, int64_t count)
+static int take_numbers(struct dp_mixer *m, const int64_t *numbers, int64_t count,
+                        int (*make_buckets)(struct dp_mixer *m))
 {
     int err = check_numbers(m, numbers, count);
 
@@ -230,10 +254,20 @@ int dp_mixer_resume(struct dp_mixer *m, const int64_t *numbers, int64_t count)
     m->loss_scale.scale = of_bits(numbers[4]);
     m->loss_scale.good = (int32_t)numbers[5];
     if (numbers[3])
-        err = dp_mixer_start(m);
+        err = make_buckets(m);
     if (!err)
         err = dp_mixer_leave(m, take_buckets(m, numbers, count));
     if (!err)
         m->iterations = numbers[1];
     return err;
+}
+
+int dp_mixer_resume(struct dp_mixer *m, const int64_t *numbers, int64_t count)
+{
+    return take_numbers(m, numbers, count, dp_mixer_start);
+}
+
+int dp_mixer_take_numbers(struct dp_mixer *m, const int64_t *numbers, int64_t count)
+{
+    return take_numbers(m, numbers, count, dp_mixer_make_buckets);
 }

@@ -100,13 +100,22 @@ static int make_optimizer(struct dp_mixer *m, struct dp_mixer_bucket *b)
 /* Blocks of the exchanges of a bucket. */
 static size_t block_count(const struct dp_mixer *m)
 {
-    return m->method->tracks ? 4 : 2;
+    return (m->method->tracks ? 2 : 1) * (size_t)dp_exchange_blocks(&m->shared);
+}
+
+int dp_mixer_make_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    int err = dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, b->blocks);
+
+    if (!err && m->method->tracks)
+        err = dp_exchange_init(&b->tracker, &m->shared, b->type, b->elements, b->blocks + 2);
+    return err;
 }
 
 static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b, char *memory)
 {
     const size_t bytes = round_up(b->elements * b->type.bits / 8);
-    void *blocks[2] = {memory, memory + bytes};
+    void *blocks[2] = {memory, dp_exchange_blocks(&m->shared) > 1 ? memory + bytes : memory};
     void *tracker[2] = {memory + 2 * bytes, memory + 3 * bytes};
 
     for (int k = 0; k < 2; k++) {
@@ -117,9 +126,8 @@ static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b, char *me
             b->beside[k][i] = (char *)blocks[k] +
                               (size_t)m->cut.offset[b->numbers[i]] * b->type.bits / 8;
     }
-    int err = dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, blocks);
-    if (!err && m->method->tracks)
-        err = dp_exchange_init(&b->tracker, &m->shared, b->type, b->elements, tracker);
+    memcpy(b->blocks, (void *[]){blocks[0], blocks[1], tracker[0], tracker[1]}, sizeof(b->blocks));
+    int err = dp_mixer_make_exchanges(m, b);
     return err ? err : dp_mixer_make_memory(m, b);
 }
 
@@ -190,17 +198,40 @@ static int make_buckets(struct dp_mixer *m)
     return err;
 }
 
+/* What all workers know of each other before the first difference: rank 0's values, since a program
+ * may have changed its own meanwhile. */
+static int make_known(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    char *block = b->exchange.block[0];
+
+    for (int32_t i = 0; i < b->count; i++) {
+        const DLTensor *t = b->parameters[i].value;
+        memcpy(b->beside[0][i], dp_tensor_address(t),
+               (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
+    }
+    int err = dp_comm_broadcast(m->config.comm, block, b->exchange.bytes, 0);
+    if (!err)
+        dp_compressed_begin(b->exchange.compressed, block);
+    return err;
+}
+
+int dp_mixer_make_buckets(struct dp_mixer *m)
+{
+    int err = cut(m);
+
+    if (!err)
+        err = make_buckets(m);
+    for (int32_t i = 0; i < m->bucket_count && m->config.compression && !err; i++)
+        err = make_known(m, &m->buckets[i]);
+    m->started = !err;
+    return dp_mixer_leave(m, err);
+}
+
 int dp_mixer_start(struct dp_mixer *m)
 {
     int err = agree_on_trace(m);
 
-    if (err)
-        return err;
-    err = cut(m);
-    if (!err)
-        err = make_buckets(m);
-    m->started = !err;
-    return dp_mixer_leave(m, err);
+    return err ? err : dp_mixer_make_buckets(m);
 }
 
 /* ---- the end ----------------------------------------------------------------------------------- */
@@ -224,6 +255,7 @@ void dp_mixer_stop(struct dp_mixer *m)
 
     for (int32_t i = 0; i < m->bucket_count && !err; i++)
         err = dp_mixer_wait(&m->buckets[i]);
+    dp_exchange_group_fini(&m->shared); /* what is still in flight is dropped before its memory */
     if (m->parameters && m->original)
         give_values_back(m);
     for (int32_t i = 0; i < m->bucket_count; i++) {

@@ -5,13 +5,17 @@
  *      mixer.c           new and free, and what a program asks
  *      mixer_start.c     buckets from the trace, and their blocks
  *      mixer_update.c    forward, ready, step
- *      mixer_algorithm.c what other algorithms than D-PSGD do in these
+ *      mixer_algorithm.c what a bucket takes of what came; other algorithms than D-PSGD
+ *      mixer_wire.c      whether what is sent may be compressed, or late
  *      mixer_average.c   the average of all workers
  *      mixer_checkpoint.c  the state, and going on from it
+ *      mixer_survive.c   going on without workers that have died
+ *      mixer_admit.c     new ones
  */
 #ifndef DP_MIXING_MIXER_STATE_H
 #define DP_MIXING_MIXER_STATE_H
 
+#include "base/fail.h"
 #include "mixing/bucket.h"
 #include "mixing/exchange.h"
 #include <dualpipe/mixer.h>
@@ -27,7 +31,9 @@ struct dp_mixer_bucket {
     char *view;                      /* the block that the values are views of, or NULL */
     struct dp_exchange exchange;
     bool pending;                    /* an exchange was started and not used yet */
+    int64_t used;                    /* exchanges that are over, counted since the workers are these */
     int64_t updates;
+    void *blocks[4];                 /* of `exchange`, then of `tracker` */
     void **beside[2];                /* [count] of each block of the exchange, by parameter */
     struct dp_exchange tracker; /* of algorithms that track: y on its way, as `exchange` is x */
     char *memory[2]; /* blocks that the algorithm keeps, by the layout of the exchange's */
@@ -85,6 +91,7 @@ struct dp_mixer {
     struct dp_mixer_state *state; /* what dp_mixer_state has handed out, or NULL */
     char *backup;      /* of all values that an average changes */
     bool has_backup;
+    struct dp_mixer_death *death; /* NULL: the group does not survive */
     double *squares;   /* [count] */
     bool overflow;     /* in a bucket of this iteration */
     bool has_update;   /* the next member was set */
@@ -92,12 +99,44 @@ struct dp_mixer {
     char *flags;       /* [ranks] */
 };
 
+/* What a mixer needs whose workers may die. */
+struct dp_mixer_death {
+    const struct dp_graph *given; /* that the run began with */
+    struct dp_graph *own_given;   /* the same where it is the mixer's, or NULL */
+    struct dp_graph *graph;       /* in its place, or NULL */
+    struct dp_comm *comm;         /* in place of the config's, or NULL */
+    int64_t averages;             /* that are over, since the workers are these */
+    enum { AVERAGE_NONE, AVERAGE_BEGUN } average; /* BEGUN: values are not what they were */
+    bool reverts;                 /* that average */
+    char *buffers;                /* what they were before the average, or NULL */
+};
+
+/* A mixer that no other worker knows of: nothing is agreed on, and there are no exchanges. */
+int dp_mixer_new_alone(const struct dp_mixer_config *config, struct dp_mixer **out);
+/* What all workers must have in common beside parameters and graph. */
+uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c);
+/* As dp_mixer_resume, without asking the others. */
+int dp_mixer_take_numbers(struct dp_mixer *m, const int64_t *numbers, int64_t count);
+/* Go on over comm by graph g (NULL: the given one), both the mixer's from here on, also on an error;
+ * what was in flight is dropped. Collective over comm. */
+int dp_mixer_adopt(struct dp_mixer *m, struct dp_comm *comm, struct dp_graph *g);
+/* The end of something collective that ended with err here: 0 if all ranks of comm live and it ended so;
+ * *again: one has died, which ends it with 0. */
+int dp_mixer_conclude(struct dp_comm *comm, int err, bool *again);
 int dp_mixer_start(struct dp_mixer *m);
+/* The same without asking the others whether they have the same trace. */
+int dp_mixer_make_buckets(struct dp_mixer *m);
+/* The exchanges of a bucket, on blocks that it has. */
+int dp_mixer_make_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b);
 void dp_mixer_stop(struct dp_mixer *m);
 /* The first update, with the gradients of iteration 0. */
 int dp_mixer_first_update(struct dp_mixer *m);
 /* As the mixer's header says. The graph is sound. */
 int dp_mixer_check_algorithm(const struct dp_mixer_config *config);
+/* What of its options cannot be: mixer_wire.c. The graph is sound. */
+int dp_mixer_check_wire(const struct dp_mixer_config *config);
+/* The factor of mixing where blocks are compressed and the config has none. */
+double dp_mixer_wire_factor(const struct dp_mixer_config *config);
 /* A bucket's blocks, as they are before the first update. */
 int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* What methods that track do before an update: wait for y, make it the gradient, and fill the block
@@ -109,6 +148,10 @@ int dp_mixer_adapt(struct dp_mixer *m, struct dp_mixer_bucket *b,
                    const struct dp_mixer_sweep *sweep, int64_t *next, bool *send);
 /* Methods that settle: mix what came into all buckets. */
 int dp_mixer_settle(struct dp_mixer *m);
+/* Mix what came into one bucket, without an update. */
+int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b);
+/* The algorithm goes on from these values with other workers. */
+void dp_mixer_restart_method(struct dp_mixer *m);
 struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, const struct dp_mixer_bucket *b,
                                          struct dp_exchange *x);
 /* For what a bucket has in flight. */
@@ -116,8 +159,20 @@ int dp_mixer_wait(struct dp_mixer_bucket *b);
 int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* Copies of tied parameters become what the leader is. */
 void dp_mixer_spread_tied(struct dp_mixer *m);
+/* No gradient of this iteration has come. */
+void dp_mixer_begin_iteration(struct dp_mixer *m);
+/* Values, and buffers, become what they were before the average that was cut off or is reverted. */
+void dp_mixer_undo_average(struct dp_mixer *m);
+void dp_mixer_end_average(struct dp_mixer *m, bool revert);
 void dp_mixer_state_free(struct dp_mixer_state *state);
-/* End the group: this rank cannot go on. */
-int dp_mixer_leave(struct dp_mixer *m, int err);
+/* End the group: this rank cannot go on. A death does not, where the mixer survives. */
+static inline int dp_mixer_leave(struct dp_mixer *m, int err)
+{
+    if (m->death && err == DP_ECOMM)
+        return err;
+    if (err && err != DP_EABORTED && err != DP_ETIMEDOUT)
+        dp_comm_abort(m->config.comm, err, dp_last_error());
+    return err;
+}
 
 #endif

@@ -51,48 +51,6 @@ void dp_mixer_spread_tied(struct dp_mixer *m)
 
 /* ---- one bucket -------------------------------------------------------------------------------- */
 
-struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, const struct dp_mixer_bucket *b,
-                                         struct dp_exchange *x)
-{
-    const struct dp_graph *g = m->config.graph;
-    const int32_t self = dp_comm_rank(m->config.comm);
-    const double a = m->config.factor;
-    const int64_t round = m->config.compat ? m->iterations : x->round;
-
-    if (!b->pending || dp_exchange_is_alone(g, x->round, self))
-        return (struct dp_mixer_weights){1, 0};
-    double own = dp_exchange_self(g, round, self);
-    if (dp_graph_group(g, x->round, self)) {
-        own -= x->includes_self || m->config.compat ? dp_exchange_share(g, round, self) : 0;
-        own += m->config.compat && !x->includes_self ? dp_exchange_share(g, x->round, self) : 0;
-    }
-    struct dp_mixer_weights w = {(1 - a) + a * own, a};
-    if (g->push_sum) {
-        const double before = x->sent_mass, after = (1 - a) * before + a * x->mass;
-        w.keep *= before / after;
-        w.take /= after;
-        x->mass = after;
-    }
-    return w;
-}
-
-int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
-{
-    const struct dp_mixer_config *c = &m->config;
-    const int64_t round = c->compat ? m->iterations : b->exchange.round;
-
-    if (!c->pre_average || !b->pending)
-        return 0;
-    return c->pre_average(c->user, &(struct dp_mixer_average_info){
-                                       .bucket = (int32_t)(b - m->buckets),
-                                       .round = round,
-                                       .group = dp_graph_group(c->graph, round, dp_comm_rank(c->comm)),
-                                       .parameters = b->numbers,
-                                       .received = b->beside[b->exchange.now],
-                                       .count = b->count,
-                                   });
-}
-
 /* The seed goes 1, 3, 4, 5, ... */
 static int64_t next_round(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
 {
@@ -111,6 +69,7 @@ static double rate_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
 static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
                   const struct dp_mixer_sweep *sweep)
 {
+    const bool uses = b->pending;
     const struct dp_graph *g = m->config.graph;
     struct dp_exchange *x = &b->exchange;
     const int32_t self = dp_comm_rank(m->config.comm);
@@ -119,16 +78,19 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
     const struct dp_optimizer_mix mix = {
         .keep = w.keep,
         .take = w.take,
-        .put = dp_exchange_share(g, next, self) * mass,
+        .put = dp_exchange_adds(x) ? 1 : dp_exchange_share(g, next, self) * mass,
         .buffers = b->beside[x->now],
     };
-    return dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){
-                                               .rate = sweep->rate / mass,
-                                               .scale = sweep->scale,
-                                               .zero_grads = true,
-                                               .skip = sweep->skip,
-                                               .mix = &mix,
-                                           });
+    int err = dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){
+                                                  .rate = sweep->rate / mass,
+                                                  .scale = sweep->scale,
+                                                  .zero_grads = true,
+                                                  .skip = sweep->skip,
+                                                  .mix = &mix,
+                                              });
+    b->pending = b->pending && err;
+    b->used += uses && !err;
+    return err;
 }
 
 /* Number of this exchange: the same on both sides, and told apart from all others of a while. */
@@ -137,11 +99,41 @@ static uint64_t tag_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b
     return (uint64_t)(b - m->buckets) << 40 | ((uint64_t)b->updates & 0xffffffffff);
 }
 
-/* Mix, update and write what goes next. */
-static int mix_and_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
-                          struct dp_mixer_sweep *sweep, int64_t next)
+/* Whether the bucket goes on without what is in flight: its neighbors are late, and not too late. */
+static int await_or_pass(struct dp_mixer *m, struct dp_mixer_bucket *b, bool *late)
 {
-    int err = dp_exchange_wait(&b->exchange);
+    const int64_t ahead = b->updates - b->exchange.round;
+    int err = DP_EAGAIN;
+
+    *late = false;
+    if (b->exchange.stale && ahead <= m->config.staleness)
+        err = dp_exchange_test(&b->exchange);
+    else
+        return dp_exchange_wait(&b->exchange);
+    *late = err == DP_EAGAIN;
+    return *late ? 0 : err;
+}
+
+/* An update that mixes nothing. */
+static int update_alone(struct dp_mixer_bucket *b, const struct dp_mixer_sweep *sweep)
+{
+    return dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){.rate = sweep->rate,
+                                                                       .scale = sweep->scale,
+                                                                       .zero_grads = true,
+                                                                       .skip = sweep->skip});
+}
+
+/* Mix, update and write what goes next; or leave the mixing for later, with nothing to *send. */
+static int mix_and_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
+                          struct dp_mixer_sweep *sweep, int64_t next, bool *send)
+{
+    bool late;
+    int err = await_or_pass(m, b, &late);
+
+    if (!err && late) {
+        *send = false;
+        return update_alone(b, sweep);
+    }
 
     if (!err)
         err = dp_mixer_call_hook(m, b);
@@ -158,7 +150,7 @@ static int start_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_
 
     if (!err && m->method->tracks)
         err = dp_exchange_start(&b->tracker, round, tag + ((uint64_t)m->bucket_count << 40));
-    b->pending = !err;
+    b->pending = true;
     return err;
 }
 
@@ -169,11 +161,13 @@ static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, 
     int64_t round = next_round(m, b);
     bool send = true;
     int err = m->method->settles ? dp_mixer_adapt(m, b, &sweep, &round, &send)
-                                 : mix_and_update(m, b, &sweep, round);
+                                 : mix_and_update(m, b, &sweep, round, &send);
 
     if (err)
         return err;
     b->updates++;
+    if (!send && b->exchange.stale)
+        return dp_exchange_pass(&b->exchange, round, tag_of(m, b));
     return send ? start_exchanges(m, b, round) : 0;
 }
 
@@ -277,7 +271,7 @@ static int process_buckets(struct dp_mixer *m, bool all)
 
 /* ---- iterations -------------------------------------------------------------------------------- */
 
-static void begin_iteration(struct dp_mixer *m)
+void dp_mixer_begin_iteration(struct dp_mixer *m)
 {
     memset(m->ready, 0, (size_t)m->config.count * sizeof(*m->ready));
     memset(m->came, 0, (size_t)m->config.count * sizeof(*m->came));
@@ -329,7 +323,7 @@ int dp_mixer_forward(struct dp_mixer *m, bool training)
         m->iterations++;
     if (training)
         m->open = true;
-    begin_iteration(m);
+    dp_mixer_begin_iteration(m);
     dp_comm_progress_start(m->config.comm);
     return 0;
 }

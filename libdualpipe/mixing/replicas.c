@@ -83,8 +83,7 @@ struct shard_tensor {
     DLTensor value, grad;
 };
 
-/* ---- pieces and memory --------------------------------------------------------------------------
- */
+/* ---- pieces and memory ----------------------------------------------------------------------- */
 
 static DLDataType type_of(const struct dp_replicas *r, const struct piece *p)
 {
@@ -145,8 +144,7 @@ static int level_count(int size)
     return 1 << levels == size ? levels : 0;
 }
 
-/* ---- steps of a piece ---------------------------------------------------------------------------
- */
+/* ---- steps of a piece ------------------------------------------------------------------------ */
 
 /* The steps of halving, and all of them. */
 static int halvings(const struct dp_replicas *r)
@@ -287,8 +285,7 @@ static int start_piece(struct dp_replicas *r, struct flight *f)
     return start_step(r, f);
 }
 
-/* ---- an operation -------------------------------------------------------------------------------
- */
+/* ---- an operation ---------------------------------------------------------------------------- */
 
 /* The group is of no use once a replica fell out of a sum. */
 static int leave(struct dp_replicas *r, int err)
@@ -381,8 +378,7 @@ int dp_replicas_wait(struct dp_replicas *r)
     return go_on(r, true);
 }
 
-/* ---- the cut ------------------------------------------------------------------------------------
- */
+/* ---- the cut --------------------------------------------------------------------------------- */
 
 static bool same_types(const struct dp_parameter *a, const struct dp_parameter *b)
 {
@@ -510,8 +506,7 @@ const struct dp_parameter *dp_replicas_shard(const struct dp_replicas *r, int32_
     return r->shard;
 }
 
-/* ---- new and free -------------------------------------------------------------------------------
- */
+/* ---- new and free ---------------------------------------------------------------------------- */
 
 static int make_memory(struct dp_replicas *r)
 {

@@ -9,6 +9,10 @@
  *      in turn      T_i(t) = max over J and i of (T_j(t - 1) + X_j(t)) + cost
  *      all-reduce   the same, J being all
  *
+ *      stale        the first, but a worker that would wait adds nothing and leaves round t out, with
+ *                   all neighbors, until its exchange of an earlier round p is there, or t - p is
+ *                   more than the staleness
+ *
  * Cost of a swap: latency + bytes / rate; of a sum over k: that of a ring, 2 (k - 1) (latency +
  * bytes / k / rate); of links: latency + as many times bytes / rate as there are links to the worker.
  *
@@ -16,6 +20,7 @@
  */
 #include "base/fail.h"
 #include "mixing/graph.h"
+#include "mixing/neighbors.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -44,6 +49,11 @@ struct simulation {
     double *before, *grads; /* [d] sums, to watch the mean */
     bool watch;
     double waited, computed;
+    /* With staleness, of each worker: the round of its exchange under way, when that is over, and
+     * what is then added. */
+    int64_t *round, passed;      /* [n] -1: none */
+    double *due, *late;          /* [n], [n * d] */
+    struct dp_neighbor *neighbors;
 };
 
 /* ---- random numbers: a hash of what they are for ------------------------------------------------ */
@@ -400,14 +410,79 @@ static void do_all_reduce(struct simulation *v, int64_t t, int32_t *living, doub
                 v->x[(size_t)living[k] * (size_t)v->d + (size_t)c] + delta[c] / count;
 }
 
+/* ---- staleness --------------------------------------------------------------------------------- */
+
+/* The end of worker i's step t: it adds what came, if that is there or may not be later. */
+static void end_stale(struct simulation *v, int64_t t, int32_t i)
+{
+    const double computed = compute_time(v, i), own = v->ends[i] + computed;
+    const bool pending = v->round[i] >= 0, must = t - v->round[i] > v->s.staleness;
+    const double *x = v->x + (size_t)i * (size_t)v->d;
+    double *out = v->mixed + (size_t)i * (size_t)v->d, *late = v->late + (size_t)i * (size_t)v->d;
+    const bool takes = pending && (must || v->due[i] <= own);
+
+    end_step(v, i, computed, takes ? v->due[i] : 0);
+    for (int32_t c = 0; c < v->d; c++)
+        out[c] = x[c] + (takes ? v->s.factor * late[c] : 0);
+    for (int32_t c = 0; takes && c < v->d; c++)
+        late[c] = 0;
+    descend(v, t, i, x, out);
+    if (takes)
+        v->round[i] = -1;
+    v->passed += v->round[i] >= 0;
+}
+
+/* Both of a pair take part in round t, which the others of their steps learn when both are there. A dead
+ * neighbor's share is the worker's own. */
+static void start_stale(struct simulation *v, int64_t t, int32_t i)
+{
+    const int32_t count = dp_neighbors_from(v->g, t, i, v->neighbors);
+    double *late = v->late + (size_t)i * (size_t)v->d;
+    const double *own = v->mixed + (size_t)i * (size_t)v->d;
+    double last = v->next[i], slow = 1, others = 0;
+
+    for (int32_t k = 0; k < count; k++) {
+        const int32_t j = v->neighbors[k].worker;
+        const double *x = v->mixed + (size_t)j * (size_t)v->d;
+        if (v->dead[j])
+            continue;
+        last = fmax(last, v->next[j]);
+        if (v->round[j] >= 0 && v->round[j] < t) /* it leaves the round out */
+            continue;
+        slow = fmax(slow, slowness(v, i, j));
+        others++;
+        for (int32_t c = 0; c < v->d; c++)
+            late[c] += v->neighbors[k].weight * (x[c] - own[c]);
+    }
+    v->due[i] = last + slow * (v->s.latency_ns + transfer_ns(v, v->s.message_bytes * others));
+}
+
+static void do_stale(struct simulation *v, int64_t t)
+{
+    for (int32_t i = 0; i < v->n; i++)
+        if (!v->dead[i])
+            end_stale(v, t, i);
+    /* -1 is a worker that begins round t; the others are in an earlier one. */
+    for (int32_t i = 0; i < v->n; i++)
+        if (!v->dead[i] && v->round[i] < 0)
+            v->round[i] = t;
+    for (int32_t i = 0; i < v->n; i++)
+        if (!v->dead[i] && v->round[i] == t)
+            start_stale(v, t, i);
+}
+
 /* ---- the run ----------------------------------------------------------------------------------- */
 
+/* With what is still to be added. */
 static void sum_values(const struct simulation *v, double *sum)
 {
     memset(sum, 0, (size_t)v->d * sizeof(*sum));
     for (int32_t i = 0; i < v->n; i++)
         for (int32_t c = 0; !v->dead[i] && c < v->d; c++)
             sum[c] += v->x[(size_t)i * (size_t)v->d + (size_t)c];
+    for (int32_t i = 0; v->late && i < v->n; i++)
+        for (int32_t c = 0; !v->dead[i] && c < v->d; c++)
+            sum[c] += v->s.factor * v->late[(size_t)i * (size_t)v->d + (size_t)c];
 }
 
 static void swap_values(struct simulation *v)
@@ -441,6 +516,8 @@ static void step(struct simulation *v, int64_t t, int32_t *living, double *compu
 
     if (v->s.all_reduce)
         do_all_reduce(v, t, living, computed);
+    else if (v->s.staleness)
+        do_stale(v, t);
     else if (r->group_count)
         do_groups(v, t, r, living, computed);
     else
@@ -510,6 +587,7 @@ static void run_all(struct simulation *v, int32_t *living, double *computed, str
     out->step_ns = last / (double)steps;
     out->ideal_ns = v->s.compute_ns;
     out->waited = v->waited / (v->waited + v->computed);
+    out->passed = (double)v->passed / (double)out->worker_steps;
 }
 
 /* ---- set-up ------------------------------------------------------------------------------------ */
@@ -523,9 +601,11 @@ static int check_scenario(const struct dp_graph *g, const struct dp_mixing_scena
                                         "bandwidth",      "message size", "share of slow links",
                                         "slow factor",    "learning rate", "factor of mixing"};
 
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        if (!(numbers[i] >= 0) || isinf(numbers[i]))
-            return dp_fail(DP_EINVAL, "%s: %g, expected a number from 0 on", names[i], numbers[i]);
+    int32_t round, i, j;
+
+    for (size_t k = 0; k < sizeof(numbers) / sizeof(numbers[0]); k++)
+        if (!(numbers[k] >= 0) || isinf(numbers[k]))
+            return dp_fail(DP_EINVAL, "%s: %g, expected a number from 0 on", names[k], numbers[k]);
     if (s->slow_links > 1 || s->factor > 1)
         return dp_fail(DP_EINVAL, "%s: %g, expected at most 1",
                        s->factor > 1 ? "factor of mixing" : "share of slow links",
@@ -535,6 +615,13 @@ static int check_scenario(const struct dp_graph *g, const struct dp_mixing_scena
                        "most 64 dimensions", (long long)s->steps, s->dimensions, s->samples);
     if (s->deaths < 0 || s->deaths >= g->workers)
         return dp_fail(DP_EINVAL, "%d workers die, expected 0 to %d", s->deaths, g->workers - 1);
+    if (s->staleness < 0 || (s->staleness && (g->push_sum || s->in_turn)))
+        return dp_fail(DP_EINVAL, "staleness: %d rounds%s, expected 0 or more, without either",
+                       s->staleness, g->push_sum ? " over push-sum" : s->in_turn ? " in turn" : "");
+    if (s->staleness && !dp_graph_is_symmetric(g, &round, &i, &j))
+        return dp_fail(DP_EINVAL,
+                       "staleness over mixing graph %s, in which workers %d and %d give each other "
+                       "different weights in round %d, expected the same", g->name, i, j, round);
     if (s->deaths && g->push_sum)
         return dp_fail(DP_EINVAL, "workers of a push-sum graph die, which takes their weight along");
     return 0;
@@ -566,6 +653,26 @@ static void free_all(struct simulation *v)
     free(v->label);
     free(v->before);
     free(v->grads);
+    free(v->round);
+    free(v->due);
+    free(v->late);
+    free(v->neighbors);
+}
+
+static bool allocate_late(struct simulation *v)
+{
+    const size_t n = (size_t)v->n;
+    int32_t most = 0;
+
+    for (int32_t i = 0; i < v->n; i++)
+        most = dp_neighbors_max(v->g, i) > most ? dp_neighbors_max(v->g, i) : most;
+    v->round = malloc(n * sizeof(*v->round));
+    v->due = calloc(n, sizeof(*v->due));
+    v->late = calloc(n * (size_t)v->d, sizeof(*v->late));
+    v->neighbors = calloc((size_t)most + 1, sizeof(*v->neighbors));
+    for (int32_t i = 0; v->round && i < v->n; i++)
+        v->round[i] = -1;
+    return v->round && v->due && v->late && v->neighbors;
 }
 
 static bool allocate(struct simulation *v)
@@ -585,6 +692,8 @@ static bool allocate(struct simulation *v)
     v->label = calloc(n * DATA, sizeof(*v->label));
     v->before = calloc(d, sizeof(*v->before));
     v->grads = calloc(d, sizeof(*v->grads));
+    if (v->s.staleness && !v->s.all_reduce && !allocate_late(v))
+        return false;
     return v->dead && v->ends && v->next && v->x && v->mixed && v->mass && v->mixed_mass &&
            v->curve && v->target && v->label && v->before && v->grads;
 }

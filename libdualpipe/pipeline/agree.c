@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "pipeline/failure.h"
 #include "pipeline/setup.h"
 
 #include "base/fail.h"
 #include "pipeline/border.h"
+#include "schedule/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,6 +86,13 @@ static uint64_t mix(uint64_t h, uint64_t x)
     return h ^ h >> 29;
 }
 
+static uint64_t mix_text(uint64_t h, const char *text)
+{
+    for (; *text; text++)
+        h = mix(h, (unsigned char)*text);
+    return mix(h, 0);
+}
+
 static uint64_t digest_words(const void *data, size_t words)
 {
     const unsigned char *bytes = data;
@@ -104,6 +113,10 @@ static uint64_t digest_ops(const struct dp_schedule *s)
 
     for (int r = 0; r <= s->ranks; r++)
         h = mix(mix(h, s->first[r]), s->first_slot[r]);
+    for (int k = 0; k < s->skip_count; k++) {
+        h = mix_text(mix_text(h, s->skips[k].name), s->skips[k].space);
+        h = mix(h, (uint64_t)s->skips[k].from << 32 | (uint32_t)s->skips[k].to);
+    }
     return mix(h, digest_words(s->slots, slots * sizeof(*s->slots) / sizeof(uint32_t)));
 }
 
@@ -156,6 +169,8 @@ static void digest_borders(uint64_t *h, const struct dp_pipeline_config *config)
         digest_border(h, &config->borders[i]);
     for (int e = 0; e < DP_MAX_EXTENTS; e++)
         h[FIELD_SHAPES] = mix(h[FIELD_SHAPES], (uint64_t)config->max_extents[e]);
+    for (int k = 0; k < config->schedule->skip_count; k++)
+        digest_spec(h, &config->skips[k]);
     h[FIELD_INPUT] = digest_end(&config->borders[0]);
     h[FIELD_OUTPUT] = digest_end(&config->borders[last]);
 }
@@ -265,18 +280,10 @@ static int compare_field(const struct report *reports, const struct dp_comm *com
     return 0;
 }
 
-static bool has_reduce(const struct dp_schedule *s)
-{
-    for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (s->ops[i].kind == DP_OP_REDUCE)
-            return true;
-    return false;
-}
-
 /* Two slots that hold the same stage sum their gradients: their parameters must be the same. */
 static int compare_mirrors(const struct report *reports, const struct dp_schedule *s, int me)
 {
-    if (!has_reduce(s))
+    if (!dp_schedule_has(s, DP_OP_REDUCE))
         return 0;
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < dp_schedule_slot_count(s, r); i++) {
@@ -320,7 +327,7 @@ int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *
     struct report *reports = calloc((size_t)dp_comm_size(comm), sizeof(*reports));
     if (!reports) {
         err = dp_fail(DP_ENOMEM, "no memory for the configs of %d ranks", dp_comm_size(comm));
-        dp_comm_abort(comm, err, dp_last_error());
+        dp_failure_tell(comm, err);
         return err;
     }
     if (err) {

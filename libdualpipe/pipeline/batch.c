@@ -135,6 +135,7 @@ static int take_leaves(struct taking *t, const struct dp_tree *tree, int depth)
     case DP_TREE_ABSENT:
         return take_tensor(t, tree);
     case DP_TREE_OPAQUE:
+    case DP_TREE_BLOCK_MASK:
         return 0;
     case DP_TREE_TUPLE:
     case DP_TREE_LIST:

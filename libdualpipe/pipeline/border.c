@@ -19,6 +19,10 @@ static const char *code_name(uint8_t code)
         return "bfloat";
     case kDLComplex:
         return "complex";
+    case kDLOpaqueHandle:
+        return "handle";
+    case 6: /* kDLBool of later DLPack */
+        return "bool";
     default:
         return "type";
     }
@@ -61,6 +65,10 @@ int dp_spec_check(const struct dp_tensor_spec *spec, const char *what)
 {
     size_t bytes = (size_t)spec->dtype.bits * spec->dtype.lanes / 8;
 
+    if (spec->dtype.code == kDLOpaqueHandle)
+        return dp_fail(DP_EINVAL, "%s: dtype of handles, expected one whose bytes mean the same on "
+                                  "every rank",
+                       what);
     if (!bytes || spec->dtype.bits * spec->dtype.lanes % 8)
         return dp_fail(DP_EINVAL, "%s: dtype of %u bits and %u lanes, expected whole bytes", what,
                        spec->dtype.bits, spec->dtype.lanes);

@@ -255,6 +255,24 @@ static int check_borders(const struct dp_pipeline_config *config)
     return err ? err : check_labels(config);
 }
 
+static int check_skips(const struct dp_pipeline_config *config)
+{
+    const struct dp_schedule *s = config->schedule;
+    char what[DP_SKIP_NAME_LEN + 16];
+    int err = 0;
+
+    if (s->skip_count && !config->skips)
+        return dp_fail(DP_EINVAL, "skips: NULL, expected the tensors of the schedule's %d",
+                       s->skip_count);
+    for (int k = 0; k < s->skip_count && !err; k++) {
+        snprintf(what, sizeof(what), "skip '%s'", s->skips[k].name);
+        err = dp_spec_check(&config->skips[k], what);
+        if (!err)
+            err = dp_extents_check_spec(&config->skips[k], config->max_extents, what);
+    }
+    return err;
+}
+
 static int check_loss(const struct dp_pipeline_config *config)
 {
     const struct dp_schedule *s = config->schedule;
@@ -316,6 +334,8 @@ static int check_one_schedule(const struct dp_pipeline_config *config,
     if (!err)
         err = check_borders(config);
     if (!err)
+        err = check_skips(config);
+    if (!err)
         err = check_stages(config, device);
     if (!err)
         err = check_loss(config);
@@ -332,10 +352,17 @@ static int check_also(const struct dp_pipeline_config *config, int index)
     bool same = a->ranks == b->ranks && a->stages == b->stages && a->streams == b->streams;
     for (int r = 0; r < a->ranks && same; r++)
         same = a->group_rank[r] == b->group_rank[r] && a->first_slot[r + 1] == b->first_slot[r + 1];
-    if (same && !memcmp(a->slots, b->slots, a->first_slot[a->ranks] * sizeof(*a->slots)))
+    if (same)
+        same = !memcmp(a->slots, b->slots, a->first_slot[a->ranks] * sizeof(*a->slots)) &&
+               a->skip_count == b->skip_count;
+    for (int k = 0; k < a->skip_count && same; k++)
+        same = !strcmp(a->skips[k].name, b->skips[k].name) &&
+               !strcmp(a->skips[k].space, b->skips[k].space) &&
+               a->skips[k].from == b->skips[k].from && a->skips[k].to == b->skips[k].to;
+    if (same)
         return 0;
-    return dp_fail(DP_EINVAL, "also[%d]: a schedule of other ranks or slots, expected the first's",
-                   index);
+    return dp_fail(DP_EINVAL,
+                   "also[%d]: a schedule of other ranks, slots or skips, expected the first's", index);
 }
 
 const char *dp_execution_name(enum dp_execution execution)

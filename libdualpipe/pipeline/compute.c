@@ -22,31 +22,6 @@ struct frame {
     const DLTensor *labels; /* of a last stage, NULL: none */
 };
 
-int dp_compute_sync(struct dp_pipeline *pipe)
-{
-    if (pipe->native_stream)
-        return 0;
-    int err = dp_device_event_record(pipe->done, pipe->compute);
-    return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
-}
-
-int dp_compute_join(struct dp_pipeline *pipe, struct dp_device_stream *stream,
-                    struct dp_device_stream *other)
-{
-    int err = dp_device_event_record(pipe->done, other);
-
-    return err ? err : dp_device_stream_wait(stream, pipe->done);
-}
-
-int dp_compute_copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t len)
-{
-    int err = dp_device_copy(pipe->compute, dst, src, len);
-
-    if (!err)
-        err = dp_device_event_record(pipe->done, pipe->compute);
-    return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
-}
-
 /* ---- tensors -------------------------------------------------------------------------------- */
 
 static char *address(const struct dp_pipeline *pipe, size_t offset)
@@ -83,14 +58,21 @@ static DLTensor given_tensor(const DLTensor *given, const struct dp_layout *layo
     return t;
 }
 
-/* ---- what a callback must not have changed ----------------------------------------------------
- */
+/* ---- what a callback must not have changed --------------------------------------------------- */
+
+/* Not even one of another shape or type. */
+static bool is_no_tensor(const DLTensor *made, const DLTensor *tensor)
+{
+    return (made->data && !tensor->data) || tensor->dtype.code == kDLOpaqueHandle ||
+           tensor->ndim < 0 || (tensor->ndim && !tensor->shape);
+}
 
 /* Describe what is wrong, and restore the shape that all callbacks are handed. */
 static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const char *name,
                        int border, int k, const DLTensor *tensor)
 {
     const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];
+    const bool none = is_no_tensor(&f->made[k], tensor);
     char what[128], has[128], wants[128], has_dtype[32], wants_dtype[32];
 
     dp_pipeline_describe(pipe, f->op, what, sizeof(what));
@@ -102,6 +84,10 @@ static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const ch
         snprintf(has, sizeof(has), "of %d dimensions", tensor->ndim);
     dp_shape_text(spec->shape, spec->ndim, wants, sizeof(wants));
     pipe->handed_out[border].tensors[k] = *spec;
+    if (none)
+        return dp_fail(DP_EINVAL,
+                       "%s: the stage left tensor %d of %s as no tensor (%s), expected %s %s", what,
+                       k, name, tensor->data ? has_dtype : "no data", wants_dtype, wants);
     return dp_fail(
         DP_EMISMATCH,
         "%s: the stage left tensor %d of %s as %s %s, or changed its description, expected "
@@ -205,13 +191,14 @@ static int fail_callback(const struct dp_pipeline *pipe, const struct frame *f, 
                          int ret)
 {
     bool has_text = explained.err == ret;
+    const char *wish = f->call.skips ? f->call.skips->wrong : "";
     char what[128];
 
     explained.err = 0;
     pipe->now.args->callback_error = ret;
     dp_pipeline_describe(pipe, f->op, what, sizeof(what));
     return dp_fail(DP_ECALLBACK, "%s: callback %s failed with %d (%s)%s%s", what, name, ret,
-                   dp_strerror(ret), has_text ? ": " : "", has_text ? explained.text : "");
+                   dp_strerror(ret), has_text || *wish ? ": " : "", has_text ? explained.text : wish);
 }
 
 /* ---- frames --------------------------------------------------------------------------------- */
@@ -277,9 +264,10 @@ static void make_output_gradients(const struct dp_pipeline *pipe, struct frame *
     f->call.gout = f->gout;
 }
 
-static void frame_init(const struct dp_pipeline *pipe, struct frame *f, const struct dp_plan_op *op)
+static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct dp_plan_op *op)
 {
     const struct dp_pipeline_config *config = &pipe->config;
+    const struct dp_microbatches *context = pipe->now.args->context;
 
     f->op = op;
     f->slot = dp_pipeline_slot(pipe, op->slot);
@@ -293,8 +281,7 @@ static void frame_init(const struct dp_pipeline *pipe, struct frame *f, const st
         .training = !config->schedule->forward_only,
         .discarded = op->recomputed,
         .recomputing = op->kind == DP_PLAN_RECOMPUTE,
-        .random = dp_random_key(config->seed, pipe->step, (uint32_t)f->slot->stage,
-                                (uint32_t)global_mb(pipe, f)),
+        .random = {0, 0},
         .save = address(pipe, op->at.save),
         .save_input = address(pipe, op->at.save_input),
         .save_weight = address(pipe, op->at.save_weight),
@@ -304,8 +291,14 @@ static void frame_init(const struct dp_pipeline *pipe, struct frame *f, const st
         .gout = NULL, /* all members are set, so that nothing is cleared before */
         .args = NULL,
         .kwargs = NULL,
+        .context = context ? &context->kwargs[global_mb(pipe, f) - config->first_mb] : NULL,
         .grads = grads_of(pipe, f),
+        .skips = dp_skips_begin(pipe, op),
     };
+    /* By itself: among the others the compiler puts both words of it on the stack and reads them as
+     * one, and such a load waits until the two stores are in the cache. */
+    f->call.random = dp_random_key(config->seed, pipe->step, (uint32_t)f->slot->stage,
+                                   (uint32_t)f->call.mb_global);
     make_inputs(pipe, f);
 }
 
@@ -516,7 +509,9 @@ static int run_forward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     err = f.stage->ops->forward(f.stage->user, &f.call, f.in, f.out);
     if (err)
         return fail_callback(pipe, &f, "forward", err);
-    err = end_forward(pipe, &f);
+    err = dp_skips_end(pipe, op, f.call.skips);
+    if (!err)
+        err = end_forward(pipe, &f);
     return err || f.call.recomputing ? err : take_loss(pipe, &f);
 }
 
@@ -530,7 +525,10 @@ static int run_backward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (err)
         return err;
     err = f.stage->ops->backward(f.stage->user, &f.call, f.gout, f.gin, mode);
-    return err ? fail_callback(pipe, &f, "backward", err) : end_backward(pipe, &f);
+    if (err)
+        return fail_callback(pipe, &f, "backward", err);
+    err = dp_skips_end(pipe, op, f.call.skips);
+    return err ? err : end_backward(pipe, &f);
 }
 
 /* What the hook of a pair needs for the losses of its last stages. */
@@ -588,6 +586,10 @@ static int run_pair(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (!err)
         err = call_pair(pipe, &f, &b);
     if (!err)
+        err = dp_skips_end(pipe, &op[0], f.call.skips);
+    if (!err)
+        err = dp_skips_end(pipe, &op[1], b.call.skips);
+    if (!err)
         err = end_forward(pipe, &f);
     return err ? err : end_backward(pipe, &b);
 }
@@ -599,7 +601,7 @@ static int run_weight(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     frame_init(pipe, &f, op);
     make_output_gradients(pipe, &f);
     int err = f.stage->ops->weight(f.stage->user, &f.call);
-    return err ? fail_callback(pipe, &f, "weight", err) : 0;
+    return err ? fail_callback(pipe, &f, "weight", err) : dp_skips_end(pipe, op, f.call.skips);
 }
 
 static void set_border(struct dp_pipeline *pipe, int index, const int64_t *now)

@@ -3,6 +3,7 @@
  * A communicator connects two ranks at their first message, which allocates memory. A step must not, so
  * every link that the schedule uses carries one empty message while the pipeline is made.
  */
+#include "pipeline/failure.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
@@ -20,14 +21,15 @@ struct link {
 
 struct links {
     int count;
-    struct link *items; /* room for two of each slot's op with messages, or its reduction */
+    struct link *items; /* room for two of each slot's op with messages, or its reduction, and for
+                         * those of skips */
 };
 
 static void add(const struct dp_pipeline *pipe, struct links *l, int peer, int channel, bool sends)
 {
     if (peer < 0)
         return;
-    channel = dp_messages_lane(pipe, channel);
+    channel = dp_messages_channel(pipe, channel);
     for (int i = 0; i < l->count; i++)
         if (l->items[i].peer == peer && l->items[i].channel == channel && l->items[i].sends == sends)
             return;
@@ -36,6 +38,8 @@ static void add(const struct dp_pipeline *pipe, struct links *l, int peer, int c
 
 static void add_op(const struct dp_pipeline *pipe, const struct dp_op *op, struct links *l)
 {
+    const struct dp_schedule *s = pipe->config.schedule;
+
     switch (op->kind) {
     case DP_OP_SEND_F:
         add(pipe, l, dp_pipeline_slot(pipe, op->slot)->next, DP_CHANNEL_ACTIVATION, true);
@@ -48,6 +52,15 @@ static void add_op(const struct dp_pipeline *pipe, const struct dp_op *op, struc
         return;
     case DP_OP_RECV_B:
         add(pipe, l, dp_pipeline_slot(pipe, op->slot)->next, DP_CHANNEL_GRADIENT, false);
+        return;
+    case DP_OP_SEND_SKIP_F:
+    case DP_OP_SEND_SKIP_B:
+    case DP_OP_RECV_SKIP_F:
+    case DP_OP_RECV_SKIP_B:
+        add(pipe, l, dp_op_peer(s, dp_pipeline_slot(pipe, op->slot), *op),
+            op->kind == DP_OP_SEND_SKIP_F || op->kind == DP_OP_RECV_SKIP_F ? DP_CHANNEL_ACTIVATION
+                                                                           : DP_CHANNEL_GRADIENT,
+            op->kind == DP_OP_SEND_SKIP_F || op->kind == DP_OP_SEND_SKIP_B);
         return;
     case DP_OP_REDUCE:
         if (pipe->config.reduce)
@@ -89,8 +102,7 @@ static int give_up(struct dp_pipeline *pipe, int err)
     char first[512];
 
     snprintf(first, sizeof(first), "%s", dp_last_error());
-    if (err != DP_EABORTED)
-        dp_comm_abort(pipe->config.comm, err, first);
+    dp_failure_tell(pipe->config.comm, err);
     dp_comm_progress(pipe->config.comm);
     return dp_fail_quietly(err, "%s", first);
 }
@@ -102,7 +114,9 @@ int dp_links_make(struct dp_pipeline *pipe)
 
     if (!pipe->config.comm)
         return 0;
-    l.items = calloc(6 * (size_t)dp_schedule_slot_count(s, pipe->rank) + 1, sizeof(*l.items));
+    l.items = calloc(6 * (size_t)dp_schedule_slot_count(s, pipe->rank) +
+                         4 * (size_t)s->streams * (size_t)s->skip_count + 1,
+                     sizeof(*l.items));
     if (!l.items)
         return dp_fail(DP_ENOMEM, "no memory for the links of a pipeline");
     for (size_t i = 0; i < dp_schedule_count(s, pipe->rank); i++)

@@ -7,6 +7,9 @@
  * message gradient of (slot, mb)     B of slot, and of the slots before it on this rank; then its
  * message
  *
+ *      value of a skip         F of the slot where it ends, if its activation has come; its gradient
+ *                              likewise B of the slot where it begins
+ *
  * The plan of the list is the table of what there is to do: its entries have their memory and their
  * requests, only their order is not used. Weight parts that wait for their turn in fixed order do
  * so here too, with the turns found as backwards end.
@@ -30,6 +33,16 @@ struct driven_mb {
     uint32_t recv_b, recompute, backward, send_b;
     uint32_t weight; /* WEIGHT or ADD, where its weight part waits for its turn */
     bool input_came, gradient_came, backward_done, added;
+    /* What must come before the forward, before the backward: of all messages; as yet. What the
+     * slot before or after on this rank hands over counts as one too. */
+    int32_t forward_needs, backward_needs;
+    int32_t forward_lacks, backward_lacks;
+};
+
+/* The messages of a skip's micro-batch: entries of the plan. */
+struct driven_skip {
+    uint32_t recv_f, send_f, recv_b, send_b;
+    bool value_came, gradient_came;
 };
 
 struct driven_slot {
@@ -40,6 +53,8 @@ struct driven_slot {
 
 struct dp_driven {
     struct driven_mb *mbs; /* [slots * mb_count] */
+    struct driven_skip *skips; /* [streams * skip_count * mb_count] async: one stream */
+    int32_t skip_count;
     int32_t mb_count;
     uint32_t expected; /* messages of a step */
     uint32_t posted, received;
@@ -55,13 +70,38 @@ static struct driven_mb *mb_of(const struct dp_driven *d, int slot, int32_t mb)
     return &d->mbs[(size_t)slot * (size_t)d->mb_count + (size_t)mb];
 }
 
+static struct driven_skip *skip_of(const struct dp_driven *d, int skip, int32_t mb)
+{
+    return &d->skips[(size_t)skip * (size_t)d->mb_count + (size_t)mb];
+}
+
 /* ---- the tables of a plan -------------------------------------------------------------------- */
+
+static void note_skip(struct dp_driven *d, const struct dp_plan_op *op, uint32_t i)
+{
+    struct driven_skip *k = skip_of(d, op->message.stage, (int32_t)op->mb);
+    struct driven_mb *m = mb_of(d, op->slot, (int32_t)op->mb);
+    const bool forward = op->message.channel == DP_CHANNEL_ACTIVATION;
+
+    if (op->kind == DP_PLAN_SEND) {
+        *(forward ? &k->send_f : &k->send_b) = i;
+        return;
+    }
+    *(forward ? &k->recv_f : &k->recv_b) = i;
+    ++*(forward ? &m->forward_needs : &m->backward_needs);
+    d->expected++;
+}
 
 static void note_entry(struct dp_driven *d, const struct dp_plan_op *op, uint32_t i)
 {
     struct driven_mb *m = mb_of(d, op->slot, (int32_t)op->mb);
     const bool forward = op->message.channel == DP_CHANNEL_ACTIVATION;
+    const bool message = op->kind == DP_PLAN_RECV || op->kind == DP_PLAN_SEND;
 
+    if (message && op->message.skip) {
+        note_skip(d, op, i);
+        return;
+    }
     switch ((enum dp_plan_kind)op->kind) {
     case DP_PLAN_RECV:
         *(forward ? &m->recv_f : &m->recv_b) = i;
@@ -100,6 +140,8 @@ static const struct driven_mb no_entries = {
     .backward = NONE,
     .send_b = NONE,
     .weight = NONE,
+    .forward_needs = 1, /* the input of the border, from wherever */
+    .backward_needs = 1,
 };
 
 int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program)
@@ -109,12 +151,20 @@ int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program)
     struct dp_driven *d = calloc(1, sizeof(*d));
 
     program->driven = d;
+    const size_t skips = (size_t)program->schedule->streams *
+                         (size_t)program->schedule->skip_count *
+                         (size_t)program->schedule->mb_per_stream;
     if (d)
         d->mbs = malloc(n * sizeof(*d->mbs) + 1);
-    if (!d || !d->mbs)
+    if (d)
+        d->skips = malloc(skips * sizeof(*d->skips) + 1);
+    if (!d || !d->mbs || !d->skips)
         return dp_fail(DP_ENOMEM, "no memory for %zu micro-batches that messages drive", n);
     for (size_t i = 0; i < n; i++)
         d->mbs[i] = no_entries;
+    for (size_t i = 0; i < skips; i++)
+        d->skips[i] = (struct driven_skip){NONE, NONE, NONE, NONE, false, false};
+    d->skip_count = program->schedule->skip_count;
     d->mb_count = program->schedule->mb_per_stream;
     d->slots = pipe->slots;
     d->trains = !program->schedule->forward_only;
@@ -125,8 +175,10 @@ int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program)
 
 void dp_driven_fini(struct dp_program *program)
 {
-    if (program->driven)
+    if (program->driven) {
+        free(program->driven->skips);
         free(program->driven->mbs);
+    }
     free(program->driven);
     program->driven = NULL;
 }
@@ -154,7 +206,7 @@ static const struct dp_plan_op *entry(const struct dp_pipeline *pipe, uint32_t i
 /* The wait before it belongs to the first entry that a message leads to. */
 static int run(struct dp_pipeline *pipe, uint32_t i)
 {
-    int err = dp_messages_progress(pipe);
+    int err = dp_pipeline_progress(pipe);
 
     if (!err)
         err = dp_pipeline_run_entry(pipe, entry(pipe, i));
@@ -173,8 +225,7 @@ static int send_if(struct dp_pipeline *pipe, uint32_t i)
     return i == NONE ? 0 : dp_messages_send(pipe, entry(pipe, i));
 }
 
-/* ---- weight parts, each in its turn -----------------------------------------------------------
- */
+/* ---- weight parts, each in its turn ---------------------------------------------------------- */
 
 /* Whether the weight part, whose backward is done, may be added. */
 static bool has_turn(const struct dp_driven *d, int slot, int32_t mb)
@@ -228,9 +279,24 @@ static int add_weights(struct dp_pipeline *pipe, int slot, int32_t mb)
     return err || d->slot[slot].parts_left ? err : add_sums(pipe);
 }
 
-/* ---- chains of slots on this rank ---------------------------------------------------------------
- */
+/* ---- chains of slots on this rank ------------------------------------------------------------ */
 
+/* Values of the skips that begin at the slot, or gradients of those that end there. */
+static int send_skips(struct dp_pipeline *pipe, int slot, int32_t mb, bool values)
+{
+    const struct dp_driven *d = pipe->driven;
+    const struct dp_schedule *s = pipe->config.schedule;
+    const int stage = dp_pipeline_slot(pipe, slot)->stage;
+    int err = 0;
+
+    for (int k = 0; k < d->skip_count && !err; k++)
+        if ((values ? s->skips[k].from : s->skips[k].to) == stage)
+            err = send_if(pipe, values ? skip_of(d, k, mb)->send_f : skip_of(d, k, mb)->send_b);
+    return err;
+}
+
+/* One more of what the forward of (slot, mb) needs is there: run it if that was the last, and what
+ * follows on this rank. */
 static int run_forwards(struct dp_pipeline *pipe, int slot, int32_t mb)
 {
     struct dp_driven *d = pipe->driven;
@@ -239,10 +305,14 @@ static int run_forwards(struct dp_pipeline *pipe, int slot, int32_t mb)
 
     do {
         struct driven_mb *m = mb_of(d, slot, mb);
+        if (--m->forward_lacks)
+            return 0;
         at = dp_pipeline_slot(pipe, slot);
         err = run(pipe, m->forward);
         if (!err)
             err = send_if(pipe, m->send_f);
+        if (!err)
+            err = send_skips(pipe, slot, mb, true);
         d->forwards_left--;
         d->slot[slot].forwards_left--;
         slot = at->next_slot;
@@ -250,7 +320,7 @@ static int run_forwards(struct dp_pipeline *pipe, int slot, int32_t mb)
     return err;
 }
 
-/* The gradient goes out before the weights are added. */
+/* The same of a backward. The gradient goes out before the weights are added. */
 static int run_backwards(struct dp_pipeline *pipe, int slot, int32_t mb)
 {
     struct dp_driven *d = pipe->driven;
@@ -259,12 +329,16 @@ static int run_backwards(struct dp_pipeline *pipe, int slot, int32_t mb)
 
     do {
         struct driven_mb *m = mb_of(d, slot, mb);
+        if (--m->backward_lacks)
+            return 0;
         at = dp_pipeline_slot(pipe, slot);
         err = run_if(pipe, m->recompute);
         if (!err)
             err = run(pipe, m->backward);
         if (!err)
             err = send_if(pipe, m->send_b);
+        if (!err)
+            err = send_skips(pipe, slot, mb, false);
         m->backward_done = true;
         if (!err)
             err = add_weights(pipe, slot, mb);
@@ -290,20 +364,55 @@ static int post(struct dp_pipeline *pipe)
     return err;
 }
 
+/* The rank that a skip's value, or gradient, of the slot is missing of; -1: none is. */
+static int awaited_skip(const struct dp_pipeline *pipe, int slot, bool values)
+{
+    const struct dp_driven *d = pipe->driven;
+
+    for (int skip = 0; skip < d->skip_count; skip++)
+        for (int32_t mb = 0; mb < d->mb_count; mb++) {
+            const struct driven_skip *k = skip_of(d, skip, mb);
+            const uint32_t i = values ? (k->value_came ? NONE : k->recv_f)
+                                      : (k->gradient_came ? NONE : k->recv_b);
+            if (i != NONE && entry(pipe, i)->slot == slot)
+                return entry(pipe, i)->message.peer;
+        }
+    return -1;
+}
+
 /* A rank that some message is missing of: of the earliest stage whose inputs have not all come,
  * else of the last whose gradients have not. That rank misses none of a later stage's inputs, or of
  * an earlier one's gradients, so that following such ranks leads to one that waits for none. */
 static int awaited(const struct dp_pipeline *pipe)
 {
     const struct dp_driven *d = pipe->driven;
+    int peer = -1;
 
-    for (int slot = 0; slot < d->slots; slot++)
-        if (d->slot[slot].inputs_left)
-            return dp_pipeline_slot(pipe, slot)->prev;
-    for (int slot = d->slots - 1; slot >= 0; slot--)
-        if (d->slot[slot].gradients_left)
-            return dp_pipeline_slot(pipe, slot)->next;
-    return -1;
+    for (int slot = 0; slot < d->slots && peer < 0; slot++)
+        peer = d->slot[slot].inputs_left ? dp_pipeline_slot(pipe, slot)->prev
+                                         : awaited_skip(pipe, slot, true);
+    for (int slot = d->slots - 1; slot >= 0 && peer < 0; slot--)
+        peer = d->slot[slot].gradients_left ? dp_pipeline_slot(pipe, slot)->next
+                                            : awaited_skip(pipe, slot, false);
+    return peer;
+}
+
+/* The receive of a skip that the message is for. */
+static uint32_t find_skip_receive(const struct dp_pipeline *pipe, const struct dp_received *got)
+{
+    const struct dp_driven *d = pipe->driven;
+    const int32_t mb = got->tag & DP_MAX_MB;
+
+    for (int skip = 0; skip < d->skip_count && mb < d->mb_count; skip++) {
+        const struct driven_skip *k = skip_of(d, skip, mb);
+        const uint32_t receives[] = {k->value_came ? NONE : k->recv_f,
+                                     k->gradient_came ? NONE : k->recv_b};
+        for (int i = 0; i < 2; i++)
+            if (receives[i] != NONE &&
+                dp_messages_tag_of(pipe, entry(pipe, receives[i])) == got->tag)
+                return receives[i];
+    }
+    return NONE;
 }
 
 /* The receive of the plan that is for this message, NONE: it is no message of this step. */
@@ -324,7 +433,7 @@ static uint32_t find_receive(const struct dp_pipeline *pipe, const struct dp_rec
                 return receives[i];
         }
     }
-    return NONE;
+    return find_skip_receive(pipe, got);
 }
 
 static int check_message(const struct dp_pipeline *pipe, const struct dp_received *got, uint32_t i)
@@ -341,9 +450,9 @@ static int check_message(const struct dp_pipeline *pipe, const struct dp_receive
         return 0;
     return dp_fail(
         DP_EMISMATCH,
-        "a message of stage %d, micro-batch %u: %zu bytes of rank %d, expected %zu bytes "
+        "a message of %s %d, micro-batch %u: %zu bytes of rank %d, expected %zu bytes "
         "of rank %d",
-        m->stage, entry(pipe, i)->mb, got->len, got->peer, len, peer);
+        m->skip ? "skip" : "stage", m->stage, entry(pipe, i)->mb, got->len, got->peer, len, peer);
 }
 
 static int copy_message(struct dp_pipeline *pipe, const struct dp_plan_op *op, const char *from,
@@ -378,7 +487,17 @@ static int work_on(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     struct dp_driven *d = pipe->driven;
     struct driven_mb *m = mb_of(d, op->slot, (int32_t)op->mb);
+    struct driven_skip *k =
+        op->message.skip ? skip_of(d, op->message.stage, (int32_t)op->mb) : NULL;
 
+    if (k && op->message.channel == DP_CHANNEL_ACTIVATION) {
+        k->value_came = true;
+        return run_forwards(pipe, op->slot, (int32_t)op->mb);
+    }
+    if (k) {
+        k->gradient_came = true;
+        return run_backwards(pipe, op->slot, (int32_t)op->mb);
+    }
     if (op->message.channel == DP_CHANNEL_ACTIVATION) {
         m->input_came = true;
         d->slot[op->slot].inputs_left--;
@@ -419,6 +538,8 @@ static void reset_slot(const struct dp_pipeline *pipe, int slot)
     for (int32_t mb = 0; mb < d->mb_count; mb++) {
         struct driven_mb *m = mb_of(d, slot, mb);
         m->input_came = m->gradient_came = m->backward_done = m->added = false;
+        m->forward_lacks = m->forward_needs;
+        m->backward_lacks = m->backward_needs;
         s->inputs_left += m->recv_f != NONE;
         s->gradients_left += m->recv_b != NONE;
     }
@@ -435,6 +556,8 @@ static int begin(struct dp_pipeline *pipe)
     d->starts_left = d->trains && pipe->ends.last_slot >= 0 ? d->mb_count : 0;
     for (int slot = 0; slot < d->slots; slot++)
         reset_slot(pipe, slot);
+    for (int32_t i = 0; i < d->skip_count * d->mb_count; i++)
+        d->skips[i].value_came = d->skips[i].gradient_came = false;
     int err = post(pipe);
     for (int32_t mb = 0; mb < d->mb_count && first >= 0 && !err; mb++)
         err = run_forwards(pipe, first, mb);

@@ -108,6 +108,30 @@ static struct dp_lifetime_steps *steps_of(const struct dp_lifetimes *lifetimes,
     return &lifetimes->steps[dp_lifetimes_index(lifetimes, op->slot, op->mb)];
 }
 
+static void note_skip_step(const struct dp_lifetimes *lifetimes,
+                           const struct dp_plan_source *source, uint32_t i)
+{
+    uint32_t count;
+    const struct dp_op *ops = ops_of(source, &count);
+    struct dp_skip_steps *m = &lifetimes->skip_steps[dp_lifetimes_skip(
+        lifetimes, slot_of(source, ops[i].slot)->stream, ops[i].argument, ops[i].mb)];
+
+    switch ((enum dp_op_kind)ops[i].kind) {
+    case DP_OP_RECV_SKIP_F:
+        m->recv_f = i;
+        break;
+    case DP_OP_RECV_SKIP_B:
+        m->recv_b = i;
+        break;
+    case DP_OP_SEND_SKIP_F:
+        m->sent_f = end_of_send(ops, count, i);
+        break;
+    default:
+        m->sent_b = end_of_send(ops, count, i);
+        break;
+    }
+}
+
 static void find_steps(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source,
                        size_t n)
 {
@@ -116,7 +140,9 @@ static void find_steps(struct dp_lifetimes *lifetimes, const struct dp_plan_sour
 
     memset(lifetimes->steps, 0xFF, n * sizeof(*lifetimes->steps));
     for (uint32_t i = 0; i < count; i++)
-        if (has_mb(&ops[i]))
+        if (dp_op_is_skip((enum dp_op_kind)ops[i].kind))
+            note_skip_step(lifetimes, source, i);
+        else if (has_mb(&ops[i]))
             note_step(lifetimes, source, steps_of(lifetimes, &ops[i]), i);
 }
 
@@ -312,6 +338,87 @@ static void add_saves(struct dp_lifetimes *lifetimes, const struct dp_plan_sourc
             add_lifetime(lifetimes, m, DP_PART_SAVE, bytes.weight, m->b_first, m->done);
 }
 
+/* Driven by messages, a skip's come at any time. */
+static struct dp_buffer_id add_skip_lifetime(struct dp_lifetimes *lifetimes, enum dp_memory_part part,
+                                             size_t bytes, uint32_t first, uint32_t last)
+{
+    struct dp_part *p = &lifetimes->parts[part];
+    const bool driven = lifetimes->driven;
+
+    p->lifetimes[p->count] = (struct dp_lifetime){.bytes = bytes,
+                                                  .first = driven ? 0 : first,
+                                                  .last = driven ? DP_NO_LIFETIME - 1 : last};
+    return (struct dp_buffer_id){part, p->count++};
+}
+
+/* One micro-batch of a skip that begins (makes) or ends (takes) on this rank, or both. */
+struct skip_here {
+    bool makes, takes;
+    const struct dp_lifetime_steps *from, *to;
+    const struct dp_skip_steps *steps;
+    struct dp_skip_buffers *at;
+};
+
+static void add_skip_value(struct dp_lifetimes *lifetimes, const struct skip_here *h, size_t bytes)
+{
+    if (h->makes && h->takes)
+        h->at->out = h->at->in =
+            add_skip_lifetime(lifetimes, DP_PART_IN, bytes, h->from->f, h->to->done);
+    else if (h->makes)
+        h->at->out =
+            add_skip_lifetime(lifetimes, DP_PART_OUT, bytes, h->from->f, h->steps->sent_f);
+    else
+        h->at->in =
+            add_skip_lifetime(lifetimes, DP_PART_IN, bytes, h->steps->recv_f, h->to->done);
+    if (h->makes && h->from->again != DP_NO_LIFETIME)
+        h->at->again = add_skip_lifetime(lifetimes, DP_PART_OUT, bytes, h->from->again,
+                                         h->from->again);
+}
+
+static void add_skip_gradient(struct dp_lifetimes *lifetimes, const struct skip_here *h,
+                              size_t bytes)
+{
+    if (h->makes && h->takes)
+        h->at->gout = h->at->gin =
+            add_skip_lifetime(lifetimes, DP_PART_GOUT, bytes, h->to->b_first, h->from->done);
+    else if (h->makes)
+        h->at->gout =
+            add_skip_lifetime(lifetimes, DP_PART_GOUT, bytes, h->steps->recv_b, h->from->done);
+    else
+        h->at->gin =
+            add_skip_lifetime(lifetimes, DP_PART_GIN, bytes, h->to->b_first, h->steps->sent_b);
+}
+
+static void add_skip(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source, int stream,
+                     int skip, uint32_t mb)
+{
+    const struct dp_skip_ends *ends = dp_skip_ends_of(source->schedule, stream, skip);
+    const size_t index = dp_lifetimes_skip(lifetimes, stream, (uint32_t)skip, mb);
+    const struct skip_here h = {
+        .makes = ends->from == source->rank,
+        .takes = ends->to == source->rank,
+        .from = &lifetimes->steps[dp_lifetimes_index(lifetimes, (uint32_t)ends->from_slot, mb)],
+        .to = &lifetimes->steps[dp_lifetimes_index(lifetimes, (uint32_t)ends->to_slot, mb)],
+        .steps = &lifetimes->skip_steps[index],
+        .at = &lifetimes->skip_buffers[index],
+    };
+
+    add_skip_value(lifetimes, &h, source->skip_bytes[skip]);
+    if (!source->schedule->forward_only && source->skip_gradient_bytes[skip])
+        add_skip_gradient(lifetimes, &h, source->skip_gradient_bytes[skip]);
+}
+
+static void add_skips(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source)
+{
+    for (int stream = 0; stream < source->schedule->streams; stream++)
+        for (int skip = 0; skip < lifetimes->skips; skip++) {
+            const struct dp_skip_ends *ends = dp_skip_ends_of(source->schedule, stream, skip);
+            const bool here = ends->from == source->rank || ends->to == source->rank;
+            for (uint32_t mb = 0; mb < lifetimes->mb_count && here; mb++)
+                add_skip(lifetimes, source, stream, skip, mb);
+        }
+}
+
 static void add_lifetimes(struct dp_lifetimes *lifetimes, const struct dp_plan_source *source)
 {
     uint32_t slots = (uint32_t)dp_schedule_slot_count(source->schedule, source->rank);
@@ -323,6 +430,7 @@ static void add_lifetimes(struct dp_lifetimes *lifetimes, const struct dp_plan_s
             if (!source->schedule->forward_only)
                 add_gradients(lifetimes, source, slot, mb);
         }
+    add_skips(lifetimes, source);
 }
 
 /* ---- where --------------------------------------------------------------------------------- */
@@ -345,25 +453,32 @@ int dp_lifetimes_init(struct dp_lifetimes *lifetimes, const struct dp_plan_sourc
 {
     size_t slots = (size_t)dp_schedule_slot_count(source->schedule, source->rank);
     size_t n = slots * (size_t)source->schedule->mb_per_stream;
+    size_t skips = (size_t)source->schedule->streams * (size_t)source->schedule->skip_count *
+                   (size_t)source->schedule->mb_per_stream;
     bool failed = false;
     int err;
 
     *lifetimes = (struct dp_lifetimes){.mb_count = (uint32_t)source->schedule->mb_per_stream,
+                                       .skips = source->schedule->skip_count,
                                        .driven = source->driven};
     lifetimes->steps = malloc(n * sizeof(*lifetimes->steps) + 1);
     lifetimes->buffers = malloc(n * sizeof(*lifetimes->buffers) + 1);
     for (int i = 0; i < DP_PARTS; i++) {
-        lifetimes->parts[i].lifetimes = malloc((7 * n + 1) * sizeof(struct dp_lifetime));
+        lifetimes->parts[i].lifetimes = malloc((7 * n + 2 * skips + 1) * sizeof(struct dp_lifetime));
         failed |= !lifetimes->parts[i].lifetimes;
     }
     lifetimes->host.lifetimes = malloc((2 * n + 1) * sizeof(struct dp_lifetime));
-    failed |= !lifetimes->host.lifetimes;
+    lifetimes->skip_steps = malloc(skips * sizeof(*lifetimes->skip_steps) + 1);
+    lifetimes->skip_buffers = malloc(skips * sizeof(*lifetimes->skip_buffers) + 1);
+    failed |= !lifetimes->host.lifetimes || !lifetimes->skip_steps || !lifetimes->skip_buffers;
     err = dp_order_init(&lifetimes->order, source->schedule, source->rank, source->stages,
                         source->order_blocks, source->driven);
     if (failed || !lifetimes->steps || !lifetimes->buffers) {
         err = dp_fail(DP_ENOMEM, "no memory to plan %zu micro-batches", n);
     } else if (!err) {
         memset(lifetimes->buffers, 0xFF, n * sizeof(*lifetimes->buffers));
+        memset(lifetimes->skip_buffers, 0xFF, skips * sizeof(*lifetimes->skip_buffers));
+        memset(lifetimes->skip_steps, 0xFF, skips * sizeof(*lifetimes->skip_steps));
         find_steps(lifetimes, source, n);
         err = check_evictions(lifetimes, source);
     }
@@ -386,6 +501,8 @@ void dp_lifetimes_fini(struct dp_lifetimes *lifetimes)
     free(lifetimes->host.lifetimes);
     dp_offset_owners_fini(&lifetimes->host.before);
     dp_order_fini(&lifetimes->order);
+    free(lifetimes->skip_steps);
+    free(lifetimes->skip_buffers);
     free(lifetimes->steps);
     free(lifetimes->buffers);
     *lifetimes = (struct dp_lifetimes){0};

@@ -12,6 +12,10 @@
  *      save             F (or RECOMPUTE) .. the weight part: B, W after an I, or its turn in fixed
  * order save_input       F (or RECOMPUTE) .. B or I save_weight      B or I .. the weight part
  *
+ *      skip's value     begins here: F .. as an output; ends here: its receive .. the weight part
+ *      skip's gradient  ends here: B or I .. as an input gradient; begins here: its receive .. the
+ *                       weight part; both ends here: from its maker to its reader
+ *
  * A buffer that is sent lives one batch longer than the schedule asks, so that a peer that is a
  * little late does not stop the rank. What a slot hands to another slot of the same rank (DualPipeV
  * where it turns) is one buffer with one lifetime.
@@ -36,6 +40,7 @@ struct dp_plan_source {
     int rank;                               /* pipeline rank */
     const struct dp_stage *stages;          /* [slots of the rank] */
     const struct dp_border_layout *layouts; /* [stages + 1] */
+    const size_t *skip_bytes, *skip_gradient_bytes; /* [skips of the schedule] of a message */
     bool copy_strided; /* the caller's tensors may be strided, and the stage wants them compact */
     int order_blocks; /* of fixed order; 0: any order */
     bool driven;      /* messages decide the order of ops, see dp_execution */
@@ -73,6 +78,17 @@ struct dp_buffer_ids {
     struct dp_buffer_id back_save, back_save_input, host_save, host_save_input;
 };
 
+/* A skip of one micro-batch, on a rank where it begins (out, gout), ends (in, gin), or both: then they
+ * are the same. again: what a recomputed forward puts out once more. */
+struct dp_skip_buffers {
+    struct dp_buffer_id out, again, in, gout, gin;
+};
+
+/* When its messages are posted, and no longer needed. */
+struct dp_skip_steps {
+    uint32_t recv_f, recv_b, sent_f, sent_b;
+};
+
 struct dp_part {
     struct dp_lifetime *lifetimes;
     uint32_t count;
@@ -86,6 +102,9 @@ struct dp_lifetimes {
     bool driven;
     struct dp_lifetime_steps *steps; /* [slots * mb_count] */
     struct dp_buffer_ids *buffers;   /* [slots * mb_count] */
+    struct dp_skip_steps *skip_steps;     /* [streams * skips * mb_count] */
+    struct dp_skip_buffers *skip_buffers; /* the same */
+    int32_t skips;                        /* of the schedule */
     struct dp_part parts[DP_PARTS];
     struct dp_part host;             /* of the memory on the host */
     size_t bytes;
@@ -103,6 +122,12 @@ static inline size_t dp_lifetimes_index(const struct dp_lifetimes *lifetimes, ui
                                         uint32_t mb)
 {
     return (size_t)slot * lifetimes->mb_count + mb;
+}
+
+static inline size_t dp_lifetimes_skip(const struct dp_lifetimes *lifetimes, int stream,
+                                       uint32_t skip, uint32_t mb)
+{
+    return ((size_t)stream * (size_t)lifetimes->skips + skip) * lifetimes->mb_count + mb;
 }
 
 /* Offset in the rank's memory, or DP_NOWHERE. */

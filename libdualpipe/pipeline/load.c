@@ -30,8 +30,7 @@ static struct source labels_of(struct dp_pipeline *pipe)
                            "label"};
 }
 
-/* ---- taking and giving back --------------------------------------------------------------------
- */
+/* ---- taking and giving back ------------------------------------------------------------------ */
 
 static int fail_load(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
                      const struct source *from, int ret)
@@ -70,8 +69,7 @@ static void give_back(const struct source *from, int32_t mb)
         from->loader->release(from->loader->user, mb);
 }
 
-/* ---- around an entry ---------------------------------------------------------------------------
- */
+/* ---- around an entry ------------------------------------------------------------------------- */
 
 int dp_load_before(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {

@@ -29,7 +29,13 @@ uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage,
     return pipe->step << 40 | (uint64_t)channel << 36 | (uint64_t)stage << 20 | mb;
 }
 
-int dp_messages_lane(const struct dp_pipeline *pipe, int channel)
+uint64_t dp_messages_tag_of(const struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_plan_message *m = &op->message;
+    return dp_messages_tag(pipe, m->channel + (m->skip ? DP_CHANNELS : 0), m->stage, op->mb);
+}
+
+int dp_messages_channel(const struct dp_pipeline *pipe, int channel)
 {
     return pipe->config.execution == DP_EXECUTE_MESSAGES ? DP_CHANNEL_ACTIVATION : channel;
 }
@@ -52,13 +58,14 @@ size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *
     const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
     const struct dp_plan_message *m = &op->message;
     bool gradient = m->channel == DP_CHANNEL_GRADIENT;
-    int index = gradient ? m->stage : m->stage + 1, last;
+    int index = gradient || m->skip ? m->stage : m->stage + 1, last;
     const struct dp_layout *layout =
         gradient ? &pipe->layouts[index].gradient : &pipe->layouts[index].activation;
-    struct dp_border now = pipe->declared[index];
+    struct dp_border now;
 
-    if (!pipe->now.args->extents || !m->len)
+    if (!pipe->now.args->extents || !m->len || m->skip)
         return m->len;
+    now = pipe->declared[index];
     dp_extents_apply(
         &pipe->declared[index], pipe->config.max_extents,
         pipe->now.args
@@ -77,21 +84,22 @@ static int order_after(struct dp_pipeline *pipe, struct dp_device_stream *stream
 static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_plan_message *m = &op->message;
-    void **own = dp_own_buffer(pipe, op, m->channel);
-    const void *from = *own ? *own : pipe->wire + m->offset;
+    void **own = m->skip ? NULL : dp_own_buffer(pipe, op, m->channel);
+    const void *from = own && *own ? *own : pipe->wire + m->offset;
     int err = order_after(pipe, pipe->staged ? pipe->outgoing : pipe->compute);
 
-    *own = NULL;
+    if (own)
+        *own = NULL;
     if (err)
         return err;
     return dp_comm_isend(pipe->config.comm, group_rank(pipe, m->peer),
-                         dp_messages_lane(pipe, m->channel),
-                         dp_messages_tag(pipe, m->channel, m->stage, op->mb), from,
+                         dp_messages_channel(pipe, m->channel),
+                         dp_messages_tag_of(pipe, op), from,
                          dp_messages_len(pipe, op), &state_of(pipe, m->request)->request);
 }
 
 /* Copies end in the order they were started: the oldest is the only one worth a test. */
-static int start_copied_sends(struct dp_pipeline *pipe)
+int dp_messages_start_copied(struct dp_pipeline *pipe)
 {
     struct dp_step_state *now = &pipe->now;
     int err = 0;
@@ -150,7 +158,7 @@ int dp_messages_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (pipe->ordered)
         return start_send(pipe, op);
     queue_send(pipe, op);
-    return start_copied_sends(pipe);
+    return dp_messages_start_copied(pipe);
 }
 
 /* ---- receives ------------------------------------------------------------------------------- */
@@ -178,8 +186,7 @@ int dp_messages_recv(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (err)
         return err;
     return dp_comm_irecv(pipe->config.comm, group_rank(pipe, m->peer), m->channel,
-                         dp_messages_tag(pipe, m->channel, m->stage, op->mb),
-                         pipe->wire + m->offset, dp_messages_len(pipe, op),
+                         dp_messages_tag_of(pipe, op), pipe->wire + m->offset, dp_messages_len(pipe, op),
                          &state_of(pipe, m->request)->request);
 }
 
@@ -202,7 +209,7 @@ static int wait_for_sending(struct dp_pipeline *pipe, struct dp_message_state *s
         struct dp_message_state *first = state_of(pipe, pipe->now.first_unsent->message.request);
         err = dp_device_event_wait(first->copied, pipe->deadline_ns);
         if (!err)
-            err = start_copied_sends(pipe);
+            err = dp_messages_start_copied(pipe);
     }
     return err;
 }
@@ -213,7 +220,7 @@ static int wait_busily(struct dp_pipeline *pipe, struct dp_request *request, int
     int err = DP_EAGAIN;
 
     while (err == DP_EAGAIN && pipe->now.first_unsent) {
-        int failed = start_copied_sends(pipe);
+        int failed = dp_messages_start_copied(pipe);
         err = failed ? failed : dp_comm_test(pipe->config.comm, request);
         if (err == DP_EAGAIN && dp_now_ns() > until_ns)
             err = dp_fail(DP_ETIMEDOUT, "a copy out of device memory did not end within %.1f s",
@@ -280,7 +287,7 @@ int dp_messages_finish(struct dp_pipeline *pipe)
                                   pipe, &state_of(pipe, wait->request)->request, wait->peer)
                             : wait_for_one(pipe, wait);
     }
-    return err || !pipe->ordered ? err : dp_reduce_finish(pipe);
+    return err;
 }
 
 void dp_messages_forget(struct dp_pipeline *pipe)
@@ -288,14 +295,4 @@ void dp_messages_forget(struct dp_pipeline *pipe)
     for (uint32_t i = 0; i < pipe->plan.requests; i++)
         pipe->messages[i].unsent = false;
     pipe->now.first_unsent = pipe->now.last_unsent = NULL;
-}
-
-int dp_messages_progress(struct dp_pipeline *pipe)
-{
-    if (!pipe->config.comm)
-        return 0;
-    int err = start_copied_sends(pipe);
-    if (!err && dp_reduce_is_open(&pipe->reductions))
-        err = dp_reduce_progress(pipe);
-    return err ? err : dp_comm_progress(pipe->config.comm);
 }

@@ -98,14 +98,16 @@ static int take_ends(struct dp_pipeline *pipe)
     if (err)
         return err;
     size_t n = (size_t)pipe->slots * (size_t)count + 1;
+    err = dp_pipeline_skips_take(pipe, count);
+    if (err)
+        return err;
     pipe->handles = calloc(n, sizeof(*pipe->handles));
     pipe->own = calloc(2 * n, sizeof(*pipe->own));
     return pipe->handles && pipe->own ? 0
                                       : dp_fail(DP_ENOMEM, "no memory for a pipeline's handles");
 }
 
-/* ---- programs: a plan for each schedule, all in the same memory -------------------------------
- */
+/* ---- programs: a plan for each schedule, all in the same memory ------------------------------ */
 
 static void note_most(struct dp_plan *most, const struct dp_plan *plan)
 {
@@ -129,6 +131,8 @@ static int make_plan(struct dp_pipeline *pipe, struct dp_program *program)
         .rank = pipe->rank,
         .stages = pipe->stages,
         .layouts = pipe->layouts,
+        .skip_bytes = pipe->skips.bytes,
+        .skip_gradient_bytes = pipe->skips.gradient_bytes,
         .copy_strided = pipe->config.copy_strided,
         .order_blocks = pipe->config.order_blocks,
         .driven = pipe->config.execution == DP_EXECUTE_MESSAGES,
@@ -303,6 +307,8 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
     take_config(pipe, config);
     err = copy_config(pipe, config);
     if (!err)
+        err = dp_pipeline_skips_init(pipe);
+    if (!err)
         err = open_streams(pipe);
     if (!err)
         err = make_programs(pipe);
@@ -384,6 +390,7 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
         dp_plan_fini(&pipe->programs[i].plan);
     }
     free(pipe->programs);
+    dp_pipeline_skips_fini(pipe);
     dp_batch_fini(&pipe->ends.inputs);
     dp_batch_fini(&pipe->ends.labels);
     dp_batch_fini(&pipe->ends.outputs);

@@ -130,10 +130,49 @@ static void wait_for_copies(struct planner *p, struct dp_buffer_id id)
 
 /* ---- messages ------------------------------------------------------------------------------- */
 
+static struct dp_skip_buffers *skip_of(const struct planner *p, int stream, uint32_t skip,
+                                       uint32_t mb)
+{
+    return &p->lifetimes.skip_buffers[dp_lifetimes_skip(&p->lifetimes, stream, skip, mb)];
+}
+
+static struct dp_buffer_id skip_message_buffer(const struct planner *p, const struct dp_op *op)
+{
+    const struct dp_skip_buffers *at = skip_of(p, slot_of(p, op)->stream, op->argument, op->mb);
+
+    switch ((enum dp_op_kind)op->kind) {
+    case DP_OP_RECV_SKIP_F:
+        return at->in;
+    case DP_OP_SEND_SKIP_F:
+        return at->out;
+    case DP_OP_RECV_SKIP_B:
+        return at->gout;
+    default:
+        return at->gin;
+    }
+}
+
+static struct dp_plan_message describe_skip(const struct planner *p, const struct dp_op *op)
+{
+    const bool forward = op->kind == DP_OP_RECV_SKIP_F || op->kind == DP_OP_SEND_SKIP_F;
+
+    return (struct dp_plan_message){
+        .offset = dp_lifetimes_offset(&p->lifetimes, skip_message_buffer(p, op)),
+        .len = (forward ? p->source->skip_bytes : p->source->skip_gradient_bytes)[op->argument],
+        .peer = dp_op_peer(p->source->schedule, slot_of(p, op), *op),
+        .channel = forward ? DP_CHANNEL_ACTIVATION : DP_CHANNEL_GRADIENT,
+        .stage = (uint16_t)op->argument,
+        .skip = true,
+    };
+}
+
 /* The buffer of a message. An activation is input here or output; a gradient likewise. */
 static struct dp_buffer_id message_buffer(const struct planner *p, const struct dp_op *op)
 {
     const struct dp_buffer_ids *at = buffers_of(p, op);
+
+    if (dp_op_is_skip((enum dp_op_kind)op->kind))
+        return skip_message_buffer(p, op);
     switch ((enum dp_op_kind)op->kind) {
     case DP_OP_RECV_F:
         return at->in;
@@ -155,6 +194,8 @@ static struct dp_plan_message describe_message(const struct planner *p, const st
         &p->source->layouts[before ? slot->stage : slot->stage + 1];
     int owner = slot->stage;
 
+    if (dp_op_is_skip((enum dp_op_kind)op->kind))
+        return describe_skip(p, op);
     if (op->kind == DP_OP_RECV_F)
         owner--;
     else if (op->kind == DP_OP_RECV_B)
@@ -172,7 +213,7 @@ static struct dp_plan_message describe_message(const struct planner *p, const st
  * see that in the same declaration. */
 static bool is_needed(const struct planner *p, const struct dp_plan_message *message)
 {
-    return (message->len || p->source->driven) && message->peer >= 0 &&
+    return (message->len || (p->source->driven && !message->skip)) && message->peer >= 0 &&
            message->peer != p->source->rank;
 }
 
@@ -203,7 +244,8 @@ static void add_message(struct planner *p, uint32_t i, enum dp_plan_kind kind)
 
 static bool is_recv(const struct dp_op *op)
 {
-    return op->kind == DP_OP_RECV_F || op->kind == DP_OP_RECV_B;
+    return op->kind == DP_OP_RECV_F || op->kind == DP_OP_RECV_B ||
+           op->kind == DP_OP_RECV_SKIP_F || op->kind == DP_OP_RECV_SKIP_B;
 }
 
 static uint32_t memory_free_at(const struct planner *p, struct dp_buffer_id id)
@@ -361,6 +403,30 @@ static void add_copy(struct planner *p, uint32_t i, enum dp_plan_kind kind)
     add_op(p, op);
 }
 
+/* What a compute reads of skips, and writes: values in a forward, else gradients. */
+static void wait_for_skips(struct planner *p, const struct dp_op *op)
+{
+    const struct dp_schedule *s = p->source->schedule;
+    const struct dp_slot *slot = slot_of(p, op);
+
+    for (int k = 0; k < s->skip_count; k++) {
+        const bool makes = s->skips[k].from == slot->stage, takes = s->skips[k].to == slot->stage;
+        if (!makes && !takes)
+            continue;
+        const struct dp_skip_buffers *at = skip_of(p, slot->stream, (uint32_t)k, op->mb);
+        if (op->kind == DP_OP_RECOMPUTE && makes)
+            wait_for_memory(p, at->again);
+        else if (op->kind == DP_OP_F && makes)
+            wait_for_memory(p, at->out);
+        else if (op->kind == DP_OP_F)
+            wait_for_message(p, at->in);
+        else if (op->kind != DP_OP_RECOMPUTE && makes)
+            wait_for_message(p, at->gout);
+        else if (op->kind != DP_OP_RECOMPUTE)
+            wait_for_memory(p, at->gin);
+    }
+}
+
 static void add_forward(struct planner *p, uint32_t i)
 {
     struct dp_plan_op op = describe_compute(p, i, DP_PLAN_FORWARD);
@@ -370,6 +436,7 @@ static void add_forward(struct planner *p, uint32_t i)
     wait_for_evicted(p, op.recomputed ? at->first_save_input : at->save_input, &op);
     wait_for_message(p, at->in);
     wait_for_memory(p, at->out);
+    wait_for_skips(p, &p->ops[i]);
     finish_compute(p, op);
 }
 
@@ -382,6 +449,7 @@ static void add_recompute(struct planner *p, uint32_t i)
     wait_for_evicted(p, at->save, &op);
     wait_for_evicted(p, at->save_input, &op);
     wait_for_memory(p, at->again_out);
+    wait_for_skips(p, &p->ops[i]);
     finish_compute(p, op);
 }
 
@@ -398,6 +466,7 @@ static void add_backward(struct planner *p, uint32_t i)
                                                                     : at->save_input.lifetime];
     wait_for_message(p, at->gout);
     wait_for_memory(p, at->gin);
+    wait_for_skips(p, &p->ops[i]);
     finish_compute(p, op);
 }
 
@@ -491,6 +560,8 @@ static void add_one(struct planner *p, uint32_t i)
         break;
     case DP_OP_SEND_F:
     case DP_OP_SEND_B:
+    case DP_OP_SEND_SKIP_F:
+    case DP_OP_SEND_SKIP_B:
         add_message(p, i, DP_PLAN_SEND);
         break;
     case DP_OP_REDUCE:
@@ -576,6 +647,26 @@ static void find_backwards(struct dp_plan *plan)
     }
 }
 
+static void describe_skips(struct planner *p)
+{
+    const struct dp_schedule *s = p->source->schedule;
+    const struct dp_lifetimes *l = &p->lifetimes;
+    const size_t n = (size_t)s->streams * (size_t)s->skip_count * (size_t)s->mb_per_stream;
+
+    p->plan->skips = n ? malloc(n * sizeof(*p->plan->skips)) : NULL;
+    p->failed |= n && !p->plan->skips;
+    for (size_t i = 0; i < n && !p->failed; i++) {
+        const struct dp_skip_buffers *at = &l->skip_buffers[i];
+        p->plan->skips[i] = (struct dp_plan_skip){
+            .out = dp_lifetimes_offset(l, at->out),
+            .again = dp_lifetimes_offset(l, at->again),
+            .in = dp_lifetimes_offset(l, at->in),
+            .gout = dp_lifetimes_offset(l, at->gout),
+            .gin = dp_lifetimes_offset(l, at->gin),
+        };
+    }
+}
+
 static void describe_memory(struct planner *p)
 {
     p->plan->bytes = p->lifetimes.bytes;
@@ -601,6 +692,7 @@ int dp_plan_init(struct dp_plan *plan, const struct dp_plan_source *source)
         add_last_waits(&p);
         find_backwards(plan);
         describe_memory(&p);
+        describe_skips(&p);
     }
     if (!err && p.failed)
         err = dp_fail(DP_ENOMEM, "no memory for a plan of %u ops", p.count);
@@ -613,6 +705,7 @@ int dp_plan_init(struct dp_plan *plan, const struct dp_plan_source *source)
 void dp_plan_fini(struct dp_plan *plan)
 {
     free(plan->ops);
+    free(plan->skips);
     free(plan->waits);
     *plan = (struct dp_plan){0};
 }

@@ -45,7 +45,8 @@ struct dp_plan_message {
     size_t offset, len;
     int32_t peer;     /* pipeline rank */
     uint16_t channel; /* enum dp_channel */
-    uint16_t stage;   /* whose output, or whose input gradient, it is */
+    uint16_t stage;   /* whose output, or whose input gradient, it is; a skip's: its number */
+    bool skip;
     uint32_t request; /* slot in the table of requests */
 };
 
@@ -78,6 +79,11 @@ struct dp_plan_op {
     };
 };
 
+/* Where a skip of one micro-batch is; DP_NOWHERE as in struct dp_skip_buffers. */
+struct dp_plan_skip {
+    size_t out, again, in, gout, gin;
+};
+
 struct dp_plan_wait {
     uint32_t request;
     int32_t peer;            /* pipeline rank */
@@ -87,6 +93,7 @@ struct dp_plan_wait {
 struct dp_plan {
     struct dp_plan_op *ops;
     struct dp_plan_wait *waits;
+    struct dp_plan_skip *skips; /* [streams * skips * micro-batches] */
     size_t count, wait_count;
     size_t first_backward; /* ops[first_backward] and on: from the first backward on */
     bool in_two;           /* all forwards come before that */

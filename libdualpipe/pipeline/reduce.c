@@ -49,18 +49,24 @@ static char *own_bytes(const struct dp_reduce_piece *piece)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
+/* Behind what sums within a rank need. */
+static char *pieces(const struct dp_pipeline *pipe)
+{
+    return pipe->reduce_memory + dp_sum_memory_bytes(pipe);
+}
+
 /* Where a piece of the mirror's arrives; and, staged, where the own piece is while it is on the
  * host. */
 static char *arrival(const struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
-    return pipe->reduce_memory + (size_t)(piece->number % WINDOW) * PIECE_BYTES;
+    return pieces(pipe) + (size_t)(piece->number % WINDOW) * PIECE_BYTES;
 }
 
 static char *own_on_host(const struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
     if (!pipe->out_of_reach)
         return own_bytes(piece);
-    return pipe->reduce_memory + (size_t)(WINDOW + piece->number % WINDOW) * PIECE_BYTES;
+    return pieces(pipe) + (size_t)(WINDOW + piece->number % WINDOW) * PIECE_BYTES;
 }
 
 size_t dp_reduce_pieces_bytes(const struct dp_pipeline *pipe)
@@ -186,8 +192,7 @@ static int finish_piece(struct dp_pipeline *pipe, const struct dp_slot *slot,
     return put_own(pipe, piece);
 }
 
-/* ---- one sum after the other, in the order of their launches ----------------------------------
- */
+/* ---- one sum after the other, in the order of their launches --------------------------------- */
 
 static int go_on_outside(struct dp_pipeline *pipe, bool wait)
 {

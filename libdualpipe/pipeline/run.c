@@ -7,17 +7,6 @@
 
 #include <stdio.h>
 
-void dp_pipeline_describe(const struct dp_pipeline *pipe, const struct dp_plan_op *op, char *text,
-                          size_t len)
-{
-    const struct dp_op *listed =
-        dp_schedule_ops(pipe->config.schedule, pipe->rank) + op->index;
-
-    snprintf(text, len, "rank %d, op %u: %s of micro-batch %u in slot %d (stage %d)", pipe->rank,
-             op->index, dp_op_kind_name((enum dp_op_kind)listed->kind), op->mb, op->slot,
-             dp_pipeline_slot(pipe, op->slot)->stage);
-}
-
 static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     if (pipe->now.args->accumulate && dp_plan_is_last(op))
@@ -45,9 +34,19 @@ static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op
     return !err && op->pair ? dp_evict_wait(pipe, op + 1) : err;
 }
 
+int dp_pipeline_progress(struct dp_pipeline *pipe)
+{
+    if (!pipe->config.comm)
+        return 0;
+    int err = dp_messages_start_copied(pipe);
+    if (!err && dp_reduce_is_open(&pipe->reductions))
+        err = dp_reduce_progress(pipe);
+    return err ? err : dp_comm_progress(pipe->config.comm);
+}
+
 static int wait_for_inputs(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    int err = dp_messages_progress(pipe);
+    int err = dp_pipeline_progress(pipe);
 
     pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
     pipe->now.waited_for = -1;

@@ -6,10 +6,13 @@
  *      check.c      is a config valid?          agree.c   do all ranks agree on it?
  *      copies.c     copies of a stage start equal
  *      step.c       a step's arguments, its begin and its end
+ *      failure.c    the other ranks are told of a failure
  *      run.c        the loop over the plan; driven.c: the loop over the messages that come
  *      compute.c    entries that call the stage or the loss
+ *      streams.c    order between streams, stages and the host
  *      messages.c   entries that send and receive, and all waiting
  *      reduce.c     gradients summed with the mirror's
+ *      skips.c      tensors of skip connections
  *      evict.c      save areas that wait on the host
  *      sum.c        gradients of this rank added up; accumulator.c: where they are kept
  *      batch.c      the caller's micro-batches; load.c: those of a loader, one at a time
@@ -23,8 +26,11 @@
 #include "pipeline/evict.h"
 #include "pipeline/plan.h"
 #include "pipeline/reduce.h"
+#include "pipeline/skips.h"
 #include <dualpipe/comm.h>
 #include <dualpipe/trace.h>
+
+#include <stdio.h>
 
 struct dp_message_state {
     struct dp_request request;
@@ -107,6 +113,7 @@ struct dp_pipeline {
     double *loss_memory;               /* [max_loss_values] */
 
     struct dp_tied *tied; /* tied.c */
+    struct dp_pipeline_skips skips;
     struct dp_evictions evictions;
     struct dp_accumulator accumulator;
     char *
@@ -138,6 +145,18 @@ static inline void **dp_own_buffer(const struct dp_pipeline *pipe, const struct 
 static inline const struct dp_slot *dp_pipeline_slot(const struct dp_pipeline *pipe, int slot)
 {
     return dp_schedule_slot(pipe->config.schedule, pipe->rank, slot);
+}
+
+/* "rank 2, op 17: F of micro-batch 3 in slot 0 (stage 2)". */
+static inline void dp_pipeline_describe(const struct dp_pipeline *pipe,
+                                        const struct dp_plan_op *op, char *text, size_t len)
+{
+    const struct dp_op *listed =
+        dp_schedule_ops(pipe->config.schedule, pipe->rank) + op->index;
+
+    snprintf(text, len, "rank %d, op %u: %s of micro-batch %u in slot %d (stage %d)", pipe->rank,
+             op->index, dp_op_kind_name((enum dp_op_kind)listed->kind), op->mb, op->slot,
+             dp_pipeline_slot(pipe, op->slot)->stage);
 }
 
 #endif

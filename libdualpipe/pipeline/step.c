@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "pipeline/extents.h"
+#include "pipeline/failure.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
 #include "pipeline/steps.h"
@@ -162,6 +163,16 @@ static int take_outputs(struct dp_pipeline *pipe, const struct dp_step *step)
                 pipe->ends.last_slot, "output");
 }
 
+static int check_context(const struct dp_pipeline *pipe, const struct dp_step *step)
+{
+    const int32_t count = pipe->config.schedule->microbatches;
+
+    if (!step->context || (step->context->count == count && step->context->kwargs))
+        return 0;
+    return dp_fail(DP_EINVAL, "context: %d micro-batches%s, expected the schedule's %d",
+                   step->context->count, step->context->kwargs ? "" : " without kwargs", count);
+}
+
 static int take_args(struct dp_pipeline *pipe, struct dp_step *step)
 {
     step->callback_error = 0;
@@ -172,6 +183,8 @@ static int take_args(struct dp_pipeline *pipe, struct dp_step *step)
         err = take_inputs(pipe, step);
     if (!err)
         err = take_labels(pipe, step);
+    if (!err)
+        err = check_context(pipe, step);
     if (!err)
         err = check_losses(pipe, step);
     return err ? err : take_outputs(pipe, step);
@@ -252,16 +265,14 @@ static int drain(struct dp_pipeline *pipe)
     return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
 }
 
-/* Tell the other ranks about this failure, or describe the one that ended the step. Once the comm
- * has returned DP_EABORTED here, no request is open any more. */
-static int abort_step(struct dp_pipeline *pipe, int err)
+/* Once the comm has returned DP_EABORTED here, no request is open any more. */
+int dp_step_abort(struct dp_pipeline *pipe, int err)
 {
     struct dp_comm *comm = pipe->config.comm;
     struct dp_abort why;
     char first[512];
 
-    if (comm && err != DP_EABORTED)
-        dp_comm_abort(comm, err, dp_last_error());
+    dp_failure_tell(comm, err);
     if (comm)
         dp_comm_progress(comm);
     if (err == DP_EABORTED && dp_comm_aborted(comm, &why))
@@ -291,25 +302,27 @@ static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
     if (!err)
         err = take_args(pipe, step);
     if (err)
-        return abort_step(pipe, err);
+        return dp_step_abort(pipe, err);
     const uint64_t mine[DP_AGREED] = {
         pipe->step, pipe->digest, (uint64_t)program << 1 | step->accumulate, digest_extents(pipe)};
     if (!alone && !pipe->config.unchecked)
         err = dp_step_agree(pipe->config.comm, mine, pipe->agreement);
     if (err)
-        return err == DP_EMISMATCH ? err : abort_step(pipe, err);
+        return err == DP_EMISMATCH ? err : dp_step_abort(pipe, err);
     err = begin_step(pipe, step);
-    return err ? abort_step(pipe, err) : 0;
+    return err ? dp_step_abort(pipe, err) : 0;
 }
 
 static int finish_step(struct dp_pipeline *pipe, int err)
 {
     if (!err)
         err = dp_messages_finish(pipe);
+    if (!err && pipe->ordered)
+        err = dp_reduce_finish(pipe);
     if (!err)
         err = drain(pipe);
     if (err)
-        return abort_step(pipe, err);
+        return dp_step_abort(pipe, err);
     end_step(pipe);
     return 0;
 }
@@ -364,7 +377,7 @@ int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step)
     if (!err)
         err = drain(pipe);
     if (err)
-        return abort_step(pipe, err);
+        return dp_step_abort(pipe, err);
     step->loss_values = pipe->now.loss_values;
     if (pipe->config.comm)
         dp_comm_progress_start(pipe->config.comm);

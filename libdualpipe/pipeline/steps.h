@@ -20,22 +20,25 @@ int dp_messages_finish(struct dp_pipeline *pipe);
 void dp_messages_forget(struct dp_pipeline *pipe);
 /* Bytes of a message: fewer than planned where extents are smaller. */
 size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* Move what can be moved, without waiting for anything. */
-int dp_messages_progress(struct dp_pipeline *pipe);
+/* Start the sends whose copies have ended. */
+int dp_messages_start_copied(struct dp_pipeline *pipe);
 /* Wait for one request of this rank. peer: pipeline rank. */
 int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *request, int peer);
 /* The channel on which messages of `channel` travel: one for all where they drive the ranks. */
-int dp_messages_lane(const struct dp_pipeline *pipe, int channel);
+int dp_messages_channel(const struct dp_pipeline *pipe, int channel);
 /* Time in which an op waited for a rank; -1: for several. */
 void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer);
 /* The tag of a message: the stage that made it, its micro-batch and step. */
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb);
+/* That of an entry; a skip's names its number. */
+uint64_t dp_messages_tag_of(const struct dp_pipeline *pipe, const struct dp_plan_op *op);
 
 /* ---- compute.c ------------------------------------------------------------------------------ */
 
 /* FORWARD, BACKWARD, INPUT, WEIGHT; a FORWARD with `pair` does op[1], its BACKWARD, too. */
 int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* Where stages run in the calling thread and not in the stream: wait for what the stream was given,
+/* streams.c: where stages run in the calling thread and not in the stream: wait for what the stream
+ * was given,
  * which they are about to use. */
 int dp_compute_sync(struct dp_pipeline *pipe);
 /* What `stream` is given from now on starts after all that `other` has been given. */
@@ -82,7 +85,7 @@ int dp_reduce_init(struct dp_pipeline *pipe);
 size_t dp_reduce_pieces_bytes(const struct dp_pipeline *pipe);
 int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 int dp_reduce_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* The requests of the step's sums that streams have waited for. */
+/* Ordered: the requests of the step's sums, which streams have waited for. */
 int dp_reduce_finish(struct dp_pipeline *pipe);
 /* Move what can be moved of the sums that have been launched. */
 int dp_reduce_progress(struct dp_pipeline *pipe);
@@ -96,10 +99,18 @@ int dp_sum_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* to[n] += from[n], in elements of `bits` (32, 64). */
 void dp_sum_add(int bits, void *to, const void *from, size_t n);
 
+/* ---- step.c --------------------------------------------------------------------------------- */
+
+/* The step at hand, or the next one, ends with an error that has been described: tell the other
+ * ranks, or describe the failure that ended it here. Returns the error. */
+int dp_step_abort(struct dp_pipeline *pipe, int err);
+
 /* ---- run.c ---------------------------------------------------------------------------------- */
 
 /* Carry out entries first .. last - 1 of the plan. After a failure messages may be in flight. */
 int dp_pipeline_run(struct dp_pipeline *pipe, size_t first, size_t last);
+/* Move what can be moved, without waiting for anything. */
+int dp_pipeline_progress(struct dp_pipeline *pipe);
 /* One entry that is no message, whose inputs are there. */
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 
@@ -112,9 +123,5 @@ void dp_driven_fini(struct dp_program *program);
 size_t dp_driven_landing_bytes(const struct dp_pipeline *pipe);
 /* Carry out the forwards of the step at hand, its backwards, or both. */
 int dp_driven_run(struct dp_pipeline *pipe, bool forwards, bool backwards);
-
-/* "rank 2, op 17: F of micro-batch 3 in slot 0 (stage 2)". */
-void dp_pipeline_describe(const struct dp_pipeline *pipe, const struct dp_plan_op *op, char *text,
-                          size_t len);
 
 #endif

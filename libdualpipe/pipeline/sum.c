@@ -75,8 +75,7 @@ static int add_piece_on_host(struct dp_pipeline *pipe, const DLTensor *to, const
                              size_t first, size_t n)
 {
     size_t to_bytes = dp_tensor_element_bytes(to), from_bytes = dp_tensor_element_bytes(from);
-    char *sum = pipe->reduce_memory + dp_reduce_pieces_bytes(pipe),
-         *other = sum + PIECE_ELEMENTS * sizeof(double);
+    char *sum = pipe->reduce_memory, *other = sum + PIECE_ELEMENTS * sizeof(double);
     char *there = dp_tensor_address(to) + first * to_bytes;
 
     int err = dp_compute_copy(pipe, sum, there, n * to_bytes);

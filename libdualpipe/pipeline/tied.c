@@ -11,11 +11,13 @@
  * Ranks go through groups and members in one order, and tensors travel in pieces, so that a fixed
  * amount of memory is enough, on devices that the wire does not reach too.
  */
+#include "pipeline/failure.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "pipeline/accumulator.h"
+#include "schedule/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,14 +167,6 @@ static int check(const struct dp_tied *tied)
     return 0;
 }
 
-static bool has_reduce(const struct dp_schedule *s)
-{
-    for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (s->ops[i].kind == DP_OP_REDUCE)
-            return true;
-    return false;
-}
-
 static size_t all_parameters(const struct dp_pipeline *pipe)
 {
     size_t count = 0;
@@ -194,7 +188,7 @@ int dp_tied_init(struct dp_pipeline *pipe)
     }
     if (!tied || !tied->members || !tied->offsets)
         return dp_fail(DP_ENOMEM, "no memory to find tied parameters");
-    tied->reduced = has_reduce(pipe->config.schedule);
+    tied->reduced = dp_schedule_has(pipe->config.schedule, DP_OP_REDUCE);
     tied->count = list_own(pipe, tied->members);
     int err =
         tied->count ? dp_device_alloc(pipe->device, DP_MEMORY_PINNED, 2 * PIECE_BYTES, &pieces) : 0;
@@ -225,8 +219,7 @@ void dp_tied_free(struct dp_pipeline *pipe)
     free(pipe->tied);
 }
 
-/* ---- moving ------------------------------------------------------------------------------------
- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 /* A member's value or gradient on its way to another member's. */
 struct way {
@@ -261,7 +254,7 @@ static int transfer(const struct way *w, bool sends, void *at, size_t len)
 static int read_piece(const struct way *w, size_t at, size_t len, char **out)
 {
     *out = tensor_of(w, w->from) + at;
-    if (!w->pipe->staged)
+    if (!w->pipe->out_of_reach)
         return 0;
     int err = dp_compute_copy(w->pipe, w->pipe->tied->pieces, *out, len);
     *out = w->pipe->tied->pieces;
@@ -274,7 +267,7 @@ static int add_piece(const struct way *w, size_t at, size_t len, const char *pie
     const int bits = w->to->grad_bits;
     const size_t n = len / ((size_t)bits / 8);
 
-    if (!w->pipe->staged) {
+    if (!w->pipe->out_of_reach) {
         dp_sum_add(bits, to, piece, n);
         return 0;
     }
@@ -312,8 +305,7 @@ static int move(const struct way *w)
     return err;
 }
 
-/* ---- sums and broadcasts
- * ------------------------------------------------------------------------- */
+/* ---- sums and broadcasts --------------------------------------------------------------------- */
 
 static size_t end_of_group(const struct dp_tied *tied, size_t first)
 {
@@ -374,8 +366,8 @@ static int for_all_groups(struct dp_pipeline *pipe, const char *what,
         end = end_of_group(pipe->tied, first);
         err = fn(pipe, first, end);
     }
-    if (err && err != DP_EABORTED && pipe->config.comm)
-        dp_comm_abort(pipe->config.comm, err, dp_last_error());
+    if (err)
+        dp_failure_tell(pipe->config.comm, err);
     return err;
 }
 

@@ -28,7 +28,7 @@ void dp_route_add(struct dp_route *route, const struct dp_topology *t,
 int dp_routes_init(struct dp_routes *r, const struct dp_topology *t)
 {
     *r = (struct dp_routes){.t = t};
-    r->entries = calloc(ENTRIES, sizeof(*r->entries)); /* pages that nobody uses cost nothing */
+    r->entries = calloc(ENTRIES, sizeof(*r->entries)); /* pages that are never used cost nothing */
     r->memory = calloc((size_t)t->node_count, sizeof(*r->memory));
     if (!r->entries || !r->memory) {
         dp_routes_fini(r);
@@ -48,7 +48,7 @@ static bool is_nearer(const struct dp_topo_path *a, const struct dp_topo_path *b
     return a->class_ != b->class_ ? a->class_ < b->class_ : a->latency_ns < b->latency_ns;
 }
 
-/* A node whose size nobody knows counts as one with memory, unless there are known ones. */
+/* A node whose size is not known counts as one with memory, unless there are known ones. */
 static int find_memory(const struct dp_topology *t, int32_t gpu, int32_t *out)
 {
     const int32_t host = t->nodes[gpu].host;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * search_swaps.c - local search. One of the workers whose edges load the slowest link changes places
- * with another: one on the host of somebody it talks to, or any. What makes the norm of the loads
- * smaller stays.
+ * with another: one on the host of a worker that it exchanges messages with, or any. What makes the
+ * norm of the loads smaller stays.
  */
 #include "placement/search.h"
 
@@ -53,7 +53,7 @@ static int load_all(struct swaps *x, double scale_ns)
     return 0;
 }
 
-/* ---- whom to move --------------------------------------------------------------------------- */
+/* ---- what to move --------------------------------------------------------------------------- */
 
 static int32_t slowest_direction(const struct dp_loads *loads)
 {
@@ -80,7 +80,7 @@ static void find_busy(struct swaps *x)
             }
 }
 
-/* Somebody on the host of a worker that w talks to, if a few draws find one. */
+/* A worker on the host of one that w exchanges messages with, if a few draws find one. */
 static int32_t draw_neighbour(struct swaps *x, int32_t w)
 {
     const struct dp_traffic *t = x->s->traffic;

@@ -54,6 +54,12 @@ struct dp_rank_view {
     const void *arg; /* of the pass */
 };
 
+static inline struct dp_rank_view dp_schedule_view(const struct dp_schedule *s, int rank)
+{
+    return (struct dp_rank_view){s, rank, dp_schedule_slot(s, rank, 0),
+                                 dp_schedule_slot_count(s, rank), NULL};
+}
+
 struct dp_builder {
     const char *name;
     int slots_per_rank;  /* where `slots` is NULL */
@@ -121,8 +127,11 @@ static inline bool dp_op_is_compute(enum dp_op_kind kind)
 }
 static inline bool dp_op_is_message(enum dp_op_kind kind)
 {
-    return kind >= DP_OP_RECV_F && kind <= DP_OP_SEND_B;
+    return kind >= DP_OP_RECV_F && kind <= DP_OP_SEND_SKIP_B;
 }
+
+/* Does any rank have an op of this kind? */
+bool dp_schedule_has(const struct dp_schedule *s, enum dp_op_kind kind);
 
 /* Does the op belong to one micro-batch of its slot? */
 static inline bool dp_op_has_mb(enum dp_op_kind kind)
@@ -135,7 +144,7 @@ enum { DP_MAX_ARGUMENT = (1 << 12) - 1, DP_MAX_UNIT = (1 << 6) - 1 };
 
 static inline bool dp_op_has_argument(enum dp_op_kind kind)
 {
-    return kind == DP_OP_EVICT || kind == DP_OP_FETCH;
+    return kind == DP_OP_EVICT || kind == DP_OP_FETCH || dp_op_is_skip(kind);
 }
 
 /* Passes over one rank: read `in`, append to `out`. */
@@ -153,6 +162,9 @@ struct dp_recompute_rule {
 /* The other way to add messages, to a whole schedule of computes: see lockstep.c. DP_EINVAL, not
  * logged, if the computes themselves can come to no end. */
 int dp_add_messages_in_lockstep(struct dp_schedule *s);
+
+/* All members of a schedule of this spec except its arrays. Checks the spec. Errors are not logged. */
+int dp_schedule_describe(const struct dp_schedule_spec *spec, struct dp_schedule *out);
 
 /* A schedule of this spec with slots and group ranks, and without ops: first[] is zero. Checks the
  * spec. The caller frees. Errors are not logged. */
@@ -189,6 +201,16 @@ static inline int dp_schedule_rank_of(const struct dp_schedule *s, size_t at)
     }
     return low;
 }
+
+/* ---- skip connections (skips.c) --------------------------------------------------------------- */
+
+/* May the text be the name of a skip, or of a namespace? */
+bool dp_skip_word(const char *word, size_t len, bool may_be_empty);
+/* Skips of a schedule that has slots and, as yet, no messages. Errors are not logged. */
+int dp_schedule_take_skips(struct dp_schedule *s, const struct dp_skip *skips, int count);
+/* Are they right, and where the slots say? Not logged. */
+int dp_skips_check_ends(const struct dp_schedule *s);
+bool dp_skips_equal(const struct dp_schedule *a, const struct dp_schedule *b);
 
 /* ---- placement: which slot holds which stage, and its neighbours ----------------------------- */
 

@@ -12,52 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *dp_rule_name(enum dp_rule rule)
-{
-    static const char *const names[DP_RULES] = {
-        [DP_RULE_NONE] = "none",
-        [DP_RULE_SHAPE] = "shape",
-        [DP_RULE_ONCE] = "once",
-        [DP_RULE_DEPENDENCY] = "dependency",
-        [DP_RULE_FIFO] = "fifo",
-        [DP_RULE_DEADLOCK] = "deadlock",
-        [DP_RULE_WEIGHT] = "weight",
-        [DP_RULE_ACTIVATION] = "activation",
-        [DP_RULE_COMMIT] = "commit",
-    };
-    return (unsigned)rule < DP_RULES ? names[rule] : "?";
-}
-
-static size_t describe_place(const struct dp_checker *c, char *text, size_t len)
-{
-    const struct dp_finding *f = c->finding;
-    char op[DP_OP_TEXT_LEN];
-
-    if (f->rank < 0)
-        return 0;
-    if (f->index == dp_schedule_count(c->s, f->rank))
-        return (size_t)snprintf(text, len, "rank %d, end of list: ", f->rank);
-    return (size_t)snprintf(text, len, "rank %d, op %zu (%s): ", f->rank, f->index,
-                            dp_op_text(f->op, op));
-}
-
-int dp_check_found(struct dp_checker *c, enum dp_rule rule, int rank, size_t index,
-                   const char *fmt, ...)
-{
-    struct dp_finding *f = c->finding;
-    va_list args;
-    size_t len;
-
-    *f = (struct dp_finding){.rule = rule, .rank = rank, .index = index};
-    if (rank >= 0 && index < dp_schedule_count(c->s, rank))
-        f->op = dp_schedule_ops(c->s, rank)[index];
-    len = describe_place(c, f->text, sizeof(f->text));
-    va_start(args, fmt);
-    vsnprintf(f->text + len, sizeof(f->text) - len, fmt, args);
-    va_end(args);
-    return DP_EINVAL;
-}
-
 /* ---- the placement --------------------------------------------------------------------------- */
 
 static int check_counts(struct dp_checker *c)
@@ -103,12 +57,9 @@ int dp_check_shape(struct dp_checker *c)
     if (err)
         return err;
     err = dp_placement_check(c->s);
+    if (!err)
+        err = dp_skips_check_ends(c->s);
     return err == DP_EINVAL ? dp_check_found(c, DP_RULE_SHAPE, -1, 0, "%s", dp_last_error()) : err;
-}
-
-void dp_check_clear_marks(struct dp_checker *c)
-{
-    memset(c->marks, 0, (size_t)c->s->max_slots * c->mbs * sizeof(*c->marks));
 }
 
 /* ---- soundness ------------------------------------------------------------------------------- */
@@ -117,13 +68,16 @@ void dp_check_clear_marks(struct dp_checker *c)
  * For the simulator, which does not prove everything again. */
 static bool has_partner(const struct dp_schedule *s, int rank, struct dp_op op)
 {
-    int peer = dp_op_peer(dp_schedule_slot(s, rank, (int)op.slot), op);
+    if (dp_op_is_skip((enum dp_op_kind)op.kind) && (int)op.argument >= s->skip_count)
+        return false;
+    int peer = dp_op_peer(s, dp_schedule_slot(s, rank, (int)op.slot), op);
     return peer >= 0 && peer != rank;
 }
 
 static bool is_sound(const struct dp_schedule *s, int rank, const struct dp_op *op, bool last)
 {
-    if (op->kind >= DP_OP_KINDS || op->argument >= DP_SAVE_PARTS ||
+    if (op->kind >= DP_OP_KINDS ||
+        (!dp_op_is_skip((enum dp_op_kind)op->kind) && op->argument >= DP_SAVE_PARTS) ||
         (op->kind != DP_OP_COMMIT && (int)op->slot >= dp_schedule_slot_count(s, rank)))
         return false;
     if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
@@ -161,8 +115,7 @@ static void note_optional_kinds(struct dp_checker *c)
 static void set_limits(struct dp_checker *c, const struct dp_check_limits *limits, int rank)
 {
     const struct dp_builder *builder = dp_builder_of(c->s->kind);
-    struct dp_rank_view view = {c->s, rank, dp_schedule_slot(c->s, rank, 0),
-                                dp_schedule_slot_count(c->s, rank), NULL};
+    const struct dp_rank_view view = dp_schedule_view(c->s, rank);
 
     c->max_activations = builder ? builder->max_activations(&view) : -1;
     c->max_weight_queue = !builder                    ? -1
@@ -196,9 +149,12 @@ static int check(struct dp_checker *c, const struct dp_check_limits *limits)
     note_optional_kinds(c);
     c->mbs = (size_t)c->s->mb_per_stream;
     c->marks = malloc((size_t)c->s->max_slots * c->mbs * sizeof(*c->marks) + 1);
-    if (!c->marks)
-        return dp_fail(DP_ENOMEM, "no memory to check %d micro-batches", c->s->mb_per_stream);
-    err = check_ranks(c, limits);
+    c->skip_marks = malloc((size_t)c->s->streams * (size_t)c->s->skip_count * c->mbs + 1);
+    if (!c->marks || !c->skip_marks)
+        err = dp_fail(DP_ENOMEM, "no memory to check %d micro-batches", c->s->mb_per_stream);
+    else
+        err = check_ranks(c, limits);
+    free(c->skip_marks);
     free(c->marks);
     return err ? err : dp_check_links(c);
 }

@@ -38,7 +38,13 @@ struct meeting {
 
 static const struct dp_port *port_of(const struct meeting *m, int rank, struct dp_op op)
 {
-    return dp_port_of(dp_links_ports(&m->links, m->s, rank), op.slot, (enum dp_op_kind)op.kind);
+    return dp_links_port(&m->links, m->s, rank, op);
+}
+
+static bool is_send(struct dp_op op)
+{
+    return op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B || op.kind == DP_OP_SEND_SKIP_F ||
+           op.kind == DP_OP_SEND_SKIP_B;
 }
 
 static void wake(struct meeting *m, int rank)
@@ -62,7 +68,7 @@ static int launch(struct meeting *m, int rank, size_t index, struct dp_op op)
 {
     const struct dp_port *port = port_of(m, rank, op);
     struct wire *wire = &m->wires[port->link];
-    bool sends = op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B;
+    bool sends = is_send(op);
     uint32_t tag = port->tag + op.mb;
 
     if (!wire->messages.count || wire->sends == sends) {
@@ -174,7 +180,7 @@ static bool is_waiting(const struct meeting *m, int rank, size_t index, struct d
 {
     const struct wire *wire = &m->wires[port_of(m, rank, op)->link];
 
-    if (wire->sends != (op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B))
+    if (wire->sends != is_send(op))
         return false;
     for (uint32_t k = 0; k < wire->messages.count; k++)
         if (dp_messages_at(&wire->messages, k)->index == index)
@@ -199,7 +205,7 @@ static size_t waits_at(const struct meeting *m, int rank)
 static int waits_for(const struct meeting *m, int rank, size_t index)
 {
     struct dp_op op = dp_schedule_ops(m->s, rank)[index];
-    return dp_op_peer(dp_schedule_slot(m->s, rank, (int)op.slot), op);
+    return dp_op_peer(m->s, dp_schedule_slot(m->s, rank, (int)op.slot), op);
 }
 
 /* From a stuck rank, follow the ranks that each waits for: after as many steps as there are ranks

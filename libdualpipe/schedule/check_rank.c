@@ -14,7 +14,8 @@
 static bool is_of_training(enum dp_op_kind kind)
 {
     return kind == DP_OP_B || kind == DP_OP_I || kind == DP_OP_W || kind == DP_OP_RECV_B ||
-           kind == DP_OP_SEND_B || kind == DP_OP_RECOMPUTE || kind == DP_OP_EVICT ||
+           kind == DP_OP_SEND_B || kind == DP_OP_RECV_SKIP_B || kind == DP_OP_SEND_SKIP_B ||
+           kind == DP_OP_RECOMPUTE || kind == DP_OP_EVICT ||
            kind == DP_OP_FETCH || kind == DP_OP_REDUCE || kind == DP_OP_REDUCE_WAIT;
 }
 
@@ -35,6 +36,20 @@ static uint32_t expected_marks(const struct dp_checker *c, int rank, const struc
     return marks;
 }
 
+static int check_argument(struct dp_checker *c, int rank, size_t index, struct dp_op op)
+{
+    const enum dp_op_kind kind = (enum dp_op_kind)op.kind;
+
+    if (dp_op_is_skip(kind) && (int)op.argument >= c->s->skip_count)
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "skip %u, expected one of %d",
+                              op.argument, c->s->skip_count);
+    if (op.argument && !dp_op_is_skip(kind) &&
+        (!dp_op_has_argument(kind) || op.argument >= DP_SAVE_PARTS))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "argument %u, expected 0%s",
+                              op.argument, dp_op_has_argument(kind) ? ", 1 or 2" : "");
+    return 0;
+}
+
 static int check_fields(struct dp_checker *c, int rank, size_t index, struct dp_op op)
 {
     if (op.kind == DP_OP_NONE || op.kind >= DP_OP_KINDS)
@@ -48,15 +63,10 @@ static int check_fields(struct dp_checker *c, int rank, size_t index, struct dp_
     if (op.kind != DP_OP_COMMIT && (int)op.mb >= c->s->mb_per_stream)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "micro-batch %u, expected 0 to %d",
                               op.mb, c->s->mb_per_stream - 1);
-    if (op.argument && (!dp_op_has_argument((enum dp_op_kind)op.kind) ||
-                        op.argument >= DP_SAVE_PARTS))
-        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "argument %u, expected 0%s",
-                              op.argument,
-                              dp_op_has_argument((enum dp_op_kind)op.kind) ? ", 1 or 2" : "");
     if (op.recomputed && op.kind != DP_OP_F)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index,
                               "marked as recomputed, expected an F");
-    return 0;
+    return check_argument(c, rank, index, op);
 }
 
 /* An overlapped pair is an F and, right behind it, the B of something else. */
@@ -101,6 +111,8 @@ static int check_op(struct dp_checker *c, int rank, size_t index, const struct d
         return check_reduce(c, rank, index, *op, reduced);
     if (op->kind == DP_OP_EVICT || op->kind == DP_OP_FETCH)
         return 0; /* any number, in turn: see the list as a sequence */
+    if (dp_op_is_skip((enum dp_op_kind)op->kind))
+        return dp_check_skip_once(c, rank, index, *op);
     uint32_t *marks = dp_check_mark(c, op->slot, op->mb), mark = MARK(op->kind);
     if (!(possible[op->slot] & mark))
         return dp_check_found(c, DP_RULE_SHAPE, rank, index,
@@ -172,7 +184,7 @@ int dp_check_rank_once(struct dp_checker *c, int rank)
         err = check_op(c, rank, i, &ops[i], possible, &reduced);
     for (int at = 0; at < dp_schedule_slot_count(c->s, rank) && !err; at++)
         err = check_slot(c, rank, at, &reduced);
-    return err;
+    return err ? err : dp_check_skips_complete(c, rank);
 }
 
 /* ---- the list as a sequence ------------------------------------------------------------------ */
@@ -273,6 +285,8 @@ static int on_forward(struct walk *w, const struct dp_slot *slot, struct dp_op o
 {
     int err = check_input(w, slot, op);
 
+    if (!err)
+        err = dp_check_skips_came(w->c, w->rank, w->index, op);
     if (err)
         return err;
     if (w->c->s->forward_only)
@@ -360,6 +374,8 @@ static int on_backward(struct walk *w, const struct dp_slot *slot, struct dp_op 
     int err = check_gradient(w, slot, op);
 
     if (!err)
+        err = dp_check_skips_came(w->c, w->rank, w->index, op);
+    if (!err)
         err = check_saved(w, op);
     if (!err)
         err = change(w, op, BACKWARD, 0);
@@ -414,6 +430,8 @@ static void launch(struct walk *w)
         struct dp_op op = w->ops[w->batch];
         if (!dp_op_is_message((enum dp_op_kind)op.kind))
             continue;
+        if (op.kind == DP_OP_RECV_SKIP_F || op.kind == DP_OP_RECV_SKIP_B)
+            dp_check_skip_came(w->c, w->rank, op);
         *mark_of(w, op.slot, op.mb) |= done[op.kind];
         w->posted--;
     }
@@ -469,10 +487,14 @@ static int step(struct walk *w, struct dp_op op)
         return on_weight(w, op);
     case DP_OP_RECV_F:
     case DP_OP_RECV_B:
+    case DP_OP_RECV_SKIP_F:
+    case DP_OP_RECV_SKIP_B:
         return on_post(w);
     case DP_OP_SEND_F:
+    case DP_OP_SEND_SKIP_F:
         return on_send(w, op, FORWARD, "its F");
     case DP_OP_SEND_B:
+    case DP_OP_SEND_SKIP_B:
         return on_send(w, op, BACKWARD, "its backward");
     case DP_OP_COMMIT:
         return on_commit(w, op);

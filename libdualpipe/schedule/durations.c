@@ -33,6 +33,7 @@ static int check_costs(const struct dp_schedule *s, const struct dp_cost *cost)
         {"fb", cost->fb_ns}, {"reduce", cost->reduce_ns}, {"recompute", cost->recompute_ns},
         {"evict", cost->evict_ns}, {"fetch", cost->fetch_ns}, {"latency", cost->link_latency_ns},
         {"bandwidth", cost->link_bytes_per_ns}, {"bytes", cost->message_bytes},
+        {"skip bytes", cost->skip_bytes},
     };
     int err = 0;
 

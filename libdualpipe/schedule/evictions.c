@@ -124,7 +124,7 @@ static size_t longest_list(const struct dp_schedule *s)
 static int check_has_none(const struct dp_schedule *s)
 {
     for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (dp_op_has_argument((enum dp_op_kind)s->ops[i].kind))
+        if (s->ops[i].kind == DP_OP_EVICT || s->ops[i].kind == DP_OP_FETCH)
             return dp_fail(DP_ESTATE, "add evictions: op %zu is a %s, expected none", i,
                            dp_op_kind_name((enum dp_op_kind)s->ops[i].kind));
     return 0;

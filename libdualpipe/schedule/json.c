@@ -158,6 +158,51 @@ static int read_slots(const struct dp_json *slots, struct dp_draft *draft)
     return err;
 }
 
+/* ---- skips ----------------------------------------------------------------------------------- */
+
+static int read_word(const struct dp_json *at, const char *key, bool may_be_empty,
+                     char word[DP_SKIP_NAME_LEN])
+{
+    struct dp_json in = dp_json_member(at, key);
+    const char *text = in.value ? json_string_value(in.value) : "";
+
+    if (!text || !dp_skip_word(text, strlen(text), may_be_empty))
+        return dp_json_expected(&in, "a name of letters, digits, '_', '.' and '-'");
+    snprintf(word, DP_SKIP_NAME_LEN, "%s", text);
+    return 0;
+}
+
+static int read_skip(const struct dp_json *at, struct dp_skip *skip)
+{
+    int err = read_word(at, "name", false, skip->name);
+
+    if (!err)
+        err = read_word(at, "namespace", true, skip->space);
+    if (!err)
+        err = dp_json_get_int(at, "from", 0, INT32_MAX, &skip->from);
+    return err ? err : dp_json_get_int(at, "to", 0, INT32_MAX, &skip->to);
+}
+
+static int read_skips(const struct dp_json *file, struct dp_draft *draft)
+{
+    struct dp_json list = dp_json_member(file, "skips");
+    const size_t count = json_array_size(list.value);
+    int err = 0;
+
+    if (!list.value)
+        return 0;
+    if (!json_is_array(list.value) || count > DP_MAX_SKIPS)
+        return dp_json_expected(&list, "a list of at most 512 skips");
+    for (size_t i = 0; i < count && !err; i++) {
+        struct dp_json at = dp_json_element(&list, i);
+        struct dp_skip skip = {.from = 0};
+        err = read_skip(&at, &skip);
+        if (!err)
+            err = dp_draft_add_skip(draft, &skip);
+    }
+    return err;
+}
+
 /* ---- events ---------------------------------------------------------------------------------- */
 
 struct rank_reader {
@@ -185,8 +230,12 @@ static int read_slot_and_mb(const struct rank_reader *r, const struct dp_json *a
     op->mb = (uint32_t)mb;
     op->argument = (uint32_t)argument;
     const struct dp_slot *held = dp_schedule_slot(r->s, r->rank, slot);
-    int peer = dp_op_peer(held, *op);
-    err = check_int(at, "stage", dp_op_stage(held, *op));
+    if (dp_op_is_skip((enum dp_op_kind)op->kind) && argument >= r->s->skip_count) {
+        struct dp_json in = dp_json_member(at, "argument");
+        return dp_json_expected(&in, "the number of a skip");
+    }
+    int peer = dp_op_peer(r->s, held, *op);
+    err = check_int(at, "stage", dp_op_stage(r->s, held, *op));
     if (!err)
         err = check_int(at, "phase", held->phase);
     if (!err && (dp_op_is_message((enum dp_op_kind)op->kind) || op->kind == DP_OP_REDUCE ||
@@ -224,6 +273,7 @@ static int read_op_kind(const struct dp_json *in, enum dp_op_kind *kind)
             return 0;
         }
     return dp_json_expected(in, "one of F, B, I, W, FB, RECOMPUTE, RECV_F, RECV_B, SEND_F, SEND_B, "
+                            "RECV_SKIP_F, RECV_SKIP_B, SEND_SKIP_F, SEND_SKIP_B, "
                             "COMMIT, FREE, EVICT, FETCH, REDUCE, REDUCE_WAIT");
 }
 
@@ -293,6 +343,8 @@ static int place(const struct dp_json *file, const struct dp_json *ranks, struct
         return dp_fail(err, "ranks: %s", dp_last_error());
     if (slots.value && dp_placed_by_file(draft->spec.kind))
         err = read_slots(&slots, draft);
+    if (!err)
+        err = read_skips(file, draft);
     if (!err && (err = dp_draft_place(draft)))
         err = dp_fail(err, "%s", dp_last_error());
     return err;
@@ -370,7 +422,7 @@ static void add_pair(struct dp_text *t, const struct dp_slot *slots, const struc
 /* Traces name peers by their rank in the communicator. */
 static int peer_of(const struct dp_schedule *s, const struct dp_slot *slot, struct dp_op op)
 {
-    int peer = dp_op_peer(slot, op);
+    int peer = dp_op_peer(s, slot, op);
     return peer < 0 ? -1 : s->group_rank[peer];
 }
 
@@ -380,7 +432,9 @@ static void add_message(struct dp_text *t, const struct dp_schedule *s,
     const struct dp_slot *slot = &slots[op.slot];
 
     dp_text_addf(t, "\"mod\": %u, \"chunk\": %u, \"peer\": %d, \"stage\": %d, \"phase\": %d",
-                 op.slot, op.mb, peer_of(s, slot, op), dp_op_stage(slot, op), slot->phase);
+                 op.slot, op.mb, peer_of(s, slot, op), dp_op_stage(s, slot, op), slot->phase);
+    if (dp_op_is_skip((enum dp_op_kind)op.kind))
+        dp_text_addf(t, ", \"argument\": %u", op.argument);
 }
 
 static void add_other(struct dp_text *t, const struct dp_schedule *s,
@@ -456,6 +510,20 @@ static void add_slots(struct dp_text *t, const struct dp_schedule *s)
     dp_text_adds(t, "],\n");
 }
 
+static void add_skips(struct dp_text *t, const struct dp_schedule *s)
+{
+    dp_text_adds(t, "\"skips\": [\n");
+    for (int k = 0; k < s->skip_count; k++) {
+        const struct dp_skip *skip = &s->skips[k];
+        dp_text_addf(t, "{\"name\": \"%s\", ", skip->name);
+        if (skip->space[0])
+            dp_text_addf(t, "\"namespace\": \"%s\", ", skip->space);
+        dp_text_addf(t, "\"from\": %d, \"to\": %d}%s\n", skip->from, skip->to,
+                     k + 1 < s->skip_count ? "," : "");
+    }
+    dp_text_adds(t, "],\n");
+}
+
 void dp_write_json(const struct dp_schedule *s, struct dp_text *t)
 {
     dp_text_addf(t, "{\n\"algo\": \"%s\",\n\"P\": %d,\n\"M\": %d,\n",
@@ -467,6 +535,8 @@ void dp_write_json(const struct dp_schedule *s, struct dp_text *t)
         dp_text_addf(t, "\"virtual_stages\": %d,\n", s->max_slots);
     if (dp_placed_by_file(s->kind))
         add_slots(t, s);
+    if (s->skip_count)
+        add_skips(t, s);
     dp_text_adds(t, "\"ranks\": [\n");
     for (int rank = 0; rank < s->ranks; rank++)
         add_rank(t, s, rank);

@@ -61,6 +61,35 @@ static void fill_ports(const struct numbering *n, const struct dp_schedule *s, i
     }
 }
 
+enum { SKIP_BIT = 1 << 30, SKIP_BACK_BIT = 1 << 29 }; /* of tags: no slot's reaches them */
+
+static void add_skips(struct numbering *n, const struct dp_schedule *s, int rank)
+{
+    for (int i = 0; i < s->streams * s->skip_count; i++) {
+        if (s->skip_ends[i].from == rank)
+            add(n, rank, s->skip_ends[i].to);
+        if (s->skip_ends[i].to == rank)
+            add(n, rank, s->skip_ends[i].from);
+    }
+}
+
+/* A skip's values have a flow, and its gradients. */
+static void fill_skip_ports(const struct numbering *n, const struct dp_schedule *s, int i,
+                            struct dp_port *ports)
+{
+    const struct dp_skip_ends *e = &s->skip_ends[i];
+    const int32_t flow = 2 * ((int32_t)s->first_slot[s->ranks] + i);
+    const uint32_t tag = SKIP_BIT | (uint32_t)(i % s->skip_count) << 20;
+    const bool remote = e->from != e->to;
+    const int there = remote ? find(n, e->from, e->to) : -1;
+    const int back = remote ? find(n, e->to, e->from) : -1;
+
+    ports[0] = (struct dp_port){there, e->from, flow, tag};
+    ports[1] = (struct dp_port){back, e->to, flow + 1, tag | SKIP_BACK_BIT};
+    ports[2] = (struct dp_port){there, e->to, flow, tag};
+    ports[3] = (struct dp_port){back, e->from, flow + 1, tag | SKIP_BACK_BIT};
+}
+
 static void fill(struct dp_links *links, struct numbering *n, const struct dp_schedule *s)
 {
     for (int rank = 0; rank < s->ranks; rank++) {
@@ -69,25 +98,29 @@ static void fill(struct dp_links *links, struct numbering *n, const struct dp_sc
             add(n, rank, dp_schedule_slot(s, rank, at)->prev);
             add(n, rank, dp_schedule_slot(s, rank, at)->next);
         }
+        add_skips(n, s, rank);
     }
+    for (int i = 0; i < s->streams * s->skip_count; i++)
+        fill_skip_ports(n, s, i, &links->skip_ports[4 * i]);
     for (int rank = 0; rank < s->ranks; rank++)
         for (int at = 0; at < dp_schedule_slot_count(s, rank); at++)
             fill_ports(n, s, rank, at, &links->ports[4 * (s->first_slot[rank] + (size_t)at)]);
     links->count = n->count;
-    links->flows = 2 * (int32_t)s->first_slot[s->ranks];
+    links->flows = 2 * ((int32_t)s->first_slot[s->ranks] + s->streams * s->skip_count);
 }
 
 int dp_links_init(struct dp_links *links, const struct dp_schedule *s)
 {
-    size_t slots = s->first_slot[s->ranks];
+    size_t slots = s->first_slot[s->ranks], skips = (size_t)s->streams * (size_t)s->skip_count;
     struct numbering n = {
         .first = calloc((size_t)s->ranks + 1, sizeof(*n.first)),
-        .to = malloc((2 * slots + 1) * sizeof(*n.to)),
+        .to = malloc((2 * (slots + skips) + 1) * sizeof(*n.to)),
     };
     int err = 0;
 
-    *links = (struct dp_links){.ports = calloc(4 * slots + 1, sizeof(*links->ports))};
-    if (n.first && n.to && links->ports)
+    *links = (struct dp_links){.ports = calloc(4 * slots + 1, sizeof(*links->ports)),
+                               .skip_ports = calloc(4 * skips + 1, sizeof(*links->ports))};
+    if (n.first && n.to && links->ports && links->skip_ports)
         fill(links, &n, s);
     else
         err = dp_fail(DP_ENOMEM, "no memory for the links of %d ranks", s->ranks);
@@ -101,6 +134,7 @@ int dp_links_init(struct dp_links *links, const struct dp_schedule *s)
 void dp_links_fini(struct dp_links *links)
 {
     free(links->ports);
+    free(links->skip_ports);
     *links = (struct dp_links){0};
 }
 

@@ -20,6 +20,7 @@ struct dp_port {
 struct dp_links {
     int32_t count, flows;
     struct dp_port *ports; /* [4 * slots of all ranks]: RECV_F, RECV_B, SEND_F, SEND_B */
+    struct dp_port *skip_ports; /* [4 * streams * skips]: RECV_SKIP_F, _B, SEND_SKIP_F, _B */
 };
 
 /* The schedule's placement must be right. The caller ends it with dp_links_fini. */
@@ -36,6 +37,18 @@ static inline const struct dp_port *dp_port_of(const struct dp_port *ports, uint
                                                enum dp_op_kind kind)
 {
     return &ports[4 * slot + (kind - DP_OP_RECV_F)];
+}
+
+/* The same for any message op of a rank. */
+static inline const struct dp_port *dp_links_port(const struct dp_links *links,
+                                                  const struct dp_schedule *s, int rank,
+                                                  struct dp_op op)
+{
+    if (!dp_op_is_skip((enum dp_op_kind)op.kind))
+        return dp_port_of(dp_links_ports(links, s, rank), op.slot, (enum dp_op_kind)op.kind);
+    const int stream = dp_schedule_slot(s, rank, (int)op.slot)->stream;
+    const size_t at = (size_t)stream * (size_t)s->skip_count + op.argument;
+    return &links->skip_ports[4 * at + (op.kind - DP_OP_RECV_SKIP_F)];
 }
 
 /* One message under way. */

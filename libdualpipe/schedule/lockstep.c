@@ -86,7 +86,7 @@ static void commit(struct rank_list *list, uint32_t unit)
 static void post(struct rank_list *list, struct dp_op op, enum dp_op_kind kind, uint32_t slot)
 {
     dp_op_list_add(&list->out, (struct dp_op){.kind = kind, .unit = op.unit, .slot = slot,
-                                              .mb = op.mb});
+                                              .mb = op.mb, .argument = op.argument});
     list->posted++;
 }
 
@@ -110,6 +110,26 @@ static void deliver(struct lockstep *l, int rank, struct dp_op op)
     post(&l->lists[to], op, forward ? DP_OP_RECV_F : DP_OP_RECV_B, (uint32_t)to_slot);
 }
 
+/* The same for the skips that begin, or, of a backward, end at the slot. */
+static void deliver_skips(struct lockstep *l, int rank, struct dp_op op)
+{
+    const struct dp_slot *slot = dp_schedule_slot(l->s, rank, (int)op.slot);
+    bool forward = op.kind == DP_OP_F;
+
+    if (!forward && op.kind != DP_OP_B && op.kind != DP_OP_I)
+        return;
+    for (int k = 0; k < l->s->skip_count; k++) {
+        const struct dp_skip_ends *ends = dp_skip_ends_of(l->s, slot->stream, k);
+        if ((forward ? l->s->skips[k].from : l->s->skips[k].to) != slot->stage ||
+            ends->from == ends->to)
+            continue;
+        int to = forward ? ends->to : ends->from, to_slot = forward ? ends->to_slot : ends->from_slot;
+        op.argument = (uint32_t)k;
+        post(&l->lists[rank], op, forward ? DP_OP_SEND_SKIP_F : DP_OP_SEND_SKIP_B, op.slot);
+        post(&l->lists[to], op, forward ? DP_OP_RECV_SKIP_F : DP_OP_RECV_SKIP_B, (uint32_t)to_slot);
+    }
+}
+
 static void call(struct lockstep *l, int rank)
 {
     struct rank_list *list = &l->lists[rank];
@@ -118,8 +138,10 @@ static void call(struct lockstep *l, int rank)
 
     commit(list, ops->unit);
     dp_op_list_append(&list->out, ops, length);
-    for (size_t i = 0; i < length; i++)
+    for (size_t i = 0; i < length; i++) {
         deliver(l, rank, ops[i]);
+        deliver_skips(l, rank, ops[i]);
+    }
     list->next += length;
 }
 

@@ -67,8 +67,41 @@ static void post(struct poster *p, uint8_t kind, struct dp_op compute)
     if (kind == DP_OP_NONE)
         return;
     dp_op_list_put(p->out, (struct dp_op){.kind = kind, .unit = compute.unit, .slot = compute.slot,
-                                          .mb = compute.mb});
+                                          .mb = compute.mb, .argument = compute.argument});
     p->posted++;
+}
+
+/* The messages of skips that a compute reads, or, sending, those of what it makes. */
+static void post_skips(struct poster *p, const struct dp_rank_view *view, struct dp_op compute,
+                       bool sending)
+{
+    const struct dp_schedule *s = view->s;
+    const struct dp_slot *slot = &view->slots[compute.slot];
+    const bool forward = compute.kind == DP_OP_F, begins = forward == sending;
+
+    if (!forward && compute.kind != DP_OP_B && compute.kind != DP_OP_I)
+        return;
+    for (int k = 0; k < s->skip_count; k++) {
+        const struct dp_skip_ends *ends = dp_skip_ends_of(s, slot->stream, k);
+        if ((begins ? s->skips[k].from : s->skips[k].to) != slot->stage || ends->from == ends->to)
+            continue;
+        uint8_t kind = forward ? (sending ? DP_OP_SEND_SKIP_F : DP_OP_RECV_SKIP_F)
+                               : (sending ? DP_OP_SEND_SKIP_B : DP_OP_RECV_SKIP_B);
+        compute.argument = (uint32_t)k;
+        post(p, kind, compute);
+    }
+}
+
+static void post_all(struct poster *p, const struct dp_rank_view *view, struct dp_op compute,
+                     bool sending)
+{
+    const struct traffic of = traffic_of(p, compute);
+    struct dp_op plain = compute;
+
+    plain.argument = 0;
+    post(p, sending ? of.send : of.receive, plain);
+    if (view->s->skip_count)
+        post_skips(p, view, compute, sending);
 }
 
 /* Before `next`, if anything has been posted. */
@@ -99,19 +132,19 @@ void dp_add_messages(const struct dp_rank_view *view, const struct dp_op *in, si
     struct poster p = {.out = out};
     size_t length;
 
-    /* Every op brings at most a receive, a commit, itself and a send. */
-    if (!dp_op_list_reserve(out, 4 * count + 1))
+    /* Every op brings at most a receive, a commit, itself and a send, and messages of skips. */
+    if (!dp_op_list_reserve(out, (4 + (size_t)view->s->skip_count) * count + 1))
         return;
     look_up_traffic(&p, view);
     for (size_t i = 0; i < count; i += length) {
         length = call_length(in + i, count - i);
         for (size_t k = i; k < i + length; k++)
-            post(&p, traffic_of(&p, in[k]).receive, in[k]);
+            post_all(&p, view, in[k], false);
         commit(&p, in[i]);
         for (size_t k = i; k < i + length; k++)
             dp_op_list_put(out, in[k]);
         for (size_t k = i; k < i + length; k++)
-            post(&p, traffic_of(&p, in[k]).send, in[k]);
+            post_all(&p, view, in[k], true);
     }
     if (count)
         commit(&p, in[count - 1]);
@@ -146,20 +179,27 @@ static int check_has_none(const struct dp_schedule *s)
     return 0;
 }
 
+/* Unless they block the messages stay. */
+static int add_and_check(struct dp_schedule *s, bool *blocks)
+{
+    int err = dp_schedule_rewrite(s, dp_add_messages);
+
+    if (!err)
+        err = check_blocks(s, blocks);
+    return err || !*blocks ? err : dp_schedule_rewrite(s, drop_messages);
+}
+
 int dp_schedule_add_messages(struct dp_schedule *s)
 {
     int err = check_has_none(s);
-    bool blocks;
+    bool blocks = true;
 
-    if (!err)
-        err = dp_schedule_rewrite(s, dp_add_messages);
-    if (!err)
-        err = check_blocks(s, &blocks);
+    /* A receive of a skip right before its compute would keep the sender from its next batch. */
+    if (!err && !s->skip_count)
+        err = add_and_check(s, &blocks);
     if (err || !blocks)
         return err;
-    err = dp_schedule_rewrite(s, drop_messages);
-    if (!err)
-        err = dp_add_messages_in_lockstep(s);
+    err = dp_add_messages_in_lockstep(s);
     /* Where the computes themselves wait in a circle, the checker reports it. */
     return err == DP_EINVAL ? dp_schedule_rewrite(s, dp_add_messages) : err;
 }

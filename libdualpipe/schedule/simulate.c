@@ -48,7 +48,7 @@ struct simulator {
     const struct dp_schedule *s;
     unsigned flags;
     struct dp_durations durations;
-    int64_t latency_ns, transfer_ns;
+    int64_t latency_ns, transfer_ns, skip_transfer_ns;
     struct dp_links links;
     int64_t *link_free_ns;       /* [links.count] */
     struct dp_messages *arrivals; /* [links.flows]; tag: the mb */
@@ -124,17 +124,24 @@ static void take(struct turn *t, const struct need *need)
     move_clock(t->clock, message.time_ns, need->peer, message.index);
 }
 
+static bool is_send(struct dp_op op)
+{
+    return op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B || op.kind == DP_OP_SEND_SKIP_F ||
+           op.kind == DP_OP_SEND_SKIP_B;
+}
+
 /* Put a message on its link at the sender's time. */
 static enum outcome send(struct turn *t, struct dp_op op)
 {
-    const struct dp_port *port = dp_port_of(t->ports, op.slot, (enum dp_op_kind)op.kind);
+    const struct dp_port *port = dp_links_port(&t->sim->links, t->sim->s, t->rank, op);
     struct dp_messages *q = &t->sim->arrivals[port->flow];
+    const bool skip = dp_op_is_skip((enum dp_op_kind)op.kind);
     int64_t *free_ns = &t->sim->link_free_ns[port->link];
     int64_t start = t->clock->now_ns > *free_ns ? t->clock->now_ns : *free_ns;
 
     if (q->count >= t->sim->limit)
         return PAUSES;
-    *free_ns = start + t->sim->transfer_ns;
+    *free_ns = start + (skip ? t->sim->skip_transfer_ns : t->sim->transfer_ns);
     if (!dp_messages_push(q, (struct dp_message){op.mb, t->clock->cause,
                                                *free_ns + t->sim->latency_ns}))
         return FAILED;
@@ -148,7 +155,7 @@ static enum outcome start_sends(struct turn *t)
 
     for (; clock->unsent; clock->sent++) {
         struct dp_op op = t->ops[clock->sent];
-        if (op.kind != DP_OP_SEND_F && op.kind != DP_OP_SEND_B)
+        if (!is_send(op))
             continue;
         enum outcome outcome = send(t, op);
         if (outcome != GOES_ON)
@@ -165,9 +172,9 @@ static enum outcome wait_for_receives(struct turn *t)
 
     for (; clock->received < clock->next; clock->received++) {
         struct dp_op op = t->ops[clock->received];
-        if (op.kind != DP_OP_RECV_F && op.kind != DP_OP_RECV_B)
+        if (!dp_op_is_message((enum dp_op_kind)op.kind) || is_send(op))
             continue;
-        if (!is_there(t, dp_port_of(t->ports, op.slot, (enum dp_op_kind)op.kind), op.mb, &need))
+        if (!is_there(t, dp_links_port(&t->sim->links, t->sim->s, t->rank, op), op.mb, &need))
             return WAITS;
         take(t, &need);
     }
@@ -310,15 +317,43 @@ static bool is_input_there(const struct turn *t, struct dp_op op, struct need *n
                                   op.kind == DP_OP_F ? DP_OP_RECV_F : DP_OP_RECV_B), op.mb, need);
 }
 
+/* The skips that a compute reads: are all there, or, taking, take them. */
+static bool with_skips(struct turn *t, struct dp_op op, bool taking)
+{
+    const struct dp_schedule *s = t->sim->s;
+    const struct dp_slot *slot = dp_schedule_slot(s, t->rank, (int)op.slot);
+    const bool forward = op.kind == DP_OP_F;
+    struct need need;
+    bool there = true;
+
+    if ((!forward && op.kind != DP_OP_B && op.kind != DP_OP_I) ||
+        t->sim->flags & DP_SIMULATE_BATCHES)
+        return true;
+    op.kind = forward ? DP_OP_RECV_SKIP_F : DP_OP_RECV_SKIP_B;
+    for (int k = 0; k < s->skip_count && there; k++) {
+        if ((forward ? s->skips[k].to : s->skips[k].from) != slot->stage)
+            continue;
+        op.argument = (uint32_t)k;
+        there = is_there(t, dp_links_port(&t->sim->links, s, t->rank, op), op.mb, &need);
+        if (there && taking)
+            take(t, &need);
+    }
+    return there;
+}
+
 static enum outcome compute(struct turn *t, const struct dp_op *op)
 {
     struct need first, second = {0};
 
     if (!is_input_there(t, op[0], &first) ||
-        (op->overlap && !is_input_there(t, op[1], &second)))
+        (op->overlap && !is_input_there(t, op[1], &second)) || !with_skips(t, op[0], false) ||
+        (op->overlap && !with_skips(t, op[1], false)))
         return WAITS;
     take(t, &first);
     take(t, &second);
+    with_skips(t, op[0], true);
+    if (op->overlap)
+        with_skips(t, op[1], true);
     wait_for_fetch(t, op[0]);
     if (op->overlap)
         wait_for_fetch(t, op[1]);
@@ -386,6 +421,8 @@ static enum outcome step(struct turn *t, const struct dp_op *op)
         return fetch(t, *op);
     case DP_OP_SEND_F:
     case DP_OP_SEND_B:
+    case DP_OP_SEND_SKIP_F:
+    case DP_OP_SEND_SKIP_B:
         if (!t->clock->unsent++)
             t->clock->sent = t->clock->next;
         return GOES_ON;
@@ -554,6 +591,10 @@ static int set_up(struct simulator *sim, const struct dp_cost *cost)
     sim->latency_ns = llround(cost->link_latency_ns);
     if (cost->link_bytes_per_ns > 0)
         sim->transfer_ns = llround(cost->message_bytes / cost->link_bytes_per_ns);
+    if (cost->link_bytes_per_ns > 0)
+        sim->skip_transfer_ns =
+            llround((cost->skip_bytes > 0 ? cost->skip_bytes : cost->message_bytes) /
+                    cost->link_bytes_per_ns);
     sim->evict_ns = llround(cost->evict_ns);
     sim->fetch_ns = llround(cost->fetch_ns);
     sim->limit = 4; /* short queues stay in the cache */

@@ -4,6 +4,7 @@
  * comment.
  *
  *      KIND P=4 M=8 [streams=2] [forward_only] [return_outputs] [no_overlap] [map=0:2:1:3]
+ *      skip enc/a 0 3       a skip connection: namespace/name or name, from stage, to stage
  *      holds 0: 0 3/1 4@0   stages of rank 0's slots, /1: of stream 1, @0: with the parameters of
  *                           location 0; only for kinds user and async
  *      rank 0: |1| F0.0 sF0.0 c1 F0.3&B1.1 ...
@@ -271,6 +272,60 @@ static int read_holds(struct reader *r, int rank)
     return err;
 }
 
+/* ---- skips ----------------------------------------------------------------------------------- */
+
+static bool copy_word(const char *text, int len, bool may_be_empty, char word[DP_SKIP_NAME_LEN])
+{
+    if (!dp_skip_word(text, (size_t)len, may_be_empty))
+        return false;
+    memcpy(word, text, (size_t)len);
+    return true;
+}
+
+/* "name" or "namespace/name". */
+static int read_title(struct reader *r, struct dp_skip *skip)
+{
+    struct token w;
+
+    if (!next_token(r, &w))
+        return BAD(r, "the line ends, expected 'skip NAME FROM TO'");
+    const char *slash = memchr(w.text, '/', (size_t)w.len);
+    const int space = slash ? (int)(slash - w.text) : 0, name = slash ? space + 1 : 0;
+    if (copy_word(w.text, space, true, skip->space) &&
+        copy_word(w.text + name, w.len - name, false, skip->name))
+        return 0;
+    return EXPECTED(r, w, "a name, or namespace/name, of letters, digits, '_', '.' and '-'");
+}
+
+static int read_end_of_skip(struct reader *r, int32_t *stage)
+{
+    struct token w, whole;
+    uint32_t number;
+
+    if (!next_token(r, &w))
+        return BAD(r, "the line ends, expected 'skip NAME FROM TO'");
+    whole = w;
+    if (!take_number(&w, INT32_MAX, &number) || w.len)
+        return EXPECTED(r, whole, "a stage");
+    *stage = (int32_t)number;
+    return 0;
+}
+
+static int read_skip(struct reader *r)
+{
+    struct dp_skip skip = {.from = 0};
+    struct token w;
+    int err = read_title(r, &skip);
+
+    if (!err)
+        err = read_end_of_skip(r, &skip.from);
+    if (!err)
+        err = read_end_of_skip(r, &skip.to);
+    if (!err && next_token(r, &w))
+        err = EXPECTED(r, w, "the end of the line");
+    return err ? err : dp_draft_add_skip(r->draft, &skip);
+}
+
 /* ---- ops ------------------------------------------------------------------------------------- */
 
 /* The kind whose letters w begins with; of two that do, the one with more letters. */
@@ -317,6 +372,9 @@ static int check_op(struct reader *r, struct token whole, struct dp_op op)
 {
     const struct dp_schedule *s = r->draft->s;
 
+    if (dp_op_is_skip((enum dp_op_kind)op.kind) && (int)op.argument >= s->skip_count)
+        return BAD(r, "'%.*s', expected the number of one of %d skips", whole.len, whole.text,
+                   s->skip_count);
     int slots = dp_schedule_slot_count(s, r->rank);
 
     if (op.kind != DP_OP_COMMIT && !slots)
@@ -404,6 +462,8 @@ static int read_line(struct reader *r)
 
     if (!next_token(r, &w))
         return 0;
+    if (token_is(w, "skip"))
+        return r->rank < 0 ? read_skip(r) : EXPECTED(r, w, "only before the ranks");
     if (token_is(w, "holds")) {
         if (r->rank >= 0 || !dp_placed_by_file(r->draft->spec.kind))
             return EXPECTED(r, w, "only before the ranks of a schedule of kind user or "
@@ -513,9 +573,17 @@ static void add_rank(struct dp_text *t, const struct dp_schedule *s, int rank, c
     dp_text_adds(t, "\n");
 }
 
+static void add_skip(struct dp_text *t, const struct dp_skip *skip, char separator)
+{
+    dp_text_addf(t, "skip%c%s%s%s%c%d%c%d\n", separator, skip->space, skip->space[0] ? "/" : "",
+                 skip->name, separator, skip->from, separator, skip->to);
+}
+
 void dp_write_text(const struct dp_schedule *s, char separator, struct dp_text *t)
 {
     add_header(t, s, separator);
+    for (int k = 0; k < s->skip_count; k++)
+        add_skip(t, &s->skips[k], separator);
     for (int rank = 0; dp_placed_by_file(s->kind) && rank < s->ranks; rank++)
         add_holds(t, s, rank, separator);
     for (int rank = 0; rank < s->ranks; rank++)

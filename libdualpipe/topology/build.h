@@ -70,8 +70,7 @@ void dp_topo_builder_fini(struct dp_topo_builder *b);
 /* Give the ports of all hosts rails, and the rails spines, as dp_topology_merge says (merge.c). */
 void dp_topo_join_hosts(struct dp_topo_builder *b);
 
-/* ---- assumed rates (assumed_rates.c)
- * -------------------------------------------------------------- */
+/* ---- assumed rates (assumed_rates.c) --------------------------------------------------------- */
 
 /* Bytes per ns of a PCI lane after line coding; 0 for a generation that is not known. */
 double dp_pci_lane_rate(int gen);

@@ -154,7 +154,7 @@ void dp_nvml_ask_domain(const struct dp_nvml *nvml, struct dp_nvml_device *devic
 
 /* Complete the GPUs of a host, which has its NUMA nodes and what its PCI buses show: models, memory,
  * NVLink, C2C, and GPUs that stand on no bus that is shown. What cannot be told is noted. Of a machine
- * that is not this one (is_here) only where DUALPIPE_TOPOLOGY_NVML_LIBRARY names somebody to ask.
+ * that is not this one (is_here) only where DUALPIPE_TOPOLOGY_NVML_LIBRARY names a library to ask.
  * DP_EINVAL for that option's value only. */
 int dp_nvml_add(struct dp_topo_builder *b, int32_t host, bool is_here);
 

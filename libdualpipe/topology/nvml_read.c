@@ -323,7 +323,7 @@ static void join_cpus(struct reader *r)
 
 /* ---- notes ---------------------------------------------------------------------------------- */
 
-/* Links that are up although the driver lets nobody use them: one note about the first pair. */
+/* Links that are up although the driver does not allow their use: one note about the first pair. */
 static void note_refusals(struct reader *r)
 {
     for (int32_t i = 0; i < r->count; i++)

@@ -9,7 +9,7 @@ enum { DEEPEST = 32 };
 
 enum { VENDOR_NVIDIA = 0x10de, VENDOR_AMD = 0x1002 };
 
-/* Displays of NVIDIA and AMD, 3D and other displays of anybody (what has a VGA class besides is a
+/* Displays of NVIDIA and AMD, 3D and other displays of any vendor (what has a VGA class besides is a
  * management console's or a CPU's), and processing accelerators. */
 bool dp_pci_is_gpu(const struct dp_topo_pci *id)
 {

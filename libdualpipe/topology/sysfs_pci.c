@@ -72,7 +72,7 @@ static void read_function(const char *root, const char *name, struct dp_pci_func
     f->id.vendor_id = read_id(root, name, "vendor");
     f->id.device_id = read_id(root, name, "device");
     if (!dp_pci_is_gpu(&f->id) && !dp_pci_is_nic(&f->id) && !dp_pci_is_bridge(&f->id))
-        return; /* nobody asks for the rest */
+        return; /* the rest is never asked for */
     f->id.subsystem_vendor_id = read_id(root, name, "subsystem_vendor");
     f->id.subsystem_device_id = read_id(root, name, "subsystem_device");
     f->numa = (int32_t)dp_sysfs_number(root, -1, "%s/%s/numa_node", devices, name);

@@ -39,7 +39,7 @@ static size_t index_of(const struct dp_intervals *in, int64_t start)
 }
 
 /* The first interval from i on without an owner. next[i] == i: it is one; else look from next[i] on,
- * and halve the way for those who ask later. */
+ * and halve the way for later questions. */
 static size_t next_free(size_t *next, size_t i)
 {
     while (next[i] != i) {

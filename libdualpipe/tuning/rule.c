@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tuning/rule.h"
 
+#include "base/array.h"
+#include "base/fail.h"
 #include "base/number.h"
 
 #include <dualpipe/options.h>
@@ -244,4 +246,29 @@ bool dp_tuning_rule_check(const struct dp_tuning_rule *r, char why[DP_RULE_WHY])
     if (problem)
         snprintf(why, DP_RULE_WHY, "%s", problem);
     return !problem;
+}
+
+/* ---- a table in the making ----------------------------------------------------------------------- */
+
+static int grow(struct dp_tuning_draft *draft)
+{
+    struct dp_tuning_rule *rules =
+        dp_array_grow(draft->rules, &draft->capacity, draft->count + 1, sizeof(*rules));
+
+    if (!rules)
+        return dp_fail(DP_ENOMEM, "%s: no memory for %zu rules", draft->name, draft->count + 1);
+    draft->rules = rules;
+    return 0;
+}
+
+int dp_tuning_draft_add(struct dp_tuning_draft *draft, const struct dp_tuning_rule *rule)
+{
+    char why[DP_RULE_WHY];
+
+    if (!dp_tuning_rule_check(rule, why))
+        return dp_fail(DP_EINVAL, "%s:%d: %s", draft->name, rule->line, why);
+    int err = grow(draft);
+    if (!err)
+        draft->rules[draft->count++] = *rule;
+    return err;
 }

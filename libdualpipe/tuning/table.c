@@ -2,7 +2,6 @@
  *
  * table.c - a table, from a text or a file.
  */
-#include "base/array.h"
 #include "base/fail.h"
 #include "base/number.h"
 #include "base/text.h"
@@ -15,29 +14,6 @@
 
 /* A table is read whenever a communicator is made; this is a hundred thousand rules. */
 enum { MAX_FILE = 8 << 20 };
-
-static int grow(struct dp_tuning_draft *draft)
-{
-    struct dp_tuning_rule *rules =
-        dp_array_grow(draft->rules, &draft->capacity, draft->count + 1, sizeof(*rules));
-
-    if (!rules)
-        return dp_fail(DP_ENOMEM, "%s: no memory for %zu rules", draft->name, draft->count + 1);
-    draft->rules = rules;
-    return 0;
-}
-
-int dp_tuning_draft_add(struct dp_tuning_draft *draft, const struct dp_tuning_rule *rule)
-{
-    char why[DP_RULE_WHY];
-
-    if (!dp_tuning_rule_check(rule, why))
-        return dp_fail(DP_EINVAL, "%s:%d: %s", draft->name, rule->line, why);
-    int err = grow(draft);
-    if (!err)
-        draft->rules[draft->count++] = *rule;
-    return err;
-}
 
 static int make_table(struct dp_tuning_draft *draft, struct dp_tuning_table **out)
 {

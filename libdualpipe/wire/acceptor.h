@@ -33,7 +33,7 @@ struct dp_hello {
 };
 
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
-enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 5 };
+enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 6 };
 #define DP_ACCEPTOR_EVICT_NS INT64_C(500000000)
 
 struct dp_pending {
@@ -65,8 +65,8 @@ int dp_acceptor_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_CO
 void dp_acceptor_close(struct dp_wire_listener *acceptor);
 /* The config's cookie, or a random one. */
 int dp_acceptor_choose_cookie(const struct dp_wire_config *config, uint8_t cookie[DP_COOKIE_BYTES]);
-/* DP_EAGAIN, or 0 and *out: a pending who said the right hello. Its files are the caller's. DP_EIO
- * as in struct dp_wire_ops. */
+/* DP_EAGAIN, or 0 and *out: a pending connection with the right hello. Its files are the caller's.
+ * DP_EIO as in struct dp_wire_ops. */
 int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out);
 /* About to sleep: what to poll for. false: connections are pending, look again soon. */
 bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd);

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "config.h" /* GNU extensions: process_vm_readv, struct ucred */
+#include "config.h" /* GNU extensions: process_vm_readv, process_vm_writev, struct ucred */
 
 #include "wire/cma.h"
 
 #include "base/copy.h"
 #include "wire/net.h"
 
-#include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -26,8 +28,7 @@ enum {
     TURN_BYTES = 1 << 20 /* of one call of ours, so that one wire leaves time for others */
 };
 
-/* ---- permission -------------------------------------------------------------------------------
- */
+/* ---- permission ------------------------------------------------------------------------------ */
 
 static bool is_yama_restricted(void)
 {
@@ -47,6 +48,61 @@ static void allow_attach(uint32_t pid)
         prctl(PR_SET_PTRACER, (unsigned long)pid, 0, 0, 0);
 }
 
+/* ---- guards ---------------------------------------------------------------------------------- */
+
+/* Between 2^(bits - 1) and 2^bits, where no system puts anything by itself: above heaps of programs
+ * that begin low, and below those of others, shared objects and stacks. */
+static uint64_t guess_address(int bits)
+{
+    const uint64_t half = UINT64_C(1) << (bits - 1);
+    uint64_t random;
+
+    if (dp_random_bytes(&random, sizeof(random)))
+        return 0;
+    return half + (random & (half - 1) & ~(uint64_t)(sysconf(_SC_PAGESIZE) - 1));
+}
+
+/* The page can be written to only once no child gets it. The system call itself, as sanitizers let
+ * programs map at certain addresses only. */
+static uint64_t map_guard(int bits)
+{
+    const uint64_t wanted = guess_address(bits);
+    const size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+
+    const long at = wanted ? syscall(SYS_mmap, wanted, bytes, PROT_NONE, flags, -1, 0) : -1;
+    void *page = (void *)at;
+
+    if (at == -1)
+        return 0;
+    /* A kernel that does not know the flag takes the address as a wish. */
+    if ((uint64_t)at == wanted && !madvise(page, bytes, MADV_DONTFORK) &&
+        !mprotect(page, bytes, PROT_READ | PROT_WRITE))
+        return wanted;
+    munmap(page, bytes);
+    return 0;
+}
+
+void dp_cma_guards(uint64_t guards[DP_CMA_GUARDS])
+{
+    static const int bits[] = {46, 46, 46, 46, 41, 38}; /* of addresses; the last for small ones */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint64_t ours[DP_CMA_GUARDS];
+    static pid_t owner; /* a child has none yet */
+
+    pthread_mutex_lock(&lock);
+    for (int g = 0; g < DP_CMA_GUARDS && owner != getpid(); g++) {
+        ours[g] = 0;
+        for (size_t i = 0; i < sizeof(bits) / sizeof(bits[0]) && !ours[g]; i++)
+            ours[g] = map_guard(bits[i]);
+    }
+    owner = getpid();
+    memcpy(guards, ours, sizeof(ours));
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- the peer -------------------------------------------------------------------------------- */
+
 void dp_cma_introduce(struct dp_cma *d, int socket, struct dp_cma_identity *mine,
                       struct dp_cma_identity *theirs)
 {
@@ -65,6 +121,7 @@ void dp_cma_introduce(struct dp_cma *d, int socket, struct dp_cma_identity *mine
     mine->pid = d->pid;
     mine->token_at = (uint64_t)(uintptr_t)&d->token;
     mine->token = d->token;
+    dp_cma_guards(mine->guards);
     atomic_store_explicit(&mine->ready, 1, memory_order_release);
 }
 
@@ -87,23 +144,20 @@ static int read_peer(struct dp_cma *d, uint64_t from, uint64_t to, size_t len)
     return n == (ssize_t)(sizeof(token) + len) ? 0 : DP_EUNSUPPORTED;
 }
 
-/* The file stands for an address space and not for a number; so the token is read through it. */
-static bool open_memory(struct dp_cma *d)
+/* Write len bytes at `from` to `to` of the peer, behind a word to each of its guards. */
+static int write_peer(struct dp_cma *d, uint64_t from, uint64_t to, size_t len)
 {
-    uint64_t token = 0;
-    char path[32];
+    const uint64_t words[DP_CMA_GUARDS] = {0, 0};
+    const struct iovec here[2] = {{(void *)words, sizeof(words)}, {(void *)(uintptr_t)from, len}};
+    const struct iovec there[DP_CMA_GUARDS + 1] = {
+        {(void *)(uintptr_t)d->guards[0], sizeof(words[0])},
+        {(void *)(uintptr_t)d->guards[1], sizeof(words[1])},
+        {(void *)(uintptr_t)to, len}};
+    const unsigned long more = len ? 1 : 0;
+    ssize_t n =
+        process_vm_writev((pid_t)d->peer_pid, here, 1 + more, there, DP_CMA_GUARDS + more, 0);
 
-    snprintf(path, sizeof(path), "/proc/%u/mem", d->peer_pid);
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    if (pread(fd, &token, sizeof(token), (off_t)d->theirs->token_at) != sizeof(token) ||
-        token != d->theirs->token) {
-        close(fd);
-        return false;
-    }
-    d->memory = fd;
-    return true;
+    return n == (ssize_t)(sizeof(words) + len) ? 0 : DP_EUNSUPPORTED;
 }
 
 void dp_cma_try(struct dp_cma *d)
@@ -115,15 +169,10 @@ void dp_cma_try(struct dp_cma *d)
     if (!atomic_load_explicit(&d->theirs->ready, memory_order_acquire))
         return;
     d->tried = true;
-    d->reaches = d->theirs->pid == d->peer_pid && !read_peer(d, 0, 0, 0) && open_memory(d);
+    memcpy(d->guards, d->theirs->guards, sizeof(d->guards));
+    d->reaches = d->theirs->pid == d->peer_pid && d->guards[0] && d->guards[1] &&
+                 !read_peer(d, 0, 0, 0) && !write_peer(d, 0, 0, 0);
     atomic_store_explicit(&d->mine->reaches, d->reaches, memory_order_release);
-}
-
-void dp_cma_fini(struct dp_cma *d)
-{
-    if (d->reaches)
-        close(d->memory);
-    d->reaches = false;
 }
 
 /* A child that has inherited the wire is another process than the one that the peer knows. */
@@ -139,8 +188,7 @@ bool dp_cma_works(const struct dp_cma *d)
            dp_cma_is_known(d);
 }
 
-/* ---- a transfer
- * ---------------------------------------------------------------------------------- */
+/* ---- a transfer ------------------------------------------------------------------------------ */
 
 static uint64_t pack(uint32_t front, uint32_t back)
 {
@@ -278,19 +326,10 @@ int dp_cma_pull(struct dp_cma *d, struct dp_cma_part *p)
     return 0;
 }
 
-/* Less is written where the peer has ended, or has no such memory. */
-static int write_peer(struct dp_cma *d, const struct dp_cma_part *p, size_t at, size_t len)
-{
-    const ssize_t n =
-        pwrite(d->memory, (const void *)(uintptr_t)(p->here + at), len, (off_t)(p->there + at));
-
-    return n == (ssize_t)len ? 0 : DP_EUNSUPPORTED;
-}
-
 static int push_chunk(struct dp_cma *d, const struct dp_cma_part *p, size_t at, size_t len)
 {
     if (!p->mapped)
-        return write_peer(d, p, at, len);
+        return write_peer(d, p->here + at, p->there + at, len);
     dp_copy_piece(p->mapped + at, (const char *)(uintptr_t)p->here + at, len, p->len);
     return 0;
 }

@@ -2,7 +2,7 @@
  *
  * cma.h - cross-memory attach: copies from one process's memory to another's, by both processes at
  * once. A message that is transferred so is cut into chunks; the receiver takes them from the front
- * (process_vm_readv), the sender from the back (/proc/PID/mem), until they meet. Either can copy
+ * (process_vm_readv), the sender from the back (process_vm_writev), until they meet. Either can copy
  * all of it.
  *
  *      receiver pulls ->                                   <- sender pushes
@@ -18,21 +18,18 @@
  * other, so a second peer uses the ring.
  *
  * A process is named by its number, and the peer may end at any time, after which another process
- * may get that number. It is neither taken for the peer nor written to. Each side has a random
- * token in its memory, and publishes the token's address and value.
+ * may get that number. It is neither taken for the peer nor written to. What proves the peer is part
+ * of each call: the kernel looks the number up once in a call and holds the address space that it
+ * found until the call returns (process_vm_rw_core: mm_access, mmput).
  *
- * - A pull reads the token and the chunk in one call. The kernel looks the number up once in a call
- * and holds the address space that it found until the call returns (process_vm_rw_core: mm_access,
- *   mmput). So if the token is right, the chunk is the peer's. If it is not, the message fails.
- * - A push cannot be checked in the same call, and what was checked before it may have ended since.
- * So process_vm_writev is not used. /proc/PID/mem, once it is open, stands for the address space
- * that the number meant when it was opened (mem_open: file->private_data is the mm_struct), not for
- * the number. The token, read through the open file, proves that this is the peer's, for as long as
- * the file is open. After the peer has ended, or has called exec, a write to it returns 0 and has
- * written nothing (mem_rw: mmget_not_zero).
- *
- * A push is slower than a pull, by nearly half, since the kernel copies every page twice on its
- * way. So the receiver takes more of the chunks.
+ * - A pull reads the peer's token, 64 random bits whose address and value it has published, and the
+ *   chunk. If the token is right, the chunk is the peer's. If it is not, the message fails.
+ * - A push writes a word to each of the peer's two guard pages, and behind them the chunk. A process
+ *   has its guards at random addresses, of 2^33 each, where nothing else is mapped, and publishes
+ *   them; a child does not inherit them (MADV_DONTFORK), and exec unmaps them. The kernel takes the
+ *   parts of a call in their order, and ends the call at the first one that it cannot pin
+ *   (process_vm_rw_single_vec: pin_user_pages_remote), before it has written any of it. So in another
+ *   process the call ends with EFAULT at the first guard, or for one in 2^33 at the second.
  */
 #ifndef DP_WIRE_CMA_H
 #define DP_WIRE_CMA_H
@@ -42,12 +39,15 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
+enum { DP_CMA_GUARDS = 2 };
+
 /* What a side publishes about itself, in shared memory. Zeroed memory: not published yet. */
 struct dp_cma_identity {
     alignas(128) atomic_uint ready; /* the other members are valid */
     atomic_uint reaches;            /* tested: this side can copy from and to the other's memory */
     uint32_t pid;
     uint64_t token_at, token;
+    uint64_t guards[DP_CMA_GUARDS]; /* addresses; 0: there are none, and it cannot be written to */
 };
 
 /* A message in transfer, in shared memory. One at a time for each direction. */
@@ -69,8 +69,8 @@ struct dp_cma {
     struct dp_cma_identity *mine, *theirs;
     bool tried; /* the outcome is in reaches */
     bool reaches;
-    int memory;     /* the peer's, to write to; open if reaches */
     uint64_t token; /* its address and value are in the identity */
+    uint64_t guards[DP_CMA_GUARDS]; /* the peer's */
 };
 
 /* This side's view of a transfer. Lengths and addresses are its own copies: shared memory may
@@ -85,14 +85,14 @@ struct dp_cma_part {
     uint32_t others; /* chunks that the other side had taken when this side ended the transfer */
 };
 
+/* The addresses of this process's guards, made at the first call; 0: they cannot be. Any thread. */
+void dp_cma_guards(uint64_t guards[DP_CMA_GUARDS]);
 /* Publish this process to the peer at the other end of the socket. `theirs` and `mine` are in
  * shared memory. d may not move afterwards. */
 void dp_cma_introduce(struct dp_cma *d, int socket, struct dp_cma_identity *mine,
                       struct dp_cma_identity *theirs);
 /* Once the other side is published, test whether its memory can be reached. */
 void dp_cma_try(struct dp_cma *d);
-/* No transfer is in progress. */
-void dp_cma_fini(struct dp_cma *d);
 /* Whether this is the process that the other side knows, and not a child of it. */
 bool dp_cma_is_known(const struct dp_cma *d);
 /* Whether one side at least can copy from and to all memory of the other. */

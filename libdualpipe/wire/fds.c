@@ -30,7 +30,7 @@ ssize_t dp_fds_send(int socket, const void *bytes, size_t len, int fd)
     return sendmsg(socket, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Keep the last file; there may be more of them than anybody asked for. */
+/* Keep the last file; there may be more of them than were asked for. */
 static void take_files(struct msghdr *msg, int *fd)
 {
     for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {

@@ -149,7 +149,7 @@ static bool parse_ip(const char *text, union dp_sockaddr *out)
     return out->any.sa_family;
 }
 
-/* The lower the better: IPv4 before IPv6 (whose link-local addresses are of use to nobody else),
+/* The lower the better: IPv4 before IPv6 (whose link-local addresses are of use within a link only),
  * networks before bridges for containers, the loopback last. */
 static int rank_interface(const struct ifaddrs *i)
 {

@@ -22,58 +22,16 @@
 #include "wire/shm.h"
 
 #include "base/copy.h"
-#include "wire/fds.h"
 #include "wire/sockets.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 
 enum {
     TURNS = 2 * DP_SHM_SLOTS, /* pieces of one progress, so that one wire leaves time for others */
-    LOOKS = 4096,             /* progresses in vain before the socket is looked at */
-    READS = 4096              /* of the socket in one look: more than it holds at a time */
+    LOOKS = 4096              /* progresses in vain before the socket is looked at */
 };
-
-/* ---- the other side's sleep -------------------------------------------------------------------- */
-
-/* Both sides use atomic exchanges on the flag, which are totally ordered. If the waker's exchange
- * comes first, the sleeper's exchange acquires everything that the waker wrote before, and its next
- * look finds the new piece. If the sleeper's comes first, the waker reads 1 and sends a byte. */
-static bool set_asleep(atomic_uint *asleep, unsigned value)
-{
-    return atomic_exchange_explicit(asleep, value, memory_order_acq_rel);
-}
-
-void dp_shm_ring(struct dp_shm_wire *w, atomic_uint *asleep)
-{
-    if (set_asleep(asleep, 0))
-        send(w->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-/* Read away what rang, hear what announcements there are, and notice if the peer has closed its
- * end. */
-void dp_shm_look(struct dp_shm_wire *w)
-{
-    const unsigned before = w->mappings.received;
-    char bytes[sizeof(struct dp_shm_announcement)];
-    ssize_t n = 1;
-
-    for (int i = 0; i < READS && n > 0; i++) {
-        /* Never read beyond the end of a announcement: the next one's file would replace its own.
-         */
-        const size_t most = sizeof(bytes) - w->mappings.got;
-        n = dp_fds_receive(w->fd, bytes, most, &w->mappings.passed_fd);
-        if (n > 0)
-            dp_shm_mappings_receive(&w->mappings, bytes, (size_t)n);
-    }
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
-        w->peer_gone = true;
-    if (w->mappings.received != before)
-        dp_shm_has_shared(w);
-}
 
 static void look_sometimes(struct dp_shm_wire *w)
 {
@@ -123,12 +81,6 @@ static void send_entry(struct dp_shm_wire *w)
     dp_wire_finish_head(&w->base.sends, 0);
 }
 
-bool dp_shm_is_all_taken(struct dp_shm_wire *w)
-{
-    w->known_taken = atomic_load_explicit(&w->out->taken, memory_order_acquire);
-    return w->known_taken == w->sent;
-}
-
 /* Nothing is sent after an offer until its transfer has ended. */
 static bool can_send_entry(struct dp_shm_wire *w)
 {
@@ -161,11 +113,6 @@ static bool has_entry(const struct dp_shm_wire *w)
     const struct dp_shm_entry *entry = next_entry(w);
 
     return atomic_load_explicit(&entry->turn, memory_order_acquire) == w->received + 1;
-}
-
-void dp_shm_free_slot(struct dp_shm_wire *w)
-{
-    atomic_store_explicit(&w->in->taken, ++w->received, memory_order_release);
 }
 
 /* Drop the rest of a message that was too long for its receive. */
@@ -304,9 +251,9 @@ static bool shm_arm(struct dp_wire *wire, struct pollfd *fd)
     }
     *fd = (struct pollfd){.fd = w->fd, .events = POLLIN};
     if (dp_wire_listens(wire))
-        set_asleep(&w->in->receiver_asleep, 1);
+        dp_shm_set_asleep(&w->in->receiver_asleep, 1);
     if (wire->sends.head)
-        set_asleep(&w->out->sender_asleep, 1);
+        dp_shm_set_asleep(&w->out->sender_asleep, 1);
     return !(dp_wire_listens(wire) && can_receive(w)) && !(wire->sends.head && can_send(w));
 }
 
@@ -316,8 +263,8 @@ static void shm_disarm(struct dp_wire *wire, short revents)
 
     if (!wire->connected)
         return;
-    set_asleep(&w->in->receiver_asleep, 0);
-    set_asleep(&w->out->sender_asleep, 0);
+    dp_shm_set_asleep(&w->in->receiver_asleep, 0);
+    dp_shm_set_asleep(&w->out->sender_asleep, 0);
     if (revents)
         dp_shm_look(w);
 }
@@ -333,7 +280,6 @@ static void shm_close(struct dp_wire *wire)
     struct dp_shm_wire *w = dp_shm_of(wire);
 
     shm_quiesce(wire);
-    dp_cma_fini(&w->cma);
     dp_shm_mappings_fini(&w->mappings);
     dp_connector_fini(&w->connector);
     dp_fd_close(w->fd);
@@ -342,13 +288,23 @@ static void shm_close(struct dp_wire *wire)
     free(w);
 }
 
+static int shm_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
+{
+    return dp_shm_connect(&dp_wire_shm, address, label, out);
+}
+
+static int shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
+{
+    return dp_shm_accept(&dp_wire_shm, listener, label, out);
+}
+
 const struct dp_wire_ops dp_wire_shm = {
     .name = "shm",
     .address_bytes = DP_SHM_ADDRESS_BYTES,
     .listen = dp_shm_listen,
-    .accept = dp_shm_accept,
+    .accept = shm_accept,
     .unlisten = dp_acceptor_close,
-    .connect = dp_shm_connect,
+    .connect = shm_connect,
     .progress = shm_progress,
     .has_message = shm_has_message,
     .arm = shm_arm,

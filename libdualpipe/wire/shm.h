@@ -13,6 +13,8 @@
 #include "wire/shm_path.h"
 #include "wire/wire.h"
 
+#include <sys/socket.h>
+
 enum {
     DP_SHM_SLOTS = 64, /* a power of 2 */
     /* All slots together are larger than a core's own cache: what is written into one again has
@@ -110,26 +112,42 @@ static inline struct dp_shm_wire *dp_shm_of(struct dp_wire *wire)
     return (struct dp_shm_wire *)wire;
 }
 
-/* ---- shm.c: the ring ------------------------------------------------------------------------- */
+/* ---- shm_signal.c: what the sides tell each other beside messages ------------------------------ */
+
+/* Both sides use atomic exchanges on the flag, which are totally ordered. If the waker's exchange
+ * comes first, the sleeper's exchange acquires everything that the waker wrote before, and its next
+ * look finds the new piece. If the sleeper's comes first, the waker reads 1 and sends a byte. */
+static inline bool dp_shm_set_asleep(atomic_uint *asleep, unsigned value)
+{
+    return atomic_exchange_explicit(asleep, value, memory_order_acq_rel);
+}
 
 /* Wake the other side, if it sleeps with this flag set. */
-void dp_shm_ring(struct dp_shm_wire *w, atomic_uint *asleep);
+static inline void dp_shm_ring(struct dp_shm_wire *w, atomic_uint *asleep)
+{
+    if (dp_shm_set_asleep(asleep, 0))
+        send(w->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 /* Free the receiver's current entry. */
-void dp_shm_free_slot(struct dp_shm_wire *w);
+static inline void dp_shm_free_slot(struct dp_shm_wire *w)
+{
+    atomic_store_explicit(&w->in->taken, ++w->received, memory_order_release);
+}
+
 /* Whether the receiver is done with all that was sent. */
 bool dp_shm_is_all_taken(struct dp_shm_wire *w);
 /* Read the socket: wake-ups, announcements, the peer's end. */
 void dp_shm_look(struct dp_shm_wire *w);
+/* Memory was announced in either direction: offers that were refused before may work now. */
+void dp_shm_has_shared(struct dp_shm_wire *w);
 
-/* ---- shm_large.c: rendezvous transfers ----------------------------------------------------------
- */
+/* ---- shm_large.c: rendezvous transfers ------------------------------------------------------- */
 
 /* The connection is set up: publish this process for CMA, unless the user forbids it. */
 void dp_shm_meet(struct dp_shm_wire *w);
 /* Once the peer is published too, test whether its memory can be reached. */
 void dp_shm_try(struct dp_shm_wire *w);
-/* Memory was announced in either direction: offers that were refused before may work now. */
-void dp_shm_has_shared(struct dp_shm_wire *w);
 /* Fill the entry with an offer of the first send, which is large. false: it goes through the ring.
  */
 bool dp_shm_offer(struct dp_shm_wire *w, struct dp_shm_entry *entry);
@@ -157,8 +175,7 @@ struct dp_shm_location dp_shm_name(struct dp_shm_wire *w, const void *buf, size_
 /* Memory that the other side refers to; NULL if it is not mapped here. */
 char *dp_shm_find(struct dp_shm_wire *w, const struct dp_shm_location *place, size_t len);
 
-/* ---- shm_loan.c: memory that the peer works on in place
- * ------------------------------------------- */
+/* ---- shm_loan.c: memory that the peer works on in place -------------------------------------- */
 
 extern const struct dp_wire_loan_ops dp_shm_loans;
 
@@ -168,7 +185,10 @@ enum { DP_SHM_ADDRESS_BYTES = DP_HOST_ID_BYTES + 16 + DP_COOKIE_BYTES };
 
 int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
                   struct dp_wire_address *address);
-int dp_shm_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out);
-int dp_shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out);
+/* ops: the table of the new wire. */
+int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
+                   uint64_t label, struct dp_wire **out);
+int dp_shm_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
+                  uint64_t *label, struct dp_wire **out);
 
 #endif

@@ -60,12 +60,6 @@ void dp_shm_try(struct dp_shm_wire *w)
 
 /* ---- the sender ------------------------------------------------------------------------------ */
 
-void dp_shm_has_shared(struct dp_shm_wire *w)
-{
-    w->refusals[false] = w->refusals[true] = 0;
-    w->base.buffer_bytes = DP_SHM_LARGE;
-}
-
 struct dp_shm_location dp_shm_name(struct dp_shm_wire *w, const void *buf, size_t len)
 {
     const uint32_t before = w->mappings.announcements;

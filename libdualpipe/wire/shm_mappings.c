@@ -95,7 +95,7 @@ static bool is_piece(int fd, uint64_t bytes)
            dp_shared_is_sealed(fd);
 }
 
-/* What cannot be mapped is not there: who names it will not be answered from it. */
+/* What cannot be mapped is not there: a reference to it finds nothing. */
 static void open_announcement(struct dp_shm_mappings *maps,
                               const struct dp_shm_announcement *announcement)
 {

@@ -29,7 +29,7 @@ _Static_assert(sizeof(struct shm_address) == DP_SHM_ADDRESS_BYTES, "as shm.h say
 
 /* ---- making it ----------------------------------------------------------------------------- */
 
-static int new_wire(struct dp_shm_wire **out)
+static int new_wire(const struct dp_wire_ops *ops, struct dp_shm_wire **out)
 {
     struct dp_wire_options options;
     int err = dp_options_read(&dp_wire_option_area, &options);
@@ -39,7 +39,7 @@ static int new_wire(struct dp_shm_wire **out)
     struct dp_shm_wire *w = calloc(1, sizeof(*w));
     if (!w)
         return dp_fail(DP_ENOMEM, "no memory for a wire");
-    dp_wire_init(&w->base, &dp_wire_shm);
+    dp_wire_init(&w->base, ops);
     w->base.buffer_bytes = (size_t)DP_SHM_SLOTS * DP_SHM_SLOT_BYTES;
     w->fd = w->connector.fd = w->connector.passed_fd = -1;
     w->may_use_cma = options.cma;
@@ -104,7 +104,8 @@ static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64
     return 0;
 }
 
-int dp_shm_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
+int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
+                   uint64_t label, struct dp_wire **out)
 {
     uint8_t host_id[DP_HOST_ID_BYTES];
     struct shm_address a;
@@ -116,7 +117,7 @@ int dp_shm_connect(const struct dp_wire_address *address, uint64_t label, struct
     if (memcmp(host_id, a.host_id, sizeof(host_id)))
         return dp_fail_quietly(DP_EUNSUPPORTED, "shared memory does not reach another host");
     struct dp_shm_wire *w;
-    err = new_wire(&w);
+    err = new_wire(ops, &w);
     if (err)
         return err;
     err = start_call(w, &a, label);
@@ -168,7 +169,8 @@ int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener *
 }
 
 /* A process that knows the cookie but is of another build is refused: DP_EAGAIN. */
-static int welcome(const struct dp_pending *pending, struct dp_shm_wire **out)
+static int welcome(const struct dp_wire_ops *ops, const struct dp_pending *pending,
+                   struct dp_shm_wire **out)
 {
     if (pending->hello.extra != sizeof(struct dp_shm_segment) || !is_segment(pending->passed_fd)) {
         if (pending->passed_fd < 0) /* the kernel lets go of a file that there is no number for */
@@ -176,7 +178,7 @@ static int welcome(const struct dp_pending *pending, struct dp_shm_wire **out)
                    dp_errno_text(EMFILE));
         return DP_EAGAIN;
     }
-    int err = new_wire(out);
+    int err = new_wire(ops, out);
     if (err)
         return err;
     err = map_segment(*out, pending->passed_fd, false);
@@ -185,7 +187,8 @@ static int welcome(const struct dp_pending *pending, struct dp_shm_wire **out)
     return err;
 }
 
-int dp_shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
+int dp_shm_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
+                  uint64_t *label, struct dp_wire **out)
 {
     struct dp_pending pending;
     struct dp_shm_wire *w;
@@ -193,7 +196,7 @@ int dp_shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_
 
     if (err)
         return err;
-    err = welcome(&pending, &w);
+    err = welcome(ops, &pending, &w);
     dp_fd_close(pending.passed_fd);
     if (err) {
         dp_fd_close(pending.fd);

@@ -196,13 +196,23 @@ int dp_wire_tcp_count(const struct dp_wire *wire)
     return ((const struct dp_tcp_wire *)wire)->count;
 }
 
+static int tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
+{
+    return dp_tcp_connect(&dp_wire_tcp, address, label, out);
+}
+
+static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
+{
+    return dp_tcp_accept(&dp_wire_tcp, listener, label, out);
+}
+
 const struct dp_wire_ops dp_wire_tcp = {
     .name = "tcp",
     .address_bytes = sizeof(struct dp_tcp_address),
     .listen = dp_wire_tcp_listen,
-    .accept = dp_tcp_accept,
+    .accept = tcp_accept,
     .unlisten = dp_tcp_unlisten,
-    .connect = dp_tcp_connect,
+    .connect = tcp_connect,
     .progress = tcp_progress,
     .has_message = tcp_has_message,
     .arm = tcp_arm,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * tcp_open.c - how a wire over TCP comes to be. The address of a listener says how many sockets it
- * wants; who connects decides, opens them all at once, and each of them says its hello: the cookie,
- * how many there are, which one it is, and a random token that those of one wire share. The
+ * wants; the connecting side decides, opens them all at once, and each of them says its hello: the
+ * cookie, how many there are, which one it is, and a random token that those of one wire share. The
  * listener puts together what belongs together, and hands out a wire when it is whole.
  */
 #include "wire/tcp_wire.h"
@@ -21,7 +21,7 @@ enum { LEAST_BUFFER_BYTES = 64 << 10 /* what fits in any case */ };
 
 /* ---- a wire ------------------------------------------------------------------------------- */
 
-static int new_wire(int count, struct dp_tcp_wire **out)
+static int new_wire(const struct dp_wire_ops *ops, int count, struct dp_tcp_wire **out)
 {
     struct dp_wire_options options;
     int err = dp_options_read(&dp_wire_option_area, &options);
@@ -31,7 +31,7 @@ static int new_wire(int count, struct dp_tcp_wire **out)
     struct dp_tcp_wire *w = calloc(1, sizeof(*w) + (size_t)count * sizeof(w->sockets[0]));
     if (!w)
         return dp_fail(DP_ENOMEM, "no memory for a connection");
-    dp_wire_init(&w->base, &dp_wire_tcp);
+    dp_wire_init(&w->base, ops);
     w->base.buffer_bytes = LEAST_BUFFER_BYTES;
     w->buffer_kib = options.tcp_buffer_kib;
     w->count = count;
@@ -100,7 +100,7 @@ static int smaller(int a, int b)
     return a < b ? a : b;
 }
 
-/* Of two that were told how many, the smaller one; else who was told. */
+/* Of two that were told how many, the smaller number; otherwise that of the one that was told. */
 static int choose_count(const union dp_sockaddr *place, int theirs, int64_t ours)
 {
     int count = theirs;
@@ -138,7 +138,8 @@ static void give_up(struct dp_tcp_wire *w, int err)
     dp_wire_fail(&w->base, err, "%s", dp_last_error());
 }
 
-int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
+int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
+                   uint64_t label, struct dp_wire **out)
 {
     struct dp_hello hello = {.kind = DP_HELLO_TCP, .label = label};
     struct dp_wire_options options;
@@ -150,7 +151,7 @@ int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct
         err = dp_wire_tcp_way(address, &place, hello.cookie, &theirs);
     if (err)
         return err;
-    err = new_wire(choose_count(&place, theirs, options.tcp_sockets), &w);
+    err = new_wire(ops, choose_count(&place, theirs, options.tcp_sockets), &w);
     if (err)
         return err;
     if (w->count > 1)
@@ -196,8 +197,8 @@ bool dp_tcp_is_connected(struct dp_tcp_wire *w)
 
 /* The wire that a pending's socket belongs to, new if it is the first one of it; NULL if it belongs
  * to none: such a wire is there, but not so. */
-static int find_half(struct dp_wire_listener *acceptor, const struct dp_hello *hello,
-                     struct dp_tcp_wire **out)
+static int find_incomplete(const struct dp_wire_ops *ops, struct dp_wire_listener *acceptor,
+                           const struct dp_hello *hello, struct dp_tcp_wire **out)
 {
     const int count = count_of(hello), index = index_of(hello);
     struct dp_tcp_wire *w = acceptor->incomplete;
@@ -206,19 +207,19 @@ static int find_half(struct dp_wire_listener *acceptor, const struct dp_hello *h
     if (count > DP_TCP_SOCKETS_MAX || index >= count)
         return 0;
     while (w && (count == 1 || w->token != token_of(hello)))
-        w = w->next_half;
+        w = w->next_incomplete;
     if (w) {
         if (w->count == count && w->label == hello->label && w->sockets[index].fd < 0)
             *out = w;
         return 0;
     }
-    int err = new_wire(count, &w);
+    int err = new_wire(ops, count, &w);
     if (err)
         return err;
     w->token = token_of(hello);
     w->label = hello->label;
     w->until_ns = dp_now_ns() + acceptor->handshake_timeout_ns;
-    w->next_half = acceptor->incomplete;
+    w->next_incomplete = acceptor->incomplete;
     acceptor->incomplete = w;
     *out = w;
     return 0;
@@ -229,7 +230,7 @@ static struct dp_tcp_wire **link_of(struct dp_wire_listener *acceptor, const str
     struct dp_tcp_wire **link = &acceptor->incomplete;
 
     while (*link != w)
-        link = &(*link)->next_half;
+        link = &(*link)->next_incomplete;
     return link;
 }
 
@@ -242,11 +243,11 @@ static bool is_whole(const struct dp_tcp_wire *w)
 }
 
 /* Takes the pending's files. *out stays NULL while the wire lacks others. */
-static int attach(struct dp_wire_listener *acceptor, const struct dp_pending *pending,
-                struct dp_tcp_wire **out)
+static int attach(const struct dp_wire_ops *ops, struct dp_wire_listener *acceptor,
+                  const struct dp_pending *pending, struct dp_tcp_wire **out)
 {
     struct dp_tcp_wire *w;
-    const int err = find_half(acceptor, &pending->hello, &w);
+    const int err = find_incomplete(ops, acceptor, &pending->hello, &w);
 
     dp_fd_close(pending->passed_fd);
     if (err || !w) {
@@ -256,25 +257,26 @@ static int attach(struct dp_wire_listener *acceptor, const struct dp_pending *pe
     put_socket(w, index_of(&pending->hello), pending->fd);
     if (!is_whole(w))
         return 0;
-    *link_of(acceptor, w) = w->next_half;
+    *link_of(acceptor, w) = w->next_incomplete;
     *out = w;
     return 0;
 }
 
-static void drop_halves(struct dp_wire_listener *acceptor, int64_t now_ns)
+static void drop_incomplete(struct dp_wire_listener *acceptor, int64_t now_ns)
 {
     for (struct dp_tcp_wire **link = &acceptor->incomplete; *link;) {
         struct dp_tcp_wire *w = *link;
         if (now_ns <= w->until_ns) {
-            link = &w->next_half;
+            link = &w->next_incomplete;
             continue;
         }
-        *link = w->next_half;
+        *link = w->next_incomplete;
         dp_tcp_close(&w->base);
     }
 }
 
-int dp_tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
+int dp_tcp_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
+                  uint64_t *label, struct dp_wire **out)
 {
     struct dp_tcp_wire *w = NULL;
     struct dp_pending pending;
@@ -283,10 +285,10 @@ int dp_tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_
     while (!err && !w) {
         err = dp_acceptor_admit(listener, &pending);
         if (!err)
-            err = attach(listener, &pending, &w);
+            err = attach(ops, listener, &pending, &w);
     }
     if (listener->incomplete)
-        drop_halves(listener, dp_now_ns());
+        drop_incomplete(listener, dp_now_ns());
     if (err)
         return err;
     w->base.connected = true;
@@ -298,6 +300,6 @@ int dp_tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_
 void dp_tcp_unlisten(struct dp_wire_listener *listener)
 {
     if (listener)
-        drop_halves(listener, INT64_MAX);
+        drop_incomplete(listener, INT64_MAX);
     dp_acceptor_close(listener);
 }

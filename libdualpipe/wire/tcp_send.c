@@ -51,7 +51,7 @@ static void set_piece(struct dp_tcp_wire *w, struct dp_tcp_socket *s, struct dp_
         next_to_cut(w, true);
 }
 
-/* false: there is none. Socket 0 goes before the others, who go on with the next long message while
+/* false: there is none. Socket 0 goes before the others, which go on with the next long message while
  * it is busy still, but not far. */
 static bool cut_piece(struct dp_tcp_wire *w, struct dp_tcp_socket *s)
 {

@@ -7,7 +7,7 @@
  *      socket 2                                  [a piece of it]    ...
  *
  * A frame is a header and a part of a message. Each message begins on socket 0, which keeps the
- * order; so who waits for one looks at one socket only. The pieces of a long one then go wherever
+ * order; so a wait for one looks at one socket only. The pieces of a long one then go wherever
  * there is room, and say themselves where they belong: a socket that is slow gets fewer.
  */
 #ifndef DP_WIRE_TCP_WIRE_H
@@ -78,7 +78,7 @@ struct dp_tcp_wire {
 
     bool has_message;            /* the first frame has been read of */
     struct dp_tcp_frame message; /* the message that base.receives.head gets, */
-    bool is_refused;             /* or nobody */
+    bool is_refused;             /* or no receive */
     size_t got;
     uint64_t stripe; /* of the last long message that came */
 
@@ -86,7 +86,7 @@ struct dp_tcp_wire {
     uint64_t token;
     uint64_t label;
     int64_t until_ns;
-    struct dp_tcp_wire *next_half;
+    struct dp_tcp_wire *next_incomplete;
 
     int count;
     struct dp_tcp_socket sockets[];
@@ -134,10 +134,13 @@ bool dp_tcp_is_wanted(const struct dp_tcp_wire *w, int index);
 
 /* ---- how they come to be (tcp_open.c) ----------------------------------------------------- */
 
-int dp_tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out);
+/* ops: the table of the new wire. */
+int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
+                   uint64_t label, struct dp_wire **out);
 /* Whether all sockets are there; fails the wire if that cannot be. */
 bool dp_tcp_is_connected(struct dp_tcp_wire *w);
-int dp_tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out);
+int dp_tcp_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
+                  uint64_t *label, struct dp_wire **out);
 void dp_tcp_unlisten(struct dp_wire_listener *listener);
 void dp_tcp_close(struct dp_wire *wire);
 

@@ -84,7 +84,7 @@ ncclResult_t dpn_properties_v12(int dev, struct ncclNetProperties_v12 *props)
     return ncclSuccess;
 }
 
-/* More than four are fused only by who knows v12. */
+/* More than four are fused only by an NCCL that knows v12. */
 struct ncclNetVDeviceProps_v9 dpn_members_v9(const struct ncclNetProperties_v12 *p)
 {
     struct ncclNetVDeviceProps_v9 out = {.ndevs = p->vProps.ndevs};

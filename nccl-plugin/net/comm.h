@@ -59,7 +59,7 @@ struct dpn_comm {
     int64_t until_ns;
     unsigned forks; /* dp_forks_passed when it was made: it is of no use to a child */
 
-    pthread_mutex_t lock; /* all below; nobody else wants it but who deregisters */
+    pthread_mutex_t lock; /* all below; only a deregistration wants it besides */
     struct dp_wire *wire;
     bool is_control_only;                        /* the wire is for words, messages go by RDMA */
     const struct dpn_transport *transport; /* NULL until the wire is connected */

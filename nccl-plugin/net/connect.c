@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * connect.c - from a handle to a comm on both sides. A listener hears every wire that the option
- * allows; who connects takes the best that both have and that reaches so far.
+ * allows; the connecting side takes the best that both have and that reaches so far.
  */
 #include "nccl-plugin/net/comm.h"
 

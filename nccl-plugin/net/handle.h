@@ -14,13 +14,14 @@
 enum dpn_wire { DPN_SHM, DPN_TCP, DPN_WIRES };
 extern const struct dp_wire_ops *const dpn_wires[DPN_WIRES];
 
-/* What who connects says of what is to travel over the wire: messages, or the words beside RDMA. */
+/* What the connecting side says of what is to travel over the wire: messages, or the control messages
+ * beside RDMA. */
 enum dpn_label { DPN_BY_WIRE, DPN_BY_VERBS };
 
 /* The addresses of a listener, as far as it has them. */
 struct dpn_addresses {
     bool present[DPN_WIRES];
-    bool offers_verbs; /* to who connects over tcp with the label DPN_BY_VERBS */
+    bool offers_verbs; /* to a peer that connects over tcp with the label DPN_BY_VERBS */
     int32_t worker;    /* of the listener's process by its placement, -1: none */
     struct dp_wire_address on[DPN_WIRES];
 };

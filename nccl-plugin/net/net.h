@@ -70,7 +70,7 @@ int dpn_net_fuse(const int *devs, int count, int *out);
 /* handle: 128 bytes to write. */
 int dpn_net_listen(struct dpn_net *net, int dev, void *handle, struct dpn_listener **out);
 /* The same memory in every repetition. DP_EMISMATCH: the handle of something else; DP_EUNSUPPORTED:
- * no wire in common; DP_ECOMM, DP_ETIMEDOUT: nobody there. The state of the attempt is gone
+ * no wire in common; DP_ECOMM, DP_ETIMEDOUT: no peer there. The state of the attempt is gone
  * then. */
 int dpn_net_connect(struct dpn_net *net, int dev, const void *handle, struct dpn_comm **out);
 /* Any number of peers, one after the other. */
@@ -84,7 +84,7 @@ void dpn_net_close(struct dpn_comm *comm);
 int dpn_net_register(struct dpn_comm *comm, const struct dpn_region *region,
                      struct dpn_memory **out);
 /* With a request in flight that uses the memory the connection is broken off: when this returns,
- * nobody touches the memory any more. NULL is fine. */
+ * nothing touches the memory any more. NULL is fine. */
 int dpn_net_deregister(struct dpn_comm *comm, struct dpn_memory *memory);
 
 /* *out NULL: try again. memory may be NULL. DP_EMISMATCH: the receiver has less room. */

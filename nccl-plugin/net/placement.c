@@ -17,7 +17,7 @@ enum { HOST_LEN = 256, WHY_LEN = 512 };
 static struct dp_assignment *assignment;
 static int32_t worker = -1;
 
-/* ---- who this process is -------------------------------------------------------------------- */
+/* ---- which worker this process is ------------------------------------------------------------ */
 
 /* A process is one worker and has one GPU. Where the launcher says how many there are, it can be
  * told that a process drives several, or that the file is of another job: the first ranks would

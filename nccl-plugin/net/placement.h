@@ -42,8 +42,8 @@ void dpn_placement_flow(int32_t from, int32_t to, enum dpn_traffic traffic, stru
  * file the PCI address, which pci_path (NULL: none) ends in. */
 bool dpn_placement_is_port(int32_t nic, const char *device, int number, const char *pci_path);
 
-/* For tests: who this process is, by what the variables say (get) and the host's name. -1 with the
- * reason in why. */
+/* For tests: which worker this process is, by what the variables say (get) and the host's name. -1
+ * with the reason in why. */
 int32_t dpn_placement_find(const struct dp_assignment *s, const char *(*get)(const char *name),
                            const char *host, char *why, size_t why_len);
 

@@ -9,10 +9,10 @@
 #include "wire/wire.h"
 
 /* NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD, as far as they are set, and no more than there
- * may be; 0: nobody asks for a number. A value that is none is warned of, once. */
+ * may be; 0: no number is asked for. A value that is none is warned of, once. */
 int dpn_sockets_asked_for(void);
 
-/* Have who connects to the address of a listener here told so. */
+/* Have a peer that connects to the address of a listener here told so. */
 int dpn_sockets_tell(struct dp_wire_address *tcp);
 
 #endif

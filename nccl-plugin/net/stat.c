@@ -19,7 +19,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below, and who has which place */
+/* All below, and which thread has which place. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct dpn_stat_page *page;                       /* NULL: none yet, or none to be had */
 static bool was_tried;
 static unsigned generation; /* of processes, each forked from the one before */
@@ -42,7 +43,7 @@ static void no_page(const char *what, const char *where, const char *why)
            why);
 }
 
-/* The directory must be this user's, and nobody else's business. -1: it cannot be used. */
+/* The directory must be this user's, and closed to all others. -1: it cannot be used. */
 static int open_directory(const char *name)
 {
     struct stat st;
@@ -202,7 +203,7 @@ static void after_fork_in_parent(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The page stays the parent's: what the child inherits counts where nobody looks. Its own first
+/* The page stays the parent's: what the child inherits counts where nothing looks. Its own first
  * connection makes it a page of its own. */
 static void after_fork_in_child(void)
 {

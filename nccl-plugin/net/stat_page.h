@@ -7,10 +7,11 @@
  *
  *      head | devices[32], what closed connections have counted | connections[1024]
  *
- * A counter has one writer at a time, who loads, adds and stores, all relaxed: no reader can make
+ * A counter has one writer at a time, which loads, adds and stores, all relaxed: no reader can make
  * it wait. When a connection ends, its counters move to its device; `changes` is odd meanwhile, so
- * that who adds up both can tell. A writer that lives holds a write lock on the file (fcntl), which
- * ends with its process whatever happens, in whatever name space of processes the reader is.
+ * that a reader that adds up both can tell. A writer that lives holds a write lock on the file
+ * (fcntl), which ends with its process whatever happens, in whatever name space of processes the
+ * reader is.
  *
  * Every change of the layout is a new version.
  */
@@ -113,8 +114,8 @@ _Static_assert(offsetof(struct dpn_stat_connection, counters) == 128, "layout of
 _Static_assert(offsetof(struct dpn_stat_page, devices) == 192, "layout of version 2");
 _Static_assert(sizeof(struct dpn_stat_page) == 192 + 32 * 1536 + 1024 * 832, "layout of version 2");
 
-/* Whether the process lives that writes to this file. Not for that process itself: who closes a
- * file loses its own lock on it. */
+/* Whether the process lives that writes to this file. Not for that process itself: a process that
+ * closes a file loses its own lock on it. */
 static inline bool dpn_stat_is_live(int fd)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};

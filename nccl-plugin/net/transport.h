@@ -47,7 +47,7 @@ struct dpn_transport {
     /* What the transport does not want is DP_EUNSUPPORTED. *out is malloc'ed and begins with a
      * zeroed struct dpn_memory. */
     int (*reg)(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out);
-    /* Nobody touches the memory any more when it returns, if need be by the end of the connection.
+    /* Nothing touches the memory any more when it returns, if need be by the end of the connection.
      * Frees memory. */
     void (*dereg)(struct dpn_comm *comm, struct dpn_memory *memory);
     /* *out stays NULL: try again. */

@@ -13,8 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* numaif.h of libnuma, which is not needed for these numbers of the kernel's interface. */
-enum { POLICY_PREFERRED = 1, MOVE_OWN_PAGES = 1 << 1 };
+/* numaif.h of libnuma, which is not needed for this number of the kernel's interface. */
+enum { MOVE_OWN_PAGES = 1 << 1 };
 enum { BATCH = 1024 }; /* pages of one system call */
 
 int dpo_node_of_device(const char *root, const char *bus_id)
@@ -35,10 +35,9 @@ int dpo_node_of_device(const char *root, const char *bus_id)
     return node;
 }
 
-static void warn_refused(const char *call)
+static void warn_refused(const char *call, int error)
 {
     static atomic_bool has_warned;
-    const int error = errno;
 
     if (!atomic_exchange(&has_warned, true))
         dp_log(DP_LOG_WARN,
@@ -48,19 +47,14 @@ static void warn_refused(const char *call)
 
 bool dpo_policy_set(int node, struct dpo_policy *saved)
 {
-    unsigned long mask[sizeof(saved->mask) / sizeof(saved->mask[0])] = {0};
-    const size_t bits = 8 * sizeof(mask[0]);
-
-    mask[(size_t)node / bits] = 1ul << ((size_t)node % bits);
     if (syscall(SYS_get_mempolicy, &saved->mode, saved->mask, DPO_NODES_MAX, NULL, 0)) {
-        warn_refused("get_mempolicy");
+        warn_refused("get_mempolicy", errno);
         return false;
     }
-    if (syscall(SYS_set_mempolicy, POLICY_PREFERRED, mask, DPO_NODES_MAX)) {
-        warn_refused("set_mempolicy");
-        return false;
-    }
-    return true;
+    const int error = dp_prefer_memory(node);
+    if (error)
+        warn_refused("set_mempolicy", error);
+    return !error;
 }
 
 void dpo_policy_restore(const struct dpo_policy *saved)
@@ -93,7 +87,7 @@ void dpo_pages_move(const void *at, size_t bytes, int node)
         b.node[i] = node;
     while (next_batch(&b, &next, (uintptr_t)at + bytes))
         if (syscall(SYS_move_pages, 0, b.count, b.pages, b.node, b.status, MOVE_OWN_PAGES) < 0) {
-            warn_refused("move_pages");
+            warn_refused("move_pages", errno);
             return;
         }
 }

@@ -7,11 +7,13 @@
 #ifndef DPO_PRELOAD_NODE_H
 #define DPO_PRELOAD_NODE_H
 
+#include "base/bind.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { DPO_NODES_MAX = 1024, DPO_NO_NODE = -1 };
+enum { DPO_NODES_MAX = DP_BIND_NODES, DPO_NO_NODE = -1 };
 
 /* The memory policy of a thread, to be put back. */
 struct dpo_policy {

@@ -311,8 +311,7 @@ void peer_process_close(struct peer_process *p)
     free(p);
 }
 
-/* ---- what its processes do ---------------------------------------------------------------------
- */
+/* ---- what its processes do ------------------------------------------------------------------- */
 
 struct doing {
     long long ticks; /* of CPU time, those of children that have ended included */
@@ -366,12 +365,11 @@ static void await_rest(const struct peer_process *p)
 {
     const int64_t until_ns = bench_now_ns() + GOODBYE_NS;
 
-    for (int quiet = 0; quiet < RESTED && bench_now_ns() < until_ns; pause())
+    for (int quiet = 0; quiet < RESTED && bench_now_ns() < until_ns; backoff())
         quiet = look_at(p).running ? 0 : quiet + 1;
 }
 
-/* ---- orders ------------------------------------------------------------------------------------
- */
+/* ---- orders ---------------------------------------------------------------------------------- */
 
 static bool tell(const struct child *child, const char *text)
 {

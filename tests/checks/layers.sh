@@ -17,8 +17,8 @@ placement   2  assignment placement
 tuning      2  tuning
 device      2  device
 wire        2
-comm        3  comm nccl
-pipeline    4  stage pipeline trace
+comm        3  comm controller nccl
+pipeline    4  stage pipeline trace remote values
 mixing      4  mixer mixing replicas
 offload     5  offload
 '

@@ -29,8 +29,10 @@ sed -n 's/^\.Nm \([a-z0-9_]*\).*/\1/p' "$pages"/*.3 | sort >"$work/named"
 for header in libdualpipe/include/dualpipe/*.h offload/include/dualpipe/*.h; do
     page=dualpipe_$(basename "$header" .h).3
     [ "$page" != dualpipe_dualpipe.3 ] || page=dualpipe.3
-    case_is "$header has a page" \
-        "$([ -s "$pages/$page" ] || echo "add tools/man/$page to tools/man/Makefile.inc")"
+    case_is "$header has a page" "$([ -s "$pages/$page" ] || echo "$pages/$page is not there")"
+    # A page that is made but not in the list is neither installed nor cleaned.
+    case_is "$page is in the list" "$(grep -q "tools/man/$page" tools/man/Makefile.inc ||
+        echo "add tools/man/$page to tools/man/Makefile.inc")"
     command -v mandoc >/dev/null || continue
     case_is "$page is without faults" "$(mandoc -Tlint -Wwarning "$pages/$page" 2>&1)"
 done

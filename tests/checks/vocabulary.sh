@@ -41,6 +41,7 @@ heed|heeds|heeded|heeding       handle, honour
 form\.[ch]                      format
 he|him|his|himself              it
 whoever|whomever                what, the caller, the peer
+nobody|somebody|everybody|anybody|whom  no rank, a process, all workers  ^(libdualpipe|nccl-plugin|offload|tools|[A-Z])
 '
 
 paths()

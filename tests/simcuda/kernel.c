@@ -54,8 +54,7 @@ bool kernel_await_room(struct kernel_block *block, const struct nccl_connection 
     return await(block, to->head, NCCL_SLOTS, step);
 }
 
-/* ---- the release: known once the first kernel runs
- * ------------------------------------------------- */
+/* ---- the release: known once the first kernel runs ------------------------------------------- */
 
 static const struct nccl_release *the_release;
 
@@ -79,8 +78,7 @@ const char *sim_known_instead(int nccl_version)
     return nccl_release_find(nccl_version) ? NULL : nccl_release_names();
 }
 
-/* ---- batches of work
- * ------------------------------------------------------------------------------- */
+/* ---- batches of work ------------------------------------------------------------------------- */
 
 enum { MOST_WORKS = 64 };
 #define MOST_WORK_BYTES 128
@@ -180,8 +178,7 @@ static void run_batches(struct kernel_block *block, const struct nccl_launch *la
     }
 }
 
-/* ---- a launch: a thread for every block
- * ------------------------------------------------------------ */
+/* ---- a launch: a thread for every block ------------------------------------------------------ */
 
 struct job {
     const struct nccl_launch *launch;

@@ -17,8 +17,7 @@
 
 #include <stdatomic.h>
 
-/* ---- kernel.c: a block, which works for one channel
- * ------------------------------------------------ */
+/* ---- kernel.c: a block, which works for one channel ------------------------------------------ */
 
 struct kernel_block {
     const struct nccl_comm *comm;
@@ -46,8 +45,7 @@ static inline void kernel_store(uint64_t *at, uint64_t value)
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
-/* ---- kernel_table.c
- * -------------------------------------------------------------------------------- */
+/* ---- kernel_table.c -------------------------------------------------------------------------- */
 
 struct kernel_function {
     bool is_known;
@@ -59,8 +57,7 @@ struct kernel_function {
 };
 struct kernel_function kernel_function_of(unsigned id, const struct nccl_release *release);
 
-/* ---- kernel_math.c
- * --------------------------------------------------------------------------------- */
+/* ---- kernel_math.c --------------------------------------------------------------------------- */
 
 struct kernel_math {
     enum nccl_device_op op;
@@ -76,8 +73,7 @@ void kernel_math_reduce(const struct kernel_math *math, void *sum, const void *i
 void kernel_math_before(const struct kernel_math *math, void *inout, size_t count);
 void kernel_math_after(const struct kernel_math *math, void *inout, size_t count);
 
-/* ---- kernel_flow.c
- * --------------------------------------------------------------------------------- */
+/* ---- kernel_flow.c --------------------------------------------------------------------------- */
 
 enum { KERNEL_NEIGHBOURS = 3 };
 
@@ -128,8 +124,7 @@ void kernel_flow_reduce(const struct kernel_flow *flow, const struct kernel_chun
                         const char *in, const char *const received[], int received_count, char *sum,
                         size_t count);
 
-/* ---- kinds of work
- * --------------------------------------------------------------------------------- */
+/* ---- kinds of work --------------------------------------------------------------------------- */
 
 void kernel_run_p2p(struct kernel_block *block, const struct nccl_p2p *works, int count);
 void kernel_run_ring(struct kernel_block *block, const struct kernel_function *function,

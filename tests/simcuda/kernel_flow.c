@@ -108,8 +108,7 @@ void kernel_flow_reduce(const struct kernel_flow *flow, const struct kernel_chun
         kernel_math_after(math, sum, count);
 }
 
-/* ---- Simple: a slice
- * ------------------------------------------------------------------------------- */
+/* ---- Simple: a slice ------------------------------------------------------------------------- */
 
 struct slice {
     size_t offset, count; /* elements of the chunk */

@@ -88,8 +88,7 @@ static double largest_at(const struct nccl_job *job, size_t index, int unused)
     return most;
 }
 
-/* ---- collectives -------------------------------------------------------------------------------
- */
+/* ---- collectives ----------------------------------------------------------------------------- */
 
 static void all_reduce(struct nccl_job *job)
 {
@@ -161,8 +160,7 @@ static void reduce_scatter(struct nccl_job *job)
     check(job, "reduce-scatter", block, sum_of_own_block, 0);
 }
 
-/* ---- messages ----------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void exchange(struct nccl_job *job, int to, int from)
 {
@@ -248,8 +246,7 @@ static void all_to_all(struct nccl_job *job)
     check(job, "all-to-all", block * (size_t)job->count, of_others_block, 0);
 }
 
-/* ---- memory and communicators ------------------------------------------------------------------
- */
+/* ---- memory and communicators ---------------------------------------------------------------- */
 
 /* Buffers that the network may read and write itself. */
 static void registered(struct nccl_job *job)

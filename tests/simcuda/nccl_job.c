@@ -42,8 +42,7 @@ struct settings {
     bool dies; /* the last rank is to be killed */
 };
 
-/* ---- a rank ------------------------------------------------------------------------------------
- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 void nccl_job_fail(const struct nccl_job *job, const char *format, ...)
 {
@@ -167,8 +166,7 @@ static int check_library(const struct settings *s)
     return known ? 77 : 0;
 }
 
-/* ---- all of them -------------------------------------------------------------------------------
- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 static long now_s(void)
 {
@@ -258,8 +256,7 @@ static int run_job(const struct settings *s)
     return await_ranks(s, &child, pids);
 }
 
-/* ---- arguments ---------------------------------------------------------------------------------
- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static bool read_list(const char *text, long out[], int *count)
 {

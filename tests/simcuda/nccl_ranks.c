@@ -73,9 +73,13 @@ const char *nccl_ranks_init(void)
     return NULL;
 }
 
+enum { MOST_PEERS = 32 };
+
 struct job {
     rank_fn fn;
     void *arg;
+    const struct dp_schedule *const *schedules; /* NULL: all ranks are peers */
+    int schedule_count;
 };
 
 /* Two processes on one GPU are refused unless they seem to be on different hosts. */
@@ -105,11 +109,21 @@ static int run_host(struct dp_comm *comm, void *arg)
 static int run_rank(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
+    struct dp_nccl_peer peers[MOST_PEERS];
     struct dp_comm *nccl;
 
     host_comm = comm;
     CHECK(!dp_device_cuda_open(0, &device));
-    CHECK(!dp_comm_nccl_open(comm, &(struct dp_nccl_config){.device = device}, &nccl));
+    struct dp_nccl_config config = {.device = device, .peers = job->schedules ? peers : NULL};
+    for (int i = 0; i < job->schedule_count; i++) {
+        const int rank = dp_comm_rank(comm), room = job->schedules[i]->ranks;
+        CHECK(config.peer_count + room <= MOST_PEERS);
+        const int more =
+            dp_pipeline_nccl_peers(job->schedules[i], rank, peers + config.peer_count);
+        CHECK(more >= 0);
+        config.peer_count += more;
+    }
+    CHECK(!dp_comm_nccl_open(comm, &config, &nccl));
     const int result = job->fn(nccl, job->arg);
     dp_comm_close(nccl);
     dp_device_close(device);
@@ -119,7 +133,7 @@ static int run_rank(struct dp_comm *comm, void *arg)
 int nccl_ranks_run_hosts(int size, rank_fn fn, void *arg, int *killed)
 {
     const struct comm_kind *kind = comm_kinds;
-    struct job job = {fn, arg};
+    struct job job = {.fn = fn, .arg = arg};
 
     while (strcmp(kind->name, "shm") != 0)
         kind++;
@@ -128,7 +142,15 @@ int nccl_ranks_run_hosts(int size, rank_fn fn, void *arg, int *killed)
 
 int nccl_ranks_run(int size, rank_fn fn, void *arg, int *killed)
 {
-    struct job job = {fn, arg};
+    struct job job = {.fn = fn, .arg = arg};
 
     return nccl_ranks_run_hosts(size, run_rank, &job, killed);
+}
+
+int nccl_ranks_run_schedules(const struct dp_schedule *const *schedules, int count, rank_fn fn,
+                             void *arg, int *killed)
+{
+    struct job job = {.fn = fn, .arg = arg, .schedules = schedules, .schedule_count = count};
+
+    return nccl_ranks_run_hosts(schedules[0]->ranks, run_rank, &job, killed);
 }

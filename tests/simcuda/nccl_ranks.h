@@ -10,6 +10,7 @@
 
 #include <dualpipe/device.h>
 #include <dualpipe/nccl.h>
+#include <dualpipe/pipeline.h>
 
 /* Load NCCL, with the simulated CUDA below it, for all that is forked from now on. NULL, or why
  * that cannot be. */
@@ -22,6 +23,9 @@ struct dp_device *nccl_ranks_device(void);
 /* Run fn on `size` ranks with a comm of all by NCCL; returns how many did not return 0. A rank that
  * was killed counts, and is counted in *killed too. */
 int nccl_ranks_run(int size, rank_fn fn, void *arg, int *killed);
+/* The same where the ranks exchange no more than the pipelines of these schedules do. */
+int nccl_ranks_run_schedules(const struct dp_schedule *const *schedules, int count, rank_fn fn,
+                             void *arg, int *killed);
 /* The same with the host's comm, over which fn opens one by NCCL, and no device. */
 int nccl_ranks_run_hosts(int size, rank_fn fn, void *arg, int *killed);
 

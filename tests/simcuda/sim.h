@@ -14,8 +14,7 @@
 
 #include <stdbool.h>
 
-/* ---- sim_say.c: sentences on standard error ----------------------------------------------------
- */
+/* ---- sim_say.c: sentences on standard error -------------------------------------------------- */
 
 /* For those who look for a fault: shown when SIMCUDA_LOG is set. */
 void sim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -24,8 +23,7 @@ _Noreturn void sim_die(const char *format, ...) __attribute__((format(printf, 1,
 /* A number of the environment. */
 int sim_setting(const char *name, int otherwise);
 
-/* ---- sim_memory.c ------------------------------------------------------------------------------
- */
+/* ---- sim_memory.c ---------------------------------------------------------------------------- */
 
 enum sim_memory_kind {
     SIM_MEMORY_NONE,
@@ -47,8 +45,7 @@ struct sim_memory sim_memory_find(const void *ptr);
 /* The memory goes away, and the files that were made for parts of it. */
 void sim_dmabuf_forget(const char *start, size_t bytes);
 
-/* ---- sim_stream.c: each stream a thread that does one thing after the other ---------------------
- */
+/* ---- sim_stream.c: each stream a thread that does one thing after the other ------------------ */
 
 /* Do run(arg) after what was given before. arg is a copy of bytes bytes, gone afterwards. */
 void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const void *arg,
@@ -56,16 +53,14 @@ void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const vo
 void sim_stream_drain(struct sim_stream *stream);
 void sim_stream_drain_all(void);
 
-/* ---- sim_attach.c ------------------------------------------------------------------------------
- */
+/* ---- sim_attach.c ---------------------------------------------------------------------------- */
 
 /* A symbol of the attached libnccl, local ones included; NULL: it has none of that name. */
 const void *sim_nccl_symbol(const char *name);
 /* The simulation's own function of CUDA of that name; NULL: it has none. */
 void *sim_own_function(const char *name);
 
-/* ---- kernel.c ----------------------------------------------------------------------------------
- */
+/* ---- kernel.c -------------------------------------------------------------------------------- */
 
 /* Carry out a launch of NCCL's kernel with that many blocks, and return when it is done. */
 void kernel_run(unsigned blocks, const void *args);

@@ -181,8 +181,7 @@ SIM_EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
     return fails(SIM_NOT_SUPPORTED);
 }
 
-/* ---- functions of the device: there are only NCCL's kernels
- * ---------------------------------------- */
+/* ---- functions of the device: there are only NCCL's kernels ---------------------------------- */
 
 SIM_EXPORT int cudaFuncGetAttributes(struct sim_function_attributes *out, const void *function)
 {
@@ -205,8 +204,7 @@ SIM_EXPORT int cudaGetFuncBySymbol(const void **out, const void *symbol)
     return 0;
 }
 
-/* ---- what CUDA's driver calls it
- * ------------------------------------------------------------------- */
+/* ---- what CUDA's driver calls it ------------------------------------------------------------- */
 
 static char the_context;
 

@@ -21,8 +21,7 @@ SIM_EXPORT int cuDeviceGetPCIBusId(char *out, int len, int device)
     return cudaDeviceGetPCIBusId(out, len, device);
 }
 
-/* ---- contexts
- * ------------------------------------------------------------------------------------ */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 SIM_EXPORT int cuDevicePrimaryCtxRetain(void **out, int device)
 {
@@ -46,8 +45,7 @@ SIM_EXPORT int cuCtxPopCurrent_v2(void **out)
     return cuCtxGetCurrent(out);
 }
 
-/* ---- memory
- * -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 SIM_EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t bytes)
 {
@@ -95,8 +93,7 @@ SIM_EXPORT int cuMemsetD8Async(uintptr_t dst, unsigned char value, size_t bytes,
     return cudaMemsetAsync((void *)dst, value, bytes, stream);
 }
 
-/* ---- streams and events
- * -------------------------------------------------------------------------- */
+/* ---- streams and events ---------------------------------------------------------------------- */
 
 SIM_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {

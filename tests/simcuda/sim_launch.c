@@ -62,8 +62,7 @@ SIM_EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, 
     return give(stream, grid_x, extra);
 }
 
-/* ---- the driver's functions
- * ------------------------------------------------------------------------ */
+/* ---- the driver's functions ------------------------------------------------------------------ */
 
 SIM_EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
                                                 unsigned long long flags, int *status)

@@ -125,8 +125,7 @@ static void release_late(void *arg)
     release(*(void **)arg);
 }
 
-/* ---- what CUDA calls it ------------------------------------------------------------------------
- */
+/* ---- what CUDA calls it ---------------------------------------------------------------------- */
 
 SIM_EXPORT int cudaMalloc(void **out, size_t bytes)
 {
@@ -228,8 +227,7 @@ SIM_EXPORT int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
     return 0;
 }
 
-/* ---- between processes: the owner's memory file, reopened
- * ---------------------------------------- */
+/* ---- between processes: the owner's memory file, reopened ------------------------------------ */
 
 struct ipc {
     uint64_t bytes;
@@ -270,8 +268,7 @@ SIM_EXPORT int cudaIpcCloseMemHandle(void *ptr)
     return release(ptr);
 }
 
-/* ---- what CUDA's driver calls it
- * ----------------------------------------------------------------- */
+/* ---- what CUDA's driver calls it ------------------------------------------------------------- */
 
 SIM_EXPORT int cuMemGetAddressRange(uintptr_t *start, size_t *bytes, uintptr_t ptr)
 {

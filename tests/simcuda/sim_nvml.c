@@ -143,8 +143,7 @@ NVML nvmlDeviceGetFieldValues(void *gpu, int count, void *values)
     return NVML_NOT_SUPPORTED;
 }
 
-/* ---- NCCL 2.30 calls these without asking whether they are there
- * ---------------------------------- */
+/* ---- NCCL 2.30 calls these without asking whether they are there ----------------------------- */
 
 NVML nvmlDeviceGetPciInfo_v3(void *gpu, void *out)
 {

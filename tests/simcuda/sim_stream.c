@@ -124,8 +124,7 @@ void sim_stream_drain_all(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- what CUDA calls it ------------------------------------------------------------------------
- */
+/* ---- what CUDA calls it ---------------------------------------------------------------------- */
 
 SIM_EXPORT int cudaStreamCreateWithPriority(struct sim_stream **out, unsigned flags, int priority)
 {
@@ -232,8 +231,7 @@ SIM_EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return 0;
 }
 
-/* ---- no graph is ever captured
- * ------------------------------------------------------------------- */
+/* ---- no graph is ever captured --------------------------------------------------------------- */
 
 SIM_EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode)
 {

@@ -33,8 +33,7 @@ static void on_ranks(int size, rank_fn *fns)
     assert_int_equal(nccl_ranks_run(size, run_all, fns, &killed), 0);
 }
 
-/* ---- device memory -----------------------------------------------------------------------------
- */
+/* ---- device memory --------------------------------------------------------------------------- */
 
 struct rig {
     struct dp_device *dev;
@@ -134,8 +133,7 @@ static int hear_ready(struct dp_comm *comm)
     return err;
 }
 
-/* ---- messages
- * ------------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static int exchange(struct dp_comm *comm, struct rig *g, size_t len, bool batch)
 {
@@ -154,6 +152,7 @@ static int exchange(struct dp_comm *comm, struct rig *g, size_t len, bool batch)
     CHECK(!batch || !dp_comm_commit(comm));
     CHECK(!dp_comm_wait(comm, &receive, peer));
     CHECK(!dp_comm_wait(comm, &send, peer));
+    CHECK(!dp_comm_test(comm, &receive) && !dp_comm_wait(comm, &send, peer)); /* once more */
     CHECK(holds(g, in, len, (unsigned)peer));
     CHECK(!dp_device_copy(g->stream, g->pinned, in + len, 1) && !finish(g));
     CHECK(g->pinned[0] == after);
@@ -209,6 +208,35 @@ static int send_many(struct dp_comm *comm, void *arg)
     give_back(&g, bufs);
     rig_close(&g);
     free(reqs);
+    return 0;
+}
+
+/* Rank 1 asks for two messages at once; rank 0 sends the second after the answer to the first. */
+static int answer_before_the_next(struct dp_comm *comm, void *arg)
+{
+    enum { BYTES = 200 };
+    const int rank = dp_comm_rank(comm);
+    struct dp_request reqs[2], answer;
+    struct rig g;
+
+    (void)arg;
+    CHECK(!rig_open(&g, BYTES));
+    unsigned char *buf = take(&g, 2 * BYTES);
+    CHECK(buf && !dp_comm_begin(comm));
+    for (int i = 0; i < 2 && rank; i++)
+        CHECK(!dp_comm_irecv(comm, 0, 0, 0, buf + i * BYTES, BYTES, &reqs[i]));
+    CHECK(!dp_comm_commit(comm));
+    for (unsigned i = 0; i < 2; i++) {
+        CHECK(rank || !fill(&g, buf, BYTES, i));
+        CHECK(rank || !dp_comm_isend(comm, 1, 0, 0, buf, BYTES, &reqs[i]));
+        CHECK(!dp_comm_wait(comm, &reqs[i], !rank));
+        CHECK(!rank || holds(&g, buf + i * BYTES, BYTES, i));
+        CHECK(rank ? !dp_comm_isend(comm, 0, 1, 0, buf, 1, &answer)
+                   : !dp_comm_irecv(comm, 1, 1, 0, buf, 1, &answer));
+        CHECK(!dp_comm_wait(comm, &answer, !rank));
+    }
+    give_back(&g, buf);
+    rig_close(&g);
     return 0;
 }
 
@@ -275,8 +303,7 @@ static int all_pairs(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-/* ---- streams
- * ------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static atomic_bool may_go;
 
@@ -328,8 +355,31 @@ static int go_by_streams(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-/* ---- the host's part
- * ------------------------------------------------------------------------------- */
+/* An event that two streams record is that of the second, also where the first is later. */
+static int record_again(struct dp_comm *comm, void *arg)
+{
+    struct dp_device_stream *late;
+    struct dp_device_event *event, *end;
+    struct rig g;
+
+    (void)arg;
+    atomic_store(&may_go, false);
+    CHECK(!rig_open(&g, 1) && !dp_device_stream_new(g.dev, DP_PRIORITY_NORMAL, &late));
+    CHECK(!dp_device_event_new(g.dev, &event) && !dp_device_event_new(g.dev, &end));
+    CHECK(!dp_device_call(late, wait_for_go, NULL));
+    CHECK(!dp_device_event_record(event, late) && !dp_device_event_record(end, late));
+    CHECK(!dp_device_event_record(event, g.stream) && !dp_device_event_wait(event, LONG_NS));
+    CHECK(dp_device_event_test(end) == DP_EAGAIN);
+    atomic_store(&may_go, true);
+    CHECK(!dp_device_event_wait(end, LONG_NS) && !dp_device_event_test(event));
+    dp_device_event_free(end);
+    dp_device_event_free(event);
+    dp_device_stream_free(late);
+    rig_close(&g);
+    return dp_comm_barrier(comm);
+}
+
+/* ---- the host's part ------------------------------------------------------------------------- */
 
 static int collectives(struct dp_comm *comm, void *arg)
 {
@@ -369,7 +419,10 @@ static int collectives(struct dp_comm *comm, void *arg)
 static int open_neighbours(struct dp_comm *comm, void *arg)
 {
     const int rank = 2 - dp_comm_rank(comm);
-    const int peers[] = {rank == 1 ? 0 : 1, 2};
+    const struct dp_nccl_peer peers[] = {
+        {.rank = rank == 1 ? 0 : 1, .sends = rank == 0, .receives = (unsigned[]){0, 1, 4}[rank]},
+        {.rank = 2, .sends = 1 << DP_CHANNEL_REDUCE},
+    };
     struct dp_nccl_config config = {
         .device = nccl_ranks_device(), .peers = peers, .peer_count = rank == 1 ? 2 : 1};
     struct dp_comm *back, *row = NULL;
@@ -384,16 +437,18 @@ static int open_neighbours(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_split(nccl_ranks_host(), 0, rank, &back) && dp_comm_rank(back) == rank);
     CHECK(!dp_comm_nccl_open(back, &config, &row));
     CHECK(rank != 0 || dp_comm_isend(row, 2, 0, 0, buf, 100, &req) == DP_EINVAL);
+    CHECK(rank != 0 || dp_comm_isend(row, 1, 1, 0, buf, 100, &req) == DP_EINVAL);
+    CHECK(rank != 0 || dp_comm_irecv(row, 1, 0, 0, buf, 100, &req) == DP_EINVAL);
     CHECK(rank != 0 || !dp_comm_isend(row, 1, 0, 0, buf, 100, &req));
     CHECK(rank != 1 || !dp_comm_irecv(row, 0, 0, 0, buf, 100, &req));
     CHECK(rank == 2 || !dp_comm_wait(row, &req, !rank));
     CHECK(rank == 2 || holds(&g, buf, 100, 0));
     CHECK(!dp_comm_barrier(row));
     CHECK(dp_comm_reset(row) == DP_EUNSUPPORTED);
-    config.peer_count = 1; /* 1 names 0 only, and 2 names 1 */
+    config.peer_count = 1; /* 1 names 0 only, and 2 receives from 1 */
     struct dp_comm *none = NULL;
     CHECK(dp_comm_nccl_open(back, &config, &none) == DP_EMISMATCH && !none);
-    CHECK_SAYS("of the ranks 1 and 2 only one names the other");
+    CHECK_SAYS("rank 1 sends to rank 2 on the channels 0x0, which receives on 0x4");
     CHECK(!dp_comm_barrier(row));
     CHECK(rank == 2 ? !hear_ready(row) : !tell_ready(row, 2));
     CHECK(rank != 2 || !dp_comm_abort(row, DP_EIO, "it is over"));
@@ -408,8 +463,7 @@ static int open_neighbours(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-/* ---- failure
- * ------------------------------------------------------------------------------------- */
+/* ---- failure --------------------------------------------------------------------------------- */
 
 /* Rank 1 gives up while messages of all kinds are in flight. */
 static int give_up_and_go_on(struct dp_comm *comm, void *arg)
@@ -504,7 +558,8 @@ static void a_rank_that_dies_is_named(void **state)
 static void messages_arrive_whole_and_in_order_and_channels_and_streams_are_apart(void **state)
 {
     (void)state;
-    on_ranks(2, (rank_fn[]){exchange_sizes, send_many, cross_channels, go_by_streams, NULL});
+    on_ranks(2, (rank_fn[]){exchange_sizes, send_many, answer_before_the_next, cross_channels,
+                            go_by_streams, record_again, NULL});
 }
 
 static void ranks_talk_to_all_at_once_or_to_some_and_by_the_host(void **state)
@@ -519,8 +574,7 @@ static void aborts_and_deadlines_end_messages_on_every_rank_and_a_reset_connects
     on_ranks(2, (rank_fn[]){give_up_and_go_on, wait_in_vain, NULL});
 }
 
-/* ---- what is missing
- * ------------------------------------------------------------------------------- */
+/* ---- what is missing ------------------------------------------------------------------------- */
 
 static void a_missing_library_or_function_is_named(void **state)
 {

@@ -75,7 +75,14 @@ never_writes_over_its_input()
     "$dualpipe" topo json --synthetic gpu:1 >"$work/t.json"
     refuses 2 'is also an input' topo diff "$work/t.json" "$work/t.json" -o "$work/t.json" || return
     refuses 2 'is also an input, --topology' topo json -i "$work/t.json" -o "$work/./t.json" || return
-    [ -s "$work/t.json" ]
+    [ -s "$work/t.json" ] || return
+    echo '0 1' >"$work/graph"
+    for command in show svg 'simulate --format svg'; do
+        # shellcheck disable=SC2086 # words
+        refuses 2 'is also an input, --file' mix $command --file "$work/graph" -o "$work/graph" || return
+    done
+    [ "$(cat "$work/graph")" = '0 1' ] || return
+    refuses 2 'is also what --traffic writes' run --traffic "$work/r" --report "$work/r" -- true
 }
 
 # Editors of other systems begin a file with EF BB BF.
@@ -92,7 +99,9 @@ reads_a_byte_order_mark()
 refuses_what_is_not_utf8()
 {
     printf 'user P=1 M=1\n# caf\351\nrank 0: F0.0 B0.0\n' >"$work/mine"
-    refuses 2 'line 2, column 6: byte 0xe9, expected UTF-8' schedule check --file "$work/mine"
+    refuses 2 'line 2, column 6: byte 0xe9, expected UTF-8' schedule check --file "$work/mine" || return
+    printf 'mixing caf\351 workers=2 local=1\nround 0: {0 1}\n' >"$work/graph"
+    refuses 2 'line 1, column 11: byte 0xe9, expected UTF-8' mix check --file "$work/graph"
 }
 
 # ---- info
@@ -212,6 +221,48 @@ completes_what_it_knows()
         "$DP_TOP_SRCDIR/tools/completion/dualpipe" <"$work/commands"
 }
 
+# The words that zsh hands over are those that are added to its list.
+completes_in_zsh()
+{
+    command -v zsh >/dev/null || skip "no zsh"
+    cat >"$work/words.zsh" <<'ZSH'
+compadd() { print -l -- "${offered[@]}" }
+_files() { print -l -- a-file }
+source "$2"
+words=("$1" "${(@)argv[3,-1]}")
+CURRENT=$#words
+_dualpipe
+ZSH
+    zsh -f "$work/words.zsh" "$dualpipe" "$DP_TOP_SRCDIR/tools/completion/_dualpipe" "$@" >"$work/out" ||
+        wrong "zsh exits with $?"
+}
+
+completes_in_fish()
+{
+    command -v fish >/dev/null || skip "no fish"
+    HOME=$work PATH=$(dirname "$dualpipe"):$PATH fish --no-config -c \
+        "source $DP_TOP_SRCDIR/tools/completion/dualpipe.fish; complete -C 'dualpipe $*'" >"$work/out" ||
+        wrong "fish exits with $?"
+}
+
+other_shells_offer_the_same()
+{
+    for shell in zsh fish; do
+        completes_in_$shell schedule show dualpipe --format s && says svg || return
+        completes_in_$shell schedule '' && says show check simulate export compare || return
+        completes_in_$shell checkpoint export -- && says --output || return
+    done
+}
+
+offers_what_the_tables_have()
+{
+    run --complete schedule show '' && says dualpipev zbv || return
+    run --complete schedule export --format= && says --format=pytorch-csv || return
+    run --complete train --resume '' && says :file || return
+    run --complete no such command && [ ! -s "$work/out" ] || wrong "$(cat "$work/out")" || return
+    run --complete train - && says "--data$(printf '\t')text to learn from"
+}
+
 # Figures of a busy machine are no test; that there are some is one.
 measures_copies()
 {
@@ -249,4 +300,6 @@ for command in $(cut -d' ' -f1 "$work/commands" | sort -u); do
 done
 it has_clean_manuals
 it completes_what_it_knows
+it offers_what_the_tables_have
+it other_shells_offer_the_same
 finish

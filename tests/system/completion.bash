@@ -54,5 +54,5 @@ expect "csv " schedule export -f = c
 expect "json text " schedule check dualpipe -P 4 -f ""
 expect "" schedule show dualpipe -P ""
 cd "$(dirname "$2")" || exit 1
-expect "dualpipe " schedule check --file dual
+expect "dualpipe dualpipe.fish " schedule check --file dual
 exit $bad

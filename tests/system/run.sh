@@ -217,6 +217,17 @@ ends_its_command_if_it_is_killed()
     await is_gone "$(cat "$work/pid")"
 }
 
+# A program that ignores SIGCHLD leaves it so to what it becomes, and ended children are not kept then.
+ends_where_ended_children_are_ignored()
+{
+    run_python="import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])"
+    timeout 60 python3 -c "$run_python" "$dualpipe" run --quiet -- grep SigIgn /proc/self/status \
+        >"$work/out" || wrong "ends with $?" || return
+    [ $((0x$(cut -f 2 "$work/out") & 0x10000)) != 0 ] || wrong "the command has $(cat "$work/out")"
+}
+
 is_gone()
 {
     ! grep -qs '^State:.[^Z]' "/proc/$1/status"
@@ -275,6 +286,7 @@ it stays_the_parent_unless_told_otherwise
 it ends_by_the_same_signal
 it passes_signals_on
 it ends_its_command_if_it_is_killed
+it ends_where_ended_children_are_ignored
 it sums_up_all_ranks
 it names_ranks_that_are_missing
 it counts_what_the_net_plugin_sent

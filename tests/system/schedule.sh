@@ -6,6 +6,29 @@
 
 kinds="gpipe 1f1b zb1p dualpipe dualpipev"
 
+# ---- skips
+
+carries_skips_in_every_format_and_picture()
+{
+    run schedule check dualpipe -P 4 -M 8 --skips 0:2,1:3 || return
+    for format in text json csv; do
+        run schedule export 1f1b -P 4 -M 4 --skips 0:2,1:3 --format $format -o "$work/skips" || return
+        run schedule check --file "$work/skips" || return
+    done
+    run schedule show 1f1b -P 4 -M 2 --format svg --arrows && cp "$work/out" "$work/plain" || return
+    run schedule show 1f1b -P 4 -M 2 --format svg --arrows --skips 0:2,1:3 || return
+    added=$(($(grep -c marker-end "$work/out") - $(grep -c marker-end "$work/plain")))
+    [ $added = 8 ] || wrong "$added arrows more, expected 8" || return
+    run schedule simulate async -P 4 -M 4 --skips 0:3 --latency 1ms
+}
+
+refuses_skips_that_are_none()
+{
+    refuses 2 "at most 64 pairs of stages" schedule check 1f1b --skips 0-3 || return
+    refuses 2 "2 violations" schedule check 1f1b --skips 3:0,1:9 || return
+    refuses 2 "do not go with --file" schedule check --file x --skips 0:3
+}
+
 # ---- show
 
 keeps_to_the_width()
@@ -115,6 +138,19 @@ exports_the_trace_of_a_golden_file()
 }
 
 # A schedule that was changed by hand: the last op of rank 0 is gone.
+knows_the_lists_of_pytorch()
+{
+    run schedule export dualpipev -P 2 -M 4 --format pytorch-csv -o "$work/list.csv" || return
+    head -n 1 "$work/list.csv" | grep -q '^0F0,0F1,0F2,3F0,.*(0F3;3B1)OVERLAP_F_B,' ||
+        wrong "$(cat "$work/list.csv")" || return
+    run schedule check --file "$work/list.csv" && says 'user, 2 ranks, 4 micro-batches: can be' || return
+    run schedule export --file "$work/list.csv" --format pytorch-csv || return
+    diff "$work/list.csv" "$work/out" || return
+    refuses 1 'a schedule of two streams in PyTorch' schedule export dualpipe --format pytorch-csv || return
+    printf '0F0,0B0\n1F0,1Y0' >"$work/bad.csv"
+    refuses 2 "line 2, cell 2: '1Y0', expected an action" schedule check --file "$work/bad.csv"
+}
+
 finds_what_is_wrong()
 {
     run schedule export gpipe -P 2 -M 4 --format text -o "$work/mine" || return
@@ -199,6 +235,8 @@ for transcript in "$data"/transcripts/*.txt; do it prints_what_it_printed "$tran
 it keeps_to_the_width
 it uses_colour_only_where_asked
 it uses_colour_in_a_terminal_unless_told
+it carries_skips_in_every_format_and_picture
+it refuses_skips_that_are_none
 for kind in $kinds; do it writes_good_svg "$kind" -P 4 -M 10; done
 it writes_good_svg dualpipe -P 8 -M 20 --latency 100us --arrows --critical
 it writes_good_svg dualpipe -P 8 -M 40 --arrows --critical
@@ -214,6 +252,7 @@ it round_trips dualpipe json -P 4 -M 8 --mirror-reduce
 it round_trips dualpipev csv -P 2 -M 4 --forward-only --return-outputs
 it round_trips gpipe text -P 1 -M 1
 for file in "$DP_TEST_DATA"/golden/dualpipe*.json; do it exports_the_trace_of_a_golden_file "$file"; done
+it knows_the_lists_of_pytorch
 it finds_what_is_wrong
 it keeps_to_bounds_it_is_given
 it refuses_a_file_that_is_no_schedule

@@ -217,6 +217,49 @@ static void a_rank_that_dies_is_named_and_ends_the_others(void **state)
     }
 }
 
+/* What a long output ends with; closes fd. */
+static void read_end(int fd, char text[OUTPUT])
+{
+    const off_t len = lseek(fd, 0, SEEK_END);
+    const ssize_t got = pread(fd, text, OUTPUT - 1, len < OUTPUT ? 0 : len - (OUTPUT - 1));
+
+    text[got > 0 ? got : 0] = '\0';
+    close(fd);
+}
+
+/* The others go on to the last step; another one prints if it was rank 0. */
+static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
+{
+    (void)state;
+    struct run r;
+    pid_t ranks[MAX_RANKS];
+    char expected[64];
+
+    for (int rank = 0; rank < 4; rank += 3) {
+        start(&r, "--schedule none -D 4 --mix one-peer-exp --survive --json --steps 2000 "
+                  "--eval-every 500", NULL, NULL);
+        wait_for_steps(&r);
+        if (children_of(r.pid, ranks) != 4) {
+            kill(r.pid, SIGKILL);
+            finish(&r);
+            no_children();
+        }
+        const int out = dup(fileno(r.out));
+        kill(ranks[rank], SIGKILL);
+        finish(&r);
+        read_end(out, r.out_text);
+        assert_int_equal(r.status, 0);
+        snprintf(expected, sizeof(expected), "rank %d was killed by signal 9 (Killed); the others go on",
+                 rank);
+        assert_says(r.err_text, expected);
+        assert_says(r.err_text, "mixing goes on with 3 of 4 workers from iteration ");
+        assert_says(r.out_text, "\"step\":2000,");
+        assert_says(r.out_text, "\"event\":\"end\"");
+        assert_says(r.out_text, "\"held_out\":");
+        assert_all_gone(ranks);
+    }
+}
+
 static void a_rank_that_stops_is_named(void **state)
 {
     (void)state;
@@ -522,6 +565,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_interrupt_ends_all_ranks_at_once),
         cmocka_unit_test(a_rank_that_dies_is_named_and_ends_the_others),
+        cmocka_unit_test(replicas_that_mix_go_on_without_one_that_is_killed),
         cmocka_unit_test(a_rank_that_stops_is_named),
         cmocka_unit_test(ranks_end_with_their_parent),
         cmocka_unit_test(a_port_that_is_taken_is_refused),

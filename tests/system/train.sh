@@ -85,7 +85,18 @@ refuses_to_mix_that_way()
 {
     for way in '--mix-algorithm local-sgd|expected --mix with a graph' \
         '--mix ring --local-steps 2|expected --mix-algorithm local-sgd' \
+        '--mix all-reduce --survive|expected -D 2 or more and --mix with a graph' \
+        '--mix ring --survive --transport mpi|expected --transport auto, shm or tcp' \
+        '--mix ring --survive --save folder|expected no --save' \
         '--mix ring --mix-algorithm exact-diffusion|single round, such as torus' \
+        '--mix-compress int8|expected --mix with a graph' \
+        '--mix-staleness 1|expected --mix with a graph' \
+        '--mix ring --mix-staleness 1 --mix-compress int8|expected one of the two' \
+        '--mix directed-exp --mix-staleness 1|without push-sum' \
+        '--mix ring --mix-compress topk|--mix-compress' \
+        '--mix ring --mix-compress topk=2|above 0, up to 1' \
+        '--mix directed-exp --mix-compress int8|without push-sum' \
+        '--mix ring --mix-compress int8 --mix-algorithm gradient-tracking|expected --mix-algorithm d-psgd' \
         '--mix ring --width 63|--width 63: expected a multiple' \
         '--mix directed-exp --mix-algorithm gradient-tracking|without push-sum'; do
         # shellcheck disable=SC2086 # words
@@ -130,6 +141,66 @@ draws_the_last_step()
     grep -q '</svg>' step.svg && grep -q '"traceEvents"' step.json || wrong 'bad files' || return
     width=$(sed -n '1s/.* width="\([0-9]*\)".*/\1/p' step.svg)
     [ "$width" -le 1000 ] || wrong "wider than a page: $width px"
+}
+
+# carries_out_a_list FORMAT KIND -P N
+carries_out_a_list()
+{
+    run schedule export "$2" "$3" "$4" -M 8 --format "$1" -o list || return
+    prints_the_numbers_of_the_plain_loop --file list
+}
+
+# By hand: messages, actions that are passed over, and a rank that waits.
+carries_out_a_list_with()
+{
+    {
+        i=0 row0='' row1=''
+        while [ $i -lt 8 ]; do
+            row0="$row0,0F$i,0SEND_F$i,,0RECV_B$i,0B$i"
+            row1="$row1,1RECV_F$i,1F$i,1I$i,1SEND_B$i,1W$i"
+            i=$((i + 1))
+        done
+        echo "0UNSHARD$row0,0REDUCE_GRAD"
+        echo "1UNSHARD$row1,1REDUCE_GRAD"
+    } >list
+    prints_the_numbers_of_the_plain_loop --file list "$@"
+}
+
+replicas_carry_out_a_list()
+{
+    run schedule export zbv -P 2 -M 16 --format pytorch-csv -o list || return
+    replicas_print_the_numbers_of_one --file list -D 2
+}
+
+refuses_a_list()
+{
+    printf '0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n' >list
+    refuses 2 'schedule' train --data text --file list || return
+    printf '0F0,0F1\n1F0,1F1\n' >list
+    refuses 2 '--file list: no backward, expected' train --data text --file list || return
+    run schedule export gpipe -P 2 -M 4 --format pytorch-csv -o list || return
+    refuses 2 '-P 4: expected 2, as in --file list' train --data text --file list -P 4 || return
+    refuses 2 '-M 8: expected 4, as in --file list' train --data text --file list -M 8 || return
+    refuses 2 '--schedule gpipe and --file list: expected one' train --data text --file list -s gpipe || return
+    refuses 2 '--virtual-stages 2: expected --schedule interleaved' train --data text --virtual-stages 2 || return
+    refuses 2 '--file none: No such file' train --data text --file none || return
+    echo 0F0,0Q0 >list
+    refuses 2 "line 1, cell 2: '0Q0', expected an action" train --data text --file list
+}
+
+reads_standard_input()
+{
+    losses='s/.*"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p'
+    # shellcheck disable=SC2086 # words
+    set -- train ${small#--data text} --json -P 2
+    run "$@" --data text || return
+    sed -n "$losses" "$work/out" >"$work/numbers"
+    "$dualpipe" "$@" --data - <text >"$work/out" 2>"$work/err" || wrong "$(cat "$work/err")" || return
+    sed -n "$losses" "$work/out" | diff "$work/numbers" - || return
+    head -c 3000 text >one && tail -c +3001 text >two
+    "$dualpipe" "$@" --data one - <two >"$work/out" 2>"$work/err" || wrong "$(cat "$work/err")" || return
+    sed -n "$losses" "$work/out" | diff "$work/numbers" - || return
+    refuses 2 '--data: 0 bytes in all' train --data -
 }
 
 says_why_a_file_could_not_be_written()
@@ -194,10 +265,23 @@ for transport in shm tcp; do
         it prints_the_numbers_of_the_plain_loop $schedule --transport $transport
     done
 done
+it prints_the_numbers_of_the_plain_loop -P 4 -s interleaved
+it prints_the_numbers_of_the_plain_loop -P 2 -s interleaved --virtual-stages 4
+it prints_the_numbers_of_the_plain_loop -P 4 -s zbv
+it carries_out_a_list pytorch-csv dualpipev -P 4
+it carries_out_a_list pytorch-csv interleaved -P 4
+it carries_out_a_list text zb1p -P 2
+it carries_out_a_list json dualpipe -P 4
+it carries_out_a_list pytorch-csv gpipe -P 8
+it carries_out_a_list_with --checkpoint except_last --transport tcp
+it replicas_carry_out_a_list
+it refuses_a_list
+it reads_standard_input
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule gpipe
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule async
 it prints_the_numbers_of_the_plain_loop -P 4 --schedule async --transport shm
 it prints_the_numbers_of_the_plain_loop -P 2 --schedule async --transport tcp --checkpoint except_last
+it prints_the_numbers_of_the_plain_loop -P 2 -s dualpipev --checkpoint always --checkpoint-stages 0,2-3
 it prints_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
 it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 210K
 it says_what_is_on_the_device
@@ -228,6 +312,9 @@ it replicas_mix complete --schedule none -D 1
 it replicas_mix ring --schedule none -D 4 --mix-algorithm gradient-tracking
 it replicas_mix torus -P 2 -D 2 --mix-algorithm exact-diffusion
 it replicas_mix complete --schedule none -D 4 --mix-algorithm local-sgd --local-steps 4 --outer-momentum 0.3
+it replicas_mix ring --schedule none -D 4 --mix-compress int8
+it replicas_mix one-peer-exp -P 2 -D 2 --mix-compress topk=0.05 --transport tcp
+it replicas_mix ring --schedule none -D 4 --mix-staleness 2
 it refuses_to_mix_that_way
 it learns
 it draws_the_last_step

@@ -27,6 +27,36 @@ learns()
     awk '/^loss/ { exit !($2 > 1.5 && $5 < 1 && $8 < 1) }' "$work/out" || wrong "$(cat "$work/out")"
 }
 
+# numbers_from STEP - of the last run: the losses after that step, and the held-out ones.
+numbers_from()
+{
+    sed -n -e 's/.*"event":"step","step":\([0-9]*\),\("loss":[^,]*,"norm":[^,]*\).*/\1 \2/p' \
+        -e 's/.*"event":"end".*\("held_out":[^,}]*\).*/end \1/p' "$work/out" |
+        tail -n "+$((1 + $1))"
+}
+
+# goes_on_as_if_never_stopped SAVING RESUMING - weights and running statistics are saved, so the held-out
+# losses are those of the whole run, too.
+goes_on_as_if_never_stopped()
+{
+    rm -rf "$work/d"
+    # shellcheck disable=SC2086 # words
+    run train --model mlp-bn --layers 4 --width 8 --context 12 --batch 32 --steps 6 --eval-every 0 \
+        --order-blocks 4 --json --save "$work/d" --save-every 2 $1 || return
+    numbers_from 2 >"$work/whole"
+    [ "$(wc -l <"$work/whole")" = 5 ] || wrong "$(cat "$work/out")" || return
+    # shellcheck disable=SC2086 # words
+    run train --resume "$work/d/step-000002" --eval-every 0 --json $2 || return
+    numbers_from 0 | diff "$work/whole" -
+}
+
+another_model_is_refused()
+{
+    refuses 2 '--model gpt: expected mlp-bn, as the model in' train --resume "$work/d" --model gpt || return
+    refuses 2 'the running statistics of replicas that mix are not saved' train --model mlp-bn -s none \
+        -D 2 --mix ring --save "$work/m"
+}
+
 has_numbers()
 {
     [ "$(wc -l <"$work/expected")" = 11 ] || wrong "$(cat "$work/expected")"
@@ -40,6 +70,9 @@ for options in '' '-s dualpipev --transport tcp' '-s zb1p' '-s 1f1b --checkpoint
     it prints_the_numbers_of_the_plain_loop -P 2 $options
 done
 it prints_the_numbers_of_the_plain_loop -s none -D 4
+it goes_on_as_if_never_stopped '-P 2' '-P 4 -s 1f1b'
+it goes_on_as_if_never_stopped '-s none -D 2' '-P 2 -s async --execution messages'
+it another_model_is_refused
 it learns -P 2
 it learns -s none -D 2 --mix ring --batch 256
 finish

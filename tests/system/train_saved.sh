@@ -189,8 +189,73 @@ wrong_input_is_named()
     refuses_to_go_on 2 '--save-every 3: expected --save' --save-every 3 || return
     refuses_to_go_on 2 '--save text: Not a directory' --save text || return
     refuses_to_go_on 2 '--save no/such/d: No such file or directory' --save no/such/d || return
-    refuses_to_go_on 2 '--save with --mix ring: expected' --save d -D 2 -s none --mix ring || return
+    refuses_to_go_on 2 '--mix ring: expected all-reduce, as in good/' --resume good -D 2 --mix ring || return
+    refuses_to_go_on 2 '--prompt: expected --resume' --prompt a || return
+    refuses_to_go_on 2 '--prompt with --data text: expected one of them' --resume good --prompt a || return
+    refuses 2 '--prompt with --save: expected' train --resume good --prompt a --save d || return
+    refuses 2 '--temperature -1: expected' train --resume good --prompt a --temperature -1 || return
     [ ! -e no ]
+}
+
+# A file system that takes no files says so when one is made, whatever its permissions are.
+a_folder_that_takes_no_files_is_refused_before_any_step()
+{
+    [ -d /proc/self ] || skip 'no /proc'
+    refuses_to_go_on 2 '--save /proc/saved: No such file or directory; expected a folder' --save /proc/saved || return
+    refuses_to_go_on 2 '--save /proc: ' --save /proc || return
+    [ ! -s "$work/out" ] || wrong "it began: $(cat "$work/out")"
+}
+
+writes_text_from_a_saved_model()
+{
+    run train --resume "$1" --prompt 'You ' --sample 40 --json || return
+    says '"event":"sample","step":6,"prompt":"You ","sample":"' || return
+    cp "$work/out" first
+    run train --resume "$1" --prompt 'You ' --sample 40 --json || return
+    cmp "$work/out" first || return
+    run train --resume "$1" --prompt 'You ' --sample 40 --json --seed 2 || return
+    ! cmp -s "$work/out" first || wrong 'the seed changes nothing' || return
+    run train --resume "$1" --prompt 'You ' --sample 40 --temperature 0 || return
+    cp "$work/out" first
+    run train --resume "$1" --prompt 'You ' --sample 40 --temperature 0 --seed 2 || return
+    cmp "$work/out" first && says 'You '
+}
+
+# The text at the end of a run is drawn from the weights that were saved then.
+writes_what_the_run_wrote()
+{
+    sed -n 's/.*"event":"end".*"sample":\(.*\)}/\1/p' whole_run >expected
+    run train --resume good --prompt '' --sample 20 --json || return
+    sed -n 's/.*"sample":\(.*\)}/\1/p' "$work/out" | diff expected -
+}
+
+# mixing_goes_on STEP OPTION...
+mixing_goes_on()
+{
+    at=$1
+    shift
+    rm -rf d
+    train "$@" || return
+    losses >expected
+    [ "$(wc -l <expected)" = 6 ] || wrong "few losses: $(cat expected)" || return
+    train "$@" --save d --save-every 1 || return
+    losses | diff expected - || return
+    run checkpoint verify d || return
+    run train --data text --resume "d/step-00000$at" --eval-every 0 --sample 20 --json || return
+    says "\"resumed_step\":$at" || return
+    losses >resumed
+    sed "1,${at}d" expected | diff - resumed || return
+    writes_text_from_a_saved_model d
+}
+
+mixing_keeps_its_layout()
+{
+    why='replicas that mix their weights go on as they were'
+    refuses_to_go_on 2 "--replicas 4: expected 2, as in d/step-000006/index.json; $why" \
+        --resume d --steps 9 -D 4 || return
+    refuses_to_go_on 2 '--mix all-reduce: expected ring' --resume d --steps 9 --mix all-reduce || return
+    refuses_to_go_on 2 '--ranks 4: expected 2' --resume d --steps 9 -P 4 || return
+    refuses_to_go_on 2 '--schedule 1f1b: expected dualpipe' --resume d --steps 9 -s 1f1b
 }
 
 train --schedule none || exit 1
@@ -206,6 +271,20 @@ it survives_kills
 it survives_a_kill_in_a_write '' ''
 it survives_a_kill_in_a_write "trap '' XFSZ" "d/step-000005/rank-0.0.safetensors': cannot write it: File too large"
 train -P 2 --save good || exit 1
+cp "$work/out" whole_run
+it writes_what_the_run_wrote
+it writes_text_from_a_saved_model good
+it a_folder_that_takes_no_files_is_refused_before_any_step
+it mixing_goes_on 1 -s none -D 2 --mix ring
+it mixing_goes_on 3 -s none -D 4 --mix one-peer-exp --clip 0
+it mixing_goes_on 2 -s none -D 2 --mix directed-exp
+it mixing_goes_on 4 -P 2 -s 1f1b -D 2 --mix complete --mix-algorithm local-sgd --local-steps 3 --outer-momentum 0.3
+it mixing_goes_on 3 -s none -D 2 --mix torus --mix-algorithm exact-diffusion
+it mixing_goes_on 3 -s none -D 2 --mix ring --mix-algorithm gradient-tracking --transport tcp
+it mixing_goes_on 3 -s none -D 2 --mix ring --mix-compress int8 --mix-factor 0.5
+it mixing_goes_on 2 -s none -D 4 --mix one-peer-exp --mix-compress topk=0.1
+it mixing_goes_on 5 -P 2 -D 2 --mix ring
+it mixing_keeps_its_layout
 it damage_is_named
 it wrong_input_is_named
 finish

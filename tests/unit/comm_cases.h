@@ -10,6 +10,16 @@
 /* Run it on groups of `size` ranks of every kind; all ranks must return 0. */
 void on_all_kinds(int size, int64_t deadline_ns, rank_fn fn, void *arg);
 
+/* A case and the number of ranks that it takes. */
+struct comm_case {
+    int size;
+    rank_fn fn;
+    void *arg;
+};
+
+/* Run them on communicators of `size` ranks that are parts of a group of one more, in another order. */
+void on_parts_of_all_kinds(int64_t deadline_ns, const struct comm_case *cases, size_t count);
+
 int blocking_send(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                   size_t len);
 int blocking_receive(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,

@@ -72,7 +72,7 @@ static int commit_of(const struct dp_schedule *s, int rank, int at)
 
 static bool has_message(const struct dp_schedule *s, int rank, struct dp_op op)
 {
-    int peer = dp_op_peer(dp_schedule_slot(s, rank, (int)op.slot), op);
+    int peer = dp_op_peer(s, dp_schedule_slot(s, rank, (int)op.slot), op);
     return peer >= 0 && peer != rank;
 }
 
@@ -84,6 +84,8 @@ static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct 
     unsigned broken = 0;
 
     if (op->kind == DP_OP_NONE || op->kind >= DP_OP_KINDS)
+        return RULE(SHAPE);
+    if (dp_op_is_skip((enum dp_op_kind)op->kind)) /* schedules without skips only */
         return RULE(SHAPE);
     if (s->forward_only && is_of_backward(*op))
         return RULE(SHAPE);
@@ -381,7 +383,7 @@ static int kth(const struct dp_schedule *s, int rank, int peer, struct dp_op lik
         bool same = like.kind == DP_OP_REDUCE ? ops[i].kind == DP_OP_REDUCE
                                               : is_message(ops[i]) &&
                                                     is_receive(ops[i]) == is_receive(like);
-        if (same && dp_op_peer(dp_schedule_slot(s, rank, (int)ops[i].slot), ops[i]) == peer &&
+        if (same && dp_op_peer(s, dp_schedule_slot(s, rank, (int)ops[i].slot), ops[i]) == peer &&
             k-- == 0)
             return i;
     }
@@ -395,7 +397,7 @@ static int partner(const struct dp_schedule *s, int rank, int at, int *peer)
     struct dp_op op = ops[at], like = op;
     int k = 0;
 
-    *peer = dp_op_peer(dp_schedule_slot(s, rank, (int)op.slot), op);
+    *peer = dp_op_peer(s, dp_schedule_slot(s, rank, (int)op.slot), op);
     while (kth(s, rank, *peer, op, k) != at)
         k++;
     if (op.kind != DP_OP_REDUCE)
@@ -414,7 +416,7 @@ static bool partners_agree(const struct dp_schedule *s, int rank, struct dp_op m
     if (mine.kind == DP_OP_REDUCE)
         return a->stage == b->stage;
     return gradient == theirs_is && mine.mb == theirs.mb && a->stream == b->stream &&
-           dp_op_stage(a, mine) == dp_op_stage(b, theirs);
+           dp_op_stage(s, a, mine) == dp_op_stage(s, b, theirs);
 }
 
 static unsigned broken_links(const struct dp_schedule *s)

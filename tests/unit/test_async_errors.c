@@ -177,8 +177,7 @@ static void a7_ranks_beyond_the_stages_are_unused_and_take_part(void **state)
     dp_partition_free(p);
 }
 
-/* ---- A8 to A13: pipelines and steps ------------------------------------------------------------
- */
+/* ---- A8 to A13: pipelines and steps ---------------------------------------------------------- */
 
 static void a8_an_entry_that_is_no_layer(void **state)
 {
@@ -318,14 +317,16 @@ static void as_it_is(struct job_rank *r)
     (void)r;
 }
 
-/* DP_EINVAL in the table; a pipeline declares its borders, so that here it is row S7. */
+/* A tensor of another shape or type than declared is row S7, DP_EMISMATCH. */
 static void a12_an_output_that_is_no_tensor(void **state)
 {
     static const struct wrong wrong[] = {
-        {"A12 a handle", 0, puts_out_a_handle, as_it_is, DP_EMISMATCH,
-         "the stage left tensor 0 of its output", DP_EABORTED},
-        {"A12 nothing", 0, puts_out_nothing, as_it_is, DP_EMISMATCH,
-         "the stage left tensor 0 of its output", DP_EABORTED},
+        {"A12 a handle", 0, puts_out_a_handle, as_it_is, DP_EINVAL,
+         "the stage left tensor 0 of its output as no tensor (handle64), expected float32",
+         DP_EABORTED},
+        {"A12 nothing", 0, puts_out_nothing, as_it_is, DP_EINVAL,
+         "the stage left tensor 0 of its output as no tensor (no data), expected float32",
+         DP_EABORTED},
     };
 
     (void)state;
@@ -347,8 +348,7 @@ static void a13_no_group(void **state)
     expect_wrong(&wrong, async);
 }
 
-/* ---- A14 to A16 --------------------------------------------------------------------------------
- */
+/* ---- A14 to A16 ------------------------------------------------------------------------------ */
 
 static int run_backward_alone(struct dp_comm *comm, void *arg)
 {

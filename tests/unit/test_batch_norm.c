@@ -242,8 +242,7 @@ static void compat_commits_when_all_chunks_have_come(void **state)
     dp_batch_norm_free(bn);
 }
 
-/* ---- the layer
- * ----------------------------------------------------------------------------------- */
+/* ---- the layer ------------------------------------------------------------------------------- */
 
 static void recomputing_gives_the_same_and_notes_nothing(void **state)
 {

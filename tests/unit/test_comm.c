@@ -420,6 +420,22 @@ static void only_groups_over_mpi_cannot_survive(void **state)
     on_all_kinds(3, LONG_NS, survive, NULL);
 }
 
+/* ---- parts of a group ------------------------------------------------------------------------ */
+
+static void all_of_it_holds_in_a_part_of_a_group(void **state)
+{
+    static bool receive_first[] = {false, true};
+    static const struct comm_case cases[] = {
+        {2, send_many, &receive_first[0]}, {2, send_many, &receive_first[1]},
+        {2, cross_channels, NULL},         {5, all_pairs, NULL},
+        {2, mismatch, NULL},               {3, collectives, NULL},
+        {4, disagree, NULL},               {3, compare_clocks, NULL},
+    };
+
+    (void)state;
+    on_parts_of_all_kinds(LONG_NS, cases, sizeof(cases) / sizeof(*cases));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -435,6 +451,7 @@ int main(void)
         cmocka_unit_test(different_collectives_at_once_end_the_group),
         cmocka_unit_test(clocks_are_compared_within_the_stated_error),
         cmocka_unit_test(only_groups_over_mpi_cannot_survive),
+        cmocka_unit_test(all_of_it_holds_in_a_part_of_a_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

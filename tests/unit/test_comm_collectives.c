@@ -607,6 +607,20 @@ static void bad_arguments_of_collectives_are_refused(void **state)
     on_all_kinds(2, LONG_NS, bad_arguments, NULL);
 }
 
+/* ---- parts of a group ------------------------------------------------------------------------ */
+
+static void all_of_it_holds_in_a_part_of_a_group(void **state)
+{
+    static const struct comm_case cases[] = {
+        {3, reduce_all, NULL},   {4, reduce_all, NULL}, {3, reduce_extremes, NULL},
+        {3, scatter_all, NULL},  {3, copy_all, NULL},   {3, test_after_the_end, NULL},
+        {3, many_in_flight, NULL},
+    };
+
+    (void)state;
+    on_parts_of_all_kinds(LONG_NS, cases, sizeof(cases) / sizeof(*cases));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -623,6 +637,7 @@ int main(void)
         cmocka_unit_test(collectives_in_flight_do_not_mix),
         cmocka_unit_test(different_sizes_abort_the_group),
         cmocka_unit_test(bad_arguments_of_collectives_are_refused),
+        cmocka_unit_test(all_of_it_holds_in_a_part_of_a_group),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* A rank that begins to wait so late that it has not told when another gives up is taken for the culprit:
- * a deadline that leaves a busy machine time to start all of them. */
+/* A rank that begins to wait only after another one has given up is taken for the culprit: a deadline
+ * that leaves a busy machine time to start all of them. */
 static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = DP_NS_PER_S;
 
 /* ---- failure ------------------------------------------------------------------------------- */
@@ -92,6 +92,104 @@ static void a_silent_rank_is_found_and_named(void **state)
         on_all_kinds(4, SHORT_NS, stall, &s);
         close(s.done[0]);
         close(s.done[1]);
+    }
+}
+
+/* Rank 0 waits for rank 1, which begins to wait for rank 2 so shortly before rank 0 gives up that it
+ * has told no other: between processes a wait is reported when it has lasted a while, a thread says
+ * it before it sleeps. Rank 2 makes no call until then. */
+struct late_wait {
+    int now[2], done[2]; /* pipes */
+};
+static const int64_t VAIN_NS = 300 * DP_NS_PER_MS, BEFORE_NS = 80 * DP_NS_PER_MS,
+                     SPIN_NS = 130 * DP_NS_PER_MS;
+
+/* The poll function of rank 0. */
+struct starting_gun {
+    int64_t at_ns;
+    int fd;
+};
+
+static int fire(void *user)
+{
+    struct starting_gun *gun = user;
+
+    if (!gun->at_ns || dp_now_ns() < gun->at_ns)
+        return 0;
+    gun->at_ns = 0;
+    return write(gun->fd, "x", 1) == 1 ? 0 : DP_EIO;
+}
+
+static int wait_first(struct dp_comm *comm, const struct late_wait *l, int64_t *gave_up_ns)
+{
+    struct starting_gun gun = {dp_now_ns() + VAIN_NS - BEFORE_NS, l->now[1]};
+    char buf[8];
+
+    *gave_up_ns = dp_now_ns() + VAIN_NS;
+    dp_comm_set_deadline(comm, VAIN_NS);
+    dp_comm_set_poll(comm, fire, &gun);
+    CHECK(blocking_receive(comm, 1, 0, 1, buf, sizeof(buf)) == DP_ETIMEDOUT);
+    dp_comm_set_poll(comm, NULL, NULL);
+    dp_comm_set_deadline(comm, LONG_NS);
+    CHECK(write(l->done[1], "x", 1) == 1);
+    return 0;
+}
+
+static int wait_late(struct dp_comm *comm, const struct late_wait *l, int64_t *began_ns)
+{
+    const int64_t spin_ns = dp_comm_spin(comm);
+    char buf[8];
+
+    if (!strcmp(dp_comm_name(comm), "threads"))
+        dp_comm_set_spin(comm, SPIN_NS);
+    CHECK(read(l->now[0], buf, 1) == 1);
+    *began_ns = dp_now_ns();
+    CHECK(blocking_receive(comm, 2, 0, 1, buf, sizeof(buf)) == DP_EABORTED);
+    dp_comm_set_spin(comm, spin_ns);
+    return 0;
+}
+
+/* On a busy machine rank 1 may come after rank 0 has given up: such a try shows nothing. */
+static int begin_to_wait_late(struct dp_comm *comm, void *arg)
+{
+    const struct late_wait *l = arg;
+    const int rank = dp_comm_rank(comm);
+    int64_t mine = 0, all[3];
+    struct dp_abort why;
+    char byte;
+
+    for (int tries = 0; tries < 10; tries++) {
+        if (rank == 0)
+            CHECK(!wait_first(comm, l, &mine));
+        else if (rank == 1)
+            CHECK(!wait_late(comm, l, &mine));
+        else
+            CHECK(read(l->done[0], &byte, 1) == 1 && dp_comm_barrier(comm) == DP_EABORTED);
+        CHECK(dp_comm_aborted(comm, &why) && why.error == DP_ETIMEDOUT);
+        CHECK(!dp_comm_reset(comm));
+        CHECK(!dp_comm_allgather(comm, &mine, all, sizeof(mine)));
+        if (all[1] > all[0] - BEFORE_NS / 8)
+            continue;
+        CHECK(why.rank == 2);
+        CHECK(strstr(why.text, "rank 1, which waits for rank 2"));
+        return 0;
+    }
+    CHECK(!"rank 1 began in time");
+    return 0;
+}
+
+static void a_rank_that_has_just_begun_to_wait_is_not_taken_for_the_culprit(void **state)
+{
+    struct late_wait l;
+
+    (void)state;
+    if (!comm_kinds->shares_files)
+        return;
+    assert_int_equal(pipe(l.now) || pipe(l.done), 0);
+    on_all_kinds(3, LONG_NS, begin_to_wait_late, &l);
+    for (int i = 0; i < 2; i++) {
+        close(l.now[i]);
+        close(l.done[i]);
     }
 }
 
@@ -390,6 +488,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_abort_of_any_rank_reaches_all),
         cmocka_unit_test(a_silent_rank_is_found_and_named),
+        cmocka_unit_test(a_rank_that_has_just_begun_to_wait_is_not_taken_for_the_culprit),
         cmocka_unit_test(a_wait_behind_another_collective_names_who_is_missing),
         cmocka_unit_test(a_wait_for_any_rank_names_none),
         cmocka_unit_test(a_killed_rank_is_named_on_all_others),

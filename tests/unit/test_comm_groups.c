@@ -270,9 +270,7 @@ static void a_receive_from_any_returns_its_source(void **state)
     on_all_kinds(2, LONG_NS, any_details, NULL);
 }
 
-/* ---- what a wait looks after
- * -----------------------------------------------------------------------
- */
+/* ---- what a wait looks after ----------------------------------------------------------------- */
 
 static int be_busy(struct dp_comm *comm, void *arg)
 {

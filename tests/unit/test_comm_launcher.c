@@ -156,6 +156,42 @@ static void a_process_knows_its_place_on_its_host(void **state)
     assert_non_null(strstr(dp_last_error(), "LOCAL_RANK=-1: expected a number"));
 }
 
+static void a_process_keeps_its_own_gpu(void **state)
+{
+    (void)state;
+    static const struct {
+        int local_rank, local_size;
+        const char *list, *own, *error;
+    } cases[] = {
+        {1, 3, "4,GPU-5b1c,0", "GPU-5b1c", NULL},
+        {0, 1, "7", "7", NULL},
+        {2, 3, "4,5,6", "6", NULL},
+        {0, 2, "4,5,6", NULL, "CUDA_VISIBLE_DEVICES=4,5,6: 3 GPUs, expected 2"},
+        {1, 2, "4,", NULL, "nothing at place 1"},
+        {-1, 2, "4,5", NULL, "local rank -1 of 2: expected both from the launcher"},
+        {0, -1, "4", NULL, "local rank 0 of -1: expected both"},
+    };
+    bool has_gpu;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct dp_process process = {"torchrun", cases[i].local_rank, cases[i].local_size,
+                                           cases[i].local_rank, cases[i].local_size};
+        setenv("CUDA_VISIBLE_DEVICES", cases[i].list, 1);
+        has_gpu = false;
+        const int err = dp_process_keep_own_gpu(&process, &has_gpu);
+        assert_int_equal(err, cases[i].error ? DP_EINVAL : 0);
+        assert_int_equal(has_gpu, !err);
+        assert_string_equal(getenv("CUDA_VISIBLE_DEVICES"), err ? cases[i].list : cases[i].own);
+        if (err)
+            assert_non_null(strstr(dp_last_error(), cases[i].error));
+    }
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    assert_int_equal(dp_process_keep_own_gpu(&(struct dp_process){.local_rank = -1}, &has_gpu), 0);
+    assert_false(has_gpu);
+    assert_null(getenv("CUDA_VISIBLE_DEVICES"));
+    assert_int_equal(dp_process_keep_own_gpu(NULL, &has_gpu), DP_EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -163,6 +199,7 @@ int main(void)
         cmocka_unit_test(our_options_override_the_launchers_variables),
         cmocka_unit_test(a_launchers_variable_that_is_missing_or_wrong_is_named),
         cmocka_unit_test(a_process_knows_its_place_on_its_host),
+        cmocka_unit_test(a_process_keeps_its_own_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,18 +10,23 @@
 #include <stdlib.h>
 
 static float data[3000];
-static int64_t shape[] = {6, 500};
+static int64_t shape[] = {6, 500}, strides[] = {1, 6};
 static const DLTensor tensor = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, NULL, 0};
 static const char *const names[] = {"x", "y", "z"};
 
 static int call_split(bool mask)
 {
     struct dp_tree items[] = {dp_tensor(&tensor), dp_opaque(data)};
-    struct dp_tree args = dp_tuple(2, items), kwargs = dp_dict(2, names, items);
+    struct dp_tree named[] = {items[0], items[1], dp_absent()};
+    struct dp_tree args = dp_tuple(2, items), kwargs = dp_dict(3, names, named);
+    const DLTensor table = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, strides, 0};
+    const struct dp_block_mask attention = {.kv_num_blocks = &table, .kv_indices = &table};
     struct dp_tree specs[] = {dp_chunk(1), dp_replicate()}, spec = dp_tuple(2, specs);
     struct dp_split_options options = {.count = 6, .args_spec = &spec, .contiguous = true,
                                        .mask = mask};
     struct dp_microbatches *mbs;
+
+    named[2] = dp_block_mask(&attention);
     int err = dp_split(&args, &kwargs, &options, &mbs);
 
     if (!err)

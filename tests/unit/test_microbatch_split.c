@@ -319,6 +319,125 @@ static void given_microbatches_that_do_not_fit_are_refused(void **state)
     json_decref(json);
 }
 
+/* ---- masks of attention ------------------------------------------------------------------------
+ */
+
+static bool upper(void *user, int64_t sample, int64_t head, int64_t q, int64_t k)
+{
+    (void)user, (void)head;
+    return k >= q + sample;
+}
+
+struct attention {
+    int32_t data[5][2];
+    int64_t shapes[2][2];
+    DLTensor tables[2];
+    struct dp_block_mask mask;
+    struct dp_tree leaf, args;
+};
+
+static void attention_init(struct attention *a, int64_t samples)
+{
+    for (int i = 0; i < 5; i++)
+        a->data[i][0] = a->data[i][1] = i;
+    for (int i = 0; i < 2; i++) {
+        a->shapes[i][0] = samples;
+        a->shapes[i][1] = 2;
+        a->tables[i] =
+            (DLTensor){a->data, {kDLCPU, 0}, 2, {kDLInt, 32, 1}, a->shapes[i], NULL, 0};
+    }
+    a->mask = (struct dp_block_mask){.kv_num_blocks = &a->tables[0], .kv_indices = &a->tables[1],
+                                     .query_block = 128, .looks_at = upper};
+    a->leaf = dp_block_mask(&a->mask);
+    a->args = dp_tuple(1, &a->leaf);
+}
+
+static void masks_of_attention_are_cut_along_their_samples(void **state)
+{
+    const struct dp_split_options options = {.count = 2};
+    struct dp_microbatches *mbs;
+    struct attention a;
+
+    (void)state;
+    attention_init(&a, 5);
+    assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
+    const struct dp_block_mask *second = mbs->args[1].items[0].block_mask;
+    assert_int_equal(mbs->args[0].items[0].block_mask->kv_indices->shape[0], 3);
+    assert_int_equal(second->kv_num_blocks->shape[0], 2);
+    assert_ptr_equal(second->kv_num_blocks->data, a.data[3]);
+    assert_null(second->full_kv_indices);
+    assert_int_equal(second->query_block, 128);
+    assert_int_equal(second->first_sample, 3);
+    assert_true(dp_block_mask_looks_at(second, 1, 0, 0, 4)); /* sample 4 of the batch */
+    assert_false(dp_block_mask_looks_at(second, 1, 0, 0, 3));
+    dp_microbatches_free(mbs);
+}
+
+static void a_mask_that_all_samples_share_is_the_same_everywhere(void **state)
+{
+    struct dp_split_options options = {.count = 3};
+    struct dp_microbatches *mbs;
+    struct attention a;
+
+    (void)state;
+    attention_init(&a, 1);
+    assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
+    assert_int_equal(mbs->count, 3);
+    assert_ptr_equal(mbs->args[2].items[0].block_mask, &a.mask);
+    dp_microbatches_free(mbs);
+    attention_init(&a, 5);
+    options.mask = true;
+    assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
+    assert_ptr_equal(mbs->args[2].items[0].block_mask, &a.mask);
+    dp_microbatches_free(mbs);
+}
+
+static void masks_of_attention_count_rows_as_tensors_do(void **state)
+{
+    struct dp_split_options options = {.count = 8, .shrink = DP_SHRINK_MIN};
+    struct dp_microbatches *mbs;
+    struct attention a;
+
+    (void)state;
+    attention_init(&a, 5);
+    assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
+    assert_int_equal(mbs->count, 5);
+    dp_microbatches_free(mbs);
+}
+
+static void wrong_masks_of_attention_are_refused(void **state)
+{
+    struct dp_tree leaf = dp_chunk(1), spec = dp_tuple(1, &leaf);
+    struct dp_split_options options = {.count = 2, .args_spec = &spec};
+    struct dp_microbatches *mbs = NULL;
+    struct attention a;
+
+    (void)state;
+    attention_init(&a, 5);
+    expect_refused(dp_split(&a.args, NULL, &options, &mbs), DP_EINVAL,
+                   "args[0]: Chunk(1) of a mask of attention, expected Chunk(0), its samples");
+    leaf = dp_stack(0);
+    expect_refused(dp_split(&a.args, NULL, &options, &mbs), DP_EINVAL,
+                   "args[0]: the spec of a mask of attention is Stack, which says how to merge, "
+                   "expected Chunk(0) or Replicate");
+    leaf = dp_chunk(0);
+    a.shapes[1][0] = 4;
+    expect_refused(dp_split(&a.args, NULL, &options, &mbs), DP_EINVAL,
+                   "args[0]: the mask of attention has tables of different numbers of samples");
+    a.shapes[1][0] = 5;
+    a.mask.full_kv_indices = &a.tables[1];
+    expect_refused(dp_split(&a.args, NULL, &options, &mbs), DP_EINVAL,
+                   "args[0]: the mask of attention has one of full_kv_num_blocks and "
+                   "full_kv_indices, expected both or none");
+    a.mask.kv_indices = NULL;
+    expect_refused(dp_split(&a.args, NULL, &options, &mbs), DP_EINVAL,
+                   "args[0]: the mask of attention has no kv_num_blocks or no kv_indices");
+    a.leaf.block_mask = NULL;
+    expect_refused(dp_split(&a.args, NULL, &options, &mbs), DP_EINVAL,
+                   "args[0]: a mask of attention without a dp_block_mask");
+    assert_null(mbs);
+}
+
 int main(void)
 {
     const struct CMUnitTest more[] = {
@@ -332,6 +451,10 @@ int main(void)
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(given_microbatches_are_passed_on),
         cmocka_unit_test(given_microbatches_that_do_not_fit_are_refused),
+        cmocka_unit_test(masks_of_attention_are_cut_along_their_samples),
+        cmocka_unit_test(a_mask_that_all_samples_share_is_the_same_everywhere),
+        cmocka_unit_test(masks_of_attention_count_rows_as_tensors_do),
+        cmocka_unit_test(wrong_masks_of_attention_are_refused),
     };
     return case_run("split.json", split_case, more, sizeof(more) / sizeof(more[0]));
 }

@@ -303,7 +303,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     describe(&w, comm, wrong->bits ? wrong->bits : 64);
     if (wrong->file)
         CHECK(
-            !dp_graph_read(wrong->file, strlen(wrong->file), DP_GRAPH_FORM_GUESS, 0, 0, &w.graph));
+            !dp_graph_read(wrong->file, strlen(wrong->file), DP_GRAPH_FORMAT_GUESS, 0, 0, &w.graph));
     else
         CHECK(!dp_graph_new(
             &(struct dp_graph_spec){.name = wrong->job.graph, .workers = RANKS, .local = 1},

@@ -26,12 +26,12 @@ static struct dp_graph *build(const char *name, int workers)
     return build_local(name, workers, 1);
 }
 
-static struct dp_graph *read_as(const char *text, enum dp_graph_form form,
+static struct dp_graph *read_as(const char *text, enum dp_graph_format format,
                                 enum dp_graph_weights weights)
 {
     struct dp_graph *g;
 
-    if (dp_graph_read(text, strlen(text), form, weights, 0, &g))
+    if (dp_graph_read(text, strlen(text), format, weights, 0, &g))
         fail_msg("%s, in\n%s", dp_last_error(), text);
     return g;
 }
@@ -54,17 +54,17 @@ static void assert_text(const struct dp_graph *g, const char *right)
 {
     char *text;
 
-    assert_int_equal(dp_graph_write(g, DP_GRAPH_FORM_TEXT, &text, NULL), 0);
+    assert_int_equal(dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, NULL), 0);
     assert_string_equal(text, right);
     free(text);
 }
 
 /* ---- built-in graphs -------------------------------------------------------------------------- */
 
-static void every_built_in_graph_passes_the_checker_and_survives_both_forms(void **state)
+static void every_built_in_graph_passes_the_checker_and_survives_both_formats(void **state)
 {
     (void)state;
-    static const enum dp_graph_form forms[] = {DP_GRAPH_FORM_TEXT, DP_GRAPH_FORM_JSON};
+    static const enum dp_graph_format formats[] = {DP_GRAPH_FORMAT_TEXT, DP_GRAPH_FORMAT_JSON};
 
     for (int i = 0; dp_graph_builtins[i].name; i++)
         for (int n = 2; n <= 32; n *= 2) {
@@ -73,8 +73,8 @@ static void every_built_in_graph_passes_the_checker_and_survives_both_forms(void
             size_t len;
             assert_int_equal(dp_graph_check(g, NULL), 0);
             for (int k = 0; k < 2; k++) {
-                assert_int_equal(dp_graph_write(g, forms[k], &text, &len), 0);
-                assert_int_equal(dp_graph_read(text, len, DP_GRAPH_FORM_GUESS, 0, 0, &back), 0);
+                assert_int_equal(dp_graph_write(g, formats[k], &text, &len), 0);
+                assert_int_equal(dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, 0, 0, &back), 0);
                 assert_true(dp_graph_equal(g, back));
                 assert_string_equal(back->name, g->name);
                 dp_graph_free(back);
@@ -302,20 +302,20 @@ static void names_are_registered_once(void **state)
 static void edges_become_rounds_of_pairs(void **state)
 {
     (void)state;
-    struct dp_graph *g = read_as("# a path\n0 1\n1 2\n2 3\n", DP_GRAPH_FORM_GUESS, 0);
+    struct dp_graph *g = read_as("# a path\n0 1\n1 2\n2 3\n", DP_GRAPH_FORMAT_GUESS, 0);
     assert_text(g, "mixing edges workers=4 local=1\n"
                    "round 0: {0 1} {2 3}\n"
                    "round 1: {1 2} {0} {3}\n");
     assert_int_equal(dp_graph_check(g, NULL), 0);
     dp_graph_free(g);
 
-    assert_int_equal(dp_graph_read("0 1\n1 2\n", 8, DP_GRAPH_FORM_GUESS, 0, 3, &g), 0);
+    assert_int_equal(dp_graph_read("0 1\n1 2\n", 8, DP_GRAPH_FORMAT_GUESS, 0, 3, &g), 0);
     assert_int_equal(g->workers, 3); /* and no matrix of two */
     dp_graph_free(g);
-    g = read_as("0,1,0.25\n1,2,0.5\n", DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
+    g = read_as("0,1,0.25\n1,2,0.5\n", DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
     assert_near(dp_graph_weight(g, 0, 0, 1), 0.25, 0);
     dp_graph_free(g);
-    g = read_as("0 1\n0 2\n0 3", DP_GRAPH_FORM_EDGES, DP_GRAPH_WEIGHTS_METROPOLIS);
+    g = read_as("0 1\n0 2\n0 3", DP_GRAPH_FORMAT_EDGES, DP_GRAPH_WEIGHTS_METROPOLIS);
     assert_int_equal(g->period, 3);
     assert_near(dp_graph_weight(g, 0, 0, 1), 0.25, 0);
     dp_graph_free(g);
@@ -325,18 +325,18 @@ static void matrices_are_taken_or_weighed(void **state)
 {
     (void)state;
     static const char *const path = "1 1 0\n1 1 1\n0 1 1\n";
-    struct dp_graph *g = read_as("0.75 0.25\n0.25 0.75\n", DP_GRAPH_FORM_GUESS, 0);
+    struct dp_graph *g = read_as("0.75 0.25\n0.25 0.75\n", DP_GRAPH_FORMAT_GUESS, 0);
     assert_text(g, "mixing matrix workers=2 local=1\nround 0: 0>0*0.75 1>0*0.25 0>1*0.25 1>1*0.75\n");
     dp_graph_free(g);
 
     for (int weights = DP_GRAPH_WEIGHTS_UNIFORM; weights <= DP_GRAPH_WEIGHTS_METROPOLIS; weights++) {
-        g = read_as(path, DP_GRAPH_FORM_GUESS, weights);
+        g = read_as(path, DP_GRAPH_FORMAT_GUESS, weights);
         assert_int_equal(dp_graph_check(g, NULL), 0);
         assert_near(dp_graph_weight(g, 0, 1, 0), 1.0 / 3, 1e-15);
         assert_near(dp_graph_weight(g, 0, 0, 0), 2.0 / 3, 1e-15);
         dp_graph_free(g);
     }
-    g = read_as(path, DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
+    g = read_as(path, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
     assert_int_equal(dp_graph_check(g, NULL), DP_EINVAL);
     dp_graph_free(g);
 }
@@ -376,14 +376,14 @@ static void files_that_are_no_graph_are_refused(void **state)
     struct dp_graph *g;
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        int err = dp_graph_read(wrong[i].text, strlen(wrong[i].text), DP_GRAPH_FORM_GUESS, 0, 0, &g);
+        int err = dp_graph_read(wrong[i].text, strlen(wrong[i].text), DP_GRAPH_FORMAT_GUESS, 0, 0, &g);
         if (err != DP_EINVAL || !strstr(dp_last_error(), wrong[i].says))
             fail_msg("'%s': %d, '%s', expected '%s'", wrong[i].text, err, dp_last_error(),
                      wrong[i].says);
     }
-    assert_int_equal(dp_graph_read("0 1\n", 4, DP_GRAPH_FORM_EDGES, 0, 1, &g), DP_EINVAL);
-    assert_int_equal(dp_graph_read("0 1\n1\n", 6, DP_GRAPH_FORM_MATRIX, 0, 0, &g), DP_EINVAL);
-    assert_int_equal(dp_graph_read("0 \0001", 4, DP_GRAPH_FORM_GUESS, 0, 0, &g), DP_EINVAL);
+    assert_int_equal(dp_graph_read("0 1\n", 4, DP_GRAPH_FORMAT_EDGES, 0, 1, &g), DP_EINVAL);
+    assert_int_equal(dp_graph_read("0 1\n1\n", 6, DP_GRAPH_FORMAT_MATRIX, 0, 0, &g), DP_EINVAL);
+    assert_int_equal(dp_graph_read("0 \0001", 4, DP_GRAPH_FORMAT_GUESS, 0, 0, &g), DP_EINVAL);
 }
 
 /* ---- the checker ------------------------------------------------------------------------------ */
@@ -413,7 +413,7 @@ static void the_checker_names_the_rule_and_the_place(void **state)
     };
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        struct dp_graph *g = read_as(wrong[i].text, DP_GRAPH_FORM_TEXT, 0);
+        struct dp_graph *g = read_as(wrong[i].text, DP_GRAPH_FORMAT_TEXT, 0);
         struct dp_graph_finding finding;
         assert_int_equal(dp_graph_check(g, &finding), DP_EINVAL);
         if (finding.rule != wrong[i].rule || finding.round != wrong[i].round ||
@@ -461,6 +461,125 @@ static void colors_never_meet_and_are_at_most_one_more_than_the_largest_degree(v
     }
 }
 
+/* ---- fewer workers, and more ------------------------------------------------------------------ */
+
+static struct dp_graph *without(struct dp_graph *g, unsigned dead)
+{
+    struct dp_graph *left = NULL;
+    bool alive[16];
+
+    for (int w = 0; w < g->workers; w++)
+        alive[w] = !(dead >> w & 1);
+    assert_int_equal(dp_graph_without(g, alive, &left), 0);
+    assert_int_equal(dp_graph_check(left, NULL), 0);
+    assert_int_equal(left->workers, g->workers - __builtin_popcount(dead));
+    return left;
+}
+
+static void any_workers_may_be_lost_and_the_rest_is_a_sound_graph(void **state)
+{
+    static const struct {
+        const char *name;
+        int workers, local;
+    } cases[] = {{"complete", 5, 1}, {"ring", 6, 1}, {"one-peer-exp", 8, 1}, {"hypercube", 6, 1},
+                 {"alternating-exp-ring", 8, 2}, {"hierarchical", 6, 2}, {"random-matching", 7, 1},
+                 {"torus", 6, 1}, {"star", 5, 1}, {"directed-exp", 6, 1}};
+    static const char one_way[] = "mixing one-way workers=4\n"
+                                  "round 0: 0>0*0.5 0>1*0.5 1>1*0.5 1>2*0.5 2>2*0.5 2>3*0.5 3>3*0.5 "
+                                  "3>0*0.5\n";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_graph *g = build_local(cases[i].name, cases[i].workers, cases[i].local);
+        for (unsigned dead = 0; dead + 1 < 1u << g->workers; dead++)
+            dp_graph_free(without(g, dead));
+        dp_graph_free(g);
+    }
+    struct dp_graph *g = read_as(one_way, DP_GRAPH_FORMAT_TEXT, DP_GRAPH_WEIGHTS_GIVEN);
+    for (unsigned dead = 0; dead + 1 < 16; dead++)
+        dp_graph_free(without(g, dead));
+    dp_graph_free(g);
+}
+
+static void what_a_lost_worker_passed_on_goes_the_same_way(void **state)
+{
+    static const char skewed[] = "mixing skewed workers=4\nround 0: {0 1 2 3}*0.4\n"
+                                 "round 1: {0 1} {2 3}\n";
+    static const char one_way[] = "mixing one-way workers=3\n"
+                                  "round 0: 0>0*0.5 0>1*0.5 1>1*0.5 1>2*0.5 2>2*0.5 2>0*0.5\n";
+    struct dp_graph *g, *left;
+
+    (void)state;
+    g = build("ring", 8);
+    left = without(g, 1u << 1 | 1u << 4);
+    struct dp_graph *smaller = build("ring", 6);
+    assert_true(dp_graph_equal(left, smaller));
+    dp_graph_free(smaller);
+    dp_graph_free(left);
+    dp_graph_free(g);
+    g = build("one-peer-exp", 4);
+    left = without(g, 1u << 2);
+    assert_text(left, "mixing one-peer-exp workers=3 local=1\nround 0: {0 1} {2}\n"
+                      "round 1: {0} {1 2}\n");
+    dp_graph_free(left);
+    dp_graph_free(g);
+    g = read_as(skewed, DP_GRAPH_FORMAT_TEXT, DP_GRAPH_WEIGHTS_GIVEN);
+    left = without(g, 1u << 3);
+    /* 0.2 each; of the lost one's 0.2 a third of 0.6 each comes back: 0.2 + 0.2 * 0.2 / 0.6. */
+    assert_near(dp_graph_weight(left, 0, 0, 1), 0.2 + 0.04 / 0.6, 1e-15);
+    assert_near(dp_graph_weight(left, 0, 0, 0), 0.4 + 0.04 / 0.6, 1e-15);
+    assert_near(dp_graph_weight(left, 1, 2, 2), 1, 0);
+    dp_graph_free(left);
+    left = without(g, 1u << 1 | 1u << 3);
+    assert_int_equal(left->period, 2); /* the first round is enough */
+    dp_graph_free(left);
+    dp_graph_free(g);
+    g = read_as(one_way, DP_GRAPH_FORMAT_TEXT, DP_GRAPH_WEIGHTS_GIVEN);
+    left = without(g, 1u << 1);
+    assert_near(dp_graph_weight(left, 0, 1, 0), 0.5, 1e-15); /* 0 gave it to 1, which gave it to 2 */
+    assert_near(dp_graph_weight(left, 0, 1, 1), 0.5, 1e-15);
+    dp_graph_free(left);
+    dp_graph_free(g);
+}
+
+static void parts_that_would_never_meet_get_a_round_more(void **state)
+{
+    static const char path[] = "mixing path workers=5\nround 0: {0 1} {2 3} {4}\n"
+                               "round 1: {0} {1 2} {3 4}\n";
+    struct dp_graph *g = read_as(path, DP_GRAPH_FORMAT_TEXT, DP_GRAPH_WEIGHTS_GIVEN);
+    struct dp_graph *left = without(g, 1u << 2);
+
+    (void)state;
+    assert_text(left, "mixing path workers=4 local=1\nround 0: {0 1} {2} {3}\n"
+                      "round 1: {0} {1} {2 3}\nround 2: {0 2} {1} {3}\n");
+    dp_graph_free(left);
+    dp_graph_free(g);
+}
+
+static void a_graph_of_another_size_is_of_its_kind_where_that_exists(void **state)
+{
+    static const struct {
+        const char *name;
+        int workers, then;
+        const char *becomes;
+    } cases[] = {{"ring", 4, 6, "ring"}, {"ring", 4, 5, "hypercube"}, {"one-peer-exp", 4, 8,
+                 "one-peer-exp"}, {"one-peer-exp", 4, 6, "hypercube"}, {"torus", 4, 5, "torus"},
+                 {"directed-exp", 4, 5, "directed-exp"}, {"random-matching", 4, 5, "hypercube"}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_graph *g = build(cases[i].name, cases[i].workers), *other, *right;
+        assert_int_equal(dp_graph_of_size(g, cases[i].then, &other), 0);
+        right = build(cases[i].becomes, cases[i].then);
+        assert_true(dp_graph_equal(other, right));
+        assert_int_equal(dp_graph_of_size(g, 0, &other), DP_EINVAL);
+        assert_int_equal(dp_graph_without(g, (bool[4]){false}, &other), DP_EINVAL);
+        dp_graph_free(right);
+        dp_graph_free(other);
+        dp_graph_free(g);
+    }
+}
+
 static void quiet(void *user, enum dp_log_level level, const char *line)
 {
     (void)user, (void)level, (void)line;
@@ -469,7 +588,7 @@ static void quiet(void *user, enum dp_log_level level, const char *line)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_built_in_graph_passes_the_checker_and_survives_both_forms),
+        cmocka_unit_test(every_built_in_graph_passes_the_checker_and_survives_both_formats),
         cmocka_unit_test(a_group_of_one_is_legal),
         cmocka_unit_test(sizes_that_a_kind_cannot_have_are_refused),
         cmocka_unit_test(nodes_are_those_of_the_launcher_by_default),
@@ -483,6 +602,10 @@ int main(void)
         cmocka_unit_test(matrices_are_taken_or_weighed),
         cmocka_unit_test(files_that_are_no_graph_are_refused),
         cmocka_unit_test(the_checker_names_the_rule_and_the_place),
+        cmocka_unit_test(any_workers_may_be_lost_and_the_rest_is_a_sound_graph),
+        cmocka_unit_test(what_a_lost_worker_passed_on_goes_the_same_way),
+        cmocka_unit_test(parts_that_would_never_meet_get_a_round_more),
+        cmocka_unit_test(a_graph_of_another_size_is_of_its_kind_where_that_exists),
         cmocka_unit_test(colors_never_meet_and_are_at_most_one_more_than_the_largest_degree),
     };
 

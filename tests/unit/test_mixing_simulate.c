@@ -128,6 +128,25 @@ static void survivors_keep_their_mean(void **state)
     }
 }
 
+static void workers_that_leave_rounds_out_keep_the_mean_and_wait_less(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"one-peer-exp", "ring", "torus", "complete"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const struct dp_mixing_scenario s = {.sigma = 0.5, .deaths = 4, .steps = 400};
+        struct dp_mixing_scenario stale = s;
+        stale.staleness = 3;
+        struct dp_mixing_run waits = simulate(names[i], 64, s), goes = simulate(names[i], 64, stale);
+        assert_true(goes.mean_error < 1e-13);
+        assert_true(goes.passed > 0 && goes.passed < 0.75 && waits.passed == 0);
+        assert_true(goes.step_ns < waits.step_ns);
+        assert_near(last_of(&goes)->loss / last_of(&waits)->loss, 1, 0.05);
+        dp_mixing_run_fini(&waits);
+        dp_mixing_run_fini(&goes);
+    }
+}
+
 static void the_same_seed_is_the_same_run(void **state)
 {
     (void)state;
@@ -150,7 +169,7 @@ static void scenarios_that_cannot_be_are_refused(void **state)
     static const struct dp_mixing_scenario wrong[] = {
         {.sigma = -1},      {.compute_ns = NAN}, {.slow_links = 1.5}, {.factor = 2},
         {.dimensions = 65}, {.deaths = 8},       {.deaths = -1},      {.rate = INFINITY},
-        {.steps = -1},      {.samples = -1},
+        {.steps = -1},      {.samples = -1},     {.staleness = -1},   {.staleness = 1, .in_turn = true},
     };
     struct dp_graph *g = build("ring", 8), *push = build("directed-exp", 8);
     struct dp_mixing_run run;
@@ -158,6 +177,8 @@ static void scenarios_that_cannot_be_are_refused(void **state)
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
         assert_int_equal(dp_mixing_simulate(g, &wrong[i], &run), DP_EINVAL);
     assert_int_equal(dp_mixing_simulate(push, &(struct dp_mixing_scenario){.deaths = 1}, &run),
+                     DP_EINVAL);
+    assert_int_equal(dp_mixing_simulate(push, &(struct dp_mixing_scenario){.staleness = 1}, &run),
                      DP_EINVAL);
     dp_graph_free(g);
     dp_graph_free(push);
@@ -176,6 +197,7 @@ int main(void)
         cmocka_unit_test(both_problems_converge),
         cmocka_unit_test(mixing_alone_reaches_consensus_and_a_factor_slows_it),
         cmocka_unit_test(survivors_keep_their_mean),
+        cmocka_unit_test(workers_that_leave_rounds_out_keep_the_mean_and_wait_less),
         cmocka_unit_test(the_same_seed_is_the_same_run),
         cmocka_unit_test(scenarios_that_cannot_be_are_refused),
     };

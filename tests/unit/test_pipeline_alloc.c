@@ -123,7 +123,12 @@ static void expect_none(const struct comm_kind *kind, enum dp_schedule_kind sche
                                                                 .mirror_reduce = true},
                                      &s),
                      0);
+    const struct dp_skip skips[] = {{.name = "a", .from = 0, .to = s->stages - 2},
+                                    {.name = "b", .from = 1, .to = s->stages - 1}};
+    assert_int_equal(dp_schedule_add_skips(s, skips, 2), 0);
     struct job job = job_make(s);
+    job.model.skips = skips;
+    job.model.skip_count = 2;
     job_result_init(&result, &job);
     job.edit = set_recorder;
     assert_int_equal(kind->run(kind, 4, deadline_ns, count_in_a_step, &job, &killed), 0);
@@ -202,7 +207,11 @@ static void a_pipeline_that_gets_no_memory_fails_and_leaks_none(void **state)
                                                                 .microbatches = 4},
                                      &s),
                      0);
+    const struct dp_skip skip = {.name = "a", .from = 0, .to = 1};
+    assert_int_equal(dp_schedule_add_skips(s, &skip, 1), 0);
     struct job job = job_make(s);
+    job.model.skips = &skip;
+    job.model.skip_count = 1;
     job_result_init(&result, &job);
     job.edit = keep_config;
     assert_int_equal(job_rank_open(&r, &job, NULL), 0);

@@ -290,6 +290,60 @@ static void a_step_can_be_taken_in_two_calls_with_the_callers_gradients(void **s
     dp_schedule_free(s);
 }
 
+/* ---- ends of the model ------------------------------------------------------------------------ */
+
+/* Only ranks with a first stage know its inputs, only those with a last one its outputs and labels. */
+static void forget_other_ends(void *user, int rank, struct dp_pipeline_config *config)
+{
+    const struct dp_schedule *s = config->schedule;
+    struct dp_border *borders = (struct dp_border *)(uintptr_t)config->borders;
+    bool first = false, last = false;
+
+    (void)user;
+    for (int i = 0; i < dp_schedule_slot_count(s, rank); i++) {
+        first |= dp_schedule_slot(s, rank, i)->stage == 0;
+        last |= dp_slot_is_last(dp_schedule_slot(s, rank, i));
+    }
+    if (!first)
+        borders[0] = (struct dp_border){0};
+    if (last)
+        return;
+    borders[s->stages] = (struct dp_border){0};
+    config->labels = NULL;
+    config->loss = NULL;
+}
+
+static int run_without_ends(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    CHECK(!job_rank_step(&r));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void a_rank_need_not_declare_ends_that_it_does_not_hold(void **state)
+{
+    static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_1F1B, DP_SCHEDULE_DUALPIPE,
+                                                  DP_SCHEDULE_DUALPIPEV};
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct dp_schedule *s = build((struct dp_schedule_spec){
+            .kind = kinds[i], .ranks = 4, .microbatches = 8, .mirror_reduce = true});
+        struct job job = job_make(s);
+        struct job_result result;
+
+        job_result_init(&result, &job);
+        job.edit = forget_other_ends;
+        assert_int_equal(comm_on_threads(4, deadline_ns, run_without_ends, &job), 0);
+        assert_true(job_result_is_sequential(&job, 0));
+        job_result_fini(&result, &job);
+        dp_schedule_free(s);
+    }
+}
+
 /* ---- gradients in other memory ---------------------------------------------------------------- */
 
 static int run_bound(struct dp_comm *comm, void *arg)
@@ -646,6 +700,7 @@ int main(void)
         cmocka_unit_test(ranks_that_take_different_schedules_notice),
         cmocka_unit_test(steps_can_accumulate_before_gradients_are_summed),
         cmocka_unit_test(a_step_can_be_taken_in_two_calls_with_the_callers_gradients),
+        cmocka_unit_test(a_rank_need_not_declare_ends_that_it_does_not_hold),
         cmocka_unit_test(gradients_can_be_bound_again_between_steps),
         cmocka_unit_test(a_stage_can_hand_over_buffers_of_its_own),
         cmocka_unit_test(micro_batches_may_be_uneven_by_either_rule),

@@ -234,8 +234,7 @@ static void a_thousand_orders_give_the_same_bits_to_stages_that_cannot_split(voi
         no_split);
 }
 
-/* ---- layers that are used several times
- * ---------------------------------------------------------- */
+/* ---- layers that are used several times ------------------------------------------------------ */
 
 /* Widths alternate from border to border, so a layer may be used again at stages of equal parity.
  */
@@ -366,8 +365,7 @@ static void layers_used_several_times_give_the_same_bits_in_a_thousand_orders(vo
     expect_reuse(&reuses[2], run_shuffled, NULL, share_by_messages);
 }
 
-/* ---- what is refused
- * ----------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static void not_async(void *user, int rank, struct dp_pipeline_config *config)
 {

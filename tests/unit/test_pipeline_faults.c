@@ -50,7 +50,7 @@ static int count_down(void *user, const struct dp_stage_call *call, const char *
         raise(SIGKILL);
     while (the_fault->manner == STALL && atomic_load(&the_fault->done) < RANKS - 1)
         sched_yield();
-    return the_fault->manner == FAIL ? FAILURE : 0;
+    return the_fault->manner == FAIL ? dp_callback_error(FAILURE, "out of %s", "luck") : 0;
 }
 
 static int expect_culprit(struct dp_comm *comm, int culprit, int error)
@@ -61,7 +61,8 @@ static int expect_culprit(struct dp_comm *comm, int culprit, int error)
     CHECK(why.rank == culprit);
     CHECK(why.error == error);
     if (error == DP_ECALLBACK)
-        CHECK(strstr(why.text, "micro-batch") && strstr(why.text, "failed with -77"));
+        CHECK(strstr(why.text, "micro-batch") && strstr(why.text, "failed with -77") &&
+              strstr(why.text, "out of luck"));
     return 0;
 }
 

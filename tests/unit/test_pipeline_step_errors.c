@@ -130,7 +130,7 @@ static const struct wrong wrong_arguments[] = {
     {"S7 dtype", 1, NULL, input_of_pairs, DP_EMISMATCH, "dtype bfloat16x2, expected", DP_EABORTED},
     {"S7 dtype", 1, NULL, input_of_bits, DP_EMISMATCH, "dtype uint1, expected", DP_EABORTED},
     {"S7 dtype", 1, NULL, input_complex, DP_EMISMATCH, "dtype complex64, expected", DP_EABORTED},
-    {"S7 dtype", 1, NULL, input_opaque, DP_EMISMATCH, "dtype type32, expected", DP_EABORTED},
+    {"S7 dtype", 1, NULL, input_opaque, DP_EMISMATCH, "dtype handle32, expected", DP_EABORTED},
     {"device", 1, NULL, input_elsewhere, DP_EINVAL, "on device 2:0", DP_EABORTED},
     {"data", 1, NULL, input_without_data, DP_EINVAL, "no data", DP_EABORTED},
     {"S5 no labels", 0, NULL, no_labels, DP_EINVAL, "labels: NULL", DP_EABORTED},

@@ -119,7 +119,8 @@ static struct dp_schedule *build(struct dp_schedule_spec spec)
     return s;
 }
 
-static void expect_tied(const struct comm_kind *kind, struct dp_schedule_spec spec)
+static void expect_tied_as(const struct comm_kind *kind, struct dp_schedule_spec spec,
+                           void (*edit)(void *user, int rank, struct dp_pipeline_config *config))
 {
     struct dp_schedule *s = build(spec);
     struct job job = job_make(s);
@@ -127,13 +128,18 @@ static void expect_tied(const struct comm_kind *kind, struct dp_schedule_spec sp
     int killed;
 
     job.model.same_as = begins_as;
-    job.edit = tie;
+    job.edit = edit;
     job_result_init(&result, &job);
     assert_int_equal(kind ? kind->run(kind, s->ranks, deadline_ns, run_tied, &job, &killed)
                           : comm_on_threads(s->ranks, deadline_ns, run_tied, &job),
                      0);
     job_result_fini(&result, &job);
     dp_schedule_free(s);
+}
+
+static void expect_tied(const struct comm_kind *kind, struct dp_schedule_spec spec)
+{
+    expect_tied_as(kind, spec, tie);
 }
 
 static void tied_gradients_are_summed_at_the_owner_under_every_schedule(void **state)
@@ -143,6 +149,33 @@ static void tied_gradients_are_summed_at_the_owner_under_every_schedule(void **s
         expect_tied(NULL, shapes[i]);
 }
 
+/* The pipeline's ranks are the group's the other way round. */
+static void tied_gradients_are_summed_wherever_the_stages_are(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct dp_schedule_spec spec = shapes[i];
+        int map[8];
+        for (int rank = 0; rank < spec.ranks; rank++)
+            map[rank] = spec.ranks - 1 - rank;
+        spec.rank_map = map;
+        spec.recompute = DP_RECOMPUTE_EXCEPT_LAST;
+        expect_tied(NULL, spec);
+    }
+}
+
+static void tie_by_messages(void *user, int rank, struct dp_pipeline_config *config)
+{
+    tie(user, rank, config);
+    config->execution = DP_EXECUTE_MESSAGES;
+}
+
+static void tied_gradients_are_summed_where_messages_drive_the_ranks(void **state)
+{
+    (void)state;
+    expect_tied_as(NULL, shapes[sizeof(shapes) / sizeof(shapes[0]) - 1], tie_by_messages);
+}
+
 static void every_communicator_carries_tied_parameters(void **state)
 {
     (void)state;
@@ -150,8 +183,7 @@ static void every_communicator_carries_tied_parameters(void **state)
         expect_tied(kind, shapes[1]);
 }
 
-/* ---- other things
- * -------------------------------------------------------------------------------- */
+/* ---- other things ---------------------------------------------------------------------------- */
 
 /* A member that begins with other values. */
 static int start_apart(struct dp_comm *comm, void *arg)
@@ -220,6 +252,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tied_gradients_are_summed_at_the_owner_under_every_schedule),
+        cmocka_unit_test(tied_gradients_are_summed_wherever_the_stages_are),
+        cmocka_unit_test(tied_gradients_are_summed_where_messages_drive_the_ranks),
         cmocka_unit_test(every_communicator_carries_tied_parameters),
         cmocka_unit_test(members_of_a_group_start_equal),
         cmocka_unit_test(tied_parameters_of_different_shapes_are_refused_on_every_rank),

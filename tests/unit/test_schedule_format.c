@@ -343,6 +343,125 @@ static void bad_json_is_answered_by_path_and_expectation(void **state)
         expect_answer(cases[i][0], DP_FORMAT_JSON, cases[i][1]);
 }
 
+/* The computes of a list, rank by rank. */
+static void expect_same_computes(const struct dp_schedule *a, const struct dp_schedule *b)
+{
+    assert_int_equal(a->ranks, b->ranks);
+    for (int rank = 0; rank < a->ranks; rank++) {
+        size_t at = 0, end = dp_schedule_count(b, rank);
+        for (size_t i = 0; i < dp_schedule_count(a, rank); i++) {
+            struct dp_op op = dp_schedule_ops(a, rank)[i];
+            if (op.kind < DP_OP_F || op.kind > DP_OP_W)
+                continue;
+            while (at < end && (dp_schedule_ops(b, rank)[at].kind < DP_OP_F ||
+                                dp_schedule_ops(b, rank)[at].kind > DP_OP_W))
+                at++;
+            assert_true(at < end);
+            struct dp_op other = dp_schedule_ops(b, rank)[at++];
+            assert_true(op.kind == other.kind && op.mb == other.mb && op.overlap == other.overlap);
+            assert_int_equal(dp_schedule_slot(a, rank, op.slot)->stage,
+                             dp_schedule_slot(b, rank, other.slot)->stage);
+        }
+    }
+}
+
+static void schedules_of_one_stream_go_to_pytorch_and_back(void **state)
+{
+    (void)state;
+    for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
+        for (int ranks = 2; ranks <= 8; ranks += 2) {
+            struct dp_finding finding;
+            struct dp_schedule *forward;
+            char *text;
+            struct dp_schedule *s = build((struct dp_schedule_spec){
+                .kind = kind, .ranks = ranks, .microbatches = 2 * ranks});
+            int err = dp_schedule_write(s, DP_FORMAT_PYTORCH, &text, NULL);
+            assert_int_equal(err, kind == DP_SCHEDULE_DUALPIPE ? DP_EUNSUPPORTED : 0);
+            if (!err) {
+                struct dp_schedule *back = read_form(text, DP_FORMAT_PYTORCH);
+                expect_same_computes(s, back);
+                if (dp_schedule_check(back, NULL, &finding))
+                    fail_msg("%s\n%s", finding.text, text);
+                assert_int_equal(dp_schedule_new_forward(back, &forward), 0);
+                assert_int_equal(dp_schedule_check(forward, NULL, &finding), 0);
+                dp_schedule_free(forward);
+                dp_schedule_free(back);
+                free(text);
+            }
+            dp_schedule_free(s);
+        }
+}
+
+static void what_pytorch_has_no_word_for_is_not_written(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
+                                                            .ranks = 2,
+                                                            .microbatches = 4,
+                                                            .recompute = DP_RECOMPUTE_ALWAYS});
+    char *text;
+
+    assert_int_equal(dp_schedule_write(s, DP_FORMAT_PYTORCH, &text, NULL), DP_EUNSUPPORTED);
+    assert_non_null(strstr(dp_last_error(), "RECOMPUTE in PyTorch's format"));
+    dp_schedule_free(s);
+}
+
+static void messages_and_shards_of_pytorch_leave_the_computes(void **state)
+{
+    (void)state;
+    static const char with[] =
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD\n"
+        "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1I1,1SEND_B1,1W1\n";
+    static const char without[] = "\xef\xbb\xbf \"0F0\",,0F1,0B0,0I1,0W1\r\n1F0,1B0,1F1,1I1,1W1\r\n\r\n";
+    /* B beside a W of the same micro-batch: the input's part. */
+    static const char older[] = "0F0,0F1,0BW0,0B1,0W1\n1F0,1BW0,1F1,1B1,1W1";
+    struct dp_schedule *s = read_form(with, DP_FORMAT_PYTORCH);
+    struct dp_schedule *plain = read_form(without, DP_FORMAT_PYTORCH);
+    struct dp_schedule *old = read_form(older, DP_FORMAT_PYTORCH);
+
+    assert_true(dp_schedule_equal(s, plain));
+    assert_true(dp_schedule_equal(s, old));
+    assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
+    dp_schedule_free(s);
+    dp_schedule_free(plain);
+    dp_schedule_free(old);
+}
+
+static void bad_lists_of_pytorch_are_answered_by_cell_and_expectation(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"", "no action in it, expected a row for each rank"},
+        {"\n\n", "no action in it"},
+        {"0F0,0X0,0B0", "line 1, cell 2: '0X0', expected an action such as 0F0"},
+        {"0F0\n1F0,1B", "line 2, cell 2: '1B', expected an action"},
+        {"0F0,0B0x", "cell 2: '0B0x'"},
+        {"0F0,-1B0", "cell 2: '-1B0'"},
+        {"0F99999999999", "cell 1: '0F99999999999'"},
+        {"99999999999F0", "cell 1: '99999999999F0'"},
+        {"0F0,(0F1;0B0)", "cell 2: '(0F1;0B0)', expected a forward and a backward"},
+        {"0F0,(0F1,0B0)OVERLAP_F_B", "cell 2: '(0F1', expected a forward and a backward"},
+        {"0F0,(0B0;0F1)OVERLAP_F_B", "expected a forward and a backward"},
+        {"0F0,(0F1;0B0)OVERLAP", "expected a forward and a backward"},
+        {"0F7,0B7", "micro-batch 7 of stage 0, expected a number below that of the row's computes"},
+        {"0F0,0B0,1SEND_F0", "cell 3: micro-batch 0 of stage 1, expected a message of what this rank"},
+        {"0F0,0B0,0SEND_F1", "cell 3: micro-batch 1 of stage 0, expected a message of what this rank"},
+        {"0F0,0SEND_F_RECV_B0", "cell 2: '0SEND_F_RECV_B0', expected an action"},
+        {"0F0,0B0\n0F0,0B0", "stage"},
+        {"0F0,0B0\n5F0,5B0", "stage"},
+        {"0F0\xff", "byte 0xff, expected UTF-8"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_schedule *s;
+        int err = dp_schedule_read(cases[i].text, strlen(cases[i].text), DP_FORMAT_PYTORCH, &s);
+        if (err != DP_EINVAL || !strstr(dp_last_error(), cases[i].says))
+            fail_msg("%s: %d, %s", cases[i].text, err, dp_last_error());
+    }
+}
+
 static void an_unknown_format_is_refused(void **state)
 {
     (void)state;
@@ -386,6 +505,10 @@ int main(void)
         cmocka_unit_test(a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams),
         cmocka_unit_test(errors_give_the_line_and_what_was_expected),
         cmocka_unit_test(bad_json_is_answered_by_path_and_expectation),
+        cmocka_unit_test(schedules_of_one_stream_go_to_pytorch_and_back),
+        cmocka_unit_test(what_pytorch_has_no_word_for_is_not_written),
+        cmocka_unit_test(messages_and_shards_of_pytorch_leave_the_computes),
+        cmocka_unit_test(bad_lists_of_pytorch_are_answered_by_cell_and_expectation),
         cmocka_unit_test(an_unknown_format_is_refused),
         cmocka_unit_test(schedules_that_differ_anywhere_are_not_equal),
     };

@@ -4,7 +4,7 @@
  * side is just copying, also if that chunk cannot be copied. The kernel's calls fail here, at that
  * moment.
  */
-#include "config.h" /* GNU extensions: process_vm_readv */
+#include "config.h" /* GNU extensions: process_vm_readv, process_vm_writev */
 
 #include "cmocka_all.h"
 
@@ -30,11 +30,13 @@ ssize_t process_vm_readv(pid_t pid, const struct iovec *local, unsigned long loc
     return -1;
 }
 
-ssize_t pwrite(int fd, const void *bytes, size_t len, off_t at)
+ssize_t process_vm_writev(pid_t pid, const struct iovec *local, unsigned long local_count,
+                          const struct iovec *remote, unsigned long remote_count,
+                          unsigned long flags)
 {
-    (void)fd, (void)bytes, (void)len, (void)at;
+    (void)pid, (void)local, (void)local_count, (void)remote, (void)remote_count, (void)flags;
     dp_cma_end(&receiver);
-    errno = EIO;
+    errno = EFAULT;
     return -1;
 }
 
@@ -49,7 +51,7 @@ static struct dp_cma begin(void)
     dp_cma_accept(&receiver, 1);
     assert_true(dp_cma_is_accepted(&sender, 1));
     return (struct dp_cma){
-        .peer_pid = (uint32_t)getpid(), .theirs = &peer, .reaches = true, .memory = -1};
+        .peer_pid = (uint32_t)getpid(), .theirs = &peer, .reaches = true};
 }
 
 static void a_chunk_that_cannot_be_pulled_is_not_waited_for(void **state)

@@ -59,8 +59,7 @@ struct order {
     int32_t how, times;
 };
 
-/* ---- a rank's part -----------------------------------------------------------------------------
- */
+/* ---- a rank's part --------------------------------------------------------------------------- */
 
 /* This rank's share of the work in its own memory: add two halves into a third part, copy the rest.
  */
@@ -138,8 +137,7 @@ static int follow(struct job *j)
     return err;
 }
 
-/* ---- rank 0 ------------------------------------------------------------------------------------
- */
+/* ---- rank 0 ---------------------------------------------------------------------------------- */
 
 static int run_times(void *user, int times, int64_t *ns)
 {
@@ -199,8 +197,7 @@ static int lead(struct job *j)
     return err ? err : dp_comm_broadcast(j->comm, &o, sizeof(o), 0);
 }
 
-/* ---- the command -------------------------------------------------------------------------------
- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int take_buffers(struct job *j)
 {

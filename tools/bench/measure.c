@@ -16,8 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- options that all commands share ------------------------------------------------------------
- */
+/* ---- options that all commands share --------------------------------------------------------- */
 
 static const struct arg args[] = {
     {"samples", 0, "N", "samples that count, of each figure", ARG_INT,

@@ -153,7 +153,7 @@ static int carry_out(struct job *j, struct net_side *s, const struct order *o, i
     return err;
 }
 
-/* All ranks: hear the order, let those whom it concerns carry it out, tell each other. ns: how long
+/* All ranks: receive the order; those that it names carry it out and tell each other. ns: how long
  * side 0 took. */
 static int do_order(struct job *j, struct net_side *s, struct order *o, int64_t *ns)
 {

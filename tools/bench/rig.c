@@ -172,7 +172,7 @@ int rig_open(const struct rig_config *c, struct rig *rig)
         err = dp_pipeline_new(
             &(struct dp_pipeline_config){.schedule = c->schedule, .comm = c->comm,
                                          .stages = stages, .borders = rig->borders,
-                                         .loss = &loss_ops},
+                                         .loss = &loss_ops, .execution = c->execution},
             &rig->pipeline);
     if (err)
         rig_close(rig);

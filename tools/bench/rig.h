@@ -17,6 +17,7 @@ struct rig_config {
     struct dp_comm *comm;               /* NULL for a schedule of one rank */
     const struct dp_cost *cost;         /* how long ops wait; NULL: not at all */
     size_t message_bytes;               /* of one micro-batch, at every border */
+    enum dp_execution execution;
 };
 
 /* How long ops of a kind really took. */

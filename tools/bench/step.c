@@ -28,7 +28,7 @@ struct values {
     int64_t ranks, microbatches;
     struct op_times times; /* all 0: not given */
     double message_bytes;
-    const char *transport;
+    const char *transport, *execution;
 };
 
 /* What a rank measured in one sample. */
@@ -233,7 +233,9 @@ static int open_rank(struct job *j, const struct dp_comm_config *config)
         return command_broke("no memory for %d ranks", config->size), DP_ENOMEM;
     return rig_open(&(struct rig_config){
         .schedule = j->schedule, .comm = j->comm,
-        .message_bytes = (size_t)j->v->message_bytes}, &j->rig);
+        .message_bytes = (size_t)j->v->message_bytes,
+        .execution = strcmp(j->v->execution, "list") ? DP_EXECUTE_MESSAGES : DP_EXECUTE_LIST},
+        &j->rig);
 }
 
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
@@ -262,6 +264,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 #define AT(member) .offset = offsetof(struct values, member)
 
 static const char *const transports[] = {"auto", "shm", "tcp", NULL};
+static const char *const executions[] = {"list", "messages", NULL};
 static const struct arg args[] = {
     {"ranks", 'P', "N", "pipeline ranks, a process each", ARG_INT, AT(ranks), .fallback = "8",
      .min = 1, .max = 256},
@@ -271,6 +274,8 @@ static const struct arg args[] = {
      AT(times), .parse = schedule_parse_times},
     {"message-bytes", 0, "SIZE", "of one message", ARG_BYTES, AT(message_bytes),
      .fallback = "64KiB", .min = 4, .max = 1 << 26},
+    {"execution", 0, NULL, "what decides which op comes next; messages: with the kind async",
+     ARG_CHOICE, AT(execution), .fallback = "list", .choices = executions},
     {"transport", 0, NULL, "how messages travel", ARG_CHOICE, AT(transport), .fallback = "auto",
      .choices = transports},
 };
@@ -332,6 +337,7 @@ int run_bench_step(int argc, char **argv)
                  "40 % of all cores in use, ranks stand in each other's way.",
         .groups = groups,
         .examples = "  dualpipe bench step\n"
+                    "  dualpipe bench step async -P 4 -M 8 --execution messages\n"
                     "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5 --transport tcp\n",
     };
     enum dp_schedule_kind kind = DP_SCHEDULE_DUALPIPE;

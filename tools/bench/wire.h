@@ -13,8 +13,7 @@ enum { WIRE_METHODS_MAX = 32 };
 enum { WIRE_TURN_MS = 40 }; /* beside peers */
 #define WIRE_BIGGEST ((size_t)64 << 20) /* message */
 
-/* ---- peers: other programs that do the same (tests/bench)
- * ---------------------------------------- */
+/* ---- peers: other programs that do the same (tests/bench) ------------------------------------ */
 
 enum { PEERS_MAX = 4 }; /* beside one transport */
 
@@ -51,8 +50,7 @@ struct wire_peer_ops {
 /* The command, with peers, or NULL. */
 int wire_bench(int argc, char **argv, const struct wire_peer_ops *peers);
 
-/* ---- a run -------------------------------------------------------------------------------------
- */
+/* ---- a run ----------------------------------------------------------------------------------- */
 
 struct wire_values {
     struct bench_options common;
@@ -112,7 +110,7 @@ bool wire_method_shares(const struct wire_method *method);
 /* Before there are ranks, and when they have ended. 0, or an exit status: why has been printed. */
 int wire_limit_open(struct wire_job *j);
 void wire_limit_close(struct wire_job *j);
-/* Both ranks call it once: tell each other where their buffers are, and see who may copy. */
+/* Both ranks call it once: tell each other where their buffers are, and see which of them may copy. */
 int wire_limit_meet(struct wire_job *j);
 /* Methods. Both sides copy, straight. */
 int wire_limit_copy(struct wire_job *j, size_t size, int times);

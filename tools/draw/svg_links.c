@@ -81,15 +81,12 @@ static int find_places(const struct svg *v, struct places *p)
     return 0;
 }
 
-/* From the op that made what `op` consumes, if another rank made it. */
-static void put_arrow(const struct svg *v, const struct places *p, const struct dp_span *span,
-                      struct dp_op op)
+/* From the op of a slot that made what `op` consumes, if another rank made it. */
+static void put_one(const struct svg *v, const struct places *p, const struct dp_span *span,
+                    struct dp_op op, int peer, int peer_slot)
 {
-    if (op.kind != DP_OP_F && !is_backward(op))
-        return;
-    const struct dp_slot *slot = dp_schedule_slot(v->s, span->rank, (int)op.slot);
-    bool back = is_backward(op);
-    int peer = back ? slot->next : slot->prev, peer_slot = back ? slot->next_slot : slot->prev_slot;
+    const bool back = is_backward(op);
+
     if (peer < 0 || peer == span->rank)
         return;
     int32_t from = p->at[place(p, back, peer, peer_slot, (int)op.mb)];
@@ -100,6 +97,24 @@ static void put_arrow(const struct svg *v, const struct places *p, const struct 
     fprintf(v->to, " %dL", svg_y(v, peer) + (peer < span->rank ? v->bar : 0));
     svg_px(v, svg_x(v, span->start_ns) + 1);
     fprintf(v->to, " %d\"/>\n", svg_y(v, span->rank) + (peer < span->rank ? 0 : v->bar));
+}
+
+static void put_arrow(const struct svg *v, const struct places *p, const struct dp_span *span,
+                      struct dp_op op)
+{
+    const bool back = is_backward(op);
+
+    if (op.kind != DP_OP_F && !back)
+        return;
+    const struct dp_slot *slot = dp_schedule_slot(v->s, span->rank, (int)op.slot);
+    put_one(v, p, span, op, back ? slot->next : slot->prev,
+            back ? slot->next_slot : slot->prev_slot);
+    for (int k = 0; k < v->s->skip_count; k++) {
+        const struct dp_skip_ends *ends = dp_skip_ends_of(v->s, slot->stream, k);
+        if ((back ? v->s->skips[k].from : v->s->skips[k].to) == slot->stage)
+            put_one(v, p, span, op, back ? ends->to : ends->from,
+                    back ? ends->to_slot : ends->from_slot);
+    }
 }
 
 int svg_put_arrows(const struct svg *v)

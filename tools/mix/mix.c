@@ -15,7 +15,7 @@
 
 static const struct command commands[] = {
     {"show", "write it out, round by round", run_mix_show},
-    {"check", "prove that it preserves the mean and reaches everybody, or say where it does not",
+    {"check", "prove that it preserves the mean and reaches all workers, or say where it does not",
      run_mix_check},
     {"compare", "set all kinds side by side", run_mix_compare},
     {"simulate", "train on paper: time per step, consensus, loss", run_mix_simulate},
@@ -45,7 +45,7 @@ int run_mix(int argc, char **argv)
 
 #define AT(member) .offset = offsetof(struct mix_args, member)
 
-static const char *const forms[] = {"guess", "text", "json", "matrix", "edges", NULL};
+static const char *const formats[] = {"guess", "text", "json", "matrix", "edges", NULL};
 static const char *const weights[] = {"given", "uniform", "metropolis", NULL};
 static const struct arg graph_args[] = {
     {"workers", 'N', "N", "how many there are (default 8)", ARG_INT, AT(workers), .min = 1,
@@ -59,7 +59,8 @@ static const struct arg graph_args[] = {
 };
 static const struct arg file_args[] = {
     {"file", 0, "FILE", "your own graph instead of KIND (- for stdin)", ARG_STRING, AT(file)},
-    {"form", 0, NULL, "what is in it", ARG_CHOICE, AT(form), .fallback = "guess", .choices = forms},
+    {"file-format", 0, NULL, "what is in it", ARG_CHOICE, AT(file_format), .fallback = "guess",
+     .choices = formats},
     {"weights", 0, NULL, "of a matrix or of edges", ARG_CHOICE, AT(weights), .fallback = "given",
      .choices = weights},
 };
@@ -117,7 +118,7 @@ static int read_graph(const struct mix_args *a, bool check, struct dp_graph **ou
 
     if (!text)
         return command_misused("--file %s: %s", a->file, strerror(errno));
-    int err = dp_graph_read(text, len, (enum dp_graph_form)place_of(forms, a->form),
+    int err = dp_graph_read(text, len, (enum dp_graph_format)place_of(formats, a->file_format),
                             (enum dp_graph_weights)place_of(weights, a->weights), (int)a->workers, out);
     free(text);
     if (!err && check && (err = dp_graph_check(*out, NULL)))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * show.c - `dualpipe mix show`: a graph in a form that --file reads back.
+ * show.c - `dualpipe mix show`: a graph in a format that --file reads back.
  */
 #include "command.h"
 #include "commands.h"
@@ -20,7 +20,7 @@ static const struct arg args[] = {
     {"format", 'f', NULL, "what to write", ARG_CHOICE, .offset = offsetof(struct show_args, format),
      .fallback = "text", .choices = formats},
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING,
-     .offset = offsetof(struct show_args, output)},
+     .offset = offsetof(struct show_args, output), .written = true},
 };
 
 static int show(const void *values, const struct dp_graph *g)
@@ -29,7 +29,7 @@ static int show(const void *values, const struct dp_graph *g)
     struct output out;
     char *text;
     int err = dp_graph_write(
-        g, strcmp(a->format, "json") ? DP_GRAPH_FORM_TEXT : DP_GRAPH_FORM_JSON, &text, NULL);
+        g, strcmp(a->format, "json") ? DP_GRAPH_FORMAT_TEXT : DP_GRAPH_FORMAT_JSON, &text, NULL);
 
     if (err)
         return command_failed(err);

@@ -85,9 +85,9 @@ static json_t *json_of(const struct dp_mixing_run *run)
                                                  "time_ns", p->time_ns, "alive", p->alive,
                                                  "consensus", p->consensus, "loss", p->loss));
     }
-    return json_pack("{sf, sf, sf, sf, so}", "step_ns", run->step_ns, "ratio",
-                     run->step_ns / run->ideal_ns, "waited", run->waited, "mean_error",
-                     run->mean_error, "samples", samples);
+    return json_pack("{sf, sf, sf, sf, sf, so}", "step_ns", run->step_ns, "ratio",
+                     run->step_ns / run->ideal_ns, "waited", run->waited, "passed", run->passed,
+                     "mean_error", run->mean_error, "samples", samples);
 }
 
 static void print_json(FILE *to, const struct dp_graph *g, const struct dp_mixing_run runs[2],
@@ -149,7 +149,7 @@ static const struct arg args[] = {
     {"format", 'f', NULL, "what to write", ARG_CHOICE,
      .offset = offsetof(struct simulate_args, format), .fallback = "text", .choices = formats},
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING,
-     .offset = offsetof(struct simulate_args, output)},
+     .offset = offsetof(struct simulate_args, output), .written = true},
 };
 
 int run_mix_simulate(int argc, char **argv)

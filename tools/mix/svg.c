@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * svg.c - `dualpipe mix svg`: a circle of workers for every round, and who averages with whom.
+ * svg.c - `dualpipe mix svg`: a circle of workers for every round, and lines between those that average.
  */
 #include "command.h"
 #include "commands.h"
@@ -120,7 +120,7 @@ static int svg(const void *values, const struct dp_graph *g)
 
 static const struct arg args[] = {
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING,
-     .offset = offsetof(struct svg_args, output)},
+     .offset = offsetof(struct svg_args, output), .written = true},
 };
 
 int run_mix_svg(int argc, char **argv)

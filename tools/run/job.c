@@ -42,13 +42,20 @@ int run_become(char **command)
 
 /* ---- the start ------------------------------------------------------------------------------- */
 
+/* What of the signals this process changes for itself, as the command is to have it. */
+struct inherited {
+    sigset_t mask;
+    struct sigaction on_child;
+};
+
 /* In the child. A pipe that is closed by exec tells the parent that it began, or why not. */
-static void start(char **command, const sigset_t *before, pid_t parent, int news)
+static void start(char **command, const struct inherited *signals, pid_t parent, int news)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(RUN_EXIT_CANNOT);
-    sigprocmask(SIG_SETMASK, before, NULL);
+    sigaction(SIGCHLD, &signals->on_child, NULL);
+    sigprocmask(SIG_SETMASK, &signals->mask, NULL);
     execvp(command[0], command);
     const int error = errno;
     if (write(news, &error, sizeof(error)) < 0)
@@ -56,7 +63,7 @@ static void start(char **command, const sigset_t *before, pid_t parent, int news
     _exit(RUN_EXIT_CANNOT);
 }
 
-static int spawn(char **command, const sigset_t *before, pid_t *child)
+static int spawn(char **command, const struct inherited *signals, pid_t *child)
 {
     const pid_t parent = getpid();
     int news[2], error = 0;
@@ -65,7 +72,7 @@ static int spawn(char **command, const sigset_t *before, pid_t *child)
         return command_broke("cannot make a pipe: %s", strerror(errno));
     *child = fork();
     if (!*child)
-        start(command, before, parent, news[1]);
+        start(command, signals, parent, news[1]);
     const int fork_error = errno;
     close(news[1]);
     const bool has_failed = *child > 0 && read(news[0], &error, sizeof(error)) == sizeof(error);
@@ -122,12 +129,12 @@ static bool has_ended(pid_t child, struct run_outcome *out)
     return true;
 }
 
-static double now_s(void)
+static int64_t clock_ns(clockid_t clock)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+    clock_gettime(clock, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
 static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
@@ -148,26 +155,30 @@ static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
 
 int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out)
 {
-    const double began_s = now_s();
+    const int64_t began_ns = clock_ns(CLOCK_MONOTONIC);
     struct stat_held held = {0};
-    sigset_t signals, before;
+    struct inherited before;
+    sigset_t signals;
     pid_t child = -1;
 
-    *out = (struct run_outcome){0};
+    *out = (struct run_outcome){.began_ns = clock_ns(CLOCK_REALTIME)};
     sigemptyset(&signals);
     sigaddset(&signals, SIGCHLD);
     for (size_t i = 0; i < sizeof(passed_on) / sizeof(passed_on[0]); i++)
         sigaddset(&signals, passed_on[i]);
-    sigprocmask(SIG_BLOCK, &signals, &before);
+    sigprocmask(SIG_BLOCK, &signals, &before.mask);
+    /* Where SIGCHLD is ignored, a child that has ended leaves nothing to wait for. */
+    sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &before.on_child);
     const int status = spawn(command, &before, &child);
     if (!status) {
         has_begun(user);
         await(child, &signals, &held, out);
     }
-    out->seconds = now_s() - began_s;
+    out->seconds = (double)(clock_ns(CLOCK_MONOTONIC) - began_ns) / 1e9;
     out->processes = stat_held_sum(&held, &out->sent);
     stat_held_fini(&held);
-    sigprocmask(SIG_SETMASK, &before, NULL);
+    sigaction(SIGCHLD, &before.on_child, NULL);
+    sigprocmask(SIG_SETMASK, &before.mask, NULL);
     return status;
 }
 

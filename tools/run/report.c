@@ -267,7 +267,7 @@ static void say_ranks(const json_t *ranks, int count)
 }
 
 int run_report(const struct run_values *v, const struct dp_process *process,
-               const struct run_outcome *outcome, int64_t began_ns)
+               const struct run_outcome *outcome)
 {
     json_t *own = make_line(process, outcome), *ranks;
     const int size = process->size < 1 || !v->report ? 1 : process->size;
@@ -278,7 +278,7 @@ int run_report(const struct run_values *v, const struct dp_process *process,
     if (v->report)
         status = add_line(v->report, own);
     if (process->rank <= 0 && !v->quiet) {
-        ranks = size > 1 && !status ? await_lines(v->report, size, began_ns, &count)
+        ranks = size > 1 && !status ? await_lines(v->report, size, outcome->began_ns, &count)
                                     : json_pack("[O]", own);
         say_end(own);
         if (size > 1 && !status)

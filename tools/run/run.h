@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* The command line. */
 struct run_values {
@@ -55,7 +56,7 @@ void run_say(struct run_settings *s, const char *part, const char *fmt, ...)
 
 /* ---- bind ------------------------------------------------------------------------------------ */
 
-/* Bind this process next to the GPU that the rank drives, if that is known and nobody has bound it
+/* Bind this process next to the GPU that the rank drives, if that is known and it has not been bound
  * yet, and say so. Never a failure of the job. */
 void run_bind(const struct run_values *v, const struct dp_process *process, struct run_settings *s);
 
@@ -64,7 +65,8 @@ void run_bind(const struct run_values *v, const struct dp_process *process, stru
 enum { RUN_EXIT_CANNOT = 126, RUN_EXIT_NOT_FOUND = 127 };
 
 struct run_outcome {
-    int how; /* as wait has it */
+    int64_t began_ns; /* CLOCK_REALTIME, which the ranks of one machine share */
+    int how;          /* as wait has it */
     double seconds, cpu_seconds;
     double most_bytes;    /* of memory, the largest of its processes */
     int processes;        /* that have counted in the net plugin */
@@ -88,6 +90,6 @@ int run_leave(const struct run_outcome *outcome);
  * come to the file in time, have done, on standard error, by the first rank alone. 0 or an EXIT_
  * value. */
 int run_report(const struct run_values *v, const struct dp_process *process,
-               const struct run_outcome *outcome, int64_t began_ns);
+               const struct run_outcome *outcome);
 
 #endif

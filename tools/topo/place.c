@@ -138,7 +138,7 @@ static bool has_mirrors(const struct dp_schedule *s)
     return false;
 }
 
-/* What nobody said is counted as nothing, which may be far from what a job sends. */
+/* Traffic that was not given is counted as nothing, which may be far from what a job sends. */
 static void put_assumptions(const struct report *r, const struct dp_schedule *s)
 {
     const bool no_parameters = s && !r->a->parameter_bytes && !r->a->schedule.forward_only;

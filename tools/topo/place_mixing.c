@@ -101,7 +101,7 @@ static int read_graph(const char *path, int replicas, struct dp_graph **out)
 
     if (!text)
         return command_misused("--mixing %s: %s", path, strerror(errno));
-    int err = dp_graph_read(text, len, DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN, 0, out);
+    int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, 0, out);
     free(text);
     if (!err && (*out)->workers != replicas) {
         const int workers = (*out)->workers;

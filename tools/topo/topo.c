@@ -43,5 +43,6 @@ int run_topo(int argc, char **argv)
     bool is_command = argc > 1 && (argv[1][0] != '-' || !strcmp(argv[1], "-h") ||
                                    !strcmp(argv[1], "--help"));
 
-    return is_command ? command_dispatch(&set, argc, argv) : run_topo_show(argc, argv);
+    return is_command || command_completes ? command_dispatch(&set, argc, argv)
+                                           : run_topo_show(argc, argv);
 }

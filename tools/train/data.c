@@ -45,8 +45,11 @@ static bool read_stream(FILE *f, const char *path, struct data *d, size_t *room)
     return !ferror(f);
 }
 
+/* "-" is standard input. */
 static bool read_file(const char *path, struct data *d, size_t *room)
 {
+    if (!strcmp(path, "-"))
+        return read_stream(stdin, path, d, room);
     FILE *f = fopen(path, "rbe");
     if (!f) {
         command_misused("--data %s: %s; expected a file to read", path, strerror(errno));

@@ -113,7 +113,19 @@ int data_parallel_revert(struct data_parallel *d)
     return err;
 }
 
-/* ---- who holds the same stage ---------------------------------------------------------------- */
+int data_parallel_survive(struct data_parallel *d, struct dp_comm **comm, uint64_t *step)
+{
+    struct dp_mixer *mixer = d->slots[0].mixer;
+    int err = dp_mixer_survive(mixer);
+
+    if (err)
+        return err;
+    *comm = dp_mixer_comm(mixer);
+    *step = (uint64_t)dp_mixer_iterations(mixer);
+    return 0;
+}
+
+/* ---- ranks that hold the same stage ---------------------------------------------------------- */
 
 /* A slot and its mirror, named by the one on the lower rank. */
 struct pair {
@@ -195,6 +207,11 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
             .local_steps = config->method.local_steps,
             .outer_rate = config->method.outer_rate,
             .outer_momentum = config->method.outer_momentum,
+            .factor = config->method.factor,
+            .compression = config->method.compression.kind,
+            .fraction = config->method.compression.fraction,
+            .staleness = config->method.staleness,
+            .survive = config->survive,
         },
         &d->slots[slot].mixer);
 }

@@ -29,6 +29,12 @@ struct mixing_method {
     enum dp_mixer_algorithm algorithm;
     int32_t local_steps;
     double outer_rate, outer_momentum;
+    double factor;
+    struct mixing_compression {
+        enum dp_mixer_compression kind;
+        double fraction;
+    } compression;
+    int32_t staleness;
 };
 
 struct data_parallel_config {
@@ -37,6 +43,7 @@ struct data_parallel_config {
     struct dp_comm *data;         /* mix: the same rank of all replicas */
     const struct dp_graph *graph; /* mix */
     struct mixing_method method;  /* mix */
+    bool survive;                 /* mix, of one stage: go on without replicas that die */
     struct dp_optimizer_config optimizer;
 };
 
@@ -81,5 +88,9 @@ int data_parallel_settle(struct data_parallel *d);
  * Nothing to do otherwise. */
 int data_parallel_average(struct data_parallel *d, bool revert);
 int data_parallel_revert(struct data_parallel *d);
+
+/* survive: after DP_ECOMM or DP_ETIMEDOUT, on all that live. *comm: of these, until the next time;
+ * *step: how many steps have begun. Errors of dp_mixer_survive. */
+int data_parallel_survive(struct data_parallel *d, struct dp_comm **comm, uint64_t *step);
 
 #endif

@@ -32,7 +32,7 @@ struct job {
 
 static bool is_first(const struct job *j)
 {
-    return !j->comm || dp_comm_rank(j->comm) == 0;
+    return !j->comm || dp_comm_rank(j->trainer.comm ? j->trainer.comm : j->comm) == 0;
 }
 
 /* ---- training ------------------------------------------------------------------------------- */
@@ -65,28 +65,50 @@ static int save(struct job *j, uint64_t step)
     return err;
 }
 
-static int train(struct job *j, struct summary *summary)
+static int take_step(struct job *j, uint64_t step, struct summary *summary)
 {
-    const uint64_t first = j->s->from.step;
+    struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
+    int err = trainer_step(&j->trainer, step, &p.result);
 
-    for (uint64_t step = first; step < (uint64_t)j->s->steps; step++) {
-        struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
-        int err = trainer_step(&j->trainer, step, &p.result);
-        if (!err)
-            err = look(j, &p);
+    if (!err)
+        err = look(j, &p);
+    if (err)
+        return err;
+    if (step == j->s->from.step)
+        summary->first_loss = p.result.loss;
+    summary->last_loss = p.result.loss;
+    summary->held_out = p.held_out;
+    summary->skipped += p.result.skipped;
+    if (is_first(j))
+        report_progress(&j->report, &p);
+    return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
+}
+
+/* After a death: 0, with the step to go on with; the last one at most, whose held-out loss is wanted. */
+static int survive(struct job *j, int err, uint64_t *step)
+{
+    const uint64_t last = (uint64_t)j->s->steps - 1;
+
+    if (!j->s->survive || (err != DP_ECOMM && err != DP_ETIMEDOUT))
+        return err;
+    err = trainer_survive(&j->trainer, step);
+    if (!err && *step > last)
+        *step = last;
+    return err;
+}
+
+static int train(struct job *j, uint64_t step, struct summary *summary)
+{
+    int err = 0;
+
+    while (!err && step < (uint64_t)j->s->steps) {
+        err = take_step(j, step, summary);
         if (err)
-            return err;
-        if (step == first)
-            summary->first_loss = p.result.loss;
-        summary->last_loss = p.result.loss;
-        summary->held_out = p.held_out;
-        summary->skipped += p.result.skipped;
-        if (is_first(j))
-            report_progress(&j->report, &p);
-        if (settings_save_due(j->s, p.step) && (err = save(j, p.step)))
-            return err;
+            err = survive(j, err, &step);
+        else
+            step++;
     }
-    return 0;
+    return err;
 }
 
 /* ---- the end ------------------------------------------------------------------------------- */
@@ -100,7 +122,7 @@ static int measure_memory(struct job *j, struct summary *summary)
         return DP_ENOMEM;
     all[0] = memory_peak("");
     double mine = all[0];
-    int err = j->comm ? dp_comm_allgather(j->comm, &mine, all, sizeof(mine)) : 0;
+    int err = j->comm ? dp_comm_allgather(j->trainer.comm, &mine, all, sizeof(mine)) : 0;
     for (int rank = 0; !err && rank < ranks; rank++)
         if (all[rank] > summary->memory_bytes) {
             summary->memory_bytes = all[rank];
@@ -130,7 +152,10 @@ static int describe(struct job *j, struct summary *summary, uint8_t *text, bool 
     int err = measure_step(j, summary, unwritten);
     if (err || !summary->sample_len)
         return err;
-    return sample_text(j->engine, summary->sample_len, text);
+    return sample_text(j->engine,
+                       &(struct sample_spec){.count = summary->sample_len,
+                                             .temperature = j->s->temperature},
+                       text);
 }
 
 static int finish(struct job *j, struct summary *summary)
@@ -165,9 +190,14 @@ static int agree(struct job *j)
         {"--replicas", s->replicas},
         {"--mix", s->kind},
         {"--mix-algorithm", s->method.algorithm},
+        {"--survive", s->survive},
         {"--local-steps", s->method.local_steps},
         {"--outer-rate", (int64_t)(s->method.outer_rate * 1e12)},
         {"--outer-momentum", (int64_t)(s->method.outer_momentum * 1e12)},
+        {"--mix-factor", (int64_t)(s->method.factor * 1e12)},
+        {"--mix-compress", s->method.compression.kind},
+        {"share of --mix-compress", (int64_t)(s->method.compression.fraction * 1e12)},
+        {"--mix-staleness", s->method.staleness},
         {"--microbatches", s->microbatches},
         {"--layers", s->layers},
         {"--width", s->width},
@@ -179,6 +209,7 @@ static int agree(struct job *j)
         {"--seed", s->seed},
         {"--eval-every", s->eval_every},
         {"--sample", s->sample},
+        {"--temperature", (int64_t)(s->temperature * 1e12)},
         {"--lr", (int64_t)(s->rate * 1e12)},
         {"--decay", (int64_t)(s->decay * 1e12)},
         {"--clip", (int64_t)(s->clip * 1e6)},
@@ -275,6 +306,7 @@ static int make_trainer(struct job *j)
                             .data = j->data,
                             .graph = s->graph,
                             .method = s->method,
+                            .survive = s->survive,
                         },
                         j->text, j->engine);
 }
@@ -292,11 +324,17 @@ static int run(struct job *j)
         err = make_trainer(j);
     if (!err && j->s->from.step)
         err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
-    if (!err && is_first(j))
-        report_begin(&j->report, j->s, j->text);
     if (!err)
-        err = train(j, &summary);
-    return err ? err : finish(j, &summary);
+        report_begin(&j->report, j->s, j->text, is_first(j));
+    for (uint64_t step = j->s->from.step; !err;) {
+        err = train(j, step, &summary);
+        if (!err)
+            err = finish(j, &summary);
+        if (!err)
+            break;
+        err = survive(j, err, &step);
+    }
+    return err;
 }
 
 /* `before` was the library's last sentence when the job began: if there is no later one, it was the

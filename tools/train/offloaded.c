@@ -254,8 +254,7 @@ bool offloaded_figures(const struct engine *engine, struct offloaded_figures *ou
     return true;
 }
 
-/* ---- making one -------------------------------------------------------------------------------
- */
+/* ---- making one ------------------------------------------------------------------------------ */
 
 static void set_borders(struct offloaded *e)
 {

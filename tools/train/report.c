@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -188,8 +189,11 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
            s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
            s->model.batch, s->model.context);
     if (s->replicas > 1 && s->graph)
-        printf("replicas  %d, which mix their weights by %s in %d round%s (%s)\n", (int)s->replicas,
-               s->graph->name, s->graph->period, s->graph->period > 1 ? "s" : "", s->mix_algorithm);
+        printf("replicas  %d, which mix their weights by %s in %d round%s (%s%s%s)\n",
+               (int)s->replicas, s->graph->name, s->graph->period,
+               s->graph->period > 1 ? "s" : "", s->mix_algorithm,
+               s->method.compression.kind ? ", sent as " : "",
+               s->method.compression.kind ? s->mix_compress : "");
     else if (s->replicas > 1)
         printf("replicas  %d, whose gradients are summed%s\n", (int)s->replicas,
                s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state" : "");
@@ -229,16 +233,21 @@ static void text_progress(struct report *r, const struct progress *p)
 }
 
 /* What a terminal would not print as text appears as a dot. */
-static void print_sample(const uint8_t *text, size_t len)
+static void print_text(const uint8_t *text, size_t len, const char *new_line)
 {
-    printf("sample    ");
     for (size_t i = 0; i < len; i++) {
         bool plain = text[i] >= ' ' && text[i] < 0x7F;
         if (text[i] == '\n')
-            printf("\n          ");
+            fputs(new_line, stdout);
         else
             putchar(plain ? text[i] : '.');
     }
+}
+
+static void print_sample(const uint8_t *text, size_t len)
+{
+    printf("sample    ");
+    print_text(text, len, "\n          ");
     putchar('\n');
 }
 
@@ -288,7 +297,7 @@ static void text_end(const struct report *r, const struct summary *m)
 
 /* ---- either -------------------------------------------------------------------------------- */
 
-void report_begin(struct report *r, const struct settings *s, const struct data *data)
+void report_begin(struct report *r, const struct settings *s, const struct data *data, bool shown)
 {
     size_t param_count = params_count(&s->model, 0, s->model.layers + 2);
 
@@ -301,9 +310,9 @@ void report_begin(struct report *r, const struct settings *s, const struct data 
         .shown_ns = now_ns(),
         .shown_step = s->from.step,
     };
-    if (s->json)
+    if (shown && s->json)
         json_begin(s, data, param_count);
-    else
+    else if (shown)
         text_begin(s, data, param_count);
 }
 
@@ -327,6 +336,20 @@ void report_saved(struct report *r, uint64_t step)
     if (r->settings->json && checkpoint_folder(r->settings->save, step, folder))
         print_json(json_pack("{s:s, s:I, s:s}", "event", "save", "step", (json_int_t)step, "path",
                              folder));
+}
+
+void report_sample(const struct settings *s, const uint8_t *text, size_t len)
+{
+    if (s->json) {
+        print_json(json_pack("{s:s, s:I, s:o, s:o}", "event", "sample", "step",
+                             (json_int_t)s->from.step, "prompt",
+                             json_text((const uint8_t *)s->prompt, strlen(s->prompt)), "sample",
+                             json_text(text, len)));
+        return;
+    }
+    fputs(s->prompt, stdout);
+    print_text(text, len, "\n");
+    putchar('\n');
 }
 
 void report_end(struct report *r, const struct summary *summary)

@@ -39,10 +39,13 @@ struct report {
 /* Is this a step at which all ranks collect what a line wants to know? */
 bool report_due(const struct settings *s, uint64_t step);
 
-void report_begin(struct report *r, const struct settings *s, const struct data *data);
+/* shown: this rank prints; another one may go on after it. */
+void report_begin(struct report *r, const struct settings *s, const struct data *data, bool shown);
 void report_progress(struct report *r, const struct progress *p);
 /* A checkpoint after `step` steps has been written. */
 void report_saved(struct report *r, uint64_t step);
+/* What a saved model has written, with --prompt. */
+void report_sample(const struct settings *s, const uint8_t *text, size_t len);
 void report_end(struct report *r, const struct summary *summary);
 
 #endif

@@ -11,8 +11,7 @@
 
 static const char program_name[] = "dualpipe train";
 
-/* ---- writing ------------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static const struct arg *find_arg(const struct arg_group *groups, const char *name)
 {
@@ -23,13 +22,25 @@ static const struct arg *find_arg(const struct arg_group *groups, const char *na
     return NULL;
 }
 
+/* A number that may not be 0 is 0 where the option was left out. */
+static bool is_set(const struct arg *a, const void *member)
+{
+    if (a->type == ARG_FLAG)
+        return *(const bool *)member;
+    if (a->type == ARG_INT)
+        return *(const int64_t *)member || a->min <= 0;
+    if (a->type == ARG_REAL)
+        return *(const double *)member > 0 || a->min <= 0;
+    return *(const char *const *)member;
+}
+
 /* 17 digits tell every double from its neighbours. */
 static void add_word(json_t *list, const struct arg *a, const void *values)
 {
     const void *member = (const char *)values + a->offset;
     char word[RESUME_WORD];
 
-    if (a->type == ARG_FLAG && !*(const bool *)member)
+    if (!is_set(a, member))
         return;
     if (a->type == ARG_FLAG)
         snprintf(word, sizeof(word), "--%s", a->name);
@@ -42,22 +53,28 @@ static void add_word(json_t *list, const struct arg *a, const void *values)
     json_array_append_new(list, json_string(word));
 }
 
-char *resume_text(const struct arg_group *groups, const char *const *names, const void *values,
-                  uint64_t step)
+static json_t *list_words(const struct arg_group *groups, const char *const *names,
+                          const void *values)
 {
     json_t *list = json_array();
 
     for (; *names; names++)
         add_word(list, find_arg(groups, *names), values);
-    json_t *root = json_pack("{s:s, s:I, s:o}", "program", program_name, "step", (json_int_t)step,
-                             "options", list);
+    return list;
+}
+
+char *resume_text(const struct arg_group *groups, const char *const *options,
+                  const char *const *layout, const void *values, uint64_t step)
+{
+    json_t *root = json_pack("{s:s, s:I, s:o, s:o}", "program", program_name, "step",
+                             (json_int_t)step, "options", list_words(groups, options, values),
+                             "layout", list_words(groups, layout, values));
     char *text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
     return text;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bool take_words(const json_t *list, struct resume *out)
 {

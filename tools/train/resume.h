@@ -3,7 +3,10 @@
  * resume.h - what a checkpoint says of the run that it is of: how many steps were done, and the
  * options that the numbers depend on. Those stand for the ones that the command line leaves out.
  *
- *      {"program": "dualpipe train", "step": 20, "options": ["--layers=8", "--width=64", ...]}
+ *      {"program": "dualpipe train", "step": 20, "options": ["--layers=8", "--width=64", ...],
+ *       "layout": ["--schedule=dualpipe", "--ranks=4", ...]}
+ *
+ * The layout is that of the run which wrote it; the one which goes on may have another.
  */
 #ifndef DP_TRAIN_RESUME_H
 #define DP_TRAIN_RESUME_H
@@ -13,7 +16,7 @@
 
 #include <dualpipe/checkpoint.h>
 
-enum { RESUME_WORDS = 32, RESUME_WORD = 64 };
+enum { RESUME_WORDS = 32, RESUME_WORD = 256 };
 
 struct resume {
     char path[CHECKPOINT_PATH]; /* of the index, or the file; "": none */
@@ -26,8 +29,8 @@ struct resume {
  */
 int resume_read(const char *where, struct resume *out);
 
-/* That text, malloc'ed: the values of those of `names`, options of groups. NULL: no memory. */
-char *resume_text(const struct arg_group *groups, const char *const *names, const void *values,
-                  uint64_t step);
+/* That text, malloc'ed: the values of options of groups. NULL: no memory. */
+char *resume_text(const struct arg_group *groups, const char *const *options,
+                  const char *const *layout, const void *values, uint64_t step);
 
 #endif

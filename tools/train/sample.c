@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/sample.h"
 
+#include <dualpipe/checkpoint.h>
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Below 1, likely bytes become likelier: fewer slips, less variety. */
-static const double temperature = 0.8;
 
 /* Random numbers are keyed by a step that no training reaches and a place that no layer has. */
 static const uint64_t sample_step = UINT32_MAX;
@@ -17,6 +16,7 @@ struct writer {
     struct gpt_stage *model;
     void *save;
     uint8_t *window; /* [context] the bytes that the model looks back at */
+    size_t len;      /* of them that are there */
     real *logits;    /* [context][256] */
 };
 
@@ -56,8 +56,18 @@ static int look(struct writer *w)
     return gpt_stage_ops.forward(w->model, &call, &in, &out);
 }
 
+static uint8_t likeliest(const real *logits)
+{
+    int byte = 0;
+
+    for (int b = 1; b < GPT_BYTES; b++)
+        if (logits[b] > logits[byte])
+            byte = b;
+    return (uint8_t)byte;
+}
+
 /* The byte at which the cumulative probability passes u. */
-static uint8_t draw(const real *logits, float u)
+static uint8_t draw(const real *logits, double temperature, float u)
 {
     double p[GPT_BYTES], sum = 0, most = -INFINITY;
     int byte = 0;
@@ -72,26 +82,33 @@ static uint8_t draw(const real *logits, float u)
 }
 
 /* The window fills from the left; once full, it moves along. */
-static int write_text(struct writer *w, size_t count, uint8_t *text)
+static void append(struct writer *w, uint8_t byte)
 {
-    size_t context = (size_t)w->model->config.context, len = 1;
+    if (w->len == (size_t)w->model->config.context)
+        memmove(w->window, w->window + 1, --w->len);
+    w->window[w->len++] = byte;
+}
+
+static int write_text(struct writer *w, const struct sample_spec *spec, uint8_t *text)
+{
     struct dp_random_key key = dp_random_key(w->model->config.seed, sample_step, WHERE_SAMPLE, 0);
     int err = 0;
 
-    w->window[0] = '\n';
-    for (size_t i = 0; !err && i < count; i++) {
+    append(w, '\n');
+    for (const char *p = spec->prompt; p && *p; p++)
+        append(w, (uint8_t)*p);
+    for (size_t i = 0; !err && i < spec->count; i++) {
+        const real *logits = w->logits + (w->len - 1) * GPT_BYTES;
         float u;
         err = look(w);
         dp_random_uniform(key, i, &u, 1);
-        text[i] = draw(w->logits + (len - 1) * GPT_BYTES, u);
-        if (len == context)
-            memmove(w->window, w->window + 1, --len);
-        w->window[len++] = text[i];
+        text[i] = spec->temperature > 0 ? draw(logits, spec->temperature, u) : likeliest(logits);
+        append(w, text[i]);
     }
     return err;
 }
 
-int sample_text(struct engine *e, size_t count, uint8_t *text)
+int sample_text(struct engine *e, const struct sample_spec *spec, uint8_t *text)
 {
     struct writer w;
 
@@ -102,7 +119,35 @@ int sample_text(struct engine *e, size_t count, uint8_t *text)
         return err;
     err = e->ops->gather(e, w.model->weights);
     if (!err)
-        err = write_text(&w, count, text);
+        err = write_text(&w, spec, text);
+    writer_fini(&w);
+    return err;
+}
+
+static int read_weights(struct writer *w, const char *path)
+{
+    struct dp_checkpoint *c;
+    int err = dp_checkpoint_open(path, &c);
+
+    if (err)
+        return err;
+    for (size_t i = 0; i < w->model->params.tensors_len && !err; i++)
+        err = dp_checkpoint_read(c, w->model->parameters[i].name, w->model->parameters[i].value);
+    dp_checkpoint_close(c);
+    return err;
+}
+
+int sample_saved(const struct gpt_config *config, const char *path, const struct sample_spec *spec,
+                 uint8_t *text)
+{
+    struct writer w;
+    int err = writer_init(&w, config);
+
+    if (err)
+        return err;
+    err = read_weights(&w, path);
+    if (!err)
+        err = write_text(&w, spec, text);
     writer_fini(&w);
     return err;
 }

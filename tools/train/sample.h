@@ -7,8 +7,20 @@
 
 #include "train/engine.h"
 
-/* Collective: bring the weights to rank 0 and let it write text[count] there, byte by byte, each
- * drawn from what the model expects after the ones before. 0 or a negative errno. */
-int sample_text(struct engine *e, size_t count, uint8_t *text);
+/* What is to be written. Random numbers follow from the model's seed. */
+struct sample_spec {
+    size_t count;       /* bytes */
+    double temperature; /* below 1 likely bytes become likelier; 0: always the likeliest */
+    const char *prompt; /* what the text goes on from; NULL: nothing */
+};
+
+/* Collective: bring the weights to rank 0 and let it write text[spec->count] there, byte by byte,
+ * each drawn from what the model expects after the ones before. 0 or a negative errno. */
+int sample_text(struct engine *e, const struct sample_spec *spec, uint8_t *text);
+
+/* The same with the weights of the checkpoint at `path`, in this process alone. Errors of
+ * checkpoint.h, DP_ENOMEM. */
+int sample_saved(const struct gpt_config *config, const char *path, const struct sample_spec *spec,
+                 uint8_t *text);
 
 #endif

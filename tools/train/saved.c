@@ -2,15 +2,20 @@
  *
  * saved.c - which rank writes what:
  *
- *      one model, or gradients summed    the first copy of a stage: values and optimizer state
+ *      one model, or gradients summed    the first copy of a stage: values, running statistics and
+ *                                        optimizer state
  *      shards                            values the same; each rank the state of its shard, whose
  *                                        tensors are pieces, "NAME[first:end]/mean"
+ *      replicas that mix                 saved_mixing.h
  *
  * A reader wants whole tensors or other pieces, and puts them together of what there is.
  */
 #include "train/saved.h"
 
 #include "checkpoint/find.h"
+#include "checkpoint/piece.h"
+
+#include "train/saved_mixing.h"
 
 #include <dualpipe/checkpoint.h>
 
@@ -28,13 +33,19 @@ enum { NAME_LEN = 48 };
 /* While a rank writes or reads the others wait, as long as a slow disk may take. */
 static const int64_t busy_ns = INT64_C(1800) * 1000000000;
 
-/* ---- what there is to write -------------------------------------------------------------------
- */
+/* ---- what there is to write ------------------------------------------------------------------ */
 
 struct list {
     struct dp_named_tensor *tensors;
     int32_t count;
+    struct statistics_tensor *statistics; /* what some of tensors refer to */
 };
+
+static void list_free(struct list *l)
+{
+    free(l->tensors);
+    free(l->statistics);
+}
 
 static struct dp_optimizer *optimizer_of(const struct trainer *t, int slot)
 {
@@ -48,7 +59,17 @@ static int32_t room_of(const struct trainer *t)
 
     for (int i = 0; i < t->engine->stage_count; i++)
         room += (int32_t)t->engine->stages[i]->params.tensors_len +
+                statistics_tensor_count(t->engine->stages[i]) +
                 dp_optimizer_state_count(optimizer_of(t, i));
+    return room;
+}
+
+static size_t statistics_room(const struct trainer *t)
+{
+    size_t room = 1;
+
+    for (int i = 0; i < t->engine->stage_count; i++)
+        room += (size_t)statistics_tensor_count(t->engine->stages[i]);
     return room;
 }
 
@@ -63,6 +84,18 @@ static void add_values(struct list *l, const struct gpt_stage *stage)
         add_tensor(l, stage->parameters[i].name, stage->parameters[i].value);
 }
 
+/* Those of the stages before take the first `taken` places. */
+static int32_t add_statistics(struct list *l, const struct gpt_stage *stage, int32_t taken)
+{
+    struct statistics_tensor *own = l->statistics + taken;
+    const int32_t count = statistics_tensor_count(stage);
+
+    statistics_tensors(stage, own);
+    for (int32_t i = 0; i < count; i++)
+        add_tensor(l, own[i].name, &own[i].tensor);
+    return taken + count;
+}
+
 static void add_state(struct list *l, const struct dp_optimizer *optimizer)
 {
     const struct dp_named_tensor *state = dp_optimizer_state(optimizer);
@@ -74,22 +107,25 @@ static void add_state(struct list *l, const struct dp_optimizer *optimizer)
 static int list_state(const struct trainer *t, bool all, struct list *l)
 {
     const bool shards = t->config.kind == DATA_PARALLEL_SHARD;
+    int32_t statistics = 0;
 
-    *l = (struct list){.tensors = calloc((size_t)room_of(t), sizeof(*l->tensors))};
-    if (!l->tensors)
+    *l = (struct list){.tensors = calloc((size_t)room_of(t), sizeof(*l->tensors)),
+                       .statistics = calloc(statistics_room(t), sizeof(*l->statistics))};
+    if (!l->tensors || !l->statistics)
         return DP_ENOMEM;
     for (int i = 0; i < t->engine->stage_count; i++) {
         const bool first = t->engine->replica.index == 0 && !t->engine->second_copy[i];
         if (all || first)
             add_values(l, t->engine->stages[i]);
+        if (all || first)
+            statistics = add_statistics(l, t->engine->stages[i], statistics);
         if (all || first || shards)
             add_state(l, optimizer_of(t, i));
     }
     return 0;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int rank_of(const struct trainer *t)
 {
@@ -132,18 +168,23 @@ static int next_attempt(const char *folder)
     return attempt;
 }
 
-static int write_own(struct trainer *t, const char *folder, int attempt, int *wrote)
+/* mixing: as of saved_mixing_list, zeroed where replicas do not mix. */
+static int write_own(struct trainer *t, const char *folder, int attempt,
+                     const struct saved_mixing *mixing, int *wrote)
 {
+    const bool mixes = t->config.kind == DATA_PARALLEL_MIX;
     char name[NAME_LEN], path[CHECKPOINT_PATH];
-    struct list l;
-    int err = list_state(t, false, &l);
+    struct list l = {0};
+    int err = mixes ? 0 : list_state(t, false, &l);
+    const struct dp_named_tensor *tensors = mixes ? mixing->tensors : l.tensors;
+    const int32_t count = mixes ? mixing->count : l.count;
 
     file_name(name, rank_of(t), attempt);
-    *wrote = !err && (l.count > 0 || rank_of(t) == 0);
+    *wrote = !err && (count > 0 || rank_of(t) == 0);
     if (*wrote)
-        err = join(path, folder, name) ? dp_checkpoint_write(path, l.tensors, l.count, NULL)
+        err = join(path, folder, name) ? dp_checkpoint_write(path, tensors, count, NULL)
                                        : DP_EINVAL;
-    free(l.tensors);
+    list_free(&l);
     return err;
 }
 
@@ -191,8 +232,14 @@ static int write_index(const char *folder, int attempt, const int *wrote, int ra
 static int write_all(struct trainer *t, const char *folder, int attempt, int *wrote,
                      const char *text)
 {
-    int mine, err = write_own(t, folder, attempt, &mine);
+    struct saved_mixing mixing = {0};
+    int mine = 0, err = 0;
 
+    if (t->config.kind == DATA_PARALLEL_MIX)
+        err = saved_mixing_list(t, &mixing);
+    if (!err)
+        err = write_own(t, folder, attempt, &mixing, &mine);
+    saved_mixing_fini(&mixing);
     wrote[0] = mine;
     if (!err && t->comm)
         err = dp_comm_allgather(t->comm, &mine, wrote, sizeof(mine));
@@ -226,44 +273,7 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
     return err;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
-
-/* "NAME[first:end]/mean": elements of NAME in the order of memory. */
-struct piece {
-    const char *suffix;
-    int name_len;
-    int64_t first, end;
-};
-
-static int64_t elements_of(int32_t ndim, const int64_t *shape)
-{
-    int64_t n = 1;
-
-    for (int32_t i = 0; i < ndim; i++)
-        n *= shape[i];
-    return n;
-}
-
-static struct piece piece_of(const char *name, int64_t elements)
-{
-    const char *bracket = strchr(name, '['), *slash = strrchr(name, '/');
-    struct piece p = {slash ? slash : "", (int)strlen(name), 0, elements};
-
-    if (slash)
-        p.name_len = (int)(slash - name);
-    if (bracket && bracket - name < p.name_len &&
-        sscanf(bracket, "[%" SCNd64 ":%" SCNd64 "]", &p.first, &p.end) == 2)
-        p.name_len = (int)(bracket - name);
-    return p;
-}
-
-static bool same_parameter(const char *a, const struct piece *p, const char *b,
-                           const struct piece *q)
-{
-    return p->name_len == q->name_len && !strncmp(a, b, (size_t)p->name_len) &&
-           !strcmp(p->suffix, q->suffix);
-}
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Elements first .. end - 1 of NAME from a tensor of the file, into those of `out`. */
 static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_tensor *from,
@@ -296,7 +306,7 @@ static bool same_type(DLDataType a, DLDataType b)
 static int read_pieces(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
 {
     const DLTensor *out = &wanted->tensor;
-    const int64_t elements = elements_of(out->ndim, out->shape);
+    const int64_t elements = piece_elements(out->ndim, out->shape);
     const struct piece wants = piece_of(wanted->name, elements);
     const bool counter = out->ndim == 0;
     int64_t missing = wants.end - wants.first;
@@ -304,8 +314,8 @@ static int read_pieces(const struct dp_checkpoint *c, const struct dp_named_tens
 
     for (int32_t i = 0; i < dp_checkpoint_count(c) && !err && missing > 0; i++) {
         const struct dp_checkpoint_tensor *t = dp_checkpoint_at(c, i);
-        const struct piece has = piece_of(t->name, elements_of(t->ndim, t->shape));
-        if (!same_parameter(wanted->name, &wants, t->name, &has) ||
+        const struct piece has = piece_of(t->name, piece_elements(t->ndim, t->shape));
+        if (!piece_same(wanted->name, &wants, t->name, &has) ||
             !same_type(t->dtype, out->dtype))
             continue;
         if (counter)
@@ -331,14 +341,17 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         return err;
     if (t->comm)
         dp_comm_busy(t->comm, busy_ns);
-    err = list_state(t, true, &l);
+    if (t->config.kind == DATA_PARALLEL_MIX)
+        err = saved_mixing_read(t, c);
+    else
+        err = list_state(t, true, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
         err = dp_checkpoint_find(c, l.tensors[i].name)
                   ? dp_checkpoint_read(c, l.tensors[i].name, &l.tensors[i].tensor)
                   : read_pieces(c, &l.tensors[i]);
     if (t->comm)
         dp_comm_busy(t->comm, 0);
-    free(l.tensors);
+    list_free(&l);
     dp_checkpoint_close(c);
     t->engine->ops->seek(t->engine, step);
     return err;

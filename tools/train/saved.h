@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * saved.h - the state of a training job in a checkpoint: weights and the optimizer's state by their
- * logical names, so that it is found again whichever rank held it. Random numbers, batches and the
- * learning rate follow from the options and the step, which the checkpoint's text has (resume.h).
+ * saved.h - the state of a training job in a checkpoint: weights, the running statistics of batch
+ * normalisation and the optimizer's state by their logical names, so that it is found again
+ * whichever rank held it. Random numbers, batches and the learning rate follow from the options and
+ * the step, which the checkpoint's text has (resume.h).
  */
 #ifndef DP_TRAIN_SAVED_H
 #define DP_TRAIN_SAVED_H

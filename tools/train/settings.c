@@ -19,7 +19,8 @@ enum { MAX_BLOCKS = 64 };
 
 static const char sequential[] = "none";
 static const char *const schedules[] = {
-    "dualpipe", "dualpipev", "zb1p", "1f1b", "gpipe", "async", sequential, NULL,
+    "dualpipe", "dualpipev", "zb1p",  "1f1b",     "interleaved",
+    "zbv",      "gpipe",     "async", sequential, NULL,
 };
 static const char *const checkpoints[] = {"never", "except_last", "always", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
@@ -32,7 +33,8 @@ static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
 #define AT(member) .offset = offsetof(struct settings, member)
 
 static const struct arg what_args[] = {
-    {"data", 'd', "FILE", "text to learn from; several are put one after the other", ARG_LIST,
+    {"data", 'd', "FILE",
+     "text to learn from (- for standard input); several are put one after the other", ARG_LIST,
      AT(data)},
     {"model", 0, NULL,
      "mlp-bn: a classifier with batch normalisation, of samples that are generated", ARG_CHOICE,
@@ -47,11 +49,17 @@ static const struct arg what_args[] = {
 };
 
 static const struct arg schedule_args[] = {
-    {"schedule", 's', NULL, "order of the work; none: one rank, one micro-batch after the other",
-     ARG_CHOICE, AT(schedule_name), "dualpipe", .choices = schedules},
+    {"schedule", 's', NULL,
+     "order of the work (default dualpipe); none: one rank, one micro-batch after the other",
+     ARG_CHOICE, AT(schedule_name), .choices = schedules},
+    {"file", 0, "FILE", "or a list of your own: text, JSON, CSV or PyTorch's CSV", ARG_STRING,
+     AT(file)},
     {"ranks", 'P', "N", "pipeline ranks, each a process (default 4; 1 without a schedule)", ARG_INT,
      AT(ranks), .min = 1, .max = 1024},
-    {"microbatches", 'M', "N", "micro-batches of a step", ARG_INT, AT(microbatches), "8", 1, 65536},
+    {"microbatches", 'M', "N", "micro-batches of a step (default 8, or what the list has)", ARG_INT,
+     AT(microbatches), .min = 1, .max = 65536},
+    {"virtual-stages", 0, "N", "stages of a rank (interleaved; default 2)", ARG_INT,
+     AT(virtual_stages), .min = 1, .max = DP_MAX_SLOTS},
     {"fixed-order", 0, NULL, "add gradients up in one order under every schedule (the default)",
      ARG_FLAG, AT(fixed_order)},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
@@ -62,6 +70,8 @@ static const struct arg schedule_args[] = {
      ARG_INT, AT(order_blocks), .min = 2, .max = MAX_BLOCKS},
     {"checkpoint", 0, NULL, "micro-batches whose forward is recomputed, to save memory", ARG_CHOICE,
      AT(checkpoint), "never", .choices = checkpoints},
+    {"checkpoint-stages", 0, "LIST", "the stages of which --checkpoint recomputes: 0,2-3 (all)",
+     ARG_PARSE, AT(checkpoint_stages), .parse = stage_set_parse},
     {"offload", 0, "PARTS",
      "what lives on the host: params (with the optimizer's state) and activations; schedule none",
      ARG_PARSE, AT(offload), .parse = offload_parts_parse},
@@ -86,8 +96,20 @@ static const struct arg replica_args[] = {
      "optimizer's "
      "state; or average their weights by a graph of 'dualpipe mix', or by that of a file",
      ARG_STRING, AT(mix), .fallback = "all-reduce"},
+    {"survive", 0, NULL,
+     "go on without replicas that are killed; with a graph and --schedule none", ARG_FLAG,
+     AT(survive)},
     {"mix-algorithm", 0, NULL, "how weights are updated and averaged, with a graph", ARG_CHOICE,
      AT(mix_algorithm), "d-psgd", .choices = algorithms},
+    {"mix-factor", 0, "A",
+     "how far weights go to the average (default 1; exact-diffusion 1/2; of topk its share)", ARG_REAL,
+     AT(mix_factor), .min = 1e-6, .max = 1},
+    {"mix-compress", 0, "HOW",
+     "d-psgd: send int8, or topk=SHARE of the values; what is left out is sent later", ARG_STRING,
+     AT(mix_compress), .fallback = "none"},
+    {"mix-staleness", 0, "N",
+     "d-psgd: rounds in a row that may be left out where a replica is late (default 0: wait)",
+     ARG_INT, AT(mix_staleness), .min = 0, .max = 1024},
     {"local-steps", 0, "N", "local-sgd: updates from one average to the next (default 8)", ARG_INT,
      AT(local_steps), .min = 1, .max = 1e6},
     {"outer-rate", 0, "X", "local-sgd: how far weights go to the average (default 1)", ARG_REAL,
@@ -122,6 +144,8 @@ static const struct arg saved_args[] = {
     {"resume", 0, "DIR",
      "go on from the newest checkpoint there; options left out are as they were", ARG_STRING,
      AT(resume)},
+    {"prompt", 0, "TEXT", "train nothing: let the model of --resume go on from this text",
+     ARG_STRING, AT(prompt)},
 };
 
 static const struct arg output_args[] = {
@@ -130,6 +154,8 @@ static const struct arg output_args[] = {
     {"trace", 0, "FILE.json", "the last step for ui.perfetto.dev", ARG_STRING, AT(trace),
      .written = true},
     {"sample", 0, "N", "bytes of text to generate in the end", ARG_INT, AT(sample), "300", 0, 1e6},
+    {"temperature", 0, "X", "of that text: below 1 likelier, 0 always the likeliest byte", ARG_REAL,
+     AT(temperature), "0.8", 0, 100},
     {"json", 0, NULL, "one JSON object a line on standard output", ARG_FLAG, AT(json)},
 };
 
@@ -148,20 +174,21 @@ const struct usage settings_usage = {
     .max_operands = 0,
     .operand_files = true,
     .about = "Train a byte-level GPT on text (or a classifier, --model mlp-bn), its layers spread\n"
-             "over the ranks of a pipeline. The\n"
-             "ranks are processes that the command starts and ends itself; under torchrun (RANK,\n"
-             "WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each process is one. Every schedule gives the\n"
-             "same losses, to the last bit, as '--schedule none' in one process; so do replicas\n"
-             "that sum their gradients.",
+             "over the ranks of a pipeline. The ranks are processes that the command starts and\n"
+             "ends itself; under torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each\n"
+             "process is one. Every schedule gives the same losses, to the last bit, as\n"
+             "'--schedule none' in one process; so do replicas that sum their gradients.",
     .groups = groups,
     .examples =
         "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
         "  dualpipe train --data book.txt --schedule dualpipev -P 2 -M 8 --steps 100\n"
         "  dualpipe train --data *.txt --schedule none --json\n"
         "  dualpipe train --model mlp-bn -P 2 --steps 100\n"
+        "  dualpipe train --data book.txt --file mine.csv --steps 100\n"
         "  dualpipe train --data book.txt --schedule none -D 4 --mix one-peer-exp\n"
         "  dualpipe train --data book.txt --save saved --save-every 100\n"
         "  dualpipe train --data book.txt --resume saved -P 2 --schedule 1f1b\n"
+        "  dualpipe train --resume saved --prompt 'Once upon' --sample 200\n"
         "  dualpipe train --data *.txt --schedule none --offload params --device-memory 1M\n"
         "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
 };
@@ -209,7 +236,7 @@ static bool take_placement(struct settings *s, int *status)
                false;
     if (s->placement)
         err = dp_assignment_load(s->placement, &s->assignment);
-    else if (!is_sequential(s))
+    else if (!is_sequential(s) && !s->file)
         err = dp_assignment_from_env(&s->assignment);
     if (err)
         *status = command_failed(err);
@@ -274,33 +301,22 @@ static int make_map(const struct settings *s, int **out)
     return err;
 }
 
-/* For --checkpoint except_last: all micro-batches of a stream but the last. */
-static bool all_but_last(void *user, const struct dp_slot *slot, int32_t mb)
+static bool check_stages(const struct settings *s, int *status)
 {
-    (void)slot;
-    return mb < ((const struct dp_schedule *)user)->mb_per_stream - 1;
-}
-
-static bool every_one(void *user, const struct dp_slot *slot, int32_t mb)
-{
-    (void)user;
-    (void)slot;
-    (void)mb;
-    return true;
-}
-
-static int add_recomputes(struct settings *s)
-{
-    if (!strcmp(s->checkpoint, "never"))
-        return 0;
-    return dp_schedule_add_recomputes(
-        s->training, !strcmp(s->checkpoint, "always") ? every_one : all_but_last, s->training);
+    if (!s->checkpoint_stages.any || s->checkpoint_stages.last < s->training->stages)
+        return true;
+    *status = command_misused("--checkpoint-stages: stage %d, expected 0 to %d of this schedule",
+                              s->checkpoint_stages.last, s->training->stages - 1);
+    return false;
 }
 
 static bool build_schedules(struct settings *s, int *status)
 {
+    if (s->file)
+        return settings_finish_list(s, status) && check_stages(s, status);
     struct dp_schedule_spec spec = {.ranks = (int)s->ranks,
-                                    .microbatches = (int)(s->microbatches / s->replicas)};
+                                    .microbatches = (int)(s->microbatches / s->replicas),
+                                    .virtual_stages = (int)s->virtual_stages};
     int *map = NULL, err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
 
     if (!err)
@@ -311,7 +327,7 @@ static bool build_schedules(struct settings *s, int *status)
     if (!err)
         err = dp_schedule_new(&spec, &s->training);
     if (!err)
-        err = add_recomputes(s);
+        err = recompute_add(s->training, s->checkpoint, &s->checkpoint_stages);
     spec.forward_only = true;
     spec.mirror_reduce = spec.reduce_all = false;
     if (!err)
@@ -319,7 +335,7 @@ static bool build_schedules(struct settings *s, int *status)
     free(map);
     if (err)
         *status = command_failed(err);
-    return !err;
+    return !err && check_stages(s, status);
 }
 
 static bool check_model(const struct settings *s)
@@ -413,6 +429,8 @@ static bool check_order(const struct settings *s)
     if (is_sequential(s) && strcmp(s->checkpoint, "never"))
         command_misused("--checkpoint %s: expected a schedule; --schedule none recomputes nothing",
                         s->checkpoint);
+    else if (s->checkpoint_stages.any && !strcmp(s->checkpoint, "never"))
+        command_misused("--checkpoint-stages: expected --checkpoint except_last or always");
     else if (s->fixed_order && s->any_order)
         command_misused("--fixed-order and --any-order: expected one of them");
     else if (!strcmp(s->execution, "messages") && strcmp(s->schedule_name, "async"))
@@ -447,10 +465,12 @@ static bool check_offload(const struct settings *s)
 static bool check(struct settings *s, const struct operands *files, int world, int *status)
 {
     *status = EXIT_USAGE;
-    return take_files(s, files) && take_placement(s, status) && take_ranks(s, world) &&
-           check_order(s) && check_offload(s) && check_outputs(s) && take_replicas(s, status) &&
-           (is_sequential(s) || build_schedules(s, status)) && check_model(s) &&
-           take_order_blocks(s) && settings_check_save(s);
+    if (s->prompt)
+        return settings_check_prompt(s, files);
+    return settings_take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
+           take_ranks(s, world) && check_order(s) && check_offload(s) && check_outputs(s) &&
+           take_replicas(s, status) && (is_sequential(s) || build_schedules(s, status)) &&
+           check_model(s) && take_order_blocks(s) && settings_check_save(s);
 }
 
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)
@@ -458,10 +478,9 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
     struct operands files;
 
     *s = (struct settings){0};
-    if (!args_parse(&settings_usage, argc, argv, s, &files, status) ||
-        !settings_resume(s, argc, argv, &files, status))
+    if (!args_parse(&settings_usage, argc, argv, s, &files, status))
         return false;
-    if (!check(s, &files, world, status)) {
+    if (!settings_resume(s, argc, argv, &files, status) || !check(s, &files, world, status)) {
         settings_fini(s);
         return false;
     }
@@ -485,4 +504,5 @@ void settings_fini(struct settings *s)
     dp_schedule_free(s->forward);
     dp_assignment_free(s->assignment);
     dp_graph_free(s->graph);
+    free(s->parsed);
 }

@@ -10,6 +10,7 @@
 #include "train/data_parallel.h"
 #include "train/offload_parts.h"
 #include "train/params.h"
+#include "train/recompute.h"
 #include "train/resume.h"
 
 #include <dualpipe/assignment.h>
@@ -19,17 +20,20 @@
 struct settings {
     struct arg_list data;
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
-        *mix, *mix_algorithm, *model_name, *save, *resume;
+        *mix, *mix_algorithm, *mix_compress, *model_name, *save, *resume, *prompt, *file;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
-        eval_every, save_every;
-    int64_t sample, seed, port, order_blocks, local_steps;
-    double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum;
+        eval_every, save_every, virtual_stages;
+    int64_t sample, seed, port, order_blocks, local_steps, mix_staleness;
+    double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum, temperature,
+        mix_factor;
     struct offload_parts offload;
-    bool fixed_order, any_order, json;
+    struct stage_set checkpoint_stages;
+    bool fixed_order, any_order, json, survive;
 
     /* What follows from these. */
     struct gpt_config model;
     struct resume from;     /* step 0: from the beginning */
+    struct resume *parsed;  /* a copy of it, whose words the strings above may be; NULL: none */
     int own_blocks;         /* of fixed order, on one replica */
     enum data_parallel_kind kind;
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
@@ -44,6 +48,11 @@ struct settings {
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status);
 void settings_fini(struct settings *s);
 
+/* Parts of it, of --schedule and --file. First: read the list, if there is one, which says how many
+ * ranks and micro-batches there are. Later, when replicas are known: complete and check it, and make
+ * the evaluation that goes with it. */
+bool settings_take_list(struct settings *s, int *status);
+bool settings_finish_list(struct settings *s, int *status);
 /* A part of it: what follows from --mix and --mix-algorithm. */
 bool settings_take_mix(struct settings *s, int *status);
 /* The options, for settings_saved.c. */
@@ -52,6 +61,8 @@ extern const struct usage settings_usage;
  * the command line. As settings_parse. */
 bool settings_resume(struct settings *s, int argc, char **argv, struct operands *files,
                      int *status);
+/* false, after one line: what goes with --prompt is not there, or what does not is. */
+bool settings_check_prompt(const struct settings *s, const struct operands *files);
 /* false, after one line: what --save and --resume ask for cannot be. */
 bool settings_check_save(const struct settings *s);
 /* What a checkpoint after `step` steps says of the run (resume.h), malloc'ed; NULL: no memory. */

@@ -11,6 +11,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* "none", "int8" or "topk=SHARE". */
+static bool read_compression(const char *text, struct mixing_compression *out)
+{
+    static const char topk[] = "topk=";
+    const size_t len = strlen(topk);
+    char *end = NULL;
+
+    *out = (struct mixing_compression){0};
+    if (!strcmp(text, "none"))
+        return true;
+    if (!strcmp(text, "int8")) {
+        out->kind = DP_COMPRESSION_INT8;
+        return true;
+    }
+    if (!strncmp(text, topk, len))
+        *out = (struct mixing_compression){DP_COMPRESSION_TOPK, strtod(text + len, &end)};
+    if (end && end > text + len && !*end && out->fraction > 0 && out->fraction <= 1)
+        return true;
+    command_misused("--mix-compress %s: expected none, int8, or topk=SHARE with a share above 0, up to "
+                    "1, as in topk=0.01", text);
+    return false;
+}
+
 static bool names_a_graph(const char *name)
 {
     for (int i = 0; dp_graph_name(i); i++)
@@ -29,7 +52,7 @@ static int read_graph(const char *path, int workers, struct dp_graph **out)
                                "'dualpipe mix compare' "
                                "lists, or a file with one",
                                path, strerror(errno));
-    int err = dp_graph_read(text, len, DP_GRAPH_FORM_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
+    int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
     free(text);
     return err ? command_failed(err) : EXIT_OK;
 }
@@ -72,10 +95,24 @@ static bool take_graph(struct settings *s, int *status)
 static bool check_method(const struct settings *s)
 {
     const bool local = s->method.algorithm == DP_MIXER_LOCAL_SGD;
+    const char *sent = s->method.compression.kind ? "--mix-compress"
+                       : s->mix_staleness  ? "--mix-staleness"
+                                           : NULL;
 
     if (!local && (s->local_steps || s->outer_rate > 0 || s->outer_momentum > 0))
         command_misused("--local-steps, --outer-rate, --outer-momentum: expected --mix-algorithm "
                         "local-sgd");
+    else if (sent && !s->graph)
+        command_misused("%s: expected --mix with a graph; replicas that sum their gradients do not "
+                        "mix", sent);
+    else if (!s->graph && s->mix_factor > 0)
+        command_misused("--mix-factor: expected --mix with a graph");
+    else if (sent && s->method.algorithm)
+        command_misused("%s: expected --mix-algorithm d-psgd, not %s", sent, s->mix_algorithm);
+    else if (sent && s->graph->push_sum)
+        command_misused("%s: expected a graph without push-sum, not %s", sent, s->graph->name);
+    else if (s->method.compression.kind && s->mix_staleness)
+        command_misused("--mix-compress and --mix-staleness: expected one of the two");
     else if (s->method.algorithm && !s->graph)
         command_misused("--mix-algorithm %s: expected --mix with a graph; replicas that sum their "
                         "gradients do not mix",
@@ -92,12 +129,35 @@ static bool check_method(const struct settings *s)
     return false;
 }
 
+/* Of a pipeline each rank holds a part of the replica, which dies with it. */
+static bool check_survival(const struct settings *s)
+{
+    if (!s->survive)
+        return true;
+    if (!s->graph || s->replicas < 2)
+        command_misused("--survive: expected -D 2 or more and --mix with a graph; replicas that sum "
+                        "their gradients need each other");
+    else if (strcmp(s->schedule_name, "none"))
+        command_misused("--survive: expected --schedule none; a replica whose pipeline has lost a rank "
+                        "cannot go on");
+    else if (s->transport && !strcmp(s->transport, "mpi"))
+        command_misused("--survive: expected --transport auto, shm or tcp; MPI ends with the first "
+                        "process that dies");
+    else if (s->save)
+        command_misused("--survive: expected no --save; a checkpoint has a state of every replica");
+    else
+        return true;
+    return false;
+}
+
 static bool take_method(struct settings *s)
 {
     while (strcmp(s->mix_algorithm, dp_mixer_algorithm_name(s->method.algorithm)))
         s->method.algorithm++;
-    if (!check_method(s))
+    if (!read_compression(s->mix_compress, &s->method.compression) || !check_method(s))
         return false;
+    s->method.factor = s->mix_factor;
+    s->method.staleness = (int32_t)s->mix_staleness;
     if (s->method.algorithm != DP_MIXER_LOCAL_SGD)
         return true;
     s->method.local_steps = s->local_steps ? (int32_t)s->local_steps : 8;
@@ -111,5 +171,5 @@ bool settings_take_mix(struct settings *s, int *status)
     if (!take_graph(s, status))
         return false;
     *status = EXIT_USAGE; /* of what is wrong from here on */
-    return take_method(s);
+    return check_survival(s) && take_method(s);
 }

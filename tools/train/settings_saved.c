@@ -8,7 +8,6 @@
 #include "command.h"
 
 #include <errno.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +16,29 @@
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* The folder, or the one that it will be made in. */
+/* A file in the folder, of one byte: 0, or the errno of what was refused. */
+static int try_to_write(const char *folder)
+{
+    char path[CHECKPOINT_PATH];
+
+    if (snprintf(path, sizeof(path), "%s/probe-XXXXXX", folder) >= (int)sizeof(path))
+        return ENAMETOOLONG;
+    int fd = mkstemp(path);
+    if (fd < 0)
+        return errno;
+    int err = write(fd, "", 1) == 1 ? 0 : errno;
+    if (close(fd) && !err)
+        err = errno;
+    unlink(path);
+    return err;
+}
+
+/* The folder, made and given up again if it is not there. What permissions do not tell (a file
+ * system that is full, or takes no files) is known before any step is taken. */
 static bool check_folder(const struct settings *s)
 {
-    char parent[4096];
     struct stat there;
+    int err = 0;
 
     if (s->save_every && !s->save) {
         command_misused("--save-every %d: expected --save, the folder for checkpoints",
@@ -31,52 +48,62 @@ static bool check_folder(const struct settings *s)
     if (!s->save)
         return true;
     const bool exists = !stat(s->save, &there);
-    snprintf(parent, sizeof(parent), "%s", s->save);
     if (exists && !S_ISDIR(there.st_mode))
-        errno = ENOTDIR;
-    else if (!access(exists ? s->save : dirname(parent), W_OK | X_OK))
+        err = ENOTDIR;
+    else if (!exists && mkdir(s->save, 0777))
+        err = errno;
+    else
+        err = try_to_write(s->save);
+    if (!exists)
+        rmdir(s->save);
+    if (!err)
         return true;
-    command_misused("--save %s: %s; expected a folder that can be written", s->save,
-                    strerror(errno));
+    command_misused("--save %s: %s; expected a folder that can be written", s->save, strerror(err));
     return false;
 }
 
-/* What is in flight between replicas that mix belongs to their layout. */
+/* What replicas that mix save has no running statistics. */
 static bool check_mixing(const struct settings *s)
 {
-    if (s->kind != DATA_PARALLEL_MIX || (!s->save && !s->resume))
+    if (s->kind != DATA_PARALLEL_MIX || !strcmp(s->model_name, "gpt") || (!s->save && !s->resume))
         return true;
-    command_misused("%s with --mix %s: expected --mix all-reduce or reduce-scatter; replicas that "
-                    "mix their weights are not one model that could be saved",
-                    s->save ? "--save" : "--resume", s->mix);
-    return false;
-}
-
-/* Running statistics are no parameters, and not in a checkpoint yet. */
-static bool check_kind(const struct settings *s)
-{
-    if (!strcmp(s->model_name, "gpt") || (!s->save && !s->resume))
-        return true;
-    command_misused("%s with --model %s: expected --model gpt; the running statistics of batch "
-                    "normalisation are not saved", s->save ? "--save" : "--resume", s->model_name);
+    command_misused("%s with --mix %s and --model %s: expected --mix all-reduce or reduce-scatter, or "
+                    "--model gpt; the running statistics of replicas that mix are not saved",
+                    s->save ? "--save" : "--resume", s->mix, s->model_name);
     return false;
 }
 
 bool settings_check_save(const struct settings *s)
 {
-    return check_folder(s) && check_mixing(s) && check_kind(s);
+    return check_folder(s) && check_mixing(s);
 }
 
 /* What the numbers of a run depend on; the first few also say which tensors there are. */
 enum { SHAPES = 4 };
 static const char *const kept[] = {
-    "layers", "width",  "heads", "context", "batch",   "microbatches", "steps",        "seed",
-    "lr",     "warmup", "decay", "clip",    "dropout", "any-order",    "order-blocks", NULL,
+    "layers", "width", "heads",  "context", "model", "batch",   "microbatches", "steps",
+    "seed",   "lr",    "warmup", "decay",   "clip",  "dropout", "any-order",    "order-blocks",
+    NULL,
+};
+
+/* What they do not depend on, unless replicas mix their weights. */
+static const char *const layout[] = {
+    "schedule", "file", "virtual-stages", "ranks", "replicas", "mix", "mix-algorithm", "local-steps",
+    "outer-rate", "outer-momentum", "mix-factor", "mix-compress", "mix-staleness", NULL,
 };
 
 char *settings_text(const struct settings *s, uint64_t step)
 {
-    return resume_text(settings_usage.groups, kept, s, step);
+    const char *all[sizeof(kept) / sizeof(kept[0]) + sizeof(layout) / sizeof(layout[0])];
+    size_t count = 0;
+
+    for (; kept[count]; count++)
+        all[count] = kept[count];
+    for (size_t i = 0; layout[i] && s->kind == DATA_PARALLEL_MIX; i++)
+        if (!s->file || strcmp(layout[i], "schedule"))
+            all[count++] = layout[i];
+    all[count] = NULL;
+    return resume_text(settings_usage.groups, all, layout, s, step);
 }
 
 bool settings_save_due(const struct settings *s, uint64_t step)
@@ -92,10 +119,63 @@ static bool same_model(const struct settings *s, const struct settings *was)
     const int64_t now[SHAPES] = {s->layers, s->width, s->heads, s->context};
     const int64_t then[SHAPES] = {was->layers, was->width, was->heads, was->context};
 
+    if (strcmp(s->model_name, was->model_name)) {
+        command_misused("--model %s: expected %s, as the model in %s is", s->model_name,
+                        was->model_name, s->from.path);
+        return false;
+    }
     for (int i = 0; i < SHAPES; i++)
         if (now[i] != then[i]) {
             command_misused("--%s %d: expected %d, as the model in %s has it", kept[i], (int)now[i],
                             (int)then[i], s->from.path);
+            return false;
+        }
+    return true;
+}
+
+static bool sums(const struct settings *s)
+{
+    return !strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter");
+}
+
+static const char *text_or_none(const char *text)
+{
+    return text ? text : "none";
+}
+
+/* What is in flight between replicas that mix belongs to their layout. */
+static bool same_replicas(const struct settings *s, const struct settings *was)
+{
+    const struct { const char *option, *now, *then; } texts[] = {
+        {"mix", s->mix, was->mix},
+        {"mix-algorithm", s->mix_algorithm, was->mix_algorithm},
+        {"mix-compress", s->mix_compress, was->mix_compress},
+        {"schedule", text_or_none(s->schedule_name), text_or_none(was->schedule_name)},
+        {"file", text_or_none(s->file), text_or_none(was->file)},
+    };
+    const struct { const char *option; double now, then; } numbers[] = {
+        {"replicas", (double)s->replicas, (double)was->replicas},
+        {"ranks", (double)s->ranks, (double)was->ranks},
+        {"local-steps", (double)s->local_steps, (double)was->local_steps},
+        {"outer-rate", s->outer_rate, was->outer_rate},
+        {"outer-momentum", s->outer_momentum, was->outer_momentum},
+        {"mix-factor", s->mix_factor, was->mix_factor},
+        {"mix-staleness", (double)s->mix_staleness, (double)was->mix_staleness},
+    };
+    const char *why = "replicas that mix their weights go on as they were";
+
+    if (sums(s) && sums(was))
+        return true;
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        if (strcmp(texts[i].now, texts[i].then)) {
+            command_misused("--%s %s: expected %s, as in %s; %s", texts[i].option, texts[i].now,
+                            texts[i].then, s->from.path, why);
+            return false;
+        }
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        if (numbers[i].now < numbers[i].then || numbers[i].now > numbers[i].then) {
+            command_misused("--%s %g: expected %g, as in %s; %s", numbers[i].option, numbers[i].now,
+                            numbers[i].then, s->from.path, why);
             return false;
         }
     return true;
@@ -121,16 +201,17 @@ static bool parse_again(struct settings *s, int argc, char **argv, struct operan
         *s = (struct settings){0};
         good = good && args_parse(&settings_usage, argc + more, words, s, files, status);
         s->from = *from;
+        s->parsed = from;
         /* The operands are at the end of words, which ends here. */
         memcpy(argv + argc - files->count, files->items, (size_t)files->count * sizeof(*argv));
         files->items = argv + argc - files->count;
         *status = good ? EXIT_USAGE : *status;
-        good = good && same_model(s, &was);
+        good = good && same_model(s, &was) && (s->prompt || same_replicas(s, &was));
     } else {
         *status = command_broke("--resume: out of memory");
+        free(from);
     }
     free(words);
-    free(from);
     return good;
 }
 
@@ -141,9 +222,30 @@ bool settings_resume(struct settings *s, int argc, char **argv, struct operands 
     *status = resume_read(s->resume, &s->from);
     if (*status || !parse_again(s, argc, argv, files, status))
         return false;
-    if ((uint64_t)s->steps > s->from.step)
+    if (s->prompt || (uint64_t)s->steps > s->from.step)
         return true;
     *status = command_misused("--steps %d: expected more than the %d that are done in %s",
                               (int)s->steps, (int)s->from.step, s->from.path);
+    return false;
+}
+
+/* ---- text from a saved model ---------------------------------------------------------------- */
+
+bool settings_check_prompt(const struct settings *s, const struct operands *files)
+{
+    if (!s->resume)
+        command_misused("--prompt: expected --resume, the folder with the model that is to write");
+    else if (strcmp(s->model_name, "gpt"))
+        command_misused("--prompt with --model %s: expected --model gpt", s->model_name);
+    else if (s->data.count || files->count)
+        command_misused("--prompt with --data %s: expected one of them; the model learns nothing",
+                        s->data.count ? s->data.items[0] : files->items[0]);
+    else if (s->save || s->trace || s->timeline)
+        command_misused("--prompt with %s: expected one of them; no step is taken",
+                        s->save    ? "--save"
+                        : s->trace ? "--trace"
+                                   : "--timeline");
+    else
+        return true;
     return false;
 }

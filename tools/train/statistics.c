@@ -3,6 +3,7 @@
 
 #include <dualpipe/batch_norm.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,46 @@ static struct dp_batch_norm *norm_of(const struct engine *e, int layer)
     }
     return NULL;
 }
+
+/* ---- as tensors -------------------------------------------------------------------------------
+ */
+
+enum { TENSORS = 3 };
+
+int32_t statistics_tensor_count(const struct gpt_stage *stage)
+{
+    return stage->norms ? TENSORS * (stage->end_block - stage->first_block) : 0;
+}
+
+static void make_tensor(struct statistics_tensor *t, int block, const char *what, DLDataType type,
+                        void *data, int64_t count)
+{
+    snprintf(t->name, sizeof(t->name), "block %d %s", block, what);
+    t->shape = count;
+    t->tensor = (DLTensor){.data = data,
+                           .device = {kDLCPU, 0},
+                           .ndim = count > 0,
+                           .dtype = type,
+                           .shape = &t->shape};
+}
+
+void statistics_tensors(const struct gpt_stage *stage, struct statistics_tensor *out)
+{
+    static const DLDataType float32 = {kDLFloat, 32, 1}, int64 = {kDLInt, 64, 1};
+    const int64_t width = stage->config.width;
+
+    for (int i = 0; i < stage->end_block - stage->first_block && stage->norms; i++) {
+        struct dp_batch_norm *bn = stage->norms[i];
+        const int block = stage->first_block + i;
+        make_tensor(out++, block, "running_mean", float32, dp_batch_norm_running_mean(bn), width);
+        make_tensor(out++, block, "running_variance", float32,
+                    dp_batch_norm_running_variance(bn), width);
+        make_tensor(out++, block, "commits", int64, dp_batch_norm_commits(bn), 0);
+    }
+}
+
+/* ---- the end of a step -------------------------------------------------------------------------
+ */
 
 int statistics_init(struct statistics *s, const struct engine *engine)
 {

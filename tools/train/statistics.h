@@ -21,6 +21,18 @@ struct statistics {
 int statistics_init(struct statistics *s, const struct engine *engine);
 void statistics_fini(struct statistics *s);
 
+/* The running statistics of a stage as tensors that a checkpoint has: "block 3 running_mean",
+ * "block 3 running_variance", "block 3 commits". */
+struct statistics_tensor {
+    char name[40];
+    int64_t shape;
+    DLTensor tensor; /* refers to shape */
+};
+/* How many a stage has. */
+int32_t statistics_tensor_count(const struct gpt_stage *stage);
+/* out[that many], which must stay where they are. */
+void statistics_tensors(const struct gpt_stage *stage, struct statistics_tensor *out);
+
 /* After a step, on every rank of comm, which are those of the job; NULL: alone. used: the step has
  * changed the weights; otherwise what was noted in it is forgotten. 0, or errors of comm. */
 int statistics_commit(const struct statistics *s, struct engine *engine, struct dp_comm *comm,

@@ -8,11 +8,14 @@
 #include "train/data.h"
 #include "train/job.h"
 #include "train/memory.h"
+#include "train/report.h"
+#include "train/sample.h"
 #include "train/settings.h"
 
 #include <cblas.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 
 struct run {
     struct settings settings;
@@ -34,6 +37,12 @@ static int bind_rank(const struct dp_assignment *assignment, int process)
     return dp_assignment_bind(assignment, dp_assignment_find(assignment, process));
 }
 
+static void tell_why(int err, int rank, struct dp_abort *why)
+{
+    *why = (struct dp_abort){.rank = rank, .error = err};
+    snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
+}
+
 static int run_rank(void *user, const struct dp_comm_config *config, struct dp_abort *why)
 {
     struct run *run = user;
@@ -44,12 +53,15 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     if (!err)
         err = launch_join(config, &comm);
     if (err) {
-        *why = (struct dp_abort){.rank = config->rank, .error = err};
-        snprintf(why->text, sizeof(why->text), "%s", dp_last_error());
+        tell_why(err, config->rank, why);
         return err;
     }
     run->joined = true;
-    err = job_run(&run->settings, &run->data, comm, why);
+    err = run->settings.survive ? dp_comm_survive(comm) : 0;
+    if (err)
+        tell_why(err, config->rank, why);
+    else
+        err = job_run(&run->settings, &run->data, comm, why);
     dp_comm_close(comm);
     return err;
 }
@@ -93,7 +105,26 @@ static int run_all(struct run *run, struct dp_comm_config *started)
         return run_alone(run);
     if (started->size)
         return run_started(run, started);
-    return launch_ranks(settings_processes(s), (int)s->port, s->transport, run_rank, run);
+    return (s->survive ? launch_survivors : launch_ranks)(settings_processes(s), (int)s->port,
+                                                          s->transport, run_rank, run);
+}
+
+/* --prompt: nothing is learned. */
+static int run_prompt(const struct settings *s)
+{
+    const struct sample_spec spec = {.count = (size_t)s->sample,
+                                     .temperature = s->temperature,
+                                     .prompt = s->prompt};
+    uint8_t *text = malloc(spec.count + 1);
+    int err = text ? sample_saved(&s->model, s->from.path, &spec, text) : DP_ENOMEM;
+
+    if (!err)
+        report_sample(s, text, spec.count);
+    free(text);
+    if (!err)
+        return EXIT_OK;
+    command_failed(err);
+    return EXIT_FAILED; /* a damaged checkpoint is no mistake of the command line */
 }
 
 static bool open_data(const struct settings *s, struct data *data)
@@ -120,7 +151,9 @@ int run_train(int argc, char **argv)
         return status;
     const struct settings *s = &run.settings;
     status = EXIT_USAGE;
-    if (open_data(s, &run.data)) {
+    if (s->prompt) {
+        status = run_prompt(s);
+    } else if (open_data(s, &run.data)) {
         status = run_all(&run, &started);
         data_close(&run.data);
     }

@@ -216,7 +216,7 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
         return err;
     double norm = largest_norm(t);
     *result = (struct step_result){
-        .loss = sum_of(t->sums, m) / (double)m,
+        .loss = sum_of(t->sums, m) / ((double)m * t->share),
         .norm = norm,
         .rate = t->rate,
         .skipped = !isfinite(norm),
@@ -239,7 +239,7 @@ static int evaluate(struct trainer *t, double *held_out)
             err = add_over_ranks(t, t->sums, m);
         if (err)
             return err;
-        sum += sum_of(t->sums, m) / (double)m;
+        sum += sum_of(t->sums, m) / ((double)m * t->share);
     }
     *held_out = sum / HELD_OUT_BATCHES;
     return 0;
@@ -252,6 +252,18 @@ int trainer_evaluate(struct trainer *t, double *held_out)
     if (!err)
         err = evaluate(t, held_out);
     return err ? err : data_parallel_revert(&t->replicas);
+}
+
+int trainer_survive(struct trainer *t, uint64_t *step)
+{
+    int err = data_parallel_survive(&t->replicas, &t->comm, step);
+
+    if (err)
+        return err;
+    t->ranks = dp_comm_size(t->comm);
+    t->share = (double)t->ranks / t->engine->replica.count;
+    t->engine->ops->seek(t->engine, *step);
+    return 0;
 }
 
 int trainer_finish(struct trainer *t)
@@ -332,6 +344,7 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
         .engine = engine,
         .comm = comm,
         .ranks = comm ? dp_comm_size(comm) : 1,
+        .share = 1,
         .groups = (size_t)engine->config.layers + 2,
         .columns = config->kind == DATA_PARALLEL_MIX ? (size_t)engine->replica.count : 1};
     t->sums_len = (size_t)engine->microbatches + t->columns * t->groups;
@@ -343,6 +356,7 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .data = config->data,
                                                                 .graph = config->graph,
                                                                 .method = config->method,
+                                                                .survive = config->survive,
                                                                 .optimizer = optimizer_config(t)},
                                  engine);
     if (!err)

@@ -23,14 +23,16 @@ struct trainer_config {
     struct dp_comm *data;         /* the same rank of all replicas */
     const struct dp_graph *graph; /* mix weights by it. Must stay */
     struct mixing_method method;  /* how */
+    bool survive;                 /* go on without replicas that die */
 };
 
 struct trainer {
     struct trainer_config config;
     const struct data *data;
     struct engine *engine;
-    struct dp_comm *comm; /* of all ranks; NULL: alone */
+    struct dp_comm *comm; /* of all ranks that live; NULL: alone */
     int ranks;
+    double share; /* of a step's micro-batches that those have */
     struct data_parallel replicas;
     struct statistics statistics;
     double rate; /* of this step */
@@ -72,6 +74,9 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result);
 /* Mean loss over some held-out batches, always the same ones; of replicas that mix that of the
  * average of their weights. */
 int trainer_evaluate(struct trainer *t, double *held_out);
+/* survive: after DP_ECOMM or DP_ETIMEDOUT of any of these, on all that live: *step is the one to go on
+ * with. Errors of dp_mixer_survive. */
+int trainer_survive(struct trainer *t, uint64_t *step);
 /* The training is over: replicas that mix become the average of all. */
 int trainer_finish(struct trainer *t);
 

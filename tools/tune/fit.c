@@ -57,7 +57,7 @@ static bool is_changed(const struct tune_size *size)
 }
 
 /* Where the rule of `size` ends and that of `next` may begin. Between two sizes of which only one
- * changes NCCL's choice nobody has measured, so NCCL's choice stays there. */
+ * changes NCCL's choice nothing was measured, so NCCL's choice stays there. */
 static int64_t border(const struct tune_size *size, const struct tune_size *next)
 {
     int64_t a = size->points->bytes, b = next->points->bytes;
@@ -122,7 +122,7 @@ int tune_fit(struct tune_results *results, double gain, struct tune_fit *fit)
     list_sizes(results, gain, fit);
     if (!fit->count)
         return command_misused("NCCL's own choice was not measured, expected an output of a run "
-                               "without NCCL_ALGO and NCCL_PROTO: nobody knows what is better");
+                               "without NCCL_ALGO and NCCL_PROTO: there is nothing to compare with");
     return make_table(fit);
 }
 

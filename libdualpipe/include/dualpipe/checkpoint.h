@@ -93,7 +93,9 @@ DP_PUBLIC int dp_checkpoint_read_all(const struct dp_checkpoint *checkpoint,
  * there is nothing to compare a checksum with: dp_checkpoint_verify does that for all. */
 DP_PUBLIC int dp_checkpoint_read_slice(const struct dp_checkpoint *checkpoint, const char *name,
                                        const int64_t *begin, const DLTensor *out);
-/* Read everything that has a checksum and compare. */
+/* Read a tensor, and compare its checksum if it has one. */
+DP_PUBLIC int dp_checkpoint_verify_tensor(const struct dp_checkpoint *checkpoint, const char *name);
+/* The same for all that have a checksum, until one is damaged. */
 DP_PUBLIC int dp_checkpoint_verify(const struct dp_checkpoint *checkpoint);
 
 #ifdef __cplusplus

@@ -27,8 +27,8 @@
  *
  * Security. Processes that share a secret prove it to each other when they meet, without telling
  * it; and every connection between two ranks needs a random number that only the group knows. That
- * keeps out strangers and mistakes. Nothing is encrypted or signed: who can read or change what
- * goes over the network can read or change the messages, so use a network that you trust.
+ * keeps out strangers and mistakes. Nothing is encrypted or signed: a program that can read or
+ * change what goes over the network can read or change the messages, so use a network that you trust.
  *
  * Forks. A comm belongs to the process that opened it. A child that it forks, as a data loader's,
  * keeps none of its connections, so that the others find the end of the process while such a child
@@ -150,6 +150,14 @@ struct dp_process {
 };
 /* From the environment. DP_EINVAL naming the variable that is no such number. Any thread. */
 DP_PUBLIC int dp_process_from_env(struct dp_process *out);
+/* Leave this process the GPU that is its own: where CUDA_VISIBLE_DEVICES lists one GPU for each
+ * process of the host, in order of their local ranks, let it list that of this process alone, which
+ * CUDA then calls device 0. *has_gpu tells whether there is such a list; with none, or an empty
+ * one, nothing changes.
+ * Call it once, before CUDA begins and before there are other threads, as it changes the
+ * environment. DP_EINVAL: local rank or number is not told, or the list has another number of GPUs.
+ * Source: Decent-DP's set-up of a process. */
+DP_PUBLIC int dp_process_keep_own_gpu(const struct dp_process *process, bool *has_gpu);
 
 /* Join the group. Collective over all its processes. Errors: DP_EINVAL, DP_ETIMEDOUT naming the
  * ranks that did not come, DP_ECOMM (address in use, refused), DP_EMISMATCH (another size, version
@@ -204,8 +212,10 @@ DP_PUBLIC int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_
  * request is done like any other. */
 DP_PUBLIC int dp_comm_test(struct dp_comm *comm, struct dp_request *req);
 /* Test until done. After the deadline DP_ETIMEDOUT, which aborts the group; dp_comm_aborted() names
- * the rank that the others waited for. peer: where the message goes to or comes from; -1 of a collective
- * or of a receive from any source. */
+ * the rank that the others waited for. peer: where the message goes to or comes from; -1 of a
+ * collective.
+ * Of a receive from any source: the rank that the caller expects it from, or -1; in a group that
+ * survives the wait ends with DP_ECOMM, and the receive is given up, if that rank is dead. */
 DP_PUBLIC int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer);
 
 enum { DP_ANY_SOURCE = -1 };
@@ -309,8 +319,8 @@ DP_PUBLIC int dp_comm_ibroadcast(struct dp_comm *comm, void *buf, size_t len, in
 /* This rank has failed with `error`, a negative errno, and text says how: end the group. A text too
  * long for the record is cut. 0, also if the group had been aborted before. */
 DP_PUBLIC int dp_comm_abort(struct dp_comm *comm, int error, const char *text);
-/* Whether the group was aborted, as far as this rank has heard by its last call; why may be NULL.
- */
+/* Whether the group was aborted or comm revoked, as far as this rank has heard by its last call; why
+ * may be NULL. */
 DP_PUBLIC bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why);
 /* Collective, after an abort that left every rank alive (a rank need not have heard of it yet):
  * begin anew. Requests and messages of before are gone on all ranks. DP_ECOMM if a rank is dead or
@@ -320,20 +330,22 @@ DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
 /* ---- groups that survive their ranks ------------------------------------------------------------
  *      dp_comm_survive(world)                      once, right after opening
  *      err = a step over comm                      DP_ECOMM, DP_ETIMEDOUT: a rank is dead or silent
+ *      if (err)
+ *          dp_comm_revoke(comm, err, dp_last_error())   the others' step ends, too, with DP_EABORTED
  *      if (any rank can have failed)
  *          dp_comm_shrink(comm, &survivors)        on all that live; then go on with survivors
  *
  * The semantics are those of MPI's User-Level Failure Mitigation (Bland et al., 2013; agreement:
- * Herault et al., SC 2015), but without a revoke: a collective of a communicator that has a dead
- * rank fails on every rank as soon as that hears of the death, which the ranks tell each other.
+ * Herault et al., SC 2015). A collective of a communicator that has a dead rank fails on every rank
+ * as soon as that hears of the death, which the ranks tell each other, without a revoke.
  *
  * A dead rank. Its process has ended, the connection to it is lost, or it did not call an agreement
  * within twice the deadline in which the others did. A request that needs it ends with DP_ECOMM
  * naming it, also one in flight; so does every collective of a communicator that has it, on all
  * ranks, and that communicator has no collectives any more. Messages between other ranks go on,
  * also on that communicator. What it sent just before may be lost. A receive from any source goes
- * on until its deadline. A rank that has left in order is not among those that live either, but
- * what it had sent arrives.
+ * on until its deadline, unless dp_comm_wait names a rank. A rank that has left in order is not
+ * among those that live either, but what it had sent arrives.
  *
  * A silent rank. A wait that reaches its deadline ends with DP_ETIMEDOUT and gives up its request,
  * and with it the channel between the two ranks in this communicator: its other messages, and later
@@ -359,6 +371,33 @@ DP_PUBLIC int dp_comm_survive(struct dp_comm *comm);
  * Ranks may know more or less at a time: what they agree on says agree_alive. */
 DP_PUBLIC bool dp_comm_is_alive(const struct dp_comm *comm, int rank);
 
+/* Whether dp_comm_survive was called for the group of comm. */
+DP_PUBLIC bool dp_comm_survives(const struct dp_comm *comm);
+
+/* This rank cannot go on with what comm is used for: end that on all ranks, MPIX_Comm_revoke. All
+ * requests of comm that are in flight on any rank, and all that is started later, end with
+ * DP_EABORTED there, as soon as the rank has heard of it; buffers are the caller's again. What was
+ * done before stays done. dp_comm_aborted says of comm why: the error and text given here, and the
+ * culprit. That is with DP_ECOMM a rank of comm that is known here to be dead, with DP_ETIMEDOUT the
+ * one that this rank's last wait was given up for (-1: none is known), otherwise this rank. Where
+ * several ranks revoke at once, ranks may have heard of different ones first.
+ *
+ * Nothing else ends: not other communicators of the family, not those made of comm, and comm itself
+ * still agrees, shrinks, grows and is closed. Each rank passes the news on with its next call, so a
+ * rank hears of it once any neighbor that lives does, and at its own deadline at the latest its wait
+ * ends anyway. Not collective; 0 also if comm was revoked already. DP_EUNSUPPORTED in a group that
+ * does not survive, and over MPI; DP_ENOMEM. */
+DP_PUBLIC int dp_comm_revoke(struct dp_comm *comm, int error, const char *text);
+/* Whether comm was revoked, as far as this rank has heard by its last call. A call that has
+ * returned DP_EABORTED with this false has found that the whole group was aborted. */
+DP_PUBLIC bool dp_comm_is_revoked(const struct dp_comm *comm);
+/* As dp_comm_wait, for a rank whose peer lives but may be waiting for a dead one: it also ends, with
+ * DP_ECOMM, as soon as any rank of `group`, a communicator of the family, is dead or has left. Then,
+ * and on the deadline, the request stays in flight: it may be waited for again, and ends at the
+ * latest when its communicator is closed. In a group that does not survive it is dp_comm_wait. */
+DP_PUBLIC int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, int peer,
+                                 const struct dp_comm *group);
+
 /* alive[size]: which ranks of comm are alive; the same on every rank that returns 0, which is
  * itself among them. Called by all that live, also after its collectives have failed. Deaths
  * meanwhile, that of any rank included, end nothing; ranks that die later may still be in the set.
@@ -382,7 +421,7 @@ DP_PUBLIC int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out);
  *      comm   0  1  2  3      2 has died, grow by 2:      0  1  3  and two new ones
  *      out                                                0  1  2  3  4
  *
- * The live ranks agree who they are, as in dp_comm_agree_alive, and come first in their order; the
+ * The live ranks agree on their set, as in dp_comm_agree_alive, and come first in their order; the
  * new ones get the ranks after them in the order in which they come. out is a group of its own, of
  * no family with comm, opened as by dp_comm_open; it survives only once all its ranks have called
  * dp_comm_survive. comm stays as it is, and is closed as any other. Ranks that are threads are

@@ -17,8 +17,8 @@
  * A pipeline (pipeline.h) does so by itself, where messages are that large.
  *
  * Who gets it. The memory has no name that could be found or left behind. It is passed on to the peers
- * that a message goes to or comes from, who have shown what the group's secret is; these can read and
- * write all of what one call has handed out, so keep what is nobody's business elsewhere.
+ * that a message goes to or comes from, which have shown that they know the group's secret; these can
+ * read and write all of what one call has handed out, so keep what must stay private elsewhere.
  *
  * Other libraries. Dualpipe's plugin for NCCL sends such memory the same way between processes of one
  * host, where the program has libdualpipe.so loaded; what a program allocates with a libdualpipe that is

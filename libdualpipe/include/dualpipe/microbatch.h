@@ -88,6 +88,7 @@ enum dp_tree_kind {
     /* leaves of values */
     DP_TREE_TENSOR,
     DP_TREE_OPAQUE, /* any pointer; passed on, never looked into */
+    DP_TREE_BLOCK_MASK, /* a mask of attention, cut along its samples */
     /* leaves of specs                  split                     merge */
     DP_TREE_CHUNK,     /*               cut along dim             concatenate along dim */
     DP_TREE_REPLICATE, /*               the same for every mb     all equal: the first mb's */
@@ -97,6 +98,29 @@ enum dp_tree_kind {
 
 struct dp_reducer;
 
+/* A mask of attention by blocks: for each row of blocks of queries the blocks of keys that it looks
+ * at, in part (kv) or in full (full_kv), and a function that tells the keys within the former.
+ * Tables begin with the dimension of samples, which is 1 where all samples share the mask.
+ * Source: BlockMask of torch.nn.attention.flex_attention. */
+struct dp_block_mask {
+    const DLTensor *kv_num_blocks;                        /* [samples or 1, heads, rows] */
+    const DLTensor *kv_indices;                           /* [samples or 1, heads, rows, columns] */
+    const DLTensor *full_kv_num_blocks, *full_kv_indices; /* the same, or both NULL: none */
+    int32_t query_block, key_block;                       /* length of a block; not looked into */
+    int64_t queries, keys;                                /* length of a sequence; likewise */
+    /* Whether query q of that sample of the whole batch looks at key k in a head; NULL: always. */
+    bool (*looks_at)(void *user, int64_t sample, int64_t head, int64_t q, int64_t k);
+    void *user;
+    int64_t first_sample; /* of the tables, in the whole batch; 0 before dp_split */
+};
+
+/* The same of a sample of this mask, counted from 0. */
+static inline bool dp_block_mask_looks_at(const struct dp_block_mask *m, int64_t sample,
+                                          int64_t head, int64_t q, int64_t k)
+{
+    return !m->looks_at || m->looks_at(m->user, m->first_sample + sample, head, q, k);
+}
+
 struct dp_tree {
     enum dp_tree_kind kind;
     int32_t count;               /* inner nodes: items */
@@ -105,6 +129,7 @@ struct dp_tree {
     union {
         const DLTensor *tensor;
         const void *opaque;
+        const struct dp_block_mask *block_mask;
         int dim; /* CHUNK, STACK; negative: from the end */
         const struct dp_reducer *reducer;
     };
@@ -155,6 +180,13 @@ static inline struct dp_tree dp_opaque(const void *value)
 {
     struct dp_tree t = dp_tree_leaf(DP_TREE_OPAQUE);
     t.opaque = value;
+    return t;
+}
+
+static inline struct dp_tree dp_block_mask(const struct dp_block_mask *mask)
+{
+    struct dp_tree t = dp_tree_leaf(DP_TREE_BLOCK_MASK);
+    t.block_mask = mask;
     return t;
 }
 
@@ -251,6 +283,8 @@ struct dp_microbatches {
  * Chunk is cut by the tensor_split rule into views: same memory, same strides. A tensor under
  * Replicate, and whatever is not a tensor, is the same in every micro-batch. Nothing as the spec of
  * a whole argument means Replicate. Without any tensor to cut, options->count is the number.
+ * A mask of attention under Chunk(0) is cut along its samples, and one that all samples share is the
+ * same in every micro-batch; with `mask` every one is, since rows stay where they are.
  *
  * Errors: DP_EINVAL for malformed trees or tensors; specs that are too many, too few, unnamed or
  * not for splitting; a dimension out of range; too few rows or none. DP_EUNSUPPORTED for elements

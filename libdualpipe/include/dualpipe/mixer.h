@@ -29,14 +29,15 @@
  * and by nothing else: between these calls they are the caller's.
  *
  * Errors. What goes wrong in an exchange aborts the communicator, and every rank gets DP_EABORTED
- * (comm.h); a mixer can then only be freed. All functions that say so are collective. A mixer and its
- * communicator belong to one thread at a time.
+ * (comm.h); a mixer can then only be freed. One that survives goes on after a death, see there. All
+ * functions that say so are collective. A mixer and its communicator belong to one thread at a time.
  *
  * Sources: Decent-DP (decent_dp.ddp) for the order of operations; Lian et al., 2017, for D-PSGD; Assran
  * et al., "Stochastic gradient push", 2019; Nedic, Olshevsky and Shi, "Achieving geometric convergence
  * for distributed optimization over time-varying graphs", 2017, for gradient tracking (DIGing); Yuan
  * et al., "Exact diffusion for distributed optimization and learning", 2019; Wang et al., "SlowMo",
- * 2020, for local SGD with outer momentum.
+ * 2020, for local SGD with outer momentum; Koloskova, Stich and Jaggi, "Decentralized stochastic
+ * optimization and gossip algorithms with compressed communication" (CHOCO-SGD), 2019.
  */
 #ifndef DUALPIPE_MIXER_H
 #define DUALPIPE_MIXER_H
@@ -57,7 +58,8 @@ struct dp_mixer_average_info {
     int64_t round;                    /* of the graph, counted from 0 without end */
     const struct dp_mix_group *group; /* NULL in a round of links */
     const int32_t *parameters;        /* [count] numbers in the config's list */
-    void *const *received;            /* [count] beside each parameter: what is going to be added */
+    void *const *received;            /* [count] beside each parameter: what is going to be added; of
+                                       * compressed differences, before the factor */
     int32_t count;
 };
 
@@ -89,6 +91,27 @@ enum dp_mixer_algorithm {
 
 /* "d-psgd", "gradient-tracking", "exact-diffusion", "local-sgd"; NULL for anything else. */
 DP_PUBLIC const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm);
+
+/* What workers send each other of a block, with DPSGD. Both send differences to what the receivers know
+ * already, and what was rounded off or left out is part of the next difference (CHOCO-SGD): the mean
+ * of all workers stays as it is to rounding, and with a constant rate they end where they would end
+ * without.
+ *
+ *  INT8   an int8 of each element, and a float32 scale of each 256
+ *  TOPK   those that differ most, with their numbers: 8 bytes of each float32
+ *
+ * For each round of the graph's period blocks are kept of what others know of this worker, and of what
+ * it knows of each of its neighbors. A group of more than two is messages between each two of its
+ * members. */
+enum dp_mixer_compression {
+    DP_COMPRESSION_NONE,
+    DP_COMPRESSION_INT8,
+    DP_COMPRESSION_TOPK,
+    DP_COMPRESSIONS
+};
+
+/* "none", "int8", "topk"; NULL for anything else. */
+DP_PUBLIC const char *dp_mixer_compression_name(enum dp_mixer_compression compression);
 
 enum dp_mixer_clip {
     DP_CLIP_BUCKET, /* each bucket by the 2-norm of its own gradients, when it is complete */
@@ -122,8 +145,25 @@ struct dp_mixer_config {
     /* All but DPSGD keep state beside the values, in their type: values must be float32 or float64 and
      * gradients of the same type (else DP_EUNSUPPORTED); neither a graph of push-sum nor compat. */
     enum dp_mixer_algorithm algorithm;
+    /* Other than NONE: DPSGD, float32 or float64 (else DP_EUNSUPPORTED), neither push-sum nor compat.
+     * A factor of 0 means 1 of INT8, and of TOPK its fraction, with which it converges by all built-in
+     * graphs; the square root of it is quicker by pairs and diverges by large groups. */
+    enum dp_mixer_compression compression;
+    double fraction;                   /* TOPK: of a bucket's elements, above 0, up to 1. Others: 0 */
+    /* Above 0: where the exchange of a bucket is not over when its next update begins, the update
+     * mixes nothing and the next round is left out, by both sides of each pair; for so many rounds in
+     * a row, then it is waited for. A worker is never further ahead of a neighbor. What was late is
+     * added when it is there, so that the mean of all stays; dp_mixer_average and the state wait for
+     * all. DPSGD, graphs with W_ij = W_ji, neither compat nor compression. For each round that may be
+     * late the blocks of all neighbors are kept; groups are messages between each two. */
+    int32_t staleness;
     int32_t local_steps;               /* LOCAL_SGD: at least 1; others: 0 */
     double outer_rate, outer_momentum; /* LOCAL_SGD: above 0; from 0, below 1. Others: 0 */
+
+    /* comm is of a group that survives (dp_comm_survive), and so does the mixer: see dp_mixer_survive.
+     * Rounds of more than two workers then cost a message more, and rounds of links one that all
+     * workers wait for. Neither compat nor compression nor staleness. */
+    bool survive;
 
     /* Do as Decent-DP does: the first mix takes the exchange of round 1 with the weights of round 2,
      * and round 2 is left out (1, 3, 4, 5 ...); an overflow skips the update of its bucket on its rank
@@ -154,7 +194,7 @@ DP_PUBLIC int dp_mixer_ready(struct dp_mixer *mixer, int32_t parameter);
 /* The backward is over. Buckets of which not every gradient came are updated with what there is.
  * DP_ESTATE without a forward before. */
 DP_PUBLIC int dp_mixer_step(struct dp_mixer *mixer);
-/* How buckets are updated from now on, for a caller who knows more than this list: the norm of a
+/* How buckets are updated from now on, for a caller that knows more than this list: the norm of a
  * model in several stages, a rate of its own. Not part of the state. */
 struct dp_mixer_update {
     double rate;  /* instead of the schedule's or the config's */
@@ -179,11 +219,66 @@ DP_PUBLIC int dp_mixer_average(struct dp_mixer *mixer, struct dp_mixer_average *
 /* Values become what they were before the last average with `revert`. DP_ESTATE without one. */
 DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
 
+/* ---- workers that die, and new ones --------------------------------------------------------------
+ *
+ *      err = an iteration                        DP_ECOMM, DP_ETIMEDOUT: a worker is dead or silent
+ *      if (err == DP_ECOMM || err == DP_ETIMEDOUT)
+ *          err = dp_mixer_survive(mixer);        then begin iteration dp_mixer_iterations(mixer)
+ *
+ * A worker may die at any moment, as its process is killed. In each other one the mixer's next call, or
+ * the one that waits, ends with DP_ECOMM. No value is mixed by halves. */
+
+/* Collective over the workers that live: go on without those that do not, as dp_comm_agree_alive finds
+ * them and within its time. More may die meanwhile.
+ *
+ *  - An exchange that one of the living has used is completed by all of them that took part; one that
+ *    none has used is undone. So their mean is what it was. The same holds for an average.
+ *  - The graph becomes that of dp_graph_without, and dp_mixer_comm a communicator of the living, whose
+ *    ranks are the workers' new numbers.
+ *  - All go on with the iteration of the one that has come furthest, also where that leaves one out,
+ *    and with its learning rate and round. Gradients become zero: what was computed of the iteration
+ *    that was cut off is dropped. Before the buckets were made, all begin again with iteration 0.
+ *  - Values that an average was going to revert (dp_mixer_revert) are reverted.
+ *  - Push-sum weights begin again with 1, gradient tracking with y = g, exact diffusion with p = x;
+ *    the optimizers' state stays.
+ *
+ * One line says so, at the level DP_LOG_WARN, on the first of them. DP_ESTATE without config.survive;
+ * DP_EABORTED where this worker was declared dead itself, or the group was aborted; DP_ENOMEM. */
+DP_PUBLIC int dp_mixer_survive(struct dp_mixer *mixer);
+/* Admit `count` new workers, or such as come back, between two iterations: collective over the workers,
+ * with a config as for dp_comm_grow; the new ones call dp_comm_join with it and then dp_mixer_join. What
+ * came is mixed, without an update. Each new worker gets values, buffers, the optimizers' state and the
+ * iteration of a neighbour, and has the ranks after them. The graph is the config's where there are as
+ * many workers again, otherwise that of dp_graph_of_size. What is not of the optimizers begins again as
+ * in dp_mixer_survive. When to do so the workers must know: an iteration whose number all know, or what
+ * one of them tells the others. One line says so.
+ *
+ * DP_ESTATE between a forward and its step; errors of dp_comm_grow: the workers are then as they were.
+ * After DP_ECOMM or DP_ETIMEDOUT call dp_mixer_survive. */
+DP_PUBLIC int dp_mixer_admit(struct dp_mixer *mixer, int count, const struct dp_comm_config *config);
+/* A new worker: config as that of the others, but comm is that of dp_comm_join, graph is not looked at,
+ * and survive is taken to be set. DP_EMISMATCH where parameters or options are not those of the
+ * workers; errors of dp_mixer_new; DP_ECOMM where one has died meanwhile. After an error close comm:
+ * the workers go on without this one. */
+DP_PUBLIC int dp_mixer_join(const struct dp_mixer_config *config, struct dp_mixer **out);
+/* What the mixer communicates by, and the graph that it mixes by: the config's, or their successors,
+ * which belong to the mixer and last until it is freed, or survives or admits again. */
+DP_PUBLIC struct dp_comm *dp_mixer_comm(const struct dp_mixer *mixer);
+DP_PUBLIC const struct dp_graph *dp_mixer_graph(const struct dp_mixer *mixer);
+
 /* The learning rate of the first bucket's next update: 0 before there are buckets, DP_ESTATE without a
  * schedule. */
 DP_PUBLIC int dp_mixer_rate(const struct dp_mixer *mixer, double *out);
 /* The loss scale of the next backward; 1 without one. */
 DP_PUBLIC double dp_mixer_loss_scale(const struct dp_mixer *mixer);
+/* What this worker has done since the mixer was made. */
+struct dp_mixer_counts {
+    int64_t sent_bytes; /* of blocks, or what they were compressed to; a sum over a group of k as that
+                         * of a ring, 2 (k - 1) / k blocks */
+    int64_t passed;     /* exchanges of a bucket that were left out, since the one before was late */
+    int64_t longest;    /* most of these in a row: never above the config's staleness */
+};
+DP_PUBLIC void dp_mixer_counts(const struct dp_mixer *mixer, struct dp_mixer_counts *out);
 /* Iterations that have begun. */
 DP_PUBLIC int64_t dp_mixer_iterations(const struct dp_mixer *mixer);
 /* Buckets, 0 before they are made; and one of them: its parameters in order, and the elements of its

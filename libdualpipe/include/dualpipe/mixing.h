@@ -127,12 +127,12 @@ DP_PUBLIC int dp_graph_builder_end(struct dp_graph_builder *b, struct dp_graph *
 
 /* ---- from a user's file ---------------------------------------------------------------------- */
 
-enum dp_graph_form {
-    DP_GRAPH_FORM_GUESS, /* by what stands there, see below */
-    DP_GRAPH_FORM_TEXT,  /* "mixing ring workers=4 local=1", then a line a round */
-    DP_GRAPH_FORM_JSON,  /* the form of the golden files */
-    DP_GRAPH_FORM_MATRIX,
-    DP_GRAPH_FORM_EDGES
+enum dp_graph_format {
+    DP_GRAPH_FORMAT_GUESS, /* by what stands there, see below */
+    DP_GRAPH_FORMAT_TEXT,  /* "mixing ring workers=4 local=1", then a line a round */
+    DP_GRAPH_FORMAT_JSON,  /* the format of the golden files */
+    DP_GRAPH_FORMAT_MATRIX,
+    DP_GRAPH_FORMAT_EDGES
 };
 
 enum dp_graph_weights {
@@ -142,8 +142,8 @@ enum dp_graph_weights {
 };
 
 /* Write the graph as text or JSON. *out is malloc'ed, NUL-terminated, *len without the NUL; len may
- * be NULL. DP_EINVAL for another form. */
-DP_PUBLIC int dp_graph_write(const struct dp_graph *g, enum dp_graph_form form, char **out,
+ * be NULL. DP_EINVAL for another format. */
+DP_PUBLIC int dp_graph_write(const struct dp_graph *g, enum dp_graph_format format, char **out,
                              size_t *len);
 /* Read one. Text and JSON say everything. A matrix is a line a worker with a number a worker, the
  * mixing matrix of a single round; an edge list is a line an edge, "0 3" or "0 3 0.25", undirected,
@@ -153,8 +153,21 @@ DP_PUBLIC int dp_graph_write(const struct dp_graph *g, enum dp_graph_form form, 
  * edge list, 0: the largest rank + 1. Degrees of Metropolis weights are those of the whole list.
  * DP_EINVAL names line or JSON path, what stood there and what was expected. The result has not been
  * checked. */
-DP_PUBLIC int dp_graph_read(const char *text, size_t len, enum dp_graph_form form,
+DP_PUBLIC int dp_graph_read(const char *text, size_t len, enum dp_graph_format format,
                             enum dp_graph_weights weights, int workers, struct dp_graph **out);
+
+/* The graph of the workers that are left: alive[workers], whose numbers become 0, 1 ... in their
+ * order, each on a node of its own. Of the same kind where that exists for so few (ring of 8 with 6
+ * left); otherwise each lost worker is taken out of every round: what it took from one goes to those
+ * that it gave to, in the same shares, so that rows and columns still sum to one. A pair without its
+ * partner keeps its value; rounds that never bring two parts together get one more that does. A
+ * graph of push-sum in several rounds becomes directed-exp. The result has passed dp_graph_check.
+ * DP_EINVAL if none is alive; DP_ENOMEM. Any thread. */
+DP_PUBLIC int dp_graph_without(const struct dp_graph *g, const bool *alive, struct dp_graph **out);
+/* A graph for another number of workers, each on a node of its own: of the same kind where that
+ * exists; otherwise directed-exp for push-sum, torus for one round, hypercube for several. Errors as
+ * above. */
+DP_PUBLIC int dp_graph_of_size(const struct dp_graph *g, int workers, struct dp_graph **out);
 
 /* Same workers, local, push_sum and rounds; names may differ. */
 DP_PUBLIC bool dp_graph_equal(const struct dp_graph *a, const struct dp_graph *b);
@@ -182,7 +195,7 @@ struct dp_graph_finding {
     char text[256];
 };
 
-/* Prove that the graph preserves the mean and reaches everybody. DP_EINVAL with *finding filled
+/* Prove that the graph preserves the mean and reaches all workers. DP_EINVAL with *finding filled
  * (finding may be NULL) at the first broken rule. */
 DP_PUBLIC int dp_graph_check(const struct dp_graph *g, struct dp_graph_finding *finding);
 
@@ -228,6 +241,9 @@ struct dp_mixing_scenario {
     bool all_reduce;           /* instead of the graph: gradients are averaged over all workers before
                                 * the update, which waits for all of them */
     bool in_turn;              /* an exchange is waited for at once; else it has the next step's time */
+    int32_t staleness;         /* above 0: a worker leaves out so many rounds in a row while an exchange
+                                * is late, as dp_mixer_config.staleness; graphs with W_ij = W_ji, without
+                                * in_turn */
     enum dp_mixing_problem problem;
     int32_t dimensions;        /* of the problem; 0: 8 */
     double rate;               /* learning rate; 0: 0.05 */
@@ -249,6 +265,7 @@ struct dp_mixing_run {
     double step_ns;      /* time per step, until the last worker is done */
     double ideal_ns;     /* the average computing time alone */
     double waited;       /* share of all time that workers waited */
+    double passed;       /* share of all worker-steps that left their round out */
     double mean_error;   /* largest change of the mean by a mix, relative to its size: rounding */
     int64_t worker_steps;
     int32_t sample_count;
@@ -257,7 +274,8 @@ struct dp_mixing_run {
 
 /* Carry a run out on paper. The graph must pass dp_graph_check. When a worker dies, the others of its
  * group share what it had given and taken, so that their mean stays as it is. DP_EINVAL for a member of
- * the scenario out of range, and for push-sum with deaths; DP_ENOMEM. Any thread. */
+ * the scenario out of range, for push-sum with deaths, and where staleness does not go; DP_ENOMEM. Any
+ * thread. */
 DP_PUBLIC int dp_mixing_simulate(const struct dp_graph *g, const struct dp_mixing_scenario *s,
                                  struct dp_mixing_run *out);
 DP_PUBLIC void dp_mixing_run_fini(struct dp_mixing_run *run);

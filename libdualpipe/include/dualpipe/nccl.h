@@ -19,7 +19,8 @@
  * both must have the same length. Nothing checks that at run time (caps.tags is false; another
  * length makes NCCL wait, or fail, or lose the rest); for a pipeline dp_schedule_check has proven
  * it before the first message. A send is done when the other rank has received it. There are no
- * receives of any tag on these channels.
+ * receives of any tag on these channels. Each message is done by itself: of a batch NCCL's groups
+ * take messages of different connections only, as it carries out those of one in a group together.
  *
  * Streams. caps.stream_ordered: dp_comm_after orders messages behind a stream, dp_comm_stream_wait
  * a stream behind a message. isend, irecv and commit wait until NCCL has put its kernels into the
@@ -38,8 +39,7 @@
  *
  * The library is looked for at run time: DUALPIPE_NCCL_LIBRARY, or libnccl.so.2 and libnccl.so.
  * NCCL 2.27 or newer. Written for releases up to 2.32; tested with 2.28.9, with the real library on
- * a simulated CUDA. On a GPU it has not run yet. A pipeline's step over it is not proven: on the
- * simulated CUDA a first one, 1F1B with two ranks, did not end. Use the host's communicator there.
+ * a simulated CUDA, steps of pipelines among what it ran. On a GPU it has not run yet.
  *
  * Source: NCCL's user guide (communicators, group calls, fault tolerance, ncclConfig_t).
  */
@@ -53,11 +53,19 @@
 extern "C" {
 #endif
 
+/* What this rank exchanges with another one: channels, as 1 << DP_CHANNEL_ACTIVATION and so on. */
+struct dp_nccl_peer {
+    int rank; /* of host */
+    unsigned sends, receives;
+};
+enum { DP_NCCL_ALL_CHANNELS = 7 };
+
 struct dp_nccl_config {
     struct dp_device *device; /* of CUDA, whose streams and memory are used with it; it stays open */
-    /* Ranks of host that this one exchanges such messages with, each of which names this one too;
-     * NULL: all. Six NCCL communicators are made for each. */
-    const int *peers;
+    /* Each channel of each direction is an NCCL communicator, which takes threads, 33 MB of shared
+     * memory and more of the device's. What this rank sends to another one, that one names as what it
+     * receives. dp_pipeline_nccl_peers: those of a schedule. NULL: all channels with all ranks. */
+    const struct dp_nccl_peer *peers;
     int peer_count;
 };
 

@@ -201,7 +201,7 @@ DP_PUBLIC double dp_gradient_sum(const struct dp_parameter *parameters, int32_t 
  * min(1, limit / (norm + epsilon)); 1 if limit is 0. torch's clip_grad_norm_ has an epsilon of 1e-6. */
 DP_PUBLIC double dp_clip_factor(double norm, double limit, double epsilon);
 
-/* Multiply all gradients (for those who clip without an optimizer of this library); set them to
+/* Multiply all gradients (for programs that clip without an optimizer of this library); set them to
  * zero. DP_EUNSUPPORTED as above. */
 DP_PUBLIC int dp_gradients_scale(const struct dp_parameter *parameters, int32_t count,
                                  double factor);

@@ -96,6 +96,8 @@ struct dp_pipeline_config {
     const struct dp_border *borders;    /* [stages + 1], the same on every rank; border 0 may be empty
                                          * (count 0) on ranks without a first stage, border S on ranks
                                          * without a last one */
+    const struct dp_tensor_spec *skips; /* [the schedule's skip_count] one micro-batch of each skip;
+                                         * no_grad: no gradient comes back. The same on every rank */
     const struct dp_border *labels;     /* of one micro-batch; NULL: none */
     int64_t max_extents[DP_MAX_EXTENTS]; /* largest of what dimensions of tensors follow, such as
                                           * the rows of a micro-batch; a dimension is a multiple */
@@ -190,6 +192,10 @@ struct dp_step {
     const struct dp_microbatches *labels;
     const struct dp_loader *input_loader, *label_loader; /* instead of inputs, of labels; each may
                                                           * be NULL */
+    /* [microbatches] by mb_global less first_mb, on any rank: what its stages may read beside their
+     * inputs, such as masks of attention, in dp_stage_call.context (kwargs[mb], a dict). Never sent:
+     * each rank gives what its stages need. NULL: nothing. */
+    const struct dp_microbatches *context;
     const struct dp_microbatches *outputs; /* tensors that are written, strided or not, whatever the
                                             * schedule says; absent: not wanted; NULL: none are */
     const struct dp_microbatches *output_grads; /* dp_pipeline_backward: gradients of the outputs,
@@ -205,7 +211,10 @@ struct dp_step {
 /* Carry out one step. Gradients have been added to the stages' grads when it returns, and where the
  * schedule has REDUCE ops, the whole of them has been summed with the mirror's (so they should be
  * zero when such a step begins). After a failure no state of the step is left: the comm is aborted,
- * and after dp_comm_reset on all ranks the pipeline can be used again.
+ * and after dp_comm_reset on all ranks the pipeline can be used again. In a group that survives
+ * (dp_comm_survive) the comm is revoked instead, with the culprit in dp_comm_aborted, and the
+ * pipeline is only good for dp_pipeline_free: shrink the comm, and make a pipeline over the
+ * survivors. A rank may have finished the step in which another one failed.
  *
  * Errors. DP_EINVAL: an argument is missing or not wanted here, elsewhere, or has another number of
  * micro-batches or tensors than declared; a loss that gives another number of values than before.
@@ -265,6 +274,13 @@ struct dp_pipeline_memory {
     size_t evicted_bytes;     /* on the host, in total_bytes, too; all others are on the device */
 };
 DP_PUBLIC void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out);
+
+/* For dp_nccl_config.peers (nccl.h): what this pipeline rank sends and receives under the schedule,
+ * with ranks of the communicator. out has room for schedule->ranks; returns how many it took, or
+ * DP_EINVAL. Tied parameters may need a channel of reductions more. Any thread. */
+struct dp_nccl_peer;
+DP_PUBLIC int dp_pipeline_nccl_peers(const struct dp_schedule *schedule, int rank,
+                                     struct dp_nccl_peer *out);
 
 #ifdef __cplusplus
 }

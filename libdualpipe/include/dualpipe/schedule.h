@@ -60,6 +60,10 @@ enum dp_op_kind {
     DP_OP_RECV_B,    /* post the receive of the slot's output gradient from the stage after */
     DP_OP_SEND_F,    /* post the send of the slot's output activation to the stage after */
     DP_OP_SEND_B,    /* post the send of the slot's input gradient to the stage before */
+    DP_OP_RECV_SKIP_F, /* post the receive of a skip's value (dp_skip) from where it begins */
+    DP_OP_RECV_SKIP_B, /* post the receive of its gradient from where it ends */
+    DP_OP_SEND_SKIP_F, /* post the send of its value to where it ends */
+    DP_OP_SEND_SKIP_B, /* post the send of its gradient to where it begins */
     DP_OP_COMMIT, /* all that was posted since the last COMMIT starts as one batch; mb = how many */
     DP_OP_FREE,   /* the output of (slot, mb), sent by the COMMIT before, is given back */
     DP_OP_EVICT,  /* start to copy what (slot, mb) saved to host memory; it is freed after that */
@@ -86,7 +90,8 @@ struct dp_op {
     uint32_t unit : 6;       /* section of the rank's list, 1..8 for DualPipe; 0: none */
     uint32_t slot : 16;
     uint32_t mb : 20;       /* micro-batch in its stream; COMMIT: number of messages in the batch */
-    uint32_t argument : 12; /* EVICT, FETCH: enum dp_save_part; else 0 */
+    uint32_t argument : 12; /* EVICT, FETCH: enum dp_save_part; messages of skips: its number; else
+                             * 0 */
 };
 
 /* Which part of what a forward saved an EVICT or FETCH moves. */
@@ -100,8 +105,8 @@ enum dp_save_part {
 /* The op as a short token, as text, CSV and findings have it, written to text and returned:
  * "F0.3" (slot 0, micro-batch 3), "B0.3", "I0.3", "W0.3", "rF0.3", "rB0.3", "sF0.3", "sB0.3" for
  * messages, "c4" for a commit of four, "x0.3" for a FREE, "re0.3" for a RECOMPUTE, "ev0.3" and
- * "fe0.3" for EVICT and FETCH ("ev0.3:2" with an argument), "R1" and "Rw1" for the REDUCE and
- * REDUCE_WAIT of slot 1. */
+ * "fe0.3" for EVICT and FETCH ("ev0.3:2" with an argument), "rkF0.3:1", "rkB0.3:1", "skF0.3:1" and
+ * "skB0.3:1" for messages of skip 1, "R1" and "Rw1" for the REDUCE and REDUCE_WAIT of slot 1. */
 enum { DP_OP_TEXT_LEN = 24 };
 DP_PUBLIC const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN]);
 
@@ -117,6 +122,27 @@ struct dp_slot {
                        * slot's number */
     int32_t mirror, mirror_slot; /* the same stage of the other stream (DualPipe) */
 };
+
+/* A skip connection: a tensor that stage `from` puts out for a later stage `to`, beside the border, and
+ * whose gradient comes back. It travels as a message of its own from the rank of the one to the rank
+ * of the other, past those between, and stays where it is if both are on one rank. Its number is its
+ * place in the list. Source: skip connections of torchgpipe and fairscale's pipe. */
+enum { DP_MAX_SKIPS = 512, DP_SKIP_NAME_LEN = 48 };
+struct dp_skip {
+    char name[DP_SKIP_NAME_LEN];  /* letters, digits, '_', '.' and '-'; used once in its namespace */
+    char space[DP_SKIP_NAME_LEN]; /* the namespace; "": none */
+    int32_t from, to;             /* stages, from < to; -1: none, which is an error */
+};
+
+/* Where a skip begins and ends in one stream: pipeline ranks and slots. */
+struct dp_skip_ends {
+    int32_t from, from_slot, to, to_slot;
+};
+
+/* Is the list right for so many stages? DP_EINVAL with all violations in one sentence: a stage that
+ * is not there, produced and consumed by one stage, consumed before it is produced, produced or
+ * consumed twice in a namespace, consumed and never produced, produced and never consumed. */
+DP_PUBLIC int dp_skips_check(const struct dp_skip *skips, int count, int stages);
 
 /* A schedule. Read it freely; only builders and passes write. Ranks are pipeline ranks;
  * group_rank[p] is the rank by which the communicator knows pipeline rank p. */
@@ -134,6 +160,9 @@ struct dp_schedule {
     int32_t *group_rank;    /* [ranks] */
     size_t *first_slot;     /* [ranks + 1]: rank r's slots are slots[first_slot[r]] and on */
     struct dp_slot *slots;  /* [first_slot[ranks]]; a rank may have none */
+    int32_t skip_count;
+    struct dp_skip *skips;  /* [skip_count] */
+    struct dp_skip_ends *skip_ends; /* [streams * skip_count]: dp_skip_ends_of */
     size_t *first;          /* [ranks + 1]: rank r's ops are ops[first[r]] .. ops[first[r+1]-1] */
     struct dp_op *ops;
 };
@@ -166,6 +195,8 @@ struct dp_schedule_spec {
     int virtual_stages;  /* interleaved: stages of a rank; 0: 2 */
     enum dp_recompute recompute;
     const struct dp_partition *partition; /* async: what the ranks hold; NULL: stage r on rank r */
+    const struct dp_skip *skips; /* [skip_count] skip connections: dp_schedule_add_skips */
+    int skip_count;
     const int *rank_map; /* [ranks] rank_map[group rank] = pipeline rank; NULL: the same */
 };
 
@@ -178,6 +209,11 @@ DP_PUBLIC void dp_schedule_free(struct dp_schedule *s);
  * with DP_ENOMEM, when it does not fit. Equal to dp_schedule_new's list of that rank. */
 DP_PUBLIC int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank,
                                      struct dp_op *ops, size_t capacity, size_t *count);
+
+/* The evaluation that goes with a training schedule: the same ranks, slots and micro-batches, its
+ * forwards in their order. DP_EINVAL if they wait for each other in a circle; DP_ENOMEM. The caller
+ * frees. */
+DP_PUBLIC int dp_schedule_new_forward(const struct dp_schedule *training, struct dp_schedule **out);
 
 /* Small readers, all inline, none checks its arguments. */
 static inline size_t dp_schedule_count(const struct dp_schedule *s, int rank)
@@ -198,17 +234,34 @@ static inline int dp_schedule_slot_count(const struct dp_schedule *s, int rank)
 {
     return (int)(s->first_slot[rank + 1] - s->first_slot[rank]);
 }
-/* The stage that a trace names with an op: that of a message is the stage which produced it. */
-static inline int dp_op_stage(const struct dp_slot *slot, struct dp_op op)
+static inline const struct dp_skip_ends *dp_skip_ends_of(const struct dp_schedule *s, int stream,
+                                                          int skip)
 {
-    return op.kind == DP_OP_RECV_F   ? slot->stage - 1
-           : op.kind == DP_OP_RECV_B ? slot->stage + 1
-                                     : slot->stage;
+    return &s->skip_ends[stream * s->skip_count + skip];
+}
+static inline bool dp_op_is_skip(enum dp_op_kind kind)
+{
+    return kind >= DP_OP_RECV_SKIP_F && kind <= DP_OP_SEND_SKIP_B;
+}
+/* The stage that a trace names with an op: that of a message is the stage which produced it. */
+static inline int dp_op_stage(const struct dp_schedule *s, const struct dp_slot *slot,
+                              struct dp_op op)
+{
+    return op.kind == DP_OP_RECV_F        ? slot->stage - 1
+           : op.kind == DP_OP_RECV_B      ? slot->stage + 1
+           : op.kind == DP_OP_RECV_SKIP_F ? s->skips[op.argument].from
+           : op.kind == DP_OP_RECV_SKIP_B ? s->skips[op.argument].to
+                                          : slot->stage;
 }
 /* The pipeline rank at the other end of a message, a REDUCE or a REDUCE_WAIT; -1: a REDUCE of a
  * slot without a mirror. */
-static inline int dp_op_peer(const struct dp_slot *slot, struct dp_op op)
+static inline int dp_op_peer(const struct dp_schedule *s, const struct dp_slot *slot,
+                             struct dp_op op)
 {
+    if (op.kind == DP_OP_RECV_SKIP_F || op.kind == DP_OP_SEND_SKIP_B)
+        return dp_skip_ends_of(s, slot->stream, (int)op.argument)->from;
+    if (op.kind == DP_OP_SEND_SKIP_F || op.kind == DP_OP_RECV_SKIP_B)
+        return dp_skip_ends_of(s, slot->stream, (int)op.argument)->to;
     if (op.kind == DP_OP_REDUCE || op.kind == DP_OP_REDUCE_WAIT)
         return slot->mirror;
     return op.kind == DP_OP_RECV_F || op.kind == DP_OP_SEND_B ? slot->prev : slot->next;
@@ -230,6 +283,12 @@ static inline bool dp_slot_is_last(const struct dp_slot *slot)
  * messages that both ends of every link keep. Replaces the schedule's lists. DP_ESTATE if it has
  * messages already. */
 DP_PUBLIC int dp_schedule_add_messages(struct dp_schedule *s);
+/* Give the schedule skip connections: its messages, frees and reduces are made anew, so that every
+ * value is received, as a batch of its receiver, when it is sent, and waits there until it is
+ * consumed; gradients likewise. A micro-batch may have been evicted or recomputed. DP_EINVAL as
+ * dp_skips_check; DP_ESTATE if it has skips; DP_ENOMEM. After an error only dp_schedule_free is left
+ * to do. */
+DP_PUBLIC int dp_schedule_add_skips(struct dp_schedule *s, const struct dp_skip *skips, int count);
 /* Add a FREE after every COMMIT for the outputs it sent (none with return_outputs). */
 DP_PUBLIC int dp_schedule_add_frees(struct dp_schedule *s);
 /* Add a REDUCE for every slot that has a mirror, before the compute that follows its last weight
@@ -340,6 +399,7 @@ struct dp_cost {
     double link_latency_ns;    /* from a send's start to the arrival of a first byte */
     double link_bytes_per_ns;  /* 0: without limit */
     double message_bytes;      /* activation or gradient of one micro-batch */
+    double skip_bytes;         /* value or gradient of a skip; 0: message_bytes */
     const int64_t *op_ns;      /* [all ops, as in s->ops] what each compute and REDUCE takes,
                                 * instead of the costs above; a pair's at its F. NULL: by those */
 };
@@ -379,14 +439,21 @@ DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);
 
 /* ---- text, JSON, CSV: formats that round-trip------------------------------------------------ */
 
-enum dp_format { DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV };
+enum dp_format {
+    DP_FORMAT_TEXT,
+    DP_FORMAT_JSON,
+    DP_FORMAT_CSV,
+    DP_FORMAT_PYTORCH /* CSV of torch.distributed.pipelining: "0F0,(1F2;2B0)OVERLAP_F_B" a rank */
+};
 
 /* Write the schedule: text (a line a rank, a token an op: dp_op_text), JSON (the trace schema of the
- * golden files, with `source`), CSV (a row a rank, a cell an op). schedule/README.md has more.
+ * golden files, with `source`), CSV (a row a rank, a cell an op). PyTorch's CSV has the computes only
+ * and is read back as a schedule of kind user; DP_EUNSUPPORTED for two streams, shared parameters,
+ * RECOMPUTE, EVICT and FETCH, for which it has no word. schedule/README.md has more.
  * *out is malloc'ed, NUL-terminated, *len without the NUL; len may be NULL. */
 DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char **out,
                                 size_t *len);
-/* Read any of the three back. DP_EINVAL names line or JSON path, what stood there and what was
+/* Read any of them back. DP_EINVAL names line or JSON path, what stood there and what was
  * expected. Lists without any message get messages and frees by the passes. The result has not been
  * checked: call dp_schedule_check. */
 DP_PUBLIC int dp_schedule_read(const char *text, size_t len, enum dp_format format,

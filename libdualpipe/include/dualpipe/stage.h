@@ -59,6 +59,8 @@ struct dp_border {
 
 enum dp_backward_mode { DP_BACKWARD_FULL, DP_BACKWARD_INPUT };
 
+struct dp_stage_skips;
+
 /* The stage that is called, and the micro-batch. Valid during the call. */
 struct dp_stage_call {
     int32_t slot, stage;
@@ -85,10 +87,42 @@ struct dp_stage_call {
     const DLTensor *gout;   /* its output gradients in backward and weight; NULL in forward */
     const struct dp_tree *args, *kwargs; /* first stage: the leaves that the step was given, opaque
                                           * ones included; else NULL */
+    const struct dp_tree *context; /* any stage: a dict, what the step was given for the micro-batch
+                                    * on this rank (dp_step.context); else NULL */
     DLTensor *const *grads; /* [parameter_count] where to add weight gradients, NULL for a frozen
                              * parameter: the parameter's own; in fixed order, and for a gradient of
                              * two bytes, memory of the library (float32) */
+    struct dp_stage_skips *skips; /* skip connections of the stage: dp_skip_stash and the others;
+                                   * NULL: none */
 };
+
+/* Skip connections (dp_skip in schedule.h), in the callbacks of the stage where one begins and of the
+ * stage where it ends. space: the namespace, NULL or "" for none. The tensors are of the shape that
+ * dp_pipeline_config.skips declares, compact, on the pipeline's device, and valid until the callback
+ * returns.
+ *
+ *      callback     where it begins                        where it ends
+ *      forward      dp_skip_stash: fill in the value       dp_skip_pop: read it
+ *      backward     dp_skip_stash_gradient: read it and    dp_skip_pop_gradient: fill it in; dp_skip_pop
+ *                   add it to what comes from gout
+ *      weight       dp_skip_stash_gradient                 dp_skip_pop
+ *
+ * A stage may leave a value out by setting data to NULL, on devices whose memory the CPU reaches: then
+ * its consumer finds NULL, and neither has a gradient. Gradients that are not there (no_grad, no value)
+ * have data NULL and need not be asked for; a gradient whose data is set to NULL becomes zeros. Data
+ * set to a buffer of the stage's own is copied.
+ *
+ * A forward must stash and pop each skip of its stage, a recomputed one again; a backward must ask for
+ * each gradient. Else the step fails with DP_ECALLBACK, as for a name that is not declared, or a
+ * function of another callback (those return NULL). Callbacks' thread only. */
+DP_PUBLIC DLTensor *dp_skip_stash(const struct dp_stage_call *call, const char *space,
+                                  const char *name);
+DP_PUBLIC const DLTensor *dp_skip_pop(const struct dp_stage_call *call, const char *space,
+                                      const char *name);
+DP_PUBLIC const DLTensor *dp_skip_stash_gradient(const struct dp_stage_call *call,
+                                                 const char *space, const char *name);
+DP_PUBLIC DLTensor *dp_skip_pop_gradient(const struct dp_stage_call *call, const char *space,
+                                         const char *name);
 
 /* A loss that an overlapped pair takes itself: of the forward's outputs, or the gradient with which
  * the backward begins. */

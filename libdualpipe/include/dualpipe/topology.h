@@ -98,7 +98,7 @@ enum dp_topo_link_kind {
 
 enum {
     DP_TOPO_RATE_ASSUMED = 1, /* the rate comes from a table of usual ones, not from the machine */
-    DP_TOPO_RATE_UNKNOWN = 2, /* nobody knows; bytes_per_ns is 0 */
+    DP_TOPO_RATE_UNKNOWN = 2, /* not known; bytes_per_ns is 0 */
     DP_TOPO_DEGRADED = 4      /* PCI: slower or narrower than both of its ends could be */
 };
 

@@ -134,7 +134,7 @@ struct dp_copy_spec {
 
 /* What spec points to must stay until the copy is done; spec itself need not. *out: to be tested or
  * waited for until that returns something else than DP_EAGAIN or DP_ETIMEDOUT; then it is gone. out
- * NULL: nobody asks for it, dp_copy_engine_drain tells of its error. DP_EAGAIN: as many copies as
+ * NULL: it is never asked for, and dp_copy_engine_drain tells of its error. DP_EAGAIN: as many copies as
  * there may be are in flight; DP_EINVAL; DP_EIO. */
 DP_PUBLIC int dp_copy_begin(struct dp_copy_engine *engine, const struct dp_copy_spec *spec,
                             struct dp_offload_copy **out);
@@ -144,7 +144,7 @@ DP_PUBLIC int dp_copy_test(struct dp_offload_copy *copy);
 DP_PUBLIC int dp_copy_wait(struct dp_offload_copy *copy, int64_t timeout_ns);
 /* Queue what the pace allows now; every call of the engine does that, too. DP_EIO. */
 DP_PUBLIC int dp_copy_engine_progress(struct dp_copy_engine *engine);
-/* Wait for all copies that nobody asks for. DP_ETIMEDOUT; DP_EIO where one of them was wrong. */
+/* Wait for all copies that have no handle. DP_ETIMEDOUT; DP_EIO where one of them was wrong. */
 DP_PUBLIC int dp_copy_engine_drain(struct dp_copy_engine *engine, int64_t timeout_ns);
 
 struct dp_copy_stats {                                              /* by direction */

@@ -36,8 +36,7 @@ static bool is(const char *fault)
     return said && !strcmp(said, fault);
 }
 
-/* ---- receives that are under way ----------------------------------------------------------------
- */
+/* ---- receives that are under way ------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -73,8 +72,7 @@ static unsigned char *forget(const void *req)
     return data;
 }
 
-/* ---- receives that show their flags early -------------------------------------------------------
- */
+/* ---- receives that show their flags early ---------------------------------------------------- */
 
 /* A request of our own: the real one's memory, which nobody watches, and whose it is. */
 struct held {
@@ -143,8 +141,7 @@ static ncclResult_t test_held(struct held *h, int *done, int *sizes)
     return result;
 }
 
-/* ---- what is broken -----------------------------------------------------------------------------
- */
+/* ---- what is broken -------------------------------------------------------------------------- */
 
 static ncclResult_t no_devices(int *count)
 {

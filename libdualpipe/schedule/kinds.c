@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * names.c - what kinds, ops and rules are called, and the table of builders.
+ * kinds.c - the kinds of schedules: their names, and the table of builders.
  */
 #include "base/fail.h"
 #include "base/nearest.h"
 #include "schedule/build.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static const struct dp_builder *const builders[] = {
@@ -71,45 +70,4 @@ int dp_recompute_parse(const char *name, enum dp_recompute *recompute)
             return 0;
         }
     return dp_fail(DP_EINVAL, "recompute: '%s', expected never, except_last or always (A2)", name);
-}
-
-const char *dp_op_kind_name(enum dp_op_kind kind)
-{
-    static const char *const names[DP_OP_KINDS] = {
-        [DP_OP_NONE] = "NONE",     [DP_OP_F] = "F",           [DP_OP_B] = "B",
-        [DP_OP_I] = "I",           [DP_OP_W] = "W",           [DP_OP_RECV_F] = "RECV_F",
-        [DP_OP_RECV_B] = "RECV_B", [DP_OP_SEND_F] = "SEND_F", [DP_OP_SEND_B] = "SEND_B",
-        [DP_OP_COMMIT] = "COMMIT", [DP_OP_FREE] = "FREE",     [DP_OP_REDUCE] = "REDUCE",
-        [DP_OP_EVICT] = "EVICT",   [DP_OP_FETCH] = "FETCH",   [DP_OP_RECOMPUTE] = "RECOMPUTE",
-        [DP_OP_REDUCE_WAIT] = "REDUCE_WAIT",
-    };
-    return (unsigned)kind < DP_OP_KINDS ? names[kind] : "?";
-}
-
-const char *dp_op_token(enum dp_op_kind kind)
-{
-    static const char *const tokens[DP_OP_KINDS] = {
-        [DP_OP_NONE] = "none",     [DP_OP_F] = "F",       [DP_OP_B] = "B",
-        [DP_OP_I] = "I",           [DP_OP_W] = "W",       [DP_OP_RECOMPUTE] = "re",
-        [DP_OP_RECV_F] = "rF",     [DP_OP_RECV_B] = "rB", [DP_OP_SEND_F] = "sF",
-        [DP_OP_SEND_B] = "sB",     [DP_OP_COMMIT] = "c",  [DP_OP_FREE] = "x",
-        [DP_OP_EVICT] = "ev",      [DP_OP_FETCH] = "fe",  [DP_OP_REDUCE] = "R",
-        [DP_OP_REDUCE_WAIT] = "Rw",
-    };
-    return (unsigned)kind < DP_OP_KINDS ? tokens[kind] : "?";
-}
-
-const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN])
-{
-    const char *token = dp_op_token((enum dp_op_kind)op.kind);
-
-    if (op.kind == DP_OP_COMMIT)
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u", token, op.mb);
-    else if (!dp_op_has_mb((enum dp_op_kind)op.kind) && op.kind != DP_OP_NONE)
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u", token, op.slot);
-    else if (op.argument)
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u:%u", token, op.slot, op.mb, op.argument);
-    else
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u", token, op.slot, op.mb);
-    return text;
 }

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mixing/compressed.h"
+
+#include "base/fail.h"
+#include "mixing/combine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t block_bytes(const struct dp_compressed *x)
+{
+    return (x->codec.elements * x->codec.type.bits / 8 + 63) / 64 * 64;
+}
+
+/* ---- what is kept ------------------------------------------------------------------------------ */
+
+static size_t count_blocks(struct dp_compressed *x)
+{
+    size_t blocks = 0;
+
+    for (int32_t t = 0; t < x->graph->period; t++) {
+        x->rounds[t].count = dp_neighbors_from(x->graph, t, dp_comm_rank(x->comm), x->from);
+        blocks += 1 + (size_t)x->rounds[t].count;
+    }
+    return blocks;
+}
+
+static int allocate_blocks(struct dp_compressed *x)
+{
+    const size_t blocks = count_blocks(x), bytes = block_bytes(x);
+    size_t used = 0;
+
+    x->memory = calloc(blocks, bytes ? bytes : 1);
+    x->blocks = calloc(blocks, sizeof(*x->blocks));
+    if (!x->memory || !x->blocks)
+        return dp_fail(DP_ENOMEM, "no memory for %zu blocks of what workers know of each other",
+                       blocks);
+    for (size_t k = 0; k < blocks; k++)
+        x->blocks[k] = x->memory + k * bytes;
+    for (int32_t t = 0; t < x->graph->period; t++) {
+        x->rounds[t].mine = x->blocks[used];
+        x->rounds[t].theirs = &x->blocks[used + 1];
+        used += 1 + (size_t)x->rounds[t].count;
+    }
+    return 0;
+}
+
+static int allocate(struct dp_compressed *x)
+{
+    const size_t most = (size_t)dp_neighbors_max(x->graph, dp_comm_rank(x->comm)) + 1;
+
+    x->rounds = calloc((size_t)x->graph->period, sizeof(*x->rounds));
+    x->sent = malloc(x->codec.bytes + 1);
+    x->arrived = malloc(most * x->codec.bytes + 1);
+    x->from = calloc(most, sizeof(*x->from));
+    x->to = calloc(most, sizeof(*x->to));
+    x->requests = calloc(2 * most, sizeof(*x->requests));
+    if (x->rounds && x->sent && x->arrived && x->from && x->to && x->requests)
+        return allocate_blocks(x);
+    return dp_fail(DP_ENOMEM, "no memory for compressed blocks of %zu elements", x->codec.elements);
+}
+
+int dp_compressed_init(struct dp_compressed *x, struct dp_comm *comm, const struct dp_graph *graph,
+                       const struct dp_codec *codec)
+{
+    *x = (struct dp_compressed){.comm = comm, .graph = graph, .codec = *codec};
+    int err = allocate(x);
+
+    if (err)
+        dp_compressed_fini(x);
+    return err;
+}
+
+void dp_compressed_fini(struct dp_compressed *x)
+{
+    dp_codec_fini(&x->codec);
+    free(x->rounds);
+    free(x->memory);
+    free(x->blocks);
+    free(x->sent);
+    free(x->arrived);
+    free(x->from);
+    free(x->to);
+    free(x->requests);
+    *x = (struct dp_compressed){0};
+}
+
+void dp_compressed_begin(struct dp_compressed *x, const void *values)
+{
+    const size_t bytes = x->codec.elements * x->codec.type.bits / 8;
+
+    for (int32_t t = 0; t < x->graph->period; t++) {
+        memcpy(x->rounds[t].mine, values, bytes);
+        for (int32_t k = 0; k < x->rounds[t].count; k++)
+            memcpy(x->rounds[t].theirs[k], values, bytes);
+    }
+}
+
+/* ---- on the way -------------------------------------------------------------------------------- */
+
+static int receive(struct dp_compressed *x, int32_t k, uint64_t tag)
+{
+    return dp_comm_irecv(x->comm, x->from[k].worker, DP_CHANNEL_REDUCE, tag,
+                         x->arrived + (size_t)k * x->codec.bytes, x->codec.bytes, &x->requests[k]);
+}
+
+int dp_compressed_start(struct dp_compressed *x, int64_t t, uint64_t tag, const void *block)
+{
+    const int32_t self = dp_comm_rank(x->comm);
+    int err = 0;
+
+    x->round = t;
+    x->done = 0;
+    x->in_flight = true;
+    x->from_count = dp_neighbors_from(x->graph, t, self, x->from);
+    x->to_count = dp_neighbors_to(x->graph, t, self, x->to);
+    for (int32_t k = 0; k < x->from_count && !err; k++)
+        err = receive(x, k, tag);
+    if (!err && x->to_count)
+        dp_codec_write(&x->codec, block, x->rounds[t % x->graph->period].mine, x->sent);
+    for (int32_t k = 0; k < x->to_count && !err; k++)
+        err = dp_comm_isend(x->comm, x->to[k].worker, DP_CHANNEL_REDUCE, tag, x->sent,
+                            x->codec.bytes, &x->requests[x->from_count + k]);
+    return err;
+}
+
+static int finish(struct dp_compressed *x, void *out)
+{
+    const struct dp_compressed_round *r = &x->rounds[x->round % x->graph->period];
+    const struct dp_codec *c = &x->codec;
+    int err = 0;
+
+    x->in_flight = false;
+    memset(out, 0, c->elements * c->type.bits / 8);
+    for (int32_t k = 0; k < r->count && !err; k++) {
+        err = dp_codec_add(c, x->arrived + (size_t)k * c->bytes, r->theirs[k]);
+        dp_add_difference(c->type, c->elements, out, x->from[k].weight, r->theirs[k], r->mine);
+    }
+    return err;
+}
+
+int dp_compressed_test(struct dp_compressed *x, void *out)
+{
+    int err = 0;
+
+    for (; x->done < x->from_count + x->to_count && !err; x->done += !err)
+        err = dp_comm_test(x->comm, &x->requests[x->done]);
+    return err ? err : finish(x, out);
+}
+
+int dp_compressed_wait(struct dp_compressed *x, void *out)
+{
+    int err = 0;
+
+    for (; x->done < x->from_count + x->to_count && !err; x->done += !err) {
+        const int32_t k = x->done - x->from_count;
+        const int32_t peer = k < 0 ? x->from[x->done].worker : x->to[k].worker;
+        err = dp_comm_wait(x->comm, &x->requests[x->done], peer);
+    }
+    return err ? err : finish(x, out);
+}
+
+size_t dp_compressed_bytes(const struct dp_compressed *x, int64_t t)
+{
+    return (size_t)dp_neighbors_to(x->graph, t, dp_comm_rank(x->comm), x->to) * x->codec.bytes;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mixing/neighbors.h"
+
+#include <math.h>
+
+static int32_t others_of(const struct dp_graph *g, const struct dp_mix_group *group, int32_t worker,
+                         struct dp_neighbor *out)
+{
+    int32_t count = 0;
+
+    for (int32_t k = 0; k < group->count; k++) {
+        const int32_t member = g->members[group->first + (size_t)k];
+        if (member != worker)
+            out[count++] =
+                (struct dp_neighbor){member, (1 - group->self) / (group->count - 1)};
+    }
+    return count;
+}
+
+int32_t dp_neighbors_from(const struct dp_graph *g, int64_t t, int32_t worker,
+                          struct dp_neighbor *out)
+{
+    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
+    size_t link_count;
+    const struct dp_mix_link *links = dp_graph_links(g, t, worker, &link_count);
+    int32_t count = 0;
+
+    if (group)
+        return others_of(g, group, worker, out);
+    for (size_t i = 0; i < link_count; i++)
+        if (links[i].from != worker)
+            out[count++] = (struct dp_neighbor){links[i].from, links[i].weight};
+    return count;
+}
+
+int32_t dp_neighbors_to(const struct dp_graph *g, int64_t t, int32_t worker, struct dp_neighbor *out)
+{
+    const struct dp_mix_round *r = &g->rounds[t % g->period];
+    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
+    int32_t count = 0;
+
+    if (group)
+        return others_of(g, group, worker, out);
+    for (size_t i = r->first_link; i < r->first_link + r->link_count; i++)
+        if (g->links[i].from == worker && g->links[i].to != worker)
+            out[count++] = (struct dp_neighbor){g->links[i].to, g->links[i].weight};
+    return count;
+}
+
+int32_t dp_neighbors_max(const struct dp_graph *g, int32_t worker)
+{
+    int32_t most = 0;
+
+    for (int32_t t = 0; t < g->period; t++) {
+        const struct dp_mix_round *r = &g->rounds[t];
+        const struct dp_mix_group *group = dp_graph_group(g, t, worker);
+        int32_t from = 0, to = 0;
+        for (size_t i = r->first_link; i < r->first_link + r->link_count; i++) {
+            from += g->links[i].to == worker;
+            to += g->links[i].from == worker;
+        }
+        from = group ? group->count - 1 : from > to ? from : to;
+        most = from > most ? from : most;
+    }
+    return most;
+}
+
+bool dp_graph_is_symmetric(const struct dp_graph *g, int32_t *round, int32_t *i, int32_t *j)
+{
+    for (int32_t t = 0; t < g->period; t++) {
+        const struct dp_mix_round *r = &g->rounds[t];
+        for (size_t k = r->first_link; k < r->first_link + r->link_count; k++) {
+            const struct dp_mix_link *l = &g->links[k];
+            if (fabs(l->weight - dp_graph_weight(g, t, l->from, l->to)) <= 1e-12)
+                continue;
+            *round = t;
+            *i = l->from;
+            *j = l->to;
+            return false;
+        }
+    }
+    return true;
+}

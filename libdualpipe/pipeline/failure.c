@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pipeline/failure.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+
+void dp_failure_tell(struct dp_comm *comm, int error)
+{
+    char text[512];
+
+    if (!comm || error == DP_EABORTED)
+        return;
+    snprintf(text, sizeof(text), "%s", dp_last_error());
+    /* Without memory for a revocation the group ends. */
+    if (!dp_comm_survives(comm) || dp_comm_revoke(comm, error, text))
+        dp_comm_abort(comm, error, text);
+    dp_fail_quietly(error, "%s", text);
+}

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A skip's value is kept and sent with a word behind it, which says whether there is one: a stage may
+ * put out no value for a micro-batch. Where the CPU does not reach the device's memory there always is.
+ *
+ *      | tensor ...              | present: uint64 |
+ *                                ^ aligned
+ */
+#include "pipeline/skips.h"
+
+#include "base/fail.h"
+#include "pipeline/extents.h"
+#include "pipeline/steps.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the pipeline's -------------------------------------------------------------------------- */
+
+static int32_t *list_of_slot(const struct dp_schedule *s, const struct dp_slot *slot, int32_t *count)
+{
+    int32_t *list = malloc(((size_t)s->skip_count + 1) * sizeof(*list));
+
+    *count = 0;
+    for (int32_t k = 0; list && k < s->skip_count; k++)
+        if (s->skips[k].from == slot->stage || s->skips[k].to == slot->stage)
+            list[(*count)++] = k;
+    if (list)
+        list[*count] = -1;
+    return list;
+}
+
+static int list_slots(struct dp_pipeline *pipe, int32_t *most)
+{
+    struct dp_pipeline_skips *skips = &pipe->skips;
+    int32_t count;
+
+    for (int i = 0; i < pipe->slots; i++) {
+        skips->of_slot[i] = list_of_slot(pipe->config.schedule, dp_pipeline_slot(pipe, i), &count);
+        if (!skips->of_slot[i])
+            return dp_fail(DP_ENOMEM, "no memory for the skips of %d slots", pipe->slots);
+        *most = count > *most ? count : *most;
+    }
+    return 0;
+}
+
+static size_t word_at(const struct dp_tensor_spec *spec)
+{
+    return dp_offset_align(dp_spec_bytes(spec));
+}
+
+int dp_pipeline_skips_init(struct dp_pipeline *pipe)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    const size_t n = (size_t)s->skip_count;
+    struct dp_pipeline_skips *skips = &pipe->skips;
+    int32_t most = 0;
+    int err = 0;
+
+    if (!n)
+        return 0;
+    skips->specs = malloc(n * sizeof(*skips->specs));
+    skips->bytes = calloc(2 * n, sizeof(*skips->bytes));
+    skips->of_slot = calloc((size_t)pipe->slots + 1, sizeof(*skips->of_slot));
+    if (!skips->specs || !skips->bytes || !skips->of_slot)
+        return dp_fail(DP_ENOMEM, "no memory for %zu skips", n);
+    memcpy(skips->specs, pipe->config.skips, n * sizeof(*skips->specs));
+    skips->gradient_bytes = skips->bytes + n;
+    for (size_t k = 0; k < n; k++) {
+        skips->bytes[k] = word_at(&skips->specs[k]) + sizeof(uint64_t);
+        skips->gradient_bytes[k] = skips->specs[k].no_grad ? 0 : dp_spec_bytes(&skips->specs[k]);
+    }
+    err = list_slots(pipe, &most);
+    for (int i = 0; i < 2 && !err; i++) {
+        skips->now[i].uses = calloc((size_t)most + 1, sizeof(*skips->now[i].uses));
+        if (!skips->now[i].uses)
+            err = dp_fail(DP_ENOMEM, "no memory for %d skips of a stage", most);
+    }
+    return err;
+}
+
+int dp_pipeline_skips_take(struct dp_pipeline *pipe, int32_t mbs)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    const size_t n = (size_t)s->streams * (size_t)s->skip_count * (size_t)mbs;
+
+    if (!n)
+        return 0;
+    pipe->skips.absent = calloc(n, sizeof(*pipe->skips.absent));
+    return pipe->skips.absent ? 0 : dp_fail(DP_ENOMEM, "no memory for the skips of %d micro-batches",
+                                            mbs);
+}
+
+void dp_pipeline_skips_fini(struct dp_pipeline *pipe)
+{
+    struct dp_pipeline_skips *skips = &pipe->skips;
+
+    for (int i = 0; i < pipe->slots && skips->of_slot; i++)
+        free(skips->of_slot[i]);
+    for (int i = 0; i < 2; i++)
+        free(skips->now[i].uses);
+    free(skips->of_slot);
+    free(skips->absent);
+    free(skips->specs);
+    free(skips->bytes);
+    *skips = (struct dp_pipeline_skips){0};
+}
+
+/* ---- before a callback ----------------------------------------------------------------------- */
+
+static bool is_forward(enum dp_plan_kind kind)
+{
+    return kind == DP_PLAN_FORWARD || kind == DP_PLAN_RECOMPUTE;
+}
+
+static size_t index_of(const struct dp_pipeline *pipe, const struct dp_plan_op *op, int32_t skip)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    const int stream = dp_pipeline_slot(pipe, op->slot)->stream;
+
+    return ((size_t)stream * (size_t)s->skip_count + (size_t)skip) * (size_t)s->mb_per_stream +
+           op->mb;
+}
+
+static char *address(const struct dp_pipeline *pipe, size_t offset)
+{
+    return offset == DP_NOWHERE ? NULL : pipe->memory + offset;
+}
+
+/* Its shape, by the extents of the micro-batch. */
+static void set_shape(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
+                      const struct dp_tensor_spec *spec, int64_t *shape)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    const int stream = dp_pipeline_slot(pipe, op->slot)->stream;
+    const int64_t *max = pipe->config.max_extents;
+
+    memcpy(shape, spec->shape, sizeof(spec->shape));
+    if (!pipe->now.args->extents)
+        return;
+    const int64_t *now =
+        pipe->now.args->extents[(size_t)stream * (size_t)s->mb_per_stream + op->mb];
+    for (int i = 0; i < spec->ndim; i++)
+        if (spec->extent[i])
+            shape[i] = shape[i] / max[spec->extent[i] - 1] * now[spec->extent[i] - 1];
+}
+
+static DLTensor tensor_of(const struct dp_pipeline *pipe, const struct dp_tensor_spec *spec,
+                          void *data, int64_t *shape)
+{
+    return (DLTensor){.data = data,
+                      .device = pipe->dl,
+                      .ndim = spec->ndim,
+                      .dtype = spec->dtype,
+                      .shape = shape};
+}
+
+/* The word behind a value that has come: is there one? */
+static bool has_come_absent(const struct dp_pipeline *pipe, const struct dp_skip_use *use)
+{
+    uint64_t present = 1;
+
+    if (!pipe->out_of_reach)
+        memcpy(&present, use->at[0] + word_at(&pipe->skips.specs[use->skip]), sizeof(present));
+    return !present;
+}
+
+static void make_use(struct dp_pipeline *pipe, const struct dp_plan_op *op, struct dp_skip_use *use)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_tensor_spec *spec = &pipe->skips.specs[use->skip];
+    const size_t index = index_of(pipe, op, use->skip);
+    const struct dp_plan_skip *at = &pipe->plan.skips[index];
+    const bool forward = is_forward((enum dp_plan_kind)op->kind);
+    bool *absent = &pipe->skips.absent[index];
+
+    use->makes = s->skips[use->skip].from == dp_pipeline_slot(pipe, op->slot)->stage;
+    use->asked_value = use->asked_gradient = false;
+    if (!use->makes)
+        use->at[0] = address(pipe, at->in);
+    else
+        use->at[0] = address(pipe, op->kind == DP_PLAN_RECOMPUTE ? at->again : at->out);
+    if (use->makes && !forward)
+        use->at[0] = NULL;
+    use->at[1] = forward ? NULL : address(pipe, use->makes ? at->gout : at->gin);
+    if (!use->makes && forward)
+        *absent = has_come_absent(pipe, use);
+    const bool missing = *absent && !(use->makes && forward);
+    for (int i = 0; i < 2; i++)
+        set_shape(pipe, op, spec, use->shape[i]);
+    use->value = tensor_of(pipe, spec, missing ? NULL : use->at[0], use->shape[0]);
+    use->gradient = tensor_of(pipe, spec, missing ? NULL : use->at[1], use->shape[1]);
+}
+
+struct dp_stage_skips *dp_skips_begin(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const int32_t *list = pipe->skips.of_slot ? pipe->skips.of_slot[op->slot] : NULL;
+    struct dp_stage_skips *skips =
+        &pipe->skips.now[!is_forward((enum dp_plan_kind)op->kind)];
+
+    if (!list || *list < 0)
+        return NULL;
+    skips->schedule = pipe->config.schedule;
+    skips->stage = dp_pipeline_slot(pipe, op->slot)->stage;
+    skips->kind = (enum dp_plan_kind)op->kind;
+    skips->wrong[0] = '\0';
+    for (skips->count = 0; *list >= 0; list++) {
+        struct dp_skip_use *use = &skips->uses[skips->count++];
+        use->skip = *list;
+        make_use(pipe, op, use);
+    }
+    return skips;
+}
+
+/* ---- in a callback --------------------------------------------------------------------------- */
+
+/* What a callback asks for. */
+struct wish {
+    const char *what; /* the function's name */
+    bool makes;       /* of a stage where the skip begins */
+    bool in_forward, in_backward, in_weight;
+};
+
+static bool is_allowed(const struct wish *wish, enum dp_plan_kind kind)
+{
+    return is_forward(kind)           ? wish->in_forward
+           : kind == DP_PLAN_WEIGHT ? wish->in_weight
+                                      : wish->in_backward;
+}
+
+static const char *no_namespace(const char *space)
+{
+    return space ? space : "";
+}
+
+static struct dp_skip_use *find_use(const struct dp_stage_call *call, const struct wish *wish,
+                                    const char *space, const char *name)
+{
+    struct dp_stage_skips *skips = call->skips;
+    struct dp_skip_use *found = NULL;
+
+    for (int32_t i = 0; skips && i < skips->count && !found; i++) {
+        const struct dp_skip *skip = &skips->schedule->skips[skips->uses[i].skip];
+        if (skips->uses[i].makes == wish->makes && !strcmp(skip->name, name) &&
+            !strcmp(skip->space, no_namespace(space)))
+            found = &skips->uses[i];
+    }
+    if (found && is_allowed(wish, skips->kind))
+        return found;
+    const char *why = found ? "is not for this callback" : "the stage does not declare";
+    if (skips && !skips->wrong[0])
+        snprintf(skips->wrong, sizeof(skips->wrong), "%s('%s', '%s'): %s", wish->what,
+                 no_namespace(space), name, why);
+    return NULL;
+}
+
+DLTensor *dp_skip_stash(const struct dp_stage_call *call, const char *space, const char *name)
+{
+    static const struct wish wish = {"dp_skip_stash", true, .in_forward = true};
+    struct dp_skip_use *use = find_use(call, &wish, space, name);
+
+    if (!use)
+        return NULL;
+    use->asked_value = true;
+    return &use->value;
+}
+
+const DLTensor *dp_skip_pop(const struct dp_stage_call *call, const char *space, const char *name)
+{
+    static const struct wish wish = {"dp_skip_pop", false, true, true, true};
+    struct dp_skip_use *use = find_use(call, &wish, space, name);
+
+    if (!use)
+        return NULL;
+    use->asked_value = true;
+    return &use->value;
+}
+
+const DLTensor *dp_skip_stash_gradient(const struct dp_stage_call *call, const char *space,
+                                       const char *name)
+{
+    static const struct wish wish = {"dp_skip_stash_gradient", true, false, true, true};
+    struct dp_skip_use *use = find_use(call, &wish, space, name);
+
+    if (!use)
+        return NULL;
+    use->asked_gradient = true;
+    return &use->gradient;
+}
+
+DLTensor *dp_skip_pop_gradient(const struct dp_stage_call *call, const char *space, const char *name)
+{
+    static const struct wish wish = {"dp_skip_pop_gradient", false, .in_backward = true};
+    struct dp_skip_use *use = find_use(call, &wish, space, name);
+
+    if (!use)
+        return NULL;
+    use->asked_gradient = true;
+    return &use->gradient;
+}
+
+/* ---- after a callback ------------------------------------------------------------------------ */
+
+static int fail(const struct dp_pipeline *pipe, const struct dp_plan_op *op, const char *what)
+{
+    char where[128];
+
+    pipe->now.args->callback_error = DP_EINVAL;
+    dp_pipeline_describe(pipe, op, where, sizeof(where));
+    return dp_fail(DP_ECALLBACK, "%s: %s", where, what);
+}
+
+static int fail_not_asked(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
+                          const struct dp_skip_use *use, bool forward)
+{
+    const struct dp_skip *skip = &pipe->config.schedule->skips[use->skip];
+    char what[300];
+
+    snprintf(what, sizeof(what), "skip '%s%s%s' %s here, expected the %s to call %s", skip->space,
+             skip->space[0] ? "/" : "", skip->name, use->makes ? "begins" : "ends",
+             forward ? "forward" : "backward",
+             use->makes ? (forward ? "dp_skip_stash" : "dp_skip_stash_gradient")
+                        : (forward ? "dp_skip_pop" : "dp_skip_pop_gradient"));
+    return fail(pipe, op, what);
+}
+
+/* What the callback filled may be a buffer of its own. */
+static int take_own(struct dp_pipeline *pipe, const DLTensor *filled, char *to)
+{
+    if (filled->data == to || !to || !filled->data)
+        return 0;
+    return dp_compute_copy(pipe, to, filled->data, dp_tensor_bytes(filled));
+}
+
+static int end_value(struct dp_pipeline *pipe, const struct dp_plan_op *op, struct dp_skip_use *use)
+{
+    const uint64_t present = use->value.data != NULL;
+
+    if (!present && pipe->out_of_reach)
+        return fail(pipe, op, "a skip without a value, expected one on a device that the CPU does not "
+                              "reach");
+    if (op->kind == DP_PLAN_FORWARD)
+        pipe->skips.absent[index_of(pipe, op, use->skip)] = !present;
+    if (!pipe->out_of_reach && use->at[0])
+        memcpy(use->at[0] + word_at(&pipe->skips.specs[use->skip]), &present, sizeof(present));
+    return take_own(pipe, &use->value, use->at[0]);
+}
+
+/* Without a gradient after all: zeros. */
+static int end_gradient(struct dp_pipeline *pipe, struct dp_skip_use *use)
+{
+    if (use->gradient.data || !use->at[1])
+        return take_own(pipe, &use->gradient, use->at[1]);
+    int err = dp_device_zero(pipe->compute, use->at[1],
+                             pipe->skips.gradient_bytes[use->skip]);
+    return err ? err : dp_compute_sync(pipe);
+}
+
+int dp_skips_end(struct dp_pipeline *pipe, const struct dp_plan_op *op, struct dp_stage_skips *skips)
+{
+    const bool forward = skips && is_forward(skips->kind);
+    int err = skips && skips->wrong[0] ? fail(pipe, op, skips->wrong) : 0;
+
+    if (!skips || skips->kind == DP_PLAN_WEIGHT)
+        return err;
+    for (int32_t i = 0; i < skips->count && !err; i++) {
+        struct dp_skip_use *use = &skips->uses[i];
+        const bool wanted = forward || use->gradient.data;
+        if (wanted && !(forward ? use->asked_value : use->asked_gradient))
+            err = fail_not_asked(pipe, op, use, forward);
+        else if (forward && use->makes)
+            err = end_value(pipe, op, use);
+        else if (!forward && !use->makes)
+            err = end_gradient(pipe, use);
+    }
+    return err;
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * build.c - from a spec to a schedule: the builder writes each rank's list, passes finish it.
+ */
+#include "config.h" /* madvise */
+
+#include "base/fail.h"
+#include "schedule/build.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- one rank -------------------------------------------------------------------------------- */
+
+/* Two lists in turn: each pass reads one and writes the other. Both begin in one block that is
+ * large enough for any of our kinds; the C library keeps one such block at hand, and not two. */
+struct workbench {
+    struct dp_op *block;
+    struct dp_op_list now, other;
+};
+
+static int workbench_init(struct workbench *w, const struct dp_schedule *s, int slots)
+{
+    /* Of (slot, mb): four computes, four messages, a FREE, two commits at the most. A pass may ask
+     * for twice as much as it then writes. */
+    size_t capacity = 2 * 11 * (size_t)slots * (size_t)s->mb_per_stream + 4 * DP_MAX_SLOTS;
+
+    *w = (struct workbench){.block = malloc(2 * capacity * sizeof(*w->block))};
+    if (!w->block)
+        return dp_fail_quietly(DP_ENOMEM, "no memory for %zu ops of a rank", capacity);
+    w->now = (struct dp_op_list){.ops = w->block, .capacity = capacity, .borrowed = true};
+    w->other = w->now;
+    w->other.ops += capacity;
+    return 0;
+}
+
+static void workbench_fini(struct workbench *w)
+{
+    dp_op_list_fini(&w->now);
+    dp_op_list_fini(&w->other);
+    free(w->block);
+}
+
+static void run_pass(struct workbench *w, dp_pass_fn *pass, const struct dp_rank_view *view)
+{
+    struct dp_op_list in = w->now;
+
+    w->other.count = 0;
+    pass(view, in.ops, in.count, &w->other);
+    w->other.failed |= in.failed;
+    w->now = w->other;
+    w->other = in;
+}
+
+/* user: the first micro-batch that is not recomputed. */
+static bool is_before(void *user, const struct dp_slot *slot, int32_t mb)
+{
+    const int32_t *stop = user;
+
+    (void)slot;
+    return mb < *stop;
+}
+
+static void recompute(const struct dp_schedule_spec *spec, struct dp_rank_view view,
+                      struct workbench *w)
+{
+    int32_t stop = view.s->mb_per_stream - (spec->recompute == DP_RECOMPUTE_EXCEPT_LAST);
+    struct dp_recompute_rule rule = {is_before, &stop};
+
+    view.arg = &rule;
+    if (spec->recompute && !spec->forward_only)
+        run_pass(w, dp_add_recomputes, &view);
+}
+
+/* Are messages added to all ranks together, when their computes are known? */
+static bool is_built_whole(const struct dp_builder *builder)
+{
+    return !builder->posts_messages && (builder->slots || builder->slots_per_rank > 1);
+}
+
+/* Leave the rank's finished list in w->now; of kinds that are built whole, its computes. */
+static int build(const struct dp_schedule_spec *spec, const struct dp_rank_view *view,
+                 struct workbench *w)
+{
+    const struct dp_builder *builder = dp_builder_of(spec->kind);
+
+    w->now.count = 0;
+    builder->write(view, &w->now);
+    recompute(spec, *view, w);
+    if (is_built_whole(builder))
+        return w->now.failed ? DP_ENOMEM : 0;
+    if (!builder->posts_messages)
+        run_pass(w, dp_add_messages, view);
+    if (!spec->return_outputs)
+        run_pass(w, dp_add_frees, view);
+    if (spec->mirror_reduce || spec->reduce_all)
+        run_pass(w, spec->reduce_all ? dp_add_all_reduces : dp_add_reduces, view);
+    return w->now.failed ? DP_ENOMEM : 0;
+}
+
+static int copy_out(const struct dp_op_list *list, int rank, struct dp_op *ops, size_t capacity,
+                    size_t *count)
+{
+    *count = list->count;
+    if (list->count > capacity)
+        return dp_fail_quietly(DP_ENOMEM, "capacity: %zu ops, expected at least %zu for rank %d",
+                               capacity, list->count, rank);
+    memcpy(ops, list->ops, list->count * sizeof(*ops));
+    return 0;
+}
+
+static int copy_rank_of_whole(const struct dp_schedule_spec *spec, int rank, struct dp_op *ops,
+                              size_t capacity, size_t *count)
+{
+    struct dp_schedule *s;
+    int err = dp_schedule_new(spec, &s);
+
+    if (err)
+        return err;
+    struct dp_op_list list = {.ops = s->ops + s->first[rank],
+                              .count = dp_schedule_count(s, rank)};
+    err = copy_out(&list, rank, ops, capacity, count);
+    dp_schedule_free(s);
+    return err;
+}
+
+int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct dp_op *ops,
+                           size_t capacity, size_t *count)
+{
+    struct dp_slot slots[DP_MAX_SLOTS];
+    struct dp_schedule s;
+    struct workbench w;
+    int err = dp_schedule_describe(spec, &s);
+
+    if (!err && (rank < 0 || rank >= spec->ranks))
+        err = dp_fail_quietly(DP_EINVAL, "rank: %d, expected 0 to %d", rank, spec->ranks - 1);
+    if (err)
+        return dp_fail(err, "%s", dp_last_error());
+    const struct dp_builder *builder = dp_builder_of(spec->kind);
+    if (is_built_whole(builder) || spec->skip_count)
+        return copy_rank_of_whole(spec, rank, ops, capacity, count);
+    err = workbench_init(&w, &s, builder->slots_per_rank);
+    if (err)
+        return dp_fail(err, "%s", dp_last_error());
+    builder->place(spec, rank, slots);
+    err = build(spec, &(struct dp_rank_view){&s, rank, slots, builder->slots_per_rank, NULL}, &w);
+    if (err)
+        dp_fail(err, "no memory for the ops of rank %d", rank);
+    else
+        err = copy_out(&w.now, rank, ops, capacity, count);
+    workbench_fini(&w);
+    return err;
+}
+
+/* ---- all ranks ------------------------------------------------------------------------------- */
+
+/* Room for all ranks from the first one's count. An end of the pipeline has the fewest messages, other
+ * ranks up to twice as many ops; what is not filled costs no memory. In huge pages, as page faults
+ * would be half of the time it takes to fill it; where there are none, small ones do. */
+static void reserve_all(struct dp_op_list *all, size_t count)
+{
+    static const size_t huge_page = (size_t)2 << 20;
+
+    if (!dp_op_list_reserve(all, 2 * count))
+        return;
+    const uintptr_t begin = ((uintptr_t)all->ops + huge_page - 1) & ~(huge_page - 1);
+    const uintptr_t end = (uintptr_t)(all->ops + all->capacity) & ~(huge_page - 1);
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+}
+
+static int build_all(const struct dp_schedule_spec *spec, struct dp_schedule *s)
+{
+    size_t *first = calloc((size_t)s->ranks + 1, sizeof(*first));
+    struct dp_op_list all = {0};
+    struct workbench w;
+    int err = workbench_init(&w, s, s->max_slots);
+
+    for (int rank = 0; first && rank < s->ranks && !err; rank++) {
+        struct dp_rank_view view = dp_schedule_view(s, rank);
+        err = build(spec, &view, &w);
+        if (!rank)
+            reserve_all(&all, w.now.count * (size_t)s->ranks);
+        dp_op_list_append(&all, w.now.ops, w.now.count);
+        first[rank + 1] = all.count;
+    }
+    workbench_fini(&w);
+    all.failed |= err;
+    return dp_schedule_take_ops(s, &all, first);
+}
+
+/* What follows from the computes of all ranks. */
+static int finish_whole(const struct dp_schedule_spec *spec, struct dp_schedule *s)
+{
+    int err = dp_schedule_add_messages(s);
+
+    if (!err)
+        err = dp_schedule_add_frees(s);
+    if (!err && (spec->mirror_reduce || spec->reduce_all))
+        err = spec->reduce_all ? dp_schedule_add_all_reduces(s) : dp_schedule_add_reduces(s);
+    return err;
+}
+
+int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **out)
+{
+    struct dp_schedule *s;
+    int err = dp_schedule_new_empty(spec, &s);
+
+    if (err)
+        return dp_fail(err, "%s", dp_last_error());
+    err = build_all(spec, s);
+    if (!err && is_built_whole(dp_builder_of(spec->kind)))
+        err = finish_whole(spec, s);
+    if (!err)
+        err = dp_schedule_add_skips(s, spec->skips, spec->skip_count);
+    if (err)
+        dp_schedule_free(s);
+    else
+        *out = s;
+    return err;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check_skips.c - the rules of one rank's list for skip connections: each value and each gradient is
+ * received once before the compute that reads it, and sent once after the compute that makes it.
+ */
+#include "schedule/build.h"
+#include "schedule/check.h"
+
+#include <string.h>
+
+/* What has been seen of (skip of a stream, mb) on the rank. */
+#define MARK(kind) ((uint8_t)(1 << ((kind) - DP_OP_RECV_SKIP_F)))
+enum { HAS_VALUE = 16, HAS_GRADIENT = 32 };
+
+static uint8_t *mark_of(const struct dp_checker *c, const struct dp_slot *slot, uint32_t skip,
+                        uint32_t mb)
+{
+    const size_t at = (size_t)slot->stream * (size_t)c->s->skip_count + skip;
+    return &c->skip_marks[at * c->mbs + mb];
+}
+
+void dp_check_clear_skips(struct dp_checker *c)
+{
+    if (c->s->skip_count)
+        memset(c->skip_marks, 0,
+               (size_t)c->s->streams * (size_t)c->s->skip_count * c->mbs * sizeof(*c->skip_marks));
+}
+
+/* Which ops a skip needs on the rank. */
+static uint8_t expected(const struct dp_checker *c, int rank, const struct dp_skip_ends *ends)
+{
+    const bool training = !c->s->forward_only;
+    uint8_t marks = 0;
+
+    if (ends->from == ends->to)
+        return 0;
+    if (ends->from == rank)
+        marks |= MARK(DP_OP_SEND_SKIP_F) | (training ? MARK(DP_OP_RECV_SKIP_B) : 0);
+    if (ends->to == rank)
+        marks |= MARK(DP_OP_RECV_SKIP_F) | (training ? MARK(DP_OP_SEND_SKIP_B) : 0);
+    return marks;
+}
+
+int dp_check_skip_once(struct dp_checker *c, int rank, size_t index, struct dp_op op)
+{
+    const struct dp_slot *slot = dp_schedule_slot(c->s, rank, (int)op.slot);
+    const struct dp_skip_ends *ends = dp_skip_ends_of(c->s, slot->stream, (int)op.argument);
+    const bool makes = op.kind == DP_OP_SEND_SKIP_F || op.kind == DP_OP_RECV_SKIP_B;
+    uint8_t *marks = mark_of(c, slot, op.argument, op.mb), mark = MARK(op.kind);
+
+    if (!(expected(c, rank, ends) & mark) ||
+        (int)op.slot != (makes ? ends->from_slot : ends->to_slot))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index,
+                              "slot %u has no such message of skip %u to another rank", op.slot,
+                              op.argument);
+    if (*marks & mark)
+        return dp_check_found(c, DP_RULE_ONCE, rank, index, "is there twice");
+    *marks |= mark;
+    return 0;
+}
+
+static int report_missing(struct dp_checker *c, int rank, int stream, int skip, uint32_t mb,
+                          uint8_t missing)
+{
+    const struct dp_skip_ends *ends = dp_skip_ends_of(c->s, stream, skip);
+    struct dp_op op = {.kind = DP_OP_RECV_SKIP_F, .mb = mb, .argument = (uint32_t)skip};
+    char text[DP_OP_TEXT_LEN];
+
+    while (!(missing & MARK(op.kind)))
+        op.kind++;
+    const bool makes = op.kind == DP_OP_SEND_SKIP_F || op.kind == DP_OP_RECV_SKIP_B;
+    op.slot = (uint32_t)(makes ? ends->from_slot : ends->to_slot);
+    return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank), "%s is missing",
+                          dp_op_text(op, text));
+}
+
+int dp_check_skips_complete(struct dp_checker *c, int rank)
+{
+    for (int stream = 0; stream < c->s->streams; stream++)
+        for (int skip = 0; skip < c->s->skip_count; skip++) {
+            const struct dp_skip_ends *ends = dp_skip_ends_of(c->s, stream, skip);
+            const uint8_t wanted = expected(c, rank, ends);
+            const struct dp_slot of = {.stream = stream};
+            for (uint32_t mb = 0; wanted && mb < c->mbs; mb++) {
+                const uint8_t missing =
+                    wanted & (uint8_t)~*mark_of(c, &of, (uint32_t)skip, mb);
+                if (missing)
+                    return report_missing(c, rank, stream, skip, mb, missing);
+            }
+        }
+    return 0;
+}
+
+void dp_check_skip_came(struct dp_checker *c, int rank, struct dp_op op)
+{
+    const struct dp_slot *slot = dp_schedule_slot(c->s, rank, (int)op.slot);
+
+    *mark_of(c, slot, op.argument, op.mb) |=
+        op.kind == DP_OP_RECV_SKIP_F ? HAS_VALUE : HAS_GRADIENT;
+}
+
+int dp_check_skips_came(struct dp_checker *c, int rank, size_t index, struct dp_op op)
+{
+    const struct dp_slot *slot = dp_schedule_slot(c->s, rank, (int)op.slot);
+    const bool forward = op.kind == DP_OP_F;
+
+    for (int skip = 0; skip < c->s->skip_count; skip++) {
+        const struct dp_skip_ends *ends = dp_skip_ends_of(c->s, slot->stream, skip);
+        const int stage = forward ? c->s->skips[skip].to : c->s->skips[skip].from;
+        if (stage != slot->stage || ends->from == ends->to)
+            continue;
+        if (!(*mark_of(c, slot, (uint32_t)skip, op.mb) & (forward ? HAS_VALUE : HAS_GRADIENT)))
+            return dp_check_found(c, DP_RULE_DEPENDENCY, rank, index,
+                                  "its %s of skip %d has not been received and committed",
+                                  forward ? "value" : "gradient", skip);
+    }
+    return 0;
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pipelines whose ranks are processes with a simulated GPU each, over the communicator by NCCL: the
+ * real libnccl (tests/simcuda/README.md). The numbers are those of the sequential loop to the last
+ * bit, as those of ranks that are threads are (test_pipeline.c).
+ */
+#include "base/clock.h"
+#include "cuda_job.h"
+#include "simcuda/nccl_ranks.h"
+#include "unit/pipeline_case.h"
+
+enum { STEPS = 2, MOST_JOBS = 4 };
+static const char *why_not;
+
+/* One after the other over the same communicator, since to connect takes the longest. */
+struct jobs {
+    struct job jobs[MOST_JOBS];
+    struct job_result results[MOST_JOBS];
+    int count;
+};
+
+static int train(struct dp_comm *comm, void *arg)
+{
+    const struct jobs *all = arg;
+    struct job_rank r;
+
+    cuda_job_use_device(nccl_ranks_device());
+    for (int i = 0; i < all->count; i++) {
+        CHECK(!cuda_job_open(&r, &all->jobs[i], comm));
+        for (int k = 0; k < STEPS; k++)
+            CHECK(!cuda_job_step(&r));
+        cuda_job_close(&r);
+    }
+    return 0;
+}
+
+static void add_job(struct jobs *all, struct dp_schedule_spec spec)
+{
+    struct job *job = &all->jobs[all->count];
+
+    *job = job_make(case_schedule(spec));
+    job->ops = &cuda_job_ops;
+    job->edit = cuda_job_edit;
+    job_result_init(&all->results[all->count++], job);
+}
+
+static void train_by_nccl(int ranks, struct dp_schedule_spec *specs, int count)
+{
+    const struct dp_schedule *schedules[MOST_JOBS];
+    struct jobs all = {.count = 0};
+    int killed;
+
+    if (why_not)
+        skip_because(why_not);
+    for (int i = 0; i < count; i++) {
+        specs[i].ranks = ranks;
+        add_job(&all, specs[i]);
+        schedules[i] = all.jobs[i].schedule;
+    }
+    assert_int_equal(nccl_ranks_run_schedules(schedules, count, train, &all, &killed), 0);
+    for (int i = 0; i < count; i++) {
+        assert_true(job_result_is_sequential(&all.jobs[i], STEPS - 1));
+        job_result_fini(&all.results[i], &all.jobs[i]);
+        dp_schedule_free((struct dp_schedule *)(uintptr_t)all.jobs[i].schedule);
+    }
+}
+
+static void two_ranks_over_nccl_get_the_numbers_of_a_sequential_loop(void **state)
+{
+    struct dp_schedule_spec specs[] = {
+        {.kind = DP_SCHEDULE_1F1B, .microbatches = 4},
+        {.kind = DP_SCHEDULE_DUALPIPE, .microbatches = 4, .mirror_reduce = true},
+        {.kind = DP_SCHEDULE_DUALPIPEV, .microbatches = 4, .return_outputs = true},
+    };
+
+    (void)state;
+    train_by_nccl(2, specs, 3);
+}
+
+static void four_ranks_over_nccl_get_the_numbers_of_a_sequential_loop(void **state)
+{
+    struct dp_schedule_spec specs[] = {
+        {.kind = DP_SCHEDULE_1F1B, .microbatches = 5},
+        {.kind = DP_SCHEDULE_DUALPIPE, .microbatches = 8, .mirror_reduce = true},
+        {.kind = DP_SCHEDULE_DUALPIPEV, .microbatches = 8},
+    };
+
+    (void)state;
+    train_by_nccl(4, specs, 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_ranks_over_nccl_get_the_numbers_of_a_sequential_loop),
+        cmocka_unit_test(four_ranks_over_nccl_get_the_numbers_of_a_sequential_loop),
+    };
+
+    why_not = nccl_ranks_init();
+    cuda_job_init_reachable();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

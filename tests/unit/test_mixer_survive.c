@@ -1,0 +1,721 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_mixer_survive.c - mixers whose workers die: a process is killed by SIGKILL before the k-th message
+ * that it would send, a thread leaves there; over threads, shared memory and TCP.
+ */
+#include "cmocka_all.h"
+
+#include "comm_cases.h"
+
+#include "base/clock.h"
+#include "comm/comm_ops.h"
+#include "comm/threads.h"
+#include "mixing/mixer_state.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST = 6, PARAMETERS = 3, ELEMENTS = 5, TOTAL = PARAMETERS * ELEMENTS, ROUNDS = 40 };
+
+static const int64_t LONG_NS = 20 * DP_NS_PER_S;
+
+/* ---- dying ------------------------------------------------------------------------------------- */
+
+static bool is_thread(const struct dp_comm *comm)
+{
+    return !strcmp(dp_comm_name(comm), "threads");
+}
+
+/* By rank, of threads and processes: a progress thread sends for the rank, too. */
+static struct dying {
+    int messages_left; /* -1: it does not die */
+    bool is_dead;
+    const struct dp_comm_ops *real_ops;
+    struct dp_comm_ops ops;
+} dying[MOST];
+
+static void die(struct dp_comm *comm)
+{
+    if (!is_thread(comm))
+        raise(SIGKILL);
+    dp_comm_threads_die(comm);
+    dying[comm->rank].is_dead = true;
+    for (struct dp_comm *c = comm; c; c = c->next)
+        dp_comm_set_deadline(c, DP_NS_PER_MS); /* it waits in vain from now on */
+}
+
+static int send_or_die(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+                       size_t len, struct dp_request *req)
+{
+    struct dying *d = &dying[comm->rank];
+
+    if (!d->is_dead && d->messages_left-- == 0)
+        die(comm);
+    return d->is_dead ? DP_ECOMM : d->real_ops->isend(comm, peer, lane, tag, buf, len, req);
+}
+
+/* Of this communicator and all that are made of it. */
+static void count_messages(struct dp_comm *comm)
+{
+    struct dying *d = &dying[comm->rank];
+
+    *d = (struct dying){.messages_left = -1, .real_ops = comm->ops, .ops = *comm->ops};
+    d->ops.isend = send_or_die;
+    comm->ops = &d->ops;
+}
+
+/* ---- a worker ---------------------------------------------------------------------------------- */
+
+struct job {
+    const char *graph;
+    int workers, dead[2], at[2]; /* the ranks that die, and before which message; at -1: none */
+    enum dp_mixer_algorithm algorithm;
+    bool learns, averages; /* gradients are those of quadratics; averages now and then */
+    double tolerance;
+};
+
+struct worker {
+    struct dp_comm *comm;
+    struct dp_graph *graph;
+    struct dp_mixer *mixer;
+    struct dp_parameter parameters[PARAMETERS];
+    DLTensor values[PARAMETERS], grads[PARAMETERS];
+    int64_t shape[1];
+    double value[PARAMETERS][ELEMENTS], grad[PARAMETERS][ELEMENTS];
+    int rank; /* that it began with */
+};
+
+static double begin_value(int rank, int i)
+{
+    return (rank * 37 + i * 11) % 17 / 8.0 + rank;
+}
+
+static void describe(struct worker *w, struct dp_comm *comm, const struct job *job)
+{
+    static const char *const names[PARAMETERS] = {"a", "b", "c"};
+
+    *w = (struct worker){.comm = comm, .shape = {ELEMENTS}, .rank = dp_comm_rank(comm)};
+    for (int p = 0; p < PARAMETERS; p++) {
+        w->values[p] = (DLTensor){.data = w->value[p], .device = {kDLCPU, 0}, .ndim = 1,
+                                  .dtype = {kDLFloat, 64, 1}, .shape = w->shape};
+        w->grads[p] = w->values[p];
+        w->grads[p].data = w->grad[p];
+        w->parameters[p] = (struct dp_parameter){.name = names[p], .value = &w->values[p],
+                                                 .grad = &w->grads[p]};
+    }
+    if (dp_graph_new(&(struct dp_graph_spec){.name = job->graph, .workers = job->workers,
+                                             .local = job->workers % 2 ? 1 : 2},
+                     &w->graph))
+        abort();
+}
+
+static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
+{
+    const bool local = job->algorithm == DP_MIXER_LOCAL_SGD;
+
+    return (struct dp_mixer_config){
+        .parameters = w->parameters,
+        .count = PARAMETERS,
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD),
+        .rate = 0.125,
+        .graph = w->graph,
+        .comm = w->comm,
+        .bucket_bytes = 1,
+        .separate = true,
+        .factor = 0.6, /* so that no number of rounds reaches consensus */
+        .algorithm = job->algorithm,
+        .local_steps = local ? 2 : 0,
+        .outer_rate = local ? 1 : 0,
+        .survive = true,
+    };
+}
+
+/* Where nothing is learned gradients are zero, so that only mixing changes values. */
+static void set_gradients(struct worker *w, const struct job *job)
+{
+    for (int i = 0; i < TOTAL && job->learns; i++)
+        w->grad[i / ELEMENTS][i % ELEMENTS] =
+            w->value[i / ELEMENTS][i % ELEMENTS] - begin_value(w->rank, i);
+}
+
+/* A mixer makes values equal at its start: from here on they differ. */
+static void set_values(struct worker *w)
+{
+    for (int i = 0; i < TOTAL; i++)
+        w->value[i / ELEMENTS][i % ELEMENTS] = begin_value(w->rank, i);
+}
+
+static int iterate(struct worker *w, const struct job *job)
+{
+    int err = dp_mixer_forward(w->mixer, true);
+
+    if (!err)
+        set_gradients(w, job);
+    for (int p = PARAMETERS - 1; p >= 0 && !err; p--)
+        err = dp_mixer_ready(w->mixer, p);
+    if (!err)
+        err = dp_mixer_step(w->mixer);
+    if (!err && job->averages && dp_mixer_iterations(w->mixer) % 3 == 0) {
+        struct dp_mixer_average what = {.revert = dp_mixer_iterations(w->mixer) % 2};
+        err = dp_mixer_average(w->mixer, &what);
+        if (!err && what.revert)
+            err = dp_mixer_revert(w->mixer);
+    }
+    return err;
+}
+
+static void arm(struct dp_comm *comm, const struct job *job)
+{
+    for (int k = 0; k < 2; k++)
+        if (job->at[k] >= 0 && dp_comm_rank(comm) == job->dead[k])
+            dying[comm->rank].messages_left = job->at[k];
+}
+
+static int count_dead(const struct job *job)
+{
+    return (job->at[0] >= 0) + (job->at[1] >= 0);
+}
+
+static void finish(struct worker *w)
+{
+    dp_mixer_free(w->mixer);
+    dp_graph_free(w->graph);
+}
+
+/* ---- what each worker must have ---------------------------------------------------------------- */
+
+/* Values and push-sum weights of all workers after 0, 1, 2 ... rounds, of one element. */
+struct model {
+    double x[ROUNDS][MOST], mass[ROUNDS][MOST];
+};
+
+static void model_run(struct model *m, const struct worker *w, int i)
+{
+    const struct dp_graph *g = w->graph;
+
+    for (int r = 0; r < g->workers; r++) {
+        m->x[0][r] = begin_value(r, i);
+        m->mass[0][r] = 1;
+    }
+    for (int t = 0; t + 1 < ROUNDS; t++)
+        for (int r = 0; r < g->workers; r++) {
+            double mass = 0, sum = 0;
+            for (int s = 0; s < g->workers; s++) {
+                mass += dp_graph_weight(g, t, r, s) * m->mass[t][s];
+                sum += dp_graph_weight(g, t, r, s) * m->mass[t][s] * m->x[t][s];
+            }
+            m->mass[t + 1][r] = 0.4 * m->mass[t][r] + 0.6 * mass;
+            m->x[t + 1][r] = (0.4 * m->mass[t][r] * m->x[t][r] + 0.6 * sum) / m->mass[t + 1][r];
+        }
+}
+
+/* How many rounds a parameter's values have been through; -1: it is not any number of them. */
+static int64_t find_rounds(const struct worker *w, int p)
+{
+    struct model m;
+
+    for (int t = 0; t < ROUNDS; t++) {
+        bool equal = true;
+        for (int k = 0; k < ELEMENTS && equal; k++) {
+            model_run(&m, w, p * ELEMENTS + k);
+            equal = fabs(w->value[p][k] - m.x[t][w->rank]) < 1e-12;
+        }
+        if (equal)
+            return t;
+    }
+    return -1;
+}
+
+static bool take_part_together(const struct dp_graph *g, int64_t t, int64_t a, int64_t b)
+{
+    const struct dp_mix_group *group = dp_graph_group(g, t, (int32_t)a);
+
+    return !group || group == dp_graph_group(g, t, (int32_t)b);
+}
+
+/* An exchange was used by all of those that took part and live, or by none. */
+static int check_exchanges(const struct worker *w)
+{
+    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    int64_t mine[1 + PARAMETERS] = {w->rank}, all[MOST][1 + PARAMETERS];
+
+    for (int p = 0; p < PARAMETERS; p++) {
+        mine[1 + p] = find_rounds(w, p);
+        CHECK(mine[1 + p] >= 0);
+    }
+    CHECK(!dp_comm_allgather(comm, mine, all, sizeof(mine)));
+    for (int i = 0; i < dp_comm_size(comm); i++)
+        for (int p = 0; p < PARAMETERS; p++)
+            for (int64_t e = 0; e < ROUNDS; e++)
+                if (take_part_together(w->graph, e, w->rank, all[i][0]))
+                    CHECK((mine[1 + p] > e) == (all[i][1 + p] > e));
+    return 0;
+}
+
+/* The mean of the survivors, by push-sum weights. */
+static int find_mean(struct worker *w, double *mean)
+{
+    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    double mine[TOTAL], all[MOST][TOTAL];
+
+    for (int i = 0; i < TOTAL; i++) {
+        const struct dp_mixer *m = w->mixer;
+        const int p = i / ELEMENTS;
+        const double mass = m->started ? m->buckets[m->cut.bucket_of[p]].exchange.mass : 1;
+        mine[i] = mass * w->value[p][i % ELEMENTS];
+    }
+    int err = dp_comm_allgather(comm, mine, all, sizeof(mine));
+    for (int i = 0; i < TOTAL && !err; i++) {
+        mean[i] = 0;
+        for (int r = 0; r < dp_comm_size(comm); r++)
+            mean[i] += all[r][i] / dp_comm_size(comm);
+    }
+    return err;
+}
+
+static bool are_near(const double *a, const double *b, double tolerance)
+{
+    for (int i = 0; i < TOTAL; i++)
+        if (!(fabs(a[i] - b[i]) <= tolerance))
+            return false;
+    return true;
+}
+
+/* ---- the whole --------------------------------------------------------------------------------- */
+
+/* Iterate until a death has been survived; 1: this worker is the one. */
+static int lose(struct worker *w, const struct job *job)
+{
+    struct dp_comm *comm = w->comm;
+    int err = 0, lost = 0;
+
+    for (int t = 0; lost < count_dead(job); t++) {
+        err = iterate(w, job);
+        if (dying[w->rank].is_dead)
+            return 1;
+        CHECK(!err || err == DP_ECOMM);
+        CHECK(t < 500);
+        if (!err)
+            continue;
+        CHECK(!dp_mixer_survive(w->mixer) || dying[w->rank].is_dead);
+        if (dying[w->rank].is_dead)
+            return 1;
+        lost = job->workers - dp_comm_size(dp_mixer_comm(w->mixer));
+    }
+    return 0;
+}
+
+/* From here on the survivors' mean stays, and they come together. */
+static int go_on(struct worker *w, const struct job *job)
+{
+    struct dp_comm *comm = w->comm;
+    double first[TOTAL], mean[TOTAL];
+
+    CHECK(!find_mean(w, first));
+    for (int t = 0; t < 30; t++) {
+        CHECK(!iterate(w, job));
+        CHECK(!find_mean(w, mean));
+        CHECK(job->learns || are_near(mean, first, 1e-12));
+    }
+    CHECK(!dp_mixer_average(w->mixer, NULL));
+    CHECK(job->learns || are_near(w->value[0], mean, 1e-12) || w->graph->push_sum);
+    return 0;
+}
+
+static int survive(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    static _Thread_local struct worker w;
+
+    if (dp_comm_survive(comm) == DP_EUNSUPPORTED)
+        return 0;
+    count_messages(comm);
+    describe(&w, comm, job);
+    const struct dp_mixer_config config = config_of(&w, job);
+    int err = dp_mixer_new(&config, &w.mixer);
+    CHECK(!err);
+    set_values(&w);
+    err = dp_comm_barrier(comm); /* all have made theirs; a victim may be gone already */
+    CHECK(!err || err == DP_ECOMM);
+    arm(comm, job);
+    err = lose(&w, job);
+    if (!err && count_dead(job) == 1 && !job->averages && !job->learns)
+        err = check_exchanges(&w);
+    if (!err)
+        err = go_on(&w, job);
+    finish(&w);
+    CHECK(err >= 0);
+    return 0;
+}
+
+static void run_on(const struct comm_kind *kind, struct job *job)
+{
+    int killed, expected = kind->processes ? count_dead(job) : 0;
+    int failed = kind->run(kind, job->workers, LONG_NS, survive, job, &killed);
+
+    if (strcmp(kind->name, "mpi") && (failed != expected || killed != expected))
+        fail_msg("%s, %s, ranks %d and %d at messages %d and %d: %d of %d failed, %d were killed",
+                 kind->name, job->graph, job->dead[0], job->dead[1], job->at[0], job->at[1], failed,
+                 job->workers, killed);
+}
+
+/* Numbers that look random and are the same in every run. */
+static int draw(uint64_t *seed, int below)
+{
+    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (int)(*seed >> 33) % below;
+}
+
+static int samples_of(const struct comm_kind *kind, int threads, int processes)
+{
+    return kind->by_ring ? 0 : kind->processes ? processes : threads;
+}
+
+static const char *const graphs[] = {"one-peer-exp", "complete", "alternating-exp-ring", "torus",
+                                     "directed-exp", "ring", "star"};
+
+static void a_worker_may_die_at_every_message(void **state)
+{
+    uint64_t seed = 12;
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++)
+            for (int k = 0; k < samples_of(kind, 12, 2); k++) {
+                struct job job = {.graph = graphs[i], .workers = 4, .at = {0, -1}};
+                job.dead[0] = draw(&seed, 4);
+                job.at[0] = draw(&seed, kind->processes ? 90 : 40);
+                run_on(kind, &job);
+            }
+}
+
+static void two_workers_may_die_one_of_them_during_the_recovery(void **state)
+{
+    uint64_t seed = 99;
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int k = 0; k < samples_of(kind, 16, 3); k++) {
+            struct job job = {.graph = graphs[k % 4], .workers = 4};
+            job.dead[0] = draw(&seed, 4);
+            job.dead[1] = (job.dead[0] + 1 + draw(&seed, 3)) % 4;
+            job.at[0] = draw(&seed, 40);
+            job.at[1] = job.at[0] + draw(&seed, 20);
+            run_on(kind, &job);
+        }
+}
+
+static void an_average_that_is_cut_off_is_had_by_all_or_none(void **state)
+{
+    uint64_t seed = 5;
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int k = 0; k < samples_of(kind, 16, 2); k++) {
+            struct job job = {.graph = graphs[k % 3], .workers = 4, .at = {0, -1}, .averages = true};
+            job.dead[0] = draw(&seed, 4);
+            job.at[0] = draw(&seed, 60);
+            run_on(kind, &job);
+        }
+}
+
+/* ---- algorithms -------------------------------------------------------------------------------- */
+
+/* Survivors of those that reach the optimum with a constant rate reach that of what is left. */
+static int learn(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    static _Thread_local struct worker w;
+    double best[TOTAL] = {0};
+
+    CHECK(!dp_comm_survive(comm));
+    count_messages(comm);
+    describe(&w, comm, job);
+    const struct dp_mixer_config config = config_of(&w, job);
+    CHECK(!dp_mixer_new(&config, &w.mixer));
+    int err = dp_comm_barrier(comm);
+    CHECK(!err || err == DP_ECOMM);
+    arm(comm, job);
+    err = lose(&w, job);
+    for (int t = 0; t < 300 && !err; t++)
+        CHECK(!iterate(&w, job));
+    CHECK(err || !dp_comm_barrier(dp_mixer_comm(w.mixer))); /* one that leaves is missing to others */
+    for (int r = 0; r < job->workers; r++)
+        for (int i = 0; i < TOTAL; i++)
+            best[i] += r == job->dead[0] ? 0 : begin_value(r, i) / (job->workers - 1);
+    CHECK(err == 1 || are_near(w.value[0], best, job->tolerance));
+    finish(&w);
+    return 0;
+}
+
+static void survivors_learn_what_is_left_by_every_algorithm(void **state)
+{
+    static const struct job jobs[] = {
+        {.graph = "complete", .algorithm = DP_MIXER_LOCAL_SGD, .tolerance = 0.6},
+        {.graph = "one-peer-exp", .algorithm = DP_MIXER_GRADIENT_TRACKING, .tolerance = 1e-6},
+        {.graph = "torus", .algorithm = DP_MIXER_GRADIENT_TRACKING, .tolerance = 1e-6},
+        {.graph = "torus", .algorithm = DP_MIXER_EXACT_DIFFUSION, .tolerance = 1e-6},
+        {.graph = "complete", .algorithm = DP_MIXER_EXACT_DIFFUSION, .tolerance = 1e-6},
+    };
+    uint64_t seed = 3;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(jobs) / sizeof(jobs[0]); i++)
+        for (int k = 0; k < 2; k++) {
+            struct job job = jobs[i];
+            job.workers = 4;
+            job.learns = true;
+            job.dead[0] = draw(&seed, 4);
+            job.at[0] = draw(&seed, 60);
+            job.at[1] = -1;
+            if (comm_on_threads(4, LONG_NS, learn, &job))
+                fail_msg("%s of %s, rank %d at message %d", jobs[i].graph,
+                         dp_mixer_algorithm_name(job.algorithm), job.dead[0], job.at[0]);
+        }
+}
+
+/* ---- new workers ------------------------------------------------------------------------------- */
+
+/* A store of one value, in memory that all processes of a case share. */
+struct admission {
+    atomic_size_t len; /* 0: empty */
+    char value[1000];
+    struct job job;
+    int count; /* new workers */
+    bool other_list; /* theirs is not that of the others */
+};
+
+static int put(void *user, const char *key, const void *value, size_t len)
+{
+    struct admission *a = user;
+
+    (void)key;
+    if (len > sizeof(a->value))
+        return DP_EINVAL;
+    memcpy(a->value, value, len);
+    atomic_store(&a->len, len);
+    return 0;
+}
+
+static int get(void *user, const char *key, void *value, size_t *len)
+{
+    struct admission *a = user;
+    const size_t there = atomic_load(&a->len);
+
+    (void)key;
+    if (!there)
+        return DP_EAGAIN;
+    *len = there < *len ? there : *len;
+    memcpy(value, a->value, *len);
+    return 0;
+}
+
+/* All are workers alike: the same iteration, values near the optimum of all, with Adam. */
+static int go_on_with_all(struct worker *w, const struct admission *a)
+{
+    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    const int size = a->job.workers - count_dead(&a->job) + a->count;
+    double mine[TOTAL], all[MOST][TOTAL];
+    int64_t iterations[MOST], own = dp_mixer_iterations(w->mixer);
+
+    CHECK(dp_comm_size(comm) == size && dp_mixer_graph(w->mixer)->workers == size);
+    CHECK(!dp_comm_allgather(comm, &own, iterations, sizeof(own)));
+    memcpy(mine, w->value, sizeof(mine));
+    CHECK(!dp_comm_allgather(comm, mine, all, sizeof(mine)));
+    for (int r = size - a->count; r < size; r++)
+        CHECK(iterations[r] == own && are_near(all[r], all[r % (size - a->count)], 0));
+    for (int t = 0; t < 50; t++)
+        CHECK(!iterate(w, &a->job));
+    CHECK(!dp_mixer_average(w->mixer, NULL));
+    CHECK(!dp_comm_allgather(comm, w->value, all, sizeof(mine)));
+    for (int r = 1; r < size; r++)
+        CHECK(are_near(all[r], all[0], 0));
+    return dp_comm_barrier(comm);
+}
+
+static struct dp_mixer_config adam_of(struct worker *w, const struct job *job)
+{
+    struct dp_mixer_config config = config_of(w, job);
+
+    config.optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAM);
+    return config;
+}
+
+static int admit(struct dp_comm *comm, void *arg)
+{
+    struct admission *a = arg;
+    const struct dp_comm_store store = {.user = a, .put = put, .get = get};
+    const struct dp_comm_config how = {.store = &store,
+                                       .transport = is_thread(comm) ? "auto" : dp_comm_name(comm),
+                                       .timeout_ns = LONG_NS};
+    static _Thread_local struct worker w;
+
+    if (dp_comm_survive(comm) == DP_EUNSUPPORTED)
+        return 0;
+    count_messages(comm);
+    describe(&w, comm, &a->job);
+    const struct dp_mixer_config config = adam_of(&w, &a->job);
+    CHECK(!dp_mixer_new(&config, &w.mixer));
+    int err = dp_comm_barrier(comm);
+    CHECK(!err || err == DP_ECOMM);
+    arm(comm, &a->job);
+    err = lose(&w, &a->job);
+    while (!err && dp_mixer_iterations(w.mixer) < 30)
+        CHECK(!iterate(&w, &a->job));
+    if (!err) {
+        err = dp_mixer_admit(w.mixer, a->count, &how);
+        CHECK(a->other_list ? err == DP_ECOMM : !err);
+        if (a->other_list)
+            CHECK(!dp_mixer_survive(w.mixer) && !iterate(&w, &a->job) &&
+                  !dp_comm_barrier(dp_mixer_comm(w.mixer)));
+        else
+            CHECK(!go_on_with_all(&w, a));
+    }
+    finish(&w);
+    return 0;
+}
+
+static int be_new(struct admission *a, const char *transport)
+{
+    const struct dp_comm_store store = {.user = a, .put = put, .get = get};
+    static struct worker w;
+    struct dp_comm *comm;
+
+    setenv("DUALPIPE_WIRE_MEASURE", "0", 1);
+    if (dp_comm_join(&(struct dp_comm_config){.store = &store, .transport = transport,
+                                              .timeout_ns = LONG_NS},
+                     &comm))
+        return -1;
+    describe(&w, comm, &a->job);
+    struct dp_mixer_config config = adam_of(&w, &a->job);
+    config.graph = NULL;
+    config.count -= a->other_list;
+    int err = dp_mixer_join(&config, &w.mixer);
+    if (a->other_list) {
+        CHECK(err == DP_EMISMATCH);
+        CHECK_SAYS("a list of 2 parameters");
+    } else {
+        CHECK(!err);
+        CHECK(!go_on_with_all(&w, a));
+    }
+    finish(&w);
+    dp_comm_close(comm);
+    return 0;
+}
+
+static void admit_on(const struct comm_kind *kind, const struct admission *which)
+{
+    struct admission *a =
+        mmap(NULL, sizeof(*a), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const int expected = kind->processes ? count_dead(&which->job) : 0;
+    pid_t children[MOST];
+    int killed, status;
+
+    if (kind->by_ring || !strcmp(kind->name, "mpi"))
+        return;
+    memcpy(&a->job, &which->job, sizeof(a->job));
+    a->count = which->count;
+    a->other_list = which->other_list;
+    fflush(NULL);
+    for (int i = 0; i < a->count; i++)
+        if (!(children[i] = fork())) {
+            const int failed = be_new(a, kind->processes ? kind->name : "auto");
+            fflush(NULL);
+            _exit(failed ? 1 : 0);
+        }
+    const int failed = kind->run(kind, a->job.workers, LONG_NS, admit, a, &killed);
+    if (failed != expected || killed != expected)
+        fail_msg("%s, %s: %d failed, %d were killed, expected %d", kind->name, a->job.graph, failed,
+                 killed, expected);
+    for (int i = 0; i < a->count; i++) {
+        waitpid(children[i], &status, 0);
+        assert_int_equal(status, 0);
+    }
+    munmap(a, sizeof(*a));
+}
+
+static void new_workers_catch_up_from_a_neighbour(void **state)
+{
+    static const struct admission cases[] = {
+        {.job = {.graph = "one-peer-exp", .workers = 4, .dead = {1}, .at = {9, -1}}, .count = 1},
+        {.job = {.graph = "ring", .workers = 2, .at = {-1, -1}}, .count = 3},
+        {.job = {.graph = "directed-exp", .workers = 3, .at = {-1, -1}}, .count = 1},
+        {.job = {.graph = "torus", .workers = 3, .at = {-1, -1},
+                 .algorithm = DP_MIXER_GRADIENT_TRACKING}, .count = 2},
+    };
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+            struct admission a = {.job = cases[i].job, .count = cases[i].count};
+            a.job.learns = true;
+            admit_on(kind, &a);
+        }
+}
+
+static void a_new_worker_with_other_parameters_is_refused_and_the_others_go_on(void **state)
+{
+    struct admission a = {.job = {.graph = "ring", .workers = 2, .at = {-1, -1}, .learns = true},
+                          .count = 1, .other_list = true};
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        admit_on(kind, &a);
+}
+
+static int refuse(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w;
+    const struct job *job = arg;
+
+    describe(&w, comm, job);
+    struct dp_mixer_config config = config_of(&w, job);
+    config.survive = false;
+    CHECK(!dp_mixer_new(&config, &w.mixer));
+    CHECK(dp_mixer_survive(w.mixer) == DP_ESTATE);
+    CHECK_SAYS("config.survive");
+    int err = dp_comm_barrier(comm);
+    CHECK(!err || err == DP_EABORTED);
+    config.survive = config.compat = true;
+    struct dp_mixer *unused;
+    err = dp_mixer_new(&config, &unused);
+    CHECK(err == DP_EINVAL || err == DP_EABORTED);
+    finish(&w);
+    return 0;
+}
+
+static void a_mixer_that_cannot_survive_says_so(void **state)
+{
+    struct job job = {.graph = "ring", .workers = 2};
+
+    (void)state;
+    assert_int_equal(comm_on_threads(2, LONG_NS, refuse, &job), 0);
+}
+
+static void quiet(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_worker_may_die_at_every_message),
+        cmocka_unit_test(two_workers_may_die_one_of_them_during_the_recovery),
+        cmocka_unit_test(an_average_that_is_cut_off_is_had_by_all_or_none),
+        cmocka_unit_test(survivors_learn_what_is_left_by_every_algorithm),
+        cmocka_unit_test(new_workers_catch_up_from_a_neighbour),
+        cmocka_unit_test(a_new_worker_with_other_parameters_is_refused_and_the_others_go_on),
+        cmocka_unit_test(a_mixer_that_cannot_survive_says_so),
+    };
+
+    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What recomputation does to memory: in each mode a step keeps as many micro-batches, and touches as
+ * many bytes of save areas, as the plan and the simulator said before it began.
+ */
+#include "pipeline_case.h"
+
+#include <stdint.h>
+#include <string.h>
+
+enum { RANKS_MAX = 8 };
+static const int64_t deadline_ns = INT64_C(60000000000);
+
+/* What the callbacks of one rank saw: a thread each. */
+struct seen {
+    int32_t kept, peak;
+    uintptr_t first, end; /* of all save areas */
+};
+static struct seen seen[RANKS_MAX];
+static _Thread_local struct seen *mine;
+static _Thread_local struct job_rank *my_rank;
+
+static void touch(struct seen *s, const struct dp_stage_call *call)
+{
+    const uintptr_t at = (uintptr_t)call->save;
+    const struct dp_stage stage =
+        model_stage_config(&my_rank->stages[call->slot], &model_ops_no_hook, false);
+
+    s->first = at < s->first ? at : s->first;
+    s->end = at + stage.save_bytes > s->end ? at + stage.save_bytes : s->end;
+}
+
+static int watch(void *user, const struct dp_stage_call *call, const char *what)
+{
+    (void)user;
+    touch(mine, call);
+    if (!strcmp(what, "forward") && !call->discarded && ++mine->kept > mine->peak)
+        mine->peak = mine->kept;
+    if (!strcmp(what, "backward") || !strcmp(what, "weight"))
+        mine->kept--;
+    return 0;
+}
+
+static int run_watched(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    struct dp_pipeline_memory memory;
+    struct dp_simulation sim;
+    struct job_rank r;
+
+    my_rank = &r;
+    CHECK(!job_rank_open(&r, job, comm));
+    mine = &seen[r.rank];
+    *mine = (struct seen){.first = UINTPTR_MAX};
+    dp_pipeline_memory(r.pipe, &memory);
+    CHECK(!dp_schedule_simulate(job->schedule, &(struct dp_cost){.f_ns = 1, .b_ns = 2, .i_ns = 1,
+                                                                  .w_ns = 1}, 0, &sim));
+    CHECK(!job_rank_step(&r));
+    CHECK(mine->kept == 0);
+    CHECK(mine->peak == memory.peak_activations);
+    CHECK(mine->peak == sim.ranks[r.rank].peak_activations);
+    CHECK(mine->end - mine->first <= memory.save_bytes);
+    CHECK(mine->end - mine->first + 256 > memory.save_bytes); /* the end is rounded up */
+    dp_simulation_fini(&sim);
+    job_rank_close(&r);
+    return 0;
+}
+
+static const struct dp_schedule_spec shapes[] = {
+    {.kind = DP_SCHEDULE_GPIPE, .ranks = 3, .microbatches = 5},
+    {.kind = DP_SCHEDULE_1F1B, .ranks = 4, .microbatches = 8},
+    {.kind = DP_SCHEDULE_ZB1P, .ranks = 4, .microbatches = 8},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 2, .microbatches = 6},
+    {.kind = DP_SCHEDULE_INTERLEAVED, .ranks = 2, .microbatches = 4},
+    {.kind = DP_SCHEDULE_ZBV, .ranks = 2, .microbatches = 4},
+    {.kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 5},
+};
+
+static int32_t most_kept(const struct dp_schedule *s)
+{
+    int32_t most = 0;
+
+    for (int rank = 0; rank < s->ranks; rank++)
+        most = seen[rank].peak > most ? seen[rank].peak : most;
+    return most;
+}
+
+/* Returns the most micro-batches that a rank kept. */
+static int32_t run_mode(struct dp_schedule_spec spec, enum dp_recompute recompute)
+{
+    spec.recompute = recompute;
+    struct dp_schedule *s = case_schedule(spec);
+    struct job job = job_make(s);
+
+    job.before = watch;
+    job.ops = &model_ops_no_hook;
+    job.fixed_order = false;
+    job.tolerance = 1e-5f;
+    case_run(&job, deadline_ns, run_watched, 0);
+    const int32_t most = most_kept(s);
+    dp_schedule_free(s);
+    return most;
+}
+
+static void peak_memory_is_what_the_plan_said_in_every_mode(void **state)
+{
+    (void)state;
+    int32_t kept = 0, recomputed = 0; /* over all schedules */
+
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        const int32_t never = run_mode(shapes[i], DP_RECOMPUTE_NEVER);
+        const int32_t last = run_mode(shapes[i], DP_RECOMPUTE_EXCEPT_LAST);
+        const int32_t always = run_mode(shapes[i], DP_RECOMPUTE_ALWAYS);
+        assert_true(never >= last && last >= always);
+        kept += never;
+        recomputed += always;
+    }
+    assert_true(2 * recomputed < kept);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(peak_memory_is_what_the_plan_said_in_every_mode),
+    };
+
+    return cmocka_run_group_tests_name("memory of recomputation", tests, NULL, NULL);
+}

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Skip connections of a schedule: their declaration, their messages under every schedule, the checker
+ * and the simulator, and the formats.
+ */
+#include "cmocka_all.h"
+
+#include <dualpipe/schedule.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* From stage 0 over every third of the model, crossing each other. */
+static int crossing(int stages, struct dp_skip skips[2])
+{
+    memset(skips, 0, 2 * sizeof(*skips));
+    skips[0] = (struct dp_skip){.name = "a", .from = 0, .to = stages - 1 - (stages > 2)};
+    skips[1] = (struct dp_skip){.name = "a", .space = "enc", .from = stages > 2, .to = stages - 1};
+    return stages > 1 ? 2 : 0;
+}
+
+static int stages_of(struct dp_schedule_spec spec)
+{
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    const int stages = s->stages;
+    dp_schedule_free(s);
+    return stages;
+}
+
+static const struct dp_schedule_spec shapes[] = {
+    {.kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 3},
+    {.kind = DP_SCHEDULE_GPIPE, .ranks = 4, .microbatches = 6},
+    {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4},
+    {.kind = DP_SCHEDULE_1F1B, .ranks = 5, .microbatches = 9},
+    {.kind = DP_SCHEDULE_ZB1P, .ranks = 4, .microbatches = 8},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 8, .microbatches = 20, .mirror_reduce = true},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 3},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 4, .microbatches = 10},
+    {.kind = DP_SCHEDULE_INTERLEAVED, .ranks = 3, .microbatches = 6, .virtual_stages = 3},
+    {.kind = DP_SCHEDULE_ZBV, .ranks = 4, .microbatches = 8},
+    {.kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 5},
+};
+enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
+
+static struct dp_schedule *build(struct dp_schedule_spec spec)
+{
+    struct dp_skip skips[2];
+    struct dp_schedule *s = NULL;
+
+    spec.skip_count = crossing(stages_of(spec), skips);
+    spec.skips = skips;
+    if (dp_schedule_new(&spec, &s))
+        fail_msg("%s", dp_last_error());
+    return s;
+}
+
+static int count_kind(const struct dp_schedule *s, enum dp_op_kind kind)
+{
+    int count = 0;
+
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        count += s->ops[i].kind == (uint32_t)kind;
+    return count;
+}
+
+static int remote_skips(const struct dp_schedule *s)
+{
+    int count = 0;
+
+    for (int i = 0; i < s->streams * s->skip_count; i++)
+        count += s->skip_ends[i].from != s->skip_ends[i].to;
+    return count;
+}
+
+/* Every variant of every shape. */
+static void for_all(void (*test)(struct dp_schedule *s))
+{
+    for (int i = 0; i < SHAPES; i++)
+        for (int variant = 0; variant < 4; variant++) {
+            struct dp_schedule_spec spec = shapes[i];
+            spec.forward_only = variant == 1;
+            spec.recompute = variant == 2 ? DP_RECOMPUTE_EXCEPT_LAST : DP_RECOMPUTE_NEVER;
+            spec.return_outputs = variant == 3;
+            struct dp_schedule *s = build(spec);
+            test(s);
+            dp_schedule_free(s);
+        }
+}
+
+static void expect_right(struct dp_schedule *s)
+{
+    const int messages = remote_skips(s) * s->mb_per_stream, back = s->forward_only ? 0 : messages;
+    struct dp_finding finding;
+
+    if (dp_schedule_check(s, NULL, &finding))
+        fail_msg("%s, %d ranks: %s", dp_schedule_kind_name(s->kind), s->ranks, finding.text);
+    assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_F), messages);
+    assert_int_equal(count_kind(s, DP_OP_RECV_SKIP_F), messages);
+    assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_B), back);
+    assert_int_equal(count_kind(s, DP_OP_RECV_SKIP_B), back);
+}
+
+static void every_schedule_with_crossing_skips_passes_the_checker(void **state)
+{
+    (void)state;
+    for_all(expect_right);
+}
+
+static void expect_round_trip(struct dp_schedule *s)
+{
+    for (int format = DP_FORMAT_TEXT; format <= DP_FORMAT_CSV; format++) {
+        struct dp_schedule *again;
+        char *text;
+        size_t len;
+        assert_int_equal(dp_schedule_write(s, (enum dp_format)format, &text, &len), 0);
+        if (dp_schedule_read(text, len, (enum dp_format)format, &again))
+            fail_msg("%s: %s", dp_schedule_kind_name(s->kind), dp_last_error());
+        assert_true(dp_schedule_equal(s, again));
+        dp_schedule_free(again);
+        free(text);
+    }
+}
+
+static void skips_are_written_and_read_back_in_every_format(void **state)
+{
+    (void)state;
+    for_all(expect_round_trip);
+}
+
+/* Messages that take no time change nothing; those of skips that take long delay their consumers. */
+static void expect_simulated(struct dp_schedule *s)
+{
+    const struct dp_cost cost = {.f_ns = 10, .i_ns = 10, .w_ns = 10};
+    struct dp_cost slow = cost;
+    struct dp_simulation fast_run, slow_run;
+
+    slow.link_bytes_per_ns = 1;
+    slow.skip_bytes = 1000;
+    assert_int_equal(dp_schedule_simulate(s, &cost, 0, &fast_run), 0);
+    assert_int_equal(dp_schedule_simulate(s, &slow, DP_SIMULATE_BATCHES, &slow_run), 0);
+    dp_simulation_fini(&slow_run);
+    assert_int_equal(dp_schedule_simulate(s, &slow, 0, &slow_run), 0);
+    if (remote_skips(s))
+        assert_true(slow_run.makespan_ns >= fast_run.makespan_ns + 900);
+    else
+        assert_int_equal(slow_run.makespan_ns, fast_run.makespan_ns);
+    dp_simulation_fini(&slow_run);
+    dp_simulation_fini(&fast_run);
+}
+
+static void the_simulator_lets_consumers_wait_for_skips(void **state)
+{
+    (void)state;
+    for_all(expect_simulated);
+}
+
+/* ---- what the checker finds ------------------------------------------------------------------ */
+
+static size_t find_op(const struct dp_schedule *s, int rank, enum dp_op_kind kind)
+{
+    size_t i = 0;
+
+    while (dp_schedule_ops(s, rank)[i].kind != (uint32_t)kind)
+        i++;
+    return s->first[rank] + i;
+}
+
+static void expect_finding(const struct dp_schedule *s, enum dp_rule rule, const char *text)
+{
+    struct dp_finding finding;
+
+    assert_int_equal(dp_schedule_check(s, NULL, &finding), DP_EINVAL);
+    if (finding.rule != rule || !strstr(finding.text, text))
+        fail_msg("%s: %s, expected %s: %s", dp_rule_name(finding.rule), finding.text,
+                 dp_rule_name(rule), text);
+}
+
+static void the_checker_finds_what_is_wrong_with_messages_of_skips(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build(shapes[1]);
+    size_t send = find_op(s, 0, DP_OP_SEND_SKIP_F), f = find_op(s, 2, DP_OP_RECV_SKIP_F);
+
+    s->ops[send].argument = 7;
+    expect_finding(s, DP_RULE_SHAPE, "skip 7, expected one of 2");
+    s->ops[send].argument = 1;
+    expect_finding(s, DP_RULE_SHAPE, "slot 0 has no such message of skip 1");
+    s->ops[send].argument = 0;
+    s->ops[send].mb = 1;
+    expect_finding(s, DP_RULE_ONCE, "is there twice");
+    s->ops[send].mb = 0;
+    /* Two receives of one skip the wrong way round. */
+    size_t next = f + 1;
+    while (s->ops[next].kind != DP_OP_RECV_SKIP_F)
+        next++;
+    const uint32_t mb = s->ops[f].mb;
+    s->ops[f].mb = s->ops[next].mb;
+    s->ops[next].mb = mb;
+    struct dp_finding finding;
+    assert_int_equal(dp_schedule_check(s, NULL, &finding), DP_EINVAL);
+    assert_true(finding.rule == DP_RULE_FIFO || finding.rule == DP_RULE_DEPENDENCY);
+    dp_schedule_free(s);
+}
+
+static void a_compute_before_its_skip_is_refused(void **state)
+{
+    (void)state;
+    static const char text[] = "user P=3 M=1 forward_only\n"
+                               "skip a 0 2\n"
+                               "rank 0: F0.0 sF0.0 skF0.0:0 c2\n"
+                               "rank 1: rF0.0 c1 F0.0 sF0.0 c1\n"
+                               "rank 2: rF0.0 c1 F0.0 rkF0.0:0 c1\n";
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
+    expect_finding(s, DP_RULE_DEPENDENCY, "its value of skip 0 has not been received");
+    dp_schedule_free(s);
+}
+
+/* Ranks 0 and 2 begin with the two ends of one skip in different batches. */
+static void skips_that_wait_in_a_circle_are_refused(void **state)
+{
+    (void)state;
+    static const char text[] = "user P=3 M=1 forward_only\n"
+                               "skip a 0 2\n"
+                               "rank 0: F0.0 skF0.0 c1 sF0.0 c1\n"
+                               "rank 1: rF0.0 c1 F0.0 sF0.0 c1\n"
+                               "rank 2: rF0.0 c1 rkF0.0 c1 F0.0\n";
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
+    expect_finding(s, DP_RULE_DEADLOCK, "rank 0, op 1 (skF0.0:0) -> rank 2");
+    dp_schedule_free(s);
+}
+
+static void messages_of_skips_are_added_to_a_list_of_computes(void **state)
+{
+    (void)state;
+    static const char text[] = "user P=2 M=2\n"
+                               "skip deep/x 0 3\n"
+                               "holds 0: 0 3\n"
+                               "holds 1: 1 2\n"
+                               "rank 0: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1\n"
+                               "rank 1: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1\n";
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
+    assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
+    assert_int_equal(s->skip_ends[0].from, 0);
+    assert_int_equal(s->skip_ends[0].to_slot, 1);
+    assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_F), 0); /* both ends are on rank 0 */
+    dp_schedule_free(s);
+}
+
+/* ---- declarations ---------------------------------------------------------------------------- */
+
+static void all_violations_are_reported_together(void **state)
+{
+    (void)state;
+    static const struct dp_skip wrong[] = {
+        {"self", "", 1, 1},     {"back", "", 3, 1},     {"twice", "", 0, 2}, {"twice", "", 1, 3},
+        {"lost", "", 0, -1},    {"none", "enc", -1, 2}, {"far", "", 0, 9},   {"two", "", 0, 1},
+        {"two", "enc", 0, 1},
+    };
+    static const char *const parts[] = {
+        "'self': produced and consumed by stage 1",
+        "'back': consumed by stage 1 before stage 3 produces it",
+        "'twice': produced twice, by stages 0 and 1", "'twice': consumed twice, by stages 2 and 3",
+        "'lost': produced by stage 0 and never consumed",
+        "'enc/none': consumed by stage 2 and never produced",
+        "'far': consumed by stage 9, expected 0 to 3",
+    };
+
+    assert_int_equal(dp_skips_check(wrong, sizeof(wrong) / sizeof(wrong[0]), 4), DP_EINVAL);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (!strstr(dp_last_error(), parts[i]))
+            fail_msg("%s, expected %s", dp_last_error(), parts[i]);
+    assert_non_null(strstr(dp_last_error(), "7 violations"));
+    assert_int_equal(dp_skips_check(wrong + 7, 2, 4), 0); /* one name in two namespaces */
+}
+
+static void what_is_no_declaration_is_refused(void **state)
+{
+    (void)state;
+    const struct dp_skip unnamed = {.from = 0, .to = 1}, blank = {"a b", "", 0, 1};
+    struct dp_schedule *s = build(shapes[3]);
+
+    assert_int_equal(dp_skips_check(NULL, 0, 2), 0);
+    assert_int_equal(dp_skips_check(NULL, 1, 2), DP_EINVAL);
+    assert_int_equal(dp_skips_check(&unnamed, -1, 2), DP_EINVAL);
+    assert_int_equal(dp_skips_check(&unnamed, 1, 2), DP_EINVAL);
+    assert_int_equal(dp_skips_check(&blank, 1, 2), DP_EINVAL);
+    assert_int_equal(dp_schedule_add_skips(s, &unnamed, 1), DP_ESTATE);
+    dp_schedule_free(s);
+}
+
+static void expect_unread(const char *text, enum dp_format format, const char *says)
+{
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_read(text, strlen(text), format, &s), DP_EINVAL);
+    if (!strstr(dp_last_error(), says))
+        fail_msg("%s, expected %s", dp_last_error(), says);
+}
+
+static void files_with_wrong_skips_are_refused_with_their_place(void **state)
+{
+    (void)state;
+    expect_unread("1f1b P=2 M=2\nskip a 0\n", DP_FORMAT_TEXT, "line 2: the line ends");
+    expect_unread("1f1b P=2 M=2\nskip a/b/c 0 1\n", DP_FORMAT_TEXT, "line 2: 'a/b/c'");
+    expect_unread("1f1b P=2 M=2\nskip a 0 x\n", DP_FORMAT_TEXT, "line 2: 'x', expected a stage");
+    expect_unread("1f1b P=2 M=2\nskip a 0 1 2\n", DP_FORMAT_TEXT, "line 2: '2', expected the end");
+    expect_unread("1f1b P=2 M=2\nskip a 1 0\nrank 0: F0.0\n", DP_FORMAT_TEXT,
+                  "line 3: skips: 1 violation: 'a': consumed by stage 0 before stage 1");
+    expect_unread("1f1b P=2 M=2\nrank 0: skF0.0:0\n", DP_FORMAT_TEXT, "the number of one of 0 skips");
+    expect_unread("{\"algo\": \"1f1b\", \"P\": 2, \"M\": 2, \"skips\": [{\"name\": \"a\"}],"
+                  "\"ranks\": [{\"events\": []}, {\"events\": []}]}",
+                  DP_FORMAT_JSON, "skips[0].from");
+    expect_unread("{\"algo\": \"1f1b\", \"P\": 2, \"M\": 2, \"skips\": [{\"name\": 7}],"
+                  "\"ranks\": [{\"events\": []}, {\"events\": []}]}",
+                  DP_FORMAT_JSON, "skips[0].name");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_schedule_with_crossing_skips_passes_the_checker),
+        cmocka_unit_test(skips_are_written_and_read_back_in_every_format),
+        cmocka_unit_test(the_simulator_lets_consumers_wait_for_skips),
+        cmocka_unit_test(the_checker_finds_what_is_wrong_with_messages_of_skips),
+        cmocka_unit_test(a_compute_before_its_skip_is_refused),
+        cmocka_unit_test(skips_that_wait_in_a_circle_are_refused),
+        cmocka_unit_test(messages_of_skips_are_added_to_a_list_of_computes),
+        cmocka_unit_test(all_violations_are_reported_together),
+        cmocka_unit_test(what_is_no_declaration_is_refused),
+        cmocka_unit_test(files_with_wrong_skips_are_refused_with_their_place),
+    };
+
+    return cmocka_run_group_tests_name("skip connections of schedules", tests, NULL, NULL);
+}
