@@ -189,11 +189,13 @@ static inline int find_link(struct dp_peers *peers, int peer, int lane, struct d
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
+/* One wire for both directions is in the list once. */
 static void note(struct dp_peers *peers, struct dp_link *link, bool in)
 {
     const struct dp_wire *wire = in ? link->in : link->out;
 
-    if (link->is_busy[in] || !dp_wire_is_busy(wire))
+    if (link->is_busy[in] || !dp_wire_is_busy(wire) ||
+        (link->in == link->out && link->is_busy[!in]))
         return;
     link->is_busy[in] = true;
     peers->busy[peers->busy_count++] = (struct dp_busy_wire){link, in};
@@ -221,8 +223,17 @@ static bool uses_shm(const struct dp_peers *peers, int peer)
     return peers->transport != DP_TRANSPORT_TCP && is_same_host(&all[peer], &all[peers->rank]);
 }
 
+/* A peer that has accepted this rank's wire before it sends anything answers on it. It does not do so
+ * where faults are injected: which of two ranks is first differs from run to run. */
+static struct dp_wire *input_of(const struct dp_peers *peers, const struct dp_link *link)
+{
+    return link->in || peers->has_fault ? link->in : link->out;
+}
+
 static void begin_in(struct dp_peers *peers, struct dp_link *link)
 {
+    if (link->out)
+        link->out->expects = false;
     peers->early_count -= link->early.head != NULL;
     while (link->early.head) {
         struct dp_wire_request *req = pop(&link->early);
@@ -264,12 +275,19 @@ static int connect_out(struct dp_peers *peers, struct dp_link *link)
 
     if (peers->mpi.ops)
         return connect_by_mpi(peers, link);
+    if (link->in && !link->in->error && !peers->has_fault) {
+        link->out = link->in;
+        return 0;
+    }
     int err = dp_peers_connect(peers, link->peer, link->lane, &wire);
     if (!err)
         err = add_faults(peers, link, false, &wire);
-    if (!err)
-        link->out = wire;
-    return err;
+    if (err)
+        return err;
+    link->out = wire;
+    if (input_of(peers, link) == wire)
+        wire->expects = link->early.head || peers->lanes[link->lane].any.head;
+    return 0;
 }
 
 /* The transport must be the same on all ranks, and reach them all. */
@@ -437,6 +455,36 @@ static void wait_for_message(struct dp_wire_queue *queue, void *buf, size_t room
     push(queue, req);
 }
 
+static struct dp_link *link_at(const struct dp_peers *peers, int lane, int peer)
+{
+    return peers->lanes[lane].links ? peers->lanes[lane].links[peer] : NULL;
+}
+
+static void expect_on(struct dp_peers *peers, struct dp_link *link, bool expects)
+{
+    struct dp_wire *wire = input_of(peers, link);
+
+    if (!wire)
+        return;
+    wire->expects = expects;
+    note(peers, link, link->in);
+}
+
+/* Whether the peer has sent something that no receive has been queued for. The first message on the
+ * wire that this rank sends on makes it the one to receive from. */
+static bool has_message(struct dp_peers *peers, struct dp_link *link)
+{
+    struct dp_wire *wire = input_of(peers, link);
+
+    if (!wire || wire->error || wire->receives.head || !wire->ops->has_message(wire))
+        return false;
+    if (!link->in) {
+        link->in = wire;
+        begin_in(peers, link);
+    }
+    return true;
+}
+
 int dp_peers_irecv(struct dp_peers *peers, int peer, int lane, void *buf, size_t room,
                    struct dp_link_request *req)
 {
@@ -464,12 +512,8 @@ int dp_peers_irecv(struct dp_peers *peers, int peer, int lane, void *buf, size_t
     }
     peers->early_count += !req->link->early.head;
     wait_for_message(&req->link->early, buf, room, &req->wire);
+    expect_on(peers, req->link, true);
     return 0;
-}
-
-static struct dp_link *link_at(const struct dp_peers *peers, int lane, int peer)
-{
-    return peers->lanes[lane].links ? peers->lanes[lane].links[peer] : NULL;
 }
 
 struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int lane, bool in)
@@ -483,10 +527,8 @@ static void expect(struct dp_peers *peers, int lane, bool expects)
 {
     for (int peer = 0; peer < peers->size; peer++) {
         struct dp_link *link = link_at(peers, lane, peer);
-        if (!link || !link->in)
-            continue;
-        link->in->expects = expects;
-        note(peers, link, true);
+        if (link)
+            expect_on(peers, link, expects);
     }
 }
 
@@ -513,9 +555,7 @@ static struct dp_link *find_message(struct dp_peers *peers, int lane)
     for (int i = 0; i < peers->size; i++) {
         const int peer = (l->next_peer + i) % peers->size;
         struct dp_link *link = link_at(peers, lane, peer);
-        if (!link || !link->in || link->in->error || link->in->receives.head)
-            continue;
-        if (!link->in->ops->has_message(link->in))
+        if (!link || !has_message(peers, link))
             continue;
         l->next_peer = (peer + 1) % peers->size;
         return link;
@@ -582,7 +622,9 @@ void dp_peers_progress(struct dp_peers *peers)
         const struct dp_busy_wire *busy = &peers->busy[i];
         struct dp_wire *wire = wire_of(busy);
         wire->ops->progress(wire);
-        if (dp_wire_is_busy(wire)) {
+        if (!busy->link->in && busy->link->early.head)
+            has_message(peers, busy->link);
+        if (!wire->error && dp_wire_is_busy(wire)) {
             i++;
             continue;
         }

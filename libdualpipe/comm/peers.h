@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * peers.h - the wires of a rank. A link is one lane to one peer, which is a channel of one
- * communicator: a wire that this rank connected, for what it sends, and one that the peer
- * connected, for what comes back. So channels never wait for each other, and neither side has to
- * wait for the other to connect first.
+ * communicator, so that channels never wait for each other. The side that sends first connects a wire;
+ * the other side answers on it, unless it has connected one itself by then: in that case each side
+ * sends on its own, and neither has to wait for the other to connect first. One connection for both
+ * directions is not only one descriptor less: the answer carries TCP's acknowledgement.
  *
  * A link comes to be when it is first used: a rank has descriptors for its neighbours, not for all
  * ranks. The first message waits until the peer calls any function of the communicator; receives
@@ -27,7 +28,7 @@ struct dp_peers_mpi {
 
 struct dp_link {
     int peer, lane;
-    struct dp_wire *out, *in;   /* NULL: not connected yet. MPI: the same wire */
+    struct dp_wire *out, *in;   /* NULL: not connected yet. May be the same wire; MPI: always is */
     struct dp_wire_queue early; /* receives that wait for `in` */
     bool is_busy[2];            /* out, in: whether it is in the list of busy wires */
     bool is_ended;              /* given up: no request succeeds any more */

@@ -114,15 +114,24 @@ static bool arm_sockets(struct dp_tcp_wire *w, struct pollfd *fd)
     return is_watched;
 }
 
+/* The end of the stream is not looked at again, nor is it polled for. */
 static bool tcp_has_message(struct dp_wire *wire)
 {
     struct dp_tcp_wire *w = dp_tcp_of(wire);
-    const struct dp_tcp_socket *s = w->sockets;
+    struct dp_tcp_socket *s = w->sockets;
     char byte;
 
     if (!wire->connected || wire->receives.head || wire->skip)
         return false;
-    return s->has_in || dp_tcp_ahead(s) || recv(s->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+    if (s->has_in || dp_tcp_ahead(s))
+        return true;
+    const ssize_t n = s->has_ended ? 0 : recv(s->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return false;
+    if (n < 0 && !w->send_error)
+        w->send_error = errno;
+    s->has_ended = n != 1;
+    return n == 1;
 }
 
 static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)

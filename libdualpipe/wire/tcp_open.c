@@ -17,7 +17,10 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-enum { LEAST_BUFFER_BYTES = 64 << 10 /* what fits in any case */ };
+enum {
+    LEAST_BUFFER_BYTES = 64 << 10, /* what fits in any case */
+    MOST_UNREAD = 4 << 20,         /* a peer may go on sending while its input is thrown away */
+};
 
 /* ---- a wire ------------------------------------------------------------------------------- */
 
@@ -51,12 +54,24 @@ static int new_wire(const struct dp_wire_ops *ops, int count, struct dp_tcp_wire
     return 0;
 }
 
+/* The system resets a connection that is closed with unread input, and drops what it has still to
+ * send. */
+static void discard_input(int fd)
+{
+    char unread[DP_TCP_READ_AHEAD];
+
+    for (int i = 0; i < MOST_UNREAD / DP_TCP_READ_AHEAD; i++)
+        if (recv(fd, unread, sizeof(unread), MSG_DONTWAIT) <= 0)
+            return;
+}
+
 void dp_tcp_close(struct dp_wire *wire)
 {
     struct dp_tcp_wire *w = dp_tcp_of(wire);
 
     for (int i = 0; i < w->count; i++) {
         dp_connector_fini(&w->sockets[i].connector);
+        discard_input(w->sockets[i].fd);
         dp_fd_close(w->sockets[i].fd);
     }
     dp_fd_close(w->epoll_fd);

@@ -12,6 +12,7 @@
 
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const DLDataType int64 = {kDLInt, 64, 1};
@@ -319,6 +320,50 @@ static void a_poll_function_ends_a_wait(void **state)
     on_all_kinds(2, LONG_NS, interrupt_wait, NULL);
 }
 
+/* ---- few connections ------------------------------------------------------------------------- */
+
+/* Rank 1 answers what it has received; rank 0 waits for that before anything has come. */
+static int ask_and_answer(struct dp_comm *comm, void *arg)
+{
+    const bool asks = !dp_comm_rank(comm);
+    struct dp_request receive;
+    char byte = 0;
+    int any = 0, before, opened;
+
+    for (int channel = 0; channel < 2; channel++) {
+        CHECK(!dp_comm_barrier(comm));
+        before = count_files();
+        if (asks && channel)
+            CHECK(!dp_comm_irecv_any(comm, DP_ANY_SOURCE, channel, &any, sizeof(any),
+                                     &receive));
+        else if (asks)
+            CHECK(!dp_comm_irecv(comm, 1, channel, 0, &any, sizeof(any), &receive));
+        if (asks)
+            CHECK(!blocking_send(comm, 1, channel, 0, &byte, 1));
+        else
+            CHECK(!blocking_receive(comm, 0, channel, 0, &byte, 1));
+        any = 7;
+        if (asks)
+            CHECK(!dp_comm_wait(comm, &receive, 1) && any == 7);
+        else
+            CHECK(!blocking_send(comm, 0, channel, 0, &any, sizeof(any)));
+        opened = count_files() - before;
+        CHECK(!asks || opened == 1);
+    }
+    (void)arg;
+    return dp_comm_barrier(comm);
+}
+
+static void an_answer_comes_by_the_connection_of_the_question(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        int killed;
+        if (!strcmp(kind->name, "tcp"))
+            assert_int_equal(kind->run(kind, 2, LONG_NS, ask_and_answer, NULL, &killed), 0);
+    }
+}
+
 /* ---- many ranks ------------------------------------------------------------------------------ */
 
 static int pass_around(struct dp_comm *comm, void *arg)
@@ -362,6 +407,7 @@ int main(void)
         cmocka_unit_test(a_receive_from_any_returns_its_source),
         cmocka_unit_test(a_busy_rank_is_waited_for),
         cmocka_unit_test(a_poll_function_ends_a_wait),
+        cmocka_unit_test(an_answer_comes_by_the_connection_of_the_question),
         cmocka_unit_test(a_ring_of_many_ranks_opens_files_for_neighbours_only),
     };
 
