@@ -17,7 +17,7 @@ struct frame {
     struct dp_stage_call call;
     DLTensor in[DP_MAX_TENSORS], out[DP_MAX_TENSORS];
     DLTensor gin[DP_MAX_TENSORS], gout[DP_MAX_TENSORS];
-    DLTensor made[DP_MAX_TENSORS]; /* what the callback is to fill, as it was handed out */
+    void *made[DP_MAX_TENSORS]; /* the data of what the callback is to fill, as it was handed out */
     DLTensor label_tensors[DP_MAX_TENSORS];
     const DLTensor *labels; /* of a last stage, NULL: none */
 };
@@ -29,19 +29,21 @@ static char *address(const struct dp_pipeline *pipe, size_t offset)
     return offset == DP_NOWHERE ? NULL : pipe->memory + offset;
 }
 
+static const DLTensor *blanks_of(const struct dp_pipeline *pipe, int border)
+{
+    return pipe->blanks + (size_t)border * DP_MAX_TENSORS;
+}
+
 /* The tensors of a border in a buffer; base NULL: nowhere. */
 static void make_tensors(const struct dp_pipeline *pipe, int border, const struct dp_layout *layout,
                          char *base, DLTensor *tensors)
 {
-    for (int k = 0; k < pipe->borders[border].count; k++) {
-        struct dp_tensor_spec *spec = &pipe->handed_out[border].tensors[k];
-        tensors[k] = (DLTensor){
-            .data = base && layout->offset[k] != DP_NOWHERE ? base + layout->offset[k] : NULL,
-            .device = pipe->dl,
-            .ndim = spec->ndim,
-            .dtype = spec->dtype,
-            .shape = spec->shape,
-        };
+    const DLTensor *blanks = blanks_of(pipe, border);
+    const int count = pipe->borders[border].count;
+
+    for (int k = 0; k < count; k++) {
+        tensors[k] = blanks[k];
+        tensors[k].data = base && layout->offset[k] != DP_NOWHERE ? base + layout->offset[k] : NULL;
     }
 }
 
@@ -51,7 +53,7 @@ static DLTensor given_tensor(const DLTensor *given, const struct dp_layout *layo
 {
     DLTensor t = *given;
 
-    if (base && given->strides) {
+    if (given->strides) {
         t.data = base + layout->offset[k];
         t.strides = NULL;
     }
@@ -61,9 +63,9 @@ static DLTensor given_tensor(const DLTensor *given, const struct dp_layout *layo
 /* ---- what a callback must not have changed --------------------------------------------------- */
 
 /* Not even one of another shape or type. */
-static bool is_no_tensor(const DLTensor *made, const DLTensor *tensor)
+static bool is_no_tensor(const void *made, const DLTensor *tensor)
 {
-    return (made->data && !tensor->data) || tensor->dtype.code == kDLOpaqueHandle ||
+    return (made && !tensor->data) || tensor->dtype.code == kDLOpaqueHandle ||
            tensor->ndim < 0 || (tensor->ndim && !tensor->shape);
 }
 
@@ -72,7 +74,7 @@ static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const ch
                        int border, int k, const DLTensor *tensor)
 {
     const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];
-    const bool none = is_no_tensor(&f->made[k], tensor);
+    const bool none = is_no_tensor(f->made[k], tensor);
     char what[128], has[128], wants[128], has_dtype[32], wants_dtype[32];
 
     dp_pipeline_describe(pipe, f->op, what, sizeof(what));
@@ -95,28 +97,38 @@ static int fail_tensor(struct dp_pipeline *pipe, const struct frame *f, const ch
         what, k, name, has_dtype, has, wants_dtype, wants);
 }
 
-static bool is_as_made(const struct dp_tensor_spec *spec, const DLTensor *tensor,
-                       const DLTensor *made)
+static bool is_as_made(const struct dp_tensor_spec *spec, const DLTensor *blank,
+                       const DLTensor *tensor, const void *made)
 {
-    return !memcmp(tensor, made, sizeof(*tensor)) &&
-           !memcmp(tensor->shape, spec->shape, (size_t)spec->ndim * sizeof(*spec->shape));
+    const size_t data = sizeof(tensor->data); /* comes first */
+
+    if (tensor->data != made ||
+        memcmp((const char *)tensor + data, (const char *)blank + data, sizeof(*blank) - data))
+        return false;
+    for (int i = 0; i < spec->ndim; i++)
+        if (blank->shape[i] != spec->shape[i])
+            return false;
+    return true;
 }
 
 static void remember(const struct dp_pipeline *pipe, struct frame *f, int border,
                      const DLTensor *tensors)
 {
-    memcpy(f->made, tensors, (size_t)pipe->borders[border].count * sizeof(*tensors));
+    for (int k = 0; k < pipe->borders[border].count; k++)
+        f->made[k] = tensors[k].data;
 }
 
 /* What a callback usually leaves behind: everything as it was handed out. */
 static bool all_as_made(const struct dp_pipeline *pipe, const struct frame *f, int border,
                         const DLTensor *tensors)
 {
-    bool same = true;
+    const struct dp_border *b = &pipe->borders[border];
+    const DLTensor *blanks = blanks_of(pipe, border);
 
-    for (int k = 0; k < pipe->borders[border].count && same; k++)
-        same = is_as_made(&pipe->borders[border].tensors[k], &tensors[k], &f->made[k]);
-    return same;
+    for (int k = 0; k < b->count; k++)
+        if (!is_as_made(&b->tensors[k], &blanks[k], &tensors[k], f->made[k]))
+            return false;
+    return true;
 }
 
 static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const char *name,
@@ -124,7 +136,7 @@ static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const 
 {
     for (int k = 0; k < pipe->borders[border].count; k++) {
         const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];
-        if (!is_as_made(spec, &tensors[k], &f->made[k]))
+        if (!is_as_made(spec, &blanks_of(pipe, border)[k], &tensors[k], f->made[k]))
             return fail_tensor(pipe, f, name, border, k, &tensors[k]);
     }
     return 0;
@@ -139,13 +151,13 @@ static int take_own_buffers(struct dp_pipeline *pipe, const struct frame *f, int
 
     for (int k = 0; k < count && !err; k++) {
         void *data = tensors[k].data;
-        if (data == f->made[k].data || !data || !f->made[k].data)
+        if (data == f->made[k] || !data || !f->made[k])
             continue;
-        tensors[k].data = f->made[k].data;
+        tensors[k].data = f->made[k];
         if (own && count == 1 && !pipe->staged)
             *own = data;
         else
-            err = dp_compute_copy(pipe, f->made[k].data, data,
+            err = dp_compute_copy(pipe, f->made[k], data,
                                   dp_spec_bytes(&pipe->borders[border].tensors[k]));
     }
     return err;
@@ -158,9 +170,9 @@ static int check_gradients(struct dp_pipeline *pipe, const struct frame *f, cons
     int err = 0;
 
     for (int k = 0; k < pipe->borders[border].count && !err; k++) {
-        if (tensors[k].data || !f->made[k].data)
+        if (tensors[k].data || !f->made[k])
             continue;
-        tensors[k].data = f->made[k].data;
+        tensors[k].data = f->made[k];
         err = dp_device_zero(pipe->compute, tensors[k].data,
                                       dp_spec_bytes(&pipe->borders[border].tensors[k]));
         if (!err)
@@ -203,12 +215,6 @@ static int fail_callback(const struct dp_pipeline *pipe, const struct frame *f, 
 
 /* ---- frames --------------------------------------------------------------------------------- */
 
-static int32_t global_mb(const struct dp_pipeline *pipe, const struct frame *f)
-{
-    return pipe->config.first_mb + (int32_t)f->op->mb +
-           f->slot->stream * pipe->config.schedule->mb_per_stream;
-}
-
 static DLTensor *const *grads_of(const struct dp_pipeline *pipe, const struct frame *f)
 {
     return dp_accumulator_set(&pipe->accumulator, f->op->slot, f->op->set);
@@ -225,7 +231,9 @@ static void make_inputs(const struct dp_pipeline *pipe, struct frame *f)
         return;
     }
     const DLTensor *given = dp_batch_at(&pipe->ends.inputs, f->op->mb);
-    for (int k = 0; k < pipe->borders[border].count; k++)
+    if (!base)
+        f->call.in = given;
+    for (int k = 0; k < pipe->borders[border].count && base; k++)
         f->in[k] = given_tensor(&given[k], layout, k, base);
     f->call.args = pipe->ends.inputs.args[f->op->mb];
     f->call.kwargs = pipe->ends.inputs.kwargs[f->op->mb];
@@ -268,15 +276,17 @@ static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct d
 {
     const struct dp_pipeline_config *config = &pipe->config;
     const struct dp_microbatches *context = pipe->now.args->context;
+    const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
+    const int32_t mb = (int32_t)op->mb + slot->stream * config->schedule->mb_per_stream;
 
     f->op = op;
-    f->slot = dp_pipeline_slot(pipe, op->slot);
+    f->slot = slot;
     f->stage = &pipe->stages[op->slot];
     f->call = (struct dp_stage_call){
         .slot = op->slot,
-        .stage = f->slot->stage,
+        .stage = slot->stage,
         .mb = (int32_t)op->mb,
-        .mb_global = global_mb(pipe, f),
+        .mb_global = config->first_mb + mb,
         .step = pipe->step,
         .training = !config->schedule->forward_only,
         .discarded = op->recomputed,
@@ -291,15 +301,20 @@ static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct d
         .gout = NULL, /* all members are set, so that nothing is cleared before */
         .args = NULL,
         .kwargs = NULL,
-        .context = context ? &context->kwargs[global_mb(pipe, f) - config->first_mb] : NULL,
+        .context = context ? &context->kwargs[mb] : NULL,
         .grads = grads_of(pipe, f),
-        .skips = dp_skips_begin(pipe, op),
+        .skips = pipe->skips.of_slot ? dp_skips_begin(pipe, op) : NULL,
     };
     /* By itself: among the others the compiler puts both words of it on the stack and reads them as
      * one, and such a load waits until the two stores are in the cache. */
-    f->call.random = dp_random_key(config->seed, pipe->step, (uint32_t)f->slot->stage,
-                                   (uint32_t)f->call.mb_global);
+    f->call.random = dp_random_key(config->seed, pipe->step, (uint32_t)slot->stage,
+                                   (uint32_t)(config->first_mb + mb));
     make_inputs(pipe, f);
+}
+
+static int end_skips(struct dp_pipeline *pipe, const struct frame *f)
+{
+    return f->call.skips ? dp_skips_end(pipe, f->op, f->call.skips) : 0;
 }
 
 /* ---- batch ---------------------------------------------------------------------------------- */
@@ -506,10 +521,10 @@ static int run_forward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
     if (err)
         return err;
-    err = f.stage->ops->forward(f.stage->user, &f.call, f.in, f.out);
+    err = f.stage->ops->forward(f.stage->user, &f.call, f.call.in, f.out);
     if (err)
         return fail_callback(pipe, &f, "forward", err);
-    err = dp_skips_end(pipe, op, f.call.skips);
+    err = end_skips(pipe, &f);
     if (!err)
         err = end_forward(pipe, &f);
     return err || f.call.recomputing ? err : take_loss(pipe, &f);
@@ -527,47 +542,51 @@ static int run_backward(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     err = f.stage->ops->backward(f.stage->user, &f.call, f.gout, f.gin, mode);
     if (err)
         return fail_callback(pipe, &f, "backward", err);
-    err = dp_skips_end(pipe, op, f.call.skips);
+    err = end_skips(pipe, &f);
     return err ? err : end_backward(pipe, &f);
 }
 
-/* What the hook of a pair needs for the losses of its last stages. */
-static int make_pair_losses(struct dp_pipeline *pipe, struct frame *f, struct frame *b,
-                            struct dp_pair_loss *f_loss, struct dp_pair_loss *b_loss)
+/* What the hook of a pair needs for the loss, where its forward or its backward is of a last stage. */
+static int make_forward_loss(struct dp_pipeline *pipe, struct frame *f, struct dp_pair_loss *loss)
 {
-    const struct dp_pipeline_config *config = &pipe->config;
-    int err = takes_loss(pipe, f) ? make_labels(pipe, f, 0) : 0;
+    int err = make_labels(pipe, f, 0);
 
-    if (!err && dp_slot_is_last(b->slot))
-        err = make_labels(pipe, b, 1);
-    if (err)
-        return err;
-    make_outputs(pipe, b);
-    *f_loss = (struct dp_pair_loss){.ops = config->loss,
-                                    .user = config->loss_user,
-                                    .labels = f->labels,
-                                    .values = pipe->loss_memory,
-                                    .max = config->max_loss_values,
-                                    .count = &pipe->now.pair_losses};
-    *b_loss = (struct dp_pair_loss){.ops = config->loss,
-                                    .user = config->loss_user,
-                                    .labels = b->labels,
-                                    .out = b->out,
-                                    .scale = scale_of(pipe, b)};
+    *loss = (struct dp_pair_loss){.ops = pipe->config.loss,
+                                  .user = pipe->config.loss_user,
+                                  .labels = f->labels,
+                                  .values = pipe->loss_memory,
+                                  .max = pipe->config.max_loss_values,
+                                  .count = &pipe->now.pair_losses};
     pipe->now.pair_losses = 0;
-    return 0;
+    return err;
+}
+
+static int make_backward_loss(struct dp_pipeline *pipe, struct frame *b, struct dp_pair_loss *loss)
+{
+    int err = make_labels(pipe, b, 1);
+
+    if (!err)
+        make_outputs(pipe, b);
+    *loss = (struct dp_pair_loss){.ops = pipe->config.loss,
+                                  .user = pipe->config.loss_user,
+                                  .labels = b->labels,
+                                  .out = b->out,
+                                  .scale = scale_of(pipe, b)};
+    return err;
 }
 
 static int call_pair(struct dp_pipeline *pipe, struct frame *f, struct frame *b)
 {
     struct dp_pair_loss f_loss, b_loss;
     bool f_last = takes_loss(pipe, f), b_last = dp_slot_is_last(b->slot);
-    int err = f_last || b_last ? make_pair_losses(pipe, f, b, &f_loss, &b_loss) : 0;
+    int err = f_last ? make_forward_loss(pipe, f, &f_loss) : 0;
 
+    if (!err && b_last)
+        err = make_backward_loss(pipe, b, &b_loss);
     if (err)
         return err;
     const struct dp_pair pair = {
-        .forward = {f->stage->user, &f->call, f->in, f->out, f_last ? &f_loss : NULL},
+        .forward = {f->stage->user, &f->call, f->call.in, f->out, f_last ? &f_loss : NULL},
         .backward = {b->stage->user, &b->call, b->gout, b->gin, b_last ? &b_loss : NULL},
     };
     err = f->stage->ops->fwd_bwd(&pair);
@@ -586,9 +605,9 @@ static int run_pair(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (!err)
         err = call_pair(pipe, &f, &b);
     if (!err)
-        err = dp_skips_end(pipe, &op[0], f.call.skips);
+        err = end_skips(pipe, &f);
     if (!err)
-        err = dp_skips_end(pipe, &op[1], b.call.skips);
+        err = end_skips(pipe, &b);
     if (!err)
         err = end_forward(pipe, &f);
     return err ? err : end_backward(pipe, &b);
@@ -601,7 +620,7 @@ static int run_weight(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     frame_init(pipe, &f, op);
     make_output_gradients(pipe, &f);
     int err = f.stage->ops->weight(f.stage->user, &f.call);
-    return err ? fail_callback(pipe, &f, "weight", err) : dp_skips_end(pipe, op, f.call.skips);
+    return err ? fail_callback(pipe, &f, "weight", err) : end_skips(pipe, &f);
 }
 
 static void set_border(struct dp_pipeline *pipe, int index, const int64_t *now)
@@ -658,13 +677,12 @@ static int run_call(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_step *step = pipe->now.args;
+    const bool loads = step->input_loader || step->label_loader;
+    int err = loads ? dp_load_before(pipe, op) : 0;
 
-    if (!step->input_loader && !step->label_loader)
-        return run_call(pipe, op);
-    int err = dp_load_before(pipe, op);
     if (!err)
         err = run_call(pipe, op);
-    for (int i = 0; i <= op->pair && !err; i++)
+    for (int i = 0; loads && i <= op->pair && !err; i++)
         dp_load_after(pipe, op + i);
     return err;
 }

@@ -47,6 +47,19 @@ static void take_config(struct dp_pipeline *pipe, const struct dp_pipeline_confi
     pipe->deadline_ns = config->comm ? dp_comm_deadline(config->comm) : 60 * DP_NS_PER_S;
 }
 
+static void describe_border(const struct dp_pipeline *pipe, size_t border)
+{
+    struct dp_border *b = &pipe->handed_out[border];
+
+    for (int k = 0; k < b->count; k++)
+        pipe->blanks[border * DP_MAX_TENSORS + (size_t)k] = (DLTensor){
+            .device = pipe->dl,
+            .ndim = b->tensors[k].ndim,
+            .dtype = b->tensors[k].dtype,
+            .shape = b->tensors[k].shape,
+        };
+}
+
 static int copy_config(struct dp_pipeline *pipe, const struct dp_pipeline_config *config)
 {
     size_t slots = (size_t)dp_schedule_slot_count(config->schedule, pipe->rank);
@@ -56,14 +69,17 @@ static int copy_config(struct dp_pipeline *pipe, const struct dp_pipeline_config
     pipe->borders = duplicate(config->borders, borders, sizeof(*pipe->borders));
     pipe->declared = duplicate(config->borders, borders, sizeof(*pipe->declared));
     pipe->handed_out = duplicate(config->borders, borders, sizeof(*pipe->borders));
+    pipe->blanks = calloc(borders, DP_MAX_TENSORS * sizeof(*pipe->blanks));
     pipe->layouts = calloc(borders, sizeof(*pipe->layouts));
     pipe->agreement = calloc((size_t)config->schedule->ranks, DP_AGREED * sizeof(*pipe->agreement));
     pipe->loss_memory = calloc((size_t)pipe->config.max_loss_values, sizeof(double));
-    if (!pipe->stages || !pipe->borders || !pipe->declared || !pipe->handed_out || !pipe->layouts ||
-        !pipe->agreement || !pipe->loss_memory)
+    if (!pipe->stages || !pipe->borders || !pipe->declared || !pipe->handed_out || !pipe->blanks ||
+        !pipe->layouts || !pipe->agreement || !pipe->loss_memory)
         return dp_fail(DP_ENOMEM, "no memory for a pipeline of %zu borders", borders);
-    for (size_t i = 0; i < borders; i++)
+    for (size_t i = 0; i < borders; i++) {
         dp_border_lay_out(&pipe->borders[i], &pipe->layouts[i]);
+        describe_border(pipe, i);
+    }
     pipe->config.stages = pipe->stages;
     pipe->config.borders = pipe->declared;
     return 0;
@@ -401,6 +417,7 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
     free(pipe->loss_memory);
     free(pipe->layouts);
     free(pipe->handed_out);
+    free(pipe->blanks);
     free(pipe->borders);
     free(pipe->declared);
     free(pipe->stages);

@@ -107,6 +107,12 @@ struct dp_plan {
     uint8_t sets[DP_MAX_SLOTS]; /* of gradients, of each slot */
 };
 
+/* An entry that calls the stage. */
+static inline bool dp_plan_is_compute(const struct dp_plan_op *op)
+{
+    return op->kind >= DP_PLAN_FORWARD && op->kind <= DP_PLAN_WEIGHT;
+}
+
 /* An entry that works on gradients of this rank only. */
 static inline bool dp_plan_is_sum(const struct dp_plan_op *op)
 {

@@ -7,31 +7,34 @@
 
 #include <stdio.h>
 
-static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+static int run_sum(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     if (pipe->now.args->accumulate && dp_plan_is_last(op))
         return 0;
     switch ((enum dp_plan_kind)op->kind) {
-    case DP_PLAN_ADD:
-    case DP_PLAN_SUM:
-    case DP_PLAN_ROUND:
-        return dp_sum_run(pipe, op);
     case DP_PLAN_REDUCE:
         return dp_reduce_launch(pipe, op);
     case DP_PLAN_REDUCE_WAIT:
         return dp_reduce_wait(pipe, op);
     default:
-        dp_comm_progress_start(pipe->config.comm);
-        return dp_compute_run(pipe, op);
+        return dp_sum_run(pipe, op);
     }
+}
+
+static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    if (!dp_plan_is_compute(op))
+        return run_sum(pipe, op);
+    dp_comm_progress_start(pipe->config.comm);
+    return dp_compute_run(pipe, op);
 }
 
 /* Of a pair both. */
 static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    int err = dp_evict_wait(pipe, op);
+    int err = op->evicted || op->fetched ? dp_evict_wait(pipe, op) : 0;
 
-    return !err && op->pair ? dp_evict_wait(pipe, op + 1) : err;
+    return !err && op->pair && (op[1].evicted || op[1].fetched) ? dp_evict_wait(pipe, op + 1) : err;
 }
 
 int dp_pipeline_progress(struct dp_pipeline *pipe)
@@ -83,11 +86,11 @@ static bool is_recorded(const struct dp_pipeline *pipe, const struct dp_plan_op 
 
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    if (!pipe->recording)
-        return run_entry(pipe, op);
-    int64_t start_ns = dp_now_ns();
+    const bool recording = pipe->recording && is_recorded(pipe, op);
+    int64_t start_ns = recording ? dp_now_ns() : 0;
     int err = run_entry(pipe, op);
-    if (!err && is_recorded(pipe, op))
+
+    if (!err && recording)
         record(pipe, op, start_ns);
     return err;
 }

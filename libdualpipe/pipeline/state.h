@@ -78,6 +78,8 @@ struct dp_pipeline {
     struct dp_border *borders;        /* the same with the extents of the micro-batch at hand */
     struct dp_border
         *handed_out; /* the same: the shapes that callbacks are handed, and might change */
+    DLTensor *blanks; /* [stages + 1][DP_MAX_TENSORS] as callbacks are handed them, but for the data;
+                       * the shapes are those of handed_out */
     struct dp_border_layout *layouts;
     struct dp_border declared_labels, labels;
     struct dp_border_layout label_layout;

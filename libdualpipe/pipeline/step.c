@@ -93,9 +93,9 @@ static int check_loader(const struct dp_pipeline *pipe, const struct dp_loader *
 {
     char name[32];
 
-    snprintf(name, sizeof(name), "%s_loader", what);
     if (!loader)
         return 0;
+    snprintf(name, sizeof(name), "%s_loader", what);
     if (!used)
         return check_unused(pipe, loader, name, why);
     if (given)
