@@ -262,20 +262,21 @@ static bool is_alive(uint32_t mark)
 {
     uint32_t gone = mark & (INPUT_AWAY | WEIGHT_AWAY);
 
-    if (!(mark & SAVED) || mark & DONE)
-        return false;
+    if ((mark & (SAVED | DONE)) != SAVED || !gone)
+        return (mark & (SAVED | DONE)) == SAVED;
     return mark & BACKWARD ? !(gone & WEIGHT_AWAY) : gone != (INPUT_AWAY | WEIGHT_AWAY);
 }
 
 /* Change the mark of (slot, mb) and count the activation sets. */
-static int change(struct walk *w, struct dp_op op, uint32_t set, uint32_t clear)
+static inline int change(struct walk *w, struct dp_op op, uint32_t set, uint32_t clear)
 {
     uint32_t *mark = mark_of(w, op.slot, op.mb), before = *mark;
 
+    const int more = is_alive((before | set) & ~clear) - is_alive(before);
+
     *mark = (before | set) & ~clear;
-    w->alive += is_alive(*mark) - is_alive(before);
-    if (is_alive(*mark) > is_alive(before) && w->c->max_activations >= 0 &&
-        w->alive > w->c->max_activations)
+    w->alive += more;
+    if (more > 0 && w->c->max_activations >= 0 && w->alive > w->c->max_activations)
         return FOUND(w, DP_RULE_ACTIVATION, "%d activation sets are alive, expected at most %d",
                      w->alive, w->c->max_activations);
     return 0;
@@ -285,7 +286,7 @@ static int on_forward(struct walk *w, const struct dp_slot *slot, struct dp_op o
 {
     int err = check_input(w, slot, op);
 
-    if (!err)
+    if (!err && w->c->s->skip_count)
         err = dp_check_skips_came(w->c, w->rank, w->index, op);
     if (err)
         return err;
@@ -373,7 +374,7 @@ static int on_backward(struct walk *w, const struct dp_slot *slot, struct dp_op 
 {
     int err = check_gradient(w, slot, op);
 
-    if (!err)
+    if (!err && w->c->s->skip_count)
         err = dp_check_skips_came(w->c, w->rank, w->index, op);
     if (!err)
         err = check_saved(w, op);

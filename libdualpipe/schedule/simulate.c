@@ -255,7 +255,9 @@ static void wait_for_fetch(struct turn *t, struct dp_op op)
     struct dp_messages *coming = &t->clock->coming;
     uint32_t set = copy_tag((struct dp_op){.slot = op.slot, .mb = op.mb});
 
-    for (uint32_t k = coming->count; op.kind != DP_OP_F && k-- > 0;)
+    if (op.kind == DP_OP_F)
+        return;
+    for (uint32_t k = coming->count; k-- > 0;)
         if ((dp_messages_at(coming, k)->tag & ((UINT32_C(1) << 26) - 1)) == set)
             move_clock(t->clock, dp_messages_take(coming, k).time_ns, -1, t->clock->cause);
 }
@@ -266,10 +268,14 @@ static void account(struct turn *t, struct dp_op op)
 {
     struct clock *clock = t->clock;
 
-    bool again = op.kind == DP_OP_RECOMPUTE, kept = op.kind == DP_OP_F && !op.recomputed;
-    clock->alive += (kept || again) - (op.kind == DP_OP_B || op.kind == DP_OP_W);
-    clock->aside += (op.kind == DP_OP_F && op.recomputed) - again;
-    note_memory(t);
+    const bool again = op.kind == DP_OP_RECOMPUTE, forward = op.kind == DP_OP_F;
+    clock->alive += (forward || again) - (op.kind == DP_OP_B || op.kind == DP_OP_W);
+    if (again || (forward && op.recomputed)) {
+        clock->alive -= forward;
+        clock->aside += forward - again;
+    }
+    if (forward || again)
+        note_memory(t);
     clock->queued += (op.kind == DP_OP_I) - (op.kind == DP_OP_W);
     if (clock->queued > t->report->peak_weight_queue)
         t->report->peak_weight_queue = clock->queued;
@@ -343,20 +349,21 @@ static bool with_skips(struct turn *t, struct dp_op op, bool taking)
 
 static enum outcome compute(struct turn *t, const struct dp_op *op)
 {
+    const bool skips = t->sim->s->skip_count, fetches = t->clock->coming.count;
     struct need first, second = {0};
 
     if (!is_input_there(t, op[0], &first) ||
-        (op->overlap && !is_input_there(t, op[1], &second)) || !with_skips(t, op[0], false) ||
-        (op->overlap && !with_skips(t, op[1], false)))
+        (op->overlap && !is_input_there(t, op[1], &second)))
         return WAITS;
+    for (int i = 0; skips && i <= op->overlap; i++)
+        if (!with_skips(t, op[i], false))
+            return WAITS;
     take(t, &first);
     take(t, &second);
-    with_skips(t, op[0], true);
-    if (op->overlap)
-        with_skips(t, op[1], true);
-    wait_for_fetch(t, op[0]);
-    if (op->overlap)
-        wait_for_fetch(t, op[1]);
+    for (int i = 0; skips && i <= op->overlap; i++)
+        with_skips(t, op[i], true);
+    for (int i = 0; fetches && i <= op->overlap; i++)
+        wait_for_fetch(t, op[i]);
     spend(t, op, dp_duration_ns(&t->sim->durations, t->sim->s, t->rank, op));
     account(t, op[0]);
     if (op->overlap) {

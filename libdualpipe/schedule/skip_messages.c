@@ -48,7 +48,7 @@ int dp_schedule_add_skips(struct dp_schedule *s, const struct dp_skip *skips, in
 {
     if (s->skip_count)
         return dp_fail(DP_ESTATE, "add skips: the schedule has %d already", s->skip_count);
-    const struct additions has = find_additions(s);
+    const struct additions has = count ? find_additions(s) : (struct additions){0};
     int err = dp_schedule_take_skips(s, skips, count);
     if (err)
         return dp_fail(err, "%s", dp_last_error());
