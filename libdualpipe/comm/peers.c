@@ -733,6 +733,11 @@ static void finish_early(struct dp_peers *peers, struct dp_link *link, int statu
     finish_all(&link->early, status);
 }
 
+void dp_peers_finish_early(struct dp_peers *peers, struct dp_link *link)
+{
+    finish_early(peers, link, DP_ECOMM);
+}
+
 static void finish_any(struct dp_peers *peers, int lane)
 {
     peers->any_count -= peers->lanes[lane].any.head != NULL;

@@ -130,6 +130,8 @@ int dp_peers_connect(struct dp_peers *peers, int peer, int lane, struct dp_wire 
 bool dp_peers_take_watch(struct dp_peers *peers, int *peer, struct dp_wire **out);
 /* The peer is dead: fail all its requests, and later ones. DP_ENOMEM. */
 int dp_peers_bury(struct dp_peers *peers, int peer);
+/* The peer makes no wire any more: fail the receives that wait for one. */
+void dp_peers_finish_early(struct dp_peers *peers, struct dp_link *link);
 /* Fail this request and its link, so that no request of that succeeds any more. */
 void dp_peers_cancel(struct dp_peers *peers, struct dp_link_request *req);
 /* Fail all requests of these lanes, and later ones on their links. */

@@ -171,6 +171,7 @@ static void lose(struct dp_rendezvous *rv, int rank)
 
 /* ---- messages in ----------------------------------------------------------------------------- */
 
+/* A root that has left serves the others until they have left, too: its connection stays. */
 static void note_left(struct dp_rendezvous *rv, int rank)
 {
     const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_LEFT, .rank = rank};
@@ -180,8 +181,6 @@ static void note_left(struct dp_rendezvous *rv, int rank)
     if (rv->rank == 0) {
         rv->peers[rank].is_gone = true;
         dp_rendezvous_tell_all(rv, &m);
-    } else if (rank == 0) {
-        rv->peers[0].is_gone = true;
     }
 }
 

@@ -82,7 +82,7 @@ struct dp_rendezvous_peer {
     struct dp_wire_request receive, table, sends[DP_RENDEZVOUS_OUTBOX];
     void *in; /* rv->in_room bytes */
     struct dp_rendezvous_message out[DP_RENDEZVOUS_OUTBOX];
-    bool is_gone; /* left, or died */
+    bool is_gone; /* left, or died; of the root: its connection has ended */
 };
 
 struct dp_rendezvous {

@@ -125,7 +125,7 @@ static int gather_at_member(struct dp_rendezvous *rv, const struct dp_endpoint *
     rv->failure.error = 0;
     dp_rendezvous_tell(&rv->peers[0], &m);
     while (rv->epoch != rv->gather && !rv->failure.error && !err) {
-        if (rv->peers[0].is_gone)
+        if (rv->peers[0].is_gone || rv->left[0])
             err = fail_without_root(rv);
         else if (dp_now_ns() > until_ns)
             err = dp_fail(DP_ETIMEDOUT, "no message from rank 0 within %.1f s",

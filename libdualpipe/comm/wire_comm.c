@@ -305,7 +305,7 @@ static bool has_left(const struct wire_comm *c, int peer)
            (c->base.survival && dp_survival_is_gone(c->base.survival, peer));
 }
 
-static int check_early(struct wire_comm *c, const struct request *r)
+static int check_early(struct wire_comm *c, struct request *r)
 {
     const int64_t now_ns = dp_now_ns();
     const int peer = r->peer;
@@ -319,6 +319,7 @@ static int check_early(struct wire_comm *c, const struct request *r)
     dp_peers_accept(&c->peers);
     if (dp_peers_wire_of(&r->part, false))
         return DP_EAGAIN;
+    dp_peers_finish_early(&c->peers, r->part.link);
     return dp_fail(DP_ECOMM, "rank %d has left the group", peer);
 }
 

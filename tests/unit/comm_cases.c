@@ -26,7 +26,6 @@ static int run_in_part(struct dp_comm *comm, void *arg)
         result = one->fn(part, one->arg);
         dp_comm_close(part);
     }
-    dp_comm_barrier(comm); /* rank 0, which passes on what ends a group, stays for so long */
     return result;
 }
 

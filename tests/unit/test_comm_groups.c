@@ -364,6 +364,40 @@ static void an_answer_comes_by_the_connection_of_the_question(void **state)
     }
 }
 
+/* ---- rank 0 leaves ----------------------------------------------------------------------------- */
+
+/* Rank 0 is not in the part, and has closed its communicators when rank 1 aborts. */
+static int abort_without_rank_0(struct dp_comm *comm, void *arg)
+{
+    const int rank = dp_comm_rank(comm);
+    struct dp_comm *part;
+    struct dp_abort why;
+    char byte;
+
+    (void)arg;
+    CHECK(!dp_comm_split(comm, rank ? 1 : -1, 0, &part));
+    if (!rank)
+        return 0;
+    CHECK(blocking_receive(comm, 0, 0, 0, &byte, 1) == DP_ECOMM);
+    CHECK_SAYS("rank 0 has left");
+    const int err = dp_comm_barrier(part);
+    CHECK(!err || (err == DP_EABORTED && rank > 1)); /* rank 1 may be ahead */
+    if (rank == 1)
+        CHECK(!dp_comm_abort(part, DP_EIO, "no paper"));
+    else
+        CHECK(blocking_receive(part, 0, 0, 0, &byte, 1) == DP_EABORTED);
+    CHECK(dp_comm_aborted(part, &why));
+    CHECK(why.rank == 0 && why.error == DP_EIO && !strcmp(why.text, "no paper"));
+    dp_comm_close(part);
+    return 0;
+}
+
+static void an_abort_in_a_part_is_heard_after_rank_0_has_left(void **state)
+{
+    (void)state;
+    on_all_kinds(4, LONG_NS, abort_without_rank_0, NULL);
+}
+
 /* ---- many ranks ------------------------------------------------------------------------------ */
 
 static int pass_around(struct dp_comm *comm, void *arg)
@@ -405,6 +439,7 @@ int main(void)
         cmocka_unit_test(a_failure_in_a_group_ends_the_family),
         cmocka_unit_test(messages_of_any_rank_arrive_in_the_order_of_their_sender),
         cmocka_unit_test(a_receive_from_any_returns_its_source),
+        cmocka_unit_test(an_abort_in_a_part_is_heard_after_rank_0_has_left),
         cmocka_unit_test(a_busy_rank_is_waited_for),
         cmocka_unit_test(a_poll_function_ends_a_wait),
         cmocka_unit_test(an_answer_comes_by_the_connection_of_the_question),
