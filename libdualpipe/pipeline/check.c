@@ -371,34 +371,6 @@ const char *dp_execution_name(enum dp_execution execution)
     return (unsigned)execution < DP_EXECUTIONS ? names[execution] : "?";
 }
 
-int dp_pipeline_check_struct(const char *name, size_t size)
-{
-#define KNOWN(s)                                                                                   \
-    {                                                                                              \
-#s, sizeof(struct s)                                                                       \
-    }
-    static const struct {
-        const char *name;
-        size_t size;
-    } known[] = {
-        KNOWN(dp_pipeline_config), KNOWN(dp_step),     KNOWN(dp_stage), KNOWN(dp_stage_ops),
-        KNOWN(dp_stage_call),      KNOWN(dp_loss_ops), KNOWN(dp_pair),  KNOWN(dp_border),
-        KNOWN(dp_parameter),       KNOWN(dp_loader)};
-#undef KNOWN
-
-    for (size_t i = 0; name && i < sizeof(known) / sizeof(known[0]); i++) {
-        if (strcmp(name, known[i].name))
-            continue;
-        return size == known[i].size
-                   ? 0
-                   : dp_fail(DP_EMISMATCH,
-                             "struct %s: %zu bytes, expected %zu, as in release %d.%d.%d", name,
-                             size, known[i].size, DP_VERSION_MAJOR, DP_VERSION_MINOR,
-                             DP_VERSION_PATCH);
-    }
-    return dp_fail(DP_EINVAL, "struct %s: unknown to the pipeline", name ? name : "NULL");
-}
-
 int dp_config_check(const struct dp_pipeline_config *config, const struct dp_device *device)
 {
     struct dp_pipeline_config one = *config;

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# headers.sh - every public header is installed and compiles alone, twice, in C11 and in C++17.
+# headers.sh - every public header is installed and compiles alone, twice, in C11 and in C++17; the
+# library knows the size of every struct in them.
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
 cd "$DP_TOP_SRCDIR"
 
@@ -27,5 +28,12 @@ for file in libdualpipe/include/dualpipe/*.h offload/include/dualpipe/*.h; do
     case_is "$header is not installed" \
         "$(grep -qF "$file" "${file%%/*}/Makefile.inc" || echo "$header")"
 done
+
+# Bindings ask for each struct by name.
+defined=$(sed -n 's/^struct \(dp[a-z_0-9]*\) {.*/\1/p' libdualpipe/include/dualpipe/*.h \
+    offload/include/dualpipe/*.h | sort -u)
+known=$(sed -n 's/^    KNOWN(\(.*\)),$/\1/p' libdualpipe/structs.c)
+case_is 'structs of public headers, and those in libdualpipe/structs.c' \
+    "$([ "$defined" = "$known" ] || printf '%s\n' "$defined" "$known" | sort | uniq -u)"
 [ -n "$cxx" ] || case_skipped 'C++17: no C++ compiler here'
 cases_end

@@ -8,6 +8,11 @@
 #include "comm_group.h"
 #include "pipeline_job.h"
 
+#include <dualpipe/checkpoint.h>
+#include <dualpipe/mixer.h>
+#include <dualpipe/offload.h>
+#include <dualpipe/optimizer.h>
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -661,15 +666,32 @@ static void micro_batches_may_be_uneven_by_either_rule(void **state)
 
 /* ---- structs ---------------------------------------------------------------------------------- */
 
+#define SIZED(s) {#s, sizeof(struct s)}
+
 static void structs_of_another_release_are_refused_by_name(void **state)
 {
+    static const struct {
+        const char *name;
+        size_t size;
+    } passed[] = {SIZED(dp_step),         SIZED(dp_stage),         SIZED(dp_pipeline_config),
+                  SIZED(dp_comm_config),  SIZED(dp_abort),         SIZED(dp_request),
+                  SIZED(dp_mixer_config), SIZED(dp_offload_config), SIZED(dp_optimizer_config),
+                  SIZED(dp_parameter),    SIZED(dp_schedule_spec), SIZED(dp_checkpoint_tensor)};
+    char sentence[80];
+
     (void)state;
-    assert_int_equal(dp_pipeline_check_struct("dp_step", sizeof(struct dp_step)), 0);
-    assert_int_equal(dp_pipeline_check_struct("dp_stage", sizeof(struct dp_stage)), 0);
+    assert_int_equal(DP_CHECK_STRUCT(dp_stage_ops), 0);
     dp_log_set(drop_line, NULL, DP_LOG_ERROR);
-    assert_int_equal(dp_pipeline_check_struct("dp_step", 8), DP_EMISMATCH);
-    assert_non_null(strstr(dp_last_error(), "struct dp_step: 8 bytes, expected"));
-    assert_int_equal(dp_pipeline_check_struct("dp_stride", 8), DP_EINVAL);
+    for (size_t i = 0; i < sizeof(passed) / sizeof(passed[0]); i++) {
+        const size_t other = passed[i].size + 8;
+        assert_int_equal(dp_check_struct(passed[i].name, passed[i].size), 0);
+        assert_int_equal(dp_check_struct(passed[i].name, other), DP_EMISMATCH);
+        snprintf(sentence, sizeof(sentence), "struct %s: %zu bytes, expected %zu", passed[i].name,
+                 other, passed[i].size);
+        assert_non_null(strstr(dp_last_error(), sentence));
+    }
+    assert_int_equal(dp_check_struct("dp_stride", 8), DP_EINVAL);
+    assert_int_equal(dp_check_struct(NULL, 8), DP_EINVAL);
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
 }
 

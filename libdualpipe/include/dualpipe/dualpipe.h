@@ -35,6 +35,13 @@ extern "C" {
  * against). */
 DP_PUBLIC const char *dp_version(void);
 
+/* For programs that may be loaded with another release, as bindings in other languages: is this
+ * library's struct of that name, any that a public header defines, of that size? Ask for each one
+ * that you pass, before the first call. DP_EMISMATCH naming both sizes, DP_EINVAL for a name that
+ * this release has not. Any thread. */
+DP_PUBLIC int dp_check_struct(const char *name, size_t size);
+#define DP_CHECK_STRUCT(name) dp_check_struct(#name, sizeof(struct name))
+
 /* What can go wrong. Each is a negative errno, so strerror(-e) also says something of use. */
 enum dp_error {
     DP_EAGAIN = -EAGAIN,          /* not done yet: call again */

@@ -255,12 +255,6 @@ DP_PUBLIC bool dp_pipeline_owns(const struct dp_pipeline *pipe, int slot, int32_
 DP_PUBLIC int dp_pipeline_bind(struct dp_pipeline *pipe, int slot,
                                const struct dp_parameter *parameters);
 
-/* For bindings in other languages: does this library know the struct of that name with that size?
- * "dp_pipeline_config", "dp_step", "dp_stage", "dp_stage_ops", "dp_stage_call", "dp_loss_ops",
- * "dp_pair", "dp_border", "dp_parameter", "dp_loader". DP_EMISMATCH naming both sizes, DP_EINVAL
- * for an unknown name. Any thread. */
-DP_PUBLIC int dp_pipeline_check_struct(const char *name, size_t size);
-
 /* The number of the next step: it keys random numbers and counts up from 0 by each training step
  * that succeeded; an evaluation does not count. To resume a run, and to repeat a step after a
  * failure (a rank may have finished the step in which another one failed), say on every rank which
