@@ -55,6 +55,10 @@ int dp_comm_grow(struct dp_comm *comm, int count, const struct dp_comm_config *c
         return err;
     const int first_new = full.size;
     full.size += count;
+    if (!full.poll) {
+        full.poll = comm->world->poll;
+        full.poll_user = comm->world->poll_user;
+    }
     return dp_comm_meet(&full, first_new, out);
 }
 

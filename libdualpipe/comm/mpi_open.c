@@ -45,6 +45,7 @@ int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_s
     struct dp_invitation invitation;
     char why[DP_MPI_WHY] = "";
     struct dp_rendezvous_config rendezvous = {
+        .poll = {config->poll, config->poll_user},
         .secret = config->secret ? config->secret : settings->secret,
         .timeout_ns = config->timeout_ns ? config->timeout_ns : settings->timeout_ms * DP_NS_PER_MS,
     };

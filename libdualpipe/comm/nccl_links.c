@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/comm_core.h"
 #include "comm/nccl_links.h"
 
 #include "base/clock.h"
@@ -44,6 +45,8 @@ static int settle(struct dp_nccl_links *l, const struct dp_nccl_link *link, cons
             continue;
         }
         err = dp_comm_progress(l->host);
+        if (!err)
+            err = dp_comm_poll(l->host);
         if (!err && dp_now_ns() > until_ns)
             err = dp_fail(DP_ETIMEDOUT, "NCCL: %s (%s %s rank %d): not done within %.1f s", what,
                           channel_names[link->channel], link->sends ? "to" : "from", link->peer,
@@ -236,6 +239,8 @@ static int send_first(struct dp_nccl_links *l)
         err = dp_device_event_record(l->idle, l->links[i].stream);
         while (!err && (err = dp_device_event_test(l->idle)) == DP_EAGAIN) {
             err = dp_comm_progress(l->host);
+            if (!err)
+                err = dp_comm_poll(l->host);
             if (!err && dp_now_ns() > until_ns)
                 err = dp_fail(DP_ETIMEDOUT, "NCCL: no first message %s rank %d within %.1f s",
                               l->links[i].sends ? "to" : "from", l->links[i].peer,

@@ -74,9 +74,11 @@ static int open_alone(const struct dp_comm_config *config, struct dp_comm **out)
 {
     int err = dp_comm_threads_new(1, out);
 
-    if (!err)
-        (*out)->deadline_ns = config->timeout_ns;
-    return err;
+    if (err)
+        return err;
+    (*out)->deadline_ns = config->timeout_ns;
+    dp_comm_set_poll(*out, config->poll, config->poll_user);
+    return 0;
 }
 
 /* ---- other ways to rank 0 than an address --------------------------------------------------------- */
@@ -112,6 +114,7 @@ static int get_invitation(const struct dp_comm_config *config, struct dp_invitat
 {
     const struct dp_comm_store *store = config->store;
     const int64_t until_ns = dp_now_ns() + config->timeout_ns;
+    const struct dp_poll poll = {config->poll, config->poll_user};
     unsigned backoff_us = 0;
     char key[KEY_TEXT];
     size_t len;
@@ -126,6 +129,9 @@ static int get_invitation(const struct dp_comm_config *config, struct dp_invitat
         if (dp_now_ns() > until_ns)
             return dp_fail(DP_ETIMEDOUT, "rank 0 has left no address in the store (%s) within %.1f s",
                            key, (double)config->timeout_ns / DP_NS_PER_S);
+        err = dp_poll_call(&poll);
+        if (err)
+            return err;
         dp_backoff(&backoff_us);
     }
     if (err)
@@ -155,7 +161,8 @@ static int open_wires(const struct dp_comm_config *config, const struct dp_comm_
                                               .size = config->size,
                                               .first_new = first_new,
                                               .secret = config->secret,
-                                              .timeout_ns = config->timeout_ns};
+                                              .timeout_ns = config->timeout_ns,
+                                              .poll = {config->poll, config->poll_user}};
     struct dp_invitation invitation = {0};
     char host[256] = "";
     int err = 0;

@@ -343,14 +343,25 @@ int dp_rendezvous_arm(struct dp_rendezvous *rv, struct pollfd *fds)
     return count;
 }
 
+int dp_poll_call(const struct dp_poll *poll)
+{
+    const int err = poll->fn ? poll->fn(poll->user) : 0;
+
+    return err ? dp_fail(err < 0 ? err : DP_EABORTED,
+                         "a wait was interrupted by the caller's poll function")
+               : 0;
+}
+
 void dp_rendezvous_sleep(struct dp_rendezvous *rv)
 {
-    enum { AT_MOST_MS = 20 };
+    const int at_most_ms = rv->polls && rv->poll.fn ? 1 : 20;
     int count = arm(rv, rv->fds);
 
     pthread_mutex_unlock(&rv->lock);
     if (count >= 0)
-        poll(rv->fds, (nfds_t)count, AT_MOST_MS);
+        poll(rv->fds, (nfds_t)count, at_most_ms);
+    if (rv->polls && !rv->interrupted)
+        rv->interrupted = dp_poll_call(&rv->poll);
     pthread_mutex_lock(&rv->lock);
     poll_all(rv);
 }
@@ -491,7 +502,10 @@ void dp_rendezvous_leave(struct dp_rendezvous *rv)
     int64_t until_ns = dp_now_ns() + (aborted || !waits ? DP_NS_PER_S : rv->timeout_ns);
     poll_all(rv);
     dp_rendezvous_tell_all(rv, &m);
-    while ((waits ? is_any_peer_here(rv) : is_anything_unsent(rv)) && dp_now_ns() < until_ns)
+    rv->interrupted = 0;
+    rv->polls = true;
+    while ((waits ? is_any_peer_here(rv) : is_anything_unsent(rv)) && dp_now_ns() < until_ns &&
+           !rv->interrupted)
         dp_rendezvous_sleep(rv);
     pthread_mutex_unlock(&rv->lock);
     dp_rendezvous_free(rv);

@@ -85,8 +85,19 @@ struct dp_rendezvous_peer {
     bool is_gone; /* left, or died; of the root: its connection has ended */
 };
 
+/* The caller's, see dp_comm_set_poll. Zeroed: none. */
+struct dp_poll {
+    int (*fn)(void *user);
+    void *user;
+};
+/* 0, or the error with which the caller wants a wait to end. */
+int dp_poll_call(const struct dp_poll *poll);
+
 struct dp_rendezvous {
     int rank, size;
+    struct dp_poll poll;
+    bool polls;      /* it is called in a gather and on leaving, */
+    int interrupted; /* and has ended that */
     int64_t timeout_ns;
     /* Taken by every function here: dp_rendezvous_abort may come from any thread. */
     pthread_mutex_t lock;
@@ -133,6 +144,7 @@ struct dp_rendezvous_config {
      * address; host and port are not used then. The listener is taken. */
     struct dp_wire_listener *listener;
     const struct dp_wire_address *address;
+    struct dp_poll poll;
 };
 
 /* How rank 0 lets the others know where it listens, by other ways than an address they have. */

@@ -68,6 +68,8 @@ static int check_gather(struct dp_rendezvous *rv, bool anew, int64_t until_ns)
         return fail_gather(rv, why.rank, why.error, why.text);
     if (have_all_come(rv))
         return 0;
+    if (rv->interrupted)
+        return fail_gather(rv, 0, rv->interrupted, "rank 0 was interrupted");
     return dp_now_ns() > until_ns ? report_missing(rv) : DP_EAGAIN;
 }
 
@@ -127,6 +129,8 @@ static int gather_at_member(struct dp_rendezvous *rv, const struct dp_endpoint *
     while (rv->epoch != rv->gather && !rv->failure.error && !err) {
         if (rv->peers[0].is_gone || rv->left[0])
             err = fail_without_root(rv);
+        else if (rv->interrupted)
+            err = rv->interrupted;
         else if (dp_now_ns() > until_ns)
             err = dp_fail(DP_ETIMEDOUT, "no message from rank 0 within %.1f s",
                           (double)rv->timeout_ns / DP_NS_PER_S);
@@ -143,10 +147,11 @@ int dp_rendezvous_gather(struct dp_rendezvous *rv, const struct dp_endpoint *min
 {
     pthread_mutex_lock(&rv->lock);
     rv->gather++;
-    rv->is_gathering = true;
+    rv->is_gathering = rv->polls = true;
+    rv->interrupted = 0;
     int err = rv->rank ? gather_at_member(rv, mine, until_ns + DP_NS_PER_S)
                        : gather_at_root(rv, mine, anew, until_ns);
-    rv->is_gathering = false;
+    rv->is_gathering = rv->polls = false;
     pthread_mutex_unlock(&rv->lock);
     return err;
 }

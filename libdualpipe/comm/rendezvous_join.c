@@ -43,6 +43,7 @@ struct pending {
 struct acceptor {
     struct dp_rendezvous *rv;
     const char *secret;
+    struct dp_poll poll;
     int first_new; /* see dp_rendezvous_config */
     struct dp_wire_listener *listener;
     struct pending pending[PENDING_MAX];
@@ -274,6 +275,9 @@ static int receive_members(struct acceptor *r)
             progress_pending(r, &r->pending[i], now_ns);
         if (now_ns > until_ns)
             return report_missing(r);
+        const int interrupted = dp_poll_call(&r->poll);
+        if (interrupted)
+            return fail_join(r, interrupted, "rank 0 was interrupted");
         if (r->missing < missing)
             backoff_us = 0;
         dp_backoff(&backoff_us);
@@ -316,6 +320,7 @@ static int join_as_root(const struct dp_rendezvous_config *config, struct dp_ren
     }
     r->rv = rv;
     r->secret = config->secret;
+    r->poll = config->poll;
     r->first_new = config->first_new;
     r->missing = config->size - 1;
     r->listener = config->listener;
@@ -345,6 +350,7 @@ struct attempt {
     int address_count;
     struct dp_wire *wire;
     int64_t until_ns;
+    int interrupted;
     struct dp_handshake handshake;
     struct dp_rendezvous_message in, out;
 };
@@ -357,6 +363,9 @@ static int wait_for(struct attempt *v, const struct dp_wire_request *req)
     while (req->status == DP_EAGAIN) {
         if (dp_now_ns() > v->until_ns)
             return dp_fail_quietly(DP_ETIMEDOUT, "no answer");
+        v->interrupted = dp_poll_call(&v->config->poll);
+        if (v->interrupted)
+            return v->interrupted;
         v->wire->ops->progress(v->wire);
         if (req->status == DP_EAGAIN)
             dp_backoff(&backoff_us);
@@ -473,12 +482,15 @@ static int join_as_member(const struct dp_rendezvous_config *config, struct dp_r
         return err;
     for (int i = 0;; i = (i + 1) % v.address_count) {
         err = try_address(&v, &v.addresses[i]);
-        if (err != DP_ECOMM && err != DP_ETIMEDOUT)
+        if ((err != DP_ECOMM && err != DP_ETIMEDOUT) || v.interrupted)
             break;
         snprintf(reason, sizeof(reason), "%s", dp_last_error());
         if (dp_now_ns() > v.until_ns)
             return dp_fail(DP_ETIMEDOUT, "no rank 0 at %s within %.1f s (%s)", v.where,
                            (double)config->timeout_ns / DP_NS_PER_S, reason);
+        err = dp_poll_call(&config->poll);
+        if (err)
+            break;
         dp_backoff(&backoff_us);
     }
     if (!err)
@@ -492,5 +504,9 @@ static int join_as_member(const struct dp_rendezvous_config *config, struct dp_r
 
 int dp_rendezvous_join(const struct dp_rendezvous_config *config, struct dp_rendezvous **out)
 {
-    return config->rank ? join_as_member(config, out) : join_as_root(config, out);
+    int err = config->rank ? join_as_member(config, out) : join_as_root(config, out);
+
+    if (!err)
+        (*out)->poll = config->poll;
+    return err;
 }

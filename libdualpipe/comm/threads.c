@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/abort_record.h"
+#include "comm/comm_core.h"
 #include "comm/fifo.h"
 #include "comm/settings.h"
 #include "comm/survival.h"
@@ -742,11 +743,35 @@ static int report_missing(const struct group *g, int64_t waited_ns)
                    (double)waited_ns / DP_NS_PER_S);
 }
 
+/* With the lock, until all have come. A poll function of the caller is called without it. */
+static int wait_for_reset(struct dp_comm *comm, unsigned resets)
+{
+    struct group *g = of(comm)->group;
+    const int64_t end_ns = dp_now_ns() + comm->deadline_ns;
+    int err = 0;
+
+    while (g->resets == resets && g->members == g->size && !err) {
+        const int64_t now_ns = dp_now_ns(), soon_ns = now_ns + DP_NS_PER_MS;
+        const struct timespec until =
+            to_timespec(comm->poll && soon_ns < end_ns ? soon_ns : end_ns);
+        if (now_ns >= end_ns)
+            return report_missing(g, comm->deadline_ns);
+        pthread_cond_timedwait(&g->all_came, &g->lock, &until);
+        if (!comm->poll)
+            continue;
+        pthread_mutex_unlock(&g->lock);
+        err = dp_comm_poll(comm);
+        pthread_mutex_lock(&g->lock);
+    }
+    if (err || g->resets != resets)
+        return g->resets != resets ? 0 : err;
+    return dp_fail(DP_ECOMM, "reset: %d of %d ranks have left the group", g->size - g->members,
+                   g->size);
+}
+
 static int threads_reset(struct dp_comm *comm)
 {
     struct group *g = of(comm)->group;
-    const struct timespec until = to_timespec(dp_now_ns() + comm->deadline_ns);
-    int err = 0;
 
     finish_requests(comm);
     atomic_store_explicit(&g->waiting_for[comm->rank], -1, memory_order_relaxed);
@@ -757,15 +782,10 @@ static int threads_reset(struct dp_comm *comm)
         begin_anew(g);
         pthread_cond_broadcast(&g->all_came);
     }
-    while (g->resets == resets && g->members == g->size && !err)
-        err = pthread_cond_timedwait(&g->all_came, &g->lock, &until);
-    if (g->resets != resets) {
-        err = 0;
+    const int err = wait_for_reset(comm, resets);
+    if (!err) {
         of(comm)->finished = false;
     } else {
-        err = err ? report_missing(g, comm->deadline_ns)
-                  : dp_fail(DP_ECOMM, "reset: %d of %d ranks have left the group",
-                            g->size - g->members, g->size);
         g->came[comm->rank] = false;
         g->came_count--;
     }

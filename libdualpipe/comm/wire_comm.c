@@ -686,6 +686,7 @@ static int wire_comm_reset(struct dp_comm *comm)
     finish_requests(c);
     dp_peers_disconnect(&c->peers);
     c->rendezvous->timeout_ns = comm->deadline_ns;
+    c->rendezvous->poll = (struct dp_poll){comm->poll, comm->poll_user};
     int err = dp_rendezvous_gather(c->rendezvous, &c->endpoint, true, until_ns);
     if (!err)
         err = begin_links(c, until_ns);
@@ -728,6 +729,7 @@ static void wire_comm_close(struct dp_comm *comm)
     dp_watch_end(&c->watch);
     dp_peers_unlisten(&c->peers);
     c->rendezvous->timeout_ns = comm->deadline_ns;
+    c->rendezvous->poll = (struct dp_poll){comm->poll, comm->poll_user};
     dp_rendezvous_leave(c->rendezvous);
     free_comm(c);
 }
@@ -876,6 +878,8 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
     const int here = dp_peers_count_here(c->rendezvous->endpoints, size, rank);
     dp_comm_init(&c->base, &wire_comm_ops[c->peers.transport], rank, size, here, settings);
     c->base.deadline_ns = config->timeout_ns;
+    c->base.poll = config->poll.fn;
+    c->base.poll_user = config->poll.user;
     if (here > 1 && c->peers.transport <= DP_TRANSPORT_SHM)
         c->base.shared_bytes = DP_SHM_LARGE;
     c->base.lends = c->base.shared_bytes && here == size;

@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "comm/comm_core.h"
 #include "pipeline/extents.h"
 
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb)
@@ -170,8 +171,7 @@ static int wait_for_copies(struct dp_pipeline *pipe, const struct dp_plan_op *op
 
     for (uint32_t i = 0; i < op->waits && !err; i++) {
         struct dp_plan_wait wait = pipe->plan.waits[op->first_wait + i];
-        err = dp_device_event_wait(state_of(pipe, wait.request)->copied,
-                                            pipe->deadline_ns);
+        err = dp_compute_wait(pipe, state_of(pipe, wait.request)->copied);
     }
     return err;
 }
@@ -207,7 +207,7 @@ static int wait_for_sending(struct dp_pipeline *pipe, struct dp_message_state *s
 
     while (state->unsent && !err) {
         struct dp_message_state *first = state_of(pipe, pipe->now.first_unsent->message.request);
-        err = dp_device_event_wait(first->copied, pipe->deadline_ns);
+        err = dp_compute_wait(pipe, first->copied);
         if (!err)
             err = dp_messages_start_copied(pipe);
     }
@@ -217,12 +217,18 @@ static int wait_for_sending(struct dp_pipeline *pipe, struct dp_message_state *s
 /* While messages of this rank wait for their copies, a peer may wait for them: then only test. */
 static int wait_busily(struct dp_pipeline *pipe, struct dp_request *request, int64_t until_ns)
 {
+    int64_t polled_ns = dp_now_ns();
     int err = DP_EAGAIN;
 
     while (err == DP_EAGAIN && pipe->now.first_unsent) {
+        const int64_t now_ns = dp_now_ns();
         int failed = dp_messages_start_copied(pipe);
+        if (!failed && now_ns - polled_ns >= DP_NS_PER_MS) {
+            failed = dp_comm_poll(pipe->config.comm);
+            polled_ns = now_ns;
+        }
         err = failed ? failed : dp_comm_test(pipe->config.comm, request);
-        if (err == DP_EAGAIN && dp_now_ns() > until_ns)
+        if (err == DP_EAGAIN && now_ns > until_ns)
             err = dp_fail(DP_ETIMEDOUT, "a copy out of device memory did not end within %.1f s",
                           (double)pipe->deadline_ns / DP_NS_PER_S);
     }

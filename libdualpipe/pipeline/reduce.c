@@ -214,7 +214,7 @@ static int launch_outside(struct dp_pipeline *pipe, int slot)
     int err = dp_device_event_record(pipe->done, pipe->compute);
 
     if (!err)
-        err = dp_device_event_wait(pipe->done, pipe->deadline_ns);
+        err = dp_compute_wait(pipe, pipe->done);
     return err ? err : pipe->config.reduce->launch(pipe->config.reduce_user, slot);
 }
 

@@ -254,7 +254,7 @@ static void end_step(struct dp_pipeline *pipe)
 }
 
 /* Wait until the device uses no buffer any more. */
-static int drain(struct dp_pipeline *pipe)
+static int drain(struct dp_pipeline *pipe, bool has_failed)
 {
     int err = dp_compute_join(pipe, pipe->compute, pipe->outgoing);
 
@@ -262,6 +262,8 @@ static int drain(struct dp_pipeline *pipe)
         err = dp_compute_join(pipe, pipe->compute, pipe->summing);
     if (!err)
         err = dp_device_event_record(pipe->done, pipe->compute);
+    if (!err && !has_failed)
+        return dp_compute_wait(pipe, pipe->done);
     return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
 }
 
@@ -281,7 +283,7 @@ int dp_step_abort(struct dp_pipeline *pipe, int err)
     snprintf(first, sizeof(first), "%s", dp_last_error());
     dp_messages_forget(pipe);
     dp_evict_forget(pipe);
-    drain(pipe);
+    drain(pipe, true);
     drop_handles(pipe);
     if (pipe->now.args)
         dp_load_drop(pipe);
@@ -320,7 +322,7 @@ static int finish_step(struct dp_pipeline *pipe, int err)
     if (!err && pipe->ordered)
         err = dp_reduce_finish(pipe);
     if (!err)
-        err = drain(pipe);
+        err = drain(pipe, false);
     if (err)
         return dp_step_abort(pipe, err);
     end_step(pipe);
@@ -375,7 +377,7 @@ int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step)
     if (!err)
         err = carry_out(pipe, true, false);
     if (!err)
-        err = drain(pipe);
+        err = drain(pipe, false);
     if (err)
         return dp_step_abort(pipe, err);
     step->loss_values = pipe->now.loss_values;

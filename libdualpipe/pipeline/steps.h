@@ -41,6 +41,9 @@ int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
  * was given,
  * which they are about to use. */
 int dp_compute_sync(struct dp_pipeline *pipe);
+/* dp_device_event_wait with the step's deadline, and the caller's poll function (dp_comm_set_poll).
+ */
+int dp_compute_wait(struct dp_pipeline *pipe, struct dp_device_event *event);
 /* What `stream` is given from now on starts after all that `other` has been given. */
 int dp_compute_join(struct dp_pipeline *pipe, struct dp_device_stream *stream,
                     struct dp_device_stream *other);

@@ -11,6 +11,8 @@
 #include <dualpipe/random.h>
 
 #include <sched.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -366,6 +368,41 @@ static void an_answer_comes_by_the_connection_of_the_question(void **state)
 
 /* ---- rank 0 leaves ----------------------------------------------------------------------------- */
 
+/* Rank 1 does not come to the reset, and has not left either. */
+static int interrupt_reset(struct dp_comm *comm, void *arg)
+{
+    atomic_bool *is_over = arg;
+    int left = 3;
+
+    CHECK(!dp_comm_abort(comm, DP_EIO, "once more"));
+    while (dp_comm_rank(comm) && !atomic_load(is_over))
+        sched_yield();
+    if (dp_comm_rank(comm))
+        return 0;
+    dp_comm_set_poll(comm, count_down, &left);
+    CHECK(dp_comm_reset(comm) == -4);
+    CHECK_SAYS("interrupted");
+    CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    dp_comm_set_poll(comm, NULL, NULL);
+    atomic_store(is_over, true);
+    return 0;
+}
+
+static void a_poll_function_ends_a_reset(void **state)
+{
+    atomic_bool *is_over = mmap(NULL, sizeof(*is_over), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        int killed;
+        atomic_store(is_over, false);
+        if (kind->shares_files) /* and memory */
+            assert_int_equal(kind->run(kind, 2, LONG_NS, interrupt_reset, is_over, &killed), 0);
+    }
+    munmap(is_over, sizeof(*is_over));
+}
+
 /* Rank 0 is not in the part, and has closed its communicators when rank 1 aborts. */
 static int abort_without_rank_0(struct dp_comm *comm, void *arg)
 {
@@ -443,6 +480,7 @@ int main(void)
         cmocka_unit_test(a_busy_rank_is_waited_for),
         cmocka_unit_test(a_poll_function_ends_a_wait),
         cmocka_unit_test(an_answer_comes_by_the_connection_of_the_question),
+        cmocka_unit_test(a_poll_function_ends_a_reset),
         cmocka_unit_test(a_ring_of_many_ranks_opens_files_for_neighbours_only),
     };
 

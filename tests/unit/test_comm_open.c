@@ -300,6 +300,54 @@ static int come_without_root(const struct rank *r)
     return 0;
 }
 
+static int stop_soon(void *user)
+{
+    return ++*(int *)user < 3 ? 0 : -4;
+}
+
+/* As rank 0 for the others, as rank 1 for rank 0; with a store for what it says. */
+static int open_and_stop(const struct rank *r)
+{
+    const struct dp_comm_store *store = r->arg;
+    struct dp_comm *comm;
+    int calls = 0;
+
+    EXPECT(try_open(r, (struct dp_comm_config){.poll = stop_soon, .poll_user = &calls,
+                                               .store = store}, &comm) == -4);
+    EXPECT(calls == 3 && strstr(dp_last_error(), "interrupted"));
+    return 0;
+}
+
+static int find_nothing(void *user, const char *key, void *value, size_t *len)
+{
+    (void)user;
+    (void)key;
+    (void)value;
+    (void)len;
+    return DP_EAGAIN;
+}
+
+static int put_nowhere(void *user, const char *key, const void *value, size_t len)
+{
+    (void)user;
+    (void)key;
+    (void)value;
+    (void)len;
+    return 0;
+}
+
+static void a_poll_function_ends_an_open(void **state)
+{
+    static const struct dp_comm_store empty = {.put = put_nowhere, .get = find_nothing};
+    const int port = find_free_port();
+
+    (void)state;
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(wait_for(start_rank(rank, 2, port, open_and_stop, NULL)), 0);
+        assert_int_equal(wait_for(start_rank(rank, 2, port, open_and_stop, &empty)), 0);
+    }
+}
+
 static void a_rank_0_that_does_not_come_is_named(void **state)
 {
     (void)state;
@@ -631,6 +679,7 @@ int main(void)
         cmocka_unit_test(ranks_can_meet_by_the_users_store),
         cmocka_unit_test(stores_and_sockets_that_will_not_do_are_named),
         cmocka_unit_test(missing_ranks_are_named_to_those_present),
+        cmocka_unit_test(a_poll_function_ends_an_open),
         cmocka_unit_test(a_rank_0_that_does_not_come_is_named),
         cmocka_unit_test(a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on),
         cmocka_unit_test(a_rank_0_with_another_secret_gets_no_members),

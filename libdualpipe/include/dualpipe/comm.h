@@ -131,6 +131,9 @@ struct dp_comm_config {
                             * address */
     const struct dp_comm_store *store; /* rank 0 listens anywhere and leaves its address here, so that
                                         * none is needed; NULL: none. With both, it listens there */
+    int (*poll)(void *user); /* as of dp_comm_set_poll, in the waits of dp_comm_open, too, which then
+                              * ends with its error; NULL: none */
+    void *poll_user;
 };
 
 /* Fill *config from torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), else
@@ -264,7 +267,8 @@ DP_PUBLIC void dp_comm_progress_start(struct dp_comm *comm);
  * longer, and it takes up to 0.1 s where a connection to a neighbor is not made yet. */
 DP_PUBLIC int dp_comm_busy(struct dp_comm *comm, int64_t ns);
 /* Call poll(user) in every wait, about once a millisecond, or never (NULL). Another result than 0,
- * a negative errno, aborts the group with it and ends the wait: an interpreter's interrupt. */
+ * a negative errno, aborts the group with it and ends the wait: an interpreter's interrupt. A reset
+ * that it ends leaves the group aborted, a close goes on without waiting. */
 DP_PUBLIC void dp_comm_set_poll(struct dp_comm *comm, int (*poll)(void *user), void *user);
 
 /* ---- order with a device's streams (device.h), where caps.stream_ordered ------------------------ */
