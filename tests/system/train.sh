@@ -39,6 +39,21 @@ prints_the_numbers_of_the_plain_loop()
     diff "$work/expected" "$work/numbers"
 }
 
+# tied_prints_the_numbers_of_the_plain_loop OPTIONS... - the head is the table of the embedding.
+tied_prints_the_numbers_of_the_plain_loop()
+{
+    set -- --dropout 0.1 --clip 0.5 --order-blocks 4 --tie-embeddings "$@"
+    if [ ! -s "$work/expected-of-tied" ]; then
+        numbers_of --dropout 0.1 --clip 0.5 --order-blocks 4 --schedule none >"$work/apart" || return
+        apart=$(sed -n 's/.*"parameters":\([0-9]*\).*/\1/p' "$work/out")
+        numbers_of "$@" --schedule none -P 1 -D 1 --execution list >"$work/expected-of-tied" || return
+        says "\"parameters\":$((apart - 256 * 8))," || return
+        ! cmp -s "$work/apart" "$work/expected-of-tied" || wrong 'nothing is tied' || return
+    fi
+    numbers_of "$@" >"$work/numbers" || return
+    diff "$work/expected-of-tied" "$work/numbers"
+}
+
 # replicas_print_the_numbers_of_one OPTIONS... - in the fixed order.
 replicas_print_the_numbers_of_one()
 {
@@ -289,6 +304,12 @@ it says_how_much_memory_would_do
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule async --execution messages
 it prints_the_numbers_of_the_plain_loop -P 4 --schedule async --execution messages --transport tcp
 it prints_the_numbers_of_the_plain_loop -P 2 -s async --execution messages --transport shm --checkpoint always
+for schedule in '-P 4' '-P 2 -s dualpipev' '-P 4 -s 1f1b --transport tcp' '-P 2 -s zbv' '-P 1 -s gpipe' \
+    '-P 2 -s interleaved' '-P 2 -s zb1p' '-P 2 -s async --execution messages --checkpoint always' \
+    '-P 2 -D 2' '-s none -D 2'; do
+    # shellcheck disable=SC2086 # words
+    it tied_prints_the_numbers_of_the_plain_loop $schedule
+done
 it replicas_print_the_numbers_of_one --schedule none -D 2
 it replicas_print_the_numbers_of_one --schedule none -D 4 --transport tcp
 it replicas_print_the_numbers_of_one -P 2 -D 2

@@ -68,6 +68,18 @@ saves_again_over_the_same_step()
     goes_on_from_step 4 again --schedule none
 }
 
+# The head's bias is there, its weights are the embedding's; neither is its state of the optimizer.
+saves_a_tied_table_once()
+{
+    rm -rf d
+    train -P 2 --save d || return
+    run checkpoint show d || return
+    says 'token embedding/mean' 'head bias/mean' || return
+    ! grep -E "(^|[ '])head( |'|/|$)" "$work/out" | grep -v 'head bias' ||
+        wrong 'the head is there twice' || return
+    run train --resume d --prompt 'You ' --sample 8 --temperature 0
+}
+
 newest_step()
 {
     for index in "$1"/step-*/index.json; do
@@ -184,6 +196,8 @@ wrong_input_is_named()
     refuses_to_go_on 2 "text'" --resume text || return
     refuses_to_go_on 2 '--width 16: expected 8, as the model in good/step-000006/index.json has it' \
         --resume good --width 16 || return
+    refuses_to_go_on 2 '--tie-embeddings: expected none, as the model in good/' --resume good \
+        --tie-embeddings || return
     refuses_to_go_on 2 '--layers 4: expected 8' --resume good --layers 4 -P 2 || return
     refuses_to_go_on 2 '--steps 6: expected more than the 6 that are done' --resume good || return
     refuses_to_go_on 2 '--save-every 3: expected --save' --save-every 3 || return
@@ -270,6 +284,16 @@ it saves_again_over_the_same_step
 it survives_kills
 it survives_a_kill_in_a_write '' ''
 it survives_a_kill_in_a_write "trap '' XFSZ" "d/step-000005/rank-0.0.safetensors': cannot write it: File too large"
+untied=$small
+small="$small --tie-embeddings"
+mv whole whole_untied
+train --schedule none || exit 1
+numbers >whole
+it layout_saves_for_another '-P 4' '-P 2 -s 1f1b'
+it layout_saves_for_another '-P 2 -s 1f1b' '--schedule none'
+it saves_a_tied_table_once
+small=$untied
+mv whole_untied whole
 train -P 2 --save good || exit 1
 cp "$work/out" whole_run
 it writes_what_the_run_wrote

@@ -84,6 +84,31 @@ static void a_linear_layer_has_the_gradients_of_finite_differences(void **state)
     assert_gradient(linear_value, &l, OUT, l.b, db);
 }
 
+static double table_value(void *user)
+{
+    struct linear *l = user;
+    table_forward(N, IN, OUT, l->x, l->w, l->b, l->y);
+    return dot(N * OUT, l->y, l->dy);
+}
+
+/* Of a head that is the table of the embedding. */
+static void a_layer_of_a_table_has_the_gradients_of_finite_differences(void **state)
+{
+    (void)state;
+    struct linear l;
+    real dx[N * IN], dw[IN * OUT] = {0}, db[OUT] = {0};
+
+    fill(1, N * IN, l.x);
+    fill(2, IN * OUT, l.w);
+    fill(3, OUT, l.b);
+    fill(4, N * OUT, l.dy);
+    table_backward(N, IN, OUT, l.dy, l.w, dx);
+    table_weight(N, IN, OUT, l.x, l.dy, dw, db);
+    assert_gradient(table_value, &l, N * IN, l.x, dx);
+    assert_gradient(table_value, &l, IN * OUT, l.w, dw);
+    assert_gradient(table_value, &l, OUT, l.b, db);
+}
+
 struct norm {
     real x[N * IN], gain[IN], bias[IN], y[N * IN], xhat[N * IN], rstd[N], dy[N * IN];
 };
@@ -418,6 +443,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_linear_layer_has_the_gradients_of_finite_differences),
+        cmocka_unit_test(a_layer_of_a_table_has_the_gradients_of_finite_differences),
         cmocka_unit_test(a_norm_has_the_gradients_of_finite_differences),
         cmocka_unit_test(attention_has_the_gradients_of_finite_differences),
         cmocka_unit_test(attention_does_not_look_into_the_future),

@@ -40,6 +40,12 @@ struct engine_ops {
     int (*evaluate)(struct engine *e, const struct batch *batch, double *losses);
     /* Bring all weights to rank 0, as those of a model in one stage; NULL on other ranks. */
     int (*gather)(struct engine *e, real *weights);
+    /* Tied parameters (gpt_config.tied): their gradients are summed at the owner and zero at the
+     * copies; the owner's values go to all copies. NULL, with owns: no model is tied here. */
+    int (*sum_tied)(struct engine *e);
+    int (*broadcast_tied)(struct engine *e);
+    /* Whether this rank updates a tensor of a slot. */
+    bool (*owns)(const struct engine *e, int slot, int tensor);
     /* The number of the next training step, which keys random numbers; 0 at first. */
     void (*seek)(struct engine *e, uint64_t step);
     void (*free)(struct engine *e);

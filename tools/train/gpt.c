@@ -86,7 +86,8 @@ static void head_forward(const struct gpt_stage *g, const struct stage_save *sav
 
     params_group(&g->params, g->config.layers + 1, g->weights, w);
     norm_forward(n, width, x, w[FINAL_GAIN], w[FINAL_BIAS], save->norm, save->xhat, save->rstd);
-    linear_forward(n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
+    (g->config.tied ? table_forward : linear_forward)(n, width, GPT_BYTES, save->norm, w[HEAD],
+                                                      w[HEAD_BIAS], logits);
 }
 
 static void head_backward(const struct gpt_stage *g, const struct stage_save *save,
@@ -97,7 +98,8 @@ static void head_backward(const struct gpt_stage *g, const struct stage_save *sa
 
     params_group(&g->params, g->config.layers + 1, g->weights, w);
     memcpy(save->d_logits, d_logits, (size_t)n * GPT_BYTES * sizeof(real));
-    linear_backward(n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
+    (g->config.tied ? table_backward : linear_backward)(n, width, GPT_BYTES, d_logits, w[HEAD],
+                                                        save->d_norm);
     memset(dx, 0, (size_t)n * (size_t)width * sizeof(real));
     norm_backward(n, width, save->d_norm, w[FINAL_GAIN], save->xhat, save->rstd, dx);
 }
@@ -137,7 +139,8 @@ static int weight(void *user, const struct dp_stage_call *call)
     if (g->has_head) {
         gpt_grads_group(g, g->config.layers + 1, call, dw);
         norm_weight(n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
-        linear_weight(n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
+        (g->config.tied ? table_weight : linear_weight)(n, width, GPT_BYTES, save.norm,
+                                                        save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
     }
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
@@ -342,6 +345,13 @@ static void name_tensor(const struct gpt_stage *g, const struct tensor *param, c
         snprintf(name, len, "%s", param->name);
 }
 
+const char gpt_tied_name[] = "token embedding";
+
+const char *gpt_saved_name(const struct gpt_stage *g, size_t i)
+{
+    return tensor_is_copy(&g->params.tensors[i]) ? gpt_tied_name : g->tensors[i].name;
+}
+
 static void describe_parameters(struct gpt_stage *g)
 {
     for (size_t i = 0; i < g->params.tensors_len; i++) {
@@ -358,6 +368,7 @@ static void describe_parameters(struct gpt_stage *g)
             .flags = param->rows == 1 ? DP_PARAMETER_NO_DECAY : 0,
             .value = &t->value,
             .grad = &t->grad,
+            .tied = param->tied ? gpt_tied_name : NULL,
         };
     }
 }

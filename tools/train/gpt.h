@@ -76,6 +76,11 @@ static inline void *gpt_data(const DLTensor *t)
 void gpt_grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
                      real *dw[]);
 
+/* The group of tied parameters, which is the name of the one that owns them. */
+extern const char gpt_tied_name[];
+/* The name of a tensor in a checkpoint, where a tied one is once. */
+const char *gpt_saved_name(const struct gpt_stage *g, size_t i);
+
 /* The gradients of the stage's tensors, as views of another array: list[params.tensors_len],
  * tensors[params.tensors_len] is their memory. */
 void gpt_grads_view(const struct gpt_stage *g, real *grads, DLTensor *tensors, DLTensor **list);

@@ -203,6 +203,7 @@ static int agree(struct job *j)
         {"--width", s->width},
         {"--heads", s->heads},
         {"--context", s->context},
+        {"--tie-embeddings", s->tied},
         {"--batch", s->batch},
         {"--steps", s->steps},
         {"--warmup", s->warmup},

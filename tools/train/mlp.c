@@ -31,18 +31,18 @@ static int tensors(const struct gpt_config *c, int group, struct tensor *out)
     const float gain =
         1 / sqrtf((float)c->layers); /* so that the sum of all layers does not grow */
     const struct tensor input[INPUT_TENSORS] = {
-        [INPUT] = {"input", group, f, w, 0, of_input, 0},
-        [INPUT_BIAS] = {"input bias", group, 1, w, 0, 0, 0},
+        [INPUT] = {"input", group, f, w, 0, of_input, 0, false},
+        [INPUT_BIAS] = {"input bias", group, 1, w, 0, 0, 0, false},
     };
     const struct tensor hidden[HIDDEN_TENSORS] = {
-        [HIDDEN] = {"hidden", group, w, w, 0, of_width, 0},
-        [HIDDEN_BIAS] = {"hidden bias", group, 1, w, 0, 0, 0},
-        [GAIN] = {"gain", group, 1, w, gain, 0, 0},
-        [BIAS] = {"bias", group, 1, w, 0, 0, 0},
+        [HIDDEN] = {"hidden", group, w, w, 0, of_width, 0, false},
+        [HIDDEN_BIAS] = {"hidden bias", group, 1, w, 0, 0, 0, false},
+        [GAIN] = {"gain", group, 1, w, gain, 0, 0, false},
+        [BIAS] = {"bias", group, 1, w, 0, 0, 0, false},
     };
     const struct tensor output[OUTPUT_TENSORS] = {
-        [OUTPUT] = {"output", group, w, CLASSES, 0, of_width, 0},
-        [OUTPUT_BIAS] = {"output bias", group, 1, CLASSES, 0, 0, 0},
+        [OUTPUT] = {"output", group, w, CLASSES, 0, of_width, 0, false},
+        [OUTPUT_BIAS] = {"output bias", group, 1, CLASSES, 0, 0, 0, false},
     };
     const bool first = group == 0, last = group == c->layers + 1;
     const struct tensor *list = first ? input : last ? output : hidden;

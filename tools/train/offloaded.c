@@ -402,8 +402,8 @@ static void offloaded_free(struct engine *engine)
     free(e);
 }
 
-static const struct engine_ops offloaded_ops = {"offloaded", train, evaluate,
-                                                gather,      seek,  offloaded_free};
+static const struct engine_ops offloaded_ops = {
+    "offloaded", train, evaluate, gather, NULL, NULL, NULL, seek, offloaded_free};
 
 static bool is_offloaded(const struct engine *engine)
 {

@@ -49,6 +49,23 @@ void linear_weight(int n, int in, int out, const real *x, const real *dy, real *
     rows_sum(n, out, dy, db);
 }
 
+void table_forward(int n, int in, int out, const real *x, const real *w, const real *b, real *y)
+{
+    rows_fill(n, out, b, y);
+    gemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, out, in, 1, x, in, w, in, 1, y, out);
+}
+
+void table_backward(int n, int in, int out, const real *dy, const real *w, real *dx)
+{
+    gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, in, out, 1, dy, out, w, in, 0, dx, in);
+}
+
+void table_weight(int n, int in, int out, const real *x, const real *dy, real *dw, real *db)
+{
+    gemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, n, 1, dy, out, x, in, 1, dw, in);
+    rows_sum(n, out, dy, db);
+}
+
 /* ---- layer normalisation -------------------------------------------------------------------- */
 
 static const real norm_epsilon = (real)1e-5;

@@ -30,6 +30,10 @@ typedef float real;
 void linear_forward(int n, int in, int out, const real *x, const real *w, const real *b, real *y);
 void linear_backward(int n, int in, int out, const real *dy, const real *w, real *dx);
 void linear_weight(int n, int in, int out, const real *x, const real *dy, real *dw, real *db);
+/* The same with w[out][in], the table of an embedding. */
+void table_forward(int n, int in, int out, const real *x, const real *w, const real *b, real *y);
+void table_backward(int n, int in, int out, const real *dy, const real *w, real *dx);
+void table_weight(int n, int in, int out, const real *x, const real *dy, real *dw, real *db);
 
 /* Layer normalisation of each row: y = xhat gain + bias, xhat = (x - mean) rstd. The backward needs
  * xhat[n][width] and rstd[n], and *adds* to dx, which already holds the gradient that came round

@@ -17,8 +17,8 @@ static int embedding_tensors(const struct gpt_config *c, struct tensor *out)
 {
     const float deviation = deviation_of(c);
     const struct tensor list[EMBEDDING_TENSORS] = {
-        [TABLE] = {"token embedding", 0, GPT_BYTES, c->width, 0, deviation, 0},
-        [POSITIONS] = {"position embedding", 0, c->context, c->width, 0, deviation, 0},
+        [TABLE] = {"token embedding", 0, GPT_BYTES, c->width, 0, deviation, 0, c->tied},
+        [POSITIONS] = {"position embedding", 0, c->context, c->width, 0, deviation, 0, false},
     };
     memcpy(out, list, sizeof(list));
     return EMBEDDING_TENSORS;
@@ -31,18 +31,18 @@ static int block_tensors(const struct gpt_config *c, int group, struct tensor *o
     const int w = c->width, inner = MLP_FACTOR * w;
     const float deviation = deviation_of(c), residual = deviation / sqrtf(2 * (float)c->layers);
     const struct tensor list[BLOCK_TENSORS] = {
-        [NORM1_GAIN] = {"norm 1 gain", group, 1, w, 1, 0, 0},
-        [NORM1_BIAS] = {"norm 1 bias", group, 1, w, 0, 0, 0},
-        [QKV] = {"qkv", group, w, 3 * w, 0, deviation, 0},
-        [QKV_BIAS] = {"qkv bias", group, 1, 3 * w, 0, 0, 0},
-        [PROJ] = {"proj", group, w, w, 0, residual, 0},
-        [PROJ_BIAS] = {"proj bias", group, 1, w, 0, 0, 0},
-        [NORM2_GAIN] = {"norm 2 gain", group, 1, w, 1, 0, 0},
-        [NORM2_BIAS] = {"norm 2 bias", group, 1, w, 0, 0, 0},
-        [UP] = {"up", group, w, inner, 0, deviation, 0},
-        [UP_BIAS] = {"up bias", group, 1, inner, 0, 0, 0},
-        [DOWN] = {"down", group, inner, w, 0, residual, 0},
-        [DOWN_BIAS] = {"down bias", group, 1, w, 0, 0, 0},
+        [NORM1_GAIN] = {"norm 1 gain", group, 1, w, 1, 0, 0, false},
+        [NORM1_BIAS] = {"norm 1 bias", group, 1, w, 0, 0, 0, false},
+        [QKV] = {"qkv", group, w, 3 * w, 0, deviation, 0, false},
+        [QKV_BIAS] = {"qkv bias", group, 1, 3 * w, 0, 0, 0, false},
+        [PROJ] = {"proj", group, w, w, 0, residual, 0, false},
+        [PROJ_BIAS] = {"proj bias", group, 1, w, 0, 0, 0, false},
+        [NORM2_GAIN] = {"norm 2 gain", group, 1, w, 1, 0, 0, false},
+        [NORM2_BIAS] = {"norm 2 bias", group, 1, w, 0, 0, 0, false},
+        [UP] = {"up", group, w, inner, 0, deviation, 0, false},
+        [UP_BIAS] = {"up bias", group, 1, inner, 0, 0, 0, false},
+        [DOWN] = {"down", group, inner, w, 0, residual, 0, false},
+        [DOWN_BIAS] = {"down bias", group, 1, w, 0, 0, 0, false},
     };
     memcpy(out, list, sizeof(list));
     return BLOCK_TENSORS;
@@ -53,10 +53,11 @@ static int head_tensors(const struct gpt_config *c, struct tensor *out)
     const int group = c->layers + 1;
     const float deviation = deviation_of(c);
     const struct tensor list[HEAD_TENSORS] = {
-        [FINAL_GAIN] = {"final norm gain", group, 1, c->width, 1, 0, 0},
-        [FINAL_BIAS] = {"final norm bias", group, 1, c->width, 0, 0, 0},
-        [HEAD] = {"head", group, c->width, GPT_BYTES, 0, deviation, 0},
-        [HEAD_BIAS] = {"head bias", group, 1, GPT_BYTES, 0, 0, 0},
+        [FINAL_GAIN] = {"final norm gain", group, 1, c->width, 1, 0, 0, false},
+        [FINAL_BIAS] = {"final norm bias", group, 1, c->width, 0, 0, 0, false},
+        [HEAD] = {"head", group, c->tied ? GPT_BYTES : c->width, c->tied ? c->width : GPT_BYTES, 0,
+                  deviation, 0, c->tied},
+        [HEAD_BIAS] = {"head bias", group, 1, GPT_BYTES, 0, 0, 0, false},
     };
     memcpy(out, list, sizeof(list));
     return HEAD_TENSORS;
@@ -101,6 +102,13 @@ size_t params_count(const struct gpt_config *config, int first, int end)
     return p.count;
 }
 
+size_t params_count_model(const struct gpt_config *config)
+{
+    const size_t copy = config->tied ? (size_t)GPT_BYTES * (size_t)config->width : 0;
+
+    return params_count(config, 0, config->layers + 2) - copy;
+}
+
 int params_init(struct params *p, const struct gpt_config *config, int first, int end)
 {
     *p = (struct params){0};
@@ -138,7 +146,8 @@ void params_draw(const struct params *p, uint64_t seed, real *w)
     for (size_t i = 0; i < p->tensors_len; i++) {
         const struct tensor *t = p->tensors + i;
         index = i > 0 && t[-1].group == t->group ? index + 1 : 0;
-        tensor_draw(t, (uint32_t)(t->group * MAX_TENSORS + index), seed, w + t->offset);
+        const int where = tensor_is_copy(t) ? TABLE : t->group * MAX_TENSORS + index;
+        tensor_draw(t, (uint32_t)where, seed, w + t->offset);
     }
 }
 

@@ -4,7 +4,8 @@
  *
  *      group 0          embedding of bytes and positions
  *      group 1 .. L     the blocks (block.h)
- *      group L + 1      final norm and head: 256 logits
+ *      group L + 1      final norm and head: 256 logits; a tied head is a copy of the embedding
+ *                       of bytes, [256][width]
  *
  * A stage holds consecutive groups in one array. The initial weights of a group depend on seed and
  * group alone, so a model begins the same however it is cut.
@@ -13,6 +14,8 @@
 #define DP_TRAIN_PARAMS_H
 
 #include "train/block.h"
+
+#include <stdbool.h>
 
 enum { GPT_BYTES = 256, GPT_MAX_LAYERS = 1024 };
 
@@ -25,6 +28,7 @@ struct gpt_config {
     float dropout; /* share of zeroes, [0, 1) */
     uint64_t seed;
     int microbatches; /* of a step, of all replicas: whose statistics another model keeps */
+    bool tied;        /* the GPT's head is its token embedding */
 };
 
 /* Rows of a sequence, each with a label: its tokens; of a model of samples, which are sequences of
@@ -46,6 +50,7 @@ struct tensor {
     int group, rows, cols;
     float mean, deviation; /* of the initial values */
     size_t offset;         /* in the array, in reals */
+    bool tied;             /* one parameter with the other one that is */
 };
 
 static inline size_t tensor_count(const struct tensor *t)
@@ -59,11 +64,19 @@ struct params {
     struct tensor *tensors;
 };
 
+/* A tied tensor other than the first, the owner: it is not updated, saved or counted by itself. */
+static inline bool tensor_is_copy(const struct tensor *t)
+{
+    return t->tied && t->group > 0;
+}
+
 /* List the tensors of groups first .. end - 1. 0 or DP_ENOMEM. */
 int params_init(struct params *p, const struct gpt_config *config, int first, int end);
 void params_fini(struct params *p);
 /* How many reals that would be. */
 size_t params_count(const struct gpt_config *config, int first, int end);
+/* Of the whole model, tied ones once. */
+size_t params_count_model(const struct gpt_config *config);
 
 /* w[p->count]: the initial values. */
 void params_draw(const struct params *p, uint64_t seed, real *w);

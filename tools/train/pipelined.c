@@ -133,6 +133,21 @@ static int gather(struct engine *e, real *weights)
     return err;
 }
 
+static int sum_tied(struct engine *e)
+{
+    return dp_pipeline_sum_tied(((struct pipelined *)e)->pipeline);
+}
+
+static int broadcast_tied(struct engine *e)
+{
+    return dp_pipeline_broadcast_tied(((struct pipelined *)e)->pipeline);
+}
+
+static bool owns(const struct engine *e, int slot, int tensor)
+{
+    return dp_pipeline_owns(((const struct pipelined *)e)->pipeline, slot, tensor);
+}
+
 static void seek(struct engine *e, uint64_t step)
 {
     dp_pipeline_seek(((struct pipelined *)e)->pipeline, step);
@@ -152,8 +167,8 @@ static void pipelined_free(struct engine *e)
     free(p);
 }
 
-static const struct engine_ops pipelined_ops = {"pipelined", train, evaluate,
-                                                gather,      seek,  pipelined_free};
+static const struct engine_ops pipelined_ops = {
+    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free};
 
 static int make_stages(struct engine *e)
 {

@@ -299,7 +299,7 @@ static void text_end(const struct report *r, const struct summary *m)
 
 void report_begin(struct report *r, const struct settings *s, const struct data *data, bool shown)
 {
-    size_t param_count = params_count(&s->model, 0, s->model.layers + 2);
+    size_t param_count = params_count_model(&s->model);
 
     *r = (struct report){
         .settings = s,

@@ -132,7 +132,7 @@ static int read_weights(struct writer *w, const char *path)
     if (err)
         return err;
     for (size_t i = 0; i < w->model->params.tensors_len && !err; i++)
-        err = dp_checkpoint_read(c, w->model->parameters[i].name, w->model->parameters[i].value);
+        err = dp_checkpoint_read(c, gpt_saved_name(w->model, i), w->model->parameters[i].value);
     dp_checkpoint_close(c);
     return err;
 }

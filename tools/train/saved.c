@@ -78,10 +78,12 @@ static void add_tensor(struct list *l, const char *name, const DLTensor *tensor)
     l->tensors[l->count++] = (struct dp_named_tensor){name, *tensor};
 }
 
-static void add_values(struct list *l, const struct gpt_stage *stage)
+/* Copies of tied parameters are read, not written. */
+static void add_values(struct list *l, const struct gpt_stage *stage, bool copies)
 {
     for (size_t i = 0; i < stage->params.tensors_len; i++)
-        add_tensor(l, stage->parameters[i].name, stage->parameters[i].value);
+        if (copies || !tensor_is_copy(&stage->params.tensors[i]))
+            add_tensor(l, gpt_saved_name(stage, i), stage->parameters[i].value);
 }
 
 /* Those of the stages before take the first `taken` places. */
@@ -116,7 +118,7 @@ static int list_state(const struct trainer *t, bool all, struct list *l)
     for (int i = 0; i < t->engine->stage_count; i++) {
         const bool first = t->engine->replica.index == 0 && !t->engine->second_copy[i];
         if (all || first)
-            add_values(l, t->engine->stages[i]);
+            add_values(l, t->engine->stages[i], all);
         if (all || first)
             statistics = add_statistics(l, t->engine->stages[i], statistics);
         if (all || first || shards)

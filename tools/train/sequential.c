@@ -157,6 +157,41 @@ static int gather(struct engine *e, real *weights)
     return 0;
 }
 
+/* Where the tied head's values or gradients are; those of the table, which owns them, come first. */
+static real *head_in(const struct gpt_stage *g, real *base)
+{
+    const struct tensor *t = g->params.tensors;
+
+    while (!tensor_is_copy(t))
+        t++;
+    return base + t->offset;
+}
+
+static int sum_tied(struct engine *e)
+{
+    struct gpt_stage *g = ((struct sequential *)e)->model;
+    const size_t count = tensor_count(&g->params.tensors[TABLE]);
+    real *head = head_in(g, g->grads);
+
+    add(count, head, g->grads + g->params.tensors[TABLE].offset);
+    memset(head, 0, count * sizeof(real));
+    return 0;
+}
+
+static int broadcast_tied(struct engine *e)
+{
+    struct gpt_stage *g = ((struct sequential *)e)->model;
+    const struct tensor *table = &g->params.tensors[TABLE];
+
+    memcpy(head_in(g, g->weights), g->weights + table->offset, tensor_count(table) * sizeof(real));
+    return 0;
+}
+
+static bool owns(const struct engine *e, int slot, int tensor)
+{
+    return !tensor_is_copy(&e->stages[slot]->params.tensors[tensor]);
+}
+
 static void seek(struct engine *e, uint64_t step)
 {
     ((struct sequential *)e)->step = step;
@@ -198,8 +233,8 @@ static void sequential_free(struct engine *e)
     free(s);
 }
 
-static const struct engine_ops sequential_ops = {"sequential", train, evaluate,
-                                                 gather,       seek,  sequential_free};
+static const struct engine_ops sequential_ops = {
+    "sequential", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, sequential_free};
 
 static int sequential_alloc(struct sequential *s)
 {

@@ -125,6 +125,8 @@ static const struct arg model_args[] = {
     {"heads", 0, "N", "attention heads", ARG_INT, AT(heads), "4", 1, 1024},
     {"context", 0, "N", "bytes of a sequence, or features of a sample", ARG_INT, AT(context), "64",
      1, 16384},
+    {"tie-embeddings", 0, NULL, "the head's weights are the table of the embedding", ARG_FLAG,
+     AT(tied)},
 };
 
 static const struct arg optimizer_args[] = {
@@ -462,6 +464,22 @@ static bool check_offload(const struct settings *s)
     return false;
 }
 
+static bool check_tied(const struct settings *s)
+{
+    if (!s->tied)
+        return true;
+    if (has_samples(s))
+        command_misused("--tie-embeddings: expected --model gpt; %s has no embedding", s->model_name);
+    else if (s->offload.any)
+        command_misused("--tie-embeddings: expected none with --offload, whose shards are apart");
+    else if (s->kind > DATA_PARALLEL_SUM)
+        command_misused("--tie-embeddings: expected --mix all-reduce, not %s; the sum over stages "
+                        "needs whole gradients", s->mix);
+    else
+        return true;
+    return false;
+}
+
 static bool check(struct settings *s, const struct operands *files, int world, int *status)
 {
     *status = EXIT_USAGE;
@@ -470,7 +488,7 @@ static bool check(struct settings *s, const struct operands *files, int world, i
     return settings_take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
            take_ranks(s, world) && check_order(s) && check_offload(s) && check_outputs(s) &&
            take_replicas(s, status) && (is_sequential(s) || build_schedules(s, status)) &&
-           check_model(s) && take_order_blocks(s) && settings_check_save(s);
+           check_model(s) && check_tied(s) && take_order_blocks(s) && settings_check_save(s);
 }
 
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)
@@ -494,6 +512,7 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
         .dropout = (float)s->dropout,
         .seed = (uint64_t)s->seed,
         .microbatches = (int)s->microbatches,
+        .tied = s->tied,
     };
     return true;
 }

@@ -28,7 +28,7 @@ struct settings {
         mix_factor;
     struct offload_parts offload;
     struct stage_set checkpoint_stages;
-    bool fixed_order, any_order, json, survive;
+    bool fixed_order, any_order, json, survive, tied;
 
     /* What follows from these. */
     struct gpt_config model;

@@ -83,6 +83,7 @@ enum { SHAPES = 4 };
 static const char *const kept[] = {
     "layers", "width", "heads",  "context", "model", "batch",   "microbatches", "steps",
     "seed",   "lr",    "warmup", "decay",   "clip",  "dropout", "any-order",    "order-blocks",
+    "tie-embeddings",
     NULL,
 };
 
@@ -130,7 +131,11 @@ static bool same_model(const struct settings *s, const struct settings *was)
                             (int)then[i], s->from.path);
             return false;
         }
-    return true;
+    if (s->tied == was->tied)
+        return true;
+    command_misused("--tie-embeddings: expected none, as the model in %s has a head of its own",
+                    s->from.path);
+    return false;
 }
 
 static bool sums(const struct settings *s)

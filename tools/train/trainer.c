@@ -105,6 +105,12 @@ static int end_of_sum(struct trainer *t, int slot)
                                 &(struct dp_mixer_update){t->rate, 1, !isfinite(sum)});
 }
 
+/* Gradients of tied parameters are what they will be after sum_tied. */
+static int end_of_step_sum(struct trainer *t, int slot)
+{
+    return t->engine->config.tied ? 0 : end_of_sum(t, slot);
+}
+
 static int reduce_launch(void *user, int slot)
 {
     return data_parallel_sum(&((struct trainer *)user)->replicas, slot);
@@ -114,14 +120,14 @@ static int reduce_test(void *user, int slot)
 {
     int err = data_parallel_test(&((struct trainer *)user)->replicas, slot);
 
-    return err ? err : end_of_sum(user, slot);
+    return err ? err : end_of_step_sum(user, slot);
 }
 
 static int reduce_wait(void *user, int slot)
 {
     int err = data_parallel_wait(&((struct trainer *)user)->replicas, slot);
 
-    return err ? err : end_of_sum(user, slot);
+    return err ? err : end_of_step_sum(user, slot);
 }
 
 const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait};
@@ -137,8 +143,19 @@ static int sum_gradients(struct trainer *t)
         if (!err && t->config.kind)
             err = reduce_wait(t, i);
         else if (!err)
-            err = end_of_sum(t, i);
+            err = end_of_step_sum(t, i);
     }
+    return err;
+}
+
+/* Once each gradient is summed over all that hold its stage. */
+static int sum_tied(struct trainer *t)
+{
+    const struct engine *e = t->engine;
+    int err = e->config.tied ? e->ops->sum_tied(t->engine) : 0;
+
+    for (int i = 0; i < e->stage_count && e->config.tied && !err; i++)
+        err = end_of_sum(t, i);
     return err;
 }
 
@@ -183,6 +200,8 @@ static int update(struct trainer *t, const struct step_result *r)
 
     for (int i = 0; i < t->engine->stage_count && !updates_at_once(t) && !err; i++)
         err = update_slot(t, i, &how);
+    if (!err && t->engine->config.tied)
+        err = t->engine->ops->broadcast_tied(t->engine);
     return err ? err : data_parallel_settle(&t->replicas);
 }
 
@@ -210,6 +229,8 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
         err = e->ops->train(e, &t->batch, t->sums);
     if (!err && !e->reduces)
         err = sum_gradients(t);
+    if (!err)
+        err = sum_tied(t);
     if (!err)
         err = add_over_ranks(t, t->sums, t->sums_len);
     if (err)
@@ -298,16 +319,25 @@ static int make_squares(struct trainer *t, int slot)
     return 0;
 }
 
-/* Mixers and shards have their own. */
+/* Mixers and shards have their own. Of tied parameters only the owner's is updated. */
 static int make_optimizer(struct trainer *t, int slot)
 {
     const struct gpt_stage *stage = t->engine->stages[slot];
     const struct dp_optimizer_config config = optimizer_config(t);
+    struct dp_parameter *owned;
+    int32_t count = 0;
 
     if (t->config.kind > DATA_PARALLEL_SUM)
         return 0;
-    return dp_optimizer_new(&config, stage->parameters, (int32_t)stage->params.tensors_len,
-                            &t->optimizers[slot]);
+    owned = calloc(stage->params.tensors_len + 1, sizeof(*owned));
+    if (!owned)
+        return DP_ENOMEM;
+    for (int i = 0; i < (int)stage->params.tensors_len; i++)
+        if (!t->engine->config.tied || t->engine->ops->owns(t->engine, slot, i))
+            owned[count++] = stage->parameters[i];
+    int err = dp_optimizer_new(&config, owned, count, &t->optimizers[slot]);
+    free(owned);
+    return err;
 }
 
 static int make_slots(struct trainer *t)
