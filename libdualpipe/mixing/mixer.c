@@ -34,6 +34,9 @@ static int check_graph(const struct dp_mixer_config *c)
     if (c->compat && c->survive)
         return dp_fail(DP_EINVAL, "compat with survive, expected one of them: Decent-DP ends with the "
                        "first worker that dies");
+    if (c->survive && !dp_comm_survives(c->comm))
+        return dp_fail(DP_EINVAL, "survive over a group that does not, expected one for which "
+                       "dp_comm_survive was called");
     if (c->survive && (c->compression || c->staleness))
         return dp_fail(DP_EUNSUPPORTED,
                        "survive with %s, expected one of them: what neighbors know of "
@@ -277,6 +280,29 @@ int dp_mixer_new_alone(const struct dp_mixer_config *config, struct dp_mixer **o
     return err;
 }
 
+static int meet(struct dp_mixer *m)
+{
+    const struct dp_mixer_config *c = &m->config;
+    int err = begin_equal(c);
+
+    dp_exchange_group_fini(&m->shared);
+    return err ? err : dp_exchange_group_init(&m->shared, c->comm, c->graph, c->survive);
+}
+
+/* Where the group survives, a death meanwhile is one before iteration 0: those that live begin again. */
+static int meet_alive(struct dp_mixer *m)
+{
+    bool again = true;
+    int err = 0;
+
+    while (!err && again) {
+        err = dp_mixer_conclude(m->config.comm, meet(m), &again);
+        if (again)
+            err = dp_mixer_survive(m);
+    }
+    return err;
+}
+
 int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
 {
     struct dp_mixer *m;
@@ -287,9 +313,7 @@ int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
             dp_comm_abort(config->comm, err, dp_last_error());
         return err;
     }
-    err = begin_equal(&m->config);
-    if (!err)
-        err = dp_exchange_group_init(&m->shared, config->comm, config->graph, config->survive);
+    err = m->death ? meet_alive(m) : meet(m);
     m->shared.compression = config->compression;
     m->shared.fraction = config->fraction;
     m->shared.staleness = config->staleness;

@@ -234,10 +234,11 @@ static int adopt(struct dp_mixer *m, const struct survey *s)
 
 /* ---- the whole --------------------------------------------------------------------------------- */
 
-/* A death ends what is under way, and all begin it again; anything else ends the group. */
-static bool is_death(int err)
+/* A death, or a silence that may be one, ends what is under way, and all begin it again; anything else
+ * ends the group. */
+static bool may_be_death(int err)
 {
-    return err == DP_ECOMM;
+    return err == DP_ECOMM || err == DP_ETIMEDOUT;
 }
 
 static int agree(struct dp_comm *comm, bool *all_live)
@@ -256,7 +257,7 @@ static int agree(struct dp_comm *comm, bool *all_live)
 int dp_mixer_conclude(struct dp_comm *comm, int err, bool *again)
 {
     bool all_live = false;
-    int failed = err && !is_death(err) ? err : agree(comm, &all_live);
+    int failed = err && !may_be_death(err) ? err : agree(comm, &all_live);
 
     *again = !failed && !all_live;
     return failed ? failed : all_live ? err : 0;

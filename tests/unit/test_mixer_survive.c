@@ -294,7 +294,7 @@ static bool are_near(const double *a, const double *b, double tolerance)
 static int lose(struct worker *w, const struct job *job)
 {
     struct dp_comm *comm = w->comm;
-    int err = 0, lost = 0;
+    int err = 0, lost = job->workers - dp_comm_size(dp_mixer_comm(w->mixer));
 
     for (int t = 0; lost < count_dead(job); t++) {
         err = iterate(w, job);
@@ -355,15 +355,21 @@ static int survive(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void run_on(const struct comm_kind *kind, struct job *job)
+static void run_on_with(const struct comm_kind *kind, struct job *job,
+                        int (*rank)(struct dp_comm *comm, void *arg))
 {
     int killed, expected = kind->processes ? count_dead(job) : 0;
-    int failed = kind->run(kind, job->workers, LONG_NS, survive, job, &killed);
+    int failed = kind->run(kind, job->workers, LONG_NS, rank, job, &killed);
 
     if (strcmp(kind->name, "mpi") && (failed != expected || killed != expected))
         fail_msg("%s, %s, ranks %d and %d at messages %d and %d: %d of %d failed, %d were killed",
                  kind->name, job->graph, job->dead[0], job->dead[1], job->at[0], job->at[1], failed,
                  job->workers, killed);
+}
+
+static void run_on(const struct comm_kind *kind, struct job *job)
+{
+    run_on_with(kind, job, survive);
 }
 
 /* Numbers that look random and are the same in every run. */
@@ -423,6 +429,54 @@ static void an_average_that_is_cut_off_is_had_by_all_or_none(void **state)
             job.dead[0] = draw(&seed, 4);
             job.at[0] = draw(&seed, 60);
             run_on(kind, &job);
+        }
+}
+
+/* ---- at the start ------------------------------------------------------------------------------- */
+
+/* The worker dies before it has a mixer, or in the first iterations. */
+static int begin_without(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    static _Thread_local struct worker w;
+    double all[MOST][TOTAL];
+
+    if (dp_comm_survive(comm) == DP_EUNSUPPORTED)
+        return 0;
+    count_messages(comm);
+    describe(&w, comm, job);
+    set_values(&w);
+    arm(comm, job);
+    const struct dp_mixer_config config = config_of(&w, job);
+    int err = dp_mixer_new(&config, &w.mixer);
+    if (err) {
+        dp_graph_free(w.graph);
+        CHECK(dying[w.rank].is_dead);
+        return 0;
+    }
+    if (dp_comm_size(dp_mixer_comm(w.mixer)) < job->workers) {
+        CHECK(dp_mixer_graph(w.mixer)->workers == job->workers - 1);
+        CHECK(!dp_comm_allgather(dp_mixer_comm(w.mixer), w.value, all, sizeof(all[0])));
+        CHECK(are_near(w.value[0], all[0], 0));
+    }
+    err = lose(&w, job);
+    if (!err)
+        err = go_on(&w, job);
+    finish(&w);
+    CHECK(err >= 0);
+    return 0;
+}
+
+static void a_worker_may_die_while_mixers_are_made(void **state)
+{
+    uint64_t seed = 7;
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int k = 0; k < samples_of(kind, 24, 3); k++) {
+            struct job job = {.graph = graphs[k % 4], .workers = 4, .dead = {k % 4}, .at = {k / 4 * 3, -1}};
+            job.at[0] += draw(&seed, 3);
+            run_on_with(kind, &job, begin_without);
         }
 }
 
@@ -677,6 +731,7 @@ static int refuse(struct dp_comm *comm, void *arg)
 
     describe(&w, comm, job);
     struct dp_mixer_config config = config_of(&w, job);
+    struct dp_mixer *unused;
     config.survive = false;
     CHECK(!dp_mixer_new(&config, &w.mixer));
     CHECK(dp_mixer_survive(w.mixer) == DP_ESTATE);
@@ -684,9 +739,11 @@ static int refuse(struct dp_comm *comm, void *arg)
     int err = dp_comm_barrier(comm);
     CHECK(!err || err == DP_EABORTED);
     config.survive = config.compat = true;
-    struct dp_mixer *unused;
     err = dp_mixer_new(&config, &unused);
     CHECK(err == DP_EINVAL || err == DP_EABORTED);
+    config.compat = false;
+    CHECK(dp_mixer_new(&config, &unused) == DP_EINVAL);
+    CHECK_SAYS("dp_comm_survive");
     finish(&w);
     return 0;
 }
@@ -710,6 +767,7 @@ int main(void)
         cmocka_unit_test(a_worker_may_die_at_every_message),
         cmocka_unit_test(two_workers_may_die_one_of_them_during_the_recovery),
         cmocka_unit_test(an_average_that_is_cut_off_is_had_by_all_or_none),
+        cmocka_unit_test(a_worker_may_die_while_mixers_are_made),
         cmocka_unit_test(survivors_learn_what_is_left_by_every_algorithm),
         cmocka_unit_test(new_workers_catch_up_from_a_neighbour),
         cmocka_unit_test(a_new_worker_with_other_parameters_is_refused_and_the_others_go_on),
