@@ -25,13 +25,21 @@
 /* How long ranks may take to end by themselves after one of them has failed: those that can learn of
  * it, and those that can only be failing, too; and how long to wait for a signal that a thread of a
  * library (BLAS has some) may have got instead of us. */
-enum { GRACE_MS = 5000, LAST_WORDS_MS = 200, LOOK_S = 1 };
+enum { GRACE_MS = 5000, LAST_WORDS_MS = 200, LOOK_S = 1, NOTICE_MS = 2000 };
 
 /* Of all ranks and the launcher; NULL if this process is neither. */
-static atomic_bool *has_joined;
+static struct shared {
+    atomic_bool has_joined; /* a rank */
+    atomic_int restarts;    /* that are left */
+    int ranks;
+    atomic_bool waits[];    /* [ranks] started again, not yet admitted */
+} *shared;
 
 struct launch {
     int ranks, alive;
+    const char *transport;
+    launch_fn run;
+    void *user;
     pid_t *pids;       /* [ranks], 0: has ended, or not begun */
     int reports[2];    /* a pipe; a rank that fails writes its struct dp_abort */
     int port_fd;       /* keeps the port for rank 0 */
@@ -45,6 +53,14 @@ struct launch {
     int status_rank;
     int64_t until_ms;  /* after a failure: then the others are killed */
 };
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
 
 /* ---- before any rank ------------------------------------------------------------------------ */
 
@@ -111,17 +127,27 @@ static void list_signals(sigset_t *out)
         sigaddset(out, SIGHUP);
 }
 
-static int prepare(struct launch *l, int port)
+static int share_memory(int ranks, int restarts)
+{
+    void *memory = mmap(NULL, sizeof(*shared) + (size_t)ranks * sizeof(shared->waits[0]),
+                        PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return -1;
+    shared = memory;
+    shared->ranks = ranks;
+    atomic_store(&shared->restarts, restarts);
+    return 0;
+}
+
+static int prepare(struct launch *l, int port, int restarts)
 {
     list_signals(&l->signals);
     sigaddset(&l->signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &l->signals, &l->before);
     draw_secret(l->secret);
     l->pids = calloc((size_t)l->ranks, sizeof(*l->pids));
-    void *shared = mmap(NULL, sizeof(*has_joined), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    has_joined = shared == MAP_FAILED ? NULL : shared;
-    if (!l->pids || !has_joined || pipe2(l->reports, O_CLOEXEC | O_NONBLOCK))
+    if (!l->pids || share_memory(l->ranks, restarts) || pipe2(l->reports, O_CLOEXEC | O_NONBLOCK))
         return command_broke("cannot start %d ranks: %s", l->ranks, strerror(errno));
     return keep_port(l, port);
 }
@@ -132,9 +158,9 @@ static void tidy_up(struct launch *l)
     close(l->reports[0]);
     close(l->reports[1]);
     free(l->pids);
-    if (has_joined)
-        munmap(has_joined, sizeof(*has_joined));
-    has_joined = NULL;
+    if (shared)
+        munmap(shared, sizeof(*shared) + (size_t)l->ranks * sizeof(shared->waits[0]));
+    shared = NULL;
     sigprocmask(SIG_SETMASK, &l->before, NULL);
 }
 
@@ -142,11 +168,38 @@ static void tidy_up(struct launch *l)
 
 int launch_join(const struct dp_comm_config *config, struct dp_comm **out)
 {
-    int err = dp_comm_open(config, out);
+    struct dp_comm_config again = *config;
 
-    if (!err && has_joined)
-        atomic_store(has_joined, true);
+    again.rank = 0; /* the group decides */
+    int err = config->size ? dp_comm_open(config, out) : dp_comm_join(&again, out);
+    if (!err && shared)
+        atomic_store(&shared->has_joined, true);
     return err;
+}
+
+static int count_waiting(void)
+{
+    int count = 0;
+
+    for (int rank = 0; rank < shared->ranks; rank++)
+        count += atomic_load(&shared->waits[rank]);
+    return count;
+}
+
+int launch_count_waiting(int lost)
+{
+    const int64_t until_ms = now_ms() + NOTICE_MS;
+
+    while (shared && count_waiting() < lost && atomic_load(&shared->restarts) > 0 &&
+           now_ms() < until_ms)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    const int count = shared ? count_waiting() : 0;
+    return count < lost ? count : lost;
+}
+
+void launch_admitted(int rank)
+{
+    atomic_store(&shared->waits[rank], false);
 }
 
 /* Ctrl-C reaches every process of the terminal; the parent alone is to act on it. */
@@ -160,14 +213,14 @@ static void become_rank(const struct launch *l, pid_t parent)
     close(l->reports[0]);
 }
 
-static void run_rank(const struct launch *l, int rank, pid_t parent, const char *transport,
-                     launch_fn run, void *user)
+/* size: 0 of a rank that is started again. */
+static void run_rank(const struct launch *l, int rank, int size, pid_t parent)
 {
     struct dp_abort why = {.rank = rank};
 
     become_rank(l, parent);
-    int err = run(user, &(struct dp_comm_config){
-        .rank = rank, .size = l->ranks, .address = l->address, .transport = transport,
+    int err = l->run(l->user, &(struct dp_comm_config){
+        .rank = rank, .size = size, .address = l->address, .transport = l->transport,
         .secret = l->secret}, &why);
     if ((fflush(stdout) || ferror(stdout)) && !err) {
         err = DP_EIO;
@@ -180,22 +233,28 @@ static void run_rank(const struct launch *l, int rank, pid_t parent, const char 
     _exit(err ? EXIT_FAILED : EXIT_OK);
 }
 
-static int start_ranks(struct launch *l, const char *transport, launch_fn run, void *user)
+static int start_rank(struct launch *l, int rank, int size)
 {
     pid_t parent = getpid();
 
     fflush(stdout);
-    for (int rank = 0; rank < l->ranks; rank++) {
-        pid_t pid = fork();
-        if (pid == 0)
-            run_rank(l, rank, parent, transport, run, user);
-        if (pid < 0)
-            return command_broke("cannot start rank %d of %d: %s", rank, l->ranks,
-                                   strerror(errno));
-        l->pids[rank] = pid;
-        l->alive++;
-    }
+    pid_t pid = fork();
+    if (pid == 0)
+        run_rank(l, rank, size, parent);
+    if (pid < 0)
+        return command_broke("cannot start rank %d of %d: %s", rank, l->ranks, strerror(errno));
+    l->pids[rank] = pid;
+    l->alive++;
     return EXIT_OK;
+}
+
+static int start_ranks(struct launch *l)
+{
+    int status = EXIT_OK;
+
+    for (int rank = 0; rank < l->ranks && status == EXIT_OK; rank++)
+        status = start_rank(l, rank, l->ranks);
+    return status;
 }
 
 /* ---- the end of the ranks ------------------------------------------------------------------- */
@@ -208,22 +267,68 @@ static void kill_ranks(struct launch *l)
             kill(l->pids[rank], SIGKILL);
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 static bool has_failure(const struct launch *l)
 {
     return l->dead_rank >= 0 || l->status_rank >= 0;
 }
 
+/* How near a record is to the cause: an error of a rank itself goes before a connection that broke
+ * or a deadline that passed, and what the first rank to end says before what others say. */
+static int rate(const struct launch *l, const struct dp_abort *why)
+{
+    const bool is_own = why->error != DP_ECOMM && why->error != DP_ETIMEDOUT;
+
+    return 2 * is_own + (why->rank == l->status_rank);
+}
+
+/* The record of the culprit itself, or what another rank knows of it. */
+static bool read_reason(const struct launch *l, struct dp_abort *why)
+{
+    struct dp_abort one;
+    int best = -1;
+
+    while (read(l->reports[0], &one, sizeof(one)) == sizeof(one))
+        if (rate(l, &one) > best) {
+            *why = one;
+            best = rate(l, &one);
+        }
+    return best >= 0;
+}
+
 static bool is_survived(const struct launch *l, int how)
 {
-    return l->survives && WIFSIGNALED(how) && l->alive > 0 && !l->is_over && atomic_load(has_joined);
+    return l->survives && WIFSIGNALED(how) && l->alive > 0 && !l->is_over &&
+           atomic_load(&shared->has_joined);
+}
+
+/* The rank waits before there is one restart less: launch_count_waiting looks in the other order. */
+static void go_on_without(struct launch *l, int rank, int signal)
+{
+    const bool again = atomic_load(&shared->restarts) > 0;
+
+    fflush(stdout);
+    fprintf(stderr, "dualpipe: rank %d was killed by signal %d (%s); the others go on%s\n", rank, signal,
+            strsignal(signal), again ? ", and it is started again" : "");
+    atomic_store(&shared->waits[rank], again && start_rank(l, rank, 0) == EXIT_OK);
+    atomic_fetch_sub(&shared->restarts, again);
+}
+
+/* It failed before it was one of them. */
+static void go_on_alone(const struct launch *l, int rank)
+{
+    struct dp_abort why = {.text = ""};
+
+    atomic_store(&shared->waits[rank], false);
+    read_reason(l, &why);
+    fprintf(stderr, "dualpipe: rank %d, started again, was not admitted: %s; the others go on\n", rank,
+            why.text);
+}
+
+/* Nobody is left to admit those that wait. */
+static void end_waiting(struct launch *l)
+{
+    if (l->alive > 0 && l->alive == count_waiting())
+        kill_ranks(l);
 }
 
 static void note_end(struct launch *l, int rank, int how)
@@ -233,9 +338,11 @@ static void note_end(struct launch *l, int rank, int how)
     l->pids[rank] = 0;
     l->alive--;
     if (is_survived(l, how)) {
-        fflush(stdout);
-        fprintf(stderr, "dualpipe: rank %d was killed by signal %d (%s); the others go on\n", rank,
-                WTERMSIG(how), strsignal(WTERMSIG(how)));
+        go_on_without(l, rank, WTERMSIG(how));
+        return;
+    }
+    if (WIFEXITED(how) && atomic_load(&shared->waits[rank])) {
+        go_on_alone(l, rank);
         return;
     }
     if (WIFSIGNALED(how) && l->dead_rank < 0 && !l->is_over) {
@@ -247,7 +354,7 @@ static void note_end(struct launch *l, int rank, int how)
         l->status = WEXITSTATUS(how);
     }
     if (first && has_failure(l))
-        l->until_ms = now_ms() + (atomic_load(has_joined) ? GRACE_MS : LAST_WORDS_MS);
+        l->until_ms = now_ms() + (atomic_load(&shared->has_joined) ? GRACE_MS : LAST_WORDS_MS);
 }
 
 /* Take note of every rank that has ended. */
@@ -258,8 +365,10 @@ static void reap(struct launch *l, int flags)
 
     while (l->alive > 0 && (pid = waitpid(-1, &how, flags)) > 0)
         for (int rank = 0; rank < l->ranks; rank++)
-            if (l->pids[rank] == pid)
+            if (l->pids[rank] == pid) {
                 note_end(l, rank, how);
+                end_waiting(l);
+            }
 }
 
 /* Until a signal comes, for a while; after a failure, until the grace is over. Returns the signal,
@@ -290,29 +399,6 @@ static void wait_for_ranks(struct launch *l)
 }
 
 /* ---- what to say --------------------------------------------------------------------------- */
-
-/* How near a record is to the cause: an error of a rank itself goes before a connection that broke
- * or a deadline that passed, and what the first rank to end says before what others say. */
-static int rate(const struct launch *l, const struct dp_abort *why)
-{
-    const bool is_own = why->error != DP_ECOMM && why->error != DP_ETIMEDOUT;
-
-    return 2 * is_own + (why->rank == l->status_rank);
-}
-
-/* The record of the culprit itself, or what another rank knows of it. */
-static bool read_reason(const struct launch *l, struct dp_abort *why)
-{
-    struct dp_abort one;
-    int best = -1;
-
-    while (read(l->reports[0], &one, sizeof(one)) == sizeof(one))
-        if (rate(l, &one) > best) {
-            *why = one;
-            best = rate(l, &one);
-        }
-    return best >= 0;
-}
 
 static int conclude(const struct launch *l)
 {
@@ -355,31 +441,32 @@ void launch_alone(void)
             sigaction(signal, &(struct sigaction){.sa_handler = leave}, NULL);
 }
 
-static int launch(int ranks, int port, const char *transport, bool survives, launch_fn run,
-                  void *user)
+static int launch(struct launch *l, int port, int restarts)
 {
-    struct launch l = {.ranks = ranks, .reports = {-1, -1}, .port_fd = -1, .dead_rank = -1,
-                       .status_rank = -1, .survives = survives};
-
-    int status = prepare(&l, port);
+    l->reports[0] = l->reports[1] = l->port_fd = l->dead_rank = l->status_rank = -1;
+    int status = prepare(l, port, restarts);
     if (status == EXIT_OK) {
-        status = start_ranks(&l, transport, run, user);
+        status = start_ranks(l);
         if (status != EXIT_OK)
-            kill_ranks(&l);
-        wait_for_ranks(&l);
+            kill_ranks(l);
+        wait_for_ranks(l);
     }
     if (status == EXIT_OK)
-        status = conclude(&l);
-    tidy_up(&l);
+        status = conclude(l);
+    tidy_up(l);
     return status;
 }
 
 int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user)
 {
-    return launch(ranks, port, transport, false, run, user);
+    return launch(&(struct launch){.ranks = ranks, .transport = transport, .run = run, .user = user}, port,
+                  0);
 }
 
-int launch_survivors(int ranks, int port, const char *transport, launch_fn run, void *user)
+int launch_survivors(int ranks, int port, const char *transport, int restarts, launch_fn run,
+                     void *user)
 {
-    return launch(ranks, port, transport, true, run, user);
+    return launch(&(struct launch){.ranks = ranks, .transport = transport, .run = run, .user = user,
+                                   .survives = true},
+                  port, restarts);
 }

@@ -19,12 +19,20 @@ typedef int (*launch_fn)(void *user, const struct dp_comm_config *config, struct
 int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user);
 
 /* The same for ranks whose group survives (dp_comm_survive): once one has joined, a signal that kills a
- * rank ends none of the others, and a line says which one it was. */
-int launch_survivors(int ranks, int port, const char *transport, launch_fn run, void *user);
+ * rank ends none of the others, and a line says which one it was. The first `restarts` that are killed
+ * are started again: `run` then has a config of size 0, with the rank that there was. */
+int launch_survivors(int ranks, int port, const char *transport, int restarts, launch_fn run,
+                     void *user);
 
-/* For `run`: dp_comm_open. While no rank has got through, no rank could tell the others that one has
- * failed, and launch_ranks ends them at once; later they have some seconds to end by themselves. */
+/* For `run`: dp_comm_open, or dp_comm_join for a rank that was started again. While no rank has got
+ * through, no rank could tell the others that one has failed, and launch_ranks ends them at once; later
+ * they have some seconds to end by themselves. */
 int launch_join(const struct dp_comm_config *config, struct dp_comm **out);
+/* How many ranks that were started again are to be admitted by a group that has lost `lost`: 0 or more,
+ * within two seconds at most, if the launcher has not yet seen that they were killed. */
+int launch_count_waiting(int lost);
+/* This rank was started again, and has been admitted. */
+void launch_admitted(int rank);
 
 /* For a rank that runs in this very process: those signals end it with the same status. */
 void launch_alone(void);

@@ -260,6 +260,66 @@ static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
     }
 }
 
+/* Kill a child of the command, the oldest but `rank`. */
+static void kill_child(struct run *r, int rank)
+{
+    pid_t ranks[MAX_RANKS];
+
+    if (children_of(r->pid, ranks) != 4) {
+        kill(r->pid, SIGKILL);
+        finish(r);
+        no_children();
+    }
+    kill(ranks[rank], SIGKILL);
+}
+
+/* Until the run has said so many times that mixing goes on, or ended. */
+static void wait_until_it_goes_on(struct run *r, int times)
+{
+    int said = 0;
+
+    while (said < times && !has_ended(r)) {
+        read_text(r->err, r->err_text);
+        said = 0;
+        for (const char *s = r->err_text; (s = strstr(s, "mixing goes on with 4 workers")); s++)
+            said++;
+    }
+}
+
+/* Twice one, which may be the one that came back; the third time nothing is started again. */
+static void replicas_that_are_killed_are_started_again(void **state)
+{
+    (void)state;
+    static const char *const transports[] = {"shm", "tcp"};
+    struct run r;
+    char options[256];
+
+    for (int k = 0; k < 2; k++) {
+        snprintf(options, sizeof(options),
+                 "--schedule none -D 4 --mix one-peer-exp --survive --restart 2 --json --steps 6000 "
+                 "--eval-every 2000 --transport %s", transports[k]);
+        start(&r, options, NULL, NULL);
+        wait_for_steps(&r);
+        kill_child(&r, 0);
+        wait_until_it_goes_on(&r, 1);
+        kill_child(&r, 3);
+        wait_until_it_goes_on(&r, 2);
+        kill_child(&r, k);
+        const int out = dup(fileno(r.out));
+        finish(&r);
+        read_end(out, r.out_text);
+        if (r.status)
+            fail_msg("status %d: %s", r.status, r.err_text);
+        assert_says(r.err_text, "rank 0 was killed by signal 9 (Killed); the others go on, and it is started "
+                                "again\n");
+        assert_says(r.err_text, "(Killed); the others go on\n");
+        assert_says(r.err_text, "mixing goes on with 4 workers, 1 of them new, from iteration ");
+        assert_says(r.err_text, "mixing goes on with 3 of 4 workers from iteration ");
+        assert_says(r.out_text, "\"step\":6000,");
+        assert_says(r.out_text, "\"held_out\":");
+    }
+}
+
 static void a_rank_that_stops_is_named(void **state)
 {
     (void)state;
@@ -566,6 +626,7 @@ int main(void)
         cmocka_unit_test(an_interrupt_ends_all_ranks_at_once),
         cmocka_unit_test(a_rank_that_dies_is_named_and_ends_the_others),
         cmocka_unit_test(replicas_that_mix_go_on_without_one_that_is_killed),
+        cmocka_unit_test(replicas_that_are_killed_are_started_again),
         cmocka_unit_test(a_rank_that_stops_is_named),
         cmocka_unit_test(ranks_end_with_their_parent),
         cmocka_unit_test(a_port_that_is_taken_is_refused),

@@ -101,6 +101,7 @@ refuses_to_mix_that_way()
     for way in '--mix-algorithm local-sgd|expected --mix with a graph' \
         '--mix ring --local-steps 2|expected --mix-algorithm local-sgd' \
         '--mix all-reduce --survive|expected -D 2 or more and --mix with a graph' \
+        '--mix ring --restart 2|--restart 2: expected --survive' \
         '--mix ring --survive --transport mpi|expected --transport auto, shm or tcp' \
         '--mix ring --survive --save folder|expected no --save' \
         '--mix ring --mix-algorithm exact-diffusion|single round, such as torus' \

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/data_parallel.h"
 
+#include "train/statistics.h"
+
+#include <stdlib.h>
+
 static const struct gpt_stage *stage_of(const struct data_parallel *d, int slot)
 {
     return d->engine->stages[slot];
@@ -27,17 +31,19 @@ int data_parallel_sum(struct data_parallel *d, int slot)
 {
     struct dp_replicas *copies = d->slots[slot].copies;
 
+    if (!copies)
+        return 0;
     return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_scatter(copies) : dp_replicas_sum(copies);
 }
 
 int data_parallel_test(struct data_parallel *d, int slot)
 {
-    return dp_replicas_test(d->slots[slot].copies);
+    return d->slots[slot].copies ? dp_replicas_test(d->slots[slot].copies) : 0;
 }
 
 int data_parallel_wait(struct data_parallel *d, int slot)
 {
-    return dp_replicas_wait(d->slots[slot].copies);
+    return d->slots[slot].copies ? dp_replicas_wait(d->slots[slot].copies) : 0;
 }
 
 const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, int slot,
@@ -113,16 +119,24 @@ int data_parallel_revert(struct data_parallel *d)
     return err;
 }
 
-int data_parallel_survive(struct data_parallel *d, struct dp_comm **comm, uint64_t *step)
+int data_parallel_survive(struct data_parallel *d)
 {
-    struct dp_mixer *mixer = d->slots[0].mixer;
-    int err = dp_mixer_survive(mixer);
+    return dp_mixer_survive(d->slots[0].mixer);
+}
 
-    if (err)
-        return err;
-    *comm = dp_mixer_comm(mixer);
-    *step = (uint64_t)dp_mixer_iterations(mixer);
-    return 0;
+int data_parallel_admit(struct data_parallel *d, int count, const struct dp_comm_config *config)
+{
+    return dp_mixer_admit(d->slots[0].mixer, count, config);
+}
+
+struct dp_comm *data_parallel_comm(const struct data_parallel *d)
+{
+    return dp_mixer_comm(d->slots[0].mixer);
+}
+
+uint64_t data_parallel_step(const struct data_parallel *d)
+{
+    return (uint64_t)dp_mixer_iterations(d->slots[0].mixer);
 }
 
 /* ---- ranks that hold the same stage ---------------------------------------------------------- */
@@ -184,6 +198,8 @@ static int make_comms(struct data_parallel *d, const struct data_parallel_config
     const int rounds = d->engine->schedule ? d->engine->schedule->max_slots : 1;
     int err = 0;
 
+    if (config->survive) /* replicas of one rank and one stage */
+        return d->count = 1, 0;
     for (int i = 0; i < rounds && !err; i++)
         err = make_copies_comm(d, config, i);
     for (int i = 0; i < d->engine->stage_count && d->kind == DATA_PARALLEL_MIX && !err; i++)
@@ -193,27 +209,50 @@ static int make_comms(struct data_parallel *d, const struct data_parallel_config
 
 /* ---- making one ----------------------------------------------------------------------------- */
 
+/* Running statistics: all replicas have the same, so that nothing else is done with them. */
+static int make_buffers(struct data_parallel *d, int slot, int32_t *count)
+{
+    struct data_parallel_slot *s = &d->slots[slot];
+
+    *count = statistics_tensor_count(stage_of(d, slot));
+    s->statistics = calloc((size_t)*count + 1, sizeof(*s->statistics));
+    s->buffers = calloc((size_t)*count + 1, sizeof(DLTensor *));
+    if (!s->statistics || !s->buffers)
+        return DP_ENOMEM;
+    statistics_tensors(stage_of(d, slot), s->statistics);
+    for (int32_t i = 0; i < *count; i++)
+        s->buffers[i] = &s->statistics[i].tensor;
+    return 0;
+}
+
 static int make_mixer(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
-    return dp_mixer_new(
-        &(struct dp_mixer_config){
-            .parameters = stage_of(d, slot)->parameters,
-            .count = tensor_count_of(d, slot),
-            .optimizer = config->optimizer,
-            .graph = config->graph,
-            .comm = d->slots[slot].data,
-            .separate = true, /* the model knows its weights by their place */
-            .algorithm = config->method.algorithm,
-            .local_steps = config->method.local_steps,
-            .outer_rate = config->method.outer_rate,
-            .outer_momentum = config->method.outer_momentum,
-            .factor = config->method.factor,
-            .compression = config->method.compression.kind,
-            .fraction = config->method.compression.fraction,
-            .staleness = config->method.staleness,
-            .survive = config->survive,
-        },
-        &d->slots[slot].mixer);
+    int32_t buffers;
+    int err = make_buffers(d, slot, &buffers);
+    const struct dp_mixer_config mixer = {
+        .parameters = stage_of(d, slot)->parameters,
+        .count = tensor_count_of(d, slot),
+        .buffers = d->slots[slot].buffers,
+        .buffer_count = buffers,
+        .optimizer = config->optimizer,
+        .graph = config->graph,
+        .comm = config->survive ? config->all : d->slots[slot].data,
+        .separate = true, /* the model knows its weights by their place */
+        .algorithm = config->method.algorithm,
+        .local_steps = config->method.local_steps,
+        .outer_rate = config->method.outer_rate,
+        .outer_momentum = config->method.outer_momentum,
+        .factor = config->method.factor,
+        .compression = config->method.compression.kind,
+        .fraction = config->method.compression.fraction,
+        .staleness = config->method.staleness,
+        .survive = config->survive,
+    };
+
+    if (err)
+        return err;
+    return config->joins ? dp_mixer_join(&mixer, &d->slots[slot].mixer)
+                         : dp_mixer_new(&mixer, &d->slots[slot].mixer);
 }
 
 static int make_optimizer(struct data_parallel *d, const struct data_parallel_config *config,
@@ -227,8 +266,9 @@ static int make_optimizer(struct data_parallel *d, const struct data_parallel_co
 
 static int make_slot(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
-    int err = dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
-                              d->slots[slot].same, &d->slots[slot].copies);
+    int err = config->survive ? 0
+                              : dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
+                                                d->slots[slot].same, &d->slots[slot].copies);
 
     if (err || d->kind == DATA_PARALLEL_SUM)
         return err;
@@ -261,6 +301,8 @@ void data_parallel_fini(struct data_parallel *d)
         dp_optimizer_free(s->optimizer);
         dp_comm_close(s->same);
         dp_comm_close(s->data);
+        free(s->statistics);
+        free(s->buffers);
     }
     *d = (struct data_parallel){0};
 }

@@ -44,14 +44,17 @@ struct data_parallel_config {
     const struct dp_graph *graph; /* mix */
     struct mixing_method method;  /* mix */
     bool survive;                 /* mix, of one stage: go on without replicas that die */
+    bool joins;                   /* the same: come to those that are there, which admit this one */
     struct dp_optimizer_config optimizer;
 };
 
 /* Of the stage in one slot. */
 struct data_parallel_slot {
     struct dp_comm *same, *data;
-    struct dp_replicas *copies;     /* mirrors, and replicas that do not mix */
+    struct dp_replicas *copies;     /* mirrors, and replicas that do not mix; NULL: neither */
     struct dp_mixer *mixer;         /* mix */
+    struct statistics_tensor *statistics; /* mix: what a replica that joins gets beside weights */
+    DLTensor **buffers;                   /* the same */
     struct dp_optimizer *optimizer; /* shard */
 };
 
@@ -89,8 +92,12 @@ int data_parallel_settle(struct data_parallel *d);
 int data_parallel_average(struct data_parallel *d, bool revert);
 int data_parallel_revert(struct data_parallel *d);
 
-/* survive: after DP_ECOMM or DP_ETIMEDOUT, on all that live. *comm: of these, until the next time;
- * *step: how many steps have begun. Errors of dp_mixer_survive. */
-int data_parallel_survive(struct data_parallel *d, struct dp_comm **comm, uint64_t *step);
+/* survive: after DP_ECOMM or DP_ETIMEDOUT, on all that live. Errors of dp_mixer_survive. */
+int data_parallel_survive(struct data_parallel *d);
+/* survive: between two steps, `count` that join. Errors of dp_mixer_admit. */
+int data_parallel_admit(struct data_parallel *d, int count, const struct dp_comm_config *config);
+/* survive: of those that live, until the next of the two above; how many steps have begun. */
+struct dp_comm *data_parallel_comm(const struct data_parallel *d);
+uint64_t data_parallel_step(const struct data_parallel *d);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/job.h"
 
+#include "launch.h"
 #include "train/memory.h"
 #include "train/offloaded.h"
 #include "train/report.h"
@@ -20,6 +21,7 @@ struct job {
     const struct settings *s;
     const struct data *text;
     struct dp_comm *comm; /* of all ranks of all replicas; NULL: alone */
+    const struct dp_comm_config *how; /* it was opened */
     struct dp_comm
         *data; /* the ranks that hold the same stages in the replicas; NULL: one replica */
     struct dp_comm *pipe; /* the ranks of this replica; NULL: one rank */
@@ -84,14 +86,66 @@ static int take_step(struct job *j, uint64_t step, struct summary *summary)
     return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
 }
 
+/* This rank was started again. */
+static bool joins(const struct job *j)
+{
+    return j->how && j->how->size == 0;
+}
+
+/* The same on all that live: how many wait, by the first of them. DP_ECOMM: one has died meanwhile. */
+static int count_waiting(struct job *j, int *out)
+{
+    struct dp_comm *comm = j->trainer.comm;
+    const int size = dp_comm_size(comm), lost = (int)j->s->replicas - size;
+    int32_t count = dp_comm_rank(comm) == 0 ? launch_count_waiting(lost) : 0;
+    bool *alive = calloc((size_t)size, sizeof(*alive));
+
+    if (!alive)
+        return DP_ENOMEM;
+    int err = dp_comm_broadcast(comm, &count, sizeof(count), 0);
+    if (!err || err == DP_ECOMM || err == DP_ETIMEDOUT) {
+        const int agreed = dp_comm_agree_alive(comm, alive);
+        err = agreed ? agreed : err;
+    }
+    for (int i = 0; i < size && !err; i++)
+        err = alive[i] ? 0 : DP_ECOMM;
+    free(alive);
+    *out = count;
+    return err;
+}
+
+/* Those that were killed and started again. */
+static int admit(struct job *j)
+{
+    int count = 0;
+    int err = j->s->restarts && dp_comm_size(j->trainer.comm) < j->s->replicas
+                  ? count_waiting(j, &count)
+                  : 0;
+
+    if (err || !count)
+        return err;
+    return trainer_admit(&j->trainer, count,
+                         &(struct dp_comm_config){.address = j->how->address,
+                                                  .transport = j->how->transport,
+                                                  .secret = j->how->secret,
+                                                  .timeout_ns = j->how->timeout_ns});
+}
+
+static bool may_be_death(int err)
+{
+    return err == DP_ECOMM || err == DP_ETIMEDOUT;
+}
+
 /* After a death: 0, with the step to go on with; the last one at most, whose held-out loss is wanted. */
 static int survive(struct job *j, int err, uint64_t *step)
 {
     const uint64_t last = (uint64_t)j->s->steps - 1;
 
-    if (!j->s->survive || (err != DP_ECOMM && err != DP_ETIMEDOUT))
-        return err;
-    err = trainer_survive(&j->trainer, step);
+    while (j->s->survive && may_be_death(err)) {
+        err = trainer_survive(&j->trainer, step);
+        if (!err)
+            err = admit(j);
+    }
     if (!err && *step > last)
         *step = last;
     return err;
@@ -144,10 +198,10 @@ static int measure_step(struct job *j, struct summary *summary, bool *unwritten)
     return err;
 }
 
-/* What one replica tells for all. */
+/* What one replica tells for all: one that lives. */
 static int describe(struct job *j, struct summary *summary, uint8_t *text, bool *unwritten)
 {
-    if (j->replica.index > 0)
+    if (j->s->survive ? !is_first(j) : j->replica.index > 0)
         return 0;
     int err = measure_step(j, summary, unwritten);
     if (err || !summary->sample_len)
@@ -237,7 +291,9 @@ static int make_groups(struct job *j)
 
     j->kind = s->kind;
     j->replica = (struct replica){.count = (int)s->replicas, .apart = s->graph};
-    if (s->replicas == 1)
+    if (joins(j))
+        j->replica.index = j->how->rank;
+    if (s->replicas == 1 || joins(j))
         return 0;
     int err = dp_comm_grid(j->comm, axes, 2, groups);
     if (err)
@@ -308,6 +364,7 @@ static int make_trainer(struct job *j)
                             .graph = s->graph,
                             .method = s->method,
                             .survive = s->survive,
+                            .joins = joins(j),
                         },
                         j->text, j->engine);
 }
@@ -316,7 +373,7 @@ static int run(struct job *j)
 {
     struct summary summary = {0};
 
-    int err = agree(j);
+    int err = joins(j) ? 0 : agree(j);
     if (!err)
         err = make_groups(j);
     if (!err)
@@ -327,7 +384,12 @@ static int run(struct job *j)
         err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
     if (!err)
         report_begin(&j->report, j->s, j->text, is_first(j));
-    for (uint64_t step = j->s->from.step; !err;) {
+    uint64_t step = j->s->from.step;
+    if (!err && joins(j)) {
+        step = trainer_next(&j->trainer);
+        launch_admitted(j->how->rank);
+    }
+    while (!err) {
         err = train(j, step, &summary);
         if (!err)
             err = finish(j, &summary);
@@ -357,9 +419,9 @@ static void explain(const struct job *j, int err, const char *before, struct dp_
 }
 
 int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm,
-            struct dp_abort *why)
+            const struct dp_comm_config *how, struct dp_abort *why)
 {
-    struct job j = {.s = s, .text = data, .comm = comm};
+    struct job j = {.s = s, .text = data, .comm = comm, .how = how};
     char before[1024];
 
     snprintf(before, sizeof(before), "%s", dp_last_error());

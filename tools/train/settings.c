@@ -99,6 +99,8 @@ static const struct arg replica_args[] = {
     {"survive", 0, NULL,
      "go on without replicas that are killed; with a graph and --schedule none", ARG_FLAG,
      AT(survive)},
+    {"restart", 0, "N", "of those that are killed start the first N again, with --survive", ARG_INT,
+     AT(restarts), "0", 0, 1e6},
     {"mix-algorithm", 0, NULL, "how weights are updated and averaged, with a graph", ARG_CHOICE,
      AT(mix_algorithm), "d-psgd", .choices = algorithms},
     {"mix-factor", 0, "A",

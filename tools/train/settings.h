@@ -23,7 +23,7 @@ struct settings {
         *mix, *mix_algorithm, *mix_compress, *model_name, *save, *resume, *prompt, *file;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every, save_every, virtual_stages;
-    int64_t sample, seed, port, order_blocks, local_steps, mix_staleness;
+    int64_t sample, seed, port, order_blocks, local_steps, mix_staleness, restarts;
     double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum, temperature,
         mix_factor;
     struct offload_parts offload;

@@ -132,6 +132,8 @@ static bool check_method(const struct settings *s)
 /* Of a pipeline each rank holds a part of the replica, which dies with it. */
 static bool check_survival(const struct settings *s)
 {
+    if (!s->survive && s->restarts)
+        return command_misused("--restart %d: expected --survive", (int)s->restarts), false;
     if (!s->survive)
         return true;
     if (!s->graph || s->replicas < 2)

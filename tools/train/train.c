@@ -61,7 +61,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     if (err)
         tell_why(err, config->rank, why);
     else
-        err = job_run(&run->settings, &run->data, comm, why);
+        err = job_run(&run->settings, &run->data, comm, config, why);
     dp_comm_close(comm);
     return err;
 }
@@ -72,7 +72,7 @@ static int run_alone(struct run *run)
 
     launch_alone();
     dp_log_set(print_but_errors, NULL, DP_LOG_DEFAULT);
-    if (!job_run(&run->settings, &run->data, NULL, &why))
+    if (!job_run(&run->settings, &run->data, NULL, NULL, &why))
         return EXIT_OK;
     return command_broke("%s", why.text);
 }
@@ -103,10 +103,15 @@ static int run_all(struct run *run, struct dp_comm_config *started)
         return EXIT_USAGE;
     if (settings_processes(s) == 1)
         return run_alone(run);
+    if (started->size && s->restarts)
+        return command_misused("--restart: expected ranks that this command starts; these were started "
+                               "from outside");
     if (started->size)
         return run_started(run, started);
-    return (s->survive ? launch_survivors : launch_ranks)(settings_processes(s), (int)s->port,
-                                                          s->transport, run_rank, run);
+    if (s->survive)
+        return launch_survivors(settings_processes(s), (int)s->port, s->transport, (int)s->restarts,
+                                run_rank, run);
+    return launch_ranks(settings_processes(s), (int)s->port, s->transport, run_rank, run);
 }
 
 /* --prompt: nothing is learned. */

@@ -275,16 +275,38 @@ int trainer_evaluate(struct trainer *t, double *held_out)
     return err ? err : data_parallel_revert(&t->replicas);
 }
 
+/* With the replicas that the mixers have now. */
+static void go_on(struct trainer *t)
+{
+    t->comm = data_parallel_comm(&t->replicas);
+    t->ranks = dp_comm_size(t->comm);
+    t->share = (double)t->ranks / t->engine->replica.count;
+    t->engine->ops->seek(t->engine, trainer_next(t));
+}
+
 int trainer_survive(struct trainer *t, uint64_t *step)
 {
-    int err = data_parallel_survive(&t->replicas, &t->comm, step);
+    int err = data_parallel_survive(&t->replicas);
 
     if (err)
         return err;
-    t->ranks = dp_comm_size(t->comm);
-    t->share = (double)t->ranks / t->engine->replica.count;
-    t->engine->ops->seek(t->engine, *step);
+    go_on(t);
+    *step = trainer_next(t);
     return 0;
+}
+
+int trainer_admit(struct trainer *t, int count, const struct dp_comm_config *config)
+{
+    int err = data_parallel_admit(&t->replicas, count, config);
+
+    if (!err)
+        go_on(t);
+    return err;
+}
+
+uint64_t trainer_next(const struct trainer *t)
+{
+    return data_parallel_step(&t->replicas);
 }
 
 int trainer_finish(struct trainer *t)
@@ -387,8 +409,11 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .graph = config->graph,
                                                                 .method = config->method,
                                                                 .survive = config->survive,
+                                                                .joins = config->joins,
                                                                 .optimizer = optimizer_config(t)},
                                  engine);
+    if (!err && config->survive)
+        go_on(t);
     if (!err)
         err = statistics_init(&t->statistics, engine);
     if (!err)

@@ -24,6 +24,7 @@ struct trainer_config {
     const struct dp_graph *graph; /* mix weights by it. Must stay */
     struct mixing_method method;  /* how */
     bool survive;                 /* go on without replicas that die */
+    bool joins;                   /* this one comes to others, which admit it; all is of dp_comm_join */
 };
 
 struct trainer {
@@ -77,6 +78,10 @@ int trainer_evaluate(struct trainer *t, double *held_out);
 /* survive: after DP_ECOMM or DP_ETIMEDOUT of any of these, on all that live: *step is the one to go on
  * with. Errors of dp_mixer_survive. */
 int trainer_survive(struct trainer *t, uint64_t *step);
+/* survive: between two steps, admit `count` replicas that join. Errors of dp_mixer_admit. */
+int trainer_admit(struct trainer *t, int count, const struct dp_comm_config *config);
+/* survive: the step to begin with. */
+uint64_t trainer_next(const struct trainer *t);
 /* The training is over: replicas that mix become the average of all. */
 int trainer_finish(struct trainer *t);
 

@@ -162,7 +162,11 @@ struct dp_mixer_config {
 
     /* comm is of a group that survives (dp_comm_survive), and so does the mixer: see dp_mixer_survive.
      * Rounds of more than two workers then cost a message more, and rounds of links one that all
-     * workers wait for. Neither compat nor compression nor staleness. */
+     * workers wait for. Not compat (DP_EINVAL). Neither compression nor staleness (DP_EUNSUPPORTED): an
+     * exchange can be completed or undone only by a worker that has the whole of what its partners sent
+     * and had not used anything else since. Of a compressed one the difference has been added to what
+     * is known of a worker before it is certain that both sides have it; of a late one several rounds
+     * are under way, of which some were left out by one side. */
     bool survive;
 
     /* Do as Decent-DP does: the first mix takes the exchange of round 1 with the weights of round 2,
@@ -176,6 +180,8 @@ struct dp_mixer_config {
 };
 
 /* Collective: the ranks agree that graph and list are the same, and the values of rank 0 are broadcast.
+ * With `survive` those that live go on without one that dies meanwhile, as after dp_mixer_survive: look
+ * at dp_mixer_comm and dp_mixer_graph. DP_EINVAL where the group does not survive.
  * DP_ESTATE without a communicator; DP_EINVAL for a config, list or graph that is not sound, or a graph
  * of another size; DP_EMISMATCH on every rank if ranks differ; DP_EUNSUPPORTED for memory that the host
  * does not reach; DP_ENOMEM; errors of comm.h. */
