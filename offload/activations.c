@@ -2,16 +2,21 @@
  *
  * activations.c - which micro-batches of a pipeline keep what their forwards saved, and which send it to
  * the host or compute it again, so that every rank stays within its bytes. Those whose backward is the
- * farthest from the forward go first: their copies have the most time, and they use the memory for
- * longest. What a choice takes is what the pipeline's own plan of it takes.
+ * farthest from the forward go first: they use the memory for longest. The farthest of these have the
+ * most time for copies, the nearest are rather computed again:
+ *
+ *      place     0 ........ recomputed from here on ..... chosen ..... count
+ *                to the host         computed again           kept
+ *
+ * What a choice takes is what the pipeline's own plan of it takes.
  */
 #include <dualpipe/offload.h>
 
 #include "base/fail.h"
+#include "pipeline/accumulator.h"
 #include "pipeline/plan.h"
 #include "schedule/build.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,8 +26,12 @@ struct chooser {
     struct dp_border_layout *layouts; /* [stages + 1] */
     uint32_t *place; /* [slots of all ranks * mbs] how many of the rank go before it */
     uint32_t *chosen;  /* [ranks] how many go */
-    bool again;      /* they are computed again; otherwise they go to the host */
+    uint8_t *again;    /* [ranks] which share of these is computed again, in parts of SHARES */
+    size_t *bytes;     /* [ranks] what that takes */
+    size_t least;      /* of the rank at hand: the least that did not fit; 0: none */
 };
+
+enum { SHARES = 4 };
 
 /* A set, and how many ops lie between its forward and its backward. */
 struct set {
@@ -68,19 +77,33 @@ struct pass {
     const struct dp_schedule *s;
 };
 
-static bool is_chosen(void *user, const struct dp_slot *slot, int32_t mb)
+/* Place of a set in the order in which they go. */
+static uint32_t place_of(const struct pass *p, size_t slot, int32_t mb)
+{
+    return p->c->place[slot * (size_t)p->s->mb_per_stream + (size_t)mb];
+}
+
+/* The place of the first that is computed again. */
+static uint32_t first_again(const struct chooser *c, int rank)
+{
+    return c->chosen[rank] - (uint32_t)((uint64_t)c->chosen[rank] * c->again[rank] / SHARES);
+}
+
+static bool goes_again(void *user, const struct dp_slot *slot, int32_t mb)
 {
     const struct pass *p = user;
     size_t at = (size_t)(slot - p->s->slots);
-    uint32_t place = p->c->place[at * (size_t)p->s->mb_per_stream + (size_t)mb];
+    int rank = dp_schedule_rank_of(p->s, at);
+    uint32_t place = place_of(p, at, mb);
 
-    return place < p->c->chosen[dp_schedule_rank_of(p->s, at)];
+    return place >= first_again(p->c, rank) && place < p->c->chosen[rank];
 }
 
-static bool is_chosen_of_rank(void *user, int rank, const struct dp_slot *slot, int32_t mb)
+static bool goes_to_host(void *user, int rank, const struct dp_slot *slot, int32_t mb)
 {
-    (void)rank;
-    return is_chosen(user, slot, mb);
+    const struct pass *p = user;
+
+    return place_of(p, (size_t)(slot - p->s->slots), mb) < first_again(p->c, rank);
 }
 
 static int apply(const struct chooser *c, struct dp_schedule **out)
@@ -91,8 +114,9 @@ static int apply(const struct chooser *c, struct dp_schedule **out)
     if (err)
         return err;
     struct pass pass = {c, s};
-    err = c->again ? dp_schedule_add_recomputes(s, is_chosen, &pass)
-                   : dp_schedule_add_evictions(s, c->config->lead, is_chosen_of_rank, &pass);
+    err = dp_schedule_add_recomputes(s, goes_again, &pass);
+    if (!err)
+        err = dp_schedule_add_evictions(s, c->config->lead, goes_to_host, &pass);
     if (err)
         dp_schedule_free(s);
     else
@@ -102,26 +126,43 @@ static int apply(const struct chooser *c, struct dp_schedule **out)
 
 /* ---- what it takes ---------------------------------------------------------------------------- */
 
-static int bytes_of(const struct chooser *c, const struct dp_schedule *s, int rank, size_t *out)
+/* Of one schedule; and of the sums, which all have in common. */
+static int plan_bytes(const struct chooser *c, const struct dp_schedule *s, int rank, size_t *bytes,
+                      size_t *sums)
 {
+    const struct dp_stage *stages = c->config->stages + s->first_slot[rank];
     const struct dp_plan_source source = {
         .schedule = s,
         .rank = rank,
-        .stages = c->config->stages + s->first_slot[rank],
+        .stages = stages,
         .layouts = c->layouts,
         .order_blocks = c->config->order_blocks,
     };
     struct dp_plan plan;
     int err = dp_plan_init(&plan, &source);
 
-    if (!err) {
-        *out = plan.bytes;
-        dp_plan_fini(&plan);
-    }
+    if (err)
+        return err;
+    *bytes = plan.bytes;
+    *sums = dp_accumulator_bytes(stages, plan.sets, dp_schedule_slot_count(s, rank));
+    dp_plan_fini(&plan);
+    return 0;
+}
+
+static int bytes_of(const struct chooser *c, const struct dp_schedule *s, int rank, size_t *out)
+{
+    size_t bytes = 0, other = 0, sums = 0, none;
+    int err = plan_bytes(c, s, rank, &bytes, &sums);
+
+    if (!err && c->config->also)
+        err = plan_bytes(c, c->config->also, rank, &other, &none);
+    if (!err)
+        *out = (bytes > other ? bytes : other) + (c->config->sums ? sums : 0);
     return err;
 }
 
-static int try(struct chooser *c, int rank, uint32_t chosen, size_t *bytes)
+/* With `chosen` sets that are not kept. */
+static int try(struct chooser *c, int rank, uint32_t chosen)
 {
     struct dp_schedule *s = NULL;
 
@@ -129,7 +170,7 @@ static int try(struct chooser *c, int rank, uint32_t chosen, size_t *bytes)
     int err = apply(c, &s);
     if (err)
         return err;
-    err = bytes_of(c, s, rank, bytes);
+    err = bytes_of(c, s, rank, &c->bytes[rank]);
     dp_schedule_free(s);
     return err;
 }
@@ -178,62 +219,108 @@ static int place_sets(struct chooser *c, int rank, uint32_t count)
 
 /* ---- as few as will do ------------------------------------------------------------------------ */
 
+static size_t beside_of(const struct chooser *c, int rank)
+{
+    return c->config->beside_bytes ? c->config->beside_bytes[rank] : 0;
+}
+
+static size_t budget_of(const struct chooser *c, int rank)
+{
+    const size_t all = c->config->budget_bytes, beside = beside_of(c, rank);
+
+    return all > beside ? all - beside : 0;
+}
+
 /* The more go, the less memory it takes, but for holes between buffers; so the answer of the search is
  * tried once more. */
-static int choose_for_rank(struct chooser *c, int rank, size_t *bytes)
+static int choose_for_rank(struct chooser *c, int rank)
 {
     uint32_t count = (uint32_t)dp_schedule_slot_count(c->s, rank) * (uint32_t)c->s->mb_per_stream;
-    uint32_t low = 0, high = count;
-    int err = place_sets(c, rank, count);
+    uint32_t low = 0, high = c->config->keep ? 0 : count;
+    size_t budget = budget_of(c, rank);
+    int err = 0;
 
     while (!err && low < high) {
         uint32_t middle = low + (high - low) / 2;
-        err = try(c, rank, middle, bytes);
-        if (!err && *bytes <= c->config->budget_bytes)
+        err = try(c, rank, middle);
+        if (!err && c->bytes[rank] <= budget)
             high = middle;
         else
             low = middle + 1;
     }
     if (!err)
-        err = try(c, rank, high, bytes);
-    if (!err && *bytes > c->config->budget_bytes)
-        return dp_fail_quietly(DP_ENOMEM,
-                               "offload: rank %d takes %zu bytes with no activation kept that need "
-                               "not be, expected at most %zu",
-                               rank, *bytes, c->config->budget_bytes);
-    return err;
+        err = try(c, rank, high);
+    return !err && c->bytes[rank] > budget ? DP_ENOMEM : err;
 }
 
-static int choose(struct chooser *c, bool again, struct dp_schedule **out, size_t *peak_bytes)
+/* ---- the fastest ------------------------------------------------------------------------------ */
+
+static int predict(const struct chooser *c, int64_t *step_ns)
 {
-    int err = 0;
-
-    c->again = again;
-    *peak_bytes = 0;
-    memset(c->chosen, 0, (size_t)c->s->ranks * sizeof(*c->chosen));
-    for (int rank = 0; rank < c->s->ranks && !err; rank++) {
-        size_t bytes = 0;
-        err = choose_for_rank(c, rank, &bytes);
-        if (bytes > *peak_bytes)
-            *peak_bytes = bytes;
-    }
-    return err ? err : apply(c, out);
-}
-
-/* ---- the faster of two ------------------------------------------------------------------------ */
-
-static int predict(const struct chooser *c, const struct dp_schedule *s, int64_t *step_ns)
-{
+    struct dp_schedule *s = NULL;
     struct dp_simulation sim;
 
     *step_ns = 0;
     if (!c->config->cost)
         return 0;
-    int err = dp_schedule_simulate(s, c->config->cost, 0, &sim);
+    int err = apply(c, &s);
+    if (!err)
+        err = dp_schedule_simulate(s, c->config->cost, 0, &sim);
     if (!err) {
         *step_ns = sim.makespan_ns;
         dp_simulation_fini(&sim);
     }
+    dp_schedule_free(s);
+    return err;
+}
+
+/* What is known of a rank, with one of the shares. */
+struct trial {
+    uint32_t chosen;
+    uint8_t again;
+    size_t bytes;
+    int64_t step_ns;
+    bool fits;
+};
+
+/* The share that gives the shortest step, the others' being what they are; 0: the first that fits is
+ * good enough. */
+static int try_shares(struct chooser *c, int rank, struct trial *best)
+{
+    int err = 0;
+
+    for (uint8_t again = 0; again <= SHARES && !(err && err != DP_ENOMEM); again++) {
+        struct trial t = {.again = again, .fits = true};
+        c->again[rank] = again;
+        err = choose_for_rank(c, rank);
+        if (err == DP_ENOMEM && (!c->least || c->bytes[rank] < c->least))
+            c->least = c->bytes[rank];
+        if (!err)
+            err = predict(c, &t.step_ns);
+        if (err)
+            continue;
+        t.chosen = c->chosen[rank];
+        t.bytes = c->bytes[rank];
+        if (!best->fits || t.step_ns < best->step_ns)
+            *best = t;
+        if (!t.chosen || !c->config->cost || c->config->keep)
+            break;
+    }
+    return err == DP_ENOMEM && best->fits ? 0 : err;
+}
+
+static int choose_share(struct chooser *c, int rank)
+{
+    uint32_t count = (uint32_t)dp_schedule_slot_count(c->s, rank) * (uint32_t)c->s->mb_per_stream;
+    struct trial best = {0};
+    c->least = 0;
+    int err = place_sets(c, rank, count);
+
+    if (!err)
+        err = try_shares(c, rank, &best);
+    c->again[rank] = best.again;
+    c->chosen[rank] = best.chosen;
+    c->bytes[rank] = best.bytes;
     return err;
 }
 
@@ -246,27 +333,6 @@ static void describe(const struct dp_schedule *s, size_t peak_bytes, int64_t ste
         out->recomputed += s->ops[i].kind == DP_OP_RECOMPUTE;
         out->sets += s->ops[i].kind == DP_OP_F;
     }
-}
-
-/* One of the two ways, if it fits and is faster than what there is. */
-static int consider(struct chooser *c, bool again, struct dp_schedule **best,
-                    struct dp_offload_choice *choice)
-{
-    struct dp_schedule *s = NULL;
-    size_t peak_bytes;
-    int64_t step_ns = 0;
-    int err = choose(c, again, &s, &peak_bytes);
-
-    if (!err)
-        err = predict(c, s, &step_ns);
-    if (!err && (!*best || step_ns < choice->step_ns)) {
-        struct dp_schedule *old = *best;
-        describe(s, peak_bytes, step_ns, choice);
-        *best = s;
-        s = old;
-    }
-    dp_schedule_free(s);
-    return err;
 }
 
 static int check(const struct dp_schedule *s, const struct dp_offload_activations *config)
@@ -296,21 +362,62 @@ static void take_ops(struct dp_schedule *s, struct dp_schedule *from)
     from->first = first;
 }
 
-static int choose_both(struct chooser *c, struct dp_schedule **best, struct dp_offload_choice *choice)
+static int make_lists(struct chooser *c)
 {
-    size_t slots = c->s->first_slot[c->s->ranks];
+    size_t slots = c->s->first_slot[c->s->ranks], ranks = (size_t)c->s->ranks;
 
     c->layouts = calloc((size_t)c->s->stages + 1, sizeof(*c->layouts));
     c->place = calloc(slots * (size_t)c->s->mb_per_stream + 1, sizeof(*c->place));
-    c->chosen = calloc((size_t)c->s->ranks, sizeof(*c->chosen));
-    if (!c->layouts || !c->place || !c->chosen)
+    c->chosen = calloc(ranks, sizeof(*c->chosen));
+    c->again = calloc(ranks, sizeof(*c->again));
+    c->bytes = calloc(ranks, sizeof(*c->bytes));
+    if (!c->layouts || !c->place || !c->chosen || !c->again || !c->bytes)
         return dp_fail(DP_ENOMEM, "no memory for a choice of %zu slots", slots);
     for (int32_t i = 0; i <= c->s->stages; i++)
         dp_border_lay_out(&c->config->borders[i], &c->layouts[i]);
-    int err = consider(c, false, best, choice);
-    if (!err || err == DP_ENOMEM)
-        err = consider(c, true, best, choice);
-    return *best && err == DP_ENOMEM ? 0 : err;
+    return 0;
+}
+
+/* For all ranks; where some do not fit, the sentence is of that which needs the most. */
+static int choose_shares(struct chooser *c, size_t *peak_bytes)
+{
+    size_t most = 0;
+    int worst = 0, err = 0;
+
+    for (int rank = 0; rank < c->s->ranks && !err; rank++) {
+        err = choose_share(c, rank);
+        if (err == DP_ENOMEM && beside_of(c, rank) + c->least > most) {
+            most = beside_of(c, rank) + c->least;
+            worst = rank;
+        }
+        if (err == DP_ENOMEM && c->least)
+            err = 0;
+        if (c->bytes[rank] > *peak_bytes)
+            *peak_bytes = c->bytes[rank];
+    }
+    if (err || !most)
+        return err;
+    return dp_fail(DP_ENOMEM, "offload: rank %d takes %zu bytes with %s, expected at most %zu", worst,
+                   most, c->config->keep ? "all activations kept"
+                                         : "no activation kept that need not be",
+                   c->config->budget_bytes);
+}
+
+static int choose(struct chooser *c, struct dp_schedule **out, struct dp_offload_choice *choice)
+{
+    size_t peak_bytes = 0;
+    int64_t step_ns = 0;
+    int err = make_lists(c);
+
+    if (!err)
+        err = choose_shares(c, &peak_bytes);
+    if (!err)
+        err = predict(c, &step_ns);
+    if (!err)
+        err = apply(c, out);
+    if (!err)
+        describe(*out, peak_bytes, step_ns, choice);
+    return err;
 }
 
 int dp_offload_activations(struct dp_schedule *s, const struct dp_offload_activations *config,
@@ -322,18 +429,16 @@ int dp_offload_activations(struct dp_schedule *s, const struct dp_offload_activa
     int err = check(s, config);
 
     if (!err)
-        err = choose_both(&c, &best, &choice);
+        err = choose(&c, &best, &choice);
     if (!err) {
         take_ops(s, best);
         *out = choice;
-    } else if (err == DP_ENOMEM) {
-        char why[256];
-        snprintf(why, sizeof(why), "%s", dp_last_error());
-        dp_fail(err, "%s", why); /* the only one that is logged */
     }
     dp_schedule_free(best);
     free(c.layouts);
     free(c.place);
     free(c.chosen);
+    free(c.again);
+    free(c.bytes);
     return err;
 }

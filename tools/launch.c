@@ -459,8 +459,9 @@ static int launch(struct launch *l, int port, int restarts)
 
 int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void *user)
 {
-    return launch(&(struct launch){.ranks = ranks, .transport = transport, .run = run, .user = user}, port,
-                  0);
+    struct launch l = {.ranks = ranks, .transport = transport, .run = run, .user = user};
+
+    return launch(&l, port, 0);
 }
 
 int launch_survivors(int ranks, int port, const char *transport, int restarts, launch_fn run,

@@ -61,6 +61,14 @@ static size_t lay_out(struct dp_accumulator *a, const struct dp_stage *stages, c
     return count;
 }
 
+size_t dp_accumulator_bytes(const struct dp_stage *stages, const uint8_t *sets, int slots)
+{
+    struct dp_accumulator a = {0};
+
+    lay_out(&a, stages, sets, slots);
+    return a.bytes;
+}
+
 int dp_accumulator_init(struct dp_accumulator *accumulator, struct dp_device *device,
                         const struct dp_stage *stages, const uint8_t *sets, int slots)
 {
@@ -70,7 +78,7 @@ int dp_accumulator_init(struct dp_accumulator *accumulator, struct dp_device *de
     if (!count)
         return 0;
     if (accumulator->bytes) {
-        int err = dp_device_alloc(device, DP_MEMORY_DEVICE, accumulator->bytes, &memory);
+        int err = dp_device_alloc(device, accumulator->kind, accumulator->bytes, &memory);
         if (err)
             return err;
     }
@@ -94,7 +102,7 @@ void dp_accumulator_bind(struct dp_accumulator *accumulator, int slot, const str
 
 void dp_accumulator_fini(struct dp_accumulator *accumulator, struct dp_device *device)
 {
-    dp_device_free(device, DP_MEMORY_DEVICE, accumulator->memory);
+    dp_device_free(device, accumulator->kind, accumulator->memory);
     free(accumulator->tensors);
     free(accumulator->list);
     *accumulator = (struct dp_accumulator){0};

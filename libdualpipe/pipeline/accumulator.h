@@ -22,11 +22,15 @@ struct dp_accumulator {
     int32_t parameters[DP_MAX_SLOTS];
     DLTensor **list;
     DLTensor *tensors;
+    enum dp_memory kind;
     char *memory; /* of all sets that are not the caller's, zero when a step begins */
     size_t bytes;
 };
 
-/* sets[slot]: at least 1. */
+/* Bytes of all sets that are not the caller's. */
+size_t dp_accumulator_bytes(const struct dp_stage *stages, const uint8_t *sets, int slots);
+
+/* In memory of the kind that is set. sets[slot]: at least 1. */
 int dp_accumulator_init(struct dp_accumulator *accumulator, struct dp_device *device,
                         const struct dp_stage *stages, const uint8_t *sets, int slots);
 void dp_accumulator_fini(struct dp_accumulator *accumulator, struct dp_device *device);

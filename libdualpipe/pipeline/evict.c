@@ -1,25 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pipeline/evict.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "pipeline/steps.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 /* ---- a step ---------------------------------------------------------------------------------- */
+
+static void begin(void *user)
+{
+    struct dp_copy_meter *meter = user;
+
+    meter->begun_ns = dp_now_ns();
+}
+
+static void end(void *user)
+{
+    struct dp_copy_meter *meter = user;
+
+    atomic_fetch_add_explicit(&meter->busy_ns, dp_now_ns() - meter->begun_ns, memory_order_relaxed);
+}
 
 static int copy(struct dp_pipeline *pipe, struct dp_device_stream *stream,
                 const struct dp_plan_op *op)
 {
     const struct dp_plan_copy *c = &op->copy;
     bool evicts = op->kind == DP_PLAN_EVICT;
-    int err = 0;
+    struct dp_copy_meter *meter = &pipe->evictions.meters[!evicts];
+    int err = dp_device_call(stream, begin, meter);
 
     for (int i = 0; i < DP_PLAN_COPY_PARTS && !err; i++) {
         char *device = pipe->memory + c->device[i], *host = pipe->evictions.host + c->host[i];
         err = dp_device_copy(stream, evicts ? host : device, evicts ? device : host, c->bytes[i]);
     }
-    return err;
+    return err ? err : dp_device_call(stream, end, meter);
 }
 
 int dp_evict_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -41,16 +58,32 @@ int dp_evict_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
 int dp_evict_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    const struct dp_evictions *e = &pipe->evictions;
+    struct dp_evictions *e = &pipe->evictions;
+    int64_t begun_ns;
     int err = 0;
 
     if (!op->evicted && !op->fetched)
         return 0;
+    begun_ns = dp_now_ns();
     if (op->evicted)
         err = dp_device_stream_wait(pipe->compute, e->evicted[op->evicted - 1]);
     if (!err && op->fetched)
         err = dp_device_stream_wait(pipe->compute, e->fetched[op->fetched - 1]);
-    return err ? err : dp_compute_sync(pipe);
+    if (!err)
+        err = dp_compute_sync(pipe);
+    e->wait_ns += dp_now_ns() - begun_ns;
+    return err;
+}
+
+void dp_pipeline_copies(const struct dp_pipeline *pipe, struct dp_pipeline_copies *out)
+{
+    const struct dp_evictions *e = &pipe->evictions;
+
+    *out = (struct dp_pipeline_copies){
+        .down_ns = atomic_load_explicit(&e->meters[0].busy_ns, memory_order_relaxed),
+        .up_ns = atomic_load_explicit(&e->meters[1].busy_ns, memory_order_relaxed),
+        .wait_ns = e->wait_ns,
+    };
 }
 
 static void wait_for(struct dp_pipeline *pipe, struct dp_device_stream *stream)

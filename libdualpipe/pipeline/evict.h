@@ -27,6 +27,11 @@ struct dp_evictions {
     struct dp_device_event **evicted, **fetched; /* [count] */
     uint32_t count;
     char *host; /* plan.host_bytes */
+    struct dp_copy_meter {
+        int64_t begun_ns;
+        _Atomic int64_t busy_ns;
+    } meters[2];      /* down, up; written in the order of the stream */
+    int64_t wait_ns;  /* of compute, where that is in the calling thread */
 };
 
 /* With pipe->most. */

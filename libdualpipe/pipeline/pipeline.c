@@ -220,11 +220,16 @@ static size_t reduce_bytes(const struct dp_pipeline *pipe)
     return 0;
 }
 
-/* Shared with other ranks of this host, if some message is long enough for that to help. */
+/* Shared with other ranks of this host, if some message is long enough for that to help; but memory
+ * that is limited must be the device's, whose is counted. */
 static enum dp_memory choose_memory(const struct dp_pipeline *pipe)
 {
     const size_t least = pipe->config.comm ? dp_comm_shared_bytes(pipe->config.comm) : 0;
+    struct dp_device_usage usage;
 
+    dp_device_usage(pipe->device, &usage);
+    if (usage.limit_bytes != SIZE_MAX)
+        return DP_MEMORY_DEVICE;
     for (int i = 0; least && !pipe->out_of_reach && i <= pipe->config.schedule->stages; i++)
         if (pipe->layouts[i].activation.bytes >= least)
             return DP_MEMORY_SHARED;
@@ -338,6 +343,9 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
         err = dp_tied_init(pipe);
     if (!err)
         err = dp_evictions_init(pipe);
+    if (!err && config->pinned_sums && pipe->out_of_reach)
+        err = dp_fail(DP_EUNSUPPORTED, "pinned_sums: expected a device whose memory the CPU reaches");
+    pipe->accumulator.kind = config->pinned_sums ? DP_MEMORY_PINNED : DP_MEMORY_DEVICE;
     if (!err)
         err = dp_accumulator_init(&pipe->accumulator, pipe->device, pipe->stages, pipe->most.sets,
                                   pipe->slots);

@@ -149,6 +149,23 @@ says_how_much_memory_would_do()
     run train $small --schedule none --offload params --device-memory "$need"
 }
 
+# trains_in_what_it_asks_for OPTIONS... - in the least device memory the numbers are the same, and no more
+# than that is used.
+trains_in_what_it_asks_for()
+{
+    # shellcheck disable=SC2086 # words
+    refuses 1 'offload: rank ' train $small --dropout 0.1 --clip 0.5 --device-memory 1K "$@" || return
+    need=$(sed -n 's/.*takes \([0-9]*\) bytes with .*/\1/p' "$work/err" | head -n 1)
+    prints_the_numbers_of_the_plain_loop "$@" --device-memory "$need" || return
+    used=$(sed -n 's/.*"device_bytes":\([0-9]*\),.*/\1/p' "$work/out")
+    [ "$used" -gt 0 ] && [ "$used" -le "$need" ] || wrong "$used of $need bytes" || return
+    case $* in
+        *zb1p*) ;; # its last rank holds the most, and frees nothing between I and W
+        *activations*)
+            grep -q '"evicted":[1-9]\|"recomputed":[1-9]' "$work/out" || wrong 'all are kept' ;;
+    esac
+}
+
 draws_the_last_step()
 {
     # shellcheck disable=SC2086 # words
@@ -300,6 +317,17 @@ it prints_the_numbers_of_the_plain_loop -P 2 --schedule async --transport tcp --
 it prints_the_numbers_of_the_plain_loop -P 2 -s dualpipev --checkpoint always --checkpoint-stages 0,2-3
 it prints_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
 it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 210K
+for schedule in '-P 4' '-P 2 -s dualpipev' '-P 4 -s zb1p' '-P 2 -s 1f1b' '-P 2 -s interleaved' \
+    '-P 2 -s zbv' '-P 1 -s gpipe' '-P 2 -s async'; do
+    # shellcheck disable=SC2086 # words
+    it trains_in_what_it_asks_for $schedule --offload params,activations,optimizer
+done
+it trains_in_what_it_asks_for -P 2 --offload activations
+it trains_in_what_it_asks_for -P 2 -s zb1p --offload activations,optimizer
+it trains_in_what_it_asks_for -P 2 -s 1f1b --offload params
+it trains_in_what_it_asks_for -P 2 --offload optimizer
+it prints_the_numbers_of_the_plain_loop -P 2 -s async --execution messages --offload params \
+    --device-memory 4M
 it says_what_is_on_the_device
 it says_how_much_memory_would_do
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule async --execution messages
@@ -343,7 +371,7 @@ it draws_the_last_step
 it says_why_a_file_could_not_be_written
 it keeps_the_other_file_and_the_summary_of_a_full_disk
 it refuses_to_write_over_its_input
-for files in 8 10 12 14 16 18 19 20 21 22 23 24; do
+for files in 8 9 10 11 12 14 16 18 19 20 21 22; do
     it names_the_limit_of_open_files $files
 done
 it names_the_limit_of_open_files 10 --transport tcp

@@ -279,6 +279,7 @@ it layout_saves_for_another '-P 4' '-P 2 -s 1f1b'
 it layout_saves_for_another '-P 2 -s dualpipev --transport tcp' '--schedule none'
 it layout_saves_for_another '--schedule none -D 2' '-s none --offload params --device-memory 240K'
 it layout_saves_for_another '-s none --offload params --device-memory 240K' '-P 2 -s zb1p'
+it layout_saves_for_another '-P 2 --offload params,activations --device-memory 4M' '-s none'
 it pieces_of_the_state_are_put_together
 it saves_again_over_the_same_step
 it survives_kills

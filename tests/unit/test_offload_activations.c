@@ -146,6 +146,47 @@ static void the_faster_way_is_taken(void **state)
     }
 }
 
+/* A budget of which a part is taken, for training and evaluation; copies neither slow nor fast. */
+static void some_leave_and_some_are_computed_again(void **state)
+{
+    (void)state;
+    struct dp_offload_choice all, choice;
+    struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000, .evict_ns = 2000, .fetch_ns = 2000};
+    size_t beside[RANKS] = {100000, 100000, 100000, 100000};
+    int64_t alone[2] = {0, 0};
+    struct rig rig;
+
+    begin(&rig, DP_SCHEDULE_GPIPE);
+    assert_int_equal(dp_offload_activations(rig.s, &rig.config, &all), 0);
+    end(&rig);
+    for (int quick = 0; quick < 2; quick++) { /* one way only: the other takes for ever */
+        begin(&rig, DP_SCHEDULE_GPIPE);
+        struct dp_cost one = cost;
+        *(quick ? &one.recompute_ns : &one.evict_ns) = 1e9;
+        rig.config.cost = &one;
+        rig.config.budget_bytes = all.peak_bytes * 3 / 4;
+        assert_int_equal(dp_offload_activations(rig.s, &rig.config, &choice), 0);
+        alone[quick] = choice.step_ns;
+        end(&rig);
+    }
+    begin(&rig, DP_SCHEDULE_GPIPE);
+    rig.config.cost = &cost;
+    rig.config.beside_bytes = beside;
+    rig.config.budget_bytes = all.peak_bytes * 3 / 4 + 100000;
+    assert_int_equal(dp_offload_activations(rig.s, &rig.config, &choice), 0);
+    assert_true(choice.evicted > 0 && choice.recomputed > 0);
+    assert_true(choice.step_ns < alone[0] && choice.step_ns < alone[1]);
+    assert_true(choice.peak_bytes <= all.peak_bytes * 3 / 4);
+    expect_sequential(&rig, choice.peak_bytes);
+    end(&rig);
+    begin(&rig, DP_SCHEDULE_GPIPE);
+    rig.config.keep = true;
+    rig.config.budget_bytes = all.peak_bytes - 1;
+    assert_int_equal(dp_offload_activations(rig.s, &rig.config, &choice), DP_ENOMEM);
+    assert_non_null(strstr(dp_last_error(), "all activations kept"));
+    end(&rig);
+}
+
 static void what_cannot_be_chosen_is_refused(void **state)
 {
     (void)state;
@@ -170,6 +211,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(less_memory_sends_more_to_the_host),
         cmocka_unit_test(the_faster_way_is_taken),
+        cmocka_unit_test(some_leave_and_some_are_computed_again),
         cmocka_unit_test(what_cannot_be_chosen_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #define DP_TRAIN_ENGINE_H
 
 #include "train/gpt.h"
+#include "train/offload_parts.h"
 
 #include <dualpipe/comm.h>
 #include <dualpipe/pipeline.h>
@@ -107,7 +108,8 @@ int sequential_new(const struct sequential_config *config, struct engine **out);
  * comm may be NULL for a schedule of one rank. Errors of dp_pipeline_new. */
 struct pipelined_config {
     struct gpt_config model;
-    const struct dp_schedule *training, *forward;
+    struct dp_schedule *training;
+    const struct dp_schedule *forward;
     struct dp_comm *comm;
     const struct dp_reduce_ops
         *reduce; /* of the REDUCEs of `training`; NULL: sum with the mirror's */
@@ -116,7 +118,14 @@ struct pipelined_config {
     int order_blocks; /* of fixed order, of this replica; 0: 2 */
     struct replica replica; /* whose schedules have M / count micro-batches */
     bool by_messages; /* they decide which op comes next, not the schedule's list */
+    /* What of the model may be on a device; 0: all, without one. `offload` says where the rest is;
+     * training then gets what has to be evicted or recomputed. */
+    size_t device_bytes;
+    struct offload_parts offload;
 };
+struct offloaded_figures;
+/* false: not a pipeline, or one without a device. */
+bool pipelined_figures(const struct engine *e, struct offloaded_figures *out);
 int pipelined_new(const struct pipelined_config *config, struct engine **out);
 
 #endif

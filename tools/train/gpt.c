@@ -44,7 +44,7 @@ struct block_call {
     real *tensors[BLOCK_TENSORS];
 };
 
-static void block_call_init(struct block_call *b, const struct gpt_stage *g, int group, real *base,
+static void block_call_init(struct block_call *b, const struct gpt_stage *g, int group,
                             const struct dp_stage_call *call, const struct stage_save *save)
 {
     size_t len = block_save_init(&b->save, &g->shape, NULL);
@@ -52,19 +52,58 @@ static void block_call_init(struct block_call *b, const struct gpt_stage *g, int
     block_save_init(&b->save, &g->shape, save->blocks + (size_t)(group - g->first_block) * len);
     b->keys[0] = dropout_key(call, group, 0);
     b->keys[1] = dropout_key(call, group, 1);
-    if (base)
-        params_group(&g->params, group, base, b->tensors);
+}
+
+int gpt_group_tensors(const struct gpt_stage *g, int group, int *count)
+{
+    const struct tensor *t = g->params.tensors;
+    size_t first = 0, end;
+
+    while (first < g->params.tensors_len && t[first].group != group)
+        first++;
+    for (end = first; end < g->params.tensors_len && t[end].group == group;)
+        end++;
+    *count = (int)(end - first);
+    return (int)first;
 }
 
 void gpt_grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
                      real *dw[])
 {
-    const struct tensor *t = g->params.tensors, *end = t + g->params.tensors_len;
-    DLTensor *const *grad = call->grads;
+    int count, first = gpt_group_tensors(g, group, &count);
 
-    for (; t < end; t++, grad++)
-        if (t->group == group)
-            *dw++ = gpt_data(*grad);
+    if (g->stream) {
+        g->stream->grads(g->stream_user, group, call->grads + first, count, dw);
+        return;
+    }
+    for (int i = 0; i < count; i++)
+        dw[i] = gpt_data(call->grads[first + i]);
+}
+
+static void grads_done(const struct gpt_stage *g)
+{
+    if (g->stream)
+        g->stream->grads_done(g->stream_user);
+}
+
+static int stream_finish(const struct gpt_stage *g)
+{
+    return g->stream ? g->stream->finish(g->stream_user) : 0;
+}
+
+/* Where the tensors of a group are for a compute. */
+static void group_values(const struct gpt_stage *g, int group, real *out[])
+{
+    real *values;
+
+    params_group(&g->params, group, g->weights, out);
+    if (!g->stream)
+        return;
+    int count;
+    gpt_group_tensors(g, group, &count);
+    values = g->stream->values(g->stream_user, group);
+    for (int i = count - 1; i >= 0; i--)
+        out[i] = values + (out[i] - out[0]);
 }
 
 static void embedding_forward(const struct gpt_stage *g, const struct dp_stage_call *call,
@@ -73,7 +112,7 @@ static void embedding_forward(const struct gpt_stage *g, const struct dp_stage_c
     int n = g->shape.n, width = g->config.width;
     real *w[EMBEDDING_TENSORS];
 
-    params_group(&g->params, 0, g->weights, w);
+    group_values(g, 0, w);
     embed_forward(n, g->config.context, width, tokens, w[TABLE], w[POSITIONS], x);
     dropout(dropout_key(call, 0, 0), dropout_rate, (size_t)n * (size_t)width, x);
 }
@@ -84,7 +123,7 @@ static void head_forward(const struct gpt_stage *g, const struct stage_save *sav
     int n = g->shape.n, width = g->config.width;
     real *w[HEAD_TENSORS];
 
-    params_group(&g->params, g->config.layers + 1, g->weights, w);
+    group_values(g, g->config.layers + 1, w);
     norm_forward(n, width, x, w[FINAL_GAIN], w[FINAL_BIAS], save->norm, save->xhat, save->rstd);
     (g->config.tied ? table_forward : linear_forward)(n, width, GPT_BYTES, save->norm, w[HEAD],
                                                       w[HEAD_BIAS], logits);
@@ -96,7 +135,7 @@ static void head_backward(const struct gpt_stage *g, const struct stage_save *sa
     int n = g->shape.n, width = g->config.width;
     real *w[HEAD_TENSORS];
 
-    params_group(&g->params, g->config.layers + 1, g->weights, w);
+    group_values(g, g->config.layers + 1, w);
     memcpy(save->d_logits, d_logits, (size_t)n * GPT_BYTES * sizeof(real));
     (g->config.tied ? table_backward : linear_backward)(n, width, GPT_BYTES, d_logits, w[HEAD],
                                                         save->d_norm);
@@ -120,12 +159,13 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
         memcpy(x, gpt_data(in), (size_t)g->shape.n * (size_t)g->config.width * sizeof(real));
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
-        block_call_init(&b, g, group, g->weights, call, &save);
+        block_call_init(&b, g, group, call, &save);
+        group_values(g, group, b.tensors);
         block_forward(&shape, b.tensors, &b.save, b.keys, x);
     }
     if (g->has_head)
         head_forward(g, &save, x, gpt_data(out));
-    return 0;
+    return stream_finish(g);
 }
 
 static int weight(void *user, const struct dp_stage_call *call)
@@ -141,19 +181,22 @@ static int weight(void *user, const struct dp_stage_call *call)
         norm_weight(n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
         (g->config.tied ? table_weight : linear_weight)(n, width, GPT_BYTES, save.norm,
                                                         save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
+        grads_done(g);
     }
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
-        block_call_init(&b, g, group, NULL, call, &save);
+        block_call_init(&b, g, group, call, &save);
         gpt_grads_group(g, group, call, b.tensors);
         block_weight(&g->shape, &b.save, b.tensors);
+        grads_done(g);
     }
     if (g->has_embedding) {
         gpt_grads_group(g, 0, call, dw);
         embed_weight(n, g->config.context, width, gpt_data(call->in), save.d_embedding, dw[TABLE],
                      dw[POSITIONS]);
+        grads_done(g);
     }
-    return 0;
+    return stream_finish(g);
 }
 
 static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
@@ -171,12 +214,14 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
         memcpy(dx, gpt_data(gout), nc * sizeof(real));
     for (int group = g->end_block - 1; group >= g->first_block; group--) {
         struct block_call b;
-        block_call_init(&b, g, group, g->weights, call, &save);
+        block_call_init(&b, g, group, call, &save);
+        group_values(g, group, b.tensors);
         block_backward(&g->shape, b.tensors, &b.save, b.keys, dx);
     }
     if (g->has_embedding)
         dropout(dropout_key(call, 0, 0), g->shape.dropout_rate, nc, dx);
-    return mode == DP_BACKWARD_FULL ? weight(user, call) : 0;
+    int err = stream_finish(g);
+    return !err && mode == DP_BACKWARD_FULL ? weight(user, call) : err;
 }
 
 const struct dp_stage_ops gpt_stage_ops = {forward, backward, weight, NULL, NULL};
@@ -306,9 +351,17 @@ static int memory_alloc(struct gpt_stage *g)
     return 0;
 }
 
-void gpt_stage_drop_memory(struct gpt_stage *g)
+void gpt_stage_move_scratch(struct gpt_stage *g, real *scratch)
 {
     free(g->residual);
+    g->scratch_elsewhere = true;
+    gpt_stage_set_scratch(g, scratch);
+}
+
+void gpt_stage_drop_memory(struct gpt_stage *g)
+{
+    if (!g->scratch_elsewhere)
+        free(g->residual);
     free(g->grads);
     free(g->weights);
     g->residual = g->grads = g->weights = NULL;
@@ -373,8 +426,24 @@ static void describe_parameters(struct gpt_stage *g)
     }
 }
 
+size_t gpt_stage_memory(const struct gpt_config *config, int stage, int stages)
+{
+    struct gpt_stage_size size = gpt_stage_size(config, stage, stages);
+
+    return 2 * size.param_count * sizeof(real) + size.scratch_bytes;
+}
+
+static void take_memory(struct gpt_stage *g, void *memory, size_t bytes)
+{
+    memset(memory, 0, bytes);
+    g->weights = memory;
+    g->grads = g->weights + g->params.count;
+    gpt_stage_set_scratch(g, g->grads + g->params.count);
+}
+
+/* bare: no memory, or that which there is. */
 static int stage_new(const struct gpt_config *config, int stage, int stages, bool bare,
-                     struct gpt_stage **out)
+                     void *memory, struct gpt_stage **out)
 {
     struct gpt_stage *g = malloc(sizeof(*g));
     if (!g)
@@ -383,7 +452,9 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
     *g = stage_shape(config, stage, stages);
     g->bare = bare;
     int err = list_alloc(g);
-    if (!err && !bare)
+    if (!err && memory)
+        take_memory(g, memory, gpt_stage_memory(config, stage, stages));
+    else if (!err && !bare)
         err = memory_alloc(g);
     if (!err && config->model)
         err = config->model->init(g);
@@ -391,7 +462,7 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
         gpt_stage_free(g);
         return err;
     }
-    if (!bare)
+    if (g->weights)
         params_draw(&g->params, config->seed, g->weights);
     describe_parameters(g);
     *out = g;
@@ -400,13 +471,19 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
 
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out)
 {
-    return stage_new(config, stage, stages, false, out);
+    return stage_new(config, stage, stages, false, NULL, out);
+}
+
+int gpt_stage_new_in(const struct gpt_config *config, int stage, int stages, void *memory,
+                     struct gpt_stage **out)
+{
+    return stage_new(config, stage, stages, true, memory, out);
 }
 
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
                        struct gpt_stage **out)
 {
-    return stage_new(config, stage, stages, true, out);
+    return stage_new(config, stage, stages, true, NULL, out);
 }
 
 void gpt_stage_free(struct gpt_stage *g)

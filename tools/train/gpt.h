@@ -24,12 +24,23 @@ struct gpt_tensor {
     DLTensor value, grad;
 };
 
+/* Where the parameters of a group are while it computes, where weights and grads are out of reach.
+ * Errors are kept for the end of the stage's call. */
+struct gpt_stream_ops {
+    real *(*values)(void *user, int group); /* as in weights, from the group's on; until the next call */
+    /* Of the tensors of a group, which list[count] names: where to add gradients. Then they go back. */
+    void (*grads)(void *user, int group, DLTensor *const *list, int count, real *out[]);
+    void (*grads_done)(void *user);
+    int (*finish)(void *user); /* the gradients are back; the first error */
+};
+
 struct gpt_stage {
     struct gpt_config config;
     struct block_shape shape;
     int first_block, end_block; /* its blocks: groups first_block .. end_block - 1 */
     int first_group, end_group; /* the same with embedding and head */
     bool has_embedding, has_head;
+    bool scratch_elsewhere; /* residual is another's */
     bool bare; /* weights, grads and residual are another's */
     struct params params;
     real *weights, *grads;    /* [params.count] */
@@ -38,16 +49,24 @@ struct gpt_stage {
     struct gpt_tensor *tensors;      /* [params.tensors_len] */
     struct dp_parameter *parameters; /* [params.tensors_len] as the pipeline takes them */
     DLTensor **grads_list;           /* [params.tensors_len] their gradients */
+    const struct gpt_stream_ops *stream; /* NULL: parameters are where weights and grads are */
+    void *stream_user;
     struct dp_batch_norm **norms;    /* [end_block - first_block] of a model that has them */
 };
 
 /* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0, DP_ENOMEM, or
  * what the model's init says. */
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out);
+/* The same in memory of the caller's: gpt_stage_memory bytes. */
+int gpt_stage_new_in(const struct gpt_config *config, int stage, int stages, void *memory,
+                     struct gpt_stage **out);
+size_t gpt_stage_memory(const struct gpt_config *config, int stage, int stages);
 /* The same without memory: weights, gradients and scratch are to be set, and stay the caller's. */
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
                        struct gpt_stage **out);
 void gpt_stage_set_scratch(struct gpt_stage *g, real *scratch); /* gpt_stage_size.scratch_bytes */
+/* Have scratch elsewhere, in memory of the caller's; what it had is freed. */
+void gpt_stage_move_scratch(struct gpt_stage *g, real *scratch);
 /* Give weights, gradients and scratch back: from now on it is a bare one, and the data of its
  * tensors is to be set. */
 void gpt_stage_drop_memory(struct gpt_stage *g);
@@ -75,6 +94,8 @@ static inline void *gpt_data(const DLTensor *t)
 /* In a callback: where to add the gradients of a group's tensors. */
 void gpt_grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
                      real *dw[]);
+/* The first tensor of a group in the stage's list, and their number. */
+int gpt_group_tensors(const struct gpt_stage *g, int group, int *count);
 
 /* The group of tied parameters, which is the name of the one that owns them. */
 extern const char gpt_tied_name[];

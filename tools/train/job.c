@@ -186,6 +186,28 @@ static int measure_memory(struct job *j, struct summary *summary)
     return err;
 }
 
+/* Of the rank that had the most on its device. */
+static int measure_offload(struct job *j, struct summary *summary)
+{
+    struct offloaded_figures mine, *all;
+
+    summary->offloaded = offloaded_figures(j->engine, &summary->offload) ||
+                         pipelined_figures(j->engine, &summary->offload);
+    if (!summary->offloaded || !j->comm)
+        return 0;
+    const int ranks = dp_comm_size(j->trainer.comm);
+    all = calloc((size_t)ranks, sizeof(*all));
+    if (!all)
+        return DP_ENOMEM;
+    mine = summary->offload;
+    int err = dp_comm_allgather(j->trainer.comm, &mine, all, sizeof(mine));
+    for (int rank = 0; rank < ranks && !err; rank++)
+        if (all[rank].device_bytes > summary->offload.device_bytes)
+            summary->offload = all[rank];
+    free(all);
+    return err;
+}
+
 static int measure_step(struct job *j, struct summary *summary, bool *unwritten)
 {
     struct step_times times = {.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
@@ -224,7 +246,8 @@ static int finish(struct job *j, struct summary *summary)
         err = measure_memory(j, summary);
     if (!err)
         err = describe(j, summary, text, &unwritten);
-    summary->offloaded = offloaded_figures(j->engine, &summary->offload);
+    if (!err)
+        err = measure_offload(j, summary);
     summary->sample = text;
     if (!err && is_first(j))
         report_end(&j->report, summary);
@@ -314,7 +337,7 @@ static int make_engine(struct job *j)
 {
     const struct settings *s = j->s;
 
-    if (s->offload.any)
+    if (s->offload.any && !s->training)
         return offloaded_new(
             &(struct offloaded_config){
                 .model = s->model,
@@ -342,6 +365,8 @@ static int make_engine(struct job *j)
             .order_blocks = s->own_blocks,
             .replica = j->replica,
             .by_messages = !strcmp(s->execution, "messages"),
+            .device_bytes = (size_t)s->device_memory,
+            .offload = s->offload,
         },
         &j->engine);
 }

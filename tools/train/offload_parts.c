@@ -38,10 +38,6 @@ bool offload_parts_parse(const char *text, void *member, char *why, size_t why_l
             break;
         text += len + 1;
     }
-    if (!parts->params) {
-        snprintf(why, why_len, "expected params among them: the others go with the parameters");
-        return false;
-    }
     parts->any = true;
     return true;
 }

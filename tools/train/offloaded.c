@@ -213,22 +213,28 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-static void figure_overlap(const struct offloaded *e, struct offloaded_figures *out)
+const char *offloaded_limit_name(enum offloaded_limit limit)
 {
-    static const char *const names[] = {"compute", "copies to the device",
-                                        "copies from the device"};
-    const int64_t busy[] = {e->busy.compute_ns, e->busy.up_ns, e->busy.down_ns};
-    double sum = 0, most = 0, took = (double)(e->busy.compute_ns + e->busy.wait_ns);
+    static const char *const names[LIMITS] = {"compute", "copies to the device",
+                                              "copies from the device"};
+    return names[limit];
+}
 
-    for (int i = 0; i < 3; i++) {
+void offloaded_overlap(const struct offloaded_busy *b, struct offloaded_figures *out)
+{
+    const int64_t compute_ns = b->compute_ns ? b->compute_ns : b->steps_ns - b->wait_ns;
+    const int64_t busy[LIMITS] = {compute_ns, b->up_ns, b->down_ns};
+    double sum = 0, most = 0, took = (double)(compute_ns + b->wait_ns);
+
+    for (int i = 0; i < LIMITS; i++) {
         sum += (double)busy[i];
         if ((double)busy[i] >= most)
-            out->limited_by = names[i];
+            out->limited_by = (enum offloaded_limit)i;
         most = larger(most, (double)busy[i]);
     }
-    out->limit_share = e->steps_ns > 0 ? most / (double)e->steps_ns : 0;
+    out->limit_share = b->steps_ns > 0 ? most / (double)b->steps_ns : 0;
     out->overlap = sum > most ? larger(0, (sum - larger(took, most)) / (sum - most)) : 1;
-    out->overlap_share = e->steps_ns > 0 ? (sum - most) / (double)e->steps_ns : 0;
+    out->overlap_share = b->steps_ns > 0 ? (sum - most) / (double)b->steps_ns : 0;
 }
 
 static bool is_offloaded(const struct engine *engine);
@@ -250,7 +256,9 @@ bool offloaded_figures(const struct engine *engine, struct offloaded_figures *ou
         .boundaries_down = e->config.boundaries_down,
         .device_bytes = usage.peak_bytes,
     };
-    figure_overlap(e, out);
+    offloaded_overlap(&(struct offloaded_busy){e->busy.compute_ns, e->busy.up_ns, e->busy.down_ns,
+                                               e->busy.wait_ns, e->steps_ns},
+                      out);
     return true;
 }
 

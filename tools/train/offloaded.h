@@ -24,17 +24,30 @@ struct offloaded_config {
 int offloaded_new(const struct offloaded_config *config, struct engine **out);
 
 /* How the model was cut, and how the steps so far went. */
+enum offloaded_limit { LIMIT_COMPUTE, LIMIT_UP, LIMIT_DOWN, LIMITS };
+
 struct offloaded_figures {
-    int shards, slots;
+    int shards, slots;  /* 0: a pipeline, */
+    int64_t sets, evicted, recomputed; /* of whose micro-batches on all ranks so many went */
+    bool streamed;      /* its parameters pass over the device */
     bool recomputes; /* the inside of shards */
     bool boundaries_down;
     size_t device_bytes;  /* the most that was used of the device's memory */
     double overlap;       /* of what could be done at the same time, the share that was; 1: nothing
                            * waits but for the part that limits it */
     double overlap_share; /* how much that is, over the time of all steps */
-    const char *limited_by; /* "compute", "copies to the device", "copies from the device" */
+    enum offloaded_limit limited_by;
     double limit_share;     /* how long that was at work, over the time of all steps */
 };
+/* What was at work, and how long compute waited for it: the last four members of *out. */
+struct offloaded_busy {
+    int64_t compute_ns; /* 0: what is left of the steps */
+    int64_t up_ns, down_ns, wait_ns, steps_ns;
+};
+void offloaded_overlap(const struct offloaded_busy *busy, struct offloaded_figures *out);
+/* "compute", "copies to the device", "copies from the device" */
+const char *offloaded_limit_name(enum offloaded_limit limit);
+
 /* false: e is another kind of engine. */
 bool offloaded_figures(const struct engine *e, struct offloaded_figures *out);
 

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pipelined.c - a step through dp_pipeline: how a model, a schedule and a communicator are put
- * together. One pipeline trains and evaluates.
+ * together. One pipeline trains and evaluates. With a device, stages have their memory there, or
+ * stream their parameters (streamed.h).
  */
 #include "train/engine.h"
+#include "train/offloaded.h"
+#include "train/pipeline_fit.h"
+#include "train/streamed.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct pipelined {
     struct engine base;
@@ -14,6 +19,12 @@ struct pipelined {
     struct dp_border labels;
     struct dp_pipeline *pipeline;
     const struct dp_schedule *forward;
+    struct dp_device *dev; /* NULL: none */
+    void *memory[DP_MAX_SLOTS]; /* of stages, on it */
+    struct streamed *streamed;  /* NULL: parameters are there */
+    struct dp_offload_choice choice;
+    size_t state_bytes; /* of the optimizer, counted as if on it */
+    int64_t steps_ns;   /* training steps took */
 };
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -65,14 +76,33 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
     return err;
 }
 
+static int64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 static int train(struct engine *e, const struct batch *batch, double *losses)
 {
-    return run(e, e->schedule, batch, losses);
+    struct pipelined *p = (struct pipelined *)e;
+    int64_t begun_ns = now_ns();
+
+    if (p->streamed)
+        streamed_begin(p->streamed, true);
+    int err = run(e, e->schedule, batch, losses);
+    p->steps_ns += now_ns() - begun_ns;
+    return err;
 }
 
 static int evaluate(struct engine *e, const struct batch *batch, double *losses)
 {
-    return run(e, ((struct pipelined *)e)->forward, batch, losses);
+    struct pipelined *p = (struct pipelined *)e;
+
+    if (p->streamed)
+        streamed_begin(p->streamed, false);
+    return run(e, p->forward, batch, losses);
 }
 
 /* ---- all weights on rank 0 ------------------------------------------------------------------- */
@@ -162,25 +192,88 @@ static void pipelined_free(struct engine *e)
     dp_pipeline_free(p->pipeline);
     dp_recorder_free(e->recorder);
     free(p->borders);
+    streamed_free(p->streamed);
     for (int i = 0; i < e->stage_count; i++)
         gpt_stage_free(e->stages[i]);
+    for (int i = 0; i < DP_MAX_SLOTS && p->dev; i++)
+        dp_device_free(p->dev, DP_MEMORY_DEVICE, p->memory[i]);
+    dp_device_close(p->dev);
     free(p);
 }
 
-static const struct engine_ops pipelined_ops = {
-    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free};
-
-static int make_stages(struct engine *e)
+/* Its parameters on the host; scratch on the device. */
+static int make_streamed(struct pipelined *p, int stage, int i)
 {
+    struct engine *e = &p->base;
+    struct gpt_stage_size size = gpt_stage_size(&e->config, stage, e->schedule->stages);
+    int err = dp_device_alloc(p->dev, DP_MEMORY_DEVICE, size.scratch_bytes, &p->memory[i]);
+
+    if (!err)
+        err = gpt_stage_new(&e->config, stage, e->schedule->stages, &e->stages[i]);
+    if (err)
+        return err;
+    gpt_stage_move_scratch(e->stages[i], p->memory[i]);
+    streamed_add(p->streamed, i, e->stages[i]);
+    return 0;
+}
+
+static int make_stage(struct pipelined *p, int stage, int i)
+{
+    struct engine *e = &p->base;
+    const int stages = e->schedule->stages;
+
+    if (!p->dev)
+        return gpt_stage_new(&e->config, stage, stages, &e->stages[i]);
+    if (p->streamed)
+        return make_streamed(p, stage, i);
+    int err = dp_device_alloc(p->dev, DP_MEMORY_DEVICE,
+                              gpt_stage_memory(&e->config, stage, stages), &p->memory[i]);
+    return err ? err
+               : gpt_stage_new_in(&e->config, stage, stages, p->memory[i], &e->stages[i]);
+}
+
+static int make_stages(struct pipelined *p)
+{
+    struct engine *e = &p->base;
+
     for (int i = 0; i < dp_schedule_slot_count(e->schedule, engine_rank(e)); i++) {
         const struct dp_slot *slot = dp_schedule_slot(e->schedule, engine_rank(e), i);
-        int err = gpt_stage_new(&e->config, slot->stage, e->schedule->stages, &e->stages[i]);
+        int err = make_stage(p, slot->stage, i);
         if (err)
             return err;
         e->second_copy[i] = slot->stream > 0;
         e->stage_count++;
     }
     return 0;
+}
+
+/* What fits the device is chosen before anything is there. */
+static int open_device(struct pipelined *p, const struct pipelined_config *config)
+{
+    const struct pipeline_fit fit = {
+        .model = &p->base.config,
+        .training = config->training,
+        .forward = config->forward,
+        .device_bytes = config->device_bytes,
+        .activations = config->offload.activations,
+        .optimizer = config->offload.optimizer || config->offload.params,
+        .params = config->offload.params,
+        .order_blocks = config->any_order        ? 0
+                        : config->order_blocks ? config->order_blocks
+                                               : 2,
+    };
+    /* Messages may come in other orders, which take more memory. */
+    int err = config->by_messages ? 0 : pipeline_fit_choose(&fit, &p->choice);
+
+    if (!err)
+        err = dp_device_open("host:2", &p->dev);
+    if (err)
+        return err;
+    p->state_bytes = pipeline_fit_state(&fit, engine_rank(&p->base));
+    if (p->state_bytes > config->device_bytes)
+        p->state_bytes = config->device_bytes;
+    dp_device_limit(p->dev, config->device_bytes - p->state_bytes);
+    return fit.params ? streamed_new(p->dev, &p->base.config, &p->streamed) : 0;
 }
 
 static int make_borders(struct pipelined *p)
@@ -208,6 +301,8 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
             .also = &p->forward,
             .also_count = 1,
             .comm = p->base.comm,
+            .device = p->dev,
+            .pinned_sums = p->streamed,
             .stages = stages,
             .borders = p->borders,
             .labels = &p->labels,
@@ -228,13 +323,46 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
 static int make_all(struct pipelined *p, const struct pipelined_config *config)
 {
     struct engine *e = &p->base;
-    int err = make_stages(e);
+    int err = config->device_bytes ? open_device(p, config) : 0;
 
+    if (!err)
+        err = make_stages(p);
     if (!err)
         err = make_borders(p);
     if (!err)
         err = dp_recorder_new(dp_schedule_count(e->schedule, engine_rank(e)), 2, &e->recorder);
     return err ? err : make_pipeline(p, config);
+}
+
+static const struct engine_ops pipelined_ops = {
+    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free};
+
+bool pipelined_figures(const struct engine *engine, struct offloaded_figures *out)
+{
+    const struct pipelined *p = (const struct pipelined *)engine;
+    struct dp_pipeline_copies copies;
+    struct streamed_times times = {0};
+    struct dp_device_usage usage;
+
+    if (engine->ops != &pipelined_ops || !p->dev)
+        return false;
+    dp_device_usage(p->dev, &usage);
+    dp_pipeline_copies(p->pipeline, &copies);
+    if (p->streamed)
+        streamed_times(p->streamed, &times);
+    *out = (struct offloaded_figures){
+        .sets = p->choice.sets,
+        .evicted = p->choice.evicted,
+        .recomputed = p->choice.recomputed,
+        .streamed = p->streamed,
+        .device_bytes = usage.peak_bytes + p->state_bytes,
+    };
+    offloaded_overlap(&(struct offloaded_busy){.up_ns = copies.up_ns + times.up_ns,
+                                               .down_ns = copies.down_ns + times.down_ns,
+                                               .wait_ns = copies.wait_ns + times.wait_ns,
+                                               .steps_ns = p->steps_ns},
+                      out);
+    return true;
 }
 
 int pipelined_new(const struct pipelined_config *config, struct engine **out)

@@ -131,10 +131,17 @@ static json_t *json_text(const uint8_t *text, size_t len)
 
 static json_t *json_offload(const struct offloaded_figures *f)
 {
+    if (!f->shards)
+        return json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:f}", "sets", (json_int_t)f->sets,
+                         "evicted", (json_int_t)f->evicted, "recomputed",
+                         (json_int_t)f->recomputed, "params_on_host", f->streamed, "device_bytes",
+                         (json_int_t)f->device_bytes, "overlap", f->overlap, "limited_by",
+                         offloaded_limit_name(f->limited_by), "limit_share", f->limit_share);
     return json_pack("{s:i, s:i, s:b, s:b, s:I, s:f, s:s, s:f}", "shards", f->shards, "slots",
                      f->slots, "recomputes", f->recomputes, "boundaries_on_host",
                      f->boundaries_down, "device_bytes", (json_int_t)f->device_bytes, "overlap",
-                     f->overlap, "limited_by", f->limited_by, "limit_share", f->limit_share);
+                     f->overlap, "limited_by", offloaded_limit_name(f->limited_by), "limit_share",
+                     f->limit_share);
 }
 
 static void json_end(const struct report *r, const struct summary *m)
@@ -255,16 +262,24 @@ static void text_offload(const struct report *r, const struct offloaded_figures 
 {
     const double mib = 1024.0 * 1024;
 
-    printf("offload   %d shard%s, %d at a time on the device%s%s; %.1f of %.1f MiB of its memory\n",
-           f->shards, f->shards > 1 ? "s" : "", f->slots, f->recomputes ? ", recomputed" : "",
-           f->boundaries_down ? ", boundaries on the host" : "", (double)f->device_bytes / mib,
-           r->settings->device_memory / mib);
+    if (!f->shards)
+        printf("offload   activations of %" PRId64 " micro-batches in stages: %" PRId64
+               " on the host, %" PRId64 " recomputed%s; %.1f of %.1f MiB of a device\n",
+               f->sets, f->evicted, f->recomputed, f->streamed ? "; parameters in passing" : "",
+               (double)f->device_bytes / mib, r->settings->device_memory / mib);
+    else
+        printf("offload   %d shard%s, %d at a time on the device%s%s; %.1f of %.1f MiB of its "
+               "memory\n", f->shards, f->shards > 1 ? "s" : "", f->slots,
+               f->recomputes ? ", recomputed" : "",
+               f->boundaries_down ? ", boundaries on the host" : "", (double)f->device_bytes / mib,
+               r->settings->device_memory / mib);
     if (f->overlap_share > 0.02)
         printf("overlap   %.0f %% of the %.0f %% of a step that can be hidden; ", 100 * f->overlap,
                100 * f->overlap_share);
     else
         printf("overlap   there is little to hide; ");
-    printf("limited by %s, at work for %.0f %% of a step\n", f->limited_by, 100 * f->limit_share);
+    printf("limited by %s, at work for %.0f %% of a step\n",
+           offloaded_limit_name(f->limited_by), 100 * f->limit_share);
 }
 
 static void text_end(const struct report *r, const struct summary *m)

@@ -73,7 +73,7 @@ static const struct arg schedule_args[] = {
     {"checkpoint-stages", 0, "LIST", "the stages of which --checkpoint recomputes: 0,2-3 (all)",
      ARG_PARSE, AT(checkpoint_stages), .parse = stage_set_parse},
     {"offload", 0, "PARTS",
-     "what lives on the host: params (with the optimizer's state) and activations; schedule none",
+     "what may live on the host: params (with the optimizer's state), activations, optimizer",
      ARG_PARSE, AT(offload), .parse = offload_parts_parse},
     {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
      ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
@@ -194,6 +194,7 @@ const struct usage settings_usage = {
         "  dualpipe train --data book.txt --resume saved -P 2 --schedule 1f1b\n"
         "  dualpipe train --resume saved --prompt 'Once upon' --sample 200\n"
         "  dualpipe train --data *.txt --schedule none --offload params --device-memory 1M\n"
+        "  dualpipe train --data *.txt -P 2 --offload activations,optimizer --device-memory 4M\n"
         "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
 };
 
@@ -448,10 +449,15 @@ static bool check_order(const struct settings *s)
 
 static bool check_offload(const struct settings *s)
 {
-    if (s->offload.any && !is_sequential(s))
-        command_misused(
-            "--offload: expected --schedule none; the ranks of a pipeline keep what they "
-            "hold");
+    if (s->offload.any && is_sequential(s) && !s->offload.params)
+        command_misused("--offload: expected params among them with --schedule none, where the others "
+                        "go with the parameters");
+    else if (s->offload.activations && strcmp(s->execution, "list"))
+        command_misused("--offload activations: expected --execution list; what is evicted is chosen "
+                        "for one order of ops");
+    else if (s->offload.activations && strcmp(s->checkpoint, "never"))
+        command_misused("--offload activations: expected --checkpoint never; what is recomputed is "
+                        "chosen with what is evicted");
     else if (s->offload.any && s->replicas > 1)
         command_misused("--offload: expected -D 1; replicas keep what they hold");
     else if (s->offload.any && !(s->device_memory > 0))

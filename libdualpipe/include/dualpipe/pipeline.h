@@ -120,6 +120,9 @@ struct dp_pipeline_config {
     void *reduce_user;
     bool keep_copies;                   /* do not give copies of a stage on other ranks (DualPipe) the
                                          * parameters of that of stream 0 in dp_pipeline_new */
+    bool pinned_sums;                   /* the sums of fixed_order are in pinned memory, not on the
+                                         * device: for stages that bring them there themselves. Host
+                                         * device only */
     bool own_gradients;                 /* training needs no loss: each step is taken in two calls,
                                          * with gradients of the outputs that the caller has made */
     bool unchecked;                     /* leave out the agreement check of every step */
@@ -268,6 +271,14 @@ struct dp_pipeline_memory {
     size_t evicted_bytes;     /* on the host, in total_bytes, too; all others are on the device */
 };
 DP_PUBLIC void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out);
+
+/* Copies of save areas to the host and back (EVICT, FETCH), since the pipeline was made: how long those
+ * of each direction were at work, and how long the calling thread waited for them, where it computes.
+ * Between steps. */
+struct dp_pipeline_copies {
+    int64_t down_ns, up_ns, wait_ns;
+};
+DP_PUBLIC void dp_pipeline_copies(const struct dp_pipeline *pipe, struct dp_pipeline_copies *out);
 
 /* For dp_nccl_config.peers (nccl.h): what this pipeline rank sends and receives under the schedule,
  * with ranks of the communicator. out has room for schedule->ranks; returns how many it took, or

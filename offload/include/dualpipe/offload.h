@@ -192,6 +192,10 @@ struct dp_offload_activations {
     const struct dp_stage *stages;   /* [slots of all ranks] as in schedule->slots: what they save */
     size_t budget_bytes;             /* of each rank: activations, gradients and save areas, as
                                       * dp_pipeline_memory has them */
+    const size_t *beside_bytes;      /* [ranks] of these, what something else takes; NULL: nothing */
+    bool keep;                       /* all: only see whether it fits */
+    bool sums;                       /* the sums of fixed order count, too, by stages' parameters */
+    const struct dp_schedule *also;  /* another schedule of the pipeline, which has to fit; or NULL */
     int lead;                        /* of dp_schedule_add_evictions */
     int order_blocks;                /* of the pipeline; 0: any order */
     const struct dp_cost *cost;      /* NULL: rather evict than recompute */
@@ -199,13 +203,14 @@ struct dp_offload_activations {
 
 struct dp_offload_choice {
     int64_t sets, evicted, recomputed; /* micro-batches of all slots of all ranks */
-    size_t peak_bytes;                 /* of the rank that needs the most */
+    size_t peak_bytes;                 /* of the rank that needs the most, without what is beside */
     int64_t step_ns;                   /* predicted; 0 without cost */
 };
 
-/* Add EVICTs and FETCHes, or RECOMPUTEs, whichever the simulator finds the faster, to as few
- * micro-batches as will do, those first whose backward is the farthest from the forward. The bytes are
- * those of the pipeline's own plan. DP_ENOMEM names a rank that takes more all the same, DP_EINVAL a
+/* Add EVICTs and FETCHes, and RECOMPUTEs, to as few micro-batches as will do, those first whose backward
+ * is the farthest from the forward. Which share of these a rank computes again (none, a quarter ... all,
+ * the ones with the nearest backward) is what the simulator finds the fastest, rank by rank. The bytes
+ * are those of the pipeline's own plan. DP_ENOMEM names a rank that takes more all the same, DP_EINVAL a
  * config that is not sound, DP_ESTATE a schedule that evicts or recomputes already; then s is as it was.
  * */
 DP_PUBLIC int dp_offload_activations(struct dp_schedule *s,

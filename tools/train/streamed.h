@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * streamed.h - the parameters of a pipeline's rank live on the host, and pass over the device group by
+ * group (params.h) while its stages compute.
+ *
+ *      device   [values a | values b] [gradients a | gradients b]    each as large as any group
+ *
+ * The values of the next group are on their way while one computes: of that which came next the last
+ * time. A group's gradients come up before they are added to and go down after, so that they are added
+ * in the same order as on the device; the next ones come while the last ones go. When a stage's call
+ * returns, its gradients are on the host.
+ */
+#ifndef DP_TRAIN_STREAMED_H
+#define DP_TRAIN_STREAMED_H
+
+#include "train/gpt.h"
+
+#include <dualpipe/device.h>
+
+struct streamed;
+
+/* What it takes on the device, for any number of stages of this model. */
+size_t streamed_bytes(const struct gpt_config *config);
+
+/* For stages of a rank, one step after the other in one thread. DP_ENOMEM. */
+int streamed_new(struct dp_device *dev, const struct gpt_config *config, struct streamed **out);
+/* stage is that of a slot: has weights and grads on the host, and gets a stream. It must stay. */
+void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage);
+/* Before a step: the values on the host may be others than in the last one. */
+void streamed_begin(struct streamed *st, bool training);
+void streamed_free(struct streamed *st);
+
+/* How long copies were at work since it was made, and the thread that computes waited for them. */
+struct streamed_times {
+    int64_t down_ns, up_ns, wait_ns;
+};
+void streamed_times(const struct streamed *st, struct streamed_times *out);
+
+#endif
