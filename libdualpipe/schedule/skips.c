@@ -10,6 +10,8 @@
 #include "base/fail.h"
 #include "schedule/build.h"
 
+#include <dualpipe/partition.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +20,8 @@
 
 /* All that is wrong, as one sentence; what there is no room for is counted. */
 struct violations {
+    const char *unit; /* what from and to count: "stage", "layer" */
+    int units;
     char text[800];
     size_t len;
     int count, left_out;
@@ -67,25 +71,26 @@ static bool is_word(const char word[DP_SKIP_NAME_LEN], bool may_be_empty)
     return len < DP_SKIP_NAME_LEN && dp_skip_word(word, len, may_be_empty);
 }
 
-static void check_one(struct violations *v, const struct dp_skip *skip, int stages)
+static void check_one(struct violations *v, const struct dp_skip *skip)
 {
     char title[TITLE_LEN];
 
     title_of(skip, title);
-    if (skip->from >= stages || skip->from < -1)
-        add(v, "%s: produced by stage %d, expected 0 to %d", title, skip->from, stages - 1);
-    if (skip->to >= stages || skip->to < -1)
-        add(v, "%s: consumed by stage %d, expected 0 to %d", title, skip->to, stages - 1);
+    if (skip->from >= v->units || skip->from < -1)
+        add(v, "%s: produced by %s %d, expected 0 to %d", title, v->unit, skip->from, v->units - 1);
+    if (skip->to >= v->units || skip->to < -1)
+        add(v, "%s: consumed by %s %d, expected 0 to %d", title, v->unit, skip->to, v->units - 1);
     if (skip->from == -1)
-        add(v, "%s: consumed by stage %d and never produced", title, skip->to);
+        add(v, "%s: consumed by %s %d and never produced", title, v->unit, skip->to);
     if (skip->to == -1)
-        add(v, "%s: produced by stage %d and never consumed", title, skip->from);
+        add(v, "%s: produced by %s %d and never consumed", title, v->unit, skip->from);
     if (skip->from < 0 || skip->to < 0)
         return;
     if (skip->from == skip->to)
-        add(v, "%s: produced and consumed by stage %d", title, skip->to);
+        add(v, "%s: produced and consumed by %s %d", title, v->unit, skip->to);
     if (skip->from > skip->to)
-        add(v, "%s: consumed by stage %d before stage %d produces it", title, skip->to, skip->from);
+        add(v, "%s: consumed by %s %d before %s %d produces it", title, v->unit, skip->to, v->unit,
+            skip->from);
 }
 
 /* Two of one name in one namespace. */
@@ -97,15 +102,15 @@ static void check_two(struct violations *v, const struct dp_skip *a, const struc
         return;
     title_of(a, title);
     if (a->from >= 0 && b->from >= 0)
-        add(v, "%s: produced twice, by stages %d and %d (a name is used once in a namespace)", title,
-            a->from, b->from);
+        add(v, "%s: produced twice, by %ss %d and %d (a name is used once in a namespace)", title,
+            v->unit, a->from, b->from);
     if (a->to >= 0 && b->to >= 0)
-        add(v, "%s: consumed twice, by stages %d and %d", title, a->to, b->to);
+        add(v, "%s: consumed twice, by %ss %d and %d", title, v->unit, a->to, b->to);
 }
 
-static int check(const struct dp_skip *skips, int count, int stages)
+static int check(const struct dp_skip *skips, int count, int units, const char *unit)
 {
-    struct violations v = {.count = 0};
+    struct violations v = {.unit = unit, .units = units};
 
     if (count < 0 || count > DP_MAX_SKIPS || (count && !skips))
         return dp_fail_quietly(DP_EINVAL, "skips: %d at %p, expected 0 to %d", count,
@@ -116,7 +121,7 @@ static int check(const struct dp_skip *skips, int count, int stages)
                                    "at most %d letters, digits, '_', '.' and '-'", i,
                                    DP_SKIP_NAME_LEN - 1);
     for (int i = 0; i < count; i++)
-        check_one(&v, &skips[i], stages);
+        check_one(&v, &skips[i]);
     for (int i = 0; i < count; i++)
         for (int k = 0; k < i; k++)
             check_two(&v, &skips[k], &skips[i]);
@@ -131,8 +136,45 @@ static int check(const struct dp_skip *skips, int count, int stages)
 
 int dp_skips_check(const struct dp_skip *skips, int count, int stages)
 {
-    int err = check(skips, count, stages);
+    int err = check(skips, count, stages, "stage");
     return err ? dp_fail(err, "%s", dp_last_error()) : 0;
+}
+
+/* ---- of layers ------------------------------------------------------------------------------- */
+
+/* The invocation that executes entry `layer` of the list; -1: none. */
+static int32_t invocation_of(const struct dp_partition *p, int32_t layer)
+{
+    int32_t first = 0;
+
+    for (int32_t k = 0; k < p->invocation_count; k++) {
+        const int32_t end = first + p->groups[p->invocations[k].group].count;
+        if (layer < end)
+            return k;
+        first = end;
+    }
+    return -1;
+}
+
+int dp_skips_of_layers(const struct dp_partition *p, const struct dp_skip *layers, int count,
+                       struct dp_skip *out, int *out_count)
+{
+    int err = check(layers, count, p->layer_count, "layer"), made = 0;
+
+    for (int i = 0; i < count && !err; i++) {
+        struct dp_skip skip = layers[i];
+        skip.from = invocation_of(p, layers[i].from);
+        skip.to = invocation_of(p, layers[i].to);
+        if (skip.from < 0 || skip.to < 0)
+            err = dp_fail_quietly(DP_EINVAL, "skip %d: layer %d is not executed by the partition", i,
+                                  skip.to < 0 ? layers[i].to : layers[i].from);
+        else if (skip.from != skip.to)
+            out[made++] = skip;
+    }
+    if (err)
+        return dp_fail(err, "%s", dp_last_error());
+    *out_count = made;
+    return 0;
 }
 
 /* ---- where they begin and end ---------------------------------------------------------------- */
@@ -164,7 +206,7 @@ static void find_ends(const struct dp_schedule *s, struct dp_skip_ends *ends)
 int dp_schedule_take_skips(struct dp_schedule *s, const struct dp_skip *skips, int count)
 {
     const size_t n = (size_t)(count > 0 ? count : 0);
-    int err = check(skips, count, s->stages);
+    int err = check(skips, count, s->stages, "stage");
 
     if (err || !count)
         return err;
@@ -181,7 +223,7 @@ int dp_schedule_take_skips(struct dp_schedule *s, const struct dp_skip *skips, i
 int dp_skips_check_ends(const struct dp_schedule *s)
 {
     const size_t n = (size_t)s->skip_count * (size_t)s->streams;
-    int err = check(s->skips, s->skip_count, s->stages);
+    int err = check(s->skips, s->skip_count, s->stages, "stage");
 
     if (err || !n)
         return err;

@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 
+#include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
 
 #include <stdlib.h>
@@ -282,6 +283,74 @@ static void all_violations_are_reported_together(void **state)
     assert_int_equal(dp_skips_check(wrong + 7, 2, 4), 0); /* one name in two namespaces */
 }
 
+/* One entry after the other: 0 and 1 on rank 0, s (twice) and 3 on rank 1, then s again and 5. */
+static void skips_of_layers_become_those_of_their_stages(void **state)
+{
+    static const int32_t list[] = {'a', 'b', 's', 'c', 's', 'd'}, balance[] = {2, 3};
+    static const struct dp_skip layers[] = {
+        {"inside", "", 0, 1}, {"far", "", 0, 5}, {"far", "enc", 1, 3}, {"reused", "", 2, 4}};
+    struct dp_partition *p;
+    struct dp_skip skips[4];
+    int count = 0;
+
+    (void)state;
+    assert_int_equal(dp_partition_new(&(struct dp_partition_spec){.layers = list, .layer_count = 6,
+                                                                  .balance = balance, .stages = 2},
+                                      &p), 0);
+    assert_int_equal(p->invocation_count, 5); /* a b | s | c | s | d */
+    assert_int_equal(dp_skips_of_layers(p, layers, 4, skips, &count), 0);
+    static const struct dp_skip want[] = {
+        {"far", "", 0, 4}, {"far", "enc", 0, 2}, {"reused", "", 1, 3}};
+    assert_int_equal(count, 3);
+    for (int i = 0; i < count; i++)
+        if (strcmp(skips[i].name, want[i].name) || strcmp(skips[i].space, want[i].space) ||
+            skips[i].from != want[i].from || skips[i].to != want[i].to)
+            fail_msg("skip %d: '%s' from %d to %d", i, skips[i].name, skips[i].from, skips[i].to);
+    struct dp_schedule *s = NULL;
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_ASYNC,
+                                                                .ranks = 2, .microbatches = 3,
+                                                                .partition = p, .skips = skips,
+                                                                .skip_count = count},
+                                     &s), 0);
+    assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
+    /* 'reused' begins and ends on rank 1: two skips cross, value and gradient of 3 micro-batches. */
+    assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_F), 2 * 3);
+    assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_B), 2 * 3);
+    dp_schedule_free(s);
+    dp_partition_free(p);
+}
+
+static void all_violations_of_layers_are_reported_together(void **state)
+{
+    static const struct dp_skip wrong[] = {
+        {"self", "", 1, 1},  {"back", "", 3, 1},     {"twice", "", 0, 2}, {"twice", "", 1, 3},
+        {"lost", "", 0, -1}, {"none", "enc", -1, 2}, {"far", "", 0, 9}};
+    static const char *const parts[] = {
+        "7 violations",
+        "'self': produced and consumed by layer 1",
+        "'back': consumed by layer 1 before layer 3 produces it",
+        "'twice': produced twice, by layers 0 and 1",
+        "'twice': consumed twice, by layers 2 and 3",
+        "'lost': produced by layer 0 and never consumed",
+        "'enc/none': consumed by layer 2 and never produced",
+        "'far': consumed by layer 9, expected 0 to 3"};
+    static const int32_t balance[] = {4};
+    struct dp_partition *p;
+    struct dp_skip skips[7];
+    int count = -1;
+
+    (void)state;
+    assert_int_equal(dp_partition_new(&(struct dp_partition_spec){.layer_count = 4,
+                                                                  .balance = balance, .stages = 1},
+                                      &p), 0);
+    assert_int_equal(dp_skips_of_layers(p, wrong, 7, skips, &count), DP_EINVAL);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (!strstr(dp_last_error(), parts[i]))
+            fail_msg("%s, expected %s", dp_last_error(), parts[i]);
+    assert_int_equal(count, -1);
+    dp_partition_free(p);
+}
+
 static void what_is_no_declaration_is_refused(void **state)
 {
     (void)state;
@@ -335,6 +404,8 @@ int main(void)
         cmocka_unit_test(skips_that_wait_in_a_circle_are_refused),
         cmocka_unit_test(messages_of_skips_are_added_to_a_list_of_computes),
         cmocka_unit_test(all_violations_are_reported_together),
+        cmocka_unit_test(skips_of_layers_become_those_of_their_stages),
+        cmocka_unit_test(all_violations_of_layers_are_reported_together),
         cmocka_unit_test(what_is_no_declaration_is_refused),
         cmocka_unit_test(files_with_wrong_skips_are_refused_with_their_place),
     };

@@ -144,6 +144,17 @@ struct dp_skip_ends {
  * consumed twice in a namespace, consumed and never produced, produced and never consumed. */
 DP_PUBLIC int dp_skips_check(const struct dp_skip *skips, int count, int stages);
 
+struct dp_partition; /* partition.h */
+
+/* Skips that layers declare, for a schedule of the partition: from and to of layers[count] are
+ * entries of the list of layers, of a layer that is used several times the entry meant. out, with
+ * room for count, gets those between different stages (invocations), *out_count their number; what
+ * begins and ends in one stage is left to that stage. DP_EINVAL with all violations in one sentence,
+ * as above, by layers; and for an entry that a `compat` partition lost. Messages are made where the
+ * two stages are on different ranks only. */
+DP_PUBLIC int dp_skips_of_layers(const struct dp_partition *p, const struct dp_skip *layers,
+                                 int count, struct dp_skip *out, int *out_count);
+
 /* A schedule. Read it freely; only builders and passes write. Ranks are pipeline ranks;
  * group_rank[p] is the rank by which the communicator knows pipeline rank p. */
 struct dp_schedule {
@@ -179,7 +190,6 @@ enum dp_recompute {
 DP_PUBLIC const char *dp_recompute_name(enum dp_recompute recompute);
 DP_PUBLIC int dp_recompute_parse(const char *name, enum dp_recompute *recompute);
 
-struct dp_partition; /* partition.h */
 
 /* What to build. Zeroed memory plus kind, ranks and microbatches is the usual training schedule. */
 struct dp_schedule_spec {
