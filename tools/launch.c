@@ -467,7 +467,8 @@ int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void
 int launch_survivors(int ranks, int port, const char *transport, int restarts, launch_fn run,
                      void *user)
 {
-    return launch(&(struct launch){.ranks = ranks, .transport = transport, .run = run, .user = user,
-                                   .survives = true},
-                  port, restarts);
+    struct launch l = {.ranks = ranks, .transport = transport, .run = run, .user = user,
+                       .survives = true};
+
+    return launch(&l, port, restarts);
 }

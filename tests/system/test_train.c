@@ -310,8 +310,8 @@ static void replicas_that_are_killed_are_started_again(void **state)
         read_end(out, r.out_text);
         if (r.status)
             fail_msg("status %d: %s", r.status, r.err_text);
-        assert_says(r.err_text, "rank 0 was killed by signal 9 (Killed); the others go on, and it is started "
-                                "again\n");
+        assert_says(r.err_text, "rank 0 was killed by signal 9 (Killed); the others go on, and it is "
+                                "started again\n");
         assert_says(r.err_text, "(Killed); the others go on\n");
         assert_says(r.err_text, "mixing goes on with 4 workers, 1 of them new, from iteration ");
         assert_says(r.err_text, "mixing goes on with 3 of 4 workers from iteration ");

@@ -351,6 +351,7 @@ it optimizers_with_a_share_learn_the_same -P 1 -s gpipe
 it optimizers_with_a_share_learn_the_same --schedule none -D 4
 it optimizers_with_a_share_learn_the_same -P 2
 it optimizers_with_a_share_learn_the_same -P 2 -D 2 --transport tcp
+it optimizers_with_a_share_learn_the_same -P 4 -D 2
 it optimizers_with_a_share_learn_the_same -P 2 -D 4 -s 1f1b
 it mixing_without_clipping_begins_early ring -P 2 -D 2 --batch 16 -M 16
 printf '0 1\n1 2\n' >path.txt

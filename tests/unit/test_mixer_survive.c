@@ -474,8 +474,8 @@ static void a_worker_may_die_while_mixers_are_made(void **state)
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int k = 0; k < samples_of(kind, 24, 3); k++) {
-            struct job job = {.graph = graphs[k % 4], .workers = 4, .dead = {k % 4}, .at = {k / 4 * 3, -1}};
-            job.at[0] += draw(&seed, 3);
+            struct job job = {.graph = graphs[k % 4], .workers = 4, .dead = {k % 4}, .at = {0, -1}};
+            job.at[0] = k / 4 * 3 + draw(&seed, 3);
             run_on_with(kind, &job, begin_without);
         }
 }

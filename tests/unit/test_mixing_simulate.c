@@ -57,9 +57,9 @@ static void an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps(void 
     dp_mixing_run_fini(&run);
 
     struct dp_mixing_scenario all = s;
-    all.all_reduce = true; /* a ring of 8: 14 messages of 50 bytes */
+    all.all_reduce = true; /* of 8: 6 latencies, and 14 times 50 bytes */
     run = simulate("ring", 8, all);
-    assert_near(run.step_ns, 1000 + 14 * 125, 1e-6);
+    assert_near(run.step_ns, 1000 + 6 * 100 + 14 * 25, 1e-6);
     dp_mixing_run_fini(&run);
 
     struct dp_mixing_scenario slow = s;
