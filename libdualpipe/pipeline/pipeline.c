@@ -22,7 +22,7 @@ static void *duplicate(const void *from, size_t count, size_t size)
     return copy;
 }
 
-static void take_config(struct dp_pipeline *pipe, const struct dp_pipeline_config *config)
+static void take_config(struct dp_pipeline *pipe, const struct dp_pipeline_config *config, int rank)
 {
     pipe->config = *config;
     if (!pipe->config.max_loss_values)
@@ -37,7 +37,7 @@ static void take_config(struct dp_pipeline *pipe, const struct dp_pipeline_confi
         pipe->labels = pipe->declared_labels = *config->labels;
     dp_border_lay_out(&pipe->labels, &pipe->label_layout);
     pipe->dl = dp_device_dl(pipe->device);
-    pipe->rank = dp_config_rank(config);
+    pipe->rank = rank;
     pipe->slots = dp_schedule_slot_count(config->schedule, pipe->rank);
     pipe->ends.first_slot = dp_config_first_slot(config->schedule, pipe->rank);
     pipe->ends.last_slot = dp_config_last_slot(config->schedule, pipe->rank);
@@ -316,6 +316,18 @@ static int open_device(struct dp_pipeline *pipe, struct dp_device *device)
     return err;
 }
 
+/* What is decided before there is any memory for it. */
+static int prepare(struct dp_pipeline *pipe, const struct dp_pipeline_config *config, int rank)
+{
+    take_config(pipe, config, rank);
+    int err = copy_config(pipe, config);
+    if (!err)
+        err = dp_pipeline_skips_init(pipe);
+    if (!err)
+        err = open_streams(pipe);
+    return err ? err : make_programs(pipe);
+}
+
 /* All that this rank can do by itself. */
 static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *config)
 {
@@ -323,16 +335,8 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
 
     if (!err)
         err = dp_config_check(config, pipe->device);
-    if (err)
-        return err;
-    take_config(pipe, config);
-    err = copy_config(pipe, config);
     if (!err)
-        err = dp_pipeline_skips_init(pipe);
-    if (!err)
-        err = open_streams(pipe);
-    if (!err)
-        err = make_programs(pipe);
+        err = prepare(pipe, config, dp_config_rank(config));
     if (!err)
         err = take_ends(pipe);
     if (!err)
@@ -370,6 +374,37 @@ int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline 
         dp_pipeline_free(pipe);
     else
         *out = pipe;
+    return err;
+}
+
+/* ---- what it would take ---------------------------------------------------------------------- */
+
+/* The sum of what build takes. */
+static void count_memory(struct dp_pipeline *pipe)
+{
+    pipe->taken_bytes = pipe->most.bytes * (pipe->staged ? 2 : 1) + label_bytes(pipe) +
+                        reduce_bytes(pipe) + DP_LANDINGS * dp_driven_landing_bytes(pipe);
+    pipe->accumulator.bytes = dp_accumulator_bytes(pipe->stages, pipe->most.sets, pipe->slots);
+}
+
+int dp_pipeline_measure(const struct dp_pipeline_config *config, int rank,
+                        struct dp_pipeline_memory *out)
+{
+    if (rank < 0 || rank >= config->schedule->ranks)
+        return dp_fail(DP_EINVAL, "rank %d, expected 0 to %d", rank, config->schedule->ranks - 1);
+    int err = dp_schedule_check(config->schedule, NULL, NULL);
+    if (err)
+        return err;
+    struct dp_pipeline *pipe = calloc(1, sizeof(*pipe));
+    err = pipe ? open_device(pipe, config->device) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
+
+    if (!err)
+        err = prepare(pipe, config, rank);
+    if (!err) {
+        count_memory(pipe);
+        dp_pipeline_memory(pipe, out);
+    }
+    dp_pipeline_free(pipe);
     return err;
 }
 

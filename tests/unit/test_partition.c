@@ -268,6 +268,84 @@ static void single_stages_can_be_recomputed(void **state)
     dp_schedule_free(s);
 }
 
+/* ---- exact partitions ---------------------------------------------------------------------- */
+
+/* The largest sum of a rank. */
+static double largest_of(const double *costs, const int32_t *balance, int32_t stages,
+                         enum dp_pairing pairing)
+{
+    double ranks[8] = {0}, largest = 0;
+    int32_t at = 0;
+
+    for (int32_t s = 0; s < stages; s++) {
+        const int32_t rank = s < stages / 2 || !pairing         ? s
+                             : pairing == DP_PAIRING_MIRRORED ? stages - 1 - s
+                                                              : s - stages / 2;
+        for (int32_t k = 0; k < balance[s]; k++)
+            ranks[rank] += costs[at++];
+        largest = ranks[rank] > largest ? ranks[rank] : largest;
+    }
+    return largest;
+}
+
+/* Every way to give the layers from `left` on to the stages from s on. */
+static double try_all(const double *costs, int32_t *balance, int32_t s, int32_t left, int32_t stages,
+                      enum dp_pairing pairing)
+{
+    double found = 1e300;
+
+    if (s == stages - 1) {
+        balance[s] = left;
+        return largest_of(costs, balance, stages, pairing);
+    }
+    for (balance[s] = 1; left - balance[s] >= stages - 1 - s; balance[s]++) {
+        const int32_t taken = balance[s];
+        const double most = try_all(costs, balance, s + 1, left - taken, stages, pairing);
+        found = most < found ? most : found;
+    }
+    return found;
+}
+
+static void an_exact_partition_is_the_best_of_all(void **state)
+{
+    (void)state;
+    uint32_t random = 1;
+
+    for (int round = 0; round < 300; round++) {
+        const enum dp_pairing pairing = (enum dp_pairing)(round % 3);
+        const int32_t stages = pairing ? 2 + 2 * (round % 2) + 2 * (round % 5 == 0) : 1 + round % 5;
+        const int32_t count = stages + round % 6;
+        double costs[16], largest;
+        int32_t balance[8], tried[8], sum = 0;
+        for (int32_t i = 0; i < count; i++) {
+            random = random * 1664525 + 1013904223;
+            costs[i] = (double)(random >> 24) * (random >> 8 & 3 ? 1 : 8);
+        }
+        assert_int_equal(dp_partition_exact(costs, count, stages, pairing, balance, &largest), 0);
+        for (int32_t s = 0; s < stages; s++) {
+            assert_true(balance[s] > 0);
+            sum += balance[s];
+        }
+        assert_int_equal(sum, count);
+        assert_true(largest == largest_of(costs, balance, stages, pairing));
+        assert_true(largest == try_all(costs, tried, 0, count, stages, pairing));
+    }
+}
+
+static void an_exact_partition_says_what_it_cannot_cut(void **state)
+{
+    (void)state;
+    const double costs[] = {1, -1, 1};
+    int32_t balance[4];
+    double largest;
+
+    assert_int_equal(dp_partition_exact(costs, 3, 4, DP_PAIRING_NONE, balance, &largest), DP_EINVAL);
+    assert_int_equal(dp_partition_exact(costs, 3, 3, DP_PAIRING_MIRRORED, balance, &largest),
+                     DP_EINVAL);
+    assert_int_equal(dp_partition_exact(costs, 3, 2, DP_PAIRING_NONE, balance, &largest), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "costs[1]: -1"));
+}
+
 static void quiet(void *user, enum dp_log_level level, const char *line)
 {
     (void)user, (void)level, (void)line;
@@ -286,6 +364,8 @@ int main(void)
         cmocka_unit_test(modes_of_recomputation_go_by_the_actual_number_of_micro_batches),
         cmocka_unit_test(recomputation_saves_activation_sets),
         cmocka_unit_test(single_stages_can_be_recomputed),
+        cmocka_unit_test(an_exact_partition_is_the_best_of_all),
+        cmocka_unit_test(an_exact_partition_says_what_it_cannot_cut),
     };
     dp_log_set(quiet, NULL, DP_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

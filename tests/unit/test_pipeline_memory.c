@@ -41,6 +41,19 @@ static int watch(void *user, const struct dp_stage_call *call, const char *what)
     return 0;
 }
 
+static _Thread_local struct dp_pipeline_memory measured;
+
+/* Without the group, and before there is any memory. */
+static void measure(void *user, int rank, struct dp_pipeline_config *config)
+{
+    struct dp_pipeline_config alone = *config;
+
+    (void)user;
+    alone.comm = NULL;
+    if (dp_pipeline_measure(&alone, rank, &measured))
+        measured.total_bytes = 0;
+}
+
 static int run_watched(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
@@ -53,6 +66,9 @@ static int run_watched(struct dp_comm *comm, void *arg)
     mine = &seen[r.rank];
     *mine = (struct seen){.first = UINTPTR_MAX};
     dp_pipeline_memory(r.pipe, &memory);
+    CHECK(memory.total_bytes && memory.total_bytes == measured.total_bytes);
+    CHECK(memory.save_bytes == measured.save_bytes);
+    CHECK(memory.peak_activations == measured.peak_activations);
     CHECK(!dp_schedule_simulate(job->schedule, &(struct dp_cost){.f_ns = 1, .b_ns = 2, .i_ns = 1,
                                                                   .w_ns = 1}, 0, &sim));
     CHECK(!job_rank_step(&r));
@@ -94,6 +110,7 @@ static int32_t run_mode(struct dp_schedule_spec spec, enum dp_recompute recomput
     struct job job = job_make(s);
 
     job.before = watch;
+    job.edit = measure;
     job.ops = &model_ops_no_hook;
     job.fixed_order = false;
     job.tolerance = 1e-5f;

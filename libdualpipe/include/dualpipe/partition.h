@@ -105,6 +105,17 @@ typedef int dp_layer_run_fn(void *user, int32_t layer);
 DP_PUBLIC int dp_partition_by_time(dp_layer_run_fn *run, void *user, int32_t count, int32_t parts,
                                    int64_t budget_ns, int32_t *balance);
 
+/* Which stages a rank holds, of S: one; stage s and S-1-s (DualPipe, DualPipeV, ZB-V); or s and
+ * s + S/2 (interleaved with two stages a rank). */
+enum dp_pairing { DP_PAIRING_NONE, DP_PAIRING_MIRRORED, DP_PAIRING_INTERLEAVED };
+
+/* Cut costs[count] into contiguous stages, each with a layer or more, so that the largest sum of a
+ * rank is as small as can be: exact, by dynamic programming. balance[stages] gets the lengths,
+ * *largest that sum. DP_EINVAL: fewer layers than stages, a cost that is negative or no number; with
+ * two stages a rank an odd number of stages, or more than 256 layers. DP_ENOMEM. */
+DP_PUBLIC int dp_partition_exact(const double *costs, int32_t count, int32_t stages,
+                                 enum dp_pairing pairing, int32_t *balance, double *largest);
+
 #ifdef __cplusplus
 }
 #endif

@@ -271,6 +271,12 @@ struct dp_pipeline_memory {
     size_t evicted_bytes;     /* on the host, in total_bytes, too; all others are on the device */
 };
 DP_PUBLIC void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out);
+/* The same, exactly, of a pipeline that is not made: that of a pipeline rank. The config's comm is
+ * left out (NULL), stages are those of that rank, and only the shapes of their parameters are read.
+ * DP_EINVAL for a rank that is not there and for a schedule that does not pass the checker; errors of
+ * dp_pipeline_new. Any thread. */
+DP_PUBLIC int dp_pipeline_measure(const struct dp_pipeline_config *config, int rank,
+                                  struct dp_pipeline_memory *out);
 
 /* Copies of save areas to the host and back (EVICT, FETCH), since the pipeline was made: how long those
  * of each direction were at work, and how long the calling thread waited for them, where it computes.
