@@ -86,7 +86,6 @@ AC_DEFUN([DP_COVERAGE], [
 AC_DEFUN([DP_LIBRARIES], [
     PKG_CHECK_MODULES([JANSSON], [jansson >= 2.12], [],
         [DP_MISSING([jansson >= 2.12], [libjansson-dev])])
-    PKG_CHECK_MODULES([NETTLE], [nettle >= 3.4], [], [DP_MISSING([nettle >= 3.4], [nettle-dev])])
     AC_CHECK_TYPE([DLDevice], [], [DP_MISSING([dlpack/dlpack.h of DLPack >= 0.5], [libdlpack-dev])],
         [[#include <dlpack/dlpack.h>]])
     AC_SEARCH_LIBS([dlopen], [dl])

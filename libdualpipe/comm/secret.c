@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/secret.h"
 
-#include <nettle/hmac.h>
-#include <nettle/memops.h>
 #include <string.h>
 
 void dp_secret_prove(const char *secret, enum dp_prover prover,
@@ -10,14 +8,13 @@ void dp_secret_prove(const char *secret, enum dp_prover prover,
 {
     static const char purpose[] = "dualpipe comm 1";
     const uint8_t side = (uint8_t)prover;
-    struct hmac_sha256_ctx hmac;
+    struct dp_hmac hmac;
 
-    hmac_sha256_set_key(&hmac, secret ? strlen(secret) : 0,
-                        (const uint8_t *)(secret ? secret : ""));
-    hmac_sha256_update(&hmac, sizeof(purpose), (const uint8_t *)purpose);
-    hmac_sha256_update(&hmac, sizeof(side), &side);
-    hmac_sha256_update(&hmac, sizeof(*handshake), (const uint8_t *)handshake);
-    hmac_sha256_digest(&hmac, DP_PROOF_BYTES, proof);
+    dp_hmac_begin(&hmac, secret, secret ? strlen(secret) : 0);
+    dp_hmac_add(&hmac, purpose, sizeof(purpose));
+    dp_hmac_add(&hmac, &side, sizeof(side));
+    dp_hmac_add(&hmac, handshake, sizeof(*handshake));
+    dp_hmac_end(&hmac, proof);
 }
 
 bool dp_secret_is_proof(const char *secret, enum dp_prover prover,
@@ -26,5 +23,5 @@ bool dp_secret_is_proof(const char *secret, enum dp_prover prover,
     uint8_t expected[DP_PROOF_BYTES];
 
     dp_secret_prove(secret, prover, handshake, expected);
-    return memeql_sec(expected, proof, sizeof(expected));
+    return dp_hmac_is_equal(expected, proof);
 }

@@ -6,9 +6,11 @@
 #ifndef DP_COMM_SECRET_H
 #define DP_COMM_SECRET_H
 
+#include "base/hmac.h"
+
 #include <dualpipe/dualpipe.h>
 
-enum { DP_NONCE_BYTES = 16, DP_PROOF_BYTES = 32 };
+enum { DP_PROOF_BYTES = DP_HMAC_BYTES };
 
 /* What a proof is about. A proof holds for one side of one handshake of one rank only. */
 struct dp_handshake {

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 static const uint32_t MAGIC = 0x44507731;   /* "DPw1" */
+static const uint32_t CHALLENGE = 0x44507743; /* "DPwC" */
 static const uint32_t WELCOME = 0x44507757; /* "DPwW" */
 /* Instead of it, to a friend of another version: ours is in the last byte. */
 static const uint32_t OTHER_VERSION = 0x44507600; /* "DPv" */
@@ -68,29 +69,42 @@ int dp_acceptor_choose_cookie(const struct dp_wire_config *config, uint8_t cooki
     return 0;
 }
 
-/* In the same time whatever is wrong with it. */
-static bool is_same_cookie(const uint8_t *a, const uint8_t *b)
+void dp_hello_prove(enum dp_hello_use use, const uint8_t cookie[DP_COOKIE_BYTES],
+                    const struct dp_hello *hello, const uint8_t nonce[DP_NONCE_BYTES],
+                    uint8_t out[DP_HMAC_BYTES])
 {
-    uint8_t differing = 0;
+    const uint8_t side = (uint8_t)use;
+    struct dp_hmac hmac;
 
-    for (int i = 0; i < DP_COOKIE_BYTES; i++)
-        differing |= a[i] ^ b[i];
-    return !differing;
+    dp_hmac_begin(&hmac, cookie, DP_COOKIE_BYTES);
+    dp_hmac_add(&hmac, &side, sizeof(side));
+    dp_hmac_add(&hmac, hello, sizeof(*hello));
+    dp_hmac_add(&hmac, nonce, DP_NONCE_BYTES);
+    dp_hmac_end(&hmac, out);
 }
 
-int dp_hello_check(const struct dp_wire_listener *acceptor, const void *bytes, size_t len)
+static bool is_proof(enum dp_hello_use use, const uint8_t cookie[DP_COOKIE_BYTES],
+                     const struct dp_hello *hello, const uint8_t nonce[DP_NONCE_BYTES],
+                     const uint8_t proof[DP_HMAC_BYTES])
 {
-    struct dp_hello hello;
+    uint8_t expected[DP_HMAC_BYTES];
 
+    dp_hello_prove(use, cookie, hello, nonce, expected);
+    return dp_hmac_is_equal(expected, proof);
+}
+
+/* 0, DP_EAGAIN for too few bytes, DP_EUNSUPPORTED if only the version is another, DP_EMISMATCH. */
+static int check_hello(const struct dp_wire_listener *acceptor, const struct dp_hello *hello,
+                       size_t len)
+{
     /* Garbage goes at its first four bytes; a browser has no more to say anyway. */
-    if (len >= sizeof(MAGIC) && memcmp(bytes, &MAGIC, sizeof(MAGIC)))
+    if (len >= sizeof(MAGIC) && hello->magic != MAGIC)
         return DP_EMISMATCH;
-    if (len < sizeof(hello))
+    if (len < sizeof(*hello))
         return DP_EAGAIN;
-    memcpy(&hello, bytes, sizeof(hello));
-    if (hello.kind != acceptor->kind || !is_same_cookie(hello.cookie, acceptor->cookie))
+    if (hello->kind != acceptor->kind)
         return DP_EMISMATCH;
-    return hello.version == DP_HELLO_VERSION ? 0 : DP_EUNSUPPORTED;
+    return hello->version == DP_HELLO_VERSION ? 0 : DP_EUNSUPPORTED;
 }
 
 static struct dp_pending *find_place(struct dp_wire_listener *acceptor, int64_t now_ns)
@@ -152,12 +166,13 @@ static int accept_pending(struct dp_wire_listener *acceptor, int64_t now_ns)
     return 0;
 }
 
-static bool answer(const struct dp_pending *pending, uint32_t word)
+/* The first bytes of a connection: they fit, or something is wrong. */
+static bool answer(const struct dp_pending *pending, const void *bytes, size_t len)
 {
-    return send(pending->fd, &word, sizeof(word), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(word);
+    return send(pending->fd, bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)len;
 }
 
-/* The kernel drops a file that comes with a hello when there is no number for it, so the hello
+/* The kernel drops a file that comes with a proof when there is no number for it, so the proof
  * stays unread until there is one. */
 static bool has_room_for_file(const struct dp_pending *pending)
 {
@@ -168,28 +183,64 @@ static bool has_room_for_file(const struct dp_pending *pending)
     return fd >= 0 || pending->got || (errno != EMFILE && errno != ENFILE);
 }
 
-/* DP_EAGAIN, 0 a good hello, DP_EIO; any other error: the connection is dropped. Reads no byte
- * beyond the hello. */
-static int receive_hello(struct dp_wire_listener *acceptor, struct dp_pending *pending)
+/* Reads no byte beyond them. 0: some have come. */
+static int receive_bytes(struct dp_pending *pending, void *bytes, size_t len)
 {
-    char *hello = (char *)&pending->hello;
-
-    if (acceptor->kind == DP_HELLO_SHM && !has_room_for_file(pending))
-        return report_shortage(acceptor, errno);
-    ssize_t n = dp_fds_receive(pending->fd, hello + pending->got,
-                               sizeof(pending->hello) - pending->got, &pending->passed_fd);
+    const ssize_t n = dp_fds_receive(pending->fd, (char *)bytes + pending->got, len - pending->got,
+                                     &pending->passed_fd);
 
     if (n < 0)
         return errno == EAGAIN || errno == EINTR ? DP_EAGAIN : DP_EMISMATCH;
-    if (n == 0)
-        return DP_EMISMATCH;
     pending->got += (size_t)n;
-    int err = dp_hello_check(acceptor, hello, pending->got);
-    if (err == DP_EUNSUPPORTED)
-        answer(pending, OTHER_VERSION | DP_HELLO_VERSION);
-    if (!err && !answer(pending, WELCOME))
+    return n ? 0 : DP_EMISMATCH;
+}
+
+static int challenge(const struct dp_wire_listener *acceptor, struct dp_pending *pending)
+{
+    struct dp_challenge c = {.magic = CHALLENGE};
+
+    if (dp_random_bytes(pending->nonce, sizeof(pending->nonce)))
         return DP_EMISMATCH;
-    return err;
+    memcpy(c.nonce, pending->nonce, sizeof(c.nonce));
+    dp_hello_prove(DP_HELLO_ACCEPTOR, acceptor->cookie, &pending->hello, c.nonce, c.proof);
+    pending->is_challenged = true;
+    pending->got = 0;
+    return answer(pending, &c, sizeof(c)) ? 0 : DP_EMISMATCH;
+}
+
+static int receive_hello(const struct dp_wire_listener *acceptor, struct dp_pending *pending)
+{
+    const uint32_t version = OTHER_VERSION | DP_HELLO_VERSION;
+    int err = receive_bytes(pending, &pending->hello, sizeof(pending->hello));
+
+    if (!err)
+        err = check_hello(acceptor, &pending->hello, pending->got);
+    if (err == DP_EUNSUPPORTED)
+        answer(pending, &version, sizeof(version));
+    return err ? err : challenge(acceptor, pending);
+}
+
+static int receive_proof(struct dp_wire_listener *acceptor, struct dp_pending *pending)
+{
+    if (acceptor->kind == DP_HELLO_SHM && !has_room_for_file(pending))
+        return report_shortage(acceptor, errno);
+    const int err = receive_bytes(pending, pending->proof, sizeof(pending->proof));
+    if (err || pending->got < sizeof(pending->proof))
+        return err ? err : DP_EAGAIN;
+    if (!is_proof(DP_HELLO_CONNECTOR, acceptor->cookie, &pending->hello, pending->nonce,
+                  pending->proof))
+        return DP_EMISMATCH;
+    dp_hello_prove(DP_HELLO_SESSION, acceptor->cookie, &pending->hello, pending->nonce,
+                   pending->session);
+    return answer(pending, &WELCOME, sizeof(WELCOME)) ? 0 : DP_EMISMATCH;
+}
+
+/* DP_EAGAIN, 0 the cookie is proved, DP_EIO; any other error: the connection is dropped. */
+static int advance(struct dp_wire_listener *acceptor, struct dp_pending *pending)
+{
+    const int err = pending->is_challenged ? 0 : receive_hello(acceptor, pending);
+
+    return err ? err : receive_proof(acceptor, pending);
 }
 
 bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd)
@@ -210,7 +261,7 @@ int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
         struct dp_pending *pending = &acceptor->pending[i];
         if (!pending->present)
             continue;
-        int err = receive_hello(acceptor, pending);
+        int err = advance(acceptor, pending);
         if (!err) {
             *out = *pending;
             *pending = (struct dp_pending){0};
@@ -252,12 +303,27 @@ static int start_connect(struct dp_connector *connector, const struct sockaddr *
 static int send_hello(struct dp_connector *connector)
 {
     /* The first bytes of a connection: they fit, or something is wrong. */
-    if (dp_fds_send(connector->fd, &connector->hello, sizeof(connector->hello),
-                    connector->passed_fd) != (ssize_t)sizeof(connector->hello))
+    if (dp_fds_send(connector->fd, &connector->hello, sizeof(connector->hello), -1) !=
+        (ssize_t)sizeof(connector->hello))
+        return refused(connector, "cannot connect", errno);
+    connector->hello_sent = true;
+    return 0;
+}
+
+static int send_proof(struct dp_connector *connector)
+{
+    uint8_t proof[DP_HMAC_BYTES];
+
+    dp_hello_prove(DP_HELLO_CONNECTOR, connector->cookie, &connector->hello,
+                   connector->challenge.nonce, proof);
+    dp_hello_prove(DP_HELLO_SESSION, connector->cookie, &connector->hello,
+                   connector->challenge.nonce, connector->session);
+    if (dp_fds_send(connector->fd, proof, sizeof(proof), connector->passed_fd) !=
+        (ssize_t)sizeof(proof))
         return refused(connector, "cannot connect", errno);
     dp_fd_close(connector->passed_fd);
     connector->passed_fd = -1;
-    connector->hello_sent = true;
+    connector->proof_sent = true;
     return 0;
 }
 
@@ -285,17 +351,21 @@ static int connect_and_greet(struct dp_connector *connector)
 
 int dp_connector_start(struct dp_connector *connector, const struct sockaddr *address,
                        socklen_t len, const char *where, const struct dp_hello *hello,
-                       int passed_fd)
+                       const uint8_t cookie[DP_COOKIE_BYTES], int passed_fd)
 {
     *connector = (struct dp_connector){.fd = -1, .passed_fd = passed_fd, .hello = *hello};
     connector->hello.magic = MAGIC;
     connector->hello.version = DP_HELLO_VERSION;
+    memcpy(connector->cookie, cookie, DP_COOKIE_BYTES);
+    int err = dp_random_bytes(connector->hello.nonce, sizeof(connector->hello.nonce));
+    if (err)
+        return err;
     strncpy(connector->where, where, sizeof(connector->where) - 1);
     connector->fd = dp_socket_open(address->sa_family);
     if (connector->fd < 0)
         return dp_fail_quietly(DP_EIO, "no socket for a connection to %s: %s", where,
                                dp_errno_text(errno));
-    int err = start_connect(connector, address, len);
+    err = start_connect(connector, address, len);
     if (!err)
         err = connect_and_greet(connector);
     return err == DP_EAGAIN ? 0 : err;
@@ -312,21 +382,58 @@ static int fail_on_version(struct dp_connector *connector, unsigned version)
     return refused(connector, what, 0);
 }
 
-int dp_connector_progress(struct dp_connector *connector)
+/* What each step expects: its bytes come at once or in parts. */
+static int receive_answer(struct dp_connector *connector, void *bytes, size_t len)
 {
-    uint32_t welcome;
-    int err = connect_and_greet(connector);
+    const ssize_t n = recv(connector->fd, (char *)bytes + connector->got, len - connector->got,
+                           MSG_DONTWAIT);
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return DP_EAGAIN;
+    if (n <= 0)
+        return refused(connector, "was there, but did not let us in", n < 0 ? errno : 0);
+    connector->got += (size_t)n;
+    return 0;
+}
+
+static int receive_challenge(struct dp_connector *connector)
+{
+    const struct dp_challenge *c = &connector->challenge;
+    const int err = receive_answer(connector, &connector->challenge, sizeof(*c));
 
     if (err)
         return err;
-    ssize_t n = recv(connector->fd, &welcome, sizeof(welcome), MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+    if (connector->got >= sizeof(c->magic) && (c->magic & ~0xffu) == OTHER_VERSION)
+        return fail_on_version(connector, c->magic & 0xff);
+    if (connector->got < sizeof(*c))
         return DP_EAGAIN;
-    if (n == (ssize_t)sizeof(welcome) && (welcome & ~0xffu) == OTHER_VERSION)
-        return fail_on_version(connector, welcome & 0xff);
-    if (n != (ssize_t)sizeof(welcome) || welcome != WELCOME)
-        return refused(connector, "was there, but did not let us in", n < 0 ? errno : 0);
-    return 0;
+    if (c->magic != CHALLENGE || !is_proof(DP_HELLO_ACCEPTOR, connector->cookie, &connector->hello,
+                                           c->nonce, c->proof))
+        return refused(connector, "listens, but does not know the cookie of this address", 0);
+    connector->got = 0;
+    return send_proof(connector);
+}
+
+static int receive_welcome(struct dp_connector *connector)
+{
+    const int err = receive_answer(connector, &connector->welcome, sizeof(connector->welcome));
+
+    if (err)
+        return err;
+    if (connector->got < sizeof(connector->welcome))
+        return DP_EAGAIN;
+    return connector->welcome == WELCOME
+               ? 0
+               : refused(connector, "was there, but did not let us in", 0);
+}
+
+int dp_connector_progress(struct dp_connector *connector)
+{
+    int err = connect_and_greet(connector);
+
+    if (!err && !connector->proof_sent)
+        err = receive_challenge(connector);
+    return err ? err : receive_welcome(connector);
 }
 
 bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, int *fd)

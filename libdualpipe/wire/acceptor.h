@@ -4,19 +4,25 @@
  *
  *      connector                     acceptor
  *      connect
- *      hello: magic, cookie, label   ->   wrong, or later than the handshake timeout: closed, no
- * answer
- *                                    <-   right cookie, another version: the acceptor's version
+ *      hello: magic, nonce, label    ->   wrong, or later than the handshake timeout: closed, no
+ *                                         answer; another version: the acceptor's version
+ *                                    <-   challenge: a nonce, its proof
+ *      its proof (shm: and the file) ->   wrong: closed, no answer
  *                                    <-   welcome
  *
- * A pending connection has not sent its hello yet. Pending connections are polled without waiting
- * for any of them, so that a silent one cannot keep the others out. When all DP_ACCEPTOR_PENDING
- * places are taken, further connections wait in the system's queue until the oldest pending one has
- * been there for DP_ACCEPTOR_EVICT_NS and is closed.
+ * The cookie itself does not travel. A proof is an HMAC-SHA256, keyed with the cookie, of the side
+ * that proves, the hello and the acceptor's nonce: it holds for this side of this connection only.
+ * Each side closes the connection if the proof of the other one is wrong.
+ *
+ * A pending connection has not proved that it knows the cookie yet. Pending connections are polled
+ * without waiting for any of them, so that a silent one cannot keep the others out. When all
+ * DP_ACCEPTOR_PENDING places are taken, further connections wait in the system's queue until the
+ * oldest pending one has been there for DP_ACCEPTOR_EVICT_NS and is closed.
  */
 #ifndef DP_WIRE_ACCEPTOR_H
 #define DP_WIRE_ACCEPTOR_H
 
+#include "base/hmac.h"
 #include "wire/wire.h"
 
 #include <sys/socket.h>
@@ -27,22 +33,36 @@ struct dp_hello {
     uint32_t magic;
     uint16_t version;
     uint16_t kind; /* of wire: a hello for shm is refused by a tcp acceptor */
-    uint8_t cookie[DP_COOKIE_BYTES];
+    uint8_t nonce[DP_NONCE_BYTES];
     uint64_t label;
     uint64_t extra; /* the wire's own */
 };
 
+/* What the acceptor answers. */
+struct dp_challenge {
+    uint32_t magic, zero;
+    uint8_t nonce[DP_NONCE_BYTES];
+    uint8_t proof[DP_HMAC_BYTES];
+};
+
+/* What an HMAC over a handshake is for: the proof of a side, or a key that only the two know. */
+enum dp_hello_use { DP_HELLO_CONNECTOR = 1, DP_HELLO_ACCEPTOR, DP_HELLO_SESSION };
+
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
-enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 6 };
+enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 7 };
 #define DP_ACCEPTOR_EVICT_NS INT64_C(500000000)
 
 struct dp_pending {
     bool present;
     int fd;
-    int passed_fd; /* a descriptor that came with the hello, -1 none */
-    size_t got;
+    int passed_fd; /* a descriptor that came with the proof, -1 none */
+    size_t got;    /* of the hello, or of the proof */
+    bool is_challenged;
     int64_t until_ns;
     struct dp_hello hello;
+    uint8_t nonce[DP_NONCE_BYTES]; /* the acceptor's */
+    uint8_t proof[DP_HMAC_BYTES];
+    uint8_t session[DP_HMAC_BYTES]; /* see DP_HELLO_SESSION */
 };
 
 struct dp_tcp_wire;
@@ -65,30 +85,37 @@ int dp_acceptor_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_CO
 void dp_acceptor_close(struct dp_wire_listener *acceptor);
 /* The config's cookie, or a random one. */
 int dp_acceptor_choose_cookie(const struct dp_wire_config *config, uint8_t cookie[DP_COOKIE_BYTES]);
-/* DP_EAGAIN, or 0 and *out: a pending connection with the right hello. Its files are the caller's.
- * DP_EIO as in struct dp_wire_ops. */
+/* DP_EAGAIN, or 0 and *out: a pending connection that has proved the cookie. Its files are the
+ * caller's. DP_EIO as in struct dp_wire_ops. */
 int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out);
 /* About to sleep: what to poll for. false: connections are pending, look again soon. */
 bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd);
-/* Whether these bytes are the right hello: 0, DP_EAGAIN for too few, DP_EUNSUPPORTED if only the
- * version is another, DP_EMISMATCH. */
-int dp_hello_check(const struct dp_wire_listener *acceptor, const void *bytes, size_t len);
+/* The HMAC of a hello, whole as it is sent, and the acceptor's nonce. */
+void dp_hello_prove(enum dp_hello_use use, const uint8_t cookie[DP_COOKIE_BYTES],
+                    const struct dp_hello *hello, const uint8_t nonce[DP_NONCE_BYTES],
+                    uint8_t out[DP_HMAC_BYTES]);
 
 /* The connecting side. */
 struct dp_connector {
     int fd;
-    int passed_fd; /* sent with the hello, then closed; -1: none */
-    bool connected, hello_sent;
+    int passed_fd; /* sent with the proof, then closed; -1: none */
+    bool connected, hello_sent, proof_sent;
     bool is_refused; /* the host answered that no process listens */
+    uint8_t cookie[DP_COOKIE_BYTES];
     struct dp_hello hello;
+    size_t got; /* of the challenge, or of the welcome */
+    struct dp_challenge challenge;
+    uint32_t welcome;
+    uint8_t session[DP_HMAC_BYTES]; /* once proof_sent */
     char where[80]; /* for sentences */
 };
 
 /* Start to connect, and send the hello if that is possible at once; never waits. DP_EIO if no
- * socket can be opened. `where` is the address as text. */
+ * socket can be opened, or no nonce be had. `where` is the address as text. Of the hello the caller
+ * sets kind, label and extra. */
 int dp_connector_start(struct dp_connector *connector, const struct sockaddr *address,
                        socklen_t len, const char *where, const struct dp_hello *hello,
-                       int passed_fd);
+                       const uint8_t cookie[DP_COOKIE_BYTES], int passed_fd);
 /* 0: welcome received. DP_EAGAIN: not yet. DP_ECOMM: no listener, or refused; dp_last_error() says
  * which. */
 int dp_connector_progress(struct dp_connector *connector);

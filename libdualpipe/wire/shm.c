@@ -2,7 +2,7 @@
  *
  * shm.c - a wire over shared memory, between two processes of one host. One segment per wire, of
  * two sides, one for each direction; the connecting process makes it, and passes it as a file along
- * with its hello over a unix socket. It has no name anywhere, so nothing can be left behind.
+ * with its proof over a unix socket. It has no name anywhere, so nothing can be left behind.
  *
  * A side is a ring of slots. A message is cut into pieces, one per slot; every slot has an entry of
  * 64 bytes that describes its piece. The sender writes the piece, then the entry's turn; the

@@ -96,9 +96,8 @@ static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64
         close(fd);
         return err;
     }
-    memcpy(hello.cookie, a->cookie, sizeof(hello.cookie));
-    err =
-        dp_connector_start(&w->connector, (struct sockaddr *)&un, len, un.sun_path + 1, &hello, fd);
+    err = dp_connector_start(&w->connector, (struct sockaddr *)&un, len, un.sun_path + 1, &hello,
+                             a->cookie, fd);
     if (err)
         dp_wire_fail(&w->base, err, "%s", dp_last_error());
     return 0;

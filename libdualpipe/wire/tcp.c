@@ -205,6 +205,24 @@ int dp_wire_tcp_count(const struct dp_wire *wire)
     return ((const struct dp_tcp_wire *)wire)->count;
 }
 
+void dp_wire_tcp_hide(const struct dp_wire *wire, bool by_connector,
+                      struct dp_wire_address *address)
+{
+    const struct dp_tcp_wire *w = (const struct dp_tcp_wire *)wire;
+    const uint8_t direction = by_connector;
+    struct dp_tcp_address a;
+    uint8_t pad[DP_HMAC_BYTES];
+    struct dp_hmac hmac;
+
+    dp_hmac_begin(&hmac, w->session, sizeof(w->session));
+    dp_hmac_add(&hmac, &direction, sizeof(direction));
+    dp_hmac_end(&hmac, pad);
+    memcpy(&a, address, sizeof(a));
+    for (int i = 0; i < DP_COOKIE_BYTES; i++)
+        a.cookie[i] ^= pad[i];
+    memcpy(address, &a, sizeof(a));
+}
+
 static int tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
 {
     return dp_tcp_connect(&dp_wire_tcp, address, label, out);

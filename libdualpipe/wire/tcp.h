@@ -38,6 +38,11 @@ void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets);
 int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
                        struct dp_wire_address *address);
 
+/* Hide the cookie of an address that is sent over a connected wire, or show what was hidden: the
+ * same call on both sides. Once per wire and direction; by_connector: the connecting side sends. */
+void dp_wire_tcp_hide(const struct dp_wire *wire, bool by_connector,
+                      struct dp_wire_address *address);
+
 /* This end of a connected wire. */
 int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out);
 /* The other end. */

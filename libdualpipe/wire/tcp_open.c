@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * tcp_open.c - how a wire over TCP comes to be. The address of a listener says how many sockets it
- * wants; the connecting side decides, opens them all at once, and each of them says its hello: the
- * cookie, how many there are, which one it is, and a random token that those of one wire share. The
+ * wants; the connecting side decides, opens them all at once, and each of them says its hello:
+ * how many there are, which one it is, and a random token that those of one wire share. The
  * listener puts together what belongs together, and hands out a wire when it is whole.
  */
 #include "wire/tcp_wire.h"
@@ -128,7 +128,7 @@ static int choose_count(const union dp_sockaddr *place, int theirs, int64_t ours
 }
 
 static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
-                       struct dp_hello *hello)
+                       const uint8_t cookie[DP_COOKIE_BYTES], struct dp_hello *hello)
 {
     char address[DP_SOCKADDR_TEXT], where[DP_SOCKADDR_TEXT + 40];
     int err = 0;
@@ -141,7 +141,7 @@ static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
             snprintf(where, sizeof(where), "%s, socket %d of %d", address, i + 1, w->count);
         hello->extra = make_extra(w->token, i, w->count);
         err = dp_connector_start(&w->sockets[i].connector, &place->any, dp_sockaddr_len(place),
-                                 where, hello, -1);
+                                 where, hello, cookie, -1);
     }
     return err;
 }
@@ -157,13 +157,14 @@ int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
                    uint64_t label, struct dp_wire **out)
 {
     struct dp_hello hello = {.kind = DP_HELLO_TCP, .label = label};
+    uint8_t cookie[DP_COOKIE_BYTES];
     struct dp_wire_options options;
     struct dp_tcp_wire *w;
     union dp_sockaddr place;
     int theirs, err = dp_options_read(&dp_wire_option_area, &options);
 
     if (!err)
-        err = dp_wire_tcp_way(address, &place, hello.cookie, &theirs);
+        err = dp_wire_tcp_way(address, &place, cookie, &theirs);
     if (err)
         return err;
     err = new_wire(ops, choose_count(&place, theirs, options.tcp_sockets), &w);
@@ -173,7 +174,7 @@ int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
         err = dp_random_bytes(&w->token, sizeof(w->token));
     w->token >>= 16;
     if (!err)
-        err = start_calls(w, &place, &hello);
+        err = start_calls(w, &place, cookie, &hello);
     if (err)
         give_up(w, err);
     *out = &w->base;
@@ -192,6 +193,8 @@ static bool go_on_calling(struct dp_tcp_wire *w, int index)
         return false;
     }
     put_socket(w, index, connector->fd);
+    if (!index)
+        memcpy(w->session, connector->session, sizeof(w->session));
     connector->fd = -1;
     return true;
 }
@@ -270,6 +273,8 @@ static int attach(const struct dp_wire_ops *ops, struct dp_wire_listener *accept
         return err;
     }
     put_socket(w, index_of(&pending->hello), pending->fd);
+    if (!index_of(&pending->hello))
+        memcpy(w->session, pending->session, sizeof(w->session));
     if (!is_whole(w))
         return 0;
     *link_of(acceptor, w) = w->next_incomplete;

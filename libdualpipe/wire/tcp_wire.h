@@ -82,6 +82,8 @@ struct dp_tcp_wire {
     size_t got;
     uint64_t stripe; /* of the last long message that came */
 
+    uint8_t session[DP_HMAC_BYTES]; /* of socket 0: a key that only the two sides know */
+
     /* While not all sockets are there: */
     uint64_t token;
     uint64_t label;

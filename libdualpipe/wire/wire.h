@@ -15,8 +15,11 @@
  * length up to DP_WIRE_MAX_BYTES; progress moves what can be moved. Data that arrives without a
  * receive stays in the wire's buffer; when that is full the sender waits.
  *
- * The address holds a random cookie; a connection that does not present it is dropped. That keeps
- * out strangers and mistakes, not an attacker who can read the network.
+ * The address holds a random cookie. Both sides prove that they know it, without sending it (see
+ * wire/acceptor.h); a connection that cannot is dropped. That keeps out strangers and mistakes, and
+ * those who read the network but not the address. Messages are neither encrypted nor signed.
+ *
+ * A connection needs progress on both sides until it is there.
  *
  * Threads: one at a time per wire and per listener.
  */
@@ -44,7 +47,7 @@ struct dp_wire_config {
     int listener; /* tcp: a socket that listens already, and is taken, also on failure; 0: none */
     uint8_t cookie[DP_COOKIE_BYTES]; /* all 0: a random one */
     int64_t
-        handshake_timeout_ns; /* a connection must present the cookie within this time; 0: 5 s */
+        handshake_timeout_ns; /* a connection must prove the cookie within this time; 0: 5 s */
     bool needs_files; /* a connection that waits while no file may be opened is an error of accept;
                        * false: a warning, and accept goes on when there is room again */
 };

@@ -38,7 +38,7 @@ enum {
     DPN_MAX_QPS = 16,
     DPN_CONTROL_NAME = 32,
     DPN_CONTROL_REASON = 128,
-    DPN_CONTROL_VERSION = 9
+    DPN_CONTROL_VERSION = 10
 };
 
 enum dpn_control_kind {

@@ -13,6 +13,7 @@
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/acceptor.h"
 #include "nccl-plugin/verbs/state.h"
+#include "wire/tcp.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -52,7 +53,7 @@ static int wanted_qps(const struct dpn_verbs *v)
 }
 
 /* The address to which the peer connects when it has lost the wire of this connection, or to see
- * whether this process is alive. */
+ * whether this process is alive. The cookie in it is hidden: only the peer can read it. */
 static bool open_acceptor(struct dpn_verbs *v, struct dp_wire_address *acceptor, uint64_t *label)
 {
     const struct dpn_device *device;
@@ -61,7 +62,9 @@ static bool open_acceptor(struct dpn_verbs *v, struct dp_wire_address *acceptor,
         return false;
     dpn_watchdog_handle_forks();
     v->channel.has_acceptor = !dpn_acceptor_use(device->interface.address, acceptor, label);
-    if (!v->channel.has_acceptor)
+    if (v->channel.has_acceptor)
+        dp_wire_tcp_hide(v->comm->wire, v->is_sender, acceptor);
+    else
         dp_log(DP_LOG_INFO, "%s: %s",
                v->is_sender ? "the peer cannot ask whether this process is there"
                             : "a control connection that is lost cannot be made again",
@@ -204,6 +207,7 @@ static int take_hello(struct dpn_verbs *v)
     }
     body.plan.agreed = 1;
     v->channel.acceptor = v->received.hello.acceptor;
+    dp_wire_tcp_hide(v->comm->wire, true, &v->channel.acceptor);
     v->channel.peer_has_acceptor = v->received.hello.has_acceptor;
     if (open_acceptor(v, &body.plan.acceptor,
                       &body.plan.label)) /* otherwise losing the wire ends the connection */
@@ -234,6 +238,7 @@ static int take_plan(struct dpn_verbs *v)
     v->eager_bytes = plan->eager_bytes;
     v->may_eager = plan->may_eager;
     v->channel.acceptor = plan->acceptor;
+    dp_wire_tcp_hide(v->comm->wire, false, &v->channel.acceptor);
     v->channel.label = plan->label;
     v->channel.peer_has_acceptor = plan->label;
     for (int r = 0; r < plan->rails; r++) {

@@ -7,8 +7,9 @@
 #include "fuzz.h"
 
 #include "comm/rendezvous.h"
-#include "dial.h"
-#include "wire/tcp.h"
+#include "wire_dial.h"
+
+static const uint8_t fuzz_cookie[DP_COOKIE_BYTES] = "fuzz";
 
 static struct dp_wire_listener *listen_somewhere(int *port)
 {
@@ -33,9 +34,12 @@ static in_addr_t choose_address(void)
 }
 
 /* The other end of the wire, with all that comes out of it already inside. */
-static void send_all(int port, const uint8_t *data, size_t size)
+static void send_all(struct dialer *d, const uint8_t *data, size_t size)
 {
-    int fd = fuzz_dial(choose_address(), port, 0, 0);
+    d->from = choose_address();
+    int fd = dial(d, 0, 0);
+
+    must(fd >= 0);
     ssize_t n = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)n;
     close(fd);
@@ -43,25 +47,22 @@ static void send_all(int port, const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static struct dp_wire_listener *listener;
-    static int port;
+    static struct dialer d = {.cookie = fuzz_cookie};
     struct dp_rendezvous *rendezvous;
-    struct dp_wire *wire;
-    uint64_t label;
 
-    if (!listener)
-        listener = listen_somewhere(&port);
-    if (!listener || !size)
+    if (!d.listener)
+        d.listener = listen_somewhere(&d.port);
+    if (!d.listener || !size)
         return 0;
-    send_all(port, data + 1, size - 1);
-    while (dp_wire_tcp.accept(listener, &label, &wire))
-        ;
+    send_all(&d, data + 1, size - 1);
+    for (d.wire = NULL; !d.wire;)
+        dial_accept(&d);
     const bool member = data[0] & 1;
     must(!dp_rendezvous_new(member ? 2 : 0, 4, 1000000, &rendezvous));
     struct dp_rendezvous_peer *peer = &rendezvous->peers[member ? 0 : 1];
     rendezvous->gather = 1;
     rendezvous->is_gathering = true;
-    dp_rendezvous_adopt(rendezvous, peer, wire);
+    dp_rendezvous_adopt(rendezvous, peer, d.wire);
     while (!peer->is_gone)
         dp_rendezvous_poll(rendezvous);
     /* It has said that it leaves, or it is known to be dead; a member may have heard other news. */

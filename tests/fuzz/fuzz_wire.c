@@ -8,9 +8,10 @@
  */
 #include "fuzz.h"
 
-#include "dial.h"
+#include "wire_dial.h"
 #include "wire/tcp_wire.h"
 
+static const uint8_t fuzz_cookie[DP_COOKIE_BYTES] = "fuzz";
 enum { SOCKETS = 4, RECEIVES = 4, ROOM = 1000, TRIES = 100 };
 
 static struct dp_wire_listener *listen_somewhere(int *port)
@@ -52,7 +53,7 @@ static void receive_all(struct dp_wire *wire)
     while (receives[RECEIVES - 1].status == DP_EAGAIN) {
         struct pollfd fd;
         if (wire->ops->arm(wire, &fd))
-            must(fuzz_poll(&fd, 10000)); /* what is there is never slept on */
+            must(dial_poll(&fd, 10000)); /* what is there is never slept on */
         wire->ops->progress(wire);
     }
     for (int i = 0; i < RECEIVES; i++) {
@@ -63,33 +64,34 @@ static void receive_all(struct dp_wire *wire)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    int port, fds[SOCKETS], other;
-    uint64_t label = 0, said[2];
-    struct dp_wire *wire = NULL;
+    struct dialer d = {.cookie = fuzz_cookie, .wanted = 99};
+    int fds[SOCKETS], other;
+    uint64_t said[2];
 
     if (size < 1 + sizeof(said))
         return 0;
-    struct dp_wire_listener *listener = listen_somewhere(&port);
+    d.listener = listen_somewhere(&d.port);
     const int count = data[0] % SOCKETS + 1;
     memcpy(said, data + 1, sizeof(said));
-    other = fuzz_dial(0, port, said[0], said[1]);
-    for (int i = 0; i < count; i++)
-        fds[i] = fuzz_dial(0, port, 99, (uint64_t)77 << 16 | (uint64_t)i << 8 | (uint64_t)count);
+    other = dial(&d, said[0], said[1]);
+    must(other >= 0);
+    for (int i = 0; i < count; i++) {
+        fds[i] = dial(&d, 99, (uint64_t)77 << 16 | (uint64_t)i << 8 | (uint64_t)count);
+        must(fds[i] >= 0);
+    }
     send_records(fds, count, data + 1 + sizeof(said), size - 1 - sizeof(said));
     for (int i = 0; i < count; i++)
         shutdown(fds[i], SHUT_WR);
     shutdown(other, SHUT_WR);
     /* The other hello may make a wire of its own, or be told to be the first socket of ours. */
-    for (int tries = 0; label != 99 && tries < TRIES; tries++)
-        if (!dp_wire_tcp.accept(listener, &label, &wire) && label != 99)
-            dp_wire_close(wire);
-    if (label == 99)
-        receive_all(wire);
-    if (label == 99)
-        dp_wire_close(wire);
+    for (int tries = 0; !d.wire && tries < TRIES; tries++)
+        dial_accept(&d);
+    if (d.wire)
+        receive_all(d.wire);
+    dp_wire_close(d.wire);
     close(other);
     for (int i = 0; i < count; i++)
         close(fds[i]);
-    dp_wire_tcp.unlisten(listener);
+    dp_wire_tcp.unlisten(d.listener);
     return 0;
 }

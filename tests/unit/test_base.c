@@ -3,6 +3,7 @@
 
 #include "base/array.h"
 #include "base/fail.h"
+#include "base/hmac.h"
 #include "base/json_scan.h"
 #include "base/nearest.h"
 #include "base/options.h"
@@ -315,6 +316,76 @@ static void random_numbers_do_not_depend_on_how_many_are_drawn_at_once(void **st
     assert_true(fabsf(mean) < 0.05f);
 }
 
+static void add_repeated(struct dp_hmac *hmac, const char *text, int times)
+{
+    for (int i = 0; i < times; i++)
+        dp_hmac_add(hmac, text, strlen(text));
+}
+
+/* Section 4 of RFC 4231; a message is its text so many times. */
+static void hmac_sha256_gives_the_values_of_rfc_4231(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key;
+        int key_len; /* above that of the text: its first byte, repeated */
+        const char *text;
+        int times;
+        const char *hex; /* or its first half, as in case 5 */
+    } cases[] = {
+        {"\x0b", 20, "Hi There", 1,
+         "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"},
+        {"Jefe", 4, "what do ya want for nothing?", 1,
+         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"},
+        {"\xaa", 20, "\xdd", 50,
+         "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"},
+        {"\x0c", 20, "Test With Truncation", 1, "a3b6167473100ee06e0c796c2955552b"},
+        {"\xaa", 131, "Test Using Larger Than Block-Size Key - Hash Key First", 1,
+         "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"},
+        {"\xaa", 131,
+         "This is a test using a larger than block-size key and a larger than block-size data. "
+         "The key needs to be hashed before being used by the HMAC algorithm.", 1,
+         "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint8_t key[131], out[DP_HMAC_BYTES];
+        struct dp_hmac hmac;
+        char hex[2 * DP_HMAC_BYTES + 1];
+
+        memset(key, cases[i].key[0], sizeof(key));
+        memcpy(key, cases[i].key, strlen(cases[i].key));
+        dp_hmac_begin(&hmac, key, (size_t)cases[i].key_len);
+        add_repeated(&hmac, cases[i].text, cases[i].times);
+        dp_hmac_end(&hmac, out);
+        for (int k = 0; k < DP_HMAC_BYTES; k++)
+            snprintf(hex + 2 * k, 3, "%02x", out[k]);
+        hex[strlen(cases[i].hex)] = 0;
+        assert_string_equal(hex, cases[i].hex);
+    }
+}
+
+/* Around the ends of blocks: at once, or byte by byte. */
+static void a_message_has_one_hmac_however_it_is_cut(void **state)
+{
+    (void)state;
+    uint8_t bytes[200] = {1}, whole[DP_HMAC_BYTES], cut[DP_HMAC_BYTES];
+    struct dp_hmac hmac;
+
+    for (size_t len = 0; len <= sizeof(bytes); len++) {
+        dp_hmac_begin(&hmac, "key", 3);
+        dp_hmac_add(&hmac, bytes, len);
+        dp_hmac_end(&hmac, whole);
+        dp_hmac_begin(&hmac, "key", 3);
+        for (size_t i = 0; i < len; i++)
+            dp_hmac_add(&hmac, bytes + i, 1);
+        dp_hmac_end(&hmac, cut);
+        assert_true(dp_hmac_is_equal(whole, cut));
+    }
+    whole[31] ^= 1;
+    assert_false(dp_hmac_is_equal(whole, cut));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -330,6 +401,8 @@ int main(void)
         cmocka_unit_test(bad_options_are_named_with_what_was_expected),
         cmocka_unit_test(all_options_are_listed_with_what_is_wrong_with_them),
         cmocka_unit_test(a_bad_log_level_is_warned_of_once),
+        cmocka_unit_test(hmac_sha256_gives_the_values_of_rfc_4231),
+        cmocka_unit_test(a_message_has_one_hmac_however_it_is_cut),
         cmocka_unit_test(philox_gives_the_published_numbers),
         cmocka_unit_test(random_numbers_do_not_depend_on_how_many_are_drawn_at_once),
     };

@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "wire/acceptor.h"
 #include "wire/tcp.h"
+#include "wire_dial.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -18,12 +19,9 @@
 
 static int connect_to(int port)
 {
-    const struct sockaddr_in place = {.sin_family = AF_INET,
-                                      .sin_port = htons((uint16_t)port),
-                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    const int fd = dial_port(0, port);
 
-    assert_int_equal(connect(fd, (const struct sockaddr *)&place, sizeof(place)), 0);
+    assert_true(fd >= 0);
     return fd;
 }
 
@@ -87,13 +85,13 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     want_files(3 * DP_ACCEPTOR_PENDING);
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
-    struct dp_hello hello = {
-        .magic = 0x44507731, .version = DP_HELLO_VERSION, .kind = DP_HELLO_TCP};
+    struct dp_hello hello = dial_hello(0, 0);
     struct {
         const void *bytes;
         size_t len;
     } says[] = {{"GET / HTTP/1.1\r\n\r\n", 18}, {"\0\0\0\0", 4}, {&hello, sizeof(hello)}};
     int port = listen_known(50 * DP_NS_PER_MS, &listener, &address);
+    hello.kind = DP_HELLO_SHM;
     int silent[DP_ACCEPTOR_PENDING + 8];
     struct dp_wire *a, *b = NULL;
     uint64_t label;
@@ -120,39 +118,161 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     dp_wire_tcp.unlisten(listener);
 }
 
-static bool gets_answer(struct dp_wire_listener *listener, const struct dp_hello *hello, int port,
-                        uint32_t *word)
-{
-    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
-    int fd = connect_to(port);
-    struct dp_wire *wire;
-    uint64_t label;
-    ssize_t n = -1;
+/* ---- proofs -------------------------------------------------------------------------------- */
 
-    assert_int_equal(send(fd, hello, sizeof(*hello), 0), sizeof(*hello));
-    while (n < 0 && dp_now_ns() < until) {
-        assert_int_equal(dp_wire_tcp.accept(listener, &label, &wire), DP_EAGAIN);
-        n = recv(fd, word, sizeof(*word), MSG_DONTWAIT);
+static struct dialer listen_for_dialers(void)
+{
+    struct dialer d = {.cookie = cookie, .wanted = 5};
+    struct dp_wire_address address;
+
+    d.port = listen_known(0, &d.listener, &address);
+    return d;
+}
+
+/* The hello of a peer, the acceptor's challenge, and what stands in place of the proof. */
+static int prove_with(struct dialer *d, const uint8_t proof[DP_HMAC_BYTES], struct dp_challenge *c)
+{
+    const struct dp_hello hello = dial_hello(5, 0);
+    const int fd = connect_to(d->port);
+
+    assert_true(dial_challenge(d, fd, &hello, c));
+    assert_int_equal(send(fd, proof ? proof : c->proof, DP_HMAC_BYTES, 0), DP_HMAC_BYTES);
+    return fd;
+}
+
+static void who_cannot_prove_the_cookie_is_shown_out(void **state)
+{
+    (void)state;
+    struct dialer d = listen_for_dialers(), other = d;
+    const struct dp_hello hello = dial_hello(5, 0);
+    struct dp_challenge first, second;
+    uint8_t proof[DP_HMAC_BYTES] = {0};
+    int fds[4];
+
+    other.cookie = (const uint8_t[DP_COOKIE_BYTES]){"another cookie"};
+    fds[0] = prove_with(&d, proof, &first);     /* anything */
+    fds[1] = prove_with(&d, NULL, &second);     /* the acceptor's own proof, sent back */
+    assert_memory_not_equal(first.nonce, second.nonce, sizeof(first.nonce));
+    fds[2] = dial(&other, 5, 0);
+    dp_hello_prove(DP_HELLO_CONNECTOR, cookie, &hello, first.nonce, proof);
+    fds[3] = prove_with(&d, proof, &second);    /* the right one of another connection */
+    for (int i = 0; i < 4; i++) {
+        assert_true(is_shown_out(d.listener, fds[i]));
+        close(fds[i]);
     }
-    close(fd);
-    return n == sizeof(*word);
+    fds[0] = dial(&d, 5, 0);
+    while (!d.wire)
+        dial_accept(&d);
+    dp_wire_close(d.wire);
+    close(fds[0]);
+    dp_wire_tcp.unlisten(d.listener);
+}
+
+/* All that is in the socket goes on to the other one, and is kept. */
+static void relay(int from, int to, char *seen, size_t *len)
+{
+    const ssize_t n = recv(from, seen + *len, 256, MSG_DONTWAIT);
+
+    if (n <= 0)
+        return;
+    assert_int_equal(send(to, seen + *len, (size_t)n, 0), n);
+    *len += (size_t)n;
+}
+
+static int listen_anywhere(union dp_sockaddr *place)
+{
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    socklen_t len = sizeof(*place);
+
+    *place = (union dp_sockaddr){
+        .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    assert_int_equal(bind(listener, &place->any, sizeof(place->v4)), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, &place->any, &len), 0);
+    return listener;
+}
+
+static void the_cookie_does_not_travel_and_an_address_is_hidden(void **state)
+{
+    (void)state;
+    const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
+    struct dialer d = listen_for_dialers();
+    struct dp_wire_address address, hidden;
+    union dp_sockaddr place;
+    const int listener = listen_anywhere(&place);
+    char seen[4096];
+    size_t len = 0;
+    struct dp_wire *a;
+
+    dp_wire_tcp_address(&place, cookie, &address);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &a), 0);
+    const int in = accept(listener, NULL, NULL), out = connect_to(d.port);
+    while (!a->connected || !d.wire) {
+        assert_true(dp_now_ns() < until_ns && len < 2048);
+        dp_wire_tcp.progress(a);
+        relay(in, out, seen, &len);
+        dial_accept(&d);
+        relay(out, in, seen, &len);
+    }
+    assert_true(len > 0);
+    for (size_t i = 0; i + 8 <= len; i++)
+        assert_memory_not_equal(seen + i, cookie, 8);
+    /* Both sides have the same key, and each direction its own. */
+    for (int by_connector = 0; by_connector < 2; by_connector++) {
+        hidden = address;
+        dp_wire_tcp_hide(by_connector ? a : d.wire, by_connector, &hidden);
+        assert_memory_not_equal(&hidden, &address, sizeof(address));
+        dp_wire_tcp_hide(by_connector ? d.wire : a, !by_connector, &hidden);
+        assert_memory_not_equal(&hidden, &address, sizeof(address));
+        dp_wire_tcp_hide(by_connector ? d.wire : a, !by_connector, &hidden);
+        dp_wire_tcp_hide(by_connector ? d.wire : a, by_connector, &hidden);
+        assert_memory_equal(&hidden, &address, sizeof(address));
+    }
+    dp_wire_close(a);
+    dp_wire_close(d.wire);
+    dp_wire_tcp.unlisten(d.listener);
+    close(in);
+    close(out);
+    close(listener);
+}
+
+/* Somebody at the place of the listener, with another cookie. */
+static void a_false_acceptor_is_left(void **state)
+{
+    (void)state;
+    struct dialer d = listen_for_dialers();
+    union dp_sockaddr place = {
+        .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    struct dp_wire_address address;
+    struct dp_wire *wire;
+
+    dp_sockaddr_set_port(&place, d.port);
+    dp_wire_tcp_address(&place, (const uint8_t[DP_COOKIE_BYTES]){"another cookie"}, &address);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &wire), 0);
+    while (!wire->error) {
+        dp_wire_tcp.progress(wire);
+        dial_accept(&d);
+    }
+    assert_int_equal(wire->error, DP_ECOMM);
+    assert_non_null(strstr(wire->why, "does not know the cookie of this address"));
+    assert_null(d.wire);
+    dp_wire_close(wire);
+    dp_wire_tcp.unlisten(d.listener);
 }
 
 static void a_peer_of_another_version_gets_our_version(void **state)
 {
     (void)state;
-    struct dp_wire_listener *listener;
-    struct dp_wire_address address;
-    struct dp_hello hello = {.magic = 0x44507731, .version = 2, .kind = DP_HELLO_TCP};
-    int port = listen_known(0, &listener, &address);
-    uint32_t word = 0;
+    struct dialer d = listen_for_dialers();
+    struct dp_hello hello = dial_hello(5, 0);
+    struct dp_challenge answer = {0};
+    const int fd = connect_to(d.port);
 
-    assert_false(
-        gets_answer(listener, &hello, port, &word)); /* without the cookie there is no answer */
-    memcpy(hello.cookie, cookie, sizeof(cookie));
-    assert_true(gets_answer(listener, &hello, port, &word));
-    assert_int_equal(word, 0x44507600 | DP_HELLO_VERSION);
-    dp_wire_tcp.unlisten(listener);
+    hello.version = 2;
+    assert_false(dial_challenge(&d, fd, &hello, &answer));
+    assert_int_equal(answer.magic, 0x44507600 | DP_HELLO_VERSION);
+    close(fd);
+    dp_wire_tcp.unlisten(d.listener);
 }
 
 /* The other side of it: an acceptor that answers with a later version. */
@@ -160,17 +280,12 @@ static void an_acceptor_of_another_version_is_named(void **state)
 {
     (void)state;
     const uint32_t word = 0x44507600 | 9;
-    union dp_sockaddr place = {
-        .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof(place);
+    union dp_sockaddr place;
     struct dp_wire_address address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), pending;
+    int listener = listen_anywhere(&place), pending;
     struct dp_wire *wire;
     char text[80];
 
-    assert_int_equal(bind(listener, &place.any, sizeof(place.v4)), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(getsockname(listener, &place.any, &len), 0);
     dp_wire_tcp_address(&place, cookie, &address);
     assert_int_equal(dp_wire_tcp.connect(&address, 5, &wire), 0);
     pending = accept(listener, NULL, NULL);
@@ -189,21 +304,15 @@ static void an_acceptor_of_another_version_is_named(void **state)
 static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state)
 {
     (void)state;
-    struct dp_wire_listener *listener;
-    struct dp_wire_address address;
-    struct dp_hello hello = {
-        .magic = 0x44507731, .version = DP_HELLO_VERSION, .kind = DP_HELLO_TCP, .label = 3};
-    int port = listen_known(0, &listener, &address), fd = connect_to(port);
+    struct dialer d = listen_for_dialers();
     struct dp_wire *wire;
     struct dp_wire_request receive;
-    uint64_t label;
     char buf[8];
+    const int fd = dial(&d, 5, 0);
 
-    memcpy(hello.cookie, cookie, sizeof(cookie));
-    assert_int_equal(send(fd, &hello, sizeof(hello), 0), sizeof(hello));
-    while (dp_wire_tcp.accept(listener, &label, &wire) == DP_EAGAIN)
-        ;
-    assert_int_equal(label, 3);
+    while (!d.wire)
+        dial_accept(&d);
+    wire = d.wire;
     assert_int_equal(send(fd, "what I always wanted to say", 27, 0), 27);
     dp_wire_irecv(wire, buf, sizeof(buf), &receive);
     while (receive.status == DP_EAGAIN)
@@ -212,7 +321,7 @@ static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state
     assert_string_equal(wire->why, "what arrived is no message");
     close(fd);
     dp_wire_close(wire);
-    dp_wire_tcp.unlisten(listener);
+    dp_wire_tcp.unlisten(d.listener);
 }
 
 static void a_port_in_use_and_a_bad_interface_are_named(void **state)
@@ -331,7 +440,7 @@ static void a_listener_that_needs_files_fails_while_there_are_too_few(void **sta
     need_files(&dp_wire_shm);
 }
 
-/* One file more than the connection itself would be the shared memory of the peer. */
+/* The connection is there; one file more would be the shared memory of the peer. */
 static void shared_memory_waits_until_there_is_a_file_for_it(void **state)
 {
     const struct dp_wire_config config = {.needs_files = true};
@@ -343,11 +452,9 @@ static void shared_memory_waits_until_there_is_a_file_for_it(void **state)
     (void)state;
     assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
     assert_int_equal(dp_wire_shm.connect(&address, 5, &a), 0);
+    assert_int_equal(dp_wire_shm.accept(listener, &label, &b), DP_EAGAIN); /* challenges */
+    dp_wire_shm.progress(a);
     const struct rlimit before = allow_no_more_files();
-    struct rlimit next;
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &next), 0);
-    next.rlim_cur++;
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &next), 0);
     assert_int_equal(dp_wire_shm.accept(listener, &label, &b), DP_EIO);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     while (dp_wire_shm.accept(listener, &label, &b) == DP_EAGAIN)
@@ -390,6 +497,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
+        cmocka_unit_test(who_cannot_prove_the_cookie_is_shown_out),
+        cmocka_unit_test(the_cookie_does_not_travel_and_an_address_is_hidden),
+        cmocka_unit_test(a_false_acceptor_is_left),
         cmocka_unit_test(a_peer_of_another_version_gets_our_version),
         cmocka_unit_test(an_acceptor_of_another_version_is_named),
         cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),

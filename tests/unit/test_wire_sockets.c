@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "scratch.h"
+#include "wire_dial.h"
 #include "wire/tcp_wire.h"
 
 #include <arpa/inet.h>
@@ -381,43 +382,28 @@ static void a_wait_that_cannot_watch_all_sockets_does_not_sleep(void **state)
 
 static const uint8_t cookie[DP_COOKIE_BYTES] = "a known cookie";
 
-static struct dp_wire_listener *listen_known(int64_t handshake_timeout_ns, int *port)
+static struct dialer listen_known(int64_t handshake_timeout_ns)
 {
+    struct dialer d = {.cookie = cookie};
     struct dp_wire_config config = {.interface = "127.0.0.1",
                                     .handshake_timeout_ns = handshake_timeout_ns};
-    struct dp_wire_listener *listener;
     struct dp_wire_address address;
     struct dp_tcp_address a;
 
     memcpy(config.cookie, cookie, sizeof(cookie));
-    assert_int_equal(dp_wire_tcp.listen(&config, &listener, &address), 0);
+    assert_int_equal(dp_wire_tcp.listen(&config, &d.listener, &address), 0);
     memcpy(&a, &address, sizeof(a));
-    *port = a.port;
-    return listener;
-}
-
-static int dial(int port)
-{
-    const struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
-                                      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_int_equal(connect(fd, (const struct sockaddr *)&place, sizeof(place)), 0);
-    return fd;
+    d.port = a.port;
+    return d;
 }
 
 /* Socket `index` of `count` of the wire `token`. */
-static int send_hello(int port, uint64_t token, uint64_t index, uint64_t count, uint64_t label)
+static int send_hello(struct dialer *d, uint64_t token, uint64_t index, uint64_t count,
+                      uint64_t label)
 {
-    struct dp_hello hello = {.magic = 0x44507731,
-                             .version = DP_HELLO_VERSION,
-                             .kind = DP_HELLO_TCP,
-                             .label = label,
-                             .extra = token << 16 | index << 8 | count};
-    int fd = dial(port);
+    const int fd = dial(d, label, token << 16 | index << 8 | count);
 
-    memcpy(hello.cookie, cookie, sizeof(cookie));
-    assert_int_equal(send(fd, &hello, sizeof(hello), 0), sizeof(hello));
+    assert_true(fd >= 0);
     return fd;
 }
 
@@ -447,9 +433,9 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
 {
     (void)state;
     const int files = count_files();
-    int port;
-    struct dp_wire_listener *listener = listen_known(50 * DP_NS_PER_MS, &port);
-    int first = send_hello(port, 1, 0, 3, 0), second = send_hello(port, 1, 2, 3, 0);
+    struct dialer d = listen_known(50 * DP_NS_PER_MS);
+    struct dp_wire_listener *listener = d.listener;
+    int first = send_hello(&d, 1, 0, 3, 0), second = send_hello(&d, 1, 2, 3, 0);
 
     assert_true(is_shown_out(listener, first));
     assert_true(is_shown_out(listener, second));
@@ -459,8 +445,9 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
     close(second);
 
     /* And one that is still there when no listener is left. */
-    listener = listen_known(0, &port);
-    first = send_hello(port, 1, 0, 3, 0);
+    d = listen_known(0);
+    listener = d.listener;
+    first = send_hello(&d, 1, 0, 3, 0);
     while (!listener->incomplete)
         accept_none(listener);
     dp_wire_tcp.unlisten(listener);
@@ -471,19 +458,17 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
 static void a_connection_without_a_cookie_is_no_socket_of_a_wire(void **state)
 {
     (void)state;
-    int port;
-    struct dp_wire_listener *listener = listen_known(0, &port);
-    struct dp_hello hello = {.magic = 0x44507731,
-                             .version = DP_HELLO_VERSION,
-                             .kind = DP_HELLO_TCP,
-                             .extra = 9 << 16 | 1 << 8 | 2};
-    int first = send_hello(port, 9, 0, 2, 5), thief = dial(port), second;
+    struct dialer d = listen_known(0);
+    struct dp_wire_listener *listener = d.listener;
+    struct dialer stranger = d;
+    int first = send_hello(&d, 9, 0, 2, 5), thief, second;
     struct dp_wire *wire = NULL;
     uint64_t label;
 
-    assert_int_equal(send(thief, &hello, sizeof(hello), 0), sizeof(hello));
+    stranger.cookie = (const uint8_t[DP_COOKIE_BYTES]){"another cookie"};
+    thief = send_hello(&stranger, 9, 1, 2, 5);
     assert_true(is_shown_out(listener, thief));
-    second = send_hello(port, 9, 1, 2, 5);
+    second = send_hello(&d, 9, 1, 2, 5);
     while (!wire)
         dp_wire_tcp.accept(listener, &label, &wire);
     assert_int_equal(label, 5);
@@ -502,20 +487,20 @@ static void a_socket_that_fits_into_no_wire_is_shown_out(void **state)
         uint64_t token, index, count, label;
     } odd[] = {{4, 2, 2, 0}, {4, 0, 17, 0}, {4, 255, 255, 0}, {4, 0, 2, 0} /* again */,
                {4, 1, 3, 0} /* now three */, {4, 1, 2, 1} /* another label */};
-    int port;
-    struct dp_wire_listener *listener = listen_known(0, &port);
-    int first = send_hello(port, 4, 0, 2, 0), second;
+    struct dialer d = listen_known(0);
+    struct dp_wire_listener *listener = d.listener;
+    int first = send_hello(&d, 4, 0, 2, 0), second;
     struct dp_wire *wire = NULL;
     uint64_t label;
 
     while (!listener->incomplete)
         accept_none(listener);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        int fd = send_hello(port, odd[i].token, odd[i].index, odd[i].count, odd[i].label);
+        int fd = send_hello(&d, odd[i].token, odd[i].index, odd[i].count, odd[i].label);
         assert_true(is_shown_out(listener, fd));
         close(fd);
     }
-    second = send_hello(port, 4, 1, 2, 0);
+    second = send_hello(&d, 4, 1, 2, 0);
     while (!wire)
         dp_wire_tcp.accept(listener, &label, &wire);
     dp_wire_close(wire);
@@ -539,14 +524,15 @@ static void expect_nonsense(const struct said *says, int count)
 {
     static const char zeros[LEN];
     static char in[LEN];
-    int port, fds[2];
-    struct dp_wire_listener *listener = listen_known(0, &port);
+    int fds[2];
+    struct dialer d = listen_known(0);
+    struct dp_wire_listener *listener = d.listener;
     struct dp_wire *wire = NULL;
     struct dp_wire_request receives[3];
     uint64_t label;
 
     for (int i = 0; i < 2; i++)
-        fds[i] = send_hello(port, 1, (uint64_t)i, 2, 0);
+        fds[i] = send_hello(&d, 1, (uint64_t)i, 2, 0);
     while (!wire)
         dp_wire_tcp.accept(listener, &label, &wire);
     for (int i = 0; i < 3; i++)
