@@ -293,7 +293,8 @@ void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *
     ssize_t count = dpn_ibv.query_gid_table(port->hca->context, table, ENTRIES, 0,
                                             sizeof(table[0]));
 
-    dpn_gids_choose(table, count > 0 ? (int)count : 0, port->number, options, out);
+    count = count > 0 ? dpn_gids_of_this_namespace(table, (int)count) : 0;
+    dpn_gids_choose(table, (int)count, port->number, options, out);
 }
 
 void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu)

@@ -2,6 +2,8 @@
 #include "nccl-plugin/verbs/gid.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,6 +105,47 @@ void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
         }
         add(out, &gid, options);
     }
+}
+
+/* ---- network namespaces ---------------------------------------------------------------------- */
+
+static bool is_address(const struct sockaddr *at, const union ibv_gid *gid)
+{
+    if (at && at->sa_family == AF_INET6)
+        return !memcmp(&((const struct sockaddr_in6 *)(const void *)at)->sin6_addr, gid, 16);
+    return at && at->sa_family == AF_INET &&
+           IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw) &&
+           !memcmp(&((const struct sockaddr_in *)(const void *)at)->sin_addr, &gid->raw[12], 4);
+}
+
+/* An index alone proves nothing: namespaces number their interfaces on their own. */
+static bool is_here(const struct ibv_gid_entry *entry, const struct ifaddrs *all)
+{
+    const struct dpn_gid gid = {.raw = entry->gid};
+    char name[IF_NAMESIZE];
+    bool found = false;
+
+    if (!entry->ndev_ifindex || entry->gid_type == IBV_GID_TYPE_IB)
+        return true;
+    if (is_link_local(&gid))
+        return if_indextoname(entry->ndev_ifindex, name);
+    for (; all && !found; all = all->ifa_next)
+        found = is_address(all->ifa_addr, &entry->gid);
+    return found;
+}
+
+int dpn_gids_of_this_namespace(struct ibv_gid_entry *table, int count)
+{
+    struct ifaddrs *all;
+    int kept = 0;
+
+    if (getifaddrs(&all))
+        return count;
+    for (int i = 0; i < count; i++)
+        if (is_here(&table[i], all))
+            table[kept++] = table[i];
+    freeifaddrs(all);
+    return kept;
 }
 
 /* ---- a pair of ports ------------------------------------------------------------------------- */

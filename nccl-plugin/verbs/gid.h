@@ -43,6 +43,11 @@ struct dpn_gids {
 void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
                      const struct dpn_verbs_options *options, struct dpn_gids *out);
 
+/* Take out the GIDs of other network namespaces' interfaces: the kernel lists those of all, and
+ * traffic from them is refused or never answered. Returns how many stay: those without an interface,
+ * those whose address an interface here has, and link-local ones whose interface is here. */
+int dpn_gids_of_this_namespace(struct ibv_gid_entry *table, int count);
+
 /* The best pair. false: no GID of one side reaches one of the other. */
 bool dpn_gids_match(const struct dpn_gids *ours, const struct dpn_gids *theirs,
                     const struct dpn_verbs_options *options, struct dpn_gid *our,

@@ -239,6 +239,37 @@ static void holes_are_left_out_and_the_best_of_many_stay(void **state)
         assert_int_not_equal(g.list[i].index, 0);
 }
 
+/* The address of the loopback is here; 203.0.113.77 is kept for documents, and nowhere. */
+static void gids_of_other_network_namespaces_are_left_out(void **state)
+{
+    (void)state;
+    static const struct {
+        struct line line;
+        uint32_t ifindex;
+        bool stays;
+    } cases[] = {
+        {{0, V2, "127.0.0.1"}, 1, true},     {{1, V2, "203.0.113.77"}, 1, false},
+        {{2, V2, "127.0.0.1"}, 7777, true},  {{3, V2, "203.0.113.77"}, 0, true},
+        {{4, V2, "fe80::1"}, 1, true},       {{5, V2, "fe80::1"}, 7777777, false},
+        {{6, V2, "2001:db8::77"}, 1, false}, {{7, IBV_GID_TYPE_IB, "2001:db8::77"}, 1, true},
+    };
+    enum { COUNT = sizeof(cases) / sizeof(cases[0]) };
+    struct ibv_gid_entry table[COUNT];
+    int kept = 0;
+
+    for (int i = 0; i < COUNT; i++) {
+        table[i] = entry(&cases[i].line);
+        table[i].ndev_ifindex = cases[i].ifindex;
+    }
+    const int count = dpn_gids_of_this_namespace(table, COUNT);
+    for (int i = 0; i < COUNT; i++)
+        if (cases[i].stays) {
+            assert_true(kept < count);
+            assert_int_equal(table[kept++].gid_index, i);
+        }
+    assert_int_equal(kept, count);
+}
+
 static void a_gid_is_printed_with_index_and_kind(void **state)
 {
     const struct dpn_verbs_options o = defaults();
@@ -287,6 +318,7 @@ int main(void)
         cmocka_unit_test(a_gid_that_routers_know_stands_for_the_port),
         cmocka_unit_test(what_cannot_talk_is_not_joined),
         cmocka_unit_test(holes_are_left_out_and_the_best_of_many_stay),
+        cmocka_unit_test(gids_of_other_network_namespaces_are_left_out),
         cmocka_unit_test(a_gid_is_printed_with_index_and_kind),
         cmocka_unit_test(connections_for_send_and_receive_are_the_pipelines),
         cmocka_unit_test(a_kinds_class_goes_before_the_operators_and_the_communicators),

@@ -169,7 +169,7 @@ static bool read_entry(struct reader *r, char *const *words)
     const bool is_ib = r->port->link_layer == IBV_LINK_LAYER_INFINIBAND;
     struct fv_gid g = {.used = true,
                        .vlan = (int)number(words, "vlan", 0),
-                       .ifindex = (int)number(words, "ifindex", 1)};
+                       .ifindex = (int)number(words, "ifindex", 0)};
     if (at >= FV_GIDS || !read_gid(words[2], &g.gid))
         return false;
     if (!type)
