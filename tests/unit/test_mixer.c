@@ -901,6 +901,10 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
             w.parameters[0].name = "q";
         if (dp_comm_rank(comm) == 1 && which == 14)
             config.compat = true;
+        if (dp_comm_rank(comm) == 1 && which == 15)
+            config.count--;
+        if (dp_comm_rank(comm) == 1 && which == 16)
+            w.shape[4][0] = ELEMENTS - 1;
     }
     int err = dp_mixer_new(&config, &w.mixer);
     CHECK(err == right || (which < 13 && which > 0 && err == DP_EABORTED));
@@ -912,7 +916,7 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
 static void configs_that_are_not_sound_are_refused_by_all(void **state)
 {
     (void)state;
-    for (int which = 0; which <= 14; which++)
+    for (int which = 0; which <= 16; which++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse_configs, &which))
             fail_msg("case %d", which);
 }
