@@ -324,7 +324,7 @@ static void go_on_alone(const struct launch *l, int rank)
             why.text);
 }
 
-/* Nobody is left to admit those that wait. */
+/* No rank is left to admit those that wait. */
 static void end_waiting(struct launch *l)
 {
     if (l->alive > 0 && l->alive == count_waiting())

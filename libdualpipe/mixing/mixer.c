@@ -363,11 +363,6 @@ int dp_mixer_rate(const struct dp_mixer *m, double *out)
     return 0;
 }
 
-double dp_mixer_loss_scale(const struct dp_mixer *m)
-{
-    return m->config.loss_scale ? m->loss_scale.scale : 1;
-}
-
 struct dp_comm *dp_mixer_comm(const struct dp_mixer *m)
 {
     return m->config.comm;

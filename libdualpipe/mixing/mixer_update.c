@@ -182,6 +182,11 @@ static int sum_squares(struct dp_mixer *m, struct dp_mixer_bucket *b, double *su
     return err;
 }
 
+double dp_mixer_loss_scale(const struct dp_mixer *m)
+{
+    return m->config.loss_scale ? m->loss_scale.scale : 1;
+}
+
 /* What gradients of this sum of squares, loss scale included, are multiplied with. */
 static double scale_of(const struct dp_mixer *m, double squares)
 {
