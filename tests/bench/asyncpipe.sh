@@ -2,14 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # asyncpipe.sh [BUILD [RANKS [MICROBATCHES [FORWARD_MS [BACKWARD_MS [TURNS]]]]]] - steps of the schedule
-# async, by the list and by messages, beside fairscale's AsyncPipe ($PYTHON with torch and fairscale) on
-# the same model: layers that sleep in forward and backward and pass 64 KiB on. By turns; the best of the
+# async, by the list and by messages, beside fairscale's AsyncPipe ($PYTHON with torch and fairscale; if it
+# has not got them, a virtual environment in BUILD/peers, where pip installs them once) on the same model: layers that sleep in forward and backward and pass 64 KiB on. By turns; the best of the
 # medians of each, and the critical path of the step, (M + P - 1) (F + B), messages free.
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 build=$(cd "$top/${1:-build}" && pwd) ranks=${2:-4} microbatches=${3:-8}
 forward=${4:-2} backward=${5:-4} turns=${6:-3}
 python=${PYTHON:-python3}
+if ! "$python" -c 'import torch, fairscale' 2>/dev/null; then
+    [ -x "$build/peers/bin/python" ] || python3 -m venv "$build/peers"
+    python=$build/peers/bin/python
+    "$python" -c 'import torch, fairscale' 2>/dev/null ||
+        "$python" -m pip --disable-pip-version-check install --quiet torch numpy fairscale setuptools
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

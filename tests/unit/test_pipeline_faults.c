@@ -5,8 +5,11 @@
  */
 #include "cmocka_all.h"
 
+#include "comm/comm_ops.h"
 #include "comm_group.h"
 #include "pipeline_job.h"
+
+#include <dualpipe/random.h>
 
 #include <sched.h>
 #include <signal.h>
@@ -25,6 +28,8 @@ enum manner { FAIL, DIE, STALL };
 struct fault {
     enum manner manner;
     int every;              /* try each n-th callback */
+    bool at_messages;       /* at posts of messages instead of callbacks */
+    int culprit;
     atomic_int calls[RANKS]; /* callbacks of a step */
     atomic_int done;        /* ranks whose step has returned */
 };
@@ -38,11 +43,8 @@ struct fault_job {
 static _Thread_local int calls_left, calls_made;
 static _Thread_local struct fault *the_fault;
 
-static int count_down(void *user, const struct dp_stage_call *call, const char *what)
+static int count_down_one(void)
 {
-    (void)user;
-    (void)call;
-    (void)what;
     calls_made++;
     if (calls_left < 0 || calls_left-- > 0)
         return 0;
@@ -51,6 +53,80 @@ static int count_down(void *user, const struct dp_stage_call *call, const char *
     while (the_fault->manner == STALL && atomic_load(&the_fault->done) < RANKS - 1)
         sched_yield();
     return the_fault->manner == FAIL ? dp_callback_error(FAILURE, "out of %s", "luck") : 0;
+}
+
+static int count_down(void *user, const struct dp_stage_call *call, const char *what)
+{
+    (void)user;
+    (void)call;
+    (void)what;
+    return the_fault->at_messages ? 0 : count_down_one();
+}
+
+/* A rank's communicator, which counts each message that is posted before it is. */
+static _Thread_local const struct dp_comm_ops *real_ops;
+static _Thread_local struct dp_comm_ops counted_ops;
+
+static int counted_send(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+                        size_t len, struct dp_request *req)
+{
+    (void)count_down_one();
+    return real_ops->isend(comm, peer, lane, tag, buf, len, req);
+}
+
+static int counted_receive(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf,
+                           size_t len, struct dp_request *req)
+{
+    (void)count_down_one();
+    return real_ops->irecv(comm, peer, lane, tag, buf, len, req);
+}
+
+static int counted_receive_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+                               struct dp_request *req)
+{
+    (void)count_down_one();
+    return real_ops->irecv_any(comm, peer, lane, buf, room, req);
+}
+
+static void count_messages(struct dp_comm *comm)
+{
+    real_ops = comm->ops;
+    counted_ops = *real_ops;
+    counted_ops.isend = counted_send;
+    counted_ops.irecv = counted_receive;
+    counted_ops.irecv_any = counted_receive_any;
+    comm->ops = &counted_ops;
+}
+
+/* From here on; all ranks have opened their pipeline, whatever comes. */
+static void arm(struct dp_comm *comm, const struct fault *fault)
+{
+    (void)dp_comm_barrier(comm);
+    real_ops = comm->ops;
+    if (dp_comm_rank(comm) != fault->culprit)
+        return;
+    calls_left = fault->every;
+    if (fault->at_messages)
+        count_messages(comm);
+}
+
+/* How many messages of a step this rank posts, for all ranks to know. */
+static int measure_messages(struct dp_comm *comm, void *arg)
+{
+    struct fault_job *f = arg;
+    struct job_rank r;
+
+    the_fault = f->fault;
+    calls_left = -1;
+    CHECK(!job_rank_open(&r, &f->job, comm));
+    count_messages(comm);
+    calls_made = 0;
+    const int err = job_rank_step(&r);
+    atomic_store(&f->fault->calls[dp_comm_rank(comm)], calls_made);
+    comm->ops = real_ops;
+    CHECK(!err);
+    job_rank_close(&r);
+    return 0;
 }
 
 static int expect_culprit(struct dp_comm *comm, int culprit, int error)
@@ -184,11 +260,12 @@ static int die_once(struct dp_comm *comm, void *arg)
 {
     struct fault_job *f = arg;
     struct job_rank r;
-    int culprit = 2;
+    const int culprit = f->fault->culprit;
 
     the_fault = f->fault;
-    calls_left = dp_comm_rank(comm) == culprit ? f->fault->every : -1;
+    calls_left = -1;
     CHECK(!job_rank_open(&r, &f->job, comm));
+    arm(comm, f->fault);
     int err = step_and_meet(comm, &r);
     CHECK(err == DP_EABORTED || err == DP_ECOMM);
     CHECK(!expect_culprit(comm, culprit, DP_ECOMM));
@@ -196,7 +273,9 @@ static int die_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void expect_death(const struct comm_kind *kind, enum dp_execution execution, int at)
+/* at: the callback, or the message with at_messages. */
+static void expect_death(const struct comm_kind *kind, enum dp_execution execution, int culprit,
+                         int at, bool at_messages)
 {
     struct job_result result;
     struct fault_job f;
@@ -204,8 +283,11 @@ static void expect_death(const struct comm_kind *kind, enum dp_execution executi
 
     fault_job_init(&f, &result, DIE, execution);
     f.fault->every = at;
-    assert_int_equal(kind->run(kind, RANKS, deadline_ns, die_once, &f, &killed), 1);
-    assert_int_equal(killed, 1);
+    f.fault->culprit = culprit;
+    f.fault->at_messages = at_messages;
+    if (kind->run(kind, RANKS, deadline_ns, die_once, &f, &killed) != 1 || killed != 1)
+        fail_msg("%s, %s: %d killed, rank %d at %s %d", kind->name, dp_execution_name(execution),
+                 killed, culprit, at_messages ? "message" : "callback", at);
     fault_job_fini(&f);
 }
 
@@ -218,7 +300,52 @@ static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int at = 0; at < 22 && kind->processes; at += every)
             for (int i = at < 15 ? 0 : 1; i < EXECUTIONS; i++)
-                expect_death(kind, executions[i], at);
+                expect_death(kind, executions[i], 2, at, false);
+}
+
+/* Faults at every message of a step: a seeded sample of `wanted` of them, all with DP_TEST_FULL. */
+static bool is_drawn(const int messages[RANKS], int wanted)
+{
+    static uint64_t drawn;
+    float u;
+    int all = 0;
+
+    for (int rank = 0; rank < RANKS; rank++)
+        all += messages[rank];
+    dp_random_uniform(dp_random_key(13, 0, 0, 0), drawn++, &u, 1);
+    return getenv("DP_TEST_FULL") || u * (float)all < (float)wanted;
+}
+
+static void count_all_messages(const struct comm_kind *kind, enum dp_execution execution,
+                               int messages[RANKS])
+{
+    struct job_result result;
+    struct fault_job f;
+    int killed;
+
+    fault_job_init(&f, &result, FAIL, execution);
+    f.fault->at_messages = true;
+    assert_int_equal(kind->run(kind, RANKS, deadline_ns, measure_messages, &f, &killed), 0);
+    for (int rank = 0; rank < RANKS; rank++) {
+        messages[rank] = atomic_load(&f.fault->calls[rank]);
+        assert_true(messages[rank] >= MICROBATCHES);
+    }
+    fault_job_fini(&f);
+}
+
+static void a_rank_that_dies_at_any_message_ends_the_step_of_the_others(void **state)
+{
+    int messages[RANKS];
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int i = 0; i < EXECUTIONS && kind->processes; i++) {
+            count_all_messages(kind, executions[i], messages);
+            for (int culprit = 0; culprit < RANKS; culprit++)
+                for (int at = 0; at < messages[culprit]; at++)
+                    if (is_drawn(messages, 4))
+                        expect_death(kind, executions[i], culprit, at, true);
+        }
 }
 
 /* ---- stall ---------------------------------------------------------------------------------- */
@@ -226,16 +353,20 @@ static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
 static int stall_once(struct dp_comm *comm, void *arg)
 {
     struct fault_job *f = arg;
+    struct dp_abort why;
     struct job_rank r;
-    int culprit = 1;
+    const int culprit = f->fault->culprit;
 
     the_fault = f->fault;
-    calls_left = dp_comm_rank(comm) == culprit ? f->fault->every : -1;
+    calls_left = -1;
     CHECK(!job_rank_open(&r, &f->job, comm));
+    arm(comm, f->fault);
     int err = step_and_meet(comm, &r);
+    comm->ops = real_ops;
     atomic_fetch_add(&f->fault->done, 1);
     CHECK(err == DP_EABORTED || (err == DP_ETIMEDOUT && dp_comm_rank(comm) != culprit));
-    CHECK(!expect_culprit(comm, culprit, DP_ETIMEDOUT));
+    CHECK(dp_comm_aborted(comm, &why) && why.error == DP_ETIMEDOUT);
+    CHECK(f->fault->at_messages || why.rank == culprit);
     CHECK(!dp_comm_reset(comm));
     dp_pipeline_seek(r.pipe, 1);
     CHECK(!job_rank_step(&r));
@@ -243,7 +374,8 @@ static int stall_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void expect_stall(const struct comm_kind *kind, enum dp_execution execution, int at)
+static void expect_stall(const struct comm_kind *kind, enum dp_execution execution, int culprit,
+                         int at, bool at_messages)
 {
     struct job_result result;
     struct fault_job f;
@@ -251,7 +383,11 @@ static void expect_stall(const struct comm_kind *kind, enum dp_execution executi
 
     fault_job_init(&f, &result, STALL, execution);
     f.fault->every = at;
-    assert_int_equal(kind->run(kind, RANKS, short_deadline_ns, stall_once, &f, &killed), 0);
+    f.fault->culprit = culprit;
+    f.fault->at_messages = at_messages;
+    if (kind->run(kind, RANKS, short_deadline_ns, stall_once, &f, &killed))
+        fail_msg("%s, %s: rank %d at %s %d", kind->name, dp_execution_name(execution), culprit,
+                 at_messages ? "message" : "callback", at);
     assert_true(job_result_is_sequential(&f.job, 1));
     fault_job_fini(&f);
 }
@@ -262,11 +398,28 @@ static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
 {
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
-        expect_stall(kind, DP_EXECUTE_LIST, 9);
-        expect_stall(kind, DP_EXECUTE_MESSAGES, 9);
+        expect_stall(kind, DP_EXECUTE_LIST, 1, 9, false);
+        expect_stall(kind, DP_EXECUTE_MESSAGES, 1, 9, false);
         for (int at = 0; at < 21 && getenv("DP_TEST_FULL"); at++)
-            expect_stall(kind, DP_EXECUTE_MESSAGES, at);
+            expect_stall(kind, DP_EXECUTE_MESSAGES, 1, at, false);
     }
+}
+
+/* Each takes the deadline. The record need not name it: a rank that stops right after a wait, before
+ * it computes, is still taken for one that waits. */
+static void a_rank_that_stalls_at_any_message_ends_the_step_of_all(void **state)
+{
+    int messages[RANKS];
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (int i = 0; i < EXECUTIONS; i++) {
+            count_all_messages(kind, executions[i], messages);
+            for (int culprit = 0; culprit < RANKS; culprit++)
+                for (int at = 0; at < messages[culprit]; at++)
+                    if (is_drawn(messages, 1))
+                        expect_stall(kind, executions[i], culprit, at, true);
+        }
 }
 
 /* ---- callbacks that break their contract ----------------------------------------------------- */
@@ -452,7 +605,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right),
         cmocka_unit_test(a_rank_that_dies_ends_the_step_of_the_others),
+        cmocka_unit_test(a_rank_that_dies_at_any_message_ends_the_step_of_the_others),
         cmocka_unit_test(a_rank_that_stalls_is_named_by_all_that_wait),
+        cmocka_unit_test(a_rank_that_stalls_at_any_message_ends_the_step_of_all),
         cmocka_unit_test(a_callback_that_breaks_its_contract_is_named),
         cmocka_unit_test(a_missing_gradient_counts_as_zeros),
     };
