@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # asyncpipe.sh [BUILD [RANKS [MICROBATCHES [FORWARD_MS [BACKWARD_MS [TURNS]]]]]] - steps of the schedule
-# async, by the list and by messages, beside fairscale's AsyncPipe ($PYTHON with torch and fairscale; if it
-# has not got them, a virtual environment in BUILD/peers, where pip installs them once) on the same model: layers that sleep in forward and backward and pass 64 KiB on. By turns; the best of the
-# medians of each, and the critical path of the step, (M + P - 1) (F + B), messages free.
+# async, by the list and by messages, beside fairscale's AsyncPipe on the same model: layers that sleep in
+# forward and backward and pass 64 KiB on. By turns; the best of the medians of each, and the critical path of
+# the step, (M + P - 1) (F + B), messages free. If $PYTHON has no torch or fairscale, pip installs them once
+# in a virtual environment, BUILD/peers.
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 build=$(cd "$top/${1:-build}" && pwd) ranks=${2:-4} microbatches=${3:-8}
