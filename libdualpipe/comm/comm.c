@@ -580,6 +580,12 @@ int dp_comm_poll(struct dp_comm *comm)
     return err ? interrupt(world, err) : 0;
 }
 
+void dp_comm_note(struct dp_comm *comm, uint64_t doing)
+{
+    if (comm && comm->world->doing)
+        atomic_store_explicit(comm->world->doing, doing, memory_order_relaxed);
+}
+
 void dp_comm_set_poll(struct dp_comm *comm, int (*poll)(void *user), void *user)
 {
     comm->world->poll = poll;

@@ -9,6 +9,7 @@
 #define DP_COMM_COMM_OPS_H
 
 #include <dualpipe/comm.h>
+#include <stdatomic.h>
 
 struct dp_wire_loan;
 
@@ -121,6 +122,9 @@ struct dp_comm {
     int64_t wait_began_ns;    /* of the wait whose peer is handed to progress */
     int (*poll)(void *user);  /* see dp_comm_set_poll */
     void *poll_user;
+    _Atomic uint64_t *doing; /* see dp_comm_note; where it is kept. NULL: nowhere */
+    _Atomic uint64_t own_doing;
+    int64_t tell_doing_ns; /* between processes, the least time between two messages about it */
 };
 
 static inline int dp_comm_world_rank(const struct dp_comm *comm, int rank)

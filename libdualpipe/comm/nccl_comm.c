@@ -541,7 +541,8 @@ int dp_comm_nccl_open(struct dp_comm *host, const struct dp_nccl_config *config,
                                .users = 1,
                                .contexts = 1,
                                .deadline_ns = host->deadline_ns,
-                               .spin_ns = host->spin_ns};
+                               .spin_ns = host->spin_ns,
+                               .doing = host->world->doing};
     c->given = host;
     int err = open_links(c, config);
     if (!err) {

@@ -45,13 +45,14 @@ struct dp_rendezvous_message dp_rendezvous_record(const struct dp_rendezvous *rv
     struct dp_rendezvous_message m = {
         .kind = kind, .count = rv->epoch, .rank = why->rank, .value = why->error};
 
+    m.doing = why->doing;
     memcpy(m.text, why->text, sizeof(m.text));
     return m;
 }
 
 static struct dp_abort message_record(const struct dp_rendezvous_message *m)
 {
-    struct dp_abort why = {.rank = m->rank, .error = m->value};
+    struct dp_abort why = {.rank = m->rank, .error = m->value, .doing = m->doing};
 
     memcpy(why.text, m->text, sizeof(why.text));
     why.text[sizeof(why.text) - 1] = '\0';
@@ -63,9 +64,18 @@ _Static_assert(sizeof(((struct dp_abort *)0)->text) ==
 
 /* ---- failure ------------------------------------------------------------------------------- */
 
+static uint64_t doing_of(const struct dp_rendezvous *rv, int rank)
+{
+    if (rank < 0)
+        return 0;
+    return rank == rv->rank && rv->own_doing ? atomic_load(rv->own_doing) : rv->doing[rank];
+}
+
 /* The root's decision holds for all ranks. */
 static void decide(struct dp_rendezvous *rv, struct dp_abort why)
 {
+    if (!why.doing)
+        why.doing = doing_of(rv, why.rank);
     if (!dp_abort_record_put(&rv->abort_record, &why))
         return;
     struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_VERDICT, &why);
@@ -163,6 +173,7 @@ static void lose(struct dp_rendezvous *rv, int rank)
     if (rv->survives)
         return;
     dp_rendezvous_describe_loss(p, rank, why.text, sizeof(why.text));
+    why.doing = doing_of(rv, rank);
     if (rv->rank)
         dp_abort_record_put(&rv->abort_record, &why);
     else
@@ -224,6 +235,10 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
     case DP_RENDEZVOUS_BUSY:
         note_busy(rv, m);
         return m->value >= 0;
+    case DP_RENDEZVOUS_DOING:
+        if (m->count == rv->epoch)
+            rv->doing[rank] = m->doing;
+        return true;
     case DP_RENDEZVOUS_LEFT:
         note_left(rv, rank);
         return true;
@@ -250,6 +265,10 @@ static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvou
     case DP_RENDEZVOUS_BUSY:
         note_busy(rv, m);
         return m->value >= 0;
+    case DP_RENDEZVOUS_DOING:
+        if (m->count == rv->epoch)
+            rv->doing[m->rank] = m->doing;
+        return true;
     case DP_RENDEZVOUS_LEFT:
         note_left(rv, m->rank);
         return true;
@@ -262,6 +281,7 @@ void dp_rendezvous_begin_epoch(struct dp_rendezvous *rv)
     rv->epoch = rv->gather;
     for (int i = 0; i < rv->size; i++)
         atomic_store(&rv->waiting_for[i], -1);
+    memset(rv->doing, 0, (size_t)rv->size * sizeof(*rv->doing));
     rv->accusation.error = 0;
     rv->accused_ns = 0;
     dp_abort_record_clear(&rv->abort_record);
@@ -384,6 +404,25 @@ void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer, int64_t sinc
     pthread_mutex_unlock(&rv->lock);
 }
 
+bool dp_rendezvous_tell_doing(struct dp_rendezvous *rv, uint64_t doing)
+{
+    const struct dp_rendezvous_message m = {
+        .kind = DP_RENDEZVOUS_DOING, .count = rv->epoch, .rank = rv->rank, .doing = doing};
+    bool all = true;
+
+    pthread_mutex_lock(&rv->lock);
+    for (int i = 0; i < dp_rendezvous_peer_count(rv); i++) {
+        struct dp_rendezvous_peer *p = &rv->peers[i];
+        all &= !is_here(p) || p->doing.status != DP_EAGAIN;
+        if (!is_here(p) || p->doing.status == DP_EAGAIN)
+            continue;
+        p->out_doing = m;
+        dp_wire_isend(p->wire, m.kind, &p->out_doing, sizeof(m), &p->doing);
+    }
+    pthread_mutex_unlock(&rv->lock);
+    return all;
+}
+
 int64_t dp_rendezvous_decides_ns(struct dp_rendezvous *rv)
 {
     pthread_mutex_lock(&rv->lock);
@@ -421,6 +460,9 @@ static void record_own(struct dp_rendezvous *rv, const struct dp_abort *why)
 {
     struct dp_abort own = *why;
 
+    if (!own.doing)
+        own.doing = doing_of(rv, own.rank);
+
     if (own.error == DP_ETIMEDOUT && !rv->left[0]) {
         size_t len = strlen(own.text);
         snprintf(own.text + len, sizeof(own.text) - len, ", and rank 0 does not answer");
@@ -431,9 +473,12 @@ static void record_own(struct dp_rendezvous *rv, const struct dp_abort *why)
 
 static void ask_root(struct dp_rendezvous *rv, const struct dp_abort *why)
 {
-    const struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_ABORT, why);
+    struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_ABORT, why);
     const int64_t until_ns = dp_now_ns() + VERDICT_NS;
     struct pollfd fd;
+
+    if (why->rank == rv->rank && !m.doing)
+        m.doing = doing_of(rv, rv->rank);
 
     dp_rendezvous_tell(&rv->peers[0], &m);
     while (!dp_abort_record_get(&rv->abort_record, NULL) && is_here(&rv->peers[0]) &&
@@ -536,6 +581,7 @@ void dp_rendezvous_free(struct dp_rendezvous *rv)
     free(rv->lost);
     free(rv->left);
     free(rv->busy_until);
+    free(rv->doing);
     free(rv->waiting_for);
     free(rv->suspects);
     free(rv->fds);
@@ -553,13 +599,14 @@ static bool allocate(struct dp_rendezvous *rv)
     rv->fds = calloc(n, sizeof(*rv->fds));
     rv->waiting_for = calloc(n, sizeof(*rv->waiting_for));
     rv->suspects = calloc(n, sizeof(*rv->suspects));
+    rv->doing = calloc(n, sizeof(*rv->doing));
     rv->busy_until = calloc(n, sizeof(*rv->busy_until));
     rv->left = calloc(n, sizeof(*rv->left));
     rv->lost = calloc(n, sizeof(*rv->lost));
     rv->endpoints = calloc(n, sizeof(*rv->endpoints));
     rv->table = calloc(n, sizeof(*rv->table));
     rv->came = calloc(n, sizeof(*rv->came));
-    bool ok = rv->peers && rv->fds && rv->waiting_for && rv->suspects && rv->busy_until &&
+    bool ok = rv->peers && rv->doing && rv->fds && rv->waiting_for && rv->suspects && rv->busy_until &&
               rv->left && rv->lost && rv->endpoints && rv->table && rv->came;
     for (size_t i = 0; ok && i < peers; i++)
         ok = (rv->peers[i].in = malloc(rv->in_room));

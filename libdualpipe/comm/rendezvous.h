@@ -16,6 +16,7 @@
  *      WAITING peer, since when     ->     kept at the root, to find the culprit
  *      ABORT record                 ->
  *                                   <-     VERDICT record: the root decides which was first
+ *      DOING number                 <->    kept for the record of an abort (dp_comm_note)
  *      BUSY ms                      <->    passed on to all others by the root
  *      LEFT                         <->    passed on to all others by the root
  *
@@ -53,19 +54,23 @@ enum dp_rendezvous_kind {
     DP_RENDEZVOUS_VERDICT,
     DP_RENDEZVOUS_LEFT,
     DP_RENDEZVOUS_BUSY,
+    DP_RENDEZVOUS_DOING,
 };
 
 /* All but TABLE, which is an array of endpoints. The kind is the wire's tag, too; TABLE's tag has
  * the number of the gather in its upper half. */
 struct dp_rendezvous_message {
     uint32_t kind;
-    uint32_t count; /* ENDPOINT, FAILED: the gather. WAITING, ABORT, VERDICT: the epoch, which is
+    uint32_t count; /* ENDPOINT, FAILED: the gather. WAITING, ABORT, VERDICT, DOING: the epoch, which is
                      * the last gather that was complete; earlier messages do not count any more. */
     int32_t rank;
     int32_t
         value; /* HELLO: size. WAITING: peer. ABORT, VERDICT, FAILED, REFUSAL: error. BUSY: ms */
     union {
-        char text[232];
+        struct {
+            uint64_t doing; /* ABORT, VERDICT, DOING */
+            char text[224];
+        };
         struct dp_endpoint endpoint;
         struct {
             uint8_t nonce[DP_NONCE_BYTES], proof[DP_PROOF_BYTES];
@@ -82,6 +87,8 @@ struct dp_rendezvous_peer {
     struct dp_wire_request receive, table, sends[DP_RENDEZVOUS_OUTBOX];
     void *in; /* rv->in_room bytes */
     struct dp_rendezvous_message out[DP_RENDEZVOUS_OUTBOX];
+    struct dp_wire_request doing; /* of its own, so that it takes no place in the outbox */
+    struct dp_rendezvous_message out_doing;
     bool is_gone; /* left, or died; of the root: its connection has ended */
 };
 
@@ -106,6 +113,8 @@ struct dp_rendezvous {
     size_t in_room;
     struct pollfd *fds; /* [size] */
     struct dp_abort_record abort_record;
+    uint64_t *doing;                   /* [size] as far as told; at members, that of rank 0 */
+    const _Atomic uint64_t *own_doing; /* NULL: none */
     _Atomic int64_t *busy_until; /* [size] by dp_now_ns, see dp_comm_busy */
     atomic_int *waiting_for; /* [size], known to the root */
     bool *left;              /* [size] orderly */
@@ -178,6 +187,9 @@ int dp_rendezvous_arm(struct dp_rendezvous *rv, struct pollfd *fds);
 void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer, int64_t since_ns);
 /* When the root must poll at the latest, as it is about to decide; INT64_MAX: at no time. */
 int64_t dp_rendezvous_decides_ns(struct dp_rendezvous *rv);
+/* Tell the root, or as the root all others. false: the last one is still on its way to one of them,
+ * which was left out. */
+bool dp_rendezvous_tell_doing(struct dp_rendezvous *rv, uint64_t doing);
 /* See dp_comm_ops. */
 void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns);
 int64_t dp_rendezvous_busy_until(const struct dp_rendezvous *rv);

@@ -64,5 +64,6 @@ void dp_comm_init(struct dp_comm *comm, const struct dp_comm_ops *ops, int rank,
         .contexts = 1,
         .deadline_ns = settings->timeout_ms * DP_NS_PER_MS,
         .spin_ns = spin_us * DP_NS_PER_US,
+        .doing = &comm->own_doing,
     };
 }

@@ -133,6 +133,8 @@ int dp_comm_revoke(struct dp_comm *comm, int error, const char *text)
     dp_comm_progress_stop(comm);
     struct dp_abort why = {.rank = find_culprit(comm, error), .error = error};
     dp_snprintf(why.text, sizeof(why.text), "%s", text ? text : "");
+    if (why.rank == world->rank && world->doing)
+        why.doing = atomic_load(world->doing);
     int err = world->ops->aborted(world, NULL) ? 0 : dp_survival_revoke(world->survival, comm, &why);
     if (world->engine) /* collectives give the memory of the caller back */
         dp_engine_progress(world->engine);

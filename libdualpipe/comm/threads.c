@@ -56,6 +56,7 @@ struct group {
     atomic_bool *died;           /* [size] as a test wants it */
     atomic_int left_count;
     _Atomic int64_t *busy_until; /* [size] */
+    _Atomic uint64_t *doing;     /* [size] see dp_comm_note */
     atomic_int *waiting_for;
     _Atomic int64_t *waiting_since; /* [size] of waiting_for */
     struct dp_abort_record abort_record;
@@ -715,6 +716,8 @@ static int threads_abort(struct dp_comm *comm, const struct dp_abort *why)
 
     if (record.error == DP_ETIMEDOUT && record.rank != comm->rank)
         find_culprit(comm, &record);
+    if (!record.doing && record.rank >= 0)
+        record.doing = atomic_load(&g->doing[record.rank]);
     if (dp_abort_record_put(&g->abort_record, &record))
         wake_all(g);
     return 0;
@@ -814,6 +817,7 @@ static void free_group(struct group *g)
     free(g->waiting_since);
     free(g->events);
     free(g->busy_until);
+    free(g->doing);
     free(g->died);
     free(g->left);
     free(g->tables);
@@ -898,6 +902,7 @@ static struct group *new_group(int size)
     g->left = calloc((size_t)size, sizeof(*g->left));
     g->died = calloc((size_t)size, sizeof(*g->died));
     g->busy_until = calloc((size_t)size, sizeof(*g->busy_until));
+    g->doing = calloc((size_t)size, sizeof(*g->doing));
     g->events = calloc((size_t)size, sizeof(*g->events));
     g->waiting_for = calloc((size_t)size, sizeof(*g->waiting_for));
     g->waiting_since = calloc((size_t)size, sizeof(*g->waiting_since));
@@ -910,7 +915,7 @@ static struct group *new_group(int size)
         g->events[i].mail_end = &g->events[i].mail;
     }
     pthread_condattr_destroy(&monotonic);
-    if (g->tables && g->left && g->died && g->busy_until && g->events && g->waiting_for &&
+    if (g->tables && g->doing && g->left && g->died && g->busy_until && g->events && g->waiting_for &&
         g->waiting_since && g->came)
         return g;
     free_group(g);
@@ -933,6 +938,7 @@ int dp_comm_threads_new(int size, struct dp_comm **comms)
     int count = 0;
     while (g && made && count < size && (made[count] = calloc(1, sizeof(**made)))) {
         dp_comm_init(&made[count]->base, &threads_ops, count, size, size, &settings);
+        made[count]->base.doing = &g->doing[count];
         made[count++]->group = g;
     }
     if (count == size) {

@@ -40,6 +40,8 @@ static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire wai
 static const int64_t NEWS_NS = 250 * DP_NS_PER_MS; /* the same in a group that survives */
 static const int64_t LATE_NS = 100 * DP_NS_PER_MS; /* what a rank that has left may still send */
 static const int64_t FLUSH_NS = 100 * DP_NS_PER_MS; /* for wires that are being connected */
+/* Rank 0 has as many messages to take and to send as there are ranks: 8 for each of these times. */
+static const int64_t TELL_DOING_NS = 4 * DP_NS_PER_MS;
 static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is reported to the root */
 
 struct request {
@@ -70,6 +72,8 @@ struct wire_comm {
     int64_t *broken_since_ns; /* [size] 0: no wire to this peer is broken */
     bool any_broken;
     int64_t news_until_ns; /* a link waits so long for the reason of its end */
+    uint64_t told_doing;
+    int64_t told_doing_ns;
     bool finished; /* after an abort: no request of this rank is left */
     struct dp_progress_thread *progress_thread;
     struct dp_watch watch; /* of a group that survives */
@@ -380,12 +384,26 @@ static bool wire_comm_is_done(struct dp_comm *comm, const struct dp_request *req
     return ((const struct request *)req)->part.wire.status != DP_EAGAIN;
 }
 
+/* Where deaths end nothing, no record names a rank that has died. */
+static void tell_doing(struct wire_comm *c, int64_t now_ns)
+{
+    const uint64_t doing = atomic_load_explicit(&c->base.own_doing, memory_order_relaxed);
+
+    if (doing == c->told_doing || now_ns - c->told_doing_ns < c->base.tell_doing_ns ||
+        c->base.survival)
+        return;
+    c->told_doing_ns = now_ns;
+    if (dp_rendezvous_tell_doing(c->rendezvous, doing))
+        c->told_doing = doing;
+}
+
 static int wire_comm_progress(struct dp_comm *comm, int waiting_for)
 {
     struct wire_comm *c = of(comm);
     const int64_t now_ns = dp_now_ns();
 
     dp_peers_progress(&c->peers);
+    tell_doing(c, now_ns);
     int err = poll_rendezvous(c, now_ns);
     if (!err)
         note_waiting(c, waiting_for, now_ns);
@@ -695,6 +713,7 @@ static int wire_comm_reset(struct dp_comm *comm)
         dp_abort_record_put(&c->rendezvous->abort_record, &why); /* stay aborted */
         return err;
     }
+    c->told_doing = 0;
     memset(c->broken_since_ns, 0, (size_t)comm->size * sizeof(*c->broken_since_ns));
     c->any_broken = c->waiting_told = c->finished = false;
     c->waiting_for = -1;
@@ -878,6 +897,8 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
     const int here = dp_peers_count_here(c->rendezvous->endpoints, size, rank);
     dp_comm_init(&c->base, &wire_comm_ops[c->peers.transport], rank, size, here, settings);
     c->base.deadline_ns = config->timeout_ns;
+    c->base.tell_doing_ns = TELL_DOING_NS * (size > 8 ? size / 8 : 1);
+    c->rendezvous->own_doing = &c->base.own_doing;
     c->base.poll = config->poll.fn;
     c->base.poll_user = config->poll.user;
     if (here > 1 && c->peers.transport <= DP_TRANSPORT_SHM)

@@ -206,7 +206,7 @@ static const struct dp_plan_op *entry(const struct dp_pipeline *pipe, uint32_t i
 /* The wait before it belongs to the first entry that a message leads to. */
 static int run(struct dp_pipeline *pipe, uint32_t i)
 {
-    int err = dp_pipeline_progress(pipe);
+    int err = dp_pipeline_begin_entry(pipe, entry(pipe, i));
 
     if (!err)
         err = dp_pipeline_run_entry(pipe, entry(pipe, i));

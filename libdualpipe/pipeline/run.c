@@ -7,6 +7,34 @@
 
 #include <stdio.h>
 
+/* 4 bits of kind, 24 of step, 16 of stage, 20 of micro-batch. */
+static void note(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    if (!pipe->config.comm)
+        return;
+    const uint64_t stage = (uint64_t)dp_pipeline_slot(pipe, op->slot)->stage & 0xffff;
+    dp_comm_note(pipe->config.comm, (op->kind + UINT64_C(1)) << 60 |
+                                        (pipe->step & 0xffffff) << 36 | stage << 20 | op->mb);
+}
+_Static_assert(DP_PLAN_KINDS < 16, "a kind fits, and 0 is none");
+
+const char *dp_pipeline_doing_text(uint64_t doing, char *text, size_t room)
+{
+    static const char *const names[16] = {
+        "",         "receive",            "send",   "forward", "recomputed forward",
+        "backward", "backward of inputs", "weight", "sum",     "sum",
+        "reduction", "wait for the reduction", "eviction", "fetch", "sum"};
+
+    if (!room)
+        return text;
+    text[0] = '\0';
+    if (doing)
+        snprintf(text, room, "%s of micro-batch %d in stage %d, step %d", names[doing >> 60],
+                 (int)(doing & DP_MAX_MB), (int)(doing >> 20 & 0xffff),
+                 (int)(doing >> 36 & 0xffffff));
+    return text;
+}
+
 static int run_sum(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     if (pipe->now.args->accumulate && dp_plan_is_last(op))
@@ -35,6 +63,12 @@ static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op
     int err = op->evicted || op->fetched ? dp_evict_wait(pipe, op) : 0;
 
     return !err && op->pair && (op[1].evicted || op[1].fetched) ? dp_evict_wait(pipe, op + 1) : err;
+}
+
+int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    note(pipe, op);
+    return dp_pipeline_progress(pipe);
 }
 
 int dp_pipeline_progress(struct dp_pipeline *pipe)
@@ -97,6 +131,7 @@ int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
 static int run_and_record(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
+    note(pipe, op);
     if (op->kind == DP_PLAN_EVICT || op->kind == DP_PLAN_FETCH)
         return dp_evict_run(pipe, op);
     int err = wait_for_inputs(pipe, op);

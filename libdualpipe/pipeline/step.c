@@ -272,14 +272,15 @@ int dp_step_abort(struct dp_pipeline *pipe, int err)
 {
     struct dp_comm *comm = pipe->config.comm;
     struct dp_abort why;
-    char first[512];
+    char first[512], doing[80];
 
     dp_failure_tell(comm, err);
     if (comm)
         dp_comm_progress(comm);
     if (err == DP_EABORTED && dp_comm_aborted(comm, &why))
-        dp_fail_quietly(err, "the step was ended by rank %d (%s): %s", why.rank,
-                        dp_strerror(why.error), why.text);
+        dp_fail_quietly(err, "the step was ended by rank %d (%s): %s%s%s", why.rank,
+                        dp_strerror(why.error), why.text, why.doing ? "; its last op: " : "",
+                        dp_pipeline_doing_text(why.doing, doing, sizeof(doing)));
     snprintf(first, sizeof(first), "%s", dp_last_error());
     dp_messages_forget(pipe);
     dp_evict_forget(pipe);

@@ -114,6 +114,8 @@ int dp_step_abort(struct dp_pipeline *pipe, int err);
 int dp_pipeline_run(struct dp_pipeline *pipe, size_t first, size_t last);
 /* Move what can be moved, without waiting for anything. */
 int dp_pipeline_progress(struct dp_pipeline *pipe);
+/* This rank is about to carry the entry out: progress. */
+int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* One entry that is no message, whose inputs are there. */
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 

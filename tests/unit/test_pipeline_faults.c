@@ -32,6 +32,7 @@ struct fault {
     int culprit;
     atomic_int calls[RANKS]; /* callbacks of a step */
     atomic_int done;        /* ranks whose step has returned */
+    _Atomic uint64_t doing; /* of the culprit, when it died or stalled */
 };
 
 struct fault_job {
@@ -42,12 +43,15 @@ struct fault_job {
 /* Of this rank, now. */
 static _Thread_local int calls_left, calls_made;
 static _Thread_local struct fault *the_fault;
+static _Thread_local struct dp_comm *the_comm;
 
 static int count_down_one(void)
 {
     calls_made++;
     if (calls_left < 0 || calls_left-- > 0)
         return 0;
+    if (the_fault->manner != FAIL)
+        atomic_store(&the_fault->doing, atomic_load(the_comm->doing));
     if (the_fault->manner == DIE)
         raise(SIGKILL);
     while (the_fault->manner == STALL && atomic_load(&the_fault->done) < RANKS - 1)
@@ -139,6 +143,18 @@ static int expect_culprit(struct dp_comm *comm, int culprit, int error)
     if (error == DP_ECALLBACK)
         CHECK(strstr(why.text, "micro-batch") && strstr(why.text, "failed with -77") &&
               strstr(why.text, "out of luck"));
+    return 0;
+}
+
+/* Its last op, also of a rank that was killed: told before each op here. */
+static int expect_last_op(struct dp_comm *comm, uint64_t doing)
+{
+    struct dp_abort why;
+    char text[80];
+
+    CHECK(doing && dp_comm_aborted(comm, &why) && why.doing == doing);
+    CHECK(strstr(dp_pipeline_doing_text(doing, text, sizeof(text)), " of micro-batch "));
+    CHECK(strstr(text, ", step 0"));
     return 0;
 }
 
@@ -263,12 +279,15 @@ static int die_once(struct dp_comm *comm, void *arg)
     const int culprit = f->fault->culprit;
 
     the_fault = f->fault;
+    the_comm = comm;
+    comm->tell_doing_ns = 0;
     calls_left = -1;
     CHECK(!job_rank_open(&r, &f->job, comm));
     arm(comm, f->fault);
     int err = step_and_meet(comm, &r);
     CHECK(err == DP_EABORTED || err == DP_ECOMM);
     CHECK(!expect_culprit(comm, culprit, DP_ECOMM));
+    CHECK(f->fault->at_messages || !expect_last_op(comm, atomic_load(&f->fault->doing)));
     job_rank_close(&r);
     return 0;
 }
@@ -358,6 +377,8 @@ static int stall_once(struct dp_comm *comm, void *arg)
     const int culprit = f->fault->culprit;
 
     the_fault = f->fault;
+    the_comm = comm;
+    comm->tell_doing_ns = 0;
     calls_left = -1;
     CHECK(!job_rank_open(&r, &f->job, comm));
     arm(comm, f->fault);
@@ -367,6 +388,7 @@ static int stall_once(struct dp_comm *comm, void *arg)
     CHECK(err == DP_EABORTED || (err == DP_ETIMEDOUT && dp_comm_rank(comm) != culprit));
     CHECK(dp_comm_aborted(comm, &why) && why.error == DP_ETIMEDOUT);
     CHECK(f->fault->at_messages || why.rank == culprit);
+    CHECK(f->fault->at_messages || !expect_last_op(comm, atomic_load(&f->fault->doing)));
     CHECK(!dp_comm_reset(comm));
     dp_pipeline_seek(r.pipe, 1);
     CHECK(!job_rank_step(&r));

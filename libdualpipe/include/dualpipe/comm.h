@@ -67,7 +67,8 @@ struct dp_request {
 struct dp_abort {
     int rank;       /* the culprit's rank in the comm; -1: unknown */
     int error;      /* its negative errno */
-    char text[232]; /* its sentence */
+    uint64_t doing; /* what it did last, see dp_comm_note; 0: not known */
+    char text[224]; /* its sentence */
 };
 
 struct dp_comm;
@@ -323,6 +324,11 @@ DP_PUBLIC int dp_comm_ibroadcast(struct dp_comm *comm, void *buf, size_t len, in
 /* This rank has failed with `error`, a negative errno, and text says how: end the group. A text too
  * long for the record is cut. 0, also if the group had been aborted before. */
 DP_PUBLIC int dp_comm_abort(struct dp_comm *comm, int error, const char *text);
+/* From now on this rank does `doing`, a number of the caller's, not 0: a pipeline's steps note each of
+ * their ops (dp_pipeline_doing_text). The record of an abort has that of the culprit, also of one that
+ * was killed: between processes, what it had told rank 0 by then, which it does in its calls,
+ * every 4 ms at most. Costs a store. */
+DP_PUBLIC void dp_comm_note(struct dp_comm *comm, uint64_t doing);
 /* Whether the group was aborted or comm revoked, as far as this rank has heard by its last call; why
  * may be NULL. */
 DP_PUBLIC bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why);

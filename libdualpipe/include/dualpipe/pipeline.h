@@ -227,6 +227,10 @@ struct dp_step {
  * DP_ETIMEDOUT, DP_ECOMM. dp_last_error() names the rank, the op, the stage and the micro-batch. */
 DP_PUBLIC int dp_pipeline_step(struct dp_pipeline *pipe, struct dp_step *step);
 
+/* In words what a rank did last, as dp_abort.doing has it of a culprit that was in a step: "weight of
+ * micro-batch 3 in stage 2, step 7"; "" for 0. Returns text, which is cut to room. Any thread. */
+DP_PUBLIC const char *dp_pipeline_doing_text(uint64_t doing, char *text, size_t room);
+
 /* The same step in two calls, for callers that take the loss of the outputs themselves: all
  * forwards, then, with the caller's gradients of the outputs, all backwards. The same step argument
  * in both; inputs and outputs must stay until the second has returned. For schedules that have
