@@ -238,7 +238,7 @@ reads_standard_input()
 
 says_why_a_file_could_not_be_written()
 {
-    [ -c /dev/full ] || skip 'no /dev/full'
+    [ -c /dev/full ] || skip 'this system has no /dev/full'
     status=0
     # shellcheck disable=SC2086 # words
     run train $small --timeline /dev/full >/dev/null
@@ -248,12 +248,22 @@ says_why_a_file_could_not_be_written()
 
 keeps_the_other_file_and_the_summary_of_a_full_disk()
 {
-    [ -c /dev/full ] || skip 'no /dev/full'
+    [ -c /dev/full ] || skip 'this system has no /dev/full'
     rm -f step.svg
     # shellcheck disable=SC2086 # words
     run train $small --trace /dev/full --timeline step.svg >/dev/null
     [ "$status" = 1 ] || wrong "status $status" || return
-    says 'done      6 steps' 'sample' && grep -q '</svg>' step.svg || wrong 'the drawing is missing'
+    says 'done      6 steps' 'sample' 'timeline  step.svg' && grep -q '</svg>' step.svg ||
+        wrong 'the drawing is missing' || return
+    ! grep -q '^trace' "$work/out" || wrong 'names a trace that was not written'
+}
+
+folds_its_lines()
+{
+    # shellcheck disable=SC2086 # words
+    COLUMNS=44 run train $small --sample 200 || return
+    says 'loss      ' '          ' 'sample    ' || return
+    awk 'length($0) > 44 { print; wide = 1 } END { exit wide }' "$work/out" || wrong 'wider than COLUMNS'
 }
 
 refuses_to_write_over_its_input()
@@ -281,7 +291,7 @@ names_the_limit_of_open_files()
 
 notices_that_output_is_lost()
 {
-    [ -c /dev/full ] || skip 'no /dev/full'
+    [ -c /dev/full ] || skip 'this system has no /dev/full'
     # shellcheck disable=SC2086 # words
     "$dualpipe" train $small "$@" >/dev/full 2>"$work/err" && wrong 'does not notice' && return
     grep -q 'cannot write to standard output: No space left on device' "$work/err" &&
@@ -371,6 +381,7 @@ it learns
 it draws_the_last_step
 it says_why_a_file_could_not_be_written
 it keeps_the_other_file_and_the_summary_of_a_full_disk
+it folds_its_lines
 it refuses_to_write_over_its_input
 for files in 8 9 10 11 12 14 16 18 19 20 21 22; do
     it names_the_limit_of_open_files $files

@@ -208,7 +208,7 @@ static int measure_offload(struct job *j, struct summary *summary)
     return err;
 }
 
-static int measure_step(struct job *j, struct summary *summary, bool *unwritten)
+static int measure_step(struct job *j, struct summary *summary)
 {
     struct step_times times = {.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
     int err = j->engine->recorder ? timeline_write(j->engine, j->s, &times) : 0;
@@ -216,16 +216,17 @@ static int measure_step(struct job *j, struct summary *summary, bool *unwritten)
     summary->bubble = times.bubble;
     summary->step_ms = times.step_ms;
     summary->simulated_ms = times.simulated_ms;
-    *unwritten = times.unwritten;
+    summary->untraced = times.untraced;
+    summary->undrawn = times.undrawn;
     return err;
 }
 
 /* What one replica tells for all: one that lives. */
-static int describe(struct job *j, struct summary *summary, uint8_t *text, bool *unwritten)
+static int describe(struct job *j, struct summary *summary, uint8_t *text)
 {
     if (j->s->survive ? !is_first(j) : j->replica.index > 0)
         return 0;
-    int err = measure_step(j, summary, unwritten);
+    int err = measure_step(j, summary);
     if (err || !summary->sample_len)
         return err;
     return sample_text(j->engine,
@@ -238,21 +239,20 @@ static int finish(struct job *j, struct summary *summary)
 {
     size_t len = (size_t)j->s->sample;
     uint8_t *text = malloc(len + 1);
-    bool unwritten = false;
 
     summary->sample_len = len;
     int err = text ? trainer_finish(&j->trainer) : DP_ENOMEM;
     if (!err)
         err = measure_memory(j, summary);
     if (!err)
-        err = describe(j, summary, text, &unwritten);
+        err = describe(j, summary, text);
     if (!err)
         err = measure_offload(j, summary);
     summary->sample = text;
     if (!err && is_first(j))
         report_end(&j->report, summary);
     free(text);
-    return !err && unwritten ? DP_EIO : err; /* after the summary */
+    return !err && (summary->untraced || summary->undrawn) ? DP_EIO : err; /* after the summary */
 }
 
 /* ---- setting up ---------------------------------------------------------------------------- */

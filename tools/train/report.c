@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/report.h"
 
+#include "train/lines.h"
+
 #include <jansson.h>
 
 #include <inttypes.h>
@@ -161,9 +163,9 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "memory_bytes", m->memory_bytes);
     if (m->offloaded)
         json_object_set_new(o, "offload", json_offload(&m->offload));
-    if (s->timeline)
+    if (s->timeline && !m->undrawn)
         json_object_set_new(o, "timeline", json_string(s->timeline));
-    if (s->trace)
+    if (s->trace && !m->untraced)
         json_object_set_new(o, "trace", json_string(s->trace));
     json_object_set_new(o, "sample", json_text(m->sample, m->sample_len));
     print_json(o);
@@ -176,38 +178,40 @@ static void text_model(const struct settings *s, const struct data *data, size_t
     const struct gpt_config *c = &s->model;
 
     if (c->model) {
-        printf("model     %d hidden layers of width %d with batch normalisation: %zu parameters\n",
-               c->layers, c->width, param_count);
-        printf(
+        put_line("model     %d hidden layers of width %d with batch normalisation: %zu "
+                 "parameters\n",
+                 c->layers, c->width, param_count);
+        put_line(
             "data      generated: samples of %d features in %d classes; a guess costs %.3f nats\n",
             c->context, data->classes, data_entropy(data));
         return;
     }
-    printf("model     %d blocks of width %d, %d heads, context %d: %zu parameters\n", c->layers,
-           c->width, c->heads, c->context, param_count);
-    printf("data      %zu bytes, %zu of them held out; a guess by frequency costs %.3f nats a "
-           "byte\n", data->len, data->chunks * data->held_len, data_entropy(data));
+    put_line("model     %d blocks of width %d, %d heads, context %d: %zu parameters\n", c->layers,
+             c->width, c->heads, c->context, param_count);
+    put_line("data      %zu bytes, %zu of them held out; a guess by frequency costs %.3f nats a "
+             "byte\n", data->len, data->chunks * data->held_len, data_entropy(data));
 }
 
 static void text_begin(const struct settings *s, const struct data *data, size_t param_count)
 {
     text_model(s, data, param_count);
-    printf("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
-           s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
-           s->model.batch, s->model.context);
+    put_line("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
+             s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
+             s->model.batch, s->model.context);
     if (s->replicas > 1 && s->graph)
-        printf("replicas  %d, which mix their weights by %s in %d round%s (%s%s%s)\n",
-               (int)s->replicas, s->graph->name, s->graph->period,
-               s->graph->period > 1 ? "s" : "", s->mix_algorithm,
-               s->method.compression.kind ? ", sent as " : "",
-               s->method.compression.kind ? s->mix_compress : "");
+        put_line("replicas  %d, which mix their weights by %s in %d round%s (%s%s%s)\n",
+                 (int)s->replicas, s->graph->name, s->graph->period,
+                 s->graph->period > 1 ? "s" : "", s->mix_algorithm,
+                 s->method.compression.kind ? ", sent as " : "",
+                 s->method.compression.kind ? s->mix_compress : "");
     else if (s->replicas > 1)
-        printf("replicas  %d, whose gradients are summed%s\n", (int)s->replicas,
-               s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state" : "");
+        put_line("replicas  %d, whose gradients are summed%s\n", (int)s->replicas,
+                 s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state"
+                                                : "");
     if (s->assignment)
-        printf("placement %s: a rank for each process\n", s->assignment->name);
+        put_line("placement %s: a rank for each process\n", s->assignment->name);
     if (s->from.step)
-        printf("resumed   after %" PRIu64 " steps, from %s\n", s->from.step, s->from.path);
+        put_line("resumed   after %" PRIu64 " steps, from %s\n", s->from.step, s->from.path);
     fflush(stdout);
 }
 
@@ -222,90 +226,86 @@ static const char *time_left(const struct report *r, uint64_t done, char *out, s
 
 static void text_progress(struct report *r, const struct progress *p)
 {
-    char left[32];
+    const char *unit = items(r->settings);
+    char left[32], held_out[32] = "", bubble[32] = "", line[256];
 
-    printf("%sstep %*" PRIu64 "/%" PRId64 "  loss %.3f", r->terminal ? "\r\033[K" : "",
-           snprintf(NULL, 0, "%" PRId64, r->settings->steps), p->step, r->settings->steps,
-           p->result.loss);
     if (!isnan(r->held_out))
-        printf("  held-out %.3f", r->held_out);
-    printf("  %.1fk %s/s", tokens_per_second(r, p->step, r->shown_ns, r->shown_step) * 1e-3,
-           items(r->settings));
+        snprintf(held_out, sizeof(held_out), "  held-out %.3f", r->held_out);
     if (!isnan(r->bubble))
-        printf("  bubble %.0f %%", 100 * r->bubble);
-    printf("  %s left%s", time_left(r, p->step, left, sizeof(left)), r->terminal ? "" : "\n");
+        snprintf(bubble, sizeof(bubble), "  bubble %.0f %%", 100 * r->bubble);
+    snprintf(line, sizeof(line),
+             "step %*" PRIu64 "/%" PRId64 "  loss %.3f%s  %.1fk %s/s%s  %s left",
+             snprintf(NULL, 0, "%" PRId64, r->settings->steps), p->step, r->settings->steps,
+             p->result.loss, held_out,
+             1e-3 * tokens_per_second(r, p->step, r->shown_ns, r->shown_step), unit, bubble,
+             time_left(r, p->step, left, sizeof(left)));
+    if (r->terminal)
+        print_in_place(line);
+    else
+        put_line("%s\n", line);
     fflush(stdout);
     r->shown_ns = now_ns();
     r->shown_step = p->step;
 }
 
-/* What a terminal would not print as text appears as a dot. */
-static void print_text(const uint8_t *text, size_t len, const char *new_line)
-{
-    for (size_t i = 0; i < len; i++) {
-        bool plain = text[i] >= ' ' && text[i] < 0x7F;
-        if (text[i] == '\n')
-            fputs(new_line, stdout);
-        else
-            putchar(plain ? text[i] : '.');
-    }
-}
-
 static void print_sample(const uint8_t *text, size_t len)
 {
-    printf("sample    ");
-    print_text(text, len, "\n          ");
+    printf("%-*s", LINE_INDENT, "sample");
+    print_bytes(text, len, LINE_INDENT);
     putchar('\n');
 }
 
 static void text_offload(const struct report *r, const struct offloaded_figures *f)
 {
     const double mib = 1024.0 * 1024;
+    char overlap[80] = "there is little to hide";
 
     if (!f->shards)
-        printf("offload   activations of %" PRId64 " micro-batches in stages: %" PRId64
-               " on the host, %" PRId64 " recomputed%s; %.1f of %.1f MiB of a device\n",
-               f->sets, f->evicted, f->recomputed, f->streamed ? "; parameters in passing" : "",
-               (double)f->device_bytes / mib, r->settings->device_memory / mib);
+        put_line("offload   activations of %" PRId64 " micro-batches in stages: %" PRId64
+                 " on the host, %" PRId64 " recomputed%s; %.1f of %.1f MiB of a device\n",
+                 f->sets, f->evicted, f->recomputed, f->streamed ? "; parameters in passing" : "",
+                 (double)f->device_bytes / mib, r->settings->device_memory / mib);
     else
-        printf("offload   %d shard%s, %d at a time on the device%s%s; %.1f of %.1f MiB of its "
-               "memory\n", f->shards, f->shards > 1 ? "s" : "", f->slots,
-               f->recomputes ? ", recomputed" : "",
-               f->boundaries_down ? ", boundaries on the host" : "", (double)f->device_bytes / mib,
-               r->settings->device_memory / mib);
+        put_line("offload   %d shard%s, %d at a time on the device%s%s; %.1f of %.1f MiB of its "
+                 "memory\n",
+                 f->shards, f->shards > 1 ? "s" : "", f->slots, f->recomputes ? ", recomputed" : "",
+                 f->boundaries_down ? ", boundaries on the host" : "",
+                 (double)f->device_bytes / mib, r->settings->device_memory / mib);
     if (f->overlap_share > 0.02)
-        printf("overlap   %.0f %% of the %.0f %% of a step that can be hidden; ", 100 * f->overlap,
-               100 * f->overlap_share);
-    else
-        printf("overlap   there is little to hide; ");
-    printf("limited by %s, at work for %.0f %% of a step\n",
-           offloaded_limit_name(f->limited_by), 100 * f->limit_share);
+        snprintf(overlap, sizeof(overlap), "%.0f %% of the %.0f %% of a step that can be hidden",
+                 100 * f->overlap, 100 * f->overlap_share);
+    put_line("overlap   %s; limited by %s, at work for %.0f %% of a step\n", overlap,
+             offloaded_limit_name(f->limited_by), 100 * f->limit_share);
 }
 
 static void text_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
 
-    printf("%sdone      %" PRIu64 " steps in %.1f s, %.1fk %s/s\n", r->terminal ? "\n" : "",
-           (uint64_t)s->steps - first_of(r), (double)(now_ns() - r->start_ns) * 1e-9,
-           tokens_per_second(r, (uint64_t)s->steps, r->start_ns, first_of(r)) * 1e-3, items(s));
-    printf("loss      %.4f at first, %.4f at last, %.4f held out (nats a %s)\n", m->first_loss,
-           m->last_loss, m->held_out, item(s));
+    if (r->terminal)
+        putchar('\n');
+    put_line("done      %" PRIu64 " steps in %.1f s, %.1fk %s/s\n",
+             (uint64_t)s->steps - first_of(r), (double)(now_ns() - r->start_ns) * 1e-9,
+             tokens_per_second(r, (uint64_t)s->steps, r->start_ns, first_of(r)) * 1e-3, items(s));
+    put_line("loss      %.4f at first, %.4f at last, %.4f held out (nats a %s)\n", m->first_loss,
+             m->last_loss, m->held_out, item(s));
     if (m->skipped)
-        printf("skipped   %" PRIu64 " steps, whose gradient was not finite\n", m->skipped);
+        put_line("skipped   %" PRIu64 " steps, whose gradient was not finite\n", m->skipped);
     if (!isnan(m->bubble))
-        printf("bubble    %.0f %% of the last step, which took %.1f ms; simulated with the same op "
-               "times %.1f ms\n", 100 * m->bubble, m->step_ms, m->simulated_ms);
-    printf("memory    %.0f MiB at most, on rank %d\n", m->memory_bytes / (1024 * 1024),
-           (int)m->memory_rank);
+        put_line(
+            "bubble    %.0f %% of the last step, which took %.1f ms; simulated with the same op "
+            "times %.1f ms\n",
+            100 * m->bubble, m->step_ms, m->simulated_ms);
+    put_line("memory    %.0f MiB at most, on rank %d\n", m->memory_bytes / (1024 * 1024),
+             (int)m->memory_rank);
     if (m->offloaded)
         text_offload(r, &m->offload);
     if (s->save)
-        printf("saved     %s/step-%06" PRId64 "\n", s->save, s->steps);
-    if (s->timeline)
-        printf("timeline  %s\n", s->timeline);
-    if (s->trace)
-        printf("trace     %s (open it in ui.perfetto.dev)\n", s->trace);
+        put_line("saved     %s/step-%06" PRId64 "\n", s->save, s->steps);
+    if (s->timeline && !m->undrawn)
+        put_line("timeline  %s\n", s->timeline);
+    if (s->trace && !m->untraced)
+        put_line("trace     %s (open it in ui.perfetto.dev)\n", s->trace);
     if (m->sample_len)
         print_sample(m->sample, m->sample_len);
 }
@@ -363,7 +363,7 @@ void report_sample(const struct settings *s, const uint8_t *text, size_t len)
         return;
     }
     fputs(s->prompt, stdout);
-    print_text(text, len, "\n");
+    print_bytes(text, len, 0);
     putchar('\n');
 }
 

@@ -24,6 +24,7 @@ struct summary {
     double memory_bytes, memory_rank;      /* most that a rank held, and which */
     bool offloaded;
     struct offloaded_figures offload;
+    bool untraced, undrawn;                /* --trace, --timeline could not be written */
     const uint8_t *sample;                 /* [sample_len] */
     size_t sample_len;
 };

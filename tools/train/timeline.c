@@ -68,9 +68,8 @@ int timeline_write(struct engine *e, const struct settings *s, struct step_times
         return err;
     err = measure(e, &t, times);
     if (!err && s) {
-        const bool traced = write_file(s->trace, write_trace, e, &t);
-        const bool drawn = write_file(s->timeline, write_drawing, e, &t);
-        times->unwritten = !traced || !drawn;
+        times->untraced = !write_file(s->trace, write_trace, e, &t);
+        times->undrawn = !write_file(s->timeline, write_drawing, e, &t);
     }
     dp_timeline_fini(&t);
     return err;
