@@ -309,25 +309,30 @@ struct parser {
     const struct arg *args[MAX_ARGS];
     size_t count, long_count;
     struct option longs[2 * MAX_ARGS + 1];
-    char shorts[2 * MAX_ARGS + 3];
+    char shorts[4 * MAX_ARGS + 3];
 };
+
+/* What getopt_long returns for an option by its name: HELP_ID + its number, and for its old name: */
+enum { OLD_ID = HELP_ID + MAX_ARGS };
+
+static void add_letter(struct parser *p, char letter, bool has_value)
+{
+    const char added[] = {letter, has_value ? ':' : '\0', '\0'};
+
+    if (letter)
+        strcat(p->shorts, added);
+}
 
 static void add_arg(struct parser *p, const struct arg *a)
 {
-    char *s = p->shorts + strlen(p->shorts);
-    int has_value = a->type != ARG_FLAG;
+    const int has_value = a->type != ARG_FLAG, number = (int)p->count;
 
-    const int id = HELP_ID + (int)p->count;
-    p->longs[p->long_count++] = (struct option){a->name, has_value, NULL, id};
+    p->longs[p->long_count++] = (struct option){a->name, has_value, NULL, HELP_ID + number};
     if (a->old_name)
-        p->longs[p->long_count++] = (struct option){a->old_name, has_value, NULL, id};
+        p->longs[p->long_count++] = (struct option){a->old_name, has_value, NULL, OLD_ID + number};
     p->args[p->count++] = a;
-    if (!a->letter)
-        return;
-    *s++ = a->letter;
-    if (has_value)
-        *s++ = ':';
-    *s = '\0';
+    add_letter(p, a->letter, has_value);
+    add_letter(p, a->old_letter, has_value);
 }
 
 static void init_parser(struct parser *p, const struct usage *u)
@@ -341,10 +346,12 @@ static void init_parser(struct parser *p, const struct usage *u)
 
 static const struct arg *find_arg(const struct parser *p, int id)
 {
+    if (id >= OLD_ID)
+        return p->args[id - OLD_ID];
     if (id >= HELP_ID)
         return p->args[id - HELP_ID];
     for (size_t i = 0; i < p->count; i++)
-        if (p->args[i]->letter == id)
+        if (p->args[i]->letter == id || p->args[i]->old_letter == id)
             return p->args[i];
     return NULL;
 }
@@ -383,11 +390,22 @@ static int missing_value(const struct parser *p)
     return command_misused("--%s needs a value: one of %s", a->name, choices);
 }
 
+static void warn_of_old_name(const struct arg *a, int id)
+{
+    if (id >= OLD_ID)
+        fprintf(stderr, "dualpipe: --%s is now called --%s; the next release drops the old name\n",
+                a->old_name, a->name);
+    else if (id < HELP_ID && a->old_letter == id)
+        fprintf(stderr, "dualpipe: -%c is now called -%c; the next release drops the old letter\n",
+                id, a->letter);
+}
+
 static int take_option(const struct parser *p, int id, void *values)
 {
     const struct arg *a = find_arg(p, id);
     char why[512] = "something else";
 
+    warn_of_old_name(a, id);
     if (set_value(a, optarg, values, why, sizeof(why)))
         return EXIT_OK;
     return command_misused("--%s %s: expected %s", a->name, optarg, why);

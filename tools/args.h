@@ -57,7 +57,8 @@ struct arg {
     double min, max;      /* of a number; both 0: any that is not negative */
     bool written;         /* a file that the command writes; other FILEs it reads */
     const char *const *choices; /* NULL-terminated */
-    const char *old_name;       /* that is still understood; NULL: none */
+    const char *old_name; /* that is still understood, with a warning; NULL: none */
+    char old_letter;      /* the same; 0: none */
     /* ARG_PARSE: store what text says into *member; false with what was expected in why. */
     bool (*parse)(const char *text, void *member, char *why, size_t why_len);
 };

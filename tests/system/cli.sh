@@ -62,7 +62,7 @@ meets_a_mistake()
 
 fails_where_output_cannot_be_written()
 {
-    [ -w /dev/full ] || skip "no /dev/full"
+    [ -w /dev/full ] || skip "this system has no /dev/full"
     "$dualpipe" info >/dev/full 2>"$work/err" && wrong "does not notice" && return
     grep -q "cannot write" "$work/err"
 }
@@ -74,7 +74,7 @@ never_writes_over_its_input()
         schedule show --file "$work/mine" -o "$work/mine" || return
     "$dualpipe" topo json --synthetic gpu:1 >"$work/t.json"
     refuses 2 'is also an input' topo diff "$work/t.json" "$work/t.json" -o "$work/t.json" || return
-    refuses 2 'is also an input, --topology' topo json -i "$work/t.json" -o "$work/./t.json" || return
+    refuses 2 'is also an input, --topology' topo json -t "$work/t.json" -o "$work/./t.json" || return
     [ -s "$work/t.json" ] || return
     echo '0 1' >"$work/graph"
     for command in show svg 'simulate --format svg'; do
@@ -91,7 +91,7 @@ reads_a_byte_order_mark()
     printf '\357\273\277user P=1 M=1\nrank 0: F0.0 B0.0\n' >"$work/mine"
     run schedule check --file "$work/mine" || return
     { printf '\357\273\277' && "$dualpipe" topo json --synthetic gpu:1; } >"$work/t.json"
-    run topo show -i "$work/t.json" || return
+    run topo show -t "$work/t.json" || return
     { printf '\357\273\277' && "$dualpipe" schedule export gpipe; } >"$work/s.json"
     run schedule check --file "$work/s.json"
 }
@@ -113,7 +113,7 @@ tells_about_the_machine()
 
 tells_about_the_machine_in_json()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     run info --json --options || return
     jq -e '.machine.cores >= 1 and (.features | has("cuda")) and (.options | length) >= 1' \
         "$work/out" >/dev/null
@@ -209,13 +209,13 @@ has_a_manual_in_step()
 
 has_clean_manuals()
 {
-    command -v mandoc >/dev/null || skip "no mandoc"
+    command -v mandoc >/dev/null || skip "mandoc is not installed"
     mandoc -Tlint -Wwarning "$manuals"/*.1
 }
 
 completes_what_it_knows()
 {
-    command -v bash >/dev/null || skip "no bash"
+    command -v bash >/dev/null || skip "bash is not installed"
     all_commands >"$work/commands" || return
     bash "$DP_TOP_SRCDIR/tests/system/completion.bash" "$dualpipe" \
         "$DP_TOP_SRCDIR/tools/completion/dualpipe" <"$work/commands"
@@ -224,7 +224,7 @@ completes_what_it_knows()
 # The words that zsh hands over are those that are added to its list.
 completes_in_zsh()
 {
-    command -v zsh >/dev/null || skip "no zsh"
+    command -v zsh >/dev/null || skip "zsh is not installed"
     cat >"$work/words.zsh" <<'ZSH'
 compadd() { print -l -- "${offered[@]}" }
 _files() { print -l -- a-file }
@@ -239,7 +239,7 @@ ZSH
 
 completes_in_fish()
 {
-    command -v fish >/dev/null || skip "no fish"
+    command -v fish >/dev/null || skip "fish is not installed"
     HOME=$work PATH=$(dirname "$dualpipe"):$PATH fish --no-config -c \
         "source $DP_TOP_SRCDIR/tools/completion/dualpipe.fish; complete -C 'dualpipe $*'" >"$work/out" ||
         wrong "fish exits with $?"

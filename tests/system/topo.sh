@@ -49,13 +49,13 @@ takes_json_back()
     run topo json --synthetic "$1" -o "$work/one.json" || return
     run topo json --topology "$work/one.json" -o "$work/two.json" || return
     cmp "$work/one.json" "$work/two.json" || return
-    "$dualpipe" topo show --input - <"$work/one.json" >"$work/three" || return
+    "$dualpipe" topo show --topology - <"$work/one.json" >"$work/three" || return
     run topo show --synthetic "$1" && cmp "$work/out" "$work/three"
 }
 
 writes_json_that_others_read()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     run topo json --synthetic 'name=a"b host:2 gpu:2 nic:1' || return
     jq -e '[.nodes[] | select(.kind == "gpu")] | length == 4' "$work/out" >/dev/null || return
     run topo matrix --format json --synthetic 'name=a"b host:2 gpu:2' || return
@@ -103,7 +103,7 @@ names_the_slowest_link()
 
 writes_what_nccl_reads()
 {
-    command -v xmllint >/dev/null || skip "no xmllint"
+    command -v xmllint >/dev/null || skip "xmllint is not installed"
     run topo nccl-xml --synthetic "$1 host:2" --host node1 -o "$work/topo.xml" || return
     xmllint --noout "$work/topo.xml" || return
     # The one difference of hosts that are alike.
@@ -117,7 +117,7 @@ writes_what_hwloc_reads()
 {
     run topo xml --synthetic "$1" -o "$work/host.xml" || return
     for lstopo in lstopo-no-graphics lstopo ''; do command -v "$lstopo" >/dev/null && break; done
-    [ "$lstopo" ] || skip "no lstopo"
+    [ "$lstopo" ] || skip "lstopo is not installed"
     "$lstopo" -i "$work/host.xml" --whole-io --of console >"$work/seen" 2>"$work/err" || return
     run topo show --synthetic "$1" || return
     [ "$(grep -c 'NUMANode' "$work/seen")" = "$(grep -c '^  numa[0-9]*  ' "$work/out")" ] ||
@@ -138,7 +138,7 @@ writes_what_a_guest_needs()
 
 reads_what_nccl_wrote()
 {
-    run topo path 0001:00:00.0 0101:00:00.0 --input "$DP_TEST_DATA/topology/nccl-vm.xml" ||
+    run topo path 0001:00:00.0 0101:00:00.0 --topology "$DP_TEST_DATA/topology/nccl-vm.xml" ||
         { grep -q 'has no expat' "$work/err" && skip "built without expat"; } || return
     says "PIX"
 }
@@ -146,7 +146,7 @@ reads_what_nccl_wrote()
 # draws_good_svg ARGUMENT... - valid XML that a renderer takes.
 draws_good_svg()
 {
-    command -v xmllint >/dev/null || skip "no xmllint"
+    command -v xmllint >/dev/null || skip "xmllint is not installed"
     run topo svg "$@" -o "$work/a.svg" || return
     xmllint --noout "$work/a.svg" || return
     command -v rsvg-convert >/dev/null || return 0
@@ -187,7 +187,7 @@ joins_machines()
     for name in a b; do
         run topo json --synthetic "hgx-a100 name=$name" -o "$work/$name.json" || return
     done
-    run topo path a/gpu0 b/gpu0 --input "$work/a.json" --input "$work/b.json" && says "NET, 25 GB/s"
+    run topo path a/gpu0 b/gpu0 -t "$work/a.json" --topology "$work/b.json" && says "NET, 25 GB/s"
 }
 
 finds_differences()

@@ -60,7 +60,10 @@ takes_the_flags_of_topo()
         return
     run run --no-net --print --synthetic 'dgx-h100 host:4' &&
         says "DUALPIPE_TUNER_LINKS='intra=450,inter=400'" || return
-    run topo show --input "$work/cluster.json" || return # the name of before
+    run topo show -t "$work/cluster.json" && [ ! -s "$work/err" ] || return
+    run topo show -i "$work/cluster.json" && grep -q 'i is now called -t' "$work/err" || return
+    run topo show --input "$work/cluster.json" || return
+    grep -q -- '--input is now called --topology' "$work/err" || return
     refuses 2 'expected one of --topology, --sysfs and --synthetic' tune explain \
         --topology "$work/cluster.json" --synthetic dgx-h100
 }
@@ -139,7 +142,7 @@ takes_nvls_where_the_topology_has_it()
 
 explains_in_json()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     run tune explain -n 8 --links intra=450 --format json --algorithms ring,nvls || return
     jq -e '.collective == "allreduce" and .ranks == 8 and .nodes == 1 and
            (.sizes | length) == 21 and (.sizes[0] | .bytes == 1024 and .source == "nccl" and
@@ -199,7 +202,7 @@ draws_before_and_after()
 
 keeps_what_a_full_disk_leaves()
 {
-    [ -c /dev/full ] || skip 'no /dev/full'
+    [ -c /dev/full ] || skip 'this system has no /dev/full'
     rm -f "$work/gain.svg"
     fit -o /dev/full --svg "$work/gain.svg" >/dev/null
     [ "$status" = 1 ] || wrong "exits with $status" || return

@@ -15,9 +15,9 @@
 #define AT(member) .offset = offsetof(struct topo_args, member)
 
 static const struct arg source_args[] = {
-    {"topology", 'i', "FILE",
+    {"topology", 't', "FILE",
      "JSON, XML of NCCL or hwloc, a description (- for stdin); several: a cluster", ARG_LIST,
-     AT(inputs), .old_name = "input"},
+     AT(inputs), .old_name = "input", .old_letter = 'i'},
     {"hwloc", 0, NULL, "this machine as hwloc sees it, instead of as /sys describes it", ARG_FLAG,
      AT(hwloc)},
     {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
