@@ -23,7 +23,7 @@ enum { MOST_CHUNKS = 32, PRIORITIES = DP_PRIORITY_HIGH - DP_PRIORITY_LOW + 1 };
 static const size_t default_chunk = (size_t)4 << 20;
 
 /* A stream, and what is checked in it, one chunk after the other. */
-struct lane {
+struct queue {
     struct dp_device_stream *stream;
     struct dp_offload_copy *first, **last; /* that wait to be queued, in order */
     char *compare;                         /* check: a chunk of what is on the device */
@@ -32,20 +32,20 @@ struct lane {
 
 struct dp_offload_copy {
     struct dp_copy_engine *engine;
-    struct dp_offload_copy *next; /* of the free ones, or of its lane */
+    struct dp_offload_copy *next; /* of the free ones, or of its queue */
     struct dp_copy_spec spec;
-    struct lane *lane;
+    struct queue *queue;
     size_t chunk, queued;
     struct dp_device_event *done;
     bool is_queued, detached;
-    /* In the order of the lane's stream: */
+    /* In the order of the queue's stream: */
     size_t checked;
     _Atomic bool wrong;
 };
 
 struct dp_copy_engine {
     struct dp_copy_engine_config config;
-    struct lane lanes[DP_COPY_DIRECTIONS][PRIORITIES];
+    struct queue queues[DP_COPY_DIRECTIONS][PRIORITIES];
     struct dp_offload_copy *copies, *free;
     struct dp_copy_stats stats;
     int32_t wrong; /* detached copies that have not arrived as they were sent */
@@ -61,7 +61,7 @@ static void compare_chunk(void *user)
 
     const char *host = copy->spec.direction == DP_COPY_UP ? copy->spec.src : copy->spec.dst;
 
-    if (memcmp(copy->lane->compare, host + copy->checked, len))
+    if (memcmp(copy->queue->compare, host + copy->checked, len))
         atomic_store(&copy->wrong, true);
     copy->checked += len;
 }
@@ -70,10 +70,10 @@ static void compare_chunk(void *user)
  * is there. */
 static int check_chunk(struct dp_offload_copy *copy, const char *on_device, size_t len)
 {
-    struct lane *lane = copy->lane;
-    int err = dp_device_copy(lane->stream, lane->compare, on_device, len);
+    struct queue *queue = copy->queue;
+    int err = dp_device_copy(queue->stream, queue->compare, on_device, len);
 
-    return err ? err : dp_device_call(lane->stream, compare_chunk, copy);
+    return err ? err : dp_device_call(queue->stream, compare_chunk, copy);
 }
 
 static int queue_chunk(struct dp_offload_copy *copy)
@@ -83,7 +83,7 @@ static int queue_chunk(struct dp_offload_copy *copy)
     size_t left = spec->bytes - copy->queued, len = left < copy->chunk ? left : copy->chunk;
     char *dst = (char *)spec->dst + copy->queued;
     const char *src = spec->src ? (const char *)spec->src + copy->queued : engine->poison;
-    int err = dp_device_copy(copy->lane->stream, dst, src, len);
+    int err = dp_device_copy(copy->queue->stream, dst, src, len);
 
     if (!err && engine->config.check && spec->src)
         err = check_chunk(copy, spec->direction == DP_COPY_UP ? dst : src, len);
@@ -95,7 +95,9 @@ static int queue_chunk(struct dp_offload_copy *copy)
 
 static int stamp(struct dp_offload_copy *copy, void (*fn)(void *user))
 {
-    return copy->engine->config.measure ? dp_device_call(copy->lane->stream, fn, &copy->lane->meter)
+    struct queue *queue = copy->queue;
+
+    return copy->engine->config.measure ? dp_device_call(queue->stream, fn, &queue->meter)
                                         : 0;
 }
 
@@ -104,7 +106,7 @@ static int begin_queueing(struct dp_offload_copy *copy)
     int err = 0;
 
     for (int32_t i = 0; i < copy->spec.after_count && !err; i++)
-        err = dp_device_stream_wait(copy->lane->stream, copy->spec.after[i]);
+        err = dp_device_stream_wait(copy->queue->stream, copy->spec.after[i]);
     return err ? err : stamp(copy, dpo_stamp_begin);
 }
 
@@ -113,9 +115,9 @@ static int end_queueing(struct dp_offload_copy *copy)
     int err = stamp(copy, dpo_stamp_end);
 
     if (!err && copy->spec.record)
-        err = dp_device_event_record(copy->spec.record, copy->lane->stream);
+        err = dp_device_event_record(copy->spec.record, copy->queue->stream);
     if (!err)
-        err = dp_device_event_record(copy->done, copy->lane->stream);
+        err = dp_device_event_record(copy->done, copy->queue->stream);
     copy->is_queued = true;
     return err;
 }
@@ -148,15 +150,15 @@ static int queue_copy(struct dp_offload_copy *copy)
     return err ? err : end_queueing(copy);
 }
 
-static int advance_lane(struct lane *lane)
+static int advance_queue(struct queue *queue)
 {
     struct dp_offload_copy *copy;
     int err = 0;
 
-    while ((copy = lane->first) && !err) {
+    while ((copy = queue->first) && !err) {
         err = queue_copy(copy);
         if (!err)
-            lane->first = copy->next;
+            queue->first = copy->next;
     }
     return err == DP_EAGAIN ? 0 : err;
 }
@@ -185,7 +187,7 @@ int dp_copy_engine_progress(struct dp_copy_engine *engine)
 
     for (int direction = 0; direction < DP_COPY_DIRECTIONS; direction++)
         for (int level = PRIORITIES - 1; level >= 0 && !err; level--)
-            err = advance_lane(&engine->lanes[direction][level]);
+            err = advance_queue(&engine->queues[direction][level]);
     return err;
 }
 
@@ -226,7 +228,7 @@ static struct dp_offload_copy *take(struct dp_copy_engine *engine, const struct 
     engine->free = copy->next;
     copy->next = NULL;
     copy->spec = *spec;
-    copy->lane = &engine->lanes[spec->direction][spec->priority - DP_PRIORITY_LOW];
+    copy->queue = &engine->queues[spec->direction][spec->priority - DP_PRIORITY_LOW];
     copy->chunk = chunk_of(engine, spec);
     copy->queued = copy->checked = 0;
     copy->is_queued = false;
@@ -236,13 +238,13 @@ static struct dp_offload_copy *take(struct dp_copy_engine *engine, const struct 
 
 static void append(struct dp_offload_copy *copy)
 {
-    struct lane *lane = copy->lane;
+    struct queue *queue = copy->queue;
 
-    if (lane->first)
-        *lane->last = copy;
+    if (queue->first)
+        *queue->last = copy;
     else
-        lane->first = copy;
-    lane->last = &copy->next;
+        queue->first = copy;
+    queue->last = &copy->next;
 }
 
 int dp_copy_begin(struct dp_copy_engine *engine, const struct dp_copy_spec *spec,
@@ -262,7 +264,7 @@ int dp_copy_begin(struct dp_copy_engine *engine, const struct dp_copy_spec *spec
         *out = copy;
     else
         copy->detached = true;
-    return advance_lane(copy->lane);
+    return advance_queue(copy->queue);
 }
 
 static int result(struct dp_offload_copy *copy)
@@ -348,7 +350,7 @@ void dp_copy_engine_stats(const struct dp_copy_engine *engine, struct dp_copy_st
     *out = engine->stats;
     for (int d = 0; d < DP_COPY_DIRECTIONS; d++)
         for (int level = 0; level < PRIORITIES; level++)
-            out->busy_ns[d] += atomic_load(&engine->lanes[d][level].meter.busy_ns);
+            out->busy_ns[d] += atomic_load(&engine->queues[d][level].meter.busy_ns);
 }
 
 /* ---- making one ------------------------------------------------------------------------------ */
@@ -364,12 +366,12 @@ static int take_pinned(struct dp_copy_engine *engine, char **out)
     return err;
 }
 
-static int new_lane(struct dp_copy_engine *engine, struct lane *lane, int level)
+static int new_queue(struct dp_copy_engine *engine, struct queue *queue, int level)
 {
     int err = dp_device_stream_new(
-        engine->config.device, (enum dp_device_priority)(level + DP_PRIORITY_LOW), &lane->stream);
+        engine->config.device, (enum dp_device_priority)(level + DP_PRIORITY_LOW), &queue->stream);
 
-    return err || !engine->config.check ? err : take_pinned(engine, &lane->compare);
+    return err || !engine->config.check ? err : take_pinned(engine, &queue->compare);
 }
 
 static int new_copies(struct dp_copy_engine *engine)
@@ -395,7 +397,7 @@ static int build(struct dp_copy_engine *engine)
 
     for (int d = 0; d < DP_COPY_DIRECTIONS; d++)
         for (int level = 0; level < PRIORITIES && !err; level++)
-            err = new_lane(engine, &engine->lanes[d][level], level);
+            err = new_queue(engine, &engine->queues[d][level], level);
     if (!err && engine->config.check)
         err = take_pinned(engine, &engine->poison);
     if (!err && engine->poison)
@@ -431,9 +433,9 @@ void dp_copy_engine_free(struct dp_copy_engine *engine)
         return;
     for (int d = 0; d < DP_COPY_DIRECTIONS; d++)
         for (int level = 0; level < PRIORITIES; level++) {
-            struct lane *lane = &engine->lanes[d][level];
-            dp_device_stream_free(lane->stream);
-            dp_device_free(engine->config.device, DP_MEMORY_PINNED, lane->compare);
+            struct queue *queue = &engine->queues[d][level];
+            dp_device_stream_free(queue->stream);
+            dp_device_free(engine->config.device, DP_MEMORY_PINNED, queue->compare);
         }
     for (int32_t i = 0; engine->copies && i < engine->config.copies; i++)
         dp_device_event_free(engine->copies[i].done);

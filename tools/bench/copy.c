@@ -20,7 +20,7 @@ struct values {
     double smallest, largest; /* bytes */
 };
 
-enum { LANES = 2, SIZES_MAX = 24, SAMPLE_MS = 120, WARM_UPS = 16 };
+enum { COPIERS = 2, SIZES_MAX = 24, SAMPLE_MS = 120, WARM_UPS = 16 };
 
 /* How copies are made. */
 enum mode {
@@ -30,7 +30,7 @@ enum mode {
 };
 
 /* Where a thread copies. */
-struct lane {
+struct copier {
     struct dp_device *dev;
     struct dp_device_stream *stream;
     struct dp_device_event *event;
@@ -39,11 +39,11 @@ struct lane {
 
 /* One size in one mode. */
 struct job {
-    struct lane *lanes;
+    struct copier *copiers;
     enum mode mode;
     size_t bytes;
     int copies, rounds; /* of a turn; turns of a sample, for each way */
-    double ours_ns[LANES], libc_ns[LANES]; /* out: of one copy */
+    double ours_ns[COPIERS], libc_ns[COPIERS]; /* out: of one copy */
     atomic_int arrived;
     int err;
     char names[3][48];
@@ -51,51 +51,51 @@ struct job {
 
 struct worker {
     struct job *job;
-    int lane;
+    int copier;
 };
 
 /* ---- turns ---------------------------------------------------------------------------------- */
 
-static int lanes_of(const struct job *job)
+static int copiers_of(const struct job *job)
 {
-    return job->mode == MODE_TWO ? LANES : 1;
+    return job->mode == MODE_TWO ? COPIERS : 1;
 }
 
-/* All lanes start a turn together. */
+/* All copiers start a turn together. */
 static void meet(struct job *job, int *meetings)
 {
     atomic_fetch_add(&job->arrived, 1);
     ++*meetings;
-    while (atomic_load(&job->arrived) < *meetings * lanes_of(job))
+    while (atomic_load(&job->arrived) < *meetings * copiers_of(job))
         sched_yield();
 }
 
-static int64_t time_libc(const struct lane *lane, const struct job *job)
+static int64_t time_libc(const struct copier *copier, const struct job *job)
 {
     int64_t began = bench_now_ns();
 
     for (int i = 0; i < job->copies; i++) {
-        memcpy(lane->dst, lane->src, job->bytes);
+        memcpy(copier->dst, copier->src, job->bytes);
         atomic_signal_fence(memory_order_seq_cst); /* or all but the last copy could be left out */
     }
     return bench_now_ns() - began;
 }
 
-static int copy_ours(const struct lane *lane, const struct job *job)
+static int copy_ours(const struct copier *copier, const struct job *job)
 {
     int err = 0;
 
     for (int i = 0; i < job->copies && !err; i++)
-        err = dp_device_copy(lane->stream, lane->dst, lane->src, job->bytes);
+        err = dp_device_copy(copier->stream, copier->dst, copier->src, job->bytes);
     if (!err)
-        err = dp_device_event_record(lane->event, lane->stream);
-    return err ? err : dp_device_event_wait(lane->event, INT64_C(60000000000));
+        err = dp_device_event_record(copier->event, copier->stream);
+    return err ? err : dp_device_event_wait(copier->event, INT64_C(60000000000));
 }
 
-static int64_t time_ours(const struct lane *lane, struct job *job)
+static int64_t time_ours(const struct copier *copier, struct job *job)
 {
     int64_t began = bench_now_ns();
-    int err = copy_ours(lane, job);
+    int err = copy_ours(copier, job);
 
     if (err)
         job->err = err;
@@ -103,36 +103,36 @@ static int64_t time_ours(const struct lane *lane, struct job *job)
 }
 
 /* Ours, libc's, libc's, ours, ... */
-static void *run_lane(void *user)
+static void *run_copier(void *user)
 {
     const struct worker *w = user;
     struct job *job = w->job;
-    const struct lane *lane = &job->lanes[w->lane];
+    const struct copier *copier = &job->copiers[w->copier];
     int64_t ours_ns = 0, libc_ns = 0;
     int meetings = 0;
 
     for (int turn = 0; turn < 2 * job->rounds; turn++) {
         meet(job, &meetings);
         if ((turn % 4 == 0) || (turn % 4 == 3))
-            ours_ns += time_ours(lane, job);
+            ours_ns += time_ours(copier, job);
         else
-            libc_ns += time_libc(lane, job);
+            libc_ns += time_libc(copier, job);
     }
-    job->ours_ns[w->lane] = (double)ours_ns / job->rounds / job->copies;
-    job->libc_ns[w->lane] = (double)libc_ns / job->rounds / job->copies;
+    job->ours_ns[w->copier] = (double)ours_ns / job->rounds / job->copies;
+    job->libc_ns[w->copier] = (double)libc_ns / job->rounds / job->copies;
     return NULL;
 }
 
-static int run_lanes(struct job *job)
+static int run_copiers(struct job *job)
 {
-    struct worker workers[LANES] = {{job, 0}, {job, 1}};
+    struct worker workers[COPIERS] = {{job, 0}, {job, 1}};
     pthread_t thread;
 
     atomic_store(&job->arrived, 0);
-    if (lanes_of(job) > 1 && pthread_create(&thread, NULL, run_lane, &workers[1]))
+    if (copiers_of(job) > 1 && pthread_create(&thread, NULL, run_copier, &workers[1]))
         return command_broke("cannot start a thread"), DP_ENOMEM;
-    run_lane(&workers[0]);
-    if (lanes_of(job) > 1)
+    run_copier(&workers[0]);
+    if (copiers_of(job) > 1)
         pthread_join(thread, NULL);
     return job->err;
 }
@@ -141,12 +141,12 @@ static int run_lanes(struct job *job)
 
 enum { RATIO, OURS, LIBC, FIGURES };
 
-/* GB/s of all lanes. */
+/* GB/s of all copiers. */
 static double rate(const struct job *job, const double *ns)
 {
     double sum = 0;
 
-    for (int i = 0; i < lanes_of(job); i++)
+    for (int i = 0; i < copiers_of(job); i++)
         sum += (double)job->bytes / ns[i];
     return sum;
 }
@@ -154,7 +154,7 @@ static double rate(const struct job *job, const double *ns)
 static int sample(void *user, double *figures)
 {
     struct job *job = user;
-    int err = run_lanes(job);
+    int err = run_copiers(job);
 
     if (err) {
         command_failed(err);
@@ -174,7 +174,7 @@ static int prepare(struct job *job)
 
     job->copies = 1;
     job->rounds = WARM_UPS;
-    err = run_lanes(job);
+    err = run_copiers(job);
     if (err)
         return err;
     copy_ns = job->libc_ns[0] + 1;
@@ -183,34 +183,34 @@ static int prepare(struct job *job)
     return 0;
 }
 
-/* ---- lanes ---------------------------------------------------------------------------------- */
+/* ---- copiers --------------------------------------------------------------------------------- */
 
-static void close_lane(struct lane *lane)
+static void close_copier(struct copier *copier)
 {
-    if (!lane->dev)
+    if (!copier->dev)
         return;
-    dp_device_event_free(lane->event);
-    dp_device_stream_free(lane->stream);
-    dp_device_free(lane->dev, DP_MEMORY_PINNED, lane->dst);
-    dp_device_free(lane->dev, DP_MEMORY_PINNED, lane->src);
-    dp_device_close(lane->dev);
+    dp_device_event_free(copier->event);
+    dp_device_stream_free(copier->stream);
+    dp_device_free(copier->dev, DP_MEMORY_PINNED, copier->dst);
+    dp_device_free(copier->dev, DP_MEMORY_PINNED, copier->src);
+    dp_device_close(copier->dev);
 }
 
-static int open_lane(struct lane *lane, int workers, size_t bytes)
+static int open_copier(struct copier *copier, int workers, size_t bytes)
 {
-    int err = dp_device_host_open(workers, &lane->dev);
+    int err = dp_device_host_open(workers, &copier->dev);
 
     if (err)
         return err;
-    err = dp_device_alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->dst);
+    err = dp_device_alloc(copier->dev, DP_MEMORY_PINNED, bytes, &copier->dst);
     if (!err)
-        err = dp_device_alloc(lane->dev, DP_MEMORY_PINNED, bytes, &lane->src);
+        err = dp_device_alloc(copier->dev, DP_MEMORY_PINNED, bytes, &copier->src);
     if (!err)
-        err = dp_device_stream_new(lane->dev, DP_PRIORITY_NORMAL, &lane->stream);
+        err = dp_device_stream_new(copier->dev, DP_PRIORITY_NORMAL, &copier->stream);
     if (!err)
-        err = dp_device_event_new(lane->dev, &lane->event);
+        err = dp_device_event_new(copier->dev, &copier->event);
     if (!err)
-        memset(lane->src, 1, bytes); /* or every page of it is the kernel's one page of zeroes */
+        memset(copier->src, 1, bytes); /* or every page of it is the kernel's one page of zeroes */
     return err;
 }
 
@@ -278,7 +278,7 @@ static struct bench_case cases[3 * SIZES_MAX];
 
 /* Small copies are never cut, so they are not measured so. Four times as large each, twice once the
  * caches are behind. */
-static int list_jobs(const struct values *v, struct lane *lanes, struct lane *shared)
+static int list_jobs(const struct values *v, struct copier *copiers, struct copier *shared)
 {
     size_t largest = (size_t)v->largest;
     int count = 0;
@@ -287,15 +287,15 @@ static int list_jobs(const struct values *v, struct lane *lanes, struct lane *sh
          bytes *= bytes < 16 << 20 ? 4 : 2)
         for (enum mode mode = MODE_ONE; mode <= MODE_SHARED; mode++)
             if (mode != MODE_SHARED || bytes >= 1 << 20)
-                jobs[count++] = (struct job){.lanes = mode == MODE_SHARED ? shared : lanes,
+                jobs[count++] = (struct job){.copiers = mode == MODE_SHARED ? shared : copiers,
                                              .mode = mode,
                                              .bytes = bytes};
     return count;
 }
 
-static int measure_lanes(const struct values *v, struct lane *lanes, struct lane *shared)
+static int measure_copiers(const struct values *v, struct copier *copiers, struct copier *shared)
 {
-    int count = list_jobs(v, lanes, shared), err = 0;
+    int count = list_jobs(v, copiers, shared), err = 0;
 
     for (int i = 0; i < count && !err; i++) {
         make_case(&cases[i], &jobs[i]);
@@ -314,16 +314,16 @@ static int measure_lanes(const struct values *v, struct lane *lanes, struct lane
 
 static int measure(const struct values *v)
 {
-    struct lane lanes[LANES] = {0}, shared = {0};
-    int err = open_lane(&shared, 1, (size_t)v->largest);
+    struct copier copiers[COPIERS] = {0}, shared = {0};
+    int err = open_copier(&shared, 1, (size_t)v->largest);
 
-    for (int i = 0; i < LANES && !err; i++)
-        err = open_lane(&lanes[i], 0, (size_t)v->largest);
+    for (int i = 0; i < COPIERS && !err; i++)
+        err = open_copier(&copiers[i], 0, (size_t)v->largest);
     if (!err)
-        err = measure_lanes(v, lanes, &shared);
-    for (int i = 0; i < LANES; i++)
-        close_lane(&lanes[i]);
-    close_lane(&shared);
+        err = measure_copiers(v, copiers, &shared);
+    for (int i = 0; i < COPIERS; i++)
+        close_copier(&copiers[i]);
+    close_copier(&shared);
     return err ? command_failed(err) : EXIT_OK;
 }
 

@@ -20,7 +20,7 @@ struct end {
     size_t sizes[NET_WINDOW];
 };
 
-struct lanes {
+struct connections {
     struct net_plugin plugin;
     int out_count, in_count;
     struct end outs[NET_CONNECTIONS_MAX], ins[NET_CONNECTIONS_MAX];
@@ -28,7 +28,7 @@ struct lanes {
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-static int listen_all(struct net_side *s, struct lanes *l)
+static int listen_all(struct net_side *s, struct connections *l)
 {
     for (int i = 0; i < l->in_count; i++) {
         struct end *e = &l->ins[i];
@@ -41,7 +41,7 @@ static int listen_all(struct net_side *s, struct lanes *l)
 }
 
 /* What the other side listens on: NCCL carries the handles by means of its own. */
-static int exchange_handles(struct net_side *s, struct lanes *l)
+static int exchange_handles(struct net_side *s, struct connections *l)
 {
     static char ours[NET_CONNECTIONS_MAX][NCCL_NET_HANDLE_MAXSIZE];
     static char theirs[NET_CONNECTIONS_MAX][NCCL_NET_HANDLE_MAXSIZE];
@@ -82,7 +82,7 @@ static int connect_or_accept(struct net_side *s, const struct net_plugin *p, str
     return result ? net_refused(s, "regMr", result) : 0;
 }
 
-static int connect_all(struct net_side *s, struct lanes *l)
+static int connect_all(struct net_side *s, struct connections *l)
 {
     for (int missing = 1; missing;) {
         missing = 0;
@@ -99,7 +99,7 @@ static int connect_all(struct net_side *s, struct lanes *l)
 
 static void close_plugin(struct net_side *s)
 {
-    struct lanes *l = s->state;
+    struct connections *l = s->state;
 
     for (int i = 0; l && i < l->out_count; i++)
         if (l->outs[i].comm) {
@@ -122,7 +122,7 @@ static void close_plugin(struct net_side *s)
 
 static int open_plugin(struct net_side *s)
 {
-    struct lanes *l = calloc(1, sizeof(*l));
+    struct connections *l = calloc(1, sizeof(*l));
 
     if (!l)
         return net_side_fail(s, DP_ENOMEM, "no memory for %d connections", s->connections);
@@ -146,7 +146,7 @@ static int open_plugin(struct net_side *s)
 static int begin(struct net_side *s, struct end *e, size_t size, int connection, int at,
                  bool *begun)
 {
-    const struct net_caller *net = ((struct lanes *)s->state)->plugin.net;
+    const struct net_caller *net = ((struct connections *)s->state)->plugin.net;
     const int k = at % NET_WINDOW;
     void *data = (e->is_sender ? s->out : s->in) + net_slot(s->room, size, connection, at);
     int tag = TAG;
@@ -165,7 +165,7 @@ static int begin(struct net_side *s, struct end *e, size_t size, int connection,
 
 static int test(struct net_side *s, struct end *e, int at, bool *is_done)
 {
-    const struct net_caller *net = ((struct lanes *)s->state)->plugin.net;
+    const struct net_caller *net = ((struct connections *)s->state)->plugin.net;
     const int k = at % NET_WINDOW;
     int done = 0, got[64];
     got[0] = 0; /* NCCL's are not zeroed either */
@@ -225,7 +225,7 @@ static int move_all(struct net_side *s, struct end *ends, int count, size_t size
 /* Everything one way, then a word back: all have come. */
 static int stream(struct net_side *s, size_t size, int connections, int times)
 {
-    struct lanes *l = s->state;
+    struct connections *l = s->state;
     int err = move_all(s, s->side ? l->ins : l->outs, connections, size, times);
 
     return err ? err : move_all(s, s->side ? l->outs : l->ins, 1, 1, 1);
@@ -281,7 +281,7 @@ static int top_up(struct net_side *s, struct end *in, size_t size, int times)
  * one is begun behind an answer, not before it. */
 static int ping_pong(struct net_side *s, size_t size, int times)
 {
-    struct lanes *l = s->state;
+    struct connections *l = s->state;
     struct end *in = &l->ins[0], *out = &l->outs[0];
     int err = 0;
 

@@ -64,7 +64,7 @@ static const char style[] =
 static void put_head(const struct svg *v)
 {
     const int width = v->left + v->plot + RIGHT;
-    const int height = v->top + (v->panels - 1) * v->panel_px + v->t->ranks * v->lane + BOTTOM;
+    const int height = v->top + (v->panels - 1) * v->panel_px + v->t->ranks * v->row + BOTTOM;
     char title[96], sum[96];
 
     draw_title(v->s, title, sizeof(title));
@@ -118,7 +118,7 @@ static void cut(struct svg *v, double wide)
 {
     const int page = (int)fmax(100, (v->o->width ? v->o->width : PAGE_WIDTH) - v->left - RIGHT);
 
-    v->panel_px = v->t->ranks * v->lane + GAP;
+    v->panel_px = v->t->ranks * v->row + GAP;
     v->plot = v->o->width ? page : (int)fmin(page, fmax(MIN_PLOT, wide));
     v->panels = (int)fmax(1, fmin(fmin(ceil(wide / page), MAX_PANELS), PAGE_HEIGHT / v->panel_px));
     v->panel_ns = v->t->makespan_ns;
@@ -143,7 +143,7 @@ static int lay_out(struct svg *v)
     free(lengths);
 
     v->bar = v->t->ranks <= 32 ? 26 : v->t->ranks <= 128 ? 12 : 4;
-    v->lane = v->bar + (v->bar > 4 ? v->bar / (v->o->arrows ? 2 : 5) + 1 : 1);
+    v->row = v->bar + (v->bar > 4 ? v->bar / (v->o->arrows ? 2 : 5) + 1 : 1);
     v->left = 46 + 8 * snprintf(NULL, 0, "%d", v->t->ranks - 1) + 12;
     cut(v, BAR_PX * (double)v->t->makespan_ns / brief);
     v->top = svg_place_legend(v, LEGEND) + 14;
@@ -162,12 +162,12 @@ static int put_lines(const struct svg *v)
 static void put_panel(const struct svg *v)
 {
     put_axis(v);
-    svg_put_lanes(v);
+    svg_put_rows(v);
     fprintf(v->to,
             "<svg x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" viewBox=\"%d %d %d %d\">"
             "<use href=\"#bars\"/></svg>\n",
-            v->left, svg_y(v, 0) - EDGE, v->plot, v->t->ranks * v->lane + 2 * EDGE,
-            v->left + v->panel * v->plot, v->top - EDGE, v->plot, v->t->ranks * v->lane + 2 * EDGE);
+            v->left, svg_y(v, 0) - EDGE, v->plot, v->t->ranks * v->row + 2 * EDGE,
+            v->left + v->panel * v->plot, v->top - EDGE, v->plot, v->t->ranks * v->row + 2 * EDGE);
 }
 
 static int put_body(struct svg *v)
@@ -176,7 +176,7 @@ static int put_body(struct svg *v)
     svg_put_legend(v);
     if (v->panels == 1) {
         put_axis(v);
-        svg_put_lanes(v);
+        svg_put_rows(v);
         return put_lines(v);
     }
     fputs("<defs><g id=\"bars\">\n", v->to);

@@ -28,7 +28,7 @@ struct svg {
     int panels, panel;   /* how many, and which one is being written */
     int panel_px;        /* from panel to panel */
     int64_t panel_ns;    /* what each shows */
-    int lane, bar;       /* px from rank to rank, px of a bar's height */
+    int row, bar;        /* px from rank to rank, px of a bar's height */
     int entry_count;
     struct svg_entry entries[SVG_ENTRIES_MAX];
 };
@@ -57,7 +57,7 @@ int svg_place_legend(struct svg *v, int y);
 void svg_put_legend(const struct svg *v);
 
 /* The ranks' names and grounds; bars and what is written on them (svg_bars.c). */
-void svg_put_lanes(const struct svg *v);
+void svg_put_rows(const struct svg *v);
 void svg_put_bars(const struct svg *v);
 
 /* The critical path; arrows for messages (svg_links.c). DP_ENOMEM. */

@@ -139,9 +139,9 @@ static void put_waits(const struct svg *v)
     fputs("\"/>\n", v->to);
 }
 
-void svg_put_lanes(const struct svg *v)
+void svg_put_rows(const struct svg *v)
 {
-    int step = v->lane < 12 ? 16 / v->lane + 1 : 1;
+    int step = v->row < 12 ? 16 / v->row + 1 : 1;
 
     fputs("<path class=\"l\" d=\"", v->to);
     for (int rank = 0; rank < v->t->ranks; rank++)

@@ -10,7 +10,7 @@ double svg_x(const struct svg *v, int64_t ns)
 
 int svg_y(const struct svg *v, int rank)
 {
-    return v->top + v->panel * v->panel_px + rank * v->lane;
+    return v->top + v->panel * v->panel_px + rank * v->row;
 }
 
 void svg_px(const struct svg *v, double px)
