@@ -22,7 +22,7 @@ sets_net_plugins_beside_each_other()
 # What man dualpipe-bench promises of the JSON, and every figure that was asked for.
 tells_net_figures_in_json()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     # shellcheck disable=SC2086 # words
     run bench net $brief --sizes 8,64KiB --connections 1 --plugin "$plugin" --abi 9 --json || return
     jq -e '.bench == "net" and .format == 1 and (.contenders | length) == 4 and
@@ -117,7 +117,8 @@ refuses_lists_with_holes()
 # In a network of its own, whose only address is ::1. What the machine could do is measured by 127.0.0.1.
 measures_where_there_is_only_ipv6()
 {
-    unshare -rn true 2>/dev/null && command -v ip >/dev/null || skip "no network namespaces, or no ip"
+    unshare -rn true 2>/dev/null && command -v ip >/dev/null ||
+        skip "network namespaces cannot be made here, or ip is not installed"
     # shellcheck disable=SC2016 # for the other shell
     unshare -rn sh -c 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo && exec "$@"' sh \
         "$dualpipe" bench net $brief --sizes 8 --connections 1 --no-limits --plugin "$plugin" \

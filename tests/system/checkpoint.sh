@@ -66,7 +66,7 @@ shows_what_there_is()
     says 'step        3' '--layers=8' 'layout      --schedule=dualpipe --ranks=2 --replicas=1' \
         'parameters  102 tensors' 'state       306 tensors' 'rank-1.0.safetensors' \
         'block 3 qkv' '8 x 24' || return
-    command -v jq >/dev/null || skip 'no jq'
+    command -v jq >/dev/null || skip 'jq is not installed'
     run checkpoint show good --json || return
     jq -e '.step == 3 and (.tensors | length) == 408 and (.files | length) == 2 and
         ([.tensors[] | select(.parameter)] | length) == 102 and
@@ -77,7 +77,7 @@ shows_what_there_is()
 # Read by hand: the header's length, the header, tensors without gaps.
 is_plain_safetensors()
 {
-    command -v python3 >/dev/null || skip 'no python3'
+    command -v python3 >/dev/null || skip 'python3 is not installed'
     run checkpoint export good -o model.safetensors || return
     python3 - model.safetensors <<'PYTHON'
 import json, struct, sys

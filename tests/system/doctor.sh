@@ -14,7 +14,7 @@
 #       @acs PATH CONTROL               a function's configuration with ACS, CONTROL in octal
 # shellcheck disable=SC2154 # what cases.sh sets
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
-command -v jq >/dev/null || { echo 'no jq' && exit 77; }
+command -v jq >/dev/null || { echo 'jq is not installed' && exit 77; }
 
 trees=$DP_TEST_DATA/doctor
 
@@ -215,7 +215,7 @@ sees_selection()
 
 fails_where_output_cannot_be_written()
 {
-    [ -w /dev/full ] || skip 'no /dev/full'
+    [ -w /dev/full ] || skip 'this system has no /dev/full'
     root=$work/memlock
     status=0
     "$dualpipe" doctor --root "$root" >/dev/full 2>"$work/err" || status=$?

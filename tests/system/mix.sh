@@ -59,7 +59,7 @@ simulates_what_is_asked()
 
 draws()
 {
-    command -v xmllint >/dev/null || skip "no xmllint"
+    command -v xmllint >/dev/null || skip "xmllint is not installed"
     run mix svg alternating-exp-ring -N 16 --local 4 -o "$work/a.svg" && xmllint --noout "$work/a.svg" || return
     run mix svg directed-exp -N 12 -o "$work/b.svg" && xmllint --noout "$work/b.svg" || return
     run mix simulate ring -N 8 --steps 30 --format svg -o "$work/c.svg" && xmllint --noout "$work/c.svg" || return

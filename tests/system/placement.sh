@@ -37,7 +37,7 @@ learns_the_same_wherever_ranks_are()
 
 maps_ranks_to_the_processes_that_came()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     place "$work/four.json" 1f1b node0/gpu0,node1/gpu0,node0/gpu1,node1/gpu1 || return
     jq -e '[.workers[].came_as] != [0, 1, 2, 3]' "$work/four.json" >/dev/null ||
         wrong "the ranks were left as they came" || return

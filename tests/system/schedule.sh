@@ -49,9 +49,9 @@ uses_colour_only_where_asked()
 
 uses_colour_in_a_terminal_unless_told()
 {
-    command -v script >/dev/null || skip "no script(1) to make a terminal"
+    command -v script >/dev/null || skip "script(1), which makes a terminal, is not installed"
     TERM=xterm script -qec "$dualpipe schedule show 1f1b" "$work/typescript" >/dev/null </dev/null ||
-        skip "no pseudo-terminal to be had"
+        skip "this system gives no pseudo-terminal"
     grep -q "$(printf '\033')" "$work/typescript" || wrong "no colour in a terminal" || return
     NO_COLOR=1 TERM=xterm script -qec "$dualpipe schedule show 1f1b" "$work/typescript" \
         >/dev/null </dev/null
@@ -61,7 +61,7 @@ uses_colour_in_a_terminal_unless_told()
 # writes_good_svg KIND ARGUMENT... - valid XML, not large, that a renderer takes.
 writes_good_svg()
 {
-    command -v xmllint >/dev/null || skip "no xmllint"
+    command -v xmllint >/dev/null || skip "xmllint is not installed"
     run schedule show "$@" --format svg -o "$work/a.svg" || return
     [ ! -s "$work/out" ] || wrong "prints something" || return
     xmllint --noout "$work/a.svg" || return
@@ -90,14 +90,14 @@ folds_a_long_svg_to_the_width_of_a_page()
 
 escapes_a_title()
 {
-    command -v xmllint >/dev/null || skip "no xmllint"
+    command -v xmllint >/dev/null || skip "xmllint is not installed"
     run schedule show gpipe --title 'a < b & "c"' --format svg &&
         xmllint --xpath 'string(//*[local-name()="title"])' "$work/out" | grep -qxF 'a < b & "c"'
 }
 
 writes_a_trace_for_perfetto()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     run schedule show dualpipe -P 4 -M 8 --format perfetto || return
     jq -e '.traceEvents | length > 100' "$work/out" >/dev/null
 }
@@ -131,7 +131,7 @@ exports_the_trace_of_a_golden_file()
     case $name in *_fwd) extra="--forward-only --return-outputs" ;; esac
     # shellcheck disable=SC2086 # words
     run schedule export "$kind" -P "$ranks" -M "$mb" $extra || return
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     jq -S 'del(.source)' "$file" >"$work/want"
     jq -S 'del(.source)' "$work/out" >"$work/got"
     cmp "$work/want" "$work/got"
@@ -197,7 +197,7 @@ takes_as_long_as_published()
 
 gives_figures_as_json()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
     run schedule simulate dualpipe -P 8 -M 20 --format json || return
     jq -e '.makespan_ns == 66000000 and (.per_rank | map(.bubble_ns == 6000000) | all)
            and (.per_rank | map(.peak_activations == 9) | all) and (.critical_path | length) > 0' \

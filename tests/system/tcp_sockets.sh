@@ -17,7 +17,7 @@ if [ "${DP_SHAPED_LINK:-}" != inside ]; then
         rm -rf "$work" # the script begins anew, and makes another
         exec unshare -n sh "$0" "$@"
     fi
-    it skip 'no right to make a network namespace (unshare -n)'
+    it skip 'this user may not make a network namespace (unshare -n)'
     finish
 fi
 
@@ -29,7 +29,7 @@ skip_all()
 }
 
 for tool in ip tc nsenter jq; do
-    command -v $tool >/dev/null || skip_all "no $tool"
+    command -v $tool >/dev/null || skip_all "$tool is not installed"
 done
 
 # ---- two hosts ------------------------------------------------------------------------------------
@@ -49,7 +49,8 @@ until [ "$(readlink /proc/$far/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do
     tries=$((tries + 1))
     [ $tries -lt 1000 ] || skip_all 'the second network namespace did not come'
 done
-ip link add near0 type veth peer name far0 2>"$work/why" || skip_all "no veth: $(cat "$work/why")"
+ip link add near0 type veth peer name far0 2>"$work/why" ||
+    skip_all "this kernel makes no veth pair: $(cat "$work/why")"
 ip link set far0 netns $far
 ip link set lo up
 ip addr add 10.99.0.1/24 dev near0
@@ -102,7 +103,7 @@ carries_messages_over_the_bare_link()
 
 carries_more_over_four_sockets_where_each_flow_is_limited()
 {
-    shape 2>"$work/why" || skip "no htb with u32 here: $(head -n 1 "$work/why")"
+    shape 2>"$work/why" || skip "this kernel cannot shape a link (htb, u32): $(head -n 1 "$work/why")"
     one=$(bandwidth 1) && four=$(bandwidth 4) || return
     echo "$rate a flow: $one MB/s over one socket, $four MB/s over four"
     [ "$four" -gt $((one * 2)) ] || wrong "four sockets carry $four MB/s, one $one"

@@ -6,7 +6,7 @@
 
 has_jq()
 {
-    command -v jq >/dev/null || skip "no jq"
+    command -v jq >/dev/null || skip "jq is not installed"
 }
 
 writes_a_file_with_a_place_for_every_worker()

@@ -214,7 +214,7 @@ wrong_input_is_named()
 # A file system that takes no files says so when one is made, whatever its permissions are.
 a_folder_that_takes_no_files_is_refused_before_any_step()
 {
-    [ -d /proc/self ] || skip 'no /proc'
+    [ -d /proc/self ] || skip 'this system has no /proc'
     refuses_to_go_on 2 '--save /proc/saved: No such file or directory; expected a folder' --save /proc/saved || return
     refuses_to_go_on 2 '--save /proc: ' --save /proc || return
     [ ! -s "$work/out" ] || wrong "it began: $(cat "$work/out")"

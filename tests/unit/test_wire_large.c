@@ -80,7 +80,7 @@ static void where_the_system_denies_it_the_ring_serves(void **state)
     int status = run_in_child(send_denied);
 
     if (status == 77)
-        skip_because("no seccomp filters here, to deny copies with");
+        skip_because("this system allows no seccomp filter, which would deny copies");
     assert_int_equal(status, 0);
     assert_int_equal(run_in_child(send_denied_in_the_middle), 0);
 }
@@ -147,7 +147,7 @@ static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **s
 
     if (!secret) {
         free_pair(&p);
-        skip_because("no secret memory here");
+        skip_because("this kernel has no secret memory (memfd_secret)");
     }
     for (unsigned i = 0; i < 2 * TIMES; i++) {
         const bool from = i < TIMES;

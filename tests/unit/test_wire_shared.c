@@ -31,7 +31,7 @@ static void must(void (*fn)(void))
     int status = run_in_child(fn);
 
     if (status == 77)
-        skip_because("no seccomp filters here, to deny copies with");
+        skip_because("this system allows no seccomp filter, which would deny copies");
     assert_int_equal(status, 0);
 }
 
