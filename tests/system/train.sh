@@ -333,6 +333,8 @@ for schedule in '-P 4' '-P 2 -s dualpipev' '-P 4 -s zb1p' '-P 2 -s 1f1b' '-P 2 -
     it trains_in_what_it_asks_for $schedule --offload params,activations,optimizer
 done
 it trains_in_what_it_asks_for -P 2 --offload activations
+it trains_in_what_it_asks_for -P 2 --offload "optimizer=$work"
+it prints_the_numbers_of_the_plain_loop -s none --offload "params,optimizer=$work" --device-memory 240K
 it trains_in_what_it_asks_for -P 2 -s zb1p --offload activations,optimizer
 it trains_in_what_it_asks_for -P 2 -s 1f1b --offload params
 it trains_in_what_it_asks_for -P 2 --offload optimizer

@@ -117,7 +117,8 @@ survives_kills()
     rm -rf d
     mkdir d
     many='--lr 10 --warmup 100000 --steps 100000 --sample 0' resume=
-    for layout in '-P 2 -s 1f1b' '-s none' '-P 2'; do
+    for layout in '-P 2 -s 1f1b' '-s none --offload params,optimizer=. --device-memory 4M' '-s none' \
+        '-P 2'; do
         # shellcheck disable=SC2086 # words
         "$dualpipe" train $small $many $resume $layout --save d --save-every 1 >killed 2>&1 </dev/null &
         pid=$! before=$(newest_step d) tries=0

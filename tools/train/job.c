@@ -390,6 +390,7 @@ static int make_trainer(struct job *j)
                             .method = s->method,
                             .survive = s->survive,
                             .joins = joins(j),
+                            .state_folder = s->offload.folder[0] ? s->offload.folder : NULL,
                         },
                         j->text, j->engine);
 }

@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char expected[] = "expected params, optimizer and activations, in a list with commas";
+static const char expected[] =
+    "expected params, optimizer or optimizer=FOLDER, and activations, in a list with commas";
 
 /* The member that a name of `len` letters is for; NULL: none. */
 static bool *part_of(struct offload_parts *parts, const char *name, size_t len)
@@ -22,14 +23,25 @@ static bool *part_of(struct offload_parts *parts, const char *name, size_t len)
     return NULL;
 }
 
+/* What follows a name: nothing, or =FOLDER behind optimizer. */
+static bool parse_folder(struct offload_parts *parts, const bool *part, const char *at, size_t len)
+{
+    if (!len)
+        return true;
+    if (part != &parts->optimizer || len < 2 || len > sizeof(parts->folder))
+        return false;
+    memcpy(parts->folder, at + 1, len - 1);
+    return true;
+}
+
 bool offload_parts_parse(const char *text, void *member, char *why, size_t why_len)
 {
     struct offload_parts *parts = member;
 
     for (;;) {
-        size_t len = strcspn(text, ",");
-        bool *part = part_of(parts, text, len);
-        if (!part || *part) {
+        size_t len = strcspn(text, ","), name = strcspn(text, "=,");
+        bool *part = part_of(parts, text, name);
+        if (!part || *part || !parse_folder(parts, part, text + name, len - name)) {
             snprintf(why, why_len, "%s", expected);
             return false;
         }

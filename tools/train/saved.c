@@ -60,7 +60,8 @@ static int32_t room_of(const struct trainer *t)
     for (int i = 0; i < t->engine->stage_count; i++)
         room += (int32_t)t->engine->stages[i]->params.tensors_len +
                 statistics_tensor_count(t->engine->stages[i]) +
-                dp_optimizer_state_count(optimizer_of(t, i));
+                (t->in_files[i] ? dp_offload_optimizer_state_count(t->in_files[i])
+                                : dp_optimizer_state_count(optimizer_of(t, i)));
     return room;
 }
 
@@ -98,33 +99,44 @@ static int32_t add_statistics(struct list *l, const struct gpt_stage *stage, int
     return taken + count;
 }
 
-static void add_state(struct list *l, const struct dp_optimizer *optimizer)
+static int add_state(struct list *l, const struct trainer *t, int slot)
 {
-    const struct dp_named_tensor *state = dp_optimizer_state(optimizer);
+    const struct dp_named_tensor *state;
+    int32_t count;
+    int err = 0;
 
-    for (int32_t i = 0; i < dp_optimizer_state_count(optimizer); i++)
+    if (t->in_files[slot]) {
+        count = dp_offload_optimizer_state_count(t->in_files[slot]);
+        err = dp_offload_optimizer_state(t->in_files[slot], &state);
+    } else {
+        count = dp_optimizer_state_count(optimizer_of(t, slot));
+        state = dp_optimizer_state(optimizer_of(t, slot));
+    }
+    for (int32_t i = 0; i < count && !err; i++)
         add_tensor(l, state[i].name, &state[i].tensor);
+    return err;
 }
 
 static int list_state(const struct trainer *t, bool all, struct list *l)
 {
     const bool shards = t->config.kind == DATA_PARALLEL_SHARD;
     int32_t statistics = 0;
+    int err = 0;
 
     *l = (struct list){.tensors = calloc((size_t)room_of(t), sizeof(*l->tensors)),
                        .statistics = calloc(statistics_room(t), sizeof(*l->statistics))};
     if (!l->tensors || !l->statistics)
         return DP_ENOMEM;
-    for (int i = 0; i < t->engine->stage_count; i++) {
+    for (int i = 0; i < t->engine->stage_count && !err; i++) {
         const bool first = t->engine->replica.index == 0 && !t->engine->second_copy[i];
         if (all || first)
             add_values(l, t->engine->stages[i], all);
         if (all || first)
             statistics = add_statistics(l, t->engine->stages[i], statistics);
         if (all || first || shards)
-            add_state(l, optimizer_of(t, i));
+            err = add_state(l, t, i);
     }
-    return 0;
+    return err;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */

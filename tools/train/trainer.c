@@ -188,6 +188,8 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
         return data_parallel_update(&t->replicas, slot, update);
     if (update->skip)
         return dp_gradients_zero(stage->parameters, (int32_t)stage->params.tensors_len);
+    if (t->in_files[slot])
+        return dp_offload_optimizer_step(t->in_files[slot], &step);
     return dp_optimizer_step(t->optimizers[slot], &step);
 }
 
@@ -357,7 +359,12 @@ static int make_optimizer(struct trainer *t, int slot)
     for (int i = 0; i < (int)stage->params.tensors_len; i++)
         if (!t->engine->config.tied || t->engine->ops->owns(t->engine, slot, i))
             owned[count++] = stage->parameters[i];
-    int err = dp_optimizer_new(&config, owned, count, &t->optimizers[slot]);
+    int err = t->config.state_folder
+                  ? dp_offload_optimizer_new(
+                        &(struct dp_offload_optimizer_config){.optimizer = config,
+                                                              .folder = t->config.state_folder},
+                        owned, count, &t->in_files[slot])
+                  : dp_optimizer_new(&config, owned, count, &t->optimizers[slot]);
     free(owned);
     return err;
 }
@@ -427,8 +434,10 @@ void trainer_fini(struct trainer *t)
 {
     data_parallel_fini(&t->replicas);
     statistics_fini(&t->statistics);
-    for (int i = 0; i < DP_MAX_SLOTS; i++)
+    for (int i = 0; i < DP_MAX_SLOTS; i++) {
         dp_optimizer_free(t->optimizers[i]);
+        dp_offload_optimizer_free(t->in_files[i]);
+    }
     free(t->squares);
     free(t->batch.labels);
     free(t->batch.tokens);

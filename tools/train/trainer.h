@@ -11,6 +11,7 @@
 #include "train/engine.h"
 #include "train/statistics.h"
 
+#include <dualpipe/offload.h>
 #include <dualpipe/optimizer.h>
 
 struct trainer_config {
@@ -25,6 +26,7 @@ struct trainer_config {
     struct mixing_method method;  /* how */
     bool survive;                 /* go on without replicas that die */
     bool joins;                   /* this one comes to others, which admit it; all is of dp_comm_join */
+    const char *state_folder;     /* of files for the optimizer's state; NULL: it is in memory */
 };
 
 struct trainer {
@@ -38,6 +40,7 @@ struct trainer {
     struct statistics statistics;
     double rate; /* of this step */
     struct dp_optimizer *optimizers[DP_MAX_SLOTS];
+    struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* instead, with config.state_folder */
     struct batch batch;
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of
      * squared gradients of each group; of each replica, where these mix. A rank leaves zero what it

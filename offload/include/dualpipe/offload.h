@@ -6,7 +6,9 @@
 #ifndef DUALPIPE_OFFLOAD_H
 #define DUALPIPE_OFFLOAD_H
 
+#include <dualpipe/checkpoint.h>
 #include <dualpipe/device.h>
+#include <dualpipe/optimizer.h>
 #include <dualpipe/parameter.h>
 #include <dualpipe/random.h>
 #include <dualpipe/schedule.h>
@@ -216,6 +218,41 @@ struct dp_offload_choice {
 DP_PUBLIC int dp_offload_activations(struct dp_schedule *s,
                                      const struct dp_offload_activations *config,
                                      struct dp_offload_choice *out);
+
+/* ---- an optimizer whose state is in a file ----------------------------------------------------- */
+
+/* What does not fit memory either. A step sweeps over a file in a folder, on an NVMe drive for
+ * instance, in parts: one is read and one is written by threads of their own while one is computed, by
+ * direct I/O; where that is refused, by the page cache, and a warning says so. The results are those
+ * of dp_optimizer, to the last bit. The file has no name, so nothing of it is left when the process
+ * ends; the state is kept by checkpoints. One thread. */
+struct dp_offload_optimizer;
+
+struct dp_offload_optimizer_config {
+    struct dp_optimizer_config optimizer; /* any kind that has state, or 16-bit values */
+    const char *folder;                   /* needs room for the state twice */
+    size_t chunk_bytes;                   /* of each array at once; 0: 1 MiB */
+};
+
+/* The list is copied; what it points to must stay. The file has all its room from the start. DP_EINVAL,
+ * DP_ENOMEM; DP_EIO: the folder cannot be written, or has not enough room. */
+DP_PUBLIC int dp_offload_optimizer_new(const struct dp_offload_optimizer_config *config,
+                                       const struct dp_parameter *parameters, int32_t count,
+                                       struct dp_offload_optimizer **out);
+/* o may be NULL. */
+DP_PUBLIC void dp_offload_optimizer_free(struct dp_offload_optimizer *o);
+
+/* One update. DP_EUNSUPPORTED: `mix` or `skip`. DP_EIO: a part could not be read or written. Parameters
+ * have then taken the step in part, no state is lost, and the same step, with the gradients that are
+ * there, can be repeated: what is done is left out. */
+DP_PUBLIC int dp_offload_optimizer_step(struct dp_offload_optimizer *o,
+                                        const struct dp_optimizer_step *step);
+
+/* As dp_optimizer_state, in the file, which is mapped: to be read or written until the next step.
+ * DP_ESTATE after a step that has failed. */
+DP_PUBLIC int32_t dp_offload_optimizer_state_count(const struct dp_offload_optimizer *o);
+DP_PUBLIC int dp_offload_optimizer_state(struct dp_offload_optimizer *o,
+                                         const struct dp_named_tensor **out);
 
 /* ---- streaming a model through the device ---------------------------------------------------- */
 
