@@ -31,20 +31,25 @@ case_is 'three ranks have another rule' \
 # choices - what NCCL chooses for every collective and size, one line each.
 choices()
 {
-    job --bytes 8,4100,65536,1500000 all-reduce broadcast reduce all-gather reduce-scatter
+    job --bytes 8,100,1024,4100,16384,65536,262144,1500000 all-reduce broadcast reduce all-gather reduce-scatter
     grep -oE '(AllReduce|Broadcast|Reduce|AllGather|ReduceScatter): [0-9]+ Bytes -> .*' "$work/log"
 }
 
 case_is 'without a table NCCL chooses as if there were no tuner' "$(
     unset DUALPIPE_TUNER_TABLE
     choices >"$work/with"
-    [ "$(wc -l <"$work/with")" -ge 20 ] || echo "only $(wc -l <"$work/with") choices"
+    [ "$(wc -l <"$work/with")" -ge 40 ] || echo "only $(wc -l <"$work/with") choices"
     NCCL_TUNER_PLUGIN=none choices | diff "$work/with" -
 )"
 case_is 'the net plugin alone leaves all choices to NCCL' "$(
     unset DUALPIPE_TUNER_TABLE NCCL_TUNER_PLUGIN
     choices | diff "$work/with" -
     not_logged 'Using dualpipe \(v'
+)"
+case_is 'they are those of NCCL with its own transport over the same interface' "$(
+    unset DUALPIPE_TUNER_TABLE NCCL_TUNER_PLUGIN
+    NCCL_NET=Socket NCCL_NET_PLUGIN=none choices | diff "$work/with" -
+    logged 'via NET/Socket/0'
 )"
 case_is 'a table with a mistake is named, and the job goes on' "$(
     DUALPIPE_TUNER_TABLE=$DP_TEST_DATA/tuner/refused/algorithm.csv job --bytes 8 all-reduce
