@@ -18,6 +18,7 @@ struct posting {
 struct flight {
     struct dp_plan_wait wait;
     bool open; /* posted, and nothing has waited for it yet */
+    bool was;  /* its memory is, or was, that of a message */
 };
 
 /* A plan in the making. */
@@ -117,7 +118,9 @@ static void wait_for_memory(struct planner *p, struct dp_buffer_id id)
         wait_for(p, id.part, before->ids[i]);
 }
 
-/* Staged: those that had the memory of `id` last must have been copied out of it. */
+/* Staged: those that had the memory of `id` last must have been copied out of it. Where a compute
+ * alone had it in between, which the host does not wait for, the copy may be that of an earlier one;
+ * what was sent from it was behind all of them. */
 static void wait_for_copies(struct planner *p, struct dp_buffer_id id)
 {
     const struct dp_offset_owners *before = &p->lifetimes.parts[id.part].before;
@@ -125,6 +128,8 @@ static void wait_for_copies(struct planner *p, struct dp_buffer_id id)
         const struct flight *flight = &p->flight[id.part][before->ids[i]];
         if (flight->wait.received)
             add_wait(p, flight->wait);
+        else if (!flight->was)
+            wait_for_copies(p, (struct dp_buffer_id){.part = id.part, .lifetime = before->ids[i]});
     }
 }
 
@@ -235,7 +240,9 @@ static void add_message(struct planner *p, uint32_t i, enum dp_plan_kind kind)
         wait_for_copies(p, id);
     m->request = take_request(p);
     p->flight[id.part][id.lifetime] = (struct flight){
-        .wait = {m->request, m->peer, m->offset, kind == DP_PLAN_RECV ? m->len : 0}, .open = true};
+        .wait = {m->request, m->peer, m->offset, kind == DP_PLAN_RECV ? m->len : 0},
+        .open = true,
+        .was = true};
     entry.waits = (uint16_t)(p->plan->wait_count - entry.first_wait);
     add_op(p, entry);
 }
