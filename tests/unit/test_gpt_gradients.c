@@ -325,7 +325,8 @@ static double model_value(void *user)
         struct dp_stage_call call = model_call(m, s);
         gpt_stage_ops.forward(m->stage[s], &call, &m->in[s], &m->in[s + 1]);
     }
-    gpt_loss_ops.loss(NULL, NULL, &m->in[m->stages], &labels, &value, 1, &count);
+    gpt_loss_ops.loss(NULL, &(struct dp_stage_call){0}, &m->in[m->stages], &labels, &value, 1,
+                      &count);
     return value;
 }
 
@@ -334,7 +335,8 @@ static void model_gradients(struct model *m, enum dp_backward_mode mode)
     DLTensor labels = {m->labels, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, m->shape, NULL, 0};
 
     model_value(m);
-    gpt_loss_ops.loss_backward(NULL, NULL, &m->in[m->stages], &labels, 1, &m->gout[m->stages]);
+    gpt_loss_ops.loss_backward(NULL, &(struct dp_stage_call){0}, &m->in[m->stages], &labels, 1,
+                               &m->gout[m->stages]);
     for (int s = m->stages - 1; s >= 0; s--) {
         struct dp_stage_call call = model_call(m, s);
         gpt_stage_ops.backward(m->stage[s], &call, &m->gout[s + 1], &m->gout[s], mode);

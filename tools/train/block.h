@@ -11,7 +11,7 @@
 #ifndef DP_TRAIN_BLOCK_H
 #define DP_TRAIN_BLOCK_H
 
-#include "train/ops.h"
+#include "train/compute.h"
 
 /* The tensors of a block's parameters, in the order in which they lie in memory. */
 enum block_tensor {
@@ -22,9 +22,10 @@ enum block_tensor {
 
 enum { MLP_FACTOR = 4 }; /* inner width of the MLP over the model's */
 
-/* What one micro-batch leaves behind in one block. */
+/* What one micro-batch leaves behind in one block: activations, the norms' rstd, and p, which is what
+ * attention keeps. */
 struct block_save {
-    /* Forward: p are the probabilities of attention, slope is gelu'. */
+    /* Forward: slope is gelu'. */
     real *norm1, *xhat1, *rstd1, *qkv, *p, *mixed;
     real *norm2, *xhat2, *rstd2, *slope, *active;
     /* Backward: gradients with respect to the outputs of norm 1, qkv, ... */
@@ -37,27 +38,19 @@ struct block_shape {
     struct attention attention;
     int n;              /* tokens: sequences * context */
     float dropout_rate;
-    real *branch;       /* scratch [n][width] */
-    real *scores;       /* scratch [context][context] */
+    void *branch;       /* scratch [n][width] */
+    void *scores;       /* scratch of attention */
+    struct compute compute;
 };
 
-/* Memory that is cut into parts: each *at becomes where its count reals begin, one part after the
- * other from base on. Returns their total; base may be NULL, to learn that only. */
-struct part {
-    real **at;
-    size_t count;
-};
-size_t parts_lay_out(const struct part *parts, size_t len, real *base);
-
-/* Lay the save area out from base on; returns its length in reals. base may be NULL, to learn that
- * length only. */
-size_t block_save_init(struct block_save *save, const struct block_shape *shape, real *base);
+/* Lay the save area out from base on; returns its bytes. base may be NULL, to learn those only. */
+size_t block_save_init(struct block_save *save, const struct block_shape *shape, void *base);
 
 /* w[BLOCK_TENSORS]: the parameters; dw: where to add their gradients. keys: of the two dropouts. */
 void block_forward(const struct block_shape *shape, real *const w[], const struct block_save *save,
-                   const struct dp_random_key keys[2], real *x);
+                   const struct dp_random_key keys[2], void *x);
 void block_backward(const struct block_shape *shape, real *const w[], const struct block_save *save,
-                    const struct dp_random_key keys[2], real *dx);
+                    const struct dp_random_key keys[2], void *dx);
 void block_weight(const struct block_shape *shape, const struct block_save *save, real *const dw[]);
 
 #endif

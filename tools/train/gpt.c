@@ -13,19 +13,20 @@ struct stage_save {
     real *norm, *xhat, *rstd, *d_norm, *d_logits; /* last stage */
 };
 
-static size_t stage_save_init(struct stage_save *save, const struct gpt_stage *g, real *base)
+static size_t stage_save_init(struct stage_save *save, const struct gpt_stage *g, void *base)
 {
     struct block_save block;
     size_t n = (size_t)g->shape.n, nc = n * (size_t)g->config.width;
     size_t head = g->has_head ? 1 : 0, blocks = (size_t)(g->end_block - g->first_block);
     const struct part parts[] = {
-        {&save->d_embedding, g->has_embedding ? nc : 0},
-        {&save->blocks, blocks * block_save_init(&block, &g->shape, NULL)},
-        {&save->norm, head * nc}, {&save->xhat, head * nc}, {&save->rstd, head * n},
-        {&save->d_norm, head * nc}, {&save->d_logits, head * n * GPT_BYTES},
+        {&save->d_embedding, g->has_embedding ? nc : 0, PART_ACTIVATIONS},
+        {&save->blocks, blocks * block_save_init(&block, &g->shape, NULL), PART_BYTES},
+        {&save->norm, head * nc, PART_ACTIVATIONS}, {&save->xhat, head * nc, PART_ACTIVATIONS},
+        {&save->rstd, head * n, PART_REALS}, {&save->d_norm, head * nc, PART_ACTIVATIONS},
+        {&save->d_logits, head * n * GPT_BYTES, PART_ACTIVATIONS},
     };
 
-    return parts_lay_out(parts, sizeof(parts) / sizeof(parts[0]), base);
+    return parts_place(&g->shape.compute, parts, sizeof(parts) / sizeof(parts[0]), base);
 }
 
 /* ---- forward, backward, weight ------------------------------------------------------------- */
@@ -49,7 +50,8 @@ static void block_call_init(struct block_call *b, const struct gpt_stage *g, int
 {
     size_t len = block_save_init(&b->save, &g->shape, NULL);
 
-    block_save_init(&b->save, &g->shape, save->blocks + (size_t)(group - g->first_block) * len);
+    block_save_init(&b->save, &g->shape,
+                    (char *)save->blocks + (size_t)(group - g->first_block) * len);
     b->keys[0] = dropout_key(call, group, 0);
     b->keys[1] = dropout_key(call, group, 1);
 }
@@ -107,48 +109,66 @@ static void group_values(const struct gpt_stage *g, int group, real *out[])
 }
 
 static void embedding_forward(const struct gpt_stage *g, const struct dp_stage_call *call,
-                              float dropout_rate, const uint8_t *tokens, real *x)
+                              float dropout_rate, const uint8_t *tokens, void *x)
 {
+    const struct compute *c = &g->shape.compute;
     int n = g->shape.n, width = g->config.width;
     real *w[EMBEDDING_TENSORS];
 
     group_values(g, 0, w);
-    embed_forward(n, g->config.context, width, tokens, w[TABLE], w[POSITIONS], x);
-    dropout(dropout_key(call, 0, 0), dropout_rate, (size_t)n * (size_t)width, x);
+    c->ops->embed_forward(c, n, g->config.context, width, tokens, w[TABLE], w[POSITIONS], x);
+    c->ops->dropout(c, dropout_key(call, 0, 0), dropout_rate, (size_t)n * (size_t)width, x);
 }
 
-static void head_forward(const struct gpt_stage *g, const struct stage_save *save, const real *x,
-                         real *logits)
+static void head_forward(const struct gpt_stage *g, const struct stage_save *save, const void *x,
+                         void *logits)
 {
+    const struct compute *c = &g->shape.compute;
     int n = g->shape.n, width = g->config.width;
     real *w[HEAD_TENSORS];
 
     group_values(g, g->config.layers + 1, w);
-    norm_forward(n, width, x, w[FINAL_GAIN], w[FINAL_BIAS], save->norm, save->xhat, save->rstd);
-    (g->config.tied ? table_forward : linear_forward)(n, width, GPT_BYTES, save->norm, w[HEAD],
-                                                      w[HEAD_BIAS], logits);
+    c->ops->norm_forward(c, n, width, x, w[FINAL_GAIN], w[FINAL_BIAS], save->norm, save->xhat,
+                         save->rstd);
+    if (g->config.tied) /* the CPU alone has these */
+        table_forward(n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
+    else
+        c->ops->linear_forward(c, n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
 }
 
 static void head_backward(const struct gpt_stage *g, const struct stage_save *save,
-                          const real *d_logits, real *dx)
+                          const void *d_logits, void *dx)
 {
+    const struct compute *c = &g->shape.compute;
     int n = g->shape.n, width = g->config.width;
     real *w[HEAD_TENSORS];
 
     group_values(g, g->config.layers + 1, w);
-    memcpy(save->d_logits, d_logits, (size_t)n * GPT_BYTES * sizeof(real));
-    (g->config.tied ? table_backward : linear_backward)(n, width, GPT_BYTES, d_logits, w[HEAD],
-                                                        save->d_norm);
-    memset(dx, 0, (size_t)n * (size_t)width * sizeof(real));
-    norm_backward(n, width, save->d_norm, w[FINAL_GAIN], save->xhat, save->rstd, dx);
+    c->ops->copy(c, (size_t)n * GPT_BYTES, d_logits, save->d_logits);
+    if (g->config.tied)
+        table_backward(n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
+    else
+        c->ops->linear_backward(c, n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
+    c->ops->zero(c, (size_t)n * (size_t)width, dx);
+    c->ops->norm_backward(c, n, width, save->d_norm, w[FINAL_GAIN], save->xhat, save->rstd, dx);
+}
+
+/* What is computed in a callback is queued in its stream. */
+static const struct gpt_stage *begin(void *user, const struct dp_stage_call *call)
+{
+    struct gpt_stage *g = user;
+
+    g->shape.compute.stream = call->stream;
+    return g;
 }
 
 static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
-    const struct gpt_stage *g = user;
+    const struct gpt_stage *g = begin(user, call);
     struct block_shape shape = g->shape;
+    const struct compute *c = &shape.compute;
     struct stage_save save;
-    real *x = g->has_head ? g->residual : gpt_data(out);
+    void *x = g->has_head ? g->residual : gpt_data(out);
 
     if (!call->training)
         shape.dropout_rate = 0;
@@ -156,7 +176,7 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
     if (g->has_embedding)
         embedding_forward(g, call, shape.dropout_rate, gpt_data(in), x);
     else
-        memcpy(x, gpt_data(in), (size_t)g->shape.n * (size_t)g->config.width * sizeof(real));
+        c->ops->copy(c, (size_t)g->shape.n * (size_t)g->config.width, gpt_data(in), x);
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
         block_call_init(&b, g, group, call, &save);
@@ -165,12 +185,15 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
     }
     if (g->has_head)
         head_forward(g, &save, x, gpt_data(out));
-    return stream_finish(g);
+    const int err = stream_finish(g);
+
+    return err ? err : c->ops->error(c);
 }
 
 static int weight(void *user, const struct dp_stage_call *call)
 {
-    const struct gpt_stage *g = user;
+    const struct gpt_stage *g = begin(user, call);
+    const struct compute *c = &g->shape.compute;
     int n = g->shape.n, width = g->config.width;
     real *dw[MAX_TENSORS];
     struct stage_save save;
@@ -178,9 +201,12 @@ static int weight(void *user, const struct dp_stage_call *call)
     stage_save_init(&save, g, call->save);
     if (g->has_head) {
         gpt_grads_group(g, g->config.layers + 1, call, dw);
-        norm_weight(n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
-        (g->config.tied ? table_weight : linear_weight)(n, width, GPT_BYTES, save.norm,
-                                                        save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
+        c->ops->norm_weight(c, n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
+        if (g->config.tied)
+            table_weight(n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
+        else
+            c->ops->linear_weight(c, n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD],
+                                  dw[HEAD_BIAS]);
         grads_done(g);
     }
     for (int group = g->first_block; group < g->end_block; group++) {
@@ -192,26 +218,29 @@ static int weight(void *user, const struct dp_stage_call *call)
     }
     if (g->has_embedding) {
         gpt_grads_group(g, 0, call, dw);
-        embed_weight(n, g->config.context, width, gpt_data(call->in), save.d_embedding, dw[TABLE],
-                     dw[POSITIONS]);
+        c->ops->embed_weight(c, n, g->config.context, width, gpt_data(call->in), save.d_embedding,
+                             dw[TABLE], dw[POSITIONS]);
         grads_done(g);
     }
-    return stream_finish(g);
+    const int err = stream_finish(g);
+
+    return err ? err : c->ops->error(c);
 }
 
 static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
                     DLTensor *gin, enum dp_backward_mode mode)
 {
-    const struct gpt_stage *g = user;
+    const struct gpt_stage *g = begin(user, call);
+    const struct compute *c = &g->shape.compute;
     size_t nc = (size_t)g->shape.n * (size_t)g->config.width;
     struct stage_save save;
 
     stage_save_init(&save, g, call->save);
-    real *dx = g->has_embedding ? save.d_embedding : gpt_data(gin);
+    void *dx = g->has_embedding ? save.d_embedding : gpt_data(gin);
     if (g->has_head)
         head_backward(g, &save, gpt_data(gout), dx);
     else
-        memcpy(dx, gpt_data(gout), nc * sizeof(real));
+        c->ops->copy(c, nc, gpt_data(gout), dx);
     for (int group = g->end_block - 1; group >= g->first_block; group--) {
         struct block_call b;
         block_call_init(&b, g, group, call, &save);
@@ -219,9 +248,11 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
         block_backward(&g->shape, b.tensors, &b.save, b.keys, dx);
     }
     if (g->has_embedding)
-        dropout(dropout_key(call, 0, 0), g->shape.dropout_rate, nc, dx);
+        c->ops->dropout(c, dropout_key(call, 0, 0), g->shape.dropout_rate, nc, dx);
     int err = stream_finish(g);
-    return !err && mode == DP_BACKWARD_FULL ? weight(user, call) : err;
+    if (!err && mode != DP_BACKWARD_FULL)
+        err = c->ops->error(c);
+    return err || mode != DP_BACKWARD_FULL ? err : weight(user, call);
 }
 
 const struct dp_stage_ops gpt_stage_ops = {forward, backward, weight, NULL, NULL};
@@ -238,22 +269,35 @@ static int classes_of(const DLTensor *logits)
     return (int)logits->shape[2];
 }
 
+/* Where the loss is computed: its user says it, NULL is the CPU. */
+static struct compute compute_of(const void *user, const struct dp_stage_call *call)
+{
+    struct compute c = user ? *(const struct compute *)user : compute_cpu;
+
+    c.stream = call->stream;
+    return c;
+}
+
 static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                 const DLTensor *label, double *values, int32_t max, int32_t *count)
 {
-    (void)user, (void)call, (void)max;
-    values[0] = entropy_forward(rows_of(out), classes_of(out), gpt_data(out), gpt_data(label));
+    const struct compute c = compute_of(user, call);
+
+    (void)max;
+    c.ops->entropy_forward(&c, rows_of(out), classes_of(out), gpt_data(out), gpt_data(label),
+                           call->mb, values);
     *count = 1;
-    return 0;
+    return c.ops->error(&c);
 }
 
 static int loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
                          const DLTensor *label, double scale, DLTensor *gout)
 {
-    (void)user, (void)call;
-    entropy_backward(rows_of(out), classes_of(out), gpt_data(out), gpt_data(label), scale,
-                     gpt_data(gout));
-    return 0;
+    const struct compute c = compute_of(user, call);
+
+    c.ops->entropy_backward(&c, rows_of(out), classes_of(out), gpt_data(out), gpt_data(label),
+                            scale, gpt_data(gout));
+    return c.ops->error(&c);
 }
 
 const struct dp_loss_ops gpt_loss_ops = {loss, loss_backward};
@@ -287,6 +331,7 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
                 .attention = {c->batch, c->context, c->heads, c->width},
                 .n = c->batch * config_rows(c),
                 .dropout_rate = c->dropout,
+                .compute = c->compute ? *c->compute : compute_cpu,
             },
         .first_block = 1 + stage * blocks,
         .end_block = 1 + (stage + 1) * blocks,
@@ -295,17 +340,28 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
     };
     g.first_group = g.has_embedding ? 0 : g.first_block;
     g.end_group = g.has_head ? c->layers + 2 : g.end_block;
-    size_t count = c->model ? c->model->save_count(&g) : stage_save_init(&save, &g, NULL);
-    g.save_bytes = count * sizeof(real);
+    g.save_bytes = c->model ? c->model->save_count(&g) * sizeof(real)
+                            : stage_save_init(&save, &g, NULL);
     return g;
 }
 
-/* Scratch of a stage: residual, branch, scores. */
-static size_t scratch_count(const struct gpt_config *c)
+/* Scratch of a stage: residual, branch, that of attention. Returns its bytes. */
+static size_t scratch_init(struct gpt_stage *g, void *base)
 {
-    size_t nc = (size_t)c->batch * (size_t)config_rows(c) * (size_t)c->width;
+    const size_t nc = (size_t)g->shape.n * (size_t)g->config.width;
+    const struct compute *c = &g->shape.compute;
+    real *residual, *branch, *scores;
+    const struct part parts[] = {
+        {&residual, nc, PART_ACTIVATIONS},
+        {&branch, nc, PART_ACTIVATIONS},
+        {&scores, c->ops->attention_scratch(&g->shape.attention), PART_BYTES},
+    };
+    const size_t bytes = parts_place(c, parts, sizeof(parts) / sizeof(parts[0]), base);
 
-    return 2 * nc + (size_t)c->context * (size_t)c->context;
+    g->residual = residual;
+    g->shape.branch = branch;
+    g->shape.scores = scores;
+    return bytes;
 }
 
 struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage, int stages)
@@ -315,7 +371,7 @@ struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage,
     return (struct gpt_stage_size){
         .param_count = params_count(config, g.first_group, g.end_group),
         .save_bytes = g.save_bytes,
-        .scratch_bytes = scratch_count(config) * sizeof(real),
+        .scratch_bytes = scratch_init(&g, NULL),
     };
 }
 
@@ -329,18 +385,14 @@ static int list_alloc(struct gpt_stage *g)
     return g->tensors && g->parameters && g->grads_list ? 0 : DP_ENOMEM;
 }
 
-void gpt_stage_set_scratch(struct gpt_stage *g, real *scratch)
+void gpt_stage_set_scratch(struct gpt_stage *g, void *scratch)
 {
-    size_t nc = (size_t)g->shape.n * (size_t)g->config.width;
-
-    g->residual = scratch;
-    g->shape.branch = scratch + nc;
-    g->shape.scores = scratch + 2 * nc;
+    scratch_init(g, scratch);
 }
 
 static int memory_alloc(struct gpt_stage *g)
 {
-    real *scratch = calloc(scratch_count(&g->config), sizeof(real));
+    void *scratch = calloc(scratch_init(g, NULL), 1);
 
     g->weights = calloc(g->params.count, sizeof(real));
     g->grads = calloc(g->params.count, sizeof(real));
@@ -351,7 +403,7 @@ static int memory_alloc(struct gpt_stage *g)
     return 0;
 }
 
-void gpt_stage_move_scratch(struct gpt_stage *g, real *scratch)
+void gpt_stage_move_scratch(struct gpt_stage *g, void *scratch)
 {
     free(g->residual);
     g->scratch_elsewhere = true;

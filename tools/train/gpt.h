@@ -45,7 +45,7 @@ struct gpt_stage {
     struct params params;
     real *weights, *grads;    /* [params.count] */
     size_t save_bytes;        /* of one micro-batch */
-    real *residual;           /* scratch [tokens][width] */
+    void *residual;           /* scratch [tokens][width] */
     struct gpt_tensor *tensors;      /* [params.tensors_len] */
     struct dp_parameter *parameters; /* [params.tensors_len] as the pipeline takes them */
     DLTensor **grads_list;           /* [params.tensors_len] their gradients */
@@ -64,9 +64,9 @@ size_t gpt_stage_memory(const struct gpt_config *config, int stage, int stages);
 /* The same without memory: weights, gradients and scratch are to be set, and stay the caller's. */
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
                        struct gpt_stage **out);
-void gpt_stage_set_scratch(struct gpt_stage *g, real *scratch); /* gpt_stage_size.scratch_bytes */
+void gpt_stage_set_scratch(struct gpt_stage *g, void *scratch); /* gpt_stage_size.scratch_bytes */
 /* Have scratch elsewhere, in memory of the caller's; what it had is freed. */
-void gpt_stage_move_scratch(struct gpt_stage *g, real *scratch);
+void gpt_stage_move_scratch(struct gpt_stage *g, void *scratch);
 /* Give weights, gradients and scratch back: from now on it is a bare one, and the data of its
  * tensors is to be set. */
 void gpt_stage_drop_memory(struct gpt_stage *g);
@@ -83,7 +83,8 @@ void gpt_borders(const struct gpt_config *config, int stages, struct dp_border *
 
 /* What a stage does; its user is a struct gpt_stage. */
 extern const struct dp_stage_ops gpt_stage_ops;
-/* Mean cross-entropy of a micro-batch in nats per row; labels are uint8 [batch][rows]. */
+/* Mean cross-entropy of a micro-batch in nats per row; labels are uint8 [batch][rows]. Its user is the
+ * struct compute that takes it; NULL: the CPU. */
 extern const struct dp_loss_ops gpt_loss_ops;
 
 /* Where a tensor's values begin. */

@@ -69,8 +69,9 @@ static size_t hidden_save_init(struct hidden_save *save, const struct gpt_stage 
 {
     const size_t width = (size_t)g->config.width, nw = (size_t)g->shape.n * width;
     const struct part parts[] = {
-        {&save->in, nw},  {&save->xhat, nw},   {&save->rstd, width},
-        {&save->out, nw}, {&save->d_norm, nw}, {&save->d_hidden, nw},
+        {&save->in, nw, PART_REALS},      {&save->xhat, nw, PART_REALS},
+        {&save->rstd, width, PART_REALS}, {&save->out, nw, PART_REALS},
+        {&save->d_norm, nw, PART_REALS},  {&save->d_hidden, nw, PART_REALS},
     };
 
     return parts_lay_out(parts, sizeof(parts) / sizeof(parts[0]), base);
@@ -82,12 +83,13 @@ static size_t save_init(struct mlp_save *save, const struct gpt_stage *g, real *
     const size_t first = g->has_embedding, last = g->has_head;
     struct hidden_save hidden;
     const struct part parts[] = {
-        {&save->features, first * n * (size_t)g->config.context},
-        {&save->d_input, first * nw},
+        {&save->features, first * n * (size_t)g->config.context, PART_REALS},
+        {&save->d_input, first * nw, PART_REALS},
         {&save->hidden,
-         (size_t)(g->end_block - g->first_block) * hidden_save_init(&hidden, g, NULL)},
-        {&save->last, last * nw},
-        {&save->d_logits, last * n * CLASSES},
+         (size_t)(g->end_block - g->first_block) * hidden_save_init(&hidden, g, NULL),
+         PART_REALS},
+        {&save->last, last * nw, PART_REALS},
+        {&save->d_logits, last * n * CLASSES, PART_REALS},
     };
 
     return parts_lay_out(parts, sizeof(parts) / sizeof(parts[0]), base);

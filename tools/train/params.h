@@ -29,6 +29,7 @@ struct gpt_config {
     uint64_t seed;
     int microbatches; /* of a step, of all replicas: whose statistics another model keeps */
     bool tied;        /* the GPT's head is its token embedding */
+    const struct compute *compute; /* what computes; NULL: the CPU */
 };
 
 /* Rows of a sequence, each with a label: its tokens; of a model of samples, which are sequences of
