@@ -62,6 +62,7 @@ static const struct {
     KNOWN(dp_copy_spec),
     KNOWN(dp_copy_stats),
     KNOWN(dp_cost),
+    KNOWN(dp_device_launch),
     KNOWN(dp_device_usage),
     KNOWN(dp_finding),
     KNOWN(dp_flow),

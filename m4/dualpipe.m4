@@ -114,6 +114,40 @@ AC_DEFUN([DP_CUDA], [
     AM_CONDITIONAL([HAVE_CUDA], [test $have_cuda = yes])
 ])
 
+# nvcc, for the kernels of `dualpipe train --device cuda`: of the toolkit, of pip (nvidia-cuda-nvcc), or
+# what NVCC says. Architectures that it does not know are dropped.
+AC_DEFUN([DP_NVCC], [
+    AC_ARG_VAR([NVCC], [CUDA compiler for the kernels of 'dualpipe train'; no: build none])
+    AS_CASE([$with_cuda,$NVCC],
+        [no,*|*,no], [NVCC=],
+        [*,], [AC_PATH_PROG([NVCC], [nvcc], [], [$dp_cuda_dir/bin$PATH_SEPARATOR$PATH])])
+    NVCC_FLAGS="-O3 -std=c++14"
+    CUDA_ARCHITECTURES= CUDA_GENCODE= dp_dropped= dp_last=
+    AS_IF([test -n "$NVCC"], [
+        AC_MSG_CHECKING([which of sm_80, sm_90 and sm_100 $NVCC compiles for])
+        AS_ECHO(['extern "C" __global__ void k(float *x) { x[[threadIdx.x]] = 0; }']) >conftest.cu
+        for dp_sm in 80 90 100; do
+            AS_IF([$NVCC $NVCC_FLAGS -gencode arch=compute_$dp_sm,code=sm_$dp_sm -fatbin \
+                    -o conftest.fatbin conftest.cu >&AS_MESSAGE_LOG_FD 2>&1],
+                [CUDA_ARCHITECTURES="$CUDA_ARCHITECTURES sm_$dp_sm" dp_last=$dp_sm
+                    CUDA_GENCODE="$CUDA_GENCODE -gencode arch=compute_$dp_sm,code=sm_$dp_sm"],
+                [dp_dropped="$dp_dropped sm_$dp_sm"])
+        done
+        rm -f conftest.cu conftest.fatbin
+        AC_MSG_RESULT([${CUDA_ARCHITECTURES:-none}])])
+    AS_IF([test -n "$dp_last"],
+        [CUDA_GENCODE="$CUDA_GENCODE -gencode arch=compute_$dp_last,code=compute_$dp_last"
+            CUDA_ARCHITECTURES="${CUDA_ARCHITECTURES# } and PTX"
+            DP_NOTE([nvcc], [on], [kernels of 'dualpipe train' for $CUDA_ARCHITECTURES, by $NVCC${dp_dropped:+; it does not know}$dp_dropped])],
+        [test -n "$NVCC"],
+        [DP_NOTE([nvcc], [off], [$NVCC does not compile a kernel; config.log says why])],
+        [DP_NOTE([nvcc], [off], [no nvcc; install the CUDA Toolkit or give NVCC=FILE])])
+    AC_SUBST([NVCC_FLAGS])
+    AC_SUBST([CUDA_GENCODE])
+    AC_SUBST([CUDA_ARCHITECTURES])
+    AM_CONDITIONAL([HAVE_NVCC], [test -n "$dp_last"])
+])
+
 # RDMA: only the header is wanted; libibverbs.so.1 is loaded at run time.
 AC_DEFUN([DP_VERBS], [
     AC_ARG_WITH([verbs], [AS_HELP_STRING([--with-verbs],

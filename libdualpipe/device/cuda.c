@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "device/cuda_driver.h"
+#include "device/cuda_module.h"
 #include "topology/sysfs.h"
 
 #include <ctype.h>
@@ -340,6 +340,54 @@ static int cuda_stream_wait(struct dp_device_stream *stream, struct dp_device_ev
         "waiting for an event");
 }
 
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+static int cuda_module_new(struct dp_device *dev, const void *image, struct dp_device_module **out)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+    int err = enter(cuda);
+
+    if (err)
+        return err;
+    err = dp_cuda_module_new(&cuda->cu, dev, image, out);
+    leave(cuda, CUDA_SUCCESS);
+    return err;
+}
+
+static void cuda_module_free(struct dp_device_module *module)
+{
+    struct cuda *cuda = (struct cuda *)module->dev;
+    int err = enter(cuda);
+
+    dp_cuda_module_free(&cuda->cu, module);
+    if (!err)
+        leave(cuda, CUDA_SUCCESS);
+}
+
+static int cuda_kernel_find(struct dp_device_module *module, const char *name, void **out)
+{
+    struct cuda *cuda = (struct cuda *)module->dev;
+    int err = enter(cuda);
+
+    if (err)
+        return err;
+    err = dp_cuda_kernel_find(&cuda->cu, module, name, out);
+    leave(cuda, CUDA_SUCCESS);
+    return err;
+}
+
+static int cuda_launch(struct dp_device *dev, const struct dp_device_launch *launch)
+{
+    struct cuda *cuda = (struct cuda *)dev;
+    int err = enter(cuda);
+
+    if (err)
+        return err;
+    err = dp_cuda_launch(&cuda->cu, launch);
+    leave(cuda, CUDA_SUCCESS);
+    return err;
+}
+
 /* ---- the device ------------------------------------------------------------------------------ */
 
 static void cuda_close(struct dp_device *dev)
@@ -383,6 +431,10 @@ static const struct dp_device_ops cuda_ops = {
     .event_test = cuda_event_test,
     .event_wait = cuda_event_wait,
     .stream_wait = cuda_stream_wait,
+    .module_new = cuda_module_new,
+    .module_free = cuda_module_free,
+    .kernel_find = cuda_kernel_find,
+    .launch = cuda_launch,
     .close = cuda_close,
 };
 

@@ -14,6 +14,9 @@ static const struct dp_dl_symbol symbols[] = {
 #define SYMBOL(name) {TEXT_OF_VALUE(name), offsetof(struct dp_cuda_driver, name), false},
     DP_CUDA_FUNCTIONS(SYMBOL)
 #undef SYMBOL
+#define SYMBOL(name) {TEXT_OF_VALUE(name), offsetof(struct dp_cuda_driver, name), true},
+    DP_CUDA_KERNEL_FUNCTIONS(SYMBOL)
+#undef SYMBOL
 };
 
 /* Both know every error of their own driver, and none of a newer one. */

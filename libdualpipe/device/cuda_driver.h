@@ -41,10 +41,19 @@
     X(cuStreamQuery)                                                                               \
     X(cuStreamWaitEvent)
 
+/* Those without which there are no kernels. */
+#define DP_CUDA_KERNEL_FUNCTIONS(X)                                                                \
+    X(cuFuncSetAttribute)                                                                          \
+    X(cuLaunchKernel)                                                                              \
+    X(cuModuleGetFunction)                                                                         \
+    X(cuModuleLoadData)                                                                            \
+    X(cuModuleUnload)
+
 struct dp_cuda_driver {
     int ordinal; /* of the device that sentences are about */
 #define DP_CUDA_MEMBER(name) __typeof__(&name) name;
     DP_CUDA_FUNCTIONS(DP_CUDA_MEMBER)
+    DP_CUDA_KERNEL_FUNCTIONS(DP_CUDA_MEMBER) /* NULL in a driver that lacks them */
 #undef DP_CUDA_MEMBER
 };
 

@@ -46,6 +46,12 @@ struct dp_device_ops {
     int (*event_wait)(struct dp_device_event *event, int64_t timeout_ns);
     int (*stream_wait)(struct dp_device_stream *stream, struct dp_device_event *event);
 
+    /* All NULL where there are no kernels. */
+    int (*module_new)(struct dp_device *dev, const void *image, struct dp_device_module **out);
+    void (*module_free)(struct dp_device_module *module);
+    int (*kernel_find)(struct dp_device_module *module, const char *name, void **out);
+    int (*launch)(struct dp_device *dev, const struct dp_device_launch *launch);
+
     void (*close)(struct dp_device *dev);
 };
 
@@ -67,11 +73,14 @@ struct dp_device {
     struct dp_device_buffer *buffers;
 };
 
-/* What every stream and every event begins with. */
+/* What every stream, event and module begins with. */
 struct dp_device_stream {
     struct dp_device *dev;
 };
 struct dp_device_event {
+    struct dp_device *dev;
+};
+struct dp_device_module {
     struct dp_device *dev;
 };
 

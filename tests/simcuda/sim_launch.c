@@ -2,13 +2,16 @@
  *
  * sim_launch.c - launches, and the driver's functions that NCCL asks the runtime for by name.
  */
+#include "simcuda/host_grid.h"
 #include "simcuda/sim.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct launch {
-    unsigned blocks;
+    void (*kernel)(const void *args); /* one of the program's own; NULL: NCCL's */
+    unsigned blocks[3], threads;
+    size_t shared_bytes;
     _Alignas(64) char args[];
 };
 
@@ -16,11 +19,15 @@ static void carry_out(void *arg)
 {
     struct launch *launch = arg;
 
-    kernel_run(launch->blocks, launch->args);
+    if (launch->kernel)
+        host_grid_run(launch->kernel, launch->args, launch->blocks, launch->threads,
+                      launch->shared_bytes);
+    else
+        kernel_run(launch->blocks[0], launch->args);
 }
 
-/* The arguments are copied now: NCCL uses the memory again. */
-static int give(struct sim_stream *stream, unsigned blocks, void **extra)
+/* The arguments are copied now: the caller uses the memory again. */
+static int give(struct sim_stream *stream, const struct launch *how, void **extra)
 {
     const void *args = NULL;
     size_t bytes = 0;
@@ -37,9 +44,9 @@ static int give(struct sim_stream *stream, unsigned blocks, void **extra)
     struct launch *launch = aligned_alloc(64, len);
     if (!launch)
         return SIM_OUT_OF_MEMORY;
-    launch->blocks = blocks;
+    *launch = *how;
     memcpy(launch->args, args, bytes);
-    sim_say("launch of %u blocks, %zu bytes of arguments", blocks, bytes);
+    sim_say("launch of %u blocks, %zu bytes of arguments", launch->blocks[0], bytes);
     sim_stream_give(stream, carry_out, launch, sizeof(*launch) + bytes);
     free(launch);
     return 0;
@@ -49,7 +56,7 @@ SIM_EXPORT int cuLaunchKernelEx(const struct sim_launch *launch, void *function,
                                 void **extra)
 {
     (void)function, (void)params;
-    return give(launch->stream, launch->grid[0], extra);
+    return give(launch->stream, &(struct launch){.blocks = {launch->grid[0], 1, 1}}, extra);
 }
 
 SIM_EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -57,9 +64,13 @@ SIM_EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, 
                               unsigned shared_bytes, struct sim_stream *stream, void **params,
                               void **extra)
 {
-    (void)function, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
-    (void)shared_bytes, (void)params;
-    return give(stream, grid_x, extra);
+    const struct launch how = {.kernel = host_kernel_of(function),
+                               .blocks = {grid_x, grid_y, grid_z},
+                               .threads = block_x * block_y * block_z,
+                               .shared_bytes = shared_bytes};
+
+    (void)params;
+    return give(stream, &how, extra);
 }
 
 /* ---- the driver's functions ------------------------------------------------------------------ */

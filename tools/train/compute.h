@@ -12,6 +12,8 @@
 
 #include "train/ops.h"
 
+#include <dlpack/dlpack.h>
+
 struct compute;
 
 /* Arguments are as those of the functions of the same name in ops.h. Activations and their gradients
@@ -65,6 +67,7 @@ struct compute {
     size_t size, align; /* bytes of an activation; that the parts of a save area begin at */
     void *stream;       /* of the callback that computes */
     void *device;       /* the filling's own; NULL: the CPU */
+    DLDevice dl;        /* where its memory is */
 };
 
 extern const struct compute compute_cpu;

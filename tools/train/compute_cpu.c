@@ -168,7 +168,8 @@ static const struct compute_ops cpu_ops = {
     .error = error_cpu,
 };
 
-const struct compute compute_cpu = {&cpu_ops, sizeof(real), sizeof(real), NULL, NULL};
+const struct compute compute_cpu = {&cpu_ops, sizeof(real), sizeof(real),
+                                    NULL,     NULL,         {kDLCPU, 0}};
 
 size_t parts_place(const struct compute *c, const struct part *parts, size_t len, void *base)
 {

@@ -10,6 +10,7 @@
 #include "train/offload_parts.h"
 
 #include <dualpipe/comm.h>
+#include <dualpipe/optimizer.h>
 #include <dualpipe/pipeline.h>
 #include <dualpipe/schedule.h>
 #include <dualpipe/trace.h>
@@ -50,6 +51,11 @@ struct engine_ops {
     /* The number of the next training step, which keys random numbers; 0 at first. */
     void (*seek)(struct engine *e, uint64_t step);
     void (*free)(struct engine *e);
+    /* Where parameters are not in the host's memory, else NULL: sums of squares of the gradients of a
+     * slot by tensor, and AdamW on it, which leaves its gradients zero; skip: nothing but that. */
+    int (*squares)(struct engine *e, int slot, double *squares);
+    int (*update)(struct engine *e, int slot, const struct dp_optimizer_config *config, double rate,
+                  double scale, bool skip);
 };
 
 /* What every engine begins with: the stages that this rank holds. */
@@ -122,6 +128,9 @@ struct pipelined_config {
      * training then gets what has to be evicted or recomputed. */
     size_t device_bytes;
     struct offload_parts offload;
+    const char *device; /* NULL: the CPU; "cuda" or "cuda:N", with any_order */
+    const void *image;  /* of its kernels */
+    bool bf16;
 };
 struct offloaded_figures;
 /* false: not a pipeline, or one without a device. */

@@ -311,8 +311,11 @@ void gpt_borders(const struct gpt_config *c, int stages, struct dp_border *borde
 {
     const struct dp_tensor_spec tokens = {
         .dtype = dtype_byte, .ndim = 2, .shape = {c->batch, c->context}, .no_grad = true};
+    const bool bf16 = c->compute && c->compute->size == 2;
     const struct dp_tensor_spec x = {
-        .dtype = dtype_real, .ndim = 3, .shape = {c->batch, config_rows(c), c->width}};
+        .dtype = bf16 ? (DLDataType){kDLBfloat, 16, 1} : dtype_real,
+        .ndim = 3,
+        .shape = {c->batch, config_rows(c), c->width}};
 
     for (int s = 0; s <= stages; s++)
         borders[s] = (struct dp_border){1, {s == 0 ? tokens : x}};
@@ -420,10 +423,11 @@ void gpt_stage_drop_memory(struct gpt_stage *g)
     g->bare = true;
 }
 
-static DLTensor tensor_view(const struct gpt_tensor *t, const struct tensor *param, real *base)
+static DLTensor tensor_view(const struct gpt_stage *g, const struct gpt_tensor *t,
+                            const struct tensor *param, real *base)
 {
     return (DLTensor){base ? base + param->offset : NULL,
-                      {kDLCPU, 0},
+                      g->shape.compute.dl,
                       2,
                       dtype_real,
                       (int64_t *)t->shape,
@@ -434,7 +438,7 @@ static DLTensor tensor_view(const struct gpt_tensor *t, const struct tensor *par
 void gpt_grads_view(const struct gpt_stage *g, real *grads, DLTensor *tensors, DLTensor **list)
 {
     for (size_t i = 0; i < g->params.tensors_len; i++) {
-        tensors[i] = tensor_view(&g->tensors[i], &g->params.tensors[i], grads);
+        tensors[i] = tensor_view(g, &g->tensors[i], &g->params.tensors[i], grads);
         list[i] = &tensors[i];
     }
 }
@@ -465,8 +469,8 @@ static void describe_parameters(struct gpt_stage *g)
         name_tensor(g, param, t->name, sizeof(t->name));
         t->shape[0] = param->rows;
         t->shape[1] = param->cols;
-        t->value = tensor_view(t, param, g->weights);
-        t->grad = tensor_view(t, param, g->grads);
+        t->value = tensor_view(g, t, param, g->weights);
+        t->grad = tensor_view(g, t, param, g->grads);
         g->grads_list[i] = &t->grad;
         g->parameters[i] = (struct dp_parameter){
             .name = t->name,
@@ -476,6 +480,14 @@ static void describe_parameters(struct gpt_stage *g)
             .tied = param->tied ? gpt_tied_name : NULL,
         };
     }
+}
+
+void gpt_stage_set_memory(struct gpt_stage *g, real *weights, real *grads, void *scratch)
+{
+    g->weights = weights;
+    g->grads = grads;
+    gpt_stage_set_scratch(g, scratch);
+    describe_parameters(g);
 }
 
 size_t gpt_stage_memory(const struct gpt_config *config, int stage, int stages)

@@ -67,6 +67,8 @@ int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
 void gpt_stage_set_scratch(struct gpt_stage *g, void *scratch); /* gpt_stage_size.scratch_bytes */
 /* Have scratch elsewhere, in memory of the caller's; what it had is freed. */
 void gpt_stage_move_scratch(struct gpt_stage *g, void *scratch);
+/* All of a bare stage's memory, on the device that computes; its tensors are views of it. */
+void gpt_stage_set_memory(struct gpt_stage *g, real *weights, real *grads, void *scratch);
 /* Give weights, gradients and scratch back: from now on it is a bare one, and the data of its
  * tensors is to be set. */
 void gpt_stage_drop_memory(struct gpt_stage *g);

@@ -275,6 +275,8 @@ static int agree(struct job *j)
         {"--mix-compress", s->method.compression.kind},
         {"share of --mix-compress", (int64_t)(s->method.compression.fraction * 1e12)},
         {"--mix-staleness", s->method.staleness},
+        {"--device", settings_on_cuda(s)},
+        {"--dtype", !strcmp(s->dtype, "bf16")},
         {"--microbatches", s->microbatches},
         {"--layers", s->layers},
         {"--width", s->width},
@@ -367,6 +369,9 @@ static int make_engine(struct job *j)
             .by_messages = !strcmp(s->execution, "messages"),
             .device_bytes = (size_t)s->device_memory,
             .offload = s->offload,
+            .device = settings_on_cuda(s) ? s->device : NULL,
+            .image = s->image,
+            .bf16 = !strcmp(s->dtype, "bf16"),
         },
         &j->engine);
 }

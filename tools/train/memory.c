@@ -150,6 +150,8 @@ bool memory_check(const struct settings *s, int local, const struct memory_limit
 {
     double most = 0, all = 0;
 
+    if (settings_on_cuda(s))
+        return true; /* what is needed is the GPU's */
     for (int rank = 0; rank < s->ranks; rank++) {
         double bytes = memory_of_rank(s, rank);
         most = fmax(most, bytes);

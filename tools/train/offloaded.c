@@ -411,7 +411,7 @@ static void offloaded_free(struct engine *engine)
 }
 
 static const struct engine_ops offloaded_ops = {
-    "offloaded", train, evaluate, gather, NULL, NULL, NULL, seek, offloaded_free};
+    "offloaded", train, evaluate, gather, NULL, NULL, NULL, seek, offloaded_free, NULL, NULL};
 
 static bool is_offloaded(const struct engine *engine)
 {

@@ -4,6 +4,7 @@
  * together. One pipeline trains and evaluates. With a device, stages have their memory there, or
  * stream their parameters (streamed.h).
  */
+#include "train/cuda/cuda_rank.h"
 #include "train/engine.h"
 #include "train/offloaded.h"
 #include "train/pipeline_fit.h"
@@ -25,6 +26,7 @@ struct pipelined {
     struct dp_offload_choice choice;
     size_t state_bytes; /* of the optimizer, counted as if on it */
     int64_t steps_ns;   /* training steps took */
+    struct cuda_rank *cuda; /* NULL: the CPU computes */
 };
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -42,10 +44,24 @@ static int split_bytes(const struct engine *e, const struct dp_schedule *s, size
     const struct gpt_config *c = &e->config;
     int64_t shape[] = {(int64_t)s->mb_per_stream * c->batch, len};
     bytes += first * (size_t)c->batch * (size_t)len;
-    const DLTensor all = {bytes, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+    const DLDevice where = c->compute ? c->compute->dl : compute_cpu.dl;
+    const DLTensor all = {bytes, where, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
     struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&all)});
 
     return dp_split(&args, NULL, &(struct dp_split_options){.count = s->mb_per_stream}, out);
+}
+
+/* The batch where it is computed. */
+static int place_batch(struct pipelined *p, const struct batch *batch, struct batch *out)
+{
+    const struct gpt_config *c = &p->base.config;
+    const size_t sequences = (size_t)p->base.microbatches * (size_t)c->batch;
+
+    *out = *batch;
+    if (!p->cuda)
+        return 0;
+    return cuda_rank_begin(p->cuda, batch->tokens, sequences * (size_t)c->context, batch->labels,
+                           sequences * (size_t)config_rows(c), &out->tokens, &out->labels);
 }
 
 static int run(struct engine *e, const struct dp_schedule *s, const struct batch *batch,
@@ -54,15 +70,16 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
     struct pipelined *p = (struct pipelined *)e;
     struct dp_microbatches *tokens = NULL, *labels = NULL;
     struct dp_step step = {.schedule = s};
-    int err = 0;
+    struct batch there;
+    int err = place_batch(p, batch, &there);
 
     for (int i = 0; i < dp_schedule_slot_count(s, engine_rank(e)) && !err; i++) {
         const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(e), i);
         size_t first = first_mb(e, slot);
         if (dp_slot_is_first(slot))
-            err = split_bytes(e, s, first, batch->tokens, e->config.context, &tokens);
+            err = split_bytes(e, s, first, there.tokens, e->config.context, &tokens);
         if (dp_slot_is_last(slot) && !err)
-            err = split_bytes(e, s, first, batch->labels, config_rows(&e->config), &labels);
+            err = split_bytes(e, s, first, there.labels, config_rows(&e->config), &labels);
         if (dp_slot_is_last(slot))
             step.losses = losses + first;
     }
@@ -71,6 +88,8 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
     step.labels = labels;
     if (!err)
         err = dp_pipeline_step(p->pipeline, &step);
+    if (!err && p->cuda && step.losses)
+        err = cuda_rank_losses(p->cuda, step.losses, s->mb_per_stream);
     dp_microbatches_free(tokens);
     dp_microbatches_free(labels);
     return err;
@@ -125,13 +144,31 @@ static struct holder holder_of(const struct dp_schedule *s, int stage)
     return h;
 }
 
+/* A stage's weights to host memory. */
+static int read_weights(struct engine *e, const struct gpt_stage *g, real *out)
+{
+    struct pipelined *p = (struct pipelined *)e;
+    const size_t bytes = g->params.count * sizeof(real);
+
+    if (p->cuda)
+        return cuda_rank_copy(p->cuda, out, g->weights, bytes);
+    memcpy(out, g->weights, bytes);
+    return 0;
+}
+
 static int send_weights(struct engine *e, const struct gpt_stage *g, int stage)
 {
+    const size_t bytes = g->params.count * sizeof(real);
+    real *weights = malloc(bytes);
     struct dp_request req;
-    int err = dp_comm_isend(e->comm, 0, DP_CHANNEL_REDUCE, (uint64_t)stage, g->weights,
-                            g->params.count * sizeof(real), &req);
+    int err = weights ? read_weights(e, g, weights) : DP_ENOMEM;
 
-    return err ? err : dp_comm_wait(e->comm, &req, 0);
+    if (!err)
+        err = dp_comm_isend(e->comm, 0, DP_CHANNEL_REDUCE, (uint64_t)stage, weights, bytes, &req);
+    if (!err)
+        err = dp_comm_wait(e->comm, &req, 0);
+    free(weights);
+    return err;
 }
 
 static int receive_weights(struct engine *e, int from, int stage, real *weights, size_t count)
@@ -153,7 +190,7 @@ static int gather(struct engine *e, real *weights)
         size_t count = gpt_stage_size(&e->config, stage, s->stages).param_count;
         struct holder h = holder_of(s, stage);
         if (weights && h.process == 0)
-            memcpy(weights + at, e->stages[h.slot]->weights, count * sizeof(real));
+            err = read_weights(e, e->stages[h.slot], weights + at);
         else if (weights)
             err = receive_weights(e, h.process, stage, weights + at, count);
         else if (h.rank == engine_rank(e))
@@ -198,7 +235,48 @@ static void pipelined_free(struct engine *e)
     for (int i = 0; i < DP_MAX_SLOTS && p->dev; i++)
         dp_device_free(p->dev, DP_MEMORY_DEVICE, p->memory[i]);
     dp_device_close(p->dev);
+    cuda_rank_free(p->cuda);
     free(p);
+}
+
+static int squares(struct engine *e, int slot, double *out)
+{
+    return cuda_rank_squares(((struct pipelined *)e)->cuda, slot, out);
+}
+
+static int update(struct engine *e, int slot, const struct dp_optimizer_config *config, double rate,
+                  double scale, bool skip)
+{
+    return cuda_rank_update(((struct pipelined *)e)->cuda, slot, config, rate, scale, skip);
+}
+
+static const struct engine_ops pipelined_ops = {
+    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free,
+    NULL, NULL};
+static const struct engine_ops cuda_ops = {
+    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free,
+    squares, update};
+
+/* On CUDA: the GPU, whose compute the model is given. */
+static int make_device(struct pipelined *p, const struct pipelined_config *config)
+{
+    struct engine *e = &p->base;
+
+    if (!config->device)
+        return 0;
+    int err = cuda_rank_new(
+        &(struct cuda_rank_config){.device = config->device,
+                                   .image = config->image,
+                                   .bf16 = config->bf16,
+                                   .microbatches = config->training->mb_per_stream,
+                                   .model = config->model,
+                                   .model_microbatches = e->microbatches},
+        &p->cuda);
+    if (err)
+        return err;
+    e->ops = &cuda_ops;
+    e->config.compute = &p->cuda->compute;
+    return 0;
 }
 
 /* Its parameters on the host; scratch on the device. */
@@ -222,6 +300,8 @@ static int make_stage(struct pipelined *p, int stage, int i)
     struct engine *e = &p->base;
     const int stages = e->schedule->stages;
 
+    if (p->cuda)
+        return cuda_rank_add_stage(p->cuda, &e->config, stage, stages, &e->stages[i]);
     if (!p->dev)
         return gpt_stage_new(&e->config, stage, stages, &e->stages[i]);
     if (p->streamed)
@@ -239,10 +319,10 @@ static int make_stages(struct pipelined *p)
     for (int i = 0; i < dp_schedule_slot_count(e->schedule, engine_rank(e)); i++) {
         const struct dp_slot *slot = dp_schedule_slot(e->schedule, engine_rank(e), i);
         int err = make_stage(p, slot->stage, i);
+        e->stage_count += e->stages[i] != NULL;
         if (err)
             return err;
         e->second_copy[i] = slot->stream > 0;
-        e->stage_count++;
     }
     return 0;
 }
@@ -301,12 +381,13 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
             .also = &p->forward,
             .also_count = 1,
             .comm = p->base.comm,
-            .device = p->dev,
+            .device = p->cuda ? p->cuda->dev : p->dev,
             .pinned_sums = p->streamed,
             .stages = stages,
             .borders = p->borders,
             .labels = &p->labels,
             .loss = &gpt_loss_ops,
+            .loss_user = p->cuda ? &p->cuda->compute : NULL,
             .loss_scale = engine_loss_scale(&p->base),
             .seed = p->base.config.seed,
             .fixed_order = !config->any_order,
@@ -323,7 +404,7 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
 static int make_all(struct pipelined *p, const struct pipelined_config *config)
 {
     struct engine *e = &p->base;
-    int err = config->device_bytes ? open_device(p, config) : 0;
+    int err = config->device_bytes ? open_device(p, config) : make_device(p, config);
 
     if (!err)
         err = make_stages(p);
@@ -334,9 +415,6 @@ static int make_all(struct pipelined *p, const struct pipelined_config *config)
     return err ? err : make_pipeline(p, config);
 }
 
-static const struct engine_ops pipelined_ops = {
-    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free};
-
 bool pipelined_figures(const struct engine *engine, struct offloaded_figures *out)
 {
     const struct pipelined *p = (const struct pipelined *)engine;
@@ -344,7 +422,7 @@ bool pipelined_figures(const struct engine *engine, struct offloaded_figures *ou
     struct streamed_times times = {0};
     struct dp_device_usage usage;
 
-    if (engine->ops != &pipelined_ops || !p->dev)
+    if ((engine->ops != &pipelined_ops && engine->ops != &cuda_ops) || !p->dev)
         return false;
     dp_device_usage(p->dev, &usage);
     dp_pipeline_copies(p->pipeline, &copies);

@@ -34,6 +34,7 @@ static int writer_init(struct writer *w, const struct gpt_config *config)
 
     *w = (struct writer){0};
     one.batch = 1;
+    one.compute = NULL; /* it is the CPU that writes */
     int err = gpt_stage_new(&one, 0, 1, &w->model);
     if (err)
         return err;

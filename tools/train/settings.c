@@ -23,6 +23,7 @@ static const char *const schedules[] = {
     "zbv",      "gpipe",     "async", sequential, NULL,
 };
 static const char *const checkpoints[] = {"never", "except_last", "always", NULL};
+static const char *const dtypes[] = {"f32", "bf16", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
 static const char gpt[] = "gpt";
 static const char *const models[] = {gpt, "mlp-bn", NULL};
@@ -140,6 +141,14 @@ static const struct arg optimizer_args[] = {
     {"dropout", 0, "X", "share of activations set to zero", ARG_REAL, AT(dropout), "0", 0, 0.99},
 };
 
+static const struct arg device_args[] = {
+    {"device", 0, "NAME", "what computes: cpu, cuda (GPU 0) or cuda:N", ARG_STRING, AT(device), "cpu"},
+    {"dtype", 0, NULL, "of activations on CUDA; parameters and the optimizer's state are f32",
+     ARG_CHOICE, AT(dtype), "f32", .choices = dtypes},
+    {"kernels", 0, "FILE", "a fatbin, cubin or PTX of tools/train/cuda instead of that built in",
+     ARG_STRING, AT(kernels)},
+};
+
 static const struct arg saved_args[] = {
     {"save", 0, "DIR", "write the state at the end as a checkpoint below this folder", ARG_STRING,
      AT(save)},
@@ -168,8 +177,9 @@ static const struct arg output_args[] = {
 static const struct arg_group groups[] = {
     GROUP("what to learn", what_args),      GROUP("how the work is ordered", schedule_args),
     GROUP("replicas", replica_args),        GROUP("the model", model_args),
-    GROUP("the optimizer", optimizer_args), GROUP("saved state", saved_args),
-    GROUP("output", output_args),           {0},
+    GROUP("the optimizer", optimizer_args), GROUP("the device", device_args),
+    GROUP("saved state", saved_args),       GROUP("output", output_args),
+    {0},
 };
 
 const struct usage settings_usage = {
@@ -364,7 +374,7 @@ static bool take_replicas(struct settings *s, int *status)
     if (!multiple("-M", s->microbatches, s->replicas, "the number of replicas (-D)") ||
         !settings_take_mix(s, status))
         return false;
-    if (settings_processes(s) == 1)
+    if (settings_processes(s) == 1 || settings_on_cuda(s))
         s->kind = DATA_PARALLEL_NONE;
     return true;
 }
@@ -495,7 +505,8 @@ static bool check(struct settings *s, const struct operands *files, int world, i
         return settings_check_prompt(s, files);
     return settings_take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
            take_ranks(s, world) && check_order(s) && check_offload(s) && check_outputs(s) &&
-           take_replicas(s, status) && (is_sequential(s) || build_schedules(s, status)) &&
+           settings_take_device(s) && take_replicas(s, status) &&
+           (is_sequential(s) || build_schedules(s, status)) &&
            check_model(s) && check_tied(s) && take_order_blocks(s) && settings_check_save(s);
 }
 
@@ -531,5 +542,6 @@ void settings_fini(struct settings *s)
     dp_schedule_free(s->forward);
     dp_assignment_free(s->assignment);
     dp_graph_free(s->graph);
+    free(s->kernels_read);
     free(s->parsed);
 }

@@ -20,7 +20,8 @@
 struct settings {
     struct arg_list data;
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
-        *mix, *mix_algorithm, *mix_compress, *model_name, *save, *resume, *prompt, *file;
+        *mix, *mix_algorithm, *mix_compress, *model_name, *save, *resume, *prompt, *file, *device,
+        *dtype, *kernels;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every, save_every, virtual_stages;
     int64_t sample, seed, port, order_blocks, local_steps, mix_staleness, restarts;
@@ -34,6 +35,8 @@ struct settings {
     struct gpt_config model;
     struct resume from;     /* step 0: from the beginning */
     struct resume *parsed;  /* a copy of it, whose words the strings above may be; NULL: none */
+    const void *image;      /* of kernels, on CUDA */
+    char *kernels_read;     /* that of --kernels */
     int own_blocks;         /* of fixed order, on one replica */
     enum data_parallel_kind kind;
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
@@ -65,6 +68,10 @@ bool settings_resume(struct settings *s, int argc, char **argv, struct operands 
 bool settings_check_prompt(const struct settings *s, const struct operands *files);
 /* false, after one line: what --save and --resume ask for cannot be. */
 bool settings_check_save(const struct settings *s);
+/* What computes is a GPU. */
+bool settings_on_cuda(const struct settings *s);
+/* false, after one line: --device, --dtype and --kernels do not go with the rest. */
+bool settings_take_device(struct settings *s);
 /* What a checkpoint after `step` steps says of the run (resume.h), malloc'ed; NULL: no memory. */
 char *settings_text(const struct settings *s, uint64_t step);
 /* Is a checkpoint written after this step? */

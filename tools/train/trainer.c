@@ -65,7 +65,9 @@ static int add_squares(struct trainer *t, int slot, bool counted, double *sum)
 
     if (t->config.kind)
         list = data_parallel_summed(&t->replicas, slot, &count);
-    int err = dp_gradient_squares(list, count, t->squares);
+    struct engine *e = t->engine;
+    int err = e->ops->squares ? e->ops->squares(e, slot, t->squares)
+                              : dp_gradient_squares(list, count, t->squares);
     for (int32_t i = 0; i < count && !err; i++) {
         if (counted)
             squares_of(t, own_column(t))[group_of(stage, list[i].name)] += t->squares[i];
@@ -178,12 +180,26 @@ static double largest_norm(const struct trainer *t)
     return norm;
 }
 
+static struct dp_optimizer_config optimizer_config(const struct trainer *t)
+{
+    struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
+
+    config.beta2 = 0.95;
+    config.weight_decay = t->config.decay;
+    return config;
+}
+
 static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update *update)
 {
     const struct gpt_stage *stage = t->engine->stages[slot];
     const struct dp_optimizer_step step = {
         .rate = update->rate, .scale = update->scale, .zero_grads = true};
 
+    if (t->engine->ops->update) {
+        const struct dp_optimizer_config config = optimizer_config(t);
+        return t->engine->ops->update(t->engine, slot, &config, update->rate, update->scale,
+                                      update->skip);
+    }
     if (t->config.kind > DATA_PARALLEL_SUM)
         return data_parallel_update(&t->replicas, slot, update);
     if (update->skip)
@@ -318,15 +334,6 @@ int trainer_finish(struct trainer *t)
 
 /* ---- making one ---------------------------------------------------------------------------- */
 
-static struct dp_optimizer_config optimizer_config(const struct trainer *t)
-{
-    struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
-
-    config.beta2 = 0.95;
-    config.weight_decay = t->config.decay;
-    return config;
-}
-
 static int make_squares(struct trainer *t, int slot)
 {
     int32_t count = (int32_t)t->engine->stages[slot]->params.tensors_len;
@@ -351,7 +358,7 @@ static int make_optimizer(struct trainer *t, int slot)
     struct dp_parameter *owned;
     int32_t count = 0;
 
-    if (t->config.kind > DATA_PARALLEL_SUM)
+    if (t->config.kind > DATA_PARALLEL_SUM || t->engine->ops->update)
         return 0;
     owned = calloc(stage->params.tensors_len + 1, sizeof(*owned));
     if (!owned)

@@ -147,6 +147,36 @@ DP_PUBLIC int dp_device_event_wait(struct dp_device_event *event, int64_t timeou
 DP_PUBLIC int dp_device_stream_wait(struct dp_device_stream *stream,
                                     struct dp_device_event *event);
 
+/* ---- kernels: CUDA alone ----------------------------------------------------------------------- */
+
+struct dp_device_module;
+
+/* Load kernels: image is a cubin, a fatbin, or PTX (text that ends with 0), as of cuModuleLoadData.
+ * DP_EUNSUPPORTED: the device is the host. DP_EIO: the image has nothing for this device. */
+DP_PUBLIC int dp_device_module_new(struct dp_device *dev, const void *image,
+                                   struct dp_device_module **out);
+/* None of its kernels may be queued or running. module may be NULL. */
+DP_PUBLIC void dp_device_module_free(struct dp_device_module *module);
+/* The kernel of that name, for launches while the module is there. DP_EIO: it has none. */
+DP_PUBLIC int dp_device_kernel_find(struct dp_device_module *module, const char *name, void **out);
+
+struct dp_device_launch {
+    void *kernel;
+    void *stream;        /* native: dp_device_stream_native, or that of a stage's call */
+    unsigned blocks[3];  /* 1 and more */
+    unsigned threads;    /* of a block */
+    size_t memory_bytes; /* of a block, beside what the kernel declares */
+    const void *args;    /* what the kernel takes as its one argument; copied */
+    size_t args_bytes;
+};
+/* Queue a kernel in a stream. Nothing waits. */
+DP_PUBLIC int dp_device_launch(struct dp_device *dev, const struct dp_device_launch *launch);
+
+/* Make the device the calling thread's current one, for libraries that go by that (cuBLAS, CUDA's
+ * runtime), until leave; in pairs. Nothing happens on the host. */
+DP_PUBLIC int dp_device_enter(struct dp_device *dev);
+DP_PUBLIC void dp_device_leave(struct dp_device *dev);
+
 #ifdef __cplusplus
 }
 #endif

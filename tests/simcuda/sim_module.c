@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sim_module.c - modules of kernels: whatever the image, its kernels are those of `dualpipe train`,
+ * compiled for the CPU (host_kernels.c).
+ */
+#include "simcuda/host_grid.h"
+#include "simcuda/sim.h"
+
+enum { NOT_FOUND = 500 };
+
+SIM_EXPORT int cuModuleLoadData(const void **out, const void *image)
+{
+    if (!image)
+        return SIM_INVALID_VALUE;
+    *out = image;
+    return 0;
+}
+
+SIM_EXPORT int cuModuleUnload(const void *module)
+{
+    return module ? 0 : SIM_INVALID_VALUE;
+}
+
+SIM_EXPORT int cuModuleGetFunction(void **out, const void *module, const char *name)
+{
+    (void)module;
+    *out = host_kernel_named(name);
+    return *out ? 0 : NOT_FOUND;
+}
+
+SIM_EXPORT int cuFuncSetAttribute(void *function, int attribute, int value)
+{
+    (void)attribute;
+    return host_kernel_of(function) && value >= 0 ? 0 : SIM_INVALID_VALUE;
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * compute_cuda.c - the table of compute.h on CUDA: each operation is one or two kernels in the
+ * callback's stream.
+ */
+#include "train/cuda/cuda_rank.h"
+
+#include "train/cuda/kernels.h"
+
+#include <math.h>
+
+#define C const struct compute *c
+
+static struct cuda_rank *rank_of(C)
+{
+    return c->device;
+}
+
+#define LAUNCH(kernel, grid, args)                                                                 \
+    cuda_rank_launch(rank_of(c), c->stream, KERNEL_##kernel, grid, &(args), sizeof(args))
+
+static struct cuda_grid grid_of_rows(int n)
+{
+    return (struct cuda_grid){((unsigned)n + BLOCK_ROWS - 1) / BLOCK_ROWS, 1, 1, BLOCK_THREADS, 0};
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+/* What a product reads of a parameter: its bfloat16 copy, or itself. */
+static const void *low(C, const float *w)
+{
+    const struct cuda_rank *r = rank_of(c);
+
+    for (int i = 0; i < r->slot_count; i++) {
+        const struct cuda_slot *s = &r->slots[i];
+        if (s->low && w >= s->weights && w < s->weights + s->stage->params.count)
+            return s->low + (w - s->weights);
+    }
+    return w;
+}
+
+static void product(C, const struct product_args *p)
+{
+    struct cuda_rank *r = rank_of(c);
+    const unsigned tile = PRODUCT_TILE;
+
+    if (!r->blas)
+        LAUNCH(product,
+               ((struct cuda_grid){((unsigned)p->n + tile - 1) / tile,
+                                   ((unsigned)p->m + tile - 1) / tile, 1, tile * tile,
+                                   2 * tile * (tile + 1) * sizeof(float)}),
+               *p);
+    else if (!r->err)
+        r->err = blas_product(r->blas, p, c->stream);
+}
+
+static void linear_forward_cuda(C, int n, int in, int out, const void *x, const real *w,
+                                const real *b, void *y)
+{
+    product(c, &(struct product_args){.m = n, .n = out, .k = in, .a_row = in, .a_column = 1,
+                                      .b_row = out, .b_column = 1, .a = x, .b = low(c, w),
+                                      .bias = low(c, b), .c = y});
+}
+
+static void linear_backward_cuda(C, int n, int in, int out, const void *dy, const real *w, void *dx)
+{
+    product(c, &(struct product_args){.m = n, .n = in, .k = out, .a_row = out, .a_column = 1,
+                                      .b_row = 1, .b_column = out, .a = dy, .b = low(c, w),
+                                      .c = dx});
+}
+
+static void columns(C, int n, int width, const void *dy, const void *xhat, float *sums, float *dgain)
+{
+    const struct columns_args args = {n, width, dy, xhat, sums, dgain};
+    const unsigned threads = 8 * COLUMNS;
+
+    LAUNCH(columns,
+           ((struct cuda_grid){((unsigned)width + COLUMNS - 1) / COLUMNS, 1, 1, threads,
+                               2 * threads * sizeof(float)}),
+           args);
+}
+
+static void linear_weight_cuda(C, int n, int in, int out, const void *x, const void *dy, real *dw,
+                               real *db)
+{
+    product(c, &(struct product_args){.m = in, .n = out, .k = n, .a_row = 1, .a_column = in,
+                                      .b_row = out, .b_column = 1, .accumulate = 1, .wide = 1,
+                                      .a = x, .b = dy, .c = dw});
+    columns(c, n, out, dy, NULL, db, NULL);
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+static void norm_forward_cuda(C, int n, int width, const void *x, const real *gain,
+                              const real *bias, void *y, void *xhat, real *rstd)
+{
+    const struct norm_args args = {n, width, gain, bias, x, y, xhat, rstd};
+
+    LAUNCH(norm_forward, grid_of_rows(n), args);
+}
+
+static void norm_backward_cuda(C, int n, int width, const void *dy, const real *gain,
+                               const void *xhat, const real *rstd, void *dx)
+{
+    const struct norm_args args = {.n = n, .width = width, .gain = gain, .x = dy, .y = dx,
+                                   .xhat = (void *)(uintptr_t)xhat,
+                                   .rstd = (float *)(uintptr_t)rstd};
+
+    LAUNCH(norm_backward, grid_of_rows(n), args);
+}
+
+static void norm_weight_cuda(C, int n, int width, const void *dy, const void *xhat, real *dgain,
+                             real *dbias)
+{
+    columns(c, n, width, dy, xhat, dbias, dgain);
+}
+
+static void entropy_forward_cuda(C, int n, int classes, const void *logits, const uint8_t *labels,
+                                 int mb, double *value)
+{
+    struct cuda_rank *r = rank_of(c);
+    const struct entropy_args args = {.n = n, .classes = classes, .logits = logits,
+                                      .labels = labels, .losses = r->row_losses};
+    const struct sum_args sum = {n, 1.0 / n, r->row_losses, r->losses + mb};
+
+    LAUNCH(entropy_forward, grid_of_rows(n), args);
+    LAUNCH(sum, ((struct cuda_grid){1, 1, 1, 256, 256 * sizeof(double)}), sum);
+    *value = 0;
+}
+
+static void entropy_backward_cuda(C, int n, int classes, const void *logits, const uint8_t *labels,
+                                  double scale, void *dlogits)
+{
+    const struct entropy_args args = {.n = n, .classes = classes, .each = (float)(scale / n),
+                                      .logits = logits, .labels = labels, .dlogits = dlogits};
+
+    LAUNCH(entropy_backward, grid_of_rows(n), args);
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+static size_t attention_rows(const struct attention *a)
+{
+    return (size_t)a->sequences * (size_t)a->heads * (size_t)a->context * sizeof(float);
+}
+
+static struct cuda_grid attention_grid(const struct attention *a, unsigned rows, size_t tiles,
+                                       size_t scores)
+{
+    const size_t depth = (size_t)a->width / (size_t)a->heads;
+
+    return (struct cuda_grid){
+        ((unsigned)a->context + rows - 1) / rows, (unsigned)a->heads, (unsigned)a->sequences,
+        BLOCK_THREADS,
+        (tiles * ATTENTION_ROWS * (depth + 1) + scores * ATTENTION_ROWS * (ATTENTION_ROWS + 1)) *
+            sizeof(float)};
+}
+
+static void attention_forward_cuda(C, const struct attention *a, const void *qkv, void *kept,
+                                   void *y)
+{
+    const struct attention_args args = {.context = a->context, .heads = a->heads,
+                                        .width = a->width, .qkv = qkv, .y = y, .lse = kept};
+
+    LAUNCH(attention_forward, attention_grid(a, ATTENTION_ROWS, 3, 1), args);
+}
+
+static void attention_backward_cuda(C, const struct attention *a, const void *qkv, const void *kept,
+                                    const void *y, const void *dy, void *dqkv, void *scratch)
+{
+    const struct attention_args args = {
+        .context = a->context, .heads = a->heads, .width = a->width, .qkv = qkv,
+        .y = (void *)(uintptr_t)y, .dy = dy, .dqkv = dqkv, .lse = (float *)(uintptr_t)kept,
+        .delta = scratch};
+
+    LAUNCH(attention_delta, attention_grid(a, BLOCK_THREADS, 0, 0), args);
+    LAUNCH(attention_dq, attention_grid(a, ATTENTION_ROWS, 4, 1), args);
+    LAUNCH(attention_dkv, attention_grid(a, ATTENTION_ROWS, 4, 2), args);
+}
+
+/* ---- elements ------------------------------------------------------------------------------ */
+
+#define ELEMENTS(kernel, count, x, y)                                                              \
+    LAUNCH(kernel, cuda_grid_of(count),                                                            \
+           ((const struct elements_args){count, (void *)(uintptr_t)(x), (void *)(uintptr_t)(y)}))
+
+static void gelu_forward_cuda(C, size_t count, void *x, void *y)
+{
+    ELEMENTS(gelu_forward, count, x, y);
+}
+
+static void gelu_backward_cuda(C, size_t count, const void *slope, void *d)
+{
+    ELEMENTS(gelu_backward, count, slope, d);
+}
+
+static void add_cuda(C, size_t count, const void *y, void *x)
+{
+    ELEMENTS(add, count, x, y);
+}
+
+static void copy_cuda(C, size_t count, const void *from, void *to)
+{
+    ELEMENTS(copy, count, from, to);
+}
+
+static void zero_cuda(C, size_t count, void *x)
+{
+    ELEMENTS(zero, count, x, NULL);
+}
+
+static void dropout_cuda(C, struct dp_random_key key, float rate, size_t count, void *x)
+{
+    const struct dropout_args args = {count, key.key, key.stream, rate, 1 / (1 - rate), x};
+
+    if (rate > 0)
+        LAUNCH(dropout, cuda_grid_of((count + 3) / 4), args);
+}
+
+static void embed_forward_cuda(C, int n, int context, int width, const uint8_t *tokens,
+                               const real *table, const real *positions, void *y)
+{
+    const struct embed_args args = {.n = n, .context = context, .width = width, .tokens = tokens,
+                                    .table = table, .positions = positions, .y = y};
+
+    LAUNCH(embed_forward, cuda_grid_of((uint64_t)n * (uint64_t)width), args);
+}
+
+static void embed_weight_cuda(C, int n, int context, int width, const uint8_t *tokens,
+                              const void *dy, real *dtable, real *dpositions)
+{
+    const struct embed_args args = {.n = n, .context = context, .width = width, .tokens = tokens,
+                                    .dy = dy, .dtable = dtable, .dpositions = dpositions};
+    const unsigned across = ((unsigned)width + BLOCK_THREADS - 1) / BLOCK_THREADS;
+
+    LAUNCH(embed_table, ((struct cuda_grid){across, GPT_BYTES, 1, BLOCK_THREADS, 0}), args);
+    LAUNCH(embed_positions, ((struct cuda_grid){across, (unsigned)context, 1, BLOCK_THREADS, 0}),
+           args);
+}
+
+static int error_cuda(C)
+{
+    struct cuda_rank *r = rank_of(c);
+    const int err = r->err;
+
+    r->err = 0;
+    return err;
+}
+
+const struct compute_ops cuda_compute_ops = {
+    .linear_forward = linear_forward_cuda,
+    .linear_backward = linear_backward_cuda,
+    .linear_weight = linear_weight_cuda,
+    .norm_forward = norm_forward_cuda,
+    .norm_backward = norm_backward_cuda,
+    .norm_weight = norm_weight_cuda,
+    .attention_kept = attention_rows,
+    .attention_scratch = attention_rows,
+    .attention_forward = attention_forward_cuda,
+    .attention_backward = attention_backward_cuda,
+    .gelu_forward = gelu_forward_cuda,
+    .gelu_backward = gelu_backward_cuda,
+    .dropout = dropout_cuda,
+    .embed_forward = embed_forward_cuda,
+    .embed_weight = embed_weight_cuda,
+    .entropy_forward = entropy_forward_cuda,
+    .entropy_backward = entropy_backward_cuda,
+    .add = add_cuda,
+    .copy = copy_cuda,
+    .zero = zero_cuda,
+    .error = error_cuda,
+};

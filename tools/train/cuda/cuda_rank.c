@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/cuda/cuda_rank.h"
+
+#include "train/cuda/kernels.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_BLOCKS = 4096, SQUARE_BLOCKS = 256, SUM_THREADS = 256, ALIGNMENT = 256 };
+static const int64_t deadline_ns = INT64_C(60000000000); /* of work outside of steps */
+
+/* ---- work in a stream of its own ------------------------------------------------------------ */
+
+static int wait_for_stream(struct cuda_rank *r)
+{
+    int err = r->err;
+
+    r->err = 0;
+    if (!err)
+        err = dp_device_event_record(r->event, r->stream);
+    return err ? err : dp_device_event_wait(r->event, deadline_ns);
+}
+
+int cuda_rank_copy(struct cuda_rank *r, void *to, const void *from, size_t bytes)
+{
+    int err = dp_device_copy(r->stream, to, from, bytes);
+
+    return err ? err : wait_for_stream(r);
+}
+
+struct cuda_grid cuda_grid_of(uint64_t count)
+{
+    const uint64_t blocks = (count + BLOCK_THREADS - 1) / BLOCK_THREADS;
+
+    return (struct cuda_grid){(unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), 1, 1,
+                              BLOCK_THREADS, 0};
+}
+
+void cuda_rank_launch(struct cuda_rank *r, void *stream, enum cuda_kernel kernel,
+                      struct cuda_grid grid, const void *args, size_t args_bytes)
+{
+    if (!r->err)
+        r->err = dp_device_launch(r->dev, &(struct dp_device_launch){
+                                              .kernel = r->kernels[kernel],
+                                              .stream = stream,
+                                              .blocks = {grid.x, grid.y, grid.z},
+                                              .threads = grid.threads,
+                                              .memory_bytes = grid.memory_bytes,
+                                              .args = args,
+                                              .args_bytes = args_bytes,
+                                          });
+}
+
+/* In the rank's own stream. */
+#define LAUNCH(r, kernel, grid, args)                                                              \
+    cuda_rank_launch(r, dp_device_stream_native((r)->stream), KERNEL_##kernel, grid, &(args),      \
+                     sizeof(args))
+
+/* ---- a step -------------------------------------------------------------------------------- */
+
+static void copy_down_precision(struct cuda_rank *r)
+{
+    for (int i = 0; i < r->slot_count; i++) {
+        const struct cuda_slot *s = &r->slots[i];
+        const struct elements_args args = {s->stage->params.count, s->weights, s->low};
+        if (s->low)
+            LAUNCH(r, to_bf16, cuda_grid_of(args.count), args);
+    }
+}
+
+int cuda_rank_begin(struct cuda_rank *r, const uint8_t *tokens, size_t tokens_len,
+                    const uint8_t *labels, size_t labels_len, uint8_t **on_tokens,
+                    uint8_t **on_labels)
+{
+    if (tokens_len + labels_len > r->batch_bytes)
+        return DP_EINVAL;
+    memcpy(r->pinned, tokens, tokens_len);
+    memcpy((char *)r->pinned + tokens_len, labels, labels_len);
+    int err = dp_device_copy(r->stream, r->bytes, r->pinned, tokens_len + labels_len);
+    if (err)
+        return err;
+    copy_down_precision(r);
+    *on_tokens = r->bytes;
+    *on_labels = *on_tokens + tokens_len;
+    return wait_for_stream(r);
+}
+
+int cuda_rank_losses(struct cuda_rank *r, double *losses, int count)
+{
+    const size_t bytes = (size_t)count * sizeof(*losses);
+    int err = cuda_rank_copy(r, r->pinned, r->losses, bytes);
+
+    if (!err)
+        memcpy(losses, r->pinned, bytes);
+    return err;
+}
+
+/* ---- the optimizer ------------------------------------------------------------------------- */
+
+int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares)
+{
+    const struct cuda_slot *s = &r->slots[slot];
+    const struct params *p = &s->stage->params;
+    const size_t bytes = p->tensors_len * sizeof(double), memory = SUM_THREADS * sizeof(double);
+    double *parts = r->squares + p->tensors_len;
+
+    for (size_t i = 0; i < p->tensors_len; i++) {
+        const struct tensor *t = &p->tensors[i];
+        struct cuda_grid grid = cuda_grid_of(tensor_count(t));
+        grid.x = grid.x < SQUARE_BLOCKS ? grid.x : SQUARE_BLOCKS;
+        grid.memory_bytes = memory;
+        struct squares_args args = {tensor_count(t), s->grads + t->offset, parts};
+        LAUNCH(r, squares, grid, args);
+        args = (struct squares_args){grid.x, (const float *)(r->squares + i), parts};
+        LAUNCH(r, squares_sum, ((struct cuda_grid){1, 1, 1, SUM_THREADS, memory}), args);
+    }
+    int err = cuda_rank_copy(r, r->pinned, r->squares, bytes);
+    if (!err)
+        memcpy(squares, r->pinned, bytes);
+    return err;
+}
+
+int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
+                     double rate, double scale, bool skip)
+{
+    struct cuda_slot *s = &r->slots[slot];
+    const struct params *p = &s->stage->params;
+
+    if (skip) {
+        int err = dp_device_zero(r->stream, s->grads, p->count * sizeof(float));
+        return err ? err : wait_for_stream(r);
+    }
+    s->updates++;
+    for (size_t i = 0; i < p->tensors_len; i++) {
+        const struct tensor *t = &p->tensors[i];
+        const struct adamw_args args = {
+            .count = tensor_count(t), .rate = (float)rate,
+            .decay = t->rows == 1 ? 0 : (float)config->weight_decay,
+            .beta1 = (float)config->beta1, .beta2 = (float)config->beta2,
+            .epsilon = (float)config->epsilon,
+            .correct1 = (float)(1 - pow(config->beta1, (double)s->updates)),
+            .correct2 = (float)(1 - pow(config->beta2, (double)s->updates)),
+            .scale = (float)scale, .value = s->weights + t->offset, .grad = s->grads + t->offset,
+            .first = s->first + t->offset, .second = s->second + t->offset};
+        LAUNCH(r, adamw, cuda_grid_of(args.count), args);
+    }
+    return wait_for_stream(r);
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+static int alloc_zeroed(struct cuda_rank *r, size_t bytes, void *out)
+{
+    void *memory;
+    int err = dp_device_alloc(r->dev, DP_MEMORY_DEVICE, bytes, &memory);
+
+    if (err)
+        return err;
+    *(void **)out = memory;
+    return dp_device_zero(r->stream, memory, bytes);
+}
+
+static int draw(struct cuda_rank *r, struct cuda_slot *s, uint64_t seed)
+{
+    const struct params *p = &s->stage->params;
+    float *host = malloc(p->count * sizeof(*host));
+
+    if (!host)
+        return DP_ENOMEM;
+    params_draw(p, seed, host);
+    int err = cuda_rank_copy(r, s->weights, host, p->count * sizeof(*host));
+    free(host);
+    return err;
+}
+
+int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, int stage, int stages,
+                        struct gpt_stage **out)
+{
+    struct cuda_slot *s = &r->slots[r->slot_count];
+    const struct gpt_stage_size size = gpt_stage_size(config, stage, stages);
+    const size_t count = size.param_count, bytes = count * sizeof(float);
+    int err = gpt_stage_new_bare(config, stage, stages, &s->stage);
+
+    if (err)
+        return err;
+    *out = s->stage;
+    r->slot_count++;
+    err = alloc_zeroed(r, bytes, &s->weights);
+    if (!err)
+        err = alloc_zeroed(r, bytes, &s->grads);
+    if (!err)
+        err = alloc_zeroed(r, bytes, &s->first);
+    if (!err)
+        err = alloc_zeroed(r, bytes, &s->second);
+    if (!err && r->compute.size == 2)
+        err = alloc_zeroed(r, count * sizeof(uint16_t), &s->low);
+    if (!err)
+        err = alloc_zeroed(r, size.scratch_bytes, &s->scratch);
+    if (!err)
+        err = draw(r, s, config->seed);
+    if (!err)
+        gpt_stage_set_memory(s->stage, s->weights, s->grads, s->scratch);
+    return err;
+}
+
+static int find_kernels(struct cuda_rank *r)
+{
+#define ONE(name)  {#name, #name},
+#define BOTH(name) {#name "_f32", #name "_bf16"},
+    static const char *const names[][2] = {CUDA_KERNELS(ONE, BOTH)};
+#undef ONE
+#undef BOTH
+    int err = 0;
+
+    for (int i = 0; i < CUDA_KERNEL_COUNT && !err; i++)
+        err = dp_device_kernel_find(r->module, names[i][r->compute.size == 2], &r->kernels[i]);
+    return err;
+}
+
+static size_t largest(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static int alloc_all(struct cuda_rank *r, const struct cuda_rank_config *config)
+{
+    const struct gpt_config *m = &config->model;
+    const size_t tensors = ((size_t)m->layers + 2) * MAX_TENSORS;
+    const size_t squares = (tensors + MOST_BLOCKS) * sizeof(double);
+    const size_t losses = (size_t)r->microbatches * sizeof(double);
+    const size_t tokens = (size_t)m->batch * (size_t)m->context;
+
+    r->batch_bytes = 2 * tokens * (size_t)config->model_microbatches;
+    r->pinned_bytes = largest(largest(r->batch_bytes, squares), losses);
+    int err = alloc_zeroed(r, tokens * sizeof(float), &r->row_losses);
+    if (!err)
+        err = alloc_zeroed(r, losses, &r->losses);
+    if (!err)
+        err = alloc_zeroed(r, squares, &r->squares);
+    if (!err)
+        err = alloc_zeroed(r, r->batch_bytes, &r->bytes);
+    return err ? err : dp_device_alloc(r->dev, DP_MEMORY_PINNED, r->pinned_bytes, &r->pinned);
+}
+
+/* Without it the kernel `product` does the same, slowly. */
+static void open_blas(struct cuda_rank *r, bool bf16)
+{
+    const int err = blas_open(r->dev, bf16, &r->blas);
+
+    if (err)
+        fprintf(stderr, "dualpipe: warning: %s; matrix products are computed by a slow kernel of "
+                        "dualpipe's own\n",
+                err == DP_ENOENT ? "no cuBLASLt: expected libcublasLt.so.13 or libcublasLt.so.12"
+                                 : "cuBLASLt does not start");
+}
+
+static int open_all(struct cuda_rank *r, const struct cuda_rank_config *config)
+{
+    int err = dp_device_open(config->device, &r->dev);
+
+    if (err)
+        return err;
+    r->compute = (struct compute){&cuda_compute_ops, config->bf16 ? 2 : sizeof(float), ALIGNMENT,
+                                  NULL, r, dp_device_dl(r->dev)};
+    err = dp_device_module_new(r->dev, config->image, &r->module);
+    if (!err)
+        err = find_kernels(r);
+    if (!err)
+        err = dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &r->stream);
+    if (!err)
+        err = dp_device_event_new(r->dev, &r->event);
+    if (!err)
+        open_blas(r, config->bf16);
+    return err ? err : alloc_all(r, config);
+}
+
+int cuda_rank_new(const struct cuda_rank_config *config, struct cuda_rank **out)
+{
+    struct cuda_rank *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return DP_ENOMEM;
+    r->microbatches = config->microbatches;
+    int err = open_all(r, config);
+    if (err)
+        cuda_rank_free(r);
+    else
+        *out = r;
+    return err;
+}
+
+void cuda_rank_free(struct cuda_rank *r)
+{
+    if (!r)
+        return;
+    blas_close(r->blas);
+    for (int i = 0; i < r->slot_count; i++) {
+        struct cuda_slot *s = &r->slots[i];
+        void *const all[] = {s->weights, s->grads, s->first, s->second, s->low, s->scratch};
+        for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
+            dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
+    }
+    if (r->dev) {
+        void *const all[] = {r->row_losses, r->losses, r->squares, r->bytes};
+        for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
+            dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
+        dp_device_free(r->dev, DP_MEMORY_PINNED, r->pinned);
+    }
+    dp_device_event_free(r->event);
+    dp_device_stream_free(r->stream);
+    dp_device_module_free(r->module);
+    dp_device_close(r->dev);
+    free(r);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/cuda/image.h"
+
+#include <stddef.h>
+
+#ifdef CUDA_IMAGE_FILE
+__asm__(".section .rodata\n"
+        ".balign 64\n"
+        ".globl dualpipe_cuda_image\n"
+        ".hidden dualpipe_cuda_image\n"
+        "dualpipe_cuda_image:\n"
+        ".incbin \"" CUDA_IMAGE_FILE "\"\n"
+        ".byte 0\n"
+        ".previous\n");
+extern const char dualpipe_cuda_image[];
+const void *const cuda_image = dualpipe_cuda_image;
+const char *const cuda_image_architectures = CUDA_IMAGE_ARCHITECTURES;
+#else
+const void *const cuda_image = NULL;
+const char *const cuda_image_architectures = "none";
+#endif

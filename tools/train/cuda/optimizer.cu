@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * optimizer.cu - parameters, in float32 whatever the activations are: AdamW, norms, bfloat16 copies;
+ * and sums of losses. Sums are in double and in a fixed order.
+ */
+
+KERNEL(adamw, adamw_args)
+{
+    for (uint64_t i = first_element(); i < a.count; i += element_stride()) {
+        const float g = a.grad[i] * a.scale;
+        const float first = a.beta1 * a.first[i] + (1 - a.beta1) * g;
+        const float second = a.beta2 * a.second[i] + (1 - a.beta2) * g * g;
+
+        a.first[i] = first;
+        a.second[i] = second;
+        a.value[i] = a.value[i] * (1 - a.rate * a.decay) -
+                     a.rate * (first / a.correct1) / (sqrtf(second / a.correct2) + a.epsilon);
+        a.grad[i] = 0;
+    }
+}
+
+KERNEL(to_bf16, elements_args)
+{
+    for (uint64_t i = first_element(); i < a.count; i += element_stride())
+        ((uint16_t *)a.y)[i] = bf16_store(((const float *)a.x)[i]);
+}
+
+/* The sum of what each thread of the block has, in thread 0; the block's size is a power of two. */
+DEVICE double block_sum(double x)
+{
+    double *sums = (double *)block_memory();
+
+    sums[thread_id()] = x;
+    for (int half = thread_count() / 2; half; half /= 2) {
+        block_sync();
+        if (thread_id() < half)
+            sums[thread_id()] += sums[thread_id() + half];
+    }
+    return sums[thread_id()];
+}
+
+KERNEL(squares, squares_args)
+{
+    double sum = 0;
+
+    for (uint64_t i = first_element(); i < a.count; i += element_stride())
+        sum += (double)a.x[i] * (double)a.x[i];
+    sum = block_sum(sum);
+    if (thread_id() == 0)
+        a.parts[block_x()] = sum;
+}
+
+/* One block: parts[0] becomes the sum of parts[count]. */
+KERNEL(squares_sum, squares_args)
+{
+    double sum = 0;
+
+    for (uint64_t i = (uint64_t)thread_id(); i < a.count; i += (uint64_t)thread_count())
+        sum += a.parts[i];
+    sum = block_sum(sum);
+    if (thread_id() == 0)
+        *(double *)(uintptr_t)a.x = sum;
+}
+
+KERNEL(sum, sum_args)
+{
+    double sum = 0;
+
+    for (int i = thread_id(); i < a.count; i += thread_count())
+        sum += (double)a.x[i];
+    sum = block_sum(sum);
+    if (thread_id() == 0)
+        *a.sum = sum * a.scale;
+}
+
+/* Philox4x32-10, as random.c. */
+DEVICE void philox(uint64_t key, uint64_t stream, uint64_t i, uint32_t out[4])
+{
+    uint32_t c0 = (uint32_t)i, c1 = (uint32_t)(i >> 32);
+    uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * settings_device.c - what --device cuda goes with.
+ */
+#include "command.h"
+#include "input.h"
+#include "train/cuda/image.h"
+#include "train/cuda/kernels.h"
+#include "train/settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_IMAGE_BYTES = 256 << 20 };
+
+bool settings_on_cuda(const struct settings *s)
+{
+    return strcmp(s->device, "cpu");
+}
+
+static bool is_cuda(const char *device)
+{
+    const size_t digits = strncmp(device, "cuda:", 5) ? 0 : strspn(device + 5, "0123456789");
+
+    return !strcmp(device, "cuda") || (digits > 0 && digits < 5 && !device[5 + digits]);
+}
+
+static bool take_kernels(struct settings *s)
+{
+    size_t len;
+
+    if (s->kernels) {
+        s->kernels_read = input_read(s->kernels, MOST_IMAGE_BYTES, &len);
+        s->image = s->kernels_read;
+        return s->kernels_read; /* or it has said why not */
+    }
+    s->image = cuda_image;
+    if (s->image)
+        return true;
+    command_misused("--device %s: this program was built without kernels, because configure found "
+                    "no nvcc; install one (CUDA Toolkit 12 or 13), configure and make again, or "
+                    "give --kernels FILE", s->device);
+    return false;
+}
+
+bool settings_take_device(struct settings *s)
+{
+    if (!settings_on_cuda(s)) {
+        if (strcmp(s->dtype, "f32"))
+            command_misused("--dtype %s: expected f32; other types are for --device cuda", s->dtype);
+        else if (s->kernels)
+            command_misused("--kernels: expected --device cuda");
+        else
+            return true;
+        return false;
+    }
+    if (!is_cuda(s->device))
+        command_misused("--device %s: expected cpu, cuda or cuda:N", s->device);
+    else if (strcmp(s->model_name, "gpt"))
+        command_misused("--device %s: expected --model gpt", s->device);
+    else if (!strcmp(s->schedule_name, "none") || s->offload.any)
+        command_misused("--device %s: expected a schedule, for instance --schedule 1f1b -P 1; "
+                        "--schedule none is of the CPU", s->device);
+    else if (s->replicas > 1)
+        command_misused("--device %s: expected -D 1; sums over replicas are of the CPU", s->device);
+    else if (s->save || s->from.step || s->prompt)
+        command_misused("--device %s: expected neither --save nor --resume; the optimizer's state "
+                        "on a GPU is not saved", s->device);
+    else if (s->tied)
+        command_misused("--tie-embeddings: expected --device cpu");
+    else if (s->fixed_order)
+        command_misused("--fixed-order: expected --device cpu; a GPU adds up as gradients come");
+    else if (s->width / s->heads > ATTENTION_DEPTH)
+        command_misused("--width %d --heads %d: a head is %d wide, expected at most %d on %s",
+                        (int)s->width, (int)s->heads, (int)(s->width / s->heads), ATTENTION_DEPTH,
+                        s->device);
+    else
+        return s->any_order = true, take_kernels(s);
+    return false;
+}
