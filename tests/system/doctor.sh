@@ -139,7 +139,7 @@ finds()
     warning*) want=3 ;;
     *) want=0 ;;
     esac
-    run doctor --root "$root" --json >/dev/null || :
+    run doctor --sysfs "$root" --json >/dev/null || :
     [ "$status" = $want ] || wrong "exits with $status, not $want: $(cat "$work/err")" || return
     found=$(jq -r '.findings[] | select(.severity != "fine") |
         "\(.severity) \(.check) \(.what)"' "$work/out")
@@ -164,7 +164,8 @@ knows_this_machine()
 tells_every_remedy_in_text()
 {
     root=$work/memlock
-    run doctor --root "$root" --only limits >/dev/null
+    run doctor --root "$root" --only limits # the old name of --sysfs
+    grep -q "now called --sysfs" "$work/err" || wrong "does not say that --root is an old name" || return
     says "Faults" "only 8.0 MiB" "seen in" "/proc/self/limits" "therefore" "remedy" "ulimit -l"
 }
 
@@ -179,11 +180,11 @@ looks_at_a_process()
 lives_with_an_empty_tree()
 {
     mkdir -p "$work/empty"
-    run doctor --root "$work/empty" >/dev/null
+    run doctor --sysfs "$work/empty" >/dev/null
     says "no libnccl.so.2" "the environment of the process cannot be read" \
         "which net plugin the process asks for is not known" || return
     ! grep -e 'is not set' -e 'all NCCL_ variables' "$work/out" || wrong "concludes from nothing" || return
-    refuses 2 "expected the files of a machine" doctor --root "$work/nowhere"
+    refuses 2 "expected the files of a machine" doctor --sysfs "$work/nowhere"
 }
 
 # A process of another user: its environment and its map cannot be read.
@@ -192,7 +193,7 @@ concludes_nothing_from_what_it_cannot_read()
     root=$work/stranger
     cp -r "$work/planted" "$root"
     mkdir -p "$root/proc/77/environ" "$root/proc/77/maps"
-    run doctor --root "$root" --pid 77 --json >/dev/null
+    run doctor --sysfs "$root" --pid 77 --json >/dev/null
     [ "$status" -le 4 ] && [ "$status" != 1 ] || wrong "exits with $status" || return
     says '"which net plugin the process asks for is not known"' \
         '"the libraries of the process cannot be seen"' '"NCCL_NET_PLUGIN: /proc/77/environ cannot' ||
@@ -208,7 +209,7 @@ sees_selection()
     cp -r "$work/planted" "$root"
     printf 'HOME=/nobody\nNCCL_NET_PLUGIN=dualpipe\n%s\n' "$1" >"$root/proc/self/environ"
     end_environment
-    run doctor --root "$root" --only variables --json >/dev/null
+    run doctor --sysfs "$root" --only variables --json >/dev/null
     found=$(jq -r '.findings[] | select(.severity == "fault") | .what' "$work/out")
     [ "$found" = "$2" ] || wrong "$1: '$found', expected '$2'"
 }
@@ -218,7 +219,7 @@ fails_where_output_cannot_be_written()
     [ -w /dev/full ] || skip 'this system has no /dev/full'
     root=$work/memlock
     status=0
-    "$dualpipe" doctor --root "$root" >/dev/full 2>"$work/err" || status=$?
+    "$dualpipe" doctor --sysfs "$root" >/dev/full 2>"$work/err" || status=$?
     [ "$status" = 1 ] || wrong "exits with $status" || return
     grep -q 'cannot write to standard output' "$work/err"
 }
