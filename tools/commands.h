@@ -10,6 +10,7 @@ int run_checkpoint(int argc, char **argv);
 int run_doctor(int argc, char **argv);
 int run_info(int argc, char **argv);
 int run_mix(int argc, char **argv);
+int run_plan(int argc, char **argv);
 int run_run(int argc, char **argv);
 int run_schedule(int argc, char **argv);
 int run_stat(int argc, char **argv);

@@ -15,6 +15,7 @@ static const struct command commands[] = {
     {"topo", "show what is near what in this machine or another, and how wide the ways are",
      run_topo},
     {"train", "train a small GPT on text, its layers spread over processes", run_train},
+    {"plan", "find the fastest schedule and stages for a model, within a budget of memory", run_plan},
     {"checkpoint", "verify, show and export what a training run has saved", run_checkpoint},
     {"mix", "show, check, compare, simulate and draw mixing graphs", run_mix},
     {"run", "run a job with NCCL's net and tuner plugins of this program", run_run},

@@ -322,10 +322,21 @@ void gpt_borders(const struct gpt_config *c, int stages, struct dp_border *borde
     borders[stages].tensors[0].shape[2] = config_classes(c);
 }
 
+/* The blocks of the stages before. A model in one stage has all of them. */
+static int blocks_before(const struct gpt_config *c, int stage, int stages)
+{
+    int before = 0;
+
+    if (!c->blocks || stages == 1)
+        return c->layers / stages * stage;
+    for (int s = 0; s < stage; s++)
+        before += c->blocks[s];
+    return before;
+}
+
 /* Everything but the memory. */
 static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int stages)
 {
-    int blocks = c->layers / stages;
     struct stage_save save;
     struct gpt_stage g = {
         .config = *c,
@@ -336,8 +347,8 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
                 .dropout_rate = c->dropout,
                 .compute = c->compute ? *c->compute : compute_cpu,
             },
-        .first_block = 1 + stage * blocks,
-        .end_block = 1 + (stage + 1) * blocks,
+        .first_block = 1 + blocks_before(c, stage, stages),
+        .end_block = 1 + blocks_before(c, stage + 1, stages),
         .has_embedding = stage == 0,
         .has_head = stage == stages - 1,
     };
@@ -376,6 +387,13 @@ struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage,
         .save_bytes = g.save_bytes,
         .scratch_bytes = scratch_init(&g, NULL),
     };
+}
+
+size_t gpt_stage_bytes(const struct gpt_stage *g)
+{
+    struct gpt_stage shape = *g;
+
+    return 2 * g->params.count * sizeof(real) + scratch_init(&shape, NULL);
 }
 
 static int list_alloc(struct gpt_stage *g)

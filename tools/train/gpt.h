@@ -2,9 +2,9 @@
  *
  * gpt.h - a byte-level GPT, cut into the stages of a pipeline.
  *
- * Stage s of S holds the blocks s L/S + 1 .. (s+1) L/S (params.h); the first stage also the
- * embedding, the last also the head. Weights, dropout masks and arithmetic of a group depend on the
- * group alone, so the model is the same however it is cut.
+ * Stage s of S holds the blocks s L/S + 1 .. (s+1) L/S (params.h), or as many as config.blocks
+ * says; the first stage also the embedding, the last also the head. Weights, dropout masks and
+ * arithmetic of a group depend on the group alone, so the model is the same however it is cut.
  *
  *      border 0           tokens  uint8 [batch][context]          (no gradient)
  *      border 1 .. S-1    x       real  [batch][context][width]
@@ -79,6 +79,9 @@ struct gpt_stage_size {
     size_t param_count, save_bytes, scratch_bytes;
 };
 struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage, int stages);
+
+/* Bytes of a stage that is not bare: weights, gradients and scratch. */
+size_t gpt_stage_bytes(const struct gpt_stage *g);
 
 /* borders[stages + 1] */
 void gpt_borders(const struct gpt_config *config, int stages, struct dp_border *borders);

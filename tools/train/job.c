@@ -167,22 +167,36 @@ static int train(struct job *j, uint64_t step, struct summary *summary)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
+/* What this rank has asked for: the pipeline's memory, its stages and the optimizers' state. */
+static double held_bytes(const struct job *j)
+{
+    const struct engine *e = j->engine;
+    size_t bytes = e->pipeline_bytes;
+
+    for (int i = 0; i < e->stage_count; i++) {
+        bytes += gpt_stage_bytes(e->stages[i]);
+        if (j->trainer.optimizers[i])
+            bytes += dp_optimizer_state_bytes(j->trainer.optimizers[i]);
+    }
+    return (double)bytes;
+}
+
 static int measure_memory(struct job *j, struct summary *summary)
 {
     int ranks = settings_processes(j->s);
-    double *all = calloc((size_t)ranks, sizeof(*all));
+    struct memory_use *all = calloc((size_t)ranks, sizeof(*all));
 
+    summary->memory = all;
     if (!all)
         return DP_ENOMEM;
-    all[0] = memory_peak("");
-    double mine = all[0];
+    all[0] = (struct memory_use){memory_peak(""), held_bytes(j)};
+    struct memory_use mine = all[0];
     int err = j->comm ? dp_comm_allgather(j->trainer.comm, &mine, all, sizeof(mine)) : 0;
     for (int rank = 0; !err && rank < ranks; rank++)
-        if (all[rank] > summary->memory_bytes) {
-            summary->memory_bytes = all[rank];
+        if (all[rank].peak_bytes > summary->memory_bytes) {
+            summary->memory_bytes = all[rank].peak_bytes;
             summary->memory_rank = rank;
         }
-    free(all);
     return err;
 }
 
@@ -252,6 +266,8 @@ static int finish(struct job *j, struct summary *summary)
     if (!err && is_first(j))
         report_end(&j->report, summary);
     free(text);
+    free(summary->memory);
+    summary->memory = NULL;
     return !err && (summary->untraced || summary->undrawn) ? DP_EIO : err; /* after the summary */
 }
 
@@ -287,6 +303,7 @@ static int agree(struct job *j)
         {"--steps", s->steps},
         {"--warmup", s->warmup},
         {"--seed", s->seed},
+        {"--blocks", block_list_digest(&s->blocks)},
         {"--eval-every", s->eval_every},
         {"--sample", s->sample},
         {"--temperature", (int64_t)(s->temperature * 1e12)},

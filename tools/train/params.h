@@ -30,6 +30,7 @@ struct gpt_config {
     int microbatches; /* of a step, of all replicas: whose statistics another model keeps */
     bool tied;        /* the GPT's head is its token embedding */
     const struct compute *compute; /* what computes; NULL: the CPU */
+    const int32_t *blocks; /* [stages] of each stage of a pipeline; NULL: the same number for all */
 };
 
 /* Rows of a sequence, each with a label: its tokens; of a model of samples, which are sequences of

@@ -10,6 +10,8 @@
 #include "train/pipeline_fit.h"
 #include "train/streamed.h"
 
+#include <dualpipe/optimizer.h>
+
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -312,13 +314,21 @@ static int make_stage(struct pipelined *p, int stage, int i)
                : gpt_stage_new_in(&e->config, stage, stages, p->memory[i], &e->stages[i]);
 }
 
-static int make_stages(struct pipelined *p)
+/* Without memory, to measure. */
+static int make_bare(struct pipelined *p, int stage, int i)
 {
     struct engine *e = &p->base;
 
-    for (int i = 0; i < dp_schedule_slot_count(e->schedule, engine_rank(e)); i++) {
-        const struct dp_slot *slot = dp_schedule_slot(e->schedule, engine_rank(e), i);
-        int err = make_stage(p, slot->stage, i);
+    return gpt_stage_new_bare(&e->config, stage, e->schedule->stages, &e->stages[i]);
+}
+
+static int make_stages(struct pipelined *p, int rank, int (*make)(struct pipelined *, int, int))
+{
+    struct engine *e = &p->base;
+
+    for (int i = 0; i < dp_schedule_slot_count(e->schedule, rank); i++) {
+        const struct dp_slot *slot = dp_schedule_slot(e->schedule, rank, i);
+        int err = make(p, slot->stage, i);
         e->stage_count += e->stages[i] != NULL;
         if (err)
             return err;
@@ -369,36 +379,49 @@ static int make_borders(struct pipelined *p)
     return 0;
 }
 
+/* stages[DP_MAX_SLOTS] is what the config refers to. */
+static struct dp_pipeline_config describe(const struct pipelined *p,
+                                          const struct pipelined_config *config,
+                                          struct dp_stage *stages)
+{
+    for (int i = 0; i < p->base.stage_count; i++)
+        stages[i] = gpt_stage_view(p->base.stages[i]);
+    return (struct dp_pipeline_config){
+        .schedule = config->training,
+        .also = &p->forward,
+        .also_count = 1,
+        .comm = p->base.comm,
+        .device = p->cuda ? p->cuda->dev : p->dev,
+        .pinned_sums = p->streamed,
+        .stages = stages,
+        .borders = p->borders,
+        .labels = &p->labels,
+        .loss = &gpt_loss_ops,
+        .loss_user = p->cuda ? &p->cuda->compute : NULL,
+        .loss_scale = engine_loss_scale(&p->base),
+        .seed = p->base.config.seed,
+        .fixed_order = !config->any_order,
+        .order_blocks = config->order_blocks,
+        .first_mb = engine_first_mb(&p->base),
+        .execution = config->by_messages ? DP_EXECUTE_MESSAGES : DP_EXECUTE_LIST,
+        .reduce = config->reduce,
+        .reduce_user = config->reduce_user,
+        .recorder = p->base.recorder,
+    };
+}
+
 static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)
 {
     struct dp_stage stages[DP_MAX_SLOTS];
+    struct dp_pipeline_memory memory;
+    const struct dp_pipeline_config described = describe(p, config, stages);
+    int err = dp_pipeline_new(&described, &p->pipeline);
 
-    for (int i = 0; i < p->base.stage_count; i++)
-        stages[i] = gpt_stage_view(p->base.stages[i]);
-    return dp_pipeline_new(
-        &(struct dp_pipeline_config){
-            .schedule = config->training,
-            .also = &p->forward,
-            .also_count = 1,
-            .comm = p->base.comm,
-            .device = p->cuda ? p->cuda->dev : p->dev,
-            .pinned_sums = p->streamed,
-            .stages = stages,
-            .borders = p->borders,
-            .labels = &p->labels,
-            .loss = &gpt_loss_ops,
-            .loss_user = p->cuda ? &p->cuda->compute : NULL,
-            .loss_scale = engine_loss_scale(&p->base),
-            .seed = p->base.config.seed,
-            .fixed_order = !config->any_order,
-            .order_blocks = config->order_blocks,
-            .first_mb = engine_first_mb(&p->base),
-            .execution = config->by_messages ? DP_EXECUTE_MESSAGES : DP_EXECUTE_LIST,
-            .reduce = config->reduce,
-            .reduce_user = config->reduce_user,
-            .recorder = p->base.recorder,
-        },
-        &p->pipeline);
+    if (err)
+        return err;
+    dp_pipeline_memory(p->pipeline, &memory);
+    p->base.pipeline_bytes = memory.total_bytes;
+    return 0;
 }
 
 static int make_all(struct pipelined *p, const struct pipelined_config *config)
@@ -407,7 +430,7 @@ static int make_all(struct pipelined *p, const struct pipelined_config *config)
     int err = config->device_bytes ? open_device(p, config) : make_device(p, config);
 
     if (!err)
-        err = make_stages(p);
+        err = make_stages(p, engine_rank(e), make_stage);
     if (!err)
         err = make_borders(p);
     if (!err)
@@ -443,12 +466,8 @@ bool pipelined_figures(const struct engine *engine, struct offloaded_figures *ou
     return true;
 }
 
-int pipelined_new(const struct pipelined_config *config, struct engine **out)
+static void take_config(struct pipelined *p, const struct pipelined_config *config)
 {
-    struct pipelined *p = calloc(1, sizeof(*p));
-    if (!p)
-        return DP_ENOMEM;
-
     p->base = (struct engine){
         .ops = &pipelined_ops,
         .config = config->model,
@@ -461,6 +480,59 @@ int pipelined_new(const struct pipelined_config *config, struct engine **out)
         p->base.replica.count = 1;
     p->base.microbatches = config->training->microbatches * p->base.replica.count;
     p->forward = config->forward;
+}
+
+/* The state of AdamW, mapped and given back untouched. Of float32 it reads no values, which a bare
+ * stage does not have; it only asks that there are some. */
+static int measure_state(struct gpt_stage *g, size_t *bytes)
+{
+    static real none[16];
+    const struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
+    struct dp_optimizer *optimizer;
+    for (size_t i = 0; i < g->params.tensors_len; i++)
+        g->tensors[i].value.data = g->tensors[i].grad.data = none;
+    int err = dp_optimizer_new(&config, g->parameters, (int32_t)g->params.tensors_len, &optimizer);
+
+    if (err)
+        return err;
+    *bytes += dp_optimizer_state_bytes(optimizer);
+    dp_optimizer_free(optimizer);
+    return 0;
+}
+
+int pipelined_measure(const struct pipelined_config *config, int rank, size_t *bytes)
+{
+    struct pipelined *p = calloc(1, sizeof(*p));
+    struct dp_stage stages[DP_MAX_SLOTS];
+    struct dp_pipeline_memory memory;
+    int err = p ? 0 : DP_ENOMEM;
+
+    if (err)
+        return err;
+    take_config(p, config);
+    err = make_stages(p, rank, make_bare);
+    if (!err)
+        err = make_borders(p);
+    if (!err) {
+        const struct dp_pipeline_config described = describe(p, config, stages);
+        err = dp_pipeline_measure(&described, rank, &memory);
+    }
+    *bytes = err ? 0 : memory.total_bytes;
+    for (int i = 0; i < p->base.stage_count && !err; i++) {
+        *bytes += gpt_stage_bytes(p->base.stages[i]);
+        err = measure_state(p->base.stages[i], bytes);
+    }
+    pipelined_free(&p->base);
+    return err;
+}
+
+int pipelined_new(const struct pipelined_config *config, struct engine **out)
+{
+    struct pipelined *p = calloc(1, sizeof(*p));
+    if (!p)
+        return DP_ENOMEM;
+
+    take_config(p, config);
     int err = make_all(p, config);
     if (err) {
         pipelined_free(&p->base);

@@ -146,6 +146,16 @@ static json_t *json_offload(const struct offloaded_figures *f)
                      f->limit_share);
 }
 
+/* By rank, what the pipeline, the stages and the optimizer have asked for. */
+static json_t *json_held(const struct report *r, const struct summary *m)
+{
+    json_t *list = json_array();
+
+    for (int rank = 0; rank < settings_processes(r->settings); rank++)
+        json_array_append_new(list, json_integer((json_int_t)m->memory[rank].held_bytes));
+    return list;
+}
+
 static void json_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
@@ -161,6 +171,8 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "step_ms", m->step_ms);
     set_number(o, "simulated_ms", m->simulated_ms);
     set_number(o, "memory_bytes", m->memory_bytes);
+    if (s->training && !s->offload.any && !settings_on_cuda(s))
+        json_object_set_new(o, "rank_bytes", json_held(r, m));
     if (m->offloaded)
         json_object_set_new(o, "offload", json_offload(&m->offload));
     if (s->timeline && !m->undrawn)

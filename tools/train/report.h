@@ -17,11 +17,17 @@ struct progress {
     double held_out, bubble;
 };
 
+/* Of a rank: the most that its process held, and what its parts have asked for. */
+struct memory_use {
+    double peak_bytes, held_bytes;
+};
+
 struct summary {
     double first_loss, last_loss, held_out;
     uint64_t skipped;                      /* steps whose gradient was not finite */
     double bubble, step_ms, simulated_ms;  /* of the last step; NAN without a pipeline */
     double memory_bytes, memory_rank;      /* most that a rank held, and which */
+    struct memory_use *memory;             /* [processes] */
     bool offloaded;
     struct offloaded_figures offload;
     bool untraced, undrawn;                /* --trace, --timeline could not be written */

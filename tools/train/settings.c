@@ -78,6 +78,10 @@ static const struct arg schedule_args[] = {
      ARG_PARSE, AT(offload), .parse = offload_parts_parse},
     {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
      ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
+    {"blocks", 0, "LIST", "blocks of each stage, as in 1,3,3,1 (default: the same number)",
+     ARG_PARSE, AT(blocks), .parse = block_list_parse},
+    {"plan", 0, "FILE", "what 'dualpipe plan' has written: all of the above, and the model",
+     ARG_STRING, AT(plan)},
     {"execution", 0, NULL, "what decides which op comes next; messages: with --schedule async",
      ARG_CHOICE, AT(execution), "list", .choices = executions},
     {"placement", 0, "FILE",
@@ -353,13 +357,42 @@ static bool build_schedules(struct settings *s, int *status)
     return !err && check_stages(s, status);
 }
 
+static bool check_blocks(const struct settings *s, int stages)
+{
+    int64_t sum = 0;
+    int empty = 0; /* a stage between the first and the last that has none */
+
+    for (int i = 0; i < s->blocks.count; i++) {
+        sum += s->blocks.items[i];
+        if (i && i < s->blocks.count - 1 && !s->blocks.items[i])
+            empty = i;
+    }
+    if (!s->blocks.count)
+        return multiple("--layers", s->layers, stages, "the number of stages");
+    if (is_sequential(s) || has_samples(s) || s->graph)
+        command_misused("--blocks: expected --model gpt, a schedule, and replicas that sum their "
+                        "gradients");
+    else if (s->blocks.count != stages)
+        command_misused("--blocks: %d numbers, expected %d, one for each stage", s->blocks.count,
+                        stages);
+    else if (empty)
+        command_misused("--blocks: 0 for stage %d, expected 1 or more between the first and the last",
+                        empty);
+    else if (sum != s->layers)
+        command_misused("--blocks: %d blocks together, expected %d, the number of --layers",
+                        (int)sum, (int)s->layers);
+    else
+        return true;
+    return false;
+}
+
 static bool check_model(const struct settings *s)
 {
     int stages = s->training ? s->training->stages : 1;
 
     return (has_samples(s) || multiple("--width", s->width, s->heads, "the number of --heads")) &&
            multiple("--batch", s->batch, s->microbatches, "the number of micro-batches (-M)") &&
-           multiple("--layers", s->layers, stages, "the number of stages");
+           check_blocks(s, stages);
 }
 
 /* ---- replicas ------------------------------------------------------------------------------ */
@@ -498,13 +531,28 @@ static bool check_tied(const struct settings *s)
     return false;
 }
 
+/* Its stages were measured, and their bytes counted, on the CPU and with all parameters apart. */
+static bool check_plan(const struct settings *s)
+{
+    const char *other = s->offload.any         ? "--offload"
+                        : s->tied              ? "--tie-embeddings"
+                        : settings_on_cuda(s) ? "--device cuda"
+                                               : NULL;
+
+    if (!s->planned || !other)
+        return true;
+    command_misused("--plan with %s: expected one of them; no plan was made with it", other);
+    return false;
+}
+
 static bool check(struct settings *s, const struct operands *files, int world, int *status)
 {
     *status = EXIT_USAGE;
     if (s->prompt)
         return settings_check_prompt(s, files);
     return settings_take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
-           take_ranks(s, world) && check_order(s) && check_offload(s) && check_outputs(s) &&
+           check_plan(s) && take_ranks(s, world) && check_order(s) &&
+           check_offload(s) && check_outputs(s) &&
            settings_take_device(s) && take_replicas(s, status) &&
            (is_sequential(s) || build_schedules(s, status)) &&
            check_model(s) && check_tied(s) && take_order_blocks(s) && settings_check_save(s);
@@ -513,14 +561,34 @@ static bool check(struct settings *s, const struct operands *files, int world, i
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)
 {
     struct operands files;
+    struct plan_file *plan = NULL;
 
     *s = (struct settings){0};
     if (!args_parse(&settings_usage, argc, argv, s, &files, status))
         return false;
-    if (!settings_resume(s, argc, argv, &files, status) || !check(s, &files, world, status)) {
-        settings_fini(s);
-        return false;
+    if (s->plan) {
+        const char *path = s->plan;
+        if ((*status = plan_file_read(path, argc, argv, &plan)))
+            return false;
+        argc = plan->argc;
+        argv = plan->argv;
+        *s = (struct settings){.planned = plan};
+        if (!args_parse(&settings_usage, argc, argv, s, &files, status) ||
+            (*status = plan_file_check(plan, path, &settings_usage, s)))
+            return settings_fini(s), false;
     }
+    bool good = settings_resume(s, argc, argv, &files, status);
+    s->planned = plan;
+    if (good && settings_complete(s, &files, world, status))
+        return true;
+    settings_fini(s);
+    return false;
+}
+
+bool settings_complete(struct settings *s, const struct operands *files, int world, int *status)
+{
+    if (!check(s, files, world, status))
+        return false;
     s->model = (struct gpt_config){
         .model = has_samples(s) ? &mlp_bn_model : NULL,
         .layers = (int)s->layers,
@@ -532,6 +600,7 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
         .seed = (uint64_t)s->seed,
         .microbatches = (int)s->microbatches,
         .tied = s->tied,
+        .blocks = s->blocks.count ? s->blocks.items : NULL,
     };
     return true;
 }
@@ -544,4 +613,5 @@ void settings_fini(struct settings *s)
     dp_graph_free(s->graph);
     free(s->kernels_read);
     free(s->parsed);
+    plan_file_free(s->planned);
 }

@@ -10,6 +10,7 @@
 #include "train/data_parallel.h"
 #include "train/offload_parts.h"
 #include "train/params.h"
+#include "train/plan_file.h"
 #include "train/recompute.h"
 #include "train/resume.h"
 
@@ -29,11 +30,14 @@ struct settings {
         mix_factor;
     struct offload_parts offload;
     struct stage_set checkpoint_stages;
+    struct block_list blocks;
+    const char *plan;
     bool fixed_order, any_order, json, survive, tied;
 
     /* What follows from these. */
     struct gpt_config model;
     struct resume from;     /* step 0: from the beginning */
+    struct plan_file *planned; /* of --plan, whose words the strings above may be; NULL: none */
     struct resume *parsed;  /* a copy of it, whose words the strings above may be; NULL: none */
     const void *image;      /* of kernels, on CUDA */
     char *kernels_read;     /* that of --kernels */
@@ -50,6 +54,10 @@ struct settings {
  * with settings_fini. */
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status);
 void settings_fini(struct settings *s);
+
+/* The second half of it: check values that were parsed, and make what follows from them. false: as
+ * above; the caller ends with settings_fini all the same. */
+bool settings_complete(struct settings *s, const struct operands *files, int world, int *status);
 
 /* Parts of it, of --schedule and --file. First: read the list, if there is one, which says how many
  * ranks and micro-batches there are. Later, when replicas are known: complete and check it, and make

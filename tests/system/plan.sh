@@ -1,0 +1,121 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# plan.sh - `dualpipe plan`: what it writes is what `dualpipe train --plan` carries out, with the bytes
+# that it said, and the losses of one process; what is wrong with a plan is said by its member.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+cd "$work" || exit 1
+cp "$DP_TOP_SRCDIR/LICENSE" text || exit 1
+model='--layers 6 --width 8 --heads 2 --context 16 --batch 16'
+
+# train OPTION... - three steps; what it prints is in $work/out.
+train()
+{
+    run train --data text --steps 3 --eval-every 0 --sample 4 --json "$@"
+}
+
+losses()
+{
+    sed -n 's/.*"event":"step".*\("loss":[^,]*\).*/\1/p' "$work/out"
+}
+
+# plans KIND M: the bytes of the plan are those of the run, its losses those of one process.
+plans()
+{
+    # shellcheck disable=SC2086 # words
+    run plan --data text -P 2 -M "$2" -s "$1" $model -o plan.json || return
+    says "* $1" || return
+    want=$(jq -c .rank_bytes plan.json)
+    train --plan plan.json || return
+    says "\"schedule\":\"$1\"" "\"rank_bytes\":$want" || return
+    losses >planned
+    # shellcheck disable=SC2086 # words
+    train $model -M "$2" --schedule none || return
+    losses | diff planned -
+}
+
+cuts_stages_by_hand()
+{
+    # shellcheck disable=SC2086 # words
+    train $model -M 4 -P 2 -s zbv --blocks 0,5,1,0 || return
+    losses >by-hand
+    # shellcheck disable=SC2086 # words
+    train $model -M 4 -s none || return
+    losses | diff by-hand -
+}
+
+# The least that some plan takes fits, and nothing fits into less.
+keeps_within_a_budget()
+{
+    # shellcheck disable=SC2086 # words
+    refuses 2 "no plan fits" plan --data text -P 2 $model --memory 1KiB || return
+    least=$(sed 's/.*at least \([0-9]*\) bytes.*/\1/' "$work/err")
+    # shellcheck disable=SC2086 # words
+    run plan --data text -P 2 $model --memory "$least" -o small.json || return
+    [ "$(jq '.rank_bytes | max' small.json)" = "$least" ] || wrong "$(cat small.json)"
+}
+
+# refuses_a_plan TEXT FILTER - a good plan, changed by jq.
+refuses_a_plan()
+{
+    jq "$2" plan.json >bad.json || return
+    refuses 2 "$1" train --data text --plan bad.json
+}
+
+refuses_other_options()
+{
+    refuses 2 '--layers: expected 6, as in --plan plan.json' train --data text --plan plan.json -L 8
+}
+
+# What a plan was not made with.
+refuses_beside_a_plan()
+{
+    refuses 2 "--plan with $1: expected one of them" train --data text --plan plan.json "$@"
+}
+
+refuses_to_plan()
+{
+    refuses 2 'without --offload and --tie-embeddings' plan --data text "$@"
+}
+
+refuses_what_is_no_json()
+{
+    echo '{' >bad.json
+    refuses 2 'expected a JSON file' train --data text --plan bad.json
+}
+
+refuses_blocks()
+{
+    want=$1
+    shift
+    # shellcheck disable=SC2086 # words
+    refuses 2 "$want" train --data text $model -P 2 -M 4 -s 1f1b "$@"
+}
+
+it cuts_stages_by_hand
+it refuses_blocks '--blocks: 3 numbers, expected 2' --blocks 1,2,3
+it refuses_blocks '--blocks: 5 blocks together, expected 6' --blocks 2,3
+it refuses_blocks '--blocks: 0 for stage 1' -s gpipe -P 3 --blocks 3,0,3
+it refuses_blocks 'expected at most 1024 numbers' --blocks 2,x
+it refuses_to_plan --tie-embeddings
+it refuses_to_plan --offload params --device-memory 1MiB
+if command -v jq >/dev/null; then
+    for kind in 1f1b zb1p dualpipe dualpipev interleaved zbv gpipe; do
+        it plans $kind 8
+    done
+    it keeps_within_a_budget
+    it refuses_a_plan 'ranks: missing' 'del(.ranks)'
+    it refuses_a_plan 'blocks: something else' '.blocks[0] = -1'
+    it refuses_a_plan 'layers: something else' '.layers = "6"'
+    it refuses_a_plan 'schedule' '.schedule = "zbw"'
+    it refuses_a_plan 'program' '.program = "other"'
+    it refuses_a_plan '--blocks' '.blocks = [1]'
+    it refuses_other_options
+    it refuses_beside_a_plan --offload optimizer --device-memory 1MiB
+    it refuses_beside_a_plan --tie-embeddings
+    it refuses_what_is_no_json
+else
+    echo 'skipped: plans: jq is not installed'
+    skipped=$((skipped + 1))
+fi
+finish

@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.c - `dualpipe plan`: which schedule, how many micro-batches, which stages, what to recompute.
+ * Layers are measured, stages cut so that the busiest rank has the least, and every combination is
+ * carried out by the simulator.
+ */
+#include "command.h"
+#include "commands.h"
+#include "output.h"
+#include "train/engine.h"
+#include "train/plan_measure.h"
+#include "train/settings.h"
+#include "train/trainer.h"
+
+#include <dualpipe/partition.h>
+
+#include <cblas.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_MICROBATCHES = 4, MODES = 3, PLANS_MAX = MOST_MICROBATCHES * MODES * DP_SCHEDULE_KINDS };
+
+struct plan_args {
+    struct settings s; /* first: its options are those of train */
+    double budget, latency_ns, bandwidth;
+    const char *output;
+};
+
+/* One combination. */
+struct choice {
+    const char *schedule, *checkpoint;
+    int microbatches;
+    struct block_list blocks;
+    int64_t step_ns;
+    double bubble;
+    size_t *rank_bytes, most_bytes;
+};
+
+struct planner {
+    const struct plan_args *args;
+    struct operands *files;
+    struct layer_times *times; /* [layers + 2] for the micro-batches at hand */
+    struct choice *choices;    /* [count] */
+    int count;
+};
+
+/* ---- one combination ------------------------------------------------------------------------ */
+
+static enum dp_pairing pairing_of(enum dp_schedule_kind kind)
+{
+    if (kind == DP_SCHEDULE_INTERLEAVED)
+        return DP_PAIRING_INTERLEAVED;
+    return kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV || kind == DP_SCHEDULE_ZBV
+               ? DP_PAIRING_MIRRORED
+               : DP_PAIRING_NONE;
+}
+
+/* The exact cut; embedding and head are layers, too. false: there are too few. */
+static bool cut(const struct planner *p, enum dp_schedule_kind kind, int stages,
+                struct block_list *blocks)
+{
+    const int layers = (int)p->args->s.layers + 2;
+    double *costs = calloc((size_t)layers, sizeof(*costs)), largest;
+
+    if (!costs || stages > layers || stages > BLOCK_LIST_MAX)
+        return free(costs), false;
+    for (int i = 0; i < layers; i++)
+        costs[i] = p->times[i].f_ns + p->times[i].i_ns + p->times[i].w_ns;
+    const enum dp_pairing pairing = stages > 1 ? pairing_of(kind) : DP_PAIRING_NONE;
+    const int err = dp_partition_exact(costs, layers, stages, pairing, blocks->items, &largest);
+    free(costs);
+    blocks->count = stages;
+    blocks->items[0]--;
+    blocks->items[stages - 1]--;
+    return !err;
+}
+
+/* What a slot's stage takes for F, I, W. */
+static struct layer_times stage_times(const struct planner *p, const struct block_list *blocks,
+                                      int stage)
+{
+    struct layer_times sum = {0};
+    int first = stage ? 1 : 0, end;
+
+    for (int s = 0; s < stage; s++)
+        first += blocks->items[s];
+    end = first + blocks->items[stage] + (stage == 0) + (stage == blocks->count - 1);
+    for (int i = first; i < end; i++) {
+        sum.f_ns += p->times[i].f_ns;
+        sum.i_ns += p->times[i].i_ns;
+        sum.w_ns += p->times[i].w_ns;
+    }
+    return sum;
+}
+
+static double op_ns(const struct layer_times *t, enum dp_op_kind kind, double reduce_ns)
+{
+    switch (kind) {
+    case DP_OP_F:
+    case DP_OP_RECOMPUTE:
+        return t->f_ns;
+    case DP_OP_B:
+        return t->i_ns + t->w_ns;
+    case DP_OP_I:
+        return t->i_ns;
+    case DP_OP_W:
+        return t->w_ns;
+    default:
+        return kind == DP_OP_REDUCE ? reduce_ns : 0;
+    }
+}
+
+static void fill_ops(const struct planner *p, const struct settings *s, int rank,
+                     const struct layer_times *stages, int64_t *ns)
+{
+    const struct dp_schedule *list = s->training;
+
+    for (size_t i = list->first[rank]; i < list->first[rank + 1]; i++) {
+        const struct dp_op *op = &list->ops[i];
+        const struct dp_slot *slot = dp_schedule_slot(list, rank, (int)op->slot);
+        const double bytes =
+            (double)gpt_stage_size(&s->model, slot->stage, list->stages).param_count * sizeof(real);
+        const double reduce_ns = slot->mirror >= 0 ? bytes / p->args->bandwidth : 0;
+        double sum = op_ns(&stages[slot->stage], (enum dp_op_kind)op->kind, reduce_ns);
+        if (op->overlap)
+            sum += op_ns(&stages[dp_schedule_slot(list, rank, (int)op[1].slot)->stage], DP_OP_B, 0);
+        ns[i] = llround(sum);
+    }
+}
+
+static int simulate(const struct planner *p, const struct settings *s, struct choice *c)
+{
+    const struct dp_schedule *list = s->training;
+    struct layer_times *stages = calloc((size_t)list->stages, sizeof(*stages));
+    int64_t *ns = calloc(list->first[list->ranks] + 1, sizeof(*ns));
+    struct dp_simulation sim;
+    int err = stages && ns ? 0 : DP_ENOMEM;
+
+    for (int i = 0; i < list->stages && !err; i++)
+        stages[i] = stage_times(p, &s->blocks, i);
+    for (int rank = 0; rank < list->ranks && !err; rank++)
+        fill_ops(p, s, rank, stages, ns);
+    if (!err)
+        err = dp_schedule_simulate(
+            list,
+            &(struct dp_cost){.op_ns = ns,
+                              .link_latency_ns = p->args->latency_ns,
+                              .link_bytes_per_ns = p->args->bandwidth,
+                              .message_bytes = (double)s->model.batch * s->model.context *
+                                               s->model.width * sizeof(real)},
+            0, &sim);
+    if (!err) {
+        c->step_ns = sim.makespan_ns;
+        c->bubble = sim.bubble_ratio;
+        dp_simulation_fini(&sim);
+    }
+    free(stages);
+    free(ns);
+    return err;
+}
+
+static int measure_bytes(const struct settings *s, struct choice *c)
+{
+    const struct pipelined_config config = {
+        .model = s->model,
+        .training = s->training,
+        .forward = s->forward,
+        .reduce = settings_reduce_early(s) ? &trainer_reduce_ops : NULL,
+        .any_order = s->any_order,
+        .order_blocks = s->own_blocks,
+        .by_messages = !strcmp(s->execution, "messages"),
+    };
+    int err = 0;
+
+    c->rank_bytes = calloc((size_t)s->ranks, sizeof(*c->rank_bytes));
+    if (!c->rank_bytes)
+        return DP_ENOMEM;
+    for (int rank = 0; rank < s->ranks && !err; rank++) {
+        err = pipelined_measure(&config, rank, &c->rank_bytes[rank]);
+        if (c->rank_bytes[rank] > c->most_bytes)
+            c->most_bytes = c->rank_bytes[rank];
+    }
+    return err;
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+/* The settings of a choice, complete. The caller ends with settings_fini. */
+static bool complete(const struct planner *p, const struct choice *c, struct settings *s)
+{
+    int status;
+
+    *s = p->args->s;
+    s->schedule_name = c->schedule;
+    s->checkpoint = c->checkpoint;
+    s->microbatches = c->microbatches;
+    s->blocks = c->blocks;
+    return settings_complete(s, p->files, 0, &status);
+}
+
+static int try_choice(struct planner *p, struct choice *c)
+{
+    struct settings *s = malloc(sizeof(*s));
+    int err = s ? 0 : DP_ENOMEM;
+
+    if (err)
+        return err;
+    if (complete(p, c, s)) {
+        err = simulate(p, s, c);
+        if (!err)
+            err = measure_bytes(s, c);
+    } else {
+        err = DP_EINVAL;
+    }
+    settings_fini(s);
+    free(s);
+    return err;
+}
+
+/* Is there such a schedule? The number of its stages; 0: no. */
+static int stages_of(const struct planner *p, enum dp_schedule_kind kind, int microbatches)
+{
+    const struct dp_schedule_spec spec = {
+        .kind = kind, .ranks = (int)p->args->s.ranks, .microbatches = microbatches};
+    struct dp_schedule *s;
+    int stages = 0;
+
+    command_mute(true);
+    if (!dp_schedule_new(&spec, &s)) {
+        stages = s->stages;
+        dp_schedule_free(s);
+    }
+    command_mute(false);
+    return stages;
+}
+
+static int try_kind(struct planner *p, enum dp_schedule_kind kind, int microbatches)
+{
+    static const char *const modes[MODES] = {"never", "except_last", "always"};
+    const char *only = p->args->s.schedule_name;
+    const int stages = stages_of(p, kind, microbatches);
+    struct choice c = {.schedule = dp_schedule_kind_name(kind), .microbatches = microbatches};
+    int err = 0;
+
+    if (!stages || (only && strcmp(only, c.schedule)) || !cut(p, kind, stages, &c.blocks))
+        return 0;
+    for (int i = 0; i < MODES && !err; i++) {
+        p->choices[p->count] = c;
+        p->choices[p->count].checkpoint = modes[i];
+        err = try_choice(p, &p->choices[p->count++]);
+    }
+    return err;
+}
+
+static int try_microbatches(struct planner *p, int microbatches)
+{
+    const struct settings *s = &p->args->s;
+    const struct gpt_config config = {
+        .layers = (int)s->layers,
+        .width = (int)s->width,
+        .heads = (int)s->heads,
+        .context = (int)s->context,
+        .batch = (int)(s->batch / microbatches),
+        .dropout = (float)s->dropout,
+        .seed = (uint64_t)s->seed,
+    };
+    int err = plan_measure(&config, p->times);
+
+    for (int kind = DP_SCHEDULE_USER + 1; kind < DP_SCHEDULE_KINDS && !err; kind++)
+        err = try_kind(p, (enum dp_schedule_kind)kind, microbatches);
+    return err;
+}
+
+static int try_all(struct planner *p)
+{
+    const struct settings *s = &p->args->s;
+    int64_t m = s->microbatches ? s->microbatches : s->ranks;
+    int err = 0;
+
+    for (int i = 0; i < MOST_MICROBATCHES && m <= s->batch && !err; i++, m *= 2) {
+        if (s->batch % m == 0)
+            err = try_microbatches(p, (int)m);
+        if (s->microbatches)
+            break;
+    }
+    return err;
+}
+
+/* ---- the result ------------------------------------------------------------------------------ */
+
+static int by_time(const void *pa, const void *pb)
+{
+    const struct choice *a = pa, *b = pb;
+
+    if (a->step_ns != b->step_ns)
+        return a->step_ns < b->step_ns ? -1 : 1;
+    return a->most_bytes < b->most_bytes ? -1 : a->most_bytes > b->most_bytes;
+}
+
+static const struct choice *find_best(const struct planner *p)
+{
+    for (int i = 0; i < p->count; i++)
+        if (p->args->budget <= 0 || (double)p->choices[i].most_bytes <= p->args->budget)
+            return &p->choices[i];
+    return NULL;
+}
+
+static void print_table(const struct planner *p, const struct choice *best)
+{
+    printf("  %-12s %5s  %-11s %10s  %6s  %9s  blocks of each stage\n", "schedule", "M", "recompute",
+           "step", "bubble", "memory");
+    for (int i = 0; i < p->count; i++) {
+        const struct choice *c = &p->choices[i];
+        printf("%c %-12s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
+               c->schedule, c->microbatches, c->checkpoint, (double)c->step_ns * 1e-6,
+               100 * c->bubble, (double)c->most_bytes / (1024 * 1024));
+        for (int s = 0; s < c->blocks.count; s++)
+            printf("%c%d", s ? ',' : ' ', (int)c->blocks.items[s]);
+        putchar('\n');
+    }
+}
+
+static int write_plan(const struct planner *p, const struct choice *best)
+{
+    struct settings *s = calloc(1, sizeof(*s));
+    struct output out;
+    int status = s ? output_open(p->args->output, &out) : EXIT_FAILED;
+
+    if (!status) {
+        *s = p->args->s;
+        s->schedule_name = best->schedule;
+        s->checkpoint = best->checkpoint;
+        s->microbatches = best->microbatches;
+        s->blocks = best->blocks;
+        status = output_close(&out, plan_file_write(out.file, s, best->step_ns, best->rank_bytes));
+    }
+    free(s);
+    return status;
+}
+
+static int show(struct planner *p)
+{
+    size_t least = SIZE_MAX;
+
+    if (!p->count)
+        return command_misused("-P %d, --batch %d, --layers %d: no schedule goes with them; expected a "
+                               "batch that is a multiple of twice the ranks, and as many layers as "
+                               "stages",
+                               (int)p->args->s.ranks, (int)p->args->s.batch,
+                               (int)p->args->s.layers);
+    qsort(p->choices, (size_t)p->count, sizeof(*p->choices), by_time);
+    const struct choice *best = find_best(p);
+    for (int i = 0; i < p->count; i++)
+        least = p->choices[i].most_bytes < least ? p->choices[i].most_bytes : least;
+    print_table(p, best);
+    if (best)
+        return p->args->output ? write_plan(p, best) : EXIT_OK;
+    return command_misused("--memory %.0f: no plan fits, expected at least %zu bytes a rank",
+                           p->args->budget, least);
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+#define AT(member) .offset = offsetof(struct plan_args, member)
+static const struct arg plan_options[] = {
+    {"memory", 0, "SIZE", "the most that a rank may hold (default: any)", ARG_BYTES, AT(budget),
+     .min = 1, .max = 1e15},
+    {"latency", 0, "TIME", "of a message on its way", ARG_TIME, AT(latency_ns), .fallback = "20us"},
+    {"bandwidth", 0, "RATE", "of messages and of sums between ranks", ARG_RATE, AT(bandwidth),
+     .fallback = "4GB/s", .min = 1e-9, .max = 1e9},
+    {"output", 'o', "FILE", "write the best plan, for 'dualpipe train --plan FILE'", ARG_STRING,
+     AT(output), .written = true},
+};
+
+static bool check(const struct settings *s)
+{
+    if (s->plan || s->resume || s->prompt || s->file || s->blocks.count)
+        command_misused("%s: expected none; a plan is made from the beginning",
+                        s->plan     ? "--plan"
+                        : s->resume ? "--resume"
+                        : s->prompt ? "--prompt"
+                        : s->file   ? "--file"
+                                    : "--blocks");
+    else if (strcmp(s->model_name, "gpt") || s->replicas > 1 || s->offload.any || s->tied ||
+             settings_on_cuda(s))
+        command_misused("dualpipe plan: expected --model gpt, -D 1 and --device cpu, without "
+                        "--offload and --tie-embeddings");
+    else if (s->schedule_name && !strcmp(s->schedule_name, "none"))
+        command_misused("--schedule none: expected a schedule, there is nothing else to plan");
+    else if (s->width % s->heads)
+        command_misused("--width %d: expected a multiple of %d, the number of --heads",
+                        (int)s->width, (int)s->heads);
+    else if (s->microbatches && s->batch % s->microbatches)
+        command_misused("--batch %d: expected a multiple of %d, the number of micro-batches (-M)",
+                        (int)s->batch, (int)s->microbatches);
+    else
+        return true;
+    return false;
+}
+
+static int plan(struct plan_args *args, struct operands *files)
+{
+    struct planner p = {.args = args, .files = files};
+    int status = EXIT_FAILED;
+
+    openblas_set_num_threads(1);
+    p.times = calloc((size_t)args->s.layers + 2, sizeof(*p.times));
+    p.choices = calloc(PLANS_MAX, sizeof(*p.choices));
+    int err = p.times && p.choices ? try_all(&p) : DP_ENOMEM;
+    status = err ? command_failed(err) : show(&p);
+    for (int i = 0; i < p.count; i++)
+        free(p.choices[i].rank_bytes);
+    free(p.choices);
+    free(p.times);
+    return status;
+}
+
+int run_plan(int argc, char **argv)
+{
+    struct arg_group groups[16] = {{"the plan", plan_options,
+                                    sizeof(plan_options) / sizeof(plan_options[0])}};
+    struct usage usage = settings_usage;
+    struct operands files;
+    int status;
+
+    for (int i = 0; settings_usage.groups[i].title; i++)
+        groups[1 + i] = settings_usage.groups[i];
+    usage.command = "dualpipe plan";
+    usage.groups = groups;
+    usage.about =
+        "Find the fastest way to train the model on this machine. Its layers are measured, the\n"
+        "stages cut so that the busiest rank has the least work (exact), and every schedule,\n"
+        "number of micro-batches and mode of recomputation is simulated. The step is that of the\n"
+        "pipeline; the optimizer comes after it. Bytes are those of the run, by rank: pipeline,\n"
+        "weights, gradients and the optimizer's state.";
+    usage.examples = "  dualpipe plan --data book.txt -P 4 -o plan.json\n"
+                     "  dualpipe train --data book.txt --plan plan.json\n"
+                     "  dualpipe plan --data book.txt -P 2 --memory 12MiB\n";
+    struct plan_args *args = calloc(1, sizeof(*args));
+    if (!args)
+        return command_broke("out of memory");
+    if (args_parse(&usage, argc, argv, args, &files, &status)) {
+        if (!args->s.ranks)
+            args->s.ranks = 4;
+        if (!args->s.batch)
+            args->s.batch = 16;
+        status = check(&args->s) ? plan(args, &files) : EXIT_USAGE;
+    }
+    free(args);
+    return status;
+}

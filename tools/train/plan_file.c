@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/plan_file.h"
+
+#include "command.h"
+#include "input.h"
+#include "train/settings.h"
+
+#include <jansson.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PLAN_BYTES = 1 << 20 };
+static const char program_name[] = "dualpipe plan";
+
+/* ---- lists of blocks ------------------------------------------------------------------------ */
+
+bool block_list_parse(const char *text, void *member, char *why, size_t why_len)
+{
+    struct block_list *list = member;
+    bool good = true;
+    char *end;
+
+    list->count = 0;
+    for (const char *at = text; good; at = end + 1) {
+        const long n = strtol(at, &end, 10);
+        good = *at >= '0' && *at <= '9' && n <= GPT_MAX_LAYERS && list->count < BLOCK_LIST_MAX;
+        if (good)
+            list->items[list->count++] = (int32_t)n;
+        if (!good || *end != ',')
+            break;
+    }
+    if (good && !*end)
+        return true;
+    snprintf(why, why_len, "expected at most %d numbers of blocks, as in 1,3,3,1", BLOCK_LIST_MAX);
+    return false;
+}
+
+int64_t block_list_digest(const struct block_list *list)
+{
+    uint64_t digest = (uint64_t)list->count;
+
+    for (int i = 0; i < list->count; i++)
+        digest = (digest ^ (uint64_t)list->items[i]) * UINT64_C(0x100000001b3);
+    return (int64_t)digest;
+}
+
+/* ---- the members ---------------------------------------------------------------------------- */
+
+/* What a plan decides, and what it is a plan of. Each is an option of train, too. */
+static const struct member {
+    const char *name;
+    size_t offset;
+    enum { NUMBER, WORD, LIST } type;
+} members[] = {
+    {"schedule", offsetof(struct settings, schedule_name), WORD},
+    {"checkpoint", offsetof(struct settings, checkpoint), WORD},
+    {"ranks", offsetof(struct settings, ranks), NUMBER},
+    {"microbatches", offsetof(struct settings, microbatches), NUMBER},
+    {"layers", offsetof(struct settings, layers), NUMBER},
+    {"width", offsetof(struct settings, width), NUMBER},
+    {"heads", offsetof(struct settings, heads), NUMBER},
+    {"context", offsetof(struct settings, context), NUMBER},
+    {"batch", offsetof(struct settings, batch), NUMBER},
+    {"blocks", offsetof(struct settings, blocks), LIST},
+};
+enum { MEMBERS = sizeof(members) / sizeof(members[0]), WORD_LEN = 64 };
+
+static const void *member_of(const struct settings *s, const struct member *m)
+{
+    return (const char *)s + m->offset;
+}
+
+/* "1,3,3,1" into *at, which has room for it. */
+static bool join_blocks(const json_t *list, char *at, size_t room)
+{
+    const size_t count = json_array_size(list);
+    size_t used = 0;
+
+    for (size_t i = 0; i < count && used < room; i++) {
+        const json_t *item = json_array_get(list, i);
+        const json_int_t n = json_integer_value(item);
+        if (!json_is_integer(item) || n < 0 || n > GPT_MAX_LAYERS)
+            return false;
+        used += (size_t)snprintf(at + used, room - used, "%s%d", i ? "," : "", (int)n);
+    }
+    return count > 0 && count <= BLOCK_LIST_MAX && used < room;
+}
+
+/* "--layers=8" of the member that is there. */
+static bool take_member(const json_t *root, const struct member *m, char *at, size_t room)
+{
+    const json_t *value = json_object_get(root, m->name);
+    const int used = snprintf(at, room, "--%s=", m->name);
+    const char *word = json_string_value(value);
+
+    at += used;
+    room -= (size_t)used;
+    if (m->type == LIST)
+        return join_blocks(value, at, room);
+    if (m->type == WORD)
+        return word && snprintf(at, room, "%s", word) < WORD_LEN;
+    return json_is_integer(value) && json_integer_value(value) > 0 &&
+           snprintf(at, room, "%" JSON_INTEGER_FORMAT, json_integer_value(value)) > 0;
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+enum { LINE = 8 * BLOCK_LIST_MAX }; /* room for a word */
+
+static int take_members(const char *path, const json_t *root, struct plan_file *plan)
+{
+    static const char *const expected[] = {"a number above 0", "a word",
+                                           "a list of numbers of blocks"};
+    const char *program = json_string_value(json_object_get(root, "program"));
+
+    if (!program || strcmp(program, program_name))
+        return command_misused("--plan %s: program: expected \"%s\"", path, program_name);
+    for (int i = 0; i < MEMBERS; i++) {
+        char *at = plan->text + (size_t)i * LINE;
+        if (!take_member(root, &members[i], at, LINE))
+            return command_misused("--plan %s: %s: %s, expected %s", path, members[i].name,
+                                   json_object_get(root, members[i].name) ? "something else"
+                                                                          : "missing",
+                                   expected[members[i].type]);
+        plan->argv[1 + i] = at;
+    }
+    plan->word_count = MEMBERS;
+    return 0;
+}
+
+static int read_root(const char *path, json_t **root)
+{
+    json_error_t error;
+    size_t len;
+    char *text = input_read(path, PLAN_BYTES, &len);
+
+    if (!text)
+        return command_misused("--plan %s: %s; expected a file of 'dualpipe plan'", path,
+                               strerror(errno));
+    *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &error);
+    free(text);
+    if (json_is_object(*root))
+        return 0;
+    if (*root)
+        snprintf(error.text, sizeof(error.text), "no object");
+    json_decref(*root);
+    return command_misused("--plan %s: %.100s; expected a JSON file of 'dualpipe plan'", path,
+                           error.text);
+}
+
+int plan_file_read(const char *path, int argc, char **argv, struct plan_file **out)
+{
+    json_t *root;
+    int status = read_root(path, &root);
+
+    if (status)
+        return status;
+    struct plan_file *plan = calloc(1, sizeof(*plan));
+    if (plan) {
+        plan->argv = calloc((size_t)argc + MEMBERS + 1, sizeof(*plan->argv));
+        plan->text = malloc((size_t)MEMBERS * LINE);
+    }
+    if (plan && plan->argv && plan->text) {
+        plan->argc = argc + MEMBERS;
+        plan->argv[0] = argv[0];
+        memcpy(plan->argv + 1 + MEMBERS, argv + 1, (size_t)(argc - 1) * sizeof(*argv));
+        status = take_members(path, root, plan);
+    } else {
+        status = command_broke("--plan %s: out of memory", path);
+    }
+    json_decref(root);
+    if (status)
+        plan_file_free(plan);
+    else
+        *out = plan;
+    return status;
+}
+
+void plan_file_free(struct plan_file *plan)
+{
+    if (!plan)
+        return;
+    free(plan->text);
+    free(plan->argv);
+    free(plan);
+}
+
+/* ---- is it what was parsed? ------------------------------------------------------------------ */
+
+static bool equal(const struct settings *a, const struct settings *b, const struct member *m)
+{
+    const void *x = member_of(a, m), *y = member_of(b, m);
+
+    if (m->type == NUMBER)
+        return *(const int64_t *)x == *(const int64_t *)y;
+    if (m->type == WORD)
+        return !strcmp(*(const char *const *)x, *(const char *const *)y);
+    return block_list_digest(x) == block_list_digest(y);
+}
+
+int plan_file_check(const struct plan_file *plan, const char *path, const struct usage *usage,
+                    const struct settings *values)
+{
+    struct settings *own = calloc(1, sizeof(*own));
+    char *words[1 + MEMBERS];
+    struct operands none;
+    int status = own ? 0 : command_broke("--plan %s: out of memory", path);
+
+    if (!own)
+        return status;
+    memcpy(words, plan->argv, sizeof(words));
+    if (!args_parse(usage, 1 + MEMBERS, words, own, &none, &status))
+        status = EXIT_USAGE;
+    else if (values->file || strcmp(values->model_name, "gpt"))
+        status = command_misused("--plan %s with %s: expected one of them", path,
+                                 values->file ? "--file" : "--model mlp-bn");
+    for (int i = 0; i < MEMBERS && !status; i++)
+        if (!equal(own, values, &members[i]))
+            status = command_misused("--%s: expected %s, as in --plan %s", members[i].name,
+                                     strchr(plan->argv[1 + i], '=') + 1, path);
+    free(own);
+    return status;
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+static json_t *json_blocks(const struct block_list *list)
+{
+    json_t *blocks = json_array();
+
+    for (int i = 0; i < list->count; i++)
+        json_array_append_new(blocks, json_integer(list->items[i]));
+    return blocks;
+}
+
+static json_t *json_member(const struct settings *s, const struct member *m)
+{
+    const void *at = member_of(s, m);
+
+    return m->type == NUMBER ? json_integer(*(const int64_t *)at)
+           : m->type == WORD ? json_string(*(const char *const *)at)
+                             : json_blocks(at);
+}
+
+int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const size_t *rank_bytes)
+{
+    json_t *root = json_pack("{s:s}", "program", program_name), *bytes = json_array();
+
+    for (int i = 0; i < MEMBERS; i++)
+        json_object_set_new(root, members[i].name, json_member(s, &members[i]));
+    for (int rank = 0; rank < s->ranks; rank++)
+        json_array_append_new(bytes, json_integer((json_int_t)rank_bytes[rank]));
+    json_object_set_new(root, "step_ns", json_integer(step_ns));
+    json_object_set_new(root, "rank_bytes", bytes);
+    const int err = root && bytes ? json_dumpf(root, to, JSON_INDENT(1)) : -1;
+    json_decref(root);
+    putc('\n', to);
+    return err || fflush(to) ? DP_EIO : 0;
+}
