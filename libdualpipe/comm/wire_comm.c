@@ -316,8 +316,10 @@ static int check_early(struct wire_comm *c, struct request *r)
 
     if (r->is_send || peer < 0 || dp_peers_wire_of(&r->part, false) || !has_left(c, peer))
         return DP_EAGAIN;
-    if (!c->broken_since_ns[peer])
+    if (!c->broken_since_ns[peer]) {
         c->broken_since_ns[peer] = now_ns;
+        c->any_broken = true; /* no message announces that the time is over */
+    }
     if (now_ns - c->broken_since_ns[peer] < LATE_NS)
         return DP_EAGAIN;
     dp_peers_accept(&c->peers);

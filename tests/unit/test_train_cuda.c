@@ -14,6 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What cuBLASLt leaves behind where it does not start, as without a GPU. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:libcublasLt\n";
+}
+
 static const char *gpu; /* DP_TEST_GPU; NULL: simulated */
 
 static const struct gpt_config shapes[] = {
