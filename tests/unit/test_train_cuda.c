@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* What cuBLASLt leaves behind where it does not start, as without a GPU. */
-const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
     return "leak:libcublasLt\n";
