@@ -82,10 +82,9 @@ static void decide(struct dp_rendezvous *rv, struct dp_abort why)
     dp_rendezvous_tell_all(rv, &m);
 }
 
-/* A wait in vain is the fault of the last rank in the chain of those that wait, and a rank that has
- * begun to wait a moment ago has not said so yet: it is given the time to. What counts is who waited
- * when the accusation came, as ranks may go on afterwards. */
-
+/* A wait in vain is the fault of the last rank in the chain of those that wait. A rank that began to
+ * wait a moment ago has not said so yet: it is given the time to. What counts is which ranks waited
+ * when the accusation came, as they may go on afterwards. */
 static void accuse(struct dp_rendezvous *rv, int accuser, const struct dp_abort *why)
 {
     const bool is_in_vain = why->error == DP_ETIMEDOUT && why->rank != accuser;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_handshake.c - what somebody sends in the handshake of a wire who does not know its cookie, to the
- * acceptor or to the connector (the first byte says to whom). Nobody gets in.
+ * fuzz_handshake.c - the handshake of a wire with a peer that does not know its cookie: the input is what
+ * that peer sends to the acceptor or to the connector, as its first byte says. It is never let in.
  */
 #include "fuzz.h"
 

@@ -56,57 +56,51 @@ static void assert_gradient(scalar_fn f, void *user, size_t count, real *x, cons
 
 enum { N = 6, IN = 5, OUT = 4 };
 
+struct linear_kind {
+    void (*forward)(int n, int in, int out, const real *x, const real *w, const real *b, real *y);
+    void (*backward)(int n, int in, int out, const real *dy, const real *w, real *dx);
+    void (*weight)(int n, int in, int out, const real *x, const real *dy, real *dw, real *db);
+};
+
 struct linear {
+    const struct linear_kind *kind;
     real x[N * IN], w[IN * OUT], b[OUT], y[N * OUT], dy[N * OUT];
 };
 
 static double linear_value(void *user)
 {
     struct linear *l = user;
-    linear_forward(N, IN, OUT, l->x, l->w, l->b, l->y);
+    l->kind->forward(N, IN, OUT, l->x, l->w, l->b, l->y);
     return dot(N * OUT, l->y, l->dy);
 }
 
-static void a_linear_layer_has_the_gradients_of_finite_differences(void **state)
+static void assert_linear_gradients(const struct linear_kind *kind)
 {
-    (void)state;
-    struct linear l;
+    struct linear l = {.kind = kind};
     real dx[N * IN], dw[IN * OUT] = {0}, db[OUT] = {0};
 
     fill(1, N * IN, l.x);
     fill(2, IN * OUT, l.w);
     fill(3, OUT, l.b);
     fill(4, N * OUT, l.dy);
-    linear_backward(N, IN, OUT, l.dy, l.w, dx);
-    linear_weight(N, IN, OUT, l.x, l.dy, dw, db);
+    kind->backward(N, IN, OUT, l.dy, l.w, dx);
+    kind->weight(N, IN, OUT, l.x, l.dy, dw, db);
     assert_gradient(linear_value, &l, N * IN, l.x, dx);
     assert_gradient(linear_value, &l, IN * OUT, l.w, dw);
     assert_gradient(linear_value, &l, OUT, l.b, db);
 }
 
-static double table_value(void *user)
+static void a_linear_layer_has_the_gradients_of_finite_differences(void **state)
 {
-    struct linear *l = user;
-    table_forward(N, IN, OUT, l->x, l->w, l->b, l->y);
-    return dot(N * OUT, l->y, l->dy);
+    (void)state;
+    assert_linear_gradients(&(struct linear_kind){linear_forward, linear_backward, linear_weight});
 }
 
 /* Of a head that is the table of the embedding. */
 static void a_layer_of_a_table_has_the_gradients_of_finite_differences(void **state)
 {
     (void)state;
-    struct linear l;
-    real dx[N * IN], dw[IN * OUT] = {0}, db[OUT] = {0};
-
-    fill(1, N * IN, l.x);
-    fill(2, IN * OUT, l.w);
-    fill(3, OUT, l.b);
-    fill(4, N * OUT, l.dy);
-    table_backward(N, IN, OUT, l.dy, l.w, dx);
-    table_weight(N, IN, OUT, l.x, l.dy, dw, db);
-    assert_gradient(table_value, &l, N * IN, l.x, dx);
-    assert_gradient(table_value, &l, IN * OUT, l.w, dw);
-    assert_gradient(table_value, &l, OUT, l.b, db);
+    assert_linear_gradients(&(struct linear_kind){table_forward, table_backward, table_weight});
 }
 
 struct norm {
