@@ -696,7 +696,7 @@ void dp_peers_disarm(struct dp_peers *peers, const struct pollfd *fds, int armed
     bool connects = false;
 
     for (int i = 0; i < armed && i < listeners; i++)
-        connects |= fds[i].revents != 0;
+        connects |= fds[i].fd < 0 || fds[i].revents; /* -1: one is in its handshake */
     for (int i = listeners; i < armed && i - listeners < peers->busy_count; i++) {
         struct dp_wire *wire = wire_of(&peers->busy[i - listeners]);
         wire->ops->disarm(wire, fds[i].revents);

@@ -34,14 +34,14 @@
 
 static const int64_t RENDEZVOUS_EVERY_NS = 200 * DP_NS_PER_US,
                      RENDEZVOUS_PER_PEER_NS = 20 * DP_NS_PER_US;
-static const int64_t ACCEPT_EVERY_NS = 5 * DP_NS_PER_MS; /* of peers that are not waited for */
+static const int64_t ACCEPT_EVERY_NS = 20 * DP_NS_PER_MS; /* of peers that are not waited for */
 enum { LOOKS = 16 };                               /* of one watch */
 static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire waits for its reason */
 static const int64_t NEWS_NS = 250 * DP_NS_PER_MS; /* the same in a group that survives */
 static const int64_t LATE_NS = 100 * DP_NS_PER_MS; /* what a rank that has left may still send */
 static const int64_t FLUSH_NS = 100 * DP_NS_PER_MS; /* for wires that are being connected */
 /* Rank 0 has as many messages to take and to send as there are ranks: 8 for each of these times. */
-static const int64_t TELL_DOING_NS = 4 * DP_NS_PER_MS;
+static const int64_t TELL_DOING_NS = 50 * DP_NS_PER_MS;
 static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is reported to the root */
 
 struct request {

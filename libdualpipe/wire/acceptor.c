@@ -22,11 +22,17 @@ static const uint32_t OTHER_VERSION = 0x44507600; /* "DPv" */
 
 /* ---- acceptor  */
 
-static void drop(struct dp_pending *pending)
+static void leave(struct dp_wire_listener *acceptor, struct dp_pending *pending)
+{
+    *pending = (struct dp_pending){0};
+    acceptor->present--;
+}
+
+static void drop(struct dp_wire_listener *acceptor, struct dp_pending *pending)
 {
     dp_fd_close(pending->fd);
     dp_fd_close(pending->passed_fd);
-    *pending = (struct dp_pending){0};
+    leave(acceptor, pending);
 }
 
 int dp_acceptor_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_COOKIE_BYTES],
@@ -54,7 +60,7 @@ void dp_acceptor_close(struct dp_wire_listener *acceptor)
         return;
     for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
         if (acceptor->pending[i].present)
-            drop(&acceptor->pending[i]);
+            drop(acceptor, &acceptor->pending[i]);
     dp_fd_close(acceptor->fd);
     free(acceptor);
 }
@@ -119,7 +125,7 @@ static struct dp_pending *find_place(struct dp_wire_listener *acceptor, int64_t 
     }
     if (now_ns < oldest->until_ns - acceptor->handshake_timeout_ns + DP_ACCEPTOR_EVICT_NS)
         return NULL;
-    drop(oldest);
+    drop(acceptor, oldest);
     return oldest;
 }
 
@@ -162,6 +168,7 @@ static int accept_pending(struct dp_wire_listener *acceptor, int64_t now_ns)
                                        .fd = fd,
                                        .passed_fd = -1,
                                        .until_ns = now_ns + acceptor->handshake_timeout_ns};
+        acceptor->present++;
     }
     return 0;
 }
@@ -246,10 +253,7 @@ static int advance(struct dp_wire_listener *acceptor, struct dp_pending *pending
 bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd)
 {
     *fd = (struct pollfd){.fd = acceptor->fd, .events = POLLIN};
-    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
-        if (acceptor->pending[i].present)
-            return false;
-    return !acceptor->incomplete;
+    return !acceptor->present && !acceptor->incomplete;
 }
 
 int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
@@ -257,20 +261,20 @@ int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
     const int64_t now_ns = dp_now_ns();
 
     int shortage = accept_pending(acceptor, now_ns);
-    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++) {
+    for (int i = 0; acceptor->present && i < DP_ACCEPTOR_PENDING; i++) {
         struct dp_pending *pending = &acceptor->pending[i];
         if (!pending->present)
             continue;
         int err = advance(acceptor, pending);
         if (!err) {
             *out = *pending;
-            *pending = (struct dp_pending){0};
+            leave(acceptor, pending);
             return 0;
         }
         if (err == DP_EIO)
             shortage = err;
         else if (err != DP_EAGAIN || now_ns > pending->until_ns)
-            drop(pending);
+            drop(acceptor, pending);
     }
     return shortage ? shortage : DP_EAGAIN;
 }

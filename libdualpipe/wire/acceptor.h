@@ -75,6 +75,7 @@ struct dp_wire_listener {
     bool needs_files;               /* as in struct dp_wire_config */
     struct dp_tcp_wire *incomplete; /* tcp: wires that lack sockets */
     bool has_warned;
+    int present; /* of the places below; a listener that is asked all the time seldom has any */
     struct dp_pending pending[DP_ACCEPTOR_PENDING];
 };
 
