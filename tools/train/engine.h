@@ -56,6 +56,11 @@ struct engine_ops {
     int (*squares)(struct engine *e, int slot, double *squares);
     int (*update)(struct engine *e, int slot, const struct dp_optimizer_config *config, double rate,
                   double scale, bool skip);
+    /* With those: a slot's parameters and optimizer state as they are now, copied to the host's memory,
+     * where they stay until the engine ends; and back from there. */
+    int (*saved)(struct engine *e, int slot, const struct dp_optimizer_config *config,
+                 const struct gpt_stage **values, struct dp_optimizer **state);
+    int (*restore)(struct engine *e, int slot);
 };
 
 /* What every engine begins with: the stages that this rank holds. */

@@ -411,7 +411,8 @@ static void offloaded_free(struct engine *engine)
 }
 
 static const struct engine_ops offloaded_ops = {
-    "offloaded", train, evaluate, gather, NULL, NULL, NULL, seek, offloaded_free, NULL, NULL};
+    "offloaded", train, evaluate, gather, NULL, NULL, NULL, seek, offloaded_free, NULL, NULL,
+    NULL, NULL};
 
 static bool is_offloaded(const struct engine *engine)
 {

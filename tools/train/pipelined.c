@@ -252,12 +252,23 @@ static int update(struct engine *e, int slot, const struct dp_optimizer_config *
     return cuda_rank_update(((struct pipelined *)e)->cuda, slot, config, rate, scale, skip);
 }
 
+static int saved(struct engine *e, int slot, const struct dp_optimizer_config *config,
+                 const struct gpt_stage **values, struct dp_optimizer **state)
+{
+    return cuda_rank_saved(((struct pipelined *)e)->cuda, slot, config, values, state);
+}
+
+static int restore(struct engine *e, int slot)
+{
+    return cuda_rank_restore(((struct pipelined *)e)->cuda, slot);
+}
+
 static const struct engine_ops pipelined_ops = {
     "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free,
-    NULL, NULL};
+    NULL, NULL, NULL, NULL};
 static const struct engine_ops cuda_ops = {
     "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free,
-    squares, update};
+    squares, update, saved, restore};
 
 /* On CUDA: the GPU, whose compute the model is given. */
 static int make_device(struct pipelined *p, const struct pipelined_config *config)

@@ -38,6 +38,10 @@ static const int64_t busy_ns = INT64_C(1800) * 1000000000;
 struct list {
     struct dp_named_tensor *tensors;
     int32_t count;
+    struct {
+        const struct gpt_stage *stage;
+        struct dp_optimizer *optimizer;
+    } slots[DP_MAX_SLOTS]; /* whose memory is the host's */
     struct statistics_tensor *statistics; /* what some of tensors refer to */
 };
 
@@ -53,7 +57,22 @@ static struct dp_optimizer *optimizer_of(const struct trainer *t, int slot)
                                                  : t->optimizers[slot];
 }
 
-static int32_t room_of(const struct trainer *t)
+static int find_slots(const struct trainer *t, struct list *l)
+{
+    const struct dp_optimizer_config config = trainer_optimizer(t);
+    struct engine *e = t->engine;
+    int err = 0;
+
+    for (int i = 0; i < e->stage_count && !err; i++) {
+        l->slots[i].stage = e->stages[i];
+        l->slots[i].optimizer = optimizer_of(t, i);
+        if (e->ops->saved)
+            err = e->ops->saved(e, i, &config, &l->slots[i].stage, &l->slots[i].optimizer);
+    }
+    return err;
+}
+
+static int32_t room_of(const struct trainer *t, const struct list *l)
 {
     int32_t room = 1;
 
@@ -61,7 +80,7 @@ static int32_t room_of(const struct trainer *t)
         room += (int32_t)t->engine->stages[i]->params.tensors_len +
                 statistics_tensor_count(t->engine->stages[i]) +
                 (t->in_files[i] ? dp_offload_optimizer_state_count(t->in_files[i])
-                                : dp_optimizer_state_count(optimizer_of(t, i)));
+                                : dp_optimizer_state_count(l->slots[i].optimizer));
     return room;
 }
 
@@ -109,8 +128,8 @@ static int add_state(struct list *l, const struct trainer *t, int slot)
         count = dp_offload_optimizer_state_count(t->in_files[slot]);
         err = dp_offload_optimizer_state(t->in_files[slot], &state);
     } else {
-        count = dp_optimizer_state_count(optimizer_of(t, slot));
-        state = dp_optimizer_state(optimizer_of(t, slot));
+        count = dp_optimizer_state_count(l->slots[slot].optimizer);
+        state = dp_optimizer_state(l->slots[slot].optimizer);
     }
     for (int32_t i = 0; i < count && !err; i++)
         add_tensor(l, state[i].name, &state[i].tensor);
@@ -121,16 +140,19 @@ static int list_state(const struct trainer *t, bool all, struct list *l)
 {
     const bool shards = t->config.kind == DATA_PARALLEL_SHARD;
     int32_t statistics = 0;
-    int err = 0;
 
-    *l = (struct list){.tensors = calloc((size_t)room_of(t), sizeof(*l->tensors)),
-                       .statistics = calloc(statistics_room(t), sizeof(*l->statistics))};
+    *l = (struct list){0};
+    int err = find_slots(t, l);
+    if (err)
+        return err;
+    l->tensors = calloc((size_t)room_of(t, l), sizeof(*l->tensors));
+    l->statistics = calloc(statistics_room(t), sizeof(*l->statistics));
     if (!l->tensors || !l->statistics)
         return DP_ENOMEM;
     for (int i = 0; i < t->engine->stage_count && !err; i++) {
         const bool first = t->engine->replica.index == 0 && !t->engine->second_copy[i];
         if (all || first)
-            add_values(l, t->engine->stages[i], all);
+            add_values(l, l->slots[i].stage, all);
         if (all || first)
             statistics = add_statistics(l, t->engine->stages[i], statistics);
         if (all || first || shards)
@@ -363,6 +385,8 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = dp_checkpoint_find(c, l.tensors[i].name)
                   ? dp_checkpoint_read(c, l.tensors[i].name, &l.tensors[i].tensor)
                   : read_pieces(c, &l.tensors[i]);
+    for (int i = 0; i < t->engine->stage_count && t->engine->ops->restore && !err; i++)
+        err = t->engine->ops->restore(t->engine, i);
     if (t->comm)
         dp_comm_busy(t->comm, 0);
     list_free(&l);

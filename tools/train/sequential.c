@@ -235,7 +235,7 @@ static void sequential_free(struct engine *e)
 
 static const struct engine_ops sequential_ops = {
     "sequential", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, sequential_free,
-    NULL, NULL};
+    NULL, NULL, NULL, NULL};
 
 static int sequential_alloc(struct sequential *s)
 {

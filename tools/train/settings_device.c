@@ -63,9 +63,6 @@ bool settings_take_device(struct settings *s)
                         "--schedule none is of the CPU", s->device);
     else if (s->replicas > 1)
         command_misused("--device %s: expected -D 1; sums over replicas are of the CPU", s->device);
-    else if (s->save || s->from.step || s->prompt)
-        command_misused("--device %s: expected neither --save nor --resume; the optimizer's state "
-                        "on a GPU is not saved", s->device);
     else if (s->tied)
         command_misused("--tie-embeddings: expected --device cpu");
     else if (s->fixed_order)

@@ -180,7 +180,7 @@ static double largest_norm(const struct trainer *t)
     return norm;
 }
 
-static struct dp_optimizer_config optimizer_config(const struct trainer *t)
+struct dp_optimizer_config trainer_optimizer(const struct trainer *t)
 {
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
 
@@ -196,7 +196,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
         .rate = update->rate, .scale = update->scale, .zero_grads = true};
 
     if (t->engine->ops->update) {
-        const struct dp_optimizer_config config = optimizer_config(t);
+        const struct dp_optimizer_config config = trainer_optimizer(t);
         return t->engine->ops->update(t->engine, slot, &config, update->rate, update->scale,
                                       update->skip);
     }
@@ -354,7 +354,7 @@ static int make_squares(struct trainer *t, int slot)
 static int make_optimizer(struct trainer *t, int slot)
 {
     const struct gpt_stage *stage = t->engine->stages[slot];
-    const struct dp_optimizer_config config = optimizer_config(t);
+    const struct dp_optimizer_config config = trainer_optimizer(t);
     struct dp_parameter *owned;
     int32_t count = 0;
 
@@ -424,7 +424,7 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .method = config->method,
                                                                 .survive = config->survive,
                                                                 .joins = config->joins,
-                                                                .optimizer = optimizer_config(t)},
+                                                                .optimizer = trainer_optimizer(t)},
                                  engine);
     if (!err && config->survive)
         go_on(t);

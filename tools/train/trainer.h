@@ -69,6 +69,9 @@ void trainer_fini(struct trainer *t);
  * way while the step goes on, and where replicas mix without clipping, updates too. */
 extern const struct dp_reduce_ops trainer_reduce_ops;
 
+/* AdamW, as every engine has it. */
+struct dp_optimizer_config trainer_optimizer(const struct trainer *t);
+
 /* Learning rate: up to `peak` over the first `warmup` steps, then along half a cosine down to a
  * tenth of it at the last. */
 double trainer_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak);

@@ -186,6 +186,8 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
     if (err)
         return err;
     *out = s->stage;
+    s->index = stage;
+    s->stages = stages;
     r->slot_count++;
     err = alloc_zeroed(r, bytes, &s->weights);
     if (!err)
@@ -298,6 +300,7 @@ void cuda_rank_free(struct cuda_rank *r)
     blas_close(r->blas);
     for (int i = 0; i < r->slot_count; i++) {
         struct cuda_slot *s = &r->slots[i];
+        cuda_saved_free(s->saved);
         void *const all[] = {s->weights, s->grads, s->first, s->second, s->low, s->scratch};
         for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);

@@ -30,12 +30,15 @@ enum cuda_kernel {
 #undef CUDA_KERNEL_ID
 };
 
+struct cuda_saved;
 struct cuda_slot {
     struct gpt_stage *stage;
+    int index, stages; /* which stage of how many */
     float *weights, *grads, *first, *second; /* [params.count] */
     uint16_t *low;                           /* of the weights; NULL: float32 */
     void *scratch;
     uint64_t updates;
+    struct cuda_saved *saved; /* NULL: no checkpoint was written or read */
 };
 
 struct cuda_rank {
@@ -85,6 +88,12 @@ int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares);
 /* AdamW on a slot; its gradients are zero afterwards. skip: nothing but that. */
 int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
                      double rate, double scale, bool skip);
+/* cuda_saved.c: a slot's values, as a stage in the host's memory, and AdamW's state, as they are now;
+ * they last as long as the rank. They are written to a checkpoint, or read from one and restored. */
+int cuda_rank_saved(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
+                    const struct gpt_stage **values, struct dp_optimizer **state);
+int cuda_rank_restore(struct cuda_rank *r, int slot);
+void cuda_saved_free(struct cuda_saved *saved);
 /* Copy to or from device memory, and wait. */
 int cuda_rank_copy(struct cuda_rank *r, void *to, const void *from, size_t bytes);
 

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_saved.c - what a checkpoint has of a slot: its values and AdamW's state, in the host's memory. A
+ * bare stage and an optimizer there give them the names and shapes that they have on the CPU.
+ */
+#include "train/cuda/cuda_rank.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct cuda_saved {
+    struct gpt_stage *stage;
+    struct dp_optimizer *optimizer;
+    real *values;
+};
+
+void cuda_saved_free(struct cuda_saved *saved)
+{
+    if (!saved)
+        return;
+    dp_optimizer_free(saved->optimizer);
+    gpt_stage_free(saved->stage);
+    free(saved->values);
+    free(saved);
+}
+
+static int make(struct cuda_saved *saved, const struct cuda_slot *of,
+                const struct dp_optimizer_config *config)
+{
+    struct gpt_config model = of->stage->config;
+
+    model.compute = NULL;
+    saved->values = malloc(of->stage->params.count * sizeof(*saved->values));
+    int err = saved->values ? gpt_stage_new_bare(&model, of->index, of->stages, &saved->stage)
+                            : DP_ENOMEM;
+    if (err)
+        return err;
+    gpt_stage_set_memory(saved->stage, saved->values, saved->values, NULL); /* no gradient is used */
+    return dp_optimizer_new(config, saved->stage->parameters,
+                            (int32_t)saved->stage->params.tensors_len, &saved->optimizer);
+}
+
+/* The state of each parameter: its steps, then the mean, then the mean square. */
+enum { STATES = 3 };
+
+static int move(struct cuda_rank *r, struct cuda_slot *s, bool up)
+{
+    const struct params *p = &s->stage->params;
+    const struct dp_named_tensor *state = dp_optimizer_state(s->saved->optimizer);
+    int err = 0;
+
+    for (size_t i = 0; i < p->tensors_len && !err; i++, state += STATES) {
+        const size_t at = p->tensors[i].offset, bytes = tensor_count(&p->tensors[i]) * sizeof(real);
+        int64_t *steps = state[0].tensor.data;
+        const struct { void *host, *device; } parts[] = {
+            {s->saved->values + at, s->weights + at},
+            {state[1].tensor.data, s->first + at},
+            {state[2].tensor.data, s->second + at},
+        };
+        for (size_t k = 0; k < sizeof(parts) / sizeof(parts[0]) && !err; k++)
+            err = cuda_rank_copy(r, up ? parts[k].device : parts[k].host,
+                                 up ? parts[k].host : parts[k].device, bytes);
+        if (up)
+            s->updates = (uint64_t)*steps;
+        else
+            *steps = (int64_t)s->updates;
+    }
+    return err;
+}
+
+int cuda_rank_saved(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
+                    const struct gpt_stage **values, struct dp_optimizer **state)
+{
+    struct cuda_slot *s = &r->slots[slot];
+    int err = 0;
+
+    if (!s->saved) {
+        s->saved = calloc(1, sizeof(*s->saved));
+        err = s->saved ? make(s->saved, s, config) : DP_ENOMEM;
+    }
+    if (err) {
+        cuda_saved_free(s->saved);
+        s->saved = NULL;
+        return err;
+    }
+    *values = s->saved->stage;
+    *state = s->saved->optimizer;
+    return move(r, s, false);
+}
+
+int cuda_rank_restore(struct cuda_rank *r, int slot)
+{
+    return move(r, &r->slots[slot], true);
+}
