@@ -28,7 +28,7 @@ struct shuffled {
     struct dp_comm *inner;
     size_t room;
     uint64_t seed, rolls, order;
-    int lane;
+    int channel;
     int wanted; /* receives of the caller that no receive of the inner one stands for yet */
     struct held held[HELD];
     struct {
@@ -65,7 +65,7 @@ static int post(struct shuffled *s)
         struct held *h = &s->held[i];
         if (h->posted)
             continue;
-        err = s->inner->ops->irecv_any(s->inner, -1, s->lane, h->memory, s->room, &h->request);
+        err = s->inner->ops->irecv_any(s->inner, -1, s->channel, h->memory, s->room, &h->request);
         h->posted = !err;
         s->wanted -= !err;
     }
@@ -137,32 +137,32 @@ static bool is_waiting(const struct shuffled *s, const struct dp_request *req)
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-static int shuffled_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
-                          size_t len, struct dp_request *req)
+static int shuffled_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
+                          const void *buf, size_t len, struct dp_request *req)
 {
     struct dp_comm *inner = of(comm)->inner;
-    return inner->ops->isend(inner, peer, lane, tag, buf, len, req);
+    return inner->ops->isend(inner, peer, channel, tag, buf, len, req);
 }
 
-static int shuffled_irecv(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf,
+static int shuffled_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                           size_t len, struct dp_request *req)
 {
     struct dp_comm *inner = of(comm)->inner;
-    return inner->ops->irecv(inner, peer, lane, tag, buf, len, req);
+    return inner->ops->irecv(inner, peer, channel, tag, buf, len, req);
 }
 
 /* Empty messages, as of a pipeline that connects, are not shuffled. */
-static int shuffled_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+static int shuffled_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
                               struct dp_request *req)
 {
     struct shuffled *s = of(comm);
 
     if (peer >= 0 || !room || s->waiting_count == WAITING || s->known_count == WAITING)
-        return s->inner->ops->irecv_any(s->inner, peer, lane, buf, room, req);
+        return s->inner->ops->irecv_any(s->inner, peer, channel, buf, room, req);
     if (!is_known(s, req))
         s->known[s->known_count++] = req;
     *(struct waiting *)req = (struct waiting){0};
-    s->lane = lane;
+    s->channel = channel;
     s->waiting[s->waiting_count].request = req;
     s->waiting[s->waiting_count++].buf = buf;
     s->wanted++;

@@ -45,7 +45,7 @@ struct stream_group {
     } * ranks;
     struct mailbox {
         struct mailbox *next;
-        int from, to, lane;
+        int from, to, channel;
         struct part *sends; /* in order */
     } * mailboxes;
 };
@@ -107,16 +107,16 @@ void stream_group_hold(struct stream_group *g, int rank, long started)
     pthread_mutex_unlock(&g->lock);
 }
 
-static struct mailbox *find_mailbox(struct stream_group *g, int from, int to, int lane)
+static struct mailbox *find_mailbox(struct stream_group *g, int from, int to, int channel)
 {
     struct mailbox *m;
 
     pthread_mutex_lock(&g->lock);
-    for (m = g->mailboxes; m && (m->from != from || m->to != to || m->lane != lane);)
+    for (m = g->mailboxes; m && (m->from != from || m->to != to || m->channel != channel);)
         m = m->next;
     if (!m) {
         m = calloc(1, sizeof(*m));
-        *m = (struct mailbox){.next = g->mailboxes, .from = from, .to = to, .lane = lane};
+        *m = (struct mailbox){.next = g->mailboxes, .from = from, .to = to, .channel = channel};
         g->mailboxes = m;
     }
     pthread_mutex_unlock(&g->lock);
@@ -265,16 +265,16 @@ static int stream_reset(struct dp_comm *comm)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-static bool is_for_host(int lane)
+static bool is_for_host(int channel)
 {
-    const int channel = lane % DP_CHANNELS;
-    return channel == DP_CHANNEL_CONTROL || channel == DP_CHANNEL_COLLECTIVE;
+    const int own = channel % DP_CHANNELS; /* of its communicator */
+    return own == DP_CHANNEL_CONTROL || own == DP_CHANNEL_COLLECTIVE;
 }
 
-static int find_link(struct stream_comm *c, int peer, int lane, bool sends, struct link **out)
+static int find_link(struct stream_comm *c, int peer, int channel, bool sends, struct link **out)
 {
     const int own = c->base.rank;
-    struct mailbox *m = find_mailbox(c->group, sends ? own : peer, sends ? peer : own, lane);
+    struct mailbox *m = find_mailbox(c->group, sends ? own : peer, sends ? peer : own, channel);
 
     for (*out = c->links; *out; *out = (*out)->next)
         if ((*out)->mailbox == m)
@@ -382,8 +382,8 @@ static int start(struct stream_comm *c, struct part *p, struct link *link, uint6
     return 0;
 }
 
-static int start_part(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf, size_t len,
-                      bool sends, struct dp_request *req)
+static int start_part(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
+                      size_t len, bool sends, struct dp_request *req)
 {
     struct stream_comm *c = of(comm);
     struct link *link = NULL;
@@ -392,7 +392,7 @@ static int start_part(struct dp_comm *comm, int peer, int lane, uint64_t tag, vo
 
     ((struct dp_request_head *)req)->collective = NULL;
     if (!err)
-        err = find_link(c, peer, lane, sends, &link);
+        err = find_link(c, peer, channel, sends, &link);
     if (!err)
         err = take_part(c, &p);
     if (!err)
@@ -400,33 +400,33 @@ static int start_part(struct dp_comm *comm, int peer, int lane, uint64_t tag, vo
     return err ? err : start(c, p, link, tag, req);
 }
 
-static int stream_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+static int stream_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                         size_t len, struct dp_request *req)
 {
     struct dp_comm *host = of(comm)->host;
 
-    return is_for_host(lane)
-               ? host->ops->isend(host, peer, lane, tag, buf, len, req)
-               : start_part(comm, peer, lane, tag, (void *)(uintptr_t)buf, len, true, req);
+    return is_for_host(channel)
+               ? host->ops->isend(host, peer, channel, tag, buf, len, req)
+               : start_part(comm, peer, channel, tag, (void *)(uintptr_t)buf, len, true, req);
 }
 
-static int stream_irecv(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf,
+static int stream_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                         size_t len, struct dp_request *req)
 {
     struct dp_comm *host = of(comm)->host;
 
-    return is_for_host(lane) ? host->ops->irecv(host, peer, lane, tag, buf, len, req)
-                             : start_part(comm, peer, lane, tag, buf, len, false, req);
+    return is_for_host(channel) ? host->ops->irecv(host, peer, channel, tag, buf, len, req)
+                                : start_part(comm, peer, channel, tag, buf, len, false, req);
 }
 
-static int stream_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+static int stream_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
                             struct dp_request *req)
 {
     struct dp_comm *host = of(comm)->host;
 
-    if (!is_for_host(lane))
+    if (!is_for_host(channel))
         return dp_fail(DP_EUNSUPPORTED, "a receive of any tag from a stream");
-    return host->ops->irecv_any(host, peer, lane, buf, room, req);
+    return host->ops->irecv_any(host, peer, channel, buf, room, req);
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */
@@ -521,9 +521,9 @@ static void stream_sleep(struct dp_comm *comm, int64_t until_ns)
     c->host->ops->sleep(c->host, until_ns < soon_ns ? until_ns : soon_ns);
 }
 
-static void stream_close_lanes(struct dp_comm *comm, int first, int count)
+static void stream_close_channels(struct dp_comm *comm, int first, int count)
 {
-    of(comm)->host->ops->close_lanes(of(comm)->host, first, count);
+    of(comm)->host->ops->close_channels(of(comm)->host, first, count);
 }
 
 static int stream_busy(struct dp_comm *comm, int64_t ns)
@@ -564,7 +564,7 @@ static const struct dp_comm_ops stream_ops = {
     .irecv = stream_irecv,
     .irecv_any = stream_irecv_any,
     .received = stream_received,
-    .close_lanes = stream_close_lanes,
+    .close_channels = stream_close_channels,
     .test = stream_test,
     .is_done = stream_is_done,
     .progress = stream_progress,

@@ -118,7 +118,7 @@ int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, con
         return err;
     dp_comm_progress_stop(comm);
     return explain(comm, comm->ops->isend(comm->world, dp_comm_world_rank(comm, peer),
-                                          comm->first_lane + channel, tag, buf, len, req));
+                                          comm->first_channel + channel, tag, buf, len, req));
 }
 
 int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf, size_t len,
@@ -132,7 +132,7 @@ int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, voi
         return err;
     dp_comm_progress_stop(comm);
     return explain(comm, comm->ops->irecv(comm->world, dp_comm_world_rank(comm, peer),
-                                          comm->first_lane + channel, tag, buf, len, req));
+                                          comm->first_channel + channel, tag, buf, len, req));
 }
 
 int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
@@ -149,7 +149,7 @@ int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, si
     dp_comm_progress_stop(comm);
     return explain(comm,
                    comm->ops->irecv_any(comm->world, peer < 0 ? -1 : dp_comm_world_rank(comm, peer),
-                                        comm->first_lane + channel, buf, room, req));
+                                        comm->first_channel + channel, buf, room, req));
 }
 
 void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,

@@ -18,7 +18,8 @@ int dp_comm_check_transfer(const struct dp_comm *comm, int peer, int channel, co
  */
 int dp_comm_iallgatherv(struct dp_comm *comm, void *all, const size_t *offsets,
                         struct dp_request *req);
-/* A communicator of these ranks of the world, this one's rank among them, on lanes of its own. */
+/* A communicator of these ranks of the world, this one's rank among them, on channels of its
+ * own. */
 int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *world_ranks,
                       int context, struct dp_comm **out);
 /* dp_comm_progress of the whole family, whatever has been revoked. */

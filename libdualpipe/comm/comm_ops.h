@@ -3,7 +3,7 @@
  * comm_ops.h - what a communicator implements: the table of operations, and the part that every
  * communicator begins with. For providers and tests; users have comm.h.
  *
- * comm.c checks arguments and waits; a provider never gets a bad rank or lane, or NULL.
+ * comm.c checks arguments and waits; a provider never gets a bad rank or channel, or NULL.
  */
 #ifndef DP_COMM_COMM_OPS_H
 #define DP_COMM_COMM_OPS_H
@@ -13,15 +13,15 @@
 
 struct dp_wire_loan;
 
-/* Memory of this rank that a peer works on in place, one range for each peer and lane; see
+/* Memory of this rank that a peer works on in place, one range for each peer and channel; see
  * dp_wire_loan_ops. */
 struct dp_comm_loan_ops {
-    bool (*lend)(struct dp_comm *comm, int peer, int lane, void *buf, size_t len,
+    bool (*lend)(struct dp_comm *comm, int peer, int channel, void *buf, size_t len,
                  struct dp_wire_loan *out);
-    void (*end)(struct dp_comm *comm, int peer, int lane);
-    char *(*use)(struct dp_comm *comm, int peer, int lane, const struct dp_wire_loan *loan,
+    void (*end)(struct dp_comm *comm, int peer, int channel);
+    char *(*use)(struct dp_comm *comm, int peer, int channel, const struct dp_wire_loan *loan,
                  size_t len);
-    void (*leave)(struct dp_comm *comm, int peer, int lane);
+    void (*leave)(struct dp_comm *comm, int peer, int channel);
 };
 
 /* Every member is set unless its comment says that it may be NULL. All return 0 or a negative errno.
@@ -29,17 +29,17 @@ struct dp_comm_loan_ops {
 struct dp_comm_ops {
     const char *name; /* "threads", "shm", "tcp", "mpi", ... */
     struct dp_comm_caps caps;
-    int (*isend)(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+    int (*isend)(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                  size_t len, struct dp_request *req);
-    int (*irecv)(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf, size_t len,
+    int (*irecv)(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf, size_t len,
                  struct dp_request *req);
     /* See dp_comm_irecv_any; peer -1: any. And what it has received, peer of the world. */
-    int (*irecv_any)(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+    int (*irecv_any)(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
                      struct dp_request *req);
     void (*received)(struct dp_comm *comm, const struct dp_request *req, struct dp_received *out);
-    /* A communicator of the family is closed: drop the requests of these lanes. What was sent still
-     * arrives. */
-    void (*close_lanes)(struct dp_comm *comm, int first, int count);
+    /* A communicator of the family is closed: drop the requests of these channels. What was sent
+     * still arrives. */
+    void (*close_channels)(struct dp_comm *comm, int first, int count);
     /* 0: done, the buffer is the caller's again. DP_EAGAIN: not yet. */
     int (*test)(struct dp_comm *comm, struct dp_request *req);
     /* Whether test would not answer DP_EAGAIN, as far as is known without moving anything. */
@@ -88,14 +88,14 @@ struct dp_request_head {
 };
 
 /* The part that every communicator begins with. One that was made out of another one (its world)
- * uses the operations of that one: they get the world, ranks of the world, and lanes, which are the
- * channels of all communicators of a family counted through. */
+ * uses the operations of that one: they get the world, ranks of the world, and channels of the
+ * world, which are those of all communicators of a family counted through. */
 struct dp_comm {
     const struct dp_comm_ops *ops;
     int rank, size;
     struct dp_comm *world; /* itself, if it was opened */
     const int *ranks;      /* [size] of the world; NULL: the same */
-    int first_lane;        /* that of channel 0 */
+    int first_channel;     /* of the world: that of channel 0 */
     uint64_t collectives;  /* started, for their tags */
     bool is_broken;      /* a collective of it failed in a group that survives: there are no more */
     int deaths_seen;     /* of the world, none of which concerns this one */

@@ -146,8 +146,8 @@ static int post_receive(struct dp_engine *engine, struct dp_collective *c)
     if (step->receive_from >= 0) {
         int err = engine->world->ops->irecv(engine->world,
                                             dp_comm_world_rank(c->comm, step->receive_from),
-                                            c->comm->first_lane + c->channel, c->tag, step->receive,
-                                            step->receive_len, &c->receives[slot]);
+                                            c->comm->first_channel + c->channel, c->tag,
+                                            step->receive, step->receive_len, &c->receives[slot]);
         if (err)
             return err;
     }
@@ -161,9 +161,10 @@ static int post_send(struct dp_engine *engine, struct dp_collective *c)
     const struct dp_step *step = &c->window[slot];
 
     if (step->send_to >= 0) {
-        int err = engine->world->ops->isend(
-            engine->world, dp_comm_world_rank(c->comm, step->send_to),
-            c->comm->first_lane + c->channel, c->tag, step->send, step->send_len, &c->sends[slot]);
+        int err =
+            engine->world->ops->isend(engine->world, dp_comm_world_rank(c->comm, step->send_to),
+                                      c->comm->first_channel + c->channel, c->tag, step->send,
+                                      step->send_len, &c->sends[slot]);
         if (err)
             return err;
     }

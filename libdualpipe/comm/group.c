@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * group.c - communicators made out of others. All of a family share the transport of the one that
- * was opened, their world; each has ranks and lanes of its own.
+ * was opened, their world; each has ranks and channels of its own.
  */
 #include "comm/comm_core.h"
 #include "comm/engine.h"
@@ -32,7 +32,7 @@ int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *wor
                                .size = size,
                                .world = parent->world,
                                .ranks = g->ranks,
-                               .first_lane = context * DP_CHANNELS,
+                               .first_channel = context * DP_CHANNELS,
                                .deadline_ns = parent->deadline_ns,
                                .spin_ns = parent->spin_ns,
                                .shared_bytes = parent->shared_bytes};
@@ -218,7 +218,7 @@ static void close_group(struct dp_comm *group)
 
     if (world->engine)
         dp_engine_drop(world->engine, group, DP_EABORTED);
-    world->ops->close_lanes(world, group->first_lane, DP_CHANNELS);
+    world->ops->close_channels(world, group->first_channel, DP_CHANNELS);
     unlink_group(group);
     free(group);
 }

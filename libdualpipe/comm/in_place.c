@@ -65,9 +65,9 @@ static size_t bytes_of(const struct dp_collective_args *args)
 
 /* ---- loans, over the wires of the collectives ------------------------------------------------ */
 
-static int lane_of(const struct dp_collective_args *args)
+static int channel_of(const struct dp_collective_args *args)
 {
-    return args->comm->first_lane + DP_CHANNEL_COLLECTIVE;
+    return args->comm->first_channel + DP_CHANNEL_COLLECTIVE;
 }
 
 static void lend_all(const struct dp_collective_args *args)
@@ -76,7 +76,7 @@ static void lend_all(const struct dp_collective_args *args)
 
     for (int j = 0; j < peers_of(args); j++)
         world->ops->loans->lend(world, dp_comm_world_rank(args->comm, peer_at(args, j)),
-                                lane_of(args), args->out, bytes_of(args),
+                                channel_of(args), args->out, bytes_of(args),
                                 &state_of(args)->mine[j].loan);
 }
 
@@ -86,7 +86,7 @@ static void end_all(const struct dp_collective_args *args)
 
     for (int j = 0; j < peers_of(args); j++)
         world->ops->loans->end(world, dp_comm_world_rank(args->comm, peer_at(args, j)),
-                               lane_of(args));
+                               channel_of(args));
 }
 
 static char *use(const struct dp_collective_args *args, int j)
@@ -94,7 +94,8 @@ static char *use(const struct dp_collective_args *args, int j)
     struct dp_comm *world = args->comm->world;
 
     return world->ops->loans->use(world, dp_comm_world_rank(args->comm, peer_at(args, j)),
-                                  lane_of(args), &state_of(args)->theirs[j].loan, bytes_of(args));
+                                  channel_of(args), &state_of(args)->theirs[j].loan,
+                                  bytes_of(args));
 }
 
 static void leave(const struct dp_collective_args *args, int j)
@@ -102,7 +103,7 @@ static void leave(const struct dp_collective_args *args, int j)
     struct dp_comm *world = args->comm->world;
 
     world->ops->loans->leave(world, dp_comm_world_rank(args->comm, peer_at(args, j)),
-                             lane_of(args));
+                             channel_of(args));
 }
 
 /* How many are in reach: all, or those before the first that is not. */

@@ -37,7 +37,7 @@ _Static_assert(sizeof(struct request) <= sizeof(struct dp_request), "a request h
 struct nccl_comm {
     struct dp_comm base;
     struct dp_comm *given; /* what the caller opened this one over */
-    struct dp_comm *host;  /* a part of that with lanes of its own, which has all its ranks */
+    struct dp_comm *host;  /* a part of that with channels of its own, which has all its ranks */
     struct dp_nccl_links links;
     struct dp_device_event *after;
     struct part *parts;
@@ -70,9 +70,9 @@ static int host_rank(const struct dp_comm *comm, int rank)
     return rank < 0 ? rank : dp_comm_world_rank(of(comm)->host, rank);
 }
 
-static int host_lane(const struct dp_comm *comm, int lane)
+static int host_channel(const struct dp_comm *comm, int channel)
 {
-    return of(comm)->host->first_lane + lane;
+    return of(comm)->host->first_channel + channel;
 }
 
 /* ---- aborts ---------------------------------------------------------------------------------- */
@@ -151,9 +151,9 @@ static int check_links(struct dp_comm *comm)
 
 /* ---- starting messages ----------------------------------------------------------------------- */
 
-static bool is_for_host(int lane)
+static bool is_for_host(int channel)
 {
-    return lane == DP_CHANNEL_CONTROL || lane == DP_CHANNEL_COLLECTIVE;
+    return channel == DP_CHANNEL_CONTROL || channel == DP_CHANNEL_COLLECTIVE;
 }
 
 static int refuse_part(void)
@@ -163,15 +163,15 @@ static int refuse_part(void)
                    "over a part of the host's communicator (dualpipe/nccl.h)");
 }
 
-static int find_link(const struct nccl_comm *c, int peer, int lane, bool sends,
+static int find_link(const struct nccl_comm *c, int peer, int channel, bool sends,
                      struct dp_nccl_link **out)
 {
-    *out = dp_nccl_links_find(&c->links, peer, lane, sends);
+    *out = dp_nccl_links_find(&c->links, peer, channel, sends);
     return *out ? 0
                 : dp_fail(DP_EINVAL,
                           "a message %s rank %d on channel %d, with which the NCCL communicator "
                           "was not opened",
-                          sends ? "to" : "from", peer, lane);
+                          sends ? "to" : "from", peer, channel);
 }
 
 static int add_part(struct nccl_comm *c)
@@ -283,7 +283,7 @@ static int start_batch(struct nccl_comm *c)
     return err ? give_up(c, err) : 0;
 }
 
-static int start(struct dp_comm *comm, int peer, int lane, void *buf, size_t len, bool sends,
+static int start(struct dp_comm *comm, int peer, int channel, void *buf, size_t len, bool sends,
                  struct dp_request *req)
 {
     struct nccl_comm *c = of(comm);
@@ -292,7 +292,7 @@ static int start(struct dp_comm *comm, int peer, int lane, void *buf, size_t len
     int err = check_abort(comm);
 
     if (!err)
-        err = find_link(c, peer, lane, sends, &message.link);
+        err = find_link(c, peer, channel, sends, &message.link);
     if (!err)
         err = dp_device_stream_wait(message.link->stream, c->after);
     if (!err)
@@ -307,40 +307,40 @@ static int start(struct dp_comm *comm, int peer, int lane, void *buf, size_t len
     return c->in_batch ? 0 : start_batch(c);
 }
 
-static int nccl_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+static int nccl_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                       size_t len, struct dp_request *req)
 {
-    if (lane >= DP_CHANNELS)
+    if (channel >= DP_CHANNELS)
         return refuse_part();
-    if (!is_for_host(lane))
-        return start(comm, peer, lane, (void *)(uintptr_t)buf, len, true, req);
+    if (!is_for_host(channel))
+        return start(comm, peer, channel, (void *)(uintptr_t)buf, len, true, req);
     ((struct request *)req)->done = 0;
-    return host_ops(comm)->isend(host_of(comm), host_rank(comm, peer), host_lane(comm, lane), tag,
-                                 buf, len, req);
+    return host_ops(comm)->isend(host_of(comm), host_rank(comm, peer), host_channel(comm, channel),
+                                 tag, buf, len, req);
 }
 
-static int nccl_irecv(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf, size_t len,
-                      struct dp_request *req)
+static int nccl_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
+                      size_t len, struct dp_request *req)
 {
-    if (lane >= DP_CHANNELS)
+    if (channel >= DP_CHANNELS)
         return refuse_part();
-    if (!is_for_host(lane))
-        return start(comm, peer, lane, buf, len, false, req);
+    if (!is_for_host(channel))
+        return start(comm, peer, channel, buf, len, false, req);
     ((struct request *)req)->done = 0;
-    return host_ops(comm)->irecv(host_of(comm), host_rank(comm, peer), host_lane(comm, lane), tag,
-                                 buf, len, req);
+    return host_ops(comm)->irecv(host_of(comm), host_rank(comm, peer), host_channel(comm, channel),
+                                 tag, buf, len, req);
 }
 
-static int nccl_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+static int nccl_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
                           struct dp_request *req)
 {
-    if (lane >= DP_CHANNELS)
+    if (channel >= DP_CHANNELS)
         return refuse_part();
-    if (!is_for_host(lane))
+    if (!is_for_host(channel))
         return dp_fail(DP_EUNSUPPORTED, "a receive of any tag by NCCL, whose messages have none");
     ((struct request *)req)->done = 0;
-    return host_ops(comm)->irecv_any(host_of(comm), host_rank(comm, peer), host_lane(comm, lane),
-                                     buf, room, req);
+    return host_ops(comm)->irecv_any(host_of(comm), host_rank(comm, peer),
+                                     host_channel(comm, channel), buf, room, req);
 }
 
 static int nccl_begin(struct dp_comm *comm)
@@ -440,7 +440,7 @@ static void nccl_sleep(struct dp_comm *comm, int64_t until_ns)
 }
 
 /* Parts of it have no messages. */
-static void nccl_close_lanes(struct dp_comm *comm, int first, int count)
+static void nccl_close_channels(struct dp_comm *comm, int first, int count)
 {
     (void)comm, (void)first, (void)count;
 }
@@ -482,7 +482,7 @@ static const struct dp_comm_ops nccl_ops = {
     .irecv = nccl_irecv,
     .irecv_any = nccl_irecv_any,
     .received = nccl_received,
-    .close_lanes = nccl_close_lanes,
+    .close_channels = nccl_close_channels,
     .test = nccl_test,
     .is_done = nccl_is_done,
     .progress = nccl_progress,

@@ -19,9 +19,9 @@ static const int64_t WAITED_FOR_NS = 20 * DP_NS_PER_US;
 static const int64_t HANDSHAKE_NS = 600 * DP_NS_PER_S;
 
 /* The label of a wire, which its connecting side sends. */
-static uint64_t make_label(uint32_t epoch, int rank, int lane)
+static uint64_t make_label(uint32_t epoch, int rank, int channel)
 {
-    return (uint64_t)epoch << 32 | (uint64_t)rank << 16 | (uint64_t)lane;
+    return (uint64_t)epoch << 32 | (uint64_t)rank << 16 | (uint64_t)channel;
 }
 
 static bool is_same_host(const struct dp_endpoint *a, const struct dp_endpoint *b)
@@ -117,26 +117,26 @@ static struct dp_wire_request *pop(struct dp_wire_queue *queue)
     return req;
 }
 
-static int grow_lanes(struct dp_peers *peers, int lane)
+static int grow_channels(struct dp_peers *peers, int channel)
 {
-    int count = peers->lane_count ? peers->lane_count : DP_CHANNELS;
+    int count = peers->channel_count ? peers->channel_count : DP_CHANNELS;
 
-    if (lane >= DP_LANES_MAX)
+    if (channel >= DP_PEERS_CHANNELS)
         return dp_fail(DP_ENOMEM, "more than %d communicators in one family",
-                       DP_LANES_MAX / DP_CHANNELS);
-    while (count <= lane)
+                       DP_PEERS_CHANNELS / DP_CHANNELS);
+    while (count <= channel)
         count *= 2;
-    struct dp_lane *lanes = realloc(peers->lanes, (size_t)count * sizeof(*lanes));
-    if (!lanes)
-        return dp_fail(DP_ENOMEM, "no memory for %d lanes", count);
-    for (int i = peers->lane_count; i < count; i++)
-        lanes[i] = (struct dp_lane){.links = NULL};
-    peers->lanes = lanes;
-    peers->lane_count = count;
+    struct dp_peers_channel *channels = realloc(peers->channels, (size_t)count * sizeof(*channels));
+    if (!channels)
+        return dp_fail(DP_ENOMEM, "no memory for %d channels", count);
+    for (int i = peers->channel_count; i < count; i++)
+        channels[i] = (struct dp_peers_channel){.links = NULL};
+    peers->channels = channels;
+    peers->channel_count = count;
     /* The ends of queues point into the array. */
     for (int i = 0; i < count; i++)
-        if (!lanes[i].any.head)
-            empty(&lanes[i].any);
+        if (!channels[i].any.head)
+            empty(&channels[i].any);
     return 0;
 }
 
@@ -156,34 +156,34 @@ static int grow_links(struct dp_peers *peers)
     return 0;
 }
 
-static int make_link(struct dp_peers *peers, int peer, int lane)
+static int make_link(struct dp_peers *peers, int peer, int channel)
 {
-    struct dp_lane *l = &peers->lanes[lane];
+    struct dp_peers_channel *c = &peers->channels[channel];
     int err = peers->link_count < peers->link_room ? 0 : grow_links(peers);
 
     if (err)
         return err;
-    if (!l->links)
-        l->links = calloc((size_t)peers->size, sizeof(struct dp_link *));
-    struct dp_link *link = l->links ? calloc(1, sizeof(*link)) : NULL;
+    if (!c->links)
+        c->links = calloc((size_t)peers->size, sizeof(struct dp_link *));
+    struct dp_link *link = c->links ? calloc(1, sizeof(*link)) : NULL;
     if (!link)
         return dp_fail(DP_ENOMEM, "no memory for a link to rank %d", peer);
     link->peer = peer;
-    link->lane = lane;
+    link->channel = channel;
     empty(&link->early);
-    l->links[peer] = link;
+    c->links[peer] = link;
     peers->links[peers->link_count++] = link;
     return 0;
 }
 
-static inline int find_link(struct dp_peers *peers, int peer, int lane, struct dp_link **out)
+static inline int find_link(struct dp_peers *peers, int peer, int channel, struct dp_link **out)
 {
-    int err = lane < peers->lane_count ? 0 : grow_lanes(peers, lane);
+    int err = channel < peers->channel_count ? 0 : grow_channels(peers, channel);
 
-    if (!err && (!peers->lanes[lane].links || !peers->lanes[lane].links[peer]))
-        err = make_link(peers, peer, lane);
+    if (!err && (!peers->channels[channel].links || !peers->channels[channel].links[peer]))
+        err = make_link(peers, peer, channel);
     if (!err)
-        *out = peers->lanes[lane].links[peer];
+        *out = peers->channels[channel].links[peer];
     return err;
 }
 
@@ -209,10 +209,10 @@ static int add_faults(const struct dp_peers *peers, const struct dp_link *link, 
 
     if (!peers->has_fault)
         return 0;
-    fault.seed +=
-        ((uint64_t)(peers->rank * peers->size + link->peer) * DP_CHANNELS + (uint64_t)link->lane) *
-            2 +
-        in;
+    fault.seed += ((uint64_t)(peers->rank * peers->size + link->peer) * DP_CHANNELS +
+                   (uint64_t)link->channel) *
+                      2 +
+                  in;
     return dp_wire_fault_wrap(*wire, &fault, wire);
 }
 
@@ -239,7 +239,7 @@ static void begin_in(struct dp_peers *peers, struct dp_link *link)
         struct dp_wire_request *req = pop(&link->early);
         dp_wire_irecv(link->in, req->buf, req->len, req);
     }
-    link->in->expects = peers->lanes[link->lane].any.head;
+    link->in->expects = peers->channels[link->channel].any.head;
     note(peers, link, true);
 }
 
@@ -247,7 +247,7 @@ static void begin_in(struct dp_peers *peers, struct dp_link *link)
 static int connect_by_mpi(struct dp_peers *peers, struct dp_link *link)
 {
     struct dp_wire *wire =
-        peers->mpi.ops->wire(peers->mpi.group, link->peer, link->lane, peers->epoch);
+        peers->mpi.ops->wire(peers->mpi.group, link->peer, link->channel, peers->epoch);
 
     if (!wire)
         return dp_fail(DP_ENOMEM, "no memory for a wire to rank %d", link->peer);
@@ -259,14 +259,14 @@ static int connect_by_mpi(struct dp_peers *peers, struct dp_link *link)
     return 0;
 }
 
-int dp_peers_connect(struct dp_peers *peers, int peer, int lane, struct dp_wire **out)
+int dp_peers_connect(struct dp_peers *peers, int peer, int channel, struct dp_wire **out)
 {
     const struct dp_endpoint *endpoint = &peers->rendezvous->endpoints[peer];
     const bool shm = uses_shm(peers, peer);
 
     return (shm ? dp_wire_shm : dp_wire_tcp)
-        .connect(shm ? &endpoint->shm : &endpoint->tcp, make_label(peers->epoch, peers->rank, lane),
-                 out);
+        .connect(shm ? &endpoint->shm : &endpoint->tcp,
+                 make_label(peers->epoch, peers->rank, channel), out);
 }
 
 static int connect_out(struct dp_peers *peers, struct dp_link *link)
@@ -279,14 +279,14 @@ static int connect_out(struct dp_peers *peers, struct dp_link *link)
         link->out = link->in;
         return 0;
     }
-    int err = dp_peers_connect(peers, link->peer, link->lane, &wire);
+    int err = dp_peers_connect(peers, link->peer, link->channel, &wire);
     if (!err)
         err = add_faults(peers, link, false, &wire);
     if (err)
         return err;
     link->out = wire;
     if (input_of(peers, link) == wire)
-        wire->expects = link->early.head || peers->lanes[link->lane].any.head;
+        wire->expects = link->early.head || peers->channels[link->channel].any.head;
     return 0;
 }
 
@@ -346,16 +346,16 @@ bool dp_peers_take_watch(struct dp_peers *peers, int *peer, struct dp_wire **out
 /* Takes the wire. A second wire of a link, or one of an earlier epoch, is closed. */
 static void add_in(struct dp_peers *peers, uint64_t label, struct dp_wire *wire)
 {
-    const int peer = (int)(label >> 16 & UINT16_MAX), lane = (int)(label & UINT16_MAX);
+    const int peer = (int)(label >> 16 & UINT16_MAX), channel = (int)(label & UINT16_MAX);
     struct dp_link *link;
 
     if (label >> 32 == peers->epoch && peer < peers->size && peer != peers->rank &&
-        lane == DP_WATCH_LANE) {
+        channel == DP_WATCH_CHANNEL) {
         add_watcher(peers, peer, wire);
         return;
     }
     if (label >> 32 != peers->epoch || peer >= peers->size || peer == peers->rank ||
-        is_buried(peers, peer) || find_link(peers, peer, lane, &link) || link->in ||
+        is_buried(peers, peer) || find_link(peers, peer, channel, &link) || link->in ||
         link->is_ended) {
         dp_wire_close(wire);
         return;
@@ -430,10 +430,10 @@ struct dp_wire *dp_peers_wire_of(const struct dp_link_request *req, bool is_send
     return is_send ? req->link->out : req->link->in;
 }
 
-int dp_peers_isend(struct dp_peers *peers, int peer, int lane, uint64_t tag, const void *buf,
+int dp_peers_isend(struct dp_peers *peers, int peer, int channel, uint64_t tag, const void *buf,
                    size_t len, struct dp_link_request *req)
 {
-    int err = find_link(peers, peer, lane, &req->link);
+    int err = find_link(peers, peer, channel, &req->link);
 
     if (!err && req->link->is_ended) {
         req->wire = (struct dp_wire_request){.status = DP_ECOMM};
@@ -455,9 +455,9 @@ static void wait_for_message(struct dp_wire_queue *queue, void *buf, size_t room
     push(queue, req);
 }
 
-static struct dp_link *link_at(const struct dp_peers *peers, int lane, int peer)
+static struct dp_link *link_at(const struct dp_peers *peers, int channel, int peer)
 {
-    return peers->lanes[lane].links ? peers->lanes[lane].links[peer] : NULL;
+    return peers->channels[channel].links ? peers->channels[channel].links[peer] : NULL;
 }
 
 static void expect_on(struct dp_peers *peers, struct dp_link *link, bool expects)
@@ -485,14 +485,14 @@ static bool has_message(struct dp_peers *peers, struct dp_link *link)
     return true;
 }
 
-int dp_peers_irecv(struct dp_peers *peers, int peer, int lane, void *buf, size_t room,
+int dp_peers_irecv(struct dp_peers *peers, int peer, int channel, void *buf, size_t room,
                    struct dp_link_request *req)
 {
-    int err = find_link(peers, peer, lane, &req->link);
+    int err = find_link(peers, peer, channel, &req->link);
 
     if (err)
         return err;
-    if (peers->any_count && peers->lanes[lane].any.head)
+    if (peers->any_count && peers->channels[channel].any.head)
         return dp_fail(DP_EINVAL,
                        "a receive from rank %d while one from any rank is pending on "
                        "its channel",
@@ -516,31 +516,32 @@ int dp_peers_irecv(struct dp_peers *peers, int peer, int lane, void *buf, size_t
     return 0;
 }
 
-struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int lane, bool in)
+struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int channel, bool in)
 {
-    const struct dp_link *link = lane < peers->lane_count ? link_at(peers, lane, peer) : NULL;
+    const struct dp_link *link =
+        channel < peers->channel_count ? link_at(peers, channel, peer) : NULL;
 
     return link ? in ? link->in : link->out : NULL;
 }
 
-static void expect(struct dp_peers *peers, int lane, bool expects)
+static void expect(struct dp_peers *peers, int channel, bool expects)
 {
     for (int peer = 0; peer < peers->size; peer++) {
-        struct dp_link *link = link_at(peers, lane, peer);
+        struct dp_link *link = link_at(peers, channel, peer);
         if (link)
             expect_on(peers, link, expects);
     }
 }
 
 /* MPI has no connection that would come by itself. */
-static int connect_lane_by_mpi(struct dp_peers *peers, int lane)
+static int connect_channel_by_mpi(struct dp_peers *peers, int channel)
 {
     int err = 0;
 
     for (int peer = 0; peer < peers->size && !err; peer++) {
         struct dp_link *link = NULL;
         if (peer != peers->rank)
-            err = find_link(peers, peer, lane, &link);
+            err = find_link(peers, peer, channel, &link);
         if (!err && link && !link->in)
             err = connect_by_mpi(peers, link);
     }
@@ -548,57 +549,57 @@ static int connect_lane_by_mpi(struct dp_peers *peers, int lane)
 }
 
 /* The next peer in turn that has sent a message; NULL: none. */
-static struct dp_link *find_message(struct dp_peers *peers, int lane)
+static struct dp_link *find_message(struct dp_peers *peers, int channel)
 {
-    struct dp_lane *l = &peers->lanes[lane];
+    struct dp_peers_channel *c = &peers->channels[channel];
 
     for (int i = 0; i < peers->size; i++) {
-        const int peer = (l->next_peer + i) % peers->size;
-        struct dp_link *link = link_at(peers, lane, peer);
+        const int peer = (c->next_peer + i) % peers->size;
+        struct dp_link *link = link_at(peers, channel, peer);
         if (!link || !has_message(peers, link))
             continue;
-        l->next_peer = (peer + 1) % peers->size;
+        c->next_peer = (peer + 1) % peers->size;
         return link;
     }
     return NULL;
 }
 
-static void serve_any(struct dp_peers *peers, int lane)
+static void serve_any(struct dp_peers *peers, int channel)
 {
-    struct dp_lane *l = &peers->lanes[lane];
+    struct dp_peers_channel *c = &peers->channels[channel];
     struct dp_link *link;
 
-    while (l->any.head && (link = find_message(peers, lane))) {
-        struct dp_wire_request *wire = pop(&l->any);
+    while (c->any.head && (link = find_message(peers, channel))) {
+        struct dp_wire_request *wire = pop(&c->any);
         ((struct dp_link_request *)wire)->link = link;
         dp_wire_irecv(link->in, wire->buf, wire->len, wire);
         note(peers, link, true);
     }
-    if (l->any.head)
+    if (c->any.head)
         return;
     peers->any_count--;
-    expect(peers, lane, false);
+    expect(peers, channel, false);
 }
 
-int dp_peers_irecv_any(struct dp_peers *peers, int lane, void *buf, size_t room,
+int dp_peers_irecv_any(struct dp_peers *peers, int channel, void *buf, size_t room,
                        struct dp_link_request *req)
 {
-    int err = lane < peers->lane_count ? 0 : grow_lanes(peers, lane);
+    int err = channel < peers->channel_count ? 0 : grow_channels(peers, channel);
 
     if (!err && peers->mpi.ops)
-        err = connect_lane_by_mpi(peers, lane);
+        err = connect_channel_by_mpi(peers, channel);
     if (err)
         return err;
-    struct dp_lane *l = &peers->lanes[lane];
+    struct dp_peers_channel *c = &peers->channels[channel];
     req->link = NULL;
-    if (l->any.head) {
-        wait_for_message(&l->any, buf, room, &req->wire);
+    if (c->any.head) {
+        wait_for_message(&c->any, buf, room, &req->wire);
         return 0;
     }
-    wait_for_message(&l->any, buf, room, &req->wire);
+    wait_for_message(&c->any, buf, room, &req->wire);
     peers->any_count++;
-    expect(peers, lane, true);
-    serve_any(peers, lane);
+    expect(peers, channel, true);
+    serve_any(peers, channel);
     return 0;
 }
 
@@ -631,9 +632,9 @@ void dp_peers_progress(struct dp_peers *peers)
         busy->link->is_busy[busy->in] = false;
         peers->busy[i] = peers->busy[--peers->busy_count];
     }
-    for (int lane = 0; lane < peers->lane_count && peers->any_count; lane++)
-        if (peers->lanes[lane].any.head)
-            serve_any(peers, lane);
+    for (int channel = 0; channel < peers->channel_count && peers->any_count; channel++)
+        if (peers->channels[channel].any.head)
+            serve_any(peers, channel);
 }
 
 unsigned dp_peers_moves(const struct dp_peers *peers)
@@ -738,10 +739,10 @@ void dp_peers_finish_early(struct dp_peers *peers, struct dp_link *link)
     finish_early(peers, link, DP_ECOMM);
 }
 
-static void finish_any(struct dp_peers *peers, int lane)
+static void finish_any(struct dp_peers *peers, int channel)
 {
-    peers->any_count -= peers->lanes[lane].any.head != NULL;
-    finish_all(&peers->lanes[lane].any, DP_EABORTED);
+    peers->any_count -= peers->channels[channel].any.head != NULL;
+    finish_all(&peers->channels[channel].any, DP_EABORTED);
 }
 
 void dp_peers_fail(struct dp_peers *peers)
@@ -751,8 +752,8 @@ void dp_peers_fail(struct dp_peers *peers)
         fail_wire(peers->links[i]->in);
         finish_early(peers, peers->links[i], DP_EABORTED);
     }
-    for (int lane = 0; lane < peers->lane_count; lane++)
-        finish_any(peers, lane);
+    for (int channel = 0; channel < peers->channel_count; channel++)
+        finish_any(peers, channel);
     forget_busy(peers);
 }
 
@@ -820,37 +821,37 @@ void dp_peers_cancel(struct dp_peers *peers, struct dp_link_request *req)
         end_link(peers, req->link);
         return;
     }
-    for (int lane = 0; lane < peers->lane_count; lane++)
-        if (take_out(&peers->lanes[lane].any, &req->wire)) {
+    for (int channel = 0; channel < peers->channel_count; channel++)
+        if (take_out(&peers->channels[channel].any, &req->wire)) {
             req->wire.status = DP_ECOMM;
-            if (!peers->lanes[lane].any.head) {
+            if (!peers->channels[channel].any.head) {
                 peers->any_count--;
-                expect(peers, lane, false);
+                expect(peers, channel, false);
             }
         }
 }
 
-void dp_peers_end_lanes(struct dp_peers *peers, int first, int count)
+void dp_peers_end_channels(struct dp_peers *peers, int first, int count)
 {
-    for (int lane = first; lane < first + count && lane < peers->lane_count; lane++)
-        finish_any(peers, lane);
+    for (int channel = first; channel < first + count && channel < peers->channel_count; channel++)
+        finish_any(peers, channel);
     for (int i = 0; i < peers->link_count; i++)
-        if (peers->links[i]->lane >= first && peers->links[i]->lane < first + count)
+        if (peers->links[i]->channel >= first && peers->links[i]->channel < first + count)
             end_link(peers, peers->links[i]);
 }
 
-void dp_peers_close_lanes(struct dp_peers *peers, int first, int count)
+void dp_peers_close_channels(struct dp_peers *peers, int first, int count)
 {
-    for (int lane = first; lane < first + count && lane < peers->lane_count; lane++)
-        finish_any(peers, lane);
+    for (int channel = first; channel < first + count && channel < peers->channel_count; channel++)
+        finish_any(peers, channel);
     for (int i = 0; i < peers->link_count; i++)
-        if (peers->links[i]->lane >= first && peers->links[i]->lane < first + count)
+        if (peers->links[i]->channel >= first && peers->links[i]->channel < first + count)
             close_link(peers, peers->links[i]);
 }
 
 void dp_peers_disconnect(struct dp_peers *peers)
 {
-    dp_peers_close_lanes(peers, 0, DP_LANES_MAX);
+    dp_peers_close_channels(peers, 0, DP_PEERS_CHANNELS);
 }
 
 void dp_peers_unlisten(struct dp_peers *peers)
@@ -872,11 +873,11 @@ void dp_peers_fini(struct dp_peers *peers)
     free(peers->buried);
     for (int i = 0; i < peers->link_count; i++)
         free(peers->links[i]);
-    for (int i = 0; i < peers->lane_count; i++)
-        free(peers->lanes[i].links);
+    for (int i = 0; i < peers->channel_count; i++)
+        free(peers->channels[i].links);
     free(peers->future);
     free(peers->busy);
     free(peers->links);
-    free(peers->lanes);
+    free(peers->channels);
     *peers = (struct dp_peers){0};
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * peers.h - the wires of a rank. A link is one lane to one peer, which is a channel of one
- * communicator, so that channels never wait for each other. The side that sends first connects a wire;
- * the other side answers on it, unless it has connected one itself by then: in that case each side
- * sends on its own, and neither has to wait for the other to connect first. One connection for both
+ * peers.h - the wires of a rank. A link is one channel of the world (comm_ops.h) to one peer, so
+ * that channels never wait for each other. The side that sends first connects a wire; the other
+ * side answers on it, unless it has connected one itself by then: in that case each side sends on
+ * its own, and neither has to wait for the other to connect first. One connection for both
  * directions is not only one descriptor less: the answer carries TCP's acknowledgement.
  *
  * A link comes to be when it is first used: a rank has descriptors for its neighbours, not for all
@@ -27,7 +27,7 @@ struct dp_peers_mpi {
 };
 
 struct dp_link {
-    int peer, lane;
+    int peer, channel;
     struct dp_wire *out, *in;   /* NULL: not connected yet. May be the same wire; MPI: always is */
     struct dp_wire_queue early; /* receives that wait for `in` */
     bool is_busy[2];            /* out, in: whether it is in the list of busy wires */
@@ -41,7 +41,7 @@ struct dp_link_request {
     struct dp_link *link;
 };
 
-struct dp_lane {
+struct dp_peers_channel {
     struct dp_link **links;   /* [size], by peer; NULL: not used yet */
     struct dp_wire_queue any; /* receives from any peer, until a message has come for them */
     int next_peer;            /* where the search for the next message of any peer begins */
@@ -66,7 +66,11 @@ struct dp_watcher {
 };
 
 /* More busy wires than this are not polled for, but looked at once a millisecond. */
-enum { DP_PEERS_FDS = 1024, DP_LANES_MAX = (1 << 16) - 1, DP_WATCH_LANE = DP_LANES_MAX };
+enum {
+    DP_PEERS_FDS = 1024,
+    DP_PEERS_CHANNELS = (1 << 16) - 1,
+    DP_WATCH_CHANNEL = DP_PEERS_CHANNELS,
+};
 
 struct dp_peers {
     int rank, size;
@@ -74,15 +78,15 @@ struct dp_peers {
     struct dp_wire_listener *shm, *tcp;
     struct dp_peers_mpi mpi;
     const struct dp_rendezvous *rendezvous;
-    struct dp_lane *lanes; /* [lane_count] */
-    int lane_count;
+    struct dp_peers_channel *channels; /* [channel_count] */
+    int channel_count;
     struct dp_link **links; /* [link_count], all of them */
     int link_count, link_room;
     struct dp_busy_wire *busy; /* [busy_count], room for two of each link */
     int busy_count;
     int armed_listeners; /* of the last arm */
     int early_count;     /* links with early receives */
-    int any_count;       /* lanes with receives from any peer */
+    int any_count;       /* channels with receives from any peer */
     struct dp_future_wire *future;
     int future_count;
     struct dp_watcher *watchers;
@@ -103,8 +107,8 @@ int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, cons
 int dp_peers_begin(struct dp_peers *peers);
 /* Close the wires, but go on listening. Links stay. */
 void dp_peers_disconnect(struct dp_peers *peers);
-/* Close the wires of these lanes. */
-void dp_peers_close_lanes(struct dp_peers *peers, int first, int count);
+/* Close the wires of these channels. */
+void dp_peers_close_channels(struct dp_peers *peers, int first, int count);
 void dp_peers_unlisten(struct dp_peers *peers);
 /* Finish all requests with DP_EABORTED; no wire touches a buffer again. */
 void dp_peers_fail(struct dp_peers *peers);
@@ -112,21 +116,21 @@ void dp_peers_fini(struct dp_peers *peers);
 
 /* Queue a request; the link is made at its first use. Errors of the connection show in the request.
  * DP_EIO, DP_ENOMEM. */
-int dp_peers_isend(struct dp_peers *peers, int peer, int lane, uint64_t tag, const void *buf,
+int dp_peers_isend(struct dp_peers *peers, int peer, int channel, uint64_t tag, const void *buf,
                    size_t len, struct dp_link_request *req);
-/* DP_EINVAL while a receive from any peer of the lane is pending, as a receive of one peer mixes
+/* DP_EINVAL while a receive from any peer of the channel is pending, as a receive of one peer mixes
  * with none from any. */
-int dp_peers_irecv(struct dp_peers *peers, int peer, int lane, void *buf, size_t room,
+int dp_peers_irecv(struct dp_peers *peers, int peer, int channel, void *buf, size_t room,
                    struct dp_link_request *req);
-/* Receive the next message on this lane of any peer that no receive is pending from. */
-int dp_peers_irecv_any(struct dp_peers *peers, int lane, void *buf, size_t room,
+/* Receive the next message on this channel of any peer that no receive is pending from. */
+int dp_peers_irecv_any(struct dp_peers *peers, int channel, void *buf, size_t room,
                        struct dp_link_request *req);
 /* The wire that the request is in; NULL: none yet, or none any more. */
 struct dp_wire *dp_peers_wire_of(const struct dp_link_request *req, bool is_send);
 
 /* A wire to the peer, without a link. */
-int dp_peers_connect(struct dp_peers *peers, int peer, int lane, struct dp_wire **out);
-/* A wire of DP_WATCH_LANE that a peer has connected; false: there is none. */
+int dp_peers_connect(struct dp_peers *peers, int peer, int channel, struct dp_wire **out);
+/* A wire of DP_WATCH_CHANNEL that a peer has connected; false: there is none. */
 bool dp_peers_take_watch(struct dp_peers *peers, int *peer, struct dp_wire **out);
 /* The peer is dead: fail all its requests, and later ones. DP_ENOMEM. */
 int dp_peers_bury(struct dp_peers *peers, int peer);
@@ -134,10 +138,10 @@ int dp_peers_bury(struct dp_peers *peers, int peer);
 void dp_peers_finish_early(struct dp_peers *peers, struct dp_link *link);
 /* Fail this request and its link, so that no request of that succeeds any more. */
 void dp_peers_cancel(struct dp_peers *peers, struct dp_link_request *req);
-/* Fail all requests of these lanes, and later ones on their links. */
-void dp_peers_end_lanes(struct dp_peers *peers, int first, int count);
+/* Fail all requests of these channels, and later ones on their links. */
+void dp_peers_end_channels(struct dp_peers *peers, int first, int count);
 /* The wire of a link, out or in; NULL: there is none yet, or there are no wires but MPI's. */
-struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int lane, bool in);
+struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int channel, bool in);
 
 /* Let in peers that have connected; the second one, unless that was done within the last `every_ns`:
  * asking two listeners costs several microseconds even if there is none. */

@@ -157,7 +157,7 @@ void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why)
 
 static int context_of(const struct dp_comm *comm)
 {
-    return comm->first_lane / DP_CHANNELS;
+    return comm->first_channel / DP_CHANNELS;
 }
 
 static bool is_member(const struct dp_comm *comm, int world_rank)
@@ -176,7 +176,7 @@ static void end_if_it_is(struct dp_survival *s, struct dp_comm *comm,
         return;
     comm->is_revoked = true;
     comm->revocation = m->why;
-    s->ops->end_lanes(s->world, comm->first_lane, DP_CHANNELS);
+    s->ops->end_channels(s->world, comm->first_channel, DP_CHANNELS);
 }
 
 void dp_survival_take_in(struct dp_survival *s, struct dp_comm *comm)

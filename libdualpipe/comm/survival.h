@@ -63,9 +63,9 @@ struct dp_survival_ops {
     /* Drop a request that is in flight; its memory is the caller's again. Other requests of its
      * link fail, too, and later ones. */
     void (*cancel)(struct dp_comm *world, struct dp_request *req);
-    /* Finish all requests of these lanes with DP_ECOMM: their memory is the caller's again. No
+    /* Finish all requests of these channels with DP_ECOMM: their memory is the caller's again. No
      * message comes or goes there any more. */
-    void (*end_lanes)(struct dp_comm *world, int first, int count);
+    void (*end_channels)(struct dp_comm *world, int first, int count);
 };
 
 enum dp_death { DP_DEATH_NONE, DP_DEATH_ENDED, DP_DEATH_LEFT, DP_DEATH_SILENT, DP_DEATH_REPORTED };

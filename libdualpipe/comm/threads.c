@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.c - ranks that are threads of one process: a fifo for each sender, receiver and lane,
+ * threads.c - ranks that are threads of one process: a fifo for each sender, receiver and channel,
  * made at its first use, and for each rank an event counter that wakes it.
  */
 #include "base/clock.h"
@@ -37,7 +37,7 @@ struct event {
     char padding[64];
 };
 
-enum { DP_LANES = 1 << 16 };
+enum { WORLD_CHANNELS = 1 << 16 };
 
 /* A fifo and room for its short messages. */
 struct full_fifo {
@@ -49,8 +49,8 @@ typedef _Atomic(fifo_cell *) fifo_table;       /* [sender][receiver] */
 
 struct group {
     int size;
-    fifo_table *tables; /* [DP_LANES]; NULL: not used yet */
-    atomic_int lanes;   /* from 0 on, that are used */
+    fifo_table *tables;  /* [WORLD_CHANNELS]; NULL: not used yet */
+    atomic_int channels; /* from 0 on, that are used */
     struct event *events;
     atomic_bool *left;           /* [size] */
     atomic_bool *died;           /* [size] as a test wants it */
@@ -67,17 +67,17 @@ struct group {
     int came_count, members;
 };
 
-/* Receives from any rank on a lane. */
-struct any_lane {
-    struct any_lane *next;
-    int lane, next_sender;
+/* Receives from any rank on a channel. */
+struct any_receives {
+    struct any_receives *next;
+    int channel, next_sender;
     struct dp_transfer *head, **end;
 };
 
 struct thread_comm {
     struct dp_comm base;
     struct group *group;
-    struct any_lane *any;
+    struct any_receives *any;
     unsigned events_seen;
     int left_seen; /* of left_count */
     bool finished; /* after an abort: no request of this rank is left */
@@ -94,9 +94,9 @@ static fifo_cell *cell_at(const struct group *g, fifo_cell *table, int sender, i
 }
 
 /* NULL: not used yet. */
-static struct dp_fifo *find_fifo(const struct group *g, int sender, int receiver, int lane)
+static struct dp_fifo *find_fifo(const struct group *g, int sender, int receiver, int channel)
 {
-    fifo_cell *table = lane < DP_LANES ? atomic_load(&g->tables[lane]) : NULL;
+    fifo_cell *table = channel < WORLD_CHANNELS ? atomic_load(&g->tables[channel]) : NULL;
     struct full_fifo *full = table ? atomic_load(cell_at(g, table, sender, receiver)) : NULL;
 
     return full ? &full->fifo : NULL;
@@ -118,26 +118,27 @@ static void free_fifo(struct full_fifo *full)
     free(full);
 }
 
-static void note_lane(struct group *g, int lane)
+static void note_channel(struct group *g, int channel)
 {
-    int lanes = atomic_load(&g->lanes);
+    int channels = atomic_load(&g->channels);
 
-    while (lanes <= lane && !atomic_compare_exchange_weak(&g->lanes, &lanes, lane + 1))
+    while (channels <= channel &&
+           !atomic_compare_exchange_weak(&g->channels, &channels, channel + 1))
         ;
 }
 
 /* Both sides may make it at once: the exchange decides, and the other one's goes. */
-static int make_fifo(struct group *g, int sender, int receiver, int lane, struct dp_fifo **out)
+static int make_fifo(struct group *g, int sender, int receiver, int channel, struct dp_fifo **out)
 {
     fifo_cell *none = NULL, *table;
 
-    if (lane >= DP_LANES)
+    if (channel >= WORLD_CHANNELS)
         return dp_fail(DP_ENOMEM, "more than %d communicators in one family",
-                       DP_LANES / DP_CHANNELS);
-    table = atomic_load(&g->tables[lane]);
+                       WORLD_CHANNELS / DP_CHANNELS);
+    table = atomic_load(&g->tables[channel]);
     if (!table) {
         table = calloc((size_t)g->size * (size_t)g->size, sizeof(*table));
-        if (table && !atomic_compare_exchange_strong(&g->tables[lane], &none, table)) {
+        if (table && !atomic_compare_exchange_strong(&g->tables[channel], &none, table)) {
             free(table);
             table = none;
         }
@@ -150,7 +151,7 @@ static int make_fifo(struct group *g, int sender, int receiver, int lane, struct
         free_fifo(full);
         full = nothing;
     }
-    note_lane(g, lane);
+    note_channel(g, channel);
     /* A rank that closes marks the fifos that there are, after it has said that it leaves. */
     if (atomic_load(&g->left[sender]) || atomic_load(&g->left[receiver]))
         dp_fifo_leave(&full->fifo, atomic_load(&g->left[sender]));
@@ -162,8 +163,8 @@ static void for_all_fifos(const struct group *g, void (*fn)(struct full_fifo *fu
 {
     const size_t cells = (size_t)g->size * (size_t)g->size;
 
-    for (int lane = 0; lane < atomic_load(&g->lanes); lane++) {
-        fifo_cell *table = atomic_load(&g->tables[lane]);
+    for (int channel = 0; channel < atomic_load(&g->channels); channel++) {
+        fifo_cell *table = atomic_load(&g->tables[channel]);
         for (size_t i = 0; table && i < cells; i++)
             if (atomic_load(&table[i]))
                 fn(atomic_load(&table[i]));
@@ -175,17 +176,17 @@ static void clear_fifo(struct full_fifo *full)
     dp_fifo_clear(&full->fifo);
 }
 
-/* Call fn for all fifos to or from this rank that are used, on lanes from first to end. */
+/* Call fn for all fifos to or from this rank that are used, on channels from first to end. */
 static void for_own_fifos(struct dp_comm *comm, int first, int end,
                           void (*fn)(struct dp_fifo *fifo, bool sending))
 {
     const struct group *g = of(comm)->group;
-    const int lanes = atomic_load(&g->lanes);
+    const int channels = atomic_load(&g->channels);
 
-    for (int lane = first; lane < end && lane < lanes; lane++)
-        for (int peer = 0; peer < g->size && atomic_load(&g->tables[lane]); peer++) {
-            struct dp_fifo *out = find_fifo(g, comm->rank, peer, lane);
-            struct dp_fifo *in = find_fifo(g, peer, comm->rank, lane);
+    for (int channel = first; channel < end && channel < channels; channel++)
+        for (int peer = 0; peer < g->size && atomic_load(&g->tables[channel]); peer++) {
+            struct dp_fifo *out = find_fifo(g, comm->rank, peer, channel);
+            struct dp_fifo *in = find_fifo(g, peer, comm->rank, channel);
             if (out)
                 fn(out, true);
             if (in)
@@ -233,11 +234,11 @@ static void threads_sleep(struct dp_comm *comm, int64_t until_ns)
 
 /* ---- transfers ------------------------------------------------------------------------------ */
 
-static int start(struct dp_comm *comm, int sender, int receiver, int lane, struct dp_transfer *t)
+static int start(struct dp_comm *comm, int sender, int receiver, int channel, struct dp_transfer *t)
 {
     struct group *g = of(comm)->group;
-    struct dp_fifo *fifo = find_fifo(g, sender, receiver, lane);
-    int err = fifo ? 0 : make_fifo(g, sender, receiver, lane, &fifo);
+    struct dp_fifo *fifo = find_fifo(g, sender, receiver, channel);
+    int err = fifo ? 0 : make_fifo(g, sender, receiver, channel, &fifo);
     bool met;
 
     if (!err)
@@ -250,26 +251,26 @@ static int start(struct dp_comm *comm, int sender, int receiver, int lane, struc
 
 /* ---- receives from any rank ------------------------------------------------------------------ */
 
-/* Those of a lane in the order of their calls; a rank looks through its own only. */
-static struct any_lane *find_any(struct thread_comm *c, int lane)
+/* Those of a channel in the order of their calls; a rank looks through its own only. */
+static struct any_receives *find_any(struct thread_comm *c, int channel)
 {
-    for (struct any_lane *l = c->any; l; l = l->next)
-        if (l->lane == lane)
-            return l;
+    for (struct any_receives *any = c->any; any; any = any->next)
+        if (any->channel == channel)
+            return any;
     return NULL;
 }
 
-static struct any_lane *make_any(struct thread_comm *c, int lane)
+static struct any_receives *make_any(struct thread_comm *c, int channel)
 {
-    struct any_lane *l = find_any(c, lane);
+    struct any_receives *any = find_any(c, channel);
 
-    if (l || !(l = calloc(1, sizeof(*l))))
-        return l;
-    l->lane = lane;
-    l->end = &l->head;
-    l->next = c->any;
-    c->any = l;
-    return l;
+    if (any || !(any = calloc(1, sizeof(*any))))
+        return any;
+    any->channel = channel;
+    any->end = &any->head;
+    any->next = c->any;
+    c->any = any;
+    return any;
 }
 
 static bool is_dead(const struct thread_comm *c, int rank)
@@ -278,21 +279,21 @@ static bool is_dead(const struct thread_comm *c, int rank)
 }
 
 /* The first receive is for the next rank in turn that has sent a message. */
-static bool serve_first(struct thread_comm *c, struct any_lane *l)
+static bool serve_first(struct thread_comm *c, struct any_receives *any)
 {
     const struct group *g = c->group;
-    struct dp_transfer *t = l->head;
+    struct dp_transfer *t = any->head;
 
     for (int i = 0; i < g->size; i++) {
-        const int sender = (l->next_sender + i) % g->size;
-        struct dp_fifo *fifo = find_fifo(g, sender, c->base.rank, l->lane);
+        const int sender = (any->next_sender + i) % g->size;
+        struct dp_fifo *fifo = find_fifo(g, sender, c->base.rank, any->channel);
         bool met;
         if (!fifo || is_dead(c, sender) || !dp_fifo_has_send(fifo))
             continue;
-        l->next_sender = (sender + 1) % g->size;
-        l->head = t->next;
-        if (!l->head)
-            l->end = &l->head;
+        any->next_sender = (sender + 1) % g->size;
+        any->head = t->next;
+        if (!any->head)
+            any->end = &any->head;
         dp_fifo_start(fifo, t, &met);
         if (met)
             wake(&c->group->events[sender]);
@@ -303,29 +304,29 @@ static bool serve_first(struct thread_comm *c, struct any_lane *l)
 
 static void serve_any(struct thread_comm *c)
 {
-    for (struct any_lane *l = c->any; l; l = l->next)
-        while (l->head && serve_first(c, l))
+    for (struct any_receives *any = c->any; any; any = any->next)
+        while (any->head && serve_first(c, any))
             ;
 }
 
 static void free_any(struct thread_comm *c)
 {
     while (c->any) {
-        struct any_lane *l = c->any;
-        c->any = l->next;
-        free(l);
+        struct any_receives *any = c->any;
+        c->any = any->next;
+        free(any);
     }
 }
 
 static void drop_any(struct thread_comm *c, int first, int end)
 {
-    for (struct any_lane *l = c->any; l; l = l->next) {
-        if (l->lane < first || l->lane >= end)
+    for (struct any_receives *any = c->any; any; any = any->next) {
+        if (any->channel < first || any->channel >= end)
             continue;
-        for (struct dp_transfer *t = l->head; t; t = t->next)
+        for (struct dp_transfer *t = any->head; t; t = t->next)
             atomic_store(&t->state, DP_TRANSFER_LEFT);
-        l->head = NULL;
-        l->end = &l->head;
+        any->head = NULL;
+        any->end = &any->head;
     }
 }
 
@@ -337,8 +338,8 @@ static void finish_requests(struct dp_comm *comm)
 {
     if (of(comm)->finished)
         return;
-    for_own_fifos(comm, 0, DP_LANES, dp_fifo_drop);
-    drop_any(of(comm), 0, DP_LANES);
+    for_own_fifos(comm, 0, WORLD_CHANNELS, dp_fifo_drop);
+    drop_any(of(comm), 0, WORLD_CHANNELS);
     of(comm)->finished = true;
 }
 
@@ -445,9 +446,9 @@ static void threads_bury(struct dp_comm *comm, int peer)
 {
     struct group *g = of(comm)->group;
 
-    for (int lane = 0; lane < atomic_load(&g->lanes); lane++) {
-        struct dp_fifo *out = find_fifo(g, comm->rank, peer, lane);
-        struct dp_fifo *in = find_fifo(g, peer, comm->rank, lane);
+    for (int channel = 0; channel < atomic_load(&g->channels); channel++) {
+        struct dp_fifo *out = find_fifo(g, comm->rank, peer, channel);
+        struct dp_fifo *in = find_fifo(g, peer, comm->rank, channel);
         if (out)
             end_fifo(out, true);
         if (in)
@@ -460,12 +461,12 @@ static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
 {
     struct dp_transfer *t = (struct dp_transfer *)req;
 
-    for (struct any_lane *l = of(comm)->any; l; l = l->next)
-        for (struct dp_transfer **at = &l->head; *at; at = &(*at)->next)
+    for (struct any_receives *any = of(comm)->any; any; any = any->next)
+        for (struct dp_transfer **at = &any->head; *at; at = &(*at)->next)
             if (*at == t) {
                 *at = t->next;
                 if (!*at)
-                    l->end = at;
+                    any->end = at;
                 atomic_store(&t->state, DP_TRANSFER_LEFT);
                 return;
             }
@@ -474,7 +475,7 @@ static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
     wake(&of(comm)->group->events[t->is_send ? fifo->receiver : fifo->sender]);
 }
 
-static void threads_end_lanes(struct dp_comm *comm, int first, int count)
+static void threads_end_channels(struct dp_comm *comm, int first, int count)
 {
     for_own_fifos(comm, first, first + count, end_fifo);
     drop_any(of(comm), first, first + count);
@@ -507,7 +508,7 @@ static const struct dp_survival_ops threads_survival = {
     .note_busy = threads_note_busy,
     .bury = threads_bury,
     .cancel = threads_cancel,
-    .end_lanes = threads_end_lanes,
+    .end_channels = threads_end_channels,
 };
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -528,7 +529,7 @@ static int threads_irecv(struct dp_comm *comm, int peer, int channel, uint64_t t
                          size_t len, struct dp_request *req)
 {
     struct dp_transfer *t = (struct dp_transfer *)req;
-    const struct any_lane *any = find_any(of(comm), channel);
+    const struct any_receives *any = find_any(of(comm), channel);
     int err = check_abort(comm);
 
     if (err)
@@ -542,7 +543,7 @@ static int threads_irecv(struct dp_comm *comm, int peer, int channel, uint64_t t
     return explain_left(comm, start(comm, peer, comm->rank, channel, t));
 }
 
-static int threads_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+static int threads_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
                              struct dp_request *req)
 {
     struct dp_transfer *t = (struct dp_transfer *)req;
@@ -552,8 +553,8 @@ static int threads_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf
         return err;
     *t = (struct dp_transfer){.buf = buf, .len = room, .is_any = true};
     if (peer >= 0)
-        return explain_left(comm, start(comm, peer, comm->rank, lane, t));
-    struct any_lane *any = make_any(of(comm), lane);
+        return explain_left(comm, start(comm, peer, comm->rank, channel, t));
+    struct any_receives *any = make_any(of(comm), channel);
     if (!any)
         return dp_fail(DP_ENOMEM, "no memory for receives from any rank");
     atomic_init(&t->state, DP_TRANSFER_WAITING);
@@ -803,8 +804,8 @@ static void free_group(struct group *g)
     if (!g)
         return;
     for_all_fifos(g, free_fifo);
-    for (int lane = 0; lane < atomic_load(&g->lanes); lane++)
-        free(atomic_load(&g->tables[lane]));
+    for (int channel = 0; channel < atomic_load(&g->channels); channel++)
+        free(atomic_load(&g->tables[channel]));
     for (int i = 0; g->events && i < g->size; i++) {
         free_mail(g->events[i].mail);
         pthread_cond_destroy(&g->events[i].changed);
@@ -824,7 +825,7 @@ static void free_group(struct group *g)
     free(g);
 }
 
-static void threads_close_lanes(struct dp_comm *comm, int first, int count)
+static void threads_close_channels(struct dp_comm *comm, int first, int count)
 {
     for_own_fifos(comm, first, first + count, dp_fifo_drop);
     drop_any(of(comm), first, first + count);
@@ -840,7 +841,7 @@ static void leave(struct dp_comm *comm)
     finish_requests(comm);
     atomic_store(&g->left[comm->rank], true);
     atomic_fetch_add(&g->left_count, 1);
-    for_own_fifos(comm, 0, DP_LANES, dp_fifo_leave);
+    for_own_fifos(comm, 0, WORLD_CHANNELS, dp_fifo_leave);
     wake_all(g);
 }
 
@@ -872,7 +873,7 @@ static const struct dp_comm_ops threads_ops = {
     .irecv = threads_irecv,
     .irecv_any = threads_irecv_any,
     .received = threads_received,
-    .close_lanes = threads_close_lanes,
+    .close_channels = threads_close_channels,
     .test = threads_test,
     .is_done = threads_is_done,
     .progress = threads_progress,
@@ -898,7 +899,7 @@ static struct group *new_group(int size)
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->all_came, &monotonic);
     g->size = g->members = size;
-    g->tables = calloc(DP_LANES, sizeof(*g->tables));
+    g->tables = calloc(WORLD_CHANNELS, sizeof(*g->tables));
     g->left = calloc((size_t)size, sizeof(*g->left));
     g->died = calloc((size_t)size, sizeof(*g->died));
     g->busy_until = calloc((size_t)size, sizeof(*g->busy_until));

@@ -73,7 +73,7 @@ void dp_watch_peer(struct dp_watch *w, int peer)
 
     if (dp_survival_is_gone(w->survival, peer) || find_wire(w, peer))
         return;
-    if (dp_peers_connect(w->peers, peer, DP_WATCH_LANE, &wire))
+    if (dp_peers_connect(w->peers, peer, DP_WATCH_CHANNEL, &wire))
         dp_survival_lose(w->survival, peer, DP_DEATH_ENDED);
     else
         add_wire(w, peer, wire);

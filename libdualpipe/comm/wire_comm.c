@@ -198,17 +198,17 @@ static struct request *begin(struct dp_request *req, int peer, uint64_t tag, boo
     return r;
 }
 
-static int wire_comm_isend(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
-                           size_t len, struct dp_request *req)
+static int wire_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
+                           const void *buf, size_t len, struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
     struct request *r = begin(req, peer, tag, true);
     int err = check_abort(c);
 
-    return err ? err : dp_peers_isend(&c->peers, peer, lane, tag, buf, len, &r->part);
+    return err ? err : dp_peers_isend(&c->peers, peer, channel, tag, buf, len, &r->part);
 }
 
-static int wire_comm_irecv(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf,
+static int wire_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                            size_t len, struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
@@ -216,13 +216,13 @@ static int wire_comm_irecv(struct dp_comm *comm, int peer, int lane, uint64_t ta
     int err = check_abort(c);
 
     if (!err)
-        err = dp_peers_irecv(&c->peers, peer, lane, buf, len, &r->part);
+        err = dp_peers_irecv(&c->peers, peer, channel, buf, len, &r->part);
     if (!err && comm->survival && !dp_peers_wire_of(&r->part, false))
         dp_watch_peer(&c->watch, peer); /* no wire of the peer tells of its end */
     return err;
 }
 
-static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
                                struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
@@ -232,8 +232,8 @@ static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int lane, void *b
     r->any_tag = true;
     if (err)
         return err;
-    return peer < 0 ? dp_peers_irecv_any(&c->peers, lane, buf, room, &r->part)
-                    : dp_peers_irecv(&c->peers, peer, lane, buf, room, &r->part);
+    return peer < 0 ? dp_peers_irecv_any(&c->peers, channel, buf, room, &r->part)
+                    : dp_peers_irecv(&c->peers, peer, channel, buf, room, &r->part);
 }
 
 static void wire_comm_received(struct dp_comm *comm, const struct dp_request *req,
@@ -667,9 +667,9 @@ static void wire_comm_cancel(struct dp_comm *comm, struct dp_request *req)
     dp_peers_cancel(&of(comm)->peers, &((struct request *)req)->part);
 }
 
-static void wire_comm_end_lanes(struct dp_comm *comm, int first, int count)
+static void wire_comm_end_channels(struct dp_comm *comm, int first, int count)
 {
-    dp_peers_end_lanes(&of(comm)->peers, first, count);
+    dp_peers_end_channels(&of(comm)->peers, first, count);
 }
 
 static const struct dp_survival_ops wire_comm_survival = {
@@ -682,7 +682,7 @@ static const struct dp_survival_ops wire_comm_survival = {
     .bury = wire_comm_bury,
     .note_abort = wire_comm_note_abort,
     .cancel = wire_comm_cancel,
-    .end_lanes = wire_comm_end_lanes,
+    .end_channels = wire_comm_end_channels,
 };
 
 /* Every rank can reach the others, and knows that all can. */
@@ -722,9 +722,9 @@ static int wire_comm_reset(struct dp_comm *comm)
     return 0;
 }
 
-static void wire_comm_close_lanes(struct dp_comm *comm, int first, int count)
+static void wire_comm_close_channels(struct dp_comm *comm, int first, int count)
 {
-    dp_peers_close_lanes(&of(comm)->peers, first, count);
+    dp_peers_close_channels(&of(comm)->peers, first, count);
 }
 
 static void free_comm(struct wire_comm *c)
@@ -757,40 +757,40 @@ static void wire_comm_close(struct dp_comm *comm)
 
 /* ---- loans: what this rank lends goes with the wire that it sends on ------------------------- */
 
-static struct dp_wire *lending_wire(struct dp_comm *comm, int peer, int lane, bool in)
+static struct dp_wire *lending_wire(struct dp_comm *comm, int peer, int channel, bool in)
 {
-    struct dp_wire *wire = dp_peers_wire(&of(comm)->peers, peer, lane, in);
+    struct dp_wire *wire = dp_peers_wire(&of(comm)->peers, peer, channel, in);
 
     return wire && wire->ops->loans ? wire : NULL;
 }
 
-static bool wire_comm_lend(struct dp_comm *comm, int peer, int lane, void *buf, size_t len,
+static bool wire_comm_lend(struct dp_comm *comm, int peer, int channel, void *buf, size_t len,
                            struct dp_wire_loan *out)
 {
-    struct dp_wire *wire = lending_wire(comm, peer, lane, false);
+    struct dp_wire *wire = lending_wire(comm, peer, channel, false);
 
     return wire && wire->ops->loans->lend(wire, buf, len, out);
 }
 
-static void wire_comm_end_loan(struct dp_comm *comm, int peer, int lane)
+static void wire_comm_end_loan(struct dp_comm *comm, int peer, int channel)
 {
-    struct dp_wire *wire = lending_wire(comm, peer, lane, false);
+    struct dp_wire *wire = lending_wire(comm, peer, channel, false);
 
     if (wire)
         wire->ops->loans->end(wire);
 }
 
-static char *wire_comm_use(struct dp_comm *comm, int peer, int lane,
+static char *wire_comm_use(struct dp_comm *comm, int peer, int channel,
                            const struct dp_wire_loan *loan, size_t len)
 {
-    struct dp_wire *wire = lending_wire(comm, peer, lane, true);
+    struct dp_wire *wire = lending_wire(comm, peer, channel, true);
 
     return wire ? wire->ops->loans->use(wire, loan, len) : NULL;
 }
 
-static void wire_comm_leave(struct dp_comm *comm, int peer, int lane)
+static void wire_comm_leave(struct dp_comm *comm, int peer, int channel)
 {
-    struct dp_wire *wire = lending_wire(comm, peer, lane, true);
+    struct dp_wire *wire = lending_wire(comm, peer, channel, true);
 
     wire->ops->loans->leave(wire);
 }
@@ -803,7 +803,7 @@ static const struct dp_comm_ops wire_comm_ops[] = {
     {                                                                                              \
         .name = NAME, .caps = {.tags = true}, .isend = wire_comm_isend, .irecv = wire_comm_irecv,  \
         .irecv_any = wire_comm_irecv_any, .received = wire_comm_received,                          \
-        .close_lanes = wire_comm_close_lanes, .busy = wire_comm_busy,                              \
+        .close_channels = wire_comm_close_channels, .busy = wire_comm_busy,                        \
         .busy_until = wire_comm_busy_until, .test = wire_comm_test, .is_done = wire_comm_is_done,  \
         .progress = wire_comm_progress, .watch = wire_comm_watch, .sleep = wire_comm_sleep,        \
         .progress_start = wire_comm_progress_start, .progress_stop = wire_comm_progress_stop,      \

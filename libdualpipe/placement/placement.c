@@ -127,7 +127,7 @@ static struct dp_placement *new_placement(struct work *w)
     return NULL;
 }
 
-/* Lanes in their own order for now: before, then after. */
+/* Links in their own order for now: before, then after. */
 static void note_loads(const struct work *w, struct dp_placement *p, bool after)
 {
     for (int32_t direction = 0; direction < w->loads.directions; direction++) {

@@ -18,8 +18,8 @@
 enum {
     BUFFERS = 4, /* each way */
     PIECE_BYTES = 32768,
-    LANES = 2048, /* room for them in MPI's tags */
-    EPOCHS = 16,  /* after so many resets, an epoch's tags come again; 2048 * 16 is legal */
+    CHANNELS = 2048, /* room for them in MPI's tags */
+    EPOCHS = 16,     /* after so many resets, an epoch's tags come again; 2048 * 16 is legal */
 };
 static const uint64_t GOODBYE = UINT64_MAX; /* a message_len: the wire was closed */
 static const int64_t GOODBYE_NS = 200 * DP_NS_PER_MS;
@@ -254,9 +254,10 @@ static const struct dp_wire_ops mpi_ops = {
     .close = mpi_close,
 };
 
-static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int lane, uint32_t epoch)
+static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int channel,
+                                   uint32_t epoch)
 {
-    struct mpi_wire *w = lane < LANES ? calloc(1, sizeof(*w)) : NULL;
+    struct mpi_wire *w = channel < CHANNELS ? calloc(1, sizeof(*w)) : NULL;
 
     sweep(group);
     if (!w)
@@ -265,7 +266,7 @@ static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int lan
     w->base.connected = true;
     w->group = group;
     w->peer = peer;
-    w->tag = (int)(epoch % EPOCHS) * LANES + lane;
+    w->tag = (int)(epoch % EPOCHS) * CHANNELS + channel;
     for (int i = 0; i < BUFFERS; i++)
         w->sends[i] = w->receives[i] = MPI_REQUEST_NULL;
     for (unsigned i = 0; i < BUFFERS && post_receive(w, i); i++)

@@ -25,8 +25,8 @@ struct dp_mpi {
     /* Collective: rank 0's bytes to all. */
     int (*broadcast)(struct dp_mpi_group *group, void *buf, size_t len, char *why);
     /* A wire to a peer. Wires of an earlier epoch and this one never mix. NULL: no memory, or no
-     * tag of MPI left for the lane. */
-    struct dp_wire *(*wire)(struct dp_mpi_group *group, int peer, int lane, uint32_t epoch);
+     * tag of MPI left for the channel. */
+    struct dp_wire *(*wire)(struct dp_mpi_group *group, int peer, int channel, uint32_t epoch);
     /* All wires are closed. group may be NULL. */
     void (*end)(struct dp_mpi_group *group);
 };

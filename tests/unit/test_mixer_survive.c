@@ -51,14 +51,14 @@ static void die(struct dp_comm *comm)
         dp_comm_set_deadline(c, DP_NS_PER_MS); /* it waits in vain from now on */
 }
 
-static int send_or_die(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+static int send_or_die(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                        size_t len, struct dp_request *req)
 {
     struct dying *d = &dying[comm->rank];
 
     if (!d->is_dead && d->messages_left-- == 0)
         die(comm);
-    return d->is_dead ? DP_ECOMM : d->real_ops->isend(comm, peer, lane, tag, buf, len, req);
+    return d->is_dead ? DP_ECOMM : d->real_ops->isend(comm, peer, channel, tag, buf, len, req);
 }
 
 /* Of this communicator and all that are made of it. */

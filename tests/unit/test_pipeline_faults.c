@@ -71,25 +71,25 @@ static int count_down(void *user, const struct dp_stage_call *call, const char *
 static _Thread_local const struct dp_comm_ops *real_ops;
 static _Thread_local struct dp_comm_ops counted_ops;
 
-static int counted_send(struct dp_comm *comm, int peer, int lane, uint64_t tag, const void *buf,
+static int counted_send(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                         size_t len, struct dp_request *req)
 {
     (void)count_down_one();
-    return real_ops->isend(comm, peer, lane, tag, buf, len, req);
+    return real_ops->isend(comm, peer, channel, tag, buf, len, req);
 }
 
-static int counted_receive(struct dp_comm *comm, int peer, int lane, uint64_t tag, void *buf,
+static int counted_receive(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
                            size_t len, struct dp_request *req)
 {
     (void)count_down_one();
-    return real_ops->irecv(comm, peer, lane, tag, buf, len, req);
+    return real_ops->irecv(comm, peer, channel, tag, buf, len, req);
 }
 
-static int counted_receive_any(struct dp_comm *comm, int peer, int lane, void *buf, size_t room,
+static int counted_receive_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
                                struct dp_request *req)
 {
     (void)count_down_one();
-    return real_ops->irecv_any(comm, peer, lane, buf, room, req);
+    return real_ops->irecv_any(comm, peer, channel, buf, room, req);
 }
 
 static void count_messages(struct dp_comm *comm)

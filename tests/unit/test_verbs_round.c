@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHORT = 100, LONG = 20000, LANES = 2 };
+enum { SHORT = 100, LONG = 20000, QPS = 2 };
 
 static struct dpn_memory *source, *target;
 
@@ -31,7 +31,7 @@ static void transfer(struct pair *p, size_t len, char seed, bool twice)
 {
     fill(seed);
     struct dpn_request *recv = len > SHORT ? pair_receive(p, target, len) : NULL;
-    for (unsigned i = 0; i < LANES && twice; i++) {
+    for (unsigned i = 0; i < QPS && twice; i++) {
         struct ibv_qp *qp = pair_qp(p->sender, i);
         if (qp)
             assert_true(fake_verbs.fail_send(qp, 1, IBV_WC_SUCCESS, FAKE_ARRIVES_TWICE));
@@ -72,11 +72,11 @@ static void wrap(uint32_t end, bool loses_messages)
     }
     for (unsigned i = 0; i < 4; i++) {
         wait_for_qps(&p, start + 1 + i);
-        pair_lose(&p, i % LANES);
+        pair_lose(&p, i % QPS);
         transfer(&p, SHORT, 3, false);
         if (i == 1 && loses_messages)
             pair_reset(p.receiver);
-        pair_lose(&p, 1 - i % LANES);
+        pair_lose(&p, 1 - i % QPS);
         transfer(&p, LONG, 4, false);
         if (i == 2 && loses_messages)
             pair_reset(p.sender);

@@ -419,9 +419,9 @@ DP_PUBLIC int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, i
 DP_PUBLIC int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
 
 /* The communicator of the ranks that agree_alive finds, in the order of their ranks in comm and
- * counted from 0: MPIX_Comm_shrink. Of the same family, with lanes of its own, so that no message
- * of before is taken for one of it. comm stays, and is closed as any other. Errors as those of
- * agree_alive; DP_ENOMEM. */
+ * counted from 0: MPIX_Comm_shrink. Of the same family, with channels of its own, so that no
+ * message of before is taken for one of it. comm stays, and is closed as any other. Errors as those
+ * of agree_alive; DP_ENOMEM. */
 DP_PUBLIC int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out);
 
 /* Admit `count` processes, 1 or more: new ones, or such as were lost and have been started again.
