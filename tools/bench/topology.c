@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * topology.c - `dualpipe bench topology`: how long a machine of 256 GPUs takes from the shell,
- * beside lstopo where it is installed, and how long 1024 hosts take to build and to read.
+ * and how long 1024 hosts take to build and to read. Beside lstopo: tests/bench/topology.sh.
  */
-#include "config.h" /* mkstemp */
-
 #include "bench/bench.h"
 #include "command.h"
 #include "commands.h"
@@ -13,7 +11,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +27,6 @@ extern char **environ;
 struct rig {
     char *cluster; /* as JSON */
     size_t cluster_len;
-    char file[PATH_MAX]; /* MACHINE for lstopo; "": there is none */
 };
 
 /* ---- programs ------------------------------------------------------------------------------- */
@@ -51,14 +47,6 @@ static int run_program(const char *const *argv)
         while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
             ;
     return !err && WIFEXITED(status) && !WEXITSTATUS(status) ? 0 : DP_EIO;
-}
-
-static int run_lstopo(void *user)
-{
-    const struct rig *rig = user;
-    const char *const argv[] = {"lstopo-no-graphics", "-i", rig->file, "--of", "console", NULL};
-
-    return run_program(argv);
 }
 
 static int run_ours(void *user)
@@ -129,53 +117,23 @@ static int sample_read(void *user, double *figures)
     return time_one(read_cluster, user, figures);
 }
 
-static int sample_lstopo(void *user, double *figures)
-{
-    return time_one(run_lstopo, user, figures);
-}
-
 /* ---- what is measured ----------------------------------------------------------------------- */
 
-static int write_form(const char *description, enum dp_topology_format format, char **text,
-                      size_t *len)
+static int write_cluster(struct rig *rig)
 {
     struct dp_topology *t;
-    int err = dp_topology_new_synthetic(description, &t);
+    int err = dp_topology_new_synthetic(CLUSTER, &t);
 
     if (err)
         return err;
-    err = dp_topology_write(t, format, text, len);
+    err = dp_topology_write(t, DP_TOPOLOGY_JSON, &rig->cluster, &rig->cluster_len);
     dp_topology_free(t);
     return err;
 }
 
-/* A file that lstopo reads, if there is lstopo; else rig->file is empty again. */
-static int write_for_lstopo(struct rig *rig)
-{
-    const char *tmp = getenv("TMPDIR");
-    char *xml;
-    size_t len;
-    int err = write_form(MACHINE, DP_TOPOLOGY_HWLOC_XML, &xml, &len);
-
-    if (err)
-        return err;
-    int room = snprintf(rig->file, sizeof(rig->file), "%s/dualpipe-bench-XXXXXX", tmp ? tmp : P_tmpdir);
-    int fd = room < (int)sizeof(rig->file) ? mkstemp(rig->file) : -1;
-    bool written = fd >= 0 && write(fd, xml, len) == (ssize_t)len;
-    free(xml);
-    if (fd >= 0)
-        close(fd);
-    if (written && !run_lstopo(rig))
-        return 0;
-    if (fd >= 0)
-        unlink(rig->file);
-    rig->file[0] = '\0';
-    return 0;
-}
-
 static int measure(const struct bench_options *options)
 {
-    struct rig rig = {.file = ""};
+    struct rig rig = {.cluster = NULL};
     struct bench_case cases[] = {
         {.sample = sample_topo, .user = &rig, .figure_count = 1,
          .figures = {{.what = "256 GPUs, with its process", .unit = "ms", .target = 30}}},
@@ -183,19 +141,12 @@ static int measure(const struct bench_options *options)
          .figures = {{.what = "1024 hosts, built", .unit = "ms", .target = 1000}}},
         {.sample = sample_read, .user = &rig, .figure_count = 1,
          .figures = {{.what = "1024 hosts, from JSON", .unit = "ms", .target = 1000}}},
-        {.sample = sample_lstopo, .user = &rig, .figure_count = 1,
-         .figures = {{.what = "256 GPUs by lstopo", .unit = "ms"}}},
     };
-    int err = write_form(CLUSTER, DP_TOPOLOGY_JSON, &rig.cluster, &rig.cluster_len);
+    const int count = sizeof(cases) / sizeof(cases[0]);
+    int err = write_cluster(&rig);
 
-    if (!err)
-        err = write_for_lstopo(&rig);
-    int count = rig.file[0] ? 4 : 3;
     if (!err && !(err = bench_run(cases, count, options)))
-        bench_report(count == 4 ? "topology" : "topology (no lstopo-no-graphics to compare with)",
-                     cases, count, options);
-    if (rig.file[0])
-        unlink(rig.file);
+        bench_report("topology", cases, count, options);
     free(rig.cluster);
     return err ? command_failed(err) : EXIT_OK;
 }
@@ -205,8 +156,8 @@ int run_bench_topology(int argc, char **argv)
     const struct arg_group groups[] = {bench_group, {0}};
     const struct usage usage = {
         .command = "dualpipe bench topology",
-        .about = "Time dualpipe topo show of a machine of 256 GPUs, process and all, beside lstopo on\n"
-                 "the same machine; and build 1024 hosts of 8 GPUs, and read them from JSON.",
+        .about = "Time dualpipe topo show of a machine of 256 GPUs, process and all; and build 1024\n"
+                 "hosts of 8 GPUs, and read them from JSON.",
         .groups = groups,
         .examples = "  dualpipe bench topology\n"
                     "  dualpipe bench topology --json\n",
