@@ -114,6 +114,7 @@ static const struct {
     KNOWN(dp_optimizer_mix),
     KNOWN(dp_optimizer_step),
     KNOWN(dp_option_info),
+    KNOWN(dp_pacer_config),
     KNOWN(dp_pair),
     KNOWN(dp_pair_loss),
     KNOWN(dp_parameter),

@@ -321,6 +321,36 @@ int dp_copy_wait(struct dp_offload_copy *copy, int64_t timeout_ns)
     return err ? err : result(copy);
 }
 
+/* A copy that is to record the event, and waits to be queued. */
+static struct dp_offload_copy *find_waiting(const struct dp_copy_engine *engine,
+                                            const struct dp_device_event *event)
+{
+    for (int d = 0; d < DP_COPY_DIRECTIONS; d++)
+        for (int level = 0; level < PRIORITIES; level++)
+            for (struct dp_offload_copy *copy = engine->queues[d][level].first; copy;
+                 copy = copy->next)
+                if (copy->spec.record == event)
+                    return copy;
+    return NULL;
+}
+
+bool dpo_copy_is_queued(const struct dp_copy_engine *engine, const struct dp_device_event *event)
+{
+    return !find_waiting(engine, event);
+}
+
+int dpo_copy_wait_queued(struct dp_copy_engine *engine, const struct dp_device_event *event,
+                         int64_t timeout_ns)
+{
+    int64_t deadline_ns = dp_now_ns() + timeout_ns;
+    struct dp_offload_copy *copy;
+    int err = 0;
+
+    while (!err && (copy = find_waiting(engine, event)))
+        err = wait_queued(engine, &copy->is_queued, deadline_ns);
+    return err;
+}
+
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 int dp_copy_engine_drain(struct dp_copy_engine *engine, int64_t timeout_ns)

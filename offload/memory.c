@@ -233,6 +233,8 @@ static int init_copies(struct dp_offload *o)
         .chunk_bytes = o->config.check ? 64 << 10 : 0,
         .check = o->config.check,
         .measure = o->config.measure,
+        .pace = o->config.pace,
+        .pace_user = o->config.pace_user,
     };
 
     return dp_copy_engine_new(&config, &o->copies);
@@ -287,7 +289,8 @@ static int new_lists(struct dp_offload *o)
     o->slots = calloc((size_t)o->config.slots, sizeof(*o->slots));
     o->ring = calloc((size_t)o->rings + 1, sizeof(*o->ring));
     o->tasks = calloc(shards, sizeof(*o->tasks));
-    if (!o->slots || !o->ring || !o->tasks)
+    o->pending = calloc(shards, sizeof(*o->pending));
+    if (!o->slots || !o->ring || !o->tasks || !o->pending)
         return dp_fail(DP_ENOMEM, "offload: no memory for %zu shards", shards);
     for (int32_t s = 0; s < o->shard_count; s++) {
         o->tasks[s] = (struct dpo_task){o, &o->shards[s]};
@@ -337,4 +340,5 @@ void dpo_memory_fini(struct dp_offload *o)
     free(o->slots);
     free(o->ring);
     free(o->tasks);
+    free(o->pending);
 }

@@ -56,7 +56,9 @@ int dpo_shard_drop(struct dp_offload *o, int32_t index, int32_t slot_index)
     o->shards[index].slot = -1;
     if (!o->config.check)
         return 0;
-    int err = poison(o, slot, slot->values, o->slot_values);
+    int err = dpo_wait_queued(o, slot->emptied);
+    if (!err)
+        err = poison(o, slot, slot->values, o->slot_values);
     return err ? err : poison(o, slot, slot->grads, o->slot_grads);
 }
 
@@ -150,27 +152,54 @@ static int copy_down(struct dp_offload *o, struct dpo_shard *shard, const struct
     return dp_copy_begin(o->copies, &spec, NULL);
 }
 
+static int launch(struct dp_offload *o, const struct dpo_pending *p)
+{
+    struct dpo_slot *slot = &o->slots[p->slot];
+    int err = dpo_stream_wait(o, o->update, slot->emptied);
+
+    if (!err)
+        err = dpo_meter_begin(o, DPO_UPDATE);
+    if (!err)
+        err = dp_device_call(o->update, finish_shard, &o->tasks[p->shard]);
+    if (!err)
+        err = dpo_meter_end(o, DPO_UPDATE);
+    if (!err)
+        err = dp_device_event_record(o->shards[p->shard].updated, o->update);
+    if (!err && p->staging)
+        err = dp_device_event_record(p->staging->done, o->update);
+    return err;
+}
+
+int dpo_shard_launch(struct dp_offload *o, int32_t left)
+{
+    int err = 0;
+
+    while (o->pending_first < o->pending_count && !err) {
+        const struct dpo_pending *p = &o->pending[o->pending_first];
+        if (o->pending_count - o->pending_first <= left &&
+            !dpo_copy_is_queued(o->copies, o->slots[p->slot].emptied))
+            return 0;
+        err = launch(o, p);
+        o->pending_first++;
+    }
+    if (o->pending_first == o->pending_count)
+        o->pending_first = o->pending_count = 0;
+    return err;
+}
+
+/* Before a place is filled again the update that empties it must have been launched. */
 int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
 {
     struct dpo_shard *shard = &o->shards[index];
     struct dpo_slot *slot = &o->slots[shard->slot];
+    int err = dpo_shard_launch(o, 1);
     struct dpo_staging *staging = o->grad_step->accumulate ? &o->staging[o->staged++ % 2] : NULL;
-    int err = copy_down(o, shard, slot, staging);
 
     if (!err)
-        err = dp_device_stream_wait(o->update, slot->emptied);
-    if (!err)
-        err = dpo_meter_begin(o, DPO_UPDATE);
-    if (!err)
-        err = dp_device_call(o->update, finish_shard, &o->tasks[index]);
-    if (!err)
-        err = dpo_meter_end(o, DPO_UPDATE);
-    if (!err)
-        err = dp_device_event_record(shard->updated, o->update);
-    if (!err && staging)
-        err = dp_device_event_record(staging->done, o->update);
+        err = copy_down(o, shard, slot, staging);
+    o->pending[o->pending_count++] = (struct dpo_pending){index, shard->slot, staging};
     o->counts.down_bytes += shard->grad_bytes;
-    return err;
+    return err ? err : dpo_shard_launch(o, o->shard_count);
 }
 
 /* ---- what crosses from shard to shard -------------------------------------------------------- */
@@ -208,7 +237,7 @@ int dpo_boundary_write(struct dp_offload *o, int32_t shard, char **out)
     /* Its old contents are read by compute, in order, and by the copy down. */
     int err = ring->holds < 0
                   ? 0
-                  : dp_device_stream_wait(o->compute, o->shards[ring->holds].boundary_down);
+                  : dpo_stream_wait(o, o->compute, o->shards[ring->holds].boundary_down);
     ring->holds = shard;
     *out = ring->at;
     return err;
@@ -252,10 +281,13 @@ int dpo_boundary_fetch(struct dp_offload *o, int32_t shard)
         .after_count = 2,
         .record = ring->filled,
     };
-    if (ring->holds >= 0)
+    int err = dpo_wait_queued(o, o->shards[shard].boundary_down);
+    if (!err && ring->holds >= 0) {
         spec.after[spec.after_count++] = o->shards[ring->holds].boundary_down;
+        err = dpo_wait_queued(o, o->shards[ring->holds].boundary_down);
+    }
     ring->holds = shard;
-    return dp_copy_begin(o->copies, &spec, NULL);
+    return err ? err : dp_copy_begin(o->copies, &spec, NULL);
 }
 
 int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out)
@@ -263,5 +295,5 @@ int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out)
     struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
 
     *out = ring ? ring->at : fixed_place(o, shard);
-    return ring ? dp_device_stream_wait(o->compute, ring->filled) : 0;
+    return ring ? dpo_stream_wait(o, o->compute, ring->filled) : 0;
 }

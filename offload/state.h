@@ -92,6 +92,12 @@ struct dpo_task {
     struct dpo_shard *shard;
 };
 
+/* The update of a shard whose gradients the pace holds up. */
+struct dpo_pending {
+    int32_t shard, slot;
+    struct dpo_staging *staging;
+};
+
 /* How long a stream has been at work; written in its order. */
 enum { DPO_COMPUTE, DPO_UPDATE, DPO_METERS };
 struct dpo_meter {
@@ -137,6 +143,8 @@ struct dp_offload {
     struct dpo_staging staging[2];
     uint32_t staged;
     struct dpo_task *tasks;
+    struct dpo_pending *pending; /* [pending_count], of which the first pending_first are launched */
+    int32_t pending_first, pending_count;
     _Atomic int failed; /* the first error of an update */
 
     const struct dp_offload_step *step;
@@ -149,6 +157,12 @@ struct dp_offload {
     struct dpo_meter meters[DPO_METERS];
     int64_t wait_ns; /* of the calling thread */
 };
+
+/* copy_engine.c: in a paced engine an event that a copy records means something only when the pace has
+ * let all of the copy pass. DP_ETIMEDOUT. */
+bool dpo_copy_is_queued(const struct dp_copy_engine *engine, const struct dp_device_event *event);
+int dpo_copy_wait_queued(struct dp_copy_engine *engine, const struct dp_device_event *event,
+                         int64_t timeout_ns);
 
 /* plan.c: the events of a step that begins with in_slot; how many. in_slot is then what it is at
  * the end. */
@@ -177,6 +191,8 @@ void dpo_memory_fini(struct dp_offload *o);
 int dpo_shard_load(struct dp_offload *o, int32_t shard, int32_t slot);
 int dpo_shard_drop(struct dp_offload *o, int32_t shard, int32_t slot);
 int dpo_shard_grads_down(struct dp_offload *o, int32_t shard);
+/* Launch the updates of shards whose gradients are on their way; wait until at most `left` are not. */
+int dpo_shard_launch(struct dp_offload *o, int32_t left);
 /* Add all gradients of a shard, laid out as in its slot, to others. */
 void dpo_shard_add(const struct dp_offload *o, int32_t shard, char *to, const char *from);
 /* Where the input of a shard is on the device, for reading and for writing. */
@@ -197,6 +213,12 @@ void dpo_stamp_end(void *user);
 int dpo_meter_begin(struct dp_offload *o, int meter);
 int dpo_meter_end(struct dp_offload *o, int meter);
 int64_t dpo_meter_busy_ns(const struct dp_offload *o, int meter);
+
+/* waits.c: let `stream` wait for an event that a copy records. */
+int dpo_stream_wait(struct dp_offload *o, struct dp_device_stream *stream,
+                    struct dp_device_event *event);
+/* Wait until the pace has let that copy pass. */
+int dpo_wait_queued(struct dp_offload *o, const struct dp_device_event *event);
 /* Wait for all of a stream, no longer than the deadline. */
 int dpo_wait(struct dp_offload *o, struct dp_device_stream *stream);
 

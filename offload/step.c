@@ -97,6 +97,8 @@ int dp_offload_finish(struct dp_offload *o)
     int err = dpo_wait(o, o->compute);
 
     if (!err)
+        err = dpo_shard_launch(o, 0);
+    if (!err)
         err = wait_copies(o);
     if (!err)
         err = dpo_wait(o, o->update);
@@ -107,6 +109,7 @@ int dp_offload_finish(struct dp_offload *o)
 static int give_up(struct dp_offload *o, int err)
 {
     dpo_wait(o, o->compute);
+    dpo_shard_launch(o, 0);
     wait_copies(o);
     dpo_wait(o, o->update);
     for (int32_t slot = 0; slot < o->config.slots; slot++)
@@ -416,7 +419,9 @@ int dp_offload_forward(struct dp_offload *o, const struct dp_offload_step *step)
         return dp_fail(DP_EINVAL, "offload: a model opened for forwards only cannot be trained");
     o->step = step;
     o->trained = false;
-    int err = put_inputs(o, step->inputs);
+    int err = dpo_shard_launch(o, 0);
+    if (!err)
+        err = put_inputs(o, step->inputs);
     if (!err)
         err = drop_stale(o);
     if (!err) {

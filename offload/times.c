@@ -47,14 +47,3 @@ int64_t dpo_meter_busy_ns(const struct dp_offload *o, int meter)
 {
     return atomic_load_explicit(&o->meters[meter].busy_ns, memory_order_relaxed);
 }
-
-int dpo_wait(struct dp_offload *o, struct dp_device_stream *stream)
-{
-    int err = dp_device_event_record(o->done, stream);
-    int64_t begun_ns = dp_now_ns();
-
-    if (!err)
-        err = dp_device_event_wait(o->done, o->config.timeout_ns);
-    o->wait_ns += dp_now_ns() - begun_ns;
-    return err;
-}

@@ -263,7 +263,7 @@ int dpo_visit_forward(struct dp_offload *o, int32_t index)
     struct dpo_slot *slot = &o->slots[shard->slot];
     struct frame f = {.o = o};
     char *in, *out;
-    int err = dp_device_stream_wait(o->compute, slot->loaded);
+    int err = dpo_stream_wait(o, o->compute, slot->loaded);
 
     if (!err)
         err = dpo_boundary_read(o, index, &in);
@@ -280,6 +280,8 @@ int dpo_visit_forward(struct dp_offload *o, int32_t index)
     struct place to = {&o->layers[shard->end - 1].whole, out, true};
     for (; f.mb < o->microbatches && !err; f.mb++) {
         err = forward_piece(&f, index, from, to);
+        if (!err)
+            err = dp_copy_engine_progress(o->copies);
         f.first += o->rows[f.mb];
     }
     if (!err)
@@ -294,14 +296,14 @@ static int begin_backward(struct dp_offload *o, int32_t index, char **in)
 {
     struct dpo_shard *shard = &o->shards[index];
     struct dpo_slot *slot = &o->slots[shard->slot];
-    int err = dp_device_stream_wait(o->compute, slot->loaded);
+    int err = dpo_stream_wait(o, o->compute, slot->loaded);
 
     for (int32_t s = index; s >= 0 && s >= index - o->config.distance && !err; s--)
         err = dpo_boundary_fetch(o, s);
     if (!err)
         err = dpo_boundary_read(o, index, in);
     if (!err)
-        err = dp_device_stream_wait(o->compute, slot->emptied);
+        err = dpo_stream_wait(o, o->compute, slot->emptied);
     if (!err)
         err = dp_device_zero(o->compute, slot->grads, shard->grad_bytes);
     if (!err)
@@ -340,6 +342,8 @@ int dpo_visit_backward(struct dp_offload *o, int32_t index)
                 err = forward_piece(&f, index, from, inner_output(o, shard->end - 1));
             if (!err)
                 err = backward_piece(&f, index, from, gout, gin);
+            if (!err)
+                err = dp_copy_engine_progress(o->copies);
             f.first += o->rows[f.mb];
         }
         end_block(o, index, block);

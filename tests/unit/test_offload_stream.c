@@ -23,6 +23,7 @@ struct mode {
     int32_t slices, microbatches, slots, distance;
     uint64_t steps; /* 0: STEPS */
     bool checkpoint, boundaries_down, drop_at_once, check, exact, tied, frozen, update, accumulate;
+    bool paced;
 };
 
 static struct dp_device *dev;
@@ -48,6 +49,16 @@ static int update(void *user, int32_t shard, const struct dp_parameter *paramete
     return 0;
 }
 
+/* One chunk in three may pass. */
+static bool pace(void *user, enum dp_copy_direction direction, size_t bytes)
+{
+    static uint64_t seed;
+
+    (void)user, (void)direction, (void)bytes;
+    seed = seed * UINT64_C(6364136223846793005) + 1;
+    return (seed >> 33) % 3 == 0;
+}
+
 static struct dp_offload_config config_of(struct om_model *m, const struct mode *mode)
 {
     return (struct dp_offload_config){.device = dev,
@@ -63,6 +74,7 @@ static struct dp_offload_config config_of(struct om_model *m, const struct mode 
                                       .drop_at_once = mode->drop_at_once,
                                       .check = mode->check,
                                       .seed = SEED,
+                                      .pace = mode->paced ? pace : NULL,
                                       .update = mode->update ? update : NULL};
 }
 
@@ -198,6 +210,26 @@ static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
                                             .check = (slices + slots) % 2,
                                             .update = (slices + m + slots) % 2,
                                             .frozen = slices % 3 == 0});
+}
+
+static void copies_that_the_pace_holds_up_change_nothing(void **state)
+{
+    (void)state;
+    for (int32_t slots = 1; slots <= 4; slots++)
+        for (int how = 0; how < 3; how++)
+            for (int more = 0; more < 4; more++)
+                run_mode(&(struct mode){.slices = 4 + how,
+                                        .microbatches = 2,
+                                        .slots = slots,
+                                        .distance = slots - 1,
+                                        .checkpoint = how > 0,
+                                        .boundaries_down = how > 1,
+                                        .check = slots % 2,
+                                        .exact = true,
+                                        .tied = more == 1,
+                                        .update = more == 2,
+                                        .accumulate = more == 3,
+                                        .paced = true});
 }
 
 static void one_slot_and_no_reuse_are_enough(void **state)
@@ -591,6 +623,7 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mode_is_the_resident_model_to_the_last_bit),
+        cmocka_unit_test(copies_that_the_pace_holds_up_change_nothing),
         cmocka_unit_test(one_slot_and_no_reuse_are_enough),
         cmocka_unit_test(more_slots_than_shards_are_fine),
         cmocka_unit_test(tied_parameters_are_one_within_a_shard_and_between_shards),

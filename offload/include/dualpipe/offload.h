@@ -6,6 +6,7 @@
 #ifndef DUALPIPE_OFFLOAD_H
 #define DUALPIPE_OFFLOAD_H
 
+#include <dualpipe/assignment.h>
 #include <dualpipe/checkpoint.h>
 #include <dualpipe/device.h>
 #include <dualpipe/optimizer.h>
@@ -105,8 +106,8 @@ struct dp_copy_engine_config {
     bool measure;       /* for busy_ns of the stats */
     /* NULL, or asked before every chunk of a copy that is not urgent, in a call of the engine's:
      * true to let it pass now; otherwise it is asked again in the next call. So other traffic on
-     * the same switch can go first. The copies behind it in the same direction of the same priority
-     * wait. */
+     * the same switch can go first (dp_pacer_pass). The copies behind it in the same direction of the
+     * same priority wait. */
     bool (*pace)(void *user, enum dp_copy_direction direction, size_t bytes);
     void *pace_user;
 };
@@ -154,6 +155,39 @@ struct dp_copy_stats {                                              /* by direct
     int64_t busy_ns[DP_COPY_DIRECTIONS]; /* at work; copies of different priority count each */
 };
 DP_PUBLIC void dp_copy_engine_stats(const struct dp_copy_engine *engine, struct dp_copy_stats *out);
+
+/* ---- copies beside a network ------------------------------------------------------------------ */
+
+/* A pace for copies that give way to a network on the same switch: while the net plugin moves bytes, in
+ * any process of this user on this machine that counts them (DUALPIPE_NET_STAT=1), copies go at what it
+ * leaves; otherwise as fast as they can. Any thread.
+ *
+ *      config.pace = dp_pacer_pass;
+ *      config.pace_user = pacer; */
+struct dp_pacer;
+
+struct dp_pacer_config {
+    const char *directory; /* as DUALPIPE_NET_STAT_DIR; NULL: where counters are as a rule */
+    /* The placement tells which NICs matter: those below the same root port of PCI as the GPU of this
+     * worker. Not needed after dp_pacer_new. */
+    const struct dp_assignment *assignment;
+    int32_t worker;
+    const char *root;           /* read /sys below this directory; NULL: the machine's */
+    const char *const *devices; /* without an assignment: [device_count] names of NICs; */
+    int32_t device_count;       /* 0: all */
+    double switch_bytes_per_s;  /* that copies and network share, in each direction; 0: not known, and
+                                 * copies have least_bytes_per_s beside a network that is at work */
+    double least_bytes_per_s;   /* that copies have however busy the network is; 0: 1e9 */
+    int64_t window_ns;          /* how often the network is looked at, and how long without a byte is at
+                                 * rest; 0: 1 ms */
+};
+
+/* DP_EINVAL: no such worker, a rate or a window below 0; DP_ENOMEM. */
+DP_PUBLIC int dp_pacer_new(const struct dp_pacer_config *config, struct dp_pacer **out);
+/* Nothing may ask it any more. pacer may be NULL. */
+DP_PUBLIC void dp_pacer_free(struct dp_pacer *pacer);
+/* For `pace` of a copy engine or a streamed model; user: the struct dp_pacer. */
+DP_PUBLIC bool dp_pacer_pass(void *user, enum dp_copy_direction direction, size_t bytes);
 
 /* ---- a step as data -------------------------------------------------------------------------- */
 
@@ -324,6 +358,9 @@ struct dp_offload_config {
     bool check;           /* fill slots with NaNs when a shard is dropped, and compare what was loaded
                            * with what was sent: for tests, takes more than twice the copies */
     bool measure;         /* for dp_offload_times: two calls more in a stream for each copy */
+    /* NULL, or for all copies but urgent ones, as in struct dp_copy_engine_config: dp_pacer_pass. */
+    bool (*pace)(void *user, enum dp_copy_direction direction, size_t bytes);
+    void *pace_user;
     uint64_t seed;
     int64_t timeout_ns;   /* longest wait for the device; 0: 60 s */
     const struct dp_pinned_config *pinned;  /* NULL: near the device */

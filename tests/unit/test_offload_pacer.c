@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Copies give way to the network: a pacer reads the net plugin's counters out of files that this test
+ * writes as the plugin does, at times that it makes up.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "nccl-plugin/net/stat_page.h"
+#include "offload/pacer.h"
+#include "scratch.h"
+
+#include <dualpipe/offload.h>
+
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+enum { CHUNK = 1000000 };
+
+static char folder[SCRATCH_LEN];
+
+/* ---- a process that counts ------------------------------------------------------------------- */
+
+struct process {
+    char path[SCRATCH_LEN + 64];
+    int fd;
+    struct dpn_stat_page *page;
+};
+
+static void begin_process(struct process *p, long pid)
+{
+    snprintf(p->path, sizeof(p->path), "%s/%ld-abc" DPN_STAT_SUFFIX, folder, pid);
+    p->fd = open(p->path, O_RDWR | O_CREAT | O_EXCL, 0600);
+    assert_true(p->fd >= 0);
+    assert_int_equal(ftruncate(p->fd, sizeof(*p->page)), 0);
+    p->page = mmap(NULL, sizeof(*p->page), PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
+    assert_true(p->page != MAP_FAILED);
+    p->page->head = (struct dpn_stat_head){DPN_STAT_MAGIC, DPN_STAT_VERSION, sizeof(*p->page)};
+    p->page->device_count = 2;
+    strcpy(p->page->devices[0].name, "mlx5_1+mlx5_2");
+    strcpy(p->page->devices[1].name, "mlx5_10");
+    p->page->connection_count = 3;
+    for (uint32_t i = 0; i < 3; i++) {
+        p->page->connections[i].in_use = 1;
+        p->page->connections[i].device = i ? 1 : 0;
+        strcpy(p->page->connections[i].transport, i == 2 ? "shm" : "verbs");
+    }
+}
+
+static void end_process(struct process *p)
+{
+    munmap(p->page, sizeof(*p->page));
+    close(p->fd);
+    unlink(p->path);
+}
+
+static void move(struct process *p, int connection, uint64_t bytes)
+{
+    dpn_stat_add(&p->page->connections[connection].counters.counts[DPN_STAT_BYTES], bytes);
+}
+
+static struct dpo_pacer *new_pacer(const char *device, double switch_rate, double least)
+{
+    const struct dpo_pacer_config config = {.directory = folder,
+                                            .devices = &device,
+                                            .device_count = device != NULL,
+                                            .switch_bytes_per_s = switch_rate,
+                                            .least_bytes_per_s = least};
+    struct dpo_pacer *pacer;
+
+    assert_int_equal(dpo_pacer_new(&config, &pacer), 0);
+    return pacer;
+}
+
+/* Chunks that pass from one ms to the next, asked for every 10 us. */
+static int passed_in_ms(struct dpo_pacer *p, int64_t *now_ns)
+{
+    int count = 0;
+
+    for (int i = 0; i < 100; i++, *now_ns += 10 * DP_NS_PER_US)
+        count += dpo_pacer_pass_at(p, 0, CHUNK, *now_ns);
+    return count;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void a_network_at_rest_holds_nothing_up(void **state)
+{
+    (void)state;
+    struct process peer;
+    int64_t now_ns = DP_NS_PER_S;
+
+    begin_process(&peer, 1);
+    move(&peer, 0, 1 << 30); /* long ago */
+    struct dpo_pacer *p = new_pacer(NULL, 0, 0);
+    for (int ms = 0; ms < 5; ms++)
+        assert_int_equal(passed_in_ms(p, &now_ns), 100);
+    dpo_pacer_free(p);
+    end_process(&peer);
+}
+
+static void copies_have_what_a_busy_network_leaves(void **state)
+{
+    (void)state;
+    struct process peer;
+    int64_t now_ns = DP_NS_PER_S;
+    int count = 0;
+
+    begin_process(&peer, 1);
+    struct dpo_pacer *p = new_pacer(NULL, 20e9, 1e9);
+    assert_int_equal(passed_in_ms(p, &now_ns), 100);
+    for (int ms = 0; ms < 20; ms++) { /* 12 GB/s: 8 are left, 8 chunks of 1 MB a ms */
+        move(&peer, 0, 12000000);
+        count += passed_in_ms(p, &now_ns);
+    }
+    assert_in_range(count, 150, 161);
+    assert_true(dpo_pacer_pass_at(p, 1, CHUNK, now_ns - 10 * DP_NS_PER_US)); /* the other way */
+    count = 0;
+    for (int ms = 0; ms < 20; ms++) { /* 25 GB/s: 1 is left all the same */
+        move(&peer, 0, 25000000);
+        count += passed_in_ms(p, &now_ns);
+    }
+    assert_in_range(count, 19, 21);
+    passed_in_ms(p, &now_ns); /* what was counted last shows */
+    assert_int_equal(passed_in_ms(p, &now_ns), 100);
+    dpo_pacer_free(p);
+    end_process(&peer);
+}
+
+static void only_bytes_over_the_NICs_on_the_switch_count(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device;
+        int connection;
+        bool counts;
+    } cases[] = {
+        {"mlx5_1", 0, true}, {"mlx5_2", 0, true}, {"mlx5_0", 0, false}, {"mlx5_1", 1, false},
+        {"mlx5_10", 1, true}, {"no NIC", 0, false}, {NULL, 1, true},
+        {NULL, 2, false}, /* through the memory of this host */
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct process peer;
+        int64_t now_ns = DP_NS_PER_S;
+        begin_process(&peer, 1);
+        struct dpo_pacer *p = new_pacer(cases[i].device, 0, 1e9);
+        passed_in_ms(p, &now_ns);
+        move(&peer, cases[i].connection, 1 << 20);
+        assert_int_equal(passed_in_ms(p, &now_ns), cases[i].counts ? 1 : 100);
+        dpo_pacer_free(p);
+        end_process(&peer);
+    }
+}
+
+static void processes_come_and_go(void **state)
+{
+    (void)state;
+    struct process first, second;
+    int64_t now_ns = DP_NS_PER_S;
+
+    begin_process(&first, 1);
+    struct dpo_pacer *p = new_pacer(NULL, 0, 1e9);
+    passed_in_ms(p, &now_ns);
+    begin_process(&second, 2);
+    now_ns += 2 * DP_NS_PER_S; /* the directory is read again */
+    assert_int_equal(passed_in_ms(p, &now_ns), 100);
+    move(&second, 1, 1 << 20);
+    assert_int_equal(passed_in_ms(p, &now_ns), 1);
+    end_process(&first);
+    end_process(&second);
+    now_ns += 2 * DP_NS_PER_S;
+    passed_in_ms(p, &now_ns);
+    assert_int_equal(passed_in_ms(p, &now_ns), 100);
+    dpo_pacer_free(p);
+}
+
+static void other_files_are_passed_over(void **state)
+{
+    (void)state;
+    char path[SCRATCH_LEN + 64];
+    int64_t now_ns = DP_NS_PER_S;
+    struct process other_version;
+
+    snprintf(path, sizeof(path), "%s/7-x" DPN_STAT_SUFFIX, folder);
+    int fd = open(path, O_WRONLY | O_CREAT, 0600);
+    assert_int_equal(write(fd, "nothing", 7), 7);
+    close(fd);
+    begin_process(&other_version, 8);
+    other_version.page->head.version++;
+    struct dpo_pacer *p = new_pacer(NULL, 0, 1e9);
+    passed_in_ms(p, &now_ns);
+    move(&other_version, 0, 1 << 20);
+    assert_int_equal(passed_in_ms(p, &now_ns), 100);
+    dpo_pacer_free(p);
+    end_process(&other_version);
+    unlink(path);
+    p = NULL;
+    assert_int_equal(dpo_pacer_new(&(struct dpo_pacer_config){.directory = "/no/such"}, &p), 0);
+    assert_true(dpo_pacer_pass(p, 0, CHUNK));
+    dpo_pacer_free(p);
+}
+
+/* A process that closes any descriptor of a file loses its lock on it, by which others see that it
+ * lives. */
+static void the_plugin_of_the_same_process_keeps_its_lock(void **state)
+{
+    (void)state;
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    struct process own;
+    int64_t now_ns = DP_NS_PER_S;
+
+    begin_process(&own, (long)getpid());
+    assert_int_equal(fcntl(own.fd, F_SETLK, &all), 0);
+    struct dpo_pacer *p = new_pacer(NULL, 0, 1e9);
+    passed_in_ms(p, &now_ns);
+    move(&own, 0, 1 << 20);
+    assert_int_equal(passed_in_ms(p, &now_ns), 1);
+    dpo_pacer_free(p);
+    pid_t child = fork();
+    if (!child)
+        _exit(!dpn_stat_is_live(own.fd));
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    end_process(&own);
+}
+
+static void what_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    struct dpo_pacer *p;
+
+    assert_int_equal(dpo_pacer_new(&(struct dpo_pacer_config){.least_bytes_per_s = -1}, &p),
+                     DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "a rate of -1 bytes/s"));
+    assert_int_equal(dpo_pacer_new(&(struct dpo_pacer_config){.window_ns = -1}, &p), DP_EINVAL);
+}
+
+/* ---- a placement ----------------------------------------------------------------------------- */
+
+static const char placement[] =
+    "{\"dualpipe_placement\": 1, \"source\": \"s\", \"ranks\": 1, \"replicas\": 1, \"exact\": true,"
+    "\"before_ns\": 1, \"after_ns\": 1, \"nodes\": ["
+    "{\"id\": 1, \"kind\": \"numa\", \"label\": \"numa0\", \"host\": \"a\", \"os_index\": 0},"
+    "{\"id\": 3, \"kind\": \"gpu\", \"label\": \"gpu0\", \"host\": \"a\", \"pci\": \"0000:03:00.0\"},"
+    "{\"id\": 4, \"kind\": \"nic\", \"label\": \"nic0\", \"host\": \"a\", \"pci\": \"0000:04:00.0\","
+    " \"ports\": [{\"number\": 1, \"rdma\": \"mlx5_1\", \"net\": \"\"}]},"
+    "{\"id\": 5, \"kind\": \"nic\", \"label\": \"nic1\", \"host\": \"a\", \"pci\": \"0000:09:00.0\","
+    " \"ports\": [{\"number\": 1, \"rdma\": \"mlx5_10\", \"net\": \"\"}]}],"
+    "\"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 3, \"came_as\": 0, \"memory\": 1,"
+    " \"nics\": [4, 5], \"qps\": [1, 1], \"copy\": [3, 1]}], \"flows\": [], \"links\": []}";
+
+/* The GPU and the first NIC are behind one switch, the other one has a root port of its own. */
+static void make_sysfs(const char *root)
+{
+    static const char *const devices[][2] = {
+        {"0000:03:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0"},
+        {"0000:04:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0"},
+        {"0000:09:00.0", "pci0000:00/0000:00:02.0/0000:09:00.0"},
+    };
+    char command[1000];
+
+    for (int i = 0; i < 3; i++) {
+        snprintf(command, sizeof(command),
+                 "mkdir -p %s/sys/devices/%s %s/sys/bus/pci/devices && "
+                 "ln -s ../../../devices/%s %s/sys/bus/pci/devices/%s",
+                 root, devices[i][1], root, devices[i][1], root, devices[i][0]);
+        assert_int_equal(system(command), 0);
+    }
+}
+
+/* Whether copies go on while the network is at work, for ten windows. */
+static bool all_pass(const struct dp_pacer_config *config, struct process *peer, int connection)
+{
+    int64_t end_ns = dp_now_ns() + 10 * config->window_ns;
+    struct dp_pacer *pacer;
+    bool may = true;
+
+    assert_int_equal(dp_pacer_new(config, &pacer), 0);
+    while (may && dp_now_ns() < end_ns) {
+        move(peer, connection, 1 << 20);
+        may = dp_pacer_pass(pacer, DP_COPY_UP, CHUNK);
+    }
+    dp_pacer_free(pacer);
+    return may;
+}
+
+static void the_placement_tells_which_NICs_share_the_switch(void **state)
+{
+    (void)state;
+    char root[SCRATCH_LEN];
+    struct dp_assignment *s;
+    struct process peer;
+
+    assert_true(scratch_directory(root, "sysfs"));
+    make_sysfs(root);
+    assert_int_equal(dp_assignment_read(placement, strlen(placement), "test", &s), 0);
+    begin_process(&peer, 1);
+    struct dp_pacer_config config = {.directory = folder,
+                                     .assignment = s,
+                                     .root = root,
+                                     .least_bytes_per_s = 1,
+                                     .window_ns = DP_NS_PER_MS};
+    assert_false(all_pass(&config, &peer, 0));
+    assert_true(all_pass(&config, &peer, 1));
+    config.root = "/no/such";
+    assert_false(all_pass(&config, &peer, 1)); /* not known: they may */
+    config.worker = 1;
+    struct dp_pacer *pacer;
+    assert_int_equal(dp_pacer_new(&config, &pacer), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "worker 1 of test, expected 0 to 0"));
+    end_process(&peer);
+    dp_assignment_free(s);
+    scratch_remove(root);
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    return scratch_directory(folder, "pages") ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder); /* nothing may be left in it */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_network_at_rest_holds_nothing_up),
+        cmocka_unit_test(copies_have_what_a_busy_network_leaves),
+        cmocka_unit_test(only_bytes_over_the_NICs_on_the_switch_count),
+        cmocka_unit_test(processes_come_and_go),
+        cmocka_unit_test(other_files_are_passed_over),
+        cmocka_unit_test(the_plugin_of_the_same_process_keeps_its_lock),
+        cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(the_placement_tells_which_NICs_share_the_switch),
+    };
+
+    dp_log_set(NULL, NULL, DP_LOG_ERROR);
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
