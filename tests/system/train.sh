@@ -31,6 +31,14 @@ numbers_of()
         "$work/out"
 }
 
+# OpenBLAS, asked to, says which it has taken when it is loaded.
+computes_with_the_kernels_of_this_processor()
+{
+    (unset OPENBLAS_CORETYPE && OPENBLAS_VERBOSE=2 run train $small --steps 1) || return
+    grep -q '^flags.* avx2 .*' /proc/cpuinfo || return 0
+    ! sed -n 's/^Core: //p' "$work/err" | tail -n 1 | grep -E 'Prescott|Core2|Nehalem|Barcelona|Opteron'
+}
+
 prints_the_numbers_of_the_plain_loop()
 {
     numbers_of --schedule none --dropout 0.1 --clip 0.5 >"$work/expected" || return
@@ -319,6 +327,7 @@ it carries_out_a_list pytorch-csv gpipe -P 8
 it carries_out_a_list_with --checkpoint except_last --transport tcp
 it replicas_carry_out_a_list
 it refuses_a_list
+it computes_with_the_kernels_of_this_processor
 it reads_standard_input
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule gpipe
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule async

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/ops.h"
+#include "train/loops.h"
 
 #include <cblas.h>
 #include <string.h>
@@ -13,8 +13,7 @@
 
 void add(size_t count, const real *y, real *x)
 {
-    for (size_t i = 0; i < count; i++)
-        x[i] += y[i];
+    loops_best()->add(count, y, x);
 }
 
 /* Every row of y becomes b, or every row of y is added to b. */
@@ -68,67 +67,36 @@ void table_weight(int n, int in, int out, const real *x, const real *dy, real *d
 
 /* ---- layer normalisation -------------------------------------------------------------------- */
 
-static const real norm_epsilon = (real)1e-5;
-
-static void norm_row(int width, const real *x, const real *gain, const real *bias, real *y,
-                     real *xhat, real *rstd)
-{
-    real mean = 0, variance = 0;
-
-    for (int j = 0; j < width; j++)
-        mean += x[j];
-    mean /= (real)width;
-    for (int j = 0; j < width; j++)
-        variance += (x[j] - mean) * (x[j] - mean);
-    *rstd = 1 / sqrt(variance / (real)width + norm_epsilon);
-    for (int j = 0; j < width; j++) {
-        xhat[j] = (x[j] - mean) * *rstd;
-        y[j] = xhat[j] * gain[j] + bias[j];
-    }
-}
-
 void norm_forward(int n, int width, const real *x, const real *gain, const real *bias, real *y,
                   real *xhat, real *rstd)
 {
+    const struct loops *loops = loops_best();
+
     for (int i = 0; i < n; i++) {
         size_t row = (size_t)i * (size_t)width;
-        norm_row(width, x + row, gain, bias, y + row, xhat + row, rstd + i);
+        loops->norm_forward((size_t)width, x + row, gain, bias, y + row, xhat + row, rstd + i);
     }
-}
-
-/* With g = dy gain: dx = rstd (g - mean(g) - xhat mean(g xhat)). */
-static void norm_row_backward(int width, const real *dy, const real *gain, const real *xhat,
-                              real rstd, real *dx)
-{
-    real mean = 0, along = 0;
-
-    for (int j = 0; j < width; j++) {
-        mean += dy[j] * gain[j];
-        along += dy[j] * gain[j] * xhat[j];
-    }
-    mean /= (real)width;
-    along /= (real)width;
-    for (int j = 0; j < width; j++)
-        dx[j] += rstd * (dy[j] * gain[j] - mean - xhat[j] * along);
 }
 
 void norm_backward(int n, int width, const real *dy, const real *gain, const real *xhat,
                    const real *rstd, real *dx)
 {
+    const struct loops *loops = loops_best();
+
     for (int i = 0; i < n; i++) {
         size_t row = (size_t)i * (size_t)width;
-        norm_row_backward(width, dy + row, gain, xhat + row, rstd[i], dx + row);
+        loops->norm_backward((size_t)width, dy + row, gain, xhat + row, rstd[i], dx + row);
     }
 }
 
 void norm_weight(int n, int width, const real *dy, const real *xhat, real *dgain, real *dbias)
 {
+    const struct loops *loops = loops_best();
+
     for (int i = 0; i < n; i++) {
-        const real *d = dy + (size_t)i * (size_t)width, *h = xhat + (size_t)i * (size_t)width;
-        for (int j = 0; j < width; j++)
-            dgain[j] += d[j] * h[j];
+        size_t row = (size_t)i * (size_t)width;
+        loops->norm_weight((size_t)width, dy + row, xhat + row, dgain, dbias);
     }
-    rows_sum(n, width, dy, dbias);
 }
 
 /* ---- attention ----------------------------------------------------------------------------- */
@@ -153,18 +121,11 @@ static struct head head_at(const struct attention *a, int sequence, int head)
 }
 
 /* Softmax of the first `count` scores of a row of `len`; the rest, the future, gets nothing. */
-static void softmax_causal(int count, int len, real *row)
+static void softmax_causal(const struct loops *loops, int count, int len, real *row)
 {
-    real most = row[0], sum = 0;
+    real most;
 
-    for (int j = 1; j < count; j++)
-        most = row[j] > most ? row[j] : most;
-    for (int j = 0; j < count; j++) {
-        row[j] = exp(row[j] - most);
-        sum += row[j];
-    }
-    for (int j = 0; j < count; j++)
-        row[j] /= sum;
+    loops->scale((size_t)count, 1 / loops->exp_row((size_t)count, row, row, &most), row);
     memset(row + count, 0, (size_t)(len - count) * sizeof(real));
 }
 
@@ -177,7 +138,7 @@ static void head_forward(const struct attention *a, struct head at, const real *
     gemm(CblasRowMajor, CblasNoTrans, CblasTrans, t, t, d, scale, qkv + at.q, 3 * c, qkv + at.k,
          3 * c, 0, p + at.p, t);
     for (int i = 0; i < t; i++)
-        softmax_causal(i + 1, t, p + at.p + (size_t)i * (size_t)t);
+        softmax_causal(loops_best(), i + 1, t, p + at.p + (size_t)i * (size_t)t);
     gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, t, d, t, 1, p + at.p, t, qkv + at.v, 3 * c, 0,
          y + at.y, c);
 }
@@ -192,13 +153,8 @@ void attention_forward(const struct attention *a, const real *qkv, real *p, real
 /* From the gradient of the probabilities to that of the scores, row by row, in place. */
 static void softmax_backward(int t, const real *p, real *d)
 {
-    for (int i = 0; i < t; i++, p += t, d += t) {
-        real along = 0;
-        for (int j = 0; j <= i; j++)
-            along += p[j] * d[j];
-        for (int j = 0; j < t; j++)
-            d[j] = p[j] * (d[j] - along);
-    }
+    for (int i = 0; i < t; i++, p += t, d += t)
+        loops_best()->softmax_backward((size_t)t, p, d);
 }
 
 static void head_backward(const struct attention *a, struct head at, const real *qkv, const real *p,
@@ -228,24 +184,14 @@ void attention_backward(const struct attention *a, const real *qkv, const real *
 
 /* ---- GELU ---------------------------------------------------------------------------------- */
 
-/* The tanh form (Hendrycks and Gimpel, 2016): x (1 + tanh u) / 2, u = sqrt(2/pi) (x + 0.044715
- * x^3); (1 + tanh u) / 2 is the logistic function of 2u, so one exp gives value and slope. */
 void gelu_forward(size_t count, real *x, real *y)
 {
-    const real a = (real)0.7978845608028654, b = (real)0.044715;
-
-    for (size_t i = 0; i < count; i++) {
-        real z = x[i], square = z * z;
-        real gate = 1 / (1 + exp(-2 * a * z * (1 + b * square)));
-        y[i] = z * gate;
-        x[i] = gate + 2 * a * z * (1 + 3 * b * square) * gate * (1 - gate);
-    }
+    loops_best()->gelu_forward(count, x, y);
 }
 
 void gelu_backward(size_t count, const real *slope, real *d)
 {
-    for (size_t i = 0; i < count; i++)
-        d[i] *= slope[i];
+    loops_best()->multiply(count, slope, d);
 }
 
 /* ---- dropout ------------------------------------------------------------------------------- */
@@ -289,36 +235,28 @@ void embed_weight(int n, int context, int width, const uint8_t *tokens, const re
 
 /* ---- cross-entropy ------------------------------------------------------------------------- */
 
-/* log(sum(exp(row))), without overflow. */
-static real log_sum_exp(int classes, const real *row)
-{
-    real most = row[0], sum = 0;
-
-    for (int j = 1; j < classes; j++)
-        most = row[j] > most ? row[j] : most;
-    for (int j = 0; j < classes; j++)
-        sum += exp(row[j] - most);
-    return most + log(sum);
-}
-
 double entropy_forward(int n, int classes, const real *logits, const uint8_t *labels)
 {
+    real most, unused[UINT8_MAX + 1]; /* classes are those of a byte */
     double total = 0;
 
-    for (int i = 0; i < n; i++, logits += classes)
-        total += (double)(log_sum_exp(classes, logits) - logits[labels[i]]);
+    for (int i = 0; i < n; i++, logits += classes) {
+        const real sum = loops_best()->exp_row((size_t)classes, unused, logits, &most);
+        total += (double)(most + log(sum) - logits[labels[i]]);
+    }
     return total / n;
 }
 
 void entropy_backward(int n, int classes, const real *logits, const uint8_t *labels, double scale,
                       real *dlogits)
 {
+    const struct loops *loops = loops_best();
     const real each = (real)(scale / n);
+    real most;
 
     for (int i = 0; i < n; i++, logits += classes, dlogits += classes) {
-        real lse = log_sum_exp(classes, logits);
-        for (int j = 0; j < classes; j++)
-            dlogits[j] = exp(logits[j] - lse) * each;
+        const real sum = loops->exp_row((size_t)classes, dlogits, logits, &most);
+        loops->scale((size_t)classes, each / sum, dlogits);
         dlogits[labels[i]] -= each;
     }
 }

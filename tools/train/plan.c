@@ -7,6 +7,7 @@
 #include "command.h"
 #include "commands.h"
 #include "output.h"
+#include "train/blas_kernels.h"
 #include "train/engine.h"
 #include "train/plan_measure.h"
 #include "train/settings.h"
@@ -14,7 +15,6 @@
 
 #include <dualpipe/partition.h>
 
-#include <cblas.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -404,7 +404,6 @@ static int plan(struct plan_args *args, struct operands *files)
     struct planner p = {.args = args, .files = files};
     int status = EXIT_FAILED;
 
-    openblas_set_num_threads(1);
     p.times = calloc((size_t)args->s.layers + 2, sizeof(*p.times));
     p.choices = calloc(PLANS_MAX, sizeof(*p.choices));
     int err = p.times && p.choices ? try_all(&p) : DP_ENOMEM;
@@ -424,6 +423,7 @@ int run_plan(int argc, char **argv)
     struct operands files;
     int status;
 
+    blas_begin(argc, argv);
     for (int i = 0; settings_usage.groups[i].title; i++)
         groups[1 + i] = settings_usage.groups[i];
     usage.command = "dualpipe plan";

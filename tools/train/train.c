@@ -5,14 +5,13 @@
 #include "command.h"
 #include "commands.h"
 #include "launch.h"
+#include "train/blas_kernels.h"
 #include "train/data.h"
 #include "train/job.h"
 #include "train/memory.h"
 #include "train/report.h"
 #include "train/sample.h"
 #include "train/settings.h"
-
-#include <cblas.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,7 +147,7 @@ int run_train(int argc, char **argv)
     struct run run = {0};
     int status;
 
-    openblas_set_num_threads(1);
+    blas_begin(argc, argv);
     int err = dp_comm_config_from_env(&started);
     if (err && err != DP_ENOENT)
         return command_failed(err);
