@@ -246,11 +246,10 @@ static int build(const struct schedule_args *a, const struct operands *operands,
     if (spec.rank_map && a->rank_map.count != (size_t)spec.ranks)
         return command_misused("--rank-map: %zu ranks, expected %d, one for each rank",
                                a->rank_map.count, spec.ranks);
-    if ((err = schedule_fits(&spec)))
+    if (!a->outline && (err = schedule_fits(&spec)))
         return err;
-    if ((err = dp_schedule_new(&spec, out)))
-        return command_failed(err);
-    return 0;
+    err = a->outline ? dp_schedule_new_outline(&spec, out) : dp_schedule_new(&spec, out);
+    return err ? command_failed(err) : 0;
 }
 
 int schedule_load(const struct schedule_args *a, const struct operands *operands,

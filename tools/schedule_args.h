@@ -34,6 +34,7 @@ struct schedule_args {
     int64_t ranks, microbatches, virtual_stages; /* 0: not given */
     const char *recompute;
     bool forward_only, return_outputs, no_overlap, mirror_reduce;
+    bool outline; /* of a kind: no lists of operations are needed */
     struct numbers rank_map;
     struct skips skips;
     const char *file;

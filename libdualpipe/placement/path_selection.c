@@ -98,7 +98,7 @@ static int take_default(struct selection *x, struct dp_flow *f, struct dp_route 
     if (err)
         return err;
     *route = *usual;
-    err = dp_topology_path(t, from, to, &path);
+    err = dp_topo_path_by(t, x->s->routes->exits, from, to, &path);
     f->class_ = path.class_;
     for (int32_t i = 0; !err && i <= path.hops && path.class_ >= DP_TOPO_RAILED; i++) {
         const enum dp_topo_kind kind = t->nodes[path.nodes[i]].kind;

@@ -30,7 +30,8 @@ int dp_routes_init(struct dp_routes *r, const struct dp_topology *t)
     *r = (struct dp_routes){.t = t};
     r->entries = calloc(ENTRIES, sizeof(*r->entries)); /* pages that are never used cost nothing */
     r->memory = calloc((size_t)t->node_count, sizeof(*r->memory));
-    if (!r->entries || !r->memory) {
+    r->exits = dp_topo_exits_new(t);
+    if (!r->entries || !r->memory || !r->exits) {
         dp_routes_fini(r);
         return dp_fail(DP_ENOMEM, "no memory for routes through %d nodes", t->node_count);
     }
@@ -39,6 +40,7 @@ int dp_routes_init(struct dp_routes *r, const struct dp_topology *t)
 
 void dp_routes_fini(struct dp_routes *r)
 {
+    dp_topo_exits_free(r->exits);
     free(r->memory);
     free(r->entries);
 }
@@ -107,11 +109,12 @@ static int find_offload(struct dp_routes *r, int32_t gpu, struct dp_route *route
     return err || numa < 0 ? err : dp_route_offload(route, r->t, gpu, numa);
 }
 
-static int find_way(const struct dp_topology *t, int32_t from, int32_t to, struct dp_route *route)
+static int find_way(struct dp_routes *r, int32_t from, int32_t to, struct dp_route *route)
 {
+    const struct dp_topology *t = r->t;
     struct dp_topo_path path;
     char a[DP_TOPO_LABEL_LEN], b[DP_TOPO_LABEL_LEN];
-    int err = dp_topology_path(t, from, to, &path);
+    int err = dp_topo_path_by(t, r->exits, from, to, &path);
 
     if (!err && path.class_ == DP_TOPO_NONE)
         err = dp_fail(DP_EINVAL, "there is no route from %s to %s, which have something to send",
@@ -130,7 +133,7 @@ int dp_routes_get(struct dp_routes *r, int32_t from, int32_t to, const struct dp
         e->from = 0;
         e->route.count = 0;
         int err = from == to ? find_offload(r, from, &e->route)
-                             : find_way(r->t, from, to, &e->route);
+                             : find_way(r, from, to, &e->route);
         if (err)
             return err;
         e->from = from;

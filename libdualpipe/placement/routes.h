@@ -8,6 +8,8 @@
 #ifndef DP_PLACEMENT_ROUTES_H
 #define DP_PLACEMENT_ROUTES_H
 
+#include "topology/path.h"
+
 #include <dualpipe/placement.h>
 
 enum { DP_ROUTE_LINKS_MAX = 2 * DP_TOPO_HOPS_MAX };
@@ -17,15 +19,23 @@ struct dp_route {
     int32_t directions[DP_ROUTE_LINKS_MAX];
 };
 
+static inline void dp_route_copy(struct dp_route *to, const struct dp_route *from)
+{
+    to->count = from->count;
+    for (int32_t i = 0; i < from->count; i++)
+        to->directions[i] = from->directions[i];
+}
+
 /* Add the hops of a route. */
 void dp_route_add(struct dp_route *route, const struct dp_topology *t,
                   const struct dp_topo_path *path);
 /* Becomes the route from a GPU to a NUMA node's memory, and back. */
 int dp_route_offload(struct dp_route *route, const struct dp_topology *t, int32_t gpu, int32_t numa);
 
-/* the default routes between nodes, found once and kept as long as there is room. */
+/* The default routes between nodes, found once and kept as long as there is room. */
 struct dp_routes {
     const struct dp_topology *t;
+    struct dp_topo_exits *exits;
     struct dp_route_entry *entries;
     int32_t *memory; /* [node_count] of GPUs: the usual NUMA node, plus 1; 0: not looked for yet */
 };

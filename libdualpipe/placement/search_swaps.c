@@ -47,7 +47,7 @@ static int load_all(struct swaps *x, double scale_ns)
         int err = dp_routes_get(s->routes, x->gpus[edge->from], x->gpus[edge->to], &route);
         if (err)
             return err;
-        x->at[e] = *route;
+        dp_route_copy(&x->at[e], route);
         dp_loads_add(s->loads, route, edge->bytes);
     }
     return 0;
@@ -127,7 +127,7 @@ static int reload(struct swaps *x, int32_t w, int32_t but_of)
         int err = dp_routes_get(x->s->routes, x->gpus[edge->from], x->gpus[edge->to], &route);
         if (err)
             return err;
-        x->at[e] = *route;
+        dp_route_copy(&x->at[e], route);
         dp_loads_add(x->s->loads, route, edge->bytes);
     }
     return 0;

@@ -74,10 +74,16 @@ struct sent {
 
 static void count_messages(const struct dp_schedule *s, int rank, struct sent sent[DP_MAX_SLOTS])
 {
-    const struct dp_op *ops = dp_schedule_ops(s, rank);
+    const struct dp_op *ops = s->ops ? dp_schedule_ops(s, rank) : NULL;
+    const int32_t mb = s->mb_per_stream, back = !s->forward_only;
 
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         sent[i] = (struct sent){0};
+    for (int i = 0; !s->ops && i < dp_schedule_slot_count(s, rank); i++) {
+        const struct dp_slot *slot = dp_schedule_slot(s, rank, i);
+        sent[i] = (struct sent){mb * (slot->next >= 0), mb * back * (slot->prev >= 0),
+                                back * (slot->mirror >= 0)};
+    }
     for (size_t i = 0; i < dp_schedule_count(s, rank); i++) {
         sent[ops[i].slot].forwards += ops[i].kind == DP_OP_SEND_F;
         sent[ops[i].slot].backwards += ops[i].kind == DP_OP_SEND_B;
@@ -228,7 +234,7 @@ static int check_messages(const struct dp_traffic *t, const struct dp_placement_
 {
     const struct dp_schedule *s = spec->schedule;
 
-    if (t->flow_count || s->ranks == 1)
+    if (t->flow_count || s->ranks == 1 || !s->ops)
         return 0;
     for (size_t i = 0; i < s->first[s->ranks]; i++)
         if (s->ops[i].kind == DP_OP_SEND_F)

@@ -221,3 +221,10 @@ int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **ou
         *out = s;
     return err;
 }
+
+int dp_schedule_new_outline(const struct dp_schedule_spec *spec, struct dp_schedule **out)
+{
+    int err = dp_schedule_new_empty(spec, out);
+
+    return err ? dp_fail(err, "%s", dp_last_error()) : 0;
+}

@@ -3,6 +3,8 @@
  * path.c - the route between two nodes. On a host in two searches: how wide can it be, and which of the
  * routes as wide as that is the nearest. Between hosts over the best pair of NICs.
  */
+#include "topology/path.h"
+
 #include "base/fail.h"
 
 #include <dualpipe/topology.h>
@@ -59,6 +61,11 @@ static void search_fini(struct search *s)
     free(s->memory);
 }
 
+static double least_of(double a, double b)
+{
+    return a < b ? a : b;
+}
+
 static double width_of(const struct dp_topo_link *l)
 {
     return l->bytes_per_ns > 0 ? l->bytes_per_ns : INFINITY;
@@ -77,7 +84,7 @@ static bool forwards(const struct dp_topology *t, int32_t node)
 static double extend(double best, const struct dp_topo_link *l, double least)
 {
     if (least <= 0)
-        return fmin(best, width_of(l));
+        return least_of(best, width_of(l));
     return width_of(l) >= least ? best - l->latency_ns : -INFINITY;
 }
 
@@ -261,15 +268,23 @@ static bool path_over_nvlink(const struct dp_topology *t, struct dp_topo_path *p
 
 /* ---- between hosts -------------------------------------------------------------------------- */
 
+/* The route from a node to a NIC of its host, or from the NIC to it. */
+struct leg {
+    bool is_known;
+    int32_t hops, links[DP_TOPO_HOPS_MAX];
+};
+
 /* A route out of a host: a NIC's link to a rail, with the route to the NIC. */
 struct exit {
     int32_t nic, link, rail;
+    int32_t up; /* the rail's last link to a spine; -1: none */
     double width, nearness;
     int32_t turn; /* how far the NIC's turn is from the node's: see dp_topology_nics */
+    struct leg there, back;
 };
 
 struct exits {
-    struct exit *list;
+    struct exit *list; /* NULL: not looked for yet */
     int32_t count;
 };
 
@@ -290,6 +305,19 @@ static bool leads_to_rail(const struct dp_topology *t, int32_t link)
            (l->port < 0 || t->ports[l->port].up);
 }
 
+/* A rail's links to spines are its last ones, behind those to perhaps thousands of NICs. */
+static int32_t uplink(const struct dp_topology *t, int32_t rail, int32_t spine)
+{
+    for (int32_t k = t->first_around[rail + 1] - 1; k >= t->first_around[rail]; k--) {
+        const struct dp_topo_link *l = &t->links[t->around[k]];
+        if (l->a != rail)
+            break;
+        if (spine < 0 || l->b == spine)
+            return t->around[k];
+    }
+    return -1;
+}
+
 static void collect_exits(const struct search *wide, const struct search *near, int32_t from,
                           struct exits *out)
 {
@@ -305,7 +333,8 @@ static void collect_exits(const struct search *wide, const struct search *near, 
                 continue;
             out->list[out->count++] = (struct exit){
                 .nic = nic, .link = link, .rail = t->links[link].b,
-                .width = fmin(width, width_of(&t->links[link])),
+                .up = uplink(t, t->links[link].b, -1),
+                .width = least_of(width, width_of(&t->links[link])),
                 .nearness = near->best[nic - host],
                 .turn = (t->nodes[nic].index - t->nodes[from].index % nics + nics) % nics,
             };
@@ -335,8 +364,10 @@ static int find_exits(const struct dp_topology *t, int32_t from, struct exits *o
 fini_wide:
     search_fini(&wide);
 free_list:
-    if (err)
+    if (err) {
         free(out->list);
+        *out = (struct exits){0};
+    }
     return err;
 }
 
@@ -346,39 +377,32 @@ struct crossing {
     double width;
 };
 
-/* A rail's links to spines are its last ones, behind those to perhaps thousands of NICs. */
-static int32_t uplink(const struct dp_topology *t, int32_t rail, int32_t spine)
+static bool cross(const struct dp_topology *t, const struct exit *a, const struct exit *b,
+                  struct crossing *out)
 {
-    for (int32_t k = t->first_around[rail + 1] - 1; k >= t->first_around[rail]; k--) {
-        const struct dp_topo_link *l = &t->links[t->around[k]];
-        if (l->a != rail)
-            break;
-        if (spine < 0 || l->b == spine)
-            return t->around[k];
-    }
-    return -1;
-}
+    const int32_t up = a->up;
 
-static bool cross(const struct dp_topology *t, int32_t a, int32_t b, struct crossing *out)
-{
     *out = (struct crossing){-1, -1, INFINITY};
-    if (a == b)
+    if (a->rail == b->rail)
         return true;
-    int32_t up = uplink(t, a, -1), down = up < 0 ? -1 : uplink(t, b, t->links[up].b);
+    if (up < 0 || b->up < 0)
+        return false;
+    const int32_t spine = t->links[up].b;
+    const int32_t down = t->links[b->up].b == spine ? b->up : uplink(t, b->rail, spine);
     if (down < 0)
         return false;
-    *out = (struct crossing){up, down, fmin(width_of(&t->links[up]), width_of(&t->links[down]))};
+    *out = (struct crossing){up, down, least_of(width_of(&t->links[up]), width_of(&t->links[down]))};
     return true;
 }
 
 struct choice {
-    const struct exit *out, *in;
+    struct exit *out, *in;
     struct crossing crossing;
     double width, nearness;
     int32_t turn;
 };
 
-/* Wider; else on one rail; else nearer; else whose turn it is. */
+/* Wider; of equally wide ones on one rail; then nearer; then the one whose turn it is. */
 static bool is_better(const struct choice *a, const struct choice *b)
 {
     if (!b->out || a->width != b->width)
@@ -390,17 +414,16 @@ static bool is_better(const struct choice *a, const struct choice *b)
     return a->turn < b->turn;
 }
 
-static struct choice choose(const struct dp_topology *t, const struct exits *out,
-                            const struct exits *in)
+static struct choice choose(const struct dp_topology *t, struct exits *out, struct exits *in)
 {
     struct choice best = {0};
 
     for (int32_t i = 0; i < out->count; i++)
         for (int32_t k = 0; k < in->count; k++) {
             struct choice c = {.out = &out->list[i], .in = &in->list[k]};
-            if (!cross(t, c.out->rail, c.in->rail, &c.crossing))
+            if (!cross(t, c.out, c.in, &c.crossing))
                 continue;
-            c.width = fmin(fmin(c.out->width, c.in->width), c.crossing.width);
+            c.width = least_of(least_of(c.out->width, c.in->width), c.crossing.width);
             c.nearness = c.out->nearness + c.in->nearness;
             c.turn = c.out->turn + c.in->turn;
             if (is_better(&c, &best))
@@ -409,8 +432,8 @@ static struct choice choose(const struct dp_topology *t, const struct exits *out
     return best;
 }
 
-/* The route from `from` to the exit's NIC, or back from there to `to`. */
-static int walk_leg(const struct dp_topology *t, struct dp_topo_path *p, int32_t host, int32_t to,
+/* From the path's end to another node of the host. */
+static int walk_host(const struct dp_topology *t, struct dp_topo_path *p, int32_t host, int32_t to,
                     bool *found)
 {
     struct search s;
@@ -423,10 +446,38 @@ static int walk_leg(const struct dp_topology *t, struct dp_topo_path *p, int32_t
     return 0;
 }
 
+static bool add_leg(const struct dp_topology *t, const struct leg *leg, struct dp_topo_path *p)
+{
+    for (int32_t i = 0; i < leg->hops; i++)
+        if (!path_add(t, p, leg->links[i]))
+            return false;
+    return true;
+}
+
+/* The same, between a node and the NIC of one of its exits. */
+static int walk_leg(const struct dp_topology *t, struct leg *leg, struct dp_topo_path *p, int32_t to,
+                    bool *found)
+{
+    const int32_t first = p->hops;
+
+    if (leg->is_known) {
+        *found = add_leg(t, leg, p);
+        return 0;
+    }
+    int err = walk_host(t, p, t->nodes[to].host, to, found);
+    if (!err && *found) {
+        leg->is_known = true;
+        leg->hops = p->hops - first;
+        for (int32_t i = 0; i < leg->hops; i++)
+            leg->links[i] = p->links[first + i];
+    }
+    return err;
+}
+
 static int walk(const struct dp_topology *t, const struct choice *c, int32_t b,
                 struct dp_topo_path *p, bool *found)
 {
-    int err = walk_leg(t, p, t->nodes[p->nodes[0]].host, c->out->nic, found);
+    int err = walk_leg(t, &c->out->there, p, c->out->nic, found);
 
     if (err || !*found)
         return err;
@@ -434,26 +485,55 @@ static int walk(const struct dp_topology *t, const struct choice *c, int32_t b,
     if (*found && c->crossing.up >= 0)
         *found = path_add(t, p, c->crossing.up) && path_add(t, p, c->crossing.down);
     *found = *found && path_add(t, p, c->in->link);
-    return *found ? walk_leg(t, p, t->nodes[b].host, b, found) : 0;
+    return *found ? walk_leg(t, &c->in->back, p, b, found) : 0;
 }
 
-static int path_between_hosts(const struct dp_topology *t, struct dp_topo_path *p, int32_t b,
-                              bool *found)
+static int path_between(const struct dp_topology *t, struct exits *out, struct exits *in,
+                        struct dp_topo_path *p, int32_t b, bool *found)
 {
-    struct exits out, in;
-    int err = find_exits(t, p->nodes[0], &out);
+    int err = out->list ? 0 : find_exits(t, p->nodes[0], out);
 
+    if (!err && !in->list)
+        err = find_exits(t, b, in);
     if (err)
         return err;
-    if ((err = find_exits(t, b, &in)))
-        goto free_out;
-    struct choice best = choose(t, &out, &in);
-    if (best.out)
-        err = walk(t, &best, b, p, found);
+    const struct choice best = choose(t, out, in);
+    return best.out ? walk(t, &best, b, p, found) : 0;
+}
+
+struct dp_topo_exits {
+    const struct dp_topology *t;
+    struct exits of[]; /* [node_count] */
+};
+
+static int path_between_hosts(const struct dp_topology *t, struct dp_topo_exits *kept,
+                              struct dp_topo_path *p, int32_t b, bool *found)
+{
+    struct exits out = {0}, in = {0};
+
+    if (kept)
+        return path_between(t, &kept->of[p->nodes[0]], &kept->of[b], p, b, found);
+    int err = path_between(t, &out, &in, p, b, found);
     free(in.list);
-free_out:
     free(out.list);
     return err;
+}
+
+struct dp_topo_exits *dp_topo_exits_new(const struct dp_topology *t)
+{
+    struct dp_topo_exits *kept =
+        calloc(1, sizeof(*kept) + (size_t)t->node_count * sizeof(kept->of[0]));
+
+    if (kept)
+        kept->t = t;
+    return kept;
+}
+
+void dp_topo_exits_free(struct dp_topo_exits *kept)
+{
+    for (int32_t i = 0; kept && i < kept->t->node_count; i++)
+        free(kept->of[i].list);
+    free(kept);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */
@@ -469,7 +549,8 @@ static bool path_to_neighbour(const struct dp_topology *t, struct dp_topo_path *
     return false;
 }
 
-int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b, struct dp_topo_path *path)
+int dp_topo_path_by(const struct dp_topology *t, struct dp_topo_exits *kept, int32_t a, int32_t b,
+                    struct dp_topo_path *path)
 {
     struct dp_topo_path p;
     bool found = false;
@@ -486,8 +567,8 @@ int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b, struct d
     else if (t->nodes[a].host < 0 || t->nodes[b].host < 0)
         found = path_to_neighbour(t, &p, b);
     else if (!(found = path_over_nvlink(t, &p, b)))
-        err = t->nodes[a].host == t->nodes[b].host ? walk_leg(t, &p, t->nodes[b].host, b, &found)
-                                                   : path_between_hosts(t, &p, b, &found);
+        err = t->nodes[a].host == t->nodes[b].host ? walk_host(t, &p, t->nodes[b].host, b, &found)
+                                                   : path_between_hosts(t, kept, &p, b, &found);
     if (err)
         return err;
     if (found)
@@ -496,4 +577,9 @@ int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b, struct d
         path_begin(&p, a);
     *path = p;
     return 0;
+}
+
+int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b, struct dp_topo_path *path)
+{
+    return dp_topo_path_by(t, NULL, a, b, path);
 }

@@ -37,6 +37,13 @@ takes_the_schedule_of_a_file()
     run topo place --file "$work/own.json" --synthetic hgx-a100 && says "4 ranks, 8 micro-batches"
 }
 
+# As one pipeline its lists of operations would take 2.4 GB, which are not needed.
+places_thousands_of_workers()
+{
+    run topo place dualpipe -P 4096 --synthetic 'dgx-h100 host:512' --effort 100 &&
+        says 'DualPipe, 4096 ranks, 8192 micro-batches, 1 replica'
+}
+
 shows_as_many_lines_as_are_wanted()
 {
     run topo place 1f1b -P 8 --synthetic hgx-a100 --lines 3 && says "... and 5 more (--lines)"
@@ -101,6 +108,7 @@ refuses_what_cannot_be_placed()
 it writes_a_file_with_a_place_for_every_worker
 it brings_gpus_that_came_in_another_order_together
 it takes_the_schedule_of_a_file
+it places_thousands_of_workers
 it shows_as_many_lines_as_are_wanted
 it averages_a_mixing_graph_over_its_rounds
 it says_what_it_does_not_count

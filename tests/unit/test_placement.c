@@ -105,6 +105,47 @@ static void a_flow_carries_every_message_of_the_schedule(void **state)
     unmake(&f);
 }
 
+static bool flows_are_equal(const struct dp_placement *a, const struct dp_placement *b)
+{
+    bool equal = a->flow_count == b->flow_count;
+
+    for (int32_t i = 0; equal && i < a->flow_count; i++) {
+        const struct dp_flow *x = &a->flows[i], *y = &b->flows[i];
+        equal = x->kind == y->kind && x->from == y->from && x->to == y->to && x->bytes == y->bytes;
+    }
+    return equal;
+}
+
+static void an_outline_has_the_flows_of_the_whole_schedule(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2 * (DP_SCHEDULE_ASYNC + 1); k++) {
+        const enum dp_schedule_kind kind = (enum dp_schedule_kind)(k / 2);
+        struct dp_schedule_spec spec = {.kind = kind, .ranks = 4, .microbatches = 12,
+                                        .mirror_reduce = !(k % 2), .forward_only = k % 2};
+        struct dp_schedule *whole, *outline;
+        struct fixture f;
+        if (kind == DP_SCHEDULE_USER)
+            continue;
+        assert_int_equal(dp_schedule_new(&spec, &whole), 0);
+        assert_int_equal(dp_schedule_new_outline(&spec, &outline), 0);
+        assert_null(outline->ops);
+        f = make("dgx-h100", DP_SCHEDULE_1F1B, 4, 2);
+        dp_schedule_free(f.s);
+        f.s = whole;
+        f.spec.schedule = whole;
+        struct dp_placement *a = place(&f.spec);
+        f.spec.schedule = outline;
+        struct dp_placement *b = place(&f.spec);
+        if (!flows_are_equal(a, b))
+            fail_msg("%s, forward only: %d", dp_schedule_kind_name(kind), k % 2);
+        dp_placement_free(b);
+        dp_placement_free(a);
+        dp_schedule_free(outline);
+        unmake(&f);
+    }
+}
+
 static void only_the_pairs_that_are_named_mix(void **state)
 {
     (void)state;
@@ -509,6 +550,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_flow_carries_every_message_of_the_schedule),
+        cmocka_unit_test(an_outline_has_the_flows_of_the_whole_schedule),
         cmocka_unit_test(only_the_pairs_that_are_named_mix),
         cmocka_unit_test(a_share_of_the_parameters_may_take_one_route_only),
         cmocka_unit_test(a_long_search_reports_its_progress),

@@ -6,6 +6,7 @@
 #include "topology_case.h"
 
 #include "base/fail.h"
+#include "topology/path.h"
 
 #include <dualpipe/topology.h>
 
@@ -379,6 +380,34 @@ static void a_large_host_is_no_special_case(void **state)
     dp_topology_free(t);
 }
 
+/* Between all nodes of hosts of every kind, the second time out of what was kept. */
+static void routes_that_are_kept_are_the_same(void **state)
+{
+    (void)state;
+    static const char *const descriptions[] = {
+        "dgx-h100 host:2", "gb200-nvl72 host:2", "host:2 numa:2 root:1 switch:1 gpu:1 nic:2",
+        "host:2 numa:1 gpu:1"}; /* no NIC: no route */
+    struct dp_topo_path plain, kept;
+
+    for (size_t d = 0; d < sizeof(descriptions) / sizeof(descriptions[0]); d++) {
+        struct dp_topology *t = topology_made(descriptions[d]);
+        struct dp_topo_exits *exits = dp_topo_exits_new(t);
+        assert_non_null(exits);
+        for (int32_t i = 0; i < t->node_count * t->node_count; i++) {
+            const int32_t a = i / t->node_count, b = i % t->node_count;
+            assert_int_equal(dp_topology_path(t, a, b, &plain), 0);
+            for (int again = 0; again < 2; again++)
+                assert_int_equal(dp_topo_path_by(t, exits, a, b, &kept), 0);
+            assert_int_equal(plain.class_, kept.class_);
+            assert_int_equal(plain.hops, kept.hops);
+            assert_memory_equal(plain.links, kept.links, (size_t)plain.hops * sizeof(int32_t));
+            assert_true(plain.latency_ns == kept.latency_ns);
+        }
+        dp_topo_exits_free(exits);
+        dp_topology_free(t);
+    }
+}
+
 static void what_is_no_node_has_no_route(void **state)
 {
     (void)state;
@@ -503,6 +532,7 @@ int main(void)
         cmocka_unit_test(without_a_rail_in_common_the_spine_joins),
         cmocka_unit_test(a_port_that_is_down_leads_nowhere),
         cmocka_unit_test(a_large_host_is_no_special_case),
+        cmocka_unit_test(routes_that_are_kept_are_the_same),
         cmocka_unit_test(what_is_no_node_has_no_route),
         cmocka_unit_test(a_gpu_gets_the_nearest_nics_first),
         cmocka_unit_test(nics_that_are_down_are_left_out),

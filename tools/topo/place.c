@@ -302,7 +302,7 @@ static int place(const void *values, const struct operands *operands, const stru
 
     if (a.traffic)
         return operands->count ? misuse_kind() : place_measured(&a, t, to);
-    a.schedule.mirror_reduce = a.parameter_bytes > 0 && !a.schedule.forward_only;
+    a.schedule.outline = true;
     if (schedule_load(&a.schedule, operands, &s))
         return DP_EINVAL;
     int err = place_ranks(&a, s, NULL, t, to);

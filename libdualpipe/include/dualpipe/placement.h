@@ -65,7 +65,8 @@ DP_PUBLIC void dp_traffic_free(struct dp_traffic_matrix *m); /* m may be NULL */
  * unless they say otherwise, and may be 0; negative ones and those that are no number are refused. */
 struct dp_placement_spec {
     const struct dp_topology *topology;
-    const struct dp_schedule *schedule; /* P ranks, with messages; NULL with `measured` */
+    const struct dp_schedule *schedule; /* P ranks, with messages, or an outline, whose mirrors are
+                                         * then summed once a step; NULL with `measured` */
     const struct dp_traffic_matrix *measured; /* P ranks, one replica; of the bytes below only
                                                * offload_bytes counts. NULL with `schedule` */
     int replicas;                  /* D; 0: 1 */

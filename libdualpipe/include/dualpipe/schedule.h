@@ -215,6 +215,11 @@ struct dp_schedule_spec {
 DP_PUBLIC int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **out);
 DP_PUBLIC void dp_schedule_free(struct dp_schedule *s);
 
+/* The same without ops (s->ops NULL): ranks, slots and micro-batches, which say how many messages there
+ * are and between which ranks, as dp_placement_new wants to know. Takes no memory for them, whatever M
+ * is. For nothing that reads ops. */
+DP_PUBLIC int dp_schedule_new_outline(const struct dp_schedule_spec *spec, struct dp_schedule **out);
+
 /* Build the list of one pipeline rank only, into ops[capacity]; *count is its length, also
  * with DP_ENOMEM, when it does not fit. Equal to dp_schedule_new's list of that rank. */
 DP_PUBLIC int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank,
