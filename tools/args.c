@@ -445,7 +445,7 @@ static void add_files_of_arg(struct file_list *list, const struct arg *a, const 
 {
     const void *member = (const char *)values + a->offset;
 
-    if (!a->value || strncmp(a->value, "FILE", 4))
+    if (!a->value || (strncmp(a->value, "FILE", 4) && !a->or_file))
         return;
     snprintf(option, 32, "--%s", a->name);
     if (a->type == ARG_STRING)

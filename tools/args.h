@@ -56,6 +56,7 @@ struct arg {
     const char *fallback; /* the default as text; NULL: false, 0, NULL, empty */
     double min, max;      /* of a number; both 0: any that is not negative */
     bool written;         /* a file that the command writes; other FILEs it reads */
+    bool or_file;         /* its value may be a file that is read, though it is not called FILE */
     const char *const *choices; /* NULL-terminated */
     const char *old_name; /* that is still understood, with a warning; NULL: none */
     char old_letter;      /* the same; 0: none */

@@ -81,6 +81,8 @@ never_writes_over_its_input()
         # shellcheck disable=SC2086 # words
         refuses 2 'is also an input, --file' mix $command --file "$work/graph" -o "$work/graph" || return
     done
+    refuses 2 'is also an input, --mixing' topo place 1f1b -P 1 -D 2 --synthetic gpu:2 \
+        --mixing "$work/graph" -o "$work/graph" || return
     [ "$(cat "$work/graph")" = '0 1' ] || return
     refuses 2 'is also what --traffic writes' run --traffic "$work/r" --report "$work/r" -- true
 }

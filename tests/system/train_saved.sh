@@ -195,6 +195,8 @@ wrong_input_is_named()
     refuses_to_go_on 2 '--resume empty: no checkpoint there; expected index.json' --resume empty || return
     refuses_to_go_on 2 "expected a checkpoint of 'dualpipe train'; this file is another" --resume other || return
     refuses_to_go_on 2 "text'" --resume text || return
+    refuses_to_go_on 2 '--trace good/step-000006/x: is in the folder of the checkpoint' --resume good \
+        --trace good/step-000006/x || return
     refuses_to_go_on 2 '--width 16: expected 8, as the model in good/step-000006/index.json has it' \
         --resume good --width 16 || return
     refuses_to_go_on 2 '--tie-embeddings: expected none, as the model in good/' --resume good \

@@ -373,7 +373,7 @@ static const struct arg traffic_rows[] = {
      ARG_BYTES, AT(offload_bytes), .fallback = "0"},
     {"mixing", 0, "WHICH",
      "replicas that mix: 0-2,1-3, none, all-reduce, a mixing graph or its file (default: a ring)",
-     ARG_STRING, AT(mixing)},
+     ARG_STRING, AT(mixing), .or_file = true},
     {"traffic-class", 0, "KIND=N,...", "of RDMA, for flows of a kind between hosts: activation=104",
      ARG_PARSE, AT(traffic_class), .parse = parse_classes},
 };

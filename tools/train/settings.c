@@ -100,7 +100,7 @@ static const struct arg replica_args[] = {
      "all-reduce: sum their gradients; reduce-scatter: the same, each with a share of the "
      "optimizer's "
      "state; or average their weights by a graph of 'dualpipe mix', or by that of a file",
-     ARG_STRING, AT(mix), .fallback = "all-reduce"},
+     ARG_STRING, AT(mix), .fallback = "all-reduce", .or_file = true},
     {"survive", 0, NULL,
      "go on without replicas that are killed; with a graph and --schedule none", ARG_FLAG,
      AT(survive)},

@@ -8,6 +8,7 @@
 #include "command.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,12 +221,37 @@ static bool parse_again(struct settings *s, int argc, char **argv, struct operan
     return good;
 }
 
+/* Of the checkpoint's files some are read only after an output has been opened. */
+static bool is_beside(const char *output, const char *index)
+{
+    char copy[2][CHECKPOINT_PATH];
+    struct stat there[2];
+
+    if (!output)
+        return false;
+    snprintf(copy[0], sizeof(copy[0]), "%s", output);
+    snprintf(copy[1], sizeof(copy[1]), "%s", index);
+    return !stat(dirname(copy[0]), &there[0]) && !stat(dirname(copy[1]), &there[1]) &&
+           there[0].st_dev == there[1].st_dev && there[0].st_ino == there[1].st_ino;
+}
+
+static bool spares_checkpoint(const struct settings *s)
+{
+    const bool trace = is_beside(s->trace, s->from.path);
+
+    if (!trace && !is_beside(s->timeline, s->from.path))
+        return true;
+    command_misused("--%s %s: is in the folder of the checkpoint that --resume reads; expected "
+                    "another one", trace ? "trace" : "timeline", trace ? s->trace : s->timeline);
+    return false;
+}
+
 bool settings_resume(struct settings *s, int argc, char **argv, struct operands *files, int *status)
 {
     if (!s->resume)
         return true;
     *status = resume_read(s->resume, &s->from);
-    if (*status || !parse_again(s, argc, argv, files, status))
+    if (*status || !parse_again(s, argc, argv, files, status) || !spares_checkpoint(s))
         return false;
     if (s->prompt || (uint64_t)s->steps > s->from.step)
         return true;
