@@ -14,6 +14,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include <dualpipe/placement.h>
 
 #include <stdlib.h>
@@ -75,6 +76,16 @@ static struct line *add_line(struct lines *all)
     return l;
 }
 
+/* The text of a line is JSON's line 1, whichever it is of the file. */
+static int parse_line(const char *text, size_t bytes, const char *name, int number, json_t **root)
+{
+    json_error_t error;
+
+    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    return *root ? 0 : dp_fail(DP_EINVAL, "%s:%d: column %d: %s; expected JSON", name, number,
+                               error.column, error.text);
+}
+
 static int read_lines(const char *text, size_t len, const char *name, struct lines *all)
 {
     const char *end = text + len;
@@ -85,7 +96,7 @@ static int read_lines(const char *text, size_t len, const char *name, struct lin
         const size_t bytes = (size_t)((newline ? newline : end) - text);
         if (bytes) {
             struct line *l = add_line(all);
-            err = l ? dp_json_load(text, bytes, &l->root)
+            err = l ? parse_line(text, bytes, name, number, &l->root)
                     : dp_fail(DP_ENOMEM, "%s: no memory for line %d", name, number);
             if (!err)
                 err = read_line(l, name, number);
@@ -283,8 +294,10 @@ int dp_traffic_read(const char *text, size_t len, const char *name, struct dp_tr
 {
     struct dp_traffic_matrix *m = calloc(1, sizeof(*m));
     struct lines all = {0};
-    int err = m ? read_lines(text, len, name, &all) : dp_fail(DP_ENOMEM, "%s: no memory", name);
+    int err = m ? dp_utf8_begin(&text, &len, name) : dp_fail(DP_ENOMEM, "%s: no memory", name);
 
+    if (!err)
+        err = read_lines(text, len, name, &all);
     if (!err)
         err = add_up(&all, m);
     for (int i = 0; i < all.count; i++)

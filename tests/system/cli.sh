@@ -165,6 +165,17 @@ knows_the_names_of_tests()
     grep -q "no test named 'test_bse'" "$work/err"
 }
 
+# Before it looks at anything else.
+refuses_to_build_no_shared_objects()
+{
+    mkdir -p "$work/static"
+    status=0
+    (cd "$work/static" && sh "$DP_TOP_SRCDIR/configure" -q --disable-shared) >"$work/out" 2>"$work/err" ||
+        status=$?
+    [ "$status" = 1 ] || wrong "exits with $status" || return
+    grep -q 'the plugins for NCCL are shared objects: configure without --disable-shared' "$work/err"
+}
+
 honours_the_width_that_is_asked_for()
 {
     COLUMNS=60 run schedule show dualpipe -P 4 -M 8 || return
@@ -294,6 +305,7 @@ it says_without_being_asked_which_option_is_wrong
 it measures_copies
 it helps_with_the_scripts
 it knows_the_names_of_tests
+it refuses_to_build_no_shared_objects
 it honours_the_width_that_is_asked_for
 all_commands >"$work/commands"
 it has_a_manual_of_every_command

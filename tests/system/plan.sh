@@ -82,7 +82,10 @@ refuses_to_plan()
 refuses_what_is_no_json()
 {
     echo '{' >bad.json
-    refuses 2 'expected a JSON file' train --data text --plan bad.json
+    refuses 2 'expected a JSON file' train --data text --plan bad.json || return
+    printf '\n\351' >bad.json
+    refuses 2 "--plan bad.json: line 2, column 0: unable to decode byte 0xe9; expected a JSON file" \
+        train --data text --plan bad.json
 }
 
 refuses_blocks()

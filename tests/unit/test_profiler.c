@@ -234,7 +234,8 @@ static void a_wrong_line_is_named(void **state)
         {LINE("a", "2", "0", "1", "") LINE("a", "2", "2", "1", ""), "made:2.rank: 2"},
         {LINE("a", "2", "0", "1", ", \"sent\": [[2, 1]]"),
          "expected [peer, bytes], a peer below 2"},
-        {"{\"dualpipe_traffic\": 1", "line 1"},
+        {LINE("a", "2", "0", "1", "") "{\"dualpipe_traffic\": 1", "made:2: column 22: "},
+        {LINE("a", "2", "0", "1", "") "caf\351", "made: line 2, column 4: byte 0xe9"},
     };
     struct dp_traffic_matrix *m;
 

@@ -145,10 +145,10 @@ static int read_root(const char *path, json_t **root)
     if (json_is_object(*root))
         return 0;
     if (*root)
-        snprintf(error.text, sizeof(error.text), "no object");
+        error = (json_error_t){.line = 1, .column = 1, .text = "no object"};
     json_decref(*root);
-    return command_misused("--plan %s: %.100s; expected a JSON file of 'dualpipe plan'", path,
-                           error.text);
+    return command_misused("--plan %s: line %d, column %d: %.100s; expected a JSON file of "
+                           "'dualpipe plan'", path, error.line, error.column, error.text);
 }
 
 int plan_file_read(const char *path, int argc, char **argv, struct plan_file **out)
