@@ -14,15 +14,21 @@ command -v nm >/dev/null || {
 # "definer symbol" and "user symbol" of the objects of a folder, by file name without what libtool adds.
 symbols_of()
 {
-    find "$1" -maxdepth 2 -name '*.o' ! -name '*_test*' | while read -r object; do
-        file=${object##*/}
-        file=${file%.o}
-        file=${file##*-}
-        [ -f "$DP_TOP_SRCDIR/$1/$file.c" ] || continue
-        nm "$object" 2>/dev/null | awk -v file="$file" '
-            $1 == "U" { print "use", file, $2 }
-            NF == 3 && $2 ~ /[TDRBCV]/ { print "def", file, $3 }'
-    done
+    sources=$(cd "$DP_TOP_SRCDIR/$1" && printf ' %s' *.c)
+    find "$1" -maxdepth 2 -name '*.o' ! -name '*_test*' -exec nm -A {} + 2>/dev/null |
+        awk -v sources="$sources " '
+        {
+            file = $1
+            sub(/:[0-9a-f]*$/, "", file)
+            sub(/.*[\/-]/, "", file)
+            sub(/\.o$/, "", file)
+            if (!index(sources, " " file ".c "))
+                next
+            if ($2 == "U")
+                print "use", file, $3
+            else if (NF == 3 && $2 ~ /[TDRBCV]/)
+                print "def", file, $3
+        }'
 }
 
 # Files that reach themselves, with what they reach in one step: "a -> b (symbol)".

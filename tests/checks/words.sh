@@ -30,9 +30,8 @@ text=$(files '(\.(c|h|sh|awk|py|inc|am|ac|m4|md|map|pc\.in|[1-9]|bash)|/run)$')
 # shellcheck disable=SC2046,SC2086 # words
 {
     case_is 'without the line SPDX-License-Identifier: Apache-2.0' \
-        "$(for f in $code; do
-            head -n 3 "$f" | grep -q 'SPDX-License-Identifier: Apache-2\.0' || echo "$f"
-        done)"
+        "$(awk 'FNR <= 3 && /SPDX-License-Identifier: Apache-2\.0/ { has[FILENAME] = 1 }
+            END { for (i = 1; i < ARGC; i++) if (!(ARGV[i] in has)) print ARGV[i] }' $code)"
     case_is 'unfinished' "$(found '\<(TO''DO|FIX''ME|XX''X|HA''CK|W''IP)\>' $text)"
     case_is 'paths of one machine' \
         "$(found '(^|[^[:alnum:]_}./-])/(home|work|root|tmp)(/|[^[:alnum:]_-]|$)' $text)"
@@ -43,6 +42,7 @@ text=$(files '(\.(c|h|sh|awk|py|inc|am|ac|m4|md|map|pc\.in|[1-9]|bash)|/run)$')
         "$(awk -v longest=$longest '
             FILENAME !~ /^tests/ && length($0) > longest { print FILENAME ":" FNR }' $code)"
     case_is 'no newline at the end' \
-        "$(for f in $text; do [ -z "$(tail -c 1 "$f")" ] || echo "$f"; done)"
+        "$([ "$(tail -q -c 1 $text | tr -cd '\n' | wc -c)" = "$(echo "$text" | wc -l)" ] ||
+            for f in $text; do [ -z "$(tail -c 1 "$f")" ] || echo "$f"; done)"
 }
 cases_end
