@@ -88,8 +88,8 @@ echo "Building in $build/ ..."
 # shellcheck disable=SC2086 # words
 sh tools/build.sh $build $options
 
-make="make -C $build -s --no-print-directory -j $(nproc)"
-$make check TESTS= </dev/null >$build/build.log 2>&1 || {
+make="make -C $build -s --no-print-directory"
+$make -j "$(nproc)" check TESTS= </dev/null >$build/build.log 2>&1 || {
     tail -n 25 $build/build.log >&2
     die "the tests do not build; the whole output is in $build/build.log"
 }
@@ -101,10 +101,11 @@ for test in $tests; do
     chosen="$chosen $name"
 done
 
-# Progress goes by, a line a program; the rest of what make says is in the totals.
+# Progress goes by, a line a program; the rest of what make says is in the totals. One test more than
+# there are cores, as some of them wait for deadlines most of the time.
 check()
 {
-    $make -k check "$@" </dev/null 2>&1 |
+    $make -k -j $(($(nproc) + 1)) check "$@" </dev/null 2>&1 |
         grep -E --line-buffered '^(PASS|FAIL|SKIP|XPASS|XFAIL|ERROR): ' || true
 }
 
