@@ -85,14 +85,43 @@ static bool is_sound(const struct dp_schedule *s, int rank, const struct dp_op *
     return !dp_op_is_message((enum dp_op_kind)op->kind) || has_partner(s, rank, *op);
 }
 
+/* The kinds of ops that are sound in each slot of the rank, without an argument: a bit each. */
+static void find_sound_kinds(const struct dp_schedule *s, int rank, uint32_t kinds[DP_MAX_SLOTS])
+{
+    memset(kinds, 0, DP_MAX_SLOTS * sizeof(*kinds));
+    for (int slot = 0; slot < dp_schedule_slot_count(s, rank) && slot < DP_MAX_SLOTS; slot++)
+        for (uint32_t kind = 0; kind < DP_OP_KINDS; kind++) {
+            const struct dp_op op = {.kind = kind, .slot = (uint32_t)slot};
+            kinds[slot] |= (uint32_t)is_sound(s, rank, &op, true) << kind;
+        }
+}
+
+/* The first op of which that does not tell, or count. */
+static size_t skip_sound_ops(const struct dp_op *ops, size_t index, size_t count,
+                             const uint32_t kinds[DP_MAX_SLOTS])
+{
+    const struct dp_op *op = &ops[index], *end = &ops[count];
+
+    for (; op < end; op++) {
+        if (op->overlap && (op->kind != DP_OP_F || op + 1 == end || op[1].kind != DP_OP_B))
+            break;
+        if (op->argument || op->slot >= DP_MAX_SLOTS || op->kind >= DP_OP_KINDS ||
+            !(kinds[op->slot] >> op->kind & 1))
+            break;
+    }
+    return (size_t)(op - ops);
+}
+
 int dp_check_sound(const struct dp_schedule *s)
 {
+    uint32_t kinds[DP_MAX_SLOTS];
     char text[DP_OP_TEXT_LEN];
 
     for (int rank = 0; rank < s->ranks; rank++) {
         const struct dp_op *ops = dp_schedule_ops(s, rank);
         size_t count = dp_schedule_count(s, rank);
-        for (size_t i = 0; i < count; i++)
+        find_sound_kinds(s, rank, kinds);
+        for (size_t i = 0; (i = skip_sound_ops(ops, i, count, kinds)) < count; i++)
             if (!is_sound(s, rank, &ops[i], i + 1 == count))
                 return dp_fail(DP_EINVAL, "simulate: rank %d, op %zu (%s) makes no sense; expected "
                                "a schedule that passes the checker", rank, i,
@@ -102,15 +131,6 @@ int dp_check_sound(const struct dp_schedule *s)
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
-
-static void note_optional_kinds(struct dp_checker *c)
-{
-    for (size_t i = 0; i < c->s->first[c->s->ranks]; i++) {
-        c->has_frees |= c->s->ops[i].kind == DP_OP_FREE;
-        c->has_reduces |= c->s->ops[i].kind == DP_OP_REDUCE ||
-                          c->s->ops[i].kind == DP_OP_REDUCE_WAIT;
-    }
-}
 
 static void set_limits(struct dp_checker *c, const struct dp_check_limits *limits, int rank)
 {
@@ -146,7 +166,7 @@ static int check(struct dp_checker *c, const struct dp_check_limits *limits)
 
     if (err)
         return err;
-    note_optional_kinds(c);
+    c->has_frees = dp_schedule_has(c->s, DP_OP_FREE);
     c->mbs = (size_t)c->s->mb_per_stream;
     c->marks = malloc((size_t)c->s->max_slots * c->mbs * sizeof(*c->marks) + 1);
     c->skip_marks = malloc((size_t)c->s->streams * (size_t)c->s->skip_count * c->mbs + 1);

@@ -12,7 +12,10 @@
 struct dp_checker {
     const struct dp_schedule *s;
     struct dp_finding *finding;
-    bool has_frees, has_reduces; /* all or none: a schedule that uses them does so throughout */
+    bool has_frees;       /* all or none: a schedule that uses them does so throughout */
+    bool has_reduces;     /* so far; the same of slots that have a mirror */
+    bool lacks_reduce;    /* so far: the first such slot is */
+    int lacking_rank, lacking_slot;
     int max_activations, max_weight_queue; /* of the rank being checked; -1: no bound */
     size_t mbs;      /* per stream */
     uint32_t *marks; /* [max_slots * mbs], of one rank in turn */

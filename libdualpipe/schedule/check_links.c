@@ -64,9 +64,9 @@ static int report_mismatch(struct meeting *m, int rank, size_t index, int peer, 
 }
 
 /* Launch one message: meet the peer's, or wait for it. */
-static int launch(struct meeting *m, int rank, size_t index, struct dp_op op)
+static int launch(struct meeting *m, int rank, size_t index, struct dp_op op,
+                  const struct dp_port *port)
 {
-    const struct dp_port *port = port_of(m, rank, op);
     struct wire *wire = &m->wires[port->link];
     bool sends = is_send(op);
     uint32_t tag = port->tag + op.mb;
@@ -96,16 +96,27 @@ static int launch_batch(struct meeting *m, int rank)
         struct dp_op op = ops[runner->batch];
         if (!dp_op_is_message((enum dp_op_kind)op.kind))
             continue;
-        err = launch(m, rank, runner->batch, op);
+        err = launch(m, rank, runner->batch, op, port_of(m, rank, op));
         runner->posted--;
     }
     return err;
 }
 
-static void post(struct runner *runner)
+/* Post the messages up to the next op that may have to wait: a COMMIT, a REDUCE, the end. */
+static void post(struct runner *runner, const struct dp_op *ops, size_t count)
 {
-    if (!runner->posted++)
-        runner->batch = runner->next;
+    size_t next = runner->next;
+
+    for (; next < count; next++) {
+        const enum dp_op_kind kind = (enum dp_op_kind)ops[next].kind;
+        if (dp_op_is_message(kind)) {
+            if (!runner->posted++)
+                runner->batch = next;
+        } else if (kind == DP_OP_COMMIT || kind == DP_OP_REDUCE) {
+            break;
+        }
+    }
+    runner->next = next;
 }
 
 /* ---- reduces ------------------------------------------------------------------------------- */
@@ -151,16 +162,13 @@ static int run(struct meeting *m, int rank)
     struct runner *runner = &m->runners[rank];
     int err = 0;
 
-    while (runner->next < count && !err) {
+    for (post(runner, ops, count); runner->next < count; post(runner, ops, count)) {
         struct dp_op op = ops[runner->next];
         bool met = true;
 
-        if (dp_op_is_message((enum dp_op_kind)op.kind))
-            post(runner);
-        else if (op.kind == DP_OP_COMMIT)
+        if (op.kind == DP_OP_COMMIT)
             err = launch_batch(m, rank);
-        else if (op.kind == DP_OP_REDUCE &&
-                 dp_slot_has_remote_mirror(dp_schedule_slot(m->s, rank, (int)op.slot), rank))
+        else if (dp_slot_has_remote_mirror(dp_schedule_slot(m->s, rank, (int)op.slot), rank))
             err = meet_mirror(m, rank, runner->next, op, &met);
         if (err || !met)
             break;

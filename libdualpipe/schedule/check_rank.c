@@ -70,16 +70,23 @@ static int check_fields(struct dp_checker *c, int rank, size_t index, struct dp_
 }
 
 /* An overlapped pair is an F and, right behind it, the B of something else. */
+static inline bool is_pair(const struct dp_op *op, size_t left)
+{
+    return op->kind == DP_OP_F && left > 1 && op[1].kind == DP_OP_B &&
+           (op[1].slot != op->slot || op[1].mb != op->mb);
+}
+
 static int check_pair(struct dp_checker *c, int rank, size_t index, const struct dp_op *op)
 {
-    if (op->kind != DP_OP_F || index + 1 == dp_schedule_count(c->s, rank) ||
-        op[1].kind != DP_OP_B)
-        return dp_check_found(c, DP_RULE_SHAPE, rank, index,
-                              "marked as overlapped, expected an F before a B");
-    if (op[1].slot == op->slot && op[1].mb == op->mb)
+    const size_t left = dp_schedule_count(c->s, rank) - index;
+
+    if (is_pair(op, left))
+        return 0;
+    if (op->kind == DP_OP_F && left > 1 && op[1].kind == DP_OP_B)
         return dp_check_found(c, DP_RULE_DEPENDENCY, rank, index + 1,
                               "overlaps the F that it needs");
-    return 0;
+    return dp_check_found(c, DP_RULE_SHAPE, rank, index,
+                          "marked as overlapped, expected an F before a B");
 }
 
 /* Slots of which there was a REDUCE, and a REDUCE_WAIT: a bit each. */
@@ -123,6 +130,29 @@ static int check_op(struct dp_checker *c, int rank, size_t index, const struct d
     return 0;
 }
 
+/* What check_op does, for the many ops that have nothing wrong or special: mark them. The first
+ * other op, or count. */
+static size_t mark_plain_ops(const struct dp_checker *c, const struct dp_op *ops, size_t index,
+                             size_t count, const uint32_t *possible)
+{
+    const struct dp_op *op = &ops[index], *end = &ops[count];
+    const size_t mbs = c->mbs;
+
+    for (; op < end; op++) {
+        if (op->recomputed || op->argument || (op->overlap && !is_pair(op, (size_t)(end - op))))
+            break;
+        if (op->kind == DP_OP_COMMIT)
+            continue;
+        if (op->kind > DP_OP_FREE || op->slot >= DP_MAX_SLOTS || op->mb >= mbs)
+            break;
+        uint32_t *marks = &c->marks[op->slot * mbs + op->mb], mark = MARK(op->kind);
+        if (!(possible[op->slot] & ~*marks & mark))
+            break;
+        *marks |= mark;
+    }
+    return (size_t)(op - ops);
+}
+
 static int report_missing_or_surplus(struct dp_checker *c, int rank, struct dp_op op, uint32_t is,
                               uint32_t expected)
 {
@@ -138,6 +168,33 @@ static int report_missing_or_surplus(struct dp_checker *c, int rank, struct dp_o
         ;
     return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank), "%s %s",
                           dp_op_text(op, op_text), text);
+}
+
+static int report_no_reduce(struct dp_checker *c, int rank, int at, const char *what)
+{
+    return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank),
+                          "the %s of slot %d is missing", what, at);
+}
+
+/* Of the slots that have a mirror on another rank, all have reduces or none. */
+static int check_reduces(struct dp_checker *c, int rank, int at, const struct reduced *reduced)
+{
+    const uint64_t bit = UINT64_C(1) << at;
+    const bool launched = reduced->launched & bit;
+
+    if ((reduced->launched ^ reduced->waited) & bit)
+        return report_no_reduce(c, rank, at, launched ? "REDUCE_WAIT" : "REDUCE");
+    if (launched)
+        c->has_reduces = true;
+    else if (dp_slot_has_remote_mirror(dp_schedule_slot(c->s, rank, at), rank) &&
+             !c->lacks_reduce) {
+        c->lacks_reduce = true;
+        c->lacking_rank = rank;
+        c->lacking_slot = at;
+    }
+    return c->has_reduces && c->lacks_reduce
+               ? report_no_reduce(c, c->lacking_rank, c->lacking_slot, "REDUCE")
+               : 0;
 }
 
 /* Is all there that slot needs? */
@@ -156,21 +213,14 @@ static int check_slot(struct dp_checker *c, int rank, int at, const struct reduc
         bool is_split = marks & (MARK(DP_OP_I) | MARK(DP_OP_W));
         return report_missing_or_surplus(c, rank, op, marks, is_split ? split : whole);
     }
-    const bool launched = reduced->launched >> at & 1, waited = reduced->waited >> at & 1;
-    const bool wanted =
-        (c->has_reduces && dp_slot_has_remote_mirror(slot, rank)) || launched || waited;
-    if (wanted && !(launched && waited))
-        return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank),
-                              "the %s of slot %d is missing", launched ? "REDUCE_WAIT" : "REDUCE",
-                              at);
-    return 0;
+    return check_reduces(c, rank, at, reduced);
 }
 
 int dp_check_rank_once(struct dp_checker *c, int rank)
 {
     const struct dp_op *ops = dp_schedule_ops(c->s, rank);
     size_t count = dp_schedule_count(c->s, rank);
-    uint32_t possible[DP_MAX_SLOTS];
+    uint32_t possible[DP_MAX_SLOTS] = {0};
     struct reduced reduced = {0};
     int err = 0;
 
@@ -178,9 +228,10 @@ int dp_check_rank_once(struct dp_checker *c, int rank)
     for (int at = 0; at < dp_schedule_slot_count(c->s, rank); at++) {
         const struct dp_slot *slot = dp_schedule_slot(c->s, rank, at);
         possible[at] = expected_marks(c, rank, slot, false) |
-                       expected_marks(c, rank, slot, true) | MARK(DP_OP_RECOMPUTE);
+                       expected_marks(c, rank, slot, true) |
+                       (c->s->forward_only ? 0 : MARK(DP_OP_RECOMPUTE));
     }
-    for (size_t i = 0; i < count && !err; i++)
+    for (size_t i = 0; !err && (i = mark_plain_ops(c, ops, i, count, possible)) < count; i++)
         err = check_op(c, rank, i, &ops[i], possible, &reduced);
     for (int at = 0; at < dp_schedule_slot_count(c->s, rank) && !err; at++)
         err = check_slot(c, rank, at, &reduced);
@@ -202,6 +253,12 @@ enum {
     INPUT_AWAY = 256, WEIGHT_AWAY = 512, /* evicted: the part for the input, for the weights */
 };
 
+/* What must have happened before an op: `bit` of the mark of its micro-batch there; 0: nothing. */
+struct source {
+    const uint32_t *marks; /* of the op's own slot, or of the slot of this rank that makes it */
+    uint32_t bit;
+};
+
 struct walk {
     struct dp_checker *c;
     int rank;
@@ -211,6 +268,8 @@ struct walk {
     size_t batch;           /* first message since the last commit */
     uint32_t posted;        /* how many there are */
     struct {
+        uint32_t *marks;
+        struct source input, gradient;
         size_t oldest, waiting; /* weight queue: where its oldest I stands at the least, how many */
         int weights_left;
     } slot[DP_MAX_SLOTS];
@@ -221,40 +280,54 @@ struct walk {
 
 #define FOUND(w, rule, ...) dp_check_found((w)->c, (rule), (w)->rank, (w)->index, __VA_ARGS__)
 
-static uint32_t *mark_of(const struct walk *w, uint32_t slot, uint32_t mb)
+static uint32_t *mark_of(const struct walk *w, struct dp_op op)
 {
-    return dp_check_mark(w->c, slot, mb);
+    return &w->slot[op.slot].marks[op.mb];
+}
+
+static bool came(const struct source *source, uint32_t mb)
+{
+    return (source->marks[mb] & source->bit) == source->bit;
 }
 
 /* ---- computes -------------------------------------------------------------------------------- */
 
 /* The input of a forward: from another rank, from a slot of this one, or from outside. */
-static int check_input(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+static struct source input_of(const struct walk *w, const struct dp_slot *slot, uint32_t at)
 {
-    if (dp_slot_has_remote_prev(slot, w->rank)) {
-        if (!(*mark_of(w, op.slot, op.mb) & HAS_INPUT))
-            return FOUND(w, DP_RULE_DEPENDENCY, "its input has not been received and committed");
-    } else if (slot->prev >= 0 && !(*mark_of(w, (uint32_t)slot->prev_slot, op.mb) & FORWARD)) {
-        return FOUND(w, DP_RULE_DEPENDENCY, "F%d.%u, which makes its input, comes later",
-                     slot->prev_slot, op.mb);
-    }
-    return 0;
+    if (dp_slot_has_remote_prev(slot, w->rank))
+        return (struct source){dp_check_mark(w->c, at, 0), HAS_INPUT};
+    if (slot->prev >= 0)
+        return (struct source){dp_check_mark(w->c, (uint32_t)slot->prev_slot, 0), FORWARD};
+    return (struct source){dp_check_mark(w->c, at, 0), 0};
 }
 
 /* The output gradient of a backward: from another rank, a slot of this one, or the loss. */
-static int check_gradient(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+static struct source gradient_of(const struct walk *w, const struct dp_slot *slot, uint32_t at)
 {
-    if (!(*mark_of(w, op.slot, op.mb) & FORWARD))
+    if (dp_slot_has_remote_next(slot, w->rank))
+        return (struct source){dp_check_mark(w->c, at, 0), HAS_GRADIENT};
+    if (slot->next >= 0)
+        return (struct source){dp_check_mark(w->c, (uint32_t)slot->next_slot, 0), BACKWARD};
+    return (struct source){dp_check_mark(w->c, at, 0), 0};
+}
+
+static int report_no_input(struct walk *w, struct dp_op op)
+{
+    if (w->slot[op.slot].input.bit == HAS_INPUT)
+        return FOUND(w, DP_RULE_DEPENDENCY, "its input has not been received and committed");
+    return FOUND(w, DP_RULE_DEPENDENCY, "F%d.%u, which makes its input, comes later",
+                 w->slots[op.slot].prev_slot, op.mb);
+}
+
+static int report_no_gradient(struct walk *w, struct dp_op op)
+{
+    if (!(*mark_of(w, op) & FORWARD))
         return FOUND(w, DP_RULE_DEPENDENCY, "its F comes later");
-    if (dp_slot_has_remote_next(slot, w->rank)) {
-        if (!(*mark_of(w, op.slot, op.mb) & HAS_GRADIENT))
-            return FOUND(w, DP_RULE_DEPENDENCY,
-                         "its gradient has not been received and committed");
-    } else if (slot->next >= 0 && !(*mark_of(w, (uint32_t)slot->next_slot, op.mb) & BACKWARD)) {
-        return FOUND(w, DP_RULE_DEPENDENCY, "the backward of %d.%u, which makes its gradient, "
-                     "comes later", slot->next_slot, op.mb);
-    }
-    return 0;
+    if (w->slot[op.slot].gradient.bit == HAS_GRADIENT)
+        return FOUND(w, DP_RULE_DEPENDENCY, "its gradient has not been received and committed");
+    return FOUND(w, DP_RULE_DEPENDENCY, "the backward of %d.%u, which makes its gradient, comes "
+                 "later", w->slots[op.slot].next_slot, op.mb);
 }
 
 /* Is any of what (slot, mb) saved, and still needs, in memory? */
@@ -267,39 +340,42 @@ static bool is_alive(uint32_t mark)
     return mark & BACKWARD ? !(gone & WEIGHT_AWAY) : gone != (INPUT_AWAY | WEIGHT_AWAY);
 }
 
-/* Change the mark of (slot, mb) and count the activation sets. */
-static inline int change(struct walk *w, struct dp_op op, uint32_t set, uint32_t clear)
+static inline int add_alive(struct walk *w)
 {
-    uint32_t *mark = mark_of(w, op.slot, op.mb), before = *mark;
-
-    const int more = is_alive((before | set) & ~clear) - is_alive(before);
-
-    *mark = (before | set) & ~clear;
-    w->alive += more;
-    if (more > 0 && w->c->max_activations >= 0 && w->alive > w->c->max_activations)
+    if (++w->alive > w->c->max_activations && w->c->max_activations >= 0)
         return FOUND(w, DP_RULE_ACTIVATION, "%d activation sets are alive, expected at most %d",
                      w->alive, w->c->max_activations);
     return 0;
 }
 
-static int on_forward(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+/* Change the mark of (slot, mb) and count the activation sets. */
+static int change(struct walk *w, struct dp_op op, uint32_t set, uint32_t clear)
 {
-    int err = check_input(w, slot, op);
+    uint32_t *mark = mark_of(w, op), before = *mark;
 
-    if (!err && w->c->s->skip_count)
-        err = dp_check_skips_came(w->c, w->rank, w->index, op);
-    if (err)
-        return err;
-    if (w->c->s->forward_only)
-        *mark_of(w, op.slot, op.mb) |= FORWARD;
-    else
-        err = change(w, op, FORWARD | (op.recomputed ? RECOMPUTED : SAVED), 0);
-    return err;
+    const int more = is_alive((before | set) & ~clear) - is_alive(before);
+
+    *mark = (before | set) & ~clear;
+    w->alive -= more < 0;
+    return more > 0 ? add_alive(w) : 0;
+}
+
+static int on_forward(struct walk *w, struct dp_op op)
+{
+    if (!came(&w->slot[op.slot].input, op.mb))
+        return report_no_input(w, op);
+    if (w->c->s->skip_count) {
+        int err = dp_check_skips_came(w->c, w->rank, w->index, op);
+        if (err)
+            return err;
+    }
+    *mark_of(w, op) |= FORWARD | (op.recomputed ? RECOMPUTED : SAVED);
+    return op.recomputed || w->c->s->forward_only ? 0 : add_alive(w);
 }
 
 static int on_recompute(struct walk *w, struct dp_op op)
 {
-    uint32_t mark = *mark_of(w, op.slot, op.mb);
+    uint32_t mark = *mark_of(w, op);
 
     if (!(mark & FORWARD))
         return FOUND(w, DP_RULE_DEPENDENCY, "its F comes later");
@@ -319,7 +395,7 @@ static uint32_t parts_of(struct dp_op op)
 
 static int on_evict(struct walk *w, struct dp_op op)
 {
-    uint32_t mark = *mark_of(w, op.slot, op.mb), parts = parts_of(op);
+    uint32_t mark = *mark_of(w, op), parts = parts_of(op);
 
     if (!(mark & SAVED) || mark & DONE)
         return FOUND(w, DP_RULE_DEPENDENCY, mark & DONE ? "its last backward has come before"
@@ -333,30 +409,28 @@ static int on_fetch(struct walk *w, struct dp_op op)
 {
     uint32_t parts = parts_of(op);
 
-    if ((*mark_of(w, op.slot, op.mb) & parts) != parts)
+    if ((*mark_of(w, op) & parts) != parts)
         return FOUND(w, DP_RULE_DEPENDENCY, "it has not been evicted before");
     return change(w, op, 0, parts);
 }
 
 /* What a backward or weight part reads must be in memory. */
-static int check_saved(struct walk *w, struct dp_op op)
+static inline int check_saved(struct walk *w, uint32_t mark, uint32_t parts)
 {
-    uint32_t mark = *mark_of(w, op.slot, op.mb);
-    uint32_t parts = op.kind == DP_OP_I   ? INPUT_AWAY
-                     : op.kind == DP_OP_W ? WEIGHT_AWAY
-                                          : INPUT_AWAY | WEIGHT_AWAY;
-
-    if (!(mark & SAVED))
-        return FOUND(w, DP_RULE_DEPENDENCY, "its RECOMPUTE comes later");
-    if (mark & parts)
-        return FOUND(w, DP_RULE_DEPENDENCY, "what it needs was evicted and is fetched later");
-    return 0;
+    if ((mark & (SAVED | parts)) == SAVED)
+        return 0;
+    return FOUND(w, DP_RULE_DEPENDENCY, mark & SAVED
+                                            ? "what it needs was evicted and is fetched later"
+                                            : "its RECOMPUTE comes later");
 }
 
-static int finish_weight(struct walk *w, struct dp_op op)
+/* What the weights needed was in memory, so one set less is alive. */
+static int finish_weight(struct walk *w, struct dp_op op, uint32_t set)
 {
+    *mark_of(w, op) |= set;
     w->slot[op.slot].weights_left--;
-    return change(w, op, DONE, 0);
+    w->alive--;
+    return 0;
 }
 
 static int on_input_backward(struct walk *w, struct dp_op op)
@@ -370,19 +444,23 @@ static int on_input_backward(struct walk *w, struct dp_op op)
     return 0;
 }
 
-static int on_backward(struct walk *w, const struct dp_slot *slot, struct dp_op op)
+static int on_backward(struct walk *w, struct dp_op op, uint32_t parts)
 {
-    int err = check_gradient(w, slot, op);
+    uint32_t mark = *mark_of(w, op);
+    int err = 0;
 
-    if (!err && w->c->s->skip_count)
+    if (!(mark & FORWARD) || !came(&w->slot[op.slot].gradient, op.mb))
+        return report_no_gradient(w, op);
+    if (w->c->s->skip_count)
         err = dp_check_skips_came(w->c, w->rank, w->index, op);
     if (!err)
-        err = check_saved(w, op);
-    if (!err)
-        err = change(w, op, BACKWARD, 0);
+        err = check_saved(w, mark, parts);
     if (err)
         return err;
-    return op.kind == DP_OP_I ? on_input_backward(w, op) : finish_weight(w, op);
+    if (op.kind == DP_OP_B)
+        return finish_weight(w, op, BACKWARD | DONE);
+    err = change(w, op, BACKWARD, 0);
+    return err ? err : on_input_backward(w, op);
 }
 
 static int on_weight(struct walk *w, struct dp_op op)
@@ -401,8 +479,8 @@ static int on_weight(struct walk *w, struct dp_op op)
     (*oldest)++;
     w->slot[op.slot].waiting--;
     w->waiting--;
-    int err = check_saved(w, op);
-    return err ? err : finish_weight(w, op);
+    int err = check_saved(w, *mark_of(w, op), WEIGHT_AWAY);
+    return err ? err : finish_weight(w, op, DONE);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -416,7 +494,7 @@ static int on_post(struct walk *w)
 
 static int on_send(struct walk *w, struct dp_op op, uint32_t needed, const char *what)
 {
-    if (!(*mark_of(w, op.slot, op.mb) & needed))
+    if (!(*mark_of(w, op) & needed))
         return FOUND(w, DP_RULE_DEPENDENCY, "%s comes later", what);
     return on_post(w);
 }
@@ -433,7 +511,7 @@ static void launch(struct walk *w)
             continue;
         if (op.kind == DP_OP_RECV_SKIP_F || op.kind == DP_OP_RECV_SKIP_B)
             dp_check_skip_came(w->c, w->rank, op);
-        *mark_of(w, op.slot, op.mb) |= done[op.kind];
+        *mark_of(w, op) |= done[op.kind];
         w->posted--;
     }
 }
@@ -451,7 +529,7 @@ static int on_commit(struct walk *w, struct dp_op op)
 
 static int on_free(struct walk *w, struct dp_op op)
 {
-    if (!(*mark_of(w, op.slot, op.mb) & SENT))
+    if (!(*mark_of(w, op) & SENT))
         return FOUND(w, DP_RULE_DEPENDENCY, "its send has not been committed");
     return 0;
 }
@@ -474,16 +552,15 @@ static int on_reduce_wait(struct walk *w, struct dp_op op)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-static int step(struct walk *w, struct dp_op op)
+static inline int step(struct walk *w, struct dp_op op)
 {
-    const struct dp_slot *slot = &w->slots[op.slot];
-
     switch ((enum dp_op_kind)op.kind) {
     case DP_OP_F:
-        return on_forward(w, slot, op);
+        return on_forward(w, op);
     case DP_OP_B:
+        return on_backward(w, op, INPUT_AWAY | WEIGHT_AWAY);
     case DP_OP_I:
-        return on_backward(w, slot, op);
+        return on_backward(w, op, INPUT_AWAY);
     case DP_OP_W:
         return on_weight(w, op);
     case DP_OP_RECV_F:
@@ -531,13 +608,21 @@ int dp_check_rank_order(struct dp_checker *c, int rank)
 {
     struct walk w = {.c = c, .rank = rank, .slots = dp_schedule_slot(c->s, rank, 0),
                      .ops = dp_schedule_ops(c->s, rank)};
+    const struct dp_op *ops = w.ops;
     size_t count = dp_schedule_count(c->s, rank);
     int err = 0;
 
     dp_check_clear_marks(c);
-    for (int at = 0; at < dp_schedule_slot_count(c->s, rank); at++)
+    for (int at = 0; at < dp_schedule_slot_count(c->s, rank); at++) {
+        w.slot[at].marks = dp_check_mark(c, (uint32_t)at, 0);
+        w.slot[at].input = input_of(&w, &w.slots[at], (uint32_t)at);
+        w.slot[at].gradient = gradient_of(&w, &w.slots[at], (uint32_t)at);
         w.slot[at].weights_left = c->s->mb_per_stream;
-    for (; w.index < count && !err; w.index++)
-        err = step(&w, w.ops[w.index]);
+    }
+    for (size_t i = 0; i < count && !err; i++) {
+        w.index = i;
+        err = step(&w, ops[i]);
+    }
+    w.index = count;
     return err ? err : check_end(&w);
 }

@@ -75,7 +75,7 @@ struct turn {
 
 enum outcome { GOES_ON, WAITS, PAUSES, FAILED };
 
-static void wake(struct simulator *sim, int rank)
+static inline void wake(struct simulator *sim, int rank)
 {
     uint32_t ranks = (uint32_t)sim->s->ranks, at = sim->ready_head + sim->ready_count;
 
@@ -105,7 +105,7 @@ struct need {
 };
 
 /* Look up the message; false if it has not been sent yet. */
-static bool is_there(const struct turn *t, const struct dp_port *port, uint32_t mb,
+static inline bool is_there(const struct turn *t, const struct dp_port *port, uint32_t mb,
                      struct need *need)
 {
     struct dp_messages *q = port->link < 0 ? NULL : &t->sim->arrivals[port->flow];
@@ -116,7 +116,7 @@ static bool is_there(const struct turn *t, const struct dp_port *port, uint32_t 
     return !q || need->k < q->count;
 }
 
-static void take(struct turn *t, const struct need *need)
+static inline void take(struct turn *t, const struct need *need)
 {
     if (!need->queue)
         return;
@@ -154,10 +154,10 @@ static enum outcome start_sends(struct turn *t)
     struct clock *clock = t->clock;
 
     for (; clock->unsent; clock->sent++) {
-        struct dp_op op = t->ops[clock->sent];
-        if (!is_send(op))
+        const struct dp_op *op = &t->ops[clock->sent];
+        if (!is_send(*op))
             continue;
-        enum outcome outcome = send(t, op);
+        enum outcome outcome = send(t, *op);
         if (outcome != GOES_ON)
             return outcome;
         clock->unsent--;
@@ -264,21 +264,32 @@ static void wait_for_fetch(struct turn *t, struct dp_op op)
 
 /* ---- computes -------------------------------------------------------------------------------- */
 
-static void account(struct turn *t, struct dp_op op)
+static inline void account(struct turn *t, struct dp_op op)
 {
     struct clock *clock = t->clock;
 
-    const bool again = op.kind == DP_OP_RECOMPUTE, forward = op.kind == DP_OP_F;
-    clock->alive += (forward || again) - (op.kind == DP_OP_B || op.kind == DP_OP_W);
-    if (again || (forward && op.recomputed)) {
-        clock->alive -= forward;
-        clock->aside += forward - again;
-    }
-    if (forward || again)
+    switch ((enum dp_op_kind)op.kind) {
+    case DP_OP_F:
+        clock->alive += !op.recomputed;
+        clock->aside += op.recomputed;
         note_memory(t);
-    clock->queued += (op.kind == DP_OP_I) - (op.kind == DP_OP_W);
-    if (clock->queued > t->report->peak_weight_queue)
-        t->report->peak_weight_queue = clock->queued;
+        break;
+    case DP_OP_RECOMPUTE:
+        clock->alive++;
+        clock->aside--;
+        note_memory(t);
+        break;
+    case DP_OP_I:
+        if (++clock->queued > t->report->peak_weight_queue)
+            t->report->peak_weight_queue = clock->queued;
+        break;
+    case DP_OP_W:
+        clock->queued--;
+        clock->alive--;
+        break;
+    default: /* B */
+        clock->alive--;
+    }
 }
 
 static void write_span(struct turn *t, const struct dp_op *op, int64_t end_ns)
@@ -300,7 +311,7 @@ static void write_span(struct turn *t, const struct dp_op *op, int64_t end_ns)
 }
 
 /* Let the op, whose messages are there, take its time. */
-static void spend(struct turn *t, const struct dp_op *op, int64_t duration_ns)
+static inline void spend(struct turn *t, const struct dp_op *op, int64_t duration_ns)
 {
     struct clock *clock = t->clock;
 
@@ -314,7 +325,7 @@ static void spend(struct turn *t, const struct dp_op *op, int64_t duration_ns)
 }
 
 /* The message that a compute consumes; where batches are waited for, its COMMIT has taken it. */
-static bool is_input_there(const struct turn *t, struct dp_op op, struct need *need)
+static inline bool is_input_there(const struct turn *t, struct dp_op op, struct need *need)
 {
     *need = (struct need){0};
     if (op.kind == DP_OP_W || op.kind == DP_OP_RECOMPUTE || t->sim->flags & DP_SIMULATE_BATCHES)
@@ -444,6 +455,17 @@ static enum outcome step(struct turn *t, const struct dp_op *op)
     }
 }
 
+/* The next op at which something happens: receives are early. */
+static inline size_t next_to_do(const struct dp_op *ops, size_t next, size_t count)
+{
+    const struct dp_op *op = &ops[next], *end = &ops[count];
+
+    while (op < end &&
+           (op->kind == DP_OP_RECV_F || op->kind == DP_OP_RECV_B || op->kind == DP_OP_FREE))
+        op++;
+    return (size_t)(op - ops);
+}
+
 static enum outcome run(struct simulator *sim, int rank)
 {
     struct clock *clock = &sim->clocks[rank];
@@ -453,9 +475,11 @@ static enum outcome run(struct simulator *sim, int rank)
     enum outcome outcome = GOES_ON;
 
     clock->ready = false;
-    for (; clock->next < count; clock->next++)
+    while ((clock->next = next_to_do(t.ops, clock->next, count)) < count) {
         if ((outcome = step(&t, &t.ops[clock->next])) != GOES_ON)
             break;
+        clock->next++;
+    }
     sim->moves += clock->next - start;
     if (outcome == PAUSES)
         sim->full[sim->full_count++] = rank;
