@@ -47,6 +47,7 @@ static void close_comm(struct dpn_open *open)
     pthread_mutex_lock(&comm->lock);
     if (comm->transport)
         comm->transport->close(comm);
+    pthread_mutex_unlock(&comm->lock);
     while (comm->memories) {
         struct dpn_memory *memory = comm->memories;
         comm->memories = memory->next;
@@ -54,7 +55,6 @@ static void close_comm(struct dpn_open *open)
     }
     dp_wire_close(comm->wire);
     dpn_stat_close(&comm->stat);
-    pthread_mutex_unlock(&comm->lock);
     pthread_mutex_destroy(&comm->lock);
     free(comm);
 }

@@ -10,7 +10,8 @@
  *      reg, isend | irecv, iflush, test ...
  *      close                                   at any time, also before open has succeeded
  *
- * Nothing blocks. The caller holds the comm's lock.
+ * Nothing blocks, and the caller holds the comm's lock, but for reg and dereg: these may take long
+ * and are called without it, also while other threads call the rest.
  */
 #ifndef DPN_NET_TRANSPORT_H
 #define DPN_NET_TRANSPORT_H

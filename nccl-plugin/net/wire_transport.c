@@ -264,9 +264,11 @@ static bool is_in_flight(const struct dpn_wire_comm *w, const struct dpn_memory 
 
 static void dereg(struct dpn_comm *comm, struct dpn_memory *memory)
 {
+    pthread_mutex_lock(&comm->lock);
     if (comm->state && is_in_flight(comm->state, memory))
         dp_wire_fail(comm->wire, DP_EABORTED,
                      "memory was deregistered while a request still used it");
+    pthread_mutex_unlock(&comm->lock);
     free(memory);
 }
 

@@ -35,6 +35,7 @@
 #include "nccl-plugin/verbs/inline.h"
 #include "nccl-plugin/verbs/control_message.h"
 #include "nccl-plugin/verbs/stall.h"
+#include "nccl-plugin/verbs/worker.h"
 
 #include <endian.h>
 
@@ -157,10 +158,31 @@ static inline struct dpn_work dpn_work_unpack(uint64_t id)
 
 /* ---- rails and queue pairs ------------------------------------------------------------------- */
 
+/* What a worker does for a queue pair, and how that ended. */
+struct dpn_qp_job {
+    struct dpn_job base;
+    struct dpn_verbs *v; /* of which it reads what no longer changes */
+    union {
+        struct dpn_qp *qp;
+        struct dpn_rail *rail; /* its loopback queue pair */
+    } of;
+    struct dpn_qp_info ours, theirs;
+    struct dpn_gids gids; /* making: ours, for the peer; answering: the peer's */
+    bool has_destroyed;
+    int err; /* destroying: an errno */
+    char why[384];
+};
+
+enum dpn_loop_state { DPN_LOOP_IDLE, DPN_LOOP_OPENING, DPN_LOOP_CLOSING };
+
 /* A loopback queue pair, see verbs/flush.c. */
 struct dpn_loop {
     bool is_wanted;    /* the device writes to GPUs */
     struct ibv_qp *qp; /* NULL: it failed */
+    enum dpn_loop_state state; /* what a worker does with `next` */
+    struct ibv_qp *next;
+    struct dpn_qp_job job;
+    char why[160]; /* it failed */
     uint16_t epoch;
     int failures; /* consecutive */
     int64_t retry_ns;
@@ -180,11 +202,18 @@ struct dpn_rail {
 };
 
 enum dpn_qp_state {
-    DPN_QP_DOWN,    /* no queue pair */
-    DPN_QP_OPENING, /* the sender waits for OPENED, the receiver for the probe */
-    DPN_QP_PROBING, /* sender: the probe was posted */
+    DPN_QP_DOWN,       /* no queue pair */
+    DPN_QP_MAKING,     /* by a worker; the receiver's connects it, too */
+    DPN_QP_OPENING,    /* the sender waits for OPENED, the receiver for the probe */
+    DPN_QP_CONNECTING, /* sender: by a worker */
+    DPN_QP_PROBING,    /* sender: the probe was posted */
     DPN_QP_UP,
-    DPN_QP_DRAINING /* in the error state, until outstanding work requests are flushed */
+    /* it has failed: */
+    DPN_QP_STOPPING,   /* a worker moves it to the error state */
+    DPN_QP_DRAINING,   /* until outstanding work requests are flushed */
+    DPN_QP_DESTROYING, /* by a worker */
+    DPN_QP_ABANDONING, /* the same, of one that the peer never had */
+    DPN_QP_ENDING      /* the same, as the connection has ended */
 };
 
 struct dpn_qp {
@@ -209,6 +238,7 @@ struct dpn_qp {
     uint64_t inline_work;
     /* in this epoch; once both are set it may be opened again */
     bool is_closed_there, is_closed_here;
+    bool is_given_up; /* the peer closed it while a worker was making it */
     bool has_been_up;
     bool is_without_ece; /* connecting with ECE failed */
     bool uses_ece;
@@ -217,6 +247,8 @@ struct dpn_qp {
     int64_t since_ns; /* when this state began, or of the last completion */
     int64_t retry_ns; /* time of the next attempt */
     int failures;     /* consecutive */
+    struct dpn_qp_job job; /* while it is running, only the worker touches ibv and what connecting
+                              sets */
 };
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -365,6 +397,7 @@ struct dpn_verbs {
     struct dpn_port *ports[DPN_MAX_RAILS];
     int port_count;
     int error;
+    int64_t failed_ns; /* when that was */
     char why[512];
     char reason[384]; /* why the last queue pair failed */
 
@@ -441,9 +474,13 @@ struct dpn_verbs {
     struct dpn_verbs *next_watched;
 };
 
-/* Record the first error of the connection, tell the peer, and destroy all queue pairs, so that no
- * memory is accessed afterwards. Later errors are ignored. */
+/* Record the first error of the connection, tell the peer, and begin to destroy all queue pairs.
+ * Later errors are ignored. */
 void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...) DP_PRINTF(3, 4);
+/* After an error, call again until this is true: all queue pairs are destroyed, so that no memory is
+ * accessed any more, and the error may be reported. After DUALPIPE_NET_TIMEOUT it is true in any
+ * case. */
+bool dpn_verbs_has_ended(struct dpn_verbs *v);
 /* Set up what queue pairs need, once rails, the number of queue pairs per rail and the size of
  * eager messages are agreed. */
 int dpn_verbs_open_rails(struct dpn_verbs *v);
@@ -503,6 +540,17 @@ void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const
 void dpn_qp_take_closed(struct dpn_verbs *v, unsigned qp, unsigned epoch);
 /* Finish draining, retry, and check deadlines. */
 void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns);
+/* Whether one is being connected, or destroyed: dpn_qps_poll soon has something to do. */
+bool dpn_qps_are_changing(const struct dpn_verbs *v);
+/* The connection has ended: destroy queue pairs. Returns whether all are destroyed. */
+bool dpn_qps_end(struct dpn_verbs *v);
+/* The same, waiting for it. false: a worker is still busy at until_ns. */
+bool dpn_qps_close(struct dpn_verbs *v, int64_t until_ns);
+/* Whether it has not failed, nor is it still being made. */
+static inline bool dpn_qp_is_connected(const struct dpn_qp *qp)
+{
+    return qp->state == DPN_QP_OPENING || qp->state == DPN_QP_PROBING || qp->state == DPN_QP_UP;
+}
 static inline unsigned dpn_qp_index(const struct dpn_verbs *v, const struct dpn_qp *qp)
 {
     return (unsigned)(qp - v->qps);
@@ -605,8 +653,9 @@ enum {
     DPN_LOOP_QUEUE = NCCL_NET_MAX_REQUESTS + 2 * DPN_EAGER_SLOTS
 }; /* a copy is a write and a read */
 int dpn_loop_open(struct dpn_rail *rail);
-/* Destroy its queue pair. 0, or the errno of a failure. */
-int dpn_loop_close(struct dpn_rail *rail);
+/* As dpn_qps_end and dpn_qps_close. */
+bool dpn_loop_end(struct dpn_verbs *v, struct dpn_rail *rail);
+bool dpn_loop_close(struct dpn_rail *rail, int64_t until_ns);
 /* Process a completion of a flush or a copy. */
 void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc);
 void dpn_loops_poll(struct dpn_verbs *v, int64_t now_ns);

@@ -22,6 +22,7 @@
 #include "nccl-plugin/verbs/ibv_qp.h"
 #include "nccl-plugin/verbs/state.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const int64_t FIRST_RETRY_NS = 10 * DP_NS_PER_MS, LAST_RETRY_NS = 1 * DP_NS_PER_S;
@@ -57,7 +58,7 @@ static int connect_with_itself(struct dpn_rail *rail, struct ibv_qp *qp)
     return dpn_ibv_qp_connect(qp, &path);
 }
 
-static int make_qp(struct dpn_rail *rail)
+static int make_qp(struct dpn_rail *rail, struct ibv_qp **out)
 {
     unsigned inline_bytes = 0;
     struct ibv_qp *qp;
@@ -67,32 +68,95 @@ static int make_qp(struct dpn_rail *rail)
     if (err)
         return err;
     err = connect_with_itself(rail, qp);
-    if (err) {
+    if (err)
         dpn_ibv_qp_free(qp);
-        return err;
-    }
-    rail->loop.epoch++;
-    rail->loop.qp = qp;
-    return 0;
+    else
+        *out = qp;
+    return err;
+}
+
+static void use(struct dpn_loop *loop, struct ibv_qp *qp)
+{
+    loop->epoch++;
+    loop->qp = qp;
 }
 
 int dpn_loop_open(struct dpn_rail *rail)
 {
+    struct ibv_qp *qp;
+
     rail->loop.is_wanted = dpn_port_reaches_gpus(rail->port) && dpn_verbs_state.options.flushes;
-    return rail->loop.is_wanted ? make_qp(rail) : 0;
+    int err = rail->loop.is_wanted ? make_qp(rail, &qp) : 0;
+    if (rail->loop.is_wanted && !err)
+        use(&rail->loop, qp);
+    return err;
 }
 
-int dpn_loop_close(struct dpn_rail *rail)
+/* ---- by a worker ----------------------------------------------------------------------------- */
+
+static void run_opening(struct dpn_job *base)
 {
-    const int error = dpn_ibv_qp_free(rail->loop.qp);
+    struct dpn_qp_job *job = (struct dpn_qp_job *)base;
 
-    rail->loop.qp = NULL;
-    return error;
+    job->err = make_qp(job->of.rail, &job->of.rail->loop.next);
+    snprintf(job->why, sizeof(job->why), "%s", job->err ? dp_last_error() : "");
 }
 
-/* Its outstanding work counts as not done; dpn_loops_poll opens it again. If it could not be
- * destroyed, a copy could be carried out late, after its receive is done and the memory has been
- * reused. */
+static void run_closing(struct dpn_job *base)
+{
+    struct dpn_qp_job *job = (struct dpn_qp_job *)base;
+
+    job->err = dpn_ibv_qp_free(job->of.rail->loop.next);
+    job->has_destroyed = !job->err;
+}
+
+static void begin_job(struct dpn_verbs *v, struct dpn_rail *rail, enum dpn_loop_state state,
+                      void (*run)(struct dpn_job *job))
+{
+    struct dpn_loop *loop = &rail->loop;
+
+    loop->state = state;
+    loop->next = loop->qp;
+    loop->qp = NULL;
+    loop->job.v = v;
+    loop->job.of.rail = rail;
+    loop->job.has_destroyed = false;
+    dpn_job_begin(&loop->job.base, run);
+}
+
+/* What a worker has opened is closed again. */
+bool dpn_loop_end(struct dpn_verbs *v, struct dpn_rail *rail)
+{
+    struct dpn_loop *loop = &rail->loop;
+
+    if (dpn_job_is_running(&loop->job.base))
+        return false;
+    if (loop->state == DPN_LOOP_OPENING && !loop->job.err)
+        loop->qp = loop->next;
+    loop->state = DPN_LOOP_IDLE;
+    loop->next = NULL;
+    if (!loop->qp)
+        return true;
+    begin_job(v, rail, DPN_LOOP_CLOSING, run_closing);
+    return false;
+}
+
+bool dpn_loop_close(struct dpn_rail *rail, int64_t until_ns)
+{
+    struct dpn_loop *loop = &rail->loop;
+
+    if (!dpn_job_end(&loop->job.base, until_ns))
+        return false;
+    if (loop->next && !loop->job.has_destroyed && !dpn_job_is_running(&loop->job.base))
+        dpn_ibv_qp_free(loop->next);
+    dpn_ibv_qp_free(loop->qp);
+    loop->qp = loop->next = NULL;
+    return true;
+}
+
+/* ---- failure --------------------------------------------------------------------------------- */
+
+/* Its outstanding work counts as not done; dpn_loops_poll opens it again. */
 static void fail_loop(struct dpn_verbs *v, struct dpn_rail *rail, const char *what,
                       const char *status)
 {
@@ -100,19 +164,29 @@ static void fail_loop(struct dpn_verbs *v, struct dpn_rail *rail, const char *wh
     const int shift = loop->failures < 7 ? loop->failures : 7;
     const int64_t wait_ns = FIRST_RETRY_NS << shift;
 
-    const int error = dpn_loop_close(rail);
-    if (error && !is_dead(rail)) {
-        dpn_verbs_fail(
-            v, DP_EIO,
-            "%s: the loopback queue pair, which had failed (%s: %s), could not be destroyed "
-            "(%s), so it may still write to the GPU",
-            rail->port->name, what, status, strerror(error));
-        return;
-    }
+    snprintf(loop->why, sizeof(loop->why), "%s: %s", what, status);
     loop->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
     v->has_lost_loop = true;
-    dp_log(loop->failures++ ? DP_LOG_INFO : DP_LOG_WARN, "%s: %s: %s%s", rail->port->name, what,
-           status, is_dead(rail) ? "" : "; trying again");
+    dp_log(loop->failures++ ? DP_LOG_INFO : DP_LOG_WARN, "%s: %s%s", rail->port->name, loop->why,
+           is_dead(rail) ? "" : "; trying again");
+    if (loop->qp)
+        begin_job(v, rail, DPN_LOOP_CLOSING, run_closing);
+}
+
+/* If it could not be destroyed, a copy could be carried out late, after its receive is done and the
+ * memory has been reused. */
+static void finish_closing(struct dpn_verbs *v, struct dpn_rail *rail)
+{
+    struct dpn_loop *loop = &rail->loop;
+
+    loop->state = DPN_LOOP_IDLE;
+    if (loop->job.err && !is_dead(rail))
+        dpn_verbs_fail(
+            v, DP_EIO,
+            "%s: the loopback queue pair, which had failed (%s), could not be destroyed (%s), so "
+            "it may still write to the GPU",
+            rail->port->name, loop->why, strerror(loop->job.err));
+    loop->next = NULL;
 }
 
 /* Linked work requests complete with the last one, which is a read of what the device wrote. */
@@ -343,12 +417,27 @@ static void check_timeouts(struct dpn_verbs *v, struct dpn_rail *rail, int64_t n
                        rail->port->name, (long long)dpn_options.timeout_s);
 }
 
-static void reopen(struct dpn_verbs *v, struct dpn_rail *rail)
+static void finish_opening(struct dpn_verbs *v, struct dpn_rail *rail)
 {
-    if (make_qp(rail))
-        fail_loop(v, rail, "queue pair for flushes", dp_last_error());
-    else
-        flush_again(v, (unsigned)(rail - v->rails));
+    struct dpn_loop *loop = &rail->loop;
+
+    loop->state = DPN_LOOP_IDLE;
+    if (loop->job.err) {
+        fail_loop(v, rail, "queue pair for flushes", loop->job.why);
+        return;
+    }
+    use(loop, loop->next);
+    loop->next = NULL;
+    flush_again(v, (unsigned)(rail - v->rails));
+    copy_again(v, (unsigned)(rail - v->rails));
+}
+
+static void finish_job(struct dpn_verbs *v, struct dpn_rail *rail)
+{
+    if (rail->loop.state == DPN_LOOP_CLOSING)
+        finish_closing(v, rail);
+    else if (rail->loop.state == DPN_LOOP_OPENING)
+        finish_opening(v, rail);
 }
 
 static void poll_one(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
@@ -356,13 +445,19 @@ static void poll_one(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
     check_timeouts(v, rail, now_ns);
     if (v->error)
         return;
-    if (is_dead(rail))
-        dpn_loop_close(rail);
-    if (rail->loop.qp)
+    if (dpn_job_is_running(&rail->loop.job.base))
         return;
+    finish_job(v, rail);
+    if (v->error)
+        return;
+    if (rail->loop.qp) {
+        if (is_dead(rail))
+            begin_job(v, rail, DPN_LOOP_CLOSING, run_closing);
+        return;
+    }
+    copy_again(v, (unsigned)(rail - v->rails)); /* over another rail, if there is one */
     if (!is_dead(rail) && now_ns >= rail->loop.retry_ns)
-        reopen(v, rail);
-    copy_again(v, (unsigned)(rail - v->rails));
+        begin_job(v, rail, DPN_LOOP_OPENING, run_opening);
 }
 
 void dpn_loops_poll(struct dpn_verbs *v, int64_t now_ns)
@@ -373,6 +468,6 @@ void dpn_loops_poll(struct dpn_verbs *v, int64_t now_ns)
         if (!rail->loop.is_wanted)
             continue;
         poll_one(v, rail, now_ns);
-        v->has_lost_loop |= !rail->loop.qp && !is_dead(rail);
+        v->has_lost_loop |= !rail->loop.qp && (!is_dead(rail) || rail->loop.state);
     }
 }

@@ -146,24 +146,6 @@ static int fail_registration(const struct dpn_hca *hca, const struct dpn_region 
 
 /* ---- interface ------------------------------------------------------------------------------- */
 
-static int add(struct dpn_hca *hca, const struct dpn_region *region, int at,
-               struct dpn_mr_entry entry, struct ibv_mr **out)
-{
-    int err = make_room(&hca->cache);
-
-    if (err)
-        return err;
-    errno = 0;
-    struct ibv_mr *mr = register_region(hca, region);
-    if (!mr)
-        return fail_registration(hca, region, errno);
-    entry.refs = 1;
-    entry.mr = mr;
-    insert(&hca->cache, at, &entry);
-    *out = mr;
-    return 0;
-}
-
 static struct dpn_mr_entry covered_by(const struct dpn_region *region)
 {
     const uintptr_t page = region->fd >= 0 ? 1 : (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -174,21 +156,64 @@ static struct dpn_mr_entry covered_by(const struct dpn_region *region)
                                  .is_dma_buf = region->fd >= 0};
 }
 
-int dpn_mr_get(struct dpn_hca *hca, const struct dpn_region *region, struct ibv_mr **out)
+/* The registration that there is, counted once more; NULL: none. Under the lock. */
+static struct ibv_mr *share(struct dpn_mr_cache *cache, const struct dpn_mr_entry *wanted)
 {
-    const struct dpn_mr_entry wanted = covered_by(region);
+    const int at = find(cache, wanted);
+
+    if (at == cache->count || compare(&cache->entries[at], wanted))
+        return NULL;
+    cache->entries[at].refs++;
+    return cache->entries[at].mr;
+}
+
+/* Another thread may have registered the same meanwhile, which is then the one that is kept. */
+static int enter(struct dpn_hca *hca, struct dpn_mr_entry entry, struct ibv_mr **out)
+{
     int err = 0;
 
     pthread_mutex_lock(&hca->lock);
-    const int at = find(&hca->cache, &wanted);
-    if (at < hca->cache.count && !compare(&hca->cache.entries[at], &wanted)) {
-        hca->cache.entries[at].refs++;
-        *out = hca->cache.entries[at].mr;
-    } else {
-        err = add(hca, region, at, wanted, out);
+    *out = share(&hca->cache, &entry);
+    if (!*out)
+        err = make_room(&hca->cache);
+    if (!*out && !err) {
+        insert(&hca->cache, find(&hca->cache, &entry), &entry);
+        *out = entry.mr;
     }
     pthread_mutex_unlock(&hca->lock);
+    if (*out != entry.mr)
+        dpn_ibv.dereg_mr(entry.mr);
     return err;
+}
+
+int dpn_mr_get(struct dpn_hca *hca, const struct dpn_region *region, struct ibv_mr **out)
+{
+    struct dpn_mr_entry wanted = covered_by(region);
+
+    pthread_mutex_lock(&hca->lock);
+    struct ibv_mr *found = share(&hca->cache, &wanted);
+    pthread_mutex_unlock(&hca->lock);
+    if (found) {
+        *out = found;
+        return 0;
+    }
+    errno = 0;
+    wanted.refs = 1;
+    wanted.mr = register_region(hca, region);
+    return wanted.mr ? enter(hca, wanted, out) : fail_registration(hca, region, errno);
+}
+
+/* Returns whether that was the last use. */
+static bool release(struct dpn_mr_cache *cache, const struct ibv_mr *mr)
+{
+    int at = 0;
+
+    while (cache->entries[at].mr != mr)
+        at++;
+    if (--cache->entries[at].refs)
+        return false;
+    take_out(cache, at);
+    return true;
 }
 
 void dpn_mr_put(struct dpn_hca *hca, struct ibv_mr *mr)
@@ -196,12 +221,8 @@ void dpn_mr_put(struct dpn_hca *hca, struct ibv_mr *mr)
     if (!mr)
         return;
     pthread_mutex_lock(&hca->lock);
-    int at = 0;
-    while (hca->cache.entries[at].mr != mr)
-        at++;
-    if (!--hca->cache.entries[at].refs) {
-        dpn_ibv.dereg_mr(mr);
-        take_out(&hca->cache, at);
-    }
+    const bool is_unused = release(&hca->cache, mr);
     pthread_mutex_unlock(&hca->lock);
+    if (is_unused)
+        dpn_ibv.dereg_mr(mr);
 }

@@ -31,8 +31,8 @@ struct dpn_mr_cache {
 
 struct dpn_hca;
 
-/* Takes the device's lock. DP_ENOMEM (mostly the limit on locked memory), DP_EUNSUPPORTED, DP_EIO.
- */
+/* May take long: pages are pinned. The device's lock is held for its list only. DP_ENOMEM (mostly
+ * the limit on locked memory), DP_EUNSUPPORTED, DP_EIO. */
 int dpn_mr_get(struct dpn_hca *hca, const struct dpn_region *region, struct ibv_mr **out);
 /* NULL is fine. */
 void dpn_mr_put(struct dpn_hca *hca, struct ibv_mr *mr);

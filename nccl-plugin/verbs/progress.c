@@ -65,7 +65,7 @@ static void take_recv(struct dpn_verbs *v, struct dpn_qp *qp, const struct ibv_w
             dpn_verbs_take_imm(v, qp, imm, wc->byte_len);
     }
     qp->recvs_owed++;
-    if (qp->recvs_owed >= BATCH && qp->state != DPN_QP_DRAINING && !v->error &&
+    if (qp->recvs_owed >= BATCH && dpn_qp_is_connected(qp) && !v->error &&
         dpn_qp_post_recvs(v, qp, qp->recvs_owed))
         dpn_qp_fail(v, qp, "receive", dp_last_error(), "");
 }

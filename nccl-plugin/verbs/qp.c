@@ -4,17 +4,23 @@
  *
  *      sender                                     receiver
  *      DOWN                                       DOWN
- *      OPENING    -- OPEN -->                     OPENING   receives are posted
- *                 <-- OPENED --
+ *      MAKING
+ *      OPENING    -- OPEN -->                     MAKING    connected; receives are posted
+ *                 <-- OPENED --                   OPENING
+ *      CONNECTING
  *      PROBING    -- an immediate over the queue pair ->  UP
  *      UP         <-- acknowledged
  *
  *      the side that sees an error                the peer
+ *      STOPPING
  *      DRAINING   in the error state
- *      DOWN       destroyed -- CLOSED -->         DRAINING
+ *      DESTROYING
+ *      DOWN       -- CLOSED -->                   STOPPING ...
  *                 <-- CLOSED --                   DOWN
  *
- * The first connection and every attempt to reopen a queue pair are the same.
+ * The first connection and every attempt to reopen a queue pair are the same. MAKING, CONNECTING,
+ * STOPPING and DESTROYING are calls to the device that may block: a worker makes them, and
+ * dpn_qps_poll goes on when they have returned.
  */
 #include "base/clock.h"
 #include "base/fail.h"
@@ -79,6 +85,28 @@ static bool uses_inline_data(const struct dpn_verbs *v)
     return v->is_sender || dpn_verbs_state.options.inlines_cts;
 }
 
+/* A new epoch: nothing that is known of the previous one counts. */
+static void begin_epoch(struct dpn_qp *qp, uint16_t epoch)
+{
+    qp->epoch = epoch;
+    qp->sends_out = qp->requests_out = qp->recvs_out = qp->recvs_owed = 0;
+    qp->unsignaled = qp->completed = qp->seen = qp->drain_polls = 0;
+    qp->is_closed_here = qp->is_closed_there = qp->is_given_up = qp->uses_ece = false;
+    qp->retry_ns = 0;
+}
+
+/* A worker does this in the meantime. */
+static void begin(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state,
+                  void (*run)(struct dpn_job *job))
+{
+    set_state(v, qp, state);
+    qp->job.v = v;
+    qp->job.of.qp = qp;
+    qp->job.err = 0;
+    qp->job.has_destroyed = false;
+    dpn_job_begin(&qp->job.base, run);
+}
+
 static int make_qp(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_info *ours)
 {
     const struct dpn_rail *rail = &v->rails[qp->rail];
@@ -92,10 +120,6 @@ static int make_qp(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_info *o
     if (err)
         return err;
     qp->psn &= 0xffffff;
-    qp->sends_out = qp->requests_out = qp->recvs_out = qp->recvs_owed = 0;
-    qp->unsignaled = qp->completed = qp->seen = qp->drain_polls = 0;
-    qp->is_closed_here = qp->is_closed_there = qp->uses_ece = false;
-    qp->retry_ns = 0;
     *ours = (struct dpn_qp_info){
         .number = qp->ibv->qp_num, .psn = qp->psn, .key = rail->block_mr->rkey,
         .address = (uintptr_t)v->block,
@@ -151,11 +175,9 @@ static int connect_qp(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_q
     });
 }
 
-/* Nothing was sent over it, so a queue pair that cannot be destroyed is only leaked. */
-static void abandon_opening(struct dpn_verbs *v, struct dpn_qp *qp, const char *reason)
+/* There is no queue pair; the sender tries again. */
+static void abandon(struct dpn_verbs *v, struct dpn_qp *qp, const char *reason)
 {
-    dpn_ibv_qp_free(qp->ibv);
-    qp->ibv = NULL;
     set_state(v, qp, DPN_QP_DOWN);
     qp->is_closed_here = false;
     if (!qp->failures++)
@@ -167,18 +189,55 @@ static void abandon_opening(struct dpn_verbs *v, struct dpn_qp *qp, const char *
     schedule_retry(qp);
 }
 
+/* What a job returns, with the error text of its thread. */
+static void set_result(struct dpn_qp_job *job, int err)
+{
+    job->err = err;
+    snprintf(job->why, sizeof(job->why), "%s", err ? dp_last_error() : "");
+}
+
+/* Nothing was sent over it, so a queue pair that cannot be destroyed is only leaked. */
+static void finish_making(struct dpn_qp_job *job, int err)
+{
+    struct dpn_qp *qp = job->of.qp;
+
+    set_result(job, err);
+    if (!err)
+        return;
+    dpn_ibv_qp_free(qp->ibv);
+    qp->ibv = NULL;
+}
+
+static void run_making(struct dpn_job *base)
+{
+    struct dpn_qp_job *job = (struct dpn_qp_job *)base;
+    struct dpn_qp *qp = job->of.qp;
+    int err = make_qp(job->v, qp, &job->ours);
+
+    if (!err) {
+        describe_ece(qp, &job->ours);
+        dpn_port_gids(port_of(job->v, qp), &dpn_verbs_state.options, &job->gids);
+    }
+    finish_making(job, err);
+}
+
 void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    begin_epoch(qp, (uint16_t)(qp->epoch + 1));
+    begin(v, qp, DPN_QP_MAKING, run_making);
+}
+
+static void send_open(struct dpn_verbs *v, struct dpn_qp *qp)
 {
     union dpn_control_body body = {.open = {.index = (uint8_t)dpn_qp_index(v, qp)}};
 
-    qp->epoch++;
-    body.open.epoch = qp->epoch;
-    if (make_qp(v, qp, &body.open.qp)) {
-        abandon_opening(v, qp, dp_last_error());
+    if (qp->job.err) {
+        abandon(v, qp, qp->job.why);
         return;
     }
-    describe_ece(qp, &body.open.qp);
-    dpn_port_gids(port_of(v, qp), &dpn_verbs_state.options, &body.open.gids);
+    body.open.epoch = qp->epoch;
+    body.open.qp = qp->job.ours;
+    body.open.gids = qp->job.gids;
     set_state(v, qp, DPN_QP_OPENING);
     dpn_control_send(v, DPN_OPEN, &body);
 }
@@ -202,43 +261,59 @@ static int choose_gids(const struct dpn_verbs *v, struct dpn_qp *qp,
                            ours.count, port->name, theirs->count);
 }
 
-static int answer_open(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_open_qp *open,
-                       struct dpn_qp_info *ours)
+static int answer_open(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_job *job)
 {
     if (dpn_port_is_down(port_of(v, qp)))
         return dp_fail_quietly(DP_EIO, "%s is down", port_of(v, qp)->name);
-    int err = make_qp(v, qp, ours);
+    int err = make_qp(v, qp, &job->ours);
     if (!err)
-        err = choose_gids(v, qp, &open->gids);
+        err = choose_gids(v, qp, &job->gids);
     if (!err)
-        err = connect_qp(v, qp, &open->qp);
+        err = connect_qp(v, qp, &job->theirs);
     if (!err && qp->uses_ece)
-        describe_ece(qp, ours);
+        describe_ece(qp, &job->ours);
     if (!err)
         err = dpn_qp_post_recvs(v, qp, DPN_RECV_QUEUE);
     return err;
 }
 
+static void run_answering(struct dpn_job *base)
+{
+    struct dpn_qp_job *job = (struct dpn_qp_job *)base;
+
+    finish_making(job, answer_open(job->v, job->of.qp, job));
+}
+
 void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open)
 {
     struct dpn_qp *qp = &v->qps[open->index];
-    union dpn_control_body body = {.opened = {.index = open->index, .epoch = open->epoch}};
 
     if (qp->state != DPN_QP_DOWN) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer opens queue pair %u, which is in use",
                        open->index);
         return;
     }
-    qp->epoch = open->epoch;
-    qp->is_closed_here = false;
-    body.opened.is_open = !answer_open(v, qp, open, &body.opened.qp);
+    begin_epoch(qp, open->epoch);
+    qp->job.theirs = open->qp;
+    qp->job.gids = open->gids;
+    begin(v, qp, DPN_QP_MAKING, run_answering);
+}
+
+static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    union dpn_control_body body = {.opened = {.index = (uint8_t)dpn_qp_index(v, qp)}};
+
+    body.opened.epoch = qp->epoch;
+    body.opened.is_open = !qp->job.err;
     if (body.opened.is_open) {
+        body.opened.qp = qp->job.ours;
         body.opened.sender = qp->peer_gid;
         body.opened.receiver = qp->gid;
         set_state(v, qp, DPN_QP_OPENING);
     } else {
-        snprintf(body.opened.reason, sizeof(body.opened.reason), "%s", dp_last_error());
-        abandon_opening(v, qp, dp_last_error());
+        snprintf(body.opened.reason, sizeof(body.opened.reason), "%.*s", DPN_CONTROL_REASON - 1,
+                 qp->job.why);
+        abandon(v, qp, qp->job.why);
     }
     dpn_control_send(v, DPN_OPENED, &body);
 }
@@ -269,6 +344,22 @@ static int probe(struct dpn_verbs *v, struct dpn_qp *qp)
                                    strerror(error)) : 0;
 }
 
+static void run_connecting(struct dpn_job *base)
+{
+    struct dpn_qp_job *job = (struct dpn_qp_job *)base;
+
+    set_result(job, connect_qp(job->v, job->of.qp, &job->theirs));
+}
+
+/* `has_destroyed` is for whoever clears the pointer, as others read it meanwhile. */
+static void run_destroying(struct dpn_job *base)
+{
+    struct dpn_qp_job *job = (struct dpn_qp_job *)base;
+
+    job->err = dpn_ibv_qp_free(job->of.qp->ibv);
+    job->has_destroyed = !job->err;
+}
+
 void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened)
 {
     struct dpn_qp *qp = &v->qps[opened->index];
@@ -276,15 +367,24 @@ void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened)
     if (qp->state != DPN_QP_OPENING || qp->epoch != opened->epoch)
         return;
     if (!opened->is_open) {
-        abandon_opening(v, qp, opened->reason);
+        snprintf(qp->job.why, sizeof(qp->job.why), "%s", opened->reason);
+        begin(v, qp, DPN_QP_ABANDONING, run_destroying);
         return;
     }
     qp->gid = opened->sender;
     qp->peer_gid = opened->receiver;
-    int err = connect_qp(v, qp, &opened->qp);
-    if (!err)
-        err = probe(v, qp);
-    if (err)
+    qp->job.theirs = opened->qp;
+    begin(v, qp, DPN_QP_CONNECTING, run_connecting);
+}
+
+static void send_probe(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    set_state(v, qp, DPN_QP_OPENING);
+    if (qp->is_given_up)
+        dpn_qp_fail(v, qp, "the peer closed the queue pair", "see its log", "");
+    else if (qp->job.err)
+        dpn_qp_fail(v, qp, "connecting", qp->job.why, "");
+    else if (probe(v, qp))
         dpn_qp_fail(v, qp, "connecting", dp_last_error(), "");
     else
         set_state(v, qp, DPN_QP_PROBING);
@@ -309,10 +409,17 @@ static void log_end(struct dpn_verbs *v, const struct dpn_qp *qp, const char *wh
            v->qp_count);
 }
 
+static void run_stopping(struct dpn_job *base)
+{
+    dpn_ibv_qp_stop(((struct dpn_qp_job *)base)->of.qp->ibv);
+}
+
 void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
                  const char *hint)
 {
-    if (qp->state == DPN_QP_DOWN || qp->state == DPN_QP_DRAINING)
+    if (qp->state == DPN_QP_MAKING || qp->state == DPN_QP_CONNECTING)
+        qp->is_given_up = true;
+    if (!dpn_qp_is_connected(qp))
         return;
     if (qp->uses_ece && qp->state != DPN_QP_UP)
         qp->is_without_ece = true;
@@ -321,9 +428,9 @@ void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const
         v->failures += dpn_verbs_is_busy(v); /* a link may flap while no request is open */
         dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
     }
-    set_state(v, qp, DPN_QP_DRAINING);
+    set_state(v, qp, DPN_QP_STOPPING);
     log_end(v, qp, what, status, hint);
-    dpn_ibv_qp_stop(qp->ibv);
+    begin(v, qp, DPN_QP_STOPPING, run_stopping);
     if (v->failures > FAILURES_PER_QP * v->qp_count)
         dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", v->failures,
                        v->reason);
@@ -405,17 +512,72 @@ static void continue_draining(struct dpn_verbs *v, struct dpn_qp *qp, int64_t no
     if (!is_drained(v, qp) && (may_wait || qp->drain_polls++ < DRAIN_POLLS))
         return;
     dpn_verbs_poll(v);
-    if (v->error)
-        return;
-    const int error = dpn_ibv_qp_free(qp->ibv);
-    if (error && !atomic_load(&port_of(v, qp)->hca->is_dead)) {
-        fail_undestroyed(v, qp, error);
+    if (!v->error)
+        begin(v, qp, DPN_QP_DESTROYING, run_destroying);
+}
+
+static void finish_closing(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    if (qp->job.err && !atomic_load(&port_of(v, qp)->hca->is_dead)) {
+        fail_undestroyed(v, qp, qp->job.err);
         return;
     }
     qp->ibv = NULL;
     set_state(v, qp, DPN_QP_DOWN);
     send_closed(v, qp);
     resend_if_closed(v, qp);
+}
+
+/* Nothing was sent over it. */
+static void finish_abandoning(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    qp->ibv = NULL;
+    abandon(v, qp, qp->job.why);
+}
+
+/* ---- the end of the connection --------------------------------------------------------------- */
+
+/* One that cannot be destroyed is leaked. */
+static bool end_one(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    if (dpn_job_is_running(&qp->job.base))
+        return false;
+    if (qp->job.has_destroyed || qp->state == DPN_QP_ENDING)
+        qp->ibv = NULL;
+    if (qp->ibv)
+        begin(v, qp, DPN_QP_ENDING, run_destroying);
+    else
+        set_state(v, qp, DPN_QP_DOWN);
+    return !qp->ibv;
+}
+
+bool dpn_qps_end(struct dpn_verbs *v)
+{
+    bool have_ended = true;
+
+    for (int i = 0; i < v->qp_count; i++)
+        have_ended &= end_one(v, &v->qps[i]);
+    return have_ended;
+}
+
+/* A child that was forked while a worker of its parent was busy leaves that queue pair alone. */
+static bool close_one(struct dpn_qp *qp, int64_t until_ns)
+{
+    if (!dpn_job_end(&qp->job.base, until_ns))
+        return false;
+    if (!qp->job.has_destroyed && !dpn_job_is_running(&qp->job.base))
+        dpn_ibv_qp_free(qp->ibv);
+    qp->ibv = NULL;
+    return true;
+}
+
+bool dpn_qps_close(struct dpn_verbs *v, int64_t until_ns)
+{
+    bool have_ended = true;
+
+    for (int i = 0; i < v->qp_count; i++)
+        have_ended &= close_one(&v->qps[i], until_ns);
+    return have_ended;
 }
 
 /* ---- polling --------------------------------------------------------------------------------- */
@@ -456,9 +618,27 @@ static void check_progress(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_n
 
 static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 {
+    if (dpn_job_is_running(&qp->job.base))
+        return;
     switch (qp->state) {
+    case DPN_QP_MAKING:
+        v->is_sender ? send_open(v, qp) : send_opened(v, qp);
+        break;
+    case DPN_QP_CONNECTING:
+        send_probe(v, qp);
+        break;
+    case DPN_QP_STOPPING:
+        set_state(v, qp, DPN_QP_DRAINING);
+        continue_draining(v, qp, now_ns);
+        break;
     case DPN_QP_DRAINING:
         continue_draining(v, qp, now_ns);
+        break;
+    case DPN_QP_DESTROYING:
+        finish_closing(v, qp);
+        break;
+    case DPN_QP_ABANDONING:
+        finish_abandoning(v, qp);
         break;
     case DPN_QP_DOWN:
         if (v->is_sender && qp->retry_ns && now_ns >= qp->retry_ns && !v->channel.is_lost &&
@@ -471,6 +651,7 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
         check_port(v, qp);
         break;
     case DPN_QP_OPENING:
+    case DPN_QP_ENDING:
         break;
     }
 }
@@ -498,6 +679,15 @@ static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
     else if (v->down_ns > dpn_options.timeout_s * DP_NS_PER_S)
         dpn_verbs_fail(v, DP_ETIMEDOUT, "no queue pair for %lld s (DUALPIPE_NET_TIMEOUT): %s",
                        (long long)dpn_options.timeout_s, v->reason);
+}
+
+bool dpn_qps_are_changing(const struct dpn_verbs *v)
+{
+    bool any = v->has_lost_loop;
+
+    for (int i = 0; i < v->qp_count; i++)
+        any |= v->qps[i].state != DPN_QP_DOWN && v->qps[i].state != DPN_QP_UP;
+    return any;
 }
 
 void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns)

@@ -2,10 +2,12 @@
  *
  * reg.c - memory registration of a connection: the same memory with the device of each rail.
  */
+#include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 static void put_all(const struct dpn_verbs_memory *memory)
 {
@@ -85,13 +87,29 @@ static bool is_in_flight(const struct dpn_verbs *v, const struct dpn_memory *mem
     return flush_uses(v, memory);
 }
 
+/* Whether nothing uses it any more. A connection that does ends; then its queue pairs are destroyed
+ * first. */
+static bool has_given_back(struct dpn_comm *comm, const struct dpn_memory *memory)
+{
+    bool has_ended = true;
+
+    pthread_mutex_lock(&comm->lock);
+    struct dpn_verbs *v = comm->state;
+    if (v && is_in_flight(v, memory))
+        dpn_verbs_fail(v, DP_EABORTED, "memory was deregistered while a request still used it");
+    if (v && v->error)
+        has_ended = dpn_verbs_has_ended(v);
+    pthread_mutex_unlock(&comm->lock);
+    return has_ended;
+}
+
 void dpn_verbs_dereg(struct dpn_comm *comm, struct dpn_memory *base)
 {
+    static const struct timespec pause = {.tv_nsec = 100 * DP_NS_PER_US};
     struct dpn_verbs_memory *memory = (struct dpn_verbs_memory *)base;
 
-    if (comm->state && is_in_flight(comm->state, base))
-        dpn_verbs_fail(comm->state, DP_EABORTED,
-                       "memory was deregistered while a request still used it");
+    while (!has_given_back(comm, base))
+        nanosleep(&pause, NULL);
     put_all(memory);
     free(memory);
 }

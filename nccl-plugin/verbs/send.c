@@ -533,8 +533,9 @@ static struct dpn_send *new_send(struct dpn_verbs *v, const struct dpn_piece *pi
 
 static int try_later(struct dpn_verbs *v)
 {
-    dpn_verbs_progress(v);
-    return v->error ? dp_fail(v->error, "send: %s", v->why) : 0;
+    if (!v->error)
+        dpn_verbs_progress(v);
+    return v->error && dpn_verbs_has_ended(v) ? dp_fail(v->error, "send: %s", v->why) : 0;
 }
 
 int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out)

@@ -4,6 +4,7 @@
  */
 #include "nccl-plugin/verbs/verbs.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/load.h"
@@ -19,16 +20,23 @@
 
 /* ---- failure --------------------------------------------------------------------------------- */
 
-static void free_qps(struct dpn_verbs *v)
+static int64_t timeout_ns(void)
 {
-    for (int i = 0; i < DPN_MAX_QPS; i++) {
-        dpn_ibv_qp_free(v->qps[i].ibv);
-        v->qps[i].ibv = NULL;
-        v->qps[i].state = DPN_QP_DOWN;
-    }
+    return dpn_options.timeout_s * DP_NS_PER_S;
+}
+
+static bool end_qps(struct dpn_verbs *v)
+{
+    bool have_ended = dpn_qps_end(v);
+
     for (int r = 0; r < v->rail_count; r++)
-        dpn_loop_close(&v->rails[r]);
-    v->up = 0;
+        have_ended &= dpn_loop_end(v, &v->rails[r]);
+    return have_ended;
+}
+
+bool dpn_verbs_has_ended(struct dpn_verbs *v)
+{
+    return end_qps(v) || dp_now_ns() - v->failed_ns > timeout_ns();
 }
 
 void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
@@ -41,8 +49,9 @@ void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(v->why, sizeof(v->why), fmt, args);
     va_end(args);
+    v->failed_ns = dp_now_ns();
     dpn_control_send_failed(v);
-    free_qps(v);
+    end_qps(v);
 }
 
 /* ---- rails ----------------------------------------------------------------------------------- */
@@ -168,6 +177,33 @@ static int open_verbs(struct dpn_comm *comm)
     return err;
 }
 
+static bool close_qps(struct dpn_verbs *v)
+{
+    const int64_t until_ns = dp_now_ns() + timeout_ns();
+    bool have_ended = dpn_qps_close(v, until_ns);
+
+    for (int r = 0; r < v->rail_count; r++)
+        have_ended &= dpn_loop_close(&v->rails[r], until_ns);
+    return have_ended;
+}
+
+static void close_rails(struct dpn_verbs *v)
+{
+    for (int r = 0; r < v->rail_count; r++) {
+        if (v->rails[r].cq)
+            dpn_ibv.destroy_cq(v->rails[r].cq);
+        dpn_mr_put(v->rails[r].port->hca, v->rails[r].block_mr);
+    }
+}
+
+static void free_state(struct dpn_verbs *v)
+{
+    close_rails(v);
+    dpn_control_free_all(v);
+    free(v->block);
+    free(v);
+}
+
 static void close_verbs(struct dpn_comm *comm)
 {
     struct dpn_verbs *v = comm->state;
@@ -177,12 +213,7 @@ static void close_verbs(struct dpn_comm *comm)
     dpn_watchdog_remove(v);
     dpn_verbs_release_acceptor(v);
     dpn_channel_close(v);
-    free_qps(v);
-    for (int r = 0; r < v->rail_count; r++) {
-        if (v->rails[r].cq)
-            dpn_ibv.destroy_cq(v->rails[r].cq);
-        dpn_mr_put(v->rails[r].port->hca, v->rails[r].block_mr);
-    }
+    const bool has_ended = close_qps(v);
     /* The wire uses control messages in flight and the buffer of the next one until it is closed.
      * If both sides have declined there are none. */
     if (v->step != DPN_STEP_DECLINED || dpn_control_is_sending(v)) {
@@ -190,10 +221,13 @@ static void close_verbs(struct dpn_comm *comm)
         dp_wire_close(comm->wire);
         comm->wire = NULL;
     }
-    dpn_control_free_all(v);
-    free(v->block);
-    free(v);
     comm->state = NULL;
+    if (has_ended)
+        free_state(v);
+    else
+        dp_log(DP_LOG_WARN, "%s has not answered for %lld s (DUALPIPE_NET_TIMEOUT); what a "
+               "connection over it has in memory is kept", v->device->name,
+               (long long)dpn_options.timeout_s);
 }
 
 /* ---- test ------------------------------------------------------------------------------------ */
@@ -240,7 +274,7 @@ static int test(struct dpn_request *request, bool *done, int *sizes)
     *done = !req->left;
     if (*done)
         finish(req, sizes);
-    else if (v->error)
+    else if (v->error && dpn_verbs_has_ended(v))
         return dp_fail(v->error, "%s: %s", names[req->kind], v->why);
     return 0;
 }

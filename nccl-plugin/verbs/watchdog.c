@@ -15,21 +15,28 @@
 #include <string.h>
 
 static const int64_t ROUND_NS = 250 * DP_NS_PER_MS;
+/* While a queue pair is connected or destroyed, which goes step by step. */
+static const int64_t SOON_NS = 5 * DP_NS_PER_MS;
 
 static pthread_mutex_t lock =
     PTHREAD_MUTEX_INITIALIZER; /* taken after a connection's lock, which is only tried here */
 static struct dpn_verbs *watched;
 static bool is_running;
 
-static void check(struct dpn_verbs *v)
+/* Returns after how long it is to be looked at again. */
+static int64_t check(struct dpn_verbs *v)
 {
     struct dpn_comm *comm = v->comm;
 
     if (pthread_mutex_trylock(&comm->lock))
-        return; /* another thread makes progress */
-    if (!v->error && dp_now_ns() - v->polled_ns >= ROUND_NS)
+        return ROUND_NS; /* another thread makes progress */
+    if (v->error)
+        dpn_verbs_has_ended(v);
+    else if (dp_now_ns() - v->polled_ns >= (dpn_qps_are_changing(v) ? SOON_NS : ROUND_NS))
         dpn_verbs_progress_all(v);
+    const int64_t next_ns = dpn_qps_are_changing(v) ? SOON_NS : ROUND_NS;
     pthread_mutex_unlock(&comm->lock);
+    return next_ns;
 }
 
 /* A sender connects again after it has lost the wire for control messages. A connection whose label
@@ -52,27 +59,29 @@ static void accept_all(void)
         hand_over(wire, label);
 }
 
-/* false: no connection is left. */
-static bool check_all(void)
+/* Returns how long to sleep; 0: no connection is left. */
+static int64_t check_all(void)
 {
+    int64_t sleep_ns = ROUND_NS;
+
     pthread_mutex_lock(&lock);
     accept_all();
-    for (struct dpn_verbs *v = watched; v; v = v->next_watched)
-        check(v);
+    for (struct dpn_verbs *v = watched; v; v = v->next_watched) {
+        const int64_t next_ns = check(v);
+        sleep_ns = next_ns < sleep_ns ? next_ns : sleep_ns;
+    }
     is_running = watched;
-    bool go_on = is_running;
+    if (!is_running)
+        sleep_ns = 0;
     pthread_mutex_unlock(&lock);
-    return go_on;
+    return sleep_ns;
 }
 
 static void *run(void *none)
 {
-    const struct timespec round = {.tv_nsec = ROUND_NS};
-
     (void)none;
-    do
-        nanosleep(&round, NULL);
-    while (check_all());
+    for (int64_t sleep_ns = ROUND_NS; sleep_ns; sleep_ns = check_all())
+        nanosleep(&(struct timespec){.tv_nsec = sleep_ns}, NULL);
     return NULL;
 }
 

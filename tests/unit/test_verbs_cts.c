@@ -190,7 +190,7 @@ static void a_probe_that_is_polled_late_does_not_revive_a_queue_pair(void **stat
     dpn_qp_fail(v, &v->qps[0], "test", "pulled", "");
     const int failures = v->qps[0].failures;
     dpn_verbs_poll(v); /* the probe; and, after it, flushed receives, which would fail it again */
-    assert_int_equal(v->qps[0].state, DPN_QP_DRAINING);
+    assert_int_equal(v->qps[0].state, DPN_QP_STOPPING);
     assert_int_equal(v->qps[0].failures, failures);
     pthread_mutex_unlock(&b.pair.receiver->lock);
     wait_for_qps(&b, 0, 3);

@@ -40,18 +40,25 @@ static void end(struct pair *p, struct dpn_net *context)
     dpn_net_finalize(context);
 }
 
+struct loop {
+    uint32_t written, flushed;
+    uint16_t epoch;
+    struct ibv_qp *qp;
+};
+
 /* Under the lock: the watchdog may poll the connection meanwhile. */
-static struct dpn_loop loop_of(struct pair *p, int rail)
+static struct loop loop_of(struct pair *p, int rail)
 {
     pthread_mutex_lock(&p->receiver->lock);
-    const struct dpn_loop loop = ((struct dpn_verbs *)p->receiver->state)->rails[rail].loop;
+    const struct dpn_loop *l = &((struct dpn_verbs *)p->receiver->state)->rails[rail].loop;
+    const struct loop loop = {l->written, l->flushed, l->epoch, l->qp};
     pthread_mutex_unlock(&p->receiver->lock);
     return loop;
 }
 
 static int unflushed(struct pair *p, int rail)
 {
-    const struct dpn_loop loop = loop_of(p, rail);
+    const struct loop loop = loop_of(p, rail);
 
     return (int)(loop.written - loop.flushed);
 }

@@ -142,9 +142,12 @@ struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned index)
 void pair_lose(struct pair *p, unsigned qp)
 {
     struct dpn_verbs *v = p->sender->state;
+    const int64_t began_ns = dp_now_ns();
 
     pthread_mutex_lock(&p->sender->lock);
     dpn_qp_fail(v, &v->qps[qp], "test", "pulled", "");
+    while (dpn_job_is_running(&v->qps[qp].job.base))
+        must_be_in_time(began_ns);
     pthread_mutex_unlock(&p->sender->lock);
 }
 

@@ -55,7 +55,7 @@ unsigned pair_qps_up(struct dpn_comm *comm); /* a bit mask */
 unsigned pair_epoch(struct dpn_comm *comm, unsigned qp);
 struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned index);
 
-/* Fail a queue pair of the sender. */
+/* Fail a queue pair of the sender; when this returns nothing more leaves it. */
 void pair_lose(struct pair *p, unsigned qp);
 
 /* Reset its control connection, as a middlebox does that has dropped its state: the peer gets a

@@ -130,6 +130,7 @@ EXPORT const struct fake_verbs fake_verbs = {
     .kill_device = kill_device,
     .fail_send = fail_send,
     .fail_call = fv_fail_call,
+    .slow_call = fv_slow_call,
     .hold = hold,
     .hold_qp = hold_qp,
     .alive = alive,

@@ -67,6 +67,10 @@ struct fake_verbs {
     /* The n-th call from now of ibv_reg_mr, ibv_modify_qp, ibv_post_send, ibv_destroy_qp or any
      * function that makes something. */
     bool (*fail_call)(const char *function, int n, int error);
+    /* From now on every call of ibv_reg_mr, ibv_dereg_mr, ibv_modify_qp, ibv_destroy_qp or any
+     * function that makes something takes so long, as with a busy device or an address that nobody
+     * answers for; NULL: none any more. */
+    bool (*slow_call)(const char *function, int ms);
     /* While held nothing leaves this process. */
     bool (*hold)(bool held);
     /* The same of one queue pair: its way is slow, and the others overtake it. */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const char *const names[FV_FAULTS] = {
     "reorder", "ack", "short", "error", "reg", "modify", "port", "gid", "qp", "device", "twice",
@@ -21,6 +22,8 @@ static struct {
     pthread_mutex_t lock;
     char function[32];
     int calls, error;
+    char slow[32];
+    int ms;
 } ordered = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- by chance -------------------------------------------------------------------------------- */
@@ -120,4 +123,22 @@ int fv_call_error(const char *function)
     const int error = strikes ? ordered.error : 0;
     pthread_mutex_unlock(&ordered.lock);
     return error;
+}
+
+bool fv_slow_call(const char *function, int ms)
+{
+    pthread_mutex_lock(&ordered.lock);
+    snprintf(ordered.slow, sizeof(ordered.slow), "%s", function ? function : "");
+    ordered.ms = ms;
+    pthread_mutex_unlock(&ordered.lock);
+    return true;
+}
+
+void fv_take_time(const char *function)
+{
+    pthread_mutex_lock(&ordered.lock);
+    const int ms = strcmp(ordered.slow, function) ? 0 : ordered.ms;
+    pthread_mutex_unlock(&ordered.lock);
+    if (ms)
+        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
