@@ -140,10 +140,11 @@ static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *qps)
 
 /* ---- work requests --------------------------------------------------------------------------- */
 
-/* The work requests of a stripe, at most three. */
+enum { CHAIN = 2 }; /* work requests of a stripe, at most: data, and a record */
+
 struct chain {
-    struct ibv_send_wr wrs[3];
-    struct ibv_sge sges[3];
+    struct ibv_send_wr wrs[CHAIN];
+    struct ibv_sge sges[CHAIN];
     unsigned count;
 };
 
@@ -210,7 +211,7 @@ static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct c
 
 /* For immediates that do not imply the length: only packets of a message that ends with an
  * immediate keep their order, so the data is written first, then the length into the receiver's
- * table, then an empty write with the immediate. */
+ * table, by the write that has the immediate. */
 static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigned k,
                        struct chain *c)
 {
@@ -223,7 +224,8 @@ static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigne
 
     *record = (struct dpn_record){send->generation, (uint32_t)send->size};
     wr->wr.rdma.rkey = qp->peer_key;
-    add(c, NULL, 0, 0, qp->peer_block)->wr.rdma.rkey = qp->peer_key;
+    if (sizeof(*record) <= qp->inline_bytes)
+        wr->send_flags |= IBV_SEND_INLINE;
 }
 
 static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send, unsigned k,
@@ -281,7 +283,7 @@ static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
     if (send->is_inline)
         return dpn_inline_post(v, send);
     s->epoch = qp->epoch;
-    while (qp->requests_out + 3 <= DPN_SEND_QUEUE) {
+    while (qp->requests_out + CHAIN <= DPN_SEND_QUEUE) {
         struct chain c;
         c.count = 0;
         const uint32_t rest = s->len - s->sent;

@@ -205,6 +205,24 @@ static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state
     unset("NCCL_IB_QPS_PER_CONNECTION");
 }
 
+/* Of one message of PAIR_BYTES. */
+static unsigned count_work_requests(struct pair *p)
+{
+    struct dpn_memory *source = pair_reg(p->sender, pair_from, NCCL_PTR_HOST);
+    struct dpn_memory *target = pair_reg(p->receiver, pair_to, NCCL_PTR_HOST);
+    struct dpn_request *recv = pair_receive(p, target, PAIR_BYTES);
+    const struct dpn_verbs *v = p->sender->state;
+
+    assert_true(fake_verbs.hold_qp(pair_qp(p->sender, 0), true));
+    struct dpn_request *send = pair_send(p, source, pair_from, PAIR_BYTES);
+    pthread_mutex_lock(&p->sender->lock);
+    const unsigned count = v->qps[0].requests_out;
+    pthread_mutex_unlock(&p->sender->lock);
+    assert_true(fake_verbs.hold_qp(pair_qp(p->sender, 0), false));
+    pair_finish(send, recv);
+    return count;
+}
+
 /* Packets may arrive out of order: the end of a long message is a work request of its own. */
 static void with_adaptive_routing_the_end_of_a_long_message_goes_by_itself(void **state)
 {
@@ -220,6 +238,7 @@ static void with_adaptive_routing_the_end_of_a_long_message_goes_by_itself(void 
         struct pair p = pair_connect(0);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
         assert_int_equal(most_cut(&p)->has_record, cases[i].goes_by_itself);
+        assert_int_equal(count_work_requests(&p), cases[i].goes_by_itself ? 2 : 1);
         pair_end(&p);
     }
     unset("NCCL_IB_ADAPTIVE_ROUTING");
