@@ -12,7 +12,7 @@
  *
  * The receiver sends clear-to-send (CTS) entries first, so no long message arrives without a place
  * to go to, whatever the order of tags, and none stands in the way of another. Without an entry a
- * sender has a few short messages sent at once (net/eager.h; by RDMA verbs/eager.c); for others it
+ * sender has a few short messages sent at once (net/eager.h; by RDMA verbs/eager_recv.c); for others it
  * is told to try again.
  *
  * Nothing blocks: DP_EAGAIN says that the same call is to be made again.

@@ -9,7 +9,7 @@
  *      slot, sub   index of a receive, and of a buffer of it
  *      stripe      the part of a message that goes over one queue pair
  *      block       the memory of a side that the peer writes to, and that it writes from
- *      eager       a short message that does not wait for its CTS entry: verbs/eager.c
+ *      eager       a short message that does not wait for its CTS entry: verbs/eager_recv.c
  *      inline      a very short eager message, which is seen without a completion: verbs/inline.h
  *
  *      receiver                                             sender
@@ -17,12 +17,27 @@
  *      the receive buffer <-- RDMA write, a stripe per queue pair --  isend
  *      completion         <-- the immediate of each stripe: which message, which stripe of how many
  *
- * The receiver may delay CTS entries and write several at once (verbs/recv.c). The immediates tell
- * what has arrived, in whatever order. A stripe that is sent again, over another queue pair, writes
- * the same bytes to the same address. When a queue pair fails, each side destroys its own one and
- * then reports that (CLOSED); the receiver's report says what has arrived. Only then is the rest
- * sent over other queue pairs. So no write of the old queue pair can arrive after the receive is
- * done and its memory has been reused, and no buffer is read that was returned to its owner.
+ * The receiver may delay CTS entries and write several at once (verbs/cts_write.c). The immediates
+ * tell what has arrived, in whatever order. A stripe that is sent again, over another queue pair,
+ * writes the same bytes to the same address. When a queue pair fails, each side destroys its own
+ * one and then reports that (CLOSED); the receiver's report says what has arrived. Only then is the
+ * rest sent over other queue pairs. So no write of the old queue pair can arrive after the receive
+ * is done and its memory has been reused, and no buffer is read that was returned to its owner.
+ *
+ * A file calls only those in lines above its own:
+ *
+ *      fail, worker, ibv_qp, cts         errors, calls that may block
+ *      control, qp, flush                messages beside the queue pairs; one queue pair; loopback
+ *      rails, inline, cts_write
+ *      eager_send, eager_recv
+ *      send, recv
+ *      completion                        what a device has done, for the file that asked for it
+ *      qps, stall, reconnect             what both sides tell each other
+ *      dispatch                          what a control message makes this side do
+ *      progress                          all of these, at intervals; the end of the connection
+ *      watchdog, reg
+ *      handshake                         how it begins
+ *      verbs                             the transport
  */
 #ifndef DPN_VERBS_COMM_H
 #define DPN_VERBS_COMM_H
@@ -101,6 +116,23 @@ struct dpn_block {
 };
 _Static_assert(sizeof(struct dpn_block) % 64 == 0, "the ring begins at a cache line");
 _Static_assert(offsetof(struct dpn_block, inlines) % 64 == 0, "and so do inline messages");
+
+/* The ring of larger eager messages behind the receiver's block. */
+static inline size_t dpn_eager_stride(uint32_t eager_bytes)
+{
+    return (sizeof(struct dpn_eager_head) + eager_bytes + 63) / 64 * 64;
+}
+
+static inline size_t dpn_eager_ring_bytes(uint32_t eager_bytes)
+{
+    return eager_bytes ? DPN_LARGE_SLOTS * dpn_eager_stride(eager_bytes) : 0;
+}
+
+static inline uint64_t dpn_eager_slot(uint64_t block, uint32_t eager_bytes, uint32_t number)
+{
+    return block + sizeof(struct dpn_block) +
+           number % DPN_LARGE_SLOTS * dpn_eager_stride(eager_bytes);
+}
 
 /* The immediate of a stripe. Bits: slot 5, sub 3, stripe 4, count - 1 4, has_record 1, generation
  * 15. */
@@ -228,7 +260,7 @@ struct dpn_qp {
     unsigned requests_out; /* entries of the send queue in use */
     unsigned unsignaled;
     unsigned recvs_out, recvs_owed; /* posted; to be posted with the next batch */
-    unsigned rewrites_out;          /* receiver, see verbs/recv.c */
+    unsigned rewrites_out;          /* receiver, see verbs/cts_write.c */
     uint64_t peer_block;
     uint32_t peer_key, peer_number;
     struct dpn_gid gid, peer_gid;
@@ -398,6 +430,7 @@ struct dpn_verbs {
     int port_count;
     int error;
     int64_t failed_ns; /* when that was */
+    bool has_told;     /* and the peer knows */
     char why[512];
     char reason[384]; /* why the last queue pair failed */
 
@@ -474,16 +507,14 @@ struct dpn_verbs {
     struct dpn_verbs *next_watched;
 };
 
-/* Record the first error of the connection, tell the peer, and begin to destroy all queue pairs.
- * Later errors are ignored. */
+/* verbs/fail.c. Record the first error of the connection; later ones are ignored. What called
+ * into the connection ends it then: dpn_verbs_has_ended. */
 void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...) DP_PRINTF(3, 4);
-/* After an error, call again until this is true: all queue pairs are destroyed, so that no memory is
- * accessed any more, and the error may be reported. After DUALPIPE_NET_TIMEOUT it is true in any
- * case. */
-bool dpn_verbs_has_ended(struct dpn_verbs *v);
-/* Set up what queue pairs need, once rails, the number of queue pairs per rail and the size of
- * eager messages are agreed. */
+
+/* verbs/rails.c. Set up what queue pairs need, once rails, the number of queue pairs per rail and
+ * the size of eager messages are agreed. */
 int dpn_verbs_open_rails(struct dpn_verbs *v);
+void dpn_verbs_close_rails(struct dpn_verbs *v);
 
 /* verbs/ports.c. Collect the device's ports and, if the sender has to match the receiver's subnet,
  * others that may replace them. */
@@ -499,7 +530,6 @@ void dpn_verbs_pair_ports(const struct dpn_verbs *v, const struct dpn_hello *hel
 /* verbs/control.c: the control messages. */
 void dpn_control_send(struct dpn_verbs *v, enum dpn_control_kind kind,
                       const union dpn_control_body *body);
-void dpn_control_poll(struct dpn_verbs *v);
 /* Receive the next message into v->received. false: there is none. */
 bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind);
 /* Whether a control message of this side is still being sent. */
@@ -513,8 +543,12 @@ void dpn_control_send_failed(struct dpn_verbs *v);
 bool dpn_control_has_unacked_closed(const struct dpn_verbs *v);
 /* Read what is left, before the wire is closed. */
 void dpn_control_drain(struct dpn_verbs *v);
-/* Begin with a new wire. */
+/* Begin with a new wire; process the peer's RESUME, after which both sides send again. */
 void dpn_control_resume(struct dpn_verbs *v);
+void dpn_control_take_resume(struct dpn_verbs *v, const struct dpn_resume *resume);
+
+/* verbs/dispatch.c: receive control messages, and do what they ask for. */
+void dpn_control_poll(struct dpn_verbs *v);
 
 /* verbs/reconnect.c: replaces the wire for control messages when it is lost. */
 void dpn_channel_poll(struct dpn_verbs *v, int64_t now_ns);
@@ -527,25 +561,44 @@ int dpn_verbs_handshake(struct dpn_verbs *v);
 /* The peer does not connect here any more. */
 void dpn_verbs_release_acceptor(const struct dpn_verbs *v);
 
-/* verbs/qp.c: the states of queue pairs. */
+/* verbs/qp.c: one queue pair. */
+static inline const struct dpn_port *dpn_qp_port(const struct dpn_verbs *v,
+                                                 const struct dpn_qp *qp)
+{
+    return v->rails[qp->rail].port;
+}
+void dpn_qp_set_state(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state);
+void dpn_qp_is_up(struct dpn_verbs *v, struct dpn_qp *qp);
+/* Each begins what a worker does: the sender makes it and then connects it with the receiver's,
+ * which is made and connected at once. The job has the result. */
+void dpn_qp_make(struct dpn_verbs *v, struct dpn_qp *qp, uint16_t epoch);
+void dpn_qp_answer(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_open_qp *open);
+void dpn_qp_connect(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_opened_qp *opened);
+/* state: DPN_QP_DESTROYING or DPN_QP_ABANDONING. */
+void dpn_qp_destroy(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state);
+int dpn_qp_post_recvs(struct dpn_verbs *v, struct dpn_qp *qp, unsigned count);
+/* Write nothing, with an immediate for the receiver: an acknowledged write proves that the path
+ * works; two connected queue pairs do not. */
+int dpn_qp_probe(struct dpn_verbs *v, struct dpn_qp *qp);
+/* The same without an immediate: an unreachable peer does not acknowledge it. */
+void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp);
+/* A queue pair has failed: log it, and stop it. */
+void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+                 const char *hint);
+/* The connection has ended: destroy queue pairs. Returns whether all are destroyed. */
+bool dpn_qps_end(struct dpn_verbs *v);
+/* The same, waiting for it. false: a worker is still busy at until_ns. */
+bool dpn_qps_close(struct dpn_verbs *v, int64_t until_ns);
+
+/* verbs/qps.c: what both sides tell each other about them. */
 void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp);
 void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open);
 void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened);
-void dpn_qp_is_up(struct dpn_verbs *v, struct dpn_qp *qp);
-/* Write zero bytes: an unreachable peer does not acknowledge them. */
-void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp);
-/* A queue pair has failed: log it, stop it, and drain it. */
-void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
-                 const char *hint);
 void dpn_qp_take_closed(struct dpn_verbs *v, unsigned qp, unsigned epoch);
 /* Finish draining, retry, and check deadlines. */
 void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns);
 /* Whether one is being connected, or destroyed: dpn_qps_poll soon has something to do. */
 bool dpn_qps_are_changing(const struct dpn_verbs *v);
-/* The connection has ended: destroy queue pairs. Returns whether all are destroyed. */
-bool dpn_qps_end(struct dpn_verbs *v);
-/* The same, waiting for it. false: a worker is still busy at until_ns. */
-bool dpn_qps_close(struct dpn_verbs *v, int64_t until_ns);
 /* Whether it has not failed, nor is it still being made. */
 static inline bool dpn_qp_is_connected(const struct dpn_qp *qp)
 {
@@ -565,14 +618,19 @@ void dpn_verbs_prefer_placed(struct dpn_verbs *v, const struct dpn_plan *plan);
 void dpn_verbs_progress(struct dpn_verbs *v);
 /* The same, with everything that is otherwise done only at intervals. */
 void dpn_verbs_progress_all(struct dpn_verbs *v);
-/* Process completions only. Returns whether there were any. */
-bool dpn_verbs_poll(struct dpn_verbs *v);
+/* After an error, call again until this is true: the peer is told, and all queue pairs are
+ * destroyed, so that no memory is accessed any more, and the error may be reported. After
+ * DUALPIPE_NET_TIMEOUT it is true in any case. */
+bool dpn_verbs_has_ended(struct dpn_verbs *v);
 
-/* verbs/send.c */
+/* verbs/completion.c: process completions only. Returns whether there were any. */
+bool dpn_verbs_poll(struct dpn_verbs *v);
+/* The same without looking for inline messages. */
+bool dpn_verbs_poll_queues(struct dpn_verbs *v);
+
+/* verbs/send.c. Errors of the connection are the caller's business. */
 int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out);
 void dpn_verbs_push(struct dpn_verbs *v);
-struct dpn_verbs_request dpn_verbs_new_request(struct dpn_verbs *v, enum dpn_request_kind kind,
-                                               unsigned index);
 /* Process CTS entries that have arrived. */
 void dpn_verbs_read_cts(struct dpn_verbs *v);
 /* Whether the report lacks a message that the device has acknowledged. */
@@ -584,9 +642,7 @@ void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_closed_
 /* Tell the receiver that its buffer is too small for a message of this size. */
 void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place);
 
-/* verbs/eager.c: eager messages. Sender: */
-size_t dpn_eager_ring_bytes(uint32_t eager_bytes);
-uint64_t dpn_eager_slot(uint64_t block, uint32_t eager_bytes, uint32_t number);
+/* verbs/eager_send.c, verbs/eager_recv.c: eager messages. Sender: */
 bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece);
 /* Process a credit. */
 void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_cts_entry *entry);
@@ -617,9 +673,14 @@ void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, 
 bool dpn_eager_has_unclaimed(const struct dpn_verbs *v);
 void dpn_eager_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report);
 
-/* verbs/recv.c */
+/* verbs/recv.c. Errors of the connection are the caller's business. */
 int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                     struct dpn_request **out);
+void dpn_verbs_take_imm(struct dpn_verbs *v, const struct dpn_qp *qp, uint32_t imm, uint32_t bytes);
+void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report);
+
+/* verbs/cts_write.c. Make CTS entries for a receive that is posted, or delay that. */
+void dpn_cts_make(struct dpn_verbs *v, int n, const struct dpn_piece *pieces);
 /* Write the CTS entries that are made and not written. */
 void dpn_cts_push(struct dpn_verbs *v);
 /* Make CTS entries for all delayed receives. */
@@ -642,9 +703,6 @@ void dpn_verbs_note_size(struct dpn_verbs *v, size_t room, size_t size);
 void dpn_cts_rewind(struct dpn_verbs *v, unsigned qp, uint32_t cts_read);
 /* A write of CTS entries has completed. */
 void dpn_cts_write_done(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_work work);
-void dpn_verbs_take_imm(struct dpn_verbs *v, const struct dpn_qp *qp, uint32_t imm, uint32_t bytes);
-void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report);
-int dpn_qp_post_recvs(struct dpn_verbs *v, struct dpn_qp *qp, unsigned count);
 
 /* verbs/flush.c */
 int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
@@ -656,8 +714,9 @@ int dpn_loop_open(struct dpn_rail *rail);
 /* As dpn_qps_end and dpn_qps_close. */
 bool dpn_loop_end(struct dpn_verbs *v, struct dpn_rail *rail);
 bool dpn_loop_close(struct dpn_rail *rail, int64_t until_ns);
-/* Process a completion of a flush or a copy. */
-void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc);
+/* Process a completion of a flush or a copy. Returns whether it is done; a copied message is the
+ * caller's business. */
+bool dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc);
 void dpn_loops_poll(struct dpn_verbs *v, int64_t now_ns);
 /* Whether the port's device accesses GPU memory. */
 bool dpn_port_reaches_gpus(const struct dpn_port *port);
@@ -687,6 +746,14 @@ void dpn_cts_entry_seal(struct dpn_cts_entry *entry);
 /* Copy the entry at `from` if it is CTS entry `number` and complete. */
 bool dpn_cts_entry_read(const struct dpn_cts_entry *from, uint32_t number,
                         struct dpn_cts_entry *out);
+
+static inline struct dpn_verbs_request dpn_verbs_new_request(struct dpn_verbs *v,
+                                                            enum dpn_request_kind kind,
+                                                            unsigned index)
+{
+    return (struct dpn_verbs_request){.base = {.comm = v->comm}, .verbs = v, .kind = kind,
+                                      .index = index};
+}
 
 /* Whether any request is open. */
 static inline bool dpn_verbs_is_busy(const struct dpn_verbs *v)

@@ -348,23 +348,22 @@ static bool is_being_copied(const struct dpn_recv_buffer *buffer, unsigned r)
 /* ---- completions ----------------------------------------------------------------------------- */
 
 /* Completions of an earlier queue pair are ignored. */
-void dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
+bool dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
 {
     struct dpn_rail *rail = &v->rails[work.qp];
 
     if (!rail->loop.qp || rail->loop.epoch != work.epoch)
-        return;
+        return false;
     if (wc->status) {
         fail_loop(v, rail, work.kind == DPN_WORK_FLUSH ? "flush" : "copy to the GPU",
                   dpn_ibv.wc_status_str(wc->status));
-        return;
+        return false;
     }
     rail->loop.failures = 0;
     rail->loop.asked_ns = 0;
     if (work.kind == DPN_WORK_FLUSH)
         finish_read(v, work.qp, &v->flushes[work.slot]);
-    else
-        dpn_eager_copied(v, &v->recvs[work.slot], work.stripe, work.requests);
+    return true;
 }
 
 /* ---- polling --------------------------------------------------------------------------------- */

@@ -317,7 +317,6 @@ int dpn_verbs_handshake(struct dpn_verbs *v)
                    ? DP_EAGAIN
                    : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->reason);
     case DPN_STEP_READY:
-        dpn_watchdog_add(v);
         return 0;
     }
     return DP_EAGAIN;

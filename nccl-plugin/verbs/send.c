@@ -472,16 +472,6 @@ static bool needs_record(const struct dpn_verbs *v, const struct dpn_send *send)
     return false;
 }
 
-void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place)
-{
-    const union dpn_control_body body = {
-        .refused = {.generation = v->targets[place.slot][place.sub].generation,
-                    .slot = (uint8_t)place.slot, .sub = (uint8_t)place.sub, .size = size}};
-
-    dpn_cts_list_take(&v->cts_list, place);
-    dpn_control_send(v, DPN_REFUSED, &body);
-}
-
 static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn_place place)
 {
     const size_t room = dpn_cts_list_room(&v->cts_list, place);
@@ -533,13 +523,6 @@ static struct dpn_send *new_send(struct dpn_verbs *v, const struct dpn_piece *pi
     return send;
 }
 
-static int try_later(struct dpn_verbs *v)
-{
-    if (!v->error)
-        dpn_verbs_progress(v);
-    return v->error && dpn_verbs_has_ended(v) ? dp_fail(v->error, "send: %s", v->why) : 0;
-}
-
 int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out)
 {
     struct dpn_verbs *v = comm->state;
@@ -551,15 +534,15 @@ int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct
                        piece->size);
     dpn_verbs_read_cts(v);
     if (v->error || find_free_send(v) == DPN_SENDS)
-        return try_later(v);
+        return 0;
     const bool is_cleared = v->cts_list.live && dpn_cts_list_find(&v->cts_list, piece->tag, &place);
     if (!is_cleared && !dpn_eager_may(v, piece))
-        return try_later(v);
+        return 0;
     if (is_cleared && piece->size > dpn_cts_list_room(&v->cts_list, place))
         return refuse(v, piece, place);
     const unsigned count = choose_qps(v, is_cleared ? piece->size : 1, qps);
     if (!count)
-        return try_later(v);
+        return 0;
     struct dpn_send *send = new_send(v, piece, count, qps);
     if (is_cleared)
         set_target(v, send, place);

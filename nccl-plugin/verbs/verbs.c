@@ -18,100 +18,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- failure --------------------------------------------------------------------------------- */
-
 static int64_t timeout_ns(void)
 {
     return dpn_options.timeout_s * DP_NS_PER_S;
 }
 
-static bool end_qps(struct dpn_verbs *v)
-{
-    bool have_ended = dpn_qps_end(v);
-
-    for (int r = 0; r < v->rail_count; r++)
-        have_ended &= dpn_loop_end(v, &v->rails[r]);
-    return have_ended;
-}
-
-bool dpn_verbs_has_ended(struct dpn_verbs *v)
-{
-    return end_qps(v) || dp_now_ns() - v->failed_ns > timeout_ns();
-}
-
-void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
-{
-    va_list args;
-
-    if (v->error)
-        return;
-    v->error = error;
-    va_start(args, fmt);
-    vsnprintf(v->why, sizeof(v->why), fmt, args);
-    va_end(args);
-    v->failed_ns = dp_now_ns();
-    dpn_control_send_failed(v);
-    end_qps(v);
-}
-
-/* ---- rails ----------------------------------------------------------------------------------- */
-
-static size_t block_bytes(const struct dpn_verbs *v)
-{
-    return sizeof(*v->block) + (v->is_sender ? 0 : dpn_eager_ring_bytes(v->eager_bytes));
-}
-
-static int open_rail(struct dpn_verbs *v, struct dpn_rail *rail)
-{
-    const struct dpn_region block = {v->block, block_bytes(v), NCCL_PTR_HOST, -1, 0};
-    const int room = v->qps_per_rail * (2 * DPN_SEND_QUEUE + 2 * DPN_RECV_QUEUE) +
-                     2 * DPN_LOOP_QUEUE;
-    int err = dpn_mr_get(rail->port->hca, &block, &rail->block_mr);
-
-    if (err)
-        return err;
-    rail->cq = dpn_ibv.create_cq(rail->port->hca->context, room, NULL, NULL, 0);
-    if (!rail->cq)
-        return dp_fail(DP_EIO, "%s gives no completion queue of %d entries: %s (max_cq, max_cqe of "
-                       "'ibv_devinfo -v', 'ulimit -l')", rail->port->name, room, strerror(errno));
-    return v->is_sender ? 0 : dpn_loop_open(rail);
-}
-
-static bool is_adaptive(const struct dpn_port *port)
-{
-    const int wanted = dpn_verbs_state.options.adaptive_routing;
-
-    return wanted == DPN_AUTO ? !port->is_ethernet : wanted;
-}
-
-int dpn_verbs_open_rails(struct dpn_verbs *v)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    int err = 0;
-
-    v->block = aligned_alloc(page, (block_bytes(v) + page - 1) / page * page);
-    if (!v->block)
-        return dp_fail(DP_ENOMEM, "no memory for a connection");
-    memset(v->block, 0, block_bytes(v));
-    for (int r = 0; r < v->rail_count && !err; r++) {
-        v->rails[r].adaptive = is_adaptive(v->rails[r].port);
-        err = open_rail(v, &v->rails[r]);
-    }
-    v->qp_count = v->rail_count * v->qps_per_rail;
-    for (int i = 0; i < v->qp_count; i++)
-        v->qps[i].rail = (uint8_t)(i % v->rail_count);
-    v->is_degraded = true;
-    return err;
-}
-
 /* ---- open ------------------------------------------------------------------------------------ */
-
-struct dpn_verbs_request dpn_verbs_new_request(struct dpn_verbs *v, enum dpn_request_kind kind,
-                                               unsigned index)
-{
-    return (struct dpn_verbs_request){.base = {.comm = v->comm}, .verbs = v, .kind = kind,
-                                      .index = index};
-}
 
 /* Both sides start with the same values. */
 static void init_counters(struct dpn_verbs *v)
@@ -171,6 +83,8 @@ static int open_verbs(struct dpn_comm *comm)
     if (v->error)
         return dp_fail(v->error, "connecting over RDMA: %s", v->why);
     err = dpn_verbs_handshake(v);
+    if (!err)
+        dpn_watchdog_add(v);
     if (err == DP_EAGAIN && comm->wire->error)
         return dp_fail(comm->wire->error, "connecting over RDMA: the peer is gone: %s",
                        comm->wire->why);
@@ -187,18 +101,9 @@ static bool close_qps(struct dpn_verbs *v)
     return have_ended;
 }
 
-static void close_rails(struct dpn_verbs *v)
-{
-    for (int r = 0; r < v->rail_count; r++) {
-        if (v->rails[r].cq)
-            dpn_ibv.destroy_cq(v->rails[r].cq);
-        dpn_mr_put(v->rails[r].port->hca, v->rails[r].block_mr);
-    }
-}
-
 static void free_state(struct dpn_verbs *v)
 {
-    close_rails(v);
+    dpn_verbs_close_rails(v);
     dpn_control_free_all(v);
     free(v->block);
     free(v);
@@ -228,6 +133,45 @@ static void close_verbs(struct dpn_comm *comm)
         dp_log(DP_LOG_WARN, "%s has not answered for %lld s (DUALPIPE_NET_TIMEOUT); what a "
                "connection over it has in memory is kept", v->device->name,
                (long long)dpn_options.timeout_s);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+/* After a call that has begun no request: 0, and NCCL calls again, or the error that ended the
+ * connection. */
+static int go_on(struct dpn_verbs *v, const char *what)
+{
+    if (!v->error)
+        dpn_verbs_progress(v);
+    return v->error && dpn_verbs_has_ended(v) ? dp_fail(v->error, "%s: %s", what, v->why) : 0;
+}
+
+static int isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out)
+{
+    int err = dpn_verbs_isend(comm, piece, out);
+
+    return err || *out ? err : go_on(comm->state, "send");
+}
+
+static int irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
+                 struct dpn_request **out)
+{
+    int err = dpn_verbs_irecv(comm, n, pieces, out);
+
+    return err || *out ? err : go_on(comm->state, "receive");
+}
+
+/* Without a request there is nothing to flush. */
+static int iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
+                  struct dpn_request **out)
+{
+    struct dpn_verbs *v = comm->state;
+    int err = dpn_verbs_iflush(comm, n, pieces, out);
+
+    if (!v->error)
+        return err;
+    dpn_verbs_has_ended(v);
+    return err ? err : dp_fail(v->error, "flush: %s", v->why);
 }
 
 /* ---- test ------------------------------------------------------------------------------------ */
@@ -284,9 +228,9 @@ const struct dpn_transport dpn_verbs = {
     .open = open_verbs,
     .reg = dpn_verbs_reg,
     .dereg = dpn_verbs_dereg,
-    .isend = dpn_verbs_isend,
-    .irecv = dpn_verbs_irecv,
-    .iflush = dpn_verbs_iflush,
+    .isend = isend,
+    .irecv = irecv,
+    .iflush = iflush,
     .test = test,
     .close = close_verbs,
 };

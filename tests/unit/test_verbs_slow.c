@@ -96,9 +96,9 @@ static void finish(struct stream *s)
         must_be_in_time(began_ns);
         step_one(&s->send);
         step_one(&s->recv);
-        const size_t len = LEN;
         if (s->recv && !s->send)
-            assert_int_equal(dpn_net_isend(s->pair.sender, pair_from, len, 7, s->from, &s->send), 0);
+            assert_int_equal(dpn_net_isend(s->pair.sender, pair_from, LEN, 7, s->from, &s->send),
+                             0);
     }
     pair_end(&s->pair);
 }
@@ -177,7 +177,7 @@ static void an_error_waits_for_the_device_and_nobody_for_the_error(void **state)
     pair_end(&s.pair);
 }
 
-/* ---- registration ------------------------------------------------------------------------------ */
+/* ---- registration ---------------------------------------------------------------------------- */
 
 static _Alignas(4096) char other_bytes[PAIR_BYTES];
 static atomic_bool is_registered;
@@ -229,7 +229,7 @@ static void nobody_waits_for_a_deregistration(void **state)
     register_while("ibv_dereg_mr");
 }
 
-/* ---- flushes ----------------------------------------------------------------------------------- */
+/* ---- flushes --------------------------------------------------------------------------------- */
 
 static void nobody_waits_for_the_queue_pair_that_flushes(void **state)
 {

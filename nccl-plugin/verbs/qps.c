@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * qps.c - what both sides tell each other about their queue pairs.
+ *
+ *      sender                                     receiver
+ *      DOWN                                       DOWN
+ *      MAKING
+ *      OPENING    -- OPEN -->                     MAKING    connected; receives are posted
+ *                 <-- OPENED --                   OPENING
+ *      CONNECTING
+ *      PROBING    -- an immediate over the queue pair ->  UP
+ *      UP         <-- acknowledged
+ *
+ *      the side that sees an error                the peer
+ *      STOPPING
+ *      DRAINING   in the error state
+ *      DESTROYING
+ *      DOWN       -- CLOSED -->                   STOPPING ...
+ *                 <-- CLOSED --                   DOWN
+ *
+ * The first connection and every attempt to reopen a queue pair are the same. MAKING, CONNECTING,
+ * STOPPING and DESTROYING are calls to the device that may block: a worker makes them, and
+ * dpn_qps_poll goes on when they have returned.
+ */
+#include "base/clock.h"
+#include "base/fail.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/state.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const int64_t DRAIN_NS = 5 * DP_NS_PER_S;
+enum { DRAIN_POLLS = 1000 }; /* the process may have been stopped for all of DRAIN_NS */
+static const int64_t FIRST_RETRY_NS = 100 * DP_NS_PER_MS, LAST_RETRY_NS = 5 * DP_NS_PER_S;
+
+/* Retry with exponential backoff. */
+static void schedule_retry(struct dpn_qp *qp)
+{
+    const int shift = qp->failures > 6 ? 6 : qp->failures > 0 ? qp->failures - 1 : 0;
+    const int64_t wait_ns = FIRST_RETRY_NS << shift;
+
+    qp->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* There is no queue pair; the sender tries again. */
+static void abandon(struct dpn_verbs *v, struct dpn_qp *qp, const char *reason)
+{
+    dpn_qp_set_state(v, qp, DPN_QP_DOWN);
+    qp->is_closed_here = false;
+    if (!qp->failures++)
+        dp_log(DP_LOG_WARN, "%s -> %s: cannot connect: %s", dpn_qp_port(v, qp)->name,
+               v->rails[qp->rail].peer, reason);
+    if (!v->is_sender)
+        return;
+    snprintf(v->reason, sizeof(v->reason), "%s", reason);
+    schedule_retry(qp);
+}
+
+void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    dpn_qp_make(v, qp, (uint16_t)(qp->epoch + 1));
+}
+
+static void send_open(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    union dpn_control_body body = {.open = {.index = (uint8_t)dpn_qp_index(v, qp)}};
+
+    if (qp->job.err) {
+        abandon(v, qp, qp->job.why);
+        return;
+    }
+    body.open.epoch = qp->epoch;
+    body.open.qp = qp->job.ours;
+    body.open.gids = qp->job.gids;
+    dpn_qp_set_state(v, qp, DPN_QP_OPENING);
+    dpn_control_send(v, DPN_OPEN, &body);
+}
+
+void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open)
+{
+    struct dpn_qp *qp = &v->qps[open->index];
+
+    if (qp->state != DPN_QP_DOWN) {
+        dpn_verbs_fail(v, DP_EMISMATCH, "the peer opens queue pair %u, which is in use",
+                       open->index);
+        return;
+    }
+    dpn_qp_answer(v, qp, open);
+}
+
+static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    union dpn_control_body body = {.opened = {.index = (uint8_t)dpn_qp_index(v, qp)}};
+
+    body.opened.epoch = qp->epoch;
+    body.opened.is_open = !qp->job.err;
+    if (body.opened.is_open) {
+        body.opened.qp = qp->job.ours;
+        body.opened.sender = qp->peer_gid;
+        body.opened.receiver = qp->gid;
+        dpn_qp_set_state(v, qp, DPN_QP_OPENING);
+    } else {
+        snprintf(body.opened.reason, sizeof(body.opened.reason), "%.*s", DPN_CONTROL_REASON - 1,
+                 qp->job.why);
+        abandon(v, qp, qp->job.why);
+    }
+    dpn_control_send(v, DPN_OPENED, &body);
+}
+
+void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened)
+{
+    struct dpn_qp *qp = &v->qps[opened->index];
+
+    if (qp->state != DPN_QP_OPENING || qp->epoch != opened->epoch)
+        return;
+    if (!opened->is_open) {
+        snprintf(qp->job.why, sizeof(qp->job.why), "%s", opened->reason);
+        dpn_qp_destroy(v, qp, DPN_QP_ABANDONING);
+        return;
+    }
+    dpn_qp_connect(v, qp, opened);
+}
+
+static void send_probe(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    dpn_qp_set_state(v, qp, DPN_QP_OPENING);
+    dpn_inline_prepare(v, qp);
+    if (qp->is_given_up)
+        dpn_qp_fail(v, qp, "the peer closed the queue pair", "see its log", "");
+    else if (qp->job.err)
+        dpn_qp_fail(v, qp, "connecting", qp->job.why, "");
+    else if (dpn_qp_probe(v, qp))
+        dpn_qp_fail(v, qp, "connecting", dp_last_error(), "");
+    else
+        dpn_qp_set_state(v, qp, DPN_QP_PROBING);
+}
+
+/* ---- closing --------------------------------------------------------------------------------- */
+
+static void send_closed(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    const uint8_t index = (uint8_t)dpn_qp_index(v, qp);
+    union dpn_control_body body;
+
+    qp->is_closed_here = true;
+    memset(&body, 0, sizeof(body));
+    if (v->is_sender) {
+        body.closed_sender = (struct dpn_closed_sender){index, 0, qp->epoch, v->cts_read};
+        dpn_control_send(v, DPN_CLOSED_SENDER, &body);
+    } else {
+        body.closed_receiver.index = index;
+        body.closed_receiver.epoch = qp->epoch;
+        dpn_verbs_report(v, &body.closed_receiver);
+        dpn_control_send(v, DPN_CLOSED_RECEIVER, &body);
+    }
+}
+
+/* Both queue pairs are destroyed: nothing of this epoch can arrive any more. */
+static void resend_if_closed(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    if (!qp->is_closed_here || !qp->is_closed_there || !v->is_sender)
+        return;
+    qp->is_closed_there = false;
+    dpn_verbs_resend(v, dpn_qp_index(v, qp), &v->reports[dpn_qp_index(v, qp)]);
+    schedule_retry(qp);
+}
+
+void dpn_qp_take_closed(struct dpn_verbs *v, unsigned index, unsigned epoch)
+{
+    struct dpn_qp *qp = &v->qps[index];
+
+    if (qp->epoch != epoch)
+        return;
+    qp->is_closed_there = true;
+    dpn_qp_fail(v, qp, "the peer closed the queue pair", "see its log", "");
+    if (qp->state == DPN_QP_DOWN && !qp->is_closed_here && !v->error)
+        send_closed(v, qp);
+    resend_if_closed(v, qp);
+}
+
+static bool is_drained(const struct dpn_verbs *v, const struct dpn_qp *qp)
+{
+    return v->is_sender ? !qp->sends_out : !qp->recvs_out;
+}
+
+/* If the peer were told that the queue pair is closed, the rest would be sent over others, while a
+ * late write or read of this one could still access memory that has been reused. */
+static void fail_undestroyed(struct dpn_verbs *v, const struct dpn_qp *qp, int error)
+{
+    dpn_verbs_fail(
+        v, DP_EIO,
+        "%s: queue pair 0x%x, which had failed, could not be destroyed (%s), so it may still "
+        "write or read; it had failed because: %s",
+        dpn_qp_port(v, qp)->name, qp->ibv->qp_num, strerror(error), v->reason);
+}
+
+/* Work that a failing device does not flush in time counts as not done. It may be done twice, with
+ * the same bytes. */
+static void continue_draining(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+{
+    const bool may_wait = now_ns - qp->since_ns < DRAIN_NS &&
+                            !atomic_load(&dpn_qp_port(v, qp)->hca->is_dead);
+
+    if (!is_drained(v, qp) && (may_wait || qp->drain_polls++ < DRAIN_POLLS))
+        return;
+    dpn_verbs_poll(v);
+    if (!v->error)
+        dpn_qp_destroy(v, qp, DPN_QP_DESTROYING);
+}
+
+static void finish_closing(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    if (qp->job.err && !atomic_load(&dpn_qp_port(v, qp)->hca->is_dead)) {
+        fail_undestroyed(v, qp, qp->job.err);
+        return;
+    }
+    qp->ibv = NULL;
+    dpn_qp_set_state(v, qp, DPN_QP_DOWN);
+    send_closed(v, qp);
+    resend_if_closed(v, qp);
+}
+
+/* Nothing was sent over it. */
+static void finish_abandoning(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    qp->ibv = NULL;
+    abandon(v, qp, qp->job.why);
+}
+
+/* ---- polling --------------------------------------------------------------------------------- */
+
+static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
+{
+    for (int i = 0; i < v->qp_count; i++)
+        if (v->up >> i & 1 && v->qps[i].rail != qp->rail &&
+            !dpn_port_is_down(dpn_qp_port(v, &v->qps[i])))
+            return true;
+    return false;
+}
+
+/* Without another rail it is better to wait: a link that is down for a moment costs only some
+ * retransmitted packets. */
+static void check_port(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    const struct dpn_port *port = dpn_qp_port(v, qp);
+
+    if (!dpn_port_is_down(port) || !dpn_verbs_state.options.handles_events)
+        return;
+    if (atomic_load(&port->hca->is_dead))
+        dpn_qp_fail(v, qp, "device", "it has failed", ": look at the kernel's log");
+    else if (has_other_rail(v, qp))
+        dpn_qp_fail(v, qp, "port", "it is down", ": look at the cable and the switch");
+}
+
+static void check_progress(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+{
+    if (qp->completed != qp->seen || !qp->sends_out) {
+        qp->seen = qp->completed;
+        qp->since_ns = now_ns;
+    } else if (now_ns - qp->since_ns > dpn_options.timeout_s * DP_NS_PER_S / 2) {
+        dpn_qp_fail(v, qp, "send", "no completion in half of DUALPIPE_NET_TIMEOUT",
+                    ": is there a route, with the same MTU on all of it?");
+    }
+}
+
+static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
+{
+    if (dpn_job_is_running(&qp->job.base))
+        return;
+    switch (qp->state) {
+    case DPN_QP_MAKING:
+        v->is_sender ? send_open(v, qp) : send_opened(v, qp);
+        break;
+    case DPN_QP_CONNECTING:
+        send_probe(v, qp);
+        break;
+    case DPN_QP_STOPPING:
+        dpn_qp_set_state(v, qp, DPN_QP_DRAINING);
+        continue_draining(v, qp, now_ns);
+        break;
+    case DPN_QP_DRAINING:
+        continue_draining(v, qp, now_ns);
+        break;
+    case DPN_QP_DESTROYING:
+        finish_closing(v, qp);
+        break;
+    case DPN_QP_ABANDONING:
+        finish_abandoning(v, qp);
+        break;
+    case DPN_QP_DOWN:
+        if (v->is_sender && qp->retry_ns && now_ns >= qp->retry_ns && !v->channel.is_lost &&
+            !dpn_port_is_down(dpn_qp_port(v, qp)))
+            dpn_qp_open(v, qp);
+        break;
+    case DPN_QP_UP:
+    case DPN_QP_PROBING:
+        check_progress(v, qp, now_ns);
+        check_port(v, qp);
+        break;
+    case DPN_QP_OPENING:
+    case DPN_QP_ENDING:
+        break;
+    }
+}
+
+/* A device that has failed stays failed in this process. */
+static bool are_devices_dead(const struct dpn_verbs *v)
+{
+    for (int r = 0; r < v->rail_count; r++)
+        if (!atomic_load(&v->rails[r].port->hca->is_dead))
+            return false;
+    return true;
+}
+
+/* Only time with polls counts: NCCL may not have called for an hour. */
+static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
+{
+    const int64_t step_ns = now_ns - v->polled_ns;
+
+    if (v->up)
+        v->down_ns = 0;
+    else
+        v->down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+    if (are_devices_dead(v))
+        dpn_verbs_fail(v, DP_EIO, "all its devices have failed: %s", v->reason);
+    else if (v->down_ns > dpn_options.timeout_s * DP_NS_PER_S)
+        dpn_verbs_fail(v, DP_ETIMEDOUT, "no queue pair for %lld s (DUALPIPE_NET_TIMEOUT): %s",
+                       (long long)dpn_options.timeout_s, v->reason);
+}
+
+bool dpn_qps_are_changing(const struct dpn_verbs *v)
+{
+    bool any = v->has_lost_loop;
+
+    for (int i = 0; i < v->qp_count; i++)
+        any |= v->qps[i].state != DPN_QP_DOWN && v->qps[i].state != DPN_QP_UP;
+    return any;
+}
+
+void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns)
+{
+    for (int i = 0; i < v->qp_count && !v->error; i++)
+        poll_one(v, &v->qps[i], now_ns);
+    if (!v->error)
+        check_timeouts(v, now_ns);
+}
