@@ -110,54 +110,53 @@ int dp_compressed_start(struct dp_compressed *x, int64_t t, uint64_t tag, const 
     int err = 0;
 
     x->round = t;
-    x->done = 0;
-    x->in_flight = true;
+    x->begun = x->done = 0;
     x->from_count = dp_neighbors_from(x->graph, t, self, x->from);
     x->to_count = dp_neighbors_to(x->graph, t, self, x->to);
-    for (int32_t k = 0; k < x->from_count && !err; k++)
+    for (int32_t k = 0; k < x->from_count && !err; k++, x->begun += !err)
         err = receive(x, k, tag);
     if (!err && x->to_count)
         dp_codec_write(&x->codec, block, x->rounds[t % x->graph->period].mine, x->sent);
-    for (int32_t k = 0; k < x->to_count && !err; k++)
+    for (int32_t k = 0; k < x->to_count && !err; k++, x->begun += !err)
         err = dp_comm_isend(x->comm, x->to[k].worker, DP_CHANNEL_REDUCE, tag, x->sent,
                             x->codec.bytes, &x->requests[x->from_count + k]);
     return err;
 }
 
-static int finish(struct dp_compressed *x, void *out)
+static int next_done(struct dp_compressed *x, bool wait, const struct dp_comm *all)
+{
+    const int32_t k = x->done - x->from_count;
+    const int32_t peer = k < 0 ? x->from[x->done].worker : x->to[k].worker;
+
+    return wait ? dp_neighbor_wait(x->comm, &x->requests[x->done], peer, all)
+                : dp_comm_test(x->comm, &x->requests[x->done]);
+}
+
+int dp_compressed_arrive(struct dp_compressed *x, bool wait, const struct dp_comm *all)
+{
+    int err = 0;
+
+    while (x->done < x->begun && !err) {
+        err = next_done(x, wait, all);
+        x->done += !err;
+    }
+    if (!err && x->begun < x->from_count + x->to_count)
+        err = dp_fail_quietly(DP_ECOMM, "the exchange could not be begun with all neighbors");
+    return err;
+}
+
+int dp_compressed_finish(struct dp_compressed *x, void *out)
 {
     const struct dp_compressed_round *r = &x->rounds[x->round % x->graph->period];
     const struct dp_codec *c = &x->codec;
     int err = 0;
 
-    x->in_flight = false;
     memset(out, 0, c->elements * c->type.bits / 8);
     for (int32_t k = 0; k < r->count && !err; k++) {
         err = dp_codec_add(c, x->arrived + (size_t)k * c->bytes, r->theirs[k]);
         dp_add_difference(c->type, c->elements, out, x->from[k].weight, r->theirs[k], r->mine);
     }
     return err;
-}
-
-int dp_compressed_test(struct dp_compressed *x, void *out)
-{
-    int err = 0;
-
-    for (; x->done < x->from_count + x->to_count && !err; x->done += !err)
-        err = dp_comm_test(x->comm, &x->requests[x->done]);
-    return err ? err : finish(x, out);
-}
-
-int dp_compressed_wait(struct dp_compressed *x, void *out)
-{
-    int err = 0;
-
-    for (; x->done < x->from_count + x->to_count && !err; x->done += !err) {
-        const int32_t k = x->done - x->from_count;
-        const int32_t peer = k < 0 ? x->from[x->done].worker : x->to[k].worker;
-        err = dp_comm_wait(x->comm, &x->requests[x->done], peer);
-    }
-    return err ? err : finish(x, out);
 }
 
 size_t dp_compressed_bytes(const struct dp_compressed *x, int64_t t)

@@ -32,9 +32,9 @@ struct dp_compressed {
     char *sent, *arrived;               /* [codec.bytes], [neighbors_max * codec.bytes] */
     struct dp_neighbor *from, *to;      /* [neighbors_max] of the round in flight */
     struct dp_request *requests;        /* [2 * neighbors_max] receives, then sends */
-    int32_t from_count, to_count, done;
+    int32_t from_count, to_count;
+    int32_t begun, done;                /* requests: those that were begun, those that are over */
     int64_t round;
-    bool in_flight;
 };
 
 int dp_compressed_init(struct dp_compressed *x, struct dp_comm *comm, const struct dp_graph *graph,
@@ -45,9 +45,11 @@ void dp_compressed_begin(struct dp_compressed *x, const void *values);
 
 /* Send what block[elements] differs by; it may change afterwards. */
 int dp_compressed_start(struct dp_compressed *x, int64_t t, uint64_t tag, const void *block);
-/* 0: over, and out[elements] is what is to be added; DP_EAGAIN. Only after a start. */
-int dp_compressed_test(struct dp_compressed *x, void *out);
-int dp_compressed_wait(struct dp_compressed *x, void *out);
+/* 0: all messages of what was started have come and gone; DP_EAGAIN, unless it waits. all: see
+ * dp_neighbor_wait. */
+int dp_compressed_arrive(struct dp_compressed *x, bool wait, const struct dp_comm *all);
+/* After that, once: out[elements] is what is to be added. */
+int dp_compressed_finish(struct dp_compressed *x, void *out);
 /* Bytes that this worker sends in round t. */
 size_t dp_compressed_bytes(const struct dp_compressed *x, int64_t t);
 

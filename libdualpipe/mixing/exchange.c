@@ -167,6 +167,8 @@ static int make_stale(struct dp_exchange *x)
     if (err) {
         free(x->stale);
         x->stale = NULL;
+    } else if (x->shared->survives) {
+        x->stale->all = x->shared->all;
     }
     return err;
 }
@@ -318,8 +320,12 @@ static int leave(struct dp_exchange *x, int err)
     return err;
 }
 
-static int start_compressed(struct dp_exchange *x, uint64_t tag)
+/* Messages to more than one neighbor are confirmed by all of the group, or along links by all. */
+static int start_compressed(struct dp_exchange *x, const struct dp_mix_group *group, uint64_t tag)
 {
+    if (group && group->count > 2)
+        x->comm = x->shared->of_round[x->round % x->shared->graph->period];
+    x->must_confirm = x->shared->survives && (!group || group->count > 2);
     x->sent_bytes += (int64_t)dp_compressed_bytes(x->compressed, x->round);
     return dp_compressed_start(x->compressed, x->round, tag, x->block[x->now]);
 }
@@ -336,9 +342,9 @@ int dp_exchange_start(struct dp_exchange *x, int64_t t, uint64_t tag)
     x->request_count = x->done = 0;
     x->comm = x->shared->comm;
     x->includes_self = group && group->count > 2 && !dp_exchange_adds(x);
-    x->must_confirm = x->shared->survives && !group;
+    x->must_confirm = x->shared->survives && !group && !x->stale;
     if (x->compressed) {
-        err = start_compressed(x, tag);
+        err = start_compressed(x, group, tag);
     } else if (x->stale) {
         err = dp_stale_start(x->stale, t, tag, x->block[x->now]);
     } else if (!group) {
@@ -378,35 +384,30 @@ static void sum_links(struct dp_exchange *x)
         x->mass = mass;
 }
 
-static void finish(struct dp_exchange *x)
+/* What is to be added takes the place of what was sent, or lies in the other block. */
+static int finish_difference(struct dp_exchange *x)
+{
+    if (x->compressed)
+        return dp_compressed_finish(x->compressed, x->block[x->now]);
+    dp_stale_finish(x->stale, x->block[1 - x->now]);
+    x->now = 1 - x->now;
+    return 0;
+}
+
+static int finish(struct dp_exchange *x)
 {
     const struct dp_graph *g = x->shared->graph;
     const struct dp_mix_group *group = dp_graph_group(g, x->round, dp_comm_rank(x->shared->comm));
 
     x->in_flight = false;
+    if (dp_exchange_adds(x))
+        return finish_difference(x);
     if (group && group->count == 1)
-        return;
+        return 0;
     if (!group)
         sum_links(x);
     x->now = 1 - x->now;
-}
-
-/* What is to be added takes the place of what was sent, or lies in the other block. */
-static int finish_difference(struct dp_exchange *x, bool wait)
-{
-    int err;
-
-    if (!x->in_flight)
-        return 0;
-    if (x->compressed)
-        err = (wait ? dp_compressed_wait : dp_compressed_test)(x->compressed, x->block[x->now]);
-    else
-        err = (wait ? dp_stale_wait : dp_stale_test)(x->stale, x->block[1 - x->now]);
-    if (err == DP_EAGAIN)
-        return err;
-    x->in_flight = false;
-    x->now = x->stale ? 1 - x->now : x->now;
-    return err ? leave(x, err) : 0;
+    return 0;
 }
 
 int dp_exchange_pass(struct dp_exchange *x, int64_t t, uint64_t tag)
@@ -423,63 +424,81 @@ int dp_exchange_drain(struct dp_exchange *x)
     return err ? leave(x, err) : 0;
 }
 
-static int wait_for(struct dp_exchange *x, int32_t i)
+static int next_done(struct dp_exchange *x, bool wait)
 {
-    if (x->shared->survives)
-        return dp_comm_wait_alive(x->comm, &x->requests[i], x->peers[i], x->shared->all);
-    return dp_comm_wait(x->comm, &x->requests[i], x->peers[i]);
+    struct dp_request *request = &x->requests[x->done];
+    const struct dp_comm *all = x->shared->survives ? x->shared->all : NULL;
+
+    return wait ? dp_neighbor_wait(x->comm, request, x->peers[x->done], all)
+                : dp_comm_test(x->comm, request);
+}
+
+/* Of differences, which have requests of their own. */
+static int arrive(struct dp_exchange *x, bool wait)
+{
+    if (x->compressed)
+        return dp_compressed_arrive(x->compressed, wait, x->shared->survives ? x->shared->all : NULL);
+    return x->stale ? dp_stale_arrive(x->stale, wait) : 0;
+}
+
+static int go_on(struct dp_exchange *x, bool wait)
+{
+    int err = x->in_flight ? arrive(x, wait) : 0;
+
+    while (x->in_flight && !err && (x->done < x->request_count || x->must_confirm)) {
+        if (x->done == x->request_count) {
+            err = confirm(x);
+            continue;
+        }
+        err = next_done(x, wait);
+        x->done += !err;
+    }
+    if (!err && x->in_flight)
+        err = finish(x);
+    return err && err != DP_EAGAIN ? leave(x, err) : err;
 }
 
 int dp_exchange_wait(struct dp_exchange *x)
 {
-    int err = 0;
-
-    if (dp_exchange_adds(x))
-        return finish_difference(x, true);
-    while (x->in_flight && !err && (x->done < x->request_count || x->must_confirm)) {
-        if (x->done == x->request_count) {
-            err = confirm(x);
-            continue;
-        }
-        err = wait_for(x, x->done);
-        x->done += !err;
-    }
-    if (err)
-        return leave(x, err);
-    if (x->in_flight)
-        finish(x);
-    return 0;
+    return go_on(x, true);
 }
 
 int dp_exchange_test(struct dp_exchange *x)
 {
-    int err = 0;
+    return go_on(x, false);
+}
 
-    if (dp_exchange_adds(x))
-        return finish_difference(x, false);
-    while (x->in_flight && !err && (x->done < x->request_count || x->must_confirm)) {
-        if (x->done == x->request_count) {
-            err = confirm(x);
-            continue;
-        }
-        err = dp_comm_test(x->comm, &x->requests[x->done]);
-        x->done += !err;
-    }
-    if (err == DP_EAGAIN)
+/* The block that was sent is the other one, also where the exchange was over already. */
+static int complete_stale(struct dp_exchange *x, const bool *users)
+{
+    const int came = x->in_flight ? 1 - x->now : x->now;
+    int err = dp_stale_complete(x->stale, x->round, users, x->block[came]);
+
+    if (err)
         return err;
-    return err ? leave(x, err) : dp_exchange_wait(x);
+    x->in_flight = false;
+    x->now = came;
+    return 0;
 }
 
 /* The peer of a pair has sent all, and the others wait for nothing any more. */
-int dp_exchange_complete(struct dp_exchange *x)
+int dp_exchange_complete(struct dp_exchange *x, const bool *users)
 {
     int err = 0;
 
+    if (x->stale)
+        return complete_stale(x, users);
+    if (x->compressed && x->in_flight)
+        err = dp_compressed_arrive(x->compressed, true, NULL);
     for (int32_t i = 0; i < x->block_requests && x->in_flight && !err; i++)
         err = dp_comm_wait(x->comm, &x->requests[i], x->peers[i]);
-    if (!err && x->in_flight)
-        finish(x);
-    return err;
+    return !err && x->in_flight ? finish(x) : err;
+}
+
+void dp_exchange_note_used(struct dp_exchange *x)
+{
+    if (x->stale)
+        dp_stale_note_used(x->stale);
 }
 
 void dp_exchange_restore(struct dp_exchange *x, int64_t t, double mass, double sent_mass)
@@ -491,4 +510,6 @@ void dp_exchange_restore(struct dp_exchange *x, int64_t t, double mass, double s
     x->includes_self = group && group->count > 2 && !dp_exchange_adds(x);
     x->mass = mass;
     x->sent_mass = sent_mass;
+    if (x->stale)
+        x->stale->unused = t;
 }

@@ -13,7 +13,8 @@
  * Where workers may die (`survives`), a worker that has used what came knows that every other live one
  * of the round can use it, too: of a pair each has sent its block; a group, or along links all workers,
  * have said that they got everything. So an exchange that was cut off is completed by all, if any of
- * them has used it, or by none. A death among all workers ends every wait.
+ * them has used it, or by none. With stale exchanges that holds for each two workers of a round by
+ * themselves. A death among all workers ends every wait.
  *
  * An exchange owns two blocks: one that is being sent, or was, and one that holds what came. After each
  * swap they change roles, so that the update may read what came and write what goes next in one sweep.
@@ -83,8 +84,11 @@ int dp_exchange_drain(struct dp_exchange *x);
 int dp_exchange_wait(struct dp_exchange *x);
 /* The same if it is over; DP_EAGAIN otherwise. */
 int dp_exchange_test(struct dp_exchange *x);
-/* survives: after a death, end what is in flight as the wait does, though others have not confirmed. */
-int dp_exchange_complete(struct dp_exchange *x);
+/* survives: after a death, end what is in flight as the wait does, though others have not confirmed.
+ * users[workers]: those that have used the exchange; stale: what came from others is left out. */
+int dp_exchange_complete(struct dp_exchange *x, const bool *users);
+/* What came was mixed. */
+void dp_exchange_note_used(struct dp_exchange *x);
 /* As after the wait for round t, with these weights; block[now] is filled in by the caller. */
 void dp_exchange_restore(struct dp_exchange *x, int64_t t, double mass, double sent_mass);
 

@@ -37,11 +37,6 @@ static int check_graph(const struct dp_mixer_config *c)
     if (c->survive && !dp_comm_survives(c->comm))
         return dp_fail(DP_EINVAL, "survive over a group that does not, expected one for which "
                        "dp_comm_survive was called");
-    if (c->survive && (c->compression || c->staleness))
-        return dp_fail(DP_EUNSUPPORTED,
-                       "survive with %s, expected one of them: what neighbors know of "
-                       "a worker that died is not taken back",
-                       c->compression ? "compression" : "staleness");
     if (c->compat && c->graph->push_sum)
         return dp_fail(DP_EINVAL, "mixing graph %s: push-sum is not among what compat does",
                        c->graph->name);
@@ -282,11 +277,10 @@ int dp_mixer_new_alone(const struct dp_mixer_config *config, struct dp_mixer **o
 
 static int meet(struct dp_mixer *m)
 {
-    const struct dp_mixer_config *c = &m->config;
-    int err = begin_equal(c);
+    int err = begin_equal(&m->config);
 
     dp_exchange_group_fini(&m->shared);
-    return err ? err : dp_exchange_group_init(&m->shared, c->comm, c->graph, c->survive);
+    return err ? err : dp_mixer_make_group(m);
 }
 
 /* Where the group survives, a death meanwhile is one before iteration 0: those that live begin again. */
@@ -314,9 +308,6 @@ int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
         return err;
     }
     err = m->death ? meet_alive(m) : meet(m);
-    m->shared.compression = config->compression;
-    m->shared.fraction = config->fraction;
-    m->shared.staleness = config->staleness;
     if (err) {
         dp_mixer_free(m);
         return err;

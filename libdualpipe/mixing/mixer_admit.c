@@ -41,7 +41,8 @@ static int move(struct dp_comm *comm, int peer, bool sends, const DLTensor *t)
     return err ? err : dp_comm_wait(comm, &req, peer);
 }
 
-/* Parameters, frozen ones too, buffers, and all that dp_mixer_state names but the numbers. */
+/* Parameters, frozen ones too, buffers, and all that dp_mixer_state names but the numbers and what is of
+ * a worker's place in the graph, which has just been made anew. */
 static int move_all(struct dp_mixer *m, int peer, bool sends)
 {
     const struct dp_mixer_config *c = &m->config;
@@ -53,7 +54,7 @@ static int move_all(struct dp_mixer *m, int peer, bool sends)
         err = move(c->comm, peer, sends, c->parameters[i].value);
     for (int32_t i = 0; i < c->buffer_count && !err; i++)
         err = move(c->comm, peer, sends, c->buffers[i]);
-    for (int32_t i = 1; i < count && !err; i++)
+    for (int32_t i = 1; i < count - dp_mixer_known_count(m) && !err; i++)
         err = move(c->comm, peer, sends, &tensors[i].tensor);
     return err;
 }
@@ -252,7 +253,7 @@ static int make(const struct dp_mixer_config *config, struct told *t, struct dp_
 
 static int begin(struct dp_mixer *m, const struct told *t)
 {
-    int err = dp_exchange_group_init(&m->shared, m->config.comm, m->config.graph, true);
+    int err = dp_mixer_make_group(m);
 
     if (!err)
         err = dp_mixer_take_numbers(m, t->numbers, t->w.numbers);

@@ -202,6 +202,13 @@ int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b)
     return 0;
 }
 
+void dp_mixer_note_used(struct dp_mixer_bucket *b)
+{
+    b->pending = false;
+    b->used++;
+    dp_exchange_note_used(&b->exchange);
+}
+
 int dp_mixer_wait(struct dp_mixer_bucket *b)
 {
     int err = dp_exchange_wait(&b->exchange);
@@ -303,8 +310,7 @@ static int settle(struct dp_mixer *m, struct dp_mixer_bucket *b)
         if (m->config.algorithm == DP_MIXER_LOCAL_SGD)
             take_outer_step(&m->config, &p);
     }
-    b->pending = false;
-    b->used++;
+    dp_mixer_note_used(b);
     return 0;
 }
 
@@ -319,8 +325,8 @@ int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b)
     if (!err)
         err = dp_optimizer_step(b->optimizer,
                                 &(struct dp_optimizer_step){.scale = 1, .skip = true, .mix = &mix});
-    b->pending = b->pending && err;
-    b->used += !err;
+    if (!err)
+        dp_mixer_note_used(b);
     return err;
 }
 

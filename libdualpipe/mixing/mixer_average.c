@@ -198,9 +198,8 @@ static int prepare(struct dp_mixer *m, const struct dp_mixer_average *what)
 void dp_mixer_end_average(struct dp_mixer *m, bool revert)
 {
     for (int32_t i = 0; i < m->bucket_count && !revert; i++) {
-        struct dp_mixer_bucket *b = &m->buckets[i];
-        b->used += b->pending;
-        b->pending = false;
+        if (m->buckets[i].pending)
+            dp_mixer_note_used(&m->buckets[i]);
     }
     m->has_backup = revert;
     m->averaged = true;

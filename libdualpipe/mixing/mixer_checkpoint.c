@@ -56,6 +56,11 @@ static size_t known_blocks(const struct dp_mixer *m)
     return blocks;
 }
 
+int32_t dp_mixer_known_count(const struct dp_mixer *m)
+{
+    return (int32_t)known_blocks(m) * m->bucket_count;
+}
+
 static int allocate(struct dp_mixer *m)
 {
     const size_t blocks = BLOCKS + known_blocks(m), all = blocks * (size_t)m->bucket_count + 1;
@@ -172,11 +177,12 @@ static void name_tensors(struct dp_mixer *m)
         struct dp_mixer_bucket *b = &m->buckets[i];
         const int32_t count = dp_optimizer_state_count(b->optimizer);
         name_blocks(m, i, &next);
-        name_known(m, i, &next);
         memcpy(s->tensors + s->count, dp_optimizer_state(b->optimizer),
                (size_t)count * sizeof(*s->tensors));
         s->count += count;
     }
+    for (int32_t i = 0; i < m->bucket_count; i++)
+        name_known(m, i, &next);
 }
 
 int dp_mixer_state(struct dp_mixer *m, const struct dp_named_tensor **tensors, int32_t *count)

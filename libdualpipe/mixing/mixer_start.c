@@ -103,7 +103,7 @@ static size_t block_count(const struct dp_mixer *m)
     return (m->method->tracks ? 2 : 1) * (size_t)dp_exchange_blocks(&m->shared);
 }
 
-int dp_mixer_make_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b)
+static int make_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b)
 {
     int err = dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, b->blocks);
 
@@ -127,7 +127,7 @@ static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b, char *me
                               (size_t)m->cut.offset[b->numbers[i]] * b->type.bits / 8;
     }
     memcpy(b->blocks, (void *[]){blocks[0], blocks[1], tracker[0], tracker[1]}, sizeof(b->blocks));
-    int err = dp_mixer_make_exchanges(m, b);
+    int err = make_exchanges(m, b);
     return err ? err : dp_mixer_make_memory(m, b);
 }
 
@@ -198,8 +198,8 @@ static int make_buckets(struct dp_mixer *m)
     return err;
 }
 
-/* What all workers know of each other before the first difference: rank 0's values, since a program
- * may have changed its own meanwhile. */
+/* What all workers know of each other before the first difference: rank 0's values. Others may differ,
+ * which is then part of the first difference. */
 static int make_known(struct dp_mixer *m, struct dp_mixer_bucket *b)
 {
     char *block = b->exchange.block[0];
@@ -215,15 +215,44 @@ static int make_known(struct dp_mixer *m, struct dp_mixer_bucket *b)
     return err;
 }
 
+static int make_all_known(struct dp_mixer *m)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < m->bucket_count && m->config.compression && !err; i++)
+        err = make_known(m, &m->buckets[i]);
+    return err;
+}
+
+int dp_mixer_make_group(struct dp_mixer *m)
+{
+    const struct dp_mixer_config *c = &m->config;
+    int err = dp_exchange_group_init(&m->shared, c->comm, c->graph, c->survive);
+
+    m->shared.compression = c->compression;
+    m->shared.fraction = c->fraction;
+    m->shared.staleness = c->staleness;
+    return err;
+}
+
+int dp_mixer_make_exchanges(struct dp_mixer *m)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+        err = make_exchanges(m, &m->buckets[i]);
+    return err ? err : make_all_known(m);
+}
+
 int dp_mixer_make_buckets(struct dp_mixer *m)
 {
     int err = cut(m);
 
     if (!err)
         err = make_buckets(m);
-    for (int32_t i = 0; i < m->bucket_count && m->config.compression && !err; i++)
-        err = make_known(m, &m->buckets[i]);
-    m->started = !err;
+    m->started = !err; /* also where a worker dies in what follows */
+    if (!err)
+        err = make_all_known(m);
     return dp_mixer_leave(m, err);
 }
 

@@ -126,8 +126,10 @@ int dp_mixer_conclude(struct dp_comm *comm, int err, bool *again);
 int dp_mixer_start(struct dp_mixer *m);
 /* The same without asking the others whether they have the same trace. */
 int dp_mixer_make_buckets(struct dp_mixer *m);
-/* The exchanges of a bucket, on blocks that it has. */
-int dp_mixer_make_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b);
+/* What all exchanges share. Collective. */
+int dp_mixer_make_group(struct dp_mixer *m);
+/* The exchanges of all buckets, on blocks that they have. Collective with compression. */
+int dp_mixer_make_exchanges(struct dp_mixer *m);
 void dp_mixer_stop(struct dp_mixer *m);
 /* The first update, with the gradients of iteration 0. */
 int dp_mixer_first_update(struct dp_mixer *m);
@@ -154,6 +156,8 @@ int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b);
 void dp_mixer_restart_method(struct dp_mixer *m);
 struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, const struct dp_mixer_bucket *b,
                                          struct dp_exchange *x);
+/* What came is mixed, or dropped by all. */
+void dp_mixer_note_used(struct dp_mixer_bucket *b);
 /* For what a bucket has in flight. */
 int dp_mixer_wait(struct dp_mixer_bucket *b);
 int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b);
@@ -165,6 +169,8 @@ void dp_mixer_begin_iteration(struct dp_mixer *m);
 void dp_mixer_undo_average(struct dp_mixer *m);
 void dp_mixer_end_average(struct dp_mixer *m, bool revert);
 void dp_mixer_state_free(struct dp_mixer_state *state);
+/* Tensors at the end of the state that are of this worker's place in the graph. */
+int32_t dp_mixer_known_count(const struct dp_mixer *m);
 /* End the group: this rank cannot go on. A death does not, where the mixer survives. */
 static inline int dp_mixer_leave(struct dp_mixer *m, int err)
 {

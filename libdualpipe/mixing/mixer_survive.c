@@ -18,7 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a worker tells; then, of each bucket, the exchanges that it has used. */
+/* What a worker tells; then, of each bucket, how many exchanges it has used; then, of each where
+ * neighbors may be late, which rounds they were. */
 enum { RANK, STARTED, ITERATIONS, UPDATES, AVERAGES, SCALE, GOOD_STEPS, USED };
 
 struct survey {
@@ -27,6 +28,7 @@ struct survey {
     size_t width;
     int64_t *all; /* [size][width] */
     bool *alive;  /* [the workers before] */
+    bool *users;  /* [the same] of an exchange */
 };
 
 static const int64_t *row_of(const struct survey *s, int i)
@@ -45,18 +47,35 @@ static int64_t largest(const struct survey *s, int column)
 
 /* ---- telling ----------------------------------------------------------------------------------- */
 
+static size_t history_of(const struct dp_mixer *m)
+{
+    return (size_t)dp_stale_history(m->config.staleness, m->config.graph);
+}
+
+/* The rounds that a bucket has used. */
+static size_t history_at(const struct dp_mixer *m, int32_t bucket)
+{
+    return USED + (size_t)m->config.count + (size_t)bucket * history_of(m);
+}
+
 static void fill_row(const struct dp_mixer *m, int64_t *row)
 {
+    const size_t history = history_of(m) * (size_t)m->config.count;
+
     row[RANK] = dp_comm_rank(m->config.comm);
     row[STARTED] = m->started;
     row[ITERATIONS] = m->iterations;
     row[AVERAGES] = m->death->averages;
     memcpy(&row[SCALE], &m->loss_scale.scale, sizeof(row[SCALE]));
     row[GOOD_STEPS] = m->loss_scale.good;
+    for (size_t k = 0; k < history; k++)
+        row[history_at(m, 0) + k] = -1;
     for (int32_t i = 0; i < m->bucket_count; i++) {
         const struct dp_mixer_bucket *b = &m->buckets[i];
         row[UPDATES] = b->updates > row[UPDATES] ? b->updates : row[UPDATES];
         row[USED + i] = b->used;
+        if (b->exchange.stale)
+            memcpy(row + history_at(m, i), b->exchange.stale->used, history_of(m) * sizeof(*row));
     }
 }
 
@@ -64,16 +83,18 @@ static void survey_fini(struct survey *s)
 {
     free(s->all);
     free(s->alive);
+    free(s->users);
     *s = (struct survey){0};
 }
 
 static int survey_init(struct survey *s, const struct dp_mixer *m, struct dp_comm *comm)
 {
     *s = (struct survey){.comm = comm, .size = dp_comm_size(comm),
-                         .width = USED + (size_t)m->config.count};
+                         .width = history_at(m, m->config.count)};
     s->all = calloc(((size_t)s->size + 1) * s->width, sizeof(*s->all));
     s->alive = calloc((size_t)dp_comm_size(m->config.comm), sizeof(*s->alive));
-    if (s->all && s->alive)
+    s->users = calloc((size_t)dp_comm_size(m->config.comm), sizeof(*s->users));
+    if (s->all && s->alive && s->users)
         return 0;
     survey_fini(s);
     return dp_fail(DP_ENOMEM, "no memory to go on with %d workers", dp_comm_size(comm));
@@ -101,17 +122,31 @@ static bool takes_part(const struct dp_graph *g, const struct dp_mix_group *grou
     return !group;
 }
 
-static bool is_used_by_another(const struct dp_mixer *m, const struct survey *s, int32_t bucket)
+static bool has_used(const struct dp_mixer *m, const int64_t *row, int32_t bucket)
 {
     const struct dp_mixer_bucket *b = &m->buckets[bucket];
-    const struct dp_graph *g = m->config.graph;
-    const struct dp_mix_group *group =
-        dp_graph_group(g, b->exchange.round, dp_comm_rank(m->config.comm));
+    const int64_t t = b->exchange.round, history = (int64_t)history_of(m);
 
-    for (int i = 0; i < s->size; i++)
-        if (row_of(s, i)[USED + bucket] > b->used && takes_part(g, group, row_of(s, i)[RANK]))
-            return true;
-    return false;
+    return history ? row[history_at(m, bucket) + (size_t)(t % history)] == t
+                   : row[USED + bucket] > b->used;
+}
+
+/* Others that have used the exchange of this bucket, into s->users; false: none. */
+static bool find_users(const struct dp_mixer *m, struct survey *s, int32_t bucket)
+{
+    const struct dp_graph *g = m->config.graph;
+    const int self = dp_comm_rank(m->config.comm);
+    const struct dp_mix_group *group = dp_graph_group(g, m->buckets[bucket].exchange.round, self);
+    bool any = false;
+
+    memset(s->users, 0, (size_t)dp_comm_size(m->config.comm) * sizeof(*s->users));
+    for (int i = 0; i < s->size; i++) {
+        const int64_t *row = row_of(s, i);
+        if (row[RANK] == self || !has_used(m, row, bucket) || !takes_part(g, group, row[RANK]))
+            continue;
+        s->users[row[RANK]] = any = true;
+    }
+    return any;
 }
 
 /* A worker that has the average has seen that all have the sums of which it is made. */
@@ -126,16 +161,16 @@ static void make_average_good(struct dp_mixer *m, const struct survey *s)
     m->death->average = AVERAGE_NONE;
 }
 
-static int make_good(struct dp_mixer *m, const struct survey *s)
+static int make_good(struct dp_mixer *m, struct survey *s)
 {
     int err = 0;
 
     make_average_good(m, s);
     for (int32_t i = 0; i < m->bucket_count && !err; i++) {
         struct dp_mixer_bucket *b = &m->buckets[i];
-        if (!b->pending || !is_used_by_another(m, s, i))
+        if (!b->pending || !find_users(m, s, i))
             continue;
-        err = dp_exchange_complete(&b->exchange);
+        err = dp_exchange_complete(&b->exchange, s->users);
         if (!err)
             err = dp_mixer_use(m, b);
     }
@@ -203,13 +238,13 @@ int dp_mixer_adopt(struct dp_mixer *m, struct dp_comm *comm, struct dp_graph *g)
     drop_exchanges(m);
     take_graph(m, g);
     take_comm(m, comm);
+    dp_mixer_state_free(m->state); /* of the tensors of another graph */
+    m->state = NULL;
     if (!flags)
         return dp_fail(DP_ENOMEM, "no memory for %d workers", dp_comm_size(comm));
     m->flags = flags;
-    int err = dp_exchange_group_init(&m->shared, m->config.comm, m->config.graph, true);
-    for (int32_t i = 0; i < m->bucket_count && !err; i++)
-        err = dp_mixer_make_exchanges(m, &m->buckets[i]);
-    return err;
+    int err = dp_mixer_make_group(m);
+    return err ? err : dp_mixer_make_exchanges(m);
 }
 
 /* One that was before the buckets while another one had made them has the same trace. */

@@ -88,8 +88,8 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
                                                   .skip = sweep->skip,
                                                   .mix = &mix,
                                               });
-    b->pending = b->pending && err;
-    b->used += uses && !err;
+    if (uses && !err)
+        dp_mixer_note_used(b);
     return err;
 }
 

@@ -81,3 +81,10 @@ bool dp_graph_is_symmetric(const struct dp_graph *g, int32_t *round, int32_t *i,
     }
     return true;
 }
+
+int dp_neighbor_wait(struct dp_comm *comm, struct dp_request *request, int32_t worker,
+                     const struct dp_comm *all)
+{
+    return all ? dp_comm_wait_alive(comm, request, worker, all)
+               : dp_comm_wait(comm, request, worker);
+}

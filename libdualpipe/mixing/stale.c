@@ -19,6 +19,7 @@ static bool make_round(const struct dp_stale *s, struct dp_stale_round *r)
     r->neighbors = calloc(most, sizeof(*r->neighbors));
     r->requests = calloc(2 * most, sizeof(*r->requests));
     r->arrived = malloc(most * s->bytes + 1);
+    r->round = -1;
     return r->neighbors && r->requests && r->arrived;
 }
 
@@ -28,9 +29,12 @@ int dp_stale_init(struct dp_stale *s, struct dp_comm *comm, const struct dp_grap
     bool whole;
 
     *s = (struct dp_stale){.comm = comm, .graph = graph, .staleness = staleness, .type = type,
-                           .elements = elements, .bytes = elements * type.bits / 8};
+                           .elements = elements, .bytes = elements * type.bits / 8, .unused = -1};
     s->rounds = calloc((size_t)staleness + 1, sizeof(*s->rounds));
-    whole = s->rounds;
+    s->used = malloc((size_t)dp_stale_history(staleness, graph) * sizeof(*s->used));
+    whole = s->rounds && s->used;
+    for (int64_t k = 0; whole && k < dp_stale_history(staleness, graph); k++)
+        s->used[k] = -1;
     for (int32_t k = 0; whole && k <= staleness; k++)
         whole = make_round(s, &s->rounds[k]);
     if (whole)
@@ -48,7 +52,9 @@ void dp_stale_fini(struct dp_stale *s)
         free(s->rounds[k].arrived);
     }
     free(s->rounds);
+    free(s->used);
     s->rounds = NULL;
+    s->used = NULL;
 }
 
 /* ---- a round's messages ------------------------------------------------------------------------ */
@@ -70,7 +76,8 @@ static int check_tag(struct dp_stale *s, struct dp_stale_round *r, int32_t k)
 static int next_done(struct dp_stale *s, struct dp_stale_round *r, bool wait)
 {
     const int32_t k = r->done;
-    int err = wait ? dp_comm_wait(s->comm, &r->requests[k], r->neighbors[k % r->count].worker)
+    const int32_t worker = r->neighbors[k % r->count].worker;
+    int err = wait ? dp_neighbor_wait(s->comm, &r->requests[k], worker, s->all)
                    : dp_comm_test(s->comm, &r->requests[k]);
 
     if (!err && k < r->count)
@@ -79,13 +86,19 @@ static int next_done(struct dp_stale *s, struct dp_stale_round *r, bool wait)
     return err;
 }
 
+/* A neighbor had died. */
+static int not_begun(void)
+{
+    return dp_fail_quietly(DP_ECOMM, "the exchange could not be begun with all neighbors");
+}
+
 static int finish_round(struct dp_stale *s, struct dp_stale_round *r, bool wait)
 {
     int err = 0;
 
-    while (r->done < 2 * r->count && !err)
+    while (r->done < r->begun && !err)
         err = next_done(s, r, wait);
-    return err;
+    return err || r->begun == 2 * r->count ? err : not_begun();
 }
 
 /* Where the round that was there before is over by now. */
@@ -98,12 +111,12 @@ static int begin_round(struct dp_stale *s, int64_t t, uint64_t tag, const void *
         return err;
     r->round = t;
     r->tag = tag;
-    r->done = 0;
+    r->begun = r->done = 0;
     r->count = dp_neighbors_from(s->graph, t, dp_comm_rank(s->comm), r->neighbors);
-    for (int32_t k = 0; k < r->count && !err; k++)
+    for (int32_t k = 0; k < r->count && !err; k++, r->begun += !err)
         err = dp_comm_irecv_any(s->comm, r->neighbors[k].worker, DP_CHANNEL_REDUCE,
                                 r->arrived + (size_t)k * s->bytes, s->bytes, &r->requests[k]);
-    for (int32_t k = 0; k < r->count && !err; k++)
+    for (int32_t k = 0; k < r->count && !err; k++, r->begun += !err)
         err = dp_comm_isend(s->comm, r->neighbors[k].worker, DP_CHANNEL_REDUCE,
                             block ? tag : tag | PASS, block, block ? s->bytes : 0,
                             &r->requests[r->count + k]);
@@ -113,14 +126,14 @@ static int begin_round(struct dp_stale *s, int64_t t, uint64_t tag, const void *
 
 int dp_stale_start(struct dp_stale *s, int64_t t, uint64_t tag, const void *block)
 {
-    int err = begin_round(s, t, tag, block);
-
-    if (err)
-        return err;
-    s->current = &s->rounds[t % (s->staleness + 1)];
     s->block = block;
     s->in_a_row = 0;
-    return 0;
+    s->unused = t;
+    int err = begin_round(s, t, tag, block);
+
+    if (!err)
+        s->current = &s->rounds[t % (s->staleness + 1)];
+    return err;
 }
 
 int dp_stale_pass(struct dp_stale *s, int64_t t, uint64_t tag)
@@ -133,42 +146,60 @@ int dp_stale_pass(struct dp_stale *s, int64_t t, uint64_t tag)
 
 /* ---- the end ----------------------------------------------------------------------------------- */
 
-/* The sum over those that took part, too, of W_ij (theirs - own). */
-static void sum_differences(struct dp_stale *s, char *out)
+/* out += W_ij (theirs - own), if neighbor k took part, too. */
+static void add_neighbor(struct dp_stale *s, struct dp_stale_round *r, int32_t k, void *out)
 {
-    const struct dp_stale_round *r = s->current;
+    struct dp_received got;
 
-    memset(out, 0, s->bytes);
-    for (int32_t k = 0; k < r->count; k++) {
-        const double weight = r->neighbors[k].weight;
-        struct dp_received got;
-        dp_comm_received(s->comm, &r->requests[k], &got);
-        if (got.tag & PASS)
-            continue;
-        dp_add_difference(s->type, s->elements, out, weight, r->arrived + (size_t)k * s->bytes,
-                          s->block);
-    }
+    dp_comm_received(s->comm, &r->requests[k], &got);
+    if (!(got.tag & PASS))
+        dp_add_difference(s->type, s->elements, out, r->neighbors[k].weight,
+                          r->arrived + (size_t)k * s->bytes, s->block);
 }
 
-static int finish_current(struct dp_stale *s, bool wait, void *out)
+int dp_stale_arrive(struct dp_stale *s, bool wait)
 {
-    int err = finish_round(s, s->current, wait);
+    return s->current ? finish_round(s, s->current, wait) : not_begun();
+}
 
+void dp_stale_finish(struct dp_stale *s, void *out)
+{
+    memset(out, 0, s->bytes);
+    for (int32_t k = 0; k < s->current->count; k++)
+        add_neighbor(s, s->current, k, out);
+    s->current = NULL;
+}
+
+void dp_stale_note_used(struct dp_stale *s)
+{
+    if (s->unused >= 0)
+        s->used[s->unused % dp_stale_history(s->staleness, s->graph)] = s->unused;
+    s->unused = -1;
+}
+
+/* Those that have used it have sent all that others need. */
+int dp_stale_complete(struct dp_stale *s, int64_t t, const bool *users, void *out)
+{
+    struct dp_stale_round *r = &s->rounds[t % (s->staleness + 1)];
+    int err = 0;
+
+    s->unused = -1;
+    if (r->round != t)
+        return 0;
+    for (int32_t k = r->done; k < r->count && !err; k++) {
+        if (users[r->neighbors[k].worker])
+            err = dp_comm_wait(s->comm, &r->requests[k], r->neighbors[k].worker);
+        if (users[r->neighbors[k].worker] && !err)
+            err = check_tag(s, r, k);
+    }
     if (err)
         return err;
-    sum_differences(s, out);
+    memset(out, 0, s->bytes);
+    for (int32_t k = 0; k < r->count; k++)
+        if (users[r->neighbors[k].worker])
+            add_neighbor(s, r, k, out);
     s->current = NULL;
     return 0;
-}
-
-int dp_stale_test(struct dp_stale *s, void *out)
-{
-    return finish_current(s, false, out);
-}
-
-int dp_stale_wait(struct dp_stale *s, void *out)
-{
-    return finish_current(s, true, out);
 }
 
 int dp_stale_drain(struct dp_stale *s)

@@ -16,6 +16,10 @@
  *
  * Messages of a round must be there before the round that is `staleness` + 1 later is begun: no worker
  * is further ahead of a neighbor. The one that is behind all others has nothing to wait for.
+ *
+ * Where workers may die, an exchange is one of two workers each: what one of them has used the other one
+ * completes, whatever becomes of its exchanges with others. So each remembers the rounds that it has
+ * used for as long as a neighbor may still be in one of them.
  */
 #ifndef DP_MIXING_STALE_H
 #define DP_MIXING_STALE_H
@@ -31,7 +35,7 @@ struct dp_stale_round {
     struct dp_neighbor *neighbors; /* [count] */
     struct dp_request *requests;   /* [2 * count] receives, then sends */
     char *arrived;                 /* [count * bytes] */
-    int32_t count, done;
+    int32_t count, begun, done; /* requests: those that were begun, those that are over */
 };
 
 struct dp_stale {
@@ -43,8 +47,19 @@ struct dp_stale {
     struct dp_stale_round *rounds; /* [staleness + 1] round t is at t modulo that */
     struct dp_stale_round *current; /* that this worker took part in; NULL: none is under way */
     const char *block;              /* its block */
+    int64_t *used;                  /* [dp_stale_history] round t that was used, at t modulo that */
+    int64_t unused;                 /* the last one taken part in, -1: it was used */
+    const struct dp_comm *all;      /* any death among these ends a wait; or NULL */
     int64_t passed, longest, in_a_row, sent_bytes;
 };
+
+/* A neighbor has sent something in its last `staleness` + 1 rounds at least, of which this worker is in
+ * one once a period; and this worker is no further ahead than its own staleness from there. 0 without
+ * staleness. */
+static inline int64_t dp_stale_history(int32_t staleness, const struct dp_graph *graph)
+{
+    return staleness ? 2 * ((int64_t)staleness + 1) + graph->period : 0;
+}
 
 int dp_stale_init(struct dp_stale *s, struct dp_comm *comm, const struct dp_graph *graph,
                   int32_t staleness, DLDataType type, size_t elements);
@@ -54,9 +69,16 @@ void dp_stale_fini(struct dp_stale *s);
 int dp_stale_start(struct dp_stale *s, int64_t t, uint64_t tag, const void *block);
 /* Do not: one is under way. */
 int dp_stale_pass(struct dp_stale *s, int64_t t, uint64_t tag);
-/* 0: the one under way is over, and out[elements] is what is to be added; DP_EAGAIN. */
-int dp_stale_test(struct dp_stale *s, void *out);
-int dp_stale_wait(struct dp_stale *s, void *out);
+/* 0: all messages of the one under way have come and gone; DP_EAGAIN, unless it waits. */
+int dp_stale_arrive(struct dp_stale *s, bool wait);
+/* After that: out[elements] is what is to be added, and none is under way. */
+void dp_stale_finish(struct dp_stale *s, void *out);
+/* It was added. */
+void dp_stale_note_used(struct dp_stale *s);
+/* After a death: out[elements] is what is to be added of the exchanges of round t with those of
+ * users[workers], which have used theirs. Where t is not known any more out stays as it is. What is then
+ * added does not count as used: others have not. */
+int dp_stale_complete(struct dp_stale *s, int64_t t, const bool *users, void *out);
 /* For all that neighbors send in rounds that were begun. */
 int dp_stale_drain(struct dp_stale *s);
 

@@ -11,6 +11,7 @@
 #include "comm/comm_ops.h"
 #include "comm/threads.h"
 #include "mixing/mixer_state.h"
+#include "mixing/neighbors.h"
 
 #include <math.h>
 #include <signal.h>
@@ -77,6 +78,8 @@ struct job {
     const char *graph;
     int workers, dead[2], at[2]; /* the ranks that die, and before which message; at -1: none */
     enum dp_mixer_algorithm algorithm;
+    enum dp_mixer_compression compression;
+    int staleness;
     bool learns, averages; /* gradients are those of quadratics; averages now and then */
     double tolerance;
 };
@@ -90,6 +93,7 @@ struct worker {
     int64_t shape[1];
     double value[PARAMETERS][ELEMENTS], grad[PARAMETERS][ELEMENTS];
     int rank; /* that it began with */
+    uint32_t partners[PARAMETERS][ROUNDS]; /* that gave something in a round that was used, as bits */
 };
 
 static double begin_value(int rank, int i)
@@ -116,6 +120,63 @@ static void describe(struct worker *w, struct dp_comm *comm, const struct job *j
         abort();
 }
 
+static bool sends_differences(const struct job *job)
+{
+    return job->compression || job->staleness;
+}
+
+/* Whether what came is the sum of what these neighbors gave: only then the numbers are the same. */
+static bool is_sum_of(const struct dp_stale *s, const struct dp_stale_round *r, const double *received,
+                      uint32_t set)
+{
+    const double *own = (const void *)s->block;
+
+    for (int i = 0; i < ELEMENTS; i++) {
+        double sum = 0;
+        for (int32_t k = 0; k < r->count; k++)
+            if (set >> k & 1)
+                sum += r->neighbors[k].weight *
+                       (((const double *)(const void *)(r->arrived + (size_t)k * s->bytes))[i] - own[i]);
+        if (!(fabs(sum - received[i]) < 1e-12))
+            return false;
+    }
+    return true;
+}
+
+/* Of a round in which some of them took part. */
+static uint32_t find_givers(const struct dp_stale *s, int64_t t, const double *received)
+{
+    const struct dp_stale_round *r = &s->rounds[t % (s->staleness + 1)];
+    uint32_t set = 0, workers = 0;
+
+    while (set < 1u << r->count && !is_sum_of(s, r, received, set))
+        set++;
+    for (int32_t k = 0; k < r->count; k++)
+        workers |= set >> k & 1 ? 1u << r->neighbors[k].worker : 0;
+    return set < 1u << r->count ? workers : UINT32_MAX;
+}
+
+static int note_partners(void *user, const struct dp_mixer_average_info *info)
+{
+    struct worker *w = user;
+    const struct dp_exchange *x = &w->mixer->buckets[info->bucket].exchange;
+    struct dp_neighbor neighbors[MOST];
+    uint32_t *partners = &w->partners[info->parameters[0]][info->round];
+
+    if (dp_mixer_graph(w->mixer) != w->graph || info->round >= ROUNDS)
+        return 0;
+    if (x->stale)
+        *partners = find_givers(x->stale, info->round, info->received[0]);
+    for (int32_t k = dp_neighbors_from(w->graph, info->round, w->rank, neighbors); !x->stale && k--;)
+        *partners |= 1u << neighbors[k].worker;
+    return 0;
+}
+
+static double fraction_of(const struct job *job)
+{
+    return job->compression == DP_COMPRESSION_TOPK ? 0.4 : 0;
+}
+
 static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
 {
     const bool local = job->algorithm == DP_MIXER_LOCAL_SGD;
@@ -129,7 +190,13 @@ static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
         .comm = w->comm,
         .bucket_bytes = 1,
         .separate = true,
-        .factor = 0.6, /* so that no number of rounds reaches consensus */
+        /* So that no number of rounds reaches consensus. */
+        .factor = job->compression == DP_COMPRESSION_TOPK ? 0.3 : 0.6,
+        .compression = job->compression,
+        .fraction = fraction_of(job),
+        .staleness = job->staleness,
+        .pre_average = sends_differences(job) ? note_partners : NULL,
+        .user = w,
         .algorithm = job->algorithm,
         .local_steps = local ? 2 : 0,
         .outer_rate = local ? 1 : 0,
@@ -259,6 +326,25 @@ static int check_exchanges(const struct worker *w)
     return 0;
 }
 
+/* Of two that live both have added what the other one gave in a round, or neither has: then their mean
+ * is what it was. */
+static int check_partners(const struct worker *w)
+{
+    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    static _Thread_local uint32_t all[MOST][PARAMETERS][ROUNDS];
+    int64_t ranks[MOST], rank = w->rank;
+
+    CHECK(!dp_comm_allgather(comm, &rank, ranks, sizeof(rank)));
+    CHECK(!dp_comm_allgather(comm, w->partners, all, sizeof(all[0])));
+    for (int i = 0; i < dp_comm_size(comm); i++)
+        for (int p = 0; p < PARAMETERS; p++)
+            for (int t = 0; t < ROUNDS; t++) {
+                CHECK(w->partners[p][t] != UINT32_MAX);
+                CHECK((w->partners[p][t] >> ranks[i] & 1) == (all[i][p][t] >> rank & 1));
+            }
+    return 0;
+}
+
 /* The mean of the survivors, by push-sum weights. */
 static int find_mean(struct worker *w, double *mean)
 {
@@ -322,10 +408,10 @@ static int go_on(struct worker *w, const struct job *job)
     for (int t = 0; t < 30; t++) {
         CHECK(!iterate(w, job));
         CHECK(!find_mean(w, mean));
-        CHECK(job->learns || are_near(mean, first, 1e-12));
+        CHECK(job->learns || job->staleness || are_near(mean, first, 1e-12));
     }
     CHECK(!dp_mixer_average(w->mixer, NULL));
-    CHECK(job->learns || are_near(w->value[0], mean, 1e-12) || w->graph->push_sum);
+    CHECK(job->learns || are_near(w->value[0], first, 1e-12) || w->graph->push_sum);
     return 0;
 }
 
@@ -347,7 +433,7 @@ static int survive(struct dp_comm *comm, void *arg)
     arm(comm, job);
     err = lose(&w, job);
     if (!err && count_dead(job) == 1 && !job->averages && !job->learns)
-        err = check_exchanges(&w);
+        err = sends_differences(job) ? check_partners(&w) : check_exchanges(&w);
     if (!err)
         err = go_on(&w, job);
     finish(&w);
@@ -379,9 +465,12 @@ static int draw(uint64_t *seed, int below)
     return (int)(*seed >> 33) % below;
 }
 
+/* Twenty times as many with DP_TEST_FULL. */
 static int samples_of(const struct comm_kind *kind, int threads, int processes)
 {
-    return kind->by_ring ? 0 : kind->processes ? processes : threads;
+    const int samples = kind->by_ring ? 0 : kind->processes ? processes : threads;
+
+    return getenv("DP_TEST_FULL") ? 20 * samples : samples;
 }
 
 static const char *const graphs[] = {"one-peer-exp", "complete", "alternating-exp-ring", "torus",
@@ -402,14 +491,45 @@ static void a_worker_may_die_at_every_message(void **state)
             }
 }
 
+/* What goes over the wire otherwise than as whole blocks. */
+static void set_wire(struct job *job, int which)
+{
+    const bool compressed = which % 4 < 2;
+
+    job->compression = !compressed  ? DP_COMPRESSION_NONE
+                       : which % 4 ? DP_COMPRESSION_TOPK
+                                   : DP_COMPRESSION_INT8;
+    job->staleness = compressed ? 0 : which % 4 == 2 ? 1 : 3;
+}
+
+static void differences_that_are_cut_off_leave_the_mean(void **state)
+{
+    static const char *const these[] = {"one-peer-exp", "complete", "torus", "ring", "star",
+                                        "alternating-exp-ring"};
+    uint64_t seed = 21;
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
+        for (size_t i = 0; i < sizeof(these) / sizeof(these[0]); i++)
+            for (int k = 0; k < samples_of(kind, 12, 2); k++) {
+                struct job job = {.graph = these[i], .workers = 4, .at = {0, -1}};
+                job.dead[0] = draw(&seed, 4);
+                job.at[0] = draw(&seed, kind->processes ? 90 : 60);
+                set_wire(&job, k + 2 * (int)i);
+                run_on(kind, &job);
+            }
+}
+
 static void two_workers_may_die_one_of_them_during_the_recovery(void **state)
 {
     uint64_t seed = 99;
 
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int k = 0; k < samples_of(kind, 16, 3); k++) {
-            struct job job = {.graph = graphs[k % 4], .workers = 4};
+        for (int k = 0; k < samples_of(kind, 24, 4); k++) {
+            struct job job = {.graph = graphs[k / 2 % 4], .workers = 4};
+            if (k % 2)
+                set_wire(&job, k / 2);
             job.dead[0] = draw(&seed, 4);
             job.dead[1] = (job.dead[0] + 1 + draw(&seed, 3)) % 4;
             job.at[0] = draw(&seed, 40);
@@ -426,6 +546,8 @@ static void an_average_that_is_cut_off_is_had_by_all_or_none(void **state)
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int k = 0; k < samples_of(kind, 16, 2); k++) {
             struct job job = {.graph = graphs[k % 3], .workers = 4, .at = {0, -1}, .averages = true};
+            if (k % 2)
+                set_wire(&job, k / 2);
             job.dead[0] = draw(&seed, 4);
             job.at[0] = draw(&seed, 60);
             run_on(kind, &job);
@@ -475,6 +597,8 @@ static void a_worker_may_die_while_mixers_are_made(void **state)
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int k = 0; k < samples_of(kind, 24, 3); k++) {
             struct job job = {.graph = graphs[k % 4], .workers = 4, .dead = {k % 4}, .at = {0, -1}};
+            if (k % 3 == 0)
+                set_wire(&job, k / 3);
             job.at[0] = k / 4 * 3 + draw(&seed, 3);
             run_on_with(kind, &job, begin_without);
         }
@@ -703,6 +827,12 @@ static void new_workers_catch_up_from_a_neighbour(void **state)
         {.job = {.graph = "directed-exp", .workers = 3, .at = {-1, -1}}, .count = 1},
         {.job = {.graph = "torus", .workers = 3, .at = {-1, -1},
                  .algorithm = DP_MIXER_GRADIENT_TRACKING}, .count = 2},
+        {.job = {.graph = "one-peer-exp", .workers = 4, .dead = {0}, .at = {9, -1},
+                 .compression = DP_COMPRESSION_INT8}, .count = 1},
+        {.job = {.graph = "ring", .workers = 2, .at = {-1, -1},
+                 .compression = DP_COMPRESSION_TOPK}, .count = 1},
+        {.job = {.graph = "complete", .workers = 3, .dead = {2}, .at = {12, -1}, .staleness = 2},
+         .count = 2},
     };
 
     (void)state;
@@ -765,6 +895,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_may_die_at_every_message),
+        cmocka_unit_test(differences_that_are_cut_off_leave_the_mean),
         cmocka_unit_test(two_workers_may_die_one_of_them_during_the_recovery),
         cmocka_unit_test(an_average_that_is_cut_off_is_had_by_all_or_none),
         cmocka_unit_test(a_worker_may_die_while_mixers_are_made),

@@ -162,11 +162,7 @@ struct dp_mixer_config {
 
     /* comm is of a group that survives (dp_comm_survive), and so does the mixer: see dp_mixer_survive.
      * Rounds of more than two workers then cost a message more, and rounds of links one that all
-     * workers wait for. Not compat (DP_EINVAL). Neither compression nor staleness (DP_EUNSUPPORTED): an
-     * exchange can be completed or undone only by a worker that has the whole of what its partners sent
-     * and had not used anything else since. Of a compressed one the difference has been added to what
-     * is known of a worker before it is certain that both sides have it; of a late one several rounds
-     * are under way, of which some were left out by one side. */
+     * workers wait for; with staleness neither does. Not compat (DP_EINVAL). */
     bool survive;
 
     /* Do as Decent-DP does: the first mix takes the exchange of round 1 with the weights of round 2,
@@ -238,7 +234,10 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  * them and within its time. More may die meanwhile.
  *
  *  - An exchange that one of the living has used is completed by all of them that took part; one that
- *    none has used is undone. So their mean is what it was. The same holds for an average.
+ *    none has used is undone. So their mean is what it was. The same holds for an average. With
+ *    staleness an exchange is one between two workers: what a third one gave is dropped.
+ *  - With compression all know rank 0's values of each other from then on, as after the start: the next
+ *    differences are to those, and have what was not sent before.
  *  - The graph becomes that of dp_graph_without, and dp_mixer_comm a communicator of the living, whose
  *    ranks are the workers' new numbers.
  *  - All go on with the iteration of the one that has come furthest, also where that leaves one out,
