@@ -43,7 +43,7 @@ static const char endless[] = "--steps 1000000000 --eval-every 0";
 static void exec_train(const char *options)
 {
     char command[4096], text[4096], *argv[MAX_ARGS] = {command, "train", "--data", text}, *word;
-    int argc = 4;
+    int argc = strstr(options, "--model") ? 2 : 4; /* another one makes its samples itself */
 
     snprintf(command, sizeof(command), "%s/tools/dualpipe", getenv("DP_TOP_BUILDDIR"));
     snprintf(text, sizeof(text), "%s/LICENSE", getenv("DP_TOP_SRCDIR"));
@@ -233,11 +233,12 @@ static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
     (void)state;
     struct run r;
     pid_t ranks[MAX_RANKS];
-    char expected[64];
+    char expected[64], options[256];
 
     for (int rank = 0; rank < 4; rank += 3) {
-        start(&r, "--schedule none -D 4 --mix one-peer-exp --survive --json --steps 2000 "
-                  "--eval-every 500", NULL, NULL);
+        snprintf(options, sizeof(options), "--schedule none -D 4 --mix one-peer-exp --survive --json "
+                 "--steps 2000 --eval-every 500 %s", rank ? "--mix-compress int8" : "");
+        start(&r, options, NULL, NULL);
         wait_for_steps(&r);
         if (children_of(r.pid, ranks) != 4) {
             kill(r.pid, SIGKILL);
@@ -266,8 +267,11 @@ static void kill_child(struct run *r, int rank)
     pid_t ranks[MAX_RANKS];
 
     if (children_of(r->pid, ranks) != 4) {
+        const bool ended = has_ended(r);
         kill(r->pid, SIGKILL);
         finish(r);
+        if (ended)
+            fail_msg("status %d: %s", r->status, r->err_text);
         no_children();
     }
     kill(ranks[rank], SIGKILL);
@@ -290,14 +294,15 @@ static void wait_until_it_goes_on(struct run *r, int times)
 static void replicas_that_are_killed_are_started_again(void **state)
 {
     (void)state;
-    static const char *const transports[] = {"shm", "tcp"};
+    static const char *const how[] = {"--transport shm --mix-staleness 2",
+                                      "--transport tcp --model mlp-bn -M 4"};
     struct run r;
     char options[256];
 
     for (int k = 0; k < 2; k++) {
         snprintf(options, sizeof(options),
                  "--schedule none -D 4 --mix one-peer-exp --survive --restart 2 --json --steps 6000 "
-                 "--eval-every 2000 --transport %s", transports[k]);
+                 "--eval-every 2000 %s", how[k]);
         start(&r, options, NULL, NULL);
         wait_for_steps(&r);
         kill_child(&r, 0);

@@ -113,3 +113,24 @@ int statistics_commit(const struct statistics *s, struct engine *engine, struct 
     }
     return err;
 }
+
+static int take_layer(struct dp_batch_norm *bn, size_t width, struct dp_comm *comm)
+{
+    dp_batch_norm_forget(bn);
+    int err = dp_comm_broadcast(comm, dp_batch_norm_running_mean(bn), width * sizeof(float), 0);
+    if (!err)
+        err = dp_comm_broadcast(comm, dp_batch_norm_running_variance(bn), width * sizeof(float), 0);
+    return err ? err : dp_comm_broadcast(comm, dp_batch_norm_commits(bn), sizeof(int64_t), 0);
+}
+
+int statistics_begin_again(struct engine *engine, struct dp_comm *comm)
+{
+    int err = 0;
+
+    for (int layer = 1; layer <= engine->config.layers && !err; layer++) {
+        struct dp_batch_norm *bn = norm_of(engine, layer);
+        if (bn)
+            err = take_layer(bn, (size_t)engine->config.width, comm);
+    }
+    return err;
+}

@@ -38,4 +38,9 @@ void statistics_tensors(const struct gpt_stage *stage, struct statistics_tensor 
 int statistics_commit(const struct statistics *s, struct engine *engine, struct dp_comm *comm,
                       bool used);
 
+/* After a step that was cut off: forget what was noted in it. Replicas may have committed different
+ * ones meanwhile, so that all take the statistics of the first rank of comm, which are those of replicas
+ * of a whole model. 0, or errors of comm. */
+int statistics_begin_again(struct engine *engine, struct dp_comm *comm);
+
 #endif

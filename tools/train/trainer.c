@@ -310,7 +310,7 @@ int trainer_survive(struct trainer *t, uint64_t *step)
         return err;
     go_on(t);
     *step = trainer_next(t);
-    return 0;
+    return statistics_begin_again(t->engine, t->comm);
 }
 
 int trainer_admit(struct trainer *t, int count, const struct dp_comm_config *config)
