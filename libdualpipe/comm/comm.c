@@ -350,9 +350,11 @@ static int check_time(struct wait *w, int64_t now_ns)
         return err;
     if (waited_ns >= w->comm->deadline_ns &&
         now_ns >= w->world->ops->busy_until(w->world) + w->comm->deadline_ns) {
-        if (w->group && w->world->survival)
+        if (w->group && w->world->survival) {
+            w->world->silent = peer_of(w) + 1;
             return dp_fail_quietly(DP_ETIMEDOUT, "rank %d waited %.1f s in vain", w->world->rank,
                                    (double)waited_ns / DP_NS_PER_S);
+        }
         return give_up(w->world, w->req, peer_of(w), waited_ns);
     }
     if (!w->world->poll || now_ns - w->polled_ns < POLL_EVERY_NS)

@@ -24,6 +24,10 @@ int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *wor
                       int context, struct dp_comm **out);
 /* dp_comm_progress of the whole family, whatever has been revoked. */
 int dp_comm_progress_all(struct dp_comm *world);
+/* Where a wait of this rank has ended by its deadline: the rank that it was for is asked for a sign of
+ * life, and declared dead for all if it gives none within half a second, or half of the deadline if that
+ * is less. For callers all of whose ranks let the progress thread work while they compute. */
+int dp_comm_settle_silence(struct dp_comm *comm);
 /* Call the caller's poll function, if there is one: its error aborts the group. */
 int dp_comm_poll(struct dp_comm *comm);
 /* The caller works on the transfers again; the progress thread stops. */

@@ -111,6 +111,21 @@ void dp_survival_declare(struct dp_survival *s, int rank)
     dp_survival_lose(s, rank, DP_DEATH_SILENT);
 }
 
+void dp_survival_ask(struct dp_survival *s, int rank)
+{
+    s->asked = -1;
+    if (s->excluded_by >= 0 || has(s->dead, rank))
+        return;
+    s->asked = rank;
+    s->ops->watch(s->world, rank);
+    tell(s, rank, DP_SURVIVAL_PING, NULL, 0);
+}
+
+bool dp_survival_is_owed(const struct dp_survival *s, int rank)
+{
+    return s->asked == rank && s->excluded_by < 0 && !has(s->dead, rank);
+}
+
 void dp_survival_leave(struct dp_survival *s)
 {
     if (s->excluded_by >= 0)
@@ -343,10 +358,15 @@ void dp_survival_handle(struct dp_survival *s, int from, const void *message, si
             tell(s, from, DP_SURVIVAL_DEATHS, NULL, 0);
         return;
     }
+    if (from == s->asked)
+        s->asked = -1;
     merge(s, from, m->dead);
     if (s->excluded_by >= 0)
         return;
     switch (m->kind) {
+    case DP_SURVIVAL_PING:
+        tell(s, from, DP_SURVIVAL_DEATHS, NULL, 0);
+        break;
     case DP_SURVIVAL_QUERY:
         s->queries[from] = (struct dp_survival_query){true, m->context, m->number};
         answer(s, from);
@@ -518,7 +538,7 @@ int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
     s->world = world;
     s->ops = ops;
     s->words = (world->size + 63) / 64;
-    s->excluded_by = -1;
+    s->excluded_by = s->asked = -1;
     s->message_bytes = sizeof(struct dp_survival_message) + 2 * set_bytes(s);
     s->room = s->message_bytes > sizeof(struct dp_survival_revoke)
                   ? s->message_bytes

@@ -36,6 +36,10 @@
  * of them says which. What is known stays, as a communicator may be revoked before this rank has
  * made it.
  *
+ * A sign of life. A rank that another one has waited for in vain is asked for it: it gives it from
+ * whatever call it is in, or by its progress thread, also while it waits for a third one. A process that
+ * is stopped does not.
+ *
  * Threads: those of the communicator.
  */
 #ifndef DP_COMM_SURVIVAL_H
@@ -77,7 +81,8 @@ enum dp_survival_kind {
     DP_SURVIVAL_DECISION,
     DP_SURVIVAL_ABORT,
     DP_SURVIVAL_BUSY,
-    DP_SURVIVAL_REVOKE
+    DP_SURVIVAL_REVOKE,
+    DP_SURVIVAL_PING /* say anything */
 };
 
 struct dp_survival_message {
@@ -135,6 +140,7 @@ struct dp_survival {
         uint32_t context, number;
     } * queries; /* [size] of other ranks, not answered yet */
     uint32_t *announced; /* [size] the last BUSY of each rank */
+    int asked;           /* for a sign of life, which has not come; -1: none */
     struct dp_agreement *agreements;
     struct dp_revocation *revocations;
     int excluded_by; /* -1: not excluded */
@@ -176,6 +182,9 @@ bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why);
 
 /* This rank has waited for the other one in vain: it is dead for all from now on. */
 void dp_survival_declare(struct dp_survival *s, int rank);
+/* Ask the rank for a sign of life; whether it still owes one. Not where it is dead. */
+void dp_survival_ask(struct dp_survival *s, int rank);
+bool dp_survival_is_owed(const struct dp_survival *s, int rank);
 /* A rank of comm that has died and not left, by its number in the world, -1: none. */
 int dp_survival_find_dead(const struct dp_survival *s, const struct dp_comm *comm);
 /* This rank revokes comm. DP_ENOMEM. */

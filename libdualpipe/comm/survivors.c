@@ -90,6 +90,8 @@ int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
     if (!ranks)
         return dp_fail(DP_ENOMEM, "no memory for the survivors of %d ranks", comm->size);
     err = agree(comm, &dead, &contexts);
+    if (!err && is_in(dead, comm->world->rank))
+        err = dp_fail_quietly(DP_EABORTED, "rank %d is not among the survivors", comm->rank);
     for (int i = 0; i < comm->size && !err; i++) {
         const int world_rank = dp_comm_world_rank(comm, i);
         if (is_in(dead, world_rank))
@@ -102,6 +104,41 @@ int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
         err = dp_comm_new_group(comm, rank, size, ranks, contexts, out);
     }
     free(ranks);
+    return err;
+}
+
+/* A process that is stopped gives none; one that waits or computes does, from that call or by its progress
+ * thread. */
+static int64_t end_of_silence(struct dp_comm *world, int64_t deadline_ns)
+{
+    const int64_t most_ns = DP_NS_PER_S / 2, busy_ns = world->ops->busy_until(world);
+    const int64_t now_ns = dp_now_ns(), from_ns = busy_ns > now_ns ? busy_ns : now_ns;
+
+    return from_ns + (deadline_ns / 2 < most_ns ? deadline_ns / 2 : most_ns);
+}
+
+int dp_comm_settle_silence(struct dp_comm *comm)
+{
+    struct dp_comm *world = comm->world;
+    const int rank = world->silent - 1;
+    int err = 0;
+
+    if (rank < 0 || !world->survival)
+        return 0;
+    world->silent = 0;
+    dp_comm_progress_stop(comm);
+    dp_survival_ask(world->survival, rank);
+    const int64_t until_ns = end_of_silence(world, comm->deadline_ns);
+    while (!err && dp_survival_is_owed(world->survival, rank)) {
+        const int64_t now_ns = dp_now_ns();
+        err = dp_comm_progress_all(world);
+        if (!err && now_ns >= until_ns && dp_survival_is_owed(world->survival, rank))
+            dp_survival_declare(world->survival, rank);
+        else if (!err)
+            err = dp_comm_poll(comm);
+        if (!err)
+            world->ops->sleep(world, end_of_sleep(world, now_ns, until_ns));
+    }
     return err;
 }
 

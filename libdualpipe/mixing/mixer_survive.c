@@ -2,6 +2,7 @@
  *
  * mixer_survive.c - going on without workers that have died.
  *
+ *      settle silence    a worker that was waited for in vain, and is stopped, is dead for all
  *      shrink            which workers live, the same on all of them
  *      tell              each how far it has come, and which exchanges of each bucket it has used
  *      make good         complete what another one has used, undo the rest
@@ -13,6 +14,7 @@
  * workers have used, and are found again from the counts in the next turn.
  */
 #include "base/fail.h"
+#include "comm/comm_core.h"
 #include "mixing/mixer_state.h"
 
 #include <stdlib.h>
@@ -292,7 +294,10 @@ static int agree(struct dp_comm *comm, bool *all_live)
 int dp_mixer_conclude(struct dp_comm *comm, int err, bool *again)
 {
     bool all_live = false;
-    int failed = err && !may_be_death(err) ? err : agree(comm, &all_live);
+    int failed = err && !may_be_death(err) ? err : dp_comm_settle_silence(comm);
+
+    if (!failed)
+        failed = agree(comm, &all_live);
 
     *again = !failed && !all_live;
     return failed ? failed : all_live ? err : 0;
@@ -329,6 +334,7 @@ int dp_mixer_survive(struct dp_mixer *m)
     if (!m->death)
         return dp_fail(DP_ESTATE, "a mixer that does not survive, expected one with config.survive");
     const int before = dp_comm_size(m->config.comm);
+    err = dp_comm_settle_silence(m->config.comm);
     while (!err && again)
         err = take_turn(m, &again);
     if (err) {

@@ -604,6 +604,75 @@ static void a_worker_may_die_while_mixers_are_made(void **state)
         }
 }
 
+/* ---- one that is stopped ------------------------------------------------------------------------ */
+
+static const int64_t SHORT_NS = 600 * DP_NS_PER_MS;
+
+struct stopped {
+    struct job job;
+    pid_t pid;
+};
+
+/* It is stopped by itself and killed by the others. */
+static int stop_or_go_on(struct worker *w, const struct job *job, int t)
+{
+    if (w->rank == job->dead[0] && t == job->at[0])
+        raise(SIGSTOP);
+    return iterate(w, job);
+}
+
+static int lose_one_that_is_stopped(struct dp_comm *comm, void *arg)
+{
+    struct stopped *s = arg;
+    static struct worker w;
+    int64_t began_ns = 0;
+    int err = 0;
+
+    if (dp_comm_survive(comm) == DP_EUNSUPPORTED)
+        return 0;
+    describe(&w, comm, &s->job);
+    const struct dp_mixer_config config = config_of(&w, &s->job);
+    CHECK(!dp_mixer_new(&config, &w.mixer));
+    set_values(&w);
+    if (w.rank == s->job.dead[0])
+        s->pid = getpid();
+    CHECK(!dp_comm_barrier(comm));
+    for (int t = 0; dp_comm_size(dp_mixer_comm(w.mixer)) == s->job.workers; t++) {
+        for (struct dp_comm *c = comm; c && t == 3; c = c->next) /* all have begun */
+            dp_comm_set_deadline(c, SHORT_NS);
+        began_ns = dp_now_ns();
+        err = stop_or_go_on(&w, &s->job, t);
+        CHECK(!err || err == DP_ECOMM || err == DP_ETIMEDOUT);
+        CHECK(!err || !dp_mixer_survive(w.mixer));
+    }
+    CHECK(dp_now_ns() - began_ns < SHORT_NS + DP_NS_PER_S);
+    CHECK(dp_comm_size(dp_mixer_comm(w.mixer)) == s->job.workers - 1);
+    CHECK(!check_exchanges(&w));
+    CHECK(!go_on(&w, &s->job));
+    kill(s->pid, SIGKILL);
+    finish(&w);
+    return 0;
+}
+
+static void one_that_is_stopped_is_given_up_within_a_second_of_the_deadline(void **state)
+{
+    struct stopped *s =
+        mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int killed;
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        if (!kind->processes || kind->by_ring || !strcmp(kind->name, "mpi"))
+            continue;
+        s->job = (struct job){.graph = "one-peer-exp", .workers = 4, .dead = {0}, .at = {5, -1}};
+        s->job.dead[0] = strcmp(kind->name, "shm") ? 0 : 2;
+        const int failed = kind->run(kind, 4, LONG_NS, lose_one_that_is_stopped, s, &killed);
+        if (failed != 1 || killed != 1)
+            fail_msg("%s: %d of 4 failed, %d were killed", kind->name, failed, killed);
+    }
+    munmap(s, sizeof(*s));
+}
+
 /* ---- algorithms -------------------------------------------------------------------------------- */
 
 /* Survivors of those that reach the optimum with a constant rate reach that of what is left. */
@@ -899,6 +968,7 @@ int main(void)
         cmocka_unit_test(two_workers_may_die_one_of_them_during_the_recovery),
         cmocka_unit_test(an_average_that_is_cut_off_is_had_by_all_or_none),
         cmocka_unit_test(a_worker_may_die_while_mixers_are_made),
+        cmocka_unit_test(one_that_is_stopped_is_given_up_within_a_second_of_the_deadline),
         cmocka_unit_test(survivors_learn_what_is_left_by_every_algorithm),
         cmocka_unit_test(new_workers_catch_up_from_a_neighbour),
         cmocka_unit_test(a_new_worker_with_other_parameters_is_refused_and_the_others_go_on),

@@ -231,7 +231,9 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  * the one that waits, ends with DP_ECOMM. No value is mixed by halves. */
 
 /* Collective over the workers that live: go on without those that do not, as dp_comm_agree_alive finds
- * them and within its time. More may die meanwhile.
+ * them and within its time. A worker that was waited for in vain and gives no sign of life for half a
+ * second more (or half of the deadline), as one that is stopped, is declared dead before: one that waits
+ * or computes gives it, the latter by its progress thread. More may die meanwhile.
  *
  *  - An exchange that one of the living has used is completed by all of them that took part; one that
  *    none has used is undone. So their mean is what it was. The same holds for an average. With
