@@ -11,6 +11,11 @@ static double minimum(int r, int i)
     return (r * 37 + i * 11) % 17 / 8.0 - 1;
 }
 
+double gradient_of_worker(int r, int i, double x)
+{
+    return curvature(r, i) * (x - minimum(r, i));
+}
+
 double get_value(const struct worker *w, int i)
 {
     return w->float32 ? (double)((const float *)w->values[i / ELEMENTS].data)[i % ELEMENTS]
@@ -78,8 +83,7 @@ int iterate_worker(struct worker *w, double share)
 
     for (int i = 0; i < TOTAL && !err; i++)
         add_gradient(w, i,
-                     share * curvature(dp_comm_rank(w->comm), i) *
-                         (get_value(w, i) - minimum(dp_comm_rank(w->comm), i)));
+                     share * gradient_of_worker(dp_comm_rank(w->comm), i, get_value(w, i)));
     for (int p = PARAMETERS - 1; p >= 0 && !err; p--)
         err = dp_mixer_ready(w->mixer, p);
     return err ? err : dp_mixer_step(w->mixer);

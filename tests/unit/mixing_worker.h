@@ -34,6 +34,8 @@ struct worker {
 };
 
 double get_value(const struct worker *w, int i);
+/* Of the quadratic of rank r, element i, at x. */
+double gradient_of_worker(int r, int i, double x);
 /* bits 16: bfloat16 */
 void describe_worker(struct worker *w, struct dp_comm *comm, int bits);
 struct dp_mixer_config config_of_worker(struct worker *w, const struct job *job);
