@@ -97,6 +97,18 @@ mixing_without_clipping_begins_early()
     diff "$work/late" "$work/early"
 }
 
+# pipelines_mix_like_whole_replicas D GRAPH PIPELINE... - as many replicas of one rank, in the fixed order.
+pipelines_mix_like_whole_replicas()
+{
+    fixed="-D $1 --mix $2 --clip 0.5 --dropout 0.1 --batch 32 -M 32 --order-blocks 8"
+    shift 2
+    # shellcheck disable=SC2086 # words
+    numbers_of --schedule none $fixed >"$work/whole-replicas" || return
+    # shellcheck disable=SC2086 # words
+    numbers_of $fixed "$@" >"$work/numbers" || return
+    diff "$work/whole-replicas" "$work/numbers"
+}
+
 # replicas_mix HOW OPTIONS... - and the average of their models has learned.
 replicas_mix()
 {
@@ -376,6 +388,9 @@ it optimizers_with_a_share_learn_the_same -P 4 -D 2
 it optimizers_with_a_share_learn_the_same -P 2 -D 4 -s 1f1b
 it mixing_without_clipping_begins_early ring -P 2 -D 2 --batch 16 -M 16
 printf '0 1\n1 2\n' >path.txt
+it pipelines_mix_like_whole_replicas 2 ring -P 2
+it pipelines_mix_like_whole_replicas 2 one-peer-exp -P 4
+it pipelines_mix_like_whole_replicas 4 one-peer-exp -P 2
 it replicas_mix one-peer-exp --schedule none -D 4
 it replicas_mix path.txt --schedule none -D 3 -M 12 --batch 24 --transport tcp
 it replicas_mix ring -P 2 -D 2
