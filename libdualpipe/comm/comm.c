@@ -180,21 +180,28 @@ static int progress(struct dp_comm *world, int waiting_for)
     return err;
 }
 
-static int test_collective(struct dp_comm *world, struct dp_request *req)
+/* Without progress, which would publish that the rank waits for none. */
+static int look_at_collective(struct dp_comm *world, struct dp_request *req)
 {
     const struct dp_comm *comm = dp_engine_comm(req);
     int err = dp_engine_test(world->engine, req);
 
-    if (err == DP_EAGAIN) {
-        progress(world, -1);
-        err = dp_engine_test(world->engine, req);
-    }
     if (err != DP_ECOMM || !world->survival)
         return err;
     const int dead = comm ? dp_survival_find_dead(world->survival, comm) : -1;
     if (dead >= 0)
         return dp_survival_fail(world->survival, dead);
     return dp_fail_quietly(err, "a collective was given up by another rank of the communicator");
+}
+
+static int test_collective(struct dp_comm *world, struct dp_request *req)
+{
+    int err = look_at_collective(world, req);
+
+    if (err != DP_EAGAIN)
+        return err;
+    progress(world, -1);
+    return look_at_collective(world, req);
 }
 
 static int test(struct dp_comm *world, struct dp_request *req)
@@ -277,6 +284,7 @@ struct wait {
     int peer; /* of the world; -1: it follows from the collective, or any */
     const struct dp_comm *group; /* any death in it ends the wait, and the request stays; or NULL */
     int64_t start_ns, polled_ns;
+    int published; /* the peer that the last look published */
     bool slept;
 };
 
@@ -311,11 +319,12 @@ static int peer_of(const struct wait *w)
  * since publishing costs and short waits are not searched for a culprit. */
 static int look(struct wait *w)
 {
-    int err = progress(w->world, w->slept ? peer_of(w) : -1);
+    w->published = w->slept ? peer_of(w) : -1;
+    int err = progress(w->world, w->published);
 
-    if (!err || is_collective(w->req))
-        return test(w->world, w->req);
-    return err;
+    if (is_collective(w->req))
+        return look_at_collective(w->world, w->req);
+    return err ? err : test(w->world, w->req);
 }
 
 /* A receive from any source does not end with the rank that the caller expects the message of. */
@@ -400,7 +409,9 @@ static int wait_long(struct wait *w)
                 dp_cpu_pause();
             continue;
         }
-        if (w->slept)
+        /* A collective that moved on meanwhile waits for another peer: publish that one first, as
+         * the sleep may last until the deadline. */
+        if (w->slept && w->published == peer_of(w))
             sleep_until(w, end_of_wait(w, now_ns), now_ns);
         w->slept = true;
     }
