@@ -47,6 +47,17 @@ int dp_abort_record_end(int rank, const atomic_int *waiting_for, int size)
     return -1;
 }
 
+void dp_abort_record_break(int rank, atomic_int *waiting_for, int size, const bool *answers)
+{
+    for (int steps = 0; steps < size && rank >= 0; steps++) {
+        if (!answers[rank]) {
+            atomic_store(&waiting_for[rank], -1);
+            return;
+        }
+        rank = atomic_load(&waiting_for[rank]);
+    }
+}
+
 void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for, int size)
 {
     const size_t room = sizeof(why->text);

@@ -30,6 +30,10 @@ enum { DP_ABORT_GRACE_MS = 250 };
  * none does, as they wait in a circle, or for any rank. */
 int dp_abort_record_end(int rank, const atomic_int *waiting_for, int size);
 
+/* Ranks wait in a circle, and one of them may have been stopped in its wait: the first from this one
+ * on that does not answer counts as one that waits for none. If all answer the circle stays. */
+void dp_abort_record_break(int rank, atomic_int *waiting_for, int size, const bool *answers);
+
 /* A wait for why->rank timed out; -1: for any rank, which names none. waiting_for[size] is the peer
  * that each rank waits for (-1: none). Go from one to the next up to the rank that waits for none,
  * put its number into why->rank and the way there at the end of why->text. A circle, which is a

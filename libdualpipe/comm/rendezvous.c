@@ -101,6 +101,7 @@ static void begin_grace(struct dp_rendezvous *rv)
     if (rv->accused_ns)
         return;
     rv->accused_ns = dp_now_ns();
+    rv->probed_ns = 0;
     for (int i = 0; i < rv->size; i++)
         atomic_store(&rv->suspects[i], atomic_load(&rv->waiting_for[i]));
 }
@@ -122,6 +123,30 @@ static bool is_in_grace(const struct dp_rendezvous *rv)
            dp_now_ns() < rv->accused_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS;
 }
 
+/* Where ranks wait in a circle: whether an answer may still come of one that was perhaps stopped in
+ * its wait. All others answer, as a message wakes them. */
+static bool is_probing(struct dp_rendezvous *rv)
+{
+    const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_PROBE, .count = rv->epoch};
+    int missing = 0;
+
+    if (rv->accusation.rank < 0 ||
+        dp_abort_record_end(rv->accusation.rank, rv->suspects, rv->size) >= 0)
+        return false;
+    if (!rv->probed_ns) {
+        rv->probed_ns = dp_now_ns();
+        memset(rv->present, 0, (size_t)rv->size * sizeof(*rv->present));
+        rv->present[0] = true;
+        dp_rendezvous_tell_all(rv, &m);
+    }
+    for (int i = 0; i < rv->size; i++)
+        missing += !rv->present[i];
+    if (missing && dp_now_ns() < rv->probed_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS)
+        return true;
+    dp_abort_record_break(rv->accusation.rank, rv->suspects, rv->size, rv->present);
+    return false;
+}
+
 /* A rank that accuses itself is believed. */
 static void consider(struct dp_rendezvous *rv)
 {
@@ -131,12 +156,12 @@ static void consider(struct dp_rendezvous *rv)
         return;
     if (why.error == DP_ETIMEDOUT && why.rank != rv->accuser) {
         begin_grace(rv);
-        if (is_in_grace(rv) && !dp_abort_record_get(&rv->abort_record, NULL))
+        if ((is_in_grace(rv) || is_probing(rv)) && !dp_abort_record_get(&rv->abort_record, NULL))
             return;
         dp_abort_record_follow(&why, rv->suspects, rv->size);
     }
     rv->accusation.error = 0;
-    rv->accused_ns = 0;
+    rv->accused_ns = rv->probed_ns = 0;
     decide(rv, why);
 }
 
@@ -210,7 +235,7 @@ static void note_busy(struct dp_rendezvous *rv, const struct dp_rendezvous_messa
 static bool handle_at_root(struct dp_rendezvous *rv, int rank,
                            const struct dp_rendezvous_message *m)
 {
-    if (m->kind != DP_RENDEZVOUS_ABORT && m->rank != rank)
+    if (m->kind != DP_RENDEZVOUS_ABORT && m->kind != DP_RENDEZVOUS_UNANSWERED && m->rank != rank)
         return false;
     switch (m->kind) {
     case DP_RENDEZVOUS_ENDPOINT:
@@ -238,11 +263,30 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
         if (m->count == rv->epoch)
             rv->doing[rank] = m->doing;
         return true;
+    case DP_RENDEZVOUS_UNANSWERED:
+        if (m->rank || m->value >= 0)
+            return false;
+        if (m->count == rv->epoch) {
+            rv->accusation = message_record(m);
+            rv->accuser = 0; /* as good as its own word */
+        }
+        return true;
+    case DP_RENDEZVOUS_PRESENT:
+        rv->present[rank] |= m->count == rv->epoch;
+        return true;
     case DP_RENDEZVOUS_LEFT:
         note_left(rv, rank);
         return true;
     }
     return false;
+}
+
+static void answer_probe(struct dp_rendezvous *rv)
+{
+    const struct dp_rendezvous_message m = {
+        .kind = DP_RENDEZVOUS_PRESENT, .count = rv->epoch, .rank = rv->rank};
+
+    dp_rendezvous_tell(&rv->peers[0], &m);
 }
 
 static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
@@ -268,6 +312,9 @@ static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvou
         if (m->count == rv->epoch)
             rv->doing[m->rank] = m->doing;
         return true;
+    case DP_RENDEZVOUS_PROBE:
+        answer_probe(rv);
+        return true;
     case DP_RENDEZVOUS_LEFT:
         note_left(rv, m->rank);
         return true;
@@ -282,7 +329,7 @@ void dp_rendezvous_begin_epoch(struct dp_rendezvous *rv)
         atomic_store(&rv->waiting_for[i], -1);
     memset(rv->doing, 0, (size_t)rv->size * sizeof(*rv->doing));
     rv->accusation.error = 0;
-    rv->accused_ns = 0;
+    rv->accused_ns = rv->probed_ns = 0;
     dp_abort_record_clear(&rv->abort_record);
 }
 
@@ -425,7 +472,7 @@ bool dp_rendezvous_tell_doing(struct dp_rendezvous *rv, uint64_t doing)
 int64_t dp_rendezvous_decides_ns(struct dp_rendezvous *rv)
 {
     pthread_mutex_lock(&rv->lock);
-    const int64_t from_ns = rv->accused_ns;
+    const int64_t from_ns = rv->probed_ns > rv->accused_ns ? rv->probed_ns : rv->accused_ns;
     pthread_mutex_unlock(&rv->lock);
     return from_ns ? from_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS : INT64_MAX;
 }
@@ -466,6 +513,10 @@ static void record_own(struct dp_rendezvous *rv, const struct dp_abort *why)
         size_t len = strlen(own.text);
         snprintf(own.text + len, sizeof(own.text) - len, ", and rank 0 does not answer");
         own.rank = 0;
+        /* Once it goes on it must not decide otherwise. */
+        const struct dp_rendezvous_message m =
+            dp_rendezvous_record(rv, DP_RENDEZVOUS_UNANSWERED, &own);
+        dp_rendezvous_tell(&rv->peers[0], &m);
     }
     dp_abort_record_put(&rv->abort_record, &own);
 }
@@ -583,6 +634,7 @@ void dp_rendezvous_free(struct dp_rendezvous *rv)
     free(rv->doing);
     free(rv->waiting_for);
     free(rv->suspects);
+    free(rv->present);
     free(rv->fds);
     free(rv->peers);
     free(rv);
@@ -598,6 +650,7 @@ static bool allocate(struct dp_rendezvous *rv)
     rv->fds = calloc(n, sizeof(*rv->fds));
     rv->waiting_for = calloc(n, sizeof(*rv->waiting_for));
     rv->suspects = calloc(n, sizeof(*rv->suspects));
+    rv->present = calloc(n, sizeof(*rv->present));
     rv->doing = calloc(n, sizeof(*rv->doing));
     rv->busy_until = calloc(n, sizeof(*rv->busy_until));
     rv->left = calloc(n, sizeof(*rv->left));
@@ -605,8 +658,9 @@ static bool allocate(struct dp_rendezvous *rv)
     rv->endpoints = calloc(n, sizeof(*rv->endpoints));
     rv->table = calloc(n, sizeof(*rv->table));
     rv->came = calloc(n, sizeof(*rv->came));
-    bool ok = rv->peers && rv->doing && rv->fds && rv->waiting_for && rv->suspects && rv->busy_until &&
-              rv->left && rv->lost && rv->endpoints && rv->table && rv->came;
+    bool ok = rv->peers && rv->doing && rv->present && rv->fds && rv->waiting_for &&
+              rv->suspects && rv->busy_until && rv->left && rv->lost && rv->endpoints &&
+              rv->table && rv->came;
     for (size_t i = 0; ok && i < peers; i++)
         ok = (rv->peers[i].in = malloc(rv->in_room));
     return ok;

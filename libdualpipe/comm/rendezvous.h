@@ -16,6 +16,9 @@
  *      WAITING peer, since when     ->     kept at the root, to find the culprit
  *      ABORT record                 ->
  *                                   <-     VERDICT record: the root decides which was first
+ *      UNANSWERED record            ->     no VERDICT came in time: the root was stopped
+ *                                   <-     PROBE: ranks wait in a circle, is one of them stopped?
+ *      PRESENT                      ->
  *      DOING number                 <->    kept for the record of an abort (dp_comm_note)
  *      BUSY ms                      <->    passed on to all others by the root
  *      LEFT                         <->    passed on to all others by the root
@@ -55,13 +58,16 @@ enum dp_rendezvous_kind {
     DP_RENDEZVOUS_LEFT,
     DP_RENDEZVOUS_BUSY,
     DP_RENDEZVOUS_DOING,
+    DP_RENDEZVOUS_UNANSWERED,
+    DP_RENDEZVOUS_PROBE,
+    DP_RENDEZVOUS_PRESENT,
 };
 
 /* All but TABLE, which is an array of endpoints. The kind is the wire's tag, too; TABLE's tag has
  * the number of the gather in its upper half. */
 struct dp_rendezvous_message {
     uint32_t kind;
-    uint32_t count; /* ENDPOINT, FAILED: the gather. WAITING, ABORT, VERDICT, DOING: the epoch, which is
+    uint32_t count; /* ENDPOINT, FAILED: the gather. All from WAITING on: the epoch, which is
                      * the last gather that was complete; earlier messages do not count any more. */
     int32_t rank;
     int32_t
@@ -133,6 +139,8 @@ struct dp_rendezvous {
     /* Of a wait in vain, while the root gives the last rank of the chain time to say that it waits,
      * too (0: it does not): the ranks that were waited for when the accusation came. */
     int64_t accused_ns;
+    int64_t probed_ns; /* when the ranks were asked whether they are there; 0: they were not */
+    bool *present;     /* [size] have answered */
     atomic_int *suspects; /* [size] */
 };
 

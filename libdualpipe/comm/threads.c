@@ -59,6 +59,7 @@ struct group {
     _Atomic uint64_t *doing;     /* [size] see dp_comm_note */
     atomic_int *waiting_for;
     _Atomic int64_t *waiting_since; /* [size] of waiting_for */
+    atomic_uint *looks;             /* [size] that the rank has taken in its calls */
     struct dp_abort_record abort_record;
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t all_came;
@@ -629,10 +630,20 @@ static bool threads_is_done(struct dp_comm *comm, const struct dp_request *req)
     return atomic_load_explicit(&t->state, memory_order_acquire) != DP_TRANSFER_WAITING;
 }
 
+/* Only the rank writes its own. */
+static void note_look(struct thread_comm *c)
+{
+    atomic_uint *looks = &c->group->looks[c->base.rank];
+
+    atomic_store_explicit(looks, atomic_load_explicit(looks, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
 static int threads_progress(struct dp_comm *comm, int waiting_for)
 {
     struct thread_comm *c = of(comm);
 
+    note_look(c);
     c->events_seen = atomic_load(&c->group->events[comm->rank].count);
     if (comm->survival)
         hear_of_survival(comm);
@@ -682,12 +693,47 @@ static bool extend_chain(const struct group *g, atomic_int *suspects, int end, i
     return true;
 }
 
+static void sleep_a_little(struct dp_comm *comm)
+{
+    struct thread_comm *c = of(comm);
+
+    note_look(c);
+    c->events_seen = atomic_load(&c->group->events[comm->rank].count);
+    threads_sleep(comm, dp_now_ns() + DP_NS_PER_MS);
+}
+
+/* Ranks that wait in a circle, or one of them was stopped in its wait: all are woken, and have some
+ * time to look. */
+static void break_circle(struct dp_comm *comm, int first, atomic_int *suspects)
+{
+    struct group *g = of(comm)->group;
+    const int64_t until_ns = dp_now_ns() + DP_ABORT_GRACE_MS * DP_NS_PER_MS;
+    unsigned *before = calloc((size_t)g->size, sizeof(*before));
+    bool *answers = calloc((size_t)g->size, sizeof(*answers));
+    int left = before && answers ? g->size : 0;
+
+    for (int i = 0; i < left; i++)
+        before[i] = atomic_load(&g->looks[i]);
+    wake_all(g);
+    while (left && !dp_abort_record_get(&g->abort_record, NULL) && dp_now_ns() < until_ns) {
+        sleep_a_little(comm);
+        left = 0;
+        for (int i = 0; i < g->size; i++) {
+            answers[i] |= atomic_load(&g->looks[i]) != before[i];
+            left += !answers[i];
+        }
+    }
+    if (before && answers)
+        dp_abort_record_break(first, suspects, g->size, answers);
+    free(before);
+    free(answers);
+}
+
 /* A rank that has begun to wait a moment ago has not said so yet, as it does not sleep yet: it is
  * given the time to. Without memory, the chain as it is now counts. */
 static void find_culprit(struct dp_comm *comm, struct dp_abort *why)
 {
-    struct thread_comm *c = of(comm);
-    struct group *g = c->group;
+    struct group *g = of(comm)->group;
     const int64_t accused_ns = dp_now_ns();
     const int64_t until_ns = accused_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS;
     atomic_int *suspects = calloc((size_t)g->size, sizeof(*suspects));
@@ -703,9 +749,10 @@ static void find_culprit(struct dp_comm *comm, struct dp_abort *why)
            dp_now_ns() < until_ns) {
         if (extend_chain(g, suspects, end, accused_ns))
             continue;
-        c->events_seen = atomic_load(&g->events[comm->rank].count);
-        threads_sleep(comm, dp_now_ns() + DP_NS_PER_MS);
+        sleep_a_little(comm);
     }
+    if (end < 0 && why->rank >= 0)
+        break_circle(comm, why->rank, suspects);
     dp_abort_record_follow(why, suspects, g->size);
     free(suspects);
 }
@@ -816,6 +863,7 @@ static void free_group(struct group *g)
     free(g->came);
     free(g->waiting_for);
     free(g->waiting_since);
+    free(g->looks);
     free(g->events);
     free(g->busy_until);
     free(g->doing);
@@ -907,6 +955,7 @@ static struct group *new_group(int size)
     g->events = calloc((size_t)size, sizeof(*g->events));
     g->waiting_for = calloc((size_t)size, sizeof(*g->waiting_for));
     g->waiting_since = calloc((size_t)size, sizeof(*g->waiting_since));
+    g->looks = calloc((size_t)size, sizeof(*g->looks));
     g->came = calloc((size_t)size, sizeof(*g->came));
     for (int i = 0; g->waiting_for && i < size; i++)
         atomic_init(&g->waiting_for[i], -1);
@@ -917,7 +966,7 @@ static struct group *new_group(int size)
     }
     pthread_condattr_destroy(&monotonic);
     if (g->tables && g->doing && g->left && g->died && g->busy_until && g->events && g->waiting_for &&
-        g->waiting_since && g->came)
+        g->waiting_since && g->looks && g->came)
         return g;
     free_group(g);
     return NULL;

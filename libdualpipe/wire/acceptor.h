@@ -49,7 +49,7 @@ struct dp_challenge {
 enum dp_hello_use { DP_HELLO_CONNECTOR = 1, DP_HELLO_ACCEPTOR, DP_HELLO_SESSION };
 
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
-enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 7 };
+enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 8 };
 #define DP_ACCEPTOR_EVICT_NS INT64_C(500000000)
 
 struct dp_pending {

@@ -352,6 +352,75 @@ static void a_deadlock_ends_at_the_deadline(void **state)
     on_all_kinds(3, SHORT_NS, wait_in_a_circle, NULL);
 }
 
+/* A process that is stopped in a wait is still known as one that waits, here for a rank that waits for
+ * it: the others answer when they are asked, it does not. */
+struct stopped {
+    const struct stall *stall;
+    int64_t at_ns;
+};
+static const int64_t CIRCLE_NS = 500 * DP_NS_PER_MS, STOPPED_AFTER_NS = 200 * DP_NS_PER_MS;
+
+static int stop_in_a_wait(void *user)
+{
+    struct stopped *s = user;
+    char buf[8];
+
+    if (!s->at_ns || dp_now_ns() < s->at_ns)
+        return 0;
+    s->at_ns = 0;
+    for (int others = 2; others > 0;) {
+        ssize_t n = read(s->stall->done[0], buf, (size_t)others);
+        if (n <= 0)
+            return DP_EIO;
+        others -= (int)n;
+    }
+    return 0;
+}
+
+static int wait_in_a_circle_with_one_that_is_stopped(struct dp_comm *comm, void *arg)
+{
+    const struct stall *s = arg;
+    struct stopped stopped = {.stall = s};
+    const bool culprit = dp_comm_rank(comm) == s->culprit;
+    struct dp_abort why;
+    char buf[8];
+
+    CHECK(!dp_comm_barrier(comm));
+    stopped.at_ns = dp_now_ns() + STOPPED_AFTER_NS; /* it has told by then that it waits */
+    if (culprit)
+        dp_comm_set_poll(comm, stop_in_a_wait, &stopped);
+    int err = blocking_receive(comm, (dp_comm_rank(comm) + 1) % dp_comm_size(comm), 0, 1, buf,
+                               sizeof(buf));
+    dp_comm_set_poll(comm, NULL, NULL);
+    CHECK(culprit || write(s->done[1], "x", 1) == 1);
+    CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == s->culprit && why.error == DP_ETIMEDOUT && !strstr(why.text, "circle"));
+    return 0;
+}
+
+static void stop_one_of_three(const struct comm_kind *kind, int culprit)
+{
+    struct stall s = {.culprit = culprit};
+    int killed;
+
+    assert_int_equal(pipe(s.done), 0);
+    if (kind->run(kind, 3, CIRCLE_NS, wait_in_a_circle_with_one_that_is_stopped, &s, &killed))
+        fail_msg("%s: rank %d stopped", kind->name, culprit);
+    close(s.done[0]);
+    close(s.done[1]);
+}
+
+/* Another one on each; with DP_TEST_FULL, each. */
+static void a_rank_that_is_stopped_in_a_wait_is_named(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name && kind->shares_files; kind++)
+        for (int culprit = 0; culprit < 3; culprit++)
+            if (culprit == (kind + 1 - comm_kinds) % 2 || getenv("DP_TEST_FULL"))
+                stop_one_of_three(kind, culprit);
+}
+
 /* Fail with messages in flight in all states, start a new communicator, and find nothing of them.
  */
 static int fail_and_open_again(struct dp_comm *comm, void *arg)
@@ -494,6 +563,7 @@ int main(void)
         cmocka_unit_test(a_killed_rank_is_named_on_all_others),
         cmocka_unit_test(a_child_of_a_killed_rank_hides_nothing),
         cmocka_unit_test(a_deadlock_ends_at_the_deadline),
+        cmocka_unit_test(a_rank_that_is_stopped_in_a_wait_is_named),
         cmocka_unit_test(after_a_reset_all_is_as_new),
         cmocka_unit_test(a_reset_that_others_do_not_join_fails),
         cmocka_unit_test(a_rank_may_leave_with_requests_in_flight),
