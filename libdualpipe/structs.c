@@ -6,6 +6,7 @@
 #include "base/fail.h"
 
 #include <dualpipe/assignment.h>
+#include <dualpipe/async.h>
 #include <dualpipe/batch_norm.h>
 #include <dualpipe/batch_step.h>
 #include <dualpipe/checkpoint.h>
@@ -47,6 +48,8 @@ static const struct {
     KNOWN(dp_assigned_port),
     KNOWN(dp_assigned_worker),
     KNOWN(dp_assignment),
+    KNOWN(dp_async),
+    KNOWN(dp_async_spec),
     KNOWN(dp_batch_norm_config),
     KNOWN(dp_batch_step),
     KNOWN(dp_block_mask),

@@ -9,6 +9,7 @@
 #include "comm/comm_core.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -120,6 +121,35 @@ int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value)
     if (values != few)
         free(values);
     return err;
+}
+
+/* One rank's part; the sentence is cut. */
+struct shared_error {
+    int32_t error;
+    char text[252];
+};
+
+int dp_comm_share_error(struct dp_comm *comm, int err)
+{
+    struct shared_error mine = {.error = err}, *all;
+
+    if (!comm)
+        return err;
+    if (err)
+        snprintf(mine.text, sizeof(mine.text), "%s", dp_last_error());
+    all = malloc((size_t)comm->size * sizeof(*all));
+    if (!all)
+        return leave(comm, dp_fail(DP_ENOMEM, "no memory for the errors of %d ranks", comm->size));
+    const int failed = dp_comm_allgather(comm, &mine, all, sizeof(mine));
+    int rank = 0;
+    while (!failed && rank < comm->size && !all[rank].error)
+        rank++;
+    if (!failed)
+        err = rank < comm->size
+                  ? dp_fail_quietly(all[rank].error, "rank %d: %s", rank, all[rank].text)
+                  : 0;
+    free(all);
+    return failed ? failed : err;
 }
 
 enum { CLOCK_TAG = 1 };

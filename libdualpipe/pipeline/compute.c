@@ -3,9 +3,9 @@
 
 #include "base/fail.h"
 #include "pipeline/extents.h"
+#include "pipeline/failure.h"
 #include "pipeline/offsets.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -183,34 +183,17 @@ static int check_gradients(struct dp_pipeline *pipe, const struct frame *f, cons
 
 /* ---- failed callbacks ------------------------------------------------------------------------ */
 
-static _Thread_local struct {
-    int err;
-    char text[120];
-} explained;
-
-int dp_callback_error(int err, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(explained.text, sizeof(explained.text), format, args);
-    va_end(args);
-    explained.err = err;
-    return err;
-}
-
 static int fail_callback(const struct dp_pipeline *pipe, const struct frame *f, const char *name,
                          int ret)
 {
-    bool has_text = explained.err == ret;
+    const char *why = dp_callback_reason(ret);
     const char *wish = f->call.skips ? f->call.skips->wrong : "";
     char what[128];
 
-    explained.err = 0;
     pipe->now.args->callback_error = ret;
     dp_pipeline_describe(pipe, f->op, what, sizeof(what));
     return dp_fail(DP_ECALLBACK, "%s: callback %s failed with %d (%s)%s%s", what, name, ret,
-                   dp_strerror(ret), has_text || *wish ? ": " : "", has_text ? explained.text : wish);
+                   dp_strerror(ret), *why || *wish ? ": " : "", *why ? why : wish);
 }
 
 /* ---- frames --------------------------------------------------------------------------------- */

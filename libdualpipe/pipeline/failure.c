@@ -3,6 +3,8 @@
 
 #include "base/fail.h"
 
+#include <dualpipe/stage.h>
+
 #include <stdio.h>
 
 void dp_failure_tell(struct dp_comm *comm, int error)
@@ -16,4 +18,28 @@ void dp_failure_tell(struct dp_comm *comm, int error)
     if (!dp_comm_survives(comm) || dp_comm_revoke(comm, error, text))
         dp_comm_abort(comm, error, text);
     dp_fail_quietly(error, "%s", text);
+}
+
+static _Thread_local struct {
+    int err;
+    char text[120];
+} reason;
+
+int dp_callback_error(int err, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(reason.text, sizeof(reason.text), format, args);
+    va_end(args);
+    reason.err = err;
+    return err;
+}
+
+const char *dp_callback_reason(int err)
+{
+    bool given = reason.err == err;
+
+    reason.err = 0;
+    return given ? reason.text : "";
 }

@@ -17,8 +17,9 @@
 static int check_counts(struct dp_checker *c)
 {
     const struct dp_schedule *s = c->s;
+    const bool has_none = s->kind == DP_SCHEDULE_ASYNC && !s->stages; /* of an empty list of layers */
 
-    if (s->ranks < 1 || s->stages < 1 || s->streams < 1 || s->streams > 2)
+    if (s->ranks < 1 || (s->stages < 1 && !has_none) || s->streams < 1 || s->streams > 2)
         return dp_check_found(c, DP_RULE_SHAPE, -1, 0,
                               "%d ranks, %d stages, %d streams; expected at least one of each and "
                               "at most 2 streams", s->ranks, s->stages, s->streams);

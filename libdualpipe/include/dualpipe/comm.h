@@ -470,6 +470,11 @@ DP_PUBLIC int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len, int
 /* DP_EMISMATCH on every rank, naming `what` and the ranks that differ from rank 0, unless all ranks
  * pass the same value. */
 DP_PUBLIC int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value);
+/* What a rank did by itself, as a part of something that all ranks do: err is 0, or its error, which
+ * dp_last_error describes. 0 if it is 0 on all ranks; otherwise every rank gets the error of the first
+ * rank that has one, and its sentence, "rank 2: ...". comm stays usable, and may be NULL: then it is
+ * err. */
+DP_PUBLIC int dp_comm_share_error(struct dp_comm *comm, int err);
 /* The offset to add to CLOCK_MONOTONIC of this rank to get rank 0's, and half the best round trip
  * as the error. By ping-pong, the quickest of `rounds` >= 1. */
 DP_PUBLIC int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns,

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * async.c - AsyncPipe out of a list of layers. Each thing that a rank does by itself is followed by an
+ * exchange of errors, so that all ranks go on, or none does.
+ */
+#include <dualpipe/async.h>
+
+#include "base/fail.h"
+#include "pipeline/failure.h"
+
+#include <stdlib.h>
+
+/* What must be the same on all ranks, a number each. */
+enum field { FIELD_CHUNKS, FIELD_RECOMPUTE, FIELD_OUTPUTS, FIELD_LAYERS, FIELD_BALANCE, FIELDS };
+static const char *const field_names[FIELDS] = {"chunks", "checkpoint", "return_outputs", "layers",
+                                                "balance"};
+
+static int ranks_of(const struct dp_async_spec *spec)
+{
+    return spec->comm ? dp_comm_size(spec->comm) : 1;
+}
+
+/* ---- by itself ------------------------------------------------------------------------------- */
+
+static int find_mode(const struct dp_async_spec *spec, enum dp_recompute *mode)
+{
+    if (spec->chunks < 1)
+        return dp_fail(DP_EINVAL, "chunks: %d, expected at least 1 (A1)", spec->chunks);
+    return dp_recompute_parse(spec->checkpoint ? spec->checkpoint : "except_last", mode);
+}
+
+static int cut(const struct dp_async_spec *spec, struct dp_async *async)
+{
+    if (!spec->comm && spec->stages > 1)
+        return dp_fail(DP_ESTATE, "comm: NULL, expected one of %d ranks (A13)", spec->stages);
+    async->rank = spec->comm ? dp_comm_rank(spec->comm) : 0;
+    async->unused = async->rank >= spec->stages;
+    return dp_partition_new(&(struct dp_partition_spec){.layers = spec->layers,
+                                                        .layer_count = spec->layer_count,
+                                                        .balance = spec->balance,
+                                                        .stages = spec->stages,
+                                                        .ranks = ranks_of(spec)},
+                            &async->partition);
+}
+
+static int build_schedules(const struct dp_async_spec *spec, enum dp_recompute mode,
+                           struct dp_async *async)
+{
+    struct dp_skip *skips = calloc((size_t)spec->skip_count + 1, sizeof(*skips));
+    struct dp_schedule_spec training = {.kind = DP_SCHEDULE_ASYNC,
+                                        .ranks = ranks_of(spec),
+                                        .microbatches = spec->chunks,
+                                        .return_outputs = spec->return_outputs,
+                                        .recompute = mode,
+                                        .partition = async->partition,
+                                        .skips = skips};
+    struct dp_schedule *evaluation;
+
+    if (!skips)
+        return dp_fail(DP_ENOMEM, "no memory for %d skips", spec->skip_count);
+    int err = spec->skip_count ? dp_skips_of_layers(async->partition, spec->skips, spec->skip_count,
+                                                    skips, &training.skip_count)
+                               : 0;
+    if (!err)
+        err = dp_schedule_new(&training, &async->schedule);
+    training.forward_only = true;
+    training.recompute = DP_RECOMPUTE_NEVER;
+    if (!err)
+        err = dp_schedule_new(&training, &evaluation);
+    if (!err)
+        async->evaluation = evaluation;
+    free(skips);
+    return err;
+}
+
+static int build_layer(const struct dp_async_spec *spec, int32_t position)
+{
+    const int err =
+        spec->build(spec->user, position, spec->layers ? spec->layers[position] : position);
+
+    if (!err)
+        return 0;
+    const char *why = dp_callback_reason(err);
+    return dp_fail(DP_ECALLBACK, "layer %d of the list was not made: %d (%s)%s%s", position, err,
+                   dp_strerror(err), *why ? ": " : "", why);
+}
+
+static int build_own_layers(const struct dp_async_spec *spec, const struct dp_async *async)
+{
+    int32_t position;
+    int err = 0;
+
+    for (int32_t i = 0; i < dp_async_len(async) && spec->build && !err; i++) {
+        err = dp_async_layer(async, i, &position);
+        if (!err)
+            err = build_layer(spec, position);
+    }
+    return err;
+}
+
+/* ---- together -------------------------------------------------------------------------------- */
+
+static uint64_t digest(const int32_t *numbers, int32_t count)
+{
+    uint64_t h = (uint64_t)count;
+
+    for (int32_t i = 0; i < count; i++) {
+        h = (h ^ (uint32_t)(numbers ? numbers[i] : i)) * UINT64_C(0x9E3779B97F4A7C15);
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static int compare(const uint64_t *all, int ranks)
+{
+    for (int field = 0; field < FIELDS; field++)
+        for (int rank = 1; rank < ranks; rank++) {
+            const uint64_t a = all[field], b = all[rank * FIELDS + field];
+            if (a != b && field == FIELD_CHUNKS)
+                return dp_fail(DP_EMISMATCH, "chunks: rank 0 has %d, rank %d has %d", (int)a, rank,
+                               (int)b);
+            if (a != b)
+                return dp_fail(DP_EMISMATCH, "%s: rank %d has others than rank 0",
+                               field_names[field], rank);
+        }
+    return 0;
+}
+
+static int agree(const struct dp_async_spec *spec, enum dp_recompute mode)
+{
+    const int ranks = ranks_of(spec);
+    const uint64_t mine[FIELDS] = {(uint64_t)spec->chunks, mode, spec->return_outputs,
+                                   digest(spec->layers, spec->layer_count),
+                                   digest(spec->balance, spec->stages)};
+    uint64_t *all;
+
+    if (!spec->comm)
+        return 0;
+    all = calloc((size_t)ranks, sizeof(mine));
+    int err = dp_comm_share_error(
+        spec->comm, all ? 0 : dp_fail(DP_ENOMEM, "no memory for what %d ranks say", ranks));
+    if (!err)
+        err = dp_comm_allgather(spec->comm, mine, all, sizeof(mine));
+    if (!err)
+        err = compare(all, ranks);
+    free(all);
+    return err;
+}
+
+int dp_async_new(const struct dp_async_spec *spec, struct dp_async **out)
+{
+    struct dp_async *async = calloc(1, sizeof(*async));
+    enum dp_recompute mode = DP_RECOMPUTE_NEVER;
+    int err = async ? find_mode(spec, &mode) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
+
+    if (!err)
+        err = cut(spec, async);
+    if (!err)
+        err = build_schedules(spec, mode, async);
+    err = dp_comm_share_error(spec->comm, err);
+    if (!err)
+        err = agree(spec, mode);
+    if (!err)
+        err = dp_comm_share_error(spec->comm, build_own_layers(spec, async));
+    if (err)
+        dp_async_free(async);
+    else
+        *out = async;
+    return err;
+}
+
+void dp_async_free(struct dp_async *async)
+{
+    if (!async)
+        return;
+    dp_schedule_free((struct dp_schedule *)(uintptr_t)async->evaluation);
+    dp_schedule_free(async->schedule);
+    dp_partition_free(async->partition);
+    free(async);
+}
