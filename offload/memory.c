@@ -165,13 +165,20 @@ static int take(struct dp_offload *o, size_t bytes, char **out)
     return 0;
 }
 
+/* Of a shard: values, gradients, and what goes up if it is not these values. */
+static size_t host_bytes_of(const struct dp_offload *o, const struct dpo_shard *shard)
+{
+    return align(shard->host_value_bytes + shard->host_grad_bytes) +
+           (o->rounds ? align(shard->value_bytes) : 0);
+}
+
 /* All that is taken below, so that it is one slab. */
 static size_t host_bytes(const struct dp_offload *o)
 {
     size_t bytes = 0;
 
     for (int32_t s = 0; s < o->shard_count; s++)
-        bytes += align(o->shards[s].value_bytes + o->shards[s].grad_bytes);
+        bytes += host_bytes_of(o, &o->shards[s]);
     if (o->rings)
         bytes += align((size_t)o->shard_count * o->boundary_stride);
     return bytes + 2 * o->slot_grads + 4096;
@@ -190,11 +197,13 @@ static int init_shards(struct dp_offload *o)
 
     for (int32_t s = 0; s < o->shard_count && !err; s++) {
         struct dpo_shard *shard = &o->shards[s];
-        err = take(o, shard->value_bytes + shard->grad_bytes, &shard->values);
+        size_t bytes = host_bytes_of(o, shard);
+        err = take(o, bytes, &shard->values);
         if (err)
             break;
-        memset(shard->values, 0, shard->value_bytes + shard->grad_bytes);
-        shard->grads = shard->values + shard->value_bytes;
+        memset(shard->values, 0, bytes);
+        shard->grads = shard->values + shard->host_value_bytes;
+        shard->up = o->rounds ? shard->values + bytes - align(shard->value_bytes) : shard->values;
     }
     return err;
 }

@@ -4,11 +4,17 @@
  * aligned. A tied parameter is owned by its first occurrence. In the same shard the others are the
  * same memory; in other shards they are copies, so that a shard is still loaded by one copy: their
  * gradients are added to the owner's, and its new value is copied back to them (shards.c).
+ *
+ * Mixed precision: the same once more in 16 bits, as it is in a slot.
+ *
+ *      host     values, gradients      float32
+ *      up       values                 16 bits, the float32 ones rounded
  */
 #include "offload/state.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "optimizer/update.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +27,21 @@ static size_t align(size_t n)
 static bool frozen(const struct dpo_parameter *p)
 {
     return p->given->flags & DP_PARAMETER_FROZEN;
+}
+
+static DLDataType in_16_bits(DLDataType type, DLDataType wanted)
+{
+    return wanted.bits && type.code == kDLFloat && type.bits == 32 ? wanted : type;
+}
+
+DLDataType dpo_value_type(const struct dp_offload_config *c, const struct dp_parameter *p)
+{
+    return in_16_bits(p->value->dtype, c->values_type);
+}
+
+DLDataType dpo_grad_type(const struct dp_offload_config *c, const struct dp_parameter *p)
+{
+    return in_16_bits(p->grad ? p->grad->dtype : p->value->dtype, c->grads_type);
 }
 
 static bool tied(const struct dp_parameter *a, const struct dp_parameter *b)
@@ -46,6 +67,20 @@ static void find_owner(struct dp_offload *o, struct dpo_parameter *p)
         }
 }
 
+static bool is_real(DLDataType type)
+{
+    return (type.code == kDLFloat && (type.bits == 16 || type.bits == 32 || type.bits == 64)) ||
+           (type.code == kDLBfloat && type.bits == 16);
+}
+
+static size_t take_bytes(size_t *bytes, size_t more)
+{
+    size_t at = *bytes;
+
+    *bytes += align(more);
+    return at;
+}
+
 static int take_parameter(struct dp_offload *o, struct dpo_parameter *p, int32_t layer)
 {
     const struct dp_parameter *given = p->given;
@@ -56,13 +91,17 @@ static int take_parameter(struct dp_offload *o, struct dpo_parameter *p, int32_t
                        "the host",
                        layer, given->name ? given->name : "");
     const DLTensor *grad = given->grad ? given->grad : given->value;
-    if (!frozen(p) && (grad->dtype.code != kDLFloat || grad->dtype.bits < 32))
+    if (!frozen(p) && !is_real(grad->dtype))
         return dp_fail(DP_EUNSUPPORTED,
-                       "offload: layer %d, parameter '%s': expected a float32 or float64 gradient",
+                       "offload: layer %d, parameter '%s': expected a gradient of float32, float64, "
+                       "bfloat16 or float16",
                        layer, given->name ? given->name : "");
-    p->value_bytes = (size_t)dp_tensor_numel(given->value) * dp_tensor_element_bytes(given->value);
+    p->count = (size_t)dp_tensor_numel(given->value);
+    p->value_type = dpo_value_type(&o->config, given);
+    p->grad_type = dpo_grad_type(&o->config, given);
+    p->value_bytes = p->count * (p->value_type.bits / 8u);
     if (!frozen(p))
-        p->grad_bytes = (size_t)dp_tensor_numel(given->value) * dp_tensor_element_bytes(grad);
+        p->grad_bytes = p->count * (p->grad_type.bits / 8u);
     p->grad = SIZE_MAX;
     find_owner(o, p);
     if (p->owner->value_bytes != p->value_bytes || p->owner->grad_bytes != p->grad_bytes)
@@ -73,11 +112,14 @@ static int take_parameter(struct dp_offload *o, struct dpo_parameter *p, int32_t
     struct dpo_shard *shard = &o->shards[p->shard];
     if (p->alias)
         return 0;
-    p->value = shard->value_bytes;
-    shard->value_bytes += align(p->value_bytes);
+    o->copies_tied = o->copies_tied || p->owner != p;
+    p->value = take_bytes(&shard->value_bytes, p->value_bytes);
+    p->host_value_at = take_bytes(&shard->host_value_bytes,
+                                  p->count * dp_tensor_element_bytes(given->value));
     if (!frozen(p) && !o->config.forward_only) {
-        p->grad = shard->grad_bytes;
-        shard->grad_bytes += align(p->grad_bytes);
+        p->grad = take_bytes(&shard->grad_bytes, p->grad_bytes);
+        p->host_grad_at =
+            take_bytes(&shard->host_grad_bytes, p->count * dp_tensor_element_bytes(grad));
     }
     if (p->owner->shard < shard->wait_for)
         shard->wait_for = p->owner->shard;
@@ -149,10 +191,12 @@ static void fill_one(struct dp_offload *o, struct dpo_parameter *p)
 
     if (p->alias)
         return;
-    memcpy(shard->values + p->value, dp_tensor_address(given->value), p->value_bytes);
-    p->host_value = moved(given->value, shard->values + p->value);
+    p->host_value = moved(given->value, shard->values + p->host_value_at);
+    memcpy(p->host_value.data, dp_tensor_address(given->value),
+           p->count * dp_tensor_element_bytes(given->value));
     if (p->grad != SIZE_MAX)
-        p->host_grad = moved(given->grad ? given->grad : given->value, shard->grads + p->grad);
+        p->host_grad = moved(given->grad ? given->grad : given->value,
+                             shard->grads + p->host_grad_at);
     if (p->owner != p)
         return;
     struct dp_parameter listed = *given;
@@ -168,7 +212,36 @@ int dpo_parameters_fill(struct dp_offload *o)
 {
     for (int32_t i = 0; i < o->parameter_count; i++)
         fill_one(o, &o->parameters[i]);
+    for (int32_t s = 0; s < o->shard_count; s++)
+        dpo_parameters_renew(o, s);
     return 0;
+}
+
+static void renew(struct dp_offload *o, struct dpo_parameter *p)
+{
+    size_t bytes = dp_tensor_element_bytes(&p->host_value);
+    char *up = o->shards[p->shard].up + p->value;
+
+    if (p->owner != p)
+        memcpy(p->host_value.data, p->owner->host_value.data, p->count * bytes);
+    if (p->value_type.bits != p->host_value.dtype.bits)
+        dp_real_store(p->value_type, p->count, up, p->host_value.data, false);
+    else if (o->rounds)
+        memcpy(up, p->host_value.data, p->value_bytes);
+}
+
+void dpo_parameters_renew(struct dp_offload *o, int32_t shard)
+{
+    for (int32_t i = 0; i < o->parameter_count; i++)
+        if (o->parameters[i].shard == shard && !o->parameters[i].alias)
+            renew(o, &o->parameters[i]);
+}
+
+void dpo_parameters_renew_owned(struct dp_offload *o, int32_t shard)
+{
+    for (int32_t i = 0; i < o->parameter_count; i++)
+        if (o->parameters[i].owner->shard == shard && !o->parameters[i].alias)
+            renew(o, &o->parameters[i]);
 }
 
 void dpo_parameters_fini(struct dp_offload *o)

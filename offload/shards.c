@@ -8,6 +8,7 @@
 
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "optimizer/update.h"
 
 #include <string.h>
 
@@ -20,10 +21,10 @@ int dpo_shard_load(struct dp_offload *o, int32_t index, int32_t slot_index)
     const struct dp_copy_spec spec = {
         .direction = DP_COPY_UP,
         .dst = slot->values,
-        .src = shard->values,
+        .src = shard->up,
         .bytes = shard->value_bytes,
-        .after = {slot->used, o->shards[shard->wait_for].updated},
-        .after_count = 2,
+        .after = {slot->used, shard->updated, o->shards[shard->wait_for].updated},
+        .after_count = 3,
         .record = slot->loaded,
     };
 
@@ -64,32 +65,35 @@ int dpo_shard_drop(struct dp_offload *o, int32_t index, int32_t slot_index)
 
 /* ---- gradients, to the host ------------------------------------------------------------------ */
 
-static void add_f32(float *to, const float *from, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        to[i] += from[i];
-}
-
-static void add_f64(double *to, const double *from, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        to[i] += from[i];
-}
-
-static void add_bits(const DLTensor *like, char *to, const char *from, size_t bytes)
-{
-    if (like->dtype.bits == 64)
-        add_f64((double *)to, (const double *)from, bytes / 8);
-    else
-        add_f32((float *)to, (const float *)from, bytes / 4);
-}
-
 void dpo_shard_add(const struct dp_offload *o, int32_t index, char *to, const char *from)
 {
     for (int32_t i = 0; i < o->parameter_count; i++) {
         const struct dpo_parameter *p = &o->parameters[i];
         if (p->shard == index && !p->alias && p->grad != SIZE_MAX)
-            add_bits(&p->host_grad, to + p->grad, from + p->grad, p->grad_bytes);
+            dpo_add(p->grad_type, p->count, to + p->grad, from + p->grad);
+    }
+}
+
+/* What has arrived in a place of its own, to where gradients live. */
+static void take_arrived(const struct dp_offload *o, int32_t index)
+{
+    const struct dpo_shard *shard = &o->shards[index];
+
+    for (int32_t i = 0; i < o->parameter_count; i++) {
+        const struct dpo_parameter *p = &o->parameters[i];
+        if (p->shard != index || p->alias || p->grad == SIZE_MAX)
+            continue;
+        void *to = dp_tensor_address(&p->host_grad);
+        const char *from = shard->arrived + p->grad;
+        const bool widens = p->grad_type.bits != p->host_grad.dtype.bits;
+        if (widens && shard->accumulates)
+            dpo_add_widened(p->grad_type, p->count, to, from);
+        else if (widens)
+            dp_real_load(p->grad_type, p->count, from, to, false);
+        else if (shard->accumulates)
+            dpo_add(p->grad_type, p->count, to, from);
+        else
+            memcpy(to, from, p->grad_bytes);
     }
 }
 
@@ -99,18 +103,8 @@ static void add_copies(struct dp_offload *o, int32_t index)
     for (int32_t i = 0; i < o->parameter_count; i++) {
         struct dpo_parameter *p = &o->parameters[i];
         if (p->owner->shard == index && p->shard != index && !p->alias && p->grad != SIZE_MAX)
-            add_bits(&p->host_grad, dp_tensor_address(&p->owner->host_grad),
-                     dp_tensor_address(&p->host_grad), p->grad_bytes);
-    }
-}
-
-static void renew_copies(struct dp_offload *o, int32_t index)
-{
-    for (int32_t i = 0; i < o->parameter_count; i++) {
-        struct dpo_parameter *p = &o->parameters[i];
-        if (p->owner->shard == index && p->shard != index && !p->alias)
-            memcpy(dp_tensor_address(&p->host_value), dp_tensor_address(&p->owner->host_value),
-                   p->value_bytes);
+            dpo_add(p->host_grad.dtype, p->count, dp_tensor_address(&p->owner->host_grad),
+                    dp_tensor_address(&p->host_grad));
     }
 }
 
@@ -123,17 +117,36 @@ static void finish_shard(void *user)
     int32_t index = (int32_t)(shard - o->shards);
     int none = 0, err = 0;
 
-    if (shard->added)
-        dpo_shard_add(o, index, shard->grads, shard->added);
+    if (shard->arrived)
+        take_arrived(o, index);
     add_copies(o, index);
     if (o->config.update)
         err = o->config.update(o->config.update_user, index, shard->list, shard->list_count);
     if (err)
         atomic_compare_exchange_strong(&o->failed, &none, err);
-    renew_copies(o, index);
+    dpo_parameters_renew_owned(o, index);
 }
 
-/* Gradients that are to be added to what is there come to one of two places first. Its event for
+static void renew_shard(void *user)
+{
+    struct dpo_task *task = user;
+
+    dpo_parameters_renew(task->o, (int32_t)(task->shard - task->o->shards));
+}
+
+int dpo_shard_renew(struct dp_offload *o)
+{
+    int err = 0;
+
+    for (int32_t s = 0; s < o->shard_count && !err; s++) {
+        err = dp_device_call(o->update, renew_shard, &o->tasks[s]);
+        if (!err)
+            err = dp_device_event_record(o->shards[s].updated, o->update);
+    }
+    return err;
+}
+
+/* Gradients that are to be added to what is there, or widened, come to one of two places first. Its event for
  * the slot, and that for the update, are the same moment. */
 static int copy_down(struct dp_offload *o, struct dpo_shard *shard, const struct dpo_slot *slot,
                      struct dpo_staging *staging)
@@ -148,7 +161,8 @@ static int copy_down(struct dp_offload *o, struct dpo_shard *shard, const struct
         .record = slot->emptied,
     };
 
-    shard->added = staging ? staging->at : NULL;
+    shard->arrived = staging ? staging->at : NULL;
+    shard->accumulates = o->grad_step->accumulate;
     return dp_copy_begin(o->copies, &spec, NULL);
 }
 
@@ -193,7 +207,8 @@ int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
     struct dpo_shard *shard = &o->shards[index];
     struct dpo_slot *slot = &o->slots[shard->slot];
     int err = dpo_shard_launch(o, 1);
-    struct dpo_staging *staging = o->grad_step->accumulate ? &o->staging[o->staged++ % 2] : NULL;
+    struct dpo_staging *staging =
+        o->grad_step->accumulate || o->widens ? &o->staging[o->staged++ % 2] : NULL;
 
     if (!err)
         err = copy_down(o, shard, slot, staging);

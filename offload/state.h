@@ -9,7 +9,7 @@
  *      device   slot 0: [values | gradients]   slot 1 ...            compute stream
  *
  *      load of a slot      waits for  used[slot]       (compute: the last that was done with it)
- *                                     updated[shard]   (the host has changed the values)
+ *                                     updated[shard]   (the host has changed the values, or rounded)
  *      compute             waits for  loaded[slot]
  *      gradients down      wait for   used[slot], updated[shard] (the host has done with the last)
  *      zeroing gradients   waits for  emptied[slot]    (down: the copy of the last)
@@ -40,8 +40,11 @@ struct dpo_tensors {
 struct dpo_parameter {
     const struct dp_parameter *given;
     int32_t shard;
-    size_t value, grad; /* where in the shard; grad is SIZE_MAX for frozen ones */
+    size_t value, grad; /* where in its slot, and in what is copied; grad is SIZE_MAX for frozen ones */
     size_t value_bytes, grad_bytes;
+    DLDataType value_type, grad_type;
+    size_t host_value_at, host_grad_at; /* where on the host */
+    size_t count;
     struct dpo_parameter *owner; /* the first occurrence of a tied one, itself if it is that */
     bool alias;                  /* the owner is in the same shard: no memory of its own */
     DLTensor host_value, host_grad;
@@ -59,14 +62,17 @@ struct dpo_layer {
 struct dpo_shard {
     int32_t first, end; /* layers */
     size_t value_bytes, grad_bytes;
-    char *values, *grads;      /* on the host */
+    size_t host_value_bytes, host_grad_bytes; /* the same without mixed precision */
+    char *values, *grads;                     /* on the host */
+    char *up;                  /* what is copied to its slot: values, or these in 16 bits */
     int32_t wait_for;          /* the lowest shard that owns a parameter of this one */
     int32_t slot;              /* where it is now; -1: nowhere */
     struct dp_parameter *list; /* of the parameters it owns */
     int32_t list_count;
     struct dp_device_event *updated;
     struct dp_device_event *boundary_down; /* its input has been copied to the host */
-    char *added; /* what is to be added to grads by the update; NULL: nothing */
+    char *arrived;    /* gradients as they were in the slot, for the update to take; NULL: in grads */
+    bool accumulates; /* add them to what is there */
 };
 
 struct dpo_slot {
@@ -81,7 +87,7 @@ struct dpo_ring {
     struct dp_device_event *filled, *used;
 };
 
-/* A gradient buffer on the host, to be added to what is there. */
+/* A gradient buffer on the host, for what is to be added or widened. */
 struct dpo_staging {
     char *at;
     struct dp_device_event *done;
@@ -151,6 +157,9 @@ struct dp_offload {
     const struct dp_offload_gradients *grad_step;
     uint64_t number;
     bool built;
+    bool rounds, widens; /* values on their way up, gradients that have come down: mixed precision */
+    bool copies_tied;    /* a shard has a copy of a parameter of another one */
+    bool exposed;        /* the values on the host may have been written */
     bool trained;         /* a training forward is done: a backward may come */
     int32_t gradient_now; /* which of gradients[] holds those of the last shard's output */
     struct dp_offload_memory counts;
@@ -180,6 +189,17 @@ int dpo_border_check(const struct dp_border *spec, int64_t rows, const char *wha
 /* parameters.c: which parameters are tied, the place of each in its shard, the list. */
 int dpo_parameters_init(struct dp_offload *o);
 int dpo_parameters_fill(struct dp_offload *o);
+/* The values of a shard are what their owners have; those that go up in 16 bits are rounded. */
+void dpo_parameters_renew(struct dp_offload *o, int32_t shard);
+/* The same for what a shard owns, wherever it is. */
+void dpo_parameters_renew_owned(struct dp_offload *o, int32_t shard);
+/* The types on the device. */
+DLDataType dpo_value_type(const struct dp_offload_config *c, const struct dp_parameter *p);
+DLDataType dpo_grad_type(const struct dp_offload_config *c, const struct dp_parameter *p);
+
+/* add.c: to += from, elements of any type of parameters; and, in float32, elements of another type. */
+void dpo_add(DLDataType type, size_t count, void *to, const void *from);
+void dpo_add_widened(DLDataType type, size_t count, float *to, const void *from);
 void dpo_parameters_fini(struct dp_offload *o);
 
 /* memory.c: how much is needed, into o->counts; then the memory itself. */
@@ -189,6 +209,8 @@ void dpo_memory_fini(struct dp_offload *o);
 
 /* shards.c: what begins and ends with copies. */
 int dpo_shard_load(struct dp_offload *o, int32_t shard, int32_t slot);
+/* Values have been written on the host: for loads of this step. */
+int dpo_shard_renew(struct dp_offload *o);
 int dpo_shard_drop(struct dp_offload *o, int32_t shard, int32_t slot);
 int dpo_shard_grads_down(struct dp_offload *o, int32_t shard);
 /* Launch the updates of shards whose gradients are on their way; wait until at most `left` are not. */

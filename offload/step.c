@@ -41,6 +41,12 @@ static int check_first(const struct dp_offload_config *c)
                    c->layer_count - 1);
 }
 
+static bool is_16_bits(DLDataType type)
+{
+    return !type.bits ||
+           ((type.code == kDLFloat || type.code == kDLBfloat) && type.bits == 16 && type.lanes == 1);
+}
+
 static int check_config(const struct dp_offload_config *c)
 {
     if (!c->layers || c->layer_count < 1)
@@ -62,6 +68,9 @@ static int check_config(const struct dp_offload_config *c)
                                         "which does not reach the memory of this device");
     if (c->boundaries_down && !c->checkpoint)
         return dp_fail(DP_EINVAL, "offload: only with checkpoints can boundaries wait on the host");
+    if (!is_16_bits(c->values_type) || !is_16_bits(c->grads_type))
+        return dp_fail(DP_EINVAL, "offload: values_type or grads_type: expected bfloat16 or float16, or "
+                                  "0 bits for what parameters are");
     if (!c->input || c->input->count < 1 || c->input->tensors[0].ndim < 1)
         return dp_fail(DP_EINVAL, "offload: no input: expected at least 1 tensor with rows");
     int64_t batch = c->input->tensors[0].shape[0];
@@ -102,6 +111,7 @@ int dp_offload_finish(struct dp_offload *o)
         err = wait_copies(o);
     if (!err)
         err = dpo_wait(o, o->update);
+    o->exposed = true;
     return err ? err : errors_of_others(o);
 }
 
@@ -138,8 +148,8 @@ static int64_t size_of_layer(const struct dp_offload_config *c, int32_t l)
         const struct dp_parameter *p = &c->layers[l].parameters[k];
         int64_t elements = p->value ? dp_tensor_numel(p->value) : 0, each = 1;
         if (p->value && c->split == DP_OFFLOAD_SPLIT_BALANCED)
-            each = (int64_t)dp_tensor_element_bytes(p->value) *
-                   (p->flags & DP_PARAMETER_FROZEN ? 1 : 2);
+            each = (dpo_value_type(c, p).bits +
+                    (p->flags & DP_PARAMETER_FROZEN ? 0 : dpo_grad_type(c, p).bits)) / 8;
         sum += elements * each;
     }
     return sum;
@@ -222,6 +232,8 @@ static void take_config(struct dp_offload *o, const struct dp_offload_config *co
         o->config.slots = 2;
         o->config.distance = 1;
     }
+    o->rounds = config->values_type.bits;
+    o->widens = config->grads_type.bits;
     o->config.order_blocks = config->order_blocks ? config->order_blocks : 1;
     o->levels = __builtin_ctz((unsigned)o->config.order_blocks);
     if (!config->timeout_ns)
@@ -270,6 +282,7 @@ int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **
     if (!err)
         err = dpo_parameters_fill(o);
     o->built = !err;
+    o->exposed = true;
     if (err)
         dp_offload_close(o);
     else
@@ -368,6 +381,10 @@ static int drop_stale(struct dp_offload *o)
     for (int32_t slot = 0; slot < o->config.slots && stale && !err; slot++)
         if (o->in_slot[slot] >= 0)
             err = carry_out(o, &(struct dp_offload_event){DP_OFFLOAD_DROP, o->in_slot[slot], slot});
+    if (!err && stale && o->exposed && (o->rounds || o->copies_tied))
+        err = dpo_shard_renew(o);
+    if (stale)
+        o->exposed = false;
     return err;
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * times.c - how long compute, copies and updates are at work, by stamps in the order of each stream, and
- * how long the host waits for them.
+ * times.c - how long compute, copies and updates are at work, by stamps in the order of each stream.
  */
 #include "offload/state.h"
 

@@ -40,6 +40,8 @@ static void point_at(struct dp_offload *o, int32_t index, char *grads)
             DLTensor *value = &o->layers[l].values[k], *grad = &o->layers[l].grads[k];
             *value = *p->given->value;
             *grad = p->given->grad ? *p->given->grad : *p->given->value;
+            value->dtype = p->value_type;
+            grad->dtype = p->grad_type;
             value->device = grad->device = dp_device_dl(o->dev);
             value->byte_offset = grad->byte_offset = 0;
             value->strides = grad->strides = NULL;

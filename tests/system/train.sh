@@ -159,6 +159,17 @@ says_what_is_on_the_device()
     says '"offload":{"shards":' '"limited_by":"'
 }
 
+mixed_precision_is_that_of_the_plain_loop()
+{
+    set -- --schedule none --dropout 0.1 --clip 0.5 --order-blocks 2 --dtype bf16
+    numbers_of "$@" >"$work/expected" || return
+    numbers_of "$@" --offload params,optimizer --device-memory 230K >"$work/numbers" || return
+    says '"offload":{"shards":' || return
+    diff "$work/expected" "$work/numbers" || return
+    numbers_of "$@" --dtype f32 >"$work/numbers" || return
+    ! cmp -s "$work/expected" "$work/numbers" || wrong 'nothing was rounded'
+}
+
 says_how_much_memory_would_do()
 {
     # shellcheck disable=SC2086 # words
@@ -348,6 +359,7 @@ it prints_the_numbers_of_the_plain_loop -P 2 --schedule async --transport tcp --
 it prints_the_numbers_of_the_plain_loop -P 2 -s dualpipev --checkpoint always --checkpoint-stages 0,2-3
 it prints_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
 it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 210K
+it mixed_precision_is_that_of_the_plain_loop
 for schedule in '-P 4' '-P 2 -s dualpipev' '-P 4 -s zb1p' '-P 2 -s 1f1b' '-P 2 -s interleaved' \
     '-P 2 -s zbv' '-P 1 -s gpipe' '-P 2 -s async'; do
     # shellcheck disable=SC2086 # words

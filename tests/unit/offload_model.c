@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "unit/offload_model.h"
 
+#include "optimizer/update.h"
+
 #include <dualpipe/microbatch.h>
 
 #include <stdlib.h>
@@ -201,6 +203,94 @@ static const struct dp_offload_layer_ops last = {last_forward, last_backward};
 /* mix, linear, drop, linear, linear, linear, drop, last */
 static const struct dp_offload_layer_ops *const kinds[OM_LAYERS] = {
     &mix, &linear, &drop, &linear, &linear, &linear, &drop, &last};
+
+/* ---- mixed precision: layers compute in float32 ---------------------------------------------- */
+
+enum { MOST_ELEMENTS = OM_WIDTH * OM_WIDTH };
+
+struct mixed {
+    float value[2][MOST_ELEMENTS], grad[2][MOST_ELEMENTS];
+    DLTensor values[2], grads[2];
+    struct dp_offload_call call;
+};
+
+static void round_to(DLDataType type, size_t count, float *x)
+{
+    uint16_t bits[MOST_ELEMENTS];
+
+    if (!type.bits)
+        return;
+    dp_real_store(type, count, bits, x, false);
+    dp_real_load(type, count, bits, x, false);
+}
+
+/* Resident values are float32, and rounded here. */
+static void widen(struct mixed *x, const struct om_model *m, const struct dp_offload_call *call)
+{
+    x->call = *call;
+    x->call.values = x->values;
+    x->call.grads = x->grads;
+    for (int32_t k = 0; k < m->layers[call->layer].parameter_count; k++) {
+        const DLTensor *v = &call->values[k];
+        size_t count = (size_t)(v->shape[0] * v->shape[1]);
+        dp_real_load(v->dtype, count, reach((void *)(uintptr_t)m, v->data), x->value[k], false);
+        round_to(m->value_type, count, x->value[k]);
+        memset(x->grad[k], 0, count * sizeof(float));
+        x->values[k] = x->grads[k] = *v;
+        x->values[k].data = x->value[k];
+        x->grads[k].data = call->grads[k].data ? x->grad[k] : NULL;
+    }
+}
+
+static void add_back(struct mixed *x, const struct om_model *m, const struct dp_offload_call *call)
+{
+    float sum[MOST_ELEMENTS];
+
+    for (int32_t k = 0; k < m->layers[call->layer].parameter_count; k++) {
+        const DLTensor *g = &call->grads[k];
+        size_t count = (size_t)(x->values[k].shape[0] * x->values[k].shape[1]);
+        if (!g->data)
+            continue;
+        void *to = reach((void *)(uintptr_t)m, g->data);
+        dp_real_load(g->dtype, count, to, sum, false);
+        for (size_t i = 0; i < count; i++)
+            sum[i] += x->grad[k][i];
+        round_to(m->grad_type, count, sum);
+        dp_real_store(g->dtype, count, to, sum, false);
+    }
+}
+
+static int mixed_forward(void *user, const struct dp_offload_call *call, const DLTensor *in,
+                         DLTensor *out)
+{
+    struct mixed x;
+
+    sync(user, call);
+    widen(&x, user, call);
+    return kinds[call->layer]->forward(user, &x.call, in, out);
+}
+
+static int mixed_backward(void *user, const struct dp_offload_call *call, const DLTensor *gout,
+                          DLTensor *gin)
+{
+    struct mixed x;
+
+    sync(user, call);
+    widen(&x, user, call);
+    int err = kinds[call->layer]->backward(user, &x.call, gout, gin);
+    add_back(&x, user, call);
+    return err;
+}
+
+static const struct dp_offload_layer_ops mixed_ops = {mixed_forward, mixed_backward};
+
+void om_model_mix(struct om_model *m, DLDataType value_type, DLDataType grad_type)
+{
+    m->value_type = value_type;
+    m->grad_type = grad_type;
+    for (int l = 0; l < OM_LAYERS; l++)
+        m->layers[l].ops = &mixed_ops;
+}
 
 /* ---- the model ------------------------------------------------------------------------------- */
 

@@ -34,11 +34,15 @@ struct om_model {
     void (*sync)(void *stream); /* before a callback touches memory; NULL: not needed */
     void *(*reach)(const void *ptr); /* where the CPU finds device memory; NULL: there */
     int fail_layer;             /* whose forward fails; -1: none */
+    DLDataType value_type, grad_type; /* of mixed precision */
 };
 
 /* exact: small whole numbers, whose sums are the same in every order. The linear layers 1 and 5 are tied
  * if `tied`; parameter 3 is frozen if `frozen`. */
 void om_model_init(struct om_model *m, bool exact, bool tied, bool frozen);
+/* Layers compute with values rounded to value_type, and round gradients to grad_type when they have added
+ * a micro-batch to them; bits 0: they do not. So both in 16 bits and in float32 memory. */
+void om_model_mix(struct om_model *m, DLDataType value_type, DLDataType grad_type);
 void om_model_fini(struct om_model *m);
 void om_data_init(struct om_data *d, uint64_t seed, bool exact);
 size_t om_elements(const struct om_model *m, int32_t parameter);

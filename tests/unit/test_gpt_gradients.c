@@ -420,7 +420,7 @@ static void the_baseline_takes_the_mean_over_its_micro_batches(void **state)
     }
     struct gpt_config plain = config;
     plain.dropout = 0;
-    assert_int_equal(sequential_new(&(struct sequential_config){plain, M, 2, {0}}, &e), 0);
+    assert_int_equal(sequential_new(&(struct sequential_config){plain, M, 2, {0}, false}, &e), 0);
     memcpy(e->stages[0]->weights, m.stage[0]->weights, m.stage[0]->params.count * sizeof(real));
     assert_int_equal(e->ops->train(e, &batch, losses), 0);
     /* All micro-batches are equal, so their mean gradient is that of the first. */

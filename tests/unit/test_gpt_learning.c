@@ -195,7 +195,7 @@ static void a_gradient_that_is_not_finite_leaves_the_weights_alone(void **state)
     struct data d;
 
     assert_true(open_file(200, tiny.context, &d));
-    assert_int_equal(sequential_new(&(struct sequential_config){tiny, 2, 2, {0}}, &e), 0);
+    assert_int_equal(sequential_new(&(struct sequential_config){tiny, 2, 2, {0}, false}, &e), 0);
     assert_int_equal(trainer_init(&t, &config, &d, e), 0);
     real *first = e->stages[0]->weights + e->stages[0]->params.tensors[POSITIONS].offset;
     real good = *first, other = first[1];

@@ -88,7 +88,8 @@ static void learn_sequentially(struct curve *curve, int order_blocks)
     struct engine *e;
 
     assert_int_equal(
-        sequential_new(&(struct sequential_config){config, MICROBATCHES, order_blocks, {0}}, &e), 0);
+        sequential_new(
+            &(struct sequential_config){config, MICROBATCHES, order_blocks, {0}, false}, &e), 0);
     assert_int_equal(learn(e, true, curve), 0);
     e->ops->free(e);
 }

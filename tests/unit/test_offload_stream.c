@@ -14,6 +14,7 @@
 #endif
 #include "unit/offload_model.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ struct mode {
     uint64_t steps; /* 0: STEPS */
     bool checkpoint, boundaries_down, drop_at_once, check, exact, tied, frozen, update, accumulate;
     bool paced;
+    DLDataType values_type, grads_type;
 };
 
 static struct dp_device *dev;
@@ -75,6 +77,8 @@ static struct dp_offload_config config_of(struct om_model *m, const struct mode 
                                       .check = mode->check,
                                       .seed = SEED,
                                       .pace = mode->paced ? pace : NULL,
+                                      .values_type = mode->values_type,
+                                      .grads_type = mode->grads_type,
                                       .update = mode->update ? update : NULL};
 }
 
@@ -83,6 +87,10 @@ static void begin(struct run *run, const struct mode *mode)
     run->mode = mode;
     om_model_init(&run->streamed, mode->exact, mode->tied, mode->frozen);
     om_model_init(&run->resident, mode->exact, mode->tied, mode->frozen);
+    if (mode->values_type.bits || mode->grads_type.bits) {
+        om_model_mix(&run->streamed, mode->values_type, mode->grads_type);
+        om_model_mix(&run->resident, mode->values_type, mode->grads_type);
+    }
     run->streamed.sync = sync_of_device;
     run->streamed.reach = reach_of_device;
     struct dp_offload_config config = config_of(&run->streamed, mode);
@@ -215,21 +223,22 @@ static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
 static void copies_that_the_pace_holds_up_change_nothing(void **state)
 {
     (void)state;
-    for (int32_t slots = 1; slots <= 4; slots++)
-        for (int how = 0; how < 3; how++)
-            for (int more = 0; more < 4; more++)
-                run_mode(&(struct mode){.slices = 4 + how,
-                                        .microbatches = 2,
-                                        .slots = slots,
-                                        .distance = slots - 1,
-                                        .checkpoint = how > 0,
-                                        .boundaries_down = how > 1,
-                                        .check = slots % 2,
-                                        .exact = true,
-                                        .tied = more == 1,
-                                        .update = more == 2,
-                                        .accumulate = more == 3,
-                                        .paced = true});
+    for (int how = 0; how < 3; how++)
+        for (int more = 0; more < 4; more++) {
+            const int32_t slots = 1 + (how + more) % 4;
+            run_mode(&(struct mode){.slices = 4 + how,
+                                    .microbatches = 2,
+                                    .slots = slots,
+                                    .distance = slots - 1,
+                                    .checkpoint = how > 0,
+                                    .boundaries_down = how > 1,
+                                    .check = more % 2,
+                                    .exact = true,
+                                    .tied = more == 1,
+                                    .update = more == 2,
+                                    .accumulate = more == 3,
+                                    .paced = true});
+        }
 }
 
 static void one_slot_and_no_reuse_are_enough(void **state)
@@ -321,6 +330,168 @@ static void a_forward_alone_needs_no_memory_for_gradients(void **state)
     run->o = o;
     one_step(run, 0, false, false);
     assert_int_equal(dp_offload_forward(o, &(struct dp_offload_step){.training = true}), DP_EINVAL);
+    end(run);
+    free(run);
+}
+
+/* ---- mixed precision ------------------------------------------------------------------------- */
+
+static const DLDataType as_is = {.bits = 0}, bf16 = {kDLBfloat, 16, 1}, f16 = {kDLFloat, 16, 1};
+
+static void mixed_precision_is_the_resident_run_in_the_same_types(void **state)
+{
+    (void)state;
+    const DLDataType types[][2] = {{bf16, bf16}, {f16, f16}, {bf16, as_is}, {as_is, bf16}};
+
+    for (int how = 0; how < 4; how++)
+        for (int32_t slices = 1; slices <= OM_LAYERS; slices++) {
+            const int32_t slots = 1 + (slices + how) % 3;
+            run_mode(&(struct mode){.slices = slices,
+                                    .microbatches = slots == 2 ? 2 : 5,
+                                    .slots = slots,
+                                    .distance = slots - 1,
+                                    .checkpoint = slices % 3 > 0,
+                                    .boundaries_down = slices % 3 > 1,
+                                    .check = how % 2,
+                                    .update = (slices + how) % 2,
+                                    .frozen = slots == 3,
+                                    .paced = slices == 5,
+                                    .values_type = types[how][0],
+                                    .grads_type = types[how][1]});
+        }
+}
+
+/* With values in 16 bits shards are half as large on their way, and gradients too; but every parameter
+ * begins at a multiple of 256 bytes. */
+static void mixed_precision_copies_half_the_bytes(void **state)
+{
+    (void)state;
+    struct dp_offload_memory whole, mixed;
+    struct mode mode = {.slices = 4, .microbatches = 1};
+
+    for (int i = 0; i < 2; i++) {
+        struct run *run = calloc(1, sizeof(*run));
+        mode.values_type = mode.grads_type = i ? bf16 : as_is;
+        begin(run, &mode);
+        one_step(run, 0, true, false);
+        assert_int_equal(dp_offload_finish(run->o), 0);
+        dp_offload_memory(run->o, i ? &mixed : &whole);
+        end(run);
+        free(run);
+    }
+    assert_in_range(mixed.loaded_bytes, whole.loaded_bytes / 2, whole.loaded_bytes * 7 / 10);
+    assert_in_range(mixed.down_bytes, whole.down_bytes / 2, whole.down_bytes * 7 / 10);
+    assert_in_range(mixed.slots_bytes, whole.slots_bytes / 2, whole.slots_bytes * 7 / 10);
+}
+
+/* What comes down in 16 bits is added up in float32. */
+static void gradients_of_steps_add_up_in_float32(void **state)
+{
+    (void)state;
+    struct mode mode = {.slices = 3, .microbatches = 2, .values_type = bf16, .grads_type = bf16};
+    struct run *sums = calloc(1, sizeof(*sums)), *each = calloc(1, sizeof(*each));
+    static float expected[OM_PARAMETERS][OM_WIDTH * OM_WIDTH];
+    int32_t count;
+
+    begin(sums, &mode);
+    begin(each, &mode);
+    memset(expected, 0, sizeof(expected));
+    for (uint64_t step = 0; step < STEPS; step++) {
+        one_step(sums, step, true, step > 0);
+        one_step(each, step, true, false);
+        assert_int_equal(dp_offload_finish(sums->o), 0);
+        assert_int_equal(dp_offload_finish(each->o), 0);
+        const struct dp_parameter *a = dp_offload_parameters(sums->o, &count);
+        const struct dp_parameter *b = dp_offload_parameters(each->o, &count);
+        for (int32_t p = 0; p < count; p++)
+            for (int64_t i = 0; i < dp_parameter_elements(&a[p]); i++) {
+                float *sum = &expected[p][i];
+                *sum += ((const float *)b[p].grad->data)[i];
+                assert_memory_equal(sum, (const float *)a[p].grad->data + i, sizeof(float));
+            }
+    }
+    end(sums);
+    end(each);
+    free(sums);
+    free(each);
+}
+
+/* What a program does after a backward: the norm of the whole gradient, the factor that clips it, the
+ * loss scale; no update after an overflow. */
+struct recipe {
+    struct dp_loss_scale scale;
+    struct dp_optimizer *optimizer;
+    int taken, skipped, clipped;
+};
+
+static void apply(struct recipe *r, const struct dp_parameter *list, int32_t count)
+{
+    double squares[OM_PARAMETERS];
+
+    assert_int_equal(dp_gradient_squares(list, count, squares), 0);
+    double norm = sqrt(dp_gradient_sum(list, count, NULL, squares)) / r->scale.scale;
+    bool overflow = !isfinite(norm);
+    double clip = overflow ? 1 : dp_clip_factor(norm, 2.0, 0);
+    assert_int_equal(dp_optimizer_step(r->optimizer,
+                                       &(struct dp_optimizer_step){.rate = 0.01,
+                                                                   .scale = clip / r->scale.scale,
+                                                                   .skip = overflow,
+                                                                   .zero_grads = true}),
+                     0);
+    dp_loss_scale_update(&r->scale, overflow);
+    r->skipped += overflow;
+    r->taken += !overflow;
+    r->clipped += clip < 1;
+}
+
+static void scaled_step(struct run *run, struct recipe *streamed, struct recipe *resident,
+                        uint64_t step)
+{
+    int32_t count;
+    const struct dp_parameter *list = dp_offload_parameters(run->o, &count);
+
+    om_data_init(&run->data, 100 + step, false);
+    for (int i = 0; i < OM_ROWS; i++)
+        run->data.gout[i] *= (float)streamed->scale.scale;
+    run->expected = run->data;
+    om_tensors_init(&run->tensors, &run->data);
+    assert_int_equal(om_resident_step(&run->resident, &run->expected, 2, step, SEED, true), 0);
+    assert_int_equal(
+        dp_offload_forward(run->o, &(struct dp_offload_step){.inputs = run->tensors.inputs,
+                                                             .outputs = run->tensors.outputs,
+                                                             .training = true}),
+        0);
+    assert_int_equal(
+        dp_offload_backward(run->o, &(struct dp_offload_gradients){.gouts = run->tensors.gouts}), 0);
+    assert_int_equal(dp_offload_finish(run->o), 0);
+    compare(run, "the output", run->data.y, run->expected.y, OM_ROWS);
+    apply(streamed, list, count);
+    apply(resident, run->resident.parameters, OM_PARAMETERS);
+    compare_parameters(run, false);
+}
+
+static void float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient(void **state)
+{
+    (void)state;
+    struct run *run = calloc(1, sizeof(*run));
+    struct mode mode = {.slices = 4, .microbatches = 2, .values_type = f16, .grads_type = f16};
+    struct recipe streamed = {.scale = dp_loss_scale_defaults()}, resident;
+    struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
+    int32_t count;
+
+    streamed.scale.interval = 3;
+    resident = streamed;
+    begin(run, &mode);
+    const struct dp_parameter *list = dp_offload_parameters(run->o, &count);
+    assert_int_equal(dp_optimizer_new(&config, list, count, &streamed.optimizer), 0);
+    assert_int_equal(
+        dp_optimizer_new(&config, run->resident.parameters, OM_PARAMETERS, &resident.optimizer), 0);
+    for (uint64_t step = 0; step < 16; step++)
+        scaled_step(run, &streamed, &resident, step);
+    assert_true(streamed.skipped > 0 && streamed.taken > 0 && streamed.clipped > 0);
+    assert_int_equal(streamed.skipped, resident.skipped);
+    dp_optimizer_free(streamed.optimizer);
+    dp_optimizer_free(resident.optimizer);
     end(run);
     free(run);
 }
@@ -573,6 +744,9 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
     c = good;
     c.microbatches = -1;
     expect_refused(&c, "-1 micro-batches");
+    c = good;
+    c.values_type = (DLDataType){kDLInt, 8, 1};
+    expect_refused(&c, "values_type or grads_type: expected bfloat16");
     m.inner.tensors[1].shape[0]++;
     expect_refused(&good, "tensor 1 has 12 rows");
     om_model_fini(&m);
@@ -630,6 +804,11 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
         cmocka_unit_test(tied_parameters_stay_equal_through_updates),
         cmocka_unit_test(gradients_add_up_over_steps),
         cmocka_unit_test(a_forward_alone_needs_no_memory_for_gradients),
+        cmocka_unit_test(mixed_precision_is_the_resident_run_in_the_same_types),
+        cmocka_unit_test(mixed_precision_copies_half_the_bytes),
+        cmocka_unit_test(gradients_of_steps_add_up_in_float32),
+        cmocka_unit_test(
+            float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient),
         cmocka_unit_test(the_peak_is_the_slots_and_the_activations),
         cmocka_unit_test(a_device_that_is_too_small_is_refused_before_the_first_step),
         cmocka_unit_test(what_is_still_there_is_loaded_again_only_if_it_may_have_changed),

@@ -113,6 +113,7 @@ struct sequential_config {
     int microbatches; /* M of a step, of all replicas */
     int order_blocks; /* of fixed order, in which gradients are added up; of this replica */
     struct replica replica;
+    bool bf16; /* of weights and gradients, as bfloat16.h says */
 };
 int sequential_new(const struct sequential_config *config, struct engine **out);
 

@@ -364,13 +364,15 @@ static int make_engine(struct job *j)
                 .order_blocks = (int)s->order_blocks,
                 .device_bytes = (size_t)s->device_memory,
                 .activations = s->offload.activations,
+                .bf16 = !strcmp(s->dtype, "bf16"),
             },
             &j->engine);
     if (!s->training)
         return sequential_new(&(struct sequential_config){.model = s->model,
                                                           .microbatches = (int)s->microbatches,
                                                           .order_blocks = s->own_blocks,
-                                                          .replica = j->replica},
+                                                          .replica = j->replica,
+                                                          .bf16 = !strcmp(s->dtype, "bf16")},
                               &j->engine);
     return pipelined_new(
         &(struct pipelined_config){

@@ -8,6 +8,8 @@
  */
 #include "train/offloaded.h"
 
+#include "train/bfloat16.h"
+
 #include <dualpipe/offload.h>
 
 #include <stdio.h>
@@ -36,6 +38,7 @@ struct offloaded {
     struct dp_offload_layer *layers;
     struct dp_border tokens, x, losses;
     real *scratch, *d_logits;     /* on the device */
+    real *weights, *grads;        /* bf16: there, too, what a block computes with, and adds to */
     double *values;               /* of losses, a row for each sequence */
     const uint8_t *labels;        /* of the step */
     bool changed;                 /* the weights, since they were last used */
@@ -107,6 +110,16 @@ static int take_loss(const struct layer *p, const struct dp_offload_call *call,
     return gpt_loss_ops.loss(NULL, stage_call, logits, &labels, losses, 1, &count);
 }
 
+/* What the stage computes with. */
+static void take_weights(const struct layer *p, const struct dp_offload_call *call)
+{
+    p->stage->weights = call->values[0].data;
+    if (!p->e->weights)
+        return;
+    bfloat16_load((size_t)p->count, call->values[0].data, p->e->weights);
+    p->stage->weights = p->e->weights;
+}
+
 static int forward(void *user, const struct dp_offload_call *call, const DLTensor *in,
                    DLTensor *out)
 {
@@ -114,7 +127,7 @@ static int forward(void *user, const struct dp_offload_call *call, const DLTenso
     struct dp_stage_call stage_call = call_of(p, call);
     int64_t shape[3];
 
-    p->stage->weights = call->values[0].data;
+    take_weights(p, call);
     if (!p->stage->has_head)
         return gpt_stage_ops.forward(p->stage, &stage_call, in, out);
     DLTensor logits = logits_of(p, call, shape);
@@ -122,15 +135,12 @@ static int forward(void *user, const struct dp_offload_call *call, const DLTenso
     return err || call->again ? err : take_loss(p, call, &stage_call, &logits, out);
 }
 
-static int backward(void *user, const struct dp_offload_call *call, const DLTensor *gout,
-                    DLTensor *gin)
+static int differentiate(const struct layer *p, const struct dp_offload_call *call,
+                         const DLTensor *gout, DLTensor *gin)
 {
-    const struct layer *p = user;
     struct dp_stage_call stage_call = call_of(p, call);
     int64_t shape[3];
 
-    p->stage->weights = call->values[0].data;
-    gpt_grads_view(p->stage, call->grads[0].data, p->tensors, p->list);
     if (!p->stage->has_head)
         return gpt_stage_ops.backward(p->stage, &stage_call, gout, gin, DP_BACKWARD_FULL);
     DLTensor logits = logits_of(p, call, shape), d_logits = logits;
@@ -140,6 +150,22 @@ static int backward(void *user, const struct dp_offload_call *call, const DLTens
                                          1.0 / p->e->base.microbatches, &d_logits);
     return err ? err
                : gpt_stage_ops.backward(p->stage, &stage_call, &d_logits, gin, DP_BACKWARD_FULL);
+}
+
+static int backward(void *user, const struct dp_offload_call *call, const DLTensor *gout,
+                    DLTensor *gin)
+{
+    const struct layer *p = user;
+    real *grads = p->e->grads;
+
+    take_weights(p, call);
+    if (grads)
+        memset(grads, 0, (size_t)p->count * sizeof(real));
+    gpt_grads_view(p->stage, grads ? grads : call->grads[0].data, p->tensors, p->list);
+    int err = differentiate(p, call, gout, gin);
+    if (!err && grads)
+        bfloat16_add((size_t)p->count, grads, call->grads[0].data);
+    return err;
 }
 
 static const struct dp_offload_layer_ops layer_ops = {forward, backward};
@@ -334,10 +360,23 @@ static int set_parts(struct offloaded *e)
     return err;
 }
 
+/* Of the largest block. */
+static size_t most_reals(const struct gpt_config *c)
+{
+    size_t most = 0;
+
+    for (int l = 0; l < c->layers; l++) {
+        size_t count = gpt_stage_size(c, l, c->layers).param_count;
+        most = count > most ? count : most;
+    }
+    return most;
+}
+
 /* The scratch memory of compute is the device's, too. */
-static int open_device(struct offloaded *e, size_t device_bytes)
+static int open_device(struct offloaded *e, const struct offloaded_config *config)
 {
     const struct gpt_config *c = &e->base.config;
+    size_t block = config->bf16 ? most_reals(c) : 0;
     size_t logits = (size_t)c->batch * (size_t)c->context * GPT_BYTES * sizeof(real);
     size_t scratch = gpt_stage_size(c, 0, c->layers).scratch_bytes;
     void *memory = NULL;
@@ -345,12 +384,15 @@ static int open_device(struct offloaded *e, size_t device_bytes)
 
     if (err)
         return err;
-    err = dp_device_alloc(e->dev, DP_MEMORY_DEVICE, scratch + logits, &memory);
+    err = dp_device_alloc(e->dev, DP_MEMORY_DEVICE, scratch + logits + 2 * block * sizeof(real),
+                          &memory);
     if (err)
         return err;
-    dp_device_limit(e->dev, device_bytes);
+    dp_device_limit(e->dev, config->device_bytes);
     e->scratch = memory;
     e->d_logits = e->scratch + scratch / sizeof(real);
+    e->weights = block ? e->d_logits + logits / sizeof(real) : NULL;
+    e->grads = block ? e->weights + block : NULL;
     return 0;
 }
 
@@ -365,6 +407,8 @@ static int open_model(struct offloaded *e, const struct offloaded_config *config
         .microbatches = config->microbatches,
         .order_blocks = config->order_blocks,
         .measure = true,
+        .values_type = {kDLBfloat, config->bf16 ? 16 : 0, 1},
+        .grads_type = {kDLBfloat, config->bf16 ? 16 : 0, 1},
         .seed = config->model.seed,
     };
     int err = dp_offload_fit(&e->config, config->activations);
@@ -424,7 +468,7 @@ static int build(struct offloaded *e, const struct offloaded_config *config)
     int err = gpt_stage_new(&config->model, 0, 1, &e->model);
 
     if (!err)
-        err = open_device(e, config->device_bytes);
+        err = open_device(e, config);
     if (!err)
         err = set_parts(e);
     if (err)

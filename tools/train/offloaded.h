@@ -18,6 +18,7 @@ struct offloaded_config {
     int order_blocks;    /* of fixed order; 1: one micro-batch after the other */
     size_t device_bytes; /* what may be used of the device's memory */
     bool activations;    /* what crosses from shard to shard may wait on the host */
+    bool bf16;           /* parameters go up and gradients come down in bfloat16 (bfloat16.h) */
 };
 
 /* DP_ENOMEM where no cut of the model fits, with what would; errors of dp_offload_open. */

@@ -3,6 +3,7 @@
  * sequential.c - the baseline: one micro-batch after the other through the whole model. This is
  * what every pipelined run must be equal to, so it shares nothing with the pipeline but the model.
  */
+#include "train/bfloat16.h"
 #include "train/engine.h"
 #include "train/model.h"
 
@@ -20,6 +21,9 @@ struct sequential {
     struct gpt_stage *model; /* base.stages[0] */
     uint64_t step;
     real *save, *logits, *d_logits;
+    real *weights;                 /* bf16: the model's own, which it does not compute with; */
+    real *rounded;                 /* what it computes with; */
+    struct block_grads scratch;    /* the gradients of one micro-batch */
     int block_count;            /* of fixed order */
     struct block_grads *blocks; /* [block_count] where each block of micro-batches is summed */
 };
@@ -65,6 +69,22 @@ static void views_init(struct views *v, const struct sequential *s, const struct
     v->d_logits.data = s->d_logits;
 }
 
+/* bf16: from now on the model computes with rounded weights. */
+static void begin_rounded(struct sequential *s)
+{
+    if (!s->rounded)
+        return;
+    s->weights = s->model->weights;
+    bfloat16_round(s->model->params.count, s->weights, s->rounded);
+    s->model->weights = s->rounded;
+}
+
+static void end_rounded(struct sequential *s)
+{
+    if (s->rounded)
+        s->model->weights = s->weights;
+}
+
 static struct dp_stage_call call_of(const struct sequential *s, const struct views *v, int mb,
                                     bool training)
 {
@@ -76,7 +96,7 @@ static struct dp_stage_call call_of(const struct sequential *s, const struct vie
         .random = {.key = s->base.config.seed},
         .save = s->save,
         .in = &v->tokens,
-        .grads = s->blocks[block_of(s, mb)].list,
+        .grads = s->rounded ? s->scratch.list : s->blocks[block_of(s, mb)].list,
     };
 }
 
@@ -94,9 +114,15 @@ static int backward(struct sequential *s, struct views *v, const struct dp_stage
     int err = gpt_loss_ops.loss_backward(NULL, call, &v->logits, &v->labels,
                                          engine_loss_scale(&s->base), &v->d_logits);
 
-    return err ? err
-               : model_ops(&s->base.config)
-                     ->backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
+    if (!err && s->rounded)
+        memset(s->scratch.grads, 0, s->model->params.count * sizeof(real));
+    if (!err)
+        err = model_ops(&s->base.config)
+                  ->backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
+    if (!err && s->rounded)
+        bfloat16_add_rounded(s->model->params.count, s->scratch.grads,
+                             s->blocks[block_of(s, call->mb)].grads);
+    return err;
 }
 
 static void clear_blocks(struct sequential *s)
@@ -110,7 +136,26 @@ static void sum_blocks(struct sequential *s)
 {
     for (int step = 1; step < s->block_count; step *= 2)
         for (int b = 0; b + step < s->block_count; b += 2 * step)
-            add(s->model->params.count, s->blocks[b + step].grads, s->blocks[b].grads);
+            (s->rounded ? bfloat16_add_rounded : add)(s->model->params.count,
+                                                      s->blocks[b + step].grads,
+                                                      s->blocks[b].grads);
+}
+
+static int pass(struct sequential *s, const struct batch *batch, bool training, double *losses)
+{
+    int err = 0;
+
+    begin_rounded(s);
+    for (int mb = 0; mb < engine_own_microbatches(&s->base) && !err; mb++) {
+        struct views v;
+        views_init(&v, s, batch, mb);
+        struct dp_stage_call call = call_of(s, &v, mb, training);
+        err = forward(s, &v, &call, losses + global_mb(s, mb));
+        if (!err && training)
+            err = backward(s, &v, &call);
+    }
+    end_rounded(s);
+    return err;
 }
 
 /* Gradients are added up in the order that pipeline.h defines for fixed_order. */
@@ -119,16 +164,9 @@ static int train(struct engine *e, const struct batch *batch, double *losses)
     struct sequential *s = (struct sequential *)e;
 
     clear_blocks(s);
-    for (int mb = 0; mb < engine_own_microbatches(e); mb++) {
-        struct views v;
-        views_init(&v, s, batch, mb);
-        struct dp_stage_call call = call_of(s, &v, mb, true);
-        int err = forward(s, &v, &call, losses + global_mb(s, mb));
-        if (!err)
-            err = backward(s, &v, &call);
-        if (err)
-            return err;
-    }
+    int err = pass(s, batch, true, losses);
+    if (err)
+        return err;
     sum_blocks(s);
     s->step++;
     return 0;
@@ -136,17 +174,7 @@ static int train(struct engine *e, const struct batch *batch, double *losses)
 
 static int evaluate(struct engine *e, const struct batch *batch, double *losses)
 {
-    struct sequential *s = (struct sequential *)e;
-
-    for (int mb = 0; mb < engine_own_microbatches(e); mb++) {
-        struct views v;
-        views_init(&v, s, batch, mb);
-        struct dp_stage_call call = call_of(s, &v, mb, false);
-        int err = forward(s, &v, &call, losses + global_mb(s, mb));
-        if (err)
-            return err;
-    }
-    return 0;
+    return pass((struct sequential *)e, batch, false, losses);
 }
 
 static int gather(struct engine *e, real *weights)
@@ -197,12 +225,12 @@ static void seek(struct engine *e, uint64_t step)
     ((struct sequential *)e)->step = step;
 }
 
-static int block_init(struct sequential *s, int b)
+static int block_init(struct sequential *s, struct block_grads *block)
 {
-    struct block_grads *block = &s->blocks[b];
     size_t len = s->model->params.tensors_len;
 
-    block->grads = b ? calloc(s->model->params.count, sizeof(real)) : s->model->grads;
+    block->grads = block == s->blocks ? s->model->grads
+                                      : calloc(s->model->params.count, sizeof(real));
     block->tensors = calloc(len, sizeof(*block->tensors));
     block->list = calloc(len, sizeof(DLTensor *));
     if (!block->grads || !block->tensors || !block->list)
@@ -211,12 +239,12 @@ static int block_init(struct sequential *s, int b)
     return 0;
 }
 
-static void block_fini(struct sequential *s, int b)
+static void block_fini(struct sequential *s, struct block_grads *block)
 {
-    if (b)
-        free(s->blocks[b].grads);
-    free(s->blocks[b].tensors);
-    free(s->blocks[b].list);
+    if (block != s->blocks)
+        free(block->grads);
+    free(block->tensors);
+    free(block->list);
 }
 
 static void sequential_free(struct engine *e)
@@ -224,7 +252,9 @@ static void sequential_free(struct engine *e)
     struct sequential *s = (struct sequential *)e;
 
     for (int b = 0; b < s->block_count && s->blocks; b++)
-        block_fini(s, b);
+        block_fini(s, &s->blocks[b]);
+    block_fini(s, &s->scratch);
+    free(s->rounded);
     free(s->blocks);
     gpt_stage_free(s->model);
     free(s->d_logits);
@@ -252,8 +282,14 @@ static int sequential_alloc(struct sequential *s)
     if (!s->save || !s->logits || !s->d_logits || !s->blocks)
         return DP_ENOMEM;
     for (int b = 0; b < s->block_count && !err; b++)
-        err = block_init(s, b);
+        err = block_init(s, &s->blocks[b]);
     return err;
+}
+
+static int rounded_alloc(struct sequential *s)
+{
+    s->rounded = malloc(s->model->params.count * sizeof(real));
+    return s->rounded ? block_init(s, &s->scratch) : DP_ENOMEM;
 }
 
 int sequential_new(const struct sequential_config *config, struct engine **out)
@@ -273,6 +309,8 @@ int sequential_new(const struct sequential_config *config, struct engine **out)
         s->base.replica.count = 1;
     s->block_count = config->order_blocks;
     int err = sequential_alloc(s);
+    if (!err && config->bf16)
+        err = rounded_alloc(s);
     if (err) {
         sequential_free(&s->base);
         return err;

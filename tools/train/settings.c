@@ -147,7 +147,9 @@ static const struct arg optimizer_args[] = {
 
 static const struct arg device_args[] = {
     {"device", 0, "NAME", "what computes: cpu, cuda (GPU 0) or cuda:N", ARG_STRING, AT(device), "cpu"},
-    {"dtype", 0, NULL, "of activations on CUDA; parameters and the optimizer's state are f32",
+    {"dtype", 0, NULL,
+     "of activations on CUDA; with --schedule none of the weights that layers see, and of their "
+     "gradients. What is updated is f32",
      ARG_CHOICE, AT(dtype), "f32", .choices = dtypes},
     {"kernels", 0, "FILE", "a fatbin, cubin or PTX of tools/train/cuda instead of that built in",
      ARG_STRING, AT(kernels)},

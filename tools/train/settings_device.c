@@ -46,8 +46,10 @@ static bool take_kernels(struct settings *s)
 bool settings_take_device(struct settings *s)
 {
     if (!settings_on_cuda(s)) {
-        if (strcmp(s->dtype, "f32"))
-            command_misused("--dtype %s: expected f32; other types are for --device cuda", s->dtype);
+        if (strcmp(s->dtype, "f32") && (strcmp(s->schedule_name, "none") || s->replicas > 1 ||
+                                        s->tied || strcmp(s->model_name, "gpt")))
+            command_misused("--dtype %s: expected --device cuda, or --schedule none with one replica "
+                            "of --model gpt, without --tie-embeddings", s->dtype);
         else if (s->kernels)
             command_misused("--kernels: expected --device cuda");
         else

@@ -300,7 +300,7 @@ struct dp_offload_call {
     struct dp_random_key random; /* of (seed, step, layer, mb): the same when it is called again */
     const DLTensor *values;      /* [parameter_count] where the layer's parameters are now */
     DLTensor *grads;             /* [parameter_count] where to add their gradients, in a backward; data
-                                  * is NULL for frozen ones */
+                                  * is NULL for frozen ones. Both of the types of mixed precision */
     const DLTensor *in;          /* the inputs, also in a backward */
     void *save;                  /* save_bytes, the same from forward to backward */
     void *stream;                /* as in struct dp_stage_call: CUDA: queue the work there; host: NULL */
@@ -355,6 +355,14 @@ struct dp_offload_config {
     bool checkpoint;      /* keep only what crosses from shard to shard, compute the rest again */
     bool boundaries_down; /* with checkpoint: these, too, wait on the host */
     bool forward_only;    /* no room for gradients */
+    /* Mixed precision, for float32 parameters: bfloat16 or float16 on the device and on the way there
+     * (values) and back (gradients); bits 0: as they are on the host, which keeps float32 masters and
+     * gradients in any case. Masters are rounded to the nearest after their update, and when a step
+     * begins with others than the last one had. Layers see tensors of these types: in a backward they
+     * add to gradients of grads_type, which are added to float32 ones on the host (accumulate, tied
+     * parameters). The loss scale, the clip factor and what to do after an overflow are the
+     * caller's (dp_loss_scale, dp_clip_factor, dp_optimizer_step). */
+    DLDataType values_type, grads_type;
     bool check;           /* fill slots with NaNs when a shard is dropped, and compare what was loaded
                            * with what was sent: for tests, takes more than twice the copies */
     bool measure;         /* for dp_offload_times: two calls more in a stream for each copy */

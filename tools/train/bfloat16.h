@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bfloat16.h - what --dtype bf16 means on the CPU: layers compute in reals, with weights that were
+ * rounded to bfloat16, and their gradients are bfloat16 sums. The weights themselves, those that the
+ * optimizer updates, are reals.
+ */
+#ifndef DP_TRAIN_BFLOAT16_H
+#define DP_TRAIN_BFLOAT16_H
+
+#include "train/ops.h"
+
+#include <stdint.h>
+
+void bfloat16_load(size_t count, const uint16_t *from, real *to);
+/* To the nearest, and of two to the even one, as the library rounds. */
+void bfloat16_round(size_t count, const real *from, real *to);
+/* sum += x, rounded; sum is in 16 bits, or has reals that are. */
+void bfloat16_add(size_t count, const real *x, uint16_t *sum);
+void bfloat16_add_rounded(size_t count, const real *x, real *sum);
+
+#endif
