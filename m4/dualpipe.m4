@@ -217,6 +217,23 @@ AC_DEFUN([DP_HWLOC], [
         [AC_MSG_ERROR([--with-hwloc: pkg-config does not know hwloc >= 2.0 (Debian, Ubuntu: libhwloc-dev)])])
 ])
 
+# liburing: reads and writes of an optimizer's state in a file. Threads do without it.
+AC_DEFUN([DP_LIBURING], [
+    AC_ARG_WITH([liburing], [AS_HELP_STRING([--with-liburing],
+        [read and write optimizer state in files through io_uring (default: if found)])],
+        [DP_YES_OR_NO([--with-liburing], [$with_liburing])], [with_liburing=check])
+    have_liburing=no
+    AS_IF([test "x$with_liburing" != xno],
+        [PKG_CHECK_MODULES([LIBURING], [liburing >= 2.0], [have_liburing=yes], [:])])
+    AS_CASE([$with_liburing,$have_liburing],
+        [*,yes], [AC_DEFINE([HAVE_LIBURING], [1], [liburing is there])
+            DP_NOTE([liburing], [on], [optimizer state in files through io_uring])],
+        [no,*], [DP_NOTE([liburing], [off], [--without-liburing: optimizer state in files by threads])],
+        [check,*], [DP_NOTE([liburing], [off],
+            [liburing >= 2.0 not found (liburing-dev): optimizer state in files by threads])],
+        [AC_MSG_ERROR([--with-liburing: pkg-config does not know liburing >= 2.0 (Debian, Ubuntu: liburing-dev)])])
+])
+
 # BLAS: only the model of `dualpipe train` wants it.
 AC_DEFUN([DP_BLAS], [
     AC_ARG_WITH([blas], [AS_HELP_STRING([--with-blas],

@@ -16,9 +16,8 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "optimizer/settings.h"
+#include "offload/file_io.h"
 #include "optimizer/update.h"
-
-#include <dualpipe/device.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +29,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BLOCK = 4096, BUFFERS = 3, ARRAYS = DP_STATES + 1, DEFAULT_CHUNK = 1 << 20 };
+enum { BLOCK = 4096, BUFFERS = DPO_IO_SLOTS, ARRAYS = DP_STATES + 1, DEFAULT_CHUNK = 1 << 20 };
+_Static_assert((int)ARRAYS <= (int)DPO_IO_PIECES, "a part is read at once");
 static const int64_t deadline_ns = INT64_C(600) * 1000000000;
 
 struct member {
@@ -53,10 +53,7 @@ struct part {
 struct buffer {
     struct dp_offload_optimizer *o;
     struct part *part; /* NULL: idle */
-    struct dp_device_event *ready;
     char *memory, *arrays[ARRAYS], *value;
-    int error;    /* of the read or write: an errno; */
-    bool ended;   /* 0, where the file ended early */
     bool written; /* on its way down; otherwise up */
 };
 
@@ -67,8 +64,7 @@ struct dp_offload_optimizer {
     size_t bytes, chunk;
     char *map;
     bool exposed; /* the map may have been written */
-    struct dp_device *dev;
-    struct dp_device_stream *up, *down;
+    struct dpo_io *io;
     struct buffer buffers[BUFFERS];
     struct dp_parameter *list; /* the caller's, copied */
     struct member *members;
@@ -91,41 +87,6 @@ static size_t round_up(size_t n)
 static size_t offset_of(const struct member *m, int place, int array)
 {
     return m->base + (size_t)(place * m->arrays + array) * m->region;
-}
-
-/* All of it, or an errno; 0 with *ended where there is no more. */
-static int transfer(int file, char *at, size_t bytes, size_t offset, bool write, bool *ended)
-{
-    while (bytes) {
-        ssize_t n = write ? pwrite(file, at, bytes, (off_t)offset)
-                          : pread(file, at, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno;
-        *ended = !n;
-        if (!n)
-            return 0;
-        at += n;
-        offset += (size_t)n;
-        bytes -= (size_t)n;
-    }
-    return 0;
-}
-
-/* In a thread of the device's. */
-static void transfer_part(void *user)
-{
-    struct buffer *b = user;
-    const struct member *m = b->part->member;
-    size_t bytes = round_up(b->part->count * m->real), first = b->part->first * m->real;
-
-    b->error = 0;
-    b->ended = false;
-    for (int i = 0; i < m->arrays && !b->error && !b->ended; i++)
-        b->error = transfer(b->o->file, b->arrays[i], bytes,
-                            offset_of(m, b->written ? !m->place : m->place, i) + first, b->written,
-                            &b->ended);
 }
 
 static int open_file(struct dp_offload_optimizer *o)
@@ -160,22 +121,34 @@ static int open_file(struct dp_offload_optimizer *o)
 
 /* ---- a part ---------------------------------------------------------------------------------- */
 
-static int queue(struct buffer *b, struct dp_device_stream *stream, bool written)
+static int slot_of(const struct buffer *b)
 {
-    b->written = written;
-    int err = dp_device_call(stream, transfer_part, b);
-    return err ? err : dp_device_event_record(b->ready, stream);
+    return (int)(b - b->o->buffers);
+}
+
+static int queue(struct buffer *b, bool write)
+{
+    const struct member *m = b->part->member;
+    size_t bytes = round_up(b->part->count * m->real), first = b->part->first * m->real;
+    struct dpo_io_piece pieces[ARRAYS];
+
+    b->written = write;
+    for (int i = 0; i < m->arrays; i++)
+        pieces[i] = (struct dpo_io_piece){
+            b->arrays[i], bytes, offset_of(m, write ? !m->place : m->place, i) + first};
+    return dpo_io_begin(b->o->io, slot_of(b), write, pieces, m->arrays);
 }
 
 static int wait_for(struct buffer *b)
 {
     const char *what = b->written ? "write" : "read";
-    int err = dp_device_event_wait(b->ready, deadline_ns);
+    struct dpo_io_result result;
+    int err = dpo_io_wait(b->o->io, slot_of(b), deadline_ns, &result);
 
-    if (!err && (b->error || b->ended))
+    if (!err && (result.error || result.ended))
         err = dp_fail(DP_EIO, "optimizer state in %s: a %s of '%s' failed: %s; nothing is lost, the "
                       "step can be repeated", b->o->folder, what, b->part->member->p->name,
-                      b->error ? strerror(b->error) : "the file ends early");
+                      result.error ? strerror(result.error) : "the file ends early");
     return err;
 }
 
@@ -251,7 +224,7 @@ static int begin_part(struct buffer *b, struct part *part)
     if (err || !part)
         return err;
     b->part = part;
-    return queue(b, b->o->up, false);
+    return queue(b, false);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
@@ -280,7 +253,7 @@ static int sweep(struct dp_offload_optimizer *o)
         }
         if (!err) {
             compute(b);
-            err = queue(b, o->down, true);
+            err = queue(b, true);
         }
     }
     for (int i = 0; i < BUFFERS; i++) {
@@ -466,7 +439,7 @@ static int make_buffer(struct dp_offload_optimizer *o, struct buffer *b)
     for (int i = 0; i < ARRAYS; i++)
         b->arrays[i] = b->memory + (size_t)i * o->chunk;
     b->value = b->memory + ARRAYS * o->chunk;
-    return dp_device_event_new(o->dev, &b->ready);
+    return 0;
 }
 
 static int build(struct dp_offload_optimizer *o, const struct dp_offload_optimizer_config *config,
@@ -491,11 +464,7 @@ static int build(struct dp_offload_optimizer *o, const struct dp_offload_optimiz
     if (!err)
         err = open_file(o);
     if (!err)
-        err = dp_device_host_open(2, &o->dev);
-    if (!err)
-        err = dp_device_stream_new(o->dev, DP_PRIORITY_NORMAL, &o->up);
-    if (!err)
-        err = dp_device_stream_new(o->dev, DP_PRIORITY_NORMAL, &o->down);
+        err = dpo_io_new(o->file, config->threads, "optimizer state in a file", &o->io);
     for (int i = 0; i < BUFFERS && !err; i++)
         err = make_buffer(o, &o->buffers[i]);
     return err;
@@ -533,13 +502,9 @@ void dp_offload_optimizer_free(struct dp_offload_optimizer *o)
 {
     if (!o)
         return;
-    dp_device_stream_free(o->up);
-    dp_device_stream_free(o->down);
-    for (int i = 0; i < BUFFERS; i++) {
-        dp_device_event_free(o->buffers[i].ready);
+    dpo_io_free(o->io);
+    for (int i = 0; i < BUFFERS; i++)
         free(o->buffers[i].memory);
-    }
-    dp_device_close(o->dev);
     if (o->map)
         munmap(o->map, o->bytes);
     if (o->file >= 0)
@@ -551,6 +516,11 @@ void dp_offload_optimizer_free(struct dp_offload_optimizer *o)
     free(o->state);
     free(o->names);
     free(o);
+}
+
+bool dpo_disk_is_uring(const struct dp_offload_optimizer *o)
+{
+    return dpo_io_is_uring(o->io);
 }
 
 int dpo_disk_file(const struct dp_offload_optimizer *o)

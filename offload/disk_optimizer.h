@@ -7,6 +7,7 @@
 
 #include <dualpipe/offload.h>
 
+bool dpo_disk_is_uring(const struct dp_offload_optimizer *o);
 /* The file. */
 int dpo_disk_file(const struct dp_offload_optimizer *o);
 

@@ -15,7 +15,7 @@ die()
 
 what=${1-}
 set -- autoconf automake gcc libc6-dev libdlpack-dev libexpat1-dev libhwloc-dev libibverbs-dev \
-    libjansson-dev libopenblas-dev libtool make pkg-config
+    libjansson-dev libopenblas-dev libtool liburing-dev make pkg-config
 case $what in
 build) ;;
 test)

@@ -1,23 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * An optimizer whose state is in a file gives the bits of one whose state is in memory; after what goes
- * wrong with the file, too.
+ * wrong with the file, too; through io_uring and by threads.
  */
+#include "config.h"
+
 #include "cmocka_all.h"
 
+#include "base/clock.h"
 #include "offload/disk_optimizer.h"
 #include "scratch.h"
 
+#include <dualpipe/checkpoint.h>
+
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { LISTS = 2, PARAMETERS = 4, LONGEST = 9000 };
 static const int64_t lengths[PARAMETERS] = {9000, 1, 1024, 4097};
 
 static char folder[SCRATCH_LEN];
+static bool threads;
 
 /* The same parameters twice. */
 struct rig {
@@ -59,7 +67,7 @@ static struct rig *begin(enum dp_optimizer_kind kind, DLDataType type)
     struct rig *rig = calloc(1, sizeof(*rig));
     struct dp_optimizer_config config = dp_optimizer_defaults(kind);
     const struct dp_offload_optimizer_config in_file = {
-        .optimizer = config, .folder = folder, .chunk_bytes = 4096};
+        .optimizer = config, .folder = folder, .chunk_bytes = 4096, .threads = threads};
 
     assert_non_null(rig);
     list_parameters(rig, type);
@@ -135,7 +143,8 @@ static void state_that_is_read_back_goes_on(void **state)
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     const struct dp_named_tensor *to, *from = dp_optimizer_state(rig->memory);
     const struct dp_offload_optimizer_config again = {
-        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW), .folder = folder};
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW), .folder = folder,
+        .threads = threads};
 
     for (int step = 0; step < 3; step++)
         step_both(rig, step);
@@ -214,6 +223,151 @@ static void a_file_that_ends_early_is_noticed(void **state)
     end(rig);
 }
 
+/* A step with another file under the same descriptor fails; with its own one it is repeated. */
+static void fail_once(struct rig *rig, int step, const char *path, int flags, const char *sentence)
+{
+    int file = dpo_disk_file(rig->file), own = dup(file), other = open(path, flags);
+
+    assert_true(own >= 0 && other >= 0);
+    fill_grads(rig, step);
+    assert_int_equal(dp_optimizer_step(rig->memory, &some), 0);
+    assert_int_equal(dup2(other, file), file);
+    assert_int_equal(dp_offload_optimizer_step(rig->file, &some), DP_EIO);
+    assert_non_null(strstr(dp_last_error(), sentence));
+    assert_non_null(strstr(dp_last_error(), "can be repeated"));
+    assert_int_equal(dup2(own, file), file);
+    assert_int_equal(dp_offload_optimizer_step(rig->file, &some), 0);
+    expect_equal(rig);
+    close(own);
+    close(other);
+}
+
+static void a_full_disk_and_a_disk_that_fails_lose_nothing(void **state)
+{
+    (void)state;
+    struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
+
+    step_both(rig, 0);
+    fail_once(rig, 1, "/dev/full", O_RDWR, "a write of 'long' failed: No space left on device");
+    fail_once(rig, 2, "/dev/null", O_WRONLY, "a read of 'long' failed: Bad file descriptor");
+    fail_once(rig, 3, "/dev/zero", O_RDONLY, "a write of 'long' failed: Bad file descriptor");
+    expect_equal_state(rig);
+    end(rig);
+}
+
+static void io_uring_is_used_where_it_is_there(void **state)
+{
+    (void)state;
+    struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
+    bool uring = dpo_disk_is_uring(rig->file);
+
+    end(rig);
+    if (threads)
+        assert_false(uring);
+#ifdef HAVE_LIBURING
+    else if (!uring)
+        skip_because("the system refuses io_uring");
+#else
+    else
+        skip_because("built without liburing");
+#endif
+}
+
+/* ---- kill -9 --------------------------------------------------------------------------------- */
+
+static char saved[SCRATCH_LEN + 16];
+
+static void save(struct rig *rig, int step)
+{
+    struct dp_named_tensor list[64];
+    const struct dp_named_tensor *tensors;
+    int32_t count = dp_offload_optimizer_state_count(rig->file);
+    char json[32];
+
+    if (dp_offload_optimizer_state(rig->file, &tensors))
+        _exit(1);
+    memcpy(list, tensors, (size_t)count * sizeof(*list));
+    for (int p = 0; p < PARAMETERS; p++)
+        list[count++] =
+            (struct dp_named_tensor){rig->list[1][p].name, *rig->list[1][p].value};
+    snprintf(json, sizeof(json), "{\"step\":%d}", step);
+    if (dp_checkpoint_write(saved, list, count, json))
+        _exit(1);
+}
+
+/* Until it is killed. */
+static void train(int told)
+{
+    struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
+
+    for (int step = 0;; step++) {
+        fill_grads(rig, step);
+        if (dp_offload_optimizer_step(rig->file, &some))
+            _exit(1);
+        save(rig, step);
+        if (write(told, "", 1) != 1)
+            _exit(1);
+    }
+}
+
+/* The checkpoint is what memory has after as many steps. */
+static void expect_checkpoint(void)
+{
+    struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
+    const struct dp_named_tensor *to;
+    struct dp_checkpoint *c;
+    int last = -1;
+
+    assert_int_equal(dp_checkpoint_open(saved, &c), 0);
+    assert_int_equal(sscanf(dp_checkpoint_json(c), "{\"step\":%d", &last), 1);
+    for (int step = 0; step <= last; step++) {
+        fill_grads(rig, step);
+        assert_int_equal(dp_optimizer_step(rig->memory, &some), 0);
+    }
+    assert_int_equal(dp_offload_optimizer_state(rig->file, &to), 0);
+    assert_int_equal(
+        dp_checkpoint_read_all(c, to, dp_offload_optimizer_state_count(rig->file)), 0);
+    for (int p = 0; p < PARAMETERS; p++)
+        assert_int_equal(
+            dp_checkpoint_read(c, rig->list[1][p].name, rig->list[1][p].value), 0);
+    assert_memory_equal(rig->values[0], rig->values[1], sizeof(rig->values[0]));
+    expect_equal_state(rig);
+    step_both(rig, last + 1); /* and goes on */
+    dp_checkpoint_close(c);
+    end(rig);
+}
+
+static void kill_at_any_moment_leaves_the_last_checkpoint_good(void **state)
+{
+    (void)state;
+    char partial[SCRATCH_LEN + 32], byte;
+    int status;
+
+    snprintf(saved, sizeof(saved), "%s/saved", folder);
+    for (int round = 0; round < 6; round++) {
+        int told[2];
+        assert_int_equal(pipe(told), 0);
+        pid_t child = fork();
+        if (!child) {
+            close(told[0]);
+            train(told[1]);
+        }
+        close(told[1]);
+        for (int i = 0; i <= round; i++)
+            assert_int_equal(read(told[0], &byte, 1), 1);
+        for (int64_t end_ns = dp_now_ns() + round * 400 * DP_NS_PER_US; dp_now_ns() < end_ns;)
+            ;
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status));
+        close(told[0]);
+        expect_checkpoint();
+    }
+    snprintf(partial, sizeof(partial), "%s.partial", saved);
+    unlink(partial);
+    unlink(saved);
+}
+
 static void what_cannot_be_is_refused(void **state)
 {
     (void)state;
@@ -261,7 +415,13 @@ int main(void)
         cmocka_unit_test(state_that_is_read_back_goes_on),
         cmocka_unit_test(a_write_that_fails_loses_nothing),
         cmocka_unit_test(a_file_that_ends_early_is_noticed),
+        cmocka_unit_test(a_full_disk_and_a_disk_that_fails_lose_nothing),
+        cmocka_unit_test(io_uring_is_used_where_it_is_there),
+        cmocka_unit_test(kill_at_any_moment_leaves_the_last_checkpoint_good),
         cmocka_unit_test(what_cannot_be_is_refused),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    int failed = cmocka_run_group_tests_name("io_uring", tests, make_folder, remove_folder);
+
+    threads = true;
+    return failed + cmocka_run_group_tests_name("threads", tests, make_folder, remove_folder);
 }

@@ -256,8 +256,9 @@ DP_PUBLIC int dp_offload_activations(struct dp_schedule *s,
 /* ---- an optimizer whose state is in a file ----------------------------------------------------- */
 
 /* What does not fit memory either. A step sweeps over a file in a folder, on an NVMe drive for
- * instance, in parts: one is read and one is written by threads of their own while one is computed, by
- * direct I/O; where that is refused, by the page cache, and a warning says so. The results are those
+ * instance, in parts: one is read and one is written, through io_uring and by direct I/O, while one is
+ * computed; where the system refuses either, by threads of their own and by the page cache, and a
+ * warning says so. The results are those
  * of dp_optimizer, to the last bit. The file has no name, so nothing of it is left when the process
  * ends; the state is kept by checkpoints. One thread. */
 struct dp_offload_optimizer;
@@ -266,6 +267,7 @@ struct dp_offload_optimizer_config {
     struct dp_optimizer_config optimizer; /* any kind that has state, or 16-bit values */
     const char *folder;                   /* needs room for the state twice */
     size_t chunk_bytes;                   /* of each array at once; 0: 1 MiB */
+    bool threads;                         /* read and write by threads, also where io_uring is there */
 };
 
 /* The list is copied; what it points to must stay. The file has all its room from the start. DP_EINVAL,
