@@ -146,8 +146,8 @@ int dpo_shard_renew(struct dp_offload *o)
     return err;
 }
 
-/* Gradients that are to be added to what is there, or widened, come to one of two places first. Its event for
- * the slot, and that for the update, are the same moment. */
+/* Gradients that are to be added to what is there, or widened, come to one of two places first. Its
+ * event for the slot, and that for the update, are the same moment. */
 static int copy_down(struct dp_offload *o, struct dpo_shard *shard, const struct dpo_slot *slot,
                      struct dpo_staging *staging)
 {
