@@ -7,6 +7,8 @@
 
 #include "base/fail.h"
 
+#include <stdlib.h>
+
 /* What else there is to give up, in this order. */
 static const struct mode {
     bool checkpoint, boundaries_down;
@@ -14,46 +16,152 @@ static const struct mode {
 
 struct candidate {
     bool fits;
-    double loads; /* of the whole model in a step; the fewer the better */
+    double worth; /* the less the better: loads of the whole model in a step, or its time in ns */
     struct dp_offload_config config;
     size_t least; /* bytes that would do, whatever fits */
 };
 
-static int count(const struct dp_offload_config *config, struct dp_offload_memory *out,
-                 int32_t *shards)
-{
-    struct dp_offload *o;
-    int err = dpo_count(config, &o);
+/* What is looked for. */
+struct search {
+    const struct dp_offload_config *given;
+    const struct dp_offload_cost *cost; /* NULL: the fewest copies */
+    size_t device_bytes;
+    struct candidate best;
+};
 
-    if (err)
-        return err;
-    dp_offload_memory(o, out);
-    *shards = o->shard_count;
-    dp_offload_close(o);
-    return 0;
+/* ---- what a candidate takes ------------------------------------------------------------------- */
+
+static int64_t copy_ns(size_t bytes, double bytes_per_s)
+{
+    return (int64_t)((double)bytes / bytes_per_s * 1e9);
+}
+
+static struct dp_offload_shard_cost cost_of(const struct dp_offload *o, int32_t s,
+                                            const struct dp_offload_cost *cost)
+{
+    const struct dpo_shard *shard = &o->shards[s];
+    const struct dpo_border *in = s ? &o->layers[shard->first - 1].whole : &o->input;
+    size_t boundary = o->config.boundaries_down ? in->bytes : 0;
+    struct dp_offload_shard_cost c = {
+        .up_ns = copy_ns(shard->value_bytes, cost->up_bytes_per_s),
+        .down_ns = copy_ns(shard->grad_bytes, cost->down_bytes_per_s),
+        .boundary_down_ns = copy_ns(boundary, cost->down_bytes_per_s),
+        .boundary_up_ns = copy_ns(boundary, cost->up_bytes_per_s),
+    };
+
+    for (int32_t l = shard->first; l < shard->end; l++) {
+        c.forward_ns += cost->forward_ns[l];
+        c.backward_ns += cost->backward_ns[l];
+    }
+    if (o->config.checkpoint)
+        c.backward_ns += c.forward_ns;
+    return c;
+}
+
+static int predict(const struct search *search, const struct dp_offload *o,
+                   const struct dp_offload_config *config, double *out)
+{
+    struct dp_offload_shard_cost *costs = calloc((size_t)o->shard_count, sizeof(*costs));
+    const struct dp_offload_plan plan = {.shards = o->shard_count,
+                                         .slots = config->slots,
+                                         .distance = config->distance,
+                                         .forward_only = config->forward_only,
+                                         .drop_at_once = config->drop_at_once};
+    int64_t ns = 0;
+
+    if (!costs)
+        return dp_fail(DP_ENOMEM, "offload: no memory for the costs of %d shards", o->shard_count);
+    for (int32_t s = 0; s < o->shard_count; s++)
+        costs[s] = cost_of(o, s, search->cost);
+    int err = dp_offload_predict(&plan, costs, &ns);
+    free(costs);
+    *out = (double)ns;
+    return err;
+}
+
+/* ---- candidates ------------------------------------------------------------------------------- */
+
+static void take_better(struct candidate *best, const struct dp_offload_config *config, double worth,
+                        bool or_equal)
+{
+    if (best->fits && (worth > best->worth || (worth >= best->worth && !or_equal)))
+        return;
+    best->fits = true;
+    best->worth = worth;
+    best->config = *config;
 }
 
 /* As many slots as there is room for. A step loads every shard in its forward, since it was changed
  * since, and in its backward those that are not there any more. */
-static void consider(struct candidate *best, struct dp_offload_config *config,
-                     const struct dp_offload_memory *m, int32_t shards, size_t device_bytes)
+static void fill_room(struct search *search, struct dp_offload_config config, int32_t shards,
+                      int32_t room)
 {
-    size_t slot = m->slots_bytes / (size_t)config->slots, rest = m->device_bytes - m->slots_bytes;
+    if (!search->given->slots)
+        config.slots = room;
+    if (config.distance >= config.slots)
+        config.distance = config.slots - 1;
+    take_better(&search->best, &config, 2 - (double)config.slots / shards, true);
+}
 
-    if (!best->least || rest + slot * (size_t)config->slots < best->least)
-        best->least = rest + slot * (size_t)config->slots;
-    if (device_bytes < m->device_bytes)
-        return;
-    size_t room = slot ? (device_bytes - rest) / slot : (size_t)shards;
-    config->slots = room < (size_t)shards ? (int32_t)room : shards;
-    if (config->distance >= config->slots)
-        config->distance = config->slots - 1;
-    double loads = 2 - (double)config->slots / shards;
-    if (best->fits && loads > best->loads)
-        return;
-    best->fits = true;
-    best->loads = loads;
-    best->config = *config;
+static int32_t more_slots(int32_t slots, int32_t room)
+{
+    int32_t next = slots + 1 + slots / 2;
+
+    return slots < room && next > room ? room : next;
+}
+
+static int try_distances(struct search *search, const struct dp_offload *o,
+                         struct dp_offload_config *config)
+{
+    const int32_t last = config->slots - 1, distances[] = {last < 1 ? last : 1, 2, last};
+    double ns = 0;
+    int err = 0;
+
+    for (int i = 0; i < 3 && !err; i++) {
+        if (!search->given->slots)
+            config->distance = distances[i];
+        if (config->distance > last || (i && config->distance <= distances[i - 1]))
+            continue;
+        err = predict(search, o, config, &ns);
+        if (!err)
+            take_better(&search->best, config, ns, false);
+    }
+    return err;
+}
+
+static int try_slots(struct search *search, const struct dp_offload *o,
+                     struct dp_offload_config config, int32_t room)
+{
+    int err = 0;
+
+    if (search->given->slots)
+        return try_distances(search, o, &config);
+    for (int32_t k = config.slots; k <= room && !err; k = more_slots(k, room)) {
+        config.slots = k;
+        err = try_distances(search, o, &config);
+    }
+    return err;
+}
+
+/* o is config, laid out with the fewest slots. */
+static int consider(struct search *search, const struct dp_offload *o,
+                    const struct dp_offload_config *config)
+{
+    const struct dp_offload_memory *m = &o->counts;
+    const int32_t shards = o->shard_count;
+    size_t slot = m->slots_bytes / (size_t)config->slots, rest = m->device_bytes - m->slots_bytes;
+    struct candidate *best = &search->best;
+
+    if (!best->least || m->device_bytes < best->least)
+        best->least = m->device_bytes;
+    if (search->device_bytes < m->device_bytes)
+        return 0;
+    size_t room = slot ? (search->device_bytes - rest) / slot : (size_t)shards;
+    int32_t most = room < (size_t)shards ? (int32_t)room : shards;
+    if (search->cost)
+        return try_slots(search, o, *config, most);
+    fill_room(search, *config, shards, most);
+    return 0;
 }
 
 /* Every number of slices for a small model; for a large one steps of an eighth. */
@@ -65,52 +173,66 @@ static int32_t after(int32_t slices, int32_t layers)
 }
 
 /* distance 1: the next shard is loaded while one is at work. 0: there is room for one alone. */
-static int try_mode(const struct dp_offload_config *given, const struct mode *mode,
-                    int32_t distance, size_t device_bytes, struct candidate *best)
+static int try_mode(struct search *search, const struct mode *mode, int32_t distance)
 {
+    const struct dp_offload_config *given = search->given;
     int err = 0;
 
     for (int32_t n = 1 + distance; n <= given->layer_count && !err;
          n = after(n, given->layer_count)) {
         struct dp_offload_config config = *given;
-        struct dp_offload_memory m;
-        int32_t shards;
+        struct dp_offload *o;
         config.slices = n;
-        config.slots = 1 + distance;
-        config.distance = distance;
+        if (!given->slots) {
+            config.slots = 1 + distance;
+            config.distance = distance;
+        }
         config.checkpoint = mode->checkpoint;
         config.boundaries_down = mode->boundaries_down;
-        err = count(&config, &m, &shards);
-        if (!err)
-            consider(best, &config, &m, shards, device_bytes);
+        err = dpo_count(&config, &o);
+        if (err)
+            break;
+        err = consider(search, o, &config);
+        dp_offload_close(o);
     }
     return err;
 }
 
-int dp_offload_fit(struct dp_offload_config *config, bool boundaries)
+static int check(const struct dp_offload_config *config, const struct dp_offload_cost *cost)
 {
-    const int32_t count_of_modes = boundaries ? 3 : 2;
-    struct candidate best = {0};
-    struct dp_device_usage usage;
-    int err = 0;
-
     if (!config->device)
         return dp_fail(DP_EINVAL, "offload: no device");
     if (config->first)
         return dp_fail(DP_EINVAL,
                        "offload: ready-made shards cannot be made to fit: first is not NULL");
-    dp_device_usage(config->device, &usage);
-    size_t left = usage.bytes < usage.limit_bytes ? usage.limit_bytes - usage.bytes : 0;
-    for (int32_t distance = 1; distance >= 0 && !best.fits && !err; distance--)
-        for (int32_t i = 0; i < count_of_modes && !best.fits && !err; i++)
-            err = try_mode(config, &modes[i], distance, left, &best);
+    if (cost && !(cost->up_bytes_per_s > 0 && cost->down_bytes_per_s > 0))
+        return dp_fail(DP_EINVAL, "offload: a cost of copies at %g and %g bytes/s, expected more than 0",
+                       cost->up_bytes_per_s, cost->down_bytes_per_s);
+    return 0;
+}
+
+int dp_offload_fit(struct dp_offload_config *config, bool boundaries,
+                   const struct dp_offload_cost *cost)
+{
+    const int32_t count_of_modes = boundaries ? 3 : 2;
+    struct search search = {.given = config, .cost = cost};
+    struct dp_device_usage usage;
+    int err = check(config, cost);
     if (err)
         return err;
-    if (!best.fits)
+
+    dp_device_usage(config->device, &usage);
+    search.device_bytes = usage.bytes < usage.limit_bytes ? usage.limit_bytes - usage.bytes : 0;
+    for (int32_t distance = 1; distance >= 0 && (cost || !search.best.fits) && !err; distance--)
+        for (int32_t i = 0; i < count_of_modes && (cost || !search.best.fits) && !err; i++)
+            err = try_mode(&search, &modes[i], distance);
+    if (err)
+        return err;
+    if (!search.best.fits)
         return dp_fail(DP_ENOMEM,
                        "offload: %zu bytes of device memory are too few, of which %zu are given: "
                        "expected at least %zu",
-                       usage.limit_bytes, usage.bytes, usage.bytes + best.least);
-    *config = best.config;
+                       usage.limit_bytes, usage.bytes, usage.bytes + search.best.least);
+    *config = search.best.config;
     return 0;
 }

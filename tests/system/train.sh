@@ -360,6 +360,9 @@ it prints_the_numbers_of_the_plain_loop -P 2 -s dualpipev --checkpoint always --
 it prints_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
 it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 210K
 it mixed_precision_is_that_of_the_plain_loop
+it prints_the_numbers_of_the_plain_loop -s none --offload params --device-memory 240K --buffers 2
+it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 400K \
+    --buffers auto
 for schedule in '-P 4' '-P 2 -s dualpipev' '-P 4 -s zb1p' '-P 2 -s 1f1b' '-P 2 -s interleaved' \
     '-P 2 -s zbv' '-P 1 -s gpipe' '-P 2 -s async'; do
     # shellcheck disable=SC2086 # words

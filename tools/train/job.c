@@ -364,6 +364,7 @@ static int make_engine(struct job *j)
                 .order_blocks = (int)s->order_blocks,
                 .device_bytes = (size_t)s->device_memory,
                 .activations = s->offload.activations,
+                .buffers = s->buffers,
                 .bf16 = !strcmp(s->dtype, "bf16"),
             },
             &j->engine);

@@ -2,6 +2,7 @@
 #include "train/offload_parts.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char expected[] =
@@ -51,5 +52,23 @@ bool offload_parts_parse(const char *text, void *member, char *why, size_t why_l
         text += len + 1;
     }
     parts->any = true;
+    return true;
+}
+
+bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len)
+{
+    enum { MOST = 10000 };
+    struct offload_buffers *buffers = member;
+    char *end;
+
+    *buffers = (struct offload_buffers){.measured = !strcmp(text, "auto")};
+    if (buffers->measured)
+        return true;
+    long count = strtol(text, &end, 10);
+    if (end == text || *end || count < 1 || count > MOST) {
+        snprintf(why, why_len, "expected auto, or a number from 1 to %d", MOST);
+        return false;
+    }
+    buffers->count = (int)count;
     return true;
 }

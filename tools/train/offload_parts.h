@@ -18,4 +18,13 @@ struct offload_parts {
  * offload_parts: for ARG_PARSE. */
 bool offload_parts_parse(const char *text, void *member, char *why, size_t why_len);
 
+/* How many shards of a model may be on the device at once: the value of --buffers. */
+struct offload_buffers {
+    int count;     /* 0: as many as there is room for */
+    bool measured; /* chosen by what compute and copies take */
+};
+
+/* "auto", or a number from 1 on, into a struct offload_buffers: for ARG_PARSE. */
+bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
+
 #endif

@@ -9,6 +9,7 @@
 #include "train/offloaded.h"
 
 #include "train/bfloat16.h"
+#include "train/offload_cost.h"
 
 #include <dualpipe/offload.h>
 
@@ -372,7 +373,7 @@ static size_t most_reals(const struct gpt_config *c)
     return most;
 }
 
-/* The scratch memory of compute is the device's, too. */
+/* The scratch memory of compute is the device's, too; the limit comes later. */
 static int open_device(struct offloaded *e, const struct offloaded_config *config)
 {
     const struct gpt_config *c = &e->base.config;
@@ -388,7 +389,6 @@ static int open_device(struct offloaded *e, const struct offloaded_config *confi
                           &memory);
     if (err)
         return err;
-    dp_device_limit(e->dev, config->device_bytes);
     e->scratch = memory;
     e->d_logits = e->scratch + scratch / sizeof(real);
     e->weights = block ? e->d_logits + logits / sizeof(real) : NULL;
@@ -405,13 +405,24 @@ static int open_model(struct offloaded *e, const struct offloaded_config *config
         .input = &e->tokens,
         .slices = 1,
         .microbatches = config->microbatches,
+        .slots = config->buffers.count,
+        .distance = config->buffers.count ? config->buffers.count - 1 : 0,
         .order_blocks = config->order_blocks,
         .measure = true,
         .values_type = {kDLBfloat, config->bf16 ? 16 : 0, 1},
         .grads_type = {kDLBfloat, config->bf16 ? 16 : 0, 1},
         .seed = config->model.seed,
     };
-    int err = dp_offload_fit(&e->config, config->activations);
+    struct offload_cost cost = {0};
+    int err = config->buffers.measured
+                  ? offload_cost_measure(&config->model, config->microbatches, e->dev, &cost)
+                  : 0;
+
+    dp_device_limit(e->dev, config->device_bytes);
+    if (!err)
+        err = dp_offload_fit(&e->config, config->activations,
+                             config->buffers.measured ? &cost.cost : NULL);
+    offload_cost_free(&cost);
     return err ? err : dp_offload_open(&e->config, &e->o);
 }
 

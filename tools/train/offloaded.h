@@ -11,6 +11,7 @@
 #define DP_TRAIN_OFFLOADED_H
 
 #include "train/engine.h"
+#include "train/offload_parts.h"
 
 struct offloaded_config {
     struct gpt_config model;
@@ -18,6 +19,7 @@ struct offloaded_config {
     int order_blocks;    /* of fixed order; 1: one micro-batch after the other */
     size_t device_bytes; /* what may be used of the device's memory */
     bool activations;    /* what crosses from shard to shard may wait on the host */
+    struct offload_buffers buffers;
     bool bf16;           /* parameters go up and gradients come down in bfloat16 (bfloat16.h) */
 };
 

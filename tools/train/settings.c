@@ -78,6 +78,10 @@ static const struct arg schedule_args[] = {
      ARG_PARSE, AT(offload), .parse = offload_parts_parse},
     {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
      ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
+    {"buffers", 0, "N|auto",
+     "shards on the device at once, with --offload params --schedule none; auto: as many as make a step "
+     "fast, by what compute and copies take here (default: as many as there is room for)",
+     ARG_PARSE, AT(buffers), .parse = offload_buffers_parse},
     {"blocks", 0, "LIST", "blocks of each stage, as in 1,3,3,1 (default: the same number)",
      ARG_PARSE, AT(blocks), .parse = block_list_parse},
     {"plan", 0, "FILE", "what 'dualpipe plan' has written: all of the above, and the model",
@@ -508,6 +512,8 @@ static bool check_offload(const struct settings *s)
     else if (s->offload.any && !(s->device_memory > 0))
         command_misused("--offload: expected --device-memory, what may be on the device, for "
                         "instance --device-memory 64M");
+    else if ((s->buffers.count || s->buffers.measured) && !(s->offload.params && is_sequential(s)))
+        command_misused("--buffers: expected --offload params and --schedule none");
     else if (s->device_memory > 0 && !s->offload.any)
         command_misused(
             "--device-memory: expected --offload params, or there is nothing that could "

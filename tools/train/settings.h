@@ -29,6 +29,7 @@ struct settings {
     double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum, temperature,
         mix_factor;
     struct offload_parts offload;
+    struct offload_buffers buffers;
     struct stage_set checkpoint_stages;
     struct block_list blocks;
     const char *plan;

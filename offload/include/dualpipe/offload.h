@@ -220,6 +220,18 @@ struct dp_offload_plan {
 DP_PUBLIC int dp_offload_plan(const struct dp_offload_plan *plan, struct dp_offload_event *events,
                               size_t max, size_t *count);
 
+/* What a shard takes: its forward and backward, of all micro-batches (with checkpoints the backward
+ * computes the forward again); its values on their way up, its gradients down, and its input down and up
+ * again where that waits on the host, otherwise 0. */
+struct dp_offload_shard_cost {
+    int64_t forward_ns, backward_ns, up_ns, down_ns, boundary_down_ns, boundary_up_ns;
+};
+
+/* How long a step takes that begins with empty slots, without what the host does after it: shards are
+ * [plan->shards]. Errors of dp_offload_plan, DP_ENOMEM. */
+DP_PUBLIC int dp_offload_predict(const struct dp_offload_plan *plan,
+                                 const struct dp_offload_shard_cost *shards, int64_t *step_ns);
+
 /* ---- activations of a pipeline ---------------------------------------------------------------- */
 
 /* What a pipeline keeps on the device between forwards and backwards, within a number of bytes. */
@@ -337,6 +349,12 @@ struct dp_offload_layer {
 typedef int (*dp_offload_update_fn)(void *user, int32_t shard,
                                     const struct dp_parameter *parameters, int32_t count);
 
+/* What layers and copies take, for dp_offload_fit. */
+struct dp_offload_cost {
+    const int64_t *forward_ns, *backward_ns; /* [layers], of all micro-batches */
+    double up_bytes_per_s, down_bytes_per_s;
+};
+
 enum { DP_OFFLOAD_MAX_BLOCKS = 64 };
 
 struct dp_offload_config {
@@ -385,10 +403,12 @@ struct dp_offload;
 
 /* What fits the device: sets slices, slots, distance and, where it must, checkpoint and then
  * boundaries_down (if `boundaries`) so that the model needs no more device memory than the device's
- * limit (dp_device_limit) leaves, with the fewest bytes to copy; the first of these modes that fits
- * is taken. config->first must be NULL. DP_ENOMEM says which limit would do; other errors as for
- * dp_offload_open. */
-DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries);
+ * limit (dp_device_limit) leaves. Without a cost it takes the first of these modes that fits, with the
+ * fewest bytes to copy; with one, what dp_offload_predict says is the fastest. slots and distance are
+ * kept where slots is not 0. config->first must be NULL. DP_EINVAL: a cost without speeds; DP_ENOMEM
+ * says which limit would do; other errors as for dp_offload_open. */
+DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries,
+                             const struct dp_offload_cost *cost);
 
 /* All memory is allocated here. DP_EINVAL names what is wrong with the config; DP_ENOMEM. */
 DP_PUBLIC int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **out);
