@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * copies.c - copies of CUDA's runtime, counted by direction. Nothing is changed: the real function
- * is called with the same arguments, and what it returns is returned. The names with _ptds and
- * _ptsz are those that programs built for per-thread default streams call.
+ * copies.c - copies of CUDA's runtime and driver, counted by direction; large ones of pageable
+ * memory are staged (stage.h). Otherwise nothing is changed: the real function is called with the
+ * same arguments, and what it returns is returned. The names with _ptds and _ptsz are those that
+ * programs built for per-thread default streams call: the stream 0 is the thread's own there.
  */
+#include "offload/preload/driver.h"
+#include "offload/preload/nearest.h"
 #include "offload/preload/real.h"
+#include "offload/preload/stage.h"
 #include "offload/preload/state.h"
 
 #include <errno.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { RUNTIME_ABSENT = 35 /* cudaErrorInsufficientDriver */ };
 
-/* cudaMemcpyKind: 1 host to device, 2 device to host. */
 static void count(size_t bytes, int kind)
 {
     static const enum dpo_counter counters[] = {
@@ -20,10 +22,26 @@ static void count(size_t bytes, int kind)
         DPO_COPIES_TO_DEVICE,
         DPO_COPIES_TO_HOST,
     };
-    const enum dpo_counter c = kind == 1 || kind == 2 ? counters[kind] : DPO_COPIES_OTHER;
+    const bool is_known = kind == DPO_COPY_TO_DEVICE || kind == DPO_COPY_TO_HOST;
+    const enum dpo_counter c = is_known ? counters[kind] : DPO_COPIES_OTHER;
 
     dpo_count(c, 1);
     dpo_count(c + 1, bytes);
+}
+
+/* Whether the outermost call is one that the ring has carried out. */
+static bool try_stage(const struct dpo_copy *copy, const void *caller)
+{
+    const struct dpo_preload_options *options = dpo_depth ? NULL : dpo_preload_options();
+    const int error = errno;
+
+    if (!options || !options->stage || copy->bytes < (size_t)options->stage_min)
+        return false;
+    dpo_depth++;
+    const bool is_staged = dpo_stage(options, copy, caller);
+    dpo_depth--;
+    errno = error;
+    return is_staged;
 }
 
 /* Behind the call: keeps the caller's errno. */
@@ -31,58 +49,93 @@ static int finish(int status, size_t bytes, int kind)
 {
     const int error = errno;
 
-    if (!--dpo_depth && !status && dpo_preload_options())
+    if (!dpo_depth && !status && dpo_preload_options())
         count(bytes, kind);
     errno = error;
     return status;
 }
 
-static int copy(const char *name, const void *own, const void *caller, void *to, const void *from,
-                size_t bytes, int kind)
-{
-    int (*real)(void *, const void *, size_t, int) = dpo_real(name, own, caller);
+/* The call with its arguments, between two that count how deep it is; `copy` and `real` are there.
+ */
+#define PASS_ON(name, absent, type, ...)                                                           \
+    do {                                                                                           \
+        const void *caller = __builtin_return_address(0);                                          \
+        type *real = dpo_real(#name, (void *)name, caller);                                        \
+        int status = 0;                                                                            \
+        if (!real)                                                                                 \
+            return absent;                                                                         \
+        if (!try_stage(&copy, caller)) {                                                           \
+            dpo_depth++;                                                                           \
+            status = real(__VA_ARGS__);                                                            \
+            dpo_depth--;                                                                           \
+        }                                                                                          \
+        return finish(status, copy.bytes, copy.kind);                                              \
+    } while (0)
 
-    if (!real)
-        return RUNTIME_ABSENT;
-    dpo_depth++;
-    return finish(real(to, from, bytes, kind), bytes, kind);
-}
+/* ---- the runtime's --------------------------------------------------------------------------- */
 
-static int copy_in_stream(const char *name, const void *own, const void *caller, void *to,
-                          const void *from, size_t bytes, int kind, void *stream)
-{
-    int (*real)(void *, const void *, size_t, int, void *) = dpo_real(name, own, caller);
+typedef int runtime_copy(void *to, const void *from, size_t bytes, int kind);
+typedef int runtime_copy_in_stream(void *to, const void *from, size_t bytes, int kind,
+                                   void *stream);
 
-    if (!real)
-        return RUNTIME_ABSENT;
-    dpo_depth++;
-    return finish(real(to, from, bytes, kind, stream), bytes, kind);
-}
+#define RUNTIME_COPY(name, default_stream)                                                         \
+    EXPORT runtime_copy name;                                                                      \
+    EXPORT int name(void *to, const void *from, size_t bytes, int kind)                            \
+    {                                                                                              \
+        const struct dpo_copy copy = {(uintptr_t)to, (uintptr_t)from, bytes,                       \
+                                      kind,          default_stream,  true};                       \
+        PASS_ON(name, dpo_runtime_api.absent, runtime_copy, to, from, bytes, kind);                \
+    }
+#define RUNTIME_COPY_IN_STREAM(name, default_stream)                                               \
+    EXPORT runtime_copy_in_stream name;                                                            \
+    EXPORT int name(void *to, const void *from, size_t bytes, int kind, void *stream)              \
+    {                                                                                              \
+        const struct dpo_copy copy = {(uintptr_t)to,                                               \
+                                      (uintptr_t)from,                                             \
+                                      bytes,                                                       \
+                                      kind,                                                        \
+                                      stream ? stream : (default_stream),                          \
+                                      false};                                                      \
+        PASS_ON(name, dpo_runtime_api.absent, runtime_copy_in_stream, to, from, bytes, kind,       \
+                stream);                                                                           \
+    }
 
-#define CALLER __builtin_return_address(0)
+RUNTIME_COPY(cudaMemcpy, DPO_CUDA_STREAM_LEGACY)
+RUNTIME_COPY(cudaMemcpy_ptds, DPO_CUDA_STREAM_PER_THREAD)
+RUNTIME_COPY_IN_STREAM(cudaMemcpyAsync, DPO_CUDA_STREAM_LEGACY)
+RUNTIME_COPY_IN_STREAM(cudaMemcpyAsync_ptsz, DPO_CUDA_STREAM_PER_THREAD)
 
-EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind);
-EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind)
-{
-    return copy("cudaMemcpy", cudaMemcpy, CALLER, to, from, bytes, kind);
-}
+/* ---- the driver's ---------------------------------------------------------------------------- */
 
-EXPORT int cudaMemcpy_ptds(void *to, const void *from, size_t bytes, int kind);
-EXPORT int cudaMemcpy_ptds(void *to, const void *from, size_t bytes, int kind)
-{
-    return copy("cudaMemcpy_ptds", cudaMemcpy_ptds, CALLER, to, from, bytes, kind);
-}
+/* An address of the device is a number of the size of a pointer. */
+#define DRIVER_COPY(name, to_type, from_type, kind, default_stream)                                \
+    EXPORT int name(to_type to, from_type from, size_t bytes);                                     \
+    EXPORT int name(to_type to, from_type from, size_t bytes)                                      \
+    {                                                                                              \
+        typedef int real_copy(to_type, from_type, size_t);                                         \
+        const struct dpo_copy copy = {(uintptr_t)to, (uintptr_t)from, bytes,                       \
+                                      kind,          default_stream,  true};                       \
+        PASS_ON(name, dpo_driver_api.absent, real_copy, to, from, bytes);                          \
+    }
+#define DRIVER_COPY_IN_STREAM(name, to_type, from_type, kind, default_stream)                      \
+    EXPORT int name(to_type to, from_type from, size_t bytes, void *stream);                       \
+    EXPORT int name(to_type to, from_type from, size_t bytes, void *stream)                        \
+    {                                                                                              \
+        typedef int real_copy(to_type, from_type, size_t, void *);                                 \
+        const struct dpo_copy copy = {(uintptr_t)to,                                               \
+                                      (uintptr_t)from,                                             \
+                                      bytes,                                                       \
+                                      kind,                                                        \
+                                      stream ? stream : (default_stream),                          \
+                                      false};                                                      \
+        PASS_ON(name, dpo_driver_api.absent, real_copy, to, from, bytes, stream);                  \
+    }
+#define DRIVER_COPIES(name, in_stream, to_type, from_type, kind)                                   \
+    DRIVER_COPY(name, to_type, from_type, kind, DPO_CUDA_STREAM_LEGACY)                            \
+    DRIVER_COPY(name##_ptds, to_type, from_type, kind, DPO_CUDA_STREAM_PER_THREAD)                 \
+    DRIVER_COPY_IN_STREAM(in_stream, to_type, from_type, kind, DPO_CUDA_STREAM_LEGACY)             \
+    DRIVER_COPY_IN_STREAM(in_stream##_ptsz, to_type, from_type, kind, DPO_CUDA_STREAM_PER_THREAD)
 
-EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream);
-EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream)
-{
-    return copy_in_stream("cudaMemcpyAsync", cudaMemcpyAsync, CALLER, to, from, bytes, kind,
-                          stream);
-}
-
-EXPORT int cudaMemcpyAsync_ptsz(void *to, const void *from, size_t bytes, int kind, void *stream);
-EXPORT int cudaMemcpyAsync_ptsz(void *to, const void *from, size_t bytes, int kind, void *stream)
-{
-    return copy_in_stream("cudaMemcpyAsync_ptsz", cudaMemcpyAsync_ptsz, CALLER, to, from, bytes,
-                          kind, stream);
-}
+DRIVER_COPIES(cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2, uintptr_t, const void *, DPO_COPY_TO_DEVICE)
+DRIVER_COPIES(cuMemcpyDtoH_v2, cuMemcpyDtoHAsync_v2, void *, uintptr_t, DPO_COPY_TO_HOST)
+DRIVER_COPIES(cuMemcpy, cuMemcpyAsync, uintptr_t, uintptr_t, DPO_COPY_ANY)

@@ -9,10 +9,14 @@
 #include "base/options.h"
 
 struct dpo_preload_options {
-    bool pinned;        /* place pinned memory */
-    bool check;         /* count where its pages are */
-    int64_t node;       /* instead of the nearest; -1: the nearest */
-    const char *report; /* NULL: none */
+    bool pinned;           /* place pinned memory */
+    bool check;            /* count where its pages are */
+    int64_t node;          /* instead of the nearest; -1: the nearest */
+    bool stage;            /* copies of pageable memory */
+    int64_t stage_min;     /* bytes of the smallest one */
+    int64_t stage_threads; /* that copy, the caller among them; 0: by the processors */
+    bool nccl;             /* count its calls where its profiler does not */
+    const char *report;    /* NULL: none */
     const char *root;
 };
 

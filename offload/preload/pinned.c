@@ -9,61 +9,14 @@
  * Memory that exists and is registered is moved before the call, as pinned pages cannot be.
  * Declarations are ours: names, arguments and numbers as CUDA's manuals give them.
  */
+#include "offload/preload/nearest.h"
 #include "offload/preload/node.h"
 #include "offload/preload/real.h"
 #include "offload/preload/state.h"
 
 #include <errno.h>
-#include <stdio.h>
 
 #define EXPORT __attribute__((visibility("default")))
-
-/* What is returned where the program has no CUDA: cudaErrorInsufficientDriver and
- * CUDA_ERROR_NOT_INITIALIZED. */
-enum { RUNTIME_ABSENT = 35, DRIVER_ABSENT = 3 };
-
-/* How the two interfaces name the device of the calling thread. */
-struct api {
-    const char *get_device, *get_bus_id;
-    int absent;
-};
-static const struct api runtime = {"cudaGetDevice", "cudaDeviceGetPCIBusId", RUNTIME_ABSENT};
-static const struct api driver = {"cuCtxGetDevice", "cuDeviceGetPCIBusId", DRIVER_ABSENT};
-
-/* ---- the node -------------------------------------------------------------------------------- */
-
-enum { DEVICES = 64, NOT_ASKED = -2 };
-
-static int ask_node(const struct api *api, const void *caller, int device, const char *root)
-{
-    int (*get_bus_id)(char *, int, int) = dpo_real(api->get_bus_id, NULL, caller);
-    char bus_id[32];
-
-    if (!get_bus_id || get_bus_id(bus_id, sizeof(bus_id), device))
-        return DPO_NO_NODE;
-    return dpo_node_of_device(root, bus_id);
-}
-
-/* Of the calling thread's device, asked once for each device. Stored is node - NOT_ASKED, so that 0
- * means not asked. */
-static int find_node(const struct api *api, const void *caller,
-                     const struct dpo_preload_options *options)
-{
-    static atomic_int nodes[DEVICES];
-    int (*get_device)(int *) = dpo_real(api->get_device, NULL, caller);
-    int device;
-
-    if (options->node >= 0)
-        return (int)options->node;
-    if (!get_device || get_device(&device) || device < 0 || device >= DEVICES)
-        return DPO_NO_NODE;
-    int known = atomic_load_explicit(&nodes[device], memory_order_relaxed) + NOT_ASKED;
-    if (known == NOT_ASKED) {
-        known = ask_node(api, caller, device, options->root);
-        atomic_store_explicit(&nodes[device], known - NOT_ASKED, memory_order_relaxed);
-    }
-    return known;
-}
 
 /* ---- around a call --------------------------------------------------------------------------- */
 
@@ -74,14 +27,14 @@ struct placing {
     struct dpo_policy before;
 };
 
-static void begin(struct placing *p, const struct api *api, const void *caller)
+static void begin(struct placing *p, const struct dpo_api *api, const void *caller)
 {
     p->error = errno;
     p->is_placed = false;
     p->options = dpo_depth++ ? NULL : dpo_preload_options();
     if (!p->options)
         return;
-    p->node = p->options->pinned ? find_node(api, caller, p->options) : DPO_NO_NODE;
+    p->node = p->options->pinned ? dpo_nearest_node(api, caller, p->options) : DPO_NO_NODE;
     p->is_placed = p->node != DPO_NO_NODE && dpo_policy_set(p->node, &p->before);
     errno = p->error;
 }
@@ -115,8 +68,8 @@ static void end(const struct placing *p, const void *at, size_t bytes)
 }
 
 /* `name` has the arguments (void **, size_t, unsigned). */
-static int allocate(const struct api *api, const char *name, const void *own, const void *caller,
-                    void **out, size_t bytes, unsigned flags)
+static int allocate(const struct dpo_api *api, const char *name, const void *own,
+                    const void *caller, void **out, size_t bytes, unsigned flags)
 {
     int (*real)(void **, size_t, unsigned) = dpo_real(name, own, caller);
     struct placing p;
@@ -130,7 +83,7 @@ static int allocate(const struct api *api, const char *name, const void *own, co
 }
 
 /* `name` has the arguments (void **, size_t). */
-static int allocate_plain(const struct api *api, const char *name, const void *own,
+static int allocate_plain(const struct dpo_api *api, const char *name, const void *own,
                           const void *caller, void **out, size_t bytes)
 {
     int (*real)(void **, size_t) = dpo_real(name, own, caller);
@@ -145,7 +98,7 @@ static int allocate_plain(const struct api *api, const char *name, const void *o
 }
 
 /* `name` has the arguments (void *, size_t, unsigned). */
-static int register_memory(const struct api *api, const char *name, const void *own,
+static int register_memory(const struct dpo_api *api, const char *name, const void *own,
                            const void *caller, void *at, size_t bytes, unsigned flags)
 {
     int (*real)(void *, size_t, unsigned) = dpo_real(name, own, caller);
@@ -168,37 +121,38 @@ static int register_memory(const struct api *api, const char *name, const void *
 EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags);
 EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
-    return allocate(&runtime, "cudaHostAlloc", cudaHostAlloc, CALLER, out, bytes, flags);
+    return allocate(&dpo_runtime_api, "cudaHostAlloc", cudaHostAlloc, CALLER, out, bytes, flags);
 }
 
 EXPORT int cudaMallocHost(void **out, size_t bytes);
 EXPORT int cudaMallocHost(void **out, size_t bytes)
 {
-    return allocate_plain(&runtime, "cudaMallocHost", cudaMallocHost, CALLER, out, bytes);
+    return allocate_plain(&dpo_runtime_api, "cudaMallocHost", cudaMallocHost, CALLER, out, bytes);
 }
 
 EXPORT int cudaHostRegister(void *at, size_t bytes, unsigned flags);
 EXPORT int cudaHostRegister(void *at, size_t bytes, unsigned flags)
 {
-    return register_memory(&runtime, "cudaHostRegister", cudaHostRegister, CALLER, at, bytes,
-                           flags);
+    return register_memory(&dpo_runtime_api, "cudaHostRegister", cudaHostRegister, CALLER, at,
+                           bytes, flags);
 }
 
 EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags);
 EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
-    return allocate(&driver, "cuMemHostAlloc", cuMemHostAlloc, CALLER, out, bytes, flags);
+    return allocate(&dpo_driver_api, "cuMemHostAlloc", cuMemHostAlloc, CALLER, out, bytes, flags);
 }
 
 EXPORT int cuMemAllocHost_v2(void **out, size_t bytes);
 EXPORT int cuMemAllocHost_v2(void **out, size_t bytes)
 {
-    return allocate_plain(&driver, "cuMemAllocHost_v2", cuMemAllocHost_v2, CALLER, out, bytes);
+    return allocate_plain(&dpo_driver_api, "cuMemAllocHost_v2", cuMemAllocHost_v2, CALLER, out,
+                          bytes);
 }
 
 EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
 EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
 {
-    return register_memory(&driver, "cuMemHostRegister_v2", cuMemHostRegister_v2, CALLER, at, bytes,
-                           flags);
+    return register_memory(&dpo_driver_api, "cuMemHostRegister_v2", cuMemHostRegister_v2, CALLER,
+                           at, bytes, flags);
 }

@@ -39,12 +39,12 @@ void dpo_count(enum dpo_counter counter, uint64_t add)
     atomic_fetch_add_explicit(&counters[counter], add, memory_order_relaxed);
 }
 
-/* ---- the report ------------------------------------------------------------------------------ */
-
-static uint64_t counted(enum dpo_counter counter)
+uint64_t dpo_counted(enum dpo_counter counter)
 {
     return atomic_load_explicit(&counters[counter], memory_order_relaxed);
 }
+
+/* ---- the report ------------------------------------------------------------------------------ */
 
 static double percent(uint64_t part, uint64_t whole)
 {
@@ -54,7 +54,7 @@ static double percent(uint64_t part, uint64_t whole)
 static int write_report(char *out, size_t len)
 {
     const char *rank = dp_foreign_variable("RANK");
-    const uint64_t known = counted(DPO_PAGES) - counted(DPO_PAGES_UNKNOWN);
+    const uint64_t known = dpo_counted(DPO_PAGES) - dpo_counted(DPO_PAGES_UNKNOWN);
 
     return dp_snprintf(
         out, len,
@@ -62,14 +62,18 @@ static int write_report(char *out, size_t len)
         "  pinned memory  %" PRIu64 " calls, %" PRIu64 " bytes; %.1f %% of %" PRIu64
         " pages on the nearest node, %" PRIu64 " pages not known, %" PRIu64 " calls not placed\n"
         "  copies         to the device %" PRIu64 " (%" PRIu64 " bytes), to the host %" PRIu64
-        " (%" PRIu64 " bytes), other %" PRIu64 " (%" PRIu64 " bytes)\n",
+        " (%" PRIu64 " bytes), other %" PRIu64 " (%" PRIu64 " bytes)\n"
+        "  staged         to the device %" PRIu64 " (%" PRIu64 " bytes), to the host %" PRIu64
+        " (%" PRIu64 " bytes); %" PRIu64 " pageable copies left to CUDA\n",
         program_invocation_short_name, (int)getpid(), rank ? ", rank " : "", rank ? rank : "",
-        counted(DPO_PINNED_CALLS), counted(DPO_PINNED_BYTES),
-        percent(counted(DPO_PAGES_ON_NODE), known), known, counted(DPO_PAGES_UNKNOWN),
-        counted(DPO_WITHOUT_NODE), counted(DPO_COPIES_TO_DEVICE),
-        counted(DPO_COPIES_TO_DEVICE_BYTES), counted(DPO_COPIES_TO_HOST),
-        counted(DPO_COPIES_TO_HOST_BYTES), counted(DPO_COPIES_OTHER),
-        counted(DPO_COPIES_OTHER_BYTES));
+        dpo_counted(DPO_PINNED_CALLS), dpo_counted(DPO_PINNED_BYTES),
+        percent(dpo_counted(DPO_PAGES_ON_NODE), known), known, dpo_counted(DPO_PAGES_UNKNOWN),
+        dpo_counted(DPO_WITHOUT_NODE), dpo_counted(DPO_COPIES_TO_DEVICE),
+        dpo_counted(DPO_COPIES_TO_DEVICE_BYTES), dpo_counted(DPO_COPIES_TO_HOST),
+        dpo_counted(DPO_COPIES_TO_HOST_BYTES), dpo_counted(DPO_COPIES_OTHER),
+        dpo_counted(DPO_COPIES_OTHER_BYTES), dpo_counted(DPO_STAGED_TO_DEVICE),
+        dpo_counted(DPO_STAGED_TO_DEVICE_BYTES), dpo_counted(DPO_STAGED_TO_HOST),
+        dpo_counted(DPO_STAGED_TO_HOST_BYTES), dpo_counted(DPO_NOT_STAGED));
 }
 
 __attribute__((destructor)) static void report(void)

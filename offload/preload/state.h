@@ -23,6 +23,11 @@ enum dpo_counter {
     DPO_COPIES_TO_HOST_BYTES,
     DPO_COPIES_OTHER, /* within the device, between devices, direction left to CUDA */
     DPO_COPIES_OTHER_BYTES,
+    DPO_STAGED_TO_DEVICE, /* of these copies, staged */
+    DPO_STAGED_TO_DEVICE_BYTES,
+    DPO_STAGED_TO_HOST,
+    DPO_STAGED_TO_HOST_BYTES,
+    DPO_NOT_STAGED, /* left to CUDA, as no chunk was free, or a step failed */
     DPO_COUNTERS
 };
 
@@ -35,5 +40,6 @@ const struct dpo_preload_options *dpo_preload_options(void);
 extern _Thread_local int dpo_depth __attribute__((tls_model("initial-exec")));
 
 void dpo_count(enum dpo_counter counter, uint64_t add);
+uint64_t dpo_counted(enum dpo_counter counter);
 
 #endif

@@ -19,11 +19,15 @@ enum sim_error {
     SIM_CANNOT_MAP = 205,
     SIM_NOT_READY = 600,
     SIM_NOT_REGISTERED = 713,
+    SIM_CAPTURE_UNSUPPORTED = 900,
     SIM_NOT_SUPPORTED = 801,
 };
 
 struct sim_stream;
 struct sim_event;
+/* cudaStreamLegacy, which 0 and 1 mean, and cudaStreamPerThread. */
+#define SIM_STREAM_LEGACY     ((struct sim_stream *)1)
+#define SIM_STREAM_PER_THREAD ((struct sim_stream *)2)
 
 /* cudaPointerAttributes: what all releases of CUDA have. */
 struct sim_pointer_attributes {
@@ -118,6 +122,42 @@ SIM_EXPORT int cudaEventCreateWithFlags(struct sim_event **out, unsigned flags);
 SIM_EXPORT int cudaEventDestroy(struct sim_event *event);
 SIM_EXPORT int cudaEventRecord(struct sim_event *event, struct sim_stream *stream);
 SIM_EXPORT int cudaEventQuery(struct sim_event *event);
+
+/* For tests: from now on the function is counted anew, and its call of that number (1 is the next;
+ * 0: none) returns the status and does nothing; how often it was called. Only functions that begin
+ * with SIM_BEGIN. `name` lives on. */
+SIM_EXPORT void sim_fail(const char *name, int call, int status);
+SIM_EXPORT int sim_calls(const char *name);
+
+/* What the tests of the preload library call. */
+SIM_EXPORT int cudaMallocManaged(void **out, size_t bytes, unsigned flags);
+SIM_EXPORT int cudaDeviceReset(void);
+SIM_EXPORT int cudaDeviceSynchronize(void);
+SIM_EXPORT int cudaStreamBeginCapture(struct sim_stream *stream, int mode);
+SIM_EXPORT int cudaStreamEndCapture(struct sim_stream *stream, void **graph);
+SIM_EXPORT int cudaMemcpy_ptds(void *dst, const void *src, size_t bytes, int kind);
+SIM_EXPORT int cudaMemcpyAsync_ptsz(void *dst, const void *src, size_t bytes, int kind,
+                                    struct sim_stream *stream);
+SIM_EXPORT int cuMemcpyHtoD_v2(uintptr_t dst, const void *src, size_t bytes);
+SIM_EXPORT int cuMemcpyHtoD_v2_ptds(uintptr_t dst, const void *src, size_t bytes);
+SIM_EXPORT int cuMemcpyHtoDAsync_v2(uintptr_t dst, const void *src, size_t bytes,
+                                    struct sim_stream *stream);
+SIM_EXPORT int cuMemcpyHtoDAsync_v2_ptsz(uintptr_t dst, const void *src, size_t bytes,
+                                         struct sim_stream *stream);
+SIM_EXPORT int cuMemcpyDtoH_v2(void *dst, uintptr_t src, size_t bytes);
+SIM_EXPORT int cuMemcpyDtoH_v2_ptds(void *dst, uintptr_t src, size_t bytes);
+SIM_EXPORT int cuMemcpyDtoHAsync_v2(void *dst, uintptr_t src, size_t bytes,
+                                    struct sim_stream *stream);
+SIM_EXPORT int cuMemcpyDtoHAsync_v2_ptsz(void *dst, uintptr_t src, size_t bytes,
+                                         struct sim_stream *stream);
+SIM_EXPORT int cuMemcpy(uintptr_t dst, uintptr_t src, size_t bytes);
+SIM_EXPORT int cuMemcpy_ptds(uintptr_t dst, uintptr_t src, size_t bytes);
+SIM_EXPORT int cuMemcpyAsync(uintptr_t dst, uintptr_t src, size_t bytes, struct sim_stream *stream);
+SIM_EXPORT int cuMemcpyAsync_ptsz(uintptr_t dst, uintptr_t src, size_t bytes,
+                                  struct sim_stream *stream);
+SIM_EXPORT int cudaEventSynchronize(struct sim_event *event);
+SIM_EXPORT int cudaStreamIsCapturing(struct sim_stream *stream, int *out);
+SIM_EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode);
 
 /* Make the libnccl that holds this address use the functions of this library from now on; before
  * anything else of it is called. 0, or -1 after saying why not. */

@@ -29,7 +29,8 @@ enum sim_memory_kind {
     SIM_MEMORY_NONE,
     SIM_MEMORY_DEVICE,
     SIM_MEMORY_PINNED,
-    SIM_MEMORY_REGISTERED
+    SIM_MEMORY_REGISTERED,
+    SIM_MEMORY_MANAGED
 };
 
 struct sim_memory {
@@ -40,7 +41,8 @@ struct sim_memory {
 };
 struct sim_memory sim_memory_find(const void *ptr);
 
-/* ---- sim_dmabuf.c ------------------------------------------------------------------------------ */
+/* ---- sim_dmabuf.c ------------------------------------------------------------------------------
+ */
 
 /* The memory goes away, and the files that were made for parts of it. */
 void sim_dmabuf_forget(const char *start, size_t bytes);
@@ -52,6 +54,20 @@ void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const vo
                      size_t bytes);
 void sim_stream_drain(struct sim_stream *stream);
 void sim_stream_drain_all(void);
+
+/* In a stream that is captured: work is counted, and not done. */
+bool sim_stream_captures(struct sim_stream *stream);
+
+/* ---- sim_faults.c ---------------------------------------------------------------------------- */
+
+/* At the start of a function that tests let fail: 0, or what it is to return. */
+int sim_begin(const char *name);
+#define SIM_BEGIN()                                                                                \
+    do {                                                                                           \
+        const int fault = sim_begin(__func__);                                                     \
+        if (fault)                                                                                 \
+            return fault;                                                                          \
+    } while (0)
 
 /* ---- sim_attach.c ---------------------------------------------------------------------------- */
 

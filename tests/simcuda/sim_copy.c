@@ -56,6 +56,9 @@ SIM_EXPORT int cudaMemcpyAsync(void *dst, const void *src, size_t bytes, int kin
     struct copy copy = {.dst = dst, .src = src, .bytes = bytes};
 
     (void)kind;
+    SIM_BEGIN();
+    if (sim_stream_captures(stream))
+        return 0;
     if (is_ordinary(src))
         copy.src = copy.staged = stage(src, bytes);
     sim_stream_give(stream, do_copy, &copy, sizeof(copy));
@@ -64,13 +67,58 @@ SIM_EXPORT int cudaMemcpyAsync(void *dst, const void *src, size_t bytes, int kin
     return 0;
 }
 
-SIM_EXPORT int cudaMemcpy(void *dst, const void *src, size_t bytes, int kind)
+static int copy_now(void *dst, const void *src, size_t bytes, struct sim_stream *stream)
 {
-    (void)kind;
-    sim_stream_drain(NULL);
+    sim_stream_drain(stream);
     memmove(dst, src, bytes);
     return 0;
 }
+
+SIM_EXPORT int cudaMemcpy(void *dst, const void *src, size_t bytes, int kind)
+{
+    (void)kind;
+    SIM_BEGIN();
+    return copy_now(dst, src, bytes, SIM_STREAM_LEGACY);
+}
+
+SIM_EXPORT int cudaMemcpy_ptds(void *dst, const void *src, size_t bytes, int kind)
+{
+    (void)kind;
+    SIM_BEGIN();
+    return copy_now(dst, src, bytes, SIM_STREAM_PER_THREAD);
+}
+
+SIM_EXPORT int cudaMemcpyAsync_ptsz(void *dst, const void *src, size_t bytes, int kind,
+                                    struct sim_stream *stream)
+{
+    return cudaMemcpyAsync(dst, src, bytes, kind, stream ? stream : SIM_STREAM_PER_THREAD);
+}
+
+/* The driver's, by direction: an address of the device is a number. */
+#define COPIES(name, in_stream, to_type, from_type)                                                \
+    SIM_EXPORT int name(to_type dst, from_type src, size_t bytes)                                  \
+    {                                                                                              \
+        return copy_now((void *)dst, (const void *)src, bytes, SIM_STREAM_LEGACY);                 \
+    }                                                                                              \
+    SIM_EXPORT int name##_ptds(to_type dst, from_type src, size_t bytes)                           \
+    {                                                                                              \
+        return copy_now((void *)dst, (const void *)src, bytes, SIM_STREAM_PER_THREAD);             \
+    }                                                                                              \
+    SIM_EXPORT int in_stream(to_type dst, from_type src, size_t bytes, struct sim_stream *stream)  \
+    {                                                                                              \
+        SIM_BEGIN();                                                                               \
+        return cudaMemcpyAsync((void *)dst, (const void *)src, bytes, 0, stream);                  \
+    }                                                                                              \
+    SIM_EXPORT int in_stream##_ptsz(to_type dst, from_type src, size_t bytes,                      \
+                                    struct sim_stream *stream)                                     \
+    {                                                                                              \
+        return cudaMemcpyAsync((void *)dst, (const void *)src, bytes, 0,                           \
+                               stream ? stream : SIM_STREAM_PER_THREAD);                           \
+    }
+
+COPIES(cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2, uintptr_t, const void *)
+COPIES(cuMemcpyDtoH_v2, cuMemcpyDtoHAsync_v2, void *, uintptr_t)
+COPIES(cuMemcpy, cuMemcpyAsync, uintptr_t, uintptr_t)
 
 SIM_EXPORT int cudaMemsetAsync(void *dst, int value, size_t bytes, struct sim_stream *stream)
 {

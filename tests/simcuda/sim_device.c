@@ -73,6 +73,13 @@ SIM_EXPORT int cudaSetDevice(int device)
     return device == 0 ? 0 : fails(SIM_INVALID_DEVICE);
 }
 
+/* Memory stays; events of before are not to be used any more. */
+SIM_EXPORT int cudaDeviceReset(void)
+{
+    sim_stream_drain_all();
+    return 0;
+}
+
 SIM_EXPORT int cudaDeviceGetPCIBusId(char *out, int len, int device)
 {
     (void)device;

@@ -82,11 +82,6 @@ SIM_EXPORT int cuMemHostUnregister(void *ptr)
     return cudaHostUnregister(ptr);
 }
 
-SIM_EXPORT int cuMemcpyAsync(uintptr_t dst, uintptr_t src, size_t bytes, struct sim_stream *stream)
-{
-    return cudaMemcpyAsync((void *)dst, (const void *)src, bytes, 0, stream);
-}
-
 SIM_EXPORT int cuMemsetD8Async(uintptr_t dst, unsigned char value, size_t bytes,
                                struct sim_stream *stream)
 {
@@ -127,6 +122,7 @@ SIM_EXPORT int cuLaunchHostFunc(struct sim_stream *stream, void (*run)(void *use
 
 SIM_EXPORT int cuEventCreate(struct sim_event **out, unsigned flags)
 {
+    SIM_BEGIN();
     return cudaEventCreateWithFlags(out, flags);
 }
 
@@ -137,10 +133,43 @@ SIM_EXPORT int cuEventDestroy_v2(struct sim_event *event)
 
 SIM_EXPORT int cuEventRecord(struct sim_event *event, struct sim_stream *stream)
 {
+    SIM_BEGIN();
     return cudaEventRecord(event, stream);
 }
 
 SIM_EXPORT int cuEventQuery(struct sim_event *event)
 {
+    SIM_BEGIN();
     return cudaEventQuery(event);
+}
+
+SIM_EXPORT int cuEventSynchronize(struct sim_event *event)
+{
+    SIM_BEGIN();
+    return cudaEventSynchronize(event);
+}
+
+SIM_EXPORT int cuStreamSynchronize(struct sim_stream *stream)
+{
+    SIM_BEGIN();
+    return cudaStreamSynchronize(stream);
+}
+
+SIM_EXPORT int cuStreamGetCtx(struct sim_stream *stream, void **out)
+{
+    (void)stream;
+    SIM_BEGIN();
+    return cuCtxGetCurrent(out);
+}
+
+SIM_EXPORT int cuStreamIsCapturing(struct sim_stream *stream, int *out)
+{
+    SIM_BEGIN();
+    return cudaStreamIsCapturing(stream, out);
+}
+
+SIM_EXPORT int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    SIM_BEGIN();
+    return cudaThreadExchangeStreamCaptureMode(mode);
 }

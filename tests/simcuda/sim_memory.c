@@ -112,7 +112,8 @@ static int release(void *ptr)
 
     if (!ptr)
         return 0;
-    if (memory.kind != SIM_MEMORY_DEVICE && memory.kind != SIM_MEMORY_PINNED)
+    if (memory.kind != SIM_MEMORY_DEVICE && memory.kind != SIM_MEMORY_PINNED &&
+        memory.kind != SIM_MEMORY_MANAGED)
         return SIM_INVALID_VALUE;
     sim_dmabuf_forget(memory.start, memory.bytes);
     munmap(memory.start, whole_pages(memory.bytes));
@@ -130,6 +131,12 @@ static void release_late(void *arg)
 SIM_EXPORT int cudaMalloc(void **out, size_t bytes)
 {
     return allocate(bytes, SIM_MEMORY_DEVICE, out);
+}
+
+SIM_EXPORT int cudaMallocManaged(void **out, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    return allocate(bytes, SIM_MEMORY_MANAGED, out);
 }
 
 SIM_EXPORT int cudaFree(void *ptr)
@@ -176,6 +183,7 @@ SIM_EXPORT int cudaFreeHost(void *ptr)
 SIM_EXPORT int cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
 {
     (void)flags;
+    SIM_BEGIN();
     return remember((struct sim_memory){ptr, bytes, SIM_MEMORY_REGISTERED, -1});
 }
 
@@ -313,5 +321,27 @@ SIM_EXPORT int cuPointerGetAttribute(void *out, int attribute, uintptr_t ptr)
         return SIM_NOT_SUPPORTED;
     }
     memcpy(out, &value, sizeof(value));
+    return 0;
+}
+
+/* Of what CUDA does not know all are 0, which is no error. */
+SIM_EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void **out,
+                                      uintptr_t ptr)
+{
+    enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9 };
+    const struct sim_memory memory = sim_memory_find((const void *)ptr);
+    const bool is_host = memory.kind == SIM_MEMORY_PINNED || memory.kind == SIM_MEMORY_REGISTERED;
+
+    SIM_BEGIN();
+    for (unsigned i = 0; i < count; i++) {
+        unsigned value = 0;
+        if (attributes[i] == MEMORY_TYPE && memory.kind != SIM_MEMORY_NONE)
+            value = is_host ? 1 : 2;
+        else if (attributes[i] == IS_MANAGED)
+            value = memory.kind == SIM_MEMORY_MANAGED;
+        else if (attributes[i] == DEVICE_ORDINAL && memory.kind == SIM_MEMORY_NONE)
+            value = (unsigned)-2;
+        memcpy(out[i], &value, sizeof(value));
+    }
     return 0;
 }

@@ -14,7 +14,7 @@ struct work {
 struct sim_stream {
     struct sim_stream *next;
     struct work *first, **last;
-    bool is_busy, is_started, is_ending;
+    bool is_busy, is_started, is_ending, is_capturing;
     pthread_t thread;
     unsigned long long id;
     int priority;
@@ -27,10 +27,22 @@ static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static struct sim_stream default_stream, *streams = &default_stream;
 static unsigned long long stream_count;
 
-/* CUDA's handles 0 to 2 all mean the default stream here. */
+/* Made outside the lock. */
+static struct sim_stream *thread_stream(void)
+{
+    static _Thread_local struct sim_stream *own;
+
+    if (!own && cudaStreamCreateWithFlags(&own, 0))
+        sim_die("no memory for the stream of a thread");
+    return own;
+}
+
+/* Other than in CUDA the default stream waits for no other one. */
 static struct sim_stream *the_stream(struct sim_stream *handle)
 {
-    return (uintptr_t)handle <= 2 ? &default_stream : handle;
+    if (handle == SIM_STREAM_PER_THREAD)
+        return thread_stream();
+    return !handle || handle == SIM_STREAM_LEGACY ? &default_stream : handle;
 }
 
 static void do_first(struct sim_stream *stream)
@@ -191,8 +203,9 @@ SIM_EXPORT int cudaDeviceSynchronize(void)
 
 SIM_EXPORT int cudaStreamQuery(struct sim_stream *stream)
 {
+    stream = the_stream(stream);
     pthread_mutex_lock(&lock);
-    bool idle = is_idle(the_stream(stream));
+    bool idle = is_idle(stream);
     pthread_mutex_unlock(&lock);
     return idle ? 0 : SIM_NOT_READY;
 }
@@ -231,7 +244,39 @@ SIM_EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return 0;
 }
 
-/* ---- no graph is ever captured --------------------------------------------------------------- */
+/* ---- graphs: that there is one, and nothing of it is run ------------------------------------- */
+
+bool sim_stream_captures(struct sim_stream *handle)
+{
+    const struct sim_stream *stream = the_stream(handle);
+
+    pthread_mutex_lock(&lock);
+    const bool captures = stream->is_capturing;
+    pthread_mutex_unlock(&lock);
+    return captures;
+}
+
+static int set_capturing(struct sim_stream *handle, bool is_capturing)
+{
+    struct sim_stream *stream = the_stream(handle);
+
+    pthread_mutex_lock(&lock);
+    stream->is_capturing = is_capturing;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+SIM_EXPORT int cudaStreamBeginCapture(struct sim_stream *stream, int mode)
+{
+    (void)mode;
+    return set_capturing(stream, true);
+}
+
+SIM_EXPORT int cudaStreamEndCapture(struct sim_stream *stream, void **graph)
+{
+    *graph = NULL;
+    return set_capturing(stream, false);
+}
 
 SIM_EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode)
 {
@@ -245,8 +290,7 @@ SIM_EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode)
 
 SIM_EXPORT int cudaStreamIsCapturing(struct sim_stream *stream, int *out)
 {
-    (void)stream;
-    *out = 0;
+    *out = sim_stream_captures(stream);
     return 0;
 }
 
