@@ -4,19 +4,15 @@
  */
 #include "nccl-plugin/net/stat.h"
 
-#include "base/fail.h"
+#include "base/clock.h"
+#include "base/page_file.h"
 #include "nccl-plugin/net/comm.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* All below, and which thread has which place. */
@@ -37,88 +33,6 @@ static int64_t real_ns(void)
 
 /* ---- a file of its own ----------------------------------------------------------------------- */
 
-static void no_page(const char *what, const char *where, const char *why)
-{
-    dp_log(DP_LOG_WARN, "DUALPIPE_NET_STAT: nothing is counted: cannot %s %s: %s", what, where,
-           why);
-}
-
-/* The directory must be this user's, and closed to all others. -1: it cannot be used. */
-static int open_directory(const char *name)
-{
-    struct stat st;
-    int fd = mkdir(name, 0700) && errno != EEXIST
-                 ? -1
-                 : open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-
-    if (fd < 0 || fstat(fd, &st))
-        no_page("open", name, dp_errno_text(errno));
-    else if (st.st_uid != geteuid() || st.st_mode & 077)
-        no_page("use", name, "it is not this user's alone (mode 0700)");
-    else
-        return fd;
-    if (fd >= 0)
-        close(fd);
-    return -1;
-}
-
-static void sweep_entry(int dir, const char *name)
-{
-    struct dpn_stat_head head;
-    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-
-    if (fd < 0)
-        return;
-    if (dpn_stat_read_head(fd, &head) && !dpn_stat_is_live(fd))
-        unlinkat(dir, name, 0);
-    close(fd);
-}
-
-/* Processes that were killed leave their pages behind. Those that carry our own number are left
- * alone: one may be ours, of a copy of this library. */
-static void sweep(int dir)
-{
-    char own[32];
-    int copy = fcntl(dir, F_DUPFD_CLOEXEC, 0);
-    DIR *list = copy < 0 ? NULL : fdopendir(copy);
-
-    snprintf(own, sizeof(own), "%ld-", (long)getpid());
-    for (struct dirent *e; list && (e = readdir(list));)
-        if (dpn_stat_is_name(e->d_name) && strncmp(e->d_name, own, strlen(own)) != 0)
-            sweep_entry(dir, e->d_name);
-    if (list)
-        closedir(list);
-    else if (copy >= 0)
-        close(copy);
-}
-
-/* The lock shows that the process lives; it is its own even after a fork. */
-static int map_file(int fd, size_t bytes, void **out)
-{
-    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    int err = fcntl(fd, F_SETLK, &all) ? errno : posix_fallocate(fd, 0, (off_t)bytes);
-
-    if (err)
-        return err;
-    *out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return *out == MAP_FAILED ? errno : 0;
-}
-
-static void read_command(char *out, size_t len)
-{
-    FILE *f = fopen("/proc/self/cmdline", "re");
-    size_t got = f ? fread(out, 1, len - 1, f) : 0;
-
-    if (f)
-        fclose(f);
-    for (size_t i = 0; i < got; i++)
-        if ((unsigned char)out[i] < ' ' || out[i] == 127)
-            out[i] = ' ';
-    while (got && out[got - 1] == ' ')
-        got--;
-    out[got] = '\0';
-}
-
 /* Fused devices may be made later. */
 static void list_devices(struct dpn_stat_page *p)
 {
@@ -135,60 +49,15 @@ static void list_devices(struct dpn_stat_page *p)
         }
 }
 
-static void fill_page(struct dpn_stat_page *p)
+static void fill_page(void *at)
 {
+    struct dpn_stat_page *p = at;
+
     p->head = (struct dpn_stat_head){DPN_STAT_MAGIC, DPN_STAT_VERSION, sizeof(*p)};
     p->pid = getpid();
     p->opened_ns = real_ns();
-    read_command(p->command, sizeof(p->command));
+    dp_page_command(p->command, sizeof(p->command));
     list_devices(p);
-}
-
-/* Map a new file, fill it, and only then let it be called like a page. It stays open, and its lock
- * with it. */
-static int make_file(int dir, const char *name, struct dpn_stat_page **out)
-{
-    char early[64];
-    void *at = MAP_FAILED;
-
-    snprintf(early, sizeof(early), "%s.new", name);
-    int fd = openat(dir, early, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return errno;
-    int err = map_file(fd, sizeof(**out), &at);
-    if (!err) {
-        fill_page(at);
-        err = renameat(dir, early, dir, name) ? errno : 0;
-    }
-    if (!err) {
-        *out = at;
-        return 0;
-    }
-    if (at != MAP_FAILED)
-        munmap(at, sizeof(**out));
-    unlinkat(dir, early, 0);
-    close(fd);
-    return err;
-}
-
-static void make_page(const char *directory)
-{
-    char name[48];
-    uint32_t salt = 0;
-    int dir = open_directory(directory);
-
-    if (dir < 0)
-        return;
-    sweep(dir);
-    if (getrandom(&salt, sizeof(salt), 0) < 0)
-        salt = 0; /* the number of the process will do */
-    snprintf(name, sizeof(name), "%ld-%08x" DPN_STAT_SUFFIX, (long)getpid(), salt);
-    int err = make_file(dir, name, &page);
-    if (err)
-        no_page("make a page in", directory, dp_errno_text(err));
-    else
-        snprintf(path, sizeof(path), "%s/%s", directory, name);
-    close(dir);
 }
 
 /* ---- fork, and the end of the process -------------------------------------------------------- */
@@ -237,7 +106,10 @@ static void ensure_page(void)
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     is_watching = true;
     snprintf(directory, sizeof(directory), DPN_STAT_DIRECTORY "%ld", (long)geteuid());
-    make_page(dpn_options.stat_dir ? dpn_options.stat_dir : directory);
+    page = dp_page_new(dpn_options.stat_dir ? dpn_options.stat_dir : directory,
+                       &(struct dp_page_kind){"DUALPIPE_NET_STAT", DPN_STAT_SUFFIX, DPN_STAT_MAGIC,
+                                              sizeof(*page), fill_page},
+                       path, sizeof(path));
 }
 
 static struct dpn_stat_connection *find_place(void)

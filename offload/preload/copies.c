@@ -35,7 +35,7 @@ static bool try_stage(const struct dpo_copy *copy, const void *caller)
     const struct dpo_preload_options *options = dpo_depth ? NULL : dpo_preload_options();
     const int error = errno;
 
-    if (!options || !options->stage || copy->bytes < (size_t)options->stage_min)
+    if (!options || copy->bytes < options->least_bytes)
         return false;
     dpo_depth++;
     const bool is_staged = dpo_stage(options, copy, caller);

@@ -22,6 +22,7 @@ static const struct {
     {"cuThreadExchangeStreamCaptureMode", offsetof(struct dpo_driver, exchange_capture_mode)},
     {"cuStreamSynchronize", offsetof(struct dpo_driver, stream_synchronize)},
     {"cuMemcpyAsync", offsetof(struct dpo_driver, copy)},
+    {"cuLaunchHostFunc", offsetof(struct dpo_driver, launch)},
     {"cuEventCreate", offsetof(struct dpo_driver, event_create)},
     {"cuEventDestroy_v2", offsetof(struct dpo_driver, event_destroy)},
     {"cuEventRecord", offsetof(struct dpo_driver, event_record)},

@@ -11,7 +11,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { DPO_CUDA_NOT_READY = 600, DPO_CUDA_MEMORY_DEVICE = 2, DPO_CUDA_CAPTURE_RELAXED = 2 };
+enum {
+    DPO_CUDA_NOT_READY = 600,
+    DPO_CUDA_MEMORY_HOST = 1,
+    DPO_CUDA_MEMORY_DEVICE = 2,
+    DPO_CUDA_CAPTURE_RELAXED = 2
+};
 enum { DPO_CUDA_EVENT_WITHOUT_TIME = 2 };
 /* CUpointer_attribute */
 enum { DPO_CUDA_MEMORY_TYPE = 2, DPO_CUDA_IS_MANAGED = 8, DPO_CUDA_DEVICE_ORDINAL = 9 };
@@ -28,6 +33,7 @@ struct dpo_driver {
     int (*exchange_capture_mode)(int *mode);
     int (*stream_synchronize)(void *stream);
     int (*copy)(uintptr_t to, uintptr_t from, size_t bytes, void *stream);
+    int (*launch)(void *stream, void (*run)(void *user), void *user);
     int (*event_create)(void **event, unsigned flags);
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);

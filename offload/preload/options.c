@@ -22,6 +22,24 @@ static const struct dp_option table[] = {
     {"NCCL", DP_OPTION_BOOL, "1",
      "with DUALPIPE_PROFILER_TRAFFIC: count NCCL's calls where the profiler plugin is not loaded",
      offsetof(struct dpo_preload_options, nccl), .choices = NULL},
+    {"STAT", DP_OPTION_BOOL, "0", "count where `dualpipe stat` and `dualpipe run` read it",
+     offsetof(struct dpo_preload_options, stat), .choices = NULL},
+    {"STAT_DIR", DP_OPTION_STRING, NULL,
+     "in this directory instead of /dev/shm/dualpipe-UID, where DUALPIPE_NET_STAT_DIR has to be "
+     "the "
+     "same",
+     offsetof(struct dpo_preload_options, stat_dir), .choices = NULL},
+    {"PACE", DP_OPTION_BOOL, "0",
+     "let large copies of pinned memory give way to what the net plugin sends "
+     "(DUALPIPE_NET_STAT=1)",
+     offsetof(struct dpo_preload_options, pace), .choices = NULL},
+    {"PACE_MBS", DP_OPTION_INT, "0",
+     "with it: MB/s that copies and network have together, each way; 0: not known, and copies have "
+     "1000 beside a network",
+     offsetof(struct dpo_preload_options, pace_mbs), .min = 0, .max = 10000000},
+    {"PACE_NICS", DP_OPTION_STRING, NULL,
+     "with it: the NICs on the switch of the GPU, as mlx5_0,mlx5_1; none: all of them",
+     offsetof(struct dpo_preload_options, pace_nics), .choices = NULL},
     {"REPORT", DP_OPTION_STRING, NULL,
      "at the end of a process that used CUDA, add its report to this file; -: standard error",
      offsetof(struct dpo_preload_options, report), .choices = NULL},

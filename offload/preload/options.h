@@ -16,6 +16,12 @@ struct dpo_preload_options {
     int64_t stage_min;     /* bytes of the smallest one */
     int64_t stage_threads; /* that copy, the caller among them; 0: by the processors */
     bool nccl;             /* count its calls where its profiler does not */
+    bool stat;             /* count where others can read it */
+    const char *stat_dir;  /* NULL: where the net plugin does as a rule */
+    bool pace;             /* copies of pinned memory give way to the network */
+    int64_t pace_mbs;      /* MB/s that both have together; 0: not known */
+    const char *pace_nics; /* "mlx5_0,mlx5_1" on the same switch; NULL: all */
+    size_t least_bytes;    /* of a copy that is staged or paced; not an option */
     const char *report;    /* NULL: none */
     const char *root;
 };

@@ -2,13 +2,13 @@
 #include "offload/preload/stage.h"
 
 #include "offload/preload/copiers.h"
+#include "offload/preload/kind.h"
 #include "offload/preload/nearest.h"
+#include "offload/preload/pace.h"
 #include "offload/preload/ring.h"
 #include "offload/preload/state.h"
 
 #include <pthread.h>
-
-/* ---- whether --------------------------------------------------------------------------------- */
 
 /* A child that was forked has neither CUDA nor the threads that copy. */
 static atomic_bool is_child;
@@ -21,60 +21,6 @@ static void after_fork(void)
 static void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, after_fork);
-}
-
-struct memory {
-    unsigned type;
-    unsigned is_managed; /* the driver writes one byte or four, as it likes */
-    int device;
-};
-
-static bool look_at(const struct dpo_driver *driver, uintptr_t at, struct memory *out)
-{
-    static const int attributes[] = {DPO_CUDA_MEMORY_TYPE, DPO_CUDA_IS_MANAGED,
-                                     DPO_CUDA_DEVICE_ORDINAL};
-    void *values[] = {&out->type, &out->is_managed, &out->device};
-
-    *out = (struct memory){.device = -1};
-    return !driver->pointer_attributes(3, attributes, values, at);
-}
-
-/* The first and the last byte: a range of which a part is registered is CUDA's. */
-static bool is_pageable(const struct dpo_driver *driver, uintptr_t at, size_t bytes)
-{
-    struct memory first, last;
-
-    return at && look_at(driver, at, &first) && look_at(driver, at + bytes - 1, &last) &&
-           !first.type && !last.type && !first.is_managed && !last.is_managed;
-}
-
-static bool is_on_device(const struct dpo_driver *driver, uintptr_t at, size_t bytes, int device)
-{
-    struct memory first, last;
-
-    return look_at(driver, at, &first) && look_at(driver, at + bytes - 1, &last) &&
-           first.type == DPO_CUDA_MEMORY_DEVICE && last.type == DPO_CUDA_MEMORY_DEVICE &&
-           !first.is_managed && !last.is_managed && first.device == device && last.device == device;
-}
-
-/* 0: neither. */
-static int direction_of(const struct dpo_driver *driver, const struct dpo_copy *c, int device)
-{
-    if (c->kind != DPO_COPY_TO_HOST && is_pageable(driver, c->from, c->bytes))
-        return is_on_device(driver, c->to, c->bytes, device) ? DPO_COPY_TO_DEVICE : 0;
-    if (c->kind != DPO_COPY_TO_DEVICE && is_pageable(driver, c->to, c->bytes))
-        return is_on_device(driver, c->from, c->bytes, device) ? DPO_COPY_TO_HOST : 0;
-    return 0;
-}
-
-static bool is_of_context(const struct dpo_driver *driver, void *stream, const void *context)
-{
-    void *of_stream = NULL;
-    int status = 1;
-
-    return !driver->is_capturing(stream, &status) && !status &&
-           ((uintptr_t)stream <= (uintptr_t)DPO_CUDA_STREAM_PER_THREAD ||
-            (!driver->stream_context(stream, &of_stream) && of_stream == context));
 }
 
 /* ---- how ------------------------------------------------------------------------------------- */
@@ -174,20 +120,19 @@ static bool stage(const struct dpo_preload_options *options, const struct dpo_dr
                   const struct dpo_copy *copy, const void *caller)
 {
     struct staging s = {.driver = driver, .copy = copy, .threads = (int)options->stage_threads};
-    void *context = NULL;
-    int device;
+    struct dpo_copy_kind kind;
 
-    if (driver->get_context(&context) || !context || driver->get_device(&device) ||
-        !is_of_context(driver, copy->stream, context))
+    if (!dpo_copy_classify(driver, copy, &kind))
         return false;
-    const int direction = direction_of(driver, copy, device);
-    if (!direction)
+    if (!kind.is_pageable)
+        return options->pace && dpo_pace(options, driver, copy, kind.direction);
+    if (!options->stage || copy->bytes < (size_t)options->stage_min)
         return false;
-    s.count = dpo_ring_take(driver, context, dpo_nearest_node(&dpo_driver_api, caller, options),
-                            s.chunks);
-    const bool is_done = s.count > 0 && copy_by_ring(&s, direction, context);
+    s.count = dpo_ring_take(driver, kind.context,
+                            dpo_nearest_node(&dpo_driver_api, caller, options), s.chunks);
+    const bool is_done = s.count > 0 && copy_by_ring(&s, kind.direction, kind.context);
     if (is_done)
-        count(direction, copy->bytes);
+        count(kind.direction, copy->bytes);
     else
         dpo_count(DPO_NOT_STAGED, 1);
     return is_done;

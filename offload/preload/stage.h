@@ -16,17 +16,8 @@
 #ifndef DPO_PRELOAD_STAGE_H
 #define DPO_PRELOAD_STAGE_H
 
+#include "offload/preload/kind.h"
 #include "offload/preload/options.h"
-
-enum { DPO_COPY_TO_DEVICE = 1, DPO_COPY_TO_HOST = 2, DPO_COPY_ANY = 4 }; /* cudaMemcpyKind */
-
-struct dpo_copy {
-    uintptr_t to, from;
-    size_t bytes;
-    int kind;
-    void *stream;        /* by name where it is a default stream */
-    bool is_synchronous; /* a call without a stream */
-};
 
 /* true: done, as the real call would have done it, with success. false: the real call is to be
  * made; a part of the bytes may be on their way already, in the same stream and so before its own.

@@ -6,26 +6,70 @@
 #include "base/append.h"
 #include "base/launchers.h"
 #include "base/number.h"
+#include "base/page_file.h"
 
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-static atomic_uint_least64_t counters[DPO_COUNTERS];
+/* Of this process alone, or in a page that others read. */
+static struct dpo_page own, *page = &own;
 _Thread_local int dpo_depth;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct dpo_preload_options options;
 static atomic_bool is_on;
+static char page_path[4096];
+
+static void fill_page(void *at)
+{
+    struct dpo_page *p = at;
+
+    memcpy(p->magic, DPO_PAGE_MAGIC, sizeof(p->magic));
+    p->version = DPO_PAGE_VERSION;
+    p->bytes = sizeof(*p);
+    p->pid = getpid();
+    dp_page_command(p->command, sizeof(p->command));
+}
+
+/* The page stays the parent's: what a child counts is its own, and nothing looks there. */
+static void leave_page(void)
+{
+    if (page != &own)
+        (void)mmap(page, sizeof(*page), PROT_READ | PROT_WRITE,
+                   MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    page_path[0] = '\0';
+}
+
+static void make_page(void)
+{
+    static const struct dp_page_kind kind = {"DUALPIPE_PRELOAD_STAT", DPO_PAGE_SUFFIX,
+                                             DPO_PAGE_MAGIC, sizeof(struct dpo_page), fill_page};
+    char usual[64];
+
+    snprintf(usual, sizeof(usual), DPO_PAGE_DIRECTORY "%ld", (long)geteuid());
+    void *made = dp_page_new(options.stat_dir && *options.stat_dir ? options.stat_dir : usual,
+                             &kind, page_path, sizeof(page_path));
+    if (!made)
+        return;
+    page = made;
+    pthread_atfork(NULL, NULL, leave_page);
+}
 
 static void read_options(void)
 {
     /* The loader drops most preloads of a setuid program, but not those of its trusted directories.
      */
-    if (!getauxval(AT_SECURE) && !dp_options_read(&dpo_preload_option_area, &options))
-        atomic_store_explicit(&is_on, true, memory_order_release);
+    if (getauxval(AT_SECURE) || dp_options_read(&dpo_preload_option_area, &options))
+        return;
+    options.least_bytes = options.pace ? 1 : options.stage ? (size_t)options.stage_min : SIZE_MAX;
+    if (options.stat)
+        make_page();
+    atomic_store_explicit(&is_on, true, memory_order_release);
 }
 
 const struct dpo_preload_options *dpo_preload_options(void)
@@ -36,12 +80,12 @@ const struct dpo_preload_options *dpo_preload_options(void)
 
 void dpo_count(enum dpo_counter counter, uint64_t add)
 {
-    atomic_fetch_add_explicit(&counters[counter], add, memory_order_relaxed);
+    atomic_fetch_add_explicit(&page->counters[counter], add, memory_order_relaxed);
 }
 
 uint64_t dpo_counted(enum dpo_counter counter)
 {
-    return atomic_load_explicit(&counters[counter], memory_order_relaxed);
+    return atomic_load_explicit(&page->counters[counter], memory_order_relaxed);
 }
 
 /* ---- the report ------------------------------------------------------------------------------ */
@@ -64,7 +108,8 @@ static int write_report(char *out, size_t len)
         "  copies         to the device %" PRIu64 " (%" PRIu64 " bytes), to the host %" PRIu64
         " (%" PRIu64 " bytes), other %" PRIu64 " (%" PRIu64 " bytes)\n"
         "  staged         to the device %" PRIu64 " (%" PRIu64 " bytes), to the host %" PRIu64
-        " (%" PRIu64 " bytes); %" PRIu64 " pageable copies left to CUDA\n",
+        " (%" PRIu64 " bytes); %" PRIu64 " pageable copies left to CUDA; %" PRIu64
+        " paced (%" PRIu64 " bytes)\n",
         program_invocation_short_name, (int)getpid(), rank ? ", rank " : "", rank ? rank : "",
         dpo_counted(DPO_PINNED_CALLS), dpo_counted(DPO_PINNED_BYTES),
         percent(dpo_counted(DPO_PAGES_ON_NODE), known), known, dpo_counted(DPO_PAGES_UNKNOWN),
@@ -73,13 +118,16 @@ static int write_report(char *out, size_t len)
         dpo_counted(DPO_COPIES_TO_HOST_BYTES), dpo_counted(DPO_COPIES_OTHER),
         dpo_counted(DPO_COPIES_OTHER_BYTES), dpo_counted(DPO_STAGED_TO_DEVICE),
         dpo_counted(DPO_STAGED_TO_DEVICE_BYTES), dpo_counted(DPO_STAGED_TO_HOST),
-        dpo_counted(DPO_STAGED_TO_HOST_BYTES), dpo_counted(DPO_NOT_STAGED));
+        dpo_counted(DPO_STAGED_TO_HOST_BYTES), dpo_counted(DPO_NOT_STAGED), dpo_counted(DPO_PACED),
+        dpo_counted(DPO_PACED_BYTES));
 }
 
 __attribute__((destructor)) static void report(void)
 {
     char text[1024];
 
+    if (page_path[0])
+        unlink(page_path);
     if (!atomic_load_explicit(&is_on, memory_order_acquire) || !options.report || !*options.report)
         return;
     const int len = write_report(text, sizeof(text));

@@ -7,29 +7,9 @@
 #define DPO_PRELOAD_STATE_H
 
 #include "offload/preload/options.h"
+#include "offload/preload/page.h"
 
 #include <stdatomic.h>
-
-enum dpo_counter {
-    DPO_PINNED_CALLS, /* allocations and registrations that succeeded */
-    DPO_PINNED_BYTES,
-    DPO_PAGES, /* of these, counted */
-    DPO_PAGES_ON_NODE,
-    DPO_PAGES_UNKNOWN,
-    DPO_WITHOUT_NODE, /* calls whose device has no NUMA node, or where placing is refused */
-    DPO_COPIES_TO_DEVICE,
-    DPO_COPIES_TO_DEVICE_BYTES,
-    DPO_COPIES_TO_HOST,
-    DPO_COPIES_TO_HOST_BYTES,
-    DPO_COPIES_OTHER, /* within the device, between devices, direction left to CUDA */
-    DPO_COPIES_OTHER_BYTES,
-    DPO_STAGED_TO_DEVICE, /* of these copies, staged */
-    DPO_STAGED_TO_DEVICE_BYTES,
-    DPO_STAGED_TO_HOST,
-    DPO_STAGED_TO_HOST_BYTES,
-    DPO_NOT_STAGED, /* left to CUDA, as no chunk was free, or a step failed */
-    DPO_COUNTERS
-};
 
 /* The options; NULL: the library does nothing in this process (setuid, or a bad option, which is
  * logged). Any thread. */

@@ -542,6 +542,40 @@ static int copy_and_count(uint64_t expected)
            !is_filled(b.device, b.bytes, 1) || staged_both() != expected;
 }
 
+/* Up and down, with and without waiting; the call in the stream before each chunk is the wait. */
+static int pace_pinned_copies(void)
+{
+    const size_t bytes = 5 * chunk + 77;
+    struct buffers b = buffers_new(bytes);
+    struct sim_stream *stream = stream_new();
+    void *pinned;
+
+    if (cudaHostAlloc(&pinned, bytes, 0))
+        return 1;
+    fill(pinned, bytes, 8);
+    sim_fail("cuLaunchHostFunc", 0, 0);
+    if (cudaMemcpyAsync(b.device, pinned, bytes, TO_DEVICE, stream) ||
+        sim_calls("cuLaunchHostFunc") != 6)
+        return 2;
+    cudaStreamSynchronize(stream);
+    memset(pinned, 0, bytes);
+    if (cudaMemcpyAsync(pinned, b.device, bytes, TO_HOST, stream) || cudaStreamSynchronize(stream))
+        return 3;
+    if (!is_filled(pinned, bytes, 8) || cudaMemcpy(b.device, pinned, bytes, TO_DEVICE))
+        return 4;
+    sim_fail("cuLaunchHostFunc", 2, 999);
+    if (cudaMemcpy(pinned, b.device, bytes, TO_HOST) || !is_filled(pinned, bytes, 8))
+        return 5;
+    return dpo_counted(DPO_PACED) != 3 || dpo_counted(DPO_PACED_BYTES) != 3 * bytes;
+}
+
+static void copies_of_pinned_memory_are_paced_if_asked(void **state)
+{
+    (void)state;
+    assert_int_equal(dpo_counted(DPO_PACED), 0);
+    assert_int_equal(run_self("pace", "", "DUALPIPE_PRELOAD_PACE", "1"), 0);
+}
+
 static void a_forked_child_copies_without_it(void **state)
 {
     int status = -1;
@@ -628,6 +662,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(errors_of_cuda_are_passed_on),
         cmocka_unit_test(where_a_step_fails_cuda_copies),
         cmocka_unit_test(it_can_be_switched_off),
+        cmocka_unit_test(copies_of_pinned_memory_are_paced_if_asked),
         cmocka_unit_test(a_forked_child_copies_without_it),
         cmocka_unit_test(the_ring_is_made_anew_after_a_reset),
         cmocka_unit_test(threads_copy_at_once),
@@ -638,6 +673,8 @@ int main(int argc, char **argv)
         return copy_and_count(0);
     if (argc == 3 && !strcmp(argv[1], "on"))
         return copy_and_count(1);
+    if (argc == 3 && !strcmp(argv[1], "pace"))
+        return pace_pinned_copies();
     if (argc == 3) {
         copy_with_a_fault(argv[1], argv[2][0] - '0');
         return 0;

@@ -117,6 +117,7 @@ SIM_EXPORT int cuStreamWaitEvent(struct sim_stream *stream, struct sim_event *ev
 
 SIM_EXPORT int cuLaunchHostFunc(struct sim_stream *stream, void (*run)(void *user), void *user)
 {
+    SIM_BEGIN();
     return cudaLaunchHostFunc(stream, run, user);
 }
 

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: getrandom */
+
+#include "base/page_file.h"
+
+#include "base/fail.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void no_page(const struct dp_page_kind *kind, const char *what, const char *where,
+                    const char *why)
+{
+    dp_log(DP_LOG_WARN, "%s: nothing is counted: cannot %s %s: %s", kind->option, what, where, why);
+}
+
+/* The directory must be this user's, and closed to all others. -1: it cannot be used. */
+static int open_directory(const struct dp_page_kind *kind, const char *name)
+{
+    struct stat st;
+    int fd = mkdir(name, 0700) && errno != EEXIST
+                 ? -1
+                 : open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    if (fd < 0 || fstat(fd, &st))
+        no_page(kind, "open", name, dp_errno_text(errno));
+    else if (st.st_uid != geteuid() || st.st_mode & 077)
+        no_page(kind, "use", name, "it is not this user's alone (mode 0700)");
+    else
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+/* The writer of a page holds a lock on it. */
+static bool is_left(const struct dp_page_kind *kind, int fd)
+{
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    char magic[8];
+
+    return pread(fd, magic, sizeof(magic), 0) == sizeof(magic) &&
+           !memcmp(magic, kind->magic, sizeof(magic)) && !fcntl(fd, F_GETLK, &all) &&
+           all.l_type == F_UNLCK;
+}
+
+static void sweep_entry(const struct dp_page_kind *kind, int dir, const char *name)
+{
+    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    if (is_left(kind, fd))
+        unlinkat(dir, name, 0);
+    close(fd);
+}
+
+static bool has_suffix(const char *name, const char *suffix)
+{
+    const size_t len = strlen(name), end = strlen(suffix);
+
+    return len > end && !strcmp(name + len - end, suffix);
+}
+
+/* Processes that were killed leave their pages behind. Those that carry our own number are left
+ * alone: one may be ours, of a copy of this library. */
+static void sweep(const struct dp_page_kind *kind, int dir)
+{
+    char own[32];
+    int copy = fcntl(dir, F_DUPFD_CLOEXEC, 0);
+    DIR *list = copy < 0 ? NULL : fdopendir(copy);
+
+    snprintf(own, sizeof(own), "%ld-", (long)getpid());
+    for (struct dirent *e; list && (e = readdir(list));)
+        if (has_suffix(e->d_name, kind->suffix) && strncmp(e->d_name, own, strlen(own)) != 0)
+            sweep_entry(kind, dir, e->d_name);
+    if (list)
+        closedir(list);
+    else if (copy >= 0)
+        close(copy);
+}
+
+/* The lock shows that the process lives; it is its own even after a fork. */
+static int map_file(int fd, size_t bytes, void **out)
+{
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int err = fcntl(fd, F_SETLK, &all) ? errno : posix_fallocate(fd, 0, (off_t)bytes);
+
+    if (err)
+        return err;
+    *out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return *out == MAP_FAILED ? errno : 0;
+}
+
+/* Map a new file, fill it, and only then let it be called like a page. It stays open, and its lock
+ * with it. */
+static int make_file(const struct dp_page_kind *kind, int dir, const char *name, void **out)
+{
+    char early[72];
+    void *at = MAP_FAILED;
+
+    snprintf(early, sizeof(early), "%s.new", name);
+    int fd = openat(dir, early, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return errno;
+    int err = map_file(fd, kind->bytes, &at);
+    if (!err) {
+        kind->fill(at);
+        err = renameat(dir, early, dir, name) ? errno : 0;
+    }
+    if (!err) {
+        *out = at;
+        return 0;
+    }
+    if (at != MAP_FAILED)
+        munmap(at, kind->bytes);
+    unlinkat(dir, early, 0);
+    close(fd);
+    return err;
+}
+
+void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *path, size_t len)
+{
+    char name[64];
+    uint32_t salt = 0;
+    void *page = NULL;
+    int dir = open_directory(kind, directory);
+
+    if (dir < 0)
+        return NULL;
+    sweep(kind, dir);
+    if (getrandom(&salt, sizeof(salt), 0) < 0)
+        salt = 0; /* the number of the process will do */
+    snprintf(name, sizeof(name), "%ld-%08x%s", (long)getpid(), salt, kind->suffix);
+    int err = make_file(kind, dir, name, &page);
+    if (err)
+        no_page(kind, "make a page in", directory, dp_errno_text(err));
+    else
+        snprintf(path, len, "%s/%s", directory, name);
+    close(dir);
+    return page;
+}
+
+void dp_page_command(char *out, size_t len)
+{
+    FILE *f = fopen("/proc/self/cmdline", "re");
+    size_t got = f ? fread(out, 1, len - 1, f) : 0;
+
+    if (f)
+        fclose(f);
+    for (size_t i = 0; i < got; i++)
+        if ((unsigned char)out[i] < ' ' || out[i] == 127)
+            out[i] = ' ';
+    while (got && out[got - 1] == ' ')
+        got--;
+    out[got] = '\0';
+}
