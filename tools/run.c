@@ -70,9 +70,10 @@ static int be_the_parent(const struct run_values *v, const struct dp_process *pr
         return command_broke("no memory for what a job has done");
     int status = run_job(command, shows ? show : show_nothing, s, outcome);
     if (!status) {
-        run_report(v, process, outcome); /* what the job returned goes before what that did */
+        run_report(v, process, s, outcome); /* what the job returned goes before what that did */
         status = run_leave(outcome);
     }
+    stat_pairs_fini(&outcome->pairs);
     free(outcome);
     return status;
 }
@@ -105,8 +106,14 @@ static int run(const struct run_values *v, const struct operands *operands)
         return command_misused(
             "--exec and --report: expected one of the two, as nothing is left to report");
     status = run_settings_choose(v, &s);
-    if (!status && v->only_prints)
+    if (!status && v->only_prints) {
+        run_say(&s, "CPUs", "%s",
+                v->no_bind ? "not bound: --no-bind"
+                           : "bound when the job starts, where a launcher tells the rank");
+        if (!v->quiet)
+            show(&s);
         print_settings(&s);
+    }
     else if (!status && !operands->count)
         status = command_misused("no command to run, expected one behind --");
     else if (!status)
@@ -137,15 +144,15 @@ static const struct arg args[] = {
     {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},
     {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner),
      .min = 0},
-    {"no-preload", 0, NULL, "leave CUDA's pinned memory where CUDA puts it", ARG_FLAG,
+    {"no-preload", 0, NULL, "leave pinned memory and copies of CUDA as they are", ARG_FLAG,
      AT(no_preload), .min = 0},
     {"no-bind", 0, NULL, "leave CPUs and memory as they are", ARG_FLAG, AT(no_bind), .min = 0},
     {"quiet", 'q', NULL, "say nothing of what is used, and nothing in the end", ARG_FLAG, AT(quiet),
      .min = 0},
     {"exec", 0, NULL, "become the command, instead of staying its parent", ARG_FLAG, AT(exec),
      .min = 0},
-    {"print", 'p', NULL, "only print what would be set, for a shell", ARG_FLAG, AT(only_prints),
-     .min = 0},
+    {"print", 'p', NULL, "start nothing: say what is used, and print the variables for a shell",
+     ARG_FLAG, AT(only_prints), .min = 0},
 };
 
 int run_run(int argc, char **argv)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stat.c - `dualpipe stat`: what the net plugin counts in this user's processes.
+ * stat.c - `dualpipe stat`: what the net plugin and the preload library count in this user's
+ * processes.
  */
 #include "config.h"
 
@@ -59,36 +60,41 @@ static bool wait_for_next(double ns)
 
 /* ---- one look -------------------------------------------------------------------------------- */
 
-static int write_prometheus(const char *path, const struct stat_list *list)
+static int write_prometheus(const char *path, const struct stat_list *list,
+                            const struct stat_preload *preload)
 {
     struct output out;
     int status = output_open(path, &out);
 
-    return status ? status : output_close(&out, stat_print_prometheus(out.file, list));
+    return status ? status : output_close(&out, stat_print_prometheus(out.file, list, preload));
 }
 
 static int show(const struct values *v, const struct stat_list *list,
-                const struct stat_list *before)
+                const struct stat_list *before, const struct stat_preload *preload)
 {
     if (v->prometheus)
-        return write_prometheus(v->prometheus, list);
+        return write_prometheus(v->prometheus, list, preload);
     if (v->json)
-        return stat_print_json(list) ? command_broke("cannot write JSON") : EXIT_OK;
+        return stat_print_json(list, preload) ? command_broke("cannot write JSON") : EXIT_OK;
     if (v->follow && isatty(STDOUT_FILENO))
         fputs("\033[H\033[2J", stdout); /* a clean screen */
     stat_print_table(list, before, v->connections);
+    stat_print_preload(preload);
     fflush(stdout);
     return EXIT_OK;
 }
 
 static int look(const struct values *v, struct stat_list *last)
 {
+    struct stat_preload preload = {0};
     struct stat_list list;
     int status = stat_read(v->directory, &list);
 
     if (status)
         return status;
-    status = show(v, &list, last);
+    stat_preload_hold(&preload, v->directory, NULL);
+    status = show(v, &list, last, &preload);
+    stat_preload_fini(&preload);
     stat_list_fini(last);
     *last = list;
     return status;
@@ -136,7 +142,9 @@ static const struct usage usage = {
     .command = "dualpipe stat",
     .about = "Show what the net plugin counts in this user's processes on this machine, while\n"
              "they run: messages, bytes, stalls, retries, failovers, how large messages are and\n"
-             "how long they take. It counts where DUALPIPE_NET_STAT=1 is set.",
+             "how long they take. It counts where DUALPIPE_NET_STAT=1 is set. What the preload\n"
+             "library counts is shown, too, where DUALPIPE_PRELOAD_STAT=1 is set: pinned memory\n"
+             "and where it is, copies, and those that are staged.",
     .groups = groups,
     .examples = "  dualpipe stat\n"
                 "  dualpipe stat --follow --connections\n"

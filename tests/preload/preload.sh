@@ -93,6 +93,49 @@ case_is 'a forked child goes on, and reports by itself' \
 with $job absent || :
 case_is 'without CUDA the interposed call says so' "$(echo 35 | diff - "$work/out" || :)"
 
+# ---- who else can read it ---------------------------------------------------------------------------
+
+# await COMMAND... - until it succeeds, no longer than a minute.
+await()
+{
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || return 0
+        sleep 0.1
+    done
+}
+
+# has_counted - all calls.
+has_counted()
+{
+    tools/dualpipe stat --json --dir "$work/pages" | grep -q '"copies_to_device_bytes": 8192'
+}
+
+mkfifo "$work/go"
+mkdir -m 700 "$work/pages"
+DUALPIPE_PRELOAD_ROOT="$work/root" DUALPIPE_NET_STAT_DIR="$work/pages" RANK=0 WORLD_SIZE=1 \
+    tools/dualpipe run --report "$work/run.json" -- $job hold "$calls" <"$work/go" >/dev/null 2>"$work/run.err" &
+run=$!
+exec 3>"$work/go"
+# It holds the page, and so knows in the end what was counted.
+await grep -qs '\.preload' "/proc/$run/maps"
+await has_counted
+tools/dualpipe stat --dir "$work/pages" >"$work/stat.txt" 2>&1
+tools/dualpipe stat --json --dir "$work/pages" >"$work/stat.json" 2>&1
+tools/dualpipe stat --prometheus "$work/stat.prom" --dir "$work/pages" 2>&1
+exec 3>&-
+wait $run || echo "status $?" >>"$work/run.err"
+case_is 'dualpipe stat shows what it counts' \
+    "$(lacks "$work/stat.txt" 'preload: pinned 6.29 MB, .*copied 8.19 kB to the device, 4.1 kB to the host'
+        lacks "$work/stat.json" '"copies_to_device_bytes": 8192'
+        lacks "$work/stat.prom" '^dualpipe_preload_pinned_calls_total\{pid="[0-9]+",process="[^"]*"\} 6$')"
+case_is 'the report of dualpipe run has it' \
+    "$(lacks "$work/run.json" '"preload": \{"pinned_calls": 6, "pinned_bytes": 6291456,'
+        lacks "$work/run.err" '^dualpipe: pinned 6.29 MB, '
+        grep '^status' "$work/run.err" || :)"
+case_is 'the page goes with its process' "$(ls "$work/pages")"
+
 # ---- NCCL -------------------------------------------------------------------------------------------
 
 nccl=tests/preload/preload-nccl

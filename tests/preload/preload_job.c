@@ -3,9 +3,11 @@
  * preload_job.c - a program that uses CUDA, for tests/preload/preload.sh.
  *
  *      preload-job local FILE   the calls of FILE (preload_calls.c), opened with RTLD_LOCAL, so
- * that its CUDA runtime is out of the global scope preload-job fork FILE    the same, then again in
- * a child preload-job absent       what cudaHostAlloc returns in a program without CUDA; -1: not
- * there preload-job time FILE    ns of a copy of no bytes
+ *                               that its CUDA runtime is out of the global scope
+ *      preload-job hold FILE    the same, then it waits for the end of its standard input
+ *      preload-job fork FILE    the same, then again in a child
+ *      preload-job time FILE    ns of a copy of no bytes
+ *      preload-job absent       what cudaHostAlloc returns in a program without CUDA; -1: not there
  */
 #include "config.h" /* GNU extensions: RTLD_DEFAULT */
 
@@ -27,6 +29,18 @@ static void *function_of(const char *file, const char *name)
         exit(1);
     }
     return found;
+}
+
+static int call_and_wait(const char *file)
+{
+    int (*calls)(void) = NULL;
+    char byte;
+
+    *(void **)&calls = function_of(file, "preload_calls");
+    const int status = calls();
+    while (read(STDIN_FILENO, &byte, 1) > 0)
+        ;
+    return status;
 }
 
 static int call(const char *file)
@@ -75,10 +89,12 @@ int main(int argc, char **argv)
         return call(argv[2]);
     if (argc == 3 && !strcmp(what, "fork"))
         return fork_and_call(argv[2]);
+    if (argc == 3 && !strcmp(what, "hold"))
+        return call_and_wait(argv[2]);
     if (argc == 3 && !strcmp(what, "time"))
         return time_copies(argv[2]);
     if (argc == 2 && !strcmp(what, "absent"))
         return call_without_cuda();
-    fprintf(stderr, "preload-job: expected local FILE, fork FILE, time FILE or absent\n");
+    fprintf(stderr, "preload-job: expected local, hold, fork or time and FILE, or absent\n");
     return 2;
 }

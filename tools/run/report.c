@@ -14,8 +14,11 @@
 
 #include <jansson.h>
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OTHERS_S = 5, LOOK_MS = 50, NAMED_MAX = 8 };
+enum { OTHERS_S = 5, LOOK_MS = 50, NAMED_MAX = 8, PAIRS_MAX = 64, PAIR_BYTES_MIN = 1 << 20 };
 
 static int64_t clock_ns(clockid_t clock)
 {
@@ -69,6 +72,52 @@ static json_t *make_devices(const struct stat_sum *sum)
     return list;
 }
 
+static json_t *make_preload(const struct run_outcome *o)
+{
+    json_t *counts = json_object();
+
+    for (int c = 0; c < DPO_COUNTERS; c++)
+        json_object_set_new(counts, dpo_counter_name((enum dpo_counter)c),
+                            json_integer((json_int_t)o->preload[c]));
+    return counts;
+}
+
+/* Those with enough bytes to say something, up to a number. */
+static json_t *make_pairs(const struct stat_pairs *p)
+{
+    json_t *list = json_array();
+
+    for (int i = 0; i < p->pair_count && json_array_size(list) < PAIRS_MAX; i++) {
+        const struct stat_pair *pair = &p->pairs[i];
+        if (pair->bytes >= PAIR_BYTES_MIN && pair->ns > 0)
+            json_array_append_new(list,
+                                  json_pack("{s:s, s:s, s:s, s:f, s:f}", "peer", pair->peer,
+                                            "device", pair->device, "transport", pair->transport,
+                                            "bytes", pair->bytes, "gbs", pair->bytes / pair->ns));
+    }
+    return list;
+}
+
+/* By which a peer is known to be this host. */
+static json_t *make_addresses(void)
+{
+    struct ifaddrs *all = NULL;
+    json_t *list = json_array();
+    char text[INET6_ADDRSTRLEN];
+
+    for (struct ifaddrs *a = getifaddrs(&all) ? NULL : all; a; a = a->ifa_next) {
+        const int family = a->ifa_addr ? a->ifa_addr->sa_family : AF_UNSPEC;
+        const void *at =
+            family == AF_INET    ? (const void *)&((struct sockaddr_in *)a->ifa_addr)->sin_addr
+            : family == AF_INET6 ? (const void *)&((struct sockaddr_in6 *)a->ifa_addr)->sin6_addr
+                                 : NULL;
+        if (at && !(a->ifa_flags & IFF_LOOPBACK) && inet_ntop(family, at, text, sizeof(text)))
+            json_array_append_new(list, json_string(text));
+    }
+    freeifaddrs(all);
+    return list;
+}
+
 static json_t *make_line(const struct dp_process *process, const struct run_outcome *o)
 {
     const bool was_killed = WIFSIGNALED(o->how);
@@ -76,12 +125,13 @@ static json_t *make_line(const struct dp_process *process, const struct run_outc
 
     gethostname(host, sizeof(host) - 1);
     return json_pack(
-        "{s:I, s:i, s:i, s:s, s:i, s:i, s:f, s:f, s:f, s:i, s:o}", "ended_ns",
+        "{s:I, s:i, s:i, s:s, s:i, s:i, s:f, s:f, s:f, s:i, s:o, s:o, s:o, s:o}", "ended_ns",
         (json_int_t)clock_ns(CLOCK_REALTIME), "rank", process->rank < 0 ? 0 : process->rank, "size",
         process->size < 1 ? 1 : process->size, "host", host, "status",
         was_killed ? 0 : WEXITSTATUS(o->how), "signal", was_killed ? WTERMSIG(o->how) : 0,
         "seconds", o->seconds, "cpu_seconds", o->cpu_seconds, "most_bytes", o->most_bytes,
-        "processes", o->processes, "devices", make_devices(&o->sent));
+        "processes", o->processes, "devices", make_devices(&o->sent), "preload", make_preload(o),
+        "pairs", make_pairs(&o->pairs), "addresses", make_addresses());
 }
 
 static int add_line(const char *path, const json_t *line)
@@ -214,6 +264,87 @@ static void say_devices(const json_t *ranks, int processes)
     json_decref(sums);
 }
 
+/* What the preload library has counted on all ranks, and on which rank most pages are misplaced. */
+static void say_preload(const json_t *ranks)
+{
+    uint64_t sums[DPO_COUNTERS] = {0}, most = 0;
+    size_t r, worst = 0;
+    json_t *line;
+    char text[256];
+
+    json_array_foreach(ranks, r, line)
+    {
+        const json_t *counts = json_object_get(line, "preload");
+        uint64_t own[DPO_COUNTERS];
+        for (int c = 0; c < DPO_COUNTERS; c++) {
+            own[c] = (uint64_t)number(counts, dpo_counter_name((enum dpo_counter)c));
+            sums[c] += own[c];
+        }
+        const uint64_t missed = own[DPO_PAGES] - own[DPO_PAGES_UNKNOWN] - own[DPO_PAGES_ON_NODE];
+        worst = missed > most ? r : worst;
+        most = missed > most ? missed : most;
+    }
+    if (!*stat_preload_text(sums, text, sizeof(text)))
+        return;
+    fprintf(stderr, "dualpipe: %s", text);
+    if (most && json_array_size(ranks) > 1)
+        fprintf(stderr, "; most misplaced on rank %zu, %llu pages", worst,
+                (unsigned long long)most);
+    fputs("\n", stderr);
+}
+
+/* The rank that has this address, if one has; otherwise the address. */
+static const char *name_peer(const json_t *ranks, const char *peer, char *text, size_t len)
+{
+    json_t *line, *address;
+    size_t r, a, rank = 0;
+    int found = 0;
+
+    json_array_foreach(ranks, r, line)
+        json_array_foreach(json_object_get(line, "addresses"), a,
+                           address) if (strstr(peer, json_string_value(address)))
+    {
+        found++;
+        rank = r;
+    }
+    if (found == 1)
+        snprintf(text, len, "rank %zu (%s)", rank, peer);
+    else
+        snprintf(text, len, "%s", peer);
+    return text;
+}
+
+/* Of all pairs that sent enough, the one whose messages took longest for their bytes. */
+static void say_slowest(const json_t *ranks)
+{
+    const json_t *slowest = NULL;
+    json_t *line, *pair;
+    size_t r, i, rank = 0, count = 0;
+    double most = 0;
+    char peer[128];
+
+    json_array_foreach(ranks, r, line) json_array_foreach(json_object_get(line, "pairs"), i, pair)
+    {
+        const double gbs = number(pair, "gbs");
+        count++;
+        most = gbs > most ? gbs : most;
+        if (!slowest || gbs < number(slowest, "gbs")) {
+            slowest = pair;
+            rank = r;
+        }
+    }
+    if (count > 1)
+        fprintf(stderr,
+                "dualpipe: slowest of %zu pairs: rank %zu to %s over %s (%s), %.3g GB/s a message; "
+                "the fastest %.3g\n",
+                count, rank,
+                name_peer(ranks, json_string_value(json_object_get(slowest, "peer")), peer,
+                          sizeof(peer)),
+                json_string_value(json_object_get(slowest, "device")),
+                json_string_value(json_object_get(slowest, "transport")), number(slowest, "gbs"),
+                most);
+}
+
 static void say_missing(const json_t *ranks, int count, const char *path)
 {
     const int missing = (int)json_array_size(ranks) - count;
@@ -267,7 +398,7 @@ static void say_ranks(const json_t *ranks, int count)
 }
 
 int run_report(const struct run_values *v, const struct dp_process *process,
-               const struct run_outcome *outcome)
+               const struct run_settings *s, const struct run_outcome *outcome)
 {
     json_t *own = make_line(process, outcome), *ranks;
     const int size = process->size < 1 || !v->report ? 1 : process->size;
@@ -284,8 +415,11 @@ int run_report(const struct run_values *v, const struct dp_process *process,
         if (size > 1 && !status)
             say_ranks(ranks, count);
         say_devices(ranks, outcome->processes);
+        say_slowest(ranks);
+        say_preload(ranks);
         if (size > 1 && !status)
             say_missing(ranks, count, v->report);
+        run_suggest(v, s);
         json_decref(ranks);
     }
     json_decref(own);

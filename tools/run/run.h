@@ -8,6 +8,8 @@
 
 #include "plugin_path.h"
 #include "stat/held.h"
+#include "stat/pairs.h"
+#include "stat/preload.h"
 #include "tune/tune.h"
 
 #include <dualpipe/comm.h>
@@ -26,7 +28,7 @@ struct run_values {
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
-enum { RUN_SETTINGS_MAX = 16, RUN_PARTS_MAX = 8, RUN_WORDS_LEN = 512 };
+enum { RUN_SETTINGS_MAX = 24, RUN_PARTS_MAX = 8, RUN_WORDS_LEN = 512 };
 
 struct run_setting {
     const char *name, *value;
@@ -42,6 +44,7 @@ struct run_settings {
         char words[RUN_WORDS_LEN];
     } parts[RUN_PARTS_MAX];
     char *table, *placement, *preload, *traffic;
+    size_t traffic_from; /* bytes that were in its file before */
     char plugin[PLUGIN_PATH_LEN], tuner[PLUGIN_PATH_LEN], profiler[PLUGIN_PATH_LEN];
     char links[DP_TUNING_LINKS_LEN];
 };
@@ -71,6 +74,9 @@ struct run_outcome {
     double most_bytes;    /* of memory, the largest of its processes */
     int processes;        /* that have counted in the net plugin */
     struct stat_sum sent; /* what they have counted */
+    struct stat_pairs pairs;
+    int preload_processes; /* that have counted in the preload library */
+    uint64_t preload[DPO_COUNTERS];
 };
 
 /* Start the command, pass signals on to it, wait until it has ended. It is killed if this process
@@ -90,6 +96,12 @@ int run_leave(const struct run_outcome *outcome);
  * come to the file in time, have done, on standard error, by the first rank alone. 0 or an EXIT_
  * value. */
 int run_report(const struct run_values *v, const struct dp_process *process,
-               const struct run_outcome *outcome);
+               const struct run_settings *s, const struct run_outcome *outcome);
+
+/* ---- suggest --------------------------------------------------------------------------------- */
+
+/* With --traffic: what NCCL sent in this run, over the topology of --topology, --synthetic or
+ * --sysfs, or of this machine, and which order of the ranks would be better; on standard error. */
+void run_suggest(const struct run_values *v, const struct run_settings *s);
 
 #endif

@@ -141,6 +141,10 @@ static int add_preload(const struct run_values *v, struct run_settings *s)
     snprintf(s->preload, len, "%s%s%s", set ? set : "", set && *set ? ":" : "", path);
     add(s, "LD_PRELOAD", s->preload);
     s->list[s->count - 1].adds = true;
+    if (!v->exec && !getenv("DUALPIPE_PRELOAD_STAT"))
+        add(s, "DUALPIPE_PRELOAD_STAT", "1"); /* for the report */
+    if (getenv("DUALPIPE_NET_STAT_DIR") && !getenv("DUALPIPE_PRELOAD_STAT_DIR"))
+        add(s, "DUALPIPE_PRELOAD_STAT_DIR", getenv("DUALPIPE_NET_STAT_DIR"));
     run_say(s, "preload", "%s", path);
     return 0;
 }
@@ -173,7 +177,8 @@ static int add_tuner(const struct run_values *v, struct run_settings *s)
     const bool is_asked = v->table || v->links || tune_has_source(&v->source);
     int status = 0;
 
-    if (v->no_tuner && is_asked)
+    /* A topology is also for the suggestion in the end. */
+    if (v->no_tuner && is_asked && (v->table || v->links || !v->traffic))
         return command_misused("--no-tuner goes with no --table, --links or --topology");
     if (v->no_tuner ||
         (!is_asked && !getenv("DUALPIPE_TUNER_TABLE") && !getenv("DUALPIPE_TUNER_LINKS"))) {
@@ -203,6 +208,8 @@ static int add_traffic(const char *path, struct run_settings *s)
     FILE *file = fopen(path, "a");
     if (!file)
         return command_broke("%s: %s", path, strerror(errno));
+    const long len = fseek(file, 0, SEEK_END) ? 0 : ftell(file);
+    s->traffic_from = len > 0 ? (size_t)len : 0;
     fclose(file);
     s->traffic = realpath(path, NULL);
     if (!s->traffic)

@@ -66,15 +66,30 @@ static json_t *json_process(const struct stat_process *p)
                      (json_int_t)p->left_out, "devices", devices, "connections", connections);
 }
 
-int stat_print_json(const struct stat_list *list)
+static json_t *json_preload(const struct dpo_page *page)
 {
-    json_t *processes = json_array();
+    char command[DPO_PAGE_COMMAND_LEN];
+
+    stat_text(page->command, command, sizeof(command));
+    json_t *j = json_pack("{sI, ss}", "pid", (json_int_t)page->pid, "command", command);
+    for (int c = 0; c < DPO_COUNTERS; c++)
+        json_object_set_new(
+            j, dpo_counter_name((enum dpo_counter)c),
+            json_integer((json_int_t)stat_preload_count(page, (enum dpo_counter)c)));
+    return j;
+}
+
+int stat_print_json(const struct stat_list *list, const struct stat_preload *preload)
+{
+    json_t *processes = json_array(), *preloads = json_array();
     bool whole = true; /* rather none than some that look like all */
 
     for (int i = 0; i < list->count; i++)
         whole &= !json_array_append_new(processes, json_process(list->processes[i]));
-    json_t *all = json_pack("{ss, si, so}", "stat", "net", "format", STAT_FORMAT, "processes",
-                            processes);
+    for (int i = 0; i < preload->count; i++)
+        whole &= !json_array_append_new(preloads, json_preload(preload->pages[i].page));
+    json_t *all = json_pack("{ss, si, so, so}", "stat", "net", "format", STAT_FORMAT, "processes",
+                            processes, "preload", preloads);
     if (!all || !whole) {
         json_decref(all);
         return DP_ENOMEM;

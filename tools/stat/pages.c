@@ -24,8 +24,8 @@ const char *stat_way_name(uint32_t way)
 const char *stat_what_name(enum dpn_stat_what what)
 {
     static const char *const names[DPN_STAT_WHATS] = {
-        "messages", "bytes", "requests", "finished", "stalls", "stall_ns", "full", "retries",
-        "failovers", "errors", "timed_ns", "eager",
+        "messages", "bytes",   "requests",  "finished", "stalls",   "stall_ns",
+        "full",     "retries", "failovers", "errors",   "timed_ns", "eager",
     };
 
     return names[what];
@@ -93,7 +93,7 @@ static int character_len(const char *c)
 
 /* A text out of another process's memory: ended, UTF-8, as JSON and Prometheus want it, and without
  * what a terminal would obey. */
-static void copy_text(const char *from, char *to, size_t len)
+void stat_text(const char *from, char *to, size_t len)
 {
     memcpy(to, from, len);
     to[len - 1] = '\0';
@@ -112,7 +112,7 @@ static void read_devices(const struct dpn_stat_page *page, struct stat_process *
     for (int i = 0; i < p->device_count; i++) {
         struct stat_device *d = &p->devices[i];
         *d = (struct stat_device){.speed_mbps = page->devices[i].speed_mbps};
-        copy_text(page->devices[i].name, d->name, sizeof(d->name));
+        stat_text(page->devices[i].name, d->name, sizeof(d->name));
         for (int way = 0; way < DPN_STAT_WAYS; way++)
             add_counts(&page->devices[i].closed[way], &d->ways[way]);
     }
@@ -123,12 +123,12 @@ static bool read_connection(const struct dpn_stat_connection *c, struct stat_pro
 {
     struct stat_connection *to = &p->connections[p->connection_count];
 
-    *to = (struct stat_connection){.number = c->number, .device = c->device, .way = c->way,
-                                   .opened_ns = c->opened_ns};
+    *to = (struct stat_connection){
+        .number = c->number, .device = c->device, .way = c->way, .opened_ns = c->opened_ns};
     if (to->device >= (uint32_t)p->device_count || to->way >= DPN_STAT_WAYS)
         return false;
-    copy_text(c->transport, to->transport, sizeof(to->transport));
-    copy_text(c->peer, to->peer, sizeof(to->peer));
+    stat_text(c->transport, to->transport, sizeof(to->transport));
+    stat_text(c->peer, to->peer, sizeof(to->peer));
     add_counts(&c->counters, &to->counted);
     p->devices[to->device].open[to->way]++;
     stat_counts_add(&to->counted, &p->devices[to->device].ways[to->way]);
@@ -138,8 +138,8 @@ static bool read_connection(const struct dpn_stat_connection *c, struct stat_pro
 
 static bool read_once(const struct dpn_stat_page *page, struct stat_process *p)
 {
-    bool good = page->device_count <= DPN_STAT_DEVICES &&
-                page->connection_count <= DPN_STAT_CONNECTIONS;
+    bool good =
+        page->device_count <= DPN_STAT_DEVICES && page->connection_count <= DPN_STAT_CONNECTIONS;
 
     p->connection_count = 0;
     if (good)
@@ -194,7 +194,7 @@ static int take(const char *directory, const char *file, const struct dpn_stat_p
     snprintf(p->file, sizeof(p->file), "%s", file);
     p->pid = page->pid;
     p->opened_ns = page->opened_ns;
-    copy_text(page->command, p->command, sizeof(p->command));
+    stat_text(page->command, p->command, sizeof(p->command));
     clock_gettime(CLOCK_REALTIME, &now);
     p->read_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
     qsort(p->connections, (size_t)p->connection_count, sizeof(*p->connections), by_number);
@@ -258,8 +258,9 @@ static int check_file(const char *directory, const char *file, int fd)
     if (!dpn_stat_is_live(fd))
         return -1;
     if (head.version != DPN_STAT_VERSION)
-        return command_broke("%s/%s has layout %u, expected %d: another version of dualpipe writes it",
-                             directory, file, head.version, DPN_STAT_VERSION);
+        return command_broke(
+            "%s/%s has layout %u, expected %d: another version of dualpipe writes it", directory,
+            file, head.version, DPN_STAT_VERSION);
     if (head.bytes != sizeof(struct dpn_stat_page) || st.st_size != (off_t)head.bytes)
         return command_broke("%s/%s is damaged: it has %lld bytes, expected %zu", directory, file,
                              (long long)st.st_size, sizeof(struct dpn_stat_page));

@@ -30,7 +30,7 @@ struct stat_connection {
 };
 
 struct stat_process {
-    char file[256]; /* of its page */
+    char file[256];                  /* of its page */
     int64_t pid, opened_ns, read_ns; /* CLOCK_REALTIME */
     char command[DPN_STAT_NAME_LEN];
     uint64_t opened, left_out;
@@ -50,6 +50,8 @@ struct stat_list {
 
 /* "1.23 GB", in text, which is returned. */
 const char *stat_bytes_text(double bytes, char *text, size_t len);
+/* A text out of another process's memory: ended, UTF-8, without what a terminal would obey. */
+void stat_text(const char *from, char *to, size_t len);
 /* "send", "receive" */
 const char *stat_way_name(uint32_t way);
 /* "messages", "bytes", ...: as in JSON. */
@@ -61,8 +63,9 @@ void stat_counts_add(const struct stat_counts *from, struct stat_counts *to);
  * NULL, or why there is nothing to be had. */
 const char *stat_page_read(const struct dpn_stat_page *page, struct stat_process *p);
 
-/* All that live, by pid; pages of processes that have ended are removed. `directory` NULL: where they
- * are as a rule, and that there is none is an empty list. 0, or an EXIT_ value after one line. */
+/* All that live, by pid; pages of processes that have ended are removed. `directory` NULL: where
+ * they are as a rule, and that there is none is an empty list. 0, or an EXIT_ value after one line.
+ */
 int stat_read(const char *directory, struct stat_list *out);
 void stat_list_fini(struct stat_list *list);
 

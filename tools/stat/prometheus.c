@@ -131,7 +131,25 @@ static void put_head(FILE *to, const char *name, const char *end, const char *he
             end, type);
 }
 
-int stat_print_prometheus(FILE *to, const struct stat_list *list)
+/* ---- the preload library's ------------------------------------------------------------------- */
+
+static void put_preload(FILE *to, const struct stat_preload *preload, enum dpo_counter counter)
+{
+    const char *name = dpo_counter_name(counter);
+
+    fprintf(to, "# HELP dualpipe_preload_%s_total As `dualpipe stat --json` has it.\n", name);
+    fprintf(to, "# TYPE dualpipe_preload_%s_total counter\n", name);
+    for (int i = 0; i < preload->count; i++) {
+        const struct stat_preload_page *p = &preload->pages[i];
+        fprintf(to, "dualpipe_preload_%s_total{pid=\"%lld\",process=\"", name,
+                (long long)p->page->pid);
+        put_escaped(to, p->file, strcspn(p->file, "."));
+        fprintf(to, "\"} %llu\n", (unsigned long long)stat_preload_count(p->page, counter));
+    }
+}
+
+int stat_print_prometheus(FILE *to, const struct stat_list *list,
+                          const struct stat_preload *preload)
 {
     static const struct histogram histograms[] = {
         {"message_size_bytes", "Sizes of messages.", DPN_STAT_SIZES, 1, DPN_STAT_BYTES},
@@ -149,5 +167,7 @@ int stat_print_prometheus(FILE *to, const struct stat_list *list)
         put_head(to, histograms[i].name, "", histograms[i].help, "histogram");
         put_all(to, list, put_histogram, &histograms[i]);
     }
+    for (int c = 0; c < DPO_COUNTERS && preload->count; c++)
+        put_preload(to, preload, (enum dpo_counter)c);
     return fflush(to) || ferror(to) ? DP_EIO : 0;
 }

@@ -6,6 +6,7 @@
 #define DP_TOOLS_STAT_STAT_H
 
 #include "stat/pages.h"
+#include "stat/preload.h"
 
 #include <stdio.h>
 
@@ -14,11 +15,14 @@ enum { STAT_FORMAT = 1 }; /* of the JSON; man dualpipe-stat describes it */
 /* A table for people. before: the last look, for rates; may be empty. */
 void stat_print_table(const struct stat_list *list, const struct stat_list *before,
                       bool connections);
+/* A line for each process with the preload library; none if there is no such process. */
+void stat_print_preload(const struct stat_preload *preload);
 
 /* One JSON object. DP_EIO, DP_ENOMEM. */
-int stat_print_json(const struct stat_list *list);
+int stat_print_json(const struct stat_list *list, const struct stat_preload *preload);
 
 /* Prometheus' text format, by device. DP_EIO. */
-int stat_print_prometheus(FILE *to, const struct stat_list *list);
+int stat_print_prometheus(FILE *to, const struct stat_list *list,
+                          const struct stat_preload *preload);
 
 #endif

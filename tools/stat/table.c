@@ -98,9 +98,9 @@ static const struct stat_process *find_process(const struct stat_list *list,
 /* GB/s; negative: not known. */
 static double rate(const struct stat_counts *now, const struct stat_counts *then, int64_t ns)
 {
-    return then && ns > 0 ? (double)(now->counts[DPN_STAT_BYTES] - then->counts[DPN_STAT_BYTES]) /
-                                (double)ns
-                          : -1;
+    return then && ns > 0
+               ? (double)(now->counts[DPN_STAT_BYTES] - then->counts[DPN_STAT_BYTES]) / (double)ns
+               : -1;
 }
 
 static void print_devices(const struct stat_process *p, const struct stat_process *before)
@@ -161,9 +161,26 @@ void stat_print_table(const struct stat_list *list, const struct stat_list *befo
     for (int i = 0; i < list->count; i++)
         print_process(list->processes[i], find_process(before, list->processes[i]), connections);
     if (list->count)
-        printf("\nsize: median, rounded down to a power of two; time: median from isend or irecv to "
-               "done, and\nwhat 99 %% keep, rounded up; stalls: sends that waited for the receiver; "
-               "full: all requests in use\n");
+        printf(
+            "\nsize: median, rounded down to a power of two; time: median from isend or irecv to "
+            "done, and\nwhat 99 %% keep, rounded up; stalls: sends that waited for the receiver; "
+            "full: all requests in use\n");
     else
         printf("(the net plugin counts in processes that have DUALPIPE_NET_STAT=1)\n");
+}
+
+void stat_print_preload(const struct stat_preload *preload)
+{
+    char text[256];
+
+    for (int i = 0; i < preload->count; i++) {
+        const struct dpo_page *page = preload->pages[i].page;
+        const struct stat_preload one = {1, &preload->pages[i]};
+        uint64_t counts[DPO_COUNTERS] = {0};
+        char command[DPO_PAGE_COMMAND_LEN];
+        stat_preload_sum(&one, counts);
+        stat_text(page->command, command, sizeof(command));
+        printf("\nprocess %lld: %s\n  preload: %s\n", (long long)page->pid, command,
+               stat_preload_text(counts, text, sizeof(text)));
+    }
 }

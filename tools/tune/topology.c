@@ -17,8 +17,7 @@ bool tune_has_source(const struct tune_source *source)
     return source->topology || source->synthetic || source->sysfs;
 }
 
-/* 0, else an EXIT_ value. */
-static int load(const struct tune_source *source, struct dp_topology **out)
+int tune_load_topology(const struct tune_source *source, struct dp_topology **out)
 {
     const char *const text = source->topology;
     struct topo_args args = {.synthetic = source->synthetic, .sysfs = source->sysfs};
@@ -52,7 +51,7 @@ static bool has_nvls(const struct dp_topology *t)
 int tune_read_topology(const struct tune_source *source, struct tune_place *out)
 {
     struct dp_topology *t;
-    int status = load(source, &t);
+    int status = tune_load_topology(source, &t);
 
     if (status)
         return status;

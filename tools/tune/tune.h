@@ -7,6 +7,7 @@
 
 #include "args.h"
 
+#include <dualpipe/topology.h>
 #include <dualpipe/tuning.h>
 
 /* What the model needs to know of a cluster. */
@@ -21,6 +22,8 @@ struct tune_source {
     const char *topology, *synthetic, *sysfs;
 };
 bool tune_has_source(const struct tune_source *source);
+/* 0, else an EXIT_ value; the sentence has been printed. */
+int tune_load_topology(const struct tune_source *source, struct dp_topology **out);
 
 /* The cluster of exactly one of them. 0, else an EXIT_ value; the sentence has been printed. */
 int tune_read_topology(const struct tune_source *source, struct tune_place *out);
