@@ -21,7 +21,7 @@ static const struct command commands[] = {
     {"run", "run a job with NCCL's net and tuner plugins of this program", run_run},
     {"tune", "which algorithm and protocol NCCL should use, and why", run_tune},
     {"bench", "measure this machine and this library", run_bench},
-    {"stat", "what the net plugin counts in running processes", run_stat},
+    {"stat", "training jobs as they run, and what the net plugin counts", run_stat},
     {"doctor", "say why NCCL is slow here, or does not use the plugin", run_doctor},
     {"info", "version, what was built in, what the machine has, all options", run_info},
     {0},

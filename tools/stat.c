@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stat.c - `dualpipe stat`: what the net plugin and the preload library count in this user's
- * processes.
+ * stat.c - `dualpipe stat`: what this user's training jobs do, and what the net plugin and the preload
+ * library count in their processes.
  */
 #include "config.h"
 
@@ -9,6 +9,7 @@
 #include "command.h"
 #include "commands.h"
 #include "output.h"
+#include "stat/jobs.h"
 #include "stat/stat.h"
 
 #include <dualpipe/options.h>
@@ -60,58 +61,76 @@ static bool wait_for_next(double ns)
 
 /* ---- one look -------------------------------------------------------------------------------- */
 
-static int write_prometheus(const char *path, const struct stat_list *list,
-                            const struct stat_preload *preload)
+/* All that there is to see at a moment. */
+struct seen {
+    struct stat_list list;
+    struct stat_jobs jobs;
+    struct stat_preload preload;
+};
+
+static void seen_fini(struct seen *seen)
+{
+    stat_list_fini(&seen->list);
+    stat_jobs_fini(&seen->jobs);
+    stat_preload_fini(&seen->preload);
+}
+
+static int write_prometheus(const char *path, const struct seen *seen)
 {
     struct output out;
     int status = output_open(path, &out);
 
-    return status ? status : output_close(&out, stat_print_prometheus(out.file, list, preload));
+    if (status)
+        return status;
+    stat_jobs_prometheus(out.file, &seen->jobs);
+    return output_close(&out, stat_print_prometheus(out.file, &seen->list, &seen->preload));
 }
 
-static int show(const struct values *v, const struct stat_list *list,
-                const struct stat_list *before, const struct stat_preload *preload)
+static int show(const struct values *v, const struct seen *seen, const struct seen *before)
 {
     if (v->prometheus)
-        return write_prometheus(v->prometheus, list, preload);
+        return write_prometheus(v->prometheus, seen);
     if (v->json)
-        return stat_print_json(list, preload) ? command_broke("cannot write JSON") : EXIT_OK;
+        return stat_print_json(&seen->list, &seen->preload, stat_jobs_json(&seen->jobs))
+                   ? command_broke("cannot write JSON")
+                   : EXIT_OK;
     if (v->follow && isatty(STDOUT_FILENO))
         fputs("\033[H\033[2J", stdout); /* a clean screen */
-    stat_print_table(list, before, v->connections);
-    stat_print_preload(preload);
+    stat_print_table(&seen->list, &before->list, v->connections);
+    stat_print_preload(&seen->preload);
+    stat_jobs_print(&seen->jobs);
     fflush(stdout);
     return EXIT_OK;
 }
 
-static int look(const struct values *v, struct stat_list *last)
+static int look(const struct values *v, struct seen *last)
 {
-    struct stat_preload preload = {0};
-    struct stat_list list;
-    int status = stat_read(v->directory, &list);
+    struct seen seen = {0};
+    int status = stat_read(v->directory, &seen.list);
 
-    if (status)
-        return status;
-    stat_preload_hold(&preload, v->directory, NULL);
-    status = show(v, &list, last, &preload);
-    stat_preload_fini(&preload);
-    stat_list_fini(last);
-    *last = list;
+    if (!status)
+        status = stat_jobs_read(v->directory, &seen.jobs);
+    if (!status) {
+        stat_preload_hold(&seen.preload, v->directory, NULL);
+        status = show(v, &seen, last);
+    }
+    seen_fini(last);
+    *last = seen;
     return status;
 }
 
 static int look_on(const struct values *v)
 {
-    struct stat_list last = {0};
+    struct seen last = {0};
     int status = v->follow ? watch_signals() : 0;
 
     if (!status)
         status = look(v, &last);
     while (v->follow && !status && wait_for_next(v->interval_ns))
         status = look(v, &last);
-    if (!status && last.refused)
+    if (!status && (last.list.refused || last.jobs.refused))
         status = EXIT_FAILED;
-    stat_list_fini(&last);
+    seen_fini(&last);
     return status;
 }
 
@@ -140,15 +159,17 @@ static const struct arg args[] = {
 static const struct arg_group groups[] = {{"options", args, sizeof(args) / sizeof(args[0])}, {0}};
 static const struct usage usage = {
     .command = "dualpipe stat",
-    .about = "Show what the net plugin counts in this user's processes on this machine, while\n"
-             "they run: messages, bytes, stalls, retries, failovers, how large messages are and\n"
-             "how long they take. It counts where DUALPIPE_NET_STAT=1 is set. What the preload\n"
-             "library counts is shown, too, where DUALPIPE_PRELOAD_STAT=1 is set: pinned memory\n"
-             "and where it is, copies, and those that are staged.",
+    .about = "Show what runs here of this user. Of training jobs (dualpipe train): step, loss,\n"
+             "tokens/s, bubble, which rank waits for which, bytes, and ranks and links that hold\n"
+             "the others up. Of NCCL jobs what the net plugin counts where DUALPIPE_NET_STAT=1 is\n"
+             "set: messages, bytes, stalls, retries, failovers, how large messages are and how\n"
+             "long they take; and where DUALPIPE_PRELOAD_STAT=1 is set what the preload library\n"
+             "counts: pinned memory and where it is, copies, and those that are staged.",
     .groups = groups,
     .examples = "  dualpipe stat\n"
                 "  dualpipe stat --follow --connections\n"
                 "  dualpipe stat --json | jq '.processes[].devices'\n"
+                "  dualpipe stat --json | jq '.jobs[].ranks[] | {rank, waited_for}'\n"
                 "  dualpipe stat --prometheus dualpipe.prom --follow --interval 15s\n",
 };
 

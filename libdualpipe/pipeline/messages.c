@@ -77,6 +77,12 @@ size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *
     return layout->offset[last] + dp_spec_bytes(&now.tensors[last]);
 }
 
+/* The rank is the only writer. */
+static void show_bytes(uint64_t *counter, size_t len)
+{
+    __atomic_store_n(counter, *counter + len, __ATOMIC_RELAXED);
+}
+
 static int order_after(struct dp_pipeline *pipe, struct dp_device_stream *stream)
 {
     return pipe->ordered ? dp_comm_after(pipe->config.comm, stream) : 0;
@@ -93,10 +99,12 @@ static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
         *own = NULL;
     if (err)
         return err;
+    const size_t len = dp_messages_len(pipe, op);
+    if (pipe->live)
+        show_bytes(&pipe->live->sent_bytes, len);
     return dp_comm_isend(pipe->config.comm, group_rank(pipe, m->peer),
-                         dp_messages_channel(pipe, m->channel),
-                         dp_messages_tag_of(pipe, op), from,
-                         dp_messages_len(pipe, op), &state_of(pipe, m->request)->request);
+                         dp_messages_channel(pipe, m->channel), dp_messages_tag_of(pipe, op), from,
+                         len, &state_of(pipe, m->request)->request);
 }
 
 /* Copies end in the order they were started: the oldest is the only one worth a test. */
@@ -185,8 +193,11 @@ int dp_messages_recv(struct dp_pipeline *pipe, const struct dp_plan_op *op)
         err = order_after(pipe, pipe->compute);
     if (err)
         return err;
+    const size_t len = dp_messages_len(pipe, op);
+    if (pipe->live)
+        show_bytes(&pipe->live->received_bytes, len);
     return dp_comm_irecv(pipe->config.comm, group_rank(pipe, m->peer), m->channel,
-                         dp_messages_tag_of(pipe, op), pipe->wire + m->offset, dp_messages_len(pipe, op),
+                         dp_messages_tag_of(pipe, op), pipe->wire + m->offset, len,
                          &state_of(pipe, m->request)->request);
 }
 
@@ -244,6 +255,15 @@ void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer
     pipe->now.waited_ns += waited_ns;
 }
 
+/* For those who look on. */
+static void show_wait(const struct dp_pipeline *pipe, int64_t since_ns, int peer)
+{
+    if (!pipe->live)
+        return;
+    __atomic_store_n(&pipe->live->waiting_for, (int64_t)peer, __ATOMIC_RELAXED);
+    __atomic_store_n(&pipe->live->waiting_since_ns, since_ns, __ATOMIC_RELAXED);
+}
+
 int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *request, int peer)
 {
     int err = dp_comm_test(pipe->config.comm, request);
@@ -251,9 +271,11 @@ int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *reques
     if (err != DP_EAGAIN)
         return err;
     int64_t start = dp_now_ns();
+    show_wait(pipe, start, peer);
     err = wait_busily(pipe, request, start + pipe->deadline_ns);
     if (err == DP_EAGAIN)
         err = dp_comm_wait(pipe->config.comm, request, group_rank(pipe, peer));
+    show_wait(pipe, 0, peer);
     dp_messages_note_wait(pipe, dp_now_ns() - start, peer);
     return err;
 }

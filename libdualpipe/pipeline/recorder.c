@@ -44,6 +44,16 @@ void dp_recorder_enable(struct dp_recorder *rec, bool on)
     rec->on = on;
 }
 
+void dp_recorder_show(struct dp_recorder *rec, struct dp_live *live)
+{
+    rec->live = live;
+}
+
+struct dp_live *dp_recorder_live(const struct dp_recorder *rec)
+{
+    return rec ? rec->live : NULL;
+}
+
 bool dp_recorder_enabled(const struct dp_recorder *rec)
 {
     return rec && rec->on;

@@ -22,5 +22,7 @@ void dp_recorder_add(struct dp_recorder *rec, const struct dp_record *record);
 /* The step has succeeded now; one that does not leaves no trace. */
 void dp_recorder_end(struct dp_recorder *rec);
 bool dp_recorder_enabled(const struct dp_recorder *rec);
+/* NULL: none; rec may be NULL. */
+struct dp_live *dp_recorder_live(const struct dp_recorder *rec);
 
 #endif

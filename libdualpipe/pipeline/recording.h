@@ -19,6 +19,7 @@ struct dp_recorder {
     int current;     /* being recorded, -1: none */
     int last;        /* the newest whole step, -1: none */
     bool on;
+    struct dp_live *live; /* NULL: none looks on */
     struct dp_recorded_step *steps; /* [step_count] */
     struct dp_record *records;      /* [step_count * capacity] */
 };

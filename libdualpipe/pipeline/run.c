@@ -10,11 +10,14 @@
 /* 4 bits of kind, 24 of step, 16 of stage, 20 of micro-batch. */
 static void note(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    if (!pipe->config.comm)
-        return;
     const uint64_t stage = (uint64_t)dp_pipeline_slot(pipe, op->slot)->stage & 0xffff;
-    dp_comm_note(pipe->config.comm, (op->kind + UINT64_C(1)) << 60 |
-                                        (pipe->step & 0xffffff) << 36 | stage << 20 | op->mb);
+    const uint64_t doing =
+        (op->kind + UINT64_C(1)) << 60 | (pipe->step & 0xffffff) << 36 | stage << 20 | op->mb;
+
+    if (pipe->config.comm)
+        dp_comm_note(pipe->config.comm, doing);
+    if (pipe->live)
+        __atomic_store_n(&pipe->live->doing, doing, __ATOMIC_RELAXED);
 }
 _Static_assert(DP_PLAN_KINDS < 16, "a kind fits, and 0 is none");
 

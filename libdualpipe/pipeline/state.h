@@ -96,6 +96,7 @@ struct dp_pipeline {
     struct dp_device *device;
     DLDevice dl; /* the device's */
     bool owns_device;
+    struct dp_live *live; /* of the step at hand; NULL: none looks on */
     bool out_of_reach; /* the CPU and wires do not reach the device's memory: sums go through pinned
                         * memory, */
     bool staged;       /* and messages, too, unless the communicator reaches it */

@@ -8,6 +8,7 @@
 #include "stat/pages.h"
 #include "stat/preload.h"
 
+#include <jansson.h>
 #include <stdio.h>
 
 enum { STAT_FORMAT = 1 }; /* of the JSON; man dualpipe-stat describes it */
@@ -18,8 +19,9 @@ void stat_print_table(const struct stat_list *list, const struct stat_list *befo
 /* A line for each process with the preload library; none if there is no such process. */
 void stat_print_preload(const struct stat_preload *preload);
 
-/* One JSON object. DP_EIO, DP_ENOMEM. */
-int stat_print_json(const struct stat_list *list, const struct stat_preload *preload);
+/* One JSON object, with `jobs`, which it takes over (NULL: no memory). DP_EIO, DP_ENOMEM. */
+int stat_print_json(const struct stat_list *list, const struct stat_preload *preload,
+                    json_t *jobs);
 
 /* Prometheus' text format, by device. DP_EIO. */
 int stat_print_prometheus(FILE *to, const struct stat_list *list,

@@ -9,6 +9,7 @@
 #include "train/saved.h"
 #include "train/timeline.h"
 #include "train/trainer.h"
+#include "train/watcher.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ struct job {
     struct engine *engine;
     struct trainer trainer;
     struct report report;
+    struct watcher watcher;
 };
 
 static bool is_first(const struct job *j)
@@ -43,17 +45,36 @@ static bool is_first(const struct job *j)
 static int look(struct job *j, struct progress *p)
 {
     uint64_t every = (uint64_t)j->s->eval_every, steps = (uint64_t)j->s->steps;
-    struct step_times times;
+    const bool links = watcher_paces(&j->watcher, j->trainer.paces);
+    const bool due = j->replica.index == 0 &&
+                     (p->step % MEASURE_EVERY == 0 || report_due(j->s, p->step));
+    struct step_times times = {.bubble = NAN};
     int err = 0;
+
+    if (j->engine->recorder && (links || due))
+        err = timeline_measure(j->engine, j->watcher.watch, &times);
+    if (due)
+        p->bubble = times.bubble;
+    if (err)
+        return err;
 
     if (p->step == steps || (every && p->step % every == 0))
         err = trainer_evaluate(&j->trainer, &p->held_out);
-    if (!err && j->engine->recorder && j->replica.index == 0 &&
-        (p->step % MEASURE_EVERY == 0 || report_due(j->s, p->step))) {
-        err = timeline_measure(j->engine, &times);
-        p->bubble = times.bubble;
-    }
     return err;
+}
+
+struct slow_at {
+    struct report *report;
+    uint64_t step;
+    bool shown;
+};
+
+static void tell_slow(void *user, const struct dp_slow *slow, bool begun)
+{
+    const struct slow_at *at = user;
+
+    if (at->shown)
+        report_slow(at->report, at->step, slow, begun);
 }
 
 static int save(struct job *j, uint64_t step)
@@ -81,6 +102,8 @@ static int take_step(struct job *j, uint64_t step, struct summary *summary)
     summary->last_loss = p.result.loss;
     summary->held_out = p.held_out;
     summary->skipped += p.result.skipped;
+    watcher_tell(&j->watcher, &p, tell_slow,
+                 &(struct slow_at){&j->report, p.step, is_first(j)});
     if (is_first(j))
         report_progress(&j->report, &p);
     return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
@@ -434,6 +457,8 @@ static int run(struct job *j)
     if (!err && j->s->from.step)
         err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
     if (!err)
+        err = watcher_init(&j->watcher, j->s, j->engine, j->comm);
+    if (!err)
         report_begin(&j->report, j->s, j->text, is_first(j));
     uint64_t step = j->s->from.step;
     if (!err && joins(j)) {
@@ -479,6 +504,7 @@ int job_run(const struct settings *s, const struct data *data, struct dp_comm *c
     int err = run(&j);
     if (err)
         explain(&j, err, before, why);
+    watcher_fini(&j.watcher);
     trainer_fini(&j.trainer);
     if (j.engine)
         j.engine->ops->free(j.engine);

@@ -356,6 +356,25 @@ void report_progress(struct report *r, const struct progress *p)
         text_progress(r, p);
 }
 
+void report_slow(struct report *r, uint64_t step, const struct dp_slow *slow, bool begun)
+{
+    char text[160];
+
+    dp_slow_text(slow, text, sizeof(text));
+    if (r->settings->json) {
+        print_json(json_pack("{s:s, s:I, s:s, s:i, s:i, s:f, s:f, s:s}", "event",
+                             begun ? "slow" : "slow_end", "step", (json_int_t)step, "what",
+                             slow->kind == DP_SLOW_LINK ? "link" : "compute", "rank", slow->rank,
+                             "peer", slow->peer, "ms", slow->ns * 1e-6, "others_ms",
+                             slow->others_ns * 1e-6, "text", text));
+        return;
+    }
+    if (r->terminal)
+        putchar('\n');
+    put_line("slow      %s step %" PRIu64 ": %s\n", begun ? "since" : "no longer at", step, text);
+    fflush(stdout);
+}
+
 void report_saved(struct report *r, uint64_t step)
 {
     char folder[CHECKPOINT_PATH];

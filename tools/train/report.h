@@ -10,6 +10,8 @@
 #include "train/settings.h"
 #include "train/trainer.h"
 
+#include <dualpipe/trace.h>
+
 /* Numbers that are not known (yet) are NAN. */
 struct progress {
     uint64_t step; /* steps done */
@@ -49,6 +51,8 @@ bool report_due(const struct settings *s, uint64_t step);
 /* shown: this rank prints; another one may go on after it. */
 void report_begin(struct report *r, const struct settings *s, const struct data *data, bool shown);
 void report_progress(struct report *r, const struct progress *p);
+/* Something holds the others up since this step, or no longer does. */
+void report_slow(struct report *r, uint64_t step, const struct dp_slow *slow, bool begun);
 /* A checkpoint after `step` steps has been written. */
 void report_saved(struct report *r, uint64_t step);
 /* What a saved model has written, with --prompt. */

@@ -180,6 +180,9 @@ static const struct arg output_args[] = {
     {"temperature", 0, "X", "of that text: below 1 likelier, 0 always the likeliest byte", ARG_REAL,
      AT(temperature), "0.8", 0, 100},
     {"json", 0, NULL, "one JSON object a line on standard output", ARG_FLAG, AT(json)},
+    {"stat-dir", 0, "DIR",
+     "where 'dualpipe stat' sees this job (default DUALPIPE_NET_STAT_DIR, or /dev/shm/dualpipe-UID); "
+     "none: nowhere", ARG_STRING, AT(stat_dir)},
 };
 
 #define GROUP(title, args) {title, args, sizeof(args) / sizeof((args)[0])}

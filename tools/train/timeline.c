@@ -57,7 +57,8 @@ static bool write_file(const char *path, write_fn write, const struct engine *e,
     return output_close(&out, write(out.file, t, e->schedule)) == EXIT_OK;
 }
 
-int timeline_write(struct engine *e, const struct settings *s, struct step_times *times)
+static int collect(struct engine *e, const struct settings *s, struct dp_watch *watch,
+                   struct step_times *times)
 {
     struct dp_timeline t;
     bool first = !e->comm || dp_comm_rank(e->comm) == 0;
@@ -67,6 +68,8 @@ int timeline_write(struct engine *e, const struct settings *s, struct step_times
     if (err || !first)
         return err;
     err = measure(e, &t, times);
+    if (!err && watch)
+        err = dp_watch_links(watch, &t);
     if (!err && s) {
         times->untraced = !write_file(s->trace, write_trace, e, &t);
         times->undrawn = !write_file(s->timeline, write_drawing, e, &t);
@@ -75,7 +78,12 @@ int timeline_write(struct engine *e, const struct settings *s, struct step_times
     return err;
 }
 
-int timeline_measure(struct engine *e, struct step_times *times)
+int timeline_write(struct engine *e, const struct settings *s, struct step_times *times)
 {
-    return timeline_write(e, NULL, times);
+    return collect(e, s, NULL, times);
+}
+
+int timeline_measure(struct engine *e, struct dp_watch *watch, struct step_times *times)
+{
+    return collect(e, NULL, watch, times);
 }

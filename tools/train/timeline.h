@@ -14,9 +14,9 @@ struct step_times {
     bool untraced, undrawn; /* a file could not be written; the sentence has been printed */
 };
 
-/* Collective: collect the last step on rank 0 and measure it. On other ranks *times becomes NAN.
- * DP_ENOMEM, or the errors of dp_recorder_gather. */
-int timeline_measure(struct engine *e, struct step_times *times);
+/* Collective: collect the last step on rank 0 and measure it, and show `watch` (or NULL) its links. On
+ * other ranks *times becomes NAN. DP_ENOMEM, or the errors of dp_recorder_gather. */
+int timeline_measure(struct engine *e, struct dp_watch *watch, struct step_times *times);
 
 /* The same, and rank 0 writes the files that the settings ask for. One that cannot be written, as on
  * a full disk, costs neither the others nor the figures: untraced and undrawn say so. */

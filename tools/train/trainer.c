@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { HELD_OUT_BATCHES = 4 };
 
@@ -161,6 +162,40 @@ static int sum_tied(struct trainer *t)
     return err;
 }
 
+/* ---- how fast the ranks were ----------------------------------------------------------------- */
+
+enum { PACE_VALUES = 2 }; /* at the end of t->sums, where each rank has its own */
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Without a pipeline all of a step is compute. */
+static void put_pace(struct trainer *t, int64_t train_ns)
+{
+    const struct engine *e = t->engine;
+    struct dp_rank_pace pace = {.compute_ns = (double)train_ns, .step_ns = (double)train_ns};
+
+    if (e->recorder && dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &pace))
+        pace = (struct dp_rank_pace){0};
+    t->sums[t->sums_len - 2] = pace.compute_ns;
+    t->sums[t->sums_len - 1] = pace.step_ns;
+}
+
+static void take_paces(struct trainer *t)
+{
+    for (int rank = 0; rank < t->ranks; rank++) {
+        const double *mine = t->comm ? t->all_sums + (size_t)rank * t->sums_len : t->sums;
+        t->paces[rank] = (struct dp_rank_pace){.compute_ns = mine[t->sums_len - 2],
+                                               .step_ns = mine[t->sums_len - 1],
+                                               .waited_for = -1};
+    }
+}
+
 /* ---- a step -------------------------------------------------------------------------------- */
 
 /* The gradient's norm of a replica. */
@@ -243,16 +278,20 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
     t->rate = trainer_rate(step, c->steps, c->warmup, c->rate);
     data_batch(t->data, DATA_TRAIN, step, c->sequences, &t->batch);
     int err = data_parallel_begin(&t->replicas);
+    const int64_t begun_ns = now_ns();
     if (!err)
         err = e->ops->train(e, &t->batch, t->sums);
+    const int64_t train_ns = now_ns() - begun_ns;
     if (!err && !e->reduces)
         err = sum_gradients(t);
     if (!err)
         err = sum_tied(t);
+    put_pace(t, train_ns);
     if (!err)
         err = add_over_ranks(t, t->sums, t->sums_len);
     if (err)
         return err;
+    take_paces(t);
     double norm = largest_norm(t);
     *result = (struct step_result){
         .loss = sum_of(t->sums, m) / ((double)m * t->share),
@@ -396,7 +435,8 @@ static int make_buffers(struct trainer *t)
     t->all_sums = calloc(t->sums_len * (size_t)t->ranks, sizeof(double));
     t->batch.tokens = malloc(bytes);
     t->batch.labels = malloc(bytes);
-    return t->sums && t->all_sums && t->batch.tokens && t->batch.labels ? 0 : DP_ENOMEM;
+    t->paces = calloc((size_t)t->ranks, sizeof(*t->paces));
+    return t->sums && t->all_sums && t->paces && t->batch.tokens && t->batch.labels ? 0 : DP_ENOMEM;
 }
 
 int trainer_init(struct trainer *t, const struct trainer_config *config, const struct data *data,
@@ -413,7 +453,7 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
         .share = 1,
         .groups = (size_t)engine->config.layers + 2,
         .columns = config->kind == DATA_PARALLEL_MIX ? (size_t)engine->replica.count : 1};
-    t->sums_len = (size_t)engine->microbatches + t->columns * t->groups;
+    t->sums_len = (size_t)engine->microbatches + t->columns * t->groups + PACE_VALUES;
     int err = make_buffers(t);
     if (!err)
         err = data_parallel_init(&t->replicas,
@@ -448,6 +488,7 @@ void trainer_fini(struct trainer *t)
     free(t->squares);
     free(t->batch.labels);
     free(t->batch.tokens);
+    free(t->paces);
     free(t->all_sums);
     free(t->sums);
     *t = (struct trainer){0};

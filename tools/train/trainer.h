@@ -49,6 +49,7 @@ struct trainer {
     double *sums, *all_sums; /* [sums_len], [ranks][sums_len] */
     double *squares;         /* of the gradients of one stage, by tensor */
     int32_t squares_room;    /* tensors of the largest stage, or shard */
+    struct dp_rank_pace *paces; /* [ranks] of the last step: compute_ns and step_ns */
 };
 
 /* What a step was like; the same on every rank. */

@@ -54,6 +54,72 @@ DP_PUBLIC void dp_trace_report_fini(struct dp_trace_report *report);
 /* A table for people. *text is malloc'ed, NUL-terminated. */
 DP_PUBLIC int dp_trace_report_text(const struct dp_trace_report *report, char **text, size_t *len);
 
+/* ---- while it runs --------------------------------------------------------------------------- */
+
+/* What a rank does and waits for, for another thread or process to look at: in memory that may be
+ * shared. The rank writes each member with a relaxed atomic store, a few an op; read each with
+ * __atomic_load_n (members may be of different moments). Zeroed memory says nothing. */
+struct dp_live {
+    uint64_t doing;           /* the op begun last, dp_pipeline_doing_text; 0: none yet */
+    int64_t waiting_since_ns; /* CLOCK_MONOTONIC; 0: it does not wait for a message */
+    int64_t waiting_for;      /* the pipeline rank whose message it waits for, or did last */
+    uint64_t sent_bytes, received_bytes; /* of messages, as they are handed to the communicator; by
+                                          * DP_EXECUTE_MESSAGES received ones are not counted */
+};
+/* A pipeline with this recorder, also where it is off, tells what it does there from its next step
+ * on. NULL: no more. `live` must stay until then. */
+DP_PUBLIC void dp_recorder_show(struct dp_recorder *rec, struct dp_live *live);
+
+/* A rank's last recorded step. */
+struct dp_rank_pace {
+    double compute_ns; /* by kind of op and stage, the lower quartile of times, times their number:
+                        * what ranks that hold the same stages have in common */
+    double step_ns;    /* all of it */
+    double busy_ns, waited_ns;
+    double waited_for_ns; /* for the peer waited for longest, */
+    int32_t waited_for;   /* which is this pipeline rank; -1: none */
+};
+/* Of pipeline rank `rank`, which `rec` is of. DP_ESTATE: no step was recorded, or more ops than its
+ * ring holds; DP_ENOMEM. */
+DP_PUBLIC int dp_recorder_pace(const struct dp_recorder *rec, const struct dp_schedule *s, int rank,
+                               struct dp_rank_pace *out);
+
+/* Which ranks and links hold the others up. A rank is slow if it computes DP_SLOW_RATIO times as
+ * long as the others that hold the same stages (its mirror in DualPipe, the same rank of replicas
+ * of the pipeline; where there is none, nothing is said), and for more than 5 % of the step. A link
+ * is slow if each message that a rank waited for took at least DP_SLOW_LINK_RATIO times the median
+ * of all links, from the commit of its send on, and longer by 1 ms and by 2 % of the step. Each is
+ * said after DP_SLOW_STEPS such steps in a row, and taken back after as many without. */
+#define DP_SLOW_RATIO      1.5
+#define DP_SLOW_LINK_RATIO 3.0
+enum { DP_SLOW_STEPS = 3 };
+
+enum dp_slow_kind { DP_SLOW_COMPUTE, DP_SLOW_LINK };
+struct dp_slow {
+    int32_t kind;         /* enum dp_slow_kind */
+    int32_t rank, peer;   /* compute: the process, and one that it was compared with; link: the
+                           * pipeline ranks that send and receive */
+    double ns, others_ns; /* of the last step: the computes, or a message; and of the others */
+};
+
+struct dp_watch;
+/* For `processes` of a schedule, those of one replica after the other: process i holds what
+ * pipeline rank i % ranks does. The schedule must stay; NULL: each process holds all stages.
+ * DP_EINVAL: not a multiple of its ranks; DP_ENOMEM. */
+DP_PUBLIC int dp_watch_new(const struct dp_schedule *s, int processes, struct dp_watch **out);
+DP_PUBLIC void dp_watch_free(struct dp_watch *watch);
+/* A step of all of them, paces[processes]; of a pace compute_ns and step_ns count. Whether links
+ * are worth a look, as dp_watch_links takes it: in the first steps, and where steps take longer.
+ * The same on all ranks that are told the same paces. */
+DP_PUBLIC bool dp_watch_step(struct dp_watch *watch, const struct dp_rank_pace *paces);
+/* The links of a step, of one replica: dp_recorder_gather's. DP_EINVAL, DP_ENOMEM. */
+DP_PUBLIC int dp_watch_links(struct dp_watch *watch, const struct dp_timeline *t);
+/* All that are slow now, at most `room`; returns how many. */
+DP_PUBLIC int dp_watch_list(const struct dp_watch *watch, struct dp_slow *out, int room);
+/* "rank 3 computes 2.1 times as long as rank 0, which holds the same stages"; returns text, which
+ * is cut to room. */
+DP_PUBLIC const char *dp_slow_text(const struct dp_slow *slow, char *text, size_t room);
+
 #ifdef __cplusplus
 }
 #endif

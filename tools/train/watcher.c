@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/watcher.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int own_rank(const struct dp_comm *comm)
+{
+    return comm ? dp_comm_rank(comm) : 0;
+}
+
+/* A number that processes of a job have in common, and no other job has. */
+static int agree_on_job(struct dp_comm *comm, uint64_t *job)
+{
+    if (getrandom(job, sizeof(*job), 0) < 0)
+        *job = (uint64_t)now_ns();
+    return comm ? dp_comm_broadcast(comm, job, sizeof(*job), 0) : 0;
+}
+
+static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
+{
+    const struct settings *s = w->settings;
+    struct train_page what = {
+        .job = job,
+        .rank = own_rank(comm),
+        .processes = settings_processes(s),
+        .ranks = (int32_t)s->ranks,
+        .replicas = (int32_t)s->replicas,
+        .microbatches = (int32_t)s->microbatches,
+        .pipeline_rank = engine_rank(w->engine),
+        .steps = s->steps,
+        .now = w->now,
+    };
+
+    if (s->stat_dir && !strcmp(s->stat_dir, "none"))
+        return;
+    snprintf(what.schedule, sizeof(what.schedule), "%s", s->schedule_name);
+    page_open(&w->page, s->stat_dir ? s->stat_dir : getenv("DUALPIPE_NET_STAT_DIR"), &what);
+    if (w->page.at && w->engine->recorder)
+        dp_recorder_show(w->engine->recorder, &w->page.at->live);
+}
+
+int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
+                 struct dp_comm *comm)
+{
+    const int processes = settings_processes(s);
+    uint64_t job = 0;
+
+    *w = (struct watcher){.settings = s, .engine = e, .stepped_ns = now_ns()};
+    w->now = (struct train_page_step){.step = s->from.step,
+                                      .loss = NAN,
+                                      .held_out = NAN,
+                                      .tokens_per_second = NAN,
+                                      .bubble = NAN};
+    w->paces = calloc((size_t)processes, sizeof(*w->paces));
+    int err = w->paces ? 0 : DP_ENOMEM;
+    if (!err && !s->survive)
+        err = agree_on_job(comm, &job);
+    if (!err && comm && !s->survive)
+        err = dp_watch_new(e->schedule, processes, &w->watch);
+    if (!err)
+        open_page(w, comm, job);
+    return err;
+}
+
+void watcher_fini(struct watcher *w)
+{
+    if (w->engine && w->engine->recorder)
+        dp_recorder_show(w->engine->recorder, NULL);
+    page_close(&w->page);
+    dp_watch_free(w->watch);
+    free(w->paces);
+    *w = (struct watcher){0};
+}
+
+/* Replica after replica, in each the pipeline ranks, which a placement may have mapped. */
+static const struct dp_rank_pace *pace_of(const struct watcher *w, const struct dp_rank_pace *paces,
+                                          int i)
+{
+    const struct dp_schedule *s = w->engine->schedule;
+
+    return s ? &paces[i / s->ranks * s->ranks + s->group_rank[i % s->ranks]] : &paces[i];
+}
+
+bool watcher_paces(struct watcher *w, const struct dp_rank_pace *paces)
+{
+    if (!w->watch)
+        return false;
+    for (int i = 0; i < settings_processes(w->settings); i++)
+        w->paces[i] = *pace_of(w, paces, i);
+    return dp_watch_step(w->watch, w->paces);
+}
+
+static bool is_among(const struct dp_slow *list, int count, const struct dp_slow *wanted)
+{
+    for (int i = 0; i < count; i++)
+        if (list[i].kind == wanted->kind && list[i].rank == wanted->rank &&
+            (wanted->kind == DP_SLOW_COMPUTE || list[i].peer == wanted->peer))
+            return true;
+    return false;
+}
+
+static void list_slow(struct watcher *w,
+                      void (*told)(void *user, const struct dp_slow *slow, bool begun), void *user)
+{
+    struct dp_slow before[WATCHER_SLOW];
+    const int count = w->slow_count;
+
+    if (!w->watch)
+        return;
+    memcpy(before, w->slow, sizeof(before));
+    w->slow_count = dp_watch_list(w->watch, w->slow, WATCHER_SLOW);
+    for (int i = 0; i < w->slow_count; i++)
+        if (!is_among(before, count, &w->slow[i]))
+            told(user, &w->slow[i], true);
+    for (int i = 0; i < count; i++)
+        if (!is_among(w->slow, w->slow_count, &before[i]))
+            told(user, &before[i], false);
+}
+
+static void take_pace(struct watcher *w)
+{
+    const struct engine *e = w->engine;
+
+    w->now.pace = (struct dp_rank_pace){.waited_for = -1};
+    if (e->recorder)
+        (void)dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &w->now.pace);
+}
+
+void watcher_tell(struct watcher *w, const struct progress *p,
+                  void (*told)(void *user, const struct dp_slow *slow, bool begun), void *user)
+{
+    const struct settings *s = w->settings;
+    const int64_t ended_ns = now_ns();
+    struct train_page_step *now = &w->now;
+
+    list_slow(w, told, user);
+    if (!w->page.at)
+        return;
+    take_pace(w);
+    now->step = p->step;
+    now->ended_ns = ended_ns;
+    now->loss = p->result.loss;
+    now->held_out = isnan(p->held_out) ? now->held_out : p->held_out;
+    now->bubble = isnan(p->bubble) ? now->bubble : p->bubble;
+    now->tokens_per_second = (double)s->batch * (double)config_rows(&s->model) * 1e9 /
+                             (double)(ended_ns - w->stepped_ns);
+    now->slow_count = w->slow_count < TRAIN_PAGE_SLOW ? w->slow_count : TRAIN_PAGE_SLOW;
+    for (int i = 0; i < now->slow_count; i++)
+        dp_slow_text(&w->slow[i], now->slow[i], TRAIN_PAGE_TEXT);
+    w->stepped_ns = ended_ns;
+    page_step(&w->page, now);
+}
