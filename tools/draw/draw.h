@@ -43,6 +43,12 @@ int draw_ascii(FILE *to, const struct dp_timeline *t, const struct dp_schedule *
 int draw_svg(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
              const struct draw_options *options);
 
+/* A page for a browser that needs nothing else: a timeline to zoom into, a row a rank, each wait with
+ * the op that it was for, the activations that live below it, and a table. Of the options the title
+ * counts. Errors as above. */
+int draw_html(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
+              const struct draw_options *options);
+
 /* What a terminal is like: columns of `to` (0 if it is none, or is not known), and whether to use
  * colours there (a terminal, and NO_COLOR is not set). */
 int draw_terminal_columns(FILE *to);

@@ -255,6 +255,7 @@ static int measure_step(struct job *j, struct summary *summary)
     summary->simulated_ms = times.simulated_ms;
     summary->untraced = times.untraced;
     summary->undrawn = times.undrawn;
+    summary->unpaged = times.unpaged;
     return err;
 }
 
@@ -291,7 +292,8 @@ static int finish(struct job *j, struct summary *summary)
     free(text);
     free(summary->memory);
     summary->memory = NULL;
-    return !err && (summary->untraced || summary->undrawn) ? DP_EIO : err; /* after the summary */
+    const bool unwritten = summary->untraced || summary->undrawn || summary->unpaged;
+    return !err && unwritten ? DP_EIO : err; /* after the summary */
 }
 
 /* ---- setting up ---------------------------------------------------------------------------- */

@@ -179,6 +179,8 @@ static void json_end(const struct report *r, const struct summary *m)
         json_object_set_new(o, "timeline", json_string(s->timeline));
     if (s->trace && !m->untraced)
         json_object_set_new(o, "trace", json_string(s->trace));
+    if (s->page && !m->unpaged)
+        json_object_set_new(o, "page", json_string(s->page));
     json_object_set_new(o, "sample", json_text(m->sample, m->sample_len));
     print_json(o);
 }
@@ -318,6 +320,8 @@ static void text_end(const struct report *r, const struct summary *m)
         put_line("timeline  %s\n", s->timeline);
     if (s->trace && !m->untraced)
         put_line("trace     %s (open it in ui.perfetto.dev)\n", s->trace);
+    if (s->page && !m->unpaged)
+        put_line("page      %s (open it in a browser)\n", s->page);
     if (m->sample_len)
         print_sample(m->sample, m->sample_len);
 }

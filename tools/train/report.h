@@ -32,7 +32,7 @@ struct summary {
     struct memory_use *memory;             /* [processes] */
     bool offloaded;
     struct offloaded_figures offload;
-    bool untraced, undrawn;                /* --trace, --timeline could not be written */
+    bool untraced, undrawn, unpaged; /* --trace, --timeline, --page could not be written */
     const uint8_t *sample;                 /* [sample_len] */
     size_t sample_len;
 };

@@ -176,6 +176,8 @@ static const struct arg output_args[] = {
      .written = true},
     {"trace", 0, "FILE.json", "the last step for ui.perfetto.dev", ARG_STRING, AT(trace),
      .written = true},
+    {"page", 0, "FILE.html", "the last step as a page to zoom into: waits, culprits, memory",
+     ARG_STRING, AT(page), .written = true},
     {"sample", 0, "N", "bytes of text to generate in the end", ARG_INT, AT(sample), "300", 0, 1e6},
     {"temperature", 0, "X", "of that text: below 1 likelier, 0 always the likeliest byte", ARG_REAL,
      AT(temperature), "0.8", 0, 100},
@@ -473,12 +475,15 @@ static bool check_output(const char *option, const char *path)
 
 static bool check_outputs(const struct settings *s)
 {
-    if (is_sequential(s) && (s->trace || s->timeline)) {
+    if (is_sequential(s) && (s->trace || s->timeline || s->page)) {
         command_misused("%s: expected a schedule; with --schedule none there is no pipeline to see",
-                        s->trace ? "--trace" : "--timeline");
+                        s->trace      ? "--trace"
+                        : s->timeline ? "--timeline"
+                                      : "--page");
         return false;
     }
-    return check_output("--trace", s->trace) && check_output("--timeline", s->timeline);
+    return check_output("--trace", s->trace) && check_output("--timeline", s->timeline) &&
+           check_output("--page", s->page);
 }
 
 static bool check_order(const struct settings *s)

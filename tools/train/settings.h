@@ -32,7 +32,7 @@ struct settings {
     struct offload_buffers buffers;
     struct stage_set checkpoint_stages;
     struct block_list blocks;
-    const char *plan, *stat_dir;
+    const char *plan, *stat_dir, *page;
     bool fixed_order, any_order, json, survive, tied;
 
     /* What follows from these. */

@@ -271,11 +271,12 @@ bool settings_check_prompt(const struct settings *s, const struct operands *file
     else if (s->data.count || files->count)
         command_misused("--prompt with --data %s: expected one of them; the model learns nothing",
                         s->data.count ? s->data.items[0] : files->items[0]);
-    else if (s->save || s->trace || s->timeline)
+    else if (s->save || s->trace || s->timeline || s->page)
         command_misused("--prompt with %s: expected one of them; no step is taken",
-                        s->save    ? "--save"
-                        : s->trace ? "--trace"
-                                   : "--timeline");
+                        s->save       ? "--save"
+                        : s->trace    ? "--trace"
+                        : s->timeline ? "--timeline"
+                                      : "--page");
     else
         return true;
     return false;

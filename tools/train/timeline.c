@@ -42,6 +42,11 @@ static int write_drawing(FILE *f, const struct dp_timeline *t, const struct dp_s
     return draw_svg(f, t, s, &(struct draw_options){.arrows = true});
 }
 
+static int write_page(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s)
+{
+    return draw_html(f, t, s, &(struct draw_options){0});
+}
+
 typedef int (*write_fn)(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s);
 
 /* The sentence has been printed if it fails. */
@@ -73,6 +78,7 @@ static int collect(struct engine *e, const struct settings *s, struct dp_watch *
     if (!err && s) {
         times->untraced = !write_file(s->trace, write_trace, e, &t);
         times->undrawn = !write_file(s->timeline, write_drawing, e, &t);
+        times->unpaged = !write_file(s->page, write_page, e, &t);
     }
     dp_timeline_fini(&t);
     return err;

@@ -11,7 +11,7 @@
 struct step_times {
     double bubble; /* share of all ranks' time in which they did not compute */
     double step_ms, simulated_ms;
-    bool untraced, undrawn; /* a file could not be written; the sentence has been printed */
+    bool untraced, undrawn, unpaged; /* a file could not be written; the sentence has been printed */
 };
 
 /* Collective: collect the last step on rank 0 and measure it, and show `watch` (or NULL) its links. On
@@ -19,7 +19,7 @@ struct step_times {
 int timeline_measure(struct engine *e, struct dp_watch *watch, struct step_times *times);
 
 /* The same, and rank 0 writes the files that the settings ask for. One that cannot be written, as on
- * a full disk, costs neither the others nor the figures: untraced and undrawn say so. */
+ * a full disk, costs neither the others nor the figures: untraced, undrawn and unpaged say so. */
 int timeline_write(struct engine *e, const struct settings *s, struct step_times *times);
 
 #endif
