@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * build.c - from a spec to a schedule: the builder writes each rank's list, passes finish it.
+ * build.c - from a spec to a schedule: the builder writes each rank's list, passes finish it. And from a
+ * schedule to another one: with skip connections, and the evaluation that goes with it.
  */
 #include "config.h" /* madvise */
 
@@ -154,6 +155,69 @@ int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct
     return err;
 }
 
+/* ---- skip connections ------------------------------------------------------------------------ */
+
+/* Into a schedule that has messages: what passes have added to the computes is dropped, and added
+ * again with the messages of the skips. */
+
+/* What passes have added to computes, evictions aside. */
+static bool is_added(enum dp_op_kind kind)
+{
+    return dp_op_is_message(kind) || kind == DP_OP_COMMIT || kind == DP_OP_FREE ||
+           kind == DP_OP_REDUCE || kind == DP_OP_REDUCE_WAIT;
+}
+
+static void drop_added(const struct dp_rank_view *view, const struct dp_op *in, size_t count,
+                       struct dp_op_list *out)
+{
+    (void)view;
+    for (size_t i = 0; i < count; i++)
+        if (!is_added((enum dp_op_kind)in[i].kind))
+            dp_op_list_add(out, in[i]);
+}
+
+/* What the schedule has, to be added again. */
+struct additions {
+    bool frees, reduces, all_reduces;
+};
+
+static struct additions find_additions(const struct dp_schedule *s)
+{
+    struct additions has = {0};
+
+    for (int rank = 0; rank < s->ranks; rank++)
+        for (size_t i = s->first[rank]; i < s->first[rank + 1]; i++) {
+            const struct dp_op op = s->ops[i];
+            has.frees |= op.kind == DP_OP_FREE;
+            if (op.kind != DP_OP_REDUCE)
+                continue;
+            has.reduces = true;
+            has.all_reduces |= !dp_slot_has_remote_mirror(
+                dp_schedule_slot(s, rank, (int)op.slot), rank);
+        }
+    return has;
+}
+
+int dp_schedule_add_skips(struct dp_schedule *s, const struct dp_skip *skips, int count)
+{
+    if (s->skip_count)
+        return dp_fail(DP_ESTATE, "add skips: the schedule has %d already", s->skip_count);
+    const struct additions has = count ? find_additions(s) : (struct additions){0};
+    int err = dp_schedule_take_skips(s, skips, count);
+    if (err)
+        return dp_fail(err, "%s", dp_last_error());
+    if (!count)
+        return 0;
+    err = dp_schedule_rewrite(s, drop_added);
+    if (!err)
+        err = dp_schedule_add_messages(s);
+    if (!err && has.frees)
+        err = dp_schedule_add_frees(s);
+    if (!err && has.reduces)
+        err = has.all_reduces ? dp_schedule_add_all_reduces(s) : dp_schedule_add_reduces(s);
+    return err;
+}
+
 /* ---- all ranks ------------------------------------------------------------------------------- */
 
 /* Room for all ranks from the first one's count. An end of the pipeline has the fewest messages, other
@@ -227,4 +291,63 @@ int dp_schedule_new_outline(const struct dp_schedule_spec *spec, struct dp_sched
     int err = dp_schedule_new_empty(spec, out);
 
     return err ? dp_fail(err, "%s", dp_last_error()) : 0;
+}
+
+/* ---- the evaluation of a training schedule ---------------------------------------------------- */
+
+/* rank_map[group rank] = pipeline rank, the inverse of group_rank. */
+static int *rank_map_of(const struct dp_schedule *s)
+{
+    int *map = malloc((size_t)s->ranks * sizeof(*map));
+
+    for (int rank = 0; map && rank < s->ranks; rank++)
+        map[s->group_rank[rank]] = rank;
+    return map;
+}
+
+static int add_forwards(const struct dp_schedule *training, struct dp_schedule *s)
+{
+    struct dp_op_list all = {0};
+
+    for (int rank = 0; rank < s->ranks; rank++) {
+        const struct dp_op *ops = dp_schedule_ops(training, rank);
+        for (size_t i = 0; i < dp_schedule_count(training, rank); i++)
+            if (ops[i].kind == DP_OP_F)
+                dp_op_list_add(&all, (struct dp_op){
+                                         .kind = DP_OP_F, .slot = ops[i].slot, .mb = ops[i].mb});
+        s->first[rank + 1] = all.count;
+    }
+    return dp_schedule_take_ops(s, &all, s->first);
+}
+
+int dp_schedule_new_forward(const struct dp_schedule *training, struct dp_schedule **out)
+{
+    int *map = rank_map_of(training);
+    const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_USER,
+                                          .ranks = training->ranks,
+                                          .microbatches = training->microbatches,
+                                          .forward_only = true,
+                                          .rank_map = map};
+    struct dp_schedule *s = NULL;
+    int err = map ? dp_schedule_new_placed(&spec, training->streams, training->first_slot,
+                                           training->slots, &s)
+                  : dp_fail_quietly(DP_ENOMEM, "no memory for a schedule");
+
+    free(map);
+    if (err)
+        return dp_fail(err, "%s", dp_last_error());
+    /* As they are, down to the slot numbers of neighbours that are not there. */
+    memcpy(s->slots, training->slots, training->first_slot[s->ranks] * sizeof(*s->slots));
+    err = add_forwards(training, s);
+    if (!err)
+        err = dp_schedule_add_messages(s);
+    if (!err)
+        err = dp_schedule_add_frees(s);
+    if (!err && training->skip_count)
+        err = dp_schedule_add_skips(s, training->skips, training->skip_count);
+    if (err)
+        dp_schedule_free(s);
+    else
+        *out = s;
+    return err;
 }
