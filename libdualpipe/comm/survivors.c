@@ -107,8 +107,8 @@ int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
     return err;
 }
 
-/* A process that is stopped gives none; one that waits or computes does, from that call or by its progress
- * thread. */
+/* A process that is stopped gives none; one that waits or computes does, from that call or by its
+ * progress thread. */
 static int64_t end_of_silence(struct dp_comm *world, int64_t deadline_ns)
 {
     const int64_t most_ns = DP_NS_PER_S / 2, busy_ns = world->ops->busy_until(world);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * line.c - stage r on rank r. GPipe: all forwards, then all backwards (Huang et al., 2019). P = 3, M = 4:
+ * line.c - stage r on rank r. GPipe: all forwards, then all backwards (Huang et al., 2019).
+ * P = 3, M = 4:
  *
  *      rank 0  F0 F1 F2 F3 .  .  .  .  B0 .. B3
  *      rank 1  .  F0 F1 F2 F3 .  .  B0 .. B3

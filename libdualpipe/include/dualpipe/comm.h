@@ -350,8 +350,8 @@ DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
  * as soon as that hears of the death, which the ranks tell each other, without a revoke.
  *
  * A dead rank. Its process has ended, the connection to it is lost, or it did not call an agreement
- * within twice the deadline in which the others did (to a mixer it may be dead before: mixer.h). A request that needs it ends with DP_ECOMM
- * naming it, also one in flight; so does every collective of a communicator that has it, on all
+ * within twice the deadline in which the others did (to a mixer it may be dead before: mixer.h). A
+ * request that needs it ends with DP_ECOMM naming it, also one in flight; so does every collective of a communicator that has it, on all
  * ranks, and that communicator has no collectives any more. Messages between other ranks go on,
  * also on that communicator. What it sent just before may be lost. A receive from any source goes
  * on until its deadline, unless dp_comm_wait names a rank. A rank that has left in order is not
