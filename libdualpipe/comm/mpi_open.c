@@ -33,8 +33,9 @@ static int check_config(const struct dp_comm_config *config,
                         const struct dp_rendezvous_config *rendezvous)
 {
     if (config->size && (config->size != rendezvous->size || config->rank != rendezvous->rank))
-        return dp_fail(DP_EINVAL, "rank %d of %d: expected what MPI reports, rank %d of %d",
-                       config->rank, config->size, rendezvous->rank, rendezvous->size);
+        return dp_fail(DP_EINVAL, "rank %d of %d: expected what MPI reports, rank %d of %d; "
+                       "mpirun -n %d starts as many ranks", config->rank, config->size,
+                       rendezvous->rank, rendezvous->size, config->size);
     return 0;
 }
 

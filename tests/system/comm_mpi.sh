@@ -37,4 +37,26 @@ for DP_TEST_RANKS in 2 3 4 5; do
         case_is "$DP_TEST_RANKS ranks over MPI" "$findings"
     done
 done
+
+# losses HOW COMMAND... - of two steps.
+losses()
+{
+    how=$1
+    shift
+    # shellcheck disable=SC2086 # words
+    "$@" train --data "$DP_TOP_SRCDIR/LICENSE" --steps 2 --layers 2 --json $how 2>&1 | grep -o '"loss":[^,]*'
+}
+
+dualpipe=$DP_TOP_BUILDDIR/tools/dualpipe
+"$dualpipe" train --help >/dev/null 2>&1 || reason=${reason:-'this build cannot train'}
+if [ -n "$reason" ]; then
+    case_skipped "dualpipe train over MPI: $reason"
+else
+    alone=$(losses '--schedule none' "$dualpipe")
+    # shellcheck disable=SC2086 # several flags
+    together=$(losses '-P 2 --transport mpi' mpirun $flags -n 2 "$dualpipe")
+    findings=
+    [ -n "$alone" ] && [ "$alone" = "$together" ] || findings="alone $alone, over MPI $together"
+    case_is 'dualpipe train over MPI' "$findings"
+fi
 cases_end

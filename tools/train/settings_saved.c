@@ -237,13 +237,17 @@ static bool is_beside(const char *output, const char *index)
 
 static bool spares_checkpoint(const struct settings *s)
 {
-    const bool trace = is_beside(s->trace, s->from.path);
+    const struct {
+        const char *option, *path;
+    } outputs[] = {{"trace", s->trace}, {"timeline", s->timeline}, {"page", s->page}};
 
-    if (!trace && !is_beside(s->timeline, s->from.path))
-        return true;
-    command_misused("--%s %s: is in the folder of the checkpoint that --resume reads; expected "
-                    "another one", trace ? "trace" : "timeline", trace ? s->trace : s->timeline);
-    return false;
+    for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++)
+        if (is_beside(outputs[i].path, s->from.path)) {
+            command_misused("--%s %s: is in the folder of the checkpoint that --resume reads; "
+                            "expected another one", outputs[i].option, outputs[i].path);
+            return false;
+        }
+    return true;
 }
 
 bool settings_resume(struct settings *s, int argc, char **argv, struct operands *files, int *status)
