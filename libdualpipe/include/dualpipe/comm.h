@@ -351,11 +351,11 @@ DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
  *
  * A dead rank. Its process has ended, the connection to it is lost, or it did not call an agreement
  * within twice the deadline in which the others did (to a mixer it may be dead before: mixer.h). A
- * request that needs it ends with DP_ECOMM naming it, also one in flight; so does every collective of a communicator that has it, on all
- * ranks, and that communicator has no collectives any more. Messages between other ranks go on,
- * also on that communicator. What it sent just before may be lost. A receive from any source goes
- * on until its deadline, unless dp_comm_wait names a rank. A rank that has left in order is not
- * among those that live either, but what it had sent arrives.
+ * request that needs it ends with DP_ECOMM naming it, also one in flight; so does every collective
+ * of a communicator that has it, on all ranks, and that communicator has no collectives any more.
+ * Messages between other ranks go on, also on that communicator. What it sent just before may be
+ * lost. A receive from any source goes on until its deadline, unless dp_comm_wait names a rank. A
+ * rank that has left in order is not among those that live either, but what it had sent arrives.
  *
  * A silent rank. A wait that reaches its deadline ends with DP_ETIMEDOUT and gives up its request,
  * and with it the channel between the two ranks in this communicator: its other messages, and later
