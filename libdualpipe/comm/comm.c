@@ -624,6 +624,8 @@ bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
             return false;
         if (why)
             *why = comm->revocation;
+        if (why && !why->doing && why->rank >= 0) /* told since */
+            why->doing = dp_survival_doing(comm->world->survival, why->rank);
     }
     if (why)
         why->rank = rank_in(comm, why->rank);

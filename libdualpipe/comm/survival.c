@@ -47,6 +47,27 @@ static void tell(struct dp_survival *s, int peer, enum dp_survival_kind kind,
     s->ops->tell(s->world, peer, compose(s, kind, a, number), s->message_bytes);
 }
 
+/* What is known of a rank: to one peer, or to the neighbors. */
+static void tell_note(struct dp_survival *s, int peer, int rank)
+{
+    if (!s->notes[rank].number)
+        return;
+    compose(s, DP_SURVIVAL_DOING, NULL, s->notes[rank].number);
+    s->out->context = (uint32_t)rank;
+    s->out->doing = s->notes[rank].doing;
+    if (peer < 0)
+        s->ops->tell_neighbors(s->world, s->out, s->message_bytes);
+    else
+        s->ops->tell(s->world, peer, s->out, s->message_bytes);
+}
+
+static void tell_notes_of_dead(struct dp_survival *s, int peer)
+{
+    for (int rank = 0; rank < s->world->size; rank++)
+        if (has(s->dead, rank))
+            tell_note(s, peer, rank);
+}
+
 static void tell_deaths(struct dp_survival *s)
 {
     s->ops->tell_neighbors(s->world, compose(s, DP_SURVIVAL_DEATHS, NULL, 0), s->message_bytes);
@@ -78,6 +99,8 @@ bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why)
              "rank %d was declared dead by the others, as rank %d says: it gave no sign for longer "
              "than the deadline; the group goes on without it",
              s->world->rank, s->excluded_by);
+    if (s->world->doing)
+        why->doing = atomic_load(s->world->doing);
     return true;
 }
 
@@ -92,6 +115,7 @@ static bool mark(struct dp_survival *s, int rank, enum dp_death why)
     s->dead_count++;
     s->queries[rank].is_open = false;
     s->ops->note_busy(s->world, rank, 0); /* no rank waits for what it had announced */
+    tell_note(s, -1, rank);
     dp_log(DP_LOG_INFO, "rank %d goes on without rank %d: %s", s->world->rank, rank, reasons[why]);
     if (why == DP_DEATH_SILENT || why == DP_DEATH_REPORTED) /* it may live, and is told so */
         tell(s, rank, DP_SURVIVAL_DEATHS, NULL, 0);
@@ -280,6 +304,35 @@ static void take_busy(struct dp_survival *s, const struct dp_survival_message *m
     announce(s, rank, m->contexts);
 }
 
+/* ---- what ranks do --------------------------------------------------------------------------- */
+
+void dp_survival_tell_doing(struct dp_survival *s, uint64_t doing)
+{
+    struct dp_survival_note *own = &s->notes[s->world->rank];
+
+    own->doing = doing;
+    own->number++;
+    tell_note(s, -1, s->world->rank);
+}
+
+uint64_t dp_survival_doing(const struct dp_survival *s, int rank)
+{
+    return s->ops->doing ? s->ops->doing(s->world, rank) : s->notes[rank].doing;
+}
+
+/* Of a neighbour it is kept; of a dead rank passed on once. */
+static void take_note(struct dp_survival *s, const struct dp_survival_message *m)
+{
+    const int rank = (int)m->context;
+
+    if (m->context >= (uint32_t)s->world->size || rank == s->world->rank ||
+        (int32_t)(m->number - s->notes[rank].number) <= 0)
+        return;
+    s->notes[rank] = (struct dp_survival_note){m->doing, m->number};
+    if (has(s->dead, rank))
+        tell_note(s, -1, rank);
+}
+
 /* ---- agreement: what each rank keeps --------------------------------------------------------- */
 
 static struct dp_agreement *find(const struct dp_survival *s, uint32_t context)
@@ -313,6 +366,7 @@ static void answer(struct dp_survival *s, int peer)
     if (!q->is_open || !a || a->number < q->number)
         return;
     q->is_open = false;
+    tell_notes_of_dead(s, peer);
     if (is_decided(a, q->number))
         tell(s, peer, DP_SURVIVAL_DECISION, a, q->number);
     else if (a->number == q->number)
@@ -380,6 +434,9 @@ void dp_survival_handle(struct dp_survival *s, int from, const void *message, si
     case DP_SURVIVAL_BUSY:
         take_busy(s, m);
         break;
+    case DP_SURVIVAL_DOING:
+        take_note(s, m);
+        break;
     }
 }
 
@@ -438,8 +495,11 @@ static void tell_members(struct dp_survival *s, const struct dp_comm *comm,
 {
     for (int i = 0; i < comm->size; i++) {
         const int rank = dp_comm_world_rank(comm, i);
-        if (rank != s->world->rank && !has(s->dead, rank))
-            tell(s, rank, kind, a, a->number);
+        if (rank == s->world->rank || has(s->dead, rank))
+            continue;
+        if (kind == DP_SURVIVAL_DECISION)
+            tell_notes_of_dead(s, rank);
+        tell(s, rank, kind, a, a->number);
     }
 }
 
@@ -548,8 +608,9 @@ int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
     s->deaths = calloc((size_t)world->size, sizeof(*s->deaths));
     s->queries = calloc((size_t)world->size, sizeof(*s->queries));
     s->announced = calloc((size_t)world->size, sizeof(*s->announced));
+    s->notes = calloc((size_t)world->size, sizeof(*s->notes));
     s->out = calloc(1, s->message_bytes);
-    if (s->dead && s->left && s->deaths && s->queries && s->announced && s->out) {
+    if (s->dead && s->left && s->deaths && s->queries && s->announced && s->notes && s->out) {
         *out = s;
         return 0;
     }
@@ -572,6 +633,7 @@ void dp_survival_free(struct dp_survival *s)
         free(r);
     }
     free(s->out);
+    free(s->notes);
     free(s->announced);
     free(s->queries);
     free(s->deaths);

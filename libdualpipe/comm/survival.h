@@ -40,6 +40,10 @@
  * whatever call it is in, or by its progress thread, also while it waits for a third one. A process that
  * is stopped does not.
  *
+ * What a rank does (dp_comm_note) it tells its neighbours now and then, numbered. They spread the last
+ * of it when it dies; answers and decisions come after all that their sender knows of the dead, so
+ * that an agreement's members know the same.
+ *
  * Threads: those of the communicator.
  */
 #ifndef DP_COMM_SURVIVAL_H
@@ -64,6 +68,8 @@ struct dp_survival_ops {
     void (*bury)(struct dp_comm *world, int peer);
     /* Another rank has aborted the group. NULL where all know of it at once. */
     void (*note_abort)(struct dp_comm *world, const struct dp_abort *why);
+    /* What the peer does, where a transport can see it; NULL: by messages (dp_survival_tell_doing). */
+    uint64_t (*doing)(struct dp_comm *world, int peer);
     /* Drop a request that is in flight; its memory is the caller's again. Other requests of its
      * link fail, too, and later ones. */
     void (*cancel)(struct dp_comm *world, struct dp_request *req);
@@ -82,14 +88,16 @@ enum dp_survival_kind {
     DP_SURVIVAL_ABORT,
     DP_SURVIVAL_BUSY,
     DP_SURVIVAL_REVOKE,
-    DP_SURVIVAL_PING /* say anything */
+    DP_SURVIVAL_PING, /* say anything */
+    DP_SURVIVAL_DOING
 };
 
 struct dp_survival_message {
     uint32_t kind;
-    uint32_t context, number; /* of the communicator, of its agreement. BUSY: the rank that is, and
-                               * the number of what it has announced */
+    uint32_t context, number; /* of the communicator, of its agreement. BUSY, DOING: the rank that is
+                               * or does, and the number of what it has announced */
     uint32_t contexts; /* ANSWER: the sender's first free one. DECISION: that of all. BUSY: ms */
+    uint64_t doing;    /* DOING */
     uint64_t dead[]; /* a bit for each rank of the world; then, of these, those that have left */
 };
 
@@ -141,6 +149,10 @@ struct dp_survival {
     } * queries; /* [size] of other ranks, not answered yet */
     uint32_t *announced; /* [size] the last BUSY of each rank */
     int asked;           /* for a sign of life, which has not come; -1: none */
+    struct dp_survival_note {
+        uint64_t doing;
+        uint32_t number; /* 0: nothing is known */
+    } * notes;           /* [size] the last DOING of each rank */
     struct dp_agreement *agreements;
     struct dp_revocation *revocations;
     int excluded_by; /* -1: not excluded */
@@ -173,6 +185,8 @@ void dp_survival_leave(struct dp_survival *s);
 void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why);
 /* This rank will be busy: tell all, by way of the neighbors. */
 void dp_survival_tell_busy(struct dp_survival *s, int64_t ns);
+/* This rank does something else: tell the neighbors. */
+void dp_survival_tell_doing(struct dp_survival *s, uint64_t doing);
 /* DP_ECOMM, saying how the rank died. */
 int dp_survival_fail(const struct dp_survival *s, int rank);
 /* Whether this rank was declared dead by others; why may be NULL. */
@@ -187,6 +201,8 @@ void dp_survival_ask(struct dp_survival *s, int rank);
 bool dp_survival_is_owed(const struct dp_survival *s, int rank);
 /* A rank of comm that has died and not left, by its number in the world, -1: none. */
 int dp_survival_find_dead(const struct dp_survival *s, const struct dp_comm *comm);
+/* What a rank of the world did last, as far as this rank has heard; 0: unknown. */
+uint64_t dp_survival_doing(const struct dp_survival *s, int rank);
 /* This rank revokes comm. DP_ENOMEM. */
 int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct dp_abort *why);
 /* A communicator has been made: it may be revoked already. */

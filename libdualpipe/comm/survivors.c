@@ -142,6 +142,20 @@ int dp_comm_settle_silence(struct dp_comm *comm)
     return err;
 }
 
+static uint64_t last_note_of(const struct dp_comm *world, int world_rank)
+{
+    if (world_rank == world->rank)
+        return world->doing ? atomic_load(world->doing) : 0;
+    return world->survival ? dp_survival_doing(world->survival, world_rank) : 0;
+}
+
+uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank)
+{
+    if (!comm || rank < 0 || rank >= comm->size)
+        return 0;
+    return last_note_of(comm->world, dp_comm_world_rank(comm, rank));
+}
+
 /* A rank of comm, by its number in the world; -1: unknown. */
 static int find_culprit(const struct dp_comm *comm, int error)
 {
@@ -170,8 +184,8 @@ int dp_comm_revoke(struct dp_comm *comm, int error, const char *text)
     dp_comm_progress_stop(comm);
     struct dp_abort why = {.rank = find_culprit(comm, error), .error = error};
     dp_snprintf(why.text, sizeof(why.text), "%s", text ? text : "");
-    if (why.rank == world->rank && world->doing)
-        why.doing = atomic_load(world->doing);
+    if (why.rank >= 0)
+        why.doing = last_note_of(world, why.rank);
     int err = world->ops->aborted(world, NULL) ? 0 : dp_survival_revoke(world->survival, comm, &why);
     if (world->engine) /* collectives give the memory of the caller back */
         dp_engine_progress(world->engine);

@@ -500,6 +500,11 @@ static void threads_note_busy(struct dp_comm *comm, int rank, int64_t ns)
     atomic_store(&of(comm)->group->busy_until[rank], dp_now_ns() + ns);
 }
 
+static uint64_t threads_doing(struct dp_comm *comm, int rank)
+{
+    return atomic_load(&of(comm)->group->doing[rank]);
+}
+
 static const struct dp_survival_ops threads_survival = {
     .prepare = threads_prepare,
     .start = threads_prepare,
@@ -507,6 +512,7 @@ static const struct dp_survival_ops threads_survival = {
     .tell_neighbors = threads_tell_neighbors,
     .watch = threads_watch,
     .note_busy = threads_note_busy,
+    .doing = threads_doing,
     .bury = threads_bury,
     .cancel = threads_cancel,
     .end_channels = threads_end_channels,

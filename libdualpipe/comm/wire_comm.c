@@ -137,6 +137,7 @@ static void hear_of_survival(struct wire_comm *c)
 {
     struct dp_rendezvous *rv = c->rendezvous;
     const unsigned ends = atomic_load(&rv->ends);
+    const int before = c->base.survival->dead_count;
 
     dp_watch_poll(&c->watch);
     for (int peer = 0; peer < c->base.size && ends != c->ends_seen; peer++)
@@ -145,6 +146,8 @@ static void hear_of_survival(struct wire_comm *c)
         else if (dp_rendezvous_has_ended(rv, peer))
             dp_survival_lose(c->base.survival, peer, DP_DEATH_ENDED);
     c->ends_seen = ends;
+    if (c->base.survival->dead_count != before)
+        c->told_doing = 0; /* new neighbors have not been told */
 }
 
 static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
@@ -386,16 +389,17 @@ static bool wire_comm_is_done(struct dp_comm *comm, const struct dp_request *req
     return ((const struct request *)req)->part.wire.status != DP_EAGAIN;
 }
 
-/* Where deaths end nothing, no record names a rank that has died. */
+/* Rank 0 is told, which makes the record; where deaths end nothing, the neighbors. */
 static void tell_doing(struct wire_comm *c, int64_t now_ns)
 {
     const uint64_t doing = atomic_load_explicit(&c->base.own_doing, memory_order_relaxed);
 
-    if (doing == c->told_doing || now_ns - c->told_doing_ns < c->base.tell_doing_ns ||
-        c->base.survival)
+    if (doing == c->told_doing || now_ns - c->told_doing_ns < c->base.tell_doing_ns)
         return;
     c->told_doing_ns = now_ns;
-    if (dp_rendezvous_tell_doing(c->rendezvous, doing))
+    if (c->base.survival)
+        dp_survival_tell_doing(c->base.survival, doing);
+    if (c->base.survival || dp_rendezvous_tell_doing(c->rendezvous, doing))
         c->told_doing = doing;
 }
 
@@ -626,6 +630,7 @@ static int wire_comm_prepare(struct dp_comm *comm)
 static int wire_comm_start_survival(struct dp_comm *comm)
 {
     dp_watch_begin(&of(comm)->watch);
+    of(comm)->told_doing = 0; /* only rank 0 has been told */
     return 0;
 }
 

@@ -7,6 +7,7 @@
 #include "comm_cases.h"
 
 #include "base/clock.h"
+#include "comm/comm_ops.h"
 #include "comm/threads.h"
 
 #include <signal.h>
@@ -141,14 +142,49 @@ static void a_revoke_by_any_rank_ends_all_requests_of_the_communicator_on_all(vo
         on_surviving_kinds(5, 0, revoke_in_flight, &culprit);
 }
 
-/* Rank 0 sees the death and gives its step up; rank 2 waits for rank 1, which waits for rank 0. */
+enum { LAST_NOTE = 4711 };
+
+static bool is_neighbor(const struct dp_comm *comm, int a, int b)
+{
+    const int size = dp_comm_size(comm), ahead = (b - a + size) % size;
+
+    return ahead && (ahead <= 2 || ahead >= size - 2);
+}
+
+/* The neighbors of `rank` say when they have its note. */
+static int expect_told(struct dp_comm *comm, int rank)
+{
+    const int64_t until_ns = dp_now_ns() + LONG_NS;
+    struct dp_request sent;
+    char byte = 0;
+
+    if (dp_comm_rank(comm) != rank && !is_neighbor(comm, dp_comm_rank(comm), rank))
+        return 0;
+    if (dp_comm_rank(comm) != rank) {
+        while (dp_comm_last_note(comm, rank) != LAST_NOTE && dp_now_ns() < until_ns)
+            CHECK(!dp_comm_progress(comm));
+        CHECK(!dp_comm_isend(comm, rank, 0, 2, &byte, 1, &sent));
+        return dp_comm_wait(comm, &sent, rank);
+    }
+    for (int peer = 0; peer < dp_comm_size(comm); peer++)
+        CHECK(!is_neighbor(comm, rank, peer) || !blocking_receive(comm, peer, 0, 2, &byte, 1));
+    return 0;
+}
+
+/* Rank 0 sees the death and gives its step up; rank 2 waits for rank 1, which waits for rank 0. All
+ * learn what rank 3 did last. */
 static int revoke_after_a_death(struct dp_comm *comm, void *arg)
 {
     const int rank = dp_comm_rank(comm);
+    struct dp_abort why;
     char byte = 0;
 
     (void)arg;
+    comm->tell_doing_ns = 0;
     BEGIN(comm);
+    if (rank == 3)
+        dp_comm_note(comm, LAST_NOTE);
+    CHECK(!expect_told(comm, 3));
     if (rank == 3)
         return die(comm);
     const int err = blocking_receive(comm, rank ? rank - 1 : 3, 0, 1, &byte, 1);
@@ -156,13 +192,47 @@ static int revoke_after_a_death(struct dp_comm *comm, void *arg)
     if (!rank)
         CHECK(!dp_comm_revoke(comm, err, dp_last_error()));
     CHECK(!expect_revoked(comm, 3, DP_ECOMM, "rank 3"));
-    return expect_survivors(comm, 3);
+    CHECK(!expect_survivors(comm, 3));
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == 3 && why.doing == LAST_NOTE);
+    CHECK(dp_comm_last_note(comm, 3) == LAST_NOTE && !dp_comm_last_note(comm, rank));
+    return 0;
 }
 
 static void all_learn_of_a_death_that_one_has_revoked_for(void **state)
 {
     (void)state;
     on_surviving_kinds(4, 1, revoke_after_a_death, NULL);
+}
+
+/* Ranks 0 and 6 are no neighbors of rank 3. */
+static int agree_after_a_death(struct dp_comm *comm, void *arg)
+{
+    struct dp_comm *survivors;
+    bool alive[7];
+
+    (void)arg;
+    comm->tell_doing_ns = 0;
+    BEGIN(comm);
+    if (dp_comm_rank(comm) == 3)
+        dp_comm_note(comm, LAST_NOTE);
+    CHECK(!expect_told(comm, 3));
+    if (dp_comm_rank(comm) == 3)
+        return die(comm);
+    do
+        CHECK(!dp_comm_agree_alive(comm, alive));
+    while (alive[3]);
+    CHECK(dp_comm_last_note(comm, 3) == LAST_NOTE);
+    CHECK(!dp_comm_shrink(comm, &survivors));
+    CHECK(dp_comm_last_note(comm, 3) == LAST_NOTE && !dp_comm_last_note(survivors, 3));
+    CHECK(!dp_comm_barrier(survivors));
+    dp_comm_close(survivors);
+    return 0;
+}
+
+static void all_that_agree_know_what_a_dead_rank_did_last(void **state)
+{
+    (void)state;
+    on_surviving_kinds(7, 1, agree_after_a_death, NULL);
 }
 
 /* ---- which communicator ---------------------------------------------------------------------- */
@@ -253,6 +323,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_revoke_by_any_rank_ends_all_requests_of_the_communicator_on_all),
         cmocka_unit_test(all_learn_of_a_death_that_one_has_revoked_for),
+        cmocka_unit_test(all_that_agree_know_what_a_dead_rank_did_last),
         cmocka_unit_test(a_revoke_ends_no_other_communicator_of_the_split),
         cmocka_unit_test(a_communicator_may_be_revoked_before_all_have_made_it),
         cmocka_unit_test(only_a_group_that_survives_can_be_revoked),

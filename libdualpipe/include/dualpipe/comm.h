@@ -325,9 +325,9 @@ DP_PUBLIC int dp_comm_ibroadcast(struct dp_comm *comm, void *buf, size_t len, in
  * long for the record is cut. 0, also if the group had been aborted before. */
 DP_PUBLIC int dp_comm_abort(struct dp_comm *comm, int error, const char *text);
 /* From now on this rank does `doing`, a number of the caller's, not 0: a pipeline's steps note each of
- * their ops (dp_pipeline_doing_text). The record of an abort has that of the culprit, also of one that
- * was killed: between processes, what it had told rank 0 by then, which it does in its calls,
- * every 4 ms at most. Costs a store. */
+ * their ops (dp_pipeline_doing_text). The record of an abort or revocation has that of the culprit,
+ * also of one that was killed: between processes, what it had told rank 0, or its neighbors in a group
+ * that survives, by then, which it does in its calls, every 50 ms at most. Costs a store. */
 DP_PUBLIC void dp_comm_note(struct dp_comm *comm, uint64_t doing);
 /* Whether the group was aborted or comm revoked, as far as this rank has heard by its last call; why
  * may be NULL. */
@@ -417,6 +417,11 @@ DP_PUBLIC int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, i
  * lowest number is connected to all meanwhile. DP_EABORTED: this rank was declared dead itself, or
  * the group was aborted. DP_EINVAL: the group does not survive. */
 DP_PUBLIC int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
+
+/* What a rank of a group that survives did last (dp_comm_note); 0: not known. Of a rank that died all
+ * that live know the same once they have agreed that it did (dp_comm_agree_alive, dp_comm_shrink); of
+ * one that lives this rank knows what it was told. */
+DP_PUBLIC uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank);
 
 /* The communicator of the ranks that agree_alive finds, in the order of their ranks in comm and
  * counted from 0: MPIX_Comm_shrink. Of the same family, with channels of its own, so that no
