@@ -145,8 +145,11 @@ static size_t mark_plain_ops(const struct dp_checker *c, const struct dp_op *ops
             continue;
         if (op->kind > DP_OP_FREE || op->slot >= DP_MAX_SLOTS || op->mb >= mbs)
             break;
-        uint32_t *marks = &c->marks[op->slot * mbs + op->mb], mark = MARK(op->kind);
-        if (!(possible[op->slot] & ~*marks & mark))
+        const uint32_t mark = possible[op->slot] & MARK(op->kind);
+        if (!mark) /* or the slot is not there */
+            break;
+        uint32_t *marks = &c->marks[op->slot * mbs + op->mb];
+        if (*marks & mark)
             break;
         *marks |= mark;
     }
