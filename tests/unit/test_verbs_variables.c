@@ -314,6 +314,15 @@ static void must_have_class(void *comm, int traffic_class)
     assert_int_equal(attr.ah_attr.grh.traffic_class, traffic_class);
 }
 
+static void must_have_level(void *comm, int service_level)
+{
+    struct ibv_qp_init_attr init;
+    struct ibv_qp_attr attr;
+
+    assert_int_equal(ibv_query_qp(pair_qp(comm, 0), &attr, 0, &init), 0);
+    assert_int_equal(attr.ah_attr.sl, service_level);
+}
+
 /* From 2.28 on it comes with the context. */
 static void a_context_has_the_class_that_its_user_chose(void **state)
 {
@@ -333,6 +342,46 @@ static void a_context_has_the_class_that_its_user_chose(void **state)
     }
     must_have_class(sender, 96);
     assert_int_equal(net->finalize(ctx), ncclSuccess);
+}
+
+/* Sends and receives only are those between stages of a pipeline; a collective reduces gradients. */
+static void stages_and_gradients_have_classes_of_their_own(void **state)
+{
+    static const struct {
+        uint32_t ops;
+        int traffic_class, service_level;
+    } cases[] = {{1u << 6, 104, 3}, {1u << 4, 32, 1}, {UINT32_MAX, 8, 2}};
+    const struct dpn_class pipeline = dpn_options.pipeline, gradient = dpn_options.gradient;
+
+    (void)state;
+    set("NCCL_IB_TC", "8");
+    set("NCCL_IB_SL", "2");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dpn_comm *sender = NULL, *receiver = NULL;
+        char handle[NCCL_NET_HANDLE_MAXSIZE];
+        const int64_t began_ns = dp_now_ns();
+        struct dpn_listener *listener;
+        struct dpn_net *net;
+        assert_int_equal(dpn_net_init(NULL, &net), 0);
+        dpn_options.pipeline = (struct dpn_class){104, 3};
+        dpn_options.gradient = (struct dpn_class){32, 1};
+        net->ops = cases[i].ops;
+        assert_int_equal(dpn_net_listen(net, 0, handle, &listener), 0);
+        while (!sender || !receiver) {
+            must_be_in_time(began_ns);
+            assert_true(sender || dpn_net_connect(net, 0, handle, &sender) <= 0);
+            assert_true(receiver || dpn_net_accept(listener, &receiver) <= 0);
+        }
+        must_have_class(sender, cases[i].traffic_class);
+        must_have_class(receiver, cases[i].traffic_class);
+        must_have_level(sender, cases[i].service_level);
+        must_have_level(receiver, cases[i].service_level);
+        dpn_net_finalize(net);
+    }
+    dpn_options.pipeline = pipeline;
+    dpn_options.gradient = gradient;
+    unset("NCCL_IB_TC");
+    unset("NCCL_IB_SL");
 }
 
 /* Before, with each connection. */
@@ -382,6 +431,7 @@ int main(void)
         cmocka_unit_test(ports_are_not_fused_if_they_may_not_be),
         cmocka_unit_test(a_port_that_is_down_may_be_left_until_its_work_fails),
         cmocka_unit_test(a_context_has_the_class_that_its_user_chose),
+        cmocka_unit_test(stages_and_gradients_have_classes_of_their_own),
         cmocka_unit_test(a_connection_has_the_class_that_its_user_chose),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
