@@ -4,6 +4,7 @@
 #include "wire/cma.h"
 
 #include "base/copy.h"
+#include "base/fail.h"
 #include "wire/net.h"
 
 #include <pthread.h>
@@ -40,12 +41,32 @@ static bool is_yama_restricted(void)
     return restricted;
 }
 
-static void allow_attach(uint32_t pid)
+bool dp_cma_choose(struct dp_cma_rights *rights, uint32_t pid, uint32_t peer, bool peer_allows)
 {
-    static atomic_bool has_allowed;
+    if (rights->pid != pid) /* a child has none of its parent's */
+        *rights = (struct dp_cma_rights){.pid = pid};
+    bool is_known = false;
+    for (int i = 0; i < rights->count; i++)
+        is_known |= rights->admitting[i] == peer;
+    if (peer_allows && !is_known && rights->count < DP_CMA_ADMITTING)
+        rights->admitting[rights->count++] = peer;
+    if (rights->admitted == 0 && peer != pid && !peer_allows && !is_known)
+        rights->admitted = peer;
+    return rights->admitted == peer;
+}
 
-    if (pid != (uint32_t)getpid() && is_yama_restricted() && !atomic_exchange(&has_allowed, true))
-        prctl(PR_SET_PTRACER, (unsigned long)pid, 0, 0, 0);
+/* Returns whether the peer is let in. */
+static bool allow_attach(uint32_t peer, bool peer_allows)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct dp_cma_rights rights;
+
+    pthread_mutex_lock(&lock);
+    const bool allows = dp_cma_choose(&rights, (uint32_t)getpid(), peer, peer_allows);
+    if (allows)
+        prctl(PR_SET_PTRACER, (unsigned long)peer, 0, 0, 0);
+    pthread_mutex_unlock(&lock);
+    return allows;
 }
 
 /* ---- guards ---------------------------------------------------------------------------------- */
@@ -103,7 +124,13 @@ void dp_cma_guards(uint64_t guards[DP_CMA_GUARDS])
 
 /* ---- the peer -------------------------------------------------------------------------------- */
 
-void dp_cma_introduce(struct dp_cma *d, int socket, struct dp_cma_identity *mine,
+static void publish(struct dp_cma *d, bool peer_allows)
+{
+    d->mine->allows = d->is_restricted && allow_attach(d->peer_pid, peer_allows);
+    atomic_store_explicit(&d->mine->ready, 1, memory_order_release);
+}
+
+void dp_cma_introduce(struct dp_cma *d, int socket, bool is_first, struct dp_cma_identity *mine,
                       struct dp_cma_identity *theirs)
 {
     struct ucred peer = {.pid = 0};
@@ -117,12 +144,14 @@ void dp_cma_introduce(struct dp_cma *d, int socket, struct dp_cma_identity *mine
     if (dp_random_bytes(&d->token, sizeof(d->token)))
         return;
     d->peer_pid = (uint32_t)peer.pid;
-    allow_attach(d->peer_pid);
     mine->pid = d->pid;
     mine->token_at = (uint64_t)(uintptr_t)&d->token;
     mine->token = d->token;
     dp_cma_guards(mine->guards);
-    atomic_store_explicit(&mine->ready, 1, memory_order_release);
+    d->is_restricted = is_yama_restricted();
+    d->waits = d->is_restricted && !is_first;
+    if (!d->waits)
+        publish(d, false);
 }
 
 /* Read the peer's token, and behind it len bytes at `from` to `to`. 0; DP_ECOMM: another process
@@ -160,6 +189,17 @@ static int write_peer(struct dp_cma *d, uint64_t from, uint64_t to, size_t len)
     return n == (ssize_t)(sizeof(words) + len) ? 0 : DP_EUNSUPPORTED;
 }
 
+static void say_that_neither_may(const struct dp_cma *d)
+{
+    static atomic_bool has_said;
+
+    if (!atomic_exchange(&has_said, true))
+        dp_log(DP_LOG_INFO,
+               "messages to process %u go through shared memory, as under Yama (ptrace_scope 1) a "
+               "process can let in one other only, and both have let in others; with "
+               "kernel.yama.ptrace_scope=0 large ones are copied straight", d->peer_pid);
+}
+
 void dp_cma_try(struct dp_cma *d)
 {
     if (!d->peer_pid) {
@@ -168,10 +208,14 @@ void dp_cma_try(struct dp_cma *d)
     }
     if (!atomic_load_explicit(&d->theirs->ready, memory_order_acquire))
         return;
+    if (d->waits)
+        publish(d, d->theirs->allows);
     d->tried = true;
     memcpy(d->guards, d->theirs->guards, sizeof(d->guards));
     d->reaches = d->theirs->pid == d->peer_pid && d->guards[0] && d->guards[1] &&
                  !read_peer(d, 0, 0, 0) && !write_peer(d, 0, 0, 0);
+    if (d->waits && !d->reaches && !d->mine->allows)
+        say_that_neither_may(d);
     atomic_store_explicit(&d->mine->reaches, d->reaches, memory_order_release);
 }
 

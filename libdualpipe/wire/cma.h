@@ -15,7 +15,12 @@
  * ancestors may attach, dp_cma_introduce allows the peer by PR_SET_PTRACER. The peer is the process
  * that the kernel reports at the other end of the socket (SO_PEERCRED), has shown the wire's cookie
  * or was connected to with it, and must still be of the same user. A process can allow only one
- * other, so a second peer uses the ring.
+ * other. One side of a connection is enough, so the first one (which listened or connected, always
+ * the same) allows the other; that one allows it only if the first has its right in use elsewhere.
+ * So where each process connects to the next one of a ring, all these connections are reached.
+ * Where neither side has its right left, shared memory carries the message, and one line says so.
+ * To let all processes of the user in (PR_SET_PTRACER_ANY) would undo what ptrace_scope 1 is for,
+ * so that is left to the administrator.
  *
  * A process is named by its number, and the peer may end at any time, after which another process
  * may get that number. It is neither taken for the peer nor written to. What proves the peer is part
@@ -46,6 +51,7 @@ struct dp_cma_identity {
     alignas(128) atomic_uint ready; /* the other members are valid */
     atomic_uint reaches;            /* tested: this side can copy from and to the other's memory */
     uint32_t pid;
+    uint32_t allows; /* Yama: the other side is let in */
     uint64_t token_at, token;
     uint64_t guards[DP_CMA_GUARDS]; /* addresses; 0: there are none, and it cannot be written to */
 };
@@ -67,6 +73,7 @@ struct dp_cma_transfer {
 struct dp_cma {
     uint32_t pid, peer_pid;
     struct dp_cma_identity *mine, *theirs;
+    bool is_restricted, waits; /* by Yama; this side is published after the other one */
     bool tried; /* the outcome is in reaches */
     bool reaches;
     uint64_t token; /* its address and value are in the identity */
@@ -87,10 +94,21 @@ struct dp_cma_part {
 
 /* The addresses of this process's guards, made at the first call; 0: they cannot be. Any thread. */
 void dp_cma_guards(uint64_t guards[DP_CMA_GUARDS]);
-/* Publish this process to the peer at the other end of the socket. `theirs` and `mine` are in
- * shared memory. d may not move afterwards. */
-void dp_cma_introduce(struct dp_cma *d, int socket, struct dp_cma_identity *mine,
+/* Publish this process to the peer at the other end of the socket. is_first: on one side only.
+ * `theirs` and `mine` are in shared memory. d may not move afterwards. */
+void dp_cma_introduce(struct dp_cma *d, int socket, bool is_first, struct dp_cma_identity *mine,
                       struct dp_cma_identity *theirs);
+
+/* Under Yama: which process this one lets in, and which have let it in, as far as it knows. */
+enum { DP_CMA_ADMITTING = 64 };
+struct dp_cma_rights {
+    uint32_t pid, admitted; /* 0: none yet */
+    int count;
+    uint32_t admitting[DP_CMA_ADMITTING];
+};
+/* Decide whether process `pid` lets a peer in: if it has let in no other, and the peer has not let
+ * it in, for this connection or for an earlier one. Returns whether the peer is let in. */
+bool dp_cma_choose(struct dp_cma_rights *rights, uint32_t pid, uint32_t peer, bool peer_allows);
 /* Once the other side is published, test whether its memory can be reached. */
 void dp_cma_try(struct dp_cma *d);
 /* Whether this is the process that the other side knows, and not a child of it. */

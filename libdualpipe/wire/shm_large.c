@@ -45,7 +45,7 @@ void dp_shm_meet(struct dp_shm_wire *w)
     const bool first = w->out == &w->segment->sides[0];
 
     if (w->may_use_cma)
-        dp_cma_introduce(&w->cma, w->fd, &w->segment->identities[!first],
+        dp_cma_introduce(&w->cma, w->fd, first, &w->segment->identities[!first],
                          &w->segment->identities[first]);
     else
         w->cma.tried = true;

@@ -93,6 +93,51 @@ static void copy_both_ways(struct dp_cma *cma, struct dp_cma_transfer *transfer,
     *pulled = dp_cma_pull(cma, pull);
 }
 
+/* n processes; each connection's first side is `from`, and the other one decides after it. Returns
+ * how many connections have a side that lets the other in. */
+static int count_reached(int n, int connections, const int (*pairs)[2])
+{
+    struct dp_cma_rights rights[8] = {{.pid = 0}};
+    int count = 0;
+
+    assert_in_range(n, 1, 8);
+    for (int i = 0; i < connections; i++) {
+        const int a = pairs[i][0], b = pairs[i][1];
+        const uint32_t pid[2] = {100 + (uint32_t)a, 100 + (uint32_t)b};
+        const bool first = dp_cma_choose(&rights[a], pid[0], pid[1], false);
+        count += dp_cma_choose(&rights[b], pid[1], pid[0], first) || first;
+    }
+    return count;
+}
+
+static void under_yama_both_connections_of_a_process_in_a_ring_are_reached(void **state)
+{
+    static const int ring[][2] = {{0, 1}, {1, 2}, {2, 3}, {3, 0}};
+    static const int mixed[][2] = {{0, 1}, {2, 1}, {2, 3}, {3, 0}};
+    static const int star[][2] = {{0, 1}, {0, 2}, {0, 3}, {0, 4}};
+    static const int all[][2] = {{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {2, 3}};
+
+    (void)state;
+    assert_int_equal(count_reached(4, 4, ring), 4);
+    assert_int_equal(count_reached(4, 4, mixed), 3); /* not all to the next one */
+    assert_int_equal(count_reached(5, 4, star), 4);
+    assert_int_equal(count_reached(4, 6, all), 4); /* as many as processes */
+}
+
+static void under_yama_a_process_lets_in_one_other(void **state)
+{
+    struct dp_cma_rights r = {.pid = 0};
+
+    (void)state;
+    assert_false(dp_cma_choose(&r, 10, 10, false)); /* itself needs no right */
+    assert_false(dp_cma_choose(&r, 10, 11, true));  /* it lets us in */
+    assert_false(dp_cma_choose(&r, 10, 11, false)); /* a second connection to it */
+    assert_true(dp_cma_choose(&r, 10, 12, false));
+    assert_true(dp_cma_choose(&r, 10, 12, false));
+    assert_false(dp_cma_choose(&r, 10, 13, false));
+    assert_true(dp_cma_choose(&r, 20, 13, false)); /* a child of 10 */
+}
+
 static void a_process_that_has_got_the_peers_number_is_not_written_to(void **state)
 {
     (void)state;
@@ -132,6 +177,8 @@ static void a_process_that_has_got_the_peers_number_is_not_written_to(void **sta
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(under_yama_both_connections_of_a_process_in_a_ring_are_reached),
+        cmocka_unit_test(under_yama_a_process_lets_in_one_other),
         cmocka_unit_test(a_process_that_has_got_the_peers_number_is_not_written_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
