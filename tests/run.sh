@@ -77,7 +77,8 @@ if [ $install = yes ]; then
     sh tools/packages.sh test
     sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl"
     [ -z "${DP_TEST_FULL:-}" ] ||
-        sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl" nvidia-nccl-cu12==2.28.9 nvidia-nccl-cu13==2.30.7
+        sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl" nvidia-nccl-cu12==2.28.9 nvidia-nccl-cu13==2.30.7 \
+            nvidia-nccl-cu12==2.27.7 nvidia-nccl-cu13==2.32.3
     if ! grep -q '^VERSION_CODENAME=bookworm' /etc/os-release 2>/dev/null; then
         echo 'No virtual machines for the tests: their kernel is that of Debian 12'
     elif ! sh tools/packages.sh guests || ! sh tests/rdma-vm/kernel.sh fetch; then

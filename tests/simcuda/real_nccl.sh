@@ -51,6 +51,24 @@ for other in nvidia-nccl-cu12==2.28.9 nvidia-nccl-cu13==2.30.7; do
     done
     case_is "$other, a rank is killed" "$(job --ranks 3 --bytes 4000000 peer-death)"
 done
+
+# Releases whose kernels' structures are not known here: a communicator with all three plugins.
+for other in nvidia-nccl-cu12==2.27.7 nvidia-nccl-cu13==2.32.3; do
+    libnccl=$cache/$other/libnccl.so.2
+    [ -e "$libnccl" ] || {
+        case_skipped "no $other"
+        continue
+    }
+    case_is "$other takes the plugins" "$(
+        NCCL_TUNER_PLUGIN=$PWD/nccl-plugin/.libs/libnccl-tuner-dualpipe.so
+        NCCL_PROFILER_PLUGIN=$PWD/nccl-plugin/.libs/libnccl-profiler-dualpipe.so
+        export NCCL_TUNER_PLUGIN NCCL_PROFILER_PLUGIN
+        job --bytes 8 init
+        logged 'Using network dualpipe'
+        logged '1 device: lo'
+        logged 'TUNER/Plugin: Using (tuner plugin )?dualpipe'
+        logged 'PROFILER/Plugin: [Ll]oaded dualpipe')"
+done
 libnccl=$cache/$package/libnccl.so.2
 for wire in shm tcp; do
     for ranks in 2 3 5 6; do
