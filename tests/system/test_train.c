@@ -8,6 +8,7 @@
 #include "cmocka_all.h"
 #include "scratch.h"
 
+#include <dualpipe/comm.h>
 #include <jansson.h>
 
 #include <arpa/inet.h>
@@ -458,18 +459,19 @@ static void a_wrong_variable_of_the_environment_is_named(void **state)
 /* ---- ranks that a launcher starts ------------------------------------------------------- */
 
 struct launched {
-    int rank, port;
+    int rank, port, size; /* 0: 2 */
 };
 
 static void set_variables(void *user)
 {
     const struct launched *l = user;
-    char rank[16], port[16];
+    char rank[16], port[16], size[16];
 
+    snprintf(size, sizeof(size), "%d", l->size ? l->size : 2);
     snprintf(rank, sizeof(rank), "%d", l->rank);
     snprintf(port, sizeof(port), "%d", l->port);
     setenv("RANK", rank, 1);
-    setenv("WORLD_SIZE", "2", 1);
+    setenv("WORLD_SIZE", size, 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);
 }
@@ -500,6 +502,55 @@ static void ranks_of_torchrun_find_each_other(void **state)
     }
     assert_says(r[0].out_text, "\"event\":\"end\"");
     assert_string_equal(r[1].out_text, "");
+}
+
+/* A rank that is killed as soon as the group is there. */
+static pid_t start_victim(const struct launched *l)
+{
+    const pid_t pid = fork();
+
+    if (pid == 0) {
+        struct dp_comm_config config = {0};
+        struct dp_comm *comm;
+        set_variables((void *)(uintptr_t)l);
+        if (!dp_comm_config_from_env(&config) && !dp_comm_open(&config, &comm) &&
+            !dp_comm_survive(comm))
+            raise(SIGKILL);
+        _exit(1);
+    }
+    return pid;
+}
+
+static void replicas_begin_without_one_that_dies_before_the_first_step(void **state)
+{
+    (void)state;
+    static struct run r[4];
+    int how;
+
+    for (int victim = 0; victim < 4; victim += 2) {
+        struct launched l[4];
+        pid_t pid = -1;
+        const int port = find_master_port(), first = victim == 0;
+        for (int i = 0; i < 4; i++) {
+            l[i] = (struct launched){.rank = i, .port = port, .size = 4};
+            if (i == victim)
+                pid = start_victim(&l[i]);
+            else
+                start(&r[i], "--schedule none -D 4 --mix one-peer-exp --survive --steps 20 --json",
+                      set_variables, &l[i]);
+        }
+        assert_int_equal(waitpid(pid, &how, 0), pid);
+        assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL);
+        for (int i = 0; i < 4; i++) {
+            if (i == victim)
+                continue;
+            finish(&r[i]);
+            if (r[i].status)
+                fail_msg("rank %d of %d: %s", i, victim, r[i].err_text);
+        }
+        assert_says(r[first].err_text, "mixing goes on with 3 of 4 workers from iteration 0 on");
+        assert_says(r[first].out_text, "\"step\":20,");
+    }
 }
 
 static void ranks_of_torchrun_must_have_been_told_the_same(void **state)
@@ -638,6 +689,7 @@ int main(void)
         cmocka_unit_test(too_little_memory_is_refused),
         cmocka_unit_test(a_wrong_variable_of_the_environment_is_named),
         cmocka_unit_test(ranks_of_torchrun_find_each_other),
+        cmocka_unit_test(replicas_begin_without_one_that_dies_before_the_first_step),
         cmocka_unit_test(ranks_of_torchrun_must_have_been_told_the_same),
         cmocka_unit_test(the_port_of_torchrun_may_be_taken),
         cmocka_unit_test(the_number_of_ranks_must_be_that_of_torchrun),

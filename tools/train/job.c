@@ -115,26 +115,40 @@ static bool joins(const struct job *j)
     return j->how && j->how->size == 0;
 }
 
+/* Whether all ranks of comm live: the same answer on all that do. */
+static int find_all_alive(struct dp_comm *comm, bool *out)
+{
+    const int size = dp_comm_size(comm);
+    bool *alive = calloc((size_t)size, sizeof(*alive));
+    int err = alive ? dp_comm_agree_alive(comm, alive) : DP_ENOMEM;
+
+    *out = !err;
+    for (int i = 0; i < size && !err; i++)
+        *out = *out && alive[i];
+    free(alive);
+    return err;
+}
+
+static bool may_be_death(int err)
+{
+    return err == DP_ECOMM || err == DP_ETIMEDOUT;
+}
+
 /* The same on all that live: how many wait, by the first of them. DP_ECOMM: one has died meanwhile. */
 static int count_waiting(struct job *j, int *out)
 {
     struct dp_comm *comm = j->trainer.comm;
     const int size = dp_comm_size(comm), lost = (int)j->s->replicas - size;
     int32_t count = dp_comm_rank(comm) == 0 ? launch_count_waiting(lost) : 0;
-    bool *alive = calloc((size_t)size, sizeof(*alive));
-
-    if (!alive)
-        return DP_ENOMEM;
+    bool all_live = false;
     int err = dp_comm_broadcast(comm, &count, sizeof(count), 0);
-    if (!err || err == DP_ECOMM || err == DP_ETIMEDOUT) {
-        const int agreed = dp_comm_agree_alive(comm, alive);
+
+    if (!err || may_be_death(err)) {
+        const int agreed = find_all_alive(comm, &all_live);
         err = agreed ? agreed : err;
     }
-    for (int i = 0; i < size && !err; i++)
-        err = alive[i] ? 0 : DP_ECOMM;
-    free(alive);
     *out = count;
-    return err;
+    return err || all_live ? err : DP_ECOMM;
 }
 
 /* Those that were killed and started again. */
@@ -152,11 +166,6 @@ static int admit(struct job *j)
                                                   .transport = j->how->transport,
                                                   .secret = j->how->secret,
                                                   .timeout_ns = j->how->timeout_ns});
-}
-
-static bool may_be_death(int err)
-{
-    return err == DP_ECOMM || err == DP_ETIMEDOUT;
 }
 
 /* After a death: 0, with the step to go on with; the last one at most, whose held-out loss is wanted. */
@@ -299,7 +308,7 @@ static int finish(struct job *j, struct summary *summary)
 /* ---- setting up ---------------------------------------------------------------------------- */
 
 /* Ranks that were started apart from each other may have been told different things. */
-static int agree(struct job *j)
+static int compare(struct job *j, struct dp_comm *comm)
 {
     const struct settings *s = j->s;
     const struct { const char *what; int64_t value;
@@ -345,8 +354,33 @@ static int agree(struct job *j)
     };
     int err = 0;
 
-    for (size_t i = 0; j->comm && !err && i < sizeof(values) / sizeof(values[0]); i++)
-        err = dp_comm_agree(j->comm, values[i].what, (uint64_t)values[i].value);
+    for (size_t i = 0; comm && !err && i < sizeof(values) / sizeof(values[0]); i++)
+        err = dp_comm_agree(comm, values[i].what, (uint64_t)values[i].value);
+    return err;
+}
+
+/* Replicas that survive compare again among those that live; the mixer then goes on without the others. */
+static int agree(struct job *j)
+{
+    struct dp_comm *comm = j->comm, *next;
+    bool all_live = true;
+    int err = compare(j, comm);
+
+    while (j->s->survive && (!err || may_be_death(err))) {
+        const int agreed = find_all_alive(comm, &all_live);
+        if (agreed || all_live) {
+            err = agreed ? agreed : err;
+            break;
+        }
+        err = dp_comm_shrink(comm, &next);
+        if (comm != j->comm)
+            dp_comm_close(comm);
+        comm = err ? j->comm : next;
+        if (!err)
+            err = compare(j, comm);
+    }
+    if (comm != j->comm)
+        dp_comm_close(comm);
     return err;
 }
 
@@ -360,7 +394,9 @@ static int make_groups(struct job *j)
     j->replica = (struct replica){.count = (int)s->replicas, .apart = s->graph};
     if (joins(j))
         j->replica.index = j->how->rank;
-    if (s->replicas == 1 || joins(j))
+    if (s->survive && !joins(j))
+        j->replica.index = dp_comm_rank(j->comm);
+    if (s->replicas == 1 || s->survive)
         return 0;
     int err = dp_comm_grid(j->comm, axes, 2, groups);
     if (err)
