@@ -143,13 +143,28 @@ static bool is_sum_of(const struct dp_stale *s, const struct dp_stale_round *r, 
     return true;
 }
 
+/* Where one has left the round out, or is not heard of yet, there is what was in this memory before. */
+static uint32_t find_blocks(const struct dp_stale *s, const struct dp_stale_round *r)
+{
+    uint32_t set = 0;
+
+    for (int32_t k = 0; k < r->count; k++) {
+        struct dp_received got = {0};
+        if (!dp_comm_test(s->comm, &r->requests[k]))
+            dp_comm_received(s->comm, &r->requests[k], &got);
+        set |= got.len ? 1u << k : 0;
+    }
+    return set;
+}
+
 /* Of a round in which some of them took part. */
 static uint32_t find_givers(const struct dp_stale *s, int64_t t, const double *received)
 {
     const struct dp_stale_round *r = &s->rounds[t % (s->staleness + 1)];
+    const uint32_t blocks = find_blocks(s, r);
     uint32_t set = 0, workers = 0;
 
-    while (set < 1u << r->count && !is_sum_of(s, r, received, set))
+    while (set < 1u << r->count && (set & ~blocks || !is_sum_of(s, r, received, set)))
         set++;
     for (int32_t k = 0; k < r->count; k++)
         workers |= set >> k & 1 ? 1u << r->neighbors[k].worker : 0;
@@ -448,8 +463,9 @@ static void run_on_with(const struct comm_kind *kind, struct job *job,
     int failed = kind->run(kind, job->workers, LONG_NS, rank, job, &killed);
 
     if (strcmp(kind->name, "mpi") && (failed != expected || killed != expected))
-        fail_msg("%s, %s, ranks %d and %d at messages %d and %d: %d of %d failed, %d were killed",
-                 kind->name, job->graph, job->dead[0], job->dead[1], job->at[0], job->at[1], failed,
+        fail_msg("%s, %s, %s, staleness %d, ranks %d and %d at messages %d and %d: %d of %d failed, "
+                 "%d were killed", kind->name, job->graph, dp_mixer_compression_name(job->compression),
+                 job->staleness, job->dead[0], job->dead[1], job->at[0], job->at[1], failed,
                  job->workers, killed);
 }
 
