@@ -359,7 +359,8 @@ static int compare(struct job *j, struct dp_comm *comm)
     return err;
 }
 
-/* Replicas that survive compare again among those that live; the mixer then goes on without the others. */
+/* Replicas that survive compare again among those that live; the mixer then goes on without the
+ * others. */
 static int agree(struct job *j)
 {
     struct dp_comm *comm = j->comm, *next;
