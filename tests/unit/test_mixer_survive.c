@@ -176,10 +176,10 @@ static int note_partners(void *user, const struct dp_mixer_average_info *info)
     struct worker *w = user;
     const struct dp_exchange *x = &w->mixer->buckets[info->bucket].exchange;
     struct dp_neighbor neighbors[MOST];
-    uint32_t *partners = &w->partners[info->parameters[0]][info->round];
 
     if (dp_mixer_graph(w->mixer) != w->graph || info->round >= ROUNDS)
         return 0;
+    uint32_t *partners = &w->partners[info->parameters[0]][info->round];
     if (x->stale)
         *partners = find_givers(x->stale, info->round, info->received[0]);
     for (int32_t k = dp_neighbors_from(w->graph, info->round, w->rank, neighbors); !x->stale && k--;)
