@@ -99,8 +99,8 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
             to.z[r] += (double)to.x[c];
         }
     }
-    s->forwards++;
-    s->trained += call->training;
+    s->forwards += !call->recomputing;
+    s->trained += call->training && !call->recomputing;
     return err ? err : add_note(from.note, to.note, call->stage);
 }
 
@@ -397,6 +397,7 @@ static void run_on(const struct comm_kind *kind, struct dp_schedule_spec spec,
 
     assert_int_equal(dp_schedule_new(&spec, &training), 0);
     spec.forward_only = spec.return_outputs = true;
+    spec.recompute = DP_RECOMPUTE_NEVER;
     assert_int_equal(dp_schedule_new(&spec, &evaluation), 0);
     struct trial trial = {training, evaluation, execution};
     const int failed =
@@ -425,6 +426,19 @@ static void every_schedule_carries_values_of_all_kinds(void **state)
     (void)state;
     for (int i = 0; i < SHAPES; i++)
         run_on(NULL, shapes[i], DP_EXECUTE_LIST);
+}
+
+/* What carries no gradient is an input of the second forward, too. */
+static void values_of_all_kinds_go_with_recomputed_forwards(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        struct dp_schedule_spec spec = shapes[i];
+        spec.recompute = i % 2 ? DP_RECOMPUTE_ALWAYS : DP_RECOMPUTE_EXCEPT_LAST;
+        run_on(NULL, spec, DP_EXECUTE_LIST);
+        if (spec.kind == DP_SCHEDULE_ASYNC)
+            run_on(NULL, spec, DP_EXECUTE_MESSAGES);
+    }
 }
 
 static void every_communicator_carries_values_of_all_kinds(void **state)
@@ -505,6 +519,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_carries_values_of_all_kinds),
+        cmocka_unit_test(values_of_all_kinds_go_with_recomputed_forwards),
         cmocka_unit_test(every_communicator_carries_values_of_all_kinds),
         cmocka_unit_test(values_are_read_as_they_were_put),
         cmocka_unit_test(a_form_that_does_not_fit_is_refused),
