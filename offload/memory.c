@@ -169,7 +169,7 @@ static int take(struct dp_offload *o, size_t bytes, char **out)
 static size_t host_bytes_of(const struct dp_offload *o, const struct dpo_shard *shard)
 {
     return align(shard->host_value_bytes + shard->host_grad_bytes) +
-           (o->rounds ? align(shard->value_bytes) : 0);
+           (o->images ? align(shard->value_bytes) : 0);
 }
 
 /* All that is taken below, so that it is one slab. */
@@ -203,7 +203,7 @@ static int init_shards(struct dp_offload *o)
             break;
         memset(shard->values, 0, bytes);
         shard->grads = shard->values + shard->host_value_bytes;
-        shard->up = o->rounds ? shard->values + bytes - align(shard->value_bytes) : shard->values;
+        shard->up = o->images ? shard->values + bytes - align(shard->value_bytes) : shard->values;
     }
     return err;
 }

@@ -226,7 +226,7 @@ static void renew(struct dp_offload *o, struct dpo_parameter *p)
         memcpy(p->host_value.data, p->owner->host_value.data, p->count * bytes);
     if (p->value_type.bits != p->host_value.dtype.bits)
         dp_real_store(p->value_type, p->count, up, p->host_value.data, false);
-    else if (o->rounds)
+    else if (o->images)
         memcpy(up, p->host_value.data, p->value_bytes);
 }
 

@@ -108,22 +108,48 @@ static void add_copies(struct dp_offload *o, int32_t index)
     }
 }
 
-/* In the update stream, when the gradients of the shard are there. */
+/* In the update stream. */
+static void update_shard(void *user)
+{
+    struct dpo_task *task = user;
+    struct dp_offload *o = task->o;
+    struct dpo_shard *shard = task->shard;
+    int none = 0, err = o->config.update(o->config.update_user, (int32_t)(shard - o->shards),
+                                         shard->list, shard->list_count);
+
+    if (err)
+        atomic_compare_exchange_strong(&o->failed, &none, err);
+}
+
+int dpo_shard_update(struct dp_offload *o)
+{
+    int err = 0;
+
+    for (int32_t s = o->shard_count - 1; s >= 0 && o->due && !err; s--) {
+        err = dpo_meter_begin(o, DPO_UPDATE);
+        if (!err)
+            err = dp_device_call(o->update, update_shard, &o->tasks[s]);
+        if (!err)
+            err = dpo_meter_end(o, DPO_UPDATE);
+    }
+    o->due = false;
+    return err;
+}
+
+/* In the update stream, when the gradients of the shard are there. What goes up is renewed only now,
+ * when this step has done with it. */
 static void finish_shard(void *user)
 {
     struct dpo_task *task = user;
     struct dp_offload *o = task->o;
     struct dpo_shard *shard = task->shard;
     int32_t index = (int32_t)(shard - o->shards);
-    int none = 0, err = 0;
 
     if (shard->arrived)
         take_arrived(o, index);
     add_copies(o, index);
-    if (o->config.update)
-        err = o->config.update(o->config.update_user, index, shard->list, shard->list_count);
-    if (err)
-        atomic_compare_exchange_strong(&o->failed, &none, err);
+    if (o->config.update && !o->config.delay)
+        update_shard(task);
     dpo_parameters_renew_owned(o, index);
 }
 
@@ -207,8 +233,8 @@ int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
     struct dpo_shard *shard = &o->shards[index];
     struct dpo_slot *slot = &o->slots[shard->slot];
     int err = dpo_shard_launch(o, 1);
-    struct dpo_staging *staging =
-        o->grad_step->accumulate || o->widens ? &o->staging[o->staged++ % 2] : NULL;
+    const bool apart = o->grad_step->accumulate || o->widens || o->config.delay;
+    struct dpo_staging *staging = apart ? &o->staging[o->staged++ % 2] : NULL;
 
     if (!err)
         err = copy_down(o, shard, slot, staging);

@@ -157,7 +157,9 @@ struct dp_offload {
     const struct dp_offload_gradients *grad_step;
     uint64_t number;
     bool built;
-    bool rounds, widens; /* values on their way up, gradients that have come down: mixed precision */
+    bool widens;         /* gradients that have come down: mixed precision */
+    bool images;         /* what goes up is not the values themselves: rounded, or older than they */
+    bool due;            /* an update that was delayed is to come */
     bool copies_tied;    /* a shard has a copy of a parameter of another one */
     bool exposed;        /* the values on the host may have been written */
     bool trained;         /* a training forward is done: a backward may come */
@@ -211,6 +213,8 @@ void dpo_memory_fini(struct dp_offload *o);
 int dpo_shard_load(struct dp_offload *o, int32_t shard, int32_t slot);
 /* Values have been written on the host: for loads of this step. */
 int dpo_shard_renew(struct dp_offload *o);
+/* Launch the update that is due, behind what loads of this step wait for. */
+int dpo_shard_update(struct dp_offload *o);
 int dpo_shard_drop(struct dp_offload *o, int32_t shard, int32_t slot);
 int dpo_shard_grads_down(struct dp_offload *o, int32_t shard);
 /* Launch the updates of shards whose gradients are on their way; wait until at most `left` are not. */

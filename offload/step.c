@@ -66,6 +66,8 @@ static int check_config(const struct dp_offload_config *c)
     if (c->order_blocks > 1 && !dp_device_host_accessible(c->device))
         return dp_fail(DP_EUNSUPPORTED, "offload: order_blocks: gradients are added up by the CPU, "
                                         "which does not reach the memory of this device");
+    if (c->delay && !c->update)
+        return dp_fail(DP_EINVAL, "offload: delay: expected an update that could be delayed");
     if (c->boundaries_down && !c->checkpoint)
         return dp_fail(DP_EINVAL, "offload: only with checkpoints can boundaries wait on the host");
     if (!is_16_bits(c->values_type) || !is_16_bits(c->grads_type))
@@ -115,6 +117,25 @@ int dp_offload_finish(struct dp_offload *o)
     return err ? err : errors_of_others(o);
 }
 
+bool dp_offload_due(const struct dp_offload *o)
+{
+    return o->due;
+}
+
+void dp_offload_set_due(struct dp_offload *o, bool due)
+{
+    o->due = due && o->config.delay;
+}
+
+int dp_offload_catch_up(struct dp_offload *o)
+{
+    int err = dp_offload_finish(o);
+
+    if (!err)
+        err = dpo_shard_update(o);
+    return err ? err : dp_offload_finish(o);
+}
+
 /* After a failure nothing is in flight, and all shards are where they live. */
 static int give_up(struct dp_offload *o, int err)
 {
@@ -125,6 +146,7 @@ static int give_up(struct dp_offload *o, int err)
     for (int32_t slot = 0; slot < o->config.slots; slot++)
         o->in_slot[slot] = -1;
     o->trained = false;
+    o->exposed = true; /* an update may have come to some shards and not to others */
     return err;
 }
 
@@ -232,7 +254,7 @@ static void take_config(struct dp_offload *o, const struct dp_offload_config *co
         o->config.slots = 2;
         o->config.distance = 1;
     }
-    o->rounds = config->values_type.bits;
+    o->images = config->values_type.bits || config->delay;
     o->widens = config->grads_type.bits;
     o->config.order_blocks = config->order_blocks ? config->order_blocks : 1;
     o->levels = __builtin_ctz((unsigned)o->config.order_blocks);
@@ -381,7 +403,7 @@ static int drop_stale(struct dp_offload *o)
     for (int32_t slot = 0; slot < o->config.slots && stale && !err; slot++)
         if (o->in_slot[slot] >= 0)
             err = carry_out(o, &(struct dp_offload_event){DP_OFFLOAD_DROP, o->in_slot[slot], slot});
-    if (!err && stale && o->exposed && (o->rounds || o->copies_tied))
+    if (!err && stale && o->exposed && (o->images || o->copies_tied))
         err = dpo_shard_renew(o);
     if (stale)
         o->exposed = false;
@@ -441,6 +463,8 @@ int dp_offload_forward(struct dp_offload *o, const struct dp_offload_step *step)
         err = put_inputs(o, step->inputs);
     if (!err)
         err = drop_stale(o);
+    if (!err && training)
+        err = dpo_shard_update(o);
     if (!err) {
         plan_step(o);
         err = walk(o, o->events, training ? o->backward_at : o->event_count);
@@ -497,6 +521,7 @@ int dp_offload_backward(struct dp_offload *o, const struct dp_offload_gradients 
     o->grad_step = NULL;
     if (err)
         return give_up(o, err);
+    o->due = o->config.delay;
     o->number++;
     return 0;
 }

@@ -496,6 +496,102 @@ static void float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gra
     free(run);
 }
 
+/* ---- updates a step late --------------------------------------------------------------------- */
+
+/* Gradients of the step before, which the resident model has not taken yet. */
+struct late {
+    float grads[OM_PARAMETERS][OM_WIDTH * OM_WIDTH];
+    bool due;
+};
+
+/* The update of the step before, after the gradients of this one. */
+static void update_late(struct om_model *m, struct late *late)
+{
+    for (int32_t p = 0; p < m->parameter_count; p++)
+        for (size_t i = 0; i < om_elements(m, p); i++) {
+            float now = m->grad_data[p][i];
+            if (late->due)
+                m->value_data[p][i] -= late->grads[p][i] / 8;
+            late->grads[p][i] = now;
+            m->grad_data[p][i] = 0;
+        }
+    late->due = true;
+}
+
+static void open_delayed(struct run *run)
+{
+    struct dp_offload_config config = config_of(&run->streamed, run->mode);
+
+    config.delay = true;
+    assert_int_equal(dp_offload_open(&config, &run->o), 0);
+}
+
+/* What a checkpoint has, into a model that is new. */
+static void go_on_in_another(struct run *run)
+{
+    struct dp_offload *before = run->o;
+    int32_t count;
+    const struct dp_parameter *from = dp_offload_parameters(before, &count);
+
+    assert_true(dp_offload_due(before));
+    open_delayed(run);
+    const struct dp_parameter *to = dp_offload_parameters(run->o, &count);
+    for (int32_t i = 0; i < count; i++) {
+        size_t bytes = (size_t)dp_parameter_elements(&from[i]) * sizeof(float);
+        memcpy(to[i].value->data, from[i].value->data, bytes);
+        memcpy(to[i].grad->data, from[i].grad->data, bytes);
+    }
+    assert_false(dp_offload_due(run->o));
+    dp_offload_set_due(run->o, true);
+    dp_offload_close(before);
+}
+
+static void run_delayed(const struct mode *mode, uint64_t saved_at)
+{
+    struct run *run = calloc(1, sizeof(*run));
+    struct late *late = calloc(1, sizeof(*late));
+
+    begin(run, mode);
+    dp_offload_close(run->o);
+    open_delayed(run);
+    for (uint64_t step = 0; step < 5; step++) {
+        if (step == saved_at) {
+            assert_int_equal(dp_offload_finish(run->o), 0);
+            go_on_in_another(run);
+            dp_offload_seek(run->o, step);
+        }
+        one_step(run, step, true, false);
+        update_late(&run->resident, late);
+    }
+    assert_int_equal(dp_offload_finish(run->o), 0);
+    compare_parameters(run, false); /* all but the last update */
+    one_step(run, 5, false, false);
+    assert_int_equal(dp_offload_catch_up(run->o), 0);
+    assert_false(dp_offload_due(run->o));
+    update_late(&run->resident, late);
+    compare_parameters(run, false);
+    one_step(run, 5, false, false);
+    free(late);
+    end(run);
+    free(run);
+}
+
+static void an_update_that_is_delayed_is_seen_a_step_later(void **state)
+{
+    (void)state;
+    for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
+        run_delayed(&(struct mode){.slices = slices,
+                                   .microbatches = 2,
+                                   .slots = 1 + slices % 3,
+                                   .distance = slices % 3,
+                                   .checkpoint = slices % 2,
+                                   .check = slices % 4 == 1,
+                                   .update = true,
+                                   .paced = slices == 6,
+                                   .values_type = slices == 4 ? bf16 : as_is},
+                    slices % 2 ? 2 : 9);
+}
+
 /* ---- memory and traffic ---------------------------------------------------------------------- */
 
 static void the_peak_is_the_slots_and_the_activations(void **state)
@@ -745,6 +841,10 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
     c.microbatches = -1;
     expect_refused(&c, "-1 micro-batches");
     c = good;
+    c = good;
+    c.delay = true;
+    expect_refused(&c, "delay: expected an update");
+    c = good;
     c.values_type = (DLDataType){kDLInt, 8, 1};
     expect_refused(&c, "values_type or grads_type: expected bfloat16");
     m.inner.tensors[1].shape[0]++;
@@ -752,8 +852,20 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
     om_model_fini(&m);
 }
 
-/* O4 (a host device is enough), O5 (micro-batches without checkpoints) and O7 (several tensors) are
- * what every_mode... runs; O8 has no counterpart here. */
+/* O8, gradients by another call than backward, has no counterpart here. */
+static void O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs(void **state)
+{
+    (void)state;
+    struct om_model m;
+    struct mode mode = {.slices = 3, .microbatches = 5};
+
+    om_model_init(&m, false, false, false);
+    assert_int_equal(m.input.count, 2); /* O7, one of them of integers */
+    om_model_fini(&m);
+    assert_false(mode.checkpoint); /* O5 */
+    run_mode(&mode);               /* O4: on each of the devices below */
+}
+
 static void O9_a_forward_alone_leaves_nothing_to_differentiate(void **state)
 {
     (void)state;
@@ -809,6 +921,7 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
         cmocka_unit_test(gradients_of_steps_add_up_in_float32),
         cmocka_unit_test(
             float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient),
+        cmocka_unit_test(an_update_that_is_delayed_is_seen_a_step_later),
         cmocka_unit_test(the_peak_is_the_slots_and_the_activations),
         cmocka_unit_test(a_device_that_is_too_small_is_refused_before_the_first_step),
         cmocka_unit_test(what_is_still_there_is_loaded_again_only_if_it_may_have_changed),
@@ -817,6 +930,8 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
         cmocka_unit_test(a_failed_update_is_reported_at_the_end),
         cmocka_unit_test(tensors_that_are_not_as_declared_are_refused),
         cmocka_unit_test(O1_to_O6_what_no_model_and_no_cut_can_be),
+        cmocka_unit_test(
+            O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs),
         cmocka_unit_test(O9_a_forward_alone_leaves_nothing_to_differentiate),
         cmocka_unit_test(ready_made_shards_may_be_empty),
     };

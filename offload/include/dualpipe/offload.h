@@ -394,6 +394,10 @@ struct dp_offload_config {
     const struct dp_pinned_config *pinned;  /* NULL: near the device */
     dp_offload_update_fn update;            /* NULL: none */
     void *update_user;
+    /* With an update: that of a step's gradients begins with the next training forward and goes on
+     * beside it, so that no load waits for it; what it does is seen by the step after that. The host
+     * has the values once more, and gradients stay as they are until then (dp_offload_catch_up). */
+    bool delay;
     /* NULL, or told of every event when it is begun. */
     void (*trace)(void *user, const struct dp_offload_event *event);
     void *trace_user;
@@ -447,6 +451,14 @@ DP_PUBLIC int dp_offload_backward(struct dp_offload *o, const struct dp_offload_
 /* Wait until all gradients are down and all updates done. The first error of an update; DP_EIO
  * where a checked load was wrong. */
 DP_PUBLIC int dp_offload_finish(struct dp_offload *o);
+
+/* With `delay`: whether the update of the gradients that are there is still to come. A checkpoint in
+ * between has values, the optimizer's state, these gradients, and that; what was read of one is made
+ * known by dp_offload_set_due, after the gradients were written. */
+DP_PUBLIC bool dp_offload_due(const struct dp_offload *o);
+DP_PUBLIC void dp_offload_set_due(struct dp_offload *o, bool due);
+/* Carry it out now, and wait for it: at the end. Errors of dp_offload_finish. */
+DP_PUBLIC int dp_offload_catch_up(struct dp_offload *o);
 
 /* The number of the next step, which keys random numbers; counts up from 0 with every backward. */
 DP_PUBLIC void dp_offload_seek(struct dp_offload *o, uint64_t step);
