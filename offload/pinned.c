@@ -118,7 +118,7 @@ static void count_pages(struct dp_pinned *p, char *at, size_t bytes)
             return;
         }
         for (unsigned long i = 0; i < count; i++)
-            elsewhere += nodes[i] < 0 || (p->node >= 0 && nodes[i] != p->node);
+            elsewhere += p->node >= 0 && nodes[i] != p->node;
         p->report.pages += count;
     }
     p->report.pages_elsewhere += elsewhere;

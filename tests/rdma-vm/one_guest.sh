@@ -49,6 +49,13 @@ case_is 'the doctor finds nothing wrong with the devices' "$(
     [ "$(echo "$found" | grep -c 'GID 1 is a routable RoCE v2 address')" = 4 ] || echo "$found"
 )"
 
+# ---- memory ---------------------------------------------------------------------------------------
+
+placed=$("$DP_TOP_BUILDDIR/tests/unit/test_offload_pinned" 2>&1) || placed="$placed status $?"
+case_is 'pinned memory for offloading is on the node that it was asked for' "$(
+    echo "$placed" | grep -q 'pinned memory was on each of 2 nodes' || echo "$placed"
+)"
+
 # ---- what breaks ----------------------------------------------------------------------------------
 
 # harmed KIND... - what packets from device 0 suffer, as tc-netem(8) has it.

@@ -10,7 +10,9 @@
 #include "fakes/use_fake_cuda.h"
 #endif
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct dp_device *dev;
 
@@ -94,6 +96,38 @@ static void pages_are_counted_and_on_the_node(void **state)
     dp_pinned_free(p);
 }
 
+/* tests/rdma-vm/one_guest.sh runs this on a machine with two nodes, and looks for the line. */
+static void every_node_of_the_machine_can_be_asked_for(void **state)
+{
+    (void)state;
+    enum { SLABS = 3 };
+    struct dp_pinned_report report;
+    char path[64];
+    int nodes = 0;
+
+    for (; nodes < 64; nodes++) {
+        struct dp_pinned *p = NULL;
+        snprintf(path, sizeof(path), "/sys/devices/system/node/node%d", nodes);
+        if (access(path, F_OK))
+            break;
+        assert_int_equal(
+            dp_pinned_new(dev, &(struct dp_pinned_config){.numa_node = nodes, .slab_bytes = 1}, &p),
+            0);
+        for (int i = 0; i < SLABS; i++)
+            take(p, 2 << 20);
+        dp_pinned_report(p, &report);
+        assert_int_equal(report.numa_node, nodes);
+        if (!report.pages)
+            skip_because("the system does not tell where pages are");
+        assert_int_equal(report.pages, SLABS * (2 << 20) / 4096);
+        assert_int_equal(report.pages_elsewhere, 0);
+        dp_pinned_free(p);
+    }
+    if (!nodes)
+        skip_because("the system has no NUMA nodes in /sys");
+    print_message("pinned memory was on each of %d nodes\n", nodes);
+}
+
 static void what_is_no_block_is_refused(void **state)
 {
     (void)state;
@@ -123,6 +157,7 @@ static int run_on(const char *name)
         cmocka_unit_test(blocks_do_not_overlap_and_keep_what_is_written),
         cmocka_unit_test(a_block_larger_than_a_slab_has_a_slab_of_its_own),
         cmocka_unit_test(pages_are_counted_and_on_the_node),
+        cmocka_unit_test(every_node_of_the_machine_can_be_asked_for),
         cmocka_unit_test(what_is_no_block_is_refused),
     };
 
