@@ -42,12 +42,14 @@ static struct entry *look_up(const char *name, const void *caller)
     return NULL;
 }
 
-/* A full neighbourhood keeps nothing: the next call searches again. */
+/* May keep nothing, as where the neighbourhood is full: the next call searches again. */
 static void keep(const char *name, const void *caller, void *function)
 {
     const size_t first = hash(name, caller);
 
-    pthread_mutex_lock(&lock);
+    /* Held: by another thread, or, in a forked child, by one that is not there. */
+    if (pthread_mutex_trylock(&lock))
+        return;
     for (size_t i = 0; i < PROBES; i++) {
         struct entry *e = &entries[(first + i) % ENTRIES];
         if (atomic_load_explicit(&e->caller, memory_order_relaxed))
@@ -80,8 +82,8 @@ static void *find_in_caller(const char *name, const void *own, const void *calle
     return find_in_file(info.dli_fname, name, own);
 }
 
-/* The files of the CUDA libraries that are loaded. They are opened only after the walk, which holds
- * a lock of the loader that dlopen takes in another order. */
+/* The files of the libraries of CUDA and NCCL that are loaded. They are opened only after the walk,
+ * which holds a lock of the loader that dlopen takes in another order. */
 enum { CUDA_FILES = 16, FILE_LEN = 512 };
 struct cuda_files {
     int count;
@@ -95,8 +97,9 @@ static int add_cuda_file(struct dl_phdr_info *info, size_t size, void *user)
     const char *file = slash ? slash + 1 : info->dlpi_name;
 
     (void)size;
-    if (!strncmp(file, "libcuda", strlen("libcuda")) && files->count < CUDA_FILES &&
-        strlen(info->dlpi_name) < FILE_LEN)
+    if ((!strncmp(file, "libcuda", strlen("libcuda")) ||
+         !strncmp(file, "libnccl", strlen("libnccl"))) &&
+        files->count < CUDA_FILES && strlen(info->dlpi_name) < FILE_LEN)
         strcpy(files->name[files->count++], info->dlpi_name);
     return 0;
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: RTLD_DEFAULT */
+
 #include "simcuda/nccl_api.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool find(void *library, const char *name, void *out)
@@ -22,13 +25,16 @@ const struct nccl_api *nccl_api_load(const char *libnccl, const char *libnvml)
 
     /* NCCL asks for libnvidia-ml.so.1 by name and gets what is loaded already. */
     void *nvml = dlopen(libnvml, RTLD_NOW | RTLD_GLOBAL);
-    void *library = nvml ? dlopen(libnccl, RTLD_NOW | RTLD_LOCAL) : NULL;
+    /* As a program that is linked with NCCL: a preloaded library comes first. */
+    const bool is_global = getenv("NCCL_JOB_GLOBAL");
+    void *library =
+        nvml ? dlopen(libnccl, RTLD_NOW | (is_global ? RTLD_GLOBAL : RTLD_LOCAL)) : NULL;
     if (!library) {
         fprintf(stderr, "%s\n", dlerror());
         return NULL;
     }
 #define FIND(result, name, parameters)                                                             \
-    if (!find(library, "nccl" #name, &api.name))                                                   \
+    if (!find(is_global ? RTLD_DEFAULT : library, "nccl" #name, &api.name))                        \
         return NULL;
     NCCL_FUNCTIONS(FIND)
 #undef FIND

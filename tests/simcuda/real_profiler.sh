@@ -27,4 +27,57 @@ case_is 'the traffic can be placed' "$(
         >"$work/placed" 2>&1 && grep -q '^Measured traffic, 3 ranks' "$work/placed" ||
         cat "$work/placed"
 )"
+
+# ---- without the profiler: the preload library counts the calls ------------------------------------
+
+preload=$PWD/offload/.libs/libdualpipe-preload.so
+case " $DP_CC " in
+*-fsanitize* | *--coverage*) preload= ;;
+esac
+if [ -e "$preload" ]; then
+    mv "$work/traffic" "$work/traffic.profiler"
+    case_is 'everything is right with the preload library' "$(
+        export NCCL_PROFILER_PLUGIN=none NCCL_JOB_GLOBAL=1 LD_PRELOAD="$preload"
+        job --ranks 3 --bytes 4096 send-recv all-reduce all-gather broadcast two-comms
+    )"
+    # sums FILE - what each rank sent to each, over all communicators; and the collectives.
+    sums()
+    {
+        sed 's/"process": [0-9]*, //; s/"comm": "[0-9a-f]*", "name": "[^"]*", //; s/"nodes": [0-9]*, //' "$1" | sort
+    }
+    case_is 'it counts what the profiler counts' "$(sums "$work/traffic.profiler" >"$work/sums"
+        sums "$work/traffic" | diff "$work/sums" - || :)"
+    mv "$work/traffic.profiler" "$work/traffic"
+else
+    case_skipped 'counting by the preload library: none that can be preloaded'
+fi
+
+# ---- observe, place, run again (tools/README.md) ---------------------------------------------------
+
+unset DUALPIPE_PROFILER_TRAFFIC NCCL_PROFILER_PLUGIN
+dualpipe=$DP_TOP_BUILDDIR/tools/dualpipe
+# run_job OPTION... -- ARGUMENT... - what is wrong with the job under `dualpipe run`.
+run_job()
+{
+    "$dualpipe" run "$@" >"$work/log" 2>&1 || {
+        echo "status $?"
+        tail -n 15 "$work/log"
+    }
+}
+case_is 'a job is observed' "$(run_job --traffic "$work/seen" --synthetic gpu:4 --no-tuner -- \
+    $job --ranks 3 --bytes 65536 "$libnccl" $libnvml send-recv all-reduce)"
+case_is 'the report says who sent most to whom' "$(
+    logged '^dualpipe: NCCL sent .* between 3 ranks, most from rank [0-2] to [0-2], '
+    logged '^dualpipe: the slowest link of what NCCL sent: '
+)"
+case_is 'what was seen is placed' "$("$dualpipe" topo place --traffic "$work/seen" --synthetic gpu:4 -f json \
+    -o "$work/place.json" 2>&1)"
+if [ -n "${DP_TEST_FULL:-}" ]; then
+    case_is 'it runs again where it was placed' "$(run_job --traffic "$work/seen" --synthetic gpu:4 --no-tuner \
+        --placement "$work/place.json" -- $job --ranks 3 --bytes 65536 "$libnccl" $libnvml send-recv all-reduce)"
+    case_is 'the plugin takes the placement, and there is no better order' "$(
+        logged '^dualpipe: placement   .*: 3 workers'
+        logged '^dualpipe: no other order of the ranks is better'
+    )"
+fi
 cases_end
