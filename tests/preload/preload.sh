@@ -93,6 +93,39 @@ case_is 'a forked child goes on, and reports by itself' \
 with $job absent || :
 case_is 'without CUDA the interposed call says so' "$(echo 35 | diff - "$work/out" || :)"
 
+with DUALPIPE_PRELOAD_REPORT=- $job large "$calls" || echo "status $?" >>"$work/err"
+case_is 'a large copy where the driver lacks what staging needs' \
+    "$(lacks "$work/err" 'to the device 1 \(4194304 bytes\)'
+        lacks "$work/err" 'staged         to the device 0 '
+        grep '^status' "$work/err" || :)"
+
+# ---- others that are preloaded, and what is not to be touched --------------------------------------
+
+# With CUDA in the global scope: the other one looks nowhere else.
+chain=$PWD/tests/preload/.libs/preload_chain.so
+for order in "$chain:$library" "$library:$chain"; do
+    LD_PRELOAD="$order:$PWD/tests/preload/.libs/libcudart_fake.so" DUALPIPE_PRELOAD_REPORT=- $job large "$calls" 2>"$work/err" || echo "status $?" >>"$work/err"
+    case_is "a chain of preloads: ${order##*/} last" \
+        "$(lacks "$work/err" '^chain: 1$'
+            lacks "$work/err" 'to the device 1 \(4194304 bytes\)'
+            grep '^status' "$work/err" || :)"
+done
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    open=$(mktemp -d)
+    chmod 755 "$open"
+    for file in "$PWD/$job" "$calls" "$PWD/tests/preload/.libs/libcudart_fake.so" "$library"; do
+        cp "$file" "$open"
+    done
+    chmod 4755 "$open/preload-job"
+    LD_PRELOAD=libdualpipe-preload.so LD_LIBRARY_PATH=$open DUALPIPE_PRELOAD_REPORT="$open/report" setpriv \
+        --reuid=65534 --clear-groups "$open/preload-job" absent >"$work/out" 2>"$work/err" || :
+    case_is 'a setuid program runs without it' "$(lacks "$work/out" '^(-1|35)$'
+        ls "$open/report" 2>/dev/null || :)"
+    rm -r "$open"
+else
+    case_skipped 'a setuid program: that takes root and setpriv'
+fi
+
 # ---- who else can read it ---------------------------------------------------------------------------
 
 # await COMMAND... - until it succeeds, no longer than a minute.
@@ -194,6 +227,8 @@ same python3 -c 'import subprocess, ctypes, os
 print(subprocess.run(["true"]).returncode, sum(range(10)))
 os.posix_spawn("/bin/true", ["true"], {})
 raise SystemExit(4)'
+same sh -c 'exec env true'
+same git -C "$DP_TOP_SRCDIR" hash-object CHANGELOG.md
 same gcc -o "$work/three" "$work/three.c"
 same perl -e 'print join(",", map { $_ * 2 } 1 .. 5), "\n"; system("true"); exit 5'
 same git -C "$DP_TOP_SRCDIR" --version

@@ -56,6 +56,21 @@ EXPORT int preload_calls(void)
     return memcmp(from, to, BLOCK) != 0;
 }
 
+/* Large enough to be staged; without what that takes it is copied as ever. */
+EXPORT int preload_large(void);
+EXPORT int preload_large(void)
+{
+    enum { LARGE = 4 << 20 };
+    char *from = malloc(LARGE), *to = calloc(1, LARGE);
+
+    memset(from, 3, LARGE);
+    const int status = cudaMemcpy(to, from, LARGE, 1);
+    const int differs = memcmp(to, from, LARGE);
+    free(from);
+    free(to);
+    return status || differs;
+}
+
 static double now_ns(void)
 {
     struct timespec t;

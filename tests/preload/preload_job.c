@@ -5,6 +5,7 @@
  *      preload-job local FILE   the calls of FILE (preload_calls.c), opened with RTLD_LOCAL, so
  *                               that its CUDA runtime is out of the global scope
  *      preload-job hold FILE    the same, then it waits for the end of its standard input
+ *      preload-job large FILE   one copy of 4 MiB
  *      preload-job fork FILE    the same, then again in a child
  *      preload-job time FILE    ns of a copy of no bytes
  *      preload-job absent       what cudaHostAlloc returns in a program without CUDA; -1: not there
@@ -43,12 +44,17 @@ static int call_and_wait(const char *file)
     return status;
 }
 
-static int call(const char *file)
+static int call_function(const char *file, const char *name)
 {
     int (*calls)(void) = NULL;
 
-    *(void **)&calls = function_of(file, "preload_calls");
+    *(void **)&calls = function_of(file, name);
     return calls();
+}
+
+static int call(const char *file)
+{
+    return call_function(file, "preload_calls");
 }
 
 static int fork_and_call(const char *file)
@@ -91,10 +97,12 @@ int main(int argc, char **argv)
         return fork_and_call(argv[2]);
     if (argc == 3 && !strcmp(what, "hold"))
         return call_and_wait(argv[2]);
+    if (argc == 3 && !strcmp(what, "large"))
+        return call_function(argv[2], "preload_large");
     if (argc == 3 && !strcmp(what, "time"))
         return time_copies(argv[2]);
     if (argc == 2 && !strcmp(what, "absent"))
         return call_without_cuda();
-    fprintf(stderr, "preload-job: expected local, hold, fork or time and FILE, or absent\n");
+    fprintf(stderr, "preload-job: expected local, hold, large, fork or time and FILE, or absent\n");
     return 2;
 }
