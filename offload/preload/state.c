@@ -74,6 +74,8 @@ static void read_options(void)
 
 const struct dpo_preload_options *dpo_preload_options(void)
 {
+    if (atomic_load_explicit(&is_on, memory_order_acquire))
+        return &options; /* the hot path */
     pthread_once(&once, read_options);
     return atomic_load_explicit(&is_on, memory_order_acquire) ? &options : NULL;
 }
