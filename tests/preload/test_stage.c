@@ -480,6 +480,7 @@ static void copy_with_a_fault(const char *name, int call)
     sim_fail(name, call, 999);
     assert_int_equal(cudaMemcpyAsync(b.host, b.device, b.bytes, TO_HOST, NULL), 0);
     assert_true(is_filled(b.host, b.bytes, 4));
+    buffers_free(&b);
 }
 
 static const char *self;
@@ -538,8 +539,11 @@ static int copy_and_count(uint64_t expected)
     struct buffers b = buffers_new((size_t)8 << 20);
 
     fill(b.host, b.bytes, 1);
-    return cudaMemcpy(b.device, b.host, b.bytes, TO_DEVICE) || cudaDeviceSynchronize() ||
-           !is_filled(b.device, b.bytes, 1) || staged_both() != expected;
+    const int failed = cudaMemcpy(b.device, b.host, b.bytes, TO_DEVICE) ||
+                       cudaDeviceSynchronize() || !is_filled(b.device, b.bytes, 1) ||
+                       staged_both() != expected;
+    buffers_free(&b);
+    return failed;
 }
 
 /* Up and down, with and without waiting; the call in the stream before each chunk is the wait. */
@@ -566,6 +570,9 @@ static int pace_pinned_copies(void)
     sim_fail("cuLaunchHostFunc", 2, 999);
     if (cudaMemcpy(pinned, b.device, bytes, TO_HOST) || !is_filled(pinned, bytes, 8))
         return 5;
+    buffers_free(&b);
+    cudaFreeHost(pinned);
+    cudaStreamDestroy(stream);
     return dpo_counted(DPO_PACED) != 3 || dpo_counted(DPO_PACED_BYTES) != 3 * bytes;
 }
 
