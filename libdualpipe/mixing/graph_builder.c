@@ -27,13 +27,24 @@ static void *grow(struct dp_graph_builder *b, void *items, size_t size, size_t c
     return larger ? larger : items;
 }
 
+/* It is a word of the text format. */
+static bool is_word(const char *name)
+{
+    const char *at = name;
+
+    while (*at && (unsigned char)*at > ' ' && *at != 127 && *at != '#')
+        at++;
+    return *name && !*at;
+}
+
 int dp_graph_builder_new(const char *name, int workers, int local, struct dp_graph_builder **out)
 {
     if (!name)
         name = "user";
-    if (!*name || strlen(name) >= DP_GRAPH_NAME_LEN)
-        return dp_fail(DP_EINVAL, "name of a mixing graph: '%s', expected 1 to %d letters", name,
-                       DP_GRAPH_NAME_LEN - 1);
+    if (!is_word(name) || strlen(name) >= DP_GRAPH_NAME_LEN)
+        return dp_fail(DP_EINVAL,
+                       "name of a mixing graph: '%s', expected 1 to %d letters, no blank and no #",
+                       name, DP_GRAPH_NAME_LEN - 1);
     if (workers < 1 || workers > DP_GRAPH_MAX_WORKERS)
         return dp_fail(DP_EINVAL, "workers: %d, expected 1 to %d", workers, DP_GRAPH_MAX_WORKERS);
     if (local < 1 || workers % local)

@@ -111,7 +111,7 @@ DP_PUBLIC int dp_graph_register(const char *name, const struct dp_graph_kind *ki
 /* Name number i, built-in ones first; NULL beyond the last. */
 DP_PUBLIC const char *dp_graph_name(int i);
 
-/* By hand. `name` is what the graph is called, NULL: "user". */
+/* By hand. `name` is what the graph is called, a word without blanks and #; NULL: "user". */
 DP_PUBLIC int dp_graph_builder_new(const char *name, int workers, int local,
                                    struct dp_graph_builder **out);
 DP_PUBLIC void dp_graph_add_round(struct dp_graph_builder *b);

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz_plan.c - any bytes read as a plan of `dualpipe plan`. What can be read is words of a command
+ * line; where these can be parsed they are the plan, which comes back the same when it is written.
+ */
+#include "config.h"
+
+#include "fuzz.h"
+
+#include "args.h"
+#include "train/settings.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define AT(member) .offset = offsetof(struct settings, member)
+static const struct arg options[] = {
+    {"schedule", 0, "KIND", "", ARG_STRING, AT(schedule_name)},
+    {"checkpoint", 0, "HOW", "", ARG_STRING, AT(checkpoint)},
+    {"ranks", 0, "N", "", ARG_INT, AT(ranks), .min = 1, .max = 1024},
+    {"microbatches", 0, "N", "", ARG_INT, AT(microbatches), .min = 1, .max = 65536},
+    {"layers", 0, "N", "", ARG_INT, AT(layers), .min = 1, .max = GPT_MAX_LAYERS},
+    {"width", 0, "N", "", ARG_INT, AT(width), .min = 1, .max = 16384},
+    {"heads", 0, "N", "", ARG_INT, AT(heads), .min = 1, .max = 1024},
+    {"context", 0, "N", "", ARG_INT, AT(context), .min = 1, .max = 16384},
+    {"batch", 0, "N", "", ARG_INT, AT(batch), .min = 1, .max = 65536},
+    {"blocks", 0, "LIST", "", ARG_PARSE, AT(blocks), .parse = block_list_parse},
+    {"model", 0, "NAME", "", ARG_STRING, AT(model_name), "gpt"},
+    {"offload", 0, "PARTS", "", ARG_PARSE, AT(offload), .parse = offload_parts_parse},
+    {"device-memory", 0, "SIZE", "", ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
+};
+static const struct arg_group groups[] = {{"plan", options, sizeof(options) / sizeof(options[0])},
+                                          {0}};
+static const struct usage usage = {.command = "fuzz", .about = "", .groups = groups,
+                                   .examples = ""};
+
+static struct settings values, back;
+
+/* A file's name for the bytes, until it is closed. */
+static int make_file(const void *data, size_t size, char path[32])
+{
+    const int fd = memfd_create("plan", MFD_CLOEXEC);
+
+    must(fd >= 0 && write(fd, data, size) == (ssize_t)size);
+    snprintf(path, 32, "/proc/self/fd/%d", fd);
+    return fd;
+}
+
+/* false: there is no such plan. */
+static bool read_plan(const void *data, size_t size, struct settings *out, struct plan_file **plan)
+{
+    static char program[] = "train";
+    char *argv[] = {program, NULL}, path[32];
+    const int fd = make_file(data, size, path);
+    struct operands none;
+    int status = plan_file_read(path, 1, argv, plan);
+
+    close(fd);
+    if (status)
+        return false;
+    memset(out, 0, sizeof(*out));
+    if (args_parse(&usage, (*plan)->argc, (*plan)->argv, out, &none, &status)) {
+        must(!plan_file_check(*plan, path, &usage, out));
+        return true;
+    }
+    plan_file_free(*plan);
+    return false;
+}
+
+static void write_and_read_back(void)
+{
+    static const size_t rank_bytes[1024];
+    struct plan_file *plan;
+    char *text = NULL;
+    size_t len;
+    FILE *to = open_memstream(&text, &len);
+
+    must(to && !plan_file_write(to, &values, 1, rank_bytes));
+    fclose(to);
+    must(read_plan(text, len, &back, &plan));
+    must(values.ranks == back.ranks && values.batch == back.batch);
+    must(!strcmp(values.schedule_name, back.schedule_name));
+    must(block_list_digest(&values.blocks) == block_list_digest(&back.blocks));
+    plan_file_free(plan);
+    free(text);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static bool quiet;
+    struct plan_file *plan;
+
+    if (!quiet)
+        must(freopen("/dev/null", "w", stderr)); /* what is wrong with a plan is said there */
+    quiet = true;
+    if (!read_plan(data, size, &values, &plan))
+        return 0;
+    write_and_read_back();
+    plan_file_free(plan);
+    return 0;
+}
