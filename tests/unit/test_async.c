@@ -242,7 +242,7 @@ enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
 /* All ranks have the error, and to the letter one sentence, which names the rank at fault. */
 static int check_same(struct dp_comm *comm, int err, int at_fault, int error, const char *sentence)
 {
-    char prefix[16], mine[256], all[RANKS][256];
+    char prefix[24], mine[256], all[RANKS][256];
 
     snprintf(prefix, sizeof(prefix), "rank %d: ", at_fault == EVERYWHERE ? 0 : at_fault);
     CHECK(err == error);
