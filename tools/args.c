@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_ARGS = 64, HELP_ID = 1000 };
+enum { MAX_ARGS = 96, HELP_ID = 1000 };
 
 static const struct arg help_arg = {"help", 'h', NULL, "print this", .type = ARG_FLAG};
 

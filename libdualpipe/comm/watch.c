@@ -55,6 +55,7 @@ static void add_wire(struct dp_watch *w, int peer, struct dp_wire *wire)
     v->next = w->wires;
     w->wires = v;
     w->count++;
+    w->added++;
     dp_wire_irecv(wire, v->in, w->survival->room, &v->receive);
 }
 

@@ -27,6 +27,7 @@ struct dp_watch {
     struct dp_peers *peers;
     struct dp_watch_wire *wires;
     int count;
+    unsigned added; /* wires since the beginning: a new one has been told nothing */
     int64_t timeout_ns; /* of a host that does not acknowledge */
 };
 

@@ -73,6 +73,7 @@ struct wire_comm {
     bool any_broken;
     int64_t news_until_ns; /* a link waits so long for the reason of its end */
     uint64_t told_doing;
+    unsigned told_wires; /* of the watch, that there were then */
     int64_t told_doing_ns;
     bool finished; /* after an abort: no request of this rank is left */
     struct dp_progress_thread *progress_thread;
@@ -137,7 +138,6 @@ static void hear_of_survival(struct wire_comm *c)
 {
     struct dp_rendezvous *rv = c->rendezvous;
     const unsigned ends = atomic_load(&rv->ends);
-    const int before = c->base.survival->dead_count;
 
     dp_watch_poll(&c->watch);
     for (int peer = 0; peer < c->base.size && ends != c->ends_seen; peer++)
@@ -146,8 +146,6 @@ static void hear_of_survival(struct wire_comm *c)
         else if (dp_rendezvous_has_ended(rv, peer))
             dp_survival_lose(c->base.survival, peer, DP_DEATH_ENDED);
     c->ends_seen = ends;
-    if (c->base.survival->dead_count != before)
-        c->told_doing = 0; /* new neighbors have not been told */
 }
 
 static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
@@ -394,9 +392,12 @@ static void tell_doing(struct wire_comm *c, int64_t now_ns)
 {
     const uint64_t doing = atomic_load_explicit(&c->base.own_doing, memory_order_relaxed);
 
+    if (c->watch.added != c->told_wires)
+        c->told_doing = 0;
     if (doing == c->told_doing || now_ns - c->told_doing_ns < c->base.tell_doing_ns)
         return;
     c->told_doing_ns = now_ns;
+    c->told_wires = c->watch.added;
     if (c->base.survival)
         dp_survival_tell_doing(c->base.survival, doing);
     if (c->base.survival || dp_rendezvous_tell_doing(c->rendezvous, doing))
