@@ -407,6 +407,7 @@ static void a_rank_tells_what_it_does_while_it_does_it(void **state)
     job.edit = set_recorder;
     assert_int_equal(comm_on_threads(s->ranks, INT64_C(20000000000), run_shown, &job), 0);
     job_result_fini(&result, &job);
+    dp_schedule_free(s);
 }
 
 int main(void)
