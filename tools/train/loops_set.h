@@ -5,7 +5,8 @@
  */
 
 /* The float one has no branch and no call, so that loops around it become vector instructions: 2^n
- * times a polynomial of what is left, within 2 units in the last place; 0 below -87, never infinite. */
+ * times a polynomial of what is left, within 2 units in the last place; 0 below -87, never infinite.
+ * NaN stays. */
 TARGET static inline real NAME(exp_of)(real x)
 {
 #ifdef GPT_DOUBLE
@@ -13,11 +14,11 @@ TARGET static inline real NAME(exp_of)(real x)
 #else
     const float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
     const float most = 88.0f, least = -87.0f, shift = 12582912.0f; /* 1.5 * 2^23: rounds */
-    const float z = x < least ? least : x > most ? most : x;
+    const float z = x > least ? (x < most ? x : most) : least; /* of NaN, too */
     const float n = (z * log2e + shift) - shift;
     const float r = z - n * ln2_high - n * ln2_low;
     float p = 1.9875691500e-4f;
-    union { int32_t bits; float value; } power = {.bits = ((int32_t)n + 127) << 23};
+    union { int32_t bits; float value; } power = {.bits = ((int32_t)n + 127) * (1 << 23)};
 
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -25,7 +26,7 @@ TARGET static inline real NAME(exp_of)(real x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1;
-    return x < least ? 0 : p * power.value;
+    return x != x ? x : x < least ? 0 : p * power.value;
 #endif
 }
 
