@@ -84,7 +84,7 @@ static const int32_t one_each[] = {1, 1, 1}, reused[] = {7, 1, 7, 2, 7}, one_and
 
 static void layers_are_made_once_and_only_where_they_live(void **state)
 {
-    static struct list lists[] = {
+    struct list lists[] = {
         {four_layers, 2, {{2, {0, 1}}, {2, {2, 3}}}},
         /* a rank more than stages */
         {{.layer_count = 3, .balance = one_each, .stages = 3, .chunks = 1}, 4,
