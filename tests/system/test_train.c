@@ -504,6 +504,38 @@ static void ranks_of_torchrun_find_each_other(void **state)
     assert_string_equal(r[1].out_text, "");
 }
 
+static void set_variables_of_one_host(void *user)
+{
+    set_variables(user);
+    setenv("LOCAL_RANK", getenv("RANK"), 1);
+    setenv("LOCAL_WORLD_SIZE", getenv("WORLD_SIZE"), 1);
+}
+
+/* Of the eight processes of a host two are a replica. */
+static void pipelines_of_torchrun_mix(void **state)
+{
+    (void)state;
+    static struct run r[8];
+    static const char *const how[] = {"one-peer-exp", "alternating-exp-ring --mix-local 2"};
+    char options[160];
+
+    for (int k = 0; k < 2; k++) {
+        struct launched l[8];
+        const int port = find_master_port();
+        snprintf(options, sizeof(options), "--steps 2 --json -P 2 -D 4 -s 1f1b --mix %s", how[k]);
+        for (int i = 0; i < 8; i++) {
+            l[i] = (struct launched){.rank = i, .port = port, .size = 8};
+            start(&r[i], options, set_variables_of_one_host, &l[i]);
+        }
+        for (int i = 0; i < 8; i++) {
+            finish(&r[i]);
+            if (r[i].status)
+                fail_msg("%s: rank %d: %s", how[k], i, r[i].err_text);
+        }
+        assert_says(r[0].out_text, "\"event\":\"end\"");
+    }
+}
+
 /* A rank that is killed as soon as the group is there. */
 static pid_t start_victim(const struct launched *l)
 {
@@ -689,6 +721,7 @@ int main(void)
         cmocka_unit_test(too_little_memory_is_refused),
         cmocka_unit_test(a_wrong_variable_of_the_environment_is_named),
         cmocka_unit_test(ranks_of_torchrun_find_each_other),
+        cmocka_unit_test(pipelines_of_torchrun_mix),
         cmocka_unit_test(replicas_begin_without_one_that_dies_before_the_first_step),
         cmocka_unit_test(ranks_of_torchrun_must_have_been_told_the_same),
         cmocka_unit_test(the_port_of_torchrun_may_be_taken),

@@ -124,6 +124,10 @@ refuses_to_mix_that_way()
         '--mix ring --restart 2|--restart 2: expected --survive' \
         '--mix ring --survive --transport mpi|expected --transport auto, shm or tcp' \
         '--mix ring --survive --save folder|expected no --save' \
+        '--mix ring --mix-local 3|workers of a node: 3, expected a divisor of 4' \
+        '--mix-local 2|expected --mix with the name of a graph' \
+        '--mix rign|did you mean ring?' \
+        '--mix alternating-exp-ring --mix-local 4|at least 2 nodes' \
         '--mix ring --mix-algorithm exact-diffusion|single round, such as torus' \
         '--mix-compress int8|expected --mix with a graph' \
         '--mix-staleness 1|expected --mix with a graph' \
@@ -411,6 +415,7 @@ it replicas_mix path.txt --schedule none -D 3 -M 12 --batch 24 --transport tcp
 it replicas_mix ring -P 2 -D 2
 it replicas_mix one-peer-exp -P 2 -D 4 --schedule 1f1b
 it replicas_mix complete --schedule none -D 1
+it replicas_mix alternating-exp-ring --schedule none -D 4 --mix-local 2
 it replicas_mix ring --schedule none -D 4 --mix-algorithm gradient-tracking
 it replicas_mix torus -P 2 -D 2 --mix-algorithm exact-diffusion
 it replicas_mix complete --schedule none -D 4 --mix-algorithm local-sgd --local-steps 4 --outer-momentum 0.3

@@ -105,6 +105,10 @@ static const struct arg replica_args[] = {
      "optimizer's "
      "state; or average their weights by a graph of 'dualpipe mix', or by that of a file",
      ARG_STRING, AT(mix), .fallback = "all-reduce", .or_file = true},
+    {"mix-local", 0, "N",
+     "replicas of a node, for alternating-exp-ring and hierarchical (default: what the launcher says, "
+     "or 1)",
+     ARG_INT, AT(mix_local), .min = 1, .max = 1024},
     {"survive", 0, NULL,
      "go on without replicas that are killed; with a graph and --schedule none", ARG_FLAG,
      AT(survive)},

@@ -25,7 +25,7 @@ struct settings {
         *dtype, *kernels;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every, save_every, virtual_stages;
-    int64_t sample, seed, port, order_blocks, local_steps, mix_staleness, restarts;
+    int64_t sample, seed, port, order_blocks, local_steps, mix_local, mix_staleness, restarts;
     double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum, temperature,
         mix_factor;
     struct offload_parts offload;

@@ -7,6 +7,9 @@
 #include "command.h"
 #include "input.h"
 
+#include <dualpipe/comm.h>
+#include <dualpipe/options.h>
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,35 +45,80 @@ static bool names_a_graph(const char *name)
     return false;
 }
 
+static int no_such_way(const char *mix, int error)
+{
+    enum { MOST = 64 };
+    const char *names[MOST] = {"all-reduce", "reduce-scatter"};
+    size_t count = 2;
+
+    for (; count < MOST && dp_graph_name((int)count - 2); count++)
+        names[count] = dp_graph_name((int)count - 2);
+    const char *near = dp_nearest(mix, names, count);
+    return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
+                           "'dualpipe mix compare' lists, or a file with one%s%s%s",
+                           mix, strerror(error), near ? "; did you mean " : "", near ? near : "",
+                           near ? "?" : "");
+}
+
 static int read_graph(const char *path, int workers, struct dp_graph **out)
 {
     size_t len;
     char *text = input_read(path, SIZE_MAX, &len);
 
     if (!text)
-        return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
-                               "'dualpipe mix compare' "
-                               "lists, or a file with one",
-                               path, strerror(errno));
+        return no_such_way(path, errno);
     int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
     free(text);
     return err ? command_failed(err) : EXIT_OK;
 }
 
-static int make_graph(const struct settings *s, struct dp_graph **out)
+/* Replicas of a node. A launcher tells how many processes there are; of a replica that lies on
+ * several nodes each node has one. 0: as the library finds it. */
+static int find_local(const struct settings *s, int *local)
 {
+    struct dp_process process;
+    int err = s->mix_local ? 0 : dp_process_from_env(&process);
+
+    if (s->mix_local)
+        *local = (int)s->mix_local;
+    else if (!err && process.local_size > 0)
+        *local = process.local_size % s->ranks ? 1 : process.local_size / (int)s->ranks;
+    else
+        *local = s->ranks > 1;
+    return err ? command_failed(err) : EXIT_OK;
+}
+
+static int no_node(const struct settings *s)
+{
+    return command_misused("--mix-local %d: expected --mix with the name of a graph, not %s",
+                           (int)s->mix_local, s->mix);
+}
+
+static int make_graph(struct settings *s, struct dp_graph **out)
+{
+    int local, status;
+
+    if (!names_a_graph(s->mix) && s->mix_local)
+        return no_node(s);
     if (!names_a_graph(s->mix))
         return read_graph(s->mix, (int)s->replicas, out);
+    if ((status = find_local(s, &local)))
+        return status;
     int err = dp_graph_new(&(struct dp_graph_spec){.name = s->mix,
                                                    .workers = (int)s->replicas,
+                                                   .local = local,
                                                    .seed = (uint64_t)s->seed},
                            out);
+    if (!err && (*out)->local > 1)
+        s->mix_local = (*out)->local; /* a checkpoint goes on with it, whatever the launcher says */
     return err ? command_failed(err) : EXIT_OK;
 }
 
 static bool take_graph(struct settings *s, int *status)
 {
     if (!strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter")) {
+        if (s->mix_local)
+            return *status = no_node(s), false;
         const bool shared = !strcmp(s->mix, "reduce-scatter");
         s->kind = shared            ? DATA_PARALLEL_SHARD
                   : s->replicas > 1 ? DATA_PARALLEL_SUM

@@ -90,8 +90,8 @@ static const char *const kept[] = {
 
 /* What they do not depend on, unless replicas mix their weights. */
 static const char *const layout[] = {
-    "schedule", "file", "virtual-stages", "ranks", "replicas", "mix", "mix-algorithm", "local-steps",
-    "outer-rate", "outer-momentum", "mix-factor", "mix-compress", "mix-staleness", NULL,
+    "schedule", "file", "virtual-stages", "ranks", "replicas", "mix", "mix-local", "mix-algorithm",
+    "local-steps", "outer-rate", "outer-momentum", "mix-factor", "mix-compress", "mix-staleness", NULL,
 };
 
 char *settings_text(const struct settings *s, uint64_t step)
@@ -162,6 +162,7 @@ static bool same_replicas(const struct settings *s, const struct settings *was)
     const struct { const char *option; double now, then; } numbers[] = {
         {"replicas", (double)s->replicas, (double)was->replicas},
         {"ranks", (double)s->ranks, (double)was->ranks},
+        {"mix-local", (double)s->mix_local, (double)was->mix_local},
         {"local-steps", (double)s->local_steps, (double)was->local_steps},
         {"outer-rate", s->outer_rate, was->outer_rate},
         {"outer-momentum", s->outer_momentum, was->outer_momentum},
