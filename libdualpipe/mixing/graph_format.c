@@ -6,6 +6,7 @@
 #include "base/utf8.h"
 #include "mixing/graph.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,14 +34,37 @@ static const char *begin_of(const char *text)
     }
 }
 
-/* Two or three lines of as many numbers may be either: the number of workers tells, where it is
- * known. */
+static bool same_pair(const double *one, const double *other)
+{
+    const double low = fmin(one[0], one[1]) - fmin(other[0], other[1]);
+    const double high = fmax(one[0], one[1]) - fmax(other[0], other[1]);
+
+    return !(fabs(low) > 0) && !(fabs(high) > 0);
+}
+
+/* The first two numbers of each line are two workers, and no two lines have the same. A matrix has such
+ * lines only if it has entries above one. */
+static bool begins_with_pairs(const struct dp_number_table *table)
+{
+    for (int i = 0; i < table->rows; i++) {
+        const double *pair = table->items + (size_t)i * (size_t)table->rows;
+        if (!(fabs(pair[0] - pair[1]) > 0) || floor(pair[0]) < pair[0] || floor(pair[1]) < pair[1])
+            return false;
+        for (int k = 0; k < i; k++)
+            if (same_pair(pair, table->items + (size_t)k * (size_t)table->rows))
+                return false;
+    }
+    return true;
+}
+
+/* Two or three lines of as many numbers may be either. */
 static bool looks_like_matrix(const struct dp_number_table *table, int workers)
 {
     const bool may_be_edges = table->rows == 2 || table->rows == 3;
 
-    return dp_number_table_is_square(table) &&
-           !(may_be_edges && workers && workers != table->rows);
+    if (!dp_number_table_is_square(table))
+        return false;
+    return !may_be_edges || !((workers && workers != table->rows) || begins_with_pairs(table));
 }
 
 static int read_table(const char *text, size_t len, enum dp_graph_format format,

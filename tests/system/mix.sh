@@ -80,6 +80,7 @@ it simulates_what_is_asked
 it draws
 it refuses 2 "which graph?" mix check
 it refuses 2 "did you mean ring?" mix show rign
+it refuses 2 "did you mean ring?" mix compare torus rign
 it refuses 2 "expected a power of two" mix show one-peer-exp -N 6
 it refuses 2 "expected one of the two" mix show ring --file x
 it refuses 2 "--file" mix show --file "$work/none"

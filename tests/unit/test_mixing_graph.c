@@ -312,6 +312,12 @@ static void edges_become_rounds_of_pairs(void **state)
     assert_int_equal(dp_graph_read("0 1\n1 2\n", 8, DP_GRAPH_FORMAT_GUESS, 0, 3, &g), 0);
     assert_int_equal(g->workers, 3); /* and no matrix of two */
     dp_graph_free(g);
+    g = read_as("0 1\n2 3\n", DP_GRAPH_FORMAT_GUESS, 0);
+    assert_int_equal(g->workers, 4);
+    dp_graph_free(g);
+    g = read_as("0 1 0.3\n1 2 0.3\n2 0 0.4\n", DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
+    assert_near(dp_graph_weight(g, 2, 0, 2), 0.4, 1e-15);
+    dp_graph_free(g);
     g = read_as("0,1,0.25\n1,2,0.5\n", DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN);
     assert_near(dp_graph_weight(g, 0, 0, 1), 0.25, 0);
     dp_graph_free(g);
@@ -327,6 +333,13 @@ static void matrices_are_taken_or_weighed(void **state)
     static const char *const path = "1 1 0\n1 1 1\n0 1 1\n";
     struct dp_graph *g = read_as("0.75 0.25\n0.25 0.75\n", DP_GRAPH_FORMAT_GUESS, 0);
     assert_text(g, "mixing matrix workers=2 local=1\nround 0: 0>0*0.75 1>0*0.25 0>1*0.25 1>1*0.75\n");
+    dp_graph_free(g);
+
+    g = read_as("0 1\n1 0\n", DP_GRAPH_FORMAT_GUESS, 0); /* and no edge twice */
+    assert_near(dp_graph_weight(g, 0, 0, 1), 1, 0);
+    dp_graph_free(g);
+    g = read_as("0 1 0\n1 0 1\n0 1 0\n", DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_METROPOLIS);
+    assert_near(dp_graph_weight(g, 0, 0, 1), 1.0 / 3, 1e-15);
     dp_graph_free(g);
 
     for (int weights = DP_GRAPH_WEIGHTS_UNIFORM; weights <= DP_GRAPH_WEIGHTS_METROPOLIS; weights++) {

@@ -137,6 +137,25 @@ static void print_json(const struct candidate *c, int count, int workers)
 
 /* ---- the command ------------------------------------------------------------------------------- */
 
+static bool is_kind(const char *name)
+{
+    for (int i = 0; dp_graph_name(i); i++)
+        if (!strcmp(name, dp_graph_name(i)))
+            return true;
+    return false;
+}
+
+/* The library says what there is for a name that it does not know. */
+static int check_kinds(const struct compare_args *a, const struct operands *operands)
+{
+    struct dp_graph *unused;
+
+    for (int i = 0; i < operands->count; i++)
+        if (!is_kind(operands->items[i]))
+            return mix_build(&a->common, operands->items[i], &unused);
+    return 0;
+}
+
 static int choose_kinds(const struct operands *operands, struct candidate *c)
 {
     int count = 0;
@@ -180,6 +199,8 @@ int run_mix_compare(int argc, char **argv)
 
     scenario_options(offsetof(struct compare_args, scenario), scenario);
     if (!args_parse(&usage, argc, argv, &a, &operands, &status))
+        return status;
+    if ((status = check_kinds(&a, &operands)))
         return status;
     const int count = choose_kinds(&operands, candidates);
     const int workers = a.common.workers ? (int)a.common.workers : 8;

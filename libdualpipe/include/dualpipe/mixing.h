@@ -149,7 +149,8 @@ DP_PUBLIC int dp_graph_write(const struct dp_graph *g, enum dp_graph_format form
  * mixing matrix of a single round; an edge list is a line an edge, "0 3" or "0 3 0.25", undirected,
  * and is coloured into rounds of pairs. Blanks or commas separate, '#' begins a comment. A guess takes
  * a text that begins with '{' for JSON, with "mixing" for text, as many lines as columns for a matrix
- * (but not two or three where `workers` is another number), anything else for edges. workers: of an
+ * (but not two or three where `workers` is another number, or all begin with different pairs of
+ * workers), anything else for edges. workers: of an
  * edge list, 0: the largest rank + 1. Degrees of Metropolis weights are those of the whole list.
  * DP_EINVAL names line or JSON path, what stood there and what was expected. The result has not been
  * checked. */
