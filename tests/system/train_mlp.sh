@@ -19,6 +19,25 @@ prints_the_numbers_of_the_plain_loop()
     diff "$work/expected" "$work/numbers"
 }
 
+# Losses of training do not depend on the running statistics, held-out ones do. agrees FORM A B: with the
+# options FORM training is that of $work/expected, and A and B print the same held-out losses, others
+# than those there.
+agrees()
+{
+    for options in "$2" "$3"; do
+        # shellcheck disable=SC2086 # words
+        losses_of $1 $options >"$work/numbers" || return
+        grep -v held_out "$work/expected" >"$work/a"
+        grep -v held_out "$work/numbers" | diff "$work/a" - || return
+        grep held_out "$work/numbers" >"$work/held_out.new"
+        ! grep held_out "$work/expected" | diff -q - "$work/held_out.new" >"$work/same" ||
+            wrong "$options: held-out losses do not depend on $1" || return
+        [ ! -f "$work/held_out" ] || diff "$work/held_out" "$work/held_out.new" || return
+        mv "$work/held_out.new" "$work/held_out"
+    done
+    rm -f "$work/held_out"
+}
+
 learns()
 {
     run train --model mlp-bn --layers 4 --width 16 --context 16 --steps 60 "$@" || return
@@ -70,8 +89,12 @@ for options in '' '-s dualpipev --transport tcp' '-s zb1p' '-s 1f1b --checkpoint
     it prints_the_numbers_of_the_plain_loop -P 2 $options
 done
 it prints_the_numbers_of_the_plain_loop -s none -D 4
+it agrees '--batch-norm compat' '-s none' '-P 2 -s async --execution messages --checkpoint always'
+it agrees '--batch-norm-variance unbiased' '-s none' '-P 2 -D 2 -s dualpipe'
+it agrees '--batch-norm-over replica' '-s none -D 2' '-P 2 -D 2 -s async'
 it goes_on_as_if_never_stopped '-P 2' '-P 4 -s 1f1b'
 it goes_on_as_if_never_stopped '-s none -D 2' '-P 2 -s async --execution messages'
+it goes_on_as_if_never_stopped '-s none --batch-norm compat' '-P 2 -s async'
 it another_model_is_refused
 it learns -P 2
 it learns -s none -D 2 --mix ring --batch 256

@@ -270,7 +270,9 @@ static void fini(struct gpt_stage *g)
 static int init(struct gpt_stage *g)
 {
     const struct dp_batch_norm_config config = {.channels = g->config.width,
-                                                .microbatches = g->config.microbatches};
+                                                .microbatches = g->config.microbatches,
+                                                .unbiased = g->config.norm.unbiased,
+                                                .compat = g->config.norm.compat};
     const int blocks = g->end_block - g->first_block;
     int err = 0;
 

@@ -21,8 +21,16 @@ enum { GPT_BYTES = 256, GPT_MAX_LAYERS = 1024 };
 
 struct model;
 
+/* Of a model with batch normalisation; all false: as every schedule and number of replicas gives it. */
+struct norm_form {
+    bool compat;      /* dp_batch_norm_config.compat */
+    bool unbiased;    /* dp_batch_norm_config.unbiased */
+    bool per_replica; /* running statistics are of a replica's own micro-batches */
+};
+
 struct gpt_config {
     const struct model *model; /* NULL: the GPT */
+    struct norm_form norm;
     int layers, width, heads, context;
     int batch;     /* sequences of one micro-batch */
     float dropout; /* share of zeroes, [0, 1) */

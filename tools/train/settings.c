@@ -142,6 +142,15 @@ static const struct arg model_args[] = {
      1, 16384},
     {"tie-embeddings", 0, NULL, "the head's weights are the table of the embedding", ARG_FLAG,
      AT(tied)},
+    {"batch-norm", 0, NULL,
+     "mlp-bn: running statistics of a step (default corrected), or compat: as fairscale keeps them",
+     ARG_CHOICE, AT(batch_norm), .choices = mlp_norm_forms},
+    {"batch-norm-variance", 0, NULL,
+     "mlp-bn: running variance of N rows by N (default biased) or by N - 1", ARG_CHOICE,
+     AT(batch_norm_variance), .choices = mlp_norm_variances},
+    {"batch-norm-over", 0, NULL,
+     "mlp-bn: running statistics of all replicas (default all), or of each its own", ARG_CHOICE,
+     AT(batch_norm_over), .choices = mlp_norm_scopes},
 };
 
 static const struct arg optimizer_args[] = {
@@ -575,7 +584,8 @@ static bool check(struct settings *s, const struct operands *files, int world, i
            check_offload(s) && check_outputs(s) &&
            settings_take_device(s) && take_replicas(s, status) &&
            (is_sequential(s) || build_schedules(s, status)) &&
-           check_model(s) && check_tied(s) && take_order_blocks(s) && settings_check_save(s);
+           check_model(s) && mlp_args_take_norm(s) && check_tied(s) && take_order_blocks(s) &&
+           settings_check_save(s);
 }
 
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)
@@ -611,6 +621,7 @@ bool settings_complete(struct settings *s, const struct operands *files, int wor
         return false;
     s->model = (struct gpt_config){
         .model = has_samples(s) ? &mlp_bn_model : NULL,
+        .norm = s->model.norm,
         .layers = (int)s->layers,
         .width = (int)s->width,
         .heads = (int)s->heads,

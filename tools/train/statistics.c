@@ -61,7 +61,7 @@ void statistics_tensors(const struct gpt_stage *stage, struct statistics_tensor 
 int statistics_init(struct statistics *s, const struct engine *engine)
 {
     *s = (struct statistics){0};
-    if (!engine->config.model)
+    if (!engine->config.model || engine->config.norm.compat)
         return 0;
     s->len = (size_t)engine->microbatches * (1 + 2 * (size_t)engine->config.width);
     s->values = malloc(s->len * sizeof(*s->values));
@@ -99,9 +99,10 @@ static int commit_layer(const struct statistics *s, struct dp_batch_norm *bn, in
     return err;
 }
 
-int statistics_commit(const struct statistics *s, struct engine *engine, struct dp_comm *comm,
+int statistics_commit(const struct statistics *s, struct engine *engine, struct dp_comm *all,
                       bool used)
 {
+    struct dp_comm *comm = engine->config.norm.per_replica ? engine->comm : all;
     int err = 0;
 
     for (int layer = 1; layer <= engine->config.layers && s->len && !err; layer++) {

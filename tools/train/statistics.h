@@ -5,7 +5,8 @@
  * Every rank has noted the statistics of those micro-batches that went through its stages. They are
  * put together over the job, and every holder of a layer commits those of all micro-batches in
  * their order: the running statistics are the same, to the last bit, under every schedule and
- * number of replicas.
+ * number of replicas. With norm_form.per_replica this is done within each replica; with
+ * norm_form.compat nothing is, a layer's forward has committed.
  */
 #ifndef DP_TRAIN_STATISTICS_H
 #define DP_TRAIN_STATISTICS_H
@@ -13,7 +14,7 @@
 #include "train/engine.h"
 
 struct statistics {
-    size_t len;     /* doubles of one layer; 0: the model has no batch normalisation */
+    size_t len;     /* doubles of one layer; 0: there is nothing to put together */
     double *values; /* [microbatches] exports of one layer */
 };
 
@@ -33,9 +34,9 @@ int32_t statistics_tensor_count(const struct gpt_stage *stage);
 /* out[that many], which must stay where they are. */
 void statistics_tensors(const struct gpt_stage *stage, struct statistics_tensor *out);
 
-/* After a step, on every rank of comm, which are those of the job; NULL: alone. used: the step has
+/* After a step, on every rank of `all`, which are those of the job; NULL: alone. used: the step has
  * changed the weights; otherwise what was noted in it is forgotten. 0, or errors of comm. */
-int statistics_commit(const struct statistics *s, struct engine *engine, struct dp_comm *comm,
+int statistics_commit(const struct statistics *s, struct engine *engine, struct dp_comm *all,
                       bool used);
 
 /* After a step that was cut off: forget what was noted in it. Replicas may have committed different
