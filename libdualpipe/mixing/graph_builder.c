@@ -215,12 +215,46 @@ static int place_workers(struct dp_graph *g)
     return 0;
 }
 
+/* A group as links from each member to each. */
+static void add_as_links(struct dp_graph_builder *b, const struct dp_graph *g,
+                         const struct dp_mix_group *group)
+{
+    const int32_t *members = g->members + group->first, count = group->count;
+
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t k = 0; k < count; k++)
+            dp_graph_add_link(b, members[i], members[k],
+                              i == k ? group->self : (1 - group->self) / (count - 1));
+}
+
+/* The same graph without groups: weights of push-sum travel along links. Frees g. */
+static int end_with_links(struct dp_graph *g, struct dp_graph **out)
+{
+    struct dp_graph_builder *b;
+    int err = dp_graph_builder_new(g->name, g->workers, g->local, &b);
+
+    if (!err)
+        dp_graph_set_push_sum(b);
+    for (int32_t t = 0; t < g->period && !err; t++) {
+        const struct dp_mix_round *r = &g->rounds[t];
+        dp_graph_add_round(b);
+        for (size_t i = r->first_group; i < r->first_group + r->group_count; i++)
+            add_as_links(b, g, &g->groups[i]);
+        for (size_t i = r->first_link; i < r->first_link + r->link_count; i++)
+            dp_graph_add_link(b, g->links[i].from, g->links[i].to, g->links[i].weight);
+    }
+    dp_graph_free(g);
+    return err ? err : dp_graph_builder_end(b, out);
+}
+
 int dp_graph_builder_end(struct dp_graph_builder *b, struct dp_graph **out)
 {
     struct dp_graph *g = b->g;
     int err = b->err;
 
     free(b);
+    if (!err && g->push_sum && g->group_count)
+        return end_with_links(g, out);
     if (!err)
         err = place_workers(g);
     if (err)

@@ -42,12 +42,23 @@ static bool value_at(const struct dp_mixer *m, int32_t i, struct piece *out)
 
 /* ---- the sum ----------------------------------------------------------------------------------- */
 
+/* Push-sum values have weights, whose sum is the number of workers: those that the values were sent
+ * with, as long as what came is not mixed. */
+static double weight_of(const struct dp_mixer *m, int32_t bucket)
+{
+    const struct dp_mixer_bucket *b = &m->buckets[bucket];
+
+    if (!m->config.graph->push_sum)
+        return 1;
+    return b->pending ? b->exchange.sent_mass : b->exchange.mass;
+}
+
 /* Divided first, as the seed does. */
-static int average_piece(struct dp_mixer *m, const struct piece *p)
+static int average_piece(struct dp_mixer *m, const struct piece *p, double weight)
 {
     struct dp_request request;
 
-    dp_scale_block(p->type, p->elements, p->at, 1.0 / dp_comm_size(m->config.comm));
+    dp_scale_block(p->type, p->elements, p->at, weight / dp_comm_size(m->config.comm));
     int err = dp_comm_iallreduce(m->config.comm, p->at, p->at, p->elements, p->type, DP_REDUCE_SUM,
                                  &request);
     return err ? err : dp_comm_wait(m->config.comm, &request, -1);
@@ -61,12 +72,13 @@ static int average_values(struct dp_mixer *m)
 
     for (int32_t i = 0; m->started && !m->config.separate && i < m->bucket_count && !err; i++) {
         const struct dp_mixer_bucket *b = &m->buckets[i];
-        err = average_piece(m, &(struct piece){b->type, b->elements, b->view});
+        err = average_piece(m, &(struct piece){b->type, b->elements, b->view}, weight_of(m, i));
     }
     if (m->started && !m->config.separate)
         return err;
     for (int32_t i = 0; !err && value_at(m, i, &p); i++)
-        err = average_piece(m, &p);
+        err = average_piece(m, &p,
+                            m->started ? weight_of(m, m->cut.bucket_of[m->cut.order[i]]) : 1);
     return err;
 }
 
@@ -77,7 +89,7 @@ static int average_buffers(struct dp_mixer *m)
     for (int32_t i = 0; m->config.average_buffers && i < m->config.buffer_count && !err; i++) {
         struct piece p = piece_of(m->config.buffers[i]);
         if (dp_tensor_is_real(m->config.buffers[i]))
-            err = average_piece(m, &p);
+            err = average_piece(m, &p, 1);
     }
     return err;
 }

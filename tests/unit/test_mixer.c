@@ -260,6 +260,10 @@ static const char skewed[] = "mixing skewed workers=4\n"
                              "round 2: {0 3} {1} {2}\n";
 static const char lossy[] = "mixing lossy workers=4 local=1 push-sum\n"
                             "round 0: 0>0*0.25 0>1*0.25 0>2*0.5 1>1*0.5 1>2*0.5 2>3*1 3>0*0.5 3>3*0.5\n";
+static const char both[] = "mixing both workers=4 local=1 push-sum\n"
+                           "round 0: 0>0*0.25 0>1*0.25 0>2*0.5 1>1*0.5 1>2*0.5 2>3*1 3>0*0.5 3>3*0.5\n"
+                           "round 1: {0 1}*0.75 {2 3}\n"
+                           "round 2: {0 1 2} {3}\n";
 
 static void workers_follow_the_formula(void **state)
 {
@@ -271,6 +275,7 @@ static void workers_follow_the_formula(void **state)
     on_all_kinds(RANKS, SECONDS(20), follow_formula, &job);
     on_all_kinds(RANKS, SECONDS(20), follow_formula, &(struct job){.file = skewed, .shuffled = true});
     on_all_kinds(RANKS, SECONDS(20), follow_formula, &(struct job){.file = lossy, .separate = true});
+    on_all_kinds(RANKS, SECONDS(20), follow_formula, &(struct job){.file = both});
     for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++) {
         job.graph = graphs[i];
         if (comm_on_threads(RANKS, SECONDS(20), follow_formula, &job))
@@ -929,7 +934,7 @@ static void configs_that_are_not_sound_are_refused_by_all(void **state)
         on_all_kinds(RANKS, SECONDS(20), refuse_configs, &which);
 }
 
-enum mistake { OTHER_ORDER, TWICE_WHILE_TRACING, TWICE_LATER, NO_SUCH, STEP_FIRST, NO_BACKUP, NO_RATE };
+enum mistake { OTHER_ORDER, FEWER, TWICE_WHILE_TRACING, TWICE_LATER, NO_SUCH, STEP_FIRST, NO_BACKUP, NO_RATE };
 
 static int make_mistake(struct dp_comm *comm, void *arg)
 {
@@ -951,13 +956,13 @@ static int make_mistake(struct dp_comm *comm, void *arg)
     }
     if (!err)
         err = dp_mixer_forward(w.mixer, true);
-    for (int k = 0; k < PARAMETERS && !err; k++)
+    for (int k = 0; k < PARAMETERS - (mistake == FEWER && mine) && !err; k++)
         err = dp_mixer_ready(w.mixer, mistake == OTHER_ORDER && mine ? k : PARAMETERS - 1 - k);
     if (!err && mine && mistake == TWICE_WHILE_TRACING)
         err = dp_mixer_ready(w.mixer, 0);
     if (!err)
         err = dp_mixer_step(w.mixer);
-    if (mistake == OTHER_ORDER)
+    if (mistake == OTHER_ORDER || mistake == FEWER)
         right = DP_EMISMATCH;
     if (!err)
         err = dp_mixer_forward(w.mixer, true);
@@ -978,7 +983,7 @@ static int make_mistake(struct dp_comm *comm, void *arg)
     }
     for (int t = 0; t < 8 && !err; t++)
         err = backward(&w, 1, false) ? DP_EABORTED : dp_mixer_forward(w.mixer, true);
-    CHECK(err == right || (mistake != OTHER_ORDER && !mine && err == DP_EABORTED));
+    CHECK(err == right || (mistake > FEWER && !mine && err == DP_EABORTED));
     finish(&w);
     return 0;
 }

@@ -354,6 +354,22 @@ static void matrices_are_taken_or_weighed(void **state)
     dp_graph_free(g);
 }
 
+static void groups_of_push_sum_are_links(void **state)
+{
+    (void)state;
+    struct dp_graph *g = read_as("mixing both workers=3 push-sum\n"
+                                 "round 0: {0 1}*0.75 {2}\nround 1: 0>0*0.5 0>2*0.5 1>1*1 2>2*1\n",
+                                 DP_GRAPH_FORMAT_GUESS, 0);
+
+    assert_text(g, "mixing both workers=3 local=1 push-sum\n"
+                   "round 0: 0>0*0.75 1>0*0.25 0>1*0.25 1>1*0.75 2>2*1\n"
+                   "round 1: 0>0*0.5 1>1*1 0>2*0.5 2>2*1\n");
+    dp_graph_free(g);
+    g = read_as("mixing twice workers=2 push-sum\nround 0: {0 1} {1}\n", DP_GRAPH_FORMAT_GUESS, 0);
+    assert_int_equal(dp_graph_check(g, NULL), DP_EINVAL);
+    dp_graph_free(g);
+}
+
 static void files_that_are_no_graph_are_refused(void **state)
 {
     (void)state;
@@ -613,6 +629,7 @@ int main(void)
         cmocka_unit_test(names_are_registered_once),
         cmocka_unit_test(edges_become_rounds_of_pairs),
         cmocka_unit_test(matrices_are_taken_or_weighed),
+        cmocka_unit_test(groups_of_push_sum_are_links),
         cmocka_unit_test(files_that_are_no_graph_are_refused),
         cmocka_unit_test(the_checker_names_the_rule_and_the_place),
         cmocka_unit_test(any_workers_may_be_lost_and_the_rest_is_a_sound_graph),

@@ -215,8 +215,9 @@ struct dp_mixer_average {
     bool distance;    /* compute the next member */
     double l2;        /* out: of this worker's values to the average, over all parameters */
 };
-/* Collective: all workers' values become their average; and their buffers, if the config says so. what
- * may be NULL: for good, exchanges in flight are dropped. */
+/* Collective: all workers' values become their average, with push-sum that by their weights, which is
+ * what mixing keeps; and their buffers, if the config says so. what may be NULL: for good, exchanges in
+ * flight are dropped. */
 DP_PUBLIC int dp_mixer_average(struct dp_mixer *mixer, struct dp_mixer_average *what);
 /* Values become what they were before the last average with `revert`. DP_ESTATE without one. */
 DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);

@@ -120,6 +120,7 @@ DP_PUBLIC void dp_graph_add_group(struct dp_graph_builder *b, const int32_t *ran
                                   double self);
 DP_PUBLIC void dp_graph_add_link(struct dp_graph_builder *b, int32_t from, int32_t to,
                                  double weight);
+/* Groups become links, along which weights travel. */
 DP_PUBLIC void dp_graph_set_push_sum(struct dp_graph_builder *b);
 /* Frees b, also when it fails. The graph has not been checked. DP_EINVAL: a rank out of range, a
  * round that mixes groups with links; DP_ENOMEM. */
