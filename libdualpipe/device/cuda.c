@@ -3,27 +3,14 @@
  * cuda.c - a CUDA device. Every call makes the device's primary context current and puts back what
  * the calling thread had, so that any thread may call, also one that works with another context.
  */
-#include "device/device_ops.h"
+#include "device/cuda_device.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "device/cuda_module.h"
 #include "topology/sysfs.h"
 
 #include <ctype.h>
 #include <stdlib.h>
-
-struct cuda {
-    struct dp_device base;
-    struct dp_cuda_driver cu;
-    CUdevice device;
-    CUcontext context; /* the primary one; NULL: not retained yet */
-};
-
-struct cuda_stream {
-    struct dp_device_stream base;
-    CUstream stream;
-};
 
 struct cuda_event {
     struct dp_device_event base;
@@ -32,37 +19,17 @@ struct cuda_event {
 
 static struct cuda *cuda_of_stream(const struct dp_device_stream *stream)
 {
-    return (struct cuda *)stream->dev;
+    return dp_cuda_of(stream->dev);
 }
 
 static struct cuda *cuda_of_event(const struct dp_device_event *event)
 {
-    return (struct cuda *)event->dev;
-}
-
-static CUstream native_stream(const struct dp_device_stream *stream)
-{
-    return ((const struct cuda_stream *)stream)->stream;
+    return dp_cuda_of(event->dev);
 }
 
 static CUevent native_event(const struct dp_device_event *event)
 {
     return ((const struct cuda_event *)event)->event;
-}
-
-static int enter(struct cuda *cuda)
-{
-    return dp_cuda_check(&cuda->cu, cuda->cu.cuCtxPushCurrent(cuda->context),
-                         "making its context current");
-}
-
-/* Hands the result of the call made inside through. */
-static CUresult leave(struct cuda *cuda, CUresult result)
-{
-    CUcontext context;
-
-    cuda->cu.cuCtxPopCurrent(&context);
-    return result;
 }
 
 static CUdeviceptr address(const void *ptr)
@@ -104,51 +71,51 @@ static CUresult alloc_device(const struct dp_cuda_driver *cu, size_t bytes, void
 
 static int cuda_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out)
 {
-    struct cuda *cuda = (struct cuda *)dev;
+    struct cuda *cuda = dp_cuda_of(dev);
     size_t ask = bytes ? bytes : 1; /* the driver takes 0 for a mistake */
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
     if (where == DP_MEMORY_DEVICE)
-        return dp_cuda_check(&cuda->cu, leave(cuda, alloc_device(&cuda->cu, ask, out)),
+        return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, alloc_device(&cuda->cu, ask, out)),
                              "no device memory for a buffer of %zu bytes", bytes);
     return dp_cuda_check(&cuda->cu,
-                         leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
+                         dp_cuda_leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
                          "no pinned memory for a buffer of %zu bytes", bytes);
 }
 
 static void cuda_free(struct dp_device *dev, enum dp_memory where, void *ptr)
 {
-    struct cuda *cuda = (struct cuda *)dev;
+    struct cuda *cuda = dp_cuda_of(dev);
     CUresult result;
 
-    if (!ptr || enter(cuda))
+    if (!ptr || dp_cuda_enter(cuda))
         return;
     if (where == DP_MEMORY_DEVICE)
         result = cuda->cu.cuMemFree(address(ptr));
     else
         result = cuda->cu.cuMemFreeHost(ptr);
-    dp_cuda_check(&cuda->cu, leave(cuda, result), "freeing the buffer at %p", ptr);
+    dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "freeing the buffer at %p", ptr);
 }
 
 static int cuda_register(struct dp_device *dev, void *ptr, size_t bytes)
 {
-    struct cuda *cuda = (struct cuda *)dev;
+    struct cuda *cuda = dp_cuda_of(dev);
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
     CUresult result = cuda->cu.cuMemHostRegister(ptr, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-    return dp_cuda_check(&cuda->cu, leave(cuda, result), "pinning the %zu bytes at %p", bytes, ptr);
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "pinning the %zu bytes at %p", bytes, ptr);
 }
 
 static void cuda_unregister(struct dp_device *dev, void *ptr)
 {
-    struct cuda *cuda = (struct cuda *)dev;
+    struct cuda *cuda = dp_cuda_of(dev);
 
-    if (!enter(cuda))
-        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuMemHostUnregister(ptr)),
+    if (!dp_cuda_enter(cuda))
+        dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuMemHostUnregister(ptr)),
                       "unpinning the memory at %p", ptr);
 }
 
@@ -172,16 +139,16 @@ static CUresult create_stream(const struct dp_cuda_driver *cu, enum dp_device_pr
 static int cuda_stream_new(struct dp_device *dev, enum dp_device_priority priority,
                            struct dp_device_stream **out)
 {
-    struct cuda *cuda = (struct cuda *)dev;
+    struct cuda *cuda = dp_cuda_of(dev);
     struct cuda_stream *stream = calloc(1, sizeof(*stream));
 
     if (!stream)
         return dp_fail(DP_ENOMEM, "cuda: no memory for a stream");
     stream->base.dev = dev;
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (!err)
         err = dp_cuda_check(&cuda->cu,
-                            leave(cuda, create_stream(&cuda->cu, priority, &stream->stream)),
+                            dp_cuda_leave(cuda, create_stream(&cuda->cu, priority, &stream->stream)),
                             "making a stream");
     if (err)
         free(stream);
@@ -195,18 +162,18 @@ static int test_stream(void *arg)
     struct dp_device_stream *stream = arg;
     const struct dp_cuda_driver *cu = &cuda_of_stream(stream)->cu;
 
-    return cu->cuStreamQuery(native_stream(stream)) == CUDA_ERROR_NOT_READY ? DP_EAGAIN : 0;
+    return cu->cuStreamQuery(dp_cuda_stream_of(stream)) == CUDA_ERROR_NOT_READY ? DP_EAGAIN : 0;
 }
 
 static void cuda_stream_free(struct dp_device_stream *stream)
 {
     struct cuda *cuda = stream ? cuda_of_stream(stream) : NULL;
 
-    if (cuda && !enter(cuda)) {
+    if (cuda && !dp_cuda_enter(cuda)) {
         if (poll_until(test_stream, stream, longest_drain_ns))
             dp_log(DP_LOG_WARN, "cuda:%d: a stream is freed with work unfinished after 10 s",
                    cuda->cu.ordinal);
-        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuStreamDestroy(native_stream(stream))),
+        dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuStreamDestroy(dp_cuda_stream_of(stream))),
                       "freeing a stream");
     }
     free(stream);
@@ -214,7 +181,7 @@ static void cuda_stream_free(struct dp_device_stream *stream)
 
 static void *cuda_stream_native(struct dp_device_stream *stream)
 {
-    return native_stream(stream);
+    return dp_cuda_stream_of(stream);
 }
 
 /* Addresses are unified: the driver sees by itself which memory is where. */
@@ -222,12 +189,12 @@ static int cuda_copy(struct dp_device_stream *stream, void *dst, const void *src
 {
     struct cuda *cuda = cuda_of_stream(stream);
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
     CUresult result =
-        cuda->cu.cuMemcpyAsync(address(dst), address(src), bytes, native_stream(stream));
-    return dp_cuda_check(&cuda->cu, leave(cuda, result), "copying %zu bytes from %p to %p", bytes,
+        cuda->cu.cuMemcpyAsync(address(dst), address(src), bytes, dp_cuda_stream_of(stream));
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "copying %zu bytes from %p to %p", bytes,
                          src, dst);
 }
 
@@ -235,11 +202,11 @@ static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
 {
     struct cuda *cuda = cuda_of_stream(stream);
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
-    CUresult result = cuda->cu.cuMemsetD8Async(address(dst), 0, bytes, native_stream(stream));
-    return dp_cuda_check(&cuda->cu, leave(cuda, result), "zeroing %zu bytes at %p", bytes, dst);
+    CUresult result = cuda->cu.cuMemsetD8Async(address(dst), 0, bytes, dp_cuda_stream_of(stream));
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "zeroing %zu bytes at %p", bytes, dst);
 }
 
 /* A CUDA host function has the same form. */
@@ -247,27 +214,27 @@ static int cuda_call(struct dp_device_stream *stream, void (*fn)(void *user), vo
 {
     struct cuda *cuda = cuda_of_stream(stream);
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
-    CUresult result = cuda->cu.cuLaunchHostFunc(native_stream(stream), fn, user);
-    return dp_cuda_check(&cuda->cu, leave(cuda, result), "queueing a call");
+    CUresult result = cuda->cu.cuLaunchHostFunc(dp_cuda_stream_of(stream), fn, user);
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "queueing a call");
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static int cuda_event_new(struct dp_device *dev, struct dp_device_event **out)
 {
-    struct cuda *cuda = (struct cuda *)dev;
+    struct cuda *cuda = dp_cuda_of(dev);
     struct cuda_event *event = calloc(1, sizeof(*event));
 
     if (!event)
         return dp_fail(DP_ENOMEM, "cuda: no memory for an event");
     event->base.dev = dev;
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (!err)
         err = dp_cuda_check(
-            &cuda->cu, leave(cuda, cuda->cu.cuEventCreate(&event->event, CU_EVENT_DISABLE_TIMING)),
+            &cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuEventCreate(&event->event, CU_EVENT_DISABLE_TIMING)),
             "making an event");
     if (err)
         free(event);
@@ -280,8 +247,8 @@ static void cuda_event_free(struct dp_device_event *event)
 {
     struct cuda *cuda = event ? cuda_of_event(event) : NULL;
 
-    if (cuda && !enter(cuda))
-        dp_cuda_check(&cuda->cu, leave(cuda, cuda->cu.cuEventDestroy(native_event(event))),
+    if (cuda && !dp_cuda_enter(cuda))
+        dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuEventDestroy(native_event(event))),
                       "freeing an event");
     free(event);
 }
@@ -290,11 +257,11 @@ static int cuda_event_record(struct dp_device_event *event, struct dp_device_str
 {
     struct cuda *cuda = cuda_of_event(event);
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
     return dp_cuda_check(
-        &cuda->cu, leave(cuda, cuda->cu.cuEventRecord(native_event(event), native_stream(stream))),
+        &cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuEventRecord(native_event(event), dp_cuda_stream_of(stream))),
         "recording an event");
 }
 
@@ -302,10 +269,10 @@ static int cuda_event_test(struct dp_device_event *event)
 {
     struct cuda *cuda = cuda_of_event(event);
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
-    CUresult result = leave(cuda, cuda->cu.cuEventQuery(native_event(event)));
+    CUresult result = dp_cuda_leave(cuda, cuda->cu.cuEventQuery(native_event(event)));
     if (result == CUDA_ERROR_NOT_READY)
         return DP_EAGAIN; /* no failure: not a word of it */
     return dp_cuda_check(&cuda->cu, result, "the work before an event");
@@ -331,69 +298,22 @@ static int cuda_stream_wait(struct dp_device_stream *stream, struct dp_device_ev
 {
     struct cuda *cuda = cuda_of_stream(stream);
 
-    int err = enter(cuda);
+    int err = dp_cuda_enter(cuda);
     if (err)
         return err;
     return dp_cuda_check(
         &cuda->cu,
-        leave(cuda, cuda->cu.cuStreamWaitEvent(native_stream(stream), native_event(event), 0)),
+        dp_cuda_leave(cuda, cuda->cu.cuStreamWaitEvent(dp_cuda_stream_of(stream), native_event(event), 0)),
         "waiting for an event");
-}
-
-/* ---- kernels --------------------------------------------------------------------------------- */
-
-static int cuda_module_new(struct dp_device *dev, const void *image, struct dp_device_module **out)
-{
-    struct cuda *cuda = (struct cuda *)dev;
-    int err = enter(cuda);
-
-    if (err)
-        return err;
-    err = dp_cuda_module_new(&cuda->cu, dev, image, out);
-    leave(cuda, CUDA_SUCCESS);
-    return err;
-}
-
-static void cuda_module_free(struct dp_device_module *module)
-{
-    struct cuda *cuda = (struct cuda *)module->dev;
-    int err = enter(cuda);
-
-    dp_cuda_module_free(&cuda->cu, module);
-    if (!err)
-        leave(cuda, CUDA_SUCCESS);
-}
-
-static int cuda_kernel_find(struct dp_device_module *module, const char *name, void **out)
-{
-    struct cuda *cuda = (struct cuda *)module->dev;
-    int err = enter(cuda);
-
-    if (err)
-        return err;
-    err = dp_cuda_kernel_find(&cuda->cu, module, name, out);
-    leave(cuda, CUDA_SUCCESS);
-    return err;
-}
-
-static int cuda_launch(struct dp_device *dev, const struct dp_device_launch *launch)
-{
-    struct cuda *cuda = (struct cuda *)dev;
-    int err = enter(cuda);
-
-    if (err)
-        return err;
-    err = dp_cuda_launch(&cuda->cu, launch);
-    leave(cuda, CUDA_SUCCESS);
-    return err;
 }
 
 /* ---- the device ------------------------------------------------------------------------------ */
 
 static void cuda_close(struct dp_device *dev)
 {
-    struct cuda *cuda = (struct cuda *)dev;
+    struct cuda *cuda = dp_cuda_of(dev);
 
+    dp_cuda_module_free(cuda->sums);
     if (cuda->context)
         dp_cuda_check(&cuda->cu, cuda->cu.cuDevicePrimaryCtxRelease(cuda->device),
                       "releasing its context");
@@ -403,12 +323,12 @@ static void cuda_close(struct dp_device *dev)
 
 static int cuda_enter(struct dp_device *dev)
 {
-    return enter((struct cuda *)dev);
+    return dp_cuda_enter(dp_cuda_of(dev));
 }
 
 static void cuda_leave(struct dp_device *dev)
 {
-    leave((struct cuda *)dev, CUDA_SUCCESS);
+    dp_cuda_leave(dp_cuda_of(dev), CUDA_SUCCESS);
 }
 
 static const struct dp_device_ops cuda_ops = {
@@ -431,10 +351,18 @@ static const struct dp_device_ops cuda_ops = {
     .event_test = cuda_event_test,
     .event_wait = cuda_event_wait,
     .stream_wait = cuda_stream_wait,
-    .module_new = cuda_module_new,
-    .module_free = cuda_module_free,
-    .kernel_find = cuda_kernel_find,
-    .launch = cuda_launch,
+    .module_new = dp_cuda_module_new,
+    .module_free = dp_cuda_module_free,
+    .kernel_find = dp_cuda_kernel_find,
+    .launch = dp_cuda_launch,
+    .add = dp_cuda_add,
+    .capture_begin = dp_cuda_capture_begin,
+    .capture_end = dp_cuda_capture_end,
+    .graph_launch = dp_cuda_graph_launch,
+    .graph_free = dp_cuda_graph_free,
+    .alloc_async = dp_cuda_alloc_async,
+    .free_async = dp_cuda_free_async,
+    .reach = dp_cuda_reach,
     .close = cuda_close,
 };
 
@@ -470,6 +398,26 @@ static int find_numa_node(struct cuda *cuda)
     for (char *c = id; *c; c++)
         *c = (char)tolower((unsigned char)*c);
     return (int)dp_sysfs_number("", -1, "/sys/bus/pci/devices/%s/numa_node", id);
+}
+
+int dp_device_cuda_count(int *out)
+{
+    struct dp_device_options options;
+    struct dp_cuda_driver cu;
+    int count = 0;
+
+    if (!out)
+        return dp_fail(DP_EINVAL, "the number of CUDA devices without a place for it");
+    int err = dp_options_read(&dp_device_option_area, &options);
+    if (!err)
+        err = dp_cuda_driver_load(options.cuda_library, 0, &cu);
+    if (!err)
+        err = dp_cuda_check(&cu, cu.cuDeviceGetCount(&count), "counting devices");
+    if (!err && count < 1)
+        err = dp_fail(DP_ENODEV, "this machine has no CUDA device");
+    if (!err)
+        *out = count;
+    return err;
 }
 
 int dp_device_cuda_open(int ordinal, struct dp_device **out)

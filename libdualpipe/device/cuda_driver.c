@@ -15,7 +15,7 @@ static const struct dp_dl_symbol symbols[] = {
     DP_CUDA_FUNCTIONS(SYMBOL)
 #undef SYMBOL
 #define SYMBOL(name) {TEXT_OF_VALUE(name), offsetof(struct dp_cuda_driver, name), true},
-    DP_CUDA_KERNEL_FUNCTIONS(SYMBOL)
+    DP_CUDA_OPTIONAL_FUNCTIONS(SYMBOL)
 #undef SYMBOL
 };
 

@@ -41,19 +41,32 @@
     X(cuStreamQuery)                                                                               \
     X(cuStreamWaitEvent)
 
-/* Those without which there are no kernels. */
-#define DP_CUDA_KERNEL_FUNCTIONS(X)                                                                \
+/* Those that an old driver, or a stand-in for one, may lack: for kernels, graphs, the memory pool and
+ * peers. */
+#define DP_CUDA_OPTIONAL_FUNCTIONS(X)                                                              \
+    X(cuCtxEnablePeerAccess)                                                                       \
+    X(cuDeviceCanAccessPeer)                                                                       \
+    X(cuDeviceGetDefaultMemPool)                                                                   \
     X(cuFuncSetAttribute)                                                                          \
+    X(cuGraphDestroy)                                                                              \
+    X(cuGraphExecDestroy)                                                                          \
+    X(cuGraphInstantiateWithFlags)                                                                 \
+    X(cuGraphLaunch)                                                                               \
     X(cuLaunchKernel)                                                                              \
+    X(cuMemAllocAsync)                                                                             \
+    X(cuMemFreeAsync)                                                                              \
+    X(cuMemPoolSetAttribute)                                                                       \
     X(cuModuleGetFunction)                                                                         \
     X(cuModuleLoadData)                                                                            \
-    X(cuModuleUnload)
+    X(cuModuleUnload)                                                                              \
+    X(cuStreamBeginCapture)                                                                        \
+    X(cuStreamEndCapture)
 
 struct dp_cuda_driver {
     int ordinal; /* of the device that sentences are about */
 #define DP_CUDA_MEMBER(name) __typeof__(&name) name;
     DP_CUDA_FUNCTIONS(DP_CUDA_MEMBER)
-    DP_CUDA_KERNEL_FUNCTIONS(DP_CUDA_MEMBER) /* NULL in a driver that lacks them */
+    DP_CUDA_OPTIONAL_FUNCTIONS(DP_CUDA_MEMBER) /* NULL in a driver that lacks them */
 #undef DP_CUDA_MEMBER
 };
 

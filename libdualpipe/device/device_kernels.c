@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device_kernels.c - kernels, where a device has such; and being the current device of a thread.
+ * device_kernels.c - what not every device has: kernels, graphs, a pool, peers; and being the current
+ * device of a thread.
  */
 #include "device/device_ops.h"
 
 #include "base/fail.h"
+
+#include <stdlib.h>
 
 int dp_device_module_new(struct dp_device *dev, const void *image, struct dp_device_module **out)
 {
@@ -33,6 +36,97 @@ int dp_device_launch(struct dp_device *dev, const struct dp_device_launch *launc
         return dp_fail(DP_EUNSUPPORTED, "%s: this device launches no kernels", dev->ops->name);
     return dev->ops->launch(dev, launch);
 }
+
+int dp_device_add(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
+                  const void *from, size_t count)
+{
+    const struct dp_device_ops *ops = stream->dev->ops;
+
+    if (!ops->add)
+        return dp_fail_quietly(DP_EUNSUPPORTED, "%s: this device adds nothing up", ops->name);
+    return ops->add(stream, type, to, from_type, from, count);
+}
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+int dp_device_capture_begin(struct dp_device_stream *stream)
+{
+    const struct dp_device_ops *ops = stream->dev->ops;
+
+    if (!ops->capture_begin)
+        return dp_fail_quietly(DP_EUNSUPPORTED, "%s: this device has no graphs; expected cuda",
+                               ops->name);
+    return ops->capture_begin(stream);
+}
+
+int dp_device_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out)
+{
+    const struct dp_device_ops *ops = stream->dev->ops;
+
+    return ops->capture_end ? ops->capture_end(stream, out) : DP_EUNSUPPORTED;
+}
+
+int dp_device_graph_launch(struct dp_device_graph *graph, struct dp_device_stream *stream)
+{
+    return graph->dev->ops->graph_launch(graph, stream);
+}
+
+void dp_device_graph_free(struct dp_device_graph *graph)
+{
+    if (graph)
+        graph->dev->ops->graph_free(graph);
+}
+
+/* ---- a pool, and peers ----------------------------------------------------------------------- */
+
+struct given_back {
+    struct dp_device *dev;
+    void *ptr;
+};
+
+static void free_now(void *user)
+{
+    struct given_back *g = user;
+
+    dp_device_free(g->dev, DP_MEMORY_DEVICE, g->ptr);
+    free(g);
+}
+
+int dp_device_alloc_async(struct dp_device_stream *stream, size_t bytes, void **out)
+{
+    if (!stream->dev->ops->alloc_async)
+        return dp_device_alloc(stream->dev, DP_MEMORY_DEVICE, bytes, out);
+    return stream->dev->ops->alloc_async(stream, bytes, out);
+}
+
+int dp_device_free_async(struct dp_device_stream *stream, void *ptr)
+{
+    struct given_back *g;
+
+    if (!ptr)
+        return 0;
+    if (stream->dev->ops->free_async)
+        return stream->dev->ops->free_async(stream, ptr);
+    g = malloc(sizeof(*g));
+    if (!g)
+        return dp_fail(DP_ENOMEM, "%s: no memory to give a buffer back", stream->dev->ops->name);
+    *g = (struct given_back){stream->dev, ptr};
+    int err = dp_device_call(stream, free_now, g);
+    if (err)
+        free(g);
+    return err;
+}
+
+int dp_device_reach(struct dp_device *dev, struct dp_device *other)
+{
+    if (!dev || !other || dev->ops != other->ops)
+        return dp_fail(DP_EINVAL, "reaching the memory of a device: expected two of one kind, not "
+                                  "%s and %s",
+                       dev ? dev->ops->name : "none", other ? other->ops->name : "none");
+    return dev->ops->reach ? dev->ops->reach(dev, other) : 0;
+}
+
+/* ---- the current device ---------------------------------------------------------------------- */
 
 int dp_device_enter(struct dp_device *dev)
 {

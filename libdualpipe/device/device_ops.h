@@ -52,6 +52,23 @@ struct dp_device_ops {
     int (*kernel_find)(struct dp_device_module *module, const char *name, void **out);
     int (*launch)(struct dp_device *dev, const struct dp_device_launch *launch);
 
+    /* NULL, or DP_EUNSUPPORTED, quietly, where the device does not add up: dp_device_add. */
+    int (*add)(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
+               const void *from, size_t count);
+
+    /* All NULL where there are no graphs. */
+    int (*capture_begin)(struct dp_device_stream *stream);
+    int (*capture_end)(struct dp_device_stream *stream, struct dp_device_graph **out);
+    int (*graph_launch)(struct dp_device_graph *graph, struct dp_device_stream *stream);
+    void (*graph_free)(struct dp_device_graph *graph);
+
+    /* Both NULL where there is no pool, and memory is given back by a call in the stream. */
+    int (*alloc_async)(struct dp_device_stream *stream, size_t bytes, void **out);
+    int (*free_async)(struct dp_device_stream *stream, void *ptr);
+
+    /* The memory of another device of this table. NULL: it is reached already. */
+    int (*reach)(struct dp_device *dev, struct dp_device *other);
+
     void (*close)(struct dp_device *dev);
 };
 
@@ -83,6 +100,16 @@ struct dp_device_event {
 struct dp_device_module {
     struct dp_device *dev;
 };
+
+struct dp_device_graph {
+    struct dp_device *dev;
+};
+
+/* to[i] += from[i] in the stream's order, both in device memory: float32 or float64 to the same, or float32
+ * to bfloat16 or float16, which is rounded once. DP_EUNSUPPORTED, quietly: the device has nothing to do it
+ * with; a count of 0 asks only that. */
+int dp_device_add(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
+                  const void *from, size_t count);
 
 /* Set all of the part that every device begins with; numa_node is -1. */
 void dp_device_init(struct dp_device *dev, const struct dp_device_ops *ops, DLDevice dl,

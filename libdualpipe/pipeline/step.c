@@ -319,6 +319,8 @@ static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
 
 static int finish_step(struct dp_pipeline *pipe, int err)
 {
+    if (!err && pipe->now.args->queued)
+        err = pipe->now.args->queued(pipe->now.args->queued_user);
     if (!err)
         err = dp_messages_finish(pipe);
     if (!err && pipe->ordered)
@@ -431,6 +433,11 @@ int dp_pipeline_bind(struct dp_pipeline *pipe, int slot, const struct dp_paramet
     stage->parameters = parameters;
     dp_accumulator_bind(&pipe->accumulator, slot, stage);
     return 0;
+}
+
+struct dp_device_stream *dp_pipeline_stream(const struct dp_pipeline *pipe)
+{
+    return pipe->compute;
 }
 
 void dp_pipeline_seek(struct dp_pipeline *pipe, uint64_t step)

@@ -106,6 +106,8 @@ SIM_EXPORT int cudaGetDeviceCount(int *out);
 SIM_EXPORT int cudaDeviceGetPCIBusId(char *out, int len, int device);
 SIM_EXPORT int cuCtxGetCurrent(void **out);
 SIM_EXPORT int cuCtxSetCurrent(void *context);
+SIM_EXPORT int cudaMallocAsync(void **out, size_t bytes, struct sim_stream *stream);
+SIM_EXPORT int cudaFreeAsync(void *ptr, struct sim_stream *stream);
 SIM_EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags);
 SIM_EXPORT int cudaFreeHost(void *ptr);
 SIM_EXPORT int cudaHostRegister(void *ptr, size_t bytes, unsigned flags);
@@ -128,6 +130,12 @@ SIM_EXPORT int cudaEventQuery(struct sim_event *event);
  * with SIM_BEGIN. `name` lives on. */
 SIM_EXPORT void sim_fail(const char *name, int call, int status);
 SIM_EXPORT int sim_calls(const char *name);
+
+/* For tests: count from now on how often the program asked or waited for work through the driver, and then
+ * queued more (in whatever thread): that many times the device may have run dry. What it waits for after
+ * the last of the work does not count. */
+SIM_EXPORT void sim_count_waits(void);
+SIM_EXPORT int sim_waits_inside(void);
 
 /* What the tests of the preload library call. */
 SIM_EXPORT int cudaMallocManaged(void **out, size_t bytes, unsigned flags);

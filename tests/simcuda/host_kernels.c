@@ -5,7 +5,25 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/fp16.h"
 #include "train/cuda/kernels.cu"
+
+/* What libdualpipe adds up with (device/cuda_sum.c), in C. */
+struct sum_kernel_args {
+    uint64_t to, from, count;
+};
+#define SUM(name, to_type, from_type, sum)                                                         \
+    KERNEL(name, sum_kernel_args)                                                                  \
+    {                                                                                              \
+        to_type *to = (to_type *)(uintptr_t)a.to;                                                  \
+        const from_type *from = (const from_type *)(uintptr_t)a.from;                              \
+        for (uint64_t i = first_element(); i < a.count; i += element_stride())                     \
+            to[i] = sum;                                                                           \
+    }
+SUM(dp_add_f32, float, float, to[i] + from[i])
+SUM(dp_add_f64, double, double, to[i] + from[i])
+SUM(dp_add_bf16, uint16_t, float, bf16_store(bf16_load(to[i]) + from[i]))
+SUM(dp_add_f16, uint16_t, float, dp_float16_store(dp_float16_load(to[i]) + from[i]))
 
 #define BOTH(name) {#name "_f32", name##_f32}, {#name "_bf16", name##_bf16}
 
@@ -15,6 +33,8 @@ static const struct host_kernel {
 } host_kernels[] = {
     {"adamw", adamw}, {"squares", squares}, {"squares_sum", squares_sum}, {"sum", sum},
     {"to_bf16", to_bf16},
+    {"dp_add_f32", dp_add_f32}, {"dp_add_f64", dp_add_f64}, {"dp_add_bf16", dp_add_bf16},
+    {"dp_add_f16", dp_add_f16},
     BOTH(add), BOTH(attention_delta), BOTH(attention_dkv), BOTH(attention_dq),
     BOTH(attention_forward), BOTH(columns), BOTH(copy), BOTH(dropout), BOTH(embed_forward),
     BOTH(embed_positions), BOTH(embed_table), BOTH(entropy_backward), BOTH(entropy_forward),

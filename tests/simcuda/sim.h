@@ -14,6 +14,8 @@
 
 #include <stdbool.h>
 
+struct sim_graph;
+
 /* ---- sim_say.c: sentences on standard error -------------------------------------------------- */
 
 /* For those who look for a fault: shown when SIMCUDA_LOG is set. */
@@ -55,10 +57,21 @@ void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const vo
 void sim_stream_drain(struct sim_stream *stream);
 void sim_stream_drain_all(void);
 
-/* In a stream that is captured: work is counted, and not done. */
+/* What a stream is given goes to the graph from now on, NULL: is done again; the graph before. */
+struct sim_graph *sim_stream_capture(struct sim_stream *stream, struct sim_graph *graph);
 bool sim_stream_captures(struct sim_stream *stream);
 
+/* ---- sim_graph.c ----------------------------------------------------------------------------- */
+
+/* As sim_stream_give. */
+void sim_graph_add(struct sim_graph *graph, void (*run)(void *arg), const void *arg, size_t bytes);
+
 /* ---- sim_faults.c ---------------------------------------------------------------------------- */
+
+/* In functions of the driver: the host asks or waits for work that was queued, or allocates or frees memory,
+ * which waits on a GPU; and it queues work. */
+void sim_waited(void);
+void sim_queued(void);
 
 /* At the start of a function that tests let fail: 0, or what it is to return. */
 int sim_begin(const char *name);

@@ -57,8 +57,8 @@ SIM_EXPORT int cudaMemcpyAsync(void *dst, const void *src, size_t bytes, int kin
 
     (void)kind;
     SIM_BEGIN();
-    if (sim_stream_captures(stream))
-        return 0;
+    if (sim_stream_captures(stream) && (is_ordinary(src) || is_ordinary(dst)))
+        return 0; /* staged when the graph runs, which none of these does */
     if (is_ordinary(src))
         copy.src = copy.staged = stage(src, bytes);
     sim_stream_give(stream, do_copy, &copy, sizeof(copy));
@@ -107,6 +107,7 @@ SIM_EXPORT int cudaMemcpyAsync_ptsz(void *dst, const void *src, size_t bytes, in
     SIM_EXPORT int in_stream(to_type dst, from_type src, size_t bytes, struct sim_stream *stream)  \
     {                                                                                              \
         SIM_BEGIN();                                                                               \
+        sim_queued();                                                                              \
         return cudaMemcpyAsync((void *)dst, (const void *)src, bytes, 0, stream);                  \
     }                                                                                              \
     SIM_EXPORT int in_stream##_ptsz(to_type dst, from_type src, size_t bytes,                      \

@@ -5,9 +5,27 @@
  */
 #include "simcuda/sim.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+/* A program that knows nothing of the simulation loads NCCL itself, later: by then it is attached. */
+static void attach_nccl(void)
+{
+    const char *file = getenv("SIMCUDA_NCCL");
+    void *nccl = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : NULL;
+    const void *inside = nccl ? dlsym(nccl, "ncclGetVersion") : NULL;
+
+    if (file && (!inside || sim_attach(inside)))
+        sim_die("SIMCUDA_NCCL=%s: cannot be attached", file);
+}
+
 SIM_EXPORT int cuInit(unsigned flags)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
     (void)flags;
+    pthread_once(&once, attach_nccl);
     return 0;
 }
 
@@ -52,6 +70,7 @@ SIM_EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t bytes)
     void *ptr;
     int err = cudaMalloc(&ptr, bytes);
 
+    sim_waited();
     if (!err)
         *out = (uintptr_t)ptr;
     return err;
@@ -59,33 +78,86 @@ SIM_EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t bytes)
 
 SIM_EXPORT int cuMemFree_v2(uintptr_t ptr)
 {
+    sim_waited();
     return cudaFree((void *)ptr);
 }
 
 SIM_EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
+    sim_waited();
     return cudaHostAlloc(out, bytes, flags);
 }
 
 SIM_EXPORT int cuMemFreeHost(void *ptr)
 {
+    sim_waited();
     return cudaFreeHost(ptr);
 }
 
 SIM_EXPORT int cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned flags)
 {
+    sim_waited();
     return cudaHostRegister(ptr, bytes, flags);
 }
 
 SIM_EXPORT int cuMemHostUnregister(void *ptr)
 {
+    sim_waited();
     return cudaHostUnregister(ptr);
 }
 
 SIM_EXPORT int cuMemsetD8Async(uintptr_t dst, unsigned char value, size_t bytes,
                                struct sim_stream *stream)
 {
+    sim_queued();
     return cudaMemsetAsync((void *)dst, value, bytes, stream);
+}
+
+SIM_EXPORT int cuMemAllocAsync(uintptr_t *out, size_t bytes, struct sim_stream *stream)
+{
+    void *ptr;
+
+    SIM_BEGIN();
+    int err = cudaMallocAsync(&ptr, bytes, stream);
+    if (!err)
+        *out = (uintptr_t)ptr;
+    return err;
+}
+
+SIM_EXPORT int cuMemFreeAsync(uintptr_t ptr, struct sim_stream *stream)
+{
+    SIM_BEGIN();
+    return cudaFreeAsync((void *)ptr, stream);
+}
+
+SIM_EXPORT int cuDeviceGetDefaultMemPool(void **out, int device)
+{
+    static char pool;
+
+    (void)device;
+    *out = &pool;
+    return 0;
+}
+
+SIM_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, void *value)
+{
+    (void)pool, (void)attribute, (void)value;
+    SIM_BEGIN();
+    return 0;
+}
+
+/* One device: there is no other one to reach. */
+SIM_EXPORT int cuDeviceCanAccessPeer(int *out, int device, int peer)
+{
+    *out = device != peer;
+    return 0;
+}
+
+SIM_EXPORT int cuCtxEnablePeerAccess(void *context, unsigned flags)
+{
+    (void)context, (void)flags;
+    SIM_BEGIN();
+    return 0;
 }
 
 /* ---- streams and events ---------------------------------------------------------------------- */
@@ -107,6 +179,7 @@ SIM_EXPORT int cuStreamDestroy_v2(struct sim_stream *stream)
 
 SIM_EXPORT int cuStreamQuery(struct sim_stream *stream)
 {
+    sim_waited();
     return cudaStreamQuery(stream);
 }
 
@@ -118,6 +191,7 @@ SIM_EXPORT int cuStreamWaitEvent(struct sim_stream *stream, struct sim_event *ev
 SIM_EXPORT int cuLaunchHostFunc(struct sim_stream *stream, void (*run)(void *user), void *user)
 {
     SIM_BEGIN();
+    sim_queued();
     return cudaLaunchHostFunc(stream, run, user);
 }
 
@@ -141,18 +215,21 @@ SIM_EXPORT int cuEventRecord(struct sim_event *event, struct sim_stream *stream)
 SIM_EXPORT int cuEventQuery(struct sim_event *event)
 {
     SIM_BEGIN();
+    sim_waited();
     return cudaEventQuery(event);
 }
 
 SIM_EXPORT int cuEventSynchronize(struct sim_event *event)
 {
     SIM_BEGIN();
+    sim_waited();
     return cudaEventSynchronize(event);
 }
 
 SIM_EXPORT int cuStreamSynchronize(struct sim_stream *stream)
 {
     SIM_BEGIN();
+    sim_waited();
     return cudaStreamSynchronize(stream);
 }
 

@@ -135,8 +135,11 @@ SIM_EXPORT int cudaEventDestroy(struct sim_event *event)
 
 SIM_EXPORT int cudaEventRecord(struct sim_event *event, struct sim_stream *stream)
 {
-    struct recording *r = new_recording(false);
+    struct recording *r;
 
+    if (sim_stream_captures(stream))
+        return SIM_CAPTURE_UNSUPPORTED;
+    r = new_recording(false);
     use(r);
     replace_last(event, r);
     sim_stream_give(stream, reach, &r, sizeof(r));
@@ -153,9 +156,12 @@ SIM_EXPORT int cudaEventRecordWithFlags(struct sim_event *event, struct sim_stre
 SIM_EXPORT int cudaStreamWaitEvent(struct sim_stream *stream, struct sim_event *event,
                                    unsigned flags)
 {
-    struct recording *r = take_last(event);
+    struct recording *r;
 
     (void)flags;
+    if (sim_stream_captures(stream))
+        return SIM_CAPTURE_UNSUPPORTED;
+    r = take_last(event);
     sim_stream_give(stream, await, &r, sizeof(r));
     return 0;
 }

@@ -36,6 +36,34 @@ int sim_begin(const char *name)
     return status;
 }
 
+/* ---- waits between work --------------------------------------------------------------------- */
+
+static int pending_waits, waits_inside;
+
+void sim_waited(void)
+{
+    __atomic_add_fetch(&pending_waits, 1, __ATOMIC_RELAXED);
+}
+
+void sim_queued(void)
+{
+    __atomic_add_fetch(&waits_inside, __atomic_exchange_n(&pending_waits, 0, __ATOMIC_RELAXED),
+                       __ATOMIC_RELAXED);
+}
+
+SIM_EXPORT void sim_count_waits(void)
+{
+    __atomic_store_n(&pending_waits, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&waits_inside, 0, __ATOMIC_RELAXED);
+}
+
+SIM_EXPORT int sim_waits_inside(void)
+{
+    return __atomic_load_n(&waits_inside, __ATOMIC_RELAXED);
+}
+
+/* ---- calls that fail ------------------------------------------------------------------------- */
+
 SIM_EXPORT void sim_fail(const char *name, int call, int status)
 {
     pthread_mutex_lock(&lock);

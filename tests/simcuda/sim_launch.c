@@ -70,6 +70,8 @@ SIM_EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, 
                                .shared_bytes = shared_bytes};
 
     (void)params;
+    SIM_BEGIN();
+    sim_queued();
     return give(stream, &how, extra);
 }
 

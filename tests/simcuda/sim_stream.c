@@ -14,7 +14,8 @@ struct work {
 struct sim_stream {
     struct sim_stream *next;
     struct work *first, **last;
-    bool is_busy, is_started, is_ending, is_capturing;
+    bool is_busy, is_started, is_ending;
+    struct sim_graph *captured; /* what it is given goes there; NULL: it is done */
     pthread_t thread;
     unsigned long long id;
     int priority;
@@ -96,12 +97,17 @@ void sim_stream_give(struct sim_stream *handle, void (*run)(void *arg), const vo
     work->next = NULL;
     memcpy(work->arg, arg, bytes);
     pthread_mutex_lock(&lock);
-    start(stream);
-    if (!stream->first)
-        stream->last = &stream->first;
-    *stream->last = work;
-    stream->last = &work->next;
-    pthread_cond_broadcast(&change);
+    if (stream->captured) {
+        sim_graph_add(stream->captured, run, arg, bytes);
+        free(work);
+    } else {
+        start(stream);
+        if (!stream->first)
+            stream->last = &stream->first;
+        *stream->last = work;
+        stream->last = &work->next;
+        pthread_cond_broadcast(&change);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -244,38 +250,27 @@ SIM_EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return 0;
 }
 
-/* ---- graphs: that there is one, and nothing of it is run ------------------------------------- */
+/* ---- capturing: sim_graph.c ------------------------------------------------------------------ */
 
 bool sim_stream_captures(struct sim_stream *handle)
 {
     const struct sim_stream *stream = the_stream(handle);
 
     pthread_mutex_lock(&lock);
-    const bool captures = stream->is_capturing;
+    const bool captures = stream->captured;
     pthread_mutex_unlock(&lock);
     return captures;
 }
 
-static int set_capturing(struct sim_stream *handle, bool is_capturing)
+struct sim_graph *sim_stream_capture(struct sim_stream *handle, struct sim_graph *graph)
 {
     struct sim_stream *stream = the_stream(handle);
 
     pthread_mutex_lock(&lock);
-    stream->is_capturing = is_capturing;
+    struct sim_graph *before = stream->captured;
+    stream->captured = graph;
     pthread_mutex_unlock(&lock);
-    return 0;
-}
-
-SIM_EXPORT int cudaStreamBeginCapture(struct sim_stream *stream, int mode)
-{
-    (void)mode;
-    return set_capturing(stream, true);
-}
-
-SIM_EXPORT int cudaStreamEndCapture(struct sim_stream *stream, void **graph)
-{
-    *graph = NULL;
-    return set_capturing(stream, false);
+    return before;
 }
 
 SIM_EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode)

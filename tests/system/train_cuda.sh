@@ -38,11 +38,32 @@ near_the_cpu()
 {
     most=$1
     shift
-    run train $small --schedule none --json || return
+    case " $* " in
+    *' --tie-embeddings '*) tie=--tie-embeddings ;;
+    *) tie= ;;
+    esac
+    case " $* " in
+    *' -M 8 '*) mbs='-M 8' ;;
+    *) mbs= ;;
+    esac
+    # shellcheck disable=SC2086 # words
+    run train $small $mbs $tie --schedule none --json || return
     grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/cpu"
     on_cuda $small --json "$@" || return
     grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/cuda"
     [ "$(wc -l <"$work/cpu")" -ge 6 ] && near "$most"
+}
+
+mixes_as_the_cpu()
+{
+    mix='--schedule 1f1b -P 1 -D 2 --mix ring'
+    # shellcheck disable=SC2086 # words
+    run train $small $mix --json || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/cpu"
+    # shellcheck disable=SC2086 # words
+    on_cuda $small $mix --json || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/cuda"
+    near 1e-5
 }
 
 # refused SENTENCE OPTIONS... - a mistake of the command line.
@@ -52,6 +73,28 @@ refused()
     shift
     on_cuda $small "$@" && return 1
     grep -q -- "$sentence" "$work/err" || wrong "$(cat "$work/err")"
+}
+
+# by_nccl TIE... - messages go by the real NCCL, from simulated GPU to simulated GPU, and the numbers are those
+# of messages through the host, to the last bit.
+by_nccl()
+{
+    package=${DP_TEST_NCCL:-nvidia-nccl-cu13==2.28.9}
+    libnccl=${DP_TEST_CACHE:-$DP_TOP_BUILDDIR/cache}/nccl/$package/libnccl.so.2
+    [ -e "$libnccl" ] || skip "no $package: sh tests/simcuda/fetch.sh loads it, as tests/run.sh does"
+    on_cuda $small --json "$@" || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/host"
+    (
+        LD_LIBRARY_PATH=$DP_TOP_BUILDDIR/tests/simcuda/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+        SIMCUDA_NCCL=$libnccl DUALPIPE_NCCL_LIBRARY=$libnccl SIMCUDA_LOOKS=1
+        NCCL_SOCKET_IFNAME=lo NCCL_NET_PLUGIN=none NCCL_RAS_ENABLE=0 NCCL_MAX_NCHANNELS=1
+        NCCL_BUFFSIZE=131072 NCCL_DEBUG=INFO NCCL_DEBUG_FILE=$work/nccl.%p
+        export LD_LIBRARY_PATH SIMCUDA_NCCL DUALPIPE_NCCL_LIBRARY SIMCUDA_LOOKS NCCL_SOCKET_IFNAME \
+            NCCL_NET_PLUGIN NCCL_RAS_ENABLE NCCL_MAX_NCHANNELS NCCL_BUFFSIZE NCCL_DEBUG NCCL_DEBUG_FILE
+        on_cuda $small --json --transport nccl "$@"
+    ) || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" | cmp - "$work/host" || return
+    grep -q 'dualpipe activation 0 to 1' "$work"/nccl.* || wrong "no NCCL communicator of that name"
 }
 
 numbers()
@@ -91,9 +134,21 @@ if [ -f "$sim" ]; then
     it near_the_cpu 1e-5 --schedule 1f1b -P 1
     it near_the_cpu 1e-5 --schedule dualpipe -P 2
     it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16
+    it mixes_as_the_cpu
+    it by_nccl --schedule dualpipe -P 2 --tie-embeddings
+    it refused 'expected --device cuda' --device cpu --transport nccl
+    it refused 'expected --execution list' --schedule async -P 2 --execution messages --transport nccl
     it refused 'expected a schedule' --schedule none
     it refused 'expected at most 128' --schedule 1f1b -P 1 --width 260 --heads 2
     it goes_on_as_it_was --schedule 1f1b -P 1 --dtype bf16
+    it goes_on_as_it_was --schedule 1f1b -P 1 --tie-embeddings -D 2
+    if [ -n "${DP_TEST_FULL:-}" ]; then
+        it near_the_cpu 1e-5 --schedule 1f1b -P 1 -D 2
+        it near_the_cpu 1e-5 --schedule dualpipe -P 2 -D 2 -M 8 --mix reduce-scatter
+        it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16 -D 2 --tie-embeddings
+        it by_nccl --schedule dualpipe -P 4 -M 8 --layers 8
+        it goes_on_as_it_was --schedule 1f1b -P 1 -D 2 --mix ring
+    fi
     it goes_on_near_the_cpu
     it says_that_there_is_no_gpu
 else

@@ -8,7 +8,9 @@
 
 #include "train/cuda/cuda_rank.h"
 #include "train/cuda/image.h"
+#include "train/engine.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,8 +93,11 @@ static void go(struct pass *p, const struct gpt_config *c, uint8_t *tokens, uint
     assert_int_equal(gpt_loss_ops.loss_backward(loss_user, &call, &out, &label, 2.5, &gout), 0);
     assert_int_equal(ops->backward(p->stage, &call, &gout, NULL, DP_BACKWARD_INPUT), 0);
     assert_int_equal(ops->weight(p->stage, &call), 0);
-    if (p->rank)
-        assert_int_equal(cuda_rank_losses(p->rank, &p->loss, 1), 0);
+    if (!p->rank)
+        return;
+    assert_int_equal(cuda_rank_queue_numbers(p->rank, false), 0);
+    assert_int_equal(cuda_rank_wait(p->rank), 0);
+    cuda_rank_losses(p->rank, &p->loss, 1);
 }
 
 static void end(struct pass *p)
@@ -217,11 +222,81 @@ static void the_model_is_nearly_that_of_the_cpu_in_bfloat16(void **state)
         compare_all(&shapes[i], true);
 }
 
+/* ---- a step that waits for nothing ----------------------------------------------------------- */
+
+enum { MICROBATCHES = 4, STEPS = 3 };
+
+static const struct gpt_config stepped = {.layers = 2, .width = 8, .heads = 2, .context = 4,
+                                          .batch = 2, .seed = 4};
+
+static void *simulated(const char *name)
+{
+    void *library = dlopen(getenv("DUALPIPE_DEVICE_CUDA_LIBRARY"), RTLD_NOW);
+    void *function = library ? dlsym(library, name) : NULL;
+
+    assert_non_null(function);
+    return function;
+}
+
+static void make_engine(const struct dp_schedule_spec *spec, struct dp_schedule *schedules[2],
+                        struct engine **out)
+{
+    struct dp_schedule_spec forward = *spec;
+
+    forward.forward_only = true;
+    assert_int_equal(dp_schedule_new(spec, &schedules[0]), 0);
+    assert_int_equal(dp_schedule_new(&forward, &schedules[1]), 0);
+    const struct pipelined_config config = {.model = stepped, .training = schedules[0],
+                                            .forward = schedules[1], .any_order = true,
+                                            .device = "cuda", .image = "simulated"};
+    assert_int_equal(pipelined_new(&config, out), 0);
+}
+
+/* The host queues a whole step, then waits once, for its numbers: while it queues, it neither waits nor
+ * asks, so that the device never runs dry. The update is queued behind them, and the next step behind
+ * that. */
+static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
+{
+    const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 1,
+                                          .microbatches = MICROBATCHES};
+    const struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
+    uint8_t tokens[MICROBATCHES * 2 * 4], labels[MICROBATCHES * 2 * 4];
+    const struct batch batch = {tokens, labels};
+    double losses[MICROBATCHES], squares[64];
+    struct dp_schedule *schedules[2];
+    void (*count)(void);
+    int (*inside)(void);
+    struct engine *e;
+
+    (void)state;
+    if (gpu)
+        skip_because("calls are counted on the simulated CUDA");
+    *(void **)&count = simulated("sim_count_waits");
+    *(void **)&inside = simulated("sim_waits_inside");
+    for (size_t i = 0; i < sizeof(tokens); i++)
+        tokens[i] = labels[i] = (uint8_t)(i * 9);
+    make_engine(&spec, schedules, &e);
+    for (int step = 0; step < STEPS; step++) {
+        count();
+        assert_int_equal(e->ops->train(e, &batch, losses), 0);
+        assert_int_equal(inside(), 0);
+        count();
+        assert_int_equal(e->ops->squares(e, 0, squares), 0);
+        assert_true(losses[0] > 0 && squares[0] > 0);
+        assert_int_equal(e->ops->update(e, 0, &config, 0.01, 1, false), 0);
+        assert_int_equal(inside(), 0);
+    }
+    e->ops->free(e);
+    dp_schedule_free(schedules[1]);
+    dp_schedule_free(schedules[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_model_is_that_of_the_cpu_in_float32),
         cmocka_unit_test(the_model_is_nearly_that_of_the_cpu_in_bfloat16),
+        cmocka_unit_test(a_step_waits_for_nothing_before_all_of_it_is_queued),
     };
     const char *build = getenv("DP_TOP_BUILDDIR");
     char file[1024];

@@ -25,6 +25,13 @@ struct compute_ops {
                             const real *w, void *dx);
     void (*linear_weight)(const struct compute *c, int n, int in, int out, const void *x,
                           const void *dy, real *dw, real *db);
+    /* The same with w[out][in], the table of an embedding. */
+    void (*table_forward)(const struct compute *c, int n, int in, int out, const void *x,
+                          const real *w, const real *b, void *y);
+    void (*table_backward)(const struct compute *c, int n, int in, int out, const void *dy,
+                           const real *w, void *dx);
+    void (*table_weight)(const struct compute *c, int n, int in, int out, const void *x,
+                         const void *dy, real *dw, real *db);
     void (*norm_forward)(const struct compute *c, int n, int width, const void *x, const real *gain,
                          const real *bias, void *y, void *xhat, real *rstd);
     void (*norm_backward)(const struct compute *c, int n, int width, const void *dy,

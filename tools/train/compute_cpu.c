@@ -28,6 +28,26 @@ static void linear_weight_cpu(C, int n, int in, int out, const void *x, const vo
     linear_weight(n, in, out, x, dy, dw, db);
 }
 
+static void table_forward_cpu(C, int n, int in, int out, const void *x, const real *w,
+                              const real *b, void *y)
+{
+    (void)c;
+    table_forward(n, in, out, x, w, b, y);
+}
+
+static void table_backward_cpu(C, int n, int in, int out, const void *dy, const real *w, void *dx)
+{
+    (void)c;
+    table_backward(n, in, out, dy, w, dx);
+}
+
+static void table_weight_cpu(C, int n, int in, int out, const void *x, const void *dy, real *dw,
+                             real *db)
+{
+    (void)c;
+    table_weight(n, in, out, x, dy, dw, db);
+}
+
 static void norm_forward_cpu(C, int n, int width, const void *x, const real *gain, const real *bias,
                              void *y, void *xhat, real *rstd)
 {
@@ -148,6 +168,9 @@ static const struct compute_ops cpu_ops = {
     .linear_forward = linear_forward_cpu,
     .linear_backward = linear_backward_cpu,
     .linear_weight = linear_weight_cpu,
+    .table_forward = table_forward_cpu,
+    .table_backward = table_backward_cpu,
+    .table_weight = table_weight_cpu,
     .norm_forward = norm_forward_cpu,
     .norm_backward = norm_backward_cpu,
     .norm_weight = norm_weight_cpu,

@@ -7,12 +7,41 @@
 
 static const struct gpt_stage *stage_of(const struct data_parallel *d, int slot)
 {
-    return d->engine->stages[slot];
+    return engine_shared(d->engine, slot);
 }
 
 static int32_t tensor_count_of(const struct data_parallel *d, int slot)
 {
     return (int32_t)stage_of(d, slot)->params.tensors_len;
+}
+
+/* ---- stages on a device ---------------------------------------------------------------------- */
+
+/* What replicas do with each other is done on the host. Gradients come down for it; what goes up again
+ * are the sums, which the device uses, or the weights, which are updated on the host. */
+
+static int fetch_gradients(struct data_parallel *d, int slot)
+{
+    const struct engine_ops *ops = d->engine->ops;
+
+    return d->engine->host[slot] ? ops->fetch(d->engine, slot, d->kind != DATA_PARALLEL_SUM) : 0;
+}
+
+static int put_sums(struct data_parallel *d, int slot)
+{
+    if (!d->engine->host[slot] || d->kind != DATA_PARALLEL_SUM)
+        return 0;
+    return d->engine->ops->put(d->engine, slot, true);
+}
+
+static int put_weights(struct data_parallel *d)
+{
+    int err = 0;
+
+    for (int i = 0; i < d->engine->stage_count && d->kind > DATA_PARALLEL_SUM && !err; i++)
+        if (d->engine->host[i])
+            err = d->engine->ops->put(d->engine, i, false);
+    return err;
 }
 
 /* ---- a step --------------------------------------------------------------------------------- */
@@ -24,26 +53,31 @@ int data_parallel_begin(struct data_parallel *d)
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
         if (d->slots[i].mixer)
             err = dp_mixer_forward(d->slots[i].mixer, true);
-    return err;
+    return !err && d->kind == DATA_PARALLEL_MIX ? put_weights(d) : err;
 }
 
 int data_parallel_sum(struct data_parallel *d, int slot)
 {
     struct dp_replicas *copies = d->slots[slot].copies;
+    int err = fetch_gradients(d, slot);
 
-    if (!copies)
-        return 0;
+    if (err || !copies)
+        return err;
     return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_scatter(copies) : dp_replicas_sum(copies);
 }
 
 int data_parallel_test(struct data_parallel *d, int slot)
 {
-    return d->slots[slot].copies ? dp_replicas_test(d->slots[slot].copies) : 0;
+    int err = d->slots[slot].copies ? dp_replicas_test(d->slots[slot].copies) : 0;
+
+    return err ? err : put_sums(d, slot);
 }
 
 int data_parallel_wait(struct data_parallel *d, int slot)
 {
-    return d->slots[slot].copies ? dp_replicas_wait(d->slots[slot].copies) : 0;
+    int err = d->slots[slot].copies ? dp_replicas_wait(d->slots[slot].copies) : 0;
+
+    return err ? err : put_sums(d, slot);
 }
 
 const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, int slot,
@@ -88,7 +122,7 @@ int data_parallel_settle(struct data_parallel *d)
 
     for (int i = 0; i < d->count && d->kind == DATA_PARALLEL_SHARD && !err; i++)
         err = dp_replicas_wait(d->slots[d->order[i]].copies);
-    return err;
+    return !err && d->kind == DATA_PARALLEL_SHARD ? put_weights(d) : err;
 }
 
 /* ---- one model ------------------------------------------------------------------------------ */
@@ -106,7 +140,7 @@ int data_parallel_average(struct data_parallel *d, bool revert)
         if (!err)
             err = dp_mixer_average(d->slots[i].mixer, &what);
     }
-    return err;
+    return err ? err : put_weights(d);
 }
 
 int data_parallel_revert(struct data_parallel *d)
@@ -116,7 +150,7 @@ int data_parallel_revert(struct data_parallel *d)
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
         if (d->slots[i].mixer)
             err = dp_mixer_revert(d->slots[i].mixer);
-    return err;
+    return err ? err : put_weights(d);
 }
 
 int data_parallel_survive(struct data_parallel *d)
@@ -284,7 +318,10 @@ int data_parallel_init(struct data_parallel *d, const struct data_parallel_confi
     *d = (struct data_parallel){.kind = config->kind, .engine = e};
     if (d->kind == DATA_PARALLEL_NONE)
         return 0;
-    err = make_comms(d, config);
+    if (e->ops->make_host)
+        err = e->ops->make_host(e);
+    if (!err)
+        err = make_comms(d, config);
     for (int i = 0; i < d->count && !err; i++)
         err = make_slot(d, config, d->order[i]);
     if (err)

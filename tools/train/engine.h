@@ -61,6 +61,12 @@ struct engine_ops {
     int (*saved)(struct engine *e, int slot, const struct dp_optimizer_config *config,
                  const struct gpt_stage **values, struct dp_optimizer **state);
     int (*restore)(struct engine *e, int slot);
+    /* With those: make engine.host, for sums and mixing over replicas, which are the host's. Copy
+     * values or gradients of a slot down to it or up from it, and wait; clear: gradients on the device
+     * become zero. */
+    int (*make_host)(struct engine *e);
+    int (*fetch)(struct engine *e, int slot, bool clear);
+    int (*put)(struct engine *e, int slot, bool grads);
 };
 
 /* What every engine begins with: the stages that this rank holds. */
@@ -71,6 +77,8 @@ struct engine {
     struct replica replica; /* count is 1 or more */
     int stage_count;
     struct gpt_stage *stages[DP_MAX_SLOTS];
+    struct gpt_stage *host[DP_MAX_SLOTS]; /* their values and gradients in the host's memory, where those
+                                           * are elsewhere and replicas share them; NULL: not so */
     bool second_copy[DP_MAX_SLOTS];     /* another rank's stage is the first one (DualPipe) */
     struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
     const struct dp_schedule *schedule; /* NULL: sequential */
@@ -87,6 +95,12 @@ static inline int engine_rank(const struct engine *e)
     while (e->comm && e->schedule && e->schedule->group_rank[rank] != dp_comm_rank(e->comm))
         rank++;
     return rank;
+}
+
+/* A stage whose values and gradients the host, and other replicas, have. */
+static inline struct gpt_stage *engine_shared(const struct engine *e, int slot)
+{
+    return e->host[slot] ? e->host[slot] : e->stages[slot];
 }
 
 /* Micro-batches of one replica in a step. */
@@ -136,6 +150,7 @@ struct pipelined_config {
     size_t device_bytes;
     struct offload_parts offload;
     const char *device; /* NULL: the CPU; "cuda" or "cuda:N", with any_order */
+    bool nccl;          /* with it: messages go from GPU to GPU by NCCL */
     const void *image;  /* of its kernels */
     bool bf16;
 };

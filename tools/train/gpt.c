@@ -130,8 +130,8 @@ static void head_forward(const struct gpt_stage *g, const struct stage_save *sav
     group_values(g, g->config.layers + 1, w);
     c->ops->norm_forward(c, n, width, x, w[FINAL_GAIN], w[FINAL_BIAS], save->norm, save->xhat,
                          save->rstd);
-    if (g->config.tied) /* the CPU alone has these */
-        table_forward(n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
+    if (g->config.tied)
+        c->ops->table_forward(c, n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
     else
         c->ops->linear_forward(c, n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
 }
@@ -146,7 +146,7 @@ static void head_backward(const struct gpt_stage *g, const struct stage_save *sa
     group_values(g, g->config.layers + 1, w);
     c->ops->copy(c, (size_t)n * GPT_BYTES, d_logits, save->d_logits);
     if (g->config.tied)
-        table_backward(n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
+        c->ops->table_backward(c, n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
     else
         c->ops->linear_backward(c, n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
     c->ops->zero(c, (size_t)n * (size_t)width, dx);
@@ -203,7 +203,8 @@ static int weight(void *user, const struct dp_stage_call *call)
         gpt_grads_group(g, g->config.layers + 1, call, dw);
         c->ops->norm_weight(c, n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
         if (g->config.tied)
-            table_weight(n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD], dw[HEAD_BIAS]);
+            c->ops->table_weight(c, n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD],
+                                 dw[HEAD_BIAS]);
         else
             c->ops->linear_weight(c, n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD],
                                   dw[HEAD_BIAS]);

@@ -2,6 +2,7 @@
 #include "train/job.h"
 
 #include "launch.h"
+#include "train/cuda/cuda_links.h"
 #include "train/memory.h"
 #include "train/offloaded.h"
 #include "train/report.h"
@@ -32,6 +33,7 @@ struct job {
     struct trainer trainer;
     struct report report;
     struct watcher watcher;
+    char device[CUDA_DEVICE_NAME]; /* of this rank, on CUDA */
 };
 
 static bool is_first(const struct job *j)
@@ -326,6 +328,7 @@ static int compare(struct job *j, struct dp_comm *comm)
         {"share of --mix-compress", (int64_t)(s->method.compression.fraction * 1e12)},
         {"--mix-staleness", s->method.staleness},
         {"--device", settings_on_cuda(s)},
+        {"--transport nccl", settings_by_nccl(s)},
         {"--dtype", !strcmp(s->dtype, "bf16")},
         {"--microbatches", s->microbatches},
         {"--layers", s->layers},
@@ -414,6 +417,22 @@ static struct dp_comm *pipe_of(const struct job *j)
     return j->data ? j->pipe : j->comm;
 }
 
+static int choose_device(struct job *j)
+{
+    const struct settings *s = j->s;
+    const int rank = j->comm ? dp_comm_rank(j->comm) : 0;
+    bool shared;
+
+    if (!settings_on_cuda(s))
+        return 0;
+    if (settings_by_nccl(s)) /* counting devices begins CUDA */
+        cuda_links_prepare(rank, false);
+    int err = cuda_device_of_rank(s->device, rank, settings_processes(s), j->device, &shared);
+    if (!err && settings_by_nccl(s))
+        cuda_links_prepare(rank, shared);
+    return err;
+}
+
 static int make_engine(struct job *j)
 {
     const struct settings *s = j->s;
@@ -451,7 +470,8 @@ static int make_engine(struct job *j)
             .by_messages = !strcmp(s->execution, "messages"),
             .device_bytes = (size_t)s->device_memory,
             .offload = s->offload,
-            .device = settings_on_cuda(s) ? s->device : NULL,
+            .device = settings_on_cuda(s) ? j->device : NULL,
+            .nccl = settings_by_nccl(s),
             .image = s->image,
             .bf16 = !strcmp(s->dtype, "bf16"),
         },
@@ -489,6 +509,8 @@ static int run(struct job *j)
     int err = joins(j) ? 0 : agree(j);
     if (!err)
         err = make_groups(j);
+    if (!err)
+        err = choose_device(j);
     if (!err)
         err = make_engine(j);
     if (!err)

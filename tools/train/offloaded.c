@@ -466,8 +466,13 @@ static void offloaded_free(struct engine *engine)
 }
 
 static const struct engine_ops offloaded_ops = {
-    "offloaded", train, evaluate, gather, NULL, NULL, NULL, seek, offloaded_free, NULL, NULL,
-    NULL, NULL};
+    .name = "offloaded",
+    .train = train,
+    .evaluate = evaluate,
+    .gather = gather,
+    .seek = seek,
+    .free = offloaded_free,
+};
 
 static bool is_offloaded(const struct engine *engine)
 {

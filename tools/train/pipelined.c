@@ -4,6 +4,7 @@
  * together. One pipeline trains and evaluates. With a device, stages have their memory there, or
  * stream their parameters (streamed.h).
  */
+#include "train/cuda/cuda_links.h"
 #include "train/cuda/cuda_rank.h"
 #include "train/engine.h"
 #include "train/offloaded.h"
@@ -29,6 +30,8 @@ struct pipelined {
     size_t state_bytes; /* of the optimizer, counted as if on it */
     int64_t steps_ns;   /* training steps took */
     struct cuda_rank *cuda; /* NULL: the CPU computes */
+    bool trains;            /* the step at hand */
+    struct dp_comm *nccl;   /* what the pipeline's messages go by; NULL: base.comm */
 };
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -66,13 +69,26 @@ static int place_batch(struct pipelined *p, const struct batch *batch, struct ba
                            sequences * (size_t)config_rows(c), &out->tokens, &out->labels);
 }
 
+/* What the host wants to know of a step. Gradients that are still to be summed with others have no norm
+ * yet. */
+static int queue_numbers(void *user)
+{
+    const struct pipelined *p = user;
+    const bool squares = p->trains && !p->base.reduces && !p->base.config.tied;
+
+    return cuda_rank_queue_numbers(p->cuda, squares);
+}
+
 static int run(struct engine *e, const struct dp_schedule *s, const struct batch *batch,
                double *losses)
 {
     struct pipelined *p = (struct pipelined *)e;
     struct dp_microbatches *tokens = NULL, *labels = NULL;
-    struct dp_step step = {.schedule = s};
+    struct dp_step step = {.schedule = s,
+                           .queued = p->cuda ? queue_numbers : NULL,
+                           .queued_user = p};
     struct batch there;
+    p->trains = !s->forward_only;
     int err = place_batch(p, batch, &there);
 
     for (int i = 0; i < dp_schedule_slot_count(s, engine_rank(e)) && !err; i++) {
@@ -91,7 +107,7 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
     if (!err)
         err = dp_pipeline_step(p->pipeline, &step);
     if (!err && p->cuda && step.losses)
-        err = cuda_rank_losses(p->cuda, step.losses, s->mb_per_stream);
+        cuda_rank_losses(p->cuda, step.losses, s->mb_per_stream);
     dp_microbatches_free(tokens);
     dp_microbatches_free(labels);
     return err;
@@ -229,6 +245,7 @@ static void pipelined_free(struct engine *e)
     struct pipelined *p = (struct pipelined *)e;
 
     dp_pipeline_free(p->pipeline);
+    dp_comm_close(p->nccl);
     dp_recorder_free(e->recorder);
     free(p->borders);
     streamed_free(p->streamed);
@@ -263,12 +280,49 @@ static int restore(struct engine *e, int slot)
     return cuda_rank_restore(((struct pipelined *)e)->cuda, slot);
 }
 
-static const struct engine_ops pipelined_ops = {
-    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free,
-    NULL, NULL, NULL, NULL};
-static const struct engine_ops cuda_ops = {
-    "pipelined", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, pipelined_free,
-    squares, update, saved, restore};
+static int make_host(struct engine *e)
+{
+    int err = 0;
+
+    for (int i = 0; i < e->stage_count && !err; i++)
+        err = cuda_rank_host(((struct pipelined *)e)->cuda, i, &e->host[i]);
+    return err;
+}
+
+static int fetch(struct engine *e, int slot, bool clear)
+{
+    return cuda_rank_fetch(((struct pipelined *)e)->cuda, slot, clear);
+}
+
+static int put(struct engine *e, int slot, bool grads)
+{
+    return cuda_rank_put(((struct pipelined *)e)->cuda, slot, grads);
+}
+
+#define PIPELINED                                                                                  \
+    .name = "pipelined", .train = train, .evaluate = evaluate, .gather = gather,                   \
+    .sum_tied = sum_tied, .broadcast_tied = broadcast_tied, .owns = owns, .seek = seek,            \
+    .free = pipelined_free
+static const struct engine_ops pipelined_ops = {PIPELINED};
+static const struct engine_ops cuda_ops = {PIPELINED,
+                                           .squares = squares,
+                                           .update = update,
+                                           .saved = saved,
+                                           .restore = restore,
+                                           .make_host = make_host,
+                                           .fetch = fetch,
+                                           .put = put};
+
+static int open_nccl(struct pipelined *p, const struct pipelined_config *config)
+{
+    return cuda_links_open(&(struct cuda_links_config){.host = p->base.comm,
+                                                       .device = p->cuda->dev,
+                                                       .schedules = {config->training,
+                                                                     config->forward},
+                                                       .rank = engine_rank(&p->base),
+                                                       .tied = config->model.tied},
+                           &p->nccl);
+}
 
 /* On CUDA: the GPU, whose compute the model is given. */
 static int make_device(struct pipelined *p, const struct pipelined_config *config)
@@ -289,7 +343,7 @@ static int make_device(struct pipelined *p, const struct pipelined_config *confi
         return err;
     e->ops = &cuda_ops;
     e->config.compute = &p->cuda->compute;
-    return 0;
+    return config->nccl && e->comm ? open_nccl(p, config) : 0;
 }
 
 /* Its parameters on the host; scratch on the device. */
@@ -401,7 +455,7 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
         .schedule = config->training,
         .also = &p->forward,
         .also_count = 1,
-        .comm = p->base.comm,
+        .comm = p->nccl ? p->nccl : p->base.comm,
         .device = p->cuda ? p->cuda->dev : p->dev,
         .pinned_sums = p->streamed,
         .stages = stages,
@@ -421,6 +475,18 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
     };
 }
 
+/* What is known when there is a pipeline: its stream, and who updates tied parameters. */
+static int follow_pipeline(struct pipelined *p)
+{
+    const struct engine *e = &p->base;
+
+    for (int i = 0; i < e->stage_count; i++)
+        for (size_t k = 0; k < e->stages[i]->params.tensors_len; k++)
+            if (!dp_pipeline_owns(p->pipeline, i, (int32_t)k))
+                cuda_rank_disown(p->cuda, i, k);
+    return cuda_rank_use_stream(p->cuda, dp_pipeline_stream(p->pipeline));
+}
+
 static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)
 {
     struct dp_stage stages[DP_MAX_SLOTS];
@@ -432,7 +498,7 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
         return err;
     dp_pipeline_memory(p->pipeline, &memory);
     p->base.pipeline_bytes = memory.total_bytes;
-    return 0;
+    return p->cuda ? follow_pipeline(p) : 0;
 }
 
 static int make_all(struct pipelined *p, const struct pipelined_config *config)

@@ -64,9 +64,9 @@ static int find_slots(const struct trainer *t, struct list *l)
     int err = 0;
 
     for (int i = 0; i < e->stage_count && !err; i++) {
-        l->slots[i].stage = e->stages[i];
+        l->slots[i].stage = engine_shared(e, i);
         l->slots[i].optimizer = optimizer_of(t, i);
-        if (e->ops->saved)
+        if (e->ops->saved && t->config.kind <= DATA_PARALLEL_SUM)
             err = e->ops->saved(e, i, &config, &l->slots[i].stage, &l->slots[i].optimizer);
     }
     return err;
@@ -367,6 +367,18 @@ static int read_pieces(const struct dp_checkpoint *c, const struct dp_named_tens
     return err;
 }
 
+/* What was read to the host's memory. */
+static int put_on_device(struct trainer *t)
+{
+    struct engine *e = t->engine;
+    const bool shared = t->config.kind > DATA_PARALLEL_SUM;
+    int err = 0;
+
+    for (int i = 0; i < e->stage_count && e->ops->restore && !err; i++)
+        err = shared ? e->ops->put(e, i, false) : e->ops->restore(e, i);
+    return err;
+}
+
 int saved_read(struct trainer *t, const char *path, uint64_t step)
 {
     struct dp_checkpoint *c;
@@ -385,8 +397,8 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = dp_checkpoint_find(c, l.tensors[i].name)
                   ? dp_checkpoint_read(c, l.tensors[i].name, &l.tensors[i].tensor)
                   : read_pieces(c, &l.tensors[i]);
-    for (int i = 0; i < t->engine->stage_count && t->engine->ops->restore && !err; i++)
-        err = t->engine->ops->restore(t->engine, i);
+    if (!err)
+        err = put_on_device(t);
     if (t->comm)
         dp_comm_busy(t->comm, 0);
     list_free(&l);

@@ -264,8 +264,16 @@ static void sequential_free(struct engine *e)
 }
 
 static const struct engine_ops sequential_ops = {
-    "sequential", train, evaluate, gather, sum_tied, broadcast_tied, owns, seek, sequential_free,
-    NULL, NULL, NULL, NULL};
+    .name = "sequential",
+    .train = train,
+    .evaluate = evaluate,
+    .gather = gather,
+    .sum_tied = sum_tied,
+    .broadcast_tied = broadcast_tied,
+    .owns = owns,
+    .seek = seek,
+    .free = sequential_free,
+};
 
 static int sequential_alloc(struct sequential *s)
 {

@@ -29,7 +29,7 @@ static const char gpt[] = "gpt";
 static const char *const models[] = {gpt, "mlp-bn", NULL};
 static const char *const algorithms[] = {"d-psgd", "gradient-tracking", "exact-diffusion",
                                          "local-sgd", NULL};
-static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
+static const char *const transports[] = {"auto", "shm", "tcp", "mpi", "nccl", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
 
@@ -91,8 +91,9 @@ static const struct arg schedule_args[] = {
     {"placement", 0, "FILE",
      "of topo place: which process has which rank, and its CPUs (default DUALPIPE_PLACEMENT)",
      ARG_STRING, AT(placement)},
-    {"transport", 0, NULL, "how ranks send each other messages (default auto)", ARG_CHOICE,
-     AT(transport), .choices = transports},
+    {"transport", 0, NULL,
+     "how ranks send each other messages (default auto); nccl: from GPU to GPU, with --device cuda",
+     ARG_CHOICE, AT(transport), .choices = transports},
     {"port", 0, "N", "where rank 0 listens for the others; 0: any that is free", ARG_INT, AT(port),
      "0", 0, 65535},
 };
@@ -163,7 +164,7 @@ static const struct arg optimizer_args[] = {
 };
 
 static const struct arg device_args[] = {
-    {"device", 0, "NAME", "what computes: cpu, cuda (GPU 0) or cuda:N", ARG_STRING, AT(device), "cpu"},
+    {"device", 0, "NAME", "what computes: cpu, cuda (each rank on a GPU of its own, if there are enough) or cuda:N", ARG_STRING, AT(device), "cpu"},
     {"dtype", 0, NULL,
      "of activations on CUDA; with --schedule none of the weights that layers see, and of their "
      "gradients. What is updated is f32",
@@ -431,7 +432,7 @@ static bool take_replicas(struct settings *s, int *status)
     if (!multiple("-M", s->microbatches, s->replicas, "the number of replicas (-D)") ||
         !settings_take_mix(s, status))
         return false;
-    if (settings_processes(s) == 1 || settings_on_cuda(s))
+    if (settings_processes(s) == 1)
         s->kind = DATA_PARALLEL_NONE;
     return true;
 }

@@ -79,6 +79,10 @@ bool settings_check_prompt(const struct settings *s, const struct operands *file
 bool settings_check_save(const struct settings *s);
 /* What computes is a GPU. */
 bool settings_on_cuda(const struct settings *s);
+/* Messages of the pipeline go from GPU to GPU. */
+bool settings_by_nccl(const struct settings *s);
+/* How ranks find each other, and send what no GPU sends; NULL: auto. */
+const char *settings_transport(const struct settings *s);
 /* false, after one line: --device, --dtype and --kernels do not go with the rest. */
 bool settings_take_device(struct settings *s);
 /* What a checkpoint after `step` steps says of the run (resume.h), malloc'ed; NULL: no memory. */

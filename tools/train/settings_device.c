@@ -18,6 +18,16 @@ bool settings_on_cuda(const struct settings *s)
     return strcmp(s->device, "cpu");
 }
 
+bool settings_by_nccl(const struct settings *s)
+{
+    return s->transport && !strcmp(s->transport, "nccl");
+}
+
+const char *settings_transport(const struct settings *s)
+{
+    return settings_by_nccl(s) ? NULL : s->transport;
+}
+
 static bool is_cuda(const char *device)
 {
     const size_t digits = strncmp(device, "cuda:", 5) ? 0 : strspn(device + 5, "0123456789");
@@ -52,6 +62,8 @@ bool settings_take_device(struct settings *s)
                             "of --model gpt, without --tie-embeddings", s->dtype);
         else if (s->kernels)
             command_misused("--kernels: expected --device cuda");
+        else if (settings_by_nccl(s))
+            command_misused("--transport nccl: expected --device cuda; it sends from GPU to GPU");
         else
             return true;
         return false;
@@ -63,10 +75,8 @@ bool settings_take_device(struct settings *s)
     else if (!strcmp(s->schedule_name, "none") || s->offload.any)
         command_misused("--device %s: expected a schedule, for instance --schedule 1f1b -P 1; "
                         "--schedule none is of the CPU", s->device);
-    else if (s->replicas > 1)
-        command_misused("--device %s: expected -D 1; sums over replicas are of the CPU", s->device);
-    else if (s->tied)
-        command_misused("--tie-embeddings: expected --device cpu");
+    else if (settings_by_nccl(s) && strcmp(s->execution, "list"))
+        command_misused("--transport nccl: expected --execution list; its messages have no tags");
     else if (s->fixed_order)
         command_misused("--fixed-order: expected --device cpu; a GPU adds up as gradients come");
     else if (s->width / s->heads > ATTENTION_DEPTH)

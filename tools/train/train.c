@@ -83,8 +83,8 @@ static int run_started(struct run *run, struct dp_comm_config *config)
     struct dp_abort why;
 
     launch_alone();
-    if (run->settings.transport)
-        config->transport = run->settings.transport;
+    if (settings_transport(&run->settings))
+        config->transport = settings_transport(&run->settings);
     int err = run_rank(run, config, &why);
     if (!err)
         return EXIT_OK;
@@ -108,9 +108,9 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     if (started->size)
         return run_started(run, started);
     if (s->survive)
-        return launch_survivors(settings_processes(s), (int)s->port, s->transport, (int)s->restarts,
+        return launch_survivors(settings_processes(s), (int)s->port, settings_transport(s), (int)s->restarts,
                                 run_rank, run);
-    return launch_ranks(settings_processes(s), (int)s->port, s->transport, run_rank, run);
+    return launch_ranks(settings_processes(s), (int)s->port, settings_transport(s), run_rank, run);
 }
 
 /* --prompt: nothing is learned. */

@@ -57,18 +57,24 @@ static size_t group_of(const struct gpt_stage *stage, const char *name)
     return (size_t)p->tensors[i].group;
 }
 
+/* Norms are taken and weights updated on a device, not by shards or mixers, which are the host's. */
+static bool on_device(const struct trainer *t)
+{
+    return t->engine->ops->update && t->config.kind <= DATA_PARALLEL_SUM;
+}
+
 /* Squares of a slot's gradients, into t->squares; counted: they are part of the model's norm. */
 static int add_squares(struct trainer *t, int slot, bool counted, double *sum)
 {
-    const struct gpt_stage *stage = t->engine->stages[slot];
+    const struct gpt_stage *stage = engine_shared(t->engine, slot);
     int32_t count = (int32_t)stage->params.tensors_len;
     const struct dp_parameter *list = stage->parameters;
 
     if (t->config.kind)
         list = data_parallel_summed(&t->replicas, slot, &count);
     struct engine *e = t->engine;
-    int err = e->ops->squares ? e->ops->squares(e, slot, t->squares)
-                              : dp_gradient_squares(list, count, t->squares);
+    int err = on_device(t) ? e->ops->squares(e, slot, t->squares)
+                           : dp_gradient_squares(list, count, t->squares);
     for (int32_t i = 0; i < count && !err; i++) {
         if (counted)
             squares_of(t, own_column(t))[group_of(stage, list[i].name)] += t->squares[i];
@@ -230,7 +236,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
     const struct dp_optimizer_step step = {
         .rate = update->rate, .scale = update->scale, .zero_grads = true};
 
-    if (t->engine->ops->update) {
+    if (on_device(t)) {
         const struct dp_optimizer_config config = trainer_optimizer(t);
         return t->engine->ops->update(t->engine, slot, &config, update->rate, update->scale,
                                       update->skip);

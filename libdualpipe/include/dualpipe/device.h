@@ -47,6 +47,8 @@ DP_PUBLIC int dp_device_host_open(int workers, struct dp_device **out);
  * DP_EUNSUPPORTED where the library was built without CUDA. Uses the device's primary context; no
  * call leaves another context current in the calling thread than it found. */
 DP_PUBLIC int dp_device_cuda_open(int ordinal, struct dp_device **out);
+/* How many CUDA devices there are: 1 or more. DP_ENODEV, DP_EUNSUPPORTED as above. */
+DP_PUBLIC int dp_device_cuda_count(int *out);
 /* "host[:workers]" or "cuda[:ordinal]"; without a number, DUALPIPE_DEVICE_WORKERS and 0. The link of
  * a host device is what DUALPIPE_DEVICE_LINK_MBS says. */
 DP_PUBLIC int dp_device_open(const char *name, struct dp_device **out);
@@ -103,6 +105,20 @@ DP_PUBLIC void dp_device_usage(struct dp_device *dev, struct dp_device_usage *ou
 /* Let dp_device_alloc give no more device memory than that (what it has given stays); and the peak is
  * from now on that since this call. SIZE_MAX: what the device has. */
 DP_PUBLIC void dp_device_limit(struct dp_device *dev, size_t bytes);
+
+/* Device memory in the order of a stream: what the stream is given from now on may use it, until it is
+ * given back in a stream's order too, which waits for nothing. On CUDA it is of the device's pool, which
+ * keeps what was given back; on the host the same as alloc and free. Not counted by dp_device_usage on
+ * CUDA. All must have been given back, and the streams have ended, before the device is closed.
+ * DP_ENOMEM, DP_EUNSUPPORTED (a driver without pools). */
+DP_PUBLIC int dp_device_alloc_async(struct dp_device_stream *stream, size_t bytes, void **out);
+/* ptr may be NULL. */
+DP_PUBLIC int dp_device_free_async(struct dp_device_stream *stream, void *ptr);
+
+/* Let kernels and copies of dev reach the memory of another CUDA device directly, over NVLink or PCIe;
+ * without it copies between two devices pass through the host. For both directions call it twice.
+ * DP_EUNSUPPORTED: these two do not reach each other. DP_EINVAL: one is of the host, the other not. */
+DP_PUBLIC int dp_device_reach(struct dp_device *dev, struct dp_device *other);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
@@ -171,6 +187,21 @@ struct dp_device_launch {
 };
 /* Queue a kernel in a stream. Nothing waits. */
 DP_PUBLIC int dp_device_launch(struct dp_device *dev, const struct dp_device_launch *launch);
+
+/* ---- graphs: CUDA alone ------------------------------------------------------------------------ */
+
+/* Work that is the same each time, queued by one call: what is queued in a stream between begin and end
+ * (kernels, copies and zeroing of device and pinned memory) is not done, but becomes a graph, with the
+ * arguments that it has now. One stream of a thread at a time; no events, nothing that waits. After end,
+ * whatever it returns, the stream is as before. DP_EUNSUPPORTED: no graphs here, or something was queued
+ * that cannot be part of one. */
+struct dp_device_graph;
+DP_PUBLIC int dp_device_capture_begin(struct dp_device_stream *stream);
+DP_PUBLIC int dp_device_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out);
+/* In any stream of its device; not in two at once. */
+DP_PUBLIC int dp_device_graph_launch(struct dp_device_graph *graph, struct dp_device_stream *stream);
+/* It must not be under way. graph may be NULL. */
+DP_PUBLIC void dp_device_graph_free(struct dp_device_graph *graph);
 
 /* Make the device the calling thread's current one, for libraries that go by that (cuBLAS, CUDA's
  * runtime), until leave; in pairs. Nothing happens on the host. */

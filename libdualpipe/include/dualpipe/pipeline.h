@@ -208,6 +208,12 @@ struct dp_step {
                                     * here (say, 1 / tokens of the batch); NULL: loss_scale */
     double *losses;                /* room for [mb_per_stream * max_loss_values], or NULL */
     int32_t loss_values;           /* out: values per micro-batch; losses[mb * loss_values + i] */
+    /* Called by dp_pipeline_step and dp_pipeline_backward once all of the step is queued and nothing of
+     * it has been waited for: what it queues in dp_pipeline_stream (norms of gradients, copies of losses
+     * and flags) is done when the step returns, without another wait. Not 0, a negative errno, fails
+     * the step. May be NULL. */
+    int (*queued)(void *user);
+    void *queued_user;
     int32_t callback_error;        /* out: what the callback that failed on this rank returned */
 };
 
@@ -238,6 +244,11 @@ DP_PUBLIC const char *dp_pipeline_doing_text(uint64_t doing, char *text, size_t 
  * DP_EUNSUPPORTED elsewhere. Between the two nothing else may use the pipeline: DP_ESTATE. */
 DP_PUBLIC int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step);
 DP_PUBLIC int dp_pipeline_backward(struct dp_pipeline *pipe, struct dp_step *step);
+
+/* The stream in which its stages compute, for work that belongs to a step but is no callback: what is
+ * queued there between two steps (a batch that is copied up, an optimizer) is done after the one and
+ * before the other, and nothing waits for it. It lasts as long as the pipeline. */
+DP_PUBLIC struct dp_device_stream *dp_pipeline_stream(const struct dp_pipeline *pipe);
 
 /* Tied parameters (dp_parameter.tied) of different stages, as an embedding and a head: the members
  * of a group are one parameter, which its owner updates. The owner is the member of the earliest

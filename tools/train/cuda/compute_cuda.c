@@ -89,6 +89,30 @@ static void linear_weight_cuda(C, int n, int in, int out, const void *x, const v
     columns(c, n, out, dy, NULL, db, NULL);
 }
 
+static void table_forward_cuda(C, int n, int in, int out, const void *x, const real *w,
+                               const real *b, void *y)
+{
+    product(c, &(struct product_args){.m = n, .n = out, .k = in, .a_row = in, .a_column = 1,
+                                      .b_row = 1, .b_column = in, .a = x, .b = low(c, w),
+                                      .bias = low(c, b), .c = y});
+}
+
+static void table_backward_cuda(C, int n, int in, int out, const void *dy, const real *w, void *dx)
+{
+    product(c, &(struct product_args){.m = n, .n = in, .k = out, .a_row = out, .a_column = 1,
+                                      .b_row = in, .b_column = 1, .a = dy, .b = low(c, w),
+                                      .c = dx});
+}
+
+static void table_weight_cuda(C, int n, int in, int out, const void *x, const void *dy, real *dw,
+                              real *db)
+{
+    product(c, &(struct product_args){.m = out, .n = in, .k = n, .a_row = 1, .a_column = out,
+                                      .b_row = in, .b_column = 1, .accumulate = 1, .wide = 1,
+                                      .a = dy, .b = x, .c = dw});
+    columns(c, n, out, dy, NULL, db, NULL);
+}
+
 /* ---- rows ---------------------------------------------------------------------------------- */
 
 static void norm_forward_cuda(C, int n, int width, const void *x, const real *gain,
@@ -121,7 +145,7 @@ static void entropy_forward_cuda(C, int n, int classes, const void *logits, cons
     struct cuda_rank *r = rank_of(c);
     const struct entropy_args args = {.n = n, .classes = classes, .logits = logits,
                                       .labels = labels, .losses = r->row_losses};
-    const struct sum_args sum = {n, 1.0 / n, r->row_losses, r->losses + mb};
+    const struct sum_args sum = {n, 1.0 / n, r->row_losses, r->numbers + mb};
 
     LAUNCH(entropy_forward, grid_of_rows(n), args);
     LAUNCH(sum, ((struct cuda_grid){1, 1, 1, 256, 256 * sizeof(double)}), sum);
@@ -251,6 +275,9 @@ const struct compute_ops cuda_compute_ops = {
     .linear_forward = linear_forward_cuda,
     .linear_backward = linear_backward_cuda,
     .linear_weight = linear_weight_cuda,
+    .table_forward = table_forward_cuda,
+    .table_backward = table_backward_cuda,
+    .table_weight = table_weight_cuda,
     .norm_forward = norm_forward_cuda,
     .norm_backward = norm_backward_cuda,
     .norm_weight = norm_weight_cuda,

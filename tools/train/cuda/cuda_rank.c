@@ -13,7 +13,7 @@ static const int64_t deadline_ns = INT64_C(60000000000); /* of work outside of s
 
 /* ---- work in a stream of its own ------------------------------------------------------------ */
 
-static int wait_for_stream(struct cuda_rank *r)
+int cuda_rank_wait(struct cuda_rank *r)
 {
     int err = r->err;
 
@@ -27,7 +27,7 @@ int cuda_rank_copy(struct cuda_rank *r, void *to, const void *from, size_t bytes
 {
     int err = dp_device_copy(r->stream, to, from, bytes);
 
-    return err ? err : wait_for_stream(r);
+    return err ? err : cuda_rank_wait(r);
 }
 
 struct cuda_grid cuda_grid_of(uint64_t count)
@@ -70,55 +70,101 @@ static void copy_down_precision(struct cuda_rank *r)
     }
 }
 
+int cuda_rank_use_stream(struct cuda_rank *r, struct dp_device_stream *stream)
+{
+    const int err = cuda_rank_wait(r);
+
+    if (!err)
+        r->stream = stream;
+    return err;
+}
+
+/* The batch of the step before has been copied up: that step has ended. */
 int cuda_rank_begin(struct cuda_rank *r, const uint8_t *tokens, size_t tokens_len,
                     const uint8_t *labels, size_t labels_len, uint8_t **on_tokens,
                     uint8_t **on_labels)
 {
     if (tokens_len + labels_len > r->batch_bytes)
         return DP_EINVAL;
-    memcpy(r->pinned, tokens, tokens_len);
-    memcpy((char *)r->pinned + tokens_len, labels, labels_len);
-    int err = dp_device_copy(r->stream, r->bytes, r->pinned, tokens_len + labels_len);
+    memcpy(r->batch, tokens, tokens_len);
+    memcpy((char *)r->batch + tokens_len, labels, labels_len);
+    int err = dp_device_copy(r->stream, r->bytes, r->batch, tokens_len + labels_len);
     if (err)
         return err;
     copy_down_precision(r);
+    memset(r->has_squares, 0, sizeof(r->has_squares));
     *on_tokens = r->bytes;
     *on_labels = *on_tokens + tokens_len;
-    return wait_for_stream(r);
-}
-
-int cuda_rank_losses(struct cuda_rank *r, double *losses, int count)
-{
-    const size_t bytes = (size_t)count * sizeof(*losses);
-    int err = cuda_rank_copy(r, r->pinned, r->losses, bytes);
-
-    if (!err)
-        memcpy(losses, r->pinned, bytes);
+    err = r->err;
+    r->err = 0;
     return err;
 }
 
-/* ---- the optimizer ------------------------------------------------------------------------- */
+/* ---- numbers ------------------------------------------------------------------------------- */
 
-int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares)
+static size_t squares_at(const struct cuda_rank *r, int slot)
+{
+    return (size_t)r->microbatches + (size_t)slot * r->tensors;
+}
+
+static void queue_squares(struct cuda_rank *r, int slot)
 {
     const struct cuda_slot *s = &r->slots[slot];
     const struct params *p = &s->stage->params;
-    const size_t bytes = p->tensors_len * sizeof(double), memory = SUM_THREADS * sizeof(double);
-    double *parts = r->squares + p->tensors_len;
+    const size_t memory = SUM_THREADS * sizeof(double);
 
     for (size_t i = 0; i < p->tensors_len; i++) {
         const struct tensor *t = &p->tensors[i];
         struct cuda_grid grid = cuda_grid_of(tensor_count(t));
         grid.x = grid.x < SQUARE_BLOCKS ? grid.x : SQUARE_BLOCKS;
         grid.memory_bytes = memory;
-        struct squares_args args = {tensor_count(t), s->grads + t->offset, parts};
+        struct squares_args args = {tensor_count(t), s->grads + t->offset, r->parts};
         LAUNCH(r, squares, grid, args);
-        args = (struct squares_args){grid.x, (const float *)(r->squares + i), parts};
+        double *sum = r->numbers + squares_at(r, slot) + i;
+        args = (struct squares_args){grid.x, (const float *)sum, r->parts};
         LAUNCH(r, squares_sum, ((struct cuda_grid){1, 1, 1, SUM_THREADS, memory}), args);
     }
-    int err = cuda_rank_copy(r, r->pinned, r->squares, bytes);
+}
+
+static int queue_copy(struct cuda_rank *r, size_t first, size_t count)
+{
+    return dp_device_copy(r->stream, r->read_numbers + first, r->numbers + first,
+                          count * sizeof(double));
+}
+
+int cuda_rank_queue_numbers(struct cuda_rank *r, bool squares)
+{
+    const size_t used = squares ? squares_at(r, r->slot_count) : (size_t)r->microbatches;
+
+    for (int i = 0; i < r->slot_count; i++) {
+        if (squares)
+            queue_squares(r, i);
+        r->has_squares[i] = squares;
+    }
+    return queue_copy(r, 0, used);
+}
+
+void cuda_rank_losses(const struct cuda_rank *r, double *losses, int count)
+{
+    memcpy(losses, r->read_numbers, (size_t)count * sizeof(*losses));
+}
+
+/* ---- the optimizer ------------------------------------------------------------------------- */
+
+int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares)
+{
+    const size_t count = r->slots[slot].stage->params.tensors_len, at = squares_at(r, slot);
+    int err = 0;
+
+    if (!r->has_squares[slot]) {
+        queue_squares(r, slot);
+        err = queue_copy(r, at, count);
+        if (!err)
+            err = cuda_rank_wait(r);
+    }
+    r->has_squares[slot] = false;
     if (!err)
-        memcpy(squares, r->pinned, bytes);
+        memcpy(squares, r->read_numbers + at, count * sizeof(double));
     return err;
 }
 
@@ -128,13 +174,13 @@ int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_co
     struct cuda_slot *s = &r->slots[slot];
     const struct params *p = &s->stage->params;
 
-    if (skip) {
-        int err = dp_device_zero(r->stream, s->grads, p->count * sizeof(float));
-        return err ? err : wait_for_stream(r);
-    }
+    if (skip)
+        return dp_device_zero(r->stream, s->grads, p->count * sizeof(float));
     s->updates++;
     for (size_t i = 0; i < p->tensors_len; i++) {
         const struct tensor *t = &p->tensors[i];
+        if (s->others[i])
+            continue; /* its gradient is zero since it was summed at the owner */
         const struct adamw_args args = {
             .count = tensor_count(t), .rate = (float)rate,
             .decay = t->rows == 1 ? 0 : (float)config->weight_decay,
@@ -146,7 +192,9 @@ int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_co
             .first = s->first + t->offset, .second = s->second + t->offset};
         LAUNCH(r, adamw, cuda_grid_of(args.count), args);
     }
-    return wait_for_stream(r);
+    const int err = r->err;
+    r->err = 0;
+    return err;
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -189,7 +237,8 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
     s->index = stage;
     s->stages = stages;
     r->slot_count++;
-    err = alloc_zeroed(r, bytes, &s->weights);
+    s->others = calloc(s->stage->params.tensors_len, sizeof(*s->others));
+    err = s->others ? alloc_zeroed(r, bytes, &s->weights) : DP_ENOMEM;
     if (!err)
         err = alloc_zeroed(r, bytes, &s->grads);
     if (!err)
@@ -207,6 +256,11 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
     return err;
 }
 
+void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor)
+{
+    r->slots[slot].others[tensor] = true;
+}
+
 static int find_kernels(struct cuda_rank *r)
 {
 #define ONE(name)  {#name, #name},
@@ -221,29 +275,26 @@ static int find_kernels(struct cuda_rank *r)
     return err;
 }
 
-static size_t largest(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 static int alloc_all(struct cuda_rank *r, const struct cuda_rank_config *config)
 {
     const struct gpt_config *m = &config->model;
-    const size_t tensors = ((size_t)m->layers + 2) * MAX_TENSORS;
-    const size_t squares = (tensors + MOST_BLOCKS) * sizeof(double);
-    const size_t losses = (size_t)r->microbatches * sizeof(double);
     const size_t tokens = (size_t)m->batch * (size_t)m->context;
+    void *numbers = NULL;
 
+    r->tensors = ((size_t)m->layers + 2) * MAX_TENSORS;
     r->batch_bytes = 2 * tokens * (size_t)config->model_microbatches;
-    r->pinned_bytes = largest(largest(r->batch_bytes, squares), losses);
+    const size_t bytes = squares_at(r, DP_MAX_SLOTS) * sizeof(double);
     int err = alloc_zeroed(r, tokens * sizeof(float), &r->row_losses);
     if (!err)
-        err = alloc_zeroed(r, losses, &r->losses);
+        err = alloc_zeroed(r, bytes, &r->numbers);
     if (!err)
-        err = alloc_zeroed(r, squares, &r->squares);
+        err = alloc_zeroed(r, SQUARE_BLOCKS * sizeof(double), &r->parts);
     if (!err)
         err = alloc_zeroed(r, r->batch_bytes, &r->bytes);
-    return err ? err : dp_device_alloc(r->dev, DP_MEMORY_PINNED, r->pinned_bytes, &r->pinned);
+    if (!err)
+        err = dp_device_alloc(r->dev, DP_MEMORY_PINNED, bytes, &numbers);
+    r->read_numbers = numbers;
+    return err ? err : dp_device_alloc(r->dev, DP_MEMORY_PINNED, r->batch_bytes, &r->batch);
 }
 
 /* Without it the kernel `product` does the same, slowly. */
@@ -270,7 +321,8 @@ static int open_all(struct cuda_rank *r, const struct cuda_rank_config *config)
     if (!err)
         err = find_kernels(r);
     if (!err)
-        err = dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &r->stream);
+        err = dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &r->own_stream);
+    r->stream = r->own_stream;
     if (!err)
         err = dp_device_event_new(r->dev, &r->event);
     if (!err)
@@ -301,18 +353,21 @@ void cuda_rank_free(struct cuda_rank *r)
     for (int i = 0; i < r->slot_count; i++) {
         struct cuda_slot *s = &r->slots[i];
         cuda_saved_free(s->saved);
+        cuda_host_free(r, s);
+        free(s->others);
         void *const all[] = {s->weights, s->grads, s->first, s->second, s->low, s->scratch};
         for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
     }
     if (r->dev) {
-        void *const all[] = {r->row_losses, r->losses, r->squares, r->bytes};
+        void *const all[] = {r->row_losses, r->numbers, r->parts, r->bytes};
         for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
-        dp_device_free(r->dev, DP_MEMORY_PINNED, r->pinned);
+        dp_device_free(r->dev, DP_MEMORY_PINNED, r->read_numbers);
+        dp_device_free(r->dev, DP_MEMORY_PINNED, r->batch);
     }
     dp_device_event_free(r->event);
-    dp_device_stream_free(r->stream);
+    dp_device_stream_free(r->own_stream);
     dp_device_module_free(r->module);
     dp_device_close(r->dev);
     free(r);

@@ -4,7 +4,9 @@
  * losses, and the optimizer. With bf16 activations are bfloat16, and products use a bfloat16 copy of the
  * parameters, made anew for each step; parameters, gradients and the optimizer's state are float32.
  *
- * All work outside of callbacks is in a stream of its own, and waited for; in a callback nothing waits.
+ * Work outside of callbacks is queued in the stream of the callbacks, too, so that nothing waits during a
+ * step: not for the batch that is copied up, not for the optimizer. The host waits where it wants numbers:
+ * losses and sums of squares, once at the end of a step, and checkpoints.
  */
 #ifndef DP_TRAIN_CUDA_RANK_H
 #define DP_TRAIN_CUDA_RANK_H
@@ -38,23 +40,31 @@ struct cuda_slot {
     uint16_t *low;                           /* of the weights; NULL: float32 */
     void *scratch;
     uint64_t updates;
+    bool *others; /* [params.tensors_len] tied to one that is updated elsewhere; calloc'ed */
     struct cuda_saved *saved; /* NULL: no checkpoint was written or read */
+    struct gpt_stage *host;   /* NULL: no replicas share it */
+    void *host_memory;        /* its values, then gradients */
 };
 
 struct cuda_rank {
     struct compute compute;
     struct dp_device *dev;
     struct dp_device_module *module;
-    struct dp_device_stream *stream;
+    struct dp_device_stream *stream, *own_stream; /* stream: of all work; own: until there is a pipeline */
     struct dp_device_event *event;
     void *kernels[CUDA_KERNEL_COUNT];
     struct blas *blas; /* NULL: the kernel product */
     struct cuda_slot slots[DP_MAX_SLOTS];
     int slot_count, microbatches;
     float *row_losses;
-    double *losses, *squares; /* [microbatches]; of one stage by tensor, then parts of a tensor */
-    void *bytes, *pinned;     /* batch; what is copied up or down */
-    size_t batch_bytes, pinned_bytes;
+    /* What the host wants to know of a step, on the device and where it is copied to: losses
+     * [microbatches], then squares of each slot by tensor [DP_MAX_SLOTS][tensors]. */
+    double *numbers, *read_numbers;
+    size_t tensors; /* most of a slot */
+    bool has_squares[DP_MAX_SLOTS]; /* read_numbers are those of the gradients as they are now */
+    double *parts;                  /* of a tensor's sum of squares */
+    void *bytes, *batch; /* a step's batch, on the device, and where it is copied from */
+    size_t batch_bytes;
     int err; /* the first since compute.ops->error was called */
 };
 
@@ -76,14 +86,21 @@ void cuda_rank_free(struct cuda_rank *r);
 /* A stage with its memory on the GPU, begun from the seed. config.compute is &r->compute. */
 int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, int stage, int stages,
                         struct gpt_stage **out);
+/* A tensor of a slot is a copy of a tied one: another rank or slot updates it, and has its state. */
+void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor);
 /* Copy a step's batch up, and bring the parameters' copies up to date: *tokens and *labels point to
  * device memory until the next call. */
 int cuda_rank_begin(struct cuda_rank *r, const uint8_t *tokens, size_t tokens_len,
                     const uint8_t *labels, size_t labels_len, uint8_t **on_tokens,
                     uint8_t **on_labels);
+/* From now on queue all work in this stream, which lasts until the rank ends. */
+int cuda_rank_use_stream(struct cuda_rank *r, struct dp_device_stream *stream);
+/* Queue, at the end of a step, the copy of its losses, and with squares also sums of squares of all
+ * slots' gradients. */
+int cuda_rank_queue_numbers(struct cuda_rank *r, bool squares);
 /* losses[count] of the step that has ended. */
-int cuda_rank_losses(struct cuda_rank *r, double *losses, int count);
-/* Sums of squares of a slot's gradients, by tensor. */
+void cuda_rank_losses(const struct cuda_rank *r, double *losses, int count);
+/* Sums of squares of a slot's gradients, by tensor. Waits, unless they were queued in the step. */
 int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares);
 /* AdamW on a slot; its gradients are zero afterwards. skip: nothing but that. */
 int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
@@ -94,6 +111,15 @@ int cuda_rank_saved(struct cuda_rank *r, int slot, const struct dp_optimizer_con
                     const struct gpt_stage **values, struct dp_optimizer **state);
 int cuda_rank_restore(struct cuda_rank *r, int slot);
 void cuda_saved_free(struct cuda_saved *saved);
+/* cuda_host.c: a stage whose values and gradients are in pinned memory of the host, those of a slot;
+ * it lasts as long as the rank. Copy its gradients from the slot's, which become zero with `clear`, and
+ * wait; or its values or gradients to the slot's, and wait. */
+int cuda_rank_host(struct cuda_rank *r, int slot, struct gpt_stage **out);
+int cuda_rank_fetch(struct cuda_rank *r, int slot, bool clear);
+int cuda_rank_put(struct cuda_rank *r, int slot, bool grads);
+void cuda_host_free(struct cuda_rank *r, struct cuda_slot *s);
+/* Wait for all that is queued. */
+int cuda_rank_wait(struct cuda_rank *r);
 /* Copy to or from device memory, and wait. */
 int cuda_rank_copy(struct cuda_rank *r, void *to, const void *from, size_t bytes);
 

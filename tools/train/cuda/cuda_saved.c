@@ -24,6 +24,24 @@ void cuda_saved_free(struct cuda_saved *saved)
     free(saved);
 }
 
+/* Of what this slot updates. */
+static int make_optimizer(struct cuda_saved *saved, const struct cuda_slot *of,
+                          const struct dp_optimizer_config *config)
+{
+    const size_t len = saved->stage->params.tensors_len;
+    struct dp_parameter *own = calloc(len + 1, sizeof(*own));
+    int32_t count = 0;
+
+    if (!own)
+        return DP_ENOMEM;
+    for (size_t i = 0; i < len; i++)
+        if (!of->others[i])
+            own[count++] = saved->stage->parameters[i];
+    const int err = dp_optimizer_new(config, own, count, &saved->optimizer);
+    free(own);
+    return err;
+}
+
 static int make(struct cuda_saved *saved, const struct cuda_slot *of,
                 const struct dp_optimizer_config *config)
 {
@@ -36,35 +54,44 @@ static int make(struct cuda_saved *saved, const struct cuda_slot *of,
     if (err)
         return err;
     gpt_stage_set_memory(saved->stage, saved->values, saved->values, NULL); /* no gradient is used */
-    return dp_optimizer_new(config, saved->stage->parameters,
-                            (int32_t)saved->stage->params.tensors_len, &saved->optimizer);
+    return make_optimizer(saved, of, config);
 }
 
 /* The state of each parameter: its steps, then the mean, then the mean square. */
 enum { STATES = 3 };
 
+static int move_tensor(struct cuda_rank *r, bool up, void *host, void *device, size_t bytes)
+{
+    return cuda_rank_copy(r, up ? device : host, up ? host : device, bytes);
+}
+
+static int move_state(struct cuda_rank *r, struct cuda_slot *s, bool up, const struct tensor *t,
+                      const struct dp_named_tensor *state)
+{
+    const size_t bytes = tensor_count(t) * sizeof(real);
+    int64_t *steps = state[0].tensor.data;
+    int err = move_tensor(r, up, state[1].tensor.data, s->first + t->offset, bytes);
+
+    if (!err)
+        err = move_tensor(r, up, state[2].tensor.data, s->second + t->offset, bytes);
+    if (up)
+        s->updates = (uint64_t)*steps;
+    else
+        *steps = (int64_t)s->updates;
+    return err;
+}
+
 static int move(struct cuda_rank *r, struct cuda_slot *s, bool up)
 {
     const struct params *p = &s->stage->params;
     const struct dp_named_tensor *state = dp_optimizer_state(s->saved->optimizer);
-    int err = 0;
+    int err = move_tensor(r, up, s->saved->values, s->weights, p->count * sizeof(real));
 
-    for (size_t i = 0; i < p->tensors_len && !err; i++, state += STATES) {
-        const size_t at = p->tensors[i].offset, bytes = tensor_count(&p->tensors[i]) * sizeof(real);
-        int64_t *steps = state[0].tensor.data;
-        const struct { void *host, *device; } parts[] = {
-            {s->saved->values + at, s->weights + at},
-            {state[1].tensor.data, s->first + at},
-            {state[2].tensor.data, s->second + at},
-        };
-        for (size_t k = 0; k < sizeof(parts) / sizeof(parts[0]) && !err; k++)
-            err = cuda_rank_copy(r, up ? parts[k].device : parts[k].host,
-                                 up ? parts[k].host : parts[k].device, bytes);
-        if (up)
-            s->updates = (uint64_t)*steps;
-        else
-            *steps = (int64_t)s->updates;
-    }
+    for (size_t i = 0; i < p->tensors_len && !err; i++)
+        if (!s->others[i]) {
+            err = move_state(r, s, up, &p->tensors[i], state);
+            state += STATES;
+        }
     return err;
 }
 

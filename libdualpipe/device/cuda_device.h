@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_device.h - what a CUDA device consists of, for the files that implement its operations: cuda.c
+ * (memory, streams, events), cuda_module.c (kernels), cuda_sum.c (sums by kernels of the library's own),
+ * cuda_graph.c (graphs), cuda_pool.c (memory in a stream's order, and that of other devices).
+ */
+#ifndef DP_DEVICE_CUDA_DEVICE_H
+#define DP_DEVICE_CUDA_DEVICE_H
+
+#include "device/cuda_driver.h"
+#include "device/device_ops.h"
+
+enum { DP_CUDA_SUMS = 4 };
+
+struct cuda {
+    struct dp_device base;
+    struct dp_cuda_driver cu;
+    CUdevice device;
+    CUcontext context; /* the primary one; NULL: not retained yet */
+    struct dp_device_module *sums; /* of dp_cuda_add; NULL: not loaded yet, or there are none */
+    void *sum_kernels[DP_CUDA_SUMS];
+    bool sums_tried, pool_kept; /* with base.lock */
+};
+
+struct cuda_stream {
+    struct dp_device_stream base;
+    CUstream stream;
+};
+
+static inline struct cuda *dp_cuda_of(struct dp_device *dev)
+{
+    return (struct cuda *)dev;
+}
+
+static inline CUstream dp_cuda_stream_of(const struct dp_device_stream *stream)
+{
+    return ((const struct cuda_stream *)stream)->stream;
+}
+
+static inline int dp_cuda_enter(struct cuda *cuda)
+{
+    return dp_cuda_check(&cuda->cu, cuda->cu.cuCtxPushCurrent(cuda->context),
+                         "making its context current");
+}
+
+/* Hands the result of the call made inside through. */
+static inline CUresult dp_cuda_leave(struct cuda *cuda, CUresult result)
+{
+    CUcontext context;
+
+    cuda->cu.cuCtxPopCurrent(&context);
+    return result;
+}
+
+/* The kernels of dp_cuda_add: PTX. */
+extern const char dp_cuda_sum_ptx[];
+
+/* As the members of dp_device_ops of these names. */
+int dp_cuda_module_new(struct dp_device *dev, const void *image, struct dp_device_module **out);
+void dp_cuda_module_free(struct dp_device_module *module); /* may be NULL */
+int dp_cuda_kernel_find(struct dp_device_module *module, const char *name, void **out);
+int dp_cuda_launch(struct dp_device *dev, const struct dp_device_launch *launch);
+int dp_cuda_add(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
+                const void *from, size_t count);
+int dp_cuda_capture_begin(struct dp_device_stream *stream);
+int dp_cuda_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out);
+int dp_cuda_graph_launch(struct dp_device_graph *graph, struct dp_device_stream *stream);
+void dp_cuda_graph_free(struct dp_device_graph *graph);
+int dp_cuda_alloc_async(struct dp_device_stream *stream, size_t bytes, void **out);
+int dp_cuda_free_async(struct dp_device_stream *stream, void *ptr);
+int dp_cuda_reach(struct dp_device *dev, struct dp_device *other);
+
+#endif

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What not every device has: graphs, memory of a pool, sums by kernels, reaching another device. On the
+ * simulated CUDA (tests/simcuda), and on the host as far as it has them; with DP_TEST_GPU=cuda on a GPU.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "base/fp16.h"
+#include "device/device_ops.h"
+#include "device/cuda_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const int64_t long_enough_ns = 20 * DP_NS_PER_S;
+static const DLDataType f32 = {kDLFloat, 32, 1}, f64 = {kDLFloat, 64, 1}, f16 = {kDLFloat, 16, 1},
+                        bf16 = {kDLBfloat, 16, 1};
+
+struct rig {
+    struct dp_device *dev;
+    struct dp_device_stream *stream;
+    struct dp_device_event *event;
+};
+
+static void rig_open(struct rig *g, const char *name)
+{
+    assert_int_equal(dp_device_open(name, &g->dev), 0);
+    assert_int_equal(dp_device_stream_new(g->dev, DP_PRIORITY_NORMAL, &g->stream), 0);
+    assert_int_equal(dp_device_event_new(g->dev, &g->event), 0);
+}
+
+static void rig_close(struct rig *g)
+{
+    dp_device_event_free(g->event);
+    dp_device_stream_free(g->stream);
+    dp_device_close(g->dev);
+}
+
+static void finish(struct rig *g)
+{
+    assert_int_equal(dp_device_event_record(g->event, g->stream), 0);
+    assert_int_equal(dp_device_event_wait(g->event, long_enough_ns), 0);
+}
+
+static void *take(struct rig *g, enum dp_memory where, size_t bytes)
+{
+    void *out = NULL;
+
+    assert_int_equal(dp_device_alloc(g->dev, where, bytes, &out), 0);
+    return out;
+}
+
+static void copy(struct rig *g, void *to, const void *from, size_t bytes)
+{
+    assert_int_equal(dp_device_copy(g->stream, to, from, bytes), 0);
+    finish(g);
+}
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+static void a_graph_does_what_was_captured_as_often_as_it_is_launched(void **state)
+{
+    enum { COUNT = 1000 };
+    const size_t bytes = COUNT * sizeof(float);
+    struct dp_device_graph *graph = NULL;
+    struct rig g;
+
+    (void)state;
+    rig_open(&g, "cuda");
+    float *pinned = take(&g, DP_MEMORY_PINNED, bytes);
+    float *x = take(&g, DP_MEMORY_DEVICE, bytes), *y = take(&g, DP_MEMORY_DEVICE, bytes);
+    for (int i = 0; i < COUNT; i++)
+        pinned[i] = (float)i;
+    copy(&g, x, pinned, bytes);
+    copy(&g, y, pinned, bytes);
+    assert_int_equal(dp_device_add(g.stream, f32, NULL, f32, NULL, 0), 0); /* loads the kernels */
+    assert_int_equal(dp_device_capture_begin(g.stream), 0);
+    assert_int_equal(dp_device_add(g.stream, f32, y, f32, x, COUNT), 0);
+    assert_int_equal(dp_device_copy(g.stream, pinned, y, bytes), 0);
+    assert_int_equal(dp_device_capture_end(g.stream, &graph), 0);
+    finish(&g);
+    assert_true(pinned[7] == 7); /* nothing was done */
+    for (int k = 2; k <= 4; k++) {
+        assert_int_equal(dp_device_graph_launch(graph, g.stream), 0);
+        finish(&g);
+        for (int i = 0; i < COUNT; i++)
+            assert_true(pinned[i] == (float)(i * k));
+    }
+    dp_device_graph_free(graph);
+    dp_device_graph_free(NULL);
+    dp_device_free(g.dev, DP_MEMORY_DEVICE, y);
+    dp_device_free(g.dev, DP_MEMORY_DEVICE, x);
+    dp_device_free(g.dev, DP_MEMORY_PINNED, pinned);
+    rig_close(&g);
+}
+
+static void an_event_is_no_part_of_a_graph_and_the_stream_goes_on(void **state)
+{
+    struct dp_device_graph *graph = NULL;
+    struct rig g;
+
+    (void)state;
+    if (getenv("DP_TEST_GPU"))
+        skip_because("on a GPU an event may be captured, and is only not waited for");
+    rig_open(&g, "cuda");
+    assert_int_equal(dp_device_capture_begin(g.stream), 0);
+    assert_true(dp_device_event_record(g.event, g.stream) < 0);
+    assert_int_equal(dp_device_capture_end(g.stream, &graph), 0);
+    dp_device_graph_free(graph);
+    finish(&g);
+    rig_close(&g);
+}
+
+static void the_host_has_no_graphs_and_adds_nothing_up(void **state)
+{
+    struct rig g;
+    float x = 1, y = 2;
+
+    (void)state;
+    rig_open(&g, "host:1");
+    assert_int_equal(dp_device_capture_begin(g.stream), DP_EUNSUPPORTED);
+    assert_non_null(strstr(dp_last_error(), "expected cuda"));
+    assert_int_equal(dp_device_add(g.stream, f32, &x, f32, &y, 1), DP_EUNSUPPORTED);
+    rig_close(&g);
+}
+
+/* ---- a pool ---------------------------------------------------------------------------------- */
+
+static void take_in_order(const char *name)
+{
+    enum { ROUNDS = 20, BYTES = 5000 };
+    struct rig g;
+    void *buf = NULL;
+
+    rig_open(&g, name);
+    char *pinned = take(&g, DP_MEMORY_PINNED, BYTES);
+    memset(pinned, 7, BYTES);
+    for (int i = 0; i < ROUNDS; i++) { /* nothing is waited for in between */
+        assert_int_equal(dp_device_alloc_async(g.stream, BYTES, &buf), 0);
+        assert_int_equal(dp_device_copy(g.stream, buf, pinned, BYTES), 0);
+        assert_int_equal(dp_device_copy(g.stream, pinned, buf, BYTES), 0);
+        assert_int_equal(dp_device_free_async(g.stream, buf), 0);
+    }
+    assert_int_equal(dp_device_free_async(g.stream, NULL), 0);
+    assert_int_equal(dp_device_alloc_async(g.stream, 0, &buf), 0);
+    assert_int_equal(dp_device_free_async(g.stream, buf), 0);
+    finish(&g);
+    for (int i = 0; i < BYTES; i++)
+        assert_int_equal(pinned[i], 7);
+    dp_device_free(g.dev, DP_MEMORY_PINNED, pinned);
+    rig_close(&g);
+}
+
+static void memory_is_taken_and_given_back_in_the_order_of_a_stream(void **state)
+{
+    (void)state;
+    take_in_order("cuda");
+    take_in_order("host:2");
+    take_in_order("host:0");
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+enum { SUMS = 3000 };
+
+static void fill(DLDataType type, char *to, unsigned seed)
+{
+    for (unsigned i = 0; i < SUMS; i++) {
+        const float x = (float)((i * 7919U + seed) % 4001U) / 17 - 100;
+        if (type.bits == 64)
+            ((double *)(void *)to)[i] = (double)x / 3;
+        else if (type.bits == 32)
+            ((float *)(void *)to)[i] = x;
+        else
+            ((uint16_t *)(void *)to)[i] =
+                type.code == kDLBfloat ? dp_bfloat16_store(x) : dp_float16_store(x);
+    }
+}
+
+static void add_on_host(DLDataType type, char *to, const char *from)
+{
+    uint16_t *narrow = (uint16_t *)(void *)to;
+    const float *x = (const float *)(const void *)from;
+
+    for (int i = 0; i < SUMS; i++) {
+        if (type.bits == 64)
+            ((double *)(void *)to)[i] += ((const double *)(const void *)from)[i];
+        else if (type.bits == 32)
+            ((float *)(void *)to)[i] += x[i];
+        else if (type.code == kDLBfloat)
+            narrow[i] = dp_bfloat16_store(dp_bfloat16_load(narrow[i]) + x[i]);
+        else
+            narrow[i] = dp_float16_store(dp_float16_load(narrow[i]) + x[i]);
+    }
+}
+
+static void compare_sums(struct rig *g, DLDataType type, DLDataType from)
+{
+    static _Alignas(16) char to[SUMS * 8], other[SUMS * 8];
+    const size_t bytes = SUMS * type.bits / 8U, from_bytes = SUMS * from.bits / 8U;
+    void *x = take(g, DP_MEMORY_DEVICE, bytes), *y = take(g, DP_MEMORY_DEVICE, from_bytes);
+    char *pinned = take(g, DP_MEMORY_PINNED, bytes);
+
+    fill(type, to, 1);
+    fill(from, other, 500);
+    copy(g, x, to, bytes);
+    copy(g, y, other, from_bytes);
+    assert_int_equal(dp_device_add(g->stream, type, x, from, y, SUMS), 0);
+    copy(g, pinned, x, bytes);
+    add_on_host(type, to, other);
+    assert_memory_equal(pinned, to, bytes);
+    dp_device_free(g->dev, DP_MEMORY_PINNED, pinned);
+    dp_device_free(g->dev, DP_MEMORY_DEVICE, y);
+    dp_device_free(g->dev, DP_MEMORY_DEVICE, x);
+}
+
+static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **state)
+{
+    const DLDataType int32 = {kDLInt, 32, 1};
+    struct rig g;
+
+    (void)state;
+    rig_open(&g, "cuda");
+    compare_sums(&g, f32, f32);
+    compare_sums(&g, f64, f64);
+    compare_sums(&g, bf16, f32);
+    compare_sums(&g, f16, f32);
+    assert_int_equal(dp_device_add(g.stream, int32, NULL, int32, NULL, 0), DP_EUNSUPPORTED);
+    assert_int_equal(dp_device_add(g.stream, f32, NULL, f64, NULL, 0), DP_EUNSUPPORTED);
+    rig_close(&g);
+}
+
+/* A GPU's driver does the same. */
+static void the_kernels_of_sums_compile_for_every_gpu(void **state)
+{
+    static const char *const ptxas[] = {"ptxas", "/usr/local/cuda/bin/ptxas"};
+    static const char *const gpus[] = {"sm_80", "sm_90", "sm_100"};
+    char command[512], file[] = "/tmp/dualpipe-sum-XXXXXX";
+    const char *use = NULL;
+
+    (void)state;
+    for (int i = 0; i < 2 && !use; i++) {
+        snprintf(command, sizeof(command), "%s --version >/dev/null 2>&1", ptxas[i]);
+        use = system(command) ? NULL : ptxas[i];
+    }
+    if (!use)
+        skip_because("no ptxas");
+    const int fd = mkstemp(file);
+    const ssize_t len = (ssize_t)strlen(dp_cuda_sum_ptx);
+    assert_true(fd >= 0 && write(fd, dp_cuda_sum_ptx, (size_t)len) == len && !close(fd));
+    for (int i = 0; i < 3; i++) {
+        snprintf(command, sizeof(command), "%s -arch=%s -o /dev/null %s", use, gpus[i], file);
+        if (system(command))
+            fail_msg("%s refuses the kernels for %s", use, gpus[i]);
+    }
+    unlink(file);
+}
+
+/* ---- other devices --------------------------------------------------------------------------- */
+
+static void devices_are_counted_and_reach_their_own_kind(void **state)
+{
+    struct rig g, other, host;
+    int count = 0;
+
+    (void)state;
+    assert_int_equal(dp_device_cuda_count(&count), 0);
+    assert_true(count >= 1);
+    assert_int_equal(dp_device_cuda_count(NULL), DP_EINVAL);
+    rig_open(&g, "cuda");
+    rig_open(&other, "cuda:0");
+    rig_open(&host, "host:0");
+    assert_int_equal(dp_device_reach(g.dev, other.dev), 0);
+    assert_int_equal(dp_device_reach(host.dev, host.dev), 0);
+    assert_int_equal(dp_device_reach(g.dev, host.dev), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "cuda and host"));
+    rig_close(&host);
+    rig_close(&other);
+    rig_close(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_graph_does_what_was_captured_as_often_as_it_is_launched),
+        cmocka_unit_test(an_event_is_no_part_of_a_graph_and_the_stream_goes_on),
+        cmocka_unit_test(the_host_has_no_graphs_and_adds_nothing_up),
+        cmocka_unit_test(memory_is_taken_and_given_back_in_the_order_of_a_stream),
+        cmocka_unit_test(sums_of_the_device_are_those_of_the_host_to_the_last_bit),
+        cmocka_unit_test(the_kernels_of_sums_compile_for_every_gpu),
+        cmocka_unit_test(devices_are_counted_and_reach_their_own_kind),
+    };
+    const char *build = getenv("DP_TOP_BUILDDIR");
+    char file[1024];
+
+#ifdef __SANITIZE_THREAD__
+    printf("skipped: the thread sanitizer does not know the stacks that simulated threads have\n");
+    return 77;
+#endif
+    snprintf(file, sizeof(file), "%s/tests/simcuda/.libs/libsimcuda.so", build ? build : ".");
+    if (!getenv("DP_TEST_GPU")) {
+        if (access(file, R_OK)) {
+            printf("skipped: no simulated CUDA in this build\n");
+            return 77;
+        }
+        setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", file, 1);
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
