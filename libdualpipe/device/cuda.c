@@ -80,9 +80,9 @@ static int cuda_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes,
     if (where == DP_MEMORY_DEVICE)
         return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, alloc_device(&cuda->cu, ask, out)),
                              "no device memory for a buffer of %zu bytes", bytes);
-    return dp_cuda_check(&cuda->cu,
-                         dp_cuda_leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
-                         "no pinned memory for a buffer of %zu bytes", bytes);
+    return dp_cuda_check(
+        &cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
+        "no pinned memory for a buffer of %zu bytes", bytes);
 }
 
 static void cuda_free(struct dp_device *dev, enum dp_memory where, void *ptr)
@@ -107,7 +107,8 @@ static int cuda_register(struct dp_device *dev, void *ptr, size_t bytes)
     if (err)
         return err;
     CUresult result = cuda->cu.cuMemHostRegister(ptr, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "pinning the %zu bytes at %p", bytes, ptr);
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "pinning the %zu bytes at %p",
+                         bytes, ptr);
 }
 
 static void cuda_unregister(struct dp_device *dev, void *ptr)
@@ -147,9 +148,9 @@ static int cuda_stream_new(struct dp_device *dev, enum dp_device_priority priori
     stream->base.dev = dev;
     int err = dp_cuda_enter(cuda);
     if (!err)
-        err = dp_cuda_check(&cuda->cu,
-                            dp_cuda_leave(cuda, create_stream(&cuda->cu, priority, &stream->stream)),
-                            "making a stream");
+        err = dp_cuda_check(
+            &cuda->cu, dp_cuda_leave(cuda, create_stream(&cuda->cu, priority, &stream->stream)),
+            "making a stream");
     if (err)
         free(stream);
     else
@@ -173,7 +174,8 @@ static void cuda_stream_free(struct dp_device_stream *stream)
         if (poll_until(test_stream, stream, longest_drain_ns))
             dp_log(DP_LOG_WARN, "cuda:%d: a stream is freed with work unfinished after 10 s",
                    cuda->cu.ordinal);
-        dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuStreamDestroy(dp_cuda_stream_of(stream))),
+        dp_cuda_check(&cuda->cu,
+                      dp_cuda_leave(cuda, cuda->cu.cuStreamDestroy(dp_cuda_stream_of(stream))),
                       "freeing a stream");
     }
     free(stream);
@@ -194,8 +196,8 @@ static int cuda_copy(struct dp_device_stream *stream, void *dst, const void *src
         return err;
     CUresult result =
         cuda->cu.cuMemcpyAsync(address(dst), address(src), bytes, dp_cuda_stream_of(stream));
-    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "copying %zu bytes from %p to %p", bytes,
-                         src, dst);
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "copying %zu bytes from %p to %p",
+                         bytes, src, dst);
 }
 
 static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
@@ -206,7 +208,8 @@ static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
     if (err)
         return err;
     CUresult result = cuda->cu.cuMemsetD8Async(address(dst), 0, bytes, dp_cuda_stream_of(stream));
-    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "zeroing %zu bytes at %p", bytes, dst);
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "zeroing %zu bytes at %p", bytes,
+                         dst);
 }
 
 /* A CUDA host function has the same form. */
@@ -234,7 +237,8 @@ static int cuda_event_new(struct dp_device *dev, struct dp_device_event **out)
     int err = dp_cuda_enter(cuda);
     if (!err)
         err = dp_cuda_check(
-            &cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuEventCreate(&event->event, CU_EVENT_DISABLE_TIMING)),
+            &cuda->cu,
+            dp_cuda_leave(cuda, cuda->cu.cuEventCreate(&event->event, CU_EVENT_DISABLE_TIMING)),
             "making an event");
     if (err)
         free(event);
@@ -261,7 +265,8 @@ static int cuda_event_record(struct dp_device_event *event, struct dp_device_str
     if (err)
         return err;
     return dp_cuda_check(
-        &cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuEventRecord(native_event(event), dp_cuda_stream_of(stream))),
+        &cuda->cu,
+        dp_cuda_leave(cuda, cuda->cu.cuEventRecord(native_event(event), dp_cuda_stream_of(stream))),
         "recording an event");
 }
 
@@ -301,10 +306,10 @@ static int cuda_stream_wait(struct dp_device_stream *stream, struct dp_device_ev
     int err = dp_cuda_enter(cuda);
     if (err)
         return err;
-    return dp_cuda_check(
-        &cuda->cu,
-        dp_cuda_leave(cuda, cuda->cu.cuStreamWaitEvent(dp_cuda_stream_of(stream), native_event(event), 0)),
-        "waiting for an event");
+    return dp_cuda_check(&cuda->cu,
+                         dp_cuda_leave(cuda, cuda->cu.cuStreamWaitEvent(dp_cuda_stream_of(stream),
+                                                                        native_event(event), 0)),
+                         "waiting for an event");
 }
 
 /* ---- the device ------------------------------------------------------------------------------ */

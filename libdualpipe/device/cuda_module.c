@@ -80,8 +80,8 @@ static CUresult queue(const struct dp_cuda_driver *cu, const struct dp_device_la
     CUresult result = CUDA_SUCCESS;
 
     if (l->memory_bytes > DEFAULT_MEMORY_BYTES)
-        result = cu->cuFuncSetAttribute(
-            l->kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)l->memory_bytes);
+        result = cu->cuFuncSetAttribute(l->kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                        (int)l->memory_bytes);
     if (result == CUDA_SUCCESS)
         result = cu->cuLaunchKernel(l->kernel, l->blocks[0], l->blocks[1], l->blocks[2], l->threads,
                                     1, 1, (unsigned)l->memory_bytes, l->stream, NULL, extra);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_pool.c - memory of the device's pool, taken and given back in the order of a stream; and memory of
- * other devices, which copies and kernels of this one reach.
+ * cuda_pool.c - memory of the device's pool, taken and given back in the order of a stream; and
+ * memory of other devices, which copies and kernels of this one reach.
  */
 #include "device/cuda_device.h"
 
@@ -58,7 +58,8 @@ int dp_cuda_free_async(struct dp_device_stream *stream, void *ptr)
 
     if (err)
         return err;
-    CUresult result = cuda->cu.cuMemFreeAsync((CUdeviceptr)(uintptr_t)ptr, dp_cuda_stream_of(stream));
+    CUresult result =
+        cuda->cu.cuMemFreeAsync((CUdeviceptr)(uintptr_t)ptr, dp_cuda_stream_of(stream));
     return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "giving memory back to the pool");
 }
 
@@ -71,13 +72,15 @@ int dp_cuda_reach(struct dp_device *dev, struct dp_device *other)
     if (cuda->device == peer->device)
         return 0;
     if (!cu->cuDeviceCanAccessPeer || !cu->cuCtxEnablePeerAccess)
-        return dp_fail(DP_EUNSUPPORTED, "cuda:%d: the driver has no functions for peers", cu->ordinal);
+        return dp_fail(DP_EUNSUPPORTED, "cuda:%d: the driver has no functions for peers",
+                       cu->ordinal);
     int err = dp_cuda_check(cu, cu->cuDeviceCanAccessPeer(&can, cuda->device, peer->device),
                             "asking whether it reaches cuda:%d", peer->cu.ordinal);
     if (!err && !can)
         err = dp_fail_quietly(DP_EUNSUPPORTED,
                               "cuda:%d does not reach the memory of cuda:%d; copies between them "
-                              "pass through the host", cu->ordinal, peer->cu.ordinal);
+                              "pass through the host",
+                              cu->ordinal, peer->cu.ordinal);
     if (!err)
         err = dp_cuda_enter(cuda);
     if (err)

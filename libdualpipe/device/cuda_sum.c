@@ -20,8 +20,8 @@ struct sum_args {
 #define BEGIN(name, to_shift, from_shift)                                                          \
     ".visible .entry " name "(.param .align 8 .b8 p[24])\n"                                        \
     "{\n"                                                                                          \
-    ".reg .pred %q; .reg .b16 %h; .reg .b32 %t, %n, %x, %y; .reg .b64 %i, %s, %c, %to, %from, %a, %b;\n" \
-    ".reg .f32 %f, %g; .reg .f64 %d, %e;\n"                                                        \
+    ".reg .pred %q; .reg .b16 %h; .reg .b32 %t, %n, %x, %y; .reg .f32 %f, %g; .reg .f64 %d, %e;\n"  \
+    ".reg .b64 %i, %s, %c, %to, %from, %a, %b;\n"                                                  \
     "ld.param.u64 %to, [p]; ld.param.u64 %from, [p+8]; ld.param.u64 %c, [p+16];\n"                 \
     "cvta.to.global.u64 %to, %to; cvta.to.global.u64 %from, %from;\n"                              \
     "mov.u32 %n, %ntid.x; mov.u32 %t, %ctaid.x; mul.wide.u32 %i, %t, %n;\n"                        \

@@ -4,6 +4,7 @@
  * simulated CUDA (tests/simcuda), and on the host as far as it has them; with DP_TEST_GPU=cuda on a GPU.
  */
 #include "cmocka_all.h"
+#include "scratch.h"
 
 #include "base/clock.h"
 #include "base/fp16.h"
@@ -238,7 +239,7 @@ static void the_kernels_of_sums_compile_for_every_gpu(void **state)
 {
     static const char *const ptxas[] = {"ptxas", "/usr/local/cuda/bin/ptxas"};
     static const char *const gpus[] = {"sm_80", "sm_90", "sm_100"};
-    char command[512], file[] = "/tmp/dualpipe-sum-XXXXXX";
+    char command[512], file[SCRATCH_LEN];
     const char *use = NULL;
 
     (void)state;
@@ -248,9 +249,10 @@ static void the_kernels_of_sums_compile_for_every_gpu(void **state)
     }
     if (!use)
         skip_because("no ptxas");
-    const int fd = mkstemp(file);
-    const ssize_t len = (ssize_t)strlen(dp_cuda_sum_ptx);
-    assert_true(fd >= 0 && write(fd, dp_cuda_sum_ptx, (size_t)len) == len && !close(fd));
+    FILE *f = scratch_file(file, "sum") ? fopen(file, "w") : NULL;
+    assert_non_null(f);
+    assert_true(fputs(dp_cuda_sum_ptx, f) >= 0);
+    assert_int_equal(fclose(f), 0);
     for (int i = 0; i < 3; i++) {
         snprintf(command, sizeof(command), "%s -arch=%s -o /dev/null %s", use, gpus[i], file);
         if (system(command))
