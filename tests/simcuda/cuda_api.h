@@ -131,9 +131,9 @@ SIM_EXPORT int cudaEventQuery(struct sim_event *event);
 SIM_EXPORT void sim_fail(const char *name, int call, int status);
 SIM_EXPORT int sim_calls(const char *name);
 
-/* For tests: count from now on how often the program asked or waited for work through the driver, and then
- * queued more (in whatever thread): that many times the device may have run dry. What it waits for after
- * the last of the work does not count. */
+/* For tests: count from now on how often the program asked or waited for work through the driver, and
+ * then queued more (in whatever thread): that many times the device may have run dry. What it waits for
+ * after the last of the work does not count. */
 SIM_EXPORT void sim_count_waits(void);
 SIM_EXPORT int sim_waits_inside(void);
 

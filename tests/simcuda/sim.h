@@ -68,8 +68,8 @@ void sim_graph_add(struct sim_graph *graph, void (*run)(void *arg), const void *
 
 /* ---- sim_faults.c ---------------------------------------------------------------------------- */
 
-/* In functions of the driver: the host asks or waits for work that was queued, or allocates or frees memory,
- * which waits on a GPU; and it queues work. */
+/* In functions of the driver: the host asks or waits for work that was queued, or allocates or frees
+ * memory, which waits on a GPU; and it queues work. */
 void sim_waited(void);
 void sim_queued(void);
 

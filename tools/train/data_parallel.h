@@ -8,8 +8,8 @@
  *      mix       gradients are summed with the mirror's; each replica updates its own weights and
  * mixes them with those of other replicas by a graph
  *
- * All of it is done in the host's memory. Where stages are on a device, gradients are copied down for it,
- * and their sums up again, or, where a shard or a mixer has updated them, the weights.
+ * All of it is done in the host's memory. Where stages are on a device, gradients are copied down for
+ * it, and their sums up again, or, where a shard or a mixer has updated them, the weights.
  */
 #ifndef DP_TRAIN_DATA_PARALLEL_H
 #define DP_TRAIN_DATA_PARALLEL_H

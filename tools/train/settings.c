@@ -164,7 +164,9 @@ static const struct arg optimizer_args[] = {
 };
 
 static const struct arg device_args[] = {
-    {"device", 0, "NAME", "what computes: cpu, cuda (each rank on a GPU of its own, if there are enough) or cuda:N", ARG_STRING, AT(device), "cpu"},
+    {"device", 0, "NAME",
+     "what computes: cpu, cuda (each rank on a GPU of its own, if there are enough) or cuda:N",
+     ARG_STRING, AT(device), "cpu"},
     {"dtype", 0, NULL,
      "of activations on CUDA; with --schedule none of the weights that layers see, and of their "
      "gradients. What is updated is f32",

@@ -108,8 +108,8 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     if (started->size)
         return run_started(run, started);
     if (s->survive)
-        return launch_survivors(settings_processes(s), (int)s->port, settings_transport(s), (int)s->restarts,
-                                run_rank, run);
+        return launch_survivors(settings_processes(s), (int)s->port, settings_transport(s),
+                                (int)s->restarts, run_rank, run);
     return launch_ranks(settings_processes(s), (int)s->port, settings_transport(s), run_rank, run);
 }
 

@@ -4,9 +4,9 @@
  * losses, and the optimizer. With bf16 activations are bfloat16, and products use a bfloat16 copy of the
  * parameters, made anew for each step; parameters, gradients and the optimizer's state are float32.
  *
- * Work outside of callbacks is queued in the stream of the callbacks, too, so that nothing waits during a
- * step: not for the batch that is copied up, not for the optimizer. The host waits where it wants numbers:
- * losses and sums of squares, once at the end of a step, and checkpoints.
+ * Work outside of callbacks is queued in the stream of the callbacks, too, so that nothing waits during
+ * a step: not for the batch that is copied up, not for the optimizer. The host waits where it wants
+ * numbers: losses and sums of squares, once at the end of a step, and checkpoints.
  */
 #ifndef DP_TRAIN_CUDA_RANK_H
 #define DP_TRAIN_CUDA_RANK_H
@@ -50,7 +50,7 @@ struct cuda_rank {
     struct compute compute;
     struct dp_device *dev;
     struct dp_device_module *module;
-    struct dp_device_stream *stream, *own_stream; /* stream: of all work; own: until there is a pipeline */
+    struct dp_device_stream *stream, *own_stream; /* of all work: its own until there is a pipeline */
     struct dp_device_event *event;
     void *kernels[CUDA_KERNEL_COUNT];
     struct blas *blas; /* NULL: the kernel product */
