@@ -137,7 +137,7 @@ static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double
         const struct dp_mix_link *l = &links[k];
         const double *x = v->x + (size_t)l->from * (size_t)v->d;
         if (l->from == i || v->dead[l->from]) {
-            self += l->weight;
+            self += l->from == i || !v->g->push_sum ? l->weight : 0;
             continue;
         }
         others++;
@@ -149,6 +149,7 @@ static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double
     }
     const double *own = v->x + (size_t)i * (size_t)v->d;
     double z[64];
+    self += v->g->push_sum ? v->kept[i] : 0;
     for (int32_t c = 0; c < v->d; c++)
         out[c] += (1 - a + a * self) * own[c];
     v->mixed_mass[i] = mass + (1 - a + a * self) * v->mass[i];
@@ -161,10 +162,23 @@ static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double
     end_step(v, i, computed[i], others ? last + cost : 0);
 }
 
+/* With push-sum a worker keeps what it would give to the dead. */
+static void find_kept(struct simulation *v, int64_t t)
+{
+    const struct dp_mix_round *r = &v->g->rounds[t % v->g->period];
+
+    memset(v->kept, 0, (size_t)v->n * sizeof(*v->kept));
+    for (size_t i = r->first_link; i < r->first_link + r->link_count; i++)
+        if (v->dead[v->g->links[i].to])
+            v->kept[v->g->links[i].from] += v->g->links[i].weight;
+}
+
 static void do_links(struct simulation *v, int64_t t, double *computed)
 {
     double *swapped;
 
+    if (v->alive < v->n)
+        find_kept(v, t);
     for (int32_t i = 0; i < v->n; i++)
         computed[i] = v->dead[i] ? 0 : dp_simulation_compute_time(v, i);
     for (int32_t i = 0; i < v->n; i++)
@@ -414,8 +428,6 @@ static int check_scenario(const struct dp_graph *g, const struct dp_mixing_scena
         return dp_fail(DP_EINVAL,
                        "staleness over mixing graph %s, in which workers %d and %d give each other "
                        "different weights in round %d, expected the same", g->name, i, j, round);
-    if (s->deaths && g->push_sum)
-        return dp_fail(DP_EINVAL, "workers of a push-sum graph die, which takes their weight along");
     return 0;
 }
 
@@ -440,6 +452,7 @@ static void free_all(struct simulation *v)
     free(v->mixed);
     free(v->mass);
     free(v->mixed_mass);
+    free(v->kept);
     free(v->curve);
     free(v->target);
     free(v->label);
@@ -479,6 +492,7 @@ static bool allocate(struct simulation *v)
     v->mixed = calloc(n * d, sizeof(*v->mixed));
     v->mass = calloc(n, sizeof(*v->mass));
     v->mixed_mass = calloc(n, sizeof(*v->mixed_mass));
+    v->kept = calloc(n, sizeof(*v->kept));
     v->curve = calloc(d, sizeof(*v->curve));
     v->target = calloc(n * d * data, sizeof(*v->target));
     v->label = calloc(n * DATA, sizeof(*v->label));
@@ -487,7 +501,7 @@ static bool allocate(struct simulation *v)
     if (v->s.staleness && !v->s.all_reduce && !allocate_late(v))
         return false;
     return v->dead && v->ends && v->next && v->x && v->mixed && v->mass && v->mixed_mass &&
-           v->curve && v->target && v->label && v->before && v->grads;
+           v->kept && v->curve && v->target && v->label && v->before && v->grads;
 }
 
 static void set_up(struct simulation *v)

@@ -28,6 +28,7 @@ struct simulation {
     double *ends, *next;    /* [n] T of the step before, and of this one */
     double *x, *mixed;      /* [n * d] */
     double *mass, *mixed_mass; /* [n] push-sum */
+    double *kept;           /* [n] and what of its own a worker does not give to the dead */
     double *curve;          /* [d] curvature */
     double *target;         /* [n * d] minima, or [n * DATA * d] features */
     signed char *label;     /* [n * DATA] */

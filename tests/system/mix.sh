@@ -36,6 +36,7 @@ compares_all_kinds()
 {
     run mix compare -N 8 --local 2 --steps 50 || return
     says "one-peer-exp" "alternating-exp-ring" "directed-exp" || return
+    run mix compare --steps 20 --staleness 1 && says "rounds over push-sum" "one-peer-exp" || return
     run mix compare -N 6 --steps 20 && says "not possible: one-peer-exp: 6 workers" || return
     run mix compare ring torus -N 12 --steps 20 --format json && says '"kind": "torus"'
 }
@@ -81,6 +82,7 @@ it draws
 it refuses 2 "which graph?" mix check
 it refuses 2 "did you mean ring?" mix show rign
 it refuses 2 "did you mean ring?" mix compare torus rign
+it refuses 2 "8 workers die, expected 0 to 7" mix compare --deaths 8
 it refuses 2 "expected a power of two" mix show one-peer-exp -N 6
 it refuses 2 "expected one of the two" mix show ring --file x
 it refuses 2 "--file" mix show --file "$work/none"

@@ -257,8 +257,9 @@ static int lead(struct job *j)
         "iteration of the mixer", "all-reduce of gradients, then update",
         "mix, update and copy in one sweep", "the same in separate sweeps", "swap of all parameters"};
     struct sampler samplers[CASES];
-    char title[160];
+    char title[200];
     int32_t stop = STOP;
+    struct dp_mixer_counts counts;
 
     for (int i = 0; i < CASES; i++) {
         samplers[i] = (struct sampler){j, (enum what)i};
@@ -268,9 +269,11 @@ static int lead(struct job *j)
     int err = bench_run(cases, CASES, &j->v->common);
     if (err)
         return err;
+    dp_mixer_counts(j->mixer, &counts);
+    const double sent = (double)counts.sent_bytes / (double)dp_mixer_iterations(j->mixer);
     snprintf(title, sizeof(title), "%s, %d workers, %zu parameters, %s; %.1f MB sent by a worker in an "
-             "iteration", j->graph->name, j->graph->workers, j->elements, dp_comm_name(j->comm),
-             (double)j->elements * sizeof(float) / 1e6);
+             "iteration, %.3g times the parameters", j->graph->name, j->graph->workers, j->elements,
+             dp_comm_name(j->comm), sent / 1e6, sent / ((double)j->elements * sizeof(float)));
     bench_report(title, cases, CASES, &j->v->common);
     return dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
 }

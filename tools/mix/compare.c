@@ -34,8 +34,14 @@ struct candidate {
 static int simulate(const struct dp_graph *g, const struct dp_mixing_scenario *s, struct candidate *c)
 {
     struct dp_mixing_run run;
-    int err = dp_mixing_simulate(g, s, &run);
 
+    command_mute(true);
+    int err = dp_mixing_simulate(g, s, &run);
+    command_mute(false);
+    if (err == DP_EINVAL) {
+        snprintf(c->why_not, sizeof(c->why_not), "%s", dp_last_error());
+        return 0;
+    }
     if (err)
         return command_failed(err);
     const struct dp_mixing_sample *last = &run.samples[run.sample_count - 1];
@@ -57,10 +63,6 @@ static int take_figures(const struct compare_args *a, const struct dp_graph *g, 
     c->period = g->period;
     c->traffic = mix_traffic(g);
     c->rate = pow(c->sigma, 1.0 / g->period);
-    if (s.deaths && g->push_sum) {
-        snprintf(c->why_not, sizeof(c->why_not), "push-sum, and workers die");
-        return 0;
-    }
     return simulate(g, &s, c);
 }
 
@@ -167,6 +169,15 @@ static int choose_kinds(const struct operands *operands, struct candidate *c)
     return count;
 }
 
+/* What is wrong with all is an error. */
+static int check_possible(const struct candidate *c, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (!*c[i].why_not)
+            return 0;
+    return command_misused("%s", c->why_not);
+}
+
 static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
     {"format", 'f', NULL, "what to print", ARG_CHOICE,
@@ -207,6 +218,8 @@ int run_mix_compare(int argc, char **argv)
     for (int i = 0; i < count; i++)
         if ((status = measure(&a, &candidates[i])))
             return status;
+    if ((status = check_possible(candidates, count)))
+        return status;
     if (!strcmp(a.format, "json"))
         print_json(candidates, count, workers);
     else

@@ -275,9 +275,9 @@ struct dp_mixing_run {
 };
 
 /* Carry a run out on paper. The graph must pass dp_graph_check. When a worker dies, the others of its
- * group share what it had given and taken, so that their mean stays as it is. DP_EINVAL for a member of
- * the scenario out of range, for push-sum with deaths, and where staleness does not go; DP_ENOMEM. Any
- * thread. */
+ * group share what it had given and taken, so that their mean stays as it is; with push-sum, where its
+ * weight goes with it, they keep what they would give it. DP_EINVAL for a member of the scenario out of
+ * range, and where staleness does not go; DP_ENOMEM. Any thread. */
 DP_PUBLIC int dp_mixing_simulate(const struct dp_graph *g, const struct dp_mixing_scenario *s,
                                  struct dp_mixing_run *out);
 DP_PUBLIC void dp_mixing_run_fini(struct dp_mixing_run *run);
