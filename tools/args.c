@@ -3,6 +3,7 @@
 
 #include "command.h"
 #include "files.h"
+#include "terminal.h"
 
 #include <dualpipe/options.h>
 
@@ -265,7 +266,9 @@ static void set_empty(const struct arg *a, void *values)
 
 static void print_arg(const struct arg *a)
 {
-    char left[96], value[256] = "";
+    /* Beside the options where a line has room for it, otherwise below them. */
+    const int indent = fold_columns(stdout, 0) < 60 ? 8 : 31;
+    char left[96], value[256] = "", help[512];
     int len = a->letter ? snprintf(left, sizeof(left), "  -%c, --%s", a->letter, a->name)
                         : snprintf(left, sizeof(left), "      --%s", a->name);
 
@@ -275,20 +278,22 @@ static void print_arg(const struct arg *a)
         snprintf(value, sizeof(value), "%s", a->value);
     if (*value)
         len += snprintf(left + len, sizeof(left) - (size_t)len, " %s", value);
-    if (len > 30)
-        printf("%s\n%31s", left, "");
+    if (len >= indent)
+        printf("%s\n%*s", left, indent, "");
     else
-        printf("%-31s", left);
-    printf("%s", a->help);
+        printf("%-*s", indent, left);
     if (a->fallback && *a->fallback)
-        printf(" (default %s)", a->fallback);
-    putchar('\n');
+        snprintf(help, sizeof(help), "%s (default %s)", a->help, a->fallback);
+    else
+        snprintf(help, sizeof(help), "%s", a->help);
+    fold_line(stdout, help, indent, indent);
 }
 
 static void print_help(const struct usage *u)
 {
-    printf("usage: %s%s%s [OPTION...]\n\n%s\n", u->command, u->operands ? " " : "",
-           u->operands ? u->operands : "", u->about);
+    printf("usage: %s%s%s [OPTION...]\n\n", u->command, u->operands ? " " : "",
+           u->operands ? u->operands : "");
+    fold_paragraph(stdout, u->about);
     if (u->operand_choices)
         printf("\n  %-29s%s\n", u->operands, u->operand_choices);
     for (const struct arg_group *g = u->groups; g->title; g++) {

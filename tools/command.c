@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "command.h"
 
+#include "terminal.h"
+
 #include <dualpipe/dualpipe.h>
 #include <dualpipe/options.h>
 
@@ -94,6 +96,17 @@ int command_broke(const char *fmt, ...)
     return EXIT_FAILED;
 }
 
+int command_read(const char *path, int err)
+{
+    const char *name = strcmp(path, "-") ? path : "standard input";
+
+    command_mute(false);
+    if (!err)
+        return 0;
+    return err == DP_EINVAL ? command_misused("%s: %s", name, dp_last_error())
+                            : command_broke("%s: %s", name, dp_last_error());
+}
+
 /* ---- completion ----------------------------------------------------------------------------- */
 
 bool command_completes;
@@ -119,9 +132,13 @@ static int offer_commands(const struct command_set *set, int argc, char **argv)
 
 static void print_set(const struct command_set *set, FILE *to)
 {
-    fprintf(to, "usage: %s COMMAND [OPTION...]\n\n%s\n\ncommands:\n", set->name, set->about);
-    for (const struct command *c = set->commands; c->name; c++)
-        fprintf(to, "  %-10s %s\n", c->name, c->summary);
+    fprintf(to, "usage: %s COMMAND [OPTION...]\n\n", set->name);
+    fold_paragraph(to, set->about);
+    fprintf(to, "\ncommands:\n");
+    for (const struct command *c = set->commands; c->name; c++) {
+        fprintf(to, "  %-10s ", c->name);
+        fold_line(to, c->summary, 13, 13);
+    }
     fprintf(to, "\nexamples:\n%s\n'%s COMMAND --help' explains one command.\n", set->examples,
             set->name);
 }

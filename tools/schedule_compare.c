@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "draw/draw.h"
 #include "schedule_args.h"
+#include "terminal.h"
 
 #include <jansson.h>
 
@@ -164,9 +165,10 @@ static void print_table(const struct schedule_args *a, const struct candidate *c
            "worst rank", "activations", "parameters", "stages", "W queue", "messages");
     for (int i = 0; i < count; i++)
         print_row(&c[i]);
-    printf("\nworst rank: the longest bubble of a rank; activations: most sets of 1/P of the model\n"
-           "alive on a rank; parameters: of a rank, 1x = 1/P of the model; W queue: most weight parts\n"
-           "waiting on a rank\n");
+    putchar('\n');
+    fold_paragraph(stdout, "worst rank: the longest bubble of a rank; activations: most sets of 1/P of the "
+                           "model\nalive on a rank; parameters: of a rank, 1x = 1/P of the model; W queue: "
+                           "most weight parts\nwaiting on a rank");
 }
 
 static void print_json(const struct schedule_args *a, const struct candidate *c, int count)

@@ -66,7 +66,8 @@ int schedule_file_read(const char *path, struct dp_schedule **out)
 
     if (status)
         return status;
+    command_mute(true);
     int err = dp_schedule_read(text, len, detect_format(text, len), out);
     free(text);
-    return err ? command_failed(err) : 0;
+    return command_read(path, err);
 }

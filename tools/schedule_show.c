@@ -8,6 +8,7 @@
 #include "draw/draw.h"
 #include "output.h"
 #include "schedule_args.h"
+#include "terminal.h"
 
 #include <dualpipe/trace.h>
 
@@ -31,7 +32,7 @@ typedef int (*draw_fn)(FILE *to, const struct dp_timeline *t, const struct dp_sc
 static bool wants_colour(const struct show_args *a, FILE *to)
 {
     if (!strcmp(a->colour, "auto"))
-        return draw_terminal_colour(to);
+        return terminal_colour(to);
     return !strcmp(a->colour, "always");
 }
 
@@ -42,7 +43,7 @@ static enum draw_detail detail_of(const char *name)
 
 static struct draw_options ascii_options(const struct show_args *a, FILE *to)
 {
-    int columns = a->width ? (int)a->width : draw_terminal_columns(to);
+    int columns = a->width ? (int)a->width : terminal_columns(to);
 
     return (struct draw_options){
         .title = a->title,

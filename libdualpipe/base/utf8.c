@@ -3,6 +3,8 @@
 
 #include "base/fail.h"
 
+#include <dualpipe/options.h>
+
 #include <string.h>
 
 static const char byte_order_mark[] = "\xef\xbb\xbf";
@@ -54,4 +56,9 @@ int dp_utf8_begin(const char **text, size_t *len, const char *name)
     *text = begin;
     *len = (size_t)(end - begin);
     return 0;
+}
+
+int dp_check_utf8(const char *text, size_t len, const char *name)
+{
+    return dp_utf8_begin(&text, &len, name);
 }

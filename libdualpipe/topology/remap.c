@@ -4,6 +4,7 @@
  * addresses, in the tree that they really hang in and that the guest is not shown.
  */
 #include "base/fail.h"
+#include "base/utf8.h"
 #include "topology/copy.h"
 
 #include <stdio.h>
@@ -119,11 +120,14 @@ static void apply(const struct remap *r, struct dp_topo_builder *b, int32_t *pla
 
 int dp_topology_remap(const struct dp_topology *t, const char *map, struct dp_topology **out)
 {
-    size_t n = (size_t)t->node_count;
+    size_t n = (size_t)t->node_count, len = strlen(map);
+    int err = dp_utf8_begin(&map, &len, NULL);
+
+    if (err)
+        return err;
     struct remap r = {t, calloc(n, sizeof(*r.pci)), calloc(n, sizeof(*r.cpus)), strdup(map)};
     int32_t *place = calloc(n, sizeof(*place));
     struct dp_topo_builder b = {0};
-    int err = 0;
 
     if (!r.pci || !r.cpus || !r.text || !place)
         err = dp_fail(DP_ENOMEM, "no memory to remap %zu nodes", n);

@@ -101,9 +101,46 @@ reads_a_byte_order_mark()
 refuses_what_is_not_utf8()
 {
     printf 'user P=1 M=1\n# caf\351\nrank 0: F0.0 B0.0\n' >"$work/mine"
-    refuses 2 'line 2, column 6: byte 0xe9, expected UTF-8' schedule check --file "$work/mine" || return
+    refuses 2 "$work/mine: line 2, column 6: byte 0xe9, expected UTF-8" \
+        schedule check --file "$work/mine" || return
     printf 'mixing caf\351 workers=2 local=1\nround 0: {0 1}\n' >"$work/graph"
-    refuses 2 'line 1, column 11: byte 0xe9, expected UTF-8' mix check --file "$work/graph"
+    refuses 2 "$work/graph: line 1, column 11: byte 0xe9, expected UTF-8" \
+        mix check --file "$work/graph" || return
+    refuses 2 "$work/graph: line 1, column 11: byte 0xe9, expected UTF-8" \
+        topo place 1f1b -P 2 -D 2 --mixing "$work/graph" --synthetic gpu:4 || return
+    refuses 2 "$work/mine: line 2, column 6: byte 0xe9, expected UTF-8" \
+        topo nccl-xml --map "$work/mine" --synthetic gpu:1 || return
+    refuses 2 "$work/mine: line 2, column 6: byte 0xe9, expected UTF-8" tune fit "$work/mine"
+}
+
+# As panels, each with all rows; the CPUs stand in the last.
+folds_a_matrix_to_columns()
+{
+    run topo matrix --synthetic dgx-h100 || return
+    [ "$(grep -c '^gpu0 ' "$work/out")" = 2 ] || wrong "not one panel for each table" || return
+    COLUMNS=60 run topo matrix --synthetic dgx-h100 || return
+    [ "$(grep -c '^gpu0 ' "$work/out")" -gt 4 ] || wrong "no panels" || return
+    awk 'length($0) > 60 && !/^nic/' "$work/out" >"$work/wide"
+    [ ! -s "$work/wide" ] || wrong "wider than 60: $(head -n 1 "$work/wide")"
+}
+
+# No line of a --help is wider than COLUMNS, but for what is to be copied; and no word is lost.
+folds_help_to_columns()
+{
+    for command in '' schedule 'topo place' 'mix simulate'; do
+        # shellcheck disable=SC2086 # words
+        run $command --help || return
+        tr -s ' \n' '\n\n' <"$work/out" >"$work/words"
+        for columns in 40 70; do
+            # shellcheck disable=SC2086 # words
+            COLUMNS=$columns run $command --help || return
+            tr -s ' \n' '\n\n' <"$work/out" | cmp -s - "$work/words" ||
+                wrong "$command --help has other words at COLUMNS=$columns" || return
+            sed -e '/^usage/d; /^ *-/d; /|/d; /^examples/,$d' "$work/out" >"$work/text"
+            awk -v most=$columns 'length($0) > most' "$work/text" >"$work/wide"
+            [ ! -s "$work/wide" ] || wrong "wider than $columns: $(head -n 1 "$work/wide")" || return
+        done
+    done
 }
 
 # ---- info
@@ -297,6 +334,8 @@ it fails_where_output_cannot_be_written
 it never_writes_over_its_input
 it reads_a_byte_order_mark
 it refuses_what_is_not_utf8
+it folds_help_to_columns
+it folds_a_matrix_to_columns
 it tells_about_the_machine
 it tells_about_the_machine_in_json
 it lists_options_with_value_and_origin

@@ -49,11 +49,6 @@ int draw_svg(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
 int draw_html(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
               const struct draw_options *options);
 
-/* What a terminal is like: columns of `to` (0 if it is none, or is not known), and whether to use
- * colours there (a terminal, and NO_COLOR is not set). */
-int draw_terminal_columns(FILE *to);
-bool draw_terminal_colour(FILE *to);
-
 /* "4.2 ms": a time for people, three digits. Returns out. */
 char *draw_time(int64_t ns, char *out, size_t len);
 

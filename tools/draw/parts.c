@@ -7,8 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 /* ---- looks ---------------------------------------------------------------------------------- */
 
@@ -198,25 +196,4 @@ double draw_percentile(double *values, size_t count, double share)
 {
     qsort(values, count, sizeof(*values), compare_doubles);
     return values[lround(share * (double)(count - 1))];
-}
-
-/* ---- the terminal --------------------------------------------------------------------------- */
-
-int draw_terminal_columns(FILE *to)
-{
-    struct winsize size;
-
-    const char *columns = getenv("COLUMNS");
-    if (columns && atoi(columns) > 0)
-        return atoi(columns);
-    if (!isatty(fileno(to)))
-        return 0;
-    return ioctl(fileno(to), TIOCGWINSZ, &size) || !size.ws_col ? 80 : size.ws_col;
-}
-
-bool draw_terminal_colour(FILE *to)
-{
-    const char *no_colour = getenv("NO_COLOR"), *term = getenv("TERM");
-
-    return isatty(fileno(to)) && !(no_colour && *no_colour) && !(term && !strcmp(term, "dumb"));
 }

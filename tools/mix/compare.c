@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "draw/draw.h"
 #include "mix/scenario.h"
+#include "terminal.h"
 
 #include <jansson.h>
 
@@ -112,10 +113,11 @@ static void print_table(const struct candidate *c, int count, int workers)
            "partners", "sent", "sigma", "a round", "per step", "ratio", "consensus", "loss");
     for (int i = 0; i < count; i++)
         print_row(&c[i]);
-    printf("\npartners: most others of a worker in a round; sent: times the parameters, of the\n"
-           "average worker in a round; sigma: what is left of the distance to the mean after a\n"
-           "period, at most, and for a round on average; per step, ratio to the computing time,\n"
-           "consensus and loss: of a simulated run (dualpipe mix simulate)\n");
+    putchar('\n');
+    fold_paragraph(stdout, "partners: most others of a worker in a round; sent: times the parameters, of the\n"
+                           "average worker in a round; sigma: what is left of the distance to the mean after "
+                           "a\nperiod, at most, and for a round on average; per step, ratio to the computing "
+                           "time,\nconsensus and loss: of a simulated run (dualpipe mix simulate)");
 }
 
 static void print_json(const struct candidate *c, int count, int workers)

@@ -118,12 +118,16 @@ static int read_graph(const struct mix_args *a, bool check, struct dp_graph **ou
 
     if (!text)
         return command_misused("--file %s: %s", a->file, strerror(errno));
+    command_mute(true);
     int err = dp_graph_read(text, len, (enum dp_graph_format)place_of(formats, a->file_format),
                             (enum dp_graph_weights)place_of(weights, a->weights), (int)a->workers, out);
     free(text);
-    if (!err && check && (err = dp_graph_check(*out, NULL)))
+    if (err || !check)
+        return command_read(a->file, err);
+    err = dp_graph_check(*out, NULL);
+    if (err)
         dp_graph_free(*out);
-    return err ? command_failed(err) : 0;
+    return command_read(a->file, err);
 }
 
 static int load(const struct mix_args *a, const struct operands *operands, bool check,

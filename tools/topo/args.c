@@ -50,13 +50,8 @@ int topo_load_file(const char *path, struct dp_topology **out)
         return EXIT_USAGE;
     command_mute(true);
     int err = dp_topology_read(text, len, DP_TOPOLOGY_AUTO, out);
-    command_mute(false);
     free(text);
-    if (!err)
-        return 0;
-    const char *name = strcmp(path, "-") ? path : "standard input";
-    return err == DP_EINVAL ? command_misused("%s: %s", name, dp_last_error())
-                            : command_broke("%s: %s", name, dp_last_error());
+    return command_read(path, err);
 }
 
 /* Several files are the hosts of a cluster. */

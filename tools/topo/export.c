@@ -72,8 +72,10 @@ static int remap(const char *path, struct dp_topology **t)
 
     if (!map)
         return DP_EINVAL;
+    command_mute(true);
     int err = dp_topology_remap(*t, map, &seen);
     free(map);
+    command_read(path, err);
     if (err)
         return err;
     dp_topology_free(*t);

@@ -5,10 +5,14 @@
  */
 #include "command.h"
 #include "commands.h"
+#include "terminal.h"
 #include "topo/topo.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* What a row begins with, a cell, and what is usual behind a row. */
+enum { LABEL_COLUMNS = 8, CELL_COLUMNS = 7, AFFINITY_COLUMNS = 16 };
 
 struct matrix_args {
     struct topo_args common;
@@ -90,17 +94,19 @@ static void put_affinity(const struct table *m, int32_t node)
                 dp_topology_text(t, t->nodes[node].cpus));
 }
 
-static int put_table(const struct table *m, const char *title, cell_fn cell, bool with_affinity)
+/* Columns from `first` on, to `end`. */
+static int put_panel(const struct table *m, const char *title, cell_fn cell, int first, int end,
+                     bool with_affinity)
 {
     char word[TOPO_WORD];
 
-    fprintf(m->to, "%-8s", title);
-    for (int k = 0; k < m->column_count; k++)
+    fprintf(m->to, "%-*s", LABEL_COLUMNS, title);
+    for (int k = first; k < end; k++)
         fprintf(m->to, " %6s", short_label(m->t, m->columns[k], word));
     fputs(with_affinity ? "  NUMA and CPUs\n" : "\n", m->to);
     for (int i = 0; i < m->row_count; i++) {
-        fprintf(m->to, "%-8s", short_label(m->t, m->rows[i], word));
-        for (int k = 0; k < m->column_count; k++) {
+        fprintf(m->to, "%-*s", LABEL_COLUMNS, short_label(m->t, m->rows[i], word));
+        for (int k = first; k < end; k++) {
             struct dp_topo_path p;
             int err = dp_topology_path(m->t, m->rows[i], m->columns[k], &p);
             if (err)
@@ -112,6 +118,23 @@ static int put_table(const struct table *m, const char *title, cell_fn cell, boo
         fputc('\n', m->to);
     }
     return 0;
+}
+
+/* Where the table is wider than the terminal, some columns at a time. */
+static int put_table(const struct table *m, const char *title, cell_fn cell, bool with_affinity)
+{
+    const int most = fold_columns(m->to, LABEL_COLUMNS),
+              beside = with_affinity ? AFFINITY_COLUMNS : 0,
+              room = (most - LABEL_COLUMNS - beside) / CELL_COLUMNS, step = room > 1 ? room : 1;
+    int err = 0;
+
+    for (int first = 0; first < m->column_count && !err; first += step) {
+        const int left = m->column_count - first, end = first + (left < step ? left : step);
+        if (first)
+            fputc('\n', m->to);
+        err = put_panel(m, title, cell, first, end, with_affinity && end == m->column_count);
+    }
+    return err;
 }
 
 /* Each pair once, with the link that limits it. */

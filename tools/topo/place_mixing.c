@@ -101,18 +101,20 @@ static int read_graph(const char *path, int replicas, struct dp_graph **out)
 
     if (!text)
         return command_misused("--mixing %s: %s", path, strerror(errno));
+    command_mute(true);
     int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, 0, out);
     free(text);
     if (!err && (*out)->workers != replicas) {
         const int workers = (*out)->workers;
         dp_graph_free(*out);
+        command_mute(false);
         return command_misused(
             "--mixing %s: a graph of %d workers, expected one of %d, the replicas", path, workers,
             replicas);
     }
     if (!err && (err = dp_graph_check(*out, NULL)))
         dp_graph_free(*out);
-    return err ? command_failed(err) : 0;
+    return command_read(path, err);
 }
 
 static bool is_graph(const char *name)

@@ -67,9 +67,10 @@ static int read_graph(const char *path, int workers, struct dp_graph **out)
 
     if (!text)
         return no_such_way(path, errno);
+    command_mute(true);
     int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
     free(text);
-    return err ? command_failed(err) : EXIT_OK;
+    return command_read(path, err);
 }
 
 /* Replicas of a node. A launcher tells how many processes there are; of a replica that lies on

@@ -4,6 +4,8 @@
 #include "command.h"
 #include "input.h"
 
+#include <dualpipe/options.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -225,7 +227,9 @@ int tune_results_read(const char *operand, const struct tune_run *assumed, struc
 
     if (status)
         return status;
-    if (text[strspn(text, " \t\r\n")] == '{')
+    if (dp_check_utf8(text, len, run.path))
+        status = EXIT_USAGE;
+    else if (text[strspn(text, " \t\r\n")] == '{')
         status = tune_read_json(text, len, &run, r);
     else
         status = tune_read_text(text, &run, r);
