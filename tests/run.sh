@@ -90,17 +90,22 @@ echo "Building in $build/ ..."
 sh tools/build.sh $build $options
 
 make="make -C $build -s --no-print-directory"
-$make -j "$(nproc)" check TESTS= </dev/null >$build/build.log 2>&1 || {
-    tail -n 25 $build/build.log >&2
-    die "the tests do not build; the whole output is in $build/build.log"
-}
 
-# Full names of the tests that were asked for.
+# Full names of the tests that were asked for. A program needs no other program, a script may.
 chosen=
 for test in $tests; do
     name=$($make list-tests | grep -E "(^|/)$test(\.sh)?\$") || die "no test named '$test'"
     chosen="$chosen $name"
 done
+case $chosen in
+'' | *.sh*) only= ;;
+*) only="check_PROGRAMS=$chosen" ;;
+esac
+
+$make -j "$(nproc)" check TESTS= ${only:+"$only"} </dev/null >$build/build.log 2>&1 || {
+    tail -n 25 $build/build.log >&2
+    die "the tests do not build; the whole output is in $build/build.log"
+}
 
 # Progress goes by, a line a program; the rest of what make says is in the totals. One test more than
 # there are cores, as some of them wait for deadlines most of the time.
@@ -111,5 +116,5 @@ check()
 }
 
 find $build/tests -name '*.trs' -exec rm -f {} +
-if [ -n "$chosen" ]; then check TESTS="$chosen"; else check; fi
+if [ -n "$chosen" ]; then check TESTS="$chosen" ${only:+"$only"}; else check; fi
 sh tests/totals.sh $build
