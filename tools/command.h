@@ -45,8 +45,8 @@ int command_close(int status);
 /* While muted, messages of the library are dropped: for a question whose answer may be no. */
 void command_mute(bool muted);
 
-/* What a reader of the library returned for a file while muted: unmutes, and says what was wrong in which
- * file ("-": standard input). err 0: 0. */
+/* What a reader of the library returned for a file while muted: unmutes, and says what was wrong in
+ * which file ("-": standard input). err 0: 0. */
 int command_read(const char *path, int err);
 
 /* What to return after err: EXIT_USAGE where the user's input was at fault (DP_EINVAL, DP_ENOENT),

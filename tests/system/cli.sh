@@ -113,12 +113,22 @@ refuses_what_is_not_utf8()
     refuses 2 "$work/mine: line 2, column 6: byte 0xe9, expected UTF-8" tune fit "$work/mine"
 }
 
+# run_in COLUMNS ARGUMENT...
+run_in()
+{
+    export COLUMNS="$1"
+    shift
+    run "$@"
+    unset COLUMNS
+    [ "$status" = 0 ]
+}
+
 # As panels, each with all rows; the CPUs stand in the last.
 folds_a_matrix_to_columns()
 {
     run topo matrix --synthetic dgx-h100 || return
     [ "$(grep -c '^gpu0 ' "$work/out")" = 2 ] || wrong "not one panel for each table" || return
-    COLUMNS=60 run topo matrix --synthetic dgx-h100 || return
+    run_in 60 topo matrix --synthetic dgx-h100 || return
     [ "$(grep -c '^gpu0 ' "$work/out")" -gt 4 ] || wrong "no panels" || return
     awk 'length($0) > 60 && !/^nic/' "$work/out" >"$work/wide"
     [ ! -s "$work/wide" ] || wrong "wider than 60: $(head -n 1 "$work/wide")"
@@ -133,7 +143,7 @@ folds_help_to_columns()
         tr -s ' \n' '\n\n' <"$work/out" >"$work/words"
         for columns in 40 70; do
             # shellcheck disable=SC2086 # words
-            COLUMNS=$columns run $command --help || return
+            run_in $columns $command --help || return
             tr -s ' \n' '\n\n' <"$work/out" | cmp -s - "$work/words" ||
                 wrong "$command --help has other words at COLUMNS=$columns" || return
             sed -e '/^usage/d; /^ *-/d; /|/d; /^examples/,$d' "$work/out" >"$work/text"

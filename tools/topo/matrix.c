@@ -225,8 +225,8 @@ static int put_between(const struct dp_topology *t, int32_t a, int32_t b, FILE *
 }
 
 static const char legend[] =
-    "\nNV# NVLinks  C2C chip to chip  PIX one PCI switch  PXB several  PHB PCI root  NODE two roots\n"
-    "SYS between NUMA nodes  NET one rail  NET* over the spine  - no route  ~ assumed  ? not known\n";
+    "NV# NVLinks  C2C chip to chip  PIX one PCI switch  PXB several  PHB PCI root  NODE two roots\n"
+    "SYS between NUMA nodes  NET one rail  NET* over the spine  - no route  ~ assumed  ? not known";
 
 static int put_all(const struct dp_topology *t, bool limits, FILE *to)
 {
@@ -319,8 +319,10 @@ static int write_matrix(const void *values, const struct operands *operands,
         err = put_json(t, a->host ? host : -1, to);
     else if (!err)
         err = a->host ? put_host(t, host, a->limits, to) : put_all(t, a->limits, to);
-    if (!err && !json)
-        fputs(legend, to);
+    if (!err && !json) {
+        fputc('\n', to);
+        fold_paragraph(to, legend);
+    }
     return err ? err : topo_finish(to);
 }
 

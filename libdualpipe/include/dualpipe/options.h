@@ -36,8 +36,8 @@ DP_PUBLIC int dp_options_each(dp_option_fn fn, void *user);
  * none comes within a third of its length (two edits at least are allowed). */
 DP_PUBLIC const char *dp_nearest(const char *name, const char *const *names, size_t count);
 
-/* As the readers of the library's text formats do: DP_EINVAL unless all len bytes of text are UTF-8, with
- * name, line and column of the first that is not. Any thread. */
+/* As the readers of the library's text formats do: DP_EINVAL unless all len bytes of text are UTF-8,
+ * with name, line and column of the first that is not. Any thread. */
 DP_PUBLIC int dp_check_utf8(const char *text, size_t len, const char *name);
 
 #ifdef __cplusplus
