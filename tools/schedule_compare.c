@@ -166,9 +166,10 @@ static void print_table(const struct schedule_args *a, const struct candidate *c
     for (int i = 0; i < count; i++)
         print_row(&c[i]);
     putchar('\n');
-    fold_paragraph(stdout, "worst rank: the longest bubble of a rank; activations: most sets of 1/P of the "
-                           "model\nalive on a rank; parameters: of a rank, 1x = 1/P of the model; W queue: "
-                           "most weight parts\nwaiting on a rank");
+    fold_paragraph(stdout,
+                   "worst rank: the longest bubble of a rank; activations: most sets of 1/P of the\n"
+                   "model alive on a rank; parameters: of a rank, 1x = 1/P of the model; W queue: most\n"
+                   "weight parts waiting on a rank");
 }
 
 static void print_json(const struct schedule_args *a, const struct candidate *c, int count)

@@ -114,10 +114,11 @@ static void print_table(const struct candidate *c, int count, int workers)
     for (int i = 0; i < count; i++)
         print_row(&c[i]);
     putchar('\n');
-    fold_paragraph(stdout, "partners: most others of a worker in a round; sent: times the parameters, of the\n"
-                           "average worker in a round; sigma: what is left of the distance to the mean after "
-                           "a\nperiod, at most, and for a round on average; per step, ratio to the computing "
-                           "time,\nconsensus and loss: of a simulated run (dualpipe mix simulate)");
+    fold_paragraph(stdout,
+                   "partners: most others of a worker in a round; sent: times the parameters, of the\n"
+                   "average worker in a round; sigma: what is left of the distance to the mean after\n"
+                   "a period, at most, and for a round on average; per step, ratio to the computing\n"
+                   "time, consensus and loss: of a simulated run (dualpipe mix simulate)");
 }
 
 static void print_json(const struct candidate *c, int count, int workers)
