@@ -63,24 +63,29 @@ static bool on_device(const struct trainer *t)
     return t->engine->ops->update && t->config.kind <= DATA_PARALLEL_SUM;
 }
 
-/* Squares of a slot's gradients, into t->squares; counted: they are part of the model's norm. */
+/* Add the squares of a slot's gradients to those of their groups; *sum is that of all of them.
+ * counted: they are part of the model's norm. */
 static int add_squares(struct trainer *t, int slot, bool counted, double *sum)
 {
     const struct gpt_stage *stage = engine_shared(t->engine, slot);
     int32_t count = (int32_t)stage->params.tensors_len;
     const struct dp_parameter *list = stage->parameters;
+    double *groups = squares_of(t, own_column(t));
 
     if (t->config.kind)
         list = data_parallel_summed(&t->replicas, slot, &count);
     struct engine *e = t->engine;
     int err = on_device(t) ? e->ops->squares(e, slot, t->squares)
                            : dp_gradient_squares(list, count, t->squares);
-    for (int32_t i = 0; i < count && !err; i++) {
-        if (counted)
-            squares_of(t, own_column(t))[group_of(stage, list[i].name)] += t->squares[i];
-        *sum += t->squares[i];
+    if (err)
+        return err;
+    *sum = dp_gradient_sum(list, count, NULL, t->squares);
+    for (size_t group = 0; group < t->groups && counted; group++) {
+        for (int32_t i = 0; i < count; i++)
+            t->in_group[i] = group_of(stage, list[i].name) == group;
+        groups[group] += dp_gradient_sum(list, count, t->in_group, t->squares);
     }
-    return err;
+    return 0;
 }
 
 /* The whole gradient counts each parameter once, although DualPipe holds it twice and so do
@@ -266,12 +271,15 @@ static int update(struct trainer *t, const struct step_result *r)
 
 double trainer_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak)
 {
-    const double pi = 3.14159265358979323846, floor = 0.1;
+    const struct dp_rate rate = {.kind = DP_RATE_COSINE,
+                                 .peak = peak,
+                                 .last = 0.1 * peak,
+                                 .period = steps > warmup ? (int64_t)(steps - warmup) : 1,
+                                 .hold = true,
+                                 .warmup = (int64_t)warmup};
 
-    if (step < warmup)
-        return peak * (double)(step + 1) / (double)warmup;
-    double progress = (double)(step - warmup) / (double)(steps - warmup);
-    return peak * (floor + (1 - floor) * (1 + cos(pi * progress)) / 2);
+    /* No step has the rate 0. */
+    return dp_rate_at(&rate, (int64_t)(step < warmup ? step + 1 : step));
 }
 
 int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
@@ -387,12 +395,12 @@ static int make_squares(struct trainer *t, int slot)
         data_parallel_summed(&t->replicas, slot, &count);
     if (count <= t->squares_room)
         return 0;
-    double *squares = realloc(t->squares, (size_t)count * sizeof(*squares));
-    if (!squares)
-        return DP_ENOMEM;
-    t->squares = squares;
+    free(t->squares);
+    free(t->in_group);
+    t->squares = calloc((size_t)count, sizeof(*t->squares));
+    t->in_group = calloc((size_t)count, sizeof(*t->in_group));
     t->squares_room = count;
-    return 0;
+    return t->squares && t->in_group ? 0 : DP_ENOMEM;
 }
 
 /* Mixers and shards have their own. Of tied parameters only the owner's is updated. */
@@ -491,6 +499,7 @@ void trainer_fini(struct trainer *t)
         dp_optimizer_free(t->optimizers[i]);
         dp_offload_optimizer_free(t->in_files[i]);
     }
+    free(t->in_group);
     free(t->squares);
     free(t->batch.labels);
     free(t->batch.tokens);

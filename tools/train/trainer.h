@@ -48,6 +48,7 @@ struct trainer {
     size_t sums_len, groups, columns; /* columns: 1, or the replicas that mix */
     double *sums, *all_sums; /* [sums_len], [ranks][sums_len] */
     double *squares;         /* of the gradients of one stage, by tensor */
+    bool *in_group;          /* of those, the ones of one group */
     int32_t squares_room;    /* tensors of the largest stage, or shard */
     struct dp_rank_pace *paces; /* [ranks] of the last step: compute_ns and step_ns */
 };
