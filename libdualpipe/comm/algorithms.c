@@ -388,10 +388,24 @@ static const struct dp_algorithm direct_allreduce = {
 
 /* Round k of the first half: send block rank - 1 - k, add the own values to block rank - 2 - k,
  * which comes. A block starts at the rank above its owner and ends at its owner; then an
- * all-gather. */
+ * all-gather.
+ *
+ * Segments go in groups, so that what a group has summed is still in a cache when it is gathered.
+ * The first sends of a group, of values that nothing has been added to, wait for nothing:
+ *
+ *      segments 0 to 3 of all blocks           segments 4 to 7 of all blocks
+ *      sum, rounds 0 ..    gather, rounds 0 .. sum, rounds 0 ..    gather, rounds 0 ..
+ */
+enum { GROUP_SEGMENTS = 4 };
+
+static int ring_segments(const struct dp_collective_args *args)
+{
+    return segments_in(args->count, args->size, segment_elements(args));
+}
+
 static int ring_steps(const struct dp_collective_args *args)
 {
-    return 2 * (args->size - 1) * segments_in(args->count, args->size, segment_elements(args));
+    return 2 * (args->size - 1) * ring_segments(args);
 }
 
 static size_t ring_scratch(const struct dp_collective_args *args)
@@ -400,10 +414,9 @@ static size_t ring_scratch(const struct dp_collective_args *args)
     return (size_t)DP_STEP_WINDOW * SEGMENT_BYTES;
 }
 
-static void ring_reduce_step(const struct dp_collective_args *args, int index, int segments,
+static void ring_reduce_step(const struct dp_collective_args *args, int index, int k, int s,
                              struct dp_step *out)
 {
-    const int k = index / segments, s = index % segments;
     const size_t segment = segment_elements(args);
     const struct range sent =
         segment_of(args->count, args->size, mod(args->rank - 1 - k, args->size), s, segment);
@@ -417,7 +430,6 @@ static void ring_reduce_step(const struct dp_collective_args *args, int index, i
         .send_len = sent.count * args->reducer->bytes,
         .receive = slot(args, index),
         .receive_len = received.count * args->reducer->bytes,
-        .after = k ? index - segments + 1 : 0,
         .action = DP_STEP_COMBINE,
         .dst = result(args, received.at),
         .a = slot(args, index),
@@ -428,16 +440,18 @@ static void ring_reduce_step(const struct dp_collective_args *args, int index, i
 
 static void ring_step(const struct dp_collective_args *args, int index, struct dp_step *out)
 {
-    const int segments = segments_in(args->count, args->size, segment_elements(args));
-    const int reduce = (args->size - 1) * segments;
+    const int rounds = args->size - 1, all = ring_segments(args);
+    const int first = index / (2 * rounds * GROUP_SEGMENTS) * GROUP_SEGMENTS;
+    const int segments = all - first < GROUP_SEGMENTS ? all - first : GROUP_SEGMENTS;
+    const int in_group = index - 2 * rounds * first;
+    const int round = in_group / segments, s = first + in_group % segments;
 
-    if (index < reduce) {
-        ring_reduce_step(args, index, segments, out);
-        return;
-    }
-    ring_gather_step(args, args->reducer->bytes, args->count, segment_elements(args),
-                     (index - reduce) / segments, (index - reduce) % segments, out);
-    out->after = index - segments + 1;
+    if (round < rounds)
+        ring_reduce_step(args, index, round, s, out);
+    else
+        ring_gather_step(args, args->reducer->bytes, args->count, segment_elements(args),
+                         round - rounds, s, out);
+    out->after = round ? index - segments + 1 : 0;
 }
 
 static const struct dp_algorithm ring_allreduce = {
