@@ -229,6 +229,26 @@ static void shared_buffers_are_summed_in_the_same_order(void **state)
     on_all_kinds(6, LONG_NS, reduce_all_shared, NULL);
 }
 
+/* Blocks of a group of segments, of one segment more, and of a part of one; see algorithms.c. */
+static int reduce_groups(struct dp_comm *comm, void *arg)
+{
+    const size_t segment = 32768, size = (size_t)dp_comm_size(comm);
+    const size_t counts[] = {4 * segment * size, 5 * segment * size - 1, (8 * segment + 5) * size + 1};
+
+    (void)arg;
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+        CHECK(!reduce_shared(comm, &types[0], counts[i], false));
+    return 0;
+}
+
+static void groups_of_segments_are_summed_in_the_order_of_a_ring(void **state)
+{
+    (void)state;
+    assert_int_equal(types[0].bytes, 4);
+    on_all_kinds(2, LONG_NS, reduce_groups, NULL);
+    on_all_kinds(3, LONG_NS, reduce_groups, NULL);
+}
+
 static int reduce_in_place(struct dp_comm *comm, void *arg)
 {
     float *buf;
@@ -626,6 +646,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_all_reduce_adds_in_the_promised_order),
         cmocka_unit_test(shared_buffers_are_summed_in_the_same_order),
+        cmocka_unit_test(groups_of_segments_are_summed_in_the_order_of_a_ring),
         cmocka_unit_test(two_processes_sum_in_place),
         cmocka_unit_test(different_sizes_of_shared_buffers_abort_the_group),
         cmocka_unit_test(no_peer_writes_into_the_buffer_of_a_rank_that_gave_up),
