@@ -86,15 +86,18 @@ static int build(const struct dp_schedule_spec *spec, const struct dp_rank_view 
                  struct workbench *w)
 {
     const struct dp_builder *builder = dp_builder_of(spec->kind);
+    const bool frees = !spec->return_outputs;
+    struct dp_rank_view writing = *view;
 
     w->now.count = 0;
-    builder->write(view, &w->now);
+    writing.frees = frees && builder->posts_messages && !spec->recompute;
+    builder->write(&writing, &w->now);
     recompute(spec, *view, w);
     if (is_built_whole(builder))
         return w->now.failed ? DP_ENOMEM : 0;
     if (!builder->posts_messages)
         run_pass(w, dp_add_messages, view);
-    if (!spec->return_outputs)
+    if (frees && !writing.frees)
         run_pass(w, dp_add_frees, view);
     if (spec->mirror_reduce || spec->reduce_all)
         run_pass(w, spec->reduce_all ? dp_add_all_reduces : dp_add_reduces, view);
@@ -146,7 +149,8 @@ int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct
     if (err)
         return dp_fail(err, "%s", dp_last_error());
     builder->place(spec, rank, slots);
-    err = build(spec, &(struct dp_rank_view){&s, rank, slots, builder->slots_per_rank, NULL}, &w);
+    err = build(spec, &(struct dp_rank_view){&s, rank, slots, builder->slots_per_rank, NULL,
+                                              false}, &w);
     if (err)
         dp_fail(err, "no memory for the ops of rank %d", rank);
     else

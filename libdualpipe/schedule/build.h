@@ -52,12 +52,13 @@ struct dp_rank_view {
     const struct dp_slot *slots; /* [slot_count], of this rank */
     int slot_count;
     const void *arg; /* of the pass */
+    bool frees;      /* a builder that posts messages adds what dp_add_frees would, too */
 };
 
 static inline struct dp_rank_view dp_schedule_view(const struct dp_schedule *s, int rank)
 {
     return (struct dp_rank_view){s, rank, dp_schedule_slot(s, rank, 0),
-                                 dp_schedule_slot_count(s, rank), NULL};
+                                 dp_schedule_slot_count(s, rank), NULL, false};
 }
 
 struct dp_builder {

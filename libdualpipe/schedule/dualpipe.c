@@ -79,7 +79,7 @@ struct step {
     struct dp_op op; /* mb: counter's value is added */
     int counter;     /* next mb of ...; -1: none */
 };
-enum { STEPS_MAX = 16 };
+enum { STEPS_MAX = 16, OPS_MAX = 2 * STEPS_MAX /* of a repetition, frees included */ };
 
 /* Counters of the next mb, one a phase each. B and I share one. */
 enum { NEXT_F = 0, NEXT_B = 2, NEXT_RECV_F = 4, NEXT_RECV_B = 6, NEXT_SEND_F = 8,
@@ -90,6 +90,7 @@ struct emitter {
     struct dp_op_list *out;
     uint32_t next[COUNTERS];
     uint32_t posted;        /* messages since the last commit */
+    size_t oldest_sent, sent; /* activations among them: where the oldest stands, how many */
     size_t oldest, waiting; /* I's that wait for their W: where the oldest stands, how many */
 };
 
@@ -200,6 +201,20 @@ static int compile(const struct emitter *e, const struct pattern *pattern, struc
     return count;
 }
 
+/* An activation that was sent is not needed once its message is committed: as dp_add_frees has it. */
+static void emit_frees(struct emitter *e, uint32_t unit)
+{
+    for (size_t at = e->oldest_sent; e->sent; at++) {
+        struct dp_op op = e->out->ops[at];
+        if (op.kind != DP_OP_SEND_F)
+            continue;
+        op.kind = DP_OP_FREE;
+        op.unit = unit;
+        dp_op_list_put(e->out, op);
+        e->sent--;
+    }
+}
+
 static void emit_commit(struct emitter *e, struct dp_op op)
 {
     if (!e->posted)
@@ -207,6 +222,7 @@ static void emit_commit(struct emitter *e, struct dp_op op)
     op.mb = e->posted;
     dp_op_list_put(e->out, op);
     e->posted = 0;
+    emit_frees(e, op.unit);
 }
 
 /* W takes the oldest I of the rank, which is the oldest of its slot too: the next one in the list
@@ -236,6 +252,8 @@ static void emit_step(struct emitter *e, const struct step *step)
         if (op.kind == DP_OP_I && !e->waiting++)
             e->oldest = e->out->count;
         e->posted += dp_op_is_message(op.kind);
+        if (op.kind == DP_OP_SEND_F && e->view->frees && !e->sent++)
+            e->oldest_sent = e->out->count;
         op.mb = e->next[step->counter]++;
         dp_op_list_put(e->out, op);
     }
@@ -246,7 +264,7 @@ static void emit_step(struct emitter *e, const struct step *step)
 static void write_later(struct dp_op *to, size_t length, int times)
 {
     const struct dp_op one_mb = {.mb = 1};
-    uint64_t later[STEPS_MAX] = {0}, op;
+    uint64_t later[OPS_MAX] = {0}, op;
 
     for (size_t i = 0; i < length; i++)
         if (to[i - length].kind != DP_OP_COMMIT)
@@ -265,6 +283,8 @@ static void replay(struct emitter *e, const struct step *steps, int count, int t
                    size_t length)
 {
     write_later(e->out->ops + e->out->count, length, times);
+    if (e->oldest_sent >= e->out->count - length)
+        e->oldest_sent += (size_t)times * length;
     e->out->count += (size_t)times * length;
     for (int i = 0; i < count; i++)
         if (steps[i].counter >= 0)
@@ -277,7 +297,8 @@ static void emit(struct emitter *e, const struct pattern *pattern)
     int count = compile(e, pattern, steps), times = repeats(e, pattern->times);
     bool replays = !strpbrk(pattern->text, "IW");
 
-    if (!dp_op_list_reserve(e->out, (size_t)count * (size_t)times))
+    /* Frees are of sends of this pattern, or of the one before it. */
+    if (!dp_op_list_reserve(e->out, (size_t)count * (size_t)times * (1 + e->view->frees) + STEPS_MAX))
         return;
     for (int done = 0; done < times; done++) {
         size_t before = e->out->count;

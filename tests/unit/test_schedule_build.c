@@ -4,6 +4,8 @@
  */
 #include "cmocka_all.h"
 
+#include "schedule/build.h"
+
 #include <dualpipe/schedule.h>
 
 #include <stdio.h>
@@ -270,6 +272,43 @@ static void one_ranks_list_is_that_of_the_whole_schedule(void **state)
         }
 }
 
+/* DualPipe's builder frees activations itself: as the pass over a finished list would. */
+static void expect_frees(struct dp_schedule_spec spec)
+{
+    struct dp_schedule *ours = build(spec);
+
+    spec.return_outputs = true;
+    struct dp_schedule *theirs = build(spec);
+    theirs->return_outputs = false;
+    assert_int_equal(dp_schedule_add_frees(theirs), 0);
+    for (int rank = 0; rank < spec.ranks; rank++) {
+        const size_t count = dp_schedule_count(ours, rank);
+        if (count != dp_schedule_count(theirs, rank) ||
+            memcmp(dp_schedule_ops(ours, rank), dp_schedule_ops(theirs, rank),
+                   count * sizeof(struct dp_op)))
+            fail_msg("%s P=%d M=%d, rank %d: other frees than those of the pass",
+                     dp_schedule_kind_name(spec.kind), spec.ranks, spec.microbatches, rank);
+    }
+    dp_schedule_free(ours);
+    dp_schedule_free(theirs);
+}
+
+static void frees_of_dualpipe_stand_where_a_pass_puts_them(void **state)
+{
+    (void)state;
+    for (int ranks = 2; ranks <= 10; ranks += 2)
+        for (int more = 0; more <= 6; more += 2)
+            for (int variant = 0; variant < 4; variant++) {
+                struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE,
+                                                .ranks = ranks,
+                                                .microbatches = 2 * ranks + more,
+                                                .forward_only = variant & 1};
+                if (variant & 2)
+                    spec.kind = DP_SCHEDULE_DUALPIPEV;
+                expect_frees(spec);
+            }
+}
+
 static void a_rank_map_changes_peers_and_nothing_else(void **state)
 {
     (void)state;
@@ -457,6 +496,7 @@ int main(void)
         cmocka_unit_test(check_sums_of_every_rank_are_right),
         cmocka_unit_test(dualpipe_and_dualpipev_are_one_program),
         cmocka_unit_test(one_ranks_list_is_that_of_the_whole_schedule),
+        cmocka_unit_test(frees_of_dualpipe_stand_where_a_pass_puts_them),
         cmocka_unit_test(a_rank_map_changes_peers_and_nothing_else),
         cmocka_unit_test(computes_alone_can_be_given_messages),
         cmocka_unit_test(computes_in_a_circle_get_messages_and_are_refused),
