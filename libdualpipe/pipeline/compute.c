@@ -255,43 +255,64 @@ static void make_output_gradients(const struct dp_pipeline *pipe, struct frame *
     f->call.gout = f->gout;
 }
 
-static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct dp_plan_op *op)
+void dp_compute_begin(struct dp_pipeline *pipe)
 {
     const struct dp_pipeline_config *config = &pipe->config;
+
+    for (int i = 0; i < pipe->slots; i++) {
+        const struct dp_slot *slot = dp_pipeline_slot(pipe, i);
+        struct dp_slot_step *of = &pipe->slot_steps[i];
+
+        of->slot = slot;
+        of->stage = &pipe->stages[i];
+        of->doing = dp_pipeline_doing(pipe->step, slot->stage);
+        of->call = (struct dp_stage_call){
+            .slot = i,
+            .stage = slot->stage,
+            .mb_global = config->first_mb + slot->stream * config->schedule->mb_per_stream,
+            .step = pipe->step,
+            .training = !config->schedule->forward_only,
+            .random = dp_random_key(config->seed, pipe->step, (uint32_t)slot->stage, 0),
+            .stream = pipe->native_stream,
+        };
+    }
+}
+
+/* The low bits of a key's stream are the micro-batch. */
+static struct dp_random_key random_key(const struct dp_pipeline *pipe, const struct dp_stage_call *call)
+{
+    const uint32_t mb = (uint32_t)call->mb_global;
+
+    if (mb >> 16)
+        return dp_random_key(pipe->config.seed, pipe->step, (uint32_t)call->stage, mb);
+    return (struct dp_random_key){call->random.key, call->random.stream | mb};
+}
+
+static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct dp_plan_op *op)
+{
     const struct dp_microbatches *context = pipe->now.args->context;
-    const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
-    const int32_t mb = (int32_t)op->mb + slot->stream * config->schedule->mb_per_stream;
+    const struct dp_slot_step *of = &pipe->slot_steps[op->slot];
+    struct dp_stage_call *call = &f->call;
 
     f->op = op;
-    f->slot = slot;
-    f->stage = &pipe->stages[op->slot];
-    f->call = (struct dp_stage_call){
-        .slot = op->slot,
-        .stage = slot->stage,
-        .mb = (int32_t)op->mb,
-        .mb_global = config->first_mb + mb,
-        .step = pipe->step,
-        .training = !config->schedule->forward_only,
-        .discarded = op->recomputed,
-        .recomputing = op->kind == DP_PLAN_RECOMPUTE,
-        .random = {0, 0},
-        .save = address(pipe, op->at.save),
-        .save_input = address(pipe, op->at.save_input),
-        .save_weight = address(pipe, op->at.save_weight),
-        .handle = &pipe->handles[dp_pipeline_index(pipe, op)],
-        .stream = pipe->native_stream,
-        .in = f->in,
-        .gout = NULL, /* all members are set, so that nothing is cleared before */
-        .args = NULL,
-        .kwargs = NULL,
-        .context = context ? &context->kwargs[mb] : NULL,
-        .grads = grads_of(pipe, f),
-        .skips = pipe->skips.of_slot ? dp_skips_begin(pipe, op) : NULL,
-    };
-    /* By itself: among the others the compiler puts both words of it on the stack and reads them as
-     * one, and such a load waits until the two stores are in the cache. */
-    f->call.random = dp_random_key(config->seed, pipe->step, (uint32_t)slot->stage,
-                                   (uint32_t)(config->first_mb + mb));
+    f->slot = of->slot;
+    f->stage = of->stage;
+    *call = of->call;
+    call->mb = (int32_t)op->mb;
+    call->mb_global += (int32_t)op->mb;
+    call->discarded = op->recomputed;
+    call->recomputing = op->kind == DP_PLAN_RECOMPUTE;
+    call->random = random_key(pipe, call);
+    call->save = address(pipe, op->at.save);
+    call->save_input = address(pipe, op->at.save_input);
+    call->save_weight = address(pipe, op->at.save_weight);
+    call->handle = &pipe->handles[dp_pipeline_index(pipe, op)];
+    call->in = f->in;
+    if (context)
+        call->context = &context->kwargs[call->mb_global - pipe->config.first_mb];
+    call->grads = grads_of(pipe, f);
+    if (pipe->skips.of_slot)
+        call->skips = dp_skips_begin(pipe, op);
     make_inputs(pipe, f);
 }
 

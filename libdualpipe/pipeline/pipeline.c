@@ -119,8 +119,10 @@ static int take_ends(struct dp_pipeline *pipe)
         return err;
     pipe->handles = calloc(n, sizeof(*pipe->handles));
     pipe->own = calloc(2 * n, sizeof(*pipe->own));
-    return pipe->handles && pipe->own ? 0
-                                      : dp_fail(DP_ENOMEM, "no memory for a pipeline's handles");
+    pipe->slot_steps = calloc((size_t)pipe->slots + 1, sizeof(*pipe->slot_steps));
+    return pipe->handles && pipe->own && pipe->slot_steps
+               ? 0
+               : dp_fail(DP_ENOMEM, "no memory for a pipeline's handles");
 }
 
 /* ---- programs: a plan for each schedule, all in the same memory ------------------------------ */
@@ -455,6 +457,7 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
     dp_batch_fini(&pipe->ends.outputs);
     dp_batch_fini(&pipe->ends.output_grads);
     free(pipe->handles);
+    free(pipe->slot_steps);
     free(pipe->own);
     free(pipe->agreement);
     free(pipe->loss_memory);

@@ -7,13 +7,12 @@
 
 #include <stdio.h>
 
-/* 4 bits of kind, 24 of step, 16 of stage, 20 of micro-batch. */
 static void note(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    const uint64_t stage = (uint64_t)dp_pipeline_slot(pipe, op->slot)->stage & 0xffff;
+    if (!pipe->config.comm && !pipe->live)
+        return;
     const uint64_t doing =
-        (op->kind + UINT64_C(1)) << 60 | (pipe->step & 0xffffff) << 36 | stage << 20 | op->mb;
-
+        pipe->slot_steps[op->slot].doing | (op->kind + UINT64_C(1)) << 60 | op->mb;
     if (pipe->config.comm)
         dp_comm_note(pipe->config.comm, doing);
     if (pipe->live)

@@ -70,10 +70,19 @@ struct dp_landing {
     char *memory;
 };
 
+/* What a step has in common for all micro-batches of a slot, so that an op needs not look it up. */
+struct dp_slot_step {
+    const struct dp_slot *slot;
+    const struct dp_stage *stage;
+    struct dp_stage_call call; /* of micro-batch 0, random of number 0 of the whole batch */
+    uint64_t doing;            /* its part of dp_comm_note */
+};
+
 struct dp_pipeline {
     struct dp_pipeline_config config; /* its schedule is that of the step at hand */
     int rank, slots;                  /* pipeline rank; slots that it has */
     struct dp_stage *stages;          /* [slots] */
+    struct dp_slot_step *slot_steps;  /* [slots] */
     struct dp_border *declared;       /* [stages + 1] */
     struct dp_border *borders;        /* the same with the extents of the micro-batch at hand */
     struct dp_border
@@ -132,6 +141,13 @@ struct dp_pipeline {
     bool recording;                   /* this step */
     struct dp_step_state now;
 };
+
+/* What a rank does: 4 bits of kind, 24 of step, 16 of stage, 20 of micro-batch; here of step and stage.
+ * See dp_pipeline_doing_text. */
+static inline uint64_t dp_pipeline_doing(uint64_t step, int stage)
+{
+    return (step & 0xffffff) << 36 | ((uint64_t)stage & 0xffff) << 20;
+}
 
 /* Of a micro-batch of a slot, in tables of all of them. */
 static inline size_t dp_pipeline_index(const struct dp_pipeline *pipe, const struct dp_plan_op *op)

@@ -216,6 +216,7 @@ static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
     pipe->reductions.used = 0;
     pipe->recording = dp_recorder_enabled(pipe->config.recorder);
     pipe->live = dp_recorder_live(pipe->config.recorder);
+    dp_compute_begin(pipe);
     if (pipe->recording)
         dp_recorder_begin(pipe->config.recorder, pipe->step);
     if (!pipe->accumulator.bytes || !clean)

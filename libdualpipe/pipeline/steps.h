@@ -35,6 +35,8 @@ uint64_t dp_messages_tag_of(const struct dp_pipeline *pipe, const struct dp_plan
 
 /* ---- compute.c ------------------------------------------------------------------------------ */
 
+/* A step begins: what its ops have in common. */
+void dp_compute_begin(struct dp_pipeline *pipe);
 /* FORWARD, BACKWARD, INPUT, WEIGHT; a FORWARD with `pair` does op[1], its BACKWARD, too. */
 int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* streams.c: where stages run in the calling thread and not in the stream: wait for what the stream
