@@ -20,13 +20,16 @@ struct work {
 
 struct fake {
     struct dp_device base;
+    struct stream *freed;
     int copies;
+    bool is_held;
 };
 
 /* A ring: done and queued count up for ever. */
 struct stream {
     struct dp_device_stream base;
     struct fake *fake;
+    struct stream *next; /* of those that were freed: others may still wait for them */
     size_t done, queued;
     struct work work[QUEUE];
 };
@@ -102,8 +105,11 @@ static int fake_stream_new(struct dp_device *dev, enum dp_device_priority priori
 
 static void fake_stream_free(struct dp_device_stream *stream)
 {
+    struct stream *s = (struct stream *)stream;
+
     fake_device_sync(stream);
-    free(stream);
+    s->next = s->fake->freed;
+    s->fake->freed = s;
 }
 
 static void *fake_stream_native(struct dp_device_stream *stream)
@@ -153,11 +159,18 @@ static int fake_event_record(struct dp_device_event *event, struct dp_device_str
     return 0;
 }
 
+static bool is_held(const struct event *e)
+{
+    return e->stream && e->stream->done < e->position && e->stream->fake->is_held;
+}
+
 static int fake_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 {
     struct event *e = (struct event *)event;
 
     (void)timeout_ns;
+    if (is_held(e))
+        return DP_ETIMEDOUT;
     if (e->stream)
         carry_out(e->stream, e->position);
     return 0;
@@ -167,7 +180,7 @@ static int fake_event_test(struct dp_device_event *event)
 {
     struct event *e = (struct event *)event;
 
-    if (e->stream && e->stream->done < e->position && ++e->tests < TESTS_TO_FINISH)
+    if (is_held(e) || (e->stream && e->stream->done < e->position && ++e->tests < TESTS_TO_FINISH))
         return DP_EAGAIN;
     return fake_event_wait(event, 0);
 }
@@ -184,6 +197,13 @@ static int fake_stream_wait(struct dp_device_stream *stream, struct dp_device_ev
 
 static void fake_close(struct dp_device *dev)
 {
+    struct fake *fake = (struct fake *)dev;
+
+    while (fake->freed) {
+        struct stream *s = fake->freed;
+        fake->freed = s->next;
+        free(s);
+    }
     dp_device_fini(dev);
     free(dev);
 }
@@ -223,6 +243,11 @@ void fake_device_sync(void *stream)
     struct stream *s = stream;
 
     carry_out(s, s->queued);
+}
+
+void fake_device_hold(struct dp_device *dev, bool held)
+{
+    ((struct fake *)dev)->is_held = held;
 }
 
 int fake_device_copies(const struct dp_device *dev)

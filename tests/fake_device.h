@@ -12,6 +12,9 @@
 int fake_device_open(struct dp_device **out);
 /* Carry out all that was queued in dp_stage_call.stream. */
 void fake_device_sync(void *stream);
+/* From now on tests of events, and waits with a timeout, find no work done (or do so again): as if the
+ * device were busy. */
+void fake_device_hold(struct dp_device *dev, bool held);
 /* Copies carried out on this device so far. */
 int fake_device_copies(const struct dp_device *dev);
 

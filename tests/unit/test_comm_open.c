@@ -348,6 +348,39 @@ static void a_poll_function_ends_an_open(void **state)
     }
 }
 
+/* Rank 1 leaves only once rank 0's close has returned. */
+static int close_and_stop(const struct rank *r)
+{
+    const int *over = r->arg; /* a pipe */
+    struct dp_comm *comm;
+    int calls = 0;
+    char byte = 0;
+
+    EXPECT(!try_open(r, (struct dp_comm_config){0}, &comm));
+    EXPECT(!dp_comm_barrier(comm));
+    if (r->rank) {
+        EXPECT(read(over[0], &byte, 1) == 1);
+        dp_comm_close(comm);
+        return 0;
+    }
+    dp_comm_set_poll(comm, stop_soon, &calls);
+    dp_comm_close(comm);
+    EXPECT(calls == 3);
+    EXPECT(write(over[1], &byte, 1) == 1);
+    return 0;
+}
+
+static void a_poll_function_ends_a_close(void **state)
+{
+    int over[2];
+
+    (void)state;
+    assert_int_equal(pipe(over), 0);
+    run_some(2, 2, close_and_stop, over);
+    close(over[0]);
+    close(over[1]);
+}
+
 static void a_rank_0_that_does_not_come_is_named(void **state)
 {
     (void)state;
@@ -708,6 +741,7 @@ int main(void)
         cmocka_unit_test(stores_and_sockets_that_will_not_do_are_named),
         cmocka_unit_test(missing_ranks_are_named_to_those_present),
         cmocka_unit_test(a_poll_function_ends_an_open),
+        cmocka_unit_test(a_poll_function_ends_a_close),
         cmocka_unit_test(a_rank_0_that_does_not_come_is_named),
         cmocka_unit_test(a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on),
         cmocka_unit_test(a_rank_0_with_another_secret_gets_no_members),

@@ -18,10 +18,12 @@ enum { LARGE = 8 << 20, ROUNDS = 12 };
 /* Seen by all ranks, threads or processes: how many things have been done so far. */
 static atomic_int *milestone;
 
-static void on_all_kinds(int size, rank_fn fn)
+static void on_kinds(int size, rank_fn fn, bool processes_only)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed, failed;
+        if (processes_only && !kind->processes)
+            continue;
         milestone = mmap(NULL, sizeof(*milestone), PROT_READ | PROT_WRITE,
                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         failed = kind->run(kind, size, deadline_ns, fn, NULL, &killed);
@@ -29,6 +31,11 @@ static void on_all_kinds(int size, rank_fn fn)
         if (failed)
             fail_msg("%s: %d of %d ranks failed", kind->name, failed, size);
     }
+}
+
+static void on_all_kinds(int size, rank_fn fn)
+{
+    on_kinds(size, fn, false);
 }
 
 /* "Compute", without a call, until the other rank has come that far. */
@@ -104,6 +111,54 @@ static void a_large_message_needs_only_one_of_its_ranks(void **state)
 {
     (void)state;
     on_all_kinds(2, take_turns_away);
+}
+
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+static float value_of(size_t i, int rank)
+{
+    return (float)(i % 1000 + (size_t)rank);
+}
+
+static bool is_summed(const float *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (values[i] != value_of(i, 0) + value_of(i, 1))
+            return false;
+    return true;
+}
+
+/* Rank 0 starts the sum, and makes no call until rank 1 has all of it. */
+static int sum_and_go(struct dp_comm *comm, void *arg)
+{
+    static const DLDataType f32 = {kDLFloat, 32, 1};
+    const int rank = dp_comm_rank(comm);
+    const size_t count = LARGE / sizeof(float) / 4;
+    float *values = malloc(count * sizeof(*values));
+    struct dp_request req;
+
+    (void)arg;
+    CHECK(values);
+    CHECK(!dp_comm_barrier(comm)); /* connected */
+    for (size_t i = 0; i < count; i++)
+        values[i] = value_of(i, rank);
+    CHECK(!dp_comm_iallreduce(comm, values, values, count, f32, DP_REDUCE_SUM, &req));
+    if (!rank) {
+        dp_comm_progress_start(comm);
+        CHECK(compute_until(1));
+    }
+    CHECK(!dp_comm_wait(comm, &req, -1));
+    CHECK(is_summed(values, count));
+    atomic_store(milestone, 1);
+    free(values);
+    return 0;
+}
+
+/* Of processes: a thread's collectives go on in its own calls only. */
+static void a_collective_goes_on_while_a_rank_computes(void **state)
+{
+    (void)state;
+    on_kinds(2, sum_and_go, true);
 }
 
 /* ---- both are away, again and again ---------------------------------------------------------- */
@@ -196,6 +251,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_large_message_needs_only_one_of_its_ranks),
+        cmocka_unit_test(a_collective_goes_on_while_a_rank_computes),
         cmocka_unit_test(going_away_and_coming_back_disturbs_no_message),
         cmocka_unit_test(an_abort_a_reset_and_an_end_reach_a_rank_that_computes),
     };

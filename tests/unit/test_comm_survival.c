@@ -679,6 +679,41 @@ static int leave_in_turn(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+/* Rank 1 does not agree; rank 0's poll function ends its wait, and the group. */
+static int count_down(void *user)
+{
+    return --*(int *)user ? 0 : -4;
+}
+
+static int interrupt_agreement(struct dp_comm *comm, void *arg)
+{
+    const bool waits = !dp_comm_rank(comm);
+    struct dp_comm *out;
+    struct dp_abort why;
+    int left = 3;
+    char byte;
+
+    (void)arg;
+    BEGIN(comm);
+    if (waits) {
+        dp_comm_set_poll(comm, count_down, &left);
+        CHECK(dp_comm_shrink(comm, &out) == -4);
+        CHECK(!left);
+        CHECK_SAYS("interrupted");
+        dp_comm_set_poll(comm, NULL, NULL);
+    } else {
+        CHECK(blocking_receive(comm, 0, 0, 0, &byte, 1) == DP_EABORTED);
+    }
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == 0 && why.error == -4);
+    return 0;
+}
+
+static void a_poll_function_ends_an_agreement(void **state)
+{
+    (void)state;
+    on_surviving_kinds(2, 0, interrupt_agreement, NULL);
+}
+
 static void ranks_leave_in_order_and_what_they_sent_arrives(void **state)
 {
     (void)state;
@@ -699,6 +734,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_was_stopped_and_declared_dead_learns_so),
         cmocka_unit_test(a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement),
         cmocka_unit_test(an_abort_still_ends_the_whole_group),
+        cmocka_unit_test(a_poll_function_ends_an_agreement),
         cmocka_unit_test(ranks_leave_in_order_and_what_they_sent_arrives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
