@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 enum { WORKERS = 16 }; /* a network that is down lets each wait for a second */
@@ -51,6 +52,7 @@ static void finish(struct dpn_job *job)
 static void *work(void *none)
 {
     (void)none;
+    prctl(PR_SET_NAME, "dp-verbs-setup");
     pthread_mutex_lock(&lock);
     while (waiting) {
         struct dpn_job *job = waiting;
