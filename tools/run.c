@@ -139,6 +139,8 @@ static const struct arg args[] = {
      AT(placement), .min = 0},
     {"traffic", 0, "FILE", "add to it what every rank sends to every other, for topo place --traffic",
      ARG_STRING, AT(traffic), .written = true},
+    {"trace", 0, "FILE", "add to it what NCCL did when, over which rail, waiting for what: Perfetto",
+     ARG_STRING, AT(trace), .written = true},
     {"report", 0, "FILE", "add a line of JSON for every rank, and sum them up in the end",
      ARG_STRING, AT(report), .written = true},
     {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},

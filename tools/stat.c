@@ -65,14 +65,15 @@ static bool wait_for_next(double ns)
 struct seen {
     struct stat_list list;
     struct stat_jobs jobs;
-    struct stat_preload preload;
+    struct stat_mapped preload, profiles;
 };
 
 static void seen_fini(struct seen *seen)
 {
     stat_list_fini(&seen->list);
     stat_jobs_fini(&seen->jobs);
-    stat_preload_fini(&seen->preload);
+    stat_mapped_fini(&seen->preload);
+    stat_mapped_fini(&seen->profiles);
 }
 
 static int write_prometheus(const char *path, const struct seen *seen)
@@ -83,7 +84,8 @@ static int write_prometheus(const char *path, const struct seen *seen)
     if (status)
         return status;
     stat_jobs_prometheus(out.file, &seen->jobs);
-    return output_close(&out, stat_print_prometheus(out.file, &seen->list, &seen->preload));
+    return output_close(&out, stat_print_prometheus(out.file, &seen->list, &seen->preload,
+                                                    &seen->profiles));
 }
 
 static int show(const struct values *v, const struct seen *seen, const struct seen *before)
@@ -91,13 +93,15 @@ static int show(const struct values *v, const struct seen *seen, const struct se
     if (v->prometheus)
         return write_prometheus(v->prometheus, seen);
     if (v->json)
-        return stat_print_json(&seen->list, &seen->preload, stat_jobs_json(&seen->jobs))
+        return stat_print_json(&seen->list, &seen->preload, stat_profile_json(&seen->profiles),
+                               stat_jobs_json(&seen->jobs))
                    ? command_broke("cannot write JSON")
                    : EXIT_OK;
     if (v->follow && isatty(STDOUT_FILENO))
         fputs("\033[H\033[2J", stdout); /* a clean screen */
     stat_print_table(&seen->list, &before->list, v->connections);
     stat_print_preload(&seen->preload);
+    stat_profile_print(&seen->profiles);
     stat_jobs_print(&seen->jobs);
     fflush(stdout);
     return EXIT_OK;
@@ -111,7 +115,8 @@ static int look(const struct values *v, struct seen *last)
     if (!status)
         status = stat_jobs_read(v->directory, &seen.jobs);
     if (!status) {
-        stat_preload_hold(&seen.preload, v->directory, NULL);
+        stat_map(&seen.preload, &stat_preload_kind, v->directory, NULL);
+        stat_map(&seen.profiles, &stat_profile_kind, v->directory, NULL);
         status = show(v, &seen, last);
     }
     seen_fini(last);
@@ -163,8 +168,10 @@ static const struct usage usage = {
              "tokens/s, bubble, which rank waits for which, bytes, and ranks and links that hold\n"
              "the others up. Of NCCL jobs what the net plugin counts where DUALPIPE_NET_STAT=1 is\n"
              "set: messages, bytes, stalls, retries, failovers, how large messages are and how\n"
-             "long they take; and where DUALPIPE_PRELOAD_STAT=1 is set what the preload library\n"
-             "counts: pinned memory and where it is, copies, and those that are staged.",
+             "long they take; where DUALPIPE_PRELOAD_STAT=1 is set what the preload library\n"
+             "counts: pinned memory and where it is, copies, and those that are staged; and where\n"
+             "DUALPIPE_PROFILER_STAT=1 is set what NCCL's profiler counts: what a rank sends to which\n"
+             "other, over which rail, and what it waits for.",
     .groups = groups,
     .examples = "  dualpipe stat\n"
                 "  dualpipe stat --follow --connections\n"

@@ -2,7 +2,9 @@
 #include "nccl-plugin/net/calls.h"
 
 #include "base/fail.h"
+#include "nccl-plugin/net/comm.h"
 #include "nccl-plugin/net/net.h"
+#include "nccl-plugin/net/profile.h"
 #include "nccl-plugin/nccl_log.h"
 
 #include <string.h>
@@ -25,8 +27,8 @@ ncclResult_t dpn_init_v11(void **ctx, uint64_t commId, struct ncclNetCommConfig_
     struct dpn_net *net;
 
     (void)commId;
-    (void)profFunction;
     int err = dpn_net_init(logFunction, &net);
+    dpn_profile_use(profFunction);
     if (!err && config)
         dpn_net_set_traffic_class(net, config->trafficClass);
     *ctx = err ? NULL : net;
@@ -232,7 +234,8 @@ ncclResult_t dpn_isend_v10(void *sendComm, void *data, size_t size, int tag, voi
     struct dpn_request *req = NULL;
     int err = dpn_net_isend(sendComm, data, size, tag, mhandle, &req);
 
-    (void)phandle;
+    if (req)
+        dpn_profile_message(((const struct dpn_comm *)sendComm)->rail, phandle);
     *request = req;
     return dpn_result(err);
 }
@@ -259,7 +262,8 @@ ncclResult_t dpn_irecv_v10(void *recvComm, int n, void **data, size_t *sizes, in
     int err = dpn_net_irecv(recvComm, n, data, sizes, tags, (struct dpn_memory **)mhandles,
                             is_watched, &req);
 
-    (void)phandles;
+    for (int i = 0; i < n && req && phandles; i++)
+        dpn_profile_message(((const struct dpn_comm *)recvComm)->rail, phandles[i]);
     *request = req;
     return dpn_result(err);
 }

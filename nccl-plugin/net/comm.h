@@ -66,6 +66,7 @@ struct dpn_comm {
     void *state;                           /* the transport's */
     struct dpn_memory *memories;
     struct dpn_stat stat;
+    char rail[DPN_STAT_DEVICE_LEN]; /* how a profiler calls what carries the bytes */
 };
 
 extern struct dpn_net_options dpn_options;

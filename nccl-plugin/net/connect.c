@@ -13,6 +13,7 @@
 #include "wire/sockets.h"
 #include "wire/tcp.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,6 +125,19 @@ static int do_without_rdma(struct dpn_comm *comm)
     return comm->transport->open(comm);
 }
 
+/* A device that is bypassed is not what carries the bytes: "eth0 (shm)". */
+static void name_rail(struct dpn_comm *comm)
+{
+    const struct dpn_device *device;
+    const char *name = dpn_net_device(comm->counted_dev, &device) ? "" : device->name;
+
+    if (comm->transport == &dpn_wire_transport)
+        snprintf(comm->rail, sizeof(comm->rail), "%.*s (%s)", DPN_STAT_DEVICE_LEN - 16, name,
+                 comm->wire->ops->name);
+    else
+        snprintf(comm->rail, sizeof(comm->rail), "%.*s", DPN_STAT_DEVICE_LEN - 1, name);
+}
+
 /* The other end, for people. */
 static void begin_counting(struct dpn_comm *comm)
 {
@@ -135,6 +149,7 @@ static void begin_counting(struct dpn_comm *comm)
         dp_sockaddr_text(&address, peer);
     dpn_stat_open(&comm->stat, comm->counted_dev, comm->is_sender,
                   is_wire ? comm->wire->ops->name : comm->transport->name, peer);
+    name_rail(comm);
 }
 
 /* The wire is connected. */

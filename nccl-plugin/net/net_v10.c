@@ -4,11 +4,14 @@
  */
 #include "nccl-plugin/net/net.h"
 #include "nccl-plugin/net/calls.h"
+#include "nccl-plugin/net/profile.h"
 
 static ncclResult_t init_v10(ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction)
 {
-    (void)profFunction;
-    return dpn_init_v9(logFunction);
+    const ncclResult_t result = dpn_init_v9(logFunction);
+
+    dpn_profile_use(profFunction);
+    return result;
 }
 
 static ncclResult_t connect_v10(int dev, struct ncclNetCommConfig_v10 *config, void *handle,

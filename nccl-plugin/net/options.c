@@ -31,6 +31,10 @@ static const struct dp_option table[] = {
     {"PIPELINE_TC", DP_OPTION_INT, "-1",
      "RDMA: traffic class of connections for send and receive only; -1: as of all",
      offsetof(struct dpn_net_options, pipeline.traffic_class), .min = -1, .max = 255},
+    {"PROFILE", DP_OPTION_BOOL, "0",
+     "tell NCCL's profiler over which device each message goes (NCCL 2.26 and later, not 2.27, which "
+     "crashes without a profiler that takes it)",
+     offsetof(struct dpn_net_options, profile), .choices = NULL},
     {"SLICE", DP_OPTION_INT, "100",
      "slices of the scheduler, in us, for threads that wait for their core; 0: as they are",
      offsetof(struct dpn_net_options, slice_us), .max = 100000},

@@ -23,6 +23,7 @@ struct dpn_net_options {
     bool eager_gpu; /* also where receives are in memory of GPUs */
     int64_t timeout_s;
     int64_t slice_us; /* see net/slice.h; 0: leave them as they are */
+    bool profile;         /* tell NCCL's profiler the device of each message */
     bool stat;            /* count, for `dualpipe stat` */
     const char *stat_dir; /* NULL: see net/stat_page.h */
     bool has_force_flush; /* no variable: NCCL's version can be told that a device needs flushes */

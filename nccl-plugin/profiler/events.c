@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nccl-plugin/profiler/events.h"
 
+#include "nccl-plugin/profiler/net_event.h"
 #include "nccl-plugin/profiler/profiler.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Types of events. */
-enum { GROUP = 1, COLL = 2, P2P = 4, COLL_API = 512 };
+enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, NET_PLUGIN = 128, COLL_API = 512 };
+enum { NET_PLUGIN_FROM = 3 }; /* the first version that has it */
 
 /* Byte offsets of members; 0: the version does not have it, as the type is at 0. */
 struct layout {
@@ -21,6 +24,10 @@ struct layout {
     } p2p;
 };
 enum { RANK = 16, NAME = 24, HASH = 32 };
+enum { PARENT = 8 };
+enum { PART_PID = 24, PART_CHANNEL = 28, PART_PEER = 32, PART_IS_SEND = 44 };
+enum { STEP_NUMBER = 24 };
+enum { NET_ID = 24, NET_DATA = 32, NET_IB = 0x10001, NET_IB_DEVICE = 8 };
 enum { API_FUNCTION = 24, API_COUNT = 32, API_DATATYPE = 40 };
 
 static const struct layout layouts[DPN_PROFILER_VERSIONS + 1] = {
@@ -77,7 +84,7 @@ static enum dpn_function read_function(const struct layout *l, const void *descr
     }
     const char *name = read_text(descriptor, offset);
     int i = 0;
-    while (i < DPN_FUNCTIONS && (!name || strcmp(name, dpn_function_names[i])))
+    while (i < DPN_FUNCTIONS && (!name || strcmp(name, dpn_function_name((enum dpn_function)i))))
         i++;
     return (enum dpn_function)i;
 }
@@ -115,40 +122,96 @@ static void identify(const struct layout *l, void *context, const void *descript
 }
 
 /* A receive is the send of another rank. */
-static void count_p2p(const struct layout *l, void *context, const void *descriptor)
+static void *count_p2p(const struct layout *l, void *context, const void *descriptor)
 {
-    if (read_function(l, descriptor, l->p2p.function) != DPN_SEND)
-        return;
+    const enum dpn_function function = read_function(l, descriptor, l->p2p.function);
+    const int peer = read_int(descriptor, l->p2p.peer);
+    const uint64_t bytes =
+        read_u64(descriptor, l->p2p.count) * read_size(l, descriptor, l->p2p.datatype);
+
+    if (function == DPN_RECV)
+        return dpn_profiler_received(context, peer, bytes);
+    if (function != DPN_SEND)
+        return NULL;
     identify(l, context, descriptor);
-    dpn_profiler_sent(context, read_int(descriptor, l->p2p.peer),
-                      read_u64(descriptor, l->p2p.count) *
-                          read_size(l, descriptor, l->p2p.datatype));
+    return dpn_profiler_sent(context, peer, bytes);
 }
 
-static void count_coll(int version, void *context, const void *descriptor)
+static void *count_coll(int version, void *context, const void *descriptor)
 {
     const struct layout *l = &layouts[version];
     const enum dpn_function function = read_function(l, descriptor, l->coll.function);
 
     if (function == DPN_FUNCTIONS || (function == DPN_BROADCAST && version >= BROADCAST_FROM_API))
-        return;
+        return NULL;
     identify(l, context, descriptor);
-    dpn_profiler_collective(context, function,
-                            read_u64(descriptor, l->coll.count) *
-                                read_size(l, descriptor, l->coll.datatype));
+    return dpn_profiler_collective(context, function,
+                                   read_u64(descriptor, l->coll.count) *
+                                       read_size(l, descriptor, l->coll.datatype));
 }
 
-static void count_call(const struct layout *l, void *context, const void *descriptor)
+static void *count_call(const struct layout *l, void *context, const void *descriptor)
 {
-    if (read_function(l, descriptor, API_FUNCTION) == DPN_BROADCAST)
-        dpn_profiler_collective(context, DPN_BROADCAST,
-                                read_u64(descriptor, API_COUNT) *
-                                    read_size(l, descriptor, API_DATATYPE));
+    if (read_function(l, descriptor, API_FUNCTION) != DPN_BROADCAST)
+        return NULL;
+    return dpn_profiler_collective(context, DPN_BROADCAST,
+                                   read_u64(descriptor, API_COUNT) *
+                                       read_size(l, descriptor, API_DATATYPE));
+}
+
+/* ---- of the network -------------------------------------------------------------------------- */
+
+/* Another process's messages may go through this one (PXN): context and parent are that process's. */
+static void *start_part(void *context, const void *descriptor)
+{
+    struct dpn_network_comm comm = {DPN_PROFILE_COMMS, 0};
+    const bool is_own = read_int(descriptor, PART_PID) == dpn_profiler_pid();
+
+    if (is_own && !dpn_profiler_comm(context, &comm))
+        return NULL;
+    return dpn_network_part(
+        &comm, &(struct dpn_network_part){
+                   .operation =
+                       is_own ? (void *)(uintptr_t)read_u64(descriptor, PARENT) : NULL,
+                   .peer = read_int(descriptor, PART_PEER),
+                   .channel = read_byte(descriptor, PART_CHANNEL),
+                   .is_send = read_int(descriptor, PART_IS_SEND),
+               });
+}
+
+/* Of this project's net plugin the name of the device, of NCCL's own for InfiniBand the number. */
+static void start_net(const void *descriptor)
+{
+    void *step = (void *)(uintptr_t)read_u64(descriptor, PARENT);
+    const void *data = read_text(descriptor, NET_DATA);
+    char name[32];
+
+    if (!data)
+        return;
+    switch (read_u64(descriptor, NET_ID)) {
+    case DPN_PROFILE_NET_ID:
+        dpn_network_rail(step, data);
+        break;
+    case NET_IB:
+        snprintf(name, sizeof(name), "InfiniBand device %d", read_int(data, NET_IB_DEVICE));
+        dpn_network_rail(step, name);
+        break;
+    default:
+        break;
+    }
+}
+
+void dpn_profiler_state(void *handle, int state, const void *arguments)
+{
+    dpn_network_state(handle, state, arguments);
 }
 
 int dpn_profiler_mask(int version)
 {
-    return COLL | P2P | (version >= BROADCAST_FROM_API ? COLL_API : 0);
+    const int network = PROXY_OP | PROXY_STEP | (version >= NET_PLUGIN_FROM ? NET_PLUGIN : 0);
+
+    return COLL | P2P | (version >= BROADCAST_FROM_API ? COLL_API : 0) |
+           (dpn_profiler_has_network() ? network : 0);
 }
 
 /* Up to 2.27 a group without a handle has no events: it gets one, which means nothing. */
@@ -156,13 +219,33 @@ void dpn_profiler_event(int version, void *context, void **handle, const void *d
 {
     static char group;
     const struct layout *l = &layouts[version];
-    const uint64_t type = read_type(l, descriptor);
 
-    *handle = type == GROUP ? &group : NULL;
-    if (type == P2P)
-        count_p2p(l, context, descriptor);
-    else if (type == COLL)
-        count_coll(version, context, descriptor);
-    else if (type == COLL_API && version >= BROADCAST_FROM_API)
-        count_call(l, context, descriptor);
+    *handle = NULL;
+    switch (read_type(l, descriptor)) {
+    case GROUP:
+        *handle = &group;
+        break;
+    case COLL:
+        *handle = count_coll(version, context, descriptor);
+        break;
+    case P2P:
+        *handle = count_p2p(l, context, descriptor);
+        break;
+    case PROXY_OP:
+        *handle = start_part(context, descriptor);
+        break;
+    case PROXY_STEP:
+        *handle = dpn_network_step((void *)(uintptr_t)read_u64(descriptor, PARENT),
+                                   read_int(descriptor, STEP_NUMBER));
+        break;
+    case NET_PLUGIN:
+        start_net(descriptor);
+        break;
+    case COLL_API:
+        if (version >= BROADCAST_FROM_API)
+            *handle = count_call(l, context, descriptor);
+        break;
+    default:
+        break;
+    }
 }

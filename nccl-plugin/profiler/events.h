@@ -11,7 +11,10 @@ enum { DPN_PROFILER_VERSIONS = 7 };
 /* The events that version asks NCCL for: a mask of its types. */
 int dpn_profiler_mask(int version);
 
-/* startEvent of a version: counts sends and collectives, and writes *handle. Any thread. */
+/* startEvent of a version: counts sends, collectives and what travels over the network, and writes
+ * *handle. Any thread. */
 void dpn_profiler_event(int version, void *context, void **handle, const void *descriptor);
+/* recordEventState, whose arguments may be NULL. */
+void dpn_profiler_state(void *handle, int state, const void *arguments);
 
 #endif

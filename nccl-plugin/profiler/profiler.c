@@ -6,7 +6,9 @@
 #include "base/append.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "nccl-plugin/profiler/counters.h"
 #include "nccl-plugin/profiler/options.h"
+#include "nccl-plugin/profiler/trace.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -14,24 +16,10 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *const dpn_function_names[DPN_FUNCTIONS] = {
-    [DPN_BROADCAST] = "Broadcast",
-    [DPN_REDUCE] = "Reduce",
-    [DPN_ALL_GATHER] = "AllGather",
-    [DPN_REDUCE_SCATTER] = "ReduceScatter",
-    [DPN_ALL_REDUCE] = "AllReduce",
-    [DPN_SEND_RECV] = "SendRecv",
-    [DPN_SEND] = "Send",
-    [DPN_RECV] = "Recv",
-    [DPN_ALL_TO_ALL] = "AlltoAll",
-    [DPN_GATHER] = "Gather",
-    [DPN_SCATTER] = "Scatter",
-};
-
 enum {
     SLOTS = 1024, /* communicators at once; a power of 2 */
     PEERS_MAX = 1 << 20,
-    NAME_LEN = 64
+    NAME_LEN = DPN_PROFILE_NAME_LEN
 };
 
 static struct slot {
@@ -43,17 +31,30 @@ static struct slot {
     int peers;      /* room in sent */
     uint64_t *sent; /* [peers] bytes */
     uint64_t calls[DPN_FUNCTIONS], bytes[DPN_FUNCTIONS];
+    uint64_t receives; /* which are no calls of their own in the file: the sender has them */
+    pid_t pid; /* a forked child writes nothing of what it inherits */
+    struct dpn_network_comm network;
 } slots[SLOTS];
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct dpn_profiler_options options;
+static _Atomic pid_t own_pid;
 
 static void start(void)
 {
     for (int i = 0; i < SLOTS; i++)
         pthread_mutex_init(&slots[i].lock, NULL);
-    if (dp_options_read(&dpn_profiler_option_area, &options))
-        options.traffic = NULL; /* said once; NCCL goes on, and nothing is written */
+}
+
+bool dpn_profiler_has_network(void)
+{
+    const struct dpn_profiler_options *o = dpn_profiler_options();
+
+    return o->stat || (o->trace && *o->trace);
+}
+
+pid_t dpn_profiler_pid(void)
+{
+    return atomic_load_explicit(&own_pid, memory_order_relaxed);
 }
 
 /* ---- contexts -------------------------------------------------------------------------------- */
@@ -91,17 +92,6 @@ static struct slot *lock_free_slot(void)
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* A name in a JSON string: what would need an escape is left out. */
-static void set_name(struct slot *s, const char *name)
-{
-    size_t len = 0;
-
-    for (; name && *name && len < NAME_LEN - 1; name++)
-        if (*name >= ' ' && *name < 127 && *name != '"' && *name != '\\')
-            s->name[len++] = *name;
-    s->name[len] = '\0';
-}
-
 static bool has_room(struct slot *s, int peer)
 {
     if (peer < s->peers)
@@ -118,6 +108,16 @@ static bool has_room(struct slot *s, int peer)
     return true;
 }
 
+/* Where the network's events of the communicator are counted. */
+static void open_network(struct slot *s)
+{
+    struct dpn_profile_comm c = {
+        .rank = s->rank, .ranks = s->ranks, .nodes = s->nodes, .hash = s->hash};
+
+    memcpy(c.name, s->name, sizeof(c.name));
+    s->network = (struct dpn_network_comm){dpn_counters_open(&c), dpn_trace_comm(&c)};
+}
+
 int dpn_profiler_open(const struct dpn_profiled *comm, void **context)
 {
     pthread_once(&once, start);
@@ -130,9 +130,15 @@ int dpn_profiler_open(const struct dpn_profiled *comm, void **context)
     s->rank = comm->rank;
     s->ranks = comm->ranks;
     s->nodes = comm->nodes;
-    set_name(s, comm->name);
+    s->pid = getpid();
+    atomic_store_explicit(&own_pid, s->pid, memory_order_relaxed);
+    dpn_counters_name(s->name, NAME_LEN, comm->name);
     memset(s->calls, 0, sizeof(s->calls));
     memset(s->bytes, 0, sizeof(s->bytes));
+    s->receives = 0;
+    s->network = (struct dpn_network_comm){DPN_PROFILE_COMMS, 0};
+    if (dpn_profiler_has_network())
+        open_network(s);
     *context = context_of(s);
     pthread_mutex_unlock(&s->lock);
     return 0;
@@ -146,34 +152,72 @@ void dpn_profiler_identify(void *context, uint64_t hash, const char *name, int r
         return;
     if (!s->hash) {
         s->hash = hash;
-        set_name(s, name);
+        dpn_counters_name(s->name, NAME_LEN, name);
     }
     s->rank = rank;
     pthread_mutex_unlock(&s->lock);
 }
 
-void dpn_profiler_sent(void *context, int peer, uint64_t bytes)
+/* Locked. The operation's handle, for what the network does of it. */
+static void *count(struct slot *s, enum dpn_function function, int peer, uint64_t bytes)
+{
+    struct dpn_profile_comm *c = dpn_counters_comm(s->network.counters);
+
+    s->calls[function]++;
+    s->bytes[function] += bytes;
+    if (!dpn_profiler_has_network())
+        return NULL;
+    if (c) {
+        atomic_store_explicit(&c->calls[function], s->calls[function], memory_order_relaxed);
+        atomic_store_explicit(&c->bytes[function], s->bytes[function], memory_order_relaxed);
+    }
+    return dpn_network_operation(&s->network, function, peer, bytes, s->calls[function] - 1);
+}
+
+void *dpn_profiler_sent(void *context, int peer, uint64_t bytes)
 {
     struct slot *s = lock_slot(context);
 
     if (!s)
-        return;
-    s->calls[DPN_SEND]++;
-    s->bytes[DPN_SEND] += bytes;
+        return NULL;
+    void *handle = count(s, DPN_SEND, peer, bytes);
     if (peer >= 0 && has_room(s, peer))
         s->sent[peer] += bytes;
     pthread_mutex_unlock(&s->lock);
+    return handle;
 }
 
-void dpn_profiler_collective(void *context, enum dpn_function function, uint64_t bytes)
+void *dpn_profiler_received(void *context, int peer, uint64_t bytes)
+{
+    struct slot *s = dpn_profiler_has_network() ? lock_slot(context) : NULL;
+
+    if (!s)
+        return NULL;
+    void *handle = dpn_network_operation(&s->network, DPN_RECV, peer, bytes, s->receives++);
+    pthread_mutex_unlock(&s->lock);
+    return handle;
+}
+
+void *dpn_profiler_collective(void *context, enum dpn_function function, uint64_t bytes)
 {
     struct slot *s = lock_slot(context);
 
     if (!s)
-        return;
-    s->calls[function]++;
-    s->bytes[function] += bytes;
+        return NULL;
+    void *handle = count(s, function, -1, bytes);
     pthread_mutex_unlock(&s->lock);
+    return handle;
+}
+
+bool dpn_profiler_comm(void *context, struct dpn_network_comm *out)
+{
+    struct slot *s = lock_slot(context);
+
+    if (!s)
+        return false;
+    *out = s->network;
+    pthread_mutex_unlock(&s->lock);
+    return true;
 }
 
 /* ---- the traffic file ------------------------------------------------------------------------ */
@@ -195,10 +239,46 @@ static void put_functions(struct dp_text *t, const struct slot *s)
 
     for (int i = 0; i < DPN_FUNCTIONS; i++)
         if (s->calls[i]) {
-            dp_text_addf(t, "%s\"%s\": [%" PRIu64 ", %" PRIu64 "]", comma, dpn_function_names[i],
-                         s->calls[i], s->bytes[i]);
+            dp_text_addf(t, "%s\"%s\": [%" PRIu64 ", %" PRIu64 "]", comma,
+                         dpn_function_name((enum dpn_function)i), s->calls[i], s->bytes[i]);
             comma = ", ";
         }
+}
+
+struct list {
+    struct dp_text *text;
+    const char *comma;
+};
+
+static void put_flow(const struct dpn_profile_flow *f, void *user)
+{
+    const uint64_t key = atomic_load_explicit(&f->key, memory_order_relaxed);
+    struct list *l = user;
+
+    dp_text_addf(l->text,
+                 "%s{\"peer\": %d, \"way\": \"%s\", \"channel\": %u, \"rail\": \"%s\", "
+                 "\"bytes\": %" PRIu64 ", \"chunks\": %" PRIu64 ", \"wait_ns\": {",
+                 l->comma, dpn_profile_key_peer(key),
+                 dpn_profile_key_is_send(key) ? "send" : "receive", dpn_profile_key_channel(key),
+                 dpn_counters_rail(atomic_load_explicit(&f->rail, memory_order_relaxed)),
+                 atomic_load_explicit(&f->bytes, memory_order_relaxed),
+                 atomic_load_explicit(&f->chunks, memory_order_relaxed));
+    for (int i = 0; i < DPN_WAITS; i++)
+        dp_text_addf(l->text, "%s\"%s\": %" PRIu64, i ? ", " : "",
+                     dpn_wait_name((enum dpn_profile_wait)i),
+                     atomic_load_explicit(&f->wait_ns[i], memory_order_relaxed));
+    dp_text_adds(l->text, "}}");
+    l->comma = ", ";
+}
+
+/* What the network's events have counted. */
+static void put_network(struct dp_text *t, const struct slot *s)
+{
+    if (!dpn_profiler_has_network())
+        return;
+    dp_text_adds(t, ", \"network\": [");
+    dpn_counters_each(s->network.counters, put_flow, &(struct list){t, ""});
+    dp_text_adds(t, "]");
 }
 
 /* A line: one JSON object. */
@@ -215,7 +295,9 @@ static void put_line(struct dp_text *t, const struct slot *s)
     put_sent(t, s);
     dp_text_addf(t, "], \"functions\": {");
     put_functions(t, s);
-    dp_text_adds(t, "}}\n");
+    dp_text_adds(t, "}");
+    put_network(t, s);
+    dp_text_adds(t, "}\n");
 }
 
 static void append_line(const struct slot *s)
@@ -229,14 +311,19 @@ static void append_line(const struct slot *s)
         dp_log(DP_LOG_WARN, "profiler: no memory for a line of traffic");
         return;
     }
-    dp_append("DUALPIPE_PROFILER_TRAFFIC", options.traffic, line, len);
+    dp_append("DUALPIPE_PROFILER_TRAFFIC", dpn_profiler_options()->traffic, line, len);
     free(line);
 }
 
 static void close_slot(struct slot *s)
 {
-    if (options.traffic && *options.traffic)
+    const char *traffic = dpn_profiler_options()->traffic;
+
+    if (dpn_profiler_has_network())
+        dpn_network_close(&s->network);
+    if (traffic && *traffic)
         append_line(s);
+    dpn_counters_close(s->network.counters);
     free(s->sent);
     s->sent = NULL;
     s->peers = 0;
@@ -257,6 +344,7 @@ void dpn_profiler_close(void *context)
 __attribute__((destructor)) static void close_all(void)
 {
     for (struct slot *s = slots; s < slots + SLOTS; s++)
-        if (s->use % 2 && !pthread_mutex_trylock(&s->lock))
+        if (s->use % 2 && s->pid == getpid() && !pthread_mutex_trylock(&s->lock))
             close_slot(s);
+    dpn_trace_write();
 }

@@ -69,7 +69,8 @@ private()
         while IFS=: read -r file include; do
             header=${include#*\"}
             header=${header%\"*}
-            case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | offload/preload/page.h | config.h) continue ;; esac
+            case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | nccl-plugin/profiler/page.h | offload/preload/page.h | \
+                config.h) continue ;; esac
             [ -f "tools/$header" ] || echo "$file: \"$header\""
         done
 }
@@ -86,7 +87,8 @@ around_plugin()
             -e '^libdualpipe/areas\.c:.*"nccl-plugin/profiler/options\.h"' \
             -e '^libdualpipe/areas\.c:.*"nccl-plugin/tuner/options\.h"' \
             -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net/caller\.h"' \
-            -e '^tools/stat/pages\.h:.*"nccl-plugin/net/stat_page\.h"' || :
+            -e '^tools/stat/pages\.h:.*"nccl-plugin/net/stat_page\.h"' \
+            -e '^tools/stat/profile\.h:.*"nccl-plugin/profiler/page\.h"' || :
 }
 
 case_is 'includes that do not point down' "$(upward)"

@@ -22,6 +22,39 @@ case_is 'every rank has written what it sent to each other rank' "$(
 )"
 case_is 'collectives are counted' "$(grep -q '"AllReduce": \[[1-9]' "$work/traffic" ||
     cat "$work/traffic")"
+
+# ---- the network: over which rail, waiting for what, when ------------------------------------------
+
+mv "$work/traffic" "$work/traffic.calls"
+case_is 'everything is right with the events of the network' "$(
+    export DUALPIPE_PROFILER_TRACE="$work/trace.json" DUALPIPE_NET_PROFILE=1
+    job --ranks 3 --bytes 65536 send-recv all-reduce
+)"
+if command -v jq >/dev/null; then
+    case_is 'what the network carried is counted by peer and rail' "$(
+        jq -se '[.[].network[]] | length > 0 and all(.[]; .rail | test("^[^ ]+ \\((shm|tcp)\\)$")) and
+            ([.[] | select(.way == "send") | .bytes] | add) > 0 and
+            ([.[] | .wait_ns | add] | add) > 0' "$work/traffic" >"$work/found" || cat "$work/traffic"
+    )"
+    # What one rank sends, the other receives, in as many chunks.
+    case_is 'senders and receivers count the same chunks' "$(
+        jq -s '[.[] as $rank | $rank.network[] | select(.way == "send") |
+            [$rank.comm, $rank.rank, .peer, .channel, .chunks]] | sort' "$work/traffic" >"$work/sent"
+        jq -s '[.[] as $rank | $rank.network[] | select(.way == "receive") |
+            [$rank.comm, .peer, $rank.rank, .channel, .chunks]] | sort' "$work/traffic" >"$work/received"
+        diff "$work/sent" "$work/received" || :
+    )"
+    case_is 'the trace says what NCCL did when' "$(
+        jq -e '[.traceEvents[] | select(.ph == "X")] | length > 0 and
+            any(.[]; .name == "AllReduce" and .cat == "send" and .args.bytes > 0 and .dur > 0) and
+            any(.[]; .name == "Send" and .cat == "send") and
+            any(.[]; .name == "Recv" and .cat == "receive") and all(.[]; .args.rail != "")' \
+            "$work/trace.json" >"$work/found" || head -c 2000 "$work/trace.json"
+    )"
+else
+    case_skipped 'the contents of JSON: no jq'
+fi
+mv "$work/traffic.calls" "$work/traffic"
 case_is 'the traffic can be placed' "$(
     "$DP_TOP_BUILDDIR/tools/dualpipe" topo place --traffic "$work/traffic" --synthetic gpu:4 \
         >"$work/placed" 2>&1 && grep -q '^Measured traffic, 3 ranks' "$work/placed" ||

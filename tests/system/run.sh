@@ -153,7 +153,7 @@ says_what_is_used_and_what_is_not()
 {
     run run --no-net -- true || return
     tells "net plugin  not used: --no-net" "tuner       not used: no --table" \
-        "profiler    not used: no --traffic" "placement   not used" \
+        "profiler    not used: no --traffic or --trace" "placement   not used" \
         "CPUs        not bound: no launcher" "ended after" || return
     RANK=1 WORLD_SIZE=2 run run -- true || return
     [ ! -s "$work/err" ] || wrong "the second rank says: $(cat "$work/err")" || return
@@ -299,6 +299,19 @@ suggests_which_ranks_to_swap()
     refuses 2 "--no-tuner goes with" run --no-tuner --synthetic gpu:4 -- true
 }
 
+traces_what_nccl_does()
+{
+    # shellcheck disable=SC2016 # for the shell that it starts
+    run run --trace "$work/trace.json" -- sh -c \
+        'echo $DUALPIPE_PROFILER_TRACE $DUALPIPE_PROFILER_STAT $DUALPIPE_NET_PROFILE $NCCL_PROFILER_PLUGIN' || return
+    says "$work/trace.json 1 1 /" "libnccl-profiler-dualpipe.so" || return
+    tells "libnccl-profiler-dualpipe.so, to $work/trace.json" || return
+    # shellcheck disable=SC2016
+    run run --no-net --trace "$work/trace.json" -- sh -c 'echo "<$DUALPIPE_NET_PROFILE>"' || return
+    says "<>" || return
+    refuses 1 "No such file" run --trace "$work/none/trace.json" -- true
+}
+
 says_with_the_variables_what_is_used_and_why()
 {
     run run --no-net --print || return
@@ -330,5 +343,6 @@ it sums_up_all_ranks
 it names_ranks_that_are_missing
 it counts_what_the_net_plugin_sent
 it suggests_which_ranks_to_swap
+it traces_what_nccl_does
 it says_with_the_variables_what_is_used_and_why
 finish

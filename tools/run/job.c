@@ -138,7 +138,7 @@ static int64_t clock_ns(clockid_t clock)
 }
 
 static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
-                  struct stat_preload *preload, struct run_outcome *out)
+                  struct stat_mapped *preload, struct run_outcome *out)
 {
     const struct timespec look = {.tv_nsec = LOOK_MS * 1000000l};
     siginfo_t info;
@@ -149,7 +149,7 @@ static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
             pass_on(child, &info);
         stat_hold(held, is_of_the_job);
         stat_pairs_look(&out->pairs, held);
-        stat_preload_hold(preload, getenv("DUALPIPE_PRELOAD_STAT_DIR"), is_of_the_job);
+        stat_map(preload, &stat_preload_kind, getenv("DUALPIPE_PRELOAD_STAT_DIR"), is_of_the_job);
         if (has_ended(child, out))
             return;
     }
@@ -159,7 +159,7 @@ int run_job(char **command, void (*has_begun)(void *user), void *user, struct ru
 {
     const int64_t began_ns = clock_ns(CLOCK_MONOTONIC);
     struct stat_held held = {0};
-    struct stat_preload preload = {0};
+    struct stat_mapped preload = {0};
     struct inherited before;
     sigset_t signals;
     pid_t child = -1;
@@ -183,7 +183,7 @@ int run_job(char **command, void (*has_begun)(void *user), void *user, struct ru
     stat_pairs_sum(&out->pairs);
     out->preload_processes = preload.count;
     stat_preload_sum(&preload, out->preload);
-    stat_preload_fini(&preload);
+    stat_mapped_fini(&preload);
     sigaction(SIGCHLD, &before.on_child, NULL);
     sigprocmask(SIG_SETMASK, &before.mask, NULL);
     return status;

@@ -22,13 +22,13 @@
 /* The command line. */
 struct run_values {
     struct tune_source source;
-    const char *table, *links, *placement, *traffic, *report;
+    const char *table, *links, *placement, *traffic, *trace, *report;
     bool no_net, no_tuner, no_preload, no_bind, only_prints, quiet, exec;
 };
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
-enum { RUN_SETTINGS_MAX = 24, RUN_PARTS_MAX = 8, RUN_WORDS_LEN = 512 };
+enum { RUN_SETTINGS_MAX = 28, RUN_PARTS_MAX = 8, RUN_WORDS_LEN = 512 };
 
 struct run_setting {
     const char *name, *value;
@@ -43,7 +43,7 @@ struct run_settings {
         const char *name; /* "net plugin" */
         char words[RUN_WORDS_LEN];
     } parts[RUN_PARTS_MAX];
-    char *table, *placement, *preload, *traffic;
+    char *table, *placement, *preload, *traffic, *trace;
     size_t traffic_from; /* bytes that were in its file before */
     char plugin[PLUGIN_PATH_LEN], tuner[PLUGIN_PATH_LEN], profiler[PLUGIN_PATH_LEN];
     char links[DP_TUNING_LINKS_LEN];

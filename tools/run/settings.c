@@ -198,27 +198,67 @@ static int add_tuner(const struct run_values *v, struct run_settings *s)
     return status;
 }
 
-/* Its file is made now: a folder that is not there is better found here than by every rank. */
-static int add_traffic(const char *path, struct run_settings *s)
+/* A file is made now: a folder that is not there is better found here than by every rank. *len: of what
+ * is in it already. */
+static int make_file(const char *path, char **absolute, size_t *len)
 {
-    if (!path) {
-        run_say(s, "profiler", "not used: no --traffic");
-        return 0;
-    }
     FILE *file = fopen(path, "a");
+
     if (!file)
         return command_broke("%s: %s", path, strerror(errno));
-    const long len = fseek(file, 0, SEEK_END) ? 0 : ftell(file);
-    s->traffic_from = len > 0 ? (size_t)len : 0;
+    const long at = fseek(file, 0, SEEK_END) ? 0 : ftell(file);
+    *len = at > 0 ? (size_t)at : 0;
     fclose(file);
-    s->traffic = realpath(path, NULL);
-    if (!s->traffic)
-        return command_broke("%s: %s", path, strerror(errno));
+    *absolute = realpath(path, NULL);
+    return *absolute ? 0 : command_broke("%s: %s", path, strerror(errno));
+}
+
+static int add_traffic(const char *path, struct run_settings *s)
+{
+    const int status = make_file(path, &s->traffic, &s->traffic_from);
+
+    if (!status)
+        add(s, "DUALPIPE_PROFILER_TRAFFIC", s->traffic);
+    return status;
+}
+
+/* With a trace the events of the network are counted, too, and the net plugin names the rails. */
+static int add_trace(const struct run_values *v, struct run_settings *s)
+{
+    size_t len;
+    const int status = make_file(v->trace, &s->trace, &len);
+
+    if (status)
+        return status;
+    add(s, "DUALPIPE_PROFILER_TRACE", s->trace);
+    if (!getenv("DUALPIPE_PROFILER_STAT"))
+        add(s, "DUALPIPE_PROFILER_STAT", "1");
+    if (getenv("DUALPIPE_NET_STAT_DIR") && !getenv("DUALPIPE_PROFILER_STAT_DIR"))
+        add(s, "DUALPIPE_PROFILER_STAT_DIR", getenv("DUALPIPE_NET_STAT_DIR"));
+    if (!v->no_net && !getenv("DUALPIPE_NET_PROFILE"))
+        add(s, "DUALPIPE_NET_PROFILE", "1");
+    return 0;
+}
+
+static int add_profiler(const struct run_values *v, struct run_settings *s)
+{
+    int status = 0;
+
+    if (!v->traffic && !v->trace) {
+        run_say(s, "profiler", "not used: no --traffic or --trace");
+        return 0;
+    }
+    if (v->traffic)
+        status = add_traffic(v->traffic, s);
+    if (!status && v->trace)
+        status = add_trace(v, s);
+    if (status)
+        return status;
     if (!plugin_path(PROFILER_PLUGIN, s->profiler))
         return missing(PROFILER_PLUGIN);
     add(s, "NCCL_PROFILER_PLUGIN", s->profiler);
-    add(s, "DUALPIPE_PROFILER_TRAFFIC", s->traffic);
-    run_say(s, "profiler", "%s, to %s", s->profiler, s->traffic);
+    run_say(s, "profiler", "%s, to %s%s%s", s->profiler, v->traffic ? s->traffic : "",
+            v->traffic && v->trace ? " and " : "", v->trace ? s->trace : "");
     return 0;
 }
 
@@ -229,7 +269,7 @@ int run_settings_choose(const struct run_values *v, struct run_settings *s)
     add_net(v, s);
     int status = add_tuner(v, s);
     if (!status)
-        status = add_traffic(v->traffic, s);
+        status = add_profiler(v, s);
     if (!status)
         status = add_preload(v, s);
     if (!v->placement)
@@ -245,4 +285,5 @@ void run_settings_fini(struct run_settings *s)
     free(s->placement);
     free(s->preload);
     free(s->traffic);
+    free(s->trace);
 }

@@ -79,8 +79,8 @@ static json_t *json_preload(const struct dpo_page *page)
     return j;
 }
 
-int stat_print_json(const struct stat_list *list, const struct stat_preload *preload,
-                    json_t *jobs)
+int stat_print_json(const struct stat_list *list, const struct stat_mapped *preload,
+                    json_t *profiles, json_t *jobs)
 {
     json_t *processes = json_array(), *preloads = json_array();
     bool whole = true; /* rather none than some that look like all */
@@ -88,9 +88,10 @@ int stat_print_json(const struct stat_list *list, const struct stat_preload *pre
     for (int i = 0; i < list->count; i++)
         whole &= !json_array_append_new(processes, json_process(list->processes[i]));
     for (int i = 0; i < preload->count; i++)
-        whole &= !json_array_append_new(preloads, json_preload(preload->pages[i].page));
-    json_t *all = json_pack("{ss, si, so, so, so}", "stat", "net", "format", STAT_FORMAT, "processes",
-                            processes, "preload", preloads, "jobs", jobs);
+        whole &= !json_array_append_new(preloads, json_preload(stat_preload_at(preload, i)));
+    json_t *all = json_pack("{ss, si, so, so, so, so}", "stat", "net", "format", STAT_FORMAT,
+                            "processes", processes, "preload", preloads, "profiles", profiles, "jobs",
+                            jobs);
     if (!all || !whole) {
         json_decref(all);
         return DP_ENOMEM;

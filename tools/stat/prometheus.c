@@ -133,23 +133,25 @@ static void put_head(FILE *to, const char *name, const char *end, const char *he
 
 /* ---- the preload library's ------------------------------------------------------------------- */
 
-static void put_preload(FILE *to, const struct stat_preload *preload, enum dpo_counter counter)
+static void put_preload(FILE *to, const struct stat_mapped *preload, enum dpo_counter counter)
 {
     const char *name = dpo_counter_name(counter);
 
     fprintf(to, "# HELP dualpipe_preload_%s_total As `dualpipe stat --json` has it.\n", name);
     fprintf(to, "# TYPE dualpipe_preload_%s_total counter\n", name);
     for (int i = 0; i < preload->count; i++) {
-        const struct stat_preload_page *p = &preload->pages[i];
+        const struct stat_mapped_page *p = &preload->pages[i];
+        const struct dpo_page *page = stat_preload_at(preload, i);
         fprintf(to, "dualpipe_preload_%s_total{pid=\"%lld\",process=\"", name,
-                (long long)p->page->pid);
+                (long long)page->pid);
         put_escaped(to, p->file, strcspn(p->file, "."));
-        fprintf(to, "\"} %llu\n", (unsigned long long)stat_preload_count(p->page, counter));
+        fprintf(to, "\"} %llu\n", (unsigned long long)stat_preload_count(page, counter));
     }
 }
 
 int stat_print_prometheus(FILE *to, const struct stat_list *list,
-                          const struct stat_preload *preload)
+                          const struct stat_mapped *preload,
+                          const struct stat_mapped *profiles)
 {
     static const struct histogram histograms[] = {
         {"message_size_bytes", "Sizes of messages.", DPN_STAT_SIZES, 1, DPN_STAT_BYTES},
@@ -169,5 +171,6 @@ int stat_print_prometheus(FILE *to, const struct stat_list *list,
     }
     for (int c = 0; c < DPO_COUNTERS && preload->count; c++)
         put_preload(to, preload, (enum dpo_counter)c);
+    stat_profile_prometheus(to, profiles);
     return fflush(to) || ferror(to) ? DP_EIO : 0;
 }

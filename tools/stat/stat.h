@@ -7,6 +7,7 @@
 
 #include "stat/pages.h"
 #include "stat/preload.h"
+#include "stat/profile.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -17,14 +18,16 @@ enum { STAT_FORMAT = 1 }; /* of the JSON; man dualpipe-stat describes it */
 void stat_print_table(const struct stat_list *list, const struct stat_list *before,
                       bool connections);
 /* A line for each process with the preload library; none if there is no such process. */
-void stat_print_preload(const struct stat_preload *preload);
+void stat_print_preload(const struct stat_mapped *preload);
 
-/* One JSON object, with `jobs`, which it takes over (NULL: no memory). DP_EIO, DP_ENOMEM. */
-int stat_print_json(const struct stat_list *list, const struct stat_preload *preload,
-                    json_t *jobs);
+/* One JSON object, with `profiles` and `jobs`, which it takes over (NULL: no memory). DP_EIO,
+ * DP_ENOMEM. */
+int stat_print_json(const struct stat_list *list, const struct stat_mapped *preload,
+                    json_t *profiles, json_t *jobs);
 
 /* Prometheus' text format, by device. DP_EIO. */
 int stat_print_prometheus(FILE *to, const struct stat_list *list,
-                          const struct stat_preload *preload);
+                          const struct stat_mapped *preload,
+                          const struct stat_mapped *profiles);
 
 #endif

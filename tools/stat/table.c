@@ -169,13 +169,13 @@ void stat_print_table(const struct stat_list *list, const struct stat_list *befo
         printf("(the net plugin counts in processes that have DUALPIPE_NET_STAT=1)\n");
 }
 
-void stat_print_preload(const struct stat_preload *preload)
+void stat_print_preload(const struct stat_mapped *preload)
 {
     char text[256];
 
     for (int i = 0; i < preload->count; i++) {
-        const struct dpo_page *page = preload->pages[i].page;
-        const struct stat_preload one = {1, &preload->pages[i]};
+        const struct dpo_page *page = stat_preload_at(preload, i);
+        const struct stat_mapped one = {preload->kind, 1, &preload->pages[i]};
         uint64_t counts[DPO_COUNTERS] = {0};
         char command[DPO_PAGE_COMMAND_LEN];
         stat_preload_sum(&one, counts);
