@@ -15,7 +15,7 @@ PATH=$PATH:/usr/sbin:/sbin
 
 # Each with all that it needs. crc32 and crc32c are found by name when the others ask for them.
 modules='virtio_pci 9p 9pnet_virtio overlay i6300esb vmxnet3 crc32_generic crc32c_generic ib_uverbs
-    rdma_ucm rdma_rxe sch_netem'
+    rdma_ucm rdma_rxe sch_netem sch_prio sch_tbf cls_u32'
 
 die()
 {
