@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: struct ucred */
+
 #include "wire/acceptor.h"
 
 #include "base/clock.h"
@@ -19,6 +21,8 @@ static const uint32_t CHALLENGE = 0x44507743; /* "DPwC" */
 static const uint32_t WELCOME = 0x44507757; /* "DPwW" */
 /* Instead of it, to a friend of another version: ours is in the last byte. */
 static const uint32_t OTHER_VERSION = 0x44507600; /* "DPv" */
+
+static const int64_t RETRY_EVERY_NS = DP_NS_PER_MS;
 
 /* ---- acceptor  */
 
@@ -113,20 +117,56 @@ static int check_hello(const struct dp_wire_listener *acceptor, const struct dp_
     return hello->version == DP_HELLO_VERSION ? 0 : DP_EUNSUPPORTED;
 }
 
+/* How soon a pending connection has to leave: 0 not yet, then the higher the sooner. */
+static int rank_of(const struct dp_wire_listener *acceptor, const struct dp_pending *pending,
+                   int64_t now_ns)
+{
+    if (pending->is_strange)
+        return 3;
+    if (pending->is_read && !pending->is_challenged)
+        return 2;
+    return now_ns >= pending->until_ns - acceptor->handshake_timeout_ns + DP_ACCEPTOR_EVICT_NS;
+}
+
+/* Whether a connection waits for a place. */
+static bool is_wanted(const struct dp_wire_listener *acceptor)
+{
+    struct pollfd fd = {.fd = acceptor->fd, .events = POLLIN};
+
+    return poll(&fd, 1, 0) > 0;
+}
+
+/* Of equal ranks the oldest leaves. */
 static struct dp_pending *find_place(struct dp_wire_listener *acceptor, int64_t now_ns)
 {
-    struct dp_pending *oldest = acceptor->pending;
+    struct dp_pending *first = NULL;
+    int first_rank = 0;
 
     for (int i = 0; i < DP_ACCEPTOR_PENDING; i++) {
-        if (!acceptor->pending[i].present)
-            return &acceptor->pending[i];
-        if (acceptor->pending[i].until_ns < oldest->until_ns)
-            oldest = &acceptor->pending[i];
+        struct dp_pending *pending = &acceptor->pending[i];
+        if (!pending->present)
+            return pending;
+        const int rank = rank_of(acceptor, pending, now_ns);
+        if (rank > first_rank || (rank && rank == first_rank && pending->until_ns < first->until_ns)) {
+            first = pending;
+            first_rank = rank;
+        }
     }
-    if (now_ns < oldest->until_ns - acceptor->handshake_timeout_ns + DP_ACCEPTOR_EVICT_NS)
+    if (!first || !is_wanted(acceptor))
         return NULL;
-    drop(acceptor, oldest);
-    return oldest;
+    drop(acceptor, first);
+    return first;
+}
+
+/* Whether another user is at the other end. In containers with users of their own that may be a rank
+ * of the same job, so it is not refused. */
+static bool is_strange(const struct dp_wire_listener *acceptor, int fd)
+{
+    struct ucred peer;
+    socklen_t len = sizeof(peer);
+
+    return acceptor->kind == DP_HELLO_SHM &&
+           !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && peer.uid != geteuid() && peer.uid;
 }
 
 /* A connection waits, and no file may be opened for it. The warning comes once, as the listener is
@@ -167,6 +207,7 @@ static int accept_pending(struct dp_wire_listener *acceptor, int64_t now_ns)
         *pending = (struct dp_pending){.present = true,
                                        .fd = fd,
                                        .passed_fd = -1,
+                                       .is_strange = is_strange(acceptor, fd),
                                        .until_ns = now_ns + acceptor->handshake_timeout_ns};
         acceptor->present++;
     }
@@ -266,6 +307,7 @@ int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
         if (!pending->present)
             continue;
         int err = advance(acceptor, pending);
+        pending->is_read = true;
         if (!err) {
             *out = *pending;
             leave(acceptor, pending);
@@ -292,15 +334,42 @@ static int refused(struct dp_connector *connector, const char *what, int error)
                            error ? strerror(error) : "");
 }
 
-static int start_connect(struct dp_connector *connector, const struct sockaddr *address,
-                         socklen_t len)
+/* The acceptor has more connections than it has places for. */
+static int retry_later(struct dp_connector *connector, const char *what, int error)
 {
-    if (!connect(connector->fd, address, len)) {
+    const int64_t now_ns = dp_now_ns();
+
+    if (now_ns > connector->until_ns)
+        return refused(connector, what, error);
+    connector->is_to_retry = true;
+    connector->retry_ns = now_ns + RETRY_EVERY_NS;
+    return DP_EAGAIN;
+}
+
+/* The connection was closed before anything came back: its place went to another one, perhaps. */
+static int reconnect(struct dp_connector *connector, const char *what, int error)
+{
+    if (error && error != ECONNRESET && error != EPIPE)
+        return refused(connector, what, error);
+    dp_fd_close(connector->fd);
+    connector->connected = connector->hello_sent = false;
+    connector->fd = dp_socket_open(connector->address.ss_family);
+    return connector->fd < 0 ? refused(connector, "cannot connect again", errno)
+                             : retry_later(connector, what, error);
+}
+
+static int start_connect(struct dp_connector *connector)
+{
+    connector->is_to_retry = false;
+    if (!connect(connector->fd, (const struct sockaddr *)&connector->address,
+                 connector->address_len)) {
         connector->connected = true;
         return 0;
     }
     if (errno == EINPROGRESS || errno == EINTR)
         return 0;
+    if (errno == EAGAIN) /* a unix socket's queue is full */
+        return retry_later(connector, "cannot connect", errno);
     return refused(connector, "cannot connect", errno);
 }
 
@@ -309,7 +378,7 @@ static int send_hello(struct dp_connector *connector)
     /* The first bytes of a connection: they fit, or something is wrong. */
     if (dp_fds_send(connector->fd, &connector->hello, sizeof(connector->hello), -1) !=
         (ssize_t)sizeof(connector->hello))
-        return refused(connector, "cannot connect", errno);
+        return reconnect(connector, "cannot connect", errno);
     connector->hello_sent = true;
     return 0;
 }
@@ -348,8 +417,12 @@ static int finish_connect(struct dp_connector *connector)
 /* Connected, and the hello said. */
 static int connect_and_greet(struct dp_connector *connector)
 {
-    int err = connector->connected ? 0 : finish_connect(connector);
+    int err = 0;
 
+    if (connector->is_to_retry)
+        err = dp_now_ns() < connector->retry_ns ? DP_EAGAIN : start_connect(connector);
+    if (!err && !connector->connected)
+        err = finish_connect(connector);
     return err || connector->hello_sent ? err : send_hello(connector);
 }
 
@@ -365,11 +438,14 @@ int dp_connector_start(struct dp_connector *connector, const struct sockaddr *ad
     if (err)
         return err;
     strncpy(connector->where, where, sizeof(connector->where) - 1);
+    memcpy(&connector->address, address, len);
+    connector->address_len = len;
+    connector->until_ns = dp_now_ns() + DP_CONNECTOR_RETRY_NS;
     connector->fd = dp_socket_open(address->sa_family);
     if (connector->fd < 0)
         return dp_fail_quietly(DP_EIO, "no socket for a connection to %s: %s", where,
                                dp_errno_text(errno));
-    err = start_connect(connector, address, len);
+    err = start_connect(connector);
     if (!err)
         err = connect_and_greet(connector);
     return err == DP_EAGAIN ? 0 : err;
@@ -395,7 +471,9 @@ static int receive_answer(struct dp_connector *connector, void *bytes, size_t le
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return DP_EAGAIN;
     if (n <= 0)
-        return refused(connector, "was there, but did not let us in", n < 0 ? errno : 0);
+        return connector->got || connector->proof_sent
+                   ? refused(connector, "was there, but did not let us in", n < 0 ? errno : 0)
+                   : reconnect(connector, "was there, but did not let us in", n < 0 ? errno : 0);
     connector->got += (size_t)n;
     return 0;
 }

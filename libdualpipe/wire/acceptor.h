@@ -16,8 +16,11 @@
  *
  * A pending connection has not proved that it knows the cookie yet. Pending connections are polled
  * without waiting for any of them, so that a silent one cannot keep the others out. When all
- * DP_ACCEPTOR_PENDING places are taken, further connections wait in the system's queue until the
- * oldest pending one has been there for DP_ACCEPTOR_EVICT_NS and is closed.
+ * DP_ACCEPTOR_PENDING places are taken, a new connection has at once the place of one of another user
+ * (of a unix socket the kernel says whose it is), else of one that has said nothing. Otherwise it waits
+ * in the system's queue until the oldest pending one has been there for DP_ACCEPTOR_EVICT_NS. A
+ * connector that lost its place so, or found the system's queue full, tries again for
+ * DP_CONNECTOR_RETRY_NS.
  */
 #ifndef DP_WIRE_ACCEPTOR_H
 #define DP_WIRE_ACCEPTOR_H
@@ -50,7 +53,8 @@ enum dp_hello_use { DP_HELLO_CONNECTOR = 1, DP_HELLO_ACCEPTOR, DP_HELLO_SESSION 
 
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
 enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 8 };
-#define DP_ACCEPTOR_EVICT_NS INT64_C(500000000)
+#define DP_ACCEPTOR_EVICT_NS  INT64_C(500000000)
+#define DP_CONNECTOR_RETRY_NS INT64_C(10000000000)
 
 struct dp_pending {
     bool present;
@@ -58,6 +62,8 @@ struct dp_pending {
     int passed_fd; /* a descriptor that came with the proof, -1 none */
     size_t got;    /* of the hello, or of the proof */
     bool is_challenged;
+    bool is_strange; /* of another user, who is not root */
+    bool is_read;    /* what it has said at first was looked at */
     int64_t until_ns;
     struct dp_hello hello;
     uint8_t nonce[DP_NONCE_BYTES]; /* the acceptor's */
@@ -109,6 +115,10 @@ struct dp_connector {
     uint32_t welcome;
     uint8_t session[DP_HMAC_BYTES]; /* once proof_sent */
     char where[80]; /* for sentences */
+    struct sockaddr_storage address;
+    socklen_t address_len;
+    bool is_to_retry; /* at retry_ns, until until_ns */
+    int64_t retry_ns, until_ns;
 };
 
 /* Start to connect, and send the hello if that is possible at once; never waits. DP_EIO if no

@@ -8,13 +8,16 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "wire/acceptor.h"
+#include "wire/shm.h"
 #include "wire/tcp.h"
 #include "wire_dial.h"
 
 #include <arpa/inet.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static int connect_to(int port)
@@ -112,6 +115,184 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]); i++) {
         assert_true(is_shown_out(listener, silent[i]));
         close(silent[i]);
+    }
+    dp_wire_close(a);
+    dp_wire_close(b);
+    dp_wire_tcp.unlisten(listener);
+}
+
+/* ---- a flood ------------------------------------------------------------------------------- */
+
+static struct sockaddr_un shm_name(const struct dp_wire_address *address, socklen_t *len)
+{
+    struct sockaddr_un un = {.sun_family = AF_UNIX};
+    const uint8_t *name = (const uint8_t *)address + DP_HOST_ID_BYTES;
+    int at = 1 + sprintf(un.sun_path + 1, "dualpipe-");
+
+    for (int i = 0; i < 16; i++)
+        at += sprintf(un.sun_path + at, "%02x", name[i]);
+    *len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)at);
+    return un;
+}
+
+/* -1, and EAGAIN: the listener's queue in the system is full. */
+static int connect_to_shm(const struct dp_wire_address *address)
+{
+    socklen_t len;
+    const struct sockaddr_un un = shm_name(address, &len);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+    assert_true(fd >= 0);
+    if (!connect(fd, (const struct sockaddr *)&un, len))
+        return fd;
+    const int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+static void ask(const struct dp_wire_ops *ops, struct dp_wire_listener *listener)
+{
+    struct dp_wire *wire;
+    uint64_t label;
+
+    assert_int_equal(ops->accept(listener, &label, &wire), DP_EAGAIN);
+}
+
+/* All places taken, by connections that are looked at and stay for ever, if they may. */
+static void fill_places(const struct dp_wire_ops *ops, struct dp_wire_listener *listener)
+{
+    const int64_t until = dp_now_ns() + 20 * DP_NS_PER_S;
+
+    while (listener->present < DP_ACCEPTOR_PENDING) {
+        ask(ops, listener);
+        assert_true(dp_now_ns() < until);
+    }
+    ask(ops, listener);
+    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
+        listener->pending[i].until_ns = INT64_MAX / 2;
+}
+
+static void must_get_in(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
+                        const struct dp_wire_address *address)
+{
+    const int64_t until = dp_now_ns() + 60 * DP_NS_PER_S;
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+
+    assert_int_equal(ops->connect(address, 5, &a), 0);
+    while (ops->accept(listener, &label, &b) == DP_EAGAIN) {
+        ops->progress(a);
+        if (a->error)
+            fail_msg("%s", dp_last_error());
+        assert_true(dp_now_ns() < until);
+    }
+    assert_int_equal(label, 5);
+    dp_wire_close(a);
+    dp_wire_close(b);
+}
+
+static void close_all(const int *fds, int count)
+{
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+}
+
+static void silent_connections_give_their_places_at_once(void **state)
+{
+    (void)state;
+    want_files(3 * DP_ACCEPTOR_PENDING);
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    const int port = listen_known(0, &listener, &address);
+    int silent[DP_ACCEPTOR_PENDING];
+
+    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
+        silent[i] = connect_to(port);
+    fill_places(&dp_wire_tcp, listener);
+    must_get_in(&dp_wire_tcp, listener, &address);
+    close_all(silent, DP_ACCEPTOR_PENDING);
+    dp_wire_tcp.unlisten(listener);
+}
+
+/* The places and the system's queue. */
+static void a_full_queue_is_waited_for(void **state)
+{
+    enum { MOST = 16384 };
+    static int silent[MOST];
+    struct dp_wire_config config = {.interface = ""};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    int count = 0;
+
+    (void)state;
+    want_files(MOST + 2 * DP_ACCEPTOR_PENDING);
+    assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
+    while (count < MOST && (silent[count] = connect_to_shm(&address)) >= 0)
+        count++;
+    if (count == MOST)
+        skip_because("the system's queue of a unix socket is longer than 16384");
+    assert_int_equal(errno, EAGAIN);
+    must_get_in(&dp_wire_shm, listener, &address);
+    close_all(silent, count);
+    dp_wire_shm.unlisten(listener);
+}
+
+/* They have said what a peer says, which is no secret, and so would stay. */
+static void other_users_connections_give_their_places_at_once(void **state)
+{
+    enum { OTHER = 65534 };
+    struct dp_wire_config config = {.interface = ""};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_hello hello = dial_hello(0, 0);
+    int strange[DP_ACCEPTOR_PENDING];
+
+    (void)state;
+    want_files(3 * DP_ACCEPTOR_PENDING);
+    if (geteuid() || seteuid(OTHER))
+        skip_because("only root may be another user");
+    assert_int_equal(seteuid(0), 0);
+    hello.kind = DP_HELLO_SHM;
+    assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
+    assert_int_equal(seteuid(OTHER), 0);
+    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++) {
+        strange[i] = connect_to_shm(&address);
+        assert_true(strange[i] >= 0);
+        assert_int_equal(send(strange[i], &hello, sizeof(hello), 0), sizeof(hello));
+    }
+    assert_int_equal(seteuid(0), 0);
+    fill_places(&dp_wire_shm, listener);
+    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
+        assert_true(listener->pending[i].is_challenged);
+    must_get_in(&dp_wire_shm, listener, &address);
+    close_all(strange, DP_ACCEPTOR_PENDING);
+    dp_wire_shm.unlisten(listener);
+}
+
+/* A connection that was closed before it was answered, as one without a place is. */
+static void a_connector_without_an_answer_tries_again(void **state)
+{
+    (void)state;
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_wire *a;
+    uint64_t label;
+    const int64_t until = dp_now_ns() + 60 * DP_NS_PER_S;
+
+    listen_known(0, &listener, &address);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &a), 0);
+    for (int fd = -1; fd < 0 && dp_now_ns() < until;) {
+        dp_wire_tcp.progress(a);
+        fd = accept(listener->fd, NULL, NULL);
+        if (fd >= 0)
+            close(fd);
+    }
+    struct dp_wire *b = NULL;
+    while (dp_wire_tcp.accept(listener, &label, &b) == DP_EAGAIN) {
+        dp_wire_tcp.progress(a);
+        assert_int_equal(a->error, 0);
+        assert_true(dp_now_ns() < until);
     }
     dp_wire_close(a);
     dp_wire_close(b);
@@ -497,6 +678,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
+        cmocka_unit_test(silent_connections_give_their_places_at_once),
+        cmocka_unit_test(a_full_queue_is_waited_for),
+        cmocka_unit_test(other_users_connections_give_their_places_at_once),
+        cmocka_unit_test(a_connector_without_an_answer_tries_again),
         cmocka_unit_test(who_cannot_prove_the_cookie_is_shown_out),
         cmocka_unit_test(the_cookie_does_not_travel_and_an_address_is_hidden),
         cmocka_unit_test(a_false_acceptor_is_left),
