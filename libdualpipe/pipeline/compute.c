@@ -12,6 +12,7 @@
 /* The arguments of the callbacks of one micro-batch in one stage. */
 struct frame {
     const struct dp_plan_op *op;
+    const struct dp_slot_step *of;
     const struct dp_slot *slot;
     const struct dp_stage *stage;
     struct dp_stage_call call;
@@ -29,20 +30,20 @@ static char *address(const struct dp_pipeline *pipe, size_t offset)
     return offset == DP_NOWHERE ? NULL : pipe->memory + offset;
 }
 
-static const DLTensor *blanks_of(const struct dp_pipeline *pipe, int border)
+static struct dp_side side_of(const struct dp_pipeline *pipe, int border)
 {
-    return pipe->blanks + (size_t)border * DP_MAX_TENSORS;
+    return (struct dp_side){&pipe->borders[border], pipe->blanks + (size_t)border * DP_MAX_TENSORS,
+                            &pipe->layouts[border]};
 }
 
 /* The tensors of a border in a buffer; base NULL: nowhere. */
-static void make_tensors(const struct dp_pipeline *pipe, int border, const struct dp_layout *layout,
-                         char *base, DLTensor *tensors)
+static void make_tensors(const struct dp_side *side, const struct dp_layout *layout, char *base,
+                         DLTensor *tensors)
 {
-    const DLTensor *blanks = blanks_of(pipe, border);
-    const int count = pipe->borders[border].count;
+    const int count = side->border->count;
 
     for (int k = 0; k < count; k++) {
-        tensors[k] = blanks[k];
+        tensors[k] = side->blanks[k];
         tensors[k].data = base && layout->offset[k] != DP_NOWHERE ? base + layout->offset[k] : NULL;
     }
 }
@@ -111,22 +112,19 @@ static bool is_as_made(const struct dp_tensor_spec *spec, const DLTensor *blank,
     return true;
 }
 
-static void remember(const struct dp_pipeline *pipe, struct frame *f, int border,
-                     const DLTensor *tensors)
+static void remember(struct frame *f, const struct dp_side *side, const DLTensor *tensors)
 {
-    for (int k = 0; k < pipe->borders[border].count; k++)
+    for (int k = 0; k < side->border->count; k++)
         f->made[k] = tensors[k].data;
 }
 
 /* What a callback usually leaves behind: everything as it was handed out. */
-static bool all_as_made(const struct dp_pipeline *pipe, const struct frame *f, int border,
-                        const DLTensor *tensors)
+static bool all_as_made(const struct frame *f, const struct dp_side *side, const DLTensor *tensors)
 {
-    const struct dp_border *b = &pipe->borders[border];
-    const DLTensor *blanks = blanks_of(pipe, border);
+    const struct dp_border *b = side->border;
 
     for (int k = 0; k < b->count; k++)
-        if (!is_as_made(&b->tensors[k], &blanks[k], &tensors[k], f->made[k]))
+        if (!is_as_made(&b->tensors[k], &side->blanks[k], &tensors[k], f->made[k]))
             return false;
     return true;
 }
@@ -134,9 +132,11 @@ static bool all_as_made(const struct dp_pipeline *pipe, const struct frame *f, i
 static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const char *name,
                          int border, const DLTensor *tensors)
 {
-    for (int k = 0; k < pipe->borders[border].count; k++) {
-        const struct dp_tensor_spec *spec = &pipe->borders[border].tensors[k];
-        if (!is_as_made(spec, &blanks_of(pipe, border)[k], &tensors[k], f->made[k]))
+    const struct dp_side side = side_of(pipe, border);
+
+    for (int k = 0; k < side.border->count; k++) {
+        const struct dp_tensor_spec *spec = &side.border->tensors[k];
+        if (!is_as_made(spec, &side.blanks[k], &tensors[k], f->made[k]))
             return fail_tensor(pipe, f, name, border, k, &tensors[k]);
     }
     return 0;
@@ -205,18 +205,18 @@ static DLTensor *const *grads_of(const struct dp_pipeline *pipe, const struct fr
 
 static void make_inputs(const struct dp_pipeline *pipe, struct frame *f)
 {
-    int border = f->slot->stage;
-    const struct dp_layout *layout = &pipe->layouts[border].activation;
+    const struct dp_side *side = &f->of->in;
+    const struct dp_layout *layout = &side->layout->activation;
     char *base = address(pipe, f->op->at.in);
 
     if (!dp_slot_is_first(f->slot)) {
-        make_tensors(pipe, border, layout, base, f->in);
+        make_tensors(side, layout, base, f->in);
         return;
     }
     const DLTensor *given = dp_batch_at(&pipe->ends.inputs, f->op->mb);
     if (!base)
         f->call.in = given;
-    for (int k = 0; k < pipe->borders[border].count && base; k++)
+    for (int k = 0; k < side->border->count && base; k++)
         f->in[k] = given_tensor(&given[k], layout, k, base);
     f->call.args = pipe->ends.inputs.args[f->op->mb];
     f->call.kwargs = pipe->ends.inputs.kwargs[f->op->mb];
@@ -235,11 +235,12 @@ static const DLTensor *wanted_output(const struct dp_pipeline *pipe, const struc
 
 static void make_outputs(const struct dp_pipeline *pipe, struct frame *f)
 {
-    int border = f->slot->stage + 1;
+    const struct dp_side *side = &f->of->out;
 
-    make_tensors(pipe, border, &pipe->layouts[border].activation, address(pipe, f->op->at.out),
-                 f->out);
-    for (int k = 0; k < pipe->borders[border].count && pipe->ends.outputs.given; k++) {
+    make_tensors(side, &side->layout->activation, address(pipe, f->op->at.out), f->out);
+    if (!pipe->ends.outputs.given)
+        return;
+    for (int k = 0; k < side->border->count; k++) {
         const DLTensor *wanted = wanted_output(pipe, f, k);
         if (wanted && !wanted->strides)
             f->out[k].data = wanted->data;
@@ -248,10 +249,9 @@ static void make_outputs(const struct dp_pipeline *pipe, struct frame *f)
 
 static void make_output_gradients(const struct dp_pipeline *pipe, struct frame *f)
 {
-    int border = f->slot->stage + 1;
+    const struct dp_side *side = &f->of->out;
 
-    make_tensors(pipe, border, &pipe->layouts[border].gradient, address(pipe, f->op->at.gout),
-                 f->gout);
+    make_tensors(side, &side->layout->gradient, address(pipe, f->op->at.gout), f->gout);
     f->call.gout = f->gout;
 }
 
@@ -263,6 +263,8 @@ void dp_compute_begin(struct dp_pipeline *pipe)
         const struct dp_slot *slot = dp_pipeline_slot(pipe, i);
         struct dp_slot_step *of = &pipe->slot_steps[i];
 
+        of->in = side_of(pipe, slot->stage);
+        of->out = side_of(pipe, slot->stage + 1);
         of->slot = slot;
         of->stage = &pipe->stages[i];
         of->doing = dp_pipeline_doing(pipe->step, slot->stage);
@@ -295,6 +297,7 @@ static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct d
     struct dp_stage_call *call = &f->call;
 
     f->op = op;
+    f->of = of;
     f->slot = of->slot;
     f->stage = of->stage;
     *call = of->call;
@@ -431,12 +434,12 @@ static int start_from_loss(struct dp_pipeline *pipe, struct frame *f)
     if (err)
         return err;
     make_outputs(pipe, f);
-    remember(pipe, f, f->slot->stage + 1, f->gout);
+    remember(f, &f->of->out, f->gout);
     err = config->loss->loss_backward(config->loss_user, &f->call, f->out, f->labels,
                                       scale_of(pipe, f), f->gout);
     if (err)
         return fail_callback(pipe, f, "loss_backward", err);
-    if (all_as_made(pipe, f, f->slot->stage + 1, f->gout))
+    if (all_as_made(f, &f->of->out, f->gout))
         return 0;
     return check_gradients(pipe, f, "the loss's gradient", f->slot->stage + 1, f->gout);
 }
@@ -447,7 +450,7 @@ static int begin_forward(struct dp_pipeline *pipe, struct frame *f, const struct
 {
     frame_init(pipe, f, op);
     make_outputs(pipe, f);
-    remember(pipe, f, f->slot->stage + 1, f->out);
+    remember(f, &f->of->out, f->out);
     return read_inputs(pipe, f);
 }
 
@@ -463,7 +466,7 @@ static int check_changed_outputs(struct dp_pipeline *pipe, struct frame *f)
 
 static int end_forward(struct dp_pipeline *pipe, struct frame *f)
 {
-    int err = all_as_made(pipe, f, f->slot->stage + 1, f->out) ? 0 : check_changed_outputs(pipe, f);
+    int err = all_as_made(f, &f->of->out, f->out) ? 0 : check_changed_outputs(pipe, f);
     return err ? err : write_outputs(pipe, f);
 }
 
@@ -496,12 +499,12 @@ static int begin_backward(struct dp_pipeline *pipe, struct frame *f, const struc
                           bool in_pair)
 {
     frame_init(pipe, f, op);
-    int border = f->slot->stage;
+    const struct dp_side *side = &f->of->in;
 
-    make_tensors(pipe, border, &pipe->layouts[border].gradient, address(pipe, op->at.gin), f->gin);
+    make_tensors(side, &side->layout->gradient, address(pipe, op->at.gin), f->gin);
     make_output_gradients(pipe, f);
     int err = dp_slot_is_last(f->slot) && !in_pair ? start_last(pipe, f) : 0;
-    remember(pipe, f, border, f->gin);
+    remember(f, side, f->gin);
     return err;
 }
 
@@ -515,7 +518,7 @@ static int check_changed_gradients(struct dp_pipeline *pipe, struct frame *f)
 
 static int end_backward(struct dp_pipeline *pipe, struct frame *f)
 {
-    return all_as_made(pipe, f, f->slot->stage, f->gin) ? 0 : check_changed_gradients(pipe, f);
+    return all_as_made(f, &f->of->in, f->gin) ? 0 : check_changed_gradients(pipe, f);
 }
 
 static int run_forward(struct dp_pipeline *pipe, const struct dp_plan_op *op)

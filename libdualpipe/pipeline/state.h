@@ -70,8 +70,16 @@ struct dp_landing {
     char *memory;
 };
 
+/* A border of a slot's stage. */
+struct dp_side {
+    const struct dp_border *border; /* as it is now */
+    const DLTensor *blanks;
+    const struct dp_border_layout *layout;
+};
+
 /* What a step has in common for all micro-batches of a slot, so that an op needs not look it up. */
 struct dp_slot_step {
+    struct dp_side in, out;
     const struct dp_slot *slot;
     const struct dp_stage *stage;
     struct dp_stage_call call; /* of micro-batch 0, random of number 0 of the whole batch */
