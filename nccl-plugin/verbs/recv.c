@@ -4,6 +4,7 @@
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/hw_counters.h"
 
 #include <string.h>
 
@@ -43,12 +44,16 @@ static void refuse_imm(struct dpn_verbs *v, const struct dpn_qp *qp, struct dpn_
 {
     const struct dpn_recv *recv = &v->recvs[imm.slot];
 
+    if (v->error)
+        return;
     dpn_verbs_fail(v, DP_EMISMATCH,
                    "what arrived by %s belongs to no receive (0x%08x): it is for use "
-                   "%u of receive %u, which is in use %u%s",
+                   "%u of receive %u, which is in use %u%s; stripe %u of %u, queue pair %u, epoch %u",
                    v->rails[qp->rail].port->name, raw, imm.generation, imm.slot, recv->generation,
                    recv->buffers[imm.sub].done || recv->buffers[imm.sub].is_copied ? ", and done"
-                                                                                   : "");
+                                                                                   : "",
+                   imm.stripe, imm.count, qp->ibv ? qp->ibv->qp_num : 0, qp->epoch);
+    dpn_port_log_counters(v->rails[qp->rail].port);
 }
 
 /* Data for a GPU has to be flushed. */

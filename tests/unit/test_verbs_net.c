@@ -173,7 +173,9 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
     }
     assert_int_equal(err, DP_EMISMATCH);
     assert_non_null(strstr(dp_last_error(), "what arrived by fake0 belongs to no receive (0x00000003): "
-                                            "it is for use 3 of receive 0, which is in use 3, and done"));
+                                            "it is for use 3 of receive 0, which is in use 3, and done; "
+                                            "stripe 0 of 1, queue pair "));
+    assert_non_null(strstr(dp_last_error(), ", epoch "));
     pair_end(&p);
 }
 
