@@ -128,6 +128,10 @@ static const struct arg size_args[] = {
     {"return-outputs", 0, NULL, "keep the last stage's outputs to the end of the step", ARG_FLAG,
      AT(return_outputs)},
     {"no-overlap", 0, NULL, "do not pair forwards with backwards", ARG_FLAG, AT(no_overlap)},
+    {"slack", 0, "0|1",
+     "1: one more forward of warm-up at every border, which hides the latency of messages "
+     "(dualpipe,\n" "                               dualpipev; twice the activations)",
+     ARG_INT, AT(slack), "0", 0, 1},
     {"mirror-reduce", 0, NULL, "sum the gradients of DualPipe's two copies of a stage", ARG_FLAG,
      AT(mirror_reduce)},
     {"skips", 0, "LIST", "skip connections from stage to stage: 0:3,1:2", ARG_PARSE, AT(skips),
@@ -188,6 +192,7 @@ struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_sch
         .no_overlap = a->no_overlap,
         .mirror_reduce = a->mirror_reduce,
         .virtual_stages = (int)a->virtual_stages,
+        .slack = (int)a->slack,
         .skips = a->skips.items,
         .skip_count = a->skips.count,
         .rank_map = a->rank_map.count ? rank_map : NULL,

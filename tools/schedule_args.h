@@ -32,6 +32,7 @@ struct op_times {
 /* What the groups below fill. A command's values begin with it; zero them before args_parse. */
 struct schedule_args {
     int64_t ranks, microbatches, virtual_stages; /* 0: not given */
+    int64_t slack;
     const char *recompute;
     bool forward_only, return_outputs, no_overlap, mirror_reduce;
     bool outline; /* of a kind: no lists of operations are needed */

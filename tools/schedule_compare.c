@@ -83,6 +83,8 @@ static int measure(const struct schedule_args *a, struct candidate *c)
     struct dp_simulation sim;
     struct dp_cost cost;
 
+    if (c->kind != DP_SCHEDULE_DUALPIPE && c->kind != DP_SCHEDULE_DUALPIPEV)
+        spec.slack = 0; /* those that have none are compared as they are */
     if ((err = schedule_fits(&spec)))
         return err;
     command_mute(true);

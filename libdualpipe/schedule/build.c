@@ -75,10 +75,17 @@ static void recompute(const struct dp_schedule_spec *spec, struct dp_rank_view v
         run_pass(w, dp_add_recomputes, &view);
 }
 
-/* Are messages added to all ranks together, when their computes are known? */
-static bool is_built_whole(const struct dp_builder *builder)
+static bool posts_messages(const struct dp_schedule_spec *spec)
 {
-    return !builder->posts_messages && (builder->slots || builder->slots_per_rank > 1);
+    return dp_builder_of(spec->kind)->posts_messages && (!spec->slack || spec->forward_only);
+}
+
+/* Are messages added to all ranks together, when their computes are known? */
+static bool is_built_whole(const struct dp_schedule_spec *spec)
+{
+    const struct dp_builder *builder = dp_builder_of(spec->kind);
+
+    return !posts_messages(spec) && (builder->slots || builder->slots_per_rank > 1);
 }
 
 /* Leave the rank's finished list in w->now; of kinds that are built whole, its computes. */
@@ -93,9 +100,9 @@ static int build(const struct dp_schedule_spec *spec, const struct dp_rank_view 
     writing.frees = frees && builder->posts_messages && !spec->recompute;
     builder->write(&writing, &w->now);
     recompute(spec, *view, w);
-    if (is_built_whole(builder))
+    if (is_built_whole(spec))
         return w->now.failed ? DP_ENOMEM : 0;
-    if (!builder->posts_messages)
+    if (!posts_messages(spec))
         run_pass(w, dp_add_messages, view);
     if (frees && !writing.frees)
         run_pass(w, dp_add_frees, view);
@@ -143,7 +150,7 @@ int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank, struct
     if (err)
         return dp_fail(err, "%s", dp_last_error());
     const struct dp_builder *builder = dp_builder_of(spec->kind);
-    if (is_built_whole(builder) || spec->skip_count)
+    if (is_built_whole(spec) || spec->skip_count)
         return copy_rank_of_whole(spec, rank, ops, capacity, count);
     err = workbench_init(&w, &s, builder->slots_per_rank);
     if (err)
@@ -279,7 +286,7 @@ int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **ou
     if (err)
         return dp_fail(err, "%s", dp_last_error());
     err = build_all(spec, s);
-    if (!err && is_built_whole(dp_builder_of(spec->kind)))
+    if (!err && is_built_whole(spec))
         err = finish_whole(spec, s);
     if (!err)
         err = dp_schedule_add_skips(s, spec->skips, spec->skip_count);

@@ -68,6 +68,7 @@ struct dp_builder {
     int streams;
     bool posts_messages; /* write posts its own messages; else dp_add_messages does */
     bool placed_by_file; /* a file says which stages the ranks hold */
+    bool has_slack;      /* dp_schedule_spec.slack; with it, write posts no messages */
 
     /* Is the number of ranks and micro-batches legal? NULL: any from 1. */
     int (*check)(const struct dp_schedule_spec *spec);

@@ -311,9 +311,116 @@ static void emit(struct emitter *e, const struct pattern *pattern)
     }
 }
 
+/* ---- slack ------------------------------------------------------------------------------------ */
+
+/* The order with slack, computes only; lockstep.c adds the messages. While the way back is still
+ * empty, a rank computes d + 1 forwards of phase 0 beside as many backwards of phase 1, where the phase
+ * table has I and W only. In the steady state a pair then consumes what its neighbour has sent a pair
+ * before the last one:
+ *
+ *      n1 = 2d + 1   F0
+ *      n2 = 2h + 1   F0 F1
+ *      n3 = 2d + 1   X01 F1
+ *      then          X01 X10    until no forward is left, and B1 B0 until no backward is,
+ *                               the last H backwards as I
+ *
+ * Neighbours h and h + 1 exchange what they make pair by pair. From a pair of h, by way of a pair of
+ * h + 1 and back to a pair of h, are two messages and four pairs: 4 F&B + 2L for a latency L. Without
+ * slack h carries out four pairs from the one to the other, so that every L shows; with slack it carries
+ * out six, which hides an L up to F&B. Fewer activation sets cannot do it: the two pairs more are
+ * micro-batches that have begun and have not come back, at every border.
+ *
+ * What has no micro-batch left is left out, so that it holds for any M from 2P. */
+static bool forward_is_left(const struct emitter *e, int phase)
+{
+    return e->next[NEXT_F + phase] < (uint32_t)e->view->s->mb_per_stream;
+}
+
+/* Backwards of forwards that have been done. */
+static bool backward_is_left(const struct emitter *e, int phase)
+{
+    return e->next[NEXT_B + phase] < e->next[NEXT_F + phase];
+}
+
+static void add_compute(struct emitter *e, enum dp_op_kind kind, int phase, uint32_t unit,
+                        bool overlap)
+{
+    const int counter = (kind == DP_OP_F ? NEXT_F : NEXT_B) + phase;
+
+    if (kind == DP_OP_I && !e->waiting++)
+        e->oldest = e->out->count;
+    dp_op_list_add(e->out, (struct dp_op){.kind = kind, .overlap = overlap, .unit = unit,
+                                          .slot = slot_of_phase(e->view, phase),
+                                          .mb = e->next[counter]++});
+}
+
+static void add_forward(struct emitter *e, int phase, uint32_t unit)
+{
+    if (forward_is_left(e, phase))
+        add_compute(e, DP_OP_F, phase, unit, false);
+}
+
+static void add_pair(struct emitter *e, int forward, int backward, uint32_t unit)
+{
+    const bool both = forward_is_left(e, forward) && backward_is_left(e, backward);
+
+    if (both)
+        add_compute(e, DP_OP_F, forward, unit, e->view->s->overlap);
+    else
+        add_forward(e, forward, unit);
+    if (backward_is_left(e, backward))
+        add_compute(e, DP_OP_B, backward, unit, false);
+}
+
+static void add_weights_above(struct emitter *e, size_t most, uint32_t unit)
+{
+    while (e->waiting > most && dp_op_list_reserve(e->out, 1))
+        emit_weight(e, (struct dp_op){.kind = DP_OP_W, .unit = unit});
+}
+
+static void drain_with_slack(struct emitter *e, int arm, size_t most_waiting)
+{
+    const int left = 2 * e->view->s->mb_per_stream - (int)(e->next[NEXT_B] + e->next[NEXT_B + 1]);
+
+    for (int done = 0, phase = 1; done < left && !e->out->failed; phase = !phase) {
+        if (!backward_is_left(e, phase))
+            continue;
+        if (done >= left - arm)
+            add_weights_above(e, most_waiting - 1, 7);
+        add_compute(e, done++ < left - arm ? DP_OP_B : DP_OP_I, phase, 6, false);
+    }
+    add_weights_above(e, 0, 8);
+}
+
+static void write_with_slack(struct emitter *e)
+{
+    const int h = place_on_arm(e->view), arm = arm_length(e->view->s), d = arm - 1 - h;
+
+    for (int i = 0; i < 2 * d + 1; i++)
+        add_forward(e, 0, 1);
+    for (int i = 0; i < 2 * (2 * h + 1); i++)
+        add_forward(e, i % 2, 2);
+    for (int i = 0; i < 2 * d + 1; i++) {
+        add_pair(e, 0, 1, 3);
+        add_forward(e, 1, 3);
+    }
+    while ((forward_is_left(e, 0) || forward_is_left(e, 1)) && !e->out->failed) {
+        add_pair(e, 0, 1, 4);
+        add_pair(e, 1, 0, 4);
+    }
+    drain_with_slack(e, arm, (size_t)h + 1);
+}
+
+/* ---- a rank ----------------------------------------------------------------------------------- */
+
 static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
 {
     struct emitter e = {.view = view, .out = out};
+
+    if (view->s->slack && !view->s->forward_only) {
+        write_with_slack(&e);
+        return;
+    }
     enum ranks here = place_on_arm(view) == arm_length(view->s) - 1 ? TURNING : OTHER;
 
     for (size_t i = 0; i < sizeof(phase_table) / sizeof(phase_table[0]); i++)
@@ -324,7 +431,7 @@ static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
 /* Save areas live from F to B or W; the bound is reached, not merely kept. */
 static int max_activations(const struct dp_rank_view *view)
 {
-    return 2 * arm_length(view->s) + 1;
+    return (view->s->slack ? 4 : 2) * arm_length(view->s) + 1;
 }
 
 static int max_weight_queue(const struct dp_rank_view *view)
@@ -387,6 +494,7 @@ const struct dp_builder dp_build_dualpipe = {
     .stages_per_rank = 1,
     .streams = 2,
     .posts_messages = true,
+    .has_slack = true,
     .check = check_dualpipe,
     .place = place_dualpipe,
     .write = write_rank,
@@ -400,6 +508,7 @@ const struct dp_builder dp_build_dualpipev = {
     .stages_per_rank = 2,
     .streams = 1,
     .posts_messages = true,
+    .has_slack = true,
     .check = check_count,
     .place = dp_place_v,
     .write = write_rank,

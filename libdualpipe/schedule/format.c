@@ -82,7 +82,7 @@ static bool same_header(const struct dp_schedule *a, const struct dp_schedule *b
            a->streams == b->streams && a->max_slots == b->max_slots &&
            a->microbatches == b->microbatches && a->mb_per_stream == b->mb_per_stream &&
            a->forward_only == b->forward_only && a->return_outputs == b->return_outputs &&
-           a->overlap == b->overlap;
+           a->overlap == b->overlap && a->slack == b->slack;
 }
 
 bool dp_schedule_equal(const struct dp_schedule *a, const struct dp_schedule *b)

@@ -58,6 +58,8 @@ static int read_spec(const struct dp_json *file, struct dp_draft *draft)
         err = dp_json_get_int(file, "virtual_stages", 1, DP_MAX_SLOTS, &spec->virtual_stages);
     if (!err && dp_json_member(file, "streams").value)
         err = dp_json_get_int(file, "streams", 1, 2, &draft->streams);
+    if (!err && dp_json_member(file, "slack").value)
+        err = dp_json_get_int(file, "slack", 0, 1, &spec->slack);
     spec->no_overlap = !overlap;
     return err;
 }
@@ -533,6 +535,8 @@ void dp_write_json(const struct dp_schedule *s, struct dp_text *t)
     dp_text_addf(t, "\"source\": \"dualpipe %s\",\n", dp_version());
     if (s->kind == DP_SCHEDULE_INTERLEAVED)
         dp_text_addf(t, "\"virtual_stages\": %d,\n", s->max_slots);
+    if (s->slack)
+        dp_text_addf(t, "\"slack\": %d,\n", s->slack);
     if (dp_placed_by_file(s->kind))
         add_slots(t, s);
     if (s->skip_count)

@@ -33,6 +33,10 @@ static int check_spec(const struct dp_schedule_spec *spec, int streams)
     if (spec->microbatches < 1 || spec->microbatches > DP_MAX_MB * streams)
         return dp_fail_quietly(DP_EINVAL, "microbatches: %d, expected 1 to %d", spec->microbatches,
                                DP_MAX_MB * streams);
+    if (spec->slack < 0 || spec->slack > (builder && builder->has_slack))
+        return dp_fail_quietly(DP_EINVAL, "slack: %d, expected 0%s", spec->slack,
+                               builder && builder->has_slack ? " or 1"
+                                                             : "; dualpipe and dualpipev have it");
     if (builder && builder->check)
         err = builder->check(spec);
     return err || !spec->rank_map ? err : check_rank_map(spec);
@@ -51,6 +55,7 @@ static struct dp_schedule describe(const struct dp_schedule_spec *spec, int stag
         .forward_only = spec->forward_only,
         .return_outputs = spec->return_outputs,
         .overlap = !spec->no_overlap,
+        .slack = spec->slack,
     };
 }
 

@@ -3,7 +3,8 @@
  * text.c - text and CSV, written and read: lines of tokens between blanks or commas; '#' begins a
  * comment.
  *
- *      KIND P=4 M=8 [streams=2] [forward_only] [return_outputs] [no_overlap] [map=0:2:1:3]
+ *      KIND P=4 M=8 [streams=2] [forward_only] [return_outputs] [no_overlap] [slack=1]
+ *           [map=0:2:1:3]
  *      skip enc/a 0 3       a skip connection: namespace/name or name, from stage, to stage
  *      holds 0: 0 3/1 4@0   stages of rank 0's slots, /1: of stream 1, @0: with the parameters of
  *                           location 0; only for kinds user and async
@@ -173,6 +174,8 @@ static int read_attribute(struct reader *r, struct token w)
         return read_count(r, w, &r->draft->streams);
     if (take_text(&w, "v="))
         return read_count(r, w, &spec->virtual_stages);
+    if (take_text(&w, "slack="))
+        return read_count(r, w, &spec->slack);
     if (take_text(&w, "map="))
         return spec->rank_map ? EXPECTED(r, w, "one map") : read_map(r, w);
     if (token_is(w, "forward_only"))
@@ -182,7 +185,8 @@ static int read_attribute(struct reader *r, struct token w)
     else if (token_is(w, "no_overlap"))
         spec->no_overlap = true;
     else
-        return EXPECTED(r, w, "P=, M=, v=, streams=, map=, forward_only, return_outputs or no_overlap");
+        return EXPECTED(r, w, "P=, M=, v=, streams=, slack=, map=, forward_only, return_outputs or "
+                              "no_overlap");
     return 0;
 }
 
@@ -525,6 +529,8 @@ static void add_header(struct dp_text *t, const struct dp_schedule *s, char sepa
         add_token(t, separator, "return_outputs");
     if (!s->overlap)
         add_token(t, separator, "no_overlap");
+    if (s->slack)
+        dp_text_addf(t, "%cslack=%d", separator, s->slack);
     add_map(t, s, separator);
     dp_text_adds(t, "\n");
 }

@@ -214,7 +214,8 @@ draws_the_last_step()
 # carries_out_a_list FORMAT KIND -P N
 carries_out_a_list()
 {
-    run schedule export "$2" "$3" "$4" -M 8 --format "$1" -o list || return
+    # shellcheck disable=SC2086 # words
+    run schedule export $2 "$3" "$4" -M 8 --format "$1" -o list || return
     prints_the_numbers_of_the_plain_loop --file list
 }
 
@@ -346,10 +347,12 @@ done
 it prints_the_numbers_of_the_plain_loop -P 4 -s interleaved
 it prints_the_numbers_of_the_plain_loop -P 2 -s interleaved --virtual-stages 4
 it prints_the_numbers_of_the_plain_loop -P 4 -s zbv
+it prints_the_numbers_of_the_plain_loop -P 4 --slack 1
+it prints_the_numbers_of_the_plain_loop -P 2 -s dualpipev --slack 1
 it carries_out_a_list pytorch-csv dualpipev -P 4
 it carries_out_a_list pytorch-csv interleaved -P 4
 it carries_out_a_list text zb1p -P 2
-it carries_out_a_list json dualpipe -P 4
+it carries_out_a_list json 'dualpipe --slack 1' -P 4
 it carries_out_a_list pytorch-csv gpipe -P 8
 it carries_out_a_list_with --checkpoint except_last --transport tcp
 it replicas_carry_out_a_list

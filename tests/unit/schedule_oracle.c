@@ -279,9 +279,9 @@ static int most_activations(const struct dp_schedule *s, int rank)
     case DP_SCHEDULE_ZB1P:
         return s->ranks;
     case DP_SCHEDULE_DUALPIPE:
-        return s->ranks + 1;
+        return (s->slack ? 2 : 1) * s->ranks + 1;
     case DP_SCHEDULE_DUALPIPEV:
-        return 2 * s->ranks + 1;
+        return (s->slack ? 4 : 2) * s->ranks + 1;
     case DP_SCHEDULE_ZBV:
         return 2 * s->ranks;
     case DP_SCHEDULE_ASYNC:

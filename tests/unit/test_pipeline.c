@@ -41,6 +41,11 @@ static const struct dp_schedule_spec shapes[] = {
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 2, .microbatches = 4},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 3, .microbatches = 7},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 4, .microbatches = 10},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .slack = 1},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 14, .slack = 1},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 8, .microbatches = 16, .slack = 1},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 2, .slack = 1},
+    {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 4, .microbatches = 13, .slack = 1},
     {.kind = DP_SCHEDULE_ASYNC, .ranks = 1, .microbatches = 3},
     {.kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 9},
 };
@@ -60,6 +65,7 @@ static const struct dp_schedule_spec some[] = {
     {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 5},
     {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 6},
     {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 10},
+    {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 12, .slack = 1},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 3},
     {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 3, .microbatches = 6},
 };

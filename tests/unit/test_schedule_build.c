@@ -248,14 +248,20 @@ static void dualpipe_and_dualpipev_are_one_program(void **state)
 
 /* ---- one rank, rank maps, passes ----------------------------------------------------------- */
 
+static bool has_slack(int kind)
+{
+    return kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;
+}
+
 static void one_ranks_list_is_that_of_the_whole_schedule(void **state)
 {
     (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
-        for (int flags = 0; flags < 8; flags++) {
+        for (int flags = 0; flags < (has_slack(kind) ? 16 : 8); flags++) {
             struct dp_schedule_spec spec = {
                 .kind = kind, .ranks = 6, .microbatches = 12, .forward_only = flags & 1,
-                .return_outputs = flags & 2, .mirror_reduce = flags & 4};
+                .return_outputs = flags & 2, .mirror_reduce = flags & 4,
+                .slack = !!(flags & 8)};
             struct dp_schedule *s = build(spec);
             struct dp_op ops[1000];
             for (int rank = 0; rank < 6; rank++) {
@@ -454,6 +460,10 @@ static void bad_specs_are_refused_with_what_was_expected(void **state)
                         .rank_map = twice), "rank_map[2]: 1, expected each of 0 to 3 once");
     expect_refused(SPEC(.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 4, .microbatches = 8,
                         .rank_map = outside), "rank_map[3]: 4, expected each of 0 to 3 once");
+    expect_refused(SPEC(.kind = DP_SCHEDULE_1F1B, .ranks = 4, .microbatches = 8, .slack = 1),
+                   "slack: 1, expected 0; dualpipe and dualpipev have it");
+    expect_refused(SPEC(.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .slack = 2),
+                   "slack: 2, expected 0 or 1");
     expect_refused(SPEC(.kind = DP_SCHEDULE_USER, .ranks = 4, .microbatches = 8),
                    "kind: 0 (user), expected one that is built; a user's schedule is read");
     expect_refused(SPEC(.kind = (enum dp_schedule_kind)77, .ranks = 4, .microbatches = 8),

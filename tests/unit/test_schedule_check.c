@@ -47,6 +47,19 @@ static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
                         .no_overlap = flags & 2, .mirror_reduce = flags & 2});
 }
 
+static void schedules_with_slack_are_valid(void **state)
+{
+    (void)state;
+    for (int kind = DP_SCHEDULE_DUALPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
+        for (int ranks = 1; ranks <= 12; ranks++)
+            for (int m = 2 * ranks; m <= 6 * ranks; m++)
+                for (int flags = 0; flags < 4 && is_legal(kind, ranks, m); flags++)
+                    expect_valid((struct dp_schedule_spec){
+                        .kind = kind, .ranks = ranks, .microbatches = m, .slack = 1,
+                        .forward_only = flags == 3, .return_outputs = flags & 2,
+                        .no_overlap = flags & 1, .mirror_reduce = flags & 2});
+}
+
 /* The pipeline is one of several replicas. */
 static void a_reduce_of_every_slot_is_valid(void **state)
 {
@@ -293,6 +306,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_built_schedules_up_to_24_ranks_are_valid),
+        cmocka_unit_test(schedules_with_slack_are_valid),
         cmocka_unit_test(a_reduce_of_every_slot_is_valid),
         cmocka_unit_test(every_finding_names_rule_rank_index_and_op),
         cmocka_unit_test(reduces_that_partners_come_to_in_different_orders_are_found),

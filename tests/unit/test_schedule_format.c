@@ -49,12 +49,17 @@ static void expect_round_trip(const struct dp_schedule *s)
     }
 }
 
+static bool has_slack(int kind)
+{
+    return kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;
+}
+
 static void every_built_schedule_survives_every_form(void **state)
 {
     (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2)
-            for (int flags = 0; flags < 16; flags++) {
+            for (int flags = 0; flags < (has_slack(kind) ? 32 : 16); flags++) {
                 struct dp_schedule *s =
                     build((struct dp_schedule_spec){.kind = kind,
                                                     .ranks = ranks,
@@ -62,6 +67,7 @@ static void every_built_schedule_survives_every_form(void **state)
                                                     .forward_only = flags & 1,
                                                     .return_outputs = flags & 2,
                                                     .no_overlap = flags & 4,
+                                                    .slack = !!(flags & 16),
                                                     .mirror_reduce = flags & 8,
                                                     .reduce_all = (flags & 12) == 12});
                 expect_round_trip(s);
@@ -234,7 +240,7 @@ static void errors_give_the_line_and_what_was_expected(void **state)
         {"dualpip P=2 M=4\n", "line 1: schedule 'dualpip', expected one of gpipe, 1f1b, zb1p, "
                               "dualpipe, dualpipev, interleaved, zbv, async, user; did you mean dualpipe?"},
         {"dualpipe P=two M=4", "line 1: 'two', expected a whole number"},
-        {"dualpipe P=2 M=4 N=3", "line 1: 'N=3', expected P=, M=, v=, streams=, map=, forward_only"},
+        {"dualpipe P=2 M=4 N=3", "line 1: 'N=3', expected P=, M=, v=, streams=, slack=, map=, forward_only"},
         {"dualpipe P=2 M=4", "line 1: P=2, expected as many lines below"},
         {"gpipe P=1 M=4 streams=3", "line 1: streams=3, expected 1 or 2"},
         {"gpipe P=2 M=4 map=0:0\n", "line 1: group rank 0 of rank 1, expected each of 0 to 1 once"},

@@ -33,6 +33,19 @@ static struct dp_simulation simulate(const struct dp_schedule *s, struct dp_cost
     return sim;
 }
 
+static int64_t makespan_of(struct dp_schedule_spec spec, struct dp_cost cost)
+{
+    struct dp_schedule *s;
+
+    if (dp_schedule_new(&spec, &s))
+        fail_msg("%s", dp_last_error());
+    struct dp_simulation sim = simulate(s, cost, 0);
+    int64_t ns = sim.makespan_ns;
+    dp_simulation_fini(&sim);
+    dp_schedule_free(s);
+    return ns;
+}
+
 static int64_t makespan(enum dp_schedule_kind kind, int ranks, int microbatches,
                         struct dp_cost cost, unsigned flags)
 {
@@ -147,6 +160,40 @@ static void link_latency_costs_what_was_published(void **state)
     assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, 8, 20, half, DP_SIMULATE_BATCHES), 81000);
     assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, 8, 20, tenth, 0), 68600);
     assert_int_equal(makespan(DP_SCHEDULE_DUALPIPE, 8, 20, half, 0), 79500);
+}
+
+/* From the steady state on, two micro-batches more take two pairs more, whatever the latency up to
+ * that of a pair. Without slack they take longer with any latency. */
+static void slack_hides_the_latency_of_messages_up_to_a_pair(void **state)
+{
+    (void)state;
+    for (int kind = DP_SCHEDULE_DUALPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
+        for (int ranks = 2; ranks <= 8; ranks += 2)
+            for (int tenths = 0; tenths <= 30; tenths++) {
+                const int step = kind == DP_SCHEDULE_DUALPIPE ? 2 : 1;
+                struct dp_cost cost = unit_cost;
+                int64_t ns[2][2];
+                cost.link_latency_ns = tenths * T / 10;
+                for (int slack = 0; slack < 2; slack++)
+                    for (int more = 0; more < 2; more++)
+                        ns[slack][more] = makespan_of(
+                            (struct dp_schedule_spec){.kind = kind,
+                                                      .ranks = ranks,
+                                                      .microbatches = 8 * ranks + more * step,
+                                                      .slack = slack},
+                            cost);
+                assert_int_equal(ns[1][1] - ns[1][0], 6 * T);
+                assert_true(ns[1][0] <= ns[0][0]);
+                assert_true(!tenths || ns[1][0] < ns[0][0]);
+                assert_true(!tenths || ns[0][1] - ns[0][0] > 6 * T);
+            }
+    struct dp_cost tenth = unit_cost;
+    struct dp_schedule_spec spec = {
+        .kind = DP_SCHEDULE_DUALPIPE, .ranks = 8, .microbatches = 20, .slack = 1};
+    tenth.link_latency_ns = 100;
+    assert_int_equal(makespan_of(spec, tenth), 65200);
+    tenth.link_latency_ns = 500;
+    assert_int_equal(makespan_of(spec, tenth), 70000);
 }
 
 static void peak_activations_are_the_published_ones(void **state)
@@ -413,6 +460,7 @@ int main(void)
         cmocka_unit_test(dualpipe_takes_3m_plus_p_minus_2),
         cmocka_unit_test(the_formula_is_an_upper_bound_where_it_is_not_exact),
         cmocka_unit_test(link_latency_costs_what_was_published),
+        cmocka_unit_test(slack_hides_the_latency_of_messages_up_to_a_pair),
         cmocka_unit_test(peak_activations_are_the_published_ones),
         cmocka_unit_test(spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for),
         cmocka_unit_test(the_critical_path_leads_from_zero_to_the_end_without_a_gap),

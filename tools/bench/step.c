@@ -25,9 +25,9 @@ enum { CASES_MAX = 2, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40 };
 
 struct values {
     struct bench_options common;
-    int64_t ranks, microbatches;
+    int64_t ranks, microbatches, slack;
     struct op_times times; /* all 0: not given */
-    double message_bytes;
+    double message_bytes, latency_ns;
     const char *transport, *execution;
 };
 
@@ -125,6 +125,7 @@ static int simulate_ns(const struct job *j, int which, double *ns)
         .w_ns = mean_ns(j, RIG_W, c->w_ns),
         .b_ns = mean_ns(j, RIG_B, c->b_ns),
         .fb_ns = mean_ns(j, RIG_FB, c->fb_ns),
+        .link_latency_ns = j->v->latency_ns,
     };
     struct dp_simulation sim;
     int err = dp_schedule_simulate(j->schedule, &real, 0, &sim);
@@ -190,7 +191,7 @@ static int lead(struct job *j)
     static const double targets[CASES_MAX] = {1.02, 1.035};
     struct sampler samplers[CASES_MAX];
     int32_t stop = STOP;
-    char title[64];
+    char title[128];
 
     for (int i = 0; i < j->case_count; i++) {
         samplers[i] = (struct sampler){j, i};
@@ -199,9 +200,10 @@ static int lead(struct job *j)
     int err = bench_run(cases, j->case_count, &j->v->common);
     if (err)
         return err;
-    snprintf(title, sizeof(title), "%s, %d ranks, %d micro-batches, %s",
-             dp_schedule_kind_name(j->schedule->kind), j->schedule->ranks,
-             j->schedule->microbatches, dp_comm_name(j->comm));
+    snprintf(title, sizeof(title), "%s%s, %d ranks, %d micro-batches, %s, latency %g us",
+             dp_schedule_kind_name(j->schedule->kind), j->schedule->slack ? " with slack" : "",
+             j->schedule->ranks, j->schedule->microbatches, dp_comm_name(j->comm),
+             j->v->latency_ns / 1e3);
     bench_report(title, cases, j->case_count, &j->v->common);
     return dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
 }
@@ -276,6 +278,10 @@ static const struct arg args[] = {
      .fallback = "64KiB", .min = 4, .max = 1 << 26},
     {"execution", 0, NULL, "what decides which op comes next; messages: with the kind async",
      ARG_CHOICE, AT(execution), .fallback = "list", .choices = executions},
+    {"slack", 0, "0|1", "1: dualpipe and dualpipev with one more forward of warm-up at every border",
+     ARG_INT, AT(slack), "0", 0, 1},
+    {"latency", 0, "TIME", "hold every message back so long, on paper and in the step", ARG_TIME,
+     AT(latency_ns), .fallback = "0", .max = 1e9},
     {"transport", 0, NULL, "how messages travel", ARG_CHOICE, AT(transport), .fallback = "auto",
      .choices = transports},
 };
@@ -294,6 +300,7 @@ static int choose_costs(struct job *j)
     }
     for (int i = 0; i < j->case_count; i++) {
         struct dp_simulation sim;
+        j->costs[i].link_latency_ns = j->v->latency_ns;
         int err = dp_schedule_simulate(j->schedule, &j->costs[i], 0, &sim);
         if (err)
             return err;
@@ -304,17 +311,31 @@ static int choose_costs(struct job *j)
     return 0;
 }
 
+/* Messages of the ranks to come are late by the latency: by the wire that tests use. */
+static int set_latency(double latency_ns)
+{
+    char fault[64];
+
+    if (latency_ns <= 0)
+        return 0;
+    snprintf(fault, sizeof(fault), "delay_us=%.0f", latency_ns / 1e3);
+    return setenv("DUALPIPE_COMM_FAULT", fault, 1) ? DP_ENOMEM : 0;
+}
+
 static int measure(const struct values *v, enum dp_schedule_kind kind)
 {
     const struct dp_schedule_spec spec = {
-        .kind = kind, .ranks = (int)v->ranks, .microbatches = (int)v->microbatches};
+        .kind = kind, .ranks = (int)v->ranks, .microbatches = (int)v->microbatches,
+        .slack = (int)v->slack};
     static struct job job; /* large, and copied into each rank's process */
     int err;
 
     job = (struct job){.v = v};
     if ((err = dp_schedule_new(&spec, &job.schedule)))
         return command_failed(err);
-    err = choose_costs(&job);
+    err = set_latency(v->latency_ns);
+    if (!err)
+        err = choose_costs(&job);
     int status = err ? command_failed(err)
                      : launch_ranks(spec.ranks, 0, v->transport, run_rank, &job);
     dp_schedule_free(job.schedule);

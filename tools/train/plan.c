@@ -19,7 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_MICROBATCHES = 4, MODES = 3, PLANS_MAX = MOST_MICROBATCHES * MODES * DP_SCHEDULE_KINDS };
+enum { MOST_MICROBATCHES = 4, MODES = 3, SLACKS = 2,
+       PLANS_MAX = MOST_MICROBATCHES * MODES * SLACKS * DP_SCHEDULE_KINDS };
 
 struct plan_args {
     struct settings s; /* first: its options are those of train */
@@ -30,7 +31,7 @@ struct plan_args {
 /* One combination. */
 struct choice {
     const char *schedule, *checkpoint;
-    int microbatches;
+    int microbatches, slack;
     struct block_list blocks;
     int64_t step_ns;
     double bubble;
@@ -194,6 +195,7 @@ static bool complete(const struct planner *p, const struct choice *c, struct set
     *s = p->args->s;
     s->schedule_name = c->schedule;
     s->checkpoint = c->checkpoint;
+    s->slack = c->slack;
     s->microbatches = c->microbatches;
     s->blocks = c->blocks;
     return settings_complete(s, p->files, 0, &status);
@@ -219,10 +221,11 @@ static int try_choice(struct planner *p, struct choice *c)
 }
 
 /* Is there such a schedule? The number of its stages; 0: no. */
-static int stages_of(const struct planner *p, enum dp_schedule_kind kind, int microbatches)
+static int stages_of(const struct planner *p, enum dp_schedule_kind kind, int microbatches,
+                     int slack)
 {
     const struct dp_schedule_spec spec = {
-        .kind = kind, .ranks = (int)p->args->s.ranks, .microbatches = microbatches};
+        .kind = kind, .ranks = (int)p->args->s.ranks, .microbatches = microbatches, .slack = slack};
     struct dp_schedule *s;
     int stages = 0;
 
@@ -235,12 +238,14 @@ static int stages_of(const struct planner *p, enum dp_schedule_kind kind, int mi
     return stages;
 }
 
-static int try_kind(struct planner *p, enum dp_schedule_kind kind, int microbatches)
+static int try_kind(struct planner *p, enum dp_schedule_kind kind, int microbatches, int slack)
 {
     static const char *const modes[MODES] = {"never", "except_last", "always"};
     const char *only = p->args->s.schedule_name;
-    const int stages = stages_of(p, kind, microbatches);
-    struct choice c = {.schedule = dp_schedule_kind_name(kind), .microbatches = microbatches};
+    const int stages = stages_of(p, kind, microbatches, slack);
+    struct choice c = {.schedule = dp_schedule_kind_name(kind),
+                       .microbatches = microbatches,
+                       .slack = slack};
     int err = 0;
 
     if (!stages || (only && strcmp(only, c.schedule)) || !cut(p, kind, stages, &c.blocks))
@@ -268,7 +273,8 @@ static int try_microbatches(struct planner *p, int microbatches)
     int err = plan_measure(&config, p->times);
 
     for (int kind = DP_SCHEDULE_USER + 1; kind < DP_SCHEDULE_KINDS && !err; kind++)
-        err = try_kind(p, (enum dp_schedule_kind)kind, microbatches);
+        for (int slack = (int)s->slack; slack < SLACKS && !err; slack++)
+            err = try_kind(p, (enum dp_schedule_kind)kind, microbatches, slack);
     return err;
 }
 
@@ -308,12 +314,14 @@ static const struct choice *find_best(const struct planner *p)
 
 static void print_table(const struct planner *p, const struct choice *best)
 {
-    printf("  %-12s %5s  %-11s %10s  %6s  %9s  blocks of each stage\n", "schedule", "M", "recompute",
+    printf("  %-15s %5s  %-11s %10s  %6s  %9s  blocks of each stage\n", "schedule", "M", "recompute",
            "step", "bubble", "memory");
     for (int i = 0; i < p->count; i++) {
         const struct choice *c = &p->choices[i];
-        printf("%c %-12s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
-               c->schedule, c->microbatches, c->checkpoint, (double)c->step_ns * 1e-6,
+        char name[32];
+        snprintf(name, sizeof(name), "%s%s", c->schedule, c->slack ? " slack" : "");
+        printf("%c %-15s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
+               name, c->microbatches, c->checkpoint, (double)c->step_ns * 1e-6,
                100 * c->bubble, (double)c->most_bytes / (1024 * 1024));
         for (int s = 0; s < c->blocks.count; s++)
             printf("%c%d", s ? ',' : ' ', (int)c->blocks.items[s]);
@@ -331,6 +339,7 @@ static int write_plan(const struct planner *p, const struct choice *best)
         *s = p->args->s;
         s->schedule_name = best->schedule;
         s->checkpoint = best->checkpoint;
+        s->slack = best->slack;
         s->microbatches = best->microbatches;
         s->blocks = best->blocks;
         status = output_close(&out, plan_file_write(out.file, s, best->step_ns, best->rank_bytes));

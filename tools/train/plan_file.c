@@ -53,7 +53,7 @@ int64_t block_list_digest(const struct block_list *list)
 static const struct member {
     const char *name;
     size_t offset;
-    enum { NUMBER, WORD, LIST } type;
+    enum { NUMBER, WORD, LIST, COUNT } type; /* a COUNT may be 0, or missing, which is 0 */
 } members[] = {
     {"schedule", offsetof(struct settings, schedule_name), WORD},
     {"checkpoint", offsetof(struct settings, checkpoint), WORD},
@@ -65,6 +65,7 @@ static const struct member {
     {"context", offsetof(struct settings, context), NUMBER},
     {"batch", offsetof(struct settings, batch), NUMBER},
     {"blocks", offsetof(struct settings, blocks), LIST},
+    {"slack", offsetof(struct settings, slack), COUNT},
 };
 enum { MEMBERS = sizeof(members) / sizeof(members[0]), WORD_LEN = 64 };
 
@@ -102,7 +103,9 @@ static bool take_member(const json_t *root, const struct member *m, char *at, si
         return join_blocks(value, at, room);
     if (m->type == WORD)
         return word && snprintf(at, room, "%s", word) < WORD_LEN;
-    return json_is_integer(value) && json_integer_value(value) > 0 &&
+    if (m->type == COUNT && !value)
+        return snprintf(at, room, "0") > 0;
+    return json_is_integer(value) && json_integer_value(value) >= (m->type == NUMBER) &&
            snprintf(at, room, "%" JSON_INTEGER_FORMAT, json_integer_value(value)) > 0;
 }
 
@@ -113,7 +116,7 @@ enum { LINE = 8 * BLOCK_LIST_MAX }; /* room for a word */
 static int take_members(const char *path, const json_t *root, struct plan_file *plan)
 {
     static const char *const expected[] = {"a number above 0", "a word",
-                                           "a list of numbers of blocks"};
+                                           "a list of numbers of blocks", "a number"};
     const char *program = json_string_value(json_object_get(root, "program"));
 
     if (!program || strcmp(program, program_name))
@@ -194,7 +197,7 @@ static bool equal(const struct settings *a, const struct settings *b, const stru
 {
     const void *x = member_of(a, m), *y = member_of(b, m);
 
-    if (m->type == NUMBER)
+    if (m->type == NUMBER || m->type == COUNT)
         return *(const int64_t *)x == *(const int64_t *)y;
     if (m->type == WORD)
         return !strcmp(*(const char *const *)x, *(const char *const *)y);
@@ -240,9 +243,9 @@ static json_t *json_member(const struct settings *s, const struct member *m)
 {
     const void *at = member_of(s, m);
 
-    return m->type == NUMBER ? json_integer(*(const int64_t *)at)
-           : m->type == WORD ? json_string(*(const char *const *)at)
-                             : json_blocks(at);
+    return m->type == WORD   ? json_string(*(const char *const *)at)
+           : m->type == LIST ? json_blocks(at)
+                             : json_integer(*(const int64_t *)at);
 }
 
 int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const size_t *rank_bytes)

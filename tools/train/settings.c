@@ -61,6 +61,10 @@ static const struct arg schedule_args[] = {
      AT(microbatches), .min = 1, .max = 65536},
     {"virtual-stages", 0, "N", "stages of a rank (interleaved; default 2)", ARG_INT,
      AT(virtual_stages), .min = 1, .max = DP_MAX_SLOTS},
+    {"slack", 0, "0|1",
+     "1: one more forward of warm-up at every border, which hides the latency of messages (dualpipe, "
+     "dualpipev; up to twice the activations)",
+     ARG_INT, AT(slack), "0", 0, 1},
     {"fixed-order", 0, NULL, "add gradients up in one order under every schedule (the default)",
      ARG_FLAG, AT(fixed_order)},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
@@ -362,7 +366,8 @@ static bool build_schedules(struct settings *s, int *status)
         return settings_finish_list(s, status) && check_stages(s, status);
     struct dp_schedule_spec spec = {.ranks = (int)s->ranks,
                                     .microbatches = (int)(s->microbatches / s->replicas),
-                                    .virtual_stages = (int)s->virtual_stages};
+                                    .virtual_stages = (int)s->virtual_stages,
+                                    .slack = (int)s->slack};
     int *map = NULL, err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
 
     if (!err)

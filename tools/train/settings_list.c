@@ -51,9 +51,10 @@ static bool take_number(const struct settings *s, const char *option, int64_t ha
 
 static bool read_list(struct settings *s, int *status)
 {
-    if (s->schedule_name)
-        *status = command_misused("--schedule %s and --file %s: expected one of them",
-                                  s->schedule_name, s->file);
+    if (s->schedule_name || s->slack)
+        *status = command_misused("%s %s and --file %s: expected one of them",
+                                  s->slack ? "--slack" : "--schedule",
+                                  s->slack ? "1" : s->schedule_name, s->file);
     else
         *status = schedule_file_read(s->file, &s->training);
     if (*status)
@@ -72,10 +73,13 @@ bool settings_take_list(struct settings *s, int *status)
         s->schedule_name = "dualpipe";
     if (!s->microbatches)
         s->microbatches = 8;
-    if (!s->virtual_stages || !strcmp(s->schedule_name, "interleaved"))
+    if (s->virtual_stages && strcmp(s->schedule_name, "interleaved"))
+        *status = command_misused("--virtual-stages %d: expected --schedule interleaved",
+                                  (int)s->virtual_stages);
+    else if (s->slack && strncmp(s->schedule_name, "dualpipe", 8))
+        *status = command_misused("--slack 1: expected --schedule dualpipe or dualpipev");
+    else
         return true;
-    *status = command_misused("--virtual-stages %d: expected --schedule interleaved",
-                              (int)s->virtual_stages);
     return false;
 }
 

@@ -90,8 +90,9 @@ static const char *const kept[] = {
 
 /* What they do not depend on, unless replicas mix their weights. */
 static const char *const layout[] = {
-    "schedule", "file", "virtual-stages", "ranks", "replicas", "mix", "mix-local", "mix-algorithm",
-    "local-steps", "outer-rate", "outer-momentum", "mix-factor", "mix-compress", "mix-staleness", NULL,
+    "schedule", "file", "virtual-stages", "slack", "ranks", "replicas", "mix", "mix-local",
+    "mix-algorithm", "local-steps", "outer-rate", "outer-momentum", "mix-factor", "mix-compress",
+    "mix-staleness", NULL,
 };
 
 char *settings_text(const struct settings *s, uint64_t step)

@@ -168,6 +168,7 @@ struct dp_schedule {
     bool forward_only;
     bool return_outputs;    /* outputs of last stages stay until the end of the step */
     bool overlap;           /* pairs are marked as overlapped; else each is F, then B */
+    int32_t slack;          /* of the spec */
     int32_t *group_rank;    /* [ranks] */
     size_t *first_slot;     /* [ranks + 1]: rank r's slots are slots[first_slot[r]] and on */
     struct dp_slot *slots;  /* [first_slot[ranks]]; a rank may have none */
@@ -200,6 +201,11 @@ struct dp_schedule_spec {
     bool forward_only;
     bool return_outputs;
     bool no_overlap;     /* do not mark pairs as overlapped */
+    int slack;           /* DualPipe, DualPipeV: 1: one more forward of warm-up at every border
+                          * between ranks, so that a message has the time of an overlapped pair to
+                          * arrive; 2P + 1 activation sets instead of P + 1, DualPipeV 4P + 1 instead
+                          * of 2P + 1. 0: the order of the recorded traces. No effect on
+                          * forward_only */
     bool mirror_reduce;  /* add REDUCE ops (DualPipe training; nothing to do elsewhere) */
     bool reduce_all;     /* add them for every slot: the pipeline is one of several replicas */
     int virtual_stages;  /* interleaved: stages of a rank; 0: 2 */
@@ -362,9 +368,9 @@ struct dp_finding {
 };
 
 /* Bounds that a schedule must keep; 0: the kind's own (DualPipe: P + 1 activation sets and a queue
- * of h + 1, h as in README.md; DualPipeV 2P + 1 and rank + 1; GPipe M; 1F1B P - rank; ZB1P P and
- * rank + 1; ZB-V 2P and 2 rank + 1; interleaved its warm-up and one; async M for each slot; a
- * user's: none). */
+ * of h + 1, h as in README.md; DualPipeV 2P + 1 and rank + 1; with slack 2P + 1 and 4P + 1 sets; GPipe
+ * M; 1F1B P - rank; ZB1P P and rank + 1; ZB-V 2P and 2 rank + 1; interleaved its warm-up and one; async
+ * M for each slot; a user's: none). */
 struct dp_check_limits {
     int max_activations;
     int max_weight_queue;
