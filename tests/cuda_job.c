@@ -339,12 +339,21 @@ void cuda_job_leave(void)
         dp_device_close(here.dev);
 }
 
+static void (*before_step)(void);
+
+void cuda_job_before_step(void (*fn)(void))
+{
+    before_step = fn;
+}
+
 int cuda_job_step(struct job_rank *r)
 {
     for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
         memset(r->stages[i].gw, 0,
                model_grad_count(&r->job->model, r->stages[i].stage) * sizeof(float));
     int err = copy_buffers(true);
+    if (!err && before_step)
+        before_step();
     if (!err)
         err = dp_pipeline_step(r->pipe, &r->step);
     if (!err)

@@ -27,6 +27,8 @@ void cuda_job_use_device(struct dp_device *dev);
 int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
 int cuda_job_step(struct job_rank *r);
 void cuda_job_close(struct job_rank *r);
+/* From now on cuda_job_step calls it right before dp_pipeline_step. */
+void cuda_job_before_step(void (*fn)(void));
 /* The second part of close, after job_rank_close. */
 void cuda_job_leave(void);
 

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "device/device_ops.h"
 #include "pipeline/offsets.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
@@ -218,7 +219,7 @@ static size_t reduce_bytes(const struct dp_pipeline *pipe)
 {
     for (int i = 0; i < pipe->program_count; i++)
         if (needs_reduce_memory(pipe, &pipe->programs[i].plan))
-            return dp_reduce_pieces_bytes(pipe) + dp_sum_memory_bytes(pipe);
+            return (pipe->sums_there ? 0 : dp_reduce_pieces_bytes(pipe)) + dp_sum_memory_bytes(pipe);
     return 0;
 }
 
@@ -263,6 +264,22 @@ static int take_landings(struct dp_pipeline *pipe)
     return err;
 }
 
+/* Where the device adds, pieces of mirrors arrive there. */
+static int take_sums(struct dp_pipeline *pipe)
+{
+    const DLDataType f32 = {kDLFloat, 32, 1};
+    size_t bytes;
+    int err;
+
+    pipe->sums_there = pipe->ordered && pipe->out_of_reach && !pipe->staged &&
+                       !dp_device_add(pipe->compute, f32, NULL, f32, NULL, 0);
+    bytes = reduce_bytes(pipe);
+    err = take_memory(pipe, DP_MEMORY_PINNED, bytes, &pipe->reduce_memory);
+    if (err || !pipe->sums_there || !bytes)
+        return err;
+    return take_memory(pipe, DP_MEMORY_DEVICE, dp_reduce_pieces_bytes(pipe), &pipe->arrivals);
+}
+
 static int take_buffers(struct dp_pipeline *pipe)
 {
     int err = take_main_memory(pipe);
@@ -273,7 +290,7 @@ static int take_buffers(struct dp_pipeline *pipe)
     if (!err)
         err = take_memory(pipe, DP_MEMORY_DEVICE, label_bytes(pipe), &pipe->label_memory);
     if (!err)
-        err = take_memory(pipe, DP_MEMORY_PINNED, reduce_bytes(pipe), &pipe->reduce_memory);
+        err = take_sums(pipe);
     return err ? err : take_landings(pipe);
 }
 
@@ -431,6 +448,7 @@ static void free_device_parts(struct dp_pipeline *pipe)
     free_messages(pipe);
     dp_device_event_free(pipe->done);
     dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->reduce_memory);
+    dp_device_free(pipe->device, DP_MEMORY_DEVICE, pipe->arrivals);
     dp_device_free(pipe->device, DP_MEMORY_DEVICE, pipe->label_memory);
     dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->pinned);
     dp_device_free(pipe->device, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,

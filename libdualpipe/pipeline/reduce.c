@@ -10,13 +10,15 @@
  * Both ranks compute own + other, which is the same to the last bit.
  *
  * On a stream-ordered communicator a launch hands all of this to a stream, and a REDUCE_WAIT makes
- * the compute stream wait for that one. Where the caller has handed in operations of its own
- * (dp_reduce_ops), these are called instead, once the gradients are there.
+ * the compute stream wait for that one. There the device itself adds, if it can. Where the caller has
+ * handed in operations of its own (dp_reduce_ops), these are called instead, once the gradients are
+ * there.
  */
 #include "pipeline/steps.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "device/device_ops.h"
 #include <dualpipe/comm.h>
 
 #include <stdlib.h>
@@ -52,7 +54,13 @@ static char *own_bytes(const struct dp_reduce_piece *piece)
 /* Behind what sums within a rank need. */
 static char *pieces(const struct dp_pipeline *pipe)
 {
-    return pipe->reduce_memory + dp_sum_memory_bytes(pipe);
+    return pipe->sums_there ? pipe->arrivals : pipe->reduce_memory + dp_sum_memory_bytes(pipe);
+}
+
+/* The own piece is to be on the host while it is added to. */
+static bool passes_host(const struct dp_pipeline *pipe)
+{
+    return pipe->out_of_reach && !pipe->sums_there;
 }
 
 /* Where a piece of the mirror's arrives; and, staged, where the own piece is while it is on the
@@ -64,14 +72,14 @@ static char *arrival(const struct dp_pipeline *pipe, const struct dp_reduce_piec
 
 static char *own_on_host(const struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
-    if (!pipe->out_of_reach)
+    if (!passes_host(pipe))
         return own_bytes(piece);
     return pieces(pipe) + (size_t)(WINDOW + piece->number % WINDOW) * PIECE_BYTES;
 }
 
 size_t dp_reduce_pieces_bytes(const struct dp_pipeline *pipe)
 {
-    return (size_t)PIECE_BYTES * WINDOW * (pipe->out_of_reach ? 2 : 1);
+    return (size_t)PIECE_BYTES * WINDOW * (passes_host(pipe) ? 2 : 1);
 }
 
 /* Of all gradients of this rank. */
@@ -106,14 +114,14 @@ static int copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t len
 
 static int fetch_own(struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
-    if (!pipe->out_of_reach)
+    if (!passes_host(pipe))
         return 0;
     return copy(pipe, own_on_host(pipe, piece), own_bytes(piece), piece->len);
 }
 
 static int put_own(struct dp_pipeline *pipe, const struct dp_reduce_piece *piece)
 {
-    if (!pipe->out_of_reach)
+    if (!passes_host(pipe))
         return 0;
     return copy(pipe, own_bytes(piece), own_on_host(pipe, piece), piece->len);
 }
@@ -170,6 +178,9 @@ static int queue_piece(struct dp_pipeline *pipe, struct dp_reduce_piece *piece)
 
     if (!err)
         err = dp_comm_stream_wait(comm, &piece->send, pipe->summing);
+    if (!err && pipe->sums_there)
+        return dp_device_add(pipe->summing, piece->grad->dtype, piece->own, piece->grad->dtype,
+                             piece->arrival, piece->len / (piece->grad->dtype.bits / 8));
     if (!err)
         err = dp_device_call(pipe->summing, add_piece, piece);
     return err ? err : put_own(pipe, piece);

@@ -117,6 +117,7 @@ struct dp_pipeline {
     bool out_of_reach; /* the CPU and wires do not reach the device's memory: sums go through pinned
                         * memory, */
     bool staged;       /* and messages, too, unless the communicator reaches it */
+    bool sums_there;   /* ordered: the device adds gradients up, also those of mirrors */
     bool ordered;      /* messages are in the order of streams: these wait, not the host */
     struct dp_device_stream *compute, *outgoing, *summing; /* summing: ordered, sums with mirrors */
     void *native_stream;           /* compute, as a stage knows it */
@@ -136,6 +137,7 @@ struct dp_pipeline {
     struct dp_pipeline_skips skips;
     struct dp_evictions evictions;
     struct dp_accumulator accumulator;
+    char *arrivals; /* sums_there: pieces of the mirror's gradients, on the device */
     char *
         reduce_memory; /* pieces of the mirror's gradients; out of reach: of the own, and of sums */
     struct dp_mirror_sums reductions;

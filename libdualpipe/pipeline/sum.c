@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Gradients of one rank added up: those of one set to another's, and float32 sums to gradients of
- * two bytes. On a device whose memory the CPU does not reach they pass through pinned memory, piece
- * by piece.
+ * two bytes. A device whose memory the CPU does not reach adds them itself, or, if it cannot, they pass
+ * through pinned memory, piece by piece.
  */
 #include "pipeline/steps.h"
 
 #include "base/fp16.h"
 #include "base/tensor.h"
+#include "device/device_ops.h"
 
 enum { PIECE_ELEMENTS = 32 << 10 };
 
@@ -101,6 +102,13 @@ static int add_tensor(struct dp_pipeline *pipe, const DLTensor *to, const DLTens
     if (!pipe->out_of_reach) {
         add(to, dp_tensor_address(to), dp_tensor_address(from), count);
         return 0;
+    }
+    if (pipe->native_stream) {
+        err = dp_device_add(pipe->compute, to->dtype, dp_tensor_address(to), from->dtype,
+                            dp_tensor_address(from), count);
+        if (err != DP_EUNSUPPORTED)
+            return err;
+        err = 0;
     }
     for (size_t first = 0; first < count && !err; first += PIECE_ELEMENTS) {
         size_t left = count - first;

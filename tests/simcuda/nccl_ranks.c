@@ -24,6 +24,16 @@ struct dp_device *nccl_ranks_device(void)
     return device;
 }
 
+void nccl_ranks_count_waits(void)
+{
+    sim_count_waits();
+}
+
+int nccl_ranks_waits(void)
+{
+    return sim_waits_inside();
+}
+
 /* NCCL leaves some of its own memory behind, as tests/simcuda/real.sh says. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)

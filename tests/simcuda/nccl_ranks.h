@@ -20,6 +20,10 @@ const char *nccl_ranks_init(void);
 struct dp_comm *nccl_ranks_host(void);
 struct dp_device *nccl_ranks_device(void);
 
+/* As sim_count_waits and sim_waits_inside (cuda_api.h, which does not go with cuda.h). */
+void nccl_ranks_count_waits(void);
+int nccl_ranks_waits(void);
+
 /* Run fn on `size` ranks with a comm of all by NCCL; returns how many did not return 0. A rank that
  * was killed counts, and is counted in *killed too. */
 int nccl_ranks_run(int size, rank_fn fn, void *arg, int *killed);

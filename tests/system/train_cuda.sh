@@ -138,6 +138,7 @@ if [ -f "$sim" ]; then
     it by_nccl --schedule dualpipe -P 2 --tie-embeddings
     it refused 'expected --device cuda' --device cpu --transport nccl
     it refused 'expected --execution list' --schedule async -P 2 --execution messages --transport nccl
+    it refused 'expected --device cuda' --device cpu --no-graphs
     it refused 'expected a schedule' --schedule none
     it refused 'expected at most 128' --schedule 1f1b -P 1 --width 260 --heads 2
     it goes_on_as_it_was --schedule 1f1b -P 1 --dtype bf16

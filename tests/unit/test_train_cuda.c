@@ -12,9 +12,11 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* What cuBLASLt leaves behind where it does not start, as without a GPU. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
@@ -238,51 +240,48 @@ static void *simulated(const char *name)
     return function;
 }
 
-static void make_engine(const struct dp_schedule_spec *spec, struct dp_schedule *schedules[2],
-                        struct engine **out)
+static struct engine *make_engine(struct dp_schedule *schedules[2], bool graphs)
 {
-    struct dp_schedule_spec forward = *spec;
+    struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 1,
+                                    .microbatches = MICROBATCHES};
+    struct engine *out = NULL;
 
-    forward.forward_only = true;
-    assert_int_equal(dp_schedule_new(spec, &schedules[0]), 0);
-    assert_int_equal(dp_schedule_new(&forward, &schedules[1]), 0);
+    assert_int_equal(dp_schedule_new(&spec, &schedules[0]), 0);
+    spec.forward_only = true;
+    assert_int_equal(dp_schedule_new(&spec, &schedules[1]), 0);
     const struct pipelined_config config = {.model = stepped, .training = schedules[0],
                                             .forward = schedules[1], .any_order = true,
-                                            .device = "cuda", .image = "simulated"};
-    assert_int_equal(pipelined_new(&config, out), 0);
+                                            .device = "cuda", .image = "simulated",
+                                            .graphs = graphs};
+    assert_int_equal(pipelined_new(&config, &out), 0);
+    return out;
 }
 
 /* The host queues a whole step, then waits once, for its numbers: while it queues, it neither waits nor
  * asks, so that the device never runs dry. The update is queued behind them, and the next step behind
  * that. */
-static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
+static void take_steps(bool graphs, double losses[STEPS][MICROBATCHES])
 {
-    const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 1,
-                                          .microbatches = MICROBATCHES};
     const struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
     uint8_t tokens[MICROBATCHES * 2 * 4], labels[MICROBATCHES * 2 * 4];
     const struct batch batch = {tokens, labels};
-    double losses[MICROBATCHES], squares[64];
     struct dp_schedule *schedules[2];
+    double squares[64];
     void (*count)(void);
     int (*inside)(void);
-    struct engine *e;
+    struct engine *e = make_engine(schedules, graphs);
 
-    (void)state;
-    if (gpu)
-        skip_because("calls are counted on the simulated CUDA");
     *(void **)&count = simulated("sim_count_waits");
     *(void **)&inside = simulated("sim_waits_inside");
     for (size_t i = 0; i < sizeof(tokens); i++)
         tokens[i] = labels[i] = (uint8_t)(i * 9);
-    make_engine(&spec, schedules, &e);
     for (int step = 0; step < STEPS; step++) {
         count();
-        assert_int_equal(e->ops->train(e, &batch, losses), 0);
+        assert_int_equal(e->ops->train(e, &batch, losses[step]), 0);
         assert_int_equal(inside(), 0);
         count();
         assert_int_equal(e->ops->squares(e, 0, squares), 0);
-        assert_true(losses[0] > 0 && squares[0] > 0);
+        assert_true(losses[step][0] > 0 && squares[0] > 0);
         assert_int_equal(e->ops->update(e, 0, &config, 0.01, 1, false), 0);
         assert_int_equal(inside(), 0);
     }
@@ -291,12 +290,150 @@ static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
     dp_schedule_free(schedules[0]);
 }
 
+static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
+{
+    double plain[STEPS][MICROBATCHES], by_graphs[STEPS][MICROBATCHES];
+    void (*break_call)(const char *name, int call, int status);
+    int (*calls)(const char *name);
+
+    (void)state;
+    if (gpu)
+        skip_because("calls are counted on the simulated CUDA");
+    *(void **)&break_call = simulated("sim_fail");
+    *(void **)&calls = simulated("sim_calls");
+    break_call("cuGraphLaunch", 0, 0);
+    take_steps(false, plain);
+    assert_int_equal(calls("cuGraphLaunch"), 0);
+    take_steps(true, by_graphs);
+    /* Forwards and backwards, which are at the same places in all steps but the first. */
+    assert_true(calls("cuGraphLaunch") >= 2 * (STEPS - 1) * MICROBATCHES);
+    assert_memory_equal(plain, by_graphs, sizeof(plain));
+    break_call("cuStreamEndCapture", 1, 900); /* then kernels are launched one by one */
+    take_steps(true, by_graphs);
+    assert_memory_equal(plain, by_graphs, sizeof(plain));
+}
+
+/* ---- an overlapped pair ---------------------------------------------------------------------- */
+
+static atomic_bool may_go;
+
+static void wait_for_go(void *user)
+{
+    (void)user;
+    for (int i = 0; i < 600000 && !atomic_load(&may_go); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+/* A loss that holds up the stream of forwards. */
+static int hold_up(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                   const DLTensor *labels, double *values, int32_t max, int32_t *count)
+{
+    struct cuda_rank *r = user;
+
+    (void)out, (void)labels, (void)max;
+    assert_ptr_equal(call->stream, dp_device_stream_native(r->stream));
+    *values = 0;
+    *count = 1;
+    return dp_device_call(r->stream, wait_for_go, NULL);
+}
+
+static const struct dp_loss_ops holding = {hold_up, NULL};
+
+/* Two stages of one rank, and what their callbacks are given. */
+struct two {
+    struct pass p;
+    struct gpt_stage *stages[2];
+    DLTensor tokens, labels, x, logits, d_logits, d_x;
+    void *save[2];
+};
+
+static DLTensor tensor_of(struct two *t, size_t bytes, int64_t *shape, int ndim, DLDataType type)
+{
+    return (DLTensor){take(&t->p, bytes), t->p.compute->dl, ndim, type, shape, NULL, 0};
+}
+
+static struct dp_stage_call call_of(struct two *t, int stage, struct dp_device_stream *stream)
+{
+    return (struct dp_stage_call){.training = true, .save = t->save[stage],
+                                  .in = stage ? &t->x : &t->tokens,
+                                  .gout = stage ? &t->d_logits : &t->d_x,
+                                  .grads = t->stages[stage]->grads_list,
+                                  .stream = dp_device_stream_native(stream)};
+}
+
+/* While the stream of the forward is held up, the backward goes on in its own. */
+static void a_pair_s_backward_does_not_wait_for_its_forward(void **state)
+{
+    struct gpt_config config = stepped;
+    const struct cuda_rank_config how = {.device = gpu ? gpu : "cuda",
+                                         .image = gpu ? cuda_image : "simulated",
+                                         .microbatches = 1, .model = stepped,
+                                         .model_microbatches = 1};
+    const size_t rows = rows_of(&stepped), reals = rows * sizeof(real);
+    int64_t shape[] = {stepped.batch, stepped.context, stepped.width};
+    int64_t wide[] = {stepped.batch, stepped.context, GPT_BYTES};
+    const DLDataType byte = {kDLUInt, 8, 1}, real_type = {kDLFloat, 8 * sizeof(real), 1};
+    struct two t = {0};
+    int32_t count = 0;
+    double value;
+
+    (void)state;
+    assert_int_equal(cuda_rank_new(&how, &t.p.rank), 0);
+    struct cuda_rank *r = t.p.rank;
+    t.p.compute = config.compute = &r->compute;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cuda_rank_add_stage(r, &config, i, 2, &t.stages[i]), 0);
+        t.save[i] = take(&t.p, t.stages[i]->save_bytes);
+    }
+    t.tokens = tensor_of(&t, rows, shape, 2, byte);
+    t.labels = tensor_of(&t, rows, shape, 2, byte);
+    t.x = tensor_of(&t, reals * (size_t)stepped.width, shape, 3, real_type);
+    t.d_x = tensor_of(&t, reals * (size_t)stepped.width, shape, 3, real_type);
+    t.logits = tensor_of(&t, reals * GPT_BYTES, wide, 3, real_type);
+    t.d_logits = tensor_of(&t, reals * GPT_BYTES, wide, 3, real_type);
+    assert_int_equal(dp_device_zero(r->stream, t.tokens.data, rows), 0);
+    assert_int_equal(dp_device_zero(r->stream, t.labels.data, rows), 0);
+    const struct dp_stage_call first = call_of(&t, 0, r->stream), last = call_of(&t, 1, r->stream);
+    const struct dp_stage_ops *ops = &cuda_stage_ops;
+    assert_int_equal(ops->forward(t.stages[0], &first, &t.tokens, &t.x), 0);
+    assert_int_equal(ops->forward(t.stages[1], &last, &t.x, &t.logits), 0);
+    assert_int_equal(cuda_rank_wait(r), 0);
+
+    const struct dp_pair_loss held = {.ops = &holding, .user = r, .values = &value, .max = 1,
+                                      .count = &count};
+    const struct dp_pair_loss begun = {.ops = &gpt_loss_ops, .user = &r->compute,
+                                       .labels = &t.labels, .out = &t.logits, .scale = 1};
+    /* Only the places of the forward's output differ from before: they are not used. */
+    DLTensor other = tensor_of(&t, reals * (size_t)stepped.width, shape, 3, real_type);
+    const struct dp_pair pair = {{t.stages[0], &first, &t.tokens, &other, &held},
+                                 {t.stages[1], &last, &t.d_logits, &t.d_x, &begun}};
+    atomic_store(&may_go, false);
+    assert_int_equal(ops->fwd_bwd(&pair), 0);
+    assert_int_equal(dp_device_event_wait(r->joined, INT64_C(60000000000)), 0);
+    assert_int_equal(dp_device_event_record(r->event, r->stream), 0);
+    assert_int_equal(dp_device_event_test(r->event), DP_EAGAIN);
+    float *d_x = malloc(rows * (size_t)stepped.width * sizeof(*d_x));
+    assert_non_null(d_x);
+    atomic_store(&may_go, true);
+    assert_int_equal(cuda_rank_copy(r, d_x, t.d_x.data, reals * (size_t)stepped.width), 0);
+    assert_true(d_x[0] != 0 && isfinite(d_x[0]));
+    free(d_x);
+    void *const all[] = {t.tokens.data, t.labels.data, t.x.data, t.d_x.data, t.logits.data,
+                         t.d_logits.data, other.data, t.save[0], t.save[1]};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        give(&t.p, all[i]);
+    gpt_stage_free(t.stages[1]);
+    gpt_stage_free(t.stages[0]);
+    cuda_rank_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_model_is_that_of_the_cpu_in_float32),
         cmocka_unit_test(the_model_is_nearly_that_of_the_cpu_in_bfloat16),
         cmocka_unit_test(a_step_waits_for_nothing_before_all_of_it_is_queued),
+        cmocka_unit_test(a_pair_s_backward_does_not_wait_for_its_forward),
     };
     const char *build = getenv("DP_TOP_BUILDDIR");
     char file[1024];

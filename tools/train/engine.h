@@ -150,6 +150,7 @@ struct pipelined_config {
     size_t device_bytes;
     struct offload_parts offload;
     const char *device; /* NULL: the CPU; "cuda" or "cuda:N", with any_order */
+    bool graphs;        /* with it: callbacks are CUDA graphs */
     bool nccl;          /* with it: messages go from GPU to GPU by NCCL */
     const void *image;  /* of its kernels */
     bool bf16;

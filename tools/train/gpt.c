@@ -162,7 +162,7 @@ static const struct gpt_stage *begin(void *user, const struct dp_stage_call *cal
     return g;
 }
 
-static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
+int gpt_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
     const struct gpt_stage *g = begin(user, call);
     struct block_shape shape = g->shape;
@@ -190,7 +190,7 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
     return err ? err : c->ops->error(c);
 }
 
-static int weight(void *user, const struct dp_stage_call *call)
+int gpt_weight(void *user, const struct dp_stage_call *call)
 {
     const struct gpt_stage *g = begin(user, call);
     const struct compute *c = &g->shape.compute;
@@ -228,8 +228,8 @@ static int weight(void *user, const struct dp_stage_call *call)
     return err ? err : c->ops->error(c);
 }
 
-static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
-                    DLTensor *gin, enum dp_backward_mode mode)
+int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
+                 enum dp_backward_mode mode)
 {
     const struct gpt_stage *g = begin(user, call);
     const struct compute *c = &g->shape.compute;
@@ -253,10 +253,10 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
     int err = stream_finish(g);
     if (!err && mode != DP_BACKWARD_FULL)
         err = c->ops->error(c);
-    return err || mode != DP_BACKWARD_FULL ? err : weight(user, call);
+    return err || mode != DP_BACKWARD_FULL ? err : gpt_weight(user, call);
 }
 
-const struct dp_stage_ops gpt_stage_ops = {forward, backward, weight, NULL, NULL};
+const struct dp_stage_ops gpt_stage_ops = {gpt_forward, gpt_backward, gpt_weight, NULL, NULL};
 
 /* ---- the loss ------------------------------------------------------------------------------ */
 

@@ -88,6 +88,11 @@ void gpt_borders(const struct gpt_config *config, int stages, struct dp_border *
 
 /* What a stage does; its user is a struct gpt_stage. */
 extern const struct dp_stage_ops gpt_stage_ops;
+/* Its members, for tables that have more. */
+int gpt_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
+int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
+                 enum dp_backward_mode mode);
+int gpt_weight(void *user, const struct dp_stage_call *call);
 /* Mean cross-entropy of a micro-batch in nats per row; labels are uint8 [batch][rows]. Its user is the
  * struct compute that takes it; NULL: the CPU. */
 extern const struct dp_loss_ops gpt_loss_ops;

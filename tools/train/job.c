@@ -472,6 +472,7 @@ static int make_engine(struct job *j)
             .device_bytes = (size_t)s->device_memory,
             .offload = s->offload,
             .device = settings_on_cuda(s) ? j->device : NULL,
+            .graphs = !s->no_graphs,
             .nccl = settings_by_nccl(s),
             .image = s->image,
             .bf16 = !strcmp(s->dtype, "bf16"),

@@ -4,6 +4,7 @@
  * together. One pipeline trains and evaluates. With a device, stages have their memory there, or
  * stream their parameters (streamed.h).
  */
+#include "train/cuda/cuda_graphs.h"
 #include "train/cuda/cuda_links.h"
 #include "train/cuda/cuda_rank.h"
 #include "train/engine.h"
@@ -245,6 +246,8 @@ static void pipelined_free(struct engine *e)
     struct pipelined *p = (struct pipelined *)e;
 
     dp_pipeline_free(p->pipeline);
+    if (p->cuda)
+        cuda_graphs_free(p->cuda->graphs);
     dp_comm_close(p->nccl);
     dp_recorder_free(e->recorder);
     free(p->borders);
@@ -339,6 +342,12 @@ static int make_device(struct pipelined *p, const struct pipelined_config *confi
                                    .model = config->model,
                                    .model_microbatches = e->microbatches},
         &p->cuda);
+    if (err)
+        return err;
+    if (config->graphs)
+        err = cuda_graphs_new((size_t)dp_schedule_slot_count(e->schedule, engine_rank(e)) *
+                                  (size_t)config->training->mb_per_stream,
+                              &p->cuda->graphs);
     if (err)
         return err;
     e->ops = &cuda_ops;
@@ -449,8 +458,11 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
                                           const struct pipelined_config *config,
                                           struct dp_stage *stages)
 {
-    for (int i = 0; i < p->base.stage_count; i++)
+    for (int i = 0; i < p->base.stage_count; i++) {
         stages[i] = gpt_stage_view(p->base.stages[i]);
+        if (p->cuda)
+            stages[i].ops = &cuda_stage_ops;
+    }
     return (struct dp_pipeline_config){
         .schedule = config->training,
         .also = &p->forward,

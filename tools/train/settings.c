@@ -175,6 +175,8 @@ static const struct arg device_args[] = {
      "of activations on CUDA; with --schedule none of the weights that layers see, and of their "
      "gradients. What is updated is f32",
      ARG_CHOICE, AT(dtype), "f32", .choices = dtypes},
+    {"no-graphs", 0, NULL, "on CUDA: launch kernels one by one, not callbacks as CUDA graphs", ARG_FLAG,
+     AT(no_graphs)},
     {"kernels", 0, "FILE", "a fatbin, cubin or PTX of tools/train/cuda instead of that built in",
      ARG_STRING, AT(kernels)},
 };

@@ -62,6 +62,8 @@ bool settings_take_device(struct settings *s)
                             "of --model gpt, without --tie-embeddings", s->dtype);
         else if (s->kernels)
             command_misused("--kernels: expected --device cuda");
+        else if (s->no_graphs)
+            command_misused("--no-graphs: expected --device cuda");
         else if (settings_by_nccl(s))
             command_misused("--transport nccl: expected --device cuda; it sends from GPU to GPU");
         else

@@ -38,8 +38,9 @@
  * the host's communicator, and open one of these over each part.
  *
  * The library is looked for at run time: DUALPIPE_NCCL_LIBRARY, or libnccl.so.2 and libnccl.so.
- * NCCL 2.27 or newer. Written for releases up to 2.32; tested with 2.28.9, with the real library on
- * a simulated CUDA, steps of pipelines among what it ran. On a GPU it has not run yet.
+ * NCCL 2.27 or newer. Written for releases up to 2.32; tested with 2.28.9 (with 2.30.7 where tests
+ * are run with --full), with the real library on a simulated CUDA, steps of pipelines among what it
+ * ran. On a GPU it has not run yet.
  *
  * Source: NCCL's user guide (communicators, group calls, fault tolerance, ncclConfig_t).
  */

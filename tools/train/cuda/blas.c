@@ -15,7 +15,7 @@
 enum { COMPUTE_32F = 68, R_32F = 0, R_16BF = 14 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS = 8, DESC_BIAS_TYPE = 26 };
 enum { EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 };
-enum { MAX_PLANS = 64 };
+enum { MAX_PLANS = 64, STREAMS = 2 };
 
 static const size_t workspace_bytes = (size_t)32 << 20;
 
@@ -61,7 +61,8 @@ struct plan {
 struct blas {
     struct dp_device *dev;
     bool bf16;
-    void *library, *handle, *preference, *workspace;
+    void *library, *handle, *preference;
+    void *workspaces[STREAMS], *streams[STREAMS]; /* one each: products of two run at once */
 #define MEMBER(name, args) int(*name) args;
     FUNCTIONS(MEMBER)
 #undef MEMBER
@@ -92,7 +93,10 @@ static int prepare(struct blas *b)
         b->MatmulPreferenceSetAttribute(b->preference, PREFERENCE_WORKSPACE, &workspace_bytes,
                                         sizeof(workspace_bytes)))
         return DP_EIO;
-    return dp_device_alloc(b->dev, DP_MEMORY_DEVICE, workspace_bytes, &b->workspace);
+    int err = 0;
+    for (int i = 0; i < STREAMS && !err; i++)
+        err = dp_device_alloc(b->dev, DP_MEMORY_DEVICE, workspace_bytes, &b->workspaces[i]);
+    return err;
 }
 
 int blas_open(struct dp_device *dev, bool bf16, struct blas **out)
@@ -131,7 +135,8 @@ void blas_close(struct blas *b)
         b->MatmulPreferenceDestroy(b->preference);
     if (b->handle)
         b->Destroy(b->handle);
-    dp_device_free(b->dev, DP_MEMORY_DEVICE, b->workspace);
+    for (int i = 0; i < STREAMS; i++)
+        dp_device_free(b->dev, DP_MEMORY_DEVICE, b->workspaces[i]);
     free(b); /* the library stays: it may have threads */
 }
 
@@ -176,18 +181,32 @@ static struct plan *plan_of(struct blas *b, const struct product_args *p)
     return bad ? NULL : plan;
 }
 
+/* NULL: more streams than there is workspace for. */
+static void *workspace_of(struct blas *b, void *stream)
+{
+    int i = 0;
+
+    while (i < STREAMS && b->streams[i] && b->streams[i] != stream)
+        i++;
+    if (i == STREAMS)
+        return NULL;
+    b->streams[i] = stream;
+    return b->workspaces[i];
+}
+
 static int queue(struct blas *b, const struct product_args *p, void *stream)
 {
     const float one = 1, beta = p->accumulate ? 1 : 0;
     struct plan *plan = plan_of(b, p);
+    void *workspace = workspace_of(b, stream);
 
-    if (!plan)
+    if (!plan || !workspace)
         return DP_EIO;
     if (p->bias &&
         b->MatmulDescSetAttribute(plan->desc, DESC_BIAS, &p->bias, sizeof(p->bias)))
         return DP_EIO;
     return b->Matmul(b->handle, plan->desc, &one, p->b, plan->b, p->a, plan->a, &beta, p->c, plan->c,
-                     p->c, plan->c, &plan->how.algorithm, b->workspace, workspace_bytes, stream)
+                     p->c, plan->c, &plan->how.algorithm, workspace, workspace_bytes, stream)
                ? DP_EIO
                : 0;
 }

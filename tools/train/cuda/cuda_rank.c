@@ -324,7 +324,13 @@ static int open_all(struct cuda_rank *r, const struct cuda_rank_config *config)
         err = dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &r->own_stream);
     r->stream = r->own_stream;
     if (!err)
+        err = dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &r->second);
+    if (!err)
         err = dp_device_event_new(r->dev, &r->event);
+    if (!err)
+        err = dp_device_event_new(r->dev, &r->forked);
+    if (!err)
+        err = dp_device_event_new(r->dev, &r->joined);
     if (!err)
         open_blas(r, config->bf16);
     return err ? err : alloc_all(r, config);
@@ -366,7 +372,10 @@ void cuda_rank_free(struct cuda_rank *r)
         dp_device_free(r->dev, DP_MEMORY_PINNED, r->read_numbers);
         dp_device_free(r->dev, DP_MEMORY_PINNED, r->batch);
     }
+    dp_device_event_free(r->joined);
+    dp_device_event_free(r->forked);
     dp_device_event_free(r->event);
+    dp_device_stream_free(r->second);
     dp_device_stream_free(r->own_stream);
     dp_device_module_free(r->module);
     dp_device_close(r->dev);

@@ -51,9 +51,11 @@ struct cuda_rank {
     struct dp_device *dev;
     struct dp_device_module *module;
     struct dp_device_stream *stream, *own_stream; /* of all work: its own until there is a pipeline */
-    struct dp_device_event *event;
+    struct dp_device_stream *second; /* of backwards in overlapped pairs, */
+    struct dp_device_event *event, *forked, *joined; /* between these two */
     void *kernels[CUDA_KERNEL_COUNT];
     struct blas *blas; /* NULL: the kernel product */
+    struct cuda_graphs *graphs; /* cuda_graphs.h; NULL: none. The engine's */
     struct cuda_slot slots[DP_MAX_SLOTS];
     int slot_count, microbatches;
     float *row_losses;
@@ -122,6 +124,9 @@ void cuda_host_free(struct cuda_rank *r, struct cuda_slot *s);
 int cuda_rank_wait(struct cuda_rank *r);
 /* Copy to or from device memory, and wait. */
 int cuda_rank_copy(struct cuda_rank *r, void *to, const void *from, size_t bytes);
+
+/* cuda_pair.c: gpt_stage_ops with an overlapped pair, of stages of one rank. */
+extern const struct dp_stage_ops cuda_stage_ops;
 
 /* compute_cuda.c: the table's filling. */
 extern const struct compute_ops cuda_compute_ops;

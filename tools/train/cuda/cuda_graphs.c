@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_graphs.c - callbacks as CUDA graphs. All that a callback queues follows from where its
+ * tensors, save area and gradients are, and the pipeline's plan puts them in the same places in
+ * every step; without dropout, whose masks differ, it is the same work. The first time it is queued
+ * kernel by kernel, which also lets cuBLASLt choose its algorithms; the second time it is captured,
+ * and from then on launched as one graph. Losses and what is outside of callbacks stay as they are.
+ */
+#include "train/cuda/cuda_graphs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KINDS = 4 }; /* forward, two backwards, weight */
+
+/* What the work follows from. No padding: keys are compared as bytes. */
+struct key {
+    const void *stage, *in, *out, *gout, *gin, *save, *grads;
+    uint64_t kind;
+};
+
+struct entry {
+    struct key key; /* stage NULL: free */
+    struct dp_device_graph *graph; /* NULL: seen once */
+};
+
+struct cuda_graphs {
+    struct entry *entries;
+    size_t mask; /* room - 1, a power of two less one; never full */
+    size_t count;
+    bool off; /* something could not be captured */
+};
+
+int cuda_graphs_new(size_t callbacks, struct cuda_graphs **out)
+{
+    struct cuda_graphs *g = calloc(1, sizeof(*g));
+    size_t room = 64;
+
+    while (room < 2 * KINDS * callbacks)
+        room *= 2;
+    if (g)
+        g->entries = calloc(room, sizeof(*g->entries));
+    if (!g || !g->entries) {
+        free(g);
+        return DP_ENOMEM;
+    }
+    g->mask = room - 1;
+    *out = g;
+    return 0;
+}
+
+void cuda_graphs_free(struct cuda_graphs *g)
+{
+    if (!g)
+        return;
+    for (size_t i = 0; i <= g->mask; i++)
+        dp_device_graph_free(g->entries[i].graph);
+    free(g->entries);
+    free(g);
+}
+
+static uint64_t hash(const struct key *key)
+{
+    uint64_t words[sizeof(*key) / sizeof(uint64_t)], h = 1;
+
+    memcpy(words, key, sizeof(words));
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        h = (h ^ words[i]) * UINT64_C(0x9E3779B97F4A7C15), h ^= h >> 29;
+    return h;
+}
+
+/* The entry of a key, or a free one; NULL: half of them are taken. */
+static struct entry *find(struct cuda_graphs *g, const struct key *key)
+{
+    for (size_t i = (size_t)hash(key);; i++) {
+        struct entry *e = &g->entries[i & g->mask];
+        if (!e->key.stage)
+            return g->count <= g->mask / 2 ? e : NULL;
+        if (!memcmp(&e->key, key, sizeof(*key)))
+            return e;
+    }
+}
+
+/* ---- callbacks ----------------------------------------------------------------------------- */
+
+/* One callback with its arguments. */
+struct work {
+    void *user;
+    const struct dp_stage_call *call;
+    const DLTensor *in, *gout;
+    DLTensor *out, *gin;
+    enum { FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT } kind;
+};
+
+static int queue(const struct work *w)
+{
+    const enum dp_backward_mode mode = w->kind == BACKWARD ? DP_BACKWARD_FULL : DP_BACKWARD_INPUT;
+
+    if (w->kind == FORWARD)
+        return gpt_forward(w->user, w->call, w->in, w->out);
+    if (w->kind == WEIGHT)
+        return gpt_weight(w->user, w->call);
+    return gpt_backward(w->user, w->call, w->gout, w->gin, mode);
+}
+
+static const void *data_of(const DLTensor *t)
+{
+    return t && t->data ? gpt_data(t) : NULL;
+}
+
+static struct key key_of(const struct work *w)
+{
+    const struct dp_stage_call *c = w->call;
+
+    return (struct key){w->user, data_of(c->in ? c->in : w->in), data_of(w->out), data_of(w->gout),
+                        data_of(w->gin), c->save, c->grads ? data_of(c->grads[0]) : NULL,
+                        (uint64_t)w->kind};
+}
+
+/* What is captured is not done: it is launched afterwards, or queued after all. */
+static int capture(struct dp_device_stream *stream, const struct work *w,
+                   struct dp_device_graph **out)
+{
+    int err = dp_device_capture_begin(stream);
+
+    if (err)
+        return err;
+    err = queue(w);
+    int end = dp_device_capture_end(stream, out);
+    if (err && !end) {
+        dp_device_graph_free(*out);
+        *out = NULL;
+    }
+    return err ? err : end;
+}
+
+static int give_up(struct cuda_graphs *g, const struct work *w)
+{
+    g->off = true;
+    fprintf(stderr, "dualpipe: warning: no CUDA graphs: %s; kernels are launched one by one\n",
+            dp_last_error());
+    return queue(w);
+}
+
+static int run(const struct work *w)
+{
+    const struct gpt_stage *stage = w->user;
+    struct cuda_rank *r = stage->shape.compute.device;
+    struct cuda_graphs *g = r->graphs;
+    const bool is_static = g && !g->off && stage->config.dropout == 0;
+    const struct key key = key_of(w);
+    struct entry *e = is_static ? find(g, &key) : NULL;
+    struct dp_device_stream *stream =
+        w->call->stream == dp_device_stream_native(r->second) ? r->second : r->stream;
+
+    if (!e)
+        return queue(w);
+    if (!e->key.stage) {
+        e->key = key;
+        g->count++;
+        return queue(w);
+    }
+    if (!e->graph && capture(stream, w, &e->graph))
+        return give_up(g, w);
+    return dp_device_graph_launch(e->graph, stream);
+}
+
+int cuda_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
+{
+    return run(&(struct work){user, call, in, NULL, out, NULL, FORWARD});
+}
+
+int cuda_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
+                  enum dp_backward_mode mode)
+{
+    return run(&(struct work){user, call, NULL, gout, NULL, gin,
+                              mode == DP_BACKWARD_FULL ? BACKWARD : BACKWARD_INPUT});
+}
+
+int cuda_weight(void *user, const struct dp_stage_call *call)
+{
+    return run(&(struct work){user, call, NULL, call->gout, NULL, NULL, WEIGHT});
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_graphs.h - the callbacks of a stage on CUDA, each launched as one graph where it can be.
+ */
+#ifndef DP_TRAIN_CUDA_GRAPHS_H
+#define DP_TRAIN_CUDA_GRAPHS_H
+
+#include "train/cuda/cuda_rank.h"
+
+/* For a rank with that many callbacks of a kind in a step: slots times micro-batches. DP_ENOMEM. */
+struct cuda_graphs;
+int cuda_graphs_new(size_t callbacks, struct cuda_graphs **out);
+/* None is under way. g may be NULL. */
+void cuda_graphs_free(struct cuda_graphs *g);
+
+/* gpt_forward and so on, by r->graphs, which may be NULL. */
+int cuda_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
+int cuda_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
+                  enum dp_backward_mode mode);
+int cuda_weight(void *user, const struct dp_stage_call *call);
+
+#endif
