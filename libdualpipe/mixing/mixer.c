@@ -110,8 +110,23 @@ static int check_config(const struct dp_mixer_config *c)
 
 /* ---- what all ranks must have in common -------------------------------------------------------- */
 
+/* All ranks send the same ones. */
+static uint64_t hash_buffers(uint64_t hash, const struct dp_mixer_config *c)
+{
+    const bool when[] = {c->start_buffers, c->start_frozen, c->average_buffers};
+
+    hash = dp_hash_bytes(hash, when, sizeof(when));
+    for (int32_t i = 0; i < c->buffer_count; i++) {
+        const int64_t elements = dp_tensor_numel(c->buffers[i]);
+        hash = dp_hash_bytes(hash, &c->buffers[i]->dtype, sizeof(c->buffers[i]->dtype));
+        hash = dp_hash_bytes(hash, &elements, sizeof(elements));
+    }
+    return hash;
+}
+
 uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c)
 {
+    const bool scaled = c->loss_scale != NULL;
     uint64_t hash = DP_HASH_BEGIN;
 
     hash = dp_hash_bytes(hash, &c->compat, sizeof(c->compat));
@@ -124,7 +139,9 @@ uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c)
     hash = dp_hash_bytes(hash, &c->compression, sizeof(c->compression));
     hash = dp_hash_bytes(hash, &c->fraction, sizeof(c->fraction));
     hash = dp_hash_bytes(hash, &c->staleness, sizeof(c->staleness));
-    return hash;
+    hash = dp_hash_bytes(hash, &c->factor, sizeof(c->factor));
+    hash = dp_hash_bytes(hash, &scaled, sizeof(scaled));
+    return hash_buffers(hash, c);
 }
 
 static int agree_on_graph(const struct dp_mixer_config *c)

@@ -630,6 +630,10 @@ static void a_run_goes_on_from_its_state_with_the_same_bits(void **state)
         }
     on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere,
                  &(struct job){.file = lossy, .kind = DP_OPTIMIZER_ACCUM_ADAM, .separate = true});
+    for (int complete = 0; complete < 2; complete++)
+        on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere,
+                     &(struct job){.graph = complete ? "complete" : "ring", .compat = true,
+                                   .kind = DP_OPTIMIZER_ADAM, .factor = 0.7});
     for (int i = DP_MIXER_DPSGD + 1; i < DP_MIXER_ALGORITHMS; i++)
         on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere,
                      &(struct job){.graph = i == DP_MIXER_EXACT_DIFFUSION ? "torus" : "ring",
@@ -879,6 +883,9 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
     const int which = *(const int *)arg;
     struct job job = {0};
     const struct dp_rate no_period = {.kind = DP_RATE_COSINE};
+    const struct dp_loss_scale scale = {.scale = 8, .growth = 2, .backoff = 0.5, .interval = 1000,
+                                        .least = 1, .most = 1024};
+    DLTensor *const buffers[1] = {&w.values[0]};
     int64_t gaps[1] = {2};
     int right = DP_EINVAL;
 
@@ -886,6 +893,7 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
     CHECK(!make_graph(&job, &w.graph));
     struct dp_mixer_config config = config_of(&w, &job);
     struct dp_graph *small = NULL, *other = NULL;
+    config.buffers = buffers;
     CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = "ring", .workers = 2, .local = 1}, &small));
     CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = "ring", .workers = RANKS, .local = 1}, &other));
     switch (which) {
@@ -915,6 +923,12 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
             w.shape[4][0] = ELEMENTS - 1;
         if (dp_comm_rank(comm) == 1 && which == 17)
             config.graph = other;
+        if (dp_comm_rank(comm) == 1 && which == 18)
+            config.factor = 0.5;
+        if (dp_comm_rank(comm) == 1 && which == 19)
+            config.loss_scale = &scale;
+        if (dp_comm_rank(comm) == 1 && which == 20)
+            config.buffer_count = 1;
     }
     int err = dp_mixer_new(&config, &w.mixer);
     CHECK(err == right || (which < 13 && which > 0 && err == DP_EABORTED));
@@ -930,7 +944,7 @@ static void configs_that_are_not_sound_are_refused_by_all(void **state)
     for (int which = 0; which < 13; which++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse_configs, &which))
             fail_msg("case %d", which);
-    for (int which = 13; which <= 17; which++) /* what one rank alone cannot see */
+    for (int which = 13; which <= 20; which++) /* what one rank alone cannot see */
         on_all_kinds(RANKS, SECONDS(20), refuse_configs, &which);
 }
 

@@ -175,7 +175,8 @@ struct dp_mixer_config {
     void *user;
 };
 
-/* Collective: the ranks agree that graph and list are the same, and the values of rank 0 are broadcast.
+/* Collective: the ranks agree that graph, list, buffers and the options of mixing are the same, and the
+ * values of rank 0 are broadcast.
  * With `survive` those that live go on without one that dies meanwhile, as after dp_mixer_survive: look
  * at dp_mixer_comm and dp_mixer_graph. DP_EINVAL where the group does not survive.
  * DP_ESTATE without a communicator; DP_EINVAL for a config, list or graph that is not sound, or a graph
