@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int32_t round_of(const struct dp_graph *g, int64_t t)
 {
@@ -134,21 +135,19 @@ static void remove_mean(double *x, int32_t n)
         x[i] -= sum / n;
 }
 
-/* *x becomes A'A x for A = W[last] ... W[first] (I - 11'/n), by way of *y. The norm of A x. */
-static double sweep(const struct dp_graph *g, int64_t first, int32_t count, double **x, double **y)
+/* *x becomes A'A x for A = W[last] ... W[first] (I - 11'/n), by way of *y. */
+static void sweep(const struct dp_graph *g, int64_t first, int32_t count, double **x, double **y)
 {
-    double *swapped, norm;
+    double *swapped;
 
     remove_mean(*x, g->workers);
     for (int32_t k = 0; k < count; k++, swapped = *x, *x = *y, *y = swapped)
         mix(g, first + k, false, *x, *y);
     if (!g->push_sum)
         remove_mean(*x, g->workers); /* it has none but what rounding put there */
-    norm = norm_of(*x, g->workers);
     for (int32_t k = count; k-- > 0; swapped = *x, *x = *y, *y = swapped)
         mix(g, first + k, true, *x, *y);
     remove_mean(*x, g->workers);
-    return norm;
 }
 
 static void scale_to_one(double *x, int32_t n)
@@ -171,23 +170,110 @@ static void fill_randomly(double *x, int32_t n)
     scale_to_one(x, n);
 }
 
-int dp_graph_contraction(const struct dp_graph *g, int64_t first, int32_t count, double *out)
+/* What the steps of Lanczos (Golub and Van Loan, Matrix Computations) make of A'A: a matrix with these
+ * numbers in its diagonal and beside it, whose largest eigenvalue soon is that of A'A. */
+struct tridiagonal {
+    int count;
+    double diagonal[SWEEPS_MAX], beside[SWEEPS_MAX];
+};
+
+/* Sturm: are all eigenvalues below x? */
+static bool all_below(const struct tridiagonal *t, double x)
+{
+    double pivot = 1;
+
+    for (int i = 0; i < t->count; i++) {
+        const double off = i ? t->beside[i - 1] : 0;
+        pivot = t->diagonal[i] - x - off * off / pivot;
+        if (pivot >= 0)
+            return false;
+    }
+    return true;
+}
+
+/* Between the largest number in the diagonal, and the largest sum of a row. */
+static double largest_eigenvalue(const struct tridiagonal *t)
+{
+    double low = 0, high = 0;
+
+    for (int i = 0; i < t->count; i++) {
+        const double others = t->beside[i] + (i ? t->beside[i - 1] : 0);
+        low = fmax(low, t->diagonal[i]);
+        high = fmax(high, t->diagonal[i] + others);
+    }
+    for (int i = 0; i < 100 && high - low > 1e-17 * high; i++) {
+        const double middle = low + (high - low) / 2;
+        if (all_below(t, middle))
+            high = middle;
+        else
+            low = middle;
+    }
+    return high;
+}
+
+/* A step: x, the vector before and the next one, which is beside what becomes the last number. */
+struct lanczos {
+    double *x, *before, *next, *spare;
+};
+
+static void take_step(const struct dp_graph *g, int64_t first, int32_t count, struct lanczos *l,
+                      struct tridiagonal *t)
+{
+    const int32_t n = g->workers;
+    const double back = t->count ? t->beside[t->count - 1] : 0;
+    double along = 0, *swapped = l->before;
+
+    memcpy(l->next, l->x, (size_t)n * sizeof(*l->next));
+    sweep(g, first, count, &l->next, &l->spare);
+    for (int32_t i = 0; i < n; i++)
+        along += l->x[i] * l->next[i];
+    for (int32_t i = 0; i < n; i++)
+        l->next[i] -= along * l->x[i] + back * l->before[i];
+    t->diagonal[t->count] = along;
+    t->beside[t->count++] = norm_of(l->next, n);
+    scale_to_one(l->next, n);
+    l->before = l->x;
+    l->x = l->next;
+    l->next = swapped;
+}
+
+/* The largest eigenvalue is looked for after 1, 2, 3 ... steps and later ones a tenth apart, until it
+ * stays twice. */
+static double find_largest(const struct dp_graph *g, int64_t first, int32_t count, struct lanczos *l,
+                           struct tridiagonal *t)
 {
     const double work = 2.0 * g->workers * (count ? count : 1);
-    double *memory = malloc(2 * (size_t)g->workers * sizeof(*memory));
-    double *x = memory, *y = memory + g->workers, sigma = 0, before = -1;
+    double largest = 0, before = -1;
+    int stays = 0, look = 1;
 
-    if (!memory)
-        return dp_fail(DP_ENOMEM, "no memory for %d workers", g->workers);
-    fill_randomly(x, g->workers);
-    for (int i = 0; i < SWEEPS_MAX && i * work < SWEEP_WORK; i++) {
-        sigma = sweep(g, first, count, &x, &y);
-        if (sigma < 1e-12 || fabs(sigma - before) < 1e-15)
-            break;
-        before = sigma;
-        scale_to_one(x, g->workers);
+    for (int i = 1; i <= SWEEPS_MAX && (i - 1) * work < SWEEP_WORK && stays < 2; i++) {
+        take_step(g, first, count, l, t);
+        const bool over = !(t->beside[i - 1] > 1e-15);
+        if (i < look && i < SWEEPS_MAX && !over)
+            continue;
+        largest = largest_eigenvalue(t);
+        stays = over ? 2 : fabs(largest - before) <= 1e-14 * largest ? stays + 1 : 0;
+        before = largest;
+        look = i + 1 + i / 10;
     }
-    *out = sigma < 1e-12 ? 0 : sigma;
+    return largest;
+}
+
+int dp_graph_contraction(const struct dp_graph *g, int64_t first, int32_t count, double *out)
+{
+    const size_t n = (size_t)g->workers;
+    double *memory = calloc(4 * n, sizeof(*memory));
+    struct tridiagonal *t = calloc(1, sizeof(*t));
+    struct lanczos l = {memory, memory + n, memory + 2 * n, memory + 3 * n};
+
+    if (memory && t) {
+        fill_randomly(l.x, g->workers);
+        const double sigma = sqrt(find_largest(g, first, count, &l, t));
+        *out = sigma < 1e-12 ? 0 : sigma;
+    }
+    const int err =
+        memory && t ? 0 : dp_fail(DP_ENOMEM, "no memory for %d workers", g->workers);
     free(memory);
-    return 0;
+    free(t);
+    return err;
 }

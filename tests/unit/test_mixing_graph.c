@@ -173,6 +173,9 @@ static void rounds_contract_as_theory_predicts(void **state)
     struct dp_graph *g = build("star", 16);
     assert_near(contraction(g, 0, 1), 1 - 1.0 / 16, 1e-9);
     dp_graph_free(g);
+    g = build("ring", 2048); /* where power iteration would take millions of steps */
+    assert_near(contraction(g, 0, 2), cos(2 * 3.14159265358979323846 / 2048), 1e-11);
+    dp_graph_free(g);
 }
 
 static void any_number_of_workers_agrees_exactly_after_a_period_of_hypercube(void **state)

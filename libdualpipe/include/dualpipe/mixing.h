@@ -218,7 +218,7 @@ DP_PUBLIC void dp_graph_mix(const struct dp_graph *g, int64_t t, const double *x
 DP_PUBLIC void dp_graph_mix_back(const struct dp_graph *g, int64_t t, const double *x, double *out);
 
 /* How much the distance to the mean shrinks at least: the spectral norm of
- * W[first + count - 1] ... W[first] (I - 11'/n), by power iteration, to about 1e-9. 0: exact
+ * W[first + count - 1] ... W[first] (I - 11'/n), by Lanczos's method, to about 1e-9. 0: exact
  * consensus. DP_ENOMEM. */
 DP_PUBLIC int dp_graph_contraction(const struct dp_graph *g, int64_t first, int32_t count,
                                    double *out);
