@@ -44,6 +44,18 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+def step(model, optimizer, text, context, batch, microbatches, device):
+    at = torch.randint(len(text) - context, (batch,))
+    rows = torch.stack([text[i:i + context + 1] for i in at]).to(device)
+    for part in rows.split(batch // microbatches):
+        logits = model(part[:, :-1])
+        loss = F.cross_entropy(logits.reshape(-1, BYTES), part[:, 1:].reshape(-1))
+        (loss / microbatches).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def main():
     layers, width, heads, context, batch, microbatches, steps = map(int, sys.argv[1:8])
     torch.set_num_threads(1)
@@ -51,20 +63,12 @@ def main():
         text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).long()
     model = Gpt(layers, width, heads, context)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
-    each = batch // microbatches
-    for step in range(steps):
-        if step == 1:
+    for number in range(steps):
+        if number == 1:
             began = time.process_time()
-        at = torch.randint(len(text) - context, (batch,))
-        rows = torch.stack([text[i:i + context + 1] for i in at])
-        for part in rows.split(each):
-            logits = model(part[:, :-1])
-            loss = F.cross_entropy(logits.reshape(-1, BYTES), part[:, 1:].reshape(-1))
-            (loss / microbatches).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(model, optimizer, text, context, batch, microbatches, "cpu")
     print(batch * context * (steps - 1) / (time.process_time() - began))
 
 
-main()
+if __name__ == "__main__":
+    main()
