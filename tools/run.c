@@ -89,6 +89,9 @@ static int begin(const struct run_values *v, struct run_settings *s, char **comm
     if (status)
         return status;
     run_bind(v, &process, s);
+    status = run_number(v, command[0], &process, s);
+    if (status)
+        return status;
     const bool shows = !v->quiet && process.rank <= 0; /* the other ranks have the same */
     if (!v->exec)
         return be_the_parent(v, &process, s, shows, command);
@@ -110,6 +113,8 @@ static int run(const struct run_values *v, const struct operands *operands)
         run_say(&s, "CPUs", "%s",
                 v->no_bind ? "not bound: --no-bind"
                            : "bound when the job starts, where a launcher tells the rank");
+        if (v->placement && !v->no_reorder)
+            run_say(&s, "ranks", "those of torchrun by the placement, when the job starts");
         if (!v->quiet)
             show(&s);
         print_settings(&s);
@@ -135,8 +140,8 @@ static const struct arg args[] = {
      AT(source.synthetic), .min = 0},
     {"sysfs", 0, "DIR", "the same from a machine whose /sys was captured below DIR", ARG_STRING,
      AT(source.sysfs), .min = 0},
-    {"placement", 0, "FILE", "of topo place: for ranks, the net plugin and the tuner", ARG_STRING,
-     AT(placement), .min = 0},
+    {"placement", 0, "FILE", "of topo place: which rank is where, which NICs, rates for the tuner",
+     ARG_STRING, AT(placement), .min = 0},
     {"traffic", 0, "FILE", "add to it what every rank sends to every other, for topo place --traffic",
      ARG_STRING, AT(traffic), .written = true},
     {"trace", 0, "FILE", "add to it what NCCL did when, over which rail, waiting for what: Perfetto",
@@ -149,6 +154,8 @@ static const struct arg args[] = {
     {"no-preload", 0, NULL, "leave pinned memory and copies of CUDA as they are", ARG_FLAG,
      AT(no_preload), .min = 0},
     {"no-bind", 0, NULL, "leave CPUs and memory as they are", ARG_FLAG, AT(no_bind), .min = 0},
+    {"no-reorder", 0, NULL, "leave every process its rank, with --placement", ARG_FLAG,
+     AT(no_reorder), .min = 0},
     {"quiet", 'q', NULL, "say nothing of what is used, and nothing in the end", ARG_FLAG, AT(quiet),
      .min = 0},
     {"exec", 0, NULL, "become the command, instead of staying its parent", ARG_FLAG, AT(exec),

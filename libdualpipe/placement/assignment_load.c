@@ -27,6 +27,12 @@ int dp_assignment_load(const char *path, struct dp_assignment **out)
     return err;
 }
 
+static void number(struct dp_assignment *s)
+{
+    for (int32_t w = 0; w < s->worker_count; w++)
+        s->workers[w].process = w;
+}
+
 int dp_assignment_from_env(struct dp_assignment **out)
 {
     struct dp_assignment_options options;
@@ -39,6 +45,8 @@ int dp_assignment_from_env(struct dp_assignment **out)
                            options.file, strerror(errno));
         err = dp_assignment_load(options.file, &assignment);
     }
+    if (!err && assignment && options.numbered)
+        number(assignment);
     if (!err)
         *out = assignment;
     return err;

@@ -10,6 +10,7 @@
 struct dp_assignment_options {
     const char *file; /* NULL or empty: none */
     bool binds;
+    bool numbered; /* process r is worker r, whatever the file has */
 };
 
 extern const struct dp_option_area dp_assignment_option_area;

@@ -167,7 +167,10 @@ SIM_EXPORT int cudaFreeAsync(void *ptr, struct sim_stream *stream)
 SIM_EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
-    return allocate(bytes, SIM_MEMORY_PINNED, out);
+    const int status = allocate(bytes, SIM_MEMORY_PINNED, out);
+    if (!status)
+        memset(*out, 0, bytes); /* pinned pages are taken now, by this thread's memory policy */
+    return status;
 }
 
 SIM_EXPORT int cudaMallocHost(void **out, size_t bytes)

@@ -5,7 +5,7 @@
 # then trained with, and handed to a job.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
-unset DUALPIPE_PLACEMENT DUALPIPE_PLACEMENT_BIND
+unset DUALPIPE_PLACEMENT DUALPIPE_PLACEMENT_BIND DUALPIPE_PLACEMENT_NUMBERED
 two_hosts='host:2 numa:1 gpu:2 nic:2 net=100Gb/s'
 tiny='--layers 8 --width 8 --heads 2 --context 8 --batch 8 --sample 0 --steps 3 --eval-every 2 --json'
 

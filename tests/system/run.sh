@@ -9,7 +9,7 @@ for name in NCCL_NET_PLUGIN NCCL_NET NCCL_NET_PLUGIN_REF_COUNT NCCL_TUNER_PLUGIN
     unset $name
 done
 unset RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID DUALPIPE_NET_STAT \
-    DUALPIPE_NET_STAT_DIR CUDA_VISIBLE_DEVICES
+    DUALPIPE_NET_STAT_DIR CUDA_VISIBLE_DEVICES DUALPIPE_PLACEMENT_NUMBERED TORCHELASTIC_USE_AGENT_STORE
 
 # sets NAME FILE - the command has found this variable with the path of this file.
 sets()
@@ -152,6 +152,7 @@ await()
 says_what_is_used_and_what_is_not()
 {
     run run --no-net -- true || return
+    tells "no process that could be seen called CUDA" || return
     tells "net plugin  not used: --no-net" "tuner       not used: no --table" \
         "profiler    not used: no --traffic or --trace" "placement   not used" \
         "CPUs        not bound: no launcher" "ended after" || return
@@ -228,6 +229,64 @@ os.execv(sys.argv[1], sys.argv[1:])"
     [ $((0x$(cut -f 2 "$work/out") & 0x10000)) != 0 ] || wrong "the command has $(cat "$work/out")"
 }
 
+# Typed lines, the size of the window, Ctrl-Z and what continues it, and Ctrl-C, once.
+leaves_the_terminal_to_the_command()
+{
+    cat >"$work/terminal.py" <<'END'
+import fcntl, os, pty, signal, struct, sys, termios
+
+command = """trap 'echo interrupted; exit 9' INT
+test -t 0 && test -t 1 && echo "a terminal of $(stty size)"
+read line; echo "read $line"; sleep 300 & wait"""
+
+
+def be_the_shell():
+    """With job control: the job is a process group in the foreground."""
+    sys.stdin.readline()
+    job = os.fork()
+    if not job:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        os.tcsetpgrp(0, os.getpid())
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        os.execv(sys.argv[1], [sys.argv[1], "run", "--quiet", "--", "sh", "-c", command])
+    if os.WIFSTOPPED(os.waitpid(job, os.WUNTRACED)[1]):
+        print("stopped", flush=True)
+    os.killpg(job, signal.SIGCONT)
+    print("continued", flush=True)
+    os._exit(os.WEXITSTATUS(os.waitpid(job, 0)[1]))
+
+
+signal.alarm(100)
+pid, terminal = pty.fork()
+if not pid:
+    be_the_shell()
+fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+seen = b""
+
+
+def until(text):
+    global seen
+    while text not in seen:
+        seen += os.read(terminal, 4096)
+
+
+os.write(terminal, b"begin\n")
+until(b"a terminal of 33 77")
+os.write(terminal, b"hello\n")
+until(b"read hello")
+os.write(terminal, b"\x1a")
+until(b"stopped")
+until(b"continued")
+os.write(terminal, b"\x03")
+until(b"interrupted")
+status = os.waitpid(pid, 0)[1]
+assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 9, status
+assert seen.count(b"interrupted") == 1, seen
+END
+    timeout 120 python3 "$work/terminal.py" "$dualpipe" 2>"$work/err" || wrong "$(cat "$work/err")"
+}
+
 is_gone()
 {
     ! grep -qs '^State:.[^Z]' "/proc/$1/status"
@@ -299,6 +358,56 @@ suggests_which_ranks_to_swap()
     refuses 2 "--no-tuner goes with" run --no-tuner --synthetic gpu:4 -- true
 }
 
+# number OPTION... -- - the rank of each of two processes of torchrun, as their commands have it.
+number()
+{
+    for rank in 0 1; do
+        # shellcheck disable=SC2016 # for the shell that it starts
+        RANK=$rank LOCAL_RANK=0 WORLD_SIZE=2 "$dualpipe" run "$@" sh -c \
+            'echo "$RANK $LOCAL_RANK ${DUALPIPE_PLACEMENT_NUMBERED-no}"' 2>"$work/err$rank" || return
+    done >"$work/out"
+    cat "$work/err0" "$work/err1" >"$work/err"
+}
+
+numbers_the_ranks_of_torchrun_by_the_placement()
+{
+    sed 's/"came_as": 0/"came_as": 9/; s/"came_as": 1/"came_as": 0/; s/"came_as": 9/"came_as": 1/' \
+        "$DP_TEST_DATA/fuzz/placement/two.json" >"$work/swapped.json"
+    export TORCHELASTIC_USE_AGENT_STORE=True
+    number --placement "$work/swapped.json" -- || return
+    [ "$(cat "$work/out")" = '1 0 1
+0 0 1' ] || wrong "ranks $(cat "$work/out")" || return
+    tells "ranks       by the placement: rank 0 is here, where 1 was" || return
+    # shellcheck disable=SC2016
+    RANK=0 WORLD_SIZE=2 run run --placement "$work/swapped.json" -- env "$dualpipe" run \
+        --placement "$work/swapped.json" -- sh -c 'echo "now $RANK"' || return
+    says "now 1" || return
+    number --placement "$work/swapped.json" --exec -- || return
+    [ "$(head -n 1 "$work/out")" = '1 0 1' ] || wrong "--exec: $(cat "$work/out")" || return
+    number --placement "$work/swapped.json" --no-reorder -- || return
+    [ "$(cat "$work/out")" = '0 0 no
+1 0 no' ] || wrong "--no-reorder: $(cat "$work/out")" || return
+    tells "ranks       as they came: --no-reorder" || return
+    unset TORCHELASTIC_USE_AGENT_STORE
+    number --placement "$work/swapped.json" -- || return
+    tells "rank 0 would go to node0, and the others look for it at MASTER_ADDR" || return
+    number --placement "$DP_TEST_DATA/fuzz/placement/two.json" -- || return
+    tells "as they came, which is the order of the placement" || return
+    number --placement "$DP_TEST_DATA/fuzz/placement/four.json" -- || return
+    tells "as they came: 2 processes, and the placement is for 4"
+}
+
+leaves_ranks_to_mpi_and_slurm()
+{
+    # shellcheck disable=SC2016
+    OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 run run \
+        --placement "$work/swapped.json" -- sh -c 'echo $OMPI_COMM_WORLD_RANK ${RANK-none}' || return
+    says "0 none" || return
+    tells "ranks       as OpenMPI numbers them: only torchrun's can be changed" || return
+    SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 run run --placement "$work/swapped.json" -- true || return
+    tells "ranks       as Slurm numbers them"
+}
+
 traces_what_nccl_does()
 {
     # shellcheck disable=SC2016 # for the shell that it starts
@@ -337,12 +446,15 @@ it binds_a_rank_if_it_knows_its_gpu
 it stays_the_parent_unless_told_otherwise
 it ends_by_the_same_signal
 it passes_signals_on
+it leaves_the_terminal_to_the_command
 it ends_its_command_if_it_is_killed
 it ends_where_ended_children_are_ignored
 it sums_up_all_ranks
 it names_ranks_that_are_missing
 it counts_what_the_net_plugin_sent
 it suggests_which_ranks_to_swap
+it numbers_the_ranks_of_torchrun_by_the_placement
+it leaves_ranks_to_mpi_and_slurm
 it traces_what_nccl_does
 it says_with_the_variables_what_is_used_and_why
 finish

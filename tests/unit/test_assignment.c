@@ -292,7 +292,14 @@ static void the_environment_names_the_file(void **state)
     setenv("DUALPIPE_PLACEMENT", path, 1);
     must(dp_assignment_from_env(&s));
     assert_string_equal(s->name, path);
+    assert_int_not_equal(dp_assignment_find(s, 0), 0);
     dp_assignment_free(s);
+    setenv("DUALPIPE_PLACEMENT_NUMBERED", "1", 1);
+    must(dp_assignment_from_env(&s));
+    for (int32_t w = 0; w < s->worker_count; w++)
+        assert_int_equal(dp_assignment_find(s, w), w);
+    dp_assignment_free(s);
+    unsetenv("DUALPIPE_PLACEMENT_NUMBERED");
     unlink(path);
     assert_int_equal(dp_assignment_from_env(&s), DP_ENOENT);
     assert_non_null(strstr(dp_last_error(), "DUALPIPE_PLACEMENT=/"));

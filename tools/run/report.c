@@ -265,7 +265,7 @@ static void say_devices(const json_t *ranks, int processes)
 }
 
 /* What the preload library has counted on all ranks, and on which rank most pages are misplaced. */
-static void say_preload(const json_t *ranks)
+static void say_preload(const json_t *ranks, bool is_preloaded)
 {
     uint64_t sums[DPO_COUNTERS] = {0}, most = 0;
     size_t r, worst = 0;
@@ -284,8 +284,13 @@ static void say_preload(const json_t *ranks)
         worst = missed > most ? r : worst;
         most = missed > most ? missed : most;
     }
-    if (!*stat_preload_text(sums, text, sizeof(text)))
+    if (!*stat_preload_text(sums, text, sizeof(text))) {
+        if (is_preloaded)
+            fputs("dualpipe: the preload library was not used: no process that could be seen called "
+                  "CUDA\n",
+                  stderr);
         return;
+    }
     fprintf(stderr, "dualpipe: %s", text);
     if (most && json_array_size(ranks) > 1)
         fprintf(stderr, "; most misplaced on rank %zu, %llu pages", worst,
@@ -416,7 +421,7 @@ int run_report(const struct run_values *v, const struct dp_process *process,
             say_ranks(ranks, count);
         say_devices(ranks, outcome->processes);
         say_slowest(ranks);
-        say_preload(ranks);
+        say_preload(ranks, s->preload != NULL);
         if (size > 1 && !status)
             say_missing(ranks, count, v->report);
         run_suggest(v, s);

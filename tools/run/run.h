@@ -23,7 +23,7 @@
 struct run_values {
     struct tune_source source;
     const char *table, *links, *placement, *traffic, *trace, *report;
-    bool no_net, no_tuner, no_preload, no_bind, only_prints, quiet, exec;
+    bool no_net, no_tuner, no_preload, no_bind, no_reorder, only_prints, quiet, exec;
 };
 
 /* ---- settings -------------------------------------------------------------------------------- */
@@ -44,6 +44,7 @@ struct run_settings {
         char words[RUN_WORDS_LEN];
     } parts[RUN_PARTS_MAX];
     char *table, *placement, *preload, *traffic, *trace;
+    bool keeps_ranks; /* a launcher has numbered them, and the placement does not change that */
     size_t traffic_from; /* bytes that were in its file before */
     char plugin[PLUGIN_PATH_LEN], tuner[PLUGIN_PATH_LEN], profiler[PLUGIN_PATH_LEN];
     char links[DP_TUNING_LINKS_LEN];
@@ -62,6 +63,14 @@ void run_say(struct run_settings *s, const char *part, const char *fmt, ...)
 /* Bind this process next to the GPU that the rank drives, if that is known and it has not been bound
  * yet, and say so. Never a failure of the job. */
 void run_bind(const struct run_values *v, const struct dp_process *process, struct run_settings *s);
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* With --placement and under torchrun: the job's rank here is the one that the placement has for this
+ * place, in the environment and in *process. Otherwise ranks stay; either is said. 0, or an EXIT_
+ * value after one line. */
+int run_number(const struct run_values *v, const char *command, struct dp_process *process,
+               struct run_settings *s);
 
 /* ---- job ------------------------------------------------------------------------------------- */
 

@@ -141,11 +141,14 @@ static int add_preload(const struct run_values *v, struct run_settings *s)
     snprintf(s->preload, len, "%s%s%s", set ? set : "", set && *set ? ":" : "", path);
     add(s, "LD_PRELOAD", s->preload);
     s->list[s->count - 1].adds = true;
-    if (!v->exec && !getenv("DUALPIPE_PRELOAD_STAT"))
+    if (!v->exec && (!v->quiet || v->report) && !getenv("DUALPIPE_PRELOAD_STAT"))
         add(s, "DUALPIPE_PRELOAD_STAT", "1"); /* for the report */
     if (getenv("DUALPIPE_NET_STAT_DIR") && !getenv("DUALPIPE_PRELOAD_STAT_DIR"))
         add(s, "DUALPIPE_PRELOAD_STAT_DIR", getenv("DUALPIPE_NET_STAT_DIR"));
-    run_say(s, "preload", "%s", path);
+    run_say(s, "preload", "%s%s", path,
+            getenv("DUALPIPE_PRELOAD_STAGE")
+                ? ""
+                : "; pageable copies stay CUDA's (DUALPIPE_PRELOAD_STAGE=1 stages them)");
     return 0;
 }
 

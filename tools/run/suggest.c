@@ -34,19 +34,20 @@ static struct dp_traffic_matrix *read_traffic(const char *path, size_t from)
     return m;
 }
 
-/* As the ranks came: of the placement, or the first GPUs. */
-static bool list_gpus(const char *placement, const struct dp_topology *t, int ranks, int32_t *gpus)
+/* Where the ranks were: by the placement, or the first GPUs. */
+static bool list_gpus(const struct run_settings *s, const struct dp_topology *t, int ranks,
+                      int32_t *gpus)
 {
     struct dp_placement *p = NULL;
     size_t len;
-    char *text = placement ? input_read(placement, TRAFFIC_BYTES_MAX, &len) : NULL;
+    char *text = s->placement ? input_read(s->placement, TRAFFIC_BYTES_MAX, &len) : NULL;
     bool is_placed =
         text && !dp_placement_read(text, len, t, &p) && p->ranks * p->replicas == ranks;
     int32_t gpu = -1;
 
     for (int i = 0; i < ranks; i++) {
         gpu = is_placed ? p->workers[i].gpu : dp_topology_next(t, DP_TOPO_GPU, -1, gpu + 1);
-        gpus[i] = gpu;
+        gpus[is_placed && s->keeps_ranks ? p->workers[i].came_as : i] = gpu;
         if (gpu < 0)
             break;
     }
@@ -194,7 +195,7 @@ void run_suggest(const struct run_values *v, const struct run_settings *s)
             command_mute(true);
         const int err = is_given ? tune_load_topology(&v->source, &t)
                                  : dp_topology_read_sysfs("/", &t);
-        const bool is_listed = !err && list_gpus(s->placement, t, m->ranks, gpus);
+        const bool is_listed = !err && list_gpus(s, t, m->ranks, gpus);
         command_mute(false);
         if (is_listed)
             suggest(m, t, gpus, s->traffic);

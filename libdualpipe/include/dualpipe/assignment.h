@@ -98,7 +98,9 @@ static inline const char *dp_assignment_text(const struct dp_assignment *s, uint
 DP_PUBLIC int dp_assignment_read(const char *text, size_t len, const char *name,
                                  struct dp_assignment **out);
 DP_PUBLIC int dp_assignment_load(const char *path, struct dp_assignment **out);
-/* The file that DUALPIPE_PLACEMENT names; *out is NULL if it names none. */
+/* The file that DUALPIPE_PLACEMENT names; *out is NULL if it names none. With
+ * DUALPIPE_PLACEMENT_NUMBERED=1 process r is worker r: the ranks have been given out by the placement
+ * before this process began. */
 DP_PUBLIC int dp_assignment_from_env(struct dp_assignment **out);
 DP_PUBLIC void dp_assignment_free(struct dp_assignment *s);
 
