@@ -8,6 +8,7 @@
  */
 #include <dualpipe/offload.h>
 
+#include "base/bind.h"
 #include "base/fail.h"
 
 #include <pthread.h>
@@ -22,7 +23,7 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-enum { ALIGNMENT = 256, NODES_MAX = 1024, POLICY_PREFERRED = 1, LONG_BITS = 8 * sizeof(long) };
+enum { ALIGNMENT = 256 };
 static const size_t huge_page = (size_t)2 << 20, default_slab = (size_t)64 << 20;
 
 struct block {
@@ -79,11 +80,10 @@ static void refused(atomic_flag *said, const char *what)
 static void place(char *at, size_t bytes, int node)
 {
     static atomic_flag said_node = ATOMIC_FLAG_INIT, said_huge = ATOMIC_FLAG_INIT;
-    unsigned long mask[NODES_MAX / LONG_BITS] = {0};
 
-    if (node >= 0 && node < NODES_MAX) {
-        mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
-        if (syscall(SYS_mbind, at, bytes, POLICY_PREFERRED, mask, NODES_MAX + 1, 0))
+    if (node >= 0 && node < DP_BIND_NODES) {
+        errno = dp_prefer_memory_at(at, bytes, node);
+        if (errno)
             refused(&said_node, "the system does not let pinned memory be placed on a NUMA node");
     }
     if (madvise(at, bytes, MADV_HUGEPAGE))
@@ -237,7 +237,7 @@ int dp_pinned_new(struct dp_device *dev, const struct dp_pinned_config *config,
 
     if (!dev)
         return dp_fail(DP_EINVAL, "offload: pinned memory for no device");
-    if (c.numa_node < -1 || c.numa_node >= NODES_MAX)
+    if (c.numa_node < -1 || c.numa_node >= DP_BIND_NODES)
         return dp_fail(DP_EINVAL, "offload: pinned memory on NUMA node %d: expected -1, or a node",
                        c.numa_node);
     struct dp_pinned *p = calloc(1, sizeof(*p));

@@ -31,12 +31,32 @@ bool dp_cpus_parse(const char *list, cpu_set_t *out)
     return true;
 }
 
+/* The kernel looks at one bit fewer than it is told. */
+struct nodes {
+    unsigned long mask[DP_BIND_NODES / LONG_BITS + 1];
+};
+
+static struct nodes only(int node)
+{
+    struct nodes n = {0};
+
+    n.mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
+    return n;
+}
+
 int dp_prefer_memory(int node)
 {
-    unsigned long mask[DP_BIND_NODES / LONG_BITS + 1] = {0};
+    const struct nodes n = only(node);
 
-    mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
-    return syscall(SYS_set_mempolicy, POLICY_PREFERRED, mask, DP_BIND_NODES) ? errno : 0;
+    return syscall(SYS_set_mempolicy, POLICY_PREFERRED, n.mask, DP_BIND_NODES + 1) ? errno : 0;
+}
+
+int dp_prefer_memory_at(void *at, size_t bytes, int node)
+{
+    const struct nodes n = only(node);
+
+    return syscall(SYS_mbind, at, bytes, POLICY_PREFERRED, n.mask, DP_BIND_NODES + 1, 0) ? errno
+                                                                                         : 0;
 }
 
 int dp_bind(const cpu_set_t *cpus, int node)

@@ -7,6 +7,7 @@
 
 #include <sched.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 enum { DP_BIND_NODES = 1024 }; /* the kernel numbers no NUMA node higher */
 
@@ -17,7 +18,11 @@ bool dp_cpus_parse(const char *list, cpu_set_t *out);
  * one where it is full. 0, or the errno with which the kernel refuses it. */
 int dp_prefer_memory(int node);
 
-/* The same, and bind these threads to the CPUs; none: they stay where they may run. */
+/* The same of new pages of a range, whichever thread takes them; they stay there, also where the kernel
+ * moves others to the threads that use them. */
+int dp_prefer_memory_at(void *at, size_t bytes, int node);
+
+/* As dp_prefer_memory, and bind these threads to the CPUs; none: they stay where they may run. */
 int dp_bind(const cpu_set_t *cpus, int node);
 
 #endif

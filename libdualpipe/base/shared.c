@@ -3,6 +3,7 @@
 
 #include "base/shared.h"
 
+#include "base/bind.h"
 #include "base/fail.h"
 
 #include <fcntl.h>
@@ -16,8 +17,6 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older kernels refuse it */
 #endif
 
-/* <linux/mempolicy.h>, which not every system has */
-enum { POLICY_PREFERRED = 1, NODES_MAX = 1024, LONG_BITS = 8 * sizeof(long) };
 static const size_t huge_page = (size_t)2 << 20;
 
 /* A piece. A reader takes the id, then the rest, then the id again: where that has not changed, all of
@@ -174,16 +173,11 @@ static void *map_aligned(int fd, size_t bytes, size_t align)
 
 static int place_on(void *at, size_t bytes, int node)
 {
-    unsigned long mask[NODES_MAX / LONG_BITS + 1] = {0};
+    const int error = node < 0 ? 0 : dp_prefer_memory_at(at, bytes, node);
 
-    if (node < 0)
-        return 0;
-    mask[(size_t)node / LONG_BITS] = 1ul << ((size_t)node % LONG_BITS);
-    /* The kernel looks at one bit fewer than it is told. */
-    if (!syscall(SYS_mbind, at, bytes, POLICY_PREFERRED, mask, NODES_MAX + 1, 0))
-        return 0;
-    return dp_fail(errno == EINVAL ? DP_EINVAL : DP_EUNSUPPORTED,
-                   "shared memory on NUMA node %d: %s", node, strerror(errno));
+    return !error ? 0
+                  : dp_fail(error == EINVAL ? DP_EINVAL : DP_EUNSUPPORTED,
+                            "shared memory on NUMA node %d: %s", node, strerror(error));
 }
 
 /* All pages now: what is missing shows here, and not as a fault in the middle of a message. */
@@ -222,7 +216,7 @@ static int check(size_t bytes, int node)
         return dp_fail(bytes ? DP_ENOMEM : DP_EINVAL,
                        "%zu bytes of shared memory: expected at least 1, and what this machine has",
                        bytes);
-    if (node < -1 || node >= NODES_MAX)
+    if (node < -1 || node >= DP_BIND_NODES)
         return dp_fail(DP_EINVAL, "shared memory on NUMA node %d: expected -1, or a node from 0 on",
                        node);
     return 0;

@@ -10,10 +10,17 @@
 #define EXPORT __attribute__((visibility("default")))
 #define CALLER __builtin_return_address(0)
 
+/* Where no copy is staged there is nothing to go, and nothing is asked. */
+static bool makes_rings(void)
+{
+    const struct dpo_preload_options *options = dpo_depth ? NULL : dpo_preload_options();
+
+    return options && options->stage;
+}
+
 static void drop(const void *context, int device, const void *caller)
 {
-    const struct dpo_driver *driver =
-        !dpo_depth && dpo_preload_options() ? dpo_driver(caller) : NULL;
+    const struct dpo_driver *driver = makes_rings() ? dpo_driver(caller) : NULL;
 
     if (!driver)
         return;
@@ -31,7 +38,7 @@ EXPORT int cudaDeviceReset(void)
 
     if (!real)
         return dpo_runtime_api.absent;
-    if (get_device && !get_device(&device))
+    if (get_device && makes_rings() && !get_device(&device))
         drop(NULL, device, CALLER);
     return real();
 }

@@ -8,8 +8,6 @@
  * A communicator is known to be the same on all ranks by its identity, or by that of the one
  * that it was split from. Of others only the size is known, and how many of it came before.
  */
-#include "config.h" /* GNU extensions: dl_iterate_phdr */
-
 #include "offload/preload/real.h"
 #include "offload/preload/state.h"
 
@@ -18,7 +16,6 @@
 #include "nccl-plugin/profiler/profiler.h"
 
 #include <errno.h>
-#include <link.h>
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
@@ -46,12 +43,6 @@ static void read_wish(void)
                 *profiler.traffic;
 }
 
-static int is_profiler(struct dl_phdr_info *info, size_t size, void *user)
-{
-    (void)size, (void)user;
-    return strstr(info->dlpi_name, "libnccl-profiler-dualpipe") != NULL;
-}
-
 /* NCCL loads its profiler with the first communicator, and there is one by now. */
 static bool counts_here(void)
 {
@@ -61,7 +52,7 @@ static bool counts_here(void)
     if (!is_wanted || dpo_depth)
         return false;
     if (!atomic_load_explicit(&answer, memory_order_relaxed))
-        atomic_store_explicit(&answer, dl_iterate_phdr(is_profiler, NULL) ? 1 : 2,
+        atomic_store_explicit(&answer, dpo_is_loaded("libnccl-profiler-dualpipe") ? 1 : 2,
                               memory_order_relaxed);
     return atomic_load_explicit(&answer, memory_order_relaxed) == 2;
 }
@@ -74,6 +65,7 @@ static struct comm {
     const void *handle; /* NULL: none */
     uint64_t hash;
     void *context; /* of the profiler; NULL: nothing was sent yet */
+    int ranks, rank; /* with it */
     uint64_t splits;
 } comms[COMMS];
 static int comm_count; /* of the table, that have ever been in use */
@@ -128,21 +120,24 @@ static void *open_context(struct comm *c, const void *caller)
         return NULL;
     if (!about.hash)
         about.hash = c->hash = hash_of_size(about.ranks);
+    c->ranks = about.ranks;
+    c->rank = about.rank;
     return dpn_profiler_open(&about, &c->context) ? NULL : c->context;
 }
 
-static void *context_of(const void *handle, const void *caller)
+/* What is known of it; no context: it cannot be counted. */
+static struct comm describe(const void *handle, const void *caller)
 {
-    void *context = NULL;
+    struct comm known = {.context = NULL};
 
     pthread_mutex_lock(&lock);
     struct comm *c = find(handle);
     if (!c)
         c = add(handle, 0);
-    if (c)
-        context = c->context ? c->context : open_context(c, caller);
+    if (c && (c->context || open_context(c, caller)))
+        known = *c;
     pthread_mutex_unlock(&lock);
-    return context;
+    return known;
 }
 
 static void remember(const void *handle, uint64_t hash)
@@ -313,15 +308,30 @@ static uint64_t bytes_of(size_t count, int type)
     return count * (type >= 0 && type < (int)sizeof(sizes) ? sizes[type] : 1u);
 }
 
+/* Of those that NCCL carries out by messages to peers, each block is one, as its profiler has them. */
+static void count_operation(const struct comm *c, enum dpn_function function, int peer,
+                            uint64_t bytes)
+{
+    const bool to_all =
+        function == DPN_ALL_TO_ALL || (function == DPN_SCATTER && peer == c->rank);
+
+    if (function == DPN_SEND || (function == DPN_GATHER && peer != c->rank))
+        dpn_profiler_sent(c->context, peer, bytes);
+    for (int r = 0; to_all && r < c->ranks; r++)
+        if (r != c->rank)
+            dpn_profiler_sent(c->context, r, bytes);
+    if (function < DPN_SEND_RECV)
+        dpn_profiler_collective(c->context, function, bytes);
+}
+
+/* peer: or the root, of DPN_GATHER and DPN_SCATTER. */
 static int done(int status, int error, enum dpn_function function, int peer, uint64_t bytes,
                 const void *comm, const void *caller)
 {
     if (!status && counts_here()) {
-        void *context = context_of(comm, caller);
-        if (context && function == DPN_SEND)
-            dpn_profiler_sent(context, peer, bytes);
-        else if (context)
-            dpn_profiler_collective(context, function, bytes);
+        const struct comm known = describe(comm, caller);
+        if (known.context)
+            count_operation(&known, function, peer, bytes);
     }
     errno = error;
     return status;
@@ -365,3 +375,13 @@ OPERATION(ncclReduce, DPN_REDUCE, -1,
           (const void *from, void *to, size_t count, int type, int op, int root, void *comm,
            void *stream),
           from, to, count, type, op, root, comm, stream)
+/* NCCL 2.28 has these as functions. */
+OPERATION(ncclAlltoAll, DPN_ALL_TO_ALL, -1,
+          (const void *from, void *to, size_t count, int type, void *comm, void *stream), from, to,
+          count, type, comm, stream)
+OPERATION(ncclGather, DPN_GATHER, root,
+          (const void *from, void *to, size_t count, int type, int root, void *comm, void *stream),
+          from, to, count, type, root, comm, stream)
+OPERATION(ncclScatter, DPN_SCATTER, root,
+          (const void *from, void *to, size_t count, int type, int root, void *comm, void *stream),
+          from, to, count, type, root, comm, stream)

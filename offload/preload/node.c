@@ -57,6 +57,15 @@ bool dpo_policy_set(int node, struct dpo_policy *saved)
     return !error;
 }
 
+bool dpo_memory_prefer(void *at, size_t bytes, int node)
+{
+    const int error = dp_prefer_memory_at(at, bytes, node);
+
+    if (error)
+        warn_refused("mbind", error);
+    return !error;
+}
+
 void dpo_policy_restore(const struct dpo_policy *saved)
 {
     syscall(SYS_set_mempolicy, saved->mode, saved->mask, DPO_NODES_MAX);

@@ -36,6 +36,9 @@ int dpo_node_of_device(const char *root, const char *bus_id);
 bool dpo_policy_set(int node, struct dpo_policy *saved);
 void dpo_policy_restore(const struct dpo_policy *saved);
 
+/* The same of one range, for as long as it is mapped. */
+bool dpo_memory_prefer(void *at, size_t bytes, int node);
+
 /* Move the pages of [at, at + bytes) that are present elsewhere to the node, as far as the kernel
  * does. */
 void dpo_pages_move(const void *at, size_t bytes, int node);

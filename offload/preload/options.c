@@ -11,7 +11,9 @@ static const struct dp_option table[] = {
      offsetof(struct dpo_preload_options, check), .choices = NULL},
     {"NODE", DP_OPTION_INT, "-1", "place pinned memory on this NUMA node; -1: the nearest",
      offsetof(struct dpo_preload_options, node), .min = -1, .max = DPO_NODES_MAX - 1},
-    {"STAGE", DP_OPTION_BOOL, "1",
+    /* Off until it has been measured on a GPU: a job must not be slower, or other, for being
+     * observed. */
+    {"STAGE", DP_OPTION_BOOL, "0",
      "copy between pageable memory and a device through pinned memory near it, by several threads",
      offsetof(struct dpo_preload_options, stage), .choices = NULL},
     {"STAGE_MIN", DP_OPTION_INT, "2097152", "bytes of the smallest copy that is staged",

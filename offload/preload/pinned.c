@@ -156,3 +156,26 @@ EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
     return register_memory(&dpo_driver_api, "cuMemHostRegister_v2", cuMemHostRegister_v2, CALLER,
                            at, bytes, flags);
 }
+
+/* The functions of before CUDA 3.2 and 4.1, which the driver still has under these names. */
+
+EXPORT int cuMemAllocHost(void **out, unsigned bytes);
+EXPORT int cuMemAllocHost(void **out, unsigned bytes)
+{
+    int (*real)(void **, unsigned) = dpo_real("cuMemAllocHost", cuMemAllocHost, CALLER);
+    struct placing p;
+
+    if (!real)
+        return dpo_driver_api.absent;
+    begin(&p, &dpo_driver_api, CALLER);
+    const int status = real(out, bytes);
+    end(&p, status || !out ? NULL : *out, bytes);
+    return status;
+}
+
+EXPORT int cuMemHostRegister(void *at, size_t bytes, unsigned flags);
+EXPORT int cuMemHostRegister(void *at, size_t bytes, unsigned flags)
+{
+    return register_memory(&dpo_driver_api, "cuMemHostRegister", cuMemHostRegister, CALLER, at,
+                           bytes, flags);
+}

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Entries are added and never removed. A reader sees the key only after the function: the store of
@@ -62,6 +63,19 @@ static void keep(const char *name, const void *caller, void *function)
     pthread_mutex_unlock(&lock);
 }
 
+/* An object whose function is kept stays loaded: another caller may come to lie where this one is,
+ * and find the entry. */
+static void pin(const void *function)
+{
+    Dl_info info;
+
+    if (function && dladdr(function, &info) && info.dli_fname) {
+        void *object = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+        if (object)
+            dlclose(object);
+    }
+}
+
 /* In the scope of a loaded object: itself and what it was linked with. */
 static void *find_in_file(const char *file, const char *name, const void *own)
 {
@@ -90,15 +104,19 @@ struct cuda_files {
     char name[CUDA_FILES][FILE_LEN];
 };
 
+static bool is_named(const struct dl_phdr_info *info, const char *prefix)
+{
+    const char *slash = strrchr(info->dlpi_name, '/');
+
+    return !strncmp(slash ? slash + 1 : info->dlpi_name, prefix, strlen(prefix));
+}
+
 static int add_cuda_file(struct dl_phdr_info *info, size_t size, void *user)
 {
     struct cuda_files *files = user;
-    const char *slash = strrchr(info->dlpi_name, '/');
-    const char *file = slash ? slash + 1 : info->dlpi_name;
 
     (void)size;
-    if ((!strncmp(file, "libcuda", strlen("libcuda")) ||
-         !strncmp(file, "libnccl", strlen("libnccl"))) &&
+    if ((is_named(info, "libcuda") || is_named(info, "libnccl")) &&
         files->count < CUDA_FILES && strlen(info->dlpi_name) < FILE_LEN)
         strcpy(files->name[files->count++], info->dlpi_name);
     return 0;
@@ -128,6 +146,21 @@ void *dpo_real(const char *name, const void *own, const void *caller)
         found = find_in_caller(name, own, caller);
     if (!found) /* not kept: it holds for this call only */
         return find_in_cuda(name, own);
+    pin(found);
     keep(name, caller, found);
     return found;
+}
+
+static int is_file(struct dl_phdr_info *info, size_t size, void *prefix)
+{
+    (void)size;
+    return is_named(info, prefix);
+}
+
+bool dpo_is_loaded(const char *prefix)
+{
+    char name[64];
+
+    snprintf(name, sizeof(name), "%s", prefix); /* the walk takes no constant */
+    return dl_iterate_phdr(is_file, name) != 0;
 }

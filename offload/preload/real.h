@@ -16,7 +16,12 @@
 #ifndef DPO_PRELOAD_REAL_H
 #define DPO_PRELOAD_REAL_H
 
+#include <stdbool.h>
 #include <stddef.h>
+
+/* Whether a shared object is loaded whose file is named so: "libcudart" for libcudart.so.12. Any
+ * thread. */
+bool dpo_is_loaded(const char *prefix);
 
 /* The function `name` behind the interposed one for the code at `caller`, a return address; NULL if
  * there is none. `own` is the interposed function, which is never the answer; NULL: name is not

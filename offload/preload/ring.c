@@ -28,18 +28,18 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static char *map_on_node(int node)
 {
-    struct dpo_policy before;
-    const bool is_placed = node != DPO_NO_NODE && dpo_policy_set(node, &before);
     char *at = mmap(NULL, ring_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    if (at != MAP_FAILED) {
-        madvise(at, ring_bytes, MADV_HUGEPAGE);
-        madvise(at, ring_bytes, MADV_DONTFORK);
-        memset(at, 0, ring_bytes);
-    }
+    if (at == MAP_FAILED)
+        return NULL;
+    const bool is_placed = node != DPO_NO_NODE && dpo_memory_prefer(at, ring_bytes, node);
+    madvise(at, ring_bytes, MADV_HUGEPAGE);
+    madvise(at, ring_bytes, MADV_DONTFORK);
+    memset(at, 0, ring_bytes);
+    /* Where the node has no huge page left, the kernel takes one of another node instead. */
     if (is_placed)
-        dpo_policy_restore(&before);
-    return at == MAP_FAILED ? NULL : at;
+        dpo_pages_move(at, ring_bytes, node);
+    return at;
 }
 
 static void release(const struct dpo_driver *driver, struct ring *r)

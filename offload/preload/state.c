@@ -3,6 +3,8 @@
 
 #include "offload/preload/state.h"
 
+#include "offload/preload/real.h"
+
 #include "base/append.h"
 #include "base/launchers.h"
 #include "base/number.h"
@@ -97,22 +99,38 @@ static double percent(uint64_t part, uint64_t whole)
     return whole ? 100.0 * (double)part / (double)whole : 0;
 }
 
-static int write_report(char *out, size_t len)
+static int write_head(char *out, size_t len)
 {
     const char *rank = dp_foreign_variable("RANK");
-    const uint64_t known = dpo_counted(DPO_PAGES) - dpo_counted(DPO_PAGES_UNKNOWN);
 
-    return dp_snprintf(
-        out, len,
-        "dualpipe-preload: %s, process %d%s%s\n"
+    return dp_snprintf(out, len, "dualpipe-preload: %.255s, process %d%s%.32s\n",
+                       program_invocation_short_name, (int)getpid(), rank ? ", rank " : "",
+                       rank ? rank : "");
+}
+
+/* A runtime within the program asks the driver for its functions by dlsym, past this library. */
+static const char *unseen_text(void)
+{
+    return dpo_is_loaded("libcudart")
+               ? ""
+               : "  not seen       calls of a CUDA runtime that is linked statically, as no libcudart "
+                 "is loaded (nvcc -cudart shared loads it)\n";
+}
+
+static int write_report(char *out, size_t len)
+{
+    const uint64_t known = dpo_counted(DPO_PAGES) - dpo_counted(DPO_PAGES_UNKNOWN);
+    const int head = write_head(out, len);
+
+    return head + dp_snprintf(
+        out + head, len - (size_t)head,
         "  pinned memory  %" PRIu64 " calls, %" PRIu64 " bytes; %.1f %% of %" PRIu64
         " pages on the nearest node, %" PRIu64 " pages not known, %" PRIu64 " calls not placed\n"
         "  copies         to the device %" PRIu64 " (%" PRIu64 " bytes), to the host %" PRIu64
         " (%" PRIu64 " bytes), other %" PRIu64 " (%" PRIu64 " bytes)\n"
         "  staged         to the device %" PRIu64 " (%" PRIu64 " bytes), to the host %" PRIu64
         " (%" PRIu64 " bytes); %" PRIu64 " pageable copies left to CUDA; %" PRIu64
-        " paced (%" PRIu64 " bytes)\n",
-        program_invocation_short_name, (int)getpid(), rank ? ", rank " : "", rank ? rank : "",
+        " paced (%" PRIu64 " bytes)\n%s",
         dpo_counted(DPO_PINNED_CALLS), dpo_counted(DPO_PINNED_BYTES),
         percent(dpo_counted(DPO_PAGES_ON_NODE), known), known, dpo_counted(DPO_PAGES_UNKNOWN),
         dpo_counted(DPO_WITHOUT_NODE), dpo_counted(DPO_COPIES_TO_DEVICE),
@@ -121,18 +139,43 @@ static int write_report(char *out, size_t len)
         dpo_counted(DPO_COPIES_OTHER_BYTES), dpo_counted(DPO_STAGED_TO_DEVICE),
         dpo_counted(DPO_STAGED_TO_DEVICE_BYTES), dpo_counted(DPO_STAGED_TO_HOST),
         dpo_counted(DPO_STAGED_TO_HOST_BYTES), dpo_counted(DPO_NOT_STAGED), dpo_counted(DPO_PACED),
-        dpo_counted(DPO_PACED_BYTES));
+        dpo_counted(DPO_PACED_BYTES), unseen_text());
+}
+
+/* Nothing was called, but CUDA's driver is there, and no runtime that could be seen. */
+static int write_unseen(char *out, size_t len)
+{
+    const int head = write_head(out, len);
+
+    return head + dp_snprintf(out + head, len - (size_t)head,
+                              "  nothing seen   CUDA's driver is loaded, and no call of it came here\n"
+                              "%s", unseen_text());
+}
+
+enum { REPORT_LEN = 2048 };
+
+static void say(int (*write)(char *out, size_t len), const char *path)
+{
+    char text[REPORT_LEN];
+    const int len = write(text, sizeof(text));
+
+    dp_append("DUALPIPE_PRELOAD_REPORT", path, text,
+              (size_t)len < sizeof(text) ? (size_t)len : sizeof(text) - 1);
 }
 
 __attribute__((destructor)) static void report(void)
 {
-    char text[1024];
+    const bool was_called = atomic_load_explicit(&is_on, memory_order_acquire);
 
+    if (!was_called && (!dpo_is_loaded("libcuda.so") || dpo_is_loaded("libcudart")))
+        return;
+    const struct dpo_preload_options *asked = dpo_preload_options();
+    const char *path = !asked                             ? NULL
+                       : asked->report && *asked->report  ? asked->report
+                       : asked->stat && !was_called       ? "-" /* for `dualpipe run` */
+                                                          : NULL;
+    if (path)
+        say(was_called ? write_report : write_unseen, path);
     if (page_path[0])
         unlink(page_path);
-    if (!atomic_load_explicit(&is_on, memory_order_acquire) || !options.report || !*options.report)
-        return;
-    const int len = write_report(text, sizeof(text));
-    dp_append("DUALPIPE_PRELOAD_REPORT", options.report, text,
-              (size_t)len < sizeof(text) ? (size_t)len : sizeof(text) - 1);
 }

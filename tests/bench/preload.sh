@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# preload.sh [BUILD] - what the preload library adds to a call of CUDA: ns of a copy of no bytes by the fake
+# preload.sh [BUILD] - what the preload library adds to a call of CUDA: ns of CPU time of a copy of no bytes by the fake
 # runtime of the tests, without and with the library, by turns; medians of 5.
 set -eu
 cd "$(dirname "$0")/../../${1:-build}"

@@ -83,6 +83,16 @@ EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
     return take_failure() ? 2 : 0;
 }
 
+EXPORT int cuMemAllocHost(void **out, unsigned bytes)
+{
+    return cuMemHostAlloc(out, bytes, 0);
+}
+
+EXPORT int cuMemHostRegister(void *at, size_t bytes, unsigned flags)
+{
+    return cuMemHostRegister_v2(at, bytes, flags);
+}
+
 EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     return cuMemHostAlloc(out, bytes, flags);

@@ -23,6 +23,8 @@ int cuDeviceGetPCIBusId(char *out, int len, int device);
 int cuMemHostAlloc(void **out, size_t bytes, unsigned flags);
 int cuMemAllocHost_v2(void **out, size_t bytes);
 int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
+int cuMemAllocHost(void **out, unsigned bytes);
+int cuMemHostRegister(void *at, size_t bytes, unsigned flags);
 
 /* MPOL_* of the calling thread when pages were last taken. */
 int fake_policy_of_last_call(void);

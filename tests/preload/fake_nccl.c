@@ -113,6 +113,26 @@ EXPORT int ncclBroadcast(const void *from, void *to, size_t count, int type, int
     return 0;
 }
 
+EXPORT int ncclAlltoAll(const void *from, void *to, size_t count, int type, struct nccl_comm *comm,
+                        void *stream)
+{
+    (void)from, (void)to, (void)count, (void)type, (void)comm, (void)stream;
+    return 0;
+}
+
+EXPORT int ncclGather(const void *from, void *to, size_t count, int type, int root,
+                      struct nccl_comm *comm, void *stream)
+{
+    (void)root;
+    return ncclAlltoAll(from, to, count, type, comm, stream);
+}
+
+EXPORT int ncclScatter(const void *from, void *to, size_t count, int type, int root,
+                       struct nccl_comm *comm, void *stream)
+{
+    return ncclGather(from, to, count, type, root, comm, stream);
+}
+
 /* By its global name, as a library without -Bsymbolic does. */
 EXPORT int ncclBcast(void *at, size_t count, int type, int root, struct nccl_comm *comm,
                      void *stream)

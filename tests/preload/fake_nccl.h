@@ -27,6 +27,12 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op,
                   struct nccl_comm *comm, void *stream);
 int ncclBroadcast(const void *from, void *to, size_t count, int type, int root,
                   struct nccl_comm *comm, void *stream);
+int ncclAlltoAll(const void *from, void *to, size_t count, int type, struct nccl_comm *comm,
+                 void *stream);
+int ncclGather(const void *from, void *to, size_t count, int type, int root,
+               struct nccl_comm *comm, void *stream);
+int ncclScatter(const void *from, void *to, size_t count, int type, int root,
+                struct nccl_comm *comm, void *stream);
 int ncclBcast(void *at, size_t count, int type, int root, struct nccl_comm *comm, void *stream);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * preload_calls.c - what a program does with CUDA, in an object of its own, as a Python extension
  * is: every interposed function once. Prints a line for each: its result, the memory policy in it
- * and the one after it, and errno.
+ * and the one after it, and errno; and for memory, as the kernel says it, on which node its pages are.
  */
 #include "config.h" /* GNU extensions: syscall */
 
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { BYTES = 1 << 20, BLOCK = 4096 };
+enum { BYTES = 1 << 20, BLOCK = 4096, PAGES = BYTES / BLOCK, NODES = 8 };
 
 static void say(const char *name, int status)
 {
@@ -31,6 +31,32 @@ static void say(const char *name, int status)
     errno = 7;
 }
 
+static void say_nodes(const char *name, char *memory)
+{
+    static void *pages[PAGES];
+    static int nodes[PAGES];
+    int count[NODES] = {0};
+
+    for (int i = 0; i < PAGES; i++)
+        pages[i] = memory + (size_t)i * BLOCK;
+    if (syscall(SYS_move_pages, 0, PAGES, pages, NULL, nodes, 0))
+        return;
+    for (int i = 0; i < PAGES; i++)
+        if (nodes[i] >= 0 && nodes[i] < NODES)
+            count[nodes[i]]++;
+    for (int n = 0; n < NODES; n++)
+        if (count[n])
+            printf("%s: %d pages on node %d\n", name, count[n], n);
+    errno = 7;
+}
+
+/* `memory` is known after the call. */
+#define SAY_MEMORY(function, memory, ...)                                                          \
+    do {                                                                                           \
+        say(#function, function(__VA_ARGS__));                                                     \
+        say_nodes(#function, memory);                                                              \
+    } while (0)
+
 EXPORT int preload_calls(void);
 EXPORT int preload_calls(void)
 {
@@ -40,12 +66,14 @@ EXPORT int preload_calls(void)
     memset(own, 1, BYTES);
     memset(from, 5, sizeof(from));
     errno = 7;
-    say("cudaHostAlloc", cudaHostAlloc(&memory, BYTES, 0));
-    say("cudaMallocHost", cudaMallocHost(&memory, BYTES));
-    say("cudaHostRegister", cudaHostRegister(own, BYTES, 0));
-    say("cuMemHostAlloc", cuMemHostAlloc(&memory, BYTES, 0));
-    say("cuMemAllocHost_v2", cuMemAllocHost_v2(&memory, BYTES));
-    say("cuMemHostRegister_v2", cuMemHostRegister_v2(own, BYTES, 0));
+    SAY_MEMORY(cudaHostAlloc, memory, &memory, BYTES, 0);
+    SAY_MEMORY(cudaMallocHost, memory, &memory, BYTES);
+    SAY_MEMORY(cudaHostRegister, own, own, BYTES, 0);
+    SAY_MEMORY(cuMemHostAlloc, memory, &memory, BYTES, 0);
+    SAY_MEMORY(cuMemAllocHost_v2, memory, &memory, BYTES);
+    SAY_MEMORY(cuMemHostRegister_v2, own, own, BYTES, 0);
+    SAY_MEMORY(cuMemAllocHost, memory, &memory, BYTES);
+    SAY_MEMORY(cuMemHostRegister, own, own, BYTES, 0);
     fake_fail_next();
     say("a failing cudaHostAlloc", cudaHostAlloc(&memory, BYTES, 0));
     say("cudaMemcpy", cudaMemcpy(to, from, BLOCK, 1));
@@ -71,21 +99,21 @@ EXPORT int preload_large(void)
     return status || differs;
 }
 
-static double now_ns(void)
+static double cpu_ns(void)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* what others do meanwhile does not count */
     return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
 }
 
-/* ns of a copy of no bytes. */
+/* ns of CPU time of a copy of no bytes. */
 EXPORT double preload_time(int count);
 EXPORT double preload_time(int count)
 {
-    const double began_ns = now_ns();
+    const double began_ns = cpu_ns();
 
     for (int i = 0; i < count; i++)
         cudaMemcpy(NULL, NULL, 0, 1);
-    return (now_ns() - began_ns) / count;
+    return (cpu_ns() - began_ns) / count;
 }

@@ -7,6 +7,10 @@
  *      preload-job hold FILE    the same, then it waits for the end of its standard input
  *      preload-job large FILE   one copy of 4 MiB
  *      preload-job fork FILE    the same, then again in a child
+ *      preload-job spawn FILE   the same, then again in a program that it starts by vfork and exec
+ *      preload-job reopen FILE  the same, again with FILE where it was and its CUDA runtime elsewhere
+ *      preload-job driver FILE  FILE is CUDA's driver, a function of which is looked up and called,
+ *                               as a runtime does that is linked statically
  *      preload-job time FILE    ns of a copy of no bytes
  *      preload-job absent       what cudaHostAlloc returns in a program without CUDA; -1: not there
  */
@@ -16,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -67,6 +72,47 @@ static int fork_and_call(const char *file)
     return status || waitpid(child, &status, 0) != child || status;
 }
 
+static int spawn_and_call(const char *self, const char *file)
+{
+    int status = call(file);
+    const pid_t child = vfork();
+
+    if (!child) {
+        execl(self, self, "local", file, (char *)NULL);
+        _exit(127);
+    }
+    return status || waitpid(child, &status, 0) != child || status;
+}
+
+/* A page takes the place of the runtime, so that FILE comes to its own place and the runtime does
+ * not: a function that was remembered for a call site of before is not there any more. */
+static int call_reopened(const char *file)
+{
+    void *object = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void *function = object ? dlsym(object, "preload_calls") : NULL;
+    void *runtime = object ? dlsym(object, "fake_fail_next") : NULL;
+    int (*calls)(void) = NULL;
+    Dl_info info;
+
+    if (!function || !runtime || !dladdr(runtime, &info))
+        return 1;
+    *(void **)&calls = function;
+    const int status = calls();
+    if (dlclose(object))
+        return 1;
+    mmap(info.dli_fbase, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    return status || call(file);
+}
+
+static int call_driver(const char *file)
+{
+    int (*alloc)(void **, size_t, unsigned) = NULL;
+    void *memory;
+
+    *(void **)&alloc = function_of(file, "cuMemHostAlloc");
+    return alloc(&memory, 4096, 0);
+}
+
 static int time_copies(const char *file)
 {
     double (*measure)(int) = NULL;
@@ -99,10 +145,17 @@ int main(int argc, char **argv)
         return call_and_wait(argv[2]);
     if (argc == 3 && !strcmp(what, "large"))
         return call_function(argv[2], "preload_large");
+    if (argc == 3 && !strcmp(what, "spawn"))
+        return spawn_and_call(argv[0], argv[2]);
+    if (argc == 3 && !strcmp(what, "reopen"))
+        return call_reopened(argv[2]);
+    if (argc == 3 && !strcmp(what, "driver"))
+        return call_driver(argv[2]);
     if (argc == 3 && !strcmp(what, "time"))
         return time_copies(argv[2]);
     if (argc == 2 && !strcmp(what, "absent"))
         return call_without_cuda();
-    fprintf(stderr, "preload-job: expected local, hold, large, fork or time and FILE, or absent\n");
+    fprintf(stderr, "preload-job: expected local, hold, large, fork, spawn, reopen, driver or time and "
+                    "FILE, or absent\n");
     return 2;
 }

@@ -2,7 +2,8 @@
  *
  * preload_nccl.c - a job that uses NCCL: `preload-nccl RANKS RANK`, for tests/preload/preload.sh.
  * Rank r sends 1000 (r + 1) bytes to the next one, and they reduce 4096 bytes together; then some
- * communicators more.
+ * communicators more. `preload-nccl RANKS RANK messages`: operations that are messages to all others,
+ * or to one.
  */
 #include "preload/fake_nccl.h"
 
@@ -39,16 +40,26 @@ static int use_others(struct nccl_comm *world, int rank)
            ncclCommDestroy(all[1]);
 }
 
+static int use_messages(struct nccl_comm *world)
+{
+    return ncclAlltoAll(NULL, NULL, 10, NCCL_FLOAT32, world, NULL) ||
+           ncclGather(NULL, NULL, 1, NCCL_INT8, 1, world, NULL) ||
+           ncclScatter(NULL, NULL, 200, NCCL_INT8, 2, world, NULL);
+}
+
 int main(int argc, char **argv)
 {
-    const int ranks = argc == 3 ? atoi(argv[1]) : 0, rank = argc == 3 ? atoi(argv[2]) : 0;
+    const int ranks = argc >= 3 ? atoi(argv[1]) : 0, rank = argc >= 3 ? atoi(argv[2]) : 0;
     const struct nccl_id id = {"of all ranks"};
     struct nccl_comm *world;
 
     if (rank < 0 || rank >= ranks) {
-        fprintf(stderr, "preload-nccl: expected RANKS RANK\n");
+        fprintf(stderr, "preload-nccl: expected RANKS RANK [messages]\n");
         return 2;
     }
+    if (argc == 4)
+        return ncclCommInitRank(&world, ranks, id, rank) || use_messages(world) ||
+               ncclCommDestroy(world);
     return ncclCommInitRank(&world, ranks, id, rank) || use_world(world, ranks, rank) ||
            use_others(world, rank) || ncclCommDestroy(world);
 }

@@ -530,6 +530,7 @@ static void it_can_be_switched_off(void **state)
 {
     (void)state;
     assert_int_equal(run_self("off", "", "DUALPIPE_PRELOAD_STAGE", "0"), 0);
+    assert_int_equal(run_self("default", "", NULL, NULL), 0);
     assert_int_equal(run_self("on", "", "DUALPIPE_PRELOAD_STAGE_THREADS", "1"), 0);
     assert_int_equal(run_self("off", "", "DUALPIPE_PRELOAD_STAGE_MIN", "8388609"), 0);
 }
@@ -676,6 +677,9 @@ int main(int argc, char **argv)
     };
 
     self = argv[0];
+    setenv("DUALPIPE_PRELOAD_STAGE", "1", 0);
+    if (argc == 3 && !strcmp(argv[1], "default"))
+        return unsetenv("DUALPIPE_PRELOAD_STAGE") || copy_and_count(0);
     if (argc == 3 && !strcmp(argv[1], "off"))
         return copy_and_count(0);
     if (argc == 3 && !strcmp(argv[1], "on"))

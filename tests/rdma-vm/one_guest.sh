@@ -56,6 +56,45 @@ case_is 'pinned memory for offloading is on the node that it was asked for' "$(
     echo "$placed" | grep -q 'pinned memory was on each of 2 nodes' || echo "$placed"
 )"
 
+placed=$("$DP_TOP_BUILDDIR/tests/preload/test_pages" 2>&1) || placed="$placed status $?"
+case_is 'memory of the simulated CUDA, and the ring, are on the node that the preload library says' "$(
+    echo "$placed" | grep -q 'memory of the preload library was on each of 2 nodes' || echo "$placed"
+)"
+
+# A job on a processor of one node, and its GPU at the other: without the library, and with it.
+# preload NODE COMMAND... - the GPU is at NODE; what the job prints.
+preload()
+{
+    mkdir -p /run/preload/sys/bus/pci/devices/0000:3b:00.0
+    echo "$1" >/run/preload/sys/bus/pci/devices/0000:3b:00.0/numa_node
+    shift
+    DUALPIPE_PRELOAD_ROOT=/run/preload DUALPIPE_PRELOAD_REPORT=- "$@" \
+        "$DP_TOP_BUILDDIR/tests/preload/preload-job" local "$DP_TOP_BUILDDIR/tests/preload/.libs/preload_calls.so" 2>&1
+}
+for node in 0 1; do
+    library=$DP_TOP_BUILDDIR/offload/.libs/libdualpipe-preload.so
+    placed=$(preload $node taskset -c $((1 - node)) env LD_PRELOAD="$library") || placed="$placed status $?"
+    case_is "a process beside node $node: all pages of its pinned memory are there" "$(
+        [ "$(echo "$placed" | grep -c ": 256 pages on node $node\$")" = 8 ] &&
+            echo "$placed" | grep -q '100.0 % of 2048 pages on the nearest node' || echo "$placed"
+    )"
+    placed=$(preload $node taskset -c $((1 - node))) || placed="$placed status $?"
+    case_is "without the library none of them are on node $node" "$(
+        [ "$(echo "$placed" | grep -c ": 256 pages on node $((1 - node))\$")" = 8 ] || echo "$placed"
+    )"
+done
+
+# Two ranks of a launcher whose GPUs are on two nodes of this host.
+"$DP_TOP_BUILDDIR/tools/dualpipe" topo place 1f1b -P 2 --synthetic 'numa:2 gpu:1' -f json |
+    sed "s/\"host\": \"node\"/\"host\": \"$(uname -n)\"/" >/run/place.json
+for rank in 0 1; do
+    bound=$(RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank "$DP_TOP_BUILDDIR/tools/dualpipe" run --placement /run/place.json \
+        --no-preload -- grep Cpus_allowed_list /proc/self/status 2>&1) || bound="$bound status $?"
+    case_is "rank $rank of dualpipe run is bound to the processors of its node" "$(
+        echo "$bound" | grep -q "^Cpus_allowed_list:.$rank\$" || echo "$bound"
+    )"
+done
+
 # ---- what breaks ----------------------------------------------------------------------------------
 
 # harmed KIND... - what packets from device 0 suffer, as tc-netem(8) has it.
