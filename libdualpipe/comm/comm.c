@@ -507,6 +507,22 @@ size_t dp_comm_shared_bytes(const struct dp_comm *comm)
     return comm->shared_bytes;
 }
 
+int dp_comm_register(struct dp_comm *comm, void *ptr, size_t bytes)
+{
+    if (!comm || !ptr || !bytes)
+        return dp_fail(DP_EINVAL, "registering %zu bytes at %p with %s: expected memory and a comm",
+                       bytes, ptr, comm ? "a comm" : "none");
+    if (!comm->ops->register_memory || comm->world != comm)
+        return 0;
+    return comm->ops->register_memory(comm, ptr, bytes);
+}
+
+void dp_comm_unregister(struct dp_comm *comm, void *ptr)
+{
+    if (comm && ptr && comm->ops->unregister_memory && comm->world == comm)
+        comm->ops->unregister_memory(comm, ptr);
+}
+
 /* ---- progress, failure, end ------------------------------------------------------------------ */
 
 int dp_comm_begin(struct dp_comm *comm)

@@ -65,6 +65,9 @@ struct dp_comm_ops {
     int (*after)(struct dp_comm *comm, struct dp_device_stream *stream);
     int (*stream_wait)(struct dp_comm *comm, struct dp_request *req,
                        struct dp_device_stream *stream);
+    /* See dp_comm_register. Both may be NULL. */
+    int (*register_memory)(struct dp_comm *comm, void *ptr, size_t bytes);
+    void (*unregister_memory)(struct dp_comm *comm, void *ptr);
     /* See dp_comm_busy. busy_until: the latest end that any rank has announced, by dp_now_ns. */
     int (*busy)(struct dp_comm *comm, int64_t ns);
     int64_t (*busy_until)(struct dp_comm *comm);

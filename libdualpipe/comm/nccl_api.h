@@ -55,6 +55,9 @@ struct dp_nccl_comm_config {
     F(int, CommFinalize, (struct dp_nccl_comm * comm))                                             \
     F(int, CommDestroy, (struct dp_nccl_comm * comm))                                              \
     F(int, CommAbort, (struct dp_nccl_comm * comm))                                                \
+    F(int, CommRegister,                                                                           \
+      (struct dp_nccl_comm * comm, void *buf, size_t len, void **handle))                          \
+    F(int, CommDeregister, (struct dp_nccl_comm * comm, void *handle))                             \
     F(int, CommGetAsyncError, (struct dp_nccl_comm * comm, int *out))                              \
     F(const char *, GetErrorString, (int result))                                                  \
     F(const char *, GetLastError, (struct dp_nccl_comm * comm))                                    \

@@ -445,6 +445,19 @@ static void nccl_close_channels(struct dp_comm *comm, int first, int count)
     (void)comm, (void)first, (void)count;
 }
 
+static int nccl_register(struct dp_comm *comm, void *ptr, size_t bytes)
+{
+    int err = check_abort(comm);
+
+    return err ? err : dp_nccl_links_register(&of(comm)->links, ptr, bytes);
+}
+
+static void nccl_unregister(struct dp_comm *comm, void *ptr)
+{
+    check_abort(comm);
+    dp_nccl_links_unregister(&of(comm)->links, ptr);
+}
+
 static int nccl_busy(struct dp_comm *comm, int64_t ns)
 {
     return host_ops(comm)->busy(host_of(comm), ns);
@@ -491,6 +504,8 @@ static const struct dp_comm_ops nccl_ops = {
     .commit = nccl_commit,
     .after = nccl_after,
     .stream_wait = nccl_stream_wait,
+    .register_memory = nccl_register,
+    .unregister_memory = nccl_unregister,
     .busy = nccl_busy,
     .busy_until = nccl_busy_until,
     .abort = nccl_abort,

@@ -139,6 +139,95 @@ struct dp_nccl_link *dp_nccl_links_find(const struct dp_nccl_links *l, int peer,
     return i < 0 ? NULL : &l->links[i];
 }
 
+/* ---- registered memory ----------------------------------------------------------------------- */
+
+struct dp_nccl_memory {
+    struct dp_nccl_memory *next;
+    void *ptr;
+    size_t bytes;
+    void *handles[]; /* [links] NULL: not registered with that communicator */
+};
+
+static int register_one(struct dp_nccl_links *l, struct dp_nccl_memory *m, const char *what)
+{
+    int err = 0;
+
+    for (int i = 0; i < l->count; i++)
+        m->handles[i] = NULL;
+    for (int i = 0; i < l->count && !err; i++) {
+        struct dp_nccl_link *link = &l->links[i];
+        if (link->comm)
+            err = check_link(l, link,
+                             l->nccl.CommRegister(link->comm, m->ptr, m->bytes, &m->handles[i]),
+                             what);
+    }
+    return err;
+}
+
+/* With new communicators, after a reset. */
+static int register_again(struct dp_nccl_links *l)
+{
+    int err = 0;
+
+    for (struct dp_nccl_memory *m = l->memory; m && !err; m = m->next)
+        err = register_one(l, m, "registering memory again");
+    return err;
+}
+
+static void deregister(struct dp_nccl_links *l, struct dp_nccl_memory *m)
+{
+    for (int i = 0; i < l->count; i++)
+        if (l->links[i].comm && m->handles[i])
+            check_link(l, &l->links[i],
+                       l->nccl.CommDeregister(l->links[i].comm, m->handles[i]),
+                       "letting go of memory");
+    free(m);
+}
+
+int dp_nccl_links_register(struct dp_nccl_links *l, void *ptr, size_t bytes)
+{
+    struct dp_nccl_memory *m = calloc(1, sizeof(*m) + (size_t)l->count * sizeof(m->handles[0]));
+
+    if (!m)
+        return dp_fail(DP_ENOMEM, "NCCL: no memory to register %zu bytes", bytes);
+    m->ptr = ptr;
+    m->bytes = bytes;
+    int err = l->count ? l->dev->ops->enter(l->dev) : 0;
+    if (!err && l->count) {
+        err = register_one(l, m, "registering memory");
+        if (err) {
+            deregister(l, m);
+            m = NULL;
+        }
+        l->dev->ops->leave(l->dev);
+    }
+    if (err) {
+        free(m);
+        return err;
+    }
+    m->next = l->memory;
+    l->memory = m;
+    return 0;
+}
+
+void dp_nccl_links_unregister(struct dp_nccl_links *l, void *ptr)
+{
+    struct dp_nccl_memory **at = &l->memory, *m;
+
+    while (*at && (*at)->ptr != ptr)
+        at = &(*at)->next;
+    m = *at;
+    if (!m)
+        return;
+    *at = m->next;
+    if (!l->count || l->dev->ops->enter(l->dev)) {
+        free(m);
+        return;
+    }
+    deregister(l, m);
+    l->dev->ops->leave(l->dev);
+}
+
 /* ---- connecting ------------------------------------------------------------------------------ */
 
 enum { ID_TAG = 0x4e43 };
@@ -267,6 +356,8 @@ int dp_nccl_links_connect(struct dp_nccl_links *l)
     }
     if (!err)
         err = settle_all(l, "connecting", until_ns);
+    if (!err)
+        err = register_again(l);
     l->dev->ops->leave(l->dev);
     return err ? err : send_first(l);
 }
@@ -484,6 +575,8 @@ void dp_nccl_links_fini(struct dp_nccl_links *l)
 {
     if (!l->dev)
         return;
+    while (l->memory)
+        dp_nccl_links_unregister(l, l->memory->ptr);
     if (is_connected(l) && !l->dev->ops->enter(l->dev)) {
         finalize(l);
         l->dev->ops->leave(l->dev);

@@ -29,6 +29,7 @@ struct dp_nccl_links {
     struct dp_nccl_link *links; /* [count] */
     char *scratch;
     struct dp_device_event *idle;
+    struct dp_nccl_memory *memory; /* that is registered with all communicators */
 };
 
 /* One message of a group of calls. */
@@ -50,6 +51,11 @@ struct dp_nccl_link *dp_nccl_links_find(const struct dp_nccl_links *links, int p
 /* One group of calls: returns when the kernels are in the streams. */
 int dp_nccl_links_start(struct dp_nccl_links *links, const struct dp_nccl_message *messages,
                         size_t count);
+/* Register memory of the device, or pinned memory, with all communicators, so that transports that can
+ * read and write it without a copy. It stays registered over resets, until it is unregistered or the
+ * links end. */
+int dp_nccl_links_register(struct dp_nccl_links *links, void *ptr, size_t bytes);
+void dp_nccl_links_unregister(struct dp_nccl_links *links, void *ptr);
 /* The first link that NCCL reports an error of (the error is that of dp_last_error), or NULL. */
 struct dp_nccl_link *dp_nccl_links_failed(struct dp_nccl_links *links);
 /* End what is in flight, and wait until no stream touches a buffer any more. */

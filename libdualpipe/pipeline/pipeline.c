@@ -375,6 +375,14 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
     return err ? err : dp_reduce_init(pipe);
 }
 
+/* What messages go from and to. Without it they are only slower. */
+static void register_memory(struct dp_pipeline *pipe)
+{
+    pipe->registered = !dp_comm_register(pipe->config.comm, pipe->memory, pipe->most.bytes);
+    if (!pipe->registered)
+        dp_log(DP_LOG_WARN, "pipeline: going on with memory that is not registered");
+}
+
 int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline **out)
 {
     if (!config || !out)
@@ -389,6 +397,8 @@ int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline 
         err = dp_links_make(pipe);
     if (!err)
         err = dp_tied_find(pipe);
+    if (!err && pipe->ordered && !pipe->staged && pipe->most.bytes)
+        register_memory(pipe);
     if (err)
         dp_pipeline_free(pipe);
     else
@@ -462,6 +472,8 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
 {
     if (!pipe)
         return;
+    if (pipe->registered)
+        dp_comm_unregister(pipe->config.comm, pipe->memory);
     if (pipe->device)
         free_device_parts(pipe);
     for (int i = 0; i < pipe->program_count && pipe->programs; i++) {

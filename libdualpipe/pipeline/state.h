@@ -117,6 +117,7 @@ struct dp_pipeline {
     bool out_of_reach; /* the CPU and wires do not reach the device's memory: sums go through pinned
                         * memory, */
     bool staged;       /* and messages, too, unless the communicator reaches it */
+    bool registered;   /* memory, with a communicator that reads and writes it on the device */
     bool sums_there;   /* ordered: the device adds gradients up, also those of mirrors */
     bool ordered;      /* messages are in the order of streams: these wait, not the host */
     struct dp_device_stream *compute, *outgoing, *summing; /* summing: ordered, sums with mirrors */

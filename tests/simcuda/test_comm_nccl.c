@@ -145,6 +145,7 @@ static int exchange(struct dp_comm *comm, struct rig *g, size_t len, bool batch)
     CHECK(!fill(g, out, len + 1, (unsigned)dp_comm_rank(comm)));
     CHECK(!fill(g, in, len + 1, 77));
     const unsigned char after = pattern(len, 77);
+    CHECK(!dp_comm_register(comm, out, len + 1) && !dp_comm_register(comm, in, len + 1));
     CHECK(!batch || !dp_comm_begin(comm));
     CHECK(!dp_comm_irecv(comm, peer, DP_CHANNEL_ACTIVATION, len, in, len, &receive));
     CHECK(!dp_comm_isend(comm, peer, DP_CHANNEL_ACTIVATION, len, out, len, &send));
@@ -156,6 +157,9 @@ static int exchange(struct dp_comm *comm, struct rig *g, size_t len, bool batch)
     CHECK(holds(g, in, len, (unsigned)peer));
     CHECK(!dp_device_copy(g->stream, g->pinned, in + len, 1) && !finish(g));
     CHECK(g->pinned[0] == after);
+    dp_comm_unregister(comm, in);
+    dp_comm_unregister(comm, out);
+    dp_comm_unregister(comm, out); /* is not any more */
     give_back(g, in);
     give_back(g, out);
     return 0;
@@ -171,6 +175,9 @@ static int exchange_sizes(struct dp_comm *comm, void *arg)
     CHECK(!strcmp(dp_comm_name(comm), "nccl"));
     CHECK(dp_comm_caps(comm).device_memory && dp_comm_caps(comm).stream_ordered);
     CHECK(!dp_comm_caps(comm).tags);
+    CHECK(dp_comm_register(comm, NULL, 5) == DP_EINVAL && dp_comm_register(NULL, &g, 5) == DP_EINVAL);
+    CHECK(!dp_comm_register(nccl_ranks_host(), &g, sizeof(g))); /* which has nothing to do */
+    dp_comm_unregister(nccl_ranks_host(), &g);
     for (size_t i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]); i++)
         if (exchange(comm, &g, sizes[i / 2], i % 2))
             return -1;
@@ -478,6 +485,7 @@ static int give_up_and_go_on(struct dp_comm *comm, void *arg)
     CHECK(!rig_open(&g, len));
     unsigned char *buf = take(&g, len);
     CHECK(buf && !fill(&g, buf, len, 1));
+    CHECK(!dp_comm_register(comm, buf, len)); /* and again after the reset */
     for (int c = 0; c < 3; c++)
         CHECK(rank || !dp_comm_irecv(comm, peer, c, 0, buf, len, &reqs[c]));
     CHECK(rank ? !hear_ready(comm) : !tell_ready(comm, 1));
@@ -492,6 +500,7 @@ static int give_up_and_go_on(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_aborted(comm, NULL));
     if (exchange(comm, &g, 1000, false))
         return -1;
+    dp_comm_unregister(comm, buf);
     give_back(&g, buf);
     rig_close(&g);
     return 0;

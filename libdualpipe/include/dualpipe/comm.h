@@ -100,6 +100,14 @@ DP_PUBLIC void dp_comm_set_spin(struct dp_comm *comm, int64_t ns);
  * makes no difference. */
 DP_PUBLIC size_t dp_comm_shared_bytes(const struct dp_comm *comm);
 
+/* Messages will be sent from this memory and received into it, often: a communicator that moves
+ * memory of a device may prepare it for that (NCCL registers it with its transports). Nothing to do
+ * on others, and on parts of a communicator. It must stay until it is unregistered, or comm is closed;
+ * it is prepared again after a reset. DP_EINVAL, DP_ENOMEM, DP_EABORTED, and errors of NCCL. */
+DP_PUBLIC int dp_comm_register(struct dp_comm *comm, void *ptr, size_t bytes);
+/* No message is in flight. ptr that is not registered, or NULL, is nothing to do. */
+DP_PUBLIC void dp_comm_unregister(struct dp_comm *comm, void *ptr);
+
 /* ---- creation ------------------------------------------------------------------------------ */
 
 /* `size` communicators of one group for `size` threads of this process. comms[size] receives them;

@@ -29,6 +29,13 @@
  * of these streams and the pipeline's own (2 to each peer and channel in use; CUDA's default is 8),
  * since kernels that wait for another rank would otherwise hold up work in other streams.
  *
+ * Memory that dp_comm_register names is registered with all these NCCL communicators; a pipeline does
+ * that with its own.
+ *
+ * Names and classes, for a net plugin that is to tell them apart: a communicator is called "dualpipe
+ * activation 0 to 1", gradient or reduce, with ranks of host; DUALPIPE_NCCL_STAGE_CLASS is the traffic
+ * class of the first two, DUALPIPE_NCCL_REDUCE_CLASS that of the third.
+ *
  * Failure. An error of NCCL's, which calls that wait look for, aborts the group and names the other
  * rank of that connection. An abort, of whatever rank, ends all NCCL communicators of this rank in
  * its next call: no stream waits for a message any more, and what it received is undefined. After

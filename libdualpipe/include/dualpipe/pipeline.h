@@ -159,6 +159,7 @@ struct dp_pipeline_config {
  * another rank's config, naming the rank and its sentence; DP_EMISMATCH on every rank where ranks
  * disagree on schedule, borders or flags, naming the field, the ranks and their values. */
 DP_PUBLIC int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline **out);
+/* Before its comm is closed, where that is one by NCCL (nccl.h). pipe may be NULL. */
 DP_PUBLIC void dp_pipeline_free(struct dp_pipeline *pipe);
 
 /* Hands micro-batches over one at a time, so that only those are in memory that the step has begun
