@@ -230,8 +230,6 @@ void dp_nccl_links_unregister(struct dp_nccl_links *l, void *ptr)
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-enum { ID_TAG = 0x4e43 };
-
 /* The sender of a direction makes its identities. NCCL listens for each until it is used. */
 static int exchange_ids(struct dp_nccl_links *l, int peer,
                         struct dp_nccl_id ids[2][DP_NCCL_CHANNELS])
@@ -244,11 +242,11 @@ static int exchange_ids(struct dp_nccl_links *l, int peer,
         if (l->peers[peer].sends >> c & 1)
             err = dp_nccl_check(&l->nccl, l->nccl.GetUniqueId(&ids[1][c]), "making an identity");
     if (!err)
-        err = dp_comm_irecv(l->host, peer, DP_CHANNEL_CONTROL, ID_TAG, ids[0], sizeof(ids[0]),
-                            &receive);
+        err = dp_comm_irecv(l->host, peer, DP_CHANNEL_CONTROL, DP_NCCL_ID_TAG, ids[0],
+                            sizeof(ids[0]), &receive);
     if (!err)
-        err =
-            dp_comm_isend(l->host, peer, DP_CHANNEL_CONTROL, ID_TAG, ids[1], sizeof(ids[1]), &send);
+        err = dp_comm_isend(l->host, peer, DP_CHANNEL_CONTROL, DP_NCCL_ID_TAG, ids[1],
+                            sizeof(ids[1]), &send);
     if (!err)
         err = dp_comm_wait(l->host, &receive, peer);
     return err ? err : dp_comm_wait(l->host, &send, peer);

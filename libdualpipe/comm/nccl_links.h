@@ -10,6 +10,7 @@
 #include <dualpipe/nccl.h>
 
 enum { DP_NCCL_CHANNELS = DP_CHANNEL_REDUCE + 1, DP_NCCL_ENDS = 2 * DP_NCCL_CHANNELS };
+enum { DP_NCCL_ID_TAG = 0x4e43 }; /* of the messages with NCCL's identities */
 
 struct dp_nccl_link {
     int peer, channel;

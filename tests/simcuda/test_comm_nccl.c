@@ -7,10 +7,13 @@
 #include "simcuda/nccl_ranks.h"
 
 #include "base/clock.h"
+#include "comm/nccl_links.h"
 
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const char *why_not;
@@ -562,6 +565,94 @@ static void a_rank_that_dies_is_named(void **state)
     assert_int_equal(killed, 1);
 }
 
+/* ---- an interrupt in the set-up -------------------------------------------------------------- */
+
+/* What rank 1 does of dp_comm_nccl_open: it takes part in all that goes by the host's communicator,
+ * and then makes no communicator by NCCL, for which rank 0 waits. */
+static int stay_away(struct dp_comm *given)
+{
+    const struct dp_nccl_peer own[2] = {{.rank = 0, .receives = 1}, {.rank = 1}};
+    struct readiness {
+        int32_t error, version;
+    } ready = {0, 0}, all[2];
+    struct dp_nccl_id ids[DP_NCCL_CHANNELS];
+    struct dp_nccl_peer peers[4];
+    struct dp_request req;
+    struct dp_comm *comm = given;
+
+    memset(ids, 0, sizeof(ids));
+    CHECK(!dp_nccl_version(&ready.version, NULL));
+    CHECK(!dp_comm_split(given, 0, 1, &comm));
+    CHECK(!dp_comm_allgather(comm, &ready, all, sizeof(ready)));
+    CHECK(!dp_comm_allgather(comm, own, peers, sizeof(own)));
+    CHECK(!dp_comm_allgather(comm, &ready, all, sizeof(ready)));
+    CHECK(!dp_comm_isend(comm, 0, DP_CHANNEL_CONTROL, DP_NCCL_ID_TAG, ids, sizeof(ids), &req));
+    CHECK(!dp_comm_wait(comm, &req, 0));
+    CHECK(!dp_comm_irecv(comm, 0, DP_CHANNEL_CONTROL, DP_NCCL_ID_TAG, ids, sizeof(ids), &req));
+    CHECK(!dp_comm_wait(comm, &req, 0));
+    dp_comm_close(comm);
+    return 0;
+}
+
+/* Once rank 1 stays away, and rank 0 has had time to hear the last of it: nothing of the host's
+ * is waited for any more. */
+struct impatience {
+    atomic_int *away; /* shared by the ranks */
+    int polls;
+};
+
+static int lose_patience(void *user)
+{
+    struct impatience *i = user;
+
+    return atomic_load(i->away) && ++i->polls >= 200 ? -4 : 0;
+}
+
+static int interrupt_open(struct dp_comm *comm, void *arg)
+{
+    const struct dp_nccl_peer peer = {.rank = 1, .sends = 1};
+    struct impatience impatience = {.away = arg};
+    struct dp_nccl_config config = {.peers = &peer, .peer_count = 1};
+    struct dp_comm *nccl;
+    struct dp_request req;
+    struct dp_abort why;
+    char byte;
+
+    if (dp_comm_rank(comm)) {
+        if (stay_away(comm))
+            return -1;
+        atomic_store(impatience.away, 1);
+        int err = dp_comm_irecv(comm, 0, 0, 0, &byte, 1, &req);
+        CHECK((err ? err : dp_comm_wait(comm, &req, 0)) == DP_EABORTED);
+    } else {
+        CHECK(!dp_device_cuda_open(0, &config.device));
+        dp_comm_set_poll(comm, lose_patience, &impatience);
+        int err = dp_comm_nccl_open(comm, &config, &nccl);
+        dp_comm_set_poll(comm, NULL, NULL);
+        CHECK(err == -4);
+        CHECK_SAYS("interrupted");
+        dp_device_close(config.device);
+    }
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == 0 && why.error == -4);
+    if (dp_comm_rank(comm))
+        return 0;
+    dp_comm_close(comm);
+    _exit(0); /* NCCL listens for rank 1 until the process ends, so that files stay open */
+}
+
+static void a_poll_function_ends_a_set_up(void **state)
+{
+    (void)state;
+    int killed;
+
+    if (why_not)
+        skip_because(why_not);
+    atomic_int *away = mmap(NULL, sizeof(*away), PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_int_equal(nccl_ranks_run_hosts(2, interrupt_open, away, &killed), 0);
+    munmap(away, sizeof(*away));
+}
+
 /* ---- the cases ------------------------------------------------------------------------------- */
 
 static void messages_arrive_whole_and_in_order_and_channels_and_streams_are_apart(void **state)
@@ -635,6 +726,7 @@ int main(void)
         cmocka_unit_test(ranks_talk_to_all_at_once_or_to_some_and_by_the_host),
         cmocka_unit_test(aborts_and_deadlines_end_messages_on_every_rank_and_a_reset_connects_anew),
         cmocka_unit_test(a_rank_that_dies_is_named),
+        cmocka_unit_test(a_poll_function_ends_a_set_up),
         cmocka_unit_test(a_missing_library_or_function_is_named),
         cmocka_unit_test(another_device_than_cuda_is_refused),
     };
