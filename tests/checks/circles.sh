@@ -62,9 +62,19 @@ circles()
         }' | sort
 }
 
-for folder in $(cd "$DP_TOP_SRCDIR" && find libdualpipe offload nccl-plugin -type d \
+# Folders of the command and of tests that still have some.
+known=' tests/conformance tests/fakes tests/fakes/ibverbs tests/simcuda tools/bench tools/checkpoint '
+known="$known tools/doctor tools/mix tools/train tools/train/cuda tools/tune "
+
+# Of the whole tree; what is not built here (a test, CUDA) has no objects to look at.
+for folder in $(cd "$DP_TOP_SRCDIR" && find libdualpipe offload nccl-plugin tools tests -type d \
     ! -path '*/include*' | sort); do
     [ -d "$folder" ] || continue
-    case_is "circles in $folder" "$(circles "$folder")"
+    found=$(circles "$folder")
+    case "$known" in
+    *" $folder "*)
+        [ -z "$found" ] || case_skipped "circles in $folder: known, $(echo "$found" | wc -l) calls" ;;
+    *) case_is "circles in $folder" "$found" ;;
+    esac
 done
 cases_end

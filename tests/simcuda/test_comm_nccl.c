@@ -596,14 +596,14 @@ static int stay_away(struct dp_comm *given)
 
 /* Once rank 1 stays away, and rank 0 has had time to hear the last of it: nothing of the host's
  * is waited for any more. */
-struct impatience {
+struct countdown {
     atomic_int *away; /* shared by the ranks */
     int polls;
 };
 
-static int lose_patience(void *user)
+static int give_up_later(void *user)
 {
-    struct impatience *i = user;
+    struct countdown *i = user;
 
     return atomic_load(i->away) && ++i->polls >= 200 ? -4 : 0;
 }
@@ -611,7 +611,7 @@ static int lose_patience(void *user)
 static int interrupt_open(struct dp_comm *comm, void *arg)
 {
     const struct dp_nccl_peer peer = {.rank = 1, .sends = 1};
-    struct impatience impatience = {.away = arg};
+    struct countdown countdown = {.away = arg};
     struct dp_nccl_config config = {.peers = &peer, .peer_count = 1};
     struct dp_comm *nccl;
     struct dp_request req;
@@ -621,12 +621,12 @@ static int interrupt_open(struct dp_comm *comm, void *arg)
     if (dp_comm_rank(comm)) {
         if (stay_away(comm))
             return -1;
-        atomic_store(impatience.away, 1);
+        atomic_store(countdown.away, 1);
         int err = dp_comm_irecv(comm, 0, 0, 0, &byte, 1, &req);
         CHECK((err ? err : dp_comm_wait(comm, &req, 0)) == DP_EABORTED);
     } else {
         CHECK(!dp_device_cuda_open(0, &config.device));
-        dp_comm_set_poll(comm, lose_patience, &impatience);
+        dp_comm_set_poll(comm, give_up_later, &countdown);
         int err = dp_comm_nccl_open(comm, &config, &nccl);
         dp_comm_set_poll(comm, NULL, NULL);
         CHECK(err == -4);
