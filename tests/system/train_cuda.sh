@@ -16,8 +16,8 @@ case " $DP_CC " in
 esac
 printf simulated >"$work/kernels"
 
-# What cuBLASLt leaves behind where it does not start, as without a GPU.
-echo leak:libcublasLt >"$work/leaks"
+# What cuBLASLt leaves behind where it does not start, as without a GPU; and NCCL some of its own memory.
+printf '%s\n' leak:libcublasLt leak:ncclCalloc leak:libnccl.so >"$work/leaks"
 export LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
 
 on_cuda()
