@@ -121,6 +121,23 @@ int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *o
 /* One entry that is no message, whose inputs are there. */
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 
+/* ---- early.c -------------------------------------------------------------------------------- */
+
+/* Tables of a plan whose weight parts may move (early_weights), for its program. DP_ENOMEM. */
+int dp_early_init(struct dp_pipeline *pipe, struct dp_program *program);
+void dp_early_fini(struct dp_program *program);
+/* A step begins. e may be NULL. */
+void dp_early_begin(struct dp_early *e);
+/* Before an entry waits: run weight parts while its messages are late. */
+int dp_early_run(struct dp_pipeline *pipe, const struct dp_plan_op *op,
+                 int (*run_weight)(struct dp_pipeline *pipe, const struct dp_plan_op *weight));
+/* It has waited. */
+void dp_early_learn(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* Has the entry, a weight part that is reached in the plan, been carried out already? */
+bool dp_early_is_done(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* How long an entry took. */
+void dp_early_note_weight(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_t took_ns);
+
 /* ---- driven.c ------------------------------------------------------------------------------- */
 
 /* Tables of a plan that messages drive, for its program. DP_ENOMEM. */

@@ -142,6 +142,7 @@ struct pipelined_config {
         *reduce; /* of the REDUCEs of `training`; NULL: sum with the mirror's */
     void *reduce_user;
     bool any_order;   /* do not add gradients up in the fixed order */
+    bool early_weights; /* dp_pipeline_config */
     int order_blocks; /* of fixed order, of this replica; 0: 2 */
     struct replica replica; /* whose schedules have M / count micro-batches */
     bool by_messages; /* they decide which op comes next, not the schedule's list */

@@ -466,6 +466,7 @@ static int make_engine(struct job *j)
             .reduce = settings_reduce_early(s) ? &trainer_reduce_ops : NULL,
             .reduce_user = &j->trainer,
             .any_order = s->any_order,
+            .early_weights = s->early_weights,
             .order_blocks = s->own_blocks,
             .replica = j->replica,
             .by_messages = !strcmp(s->execution, "messages"),
