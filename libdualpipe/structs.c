@@ -28,6 +28,7 @@
 #include <dualpipe/random.h>
 #include <dualpipe/remote.h>
 #include <dualpipe/schedule.h>
+#include <dualpipe/segments.h>
 #include <dualpipe/stage.h>
 #include <dualpipe/topology.h>
 #include <dualpipe/trace.h>
@@ -149,6 +150,10 @@ static const struct {
     KNOWN(dp_save_bytes),
     KNOWN(dp_schedule),
     KNOWN(dp_schedule_spec),
+    KNOWN(dp_segment),
+    KNOWN(dp_segment_call),
+    KNOWN(dp_segment_place),
+    KNOWN(dp_segmented_stage),
     KNOWN(dp_shared_place),
     KNOWN(dp_simulation),
     KNOWN(dp_skip),

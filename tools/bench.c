@@ -16,6 +16,8 @@ static const struct command commands[] = {
     {"net", "net plugins for NCCL, beside each other and what the machine could do", run_bench_net},
     {"offload", "a model that is streamed through the device: does it overlap?", run_bench_offload},
     {"optimizer", "a step of AdamW, alone and with mixing", run_bench_optimizer},
+    {"segments", "overlapped pairs of stages of segments, against the shortest order",
+     run_bench_segments},
     {"topology", "machines of many GPUs: shown, built and read", run_bench_topology},
     {"tuner", "an answer of the tuner of NCCL, against a scan of all rules", run_bench_tuner},
     {"wire", "messages between two processes: latency and bandwidth", run_bench_wire},

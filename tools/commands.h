@@ -26,6 +26,7 @@ int run_bench_net(int argc, char **argv);
 int run_bench_offload(int argc, char **argv);
 int run_bench_optimizer(int argc, char **argv);
 int run_bench_schedule(int argc, char **argv);
+int run_bench_segments(int argc, char **argv);
 int run_bench_step(int argc, char **argv);
 int run_bench_topology(int argc, char **argv);
 int run_bench_tuner(int argc, char **argv);

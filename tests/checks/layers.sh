@@ -18,7 +18,7 @@ tuning      2  tuning
 device      2  device
 wire        2
 comm        3  comm controller nccl
-pipeline    4  stage pipeline trace remote values async
+pipeline    4  stage pipeline trace remote values async segments
 mixing      4  mixer mixing replicas
 offload     5  offload
 '
