@@ -56,6 +56,39 @@ keeps_within_a_budget()
     [ "$(jq '.rank_bytes | max' small.json)" -le "$most" ] || wrong "$(cat small.json)"
 }
 
+# Between what recomputes all and what keeps all, some activations go to the host or are computed again.
+# How layers are cut depends on measured times, so the range is found anew if it has moved.
+offloads_within_a_budget()
+{
+    large='--layers 6 --width 32 --heads 2 --context 64 --batch 16'
+    for try in 1 2 3 4; do
+        # shellcheck disable=SC2086 # words
+        run plan --data text -P 2 -M 8 -s 1f1b $large --memory 1GiB -o all.json || return
+        most=$(jq '.rank_bytes | max' all.json)
+        # shellcheck disable=SC2086 # words
+        refuses 2 "no plan fits" plan --data text -P 2 -M 8 -s 1f1b $large --memory 1KiB || return
+        least=$(sed 's/.*at least \([0-9]*\) bytes.*/\1/' "$work/err")
+        budget=$(((most + 3 * least) / 4))
+        # shellcheck disable=SC2086 # words
+        "$dualpipe" plan --data text -P 2 -M 8 -s 1f1b $large --memory $budget -o some.json \
+            >"$work/out" 2>&1 || continue
+        [ "$(jq -r .offload some.json)" = activations ] && break
+        [ $try -lt 4 ] || wrong 'no plan offloads' || return
+    done
+    says '* 1f1b' 'offload' || return
+    [ "$(jq '."device-memory"' some.json)" -eq "$budget" ] || wrong "$(cat some.json)" || return
+    want=$(jq -c .rank_bytes some.json)
+    train --plan some.json || return
+    says "\"rank_bytes\":$want" '"offload":{' || return
+    device=$(sed -n 's/.*"device_bytes":\([0-9]*\).*/\1/p' "$work/out")
+    [ "$device" -le "$budget" ] || wrong "$device bytes on the device of $budget" || return
+    losses >planned
+    # shellcheck disable=SC2086 # words
+    train $large -M 8 --schedule none || return
+    losses | diff planned - || return
+    refuses 2 '--device-memory: expected' train --data text --plan some.json --device-memory 64MiB
+}
+
 # refuses_a_plan TEXT FILTER - a good plan, changed by jq.
 refuses_a_plan()
 {
@@ -108,6 +141,9 @@ if command -v jq >/dev/null; then
         it plans $kind 8
     done
     it keeps_within_a_budget
+    it offloads_within_a_budget
+    it refuses_a_plan 'offload: something else' '.offload = 3'
+    it refuses_a_plan 'slack: something else' '.slack = "x"'
     it refuses_a_plan 'ranks: missing' 'del(.ranks)'
     it refuses_a_plan 'blocks: something else' '.blocks[0] = -1'
     it refuses_a_plan 'layers: something else' '.layers = "6"'

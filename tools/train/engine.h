@@ -83,7 +83,7 @@ struct engine {
     struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
     const struct dp_schedule *schedule; /* NULL: sequential */
     struct dp_recorder *recorder;       /* NULL: sequential */
-    size_t pipeline_bytes;              /* that dp_pipeline has taken */
+    size_t pipeline_bytes;              /* that dp_pipeline has taken on the device */
     bool reduces;                       /* train sums gradients over all that hold a stage */
 };
 
@@ -161,8 +161,8 @@ struct offloaded_figures;
 bool pipelined_figures(const struct engine *e, struct offloaded_figures *out);
 int pipelined_new(const struct pipelined_config *config, struct engine **out);
 
-/* What a pipeline rank of it would hold, its comm aside: the pipeline's memory, weights, gradients,
- * AdamW's state and scratch. Errors of dp_pipeline_measure. */
+/* What a pipeline rank of it would hold on the device, its comm aside: the pipeline's memory, weights,
+ * gradients, AdamW's state and scratch. Errors of dp_pipeline_measure. */
 int pipelined_measure(const struct pipelined_config *config, int rank, size_t *bytes);
 
 #endif

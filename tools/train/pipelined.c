@@ -510,7 +510,7 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
     if (err)
         return err;
     dp_pipeline_memory(p->pipeline, &memory);
-    p->base.pipeline_bytes = memory.total_bytes;
+    p->base.pipeline_bytes = memory.total_bytes - memory.evicted_bytes;
     return p->cuda ? follow_pipeline(p) : 0;
 }
 
@@ -607,7 +607,7 @@ int pipelined_measure(const struct pipelined_config *config, int rank, size_t *b
         const struct dp_pipeline_config described = describe(p, config, stages);
         err = dp_pipeline_measure(&described, rank, &memory);
     }
-    *bytes = err ? 0 : memory.total_bytes;
+    *bytes = err ? 0 : memory.total_bytes - memory.evicted_bytes;
     for (int i = 0; i < p->base.stage_count && !err; i++) {
         *bytes += gpt_stage_bytes(p->base.stages[i]);
         err = measure_state(p->base.stages[i], bytes);

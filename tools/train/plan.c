@@ -9,6 +9,7 @@
 #include "output.h"
 #include "train/blas_kernels.h"
 #include "train/engine.h"
+#include "train/pipeline_fit.h"
 #include "train/plan_measure.h"
 #include "train/settings.h"
 #include "train/trainer.h"
@@ -19,8 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_MICROBATCHES = 4, MODES = 3, SLACKS = 2,
+enum { MOST_MICROBATCHES = 4, MODES = 4, SLACKS = 2,
        PLANS_MAX = MOST_MICROBATCHES * MODES * SLACKS * DP_SCHEDULE_KINDS };
+
+/* Of a copy between device and host: what the offload of activations assumes, too. */
+static const double host_bytes_per_ns = 4;
 
 struct plan_args {
     struct settings s; /* first: its options are those of train */
@@ -32,10 +36,11 @@ struct plan_args {
 struct choice {
     const char *schedule, *checkpoint;
     int microbatches, slack;
+    bool offload; /* of activations, within the budget */
     struct block_list blocks;
     int64_t step_ns;
     double bubble;
-    size_t *rank_bytes, most_bytes;
+    size_t *rank_bytes, most_bytes; /* on the device */
 };
 
 struct planner {
@@ -130,6 +135,14 @@ static void fill_ops(const struct planner *p, const struct settings *s, int rank
     }
 }
 
+/* Of what a micro-batch saves, to the host or back. */
+static double copy_ns(const struct settings *s)
+{
+    const int stages = s->training->stages;
+
+    return (double)gpt_stage_size(&s->model, stages - 1, stages).save_bytes / host_bytes_per_ns;
+}
+
 static int simulate(const struct planner *p, const struct settings *s, struct choice *c)
 {
     const struct dp_schedule *list = s->training;
@@ -146,6 +159,8 @@ static int simulate(const struct planner *p, const struct settings *s, struct ch
         err = dp_schedule_simulate(
             list,
             &(struct dp_cost){.op_ns = ns,
+                              .evict_ns = copy_ns(s),
+                              .fetch_ns = copy_ns(s),
                               .link_latency_ns = p->args->latency_ns,
                               .link_bytes_per_ns = p->args->bandwidth,
                               .message_bytes = (double)s->model.batch * s->model.context *
@@ -185,7 +200,33 @@ static int measure_bytes(const struct settings *s, struct choice *c)
     return err;
 }
 
+/* Send as few activations to the host, or compute them again, as the budget asks for. false: none need
+ * be, or nothing is small enough. */
+static bool offload(struct settings *s)
+{
+    const struct pipeline_fit fit = {
+        .model = &s->model,
+        .training = s->training,
+        .forward = s->forward,
+        .device_bytes = (size_t)s->device_memory,
+        .activations = true,
+        .order_blocks = s->any_order ? 0 : s->own_blocks ? s->own_blocks : 2,
+    };
+    struct dp_offload_choice chosen = {0};
+
+    command_mute(true);
+    const int err = pipeline_fit_choose(&fit, &chosen);
+    command_mute(false);
+    return !err && chosen.evicted + chosen.recomputed > 0;
+}
+
 /* ---- all of them ----------------------------------------------------------------------------- */
+
+static void take_offload(const struct planner *p, const struct choice *c, struct settings *s)
+{
+    s->offload.any = s->offload.activations = c->offload;
+    s->device_memory = c->offload ? p->args->budget : 0;
+}
 
 /* The settings of a choice, complete. The caller ends with settings_fini. */
 static bool complete(const struct planner *p, const struct choice *c, struct settings *s)
@@ -198,23 +239,25 @@ static bool complete(const struct planner *p, const struct choice *c, struct set
     s->slack = c->slack;
     s->microbatches = c->microbatches;
     s->blocks = c->blocks;
+    take_offload(p, c, s);
     return settings_complete(s, p->files, 0, &status);
 }
 
-static int try_choice(struct planner *p, struct choice *c)
+/* *possible false: the choice is none. */
+static int try_choice(struct planner *p, struct choice *c, bool *possible)
 {
     struct settings *s = malloc(sizeof(*s));
     int err = s ? 0 : DP_ENOMEM;
 
     if (err)
         return err;
-    if (complete(p, c, s)) {
-        err = simulate(p, s, c);
-        if (!err)
-            err = measure_bytes(s, c);
-    } else {
+    if (!complete(p, c, s))
         err = DP_EINVAL;
-    }
+    *possible = !err && (!c->offload || offload(s));
+    if (*possible)
+        err = simulate(p, s, c);
+    if (*possible && !err)
+        err = measure_bytes(s, c);
     settings_fini(s);
     free(s);
     return err;
@@ -240,7 +283,9 @@ static int stages_of(const struct planner *p, enum dp_schedule_kind kind, int mi
 
 static int try_kind(struct planner *p, enum dp_schedule_kind kind, int microbatches, int slack)
 {
-    static const char *const modes[MODES] = {"never", "except_last", "always"};
+    static const char *const modes[MODES] = {"never", "except_last", "always", "never"};
+    const int count = p->args->budget > 0 && kind != DP_SCHEDULE_ASYNC ? MODES : MODES - 1;
+    bool possible = false;
     const char *only = p->args->s.schedule_name;
     const int stages = stages_of(p, kind, microbatches, slack);
     struct choice c = {.schedule = dp_schedule_kind_name(kind),
@@ -250,10 +295,13 @@ static int try_kind(struct planner *p, enum dp_schedule_kind kind, int microbatc
 
     if (!stages || (only && strcmp(only, c.schedule)) || !cut(p, kind, stages, &c.blocks))
         return 0;
-    for (int i = 0; i < MODES && !err; i++) {
-        p->choices[p->count] = c;
-        p->choices[p->count].checkpoint = modes[i];
-        err = try_choice(p, &p->choices[p->count++]);
+    for (int i = 0; i < count && !err; i++) {
+        struct choice *next = &p->choices[p->count];
+        *next = c;
+        next->checkpoint = modes[i];
+        next->offload = i == MODES - 1;
+        err = try_choice(p, next, &possible);
+        p->count += possible;
     }
     return err;
 }
@@ -321,7 +369,7 @@ static void print_table(const struct planner *p, const struct choice *best)
         char name[32];
         snprintf(name, sizeof(name), "%s%s", c->schedule, c->slack ? " slack" : "");
         printf("%c %-15s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
-               name, c->microbatches, c->checkpoint, (double)c->step_ns * 1e-6,
+               name, c->microbatches, c->offload ? "offload" : c->checkpoint, (double)c->step_ns * 1e-6,
                100 * c->bubble, (double)c->most_bytes / (1024 * 1024));
         for (int s = 0; s < c->blocks.count; s++)
             printf("%c%d", s ? ',' : ' ', (int)c->blocks.items[s]);
@@ -342,6 +390,7 @@ static int write_plan(const struct planner *p, const struct choice *best)
         s->slack = best->slack;
         s->microbatches = best->microbatches;
         s->blocks = best->blocks;
+        take_offload(p, best, s);
         status = output_close(&out, plan_file_write(out.file, s, best->step_ns, best->rank_bytes));
     }
     free(s);
@@ -440,9 +489,10 @@ int run_plan(int argc, char **argv)
     usage.about =
         "Find the fastest way to train the model on this machine. Its layers are measured, the\n"
         "stages cut so that the busiest rank has the least work (exact), and every schedule,\n"
-        "number of micro-batches and mode of recomputation is simulated. The step is that of the\n"
-        "pipeline; the optimizer comes after it. Bytes are those of the run, by rank: pipeline,\n"
-        "weights, gradients and the optimizer's state.";
+        "number of micro-batches and mode of recomputation is simulated; with --memory also what\n"
+        "sends activations to the host, or computes them again, as far as it must. The step is\n"
+        "that of the pipeline; the optimizer comes after it. Memory is that of the run, by rank, on\n"
+        "the device: pipeline, weights, gradients and the optimizer's state.";
     usage.examples = "  dualpipe plan --data book.txt -P 4 -o plan.json\n"
                      "  dualpipe train --data book.txt --plan plan.json\n"
                      "  dualpipe plan --data book.txt -P 2 --memory 12MiB\n";

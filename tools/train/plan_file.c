@@ -49,11 +49,12 @@ int64_t block_list_digest(const struct block_list *list)
 
 /* ---- the members ---------------------------------------------------------------------------- */
 
-/* What a plan decides, and what it is a plan of. Each is an option of train, too. */
+/* What a plan decides, and what it is a plan of. Each is an option of train, too. Of the parts of a
+ * model a plan offloads activations only. */
 static const struct member {
     const char *name;
     size_t offset;
-    enum { NUMBER, WORD, LIST, COUNT } type; /* a COUNT may be 0, or missing, which is 0 */
+    enum { NUMBER, WORD, LIST, COUNT, PARTS, BYTES } type; /* the last three may be missing */
 } members[] = {
     {"schedule", offsetof(struct settings, schedule_name), WORD},
     {"checkpoint", offsetof(struct settings, checkpoint), WORD},
@@ -66,6 +67,8 @@ static const struct member {
     {"batch", offsetof(struct settings, batch), NUMBER},
     {"blocks", offsetof(struct settings, blocks), LIST},
     {"slack", offsetof(struct settings, slack), COUNT},
+    {"offload", offsetof(struct settings, offload), PARTS},
+    {"device-memory", offsetof(struct settings, device_memory), BYTES},
 };
 enum { MEMBERS = sizeof(members) / sizeof(members[0]), WORD_LEN = 64 };
 
@@ -103,9 +106,9 @@ static bool take_member(const json_t *root, const struct member *m, char *at, si
         return join_blocks(value, at, room);
     if (m->type == WORD)
         return word && snprintf(at, room, "%s", word) < WORD_LEN;
-    if (m->type == COUNT && !value)
-        return snprintf(at, room, "0") > 0;
-    return json_is_integer(value) && json_integer_value(value) >= (m->type == NUMBER) &&
+    if (m->type == PARTS)
+        return word && snprintf(at, room, "%s", word) < WORD_LEN;
+    return json_is_integer(value) && json_integer_value(value) >= (m->type != COUNT) &&
            snprintf(at, room, "%" JSON_INTEGER_FORMAT, json_integer_value(value)) > 0;
 }
 
@@ -116,21 +119,23 @@ enum { LINE = 8 * BLOCK_LIST_MAX }; /* room for a word */
 static int take_members(const char *path, const json_t *root, struct plan_file *plan)
 {
     static const char *const expected[] = {"a number above 0", "a word",
-                                           "a list of numbers of blocks", "a number"};
+                                           "a list of numbers of blocks", "a number",
+                                           "parts of a model", "a number of bytes"};
     const char *program = json_string_value(json_object_get(root, "program"));
 
     if (!program || strcmp(program, program_name))
         return command_misused("--plan %s: program: expected \"%s\"", path, program_name);
     for (int i = 0; i < MEMBERS; i++) {
         char *at = plan->text + (size_t)i * LINE;
+        if (members[i].type >= COUNT && !json_object_get(root, members[i].name))
+            continue;
         if (!take_member(root, &members[i], at, LINE))
             return command_misused("--plan %s: %s: %s, expected %s", path, members[i].name,
                                    json_object_get(root, members[i].name) ? "something else"
                                                                           : "missing",
                                    expected[members[i].type]);
-        plan->argv[1 + i] = at;
+        plan->argv[1 + plan->word_count++] = at;
     }
-    plan->word_count = MEMBERS;
     return 0;
 }
 
@@ -167,10 +172,10 @@ int plan_file_read(const char *path, int argc, char **argv, struct plan_file **o
         plan->text = malloc((size_t)MEMBERS * LINE);
     }
     if (plan && plan->argv && plan->text) {
-        plan->argc = argc + MEMBERS;
         plan->argv[0] = argv[0];
-        memcpy(plan->argv + 1 + MEMBERS, argv + 1, (size_t)(argc - 1) * sizeof(*argv));
         status = take_members(path, root, plan);
+        plan->argc = argc + plan->word_count;
+        memcpy(plan->argv + 1 + plan->word_count, argv + 1, (size_t)(argc - 1) * sizeof(*argv));
     } else {
         status = command_broke("--plan %s: out of memory", path);
     }
@@ -199,9 +204,33 @@ static bool equal(const struct settings *a, const struct settings *b, const stru
 
     if (m->type == NUMBER || m->type == COUNT)
         return *(const int64_t *)x == *(const int64_t *)y;
+    if (m->type == BYTES)
+        return *(const double *)x == *(const double *)y;
+    if (m->type == PARTS)
+        return !memcmp(x, y, sizeof(struct offload_parts));
     if (m->type == WORD)
         return !strcmp(*(const char *const *)x, *(const char *const *)y);
     return block_list_digest(x) == block_list_digest(y);
+}
+
+/* What the plan says of a member, "" if nothing. */
+static const char *word_of(const struct plan_file *plan, const struct member *m)
+{
+    const size_t len = strlen(m->name);
+
+    for (int i = 1; i <= plan->word_count; i++)
+        if (!strncmp(plan->argv[i] + 2, m->name, len) && plan->argv[i][2 + len] == '=')
+            return plan->argv[i] + 2 + len + 1;
+    return "";
+}
+
+bool plan_file_offloads(const struct plan_file *plan)
+{
+    bool offloads = false;
+
+    for (int i = 0; i < MEMBERS; i++)
+        offloads |= members[i].type == PARTS && *word_of(plan, &members[i]);
+    return offloads;
 }
 
 int plan_file_check(const struct plan_file *plan, const char *path, const struct usage *usage,
@@ -214,16 +243,20 @@ int plan_file_check(const struct plan_file *plan, const char *path, const struct
 
     if (!own)
         return status;
-    memcpy(words, plan->argv, sizeof(words));
-    if (!args_parse(usage, 1 + MEMBERS, words, own, &none, &status))
+    memcpy(words, plan->argv, (1 + (size_t)plan->word_count) * sizeof(*words));
+    if (!args_parse(usage, 1 + plan->word_count, words, own, &none, &status))
         status = EXIT_USAGE;
     else if (values->file || strcmp(values->model_name, "gpt"))
         status = command_misused("--plan %s with %s: expected one of them", path,
                                  values->file ? "--file" : "--model mlp-bn");
     for (int i = 0; i < MEMBERS && !status; i++)
-        if (!equal(own, values, &members[i]))
+        if ((members[i].type < PARTS || plan_file_offloads(plan)) &&
+            !equal(own, values, &members[i]))
             status = command_misused("--%s: expected %s, as in --plan %s", members[i].name,
-                                     strchr(plan->argv[1 + i], '=') + 1, path);
+                                     members[i].type == COUNT && !*word_of(plan, &members[i])
+                                         ? "0"
+                                         : word_of(plan, &members[i]),
+                                     path);
     free(own);
     return status;
 }
@@ -243,9 +276,11 @@ static json_t *json_member(const struct settings *s, const struct member *m)
 {
     const void *at = member_of(s, m);
 
-    return m->type == WORD   ? json_string(*(const char *const *)at)
-           : m->type == LIST ? json_blocks(at)
-                             : json_integer(*(const int64_t *)at);
+    return m->type == WORD    ? json_string(*(const char *const *)at)
+           : m->type == LIST  ? json_blocks(at)
+           : m->type == PARTS ? json_string("activations")
+           : m->type == BYTES ? json_integer((json_int_t)*(const double *)at)
+                              : json_integer(*(const int64_t *)at);
 }
 
 int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const size_t *rank_bytes)
@@ -253,7 +288,8 @@ int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const s
     json_t *root = json_pack("{s:s}", "program", program_name), *bytes = json_array();
 
     for (int i = 0; i < MEMBERS; i++)
-        json_object_set_new(root, members[i].name, json_member(s, &members[i]));
+        if (members[i].type < PARTS || s->offload.activations)
+            json_object_set_new(root, members[i].name, json_member(s, &members[i]));
     for (int rank = 0; rank < s->ranks; rank++)
         json_array_append_new(bytes, json_integer((json_int_t)rank_bytes[rank]));
     json_object_set_new(root, "step_ns", json_integer(step_ns));

@@ -44,6 +44,8 @@ struct usage;
 struct settings;
 int plan_file_check(const struct plan_file *plan, const char *path, const struct usage *usage,
                     const struct settings *values);
+/* Does it send activations to the host? */
+bool plan_file_offloads(const struct plan_file *plan);
 void plan_file_free(struct plan_file *plan);
 
 /* Write one, of settings that are complete. 0 or DP_EIO, DP_ENOMEM. */

@@ -171,7 +171,7 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "step_ms", m->step_ms);
     set_number(o, "simulated_ms", m->simulated_ms);
     set_number(o, "memory_bytes", m->memory_bytes);
-    if (s->training && !s->offload.any && !settings_on_cuda(s))
+    if (s->training && !s->offload.params && !s->offload.optimizer && !settings_on_cuda(s))
         json_object_set_new(o, "rank_bytes", json_held(r, m));
     if (m->offloaded)
         json_object_set_new(o, "offload", json_offload(&m->offload));

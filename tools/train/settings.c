@@ -575,7 +575,8 @@ static bool check_tied(const struct settings *s)
 /* Its stages were measured, and their bytes counted, on the CPU and with all parameters apart. */
 static bool check_plan(const struct settings *s)
 {
-    const char *other = s->offload.any         ? "--offload"
+    const bool offloads = s->offload.any && !(s->planned && plan_file_offloads(s->planned));
+    const char *other = offloads               ? "--offload"
                         : s->tied              ? "--tie-embeddings"
                         : settings_on_cuda(s) ? "--device cuda"
                                                : NULL;
