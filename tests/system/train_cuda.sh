@@ -75,7 +75,15 @@ refused()
     grep -q -- "$sentence" "$work/err" || wrong "$(cat "$work/err")"
 }
 
-# by_nccl TIE... - messages go by the real NCCL, from simulated GPU to simulated GPU, and the numbers are those
+refused_on_the_cpu()
+{
+    sentence=$1
+    shift
+    run train $small "$@" && return 1
+    grep -q -e "$sentence" "$work/err" || wrong "$(cat "$work/err")"
+}
+
+# by_nccl OPTIONS... - messages go by the real NCCL, from simulated GPU to simulated GPU, and the numbers are those
 # of messages through the host, to the last bit.
 by_nccl()
 {
@@ -136,9 +144,9 @@ if [ -f "$sim" ]; then
     it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16
     it mixes_as_the_cpu
     it by_nccl --schedule dualpipe -P 2 --tie-embeddings
-    it refused 'expected --device cuda' --device cpu --transport nccl
+    it refused_on_the_cpu '--transport nccl: expected --device cuda' --transport nccl
+    it refused_on_the_cpu '--no-graphs: expected --device cuda' --no-graphs
     it refused 'expected --execution list' --schedule async -P 2 --execution messages --transport nccl
-    it refused 'expected --device cuda' --device cpu --no-graphs
     it refused 'expected a schedule' --schedule none
     it refused 'expected at most 128' --schedule 1f1b -P 1 --width 260 --heads 2
     it goes_on_as_it_was --schedule 1f1b -P 1 --dtype bf16
