@@ -138,6 +138,14 @@ exports_the_trace_of_a_golden_file()
 }
 
 # A schedule that was changed by hand: the last op of rank 0 is gone.
+# PyTorch's own test has the list of its DualPipeV for 4 ranks and 10 micro-batches, of 1261 bytes
+# (test/distributed/pipelining/artifacts/dualpipev_4rank_10mb.csv); this is its checksum.
+writes_the_list_that_pytorch_published()
+{
+    run schedule export dualpipev -P 4 -M 10 --format pytorch-csv -o "$work/list.csv" || return
+    [ "$(cksum <"$work/list.csv")" = '4092502686 1261' ] || wrong "another list: $(cat "$work/list.csv")"
+}
+
 knows_the_lists_of_pytorch()
 {
     run schedule export dualpipev -P 2 -M 4 --format pytorch-csv -o "$work/list.csv" || return
@@ -253,6 +261,7 @@ it round_trips dualpipev csv -P 2 -M 4 --forward-only --return-outputs
 it round_trips gpipe text -P 1 -M 1
 for file in "$DP_TEST_DATA"/golden/dualpipe*.json; do it exports_the_trace_of_a_golden_file "$file"; done
 it knows_the_lists_of_pytorch
+it writes_the_list_that_pytorch_published
 it finds_what_is_wrong
 it keeps_to_bounds_it_is_given
 it refuses_a_file_that_is_no_schedule

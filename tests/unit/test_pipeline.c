@@ -61,6 +61,23 @@ static void every_schedule_trains_like_a_sequential_loop(void **state)
     }
 }
 
+/* Every kind on 1 to 8 ranks, gradients and losses to the last bit. */
+static void every_number_of_ranks_trains_like_a_sequential_loop(void **state)
+{
+    (void)state;
+    for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
+        for (int ranks = 1; ranks <= 8; ranks++) {
+            if (kind == DP_SCHEDULE_DUALPIPE && ranks % 2)
+                continue;
+            struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+                .kind = kind, .ranks = ranks, .microbatches = 2 * ranks, .mirror_reduce = true});
+            struct job job = job_make(s);
+            job.fixed_order = true;
+            expect_sequential_by(job, run_steps);
+            dp_schedule_free(s);
+        }
+}
+
 static const struct dp_schedule_spec some[] = {
     {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 5},
     {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 6},
@@ -1103,6 +1120,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_trains_like_a_sequential_loop),
+        cmocka_unit_test(every_number_of_ranks_trains_like_a_sequential_loop),
         cmocka_unit_test(training_can_return_outputs),
         cmocka_unit_test(forward_only_gives_losses_and_outputs),
         cmocka_unit_test(a_batch_can_be_cut_along_another_dimension),

@@ -1,0 +1,158 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# launchers.sh - the training job as other programs start it, with the losses of one process: by torchrun's
+# variables over two network namespaces, as two hosts are, and by torchrun itself in the long form, where
+# python3 (or $PYTHON) has torch; by Slurm's variables; and by PMIx's.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+"$dualpipe" train --help >/dev/null 2>&1 || {
+    it skip 'this build cannot train'
+    finish
+}
+if [ "${DP_TWO_HOSTS:-}" != inside ] && unshare -n true 2>/dev/null; then
+    DP_TWO_HOSTS=inside
+    export DP_TWO_HOSTS
+    rm -rf "$work" # the script begins anew, and makes another
+    exec unshare -n sh "$0"
+fi
+
+cd "$work" || exit 1
+cp "$DP_TOP_SRCDIR/LICENSE" text || exit 1
+unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID \
+    SLURM_NTASKS SLURM_JOB_ID DUALPIPE_COMM_ADDRESS
+port=$((20000 + $$ % 20000))
+job='train --data text --steps 2 --layers 2 --width 16 --heads 2 --context 16 --json'
+
+losses()
+{
+    sed -n 's/.*"event":"step".*\("loss":[^,]*\).*/\1/p' "$1"
+}
+
+# ---- two hosts ------------------------------------------------------------------------------------
+
+far=
+trap 'kill $far 2>/dev/null; rm -rf "$work"' EXIT
+no_hosts=
+
+on_far()
+{
+    nsenter -t "$far" -n "$@"
+}
+
+# 10.99.0.1 here, 10.99.0.2 in the other namespace; else $no_hosts says why not.
+two_hosts()
+{
+    [ "${DP_TWO_HOSTS:-}" = inside ] || no_hosts='this user may not make a network namespace (unshare -n)'
+    for tool in ip nsenter; do
+        command -v $tool >/dev/null || no_hosts="$tool is not installed"
+    done
+    [ -z "$no_hosts" ] || return 0
+    unshare -n sleep 250 &
+    far=$!
+    tries=0
+    until [ "$(readlink /proc/$far/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 1000 ] || no_hosts='the second network namespace did not come'
+        [ -z "$no_hosts" ] || return 0
+    done
+    ip link set lo up
+    on_far ip link set lo up
+    ip link add near0 type veth peer name far0 2>why || no_hosts="this kernel makes no veth pair: $(cat why)"
+    [ -z "$no_hosts" ] || return 0
+    ip link set far0 netns $far
+    ip addr add 10.99.0.1/24 dev near0
+    ip link set near0 up
+    on_far ip addr add 10.99.0.2/24 dev far0
+    on_far ip link set far0 up
+}
+
+# ---- ranks ----------------------------------------------------------------------------------------
+
+# two_ranks HOW - start COMMAND of rank 0 and of rank 1 by HOW RANK, and compare losses.
+two_ranks()
+{
+    rank 1 >one.out 2>one.err &
+    side=$!
+    status=0
+    rank 0 >zero.out 2>zero.err || status=$?
+    wait $side || status=$?
+    [ $status = 0 ] || wrong "status $status: $(cat zero.err one.err)" || return
+    losses zero.out >together
+    [ -s together ] || wrong "no losses: $(cat zero.out)" || return
+    diff alone together
+}
+
+# Rank 1 on the other host.
+torchrun_variables_over_two_hosts()
+{
+    [ -z "$no_hosts" ] || skip "$no_hosts"
+    # shellcheck disable=SC2317 # called by two_ranks
+    rank()
+    {
+        side_of=
+        [ "$1" = 0 ] || side_of=on_far
+        # shellcheck disable=SC2086 # words
+        RANK=$1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=10.99.0.1 MASTER_PORT=$port \
+            $side_of timeout 120 "$dualpipe" $job -P 2 $transport
+    }
+    two_ranks
+}
+
+slurm_variables()
+{
+    # shellcheck disable=SC2317 # called by two_ranks
+    rank()
+    {
+        # shellcheck disable=SC2086 # words
+        SLURM_PROCID=$1 SLURM_NTASKS=2 SLURM_LOCALID=$1 SLURM_JOB_ID=$port SLURM_STEP_ID=0 \
+            SLURM_STEP_NODELIST="localhost" timeout 120 "$dualpipe" $job -P 2
+    }
+    two_ranks
+}
+
+pmix_variables()
+{
+    # shellcheck disable=SC2317 # called by two_ranks
+    rank()
+    {
+        # shellcheck disable=SC2086 # words
+        PMIX_RANK=$1 PMIX_NAMESPACE="job-$port" SLURM_NTASKS=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 20)) \
+            timeout 120 "$dualpipe" $job -P 2
+    }
+    two_ranks
+}
+
+# The same by torchrun, which pip installs; it starts no Python of the job's.
+torchrun_over_two_hosts()
+{
+    python=${PYTHON:-python3}
+    [ -n "${DP_TEST_FULL:-}" ] || skip 'torchrun itself: --full runs it'
+    "$python" -c 'import torch' 2>/dev/null || skip "no torch for $python: pip install torch, or set PYTHON"
+    [ -z "$no_hosts" ] || skip "$no_hosts"
+    # shellcheck disable=SC2317 # called by two_ranks
+    rank()
+    {
+        side_of='' device=near0
+        [ "$1" = 0 ] || side_of=on_far device=far0
+        # shellcheck disable=SC2086 # words
+        GLOO_SOCKET_IFNAME=$device $side_of timeout 240 "$python" -m torch.distributed.run --nnodes 2 \
+            --nproc-per-node 1 --node-rank "$1" --master-addr 10.99.0.1 --master-port $((port + 10)) \
+            --no-python "$dualpipe" $job -P 2
+    }
+    two_ranks
+}
+
+two_hosts
+[ "${DP_TWO_HOSTS:-}" != inside ] || ip link set lo up 2>/dev/null || :
+# shellcheck disable=SC2086 # words
+"$dualpipe" $job --schedule none >alone.out 2>err || { cat err; exit 1; }
+losses alone.out >alone
+transport=''
+it torchrun_variables_over_two_hosts
+transport='--transport tcp'
+it torchrun_variables_over_two_hosts
+it torchrun_over_two_hosts
+it slurm_variables
+it pmix_variables
+finish
