@@ -300,14 +300,12 @@ static bool same_invocations(const json_t *list, const struct dp_partition *p)
     return same;
 }
 
-/* Is the result under these keys ours? Without them there is nothing to compare. */
+/* Is the result under these keys ours? */
 static bool partition_is_right(const json_t *record, const char *groups, const char *invocations,
                                bool compat)
 {
     struct dp_partition *p;
 
-    if (!json_object_get(record, groups))
-        return true;
     if (make_partition(record, compat, &p))
         return false;
     bool right = same_groups(json_object_get(record, groups), p) &&
@@ -316,17 +314,59 @@ static bool partition_is_right(const json_t *record, const char *groups, const c
     return right;
 }
 
+/* What fairscale makes of it executes every entry of the list once and in order. */
+static bool compat_is_correct(const json_t *record)
+{
+    struct dp_partition *both[2];
+    bool same;
+
+    if (make_partition(record, true, &both[0]))
+        return false;
+    if (make_partition(record, false, &both[1])) {
+        dp_partition_free(both[0]);
+        return false;
+    }
+    same = both[0]->invocation_count == both[1]->invocation_count;
+    for (int32_t k = 0; k < both[0]->invocation_count && same; k++) {
+        const struct dp_layer_group *a = &both[0]->groups[both[0]->invocations[k].group];
+        const struct dp_layer_group *b = &both[1]->groups[both[1]->invocations[k].group];
+        same = a->count == b->count &&
+               !memcmp(both[0]->positions + a->first, both[1]->positions + b->first,
+                       (size_t)a->count * sizeof(int32_t));
+    }
+    dp_partition_free(both[0]);
+    dp_partition_free(both[1]);
+    return same;
+}
+
+/* A record has both results, or the corrected one alone where fairscale had none. */
+static enum verdict check_one_partition(struct golden *g, size_t i, const json_t *record)
+{
+    const json_t *seed = json_object_get(record, "seed_groups");
+    const json_t *correct = json_object_get(record, "seed_is_correct");
+
+    if (!json_is_array(json_object_get(record, "correct_groups")))
+        return NOTE(g, FAILED, "record %zu: no correct_groups, expected a list", i);
+    if (!partition_is_right(record, "correct_groups", "correct_invocations", false))
+        return NOTE(g, FAILED, "record %zu: the corrected partition is another one here", i);
+    if (seed && !json_is_null(seed) &&
+        !partition_is_right(record, "seed_groups", "seed_invocations", true))
+        return NOTE(g, FAILED, "record %zu: fairscale's partition is another one here", i);
+    if (json_is_boolean(correct) && json_is_true(correct) != compat_is_correct(record))
+        return NOTE(g, FAILED, "record %zu: seed_is_correct is %s, not with us", i,
+                    json_is_true(correct) ? "true" : "false");
+    return PASSED;
+}
+
 static enum verdict check_asyncpipe_partition(struct golden *g)
 {
+    enum verdict verdict = PASSED;
     const json_t *record;
     size_t i;
 
-    json_array_foreach(g->value, i, record) {
-        if (!partition_is_right(record, "correct_groups", "correct_invocations", false))
-            return NOTE(g, FAILED, "record %zu: the corrected partition is another one here", i);
-        if (!partition_is_right(record, "seed_groups", "seed_invocations", true))
-            return NOTE(g, FAILED, "record %zu: fairscale's partition is another one here", i);
-    }
+    json_array_foreach(g->value, i, record)
+        if ((verdict = check_one_partition(g, i, record)) != PASSED)
+            return verdict;
     return NOTE(g, PASSED, "%zu partitions, corrected and as fairscale makes them", i);
 }
 
@@ -402,7 +442,41 @@ static const char *next_of_mb(const struct events *e, int mb, size_t *at)
     return *at < e->count ? e->lines[(*at)++] : NULL;
 }
 
-/* The order of micro-batches depends on the arrival of messages; that within each does not. */
+/* Where each rank is visited once, a rank's events have one order. */
+static bool same_sequence(const json_t *recorded, const struct events *ours)
+{
+    const json_t *value;
+    size_t at = 0, i;
+
+    json_array_foreach(recorded, i, value) {
+        char line[64];
+        int mb;
+        if (!read_recorded(value, line, &mb))
+            continue;
+        if (at == ours->count || strcmp(ours->lines[at++], line))
+            return false;
+    }
+    return at == ours->count;
+}
+
+/* How many micro-batches a rank that is not the last says that there were. */
+static bool same_returned(const json_t *recorded, int mbs)
+{
+    static const char returned[] = "returned list len ";
+    const json_t *value;
+    size_t i;
+
+    json_array_foreach(recorded, i, value) {
+        const char *text = json_string_value(value);
+        if (text && !strncmp(text, returned, strlen(returned)) &&
+            atoi(text + strlen(returned)) != mbs)
+            return false;
+    }
+    return true;
+}
+
+/* Otherwise the order of micro-batches depends on the arrival of messages; that within each does
+ * not. */
 static bool same_events(const json_t *recorded, const struct events *ours, int mbs)
 {
     size_t count = 0;
@@ -433,7 +507,9 @@ static bool rank_is_right(const json_t *recorded, const struct dp_schedule *s,
 
     if (right) {
         list_events(s, p, rank, &e);
-        right = same_events(recorded, &e, s->mb_per_stream);
+        right = same_returned(recorded, s->mb_per_stream) &&
+                (p->invocation_count == p->stages ? same_sequence(recorded, &e)
+                                                  : same_events(recorded, &e, s->mb_per_stream));
     }
     free(e.lines);
     free(e.mbs);
@@ -485,7 +561,8 @@ static enum verdict check_asyncpipe_events(struct golden *g)
         if (!right)
             return NOTE(g, FAILED, "record %zu: the schedule 'async' has other events", i);
     }
-    return NOTE(g, PASSED, "%zu runs: every event, in its order within each micro-batch", i);
+    return NOTE(g, PASSED, "%zu runs: every event in its order; with layers used again, within each "
+                "micro-batch", i);
 }
 
 /* ---- mixing graphs --------------------------------------------------------------------------- */
@@ -982,7 +1059,7 @@ static bool is_asyncpipe_events(const json_t *value)
 
 static bool is_asyncpipe_partition(const json_t *value)
 {
-    return all_have(value, KEYS("layers", "balance", "correct_groups", "correct_invocations"));
+    return all_have(value, KEYS("layers", "balance")) && !is_asyncpipe_events(value);
 }
 
 static bool is_decent_adam(const json_t *value)
@@ -1169,8 +1246,7 @@ static const struct kind {
     {"micro-batch sizes", is_chunk_sizes, check_chunk_sizes},
     {"mixing graphs", is_topologies, check_topologies},
     {"AsyncPipe event traces", is_asyncpipe_events, check_asyncpipe_events},
-    {"AsyncPipe partition vectors", is_asyncpipe_partition,
-     check_asyncpipe_partition},
+    {"AsyncPipe partition vectors", is_asyncpipe_partition, check_asyncpipe_partition},
     {"decentralized Adam vectors", is_decent_adam, check_decent_adam},
     {"decentralized bucket vectors", is_decent_buckets, check_decent_buckets},
     {"decentralized D-PSGD vectors", is_decent_dpsgd, check_decent_dpsgd},

@@ -46,3 +46,34 @@ expect 1 'failed: a.json: rank 0, op 35: recorded was |5| c2, we build |5| c3' \
     'failed: c.json: row 0: 1 rows in 1 chunks are cut otherwise by us' \
     'failed: d.json: of no kind that is known here' \
     '3 passed, 4 failed, 0 skipped'
+
+# What a run of AsyncPipe recorded may not differ in one event, nor a partition in one place.
+events=$golden/asyncpipe_event_traces.json
+partitions=$golden/asyncpipe_partition_vectors.json
+rm "$dir/files/"*.json
+sed 's/got<-1 Gra mb2 order0/the last/; s/got<-1 Gra mb0 order0/got<-1 Gra mb2 order0/
+    s/the last/got<-1 Gra mb0 order0/' "$events" >"$dir/files/a.json"
+sed 's/returned list len 3/returned list len 2/' "$events" >"$dir/files/b.json"
+sed 's/send->1 Gra mb1 order3/send->1 Gra mb1 order2/' "$events" >"$dir/files/c.json"
+sed 's/"seed_is_correct": *false/"seed_is_correct": true/' "$partitions" >"$dir/files/d.json"
+sed 's/"correct_groups"/"groups"/' "$partitions" >"$dir/files/e.json"
+sed 's/"dest": *"0@3"/"dest": "0@2"/' "$partitions" >"$dir/files/f.json"
+expect 1 "failed: a.json: record 0: the schedule 'async' has other events" \
+    "failed: b.json: record 0: the schedule 'async' has other events" \
+    "failed: c.json: record 2: the schedule 'async' has other events" \
+    'failed: d.json: record 4: seed_is_correct is true, not with us' \
+    'failed: e.json: record 0: no correct_groups, expected a list' \
+    'failed: f.json: record 4: the corrected partition is another one here' \
+    '0 passed, 6 failed, 0 skipped'
+
+# Further ones, by an oracle that shares no code with the library.
+if ! command -v python3 >/dev/null; then
+    echo "python3 is not installed, so that no further vectors could be made"
+    exit 77
+fi
+rm "$dir/files/"*.json
+for seed in 1 2; do
+    python3 "$DP_TOP_SRCDIR/tests/system/asyncpipe_vectors.py" "$dir/files" "$seed"
+    expect 0 'passed: partitions.json: 304 partitions' 'passed: events.json: 200 runs' \
+        'passed: sizes.json: both rules, all 500 rows' '3 passed, 0 failed, 0 skipped'
+done
