@@ -9,6 +9,7 @@
 #include "comm_group.h"
 #include "pipeline_job.h"
 
+#include <dualpipe/partition.h>
 #include <dualpipe/random.h>
 
 #include <poll.h>
@@ -196,18 +197,41 @@ static int fail_everywhere(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static struct dp_schedule *build(enum dp_execution execution)
+/* What follows holds whatever drives the ranks, whichever way messages take. */
+enum way { BY_LIST, BY_MESSAGES, WITH_SKIPS, WITH_REUSE, WAYS };
+static const char *const way_names[WAYS] = {"list", "messages", "messages with skips",
+                                            "messages with a layer used again"};
+
+/* Of the model's widths, stages 0 and S - 1 and 1 and S - 2 are joined, past the ranks between. */
+static const struct dp_skip skips[] = {{.name = "far", .from = 0, .to = RANKS - 1},
+                                       {.name = "near", .from = 1, .to = RANKS - 1}};
+
+/* Ranks are visited in the order 0 1 0 2 0 3, so each waits for several others. */
+static const int32_t reused[] = {0, 1, 0, 2, 0, 3}, one_each[] = {1, 1, 1, 1};
+
+static struct dp_schedule *build(enum way way)
 {
-    const bool driven = execution == DP_EXECUTE_MESSAGES;
+    struct dp_schedule_spec spec = {.kind = way == BY_LIST ? DP_SCHEDULE_DUALPIPE
+                                                           : DP_SCHEDULE_ASYNC,
+                                    .ranks = RANKS,
+                                    .microbatches = MICROBATCHES,
+                                    .mirror_reduce = true};
+    struct dp_partition *p = NULL;
     struct dp_schedule *s = NULL;
-    assert_int_equal(
-        dp_schedule_new(
-            &(struct dp_schedule_spec){.kind = driven ? DP_SCHEDULE_ASYNC : DP_SCHEDULE_DUALPIPE,
-                                       .ranks = RANKS,
-                                       .microbatches = MICROBATCHES,
-                                       .mirror_reduce = true},
-            &s),
-        0);
+
+    if (way == WITH_SKIPS) {
+        spec.skips = skips;
+        spec.skip_count = sizeof(skips) / sizeof(skips[0]);
+    }
+    if (way == WITH_REUSE)
+        assert_int_equal(dp_partition_new(&(struct dp_partition_spec){.layers = reused,
+                                                                      .layer_count = 6,
+                                                                      .balance = one_each,
+                                                                      .stages = RANKS},
+                                          &p), 0);
+    spec.partition = p;
+    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    dp_partition_free(p);
     return s;
 }
 
@@ -218,21 +242,28 @@ static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
-/* What follows holds whatever drives the ranks. */
-static const enum dp_execution executions[] = {DP_EXECUTE_LIST, DP_EXECUTE_MESSAGES};
-enum { EXECUTIONS = sizeof(executions) / sizeof(executions[0]) };
-
 static void fault_job_init(struct fault_job *f, struct job_result *result, enum manner manner,
-                           enum dp_execution execution)
+                           enum way way)
 {
-    f->job = job_make(build(execution));
+    f->job = job_make(build(way));
     f->job.before = count_down;
-    if (execution == DP_EXECUTE_MESSAGES)
+    if (way != BY_LIST)
         f->job.edit = by_messages;
+    if (way == WITH_SKIPS) {
+        f->job.model.skips = skips;
+        f->job.model.skip_count = sizeof(skips) / sizeof(skips[0]);
+    }
     job_result_init(result, &f->job);
     f->fault = mmap(NULL, sizeof(*f->fault), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                     0);
     f->fault->manner = manner;
+}
+
+/* The step after the fault. Uses of one layer have one gradient, see test_pipeline_driven.c. */
+static void expect_good_step(const struct fault_job *f, enum way way)
+{
+    if (way != WITH_REUSE)
+        assert_true(job_result_is_sequential(&f->job, 1));
 }
 
 static void fault_job_fini(struct fault_job *f)
@@ -242,16 +273,16 @@ static void fault_job_fini(struct fault_job *f)
     dp_schedule_free((struct dp_schedule *)(uintptr_t)f->job.schedule);
 }
 
-static void expect_failures(const struct comm_kind *kind, enum dp_execution execution)
+static void expect_failures(const struct comm_kind *kind, enum way way)
 {
     struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, FAIL, execution);
+    fault_job_init(&f, &result, FAIL, way);
     f.fault->every = kind->processes ? 7 : 1;
     assert_int_equal(kind->run(kind, RANKS, deadline_ns, fail_everywhere, &f, &killed), 0);
-    assert_true(job_result_is_sequential(&f.job, 1));
+    expect_good_step(&f, way);
     fault_job_fini(&f);
 }
 
@@ -259,8 +290,8 @@ static void a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right
 {
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int i = 0; i < EXECUTIONS; i++)
-            expect_failures(kind, executions[i]);
+        for (int i = 0; i < WAYS; i++)
+            expect_failures(kind, (enum way)i);
 }
 
 /* ---- death ---------------------------------------------------------------------------------- */
@@ -297,19 +328,19 @@ static int die_once(struct dp_comm *comm, void *arg)
 }
 
 /* at: the callback, or the message with at_messages. */
-static void expect_death(const struct comm_kind *kind, enum dp_execution execution, int culprit,
+static void expect_death(const struct comm_kind *kind, enum way way, int culprit,
                          int at, bool at_messages)
 {
     struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, DIE, execution);
+    fault_job_init(&f, &result, DIE, way);
     f.fault->every = at;
     f.fault->culprit = culprit;
     f.fault->at_messages = at_messages;
     if (kind->run(kind, RANKS, deadline_ns, die_once, &f, &killed) != 1 || killed != 1)
-        fail_msg("%s, %s: %d killed, rank %d at %s %d", kind->name, dp_execution_name(execution),
+        fail_msg("%s, %s: %d killed, rank %d at %s %d", kind->name, way_names[way],
                  killed, culprit, at_messages ? "message" : "callback", at);
     fault_job_fini(&f);
 }
@@ -322,8 +353,8 @@ static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
 
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int at = 0; at < 22 && kind->processes; at += every)
-            for (int i = at < 15 ? 0 : 1; i < EXECUTIONS; i++)
-                expect_death(kind, executions[i], 2, at, false);
+            for (int i = at < 15 ? BY_LIST : BY_MESSAGES; i <= BY_MESSAGES; i++)
+                expect_death(kind, (enum way)i, 2, at, false);
 }
 
 /* Faults at every message of a step: a seeded sample of `wanted` of them, all with DP_TEST_FULL. */
@@ -339,14 +370,14 @@ static bool is_drawn(const int messages[RANKS], int wanted)
     return getenv("DP_TEST_FULL") || u * (float)all < (float)wanted;
 }
 
-static void count_all_messages(const struct comm_kind *kind, enum dp_execution execution,
+static void count_all_messages(const struct comm_kind *kind, enum way way,
                                int messages[RANKS])
 {
     struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, FAIL, execution);
+    fault_job_init(&f, &result, FAIL, way);
     f.fault->at_messages = true;
     assert_int_equal(kind->run(kind, RANKS, deadline_ns, measure_messages, &f, &killed), 0);
     for (int rank = 0; rank < RANKS; rank++) {
@@ -362,12 +393,12 @@ static void a_rank_that_dies_at_any_message_ends_the_step_of_the_others(void **s
 
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int i = 0; i < EXECUTIONS && kind->processes; i++) {
-            count_all_messages(kind, executions[i], messages);
+        for (int i = 0; i < WAYS && kind->processes; i++) {
+            count_all_messages(kind, (enum way)i, messages);
             for (int culprit = 0; culprit < RANKS; culprit++)
                 for (int at = 0; at < messages[culprit]; at++)
-                    if (is_drawn(messages, 4))
-                        expect_death(kind, executions[i], culprit, at, true);
+                    if (is_drawn(messages, i <= BY_MESSAGES ? 4 : 1))
+                        expect_death(kind, (enum way)i, culprit, at, true);
         }
 }
 
@@ -402,21 +433,21 @@ static int stall_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void expect_stall(const struct comm_kind *kind, enum dp_execution execution, int culprit,
+static void expect_stall(const struct comm_kind *kind, enum way way, int culprit,
                          int at, bool at_messages)
 {
     struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, STALL, execution);
+    fault_job_init(&f, &result, STALL, way);
     f.fault->every = at;
     f.fault->culprit = culprit;
     f.fault->at_messages = at_messages;
     if (kind->run(kind, RANKS, short_deadline_ns, stall_once, &f, &killed))
-        fail_msg("%s, %s: rank %d at %s %d", kind->name, dp_execution_name(execution), culprit,
+        fail_msg("%s, %s: rank %d at %s %d", kind->name, way_names[way], culprit,
                  at_messages ? "message" : "callback", at);
-    assert_true(job_result_is_sequential(&f.job, 1));
+    expect_good_step(&f, way);
     fault_job_fini(&f);
 }
 
@@ -427,10 +458,10 @@ static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
 {
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
-        expect_stall(kind, DP_EXECUTE_LIST, 1, 9, false);
-        expect_stall(kind, DP_EXECUTE_MESSAGES, 1, 20, false);
+        expect_stall(kind, BY_LIST, 1, 9, false);
+        expect_stall(kind, BY_MESSAGES, 1, 20, false);
         for (int at = 0; at < 22 && getenv("DP_TEST_FULL"); at++)
-            expect_stall(kind, DP_EXECUTE_MESSAGES, 1, at, false);
+            expect_stall(kind, BY_MESSAGES, 1, at, false);
     }
 }
 
@@ -441,12 +472,12 @@ static void a_rank_that_stalls_at_any_message_ends_the_step_of_all(void **state)
 
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int i = 0; i < EXECUTIONS; i++) {
-            count_all_messages(kind, executions[i], messages);
+        for (int i = 0; i < WAYS; i++) {
+            count_all_messages(kind, (enum way)i, messages);
             for (int culprit = 0; culprit < RANKS; culprit++)
                 for (int at = 0; at < messages[culprit]; at++)
                     if (is_drawn(messages, 1))
-                        expect_stall(kind, executions[i], culprit, at, true);
+                        expect_stall(kind, (enum way)i, culprit, at, true);
         }
 }
 
