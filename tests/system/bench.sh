@@ -28,7 +28,10 @@ measures()
 refuses_what_no_schedule_can_be()
 {
     refuses 2 "expected an even number" bench schedule dualpipe -P 3 -M 8 || return
-    refuses 2 "expected at least" bench step dualpipe -P 2 -M 2
+    refuses 2 "expected at least" bench step dualpipe -P 2 -M 2 || return
+    refuses 2 "async and --schedule 1f1b: expected one of them" bench step async -s 1f1b || return
+    refuses 2 "--schedule asynch: expected one of" bench step --schedule asynch || return
+    refuses 2 "--execution messages: expected --schedule async, not dualpipe" bench step --execution messages
 }
 
 refuses_a_model_that_needs_no_copies()
@@ -73,6 +76,7 @@ it measures "build check simulate list" schedule 1f1b -P 4 -M 4
 it measures "us/op messages threads" executor -M 8
 it measures "critical step CPU shm" step -P 2 -M 4 --cost f=1,i=1,w=1 --transport shm
 it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transport tcp
+it measures "async critical step CPU" step --schedule async -P 2 -M 2 --cost f=1,b=2 --execution messages
 it measures "compute-bound balanced copy-bound overlap" offload -n 4 --shard-bytes 64K --link 20M
 it measures "all-reduce limit GB/s shm" comm --most 64
 it measures "all-reduce GB/s tcp" comm --most 8 --transport tcp --ranks 3

@@ -28,7 +28,7 @@ struct values {
     int64_t ranks, microbatches, slack;
     struct op_times times; /* all 0: not given */
     double message_bytes, latency_ns;
-    const char *transport, *execution;
+    const char *transport, *execution, *schedule;
 };
 
 /* What a rank measured in one sample. */
@@ -267,7 +267,10 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 
 static const char *const transports[] = {"auto", "shm", "tcp", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
+static const char *const schedules[] = {"gpipe", "1f1b", "zb1p", "dualpipe", "dualpipev",
+                                        "interleaved", "zbv", "async", NULL};
 static const struct arg args[] = {
+    {"schedule", 's', NULL, "KIND as an option", ARG_CHOICE, AT(schedule), .choices = schedules},
     {"ranks", 'P', "N", "pipeline ranks, a process each", ARG_INT, AT(ranks), .fallback = "8",
      .min = 1, .max = 256},
     {"microbatches", 'M', "N", "micro-batches of a step", ARG_INT, AT(microbatches),
@@ -342,6 +345,25 @@ static int measure(const struct values *v, enum dp_schedule_kind kind)
     return status;
 }
 
+/* The operand or --schedule; DualPipe. */
+static int take_kind(const struct values *v, struct operands *operands, enum dp_schedule_kind *kind)
+{
+    if (v->schedule && operands->count)
+        return command_misused("%s and --schedule %s: expected one of them", operands->items[0],
+                               v->schedule);
+    if (v->schedule)
+        return dp_schedule_kind_parse(v->schedule, kind) ? command_failed(DP_EINVAL) : 0;
+    return schedule_operand(operands, kind);
+}
+
+static int check_execution(const struct values *v, enum dp_schedule_kind kind)
+{
+    return kind == DP_SCHEDULE_ASYNC || !strcmp(v->execution, "list")
+               ? 0
+               : command_misused("--execution messages: expected --schedule async, not %s",
+                                 dp_schedule_kind_name(kind));
+}
+
 int run_bench_step(int argc, char **argv)
 {
     const struct arg_group groups[] = {
@@ -358,7 +380,7 @@ int run_bench_step(int argc, char **argv)
                  "40 % of all cores in use, ranks stand in each other's way.",
         .groups = groups,
         .examples = "  dualpipe bench step\n"
-                    "  dualpipe bench step async -P 4 -M 8 --execution messages\n"
+                    "  dualpipe bench step --schedule async -P 4 -M 8 --execution messages\n"
                     "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5 --transport tcp\n",
     };
     enum dp_schedule_kind kind = DP_SCHEDULE_DUALPIPE;
@@ -368,6 +390,8 @@ int run_bench_step(int argc, char **argv)
 
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))
         return status;
-    status = schedule_operand(&operands, &kind);
+    status = take_kind(&v, &operands, &kind);
+    if (!status)
+        status = check_execution(&v, kind);
     return status ? status : measure(&v, kind);
 }
