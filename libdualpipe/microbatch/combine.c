@@ -162,7 +162,8 @@ int dp_combine_chunk(const struct dp_column *c, int dim, struct dp_tree *out)
     return 0;
 }
 
-int dp_combine_masked(const struct dp_column *c, int dim, struct dp_tree *out)
+int dp_combine_masked(const struct dp_column *c, int dim, enum dp_cut_rule rule,
+                      struct dp_tree *out)
 {
     int64_t from_dims[2 * DP_TREE_MAX_NDIM], to_dims[2 * DP_TREE_MAX_NDIM], begin, size;
     const DLTensor *first = c->values[0]->tensor;
@@ -174,7 +175,7 @@ int dp_combine_masked(const struct dp_column *c, int dim, struct dp_tree *out)
         (err = new_tensor(c, first->ndim, first->shape, &whole)))
         return err;
     for (int32_t mb = 0; mb < c->count; mb++) {
-        dp_split_window(first->shape[dim], c->count, mb, &begin, &size);
+        dp_cut_window(rule, first->shape[dim], c->count, mb, &begin, &size);
         dp_tensor_view(c->values[mb]->tensor, dim, begin, size, from_dims, &from);
         dp_tensor_view(whole, dim, begin, size, to_dims, &to);
         dp_tensor_copy_elements(&to, &from);

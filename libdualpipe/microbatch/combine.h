@@ -21,8 +21,9 @@ struct dp_column {
 
 /* As they come, along dim. */
 int dp_combine_chunk(const struct dp_column *c, int dim, struct dp_tree *out);
-/* All have the full size; each gives the rows that dp_split with mask left it. */
-int dp_combine_masked(const struct dp_column *c, int dim, struct dp_tree *out);
+/* All have the full size; each gives the rows that dp_split with mask left it, by the same rule. */
+int dp_combine_masked(const struct dp_column *c, int dim, enum dp_cut_rule rule,
+                      struct dp_tree *out);
 /* As rows of a new dimension. */
 int dp_combine_stack(const struct dp_column *c, int dim, struct dp_tree *out);
 int dp_combine_fold(const struct dp_column *c, const struct dp_reducer *r, struct dp_tree *out);

@@ -79,7 +79,7 @@ static int combine(const struct merge *m, struct dp_arena *arena, int32_t leaf,
     }
     switch (spec->kind) {
     case DP_TREE_CHUNK:
-        return m->options->mask ? dp_combine_masked(&c, spec->dim, out)
+        return m->options->mask ? dp_combine_masked(&c, spec->dim, m->options->rule, out)
                                 : dp_combine_chunk(&c, spec->dim, out);
     case DP_TREE_STACK:
         return dp_combine_stack(&c, spec->dim, out);

@@ -26,6 +26,21 @@ int dp_split_window(int64_t extent, int32_t count, int32_t piece, int64_t *begin
     return 0;
 }
 
+int dp_cut_window(enum dp_cut_rule rule, int64_t extent, int32_t count, int32_t piece,
+                  int64_t *begin, int64_t *size)
+{
+    int64_t whole;
+    int err = dp_split_window(extent, count, piece, begin, size);
+
+    if (err || rule == DP_CUT_TENSOR_SPLIT)
+        return err;
+    const int64_t each = extent / count + (extent % count != 0);
+    whole = each ? extent / each : count;
+    *begin = piece <= whole ? each * piece : extent;
+    *size = extent - *begin < each ? extent - *begin : each;
+    return 0;
+}
+
 int dp_split_sizes(int64_t extent, int32_t count, int64_t *sizes)
 {
     int err = check(extent, count);

@@ -245,6 +245,31 @@ static void warn_shrunk(const struct side *s, int32_t at, int32_t count, int64_t
            (long long)rows, count);
 }
 
+/* By the chunk rule: all tensors make as many pieces of `asked`, *made once one is found; 0: none has
+ * been. */
+static int side_made(const struct side *s, int32_t asked, int32_t *made)
+{
+    for (int32_t i = 0; i < s->count; i++) {
+        if (!s->leaves[i].cut)
+            continue;
+        const int64_t rows = rows_of(&s->leaves[i]);
+        if (asked < 1 || !rows)
+            return dp_fail_at(s->tree, s->name, i, DP_EINVAL,
+                              "%lld rows along dimension %d for %d micro-batches, expected at "
+                              "least 1 of each",
+                              (long long)rows, s->leaves[i].dim, asked);
+        const int64_t each = rows / asked + (rows % asked != 0);
+        const int32_t own = (int32_t)((rows - 1) / each + 1);
+        if (*made && own != *made)
+            return dp_fail_at(s->tree, s->name, i, DP_EINVAL,
+                              "%lld rows along dimension %d are %d micro-batches of %lld, expected "
+                              "%d, as many as of the tensors before",
+                              (long long)rows, s->leaves[i].dim, own, (long long)each, *made);
+        *made = own;
+    }
+    return 0;
+}
+
 /* Lower *count, if the policy lets this side do so. */
 static int side_count(const struct side *s, int32_t *count)
 {
@@ -321,7 +346,7 @@ static int piece_block_mask(struct dp_arena *arena, const struct side *s, int32_
     const struct leaf *l = &s->leaves[at];
     int64_t begin, size;
 
-    dp_split_window(rows_of(l), count, mb, &begin, &size);
+    dp_cut_window(s->options->rule, rows_of(l), count, mb, &begin, &size);
     out->block_mask = dp_block_mask_window(arena, l->value->block_mask, begin, size,
                                            s->options->contiguous);
     return out->block_mask
@@ -340,7 +365,7 @@ static int piece(struct dp_arena *arena, const struct side *s, int32_t at, int32
         return 0;
     if (l->value->kind == DP_TREE_BLOCK_MASK)
         return piece_block_mask(arena, s, at, mb, count, out);
-    dp_split_window(l->value->tensor->shape[l->dim], count, mb, &begin, &size);
+    dp_cut_window(s->options->rule, l->value->tensor->shape[l->dim], count, mb, &begin, &size);
     const DLTensor *t = piece_view(arena, l, begin, size);
     if (t && s->options->contiguous && !s->options->mask && !dp_tensor_compact(t) &&
         !dp_tensor_on_host(t))
@@ -423,10 +448,33 @@ static int check_options(const struct dp_split_options *o)
                        DP_MAX_MICROBATCHES);
     if ((int)o->shrink < DP_SHRINK_NEVER || o->shrink > DP_SHRINK_MIN)
         return dp_fail(DP_EINVAL, "shrink: %d, expected a DP_SHRINK_ policy", (int)o->shrink);
+    if ((int)o->rule < DP_CUT_TENSOR_SPLIT || o->rule > DP_CUT_CHUNK)
+        return dp_fail(DP_EINVAL, "rule: %d, expected a DP_CUT_ rule", (int)o->rule);
+    if (o->rule == DP_CUT_CHUNK && o->shrink != DP_SHRINK_NEVER)
+        return dp_fail(DP_EINVAL, "shrink: %d with DP_CUT_CHUNK, expected DP_SHRINK_NEVER; the rule says "
+                       "how many micro-batches there are", (int)o->shrink);
     if ((int)o->default_spec < DP_DEFAULT_CHUNK || o->default_spec > DP_DEFAULT_BY_LEAF)
         return dp_fail(DP_EINVAL, "default_spec: %d, expected DP_DEFAULT_CHUNK or "
                        "DP_DEFAULT_BY_LEAF", (int)o->default_spec);
     return 0;
+}
+
+static int find_count(const struct side *args, const struct side *kwargs, int32_t *count)
+{
+    const int32_t asked = *count;
+    int32_t made = 0;
+    int err;
+
+    if (args->options->rule == DP_CUT_TENSOR_SPLIT) {
+        err = side_count(args, count);
+        return err ? err : side_count(kwargs, count);
+    }
+    err = side_made(args, asked, &made);
+    if (!err)
+        err = side_made(kwargs, asked, &made);
+    if (made)
+        *count = made;
+    return err;
 }
 
 /* Views cost nothing to make late, so args, whose number kwargs may still lower, are cut once,
@@ -443,8 +491,7 @@ int dp_split(const struct dp_tree *args, const struct dp_tree *kwargs,
         return err;
     count = options->count;
     if (!(err = side_init(&a, options->args_spec)) &&
-        !(err = side_init(&k, options->kwargs_spec)) && !(err = side_count(&a, &count)) &&
-        !(err = side_count(&k, &count)))
+        !(err = side_init(&k, options->kwargs_spec)) && !(err = find_count(&a, &k, &count)))
         err = build(&a, &k, count, out);
     free(a.leaves);
     free(k.leaves);

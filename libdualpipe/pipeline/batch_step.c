@@ -50,29 +50,41 @@ static const struct dp_schedule *schedule_of(const struct dp_pipeline *pipe,
     return batch->step.schedule ? batch->step.schedule : pipe->programs[0].schedule;
 }
 
-/* Fewer rows than micro-batches: the schedule that has as many of them. */
+/* How many micro-batches the rows of a stream make, where `most` were asked for. */
+static int64_t made_of(const struct dp_batch_step *batch, int32_t most)
+{
+    const int64_t each = batch->rows / most + (batch->rows % most != 0);
+
+    if (batch->split.rule == DP_CUT_CHUNK)
+        return (batch->rows - 1) / each + 1;
+    return batch->rows < most && batch->split.shrink != DP_SHRINK_NEVER ? batch->rows : most;
+}
+
+/* Fewer micro-batches than the schedule has: that one which has as many. */
 static int shrink(const struct dp_pipeline *pipe, const struct dp_batch_step *batch,
                   const struct dp_schedule **s)
 {
     const bool forward_only = (*s)->forward_only;
 
-    if (batch->rows <= 0 || batch->rows >= (*s)->mb_per_stream || batch->step.schedule ||
-        batch->split.shrink == DP_SHRINK_NEVER)
+    if (batch->rows <= 0 || batch->step.schedule)
+        return 0;
+    const int64_t made = made_of(batch, (*s)->mb_per_stream);
+    if (made == (*s)->mb_per_stream)
         return 0;
     for (int i = 0; i < pipe->program_count; i++) {
         const struct dp_schedule *other = pipe->programs[i].schedule;
-        if (other->mb_per_stream != batch->rows || other->forward_only != forward_only)
+        if (other->mb_per_stream != made || other->forward_only != forward_only)
             continue;
         *s = other;
         return 0;
     }
     return dp_fail(DP_EINVAL,
-                   "rows: %lld for %d micro-batches, expected at least as many, or a schedule of "
+                   "rows: %lld make %lld of %d micro-batches, expected all, or a schedule of "
                    "%lld micro-batches among those of the pipeline",
-                   (long long)batch->rows, (*s)->mb_per_stream, (long long)batch->rows);
+                   (long long)batch->rows, (long long)made, (*s)->mb_per_stream, (long long)made);
 }
 
-/* Rows are cut by the rule of dp_split_sizes, in each stream alike. */
+/* Rows are cut by the rule of the arguments, in each stream alike. */
 static int make_extents(const struct dp_pipeline *pipe, const struct dp_batch_step *batch,
                         struct dp_batch_held *held, const struct dp_schedule *s)
 {
@@ -90,8 +102,8 @@ static int make_extents(const struct dp_pipeline *pipe, const struct dp_batch_st
         return no_memory(s->microbatches);
     for (int32_t mb = 0; mb < s->microbatches; mb++) {
         memcpy(extents[mb], pipe->config.max_extents, sizeof(extents[mb]));
-        dp_split_window(batch->rows, s->mb_per_stream, mb % s->mb_per_stream, &begin,
-                        &extents[mb][0]);
+        dp_cut_window(batch->split.rule, batch->rows, s->mb_per_stream, mb % s->mb_per_stream,
+                      &begin, &extents[mb][0]);
     }
     held->step.extents = (const int64_t(*)[DP_MAX_EXTENTS])extents;
     return 0;
@@ -100,12 +112,14 @@ static int make_extents(const struct dp_pipeline *pipe, const struct dp_batch_st
 /* ---- arguments --------------------------------------------------------------------------------
  */
 
-static int cut(const struct dp_tree *args, const struct dp_tree *kwargs,
-               const struct dp_split_options *options, const struct dp_schedule *s,
-               struct dp_microbatches **out)
+/* What goes with the arguments is cut by their rule. */
+static int cut(const struct dp_batch_step *batch, const struct dp_tree *args,
+               const struct dp_tree *kwargs, const struct dp_split_options *options,
+               const struct dp_schedule *s, struct dp_microbatches **out)
 {
     struct dp_split_options o = *options;
 
+    o.rule = batch->split.rule;
     if (!args && !kwargs)
         return 0;
     if (!o.count)
@@ -256,7 +270,8 @@ static int copying_spec(struct dp_arena *arena, const struct dp_tree *spec, stru
 }
 
 static int merge_results(struct dp_batch_held *held, const struct dp_tree *results, int32_t count,
-                         const struct dp_merge_options *options, struct dp_tree **out)
+                         const struct dp_merge_options *options, enum dp_cut_rule rule,
+                         struct dp_tree **out)
 {
     struct dp_merge_options o = *options;
     struct dp_tree spec;
@@ -264,6 +279,7 @@ static int merge_results(struct dp_batch_held *held, const struct dp_tree *resul
 
     if (o.spec)
         o.spec = &spec;
+    o.rule = rule;
     return err ? err : dp_merge(results, count, &o, out);
 }
 
@@ -279,7 +295,7 @@ static int merge_outputs(const struct dp_batch_step *batch, struct dp_tree **out
         const struct dp_tree *tuple = &held->outputs.args[mb];
         results[mb] = tuple->count == 1 ? tuple->items[0] : *tuple;
     }
-    return merge_results(held, results, count, &batch->merge, out);
+    return merge_results(held, results, count, &batch->merge, batch->split.rule, out);
 }
 
 static bool is_container(const struct dp_tree *spec)
@@ -317,7 +333,7 @@ static int merge_losses(struct dp_batch_step *batch, int32_t count, struct dp_tr
     }
     if (!options.spec)
         options.spec = &by_rows;
-    return merge_results(held, results, count, &options, out);
+    return merge_results(held, results, count, &options, batch->split.rule, out);
 }
 
 /* Of a rank without stages: its arguments, in nodes of their own. */
@@ -381,7 +397,7 @@ static int make_context(struct dp_batch_step *batch, const struct dp_schedule *s
     if (s->streams > 1)
         return dp_fail(DP_EUNSUPPORTED, "context: given, expected step.context where a schedule "
                                         "has two streams");
-    int err = cut(NULL, batch->context, &batch->context_split, s, &held->context);
+    int err = cut(batch, NULL, batch->context, &batch->context_split, s, &held->context);
     held->step.context = held->context;
     return err;
 }
@@ -400,9 +416,9 @@ static int make_step(struct dp_pipeline *pipe, struct dp_batch_step *batch)
     if (!err)
         err = make_extents(pipe, batch, held, s);
     if (!err && !batch->unused)
-        err = cut(batch->args, batch->kwargs, &batch->split, s, &held->inputs);
+        err = cut(batch, batch->args, batch->kwargs, &batch->split, s, &held->inputs);
     if (!err)
-        err = cut(batch->labels, NULL, &batch->label_split, s, &held->labels);
+        err = cut(batch, batch->labels, NULL, &batch->label_split, s, &held->labels);
     if (!err)
         err = make_context(batch, s);
     if (!err)
@@ -478,7 +494,7 @@ int dp_pipeline_backward_batch(struct dp_pipeline *pipe, struct dp_batch_step *b
     struct dp_batch_held *held = batch->held;
     options = batch->grad_split;
     options.default_spec = DP_DEFAULT_BY_LEAF;
-    err = cut(batch->output_grads, NULL, &options, held->step.schedule, &held->grads);
+    err = cut(batch, batch->output_grads, NULL, &options, held->step.schedule, &held->grads);
     held->step.output_grads = held->grads;
     err = err ? dp_step_abort(pipe, err) : dp_pipeline_backward(pipe, &held->step);
     batch->step.callback_error = held->step.callback_error;

@@ -491,6 +491,56 @@ static void fewer_rows_take_the_schedule_of_fewer_micro_batches(void **state)
     dp_schedule_free(also);
 }
 
+/* ---- by the chunk rule ------------------------------------------------------------------------- */
+
+static void by_chunks(struct dp_batch_step *batch, int rank)
+{
+    (void)rank;
+    batch->split.rule = DP_CUT_CHUNK;
+}
+
+static void masks_by_chunks(struct dp_batch_step *batch, int rank)
+{
+    split_by_masks(batch, rank);
+    by_chunks(batch, rank);
+}
+
+/* 5 rows are 2, 2 and 1 of 4 micro-batches, 7 are 2, 2, 2 and 1. */
+static void rows_are_cut_as_async_pipe_cuts_them(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct trial trial = shapes[i];
+        struct dp_schedule_spec fewer = trial.spec;
+        struct dp_schedule *also;
+        fewer.microbatches = trial.spec.microbatches / 4 * 3;
+        if (trial.spec.kind == DP_SCHEDULE_DUALPIPEV) /* takes twice as many as ranks */
+            continue;
+        if (dp_schedule_new(&fewer, &also))
+            fail_msg("%s", dp_last_error());
+        trial.also = also;
+        trial.rows = 5;
+        trial.most = 2;
+        trial.edit = by_chunks;
+        trial.check = check_three;
+        run_on(NULL, &trial);
+        trial.most = 5;
+        trial.edit = masks_by_chunks;
+        run_on(NULL, &trial);
+        trial.also = NULL;
+        trial.rows = 7;
+        trial.most = 2;
+        trial.edit = by_chunks;
+        trial.check = check_stacked;
+        run_on(NULL, &trial);
+        trial.rows = 5;
+        trial.error = trial.elsewhere = DP_EINVAL;
+        trial.sentence = "rows: 5 make 3 of 4 micro-batches, expected all, or a schedule of 3";
+        run_on(NULL, &trial);
+        dp_schedule_free(also);
+    }
+}
+
 /* ---- masks of attention, and what stages are told beside their inputs ---------------------------
  */
 
@@ -831,6 +881,7 @@ int main(void)
         cmocka_unit_test(equal_outputs_can_be_one_that_outlives_the_step),
         cmocka_unit_test(masked_micro_batches_give_the_outputs_of_cut_ones),
         cmocka_unit_test(fewer_rows_take_the_schedule_of_fewer_micro_batches),
+        cmocka_unit_test(rows_are_cut_as_async_pipe_cuts_them),
         cmocka_unit_test(masks_of_attention_reach_every_stage),
         cmocka_unit_test(outputs_are_given_and_gradients_taken_in_two_calls),
         cmocka_unit_test(ranks_beyond_the_stages_return_their_input),

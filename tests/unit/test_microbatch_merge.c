@@ -8,6 +8,7 @@ enum { RESULTS = 8 };
 static void merge_case(void **state)
 {
     static const char *const defaults[] = {"chunk", "by leaf", NULL};
+    static const char *const rules[] = {"tensor_split", "chunk", NULL};
     const json_t *json = *state, *texts = json_object_get(json, "results");
     struct case_data d;
     struct dp_tree results[RESULTS], *merged = NULL;
@@ -15,6 +16,7 @@ static void merge_case(void **state)
         .spec = case_spec(json, "spec"),
         .default_spec = (enum dp_default_spec)case_choice(json, "default", defaults),
         .mask = case_flag(json, "mask"),
+        .rule = (enum dp_cut_rule)case_choice(json, "rule", rules),
     };
 
     case_init(&d, json);

@@ -176,9 +176,10 @@ static bool same_tree(const struct dp_tree *a, const struct dp_tree *b)
 }
 
 static const char *merge_back(const struct dp_tree *pieces, int32_t count,
-                              const struct dp_tree *spec, bool mask, const struct dp_tree *original)
+                              const struct dp_tree *spec, const struct dp_split_options *cut,
+                              const struct dp_tree *original)
 {
-    struct dp_merge_options options = {.spec = spec, .mask = mask};
+    struct dp_merge_options options = {.spec = spec, .mask = cut->mask, .rule = cut->rule};
     struct dp_tree *merged;
 
     if (dp_merge(pieces, count, &options, &merged))
@@ -199,13 +200,22 @@ static const char *split_and_merge(struct making *m)
                                        .contiguous = below(3) == 0};
     struct dp_microbatches *mbs;
 
+    if (below(4) == 0) {
+        options.rule = DP_CUT_CHUNK;
+        options.shrink = DP_SHRINK_NEVER;
+    }
+    const bool by_chunks = options.rule == DP_CUT_CHUNK;
     if (dp_split(&args, &kwargs, &options, &mbs))
-        return "cannot be split";
-    const char *wrong = mbs->count == m->count ? NULL : "another number of micro-batches";
+        return by_chunks && strstr(dp_last_error(), "as many as of the tensors before")
+                   ? NULL
+                   : "cannot be split";
+    const char *wrong = mbs->count == m->count || (by_chunks && mbs->count < m->count)
+                            ? NULL
+                            : "another number of micro-batches";
     if (!wrong)
-        wrong = merge_back(mbs->args, mbs->count, &args_spec, options.mask, &args);
+        wrong = merge_back(mbs->args, mbs->count, &args_spec, &options, &args);
     if (!wrong)
-        wrong = merge_back(mbs->kwargs, mbs->count, &kwargs_spec, options.mask, &kwargs);
+        wrong = merge_back(mbs->kwargs, mbs->count, &kwargs_spec, &options, &kwargs);
     dp_microbatches_free(mbs);
     return wrong;
 }
@@ -317,6 +327,7 @@ static const char *damaged(void)
     int64_t dims[3][8];
     struct dp_split_options options = {.count = m.count, .args_spec = &args_spec,
                                        .kwargs_spec = &kwargs_spec,
+                                       .rule = (enum dp_cut_rule)below(2),
                                        .shrink = (enum dp_shrink)below(3)};
     struct dp_microbatches *mbs = NULL;
     const char *wrong = NULL;

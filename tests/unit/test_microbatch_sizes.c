@@ -68,6 +68,29 @@ static void windows_are_the_sizes_laid_side_by_side(void **state)
         }
 }
 
+static void windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side(void **state)
+{
+    (void)state;
+    for (int64_t extent = 0; extent < 40; extent++)
+        for (int32_t count = 1; count < 20; count++) {
+            int64_t sizes[20], end = 0, begin, size;
+            int32_t made;
+            assert_int_equal(dp_chunk_sizes(extent, count, sizes, &made), 0);
+            for (int32_t i = 0; i < count; i++) { /* by the number asked for, and by that made */
+                assert_int_equal(dp_cut_window(DP_CUT_CHUNK, extent, count, i, &begin, &size), 0);
+                assert_int_equal(begin, end);
+                assert_int_equal(size, i < made ? sizes[i] : 0);
+                end += size;
+                if (i >= made)
+                    continue;
+                assert_int_equal(dp_cut_window(DP_CUT_CHUNK, extent, made, i, &begin, &size), 0);
+                assert_int_equal(begin + size, end);
+                assert_int_equal(size, sizes[i]);
+            }
+            assert_int_equal(end, extent);
+        }
+}
+
 static void the_largest_extent_does_not_overflow(void **state)
 {
     (void)state;
@@ -76,6 +99,8 @@ static void the_largest_extent_does_not_overflow(void **state)
 
     assert_int_equal(dp_split_window(INT64_MAX, 3, 2, &begin, &size), 0);
     assert_true(begin + size == INT64_MAX);
+    assert_int_equal(dp_cut_window(DP_CUT_CHUNK, INT64_MAX, 2, 1, &begin, &size), 0);
+    assert_true(begin + size == INT64_MAX && begin == INT64_MAX / 2 + 1);
     assert_int_equal(dp_chunk_sizes(INT64_MAX, 2, sizes, &made), 0);
     assert_int_equal(made, 2);
     assert_true(sizes[0] == INT64_MAX / 2 + 1 && sizes[1] == INT64_MAX / 2);
@@ -113,6 +138,8 @@ static void bad_numbers_are_named(void **state)
     expect_refused(dp_split_window(4, 0, 0, &begin, &size),
                    "number of pieces: 0, expected at least 1");
     expect_refused(dp_split_window(4, 2, 2, &begin, &size), "piece: 2, expected 0 to 1");
+    expect_refused(dp_cut_window(DP_CUT_CHUNK, 4, 2, 2, &begin, &size),
+                   "piece: 2, expected 0 to 1");
     expect_refused(dp_split_window(4, 2, -1, &begin, &size), "piece: -1, expected 0 to 1");
 }
 
@@ -121,6 +148,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_rules_agree_with_every_row_of_the_vectors),
         cmocka_unit_test(windows_are_the_sizes_laid_side_by_side),
+        cmocka_unit_test(windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side),
         cmocka_unit_test(the_largest_extent_does_not_overflow),
         cmocka_unit_test(nothing_cut_by_the_chunk_rule_is_as_many_nothings),
         cmocka_unit_test(bad_numbers_are_named),

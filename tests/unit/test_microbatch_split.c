@@ -5,9 +5,11 @@ static struct dp_split_options case_options(const json_t *json)
 {
     static const char *const shrinks[] = {"never", "first", "min", NULL};
     static const char *const defaults[] = {"chunk", "by leaf", NULL};
+    static const char *const rules[] = {"tensor_split", "chunk", NULL};
 
     return (struct dp_split_options){
         .count = (int32_t)json_integer_value(json_object_get(json, "count")),
+        .rule = (enum dp_cut_rule)case_choice(json, "rule", rules),
         .args_spec = case_spec(json, "args_spec"),
         .kwargs_spec = case_spec(json, "kwargs_spec"),
         .shrink = (enum dp_shrink)case_choice(json, "shrink", shrinks),

@@ -42,7 +42,8 @@ struct dp_batch_step {
     const struct dp_tree *args, *kwargs;
     /* count 0: the schedule's number of micro-batches of a stream, which another count must be
      * equal to. With `mask`, borders are declared for the whole batch, and outputs are merged with
-     * merge.mask. */
+     * merge.mask. Labels, context, outputs and their gradients follow its rule, whatever theirs says;
+     * with rows it is given on all ranks. */
     struct dp_split_options split;
     /* Where a last stage is, and the pipeline has labels: a tuple or list. count as above. */
     const struct dp_tree *labels;
@@ -53,7 +54,8 @@ struct dp_batch_step {
     /* The rows of a stream's batch, the same on all ranks: extent 1 of dp_pipeline_config is that of
      * the rows of a micro-batch, and micro-batches may be uneven. If there are fewer rows than
      * micro-batches and split.shrink allows it, on all ranks alike, the step takes that one of the
-     * pipeline's schedules (`also`) that has as many micro-batches as there are rows. 0: all
+     * pipeline's schedules (`also`) that has as many micro-batches as there are rows. By the chunk rule
+     * (split.rule) it takes the one that has as many as the rule makes, 3 of 4 with 5 rows. 0: all
      * micro-batches are as large as declared. */
     int64_t rows;
     /* Where a last stage is. outputs NULL: not wanted. The result of a micro-batch is a tuple of the

@@ -259,8 +259,23 @@ enum dp_default_spec {
     DP_DEFAULT_BY_LEAF /* Chunk(0) for each tensor, Replicate for everything else */
 };
 
+/* By which rule rows are dealt out. */
+enum dp_cut_rule {
+    DP_CUT_TENSOR_SPLIT, /* dp_split_sizes */
+    DP_CUT_CHUNK         /* dp_chunk_sizes, as AsyncPipe does: perhaps fewer micro-batches than asked for,
+                          * and every tensor that is cut must make as many. dp_shrink is of no use here:
+                          * shrink must be DP_SHRINK_NEVER */
+};
+
+/* Piece `piece` of `count` by a rule: where it begins and how many rows it has. By the chunk rule `count`
+ * is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL as for
+ * dp_split_window. */
+DP_PUBLIC int dp_cut_window(enum dp_cut_rule rule, int64_t extent, int32_t count, int32_t piece,
+                            int64_t *begin, int64_t *size);
+
 struct dp_split_options {
     int32_t count;                      /* of micro-batches */
+    enum dp_cut_rule rule;
     const struct dp_tree *args_spec;    /* tuple or list; NULL: the default for every argument */
     const struct dp_tree *kwargs_spec;  /* dict */
     enum dp_default_spec default_spec;
@@ -280,7 +295,7 @@ struct dp_microbatches {
 /* Cut args (a tuple or list of arguments; NULL: none) and kwargs (a dict; NULL: none).
  *
  * Spec and value must have as many leaves; they are paired in order, dicts by name. A tensor under
- * Chunk is cut by the tensor_split rule into views: same memory, same strides. A tensor under
+ * Chunk is cut by the rule into views: same memory, same strides. A tensor under
  * Replicate, and whatever is not a tensor, is the same in every micro-batch. Nothing as the spec of
  * a whole argument means Replicate. Without any tensor to cut, options->count is the number.
  * A mask of attention under Chunk(0) is cut along its samples, and one that all samples share is the
@@ -343,7 +358,8 @@ DP_PUBLIC struct dp_reducer dp_reducer_weighted_mean(const struct dp_weights *we
 struct dp_merge_options {
     const struct dp_tree *spec; /* NULL: the default */
     enum dp_default_spec default_spec;
-    bool mask; /* the micro-batches come from dp_split with mask: each gives the rows it owns */
+    bool mask; /* the micro-batches come from dp_split with mask: each gives the rows it owns, */
+    enum dp_cut_rule rule; /* by its rule */
     bool (*equal)(void *user, const void *a, const void *b); /* of opaque values; NULL: same
                                                               * pointer */
     void *user;
