@@ -9,11 +9,20 @@
 #include "pipeline/failure.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* What must be the same on all ranks, a number each. */
-enum field { FIELD_CHUNKS, FIELD_RECOMPUTE, FIELD_OUTPUTS, FIELD_LAYERS, FIELD_BALANCE, FIELDS };
+enum field {
+    FIELD_CHUNKS,
+    FIELD_RECOMPUTE,
+    FIELD_OUTPUTS,
+    FIELD_LAYERS,
+    FIELD_BALANCE,
+    FIELD_SKIPS,
+    FIELDS
+};
 static const char *const field_names[FIELDS] = {"chunks", "checkpoint", "return_outputs", "layers",
-                                                "balance"};
+                                                "balance", "skips"};
 
 static int ranks_of(const struct dp_async_spec *spec)
 {
@@ -29,18 +38,49 @@ static int find_mode(const struct dp_async_spec *spec, enum dp_recompute *mode)
     return dp_recompute_parse(spec->checkpoint ? spec->checkpoint : "except_last", mode);
 }
 
-static int cut(const struct dp_async_spec *spec, struct dp_async *async)
+static void find_groups(struct dp_async *async)
+{
+    const struct dp_partition *p = async->partition;
+
+    for (int32_t i = p->group_count - 1; i >= 0; i--)
+        if (p->groups[i].at.stage == async->rank) {
+            async->groups = &p->groups[i];
+            async->group_count++;
+        }
+}
+
+/* What can be read of it afterwards. */
+static int note(const struct dp_async_spec *spec, enum dp_recompute mode, struct dp_async *async)
+{
+    const size_t bytes = (size_t)spec->stages * sizeof(*spec->balance);
+
+    async->comm = spec->comm;
+    async->stages = spec->stages;
+    async->chunks = spec->chunks;
+    async->checkpoint = mode;
+    async->final_stage = async->rank == spec->stages - 1;
+    find_groups(async);
+    async->balance = malloc(bytes + 1);
+    if (!async->balance)
+        return dp_fail(DP_ENOMEM, "no memory for a balance of %d stages", spec->stages);
+    if (bytes)
+        memcpy(async->balance, spec->balance, bytes);
+    return 0;
+}
+
+static int cut(const struct dp_async_spec *spec, enum dp_recompute mode, struct dp_async *async)
 {
     if (!spec->comm && spec->stages > 1)
         return dp_fail(DP_ESTATE, "comm: NULL, expected one of %d ranks (A13)", spec->stages);
     async->rank = spec->comm ? dp_comm_rank(spec->comm) : 0;
     async->unused = async->rank >= spec->stages;
-    return dp_partition_new(&(struct dp_partition_spec){.layers = spec->layers,
-                                                        .layer_count = spec->layer_count,
-                                                        .balance = spec->balance,
-                                                        .stages = spec->stages,
-                                                        .ranks = ranks_of(spec)},
-                            &async->partition);
+    int err = dp_partition_new(&(struct dp_partition_spec){.layers = spec->layers,
+                                                           .layer_count = spec->layer_count,
+                                                           .balance = spec->balance,
+                                                           .stages = spec->stages,
+                                                           .ranks = ranks_of(spec)},
+                               &async->partition);
+    return err ? err : note(spec, mode, async);
 }
 
 static int build_schedules(const struct dp_async_spec *spec, enum dp_recompute mode,
@@ -100,13 +140,35 @@ static int build_own_layers(const struct dp_async_spec *spec, const struct dp_as
 
 /* ---- together -------------------------------------------------------------------------------- */
 
+static uint64_t mix(uint64_t h, uint32_t number)
+{
+    h = (h ^ number) * UINT64_C(0x9E3779B97F4A7C15);
+    return h ^ h >> 29;
+}
+
 static uint64_t digest(const int32_t *numbers, int32_t count)
 {
     uint64_t h = (uint64_t)count;
 
+    for (int32_t i = 0; i < count; i++)
+        h = mix(h, (uint32_t)(numbers ? numbers[i] : i));
+    return h;
+}
+
+static uint64_t mix_text(uint64_t h, const char *text)
+{
+    for (; text && *text; text++)
+        h = mix(h, (unsigned char)*text);
+    return mix(h, 0);
+}
+
+static uint64_t digest_skips(const struct dp_skip *skips, int32_t count)
+{
+    uint64_t h = (uint64_t)count;
+
     for (int32_t i = 0; i < count; i++) {
-        h = (h ^ (uint32_t)(numbers ? numbers[i] : i)) * UINT64_C(0x9E3779B97F4A7C15);
-        h ^= h >> 29;
+        h = mix_text(mix_text(h, skips[i].name), skips[i].space);
+        h = mix(mix(h, (uint32_t)skips[i].from), (uint32_t)skips[i].to);
     }
     return h;
 }
@@ -131,7 +193,8 @@ static int agree(const struct dp_async_spec *spec, enum dp_recompute mode)
     const int ranks = ranks_of(spec);
     const uint64_t mine[FIELDS] = {(uint64_t)spec->chunks, mode, spec->return_outputs,
                                    digest(spec->layers, spec->layer_count),
-                                   digest(spec->balance, spec->stages)};
+                                   digest(spec->balance, spec->stages),
+                                   digest_skips(spec->skips, spec->skip_count)};
     uint64_t *all;
 
     if (!spec->comm)
@@ -154,7 +217,7 @@ int dp_async_new(const struct dp_async_spec *spec, struct dp_async **out)
     int err = async ? find_mode(spec, &mode) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
 
     if (!err)
-        err = cut(spec, async);
+        err = cut(spec, mode, async);
     if (!err)
         err = build_schedules(spec, mode, async);
     err = dp_comm_share_error(spec->comm, err);
@@ -176,5 +239,6 @@ void dp_async_free(struct dp_async *async)
     dp_schedule_free((struct dp_schedule *)(uintptr_t)async->evaluation);
     dp_schedule_free(async->schedule);
     dp_partition_free(async->partition);
+    free(async->balance);
     free(async);
 }

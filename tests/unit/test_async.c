@@ -74,6 +74,19 @@ static int run_list(struct dp_comm *comm, void *arg)
     CHECK(dp_async_layer(async, b.count, &at) == DP_EINVAL);
     CHECK_SAYS("(A15)");
     CHECK(async->schedule->ranks == l->ranks && async->evaluation->forward_only);
+    CHECK(async->comm == comm && async->chunks == spec.chunks && async->stages == spec.stages);
+    CHECK(!spec.stages || (async->balance != spec.balance &&
+                           !memcmp(async->balance, spec.balance,
+                                   (size_t)spec.stages * sizeof(*spec.balance))));
+    CHECK(async->checkpoint == DP_RECOMPUTE_EXCEPT_LAST);
+    CHECK(async->final_stage == (rank == spec.stages - 1));
+    CHECK(!async->groups == async->unused);
+    int in_groups = 0;
+    for (int32_t g = 0; g < async->group_count; g++) {
+        CHECK(async->groups[g].at.stage == rank && async->groups[g].at.index == g);
+        in_groups += async->groups[g].count;
+    }
+    CHECK(in_groups == b.count);
     CHECK(!dp_schedule_check(async->schedule, NULL, NULL));
     CHECK(!dp_schedule_check(async->evaluation, NULL, NULL));
     dp_async_free(async);
@@ -100,6 +113,38 @@ static void layers_are_made_once_and_only_where_they_live(void **state)
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
         if (comm_on_threads(lists[i].ranks, deadline_ns, run_list, &lists[i]))
             fail_msg("list %zu", i);
+}
+
+/* A9: layers with skips are made late as any are, and their skips are messages of the schedule. */
+static int run_skips(struct dp_comm *comm, void *arg)
+{
+    static const struct dp_skip skips[] = {{.name = "far", .from = 0, .to = 3},
+                                           {.name = "near", .from = 1, .to = 2}};
+    struct built b = {.fails_at = -1};
+    struct dp_async_spec spec = four_layers;
+    struct dp_async *async;
+    int crossing = 0;
+
+    (void)arg;
+    spec.comm = comm;
+    spec.build = build;
+    spec.user = &b;
+    spec.skips = skips;
+    spec.skip_count = 2;
+    CHECK(!dp_async_new(&spec, &async));
+    CHECK(b.count == 2 && b.positions[0] == 2 * dp_comm_rank(comm));
+    CHECK(!dp_schedule_check(async->schedule, NULL, NULL));
+    for (size_t i = 0; i < dp_schedule_count(async->schedule, 0); i++)
+        crossing += dp_schedule_ops(async->schedule, 0)[i].kind == DP_OP_SEND_SKIP_F;
+    CHECK(crossing == 2 * spec.chunks || dp_comm_rank(comm));
+    dp_async_free(async);
+    return 0;
+}
+
+static void a9_layers_with_skips_are_made_late(void **state)
+{
+    (void)state;
+    assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_skips, NULL), 0);
 }
 
 static void one_rank_needs_no_comm(void **state)
@@ -358,6 +403,14 @@ static void other_layers(struct dp_async_spec *spec)
     spec->layers = layers;
 }
 
+static void other_skips(struct dp_async_spec *spec)
+{
+    static const struct dp_skip skip = {.name = "x", .from = 0, .to = 3};
+
+    spec->skips = &skip;
+    spec->skip_count = 1;
+}
+
 static int run_differing(struct dp_comm *comm, void *arg)
 {
     static const struct {
@@ -369,6 +422,7 @@ static int run_differing(struct dp_comm *comm, void *arg)
         {with_outputs, "return_outputs: rank 1 has others than rank 0"},
         {other_balance, "balance: rank 1 has others than rank 0"},
         {other_layers, "layers: rank 1 has others than rank 0"},
+        {other_skips, "skips: rank 1 has others than rank 0"},
     };
 
     (void)arg;
@@ -438,6 +492,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_are_made_once_and_only_where_they_live),
+        cmocka_unit_test(a9_layers_with_skips_are_made_late),
         cmocka_unit_test(one_rank_needs_no_comm),
         cmocka_unit_test(modes_recompute_two_one_and_none_of_two),
         cmocka_unit_test(every_row_is_the_same_error_and_sentence_on_all_ranks),

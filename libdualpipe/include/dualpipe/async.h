@@ -56,6 +56,15 @@ struct dp_async {
     int32_t rank;
     bool unused; /* this rank is beyond the stages and holds no layer: it takes part in what is
                   * collective, and dp_pipeline_step_batch returns its input */
+    bool final_stage; /* this rank holds the last stage */
+    /* What it was made of, to be read: */
+    struct dp_comm *comm;
+    int32_t *balance; /* [stages] a copy */
+    int32_t stages, chunks;
+    enum dp_recompute checkpoint;
+    const struct dp_layer_group *groups; /* [group_count] of partition, those of this rank in order; NULL:
+                                          * none */
+    int32_t group_count;
 };
 
 /* Collective over comm. Where it fails it fails on all ranks with the same error and sentence, which
