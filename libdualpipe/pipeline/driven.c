@@ -33,6 +33,7 @@ struct driven_mb {
     uint32_t recv_b, recompute, backward, send_b;
     uint32_t weight; /* WEIGHT or ADD, where its weight part waits for its turn */
     bool input_came, gradient_came, backward_done, added;
+    bool recomputed; /* RECOMPUTE has run, maybe in vain */
     /* What must come before the forward, before the backward: of all messages; as yet. What the
      * slot before or after on this rank hands over counts as one too. */
     int32_t forward_needs, backward_needs;
@@ -61,6 +62,8 @@ struct dp_driven {
     int32_t forwards_left, backwards_left;
     int32_t starts_left; /* backwards that begin here with the loss */
     bool trains;
+    int early_slot; /* whose forward has been done again for a gradient that has not come; -1: none */
+    int32_t early_mb;
     int slots;
     struct driven_slot slot[DP_MAX_SLOTS];
 };
@@ -279,6 +282,60 @@ static int add_weights(struct dp_pipeline *pipe, int slot, int32_t mb)
     return err || d->slot[slot].parts_left ? err : add_sums(pipe);
 }
 
+/* ---- recomputed forwards ---------------------------------------------------------------------- */
+
+/* One that has run before, in vain, is recorded once. */
+static int recompute(struct dp_pipeline *pipe, struct driven_mb *m)
+{
+    const bool recording = pipe->recording;
+
+    pipe->recording = recording && !m->recomputed;
+    m->recomputed = true;
+    const int err = run(pipe, m->recompute);
+    pipe->recording = recording;
+    return err;
+}
+
+/* The backward that comes next if gradients come in the order in which the last stage sends them. */
+static struct driven_mb *next_backward(struct dp_driven *d, int *slot, int32_t *mb)
+{
+    for (*slot = d->slots - 1; *slot >= 0; --*slot)
+        for (*mb = d->mb_count - 1; *mb >= 0; --*mb)
+            if (!mb_of(d, *slot, *mb)->backward_done)
+                return mb_of(d, *slot, *mb);
+    return NULL;
+}
+
+/* While its gradient is on the way, and only after all forwards, which use the same memory. */
+static int recompute_early(struct dp_pipeline *pipe)
+{
+    struct dp_driven *d = pipe->driven;
+    int32_t mb;
+    int slot;
+
+    if (!d->backwards_left || d->forwards_left || d->early_slot >= 0)
+        return 0;
+    struct driven_mb *m = next_backward(d, &slot, &mb);
+    if (!m || m->recompute == NONE)
+        return 0;
+    d->early_slot = slot;
+    d->early_mb = mb;
+    return recompute(pipe, m);
+}
+
+/* Before a backward. What was recomputed for another one is lost, as both use the same memory. */
+static int recompute_for(struct dp_pipeline *pipe, int slot, int32_t mb)
+{
+    struct dp_driven *d = pipe->driven;
+    const bool is_there = d->early_slot == slot && d->early_mb == mb;
+
+    if (d->early_slot >= 0 && !is_there)
+        dp_step_drop_handle(pipe, d->early_slot, d->early_mb);
+    d->early_slot = -1;
+    struct driven_mb *m = mb_of(d, slot, mb);
+    return m->recompute == NONE || is_there ? 0 : recompute(pipe, m);
+}
+
 /* ---- chains of slots on this rank ------------------------------------------------------------ */
 
 /* Values of the skips that begin at the slot, or gradients of those that end there. */
@@ -332,7 +389,7 @@ static int run_backwards(struct dp_pipeline *pipe, int slot, int32_t mb)
         if (--m->backward_lacks)
             return 0;
         at = dp_pipeline_slot(pipe, slot);
-        err = run_if(pipe, m->recompute);
+        err = recompute_for(pipe, slot, mb);
         if (!err)
             err = run(pipe, m->backward);
         if (!err)
@@ -517,8 +574,12 @@ static int take_message(struct dp_pipeline *pipe, bool wait)
 
     if (d->received == d->expected)
         return DP_EAGAIN;
-    int err = wait ? dp_messages_wait_request(pipe, request, awaited(pipe))
-                   : dp_comm_test(pipe->config.comm, request);
+    int err = dp_comm_test(pipe->config.comm, request);
+    if (err == DP_EAGAIN && wait) {
+        err = recompute_early(pipe);
+        if (!err)
+            err = dp_messages_wait_request(pipe, request, awaited(pipe));
+    }
     if (!err)
         err = store_message(pipe, &i);
     return err ? err : work_on(pipe, entry(pipe, i));
@@ -537,7 +598,7 @@ static void reset_slot(const struct dp_pipeline *pipe, int slot)
     s->parts_left = d->trains ? d->mb_count : 0;
     for (int32_t mb = 0; mb < d->mb_count; mb++) {
         struct driven_mb *m = mb_of(d, slot, mb);
-        m->input_came = m->gradient_came = m->backward_done = m->added = false;
+        m->input_came = m->gradient_came = m->backward_done = m->added = m->recomputed = false;
         m->forward_lacks = m->forward_needs;
         m->backward_lacks = m->backward_needs;
         s->inputs_left += m->recv_f != NONE;
@@ -551,6 +612,7 @@ static int begin(struct dp_pipeline *pipe)
     const int first = pipe->ends.first_slot;
 
     d->posted = d->received = 0;
+    d->early_slot = -1;
     d->forwards_left = d->slots * d->mb_count;
     d->backwards_left = d->trains ? d->forwards_left : 0;
     d->starts_left = d->trains && pipe->ends.last_slot >= 0 ? d->mb_count : 0;

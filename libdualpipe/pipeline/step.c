@@ -227,18 +227,26 @@ static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
     return err ? err : dp_compute_sync(pipe);
 }
 
-/* Handles that stages have left are theirs again. */
+void dp_step_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb)
+{
+    const size_t i =
+        (size_t)slot * (size_t)pipe->config.schedule->mb_per_stream + (size_t)mb;
+    void *handle = pipe->handles[i];
+
+    pipe->handles[i] = NULL;
+    if (handle && pipe->stages[slot].ops->drop)
+        pipe->stages[slot].ops->drop(pipe->stages[slot].user, handle);
+}
+
 static void drop_handles(struct dp_pipeline *pipe)
 {
-    size_t mb_count = (size_t)pipe->config.schedule->mb_per_stream;
+    const int32_t mb_count = pipe->config.schedule->mb_per_stream;
 
     for (int slot = 0; slot < pipe->slots; slot++)
-        for (size_t i = (size_t)slot * mb_count; i < ((size_t)slot + 1) * mb_count; i++) {
-            void *handle = pipe->handles[i];
-            pipe->handles[i] = NULL;
+        for (int32_t mb = 0; mb < mb_count; mb++) {
+            const size_t i = (size_t)slot * (size_t)mb_count + (size_t)mb;
             pipe->own[2 * i] = pipe->own[2 * i + 1] = NULL;
-            if (handle && pipe->stages[slot].ops->drop)
-                pipe->stages[slot].ops->drop(pipe->stages[slot].user, handle);
+            dp_step_drop_handle(pipe, slot, mb);
         }
 }
 

@@ -109,6 +109,8 @@ void dp_sum_add(int bits, void *to, const void *from, size_t n);
 /* The step at hand, or the next one, ends with an error that has been described: tell the other
  * ranks, or describe the failure that ended it here. Returns the error. */
 int dp_step_abort(struct dp_pipeline *pipe, int err);
+/* A handle that a stage has left is its own again. */
+void dp_step_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb);
 
 /* ---- run.c ---------------------------------------------------------------------------------- */
 

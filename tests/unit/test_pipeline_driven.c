@@ -7,6 +7,10 @@
 #include "shuffled_comm.h"
 #include <dualpipe/partition.h>
 
+#include <dualpipe/trace.h>
+
+#include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,6 +236,128 @@ static void a_thousand_orders_give_the_same_bits_to_stages_that_cannot_split(voi
     expect_sequential_in_many_orders(
         (struct dp_schedule_spec){.ranks = 3, .microbatches = 6, .recompute = DP_RECOMPUTE_ALWAYS},
         no_split);
+}
+
+/* ---- recomputed before the gradient comes ------------------------------------------------------ */
+
+/* Forwards of stage 0 that were done again, in this step. */
+static atomic_int done_again;
+
+/* The first backward of stage 1 waits until stage 0 has recomputed, which needs no message. */
+static int wait_for_stage_0(void *user, const struct dp_stage_call *call, const char *what)
+{
+    (void)user;
+    if (!strcmp(what, "forward") && call->stage == 0 && call->recomputing)
+        atomic_fetch_add(&done_again, 1);
+    if (strcmp(what, "backward") || call->stage != 1)
+        return 0;
+    for (int ms = 0; ms < 20000 && !atomic_load(&done_again); ms++)
+        poll(NULL, 0, 1);
+    return atomic_load(&done_again) ? 0 : dp_callback_error(-5, "stage 0 waits for its gradient");
+}
+
+static void forwards_are_done_again_while_the_gradient_is_on_its_way(void **state)
+{
+    (void)state;
+    for (enum dp_execution how = DP_EXECUTE_LIST; how < DP_EXECUTIONS; how++) {
+        struct dp_schedule *s = build((struct dp_schedule_spec){
+            .ranks = 2, .microbatches = 4, .recompute = DP_RECOMPUTE_ALWAYS});
+        struct job job = make(s);
+        if (how == DP_EXECUTE_LIST)
+            job.edit = NULL;
+        job.before = wait_for_stage_0;
+        atomic_store(&done_again, 0);
+        case_run(&job, deadline_ns, run_steps, STEPS - 1);
+        assert_int_equal(atomic_load(&done_again), STEPS * 4);
+        dp_schedule_free(s);
+    }
+}
+
+/* Each forward that is to be kept leaves a handle; what is done again in vain is given back first. */
+static _Thread_local int handles_open, handles_dropped, handles_twice;
+
+static int forward_with_handle(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                               DLTensor *out)
+{
+    static int handle;
+
+    if (!call->discarded) {
+        handles_twice += *call->handle != NULL;
+        *call->handle = &handle;
+        handles_open++;
+    }
+    return model_ops.forward(user, call, in, out);
+}
+
+static int backward_with_handle(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                                DLTensor *gin, enum dp_backward_mode mode)
+{
+    handles_open -= *call->handle != NULL;
+    *call->handle = NULL;
+    return model_ops.backward(user, call, gout, gin, mode);
+}
+
+static void drop_handle(void *user, void *handle)
+{
+    (void)user;
+    handles_open -= handle != NULL;
+    handles_dropped++;
+}
+
+static const struct dp_stage_ops ops_with_handles = {.forward = forward_with_handle,
+                                                     .backward = backward_with_handle,
+                                                     .drop = drop_handle};
+
+static atomic_int all_dropped;
+
+static _Thread_local struct dp_recorder *recorder;
+
+static void by_messages_recorded(void *user, int rank, struct dp_pipeline_config *config)
+{
+    by_messages(user, rank, config);
+    config->recorder = recorder;
+}
+
+static int run_with_handles(struct dp_comm *inner, void *arg)
+{
+    struct dp_comm *comm = shuffled_comm_new(inner, ROOM, (uint64_t)dp_comm_rank(inner) + 1);
+    const struct job *job = arg;
+    const struct dp_schedule *s = job->schedule;
+    struct dp_timeline timeline;
+    struct job_rank r;
+
+    CHECK(comm);
+    handles_open = handles_dropped = handles_twice = 0;
+    CHECK(!dp_recorder_new(dp_schedule_count(s, dp_comm_rank(inner)), 1, &recorder));
+    CHECK(!job_rank_open(&r, job, comm));
+    for (int i = 0; i < 100; i++) {
+        dp_pipeline_seek(r.pipe, 1);
+        CHECK(!job_rank_step(&r));
+        CHECK(!handles_open && !handles_twice);
+    }
+    atomic_fetch_add(&all_dropped, handles_dropped);
+    CHECK(!dp_recorder_gather(recorder, s, comm, &timeline)); /* an op is recorded once */
+    dp_timeline_fini(&timeline);
+    job_rank_close(&r);
+    dp_recorder_free(recorder);
+    dp_comm_close(comm);
+    return 0;
+}
+
+static void forwards_that_were_done_again_in_vain_leave_nothing(void **state)
+{
+    (void)state;
+    struct dp_schedule *s = build((struct dp_schedule_spec){
+        .ranks = 3, .microbatches = 6, .recompute = DP_RECOMPUTE_ALWAYS});
+    struct job job = make(s);
+
+    job.edit = by_messages_recorded;
+    job.ops = &ops_with_handles;
+    job.no_split = true;
+    atomic_store(&all_dropped, 0);
+    case_run(&job, deadline_ns, run_with_handles, 1);
+    assert_true(atomic_load(&all_dropped) > 0);
+    dp_schedule_free(s);
 }
 
 /* ---- layers that are used several times ------------------------------------------------------ */
@@ -460,6 +586,8 @@ int main(void)
         cmocka_unit_test(every_communicator_carries_the_messages),
         cmocka_unit_test(a_thousand_orders_of_arrival_give_the_same_bits),
         cmocka_unit_test(a_thousand_orders_give_the_same_bits_to_stages_that_cannot_split),
+        cmocka_unit_test(forwards_are_done_again_while_the_gradient_is_on_its_way),
+        cmocka_unit_test(forwards_that_were_done_again_in_vain_leave_nothing),
         cmocka_unit_test(gradients_of_a_layer_used_several_times_are_summed_in_one_order),
         cmocka_unit_test(layers_used_several_times_give_the_same_bits_in_a_thousand_orders),
         cmocka_unit_test(what_messages_cannot_drive_is_refused_on_every_rank),

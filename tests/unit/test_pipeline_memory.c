@@ -46,9 +46,9 @@ static _Thread_local struct dp_pipeline_memory measured;
 /* Without the group, and before there is any memory. */
 static void measure(void *user, int rank, struct dp_pipeline_config *config)
 {
+    config->execution = *(const enum dp_execution *)user;
     struct dp_pipeline_config alone = *config;
 
-    (void)user;
     alone.comm = NULL;
     if (dp_pipeline_measure(&alone, rank, &measured))
         measured.total_bytes = 0;
@@ -110,7 +110,8 @@ static bool is_even_stage(void *user, const struct dp_slot *slot, int32_t mb)
 }
 
 /* Returns the most micro-batches that a rank kept. selective: of even stages all are recomputed. */
-static int32_t run_mode(struct dp_schedule_spec spec, enum dp_recompute recompute, bool selective)
+static int32_t run_mode(struct dp_schedule_spec spec, enum dp_execution execution,
+                        enum dp_recompute recompute, bool selective)
 {
     spec.recompute = recompute;
     struct dp_schedule *s = case_schedule(spec);
@@ -120,6 +121,7 @@ static int32_t run_mode(struct dp_schedule_spec spec, enum dp_recompute recomput
 
     job.before = watch;
     job.edit = measure;
+    job.user = &execution;
     job.ops = &model_ops_no_hook;
     job.fixed_order = false;
     job.tolerance = 1e-5f;
@@ -129,28 +131,45 @@ static int32_t run_mode(struct dp_schedule_spec spec, enum dp_recompute recomput
     return most;
 }
 
+/* What they add up to over all schedules. */
+static int32_t kept, recomputed;
+
+static void run_modes(struct dp_schedule_spec spec, enum dp_execution execution)
+{
+    const int32_t never = run_mode(spec, execution, DP_RECOMPUTE_NEVER, false);
+    const int32_t last = run_mode(spec, execution, DP_RECOMPUTE_EXCEPT_LAST, false);
+    const int32_t always = run_mode(spec, execution, DP_RECOMPUTE_ALWAYS, false);
+    const int32_t selective = run_mode(spec, execution, DP_RECOMPUTE_NEVER, true);
+
+    assert_true(never >= last && last >= always);
+    assert_true(never >= selective && selective >= always);
+    kept += never;
+    recomputed += always;
+}
+
 static void peak_memory_is_what_the_plan_said_in_every_mode(void **state)
 {
     (void)state;
-    int32_t kept = 0, recomputed = 0; /* over all schedules */
-
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        const int32_t never = run_mode(shapes[i], DP_RECOMPUTE_NEVER, false);
-        const int32_t last = run_mode(shapes[i], DP_RECOMPUTE_EXCEPT_LAST, false);
-        const int32_t always = run_mode(shapes[i], DP_RECOMPUTE_ALWAYS, false);
-        const int32_t selective = run_mode(shapes[i], DP_RECOMPUTE_NEVER, true);
-        assert_true(never >= last && last >= always);
-        assert_true(never >= selective && selective >= always);
-        kept += never;
-        recomputed += always;
-    }
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        run_modes(shapes[i], DP_EXECUTE_LIST);
     assert_true(2 * recomputed < kept);
+}
+
+/* All forwards come first, so that the order in which messages come does not change the most. */
+static void peak_memory_is_what_the_plan_said_where_messages_drive_the_ranks(void **state)
+{
+    static const struct dp_schedule_spec async = {
+        .kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 5};
+
+    (void)state;
+    run_modes(async, DP_EXECUTE_MESSAGES);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(peak_memory_is_what_the_plan_said_in_every_mode),
+        cmocka_unit_test(peak_memory_is_what_the_plan_said_where_messages_drive_the_ranks),
     };
 
     return cmocka_run_group_tests_name("memory of recomputation", tests, NULL, NULL);
