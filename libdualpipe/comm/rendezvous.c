@@ -206,7 +206,8 @@ static void lose(struct dp_rendezvous *rv, int rank)
 
 /* ---- messages in ----------------------------------------------------------------------------- */
 
-/* A root that has left serves the others until they have left, too: its connection stays. */
+/* A root that has left serves the others until they have left, too: its connection stays. The rank
+ * that has left is told as well: it waits for that before it closes its end. */
 static void note_left(struct dp_rendezvous *rv, int rank)
 {
     const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_LEFT, .rank = rank};
@@ -214,8 +215,8 @@ static void note_left(struct dp_rendezvous *rv, int rank)
     rv->left[rank] = true;
     atomic_fetch_add(&rv->ends, 1);
     if (rv->rank == 0) {
-        rv->peers[rank].is_gone = true;
         dp_rendezvous_tell_all(rv, &m);
+        rv->peers[rank].is_gone = true;
     }
 }
 
@@ -585,6 +586,17 @@ static bool is_anything_unsent(const struct dp_rendezvous *rv)
     return false;
 }
 
+/* Whether a rank that leaves must stay. A member that closes a socket with unread bytes in it resets
+ * the connection, and what it has sent, that it leaves, is lost if the root's system has not got it
+ * yet: so it waits until the root says that it knows. */
+static bool must_stay(const struct dp_rendezvous *rv, bool waits, bool aborted)
+{
+    if (waits)
+        return is_any_peer_here(rv);
+    return is_anything_unsent(rv) ||
+           (rv->rank && !aborted && !rv->left[rv->rank] && is_here(&rv->peers[0]));
+}
+
 void dp_rendezvous_leave(struct dp_rendezvous *rv)
 {
     const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_LEFT, .rank = rv->rank};
@@ -599,8 +611,7 @@ void dp_rendezvous_leave(struct dp_rendezvous *rv)
     dp_rendezvous_tell_all(rv, &m);
     rv->interrupted = 0;
     rv->polls = true;
-    while ((waits ? is_any_peer_here(rv) : is_anything_unsent(rv)) && dp_now_ns() < until_ns &&
-           !rv->interrupted)
+    while (must_stay(rv, waits, aborted) && dp_now_ns() < until_ns && !rv->interrupted)
         dp_rendezvous_sleep(rv);
     pthread_mutex_unlock(&rv->lock);
     dp_rendezvous_free(rv);
