@@ -451,8 +451,9 @@ static int check_options(const struct dp_split_options *o)
     if ((int)o->rule < DP_CUT_TENSOR_SPLIT || o->rule > DP_CUT_CHUNK)
         return dp_fail(DP_EINVAL, "rule: %d, expected a DP_CUT_ rule", (int)o->rule);
     if (o->rule == DP_CUT_CHUNK && o->shrink != DP_SHRINK_NEVER)
-        return dp_fail(DP_EINVAL, "shrink: %d with DP_CUT_CHUNK, expected DP_SHRINK_NEVER; the rule says "
-                       "how many micro-batches there are", (int)o->shrink);
+        return dp_fail(DP_EINVAL,
+                       "shrink: %d with DP_CUT_CHUNK, expected DP_SHRINK_NEVER; the rule says how "
+                       "many micro-batches there are", (int)o->shrink);
     if ((int)o->default_spec < DP_DEFAULT_CHUNK || o->default_spec > DP_DEFAULT_BY_LEAF)
         return dp_fail(DP_EINVAL, "default_spec: %d, expected DP_DEFAULT_CHUNK or "
                        "DP_DEFAULT_BY_LEAF", (int)o->default_spec);

@@ -693,3 +693,14 @@ int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
         dp_load_after(pipe, op + i);
     return err;
 }
+
+void dp_compute_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb)
+{
+    const size_t i =
+        (size_t)slot * (size_t)pipe->config.schedule->mb_per_stream + (size_t)mb;
+    void *handle = pipe->handles[i];
+
+    pipe->handles[i] = NULL;
+    if (handle && pipe->stages[slot].ops->drop)
+        pipe->stages[slot].ops->drop(pipe->stages[slot].user, handle);
+}

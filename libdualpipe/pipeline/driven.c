@@ -330,7 +330,7 @@ static int recompute_for(struct dp_pipeline *pipe, int slot, int32_t mb)
     const bool is_there = d->early_slot == slot && d->early_mb == mb;
 
     if (d->early_slot >= 0 && !is_there)
-        dp_step_drop_handle(pipe, d->early_slot, d->early_mb);
+        dp_compute_drop_handle(pipe, d->early_slot, d->early_mb);
     d->early_slot = -1;
     struct driven_mb *m = mb_of(d, slot, mb);
     return m->recompute == NONE || is_there ? 0 : recompute(pipe, m);

@@ -227,17 +227,7 @@ static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
     return err ? err : dp_compute_sync(pipe);
 }
 
-void dp_step_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb)
-{
-    const size_t i =
-        (size_t)slot * (size_t)pipe->config.schedule->mb_per_stream + (size_t)mb;
-    void *handle = pipe->handles[i];
-
-    pipe->handles[i] = NULL;
-    if (handle && pipe->stages[slot].ops->drop)
-        pipe->stages[slot].ops->drop(pipe->stages[slot].user, handle);
-}
-
+/* Handles that stages have left are theirs again. */
 static void drop_handles(struct dp_pipeline *pipe)
 {
     const int32_t mb_count = pipe->config.schedule->mb_per_stream;
@@ -246,7 +236,7 @@ static void drop_handles(struct dp_pipeline *pipe)
         for (int32_t mb = 0; mb < mb_count; mb++) {
             const size_t i = (size_t)slot * (size_t)mb_count + (size_t)mb;
             pipe->own[2 * i] = pipe->own[2 * i + 1] = NULL;
-            dp_step_drop_handle(pipe, slot, mb);
+            dp_compute_drop_handle(pipe, slot, mb);
         }
 }
 

@@ -39,6 +39,8 @@ uint64_t dp_messages_tag_of(const struct dp_pipeline *pipe, const struct dp_plan
 void dp_compute_begin(struct dp_pipeline *pipe);
 /* FORWARD, BACKWARD, INPUT, WEIGHT; a FORWARD with `pair` does op[1], its BACKWARD, too. */
 int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* A handle that a stage has left is its own again. */
+void dp_compute_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb);
 /* streams.c: where stages run in the calling thread and not in the stream: wait for what the stream
  * was given,
  * which they are about to use. */
@@ -109,8 +111,6 @@ void dp_sum_add(int bits, void *to, const void *from, size_t n);
 /* The step at hand, or the next one, ends with an error that has been described: tell the other
  * ranks, or describe the failure that ended it here. Returns the error. */
 int dp_step_abort(struct dp_pipeline *pipe, int err);
-/* A handle that a stage has left is its own again. */
-void dp_step_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb);
 
 /* ---- run.c ---------------------------------------------------------------------------------- */
 

@@ -62,8 +62,7 @@ struct dp_async {
     int32_t *balance; /* [stages] a copy */
     int32_t stages, chunks;
     enum dp_recompute checkpoint;
-    const struct dp_layer_group *groups; /* [group_count] of partition, those of this rank in order; NULL:
-                                          * none */
+    const struct dp_layer_group *groups; /* [group_count] of partition: this rank's, in order */
     int32_t group_count;
 };
 

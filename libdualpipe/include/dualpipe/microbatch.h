@@ -262,14 +262,14 @@ enum dp_default_spec {
 /* By which rule rows are dealt out. */
 enum dp_cut_rule {
     DP_CUT_TENSOR_SPLIT, /* dp_split_sizes */
-    DP_CUT_CHUNK         /* dp_chunk_sizes, as AsyncPipe does: perhaps fewer micro-batches than asked for,
-                          * and every tensor that is cut must make as many. dp_shrink is of no use here:
-                          * shrink must be DP_SHRINK_NEVER */
+    DP_CUT_CHUNK         /* dp_chunk_sizes, as AsyncPipe does: perhaps fewer micro-batches than
+                          * asked for, and every tensor that is cut must make as many. dp_shrink
+                          * is of no use here: shrink must be DP_SHRINK_NEVER */
 };
 
-/* Piece `piece` of `count` by a rule: where it begins and how many rows it has. By the chunk rule `count`
- * is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL as for
- * dp_split_window. */
+/* Piece `piece` of `count` by a rule: where it begins and how many rows it has. By the chunk rule
+ * `count` is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL as
+ * for dp_split_window. */
 DP_PUBLIC int dp_cut_window(enum dp_cut_rule rule, int64_t extent, int32_t count, int32_t piece,
                             int64_t *begin, int64_t *size);
 
