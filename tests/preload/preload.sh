@@ -119,6 +119,41 @@ case_is 'a large copy where the driver lacks what staging needs' \
         lacks "$work/err" 'staged         to the device 0 '
         grep '^status' "$work/err" || :)"
 
+# ---- the real runtime, where CUDA's toolkit is; without a driver its calls fail, and say so ------------
+
+cat >"$work/real.c" <<'END'
+#include <stdio.h>
+int cudaHostAlloc(void **, unsigned long, unsigned), cudaMallocHost(void **, unsigned long);
+int cudaHostRegister(void *, unsigned long, unsigned), cudaMemcpy(void *, const void *, unsigned long, int);
+int cudaMemcpyAsync(void *, const void *, unsigned long, int, void *), cudaDeviceReset(void), cudaGetLastError(void);
+int main(void)
+{
+    char a[8] = "1234567", b[8] = "";
+    void *p = 0;
+    printf("%d %d %d %d ", cudaHostAlloc(&p, 4096, 0), cudaGetLastError(), cudaMallocHost(&p, 4096),
+           cudaHostRegister(a, 8, 0));
+    printf("%d %d %d ", cudaMemcpy(b, a, 8, 0), cudaMemcpyAsync(b, a, 8, 4, 0), cudaDeviceReset());
+    printf("%d %s\n", cudaGetLastError(), b);
+    return 0;
+}
+END
+toolkit=${CUDA_HOME:-/usr/local/cuda}/lib64
+for runtime in "$toolkit"/libcudart.so.[0-9]* "$toolkit/libcudart_static.a"; do
+    [ -e "$runtime" ] || {
+        case_skipped "no ${runtime##*/} here"
+        continue
+    }
+    # shellcheck disable=SC2086 # words
+    $DP_CC -o "$work/real" "$work/real.c" "$runtime" "-Wl,-rpath,$toolkit" -ldl -lrt -lpthread
+    "$work/real" >"$work/real.without" 2>&1 || :
+    with DUALPIPE_PRELOAD_REPORT=- DUALPIPE_PRELOAD_STAGE=1 DUALPIPE_PRELOAD_STAGE_MIN=1 "$work/real" || :
+    case_is "${runtime##*/} does with the library what it does without" "$(diff "$work/real.without" "$work/out" || :)"
+    case $runtime in
+    *.a) ;;
+    *) case_is "calls of ${runtime##*/} come to the library" "$(lacks "$work/err" '^dualpipe-preload: real, process')" ;;
+    esac
+done
+
 # ---- others that are preloaded, and what is not to be touched --------------------------------------
 
 # With CUDA in the global scope: the other one looks nowhere else.
