@@ -47,6 +47,23 @@ prints_the_numbers_of_the_plain_loop()
     diff "$work/expected" "$work/numbers"
 }
 
+# late_updates_print_the_numbers_of_the_plain_loop OPTIONS... - gradients are used a step later: so the
+# second step has the first one's weights, and the third has others.
+late_updates_print_the_numbers_of_the_plain_loop()
+{
+    set -- --clip 0.5 --delay-update "$@"
+    if [ ! -s "$work/expected-late" ]; then
+        numbers_of --schedule none --clip 0.5 --delay-update >"$work/expected-late" || return
+        numbers_of --schedule none --clip 0.5 --lr 1e-5 --delay-update >"$work/never" || return
+        [ "$(sed -n 2p "$work/never")" = "$(sed -n 2p "$work/expected-late")" ] ||
+            wrong 'the first gradient is used too early' || return
+        [ "$(sed -n 3p "$work/never")" != "$(sed -n 3p "$work/expected-late")" ] ||
+            wrong 'the first gradient is not used in time' || return
+    fi
+    numbers_of "$@" >"$work/numbers" || return
+    diff "$work/expected-late" "$work/numbers"
+}
+
 # tied_prints_the_numbers_of_the_plain_loop OPTIONS... - the head is the table of the embedding.
 tied_prints_the_numbers_of_the_plain_loop()
 {
@@ -383,6 +400,12 @@ it trains_in_what_it_asks_for -P 2 -s 1f1b --offload params
 it trains_in_what_it_asks_for -P 2 --offload optimizer
 it prints_the_numbers_of_the_plain_loop -P 2 -s async --execution messages --offload params \
     --device-memory 4M
+it late_updates_print_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
+it late_updates_print_the_numbers_of_the_plain_loop -s none --offload "params,activations,optimizer=$work" \
+    --device-memory 240K --buffers 2
+it late_updates_print_the_numbers_of_the_plain_loop -P 2 --offload activations,params,optimizer \
+    --device-memory 4M
+it late_updates_print_the_numbers_of_the_plain_loop -P 4 -s 1f1b
 it says_what_is_on_the_device
 it says_how_much_memory_would_do
 it prints_the_numbers_of_the_plain_loop -P 1 --schedule async --execution messages

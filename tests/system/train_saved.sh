@@ -110,6 +110,30 @@ pieces_of_the_state_are_put_together()
     losses | diff resumed -
 }
 
+# The gradients that are due are part of the checkpoint. Layouts: as of layout_saves_for_another.
+late_updates_go_on()
+{
+    mv whole at-once
+    train --schedule none --delay-update && numbers >whole || return
+    layout_saves_for_another "$1 --delay-update" "$2"
+    late_status=$?
+    mv at-once whole
+    return $late_status
+}
+
+# A checkpoint of updates at once has no gradients that are due.
+late_updates_may_begin_later()
+{
+    rm -rf d
+    train --schedule none --save d --save-every 2 || return
+    rm -r d/step-000006
+    run train --data text --resume d $alone --eval-every 0 --delay-update || return
+    losses >resumed
+    run train --data text --resume d $alone --eval-every 0 --delay-update --offload params \
+        --device-memory 240K || return
+    losses | diff resumed -
+}
+
 # The kill comes while a later checkpoint than the one that was waited for is computed, written or named.
 # While the rate goes up it does not depend on the number of steps, so the killed runs have no end.
 survives_kills()
@@ -283,6 +307,9 @@ it layout_saves_for_another '-P 2 -s dualpipev --transport tcp' '--schedule none
 it layout_saves_for_another '--schedule none -D 2' '-s none --offload params --device-memory 240K'
 it layout_saves_for_another '-s none --offload params --device-memory 240K' '-P 2 -s zb1p'
 it layout_saves_for_another '-P 2 --offload params,activations --device-memory 4M' '-s none'
+it late_updates_go_on '-s none --offload params --device-memory 240K' '-P 2 -s 1f1b'
+it late_updates_go_on '-P 2' '-s none --offload params,optimizer=. --device-memory 240K'
+it late_updates_may_begin_later
 it pieces_of_the_state_are_put_together
 it saves_again_over_the_same_step
 it survives_kills

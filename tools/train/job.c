@@ -3,6 +3,7 @@
 
 #include "launch.h"
 #include "train/cuda/cuda_links.h"
+#include "train/late.h"
 #include "train/memory.h"
 #include "train/offloaded.h"
 #include "train/report.h"
@@ -349,6 +350,7 @@ static int compare(struct job *j, struct dp_comm *comm)
         {"--decay", (int64_t)(s->decay * 1e12)},
         {"--clip", (int64_t)(s->clip * 1e6)},
         {"--dropout", (int64_t)(s->dropout * 1e12)},
+        {"--delay-update", s->late},
         {"--any-order", s->any_order},
         {"--order-blocks", s->order_blocks},
         {"--save", s->save != NULL},
@@ -447,6 +449,8 @@ static int make_engine(struct job *j)
                 .device_bytes = (size_t)s->device_memory,
                 .activations = s->offload.activations,
                 .buffers = s->buffers,
+                .update = s->late ? late_carry_out : NULL,
+                .update_user = &j->trainer,
                 .bf16 = !strcmp(s->dtype, "bf16"),
             },
             &j->engine);
@@ -500,6 +504,7 @@ static int make_trainer(struct job *j)
                             .method = s->method,
                             .survive = s->survive,
                             .joins = joins(j),
+                            .late = s->late,
                             .state_folder = s->offload.folder[0] ? s->offload.folder : NULL,
                         },
                         j->text, j->engine);

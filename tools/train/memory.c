@@ -94,7 +94,7 @@ static double peak_of(const struct dp_schedule *s, int rank)
     return peak;
 }
 
-/* Weights, gradients, two averages, and gradients on their way, all on the host; and what is called
+/* Weights, which late updates take twice, gradients, two averages, and gradients on their way, all on the host; and what is called
  * the device is the host's memory, too. */
 static double memory_offloaded(const struct settings *s)
 {
@@ -102,7 +102,7 @@ static double memory_offloaded(const struct settings *s)
     double borders =
         s->offload.activations ? border_bytes(s) * (double)s->microbatches * (double)s->layers : 0;
 
-    return process_bytes + 4.5 * (double)size.param_count * sizeof(real) + borders +
+    return process_bytes + (s->late ? 5.5 : 4.5) * (double)size.param_count * sizeof(real) + borders +
            fmin(s->device_memory,
                 2 * (double)size.param_count * sizeof(real) +
                     (double)s->microbatches * ((double)size.save_bytes + 4 * border_bytes(s)));
@@ -117,9 +117,10 @@ double memory_of_rank(const struct settings *s, int rank)
     /* What an algorithm keeps beside, exchanges of its own included. */
     static const double kept[DP_MIXER_ALGORITHMS] = {
         [DP_MIXER_GRADIENT_TRACKING] = 4, [DP_MIXER_EXACT_DIFFUSION] = 1, [DP_MIXER_LOCAL_SGD] = 2};
-    /* Weights, gradients, two averages of AdamW; in the fixed order a second set of gradients; to
+    /* Weights, gradients, two averages of AdamW; in the fixed order, and where updates are late, another
+     * set of gradients; to
      * mix, two blocks for exchanges and what an average replaced. */
-    const double copies = (s->any_order ? 4 : 5) + (s->graph ? 3 + kept[s->method.algorithm] : 0);
+    const double copies = (s->any_order ? 4 : 5) + s->late + (s->graph ? 3 + kept[s->method.algorithm] : 0);
     double peak = s->training ? peak_of(s->training, rank) : 1, bytes = process_bytes;
 
     for (int i = 0; i < slots; i++) {

@@ -42,6 +42,9 @@ struct offloaded {
     real *weights, *grads;        /* bf16: there, too, what a block computes with, and adds to */
     double *values;               /* of losses, a row for each sequence */
     const uint8_t *labels;        /* of the step */
+    int (*update)(void *user);    /* a step late; NULL: the trainer does it */
+    void *update_user;
+    int32_t last_shard;
     bool changed;                 /* the weights, since they were last used */
     struct dp_offload_times busy; /* in training steps, */
     int64_t steps_ns;             /* which took so long */
@@ -209,6 +212,7 @@ static int train(struct engine *engine, const struct batch *batch, double *losse
     e->busy.up_ns += after.up_ns - before.up_ns;
     e->busy.down_ns += after.down_ns - before.down_ns;
     e->busy.wait_ns += after.wait_ns - before.wait_ns;
+    e->busy.update_ns += after.update_ns - before.update_ns;
     return err;
 }
 
@@ -233,6 +237,35 @@ static void seek(struct engine *engine, uint64_t step)
     dp_offload_seek(((struct offloaded *)engine)->o, step);
 }
 
+/* ---- late updates ---------------------------------------------------------------------------- */
+
+/* All gradients are there before the first shard is updated, so that is when all are. */
+static int update_late(void *user, int32_t shard, const struct dp_parameter *parameters,
+                       int32_t count)
+{
+    const struct offloaded *e = user;
+
+    (void)parameters, (void)count;
+    return shard == e->last_shard ? e->update(e->update_user) : 0;
+}
+
+static bool is_offloaded(const struct engine *engine);
+
+bool offloaded_updates_late(const struct engine *engine)
+{
+    return is_offloaded(engine) && ((const struct offloaded *)engine)->update;
+}
+
+void offloaded_set_due(struct engine *engine, bool due)
+{
+    dp_offload_set_due(((struct offloaded *)engine)->o, due);
+}
+
+int offloaded_catch_up(struct engine *engine)
+{
+    return dp_offload_catch_up(((struct offloaded *)engine)->o);
+}
+
 /* ---- figures --------------------------------------------------------------------------------- */
 
 static double larger(double a, double b)
@@ -243,14 +276,14 @@ static double larger(double a, double b)
 const char *offloaded_limit_name(enum offloaded_limit limit)
 {
     static const char *const names[LIMITS] = {"compute", "copies to the device",
-                                              "copies from the device"};
+                                              "copies from the device", "updates on the host"};
     return names[limit];
 }
 
 void offloaded_overlap(const struct offloaded_busy *b, struct offloaded_figures *out)
 {
     const int64_t compute_ns = b->compute_ns ? b->compute_ns : b->steps_ns - b->wait_ns;
-    const int64_t busy[LIMITS] = {compute_ns, b->up_ns, b->down_ns};
+    const int64_t busy[LIMITS] = {compute_ns, b->up_ns, b->down_ns, b->update_ns};
     double sum = 0, most = 0, took = (double)(compute_ns + b->wait_ns);
 
     for (int i = 0; i < LIMITS; i++) {
@@ -263,8 +296,6 @@ void offloaded_overlap(const struct offloaded_busy *b, struct offloaded_figures 
     out->overlap = sum > most ? larger(0, (sum - larger(took, most)) / (sum - most)) : 1;
     out->overlap_share = b->steps_ns > 0 ? (sum - most) / (double)b->steps_ns : 0;
 }
-
-static bool is_offloaded(const struct engine *engine);
 
 bool offloaded_figures(const struct engine *engine, struct offloaded_figures *out)
 {
@@ -284,7 +315,8 @@ bool offloaded_figures(const struct engine *engine, struct offloaded_figures *ou
         .device_bytes = usage.peak_bytes,
     };
     offloaded_overlap(&(struct offloaded_busy){e->busy.compute_ns, e->busy.up_ns, e->busy.down_ns,
-                                               e->busy.wait_ns, e->steps_ns},
+                                               e->busy.wait_ns, e->steps_ns,
+                                               e->busy.update_ns},
                       out);
     return true;
 }
@@ -412,8 +444,12 @@ static int open_model(struct offloaded *e, const struct offloaded_config *config
         .values_type = {kDLBfloat, config->bf16 ? 16 : 0, 1},
         .grads_type = {kDLBfloat, config->bf16 ? 16 : 0, 1},
         .seed = config->model.seed,
+        .update = config->update ? update_late : NULL,
+        .update_user = e,
+        .delay = config->update,
     };
     struct offload_cost cost = {0};
+    struct dp_offload_memory memory;
     int err = config->buffers.measured
                   ? offload_cost_measure(&config->model, config->microbatches, e->dev, &cost)
                   : 0;
@@ -423,7 +459,13 @@ static int open_model(struct offloaded *e, const struct offloaded_config *config
         err = dp_offload_fit(&e->config, config->activations,
                              config->buffers.measured ? &cost.cost : NULL);
     offload_cost_free(&cost);
-    return err ? err : dp_offload_open(&e->config, &e->o);
+    if (!err)
+        err = dp_offload_open(&e->config, &e->o);
+    if (err)
+        return err;
+    dp_offload_memory(e->o, &memory);
+    e->last_shard = memory.shards - 1;
+    return 0;
 }
 
 /* The tensors of the whole model to where they live now. */
@@ -505,6 +547,8 @@ int offloaded_new(const struct offloaded_config *config, struct engine **out)
                               .replica = {.count = 1},
                               .stage_count = 1};
     e->changed = true;
+    e->update = config->update;
+    e->update_user = config->update_user;
     int err = build(e, config);
     if (err) {
         offloaded_free(&e->base);

@@ -20,6 +20,9 @@ struct offloaded_config {
     size_t device_bytes; /* what may be used of the device's memory */
     bool activations;    /* what crosses from shard to shard may wait on the host */
     struct offload_buffers buffers;
+    int (*update)(void *user); /* NULL; or updates are a step late: that of the gradients that
+                                * are there, called in a thread of the device's */
+    void *update_user;
     bool bf16;           /* parameters go up and gradients come down in bfloat16 (bfloat16.h) */
 };
 
@@ -27,7 +30,7 @@ struct offloaded_config {
 int offloaded_new(const struct offloaded_config *config, struct engine **out);
 
 /* How the model was cut, and how the steps so far went. */
-enum offloaded_limit { LIMIT_COMPUTE, LIMIT_UP, LIMIT_DOWN, LIMITS };
+enum offloaded_limit { LIMIT_COMPUTE, LIMIT_UP, LIMIT_DOWN, LIMIT_UPDATE, LIMITS };
 
 struct offloaded_figures {
     int shards, slots;  /* 0: a pipeline, */
@@ -46,10 +49,17 @@ struct offloaded_figures {
 struct offloaded_busy {
     int64_t compute_ns; /* 0: what is left of the steps */
     int64_t up_ns, down_ns, wait_ns, steps_ns;
+    int64_t update_ns; /* beside compute */
 };
 void offloaded_overlap(const struct offloaded_busy *busy, struct offloaded_figures *out);
-/* "compute", "copies to the device", "copies from the device" */
+/* "compute", "copies to the device", "copies from the device", "updates on the host" */
 const char *offloaded_limit_name(enum offloaded_limit limit);
+
+/* Whether e is such an engine, with late updates; and then: an update of the gradients that are there is
+ * to come with the next step; carry it out now. */
+bool offloaded_updates_late(const struct engine *e);
+void offloaded_set_due(struct engine *e, bool due);
+int offloaded_catch_up(struct engine *e);
 
 /* false: e is another kind of engine. */
 bool offloaded_figures(const struct engine *e, struct offloaded_figures *out);

@@ -15,6 +15,7 @@
 #include "checkpoint/find.h"
 #include "checkpoint/piece.h"
 
+#include "train/late.h"
 #include "train/saved_mixing.h"
 
 #include <dualpipe/checkpoint.h>
@@ -28,7 +29,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { NAME_LEN = 48 };
+enum { NAME_LEN = 48, LATE_NAME = 128 };
+static const char late_name[] = "late/step"; /* of how they are used */
 
 /* While a rank writes or reads the others wait, as long as a slow disk may take. */
 static const int64_t busy_ns = INT64_C(1800) * 1000000000;
@@ -43,12 +45,20 @@ struct list {
         struct dp_optimizer *optimizer;
     } slots[DP_MAX_SLOTS]; /* whose memory is the host's */
     struct statistics_tensor *statistics; /* what some of tensors refer to */
+    char *names;                          /* of gradients that are due, LATE_NAME each */
+    int32_t late_count;
 };
+
+static int rank_of(const struct trainer *t)
+{
+    return t->comm ? dp_comm_rank(t->comm) : 0;
+}
 
 static void list_free(struct list *l)
 {
     free(l->tensors);
     free(l->statistics);
+    free(l->names);
 }
 
 static struct dp_optimizer *optimizer_of(const struct trainer *t, int slot)
@@ -74,10 +84,10 @@ static int find_slots(const struct trainer *t, struct list *l)
 
 static int32_t room_of(const struct trainer *t, const struct list *l)
 {
-    int32_t room = 1;
+    int32_t room = 2;
 
     for (int i = 0; i < t->engine->stage_count; i++)
-        room += (int32_t)t->engine->stages[i]->params.tensors_len +
+        room += 2 * (int32_t)t->engine->stages[i]->params.tensors_len +
                 statistics_tensor_count(t->engine->stages[i]) +
                 (t->in_files[i] ? dp_offload_optimizer_state_count(t->in_files[i])
                                 : dp_optimizer_state_count(l->slots[i].optimizer));
@@ -136,6 +146,35 @@ static int add_state(struct list *l, const struct trainer *t, int slot)
     return err;
 }
 
+/* Gradients whose update is still to come. */
+static void add_late(struct list *l, const struct trainer *t, int slot)
+{
+    const struct gpt_stage *stage = t->engine->stages[slot];
+
+    for (size_t i = 0; i < stage->params.tensors_len; i++) {
+        char *name = l->names + (size_t)l->late_count++ * LATE_NAME;
+        snprintf(name, LATE_NAME, "%s/late", gpt_saved_name(stage, i));
+        add_tensor(l, name, late_gradient(t, slot, i));
+    }
+}
+
+static int list_late(struct trainer *t, bool all, struct list *l)
+{
+    size_t count = 0;
+
+    for (int i = 0; i < t->engine->stage_count; i++)
+        count += t->engine->stages[i]->params.tensors_len;
+    l->names = calloc(count + 1, LATE_NAME);
+    if (!l->names)
+        return DP_ENOMEM;
+    for (int i = 0; i < t->engine->stage_count; i++)
+        if (all || !t->engine->second_copy[i])
+            add_late(l, t, i);
+    if (all || rank_of(t) == 0)
+        add_tensor(l, late_name, late_state(t));
+    return 0;
+}
+
 static int list_state(const struct trainer *t, bool all, struct list *l)
 {
     const bool shards = t->config.kind == DATA_PARALLEL_SHARD;
@@ -162,11 +201,6 @@ static int list_state(const struct trainer *t, bool all, struct list *l)
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
-
-static int rank_of(const struct trainer *t)
-{
-    return t->comm ? dp_comm_rank(t->comm) : 0;
-}
 
 static bool file_name(char out[static NAME_LEN], int rank, int attempt)
 {
@@ -212,6 +246,8 @@ static int write_own(struct trainer *t, const char *folder, int attempt,
     char name[NAME_LEN], path[CHECKPOINT_PATH];
     struct list l = {0};
     int err = mixes ? 0 : list_state(t, false, &l);
+    if (!err && t->config.late)
+        err = list_late(t, false, &l);
     const struct dp_named_tensor *tensors = mixes ? mixing->tensors : l.tensors;
     const int32_t count = mixes ? mixing->count : l.count;
 
@@ -393,6 +429,9 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = saved_mixing_read(t, c);
     else
         err = list_state(t, true, &l);
+    const bool late = !err && t->config.late && dp_checkpoint_find(c, late_name);
+    if (late)
+        err = list_late(t, true, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
         err = dp_checkpoint_find(c, l.tensors[i].name)
                   ? dp_checkpoint_read(c, l.tensors[i].name, &l.tensors[i].tensor)
@@ -403,6 +442,8 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         dp_comm_busy(t->comm, 0);
     list_free(&l);
     dp_checkpoint_close(c);
+    if (!err && t->config.late)
+        late_restore(t, late);
     t->engine->ops->seek(t->engine, step);
     return err;
 }

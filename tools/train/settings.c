@@ -88,6 +88,10 @@ static const struct arg schedule_args[] = {
      "shards on the device at once, with --offload params --schedule none; auto: as many as make a step "
      "fast, by what compute and copies take here (default: as many as there is room for)",
      ARG_PARSE, AT(buffers), .parse = offload_buffers_parse},
+    {"delay-update", 0, NULL,
+     "use the gradients of a step in the next one; with --offload params --schedule none beside its "
+     "compute",
+     ARG_FLAG, AT(late)},
     {"blocks", 0, "LIST", "blocks of each stage, as in 1,3,3,1 (default: the same number)",
      ARG_PARSE, AT(blocks), .parse = block_list_parse},
     {"plan", 0, "FILE", "what 'dualpipe plan' has written: all of the above, and the model",
@@ -556,6 +560,19 @@ static bool check_offload(const struct settings *s)
     return false;
 }
 
+static bool check_late(const struct settings *s)
+{
+    const char *other = s->replicas > 1     ? "-D 1"
+                        : settings_on_cuda(s) ? "--device cpu"
+                        : s->tied             ? "no --tie-embeddings"
+                                              : NULL;
+
+    if (s->late && other)
+        command_misused("--delay-update: expected %s; the optimizer of one replica on the host is "
+                        "delayed", other);
+    return !s->late || !other;
+}
+
 static bool check_tied(const struct settings *s)
 {
     if (!s->tied)
@@ -597,8 +614,8 @@ static bool check(struct settings *s, const struct operands *files, int world, i
            check_offload(s) && check_outputs(s) &&
            settings_take_device(s) && take_replicas(s, status) &&
            (is_sequential(s) || build_schedules(s, status)) &&
-           check_model(s) && mlp_args_take_norm(s) && check_tied(s) && take_order_blocks(s) &&
-           settings_check_save(s);
+           check_model(s) && mlp_args_take_norm(s) && check_tied(s) && check_late(s) &&
+           take_order_blocks(s) && settings_check_save(s);
 }
 
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status)

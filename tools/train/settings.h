@@ -30,6 +30,7 @@ struct settings {
         mix_factor;
     struct offload_parts offload;
     struct offload_buffers buffers;
+    bool late; /* updates of the weights */
     struct stage_set checkpoint_stages;
     struct block_list blocks;
     const char *plan, *stat_dir, *page;

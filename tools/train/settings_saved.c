@@ -84,7 +84,7 @@ enum { SHAPES = 4 };
 static const char *const kept[] = {
     "layers", "width", "heads",  "context", "model", "batch",   "microbatches", "steps",
     "seed",   "lr",    "warmup", "decay",   "clip",  "dropout", "any-order",    "order-blocks",
-    "tie-embeddings", "batch-norm", "batch-norm-variance", "batch-norm-over",
+    "tie-embeddings", "delay-update", "batch-norm", "batch-norm-variance", "batch-norm-over",
     NULL,
 };
 

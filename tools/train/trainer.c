@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/trainer.h"
 
+#include "train/late.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -239,7 +241,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
 {
     const struct gpt_stage *stage = t->engine->stages[slot];
     const struct dp_optimizer_step step = {
-        .rate = update->rate, .scale = update->scale, .zero_grads = true};
+        .rate = update->rate, .scale = update->scale, .zero_grads = !t->late.beside};
 
     if (on_device(t)) {
         const struct dp_optimizer_config config = trainer_optimizer(t);
@@ -262,6 +264,8 @@ static int update(struct trainer *t, const struct step_result *r)
     const struct dp_mixer_update how = {t->rate, r->skipped ? 1 : scale, r->skipped};
     int err = 0;
 
+    if (t->config.late)
+        return late_update(t, &how);
     for (int i = 0; i < t->engine->stage_count && !updates_at_once(t) && !err; i++)
         err = update_slot(t, i, &how);
     if (!err && t->engine->config.tied)
@@ -382,7 +386,9 @@ uint64_t trainer_next(const struct trainer *t)
 
 int trainer_finish(struct trainer *t)
 {
-    return data_parallel_average(&t->replicas, false);
+    int err = data_parallel_average(&t->replicas, false);
+
+    return err ? err : late_catch_up(t);
 }
 
 /* ---- making one ---------------------------------------------------------------------------- */
@@ -486,6 +492,8 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
         err = statistics_init(&t->statistics, engine);
     if (!err)
         err = make_slots(t);
+    if (!err)
+        err = late_init(t, update_slot);
     if (err)
         trainer_fini(t);
     return err;
@@ -495,6 +503,7 @@ void trainer_fini(struct trainer *t)
 {
     data_parallel_fini(&t->replicas);
     statistics_fini(&t->statistics);
+    late_fini(t);
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         dp_optimizer_free(t->optimizers[i]);
         dp_offload_optimizer_free(t->in_files[i]);

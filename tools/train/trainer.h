@@ -27,6 +27,20 @@ struct trainer_config {
     bool survive;                 /* go on without replicas that die */
     bool joins;                   /* this one comes to others, which admit it; all is of dp_comm_join */
     const char *state_folder;     /* of files for the optimizer's state; NULL: it is in memory */
+    bool late;                    /* updates are a step late (late.h); one replica, on the CPU */
+};
+
+struct trainer;
+
+/* What late.h needs of the step before. */
+struct late {
+    int (*update)(struct trainer *t, int slot, const struct dp_mixer_update *update);
+    bool beside;     /* the engine has the gradients, and begins the update */
+    double state[4]; /* an update is due; its rate, its scale, it is skipped */
+    int64_t shape;
+    DLTensor tensor;              /* of state */
+    real *block[DP_MAX_SLOTS];    /* gradients that are due, as the parameters of a stage lie */
+    DLTensor *kept[DP_MAX_SLOTS]; /* [tensors] of them */
 };
 
 struct trainer {
@@ -38,6 +52,7 @@ struct trainer {
     double share; /* of a step's micro-batches that those have */
     struct data_parallel replicas;
     struct statistics statistics;
+    struct late late;
     double rate; /* of this step */
     struct dp_optimizer *optimizers[DP_MAX_SLOTS];
     struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* instead, with config.state_folder */
