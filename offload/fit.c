@@ -55,6 +55,8 @@ static struct dp_offload_shard_cost cost_of(const struct dp_offload *o, int32_t 
     }
     if (o->config.checkpoint)
         c.backward_ns += c.forward_ns;
+    if (shard->kept)
+        c.up_ns = c.down_ns = 0;
     return c;
 }
 
@@ -66,7 +68,8 @@ static int predict(const struct search *search, const struct dp_offload *o,
                                          .slots = config->slots,
                                          .distance = config->distance,
                                          .forward_only = config->forward_only,
-                                         .drop_at_once = config->drop_at_once};
+                                         .drop_at_once = config->drop_at_once,
+                                         .kept = o->shard_count - o->streamed};
     int64_t ns = 0;
 
     if (!costs)
@@ -93,14 +96,14 @@ static void take_better(struct candidate *best, const struct dp_offload_config *
 
 /* As many slots as there is room for. A step loads every shard in its forward, since it was changed
  * since, and in its backward those that are not there any more. */
-static void fill_room(struct search *search, struct dp_offload_config config, int32_t shards,
-                      int32_t room)
+static void fill_room(struct search *search, struct dp_offload_config config,
+                      const struct dp_offload *o, int32_t room)
 {
     if (!search->given->slots)
         config.slots = room;
     if (config.distance >= config.slots)
         config.distance = config.slots - 1;
-    take_better(&search->best, &config, 2 - (double)config.slots / shards, true);
+    take_better(&search->best, &config, (2.0 * o->streamed - config.slots) / o->shard_count, true);
 }
 
 static int32_t more_slots(int32_t slots, int32_t room)
@@ -148,7 +151,7 @@ static int consider(struct search *search, const struct dp_offload *o,
                     const struct dp_offload_config *config)
 {
     const struct dp_offload_memory *m = &o->counts;
-    const int32_t shards = o->shard_count;
+    const int32_t shards = o->streamed > config->slots ? o->streamed : config->slots;
     size_t slot = m->slots_bytes / (size_t)config->slots, rest = m->device_bytes - m->slots_bytes;
     struct candidate *best = &search->best;
 
@@ -160,7 +163,7 @@ static int consider(struct search *search, const struct dp_offload *o,
     int32_t most = room < (size_t)shards ? (int32_t)room : shards;
     if (search->cost)
         return try_slots(search, o, *config, most);
-    fill_room(search, *config, shards, most);
+    fill_room(search, *config, o, most);
     return 0;
 }
 

@@ -3,6 +3,7 @@
  * memory.c - all memory of a streamed model, laid out and allocated once.
  *
  *      device   [slot 0 | slot 1 | ...] [activations] [two sets of gradients between shards] [sums]
+ *               [shards that stay] [what their layers want] [gradients of one of them]
  *
  * Activations, plain: every layer's output and save areas, for all micro-batches. With checkpoints:
  * what crosses from shard to shard, and one piece of memory for the inside of any shard, for one
@@ -125,8 +126,11 @@ static void count_device(struct dp_offload *o)
 
     counts->slots_bytes = (o->slot_values + o->slot_grads) * (size_t)o->config.slots;
     counts->activations_bytes = o->activation_bytes + borders * o->boundary_stride;
-    counts->sums_bytes = (size_t)o->levels * o->slot_grads;
-    counts->device_bytes = counts->slots_bytes + counts->activations_bytes + counts->sums_bytes;
+    counts->sums_bytes = (size_t)o->levels * o->sum_bytes;
+    counts->kept = o->shard_count - o->streamed;
+    counts->kept_bytes = o->kept_shard_bytes + o->kept_state_bytes + o->kept_grad_bytes;
+    counts->device_bytes = counts->slots_bytes + counts->activations_bytes + counts->sums_bytes +
+                           counts->kept_bytes;
 }
 
 static int init_device(struct dp_offload *o)
@@ -148,6 +152,8 @@ static int init_device(struct dp_offload *o)
     for (int i = 0; i < 2 && trains; i++)
         o->gradients[i] = carve(&at, o->boundary_stride);
     o->sums = carve(&at, o->counts.sums_bytes);
+    o->kept_memory = carve(&at, o->kept_shard_bytes + o->kept_state_bytes);
+    o->kept_grads = carve(&at, o->kept_grad_bytes);
     return 0;
 }
 
@@ -165,8 +171,8 @@ static int take(struct dp_offload *o, size_t bytes, char **out)
     return 0;
 }
 
-/* Of a shard: values, gradients, and what goes up if it is not these values. */
-static size_t host_bytes_of(const struct dp_offload *o, const struct dpo_shard *shard)
+/* Of a shard where it lives: values, gradients, and what layers are given if it is not these values. */
+static size_t home_bytes_of(const struct dp_offload *o, const struct dpo_shard *shard)
 {
     return align(shard->host_value_bytes + shard->host_grad_bytes) +
            (o->images ? align(shard->value_bytes) : 0);
@@ -177,8 +183,8 @@ static size_t host_bytes(const struct dp_offload *o)
 {
     size_t bytes = 0;
 
-    for (int32_t s = 0; s < o->shard_count; s++)
-        bytes += host_bytes_of(o, &o->shards[s]);
+    for (int32_t s = 0; s < o->streamed; s++)
+        bytes += home_bytes_of(o, &o->shards[s]);
     if (o->rings)
         bytes += align((size_t)o->shard_count * o->boundary_stride);
     return bytes + 2 * o->slot_grads + 4096;
@@ -191,20 +197,44 @@ static int init_pool(struct dp_offload *o)
     return dp_pinned_new(o->dev, o->config.pinned ? o->config.pinned : &config, &o->pinned);
 }
 
+static void place_shard(struct dp_offload *o, struct dpo_shard *shard, size_t bytes)
+{
+    memset(shard->values, 0, bytes);
+    shard->grads = shard->values + shard->host_value_bytes;
+    shard->up = o->images ? shard->values + bytes - align(shard->value_bytes) : shard->values;
+}
+
+/* The CPU reaches the device's memory. */
+static void init_kept(struct dp_offload *o)
+{
+    char *at = o->kept_memory;
+
+    for (int32_t s = o->streamed; s < o->shard_count; s++) {
+        struct dpo_shard *shard = &o->shards[s];
+        size_t bytes = home_bytes_of(o, shard);
+        shard->values = carve(&at, bytes);
+        place_shard(o, shard, bytes);
+        shard->slot = o->config.slots + s - o->streamed;
+        o->slots[shard->slot].values = shard->up;
+        o->slots[shard->slot].grads = o->kept_grads;
+    }
+    if (o->kept_state_bytes)
+        memset(at, 0, o->kept_state_bytes);
+}
+
 static int init_shards(struct dp_offload *o)
 {
     int err = 0;
 
-    for (int32_t s = 0; s < o->shard_count && !err; s++) {
+    for (int32_t s = 0; s < o->streamed && !err; s++) {
         struct dpo_shard *shard = &o->shards[s];
-        size_t bytes = host_bytes_of(o, shard);
+        size_t bytes = home_bytes_of(o, shard);
         err = take(o, bytes, &shard->values);
-        if (err)
-            break;
-        memset(shard->values, 0, bytes);
-        shard->grads = shard->values + shard->host_value_bytes;
-        shard->up = o->images ? shard->values + bytes - align(shard->value_bytes) : shard->values;
+        if (!err)
+            place_shard(o, shard, bytes);
     }
+    if (!err)
+        init_kept(o);
     return err;
 }
 
@@ -249,18 +279,23 @@ static int init_copies(struct dp_offload *o)
     return dp_copy_engine_new(&config, &o->copies);
 }
 
+static int32_t all_slots(const struct dp_offload *o)
+{
+    return o->config.slots + o->shard_count - o->streamed;
+}
+
 /* Calls fn for every event. */
 static int each_event(struct dp_offload *o,
                       int (*fn)(struct dp_offload *o, struct dp_device_event **event))
 {
     struct dp_device_event **const single[] = {
         &o->done,       &o->inputs_up,       &o->gouts_up,
-        &o->gins_ready, &o->staging[0].done, &o->staging[1].done};
+        &o->gins_ready, &o->staging[0].done, &o->staging[1].done, &o->kept_taken};
     int err = 0;
 
     for (size_t i = 0; i < sizeof(single) / sizeof(single[0]) && !err; i++)
         err = fn(o, single[i]);
-    for (int32_t i = 0; o->slots && i < o->config.slots && !err; i++) {
+    for (int32_t i = 0; o->slots && i < all_slots(o) && !err; i++) {
         err = fn(o, &o->slots[i].loaded);
         err = err ? err : fn(o, &o->slots[i].used);
         err = err ? err : fn(o, &o->slots[i].emptied);
@@ -290,23 +325,41 @@ static int free_event(struct dp_offload *o, struct dp_device_event **event)
 
 /* ---- all ------------------------------------------------------------------------------------- */
 
+static void count_streamed(struct dp_offload *o, const struct dpo_shard *shard)
+{
+    o->slot_values = larger(o->slot_values, shard->value_bytes);
+    o->slot_grads = larger(o->slot_grads, shard->grad_bytes);
+    o->counts.largest_shard_bytes =
+        larger(o->counts.largest_shard_bytes, shard->value_bytes + shard->grad_bytes);
+}
+
+static void count_kept(struct dp_offload *o, const struct dpo_shard *shard)
+{
+    o->kept_grad_bytes = larger(o->kept_grad_bytes, shard->grad_bytes);
+    o->kept_shard_bytes += home_bytes_of(o, shard);
+    for (int32_t l = shard->first; l < shard->end; l++)
+        o->kept_state_bytes += align(o->layers[l].given->kept_bytes);
+}
+
 static int new_lists(struct dp_offload *o)
 {
     size_t shards = (size_t)o->shard_count;
 
     o->rings = o->config.boundaries_down ? o->config.distance + 2 : 0;
-    o->slots = calloc((size_t)o->config.slots, sizeof(*o->slots));
+    o->slots = calloc((size_t)all_slots(o), sizeof(*o->slots));
     o->ring = calloc((size_t)o->rings + 1, sizeof(*o->ring));
     o->tasks = calloc(shards, sizeof(*o->tasks));
     o->pending = calloc(shards, sizeof(*o->pending));
     if (!o->slots || !o->ring || !o->tasks || !o->pending)
         return dp_fail(DP_ENOMEM, "offload: no memory for %zu shards", shards);
     for (int32_t s = 0; s < o->shard_count; s++) {
-        o->tasks[s] = (struct dpo_task){o, &o->shards[s]};
-        o->slot_values = larger(o->slot_values, o->shards[s].value_bytes);
-        o->slot_grads = larger(o->slot_grads, o->shards[s].grad_bytes);
-        o->counts.largest_shard_bytes = larger(o->counts.largest_shard_bytes,
-                                               o->shards[s].value_bytes + o->shards[s].grad_bytes);
+        struct dpo_shard *shard = &o->shards[s];
+        o->tasks[s] = (struct dpo_task){o, shard};
+        o->sum_bytes = larger(o->sum_bytes, shard->grad_bytes);
+        if (shard->kept)
+            count_kept(o, shard);
+        else
+            count_streamed(o, shard);
     }
     o->activation_bytes = lay_out(o);
     return 0;
@@ -326,9 +379,9 @@ int dpo_memory_init(struct dp_offload *o)
     int err = init_pool(o);
 
     if (!err)
-        err = init_shards(o);
-    if (!err)
         err = init_device(o);
+    if (!err)
+        err = init_shards(o);
     if (!err)
         err = init_extras(o);
     if (!err)

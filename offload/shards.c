@@ -227,11 +227,42 @@ int dpo_shard_launch(struct dp_offload *o, int32_t left)
     return err;
 }
 
+static void take_kept(void *user)
+{
+    struct dpo_task *task = user;
+
+    take_arrived(task->o, (int32_t)(task->shard - task->o->shards));
+    task->shard->arrived = NULL;
+}
+
+/* Those of a shard that stays on the device: nothing is copied down, and its update may begin. */
+static int grads_stay(struct dp_offload *o, struct dpo_shard *shard)
+{
+    struct dpo_task *task = &o->tasks[shard - o->shards];
+    int err = dp_device_stream_wait(o->update, o->slots[shard->slot].used);
+
+    shard->arrived = o->kept_grads;
+    shard->accumulates = o->grad_step->accumulate;
+    if (!err)
+        err = dpo_meter_begin(o, DPO_UPDATE);
+    if (!err)
+        err = dp_device_call(o->update, take_kept, task);
+    if (!err)
+        err = dp_device_event_record(o->kept_taken, o->update);
+    if (!err)
+        err = dp_device_call(o->update, finish_shard, task);
+    if (!err)
+        err = dpo_meter_end(o, DPO_UPDATE);
+    return err ? err : dp_device_event_record(shard->updated, o->update);
+}
+
 /* Before a place is filled again the update that empties it must have been launched. */
 int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
 {
     struct dpo_shard *shard = &o->shards[index];
     struct dpo_slot *slot = &o->slots[shard->slot];
+    if (shard->kept)
+        return grads_stay(o, shard);
     int err = dpo_shard_launch(o, 1);
     const bool apart = o->grad_step->accumulate || o->widens || o->config.delay;
     struct dpo_staging *staging = apart ? &o->staging[o->staged++ % 2] : NULL;

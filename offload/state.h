@@ -7,6 +7,7 @@
  *      copies up    | load       | gradients     copies down (copy_engine.c)
  *                   v            |
  *      device   slot 0: [values | gradients]   slot 1 ...            compute stream
+ *               [shard n - 1: values | gradients] ...                those that stay (kept_share)
  *
  *      load of a slot      waits for  used[slot]       (compute: the last that was done with it)
  *                                     updated[shard]   (the host has changed the values, or rounded)
@@ -14,6 +15,13 @@
  *      gradients down      wait for   used[slot], updated[shard] (the host has done with the last)
  *      zeroing gradients   waits for  emptied[slot]    (down: the copy of the last)
  *      update of a shard   waits for  emptied[slot]
+ *
+ * A shard that stays has no copies. Its backward writes to `kept_grads`, which the update stream
+ * takes to where gradients live:
+ *
+ *      compute             waits for  updated[shard], and the owner's where parameters are tied
+ *      zeroing kept_grads  waits for  kept_taken       (update: the last was taken)
+ *      update of a shard   waits for  used[slot]
  */
 #ifndef DPO_STATE_H
 #define DPO_STATE_H
@@ -67,6 +75,7 @@ struct dpo_shard {
     char *up;                  /* what is copied to its slot: values, or these in 16 bits */
     int32_t wait_for;          /* the lowest shard that owns a parameter of this one */
     int32_t slot;              /* where it is now; -1: nowhere */
+    bool kept;                 /* always in the same slot, on the device with all that it has */
     struct dp_parameter *list; /* of the parameters it owns */
     int32_t list_count;
     struct dp_device_event *updated;
@@ -128,7 +137,8 @@ struct dp_offload {
 
     struct dpo_shard *shards;
     int32_t shard_count;
-    struct dpo_slot *slots;
+    int32_t streamed; /* of the shards: the first ones; the others are kept */
+    struct dpo_slot *slots; /* config.slots, and one for each that is kept */
     size_t slot_values, slot_grads;
     struct dp_offload_event *events; /* of this step */
     size_t event_count, backward_at;
@@ -146,6 +156,11 @@ struct dp_offload {
     size_t piece_gradient[2]; /* inside a shard, in the activations */
     int32_t levels;           /* log2 of order_blocks */
     char *sums;               /* [levels] gradients of a shard, on the device: see visit.c */
+    size_t sum_bytes;         /* of one of them */
+    char *kept_memory;        /* of all shards that stay, then what their layers want beside */
+    char *kept_grads;         /* of one of these shards, as its backward makes them */
+    size_t kept_shard_bytes, kept_grad_bytes, kept_state_bytes;
+    struct dp_device_event *kept_taken;
     struct dpo_staging staging[2];
     uint32_t staged;
     struct dpo_task *tasks;
@@ -174,6 +189,9 @@ struct dp_offload {
 bool dpo_copy_is_queued(const struct dp_copy_engine *engine, const struct dp_device_event *event);
 int dpo_copy_wait_queued(struct dp_copy_engine *engine, const struct dp_device_event *event,
                          int64_t timeout_ns);
+
+/* kept.c: which shards stay on the device, when layers are cut. */
+void dpo_kept_choose(struct dp_offload *o);
 
 /* plan.c: the events of a step that begins with in_slot; how many. in_slot is then what it is at
  * the end. */

@@ -66,6 +66,11 @@ static int check_config(const struct dp_offload_config *c)
     if (c->order_blocks > 1 && !dp_device_host_accessible(c->device))
         return dp_fail(DP_EUNSUPPORTED, "offload: order_blocks: gradients are added up by the CPU, "
                                         "which does not reach the memory of this device");
+    if (!(c->kept_share >= 0 && c->kept_share <= 1))
+        return dp_fail(DP_EINVAL, "offload: kept_share: %g, expected 0 to 1", c->kept_share);
+    if (c->kept_share > 0 && !dp_device_host_accessible(c->device))
+        return dp_fail(DP_EUNSUPPORTED, "offload: kept_share: what stays on the device is updated by "
+                                        "the CPU, which does not reach the memory of this device");
     if (c->delay && !c->update)
         return dp_fail(DP_EINVAL, "offload: delay: expected an update that could be delayed");
     if (c->boundaries_down && !c->checkpoint)
@@ -224,7 +229,8 @@ static struct dp_offload_plan plan_of(const struct dp_offload *o, bool forward_o
                                     .slots = o->config.slots,
                                     .distance = o->config.distance,
                                     .forward_only = forward_only,
-                                    .drop_at_once = o->config.drop_at_once};
+                                    .drop_at_once = o->config.drop_at_once,
+                                    .kept = o->shard_count - o->streamed};
 }
 
 static int take_plan(struct dp_offload *o)
@@ -268,6 +274,8 @@ static int count(struct dp_offload *o)
 
     if (!err)
         err = take_shards(o);
+    if (!err)
+        dpo_kept_choose(o);
     if (!err)
         err = take_plan(o);
     if (!err)

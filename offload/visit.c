@@ -227,7 +227,7 @@ static int backward_piece(struct frame *f, int32_t index, struct place input, st
 /* The buffer of the block that is number `held` of those that are not added up yet. */
 static char *sum_of(const struct dp_offload *o, int32_t index, int32_t held)
 {
-    return held ? o->sums + (size_t)(held - 1) * o->slot_grads
+    return held ? o->sums + (size_t)(held - 1) * o->sum_bytes
                 : o->slots[o->shards[index].slot].grads;
 }
 
@@ -259,13 +259,22 @@ static int32_t block_end(const struct dp_offload *o, int32_t block)
 
 /* ---- visits ---------------------------------------------------------------------------------- */
 
+/* Compute waits for the values of a shard; those that are kept are changed where they are. */
+static int wait_for_values(struct dp_offload *o, const struct dpo_shard *shard)
+{
+    if (!shard->kept)
+        return dpo_stream_wait(o, o->compute, o->slots[shard->slot].loaded);
+    int err = dp_device_stream_wait(o->compute, shard->updated);
+    return err ? err : dp_device_stream_wait(o->compute, o->shards[shard->wait_for].updated);
+}
+
 int dpo_visit_forward(struct dp_offload *o, int32_t index)
 {
     struct dpo_shard *shard = &o->shards[index];
     struct dpo_slot *slot = &o->slots[shard->slot];
     struct frame f = {.o = o};
     char *in, *out;
-    int err = dpo_stream_wait(o, o->compute, slot->loaded);
+    int err = wait_for_values(o, shard);
 
     if (!err)
         err = dpo_boundary_read(o, index, &in);
@@ -298,14 +307,14 @@ static int begin_backward(struct dp_offload *o, int32_t index, char **in)
 {
     struct dpo_shard *shard = &o->shards[index];
     struct dpo_slot *slot = &o->slots[shard->slot];
-    int err = dpo_stream_wait(o, o->compute, slot->loaded);
+    int err = wait_for_values(o, shard);
 
     for (int32_t s = index; s >= 0 && s >= index - o->config.distance && !err; s--)
         err = dpo_boundary_fetch(o, s);
     if (!err)
         err = dpo_boundary_read(o, index, in);
     if (!err)
-        err = dpo_stream_wait(o, o->compute, slot->emptied);
+        err = dpo_stream_wait(o, o->compute, shard->kept ? o->kept_taken : slot->emptied);
     if (!err)
         err = dp_device_zero(o->compute, slot->grads, shard->grad_bytes);
     if (!err)

@@ -89,6 +89,19 @@ static void lay_out(struct dp_optimizer *o, struct member *m, const struct dp_pa
         m->range.master = take(m->group, used, bytes);
 }
 
+/* Of the caller's memory, what the groups before have left. */
+static int take_block(struct dp_optimizer *o, struct group *g, size_t bytes)
+{
+    if (bytes > o->config.memory_bytes)
+        return dp_fail(DP_ENOMEM, "optimizer: its state needs %zu bytes of the caller's memory, "
+                                  "of which %zu are left", bytes, o->config.memory_bytes);
+    g->block = memset(o->config.memory, 0, bytes);
+    g->bytes = bytes;
+    o->config.memory = (char *)o->config.memory + bytes;
+    o->config.memory_bytes -= bytes;
+    return 0;
+}
+
 /* Zeroed memory, in huge pages if it fills some: the sweep walks through several arrays at once, and
  * with small pages most of its time may go into finding them. */
 static int map_block(struct group *g, size_t bytes)
@@ -122,7 +135,7 @@ static int lay_out_group(struct dp_optimizer *o, struct group *g,
             if (o->members[i].group == g)
                 lay_out(o, &o->members[i], &parameters[o->members[i].index], &used);
         if (pass == 0 && used)
-            err = map_block(g, used);
+            err = o->config.memory ? take_block(o, g, used) : map_block(g, used);
     }
     return err;
 }

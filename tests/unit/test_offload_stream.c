@@ -25,6 +25,7 @@ struct mode {
     uint64_t steps; /* 0: STEPS */
     bool checkpoint, boundaries_down, drop_at_once, check, exact, tied, frozen, update, accumulate;
     bool paced;
+    double kept; /* share, where the CPU reaches the device */
     DLDataType values_type, grads_type;
 };
 
@@ -61,6 +62,11 @@ static bool pace(void *user, enum dp_copy_direction direction, size_t bytes)
     return (seed >> 33) % 3 == 0;
 }
 
+static double share_of(const struct mode *mode)
+{
+    return dp_device_host_accessible(dev) ? mode->kept : 0;
+}
+
 static struct dp_offload_config config_of(struct om_model *m, const struct mode *mode)
 {
     return (struct dp_offload_config){.device = dev,
@@ -77,6 +83,7 @@ static struct dp_offload_config config_of(struct om_model *m, const struct mode 
                                       .check = mode->check,
                                       .seed = SEED,
                                       .pace = mode->paced ? pace : NULL,
+                                      .kept_share = share_of(mode),
                                       .values_type = mode->values_type,
                                       .grads_type = mode->grads_type,
                                       .update = mode->update ? update : NULL};
@@ -498,6 +505,124 @@ static void float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gra
 
 /* ---- updates a step late --------------------------------------------------------------------- */
 
+/* ---- a share that stays on the device -------------------------------------------------------- */
+
+static void what_stays_on_the_device_has_the_same_bits(void **state)
+{
+    (void)state;
+    static const double shares[] = {0.2, 0.5, 0.8, 1};
+
+    for (int how = 0; how < 3; how++)
+        for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
+            for (int s = slices % 2; s < 4; s += 2) {
+                const int variant = (slices + s + how) % 5;
+                run_mode(&(struct mode){.slices = slices,
+                                        .microbatches = 1 + variant,
+                                        .slots = 1 + (slices + s) % 3,
+                                        .distance = (slices + s) % 3,
+                                        .checkpoint = how > 0,
+                                        .boundaries_down = how > 1,
+                                        .check = s % 2,
+                                        .frozen = variant == 0,
+                                        .exact = variant >= 1 && variant <= 3,
+                                        .tied = variant == 1,
+                                        .accumulate = variant == 2,
+                                        .update = variant != 1 && variant != 2,
+                                        .paced = variant == 3,
+                                        .kept = shares[s]});
+            }
+}
+
+static void tied_parameters_may_stay_in_part(void **state)
+{
+    (void)state;
+    for (int32_t slices = 2; slices <= OM_LAYERS; slices++)
+        run_mode(&(struct mode){.slices = slices,
+                                .microbatches = 1,
+                                .slots = 2,
+                                .distance = 1,
+                                .steps = 1,
+                                .checkpoint = true,
+                                .exact = true,
+                                .tied = true,
+                                .update = true,
+                                .kept = 0.5});
+}
+
+/* Shards 0 to 3 of one linear layer or so each, of which the last are not copied. */
+static void what_stays_on_the_device_is_not_copied(void **state)
+{
+    (void)state;
+    struct run *run = calloc(1, sizeof(*run));
+    struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1, .update = true};
+    struct dp_offload_memory all, some;
+    struct dp_device_usage usage;
+    size_t bytes;
+    int32_t first, count;
+    void *at;
+
+    begin(run, &mode);
+    one_step(run, 0, true, false);
+    dp_offload_memory(run->o, &all);
+    dp_offload_kept(run->o, &first, &at, &bytes);
+    assert_true(first == OM_PARAMETERS && !at && !bytes && !all.kept && !all.kept_bytes);
+    end(run);
+    mode.kept = 0.6;
+    begin(run, &mode);
+    if (share_of(&mode) > 0) {
+        dp_device_usage(dev, &usage);
+        one_step(run, 0, true, false);
+        dp_offload_memory(run->o, &some);
+        assert_int_equal(some.shards, all.shards);
+        assert_in_range(some.kept, 1, 3);
+        assert_int_equal(some.loads, 2 * (some.shards - some.kept) - 2);
+        assert_true(some.down_bytes < all.down_bytes && some.host_bytes < all.host_bytes);
+        assert_true(some.device_bytes == some.slots_bytes + some.activations_bytes + some.kept_bytes);
+        assert_true(usage.bytes >= some.device_bytes);
+        dp_offload_kept(run->o, &first, &at, &bytes);
+        dp_offload_parameters(run->o, &count);
+        assert_in_range(first, 1, count - 1);
+    }
+    end(run);
+    free(run);
+}
+
+static void what_layers_want_beside_is_on_the_device(void **state)
+{
+    (void)state;
+    struct run *run = calloc(1, sizeof(*run));
+    struct mode mode = {.slices = 4, .slots = 2, .distance = 1, .kept = 1};
+    struct dp_offload_memory memory;
+    size_t bytes;
+    int32_t first;
+    void *at;
+
+    begin(run, &mode);
+    dp_offload_close(run->o);
+    for (int l = 0; l < OM_LAYERS; l++)
+        run->streamed.layers[l].kept_bytes = 100;
+    struct dp_offload_config config = config_of(&run->streamed, &mode);
+    if (!share_of(&mode)) {
+        config.kept_share = 0.5;
+        assert_int_equal(dp_offload_open(&config, &run->o), DP_EUNSUPPORTED);
+        assert_non_null(strstr(dp_last_error(), "kept_share"));
+        config.kept_share = 0;
+    }
+    assert_int_equal(dp_offload_open(&config, &run->o), 0);
+    dp_offload_kept(run->o, &first, &at, &bytes);
+    dp_offload_memory(run->o, &memory);
+    if (share_of(&mode) > 0) {
+        assert_int_equal(first, 0);
+        assert_int_equal(bytes, OM_LAYERS * 256);
+        assert_int_equal((uintptr_t)at % 256, 0);
+        for (size_t i = 0; i < bytes; i++)
+            assert_int_equal(((char *)at)[i], 0);
+        assert_true(memory.kept == memory.shards && memory.slots_bytes == 0);
+    }
+    end(run);
+    free(run);
+}
+
 /* Gradients of the step before, which the resident model has not taken yet. */
 struct late {
     float grads[OM_PARAMETERS][OM_WIDTH * OM_WIDTH];
@@ -588,7 +713,8 @@ static void an_update_that_is_delayed_is_seen_a_step_later(void **state)
                                    .check = slices % 4 == 1,
                                    .update = true,
                                    .paced = slices == 6,
-                                   .values_type = slices == 4 ? bf16 : as_is},
+                                   .kept = slices % 3 ? 0 : 0.5,
+                                   .values_type = slices == 4 || slices == 6 ? bf16 : as_is},
                     slices % 2 ? 2 : 9);
 }
 
@@ -841,6 +967,8 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
     c.microbatches = -1;
     expect_refused(&c, "-1 micro-batches");
     c = good;
+    c.kept_share = 1.5;
+    expect_refused(&c, "kept_share: 1.5, expected 0 to 1");
     c = good;
     c.delay = true;
     expect_refused(&c, "delay: expected an update");
@@ -922,6 +1050,10 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
         cmocka_unit_test(
             float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient),
         cmocka_unit_test(an_update_that_is_delayed_is_seen_a_step_later),
+        cmocka_unit_test(what_stays_on_the_device_has_the_same_bits),
+        cmocka_unit_test(tied_parameters_may_stay_in_part),
+        cmocka_unit_test(what_stays_on_the_device_is_not_copied),
+        cmocka_unit_test(what_layers_want_beside_is_on_the_device),
         cmocka_unit_test(the_peak_is_the_slots_and_the_activations),
         cmocka_unit_test(a_device_that_is_too_small_is_refused_before_the_first_step),
         cmocka_unit_test(what_is_still_there_is_loaded_again_only_if_it_may_have_changed),

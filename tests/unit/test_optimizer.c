@@ -618,6 +618,44 @@ static void without_memory_nothing_is_made_and_nothing_leaked(void **state)
     dp_optimizer_free(NULL);
 }
 
+static void the_state_lies_where_the_caller_says(void **state)
+{
+    (void)state;
+    static _Alignas(256) char memory[8192];
+    struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_ADAM);
+    struct dp_optimizer *here, *elsewhere;
+    struct list a, b;
+
+    list_init(&a);
+    list_init(&b);
+    memset(memory, 1, sizeof(memory));
+    assert_int_equal(dp_optimizer_new(&c, a.p, 4, &elsewhere), 0);
+    const size_t bytes = dp_optimizer_state_bytes(elsewhere);
+    assert_in_range(bytes, 256, sizeof(memory) - 1);
+    assert_int_equal(bytes % 256, 0);
+    c.memory = memory;
+    c.memory_bytes = bytes - 1;
+    assert_int_equal(dp_optimizer_new(&c, b.p, 4, &here), DP_ENOMEM);
+    assert_non_null(strstr(dp_last_error(), "bytes of the caller's memory"));
+    c.memory_bytes = bytes;
+    assert_int_equal(dp_optimizer_new(&c, b.p, 4, &here), 0);
+    assert_int_equal(dp_optimizer_state_bytes(here), bytes);
+    for (int step = 0; step < 3; step++) {
+        const struct dp_optimizer_step s = {.rate = 0.1, .scale = 1};
+        assert_int_equal(dp_optimizer_step(here, &s), 0);
+        assert_int_equal(dp_optimizer_step(elsewhere, &s), 0);
+    }
+    for (int32_t i = 0; i < dp_optimizer_state_count(here); i++) {
+        const DLTensor *t = &dp_optimizer_state(here)[i].tensor;
+        const DLTensor *u = &dp_optimizer_state(elsewhere)[i].tensor;
+        assert_true(t->ndim == 0 || ((char *)t->data >= memory && (char *)t->data < memory + bytes));
+        assert_memory_equal(t->data, u->data, (size_t)dp_tensor_numel(t) * t->dtype.bits / 8);
+    }
+    assert_int_equal(memory[bytes], 1);
+    dp_optimizer_free(here);
+    dp_optimizer_free(elsewhere);
+}
+
 static void kinds_have_names(void **state)
 {
     (void)state;
@@ -651,6 +689,7 @@ int main(void)
         cmocka_unit_test(what_is_wrong_with_a_config_is_named),
         cmocka_unit_test(a_step_with_numbers_that_are_none_changes_nothing),
         cmocka_unit_test(without_memory_nothing_is_made_and_nothing_leaked),
+        cmocka_unit_test(the_state_lies_where_the_caller_says),
         cmocka_unit_test(kinds_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -95,6 +95,12 @@ struct dp_optimizer_config {
     const struct dp_optimizer_group *groups;
     int32_t group_count;
     const int32_t *group_of;
+
+    /* Where the state lies; NULL: in memory of its own. Must stay; is set to zero. Of a parameter
+     * it takes each array (of float64 or float32; so many as the kind has, and a master of 16
+     * bits) rounded up to 256 bytes. 256-byte aligned; the CPU must reach it. */
+    void *memory;
+    size_t memory_bytes;
 };
 
 /* SGD: no momentum, no decay. Adam and AdamW: betas 0.9 and 0.999, epsilon 1e-8, decay 1/32768 and
@@ -106,7 +112,7 @@ struct dp_optimizer;
 /* The list is copied; names, tensors and what those point to must stay. Frozen parameters have no
  * state and are left alone. Masters begin as the values are now. DP_EINVAL for a config or a list
  * that is not sound (the sentence names the member or the parameter), DP_EUNSUPPORTED for memory
- * that the host does not reach, DP_ENOMEM. */
+ * that the host does not reach, DP_ENOMEM, also for a state that is larger than `memory`. */
 DP_PUBLIC int dp_optimizer_new(const struct dp_optimizer_config *config,
                                const struct dp_parameter *parameters, int32_t count,
                                struct dp_optimizer **out);

@@ -211,12 +211,14 @@ struct dp_offload_plan {
     bool forward_only;
     bool drop_at_once; /* right after each use, as OffloadModel does; otherwise when the slot is
                         * needed */
+    int32_t kept;      /* the last so many shards are always there, in slots behind the others, which
+                        * their events name: slots, slots + 1 ... */
 };
 
 /* The events of one step: at most 6 for each shard, events[max] of them are written. The shard
  * whose next use is the farthest away is dropped first, so that the last `slots` shards of the
  * forward are still there when the backward begins; and what is there at the end stays there.
- * DP_EINVAL: no shards, no slots, a distance that does not fit. */
+ * DP_EINVAL: no shards, no slots, a distance that does not fit, more kept than there are. */
 DP_PUBLIC int dp_offload_plan(const struct dp_offload_plan *plan, struct dp_offload_event *events,
                               size_t max, size_t *count);
 
@@ -338,6 +340,8 @@ struct dp_offload_layer {
                                             * parameters are one, also between layers. */
     int32_t parameter_count;
     size_t save_bytes;                     /* of a micro-batch */
+    size_t kept_bytes;                     /* that the caller wants on the device if the layer is kept
+                                            * there (kept_share): its optimizer's state */
     const struct dp_border *out;           /* of the whole batch: dimension 0 of every tensor is the
                                             * batch's rows, and is cut into micro-batches */
 };
@@ -375,6 +379,12 @@ struct dp_offload_config {
     bool checkpoint;      /* keep only what crosses from shard to shard, compute the rest again */
     bool boundaries_down; /* with checkpoint: these, too, wait on the host */
     bool forward_only;    /* no room for gradients */
+    /* A share of the parameters, 0 to 1, stays on the device with its gradients, and with the
+     * optimizer's state where that lies in dp_offload_kept: the last shards, as many as have at
+     * most that share of all elements. Nothing of them is copied, and updates go on where they
+     * are. Parameters of the list (dp_offload_parameters) then lie in the device's memory, which
+     * the CPU must reach. */
+    double kept_share;
     /* Mixed precision, for float32 parameters: bfloat16 or float16 on the device and on the way there
      * (values) and back (gradients); bits 0: as they are on the host, which keeps float32 masters and
      * gradients in any case. Masters are rounded to the nearest after their update, and when a step
@@ -414,7 +424,8 @@ struct dp_offload;
 DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries,
                              const struct dp_offload_cost *cost);
 
-/* All memory is allocated here. DP_EINVAL names what is wrong with the config; DP_ENOMEM. */
+/* All memory is allocated here. DP_EINVAL names what is wrong with the config; DP_EUNSUPPORTED what this
+ * device cannot; DP_ENOMEM. */
 DP_PUBLIC int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **out);
 /* Waits for what is in flight. o may be NULL. */
 DP_PUBLIC void dp_offload_close(struct dp_offload *o);
@@ -424,6 +435,11 @@ DP_PUBLIC void dp_offload_close(struct dp_offload *o);
  * be written, and the gradients are those of the last step. */
 DP_PUBLIC const struct dp_parameter *dp_offload_parameters(const struct dp_offload *o,
                                                            int32_t *count);
+
+/* With kept_share: the parameters of that list from *first on are on the device, and *state are the
+ * kept_bytes of their layers, 256-byte aligned and zero, until close; NULL where these are none. */
+DP_PUBLIC void dp_offload_kept(const struct dp_offload *o, int32_t *first, void **state,
+                               size_t *state_bytes);
 
 /* Whole batches, contiguous, on the host or the device. Outputs and gins may be NULL, alone or all.
  * */
@@ -464,10 +480,11 @@ DP_PUBLIC int dp_offload_catch_up(struct dp_offload *o);
 DP_PUBLIC void dp_offload_seek(struct dp_offload *o, uint64_t step);
 
 struct dp_offload_memory {
-    int32_t shards, slots;
-    size_t largest_shard_bytes; /* parameters and gradients */
+    int32_t shards, slots, kept; /* kept: of the shards, those that stay on the device */
+    size_t largest_shard_bytes;  /* parameters and gradients, of those in slots */
     size_t slots_bytes, activations_bytes, sums_bytes; /* the last for order_blocks */
-    size_t device_bytes;                               /* all three */
+    size_t kept_bytes;   /* of shards that stay, and the gradients of one of them once more */
+    size_t device_bytes; /* all four */
     size_t host_bytes;
     uint64_t loads, loaded_bytes, down_bytes; /* since it was opened; of parameters, of gradients */
 };
