@@ -177,7 +177,10 @@ says_what_is_on_the_device()
     says 'offload   ' 'at a time on the device, recomputed' 'overlap   ' 'limited by'
     # shellcheck disable=SC2086 # words
     run train $small --schedule none --offload params --device-memory 240K --json || return
-    says '"offload":{"shards":' '"limited_by":"'
+    says '"offload":{"shards":' '"kept_share":0.0,' '"limited_by":"'
+    # shellcheck disable=SC2086 # words
+    run train $small --schedule none --offload params --device-memory 500K --device-share 0.4 || return
+    says '% of the parameters always, recomputed' 'limited by'
 }
 
 mixed_precision_is_that_of_the_plain_loop()
@@ -186,6 +189,8 @@ mixed_precision_is_that_of_the_plain_loop()
     numbers_of "$@" >"$work/expected" || return
     numbers_of "$@" --offload params,optimizer --device-memory 230K >"$work/numbers" || return
     says '"offload":{"shards":' || return
+    diff "$work/expected" "$work/numbers" || return
+    numbers_of "$@" --offload params --device-memory 500K --device-share 0.5 >"$work/numbers" || return
     diff "$work/expected" "$work/numbers" || return
     numbers_of "$@" --dtype f32 >"$work/numbers" || return
     ! cmp -s "$work/expected" "$work/numbers" || wrong 'nothing was rounded'
@@ -383,6 +388,10 @@ it prints_the_numbers_of_the_plain_loop -P 2 --schedule async --transport tcp --
 it prints_the_numbers_of_the_plain_loop -P 2 -s dualpipev --checkpoint always --checkpoint-stages 0,2-3
 it prints_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
 it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 210K
+it prints_the_numbers_of_the_plain_loop -s none --offload params --device-memory 500K --device-share 0.4
+it prints_the_numbers_of_the_plain_loop -s none --offload "params,activations,optimizer=$work" \
+    --device-memory 500K --device-share 0.25
+it prints_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 1M --device-share 1
 it mixed_precision_is_that_of_the_plain_loop
 it prints_the_numbers_of_the_plain_loop -s none --offload params --device-memory 240K --buffers 2
 it prints_the_numbers_of_the_plain_loop -s none --offload params,activations --device-memory 400K \
@@ -403,6 +412,8 @@ it prints_the_numbers_of_the_plain_loop -P 2 -s async --execution messages --off
 it late_updates_print_the_numbers_of_the_plain_loop -s none --offload params,optimizer --device-memory 240K
 it late_updates_print_the_numbers_of_the_plain_loop -s none --offload "params,activations,optimizer=$work" \
     --device-memory 240K --buffers 2
+it late_updates_print_the_numbers_of_the_plain_loop -s none --offload params --device-memory 600K \
+    --device-share 0.5
 it late_updates_print_the_numbers_of_the_plain_loop -P 2 --offload activations,params,optimizer \
     --device-memory 4M
 it late_updates_print_the_numbers_of_the_plain_loop -P 4 -s 1f1b

@@ -449,6 +449,7 @@ static int make_engine(struct job *j)
                 .device_bytes = (size_t)s->device_memory,
                 .activations = s->offload.activations,
                 .buffers = s->buffers,
+                .device_share = s->device_share,
                 .update = s->late ? late_carry_out : NULL,
                 .update_user = &j->trainer,
                 .bf16 = !strcmp(s->dtype, "bf16"),

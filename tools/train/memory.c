@@ -94,8 +94,8 @@ static double peak_of(const struct dp_schedule *s, int rank)
     return peak;
 }
 
-/* Weights, which late updates take twice, gradients, two averages, and gradients on their way, all on the host; and what is called
- * the device is the host's memory, too. */
+/* Weights, which late updates take twice, gradients, two averages, and gradients on their way, all on
+ * the host; and what is called the device is the host's memory, too. */
 static double memory_offloaded(const struct settings *s)
 {
     struct gpt_stage_size size = gpt_stage_size(&s->model, 0, 1);
@@ -120,7 +120,8 @@ double memory_of_rank(const struct settings *s, int rank)
     /* Weights, gradients, two averages of AdamW; in the fixed order, and where updates are late, another
      * set of gradients; to
      * mix, two blocks for exchanges and what an average replaced. */
-    const double copies = (s->any_order ? 4 : 5) + s->late + (s->graph ? 3 + kept[s->method.algorithm] : 0);
+    const double mixing = s->graph ? 3 + kept[s->method.algorithm] : 0;
+    const double copies = (s->any_order ? 4 : 5) + s->late + mixing;
     double peak = s->training ? peak_of(s->training, rank) : 1, bytes = process_bytes;
 
     for (int i = 0; i < slots; i++) {

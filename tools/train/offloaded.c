@@ -251,6 +251,49 @@ static int update_late(void *user, int32_t shard, const struct dp_parameter *par
 
 static bool is_offloaded(const struct engine *engine);
 
+/* ---- what stays on the device ---------------------------------------------------------------- */
+
+/* Of AdamW: two arrays a tensor, as struct dp_optimizer_config lays them out. */
+static size_t state_bytes(const struct gpt_stage *stage)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < stage->params.tensors_len; i++)
+        bytes += 2 * ((tensor_count(&stage->params.tensors[i]) * sizeof(real) + 255) / 256 * 256);
+    return bytes;
+}
+
+/* Blocks in the parameters of the library's list are layers; the tensors of each follow each other. */
+void offloaded_kept(const struct engine *engine, size_t *first, void **memory, size_t *bytes)
+{
+    const struct offloaded *e = (const struct offloaded *)engine;
+    int32_t layer;
+
+    *first = engine->stages[0]->params.tensors_len;
+    *memory = NULL;
+    *bytes = 0;
+    if (!is_offloaded(engine))
+        return;
+    dp_offload_kept(e->o, &layer, memory, bytes);
+    for (int32_t l = engine->config.layers - 1; l >= layer; l--)
+        *first -= e->parts[l].stage->params.tensors_len;
+}
+
+static double kept_share(const struct offloaded *e)
+{
+    int64_t kept = 0, all = 0;
+    size_t bytes;
+    int32_t layer;
+    void *memory;
+
+    dp_offload_kept(e->o, &layer, &memory, &bytes);
+    for (int32_t l = 0; l < e->base.config.layers; l++) {
+        all += e->parts[l].count;
+        kept += l >= layer ? e->parts[l].count : 0;
+    }
+    return (double)kept / (double)all;
+}
+
 bool offloaded_updates_late(const struct engine *engine)
 {
     return is_offloaded(engine) && ((const struct offloaded *)engine)->update;
@@ -312,6 +355,7 @@ bool offloaded_figures(const struct engine *engine, struct offloaded_figures *ou
         .slots = memory.slots,
         .recomputes = e->config.checkpoint,
         .boundaries_down = e->config.boundaries_down,
+        .kept = kept_share(e),
         .device_bytes = usage.peak_bytes,
     };
     offloaded_overlap(&(struct offloaded_busy){e->busy.compute_ns, e->busy.up_ns, e->busy.down_ns,
@@ -369,6 +413,7 @@ static int set_part(struct offloaded *e, int l, size_t offset)
         .parameters = &p->parameter,
         .parameter_count = 1,
         .save_bytes = g->save_bytes + (g->has_head ? logits * sizeof(real) : 0),
+        .kept_bytes = state_bytes(p->stage),
         .out = g->has_head ? &e->losses : &e->x,
     };
     return 0;
@@ -447,6 +492,7 @@ static int open_model(struct offloaded *e, const struct offloaded_config *config
         .update = config->update ? update_late : NULL,
         .update_user = e,
         .delay = config->update,
+        .kept_share = config->device_share,
     };
     struct offload_cost cost = {0};
     struct dp_offload_memory memory;

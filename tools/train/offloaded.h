@@ -23,6 +23,7 @@ struct offloaded_config {
     int (*update)(void *user); /* NULL; or updates are a step late: that of the gradients that
                                 * are there, called in a thread of the device's */
     void *update_user;
+    double device_share; /* of parameters that stay on the device, with AdamW's state */
     bool bf16;           /* parameters go up and gradients come down in bfloat16 (bfloat16.h) */
 };
 
@@ -37,6 +38,7 @@ struct offloaded_figures {
     int64_t sets, evicted, recomputed; /* of whose micro-batches on all ranks so many went */
     bool streamed;      /* its parameters pass over the device */
     bool recomputes; /* the inside of shards */
+    double kept;     /* share of the parameters that stays on the device */
     bool boundaries_down;
     size_t device_bytes;  /* the most that was used of the device's memory */
     double overlap;       /* of what could be done at the same time, the share that was; 1: nothing
@@ -60,6 +62,10 @@ const char *offloaded_limit_name(enum offloaded_limit limit);
 bool offloaded_updates_late(const struct engine *e);
 void offloaded_set_due(struct engine *e, bool due);
 int offloaded_catch_up(struct engine *e);
+
+/* The tensors of the model from *first on stay on the device (their number: none does), and *memory
+ * there is for the state of their optimizer. */
+void offloaded_kept(const struct engine *e, size_t *first, void **memory, size_t *bytes);
 
 /* false: e is another kind of engine. */
 bool offloaded_figures(const struct engine *e, struct offloaded_figures *out);

@@ -139,8 +139,8 @@ static json_t *json_offload(const struct offloaded_figures *f)
                          (json_int_t)f->recomputed, "params_on_host", f->streamed, "device_bytes",
                          (json_int_t)f->device_bytes, "overlap", f->overlap, "limited_by",
                          offloaded_limit_name(f->limited_by), "limit_share", f->limit_share);
-    return json_pack("{s:i, s:i, s:b, s:b, s:I, s:f, s:s, s:f}", "shards", f->shards, "slots",
-                     f->slots, "recomputes", f->recomputes, "boundaries_on_host",
+    return json_pack("{s:i, s:i, s:f, s:b, s:b, s:I, s:f, s:s, s:f}", "shards", f->shards, "slots",
+                     f->slots, "kept_share", f->kept, "recomputes", f->recomputes, "boundaries_on_host",
                      f->boundaries_down, "device_bytes", (json_int_t)f->device_bytes, "overlap",
                      f->overlap, "limited_by", offloaded_limit_name(f->limited_by), "limit_share",
                      f->limit_share);
@@ -272,17 +272,20 @@ static void print_sample(const uint8_t *text, size_t len)
 static void text_offload(const struct report *r, const struct offloaded_figures *f)
 {
     const double mib = 1024.0 * 1024;
-    char overlap[80] = "there is little to hide";
+    char overlap[80] = "there is little to hide", kept[80] = "";
 
+    if (f->kept > 0)
+        snprintf(kept, sizeof(kept), ", %.0f %% of the parameters always", 100 * f->kept);
     if (!f->shards)
         put_line("offload   activations of %" PRId64 " micro-batches in stages: %" PRId64
                  " on the host, %" PRId64 " recomputed%s; %.1f of %.1f MiB of a device\n",
                  f->sets, f->evicted, f->recomputed, f->streamed ? "; parameters in passing" : "",
                  (double)f->device_bytes / mib, r->settings->device_memory / mib);
     else
-        put_line("offload   %d shard%s, %d at a time on the device%s%s; %.1f of %.1f MiB of its "
+        put_line("offload   %d shard%s, %d at a time on the device%s%s%s; %.1f of %.1f MiB of its "
                  "memory\n",
-                 f->shards, f->shards > 1 ? "s" : "", f->slots, f->recomputes ? ", recomputed" : "",
+                 f->shards, f->shards > 1 ? "s" : "", f->slots, kept,
+                 f->recomputes ? ", recomputed" : "",
                  f->boundaries_down ? ", boundaries on the host" : "",
                  (double)f->device_bytes / mib, r->settings->device_memory / mib);
     if (f->overlap_share > 0.02)

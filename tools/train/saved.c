@@ -82,6 +82,15 @@ static int find_slots(const struct trainer *t, struct list *l)
     return err;
 }
 
+static int32_t state_count(const struct trainer *t, const struct list *l, int slot)
+{
+    const int32_t kept = t->kept ? dp_optimizer_state_count(t->kept) : 0;
+
+    if (t->in_files[slot])
+        return kept + dp_offload_optimizer_state_count(t->in_files[slot]);
+    return kept + (l->slots[slot].optimizer ? dp_optimizer_state_count(l->slots[slot].optimizer) : 0);
+}
+
 static int32_t room_of(const struct trainer *t, const struct list *l)
 {
     int32_t room = 2;
@@ -89,8 +98,7 @@ static int32_t room_of(const struct trainer *t, const struct list *l)
     for (int i = 0; i < t->engine->stage_count; i++)
         room += 2 * (int32_t)t->engine->stages[i]->params.tensors_len +
                 statistics_tensor_count(t->engine->stages[i]) +
-                (t->in_files[i] ? dp_offload_optimizer_state_count(t->in_files[i])
-                                : dp_optimizer_state_count(l->slots[i].optimizer));
+                state_count(t, l, i);
     return room;
 }
 
@@ -128,21 +136,29 @@ static int32_t add_statistics(struct list *l, const struct gpt_stage *stage, int
     return taken + count;
 }
 
+static void add_all(struct list *l, const struct dp_named_tensor *state, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        add_tensor(l, state[i].name, &state[i].tensor);
+}
+
 static int add_state(struct list *l, const struct trainer *t, int slot)
 {
-    const struct dp_named_tensor *state;
-    int32_t count;
+    const struct dp_named_tensor *state = NULL;
+    int32_t count = 0;
     int err = 0;
 
     if (t->in_files[slot]) {
         count = dp_offload_optimizer_state_count(t->in_files[slot]);
         err = dp_offload_optimizer_state(t->in_files[slot], &state);
-    } else {
+    } else if (l->slots[slot].optimizer) {
         count = dp_optimizer_state_count(l->slots[slot].optimizer);
         state = dp_optimizer_state(l->slots[slot].optimizer);
     }
-    for (int32_t i = 0; i < count && !err; i++)
-        add_tensor(l, state[i].name, &state[i].tensor);
+    if (!err)
+        add_all(l, state, count);
+    if (t->kept)
+        add_all(l, dp_optimizer_state(t->kept), dp_optimizer_state_count(t->kept));
     return err;
 }
 

@@ -26,8 +26,8 @@ struct settings {
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every, save_every, virtual_stages, slack;
     int64_t sample, seed, port, order_blocks, local_steps, mix_local, mix_staleness, restarts;
-    double rate, decay, clip, dropout, device_memory, outer_rate, outer_momentum, temperature,
-        mix_factor;
+    double rate, decay, clip, dropout, device_memory, device_share, outer_rate, outer_momentum,
+        temperature, mix_factor;
     struct offload_parts offload;
     struct offload_buffers buffers;
     bool late; /* updates of the weights */

@@ -2,6 +2,7 @@
 #include "train/trainer.h"
 
 #include "train/late.h"
+#include "train/offloaded.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -252,9 +253,12 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
         return data_parallel_update(&t->replicas, slot, update);
     if (update->skip)
         return dp_gradients_zero(stage->parameters, (int32_t)stage->params.tensors_len);
+    int err = 0;
     if (t->in_files[slot])
-        return dp_offload_optimizer_step(t->in_files[slot], &step);
-    return dp_optimizer_step(t->optimizers[slot], &step);
+        err = dp_offload_optimizer_step(t->in_files[slot], &step);
+    else if (t->optimizers[slot])
+        err = dp_optimizer_step(t->optimizers[slot], &step);
+    return err || !t->kept ? err : dp_optimizer_step(t->kept, &step);
 }
 
 /* All ranks know all norms, so all of them leave out the same steps. */
@@ -409,11 +413,40 @@ static int make_squares(struct trainer *t, int slot)
     return t->squares && t->in_group ? 0 : DP_ENOMEM;
 }
 
+/* An optimizer of parameters in the host's memory; of none there is none. */
+static int make_on_host(struct trainer *t, int slot, const struct dp_parameter *owned, int32_t count)
+{
+    const struct dp_optimizer_config config = trainer_optimizer(t);
+
+    if (!count)
+        return 0;
+    return t->config.state_folder
+               ? dp_offload_optimizer_new(
+                     &(struct dp_offload_optimizer_config){.optimizer = config,
+                                                           .folder = t->config.state_folder},
+                     owned, count, &t->in_files[slot])
+               : dp_optimizer_new(&config, owned, count, &t->optimizers[slot]);
+}
+
+/* That of tensors which stay on the device has its state there. */
+static int make_on_device(struct trainer *t, int32_t *on_host)
+{
+    const struct gpt_stage *stage = t->engine->stages[0];
+    struct dp_optimizer_config config = trainer_optimizer(t);
+    size_t first;
+
+    offloaded_kept(t->engine, &first, &config.memory, &config.memory_bytes);
+    if (first == stage->params.tensors_len)
+        return 0;
+    *on_host = (int32_t)first;
+    return dp_optimizer_new(&config, stage->parameters + first,
+                            (int32_t)(stage->params.tensors_len - first), &t->kept);
+}
+
 /* Mixers and shards have their own. Of tied parameters only the owner's is updated. */
 static int make_optimizer(struct trainer *t, int slot)
 {
     const struct gpt_stage *stage = t->engine->stages[slot];
-    const struct dp_optimizer_config config = trainer_optimizer(t);
     struct dp_parameter *owned;
     int32_t count = 0;
 
@@ -425,12 +458,9 @@ static int make_optimizer(struct trainer *t, int slot)
     for (int i = 0; i < (int)stage->params.tensors_len; i++)
         if (!t->engine->config.tied || t->engine->ops->owns(t->engine, slot, i))
             owned[count++] = stage->parameters[i];
-    int err = t->config.state_folder
-                  ? dp_offload_optimizer_new(
-                        &(struct dp_offload_optimizer_config){.optimizer = config,
-                                                              .folder = t->config.state_folder},
-                        owned, count, &t->in_files[slot])
-                  : dp_optimizer_new(&config, owned, count, &t->optimizers[slot]);
+    int err = make_on_device(t, &count);
+    if (!err)
+        err = make_on_host(t, slot, owned, count);
     free(owned);
     return err;
 }
@@ -509,6 +539,7 @@ void trainer_fini(struct trainer *t)
         dp_offload_optimizer_free(t->in_files[i]);
     }
     free(t->in_group);
+    dp_optimizer_free(t->kept);
     free(t->squares);
     free(t->batch.labels);
     free(t->batch.tokens);

@@ -56,6 +56,7 @@ struct trainer {
     double rate; /* of this step */
     struct dp_optimizer *optimizers[DP_MAX_SLOTS];
     struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* instead, with config.state_folder */
+    struct dp_optimizer *kept; /* of the last tensors of slot 0, which stay on the device; or NULL */
     struct batch batch;
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of
      * squared gradients of each group; of each replica, where these mix. A rank leaves zero what it
