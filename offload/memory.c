@@ -379,6 +379,8 @@ int dpo_memory_init(struct dp_offload *o)
     int err = init_pool(o);
 
     if (!err)
+        dpo_threads_bind(o);
+    if (!err)
         err = init_device(o);
     if (!err)
         err = init_shards(o);

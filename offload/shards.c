@@ -114,6 +114,7 @@ static void update_shard(void *user)
     struct dpo_task *task = user;
     struct dp_offload *o = task->o;
     struct dpo_shard *shard = task->shard;
+    dpo_thread_bind(o);
     int none = 0, err = o->config.update(o->config.update_user, (int32_t)(shard - o->shards),
                                          shard->list, shard->list_count);
 
@@ -145,6 +146,7 @@ static void finish_shard(void *user)
     struct dpo_shard *shard = task->shard;
     int32_t index = (int32_t)(shard - o->shards);
 
+    dpo_thread_bind(o);
     if (shard->arrived)
         take_arrived(o, index);
     add_copies(o, index);

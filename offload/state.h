@@ -124,6 +124,7 @@ struct dp_offload {
     struct dp_offload_config config;
     struct dp_device *dev;
     struct dp_pinned *pinned;
+    int node;  /* whose CPUs copy and update; -1: any */
     bool host; /* compute in the calling thread, when it is time */
 
     struct dpo_layer *layers;
@@ -183,6 +184,11 @@ struct dp_offload {
     struct dpo_meter meters[DPO_METERS];
     int64_t wait_ns; /* of the calling thread */
 };
+
+/* threads.c: the device's threads to the CPUs of o->node; and the calling one, in calls that a driver
+ * makes in threads of its own. */
+void dpo_threads_bind(struct dp_offload *o);
+void dpo_thread_bind(const struct dp_offload *o);
 
 /* copy_engine.c: in a paced engine an event that a copy records means something only when the pace has
  * let all of the copy pass. DP_ETIMEDOUT. */

@@ -3,7 +3,10 @@
 
 #include "base/bind.h"
 
+#include "base/text.h"
+
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -29,6 +32,21 @@ bool dp_cpus_parse(const char *list, cpu_set_t *out)
         list = end + (*end == ',');
     }
     return true;
+}
+
+bool dp_node_cpus(const char *root, int node, cpu_set_t *out)
+{
+    struct dp_text path = {0};
+    char line[4096] = "";
+
+    dp_text_addf(&path, "%s/sys/devices/system/node/node%d/cpulist", root, node);
+    FILE *file = path.failed ? NULL : fopen(path.data, "re");
+    dp_text_fini(&path);
+    if (!file)
+        return false;
+    bool is_list = (fgets(line, sizeof(line), file) || !ferror(file)) && dp_cpus_parse(line, out);
+    fclose(file);
+    return is_list;
 }
 
 /* The kernel looks at one bit fewer than it is told. */

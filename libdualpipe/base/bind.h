@@ -14,6 +14,10 @@ enum { DP_BIND_NODES = 1024 }; /* the kernel numbers no NUMA node higher */
 /* "0-55,112-167", as the kernel writes it; what follows a newline does not count. */
 bool dp_cpus_parse(const char *list, cpu_set_t *out);
 
+/* The CPUs of a NUMA node as the kernel has them, from /sys below root (""); false: there is no such
+ * node. */
+bool dp_node_cpus(const char *root, int node, cpu_set_t *out);
+
 /* New pages of the calling thread, and of those that it starts, come from the node, or from another
  * one where it is full. 0, or the errno with which the kernel refuses it. */
 int dp_prefer_memory(int node);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: CPU sets */
+
 #include "device/device_ops.h"
 
+#include "base/bind.h"
 #include "base/fail.h"
 #include "base/options.h"
 
@@ -79,6 +82,26 @@ bool dp_device_host_accessible(const struct dp_device *dev)
 int dp_device_numa_node(const struct dp_device *dev)
 {
     return dev->numa_node;
+}
+
+int dp_device_bind(struct dp_device *dev, int numa_node)
+{
+    cpu_set_t cpus, allowed;
+    int error = 0;
+
+    if (numa_node < 0 || numa_node >= DP_BIND_NODES || !dp_node_cpus("", numa_node, &cpus))
+        return dp_fail_quietly(DP_ENODEV, "%s: this machine has no NUMA node %d", dev->ops->name,
+                               numa_node);
+    if (!sched_getaffinity(0, sizeof(allowed), &allowed))
+        CPU_AND(&cpus, &cpus, &allowed);
+    if (!CPU_COUNT(&cpus))
+        return dp_fail_quietly(DP_ENODEV, "%s: this process may use no CPU of NUMA node %d",
+                               dev->ops->name, numa_node);
+    if (dev->ops->bind)
+        error = dev->ops->bind(dev, &cpus);
+    return error ? dp_fail_quietly(DP_EUNSUPPORTED, "%s: its threads are not bound to NUMA node %d: %s",
+                                   dev->ops->name, numa_node, strerror(error))
+                 : 0;
 }
 
 int dp_device_register(struct dp_device *dev, void *ptr, size_t bytes)

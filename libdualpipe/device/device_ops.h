@@ -10,6 +10,7 @@
 #include <dualpipe/device.h>
 
 #include <pthread.h>
+#include <sched.h>
 
 enum { DP_HOST_MAX_WORKERS = 64 };
 
@@ -68,6 +69,9 @@ struct dp_device_ops {
 
     /* The memory of another device of this table. NULL: it is reached already. */
     int (*reach)(struct dp_device *dev, struct dp_device *other);
+
+    /* Its own threads to these CPUs: 0 or an errno. NULL where there are none. */
+    int (*bind)(struct dp_device *dev, const cpu_set_t *cpus);
 
     void (*close)(struct dp_device *dev);
 };

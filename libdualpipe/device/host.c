@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: affinity of threads */
+
 #include "device/host.h"
 
 #include "base/clock.h"
@@ -212,6 +214,16 @@ static void host_close(struct dp_device *dev)
     free(host);
 }
 
+static int host_bind(struct dp_device *dev, const cpu_set_t *cpus)
+{
+    const struct host *host = (const struct host *)dev;
+    int error = 0;
+
+    for (int i = 0; i < host->workers && !error; i++)
+        error = pthread_setaffinity_np(host->threads[i], sizeof(*cpus), cpus);
+    return error;
+}
+
 static const struct dp_device_ops host_ops = {
     .name = "host",
     .alloc = host_alloc,
@@ -230,6 +242,7 @@ static const struct dp_device_ops host_ops = {
     .event_test = host_event_test,
     .event_wait = host_event_wait,
     .stream_wait = host_stream_wait,
+    .bind = host_bind,
     .close = host_close,
 };
 

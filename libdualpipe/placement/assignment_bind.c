@@ -5,7 +5,6 @@
 
 #include "base/bind.h"
 #include "base/fail.h"
-#include "base/text.h"
 #include "placement/assignment_options.h"
 
 #include <stdio.h>
@@ -24,22 +23,6 @@ bool dp_assignment_is_host(const char *name, const char *host)
     return len == strcspn(host, ".") && !strncmp(name, host, len);
 }
 
-/* As this machine has it: the file's own list may be of another boot. */
-static bool read_cpus(const char *root, int node, cpu_set_t *out)
-{
-    struct dp_text path = {0};
-    char line[4096] = "";
-
-    dp_text_addf(&path, "%s/sys/devices/system/node/node%d/cpulist", root, node);
-    FILE *file = path.failed ? NULL : fopen(path.data, "re");
-    dp_text_fini(&path);
-    if (!file)
-        return false;
-    bool is_list = (fgets(line, sizeof(line), file) || !ferror(file)) && dp_cpus_parse(line, out);
-    fclose(file);
-    return is_list;
-}
-
 int dp_assignment_site(const struct dp_assignment *s, int32_t worker, const char *root, const char *host,
                   const cpu_set_t *allowed, struct dp_assigned_site *out)
 {
@@ -52,7 +35,7 @@ int dp_assignment_site(const struct dp_assignment *s, int32_t worker, const char
         return dp_fail_quietly(DP_ENODEV, "this is %s, and not %s", host, home);
     if (site.node < 0 || site.node >= DP_BIND_NODES)
         return dp_fail_quietly(DP_ENODEV, "it names no NUMA node");
-    if (!read_cpus(root, site.node, &site.cpus))
+    if (!dp_node_cpus(root, site.node, &site.cpus))
         return dp_fail_quietly(DP_ENODEV, "%s has no NUMA node %d", host, site.node);
     const bool has_cpus = CPU_COUNT(&site.cpus) > 0;
     CPU_AND(&site.cpus, &site.cpus, allowed);

@@ -55,6 +55,9 @@ placed=$("$DP_TOP_BUILDDIR/tests/unit/test_offload_pinned" 2>&1) || placed="$pla
 case_is 'pinned memory for offloading is on the node that it was asked for' "$(
     echo "$placed" | grep -q 'pinned memory was on each of 2 nodes' || echo "$placed"
 )"
+case_is 'threads that copy and update are on the node that they were asked for' "$(
+    echo "$placed" | grep -q 'threads ran on each of 2 nodes' || echo "$placed"
+)"
 
 placed=$("$DP_TOP_BUILDDIR/tests/preload/test_pages" 2>&1) || placed="$placed status $?"
 case_is 'memory of the simulated CUDA, and the ring, are on the node that the preload library says' "$(

@@ -2,14 +2,19 @@
  *
  * The pool of pinned memory, on the host and on the stand-in for CUDA.
  */
+#include "config.h" /* GNU extensions: CPU sets */
+
 #include "cmocka_all.h"
 
+#include "base/bind.h"
 #include "base/fail.h"
 #include <dualpipe/offload.h>
 #ifdef WITH_CUDA
 #include "fakes/use_fake_cuda.h"
 #endif
 
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -128,6 +133,68 @@ static void every_node_of_the_machine_can_be_asked_for(void **state)
     print_message("pinned memory was on each of %d nodes\n", nodes);
 }
 
+struct thread {
+    cpu_set_t allowed;
+    _Atomic int ran;
+};
+
+static void look(void *user)
+{
+    struct thread *t = user;
+
+    assert_int_equal(sched_getaffinity(0, sizeof(t->allowed), &t->allowed), 0);
+    atomic_fetch_add(&t->ran, 1);
+}
+
+/* What a thread of the device may run on is of that node. */
+static void expect_bound(struct dp_device *device, const cpu_set_t *cpus)
+{
+    struct dp_device_stream *stream;
+    struct dp_device_event *done;
+    struct thread t = {.ran = 0};
+    cpu_set_t both;
+
+    assert_int_equal(dp_device_stream_new(device, DP_PRIORITY_NORMAL, &stream), 0);
+    assert_int_equal(dp_device_event_new(device, &done), 0);
+    assert_int_equal(dp_device_call(stream, look, &t), 0);
+    assert_int_equal(dp_device_event_record(done, stream), 0);
+    assert_int_equal(dp_device_event_wait(done, INT64_C(60000000000)), 0);
+    assert_int_equal(atomic_load(&t.ran), 1);
+    CPU_AND(&both, &t.allowed, cpus);
+    assert_true(CPU_COUNT(&t.allowed) > 0 && CPU_EQUAL(&both, &t.allowed));
+    dp_device_event_free(done);
+    dp_device_stream_free(stream);
+}
+
+/* tests/rdma-vm/one_guest.sh looks for the line, too. */
+static void threads_of_the_device_run_on_the_node(void **state)
+{
+    (void)state;
+    int nodes = 0;
+    cpu_set_t cpus, mine;
+
+    assert_int_equal(sched_getaffinity(0, sizeof(mine), &mine), 0);
+    for (int node = 0; node < 64; node++) {
+        struct dp_device *device;
+        if (!dp_node_cpus("", node, &cpus))
+            continue;
+        CPU_AND(&cpus, &cpus, &mine);
+        assert_int_equal(dp_device_open("host:2", &device), 0);
+        const int err = dp_device_bind(device, node);
+        assert_int_equal(err, CPU_COUNT(&cpus) ? 0 : DP_ENODEV);
+        if (!err)
+            expect_bound(device, &cpus);
+        nodes += !err;
+        dp_device_close(device);
+    }
+    assert_int_equal(dp_device_bind(dev, -1), DP_ENODEV);
+    assert_int_equal(dp_device_bind(dev, 1023), DP_ENODEV);
+    assert_non_null(strstr(dp_last_error(), "has no NUMA node 1023"));
+    if (!nodes)
+        skip_because("the system has no NUMA nodes in /sys");
+    print_message("threads ran on each of %d nodes\n", nodes);
+}
+
 static void what_is_no_block_is_refused(void **state)
 {
     (void)state;
@@ -158,6 +225,7 @@ static int run_on(const char *name)
         cmocka_unit_test(a_block_larger_than_a_slab_has_a_slab_of_its_own),
         cmocka_unit_test(pages_are_counted_and_on_the_node),
         cmocka_unit_test(every_node_of_the_machine_can_be_asked_for),
+        cmocka_unit_test(threads_of_the_device_run_on_the_node),
         cmocka_unit_test(what_is_no_block_is_refused),
     };
 

@@ -4,8 +4,11 @@
  * in every mode, with any number of shards, slots and micro-batches, on every kind of device,
  * whatever is late. And what cannot be is refused.
  */
+#include "config.h" /* GNU extensions: CPU sets */
+
 #include "cmocka_all.h"
 
+#include "base/bind.h"
 #include "base/clock.h"
 #include "base/fail.h"
 #include "fake_device.h"
@@ -15,6 +18,8 @@
 #include "unit/offload_model.h"
 
 #include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -513,24 +518,23 @@ static void what_stays_on_the_device_has_the_same_bits(void **state)
     static const double shares[] = {0.2, 0.5, 0.8, 1};
 
     for (int how = 0; how < 3; how++)
-        for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
-            for (int s = slices % 2; s < 4; s += 2) {
-                const int variant = (slices + s + how) % 5;
-                run_mode(&(struct mode){.slices = slices,
-                                        .microbatches = 1 + variant,
-                                        .slots = 1 + (slices + s) % 3,
-                                        .distance = (slices + s) % 3,
-                                        .checkpoint = how > 0,
-                                        .boundaries_down = how > 1,
-                                        .check = s % 2,
-                                        .frozen = variant == 0,
-                                        .exact = variant >= 1 && variant <= 3,
-                                        .tied = variant == 1,
-                                        .accumulate = variant == 2,
-                                        .update = variant != 1 && variant != 2,
-                                        .paced = variant == 3,
-                                        .kept = shares[s]});
-            }
+        for (int32_t slices = 1; slices <= OM_LAYERS; slices++) {
+            const int s = (slices + how) % 4, variant = (slices + 2 * how) % 5;
+            run_mode(&(struct mode){.slices = slices,
+                                    .microbatches = 1 + variant,
+                                    .slots = 1 + (slices + s) % 3,
+                                    .distance = (slices + s) % 3,
+                                    .checkpoint = how > 0,
+                                    .boundaries_down = how > 1,
+                                    .check = s % 2,
+                                    .frozen = variant == 0,
+                                    .exact = variant >= 1 && variant <= 3,
+                                    .tied = variant == 1,
+                                    .accumulate = variant == 2,
+                                    .update = variant != 1 && variant != 2,
+                                    .paced = variant == 3,
+                                    .kept = shares[s]});
+        }
 }
 
 static void tied_parameters_may_stay_in_part(void **state)
@@ -892,6 +896,54 @@ static void a_failed_update_is_reported_at_the_end(void **state)
     free(run);
 }
 
+struct bound {
+    cpu_set_t cpus; /* of the node */
+    _Atomic int inside, outside;
+};
+
+static int update_on_node(void *user, int32_t shard, const struct dp_parameter *parameters,
+                          int32_t count)
+{
+    struct bound *b = user;
+    cpu_set_t mine, both;
+
+    (void)shard, (void)parameters, (void)count;
+    if (sched_getaffinity(0, sizeof(mine), &mine))
+        return DP_EIO;
+    CPU_AND(&both, &mine, &b->cpus);
+    atomic_fetch_add(CPU_EQUAL(&both, &mine) ? &b->inside : &b->outside, 1);
+    return 0;
+}
+
+/* Where threads of the device's update; without such a thread it is the calling one. */
+static void updates_run_on_the_node_of_the_pinned_memory(void **state)
+{
+    (void)state;
+    struct run *run = calloc(1, sizeof(*run));
+    struct bound bound = {.inside = 0};
+    struct mode mode = {.slices = 3, .microbatches = 1, .slots = 2, .distance = 1};
+    const struct dp_pinned_config near = {.numa_node = 0};
+
+    begin(run, &mode);
+    dp_offload_close(run->o);
+    struct dp_offload_config config = config_of(&run->streamed, &mode);
+    config.pinned = &near;
+    config.update = update_on_node;
+    config.update_user = &bound;
+    assert_int_equal(dp_offload_open(&config, &run->o), 0);
+    one_step(run, 0, true, false);
+    assert_int_equal(dp_offload_finish(run->o), 0);
+    assert_int_equal(bound.inside + bound.outside, 3);
+    if (dp_node_cpus("", 0, &bound.cpus)) {
+        atomic_store(&bound.inside, 0);
+        one_step(run, 1, true, false);
+        assert_int_equal(dp_offload_finish(run->o), 0);
+        assert_int_equal(bound.inside, 3);
+    }
+    end(run);
+    free(run);
+}
+
 static void tensors_that_are_not_as_declared_are_refused(void **state)
 {
     (void)state;
@@ -1060,6 +1112,7 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
         cmocka_unit_test(events_begin_in_the_order_of_the_plan),
         cmocka_unit_test(a_failed_layer_is_named_and_the_step_can_be_repeated),
         cmocka_unit_test(a_failed_update_is_reported_at_the_end),
+        cmocka_unit_test(updates_run_on_the_node_of_the_pinned_memory),
         cmocka_unit_test(tensors_that_are_not_as_declared_are_refused),
         cmocka_unit_test(O1_to_O6_what_no_model_and_no_cut_can_be),
         cmocka_unit_test(

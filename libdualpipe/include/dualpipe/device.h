@@ -76,6 +76,11 @@ DP_PUBLIC bool dp_device_host_accessible(const struct dp_device *dev);
 /* The NUMA node whose memory is nearest to the device; -1: not known, or all are alike. */
 DP_PUBLIC int dp_device_numa_node(const struct dp_device *dev);
 
+/* Keep the device's own threads, which copy and carry out calls, to those CPUs of a NUMA node on which
+ * the caller may run. Nothing happens where the device has none, as a GPU. DP_ENODEV: there is no such
+ * node, or the caller may use none of its CPUs; DP_EUNSUPPORTED: the kernel refuses it. */
+DP_PUBLIC int dp_device_bind(struct dp_device *dev, int numa_node);
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 enum dp_memory {
