@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char expected[] =
-    "expected params, optimizer or optimizer=FOLDER, and activations, in a list with commas";
+    "params, optimizer or optimizer=FOLDER, and activations, in a list with commas";
 
 /* The member that a name of `len` letters is for; NULL: none. */
 static bool *part_of(struct offload_parts *parts, const char *name, size_t len)
@@ -66,7 +66,7 @@ bool offload_buffers_parse(const char *text, void *member, char *why, size_t why
         return true;
     long count = strtol(text, &end, 10);
     if (end == text || *end || count < 1 || count > MOST) {
-        snprintf(why, why_len, "expected auto, or a number from 1 to %d", MOST);
+        snprintf(why, why_len, "auto, or a number from 1 to %d", MOST);
         return false;
     }
     buffers->count = (int)count;

@@ -34,7 +34,7 @@ bool block_list_parse(const char *text, void *member, char *why, size_t why_len)
     }
     if (good && !*end)
         return true;
-    snprintf(why, why_len, "expected at most %d numbers of blocks, as in 1,3,3,1", BLOCK_LIST_MAX);
+    snprintf(why, why_len, "at most %d numbers of blocks, as in 1,3,3,1", BLOCK_LIST_MAX);
     return false;
 }
 

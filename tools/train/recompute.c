@@ -57,7 +57,7 @@ bool stage_set_parse(const char *text, void *member, char *why, size_t why_len)
     while (good && *at == ',' && *++at);
     if (good && !*at && at[-1] != ',')
         return true;
-    snprintf(why, why_len, "expected stages from 0 to %d, such as 0,2-3", STAGE_SET_MAX - 1);
+    snprintf(why, why_len, "stages from 0 to %d, such as 0,2-3", STAGE_SET_MAX - 1);
     return false;
 }
 
