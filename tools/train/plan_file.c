@@ -136,6 +136,9 @@ static int take_members(const char *path, const json_t *root, struct plan_file *
                                    expected[members[i].type]);
         plan->argv[1 + plan->word_count++] = at;
     }
+    if (!json_object_get(root, "offload") != !json_object_get(root, "device-memory"))
+        return command_misused("--plan %s: one of offload and device-memory, expected both or neither",
+                               path);
     return 0;
 }
 
