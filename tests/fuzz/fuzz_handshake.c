@@ -50,6 +50,7 @@ static void to_connector(const uint8_t *data, size_t size)
     must(!dp_wire_tcp.connect(&address, 5, &wire));
     while ((fd = accept(listener, NULL, NULL)) < 0)
         must(errno == EINTR);
+    close(listener); /* a connector that hears nothing tries again, and is refused */
     ssize_t n = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)n;
     shutdown(fd, SHUT_WR);
@@ -58,7 +59,6 @@ static void to_connector(const uint8_t *data, size_t size)
     must(!wire->connected);
     dp_wire_close(wire);
     close(fd);
-    close(listener);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
