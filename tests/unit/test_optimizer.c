@@ -6,6 +6,7 @@
 #include "failing_memory.h"
 
 #include "base/fp16.h"
+#include "base/tensor.h"
 #include "optimizer/kernels.h"
 
 #include <dualpipe/optimizer.h>
