@@ -137,6 +137,16 @@ static int64_t clock_ns(clockid_t clock)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
+/* What the terminal sent to the command it sent to us, too: where the command has ended from it before
+ * it was looked at here, it must not end us once signals are let through again. */
+static void drop_pending(const sigset_t *signals)
+{
+    const struct timespec none = {0};
+
+    while (sigtimedwait(signals, NULL, &none) > 0)
+        continue;
+}
+
 static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
                   struct stat_mapped *preload, struct run_outcome *out)
 {
@@ -151,8 +161,9 @@ static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
         stat_pairs_look(&out->pairs, held);
         stat_map(preload, &stat_preload_kind, getenv("DUALPIPE_PRELOAD_STAT_DIR"), is_of_the_job);
         if (has_ended(child, out))
-            return;
+            break;
     }
+    drop_pending(signals);
 }
 
 int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out)
