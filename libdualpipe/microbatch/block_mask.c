@@ -20,6 +20,8 @@ static const DLTensor *table_of(const struct dp_block_mask *mask, int i)
 
 const char *dp_block_mask_fault(const struct dp_block_mask *mask)
 {
+    if (!mask)
+        return "is NULL, expected a struct dp_block_mask";
     if (!mask->kv_num_blocks || !mask->kv_indices)
         return "has no kv_num_blocks or no kv_indices";
     if (!mask->full_kv_num_blocks != !mask->full_kv_indices)

@@ -277,8 +277,8 @@ static void damage_node(struct dp_tree *t)
         t->kind = (enum dp_tree_kind)(below(14) - 2);
         if (t->kind == DP_TREE_REDUCE)
             t->reducer = below(2) ? dp_reducer_sum() : NULL;
-        if (t->kind == DP_TREE_TENSOR)
-            t->tensor = NULL;
+        if (t->kind == DP_TREE_TENSOR || t->kind == DP_TREE_BLOCK_MASK)
+            t->opaque = NULL; /* tensor, or block_mask */
         break;
     case 1:
         t->count = below(t->count + 2) - 1;
