@@ -62,7 +62,7 @@ struct dp_pending {
     int passed_fd; /* a descriptor that came with the proof, -1 none */
     size_t got;    /* of the hello, or of the proof */
     bool is_challenged;
-    bool is_strange; /* of another user, who is not root */
+    bool is_strange; /* of another user, not root */
     bool is_read;    /* what it has said at first was looked at */
     int64_t until_ns;
     struct dp_hello hello;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ranks.c - who is which rank. A placement says which rank's work is best done at which place, and a
+ * ranks.c - the numbers of processes. A placement says which rank's work is best done at which place, and a
  * process cannot go to another place, so its number changes. torchrun tells a program its number by
  * RANK; which GPU it has, LOCAL_RANK, stays. MPI and Slurm number their processes themselves.
  */

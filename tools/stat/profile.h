@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * profile.h - what the profiler plugin counts in this user's processes (nccl-plugin/profiler/page.h):
- * who sends how much to which rank, over which rail, waiting for what.
+ * how much each rank sends to which, over which rail, waiting for what.
  */
 #ifndef DP_TOOLS_STAT_PROFILE_H
 #define DP_TOOLS_STAT_PROFILE_H
