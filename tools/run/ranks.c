@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ranks.c - the numbers of processes. A placement says which rank's work is best done at which place, and a
- * process cannot go to another place, so its number changes. torchrun tells a program its number by
- * RANK; which GPU it has, LOCAL_RANK, stays. MPI and Slurm number their processes themselves.
+ * ranks.c - the numbers of processes. A placement says which rank's work is best done at which place,
+ * and a process cannot go to another place, so its number changes. torchrun tells a program its number
+ * by RANK; which GPU it has, LOCAL_RANK, stays. MPI and Slurm number their processes themselves.
  */
 #include "config.h"
 
