@@ -5,35 +5,24 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { EMPTY, BEING_WRITTEN, FULL };
-
 bool dp_abort_record_put(struct dp_abort_record *record, const struct dp_abort *why)
 {
-    int expected = EMPTY;
+    int expected = DP_ABORT_RECORD_EMPTY;
 
-    if (!atomic_compare_exchange_strong(&record->state, &expected, BEING_WRITTEN)) {
+    if (!atomic_compare_exchange_strong(&record->state, &expected, DP_ABORT_RECORD_WRITTEN)) {
         while (!dp_abort_record_get(record, NULL))
             sched_yield();
         return false;
     }
     record->why = *why;
     record->why.text[sizeof(record->why.text) - 1] = '\0';
-    atomic_store_explicit(&record->state, FULL, memory_order_release);
-    return true;
-}
-
-bool dp_abort_record_get(struct dp_abort_record *record, struct dp_abort *why)
-{
-    if (atomic_load_explicit(&record->state, memory_order_acquire) != FULL)
-        return false;
-    if (why)
-        *why = record->why;
+    atomic_store_explicit(&record->state, DP_ABORT_RECORD_FULL, memory_order_release);
     return true;
 }
 
 void dp_abort_record_clear(struct dp_abort_record *record)
 {
-    atomic_store(&record->state, EMPTY);
+    atomic_store(&record->state, DP_ABORT_RECORD_EMPTY);
 }
 
 int dp_abort_record_end(int rank, const atomic_int *waiting_for, int size)

@@ -9,16 +9,25 @@
 #include "comm/comm_ops.h"
 #include <stdatomic.h>
 
+enum dp_abort_record_state { DP_ABORT_RECORD_EMPTY, DP_ABORT_RECORD_WRITTEN, DP_ABORT_RECORD_FULL };
+
 /* Keeps the first record of several that threads put at once. Zeroed memory is an empty one. */
 struct dp_abort_record {
-    atomic_int state;
+    atomic_int state; /* enum dp_abort_record_state */
     struct dp_abort why;
 };
 
 /* true if it was the first. Either way there is a record when it returns. */
 bool dp_abort_record_put(struct dp_abort_record *record, const struct dp_abort *why);
-/* false if there is none (yet). why may be NULL. */
-bool dp_abort_record_get(struct dp_abort_record *record, struct dp_abort *why);
+/* false if there is none (yet). why may be NULL. Every message asks. */
+static inline bool dp_abort_record_get(struct dp_abort_record *record, struct dp_abort *why)
+{
+    if (atomic_load_explicit(&record->state, memory_order_acquire) != DP_ABORT_RECORD_FULL)
+        return false;
+    if (why)
+        *why = record->why;
+    return true;
+}
 /* Remove the record. No other thread may use it at that time. */
 void dp_abort_record_clear(struct dp_abort_record *record);
 

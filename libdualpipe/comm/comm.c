@@ -49,8 +49,7 @@ static int explain_revocation(struct dp_comm *comm, const struct dp_abort *why)
                            why->rank, dp_strerror(why->error), why->text);
 }
 
-/* DP_EABORTED: add the culprit to the text. Not logged: the rank that failed has done so. */
-static int explain(struct dp_comm *comm, int err)
+static int explain_abort(struct dp_comm *comm, int err)
 {
     struct dp_abort why;
 
@@ -64,8 +63,14 @@ static int explain(struct dp_comm *comm, int err)
                            dp_strerror(why.error), why.text);
 }
 
-int dp_comm_check_transfer(const struct dp_comm *comm, int peer, int channel, const void *buf,
-                           size_t len, const struct dp_request *req)
+/* DP_EABORTED: add the culprit to the text. Not logged: the rank that failed has done so. */
+static inline int explain(struct dp_comm *comm, int err)
+{
+    return err == DP_EABORTED || err == DP_ECOMM ? explain_abort(comm, err) : err;
+}
+
+static int refuse_transfer(const struct dp_comm *comm, int peer, int channel, size_t len,
+                           const struct dp_request *req)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a transfer without a %s", comm ? "request" : "comm");
@@ -74,10 +79,23 @@ int dp_comm_check_transfer(const struct dp_comm *comm, int peer, int channel, co
                        peer, comm->size - 1, comm->rank);
     if (channel < 0 || channel >= DP_CHANNELS)
         return dp_fail(DP_EINVAL, "channel %d: expected 0 to %d", channel, DP_CHANNELS - 1);
-    if (!buf && len)
-        return dp_fail(DP_EINVAL, "no buffer for a message of %zu bytes (peer %d, %s)", len, peer,
-                       channel_names[channel]);
+    return dp_fail(DP_EINVAL, "no buffer for a message of %zu bytes (peer %d, %s)", len, peer,
+                   channel_names[channel]);
+}
+
+static inline int check_transfer(const struct dp_comm *comm, int peer, int channel, const void *buf,
+                                 size_t len, const struct dp_request *req)
+{
+    if (!comm || !req || peer < 0 || peer >= comm->size || peer == comm->rank || channel < 0 ||
+        channel >= DP_CHANNELS || (!buf && len))
+        return refuse_transfer(comm, peer, channel, len, req);
     return 0;
+}
+
+int dp_comm_check_transfer(const struct dp_comm *comm, int peer, int channel, const void *buf,
+                           size_t len, const struct dp_request *req)
+{
+    return check_transfer(comm, peer, channel, buf, len, req);
 }
 
 int dp_comm_enter(struct dp_comm *comm, struct dp_engine **engine)
@@ -95,7 +113,7 @@ int dp_comm_enter(struct dp_comm *comm, struct dp_engine **engine)
 }
 
 /* In a group that survives. peer -1: any. */
-static int check_peer(struct dp_comm *comm, int peer)
+static inline int check_peer(struct dp_comm *comm, int peer)
 {
     const struct dp_survival *s = comm->world->survival;
     const int world_rank = peer < 0 ? 0 : dp_comm_world_rank(comm, peer);
@@ -110,7 +128,7 @@ static int check_peer(struct dp_comm *comm, int peer)
 int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
                   size_t len, struct dp_request *req)
 {
-    int err = dp_comm_check_transfer(comm, peer, channel, buf, len, req);
+    int err = check_transfer(comm, peer, channel, buf, len, req);
 
     if (!err)
         err = check_peer(comm, peer);
@@ -124,7 +142,7 @@ int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, con
 int dp_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf, size_t len,
                   struct dp_request *req)
 {
-    int err = dp_comm_check_transfer(comm, peer, channel, buf, len, req);
+    int err = check_transfer(comm, peer, channel, buf, len, req);
 
     if (!err)
         err = check_peer(comm, peer);
@@ -140,7 +158,7 @@ int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, si
 {
     const int other = comm && !comm->rank;
     int err =
-        dp_comm_check_transfer(comm, peer == DP_ANY_SOURCE ? other : peer, channel, buf, room, req);
+        check_transfer(comm, peer == DP_ANY_SOURCE ? other : peer, channel, buf, room, req);
 
     if (!err)
         err = check_peer(comm, peer);
@@ -161,7 +179,7 @@ void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,
 
 /* ---- testing --------------------------------------------------------------------------------- */
 
-static bool is_collective(const struct dp_request *req)
+static inline bool is_collective(const struct dp_request *req)
 {
     return ((const struct dp_request_head *)req)->collective;
 }
@@ -204,7 +222,7 @@ static int test_collective(struct dp_comm *world, struct dp_request *req)
     return look_at_collective(world, req);
 }
 
-static int test(struct dp_comm *world, struct dp_request *req)
+static inline int test(struct dp_comm *world, struct dp_request *req)
 {
     if (is_collective(req))
         return test_collective(world, req);
@@ -214,7 +232,7 @@ static int test(struct dp_comm *world, struct dp_request *req)
     return err;
 }
 
-static int check_batch(const struct dp_comm *comm, const char *what)
+static inline int check_batch(const struct dp_comm *comm, const char *what)
 {
     return comm->world->in_batch ? dp_fail(DP_EINVAL, "%s between begin and commit", what) : 0;
 }
@@ -290,18 +308,18 @@ struct wait {
 
 /* The cheapest check of one request; false: there is none. A rank with spin_ns 0 shares its core
  * with the rank that it waits for, and does not spin. */
-static bool watch(const struct wait *w)
+static inline bool watch(const struct dp_comm *comm, const struct dp_request *req)
 {
-    const struct dp_request *req = w->req;
+    struct dp_comm *world = comm->world;
     int peer;
 
-    if (!w->world->ops->watch || w->comm->spin_ns <= 0)
+    if (!world->ops->watch || comm->spin_ns <= 0)
         return false;
     if (is_collective(req))
-        req = dp_engine_waits_for(w->world->engine, req, &peer);
+        req = dp_engine_waits_for(world->engine, req, &peer);
     if (!req)
         return false;
-    w->world->ops->watch(w->world, req);
+    world->ops->watch(world, req);
     return true;
 }
 
@@ -394,6 +412,7 @@ static int wait_long(struct wait *w)
 {
     int err;
 
+    w->start_ns = w->polled_ns = w->world->wait_began_ns = dp_now_ns();
     for (;;) {
         err = look(w);
         if (err != DP_EAGAIN)
@@ -405,7 +424,7 @@ static int wait_long(struct wait *w)
         if (err)
             break;
         if (now_ns - w->start_ns < w->comm->spin_ns) {
-            if (!watch(w))
+            if (!watch(w->comm, w->req))
                 dp_cpu_pause();
             continue;
         }
@@ -421,7 +440,7 @@ static int wait_long(struct wait *w)
     return err ? err : aborted;
 }
 
-static int wait_for(struct dp_comm *comm, struct dp_request *req, int peer,
+static inline int wait_for(struct dp_comm *comm, struct dp_request *req, int peer,
                     const struct dp_comm *group)
 {
     if (!comm || !req)
@@ -433,17 +452,15 @@ static int wait_for(struct dp_comm *comm, struct dp_request *req, int peer,
     if (err)
         return err;
     dp_comm_progress_stop(comm);
-    struct wait w = {.comm = comm,
-                     .world = comm->world,
-                     .req = req,
-                     .peer = peer < 0 ? -1 : dp_comm_world_rank(comm, peer),
-                     .group = group};
-    watch(&w);
+    watch(comm, req);
     err = test(comm->world, req);
-    if (err != DP_EAGAIN)
-        return explain(comm, err);
-    w.start_ns = w.polled_ns = comm->world->wait_began_ns = dp_now_ns();
-    return explain(comm, wait_long(&w));
+    if (err == DP_EAGAIN)
+        err = wait_long(&(struct wait){.comm = comm,
+                                       .world = comm->world,
+                                       .req = req,
+                                       .peer = peer < 0 ? -1 : dp_comm_world_rank(comm, peer),
+                                       .group = group});
+    return explain(comm, err);
 }
 
 int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)

@@ -190,7 +190,7 @@ static inline int find_link(struct dp_peers *peers, int peer, int channel, struc
 /* ---- connecting ------------------------------------------------------------------------------ */
 
 /* One wire for both directions is in the list once. */
-static void note(struct dp_peers *peers, struct dp_link *link, bool in)
+static inline void note(struct dp_peers *peers, struct dp_link *link, bool in)
 {
     const struct dp_wire *wire = in ? link->in : link->out;
 
@@ -422,13 +422,6 @@ void dp_peers_accept_every(struct dp_peers *peers, int64_t every_ns)
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
-
-struct dp_wire *dp_peers_wire_of(const struct dp_link_request *req, bool is_send)
-{
-    if (!req->link)
-        return NULL;
-    return is_send ? req->link->out : req->link->in;
-}
 
 int dp_peers_isend(struct dp_peers *peers, int peer, int channel, uint64_t tag, const void *buf,
                    size_t len, struct dp_link_request *req)

@@ -126,7 +126,12 @@ int dp_peers_irecv(struct dp_peers *peers, int peer, int channel, void *buf, siz
 int dp_peers_irecv_any(struct dp_peers *peers, int channel, void *buf, size_t room,
                        struct dp_link_request *req);
 /* The wire that the request is in; NULL: none yet, or none any more. */
-struct dp_wire *dp_peers_wire_of(const struct dp_link_request *req, bool is_send);
+static inline struct dp_wire *dp_peers_wire_of(const struct dp_link_request *req, bool is_send)
+{
+    if (!req->link)
+        return NULL;
+    return is_send ? req->link->out : req->link->in;
+}
 
 /* A wire to the peer, without a link. */
 int dp_peers_connect(struct dp_peers *peers, int peer, int channel, struct dp_wire **out);

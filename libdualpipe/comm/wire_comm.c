@@ -95,7 +95,7 @@ static void finish_requests(struct wire_comm *c)
     c->finished = true;
 }
 
-static bool wire_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
+static inline bool wire_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
 {
     return dp_abort_record_get(&of(comm)->rendezvous->abort_record, why) ||
            (comm->survival && dp_survival_is_excluded(comm->survival, why));
@@ -110,15 +110,18 @@ static void pass_on_abort(struct wire_comm *c)
         dp_survival_tell_abort(c->base.survival, &why);
 }
 
-static int check_abort(struct wire_comm *c)
+static int end_by_abort(struct wire_comm *c)
 {
-    if (!wire_comm_aborted(&c->base, NULL))
-        return 0;
     if (!c->finished) {
         finish_requests(c);
         pass_on_abort(c);
     }
     return DP_EABORTED;
+}
+
+static inline int check_abort(struct wire_comm *c)
+{
+    return wire_comm_aborted(&c->base, NULL) ? end_by_abort(c) : 0;
 }
 
 /* This rank itself cannot go on. */
@@ -312,11 +315,11 @@ static bool has_left(const struct wire_comm *c, int peer)
 
 static int check_early(struct wire_comm *c, struct request *r)
 {
-    const int64_t now_ns = dp_now_ns();
     const int peer = r->peer;
 
     if (r->is_send || peer < 0 || dp_peers_wire_of(&r->part, false) || !has_left(c, peer))
         return DP_EAGAIN;
+    const int64_t now_ns = dp_now_ns();
     if (!c->broken_since_ns[peer]) {
         c->broken_since_ns[peer] = now_ns;
         c->any_broken = true; /* no message announces that the time is over */

@@ -58,23 +58,13 @@ void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops)
     empty(&wire->receives);
 }
 
-bool dp_wire_may_progress(struct dp_wire *wire)
+bool dp_wire_check_fork(struct dp_wire *wire)
 {
     if (!wire->error && wire->forks != dp_forks_passed)
         dp_wire_fail(
             wire, DP_ECOMM,
             "this process was forked after the connection was made, which is its parent's");
     return !wire->error;
-}
-
-void dp_wire_finish_head(struct dp_wire_queue *queue, int status)
-{
-    struct dp_wire_request *req = queue->head;
-
-    queue->head = req->next;
-    if (!queue->head)
-        queue->end = &queue->head;
-    req->status = status;
 }
 
 static void finish_all(struct dp_wire_queue *queue, int status)

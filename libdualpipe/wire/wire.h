@@ -26,6 +26,8 @@
 #ifndef DP_WIRE_WIRE_H
 #define DP_WIRE_WIRE_H
 
+#include "wire/sockets.h"
+
 #include <dualpipe/dualpipe.h>
 #include <poll.h>
 
@@ -182,11 +184,24 @@ static inline bool dp_wire_is_busy(const struct dp_wire *wire)
 /* ---- for implementations --------------------------------------------------------- */
 
 void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops);
+/* dp_wire_may_progress, of a wire that is broken or was made before a fork. */
+bool dp_wire_check_fork(struct dp_wire *wire);
 /* What progress begins with. false: the wire is broken; also, from now on, if it is a parent's,
  * whose ring and socket a child must leave alone. */
-bool dp_wire_may_progress(struct dp_wire *wire);
+static inline bool dp_wire_may_progress(struct dp_wire *wire)
+{
+    return (!wire->error && wire->forks == dp_forks_passed) || dp_wire_check_fork(wire);
+}
 /* The head of the queue is done; 0 or DP_EMISMATCH. */
-void dp_wire_finish_head(struct dp_wire_queue *queue, int status);
+static inline void dp_wire_finish_head(struct dp_wire_queue *queue, int status)
+{
+    struct dp_wire_request *req = queue->head;
+
+    queue->head = req->next;
+    if (!queue->head)
+        queue->end = &queue->head;
+    req->status = status;
+}
 /* The peer receives nothing any more, but what it sent before may still be received: finish the
  * sends with DP_ECOMM. `reason` becomes why, unless there is one. */
 void dp_wire_fail_sends(struct dp_wire *wire, const char *reason);

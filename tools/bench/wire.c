@@ -57,7 +57,7 @@ static int do_together(struct wire_job *j, struct word word, int64_t *ns, int64_
     if (!err)
         err = dp_comm_allgather(j->comm, &used, all, sizeof(used));
     if (!err)
-        bench_add_own(all[1 - dp_comm_rank(j->comm)]);
+        bench_add_own(all[1 - j->rank]);
     return err;
 }
 
@@ -121,6 +121,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 {
     struct wire_job *j = user;
 
+    j->rank = config->rank;
     command_mute(true); /* launch_ranks says what went wrong, once */
     int err = launch_join(config, &j->comm);
     if (!err && j->peer_ops)

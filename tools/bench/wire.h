@@ -73,6 +73,7 @@ struct wire_job {
     struct wire_peers peers[WIRE_METHODS_MAX];
     /* In each rank's process: */
     struct dp_comm *comm;
+    int rank;
     char *buffer, *other; /* [WIRE_BIGGEST] each: what is sent, and what comes */
     char *shared_buffer, *shared_other; /* the same, of the library's shared memory */
     struct wire_place {

@@ -48,17 +48,17 @@ void wire_limit_close(struct wire_job *j)
  * alone in it is killed by the process that has started it. */
 int wire_limit_line(struct wire_job *j, size_t size, int times)
 {
-    struct wire_line *mine = &j->lines[dp_comm_rank(j->comm)],
-                     *theirs = &j->lines[1 - dp_comm_rank(j->comm)];
+    struct wire_line *mine = &j->lines[j->rank],
+                     *theirs = &j->lines[1 - j->rank];
 
     (void)size;
     for (int i = 0; i < times; i++) {
         const unsigned turn = atomic_load_explicit(&mine->turn, memory_order_relaxed) + 1;
-        if (dp_comm_rank(j->comm) == 0)
+        if (j->rank == 0)
             atomic_store_explicit(&mine->turn, turn, memory_order_release);
         while (atomic_load_explicit(&theirs->turn, memory_order_acquire) != turn)
             ;
-        if (dp_comm_rank(j->comm) == 1)
+        if (j->rank == 1)
             atomic_store_explicit(&mine->turn, turn, memory_order_release);
     }
     return 0;
@@ -69,7 +69,7 @@ int wire_limit_line(struct wire_job *j, size_t size, int times)
 /* The other rank's buffer of what comes, if this one sends; of what goes, if it receives. */
 static bool copy_part(const struct wire_job *j, size_t at, size_t len)
 {
-    const bool pushes = dp_comm_rank(j->comm) == 0;
+    const bool pushes = j->rank == 0;
     const struct iovec here = {(pushes ? j->buffer : j->other) + at, len};
     const struct iovec there = {(pushes ? j->peer.other : j->peer.buffer) + at, len};
     const ssize_t n = pushes ? process_vm_writev((pid_t)j->peer.pid, &here, 1, &there, 1, 0)
@@ -87,7 +87,7 @@ int wire_limit_meet(struct wire_job *j)
 
     if (err)
         return err;
-    j->peer = places[1 - dp_comm_rank(j->comm)];
+    j->peer = places[1 - j->rank];
     mine_works = copy_part(j, 0, 1);
     err = dp_comm_allgather(j->comm, &mine_works, works, sizeof(mine_works));
     if (!err)
@@ -97,7 +97,7 @@ int wire_limit_meet(struct wire_job *j)
 
 int wire_limit_copy(struct wire_job *j, size_t size, int times)
 {
-    const size_t half = size / 2, begin = dp_comm_rank(j->comm) ? 0 : half, end = begin + half;
+    const size_t half = size / 2, begin = j->rank ? 0 : half, end = begin + half;
 
     for (int i = 0; i < times; i++)
         for (size_t at = begin; at < end; at += CHUNK)

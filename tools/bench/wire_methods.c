@@ -23,19 +23,19 @@ static int wait_all(struct wire_job *j, struct dp_request *requests, int count)
     int err = 0;
 
     for (int i = 0; i < count && !err; i++)
-        err = dp_comm_wait(j->comm, &requests[i], 1 - dp_comm_rank(j->comm));
+        err = dp_comm_wait(j->comm, &requests[i], 1 - j->rank);
     return err;
 }
 
 static int send_one(struct wire_job *j, size_t size, struct dp_request *req)
 {
-    return dp_comm_isend(j->comm, 1 - dp_comm_rank(j->comm), DP_CHANNEL_ACTIVATION, 0, j->buffer,
+    return dp_comm_isend(j->comm, 1 - j->rank, DP_CHANNEL_ACTIVATION, 0, j->buffer,
                          size, req);
 }
 
 static int receive_one(struct wire_job *j, size_t size, struct dp_request *req)
 {
-    return dp_comm_irecv(j->comm, 1 - dp_comm_rank(j->comm), DP_CHANNEL_ACTIVATION, 0, j->other,
+    return dp_comm_irecv(j->comm, 1 - j->rank, DP_CHANNEL_ACTIVATION, 0, j->other,
                          size, req);
 }
 
@@ -47,11 +47,11 @@ static int ping_pong(struct wire_job *j, size_t size, int times)
 
     for (int i = 0; i < times && !err; i++) {
         err = receive_one(j, size, &in);
-        if (!err && dp_comm_rank(j->comm) == 0)
+        if (!err && j->rank == 0)
             err = send_one(j, size, &out);
         if (!err)
             err = wait_all(j, &in, 1);
-        if (!err && dp_comm_rank(j->comm) == 1)
+        if (!err && j->rank == 1)
             err = send_one(j, size, &out);
         if (!err)
             err = wait_all(j, &out, 1);
@@ -63,7 +63,7 @@ static int ping_pong(struct wire_job *j, size_t size, int times)
 static int stream(struct wire_job *j, size_t size, int times)
 {
     int (*start)(struct wire_job *, size_t, struct dp_request *) =
-        dp_comm_rank(j->comm) ? receive_one : send_one;
+        j->rank ? receive_one : send_one;
     struct dp_request window[WINDOW], last;
     int err = 0, begun = 0;
 
@@ -76,7 +76,7 @@ static int stream(struct wire_job *j, size_t size, int times)
             err = wait_all(j, &window[done % WINDOW], 1);
     }
     if (!err)
-        err = dp_comm_rank(j->comm) ? send_one(j, 1, &last) : receive_one(j, 1, &last);
+        err = j->rank ? send_one(j, 1, &last) : receive_one(j, 1, &last);
     return err ? err : wait_all(j, &last, 1);
 }
 
@@ -100,9 +100,9 @@ static int idle(struct wire_job *j, size_t size, int times)
     int err = 0;
 
     for (int i = 0; i < times && !err; i++) {
-        if (dp_comm_rank(j->comm))
+        if (j->rank)
             nanosleep(&pause, NULL);
-        err = dp_comm_rank(j->comm) ? send_one(j, size, &req) : receive_one(j, size, &req);
+        err = j->rank ? send_one(j, size, &req) : receive_one(j, size, &req);
         if (!err)
             err = wait_all(j, &req, 1);
     }
@@ -151,7 +151,7 @@ static int asleep_beside_hogs(struct wire_job *j, size_t size, int times)
 
 static int copy(struct wire_job *j, size_t size, int times)
 {
-    for (int i = 0; i < times && !dp_comm_rank(j->comm); i++)
+    for (int i = 0; i < times && !j->rank; i++)
         memcpy(j->other, j->buffer, size);
     return 0;
 }
@@ -183,11 +183,11 @@ static int pipe_ping_pong(struct wire_job *j, size_t size, int times)
     int err = 0;
 
     for (int i = 0; i < times && !err; i++) {
-        if (!dp_comm_rank(j->comm))
+        if (!j->rank)
             err = pipe_write(j->there[1], j->buffer, size);
         if (!err)
-            err = pipe_read(dp_comm_rank(j->comm) ? j->there[0] : j->back[0], j->other, size);
-        if (!err && dp_comm_rank(j->comm))
+            err = pipe_read(j->rank ? j->there[0] : j->back[0], j->other, size);
+        if (!err && j->rank)
             err = pipe_write(j->back[1], j->buffer, size);
     }
     return err;
@@ -198,11 +198,11 @@ static int pipe_stream(struct wire_job *j, size_t size, int times)
     int err = 0;
 
     for (int i = 0; i < times && !err; i++)
-        err = dp_comm_rank(j->comm) ? pipe_read(j->there[0], j->other, size)
+        err = j->rank ? pipe_read(j->there[0], j->other, size)
                                     : pipe_write(j->there[1], j->buffer, size);
     if (err)
         return err;
-    return dp_comm_rank(j->comm) ? pipe_write(j->back[1], j->buffer, 1)
+    return j->rank ? pipe_write(j->back[1], j->buffer, 1)
                                  : pipe_read(j->back[0], j->other, 1);
 }
 
