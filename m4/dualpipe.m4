@@ -169,18 +169,21 @@ AC_DEFUN([DP_VERBS], [
 # MPI: a module of its own, so that libdualpipe needs no MPI to load.
 AC_DEFUN([DP_MPI], [
     AC_ARG_WITH([mpi], [AS_HELP_STRING([--with-mpi],
-        [build the MPI communicator as a loadable module (default: no)])],
-        [], [with_mpi=no])
-    DP_YES_OR_NO([--with-mpi], [$with_mpi])
-    AS_IF([test "x$with_mpi" = xno], [DP_NOTE([mpi], [off], [give --with-mpi])], [
-        PKG_CHECK_MODULES([MPI], [ompi-c], [],
-            [PKG_CHECK_MODULES([MPI], [mpich], [],
-                [PKG_CHECK_MODULES([MPI], [mpi-c], [],
-                    [AC_MSG_ERROR([--with-mpi: pkg-config knows none of ompi-c, mpich, mpi-c (Debian, Ubuntu: libopenmpi-dev)])])])])
-        AC_DEFINE([HAVE_MPI], [1], [the MPI module is built])
-        DP_NOTE([mpi], [on], [the communicator is a module, loaded when it is asked for])
-    ])
-    AM_CONDITIONAL([HAVE_MPI], [test "x$with_mpi" = xyes])
+        [build the MPI communicator as a loadable module (default: if MPI is found)])],
+        [DP_YES_OR_NO([--with-mpi], [$with_mpi])], [with_mpi=check])
+    have_mpi=no
+    AS_IF([test "x$with_mpi" != xno],
+        [PKG_CHECK_MODULES([MPI], [ompi-c], [have_mpi=yes],
+            [PKG_CHECK_MODULES([MPI], [mpich], [have_mpi=yes],
+                [PKG_CHECK_MODULES([MPI], [mpi-c], [have_mpi=yes], [:])])])])
+    AS_CASE([$with_mpi,$have_mpi],
+        [*,yes], [AC_DEFINE([HAVE_MPI], [1], [the MPI module is built])
+            DP_NOTE([mpi], [on], [the communicator is a module, loaded when it is asked for])],
+        [no,*], [DP_NOTE([mpi], [off], [--without-mpi])],
+        [check,*], [DP_NOTE([mpi], [off],
+            [pkg-config knows none of ompi-c, mpich, mpi-c (libopenmpi-dev): no transport mpi])],
+        [AC_MSG_ERROR([--with-mpi: pkg-config knows none of ompi-c, mpich, mpi-c (Debian, Ubuntu: libopenmpi-dev)])])
+    AM_CONDITIONAL([HAVE_MPI], [test $have_mpi = yes])
 ])
 
 # expat: only files of NCCL's topology want it, to be read.

@@ -43,7 +43,7 @@ struct feature {
 static const struct feature features[] = {
     {"cuda", HAVE_CUDA, "GPUs through libcuda.so.1, looked for at run time",
      "configure --with-cuda=DIR"},
-    {"mpi", HAVE_MPI, "communicator 'mpi', a module loaded at run time", "configure --with-mpi"},
+    {"mpi", HAVE_MPI, "communicator 'mpi', a module loaded at run time", "install MPI, then configure"},
     {"blas", HAVE_BLAS, "'dualpipe train' on OpenBLAS", "install OpenBLAS, then configure"},
 };
 enum { FEATURES = sizeof(features) / sizeof(features[0]) };

@@ -313,11 +313,30 @@ static bool has_left(const struct wire_comm *c, int peer)
            (c->base.survival && dp_survival_is_gone(c->base.survival, peer));
 }
 
+/* A request whose wire may never be there: a receive before the peer has connected; over MPI, whose
+ * wires are made without the peer, also one on a wire that the peer has given no sign of. */
+static bool lacks_peer(const struct wire_comm *c, const struct request *r)
+{
+    const struct dp_wire *wire = dp_peers_wire_of(&r->part, r->is_send);
+
+    return wire ? c->mpi.ops && !wire->connected : !r->is_send;
+}
+
+static void give_up(struct wire_comm *c, struct request *r)
+{
+    struct dp_wire *wire = dp_peers_wire_of(&r->part, r->is_send);
+
+    if (wire)
+        dp_wire_fail(wire, DP_ECOMM, "rank %d has left the group", r->peer);
+    else
+        dp_peers_finish_early(&c->peers, r->part.link);
+}
+
 static int check_early(struct wire_comm *c, struct request *r)
 {
     const int peer = r->peer;
 
-    if (r->is_send || peer < 0 || dp_peers_wire_of(&r->part, false) || !has_left(c, peer))
+    if (peer < 0 || !lacks_peer(c, r) || !has_left(c, peer))
         return DP_EAGAIN;
     const int64_t now_ns = dp_now_ns();
     if (!c->broken_since_ns[peer]) {
@@ -327,9 +346,9 @@ static int check_early(struct wire_comm *c, struct request *r)
     if (now_ns - c->broken_since_ns[peer] < LATE_NS)
         return DP_EAGAIN;
     dp_peers_accept(&c->peers);
-    if (dp_peers_wire_of(&r->part, false))
+    if (!lacks_peer(c, r))
         return DP_EAGAIN;
-    dp_peers_finish_early(&c->peers, r->part.link);
+    give_up(c, r);
     return dp_fail(DP_ECOMM, "rank %d has left the group", peer);
 }
 

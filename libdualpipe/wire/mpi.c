@@ -74,10 +74,18 @@ static bool is_done(struct mpi_wire *w, MPI_Request *req)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
+/* A send that is done was received by a wire of the peer's. */
+static void free_pieces(struct mpi_wire *w)
+{
+    while (w->freed != w->sent && is_done(w, &w->sends[w->freed % BUFFERS])) {
+        w->freed++;
+        w->base.connected = true;
+    }
+}
+
 static bool has_room(struct mpi_wire *w)
 {
-    while (w->freed != w->sent && is_done(w, &w->sends[w->freed % BUFFERS]))
-        w->freed++;
+    free_pieces(w);
     return !w->base.error && w->sent - w->freed < BUFFERS;
 }
 
@@ -123,6 +131,7 @@ static void take_piece(struct mpi_wire *w, const struct piece *piece)
 {
     struct dp_wire_request *req = w->base.receives.head;
 
+    w->base.connected = true;
     if (piece->message_len == GOODBYE) {
         dp_wire_fail(&w->base, DP_ECOMM, "the wire was closed");
         return;
@@ -216,8 +225,7 @@ static void sweep(struct dp_mpi_group *group)
 {
     for (struct mpi_wire **at = &group->closed; *at;) {
         struct mpi_wire *w = *at;
-        while (w->freed != w->sent && is_done(w, &w->sends[w->freed % BUFFERS]))
-            w->freed++;
+        free_pieces(w);
         if (w->freed != w->sent) {
             at = &w->next_closed;
             continue;
@@ -263,7 +271,6 @@ static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int cha
     if (!w)
         return NULL;
     dp_wire_init(&w->base, &mpi_ops);
-    w->base.connected = true;
     w->group = group;
     w->peer = peer;
     w->tag = (int)(epoch % EPOCHS) * CHANNELS + channel;

@@ -17,7 +17,7 @@ int dp_mpi_load(const char *dir, const struct dp_mpi **out)
     void *handle = dlopen(file, RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
     if (!handle)
         return dp_fail(DP_ENOENT,
-                       "transport mpi: %s (expected a libdualpipe configured --with-mpi, or "
+                       "transport mpi: %s (expected a libdualpipe configured where MPI is, or "
                        "DUALPIPE_COMM_MODULE_DIR to say where mpi.so is)",
                        dlerror());
     const struct dp_mpi *mpi = dlsym(handle, "dp_mpi_module");

@@ -136,7 +136,7 @@ struct dp_wire {
     struct dp_wire_queue sends, receives;
     size_t skip;    /* bytes of a message that was too long for its receive, still to come */
     size_t buffer_bytes; /* about how much is sent before there is a receive */
-    bool connected;      /* the handshake is done */
+    bool connected;      /* the handshake is done; MPI has none: the peer has given a sign */
     unsigned moves;      /* calls that have moved bytes */
     unsigned forks;      /* dp_forks_passed when it was made */
     bool expects; /* set by the user: wake up for a message without a receive, see has_message */

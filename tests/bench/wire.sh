@@ -3,7 +3,7 @@
 #
 # wire.sh [OPTION...] - messages between two processes, ours and those of other libraries that are
 # installed, in turns of 40 ms: UCX (ucx_perftest, in ucx-utils), libfabric (fi_pingpong, in
-# libfabric-bin) and, in a build configured --with-mpi, OpenMPI. Two cores may come nearer to each
+# libfabric-bin) and, in a build with the MPI module, OpenMPI. Two cores may come nearer to each
 # other, or farther apart, within seconds, as a virtual machine is moved about. So each turn of theirs
 # is compared with the turns of ours right before and after it: the ratio is ours (the geometric mean
 # of both) over theirs, and its quartiles tell how steady it was. A sample is a round in which each

@@ -11,7 +11,7 @@ export DUALPIPE_COMM_MODULE_DIR DP_TEST_COMM
 programs=$DP_TOP_BUILDDIR/tests/unit/test_comm
 
 reason=
-[ -e "$DUALPIPE_COMM_MODULE_DIR/mpi.so" ] || reason='not configured --with-mpi'
+[ -e "$DUALPIPE_COMM_MODULE_DIR/mpi.so" ] || reason='configure found no MPI'
 [ -x "$programs" ] || reason='test_comm was not built: no cmocka'
 command -v mpirun >/dev/null || reason='no mpirun'
 case $(mpirun --version 2>/dev/null) in

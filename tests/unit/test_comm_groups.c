@@ -435,6 +435,30 @@ static void an_abort_in_a_part_is_heard_after_rank_0_has_left(void **state)
     on_all_kinds(4, LONG_NS, abort_without_rank_0, NULL);
 }
 
+/* Of a length that no buffer holds, to a rank that has never used the channel. */
+static int send_to_rank_0_that_left(struct dp_comm *comm, void *arg)
+{
+    enum { LONG = 4 << 20 };
+    char *buf = calloc(1, LONG);
+    int err = 0;
+
+    (void)arg;
+    CHECK(buf);
+    if (dp_comm_rank(comm)) {
+        err = blocking_send(comm, 0, 1, 0, buf, LONG);
+        CHECK(err == DP_ECOMM);
+        CHECK_SAYS("rank 0 has left");
+    }
+    free(buf);
+    return 0;
+}
+
+static void a_long_send_to_a_rank_that_has_left_fails(void **state)
+{
+    (void)state;
+    on_all_kinds(2, LONG_NS, send_to_rank_0_that_left, NULL);
+}
+
 /* ---- many ranks ------------------------------------------------------------------------------ */
 
 static int pass_around(struct dp_comm *comm, void *arg)
@@ -477,6 +501,7 @@ int main(void)
         cmocka_unit_test(messages_of_any_rank_arrive_in_the_order_of_their_sender),
         cmocka_unit_test(a_receive_from_any_returns_its_source),
         cmocka_unit_test(an_abort_in_a_part_is_heard_after_rank_0_has_left),
+        cmocka_unit_test(a_long_send_to_a_rank_that_has_left_fails),
         cmocka_unit_test(a_busy_rank_is_waited_for),
         cmocka_unit_test(a_poll_function_ends_a_wait),
         cmocka_unit_test(an_answer_comes_by_the_connection_of_the_question),

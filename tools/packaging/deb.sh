@@ -3,7 +3,8 @@
 #
 # deb.sh TARBALL VERSION [VARIABLE=VALUE...] - build the tarball of `make dist` for /usr and make a
 # Debian package of it, here; variables are for configure. What the package depends on is asked of
-# dpkg-shlibdeps; libraries that are loaded at run time (CUDA, NCCL, libibverbs, MPI) are not among it.
+# dpkg-shlibdeps; libraries that are loaded at run time (CUDA, NCCL, libibverbs, MPI by mpi.so) are not
+# among it.
 set -eu
 
 tarball=$1 version=$2
@@ -44,7 +45,8 @@ mkdir "$work/debian"
 printf 'Source: dualpipe\n\nPackage: dualpipe\nArchitecture: any\n' >"$work/debian/control"
 lib=$(dirname "$(find "$root" -name 'libdualpipe.so.0' | head -n 1)")
 [ -d "$lib" ] || die "no libdualpipe.so.0 below $root"
-objects=$(find "$root" -type f \( -name '*.so' -o -name '*.so.*' -o -path '*/bin/dualpipe' \))
+objects=$(find "$root" -type f ! -name mpi.so \
+    \( -name '*.so' -o -name '*.so.*' -o -path '*/bin/dualpipe' \))
 # shellcheck disable=SC2086 # a name a word
 depends=$(cd "$work" &&
     dpkg-shlibdeps -O --ignore-missing-info "-l$lib" -xdualpipe $objects 2>/dev/null) ||
