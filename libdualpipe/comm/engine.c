@@ -5,6 +5,8 @@
 #include "comm/algorithms.h"
 #include "comm/survival.h"
 
+#include <dualpipe/memory.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +17,8 @@ struct dp_collective {
     struct dp_comm *comm;
     const struct dp_algorithm *algorithm;
     struct dp_collective_args args;
-    char *scratch;
-    size_t scratch_bytes;
+    char *scratch, *staging;
+    size_t scratch_bytes, staging_bytes;
     int channel;
     uint64_t tag;
     int steps;
@@ -70,6 +72,7 @@ void dp_engine_free(struct dp_engine *engine)
         struct dp_collective *c = engine->made;
         engine->made = c->made;
         free(c->scratch);
+        dp_shared_free(c->staging);
         free(c);
     }
     free(engine);
@@ -133,6 +136,21 @@ static struct dp_collective *take_free(struct dp_engine *engine, size_t scratch_
         return NULL;
     }
     return c;
+}
+
+/* Without it there is another way. */
+static char *take_staging(struct dp_collective *c, size_t bytes)
+{
+    void *staging;
+
+    if (!bytes)
+        return NULL;
+    if (c->staging_bytes < bytes && !dp_shared_alloc(bytes, -1, &staging)) {
+        dp_shared_free(c->staging);
+        c->staging = staging;
+        c->staging_bytes = bytes;
+    }
+    return c->staging_bytes < bytes ? NULL : c->staging;
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -526,16 +544,19 @@ static int start(struct dp_engine *engine, struct dp_comm *comm,
     if (!c)
         return dp_fail(DP_ENOMEM, "no memory for a collective (%s, %zu bytes)", algorithm->name,
                        bytes);
-    const size_t scratch_bytes = c->scratch_bytes;
-    char *scratch = c->scratch;
-    *c = (struct dp_collective){.made = c->made,
+    const struct dp_collective old = *c;
+    *c = (struct dp_collective){.made = old.made,
                                 .comm = comm,
                                 .algorithm = algorithm,
                                 .args = *args,
-                                .scratch = scratch,
-                                .scratch_bytes = scratch_bytes,
+                                .scratch = old.scratch,
+                                .scratch_bytes = old.scratch_bytes,
+                                .staging = old.staging,
+                                .staging_bytes = old.staging_bytes,
                                 .channel = DP_CHANNEL_COLLECTIVE};
-    c->args.scratch = scratch;
+    c->args.scratch = c->scratch;
+    if (algorithm->staging_bytes)
+        c->args.staging = take_staging(c, algorithm->staging_bytes(args));
     c->steps = algorithm->steps(&c->args);
     *out = c;
     return 0;

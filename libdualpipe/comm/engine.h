@@ -54,6 +54,7 @@ struct dp_collective_args {
     int root;              /* of a broadcast; the peer of a swap */
     const struct dp_reducer *reducer;
     char *scratch; /* scratch_bytes of the algorithm */
+    char *staging; /* staging_bytes of it, of dp_shared_alloc; NULL: there is none */
 };
 
 struct dp_algorithm {
@@ -61,6 +62,8 @@ struct dp_algorithm {
     uint8_t kind; /* in the tags of its messages */
     int (*steps)(const struct dp_collective_args *args);
     size_t (*scratch_bytes)(const struct dp_collective_args *args); /* NULL: none */
+    /* Memory that peers can map; NULL or 0: none. It does without where the system has none. */
+    size_t (*staging_bytes)(const struct dp_collective_args *args);
     /* Before the first step; NULL: nothing to do. */
     void (*begin)(const struct dp_collective_args *args);
     void (*step)(const struct dp_collective_args *args, int index, struct dp_step *out);

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * in_place.h - a large all-reduce between ranks that have each other's buffers mapped: each sums
- * one block of all buffers and stores it in all of them, so that no value is copied.
+ * in_place.h - a large all-reduce between ranks that have each other's memory mapped: each sums one
+ * block of all buffers and stores it in all of them, so that no value is sent.
  *
  *      rank 0's buffer   | sum: rank 0 | sum: rank 1 |
  *      rank 1's buffer   | sum: rank 0 | sum: rank 1 |
  *
- * Whether all have is found out first, in two small rounds; otherwise it goes on with a ring.
+ * A rank whose buffer is plain memory, or that keeps its input, lends two chunks of shared memory
+ * instead: it copies the blocks of the others into one and out of it, while the other is summed.
+ * Whether all memory is in reach is found out first, in two small rounds; otherwise it goes on with a
+ * ring.
  */
 #ifndef DP_COMM_IN_PLACE_H
 #define DP_COMM_IN_PLACE_H

@@ -216,9 +216,37 @@ static int reduce_all_shared(struct dp_comm *comm, void *arg)
     /* The first of all connects the peers. */
     const unsigned in_place = comm->in_place - before;
     CHECK(in_place < TYPES * TURNS && (!in_place || (comm->lends && dp_comm_size(comm) <= 5)));
+    /* Ranks without shared memory lend some of the library's own. */
     CHECK(!reduce_shared(comm, &types[0], 100001, dp_comm_rank(comm) % 2));
-    CHECK(comm->in_place - before == in_place);
+    CHECK(comm->in_place - before == in_place + (in_place ? TURNS : 0));
     return 0;
+}
+
+/* One chunk, several, and a last one that some blocks have no part in; see in_place.c. */
+static int reduce_plain(struct dp_comm *comm, void *arg)
+{
+    const size_t size = (size_t)dp_comm_size(comm), part = (256 << 10) / size,
+                 bytes[] = {part * size, 5 * part * size, 2 * part * size + 64};
+    const unsigned before = comm->in_place;
+    unsigned used = 0;
+
+    (void)arg;
+    CHECK(!reduce_shared(comm, &types[0], 100000, false)); /* connects the peers */
+    for (size_t i = 0; i < sizeof(bytes) / sizeof(bytes[0]); i++)
+        for (size_t t = 0; t < TYPES; t++) {
+            CHECK(!reduce_one(comm, &types[t], bytes[i] / types[t].bytes + 3, (i + t) % 2));
+            used++;
+        }
+    CHECK(comm->in_place == before ||
+          (comm->lends && size <= 5 && comm->in_place - before >= used));
+    return 0;
+}
+
+static void plain_buffers_are_summed_in_the_same_order(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= 5; size += size - 1)
+        on_all_kinds(size, LONG_NS, reduce_plain, NULL);
 }
 
 static void shared_buffers_are_summed_in_the_same_order(void **state)
@@ -251,18 +279,20 @@ static void groups_of_segments_are_summed_in_the_order_of_a_ring(void **state)
 
 static int reduce_in_place(struct dp_comm *comm, void *arg)
 {
-    float *buf;
+    float *shared, *plain = calloc(1 << 18, sizeof(*plain));
     struct dp_request req;
 
     (void)arg;
-    CHECK(!dp_shared_alloc(1 << 20, -1, (void **)&buf));
-    memset(buf, 0, 1 << 20);
-    for (int turn = 0; turn < 10; turn++) {
+    CHECK(!dp_shared_alloc(1 << 20, -1, (void **)&shared));
+    memset(shared, 0, 1 << 20);
+    for (int turn = 0; turn < 20; turn++) {
+        float *buf = turn % 2 ? plain : shared;
         CHECK(!dp_comm_iallreduce(comm, buf, buf, 1 << 18, types[0].dl, DP_REDUCE_SUM, &req));
         CHECK(!dp_comm_wait(comm, &req, -1));
     }
-    CHECK(comm->in_place > 0);
-    CHECK(!dp_shared_free(buf));
+    CHECK(comm->in_place > 10);
+    CHECK(!dp_shared_free(shared));
+    free(plain);
     return 0;
 }
 
@@ -646,6 +676,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_all_reduce_adds_in_the_promised_order),
         cmocka_unit_test(shared_buffers_are_summed_in_the_same_order),
+        cmocka_unit_test(plain_buffers_are_summed_in_the_same_order),
         cmocka_unit_test(groups_of_segments_are_summed_in_the_order_of_a_ring),
         cmocka_unit_test(two_processes_sum_in_place),
         cmocka_unit_test(different_sizes_of_shared_buffers_abort_the_group),

@@ -298,7 +298,8 @@ DP_PUBLIC int dp_comm_stream_wait(struct dp_comm *comm, struct dp_request *req,
  * flight, and are carried out one after the other in that order (for two at a time, split comm
  * twice). They are progressed like any other request, by test, wait and progress, and by the
  * progress thread (dp_comm_progress_start). Buffers must stay until the request is done. A
- * collective that fails aborts the group. After the first use of a size nothing is allocated.
+ * collective that fails aborts the group. After the first use of a size nothing is allocated; large
+ * all-reduces between processes of one host keep 512 KiB of shared memory for each in flight.
  *
  * Types: float32, float64, bfloat16, float16, int64; lanes 1. 16-bit values are added in float32
  * and rounded once. All ranks get the same bits. The order of a sum depends on nothing but the size
