@@ -13,11 +13,13 @@
 #define _GNU_SOURCE /* O_DIRECT, O_TMPFILE, mkostemp */
 #include "offload/disk_optimizer.h"
 
+#include "base/bind.h"
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "optimizer/settings.h"
 #include "offload/file_io.h"
 #include "optimizer/update.h"
+#include <dualpipe/memory.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -89,6 +91,20 @@ static size_t offset_of(const struct member *m, int place, int array)
     return m->base + (size_t)(place * m->arrays + array) * m->region;
 }
 
+/* 0, or the errno with which the system refuses direct I/O. Some file systems that lie on others let it
+ * be set and refuse the first read. */
+static int set_direct(int file)
+{
+    if (fcntl(file, F_SETFL, O_DIRECT))
+        return errno;
+    void *block = aligned_alloc(BLOCK, BLOCK);
+    int error = !block ? ENOMEM : pread(file, block, BLOCK, 0) < 0 ? errno : 0;
+    free(block);
+    if (error)
+        fcntl(file, F_SETFL, 0);
+    return error;
+}
+
 static int open_file(struct dp_offload_optimizer *o)
 {
     char path[4096];
@@ -113,9 +129,10 @@ static int open_file(struct dp_offload_optimizer *o)
         return dp_fail(DP_EIO, "optimizer state in %s: cannot map its file: %s", o->folder,
                        strerror(errno));
     }
-    if (fcntl(o->file, F_SETFL, O_DIRECT))
+    error = set_direct(o->file);
+    if (error)
         dp_log(DP_LOG_WARN, "optimizer state in %s: direct I/O is refused (%s); it goes through the "
-               "page cache", o->folder, strerror(errno));
+               "page cache", o->folder, strerror(error));
     return 0;
 }
 
@@ -429,12 +446,23 @@ static int make_parts(struct dp_offload_optimizer *o)
     return 0;
 }
 
-static int make_buffer(struct dp_offload_optimizer *o, struct buffer *b)
+/* Where the parameters are, to which the update copies from here. */
+static int node_of_values(const struct dp_offload_optimizer *o)
+{
+    const struct member *m = &o->members[0];
+
+    return dp_memory_numa_node(dp_tensor_address(m->p->value), m->count * m->value);
+}
+
+/* Beside the parameters, if the system lets memory be placed. */
+static int make_buffer(struct dp_offload_optimizer *o, struct buffer *b, int node)
 {
     b->o = o;
     b->memory = aligned_alloc(BLOCK, (ARRAYS + 1) * o->chunk);
     if (!b->memory)
         return dp_fail(DP_ENOMEM, "no memory for parts of %zu bytes", o->chunk);
+    if (node >= 0)
+        (void)dp_prefer_memory_at(b->memory, (ARRAYS + 1) * o->chunk, node);
     memset(b->memory, 0, (ARRAYS + 1) * o->chunk); /* what is written behind a part's end is known */
     for (int i = 0; i < ARRAYS; i++)
         b->arrays[i] = b->memory + (size_t)i * o->chunk;
@@ -463,10 +491,12 @@ static int build(struct dp_offload_optimizer *o, const struct dp_offload_optimiz
         err = name_state(o);
     if (!err)
         err = open_file(o);
-    if (!err)
-        err = dpo_io_new(o->file, config->threads, "optimizer state in a file", &o->io);
+    const int node = err ? -1 : node_of_values(o);
     for (int i = 0; i < BUFFERS && !err; i++)
-        err = make_buffer(o, &o->buffers[i]);
+        err = make_buffer(o, &o->buffers[i], node);
+    if (!err)
+        err = dpo_io_new(o->file, config->threads, dpo_disk_node(o), "optimizer state in a file",
+                         &o->io);
     return err;
 }
 
@@ -521,6 +551,16 @@ void dp_offload_optimizer_free(struct dp_offload_optimizer *o)
 bool dpo_disk_is_uring(const struct dp_offload_optimizer *o)
 {
     return dpo_io_is_uring(o->io);
+}
+
+struct dp_device *dpo_disk_device(const struct dp_offload_optimizer *o)
+{
+    return dpo_io_device(o->io);
+}
+
+int dpo_disk_node(const struct dp_offload_optimizer *o)
+{
+    return dp_memory_numa_node(o->buffers[0].memory, (ARRAYS + 1) * o->chunk);
 }
 
 int dpo_disk_file(const struct dp_offload_optimizer *o)

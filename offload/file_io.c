@@ -91,10 +91,13 @@ static int begin_in_thread(struct slot *slot)
     return err ? err : dp_device_event_record(slot->ready, stream);
 }
 
-static int start_threads(struct dpo_io *io)
+/* Threads that may not be bound to the node are as good as any. */
+static int start_threads(struct dpo_io *io, int node)
 {
     int err = dp_device_host_open(2, &io->dev);
 
+    if (!err && node >= 0)
+        (void)dp_device_bind(io->dev, node);
     if (!err)
         err = dp_device_stream_new(io->dev, DP_PRIORITY_NORMAL, &io->up);
     if (!err)
@@ -251,7 +254,12 @@ bool dpo_io_is_uring(const struct dpo_io *io)
     return io->uring;
 }
 
-int dpo_io_new(int file, bool threads, const char *what, struct dpo_io **out)
+struct dp_device *dpo_io_device(const struct dpo_io *io)
+{
+    return io->dev;
+}
+
+int dpo_io_new(int file, bool threads, int node, const char *what, struct dpo_io **out)
 {
     struct dpo_io *io = calloc(1, sizeof(*io));
     int err = 0;
@@ -264,7 +272,7 @@ int dpo_io_new(int file, bool threads, const char *what, struct dpo_io **out)
     if (!threads)
         start_ring(io, what);
     if (!io->uring)
-        err = start_threads(io);
+        err = start_threads(io, node);
     if (err)
         dpo_io_free(io);
     else

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct dp_device;
+
 enum { DPO_IO_SLOTS = 3, DPO_IO_PIECES = 8 };
 
 struct dpo_io;
@@ -25,11 +27,14 @@ struct dpo_io_result {
     bool ended;
 };
 
-/* The file must stay open. threads: not through io_uring. `what` begins messages. DP_ENOMEM. */
-int dpo_io_new(int file, bool threads, const char *what, struct dpo_io **out);
+/* The file must stay open. threads: not through io_uring. node: the NUMA node of what is read and
+ * written, on whose CPUs threads run; -1: any. `what` begins messages. DP_ENOMEM. */
+int dpo_io_new(int file, bool threads, int node, const char *what, struct dpo_io **out);
 /* Nothing may be in flight. io may be NULL. */
 void dpo_io_free(struct dpo_io *io);
 bool dpo_io_is_uring(const struct dpo_io *io);
+/* Whose threads read and write; NULL with io_uring. */
+struct dp_device *dpo_io_device(const struct dpo_io *io);
 
 /* Begin to read or write all pieces; the slot is idle, and what they point to stays until it is again.
  * DP_EIO, DP_EINVAL for too many pieces. */

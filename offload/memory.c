@@ -379,11 +379,11 @@ int dpo_memory_init(struct dp_offload *o)
     int err = init_pool(o);
 
     if (!err)
-        dpo_threads_bind(o);
-    if (!err)
         err = init_device(o);
     if (!err)
         err = init_shards(o);
+    if (!err)
+        dpo_threads_bind(o);
     if (!err)
         err = init_extras(o);
     if (!err)

@@ -8,9 +8,19 @@
 
 #include "base/bind.h"
 #include "base/fail.h"
+#include <dualpipe/memory.h>
 
 #include <sched.h>
 #include <stdatomic.h>
+
+/* Where the system has put the pinned memory of a device that has no node of its own. */
+static int node_of_values(const struct dp_offload *o)
+{
+    for (int32_t i = 0; i < o->streamed; i++)
+        if (o->shards[i].host_value_bytes)
+            return dp_memory_numa_node(o->shards[i].values, o->shards[i].host_value_bytes);
+    return -1;
+}
 
 void dpo_threads_bind(struct dp_offload *o)
 {
@@ -18,7 +28,7 @@ void dpo_threads_bind(struct dp_offload *o)
     struct dp_pinned_report report;
 
     dp_pinned_report(o->pinned, &report);
-    o->node = report.numa_node;
+    o->node = report.numa_node >= 0 ? report.numa_node : node_of_values(o);
     if (o->node < 0 || !dp_device_bind(o->dev, o->node))
         return;
     o->node = -1;

@@ -4,6 +4,7 @@
 #include "base/bind.h"
 
 #include "base/text.h"
+#include <dualpipe/memory.h>
 
 #include <errno.h>
 #include <stdio.h>
@@ -75,6 +76,29 @@ int dp_prefer_memory_at(void *at, size_t bytes, int node)
 
     return syscall(SYS_mbind, at, bytes, POLICY_PREFERRED, n.mask, DP_BIND_NODES + 1, 0) ? errno
                                                                                          : 0;
+}
+
+/* The kernel tells where pages are if it is not told where to move them; of one that is not there it
+ * says -ENOENT. */
+int dp_memory_numa_node(const void *ptr, size_t bytes)
+{
+    enum { MOST = 64 };
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)ptr / page;
+    const uintptr_t all = bytes ? ((uintptr_t)ptr + bytes - 1) / page - first + 1 : 0;
+    const unsigned long count = all < MOST ? (unsigned long)all : MOST;
+    void *pages[MOST];
+    int nodes[MOST], found = -1;
+
+    for (unsigned long i = 0; i < count; i++)
+        pages[i] = (void *)((first + (all < MOST ? i : i * (all - 1) / (MOST - 1))) * page);
+    if (!count || syscall(SYS_move_pages, 0, count, pages, NULL, nodes, 0))
+        return -1;
+    for (unsigned long i = 0; i < count; i++) {
+        if (nodes[i] >= 0 && found >= 0 && nodes[i] != found)
+            return -1;
+        found = nodes[i] >= 0 ? nodes[i] : found;
+    }
+    return found;
 }
 
 int dp_bind(const cpu_set_t *cpus, int node)

@@ -59,6 +59,14 @@ case_is 'threads that copy and update are on the node that they were asked for' 
     echo "$placed" | grep -q 'threads ran on each of 2 nodes' || echo "$placed"
 )"
 
+placed=$("$DP_TOP_BUILDDIR/tests/unit/test_offload_nodes" 2>&1) || placed="$placed status $?"
+case_is 'threads that update a model are on the node where its memory came to be' "$(
+    echo "$placed" | grep -q 'models were updated on each of 2 nodes' || echo "$placed"
+)"
+case_is 'threads that read and write optimizer state are beside the parameters' "$(
+    echo "$placed" | grep -q 'files were read and written on each of 2 nodes' || echo "$placed"
+)"
+
 placed=$("$DP_TOP_BUILDDIR/tests/preload/test_pages" 2>&1) || placed="$placed status $?"
 case_is 'memory of the simulated CUDA, and the ring, are on the node that the preload library says' "$(
     echo "$placed" | grep -q 'memory of the preload library was on each of 2 nodes' || echo "$placed"

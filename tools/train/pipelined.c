@@ -12,6 +12,7 @@
 #include "train/pipeline_fit.h"
 #include "train/streamed.h"
 
+#include <dualpipe/memory.h>
 #include <dualpipe/optimizer.h>
 
 #include <stdlib.h>
@@ -411,6 +412,17 @@ static int make_stages(struct pipelined *p, int rank, int (*make)(struct pipelin
     return 0;
 }
 
+/* Threads that copy to and from stages, to the node of their weights; where that is not known, or
+ * refused, they run on any CPU. */
+static void bind_threads(const struct pipelined *p)
+{
+    const struct gpt_stage *g = p->base.stages[0];
+    const int node = p->dev ? dp_memory_numa_node(g->weights, g->params.count * sizeof(real)) : -1;
+
+    if (node >= 0)
+        (void)dp_device_bind(p->dev, node);
+}
+
 /* What fits the device is chosen before anything is there. */
 static int open_device(struct pipelined *p, const struct pipelined_config *config)
 {
@@ -521,6 +533,8 @@ static int make_all(struct pipelined *p, const struct pipelined_config *config)
 
     if (!err)
         err = make_stages(p, engine_rank(e), make_stage);
+    if (!err)
+        bind_threads(p);
     if (!err)
         err = make_borders(p);
     if (!err)

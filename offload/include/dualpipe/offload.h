@@ -402,7 +402,8 @@ struct dp_offload_config {
     uint64_t seed;
     int64_t timeout_ns;   /* longest wait for the device; 0: 60 s */
     const struct dp_pinned_config *pinned;  /* NULL: near the device. Threads that copy and update run
-                                             * on the CPUs of that node, where it has any */
+                                             * on the CPUs of that node, where it has any; of a device
+                                             * without a node, on the one where the pages came to be */
     dp_offload_update_fn update;            /* NULL: none */
     void *update_user;
     /* With an update: that of a step's gradients begins with the next training forward and goes on
