@@ -310,8 +310,9 @@ static int open_streams(struct dp_pipeline *pipe)
     pipe->ordered = pipe->native_stream && pipe->config.comm &&
                     pipe->config.execution == DP_EXECUTE_LIST &&
                     dp_comm_caps(pipe->config.comm).stream_ordered;
-    return pipe->ordered ? dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->summing)
-                         : 0;
+    return pipe->ordered || dp_reduce_is_queued(pipe)
+               ? dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->summing)
+               : 0;
 }
 
 static int take_messages(struct dp_pipeline *pipe)

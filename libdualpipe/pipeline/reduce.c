@@ -12,7 +12,7 @@
  * On a stream-ordered communicator a launch hands all of this to a stream, and a REDUCE_WAIT makes
  * the compute stream wait for that one. There the device itself adds, if it can. Where the caller has
  * handed in operations of its own (dp_reduce_ops), these are called instead, once the gradients are
- * there.
+ * there, or, if it can queue, with a stream that they are complete in.
  */
 #include "pipeline/steps.h"
 
@@ -229,6 +229,27 @@ static int launch_outside(struct dp_pipeline *pipe, int slot)
     return err ? err : pipe->config.reduce->launch(pipe->config.reduce_user, slot);
 }
 
+/* It needs no progress: the stream carries it out. */
+static int queue_outside(struct dp_pipeline *pipe, int slot)
+{
+    int err = dp_compute_join(pipe, pipe->summing, pipe->compute);
+
+    if (!err)
+        err = pipe->config.reduce->queue(pipe->config.reduce_user, slot, pipe->summing);
+    pipe->reductions.first += !err;
+    return err;
+}
+
+static int finish_outside(struct dp_pipeline *pipe)
+{
+    const struct dp_mirror_sums *all = &pipe->reductions;
+    int err = 0;
+
+    for (int i = 0; i < all->count && !err; i++)
+        err = pipe->config.reduce->wait(pipe->config.reduce_user, all->queue[i].slot);
+    return err;
+}
+
 static struct dp_reduce_piece *piece_at(const struct dp_pipeline *pipe,
                                         const struct dp_mirror_sum *sum, uint32_t number)
 {
@@ -264,6 +285,11 @@ static int go_on(struct dp_pipeline *pipe, bool wait)
     return pipe->config.reduce ? go_on_outside(pipe, wait) : go_on_with_mirror(pipe, wait);
 }
 
+bool dp_reduce_is_queued(const struct dp_pipeline *pipe)
+{
+    return pipe->native_stream && pipe->config.reduce && pipe->config.reduce->queue;
+}
+
 int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     struct dp_mirror_sums *all = &pipe->reductions;
@@ -274,6 +300,8 @@ int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op)
         .walk = {.grads = dp_accumulator_set(&pipe->accumulator, op->slot, 0),
                  .count = pipe->stages[op->slot].parameter_count}};
     int err = 0;
+    if (dp_reduce_is_queued(pipe))
+        return queue_outside(pipe, op->slot);
     if (pipe->config.reduce)
         err = launch_outside(pipe, op->slot);
     else if (pipe->ordered)
@@ -304,7 +332,7 @@ int dp_reduce_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
     while (!err && !is_done(&pipe->reductions, op->slot))
         err = go_on(pipe, true);
-    return err || !pipe->ordered ? err : dp_compute_join(pipe, pipe->compute, pipe->summing);
+    return err || !pipe->summing ? err : dp_compute_join(pipe, pipe->compute, pipe->summing);
 }
 
 int dp_reduce_finish(struct dp_pipeline *pipe)
@@ -312,6 +340,8 @@ int dp_reduce_finish(struct dp_pipeline *pipe)
     const struct dp_mirror_sums *all = &pipe->reductions;
     int err = 0;
 
+    if (dp_reduce_is_queued(pipe))
+        return finish_outside(pipe);
     for (int i = 0; i < all->count; i++) {
         const struct dp_mirror_sum *sum = &all->queue[i];
         const int peer = dp_pipeline_slot(pipe, sum->slot)->mirror;

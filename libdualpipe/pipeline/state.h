@@ -124,7 +124,7 @@ struct dp_pipeline {
     bool registered;   /* memory, with a communicator that reads and writes it on the device */
     bool sums_there;   /* ordered: the device adds gradients up, also those of mirrors */
     bool ordered;      /* messages are in the order of streams: these wait, not the host */
-    struct dp_device_stream *compute, *outgoing, *summing; /* summing: ordered, sums with mirrors */
+    struct dp_device_stream *compute, *outgoing, *summing; /* summing: sums that are queued */
     void *native_stream;           /* compute, as a stage knows it */
     struct dp_device_event *done;  /* of a copy that the host waits for; one stream for another */
     size_t taken_bytes;            /* all of the below, but the accumulator */

@@ -324,7 +324,7 @@ static int finish_step(struct dp_pipeline *pipe, int err)
         err = pipe->now.args->queued(pipe->now.args->queued_user);
     if (!err)
         err = dp_messages_finish(pipe);
-    if (!err && pipe->ordered)
+    if (!err && pipe->summing)
         err = dp_reduce_finish(pipe);
     if (!err)
         err = drain(pipe, false);

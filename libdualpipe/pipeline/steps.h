@@ -92,10 +92,12 @@ int dp_reduce_init(struct dp_pipeline *pipe);
 size_t dp_reduce_pieces_bytes(const struct dp_pipeline *pipe);
 int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 int dp_reduce_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* Ordered: the requests of the step's sums, which streams have waited for. */
+/* The requests of the step's sums, which streams have waited for; the caller's, where it queues. */
 int dp_reduce_finish(struct dp_pipeline *pipe);
 /* Move what can be moved of the sums that have been launched. */
 int dp_reduce_progress(struct dp_pipeline *pipe);
+/* The caller's operations queue sums in a stream. */
+bool dp_reduce_is_queued(const struct dp_pipeline *pipe);
 
 /* ---- sum.c ---------------------------------------------------------------------------------- */
 

@@ -22,4 +22,5 @@ wrong()
 
 case_is "the communicator over $other" "$(wrong tests/simcuda/test_comm_nccl)"
 case_is "pipelines over $other" "$(wrong tests/simcuda/test_pipeline_nccl)"
+case_is "sums of replicas over $other" "$(wrong tests/simcuda/test_replicas_nccl)"
 cases_end

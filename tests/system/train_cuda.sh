@@ -83,10 +83,12 @@ refused_on_the_cpu()
     grep -q -e "$sentence" "$work/err" || wrong "$(cat "$work/err")"
 }
 
-# by_nccl OPTIONS... - messages go by the real NCCL, from simulated GPU to simulated GPU, and the numbers are those
-# of messages through the host, to the last bit.
+# by_nccl NAME OPTIONS... - messages go by the real NCCL, from simulated GPU to simulated GPU, and the numbers are
+# those of messages through the host, to the last bit. NCCL has a communicator of that name.
 by_nccl()
 {
+    name=$1
+    shift
     package=${DP_TEST_NCCL:-nvidia-nccl-cu13==2.28.9}
     libnccl=${DP_TEST_CACHE:-$DP_TOP_BUILDDIR/cache}/nccl/$package/libnccl.so.2
     [ -e "$libnccl" ] || skip "no $package: sh tests/simcuda/fetch.sh loads it, as tests/run.sh does"
@@ -102,7 +104,8 @@ by_nccl()
         on_cuda $small --json --transport nccl "$@"
     ) || return
     grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" | cmp - "$work/host" || return
-    grep -q 'dualpipe activation 0 to 1' "$work"/nccl.* || wrong "no NCCL communicator of that name"
+    grep -q "$name" "$work"/nccl.* || wrong "no NCCL communicator '$name'"
+    rm -f "$work"/nccl.*
 }
 
 numbers()
@@ -143,7 +146,8 @@ if [ -f "$sim" ]; then
     it near_the_cpu 1e-5 --schedule dualpipe -P 2
     it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16
     it mixes_as_the_cpu
-    it by_nccl --schedule dualpipe -P 2 --tie-embeddings
+    it by_nccl 'dualpipe activation 0 to 1' --schedule dualpipe -P 2 --tie-embeddings
+    it by_nccl 'dualpipe reduce 0 to 1' --schedule 1f1b -P 1 -D 2
     it refused_on_the_cpu '--transport nccl: expected --device cuda' --transport nccl
     it refused_on_the_cpu '--no-graphs: expected --device cuda' --no-graphs
     it refused 'expected --execution list' --schedule async -P 2 --execution messages --transport nccl
@@ -155,7 +159,8 @@ if [ -f "$sim" ]; then
         it near_the_cpu 1e-5 --schedule 1f1b -P 1 -D 2
         it near_the_cpu 1e-5 --schedule dualpipe -P 2 -D 2 -M 8 --mix reduce-scatter
         it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16 -D 2 --tie-embeddings
-        it by_nccl --schedule dualpipe -P 4 -M 8 --layers 8
+        it by_nccl 'dualpipe activation 0 to 1' --schedule dualpipe -P 4 -M 8 --layers 8
+        it by_nccl 'dualpipe reduce 1 to 3' --schedule dualpipe -P 2 -D 2 -M 8
         it goes_on_as_it_was --schedule 1f1b -P 1 -D 2 --mix ring
     fi
     it goes_on_near_the_cpu

@@ -90,7 +90,7 @@ static int wait(void *user, int slot)
     return failure(s, WAIT) ? DP_EIO : finish_oldest(s, slot);
 }
 
-static const struct dp_reduce_ops ops = {launch, test, wait};
+static const struct dp_reduce_ops ops = {launch, test, wait, NULL};
 
 static void hand_in(void *user, int rank, struct dp_pipeline_config *config)
 {
@@ -213,7 +213,7 @@ static void a_sum_that_fails_ends_the_group(void **state)
 /* ---- what is wrong ----------------------------------------------------------------------------- */
 
 static const struct dp_reduce_ops parts[] = {
-    {NULL, test, wait}, {launch, NULL, wait}, {launch, test, NULL}};
+    {NULL, test, wait, NULL}, {launch, NULL, wait, NULL}, {launch, test, NULL, NULL}};
 
 struct misuse {
     struct job job;

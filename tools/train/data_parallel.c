@@ -3,6 +3,8 @@
 
 #include "train/statistics.h"
 
+#include <dualpipe/nccl.h>
+
 #include <stdlib.h>
 
 static const struct gpt_stage *stage_of(const struct data_parallel *d, int slot)
@@ -73,8 +75,15 @@ int data_parallel_test(struct data_parallel *d, int slot)
     return err ? err : put_sums(d, slot);
 }
 
+int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stream *stream)
+{
+    return dp_replicas_stream_sum(d->slots[slot].queued, stream);
+}
+
 int data_parallel_wait(struct data_parallel *d, int slot)
 {
+    if (d->slots[slot].queued)
+        return dp_replicas_stream_wait(d->slots[slot].queued);
     int err = d->slots[slot].copies ? dp_replicas_wait(d->slots[slot].copies) : 0;
 
     return err ? err : put_sums(d, slot);
@@ -298,8 +307,28 @@ static int make_optimizer(struct data_parallel *d, const struct data_parallel_co
     return dp_optimizer_new(&config->optimizer, shard, count, &d->slots[slot].optimizer);
 }
 
+/* Sums on the device: a communicator by NCCL of those that have the stage. */
+static int make_queued(struct data_parallel *d, int slot)
+{
+    struct data_parallel_slot *s = &d->slots[slot];
+    const int size = dp_comm_size(s->same);
+    struct dp_nccl_peer *peers = calloc((size_t)size, sizeof(*peers));
+    struct dp_nccl_config nccl = {.device = d->engine->sums_on, .peers = peers};
+
+    if (!peers)
+        return DP_ENOMEM;
+    nccl.peer_count = dp_replicas_nccl_peers(dp_comm_rank(s->same), size, peers);
+    int err = dp_comm_nccl_open(s->same, &nccl, &s->nccl);
+    free(peers);
+    return err ? err
+               : dp_replicas_stream_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
+                                        s->nccl, d->engine->sums_on, &s->queued);
+}
+
 static int make_slot(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
+    if (d->engine->sums_on)
+        return make_queued(d, slot);
     int err = config->survive ? 0
                               : dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
                                                 d->slots[slot].same, &d->slots[slot].copies);
@@ -318,7 +347,7 @@ int data_parallel_init(struct data_parallel *d, const struct data_parallel_confi
     *d = (struct data_parallel){.kind = config->kind, .engine = e};
     if (d->kind == DATA_PARALLEL_NONE)
         return 0;
-    if (e->ops->make_host)
+    if (e->ops->make_host && !e->sums_on)
         err = e->ops->make_host(e);
     if (!err)
         err = make_comms(d, config);
@@ -333,6 +362,8 @@ void data_parallel_fini(struct data_parallel *d)
 {
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         struct data_parallel_slot *s = &d->slots[i];
+        dp_replicas_stream_free(s->queued);
+        dp_comm_close(s->nccl);
         dp_replicas_free(s->copies);
         dp_mixer_free(s->mixer);
         dp_optimizer_free(s->optimizer);

@@ -9,7 +9,8 @@
  * mixes them with those of other replicas by a graph
  *
  * All of it is done in the host's memory. Where stages are on a device, gradients are copied down for
- * it, and their sums up again, or, where a shard or a mixer has updated them, the weights.
+ * it, and their sums up again, or, where a shard or a mixer has updated them, the weights. Sums over
+ * NCCL (engine.sums_on) alone are done on the device, and queued.
  */
 #ifndef DP_TRAIN_DATA_PARALLEL_H
 #define DP_TRAIN_DATA_PARALLEL_H
@@ -55,6 +56,8 @@ struct data_parallel_config {
 struct data_parallel_slot {
     struct dp_comm *same, *data;
     struct dp_replicas *copies;     /* mirrors, and replicas that do not mix; NULL: neither */
+    struct dp_replicas_stream *queued; /* the same with engine.sums_on, over `nccl` */
+    struct dp_comm *nccl;
     struct dp_mixer *mixer;         /* mix */
     struct statistics_tensor *statistics; /* mix: what a replica that joins gets beside weights */
     DLTensor **buffers;                   /* the same */
@@ -81,6 +84,8 @@ int data_parallel_begin(struct data_parallel *d);
 int data_parallel_sum(struct data_parallel *d, int slot);
 int data_parallel_test(struct data_parallel *d, int slot);
 int data_parallel_wait(struct data_parallel *d, int slot);
+/* engine.sums_on: queue the sum behind what the stream has been given; data_parallel_wait later. */
+int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stream *stream);
 /* The tensors whose gradients are the sum now: those of the stage, or of this rank's shard. */
 const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, int slot,
                                                 int32_t *count);

@@ -85,6 +85,7 @@ struct engine {
     struct dp_recorder *recorder;       /* NULL: sequential */
     size_t pipeline_bytes;              /* that dp_pipeline has taken on the device */
     bool reduces;                       /* train sums gradients over all that hold a stage */
+    struct dp_device *sums_on;          /* on this device, behind its stream, by NCCL; NULL: not so */
 };
 
 /* The pipeline rank of this process, which a placement may have mapped; 0 without a schedule. */

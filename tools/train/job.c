@@ -436,6 +436,15 @@ static int choose_device(struct job *j)
     return err;
 }
 
+/* Sums of what is on the device are the device's, where it can reach the others. */
+static const struct dp_reduce_ops *reduce_of(const struct settings *s)
+{
+    if (!settings_reduce_early(s))
+        return NULL;
+    return settings_by_nccl(s) && s->kind == DATA_PARALLEL_SUM ? &trainer_queued_reduce_ops
+                                                               : &trainer_reduce_ops;
+}
+
 static int make_engine(struct job *j)
 {
     const struct settings *s = j->s;
@@ -468,7 +477,7 @@ static int make_engine(struct job *j)
             .training = s->training,
             .forward = s->forward,
             .comm = pipe_of(j),
-            .reduce = settings_reduce_early(s) ? &trainer_reduce_ops : NULL,
+            .reduce = reduce_of(s),
             .reduce_user = &j->trainer,
             .any_order = s->any_order,
             .early_weights = s->early_weights,

@@ -71,12 +71,13 @@ static int place_batch(struct pipelined *p, const struct batch *batch, struct ba
                            sequences * (size_t)config_rows(c), &out->tokens, &out->labels);
 }
 
-/* What the host wants to know of a step. Gradients that are still to be summed with others have no norm
- * yet. */
+/* What the host wants to know of a step. Gradients that are still to be summed with others, and not in
+ * this stream, have no norm yet. */
 static int queue_numbers(void *user)
 {
     const struct pipelined *p = user;
-    const bool squares = p->trains && !p->base.reduces && !p->base.config.tied;
+    const bool squares = p->trains && (!p->base.reduces || p->base.sums_on) &&
+                         !p->base.config.tied;
 
     return cuda_rank_queue_numbers(p->cuda, squares);
 }
@@ -353,6 +354,7 @@ static int make_device(struct pipelined *p, const struct pipelined_config *confi
         return err;
     e->ops = &cuda_ops;
     e->config.compute = &p->cuda->compute;
+    e->sums_on = config->reduce && config->reduce->queue ? p->cuda->dev : NULL;
     return config->nccl && e->comm ? open_nccl(p, config) : 0;
 }
 

@@ -147,7 +147,30 @@ static int reduce_wait(void *user, int slot)
     return err ? err : end_of_step_sum(user, slot);
 }
 
-const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait};
+const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait, NULL};
+
+static int reduce_queue(void *user, int slot, struct dp_device_stream *stream)
+{
+    return data_parallel_queue(&((struct trainer *)user)->replicas, slot, stream);
+}
+
+/* The sums' squares are queued behind them and known when the step has ended. */
+static int wait_for_queued(void *user, int slot)
+{
+    return data_parallel_wait(&((struct trainer *)user)->replicas, slot);
+}
+
+const struct dp_reduce_ops trainer_queued_reduce_ops = {reduce_launch, reduce_test, wait_for_queued,
+                                                        reduce_queue};
+
+static int end_of_queued_sums(struct trainer *t)
+{
+    int err = 0;
+
+    for (int i = 0; i < t->engine->stage_count && !err; i++)
+        err = end_of_step_sum(t, i);
+    return err;
+}
 
 /* Where the engine has not done it already. */
 static int sum_gradients(struct trainer *t)
@@ -306,6 +329,8 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
     const int64_t train_ns = now_ns() - begun_ns;
     if (!err && !e->reduces)
         err = sum_gradients(t);
+    else if (!err && e->sums_on)
+        err = end_of_queued_sums(t);
     if (!err)
         err = sum_tied(t);
     put_pace(t, train_ns);

@@ -80,6 +80,11 @@ struct dp_reduce_ops {
     int (*test)(void *user, int slot);
     /* Until it is there, with a deadline. */
     int (*wait)(void *user, int slot);
+    /* May be NULL. Where the pipeline's work is in a device's streams (CUDA), this is called instead of
+     * launch and test, without waiting for the gradients: queue the sum behind what `stream` has been
+     * given; what it is given from then on is behind the sum. wait is called for each slot at the end
+     * of the step, once all is queued and dp_step.queued has been called. */
+    int (*queue)(void *user, int slot, struct dp_device_stream *stream);
 };
 
 /* Zeroed memory plus schedule, comm, stages and borders is the usual pipeline. */

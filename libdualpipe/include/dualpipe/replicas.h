@@ -34,6 +34,8 @@
 #define DUALPIPE_REPLICAS_H
 
 #include <dualpipe/comm.h>
+#include <dualpipe/device.h>
+#include <dualpipe/nccl.h>
 #include <dualpipe/parameter.h>
 
 #ifdef __cplusplus
@@ -71,6 +73,49 @@ DP_PUBLIC int dp_replicas_wait(struct dp_replicas *replicas);
  * the values and gradients, and what an optimizer takes. They last as long as it. */
 DP_PUBLIC const struct dp_parameter *dp_replicas_shard(const struct dp_replicas *replicas,
                                                        int32_t *count);
+
+/* ---- on a device, in the order of a stream ----------------------------------------------------- */
+
+/* The first form for gradients in the memory of a GPU, over an NCCL communicator (nccl.h): gradients
+ * are sent from where they are and added up by the device, behind what a stream has been given, and
+ * the host waits for nothing.
+ *
+ *      dp_comm_nccl_open(host, &config, &comm);      peers: dp_replicas_nccl_peers
+ *      dp_replicas_stream_new(parameters, count, comm, device, &sums);
+ *      backward in `stream`
+ *      dp_replicas_stream_sum(sums, stream);
+ *      norms, optimizer in `stream`
+ *      dp_replicas_stream_wait(sums);                once, before the next sum
+ *
+ * Order of the sum: among 2^k replicas that of dp_replicas_sum, with the same bits. Among other
+ * numbers a part of each tensor is summed by each replica b in the order b + 1, b + 2, ..., b, so that
+ * all of them get the same bits, and each run of the same program does; but where parts begin is not
+ * where dp_comm_iallreduce has them. Nothing here is left to NCCL, whose own all-reduce would choose an
+ * order by the number of ranks, the size and the topology: there are only messages and sums.
+ *
+ * Memory: up to 32 MiB on the device for pieces that arrive. Gradients that follow each other in memory
+ * are summed as one; each gradient for itself takes messages of its own. */
+struct dp_replicas_stream;
+
+/* Collective. As dp_replicas_new; device, whose memory all gradients are in, must stay, too. Float32 and
+ * float64. DP_EUNSUPPORTED for other types, other memory, and a communicator that is not ordered by
+ * streams. */
+DP_PUBLIC int dp_replicas_stream_new(const struct dp_parameter *parameters, int32_t count,
+                                     struct dp_comm *comm, struct dp_device *device,
+                                     struct dp_replicas_stream **out);
+/* What is in flight is waited for, if the communicator still works. May be NULL. */
+DP_PUBLIC void dp_replicas_stream_free(struct dp_replicas_stream *sums);
+/* Queue the sum of the gradients behind what `stream` has been given; what it is given from now on is
+ * behind the sum. DP_ESTATE while a sum is in flight; errors of comm.h. */
+DP_PUBLIC int dp_replicas_stream_sum(struct dp_replicas_stream *sums,
+                                     struct dp_device_stream *stream);
+/* Until all messages of the sum have come, with the deadline of comm; an abort, or a replica that has
+ * died, ends it. Nothing is waited for if the stream has ended. 0 where no sum is in flight. */
+DP_PUBLIC int dp_replicas_stream_wait(struct dp_replicas_stream *sums);
+
+/* Which replicas number `rank` of `size` exchanges messages with, for dp_nccl_config: out has room for
+ * size - 1. How many; DP_EINVAL. */
+DP_PUBLIC int dp_replicas_nccl_peers(int rank, int size, struct dp_nccl_peer *out);
 
 #ifdef __cplusplus
 }

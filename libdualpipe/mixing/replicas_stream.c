@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * replicas_stream.c - gradients on a device summed over replicas in the order of a stream, in place.
+ * Tensors that follow each other in memory are one run; a run is cut into pieces, two of which are
+ * under way.
+ *
+ *      step (rank r of 4)   with     a piece
+ *      0                    r ^ 1    |  mine  | theirs |       send one half, receive the other, add
+ *      1                    r ^ 2    | m |  t |                the same with a half of that
+ *      2                    r ^ 2    | . | .  |                receive what the other one has summed
+ *      3                    r ^ 1    |   .    |   .    |
+ *
+ * Nothing here waits. Each step is: the links wait for the stream, messages, the stream waits for
+ * the links, the device adds.
+ */
+#include <dualpipe/replicas.h>
+
+#include "base/fail.h"
+#include "base/tensor.h"
+#include "device/device_ops.h"
+#include "mixing/hash.h"
+
+#include <stdlib.h>
+
+enum { PIECE_BYTES = 16 << 20, WINDOW = 2 };
+
+/* Elements first .. first + count - 1 of a piece. */
+struct range {
+    size_t first, count;
+};
+
+struct stream_piece {
+    char *data;
+    size_t elements;
+    DLDataType type;
+    struct dp_request *requests; /* [requests_each] */
+    int request_count;           /* started by the sum at hand */
+};
+
+struct dp_replicas_stream {
+    struct dp_comm *comm;
+    struct dp_device *dev;
+    struct dp_device_stream *stream; /* of the sum at hand */
+    int rank, size, levels;          /* levels: log2(size), 0: not a power of two */
+    struct stream_piece *pieces;
+    int32_t piece_count;
+    int requests_each;
+    struct dp_request *requests;
+    char *arrivals; /* [WINDOW] blocks of arrival_bytes */
+    size_t arrival_bytes;
+    bool in_flight;
+};
+
+/* ---- ranges ---------------------------------------------------------------------------------- */
+
+static size_t element_bytes(const struct stream_piece *p)
+{
+    return p->type.bits / 8;
+}
+
+static char *address_of(const struct stream_piece *p, size_t element)
+{
+    return p->data + element * element_bytes(p);
+}
+
+/* What this rank holds the newest of after `steps` halvings; and what its partner of the last one
+ * holds then. Partners hold the same range before, so that both cut it in the same place. */
+static struct range range_after(const struct dp_replicas_stream *r, const struct stream_piece *p,
+                                int steps, struct range *partners)
+{
+    struct range own = {0, p->elements};
+
+    for (int k = 0; k < steps; k++) {
+        const size_t lower = (own.count + 1) / 2;
+        const struct range halves[2] = {{own.first, lower}, {own.first + lower, own.count - lower}};
+        const int upper = r->rank >> k & 1;
+        own = halves[upper];
+        *partners = halves[!upper];
+    }
+    return own;
+}
+
+/* Of a number of replicas that is no power of two: the part of a piece that rank `index` sums. */
+static struct range part_of(const struct dp_replicas_stream *r, const struct stream_piece *p,
+                            int index)
+{
+    const size_t each = (p->elements + (size_t)r->size - 1) / (size_t)r->size;
+    const size_t first = each * (size_t)index < p->elements ? each * (size_t)index : p->elements;
+
+    return (struct range){first, p->elements - first < each ? p->elements - first : each};
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* One message each way with a rank, behind all that the stream has been given. */
+static int exchange(struct dp_replicas_stream *r, struct stream_piece *p, int peer,
+                    struct range give, char *to, struct range take)
+{
+    const uint64_t tag = (uint64_t)(p - r->pieces);
+    struct dp_request *receive = &p->requests[p->request_count], *send = receive + 1;
+    int err = dp_comm_irecv(r->comm, peer, DP_CHANNEL_REDUCE, tag, to,
+                            take.count * element_bytes(p), receive);
+
+    p->request_count += !err;
+    if (!err)
+        err = dp_comm_isend(r->comm, peer, DP_CHANNEL_REDUCE, tag, address_of(p, give.first),
+                            give.count * element_bytes(p), send);
+    p->request_count += !err;
+    return err;
+}
+
+/* The stream waits for the last `count` messages of a piece. */
+static int await(struct dp_replicas_stream *r, const struct stream_piece *p, int count)
+{
+    int err = 0;
+
+    for (int i = p->request_count - count; i < p->request_count && !err; i++)
+        err = dp_comm_stream_wait(r->comm, &p->requests[i], r->stream);
+    return err;
+}
+
+static int add(struct dp_replicas_stream *r, const struct stream_piece *p, char *to,
+               const char *from, size_t count)
+{
+    return count ? dp_device_add(r->stream, p->type, to, p->type, from, count) : 0;
+}
+
+static int begin_step(struct dp_replicas_stream *r, struct stream_piece *p, char *arrived, int step)
+{
+    struct range theirs = {0, 0};
+    const bool halves = step < r->levels;
+    const int level = halves ? step : 2 * r->levels - 1 - step;
+    const struct range own = range_after(r, p, level + 1, &theirs);
+    const int peer = r->rank ^ 1 << level;
+
+    return halves ? exchange(r, p, peer, theirs, arrived, own)
+                  : exchange(r, p, peer, own, address_of(p, theirs.first), theirs);
+}
+
+/* mine + theirs has the same bits on both sides. */
+static int end_step(struct dp_replicas_stream *r, struct stream_piece *p, const char *arrived,
+                    int step)
+{
+    struct range theirs;
+    int err = await(r, p, 2);
+
+    if (err || step >= r->levels)
+        return err;
+    const struct range own = range_after(r, p, step + 1, &theirs);
+    return add(r, p, address_of(p, own.first), arrived, own.count);
+}
+
+/* ---- numbers of replicas that are no power of two -------------------------------------------- */
+
+static char *place_of_arrival(const struct dp_replicas_stream *r, const struct stream_piece *p,
+                              char *arrived, int index)
+{
+    return arrived + (size_t)index * part_of(r, p, 0).count * element_bytes(p);
+}
+
+/* The first step sends each rank its part of the own gradients, the second one the sum of the own
+ * part. The k-th rank after this one is met by all as their k-th before. */
+static int begin_direct(struct dp_replicas_stream *r, struct stream_piece *p, char *arrived,
+                        int step)
+{
+    const struct range own = part_of(r, p, r->rank);
+    int err = 0;
+
+    for (int k = 1; k < r->size && !err; k++) {
+        const int peer = (r->rank + k) % r->size;
+        const struct range theirs = part_of(r, p, peer);
+        err = step == 0 ? exchange(r, p, peer, theirs, place_of_arrival(r, p, arrived, k - 1), own)
+                        : exchange(r, p, peer, own, address_of(p, theirs.first), theirs);
+    }
+    return err;
+}
+
+/* In the order of ranks rank + 1, rank + 2, ..., rank, which is that of a ring. */
+static int end_direct(struct dp_replicas_stream *r, struct stream_piece *p, char *arrived, int step)
+{
+    const struct range own = part_of(r, p, r->rank);
+    char *sum = place_of_arrival(r, p, arrived, 0);
+    int err = await(r, p, 2 * (r->size - 1));
+
+    for (int k = 2; k < r->size && step == 0 && !err; k++)
+        err = add(r, p, sum, place_of_arrival(r, p, arrived, k - 1), own.count);
+    if (!err && step == 0)
+        err = add(r, p, address_of(p, own.first), sum, own.count);
+    return err;
+}
+
+/* ---- a sum ----------------------------------------------------------------------------------- */
+
+static int step_count(const struct dp_replicas_stream *r)
+{
+    return r->levels ? 2 * r->levels : 2;
+}
+
+/* End step - 1 of a piece, if there is one, and begin `step`, if there is one. */
+static int turn(struct dp_replicas_stream *r, struct stream_piece *p, char *arrived, int step)
+{
+    int err = 0;
+
+    if (step > 0)
+        err = r->levels ? end_step(r, p, arrived, step - 1) : end_direct(r, p, arrived, step - 1);
+    if (err || step == step_count(r))
+        return err;
+    err = dp_comm_after(r->comm, r->stream);
+    if (!err)
+        err = dp_comm_begin(r->comm);
+    if (err)
+        return err;
+    err = r->levels ? begin_step(r, p, arrived, step) : begin_direct(r, p, arrived, step);
+    int committed = dp_comm_commit(r->comm);
+    return err ? err : committed;
+}
+
+/* Two pieces take turns, so that one is added up while the other moves. */
+static int queue_pieces(struct dp_replicas_stream *r, int32_t first)
+{
+    int err = 0;
+
+    for (int step = 0; step <= step_count(r); step++)
+        for (int32_t i = 0; i < WINDOW && first + i < r->piece_count && !err; i++)
+            err = turn(r, &r->pieces[first + i], r->arrivals + (size_t)i * r->arrival_bytes, step);
+    return err;
+}
+
+static int leave(struct dp_replicas_stream *r, int err)
+{
+    r->in_flight = false;
+    if (err != DP_EABORTED && err != DP_ETIMEDOUT)
+        dp_comm_abort(r->comm, err, dp_last_error());
+    return err;
+}
+
+int dp_replicas_stream_sum(struct dp_replicas_stream *r, struct dp_device_stream *stream)
+{
+    int err = 0;
+
+    if (r->in_flight)
+        return dp_fail(DP_ESTATE, "a sum over replicas is queued while one is in flight, expected "
+                                  "dp_replicas_stream_wait first");
+    if (r->size == 1)
+        return 0;
+    r->stream = stream;
+    r->in_flight = true;
+    for (int32_t i = 0; i < r->piece_count; i++)
+        r->pieces[i].request_count = 0;
+    for (int32_t i = 0; i < r->piece_count && !err; i += WINDOW)
+        err = queue_pieces(r, i);
+    return err ? leave(r, err) : 0;
+}
+
+int dp_replicas_stream_wait(struct dp_replicas_stream *r)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < r->piece_count && r->in_flight; i++)
+        for (int k = 0; k < r->pieces[i].request_count && !err; k++)
+            err = dp_comm_wait(r->comm, &r->pieces[i].requests[k], -1);
+    if (err)
+        return leave(r, err);
+    r->in_flight = false;
+    return 0;
+}
+
+/* ---- new and free ---------------------------------------------------------------------------- */
+
+static char *end_of(const DLTensor *t)
+{
+    return dp_tensor_address(t) + (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
+}
+
+static bool goes_on(const DLTensor *a, const DLTensor *b)
+{
+    return dp_tensor_same_dtype(a, b) && dp_tensor_address(b) == end_of(a);
+}
+
+static bool is_summed(const struct dp_parameter *p)
+{
+    return !(p->flags & DP_PARAMETER_FROZEN) && dp_parameter_elements(p) > 0;
+}
+
+/* The pieces of a run of bytes; listed, once there is a list. */
+static void cut(struct dp_replicas_stream *r, char *data, size_t bytes, DLDataType type)
+{
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+        const size_t len = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+        if (r->pieces)
+            r->pieces[r->piece_count] = (struct stream_piece){
+                .data = data + at, .elements = len / (type.bits / 8), .type = type};
+        r->piece_count++;
+    }
+}
+
+static void cut_all(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
+{
+    r->piece_count = 0;
+    for (int32_t i = 0; i < count;) {
+        if (!is_summed(&list[i])) {
+            i++;
+            continue;
+        }
+        const DLTensor *first = list[i].grad, *last = first;
+        while (++i < count && is_summed(&list[i]) && goes_on(last, list[i].grad))
+            last = list[i].grad;
+        char *data = dp_tensor_address(first);
+        cut(r, data, (size_t)(end_of(last) - data), first->dtype);
+    }
+}
+
+static int check_type(const struct dp_replicas_stream *r, const struct dp_parameter *p,
+                      struct dp_device_stream *stream)
+{
+    const DLDevice dl = dp_device_dl(r->dev);
+
+    if (p->grad->device.device_type != dl.device_type || p->grad->device.device_id != dl.device_id)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "the gradient of parameter '%s' is not in the memory of the device that sums",
+                       p->name);
+    if (dp_device_add(stream, p->grad->dtype, NULL, p->grad->dtype, NULL, 0))
+        return dp_fail(DP_EUNSUPPORTED,
+                       "parameter '%s': the device has no sum of gradients of %d bits, expected "
+                       "float32 or float64",
+                       p->name, p->grad->dtype.bits);
+    return 0;
+}
+
+static int check(const struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
+{
+    const struct dp_comm_caps caps = dp_comm_caps(r->comm);
+    struct dp_device_stream *stream;
+    int err = dp_parameters_check(list, count);
+
+    if (!err)
+        err = dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &stream);
+    if (err)
+        return err;
+    for (int32_t i = 0; i < count && !err; i++)
+        if (is_summed(&list[i]))
+            err = check_type(r, &list[i], stream);
+    dp_device_stream_free(stream);
+    if (!err && !(caps.stream_ordered && caps.device_memory))
+        err = dp_fail(DP_EUNSUPPORTED,
+                      "sums of gradients in the order of a stream: the communicator '%s' has none, "
+                      "expected one of NCCL (dualpipe/nccl.h)",
+                      dp_comm_name(r->comm));
+    return err;
+}
+
+static int no_memory(int32_t count)
+{
+    return dp_fail(DP_ENOMEM, "no memory to sum the gradients of %d parameters", count);
+}
+
+static int make_pieces(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
+{
+    cut_all(r, list, count);
+    r->requests_each = r->levels ? 2 * step_count(r) : 4 * (r->size - 1);
+    r->pieces = calloc((size_t)r->piece_count + 1, sizeof(*r->pieces));
+    r->requests = calloc((size_t)r->piece_count * (size_t)r->requests_each + 1,
+                         sizeof(*r->requests));
+    if (!r->pieces || !r->requests)
+        return no_memory(count);
+    cut_all(r, list, count);
+    for (int32_t i = 0; i < r->piece_count; i++)
+        r->pieces[i].requests = r->requests + (size_t)i * (size_t)r->requests_each;
+    return 0;
+}
+
+/* Half of the largest piece arrives, or a part of it from every other rank. */
+static int make_arrivals(struct dp_replicas_stream *r)
+{
+    void *memory = NULL;
+    size_t most = 0;
+
+    for (int32_t i = 0; i < r->piece_count; i++) {
+        const struct stream_piece *p = &r->pieces[i];
+        const size_t elements =
+            r->levels ? (p->elements + 1) / 2 : part_of(r, p, 0).count * (size_t)(r->size - 1);
+        most = elements * element_bytes(p) > most ? elements * element_bytes(p) : most;
+    }
+    r->arrival_bytes = (most + 255) / 256 * 256;
+    int err = most ? dp_device_alloc(r->dev, DP_MEMORY_DEVICE, WINDOW * r->arrival_bytes, &memory) : 0;
+    r->arrivals = memory;
+    return err || !memory ? err : dp_comm_register(r->comm, memory, WINDOW * r->arrival_bytes);
+}
+
+static int set_up(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
+{
+    int err = check(r, list, count);
+
+    if (!err)
+        err = make_pieces(r, list, count);
+    if (!err && r->size > 1)
+        err = make_arrivals(r);
+    if (err) {
+        dp_comm_abort(r->comm, err, dp_last_error());
+        return err;
+    }
+    return dp_comm_agree(r->comm, "list of parameters to be summed",
+                         dp_hash_parameters(list, count));
+}
+
+static int level_count(int size)
+{
+    int levels = 0;
+
+    while (1 << levels < size)
+        levels++;
+    return 1 << levels == size ? levels : 0;
+}
+
+int dp_replicas_stream_new(const struct dp_parameter *parameters, int32_t count,
+                           struct dp_comm *comm, struct dp_device *dev,
+                           struct dp_replicas_stream **out)
+{
+    if (!comm || !dev)
+        return dp_fail(DP_ESTATE, "sums over replicas without a %s, expected an open one",
+                       comm ? "device" : "communicator");
+    struct dp_replicas_stream *r = calloc(1, sizeof(*r));
+    if (!r)
+        return no_memory(count);
+    r->comm = comm;
+    r->dev = dev;
+    r->rank = dp_comm_rank(comm);
+    r->size = dp_comm_size(comm);
+    r->levels = level_count(r->size);
+    int err = set_up(r, parameters, count);
+    if (err) {
+        dp_replicas_stream_free(r);
+        return err;
+    }
+    *out = r;
+    return 0;
+}
+
+void dp_replicas_stream_free(struct dp_replicas_stream *r)
+{
+    if (!r)
+        return;
+    dp_replicas_stream_wait(r);
+    if (r->arrivals)
+        dp_comm_unregister(r->comm, r->arrivals);
+    dp_device_free(r->dev, DP_MEMORY_DEVICE, r->arrivals);
+    free(r->requests);
+    free(r->pieces);
+    free(r);
+}
+
+int dp_replicas_nccl_peers(int rank, int size, struct dp_nccl_peer *out)
+{
+    const unsigned sums = 1U << DP_CHANNEL_REDUCE;
+    int count = 0;
+
+    if (!out || size < 1 || rank < 0 || rank >= size)
+        return dp_fail(DP_EINVAL, "peers of replica %d of %d: expected one of them, and a place",
+                       rank, size);
+    for (int peer = 0; peer < size; peer++) {
+        const int apart = peer ^ rank;
+        const bool is_partner = !level_count(size) || !(apart & (apart - 1));
+        if (peer != rank && is_partner)
+            out[count++] = (struct dp_nccl_peer){peer, sums, sums};
+    }
+    return count;
+}

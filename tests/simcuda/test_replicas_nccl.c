@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Gradients in device memory summed over replicas by messages of NCCL: the promised order to the last
+ * bit, behind the work of a stream, and no wait of the host. The real libnccl on the simulated CUDA.
+ */
+#include "cmocka_all.h"
+#include "simcuda/nccl_ranks.h"
+
+#include "base/clock.h"
+#include <dualpipe/replicas.h>
+
+#include <stdlib.h>
+
+static const int64_t LONG_NS = 60 * DP_NS_PER_S;
+static const char *why_not;
+
+/* The second tensor follows the first one in memory, the others do not. */
+enum { TENSORS = 6, MOST = 5000, ROOM = MOST * 8 + 64, MOST_RANKS = 4 };
+static const int64_t sizes[TENSORS] = {MOST, 4000, 1, 333, 0, 77};
+static const int bits[TENSORS] = {32, 32, 32, 64, 32, 32};
+enum { FROZEN = 5 };
+
+struct model {
+    struct dp_device *dev;
+    struct dp_device_stream *stream;
+    struct dp_device_event *event;
+    struct dp_parameter parameters[TENSORS];
+    DLTensor values[TENSORS], grads[TENSORS];
+    int64_t shape[TENSORS][1];
+    char names[TENSORS][8], *memory, *host;
+};
+
+static size_t place_of(int t)
+{
+    return t == 1 ? (size_t)MOST * sizeof(float) : (size_t)t * ROOM;
+}
+
+/* What is added has other last bits in another order. */
+static double gradient(int rank, int t, int64_t i)
+{
+    const double x = (double)((i * 2654435761 + t * 40503 + rank * 97) % 10007) / 3.0;
+
+    return bits[t] == 64 ? x : (double)(float)x;
+}
+
+static double get(const char *at, int t, int64_t i)
+{
+    return bits[t] == 64 ? ((const double *)(const void *)at)[i]
+                         : (double)((const float *)(const void *)at)[i];
+}
+
+static double plus(int t, double a, double b)
+{
+    return bits[t] == 64 ? a + b : (double)((float)a + (float)b);
+}
+
+/* Of 2^k replicas in pairs; of others as the replica that sums it has it. */
+static bool is_sum(int t, int64_t i, int size, double x)
+{
+    double g[MOST_RANKS];
+
+    for (int r = 0; r < size; r++)
+        g[r] = gradient(r, t, i);
+    if (size == 2 || size == 4)
+        return x == (size == 2 ? plus(t, g[0], g[1]) : plus(t, plus(t, g[0], g[1]), plus(t, g[2], g[3])));
+    for (int b = 0; b < size; b++) {
+        double sum = g[(b + 1) % size];
+        for (int k = 2; k <= size; k++)
+            sum = plus(t, sum, g[(b + k) % size]);
+        if (sum == x)
+            return true;
+    }
+    return false;
+}
+
+static void put_gradients(struct model *m, int rank)
+{
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; i < sizes[t]; i++) {
+            char *at = m->host + place_of(t);
+            if (bits[t] == 64)
+                ((double *)(void *)at)[i] = gradient(rank, t, i);
+            else
+                ((float *)(void *)at)[i] = (float)gradient(rank, t, i);
+        }
+}
+
+static int model_init(struct model *m)
+{
+    void *memory[2] = {NULL, NULL};
+
+    memset(m, 0, sizeof(*m));
+    int err = dp_device_cuda_open(0, &m->dev);
+    if (!err)
+        err = dp_device_stream_new(m->dev, DP_PRIORITY_NORMAL, &m->stream);
+    if (!err)
+        err = dp_device_event_new(m->dev, &m->event);
+    if (!err)
+        err = dp_device_alloc(m->dev, DP_MEMORY_DEVICE, TENSORS * ROOM, &memory[0]);
+    if (!err)
+        err = dp_device_alloc(m->dev, DP_MEMORY_PINNED, TENSORS * ROOM, &memory[1]);
+    m->memory = memory[0];
+    m->host = memory[1];
+    for (int t = 0; t < TENSORS; t++) {
+        m->shape[t][0] = sizes[t];
+        m->grads[t] = (DLTensor){.data = m->memory + place_of(t),
+                                 .device = {kDLCUDA, 0},
+                                 .ndim = 1,
+                                 .dtype = {kDLFloat, (uint8_t)bits[t], 1},
+                                 .shape = m->shape[t]};
+        m->values[t] = m->grads[t];
+        snprintf(m->names[t], sizeof(m->names[t]), "p%d", t);
+        m->parameters[t] = (struct dp_parameter){.name = m->names[t],
+                                                 .value = &m->values[t],
+                                                 .grad = t == FROZEN ? NULL : &m->grads[t],
+                                                 .flags = t == FROZEN ? DP_PARAMETER_FROZEN : 0};
+    }
+    return err;
+}
+
+static void model_fini(struct model *m)
+{
+    dp_device_free(m->dev, DP_MEMORY_PINNED, m->host);
+    dp_device_free(m->dev, DP_MEMORY_DEVICE, m->memory);
+    dp_device_event_free(m->event);
+    dp_device_stream_free(m->stream);
+    dp_device_close(m->dev);
+}
+
+static int finish(struct model *m)
+{
+    int err = dp_device_event_record(m->event, m->stream);
+
+    return err ? err : dp_device_event_wait(m->event, LONG_NS);
+}
+
+/* The gradients are copied up in the stream that the sum is behind, and the sums down behind it. */
+static int sum_once(struct dp_comm *comm, struct model *m, struct dp_replicas_stream *sums)
+{
+    const int size = dp_comm_size(comm);
+
+    put_gradients(m, dp_comm_rank(comm));
+    nccl_ranks_count_waits();
+    CHECK(!dp_device_copy(m->stream, m->memory, m->host, TENSORS * ROOM));
+    CHECK(!dp_replicas_stream_sum(sums, m->stream));
+    CHECK(!dp_device_copy(m->stream, m->host, m->memory, TENSORS * ROOM));
+    CHECK(nccl_ranks_waits() == 0);
+    CHECK(dp_replicas_stream_sum(sums, m->stream) == DP_ESTATE);
+    CHECK(!dp_replicas_stream_wait(sums) && !dp_replicas_stream_wait(sums));
+    CHECK(!finish(m));
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; i < sizes[t]; i++)
+            CHECK(t == FROZEN ? get(m->host + place_of(t), t, i) == gradient(dp_comm_rank(comm), t, i)
+                              : is_sum(t, i, size, get(m->host + place_of(t), t, i)));
+    return 0;
+}
+
+static int refuse(struct dp_comm *comm, struct model *m)
+{
+    struct dp_nccl_peer peers[MOST_RANKS];
+    struct dp_replicas_stream *none = NULL;
+
+    CHECK(dp_replicas_stream_new(m->parameters, TENSORS, NULL, m->dev, &none) == DP_ESTATE);
+    CHECK(dp_replicas_stream_new(m->parameters, TENSORS, comm, NULL, &none) == DP_ESTATE);
+    CHECK(dp_replicas_nccl_peers(2, 2, peers) == DP_EINVAL);
+    CHECK(dp_replicas_nccl_peers(1, 4, peers) == 2 && peers[0].rank == 0 && peers[1].rank == 3);
+    CHECK(dp_replicas_nccl_peers(1, 3, peers) == 2 && peers[0].rank == 0 && peers[1].rank == 2);
+    return !none ? 0 : -1;
+}
+
+static int sum(struct dp_comm *host, void *arg)
+{
+    struct dp_comm *comm = host;
+    struct dp_nccl_peer peers[MOST_RANKS];
+    struct dp_nccl_config config = {.peers = peers};
+    struct dp_replicas_stream *sums;
+    struct model m;
+
+    (void)arg;
+    CHECK(!model_init(&m));
+    config.device = m.dev;
+    config.peer_count = dp_replicas_nccl_peers(dp_comm_rank(host), dp_comm_size(host), peers);
+    CHECK(!dp_comm_nccl_open(host, &config, &comm));
+    CHECK(!refuse(comm, &m));
+    CHECK(!dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &sums));
+    for (int k = 0; k < 3; k++)
+        if (sum_once(comm, &m, sums))
+            return -1;
+    dp_replicas_stream_free(sums);
+    dp_comm_close(comm);
+    model_fini(&m);
+    return 0;
+}
+
+static int refuse_host(struct dp_comm *comm, void *arg)
+{
+    struct dp_replicas_stream *none;
+    struct model m;
+
+    (void)arg;
+    CHECK(!model_init(&m));
+    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
+    CHECK_SAYS("expected one of NCCL");
+    m.grads[0].dtype.bits = m.values[0].dtype.bits = 16;
+    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
+    CHECK_SAYS("'p0': the device has no sum of gradients of 16 bits");
+    m.grads[0].device.device_type = m.values[0].device.device_type = kDLCPU;
+    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
+    CHECK_SAYS("'p0' is not in the memory of the device");
+    model_fini(&m);
+    return 0;
+}
+
+static void on_replicas(int size, rank_fn fn)
+{
+    int killed;
+
+    if (why_not)
+        skip_because(why_not);
+    assert_int_equal(nccl_ranks_run_hosts(size, fn, NULL, &killed), 0);
+}
+
+static void four_replicas_sum_in_pairs_and_no_host_waits(void **state)
+{
+    (void)state;
+    on_replicas(4, sum);
+}
+
+static void three_replicas_sum_a_part_each(void **state)
+{
+    (void)state;
+    on_replicas(3, sum);
+}
+
+static void other_communicators_types_and_memory_are_refused(void **state)
+{
+    (void)state;
+    if (why_not)
+        skip_because(why_not);
+    assert_int_equal(comm_on_threads(1, LONG_NS, refuse_host, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(four_replicas_sum_in_pairs_and_no_host_waits),
+        cmocka_unit_test(three_replicas_sum_a_part_each),
+        cmocka_unit_test(other_communicators_types_and_memory_are_refused),
+    };
+
+    why_not = nccl_ranks_init();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
