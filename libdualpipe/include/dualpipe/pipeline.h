@@ -33,6 +33,7 @@
 #ifndef DUALPIPE_PIPELINE_H
 #define DUALPIPE_PIPELINE_H
 
+#include <dualpipe/checkpoint.h>
 #include <dualpipe/comm.h>
 #include <dualpipe/device.h>
 #include <dualpipe/microbatch.h>
@@ -299,6 +300,19 @@ DP_PUBLIC int dp_pipeline_bind(struct dp_pipeline *pipe, int slot,
  * failure (a rank may have finished the step in which another one failed), say on every rank which
  * one comes next. */
 DP_PUBLIC void dp_pipeline_seek(struct dp_pipeline *pipe, uint64_t step);
+
+/* State goes to another layout: each rank of comm names the tensors that it has, as parameters and the
+ * state of their optimizer (dp_optimizer_state), and those that it needs. What it has itself is copied,
+ * the rest is sent by the first rank that has a tensor of that name. So after the death of a rank of
+ * DualPipe, whose mirror has both of its stages, any layout of the survivors (dp_comm_shrink) gets what
+ * a checkpoint of the last update would have, without one. Names are those of a checkpoint: the same in
+ * every layout. Collective; tensors are compact, and in the host's memory. The same on every rank:
+ * DP_ENOENT for a tensor that no rank has, DP_EMISMATCH for one of another type or shape, DP_EINVAL,
+ * all naming tensor and rank. DP_ENOMEM and errors of comm; comm is then aborted, or revoked where its
+ * group survives, and what is in `wants` is not to be used. */
+DP_PUBLIC int dp_pipeline_move_state(struct dp_comm *comm, const struct dp_named_tensor *has,
+                                     int32_t has_count, const struct dp_named_tensor *wants,
+                                     int32_t wants_count);
 
 /* What the plan takes, known before the first step. */
 struct dp_pipeline_memory {
