@@ -146,14 +146,17 @@ static int try_slots(struct search *search, const struct dp_offload *o,
     return err;
 }
 
-/* o is config, laid out with the fewest slots. */
+/* o is config, laid out with the fewest slots, or with fewer where there are not as many shards. */
 static int consider(struct search *search, const struct dp_offload *o,
-                    const struct dp_offload_config *config)
+                    struct dp_offload_config config)
 {
     const struct dp_offload_memory *m = &o->counts;
-    const int32_t shards = o->streamed > config->slots ? o->streamed : config->slots;
-    size_t slot = m->slots_bytes / (size_t)config->slots, rest = m->device_bytes - m->slots_bytes;
+    const int32_t shards = o->streamed > 1 ? o->streamed : 1;
+    size_t slot = m->slots_bytes / (size_t)o->config.slots, rest = m->device_bytes - m->slots_bytes;
     struct candidate *best = &search->best;
+
+    config.slots = o->config.slots;
+    config.distance = o->config.distance;
 
     if (!best->least || m->device_bytes < best->least)
         best->least = m->device_bytes;
@@ -162,8 +165,8 @@ static int consider(struct search *search, const struct dp_offload *o,
     size_t room = slot ? (search->device_bytes - rest) / slot : (size_t)shards;
     int32_t most = room < (size_t)shards ? (int32_t)room : shards;
     if (search->cost)
-        return try_slots(search, o, *config, most);
-    fill_room(search, *config, o, most);
+        return try_slots(search, o, config, most);
+    fill_room(search, config, o, most);
     return 0;
 }
 
@@ -195,7 +198,7 @@ static int try_mode(struct search *search, const struct mode *mode, int32_t dist
         err = dpo_count(&config, &o);
         if (err)
             break;
-        err = consider(search, o, &config);
+        err = consider(search, o, config);
         dp_offload_close(o);
     }
     return err;

@@ -233,13 +233,25 @@ static struct dp_offload_plan plan_of(const struct dp_offload *o, bool forward_o
                                     .kept = o->shard_count - o->streamed};
 }
 
+/* More slots than shards that pass through them would stay empty. */
+static void drop_surplus(struct dp_offload_config *c, int32_t streamed)
+{
+    const int32_t most = streamed > 1 ? streamed : 1;
+
+    if (c->slots > most)
+        c->slots = most;
+    if (c->distance >= c->slots)
+        c->distance = c->slots - 1;
+}
+
 static int take_plan(struct dp_offload *o)
 {
     struct dp_offload_plan plan = plan_of(o, false);
-    size_t slots = (size_t)(o->config.slots > 0 ? o->config.slots : 1);
     int err = dpo_plan_check(&plan);
     if (err)
         return err;
+    drop_surplus(&o->config, o->streamed);
+    const size_t slots = (size_t)o->config.slots;
 
     o->events = calloc(6 * (size_t)o->shard_count, sizeof(*o->events));
     o->in_slot = calloc(slots, sizeof(*o->in_slot));

@@ -179,6 +179,10 @@ says_what_is_on_the_device()
     run train $small --schedule none --offload params --device-memory 240K --json || return
     says '"offload":{"shards":' '"kept_share":0.0,' '"limited_by":"'
     # shellcheck disable=SC2086 # words
+    run train $small --schedule none --layers 2 --steps 1 --offload params --device-memory 1M --buffers 20 ||
+        return
+    says 'offload   2 shards, 2 at a time on the device' || return
+    # shellcheck disable=SC2086 # words
     run train $small --schedule none --offload params --device-memory 500K --device-share 0.4 || return
     says '% of the parameters always, recomputed' 'limited by'
 }

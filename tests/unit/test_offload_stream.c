@@ -279,6 +279,26 @@ static void more_slots_than_shards_are_fine(void **state)
                             .update = true});
 }
 
+static void only_slots_that_are_used_take_memory(void **state)
+{
+    (void)state;
+    struct run *run = calloc(1, sizeof(*run));
+    struct mode mode = {.slices = 3, .slots = 3, .distance = 2};
+    struct dp_offload_memory enough, more;
+
+    begin(run, &mode);
+    dp_offload_memory(run->o, &enough);
+    end(run);
+    mode.slots = 20;
+    mode.distance = 19;
+    begin(run, &mode);
+    dp_offload_memory(run->o, &more);
+    assert_int_equal(more.slots, 3);
+    assert_true(more.device_bytes == enough.device_bytes);
+    end(run);
+    free(run);
+}
+
 /* Sums of small whole numbers are the same in every order. */
 static void tied_parameters_are_one_within_a_shard_and_between_shards(void **state)
 {
@@ -1092,6 +1112,7 @@ static int run_suite(const char *title, struct dp_device *device, void (*sync)(v
         cmocka_unit_test(copies_that_the_pace_holds_up_change_nothing),
         cmocka_unit_test(one_slot_and_no_reuse_are_enough),
         cmocka_unit_test(more_slots_than_shards_are_fine),
+        cmocka_unit_test(only_slots_that_are_used_take_memory),
         cmocka_unit_test(tied_parameters_are_one_within_a_shard_and_between_shards),
         cmocka_unit_test(tied_parameters_stay_equal_through_updates),
         cmocka_unit_test(gradients_add_up_over_steps),

@@ -374,7 +374,8 @@ struct dp_offload_config {
                            * the other; or a power of two up to
                            * DP_OFFLOAD_MAX_BLOCKS: in the fixed order of pipeline.h
                            * with that many blocks. Host device only. */
-    int32_t slots, distance;                /* of dp_offload_plan; 0, 0: 2 slots, 1 ahead */
+    int32_t slots, distance;                /* of dp_offload_plan; 0, 0: 2 slots, 1 ahead. There are no
+                                             * more slots than shards that pass through them */
     bool drop_at_once;
     bool checkpoint;      /* keep only what crosses from shard to shard, compute the rest again */
     bool boundaries_down; /* with checkpoint: these, too, wait on the host */
@@ -421,8 +422,9 @@ struct dp_offload;
  * boundaries_down (if `boundaries`) so that the model needs no more device memory than the device's
  * limit (dp_device_limit) leaves. Without a cost it takes the first of these modes that fits, with the
  * fewest bytes to copy; with one, what dp_offload_predict says is the fastest. slots and distance are
- * kept where slots is not 0. config->first must be NULL. DP_EINVAL: a cost without speeds; DP_ENOMEM
- * says which limit would do; other errors as for dp_offload_open. */
+ * kept where slots is not 0, but no more than there are shards to pass through. config->first must be
+ * NULL. DP_EINVAL: a cost without speeds; DP_ENOMEM says which limit would do; other errors as for
+ * dp_offload_open. */
 DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries,
                              const struct dp_offload_cost *cost);
 
@@ -482,7 +484,8 @@ DP_PUBLIC int dp_offload_catch_up(struct dp_offload *o);
 DP_PUBLIC void dp_offload_seek(struct dp_offload *o, uint64_t step);
 
 struct dp_offload_memory {
-    int32_t shards, slots, kept; /* kept: of the shards, those that stay on the device */
+    int32_t shards, slots, kept; /* slots: no more than are used; kept: of the shards, those that stay on
+                                  * the device */
     size_t largest_shard_bytes;  /* parameters and gradients, of those in slots */
     size_t slots_bytes, activations_bytes, sums_bytes; /* the last for order_blocks */
     size_t kept_bytes;   /* of shards that stay, and the gradients of one of them once more */
