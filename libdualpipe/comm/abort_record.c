@@ -47,13 +47,28 @@ void dp_abort_record_break(int rank, atomic_int *waiting_for, int size, const bo
     }
 }
 
+static int next_of(const atomic_int *waiting_for, int rank)
+{
+    return atomic_load_explicit(&waiting_for[rank], memory_order_relaxed);
+}
+
+/* Of the circle that rank `in` is part of: `rank` if it is, too. */
+static int rank_of_circle(int rank, int in, const atomic_int *waiting_for, int size)
+{
+    int at = in;
+
+    for (int steps = 0; steps < size && at >= 0 && at != rank; steps++)
+        at = next_of(waiting_for, at);
+    return at == rank ? rank : in;
+}
+
 void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for, int size)
 {
     const size_t room = sizeof(why->text);
     int at = why->rank;
 
     for (int steps = 0; steps < size && at >= 0; steps++) {
-        int next = atomic_load_explicit(&waiting_for[at], memory_order_relaxed);
+        int next = next_of(waiting_for, at);
         if (next < 0) {
             why->rank = at;
             return;
@@ -64,6 +79,7 @@ void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for,
     }
     if (at < 0)
         return;
+    why->rank = rank_of_circle(why->rank, at, waiting_for, size);
     static const char circle[] = ", and so on in a circle";
     size_t len = strlen(why->text);
     if (len > room - sizeof(circle))

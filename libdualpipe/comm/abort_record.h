@@ -46,7 +46,7 @@ void dp_abort_record_break(int rank, atomic_int *waiting_for, int size, const bo
 /* A wait for why->rank timed out; -1: for any rank, which names none. waiting_for[size] is the peer
  * that each rank waits for (-1: none). Go from one to the next up to the rank that waits for none,
  * put its number into why->rank and the way there at the end of why->text. A circle, which is a
- * deadlock, leaves why->rank as it was and says so. */
+ * deadlock or a link that has lost a message, is said to be one, and why->rank is in it. */
 void dp_abort_record_follow(struct dp_abort *why, const atomic_int *waiting_for, int size);
 
 #endif

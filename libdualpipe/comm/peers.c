@@ -80,6 +80,7 @@ int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, cons
         .mpi = mpi,
         .rendezvous = rendezvous,
         .has_fault = settings->fault,
+        .broken_peer = -1,
     };
     if (rendezvous->size > UINT16_MAX)
         return dp_fail(DP_EINVAL, "%d ranks: expected at most %d", rendezvous->size, UINT16_MAX);
@@ -213,7 +214,23 @@ static int add_faults(const struct dp_peers *peers, const struct dp_link *link, 
                    (uint64_t)link->channel) *
                       2 +
                   in;
-    return dp_wire_fault_wrap(*wire, &fault, wire);
+    int err = dp_wire_fault_wrap(*wire, &fault, wire);
+    if (!err && link->peer == peers->broken_peer)
+        dp_wire_fault_break(*wire, peers->is_broken_silently);
+    return err;
+}
+
+void dp_peers_break(struct dp_peers *peers, int peer, bool silently)
+{
+    peers->broken_peer = peer;
+    peers->is_broken_silently = silently;
+    for (int i = 0; i < peers->link_count && peers->has_fault; i++) {
+        const struct dp_link *link = peers->links[i];
+        if (link->peer == peer && link->out)
+            dp_wire_fault_break(link->out, silently);
+        if (link->peer == peer && link->in && link->in != link->out)
+            dp_wire_fault_break(link->in, silently);
+    }
 }
 
 static bool uses_shm(const struct dp_peers *peers, int peer)
@@ -296,6 +313,7 @@ int dp_peers_begin(struct dp_peers *peers)
     const struct dp_endpoint *all = peers->rendezvous->endpoints;
 
     peers->epoch = peers->rendezvous->epoch;
+    peers->broken_peer = -1;
     for (int i = 0; i < peers->size; i++) {
         if (all[i].transport != all[0].transport)
             return dp_fail(DP_EMISMATCH,

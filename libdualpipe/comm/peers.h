@@ -93,6 +93,8 @@ struct dp_peers {
     bool *buried; /* [size] ranks that are dead in a group that survives; NULL: none */
     bool has_fault;
     struct dp_wire_fault fault;
+    int broken_peer; /* the links to it are cut, or silent; -1: none */
+    bool is_broken_silently;
     struct dp_abort refusal; /* error, text: why the last accept could let in no peer; 0: it could */
     uint32_t epoch; /* of the rendezvous; wires of an earlier one are not accepted */
     int64_t accepted_ns; /* when the listeners were last asked */
@@ -109,6 +111,9 @@ int dp_peers_begin(struct dp_peers *peers);
 void dp_peers_disconnect(struct dp_peers *peers);
 /* Close the wires of these channels. */
 void dp_peers_close_channels(struct dp_peers *peers, int first, int count);
+/* Cut all links to the peer, whose wires must be those of fault.h, or make them silent: until the next
+ * dp_peers_begin also those that are made later. */
+void dp_peers_break(struct dp_peers *peers, int peer, bool silently);
 void dp_peers_unlisten(struct dp_peers *peers);
 /* Finish all requests with DP_EABORTED; no wire touches a buffer again. */
 void dp_peers_fail(struct dp_peers *peers);

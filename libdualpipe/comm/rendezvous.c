@@ -507,18 +507,18 @@ static void record_own(struct dp_rendezvous *rv, const struct dp_abort *why)
 {
     struct dp_abort own = *why;
 
-    if (!own.doing)
-        own.doing = doing_of(rv, own.rank);
-
     if (own.error == DP_ETIMEDOUT && !rv->left[0]) {
         size_t len = strlen(own.text);
         snprintf(own.text + len, sizeof(own.text) - len, ", and rank 0 does not answer");
         own.rank = 0;
+        own.doing = doing_of(rv, 0);
         /* Once it goes on it must not decide otherwise. */
         const struct dp_rendezvous_message m =
             dp_rendezvous_record(rv, DP_RENDEZVOUS_UNANSWERED, &own);
         dp_rendezvous_tell(&rv->peers[0], &m);
     }
+    if (!own.doing)
+        own.doing = doing_of(rv, own.rank);
     dp_abort_record_put(&rv->abort_record, &own);
 }
 

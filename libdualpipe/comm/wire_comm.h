@@ -23,4 +23,7 @@ int dp_comm_meet(const struct dp_comm_config *config, int first_new, struct dp_c
 int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
                      struct dp_comm **out);
 
+/* For tests, of a communicator that was opened with DUALPIPE_COMM_FAULT: see dp_peers_break. */
+void dp_comm_wire_break(struct dp_comm *comm, int peer, bool silently);
+
 #endif

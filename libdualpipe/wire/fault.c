@@ -19,6 +19,7 @@ struct fault_wire {
     uint64_t drawn, sent;
     struct dp_wire_request send, receive;
     bool sending, receiving;
+    bool is_silent;
 };
 
 static struct fault_wire *of(struct dp_wire *wire)
@@ -53,6 +54,16 @@ static void cut(struct fault_wire *w)
                  (unsigned long long)w->sent);
 }
 
+/* As a network that drops all: what is sent counts as sent. A message that the inner wire has begun
+ * stays where it is. */
+static void drop_sends(struct fault_wire *w)
+{
+    while (!w->sending && w->base.sends.head) {
+        w->base.sends.head->moved = w->base.sends.head->len;
+        dp_wire_finish_head(&w->base.sends, 0);
+    }
+}
+
 static void start_send(struct fault_wire *w)
 {
     const struct dp_wire_request *req = w->base.sends.head;
@@ -62,6 +73,10 @@ static void start_send(struct fault_wire *w)
         return;
     if (w->fault.cut && w->sent == w->fault.cut) {
         cut(w);
+        return;
+    }
+    if (w->fault.silent && w->sent == w->fault.silent) {
+        w->is_silent = true;
         return;
     }
     if (len && (double)draw(w) < w->fault.shorten)
@@ -121,15 +136,21 @@ static void fault_progress(struct dp_wire *wire)
 
     if (wire->error)
         return;
+    if (w->is_silent) {
+        drop_sends(w);
+        return;
+    }
     set_times(w);
     w->inner->ops->progress(w->inner);
     wire->skip = w->inner->skip;
     wire->buffer_bytes = w->inner->buffer_bytes;
     wire->connected = w->inner->connected;
-    while (w->inner && move_sends(w))
+    while (w->inner && !w->is_silent && move_sends(w))
         ;
-    while (w->inner && move_receives(w))
+    while (w->inner && !w->is_silent && move_receives(w))
         ;
+    if (w->is_silent)
+        drop_sends(w);
     if (w->inner && w->inner->error)
         dp_wire_fail(wire, w->inner->error, "%s", w->inner->why);
 }
@@ -138,7 +159,8 @@ static bool fault_has_message(struct dp_wire *wire)
 {
     struct fault_wire *w = of(wire);
 
-    return w->inner && !w->receiving && !wire->receives.head && w->inner->ops->has_message(w->inner);
+    return w->inner && !w->is_silent && !w->receiving && !wire->receives.head &&
+           w->inner->ops->has_message(w->inner);
 }
 
 static bool fault_arm(struct dp_wire *wire, struct pollfd *fd)
@@ -146,6 +168,9 @@ static bool fault_arm(struct dp_wire *wire, struct pollfd *fd)
     struct fault_wire *w = of(wire);
     const bool delaying = !w->sending && wire->sends.head;
 
+    *fd = (struct pollfd){.fd = -1};
+    if (!w->inner || w->is_silent)
+        return !wire->error;
     w->inner->expects = wire->expects;
     return !wire->error && !delaying && w->inner->ops->arm(w->inner, fd);
 }
@@ -154,7 +179,7 @@ static void fault_disarm(struct dp_wire *wire, short revents)
 {
     struct fault_wire *w = of(wire);
 
-    if (w->inner)
+    if (w->inner && !w->is_silent)
         w->inner->ops->disarm(w->inner, revents);
 }
 
@@ -203,11 +228,22 @@ int dp_wire_fault_wrap(struct dp_wire *inner, const struct dp_wire_fault *fault,
     return 0;
 }
 
+void dp_wire_fault_break(struct dp_wire *wire, bool silently)
+{
+    struct fault_wire *w = of(wire);
+
+    if (silently)
+        w->is_silent = true;
+    else if (!wire->error)
+        cut(w);
+}
+
 /* ---- text ---------------------------------------------------------------------------------- */
 
 static int set_item(const char *name, double value, struct dp_wire_fault *f)
 {
-    static const char *const names[] = {"seed", "delay_us", "jitter_us", "cut", "shorten", "flip"};
+    static const char *const names[] = {"seed", "delay_us", "jitter_us", "cut",
+                                        "silent", "shorten", "flip"};
 
     if (!strcmp(name, "seed"))
         f->seed = (uint64_t)value;
@@ -217,6 +253,8 @@ static int set_item(const char *name, double value, struct dp_wire_fault *f)
         f->jitter_ns = (int64_t)(value * DP_NS_PER_US);
     else if (!strcmp(name, "cut"))
         f->cut = (uint64_t)value;
+    else if (!strcmp(name, "silent"))
+        f->silent = (uint64_t)value;
     else if (!strcmp(name, "shorten") && value <= 1)
         f->shorten = value;
     else if (!strcmp(name, "flip") && value <= 1)
@@ -224,8 +262,8 @@ static int set_item(const char *name, double value, struct dp_wire_fault *f)
     else {
         const char *near = dp_nearest(name, names, sizeof(names) / sizeof(names[0]));
         return dp_fail(DP_EINVAL,
-                       "fault '%s=%g': expected seed, delay_us, jitter_us, cut, or a probability "
-                       "shorten or flip%s%s",
+                       "fault '%s=%g': expected seed, delay_us, jitter_us, cut, silent, or a "
+                       "probability shorten or flip%s%s",
                        name, value, near ? "; the nearest is " : "", near ? near : "");
     }
     return 0;

@@ -522,6 +522,32 @@ static void a_rank_may_leave_with_requests_in_flight(void **state)
     on_all_kinds(2, LONG_NS, leave_early, NULL);
 }
 
+/* Rank 0 gives up first: its wait leads to a circle, and none but those in that can be the culprit. */
+static int wait_for_a_circle(struct dp_comm *comm, void *arg)
+{
+    const int rank = dp_comm_rank(comm), peer = rank == 3 ? 2 : rank + 1;
+    struct dp_abort why;
+    char byte;
+
+    (void)arg;
+    CHECK(!dp_comm_barrier(comm));
+    if (!rank)
+        dp_comm_set_deadline(comm, 500 * DP_NS_PER_MS);
+    const int err = blocking_receive(comm, peer, 0, 0, &byte, 1);
+    CHECK(err == (rank ? DP_EABORTED : DP_ETIMEDOUT));
+    CHECK(dp_comm_aborted(comm, &why));
+    CHECK(why.rank == 2 || why.rank == 3);
+    CHECK(strstr(why.text, "rank 2, which waits for rank 3"));
+    CHECK(strstr(why.text, "in a circle"));
+    return 0;
+}
+
+static void of_a_circle_that_a_wait_leads_to_one_rank_is_named(void **state)
+{
+    (void)state;
+    on_all_kinds(4, LONG_NS, wait_for_a_circle, NULL);
+}
+
 /* ---- errors of a lost connection ------------------------------------------------------------- */
 
 static void only_the_end_of_its_stream_says_that_a_process_has_ended(void **state)
@@ -563,6 +589,7 @@ int main(void)
         cmocka_unit_test(a_killed_rank_is_named_on_all_others),
         cmocka_unit_test(a_child_of_a_killed_rank_hides_nothing),
         cmocka_unit_test(a_deadlock_ends_at_the_deadline),
+        cmocka_unit_test(of_a_circle_that_a_wait_leads_to_one_rank_is_named),
         cmocka_unit_test(a_rank_that_is_stopped_in_a_wait_is_named),
         cmocka_unit_test(after_a_reset_all_is_as_new),
         cmocka_unit_test(a_reset_that_others_do_not_join_fails),

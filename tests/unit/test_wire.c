@@ -542,6 +542,36 @@ static void a_cut_breaks_both_ends_after_so_many_messages(void **state)
     }
 }
 
+static void a_silent_wire_passes_nothing_either_way_and_fails_nothing(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        struct pair p = make_pair(&kinds[k], &(struct dp_wire_fault){.silent = 2});
+        struct dp_wire_request sends[3], receives[3], answer, question;
+        char in, other;
+        dp_wire_irecv(p.a, &other, 1, &answer);
+        for (int i = 0; i < 3; i++) {
+            dp_wire_irecv(p.b, &in, 1, &receives[i]);
+            dp_wire_isend(p.a, (uint64_t)i, "x", 1, &sends[i]);
+            finish(&p, &sends[i]);
+            assert_int_equal(sends[i].status, 0);
+            if (i < 2)
+                finish(&p, &receives[i]);
+        }
+        dp_wire_isend(p.b, 7, "y", 1, &question);
+        finish(&p, &question);
+        for (int i = 0; i < 1000; i++) {
+            p.a->ops->progress(p.a);
+            p.b->ops->progress(p.b);
+        }
+        assert_int_equal(receives[1].status, 0);
+        assert_int_equal(receives[2].status, DP_EAGAIN);
+        assert_int_equal(answer.status, DP_EAGAIN);
+        assert_false(p.a->error || p.b->error);
+        free_pair(&p);
+    }
+}
+
 static int send_with_fault(const struct dp_wire_fault *fault, size_t lens[50], char ins[50][100])
 {
     struct pair p = make_pair(&kinds[0], fault);
@@ -595,6 +625,7 @@ int main(void)
         cmocka_unit_test(faults_are_read_from_a_text),
         cmocka_unit_test(a_delay_delays_every_message_by_as_much),
         cmocka_unit_test(a_cut_breaks_both_ends_after_so_many_messages),
+        cmocka_unit_test(a_silent_wire_passes_nothing_either_way_and_fails_nothing),
         cmocka_unit_test(what_a_seed_shortens_and_flips_it_does_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
