@@ -48,6 +48,7 @@ struct nccl_comm {
     bool in_batch;
     bool is_ended; /* after an abort, the links have been */
     int64_t polled_ns;
+    int waiting_for; /* of the last call of progress: a test in between is part of that wait */
 };
 
 static struct nccl_comm *of(const struct dp_comm *comm)
@@ -128,6 +129,7 @@ static int nccl_reset(struct dp_comm *comm)
     if (err)
         return err;
     c->is_ended = false;
+    c->waiting_for = -1;
     return dp_nccl_links_connect(&c->links);
 }
 
@@ -382,6 +384,7 @@ static int nccl_stream_wait(struct dp_comm *comm, struct dp_request *req,
 
 static int nccl_progress(struct dp_comm *comm, int waiting_for)
 {
+    of(comm)->waiting_for = waiting_for;
     int err = host_ops(comm)->progress(host_of(comm), host_rank(comm, waiting_for));
 
     if (err || host_ops(comm)->aborted(host_of(comm), NULL)) {
@@ -409,7 +412,7 @@ static int nccl_test(struct dp_comm *comm, struct dp_request *req)
             ((struct request *)req)->done = mark_of(of(comm), req);
         return err;
     }
-    err = nccl_progress(comm, -1);
+    err = nccl_progress(comm, of(comm)->waiting_for);
     return err ? err : DP_EAGAIN;
 }
 
@@ -559,6 +562,7 @@ int dp_comm_nccl_open(struct dp_comm *host, const struct dp_nccl_config *config,
                                .spin_ns = host->spin_ns,
                                .doing = host->world->doing};
     c->given = host;
+    c->waiting_for = -1;
     int err = open_links(c, config);
     if (!err) {
         *out = &c->base;

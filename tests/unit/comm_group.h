@@ -41,10 +41,23 @@ struct comm_kind {
     int (*run)(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn, void *arg,
                int *killed);
     bool by_ring; /* shm: large messages go through the ring, too */
+    void *(*alloc)(size_t len); /* of the memory that messages are in; NULL: any will do */
+    void (*free)(void *ptr);
+    unsigned lacks; /* NEEDS_..., which cases of such a need are passed over for */
+};
+
+/* What a case needs that not every communicator has. */
+enum {
+    NEEDS_TAGS = 1 << 0,  /* tags and lengths that are checked */
+    NEEDS_ANY = 1 << 1,   /* receives of any tag, from any rank */
+    NEEDS_PARTS = 1 << 2, /* messages and collectives of parts of a group */
+    NEEDS_END = 1 << 3,   /* the group ends with the case: a rank leaves it before others, or does not
+                           * come to its reset */
 };
 
 /* All there are here, ended by a NULL name. With DP_TEST_COMM=mpi, only "mpi": the program itself is
- * one of several ranks that mpirun has started, and groups of other sizes are passed over. */
+ * one of several ranks that mpirun has started, and groups of other sizes are passed over; with
+ * DP_TEST_COMM=nccl only "nccl", in the same way (comm_nccl.c). */
 extern const struct comm_kind *comm_kinds;
 
 /* The same with threads as ranks, which need no kind; returns how many did not return 0. */

@@ -569,10 +569,11 @@ static int many_in_flight(struct dp_comm *comm, void *arg)
     const int size = dp_comm_size(comm), rank = dp_comm_rank(comm);
     float *bufs = malloc(sizeof(float) * MANY * COUNT);
     struct dp_request reqs[MANY], swap;
-    int64_t mine = rank, theirs = -1;
+    int64_t *mine = case_alloc(sizeof(*mine)), *theirs = case_alloc(sizeof(*theirs));
 
     (void)arg;
-    CHECK(bufs);
+    CHECK(bufs && mine && theirs);
+    *mine = rank;
     for (unsigned k = 0; k < MANY; k++) {
         float *buf = bufs + k * COUNT;
         fill(buf, &types[0], COUNT, rank, k);
@@ -582,18 +583,20 @@ static int many_in_flight(struct dp_comm *comm, void *arg)
     const int peer = rank ^ 1;
     if (peer < size)
         CHECK(
-            !dp_comm_iswap(comm, peer, DP_CHANNEL_REDUCE, 3, &mine, &theirs, sizeof(mine), &swap));
+            !dp_comm_iswap(comm, peer, DP_CHANNEL_REDUCE, 3, mine, theirs, sizeof(*mine), &swap));
     /* Tested in another order on each rank. */
     for (int k = 0; k < MANY; k++)
         CHECK(!dp_comm_wait(comm, &reqs[(k * 5 + rank) % MANY], -1));
     if (peer < size) {
         CHECK(!dp_comm_wait(comm, &swap, peer));
-        CHECK(theirs == peer);
+        CHECK(*theirs == peer);
     }
     for (unsigned k = 0; k < MANY; k++)
         CHECK(is_value(&types[0], bufs + k * COUNT, 4,
                        k % 3 ? sum_ring(&types[0], size, block_of(COUNT, size, 4), 4, k)
                              : sum_doubling(&types[0], size, 4, k)));
+    case_free(theirs);
+    case_free(mine);
     free(bufs);
     return 0;
 }

@@ -254,7 +254,7 @@ static void a_wait_for_any_rank_names_none(void **state)
 {
     (void)state;
     for (int rank = 0; rank < 2; rank++)
-        on_all_kinds(2, LONG_NS, wait_for_any, &rank);
+        on_kinds_with(NEEDS_ANY, 2, LONG_NS, wait_for_any, &rank);
 }
 
 struct death {
@@ -470,7 +470,7 @@ static void after_a_reset_all_is_as_new(void **state)
 {
     (void)state;
     for (int culprit = 0; culprit < 4; culprit += 3)
-        on_all_kinds(4, LONG_NS, fail_and_open_again, &culprit);
+        on_kinds_with(NEEDS_TAGS, 4, LONG_NS, fail_and_open_again, &culprit);
 }
 
 static int reset_alone(struct dp_comm *comm, void *arg)
@@ -491,7 +491,7 @@ static int reset_alone(struct dp_comm *comm, void *arg)
 static void a_reset_that_others_do_not_join_fails(void **state)
 {
     (void)state;
-    on_all_kinds(3, SHORT_NS, reset_alone, NULL);
+    on_kinds_with(NEEDS_END, 3, SHORT_NS, reset_alone, NULL);
 }
 
 /* Rank 0 leaves in the middle. What it had sent arrives, more does not come. */
@@ -519,7 +519,7 @@ static int leave_early(struct dp_comm *comm, void *arg)
 static void a_rank_may_leave_with_requests_in_flight(void **state)
 {
     (void)state;
-    on_all_kinds(2, LONG_NS, leave_early, NULL);
+    on_kinds_with(NEEDS_END, 2, LONG_NS, leave_early, NULL);
 }
 
 /* Rank 0 gives up first: its wait leads to a circle, and none but those in that can be the culprit. */

@@ -57,7 +57,7 @@ static void a_split_orders_ranks_by_key(void **state)
 {
     (void)state;
     for (int size = 1; size <= 5; size += 2)
-        on_all_kinds(size, LONG_NS, split_by_parity, NULL);
+        on_kinds_with(NEEDS_PARTS, size, LONG_NS, split_by_parity, NULL);
 }
 
 /* The same two ranks, the same channel: sent first to the group, received first from the parent. */
@@ -90,7 +90,7 @@ static int keep_apart(struct dp_comm *comm, void *arg)
 static void messages_of_two_communicators_never_match(void **state)
 {
     (void)state;
-    on_all_kinds(2, LONG_NS, keep_apart, NULL);
+    on_kinds_with(NEEDS_PARTS, 2, LONG_NS, keep_apart, NULL);
 }
 
 static int make_grid(struct dp_comm *comm, void *arg)
@@ -120,7 +120,7 @@ static int make_grid(struct dp_comm *comm, void *arg)
 static void a_grid_has_a_communicator_for_each_axis(void **state)
 {
     (void)state;
-    on_all_kinds(6, LONG_NS, make_grid, NULL);
+    on_kinds_with(NEEDS_PARTS, 6, LONG_NS, make_grid, NULL);
 }
 
 /* A failure in a group ends all of the family, and the culprit has its rank in each. */
@@ -152,7 +152,7 @@ static int fail_in_group(struct dp_comm *comm, void *arg)
 static void a_failure_in_a_group_ends_the_family(void **state)
 {
     (void)state;
-    on_all_kinds(3, LONG_NS, fail_in_group, NULL);
+    on_kinds_with(NEEDS_PARTS, 3, LONG_NS, fail_in_group, NULL);
 }
 
 /* ---- receives from any rank ------------------------------------------------------------------ */
@@ -232,7 +232,7 @@ static void messages_of_any_rank_arrive_in_the_order_of_their_sender(void **stat
 {
     (void)state;
     for (uint64_t seed = 0; seed < 3; seed++)
-        on_all_kinds(seed ? 2 + (int)seed : 2, LONG_NS, any_order, &seed);
+        on_kinds_with(NEEDS_ANY, seed ? 2 + (int)seed : 2, LONG_NS, any_order, &seed);
 }
 
 static int any_details(struct dp_comm *comm, void *arg)
@@ -270,7 +270,7 @@ static int any_details(struct dp_comm *comm, void *arg)
 static void a_receive_from_any_returns_its_source(void **state)
 {
     (void)state;
-    on_all_kinds(2, LONG_NS, any_details, NULL);
+    on_kinds_with(NEEDS_ANY, 2, LONG_NS, any_details, NULL);
 }
 
 /* ---- what a wait looks after ----------------------------------------------------------------- */
@@ -432,7 +432,7 @@ static int abort_without_rank_0(struct dp_comm *comm, void *arg)
 static void an_abort_in_a_part_is_heard_after_rank_0_has_left(void **state)
 {
     (void)state;
-    on_all_kinds(4, LONG_NS, abort_without_rank_0, NULL);
+    on_kinds_with(NEEDS_END, 4, LONG_NS, abort_without_rank_0, NULL);
 }
 
 /* Of a length that no buffer holds, to a rank that has never used the channel. */
@@ -456,7 +456,7 @@ static int send_to_rank_0_that_left(struct dp_comm *comm, void *arg)
 static void a_long_send_to_a_rank_that_has_left_fails(void **state)
 {
     (void)state;
-    on_all_kinds(2, LONG_NS, send_to_rank_0_that_left, NULL);
+    on_kinds_with(NEEDS_END, 2, LONG_NS, send_to_rank_0_that_left, NULL);
 }
 
 /* ---- many ranks ------------------------------------------------------------------------------ */

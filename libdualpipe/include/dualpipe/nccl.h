@@ -41,8 +41,8 @@
  * its next call: no stream waits for a message any more, and what it received is undefined. After
  * dp_comm_reset all is connected again.
  *
- * Groups. dp_comm_split works for control messages only where its parts send nothing by NCCL: split
- * the host's communicator, and open one of these over each part.
+ * Groups. Parts made by dp_comm_split can neither send nor take part in collectives, for which there
+ * are no channels: split the host's communicator, and open one of these over each part.
  *
  * The library is looked for at run time: DUALPIPE_NCCL_LIBRARY, or libnccl.so.2 and libnccl.so.
  * NCCL 2.27 or newer. Written for releases up to 2.32; tested with 2.28.9 (with 2.30.7 where tests
