@@ -326,6 +326,85 @@ static void replicas_that_are_killed_are_started_again(void **state)
     }
 }
 
+/* Every step of `expected` is in `got` too, with the same loss and norm to the last digit. */
+static void assert_same_steps(const char *got, const char *expected)
+{
+    char step[256];
+    int steps = 0;
+
+    for (const char *at = expected; (at = strstr(at, "\"event\":\"step\",")); at++, steps++) {
+        const char *end = strstr(at, "\"rate\":");
+        assert_non_null(end);
+        assert_true((size_t)(end - at) < sizeof(step));
+        snprintf(step, (size_t)(end - at) + 1, "%s", at);
+        assert_says(got, step);
+    }
+    assert_int_equal(steps, 200);
+}
+
+/* Ranks of DualPipe, of which one is killed: its mirror holds both of its stages. */
+static void kill_one_of_a_pipeline(const char *expected, const char *transport, int spares, int rank)
+{
+    struct run r;
+    pid_t ranks[MAX_RANKS];
+    char options[256];
+
+    snprintf(options, sizeof(options), "--schedule dualpipe -P 4 --survive --spare %d --transport %s "
+             "--steps 200 --json", spares, transport);
+    start(&r, options, NULL, NULL);
+    wait_for_steps(&r);
+    if (children_of(r.pid, ranks) != 4 + spares) {
+        kill(r.pid, SIGKILL);
+        finish(&r);
+        no_children();
+    }
+    kill(ranks[rank], SIGKILL);
+    finish(&r);
+    if (r.status)
+        fail_msg("%s, %d spare, rank %d killed: status %d: %s", transport, spares, rank, r.status,
+                 r.err_text);
+    assert_says(r.err_text, "was killed by signal 9 (Killed); the others go on\n");
+    assert_says(r.err_text, spares ? " with 4 ranks, 0 spare\n" : " with 2 ranks, 1 spare\n");
+    assert_same_steps(r.out_text, expected);
+}
+
+static void a_pipeline_goes_on_without_a_rank_that_is_killed(void **state)
+{
+    const int each = getenv("DP_TEST_FULL") ? 1 : 3;
+    struct run sequential;
+
+    (void)state;
+    run(&sequential, "--schedule none --steps 200 --json");
+    assert_int_equal(sequential.status, 0);
+    for (int spares = 0; spares < 2; spares++)
+        for (int rank = spares * (each / 2); rank < 4; rank += each) {
+            kill_one_of_a_pipeline(sequential.out_text, "shm", spares, rank);
+            kill_one_of_a_pipeline(sequential.out_text, "tcp", spares, rank);
+        }
+}
+
+/* Both of the ranks that held two stages. */
+static void a_pipeline_ends_where_both_holders_of_a_stage_are_lost(void **state)
+{
+    (void)state;
+    struct run r;
+    pid_t ranks[MAX_RANKS];
+
+    start(&r, "--schedule dualpipe -P 4 --survive --steps 1000000 --eval-every 0 --json", NULL, NULL);
+    wait_for_steps(&r);
+    if (children_of(r.pid, ranks) != 4) {
+        kill(r.pid, SIGKILL);
+        finish(&r);
+        no_children();
+    }
+    kill(ranks[1], SIGKILL);
+    kill(ranks[2], SIGKILL);
+    finish(&r);
+    assert_int_equal(r.status, 1);
+    assert_says(r.err_text, "needs: no rank has it");
+    assert_all_gone(ranks);
+}
+
 static void a_rank_that_stops_is_named(void **state)
 {
     (void)state;
@@ -715,6 +794,8 @@ int main(void)
         cmocka_unit_test(a_rank_that_dies_is_named_and_ends_the_others),
         cmocka_unit_test(replicas_that_mix_go_on_without_one_that_is_killed),
         cmocka_unit_test(replicas_that_are_killed_are_started_again),
+        cmocka_unit_test(a_pipeline_goes_on_without_a_rank_that_is_killed),
+        cmocka_unit_test(a_pipeline_ends_where_both_holders_of_a_stage_are_lost),
         cmocka_unit_test(a_rank_that_stops_is_named),
         cmocka_unit_test(ranks_end_with_their_parent),
         cmocka_unit_test(a_port_that_is_taken_is_refused),

@@ -161,6 +161,21 @@ refuses_to_mix_that_way()
     done
 }
 
+refuses_to_survive_that_way()
+{
+    for way in '--schedule dualpipev --survive|expected --schedule dualpipe, whose mirrors' \
+        '--survive -D 2|expected -D 1 and --mix all-reduce' \
+        '--survive --mix reduce-scatter|expected -D 1 and --mix all-reduce' \
+        '--survive --tie-embeddings|expected no --tie-embeddings' \
+        '--survive --restart 1|expected --spare instead of --restart' \
+        '--survive --transport mpi|expected --transport auto, shm or tcp' \
+        '--spare 1|--spare 1: expected --survive' \
+        '--schedule none -D 2 --mix ring --survive --spare 1|--spare 1: expected a pipeline'; do
+        # shellcheck disable=SC2086 # words
+        refuses 2 "${way#*|}" train $small ${way%|*} || return
+    done
+}
+
 learns()
 {
     # shellcheck disable=SC2086 # words
@@ -464,6 +479,7 @@ it replicas_mix ring --schedule none -D 4 --mix-compress int8
 it replicas_mix one-peer-exp -P 2 -D 2 --mix-compress topk=0.05 --transport tcp
 it replicas_mix ring --schedule none -D 4 --mix-staleness 2
 it refuses_to_mix_that_way
+it refuses_to_survive_that_way
 it learns
 it draws_the_last_step
 it says_why_a_file_could_not_be_written

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/job.h"
 
+#include "command.h"
 #include "launch.h"
 #include "train/cuda/cuda_links.h"
 #include "train/late.h"
@@ -9,10 +10,12 @@
 #include "train/report.h"
 #include "train/sample.h"
 #include "train/saved.h"
+#include "train/survivors.h"
 #include "train/timeline.h"
 #include "train/trainer.h"
 #include "train/watcher.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +38,25 @@ struct job {
     struct report report;
     struct watcher watcher;
     char device[CUDA_DEVICE_NAME]; /* of this rank, on CUDA */
+    /* Of a pipeline that survives (survivors.h); comm is that of the pipeline, if this rank is in it. */
+    struct dp_comm *all;             /* ranks that live, the spare ones too */
+    bool owns_all;
+    const struct settings *given;    /* at first */
+    struct settings laid_out;        /* what s is once ranks have died */
+    uint64_t step, trained, reported; /* the step at hand; steps whose weights are there; lines */
+    struct step_result result;       /* of the last step that was trained */
 };
+
+/* Is this rank's pipeline one that survives? Otherwise replicas that mix may. */
+static bool is_survivor(const struct job *j)
+{
+    return settings_survives_as_pipeline(j->s);
+}
+
+static bool mixers_survive(const struct job *j)
+{
+    return j->s->survive && !is_survivor(j);
+}
 
 static bool is_first(const struct job *j)
 {
@@ -91,15 +112,31 @@ static int save(struct job *j, uint64_t step)
     return err;
 }
 
+/* After a death a step may be one whose weights are there already. */
+static int learn(struct job *j, uint64_t step)
+{
+    j->step = step;
+    if (is_survivor(j) && j->trained > step)
+        return 0;
+    int err = trainer_step(&j->trainer, step, &j->result);
+    if (!err)
+        j->trained = step + 1;
+    return err;
+}
+
 static int take_step(struct job *j, uint64_t step, struct summary *summary)
 {
     struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
-    int err = trainer_step(&j->trainer, step, &p.result);
+    int err = learn(j, step);
 
+    p.result = j->result;
     if (!err)
         err = look(j, &p);
     if (err)
         return err;
+    if (is_survivor(j) && j->reported > step) /* and has been told */
+        return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
+    j->reported = p.step;
     if (step == j->s->from.step)
         summary->first_loss = p.result.loss;
     summary->last_loss = p.result.loss;
@@ -176,7 +213,7 @@ static int survive(struct job *j, int err, uint64_t *step)
 {
     const uint64_t last = (uint64_t)j->s->steps - 1;
 
-    while (j->s->survive && may_be_death(err)) {
+    while (mixers_survive(j) && may_be_death(err)) {
         err = trainer_survive(&j->trainer, step);
         if (!err)
             err = admit(j);
@@ -274,7 +311,7 @@ static int measure_step(struct job *j, struct summary *summary)
 /* What one replica tells for all: one that lives. */
 static int describe(struct job *j, struct summary *summary, uint8_t *text)
 {
-    if (j->s->survive ? !is_first(j) : j->replica.index > 0)
+    if (mixers_survive(j) ? !is_first(j) : j->replica.index > 0)
         return 0;
     int err = measure_step(j, summary);
     if (err || !summary->sample_len)
@@ -298,6 +335,7 @@ static int finish(struct job *j, struct summary *summary)
         err = describe(j, summary, text);
     if (!err)
         err = measure_offload(j, summary);
+    err = trainer_agree(&j->trainer, err);
     summary->sample = text;
     if (!err && is_first(j))
         report_end(&j->report, summary);
@@ -321,6 +359,7 @@ static int compare(struct job *j, struct dp_comm *comm)
         {"--mix", s->kind},
         {"--mix-algorithm", s->method.algorithm},
         {"--survive", s->survive},
+        {"--spare", s->spares},
         {"--local-steps", s->method.local_steps},
         {"--outer-rate", (int64_t)(s->method.outer_rate * 1e12)},
         {"--outer-momentum", (int64_t)(s->method.outer_momentum * 1e12)},
@@ -373,7 +412,7 @@ static int agree(struct job *j)
     bool all_live = true;
     int err = compare(j, comm);
 
-    while (j->s->survive && (!err || may_be_death(err))) {
+    while (mixers_survive(j) && (!err || may_be_death(err))) {
         const int agreed = find_all_alive(comm, &all_live);
         if (agreed || all_live) {
             err = agreed ? agreed : err;
@@ -401,9 +440,9 @@ static int make_groups(struct job *j)
     j->replica = (struct replica){.count = (int)s->replicas, .apart = s->graph};
     if (joins(j))
         j->replica.index = j->how->rank;
-    if (s->survive && !joins(j))
+    if (mixers_survive(j) && !joins(j))
         j->replica.index = dp_comm_rank(j->comm);
-    if (s->replicas == 1 || s->survive)
+    if (s->replicas == 1 || mixers_survive(j))
         return 0;
     int err = dp_comm_grid(j->comm, axes, 2, groups);
     if (err)
@@ -512,7 +551,8 @@ static int make_trainer(struct job *j)
                             .data = j->data,
                             .graph = s->graph,
                             .method = s->method,
-                            .survive = s->survive,
+                            .survive = mixers_survive(j),
+                            .agrees = is_survivor(j),
                             .joins = joins(j),
                             .late = s->late,
                             .state_folder = s->offload.folder[0] ? s->offload.folder : NULL,
@@ -555,6 +595,205 @@ static int run(struct job *j)
     return err;
 }
 
+/* ---- a pipeline that survives ----------------------------------------------------------------- */
+
+static int make_parts(struct job *j)
+{
+    int err = make_groups(j);
+
+    if (!err)
+        err = choose_device(j);
+    if (!err)
+        err = make_engine(j);
+    return err ? err : make_trainer(j);
+}
+
+/* The pipeline of the first `ranks` of j->all: its communicator, and this rank's part of it. */
+static int join_pipeline(struct job *j, int ranks)
+{
+    int err = dp_comm_split(j->all, dp_comm_rank(j->all) < ranks ? 0 : -1, 0, &j->pipe);
+
+    j->comm = j->pipe ? j->pipe : j->all;
+    return err || !j->pipe ? err : make_parts(j);
+}
+
+static void free_parts(struct job *j)
+{
+    watcher_fini(&j->watcher);
+    trainer_fini(&j->trainer);
+    if (j->engine)
+        j->engine->ops->free(j->engine);
+    dp_comm_close(j->pipe);
+    dp_comm_close(j->data);
+    settings_free_layout(&j->laid_out);
+}
+
+/* How far a rank has come. */
+struct position {
+    bool member; /* of the pipeline that lost a rank */
+    bool first;  /* it tells of the steps */
+    uint64_t step, trained, reported;
+    struct step_result result;
+};
+
+/* All go on from the earliest step that is at hand on any; its weights may be there already. If the
+ * rank is lost that tells of the steps, it may not have told of the last one. */
+static int find_position(struct job *j, const struct job *old)
+{
+    const struct position mine = {.member = old->engine,
+                                  .first = old->engine && dp_comm_rank(old->comm) == 0,
+                                  .step = old->step,
+                                  .trained = old->trained,
+                                  .reported = old->reported,
+                                  .result = old->result};
+    const int size = dp_comm_size(j->all);
+    struct position *all = calloc((size_t)size, sizeof(*all));
+    int err = all ? dp_comm_allgather(j->all, &mine, all, sizeof(mine)) : DP_ENOMEM;
+    bool found = false, told = false;
+
+    j->reported = old->reported;
+    for (int rank = 0; rank < size && !err; rank++) {
+        if (!all[rank].member)
+            continue;
+        j->step = found && j->step < all[rank].step ? j->step : all[rank].step;
+        j->trained = all[rank].trained;
+        j->result = all[rank].result;
+        if (!mine.member && (!found || j->reported > all[rank].reported))
+            j->reported = all[rank].reported;
+        found = true;
+        told = told || all[rank].first;
+    }
+    if (!told && j->trained > j->given->from.step)
+        j->step = j->reported = j->trained - 1;
+    free(all);
+    return err;
+}
+
+/* The next pipeline of ranks that live, with the state of the one before. */
+static int lay_out_again(struct job *j, struct job *old, const struct settings *given)
+{
+    const int live = dp_comm_size(j->all), ranks = survivors_ranks(live, (int)given->ranks);
+
+    if (!ranks)
+        return command_broke("%d rank of the pipeline lives, expected 2 or more", live), DP_ENODEV;
+    int err = settings_lay_out(given, ranks, &j->laid_out);
+    j->s = &j->laid_out;
+    if (!err)
+        err = join_pipeline(j, ranks);
+    if (!err)
+        err = find_position(j, old);
+    if (!err)
+        err = saved_move(j->all, old->engine ? &old->trainer : NULL, j->engine ? &j->trainer : NULL);
+    if (!err && j->engine)
+        j->engine->ops->seek(j->engine, j->trained);
+    if (err && j->pipe && survivors_may_be(err))
+        dp_comm_revoke(j->pipe, err, dp_last_error());
+    return err;
+}
+
+static void say_how_it_goes_on(const struct job *j)
+{
+    if (dp_comm_rank(j->all) == 0)
+        fprintf(stderr, "dualpipe: training goes on from step %" PRIu64 " with %d ranks, %d spare\n",
+                (j->trained > j->step ? j->trained : j->step) + 1, (int)j->s->ranks,
+                dp_comm_size(j->all) - (int)j->s->ranks);
+}
+
+static void free_survivor(struct job *j)
+{
+    free_parts(j);
+    if (j->owns_all)
+        dp_comm_close(j->all);
+    free(j);
+}
+
+/* Once among the ranks that live now; after an error `old` is as it was. */
+static int try_again(struct job *old, struct dp_comm *all, struct job **out)
+{
+    struct job *j = calloc(1, sizeof(*j));
+
+    if (!j) {
+        dp_comm_close(all);
+        return DP_ENOMEM;
+    }
+    *j = (struct job){.given = old->given,
+                      .s = old->given,
+                      .text = old->text,
+                      .how = old->how,
+                      .comm = all,
+                      .all = all,
+                      .owns_all = true,
+                      .report = old->report};
+    int err = survivors_agree(all, lay_out_again(j, old, old->given));
+    if (!err)
+        *out = j;
+    else
+        free_survivor(j);
+    return err;
+}
+
+/* After an error that may be a death: *at becomes the part of this rank in what goes on. Where no rank
+ * has died the error stays. */
+static int survive_as_pipeline(struct job **at, int err)
+{
+    struct job *old = *at, *next = NULL;
+    struct dp_comm *all;
+    int size = dp_comm_size(old->all);
+
+    dp_comm_revoke(old->all, err, dp_last_error()); /* for spare ranks */
+    if (old->engine)
+        trainer_agree(&old->trainer, err);
+    while (survivors_may_be(err)) {
+        const int shrunk = dp_comm_shrink(old->all, &all);
+        if (shrunk)
+            return shrunk;
+        if (dp_comm_size(all) == size) {
+            dp_comm_close(all);
+            return err;
+        }
+        size = dp_comm_size(all);
+        err = try_again(old, all, &next);
+    }
+    if (err)
+        return err;
+    free_survivor(old);
+    *at = next;
+    say_how_it_goes_on(next);
+    return next->engine ? watcher_init(&next->watcher, next->s, next->engine, next->comm) : 0;
+}
+
+static int take_part(struct job *j, struct summary *summary)
+{
+    if (!j->engine)
+        return survivors_wait(j->all);
+    int err = train(j, j->step, summary);
+    if (!err)
+        err = finish(j, summary);
+    if (!err)
+        survivors_dismiss(j->all, (int)j->s->ranks);
+    return err;
+}
+
+static int run_survivor(struct job **at)
+{
+    struct job *j = *at;
+    struct summary summary = {0};
+
+    int err = compare(j, j->comm);
+    if (!err)
+        err = join_pipeline(j, (int)j->s->ranks);
+    if (!err && j->engine && j->s->from.step)
+        err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
+    if (!err && j->engine)
+        err = watcher_init(&j->watcher, j->s, j->engine, j->comm);
+    if (!err)
+        report_begin(&j->report, j->s, j->text, dp_comm_rank(j->all) == 0);
+    j->step = j->trained = j->reported = j->s->from.step;
+    while (!err && (err = take_part(*at, &summary)))
+        err = survivors_may_be(err) ? survive_as_pipeline(at, err) : err;
+    return err;
+}
+
 /* `before` was the library's last sentence when the job began: if there is no later one, it was the
  * job itself that failed. */
 static void explain(const struct job *j, int err, const char *before, struct dp_abort *why)
@@ -576,18 +815,18 @@ static void explain(const struct job *j, int err, const char *before, struct dp_
 int job_run(const struct settings *s, const struct data *data, struct dp_comm *comm,
             const struct dp_comm_config *how, struct dp_abort *why)
 {
-    struct job j = {.s = s, .text = data, .comm = comm, .how = how};
+    struct job *j = calloc(1, sizeof(*j));
     char before[1024];
 
+    if (!j) {
+        *why = (struct dp_abort){.error = DP_ENOMEM, .text = "out of memory"};
+        return DP_ENOMEM;
+    }
+    *j = (struct job){.given = s, .s = s, .text = data, .comm = comm, .all = comm, .how = how};
     snprintf(before, sizeof(before), "%s", dp_last_error());
-    int err = run(&j);
+    int err = comm && is_survivor(j) ? run_survivor(&j) : run(j);
     if (err)
-        explain(&j, err, before, why);
-    watcher_fini(&j.watcher);
-    trainer_fini(&j.trainer);
-    if (j.engine)
-        j.engine->ops->free(j.engine);
-    dp_comm_close(j.pipe);
-    dp_comm_close(j.data);
+        explain(j, err, before, why);
+    free_survivor(j);
     return err;
 }

@@ -125,8 +125,12 @@ static const struct arg replica_args[] = {
      "or 1)",
      ARG_INT, AT(mix_local), .min = 1, .max = 1024},
     {"survive", 0, NULL,
-     "go on without replicas that are killed; with a graph and --schedule none", ARG_FLAG,
+     "go on without ranks that are killed: replicas, with a graph and --schedule none, or ranks of "
+     "--schedule dualpipe", ARG_FLAG,
      AT(survive)},
+    {"spare", 0, "N",
+     "ranks that wait to take the place of one that is killed, with --survive and a pipeline", ARG_INT,
+     AT(spares), "0", 0, 1024},
     {"restart", 0, "N", "of those that are killed start the first N again, with --survive", ARG_INT,
      AT(restarts), "0", 0, 1e6},
     {"mix-algorithm", 0, NULL, "how weights are updated and averaged, with a graph", ARG_CHOICE,
@@ -314,6 +318,8 @@ static bool take_ranks(struct settings *s, int world)
 {
     const int replicas = (int)s->replicas;
 
+    if (world > s->spares)
+        world -= (int)s->spares;
     if (s->ranks == 0)
         s->ranks = world >= replicas ? world / replicas : default_ranks(s);
     if (world && s->ranks * replicas != world && replicas > 1)
@@ -344,6 +350,11 @@ static bool multiple(const char *name, int64_t number, int64_t unit, const char 
 int settings_processes(const struct settings *s)
 {
     return (int)(s->ranks * s->replicas);
+}
+
+int settings_started(const struct settings *s)
+{
+    return settings_processes(s) + (int)s->spares;
 }
 
 /* Messages that drive the ranks carry no REDUCE out: sums then come after the step. */
@@ -399,6 +410,29 @@ static bool build_schedules(struct settings *s, int *status)
     if (err)
         *status = command_failed(err);
     return !err && check_stages(s, status);
+}
+
+void settings_free_layout(struct settings *s)
+{
+    dp_schedule_free(s->training);
+    dp_schedule_free(s->forward);
+    s->training = s->forward = NULL;
+}
+
+int settings_lay_out(const struct settings *s, int ranks, struct settings *out)
+{
+    int status;
+
+    *out = *s;
+    out->ranks = out->blocks.count = ranks;
+    out->training = out->forward = NULL;
+    for (int i = 0; i < ranks; i++)
+        out->blocks.items[i] = (int32_t)(s->layers / ranks + (i < s->layers % ranks));
+    out->model.blocks = out->blocks.items;
+    if (build_schedules(out, &status))
+        return 0;
+    settings_free_layout(out);
+    return DP_EINVAL;
 }
 
 static bool check_blocks(const struct settings *s, int stages)

@@ -25,7 +25,8 @@ struct settings {
         *dtype, *kernels, *batch_norm, *batch_norm_variance, *batch_norm_over;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every, save_every, virtual_stages, slack;
-    int64_t sample, seed, port, order_blocks, local_steps, mix_local, mix_staleness, restarts;
+    int64_t sample, seed, port, order_blocks, local_steps, mix_local, mix_staleness, restarts,
+        spares;
     double rate, decay, clip, dropout, device_memory, device_share, outer_rate, outer_momentum,
         temperature, mix_factor;
     struct offload_parts offload;
@@ -93,6 +94,14 @@ bool settings_save_due(const struct settings *s, uint64_t step);
 
 /* Processes of the job: the pipeline ranks of all replicas. */
 int settings_processes(const struct settings *s);
+/* And those that wait to take the place of one that dies. */
+int settings_started(const struct settings *s);
+/* Which ranks survive: those of a pipeline, not replicas that mix. */
+bool settings_survives_as_pipeline(const struct settings *s);
+/* The same run with another number of ranks, over which blocks are spread evenly. *out refers to *s,
+ * and is freed with settings_free_layout. 0 or errors of schedule.h. */
+int settings_lay_out(const struct settings *s, int ranks, struct settings *out);
+void settings_free_layout(struct settings *s);
 /* The schedule says when the sums of data_parallel.h begin. */
 bool settings_reduce_early(const struct settings *s);
 

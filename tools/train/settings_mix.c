@@ -178,27 +178,63 @@ static bool check_method(const struct settings *s)
     return false;
 }
 
-/* Of a pipeline each rank holds a part of the replica, which dies with it. */
-static bool check_survival(const struct settings *s)
+bool settings_survives_as_pipeline(const struct settings *s)
 {
-    if (!s->survive && s->restarts)
-        return command_misused("--restart %d: expected --survive", (int)s->restarts), false;
-    if (!s->survive)
+    return s->survive && strcmp(s->schedule_name, "none");
+}
+
+/* Only DualPipe holds every stage twice. What a rank has beside its stages would be lost with it. */
+static bool check_pipeline_survival(const struct settings *s)
+{
+    const char *expected = s->replicas > 1 || s->kind    ? "-D 1 and --mix all-reduce"
+                           : s->placement                ? "no --placement"
+                           : s->offload.any              ? "no --offload"
+                           : s->late                     ? "no --delay-update"
+                           : s->tied                     ? "no --tie-embeddings"
+                           : strcmp(s->model_name, "gpt") ? "--model gpt"
+                           : settings_on_cuda(s)         ? "--device cpu"
+                           : s->restarts                 ? "--spare instead of --restart"
+                                                         : NULL;
+
+    if (s->file || strcmp(s->schedule_name, "dualpipe"))
+        command_misused("--survive: expected --schedule dualpipe, whose mirrors hold the stages of a "
+                        "rank that dies; or none, for replicas that mix");
+    else if (expected)
+        command_misused("--survive with a pipeline: expected %s", expected);
+    else
         return true;
+    return false;
+}
+
+/* Of replicas that mix each is one rank: a part of a pipeline would die with it. */
+static bool check_mixing_survival(const struct settings *s)
+{
     if (!s->graph || s->replicas < 2)
         command_misused("--survive: expected -D 2 or more and --mix with a graph; replicas that sum "
                         "their gradients need each other");
-    else if (strcmp(s->schedule_name, "none"))
-        command_misused("--survive: expected --schedule none; a replica whose pipeline has lost a rank "
-                        "cannot go on");
-    else if (s->transport && !strcmp(s->transport, "mpi"))
-        command_misused("--survive: expected --transport auto, shm or tcp; MPI ends with the first "
-                        "process that dies");
+    else if (s->spares)
+        command_misused("--spare %d: expected a pipeline; replicas are started again, --restart",
+                        (int)s->spares);
     else if (s->save)
         command_misused("--survive: expected no --save; a checkpoint has a state of every replica");
     else
         return true;
     return false;
+}
+
+static bool check_survival(const struct settings *s)
+{
+    if (!s->survive && s->restarts)
+        return command_misused("--restart %d: expected --survive", (int)s->restarts), false;
+    if (!s->survive && s->spares)
+        return command_misused("--spare %d: expected --survive", (int)s->spares), false;
+    if (!s->survive)
+        return true;
+    if (s->transport && !strcmp(s->transport, "mpi"))
+        return command_misused("--survive: expected --transport auto, shm or tcp; MPI ends with the "
+                               "first process that dies"),
+               false;
+    return settings_survives_as_pipeline(s) ? check_pipeline_survival(s) : check_mixing_survival(s);
 }
 
 static bool take_method(struct settings *s)

@@ -98,9 +98,9 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     struct memory_limits limits;
 
     memory_limits_read("", &limits);
-    if (!memory_check(s, started->size ? 1 : settings_processes(s), &limits))
+    if (!memory_check(s, started->size ? 1 : settings_started(s), &limits))
         return EXIT_USAGE;
-    if (settings_processes(s) == 1)
+    if (settings_started(s) == 1)
         return run_alone(run);
     if (started->size && s->restarts)
         return command_misused("--restart: expected ranks that this command starts; these were started "
@@ -108,7 +108,7 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     if (started->size)
         return run_started(run, started);
     if (s->survive)
-        return launch_survivors(settings_processes(s), (int)s->port, settings_transport(s),
+        return launch_survivors(settings_started(s), (int)s->port, settings_transport(s),
                                 (int)s->restarts, run_rank, run);
     return launch_ranks(settings_processes(s), (int)s->port, settings_transport(s), run_rank, run);
 }

@@ -3,6 +3,7 @@
 
 #include "train/late.h"
 #include "train/offloaded.h"
+#include "train/survivors.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -313,7 +314,8 @@ double trainer_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak)
     return dp_rate_at(&rate, (int64_t)(step < warmup ? step + 1 : step));
 }
 
-int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
+/* All of a step but the change of the weights. */
+static int learn(struct trainer *t, uint64_t step, struct step_result *result)
 {
     const struct trainer_config *c = &t->config;
     struct engine *e = t->engine;
@@ -346,7 +348,22 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
         .rate = t->rate,
         .skipped = !isfinite(norm),
     };
-    err = statistics_commit(&t->statistics, e, t->comm, !result->skipped);
+    return statistics_commit(&t->statistics, e, t->comm, !result->skipped);
+}
+
+int trainer_agree(struct trainer *t, int err)
+{
+    if (!t->config.agrees || t->agreed)
+        return err;
+    err = survivors_agree(t->comm, err);
+    t->agreed = err != 0;
+    return err;
+}
+
+int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
+{
+    int err = trainer_agree(t, learn(t, step, result));
+
     return err ? err : update(t, result);
 }
 

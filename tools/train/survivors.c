@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/survivors.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+enum { OVER = 1, OVER_TAG = 1, POLL_NS = 1000000 };
+
+bool survivors_may_be(int err)
+{
+    return err == DP_ECOMM || err == DP_ETIMEDOUT || err == DP_EABORTED;
+}
+
+static int agree(struct dp_comm *comm, bool *all_live)
+{
+    const int size = dp_comm_size(comm);
+    bool *alive = calloc((size_t)size, sizeof(*alive));
+    int err = alive ? dp_comm_agree_alive(comm, alive) : DP_ENOMEM;
+
+    *all_live = true;
+    for (int rank = 0; rank < size && !err; rank++)
+        *all_live = *all_live && alive[rank];
+    free(alive);
+    return err;
+}
+
+int survivors_agree(struct dp_comm *comm, int err)
+{
+    bool all_live;
+
+    if (err && !survivors_may_be(err))
+        return err;
+    if (err)
+        dp_comm_revoke(comm, err, dp_last_error());
+    const int agreed = agree(comm, &all_live);
+    if (agreed || err)
+        return agreed ? agreed : err;
+    return all_live ? 0 : DP_ECOMM;
+}
+
+int survivors_ranks(int live, int most)
+{
+    const int ranks = live < most ? live : most;
+
+    return ranks - ranks % 2;
+}
+
+/* Other ranks watch this one, and it hears of deaths, in each call. */
+int survivors_wait(struct dp_comm *all)
+{
+    struct dp_request request;
+    int32_t over = 0;
+    int err = dp_comm_irecv(all, 0, DP_CHANNEL_ACTIVATION, OVER_TAG, &over, sizeof(over), &request);
+
+    while (!err && (err = dp_comm_test(all, &request)) == DP_EAGAIN) {
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        err = 0;
+    }
+    return err;
+}
+
+/* One that is dead needs no word. */
+void survivors_dismiss(struct dp_comm *all, int ranks)
+{
+    static const int32_t over = OVER;
+    struct dp_request request;
+
+    for (int rank = ranks; rank < dp_comm_size(all) && dp_comm_rank(all) == 0; rank++)
+        if (!dp_comm_isend(all, rank, DP_CHANNEL_ACTIVATION, OVER_TAG, &over, sizeof(over), &request))
+            dp_comm_wait(all, &request, rank);
+}
