@@ -72,14 +72,19 @@ static uint64_t doing_of(const struct dp_rendezvous *rv, int rank)
 }
 
 /* The root's decision holds for all ranks. */
+static void settle(struct dp_rendezvous *rv, const struct dp_abort *why)
+{
+    if (!dp_abort_record_put(&rv->abort_record, why))
+        return;
+    struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_VERDICT, why);
+    dp_rendezvous_tell_all(rv, &m);
+}
+
 static void decide(struct dp_rendezvous *rv, struct dp_abort why)
 {
     if (!why.doing)
         why.doing = doing_of(rv, why.rank);
-    if (!dp_abort_record_put(&rv->abort_record, &why))
-        return;
-    struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_VERDICT, &why);
-    dp_rendezvous_tell_all(rv, &m);
+    settle(rv, &why);
 }
 
 /* A wait in vain is the fault of the last rank in the chain of those that wait. A rank that began to
@@ -267,9 +272,9 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
     case DP_RENDEZVOUS_UNANSWERED:
         if (m->rank || m->value >= 0)
             return false;
-        if (m->count == rv->epoch) {
-            rv->accusation = message_record(m);
-            rv->accuser = 0; /* as good as its own word */
+        if (m->count == rv->epoch) { /* it counts as it is: this rank has gone on since */
+            const struct dp_abort why = message_record(m);
+            settle(rv, &why);
         }
         return true;
     case DP_RENDEZVOUS_PRESENT:
