@@ -124,6 +124,7 @@ static struct dp_offload_call call_of(struct frame *f)
         .in = f->in.t,
         .save = save_of(f),
         .stream = dp_device_stream_native(o->compute),
+        .queue = o->compute,
     };
 }
 
@@ -145,6 +146,15 @@ static int forward_layer(struct frame *f, struct place from, struct place to)
     return err ? failed_call(f, "the forward", err) : 0;
 }
 
+/* The compute of a host goes on at once, and so must find zeros. */
+static int zero(const struct dp_offload *o, void *at, size_t bytes)
+{
+    if (!o->host)
+        return dp_device_zero(o->compute, at, bytes);
+    memset(at, 0, bytes);
+    return 0;
+}
+
 /* Tensors of no gradient have none; and one that the layer has found to have none becomes zeros. */
 static void leave_out(const struct dp_border *spec, struct dpo_tensors *tensors)
 {
@@ -160,8 +170,8 @@ static int zero_missing(const struct frame *f, const struct dpo_border *border,
 
     for (int32_t k = 0; k < border->spec->count && !err; k++)
         if (wanted->t[k].data && !made->t[k].data)
-            err = dp_device_zero(f->o->compute, wanted->t[k].data,
-                                 border->row_bytes[k] * (size_t)f->o->rows[f->mb]);
+            err = zero(f->o, wanted->t[k].data,
+                       border->row_bytes[k] * (size_t)f->o->rows[f->mb]);
     return err;
 }
 

@@ -320,6 +320,8 @@ struct dp_offload_call {
     const DLTensor *in;          /* the inputs, also in a backward */
     void *save;                  /* save_bytes, the same from forward to backward */
     void *stream;                /* as in struct dp_stage_call: CUDA: queue the work there; host: NULL */
+    struct dp_device_stream *queue; /* the same, for dp_device_copy and so on; the host computes at once,
+                                     * and does not use it */
 };
 
 /* Tensors are contiguous, on the device, and as many as the border has; a tensor without a gradient
@@ -345,6 +347,53 @@ struct dp_offload_layer {
     const struct dp_border *out;           /* of the whole batch: dimension 0 of every tensor is the
                                             * batch's rows, and is cut into micro-batches */
 };
+
+/* ---- a graph of layers ------------------------------------------------------------------------ */
+
+/* A model that is no sequence: branches, skip connections, several heads. Each node takes tensors that
+ * nodes before it have made, or that are the model's input, wherever those are. What later nodes still
+ * take is passed on from layer to layer, and so from shard to shard; gradients of a tensor that several
+ * nodes take are added up, the last node's first.
+ *
+ *      x -- a --+-- b -- c --+-- e        borders     x | a | a b | a c | a c d | e
+ *               |            |            (of nodes a, b, c, d, e in this order, of which d takes a)
+ *               +---- d -----+
+ *
+ * The result is a list of layers for struct dp_offload_config, in the order of the nodes, which
+ * is cut into shards as any other. */
+struct dp_offload_graph;
+
+struct dp_offload_source {
+    int32_t node, tensor; /* which of a node's outputs; node -1: of the model's input */
+};
+
+struct dp_offload_node {
+    struct dp_offload_layer layer; /* called with the tensors that it takes, and those that it makes: its
+                                    * `out` has the latter only. Kept_bytes and so on as ever */
+    const struct dp_offload_source *in;
+    int32_t in_count; /* 1 to DP_MAX_TENSORS, no tensor twice */
+};
+
+struct dp_offload_graph_config {
+    struct dp_device *device;
+    const struct dp_offload_node *nodes;
+    int32_t node_count;
+    const struct dp_border *input;           /* of the model */
+    const struct dp_offload_source *outputs; /* of the model, in this order, each once */
+    int32_t output_count;
+};
+
+/* What config points to must stay until the graph is freed. DP_EINVAL names a node that takes what is
+ * not there yet, or makes what is not taken, and a border of more than DP_MAX_TENSORS tensors;
+ * DP_EUNSUPPORTED: gradients must be added that this device cannot add; DP_ENOMEM. */
+DP_PUBLIC int dp_offload_graph_new(const struct dp_offload_graph_config *config,
+                                   struct dp_offload_graph **out);
+/* [node_count], for the config of a model, which must be closed before the graph is freed. */
+DP_PUBLIC const struct dp_offload_layer *dp_offload_graph_layers(const struct dp_offload_graph *g);
+/* g may be NULL. */
+DP_PUBLIC void dp_offload_graph_free(struct dp_offload_graph *g);
+
+/* ---- the model -------------------------------------------------------------------------------- */
 
 /* Work on one shard's parameters on the host, once their gradients are there. Called in a thread of
  * the device's, in the order of the backward (the last shard first), while earlier layers compute.
