@@ -44,8 +44,15 @@ struct job {
     const struct settings *given;    /* at first */
     struct settings laid_out;        /* what s is once ranks have died */
     uint64_t step, trained, reported; /* the step at hand; steps whose weights are there; lines */
+    uint64_t trained_before;         /* by the pipelines before this one */
     struct step_result result;       /* of the last step that was trained */
 };
+
+/* This pipeline has taken the last step, and knows its times. */
+static bool has_times(const struct job *j)
+{
+    return j->engine->recorder && j->trained > j->trained_before;
+}
 
 /* Is this rank's pipeline one that survives? Otherwise replicas that mix may. */
 static bool is_survivor(const struct job *j)
@@ -75,7 +82,7 @@ static int look(struct job *j, struct progress *p)
     struct step_times times = {.bubble = NAN};
     int err = 0;
 
-    if (j->engine->recorder && (links || due))
+    if (has_times(j) && (links || due))
         err = timeline_measure(j->engine, j->watcher.watch, &times);
     if (due)
         p->bubble = times.bubble;
@@ -297,7 +304,7 @@ static int measure_offload(struct job *j, struct summary *summary)
 static int measure_step(struct job *j, struct summary *summary)
 {
     struct step_times times = {.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
-    int err = j->engine->recorder ? timeline_write(j->engine, j->s, &times) : 0;
+    int err = has_times(j) ? timeline_write(j->engine, j->s, &times) : 0;
 
     summary->bubble = times.bubble;
     summary->step_ms = times.step_ms;
@@ -663,6 +670,7 @@ static int find_position(struct job *j, const struct job *old)
         found = true;
         told = told || all[rank].first;
     }
+    j->trained_before = j->trained;
     if (!told && j->trained > j->given->from.step)
         j->step = j->reported = j->trained - 1;
     free(all);
@@ -788,7 +796,7 @@ static int run_survivor(struct job **at)
         err = watcher_init(&j->watcher, j->s, j->engine, j->comm);
     if (!err)
         report_begin(&j->report, j->s, j->text, dp_comm_rank(j->all) == 0);
-    j->step = j->trained = j->reported = j->s->from.step;
+    j->step = j->trained = j->trained_before = j->reported = j->s->from.step;
     while (!err && (err = take_part(*at, &summary)))
         err = survivors_may_be(err) ? survive_as_pipeline(at, err) : err;
     return err;
