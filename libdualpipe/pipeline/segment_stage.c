@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * segment_stage.c - stages of segments: callbacks, and the two threads that carry a pair out.
+ * segment_stage.c - stages of segments: callbacks, and the two threads or streams that carry a pair
+ * out.
  *
  *      this thread     F0 ----> B1 ----> F2      each takes the segments of its resource in the order
  *      worker          B0 ----> F1 ----> B2      found, as soon as those before in their list are done
@@ -18,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SPIN_NS = 50000, PAIRS_KEPT = 8 };
+enum { SPIN_NS = 50000, PAIRS_KEPT = 8, LISTS = 2 };
 
 /* The order of a pair of stages, as long as it is of these lists. */
 struct pair_order {
@@ -27,6 +28,12 @@ struct pair_order {
     int64_t costs_ns[2 * DP_SEGMENTS_MAX]; /* that it was made of */
     int of_resource[DP_RESOURCES];         /* how many there are */
     struct dp_segment_place places[DP_RESOURCES][2 * DP_SEGMENTS_MAX];
+};
+
+/* Those that were looked for last. */
+struct known_orders {
+    struct pair_order kept[PAIRS_KEPT];
+    unsigned next;
 };
 
 /* A pair under way. */
@@ -46,8 +53,14 @@ struct dp_segment_worker {
     atomic_uint given, taken; /* runs handed to the thread, and ended by it */
     atomic_bool quit;
     struct pair_run run;
-    struct pair_order kept[PAIRS_KEPT];
-    unsigned next_kept;
+    struct known_orders orders;
+};
+
+struct dp_segment_streams {
+    struct dp_device_stream *of[DP_RESOURCES]; /* compute is the pipeline's */
+    struct dp_device_event *listed[LISTS];     /* the last segment of a list that another stream needs */
+    struct dp_device_event *edge;              /* where one stream begins or ends with the other */
+    struct known_orders orders;
 };
 
 /* ---- one segment after the other ------------------------------------------------------------- */
@@ -150,17 +163,17 @@ static int make_order(struct pair_order *o, const struct dp_segmented_stage *f,
     return 0;
 }
 
-static int find_order(struct dp_segment_worker *w, const struct dp_segmented_stage *f,
+static int find_order(struct known_orders *orders, const struct dp_segmented_stage *f,
                       const struct dp_segmented_stage *b, const struct pair_order **out)
 {
     for (int i = 0; i < PAIRS_KEPT; i++)
-        if (is_order_of(&w->kept[i], f, b)) {
-            *out = &w->kept[i];
+        if (is_order_of(&orders->kept[i], f, b)) {
+            *out = &orders->kept[i];
             return 0;
         }
-    *out = &w->kept[w->next_kept];
-    int err = make_order(&w->kept[w->next_kept], f, b);
-    w->next_kept = (w->next_kept + !err) % PAIRS_KEPT;
+    *out = &orders->kept[orders->next];
+    int err = make_order(&orders->kept[orders->next], f, b);
+    orders->next = (orders->next + !err) % PAIRS_KEPT;
     return err;
 }
 
@@ -252,37 +265,121 @@ static void *work(void *arg)
     }
 }
 
-static int forward_backward(const struct dp_pair *pair)
+static int run_by_threads(struct dp_segment_worker *w, const struct pair_order *order,
+                          struct dp_segmented_stage *const *stages,
+                          const struct dp_segment_call *calls)
 {
-    struct dp_segmented_stage *f = pair->forward.user, *b = pair->backward.user;
-    struct dp_segment_worker *w = f->worker;
     struct pair_run *run = &w->run;
-    const struct pair_order *order;
-    int err = dp_pair_start_from_loss(pair);
 
-    if (!err)
-        err = find_order(w, f, b, &order);
-    if (err)
-        return err;
     run->order = order;
-    run->stages[0] = f;
-    run->stages[1] = b;
-    run->calls[0] = (struct dp_segment_call){
-        .stage = pair->forward.call, .in = pair->forward.in, .out = pair->forward.out};
-    run->calls[1] = (struct dp_segment_call){
-        .stage = pair->backward.call, .gout = pair->backward.gout, .gin = pair->backward.gin};
-    atomic_store(&run->done[0], 0);
-    atomic_store(&run->done[1], 0);
+    for (int list = 0; list < LISTS; list++) {
+        run->stages[list] = stages[list];
+        run->calls[list] = calls[list];
+        atomic_store(&run->done[list], 0);
+    }
     atomic_store(&run->err, 0);
     run->why[0] = '\0';
     atomic_fetch_add_explicit(&w->given, 1, memory_order_release);
     wake_others(w);
     run_resource(w, DP_RESOURCE_COMPUTE);
     wait_until(w, is_taken, 0);
-    err = atomic_load(&run->err);
+    int err = atomic_load(&run->err);
+    return err && *run->why ? dp_callback_error(err, "%s", run->why) : err;
+}
+
+/* ---- two streams ------------------------------------------------------------------------------ */
+
+/* What `then` is given from now on comes after what `first` was given. */
+static int follow(struct dp_device_event *event, struct dp_device_stream *first,
+                  struct dp_device_stream *then)
+{
+    int err = dp_device_event_record(event, first);
+
+    return err ? err : dp_device_stream_wait(then, event);
+}
+
+static bool is_elsewhere(const struct dp_segmented_stage *s, int list, int index,
+                         enum dp_resource resource)
+{
+    const int count = list ? s->backward_count : s->forward_count;
+
+    return index >= 0 && index < count && list_of(s, list)[index].resource != resource;
+}
+
+static int queue_segment(struct dp_segment_streams *st, struct dp_segmented_stage *s,
+                         const struct dp_segment_place *p, const struct dp_segment_call *call)
+{
+    const enum dp_resource resource = list_of(s, p->list)[p->index].resource;
+    struct dp_device_stream *stream = st->of[resource];
+    struct dp_device_event *listed = st->listed[p->list];
+    struct dp_stage_call stage = *call->stage;
+    struct dp_segment_call own = *call;
+    int err = 0;
+
+    own.stage = &stage;
+    stage.stream = dp_device_stream_native(stream);
+    if (is_elsewhere(s, p->list, p->index - 1, resource))
+        err = dp_device_stream_wait(stream, listed);
+    if (!err)
+        err = run_segment(s, p->list, p->index, &own);
+    if (!err && is_elsewhere(s, p->list, p->index + 1, resource))
+        err = dp_device_event_record(listed, stream);
+    return err;
+}
+
+/* Each resource in its order, and each list in its own: one of the two can always go on. */
+static int queue_pair(struct dp_segment_streams *st, const struct pair_order *order,
+                      struct dp_segmented_stage *const *stages, const struct dp_segment_call *calls)
+{
+    int at[DP_RESOURCES] = {0}, queued[LISTS] = {0};
+    int err = 0;
+
+    while (!err && queued[0] + queued[1] < order->counts[0] + order->counts[1])
+        for (int r = 0; r < DP_RESOURCES && !err; r++) {
+            const struct dp_segment_place *p = &order->places[r][at[r]];
+            if (at[r] == order->of_resource[r] || queued[p->list] != p->index)
+                continue;
+            err = queue_segment(st, stages[p->list], p, &calls[p->list]);
+            at[r]++;
+            queued[p->list]++;
+        }
+    return err;
+}
+
+static int run_by_streams(struct dp_segment_streams *st, const struct pair_order *order,
+                          struct dp_segmented_stage *const *stages,
+                          const struct dp_segment_call *calls)
+{
+    struct dp_device_stream *compute = st->of[DP_RESOURCE_COMPUTE],
+                            *communication = st->of[DP_RESOURCE_COMMUNICATION];
+    int err = follow(st->edge, compute, communication);
+
     if (err)
-        return *run->why ? dp_callback_error(err, "%s", run->why) : err;
-    return dp_pair_take_loss(pair);
+        return err;
+    err = queue_pair(st, order, stages, calls);
+    int joined = follow(st->edge, communication, compute);
+    return err ? err : joined;
+}
+
+/* ---- the callbacks ---------------------------------------------------------------------------- */
+
+static int forward_backward(const struct dp_pair *pair)
+{
+    struct dp_segmented_stage *const stages[LISTS] = {pair->forward.user, pair->backward.user};
+    struct dp_segment_streams *streams = stages[0]->streams;
+    struct dp_segment_worker *worker = stages[0]->worker;
+    const struct dp_segment_call calls[LISTS] = {
+        {.stage = pair->forward.call, .in = pair->forward.in, .out = pair->forward.out},
+        {.stage = pair->backward.call, .gout = pair->backward.gout, .gin = pair->backward.gin}};
+    const struct pair_order *order;
+    int err = dp_pair_start_from_loss(pair);
+
+    if (!err)
+        err = find_order(streams ? &streams->orders : &worker->orders, stages[0], stages[1], &order);
+    if (!err)
+        err = streams ? run_by_streams(streams, order, stages, calls)
+                      : run_by_threads(worker, order, stages, calls);
+    return err ? err : dp_pair_take_loss(pair);
 }
 
 const struct dp_stage_ops *dp_segment_stage_ops(void)
@@ -341,4 +438,42 @@ void dp_segment_worker_free(struct dp_segment_worker *w)
     wake_others(w);
     pthread_join(w->thread, NULL);
     free_memory(w);
+}
+
+/* ---- the streams ------------------------------------------------------------------------------ */
+
+int dp_segment_streams_new(struct dp_device *dev, struct dp_device_stream *compute,
+                           struct dp_segment_streams **out)
+{
+    if (!dev || !compute || !out)
+        return dp_fail(DP_EINVAL, "streams for segments: expected a device, a stream of it for "
+                                  "compute, and room for the result");
+    if (!dp_device_stream_native(compute))
+        return dp_fail(DP_EUNSUPPORTED, "streams for segments: a stage on the host computes in its "
+                                        "callback; expected a CUDA device, or dp_segment_worker_new");
+    struct dp_segment_streams *st = calloc(1, sizeof(*st));
+    if (!st)
+        return dp_fail(DP_ENOMEM, "no memory for streams for segments");
+    st->of[DP_RESOURCE_COMPUTE] = compute;
+    int err = dp_device_stream_new(dev, DP_PRIORITY_HIGH, &st->of[DP_RESOURCE_COMMUNICATION]);
+    for (int list = 0; list < LISTS && !err; list++)
+        err = dp_device_event_new(dev, &st->listed[list]);
+    if (!err)
+        err = dp_device_event_new(dev, &st->edge);
+    if (err)
+        dp_segment_streams_free(st);
+    else
+        *out = st;
+    return err;
+}
+
+void dp_segment_streams_free(struct dp_segment_streams *st)
+{
+    if (!st)
+        return;
+    dp_device_stream_free(st->of[DP_RESOURCE_COMMUNICATION]);
+    for (int list = 0; list < LISTS; list++)
+        dp_device_event_free(st->listed[list]);
+    dp_device_event_free(st->edge);
+    free(st);
 }
