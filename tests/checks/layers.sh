@@ -91,6 +91,7 @@ around_plugin()
             -e '^tools/stat/profile\.h:.*"nccl-plugin/profiler/page\.h"' || :
 }
 
+case_is 'sources outside all folders' "$(find . -maxdepth 1 -name '*.[ch]')"
 case_is 'includes that do not point down' "$(upward)"
 case_is 'includes of the plugin, or into it, that may not be' "$(around_plugin)"
 case_is 'a tool that includes what is not public' "$(private)"
