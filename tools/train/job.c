@@ -125,10 +125,13 @@ static int learn(struct job *j, uint64_t step)
     j->step = step;
     if (is_survivor(j) && j->trained > step)
         return 0;
-    int err = trainer_step(&j->trainer, step, &j->result);
-    if (!err)
-        j->trained = step + 1;
-    return err;
+    struct step_result result; /* of a step that is cut off it is not used */
+    int err = trainer_step(&j->trainer, step, &result);
+    if (err)
+        return err;
+    j->trained = step + 1;
+    j->result = result;
+    return 0;
 }
 
 static int take_step(struct job *j, uint64_t step, struct summary *summary)
