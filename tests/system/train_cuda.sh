@@ -108,6 +108,15 @@ by_nccl()
     rm -f "$work"/nccl.*
 }
 
+# Two schedules have the numbers of one another, to the last bit.
+in_the_fixed_order()
+{
+    on_cuda $small --layers 2 --steps 1 --json --fixed-order --schedule 1f1b -P 1 "$@" || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/one"
+    on_cuda $small --layers 2 --steps 1 --json --fixed-order --schedule dualpipe -P 2 "$@" || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" | cmp - "$work/one"
+}
+
 numbers()
 {
     grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" | tail -n 3
@@ -146,6 +155,7 @@ if [ -f "$sim" ]; then
     it near_the_cpu 1e-5 --schedule dualpipe -P 2
     it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16
     it mixes_as_the_cpu
+    it in_the_fixed_order
     it by_nccl 'dualpipe activation 0 to 1' --schedule dualpipe -P 2 --tie-embeddings
     it by_nccl 'dualpipe reduce 0 to 1' --schedule 1f1b -P 1 -D 2
     it refused_on_the_cpu '--transport nccl: expected --device cuda' --transport nccl

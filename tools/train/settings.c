@@ -65,7 +65,8 @@ static const struct arg schedule_args[] = {
      "1: one more forward of warm-up at every border, which hides the latency of messages (dualpipe, "
      "dualpipev; up to twice the activations)",
      ARG_INT, AT(slack), "0", 0, 1},
-    {"fixed-order", 0, NULL, "add gradients up in one order under every schedule (the default)",
+    {"fixed-order", 0, NULL,
+     "add gradients up in one order under every schedule (the default on the CPU)",
      ARG_FLAG, AT(fixed_order)},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
      ARG_FLAG, AT(any_order)},

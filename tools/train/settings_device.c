@@ -79,13 +79,11 @@ bool settings_take_device(struct settings *s)
                         "--schedule none is of the CPU", s->device);
     else if (settings_by_nccl(s) && strcmp(s->execution, "list"))
         command_misused("--transport nccl: expected --execution list; its messages have no tags");
-    else if (s->fixed_order)
-        command_misused("--fixed-order: expected --device cpu; a GPU adds up as gradients come");
     else if (s->width / s->heads > ATTENTION_DEPTH)
         command_misused("--width %d --heads %d: a head is %d wide, expected at most %d on %s",
                         (int)s->width, (int)s->heads, (int)(s->width / s->heads), ATTENTION_DEPTH,
                         s->device);
     else
-        return s->any_order = true, take_kernels(s);
+        return s->any_order = !s->fixed_order, take_kernels(s);
     return false;
 }
