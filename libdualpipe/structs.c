@@ -63,6 +63,7 @@ static const struct {
     KNOWN(dp_comm_store),
     KNOWN(dp_controller_config),
     KNOWN(dp_copy_engine_config),
+    KNOWN(dp_copy_route),
     KNOWN(dp_copy_spec),
     KNOWN(dp_copy_stats),
     KNOWN(dp_cost),

@@ -121,7 +121,8 @@ DP_PUBLIC int dp_device_alloc_async(struct dp_device_stream *stream, size_t byte
 DP_PUBLIC int dp_device_free_async(struct dp_device_stream *stream, void *ptr);
 
 /* Let kernels and copies of dev reach the memory of another CUDA device directly, over NVLink or PCIe;
- * without it copies between two devices pass through the host. For both directions call it twice.
+ * without it copies between two devices pass through the host. For both directions call it twice. Of a
+ * host device with a link: copies between the two are not on it (one other device; the last one said).
  * DP_EUNSUPPORTED: these two do not reach each other. DP_EINVAL: one is of the host, the other not. */
 DP_PUBLIC int dp_device_reach(struct dp_device *dev, struct dp_device *other);
 
