@@ -56,10 +56,14 @@ int survivors_wait(struct dp_comm *all)
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
         err = 0;
     }
+    if (!err)
+        dp_comm_barrier(all);
     return err;
 }
 
-/* One that is dead needs no word. */
+/* One that is dead needs no word. The barrier keeps ranks from leaving before all have learnt that the
+ * run is over: one that has not would take those that have left for dead. A death in it changes
+ * nothing. */
 void survivors_dismiss(struct dp_comm *all, int ranks)
 {
     static const int32_t over = OVER;
@@ -68,4 +72,5 @@ void survivors_dismiss(struct dp_comm *all, int ranks)
     for (int rank = ranks; rank < dp_comm_size(all) && dp_comm_rank(all) == 0; rank++)
         if (!dp_comm_isend(all, rank, DP_CHANNEL_ACTIVATION, OVER_TAG, &over, sizeof(over), &request))
             dp_comm_wait(all, &request, rank);
+    dp_comm_barrier(all);
 }

@@ -36,7 +36,8 @@ int survivors_ranks(int live, int most);
 
 /* A spare rank waits: 0 once the run is over, survivors_may_be after a death. */
 int survivors_wait(struct dp_comm *all);
-/* The run is over: rank 0 tells the spares, which are the ranks from `ranks` on. */
+/* The run is over, as all ranks of the pipeline have agreed: rank 0 tells the spares, which are the
+ * ranks from `ranks` on. Collective over all. */
 void survivors_dismiss(struct dp_comm *all, int ranks);
 
 #endif
