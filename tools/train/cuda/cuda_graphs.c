@@ -4,7 +4,8 @@
  * tensors, save area and gradients are, and the pipeline's plan puts them in the same places in
  * every step; without dropout, whose masks differ, it is the same work. The first time it is queued
  * kernel by kernel, which also lets cuBLASLt choose its algorithms; the second time it is captured,
- * and from then on launched as one graph. Losses and what is outside of callbacks stay as they are.
+ * and from then on launched as one graph. So are the sums of squares behind the last of them. Losses
+ * stay as they are, and so does the optimizer, whose rate and corrections differ from step to step.
  */
 #include "train/cuda/cuda_graphs.h"
 
@@ -135,11 +136,16 @@ static int capture(struct dp_device_stream *stream, const struct work *w,
     return err ? err : end;
 }
 
-static int give_up(struct cuda_graphs *g, const struct work *w)
+static void say_off(struct cuda_graphs *g)
 {
     g->off = true;
     fprintf(stderr, "dualpipe: warning: no CUDA graphs: %s; kernels are launched one by one\n",
             dp_last_error());
+}
+
+static int give_up(struct cuda_graphs *g, const struct work *w)
+{
+    say_off(g);
     return queue(w);
 }
 
@@ -165,6 +171,46 @@ static int run(const struct work *w)
         return give_up(g, w);
     return dp_device_graph_launch(e->graph, stream);
 }
+
+/* ---- outside of callbacks ------------------------------------------------------------------ */
+
+static int capture_outside(struct cuda_rank *r, void (*queue_all)(struct cuda_rank *r, int slot),
+                           int slot, struct dp_device_graph **out)
+{
+    int err = dp_device_capture_begin(r->stream);
+
+    if (err)
+        return err;
+    queue_all(r, slot);
+    err = dp_device_capture_end(r->stream, out);
+    if (!err && !r->err)
+        return 0;
+    if (!err) {
+        dp_device_graph_free(*out);
+        *out = NULL;
+        err = r->err;
+    }
+    r->err = 0;
+    return err;
+}
+
+void cuda_graphs_run(struct cuda_rank *r, void (*queue_all)(struct cuda_rank *r, int slot),
+                     int slot, struct dp_device_graph **graph, bool *seen)
+{
+    struct cuda_graphs *g = r->graphs;
+
+    if (!g || g->off || r->err || !*seen) {
+        *seen = true;
+        queue_all(r, slot);
+    } else if (!*graph && capture_outside(r, queue_all, slot, graph)) {
+        say_off(g);
+        queue_all(r, slot);
+    } else {
+        r->err = dp_device_graph_launch(*graph, r->stream);
+    }
+}
+
+/* ---- the stage's operations ---------------------------------------------------------------- */
 
 int cuda_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {

@@ -13,6 +13,12 @@ int cuda_graphs_new(size_t callbacks, struct cuda_graphs **out);
 /* None is under way. g may be NULL. */
 void cuda_graphs_free(struct cuda_graphs *g);
 
+/* What `queue` queues of a slot in r->stream, the same in every step: kernel by kernel the first time
+ * (*seen becomes true), captured into *graph the second, launched from then on. A failure stays in
+ * r->err. */
+void cuda_graphs_run(struct cuda_rank *r, void (*queue)(struct cuda_rank *r, int slot), int slot,
+                     struct dp_device_graph **graph, bool *seen);
+
 /* gpt_forward and so on, by r->graphs, which may be NULL. */
 int cuda_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
 int cuda_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,

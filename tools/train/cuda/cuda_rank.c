@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/cuda/cuda_rank.h"
 
+#include "train/cuda/cuda_graphs.h"
 #include "train/cuda/kernels.h"
 
 #include <math.h>
@@ -138,7 +139,7 @@ int cuda_rank_queue_numbers(struct cuda_rank *r, bool squares)
 
     for (int i = 0; i < r->slot_count; i++) {
         if (squares)
-            queue_squares(r, i);
+            cuda_graphs_run(r, queue_squares, i, &r->slots[i].squares, &r->slots[i].squares_seen);
         r->has_squares[i] = squares;
     }
     return queue_copy(r, 0, used);
@@ -358,6 +359,7 @@ void cuda_rank_free(struct cuda_rank *r)
     blas_close(r->blas);
     for (int i = 0; i < r->slot_count; i++) {
         struct cuda_slot *s = &r->slots[i];
+        dp_device_graph_free(s->squares);
         cuda_saved_free(s->saved);
         cuda_host_free(r, s);
         free(s->others);

@@ -40,6 +40,8 @@ struct cuda_slot {
     uint16_t *low;                           /* of the weights; NULL: float32 */
     void *scratch;
     uint64_t updates;
+    struct dp_device_graph *squares; /* NULL: not captured */
+    bool squares_seen;
     bool *others; /* [params.tensors_len] tied to one that is updated elsewhere; calloc'ed */
     struct cuda_saved *saved; /* NULL: no checkpoint was written or read */
     struct gpt_stage *host;   /* NULL: no replicas share it */
