@@ -265,10 +265,11 @@ static double held_bytes(const struct job *j)
 
 static int measure_memory(struct job *j, struct summary *summary)
 {
-    int ranks = settings_processes(j->s);
+    const int ranks = j->comm ? dp_comm_size(j->trainer.comm) : 1;
     struct memory_use *all = calloc((size_t)ranks, sizeof(*all));
 
     summary->memory = all;
+    summary->memory_count = ranks;
     if (!all)
         return DP_ENOMEM;
     all[0] = (struct memory_use){memory_peak(""), held_bytes(j)};

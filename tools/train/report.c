@@ -147,11 +147,11 @@ static json_t *json_offload(const struct offloaded_figures *f)
 }
 
 /* By rank, what the pipeline, the stages and the optimizer have asked for. */
-static json_t *json_held(const struct report *r, const struct summary *m)
+static json_t *json_held(const struct summary *m)
 {
     json_t *list = json_array();
 
-    for (int rank = 0; rank < settings_processes(r->settings); rank++)
+    for (int rank = 0; rank < m->memory_count; rank++)
         json_array_append_new(list, json_integer((json_int_t)m->memory[rank].held_bytes));
     return list;
 }
@@ -172,7 +172,7 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "simulated_ms", m->simulated_ms);
     set_number(o, "memory_bytes", m->memory_bytes);
     if (s->training && !s->offload.params && !s->offload.optimizer && !settings_on_cuda(s))
-        json_object_set_new(o, "rank_bytes", json_held(r, m));
+        json_object_set_new(o, "rank_bytes", json_held(m));
     if (m->offloaded)
         json_object_set_new(o, "offload", json_offload(&m->offload));
     if (s->timeline && !m->undrawn)

@@ -29,7 +29,8 @@ struct summary {
     uint64_t skipped;                      /* steps whose gradient was not finite */
     double bubble, step_ms, simulated_ms;  /* of the last step; NAN without a pipeline */
     double memory_bytes, memory_rank;      /* most that a rank held, and which */
-    struct memory_use *memory;             /* [processes] */
+    struct memory_use *memory;             /* [memory_count] of the ranks that are there at the end */
+    int memory_count;
     bool offloaded;
     struct offloaded_figures offload;
     bool untraced, undrawn, unpaged; /* --trace, --timeline, --page could not be written */
