@@ -691,17 +691,19 @@ static int interrupt_agreement(struct dp_comm *comm, void *arg)
     struct dp_comm *out;
     struct dp_abort why;
     int left = 3;
-    char byte;
+    char byte = 0;
 
     (void)arg;
     BEGIN(comm);
     if (waits) {
+        CHECK(!blocking_receive(comm, 1, 0, 0, &byte, 1)); /* the other one has begun, too */
         dp_comm_set_poll(comm, count_down, &left);
         CHECK(dp_comm_shrink(comm, &out) == -4);
         CHECK(!left);
         CHECK_SAYS("interrupted");
         dp_comm_set_poll(comm, NULL, NULL);
     } else {
+        CHECK(!blocking_send(comm, 0, 0, 0, &byte, 1));
         CHECK(blocking_receive(comm, 0, 0, 0, &byte, 1) == DP_EABORTED);
     }
     CHECK(dp_comm_aborted(comm, &why) && why.rank == 0 && why.error == -4);
