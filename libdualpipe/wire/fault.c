@@ -5,10 +5,12 @@
 #include "base/fail.h"
 #include "base/nearest.h"
 #include "base/number.h"
+#include "wire/sockets.h"
 #include <dualpipe/random.h>
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/timerfd.h>
 
 /* One message at a time is handed to the inner wire, each way. A send that waits for its time keeps
  * it in `moved`, which is of no other use yet. */
@@ -20,6 +22,7 @@ struct fault_wire {
     struct dp_wire_request send, receive;
     bool sending, receiving;
     bool is_silent;
+    int timer; /* when the next send is due; -1: there is none, and a wait for that does not sleep */
 };
 
 static struct fault_wire *of(struct dp_wire *wire)
@@ -163,16 +166,33 @@ static bool fault_has_message(struct dp_wire *wire)
            w->inner->ops->has_message(w->inner);
 }
 
+/* Only a wire that has nothing else to wait for: the inner one's descriptor is not polled. */
+static bool sleeps_until_due(struct fault_wire *w, struct pollfd *fd)
+{
+    const int64_t due_ns = (int64_t)w->base.sends.head->moved;
+    const struct itimerspec at = {.it_value = {.tv_sec = due_ns / DP_NS_PER_S,
+                                               .tv_nsec = due_ns % DP_NS_PER_S}};
+
+    if (w->timer < 0 || dp_wire_listens(&w->base) || due_ns <= dp_now_ns() ||
+        timerfd_settime(w->timer, TFD_TIMER_ABSTIME, &at, NULL))
+        return false;
+    *fd = (struct pollfd){.fd = w->timer, .events = POLLIN};
+    return true;
+}
+
 static bool fault_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     struct fault_wire *w = of(wire);
-    const bool delaying = !w->sending && wire->sends.head;
 
     *fd = (struct pollfd){.fd = -1};
     if (!w->inner || w->is_silent)
         return !wire->error;
     w->inner->expects = wire->expects;
-    return !wire->error && !delaying && w->inner->ops->arm(w->inner, fd);
+    if (wire->error)
+        return false;
+    if (!w->sending && wire->sends.head)
+        return sleeps_until_due(w, fd);
+    return w->inner->ops->arm(w->inner, fd);
 }
 
 static void fault_disarm(struct dp_wire *wire, short revents)
@@ -196,6 +216,7 @@ static void fault_close(struct dp_wire *wire)
     struct fault_wire *w = of(wire);
 
     dp_wire_close(w->inner);
+    dp_fd_close(w->timer);
     free(w);
 }
 
@@ -222,6 +243,9 @@ int dp_wire_fault_wrap(struct dp_wire *inner, const struct dp_wire_fault *fault,
     dp_wire_init(&w->base, &fault_ops);
     w->inner = inner;
     w->fault = *fault;
+    w->timer = fault->delay_ns || fault->jitter_ns
+                   ? timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
+                   : -1;
     w->base.connected = inner->connected;
     w->base.buffer_bytes = inner->buffer_bytes;
     *out = &w->base;

@@ -522,6 +522,33 @@ static void a_delay_delays_every_message_by_as_much(void **state)
     }
 }
 
+/* A rank that waits for it would keep a core busy otherwise. */
+static void a_message_that_is_delayed_can_be_slept_on(void **state)
+{
+    (void)state;
+    const int64_t delay = 200 * DP_NS_PER_MS;
+    for (int k = 0; k < 2; k++) {
+        struct pair p = make_pair(&kinds[k], &(struct dp_wire_fault){.delay_ns = delay});
+        struct dp_wire_request send, receive;
+        struct pollfd fd;
+        char in;
+        const int64_t start = dp_now_ns();
+        dp_wire_irecv(p.b, &in, 1, &receive);
+        dp_wire_isend(p.a, 7, "x", 1, &send);
+        if (p.a->ops->arm(p.a, &fd)) {
+            assert_true(fd.fd >= 0);
+            assert_int_equal(poll(&fd, 1, 20000), 1);
+            assert_true(dp_now_ns() - start >= delay);
+        } else { /* the machine was busy for so long */
+            assert_true(dp_now_ns() - start >= delay);
+        }
+        p.a->ops->disarm(p.a, 0);
+        p.a->ops->progress(p.a);
+        finish(&p, &receive);
+        free_pair(&p);
+    }
+}
+
 static void a_cut_breaks_both_ends_after_so_many_messages(void **state)
 {
     (void)state;
@@ -624,6 +651,7 @@ int main(void)
         cmocka_unit_test(a_killed_process_is_noticed_and_leaves_nothing),
         cmocka_unit_test(faults_are_read_from_a_text),
         cmocka_unit_test(a_delay_delays_every_message_by_as_much),
+        cmocka_unit_test(a_message_that_is_delayed_can_be_slept_on),
         cmocka_unit_test(a_cut_breaks_both_ends_after_so_many_messages),
         cmocka_unit_test(a_silent_wire_passes_nothing_either_way_and_fails_nothing),
         cmocka_unit_test(what_a_seed_shortens_and_flips_it_does_again),
