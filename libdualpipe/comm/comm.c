@@ -441,7 +441,7 @@ static int wait_long(struct wait *w)
 }
 
 static inline int wait_for(struct dp_comm *comm, struct dp_request *req, int peer,
-                    const struct dp_comm *group)
+                           const struct dp_comm *group)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a wait without a %s", comm ? "request" : "comm");

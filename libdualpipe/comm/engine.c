@@ -34,6 +34,7 @@ struct dp_engine {
     struct dp_comm *world;
     struct dp_collective *running, *waiting, *free;
     struct dp_collective *made; /* all there are: one that was dropped may never be tested again */
+    bool no_staging; /* the system has given none: it is not asked, and the log not told, again */
 };
 
 /* What a request has once its collective is given back; that one may belong to another request
@@ -139,18 +140,20 @@ static struct dp_collective *take_free(struct dp_engine *engine, size_t scratch_
 }
 
 /* Without it there is another way. */
-static char *take_staging(struct dp_collective *c, size_t bytes)
+static char *take_staging(struct dp_engine *engine, struct dp_collective *c, size_t bytes)
 {
     void *staging;
 
-    if (!bytes)
+    if (bytes <= c->staging_bytes)
+        return bytes ? c->staging : NULL;
+    if (engine->no_staging || dp_shared_alloc(bytes, -1, &staging)) {
+        engine->no_staging = true;
         return NULL;
-    if (c->staging_bytes < bytes && !dp_shared_alloc(bytes, -1, &staging)) {
-        dp_shared_free(c->staging);
-        c->staging = staging;
-        c->staging_bytes = bytes;
     }
-    return c->staging_bytes < bytes ? NULL : c->staging;
+    dp_shared_free(c->staging);
+    c->staging = staging;
+    c->staging_bytes = bytes;
+    return staging;
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -556,7 +559,7 @@ static int start(struct dp_engine *engine, struct dp_comm *comm,
                                 .channel = DP_CHANNEL_COLLECTIVE};
     c->args.scratch = c->scratch;
     if (algorithm->staging_bytes)
-        c->args.staging = take_staging(c, algorithm->staging_bytes(args));
+        c->args.staging = take_staging(engine, c, algorithm->staging_bytes(args));
     c->steps = algorithm->steps(&c->args);
     *out = c;
     return 0;

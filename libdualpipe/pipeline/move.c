@@ -257,6 +257,8 @@ int dp_pipeline_move_state(struct dp_comm *comm, const struct dp_named_tensor *h
     if (!comm || has_count < 0 || wants_count < 0 || (has_count && !has) || (wants_count && !wants))
         return dp_fail(DP_EINVAL, "state to move: expected a comm and lists of tensors");
     int err = gather_tables(comm, has, has_count, wants, wants_count, &tables);
+    if (err) /* of this rank alone, perhaps: the others would wait for its messages */
+        dp_failure_tell(comm, err);
     if (!err)
         err = check(&tables);
     if (!err)

@@ -296,6 +296,24 @@ static int reduce_in_place(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+/* Without memory that peers can map it goes by messages. */
+static int reduce_without_staging(struct dp_comm *comm, void *arg)
+{
+    static void *taken[DP_SHARED_MAX];
+    int count = 0;
+
+    (void)arg;
+    while (count < DP_SHARED_MAX && !dp_shared_alloc(1, -1, &taken[count]))
+        count++;
+    const unsigned before = comm->in_place;
+    for (int turn = 0; turn < 3; turn++)
+        CHECK(!reduce_one(comm, &types[0], 100001, true));
+    CHECK(count > 0 && comm->in_place == before);
+    while (count)
+        CHECK(!dp_shared_free(taken[--count]));
+    return 0;
+}
+
 /* The path is used at all: where processes may map each other's memory, which the shared memory
  * transport needs. */
 static void two_processes_sum_in_place(void **state)
@@ -305,6 +323,16 @@ static void two_processes_sum_in_place(void **state)
         int killed;
         if (!strcmp(k->name, "shm") && !k->by_ring)
             assert_int_equal(k->run(k, 2, LONG_NS, reduce_in_place, NULL, &killed), 0);
+    }
+}
+
+static void without_shared_memory_sums_go_by_messages(void **state)
+{
+    (void)state;
+    for (const struct comm_kind *k = comm_kinds; k->name; k++) {
+        int killed;
+        if (!strcmp(k->name, "shm") && !k->by_ring)
+            assert_int_equal(k->run(k, 2, LONG_NS, reduce_without_staging, NULL, &killed), 0);
     }
 }
 
@@ -682,6 +710,7 @@ int main(void)
         cmocka_unit_test(plain_buffers_are_summed_in_the_same_order),
         cmocka_unit_test(groups_of_segments_are_summed_in_the_order_of_a_ring),
         cmocka_unit_test(two_processes_sum_in_place),
+        cmocka_unit_test(without_shared_memory_sums_go_by_messages),
         cmocka_unit_test(different_sizes_of_shared_buffers_abort_the_group),
         cmocka_unit_test(no_peer_writes_into_the_buffer_of_a_rank_that_gave_up),
         cmocka_unit_test(a_rank_that_dies_in_an_all_reduce_ends_it),
