@@ -10,7 +10,7 @@
 #include "device/cuda_driver.h"
 #include "device/device_ops.h"
 
-enum { DP_CUDA_SUMS = 4 };
+enum { DP_CUDA_SUMS = 6 };
 
 struct cuda {
     struct dp_device base;

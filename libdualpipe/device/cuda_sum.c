@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_sum.c - sums in the order of a stream, by four kernels of the library's own. They are text of
+ * cuda_sum.c - sums in the order of a stream, by kernels of the library's own. They are text of
  * PTX, which the driver compiles for whatever GPU there is, so that the library needs no nvcc.
  *
  *      to[i] += from[i], for i = block * threads + thread, and so on in steps of the whole grid
@@ -36,6 +36,17 @@ struct sum_args {
     "}\n"
 
 /* bfloat16 is rounded by hand, to nearest, ties to even, and a NaN stays one, as fp16.h does it. */
+#define LOAD_BF16(to, address)                                                                     \
+    "ld.global.u16 %h, [" address "]; cvt.u32.u16 %x, %h; shl.b32 %x, %x, 16; mov.b32 " to ", %x;\n"
+#define STORE_BF16_SUM                                                                             \
+    "add.rn.f32 %f, %f, %g; mov.b32 %x, %f;\n"                                                     \
+    "shr.u32 %y, %x, 16; and.b32 %y, %y, 1; add.u32 %y, %y, 0x7fff; add.u32 %y, %y, %x;\n"         \
+    "or.b32 %x, %x, 0x400000; testp.notanumber.f32 %q, %f; selp.b32 %x, %x, %y, %q;\n"             \
+    "shr.u32 %x, %x, 16; cvt.u16.u32 %h, %x; st.global.u16 [%a], %h;\n"
+#define LOAD_F16(to, address) "ld.global.b16 %h, [" address "]; cvt.f32.f16 " to ", %h;\n"
+#define STORE_F16_SUM                                                                              \
+    "add.rn.f32 %f, %f, %g; cvt.rn.f16.f32 %h, %f; st.global.b16 [%a], %h;\n"
+
 const char dp_cuda_sum_ptx[] =
     ".version 6.4\n.target sm_60\n.address_size 64\n"
     BEGIN("dp_add_f32", "2", "2")
@@ -45,32 +56,35 @@ const char dp_cuda_sum_ptx[] =
     "ld.global.f64 %d, [%a]; ld.global.f64 %e, [%b]; add.rn.f64 %d, %d, %e; st.global.f64 [%a], %d;\n"
     END
     BEGIN("dp_add_bf16", "1", "2")
-    "ld.global.u16 %h, [%a]; ld.global.f32 %g, [%b];\n"
-    "cvt.u32.u16 %x, %h; shl.b32 %x, %x, 16; mov.b32 %f, %x; add.rn.f32 %f, %f, %g; mov.b32 %x, %f;\n"
-    "shr.u32 %y, %x, 16; and.b32 %y, %y, 1; add.u32 %y, %y, 0x7fff; add.u32 %y, %y, %x;\n"
-    "or.b32 %x, %x, 0x400000; testp.notanumber.f32 %q, %f; selp.b32 %x, %x, %y, %q;\n"
-    "shr.u32 %x, %x, 16; cvt.u16.u32 %h, %x; st.global.u16 [%a], %h;\n"
+    LOAD_BF16("%f", "%a") "ld.global.f32 %g, [%b];\n" STORE_BF16_SUM
     END
     BEGIN("dp_add_f16", "1", "2")
-    "ld.global.b16 %h, [%a]; ld.global.f32 %g, [%b];\n"
-    "cvt.f32.f16 %f, %h; add.rn.f32 %f, %f, %g; cvt.rn.f16.f32 %h, %f; st.global.b16 [%a], %h;\n"
+    LOAD_F16("%f", "%a") "ld.global.f32 %g, [%b];\n" STORE_F16_SUM
+    END
+    BEGIN("dp_add_bf16_bf16", "1", "1")
+    LOAD_BF16("%f", "%a") LOAD_BF16("%g", "%b") STORE_BF16_SUM
+    END
+    BEGIN("dp_add_f16_f16", "1", "1")
+    LOAD_F16("%f", "%a") LOAD_F16("%g", "%b") STORE_F16_SUM
     END;
 
 static const struct sum_kernel {
     const char *name;
-    uint8_t code, bits, from_bits;
+    uint8_t code, bits, from_code, from_bits;
 } kernels[DP_CUDA_SUMS] = {
-    {"dp_add_f32", kDLFloat, 32, 32},
-    {"dp_add_f64", kDLFloat, 64, 64},
-    {"dp_add_bf16", kDLBfloat, 16, 32},
-    {"dp_add_f16", kDLFloat, 16, 32},
+    {"dp_add_f32", kDLFloat, 32, kDLFloat, 32},
+    {"dp_add_f64", kDLFloat, 64, kDLFloat, 64},
+    {"dp_add_bf16", kDLBfloat, 16, kDLFloat, 32},
+    {"dp_add_f16", kDLFloat, 16, kDLFloat, 32},
+    {"dp_add_bf16_bf16", kDLBfloat, 16, kDLBfloat, 16},
+    {"dp_add_f16_f16", kDLFloat, 16, kDLFloat, 16},
 };
 
 static int find_kernel(DLDataType type, DLDataType from)
 {
     for (int i = 0; i < DP_CUDA_SUMS; i++)
         if (kernels[i].code == type.code && kernels[i].bits == type.bits &&
-            from.code == kDLFloat && kernels[i].from_bits == from.bits)
+            kernels[i].from_code == from.code && kernels[i].from_bits == from.bits)
             return i;
     return -1;
 }

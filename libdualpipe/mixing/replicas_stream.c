@@ -321,8 +321,8 @@ static int check_type(const struct dp_replicas_stream *r, const struct dp_parame
                        p->name);
     if (dp_device_add(stream, p->grad->dtype, NULL, p->grad->dtype, NULL, 0))
         return dp_fail(DP_EUNSUPPORTED,
-                       "parameter '%s': the device has no sum of gradients of %d bits, expected "
-                       "float32 or float64",
+                       "parameter '%s': the device has no sum of gradients of %d bits, expected one "
+                       "of CUDA whose driver loads kernels",
                        p->name, p->grad->dtype.bits);
     return 0;
 }

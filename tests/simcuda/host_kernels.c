@@ -24,6 +24,9 @@ SUM(dp_add_f32, float, float, to[i] + from[i])
 SUM(dp_add_f64, double, double, to[i] + from[i])
 SUM(dp_add_bf16, uint16_t, float, bf16_store(bf16_load(to[i]) + from[i]))
 SUM(dp_add_f16, uint16_t, float, dp_float16_store(dp_float16_load(to[i]) + from[i]))
+SUM(dp_add_bf16_bf16, uint16_t, uint16_t, bf16_store(bf16_load(to[i]) + bf16_load(from[i])))
+SUM(dp_add_f16_f16, uint16_t, uint16_t,
+    dp_float16_store(dp_float16_load(to[i]) + dp_float16_load(from[i])))
 
 #define BOTH(name) {#name "_f32", name##_f32}, {#name "_bf16", name##_bf16}
 
@@ -34,7 +37,8 @@ static const struct host_kernel {
     {"adamw", adamw}, {"squares", squares}, {"squares_sum", squares_sum}, {"sum", sum},
     {"to_bf16", to_bf16},
     {"dp_add_f32", dp_add_f32}, {"dp_add_f64", dp_add_f64}, {"dp_add_bf16", dp_add_bf16},
-    {"dp_add_f16", dp_add_f16},
+    {"dp_add_f16", dp_add_f16}, {"dp_add_bf16_bf16", dp_add_bf16_bf16},
+    {"dp_add_f16_f16", dp_add_f16_f16},
     BOTH(add), BOTH(attention_delta), BOTH(attention_dkv), BOTH(attention_dq),
     BOTH(attention_forward), BOTH(columns), BOTH(copy), BOTH(dropout), BOTH(embed_forward),
     BOTH(embed_positions), BOTH(embed_table), BOTH(entropy_backward), BOTH(entropy_forward),

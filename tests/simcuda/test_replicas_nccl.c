@@ -7,6 +7,7 @@
 #include "simcuda/nccl_ranks.h"
 
 #include "base/clock.h"
+#include "base/fp16.h"
 #include <dualpipe/replicas.h>
 
 #include <stdlib.h>
@@ -15,9 +16,12 @@ static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const char *why_not;
 
 /* The second tensor follows the first one in memory, the others do not. */
-enum { TENSORS = 6, MOST = 5000, ROOM = MOST * 8 + 64, MOST_RANKS = 4 };
-static const int64_t sizes[TENSORS] = {MOST, 4000, 1, 333, 0, 77};
-static const int bits[TENSORS] = {32, 32, 32, 64, 32, 32};
+enum { TENSORS = 8, MOST = 5000, ROOM = MOST * 8 + 64, MOST_RANKS = 4 };
+static const int64_t sizes[TENSORS] = {MOST, 4000, 1, 333, 0, 77, 3001, 2050};
+static const DLDataType types[TENSORS] = {
+    {kDLFloat, 32, 1}, {kDLFloat, 32, 1}, {kDLFloat, 32, 1}, {kDLFloat, 64, 1},
+    {kDLFloat, 32, 1}, {kDLFloat, 32, 1}, {kDLBfloat, 16, 1}, {kDLFloat, 16, 1},
+};
 enum { FROZEN = 5 };
 
 struct model {
@@ -35,23 +39,48 @@ static size_t place_of(int t)
     return t == 1 ? (size_t)MOST * sizeof(float) : (size_t)t * ROOM;
 }
 
+/* As the type of a tensor has it, rounded to nearest. */
+static double rounded(int t, double x)
+{
+    if (types[t].bits == 64)
+        return x;
+    if (types[t].bits == 32)
+        return (double)(float)x;
+    return types[t].code == kDLBfloat ? dp_bfloat16_load(dp_bfloat16_store((float)x))
+                                      : dp_float16_load(dp_float16_store((float)x));
+}
+
 /* What is added has other last bits in another order. */
 static double gradient(int rank, int t, int64_t i)
 {
-    const double x = (double)((i * 2654435761 + t * 40503 + rank * 97) % 10007) / 3.0;
-
-    return bits[t] == 64 ? x : (double)(float)x;
+    return rounded(t, (double)((i * 2654435761 + t * 40503 + rank * 97) % 10007) / 3.0);
 }
 
 static double get(const char *at, int t, int64_t i)
 {
-    return bits[t] == 64 ? ((const double *)(const void *)at)[i]
-                         : (double)((const float *)(const void *)at)[i];
+    if (types[t].bits == 64)
+        return ((const double *)(const void *)at)[i];
+    if (types[t].bits == 32)
+        return (double)((const float *)(const void *)at)[i];
+    const uint16_t narrow = ((const uint16_t *)(const void *)at)[i];
+    return types[t].code == kDLBfloat ? dp_bfloat16_load(narrow) : dp_float16_load(narrow);
 }
 
+static void put(char *at, int t, int64_t i, double x)
+{
+    if (types[t].bits == 64)
+        ((double *)(void *)at)[i] = x;
+    else if (types[t].bits == 32)
+        ((float *)(void *)at)[i] = (float)x;
+    else
+        ((uint16_t *)(void *)at)[i] = types[t].code == kDLBfloat ? dp_bfloat16_store((float)x)
+                                                                : dp_float16_store((float)x);
+}
+
+/* 16 bits are added in float32 and rounded at each step. */
 static double plus(int t, double a, double b)
 {
-    return bits[t] == 64 ? a + b : (double)((float)a + (float)b);
+    return types[t].bits == 64 ? a + b : rounded(t, (double)((float)a + (float)b));
 }
 
 /* Of 2^k replicas in pairs; of others as the replica that sums it has it. */
@@ -76,13 +105,8 @@ static bool is_sum(int t, int64_t i, int size, double x)
 static void put_gradients(struct model *m, int rank)
 {
     for (int t = 0; t < TENSORS; t++)
-        for (int64_t i = 0; i < sizes[t]; i++) {
-            char *at = m->host + place_of(t);
-            if (bits[t] == 64)
-                ((double *)(void *)at)[i] = gradient(rank, t, i);
-            else
-                ((float *)(void *)at)[i] = (float)gradient(rank, t, i);
-        }
+        for (int64_t i = 0; i < sizes[t]; i++)
+            put(m->host + place_of(t), t, i, gradient(rank, t, i));
 }
 
 static int model_init(struct model *m)
@@ -106,7 +130,7 @@ static int model_init(struct model *m)
         m->grads[t] = (DLTensor){.data = m->memory + place_of(t),
                                  .device = {kDLCUDA, 0},
                                  .ndim = 1,
-                                 .dtype = {kDLFloat, (uint8_t)bits[t], 1},
+                                 .dtype = types[t],
                                  .shape = m->shape[t]};
         m->values[t] = m->grads[t];
         snprintf(m->names[t], sizeof(m->names[t]), "p%d", t);
@@ -195,16 +219,19 @@ static int sum(struct dp_comm *host, void *arg)
 static int refuse_host(struct dp_comm *comm, void *arg)
 {
     struct dp_replicas_stream *none;
+    struct dp_device *none_adds;
     struct model m;
 
     (void)arg;
     CHECK(!model_init(&m));
     CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("expected one of NCCL");
-    m.grads[0].dtype.bits = m.values[0].dtype.bits = 16;
-    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
-    CHECK_SAYS("'p0': the device has no sum of gradients of 16 bits");
-    m.grads[0].device.device_type = m.values[0].device.device_type = kDLCPU;
+    CHECK(!dp_device_open("host:0", &none_adds));
+    for (int t = 0; t < TENSORS; t++)
+        m.grads[t].device = m.values[t].device = dp_device_dl(none_adds);
+    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, none_adds, &none) == DP_EUNSUPPORTED);
+    CHECK_SAYS("'p0': the device has no sum of gradients of 32 bits");
+    dp_device_close(none_adds);
     CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("'p0' is not in the memory of the device");
     model_fini(&m);
@@ -232,7 +259,7 @@ static void three_replicas_sum_a_part_each(void **state)
     on_replicas(3, sum);
 }
 
-static void other_communicators_types_and_memory_are_refused(void **state)
+static void other_communicators_devices_and_memory_are_refused(void **state)
 {
     (void)state;
     if (why_not)
@@ -245,7 +272,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(four_replicas_sum_in_pairs_and_no_host_waits),
         cmocka_unit_test(three_replicas_sum_a_part_each),
-        cmocka_unit_test(other_communicators_types_and_memory_are_refused),
+        cmocka_unit_test(other_communicators_devices_and_memory_are_refused),
     };
 
     why_not = nccl_ranks_init();

@@ -181,20 +181,29 @@ static void fill(DLDataType type, char *to, unsigned seed)
     }
 }
 
-static void add_on_host(DLDataType type, char *to, const char *from)
+static float narrow_load(DLDataType type, uint16_t x)
+{
+    return type.code == kDLBfloat ? dp_bfloat16_load(x) : dp_float16_load(x);
+}
+
+static void add_on_host(DLDataType type, char *to, DLDataType from_type, const char *from)
 {
     uint16_t *narrow = (uint16_t *)(void *)to;
     const float *x = (const float *)(const void *)from;
+    const uint16_t *narrow_x = (const uint16_t *)(const void *)from;
 
     for (int i = 0; i < SUMS; i++) {
+        const float more = from_type.bits == 16   ? narrow_load(from_type, narrow_x[i])
+                           : from_type.bits == 32 ? x[i]
+                                                  : 0;
         if (type.bits == 64)
             ((double *)(void *)to)[i] += ((const double *)(const void *)from)[i];
         else if (type.bits == 32)
-            ((float *)(void *)to)[i] += x[i];
+            ((float *)(void *)to)[i] += more;
         else if (type.code == kDLBfloat)
-            narrow[i] = dp_bfloat16_store(dp_bfloat16_load(narrow[i]) + x[i]);
+            narrow[i] = dp_bfloat16_store(dp_bfloat16_load(narrow[i]) + more);
         else
-            narrow[i] = dp_float16_store(dp_float16_load(narrow[i]) + x[i]);
+            narrow[i] = dp_float16_store(dp_float16_load(narrow[i]) + more);
     }
 }
 
@@ -211,7 +220,7 @@ static void compare_sums(struct rig *g, DLDataType type, DLDataType from)
     copy(g, y, other, from_bytes);
     assert_int_equal(dp_device_add(g->stream, type, x, from, y, SUMS), 0);
     copy(g, pinned, x, bytes);
-    add_on_host(type, to, other);
+    add_on_host(type, to, from, other);
     assert_memory_equal(pinned, to, bytes);
     dp_device_free(g->dev, DP_MEMORY_PINNED, pinned);
     dp_device_free(g->dev, DP_MEMORY_DEVICE, y);
@@ -229,8 +238,11 @@ static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **stat
     compare_sums(&g, f64, f64);
     compare_sums(&g, bf16, f32);
     compare_sums(&g, f16, f32);
+    compare_sums(&g, bf16, bf16);
+    compare_sums(&g, f16, f16);
     assert_int_equal(dp_device_add(g.stream, int32, NULL, int32, NULL, 0), DP_EUNSUPPORTED);
     assert_int_equal(dp_device_add(g.stream, f32, NULL, f64, NULL, 0), DP_EUNSUPPORTED);
+    assert_int_equal(dp_device_add(g.stream, f16, NULL, bf16, NULL, 0), DP_EUNSUPPORTED);
     rig_close(&g);
 }
 

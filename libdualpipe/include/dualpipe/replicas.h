@@ -97,9 +97,9 @@ DP_PUBLIC const struct dp_parameter *dp_replicas_shard(const struct dp_replicas 
  * are summed as one; each gradient for itself takes messages of its own. */
 struct dp_replicas_stream;
 
-/* Collective. As dp_replicas_new; device, whose memory all gradients are in, must stay, too. Float32 and
- * float64. DP_EUNSUPPORTED for other types, other memory, and a communicator that is not ordered by
- * streams. */
+/* Collective. As dp_replicas_new; device, whose memory all gradients are in, must stay, too.
+ * DP_EUNSUPPORTED for other memory, a device that adds nothing up, and a communicator that is not
+ * ordered by streams. */
 DP_PUBLIC int dp_replicas_stream_new(const struct dp_parameter *parameters, int32_t count,
                                      struct dp_comm *comm, struct dp_device *device,
                                      struct dp_replicas_stream **out);
