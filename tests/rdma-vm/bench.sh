@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # bench.sh [perftest] [nccl] - in a guest: the plugin over verbs beside perftest, and in the real NCCL
-# beside NCCL's own transport; by turns, on one device. Medians of BENCH_TURNS turns (3), of the latency
-# of 8 B of three times as many; only the ratios say something, and each is the median of the turns'
+# beside NCCL's own transport; by turns, on one device. Medians and quartiles of BENCH_TURNS turns (3), of
+# perftest's latency of 8 B of three times as many; only the ratios say something, and each is of the turns'
 # ratios, as what else the machine does changes more slowly than the turns.
 #
 #       sh tests/rdma-vm/run.sh --memory 3072 sh tests/rdma-vm/bench.sh
@@ -41,20 +41,25 @@ report()
     awk -F '|' -v peer="$1" '
         $1 == "dualpipe" { ours[$2, ++n[$2]] = $3; if (n[$2] == 1) order[++kinds] = $2 }
         $1 == peer { theirs[$2, ++m[$2]] = $3 }
-        function median(what, of,    i, j, sorted, value) {
+        # quantile WHAT OF SHARE - of what this or that one took, or of the turns of the ratios.
+        function quantile(what, of, share,    i, j, sorted, value) {
             for (i = 1; i <= n[what]; i++) {
-                value = of == 1 ? theirs[what, i] : ours[what, i]
-                if (of == 3) value /= theirs[what, i]
+                value = of == "peer" ? theirs[what, i] : ours[what, i]
+                if (of == "ratio") value /= theirs[what, i]
                 for (j = i; j > 1 && sorted[j - 1] > value; j--) sorted[j] = sorted[j - 1]
                 sorted[j] = value
             }
-            return sorted[int((n[what] + 1) / 2)]
+            return sorted[int((n[what] - 1) * share + 1.5)]
+        }
+        function cell(what, of) {
+            return sprintf("%.4g (%.4g-%.4g)", quantile(what, of, 0.5), quantile(what, of, 0.25), \
+                quantile(what, of, 0.75))
         }
         END {
-            printf "%-34s %10s %10s %6s\n", "", peer, "dualpipe", "ratio"
+            printf "%-32s %22s %22s %22s\n", "median (quartiles)", peer, "dualpipe", "ratio"
             for (k = 1; k <= kinds; k++) {
                 what = order[k]
-                printf "%-34s %10.4g %10.4g %6.2f\n", what, median(what, 1), median(what, 2), median(what, 3)
+                printf "%-32s %22s %22s %22s\n", what, cell(what, "peer"), cell(what, ""), cell(what, "ratio")
             }
         }' $figures
     rm $figures
@@ -123,6 +128,8 @@ place_device()
     mount --bind /run/infiniband /sys/class/infiniband
 }
 
+job_sizes='8 4096 524288 4194304'
+
 # job WHO NAME=VALUE... - the figures of a job on NCCL. NCCL_GIN_TYPE: NCCL 2.28 ends in a segmentation
 # fault when its own transport is told to choose one that the (simulated) GPU cannot have.
 job()
@@ -130,9 +137,9 @@ job()
     who=$1
     shift
     env "$@" NCCL_DEBUG=WARN NCCL_GIN_TYPE=2 NCCL_SOCKET_IFNAME=lo "$build/tests/simcuda/nccl-job" \
-        --bytes 8,524288 "$libnccl" "$build/tests/simcuda/.libs/libnvidia-ml.so.1" \
+        --bytes "$(echo $job_sizes | tr ' ' ,)" "$libnccl" "$build/tests/simcuda/.libs/libnvidia-ml.so.1" \
         timed >/run/job 2>&1 || { cat /run/job >&2 && exit 1; }
-    for size in 8 524288; do
+    for size in $job_sizes; do
         figure "$who" "send and receive of $size B, us" \
             "$(awk -v size=$size '/^send and receive/ && $5 == size { print $7 }' /run/job)"
     done
