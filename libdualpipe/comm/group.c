@@ -7,6 +7,7 @@
 #include "comm/engine.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "comm/survival.h"
 
 #include <stdlib.h>
@@ -117,15 +118,13 @@ int dp_comm_split(struct dp_comm *comm, int color, int key, struct dp_comm **out
 
 /* ---- grid ------------------------------------------------------------------------------------ */
 
-/* FNV-1a over names and sizes. */
 static uint64_t hash_axes(const struct dp_comm_axis *axes, const int *sizes, int count)
 {
-    uint64_t hash = 14695981039346656037u;
+    uint64_t hash = DP_HASH_BEGIN;
 
     for (int i = 0; i < count; i++) {
-        for (const char *at = axes[i].name; *at; at++)
-            hash = (hash ^ (uint8_t)*at) * 1099511628211u;
-        hash = (hash ^ (uint64_t)sizes[i] ^ 0xff00) * 1099511628211u;
+        hash = dp_hash_text(hash, axes[i].name);
+        hash = dp_hash_number(hash, sizes[i]);
     }
     return hash;
 }

@@ -7,6 +7,7 @@
 #include "comm/launcher.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "base/launchers.h"
 
 #include <pthread.h>
@@ -32,15 +33,15 @@ static int read_number(get_fn *get, const char *name, int min, int max, int *out
     return 0;
 }
 
-/* FNV-1a over what identifies the job. */
+/* From what identifies the job. */
 static int derive_port(get_fn *get, const struct dp_launcher *l)
 {
-    uint32_t hash = 2166136261u;
+    uint64_t hash = DP_HASH_BEGIN;
 
     for (int i = 0; i < 2; i++) {
         const char *text = l->job[i] ? get(l->job[i]) : NULL;
-        for (; text && *text; text++)
-            hash = (hash ^ (uint8_t)*text) * 16777619u;
+        if (text)
+            hash = dp_hash_text(hash, text);
     }
     return FIRST_PORT + (int)(hash % PORTS);
 }

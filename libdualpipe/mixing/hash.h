@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hash.h - a number for what all ranks must have in common (dp_comm_agree): FNV-1a, 64 bits.
+ * hash.h - a number for what all ranks must have in common (dp_comm_agree).
  */
 #ifndef DP_MIXING_HASH_H
 #define DP_MIXING_HASH_H
 
 #include <dualpipe/parameter.h>
 
-#define DP_HASH_BEGIN UINT64_C(0xcbf29ce484222325)
-
-uint64_t dp_hash_bytes(uint64_t hash, const void *bytes, size_t len);
 /* Names, types, sizes and flags of a sound list. */
 uint64_t dp_hash_parameters(const struct dp_parameter *parameters, int32_t count);
 

@@ -3,6 +3,7 @@
 #include "mixing/mixer_state.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "base/tensor.h"
 
 #include <math.h>
@@ -117,9 +118,8 @@ static uint64_t hash_buffers(uint64_t hash, const struct dp_mixer_config *c)
 
     hash = dp_hash_bytes(hash, when, sizeof(when));
     for (int32_t i = 0; i < c->buffer_count; i++) {
-        const int64_t elements = dp_tensor_numel(c->buffers[i]);
         hash = dp_hash_bytes(hash, &c->buffers[i]->dtype, sizeof(c->buffers[i]->dtype));
-        hash = dp_hash_bytes(hash, &elements, sizeof(elements));
+        hash = dp_hash_number(hash, dp_tensor_numel(c->buffers[i]));
     }
     return hash;
 }

@@ -4,6 +4,7 @@
  * blocks, give each bucket its optimizer.
  */
 #include "base/fail.h"
+#include "base/hash.h"
 #include "base/tensor.h"
 #include "mixing/mixer_state.h"
 #include <dualpipe/memory.h>
@@ -23,10 +24,10 @@ static size_t round_up(size_t bytes)
 /* The trace is already one of leaders. */
 static int agree_on_trace(const struct dp_mixer *m)
 {
-    uint64_t hash = (uint64_t)m->traced;
+    uint64_t hash = dp_hash_number(DP_HASH_BEGIN, m->traced);
 
     for (int32_t i = 0; i < m->traced; i++)
-        hash = (hash ^ (uint64_t)m->trace[i]) * UINT64_C(0x100000001b3) + 1;
+        hash = dp_hash_number(hash, m->trace[i]);
     return dp_comm_agree(m->config.comm, "order in which gradients became complete", hash);
 }
 

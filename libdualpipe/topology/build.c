@@ -5,6 +5,7 @@
 #include "config.h" /* vasprintf */
 
 #include "base/array.h"
+#include "base/hash.h"
 
 #include "topology/build.h"
 
@@ -33,10 +34,8 @@ static void *grow(struct dp_topo_builder *b, void *array, int32_t count, size_t 
 
 static size_t hash_of(const char *s)
 {
-    uint64_t h = 14695981039346656037u; /* FNV-1a */
+    const uint64_t h = dp_hash_text(DP_HASH_BEGIN, s);
 
-    for (; *s; s++)
-        h = (h ^ (unsigned char)*s) * 1099511628211u;
     return (size_t)(h ^ h >> 32);
 }
 

@@ -2,6 +2,7 @@
 #include "nccl-plugin/tuner/tuner.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "nccl-plugin/nccl_log.h"
 #include "nccl-plugin/tuner/allowed.h"
 #include "nccl-plugin/tuner/options.h"
@@ -36,10 +37,10 @@ static void warn_of_registration(const struct dp_tuning_table *table)
                table->name, count);
 }
 
-/* FNV-1a of what the rules say, to compare the logs of two ranks. */
+/* Of what the rules say, to compare the logs of two ranks. */
 static uint64_t fingerprint(const struct dp_tuning_table *table)
 {
-    uint64_t hash = 0xcbf29ce484222325;
+    uint64_t hash = DP_HASH_BEGIN;
 
     for (size_t i = 0; i < table->count; i++) {
         const struct dp_tuning_rule *r = &table->rules[i];
@@ -47,8 +48,7 @@ static uint64_t fingerprint(const struct dp_tuning_table *table)
                                  r->ranks.most,  r->nodes.least, r->nodes.most, r->registered,
                                  r->algorithm,   r->protocol,    r->channels,   r->chunk_bytes,
                                  r->pipe_ops.least, r->pipe_ops.most};
-        for (size_t k = 0; k < sizeof(facts) / sizeof(facts[0]); k++)
-            hash = (hash ^ (uint64_t)facts[k]) * 0x100000001b3;
+        hash = dp_hash_bytes(hash, facts, sizeof(facts));
     }
     return hash;
 }

@@ -11,6 +11,7 @@
 #include "offload/preload/real.h"
 #include "offload/preload/state.h"
 
+#include "base/hash.h"
 #include "base/options.h"
 #include "nccl-plugin/profiler/options.h"
 #include "nccl-plugin/profiler/profiler.h"
@@ -70,12 +71,10 @@ static struct comm {
 } comms[COMMS];
 static int comm_count; /* of the table, that have ever been in use */
 
-/* FNV-1a. */
+/* Never 0, with which it begins. */
 static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t len)
 {
-    hash = hash ? hash : UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < len; i++)
-        hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(0x100000001b3);
+    hash = dp_hash_bytes(hash ? hash : DP_HASH_BEGIN, bytes, len);
     return hash ? hash : 1;
 }
 

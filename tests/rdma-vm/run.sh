@@ -176,7 +176,7 @@ guest()
         -device i6300esb -action watchdog=poweroff -serial "file:$work/$1/console" \
         -kernel "$cache/vmlinux" -initrd "$work/initramfs" \
         -append 'console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr tsc=reliable
-            random.trust_cpu=on cryptomgr.notests i6300esb.heartbeat=120' \
+            random.trust_cpu=on cryptomgr.notests no_timer_check i6300esb.heartbeat=120' \
         $(share host / ,readonly=on) $(share run "$work/$1" '') $(numa) $(network "$1") \
         </dev/null >"$work/$1/qemu" 2>&1
 }
