@@ -227,6 +227,10 @@ outcome()
     if [ -s "$work/$1/status" ]; then
         cat "$work/$1/status"
         return
+    elif [ -n "$missing" ] && [ "$1" != "$missing" ]; then
+        echo "run.sh: guest $1 was stopped, as guest $missing did not come up" >&2
+        echo 125
+        return
     fi
     tail -n 20 "$work/$1/qemu" "$work/$1/console" >&2 2>/dev/null || :
     if [ ! -s "$work/$1/ready" ]; then
@@ -241,9 +245,15 @@ outcome()
     fi
 }
 
-host=0
+# The others would wait for a guest that does not come up.
+host=0 missing=
 for pid in $pids; do
     await_ready $host "$pid"
+    if [ -z "$missing" ] && [ ! -s "$work/$host/ready" ]; then
+        missing=$host
+        # shellcheck disable=SC2086 # words
+        kill $pids 2>/dev/null || :
+    fi
     host=$((host + 1))
 done
 host=0 status=0
