@@ -8,7 +8,7 @@
 #       sh tests/rdma-vm/run.sh --hosts 2 --limit 7200 sh tests/rdma-vm/rounds.sh
 #
 # Says what went wrong in which round, with the plugin's log, and at the end how many did; 1 if any. The
-# plugin has its default patience: on a machine that others use, too, a guest may get no turn for seconds.
+# plugin has its default timeout: on a machine that others use, too, a guest may get no turn for seconds.
 : "${DP_TOP_SRCDIR:=$PWD}" "${DP_TOP_BUILDDIR:=$PWD/build}"
 socket_interface=roce0 timeout_s=120
 export NET_CONFORMANCE_LOG=1
