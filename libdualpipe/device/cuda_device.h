@@ -2,7 +2,7 @@
  *
  * cuda_device.h - what a CUDA device consists of, for the files that implement its operations: cuda.c
  * (memory, streams, events), cuda_module.c (kernels), cuda_sum.c (sums by kernels of the library's own),
- * cuda_graph.c (graphs), cuda_pool.c (memory in a stream's order, and that of other devices).
+ * cuda_graph.c (graphs), cuda_peer.c (memory of other devices).
  */
 #ifndef DP_DEVICE_CUDA_DEVICE_H
 #define DP_DEVICE_CUDA_DEVICE_H
@@ -19,7 +19,7 @@ struct cuda {
     CUcontext context; /* the primary one; NULL: not retained yet */
     struct dp_device_module *sums; /* of dp_cuda_add; NULL: not loaded yet, or there are none */
     void *sum_kernels[DP_CUDA_SUMS];
-    bool sums_tried, pool_kept; /* with base.lock */
+    bool sums_tried; /* with base.lock */
 };
 
 struct cuda_stream {
@@ -66,8 +66,6 @@ int dp_cuda_capture_begin(struct dp_device_stream *stream);
 int dp_cuda_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out);
 int dp_cuda_graph_launch(struct dp_device_graph *graph, struct dp_device_stream *stream);
 void dp_cuda_graph_free(struct dp_device_graph *graph);
-int dp_cuda_alloc_async(struct dp_device_stream *stream, size_t bytes, void **out);
-int dp_cuda_free_async(struct dp_device_stream *stream, void *ptr);
 int dp_cuda_reach(struct dp_device *dev, struct dp_device *other);
 
 #endif

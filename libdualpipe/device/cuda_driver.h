@@ -41,21 +41,17 @@
     X(cuStreamQuery)                                                                               \
     X(cuStreamWaitEvent)
 
-/* Those that an old driver, or a stand-in for one, may lack: for kernels, graphs, the memory pool and
+/* Those that an old driver, or a stand-in for one, may lack: for kernels, graphs and
  * peers. */
 #define DP_CUDA_OPTIONAL_FUNCTIONS(X)                                                              \
     X(cuCtxEnablePeerAccess)                                                                       \
     X(cuDeviceCanAccessPeer)                                                                       \
-    X(cuDeviceGetDefaultMemPool)                                                                   \
     X(cuFuncSetAttribute)                                                                          \
     X(cuGraphDestroy)                                                                              \
     X(cuGraphExecDestroy)                                                                          \
     X(cuGraphInstantiateWithFlags)                                                                 \
     X(cuGraphLaunch)                                                                               \
     X(cuLaunchKernel)                                                                              \
-    X(cuMemAllocAsync)                                                                             \
-    X(cuMemFreeAsync)                                                                              \
-    X(cuMemPoolSetAttribute)                                                                       \
     X(cuModuleGetFunction)                                                                         \
     X(cuModuleLoadData)                                                                            \
     X(cuModuleUnload)                                                                              \

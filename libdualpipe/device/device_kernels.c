@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device_kernels.c - what not every device has: kernels, graphs, a pool, peers; and being the current
+ * device_kernels.c - what not every device has: kernels, graphs, peers; and being the current
  * device of a thread.
  */
 #include "device/device_ops.h"
 
 #include "base/fail.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 int dp_device_module_new(struct dp_device *dev, const void *image, struct dp_device_module **out)
@@ -78,45 +77,7 @@ void dp_device_graph_free(struct dp_device_graph *graph)
         graph->dev->ops->graph_free(graph);
 }
 
-/* ---- a pool, and peers ----------------------------------------------------------------------- */
-
-struct given_back {
-    struct dp_device *dev;
-    void *ptr;
-};
-
-static void free_now(void *user)
-{
-    struct given_back *g = user;
-
-    dp_device_free(g->dev, DP_MEMORY_DEVICE, g->ptr);
-    free(g);
-}
-
-int dp_device_alloc_async(struct dp_device_stream *stream, size_t bytes, void **out)
-{
-    if (!stream->dev->ops->alloc_async)
-        return dp_device_alloc(stream->dev, DP_MEMORY_DEVICE, bytes, out);
-    return stream->dev->ops->alloc_async(stream, bytes, out);
-}
-
-int dp_device_free_async(struct dp_device_stream *stream, void *ptr)
-{
-    struct given_back *g;
-
-    if (!ptr)
-        return 0;
-    if (stream->dev->ops->free_async)
-        return stream->dev->ops->free_async(stream, ptr);
-    g = malloc(sizeof(*g));
-    if (!g)
-        return dp_fail(DP_ENOMEM, "%s: no memory to give a buffer back", stream->dev->ops->name);
-    *g = (struct given_back){stream->dev, ptr};
-    int err = dp_device_call(stream, free_now, g);
-    if (err)
-        free(g);
-    return err;
-}
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 int dp_device_reach(struct dp_device *dev, struct dp_device *other)
 {

@@ -63,10 +63,6 @@ struct dp_device_ops {
     int (*graph_launch)(struct dp_device_graph *graph, struct dp_device_stream *stream);
     void (*graph_free)(struct dp_device_graph *graph);
 
-    /* Both NULL where there is no pool, and memory is given back by a call in the stream. */
-    int (*alloc_async)(struct dp_device_stream *stream, size_t bytes, void **out);
-    int (*free_async)(struct dp_device_stream *stream, void *ptr);
-
     /* The memory of another device of this table. NULL: it is reached already. */
     int (*reach)(struct dp_device *dev, struct dp_device *other);
 

@@ -106,8 +106,6 @@ SIM_EXPORT int cudaGetDeviceCount(int *out);
 SIM_EXPORT int cudaDeviceGetPCIBusId(char *out, int len, int device);
 SIM_EXPORT int cuCtxGetCurrent(void **out);
 SIM_EXPORT int cuCtxSetCurrent(void *context);
-SIM_EXPORT int cudaMallocAsync(void **out, size_t bytes, struct sim_stream *stream);
-SIM_EXPORT int cudaFreeAsync(void *ptr, struct sim_stream *stream);
 SIM_EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags);
 SIM_EXPORT int cudaFreeHost(void *ptr);
 SIM_EXPORT int cudaHostRegister(void *ptr, size_t bytes, unsigned flags);

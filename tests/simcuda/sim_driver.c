@@ -113,39 +113,6 @@ SIM_EXPORT int cuMemsetD8Async(uintptr_t dst, unsigned char value, size_t bytes,
     return cudaMemsetAsync((void *)dst, value, bytes, stream);
 }
 
-SIM_EXPORT int cuMemAllocAsync(uintptr_t *out, size_t bytes, struct sim_stream *stream)
-{
-    void *ptr;
-
-    SIM_BEGIN();
-    int err = cudaMallocAsync(&ptr, bytes, stream);
-    if (!err)
-        *out = (uintptr_t)ptr;
-    return err;
-}
-
-SIM_EXPORT int cuMemFreeAsync(uintptr_t ptr, struct sim_stream *stream)
-{
-    SIM_BEGIN();
-    return cudaFreeAsync((void *)ptr, stream);
-}
-
-SIM_EXPORT int cuDeviceGetDefaultMemPool(void **out, int device)
-{
-    static char pool;
-
-    (void)device;
-    *out = &pool;
-    return 0;
-}
-
-SIM_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, void *value)
-{
-    (void)pool, (void)attribute, (void)value;
-    SIM_BEGIN();
-    return 0;
-}
-
 /* One device: there is no other one to reach. */
 SIM_EXPORT int cuDeviceCanAccessPeer(int *out, int device, int peer)
 {

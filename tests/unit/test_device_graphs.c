@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What not every device has: graphs, memory of a pool, sums by kernels, reaching another device. On the
+ * What not every device has: graphs, sums by kernels, reaching another device. On the
  * simulated CUDA (tests/simcuda), and on the host as far as it has them; with DP_TEST_GPU=cuda on a GPU.
  */
 #include "cmocka_all.h"
@@ -126,41 +126,6 @@ static void the_host_has_no_graphs_and_adds_nothing_up(void **state)
     assert_non_null(strstr(dp_last_error(), "expected cuda"));
     assert_int_equal(dp_device_add(g.stream, f32, &x, f32, &y, 1), DP_EUNSUPPORTED);
     rig_close(&g);
-}
-
-/* ---- a pool ---------------------------------------------------------------------------------- */
-
-static void take_in_order(const char *name)
-{
-    enum { ROUNDS = 20, BYTES = 5000 };
-    struct rig g;
-    void *buf = NULL;
-
-    rig_open(&g, name);
-    char *pinned = take(&g, DP_MEMORY_PINNED, BYTES);
-    memset(pinned, 7, BYTES);
-    for (int i = 0; i < ROUNDS; i++) { /* nothing is waited for in between */
-        assert_int_equal(dp_device_alloc_async(g.stream, BYTES, &buf), 0);
-        assert_int_equal(dp_device_copy(g.stream, buf, pinned, BYTES), 0);
-        assert_int_equal(dp_device_copy(g.stream, pinned, buf, BYTES), 0);
-        assert_int_equal(dp_device_free_async(g.stream, buf), 0);
-    }
-    assert_int_equal(dp_device_free_async(g.stream, NULL), 0);
-    assert_int_equal(dp_device_alloc_async(g.stream, 0, &buf), 0);
-    assert_int_equal(dp_device_free_async(g.stream, buf), 0);
-    finish(&g);
-    for (int i = 0; i < BYTES; i++)
-        assert_int_equal(pinned[i], 7);
-    dp_device_free(g.dev, DP_MEMORY_PINNED, pinned);
-    rig_close(&g);
-}
-
-static void memory_is_taken_and_given_back_in_the_order_of_a_stream(void **state)
-{
-    (void)state;
-    take_in_order("cuda");
-    take_in_order("host:2");
-    take_in_order("host:0");
 }
 
 /* ---- sums ------------------------------------------------------------------------------------ */
@@ -302,7 +267,6 @@ int main(void)
         cmocka_unit_test(a_graph_does_what_was_captured_as_often_as_it_is_launched),
         cmocka_unit_test(an_event_is_no_part_of_a_graph_and_the_stream_goes_on),
         cmocka_unit_test(the_host_has_no_graphs_and_adds_nothing_up),
-        cmocka_unit_test(memory_is_taken_and_given_back_in_the_order_of_a_stream),
         cmocka_unit_test(sums_of_the_device_are_those_of_the_host_to_the_last_bit),
         cmocka_unit_test(the_kernels_of_sums_compile_for_every_gpu),
         cmocka_unit_test(devices_are_counted_and_reach_their_own_kind),

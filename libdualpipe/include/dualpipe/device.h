@@ -111,15 +111,6 @@ DP_PUBLIC void dp_device_usage(struct dp_device *dev, struct dp_device_usage *ou
  * from now on that since this call. SIZE_MAX: what the device has. */
 DP_PUBLIC void dp_device_limit(struct dp_device *dev, size_t bytes);
 
-/* Device memory in the order of a stream: what the stream is given from now on may use it, until it is
- * given back in a stream's order too, which waits for nothing. On CUDA it is of the device's pool, which
- * keeps what was given back; on the host the same as alloc and free. Not counted by dp_device_usage on
- * CUDA. All must have been given back, and the streams have ended, before the device is closed.
- * DP_ENOMEM, DP_EUNSUPPORTED (a driver without pools). */
-DP_PUBLIC int dp_device_alloc_async(struct dp_device_stream *stream, size_t bytes, void **out);
-/* ptr may be NULL. */
-DP_PUBLIC int dp_device_free_async(struct dp_device_stream *stream, void *ptr);
-
 /* Let kernels and copies of dev reach the memory of another CUDA device directly, over NVLink or PCIe;
  * without it copies between two devices pass through the host. For both directions call it twice. Of a
  * host device with a link: copies between the two are not on it (one other device; the last one said).
