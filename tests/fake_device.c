@@ -135,11 +135,11 @@ static int fake_call(struct dp_device_stream *stream, void (*fn)(void *user), vo
     return 0;
 }
 
-static int fake_event_new(struct dp_device *dev, struct dp_device_event **out)
+static int fake_event_new(struct dp_device *dev, bool timed, struct dp_device_event **out)
 {
     struct event *event = calloc(1, sizeof(*event));
 
-    event->base.dev = dev;
+    (void)dev, (void)timed;
     *out = &event->base;
     return 0;
 }

@@ -226,20 +226,19 @@ static int cuda_call(struct dp_device_stream *stream, void (*fn)(void *user), vo
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static int cuda_event_new(struct dp_device *dev, struct dp_device_event **out)
+static int cuda_event_new(struct dp_device *dev, bool timed, struct dp_device_event **out)
 {
     struct cuda *cuda = dp_cuda_of(dev);
     struct cuda_event *event = calloc(1, sizeof(*event));
 
     if (!event)
         return dp_fail(DP_ENOMEM, "cuda: no memory for an event");
-    event->base.dev = dev;
+    const unsigned flags = timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING;
     int err = dp_cuda_enter(cuda);
     if (!err)
-        err = dp_cuda_check(
-            &cuda->cu,
-            dp_cuda_leave(cuda, cuda->cu.cuEventCreate(&event->event, CU_EVENT_DISABLE_TIMING)),
-            "making an event");
+        err = dp_cuda_check(&cuda->cu,
+                            dp_cuda_leave(cuda, cuda->cu.cuEventCreate(&event->event, flags)),
+                            "making an event");
     if (err)
         free(event);
     else
@@ -299,6 +298,25 @@ static int cuda_event_wait(struct dp_device_event *event, int64_t timeout_ns)
                            (long long)(timeout_ns / DP_NS_PER_MS));
 }
 
+static int cuda_event_elapsed(struct dp_device_event *from, struct dp_device_event *to, double *ns)
+{
+    struct cuda *cuda = cuda_of_event(from);
+    float ms = 0;
+
+    if (!cuda->cu.cuEventElapsedTime)
+        return dp_fail(DP_EUNSUPPORTED, "cuda:%d: the driver does not tell the time between events",
+                       cuda->cu.ordinal);
+    int err = dp_cuda_enter(cuda);
+    if (err)
+        return err;
+    CUresult result = dp_cuda_leave(
+        cuda, cuda->cu.cuEventElapsedTime(&ms, native_event(from), native_event(to)));
+    if (result == CUDA_ERROR_NOT_READY)
+        return DP_EAGAIN;
+    *ns = (double)ms * 1e6;
+    return dp_cuda_check(&cuda->cu, result, "the time between two events");
+}
+
 static int cuda_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
 {
     struct cuda *cuda = cuda_of_stream(stream);
@@ -355,6 +373,7 @@ static const struct dp_device_ops cuda_ops = {
     .event_record = cuda_event_record,
     .event_test = cuda_event_test,
     .event_wait = cuda_event_wait,
+    .event_elapsed = cuda_event_elapsed,
     .stream_wait = cuda_stream_wait,
     .module_new = dp_cuda_module_new,
     .module_free = dp_cuda_module_free,

@@ -157,9 +157,23 @@ int dp_device_call(struct dp_device_stream *stream, void (*fn)(void *user), void
     return stream->dev->ops->call(stream, fn, user);
 }
 
+static int new_event(struct dp_device *dev, bool timed, struct dp_device_event **out)
+{
+    int err = dev->ops->event_new(dev, timed, out);
+
+    if (!err)
+        **out = (struct dp_device_event){dev, timed, false};
+    return err;
+}
+
 int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out)
 {
-    return dev->ops->event_new(dev, out);
+    return new_event(dev, false, out);
+}
+
+int dp_device_event_new_timed(struct dp_device *dev, struct dp_device_event **out)
+{
+    return new_event(dev, true, out);
 }
 
 void dp_device_event_free(struct dp_device_event *event)
@@ -170,7 +184,11 @@ void dp_device_event_free(struct dp_device_event *event)
 
 int dp_device_event_record(struct dp_device_event *event, struct dp_device_stream *stream)
 {
-    return event->dev->ops->event_record(event, stream);
+    int err = event->dev->ops->event_record(event, stream);
+
+    if (!err && event->timed)
+        event->recorded = true;
+    return err;
 }
 
 int dp_device_event_test(struct dp_device_event *event)
@@ -181,6 +199,14 @@ int dp_device_event_test(struct dp_device_event *event)
 int dp_device_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 {
     return event->dev->ops->event_wait(event, timeout_ns);
+}
+
+int dp_device_event_elapsed(struct dp_device_event *from, struct dp_device_event *to, double *ns)
+{
+    if (from->dev != to->dev || !from->timed || !to->timed || !from->recorded || !to->recorded)
+        return dp_fail(DP_EINVAL, "%s: the time between two events: expected timed ones of one "
+                                  "device that were recorded", from->dev->ops->name);
+    return from->dev->ops->event_elapsed(from, to, ns);
 }
 
 int dp_device_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)

@@ -40,11 +40,14 @@ struct dp_device_ops {
     int (*zero)(struct dp_device_stream *stream, void *dst, size_t bytes);
     int (*call)(struct dp_device_stream *stream, void (*fn)(void *user), void *user);
 
-    int (*event_new)(struct dp_device *dev, struct dp_device_event **out);
+    /* What it begins with is set by the caller. */
+    int (*event_new)(struct dp_device *dev, bool timed, struct dp_device_event **out);
     void (*event_free)(struct dp_device_event *event);
     int (*event_record)(struct dp_device_event *event, struct dp_device_stream *stream);
     int (*event_test)(struct dp_device_event *event);
     int (*event_wait)(struct dp_device_event *event, int64_t timeout_ns);
+    /* Both are timed, recorded, and of one device. */
+    int (*event_elapsed)(struct dp_device_event *from, struct dp_device_event *to, double *ns);
     int (*stream_wait)(struct dp_device_stream *stream, struct dp_device_event *event);
 
     /* All NULL where there are no kernels. */
@@ -96,6 +99,7 @@ struct dp_device_stream {
 };
 struct dp_device_event {
     struct dp_device *dev;
+    bool timed, recorded; /* recorded: at least once */
 };
 struct dp_device_module {
     struct dp_device *dev;

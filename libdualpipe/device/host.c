@@ -137,13 +137,13 @@ static int host_call(struct dp_device_stream *stream, void (*fn)(void *user), vo
     return 0;
 }
 
-static int host_event_new(struct dp_device *dev, struct dp_device_event **out)
+static int host_event_new(struct dp_device *dev, bool timed, struct dp_device_event **out)
 {
     struct host_event *event = calloc(1, sizeof(*event));
 
+    (void)dev, (void)timed;
     if (!event)
         return dp_fail(DP_ENOMEM, "host: no memory for an event");
-    event->base.dev = dev;
     *out = &event->base;
     return 0;
 }
@@ -153,10 +153,17 @@ static void host_event_free(struct dp_device_event *event)
     free(event);
 }
 
+static void note_time(void *user)
+{
+    ((struct host_event *)user)->reached_ns = dp_now_ns();
+}
+
 static int host_event_record(struct dp_device_event *event, struct dp_device_stream *stream)
 {
     struct host_event *e = (struct host_event *)event;
 
+    if (event->timed)
+        host_call(stream, note_time, e);
     e->stream = (struct host_stream *)stream;
     e->count = e->stream->given;
     return 0;
@@ -183,6 +190,15 @@ static int host_event_wait(struct dp_device_event *event, int64_t timeout_ns)
         return 0;
     return dp_fail_quietly(DP_ETIMEDOUT, "host: an event was not reached within %lld ms",
                            (long long)(timeout_ns / DP_NS_PER_MS));
+}
+
+/* Both streams have passed note_time: its store is before what host_event_test reads. */
+static int host_event_elapsed(struct dp_device_event *from, struct dp_device_event *to, double *ns)
+{
+    if (host_event_test(from) || host_event_test(to))
+        return DP_EAGAIN;
+    *ns = (double)(((struct host_event *)to)->reached_ns - ((struct host_event *)from)->reached_ns);
+    return 0;
 }
 
 static int host_stream_wait(struct dp_device_stream *stream, struct dp_device_event *event)
@@ -248,6 +264,7 @@ static const struct dp_device_ops host_ops = {
     .event_record = host_event_record,
     .event_test = host_event_test,
     .event_wait = host_event_wait,
+    .event_elapsed = host_event_elapsed,
     .stream_wait = host_stream_wait,
     .reach = host_reach,
     .bind = host_bind,

@@ -66,6 +66,7 @@ struct host_event {
     struct dp_device_event base;
     struct host_stream *stream; /* NULL: never recorded */
     uint64_t count;
+    int64_t reached_ns; /* of a timed one: written by a call in the stream */
 };
 
 struct host {

@@ -106,6 +106,7 @@ SIM_EXPORT int cudaGetDeviceCount(int *out);
 SIM_EXPORT int cudaDeviceGetPCIBusId(char *out, int len, int device);
 SIM_EXPORT int cuCtxGetCurrent(void **out);
 SIM_EXPORT int cuCtxSetCurrent(void *context);
+SIM_EXPORT int cudaEventElapsedTime(float *out_ms, struct sim_event *from, struct sim_event *to);
 SIM_EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags);
 SIM_EXPORT int cudaFreeHost(void *ptr);
 SIM_EXPORT int cudaHostRegister(void *ptr, size_t bytes, unsigned flags);

@@ -186,6 +186,17 @@ SIM_EXPORT int cuEventQuery(struct sim_event *event)
     return cudaEventQuery(event);
 }
 
+SIM_EXPORT int cuEventElapsedTime(float *out_ms, struct sim_event *from, struct sim_event *to)
+{
+    return cudaEventElapsedTime(out_ms, from, to);
+}
+
+/* The same in CUDA 12.8 and later. */
+SIM_EXPORT int cuEventElapsedTime_v2(float *out_ms, struct sim_event *from, struct sim_event *to)
+{
+    return cudaEventElapsedTime(out_ms, from, to);
+}
+
 SIM_EXPORT int cuEventSynchronize(struct sim_event *event)
 {
     SIM_BEGIN();

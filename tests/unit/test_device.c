@@ -212,6 +212,11 @@ static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+static void sleep_for(void *ns)
+{
+    nanosleep(&(struct timespec){.tv_nsec = (long)*(int64_t *)ns}, NULL);
+}
+
 static void an_event_never_recorded_holds_nothing_back(void **state)
 {
     (void)state;
@@ -248,6 +253,37 @@ static void an_event_outlives_its_stream_and_work_given_is_done(void **state)
     dp_device_event_free(event);
     dp_device_free(dev, DP_MEMORY_PINNED, from);
     dp_device_free(dev, DP_MEMORY_PINNED, to);
+}
+
+static void timed_events_tell_how_long_the_work_between_them_took(void **state)
+{
+    enum { SLEEP_NS = 3000000 };
+    struct dp_device_stream *s = new_stream();
+    struct dp_device_event *from, *to, *plain = new_event();
+    double ns = -1;
+
+    (void)state;
+    assert_int_equal(dp_device_event_new_timed(dev, &from), 0);
+    assert_int_equal(dp_device_event_new_timed(dev, &to), 0);
+    assert_int_equal(dp_device_event_record(from, s), 0);
+    assert_int_equal(dp_device_event_elapsed(from, to, &ns), DP_EINVAL); /* never recorded */
+    assert_int_equal(dp_device_call(s, sleep_for, &(int64_t){SLEEP_NS}), 0);
+    assert_int_equal(dp_device_event_record(to, s), 0);
+    assert_int_equal(dp_device_event_record(plain, s), 0);
+    assert_int_equal(dp_device_event_elapsed(from, plain, &ns), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "expected timed ones"));
+    assert_int_equal(dp_device_event_wait(to, long_enough_ns), 0);
+    const int err = dp_device_event_elapsed(from, to, &ns);
+    if (err != DP_EUNSUPPORTED) { /* what the stand-in for a driver says */
+        assert_int_equal(err, 0);
+        assert_true(ns >= SLEEP_NS && ns < (double)long_enough_ns);
+        assert_int_equal(dp_device_event_elapsed(to, from, &ns), 0);
+        assert_true(ns <= -SLEEP_NS);
+    }
+    dp_device_event_free(plain);
+    dp_device_event_free(to);
+    dp_device_event_free(from);
+    dp_device_stream_free(s);
 }
 
 static void a_wait_holds_to_the_record_it_was_given_for(void **state)
@@ -554,6 +590,7 @@ static int run_suite(const char *title)
         cmocka_unit_test(a_stream_keeps_its_order_over_more_copies_than_fit_its_queue),
         cmocka_unit_test(an_event_never_recorded_holds_nothing_back),
         cmocka_unit_test(an_event_outlives_its_stream_and_work_given_is_done),
+        cmocka_unit_test(timed_events_tell_how_long_the_work_between_them_took),
         cmocka_unit_test(a_wait_holds_to_the_record_it_was_given_for),
         cmocka_unit_test(any_program_ordered_by_events_is_as_if_done_in_one_row),
         cmocka_unit_test(threads_use_one_device_each_with_its_own_stream),

@@ -209,8 +209,15 @@ static void what_a_driver_lacks_is_said(void **state)
     (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
+    struct dp_device_event *event;
+    double ns;
 
     assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+    assert_int_equal(dp_device_event_new_timed(dev, &event), 0);
+    assert_int_equal(dp_device_event_record(event, s), 0);
+    assert_int_equal(dp_device_event_elapsed(event, event, &ns), DP_EUNSUPPORTED);
+    expect_sentence("cuda:0: the driver does not tell the time between events");
+    dp_device_event_free(event);
     assert_int_equal(dp_device_capture_begin(s), DP_EUNSUPPORTED);
     expect_sentence("cuda:0: the driver has no functions for graphs");
     dp_device_stream_free(s);

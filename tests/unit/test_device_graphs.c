@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static const int64_t long_enough_ns = 20 * DP_NS_PER_S;
@@ -125,6 +126,36 @@ static void the_host_has_no_graphs_and_adds_nothing_up(void **state)
     assert_int_equal(dp_device_capture_begin(g.stream), DP_EUNSUPPORTED);
     assert_non_null(strstr(dp_last_error(), "expected cuda"));
     assert_int_equal(dp_device_add(g.stream, f32, &x, f32, &y, 1), DP_EUNSUPPORTED);
+    rig_close(&g);
+}
+
+/* ---- times ----------------------------------------------------------------------------------- */
+
+static void sleep_a_little(void *user)
+{
+    (void)user;
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+}
+
+static void timed_events_tell_how_long_the_work_between_them_took(void **state)
+{
+    struct dp_device_event *from, *to;
+    struct rig g;
+    double ns = 0;
+
+    (void)state;
+    rig_open(&g, "cuda");
+    assert_int_equal(dp_device_event_new_timed(g.dev, &from), 0);
+    assert_int_equal(dp_device_event_new_timed(g.dev, &to), 0);
+    assert_int_equal(dp_device_event_record(from, g.stream), 0);
+    assert_int_equal(dp_device_call(g.stream, sleep_a_little, NULL), 0);
+    assert_int_equal(dp_device_event_record(to, g.stream), 0);
+    finish(&g);
+    assert_int_equal(dp_device_event_elapsed(from, to, &ns), 0);
+    assert_true(ns >= 4.9e6 && ns < (double)long_enough_ns);
+    assert_int_equal(dp_device_event_elapsed(from, g.event, &ns), DP_EINVAL);
+    dp_device_event_free(to);
+    dp_device_event_free(from);
     rig_close(&g);
 }
 
@@ -267,6 +298,7 @@ int main(void)
         cmocka_unit_test(a_graph_does_what_was_captured_as_often_as_it_is_launched),
         cmocka_unit_test(an_event_is_no_part_of_a_graph_and_the_stream_goes_on),
         cmocka_unit_test(the_host_has_no_graphs_and_adds_nothing_up),
+        cmocka_unit_test(timed_events_tell_how_long_the_work_between_them_took),
         cmocka_unit_test(sums_of_the_device_are_those_of_the_host_to_the_last_bit),
         cmocka_unit_test(the_kernels_of_sums_compile_for_every_gpu),
         cmocka_unit_test(devices_are_counted_and_reach_their_own_kind),

@@ -146,6 +146,9 @@ DP_PUBLIC int dp_device_call(struct dp_device_stream *stream, void (*fn)(void *u
 /* ---- events ---------------------------------------------------------------------------------- */
 
 DP_PUBLIC int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out);
+/* One that notes when it is reached, which takes a little of the stream's time. It must have been
+ * reached before it is recorded again or freed. */
+DP_PUBLIC int dp_device_event_new_timed(struct dp_device *dev, struct dp_device_event **out);
 /* event may be NULL. Streams that were told to wait for it still do. */
 DP_PUBLIC void dp_device_event_free(struct dp_device_event *event);
 /* From now on the event is the end of what `stream` has been given so far. */
@@ -155,6 +158,11 @@ DP_PUBLIC int dp_device_event_record(struct dp_device_event *event,
 DP_PUBLIC int dp_device_event_test(struct dp_device_event *event);
 /* The same, but wait up to timeout_ns. DP_ETIMEDOUT. */
 DP_PUBLIC int dp_device_event_wait(struct dp_device_event *event, int64_t timeout_ns);
+/* From one timed event to another of the same device, in ns by the device's clock (a GPU's counts in
+ * about 500). DP_EAGAIN: not both have been reached. DP_EINVAL: one is not timed, was never recorded,
+ * or is of another device; DP_EUNSUPPORTED: a driver that does not tell. */
+DP_PUBLIC int dp_device_event_elapsed(struct dp_device_event *from, struct dp_device_event *to,
+                                      double *ns);
 /* What `stream` is given from now on starts after the event as it is recorded now; an event never
  * recorded holds nothing back. DP_EINVAL: the event of another device. */
 DP_PUBLIC int dp_device_stream_wait(struct dp_device_stream *stream,
