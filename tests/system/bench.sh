@@ -44,6 +44,40 @@ refuses_more_sockets_than_a_connection_has()
     refuses 2 "--sockets 17: expected a whole number from 0 to 16" bench wire --sockets 17
 }
 
+# On the simulated CUDA, whose kernels run on the CPU. Ops of a rank lie within its step, one after the other.
+measures_kernels_on_a_gpu()
+{
+    sim=$DP_TOP_BUILDDIR/tests/simcuda/.libs/libsimcuda.so
+    [ -f "$sim" ] || skip 'no simulated CUDA in this build'
+    "$dualpipe" train --help >/dev/null 2>&1 || skip "'dualpipe train' was not built"
+    case " $DP_CC " in
+    *-fsanitize=thread*) skip 'the thread sanitizer does not know the stacks that simulated threads have' ;;
+    esac
+    printf simulated >"$work/kernels"
+    echo leak:libcublasLt >"$work/leaks" # what it leaves behind where it does not start, as without a GPU
+    LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
+    export LSAN_OPTIONS
+    # shellcheck disable=SC2086 # words
+    DUALPIPE_DEVICE_CUDA_LIBRARY=$sim run bench step --device cuda --kernels "$work/kernels" 1f1b -P 2 -M 2 \
+        --width 4 --context 2 --batch 1 $brief --json || return
+    says "2 micro-batches, cuda" "layers 1, width 4, bf16: over critical path" || return
+    command -v jq >/dev/null || return 0
+    jq -es '[.[].figures[].median] | .[0] > 0 and .[3] > 0 and .[3] <= 2 * .[1]' "$work/out" >/dev/null ||
+        wrong "ops that take no time, or more than the ranks have: $(cat "$work/out")"
+}
+
+refuses_what_no_gpu_does()
+{
+    "$dualpipe" train --help >/dev/null 2>&1 || skip "'dualpipe train' was not built"
+    refuses 2 "--transport nccl: expected --device cuda" bench step --transport nccl || return
+    refuses 2 "--kernels: expected --device cuda" bench step --kernels "$DP_TOP_SRCDIR/LICENSE" || return
+    refuses 2 "--device cuda: expected no --cost" bench step --device cuda --cost f=1 || return
+    refuses 2 "--device gpu: expected cpu, cuda or cuda:N" bench step --device gpu || return
+    refuses 2 "--width 100: expected at most 64, or a multiple" bench step --device cuda --width 100 || return
+    DUALPIPE_DEVICE_CUDA_LIBRARY=$work/none refuses 1 "no CUDA driver" bench step --device cuda \
+        --kernels "$DP_TOP_SRCDIR/LICENSE" 1f1b -P 2 -M 2
+}
+
 # Stand-ins for peers: one that is installed but does not work, and one that takes no time for the orders
 # that it gets.
 stands_beside_peers_that_work()
@@ -85,6 +119,8 @@ it measures "AdamW sweep ms" optimizer --elements 65536 --threads 2
 it measures "answer scan ns" tuner --rules 100
 it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
+it measures_kernels_on_a_gpu
+it refuses_what_no_gpu_does
 it stands_beside_peers_that_work
 it refuses_what_no_schedule_can_be
 it refuses_a_model_that_needs_no_copies

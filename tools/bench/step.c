@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step.c - `dualpipe bench step`: a real step, a process a rank, whose ops wait, against the
- * critical path of the same step on paper.
+ * step.c - `dualpipe bench step`: a real step, a process a rank, whose ops wait or compute on a GPU,
+ * against the critical path of the same step on paper.
  *
  *      rank 0      take a sample:  say which times |  step  step  step  | hear what all measured
  *      rank 1..    wait for a word                 |  step  step  step  | tell
  *
  * All ranks are started once. The yardstick is the schedule simulated with the times that the waits
- * really took, so that what is left is what messages and the executor add.
+ * really took, or each op's kernels, so that what is left is what messages and the executor add.
  */
 #include "bench/bench.h"
 #include "bench/rig.h"
+#include "bench/step_cuda.h"
 #include "command.h"
 #include "commands.h"
 #include "launch.h"
@@ -21,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CASES_MAX = 2, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40 };
+enum { CASES_MAX = 2, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40, FIRST_STEPS = 4 };
 
 struct values {
     struct bench_options common;
@@ -29,12 +30,22 @@ struct values {
     struct op_times times; /* all 0: not given */
     double message_bytes, latency_ns;
     const char *transport, *execution, *schedule;
+    const char *device, *dtype, *kernels;
+    int64_t layers, width, context, batch;
+    bool no_graphs;
+    /* What follows: */
+    const void *image; /* of kernels; NULL: ops wait */
 };
 
 /* What a rank measured in one sample. */
 struct told {
     int64_t cpu_ns;
     struct rig_clock clocks[RIG_OPS];
+};
+
+/* What rank 0 says: which times, how often. */
+struct order {
+    int32_t which, steps;
 };
 
 /* When a rank was in a step, by the clock that all processes of a machine share. */
@@ -51,10 +62,19 @@ struct job {
     /* In each rank's process: */
     struct dp_comm *comm;
     struct rig rig;
+    struct step_cuda *cuda; /* NULL: ops wait */
+    int64_t *ops_ns;        /* [ranks][most ops of a rank], that of this rank apart */
+    int64_t *own_ns, *packed_ns; /* [most ops], [all ops] */
+    size_t most_ops;
     struct told *told; /* [ranks] */
     struct stay *stays; /* [ranks] */
     double step_ns;    /* mean, of the last sample */
 };
+
+static bool by_nccl(const struct values *v)
+{
+    return v->image && v->transport && !strcmp(v->transport, "nccl");
+}
 
 /* ---- steps, on every rank -------------------------------------------------------------------- */
 
@@ -67,7 +87,7 @@ static int time_step(struct job *j, double *ns)
     if (err)
         return err;
     mine.began_ns = bench_now_ns();
-    if ((err = rig_step(&j->rig)))
+    if ((err = j->cuda ? step_cuda_run(j->cuda) : rig_step(&j->rig)))
         return err;
     mine.ended_ns = bench_now_ns();
     if ((err = dp_comm_allgather(j->comm, &mine, j->stays, sizeof(mine))))
@@ -82,26 +102,44 @@ static int time_step(struct job *j, double *ns)
     return 0;
 }
 
-static int take_steps(struct job *j, int which)
+/* The times of ops on the device, to all. */
+static int share_ops(struct job *j)
+{
+    if (!j->cuda)
+        return 0;
+    step_cuda_take_times(j->cuda, j->own_ns);
+    return dp_comm_allgather(j->comm, j->own_ns, j->ops_ns, j->most_ops * sizeof(*j->own_ns));
+}
+
+static int take_steps(struct job *j, struct order order)
 {
     struct told mine = {.cpu_ns = -bench_self_ns()};
     double total = 0, one = 0;
     int err = 0;
 
-    rig_set_waits(&j->rig, &j->costs[which]);
-    for (int i = 0; i < j->steps[which] && !err; i++) {
+    rig_set_waits(&j->rig, &j->costs[order.which]);
+    for (int i = 0; i < order.steps && !err; i++) {
         err = time_step(j, &one);
         total += one;
     }
+    if (!err)
+        err = share_ops(j);
     if (err)
         return err;
-    j->step_ns = total / j->steps[which];
+    j->step_ns = total / order.steps;
     mine.cpu_ns += bench_self_ns();
     memcpy(mine.clocks, j->rig.clocks, sizeof(mine.clocks));
     return dp_comm_allgather(j->comm, &mine, j->told, sizeof(mine));
 }
 
 /* ---- samples, on rank 0 ---------------------------------------------------------------------- */
+
+static int order_steps(struct job *j, struct order order)
+{
+    int err = dp_comm_broadcast(j->comm, &order, sizeof(order), 0);
+
+    return err ? err : take_steps(j, order);
+}
 
 /* The mean of what all ranks' waits of one kind took. */
 static double mean_ns(const struct job *j, enum rig_op op, double fallback)
@@ -115,8 +153,20 @@ static double mean_ns(const struct job *j, enum rig_op op, double fallback)
     return count > 0 ? total / count : fallback;
 }
 
+/* The ranks' ops in one row, as a schedule has them. */
+static void pack_ops(struct job *j)
+{
+    const struct dp_schedule *s = j->schedule;
+
+    for (int rank = 0, process; rank < s->ranks; rank++) {
+        process = s->group_rank[rank];
+        memcpy(j->packed_ns + s->first[rank], j->ops_ns + (size_t)process * j->most_ops,
+               dp_schedule_count(s, rank) * sizeof(*j->ops_ns));
+    }
+}
+
 /* How long the step takes on paper, with the times that ops really took. */
-static int simulate_ns(const struct job *j, int which, double *ns)
+static int simulate_ns(struct job *j, int which, double *ns)
 {
     const struct dp_cost *c = &j->costs[which];
     struct dp_cost real = {
@@ -126,10 +176,13 @@ static int simulate_ns(const struct job *j, int which, double *ns)
         .b_ns = mean_ns(j, RIG_B, c->b_ns),
         .fb_ns = mean_ns(j, RIG_FB, c->fb_ns),
         .link_latency_ns = j->v->latency_ns,
+        .op_ns = j->packed_ns,
     };
     struct dp_simulation sim;
-    int err = dp_schedule_simulate(j->schedule, &real, 0, &sim);
 
+    if (j->cuda)
+        pack_ops(j);
+    int err = dp_schedule_simulate(j->schedule, &real, 0, &sim);
     if (err)
         return err;
     *ns = (double)sim.makespan_ns;
@@ -137,7 +190,7 @@ static int simulate_ns(const struct job *j, int which, double *ns)
     return 0;
 }
 
-enum { RATIO, STEP, CPU, STEP_FIGURES };
+enum { RATIO, STEP, CPU, OPS, STEP_FIGURES };
 
 struct sampler {
     struct job *job;
@@ -149,12 +202,9 @@ static int sample(void *user, double *figures)
     const struct sampler *s = user;
     struct job *j = s->job;
     double simulated, cpu = 0;
-    int32_t word = s->which;
 
     int64_t began = bench_now_ns();
-    int err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
-    if (!err)
-        err = take_steps(j, s->which);
+    int err = order_steps(j, (struct order){s->which, j->steps[s->which]});
     if (!err)
         err = simulate_ns(j, s->which, &simulated);
     if (err)
@@ -166,43 +216,68 @@ static int sample(void *user, double *figures)
     figures[RATIO] = j->step_ns / simulated;
     figures[STEP] = j->step_ns / 1e6;
     figures[CPU] = 100 * cpu / wall;
+    figures[OPS] = 0;
+    for (size_t i = 0; j->cuda && i < j->schedule->first[j->schedule->ranks]; i++)
+        figures[OPS] += (double)j->packed_ns[i] / 1e6;
     return 0;
+}
+
+/* What a step on the device takes is not known before: the first ones tell, which also choose algorithms
+ * and make graphs. */
+static int warm_up(struct job *j)
+{
+    int err = order_steps(j, (struct order){0, FIRST_STEPS});
+
+    if (!err)
+        j->steps[0] = 1 + (int)(SAMPLE_MS * 1e6 / (j->step_ns + 1e5));
+    return err;
 }
 
 static void describe_case(struct bench_case *c, const struct dp_cost *cost, struct sampler *s,
                           double target)
 {
     static char names[CASES_MAX][96];
+    const struct values *v = s->job->v;
     double b = cost->b_ns > 0 ? cost->b_ns : cost->i_ns + cost->w_ns;
 
-    snprintf(names[s->which], sizeof(names[0]), "F %g, B %g, W %g, F&B %g ms: over critical path",
+    if (v->image)
+        snprintf(names[0], sizeof(names[0]), "layers %d, width %d, %s: over critical path",
+                 (int)v->layers, (int)v->width, v->dtype);
+    else
+        snprintf(names[s->which], sizeof(names[0]), "F %g, B %g, W %g, F&B %g ms: over critical path",
              cost->f_ns / 1e6, b / 1e6, cost->w_ns / 1e6,
              (cost->fb_ns > 0 ? cost->fb_ns : cost->f_ns + b) / 1e6);
-    *c = (struct bench_case){.sample = sample, .user = s, .figure_count = STEP_FIGURES, .figures = {
+    *c = (struct bench_case){.sample = sample, .user = s,
+                             .figure_count = v->image ? STEP_FIGURES : OPS, .figures = {
         [RATIO] = {.what = names[s->which], .unit = "", .target = target},
         [STEP] = {.what = "  step", .unit = "ms"},
         [CPU] = {.what = "  CPU of all ranks", .unit = "%", .target = CPU_PERCENT_MAX},
+        [OPS] = {.what = "  ops of all ranks", .unit = "ms"},
     }};
 }
 
 static int lead(struct job *j)
 {
     static struct bench_case cases[CASES_MAX];
-    static const double targets[CASES_MAX] = {1.02, 1.035};
+    static const double targets[CASES_MAX] = {1.02, 1.035}, on_cuda = 1.03;
     struct sampler samplers[CASES_MAX];
-    int32_t stop = STOP;
-    char title[128];
+    struct order stop = {STOP, 0};
+    char title[160];
+    int err = j->cuda ? warm_up(j) : 0;
 
     for (int i = 0; i < j->case_count; i++) {
         samplers[i] = (struct sampler){j, i};
-        describe_case(&cases[i], &j->costs[i], &samplers[i], j->case_count > 1 ? targets[i] : 0);
+        describe_case(&cases[i], &j->costs[i], &samplers[i],
+                      j->cuda ? on_cuda : j->case_count > 1 ? targets[i] : 0);
     }
-    int err = bench_run(cases, j->case_count, &j->v->common);
+    if (!err)
+        err = bench_run(cases, j->case_count, &j->v->common);
     if (err)
         return err;
-    snprintf(title, sizeof(title), "%s%s, %d ranks, %d micro-batches, %s, latency %g us",
+    snprintf(title, sizeof(title), "%s%s, %d ranks, %d micro-batches, %s%s%s, latency %g us",
              dp_schedule_kind_name(j->schedule->kind), j->schedule->slack ? " with slack" : "",
-             j->schedule->ranks, j->schedule->microbatches, dp_comm_name(j->comm),
+             j->schedule->ranks, j->schedule->microbatches, j->cuda ? j->v->device : "",
+             j->cuda ? ", " : "", by_nccl(j->v) ? "nccl" : dp_comm_name(j->comm),
              j->v->latency_ns / 1e3);
     bench_report(title, cases, j->case_count, &j->v->common);
     return dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
@@ -210,18 +285,45 @@ static int lead(struct job *j)
 
 static int follow(struct job *j)
 {
-    int32_t word = 0;
+    struct order order = {0, 0};
     int err = 0;
 
-    while (!err && word != STOP) {
-        err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
-        if (!err && word != STOP)
-            err = take_steps(j, word);
+    while (!err && order.which != STOP) {
+        err = dp_comm_broadcast(j->comm, &order, sizeof(order), 0);
+        if (!err && order.which != STOP)
+            err = take_steps(j, order);
     }
     return err;
 }
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
+
+static struct step_cuda_config config_on_cuda(const struct job *j)
+{
+    const struct values *v = j->v;
+
+    return (struct step_cuda_config){.schedule = j->schedule, .comm = j->comm, .device = v->device,
+                                     .image = v->image, .nccl = by_nccl(v),
+                                     .bf16 = !strcmp(v->dtype, "bf16"), .graphs = !v->no_graphs,
+                                     .layers = (int)v->layers, .width = (int)v->width,
+                                     .context = (int)v->context, .batch = (int)v->batch};
+}
+
+static int open_on_cuda(struct job *j)
+{
+    const struct dp_schedule *s = j->schedule;
+    const struct step_cuda_config config = config_on_cuda(j);
+
+    for (int rank = 0; rank < s->ranks; rank++)
+        if (dp_schedule_count(s, rank) > j->most_ops)
+            j->most_ops = dp_schedule_count(s, rank);
+    j->own_ns = calloc(j->most_ops, sizeof(*j->own_ns));
+    j->ops_ns = calloc(j->most_ops * (size_t)s->ranks, sizeof(*j->ops_ns));
+    j->packed_ns = calloc(s->first[s->ranks], sizeof(*j->packed_ns));
+    if (!j->own_ns || !j->ops_ns || !j->packed_ns)
+        return command_broke("no memory for the times of %d ranks", s->ranks), DP_ENOMEM;
+    return step_cuda_open(&config, &j->cuda);
+}
 
 static int open_rank(struct job *j, const struct dp_comm_config *config)
 {
@@ -233,6 +335,8 @@ static int open_rank(struct job *j, const struct dp_comm_config *config)
     j->stays = calloc((size_t)config->size, sizeof(*j->stays));
     if (!j->told || !j->stays)
         return command_broke("no memory for %d ranks", config->size), DP_ENOMEM;
+    if (j->v->image)
+        return open_on_cuda(j);
     return rig_open(&(struct rig_config){
         .schedule = j->schedule, .comm = j->comm,
         .message_bytes = (size_t)j->v->message_bytes,
@@ -255,7 +359,11 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
             dp_comm_abort(j->comm, err, why->text);
     }
     rig_close(&j->rig);
+    step_cuda_close(j->cuda);
     dp_comm_close(j->comm);
+    free(j->packed_ns);
+    free(j->ops_ns);
+    free(j->own_ns);
     free(j->told);
     free(j->stays);
     return err;
@@ -265,7 +373,8 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 
 #define AT(member) .offset = offsetof(struct values, member)
 
-static const char *const transports[] = {"auto", "shm", "tcp", NULL};
+static const char *const transports[] = {"auto", "shm", "tcp", "nccl", NULL};
+static const char *const dtypes[] = {"f32", "bf16", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
 static const char *const schedules[] = {"gpipe", "1f1b", "zb1p", "dualpipe", "dualpipev",
                                         "interleaved", "zbv", "async", NULL};
@@ -289,12 +398,34 @@ static const struct arg args[] = {
      .choices = transports},
 };
 
+static const struct arg cuda_args[] = {
+    {"device", 0, "NAME", "cpu: ops wait; cuda, cuda:N: they are stages of 'dualpipe train' on a GPU",
+     ARG_STRING, AT(device), .fallback = "cpu"},
+    {"dtype", 0, NULL, "of activations and products", ARG_CHOICE, AT(dtype), .fallback = "bf16",
+     .choices = dtypes},
+    {"layers", 0, "N", "of each stage", ARG_INT, AT(layers), .fallback = "1", .min = 1, .max = 64},
+    {"width", 0, "N", "of the model, at most 64 or a multiple of it", ARG_INT, AT(width),
+     .fallback = "1024", .min = 1, .max = 16384},
+    {"context", 0, "N", "bytes of a sequence", ARG_INT, AT(context), .fallback = "512", .min = 1,
+     .max = 65536},
+    {"batch", 0, "N", "sequences of a micro-batch", ARG_INT, AT(batch), .fallback = "4", .min = 1,
+     .max = 4096},
+    {"no-graphs", 0, NULL, "launch kernels one by one, not callbacks as CUDA graphs", ARG_FLAG,
+     AT(no_graphs)},
+    {"kernels", 0, "FILE", "a fatbin, cubin or PTX of tools/train/cuda instead of that built in",
+     ARG_STRING, AT(kernels)},
+};
+
 /* Which waits, and how many steps of each make a sample long enough to tell the load. */
 static int choose_costs(struct job *j)
 {
     const struct op_times *t = &j->v->times;
     double ns;
 
+    if (j->v->image) {
+        j->case_count = 1;
+        return 0;
+    }
     if (t->f + t->i + t->w + t->b + t->fb > 0) {
         j->costs[j->case_count++] = schedule_times_cost(t);
     } else {
@@ -340,7 +471,7 @@ static int measure(const struct values *v, enum dp_schedule_kind kind)
     if (!err)
         err = choose_costs(&job);
     int status = err ? command_failed(err)
-                     : launch_ranks(spec.ranks, 0, v->transport, run_rank, &job);
+                     : launch_ranks(spec.ranks, 0, by_nccl(v) ? "auto" : v->transport, run_rank, &job);
     dp_schedule_free(job.schedule);
     return status;
 }
@@ -364,10 +495,36 @@ static int check_execution(const struct values *v, enum dp_schedule_kind kind)
                                  dp_schedule_kind_name(kind));
 }
 
+/* 0, else an EXIT_ value: what does not go with the device. */
+static int check_device(struct values *v, void **read)
+{
+    const struct op_times *t = &v->times;
+    const bool told = t->f + t->i + t->w + t->b + t->fb > 0;
+    const struct step_cuda_config config = {.device = v->device, .width = (int)v->width};
+
+    if (!strcmp(v->device, "cpu")) {
+        if (v->kernels || v->no_graphs)
+            return command_misused("--%s: expected --device cuda", v->kernels ? "kernels" : "no-graphs");
+        if (!strcmp(v->transport, "nccl"))
+            return command_misused("--transport nccl: expected --device cuda; it sends from GPU to GPU");
+        return 0;
+    }
+    if (told || v->latency_ns > 0)
+        return command_misused("--device %s: expected no --%s; ops take what their kernels take",
+                               v->device, told ? "cost" : "latency");
+    if (strcmp(v->execution, "list"))
+        return command_misused("--device %s: expected --execution list, in whose order ops are measured",
+                               v->device);
+    return step_cuda_prepare(&config, v->kernels, &v->image, read) ? 0 : EXIT_USAGE;
+}
+
 int run_bench_step(int argc, char **argv)
 {
     const struct arg_group groups[] = {
-        {"which step", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
+        {"which step", args, sizeof(args) / sizeof(args[0])},
+        {"on a GPU", cuda_args, sizeof(cuda_args) / sizeof(cuda_args[0])},
+        bench_group,
+        {0},
     };
     const struct usage usage = {
         .command = "dualpipe bench step",
@@ -377,15 +534,20 @@ int run_bench_step(int argc, char **argv)
         .about = "Carry out real steps, a process a rank, whose ops sleep as long as they are\n"
                  "told to, and set them beside the critical path of the same step on paper with\n"
                  "the times that the ops really took. The default is DualPipe. With more than\n"
-                 "40 % of all cores in use, ranks stand in each other's way.",
+                 "40 % of all cores in use, ranks stand in each other's way.\n"
+                 "With --device cuda ops are the stages of 'dualpipe train' on GPUs, and the\n"
+                 "critical path is that of the times which events on the device measure around\n"
+                 "each of them. Gradients of mirrors are not summed.",
         .groups = groups,
         .examples = "  dualpipe bench step\n"
                     "  dualpipe bench step --schedule async -P 4 -M 8 --execution messages\n"
-                    "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5 --transport tcp\n",
+                    "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5 --transport tcp\n"
+                    "  dualpipe bench step --device cuda --transport nccl -P 4 -M 16 --layers 4\n",
     };
     enum dp_schedule_kind kind = DP_SCHEDULE_DUALPIPE;
     struct values v = {0};
     struct operands operands;
+    void *read = NULL;
     int status;
 
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))
@@ -393,5 +555,10 @@ int run_bench_step(int argc, char **argv)
     status = take_kind(&v, &operands, &kind);
     if (!status)
         status = check_execution(&v, kind);
-    return status ? status : measure(&v, kind);
+    if (!status)
+        status = check_device(&v, &read);
+    if (!status)
+        status = measure(&v, kind);
+    free(read);
+    return status;
 }

@@ -43,7 +43,7 @@ struct settings {
     struct plan_file *planned; /* of --plan, whose words the strings above may be; NULL: none */
     struct resume *parsed;  /* a copy of it, whose words the strings above may be; NULL: none */
     const void *image;      /* of kernels, on CUDA */
-    char *kernels_read;     /* that of --kernels */
+    void *kernels_read;     /* that of --kernels */
     int own_blocks;         /* of fixed order, on one replica */
     enum data_parallel_kind kind;
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
@@ -85,6 +85,11 @@ bool settings_on_cuda(const struct settings *s);
 bool settings_by_nccl(const struct settings *s);
 /* How ranks find each other, and send what no GPU sends; NULL: auto. */
 const char *settings_transport(const struct settings *s);
+/* "cuda" or "cuda:N". */
+bool settings_is_cuda(const char *device);
+/* *image: the kernels of a file, read to *read, which is the caller's to free; or with NULL those built
+ * in. false, after one line: there are none. */
+bool settings_take_image(const char *device, const char *file, const void **image, void **read);
 /* false, after one line: --device, --dtype and --kernels do not go with the rest. */
 bool settings_take_device(struct settings *s);
 /* What a checkpoint after `step` steps says of the run (resume.h), malloc'ed; NULL: no memory. */

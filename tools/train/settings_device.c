@@ -28,28 +28,27 @@ const char *settings_transport(const struct settings *s)
     return settings_by_nccl(s) ? NULL : s->transport;
 }
 
-static bool is_cuda(const char *device)
+bool settings_is_cuda(const char *device)
 {
     const size_t digits = strncmp(device, "cuda:", 5) ? 0 : strspn(device + 5, "0123456789");
 
     return !strcmp(device, "cuda") || (digits > 0 && digits < 5 && !device[5 + digits]);
 }
 
-static bool take_kernels(struct settings *s)
+bool settings_take_image(const char *device, const char *file, const void **image, void **read)
 {
     size_t len;
 
-    if (s->kernels) {
-        s->kernels_read = input_read(s->kernels, MOST_IMAGE_BYTES, &len);
-        s->image = s->kernels_read;
-        return s->kernels_read; /* or it has said why not */
+    if (file) {
+        *image = *read = input_read(file, MOST_IMAGE_BYTES, &len);
+        return *image; /* or it has said why not */
     }
-    s->image = cuda_image;
-    if (s->image)
+    *image = cuda_image;
+    if (*image)
         return true;
     command_misused("--device %s: this program was built without kernels, because configure found "
                     "no nvcc; install one (CUDA Toolkit 12 or 13), configure and make again, or "
-                    "give --kernels FILE", s->device);
+                    "give --kernels FILE", device);
     return false;
 }
 
@@ -70,7 +69,7 @@ bool settings_take_device(struct settings *s)
             return true;
         return false;
     }
-    if (!is_cuda(s->device))
+    if (!settings_is_cuda(s->device))
         command_misused("--device %s: expected cpu, cuda or cuda:N", s->device);
     else if (strcmp(s->model_name, "gpt"))
         command_misused("--device %s: expected --model gpt", s->device);
@@ -84,6 +83,7 @@ bool settings_take_device(struct settings *s)
                         (int)s->width, (int)s->heads, (int)(s->width / s->heads), ATTENTION_DEPTH,
                         s->device);
     else
-        return s->any_order = !s->fixed_order, take_kernels(s);
+        return s->any_order = !s->fixed_order,
+               settings_take_image(s->device, s->kernels, &s->image, &s->kernels_read);
     return false;
 }
