@@ -32,7 +32,10 @@ static struct shared {
     atomic_bool has_joined; /* a rank */
     atomic_int restarts;    /* that are left */
     int ranks;
-    atomic_bool waits[];    /* [ranks] started again, not yet admitted */
+    struct {
+        atomic_bool waits;       /* started again, not yet admitted */
+        atomic_bool is_excluded; /* the others go on without it */
+    } of[];                 /* [ranks] */
 } *shared;
 
 struct launch {
@@ -41,6 +44,8 @@ struct launch {
     launch_fn run;
     void *user;
     pid_t *pids;       /* [ranks], 0: has ended, or not begun */
+    int *stops;        /* [ranks] the signal that has stopped it, 0: none */
+    bool is_done;      /* a rank has ended well */
     int reports[2];    /* a pipe; a rank that fails writes its struct dp_abort */
     int port_fd;       /* keeps the port for rank 0 */
     char address[32], secret[33];
@@ -129,7 +134,7 @@ static void list_signals(sigset_t *out)
 
 static int share_memory(int ranks, int restarts)
 {
-    void *memory = mmap(NULL, sizeof(*shared) + (size_t)ranks * sizeof(shared->waits[0]),
+    void *memory = mmap(NULL, sizeof(*shared) + (size_t)ranks * sizeof(shared->of[0]),
                         PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
     if (memory == MAP_FAILED)
@@ -147,7 +152,9 @@ static int prepare(struct launch *l, int port, int restarts)
     sigprocmask(SIG_BLOCK, &l->signals, &l->before);
     draw_secret(l->secret);
     l->pids = calloc((size_t)l->ranks, sizeof(*l->pids));
-    if (!l->pids || share_memory(l->ranks, restarts) || pipe2(l->reports, O_CLOEXEC | O_NONBLOCK))
+    l->stops = calloc((size_t)l->ranks, sizeof(*l->stops));
+    if (!l->pids || !l->stops || share_memory(l->ranks, restarts) ||
+        pipe2(l->reports, O_CLOEXEC | O_NONBLOCK))
         return command_broke("cannot start %d ranks: %s", l->ranks, strerror(errno));
     return keep_port(l, port);
 }
@@ -157,9 +164,10 @@ static void tidy_up(struct launch *l)
     close(l->port_fd);
     close(l->reports[0]);
     close(l->reports[1]);
+    free(l->stops);
     free(l->pids);
     if (shared)
-        munmap(shared, sizeof(*shared) + (size_t)l->ranks * sizeof(shared->waits[0]));
+        munmap(shared, sizeof(*shared) + (size_t)l->ranks * sizeof(shared->of[0]));
     shared = NULL;
     sigprocmask(SIG_SETMASK, &l->before, NULL);
 }
@@ -182,7 +190,7 @@ static int count_waiting(void)
     int count = 0;
 
     for (int rank = 0; rank < shared->ranks; rank++)
-        count += atomic_load(&shared->waits[rank]);
+        count += atomic_load(&shared->of[rank].waits);
     return count;
 }
 
@@ -199,7 +207,13 @@ int launch_count_waiting(int lost)
 
 void launch_admitted(int rank)
 {
-    atomic_store(&shared->waits[rank], false);
+    atomic_store(&shared->of[rank].waits, false);
+}
+
+void launch_excluded(int rank)
+{
+    if (shared)
+        atomic_store(&shared->of[rank].is_excluded, true);
 }
 
 /* Ctrl-C reaches every process of the terminal; the parent alone is to act on it. */
@@ -309,19 +323,26 @@ static void go_on_without(struct launch *l, int rank, int signal)
     fflush(stdout);
     fprintf(stderr, "dualpipe: rank %d was killed by signal %d (%s); the others go on%s\n", rank, signal,
             strsignal(signal), again ? ", and it is started again" : "");
-    atomic_store(&shared->waits[rank], again && start_rank(l, rank, 0) == EXIT_OK);
+    atomic_store(&shared->of[rank].waits, again && start_rank(l, rank, 0) == EXIT_OK);
     atomic_fetch_sub(&shared->restarts, again);
 }
 
-/* It failed before it was one of them. */
-static void go_on_alone(const struct launch *l, int rank)
+/* It failed before it was one of them, or has failed because it is not any more. */
+static void go_on_alone(const struct launch *l, int rank, const char *what)
 {
     struct dp_abort why = {.text = ""};
 
-    atomic_store(&shared->waits[rank], false);
+    atomic_store(&shared->of[rank].waits, false);
     read_reason(l, &why);
-    fprintf(stderr, "dualpipe: rank %d, started again, was not admitted: %s; the others go on\n", rank,
-            why.text);
+    fflush(stdout);
+    fprintf(stderr, "dualpipe: rank %d%s: %s; the others go on\n", rank, what, why.text);
+}
+
+/* Not the last one: there must be others that the run is left to. */
+static bool is_left_out(const struct launch *l, int rank, int how)
+{
+    return l->survives && WIFEXITED(how) && WEXITSTATUS(how) != EXIT_OK &&
+           (l->alive > 0 || l->is_done) && atomic_load(&shared->of[rank].is_excluded);
 }
 
 /* No rank is left to admit those that wait. */
@@ -335,14 +356,19 @@ static void note_end(struct launch *l, int rank, int how)
 {
     bool first = !has_failure(l);
 
-    l->pids[rank] = 0;
+    l->pids[rank] = l->stops[rank] = 0;
     l->alive--;
+    l->is_done = l->is_done || (WIFEXITED(how) && WEXITSTATUS(how) == EXIT_OK);
     if (is_survived(l, how)) {
         go_on_without(l, rank, WTERMSIG(how));
         return;
     }
-    if (WIFEXITED(how) && atomic_load(&shared->waits[rank])) {
-        go_on_alone(l, rank);
+    if (WIFEXITED(how) && atomic_load(&shared->of[rank].waits)) {
+        go_on_alone(l, rank, ", started again, was not admitted");
+        return;
+    }
+    if (is_left_out(l, rank, how)) {
+        go_on_alone(l, rank, " failed");
         return;
     }
     if (WIFSIGNALED(how) && l->dead_rank < 0 && !l->is_over) {
@@ -357,18 +383,46 @@ static void note_end(struct launch *l, int rank, int how)
         l->until_ms = now_ms() + (atomic_load(&shared->has_joined) ? GRACE_MS : LAST_WORDS_MS);
 }
 
-/* Take note of every rank that has ended. */
+static void note_change(struct launch *l, int rank, int how)
+{
+    if (WIFSTOPPED(how) || WIFCONTINUED(how)) {
+        l->stops[rank] = WIFSTOPPED(how) ? WSTOPSIG(how) : 0;
+        return;
+    }
+    note_end(l, rank, how);
+    end_waiting(l);
+}
+
+/* Take note of every rank that has ended, was stopped or continued. */
 static void reap(struct launch *l, int flags)
 {
     pid_t pid;
     int how;
 
-    while (l->alive > 0 && (pid = waitpid(-1, &how, flags)) > 0)
+    while (l->alive > 0 && (pid = waitpid(-1, &how, flags | WUNTRACED | WCONTINUED)) > 0)
         for (int rank = 0; rank < l->ranks; rank++)
-            if (l->pids[rank] == pid) {
-                note_end(l, rank, how);
-                end_waiting(l);
-            }
+            if (l->pids[rank] == pid)
+                note_change(l, rank, how);
+}
+
+/* The others have gone on without ranks that are stopped, to the end of the run: nothing is left for
+ * those to do, and they do not see that. */
+static void end_stopped(struct launch *l)
+{
+    int stopped = 0;
+
+    for (int rank = 0; rank < l->ranks; rank++)
+        stopped += l->stops[rank] > 0;
+    if (!l->survives || !l->is_done || has_failure(l) || !stopped || stopped < l->alive)
+        return;
+    fflush(stdout);
+    for (int rank = 0; rank < l->ranks; rank++)
+        if (l->stops[rank] > 0)
+            fprintf(stderr,
+                    "dualpipe: rank %d is stopped by signal %d (%s); the others have come to the end "
+                    "without it, and it is ended\n",
+                    rank, l->stops[rank], strsignal(l->stops[rank]));
+    kill_ranks(l);
 }
 
 /* Until a signal comes, for a while; after a failure, until the grace is over. Returns the signal,
@@ -392,6 +446,7 @@ static void wait_for_ranks(struct launch *l)
             l->interrupted = signal;
         else
             reap(l, WNOHANG);
+        end_stopped(l);
     }
     kill_ranks(l);
     while (l->alive > 0)

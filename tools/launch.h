@@ -20,7 +20,8 @@ int launch_ranks(int ranks, int port, const char *transport, launch_fn run, void
 
 /* The same for ranks whose group survives (dp_comm_survive): once one has joined, a signal that kills a
  * rank ends none of the others, and a line says which one it was. The first `restarts` that are killed
- * are started again: `run` then has a config of size 0, with the rank that there was. */
+ * are started again: `run` then has a config of size 0, with the rank that there was. A rank that is
+ * stopped while all others come to a good end is ended. */
 int launch_survivors(int ranks, int port, const char *transport, int restarts, launch_fn run,
                      void *user);
 
@@ -33,6 +34,9 @@ int launch_join(const struct dp_comm_config *config, struct dp_comm **out);
 int launch_count_waiting(int lost);
 /* This rank was started again, and has been admitted. */
 void launch_admitted(int rank);
+
+/* The others have declared this rank dead, and go on: that it fails now ends none of them. */
+void launch_excluded(int rank);
 
 /* For a rank that runs in this very process: those signals end it with the same status. */
 void launch_alone(void);

@@ -238,5 +238,8 @@ bool dp_comm_is_alive(const struct dp_comm *comm, int rank)
 
     if (!comm || rank < 0 || rank >= comm->size)
         return false;
-    return !s || !dp_survival_is_gone(s, dp_comm_world_rank(comm, rank));
+    if (!s)
+        return true;
+    return rank == comm->rank ? !dp_survival_is_excluded(s, NULL)
+                              : !dp_survival_is_gone(s, dp_comm_world_rank(comm, rank));
 }

@@ -287,14 +287,23 @@ static int start_piece(struct dp_replicas *r, struct flight *f)
 
 /* ---- an operation ---------------------------------------------------------------------------- */
 
-/* The group is of no use once a replica fell out of a sum. */
+/* The group, in one that survives its ranks the communicator, is of no use once a replica fell out of
+ * a sum. */
+static void end_for_all(struct dp_comm *comm, int err)
+{
+    if (dp_comm_survives(comm) && !dp_comm_revoke(comm, err, dp_last_error()))
+        return;
+    if (err != DP_ETIMEDOUT) /* a wait that ends so has told */
+        dp_comm_abort(comm, err, dp_last_error());
+}
+
 static int leave(struct dp_replicas *r, int err)
 {
     r->operation = IDLE;
     for (int i = 0; i < WINDOW; i++)
         r->flights[i].piece = NULL;
-    if (err != DP_EABORTED && err != DP_ETIMEDOUT)
-        dp_comm_abort(r->comm, err, dp_last_error());
+    if (err != DP_EABORTED)
+        end_for_all(r->comm, err);
     return err;
 }
 
@@ -580,7 +589,7 @@ static int set_up(struct dp_replicas *r, const struct dp_parameter *parameters, 
     if (!err)
         err = make_memory(r);
     if (err) {
-        dp_comm_abort(r->comm, err, dp_last_error());
+        end_for_all(r->comm, err);
         return err;
     }
     return dp_comm_agree(r->comm, "list of parameters to be summed",

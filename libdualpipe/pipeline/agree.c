@@ -26,6 +26,7 @@ enum field {
     FIELD_FIXED_ORDER,
     FIELD_ORDER_BLOCKS,
     FIELD_KEEP_COPIES,
+    FIELD_TIED_COPIES,
     FIELD_OWN_GRADIENTS,
     FIELD_UNCHECKED,
     FIELD_EXECUTION,
@@ -60,6 +61,7 @@ static const struct {
     [FIELD_FIXED_ORDER] = {"fixed_order", NUMBER},
     [FIELD_ORDER_BLOCKS] = {"order_blocks", NUMBER},
     [FIELD_KEEP_COPIES] = {"keep_copies", NUMBER},
+    [FIELD_TIED_COPIES] = {"tied_copies", NUMBER},
     [FIELD_OWN_GRADIENTS] = {"own_gradients", NUMBER},
     [FIELD_UNCHECKED] = {"unchecked", NUMBER},
     [FIELD_EXECUTION] = {"execution (0: list, 1: messages)", NUMBER},
@@ -216,6 +218,7 @@ static void fill_report(struct report *report, const struct dp_pipeline_config *
     f[FIELD_FIXED_ORDER] = config->fixed_order;
     f[FIELD_ORDER_BLOCKS] = (uint64_t)(config->order_blocks ? config->order_blocks : 2);
     f[FIELD_KEEP_COPIES] = config->keep_copies;
+    f[FIELD_TIED_COPIES] = config->tied_copies;
     f[FIELD_OWN_GRADIENTS] = config->own_gradients;
     f[FIELD_UNCHECKED] = config->unchecked;
     f[FIELD_EXECUTION] = config->execution;

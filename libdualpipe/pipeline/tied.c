@@ -7,7 +7,9 @@
  *      grad += ------------------- grad, then 0
  *      value ------------------>   value
  *
- * The owner is the member of the earliest stage; of two copies of that stage, the one of stream 0.
+ * The owner is the member of the earliest stage; of two copies of that stage, the one of stream 0. With
+ * tied_copies the other one owns the group, too: it gets the sum, so that both take the same update.
+ *
  * Ranks go through groups and members in one order, and tensors travel in pieces, so that a fixed
  * amount of memory is enough, on devices that the wire does not reach too.
  */
@@ -197,18 +199,6 @@ int dp_tied_init(struct dp_pipeline *pipe)
     return err;
 }
 
-int dp_tied_find(struct dp_pipeline *pipe)
-{
-    struct dp_tied *tied = pipe->tied;
-    int err = gather(pipe, tied);
-
-    if (err)
-        return err;
-    qsort(tied->members, tied->count, sizeof(*tied->members), by_group);
-    err = check(tied);
-    return err || pipe->config.keep_copies ? err : dp_pipeline_broadcast_tied(pipe);
-}
-
 void dp_tied_free(struct dp_pipeline *pipe)
 {
     if (!pipe->tied)
@@ -225,7 +215,8 @@ void dp_tied_free(struct dp_pipeline *pipe)
 struct way {
     struct dp_pipeline *pipe;
     const struct dp_tied_member *from, *to;
-    bool grads; /* to be added to the gradient there; else a value that replaces the other */
+    bool grads; /* else values */
+    bool adds;  /* to what is there; else it takes the place of that */
 };
 
 static char *tensor_of(const struct way *w, const struct dp_tied_member *m)
@@ -288,8 +279,8 @@ static int move_piece(const struct way *w, size_t at, size_t len)
         err = transfer(w, w->from->rank == rank, piece, len);
     if (err || w->to->rank != rank)
         return err;
-    return w->grads ? add_piece(w, at, len, piece)
-                    : dp_compute_copy(w->pipe, tensor_of(w, w->to) + at, piece, len);
+    return w->adds ? add_piece(w, at, len, piece)
+                   : dp_compute_copy(w->pipe, tensor_of(w, w->to) + at, piece, len);
 }
 
 static int move(const struct way *w)
@@ -325,6 +316,27 @@ static int clear_grad(const struct way *w)
     return err ? err : dp_compute_sync(w->pipe);
 }
 
+/* The first of a group, or one that is as good. */
+static bool owns(const struct dp_pipeline *pipe, size_t first, size_t i)
+{
+    const struct dp_tied_member *owner = &pipe->tied->members[first], *m = &pipe->tied->members[i];
+
+    return i == first || (pipe->config.tied_copies && m->stage == owner->stage &&
+                          m->parameter == owner->parameter);
+}
+
+static int give_sum(struct dp_pipeline *pipe, size_t first, size_t end)
+{
+    const struct dp_tied_member *members = pipe->tied->members;
+    int err = 0;
+
+    for (size_t i = first + 1; i < end && !err; i++)
+        if (members[i].grad_bits && owns(pipe, first, i))
+            err = move(&(struct way){.pipe = pipe, .from = &members[first], .to = &members[i],
+                                     .grads = true});
+    return err;
+}
+
 /* From the last stage to the first. A copy of a stage whose gradient the step has summed has it
  * too. */
 static int sum_group(struct dp_pipeline *pipe, size_t first, size_t end)
@@ -333,7 +345,8 @@ static int sum_group(struct dp_pipeline *pipe, size_t first, size_t end)
     int err = 0;
 
     for (size_t i = end; --i > first && !err;) {
-        const struct way w = {pipe, &tied->members[i], &tied->members[first], true};
+        const struct way w = {.pipe = pipe, .from = &tied->members[i], .to = &tied->members[first],
+                              .grads = true, .adds = true};
         if (!w.from->grad_bits)
             continue;
         if (!tied->reduced || w.from->stream == 0)
@@ -341,16 +354,38 @@ static int sum_group(struct dp_pipeline *pipe, size_t first, size_t end)
         if (!err)
             err = clear_grad(&w);
     }
-    return err;
+    return err ? err : give_sum(pipe, first, end);
 }
 
-static int broadcast_group(struct dp_pipeline *pipe, size_t first, size_t end)
+static int spread_first(struct dp_pipeline *pipe, size_t first, size_t end)
 {
     int err = 0;
 
     for (size_t i = first + 1; i < end && !err; i++)
-        err =
-            move(&(struct way){pipe, &pipe->tied->members[first], &pipe->tied->members[i], false});
+        err = move(&(struct way){.pipe = pipe, .from = &pipe->tied->members[first],
+                                 .to = &pipe->tied->members[i]});
+    return err;
+}
+
+/* An owner of the same rank, otherwise the first. */
+static size_t source_of(const struct dp_pipeline *pipe, size_t first, size_t end, size_t i)
+{
+    for (size_t k = first; k < end; k++)
+        if (owns(pipe, first, k) && pipe->tied->members[k].rank == pipe->tied->members[i].rank)
+            return k;
+    return first;
+}
+
+static int broadcast_group(struct dp_pipeline *pipe, size_t first, size_t end)
+{
+    const struct dp_tied_member *members = pipe->tied->members;
+    int err = 0;
+
+    for (size_t i = first + 1; i < end && !err; i++)
+        if (!owns(pipe, first, i))
+            err = move(&(struct way){.pipe = pipe,
+                                     .from = &members[source_of(pipe, first, end, i)],
+                                     .to = &members[i]});
     return err;
 }
 
@@ -371,6 +406,18 @@ static int for_all_groups(struct dp_pipeline *pipe, const char *what,
     return err;
 }
 
+int dp_tied_find(struct dp_pipeline *pipe)
+{
+    struct dp_tied *tied = pipe->tied;
+    int err = gather(pipe, tied);
+
+    if (err)
+        return err;
+    qsort(tied->members, tied->count, sizeof(*tied->members), by_group);
+    err = check(tied);
+    return err || pipe->config.keep_copies ? err : for_all_groups(pipe, "dp_pipeline_new", spread_first);
+}
+
 int dp_pipeline_sum_tied(struct dp_pipeline *pipe)
 {
     return for_all_groups(pipe, "dp_pipeline_sum_tied", sum_group);
@@ -385,10 +432,13 @@ bool dp_pipeline_owns(const struct dp_pipeline *pipe, int slot, int32_t paramete
 {
     const struct dp_tied *tied = pipe->tied;
 
-    for (size_t i = 0; i < tied->count; i++) {
-        const struct dp_tied_member *m = &tied->members[i];
-        if (m->rank == pipe->rank && m->slot == slot && m->parameter == parameter)
-            return !i || !same_group(m - 1, m);
+    for (size_t first = 0, end; first < tied->count; first = end) {
+        end = end_of_group(tied, first);
+        for (size_t i = first; i < end; i++) {
+            const struct dp_tied_member *m = &tied->members[i];
+            if (m->rank == pipe->rank && m->slot == slot && m->parameter == parameter)
+                return owns(pipe, first, i);
+        }
     }
     return true;
 }

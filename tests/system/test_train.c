@@ -327,6 +327,16 @@ static void replicas_that_are_killed_are_started_again(void **state)
     }
 }
 
+/* The output of a run of 200 steps in one process, for assert_same_steps. */
+static void run_sequential(struct run *r, const char *more)
+{
+    char options[256];
+
+    snprintf(options, sizeof(options), "--schedule none --steps 200 --eval-every 3 --json %s", more);
+    run(r, options);
+    assert_int_equal(r->status, 0);
+}
+
 /* Every step of `expected` is in `got` too, with the same loss and norm to the last digit. */
 static void assert_same_steps(const char *got, const char *expected)
 {
@@ -343,31 +353,58 @@ static void assert_same_steps(const char *got, const char *expected)
     assert_int_equal(steps, 200);
 }
 
-/* Ranks of DualPipe, of which one is killed: its mirror holds both of its stages. */
-static void kill_one_of_a_pipeline(const char *expected, const char *transport, int spares, int rank,
-                                   long delay_us)
+/* Pipelines of DualPipe, of which a rank is lost: its mirror holds both of its stages. */
+struct layout {
+    const char *options;
+    int ranks;            /* all, the spare ones too */
+    const char *sequential; /* what one process gets instead */
+    const char *next;     /* how they go on */
+};
+
+static const struct layout layouts[] = {
+    {"-P 4", 4, "", " with 2 ranks, 1 spare\n"},
+    {"-P 4 --spare 1", 5, "", " with 4 ranks, 0 spare\n"},
+    {"-P 4 --tie-embeddings", 4, "--tie-embeddings", " with 2 ranks, 1 spare\n"},
+    {"-P 2 -D 2 -M 8 --spare 1 --tie-embeddings", 5, "-M 8 --order-blocks 4 --tie-embeddings",
+     " with 2 replicas of 2 ranks, 0 spare\n"},
+};
+enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
+
+static void start_pipelines(struct run *r, const struct layout *l, const char *more,
+                            pid_t ranks[MAX_RANKS])
+{
+    char options[256];
+
+    snprintf(options, sizeof(options), "--schedule dualpipe --survive --steps 200 --eval-every 3 --json "
+             "%s %s", l->options, more);
+    start(r, options, NULL, NULL);
+    wait_for_steps(r);
+    if (children_of(r->pid, ranks) == l->ranks)
+        return;
+    kill(r->pid, SIGKILL);
+    finish(r);
+    no_children();
+}
+
+static void kill_one_of_a_pipeline(const struct layout *l, const char *expected, const char *transport,
+                                   int rank, long delay_us)
 {
     struct run r;
     pid_t ranks[MAX_RANKS];
-    char options[256];
+    char more[64], lost[64];
 
-    snprintf(options, sizeof(options), "--schedule dualpipe -P 4 --survive --spare %d --transport %s "
-             "--steps 200 --eval-every 3 --json", spares, transport);
-    start(&r, options, NULL, NULL);
-    wait_for_steps(&r);
-    if (children_of(r.pid, ranks) != 4 + spares) {
-        kill(r.pid, SIGKILL);
-        finish(&r);
-        no_children();
-    }
+    snprintf(more, sizeof(more), "--transport %s", transport);
+    start_pipelines(&r, l, more, ranks);
     nanosleep(&(struct timespec){.tv_nsec = delay_us * 1000}, NULL);
     kill(ranks[rank], SIGKILL);
     finish(&r);
     if (r.status)
-        fail_msg("%s, %d spare, rank %d killed after %ld us: status %d: %s", transport, spares, rank,
-                 delay_us, r.status, r.err_text);
+        fail_msg("%s %s, rank %d killed after %ld us: status %d: %s", l->options, more, rank, delay_us,
+                 r.status, r.err_text);
     assert_says(r.err_text, "was killed by signal 9 (Killed); the others go on\n");
-    assert_says(r.err_text, spares ? " with 4 ranks, 0 spare\n" : " with 2 ranks, 1 spare\n");
+    snprintf(lost, sizeof(lost), "training goes on without rank %d from step ", rank);
+    assert_says(r.err_text, lost);
+    assert_says(r.err_text, l->next);
     assert_same_steps(r.out_text, expected);
 }
 
@@ -377,14 +414,58 @@ static void a_pipeline_goes_on_without_a_rank_that_is_killed(void **state)
 {
     const bool full = getenv("DP_TEST_FULL");
     const char *const transports[] = {"shm", "tcp"};
+    static struct run sequential[LAYOUTS];
+
+    (void)state;
+    for (int i = 0; i < LAYOUTS; i++)
+        run_sequential(&sequential[i], layouts[i].sequential);
+    for (int i = 0; i < (full ? 320 : LAYOUTS); i++) {
+        const int k = full ? i / 2 % LAYOUTS : i;
+        kill_one_of_a_pipeline(&layouts[k], sequential[k].out_text, transports[i % 2],
+                               full ? i / (2 * LAYOUTS) % 4 : 3 * i % 4, full ? i * 937 / 2 : 0);
+    }
+}
+
+/* A stopped rank is one that gives no answer. The others name it; continued after that it ends by
+ * itself, otherwise with the run. */
+static void stop_one_of_a_pipeline(const char *expected, const char *transport, int rank, bool goes_on)
+{
+    struct run r;
+    pid_t ranks[MAX_RANKS];
+    char more[64], lost[64];
+
+    snprintf(more, sizeof(more), "--transport %s", transport);
+    setenv("DUALPIPE_COMM_TIMEOUT_MS", "2000", 1);
+    start_pipelines(&r, &layouts[0], more, ranks);
+    unsetenv("DUALPIPE_COMM_TIMEOUT_MS");
+    kill(ranks[rank], SIGSTOP);
+    do
+        read_text(r.err, r.err_text);
+    while (!strstr(r.err_text, "goes on") && !has_ended(&r));
+    if (goes_on)
+        kill(ranks[rank], SIGCONT);
+    finish(&r);
+    if (r.status)
+        fail_msg("%s, rank %d stopped: status %d: %s", transport, rank, r.status, r.err_text);
+    snprintf(lost, sizeof(lost), "training goes on without rank %d from step ", rank);
+    assert_says(r.err_text, lost);
+    snprintf(lost, sizeof(lost), goes_on ? "rank %d failed: rank %d was declared dead by the others"
+                                         : "rank %d is stopped by signal 19 ", rank, rank);
+    assert_says(r.err_text, lost);
+    assert_same_steps(r.out_text, expected);
+    assert_all_gone(ranks);
+}
+
+static void a_pipeline_goes_on_without_a_rank_that_is_stopped(void **state)
+{
+    const char *const transports[] = {"shm", "tcp"};
     struct run sequential;
 
     (void)state;
-    run(&sequential, "--schedule none --steps 200 --eval-every 3 --json");
-    assert_int_equal(sequential.status, 0);
-    for (int i = 0; i < (full ? 160 : 4); i++)
-        kill_one_of_a_pipeline(sequential.out_text, transports[i % 2], i / 2 % 2,
-                               full ? i / 4 % 4 : 3 * i % 4, full ? i * 937 : 0);
+    run_sequential(&sequential, "");
+    for (int i = 0; i < (getenv("DP_TEST_FULL") ? 16 : 2); i++)
+        stop_one_of_a_pipeline(sequential.out_text, transports[i % 2], (1 + i + i / 4) % 4,
+                               i % 2 == i / 2 % 2);
 }
 
 /* Both of the ranks that held two stages. */
@@ -636,35 +717,59 @@ static pid_t start_victim(const struct launched *l)
     return pid;
 }
 
+static void run_without(struct run r[4], int victim, const char *options)
+{
+    struct launched l[4];
+    pid_t pid = -1;
+    const int port = find_master_port();
+    int how;
+
+    for (int i = 0; i < 4; i++) {
+        l[i] = (struct launched){.rank = i, .port = port, .size = 4};
+        if (i == victim)
+            pid = start_victim(&l[i]);
+        else
+            start(&r[i], options, set_variables, &l[i]);
+    }
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL);
+    for (int i = 0; i < 4; i++) {
+        if (i == victim)
+            continue;
+        finish(&r[i]);
+        if (r[i].status)
+            fail_msg("rank %d of %d: %s", i, victim, r[i].err_text);
+    }
+}
+
 static void replicas_begin_without_one_that_dies_before_the_first_step(void **state)
 {
     (void)state;
     static struct run r[4];
-    int how;
 
     for (int victim = 0; victim < 4; victim += 2) {
-        struct launched l[4];
-        pid_t pid = -1;
-        const int port = find_master_port(), first = victim == 0;
-        for (int i = 0; i < 4; i++) {
-            l[i] = (struct launched){.rank = i, .port = port, .size = 4};
-            if (i == victim)
-                pid = start_victim(&l[i]);
-            else
-                start(&r[i], "--schedule none -D 4 --mix one-peer-exp --survive --steps 20 --json",
-                      set_variables, &l[i]);
-        }
-        assert_int_equal(waitpid(pid, &how, 0), pid);
-        assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL);
-        for (int i = 0; i < 4; i++) {
-            if (i == victim)
-                continue;
-            finish(&r[i]);
-            if (r[i].status)
-                fail_msg("rank %d of %d: %s", i, victim, r[i].err_text);
-        }
+        const int first = victim == 0;
+        run_without(r, victim, "--schedule none -D 4 --mix one-peer-exp --survive --steps 20 --json");
         assert_says(r[first].err_text, "mixing goes on with 3 of 4 workers from iteration 0 on");
         assert_says(r[first].out_text, "\"step\":20,");
+    }
+}
+
+static void a_pipeline_begins_without_a_rank_that_dies_before_the_first_step(void **state)
+{
+    static struct run r[4], sequential;
+
+    (void)state;
+    run_sequential(&sequential, "");
+    for (int victim = 0; victim < 4; victim += 2) {
+        const int first = victim == 0;
+        char expected[80];
+        run_without(r, victim, "--schedule dualpipe -P 4 --survive --steps 200 --eval-every 3 --json");
+        snprintf(expected, sizeof(expected), "training goes on without rank %d from step 1 with 2 ranks",
+                 victim);
+        assert_says(r[first].err_text, expected);
+        assert_says(r[first].out_text, "\"event\":\"begin\"");
+        assert_same_steps(r[first].out_text, sequential.out_text);
     }
 }
 
@@ -799,6 +904,7 @@ int main(void)
         cmocka_unit_test(replicas_that_mix_go_on_without_one_that_is_killed),
         cmocka_unit_test(replicas_that_are_killed_are_started_again),
         cmocka_unit_test(a_pipeline_goes_on_without_a_rank_that_is_killed),
+        cmocka_unit_test(a_pipeline_goes_on_without_a_rank_that_is_stopped),
         cmocka_unit_test(a_pipeline_ends_where_both_holders_of_a_stage_are_lost),
         cmocka_unit_test(a_rank_that_stops_is_named),
         cmocka_unit_test(ranks_end_with_their_parent),
@@ -808,6 +914,7 @@ int main(void)
         cmocka_unit_test(ranks_of_torchrun_find_each_other),
         cmocka_unit_test(pipelines_of_torchrun_mix),
         cmocka_unit_test(replicas_begin_without_one_that_dies_before_the_first_step),
+        cmocka_unit_test(a_pipeline_begins_without_a_rank_that_dies_before_the_first_step),
         cmocka_unit_test(ranks_of_torchrun_must_have_been_told_the_same),
         cmocka_unit_test(the_port_of_torchrun_may_be_taken),
         cmocka_unit_test(the_number_of_ranks_must_be_that_of_torchrun),

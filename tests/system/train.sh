@@ -164,9 +164,9 @@ refuses_to_mix_that_way()
 refuses_to_survive_that_way()
 {
     for way in '--schedule dualpipev --survive|expected --schedule dualpipe, whose mirrors' \
-        '--survive -D 2|expected -D 1 and --mix all-reduce' \
-        '--survive --mix reduce-scatter|expected -D 1 and --mix all-reduce' \
-        '--survive --tie-embeddings|expected no --tie-embeddings' \
+        '--survive --mix reduce-scatter|expected --mix all-reduce' \
+        '--survive -P 2 -D 2 --mix complete|expected --mix all-reduce' \
+        '--survive --delay-update|expected no --delay-update' \
         '--survive --restart 1|expected --spare instead of --restart' \
         '--survive --transport mpi|expected --transport auto, shm or tcp' \
         '--spare 1|--spare 1: expected --survive' \

@@ -38,13 +38,17 @@ struct job {
     struct report report;
     struct watcher watcher;
     char device[CUDA_DEVICE_NAME]; /* of this rank, on CUDA */
-    /* Of a pipeline that survives (survivors.h); comm is that of the pipeline, if this rank is in it. */
+    /* Of a pipeline that survives (survivors.h); comm is `team`, if this rank is in it. */
     struct dp_comm *all;             /* ranks that live, the spare ones too */
     bool owns_all;
+    struct dp_comm *team;            /* ranks of all replicas; NULL: this one is spare */
+    int *processes;                  /* [ranks of all] as they were started */
+    bool begun;                      /* all have made their part: there is something to go on from */
     const struct settings *given;    /* at first */
     struct settings laid_out;        /* what s is once ranks have died */
     uint64_t step, trained, reported; /* the step at hand; steps whose weights are there; lines */
     uint64_t trained_before;         /* by the pipelines before this one */
+    uint64_t repeated;               /* the last step that failed without a death, counted from 1 */
     struct step_result result;       /* of the last step that was trained */
 };
 
@@ -533,6 +537,7 @@ static int make_engine(struct job *j)
             .early_weights = s->early_weights,
             .order_blocks = s->own_blocks,
             .replica = j->replica,
+            .tied_copies = is_survivor(j),
             .by_messages = !strcmp(s->execution, "messages"),
             .device_bytes = (size_t)s->device_memory,
             .offload = s->offload,
@@ -559,6 +564,7 @@ static int make_trainer(struct job *j)
                             .clip = s->clip,
                             .kind = j->kind,
                             .all = j->comm,
+                            .pipe = j->pipe,
                             .data = j->data,
                             .graph = s->graph,
                             .method = s->method,
@@ -619,13 +625,14 @@ static int make_parts(struct job *j)
     return err ? err : make_trainer(j);
 }
 
-/* The pipeline of the first `ranks` of j->all: its communicator, and this rank's part of it. */
-static int join_pipeline(struct job *j, int ranks)
+/* The pipelines of the first ranks of j->all: their communicator, and this rank's part of one. */
+static int join_pipeline(struct job *j)
 {
-    int err = dp_comm_split(j->all, dp_comm_rank(j->all) < ranks ? 0 : -1, 0, &j->pipe);
+    const bool is_member = dp_comm_rank(j->all) < settings_processes(j->s);
+    int err = dp_comm_split(j->all, is_member ? 0 : -1, 0, &j->team);
 
-    j->comm = j->pipe ? j->pipe : j->all;
-    return err || !j->pipe ? err : make_parts(j);
+    j->comm = j->team ? j->team : j->all;
+    return err || !j->team ? err : make_parts(j);
 }
 
 static void free_parts(struct job *j)
@@ -636,11 +643,14 @@ static void free_parts(struct job *j)
         j->engine->ops->free(j->engine);
     dp_comm_close(j->pipe);
     dp_comm_close(j->data);
+    dp_comm_close(j->team);
+    free(j->processes);
     settings_free_layout(&j->laid_out);
 }
 
 /* How far a rank has come. */
 struct position {
+    int process; /* as it was started */
     bool member; /* of the pipeline that lost a rank */
     bool first;  /* it tells of the steps */
     uint64_t step, trained, reported;
@@ -651,7 +661,8 @@ struct position {
  * rank is lost that tells of the steps, it may not have told of the last one. */
 static int find_position(struct job *j, const struct job *old)
 {
-    const struct position mine = {.member = old->engine,
+    const struct position mine = {.process = j->how->rank,
+                                  .member = old->engine,
                                   .first = old->engine && dp_comm_rank(old->comm) == 0,
                                   .step = old->step,
                                   .trained = old->trained,
@@ -664,6 +675,7 @@ static int find_position(struct job *j, const struct job *old)
 
     j->reported = old->reported;
     for (int rank = 0; rank < size && !err; rank++) {
+        j->processes[rank] = all[rank].process;
         if (!all[rank].member)
             continue;
         j->step = found && j->step < all[rank].step ? j->step : all[rank].step;
@@ -681,34 +693,97 @@ static int find_position(struct job *j, const struct job *old)
     return err;
 }
 
-/* The next pipeline of ranks that live, with the state of the one before. */
-static int lay_out_again(struct job *j, struct job *old, const struct settings *given)
+/* So that no rank waits in them for one that has failed here. */
+static void revoke_groups(struct job *j, int err)
 {
-    const int live = dp_comm_size(j->all), ranks = survivors_ranks(live, (int)given->ranks);
+    struct dp_comm *groups[] = {j->pipe, j->data, j->team};
 
-    if (!ranks)
-        return command_broke("%d rank of the pipeline lives, expected 2 or more", live), DP_ENODEV;
-    int err = settings_lay_out(given, ranks, &j->laid_out);
-    j->s = &j->laid_out;
-    if (!err)
-        err = join_pipeline(j, ranks);
-    if (!err)
-        err = find_position(j, old);
-    if (!err)
-        err = saved_move(j->all, old->engine ? &old->trainer : NULL, j->engine ? &j->trainer : NULL);
+    trainer_revoke(&j->trainer, err);
+    for (int i = 0; i < 3; i++)
+        if (groups[i])
+            dp_comm_revoke(groups[i], err, dp_last_error());
+}
+
+/* What the ranks of a first pipeline begin with, or of one that takes its place before all had begun. */
+static int begin(struct job *j)
+{
+    j->step = j->trained = j->trained_before = j->reported = j->given->from.step;
+    return j->engine && j->step ? saved_read(&j->trainer, j->s->from.path, j->step) : 0;
+}
+
+/* The state of the pipeline before. */
+static int take_over(struct job *j, struct job *old)
+{
+    int err = saved_move(j->all, old->engine ? &old->trainer : NULL, j->engine ? &j->trainer : NULL);
+
     if (!err && j->engine)
         j->engine->ops->seek(j->engine, j->trained);
-    if (err && j->pipe && survivors_may_be(err))
-        dp_comm_revoke(j->pipe, err, dp_last_error());
     return err;
 }
 
-static void say_how_it_goes_on(const struct job *j)
+/* Where no rank is lost a step failed for a while of silence, which may be over: it is repeated once. */
+static bool is_hopeless(struct job *j, const struct job *old)
 {
-    if (dp_comm_rank(j->all) == 0)
-        fprintf(stderr, "dualpipe: training goes on from step %" PRIu64 " with %d ranks, %d spare\n",
-                (j->trained > j->step ? j->trained : j->step) + 1, (int)j->s->ranks,
-                dp_comm_size(j->all) - (int)j->s->ranks);
+    if (dp_comm_size(j->all) < dp_comm_size(old->all))
+        return false;
+    j->repeated = j->step + 1;
+    return old->repeated == j->repeated;
+}
+
+/* The next pipelines of ranks that live. DP_ESTATE: the error before stays. */
+static int lay_out_again(struct job *j, struct job *old, const struct settings *given)
+{
+    const int live = dp_comm_size(j->all), replicas = (int)given->replicas;
+    const int ranks = survivors_ranks(live / replicas, (int)given->ranks);
+
+    if (!ranks)
+        return command_broke("%d of the ranks live, expected %d or more", live, 2 * replicas),
+               DP_ENODEV;
+    j->processes = calloc((size_t)live, sizeof(*j->processes));
+    int err = j->processes ? settings_lay_out(given, ranks, &j->laid_out) : DP_ENOMEM;
+    j->s = &j->laid_out;
+    if (!err)
+        err = join_pipeline(j);
+    if (!err)
+        err = find_position(j, old);
+    if (!err && is_hopeless(j, old))
+        return DP_ESTATE;
+    if (!err)
+        err = old->begun ? take_over(j, old) : begin(j);
+    if (survivors_may_be(err))
+        revoke_groups(j, err);
+    return err;
+}
+
+/* " without rank 1 and 3": those of the pipelines before that are not among the next. */
+static void say_who_is_lost(const struct job *old, const struct job *j)
+{
+    const char *before = " without rank ";
+
+    for (int i = 0; i < dp_comm_size(old->all); i++) {
+        int k = 0;
+        while (k < dp_comm_size(j->all) && j->processes[k] != old->processes[i])
+            k++;
+        if (k < dp_comm_size(j->all))
+            continue;
+        fprintf(stderr, "%s%d", before, old->processes[i]);
+        before = ", ";
+    }
+}
+
+static void say_how_it_goes_on(const struct job *old, const struct job *j)
+{
+    char replicas[32] = "";
+
+    if (dp_comm_rank(j->all))
+        return;
+    if (j->s->replicas > 1)
+        snprintf(replicas, sizeof(replicas), "%d replicas of ", (int)j->s->replicas);
+    fprintf(stderr, "dualpipe: training goes on");
+    say_who_is_lost(old, j);
+    fprintf(stderr, " from step %" PRIu64 " with %s%d ranks, %d spare\n",
+            (j->trained > j->step ? j->trained : j->step) + 1, replicas, (int)j->s->ranks,
+            dp_comm_size(j->all) - settings_processes(j->s));
 }
 
 static void free_survivor(struct job *j)
@@ -744,33 +819,34 @@ static int try_again(struct job *old, struct dp_comm *all, struct job **out)
     return err;
 }
 
-/* After an error that may be a death: *at becomes the part of this rank in what goes on. Where no rank
- * has died the error stays. */
+/* After an error that may be a death: *at becomes the part of this rank in what goes on. The error
+ * stays where no rank has died and the step has failed so before. */
 static int survive_as_pipeline(struct job **at, int err)
 {
     struct job *old = *at, *next = NULL;
+    const int before = err;
+    int size = dp_comm_size(old->all), vain = 0;
     struct dp_comm *all;
-    int size = dp_comm_size(old->all);
 
     dp_comm_revoke(old->all, err, dp_last_error()); /* for spare ranks */
-    if (old->engine)
+    if (old->engine && old->begun)
         trainer_agree(&old->trainer, err);
     while (survivors_may_be(err)) {
         const int shrunk = dp_comm_shrink(old->all, &all);
         if (shrunk)
             return shrunk;
-        if (dp_comm_size(all) == size) {
-            dp_comm_close(all);
-            return err;
-        }
+        vain = dp_comm_size(all) < size ? 0 : vain + 1;
         size = dp_comm_size(all);
-        err = try_again(old, all, &next);
+        if (vain > 1)
+            dp_comm_close(all);
+        err = vain > 1 ? DP_ESTATE : try_again(old, all, &next);
     }
     if (err)
-        return err;
+        return err == DP_ESTATE ? before : err;
+    next->begun = true;
+    say_how_it_goes_on(old, next);
     free_survivor(old);
     *at = next;
-    say_how_it_goes_on(next);
     return next->engine ? watcher_init(&next->watcher, next->s, next->engine, next->comm) : 0;
 }
 
@@ -782,25 +858,42 @@ static int take_part(struct job *j, struct summary *summary)
     if (!err)
         err = finish(j, summary);
     if (!err)
-        survivors_dismiss(j->all, (int)j->s->ranks);
+        survivors_dismiss(j->all, settings_processes(j->s));
+    return err;
+}
+
+/* The first pipelines. All have them, or none goes on with them. */
+static int make_first(struct job *j)
+{
+    const int size = dp_comm_size(j->all);
+    int err = compare(j, j->all);
+
+    j->processes = calloc((size_t)size, sizeof(*j->processes));
+    for (int i = 0; i < size && j->processes; i++)
+        j->processes[i] = i;
+    if (!err)
+        err = j->processes ? join_pipeline(j) : DP_ENOMEM;
+    if (!err)
+        err = begin(j);
+    if (survivors_may_be(err))
+        revoke_groups(j, err);
+    err = survivors_agree(j->all, err);
+    j->begun = !err;
     return err;
 }
 
 static int run_survivor(struct job **at)
 {
-    struct job *j = *at;
+    struct job *first = *at;
     struct summary summary = {0};
 
-    int err = compare(j, j->comm);
+    int err = make_first(first);
+    if (!err && first->engine)
+        err = watcher_init(&first->watcher, first->s, first->engine, first->comm);
+    else if (survivors_may_be(err))
+        err = survive_as_pipeline(at, err);
     if (!err)
-        err = join_pipeline(j, (int)j->s->ranks);
-    if (!err && j->engine && j->s->from.step)
-        err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
-    if (!err && j->engine)
-        err = watcher_init(&j->watcher, j->s, j->engine, j->comm);
-    if (!err)
-        report_begin(&j->report, j->s, j->text, dp_comm_rank(j->all) == 0);
-    j->step = j->trained = j->trained_before = j->reported = j->s->from.step;
+        report_begin(&(*at)->report, (*at)->given, (*at)->text, dp_comm_rank((*at)->all) == 0);
     while (!err && (err = take_part(*at, &summary)))
         err = survivors_may_be(err) ? survive_as_pipeline(at, err) : err;
     return err;

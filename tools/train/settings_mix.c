@@ -186,11 +186,10 @@ bool settings_survives_as_pipeline(const struct settings *s)
 /* Only DualPipe holds every stage twice. What a rank has beside its stages would be lost with it. */
 static bool check_pipeline_survival(const struct settings *s)
 {
-    const char *expected = s->replicas > 1 || s->kind    ? "-D 1 and --mix all-reduce"
+    const char *expected = s->kind > DATA_PARALLEL_SUM   ? "--mix all-reduce"
                            : s->placement                ? "no --placement"
                            : s->offload.any              ? "no --offload"
                            : s->late                     ? "no --delay-update"
-                           : s->tied                     ? "no --tie-embeddings"
                            : strcmp(s->model_name, "gpt") ? "--model gpt"
                            : settings_on_cuda(s)         ? "--device cpu"
                            : s->restarts                 ? "--spare instead of --restart"

@@ -21,6 +21,7 @@ struct trainer_config {
     /* Of replicas, as the engine's; zeroed: there is one. */
     enum data_parallel_kind kind;
     struct dp_comm *all;          /* all ranks of all replicas; NULL: the engine's */
+    struct dp_comm *pipe;         /* the ranks of this replica; NULL: there is one */
     struct dp_comm *data;         /* the same rank of all replicas */
     const struct dp_graph *graph; /* mix weights by it. Must stay */
     struct mixing_method method;  /* how */
@@ -100,6 +101,8 @@ double trainer_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak)
 
 /* Step number `step`, from 0. 0, or the errors of the engine. */
 int trainer_step(struct trainer *t, uint64_t step, struct step_result *result);
+/* agrees: end all communicators of the replicas' parts on all ranks; that of all ranks stays. */
+void trainer_revoke(struct trainer *t, int err);
 /* agrees: all ranks have come here without an error, survivors_agree; once for what has failed. */
 int trainer_agree(struct trainer *t, int err);
 /* Mean loss over some held-out batches, always the same ones; of replicas that mix that of the

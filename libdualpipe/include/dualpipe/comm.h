@@ -386,8 +386,9 @@ DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
  * survives. DP_EUNSUPPORTED over MPI, which ends all processes with the first. DP_ENOMEM aborts. */
 DP_PUBLIC int dp_comm_survive(struct dp_comm *comm);
 
-/* Whether the rank is not known to be dead here, as far as this rank has heard by its last call.
- * Ranks may know more or less at a time: what they agree on says agree_alive. */
+/* Whether the rank is not known to be dead here, as far as this rank has heard by its last call; of
+ * this rank itself: whether no other one has declared it dead. Ranks may know more or less at a time:
+ * what they agree on says agree_alive. */
 DP_PUBLIC bool dp_comm_is_alive(const struct dp_comm *comm, int rank);
 
 /* Whether dp_comm_survive was called for the group of comm. */

@@ -126,6 +126,8 @@ struct dp_pipeline_config {
     void *reduce_user;
     bool keep_copies;                   /* do not give copies of a stage on other ranks (DualPipe) the
                                          * parameters of that of stream 0 in dp_pipeline_new */
+    bool tied_copies;                   /* copies of the stage that owns a tied group own it, too:
+                                         * each gets the sum and updates, so that either may be lost */
     bool pinned_sums;                   /* the sums of fixed_order are in pinned memory, not on the
                                          * device: for stages that bring them there themselves. Host
                                          * device only */
@@ -280,7 +282,9 @@ DP_PUBLIC struct dp_device_stream *dp_pipeline_stream(const struct dp_pipeline *
  * sum_tied adds the gradients of all members to the owner's, from the last stage to the first, and
  * sets them to zero, so that norms over all ranks count the parameter once. The gradients of a
  * stage's copy are left out where the step has summed them with its mirror's (REDUCE).
- * broadcast_tied brings the owner's values to all. Both are collective over the comm, between
+ * broadcast_tied brings the owner's values to all. With tied_copies the copies of the owner's stage get
+ * the same sum and are owners, too, and a member of an owner's rank gets its values from there, without
+ * a message; of the norm only one of them is part. Both are collective over the comm, between
  * steps, and move at most 256 KiB at a time. DP_ESTATE in the middle of a step; DP_ECOMM,
  * DP_ETIMEDOUT, DP_EABORTED. dp_pipeline_new says DP_EMISMATCH on every rank where members differ
  * in type, shape or strides, and DP_EUNSUPPORTED for gradients of two bytes. */
