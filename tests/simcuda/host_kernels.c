@@ -34,7 +34,7 @@ static const struct host_kernel {
     const char *name;
     void (*run)(const void *args);
 } host_kernels[] = {
-    {"adamw", adamw}, {"squares", squares}, {"squares_sum", squares_sum}, {"sum", sum},
+    {"adamw", adamw}, {"adamw_set", adamw_set}, {"squares", squares}, {"squares_sum", squares_sum}, {"sum", sum},
     {"to_bf16", to_bf16},
     {"dp_add_f32", dp_add_f32}, {"dp_add_f64", dp_add_f64}, {"dp_add_bf16", dp_add_bf16},
     {"dp_add_f16", dp_add_f16}, {"dp_add_bf16_bf16", dp_add_bf16_bf16},

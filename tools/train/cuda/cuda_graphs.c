@@ -4,8 +4,8 @@
  * tensors, save area and gradients are, and the pipeline's plan puts them in the same places in
  * every step; without dropout, whose masks differ, it is the same work. The first time it is queued
  * kernel by kernel, which also lets cuBLASLt choose its algorithms; the second time it is captured,
- * and from then on launched as one graph. So are the sums of squares behind the last of them. Losses
- * stay as they are, and so does the optimizer, whose rate and corrections differ from step to step.
+ * and from then on launched as one graph. So are the sums of squares behind the last of them, and the
+ * optimizer's update, whose rate and corrections are in device memory. Losses stay as they are.
  */
 #include "train/cuda/cuda_graphs.h"
 

@@ -169,30 +169,40 @@ int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares)
     return err;
 }
 
-int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
-                     double rate, double scale, bool skip)
+/* The same in every update: what differs is where r->adamw points. */
+static void queue_update(struct cuda_rank *r, int slot)
 {
-    struct cuda_slot *s = &r->slots[slot];
+    const struct cuda_slot *s = &r->slots[slot];
     const struct params *p = &s->stage->params;
 
-    if (skip)
-        return dp_device_zero(r->stream, s->grads, p->count * sizeof(float));
-    s->updates++;
     for (size_t i = 0; i < p->tensors_len; i++) {
         const struct tensor *t = &p->tensors[i];
         if (s->others[i])
             continue; /* its gradient is zero since it was summed at the owner */
         const struct adamw_args args = {
-            .count = tensor_count(t), .rate = (float)rate,
-            .decay = t->rows == 1 ? 0 : (float)config->weight_decay,
-            .beta1 = (float)config->beta1, .beta2 = (float)config->beta2,
-            .epsilon = (float)config->epsilon,
-            .correct1 = (float)(1 - pow(config->beta1, (double)s->updates)),
-            .correct2 = (float)(1 - pow(config->beta2, (double)s->updates)),
-            .scale = (float)scale, .value = s->weights + t->offset, .grad = s->grads + t->offset,
+            .count = tensor_count(t), .decays = t->rows > 1, .update = r->adamw,
+            .value = s->weights + t->offset, .grad = s->grads + t->offset,
             .first = s->first + t->offset, .second = s->second + t->offset};
         LAUNCH(r, adamw, cuda_grid_of(args.count), args);
     }
+}
+
+int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
+                     double rate, double scale, bool skip)
+{
+    struct cuda_slot *s = &r->slots[slot];
+
+    if (skip)
+        return dp_device_zero(r->stream, s->grads, s->stage->params.count * sizeof(float));
+    s->updates++;
+    const struct adamw_set_args set = {
+        {.rate = (float)rate, .decay = (float)config->weight_decay, .beta1 = (float)config->beta1,
+         .beta2 = (float)config->beta2, .epsilon = (float)config->epsilon,
+         .correct1 = (float)(1 - pow(config->beta1, (double)s->updates)),
+         .correct2 = (float)(1 - pow(config->beta2, (double)s->updates)), .scale = (float)scale},
+        r->adamw};
+    LAUNCH(r, adamw_set, ((struct cuda_grid){1, 1, 1, WARP_LANES, 0}), set);
+    cuda_graphs_run(r, queue_update, slot, &s->update, &s->update_seen);
     const int err = r->err;
     r->err = 0;
     return err;
@@ -291,6 +301,8 @@ static int alloc_all(struct cuda_rank *r, const struct cuda_rank_config *config)
     if (!err)
         err = alloc_zeroed(r, SQUARE_BLOCKS * sizeof(double), &r->parts);
     if (!err)
+        err = alloc_zeroed(r, sizeof(*r->adamw), &r->adamw);
+    if (!err)
         err = alloc_zeroed(r, r->batch_bytes, &r->bytes);
     if (!err)
         err = dp_device_alloc(r->dev, DP_MEMORY_PINNED, bytes, &numbers);
@@ -360,6 +372,7 @@ void cuda_rank_free(struct cuda_rank *r)
     for (int i = 0; i < r->slot_count; i++) {
         struct cuda_slot *s = &r->slots[i];
         dp_device_graph_free(s->squares);
+        dp_device_graph_free(s->update);
         cuda_saved_free(s->saved);
         cuda_host_free(r, s);
         free(s->others);
@@ -368,7 +381,7 @@ void cuda_rank_free(struct cuda_rank *r)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
     }
     if (r->dev) {
-        void *const all[] = {r->row_losses, r->numbers, r->parts, r->bytes};
+        void *const all[] = {r->row_losses, r->numbers, r->parts, r->adamw, r->bytes};
         for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
         dp_device_free(r->dev, DP_MEMORY_PINNED, r->read_numbers);

@@ -20,7 +20,7 @@
 
 /* X(kernel) for those that there are once, Y(kernel) for those of each type of activations. */
 #define CUDA_KERNELS(X, Y)                                                                         \
-    X(adamw) X(squares) X(squares_sum) X(sum) X(to_bf16)                                           \
+    X(adamw) X(adamw_set) X(squares) X(squares_sum) X(sum) X(to_bf16)                              \
     Y(add) Y(attention_delta) Y(attention_dkv) Y(attention_dq) Y(attention_forward) Y(columns)     \
     Y(copy) Y(dropout) Y(embed_forward) Y(embed_positions) Y(embed_table) Y(entropy_backward)      \
     Y(entropy_forward) Y(gelu_backward) Y(gelu_forward) Y(norm_backward) Y(norm_forward)           \
@@ -40,8 +40,8 @@ struct cuda_slot {
     uint16_t *low;                           /* of the weights; NULL: float32 */
     void *scratch;
     uint64_t updates;
-    struct dp_device_graph *squares; /* NULL: not captured */
-    bool squares_seen;
+    struct dp_device_graph *squares, *update; /* NULL: not captured */
+    bool squares_seen, update_seen;
     bool *others; /* [params.tensors_len] tied to one that is updated elsewhere; calloc'ed */
     struct cuda_saved *saved; /* NULL: no checkpoint was written or read */
     struct gpt_stage *host;   /* NULL: no replicas share it */
@@ -67,6 +67,7 @@ struct cuda_rank {
     size_t tensors; /* most of a slot */
     bool has_squares[DP_MAX_SLOTS]; /* read_numbers are those of the gradients as they are now */
     double *parts;                  /* of a tensor's sum of squares */
+    struct adamw_update *adamw;     /* of the update that is queued, on the device */
     void *bytes, *batch; /* a step's batch, on the device, and where it is copied from */
     size_t batch_bytes;
     int err; /* the first since compute.ops->error was called */

@@ -99,10 +99,20 @@ struct product_args {
     void *c;
 };
 
-/* AdamW on one tensor; see optimizer.h. */
+/* What differs from one update to the next, in device memory; and adamw_set, one thread, which puts it
+ * there: arguments of a launch are copied, so nothing of the host's has to stay. */
+struct adamw_update {
+    float rate, decay, beta1, beta2, epsilon, correct1, correct2, scale;
+};
+struct adamw_set_args {
+    struct adamw_update update, *to;
+};
+
+/* AdamW on one tensor; see optimizer.h. The same arguments in every update. */
 struct adamw_args {
     uint64_t count;
-    float rate, decay, beta1, beta2, epsilon, correct1, correct2, scale;
+    int decays;
+    const struct adamw_update *update;
     float *value, *grad, *first, *second; /* grad is set to zero */
 };
 

@@ -4,17 +4,26 @@
  * and sums of losses. Sums are in double and in a fixed order.
  */
 
+KERNEL(adamw_set, adamw_set_args)
+{
+    if (thread_id() == 0)
+        *a.to = a.update;
+}
+
 KERNEL(adamw, adamw_args)
 {
+    const struct adamw_update u = *a.update;
+    const float decay = a.decays ? u.decay : 0;
+
     for (uint64_t i = first_element(); i < a.count; i += element_stride()) {
-        const float g = a.grad[i] * a.scale;
-        const float first = a.beta1 * a.first[i] + (1 - a.beta1) * g;
-        const float second = a.beta2 * a.second[i] + (1 - a.beta2) * g * g;
+        const float g = a.grad[i] * u.scale;
+        const float first = u.beta1 * a.first[i] + (1 - u.beta1) * g;
+        const float second = u.beta2 * a.second[i] + (1 - u.beta2) * g * g;
 
         a.first[i] = first;
         a.second[i] = second;
-        a.value[i] = a.value[i] * (1 - a.rate * a.decay) -
-                     a.rate * (first / a.correct1) / (sqrtf(second / a.correct2) + a.epsilon);
+        a.value[i] = a.value[i] * (1 - u.rate * decay) -
+                     u.rate * (first / u.correct1) / (sqrtf(second / u.correct2) + u.epsilon);
         a.grad[i] = 0;
     }
 }
