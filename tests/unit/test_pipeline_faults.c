@@ -2,6 +2,9 @@
  *
  * What happens when a rank fails, dies or stalls in the middle of a step: every rank learns which one
  * it was, none hangs, nothing is left over, and the next step is right to the last bit.
+ *
+ * Of the deaths and stalls at each message a seeded sample is tried; with DP_TEST_FULL all of them.
+ * DP_TEST_JOBS (4) are tried at a time, as most of them wait for a deadline.
  */
 #include "cmocka_all.h"
 
@@ -18,6 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { RANKS = 4, MICROBATCHES = 8, FAILURE = -77 };
 static const int64_t deadline_ns = INT64_C(20000000000);
@@ -260,10 +265,9 @@ static void fault_job_init(struct fault_job *f, struct job_result *result, enum 
 }
 
 /* The step after the fault. Uses of one layer have one gradient, see test_pipeline_driven.c. */
-static void expect_good_step(const struct fault_job *f, enum way way)
+static bool step_is_good(const struct fault_job *f, enum way way)
 {
-    if (way != WITH_REUSE)
-        assert_true(job_result_is_sequential(&f->job, 1));
+    return way == WITH_REUSE || job_result_is_sequential(&f->job, 1);
 }
 
 static void fault_job_fini(struct fault_job *f)
@@ -282,7 +286,7 @@ static void expect_failures(const struct comm_kind *kind, enum way way)
     fault_job_init(&f, &result, FAIL, way);
     f.fault->every = kind->processes ? 7 : 1;
     assert_int_equal(kind->run(kind, RANKS, deadline_ns, fail_everywhere, &f, &killed), 0);
-    expect_good_step(&f, way);
+    assert_true(step_is_good(&f, way));
     fault_job_fini(&f);
 }
 
@@ -292,6 +296,67 @@ static void a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < WAYS; i++)
             expect_failures(kind, (enum way)i);
+}
+
+/* ---- many trials ----------------------------------------------------------------------------- */
+
+/* Of a rank that dies or stalls at a callback, or at a message. */
+struct trial {
+    const struct comm_kind *kind;
+    enum way way;
+    int culprit, at;
+    bool at_message;
+    bool (*try)(const struct trial *t); /* false: the result was another one, which it says */
+};
+
+static struct {
+    struct trial *items;
+    int count;
+} trials;
+
+static void add_trial(const struct trial *t)
+{
+    trials.items = realloc(trials.items, (size_t)(trials.count + 1) * sizeof(*trials.items));
+    assert_non_null(trials.items);
+    trials.items[trials.count++] = *t;
+}
+
+static bool say_wrong(const struct trial *t, const char *what)
+{
+    printf("%s, %s: rank %d at %s %d: %s\n", t->kind->name, way_names[t->way], t->culprit,
+           t->at_message ? "message" : "callback", t->at, what);
+    fflush(stdout);
+    return false;
+}
+
+static int try_part(int job, int jobs)
+{
+    int failed = 0;
+
+    for (int i = job; i < trials.count; i += jobs)
+        failed += !trials.items[i].try(&trials.items[i]);
+    return failed;
+}
+
+/* Those that were added, which are forgotten. */
+static void try_all(void)
+{
+    const int jobs = getenv("DP_TEST_JOBS") ? atoi(getenv("DP_TEST_JOBS")) : 4;
+    int failed = 0, status;
+
+    if (getenv("DP_TEST_FULL"))
+        print_message("%d trials, %d at a time\n", trials.count, jobs);
+    fflush(NULL);
+    for (int job = 0; job < jobs; job++)
+        if (!fork())
+            _exit(try_part(job, jobs) ? 1 : 0);
+    for (int job = 0; job < jobs; job++) {
+        assert_true(wait(&status) > 0);
+        failed += status != 0;
+    }
+    free(trials.items);
+    memset(&trials, 0, sizeof(trials));
+    assert_int_equal(failed, 0);
 }
 
 /* ---- death ---------------------------------------------------------------------------------- */
@@ -327,22 +392,21 @@ static int die_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-/* at: the callback, or the message with at_messages. */
-static void expect_death(const struct comm_kind *kind, enum way way, int culprit,
-                         int at, bool at_messages)
+static bool try_death(const struct trial *t)
 {
     struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, DIE, way);
-    f.fault->every = at;
-    f.fault->culprit = culprit;
-    f.fault->at_messages = at_messages;
-    if (kind->run(kind, RANKS, deadline_ns, die_once, &f, &killed) != 1 || killed != 1)
-        fail_msg("%s, %s: %d killed, rank %d at %s %d", kind->name, way_names[way],
-                 killed, culprit, at_messages ? "message" : "callback", at);
+    fault_job_init(&f, &result, DIE, t->way);
+    f.fault->every = t->at;
+    f.fault->culprit = t->culprit;
+    f.fault->at_messages = t->at_message;
+    const int failed = t->kind->run(t->kind, RANKS, deadline_ns, die_once, &f, &killed);
     fault_job_fini(&f);
+    if (failed != 1 || killed != 1)
+        return say_wrong(t, killed == 1 ? "a rank that lives failed" : "expected it to be killed");
+    return true;
 }
 
 /* At every sixth callback of a step, all with DP_TEST_FULL. One that messages drive has more. */
@@ -354,7 +418,8 @@ static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int at = 0; at < 22 && kind->processes; at += every)
             for (int i = at < 15 ? BY_LIST : BY_MESSAGES; i <= BY_MESSAGES; i++)
-                expect_death(kind, (enum way)i, 2, at, false);
+                add_trial(&(struct trial){kind, (enum way)i, 2, at, false, try_death});
+    try_all();
 }
 
 /* Faults at every message of a step: a seeded sample of `wanted` of them, all with DP_TEST_FULL. */
@@ -387,19 +452,26 @@ static void count_all_messages(const struct comm_kind *kind, enum way way,
     fault_job_fini(&f);
 }
 
-static void a_rank_that_dies_at_any_message_ends_the_step_of_the_others(void **state)
+/* A trial at each message that is drawn. */
+static void add_trials(const struct comm_kind *kind, enum way way, int wanted,
+                       bool (*try)(const struct trial *t))
 {
     int messages[RANKS];
 
+    count_all_messages(kind, way, messages);
+    for (int culprit = 0; culprit < RANKS; culprit++)
+        for (int at = 0; at < messages[culprit]; at++)
+            if (is_drawn(messages, wanted))
+                add_trial(&(struct trial){kind, way, culprit, at, true, try});
+}
+
+static void a_rank_that_dies_at_any_message_ends_the_step_of_the_others(void **state)
+{
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int i = 0; i < WAYS && kind->processes; i++) {
-            count_all_messages(kind, (enum way)i, messages);
-            for (int culprit = 0; culprit < RANKS; culprit++)
-                for (int at = 0; at < messages[culprit]; at++)
-                    if (is_drawn(messages, i <= BY_MESSAGES ? 4 : 1))
-                        expect_death(kind, (enum way)i, culprit, at, true);
-        }
+        for (int i = 0; i < WAYS && kind->processes; i++)
+            add_trials(kind, (enum way)i, i <= BY_MESSAGES ? 4 : 1, try_death);
+    try_all();
 }
 
 /* ---- stall ---------------------------------------------------------------------------------- */
@@ -433,22 +505,22 @@ static int stall_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void expect_stall(const struct comm_kind *kind, enum way way, int culprit,
-                         int at, bool at_messages)
+static bool try_stall(const struct trial *t)
 {
     struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, STALL, way);
-    f.fault->every = at;
-    f.fault->culprit = culprit;
-    f.fault->at_messages = at_messages;
-    if (kind->run(kind, RANKS, short_deadline_ns, stall_once, &f, &killed))
-        fail_msg("%s, %s: rank %d at %s %d", kind->name, way_names[way], culprit,
-                 at_messages ? "message" : "callback", at);
-    expect_good_step(&f, way);
+    fault_job_init(&f, &result, STALL, t->way);
+    f.fault->every = t->at;
+    f.fault->culprit = t->culprit;
+    f.fault->at_messages = t->at_message;
+    const int failed = t->kind->run(t->kind, RANKS, short_deadline_ns, stall_once, &f, &killed);
+    const bool good = failed || step_is_good(&f, t->way);
     fault_job_fini(&f);
+    if (failed || !good)
+        return say_wrong(t, failed ? "a rank failed" : "the next step is not that of one process");
+    return true;
 }
 
 /* In the middle of a step, and where the others wait for it in a collective already, as its last
@@ -458,27 +530,22 @@ static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
 {
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
-        expect_stall(kind, BY_LIST, 1, 9, false);
-        expect_stall(kind, BY_MESSAGES, 1, 20, false);
+        add_trial(&(struct trial){kind, BY_LIST, 1, 9, false, try_stall});
+        add_trial(&(struct trial){kind, BY_MESSAGES, 1, 20, false, try_stall});
         for (int at = 0; at < 22 && getenv("DP_TEST_FULL"); at++)
-            expect_stall(kind, BY_MESSAGES, 1, at, false);
+            add_trial(&(struct trial){kind, BY_MESSAGES, 1, at, false, try_stall});
     }
+    try_all();
 }
 
 /* Each takes the deadline. */
 static void a_rank_that_stalls_at_any_message_ends_the_step_of_all(void **state)
 {
-    int messages[RANKS];
-
     (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
-        for (int i = 0; i < WAYS; i++) {
-            count_all_messages(kind, (enum way)i, messages);
-            for (int culprit = 0; culprit < RANKS; culprit++)
-                for (int at = 0; at < messages[culprit]; at++)
-                    if (is_drawn(messages, 1))
-                        expect_stall(kind, (enum way)i, culprit, at, true);
-        }
+        for (int i = 0; i < WAYS; i++)
+            add_trials(kind, (enum way)i, 1, try_stall);
+    try_all();
 }
 
 /* ---- callbacks that break their contract ----------------------------------------------------- */
