@@ -94,9 +94,3 @@ void expect_all_wrong(const struct wrong *wrong, size_t count, struct dp_schedul
         expect_wrong(&wrong[i], spec);
 }
 
-void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}

@@ -33,6 +33,5 @@ extern const struct dp_schedule_spec training, one_stream, inference;
 void edit_config(void *user, int rank, struct dp_pipeline_config *config);
 void expect_wrong(const struct wrong *wrong, struct dp_schedule_spec spec);
 void expect_all_wrong(const struct wrong *wrong, size_t count, struct dp_schedule_spec spec);
-void drop_line(void *user, enum dp_log_level level, const char *line);
 
 #endif

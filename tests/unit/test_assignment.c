@@ -6,6 +6,7 @@
 #include "config.h"
 
 #include "cmocka_all.h"
+#include "quiet.h"
 #include "scratch.h"
 #include "placement/assignment_bind.h"
 
@@ -467,11 +468,6 @@ static void a_worker_that_is_not_there_is_refused(void **state)
     dp_assignment_free(s);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -491,6 +487,6 @@ int main(void)
         cmocka_unit_test(a_worker_that_is_not_there_is_refused),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_DEFAULT);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "quiet.h"
 
 #include <dualpipe/async.h>
 #include <dualpipe/batch_step.h>
@@ -483,11 +484,6 @@ static void without_layers_a_step_returns_its_input(void **state)
         assert_int_equal(comm_on_threads(3, deadline_ns, run_identity, &how), 0);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -501,6 +497,6 @@ int main(void)
         cmocka_unit_test(without_layers_a_step_returns_its_input),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests_name("layers as a pipeline", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/batch_norm.h>
 #include <dualpipe/random.h>
@@ -369,13 +370,6 @@ static void what_is_wrong_is_named(void **state)
     dp_batch_norm_free(NULL);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,6 +387,6 @@ int main(void)
         cmocka_unit_test(what_is_wrong_is_named),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests_name("batch normalisation", tests, NULL, NULL);
 }

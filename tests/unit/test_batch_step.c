@@ -9,6 +9,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "quiet.h"
 
 #include <dualpipe/batch_step.h>
 #include <dualpipe/partition.h>
@@ -867,11 +868,6 @@ static void what_cannot_be_merged_is_named(void **state)
     }
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -889,6 +885,6 @@ int main(void)
         cmocka_unit_test(what_cannot_be_merged_is_named),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests_name("steps of whole batches", tests, NULL, NULL);
 }

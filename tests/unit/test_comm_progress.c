@@ -6,6 +6,7 @@
 #include "comm_group.h"
 
 #include "base/clock.h"
+#include "quiet.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -240,13 +241,6 @@ static void an_abort_a_reset_and_an_end_reach_a_rank_that_computes(void **state)
     on_all_kinds(3, abort_while_away);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -255,6 +249,6 @@ int main(void)
         cmocka_unit_test(going_away_and_coming_back_disturbs_no_message),
         cmocka_unit_test(an_abort_a_reset_and_an_end_reach_a_rank_that_computes),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "quiet.h"
 
 #include <dualpipe/controller.h>
 
@@ -387,11 +388,6 @@ static void what_is_wrong_with_a_controller_is_known_everywhere(void **state)
     assert_int_equal(comm_on_threads(SIZE, DEADLINE_NS, open_differently, NULL), 0);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +399,6 @@ int main(void)
         cmocka_unit_test(what_is_wrong_with_a_controller_is_known_everywhere),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests_name("a controller and its workers", tests, NULL, NULL);
 }

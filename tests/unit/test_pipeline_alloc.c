@@ -7,9 +7,11 @@
 
 #include "comm_group.h"
 #include "pipeline_job.h"
+#include "quiet.h"
 #include <dualpipe/trace.h>
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -168,13 +170,6 @@ static void keep_config(void *user, int rank, struct dp_pipeline_config *config)
     kept.stages = stages;
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 /* Let the first allocation fail, then the second, and so on until none does. */
 static int fail_each_allocation(struct dp_pipeline **pipe)
 {
@@ -215,7 +210,7 @@ static void a_pipeline_that_gets_no_memory_fails_and_leaks_none(void **state)
     job_result_init(&result, &job);
     job.edit = keep_config;
     assert_int_equal(job_rank_open(&r, &job, NULL), 0);
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     assert_true(fail_each_allocation(&pipe) > 20);
     dp_pipeline_free(pipe);
     job_rank_close(&r);
@@ -223,11 +218,57 @@ static void a_pipeline_that_gets_no_memory_fails_and_leaks_none(void **state)
     dp_schedule_free(s);
 }
 
+/* Each rank has what the other one needs, so that none can end before the other. */
+static int move_with(struct dp_comm *comm, int allocations_left)
+{
+    float own = 1, other = 0;
+    int64_t shape = 1;
+    const bool first = dp_comm_rank(comm) == 0;
+    const DLTensor tensor = {.device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1},
+                             .shape = &shape};
+    struct dp_named_tensor has = {first ? "a" : "b", tensor}, wants = {first ? "b" : "a", tensor};
+
+    has.tensor.data = &own;
+    wants.tensor.data = &other;
+    left = allocations_left;
+    const int err = dp_pipeline_move_state(comm, &has, 1, &wants, 1);
+    left = -1;
+    return err ? err : other == 1 ? 0 : DP_EINVAL;
+}
+
+static int run_out_while_moving(struct dp_comm *comm, void *arg)
+{
+    atomic_int *failures = arg;
+    int err = -1;
+
+    for (int tries = 0; err && tries < 100; tries++) {
+        err = move_with(comm, dp_comm_rank(comm) ? tries : -1);
+        CHECK(!err || err == (dp_comm_rank(comm) ? DP_ENOMEM : DP_EABORTED));
+        atomic_fetch_add(failures, err == DP_ENOMEM);
+        CHECK(!err || !dp_comm_reset(comm));
+    }
+    CHECK(!err);
+    return 0;
+}
+
+static void a_rank_that_gets_no_memory_for_state_to_move_tells_the_other(void **state)
+{
+    atomic_int failures = 0;
+
+    (void)state;
+    if (!COUNTS)
+        skip_because("the sanitizers have an allocator of their own");
+    log_nothing();
+    assert_int_equal(comm_on_threads(2, deadline_ns, run_out_while_moving, &failures), 0);
+    assert_true(atomic_load(&failures) >= 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(a_pipeline_that_gets_no_memory_fails_and_leaks_none),
+        cmocka_unit_test(a_rank_that_gets_no_memory_for_state_to_move_tells_the_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

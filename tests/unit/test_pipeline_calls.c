@@ -7,6 +7,7 @@
 
 #include "comm_group.h"
 #include "pipeline_job.h"
+#include "quiet.h"
 
 #include <dualpipe/checkpoint.h>
 #include <dualpipe/mixer.h>
@@ -133,13 +134,6 @@ static int run_other_schedule(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 static void ranks_that_take_different_schedules_notice(void **state)
 {
     (void)state;
@@ -153,7 +147,7 @@ static void ranks_that_take_different_schedules_notice(void **state)
     job_result_init(&result, &jobs.a);
     jobs.a.edit = add_schedule;
     jobs.a.user = &jobs;
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     assert_int_equal(comm_on_threads(2, deadline_ns, run_other_schedule, &jobs), 0);
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
     job_result_fini(&result, &jobs.a);
@@ -397,7 +391,7 @@ static void gradients_can_be_bound_again_between_steps(void **state)
     struct job_result result;
 
     job_result_init(&result, &job);
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     assert_int_equal(comm_on_threads(2, deadline_ns, run_bound, &job), 0);
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
     assert_true(job_result_is_sequential(&job, 1));
@@ -647,7 +641,7 @@ static void micro_batches_may_be_uneven_by_either_rule(void **state)
                                                   DP_SCHEDULE_DUALPIPEV};
     int32_t made;
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     for (int i = 0; i < 6; i++) {
         struct uneven u = {.schedule = build((struct dp_schedule_spec){
                                .kind = kinds[i / 2], .ranks = UNEVEN_RANKS,
@@ -681,7 +675,7 @@ static void structs_of_another_release_are_refused_by_name(void **state)
 
     (void)state;
     assert_int_equal(DP_CHECK_STRUCT(dp_stage_ops), 0);
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     for (size_t i = 0; i < sizeof(passed) / sizeof(passed[0]); i++) {
         const size_t other = passed[i].size + 8;
         assert_int_equal(dp_check_struct(passed[i].name, passed[i].size), 0);

@@ -4,6 +4,7 @@
  * behaviour that the library promises.
  */
 #include "pipeline_wrong.h"
+#include "quiet.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -512,6 +513,6 @@ int main(void)
         cmocka_unit_test(a_comm_of_another_size_is_refused),
         cmocka_unit_test(a_schedule_that_asks_for_too_much_is_refused),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include "comm/comm_ops.h"
 #include "comm_group.h"
 #include "pipeline_job.h"
+#include "quiet.h"
 
 #include <dualpipe/partition.h>
 #include <dualpipe/random.h>
@@ -719,13 +720,6 @@ static void a_missing_gradient_counts_as_zeros(void **state)
     expect_spoiled(&spoilers[0], run_with_a_hole);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -737,6 +731,6 @@ int main(void)
         cmocka_unit_test(a_callback_that_breaks_its_contract_is_named),
         cmocka_unit_test(a_missing_gradient_counts_as_zeros),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 
 #include "comm_group.h"
 #include "pipeline_job.h"
+#include "quiet.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -295,13 +296,6 @@ static void a_rank_without_a_first_stage_has_no_use_for_an_input_loader(void **s
     dp_schedule_free(s);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -313,6 +307,6 @@ int main(void)
         cmocka_unit_test(a_rank_without_a_first_stage_has_no_use_for_an_input_loader),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests_name("loaders of micro-batches", tests, NULL, NULL);
 }

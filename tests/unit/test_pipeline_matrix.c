@@ -17,6 +17,7 @@
 #include "comm_group.h"
 #include "open_files.h"
 #include "pipeline_job.h"
+#include "quiet.h"
 
 #include <dualpipe/random.h>
 
@@ -574,18 +575,11 @@ static void all_that_live_name_the_culprit_in_time_and_go_on(void **state)
     munmap(rows, MOST * sizeof(*rows));
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_that_live_name_the_culprit_in_time_and_go_on),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

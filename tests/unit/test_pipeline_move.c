@@ -6,6 +6,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "quiet.h"
 
 #include <dualpipe/pipeline.h>
 
@@ -115,19 +116,12 @@ static void another_shape_is_an_error_on_every_rank(void **state)
         assert_int_equal(kind->run(kind, RANKS, deadline_ns, mismatch, NULL, &killed), 0);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_rank_gets_what_it_needs_or_all_say_what_is_missing),
         cmocka_unit_test(another_shape_is_an_error_on_every_rank),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

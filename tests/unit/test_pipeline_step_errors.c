@@ -4,6 +4,7 @@
  * that the library promises.
  */
 #include "pipeline_wrong.h"
+#include "quiet.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -283,6 +284,6 @@ int main(void)
         cmocka_unit_test(ranks_that_take_pipelines_in_another_order_notice),
         cmocka_unit_test(unchecked_steps_notice_a_message_of_another_step),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 
 #include "comm_group.h"
 #include "pipeline_job.h"
+#include "quiet.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -169,18 +170,11 @@ static void the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own(void **st
                     kill_once(kind, &plans[i], culprit, at);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,6 +33,12 @@ static void tie(void *user, int rank, struct dp_pipeline_config *config)
     }
 }
 
+static void tie_copies(void *user, int rank, struct dp_pipeline_config *config)
+{
+    tie(user, rank, config);
+    config->tied_copies = true;
+}
+
 static size_t weights_of(const struct model *m, int stage)
 {
     return (size_t)model_width(m, stage) * (size_t)model_width(m, stage + 1);
@@ -44,8 +50,17 @@ static float sequential_grad(const struct model_result *want, int stage, size_t 
     return want->first[stage][k] + want->second[stage][k];
 }
 
+/* Whether a slot's stage owns the group: with tied_copies each copy of stage 0 does. */
+static bool should_own(const struct job_rank *r, int slot, bool copies)
+{
+    const struct dp_slot *at = dp_schedule_slot(r->job->schedule, r->rank, slot);
+
+    return r->stages[slot].stage == 0 && (copies || at->stream == 0);
+}
+
 static int check_sums(struct dp_comm *comm, const struct job_rank *r)
 {
+    const bool copies = r->job->edit == tie_copies;
     const struct model *m = &r->job->model;
     struct model_result want;
 
@@ -54,9 +69,7 @@ static int check_sums(struct dp_comm *comm, const struct job_rank *r)
     for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++) {
         const struct model_stage *stage = &r->stages[i];
         const bool owner = dp_pipeline_owns(r->pipe, i, 0);
-        CHECK(owner == (stage->stage == 0 &&
-                        dp_schedule_slot(r->job->schedule, r->rank, i)->stream == 0) ||
-              !is_tied(stage->stage));
+        CHECK(owner == should_own(r, i, copies) || !is_tied(stage->stage));
         for (size_t k = 0; k < weights_of(m, 0) && is_tied(stage->stage); k++) {
             float sum = sequential_grad(&want, 0, k) + sequential_grad(&want, TIED, k);
             CHECK(stage->gw[k] == (owner ? sum : 0));
@@ -147,6 +160,13 @@ static void tied_gradients_are_summed_at_the_owner_under_every_schedule(void **s
     (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         expect_tied(NULL, shapes[i]);
+}
+
+static void both_copies_of_the_owner_own_where_that_is_wanted(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        expect_tied_as(NULL, shapes[i], tie_copies);
 }
 
 /* The pipeline's ranks are the group's the other way round. */
@@ -252,6 +272,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tied_gradients_are_summed_at_the_owner_under_every_schedule),
+        cmocka_unit_test(both_copies_of_the_owner_own_where_that_is_wanted),
         cmocka_unit_test(tied_gradients_are_summed_wherever_the_stages_are),
         cmocka_unit_test(tied_gradients_are_summed_where_messages_drive_the_ranks),
         cmocka_unit_test(every_communicator_carries_tied_parameters),

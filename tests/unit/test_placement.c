@@ -3,6 +3,7 @@
  * test_placement.c - what is placed where, on descriptions of machines of a few words.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/placement.h>
 #include <dualpipe/random.h>
@@ -539,13 +540,6 @@ static void gpus_without_a_route_between_them_are_named(void **state)
     unmake(&f);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -566,6 +560,6 @@ int main(void)
         cmocka_unit_test(a_spec_that_is_wrong_is_refused_by_name),
         cmocka_unit_test(gpus_without_a_route_between_them_are_named),
     };
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

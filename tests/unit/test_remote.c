@@ -6,6 +6,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "quiet.h"
 
 #include <dualpipe/remote.h>
 
@@ -233,11 +234,6 @@ static void a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset(v
     run_everywhere(run_and_fail);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -245,6 +241,6 @@ int main(void)
         cmocka_unit_test(a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests_name("remote pipelines", tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "quiet.h"
 
 #include <dualpipe/pipeline.h>
 #include <dualpipe/values.h>
@@ -510,11 +511,6 @@ static void a_form_that_does_not_fit_is_refused(void **state)
     assert_int_equal(tree.kind, DP_TREE_ABSENT);
 }
 
-static void drop_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -525,6 +521,6 @@ int main(void)
         cmocka_unit_test(a_form_that_does_not_fit_is_refused),
     };
 
-    dp_log_set(drop_line, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests_name("values between stages", tests, NULL, NULL);
 }

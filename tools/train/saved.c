@@ -473,7 +473,9 @@ int saved_move(struct dp_comm *comm, struct trainer *from, struct trainer *to)
 
     if (!err && to)
         err = list_state(to, true, &wants);
-    if (!err)
+    if (err) /* of this rank alone: the others would wait for its messages */
+        dp_comm_abort(comm, err, "out of memory for the state of a rank");
+    else
         err = dp_pipeline_move_state(comm, has.tensors, has.count, wants.tensors, wants.count);
     list_free(&has);
     list_free(&wants);
