@@ -119,6 +119,7 @@ struct dp_comm {
     struct dp_survival *survival; /* NULL: a death ends the group */
     bool progress_runs;       /* a thread works on the transfers, see progress_start */
     bool in_batch;            /* between begin and commit */
+    unsigned quick_ends;      /* collectives that ended without a look at anything else */
     bool lends;               /* all ranks may lend each other memory; the same on all */
     unsigned in_place;        /* all-reduces that were carried out so; tests read it */
     int silent;               /* the rank that a wait was given up for last, +1; 0: none */

@@ -23,11 +23,12 @@ struct dp_collective {
     uint64_t tag;
     int steps;
     int posted, sent, finished; /* receives, sends, steps */
-    struct dp_request sends[DP_STEP_WINDOW], receives[DP_STEP_WINDOW];
-    struct dp_step window[DP_STEP_WINDOW];
     bool is_concurrent, is_over;
     bool has_messages; /* of the first unfinished step: its work is what is left */
     int error; /* once it is over */
+    /* Of the steps from `finished` to `posted`; the rest is of earlier collectives. */
+    struct dp_step window[DP_STEP_WINDOW];
+    struct dp_request sends[DP_STEP_WINDOW], receives[DP_STEP_WINDOW];
 };
 
 struct dp_engine {
@@ -161,9 +162,8 @@ static char *take_staging(struct dp_engine *engine, struct dp_collective *c, siz
 static int post_receive(struct dp_engine *engine, struct dp_collective *c)
 {
     const int slot = c->posted % DP_STEP_WINDOW;
-    struct dp_step *step = &c->window[slot];
+    const struct dp_step *step = &c->window[slot];
 
-    c->algorithm->step(&c->args, c->posted, step);
     if (step->receive_from >= 0) {
         int err = engine->world->ops->irecv(engine->world,
                                             dp_comm_world_rank(c->comm, step->receive_from),
@@ -241,6 +241,20 @@ static int finish_step(struct dp_engine *engine, struct dp_collective *c)
     return 0;
 }
 
+static bool can_send(const struct dp_collective *c, int index)
+{
+    return c->window[index % DP_STEP_WINDOW].after <= c->finished;
+}
+
+/* The send first: the other rank waits for it, and looks for messages only when its own is on its way. */
+static int begin_step(struct dp_engine *engine, struct dp_collective *c)
+{
+    c->algorithm->step(&c->args, c->posted, &c->window[c->posted % DP_STEP_WINDOW]);
+    int err = c->sent == c->posted && can_send(c, c->sent) ? post_send(engine, c) : 0;
+
+    return err ? err : post_receive(engine, c);
+}
+
 /* DP_EAGAIN: nothing more can be done now. 0: all steps are finished. */
 static int advance(struct dp_engine *engine, struct dp_collective *c)
 {
@@ -248,9 +262,8 @@ static int advance(struct dp_engine *engine, struct dp_collective *c)
 
     while (!err && c->finished < c->steps) {
         while (!err && c->posted < c->steps && c->posted < c->finished + DP_STEP_WINDOW)
-            err = post_receive(engine, c);
-        while (!err && c->sent < c->posted &&
-               c->window[c->sent % DP_STEP_WINDOW].after <= c->finished)
+            err = begin_step(engine, c);
+        while (!err && c->sent < c->posted && can_send(c, c->sent))
             err = post_send(engine, c);
         if (!err)
             err = finish_step(engine, c);
@@ -332,9 +345,9 @@ static void cancel(struct dp_engine *engine, bool there_is, struct dp_request *r
 
 static void cancel_parts(struct dp_engine *engine, struct dp_collective *c)
 {
-    for (int i = c->finished; i < c->posted; i++) {
+    for (int i = c->finished; i < c->posted || i < c->sent; i++) {
         const int slot = i % DP_STEP_WINDOW;
-        cancel(engine, c->window[slot].receive_from >= 0, &c->receives[slot]);
+        cancel(engine, i < c->posted && c->window[slot].receive_from >= 0, &c->receives[slot]);
         cancel(engine, i < c->sent && c->window[slot].send_to >= 0, &c->sends[slot]);
     }
 }
@@ -537,6 +550,19 @@ static bool is_running(const struct dp_engine *engine, const struct dp_comm *com
     return false;
 }
 
+/* Not the whole of it: a short all-reduce takes little longer than to clear the requests. */
+static void set_up(struct dp_collective *c, struct dp_comm *comm,
+                   const struct dp_algorithm *algorithm, const struct dp_collective_args *args)
+{
+    c->comm = comm;
+    c->algorithm = algorithm;
+    c->args = *args;
+    c->args.scratch = c->scratch;
+    c->channel = DP_CHANNEL_COLLECTIVE;
+    c->posted = c->sent = c->finished = c->error = 0;
+    c->is_concurrent = c->is_over = c->has_messages = false;
+}
+
 static int start(struct dp_engine *engine, struct dp_comm *comm,
                  const struct dp_algorithm *algorithm, const struct dp_collective_args *args,
                  struct dp_collective **out)
@@ -547,17 +573,7 @@ static int start(struct dp_engine *engine, struct dp_comm *comm,
     if (!c)
         return dp_fail(DP_ENOMEM, "no memory for a collective (%s, %zu bytes)", algorithm->name,
                        bytes);
-    const struct dp_collective old = *c;
-    *c = (struct dp_collective){.made = old.made,
-                                .comm = comm,
-                                .algorithm = algorithm,
-                                .args = *args,
-                                .scratch = old.scratch,
-                                .scratch_bytes = old.scratch_bytes,
-                                .staging = old.staging,
-                                .staging_bytes = old.staging_bytes,
-                                .channel = DP_CHANNEL_COLLECTIVE};
-    c->args.scratch = c->scratch;
+    set_up(c, comm, algorithm, args);
     if (algorithm->staging_bytes)
         c->args.staging = take_staging(engine, c, algorithm->staging_bytes(args));
     c->steps = algorithm->steps(&c->args);

@@ -702,6 +702,74 @@ static void all_of_it_holds_in_a_part_of_a_group(void **state)
     on_parts_of_all_kinds(LONG_NS, cases, sizeof(cases) / sizeof(*cases));
 }
 
+/* ---- what a short all-reduce does ------------------------------------------------------------- */
+
+/* The operations of a communicator, counted on their way. */
+static const struct dp_comm_ops *counted;
+static int progresses, sends, receives_before_send;
+
+static int count_progress(struct dp_comm *comm, int waiting_for)
+{
+    progresses++;
+    return counted->progress(comm, waiting_for);
+}
+
+static int count_send(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
+                      size_t len, struct dp_request *req)
+{
+    sends++;
+    return counted->isend(comm, peer, channel, tag, buf, len, req);
+}
+
+static int count_receive(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
+                         size_t len, struct dp_request *req)
+{
+    receives_before_send += !sends;
+    return counted->irecv(comm, peer, channel, tag, buf, len, req);
+}
+
+/* Rank 0's call, then rank 1's, which ends at once; the message to rank 0 has come by then. */
+static void reduce_by_turns(struct dp_comm *comms[2])
+{
+    const DLDataType f32 = {kDLFloat, 32, 1};
+    struct dp_request req[2];
+    float values[2] = {1, 2};
+
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(dp_comm_iallreduce(comms[rank], &values[rank], &values[rank], 1, f32,
+                                            DP_REDUCE_SUM, &req[rank]),
+                         0);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(dp_comm_test(comms[rank], &req[rank]), 0);
+        assert_true(values[rank] == 3);
+    }
+}
+
+static void a_short_all_reduce_sends_first_and_looks_at_nothing_else(void **state)
+{
+    (void)state;
+    enum { TIMES = 256, LOOKS_AT_MOST = TIMES / 32 };
+    struct dp_comm *comms[2];
+
+    assert_int_equal(dp_comm_threads_new(2, comms), 0);
+    struct dp_comm_ops ops = *comms[0]->ops;
+    counted = comms[0]->ops;
+    ops.progress = count_progress;
+    ops.isend = count_send;
+    ops.irecv = count_receive;
+    comms[0]->ops = &ops;
+    progresses = sends = receives_before_send = 0;
+    for (int i = 0; i < TIMES; i++)
+        reduce_by_turns(comms);
+    assert_int_equal(sends, TIMES);
+    assert_int_equal(receives_before_send, 0);
+    /* Now and then all the same: others may have died, or want to connect. */
+    assert_in_range(progresses, 1, LOOKS_AT_MOST);
+    comms[0]->ops = counted;
+    for (int rank = 0; rank < 2; rank++)
+        dp_comm_close(comms[rank]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -715,6 +783,7 @@ int main(void)
         cmocka_unit_test(no_peer_writes_into_the_buffer_of_a_rank_that_gave_up),
         cmocka_unit_test(a_rank_that_dies_in_an_all_reduce_ends_it),
         cmocka_unit_test(minimum_and_maximum_keep_a_nan),
+        cmocka_unit_test(a_short_all_reduce_sends_first_and_looks_at_nothing_else),
         cmocka_unit_test(a_reduce_scatter_leaves_each_rank_its_block),
         cmocka_unit_test(all_gather_and_broadcast_copy_every_byte),
         cmocka_unit_test(a_finished_collective_may_be_waited_for_again),
