@@ -35,6 +35,7 @@ struct op {
     void *user;
     struct host_stream *other; /* OP_WAIT: until its done is at least count */
     uint64_t count;
+    int64_t given_ns; /* on a device with a link */
 };
 
 enum { RING = 128 };
@@ -57,6 +58,8 @@ struct host_stream {
     size_t handed_out;     /* bytes of the op at `done` that have been given to workers */
     int in_flight;         /* pieces of it that they have not finished */
     int64_t finish_ns;     /* when the link is done with it; 0: not on the link */
+    int64_t free_ns;       /* on a device with a link: from when on its first op could begin, unless it
+                            * was given later */
     struct stream_list waiters;
     uint64_t awaited; /* the least count of done that a sleeping thread waits for; NOT_AWAITED */
     struct op ring[RING];
@@ -100,8 +103,8 @@ int host_stream_reach(struct host_stream *stream, uint64_t count, int64_t deadli
 
 /* Which way a copy goes. */
 enum direction host_link_direction(struct host *host, const void *dst, const void *src);
-/* Give the link an op that begins now: when it will be done; 0: it has nothing to do with it. */
-int64_t host_link_finish(struct host *host, const struct op *op);
+/* Give the link the first op of s: when it will be done; 0: it has nothing to do with it. */
+int64_t host_link_finish(const struct host_stream *s, const struct op *op);
 /* The first op of s has been carried out, but the link is not done with it. */
 void host_link_hold(struct host_stream *s);
 

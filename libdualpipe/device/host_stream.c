@@ -89,6 +89,13 @@ static void make_ready(struct host_stream *s)
         pthread_cond_signal(&s->host->work);
 }
 
+/* What a stream waits for may have been done before the last op of the other one was: later is safe. */
+static void wait_until_free(struct host_stream *s, const struct host_stream *other)
+{
+    if (other->free_ns > s->free_ns)
+        s->free_ns = other->free_ns;
+}
+
 /* Pass the waits at the head of s that are over. Whether there were any. */
 static bool pass_waits(struct host_stream *s)
 {
@@ -96,6 +103,7 @@ static bool pass_waits(struct host_stream *s)
     struct op *op;
 
     while ((op = first_op(s)) && op->kind == OP_WAIT && host_stream_reached(op->other, op->count)) {
+        wait_until_free(s, op->other);
         count_done(s);
         passed = true;
     }
@@ -155,7 +163,7 @@ static struct piece take_piece(struct host *host, struct stream_list *ready)
     size_t at = s->handed_out, left = op->bytes - at, size = piece_size(host, op->bytes);
 
     if (!at)
-        s->finish_ns = host_link_finish(host, op);
+        s->finish_ns = host_link_finish(s, op);
     size = size < left ? size : left;
     s->handed_out += size;
     s->in_flight++;
@@ -176,6 +184,8 @@ static struct piece take_piece(struct host *host, struct stream_list *ready)
 static void finish_op(struct host_stream *s)
 {
     s->handed_out = 0;
+    if (s->host->linked)
+        s->free_ns = s->finish_ns ? s->finish_ns : dp_now_ns();
     count_done(s);
     settle(s);
 }
@@ -349,6 +359,8 @@ void host_stream_give(struct host_stream *s, const struct op *op)
     pthread_mutex_lock(&host->lock);
     bool idle = !first_op(s);
     s->ring[s->given % RING] = *op;
+    if (host->linked)
+        s->ring[s->given % RING].given_ns = dp_now_ns();
     s->given++;
     if (idle)
         settle(s);

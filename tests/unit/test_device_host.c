@@ -8,7 +8,9 @@
 #include "base/copy.h"
 #include "device/host.h"
 
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -230,6 +232,71 @@ static void a_link_takes_its_time_in_each_direction_alone(void **state)
     free(back);
 }
 
+struct hold {
+    atomic_bool begun, open;
+};
+
+static void hold_worker(void *user)
+{
+    struct hold *hold = user;
+
+    atomic_store(&hold->begun, true);
+    while (!atomic_load(&hold->open))
+        sched_yield();
+}
+
+static int64_t link_free_ns(struct dp_device *dev)
+{
+    struct host *host = (struct host *)dev;
+
+    pthread_mutex_lock(&host->lock);
+    const int64_t ns = host->free_ns[UP];
+    pthread_mutex_unlock(&host->lock);
+    return ns;
+}
+
+/* The only worker is at work elsewhere when the first copy ends. */
+static void a_copy_that_is_queued_begins_when_the_link_is_free(void **state)
+{
+    (void)state;
+    enum { BYTES = 1 << 16 };
+    struct dp_host_link link = {4e6, 0, 0, 0}; /* 16 ms up */
+    struct dp_device_stream *up, *calls;
+    struct dp_device_event *end;
+    struct dp_device *dev;
+    struct hold hold = {false, false};
+    char *host = malloc(BYTES);
+    void *there;
+
+    memset(host, 3, BYTES);
+    assert_int_equal(dp_device_host_open_link(1, &link, &dev), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, BYTES, &there), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &up), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &calls), 0);
+    assert_int_equal(dp_device_event_new(dev, &end), 0);
+    assert_int_equal(dp_device_copy(up, there, host, BYTES), 0);
+    int64_t first_ns;
+    while (!(first_ns = link_free_ns(dev)))
+        sched_yield();
+    assert_int_equal(dp_device_call(calls, hold_worker, &hold), 0);
+    assert_int_equal(dp_device_copy(up, there, host, BYTES), 0);
+    const int64_t given_ns = dp_now_ns();
+    while (!atomic_load(&hold.begun) || dp_now_ns() < first_ns + DP_NS_PER_MS)
+        sched_yield();
+    atomic_store(&hold.open, true);
+    assert_int_equal(dp_device_event_record(end, up), 0);
+    assert_int_equal(dp_device_event_wait(end, 20 * DP_NS_PER_S), 0);
+    if (given_ns < first_ns) /* else this thread has not run for too long */
+        assert_in_range(link_free_ns(dev) - first_ns, BYTES * INT64_C(250) - 1,
+                        BYTES * INT64_C(250) + 1);
+    dp_device_event_free(end);
+    dp_device_stream_free(up);
+    dp_device_stream_free(calls);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_close(dev);
+    free(host);
+}
+
 static void a_link_that_cannot_be_is_refused(void **state)
 {
     (void)state;
@@ -376,6 +443,7 @@ int main(void)
         cmocka_unit_test(a_wait_goes_through_a_stream_that_only_waits),
         cmocka_unit_test(the_most_urgent_stream_comes_first),
         cmocka_unit_test(a_link_takes_its_time_in_each_direction_alone),
+        cmocka_unit_test(a_copy_that_is_queued_begins_when_the_link_is_free),
         cmocka_unit_test(a_link_that_cannot_be_is_refused),
         cmocka_unit_test(idle_workers_and_waiting_threads_cost_no_time),
         cmocka_unit_test(a_device_closes_with_work_in_flight_done),
