@@ -215,6 +215,17 @@ mixed_precision_is_that_of_the_plain_loop()
     ! cmp -s "$work/expected" "$work/numbers" || wrong 'nothing was rounded'
 }
 
+keeps_a_share_in_a_pipeline()
+{
+    prints_the_numbers_of_the_plain_loop -P 2 --offload params --device-memory 4M --device-share 1 || return
+    says '"params_on_host":true,"kept_share":1.0,' || return
+    # shellcheck disable=SC2086 # words
+    run train $small -P 2 --offload params --device-memory 4M --device-share 0.6 || return
+    says '; parameters in passing, ' ' % of the parameters always; ' || return
+    refuses 2 '--device-share: expected --offload params' train $small -P 2 --offload activations \
+        --device-memory 4M --device-share 0.6
+}
+
 says_how_much_memory_would_do()
 {
     # shellcheck disable=SC2086 # words
@@ -425,6 +436,9 @@ it trains_in_what_it_asks_for -P 2 --offload "optimizer=$work"
 it prints_the_numbers_of_the_plain_loop -s none --offload "params,optimizer=$work" --device-memory 240K
 it trains_in_what_it_asks_for -P 2 -s zb1p --offload activations,optimizer
 it trains_in_what_it_asks_for -P 2 -s 1f1b --offload params
+it trains_in_what_it_asks_for -P 2 --offload params,activations --device-share 0.6
+it trains_in_what_it_asks_for -P 2 -s zb1p --offload "params,optimizer=$work" --device-share 0.6
+it keeps_a_share_in_a_pipeline
 it trains_in_what_it_asks_for -P 2 --offload optimizer
 it prints_the_numbers_of_the_plain_loop -P 2 -s async --execution messages --offload params \
     --device-memory 4M
@@ -435,6 +449,8 @@ it late_updates_print_the_numbers_of_the_plain_loop -s none --offload params --d
     --device-share 0.5
 it late_updates_print_the_numbers_of_the_plain_loop -P 2 --offload activations,params,optimizer \
     --device-memory 4M
+it late_updates_print_the_numbers_of_the_plain_loop -P 2 -s 1f1b --offload params --device-memory 4M \
+    --device-share 0.6
 it late_updates_print_the_numbers_of_the_plain_loop -P 4 -s 1f1b
 it says_what_is_on_the_device
 it says_how_much_memory_would_do

@@ -309,6 +309,8 @@ it layout_saves_for_another '-s none --offload params --device-memory 240K' '-P 
 it layout_saves_for_another '-P 2 --offload params,activations --device-memory 4M' '-s none'
 it layout_saves_for_another '-s none --offload params --device-memory 500K --device-share 0.4' '-P 2 -s 1f1b'
 it layout_saves_for_another '-P 2' '-s none --offload params,optimizer=. --device-memory 500K --device-share 0.4'
+it layout_saves_for_another '-P 2 --offload params --device-memory 4M --device-share 0.6' \
+    '-P 2 -s 1f1b --offload params,optimizer=. --device-memory 4M --device-share 0.4'
 it late_updates_go_on '-s none --offload params --device-memory 240K' '-P 2 -s 1f1b'
 it late_updates_go_on '-P 2' '-s none --offload params,optimizer=. --device-memory 240K'
 it late_updates_may_begin_later

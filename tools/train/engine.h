@@ -69,6 +69,13 @@ struct engine_ops {
     int (*put)(struct engine *e, int slot, bool grads);
 };
 
+/* The last `count` tensors of a stage stay on the device, with the state of their optimizer. */
+struct engine_kept {
+    size_t count;
+    void *state; /* memory for it, state_bytes */
+    size_t state_bytes;
+};
+
 /* What every engine begins with: the stages that this rank holds. */
 struct engine {
     const struct engine_ops *ops;
@@ -80,6 +87,7 @@ struct engine {
     struct gpt_stage *host[DP_MAX_SLOTS]; /* their values and gradients in the host's memory, where those
                                            * are elsewhere and replicas share them; NULL: not so */
     bool second_copy[DP_MAX_SLOTS];     /* another rank's stage is the first one (DualPipe) */
+    struct engine_kept kept[DP_MAX_SLOTS]; /* offload of parameters; count 0: none */
     struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
     const struct dp_schedule *schedule; /* NULL: sequential */
     struct dp_recorder *recorder;       /* NULL: sequential */
@@ -152,6 +160,7 @@ struct pipelined_config {
      * training then gets what has to be evicted or recomputed. */
     size_t device_bytes;
     struct offload_parts offload;
+    double device_share; /* of each stage's parameters that stays there all the same */
     const char *device; /* NULL: the CPU; "cuda" or "cuda:N", with any_order */
     bool graphs;        /* with it: callbacks are CUDA graphs */
     bool nccl;          /* with it: messages go from GPU to GPU by NCCL */

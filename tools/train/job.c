@@ -541,6 +541,7 @@ static int make_engine(struct job *j)
             .by_messages = !strcmp(s->execution, "messages"),
             .device_bytes = (size_t)s->device_memory,
             .offload = s->offload,
+            .device_share = s->device_share,
             .device = settings_on_cuda(s) ? j->device : NULL,
             .graphs = !s->no_graphs,
             .nccl = settings_by_nccl(s),

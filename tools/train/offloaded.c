@@ -10,6 +10,7 @@
 
 #include "train/bfloat16.h"
 #include "train/offload_cost.h"
+#include "train/streamed.h"
 
 #include <dualpipe/offload.h>
 
@@ -253,30 +254,16 @@ static bool is_offloaded(const struct engine *engine);
 
 /* ---- what stays on the device ---------------------------------------------------------------- */
 
-/* Of AdamW: two arrays a tensor, as struct dp_optimizer_config lays them out. */
-static size_t state_bytes(const struct gpt_stage *stage)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < stage->params.tensors_len; i++)
-        bytes += 2 * ((tensor_count(&stage->params.tensors[i]) * sizeof(real) + 255) / 256 * 256);
-    return bytes;
-}
-
 /* Blocks in the parameters of the library's list are layers; the tensors of each follow each other. */
-void offloaded_kept(const struct engine *engine, size_t *first, void **memory, size_t *bytes)
+static struct engine_kept find_kept(const struct offloaded *e)
 {
-    const struct offloaded *e = (const struct offloaded *)engine;
+    struct engine_kept kept = {0};
     int32_t layer;
 
-    *first = engine->stages[0]->params.tensors_len;
-    *memory = NULL;
-    *bytes = 0;
-    if (!is_offloaded(engine))
-        return;
-    dp_offload_kept(e->o, &layer, memory, bytes);
-    for (int32_t l = engine->config.layers - 1; l >= layer; l--)
-        *first -= e->parts[l].stage->params.tensors_len;
+    dp_offload_kept(e->o, &layer, &kept.state, &kept.state_bytes);
+    for (int32_t l = e->base.config.layers - 1; l >= layer; l--)
+        kept.count += e->parts[l].stage->params.tensors_len;
+    return kept;
 }
 
 static double kept_share(const struct offloaded *e)
@@ -413,7 +400,7 @@ static int set_part(struct offloaded *e, int l, size_t offset)
         .parameters = &p->parameter,
         .parameter_count = 1,
         .save_bytes = g->save_bytes + (g->has_head ? logits * sizeof(real) : 0),
-        .kept_bytes = state_bytes(p->stage),
+        .kept_bytes = streamed_state_bytes(p->stage, 0),
         .out = g->has_head ? &e->losses : &e->x,
     };
     return 0;
@@ -602,6 +589,7 @@ int offloaded_new(const struct offloaded_config *config, struct engine **out)
     }
     move_tensors(e);
     e->base.stages[0] = e->model;
+    e->base.kept[0] = find_kept(e);
     *out = &e->base;
     return 0;
 }

@@ -38,7 +38,7 @@ struct offloaded_figures {
     int64_t sets, evicted, recomputed; /* of whose micro-batches on all ranks so many went */
     bool streamed;      /* its parameters pass over the device */
     bool recomputes; /* the inside of shards */
-    double kept;     /* share of the parameters that stays on the device */
+    double kept;     /* share of the parameters that stays on the device; of a pipeline, this rank's */
     bool boundaries_down;
     size_t device_bytes;  /* the most that was used of the device's memory */
     double overlap;       /* of what could be done at the same time, the share that was; 1: nothing
@@ -62,10 +62,6 @@ const char *offloaded_limit_name(enum offloaded_limit limit);
 bool offloaded_updates_late(const struct engine *e);
 void offloaded_set_due(struct engine *e, bool due);
 int offloaded_catch_up(struct engine *e);
-
-/* The tensors of the model from *first on stay on the device (their number: none does), and *memory
- * there is for the state of their optimizer. */
-void offloaded_kept(const struct engine *e, size_t *first, void **memory, size_t *bytes);
 
 /* false: e is another kind of engine. */
 bool offloaded_figures(const struct engine *e, struct offloaded_figures *out);

@@ -28,13 +28,15 @@ size_t pipeline_fit_state(const struct pipeline_fit *fit, int rank)
     return bytes;
 }
 
-/* All but what the pipeline's plan has. */
-static size_t bytes_beside(const struct pipeline_fit *fit, int rank)
+/* All but what the pipeline's plan has. stages: bare ones, of the rank's slots. */
+static size_t bytes_beside(const struct pipeline_fit *fit, int rank,
+                           struct gpt_stage *const *stages)
 {
     size_t bytes = pipeline_fit_state(fit, rank);
 
     for (int i = 0; i < dp_schedule_slot_count(fit->training, rank); i++)
-        bytes += fit->params ? size_at(fit, rank, i).scratch_bytes
+        bytes += fit->params ? size_at(fit, rank, i).scratch_bytes +
+                                   streamed_keep(stages[i], fit->device_share).bytes
                              : gpt_stage_memory(fit->model, stage_at(fit, rank, i),
                                                 fit->training->stages);
     return bytes + (fit->params ? streamed_bytes(fit->model) : 0);
@@ -77,13 +79,13 @@ static int make_lists(const struct pipeline_fit *fit, struct lists *l)
     if (!l->borders || !l->bare || !l->stages || !l->beside)
         return DP_ENOMEM;
     gpt_borders(fit->model, s->stages, l->borders);
-    for (int rank = 0; rank < s->ranks; rank++)
-        l->beside[rank] = bytes_beside(fit, rank);
     for (size_t i = 0; i < l->slots && !err; i++) {
         err = gpt_stage_new_bare(fit->model, s->slots[i].stage, s->stages, &l->bare[i]);
         if (!err)
             l->stages[i] = gpt_stage_view(l->bare[i]);
     }
+    for (int rank = 0; rank < s->ranks && !err; rank++)
+        l->beside[rank] = bytes_beside(fit, rank, l->bare + s->first_slot[rank]);
     return err;
 }
 

@@ -17,7 +17,8 @@ struct pipeline_fit {
     size_t device_bytes;           /* of each rank */
     bool activations;              /* may be elsewhere than on the device, */
     bool optimizer;                /* so does the optimizer's state, */
-    bool params;                   /* so do parameters and gradients: streamed.h */
+    bool params;                   /* so do parameters and gradients: streamed.h, */
+    double device_share;           /* but for this share of each stage's */
     int order_blocks;              /* of the pipeline; 0: any order */
 };
 

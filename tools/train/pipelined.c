@@ -28,6 +28,7 @@ struct pipelined {
     struct dp_device *dev; /* NULL: none */
     void *memory[DP_MAX_SLOTS]; /* of stages, on it */
     struct streamed *streamed;  /* NULL: parameters are there */
+    double device_share;        /* with it: of them, the share that is there */
     struct dp_offload_choice choice;
     size_t state_bytes; /* of the optimizer, counted as if on it */
     int64_t steps_ns;   /* training steps took */
@@ -169,11 +170,12 @@ static struct holder holder_of(const struct dp_schedule *s, int stage)
 static int read_weights(struct engine *e, const struct gpt_stage *g, real *out)
 {
     struct pipelined *p = (struct pipelined *)e;
-    const size_t bytes = g->params.count * sizeof(real);
 
     if (p->cuda)
-        return cuda_rank_copy(p->cuda, out, g->weights, bytes);
-    memcpy(out, g->weights, bytes);
+        return cuda_rank_copy(p->cuda, out, g->weights, g->params.count * sizeof(real));
+    for (size_t i = 0; i < g->params.tensors_len; i++)
+        memcpy(out + g->params.tensors[i].offset, gpt_data(&g->tensors[i].value),
+               tensor_count(&g->params.tensors[i]) * sizeof(real));
     return 0;
 }
 
@@ -358,19 +360,22 @@ static int make_device(struct pipelined *p, const struct pipelined_config *confi
     return config->nccl && e->comm ? open_nccl(p, config) : 0;
 }
 
-/* Its parameters on the host; scratch on the device. */
+/* Its parameters on the host, but for those that stay; scratch on the device. */
 static int make_streamed(struct pipelined *p, int stage, int i)
 {
     struct engine *e = &p->base;
     struct gpt_stage_size size = gpt_stage_size(&e->config, stage, e->schedule->stages);
-    int err = dp_device_alloc(p->dev, DP_MEMORY_DEVICE, size.scratch_bytes, &p->memory[i]);
+    int err = gpt_stage_new(&e->config, stage, e->schedule->stages, &e->stages[i]);
 
-    if (!err)
-        err = gpt_stage_new(&e->config, stage, e->schedule->stages, &e->stages[i]);
     if (err)
         return err;
-    gpt_stage_move_scratch(e->stages[i], p->memory[i]);
-    streamed_add(p->streamed, i, e->stages[i]);
+    const struct streamed_kept kept = streamed_keep(e->stages[i], p->device_share);
+    err = dp_device_alloc(p->dev, DP_MEMORY_DEVICE, kept.bytes + size.scratch_bytes, &p->memory[i]);
+    if (err)
+        return err;
+    gpt_stage_move_scratch(e->stages[i], (char *)p->memory[i] + kept.bytes);
+    streamed_add(p->streamed, i, e->stages[i], &kept, p->memory[i]);
+    e->kept[i] = (struct engine_kept){kept.tensors, p->memory[i], kept.state_bytes};
     return 0;
 }
 
@@ -436,6 +441,7 @@ static int open_device(struct pipelined *p, const struct pipelined_config *confi
         .activations = config->offload.activations,
         .optimizer = config->offload.optimizer || config->offload.params,
         .params = config->offload.params,
+        .device_share = config->device_share,
         .order_blocks = config->any_order        ? 0
                         : config->order_blocks ? config->order_blocks
                                                : 2,
@@ -447,6 +453,7 @@ static int open_device(struct pipelined *p, const struct pipelined_config *confi
         err = dp_device_open("host:2", &p->dev);
     if (err)
         return err;
+    p->device_share = config->device_share;
     p->state_bytes = pipeline_fit_state(&fit, engine_rank(&p->base));
     if (p->state_bytes > config->device_bytes)
         p->state_bytes = config->device_bytes;
@@ -545,6 +552,19 @@ static int make_all(struct pipelined *p, const struct pipelined_config *config)
     return err ? err : make_pipeline(p, config);
 }
 
+static double kept_share(const struct engine *e)
+{
+    size_t kept = 0, all = 0;
+
+    for (int i = 0; i < e->stage_count; i++) {
+        const struct params *p = &e->stages[i]->params;
+        for (size_t k = 0; k < p->tensors_len; k++)
+            kept += k + e->kept[i].count >= p->tensors_len ? tensor_count(&p->tensors[k]) : 0;
+        all += p->count;
+    }
+    return all ? (double)kept / (double)all : 0;
+}
+
 bool pipelined_figures(const struct engine *engine, struct offloaded_figures *out)
 {
     const struct pipelined *p = (const struct pipelined *)engine;
@@ -563,6 +583,7 @@ bool pipelined_figures(const struct engine *engine, struct offloaded_figures *ou
         .evicted = p->choice.evicted,
         .recomputed = p->choice.recomputed,
         .streamed = p->streamed,
+        .kept = kept_share(engine),
         .device_bytes = usage.peak_bytes + p->state_bytes,
     };
     offloaded_overlap(&(struct offloaded_busy){.up_ns = copies.up_ns + times.up_ns,

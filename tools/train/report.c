@@ -134,11 +134,12 @@ static json_t *json_text(const uint8_t *text, size_t len)
 static json_t *json_offload(const struct offloaded_figures *f)
 {
     if (!f->shards)
-        return json_pack("{s:I, s:I, s:I, s:b, s:I, s:f, s:s, s:f}", "sets", (json_int_t)f->sets,
-                         "evicted", (json_int_t)f->evicted, "recomputed",
-                         (json_int_t)f->recomputed, "params_on_host", f->streamed, "device_bytes",
-                         (json_int_t)f->device_bytes, "overlap", f->overlap, "limited_by",
-                         offloaded_limit_name(f->limited_by), "limit_share", f->limit_share);
+        return json_pack("{s:I, s:I, s:I, s:b, s:f, s:I, s:f, s:s, s:f}", "sets",
+                         (json_int_t)f->sets, "evicted", (json_int_t)f->evicted, "recomputed",
+                         (json_int_t)f->recomputed, "params_on_host", f->streamed, "kept_share",
+                         f->kept, "device_bytes", (json_int_t)f->device_bytes, "overlap",
+                         f->overlap, "limited_by", offloaded_limit_name(f->limited_by),
+                         "limit_share", f->limit_share);
     return json_pack("{s:i, s:i, s:f, s:b, s:b, s:I, s:f, s:s, s:f}", "shards", f->shards, "slots",
                      f->slots, "kept_share", f->kept, "recomputes", f->recomputes, "boundaries_on_host",
                      f->boundaries_down, "device_bytes", (json_int_t)f->device_bytes, "overlap",
@@ -278,8 +279,9 @@ static void text_offload(const struct report *r, const struct offloaded_figures 
         snprintf(kept, sizeof(kept), ", %.0f %% of the parameters always", 100 * f->kept);
     if (!f->shards)
         put_line("offload   activations of %" PRId64 " micro-batches in stages: %" PRId64
-                 " on the host, %" PRId64 " recomputed%s; %.1f of %.1f MiB of a device\n",
+                 " on the host, %" PRId64 " recomputed%s%s; %.1f of %.1f MiB of a device\n",
                  f->sets, f->evicted, f->recomputed, f->streamed ? "; parameters in passing" : "",
+                 kept,
                  (double)f->device_bytes / mib, r->settings->device_memory / mib);
     else
         put_line("offload   %d shard%s, %d at a time on the device%s%s%s; %.1f of %.1f MiB of its "

@@ -84,7 +84,7 @@ static int find_slots(const struct trainer *t, struct list *l)
 
 static int32_t state_count(const struct trainer *t, const struct list *l, int slot)
 {
-    const int32_t kept = t->kept ? dp_optimizer_state_count(t->kept) : 0;
+    const int32_t kept = t->kept[slot] ? dp_optimizer_state_count(t->kept[slot]) : 0;
 
     if (t->in_files[slot])
         return kept + dp_offload_optimizer_state_count(t->in_files[slot]);
@@ -157,8 +157,8 @@ static int add_state(struct list *l, const struct trainer *t, int slot)
     }
     if (!err)
         add_all(l, state, count);
-    if (t->kept)
-        add_all(l, dp_optimizer_state(t->kept), dp_optimizer_state_count(t->kept));
+    if (t->kept[slot])
+        add_all(l, dp_optimizer_state(t->kept[slot]), dp_optimizer_state_count(t->kept[slot]));
     return err;
 }
 

@@ -90,8 +90,8 @@ static const struct arg schedule_args[] = {
      "fast, by what compute and copies take here (default: as many as there is room for)",
      ARG_PARSE, AT(buffers), .parse = offload_buffers_parse},
     {"device-share", 0, "X",
-     "share of the parameters that stays on the device with the optimizer's state, with --offload "
-     "params --schedule none",
+     "share of the parameters (in a pipeline, of each stage's) that stays on the device with the "
+     "optimizer's state, with --offload params",
      ARG_REAL, AT(device_share), "0", 0, 1},
     {"delay-update", 0, NULL,
      "use the gradients of a step in the next one; with --offload params --schedule none beside its "
@@ -590,8 +590,8 @@ static bool check_offload(const struct settings *s)
                         "instance --device-memory 64M");
     else if ((s->buffers.count || s->buffers.measured) && !(s->offload.params && is_sequential(s)))
         command_misused("--buffers: expected --offload params and --schedule none");
-    else if (s->device_share > 0 && !(s->offload.params && is_sequential(s)))
-        command_misused("--device-share: expected --offload params and --schedule none");
+    else if (s->device_share > 0 && !s->offload.params)
+        command_misused("--device-share: expected --offload params");
     else if (s->device_memory > 0 && !s->offload.any)
         command_misused(
             "--device-memory: expected --offload params, or there is nothing that could "

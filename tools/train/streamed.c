@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 enum { WINDOWS = 2 };
@@ -36,6 +37,10 @@ struct slot {
     struct streamed *st;
     struct gpt_stage *stage;
     int index;
+    int first_kept;             /* group, from which on values and gradients are on the device */
+    real *values, *grads;       /* of these */
+    size_t streamed_reals;      /* of the groups before */
+    size_t kept_reals;
 };
 
 struct streamed {
@@ -45,7 +50,7 @@ struct streamed {
     struct window values[WINDOWS], grads[WINDOWS];
     int value_now, grad_now; /* in use */
     DLTensor *const *list;   /* of the gradients in grads[grad_now] */
-    int list_count;
+    int list_count; /* 0: they are where they are added to */
     struct trace traces[2]; /* evaluation, training */
     bool training;
     struct slot slots[DP_MAX_SLOTS];
@@ -132,11 +137,21 @@ static const struct use *follow(struct streamed *st, struct use use)
     return t->at < t->count ? &t->uses[t->at] : NULL;
 }
 
+static real *kept_values(const struct slot *s, int group)
+{
+    int count, first = gpt_group_tensors(s->stage, group, &count);
+
+    return s->values + (s->stage->params.tensors[first].offset - s->streamed_reals);
+}
+
 static real *values(void *user, int group)
 {
     const struct slot *s = user;
     struct streamed *st = s->st;
     const struct use use = {s->index, group};
+
+    if (group >= s->first_kept)
+        return kept_values(s, group);
 
     if (!same(st->values[st->value_now].holds, use))
         st->value_now = (st->value_now + 1) % WINDOWS;
@@ -171,11 +186,26 @@ static void copy_grads(struct streamed *st, bool up)
     note(st, dp_device_event_record(st->grads[st->grad_now].ready, stream));
 }
 
+/* Sums of the fixed order are on the host, also those of groups that stay. */
+static bool are_kept(const struct slot *s, DLTensor *const *list, int count)
+{
+    const real *at = count ? gpt_data(list[0]) : NULL;
+
+    return at && s->kept_reals && at >= s->grads && at < s->grads + s->kept_reals;
+}
+
 static void grads(void *user, int group, DLTensor *const *list, int count, real *out[])
 {
-    struct streamed *st = ((const struct slot *)user)->st;
+    const struct slot *s = user;
+    struct streamed *st = s->st;
 
     (void)group;
+    st->list_count = 0;
+    if (are_kept(s, list, count)) {
+        for (int i = 0; i < count; i++)
+            out[i] = gpt_data(list[i]);
+        return;
+    }
     st->grad_now = (st->grad_now + 1) % WINDOWS;
     struct window *w = &st->grads[st->grad_now];
     st->list = list;
@@ -191,7 +221,10 @@ static void grads(void *user, int group, DLTensor *const *list, int count, real 
 
 static void grads_done(void *user)
 {
-    copy_grads(((const struct slot *)user)->st, false);
+    struct streamed *st = ((const struct slot *)user)->st;
+
+    if (st->list_count)
+        copy_grads(st, false);
 }
 
 static int finish(void *user)
@@ -206,6 +239,47 @@ static int finish(void *user)
 }
 
 static const struct gpt_stream_ops stream_ops = {values, grads, grads_done, finish};
+
+/* ---- what stays ------------------------------------------------------------------------------ */
+
+size_t streamed_state_bytes(const struct gpt_stage *stage, size_t first)
+{
+    size_t bytes = 0;
+
+    for (size_t i = first; i < stage->params.tensors_len; i++)
+        bytes += 2 * ((tensor_count(&stage->params.tensors[i]) * sizeof(real) + 255) / 256 * 256);
+    return bytes;
+}
+
+struct streamed_kept streamed_keep(const struct gpt_stage *stage, double share)
+{
+    struct streamed_kept k = {.first_group = stage->end_group};
+    double left = share * (double)stage->params.count;
+
+    while (share > 0 && k.first_group > stage->first_group) {
+        const size_t reals = params_count(&stage->config, k.first_group - 1, k.first_group);
+        int count;
+        left -= (double)reals;
+        if (left < 0)
+            break;
+        gpt_group_tensors(stage, --k.first_group, &count);
+        k.tensors += (size_t)count;
+        k.reals += reals;
+    }
+    k.state_bytes = streamed_state_bytes(stage, stage->params.tensors_len - k.tensors);
+    k.bytes = (k.state_bytes + 2 * k.reals * sizeof(real) + 255) / 256 * 256;
+    return k;
+}
+
+static void move_tensor(const struct slot *s, struct gpt_tensor *t, const struct tensor *param)
+{
+    const size_t at = param->offset - s->streamed_reals, bytes = tensor_count(param) * sizeof(real);
+
+    memcpy(s->values + at, gpt_data(&t->value), bytes);
+    memset(s->grads + at, 0, bytes);
+    t->value.data = s->values + at;
+    t->grad.data = s->grads + at;
+}
 
 /* ---- new and free ---------------------------------------------------------------------------- */
 
@@ -259,11 +333,26 @@ int streamed_new(struct dp_device *dev, const struct gpt_config *config, struct 
     return err;
 }
 
-void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage)
+void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage,
+                  const struct streamed_kept *kept, void *memory)
 {
-    st->slots[slot] = (struct slot){st, stage, slot};
+    struct slot *s = &st->slots[slot];
+    const struct params *p = &stage->params;
+
+    *s = (struct slot){.st = st,
+                       .stage = stage,
+                       .index = slot,
+                       .first_kept = kept->first_group,
+                       .streamed_reals = p->count - kept->reals,
+                       .kept_reals = kept->reals};
     stage->stream = &stream_ops;
-    stage->stream_user = &st->slots[slot];
+    stage->stream_user = s;
+    if (!kept->reals)
+        return;
+    s->values = (real *)(void *)((char *)memory + kept->state_bytes);
+    s->grads = s->values + kept->reals;
+    for (size_t i = p->tensors_len - kept->tensors; i < p->tensors_len; i++)
+        move_tensor(s, &stage->tensors[i], &p->tensors[i]);
 }
 
 void streamed_begin(struct streamed *st, bool training)

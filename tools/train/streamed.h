@@ -19,13 +19,31 @@
 
 struct streamed;
 
-/* What it takes on the device, for any number of stages of this model. */
+/* The last groups of a stage may stay on the device, with gradients and AdamW's state: as many as a
+ * share of the stage's parameters goes, as with --schedule none.
+ *
+ *      device   [state | values | gradients] of these
+ */
+struct streamed_kept {
+    int first_group;        /* the first one that stays; the stage's end_group: none does */
+    size_t tensors, reals;  /* so many at the end of the stage */
+    size_t state_bytes, bytes; /* of the state; of all, a multiple of 256 */
+};
+/* Of a bare stage, too. */
+struct streamed_kept streamed_keep(const struct gpt_stage *stage, double share);
+/* The state of AdamW for the tensors from `first` on: two arrays a tensor, as struct dp_optimizer_config
+ * lays them out. */
+size_t streamed_state_bytes(const struct gpt_stage *stage, size_t first);
+
+/* What it takes on the device, for any number of stages of this model, without what stays. */
 size_t streamed_bytes(const struct gpt_config *config);
 
 /* For stages of a rank, one step after the other in one thread. DP_ENOMEM. */
 int streamed_new(struct dp_device *dev, const struct gpt_config *config, struct streamed **out);
-/* stage is that of a slot: has weights and grads on the host, and gets a stream. It must stay. */
-void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage);
+/* stage is that of a slot: has weights and grads on the host, and gets a stream. It must stay. What is
+ * kept moves to `memory`, on the device, and its places in weights and grads are not used any more. */
+void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage,
+                  const struct streamed_kept *kept, void *memory);
 /* Before a step: the values on the host may be others than in the last one. */
 void streamed_begin(struct streamed *st, bool training);
 void streamed_free(struct streamed *st);

@@ -2,7 +2,6 @@
 #include "train/trainer.h"
 
 #include "train/late.h"
-#include "train/offloaded.h"
 #include "train/survivors.h"
 
 #include <math.h>
@@ -283,7 +282,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
         err = dp_offload_optimizer_step(t->in_files[slot], &step);
     else if (t->optimizers[slot])
         err = dp_optimizer_step(t->optimizers[slot], &step);
-    return err || !t->kept ? err : dp_optimizer_step(t->kept, &step);
+    return err || !t->kept[slot] ? err : dp_optimizer_step(t->kept[slot], &step);
 }
 
 /* All ranks know all norms, so all of them leave out the same steps. */
@@ -487,18 +486,20 @@ static int make_on_host(struct trainer *t, int slot, const struct dp_parameter *
 }
 
 /* That of tensors which stay on the device has its state there. */
-static int make_on_device(struct trainer *t, int32_t *on_host)
+static int make_on_device(struct trainer *t, int slot, int32_t *on_host)
 {
-    const struct gpt_stage *stage = t->engine->stages[0];
+    const struct gpt_stage *stage = t->engine->stages[slot];
+    const struct engine_kept *kept = &t->engine->kept[slot];
+    const size_t first = stage->params.tensors_len - kept->count;
     struct dp_optimizer_config config = trainer_optimizer(t);
-    size_t first;
 
-    offloaded_kept(t->engine, &first, &config.memory, &config.memory_bytes);
-    if (first == stage->params.tensors_len)
+    if (!kept->count)
         return 0;
+    config.memory = kept->state;
+    config.memory_bytes = kept->state_bytes;
     *on_host = (int32_t)first;
-    return dp_optimizer_new(&config, stage->parameters + first,
-                            (int32_t)(stage->params.tensors_len - first), &t->kept);
+    return dp_optimizer_new(&config, stage->parameters + first, (int32_t)kept->count,
+                            &t->kept[slot]);
 }
 
 /* Mixers and shards have their own. Of tied parameters only the owner's is updated. */
@@ -516,7 +517,7 @@ static int make_optimizer(struct trainer *t, int slot)
     for (int i = 0; i < (int)stage->params.tensors_len; i++)
         if (!t->engine->config.tied || t->engine->ops->owns(t->engine, slot, i))
             owned[count++] = stage->parameters[i];
-    int err = make_on_device(t, &count);
+    int err = make_on_device(t, slot, &count);
     if (!err)
         err = make_on_host(t, slot, owned, count);
     free(owned);
@@ -595,9 +596,9 @@ void trainer_fini(struct trainer *t)
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         dp_optimizer_free(t->optimizers[i]);
         dp_offload_optimizer_free(t->in_files[i]);
+        dp_optimizer_free(t->kept[i]);
     }
     free(t->in_group);
-    dp_optimizer_free(t->kept);
     free(t->squares);
     free(t->batch.labels);
     free(t->batch.tokens);

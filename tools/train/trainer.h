@@ -59,7 +59,7 @@ struct trainer {
     bool agreed; /* agrees: that what failed last was cut off */
     struct dp_optimizer *optimizers[DP_MAX_SLOTS];
     struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* instead, with config.state_folder */
-    struct dp_optimizer *kept; /* of the last tensors of slot 0, which stay on the device; or NULL */
+    struct dp_optimizer *kept[DP_MAX_SLOTS]; /* of tensors that stay on the device; NULL: of none */
     struct batch batch;
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of
      * squared gradients of each group; of each replica, where these mix. A rank leaves zero what it
