@@ -246,7 +246,7 @@ static bool can_send(const struct dp_collective *c, int index)
     return c->window[index % DP_STEP_WINDOW].after <= c->finished;
 }
 
-/* The send first: the other rank waits for it, and looks for messages only when its own is on its way. */
+/* The send first: the other rank waits for it, and looks for messages when its own is on its way. */
 static int begin_step(struct dp_engine *engine, struct dp_collective *c)
 {
     c->algorithm->step(&c->args, c->posted, &c->window[c->posted % DP_STEP_WINDOW]);
@@ -284,6 +284,7 @@ static int fail_group(struct dp_engine *engine, const struct dp_collective *c, i
     snprintf(why.text, sizeof(why.text), "%s (in a collective, by the algorithm '%s')",
              dp_last_error(), c->algorithm->name);
     engine->world->ops->abort(engine->world, &why);
+    engine->world->ops->progress(engine->world, -1); /* which ends what is in flight */
     return err;
 }
 

@@ -770,6 +770,33 @@ static void a_short_all_reduce_sends_first_and_looks_at_nothing_else(void **stat
         dp_comm_close(comms[rank]);
 }
 
+/* Its transfers end before it returns, also those that have not failed: the caller may free its memory. */
+static void a_collective_that_fails_gives_the_memory_back(void **state)
+{
+    (void)state;
+    const DLDataType f32 = {kDLFloat, 32, 1};
+    static float values[2][100004];
+    struct dp_comm *comms[2];
+    struct dp_request req[2];
+
+    assert_int_equal(dp_comm_threads_new(2, comms), 0);
+    struct dp_comm_ops ops = *comms[1]->ops;
+    counted = comms[1]->ops;
+    ops.progress = count_progress;
+    comms[1]->ops = &ops;
+    progresses = 0;
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(dp_comm_iallreduce(comms[rank], values[rank], values[rank],
+                                            100000 + 4 * (size_t)rank, f32, DP_REDUCE_SUM, &req[rank]),
+                         0);
+    assert_int_equal(progresses, 1);
+    assert_int_equal(dp_comm_test(comms[1], &req[1]), DP_EMISMATCH);
+    assert_int_equal(dp_comm_test(comms[0], &req[0]), DP_EABORTED);
+    comms[1]->ops = counted;
+    for (int rank = 0; rank < 2; rank++)
+        dp_comm_close(comms[rank]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -784,6 +811,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_dies_in_an_all_reduce_ends_it),
         cmocka_unit_test(minimum_and_maximum_keep_a_nan),
         cmocka_unit_test(a_short_all_reduce_sends_first_and_looks_at_nothing_else),
+        cmocka_unit_test(a_collective_that_fails_gives_the_memory_back),
         cmocka_unit_test(a_reduce_scatter_leaves_each_rank_its_block),
         cmocka_unit_test(all_gather_and_broadcast_copy_every_byte),
         cmocka_unit_test(a_finished_collective_may_be_waited_for_again),
