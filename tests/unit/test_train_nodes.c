@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The threads that copy for a rank of a pipeline run on the NUMA node of its parameters. On a machine with
+ * one node it shows only that they are asked to, once, and for that node; tests/rdma-vm/one_guest.sh runs it
+ * on one with two, and looks for the line that it prints.
+ */
+#include "config.h" /* GNU extensions: CPU sets */
+
+#include "cmocka_all.h"
+
+#include "base/bind.h"
+#include "comm_group.h"
+#include "train/engine.h"
+#include "train/offload_parts.h"
+#include <dualpipe/device.h>
+#include <dualpipe/memory.h>
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { NODES = 64, RANKS = 2 };
+static const int64_t timeout_ns = INT64_C(60000000000);
+static const struct gpt_config config = {
+    .layers = 4, .width = 8, .heads = 2, .context = 4, .batch = 1, .seed = 1};
+
+static cpu_set_t mine; /* where the test may run */
+
+/* What the engine of this rank asks for. */
+static _Thread_local struct dp_device *bound;
+static _Thread_local int bound_to, binds;
+
+int __real_dp_device_bind(struct dp_device *dev, int node);
+int __wrap_dp_device_bind(struct dp_device *dev, int node);
+int __wrap_dp_device_bind(struct dp_device *dev, int node)
+{
+    bound = dev;
+    bound_to = node;
+    binds++;
+    return __real_dp_device_bind(dev, node);
+}
+
+/* The CPUs of a node that the test may use; false: none. */
+static bool cpus_of(int node, cpu_set_t *out)
+{
+    if (!dp_node_cpus("", node, out))
+        return false;
+    CPU_AND(out, out, &mine);
+    return CPU_COUNT(out) > 0;
+}
+
+struct seen {
+    cpu_set_t allowed;
+    atomic_int times;
+};
+
+static void look(void *user)
+{
+    struct seen *seen = user;
+
+    if (!sched_getaffinity(0, sizeof(seen->allowed), &seen->allowed))
+        atomic_fetch_add(&seen->times, 1);
+}
+
+/* Where a thread of the device's may run. */
+static int ask_thread(struct dp_device *dev, struct seen *seen)
+{
+    struct dp_device_stream *stream;
+    struct dp_device_event *done;
+    int err = dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &stream);
+
+    if (!err)
+        err = dp_device_event_new(dev, &done);
+    if (!err)
+        err = dp_device_call(stream, look, seen);
+    if (!err)
+        err = dp_device_event_record(done, stream);
+    if (!err)
+        err = dp_device_event_wait(done, timeout_ns);
+    dp_device_event_free(done);
+    dp_device_stream_free(stream);
+    return err;
+}
+
+static int check(struct dp_comm *comm, const struct engine *e)
+{
+    const struct gpt_stage *g = e->stages[0];
+    const int node = dp_memory_numa_node(g->weights, g->params.count * sizeof(real));
+    struct seen seen = {.times = 0};
+    cpu_set_t cpus, both;
+
+    if (node < 0)
+        return 0; /* the system does not tell */
+    CHECK(binds == 1 && bound_to == node && cpus_of(node, &cpus));
+    CHECK(!ask_thread(bound, &seen) && atomic_load(&seen.times) == 1);
+    CPU_AND(&both, &seen.allowed, &cpus);
+    CHECK(CPU_COUNT(&both) > 0 && CPU_EQUAL(&both, &seen.allowed));
+    return 0;
+}
+
+/* One rank: it touches its parameters first, on the node. */
+static int open_on(struct dp_comm *comm, void *arg)
+{
+    const int *node = arg;
+    struct dp_schedule_spec spec = {
+        .kind = DP_SCHEDULE_1F1B, .ranks = RANKS, .microbatches = RANKS};
+    struct pipelined_config c = {
+        .model = config, .comm = comm, .device_bytes = 1 << 20, .offload = {.any = true, .params = true}};
+    struct dp_schedule *both[2];
+    struct engine *e;
+    cpu_set_t cpus;
+
+    CHECK(cpus_of(*node, &cpus) && !dp_bind(&cpus, *node));
+    CHECK(!dp_schedule_new(&spec, &both[0]));
+    spec.forward_only = true;
+    CHECK(!dp_schedule_new(&spec, &both[1]));
+    c.training = both[0];
+    c.forward = both[1];
+    CHECK(!pipelined_new(&c, &e));
+    const int failed = check(comm, e);
+    e->ops->free(e);
+    dp_schedule_free(both[0]);
+    dp_schedule_free(both[1]);
+    return failed;
+}
+
+/* In a process of its own, whose ranks are given no memory that others have touched on another node. */
+static void open_in_child(int node)
+{
+    int status;
+    const pid_t child = fork();
+
+    if (!child)
+        _exit(comm_on_threads(RANKS, timeout_ns, open_on, &node) != 0);
+    assert_true(child > 0 && waitpid(child, &status, 0) == child);
+    assert_int_equal(status, 0);
+}
+
+static void ranks_of_a_pipeline_copy_beside_their_parameters(void **state)
+{
+    (void)state;
+    int nodes = 0;
+    cpu_set_t cpus;
+
+    for (int node = 0; node < NODES; node++)
+        if (cpus_of(node, &cpus)) {
+            open_in_child(node);
+            nodes++;
+        }
+    if (!nodes)
+        skip_because("the system does not tell of NUMA nodes");
+    print_message("pipelines were opened on each of %d nodes\n", nodes);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_of_a_pipeline_copy_beside_their_parameters),
+    };
+
+    if (sched_getaffinity(0, sizeof(mine), &mine))
+        return 1;
+    return cmocka_run_group_tests_name("nodes of a pipeline", tests, NULL, NULL);
+}
