@@ -66,6 +66,7 @@ refuses_more_sockets_than_a_connection_has()
 }
 
 # On the simulated CUDA, whose kernels run on the CPU. Ops of a rank lie within its step, one after the other.
+# measures_kernels_on_a_gpu KIND OPTION...
 measures_kernels_on_a_gpu()
 {
     sim=$DP_TOP_BUILDDIR/tests/simcuda/.libs/libsimcuda.so
@@ -79,12 +80,25 @@ measures_kernels_on_a_gpu()
     LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
     export LSAN_OPTIONS
     # shellcheck disable=SC2086 # words
-    DUALPIPE_DEVICE_CUDA_LIBRARY=$sim run bench step --device cuda --kernels "$work/kernels" 1f1b -P 2 -M 2 \
+    DUALPIPE_DEVICE_CUDA_LIBRARY=$sim run bench step --device cuda --kernels "$work/kernels" "$@" \
         --width 4 --context 2 --batch 1 $brief --json || return
-    says "2 micro-batches, cuda" "layers 1, width 4, bf16: over critical path" || return
+    says "micro-batches, cuda" "layers 1, width 4" "over critical path" || return
     command -v jq >/dev/null || return 0
     jq -es '[.[].figures[].median] | .[0] > 0 and .[3] > 0 and .[3] <= 2 * .[1]' "$work/out" >/dev/null ||
         wrong "ops that take no time, or more than the ranks have: $(cat "$work/out")"
+}
+
+# Messages by the real NCCL.
+measures_kernels_with_nccl()
+{
+    libnccl=${DP_TEST_CACHE:-$DP_TOP_BUILDDIR/cache}/nccl/${DP_TEST_NCCL:-nvidia-nccl-cu13==2.28.9}/libnccl.so.2
+    [ -e "$libnccl" ] || skip "no NCCL: sh tests/simcuda/fetch.sh loads it, as tests/run.sh does"
+    LD_LIBRARY_PATH=$DP_TOP_BUILDDIR/tests/simcuda/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    SIMCUDA_NCCL=$libnccl DUALPIPE_NCCL_LIBRARY=$libnccl SIMCUDA_LOOKS=1
+    NCCL_SOCKET_IFNAME=lo NCCL_NET_PLUGIN=none NCCL_RAS_ENABLE=0 NCCL_MAX_NCHANNELS=1 NCCL_BUFFSIZE=131072
+    export LD_LIBRARY_PATH SIMCUDA_NCCL DUALPIPE_NCCL_LIBRARY SIMCUDA_LOOKS NCCL_SOCKET_IFNAME NCCL_NET_PLUGIN \
+        NCCL_RAS_ENABLE NCCL_MAX_NCHANNELS NCCL_BUFFSIZE
+    measures_kernels_on_a_gpu "$@" --transport nccl && says nccl
 }
 
 refuses_what_no_gpu_does()
@@ -141,7 +155,12 @@ it measures "AdamW sweep ms" optimizer --elements 65536 --threads 2
 it measures "answer scan ns" tuner --rules 100
 it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
-it measures_kernels_on_a_gpu
+it measures_kernels_on_a_gpu 1f1b -P 2 -M 2
+if [ -n "${DP_TEST_FULL:-}" ]; then
+    it measures_kernels_on_a_gpu dualpipe -P 2 -M 4 --dtype f32
+    it measures_kernels_on_a_gpu zb1p -P 2 -M 2 --no-graphs
+    it measures_kernels_with_nccl dualpipe -P 2 -M 4
+fi
 it refuses_what_no_gpu_does
 it stands_beside_peers_that_work
 it refuses_what_no_schedule_can_be
