@@ -19,6 +19,7 @@
 #include "base/tensor.h"
 #include "mixing/combine.h"
 #include "mixing/hash.h"
+#include "mixing/shard.h"
 #include <dualpipe/memory.h>
 
 #include <stdio.h>
@@ -61,12 +62,11 @@ struct flight {
 struct dp_replicas {
     struct dp_comm *comm;
     int rank, size, levels; /* levels: log2(size), 0: not a power of two */
-    int32_t span_count, piece_count, shard_count;
+    int32_t span_count, piece_count;
     struct dp_parameter *parameters;
     struct span *spans;
     struct piece *pieces;
-    struct dp_parameter *shard;
-    struct shard_tensor *tensors;
+    struct dp_shard shard;
     void *memory;
     bool memory_is_shared;
 
@@ -74,13 +74,6 @@ struct dp_replicas {
     int32_t next; /* the first piece that is not in flight yet */
     int turn;     /* of flights: whose step ends next */
     struct flight flights[WINDOW];
-};
-
-/* A piece of a parameter in the shard. */
-struct shard_tensor {
-    char name[160];
-    int64_t shape[1];
-    DLTensor value, grad;
 };
 
 /* ---- pieces and memory ----------------------------------------------------------------------- */
@@ -472,26 +465,6 @@ static void cut(struct dp_replicas *r)
         }
 }
 
-static void add_to_shard(struct dp_replicas *r, const struct span *s, size_t first, size_t count)
-{
-    struct shard_tensor *t = &r->tensors[r->shard_count];
-    const struct dp_parameter *p = s->parameter;
-
-    snprintf(t->name, sizeof(t->name), "%.100s[%zu:%zu]", p->name, first, first + count);
-    t->shape[0] = (int64_t)count;
-    t->value =
-        (DLTensor){.data = dp_tensor_address(p->value) + first * dp_tensor_element_bytes(p->value),
-                   .device = p->value->device,
-                   .ndim = 1,
-                   .dtype = p->value->dtype,
-                   .shape = t->shape};
-    t->grad = t->value;
-    t->grad.dtype = p->grad->dtype;
-    t->grad.data = dp_tensor_address(p->grad) + first * dp_tensor_element_bytes(p->grad);
-    r->shard[r->shard_count++] = (struct dp_parameter){
-        .name = t->name, .flags = p->flags, .value = &t->value, .grad = &t->grad};
-}
-
 static void list_shard(struct dp_replicas *r)
 {
     for (int32_t i = 0; i < r->piece_count; i++) {
@@ -503,7 +476,7 @@ static void list_shard(struct dp_replicas *r)
             for (; first >= s->first + s->elements; s++)
                 ;
             const size_t n = least(end, s->first + s->elements) - first;
-            add_to_shard(r, s, first - s->first, n);
+            dp_shard_add(&r->shard, s->parameter, first - s->first, n);
             first += n;
         }
     }
@@ -511,8 +484,8 @@ static void list_shard(struct dp_replicas *r)
 
 const struct dp_parameter *dp_replicas_shard(const struct dp_replicas *r, int32_t *count)
 {
-    *count = r->shard_count;
-    return r->shard;
+    *count = r->shard.count;
+    return r->shard.list;
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */
@@ -558,9 +531,7 @@ static int make_lists(struct dp_replicas *r, const struct dp_parameter *paramete
     cut(r);
     const size_t most = room + (size_t)r->piece_count;
     r->pieces = calloc((size_t)r->piece_count + 1, sizeof(*r->pieces));
-    r->tensors = calloc(most, sizeof(*r->tensors));
-    r->shard = calloc(most, sizeof(*r->shard));
-    if (!r->pieces || !r->tensors || !r->shard)
+    if (!r->pieces || dp_shard_init(&r->shard, most))
         return no_memory(count);
     cut(r);
     list_shard(r);
@@ -626,8 +597,7 @@ void dp_replicas_free(struct dp_replicas *r)
         dp_shared_free(r->memory);
     else
         free(r->memory);
-    free(r->shard);
-    free(r->tensors);
+    dp_shard_fini(&r->shard);
     free(r->pieces);
     free(r->spans);
     free(r->parameters);

@@ -10,6 +10,9 @@
  *      2                    r ^ 2    | . | .  |                receive what the other one has summed
  *      3                    r ^ 1    |   .    |   .    |
  *
+ * The first half of the steps scatters sums: each replica holds that of its own range, the shard. The
+ * second half gathers what replicas hold of their ranges.
+ *
  * Nothing here waits. Each step is: the links wait for the stream, messages, the stream waits for
  * the links, the device adds.
  */
@@ -19,6 +22,7 @@
 #include "base/tensor.h"
 #include "device/device_ops.h"
 #include "mixing/hash.h"
+#include "mixing/shard.h"
 
 #include <stdlib.h>
 
@@ -29,38 +33,63 @@ struct range {
     size_t first, count;
 };
 
+enum operation { SUM, SCATTER, GATHER };
+enum phase { SCATTERS, GATHERS, PHASES }; /* a sum has both, one after the other */
+
+struct message {
+    struct dp_request request;
+    int peer;
+};
+
+/* Messages of one phase, of the operation at hand. */
+struct stream_messages {
+    struct message *list; /* [messages_each] */
+    int count;
+};
+
+/* A piece of a run of parameters that follow each other in memory. */
 struct stream_piece {
-    char *data;
+    char *grad, *value;
+    DLDataType grad_type, value_type;
     size_t elements;
-    DLDataType type;
-    struct dp_request *requests; /* [requests_each] */
-    int request_count;           /* started by the sum at hand */
+    int32_t parameter; /* the first of the run, whose element `first` is the piece's first */
+    size_t first;
+    struct stream_messages messages[PHASES];
 };
 
 struct dp_replicas_stream {
     struct dp_comm *comm;
     struct dp_device *dev;
-    struct dp_device_stream *stream; /* of the sum at hand */
+    struct dp_device_stream *stream; /* of the operation at hand */
+    enum operation operation;
+    enum phase phase; /* of its step at hand */
     int rank, size, levels;          /* levels: log2(size), 0: not a power of two */
     struct stream_piece *pieces;
     int32_t piece_count;
-    int requests_each;
-    struct dp_request *requests;
+    int messages_each;
+    struct message *messages;
     char *arrivals; /* [WINDOW] blocks of arrival_bytes */
     size_t arrival_bytes;
-    bool in_flight;
+    struct dp_shard shard;
+    bool in_flight[PHASES];
 };
 
 /* ---- ranges ---------------------------------------------------------------------------------- */
 
-static size_t element_bytes(const struct stream_piece *p)
+static DLDataType type_of(const struct dp_replicas_stream *r, const struct stream_piece *p)
 {
-    return p->type.bits / 8;
+    return r->operation == GATHER ? p->value_type : p->grad_type;
 }
 
-static char *address_of(const struct stream_piece *p, size_t element)
+static size_t element_bytes(const struct dp_replicas_stream *r, const struct stream_piece *p)
 {
-    return p->data + element * element_bytes(p);
+    return type_of(r, p).bits / 8;
+}
+
+static char *address_of(const struct dp_replicas_stream *r, const struct stream_piece *p,
+                        size_t element)
+{
+    return (r->operation == GATHER ? p->value : p->grad) + element * element_bytes(r, p);
 }
 
 /* What this rank holds the newest of after `steps` halvings; and what its partner of the last one
@@ -97,32 +126,35 @@ static int exchange(struct dp_replicas_stream *r, struct stream_piece *p, int pe
                     struct range give, char *to, struct range take)
 {
     const uint64_t tag = (uint64_t)(p - r->pieces);
-    struct dp_request *receive = &p->requests[p->request_count], *send = receive + 1;
-    int err = dp_comm_irecv(r->comm, peer, DP_CHANNEL_REDUCE, tag, to,
-                            take.count * element_bytes(p), receive);
+    struct stream_messages *m = &p->messages[r->phase];
+    struct message *receive = &m->list[m->count], *send = receive + 1;
 
-    p->request_count += !err;
+    receive->peer = send->peer = peer;
+    int err = dp_comm_irecv(r->comm, peer, DP_CHANNEL_REDUCE, tag, to,
+                            take.count * element_bytes(r, p), &receive->request);
+    m->count += !err;
     if (!err)
-        err = dp_comm_isend(r->comm, peer, DP_CHANNEL_REDUCE, tag, address_of(p, give.first),
-                            give.count * element_bytes(p), send);
-    p->request_count += !err;
+        err = dp_comm_isend(r->comm, peer, DP_CHANNEL_REDUCE, tag, address_of(r, p, give.first),
+                            give.count * element_bytes(r, p), &send->request);
+    m->count += !err;
     return err;
 }
 
 /* The stream waits for the last `count` messages of a piece. */
-static int await(struct dp_replicas_stream *r, const struct stream_piece *p, int count)
+static int await(struct dp_replicas_stream *r, struct stream_piece *p, int count)
 {
+    const struct stream_messages *m = &p->messages[r->phase];
     int err = 0;
 
-    for (int i = p->request_count - count; i < p->request_count && !err; i++)
-        err = dp_comm_stream_wait(r->comm, &p->requests[i], r->stream);
+    for (int i = m->count - count; i < m->count && !err; i++)
+        err = dp_comm_stream_wait(r->comm, &m->list[i].request, r->stream);
     return err;
 }
 
 static int add(struct dp_replicas_stream *r, const struct stream_piece *p, char *to,
                const char *from, size_t count)
 {
-    return count ? dp_device_add(r->stream, p->type, to, p->type, from, count) : 0;
+    return count ? dp_device_add(r->stream, p->grad_type, to, p->grad_type, from, count) : 0;
 }
 
 static int begin_step(struct dp_replicas_stream *r, struct stream_piece *p, char *arrived, int step)
@@ -134,7 +166,7 @@ static int begin_step(struct dp_replicas_stream *r, struct stream_piece *p, char
     const int peer = r->rank ^ 1 << level;
 
     return halves ? exchange(r, p, peer, theirs, arrived, own)
-                  : exchange(r, p, peer, own, address_of(p, theirs.first), theirs);
+                  : exchange(r, p, peer, own, address_of(r, p, theirs.first), theirs);
 }
 
 /* mine + theirs has the same bits on both sides. */
@@ -147,7 +179,7 @@ static int end_step(struct dp_replicas_stream *r, struct stream_piece *p, const 
     if (err || step >= r->levels)
         return err;
     const struct range own = range_after(r, p, step + 1, &theirs);
-    return add(r, p, address_of(p, own.first), arrived, own.count);
+    return add(r, p, address_of(r, p, own.first), arrived, own.count);
 }
 
 /* ---- numbers of replicas that are no power of two -------------------------------------------- */
@@ -155,7 +187,7 @@ static int end_step(struct dp_replicas_stream *r, struct stream_piece *p, const 
 static char *place_of_arrival(const struct dp_replicas_stream *r, const struct stream_piece *p,
                               char *arrived, int index)
 {
-    return arrived + (size_t)index * part_of(r, p, 0).count * element_bytes(p);
+    return arrived + (size_t)index * part_of(r, p, 0).count * element_bytes(r, p);
 }
 
 /* The first step sends each rank its part of the own gradients, the second one the sum of the own
@@ -170,7 +202,7 @@ static int begin_direct(struct dp_replicas_stream *r, struct stream_piece *p, ch
         const int peer = (r->rank + k) % r->size;
         const struct range theirs = part_of(r, p, peer);
         err = step == 0 ? exchange(r, p, peer, theirs, place_of_arrival(r, p, arrived, k - 1), own)
-                        : exchange(r, p, peer, own, address_of(p, theirs.first), theirs);
+                        : exchange(r, p, peer, own, address_of(r, p, theirs.first), theirs);
     }
     return err;
 }
@@ -185,15 +217,30 @@ static int end_direct(struct dp_replicas_stream *r, struct stream_piece *p, char
     for (int k = 2; k < r->size && step == 0 && !err; k++)
         err = add(r, p, sum, place_of_arrival(r, p, arrived, k - 1), own.count);
     if (!err && step == 0)
-        err = add(r, p, address_of(p, own.first), sum, own.count);
+        err = add(r, p, address_of(r, p, own.first), sum, own.count);
     return err;
 }
 
-/* ---- a sum ----------------------------------------------------------------------------------- */
+/* ---- an operation ---------------------------------------------------------------------------- */
 
-static int step_count(const struct dp_replicas_stream *r)
+static int scatter_steps(const struct dp_replicas_stream *r)
 {
-    return r->levels ? 2 * r->levels : 2;
+    return r->levels ? r->levels : 1;
+}
+
+static int first_step(const struct dp_replicas_stream *r)
+{
+    return r->operation == GATHER ? scatter_steps(r) : 0;
+}
+
+static int last_step(const struct dp_replicas_stream *r)
+{
+    return r->operation == SCATTER ? scatter_steps(r) : 2 * scatter_steps(r);
+}
+
+static enum phase phase_of(const struct dp_replicas_stream *r, int step)
+{
+    return step < scatter_steps(r) ? SCATTERS : GATHERS;
 }
 
 /* End step - 1 of a piece, if there is one, and begin `step`, if there is one. */
@@ -201,10 +248,12 @@ static int turn(struct dp_replicas_stream *r, struct stream_piece *p, char *arri
 {
     int err = 0;
 
-    if (step > 0)
+    r->phase = phase_of(r, step - 1);
+    if (step > first_step(r))
         err = r->levels ? end_step(r, p, arrived, step - 1) : end_direct(r, p, arrived, step - 1);
-    if (err || step == step_count(r))
+    if (err || step == last_step(r))
         return err;
+    r->phase = phase_of(r, step);
     err = dp_comm_after(r->comm, r->stream);
     if (!err)
         err = dp_comm_begin(r->comm);
@@ -220,7 +269,7 @@ static int queue_pieces(struct dp_replicas_stream *r, int32_t first)
 {
     int err = 0;
 
-    for (int step = 0; step <= step_count(r); step++)
+    for (int step = first_step(r); step <= last_step(r); step++)
         for (int32_t i = 0; i < WINDOW && first + i < r->piece_count && !err; i++)
             err = turn(r, &r->pieces[first + i], r->arrivals + (size_t)i * r->arrival_bytes, step);
     return err;
@@ -228,41 +277,83 @@ static int queue_pieces(struct dp_replicas_stream *r, int32_t first)
 
 static int leave(struct dp_replicas_stream *r, int err)
 {
-    r->in_flight = false;
+    r->in_flight[SCATTERS] = r->in_flight[GATHERS] = false;
     if (err != DP_EABORTED && err != DP_ETIMEDOUT)
         dp_comm_abort(r->comm, err, dp_last_error());
     return err;
 }
 
-int dp_replicas_stream_sum(struct dp_replicas_stream *r, struct dp_device_stream *stream)
+static int begin_phase(struct dp_replicas_stream *r, enum phase phase)
 {
-    int err = 0;
-
-    if (r->in_flight)
+    if (r->in_flight[phase])
         return dp_fail(DP_ESTATE, "a sum over replicas is queued while one is in flight, expected "
                                   "dp_replicas_stream_wait first");
-    if (r->size == 1)
-        return 0;
-    r->stream = stream;
-    r->in_flight = true;
+    r->in_flight[phase] = r->size > 1;
     for (int32_t i = 0; i < r->piece_count; i++)
-        r->pieces[i].request_count = 0;
+        r->pieces[i].messages[phase].count = 0;
+    return 0;
+}
+
+static int queue(struct dp_replicas_stream *r, enum operation operation,
+                 struct dp_device_stream *stream)
+{
+    const bool was_scattering = r->in_flight[SCATTERS];
+    int err = operation == GATHER ? 0 : begin_phase(r, SCATTERS);
+
+    if (!err && operation != SCATTER)
+        err = begin_phase(r, GATHERS);
+    if (err)
+        r->in_flight[SCATTERS] = was_scattering;
+    if (err || r->size == 1)
+        return err;
+    r->stream = stream;
+    r->operation = operation;
     for (int32_t i = 0; i < r->piece_count && !err; i += WINDOW)
         err = queue_pieces(r, i);
     return err ? leave(r, err) : 0;
+}
+
+int dp_replicas_stream_sum(struct dp_replicas_stream *r, struct dp_device_stream *stream)
+{
+    return queue(r, SUM, stream);
+}
+
+int dp_replicas_stream_scatter(struct dp_replicas_stream *r, struct dp_device_stream *stream)
+{
+    return queue(r, SCATTER, stream);
+}
+
+int dp_replicas_stream_gather(struct dp_replicas_stream *r, struct dp_device_stream *stream)
+{
+    return queue(r, GATHER, stream);
+}
+
+static int wait_for(struct dp_replicas_stream *r, struct stream_messages *m)
+{
+    int err = 0;
+
+    for (int i = 0; i < m->count && !err; i++)
+        err = dp_comm_wait(r->comm, &m->list[i].request, m->list[i].peer);
+    return err;
 }
 
 int dp_replicas_stream_wait(struct dp_replicas_stream *r)
 {
     int err = 0;
 
-    for (int32_t i = 0; i < r->piece_count && r->in_flight; i++)
-        for (int k = 0; k < r->pieces[i].request_count && !err; k++)
-            err = dp_comm_wait(r->comm, &r->pieces[i].requests[k], -1);
-    if (err)
-        return leave(r, err);
-    r->in_flight = false;
-    return 0;
+    for (int phase = 0; phase < PHASES && !err; phase++) {
+        for (int32_t i = 0; i < r->piece_count && r->in_flight[phase] && !err; i++)
+            err = wait_for(r, &r->pieces[i].messages[phase]);
+        r->in_flight[phase] = r->in_flight[phase] && err;
+    }
+    return err ? leave(r, err) : 0;
+}
+
+const struct dp_parameter *dp_replicas_stream_shard(const struct dp_replicas_stream *r,
+                                                    int32_t *count)
+{
+    *count = r->shard.count;
+    return r->shard.list;
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */
@@ -272,9 +363,14 @@ static char *end_of(const DLTensor *t)
     return dp_tensor_address(t) + (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
 }
 
-static bool goes_on(const DLTensor *a, const DLTensor *b)
+static bool is_behind(const DLTensor *a, const DLTensor *b)
 {
     return dp_tensor_same_dtype(a, b) && dp_tensor_address(b) == end_of(a);
+}
+
+static bool goes_on(const struct dp_parameter *a, const struct dp_parameter *b)
+{
+    return is_behind(a->grad, b->grad) && is_behind(a->value, b->value);
 }
 
 static bool is_summed(const struct dp_parameter *p)
@@ -282,14 +378,23 @@ static bool is_summed(const struct dp_parameter *p)
     return !(p->flags & DP_PARAMETER_FROZEN) && dp_parameter_elements(p) > 0;
 }
 
-/* The pieces of a run of bytes; listed, once there is a list. */
-static void cut(struct dp_replicas_stream *r, char *data, size_t bytes, DLDataType type)
+/* The pieces of a run, which begins with a parameter; listed, once there is a list. */
+static void cut(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t parameter,
+                size_t elements)
 {
-    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
-        const size_t len = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+    const DLTensor *grad = list[parameter].grad, *value = list[parameter].value;
+    const size_t most = PIECE_BYTES / dp_tensor_element_bytes(grad);
+
+    for (size_t at = 0; at < elements; at += most) {
         if (r->pieces)
             r->pieces[r->piece_count] = (struct stream_piece){
-                .data = data + at, .elements = len / (type.bits / 8), .type = type};
+                .grad = dp_tensor_address(grad) + at * dp_tensor_element_bytes(grad),
+                .value = dp_tensor_address(value) + at * dp_tensor_element_bytes(value),
+                .grad_type = grad->dtype,
+                .value_type = value->dtype,
+                .elements = elements - at < most ? elements - at : most,
+                .parameter = parameter,
+                .first = at};
         r->piece_count++;
     }
 }
@@ -298,15 +403,40 @@ static void cut_all(struct dp_replicas_stream *r, const struct dp_parameter *lis
 {
     r->piece_count = 0;
     for (int32_t i = 0; i < count;) {
-        if (!is_summed(&list[i])) {
-            i++;
+        const int32_t first = i;
+        if (!is_summed(&list[i++]))
             continue;
+        size_t elements = (size_t)dp_parameter_elements(&list[first]);
+        for (; i < count && is_summed(&list[i]) && goes_on(&list[i - 1], &list[i]); i++)
+            elements += (size_t)dp_parameter_elements(&list[i]);
+        cut(r, list, first, elements);
+    }
+}
+
+/* Elements first .. end - 1 of the run that begins with a parameter. */
+static void add_to_shard(struct dp_replicas_stream *r, const struct dp_parameter *p, size_t first,
+                         size_t end)
+{
+    for (size_t begin = 0; first < end; p++) {
+        const size_t behind = begin + (size_t)dp_parameter_elements(p);
+        if (first < behind) {
+            const size_t last = end < behind ? end : behind;
+            dp_shard_add(&r->shard, p, first - begin, last - first);
+            first = last;
         }
-        const DLTensor *first = list[i].grad, *last = first;
-        while (++i < count && is_summed(&list[i]) && goes_on(last, list[i].grad))
-            last = list[i].grad;
-        char *data = dp_tensor_address(first);
-        cut(r, data, (size_t)(end_of(last) - data), first->dtype);
+        begin = behind;
+    }
+}
+
+static void list_shard(struct dp_replicas_stream *r, const struct dp_parameter *list)
+{
+    for (int32_t i = 0; i < r->piece_count; i++) {
+        const struct stream_piece *p = &r->pieces[i];
+        struct range theirs;
+        const struct range own = r->levels ? range_after(r, p, r->levels, &theirs)
+                                           : part_of(r, p, r->rank);
+        add_to_shard(r, &list[p->parameter], p->first + own.first,
+                     p->first + own.first + own.count);
     }
 }
 
@@ -354,18 +484,21 @@ static int no_memory(int32_t count)
     return dp_fail(DP_ENOMEM, "no memory to sum the gradients of %d parameters", count);
 }
 
+/* The shard has at most a piece of every parameter for every piece, and each may begin in the
+ * middle. */
 static int make_pieces(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
 {
     cut_all(r, list, count);
-    r->requests_each = r->levels ? 2 * step_count(r) : 4 * (r->size - 1);
-    r->pieces = calloc((size_t)r->piece_count + 1, sizeof(*r->pieces));
-    r->requests = calloc((size_t)r->piece_count * (size_t)r->requests_each + 1,
-                         sizeof(*r->requests));
-    if (!r->pieces || !r->requests)
+    r->messages_each = r->levels ? 2 * r->levels : 2 * (r->size - 1);
+    const size_t each = (size_t)r->messages_each, pieces = (size_t)r->piece_count;
+    r->pieces = calloc(pieces + 1, sizeof(*r->pieces));
+    r->messages = calloc(PHASES * pieces * each + 1, sizeof(*r->messages));
+    if (!r->pieces || !r->messages || dp_shard_init(&r->shard, (size_t)count + pieces))
         return no_memory(count);
     cut_all(r, list, count);
-    for (int32_t i = 0; i < r->piece_count; i++)
-        r->pieces[i].requests = r->requests + (size_t)i * (size_t)r->requests_each;
+    for (size_t i = 0; i < PHASES * pieces; i++)
+        r->pieces[i / PHASES].messages[i % PHASES].list = r->messages + i * each;
+    list_shard(r, list);
     return 0;
 }
 
@@ -379,12 +512,14 @@ static int make_arrivals(struct dp_replicas_stream *r)
         const struct stream_piece *p = &r->pieces[i];
         const size_t elements =
             r->levels ? (p->elements + 1) / 2 : part_of(r, p, 0).count * (size_t)(r->size - 1);
-        most = elements * element_bytes(p) > most ? elements * element_bytes(p) : most;
+        const size_t bytes = elements * element_bytes(r, p);
+        most = bytes > most ? bytes : most;
     }
     r->arrival_bytes = (most + 255) / 256 * 256;
-    int err = most ? dp_device_alloc(r->dev, DP_MEMORY_DEVICE, WINDOW * r->arrival_bytes, &memory) : 0;
+    const size_t all = WINDOW * r->arrival_bytes;
+    int err = all ? dp_device_alloc(r->dev, DP_MEMORY_DEVICE, all, &memory) : 0;
     r->arrivals = memory;
-    return err || !memory ? err : dp_comm_register(r->comm, memory, WINDOW * r->arrival_bytes);
+    return err || !memory ? err : dp_comm_register(r->comm, memory, all);
 }
 
 static int set_up(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
@@ -444,7 +579,8 @@ void dp_replicas_stream_free(struct dp_replicas_stream *r)
     if (r->arrivals)
         dp_comm_unregister(r->comm, r->arrivals);
     dp_device_free(r->dev, DP_MEMORY_DEVICE, r->arrivals);
-    free(r->requests);
+    dp_shard_fini(&r->shard);
+    free(r->messages);
     free(r->pieces);
     free(r);
 }

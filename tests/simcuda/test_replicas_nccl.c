@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Gradients in device memory summed over replicas by messages of NCCL: the promised order to the last
- * bit, behind the work of a stream, and no wait of the host. The real libnccl on the simulated CUDA.
+ * Gradients in device memory summed over replicas by messages of NCCL, whole or in shards: the promised
+ * order to the last bit, behind the work of a stream, and no wait of the host. The real libnccl on the simulated CUDA.
  */
 #include "cmocka_all.h"
 #include "simcuda/nccl_ranks.h"
@@ -158,24 +158,108 @@ static int finish(struct model *m)
     return err ? err : dp_device_event_wait(m->event, LONG_NS);
 }
 
-/* The gradients are copied up in the stream that the sum is behind, and the sums down behind it. */
-static int sum_once(struct dp_comm *comm, struct model *m, struct dp_replicas_stream *sums)
+/* What dp_replicas_sum makes of the same gradients in the host's memory. */
+static int sum_on_host(struct dp_comm *comm, struct model *m, char *expected)
 {
-    const int size = dp_comm_size(comm);
+    struct dp_parameter list[TENSORS];
+    DLTensor grads[TENSORS];
+    struct dp_replicas *sums;
 
+    put_gradients(m, dp_comm_rank(comm));
+    memcpy(expected, m->host, TENSORS * ROOM);
+    for (int t = 0; t < TENSORS; t++) {
+        grads[t] = m->grads[t];
+        grads[t].device = (DLDevice){kDLCPU, 0};
+        grads[t].data = expected + place_of(t);
+        list[t] = m->parameters[t];
+        list[t].value = &grads[t];
+        list[t].grad = t == FROZEN ? NULL : &grads[t];
+    }
+    CHECK(!dp_replicas_new(list, TENSORS, comm, &sums));
+    CHECK(!dp_replicas_sum(sums) && !dp_replicas_wait(sums));
+    dp_replicas_free(sums);
+    return 0;
+}
+
+static int check_sums(struct dp_comm *comm, const struct model *m, const char *expected)
+{
+    const int rank = dp_comm_rank(comm), size = dp_comm_size(comm);
+    const bool pairs = size == 2 || size == 4;
+
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; i < sizes[t]; i++) {
+            const double x = get(m->host + place_of(t), t, i);
+            CHECK(t == FROZEN ? x == gradient(rank, t, i) : is_sum(t, i, size, x));
+            CHECK(!pairs || x == get(expected + place_of(t), t, i));
+        }
+    return 0;
+}
+
+/* The gradients are copied up in the stream that the sum is behind, and the sums down behind it. Values
+ * are the gradients' memory here, so that what is scattered and then gathered is the sum. */
+static int sum_once(struct dp_comm *comm, struct model *m, struct dp_replicas_stream *sums,
+                    bool in_shards, const char *expected)
+{
     put_gradients(m, dp_comm_rank(comm));
     nccl_ranks_count_waits();
     CHECK(!dp_device_copy(m->stream, m->memory, m->host, TENSORS * ROOM));
-    CHECK(!dp_replicas_stream_sum(sums, m->stream));
+    if (in_shards)
+        CHECK(!dp_replicas_stream_scatter(sums, m->stream) &&
+              !dp_replicas_stream_gather(sums, m->stream));
+    else
+        CHECK(!dp_replicas_stream_sum(sums, m->stream));
     CHECK(!dp_device_copy(m->stream, m->host, m->memory, TENSORS * ROOM));
     CHECK(nccl_ranks_waits() == 0);
     CHECK(dp_replicas_stream_sum(sums, m->stream) == DP_ESTATE);
+    CHECK(dp_replicas_stream_scatter(sums, m->stream) == DP_ESTATE);
+    CHECK(dp_replicas_stream_gather(sums, m->stream) == DP_ESTATE);
     CHECK(!dp_replicas_stream_wait(sums) && !dp_replicas_stream_wait(sums));
     CHECK(!finish(m));
+    return check_sums(comm, m, expected);
+}
+
+static bool is_in(const struct model *m, int t, const struct dp_parameter *piece, int64_t *first)
+{
+    const char *begin = (const char *)m->grads[t].data, *at = (const char *)piece->grad->data;
+
+    *first = (at - begin) / (types[t].bits / 8);
+    return !strncmp(piece->name, m->names[t], 2) && piece->name[2] == '[' && at >= begin &&
+           *first + piece->grad->shape[0] <= sizes[t];
+}
+
+/* A gather may still be in flight when the next sum is scattered; of a shard's elements all are sums,
+ * and each element is in one shard. */
+static int scatter_once(struct dp_comm *comm, struct model *m, struct dp_replicas_stream *sums,
+                        const char *expected)
+{
+    int32_t count;
+    const struct dp_parameter *shard = dp_replicas_stream_shard(sums, &count);
+    int64_t first, all[MOST_RANKS], mine = 0, whole = 0;
+
+    CHECK(!dp_replicas_stream_gather(sums, m->stream));
+    put_gradients(m, dp_comm_rank(comm));
+    CHECK(!dp_device_copy(m->stream, m->memory, m->host, TENSORS * ROOM));
+    CHECK(!dp_replicas_stream_scatter(sums, m->stream));
+    CHECK(!dp_device_copy(m->stream, m->host, m->memory, TENSORS * ROOM));
+    CHECK(!dp_replicas_stream_wait(sums) && !finish(m));
+    for (int32_t k = 0; k < count; k++) {
+        int t = 0;
+        while (t < TENSORS && !is_in(m, t, &shard[k], &first))
+            t++;
+        CHECK(t < TENSORS && t != FROZEN);
+        for (int64_t i = first; i < first + shard[k].grad->shape[0]; i++) {
+            const double x = get(m->host + place_of(t), t, i);
+            CHECK(is_sum(t, i, dp_comm_size(comm), x));
+            CHECK(dp_comm_size(comm) == 3 || x == get(expected + place_of(t), t, i));
+        }
+        mine += shard[k].grad->shape[0];
+    }
+    CHECK(!dp_comm_allgather(comm, &mine, all, sizeof(mine)));
+    for (int r = 0; r < dp_comm_size(comm); r++)
+        whole += all[r];
     for (int t = 0; t < TENSORS; t++)
-        for (int64_t i = 0; i < sizes[t]; i++)
-            CHECK(t == FROZEN ? get(m->host + place_of(t), t, i) == gradient(dp_comm_rank(comm), t, i)
-                              : is_sum(t, i, size, get(m->host + place_of(t), t, i)));
+        whole -= t == FROZEN ? 0 : sizes[t];
+    CHECK(whole == 0);
     return 0;
 }
 
@@ -198,18 +282,22 @@ static int sum(struct dp_comm *host, void *arg)
     struct dp_nccl_peer peers[MOST_RANKS];
     struct dp_nccl_config config = {.peers = peers};
     struct dp_replicas_stream *sums;
+    static _Alignas(16) char expected[TENSORS * ROOM];
     struct model m;
 
     (void)arg;
     CHECK(!model_init(&m));
+    CHECK(!sum_on_host(host, &m, expected));
     config.device = m.dev;
     config.peer_count = dp_replicas_nccl_peers(dp_comm_rank(host), dp_comm_size(host), peers);
     CHECK(!dp_comm_nccl_open(host, &config, &comm));
     CHECK(!refuse(comm, &m));
     CHECK(!dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &sums));
-    for (int k = 0; k < 3; k++)
-        if (sum_once(comm, &m, sums))
+    for (int k = 0; k < 4; k++)
+        if (sum_once(comm, &m, sums, k % 2, expected))
             return -1;
+    if (scatter_once(comm, &m, sums, expected))
+        return -1;
     dp_replicas_stream_free(sums);
     dp_comm_close(comm);
     model_fini(&m);

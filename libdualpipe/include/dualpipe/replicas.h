@@ -76,7 +76,7 @@ DP_PUBLIC const struct dp_parameter *dp_replicas_shard(const struct dp_replicas 
 
 /* ---- on a device, in the order of a stream ----------------------------------------------------- */
 
-/* The first form for gradients in the memory of a GPU, over an NCCL communicator (nccl.h): gradients
+/* Both forms for gradients in the memory of a GPU, over an NCCL communicator (nccl.h): gradients
  * are sent from where they are and added up by the device, behind what a stream has been given, and
  * the host waits for nothing.
  *
@@ -87,14 +87,18 @@ DP_PUBLIC const struct dp_parameter *dp_replicas_shard(const struct dp_replicas 
  *      norms, optimizer in `stream`
  *      dp_replicas_stream_wait(sums);                once, before the next sum
  *
+ * or, in shards, with dp_replicas_stream_scatter, norms and the optimizer of those parameters that
+ * dp_replicas_stream_shard names, and dp_replicas_stream_gather. A shard is another one than that of
+ * dp_replicas_shard; a sum in it is the same.
+ *
  * Order of the sum: among 2^k replicas that of dp_replicas_sum, with the same bits. Among other
  * numbers a part of each tensor is summed by each replica b in the order b + 1, b + 2, ..., b, so that
  * all of them get the same bits, and each run of the same program does; but where parts begin is not
  * where dp_comm_iallreduce has them. Nothing here is left to NCCL, whose own all-reduce would choose an
  * order by the number of ranks, the size and the topology: there are only messages and sums.
  *
- * Memory: up to 32 MiB on the device for pieces that arrive. Gradients that follow each other in memory
- * are summed as one; each gradient for itself takes messages of its own. */
+ * Memory: up to 32 MiB on the device for pieces that arrive. Gradients that follow each other in memory,
+ * as their values do, are summed as one; each gradient for itself takes messages of its own. */
 struct dp_replicas_stream;
 
 /* Collective. As dp_replicas_new; device, whose memory all gradients are in, must stay, too.
@@ -109,8 +113,21 @@ DP_PUBLIC void dp_replicas_stream_free(struct dp_replicas_stream *sums);
  * behind the sum. DP_ESTATE while a sum is in flight; errors of comm.h. */
 DP_PUBLIC int dp_replicas_stream_sum(struct dp_replicas_stream *sums,
                                      struct dp_device_stream *stream);
-/* Until all messages of the sum have come, with the deadline of comm; an abort, or a replica that has
- * died, ends it. Nothing is waited for if the stream has ended. 0 where no sum is in flight. */
+/* The same, but only the elements of this replica's shard are the sum; what the others are is not
+ * defined. */
+DP_PUBLIC int dp_replicas_stream_scatter(struct dp_replicas_stream *sums,
+                                         struct dp_device_stream *stream);
+/* Queue the gathering of values, each replica's shard to all others. A gather and a scatter may both be
+ * in flight, in that order or the other one: DP_ESTATE for a second one of either, and for a sum beside
+ * one. */
+DP_PUBLIC int dp_replicas_stream_gather(struct dp_replicas_stream *sums,
+                                        struct dp_device_stream *stream);
+/* As dp_replicas_shard: memory of the device. */
+DP_PUBLIC const struct dp_parameter *
+dp_replicas_stream_shard(const struct dp_replicas_stream *sums, int32_t *count);
+/* Until all messages of what is in flight have come, with the deadline of comm; an abort, or a replica
+ * that has died, ends it. Nothing is waited for if the stream has ended. 0 where nothing is in
+ * flight. */
 DP_PUBLIC int dp_replicas_stream_wait(struct dp_replicas_stream *sums);
 
 /* Which replicas number `rank` of `size` exchanges messages with, for dp_nccl_config: out has room for
