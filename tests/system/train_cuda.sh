@@ -83,17 +83,17 @@ refused_on_the_cpu()
     grep -q -e "$sentence" "$work/err" || wrong "$(cat "$work/err")"
 }
 
-# by_nccl NAME OPTIONS... - messages go by the real NCCL, from simulated GPU to simulated GPU, and the numbers are
-# those of messages through the host, to the last bit. NCCL has a communicator of that name.
-by_nccl()
+# NCCL is there, or the case is skipped.
+needs_nccl()
 {
-    name=$1
-    shift
     package=${DP_TEST_NCCL:-nvidia-nccl-cu13==2.28.9}
     libnccl=${DP_TEST_CACHE:-$DP_TOP_BUILDDIR/cache}/nccl/$package/libnccl.so.2
     [ -e "$libnccl" ] || skip "no $package: sh tests/simcuda/fetch.sh loads it, as tests/run.sh does"
-    on_cuda $small --json "$@" || return
-    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/host"
+}
+
+# with_nccl COMMAND... - messages go by the real NCCL, from simulated GPU to simulated GPU.
+with_nccl()
+{
     (
         LD_LIBRARY_PATH=$DP_TOP_BUILDDIR/tests/simcuda/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
         SIMCUDA_NCCL=$libnccl DUALPIPE_NCCL_LIBRARY=$libnccl SIMCUDA_LOOKS=1
@@ -101,11 +101,32 @@ by_nccl()
         NCCL_BUFFSIZE=131072 NCCL_DEBUG=INFO NCCL_DEBUG_FILE=$work/nccl.%p
         export LD_LIBRARY_PATH SIMCUDA_NCCL DUALPIPE_NCCL_LIBRARY SIMCUDA_LOOKS NCCL_SOCKET_IFNAME \
             NCCL_NET_PLUGIN NCCL_RAS_ENABLE NCCL_MAX_NCHANNELS NCCL_BUFFSIZE NCCL_DEBUG NCCL_DEBUG_FILE
-        on_cuda $small --json --transport nccl "$@"
-    ) || return
+        "$@" --transport nccl
+    )
+}
+
+# same_by_nccl NAME OPTIONS... - the numbers are those of the case before, to the last bit, and NCCL has a
+# communicator of that name.
+same_by_nccl()
+{
+    name=$1
+    shift
+    needs_nccl
+    with_nccl on_cuda $small --json "$@" || return
     grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" | cmp - "$work/host" || return
     grep -q "$name" "$work"/nccl.* || wrong "no NCCL communicator '$name'"
     rm -f "$work"/nccl.*
+}
+
+# by_nccl NAME OPTIONS... - the numbers are those of messages through the host.
+by_nccl()
+{
+    needs_nccl
+    name=$1
+    shift
+    on_cuda $small --json "$@" || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/host"
+    same_by_nccl "$name" "$@"
 }
 
 # Two schedules have the numbers of one another, to the last bit.
@@ -130,6 +151,12 @@ goes_on_as_it_was()
     rm -r "$work/bf16/step-000002"
     on_cuda --data "$data" --json --resume "$work/bf16" "$@" || return
     numbers | cmp - "$work/whole" || wrong "$(cat "$work/out" "$work/whole")"
+}
+
+shards_go_on_as_they_were()
+{
+    needs_nccl
+    with_nccl goes_on_as_it_was --schedule 1f1b -P 1 -D 2 --mix reduce-scatter
 }
 
 # What a GPU has begun the CPU finishes.
@@ -158,6 +185,7 @@ if [ -f "$sim" ]; then
     it in_the_fixed_order
     it by_nccl 'dualpipe activation 0 to 1' --schedule dualpipe -P 2 --tie-embeddings
     it by_nccl 'dualpipe reduce 0 to 1' --schedule 1f1b -P 1 -D 2
+    it same_by_nccl 'dualpipe reduce 0 to 1' --schedule 1f1b -P 1 -D 2 --mix reduce-scatter
     it refused_on_the_cpu '--transport nccl: expected --device cuda' --transport nccl
     it refused_on_the_cpu '--no-graphs: expected --device cuda' --no-graphs
     it refused 'expected --execution list' --schedule async -P 2 --execution messages --transport nccl
@@ -171,6 +199,8 @@ if [ -f "$sim" ]; then
         it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16 -D 2 --tie-embeddings
         it by_nccl 'dualpipe activation 0 to 1' --schedule dualpipe -P 4 -M 8 --layers 8
         it by_nccl 'dualpipe reduce 1 to 3' --schedule dualpipe -P 2 -D 2 -M 8
+        it same_by_nccl 'dualpipe reduce 1 to 3' --schedule dualpipe -P 2 -D 2 -M 8 --mix reduce-scatter
+        it shards_go_on_as_they_were
         it goes_on_as_it_was --schedule 1f1b -P 1 -D 2 --mix ring
     fi
     it goes_on_near_the_cpu

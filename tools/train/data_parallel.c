@@ -77,7 +77,10 @@ int data_parallel_test(struct data_parallel *d, int slot)
 
 int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stream *stream)
 {
-    return dp_replicas_stream_sum(d->slots[slot].queued, stream);
+    struct dp_replicas_stream *sums = d->slots[slot].queued;
+
+    return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_stream_scatter(sums, stream)
+                                          : dp_replicas_stream_sum(sums, stream);
 }
 
 int data_parallel_wait(struct data_parallel *d, int slot)
@@ -93,7 +96,8 @@ const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, i
                                                 int32_t *count)
 {
     if (d->kind == DATA_PARALLEL_SHARD)
-        return dp_replicas_shard(d->slots[slot].copies, count);
+        return d->slots[slot].queued ? dp_replicas_stream_shard(d->slots[slot].queued, count)
+                                     : dp_replicas_shard(d->slots[slot].copies, count);
     *count = tensor_count_of(d, slot);
     return stage_of(d, slot)->parameters;
 }
@@ -125,12 +129,21 @@ int data_parallel_update(struct data_parallel *d, int slot, const struct dp_mixe
                                         : update_shard(d, slot, update);
 }
 
+/* In the order that both ranks of a pair of mirrors have: streams would wait for each other, too. */
+static int gather_shard(struct data_parallel *d, int slot)
+{
+    struct data_parallel_slot *s = &d->slots[slot];
+
+    return s->queued ? dp_replicas_stream_gather(s->queued, d->engine->stream)
+                     : dp_replicas_wait(s->copies);
+}
+
 int data_parallel_settle(struct data_parallel *d)
 {
     int err = 0;
 
     for (int i = 0; i < d->count && d->kind == DATA_PARALLEL_SHARD && !err; i++)
-        err = dp_replicas_wait(d->slots[d->order[i]].copies);
+        err = gather_shard(d, d->order[i]);
     return !err && d->kind == DATA_PARALLEL_SHARD ? put_weights(d) : err;
 }
 
@@ -307,6 +320,14 @@ static int make_optimizer(struct data_parallel *d, const struct data_parallel_co
     return dp_optimizer_new(&config->optimizer, shard, count, &d->slots[slot].optimizer);
 }
 
+static int make_shard(struct data_parallel *d, int slot)
+{
+    int32_t count;
+    const struct dp_parameter *shard = dp_replicas_stream_shard(d->slots[slot].queued, &count);
+
+    return d->engine->ops->shard(d->engine, slot, shard, count);
+}
+
 /* Sums on the device: a communicator by NCCL of those that have the stage. */
 static int make_queued(struct data_parallel *d, int slot)
 {
@@ -320,9 +341,10 @@ static int make_queued(struct data_parallel *d, int slot)
     nccl.peer_count = dp_replicas_nccl_peers(dp_comm_rank(s->same), size, peers);
     int err = dp_comm_nccl_open(s->same, &nccl, &s->nccl);
     free(peers);
-    return err ? err
-               : dp_replicas_stream_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
-                                        s->nccl, d->engine->sums_on, &s->queued);
+    if (!err)
+        err = dp_replicas_stream_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot), s->nccl,
+                                     d->engine->sums_on, &s->queued);
+    return err || d->kind == DATA_PARALLEL_SUM ? err : make_shard(d, slot);
 }
 
 static int make_slot(struct data_parallel *d, const struct data_parallel_config *config, int slot)

@@ -8,9 +8,9 @@
  *      mix       gradients are summed with the mirror's; each replica updates its own weights and
  * mixes them with those of other replicas by a graph
  *
- * All of it is done in the host's memory. Where stages are on a device, gradients are copied down for
- * it, and their sums up again, or, where a shard or a mixer has updated them, the weights. Sums over
- * NCCL (engine.sums_on) alone are done on the device, and queued.
+ * Where stages are on a device and ranks send from there by NCCL (engine.sums_on), the first two are done
+ * on the device, and queued. All else is done in the host's memory: gradients are copied down for it, and
+ * their sums up again, or, where a shard or a mixer has updated them, the weights.
  */
 #ifndef DP_TRAIN_DATA_PARALLEL_H
 #define DP_TRAIN_DATA_PARALLEL_H
@@ -89,10 +89,11 @@ int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stre
 /* The tensors whose gradients are the sum now: those of the stage, or of this rank's shard. */
 const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, int slot,
                                                 int32_t *count);
-/* shard, mix: update the weights of a slot; gradients become zero. What is sent for it is in flight
- * until data_parallel_settle, or the next step. */
+/* shard, mix, without engine.sums_on: update the weights of a slot; gradients become zero. What is sent
+ * for it is in flight until data_parallel_settle, or the next step. */
 int data_parallel_update(struct data_parallel *d, int slot, const struct dp_mixer_update *update);
-/* shard: the weights of all slots are whole again. */
+/* shard: the weights of all slots are whole again; with engine.sums_on behind what its stream has been
+ * given. */
 int data_parallel_settle(struct data_parallel *d);
 
 /* mix: the weights of all replicas become their average, for good or until data_parallel_revert.

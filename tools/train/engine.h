@@ -67,6 +67,9 @@ struct engine_ops {
     int (*make_host)(struct engine *e);
     int (*fetch)(struct engine *e, int slot, bool clear);
     int (*put)(struct engine *e, int slot, bool grads);
+    /* With those and sums_on, before the first step: squares, update and saved are of these pieces of a
+     * slot's parameters, which must stay. */
+    int (*shard)(struct engine *e, int slot, const struct dp_parameter *shard, int32_t count);
 };
 
 /* The last `count` tensors of a stage stay on the device, with the state of their optimizer. */
@@ -94,6 +97,7 @@ struct engine {
     size_t pipeline_bytes;              /* that dp_pipeline has taken on the device */
     bool reduces;                       /* train sums gradients over all that hold a stage */
     struct dp_device *sums_on;          /* on this device, behind its stream, by NCCL; NULL: not so */
+    struct dp_device_stream *stream;    /* with it: of steps and updates */
 };
 
 /* The pipeline rank of this process, which a placement may have mapped; 0 without a schedule. */

@@ -306,6 +306,11 @@ static int put(struct engine *e, int slot, bool grads)
     return cuda_rank_put(((struct pipelined *)e)->cuda, slot, grads);
 }
 
+static int shard(struct engine *e, int slot, const struct dp_parameter *pieces, int32_t count)
+{
+    return cuda_rank_shard(((struct pipelined *)e)->cuda, slot, pieces, count);
+}
+
 #define PIPELINED                                                                                  \
     .name = "pipelined", .train = train, .evaluate = evaluate, .gather = gather,                   \
     .sum_tied = sum_tied, .broadcast_tied = broadcast_tied, .owns = owns, .seek = seek,            \
@@ -318,7 +323,8 @@ static const struct engine_ops cuda_ops = {PIPELINED,
                                            .restore = restore,
                                            .make_host = make_host,
                                            .fetch = fetch,
-                                           .put = put};
+                                           .put = put,
+                                           .shard = shard};
 
 static int open_nccl(struct pipelined *p, const struct pipelined_config *config)
 {
@@ -513,13 +519,14 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
 /* What is known when there is a pipeline: its stream, and who updates tied parameters. */
 static int follow_pipeline(struct pipelined *p)
 {
-    const struct engine *e = &p->base;
+    struct engine *e = &p->base;
 
+    e->stream = dp_pipeline_stream(p->pipeline);
     for (int i = 0; i < e->stage_count; i++)
         for (size_t k = 0; k < e->stages[i]->params.tensors_len; k++)
             if (!dp_pipeline_owns(p->pipeline, i, (int32_t)k))
                 cuda_rank_disown(p->cuda, i, k);
-    return cuda_rank_use_stream(p->cuda, dp_pipeline_stream(p->pipeline));
+    return cuda_rank_use_stream(p->cuda, e->stream);
 }
 
 static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)

@@ -76,7 +76,7 @@ static int find_slots(const struct trainer *t, struct list *l)
     for (int i = 0; i < e->stage_count && !err; i++) {
         l->slots[i].stage = engine_shared(e, i);
         l->slots[i].optimizer = optimizer_of(t, i);
-        if (e->ops->saved && t->config.kind <= DATA_PARALLEL_SUM)
+        if (trainer_on_device(t))
             err = e->ops->saved(e, i, &config, &l->slots[i].stage, &l->slots[i].optimizer);
     }
     return err;
@@ -423,11 +423,10 @@ static int read_pieces(const struct dp_checkpoint *c, const struct dp_named_tens
 static int put_on_device(struct trainer *t)
 {
     struct engine *e = t->engine;
-    const bool shared = t->config.kind > DATA_PARALLEL_SUM;
     int err = 0;
 
     for (int i = 0; i < e->stage_count && e->ops->restore && !err; i++)
-        err = shared ? e->ops->put(e, i, false) : e->ops->restore(e, i);
+        err = trainer_on_device(t) ? e->ops->restore(e, i) : e->ops->put(e, i, false);
     return err;
 }
 

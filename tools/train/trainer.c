@@ -61,10 +61,9 @@ static size_t group_of(const struct gpt_stage *stage, const char *name)
     return (size_t)p->tensors[i].group;
 }
 
-/* Norms are taken and weights updated on a device, not by shards or mixers, which are the host's. */
-static bool on_device(const struct trainer *t)
+bool trainer_on_device(const struct trainer *t)
 {
-    return t->engine->ops->update && t->config.kind <= DATA_PARALLEL_SUM;
+    return t->engine->ops->update && (t->config.kind <= DATA_PARALLEL_SUM || t->engine->sums_on);
 }
 
 /* Add the squares of a slot's gradients to those of their groups; *sum is that of all of them.
@@ -79,7 +78,7 @@ static int add_squares(struct trainer *t, int slot, bool counted, double *sum)
     if (t->config.kind)
         list = data_parallel_summed(&t->replicas, slot, &count);
     struct engine *e = t->engine;
-    int err = on_device(t) ? e->ops->squares(e, slot, t->squares)
+    int err = trainer_on_device(t) ? e->ops->squares(e, slot, t->squares)
                            : dp_gradient_squares(list, count, t->squares);
     if (err)
         return err;
@@ -268,7 +267,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
     const struct dp_optimizer_step step = {
         .rate = update->rate, .scale = update->scale, .zero_grads = !t->late.beside};
 
-    if (on_device(t)) {
+    if (trainer_on_device(t)) {
         const struct dp_optimizer_config config = trainer_optimizer(t);
         return t->engine->ops->update(t->engine, slot, &config, update->rate, update->scale,
                                       update->skip);

@@ -105,21 +105,20 @@ int cuda_rank_begin(struct cuda_rank *r, const uint8_t *tokens, size_t tokens_le
 
 static size_t squares_at(const struct cuda_rank *r, int slot)
 {
-    return (size_t)r->microbatches + (size_t)slot * r->tensors;
+    return (size_t)r->microbatches + (size_t)slot * r->most_parts;
 }
 
 static void queue_squares(struct cuda_rank *r, int slot)
 {
     const struct cuda_slot *s = &r->slots[slot];
-    const struct params *p = &s->stage->params;
     const size_t memory = SUM_THREADS * sizeof(double);
 
-    for (size_t i = 0; i < p->tensors_len; i++) {
-        const struct tensor *t = &p->tensors[i];
-        struct cuda_grid grid = cuda_grid_of(tensor_count(t));
+    for (size_t i = 0; i < s->part_count; i++) {
+        const struct cuda_part *part = &s->parts[i];
+        struct cuda_grid grid = cuda_grid_of(part->count);
         grid.x = grid.x < SQUARE_BLOCKS ? grid.x : SQUARE_BLOCKS;
         grid.memory_bytes = memory;
-        struct squares_args args = {tensor_count(t), s->grads + t->offset, r->parts};
+        struct squares_args args = {part->count, s->grads + part->offset, r->parts};
         LAUNCH(r, squares, grid, args);
         double *sum = r->numbers + squares_at(r, slot) + i;
         args = (struct squares_args){grid.x, (const float *)sum, r->parts};
@@ -154,7 +153,7 @@ void cuda_rank_losses(const struct cuda_rank *r, double *losses, int count)
 
 int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares)
 {
-    const size_t count = r->slots[slot].stage->params.tensors_len, at = squares_at(r, slot);
+    const size_t count = r->slots[slot].part_count, at = squares_at(r, slot);
     int err = 0;
 
     if (!r->has_squares[slot]) {
@@ -173,16 +172,15 @@ int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares)
 static void queue_update(struct cuda_rank *r, int slot)
 {
     const struct cuda_slot *s = &r->slots[slot];
-    const struct params *p = &s->stage->params;
 
-    for (size_t i = 0; i < p->tensors_len; i++) {
-        const struct tensor *t = &p->tensors[i];
-        if (s->others[i])
+    for (size_t i = 0; i < s->part_count; i++) {
+        const struct cuda_part *part = &s->parts[i];
+        if (!part->owned)
             continue; /* its gradient is zero since it was summed at the owner */
         const struct adamw_args args = {
-            .count = tensor_count(t), .decays = t->rows > 1, .update = r->adamw,
-            .value = s->weights + t->offset, .grad = s->grads + t->offset,
-            .first = s->first + t->offset, .second = s->second + t->offset};
+            .count = part->count, .decays = part->decays, .update = r->adamw,
+            .value = s->weights + part->offset, .grad = s->grads + part->offset,
+            .first = s->first + part->state, .second = s->second + part->state};
         LAUNCH(r, adamw, cuda_grid_of(args.count), args);
     }
 }
@@ -191,9 +189,10 @@ int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_co
                      double rate, double scale, bool skip)
 {
     struct cuda_slot *s = &r->slots[slot];
+    const size_t bytes = s->stage->params.count * sizeof(float);
 
     if (skip)
-        return dp_device_zero(r->stream, s->grads, s->stage->params.count * sizeof(float));
+        return dp_device_zero(r->stream, s->grads, bytes);
     s->updates++;
     const struct adamw_set_args set = {
         {.rate = (float)rate, .decay = (float)config->weight_decay, .beta1 = (float)config->beta1,
@@ -205,7 +204,7 @@ int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_co
     cuda_graphs_run(r, queue_update, slot, &s->update, &s->update_seen);
     const int err = r->err;
     r->err = 0;
-    return err;
+    return err || !s->is_sharded ? err : dp_device_zero(r->stream, s->grads, bytes);
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -234,6 +233,26 @@ static int draw(struct cuda_rank *r, struct cuda_slot *s, uint64_t seed)
     return err;
 }
 
+static int list_tensors(struct cuda_slot *s)
+{
+    const struct params *p = &s->stage->params;
+
+    s->parts = calloc(p->tensors_len + 1, sizeof(*s->parts));
+    if (!s->parts)
+        return DP_ENOMEM;
+    s->part_count = p->tensors_len;
+    for (size_t i = 0; i < p->tensors_len; i++) {
+        const struct tensor *t = &p->tensors[i];
+        s->parts[i] = (struct cuda_part){.name = s->stage->parameters[i].name,
+                                         .offset = t->offset,
+                                         .count = tensor_count(t),
+                                         .state = t->offset,
+                                         .decays = t->rows > 1,
+                                         .owned = true};
+    }
+    return 0;
+}
+
 int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, int stage, int stages,
                         struct gpt_stage **out)
 {
@@ -248,8 +267,9 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
     s->index = stage;
     s->stages = stages;
     r->slot_count++;
-    s->others = calloc(s->stage->params.tensors_len, sizeof(*s->others));
-    err = s->others ? alloc_zeroed(r, bytes, &s->weights) : DP_ENOMEM;
+    err = list_tensors(s);
+    if (!err)
+        err = alloc_zeroed(r, bytes, &s->weights);
     if (!err)
         err = alloc_zeroed(r, bytes, &s->grads);
     if (!err)
@@ -269,7 +289,66 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
 
 void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor)
 {
-    r->slots[slot].others[tensor] = true;
+    r->slots[slot].parts[tensor].owned = false;
+}
+
+/* For the squares of so many parts of a slot. */
+static int make_numbers(struct cuda_rank *r, size_t most_parts)
+{
+    void *numbers = NULL;
+
+    dp_device_free(r->dev, DP_MEMORY_DEVICE, r->numbers);
+    dp_device_free(r->dev, DP_MEMORY_PINNED, r->read_numbers);
+    r->numbers = r->read_numbers = NULL;
+    r->most_parts = most_parts;
+    const size_t bytes = squares_at(r, DP_MAX_SLOTS) * sizeof(double);
+    int err = alloc_zeroed(r, bytes, &r->numbers);
+    if (!err)
+        err = dp_device_alloc(r->dev, DP_MEMORY_PINNED, bytes, &numbers);
+    r->read_numbers = numbers;
+    return err;
+}
+
+/* Returns how many reals the pieces have. */
+static size_t list_pieces(const struct cuda_slot *s, const struct dp_parameter *pieces,
+                          int32_t count, struct cuda_part *out)
+{
+    size_t at = 0;
+
+    for (int32_t i = 0; i < count; i++) {
+        const float *value = gpt_data(pieces[i].value);
+        out[i] = (struct cuda_part){.name = pieces[i].name,
+                                    .offset = (size_t)(value - s->weights),
+                                    .count = (size_t)dp_parameter_elements(&pieces[i]),
+                                    .state = at,
+                                    .decays = !(pieces[i].flags & DP_PARAMETER_NO_DECAY),
+                                    .owned = true};
+        at += out[i].count;
+    }
+    return at;
+}
+
+int cuda_rank_shard(struct cuda_rank *r, int slot, const struct dp_parameter *pieces, int32_t count)
+{
+    struct cuda_slot *s = &r->slots[slot];
+    struct cuda_part *parts = calloc((size_t)count + 1, sizeof(*parts));
+
+    if (!parts)
+        return DP_ENOMEM;
+    const size_t bytes = (list_pieces(s, pieces, count, parts) + 1) * sizeof(float);
+    free(s->parts);
+    s->parts = parts;
+    s->part_count = (size_t)count;
+    s->is_sharded = true;
+    dp_device_free(r->dev, DP_MEMORY_DEVICE, s->first);
+    dp_device_free(r->dev, DP_MEMORY_DEVICE, s->second);
+    s->first = s->second = NULL;
+    int err = alloc_zeroed(r, bytes, &s->first);
+    if (!err)
+        err = alloc_zeroed(r, bytes, &s->second);
+    if (!err && s->part_count > r->most_parts)
+        err = make_numbers(r, s->part_count);
+    return err;
 }
 
 static int find_kernels(struct cuda_rank *r)
@@ -290,23 +369,17 @@ static int alloc_all(struct cuda_rank *r, const struct cuda_rank_config *config)
 {
     const struct gpt_config *m = &config->model;
     const size_t tokens = (size_t)m->batch * (size_t)m->context;
-    void *numbers = NULL;
 
-    r->tensors = ((size_t)m->layers + 2) * MAX_TENSORS;
     r->batch_bytes = 2 * tokens * (size_t)config->model_microbatches;
-    const size_t bytes = squares_at(r, DP_MAX_SLOTS) * sizeof(double);
     int err = alloc_zeroed(r, tokens * sizeof(float), &r->row_losses);
     if (!err)
-        err = alloc_zeroed(r, bytes, &r->numbers);
+        err = make_numbers(r, ((size_t)m->layers + 2) * MAX_TENSORS);
     if (!err)
         err = alloc_zeroed(r, SQUARE_BLOCKS * sizeof(double), &r->parts);
     if (!err)
         err = alloc_zeroed(r, sizeof(*r->adamw), &r->adamw);
     if (!err)
         err = alloc_zeroed(r, r->batch_bytes, &r->bytes);
-    if (!err)
-        err = dp_device_alloc(r->dev, DP_MEMORY_PINNED, bytes, &numbers);
-    r->read_numbers = numbers;
     return err ? err : dp_device_alloc(r->dev, DP_MEMORY_PINNED, r->batch_bytes, &r->batch);
 }
 
@@ -375,7 +448,7 @@ void cuda_rank_free(struct cuda_rank *r)
         dp_device_graph_free(s->update);
         cuda_saved_free(s->saved);
         cuda_host_free(r, s);
-        free(s->others);
+        free(s->parts);
         void *const all[] = {s->weights, s->grads, s->first, s->second, s->low, s->scratch};
         for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);

@@ -32,17 +32,29 @@ enum cuda_kernel {
 #undef CUDA_KERNEL_ID
 };
 
+/* A run of a slot's parameters: a tensor, or a piece of one. */
+struct cuda_part {
+    const char *name;
+    size_t offset, count; /* in the slot, in reals */
+    size_t state;         /* where its state begins, in `first` and `second` */
+    bool decays;
+    bool owned; /* it is updated here; else it is tied to one that is updated elsewhere */
+};
+
 struct cuda_saved;
 struct cuda_slot {
     struct gpt_stage *stage;
     int index, stages; /* which stage of how many */
-    float *weights, *grads, *first, *second; /* [params.count] */
+    float *weights, *grads;  /* [params.count] */
+    float *first, *second;   /* AdamW's state of all parts */
+    struct cuda_part *parts; /* [part_count] what is updated: all tensors, or the pieces of a shard */
+    size_t part_count;
+    bool is_sharded;
     uint16_t *low;                           /* of the weights; NULL: float32 */
     void *scratch;
     uint64_t updates;
     struct dp_device_graph *squares, *update; /* NULL: not captured */
     bool squares_seen, update_seen;
-    bool *others; /* [params.tensors_len] tied to one that is updated elsewhere; calloc'ed */
     struct cuda_saved *saved; /* NULL: no checkpoint was written or read */
     struct gpt_stage *host;   /* NULL: no replicas share it */
     void *host_memory;        /* its values, then gradients */
@@ -62,9 +74,9 @@ struct cuda_rank {
     int slot_count, microbatches;
     float *row_losses;
     /* What the host wants to know of a step, on the device and where it is copied to: losses
-     * [microbatches], then squares of each slot by tensor [DP_MAX_SLOTS][tensors]. */
+     * [microbatches], then squares of each slot by part [DP_MAX_SLOTS][most_parts]. */
     double *numbers, *read_numbers;
-    size_t tensors; /* most of a slot */
+    size_t most_parts; /* of a slot */
     bool has_squares[DP_MAX_SLOTS]; /* read_numbers are those of the gradients as they are now */
     double *parts;                  /* of a tensor's sum of squares */
     struct adamw_update *adamw;     /* of the update that is queued, on the device */
@@ -93,6 +105,9 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
                         struct gpt_stage **out);
 /* A tensor of a slot is a copy of a tied one: another rank or slot updates it, and has its state. */
 void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor);
+/* Before the first step: update, keep AdamW's state and take squares of these pieces of a slot's
+ * parameters only; their names must stay. Gradients of all others become zero in an update, too. */
+int cuda_rank_shard(struct cuda_rank *r, int slot, const struct dp_parameter *pieces, int32_t count);
 /* Copy a step's batch up, and bring the parameters' copies up to date: *tokens and *labels point to
  * device memory until the next call. */
 int cuda_rank_begin(struct cuda_rank *r, const uint8_t *tokens, size_t tokens_len,
@@ -105,7 +120,7 @@ int cuda_rank_use_stream(struct cuda_rank *r, struct dp_device_stream *stream);
 int cuda_rank_queue_numbers(struct cuda_rank *r, bool squares);
 /* losses[count] of the step that has ended. */
 void cuda_rank_losses(const struct cuda_rank *r, double *losses, int count);
-/* Sums of squares of a slot's gradients, by tensor. Waits, unless they were queued in the step. */
+/* Sums of squares of a slot's gradients, by part. Waits, unless they were queued in the step. */
 int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares);
 /* AdamW on a slot; its gradients are zero afterwards. skip: nothing but that. */
 int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,

@@ -8,8 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A part in the host's memory. */
+struct saved_part {
+    DLTensor tensor;
+    int64_t shape[1];
+};
+
 struct cuda_saved {
     struct gpt_stage *stage;
+    struct saved_part *pieces; /* of a shard */
     struct dp_optimizer *optimizer;
     real *values;
 };
@@ -20,23 +27,44 @@ void cuda_saved_free(struct cuda_saved *saved)
         return;
     dp_optimizer_free(saved->optimizer);
     gpt_stage_free(saved->stage);
+    free(saved->pieces);
     free(saved->values);
     free(saved);
+}
+
+/* A piece as a parameter of one dimension: the values stand for the gradients, which nothing uses. */
+static struct dp_parameter piece_of(struct cuda_saved *saved, const struct cuda_part *part,
+                                    struct saved_part *out)
+{
+    out->shape[0] = (int64_t)part->count;
+    out->tensor = (DLTensor){.data = saved->values + part->offset,
+                             .device = {kDLCPU, 0},
+                             .ndim = 1,
+                             .dtype = {kDLFloat, 32, 1},
+                             .shape = out->shape};
+    return (struct dp_parameter){.name = part->name,
+                                 .flags = part->decays ? 0 : DP_PARAMETER_NO_DECAY,
+                                 .value = &out->tensor,
+                                 .grad = &out->tensor};
 }
 
 /* Of what this slot updates. */
 static int make_optimizer(struct cuda_saved *saved, const struct cuda_slot *of,
                           const struct dp_optimizer_config *config)
 {
-    const size_t len = saved->stage->params.tensors_len;
+    const size_t len = of->part_count;
     struct dp_parameter *own = calloc(len + 1, sizeof(*own));
     int32_t count = 0;
 
-    if (!own)
+    saved->pieces = calloc(len + 1, sizeof(*saved->pieces));
+    if (!own || !saved->pieces) {
+        free(own);
         return DP_ENOMEM;
+    }
     for (size_t i = 0; i < len; i++)
-        if (!of->others[i])
-            own[count++] = saved->stage->parameters[i];
+        if (of->parts[i].owned)
+            own[count++] = of->is_sharded ? piece_of(saved, &of->parts[i], &saved->pieces[i])
+                                          : saved->stage->parameters[i];
     const int err = dp_optimizer_new(config, own, count, &saved->optimizer);
     free(own);
     return err;
@@ -65,15 +93,15 @@ static int move_tensor(struct cuda_rank *r, bool up, void *host, void *device, s
     return cuda_rank_copy(r, up ? device : host, up ? host : device, bytes);
 }
 
-static int move_state(struct cuda_rank *r, struct cuda_slot *s, bool up, const struct tensor *t,
-                      const struct dp_named_tensor *state)
+static int move_state(struct cuda_rank *r, struct cuda_slot *s, bool up,
+                      const struct cuda_part *part, const struct dp_named_tensor *state)
 {
-    const size_t bytes = tensor_count(t) * sizeof(real);
+    const size_t bytes = part->count * sizeof(real);
     int64_t *steps = state[0].tensor.data;
-    int err = move_tensor(r, up, state[1].tensor.data, s->first + t->offset, bytes);
+    int err = move_tensor(r, up, state[1].tensor.data, s->first + part->state, bytes);
 
     if (!err)
-        err = move_tensor(r, up, state[2].tensor.data, s->second + t->offset, bytes);
+        err = move_tensor(r, up, state[2].tensor.data, s->second + part->state, bytes);
     if (up)
         s->updates = (uint64_t)*steps;
     else
@@ -83,13 +111,13 @@ static int move_state(struct cuda_rank *r, struct cuda_slot *s, bool up, const s
 
 static int move(struct cuda_rank *r, struct cuda_slot *s, bool up)
 {
-    const struct params *p = &s->stage->params;
+    const size_t bytes = s->stage->params.count * sizeof(real);
     const struct dp_named_tensor *state = dp_optimizer_state(s->saved->optimizer);
-    int err = move_tensor(r, up, s->saved->values, s->weights, p->count * sizeof(real));
+    int err = move_tensor(r, up, s->saved->values, s->weights, bytes);
 
-    for (size_t i = 0; i < p->tensors_len && !err; i++)
-        if (!s->others[i]) {
-            err = move_state(r, s, up, &p->tensors[i], state);
+    for (size_t i = 0; i < s->part_count && !err; i++)
+        if (s->parts[i].owned) {
+            err = move_state(r, s, up, &s->parts[i], state);
             state += STATES;
         }
     return err;
