@@ -10,7 +10,10 @@
 #include "base/fp16.h"
 #include <dualpipe/replicas.h>
 
+#include <signal.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const char *why_not;
@@ -276,32 +279,119 @@ static int refuse(struct dp_comm *comm, struct model *m)
     return !none ? 0 : -1;
 }
 
-static int sum(struct dp_comm *host, void *arg)
+/* What a rank has of sums on its device, over the communicator of the host that it was given. */
+struct sums_rig {
+    struct model m;
+    struct dp_comm *comm;
+    struct dp_replicas_stream *sums;
+};
+
+static int rig_open(struct sums_rig *g, struct dp_comm *comm)
 {
-    struct dp_comm *comm = host;
     struct dp_nccl_peer peers[MOST_RANKS];
     struct dp_nccl_config config = {.peers = peers};
-    struct dp_replicas_stream *sums;
+
+    CHECK(!model_init(&g->m));
+    config.device = g->m.dev;
+    config.peer_count = dp_replicas_nccl_peers(dp_comm_rank(comm), dp_comm_size(comm), peers);
+    CHECK(!dp_comm_nccl_open(comm, &config, &g->comm));
+    CHECK(!dp_replicas_stream_new(g->m.parameters, TENSORS, g->comm, g->m.dev, &g->sums));
+    return 0;
+}
+
+static void rig_close(struct sums_rig *g)
+{
+    dp_replicas_stream_free(g->sums);
+    dp_comm_close(g->comm);
+    model_fini(&g->m);
+}
+
+static int sum(struct dp_comm *comm, void *arg)
+{
     static _Alignas(16) char expected[TENSORS * ROOM];
-    struct model m;
+    struct sums_rig g;
 
     (void)arg;
-    CHECK(!model_init(&m));
-    CHECK(!sum_on_host(host, &m, expected));
-    config.device = m.dev;
-    config.peer_count = dp_replicas_nccl_peers(dp_comm_rank(host), dp_comm_size(host), peers);
-    CHECK(!dp_comm_nccl_open(host, &config, &comm));
-    CHECK(!refuse(comm, &m));
-    CHECK(!dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &sums));
-    for (int k = 0; k < 4; k++)
-        if (sum_once(comm, &m, sums, k % 2, expected))
-            return -1;
-    if (scatter_once(comm, &m, sums, expected))
+    if (rig_open(&g, comm) || sum_on_host(comm, &g.m, expected) || refuse(g.comm, &g.m))
         return -1;
-    dp_replicas_stream_free(sums);
-    dp_comm_close(comm);
-    model_fini(&m);
+    for (int k = 0; k < 4; k++)
+        if (sum_once(g.comm, &g.m, g.sums, k % 2, expected))
+            return -1;
+    if (scatter_once(g.comm, &g.m, g.sums, expected))
+        return -1;
+    rig_close(&g);
     return 0;
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+/* How one rank falls out of a sum that the others have queued. */
+enum fall { DIES, ABORTS, STAYS_AWAY };
+enum { CULPRIT = 2, READY = 55 };
+
+/* Each of the others says when it has queued its sum. */
+static int hear_of_all(struct dp_comm *comm)
+{
+    struct dp_request request;
+    char heard;
+
+    for (int peer = 0; peer < dp_comm_size(comm); peer++) {
+        if (peer == CULPRIT)
+            continue;
+        CHECK(!dp_comm_irecv(comm, peer, DP_CHANNEL_CONTROL, READY, &heard, 1, &request));
+        CHECK(!dp_comm_wait(comm, &request, peer));
+    }
+    return 0;
+}
+
+static int fall_out(struct dp_comm *comm, enum fall how)
+{
+    const int64_t until_ns = dp_now_ns() + LONG_NS;
+
+    if (hear_of_all(comm))
+        return -1;
+    if (how == DIES)
+        kill(getpid(), SIGKILL);
+    if (how == ABORTS)
+        CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "a stage failed"));
+    while (!dp_comm_aborted(comm, NULL) && dp_now_ns() < until_ns) /* as one that computes */
+        nanosleep(&(struct timespec){.tv_nsec = DP_NS_PER_MS}, NULL);
+    return 0;
+}
+
+/* The stream ends, too: nothing of the sum is in it any more. */
+static int survive(struct dp_comm *comm, struct sums_rig *g, enum fall how)
+{
+    static const int errors[] = {DP_ECOMM, DP_ECALLBACK, DP_ETIMEDOUT};
+    struct dp_request telling;
+    struct dp_abort why;
+    char told = 0;
+
+    CHECK(!dp_replicas_stream_sum(g->sums, g->m.stream));
+    CHECK(!dp_comm_isend(comm, CULPRIT, DP_CHANNEL_CONTROL, READY, &told, 1, &telling));
+    if (how == STAYS_AWAY)
+        dp_comm_set_deadline(comm, 300 * DP_NS_PER_MS);
+    const int err = dp_replicas_stream_wait(g->sums);
+    CHECK(err == DP_EABORTED || err == (how == STAYS_AWAY ? DP_ETIMEDOUT : DP_EABORTED));
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == CULPRIT && why.error == errors[how]);
+    CHECK(!finish(&g->m));
+    CHECK(dp_replicas_stream_sum(g->sums, g->m.stream) == DP_EABORTED);
+    CHECK(!dp_replicas_stream_wait(g->sums) && !finish(&g->m));
+    return 0;
+}
+
+static int sum_without_one(struct dp_comm *comm, void *arg)
+{
+    const enum fall how = *(const enum fall *)arg;
+    struct sums_rig g;
+
+    if (rig_open(&g, comm))
+        return -1;
+    const int err = dp_comm_rank(comm) == CULPRIT ? fall_out(g.comm, how)
+                                                  : survive(g.comm, &g, how);
+    if (!err)
+        rig_close(&g);
+    return err;
 }
 
 static int refuse_host(struct dp_comm *comm, void *arg)
@@ -355,11 +445,42 @@ static void other_communicators_devices_and_memory_are_refused(void **state)
     assert_int_equal(comm_on_threads(1, LONG_NS, refuse_host, NULL), 0);
 }
 
+static void a_rank_falls_out(enum fall how)
+{
+    int killed;
+
+    if (why_not)
+        skip_because(why_not);
+    assert_int_equal(nccl_ranks_run_hosts(4, sum_without_one, &how, &killed), how == DIES);
+    assert_int_equal(killed, how == DIES);
+}
+
+static void a_death_ends_a_queued_sum_on_all_and_is_named(void **state)
+{
+    (void)state;
+    a_rank_falls_out(DIES);
+}
+
+static void an_abort_ends_a_queued_sum_on_all_and_is_named(void **state)
+{
+    (void)state;
+    a_rank_falls_out(ABORTS);
+}
+
+static void a_rank_that_queues_no_sum_is_named_at_the_deadline(void **state)
+{
+    (void)state;
+    a_rank_falls_out(STAYS_AWAY);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(four_replicas_sum_in_pairs_and_no_host_waits),
         cmocka_unit_test(three_replicas_sum_a_part_each),
+        cmocka_unit_test(a_death_ends_a_queued_sum_on_all_and_is_named),
+        cmocka_unit_test(an_abort_ends_a_queued_sum_on_all_and_is_named),
+        cmocka_unit_test(a_rank_that_queues_no_sum_is_named_at_the_deadline),
         cmocka_unit_test(other_communicators_devices_and_memory_are_refused),
     };
 

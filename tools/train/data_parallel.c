@@ -147,13 +147,23 @@ int data_parallel_settle(struct data_parallel *d)
     return !err && d->kind == DATA_PARALLEL_SHARD ? put_weights(d) : err;
 }
 
+int data_parallel_await(struct data_parallel *d)
+{
+    int err = 0;
+
+    for (int i = 0; i < d->count && !err; i++)
+        if (d->slots[d->order[i]].queued)
+            err = dp_replicas_stream_wait(d->slots[d->order[i]].queued);
+    return err;
+}
+
 /* ---- one model ------------------------------------------------------------------------------ */
 
 /* The forward makes up for the update of the first step, if it is still to come. */
 int data_parallel_average(struct data_parallel *d, bool revert)
 {
     struct dp_mixer_average what = {.revert = revert};
-    int err = 0;
+    int err = data_parallel_await(d);
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++) {
         if (!d->slots[i].mixer)

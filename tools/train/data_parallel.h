@@ -96,8 +96,12 @@ int data_parallel_update(struct data_parallel *d, int slot, const struct dp_mixe
  * given. */
 int data_parallel_settle(struct data_parallel *d);
 
+/* Between steps, before weights are used outside of one: what shards send of them has come. A replica
+ * that has died is found here, not by work that waits for its weights. */
+int data_parallel_await(struct data_parallel *d);
+
 /* mix: the weights of all replicas become their average, for good or until data_parallel_revert.
- * Nothing to do otherwise. */
+ * data_parallel_await otherwise. */
 int data_parallel_average(struct data_parallel *d, bool revert);
 int data_parallel_revert(struct data_parallel *d);
 

@@ -343,13 +343,14 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
         free(wrote);
         return DP_ENOMEM;
     }
+    err = data_parallel_await(&t->replicas);
     if (t->comm)
         dp_comm_busy(t->comm, busy_ns);
-    if (rank_of(t) == 0) {
+    if (!err && rank_of(t) == 0) {
         make_folder(dir, folder);
         attempt = next_attempt(folder);
     }
-    if (t->comm)
+    if (!err && t->comm)
         err = dp_comm_broadcast(t->comm, &attempt, sizeof(attempt), 0);
     if (!err)
         err = write_all(t, folder, attempt, wrote, text);
