@@ -8,9 +8,9 @@
  *      mix       gradients are summed with the mirror's; each replica updates its own weights and
  * mixes them with those of other replicas by a graph
  *
- * Where stages are on a device and ranks send from there by NCCL (engine.sums_on), the first two are done
- * on the device, and queued. All else is done in the host's memory: gradients are copied down for it, and
- * their sums up again, or, where a shard or a mixer has updated them, the weights.
+ * Where stages are on a device and ranks send from there by NCCL (engine.sums_on), the first two are
+ * done on the device, and queued. All else is done in the host's memory: gradients are copied down for
+ * it, and their sums up again, or, where a shard or a mixer has updated them, the weights.
  */
 #ifndef DP_TRAIN_DATA_PARALLEL_H
 #define DP_TRAIN_DATA_PARALLEL_H
