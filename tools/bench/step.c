@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CASES_MAX = 2, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40, FIRST_STEPS = 4 };
+enum { CASES_MAX = 2, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40, FIRST_STEPS = 4, TURNS = 8 };
 
 struct values {
     struct bench_options common;
@@ -41,6 +41,7 @@ struct values {
 struct told {
     int64_t cpu_ns;
     struct rig_clock clocks[RIG_OPS];
+    double way_ns; /* rank 0, with a latency: of a message that is waited for */
 };
 
 /* What rank 0 says: which times, how often. */
@@ -102,6 +103,42 @@ static int time_step(struct job *j, double *ns)
     return 0;
 }
 
+/* One message there and one back, in turns. */
+static int go_and_come(struct job *j, void *message, size_t len)
+{
+    const int rank = dp_comm_rank(j->comm);
+    struct dp_request request;
+    int err = 0;
+
+    for (int i = 0; i < 2 * TURNS && !err; i++) {
+        err = i % 2 == rank
+                  ? dp_comm_isend(j->comm, !rank, DP_CHANNEL_CONTROL, 1, message, len, &request)
+                  : dp_comm_irecv(j->comm, !rank, DP_CHANNEL_CONTROL, 1, message, len, &request);
+        if (!err)
+            err = dp_comm_wait(j->comm, &request, !rank);
+    }
+    return err;
+}
+
+/* What a message takes between ranks 0 and 1 that wait for it: the latency that was asked for, both
+ * ranks' waking up, and the copies. */
+static int time_way(struct job *j, double *ns)
+{
+    const size_t len = (size_t)j->v->message_bytes;
+
+    *ns = 0;
+    if (j->v->latency_ns <= 0 || dp_comm_rank(j->comm) > 1 || dp_comm_size(j->comm) < 2)
+        return 0;
+    void *message = calloc(1, len);
+    int err = message ? go_and_come(j, message, len) : DP_ENOMEM;
+    const int64_t began_ns = bench_now_ns();
+    if (!err)
+        err = go_and_come(j, message, len);
+    *ns = (double)(bench_now_ns() - began_ns) / (2 * TURNS);
+    free(message);
+    return err;
+}
+
 /* The times of ops on the device, to all. */
 static int share_ops(struct job *j)
 {
@@ -124,6 +161,8 @@ static int take_steps(struct job *j, struct order order)
     }
     if (!err)
         err = share_ops(j);
+    if (!err)
+        err = time_way(j, &mine.way_ns);
     if (err)
         return err;
     j->step_ns = total / order.steps;
@@ -166,7 +205,7 @@ static void pack_ops(struct job *j)
 }
 
 /* How long the step takes on paper, with the times that ops really took. */
-static int simulate_ns(struct job *j, int which, double *ns)
+static int simulate_ns(struct job *j, int which, double latency_ns, double *ns)
 {
     const struct dp_cost *c = &j->costs[which];
     struct dp_cost real = {
@@ -175,7 +214,7 @@ static int simulate_ns(struct job *j, int which, double *ns)
         .w_ns = mean_ns(j, RIG_W, c->w_ns),
         .b_ns = mean_ns(j, RIG_B, c->b_ns),
         .fb_ns = mean_ns(j, RIG_FB, c->fb_ns),
-        .link_latency_ns = j->v->latency_ns,
+        .link_latency_ns = latency_ns,
         .op_ns = j->packed_ns,
     };
     struct dp_simulation sim;
@@ -190,7 +229,8 @@ static int simulate_ns(struct job *j, int which, double *ns)
     return 0;
 }
 
-enum { RATIO, STEP, CPU, OPS, STEP_FIGURES };
+/* OPS on a device only; WAY and WAY_RATIO with a latency only. */
+enum { RATIO, STEP, CPU, FIGURES, OPS = FIGURES, CUDA_FIGURES, WAY = FIGURES, WAY_RATIO, WAY_FIGURES };
 
 struct sampler {
     struct job *job;
@@ -201,12 +241,14 @@ static int sample(void *user, double *figures)
 {
     const struct sampler *s = user;
     struct job *j = s->job;
-    double simulated, cpu = 0;
+    double simulated, with_way = 0, cpu = 0;
 
     int64_t began = bench_now_ns();
     int err = order_steps(j, (struct order){s->which, j->steps[s->which]});
     if (!err)
-        err = simulate_ns(j, s->which, &simulated);
+        err = simulate_ns(j, s->which, j->v->latency_ns, &simulated);
+    if (!err && j->v->latency_ns > 0)
+        err = simulate_ns(j, s->which, j->told[0].way_ns, &with_way);
     if (err)
         return err;
     double wall = (double)(bench_now_ns() - began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
@@ -216,7 +258,12 @@ static int sample(void *user, double *figures)
     figures[RATIO] = j->step_ns / simulated;
     figures[STEP] = j->step_ns / 1e6;
     figures[CPU] = 100 * cpu / wall;
-    figures[OPS] = 0;
+    if (j->v->latency_ns > 0) {
+        figures[WAY] = j->told[0].way_ns / 1e6;
+        figures[WAY_RATIO] = j->step_ns / with_way;
+    }
+    if (j->cuda)
+        figures[OPS] = 0;
     for (size_t i = 0; j->cuda && i < j->schedule->first[j->schedule->ranks]; i++)
         figures[OPS] += (double)j->packed_ns[i] / 1e6;
     return 0;
@@ -239,6 +286,7 @@ static void describe_case(struct bench_case *c, const struct dp_cost *cost, stru
     static char names[CASES_MAX][96];
     const struct values *v = s->job->v;
     double b = cost->b_ns > 0 ? cost->b_ns : cost->i_ns + cost->w_ns;
+    const int figures = v->image ? CUDA_FIGURES : v->latency_ns > 0 ? WAY_FIGURES : FIGURES;
 
     if (v->image)
         snprintf(names[0], sizeof(names[0]), "layers %d, width %d, %s: over critical path",
@@ -248,12 +296,18 @@ static void describe_case(struct bench_case *c, const struct dp_cost *cost, stru
              cost->f_ns / 1e6, b / 1e6, cost->w_ns / 1e6,
              (cost->fb_ns > 0 ? cost->fb_ns : cost->f_ns + b) / 1e6);
     *c = (struct bench_case){.sample = sample, .user = s,
-                             .figure_count = v->image ? STEP_FIGURES : OPS, .figures = {
+                             .figure_count = figures, .figures = {
         [RATIO] = {.what = names[s->which], .unit = "", .target = target},
         [STEP] = {.what = "  step", .unit = "ms"},
         [CPU] = {.what = "  CPU of all ranks", .unit = "%", .target = CPU_PERCENT_MAX},
-        [OPS] = {.what = "  ops of all ranks", .unit = "ms"},
     }};
+    if (v->image) {
+        c->figures[OPS] = (struct bench_figure){.what = "  ops of all ranks", .unit = "ms"};
+    } else if (v->latency_ns > 0) {
+        c->figures[WAY] = (struct bench_figure){.what = "  message that is waited for", .unit = "ms"};
+        c->figures[WAY_RATIO] =
+            (struct bench_figure){.what = "  over critical path with that", .unit = ""};
+    }
 }
 
 static int lead(struct job *j)
@@ -535,6 +589,8 @@ int run_bench_step(int argc, char **argv)
                  "told to, and set them beside the critical path of the same step on paper with\n"
                  "the times that the ops really took. The default is DualPipe. With more than\n"
                  "40 % of all cores in use, ranks stand in each other's way.\n"
+                 "With --latency the step is also set beside the one on paper with the time that\n"
+                 "a message took between two ranks, measured after the steps of each sample.\n"
                  "With --device cuda ops are the stages of 'dualpipe train' on GPUs, and the\n"
                  "critical path is that of the times which events on the device measure around\n"
                  "each of them. Gradients of mirrors are not summed.",
