@@ -33,8 +33,10 @@ static const struct dp_survival_message *compose(struct dp_survival *s, enum dp_
     const bool decision = kind == DP_SURVIVAL_DECISION;
 
     *s->out = (struct dp_survival_message){.kind = kind, .number = number};
-    if (a)
+    if (a) {
         s->out->context = a->context;
+        s->out->doing = decision ? a->decisions_flags[number % 2] : a->own_flags;
+    }
     s->out->contexts = decision ? a->decisions_contexts[number % 2] : (uint32_t)s->world->contexts;
     memcpy(s->out->dead, decision ? a->decisions[number % 2] : s->dead, set_bytes(s));
     memcpy(s->out->dead + s->words, s->left, set_bytes(s));
@@ -350,10 +352,11 @@ static bool is_decided(const struct dp_agreement *a, uint32_t number)
 }
 
 static void decide(struct dp_survival *s, struct dp_agreement *a, const uint64_t *dead,
-                   uint32_t contexts)
+                   uint32_t contexts, uint64_t flags)
 {
     memcpy(a->decisions[a->number % 2], dead, set_bytes(s));
     a->decisions_contexts[a->number % 2] = contexts;
+    a->decisions_flags[a->number % 2] = flags;
     a->decided = a->number;
 }
 
@@ -380,6 +383,7 @@ static void take_answer(struct dp_survival *s, int from, const struct dp_surviva
     if (!a || a->number != m->number || a->decided == a->number)
         return;
     add(a->answered, from);
+    a->flags &= m->doing;
     a->contexts = m->contexts > a->contexts ? m->contexts : a->contexts;
 }
 
@@ -388,7 +392,7 @@ static void take_decision(struct dp_survival *s, const struct dp_survival_messag
     struct dp_agreement *a = find(s, m->context);
 
     if (a && a->number == m->number && a->decided != a->number)
-        decide(s, a, m->dead, m->contexts);
+        decide(s, a, m->dead, m->contexts, m->doing);
 }
 
 void dp_survival_handle(struct dp_survival *s, int from, const void *message, size_t len)
@@ -459,7 +463,8 @@ static int new_agreement(struct dp_survival *s, uint32_t context, struct dp_agre
     return 0;
 }
 
-int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement **out)
+int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, uint64_t flags,
+                       struct dp_agreement **out)
 {
     const uint32_t context = (uint32_t)context_of(comm);
     struct dp_agreement *a = find(s, context);
@@ -468,6 +473,7 @@ int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, struct dp_ag
     if (err)
         return err;
     a->number++;
+    a->own_flags = a->flags = flags;
     a->coordinator = -1;
     a->contexts = (uint32_t)s->world->contexts;
     memset(a->answered, 0, set_bytes(s));
@@ -543,7 +549,7 @@ static void change_coordinator(struct dp_survival *s, const struct dp_comm *comm
 
 static void conclude(struct dp_survival *s, const struct dp_comm *comm, struct dp_agreement *a)
 {
-    decide(s, a, s->dead, a->contexts);
+    decide(s, a, s->dead, a->contexts, a->flags);
     tell_members(s, comm, a, DP_SURVIVAL_DECISION);
 }
 
@@ -580,8 +586,9 @@ int dp_agreement_step(struct dp_survival *s, struct dp_comm *comm, struct dp_agr
     return 0;
 }
 
-const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts)
+const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts, uint64_t *flags)
 {
+    *flags = a->decisions_flags[a->decided % 2];
     *contexts = (int)a->decisions_contexts[a->decided % 2];
     return a->decisions[a->decided % 2];
 }

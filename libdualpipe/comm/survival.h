@@ -27,6 +27,8 @@
  * early-returning agreement of MPI's ULFM (Herault et al., SC 2015) with one level instead of a
  * tree.
  *
+ * Answers carry flags, of which the decision has the bitwise and: MPIX_Comm_agree.
+ *
  * A live rank has taken part in agreement k + 1 only after it knew decision k, and k + 1 ends only
  * after all have taken part. So two decisions of a communicator are kept.
  *
@@ -97,7 +99,7 @@ struct dp_survival_message {
     uint32_t context, number; /* of the communicator, of its agreement. BUSY, DOING: the rank that is
                                * or does, and the number of what it has announced */
     uint32_t contexts; /* ANSWER: the sender's first free one. DECISION: that of all. BUSY: ms */
-    uint64_t doing;    /* DOING */
+    uint64_t doing;    /* DOING; ANSWER, DECISION: flags */
     uint64_t dead[]; /* a bit for each rank of the world; then, of these, those that have left */
 };
 
@@ -132,7 +134,9 @@ struct dp_agreement {
     int64_t since_ns;                  /* of waiting for this coordinator, or for answers */
     uint64_t *answered;
     uint32_t contexts; /* the highest of the answers */
+    uint64_t own_flags, flags; /* those of this rank, the and of all answers */
     uint32_t decisions_contexts[2];
+    uint64_t decisions_flags[2];
     uint64_t *decisions[2]; /* the dead of decision k at k % 2 */
 };
 
@@ -208,12 +212,13 @@ int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct
 /* A communicator has been made: it may be revoked already. */
 void dp_survival_take_in(struct dp_survival *s, struct dp_comm *comm);
 /* Begin the next agreement of comm. DP_ENOMEM. */
-int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement **out);
+int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, uint64_t flags,
+                       struct dp_agreement **out);
 /* Go on with what has come until now_ns. 0: decided. DP_EAGAIN: it waits, *waits_until_ns at most.
  * A rank that another one waits for longer than wait_ns is declared dead. */
 int dp_agreement_step(struct dp_survival *s, struct dp_comm *comm, struct dp_agreement *a,
                       int64_t now_ns, int64_t wait_ns, int64_t *waits_until_ns);
-/* What was decided last: the dead of the world, and the first context that is free on all. */
-const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts);
+/* What was decided last: the dead of the world, the first context that is free on all, and flags. */
+const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts, uint64_t *flags);
 
 #endif

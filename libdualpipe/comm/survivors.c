@@ -22,7 +22,7 @@ static int64_t end_of_sleep(const struct dp_comm *world, int64_t now_ns, int64_t
 
 /* Call progress and sleep until it is decided. The clock is read first: what came until then is
  * handled before anything is declared dead, also where this rank itself was stopped meanwhile. */
-static int agree(struct dp_comm *comm, const uint64_t **dead, int *contexts)
+static int agree(struct dp_comm *comm, uint64_t *flags, const uint64_t **dead, int *contexts)
 {
     struct dp_comm *world = comm->world;
     struct dp_agreement *a;
@@ -30,7 +30,7 @@ static int agree(struct dp_comm *comm, const uint64_t **dead, int *contexts)
     int err = dp_comm_progress_all(world);
 
     if (!err)
-        err = dp_agreement_begin(world->survival, comm, &a);
+        err = dp_agreement_begin(world->survival, comm, *flags, &a);
     while (!err) {
         const int64_t now_ns = dp_now_ns();
         err = dp_comm_progress_all(world);
@@ -47,7 +47,7 @@ static int agree(struct dp_comm *comm, const uint64_t **dead, int *contexts)
     }
     if (err)
         return err;
-    *dead = dp_agreement_result(a, contexts);
+    *dead = dp_agreement_result(a, contexts, flags);
     return 0;
 }
 
@@ -69,11 +69,18 @@ static bool is_in(const uint64_t *set, int rank)
 
 int dp_comm_agree_alive(struct dp_comm *comm, bool *alive)
 {
+    uint64_t none = 0;
+
+    return dp_comm_agree_flags(comm, &none, alive);
+}
+
+int dp_comm_agree_flags(struct dp_comm *comm, uint64_t *flags, bool *alive)
+{
     const uint64_t *dead;
-    int contexts, err = check_survives(comm, alive, "agreement");
+    int contexts, err = check_survives(comm, flags ? alive : NULL, "agreement");
 
     if (!err)
-        err = agree(comm, &dead, &contexts);
+        err = agree(comm, flags, &dead, &contexts);
     for (int i = 0; i < comm->size && !err; i++)
         alive[i] = !is_in(dead, dp_comm_world_rank(comm, i));
     return err;
@@ -82,6 +89,7 @@ int dp_comm_agree_alive(struct dp_comm *comm, bool *alive)
 int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
 {
     const uint64_t *dead;
+    uint64_t none = 0;
     int contexts, size = 0, rank = 0, err = check_survives(comm, out, "shrink");
 
     if (err)
@@ -89,7 +97,7 @@ int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
     int *ranks = calloc((size_t)comm->size, sizeof(*ranks));
     if (!ranks)
         return dp_fail(DP_ENOMEM, "no memory for the survivors of %d ranks", comm->size);
-    err = agree(comm, &dead, &contexts);
+    err = agree(comm, &none, &dead, &contexts);
     if (!err && is_in(dead, comm->world->rank))
         err = dp_fail_quietly(DP_EABORTED, "rank %d is not among the survivors", comm->rank);
     for (int i = 0; i < comm->size && !err; i++) {

@@ -172,9 +172,13 @@ static int lose_one(struct dp_comm *comm, void *arg)
         CHECK(!strcmp(buf, "kept"));
         CHECK(!dp_comm_irecv_any(comm, DP_ANY_SOURCE, 2, buf, sizeof(buf), &any));
     }
-    CHECK(!dp_comm_agree_alive(comm, alive));
-    for (int i = 0; i < size; i++)
+    uint64_t flags = UINT64_MAX - (UINT64_C(1) << rank), expected = UINT64_MAX;
+    CHECK(!dp_comm_agree_flags(comm, &flags, alive));
+    for (int i = 0; i < size; i++) {
         CHECK(alive[i] == (i != dead));
+        expected -= i != dead ? UINT64_C(1) << i : 0;
+    }
+    CHECK(flags == expected);
     CHECK(!dp_comm_is_alive(comm, dead) && dp_comm_is_alive(comm, rank));
     CHECK(dp_comm_isend(comm, dead, 0, 1, buf, 5, &lost) == DP_ECOMM);
     CHECK(dp_comm_barrier(comm) == DP_ECOMM); /* also a later one */

@@ -11,31 +11,35 @@ bool survivors_may_be(int err)
     return err == DP_ECOMM || err == DP_ETIMEDOUT || err == DP_EABORTED;
 }
 
-static int agree(struct dp_comm *comm, bool *all_live)
+enum { DONE = 1 };
+
+/* *done: all live, and on all of them it was true. */
+static int agree(struct dp_comm *comm, bool *done)
 {
     const int size = dp_comm_size(comm);
+    uint64_t flags = *done ? DONE : 0;
     bool *alive = calloc((size_t)size, sizeof(*alive));
-    int err = alive ? dp_comm_agree_alive(comm, alive) : DP_ENOMEM;
+    int err = alive ? dp_comm_agree_flags(comm, &flags, alive) : DP_ENOMEM;
 
-    *all_live = true;
+    *done = flags & DONE;
     for (int rank = 0; rank < size && !err; rank++)
-        *all_live = *all_live && alive[rank];
+        *done = *done && alive[rank];
     free(alive);
     return err;
 }
 
 int survivors_agree(struct dp_comm *comm, int err)
 {
-    bool all_live;
+    bool done = !err;
 
     if (err && !survivors_may_be(err))
         return err;
     if (err)
         dp_comm_revoke(comm, err, dp_last_error());
-    const int agreed = agree(comm, &all_live);
+    const int agreed = agree(comm, &done);
     if (agreed || err)
         return agreed ? agreed : err;
-    return all_live ? 0 : DP_ECOMM;
+    return done ? 0 : DP_ECOMM;
 }
 
 int survivors_ranks(int live, int most)

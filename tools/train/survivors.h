@@ -26,8 +26,8 @@ bool survivors_may_be(int err);
 
 /* Collective over the ranks of comm that live: err is what the part returned here. 0 on all of them:
  * it was 0 on all, and all live. A rank whose part has failed revokes comm, so that the others come
- * here too. DP_ECOMM on all that live where one is dead, unless their own part had failed already; an
- * err that is no death is returned at once. */
+ * here too. DP_ECOMM on all that live where one is dead, or its part has failed, unless their own part
+ * had failed already; an err that is no death is returned at once. */
 int survivors_agree(struct dp_comm *comm, int err);
 
 /* The ranks of the next pipeline where `live` processes live: even, and at most as many as it had at

@@ -427,6 +427,9 @@ DP_PUBLIC int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, i
  * lowest number is connected to all meanwhile. DP_EABORTED: this rank was declared dead itself, or
  * the group was aborted. DP_EINVAL: the group does not survive. */
 DP_PUBLIC int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
+/* The same, and *flags becomes the bitwise and of what it was on all that live, and perhaps on some that
+ * have died since: MPIX_Comm_agree. So all know whether a part of their work has got through on all. */
+DP_PUBLIC int dp_comm_agree_flags(struct dp_comm *comm, uint64_t *flags, bool *alive);
 
 /* What a rank of a group that survives did last (dp_comm_note); 0: not known. Of a rank that died all
  * that live know the same once they have agreed that it did (dp_comm_agree_alive, dp_comm_shrink); of
