@@ -46,7 +46,7 @@ ranks()
 {
     out=$1
     shift
-    timeout 120 "$@" >"$work/ranks" 2>"$work/err" || echo "status $?" >>"$work/ranks"
+    timeout 400 "$@" >"$work/ranks" 2>"$work/err" || echo "status $?" >>"$work/ranks"
     sort "$work/ranks" >"$work/$out"
 }
 ranks two.without "$python" -m torch.distributed.run --standalone --nproc-per-node 2 "$checks"
