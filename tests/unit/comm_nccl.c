@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 enum { MOST_RANKS = 16 };
-/* Of what is to come: less than a test may take (DP_TEST_LIMIT_S), so that the rank that waits is named. 64 MiB
- * through buffers of 128 KiB have taken 80 s, on two CPUs with a load average of 56. */
+/* Of what is to come: less than a test may take (DP_TEST_LIMIT_S), so that the rank that waits is
+ * named. 64 MiB through buffers of 128 KiB have taken 80 s, on two CPUs with a load average of 56. */
 static const int64_t DEADLINE_NS = 240 * INT64_C(1000000000), LONG_NS = 10 * INT64_C(1000000000);
 
 static struct {

@@ -269,8 +269,8 @@ static int sample(void *user, double *figures)
     return 0;
 }
 
-/* What a step on the device takes is not known before: the first ones tell, which also choose algorithms
- * and make graphs. */
+/* What a step on the device takes is not known before: the first ones tell, which also choose
+ * algorithms and make graphs. */
 static int warm_up(struct job *j)
 {
     int err = order_steps(j, (struct order){0, FIRST_STEPS});
@@ -453,8 +453,9 @@ static const struct arg args[] = {
 };
 
 static const struct arg cuda_args[] = {
-    {"device", 0, "NAME", "cpu: ops wait; cuda, cuda:N: they are stages of 'dualpipe train' on a GPU",
-     ARG_STRING, AT(device), .fallback = "cpu"},
+    {"device", 0, "NAME",
+     "cpu: ops wait; cuda, cuda:N: they are stages of 'dualpipe train' on a GPU", ARG_STRING,
+     AT(device), .fallback = "cpu"},
     {"dtype", 0, NULL, "of activations and products", ARG_CHOICE, AT(dtype), .fallback = "bf16",
      .choices = dtypes},
     {"layers", 0, "N", "of each stage", ARG_INT, AT(layers), .fallback = "1", .min = 1, .max = 64},
@@ -558,17 +559,19 @@ static int check_device(struct values *v, void **read)
 
     if (!strcmp(v->device, "cpu")) {
         if (v->kernels || v->no_graphs)
-            return command_misused("--%s: expected --device cuda", v->kernels ? "kernels" : "no-graphs");
+            return command_misused("--%s: expected --device cuda",
+                                   v->kernels ? "kernels" : "no-graphs");
         if (!strcmp(v->transport, "nccl"))
-            return command_misused("--transport nccl: expected --device cuda; it sends from GPU to GPU");
+            return command_misused("--transport nccl: expected --device cuda; it sends from GPU to "
+                                   "GPU");
         return 0;
     }
     if (told || v->latency_ns > 0)
         return command_misused("--device %s: expected no --%s; ops take what their kernels take",
                                v->device, told ? "cost" : "latency");
     if (strcmp(v->execution, "list"))
-        return command_misused("--device %s: expected --execution list, in whose order ops are measured",
-                               v->device);
+        return command_misused("--device %s: expected --execution list, in whose order ops are "
+                               "measured", v->device);
     return step_cuda_prepare(&config, v->kernels, &v->image, read) ? 0 : EXIT_USAGE;
 }
 

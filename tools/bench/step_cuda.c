@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_cuda.c - the stages of `dualpipe train` on CUDA, with a timed event on either side of what each
- * op of the schedule queues:
+ * step_cuda.c - the stages of `dualpipe train` on CUDA, with a timed event on either side of what
+ * each op of the schedule queues:
  *
- *      compute stream   [begin F] kernels, loss [end F]   wait for a message   [begin B] kernels [end B]
+ *      compute stream   [begin F] kernels, loss [end F]   a message   [begin B] kernels [end B]
  *
  * A rank's callbacks come in the order of its list, so the next one belongs to the next compute op.
  */
@@ -329,7 +329,8 @@ static int make_pipeline(struct step_cuda *s, const struct step_cuda_config *c)
 }
 
 /* A stream's part of the batch, as views. */
-static int split(const struct step_cuda *s, int stream, uint8_t *bytes, struct dp_microbatches **out)
+static int split(const struct step_cuda *s, int stream, uint8_t *bytes,
+                 struct dp_microbatches **out)
 {
     const int32_t count = s->schedule->mb_per_stream;
     int64_t shape[] = {(int64_t)count * s->model.batch, s->model.context};

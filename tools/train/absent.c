@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * absent.c - `dualpipe train`, `plan` and `bench step --device cuda` in a build without BLAS: says what
- * to do about it.
+ * absent.c - `dualpipe train`, `plan` and `bench step --device cuda` in a build without BLAS: says
+ * what to do about it.
  */
 #include "bench/step_cuda.h"
 #include "command.h"
@@ -24,9 +24,9 @@ bool step_cuda_prepare(const struct step_cuda_config *config, const char *file, 
                        void **read)
 {
     (void)file, (void)image, (void)read;
-    command_broke("--device %s: the stages of 'dualpipe train' were not built, because configure found "
-                  "no OpenBLAS; install it (Debian, Ubuntu: libopenblas-dev), configure and make again",
-                  config->device);
+    command_broke("--device %s: the stages of 'dualpipe train' were not built, because configure "
+                  "found no OpenBLAS; install it (Debian, Ubuntu: libopenblas-dev), configure and "
+                  "make again", config->device);
     return false;
 }
 
